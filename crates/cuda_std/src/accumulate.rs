@@ -1,4 +1,4 @@
-//! Elements in a type with enough room to reduce them in, one by one and by vectors.
+//! Conversions of elements and vectors to the type that they are reduced in, and back.
 
 use core::convert::identity;
 
@@ -9,31 +9,31 @@ use crate::convert;
 use crate::reduce::Number;
 use crate::vector::Vec16;
 
-/// An element that can be reduced: in `f32` where it is a float of 16 or 8 bits, in its own type
+/// An element type that can be reduced: in `f32` for 16-bit and 8-bit floats, in its own type
 /// otherwise.
 ///
-/// NCCL reduces floats of 8 bits in `f16`. `f32` is never less accurate, does not overflow, and is
-/// a type that operators can be written in; a result that needs no rounding is the same.
+/// NCCL reduces 8-bit floats in `f16`. `f32` is never less accurate, does not overflow, and has
+/// Rust's operators; a result that needs no rounding is the same.
 pub trait Accumulate: Element {
-    /// One element while it is reduced.
+    /// The type that an element is reduced in.
     type Acc: Number;
-    /// A vector while it is reduced: an array of [`Vec16::LANES`] times [`Self::Acc`].
+    /// The type that a vector is reduced in: an array of [`Vec16::LANES`] [`Self::Acc`]s.
     type Wide: Copy;
 
-    /// The element in the wider type; exact.
+    /// Converts the element; exact.
     fn to_acc(self) -> Self::Acc;
-    /// The result as an element, rounded to the nearest. Beyond the range: infinity, for floats of
-    /// 8 bits the largest number.
+    /// Converts a result, rounded to the nearest. Overflow gives infinity, or for 8-bit floats the
+    /// largest finite number.
     fn from_acc(acc: Self::Acc) -> Self;
 
-    /// Every lane in the wider type; exact.
+    /// Converts every lane; exact.
     fn widen(vector: Vec16<Self>) -> Self::Wide;
-    /// The lanes as elements, each as by [`Self::from_acc`].
+    /// Converts every lane back, as [`Self::from_acc`] does.
     fn narrow(wide: Self::Wide) -> Vec16<Self>;
 
-    /// Puts `f` of each lane in its place.
+    /// Replaces each lane by `f` of it.
     fn map(wide: &mut Self::Wide, f: impl Fn(Self::Acc) -> Self::Acc);
-    /// Puts `f` of each lane and the other's in its place.
+    /// Replaces each lane by `f` of it and the lane of `other`.
     fn zip(wide: &mut Self::Wide, other: Self::Wide, f: impl Fn(Self::Acc, Self::Acc) -> Self::Acc);
 
     /// Adds a vector, lane by lane; integers wrap around.
@@ -43,8 +43,8 @@ pub trait Accumulate: Element {
     }
 }
 
-/// The methods that all arrays share, and an element's conversions. Counted loops, which unroll
-/// before anything else can go wrong with them.
+/// The conversions of an element, and the methods that are the same for all array lengths. They use
+/// counted loops, which LLVM unrolls early.
 macro_rules! lanes {
     ($acc:ty, $lanes:literal, $to_acc:path, $from_acc:path) => {
         type Acc = $acc;
@@ -118,7 +118,7 @@ halves! {
     bf16: bf16_to_f32 f32_to_bf16 bf16x2_to_f32 f32_to_bf16x2;
 }
 
-macro_rules! quarters {
+macro_rules! f8_types {
     ($($type:ty: $to:ident $from:ident $unpack:ident $pack:ident;)*) => { $(
         impl Accumulate for $type {
             lanes!(f32, 16, convert::$to, convert::$from);
@@ -152,12 +152,12 @@ macro_rules! quarters {
     )* };
 }
 
-quarters! {
+f8_types! {
     F8E4M3: f8e4m3_to_f32 f32_to_f8e4m3 f8e4m3x2_to_f32 f32_to_f8e4m3x2;
     F8E5M2: f8e5m2_to_f32 f32_to_f8e5m2 f8e5m2x2_to_f32 f32_to_f8e5m2x2;
 }
 
-macro_rules! as_they_are {
+macro_rules! unwidened {
     ($($type:ty, $lanes:literal;)*) => { $(
         impl Accumulate for $type {
             lanes!($type, $lanes, identity, identity);
@@ -181,7 +181,7 @@ macro_rules! as_they_are {
     )* };
 }
 
-as_they_are! {
+unwidened! {
     f64, 2;
     i64, 2;
     u64, 2;

@@ -1,13 +1,13 @@
-//! Copies from global to shared memory that the thread does not wait for.
+//! Asynchronous copies from global to shared memory (`cp.async`).
 //!
-//! A thread starts copies, ends a group of them by [`commit_group`], and later waits until all but
-//! the newest groups have landed. A wait concerns the thread's own copies: a barrier of the block
-//! after it makes those of all threads visible to all.
+//! A thread starts copies, commits them as a group by [`commit_group`], and later waits until all
+//! but the newest groups are complete. A wait covers the thread's own copies; a block barrier after
+//! it makes the copies of all threads visible to all.
 //!
 //! # Safety model
 //!
-//! [`copy_16`] is `unsafe`: until the wait nobody touches the destination or writes the source. In
-//! the simulator a copy happens at once, so a missing wait passes there.
+//! [`copy_16`] is `unsafe`: until the wait no thread accesses the destination or writes the source.
+//! In the simulator a copy completes immediately, so it does not detect a missing wait.
 //!
 //! # Example
 //!
@@ -20,7 +20,7 @@
 //! /// `shared` has 16 bytes for each thread of the block, `global` too, both aligned to 16.
 //! unsafe fn fetch(shared: *mut u8, global: *const u8) {
 //!     let at = 16 * thread::thread_idx_x() as usize;
-//!     // SAFETY: the caller's.
+//!     // SAFETY: the caller's contract.
 //!     unsafe { async_copy::copy_16(shared.add(at), global.add(at), true) };
 //!     async_copy::commit_group();
 //!     async_copy::wait_groups::<0>();
@@ -30,23 +30,23 @@
 
 use crate::arch;
 
-/// Starts a copy of 16 bytes from global to shared memory, bypassing L1; where `pred` is false it
+/// Starts a copy of 16 bytes from global to shared memory, bypassing L1; if `pred` is false, it
 /// writes zeros and reads nothing. PTX: `cp.async.cg.shared.global` with a source size.
 ///
 /// # Safety
 ///
 /// `to` lies in shared memory and `from` in global; both are aligned to 16 bytes, and valid for 16
-/// (`from` only if `pred`). Until [`wait_groups`] has waited for it nobody reads or writes `to`,
+/// (`from` only if `pred`). Until [`wait_groups`] has waited for the copy, no thread accesses `to`
 /// or writes `from`.
 #[doc(alias = "cp.async")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn copy_16<T>(to: *mut T, from: *const T, pred: bool) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { arch::copy_16_async(to.cast(), from.cast(), pred) }
 }
 
-/// Ends the group of the copies that this thread started since the last one; a group may be empty.
+/// Commits the copies that this thread started since the last call as a group, possibly empty.
 /// PTX: `cp.async.commit_group`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
@@ -54,7 +54,7 @@ pub fn commit_group() {
     arch::commit_copies();
 }
 
-/// Waits until at most the newest `N` of this thread's groups are under way. PTX:
+/// Waits until at most the newest `N` of this thread's groups are pending. PTX:
 /// `cp.async.wait_group N`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]

@@ -1,20 +1,20 @@
 //! Atomics, orders and scopes.
 //!
-//! [`Atomic`] is a value in memory that threads change at the same time, like
-//! `core::sync::atomic`'s types, with a [`Scope`] beside the [`Order`]: an order among the threads
-//! of a block or of one GPU costs less than one that a peer GPU or the host sees. Orders and scopes
-//! are written as constants, which fold to one instruction.
+//! [`Atomic`] is a value in memory that several threads modify, like `core::sync::atomic`'s types,
+//! with a [`Scope`] in addition to the [`Order`]: ordering for the threads of a block or of one GPU
+//! costs less than for peer GPUs and the host. With constant orders and scopes an operation
+//! compiles to one instruction.
 //!
 //! # Safety model
 //!
-//! The operations are safe, as on the host. [`Atomic::from_ptr`], which makes one of memory that
-//! other code owns (shared memory, a window), is `unsafe`.
+//! The operations are safe, as on the host. [`Atomic::from_ptr`], for memory that other code owns
+//! (shared memory, a window), is `unsafe`.
 //!
 //! # Example
 //!
 //! ```
 //! use cuda_std::atomic::{AtomicU32, Order, Scope};
-//! /// A number of its own for each caller.
+//! /// Returns a different number to each caller.
 //! fn ticket(counter: &AtomicU32) -> u32 {
 //!     counter.fetch_add(1, Order::Relaxed, Scope::Gpu)
 //! }
@@ -27,20 +27,20 @@ use crate::arch;
 /// Memory order of an access or a fence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// Atomic, ordered with nothing else.
+    /// Atomic, without ordering of other accesses.
     Relaxed,
-    /// What follows stays behind: a load that sees a released value sees all that was written
-    /// before it.
+    /// Later accesses stay after it. A load that reads a released value makes the writes before the
+    /// release visible.
     Acquire,
-    /// What precedes stays before.
+    /// Earlier accesses stay before it.
     Release,
-    /// Both.
+    /// Acquire and release.
     AcqRel,
-    /// Both, and one order of all such operations.
+    /// Acquire and release, with one total order of all such operations.
     SeqCst,
 }
 
-/// Who an access or a fence is ordered for.
+/// The threads for which an access or a fence is ordered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
     /// The threads of the block.
@@ -55,7 +55,7 @@ pub enum Scope {
 ///
 /// # Panics
 ///
-/// When `order` is relaxed, which orders nothing.
+/// When `order` is relaxed.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub fn fence(order: Order, scope: Scope) {
@@ -63,12 +63,12 @@ pub fn fence(order: Order, scope: Scope) {
     arch::fence(order, scope);
 }
 
-/// What the architectures implement; both have it for the same types.
+/// Traits that `arch_nvptx` and `arch_host` implement, for the same types.
 #[doc(hidden)]
 pub mod raw {
     use super::{Order, Scope};
 
-    /// Words that the hardware loads, stores and swaps.
+    /// Unsigned integers, with the operations on bits.
     #[allow(
         clippy::missing_safety_doc,
         reason = "every function: the address is valid and aligned"
@@ -89,13 +89,13 @@ pub mod raw {
         unsafe fn xor(address: *mut Self, value: Self, order: Order, scope: Scope) -> Self;
     }
 
-    /// Numbers that the hardware adds.
+    /// Numbers with an atomic addition.
     #[allow(clippy::missing_safety_doc, reason = "the address is valid and aligned")]
     pub trait Add: Copy {
         unsafe fn add(address: *mut Self, value: Self, order: Order, scope: Scope) -> Self;
     }
 
-    /// Numbers of which the hardware keeps the smaller or the larger.
+    /// Numbers with an atomic minimum and maximum.
     #[allow(clippy::missing_safety_doc, reason = "the address is valid and aligned")]
     pub trait MinMax: Copy {
         unsafe fn min(address: *mut Self, value: Self, order: Order, scope: Scope) -> Self;
@@ -103,11 +103,11 @@ pub mod raw {
     }
 }
 
-/// A number of 4 or 8 bytes: what [`Atomic`] holds.
+/// A number of 4 or 8 bytes, the value of an [`Atomic`].
 ///
 /// # Safety
 ///
-/// `Bits` has the type's size and alignment, and every pattern is a value.
+/// `Bits` has the type's size and alignment, and every bit pattern is a value.
 pub unsafe trait AtomicValue: Copy + 'static {
     /// The unsigned integer of the same size.
     #[doc(hidden)]
@@ -169,24 +169,24 @@ pub type AtomicF64 = Atomic<f64>;
 unsafe impl<T: AtomicValue> Sync for Atomic<T> {}
 
 impl<T: AtomicValue> Atomic<T> {
-    /// A new one.
+    /// A new atomic.
     pub const fn new(value: T) -> Self {
         Self(UnsafeCell::new(value))
     }
 
-    /// The atomic in memory that other code owns.
+    /// An atomic in memory that other code owns.
     ///
     /// # Safety
     ///
     /// `address` is aligned and valid for `'a`, and concurrent accesses to it are only atomic or
-    /// ordered accesses of the same size, in a scope that includes the other.
+    /// ordered accesses of the same size, whose scopes include each other's threads.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const unsafe fn from_ptr<'a>(address: *mut T) -> &'a Self {
-        // SAFETY: the caller's; the layout is T's.
+        // SAFETY: the caller's contract; the layout is T's.
         unsafe { &*address.cast() }
     }
 
-    /// Its address.
+    /// The atomic's address.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn as_ptr(&self) -> *mut T {
         self.0.get()
@@ -201,13 +201,13 @@ impl<T: AtomicValue> Atomic<T> {
     ///
     /// # Panics
     ///
-    /// When `order` is release or acquire-release, which are not for loads.
+    /// When `order` is release or acquire-release.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn load(&self, order: Order, scope: Scope) -> T {
         assert!(
             !matches!(order, Order::Release | Order::AcqRel),
-            "a load is relaxed, acquiring or sequentially consistent"
+            "a load is relaxed, acquire or sequentially consistent"
         );
         // SAFETY: the address is that of a live atomic.
         T::from_bits(unsafe { raw::Bits::load(self.bits().cast_const(), order, scope) })
@@ -217,13 +217,13 @@ impl<T: AtomicValue> Atomic<T> {
     ///
     /// # Panics
     ///
-    /// When `order` is acquire or acquire-release, which are not for stores.
+    /// When `order` is acquire or acquire-release.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn store(&self, value: T, order: Order, scope: Scope) {
         assert!(
             !matches!(order, Order::Acquire | Order::AcqRel),
-            "a store is relaxed, releasing or sequentially consistent"
+            "a store is relaxed, release or sequentially consistent"
         );
         // SAFETY: the address is that of a live atomic.
         unsafe { raw::Bits::store(self.bits(), value.to_bits(), order, scope) }
@@ -237,11 +237,11 @@ impl<T: AtomicValue> Atomic<T> {
         T::from_bits(unsafe { raw::Bits::swap(self.bits(), value.to_bits(), order, scope) })
     }
 
-    /// Replaces the value if its bits are `current`'s. PTX: `atom.cas`.
+    /// Replaces the value if its bits equal those of `current`. PTX: `atom.cas`.
     ///
     /// # Errors
     ///
-    /// The value found, when it is another one.
+    /// The value found, if it differs from `current`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn compare_exchange(&self, current: T, new: T, order: Order, scope: Scope) -> Result<T, T> {
@@ -272,7 +272,7 @@ macro_rules! integers {
                 self.fetch_add(value.wrapping_neg(), order, scope)
             }
 
-            /// Keeps the smaller one and returns the old value. PTX: `atom.min`.
+            /// Stores the minimum and returns the old value. PTX: `atom.min`.
             #[cfg_attr(target_arch = "nvptx64", inline(always))]
             #[track_caller]
             pub fn fetch_min(&self, value: $type, order: Order, scope: Scope) -> $type {
@@ -280,7 +280,7 @@ macro_rules! integers {
                 unsafe { raw::MinMax::min(self.as_ptr(), value, order, scope) }
             }
 
-            /// Keeps the larger one and returns the old value. PTX: `atom.max`.
+            /// Stores the maximum and returns the old value. PTX: `atom.max`.
             #[cfg_attr(target_arch = "nvptx64", inline(always))]
             #[track_caller]
             pub fn fetch_max(&self, value: $type, order: Order, scope: Scope) -> $type {

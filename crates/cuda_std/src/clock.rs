@@ -7,7 +7,7 @@
 //! # Example
 //!
 //! ```
-//! /// Cycles that `work` took on this multiprocessor.
+//! /// The number of cycles that `work` took on this multiprocessor.
 //! fn cycles(work: impl FnOnce()) -> u64 {
 //!     let start = cuda_std::clock::clock64();
 //!     work();
@@ -17,14 +17,14 @@
 
 use crate::arch;
 
-/// Cycles of this multiprocessor. Clocks of different multiprocessors are not comparable. PTX:
+/// The cycle counter of this multiprocessor; not comparable with those of others. PTX:
 /// `%clock64`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn clock64() -> u64 {
     arch::clock64()
 }
 
-/// Nanoseconds of a clock that all multiprocessors of the GPU share, in steps of up to a
+/// The nanosecond clock that all multiprocessors of the GPU share, with steps of up to a
 /// microsecond. PTX: `%globaltimer`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn globaltimer() -> u64 {

@@ -1,12 +1,10 @@
 //! Sums over the threads of a warp and of a block.
 //!
-//! The order in which they add is always the same, so that sums of floats are the same in every
-//! thread and every run.
+//! The order of the additions is fixed, so that sums of floats are equal in every thread and run.
 //!
 //! # Safety model
 //!
-//! Both are `unsafe`, as the shuffles of [`warp`] are: all threads that take part call
-//! them together.
+//! Both are `unsafe`, like the shuffles of [`warp`]: all participating threads call them together.
 //!
 //! # Example
 //!
@@ -18,13 +16,13 @@
 //! pub unsafe fn sum(x: *const f32, out: *mut f32, count: usize) {
 //!     let mut mine = 0.0;
 //!     for i in thread::grid_strided(count) {
-//!         // SAFETY: the caller gives `count` elements.
+//!         // SAFETY: `x` has `count` elements.
 //!         mine += unsafe { mem::load(x.add(i)) };
 //!     }
-//!     // SAFETY: every thread of the block is here.
+//!     // SAFETY: every thread of the block calls this.
 //!     let total = unsafe { block_sum(mine) };
 //!     if thread::thread_idx_x() == 0 {
-//!         // SAFETY: the caller gives one element, and this thread alone writes it.
+//!         // SAFETY: `out` has one element, and only this thread writes it.
 //!         unsafe { mem::store(out, total) };
 //!     }
 //! }
@@ -38,7 +36,7 @@ use crate::{mem, shared_array, thread};
 /// The maximum number of warps in a block.
 const WARPS: usize = 32;
 
-/// A number that threads add up. Integers wrap around.
+/// A number type that can be summed over threads. Integers wrap around.
 pub trait Summand: Number + WarpShuffleValue {
     /// Zero.
     const ZERO: Self;
@@ -66,31 +64,31 @@ summands!(f32 f64 i32 u32 i64 u64);
 ///
 /// # Safety
 ///
-/// All 32 lanes call it together.
+/// All 32 lanes call this together.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn warp_sum<T: Summand>(mine: T) -> T {
     let mut sum = mine;
     let mut distance = warp::WARP_SIZE / 2;
     while distance > 0 {
-        // SAFETY: every lane is here.
+        // SAFETY: every lane calls this.
         sum = sum.wrapping_add(unsafe { warp::shuffle_xor(sum, distance) });
         distance /= 2;
     }
     sum
 }
 
-/// The sum over the block, in every thread. Two barriers of the block, and shared memory for a `T`
-/// of each warp.
+/// The sum over the block, in every thread. It uses two block barriers, and shared memory for one
+/// `T` per warp.
 ///
 /// # Safety
 ///
-/// All threads of the block call it together. The block is one-dimensional, and whole warps.
+/// All threads of the block call this together. The block is one-dimensional and has whole warps.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn block_sum<T: Summand>(mine: T) -> T {
     let of_warps = T::slots();
-    // SAFETY: all lanes are here. A slot per warp, of which a block has at most `WARPS`; barriers
+    // SAFETY: all lanes call this. There is one slot per warp, of at most `WARPS`; barriers
     // separate the writes from the reads, and the reads from the next writes.
     unsafe {
         let sum = warp_sum(mine);

@@ -1,10 +1,10 @@
-//! Floats of 16 and 8 bits to and from `f32`, by the hardware's `cvt`.
+//! Conversions of 16-bit and 8-bit floats to and from `f32`, by the hardware's `cvt`.
 //!
-//! The conversions of `half` and `float8` are right everywhere but slow on a GPU, where they are
-//! integer code; these are one instruction, or two for a single float of 8 bits. Narrowing rounds
-//! to the nearest, ties to even. A NaN stays a NaN, its payload may not.
+//! On a GPU the conversions of `half` and `float8` compile to slow integer code; these are one
+//! instruction, or two for a single 8-bit float. Narrowing rounds to the nearest, ties to even.
+//! NaNs stay NaNs, but may lose their payloads.
 //!
-//! The packed forms hold two halves in a word (two floats of 8 bits in a `u16`), the first in the
+//! The packed functions hold two halves in a `u32`, two 8-bit floats in a `u16`, the first in the
 //! low bits, as in memory.
 //!
 //! # Safety model
@@ -29,7 +29,7 @@ pub fn f16_to_f32(value: f16) -> f32 {
     arch::f16_to_f32(value)
 }
 
-/// Rounds to the nearest; beyond 65,504 infinity. PTX: `cvt.rn.f16.f32`.
+/// Rounds to the nearest; overflow gives infinity. PTX: `cvt.rn.f16.f32`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn f32_to_f16(value: f32) -> f16 {
     arch::f32_to_f16(value)
@@ -71,7 +71,7 @@ pub fn f32_to_bf16x2(values: [f32; 2]) -> u32 {
     arch::f32_to_bf16x2(values)
 }
 
-macro_rules! quarters {
+macro_rules! f8_types {
     ($(
         $type:ident $ptx:literal $largest:literal:
         $to:ident $from:ident $unpack:ident $pack:ident;
@@ -82,7 +82,7 @@ macro_rules! quarters {
             $unpack(u16::from(value.to_bits()))[0]
         }
 
-        #[doc = concat!("Rounds to the nearest; beyond ", $largest, " that number, with the sign.")]
+        #[doc = concat!("Rounds to the nearest; saturates at ", $largest, " of either sign.")]
         #[cfg_attr(target_arch = "nvptx64", inline(always))]
         pub fn $from(value: f32) -> $type {
             $type::from_bits($pack([value, 0.0]) as u8)
@@ -94,8 +94,8 @@ macro_rules! quarters {
             arch::$unpack(packed)
         }
 
-        #[doc = concat!("Rounds each to the nearest; beyond ", $largest, " that number, with the")]
-        #[doc = concat!("sign. PTX: `cvt.rn.satfinite.", $ptx, ".f32`.")]
+        #[doc = concat!("Rounds each to the nearest; saturates at ", $largest, " of either sign.")]
+        #[doc = concat!("PTX: `cvt.rn.satfinite.", $ptx, ".f32`.")]
         #[cfg_attr(target_arch = "nvptx64", inline(always))]
         pub fn $pack(values: [f32; 2]) -> u16 {
             arch::$pack(values)
@@ -103,7 +103,7 @@ macro_rules! quarters {
     )* };
 }
 
-quarters! {
+f8_types! {
     F8E4M3 "e4m3x2" "448": f8e4m3_to_f32 f32_to_f8e4m3 f8e4m3x2_to_f32 f32_to_f8e4m3x2;
     F8E5M2 "e5m2x2" "57,344": f8e5m2_to_f32 f32_to_f8e5m2 f8e5m2x2_to_f32 f32_to_f8e5m2x2;
 }

@@ -1,14 +1,14 @@
-//! Hints to the compiler.
+//! Optimization barriers for values.
 
-/// The same number, which the compiler knows nothing of: what is computed from it is computed
-/// behind this place. It costs no instruction.
+/// Returns `value`, which the optimizer treats as unknown: it computes nothing from the result
+/// before this call. It emits no instruction.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn opaque(value: u32) -> u32 {
     crate::arch::opaque(value)
 }
 
-/// [`opaque`] of an index: so that loops whose addresses begin there do not depend on how it was
-/// worked out.
+/// [`opaque`] for an index: addresses computed from the result do not depend on how `value` was
+/// computed.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn opaque_usize(value: usize) -> usize {
     crate::arch::opaque_usize(value)

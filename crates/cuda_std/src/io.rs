@@ -1,15 +1,14 @@
-//! Printing from kernels, for debugging: what [`print!`](crate::print) and
-//! [`println!`](crate::println) call.
+//! Printing from kernels, for debugging: the functions behind [`print!`](crate::print) and
+//! [`println!`](crate::println).
 //!
-//! The macros take Rust's `{}` and make printf's format of it when they compile, since CUDA's
-//! printf leaves the formatting to the host: a call costs the kernel one record in the printf
-//! buffer. The text appears when the host synchronises; the buffer is a ring, so printing much
-//! loses the oldest.
+//! The macros translate Rust's `{}` to a printf format at compile time. As with CUDA's `printf`, a
+//! call writes one record to the printf buffer, and the host formats it. The text appears when the
+//! host synchronises; the buffer is circular, so new records overwrite the oldest.
 //!
 //! # Safety model
 //!
-//! Safe: the format and the arguments come from one macro call and match by type. At most 8 values
-//! print at once; others than [`Printable`] ones do not compile:
+//! Safe: the format and the arguments come from one macro call and match by type. A call prints at
+//! most 8 values. Values that are not [`Printable`] do not compile:
 //!
 //! ```compile_fail,E0277
 //! cuda_std::println!("{}", "text");
@@ -31,7 +30,7 @@ use half::{bf16, f16};
 use crate::arch;
 use crate::convert::{bf16_to_f32, f16_to_f32};
 
-/// The text around the arguments: one piece more than there are arguments.
+/// The text around the arguments: one more piece than arguments.
 #[doc(hidden)]
 pub trait Pieces {
     const PIECES: &'static [&'static str];
@@ -43,13 +42,13 @@ pub trait Pieces {
     note = "numbers, `bool` and raw pointers can"
 )]
 pub trait Printable: Copy {
-    /// What printf calls it.
+    /// The printf conversion specifier.
     #[doc(hidden)]
     const SPECIFIER: &'static str;
-    /// Its 8 bytes in printf's argument list.
+    /// The value's 8 bytes in printf's argument list.
     #[doc(hidden)]
     fn slot(self) -> u64;
-    /// Its text on the host.
+    /// Writes the value's text, on the host.
     #[doc(hidden)]
     fn text(self, f: &mut dyn fmt::Write) -> fmt::Result;
 }
@@ -139,17 +138,17 @@ arguments!(A 0, B 1, C 2, D 3, E 4, F 5);
 arguments!(A 0, B 1, C 2, D 3, E 4, F 5, G 6);
 arguments!(A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7);
 
-/// Prints the pieces with the arguments between them.
+/// Prints the pieces, with the arguments between them.
 #[doc(hidden)]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn print<P: Pieces, A: Arguments>(arguments: A) {
     arch::print::<P, A>(arguments);
 }
 
-/// Longest format, in bytes, with the 0 behind it.
+/// The maximum length of a format in bytes, including the terminating 0.
 pub(crate) const FORMAT: usize = 512;
 
-/// printf's format of the pieces and arguments, ended by 0.
+/// The printf format of the pieces and arguments, terminated by 0.
 #[cfg_attr(not(any(test, target_arch = "nvptx64")), expect(dead_code, reason = "the host formats"))]
 pub(crate) const fn printf_format<P: Pieces, A: Arguments>() -> [u8; FORMAT] {
     let mut out = [0; FORMAT];
@@ -165,7 +164,7 @@ pub(crate) const fn printf_format<P: Pieces, A: Arguments>() -> [u8; FORMAT] {
     out
 }
 
-/// Appends `text`; as a piece of plain text, `%` is doubled.
+/// Appends `text`. In plain text, as opposed to a specifier, `%` is doubled.
 const fn append(out: &mut [u8; FORMAT], mut len: usize, text: &str, plain: bool) -> usize {
     let text = text.as_bytes();
     let mut i = 0;

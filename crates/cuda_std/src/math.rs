@@ -1,9 +1,8 @@
-//! Arithmetic that `core` does not have.
+//! Floating-point functions that `core` lacks.
 //!
-//! [`GpuFloat`] brings the operations that round correctly, for `f32` and `f64`. The functions of
-//! this module are the hardware's approximations in `f32`, one or two instructions each, with the
-//! error that PTX states; on the host they are the standard library's, so results may differ in the
-//! last bits.
+//! [`GpuFloat`] has correctly rounded operations, for `f32` and `f64`. The functions of this module
+//! are the hardware's `f32` approximations and functions based on them, with the errors that they
+//! state; on the host they use the standard library, so results may differ in the last bits.
 //!
 //! # Safety model
 //!
@@ -22,23 +21,23 @@
 
 use crate::arch;
 
-/// Floating-point operations that round correctly (or are exact), by the names of `std`.
+/// Floating-point operations that round correctly (or are exact), with the names of `std`.
 ///
-/// On the host the inherent methods of `f32` and `f64` have the same names and come first.
+/// On the host the inherent methods of `f32` and `f64` have the same names and take precedence.
 pub trait GpuFloat: Copy {
     /// `self * a + b`, rounded once. PTX: `fma.rn`.
     fn mul_add(self, a: Self, b: Self) -> Self;
     /// The square root. PTX: `sqrt.rn`.
     fn sqrt(self) -> Self;
-    /// The largest integer up to it.
+    /// The largest integer not above `self`.
     fn floor(self) -> Self;
-    /// The smallest integer from it.
+    /// The smallest integer not below `self`.
     fn ceil(self) -> Self;
     /// The integer part.
     fn trunc(self) -> Self;
     /// The nearest integer, halves away from zero.
     fn round(self) -> Self;
-    /// What the integer part leaves.
+    /// The fractional part.
     fn fract(self) -> Self;
 }
 
@@ -105,7 +104,7 @@ pub fn ln(x: f32) -> f32 {
 
 /// The error function. Error at most 2^-22 relative; `erf(-x) == -erf(x)`.
 ///
-/// A polynomial for small `x`, and 1 less [`exp`] of one for others (N. Juffa's).
+/// For small `x` a polynomial, otherwise 1 minus [`exp`] of a polynomial (by N. Juffa).
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn erf(x: f32) -> f32 {
     let (t, s) = (x.abs(), x * x);
@@ -121,7 +120,7 @@ pub fn erf(x: f32) -> f32 {
     }
 }
 
-/// GELU by the error function: `x * (1 + erf(x / sqrt(2))) / 2`. Error at most `2^-22 * max(1,
+/// GELU, by the error function: `x * (1 + erf(x / sqrt(2))) / 2`. Error at most `2^-22 * max(1,
 /// |x|)` absolute.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn gelu(x: f32) -> f32 {
@@ -129,9 +128,8 @@ pub fn gelu(x: f32) -> f32 {
     fma(half, erf(x * core::f32::consts::FRAC_1_SQRT_2), half)
 }
 
-/// GELU's approximation by the hyperbolic tangent:
-/// `x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3))) / 2`. Error, of this formula, at most
-/// `2^-20 * max(1, |x|)` absolute: computed by [`exp`], as [`tanh`] has half of an `f32`'s digits.
+/// GELU's `tanh` approximation: `x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3))) / 2`. Error
+/// at most `2^-20 * max(1, |x|)` absolute: it uses [`exp`], since [`tanh`] is less accurate.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn gelu_tanh(x: f32) -> f32 {
     // (1 + tanh(u)) / 2 is 1 / (1 + exp(-2 * u)).

@@ -1,24 +1,25 @@
-//! `mbarrier`: barriers in shared memory with separate arrive and wait, at which asynchronous
-//! copies arrive too.
+//! `mbarrier`: barriers in shared memory with separate arrive and wait, which also track
+//! asynchronous copies.
 //!
-//! A barrier goes through phases. A phase ends when the number of threads it was made for have
-//! arrived and all bytes that were announced have landed; the next begins at once. A wait names
-//! the phase by its parity: 0 for the first, 1 for the second, 0 for the third. To wait for parity
-//! 1 on a fresh barrier returns at once, as if a phase had ended before the first.
+//! A barrier has a sequence of phases. A phase completes when the number of arrivals of
+//! [`MBarrier::init`] and all expected bytes have arrived; then the next phase begins. A wait takes
+//! the parity of the phase: 0 for the first, 1 for the second, 0 for the third. On a new barrier a
+//! wait for parity 1 returns immediately, as if a phase had completed before the first.
 //!
 //! # Safety model
 //!
-//! [`MBarrier::init`] is `unsafe`: it claims eight bytes of shared memory. What follows is safe;
-//! threads that wait for a phase that never ends hang the kernel. Needs sm_90.
+//! [`MBarrier::at`] and [`MBarrier::init`] are `unsafe`: they use eight bytes of shared memory. The
+//! other operations are safe; a wait for a phase that never completes hangs the kernel. Needs
+//! sm_90.
 //!
 //! # Example
 //!
 //! ```
 //! use cuda_std::mbarrier::{self, MBarrier};
 //! use cuda_std::prelude::*;
-//! /// One thread lets all continue.
+//! /// All threads wait until the first one arrives.
 //! fn gate() {
-//!     // SAFETY: the word is the barrier's alone, and made by one thread before the block's
+//!     // SAFETY: only the barrier uses the word, and one thread initializes it before the block's
 //!     // barrier.
 //!     let gate = unsafe { MBarrier::at(shared_array![u64; 1]) };
 //!     if thread::thread_idx_x() == 0 {
@@ -45,40 +46,40 @@ impl MBarrier {
     ///
     /// # Safety
     ///
-    /// `word` lies in shared memory, aligned to 8 bytes, and is a barrier's alone from
-    /// [`init`](Self::init) on, which comes before anything else.
+    /// `word` lies in shared memory, aligned to 8 bytes. [`init`](Self::init) is called before
+    /// other methods, and from then on only the barrier uses the word.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const unsafe fn at(word: *mut u64) -> Self {
         Self(word)
     }
 
-    /// Its address.
+    /// The barrier's address.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) const fn as_ptr(self) -> *mut u64 {
         self.0
     }
 
-    /// Makes the barrier, for `arrivals` (1 to 2^20 - 1) a phase. [`fence_init`] and a barrier of
-    /// the block follow. PTX: `mbarrier.init`.
+    /// Initializes the barrier for `arrivals` (1 to 2^20 - 1) per phase. Call [`fence_init`] and a
+    /// block barrier afterwards. PTX: `mbarrier.init`.
     ///
     /// # Safety
     ///
-    /// One thread calls it, and none uses the barrier yet.
+    /// One thread calls this, and no thread uses the barrier yet.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn init(self, arrivals: u32) {
         arch::mbarrier_init(self.0, arrivals);
     }
 
-    /// Arrives. What this thread did before is visible to those that wait for the phase. PTX:
-    /// `mbarrier.arrive` (release, of the block).
+    /// Arrives. This thread's earlier writes are visible to threads that wait for the phase. PTX:
+    /// `mbarrier.arrive` (release at block scope).
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn arrive(self) {
         arch::mbarrier_arrive(self.0);
     }
 
-    /// Arrives, and announces `bytes` (below 2^20) that copies of this phase bring. PTX:
+    /// Arrives, and expects `bytes` (below 2^20) more bytes of copies in this phase. PTX:
     /// `mbarrier.arrive.expect_tx`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
@@ -86,15 +87,15 @@ impl MBarrier {
         arch::mbarrier_arrive_expect_tx(self.0, bytes);
     }
 
-    /// Whether the phase of this parity (0 or 1) has ended; it may wait a little. PTX:
-    /// `mbarrier.try_wait.parity` (acquire, of the block).
+    /// Whether the phase of this parity (0 or 1) has completed; may wait for a limited time. PTX:
+    /// `mbarrier.try_wait.parity` (acquire at block scope).
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn try_wait(self, parity: u32) -> bool {
         arch::mbarrier_try_wait(self.0, parity)
     }
 
-    /// Waits until the phase of this parity (0 or 1) has ended.
+    /// Waits until the phase of this parity (0 or 1) has completed.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn wait(self, parity: u32) {
@@ -102,7 +103,7 @@ impl MBarrier {
     }
 }
 
-/// Makes fresh barriers visible to TMA. PTX: `fence.mbarrier_init`, `fence.proxy.async`.
+/// Makes initialized barriers visible to TMA. PTX: `fence.mbarrier_init`, `fence.proxy.async`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn fence_init() {
     arch::mbarrier_fence_init();

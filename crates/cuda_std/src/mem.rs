@@ -1,28 +1,28 @@
-//! Loads and stores that a simulator sees.
+//! Loads and stores that the simulator can observe.
 //!
-//! A plain `*p` works in a kernel too, but only what goes through these functions can be watched
-//! for races. They cost nothing on the GPU: [`load`] and [`store`] are plain accesses, the vector
-//! forms one 16-byte instruction, the ordered ones `ld`/`st` with an order and a scope.
+//! A plain `*p` works in a kernel too, but the simulator checks only accesses by these functions
+//! for races. On the GPU they have no overhead: [`load`] and [`store`] are plain accesses, vector
+//! accesses are one 16-byte instruction, ordered ones `ld`/`st` with an order and a scope.
 //!
 //! # Safety model
 //!
-//! All are `unsafe`: the pointer is valid for the access and aligned for its size. Plain accesses
-//! of different threads to one place, of which one writes, need a barrier or an ordered pair
-//! between them.
+//! All are `unsafe`: the pointer is valid for the access and aligned for its size. Between plain
+//! accesses of different threads to one address, one of them a write, there is a barrier or a
+//! release store with an acquire load.
 //!
 //! # Example
 //!
 //! ```
 //! use cuda_std::atomic::{Order, Scope};
 //! use cuda_std::mem;
-//! /// Hands `value` to a thread that waits for `flag`.
+//! /// Passes `value` to a thread that waits for `flag`.
 //! ///
 //! /// # Safety
 //! ///
-//! /// Both are valid, and the other thread reads `slot` only after it saw the flag with an
-//! /// acquiring load.
+//! /// Both are valid, and the other thread reads `slot` only after it has read the flag with an
+//! /// acquire load.
 //! unsafe fn publish(slot: *mut f32, flag: *mut u32, value: f32) {
-//!     // SAFETY: the caller's.
+//!     // SAFETY: the caller's contract.
 //!     unsafe {
 //!         mem::store(slot, value);
 //!         mem::store_ordered(flag, 1, Order::Release, Scope::Sys);
@@ -44,7 +44,7 @@ use crate::vector::Vec16;
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn load<T: Copy>(address: *const T) -> T {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { arch::load(address) }
 }
 
@@ -56,12 +56,12 @@ pub unsafe fn load<T: Copy>(address: *const T) -> T {
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn store<T: Copy>(address: *mut T, value: T) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { arch::store(address, value) }
 }
 
-/// A load that is neither dropped nor merged; another thread may write at the same time. PTX:
-/// `ld.volatile`, which orders like a relaxed load of system scope.
+/// A volatile load; another thread may write at the same time. PTX: `ld.volatile`, which orders
+/// like a relaxed load at system scope.
 ///
 /// # Safety
 ///
@@ -69,12 +69,11 @@ pub unsafe fn store<T: Copy>(address: *mut T, value: T) {
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn load_volatile<T: AtomicValue>(address: *const T) -> T {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { arch::load_volatile(address) }
 }
 
-/// A store that is neither dropped nor merged; another thread may read at the same time. PTX:
-/// `st.volatile`.
+/// A volatile store; another thread may read at the same time. PTX: `st.volatile`.
 ///
 /// # Safety
 ///
@@ -82,7 +81,7 @@ pub unsafe fn load_volatile<T: AtomicValue>(address: *const T) -> T {
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn store_volatile<T: AtomicValue>(address: *mut T, value: T) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { arch::store_volatile(address, value) }
 }
 
@@ -94,7 +93,7 @@ pub unsafe fn store_volatile<T: AtomicValue>(address: *mut T, value: T) {
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn load_vec<T: Element>(address: *const T) -> Vec16<T> {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     Vec16::from_bits(unsafe { arch::load_v4(address.cast()) })
 }
 
@@ -106,36 +105,37 @@ pub unsafe fn load_vec<T: Element>(address: *const T) -> Vec16<T> {
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn store_vec<T: Element>(address: *mut T, value: Vec16<T>) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { arch::store_v4(address.cast(), value.to_bits()) }
 }
 
-/// Loads 16 bytes of elements at once, while others may store all 16 at once by
+/// Loads 16 bytes of elements by one access; other threads may store all 16 at the same time by
 /// [`store_vec_relaxed`]. PTX: `ld.relaxed.<scope>.v4.b32`.
 ///
-/// PTX promises no more than that each of the four words is whole; on the GPUs in use an aligned
-/// vector store to memory or over NVLink arrives as one, which NCCL's LL protocols rest on too.
+/// PTX guarantees single-copy atomicity only for each of the four 32-bit words. On current GPUs an
+/// aligned vector store to memory or over NVLink is atomic; NCCL's LL protocols rely on it too.
 ///
 /// # Safety
 ///
-/// As [`load_vec`], and concurrent writes to it are only [`store_vec_relaxed`].
+/// As [`load_vec`], and concurrent writes are only [`store_vec_relaxed`].
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn load_vec_relaxed<T: Element>(address: *const T, scope: Scope) -> Vec16<T> {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     Vec16::from_bits(unsafe { arch::load_v4_relaxed(address.cast(), scope) })
 }
 
-/// Stores 16 bytes of elements at once, while others may load them by [`load_vec_relaxed`]. PTX:
+/// Stores 16 bytes of elements by one access; other threads may load them at the same time by
+/// [`load_vec_relaxed`]. PTX:
 /// `st.relaxed.<scope>.v4.b32`.
 ///
 /// # Safety
 ///
-/// As [`store_vec`], and concurrent accesses to it are only these two functions.
+/// As [`store_vec`], and concurrent accesses are only by these two functions.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn store_vec_relaxed<T: Element>(address: *mut T, value: Vec16<T>, scope: Scope) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { arch::store_v4_relaxed(address.cast(), value.to_bits(), scope) }
 }
 
@@ -143,15 +143,15 @@ pub unsafe fn store_vec_relaxed<T: Element>(address: *mut T, value: Vec16<T>, sc
 ///
 /// # Panics
 ///
-/// When `order` is release or acquire-release, which are not for loads.
+/// When `order` is release or acquire-release.
 ///
 /// # Safety
 ///
-/// As [`load`], and concurrent writes to it are only atomic or ordered accesses of the same size.
+/// As [`load`], and concurrent writes are only atomic or ordered accesses of the same size.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn load_ordered<T: AtomicValue>(address: *const T, order: Order, scope: Scope) -> T {
-    // SAFETY: the caller's; a load does not write.
+    // SAFETY: the caller's contract; a load does not write.
     unsafe { Atomic::from_ptr(address.cast_mut()) }.load(order, scope)
 }
 
@@ -159,15 +159,14 @@ pub unsafe fn load_ordered<T: AtomicValue>(address: *const T, order: Order, scop
 ///
 /// # Panics
 ///
-/// When `order` is acquire or acquire-release, which are not for stores.
+/// When `order` is acquire or acquire-release.
 ///
 /// # Safety
 ///
-/// As [`store`], and concurrent accesses to it are only atomic or ordered accesses of the same
-/// size.
+/// As [`store`], and concurrent accesses are only atomic or ordered accesses of the same size.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn store_ordered<T: AtomicValue>(address: *mut T, value: T, order: Order, scope: Scope) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { Atomic::from_ptr(address) }.store(value, order, scope);
 }

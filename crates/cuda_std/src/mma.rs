@@ -1,12 +1,12 @@
-//! Tensor cores by warps (`mma.sync`): products of small matrices in registers.
+//! Warp-level tensor core operations (`mma.sync`): products of small matrices in registers.
 //!
-//! The operands are *fragments*: each lane has some elements of the matrix, at places that PTX
-//! fixes. In all of them `row` stands for `lane / 4` and `pair` for `2 * (lane % 4)`.
+//! The operands are *fragments*: each lane holds certain elements of the matrix, as PTX defines.
+//! Below, `row` stands for `lane / 4` and `pair` for `2 * (lane % 4)`.
 //!
 //! # Safety model
 //!
-//! Every function is an operation of the whole warp and `unsafe` for that: all 32 lanes make the
-//! same call together. Those that read shared memory need valid addresses too.
+//! Every function is `unsafe`, as an operation of the whole warp: all 32 lanes make the same call
+//! together. Functions that read shared memory also need valid addresses.
 //!
 //! # Example
 //!
@@ -17,10 +17,10 @@
 //! ///
 //! /// # Safety
 //! ///
-//! /// All 32 lanes call it together; both tiles are there.
+//! /// All 32 lanes call this together; both tiles have been written.
 //! unsafe fn tile(d: &mut [f32; 4], a: *const bf16, b: *const bf16) {
 //!     let lane = cuda_std::warp::lane_id() as usize;
-//!     // SAFETY: the caller's; each lane gives the address of one row of 8 elements.
+//!     // SAFETY: the caller's contract; each lane passes the address of one row of 8 elements.
 //!     unsafe {
 //!         let a = mma::load_matrices(a.add(lane % 16 * 16 + lane / 16 * 8));
 //!         let b = mma::load_matrices(b.add(lane % 8 * 16 + lane / 8 % 2 * 8));
@@ -44,26 +44,26 @@ use crate::arch;
 ///
 /// # Safety
 ///
-/// All 32 lanes call it together.
+/// All 32 lanes call this together.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn m16n8k16_bf16(d: &mut [f32; 4], a: [u32; 4], b: [u32; 2]) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { arch::mma_m16n8k16_bf16(d, a, b) }
 }
 
 /// Loads four 8 x 8 matrices of 16-bit elements from shared memory, as fragments: word `i` of a
-/// lane is row `row` of matrix `i`, elements `pair` and `pair + 1`. Lane `8 * i + r` gives the
+/// lane is row `row` of matrix `i`, elements `pair` and `pair + 1`. Lane `8 * i + r` passes the
 /// address of row `r` of matrix `i`. PTX: `ldmatrix.sync.aligned.m8n8.x4.shared.b16`.
 ///
 /// # Safety
 ///
-/// All 32 lanes call it together. `row` lies in shared memory, is aligned to 16 bytes and valid for
-/// reads of 16.
+/// All 32 lanes call this together. `row` lies in shared memory, is aligned to 16 bytes and valid
+/// for reads of 16.
 #[doc(alias = "ldmatrix")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn load_matrices(row: *const bf16) -> [u32; 4] {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { arch::load_matrices(row) }
 }

@@ -1,28 +1,28 @@
-//! Loads, stores and reductions at multicast addresses, which stand for the same location in the
-//! memory of many GPUs; the NVLink switch carries them out.
+//! Loads, stores and reductions at multicast addresses. Such an address maps one location in the
+//! memory of several GPUs, its copies; the NVLink switch executes the operations.
 //!
-//! * [`load_reduce`] reads every GPU's copy and gets them reduced to one: sum, minimum, maximum,
-//!   and for integers and, or, xor.
+//! * [`load_reduce`] returns the reduction of all GPUs' copies: sum, minimum, maximum, and for
+//!   integers and, or, xor.
 //! * [`store`] writes every copy.
 //! * [`red`] updates every copy with a value.
 //!
-//! What they move is a [`Value`]: one number of 4 or 8 bytes, two or four halves (a pointer to a
-//! half is cast to one to `[f16; 2]`), two `f32`, or a [`Vec16`], for which there are short forms
-//! by element: [`load_reduce_vec`], [`store_vec`]. Vectors of floats are one instruction, vectors
-//! of integers and of `f64` are two or four. Halves are summed in `f32` and rounded once
-//! ([`Sum`](crate::reduce::Sum)) or rounded at each step ([`SumInHalf`](crate::reduce::SumInHalf)),
-//! by PTX's definition in no particular order. Floats of 8 bits are not here: no architecture below
-//! sm_100a has them.
+//! They access a [`Value`]: one number of 4 or 8 bytes, two or four halves (`f16` or `bf16`, as
+//! `[f16; 2]`), two `f32`, or a [`Vec16`], for which [`load_reduce_vec`] and [`store_vec`] take a
+//! pointer to elements. Vectors of floats take one instruction, vectors of integers and of `f64`
+//! two or four. Halves are summed in `f32` and rounded once ([`Sum`](crate::reduce::Sum)) or
+//! rounded at each step ([`SumInHalf`](crate::reduce::SumInHalf)); PTX leaves the order
+//! unspecified. 8-bit floats, which need sm_100a, are not supported.
 //!
-//! PTX: `multimem.ld_reduce`, `multimem.st`, `multimem.red`, from sm_90 on. There are multicast
-//! addresses only where the driver supports multicast objects.
+//! PTX: `multimem.ld_reduce`, `multimem.st`, `multimem.red`, from sm_90 on. Multicast addresses
+//! exist only if the driver supports multicast objects.
 //!
 //! # Safety model
 //!
-//! All are `unsafe`: the address is a multicast address, as `nccl_device`'s `Window::multimem`
-//! gives, valid in all copies for the access, and aligned to the value's size. Nothing else may be
-//! done with a multicast address: a plain load or store of it is undefined. The plain forms are not
-//! atomic: a barrier has to separate them from other threads' accesses to the same elements.
+//! All are `unsafe`: the address is a multicast address, for example from `nccl_device`'s
+//! `Window::multimem`, valid in all copies for the access, and aligned to the value's size. A load
+//! or store of a multicast address by other instructions is undefined. Functions without an order
+//! are not atomic: a barrier has to separate them from other threads' accesses to the same
+//! elements.
 //!
 //! # Example
 //!
@@ -34,10 +34,10 @@
 //! ///
 //! /// # Safety
 //! ///
-//! /// `copies` is the multicast address of 16 bytes, aligned to 16, and no other thread touches
+//! /// `copies` is the multicast address of 16 bytes, aligned to 16, and no other thread accesses
 //! /// them.
 //! unsafe fn all_reduce(copies: *mut f16) {
-//!     // SAFETY: the caller's.
+//!     // SAFETY: the caller's contract.
 //!     unsafe { multimem::store_vec(copies, multimem::load_reduce_vec(Sum, copies)) }
 //! }
 //! ```
@@ -49,33 +49,33 @@ use crate::atomic::{Order, Scope};
 use crate::reduce::{Accumulate, ReduceOp};
 use crate::vector::Vec16;
 
-/// What one access moves: plain bytes, an array of [`Self::Element`].
+/// A type that one access moves: plain bytes, an array of [`Self::Element`].
 ///
-/// Sealed: a value is what the hardware moves.
+/// Sealed: the types that the hardware supports.
 pub trait Value: Copy + raw::Bytes {
-    /// What it consists of.
+    /// The element type.
     type Element: Accumulate;
 }
 
-/// A value that the hardware reduces by `Op` while it loads.
+/// A value that the hardware can reduce by `Op` in a load.
 #[diagnostic::on_unimplemented(
     message = "no GPU loads `{Self}` from a multicast address reduced by `{Op}`",
-    note = "halves go in twos (`[f16; 2]`) or vectors; sums of integers, floats and \
+    note = "halves need pairs (`[f16; 2]`) or vectors; sums of integers, floats and \
             halves, minima and maxima of integers and halves, and, or, xor of integers"
 )]
 pub trait LoadReduce<Op>: Value + raw::LoadReduce<Op> {}
 impl<V: Value + raw::LoadReduce<Op>, Op> LoadReduce<Op> for V {}
 
-/// A value that the hardware updates by `Op` in every copy.
+/// A value that the hardware can combine by `Op` with every copy.
 #[diagnostic::on_unimplemented(
     message = "no GPU updates `{Self}` at a multicast address by `{Op}`",
-    note = "halves go in twos (`[f16; 2]`) or vectors; sums of integers, floats and \
+    note = "halves need pairs (`[f16; 2]`) or vectors; sums of integers, floats and \
             halves, minima and maxima of integers and halves, and, or, xor of integers"
 )]
 pub trait Red<Op>: Value + raw::Red<Op> {}
 impl<V: Value + raw::Red<Op>, Op> Red<Op> for V {}
 
-/// What the architectures implement; both have it for the same values.
+/// Traits that `arch_nvptx` and `arch_host` implement, for the same values.
 #[doc(hidden)]
 #[allow(
     clippy::missing_safety_doc,
@@ -100,9 +100,8 @@ pub mod raw {
     }
 }
 
-/// All values, with their elements and how they are accessed: `word` (4 bytes), `long` (8 bytes),
-/// `pair` and `quad` (two and four words by one instruction), `words` and `longs` (16 bytes by
-/// several).
+/// All values, with their elements and the kind of access: `word` (4 bytes), `long` (8 bytes),
+/// `pair` and `quad` (two and four 32-bit registers by one instruction).
 macro_rules! values {
     ($callback:ident) => {
         $callback! {
@@ -116,7 +115,8 @@ macro_rules! values {
     };
 }
 
-/// All operations: of a load, and of an update where there is one.
+/// All operations, with their kind of access (as in `values`; `words` and `longs`: 16 bytes by
+/// several instructions) and the PTX suffixes of `ld_reduce` and `red`.
 macro_rules! operations {
     ($callback:ident) => {
         $callback! {
@@ -190,19 +190,19 @@ macro_rules! elements {
 }
 values!(elements);
 
-/// Loads every copy, reduced to one. PTX: `multimem.ld_reduce.weak`.
+/// Loads the reduction of all copies. PTX: `multimem.ld_reduce.weak`.
 ///
 /// # Safety
 ///
-/// `address` is a multicast address, aligned to the value's size and valid in all copies; nobody
-/// writes the elements at the same time.
+/// `address` is a multicast address, aligned to the value's size and valid in all copies; the
+/// elements are not written at the same time.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn load_reduce<Op, V: LoadReduce<Op>>(op: Op, address: *const V) -> V
 where
     Op: ReduceOp<V::Element>,
 {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { raw::LoadReduce::load_reduce(op, address, None) }
 }
 
@@ -210,7 +210,7 @@ where
 ///
 /// # Safety
 ///
-/// As [`load_reduce`]'s; `address` is aligned to 16 bytes.
+/// As [`load_reduce`]; `address` is aligned to 16 bytes.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn load_reduce_vec<Op, T: Element>(op: Op, address: *const T) -> Vec16<T>
@@ -218,12 +218,12 @@ where
     Vec16<T>: LoadReduce<Op>,
     Op: ReduceOp<<Vec16<T> as Value>::Element>,
 {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { load_reduce(op, address.cast()) }
 }
 
-/// [`load_reduce`] with an order and a scope, of elements that others may write in the same way at
-/// the same time. PTX: `multimem.ld_reduce.{relaxed,acquire}.{cta,gpu,sys}`.
+/// [`load_reduce`] with an order and a scope; other threads may write the elements at the same time
+/// by ordered accesses. PTX: `multimem.ld_reduce.{relaxed,acquire}.{cta,gpu,sys}`.
 ///
 /// # Panics
 ///
@@ -248,7 +248,7 @@ where
         matches!(order, Order::Relaxed | Order::Acquire),
         "a load of a multicast address is relaxed or acquires"
     );
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { raw::LoadReduce::load_reduce(op, address, Some((order, scope))) }
 }
 
@@ -256,12 +256,12 @@ where
 ///
 /// # Safety
 ///
-/// `address` is a multicast address, aligned to the value's size and valid in all copies; nobody
-/// reads or writes the elements at the same time.
+/// `address` is a multicast address, aligned to the value's size and valid in all copies; the
+/// elements are not read or written at the same time.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn store<V: Value>(address: *mut V, value: V) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { raw::Bytes::store(address, value, None) }
 }
 
@@ -269,17 +269,17 @@ pub unsafe fn store<V: Value>(address: *mut V, value: V) {
 ///
 /// # Safety
 ///
-/// As [`store`]'s; `address` is aligned to 16 bytes.
+/// As [`store`]; `address` is aligned to 16 bytes.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn store_vec<T: Element>(address: *mut T, value: Vec16<T>) {
-    // The instruction knows bytes only, so that elements without arithmetic can be stored too.
-    // SAFETY: the caller's.
+    // The instruction moves bytes, so that element types without arithmetic can be stored too.
+    // SAFETY: the caller's contract.
     unsafe { store(address.cast(), Vec16::<u32>::from_bits(value.to_bits())) }
 }
 
-/// [`store`] with an order and a scope, to elements that others may access in the same way at the
-/// same time. PTX: `multimem.st.{relaxed,release}.{cta,gpu,sys}`.
+/// [`store`] with an order and a scope; other threads may access the elements at the same time by
+/// ordered accesses. PTX: `multimem.st.{relaxed,release}.{cta,gpu,sys}`.
 ///
 /// # Panics
 ///
@@ -296,12 +296,12 @@ pub unsafe fn store_ordered<V: Value>(address: *mut V, value: V, order: Order, s
         matches!(order, Order::Relaxed | Order::Release),
         "a store to a multicast address is relaxed or releases"
     );
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { raw::Bytes::store(address, value, Some((order, scope))) }
 }
 
-/// Replaces each copy's elements by those combined with `value`'s, atomically for each element,
-/// without a result. Halves are rounded. PTX: `multimem.red.{relaxed,release}.{cta,gpu,sys}`.
+/// Combines each copy's elements with those of `value`, atomically per element, without returning
+/// the old values. Halves are rounded. PTX: `multimem.red.{relaxed,release}.{cta,gpu,sys}`.
 ///
 /// # Panics
 ///
@@ -321,6 +321,6 @@ where
         matches!(order, Order::Relaxed | Order::Release),
         "an update of a multicast address is relaxed or releases"
     );
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { raw::Red::red(op, address, value, order, scope) }
 }

@@ -1,4 +1,4 @@
-//! How elements are reduced: the operators, and the numbers that they work on.
+//! Reduction operators, and the number types that they work on.
 //!
 //! A [`ReduceOp`] works on [`Accumulate::Acc`], the type that an element is reduced in. Any
 //! `Fn(Acc, Acc) -> Acc` that is `Copy` is an operator too.
@@ -25,24 +25,24 @@ use half::{bf16, f16};
 
 pub use crate::accumulate::Accumulate;
 
-/// A number that elements are reduced in. Unlike the operators of integers, these wrap around in
-/// every build.
+/// A number type that elements are reduced in. Unlike integers' `+` and `*`, sums and products wrap
+/// around in every build.
 pub trait Number: Copy + PartialOrd + Add<Output = Self> + AddAssign + Mul<Output = Self> {
     /// The sum.
     fn wrapping_add(self, other: Self) -> Self;
     /// The product.
     fn wrapping_mul(self, other: Self) -> Self;
-    /// The smaller; of a NaN and a number the number.
+    /// The smaller value; if one is NaN, the other.
     fn min(self, other: Self) -> Self;
-    /// The larger; of a NaN and a number the number.
+    /// The larger value; if one is NaN, the other.
     fn max(self, other: Self) -> Self;
-    /// One `count`th: rounded towards zero for integers, the product with the rounded reciprocal
-    /// for floats.
+    /// The quotient by `count`: rounded towards zero for integers, the product with the rounded
+    /// reciprocal for floats.
     fn div_count(self, count: u32) -> Self;
 }
 
-/// Methods of two numbers, by an expression each.
-macro_rules! of_two {
+/// Methods of two numbers, each defined by an expression.
+macro_rules! binary_methods {
     ($self:ident, $other:ident: $($name:ident => $result:expr;)*) => { $(
         #[cfg_attr(target_arch = "nvptx64", inline(always))]
         fn $name($self, $other: Self) -> Self {
@@ -54,7 +54,7 @@ macro_rules! of_two {
 macro_rules! floats {
     ($($type:ident)*) => { $(
         impl Number for $type {
-            of_two! {
+            binary_methods! {
                 self, other:
                 wrapping_add => self + other;
                 wrapping_mul => self * other;
@@ -72,20 +72,20 @@ macro_rules! floats {
 
 floats!(f32 f64);
 
-/// An integer, whose bits can be combined.
+/// An integer type, with bitwise operations.
 pub trait Bits: Number {
-    /// The bits that both have.
+    /// Bitwise AND.
     fn and(self, other: Self) -> Self;
-    /// The bits that one has.
+    /// Bitwise OR.
     fn or(self, other: Self) -> Self;
-    /// The bits that one alone has.
+    /// Bitwise XOR.
     fn xor(self, other: Self) -> Self;
 }
 
 macro_rules! integers {
     ($($type:ident $wide:ident;)*) => { $(
         impl Number for $type {
-            of_two! {
+            binary_methods! {
                 self, other:
                 wrapping_add => $type::wrapping_add(self, other);
                 wrapping_mul => $type::wrapping_mul(self, other);
@@ -95,13 +95,13 @@ macro_rules! integers {
 
             #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn div_count(self, count: u32) -> Self {
-                // A count of zero divides nothing: no trap on the GPU.
+                // For a count of zero the result is 0: no trap on the GPU.
                 (self as $wide).checked_div(count as $wide).unwrap_or_default() as Self
             }
         }
 
         impl Bits for $type {
-            of_two! {
+            binary_methods! {
                 self, other:
                 and => self & other;
                 or => self | other;
@@ -111,7 +111,7 @@ macro_rules! integers {
     )* };
 }
 
-// Divided in a type that has room for the count.
+// Each type with the wider type of its division, which can represent the count.
 integers! {
     i8 i64;
     u8 u32;
@@ -131,16 +131,16 @@ integers! {
             is `f32` for floats of 16 and 8 bits"
 )]
 pub trait ReduceOp<T: Accumulate>: Copy {
-    /// What an element counts as before it is combined.
+    /// Transforms an element before it is combined.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn input(self, value: T::Acc) -> T::Acc {
         value
     }
 
-    /// Two inputs, or what they were combined to, as one.
+    /// Combines two inputs or partial results.
     fn combine(self, a: T::Acc, b: T::Acc) -> T::Acc;
 
-    /// What is left to do when all are combined.
+    /// Transforms the combined value into the result.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn result(self, value: T::Acc) -> T::Acc {
         value
@@ -154,7 +154,7 @@ impl<T: Accumulate, F: Fn(T::Acc, T::Acc) -> T::Acc + Copy> ReduceOp<T> for F {
     }
 }
 
-/// `elements` reduced by `op`; `None` of none.
+/// `elements` reduced by `op`; `None` if there are none.
 #[inline]
 pub fn fold<T: Accumulate, Op: ReduceOp<T>>(op: Op, elements: &[T]) -> Option<T> {
     let inputs = elements.iter().map(|element| op.input(element.to_acc()));
@@ -179,16 +179,16 @@ macro_rules! operators {
 operators! {
     Sum Number wrapping_add "The sum; integers wrap around. NCCL: `ncclSum`.";
     Prod Number wrapping_mul "The product; integers wrap around. NCCL: `ncclProd`.";
-    Min Number min "The smallest; a NaN only if all are. NCCL: `ncclMin`.";
-    Max Number max "The largest; a NaN only if all are. NCCL: `ncclMax`.";
-    And Bits and "The bits that all have; integers only.";
-    Or Bits or "The bits that some have; integers only.";
-    Xor Bits xor "The bits that an odd number have; integers only.";
+    Min Number min "The minimum; NaN only if all elements are NaN. NCCL: `ncclMin`.";
+    Max Number max "The maximum; NaN only if all elements are NaN. NCCL: `ncclMax`.";
+    And Bits and "Bitwise AND; integers only.";
+    Or Bits or "Bitwise OR; integers only.";
+    Xor Bits xor "Bitwise XOR; integers only.";
 }
 
 /// The sum of the elements, each multiplied by a factor first. NCCL: `ncclRedOpCreatePreMulSum`.
 ///
-/// The factor is of the type that elements are reduced in, `f32` for floats of 16 and 8 bits.
+/// The factor has the type that elements are reduced in: `f32` for 16-bit and 8-bit floats.
 #[doc(alias = "ncclRedOpCreatePreMulSum")]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PreMulSum<Acc>(pub Acc);
@@ -205,14 +205,14 @@ impl<T: Accumulate> ReduceOp<T> for PreMulSum<T::Acc> {
     }
 }
 
-/// The sum of the elements, divided by a number of them. NCCL: `ncclAvg`.
+/// The sum of the elements, divided by their number. NCCL: `ncclAvg`.
 ///
 /// `Avg { of: team.n_ranks as u32 }` averages over a team. Integers are summed with wrap-around and
 /// rounded towards zero.
 #[doc(alias = "ncclAvg")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Avg {
-    /// How many elements are averaged, at least one.
+    /// The number of elements, at least one.
     pub of: u32,
 }
 
@@ -228,8 +228,8 @@ impl<T: Accumulate> ReduceOp<T> for Avg {
     }
 }
 
-/// The sum with every step rounded to 16 bits, for [`crate::multimem`]: what the hardware does when
-/// it is not told to accumulate in `f32`.
+/// The sum with every step rounded to 16 bits, for [`crate::multimem`]: the hardware's sum without
+/// `.acc::f32`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SumInHalf;
 

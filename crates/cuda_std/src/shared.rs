@@ -1,26 +1,26 @@
-//! Shared memory: memory of a block, as fast as its first-level cache.
+//! Shared memory: the on-chip memory of a block.
 //!
-//! [`shared_array!`](crate::shared_array) reserves an array when the kernel is compiled,
-//! [`dynamic_shared_mem`] is what the launch asked for.
+//! [`shared_array!`](crate::shared_array) reserves an array at compile time;
+//! [`dynamic_shared_mem`] is the memory that the launch requested.
 //!
 //! # Safety model
 //!
-//! Both give raw pointers. Contents are undefined at first (the simulator fills them with a pattern
-//! that shows). Whoever reads or writes through them keeps to the length, and puts a barrier such
-//! as [`crate::thread::sync_threads`] between a write and another thread's access.
+//! Both return raw pointers. The initial contents are undefined (the simulator fills them with a
+//! recognizable pattern). Accesses must stay within the length, and a barrier such as
+//! [`crate::thread::sync_threads`] must separate a write from another thread's access.
 //!
 //! # Example
 //!
 //! ```
 //! use cuda_std::prelude::*;
 //!
-//! /// Turns blocks of 64 elements around.
+//! /// Reverses each block of 64 elements.
 //! #[kernel]
 //! pub unsafe fn reverse(x: *mut f32) {
 //!     let tile = shared_array![f32; 64];
 //!     let i = thread::thread_idx_x() as usize;
-//!     // SAFETY: blocks have 64 threads, and the barrier is between the write of an element and
-//!     // its read.
+//!     // SAFETY: blocks have 64 threads, and the barrier separates the writes of `tile` from the
+//!     // reads.
 //!     unsafe {
 //!         mem::store(tile.add(i), mem::load(x.add(i)));
 //!         thread::sync_threads();
@@ -35,22 +35,21 @@ use core::mem::MaybeUninit;
 
 use crate::arch;
 
-/// The static behind `shared_array!`: the array itself on the GPU, the key of a block's array in a
+/// The static of a `shared_array!`: the array itself on the GPU, the key of a block's array in a
 /// simulator.
 #[doc(hidden)]
 #[repr(C, align(16))]
 pub struct SharedSlot<T>(UnsafeCell<MaybeUninit<T>>);
 
-// SAFETY: the slot is only an address; access goes through raw pointers, and those who use them
-// answer for races.
+// SAFETY: the slot is only an address; users of the raw pointers prevent races.
 unsafe impl<T> Sync for SharedSlot<T> {}
 
 impl<T> SharedSlot<T> {
-    #[expect(clippy::new_without_default, reason = "made by the macro only, in a static")]
+    #[expect(clippy::new_without_default, reason = "used only by the macro, in a static")]
     pub const fn new() -> Self {
         const {
             assert!(size_of::<T>() != 0, "a shared array has at least one byte");
-            assert!(align_of::<T>() <= 16, "a shared array is aligned to 16 bytes, no more");
+            assert!(align_of::<T>() <= 16, "a shared array is aligned to at most 16 bytes");
         }
         Self(UnsafeCell::new(MaybeUninit::uninit()))
     }
@@ -67,7 +66,7 @@ impl<T> SharedSlot<T> {
 pub struct SharedStatic<T>(SharedSlot<T>);
 
 impl<T> SharedStatic<T> {
-    /// Shared memory has no contents at first: the initialiser counts for nothing.
+    /// Shared memory cannot be initialized: `initialiser` is ignored.
     pub const fn new(initialiser: T) -> Self
     where
         T: Copy,
@@ -82,8 +81,8 @@ impl<T: Copy> core::ops::Deref for SharedStatic<T> {
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn deref(&self) -> &T {
-        // SAFETY: both are memory of the size and alignment, alive while the block runs; whoever
-        // names a `static mut` answers for races, and for contents that are a `T`.
+        // SAFETY: on both targets, memory of this size and alignment, alive while the block runs;
+        // users of a `static mut` prevent races and write a `T` before they read one.
         unsafe { &*arch::shared_static(self.0.0.get().cast::<T>()) }
     }
 }
@@ -91,7 +90,7 @@ impl<T: Copy> core::ops::Deref for SharedStatic<T> {
 impl<T: Copy> core::ops::DerefMut for SharedStatic<T> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: as above.
+        // SAFETY: as in `deref`.
         unsafe { &mut *arch::shared_static(self.0.0.get().cast::<T>()) }
     }
 }
@@ -99,8 +98,8 @@ impl<T: Copy> core::ops::DerefMut for SharedStatic<T> {
 /// `shared_array![f32; 256]`: an array in shared memory, one per block, as a `*mut f32` aligned to
 /// 16 bytes.
 ///
-/// Every expansion is an array of its own; one that is executed again, as in a loop, is the same
-/// array. The length is a constant. Contents are undefined at first.
+/// Every expansion is a separate array; repeated execution of one, as in a loop, gives the same
+/// array. The length is a constant. The initial contents are undefined.
 #[macro_export]
 macro_rules! shared_array {
     [$element:ty; $len:expr] => {{
@@ -111,15 +110,15 @@ macro_rules! shared_array {
     }};
 }
 
-/// The shared memory that the launch asked for, aligned to 16 bytes: the same address in every call
-/// of the block.
+/// The dynamic shared memory of the launch, aligned to 16 bytes: the same address in all threads of
+/// the block.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn dynamic_shared_mem<T>() -> *mut T {
     const { assert!(align_of::<T>() <= 16, "dynamic shared memory is aligned to 16 bytes only") }
     arch::dynamic_shared().cast()
 }
 
-/// Bytes of [`dynamic_shared_mem`]. PTX: `%dynamic_smem_size`.
+/// The size of [`dynamic_shared_mem`] in bytes. PTX: `%dynamic_smem_size`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn dynamic_shared_mem_size() -> usize {
     arch::dynamic_shared_size()

@@ -1,8 +1,8 @@
 //! Strided loops: their iterations are divided among the threads of a block or grid.
 //!
-//! [`Strided`] is what [`thread::grid_strided`](crate::thread::grid_strided) and a coop's `strided`
-//! give: an iterator that compiles to the loop `while i < n { ..; i += step }`, which
-//! [`Iterator::step_by`] does not.
+//! [`thread::grid_strided`](crate::thread::grid_strided) and the `strided` of `nccl_device`'s
+//! `Coop` return a [`Strided`]: an iterator that compiles to the loop `while i < n { ..; i += step
+//! }`, which [`Iterator::step_by`] does not.
 //!
 //! # Safety model
 //!
@@ -17,13 +17,13 @@
 
 /// The type of an index: `u32` or `usize`.
 pub trait Index: Copy {
-    /// The number.
+    /// Converts a number.
     fn from_u32(n: u32) -> Self;
     /// Whether this is below `end`.
     fn is_below(self, end: Self) -> bool;
-    /// The sum, which wraps around.
+    /// The sum, wrapping around.
     fn wrapping_add(self, other: Self) -> Self;
-    /// The difference, which wraps around.
+    /// The difference, wrapping around.
     fn wrapping_sub(self, other: Self) -> Self;
 }
 
@@ -61,7 +61,7 @@ indices!(u32 usize);
 #[derive(Clone, Copy, Debug)]
 #[must_use = "an iterator does nothing until it is iterated"]
 pub struct Strided<N> {
-    /// The last number given: the next one would take registers while the loop's body runs.
+    /// The last number returned. Storing the next one would occupy registers in the loop's body.
     last: N,
     end: N,
     step: N,

@@ -1,4 +1,4 @@
-//! Indices of the thread, dimensions of the launch, barriers of the block.
+//! Thread and block indices, launch dimensions, block barriers, fences.
 //!
 //! Indices are `u32`, as in the hardware. A launch has a grid of blocks and a block of threads,
 //! each up to three-dimensional; kernels that take a `DevComm` run in one-dimensional blocks.
@@ -6,8 +6,8 @@
 //! # Safety model
 //!
 //! Reading an index is safe. The barriers are safe to call as in Rust-CUDA, but every thread of the
-//! block has to call the same one: otherwise the kernel hangs or (in the simulator) ends with a
-//! report of who waits where.
+//! block has to call the same one: otherwise the kernel hangs, or (in the simulator) ends with an
+//! error that lists where threads wait.
 //!
 //! # Example
 //!
@@ -17,7 +17,7 @@
 //! /// Doubles `count` elements by the threads of a grid of any size.
 //! unsafe fn double(x: *mut f32, count: usize) {
 //!     for i in thread::grid_strided(count) {
-//!         // SAFETY: the caller gives `count` elements, and this thread alone has element i.
+//!         // SAFETY: `x` has `count` elements, and only this thread accesses element i.
 //!         unsafe { mem::store(x.add(i), 2.0 * mem::load(x.add(i))) };
 //!     }
 //! }
@@ -27,7 +27,7 @@ use crate::arch;
 use crate::atomic::{Order, Scope, fence};
 use crate::strided::{Index, Strided};
 
-/// Two numbers, one a dimension.
+/// One number per dimension, of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(missing_docs, reason = "the dimensions")]
 pub struct UVec2 {
@@ -35,7 +35,7 @@ pub struct UVec2 {
     pub y: u32,
 }
 
-/// Three numbers, one a dimension.
+/// One number per dimension, of three.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(missing_docs, reason = "the dimensions")]
 pub struct UVec3 {
@@ -83,12 +83,12 @@ macro_rules! special_registers {
 special_registers! {
     thread_idx: "Index of the thread in its block", thread_idx_x thread_idx_y thread_idx_z;
     block_idx: "Index of the block in the grid", block_idx_x block_idx_y block_idx_z;
-    block_dim: "Threads of a block", block_dim_x block_dim_y block_dim_z;
-    grid_dim: "Blocks of the grid", grid_dim_x grid_dim_y grid_dim_z;
+    block_dim: "Number of threads in a block", block_dim_x block_dim_y block_dim_z;
+    grid_dim: "Number of blocks in the grid", grid_dim_x grid_dim_y grid_dim_z;
 }
 
-/// Index of the thread in the whole launch, for any number of dimensions: x runs fastest, threads
-/// before blocks.
+/// Index of the thread in the whole launch, for any number of dimensions: x varies fastest, threads
+/// faster than blocks.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn index() -> u32 {
     let (grid, block) = (grid_dim(), block_idx());
@@ -102,44 +102,44 @@ pub fn index_1d() -> u32 {
     block_idx_x() * block_dim_x() + thread_idx_x()
 }
 
-/// The numbers of `0..n` that are the calling thread's in a one-dimensional launch, one every grid
-/// of threads: together the threads of the grid have each once. (CUDA's grid-stride loop.)
+/// CUDA's grid-stride loop: the calling thread's share of `0..n` in a one-dimensional launch, from
+/// its index on in steps of the number of threads in the grid.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn grid_strided<N: Index>(n: N) -> Strided<N> {
     Strided::new(N::from_u32(index_1d()), n, N::from_u32(grid_dim_x() * block_dim_x()))
 }
 
-/// Place of the thread in a two-dimensional launch.
+/// Indices of the thread in a two-dimensional launch.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn index_2d() -> UVec2 {
     UVec2 { x: index_1d(), y: block_idx_y() * block_dim_y() + thread_idx_y() }
 }
 
-/// Place of the thread in a three-dimensional launch.
+/// Indices of the thread in a three-dimensional launch.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn index_3d() -> UVec3 {
     let UVec2 { x, y } = index_2d();
     UVec3 { x, y, z: block_idx_z() * block_dim_z() + thread_idx_z() }
 }
 
-/// Index of the thread in its block, for any number of dimensions: x runs fastest.
+/// Index of the thread in its block, for any number of dimensions: x varies fastest.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn index_in_block() -> u32 {
     let (dim, idx) = (block_dim(), thread_idx());
     (idx.z * dim.y + idx.y) * dim.x + idx.x
 }
 
-/// Whether this is the launch's first thread; true in one thread.
+/// Whether this is the launch's first thread.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn first() -> bool {
     let zero = UVec3 { x: 0, y: 0, z: 0 };
     block_idx() == zero && thread_idx() == zero
 }
 
-/// Barrier of the block: what its threads wrote to shared and global memory before, they all see
-/// after.
+/// Barrier of the block: writes to shared and global memory before it are visible to all its
+/// threads after it.
 ///
-/// Every thread of the block calls it, or the kernel hangs. PTX: `bar.sync 0`.
+/// Every thread of the block must call it, or the kernel hangs. PTX: `bar.sync 0`.
 #[doc(alias = "__syncthreads")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
@@ -147,11 +147,11 @@ pub fn sync_threads() {
     arch::barrier_all();
 }
 
-/// Barrier `id` (0 to 15, of which 0 is [`sync_threads`]'s) of `threads` threads of the block, a
+/// Named barrier `id` (0 to 15; [`sync_threads`] uses 0) of `threads` threads of the block, a
 /// multiple of the warp size.
 ///
-/// For blocks whose warps have different parts. Every warp that takes part calls it with the same
-/// numbers. NCCL's warp-span coop `id` uses barrier `1 + id`. PTX: `barrier.sync id, threads`.
+/// For warp-specialized blocks. Every participating warp calls it with the same arguments. NCCL's
+/// warp-span coop `id` uses barrier `1 + id`. PTX: `barrier.sync id, threads`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub fn named_barrier_sync(id: u32, threads: u32) {
@@ -176,7 +176,7 @@ pub fn sync_threads_and(predicate: u32) -> u32 {
     arch::barrier_and(predicate != 0).into()
 }
 
-/// [`sync_threads`], and whether some thread's `predicate` is not zero, as 1 or 0. PTX:
+/// [`sync_threads`], and whether any thread's `predicate` is not zero, as 1 or 0. PTX:
 /// `barrier.red.or`.
 #[doc(alias = "__syncthreads_or")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -185,7 +185,7 @@ pub fn sync_threads_or(predicate: u32) -> u32 {
     arch::barrier_or(predicate != 0).into()
 }
 
-/// [`named_barrier_sync`], and whether some thread's `predicate` is not zero, as 1 or 0. PTX:
+/// [`named_barrier_sync`], and whether any thread's `predicate` is not zero, as 1 or 0. PTX:
 /// `barrier.red.or`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
@@ -193,8 +193,8 @@ pub fn named_barrier_sync_or(id: u32, threads: u32, predicate: u32) -> u32 {
     arch::named_barrier_or(id, threads, predicate != 0).into()
 }
 
-/// Ends the calling thread. Barriers of the block continue without it; named barriers of a number
-/// of threads do not. PTX: `exit`.
+/// Ends the calling thread. Barriers of the whole block no longer wait for it; named barriers with
+/// a thread count still do. PTX: `exit`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub fn exit() -> ! {
@@ -228,7 +228,7 @@ pub fn system_fence() {
     fence(Order::SeqCst, Scope::Sys);
 }
 
-/// Sleeps for about `nanos` nanoseconds (between none and twice that, at most a millisecond). PTX:
+/// Sleeps for about `nanos` nanoseconds (between zero and twice that, at most a millisecond). PTX:
 /// `nanosleep`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]

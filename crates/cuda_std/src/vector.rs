@@ -1,12 +1,11 @@
-//! Sixteen bytes of elements: the most that one thread moves by one instruction.
+//! Vectors of 16 bytes: the largest access of one thread by one instruction.
 //!
 //! [`Vec16`] is the value that [`crate::mem::load_vec`] and [`crate::mem::store_vec`] move.
 //! [`Accumulate`] reduces such vectors in a wider type and rounds once at the end.
 //!
 //! # Safety model
 //!
-//! Everything here is safe: a `Vec16` is plain bytes, and every pattern is an element ([`Element`]
-//! promises it).
+//! Everything here is safe: a `Vec16` is plain bytes, and every bit pattern is a valid [`Element`].
 //!
 //! # Example
 //!
@@ -27,7 +26,7 @@ use devcomm_types::Element;
 
 pub use crate::accumulate::Accumulate;
 
-/// 16 bytes of elements `T`, in the order of memory.
+/// 16 bytes of elements `T`, in memory order.
 #[repr(C, align(16))]
 pub struct Vec16<T> {
     bits: [u32; 4],
@@ -44,13 +43,13 @@ impl<T> Clone for Vec16<T> {
 impl<T> Copy for Vec16<T> {}
 
 impl<T> Vec16<T> {
-    /// The vector of these 16 bytes, as words of 32 bits.
+    /// The vector of these 16 bytes, given as 32-bit words.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn from_bits(bits: [u32; 4]) -> Self {
         Self { bits, element: PhantomData }
     }
 
-    /// The 16 bytes, as words of 32 bits.
+    /// The 16 bytes, as 32-bit words.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn to_bits(self) -> [u32; 4] {
         self.bits
@@ -58,7 +57,7 @@ impl<T> Vec16<T> {
 }
 
 impl<T: Element> Vec16<T> {
-    /// Elements of the vector.
+    /// The number of elements in a vector.
     pub const LANES: usize = 16 / size_of::<T>();
 
     /// The vector of `f(0)`, `f(1)`, ..
@@ -78,7 +77,7 @@ impl<T: Element> Vec16<T> {
         ])
     }
 
-    /// The vector of [`Self::LANES`] times `value`.
+    /// The vector with `value` in every lane.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn splat(value: T) -> Self {
         Self::from_fn(|_| value)
@@ -92,17 +91,17 @@ impl<T: Element> Vec16<T> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn lane(self, i: usize) -> T {
-        assert!(i < Self::LANES, "a vector has fewer lanes");
+        assert!(i < Self::LANES, "the vector has fewer lanes");
         let [a, b, c, d] = self.bits.map(u128::from);
         let bits = a | b << 32 | c << 64 | d << 96;
         from_low_bits((bits >> (8 * size_of::<T>() * i)) as u64)
     }
 }
 
-/// An element's bits, in the low end.
+/// An element's bits, zero-extended.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn to_low_bits<T: Element>(element: T) -> u64 {
-    // SAFETY: Element promises plain old data, so an element is the integer of its size.
+    // SAFETY: an `Element` is plain old data, so its bits are an integer of its size.
     unsafe {
         match size_of::<T>() {
             1 => transmute_copy::<T, u8>(&element).into(),
@@ -113,10 +112,10 @@ fn to_low_bits<T: Element>(element: T) -> u64 {
     }
 }
 
-/// The element of the bits in the low end.
+/// The element of the low bits.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn from_low_bits<T: Element>(bits: u64) -> T {
-    // SAFETY: as above, and every pattern is an element.
+    // SAFETY: every bit pattern of an `Element` is valid.
     unsafe {
         match size_of::<T>() {
             1 => transmute_copy(&(bits as u8)),

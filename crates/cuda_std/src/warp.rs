@@ -7,8 +7,8 @@
 //! # Safety model
 //!
 //! A warp operation is undefined unless every lane of its mask executes it, with the same mask and
-//! in the same place of the code; so all of them are `unsafe`, and the caller answers for
-//! convergence. [`lane_id`] and the like are safe.
+//! at the same point in the code; so all of them are `unsafe`, and the caller guarantees
+//! convergence. Functions such as [`lane_id`] are safe.
 //!
 //! # Example
 //!
@@ -18,10 +18,10 @@
 //! ///
 //! /// # Safety
 //! ///
-//! /// All 32 lanes call it together.
+//! /// All 32 lanes call this together.
 //! unsafe fn warp_sum(mut value: f32) -> f32 {
 //!     for distance in [16, 8, 4, 2, 1] {
-//!         // SAFETY: all lanes are here, says the caller.
+//!         // SAFETY: all lanes call this, by the caller's contract.
 //!         value += unsafe { warp::shuffle_xor(value, distance) };
 //!     }
 //!     value
@@ -33,29 +33,29 @@ use crate::{arch, thread};
 /// All lanes.
 pub const FULL_MASK: u32 = u32::MAX;
 
-/// Threads of a warp.
+/// The number of threads in a warp.
 pub const WARP_SIZE: u32 = 32;
 
-/// Which lane a shuffle reads.
+/// The mode of a shuffle: which lane it reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shuffle {
-    /// `shfl.sync.idx`: the lane given.
+    /// `shfl.sync.idx`: the given lane.
     Index,
     /// `shfl.sync.up`: a lower lane.
     Up,
     /// `shfl.sync.down`: a higher lane.
     Down,
-    /// `shfl.sync.bfly`: the lane xor the mask.
+    /// `shfl.sync.bfly`: this lane's number xor a mask.
     Xor,
 }
 
-/// Threads of a warp.
+/// The number of threads in a warp.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn warp_size() -> u32 {
     WARP_SIZE
 }
 
-/// Place of the thread in its warp, 0 to 31.
+/// Index of the thread in its warp, 0 to 31.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn lane_id() -> u32 {
     arch::lane_id()
@@ -67,8 +67,8 @@ pub fn warp_id() -> u32 {
     thread::index_in_block() / WARP_SIZE
 }
 
-/// The lanes that execute this together now. Which they are is up to the hardware: good for a hint,
-/// not for a mask.
+/// The lanes that are converged at this instruction. The hardware decides which: use it as a hint,
+/// not as the mask of a warp operation.
 #[doc(alias = "__activemask")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
@@ -76,7 +76,8 @@ pub fn activemask() -> u32 {
     arch::active_mask()
 }
 
-/// Barrier of the lanes of `mask`, which see each other's writes after. PTX: `bar.warp.sync`.
+/// Barrier of the lanes of `mask`; their writes before it are visible to them after it. PTX:
+/// `bar.warp.sync`.
 ///
 /// # Safety
 ///
@@ -92,22 +93,22 @@ pub unsafe fn sync_warp(mask: u32) {
 ///
 /// # Safety
 ///
-/// All 32 lanes call it together.
+/// All 32 lanes call this together.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn sync() {
     arch::sync_warp(FULL_MASK);
 }
 
-/// A value that lanes can exchange: numbers of 1 to 8 bytes.
+/// A value that shuffles can move: a number of 1 to 8 bytes.
 pub trait WarpShuffleValue: Copy {
-    /// The value in words of 32 bits, low word first; the second is unused up to 4 bytes.
+    /// The value as 32-bit words, low word first; values up to 4 bytes use only the first.
     #[doc(hidden)]
     fn to_words(self) -> [u32; 2];
-    /// The value that [`Self::to_words`] took apart.
+    /// The inverse of [`Self::to_words`].
     #[doc(hidden)]
     fn from_words(words: [u32; 2]) -> Self;
-    /// Whether the second word counts.
+    /// Whether the value uses the second word.
     #[doc(hidden)]
     const WIDE: bool = size_of::<Self>() > 4;
 }
@@ -177,7 +178,7 @@ macro_rules! shuffles {
         ///
         /// # Safety
         ///
-        /// All 32 lanes call it together.
+        /// All 32 lanes call this together.
         #[cfg_attr(target_arch = "nvptx64", inline(always))]
         #[track_caller]
         pub unsafe fn $whole<T: WarpShuffleValue>(value: T, $lane: u32) -> T {
@@ -187,9 +188,9 @@ macro_rules! shuffles {
         #[doc = concat!("The value of the lane ", $doc, ", among the lanes of `mask`, and whether")]
         /// that lane was in range.
         ///
-        /// `width` (a power of two up to 32) splits the warp into parts that shuffle separately.
+        /// `width` (a power of two up to 32) splits the warp into segments that shuffle separately.
         #[doc = concat!("PTX: `", $ptx, "`.")]
-        /// Values of 8 bytes take two shuffles. The value of a lane outside `mask` is unspecified.
+        /// 8-byte values take two shuffles. The value of a lane outside `mask` is unspecified.
         ///
         /// # Panics
         ///
@@ -225,7 +226,7 @@ macro_rules! votes {
         ///
         /// # Safety
         ///
-        /// All 32 lanes call it together.
+        /// All 32 lanes call this together.
         #[cfg_attr(target_arch = "nvptx64", inline(always))]
         #[track_caller]
         pub unsafe fn $whole(predicate: bool) -> $result {
@@ -248,5 +249,5 @@ macro_rules! votes {
 votes! {
     u32, ballot warp_vote_ballot, ballot, "The lanes whose `predicate` is true, one bit each,";
     bool, all warp_vote_all, vote_all, "Whether every `predicate` is true";
-    bool, any warp_vote_any, vote_any, "Whether some `predicate` is true";
+    bool, any warp_vote_any, vote_any, "Whether any `predicate` is true";
 }

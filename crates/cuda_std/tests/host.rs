@@ -1,4 +1,4 @@
-//! What device functions do on the host.
+//! Tests of device functions on the host.
 
 mod common;
 
@@ -18,7 +18,7 @@ fn panic_of(f: impl FnOnce() + std::panic::UnwindSafe) -> String {
     let panic = std::panic::catch_unwind(|| run(f)).expect_err("it should panic");
     match panic.downcast::<String>() {
         Ok(text) => *text,
-        Err(panic) => panic.downcast::<&str>().expect("a text").to_string(),
+        Err(panic) => panic.downcast::<&str>().expect("a message").to_string(),
     }
 }
 
@@ -66,7 +66,7 @@ fn indices_are_those_of_the_running_thread() {
         assert_eq!(warp::activemask(), u32::MAX);
     });
     run_as(ThreadCtx { thread_idx: [39, 1, 0], ..context() }, || {
-        assert_eq!(warp::activemask(), 0xffff, "the last of 80 threads has a half warp");
+        assert_eq!(warp::activemask(), 0xffff, "the last warp of 80 threads has 16 lanes");
     });
     assert!(run(thread::first).0);
 }
@@ -74,7 +74,7 @@ fn indices_are_those_of_the_running_thread() {
 #[test]
 fn a_device_function_outside_a_simulator_says_where_kernels_run() {
     let panic = std::panic::catch_unwind(thread::thread_idx_x).expect_err("no thread runs");
-    let text = panic.downcast::<&str>().expect("a text");
+    let text = panic.downcast::<&str>().expect("a message");
     assert!(text.contains("in the simulator or on a GPU"), "{text}");
 }
 
@@ -84,7 +84,7 @@ fn a_barrier_is_reported_at_the_line_of_its_caller() {
     let ((), events) = run(|| {
         thread::sync_threads();
         thread::named_barrier_sync(3, 64);
-        // SAFETY: the recording simulator waits for nobody.
+        // SAFETY: the recording simulator does not wait for other lanes.
         unsafe { warp::sync_warp(0xf) };
     });
     assert_eq!(
@@ -109,7 +109,7 @@ fn barriers_with_a_result_count_the_predicates() {
 
 #[test]
 fn a_shuffle_carries_every_bit_of_its_value() {
-    // SAFETY: the recording simulator waits for nobody.
+    // SAFETY: the recording simulator does not wait for other lanes.
     let ((), events) = run(|| unsafe {
         assert_eq!(warp::shuffle_xor(0x1234_5678u32, 1), !0x1234_5678);
         assert_eq!(warp::shuffle_xor(-7i8, 1), !-7);
@@ -136,7 +136,7 @@ fn a_shuffle_carries_every_bit_of_its_value() {
 
 #[test]
 fn votes_follow_from_the_ballot() {
-    // SAFETY: the recording simulator waits for nobody; lane 0 votes as told, the others for.
+    // SAFETY: the recording simulator does not wait; lane 0 votes its predicate, other lanes true.
     run(|| unsafe {
         assert_eq!(warp::ballot(false), !1);
         assert!(warp::all(true) && !warp::all(false));
@@ -146,7 +146,7 @@ fn votes_follow_from_the_ballot() {
 
 #[test]
 fn a_shuffle_refuses_a_width_that_is_no_power_of_two() {
-    // SAFETY: the recording simulator waits for nobody.
+    // SAFETY: the recording simulator does not wait for other lanes.
     let text = panic_of(|| unsafe { _ = warp::warp_shuffle_up(!0, 1u32, 1, 12) });
     assert!(text.contains("power of two"), "{text}");
 }
@@ -156,7 +156,7 @@ fn accesses_are_reported_while_the_thread_is_watched() {
     let mut memory = [Vec16::splat(1.0f32); 2];
     let address = memory.as_mut_ptr().cast::<f32>();
     let line = line!() + 3;
-    // SAFETY: all in `memory`.
+    // SAFETY: all accesses are in `memory`.
     let body = || unsafe {
         let loaded = mem::load(address.add(1));
         mem::store(address, loaded + 1.0);
@@ -184,14 +184,14 @@ fn accesses_are_reported_while_the_thread_is_watched() {
         ]
     );
     let (_, events) = run_as(ThreadCtx { watch: false, ..thread() }, body);
-    assert_eq!(events, [Event::Spin], "only what may wait is reported to all");
+    assert_eq!(events, [Event::Spin], "without `watch` only possible polls are reported");
 }
 
 #[test]
 fn a_misaligned_vector_is_refused_as_a_gpu_would() {
     let memory = [Vec16::splat(1.0f32); 2];
     let address = memory.as_ptr().cast::<f32>().addr() + 4;
-    // SAFETY: in `memory`; what is wrong with it is refused before the access.
+    // SAFETY: in `memory`; the misaligned address is rejected before the access.
     let text = panic_of(move || unsafe { _ = mem::load_vec(address as *const f32) });
     assert!(text.contains("misaligned"), "{text}");
 }
@@ -202,7 +202,7 @@ fn what_may_wait_spins_and_what_makes_progress_does_not() {
     let word = AtomicU32::new(1);
     let (order, scope) = (Order::Relaxed, Scope::Gpu);
     assert!(spins(&|| _ = word.load(order, scope)));
-    assert!(spins(&|| _ = word.swap(1, order, scope)), "a lock that is taken");
+    assert!(spins(&|| _ = word.swap(1, order, scope)), "as at a lock that is held");
     assert!(spins(&|| _ = word.compare_exchange(0, 1, order, scope)));
     assert!(!spins(&|| _ = word.compare_exchange(1, 0, order, scope)));
     assert!(!spins(&|| _ = word.fetch_add(1, order, scope)));

@@ -17,7 +17,7 @@ use devcomm_types::{HostKernel, Kernel};
 pub unsafe fn increment(x: *mut u32, mut count: usize) {
     while count > 0 {
         count -= 1;
-        // SAFETY: the caller gives `count` elements.
+        // SAFETY: `x` has `count` elements.
         unsafe { mem::store(x.add(count), mem::load(x.add(count)) + 1) };
     }
 }
@@ -38,7 +38,7 @@ pub(crate) fn prints(value: f32) {
 #[kernel(T = [f32, f16, half_alias])]
 pub unsafe fn sum<T: Accumulate>(x: *const T, out: *mut T, count: usize) {
     let shared = shared_array![T; 8];
-    // SAFETY: the caller gives `count` vectors, and room for one.
+    // SAFETY: `x` has `count` vectors, and `out` one.
     unsafe {
         let mut acc = T::widen(mem::load_vec(x));
         for i in 1..count {
@@ -52,12 +52,12 @@ pub unsafe fn sum<T: Accumulate>(x: *const T, out: *mut T, count: usize) {
 #[expect(non_camel_case_types, reason = "the instance's suffix")]
 type half_alias = bf16;
 
-/// Two lists: every combination.
+/// Every combination of two lists.
 #[kernel(T = [u32, u64], N = [2, 3])]
 unsafe fn fill<T: From<u16>, const N: usize>(out: *mut T) {
     let tile = [const { N as u16 }; N];
     for (i, value) in tile.into_iter().enumerate() {
-        // SAFETY: the caller gives N elements.
+        // SAFETY: `out` has N elements.
         unsafe { *out.add(i) = T::from(value) };
     }
 }
@@ -70,7 +70,7 @@ fn name<K: Kernel>() -> (&'static str, &'static str, &'static str) {
 ///
 /// The kernel's contract.
 unsafe fn call<K: HostKernel>(args: K::Args) -> Vec<common::Event> {
-    // SAFETY: the caller's, and `run` makes a thread current.
+    // SAFETY: the caller's contract; `run` sets a current thread.
     run(|| unsafe { K::call(args) }).1
 }
 
@@ -99,10 +99,10 @@ fn the_arguments_are_the_parameters() {
 #[test]
 fn the_host_runs_the_body() {
     let mut x = [1, 2, 3];
-    // SAFETY: three elements.
+    // SAFETY: `x` has three elements.
     let events = unsafe { call::<increment>((x.as_mut_ptr(), 3)) };
     assert_eq!((x, events.len()), ([2, 3, 4], 6));
-    // SAFETY: no contract.
+    // SAFETY: the kernel has no contract.
     let events = unsafe { call::<prints>((1.5,)) };
     assert_eq!(events, [common::Event::Print("1.5\n".into())]);
 }
@@ -112,11 +112,11 @@ fn the_body_of_an_instance_knows_its_types_and_constants() {
     let x = [Vec16::splat(bf16::from_f32(1.5)); 3];
     let mut out = Vec16::splat(bf16::ZERO);
     let args = (x.as_ptr().cast(), (&raw mut out).cast(), 3);
-    // SAFETY: three vectors, room for one.
+    // SAFETY: `x` has three vectors, and `out` is one.
     unsafe { call::<sum<bf16>>(args) };
     assert_eq!(out, Vec16::splat(bf16::from_f32(4.5)));
     let mut out = [0; 3];
-    // SAFETY: room for two of three.
+    // SAFETY: `out` has three elements, two are written.
     unsafe { call::<fill<u32, 2>>((out.as_mut_ptr(),)) };
     assert_eq!(out, [2, 2, 0]);
 }
@@ -135,7 +135,7 @@ struct Job<T> {
 #[kernel(T = [f32], requires(job.count <= 8, job.count.is_multiple_of(2)))]
 unsafe fn store_all<T: From<f32> + Copy>(job: Job<T>) {
     for i in 0..job.count {
-        // SAFETY: the caller gives `count` elements.
+        // SAFETY: `job.out` has `count` elements.
         unsafe { *job.out.add(i) = T::from(if job.negative { -job.value } else { job.value }) };
     }
 }
@@ -150,7 +150,7 @@ fn a_struct_is_a_parameter_with_named_fields() {
     use devcomm_types::{KernelArgs, LaunchArgs};
     assert_eq!(<(Job<f32>,)>::SIZES, [24]);
     let mut out = [0.0; 2];
-    // SAFETY: two elements.
+    // SAFETY: `out` has two elements.
     unsafe {
         let args = <(Job<f32>,)>::from_abi(job(&mut out).into_abi());
         call::<store_all<f32>>(args);
@@ -171,10 +171,10 @@ fn what_a_kernel_requires_is_checked_with_the_values_of_both_sides() {
     assert_eq!(increment::check(&(0, 7)), Ok(()));
 }
 
-/// Calls another kernel, of either kind.
+/// Calls other kernels: a plain one and an instance of a generic one.
 #[kernel]
 unsafe fn increment_twice(x: *mut u32, count: usize) {
-    // SAFETY: the caller gives `count` elements, two of them at least.
+    // SAFETY: `x` has `count` elements, at least two.
     unsafe {
         increment(x, count);
         fill::<u32, 2>(x);
@@ -185,7 +185,7 @@ unsafe fn increment_twice(x: *mut u32, count: usize) {
 #[test]
 fn a_kernel_can_call_another_as_a_function() {
     let mut x = [5, 6, 7];
-    // SAFETY: three elements.
+    // SAFETY: `x` has three elements.
     unsafe { call::<increment_twice>((x.as_mut_ptr(), 3)) };
     assert_eq!(x, [3, 3, 9]);
 }

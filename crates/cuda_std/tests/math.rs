@@ -1,11 +1,10 @@
-//! The error of functions that are computed here, against references in `f64`.
+//! The errors of `erf` and GELU against references in `f64`.
 
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI, PI};
 
 use cuda_std::math;
 
-/// The error function, by its series at 0, which is good to 1e-10 up to 4.5; beyond it is 1 to
-/// 1e-10.
+/// The error function to 1e-10: by its Taylor series at 0 up to 4.5, beyond it 1.
 fn erf(x: f64) -> f64 {
     if x.abs() > 4.5 {
         return x.signum();
@@ -23,7 +22,7 @@ fn numbers() -> impl Iterator<Item = f32> {
     (-120_000..=120_000).map(|i| i as f32 / 10_000.0)
 }
 
-/// The largest of `error` over the numbers, and where.
+/// The largest `error` over the numbers, and the number.
 fn worst(error: impl Fn(f32) -> f64) -> (f64, f32) {
     numbers().map(|x| (error(x), x)).max_by(|a, b| a.0.total_cmp(&b.0)).unwrap()
 }

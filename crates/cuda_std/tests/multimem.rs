@@ -1,5 +1,5 @@
-//! `multimem` on the host: a load, reduction or store applies to every copy behind the multicast
-//! address, as the simulator lists them.
+//! `multimem` on the host: a load, reduction or store applies to every copy of the multicast
+//! address that the simulator lists.
 
 mod common;
 
@@ -49,7 +49,7 @@ where
     // SAFETY: the test's simulator maps the address to the copies.
     let (loaded, events) = run(|| unsafe { multimem::load_reduce(op, address) });
     assert_eq!(loaded, reduced, "{op:?}");
-    assert_eq!(copies.read::<V>(), values, "a load changes nothing");
+    assert_eq!(copies.read::<V>(), values, "a load does not change the copies");
     let reads = events.iter().filter(|event| {
         matches!(
             event,

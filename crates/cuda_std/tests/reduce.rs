@@ -1,4 +1,4 @@
-//! The operators.
+//! Tests of the reduction operators.
 
 use cuda_std::prelude::*;
 use cuda_std::reduce::{And, Avg, Max, Min, Or, PreMulSum, Prod, Sum, SumInHalf, Xor, fold};
@@ -40,7 +40,7 @@ fn an_average_is_divided_at_the_end() {
     assert_eq!(fold(Avg { of: 200 }, &[i8::MAX; 1]), Some(0), "a count beyond the type's range");
     assert_eq!(fold(avg, &[1.5f64, 1.5, 3.0]), Some(2.0));
     assert_eq!(fold(Avg { of: 0 }, &[7u64]), Some(0), "no trap");
-    // In the narrow type the sum would be infinite.
+    // An `f16` sum would be infinite.
     assert_eq!(fold(Avg { of: 2 }, &[f16::MAX; 2]), Some(f16::MAX));
 }
 
@@ -49,13 +49,13 @@ fn narrow_floats_are_reduced_in_f32_and_rounded_once() {
     let of = f16::from_f32;
     let halves = [of(1.0), of(1.0 / 2048.0), of(1.0 / 2048.0)];
     assert_eq!(fold(Sum, &halves), Some(of(1.0 + 1.0 / 1024.0)));
-    assert_eq!(fold(SumInHalf, &halves), Some(of(1.0)), "unless told otherwise");
+    assert_eq!(fold(SumInHalf, &halves), Some(of(1.0)), "each step is rounded");
     assert_eq!(fold(PreMulSum(0.5), &halves), Some(of(0.5 + 1.0 / 2048.0)));
-    // 60,000 twice and back again.
+    // The partial sum is beyond the type's range.
     let e5m2 = [57_344.0, 57_344.0, -57_344.0].map(F8E5M2::from_f32);
     assert_eq!(fold(Sum, &e5m2).map(|x| x.to_f32()), Some(57_344.0));
     let e4m3 = [448.0, 448.0].map(F8E4M3::from_f32);
-    assert_eq!(fold(Sum, &e4m3).map(|x| x.to_f32()), Some(448.0), "the largest there is");
+    assert_eq!(fold(Sum, &e4m3).map(|x| x.to_f32()), Some(448.0), "saturates");
 }
 
 #[test]

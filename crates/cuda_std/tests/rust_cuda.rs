@@ -1,4 +1,4 @@
-//! Kernels as they are written for Rust-CUDA: compiled to PTX, assembled, and run in the simulator.
+//! Kernels in Rust-CUDA's style: compiled to PTX, assembled, and run in the simulator.
 //!
 //! The test harness is libtest-mimic, for two reasons: `CudaBuilder` starts this program again as a
 //! process that runs LLVM, so `main` must call `link_worker` first; and a test can report at run
@@ -83,7 +83,7 @@ fn shared_statics(artifacts: &Artifacts) -> Result<(), Failed> {
     let bytes = arrays.filter(|line| line.contains("[1024]")).count();
     ensure(bytes == 2, || format!("{bytes} arrays of 1,024 bytes in\n{ptx}"))?;
     let accesses = ["ld.shared", "st.shared"].map(|access| ptx.contains(access));
-    ensure(accesses == [true; 2], || format!("they are not used in\n{ptx}"))
+    ensure(accesses == [true; 2], || format!("the arrays are not used in\n{ptx}"))
 }
 
 fn assemble(artifacts: &Artifacts) -> Result<(), Failed> {
@@ -142,5 +142,5 @@ fn sums_warps() -> Result<(), Failed> {
         read(&sums)
     })?;
     let wanted: Vec<f32> = values.chunks(256).map(|chunk| chunk.iter().sum()).collect();
-    ensure(sums == wanted, || format!("{sums:?} in place of {wanted:?}"))
+    ensure(sums == wanted, || format!("{sums:?} instead of {wanted:?}"))
 }

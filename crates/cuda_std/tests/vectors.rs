@@ -1,4 +1,4 @@
-//! Vectors, their sums, and half precision.
+//! Tests of vectors, their sums, and conversions of 16-bit and 8-bit floats.
 
 use std::fmt::Debug;
 
@@ -25,7 +25,7 @@ fn lanes_are_memory<T: Accumulate + PartialEq + Debug, const N: usize>(elements:
     let doubled = T::narrow(sum);
     for (i, element) in elements.iter().enumerate() {
         let acc = element.to_acc().wrapping_add(element.to_acc());
-        assert_eq!(doubled.lane(i), T::from_acc(acc), "a vector sums as its elements do");
+        assert_eq!(doubled.lane(i), T::from_acc(acc), "a vector's sum equals its elements' sums");
     }
 }
 
@@ -62,7 +62,7 @@ fn integer_sums_wrap_around() {
 
 #[test]
 fn half_precision_sums_round_once() {
-    // 1 + 2^-12 + 2^-12 + .. is 1 when each step rounds to a half, and 1.5 when only the end does.
+    // 1 + 2^-12 + 2^-12 + .. is 1 if each step rounds to `f16`, and 1.5 if only the result does.
     let tiny = f16::from_f32(1.0 / 4096.0);
     let mut sum = f16::widen(Vec16::splat(f16::ONE));
     for _ in 0..2048 {
@@ -101,7 +101,7 @@ fn every_float_of_8_bits_survives_widening_and_narrowing() {
         assert!(nan && still || back.to_bits() == bits, "e4m3 {bits:#x}");
         let float = F8E5M2::from_bits(bits);
         let back = convert::f32_to_f8e5m2(convert::f8e5m2_to_f32(float));
-        // A float of 8 bits is never rounded to infinity.
+        // Narrowing to 8 bits never gives infinity.
         let wanted = if float.to_f32().is_infinite() { bits - 1 } else { bits };
         let [nan, still] = [float, back].map(|float| float.to_f32().is_nan());
         assert!(nan && still || back.to_bits() == wanted, "e5m2 {bits:#x}");

@@ -1,7 +1,7 @@
-//! The fabric's logical endpoints (CFT): which ranks have them, and which address in them is an
-//! element's.
+//! Queries about the fabric's logical endpoints (NCCL's CFT): which ranks have them, and at which
+//! offset in an endpoint an element is.
 //!
-//! These are queries. NCCL's operations on endpoints (`ncclCft`) are not part of this crate.
+//! NCCL's operations on endpoints (`ncclCft`) are not in this crate.
 
 use core::mem::size_of;
 
@@ -9,17 +9,17 @@ use devcomm_types::{CftTeamMode, Element, Team};
 
 use crate::{DevComm, ResourceBuffer, Window, raw};
 
-/// A place in the memory behind a logical endpoint.
+/// A location in the memory of a logical endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CftPlace {
     /// The endpoint. NCCL: `ncclCftLeId`.
     pub endpoint: u32,
-    /// Bytes from its beginning.
+    /// Byte offset in the endpoint's memory.
     pub byte_offset: usize,
 }
 
 impl CftPlace {
-    /// The place that one of NCCL's queries writes.
+    /// The result of one of NCCL's queries, which writes it to two pointers.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn of(query: impl FnOnce(*mut u32, *mut usize)) -> Self {
@@ -30,8 +30,8 @@ impl CftPlace {
 }
 
 impl DevComm {
-    /// The ranks that have logical endpoints, or some of them; a team of nobody where there is no
-    /// such fabric. NCCL: `ncclTeamCft`.
+    /// The ranks that have logical endpoints, or some of them, by `mode`; an empty team if the
+    /// fabric has none. NCCL: `ncclTeamCft`.
     #[doc(alias = "ncclTeamCft")]
     #[must_use]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -49,22 +49,22 @@ impl DevComm {
 }
 
 impl<T: Element> Window<T> {
-    /// Where the endpoint of member `peer` of `team`, one of [`DevComm::cft_team`]'s, has element
-    /// `index`. NCCL: `ncclGetCftLeInfo`.
+    /// The location of element `index` in the endpoint of rank `peer` of `team`, which is a
+    /// [`DevComm::cft_team`]. NCCL: `ncclGetCftLeInfo`.
     #[doc(alias = "ncclGetCftLeInfo")]
     #[must_use]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn cft_place(self, comm: &DevComm, team: Team, peer: i32, index: usize) -> CftPlace {
         let (window, offset) = (self.as_raw(), index * size_of::<T>());
-        // SAFETY: arithmetic on the descriptor of a window that the host registered; both results
-        // are live variables.
-        CftPlace::of(|endpoint, place| unsafe {
-            raw::ncclGetCftLeInfo(window, offset, peer, &team, comm.as_raw(), endpoint, place);
+        // SAFETY: the host registered the window; both pointers are to live variables.
+        CftPlace::of(|endpoint, le_offset| unsafe {
+            raw::ncclGetCftLeInfo(window, offset, peer, &team, comm.as_raw(), endpoint, le_offset);
         })
     }
 
-    /// Where the endpoint of world rank `peer` has element `index`. NCCL: `ncclGetPeerLeInfo`.
+    /// The location of element `index` in the endpoint of world rank `peer`. NCCL:
+    /// `ncclGetPeerLeInfo`.
     #[doc(alias = "ncclGetPeerLeInfo")]
     #[must_use]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -72,13 +72,12 @@ impl<T: Element> Window<T> {
     pub fn cft_place_of_rank(self, comm: &DevComm, peer: i32, index: usize) -> CftPlace {
         let (window, offset) = (self.as_raw(), index * size_of::<T>());
         // SAFETY: as in `cft_place`.
-        CftPlace::of(|endpoint, place| unsafe {
-            raw::ncclGetPeerLeInfo(window, offset, peer, comm.as_raw(), endpoint, place);
+        CftPlace::of(|endpoint, le_offset| unsafe {
+            raw::ncclGetPeerLeInfo(window, offset, peer, comm.as_raw(), endpoint, le_offset);
         })
     }
 
-    /// Where the multicast endpoint has element `index` of all its ranks. NCCL:
-    /// `ncclGetMultimemLeInfo`.
+    /// The location of element `index` in the multicast endpoint. NCCL: `ncclGetMultimemLeInfo`.
     #[doc(alias = "ncclGetMultimemLeInfo")]
     #[must_use]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -86,28 +85,28 @@ impl<T: Element> Window<T> {
     pub fn cft_multimem_place(self, comm: &DevComm, index: usize) -> CftPlace {
         let (window, offset) = (self.as_raw(), index * size_of::<T>());
         // SAFETY: as in `cft_place`.
-        CftPlace::of(|endpoint, place| unsafe {
-            raw::ncclGetMultimemLeInfo(window, offset, comm.as_raw(), endpoint, place);
+        CftPlace::of(|endpoint, le_offset| unsafe {
+            raw::ncclGetMultimemLeInfo(window, offset, comm.as_raw(), endpoint, le_offset);
         })
     }
 }
 
 impl ResourceBuffer<'_> {
-    /// Where the endpoint of rank `peer` of the flat [`DevComm::cft_team`] has the buffer. NCCL:
-    /// `ncclGetResourceBufferCftLeInfo`.
+    /// The buffer's location in the endpoint of rank `peer` of the flat [`DevComm::cft_team`].
+    /// NCCL: `ncclGetResourceBufferCftLeInfo`.
     #[doc(alias = "ncclGetResourceBufferCftLeInfo")]
     #[must_use]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn cft_place(self, peer: i32) -> CftPlace {
         let (comm, handle) = (self.comm().as_raw(), self.handle());
-        // SAFETY: arithmetic on a device communicator; both results are live variables.
-        CftPlace::of(|endpoint, place| unsafe {
-            raw::ncclGetResourceBufferCftLeInfo(comm, handle, peer, endpoint, place);
+        // SAFETY: the device communicator is valid; both pointers are to live variables.
+        CftPlace::of(|endpoint, le_offset| unsafe {
+            raw::ncclGetResourceBufferCftLeInfo(comm, handle, peer, endpoint, le_offset);
         })
     }
 
-    /// Where the endpoint of world rank `peer` has the buffer. NCCL:
+    /// The buffer's location in the endpoint of world rank `peer`. NCCL:
     /// `ncclGetResourceBufferPeerLeInfo`.
     #[doc(alias = "ncclGetResourceBufferPeerLeInfo")]
     #[must_use]
@@ -116,12 +115,12 @@ impl ResourceBuffer<'_> {
     pub fn cft_place_of_rank(self, peer: i32) -> CftPlace {
         let (comm, handle) = (self.comm().as_raw(), self.handle());
         // SAFETY: as in `cft_place`.
-        CftPlace::of(|endpoint, place| unsafe {
-            raw::ncclGetResourceBufferPeerLeInfo(comm, handle, peer, endpoint, place);
+        CftPlace::of(|endpoint, le_offset| unsafe {
+            raw::ncclGetResourceBufferPeerLeInfo(comm, handle, peer, endpoint, le_offset);
         })
     }
 
-    /// Where the multicast endpoint has the buffer of all its ranks. NCCL:
+    /// The buffer's location in the multicast endpoint. NCCL:
     /// `ncclGetResourceBufferMultimemLeInfo`.
     #[doc(alias = "ncclGetResourceBufferMultimemLeInfo")]
     #[must_use]
@@ -130,8 +129,8 @@ impl ResourceBuffer<'_> {
     pub fn cft_multimem_place(self) -> CftPlace {
         let (comm, handle) = (self.comm().as_raw(), self.handle());
         // SAFETY: as in `cft_place`.
-        CftPlace::of(|endpoint, place| unsafe {
-            raw::ncclGetResourceBufferMultimemLeInfo(comm, handle, endpoint, place);
+        CftPlace::of(|endpoint, le_offset| unsafe {
+            raw::ncclGetResourceBufferMultimemLeInfo(comm, handle, endpoint, le_offset);
         })
     }
 }

@@ -6,7 +6,7 @@ use devcomm_types::nccl::{self, MultimemHandle};
 
 /// A device communicator as a kernel receives it, by value.
 ///
-/// The host makes it (`Communicator::create_dev_comm`) with the resources that the kernel needs,
+/// The host creates it (`Communicator::create_dev_comm`) with the resources that the kernel needs,
 /// such as barriers.
 ///
 /// NCCL: `ncclDevComm`.
@@ -22,13 +22,13 @@ unsafe impl KernelParam for DevComm {
 }
 
 impl DevComm {
-    /// This rank in the communicator.
+    /// This rank's number in the communicator.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn rank(&self) -> i32 {
         self.0.rank
     }
 
-    /// Ranks of the communicator.
+    /// The number of ranks in the communicator.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn n_ranks(&self) -> i32 {
         self.0.n_ranks
@@ -41,43 +41,42 @@ impl DevComm {
         self.0.world_team()
     }
 
-    /// The ranks within load and store. NCCL: `ncclTeamLsa`.
+    /// The ranks whose memory this GPU can load and store. NCCL: `ncclTeamLsa`.
     #[doc(alias = "ncclTeamLsa")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn lsa_team(&self) -> Team {
         self.0.lsa_team()
     }
 
-    /// The ranks with this rank's place in every LSA team. NCCL: `ncclTeamRail`.
+    /// The ranks with the same LSA rank in every LSA team. NCCL: `ncclTeamRail`.
     #[doc(alias = "ncclTeamRail")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn rail_team(&self) -> Team {
         self.0.rail_team()
     }
 
-    /// Which LSA team this rank is in; [`lsa_team`](Self::lsa_team)s are numbered in the order of
-    /// ranks.
+    /// The index of this rank's [`lsa_team`](Self::lsa_team). LSA teams are numbered in the order
+    /// of their ranks.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn lsa_team_index(&self) -> i32 {
         self.rail_team().rank
     }
 
-    /// How many LSA barriers the host reserved; [`BarrierIndex`](crate::BarrierIndex)es are below
-    /// it.
+    /// The number of LSA barriers that the host reserved, and so the bound of a
+    /// [`BarrierIndex`](crate::BarrierIndex).
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn n_lsa_barriers(&self) -> u32 {
         self.0.lsa_barrier.n_barriers as u32
     }
 
-    /// The multicast mapping of the LSA team; `None` where the device communicator was made
-    /// without.
+    /// The multicast mapping of the LSA team; `None` if the host did not request `lsa_multimem`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn lsa_multimem(&self) -> Option<MultimemHandle> {
         (!self.0.lsa_multimem.base.is_null()).then_some(self.0.lsa_multimem)
     }
 
-    /// How many GIN contexts there are; at least as many as the host asked for, or fewer where the
-    /// network has no more.
+    /// The number of GIN contexts: at least the number that the host requested, or fewer if the
+    /// network does not provide them.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn n_gin_contexts(&self) -> u32 {
         self.0.gin_context_count

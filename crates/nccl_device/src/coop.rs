@@ -9,8 +9,8 @@ use crate::raw;
 
 /// A set of threads of one block that makes cooperative calls together.
 ///
-/// NCCL ranks threads by `threadIdx.x` alone, so blocks are one-dimensional; a launch of a kernel
-/// that takes a [`DevComm`](crate::DevComm) is refused otherwise.
+/// NCCL ranks threads by `threadIdx.x` only, so blocks are one-dimensional: other launches of
+/// a kernel that takes a [`DevComm`](crate::DevComm) are refused.
 ///
 /// NCCL: `ncclCoopAny`.
 #[doc(alias = "ncclCoopAny")]
@@ -20,8 +20,8 @@ pub struct Coop {
     kind: Kind,
 }
 
-/// The kind of a coop as plain data, which NCCL's struct has as a table of functions: only NCCL's
-/// own functions need the table then, and votes can be chosen by the kind.
+/// The kind of a coop, which NCCL's struct expresses only as a vtable. With it this crate needs no
+/// indirect calls, and can choose a voting instruction.
 #[derive(Clone, Copy)]
 enum Kind {
     Thread,
@@ -33,7 +33,7 @@ enum Kind {
 macro_rules! init {
     ($kind:expr, $function:ident($($arg:expr),*)) => {{
         let mut coop = MaybeUninit::<raw::CoopAny>::uninit();
-        // SAFETY: the function fills the vtable and what its kind of coop uses of the storage.
+        // SAFETY: the function initializes the vtable and the storage that its kind of coop uses.
         unsafe {
             raw::$function(coop.as_mut_ptr() $(, $arg)*);
             Coop { any: coop.assume_init(), kind: $kind }
@@ -42,7 +42,7 @@ macro_rules! init {
 }
 
 impl Coop {
-    /// The calling thread alone. NCCL: `ncclCoopAnyInitThread`.
+    /// Only the calling thread. NCCL: `ncclCoopAnyInitThread`.
     #[doc(alias = "ncclCoopAnyInitThread")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
@@ -67,8 +67,8 @@ impl Coop {
         init!(Kind::Lanes(lane_mask), ncclCoopAnyInitLanes(lane_mask))
     }
 
-    /// Warps `first_warp..first_warp + n_warps` of the block. `id`, 0 to 14, names the hardware
-    /// barrier: spans in use at one time have different ones. NCCL: `ncclCoopAnyInitWarpSpan`.
+    /// Warps `first_warp..first_warp + n_warps` of the block. `id`, 0 to 14, selects the named
+    /// barrier: spans in use at the same time need different ids. NCCL: `ncclCoopAnyInitWarpSpan`.
     #[doc(alias = "ncclCoopAnyInitWarpSpan")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
@@ -86,7 +86,7 @@ impl Coop {
         init!(Kind::Cta, ncclCoopAnyInitCta())
     }
 
-    /// The calling thread's place in the coop. NCCL: `ncclCoopThreadRank`.
+    /// The calling thread's rank in the coop. NCCL: `ncclCoopThreadRank`.
     #[doc(alias = "ncclCoopThreadRank")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
@@ -97,14 +97,14 @@ impl Coop {
             Kind::Lanes(mask) => (mask & ((1 << warp::lane_id()) - 1)).count_ones(),
             Kind::Span { first_warp, n_warps, .. } => {
                 let rank = thread::thread_idx_x().wrapping_sub(first_warp * warp::WARP_SIZE);
-                debug_assert!(rank < n_warps * warp::WARP_SIZE, "the thread is not of the coop");
+                debug_assert!(rank < n_warps * warp::WARP_SIZE, "the thread is not in the coop");
                 rank
             }
             Kind::Cta => thread::thread_idx_x(),
         }
     }
 
-    /// Threads of the coop. NCCL: `ncclCoopSize`.
+    /// The number of threads in the coop. NCCL: `ncclCoopSize`.
     #[doc(alias = "ncclCoopSize")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
@@ -117,16 +117,16 @@ impl Coop {
         }
     }
 
-    /// The numbers of `0..n` that are the calling thread's, one every [`size`](Self::size):
-    /// together the threads of the coop have each once.
+    /// The calling thread's share of `0..n`: from its rank on in steps of [`size`](Self::size).
+    /// Together the threads of the coop get each number once.
     ///
     /// ```
     /// # use nccl_device::{Coop, DevComm, Window};
-    /// /// Tells every rank, a thread per rank.
+    /// /// Sets this rank's element in every rank, with one thread per rank.
     /// # unsafe fn f(comm: &DevComm, table: Window<u32>) {
     /// let team = comm.lsa_team();
     /// for peer in Coop::cta().strided(team.n_ranks as u32) {
-    ///     // SAFETY: the table has a number for each rank, which this rank alone writes.
+    ///     // SAFETY: the table has one element per rank; only this rank writes this element.
     ///     unsafe { table.lsa(peer as i32).store(team.rank as usize, 1) };
     /// }
     /// # }
@@ -137,8 +137,8 @@ impl Coop {
         Strided::new(N::from_u32(self.thread_rank()), n, N::from_u32(self.size()))
     }
 
-    /// Waits for every thread of the coop; memory that one wrote before, the others see after.
-    /// NCCL: `ncclCoopSync`.
+    /// A barrier of the coop's threads. A thread's writes before it are visible to the others
+    /// after it. NCCL: `ncclCoopSync`.
     #[doc(alias = "ncclCoopSync")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
@@ -154,15 +154,15 @@ impl Coop {
         }
     }
 
-    /// [`sync`](Self::sync), and whether `mine` is true for some thread of the coop: every thread
-    /// gets the same answer.
+    /// [`sync`](Self::sync) that also returns, in every thread, whether `mine` is true in any
+    /// thread of the coop.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn any(&self, mine: bool) -> bool {
         match self.kind {
             Kind::Thread => mine,
             Kind::Lanes(mask) => {
-                // The vote alone orders no memory.
+                // The vote does not order memory.
                 self.sync();
                 // SAFETY: every lane of the coop calls this.
                 unsafe { warp::warp_vote_any(mask, mine) }
@@ -175,8 +175,8 @@ impl Coop {
     }
 
     /// NCCL's struct, for [`raw`](crate::raw). Pass the address of a copy that is local to the
-    /// call: NCCL calls through a table that the struct points to, and LLVM devirtualises
-    /// those calls only there.
+    /// call: NCCL calls through the struct's vtable, and LLVM devirtualises those calls only for
+    /// such a copy.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn as_raw(&self) -> raw::CoopAny {
         self.any

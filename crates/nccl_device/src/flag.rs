@@ -1,10 +1,10 @@
 //! Flags between ranks: words of a window that one rank sets and another waits for.
 //!
-//! A [`Flag`] is one word in each rank's part of a window. Posting it tells one peer that what
-//! the coop wrote before is visible. The host can end a wait for it, as every wait of this crate,
-//! and then reports who waited for which flag. Values only grow, modulo 2^32, so that a flag
-//! is never reset: post 1, 2, 3, .., or what an [`Epoch`] gives, which continues from launch to
-//! launch.
+//! A [`Flag`] is one 32-bit word in each rank's part of a window. Posting it signals one peer that
+//! the coop's earlier writes are visible. The host can abort a wait for a flag, like every wait of
+//! this crate, and then reports which thread waited for which flag. Values only grow, modulo 2^32,
+//! so that a flag is never reset: post 1, 2, 3, .., or the number of an [`Epoch`], which continues
+//! from launch to launch.
 //!
 //! # Example
 //!
@@ -12,12 +12,12 @@
 //! use cuda_std::prelude::*;
 //! use nccl_device::{Coop, DevComm, Epoch, Flag, Window};
 //!
-//! /// Each rank hands `count` elements to the next one. One block.
+//! /// Each rank stores `count` elements to the next rank. One block.
 //! ///
 //! /// # Safety
 //! ///
-//! /// The windows have `count` elements and one flag, `epoch` two words of this rank's, 0 at
-//! /// first.
+//! /// `send` and `recv` have `count` elements, `flags` one. `epoch` points to two words of this
+//! /// GPU's memory, 0 before the first launch.
 //! #[kernel]
 //! pub unsafe fn shift(
 //!     comm: DevComm,
@@ -31,12 +31,12 @@
 //!     // SAFETY: the kernel's contract.
 //!     let (flag, epoch) = unsafe { (Flag::new(&comm, flags, 0), Epoch::begin(epoch)) };
 //!     for i in coop.strided(count) {
-//!         // SAFETY: the kernel's contract; the peer reads it when it has seen the flag.
+//!         // SAFETY: the kernel's contract; the peer reads the element after the flag is set.
 //!         unsafe { recv.lsa(team.next()).store(i, send.local().load(i)) };
 //!     }
 //!     flag.post(coop, team.next(), epoch.get());
 //!     flag.wait_at_least(coop, epoch.get());
-//!     // SAFETY: once a launch.
+//!     // SAFETY: called once per launch.
 //!     unsafe { epoch.end(coop) };
 //! }
 //! # fn main() {}
@@ -63,7 +63,7 @@ impl<'a> Flags<'a> {
     ///
     /// # Safety
     ///
-    /// Every rank's part of the window has them, and they are used as flags alone.
+    /// Every rank's part of the window has these words, and they are used only as flags.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn new(comm: &'a DevComm, words: Window<u32>, first: usize, len: u32) -> Self {
         Self { comm, words, first, len }
@@ -77,7 +77,7 @@ impl<'a> Flags<'a> {
 
     /// Flag `index`. Traps if it does not exist.
     ///
-    /// A flag has one rank that posts it to another: give each rank its own where several post.
+    /// Only one rank may post a flag to a given peer: use one flag per posting rank.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn at(&self, index: u32) -> Flag<'a> {
@@ -86,7 +86,7 @@ impl<'a> Flags<'a> {
     }
 }
 
-/// A word in each rank of the LSA team by which one rank tells another its progress.
+/// A 32-bit word in each rank of the LSA team by which one rank signals its progress to another.
 #[derive(Clone, Copy)]
 pub struct Flag<'a> {
     comm: &'a DevComm,
@@ -99,26 +99,26 @@ impl<'a> Flag<'a> {
     ///
     /// # Safety
     ///
-    /// Every rank's part of the window has it, and it is used as a flag alone.
+    /// Every rank's part of the window has this element, and it is used only as a flag.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn new(comm: &'a DevComm, words: Window<u32>, index: usize) -> Self {
         Self { comm, words, index }
     }
 
-    /// Sets the flag of LSA rank `peer` to `value`, when every thread of the coop is here: who sees
-    /// it sees what they wrote before. Traps when the team has no such rank.
+    /// Sets the flag of LSA rank `peer` to `value` after every thread of the coop has arrived. A
+    /// thread that reads the value sees the coop's earlier writes. Traps if there is no such rank.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn post(&self, coop: Coop, peer: i32, value: u32) {
         assert!((peer as u32) < self.comm.lsa_team().n_ranks as u32, "there is no such LSA rank");
         coop.sync();
         if coop.thread_rank() == 0 {
-            // SAFETY: the constructor's contract: the word is there, and is accessed in order only.
+            // SAFETY: the constructor's contract: the word exists and has ordered accesses only.
             unsafe { self.words.lsa(peer).store_release(self.index, value) };
         }
     }
 
-    /// This rank's flag now. What its poster wrote before is visible to the calling thread.
+    /// The value of this rank's flag. The poster's earlier writes are visible to this thread.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn get(&self) -> u32 {
@@ -126,8 +126,8 @@ impl<'a> Flag<'a> {
         unsafe { self.words.local().load_acquire(self.index) }
     }
 
-    /// Waits until this rank's flag has reached `value`: until it is `value`, or fewer than 2^31
-    /// further. What its poster wrote before is visible to every thread of the coop.
+    /// Waits until this rank's flag is `value`, or less than 2^31 above it, modulo 2^32. The
+    /// poster's earlier writes are then visible to every thread of the coop.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn wait_at_least(&self, coop: Coop, value: u32) {
@@ -167,55 +167,55 @@ impl<'a> Flag<'a> {
     }
 }
 
-/// The number of a launch: 1, 2, .. and after 2^32 - 1 again 1, so that it differs from a word that
-/// nobody has set.
+/// The number of a launch: 1, 2, .., 2^32 - 1, then 1 again. It is never 0, the value of a flag
+/// that no rank has set.
 ///
-/// It is counted in two words of this rank's memory, so that it continues when a graph replays the
-/// launch, where a parameter would stay. Ranks that make the same launches have the same numbers.
+/// It is counted in two words of this GPU's memory, so that it also changes when a CUDA graph
+/// replays the launch with the same parameters. Ranks with the same launches have the same numbers.
 pub struct Epoch {
     words: *mut u32,
     now: u32,
 }
 
-/// The epoch's words: the blocks of this launch that have ended it, and the last launch's number.
+/// The epoch's words: how many blocks of this launch have ended it, and the last launch's number.
 const ENDED: usize = 0;
 const LAST: usize = 1;
 
 impl Epoch {
-    /// Words that an epoch takes.
+    /// The number of words that an epoch uses.
     pub const WORDS: usize = 2;
 
-    /// The number of this launch.
+    /// Reads the number of this launch.
     ///
     /// # Safety
     ///
-    /// `words` are [`WORDS`](Self::WORDS) words of this GPU's memory, 0 before the first launch.
-    /// All blocks of a launch end the epoch, and one launch at a time uses the words.
+    /// `words` points to [`WORDS`](Self::WORDS) words of this GPU's memory, 0 before the first
+    /// launch. All blocks of a launch end the epoch, and one launch at a time uses the words.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn begin(words: *mut u32) -> Self {
-        // SAFETY: the caller's; the word changes when all blocks have ended.
+        // SAFETY: the caller's contract; the word changes when all blocks have ended the epoch.
         let last = unsafe { mem::load_ordered(words.add(LAST), Order::Relaxed, Scope::Gpu) };
         Self { words, now: if last == u32::MAX { 1 } else { last + 1 } }
     }
 
-    /// The number.
+    /// The number of this launch.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn get(&self) -> u32 {
         self.now
     }
 
-    /// Ends the epoch for this block; when all blocks of the grid have, the next launch's begins.
+    /// Ends the epoch for this block; when all blocks have ended it, the number increases.
     ///
     /// # Safety
     ///
-    /// One coop of each block calls it, once a launch.
+    /// One coop of each block calls this, once per launch.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn end(&self, coop: Coop) {
         if coop.thread_rank() == 0 {
-            // SAFETY: the constructor's contract. Blocks that are not here yet may still read the
-            // number, so the last one changes it.
+            // SAFETY: the constructor's contract. The last block writes the number, since others
+            // may still have to read it before.
             unsafe {
                 let ended = AtomicU32::from_ptr(self.words.add(ENDED));
                 if ended.fetch_add(1, Order::AcqRel, Scope::Gpu) + 1 == thread::grid_dim_x() {

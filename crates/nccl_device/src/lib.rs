@@ -1,45 +1,44 @@
-//! NCCL's device API for Rust kernels: the memory of other GPUs by load and store and over the
-//! network, and what orders it.
+//! NCCL's device API for Rust kernels: access to the memory of other GPUs by load and store and
+//! over the network, and the synchronization that orders it.
 //!
 //! Two layers:
 //!
 //! * [`raw`]: NCCL's C functions under their own names. On the GPU they are NCCL's own code, linked
 //!   from `libnccl_device.bc` and inlined; on the host they reach the simulator.
-//! * the typed layer, everything else here. It is written once for both, and folds away: a kernel
-//!   that loads and stores makes no call and has no stack frame, one that uses the network calls
-//!   the functions of [`gin`] that are kept out of line.
+//! * the typed layer, everything else in this crate: one implementation for GPU and host. It is
+//!   inlined: a kernel that loads and stores makes no call and has no stack frame. The network
+//!   functions of [`gin`] are not inlined, and kernels call them.
 //!
-//! * [`DevComm`], [`Team`], [`Coop`]: which ranks communicate, and which threads do it together.
+//! * [`DevComm`], [`Team`], [`Coop`]: which ranks communicate, and which threads cooperate.
 //! * [`Window`], [`LsaPtr`], [`ResourceBuffer`]: memory that every rank has a part of.
-//! * [`LsaBarrier`], [`GinBarrier`], [`HybridBarrier`]: barriers of ranks over load and store, the
-//!   network, or both.
+//! * [`LsaBarrier`], [`GinBarrier`], [`HybridBarrier`]: barriers between ranks by load and store,
+//!   over the network, or both.
 //! * [`NeighborBarrier`], [`GridBarrier`]: a barrier of a rank and its two neighbours; a barrier of
 //!   the blocks of a grid.
-//! * [`Flag`], [`Epoch`]: one rank tells another that its data is there, in any number of launches.
+//! * [`Flag`], [`Epoch`]: one rank signals another that its data is written, across launches.
 //! * [`gin`]: puts, gets, signals, counters, flushes.
 //! * [`LlA2a`]: NCCL's low-latency (LL) all-to-all, whose messages carry their own flags.
 //! * [`reduce_copy`]: sums and other reductions over the ranks' memory.
-//! * [`Timeout`], [`DevComm::wait_until`]: every wait can have a timeout, and the host can end it.
+//! * [`Timeout`], [`DevComm::wait_until`]: any wait can have a timeout, and the host can abort it.
 //!
 //! # Vocabulary
 //!
 //! The *LSA team* (load/store accessible) is the ranks whose memory this GPU reaches by plain loads
-//! and stores, over NVLink for example. The *rail team* is the ranks with the same place in every
-//! LSA team. A *window* is a buffer that every rank registered with NCCL. A *coop* is the set of
-//! threads that makes a cooperative call together. *GIN* is NCCL's networking that kernels start.
-//! *Multimem* addresses reach the same place in every rank at once.
+//! and stores, over NVLink for example. The *rail team* is the ranks with the same LSA rank in
+//! every LSA team. A *window* is a buffer that every rank registered with NCCL. A *coop* is the set
+//! of threads that makes a cooperative call together. *GIN* is NCCL's GPU-initiated networking. A
+//! *multimem* (multicast) address maps the same offset in the memory of every rank.
 //!
 //! # Safety model
 //!
-//! Getting a pointer is safe, using one is not: whoever calls an unsafe method of [`LsaPtr`]
-//! promises that the index lies in the peer's part of the window and that barriers or signals order
-//! the access; so does whoever puts, gets or reduces. Never make a `&[T]` of window memory, since
-//! peers write it.
+//! Getting a pointer is safe, using one is not: the caller of an unsafe method of [`LsaPtr`], or of
+//! a put, get or reduction, guarantees that the index lies in the peer's part of the window and
+//! that barriers or signals order the access. Never make a `&[T]` of window memory, since peers
+//! write it.
 //!
 //! Barriers, signals, counters, flushes and LL all-to-all are safe: indices, ids and peers are
-//! checked, and a kernel that breaks them traps. Cooperative calls want every thread of the coop to
-//! make the same call; where one does not, the kernel hangs (the simulator says where), and the
-//! host can end it.
+//! checked, and an invalid one traps. Every thread of a coop must make the same cooperative call;
+//! otherwise the kernel hangs (the simulator reports where), and the host can abort it.
 //!
 //! # Example
 //!

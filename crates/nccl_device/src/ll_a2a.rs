@@ -1,15 +1,15 @@
 //! Low-latency all-to-all within the LSA team: messages that carry their own flags.
 //!
-//! NCCL has this in C++ only; this is its protocol in Rust. A *line* is 16 bytes: 8 of payload and
-//! the epoch twice, written at once. A receiver polls its own memory until a line has the epoch it
-//! expects, so that no barrier and no fence is needed, and a message costs one trip. A session has
-//! two banks of lines, used alternately by epoch.
+//! NCCL implements this in C++ only; this is its protocol in Rust. A *line* is 16 bytes: 8 of
+//! payload, and the epoch twice, written by one store. A receiver polls its own memory until a line
+//! has the expected epoch: no barrier or fence is needed, and a message takes one-way latency. Odd
+//! and even epochs use different *banks* of lines.
 //!
 //! # What a session requires
 //!
-//! In every epoch each rank sends to every peer at least once, and receives from every peer at
-//! least one element: a peer's message of this epoch implies that the peer has read those of the
-//! epoch before.
+//! In every epoch each rank sends at least one element to every peer and receives at least one from
+//! every peer: a peer's message of this epoch implies that the peer has received all messages of
+//! the previous epoch.
 //!
 //! # Example
 //!
@@ -23,8 +23,8 @@
 //! ///
 //! /// # Safety
 //! ///
-//! /// `exchange` is the host's, for one block and an element of 4 bytes per rank; both windows
-//! /// have an element per rank.
+//! /// The host created `exchange` for one block and one 4-byte element per rank; both windows have
+//! /// one element per rank.
 //! #[kernel]
 //! pub unsafe fn transpose(
 //!     comm: DevComm,
@@ -63,11 +63,11 @@ use crate::{Coop, DevComm, Team, TimedOut, Timeout};
 /// Bytes of payload in a line.
 const PAYLOAD: usize = 8;
 
-/// A line, as it lies in memory: payload, epoch, payload, epoch.
+/// A line in memory: payload, epoch, payload, epoch.
 type Line = Vec16<u32>;
 
-/// The memory of LL all-to-all sessions: the host asked for it, for a number of blocks and of
-/// slots.
+/// The memory of LL all-to-all sessions, which the host requested for a number of blocks and slots.
+/// A slot holds one line.
 ///
 /// NCCL: `ncclLLA2AHandle` with its team.
 #[doc(alias = "ncclLLA2AHandle")]
@@ -76,24 +76,24 @@ pub struct LlA2aBuffer<'a> {
     comm: &'a DevComm,
     team: Team,
     handle: LlA2aHandle,
-    /// For so many blocks there is room.
+    /// The number of blocks that the memory was requested for.
     blocks: u32,
     multimem: Option<MultimemHandle>,
 }
 
 impl<'a> LlA2aBuffer<'a> {
-    /// The memory behind a handle, for the ranks of `team`.
+    /// The memory of a handle, for the ranks of `team`.
     ///
     /// # Safety
     ///
-    /// The handle is one that the host got for this device communicator and at least `blocks`
-    /// blocks; the team lies within load and store, and is the same in all its ranks.
+    /// The host got the handle for this device communicator and at least `blocks` blocks. The
+    /// team's ranks can load and store each other's memory, and all pass the same team.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn new(comm: &'a DevComm, team: Team, handle: LlA2aHandle, blocks: u32) -> Self {
         Self { comm, team, handle, blocks, multimem: None }
     }
 
-    /// The same memory; broadcasts take one multicast store instead of one per rank.
+    /// The same memory; broadcasts use one multicast store instead of one store per rank.
     ///
     /// # Safety
     ///
@@ -107,9 +107,9 @@ impl<'a> LlA2aBuffer<'a> {
     /// In an epoch a rank receives at most `max_elements` elements `T`, numbered from 0. A `T` has
     /// at most 64 bytes.
     ///
-    /// A scope, because a session that is not closed loses its epoch. Every thread of the coop
-    /// calls this, with the same numbers in every rank of the team; `block` has one user at a time.
-    /// Traps when the elements do not fit the slots.
+    /// It takes a closure because a session that is not closed loses its epoch. Every thread of the
+    /// coop calls this, with the same arguments in every rank of the team. Only one coop at a time
+    /// uses `block`. Traps if the elements do not fit the slots.
     ///
     /// NCCL: `ncclLLA2ASession`'s constructor and destructor.
     #[doc(alias = "ncclLLA2ASession")]
@@ -136,11 +136,11 @@ impl<'a> LlA2aBuffer<'a> {
             epoch: 0,
             element: PhantomData,
         };
-        // SAFETY: the header of the block's lines, which this coop alone reads and writes.
+        // SAFETY: the header of the block's lines, which only this coop reads and writes.
         session.epoch = unsafe { mem::load(session.header()) }.wrapping_add(FIRST_EPOCH);
         let result = body(&mut session);
         if coop.thread_rank() == 0 {
-            // SAFETY: as above.
+            // SAFETY: as for the load.
             unsafe { mem::store(session.header(), session.epoch.wrapping_sub(FIRST_EPOCH)) };
         }
         coop.sync();
@@ -148,8 +148,7 @@ impl<'a> LlA2aBuffer<'a> {
     }
 }
 
-/// Fresh memory is zeroed, and no line may look as if it were of an epoch: epochs 0 and 1 do not
-/// exist.
+/// The first epoch, of bank 0. Not 0, since zeroed lines must not match an epoch.
 const FIRST_EPOCH: u32 = 2;
 
 /// An open session of LL all-to-all. [`LlA2aBuffer::with`] opens and closes it.
@@ -167,15 +166,15 @@ pub struct LlA2a<'a, T> {
 }
 
 impl<T: Pod> LlA2a<'_, T> {
-    /// Lines that an element takes.
+    /// The number of lines per element.
     const LINES: usize = {
         let lines = size_of::<T>().div_ceil(PAYLOAD);
         assert!(lines <= MAX_LINES, "an element has at most 64 bytes");
         lines
     };
 
-    /// Sends `value` to team rank `peer` as its element `element` of this epoch. Any thread. Traps
-    /// when there is no such rank or element.
+    /// Sends `value` to team rank `peer` as its element `element` of this epoch. Any thread may
+    /// call this. Traps if there is no such rank or element.
     ///
     /// NCCL: `ncclLLA2ASession::send`.
     #[doc(alias = "ncclLLA2ASession::send")]
@@ -187,13 +186,13 @@ impl<T: Pod> LlA2a<'_, T> {
         self.check(element);
         let lines =
             comm.resource_buffer(handle.buffer).peer::<u32>(team, peer).as_ptr().cast::<Line>();
-        // SAFETY: the peer's lines for this block, as checked; receivers read lines as one.
-        let store = |place, line| unsafe { mem::store_vec_relaxed(place, line, Scope::Sys) };
+        // SAFETY: the peer's lines for this block, as checked; receivers load whole lines.
+        let store = |to, line| unsafe { mem::store_vec_relaxed(to, line, Scope::Sys) };
         self.store_lines(lines, element, value, store);
     }
 
-    /// Sends `value` to every rank of the team, this one too. Any thread. Traps when there is no
-    /// such element.
+    /// Sends `value` to every rank of the team including this one. Any thread may call this. Traps
+    /// if there is no such element.
     ///
     /// NCCL: `ncclLLA2ASession::bcast`.
     #[doc(alias = "ncclLLA2ASession::bcast")]
@@ -201,18 +200,18 @@ impl<T: Pod> LlA2a<'_, T> {
     #[track_caller]
     pub fn broadcast(&self, element: u32, value: T) {
         let LlA2aBuffer { comm, team, handle, multimem, .. } = self.buffer;
-        if let Some(of_team) = multimem {
+        if let Some(multimem) = multimem {
             self.check(element);
             let lines =
-                comm.resource_buffer(handle.buffer).multimem_of::<u32>(of_team).cast::<Line>();
-            // SAFETY: the lines for this block in every member, as checked.
-            let store = |place: *mut u32, line: Line| unsafe {
-                multimem::store_ordered(place.cast(), line, Order::Relaxed, Scope::Sys);
+                comm.resource_buffer(handle.buffer).multimem_of::<u32>(multimem).cast::<Line>();
+            // SAFETY: the lines for this block in every rank, as checked.
+            let store = |to: *mut u32, line: Line| unsafe {
+                multimem::store_ordered(to.cast(), line, Order::Relaxed, Scope::Sys);
             };
             self.store_lines(lines, element, value, store);
             return;
         }
-        // Every rank starts with itself, so that no two write to the same one at a time.
+        // Every rank starts with itself, so that at any time each writes to a different peer.
         let mut i = 0;
         while i < team.n_ranks {
             let peer = team.rank + i;
@@ -222,7 +221,7 @@ impl<T: Pod> LlA2a<'_, T> {
         }
     }
 
-    /// Waits for element `element` of this epoch. Any thread, each by itself.
+    /// Waits for element `element` of this epoch, in the calling thread.
     ///
     /// NCCL: `ncclLLA2ASession::recv`.
     #[doc(alias = "ncclLLA2ASession::recv")]
@@ -247,8 +246,7 @@ impl<T: Pod> LlA2a<'_, T> {
         Ok(Self::value(&lines[0]))
     }
 
-    /// Waits for some elements of this epoch, all polled for at the same time. Any thread, each by
-    /// itself.
+    /// Waits for several elements of this epoch, polling them together, in the calling thread.
     ///
     /// NCCL: `ncclLLA2ASession::recvUnrolled`.
     #[doc(alias = "ncclLLA2ASession::recvUnrolled")]
@@ -261,8 +259,8 @@ impl<T: Pod> LlA2a<'_, T> {
         lines.map(|lines| Self::value(&lines))
     }
 
-    /// Receives `count` elements, from `first` on at a distance of `stride`, and reduces them, `N`
-    /// in flight at a time. Any thread, each by itself; `count` is 1 at least.
+    /// Receives the `count` elements `first`, `first + stride`, .. and reduces them, polling `N` at
+    /// a time, in the calling thread. `count` is at least 1.
     ///
     /// NCCL: `ncclLLA2ASession::recvReduce`.
     #[doc(alias = "ncclLLA2ASession::recvReduce")]
@@ -276,14 +274,14 @@ impl<T: Pod> LlA2a<'_, T> {
         to_acc: impl Fn(T) -> A,
         reduce: impl Fn(A, A) -> A,
     ) -> A {
-        const { assert!(N > 0, "at least one element is in flight") };
+        const { assert!(N > 0, "at least one element is polled") };
         let mut acc = to_acc(self.receive(first));
         let mut i = 1;
         while i + N as u32 <= count {
-            let got: [T; N] =
+            let values: [T; N] =
                 self.receive_each(core::array::from_fn(|u| first + (i + u as u32) * stride));
-            for one in got {
-                acc = reduce(acc, to_acc(one));
+            for value in values {
+                acc = reduce(acc, to_acc(value));
             }
             i += N as u32;
         }
@@ -294,7 +292,7 @@ impl<T: Pod> LlA2a<'_, T> {
         acc
     }
 
-    /// Ends the epoch: what is sent from now on is of the next. Every thread of the coop calls it.
+    /// Ends the epoch: later messages belong to the next one. Every thread of the coop calls this.
     ///
     /// NCCL: `ncclLLA2ASession::endEpoch`.
     #[doc(alias = "ncclLLA2ASession::endEpoch")]
@@ -302,12 +300,12 @@ impl<T: Pod> LlA2a<'_, T> {
     #[track_caller]
     pub fn end_epoch(&mut self) {
         if self.epoch >= u32::MAX - 1 {
-            // The epochs start again: no line may be left that looks like one of them.
+            // The epochs start again from the first: clear the lines, which might match them.
             self.coop.sync();
             let lines = self.own_lines();
             let mut i = self.coop.thread_rank();
             while i < self.buffer.handle.n_slots {
-                // SAFETY: the block's own lines of this epoch's bank, all of which have been read.
+                // SAFETY: the block's lines in this epoch's bank, all of which have been received.
                 unsafe {
                     mem::store_vec(
                         lines.wrapping_add((self.slots() + i) as usize).cast::<u32>(),
@@ -321,8 +319,8 @@ impl<T: Pod> LlA2a<'_, T> {
         self.epoch = if self.epoch == u32::MAX { FIRST_EPOCH } else { self.epoch + 1 };
     }
 
-    /// First slot of this epoch's bank, in lines of 16 bytes: behind a header line, in one of two
-    /// banks.
+    /// The index in lines of this epoch's first slot. A block has a header line and two banks of
+    /// slots.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn slots(&self) -> u32 {
         let slots = self.buffer.handle.n_slots;
@@ -336,7 +334,7 @@ impl<T: Pod> LlA2a<'_, T> {
         comm.resource_buffer(handle.buffer).local::<u32>().as_ptr().cast()
     }
 
-    /// The word in which the epoch is kept between sessions.
+    /// The word that stores the epoch between sessions.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn header(&self) -> *mut u32 {
@@ -344,8 +342,8 @@ impl<T: Pod> LlA2a<'_, T> {
         self.own_lines().wrapping_add(line as usize).cast()
     }
 
-    /// Stores the lines of a value by `store`: in the memory of a rank of the team, or at the
-    /// multicast address of all.
+    /// Stores the lines of a value by `store`, in the memory of one rank or at the team's multicast
+    /// address.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn store_lines(
@@ -363,8 +361,8 @@ impl<T: Pod> LlA2a<'_, T> {
         while i < Self::LINES {
             let [low, high] = words[i];
             let line = Line::from_bits([low, self.epoch, high, self.epoch]);
-            let place = first.wrapping_add(i * self.pitch as usize).cast::<u32>();
-            store(place, line);
+            let to = first.wrapping_add(i * self.pitch as usize).cast::<u32>();
+            store(to, line);
             i += 1;
         }
     }
@@ -375,7 +373,7 @@ impl<T: Pod> LlA2a<'_, T> {
         assert!(element < self.pitch, "the session has no such element");
     }
 
-    /// Polls until the lines of some elements are all of this epoch.
+    /// Polls until all lines of the elements have this epoch.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn load_lines<const N: usize>(
@@ -396,9 +394,9 @@ impl<T: Pod> LlA2a<'_, T> {
             while e < N {
                 let mut i = 0;
                 while i < Self::LINES {
-                    let place = own.wrapping_add(elements[e] as usize + i * self.pitch as usize);
-                    // SAFETY: a line of the block's own; peers store lines as one.
-                    let line = unsafe { mem::load_vec_relaxed(place.cast::<u32>(), Scope::Sys) };
+                    let from = own.wrapping_add(elements[e] as usize + i * self.pitch as usize);
+                    // SAFETY: a line of this block; peers store whole lines.
+                    let line = unsafe { mem::load_vec_relaxed(from.cast::<u32>(), Scope::Sys) };
                     let [_, a, _, b] = line.to_bits();
                     all &= a == self.epoch && b == self.epoch;
                     lines[e][i] = line;
@@ -408,10 +406,10 @@ impl<T: Pod> LlA2a<'_, T> {
             }
             all
         };
-        poll(self.buffer.comm, deadline, done, || self.waited_for(elements[0]))
+        poll(self.buffer.comm, deadline, done, || self.describe_wait(elements[0]))
     }
 
-    /// The value in lines that have arrived.
+    /// The value of an element whose lines have arrived.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn value(lines: &[Line; MAX_LINES]) -> T {
         let mut words = [[0; 2]; MAX_LINES];
@@ -421,16 +419,16 @@ impl<T: Pod> LlA2a<'_, T> {
             words[i] = [low, high];
             i += 1;
         }
-        // SAFETY: a `T` fits, by `LINES`, and is any bytes.
+        // SAFETY: a `T` fits, by `LINES`, and every bit pattern is valid.
         unsafe { words.as_ptr().cast::<T>().read_unaligned() }
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn waited_for(&self, element: u32) -> WaitFor {
+    fn describe_wait(&self, element: u32) -> WaitFor {
         let wanted = self.epoch.into();
         WaitFor { kind: WaitKind::LlA2a, index: element, context: 0, peer: -1, wanted, seen: 0 }
     }
 }
 
-/// Lines of the largest element, which has 64 bytes.
+/// The number of lines of the largest element, 64 bytes.
 const MAX_LINES: usize = 8;

@@ -1,4 +1,4 @@
-//! Memory orders, by NCCL's numbers.
+//! Memory orders, with NCCL's values.
 
 use cuda_std::atomic::{Order, Scope, fence};
 
@@ -7,20 +7,21 @@ use cuda_std::atomic::{Order, Scope, fence};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub enum MemoryOrder {
-    /// Nothing: the ranks have arrived.
+    /// Nothing.
     Relaxed = 0,
-    /// What peers wrote in earlier kernels is visible after it: the barrier at a kernel's start.
+    /// The peers' earlier writes are visible afterwards: for the barrier at a kernel's start.
     Acquire = 2,
-    /// What this rank wrote is complete before a peer passes: the barrier at a kernel's end.
+    /// This rank's earlier writes are visible to peers that acquire: for the barrier at a kernel's
+    /// end.
     Release = 3,
-    /// Both: data is exchanged within a kernel.
+    /// Acquire and release: for a barrier between two steps of a kernel.
     AcqRel = 4,
-    /// Both, in one total order.
+    /// Acquire and release, in one total order.
     SeqCst = 5,
 }
 
 impl MemoryOrder {
-    /// Whether it has release semantics.
+    /// Whether this order has release semantics.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) const fn releases(self) -> bool {
         matches!(self, Self::Release | Self::AcqRel | Self::SeqCst)
@@ -45,7 +46,7 @@ impl MemoryOrder {
         }
     }
 
-    /// This order, and what an earlier one releases.
+    /// This order, plus release semantics if `earlier` has them.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) const fn and_release_of(self, earlier: Self) -> Self {
         match self {
@@ -55,7 +56,7 @@ impl MemoryOrder {
         }
     }
 
-    /// The fence before an arrival, for all GPUs.
+    /// The fence before an arrival, at system scope.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn fence_before_arrival(self) {
         match self {

@@ -1,22 +1,21 @@
-//! NCCL's C functions under their own names: one list, two meanings.
+//! NCCL's C functions under their own names: one list, for GPU and host.
 //!
 //! On nvptx64 the list is a block of `extern` declarations that the linker resolves in
 //! `libnccl_device.bc`, where every function is `alwaysinline`. On the host the same names are
 //! functions that call through a table of function pointers, [`host::NcclDevice`], which a
-//! simulator installs; so nothing rests on link-time symbols, the compiler checks the simulator's
-//! signatures against this list, and a call without a simulator is a sentence instead of a link
-//! error.
+//! simulator installs. So the compiler checks the simulator's signatures against this list, and a
+//! call without a simulator panics with a message instead of failing to link.
 //!
-//! The list is generated from NCCL's bitcode and headers (`cargo xtask raw`), and what a kernel
-//! declares is compared with NCCL's types once more whenever it is linked.
+//! The list is generated from NCCL's bitcode and headers (`cargo xtask raw`). Whenever a kernel is
+//! linked, its declarations are compared with NCCL's types again.
 //!
-//! Struct parameters that C passes by value are `*const T` here: clang passes them `byval`, which
-//! LLVM sees as a pointer, and only equal function types inline.
+//! Struct parameters that C passes by value are `*const T` here: clang passes them as `byval`
+//! pointers, and LLVM inlines only calls with equal function types.
 //!
 //! # Functions that are native Rust
 //!
 //! Functions that return a struct are not listed: clang and rustc return structs in different ways,
-//! and none of these computes anything that Rust could not.
+//! and Rust can compute the result of each of these functions.
 //!
 #![doc = include_str!("raw/native.md")]
 //!
@@ -54,14 +53,14 @@ macro_rules! nccl_functions {
 
         #[cfg(not(target_arch = "nvptx64"))]
         pub mod host {
-            //! The host's meaning of the list: a table that a simulator installs.
+            //! The functions on the host: calls through a table that a simulator installs.
 
             use super::*;
             use std::cell::Cell;
             use std::panic::Location;
             use std::sync::OnceLock;
 
-            /// Every listed function, as a simulator defines it, and how it follows waits.
+            /// The simulator's implementations of the listed functions and of waits.
             #[allow(non_snake_case)]
             pub struct NcclDevice {
                 $(
@@ -73,7 +72,7 @@ macro_rules! nccl_functions {
                 pub waits: Waits,
             }
 
-            /// What a simulator runs for the waits of the typed layer, which are loops that poll.
+            /// The simulator's functions for the waits of the typed layer, which are polling loops.
             pub struct Waits {
                 /// Called after each poll that found the awaited value missing: lets other threads
                 /// run. Returns true once `deadline`, in nanoseconds of the clock, has passed.
@@ -86,17 +85,17 @@ macro_rules! nccl_functions {
             static TABLE: OnceLock<&'static NcclDevice> = OnceLock::new();
 
             thread_local! {
-                /// Where the running thread's kernel called NCCL, for a simulator's reports.
+                /// Where the running thread's kernel called NCCL, for the simulator's errors.
                 pub static CALL_SITE: Cell<&'static Location<'static>> =
                     Cell::new(Location::caller());
             }
 
-            /// Makes `table` the process's NCCL. The first call wins; a process has one simulator.
+            /// Installs `table` for the process. Later calls have no effect.
             pub fn install(table: &'static NcclDevice) {
                 TABLE.get_or_init(|| table);
             }
 
-            /// The simulator's side of waits.
+            /// The installed simulator's functions for waits.
             #[track_caller]
             pub(crate) fn waits() -> &'static Waits {
                 &table("a wait").waits
@@ -127,8 +126,8 @@ macro_rules! nccl_functions {
                     #[track_caller]
                     #[inline]
                     pub unsafe fn $name($($arg: $type),*) $(-> $ret)? {
-                        // SAFETY: the caller's; the simulator's function has the contract of
-                        // NCCL's.
+                        // SAFETY: the caller's contract; the simulator's function has the contract
+                        // of NCCL's.
                         unsafe { (table(stringify!($name)).$name)($($arg),*) }
                     }
                 )*
@@ -137,5 +136,4 @@ macro_rules! nccl_functions {
     };
 }
 
-// The list.
 include!("raw/functions.rs");

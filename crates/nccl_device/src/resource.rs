@@ -1,12 +1,12 @@
-//! Resource buffers: memory of the device communicator's own, in every rank of the LSA team.
+//! Resource buffers: memory of a device communicator, in every rank.
 
 use devcomm_types::Element;
 use devcomm_types::nccl::{MultimemHandle, ResourceHandle};
 
 use crate::{DevComm, LsaPtr, Team, raw};
 
-/// A buffer among the resources of a device communicator, which the host asked for and NCCL zeroed:
-/// one part per rank, like a window.
+/// A buffer that the host requested with the device communicator and that NCCL zeroed. Like a
+/// window, it has one part per rank.
 ///
 /// NCCL: `ncclDevResourceHandle`, `ncclGetResourceBuffer*Pointer`.
 #[doc(alias = "ncclDevResourceHandle")]
@@ -17,10 +17,10 @@ pub struct ResourceBuffer<'a> {
 }
 
 impl DevComm {
-    /// The buffer that the host's `handle` stands for.
+    /// The buffer of the host's `handle`.
     ///
-    /// The handle is not checked here: the pointers that the buffer gives must be used only if it
-    /// is one of this device communicator's.
+    /// The handle is not checked: the buffer's pointers must be used only if the handle belongs to
+    /// this device communicator.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn resource_buffer(&self, handle: ResourceHandle) -> ResourceBuffer<'_> {
         ResourceBuffer { comm: self, handle }
@@ -40,12 +40,12 @@ impl<'a> ResourceBuffer<'a> {
 }
 
 impl ResourceBuffer<'_> {
-    /// Its offset in the resource window in bytes. NCCL: `ncclGetResourceBufferOffset`.
+    /// The buffer's byte offset in the resource window. NCCL: `ncclGetResourceBufferOffset`.
     #[doc(alias = "ncclGetResourceBufferOffset")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn byte_offset(self) -> usize {
-        // SAFETY: arithmetic.
+        // SAFETY: arithmetic on the handle's value.
         unsafe { raw::ncclGetResourceBufferOffset(self.handle) }
     }
 
@@ -61,7 +61,7 @@ impl ResourceBuffer<'_> {
         )
     }
 
-    /// The part of rank `peer` of the LSA team, which is not checked. NCCL:
+    /// The part of rank `peer` of the LSA team; `peer` is not checked. NCCL:
     /// `ncclGetResourceBufferLsaPointer`.
     #[doc(alias = "ncclGetResourceBufferLsaPointer")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -73,7 +73,7 @@ impl ResourceBuffer<'_> {
         LsaPtr::new(pointer.cast())
     }
 
-    /// The part of rank `peer` of `team`, within load and store, which is not checked. NCCL:
+    /// The part of rank `peer` of `team`, a rank of the LSA team too; not checked. NCCL:
     /// `ncclGetResourceBufferPeerPointer`.
     #[doc(alias = "ncclGetResourceBufferPeerPointer")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -86,7 +86,7 @@ impl ResourceBuffer<'_> {
         LsaPtr::new(pointer.cast())
     }
 
-    /// The multicast address of all parts of a team, for `multimem` instructions only. NCCL:
+    /// The multicast address of the parts of a team, for `multimem` instructions only. NCCL:
     /// `ncclGetResourceBufferMultimemPointer`.
     #[doc(alias = "ncclGetResourceBufferMultimemPointer")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -99,8 +99,8 @@ impl ResourceBuffer<'_> {
         .cast()
     }
 
-    /// The multicast address of all parts of the LSA team, for `multimem` instructions only; the
-    /// device communicator was made with `lsa_multimem`. NCCL:
+    /// The multicast address of the parts of the LSA team, for `multimem` instructions only. The
+    /// device communicator must have been created with `lsa_multimem`. NCCL:
     /// `ncclGetResourceBufferLsaMultimemPointer`.
     #[doc(alias = "ncclGetResourceBufferLsaMultimemPointer")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]

@@ -21,8 +21,8 @@ use devcomm_types::{AbortBlock, STUCK_RECORDS, StuckRecord, WaitFor};
 
 use crate::{Coop, DevComm};
 
-/// Polls between two reads of the abort flag, which is in host memory: a read takes a microsecond
-/// or two.
+/// The number of polls between two reads of the abort flag: a read of host memory takes a
+/// microsecond or two.
 const POLLS_PER_CHECK: u32 = 1 << 12;
 
 /// The longest time that a wait may take.
@@ -117,8 +117,8 @@ impl DevComm {
         !flag.is_null() && unsafe { mem::load_ordered(flag, Order::Relaxed, Scope::Sys) } != 0
     }
 
-    /// Polls until `done` returns true, for a condition of the kernel's own. The host can abort it,
-    /// as it can the other waits of this crate. The threads of `coop` call it together: the first
+    /// Polls until `done` returns true: a wait for any condition. The host can abort it, like the
+    /// other waits of this crate. The threads of `coop` call this together: the first
     /// one polls, and all continue after a barrier.
     ///
     /// ```
@@ -154,7 +154,7 @@ impl DevComm {
     }
 }
 
-/// What a wait for a condition of the kernel's own waits for.
+/// Describes a wait for a condition that the kernel defines.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn polled() -> WaitFor {
     let kind = devcomm_types::WaitKind::Poll;
@@ -263,7 +263,8 @@ impl TimeoutCheck {
 }
 
 /// Decides whether a wait has timed out. In the simulator: each call tells the simulator what the
-/// thread waits for and runs other threads, and the simulator decides. Dropping it ends the wait.
+/// thread waits for and runs other threads, and the simulator decides. Dropping it tells the
+/// simulator that the wait has ended.
 #[cfg(not(target_arch = "nvptx64"))]
 #[derive(Default)]
 struct TimeoutCheck {

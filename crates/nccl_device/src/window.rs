@@ -11,12 +11,12 @@ use devcomm_types::{Element, Team};
 
 use crate::{DevComm, raw};
 
-/// A buffer of `T` that every rank registered, each with a part of its own.
+/// A symmetric buffer of `T`: every rank registered a buffer of its own, its part of the window.
 ///
 /// Offsets, indices and the length are in elements. A kernel's parameter of this type has 16 bytes:
 /// NCCL's handle and the length.
 ///
-/// NCCL: `ncclWindow_t`, which is the handle alone.
+/// NCCL: `ncclWindow_t`, which is only the handle.
 #[doc(alias = "ncclWindow_t")]
 #[repr(transparent)]
 pub struct Window<T>(nccl::Window<T>);
@@ -33,25 +33,25 @@ impl<T> Copy for Window<T> {}
 // SAFETY: a transparent wrapper.
 unsafe impl<T: Element> KernelParam for Window<T> {
     type Abi = nccl::Window<T>;
-    // By value rustc would pass two integers, and LLVM would not know the handle for a pointer to
-    // global memory: 20 registers in `lsa_allreduce`.
+    // By value rustc would pass two integers, and LLVM would not know that the handle points to
+    // global memory, which costs 20 registers in `lsa_allreduce`.
     const ENTRY: u8 = COPIED;
 }
 
 impl<T: Element> Window<T> {
-    /// Elements that every rank's part has: the smallest length among the communicator's ranks.
+    /// The number of elements in a rank's part: the smallest among the communicator's ranks.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn len(self) -> usize {
         self.0.len
     }
 
-    /// Whether some rank's part has none.
+    /// Whether some rank's part has no elements.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn is_empty(self) -> bool {
         self.len() == 0
     }
 
-    /// A pointer to a part of the window, from an address that NCCL gives.
+    /// A pointer to a rank's part of the window, from the address that NCCL returns.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn part(self, address: *mut c_void) -> LsaPtr<T> {
         LsaPtr { pointer: address.cast(), len: Bound::new(self.len()) }
@@ -68,7 +68,7 @@ impl<T: Element> Window<T> {
 
     /// The part of rank `peer` of the LSA team. NCCL: `ncclGetLsaPointer`.
     ///
-    /// `peer` is not checked: outside `0..lsa_team().n_ranks` the pointer must not be used.
+    /// `peer` is not checked: do not use the pointer of a rank outside the LSA team.
     #[doc(alias = "ncclGetLsaPointer")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
@@ -77,10 +77,10 @@ impl<T: Element> Window<T> {
         self.part(unsafe { raw::ncclGetLsaPointer(self.0.handle, 0, peer) })
     }
 
-    /// The part of rank `peer` of `team`, which load and store reach. NCCL: `ncclGetPeerPointer`
+    /// The part of rank `peer` of `team`, a rank of the LSA team too. NCCL: `ncclGetPeerPointer`
     /// with a team.
     ///
-    /// Nothing is checked: for a rank outside the LSA team the pointer must not be used.
+    /// `peer` is not checked: do not use the pointer of a rank outside the LSA team.
     #[doc(alias = "ncclGetPeerPointer")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
@@ -89,14 +89,14 @@ impl<T: Element> Window<T> {
         self.part(unsafe { raw::ncclGetPeerPointerTeam(self.0.handle, 0, &team, peer) })
     }
 
-    /// Element `index` of every rank's part, as GIN takes it. NCCL: `ncclSymPtr`.
+    /// Element `index` of every rank's part, for GIN operations. NCCL: `ncclSymPtr`.
     #[doc(alias = "ncclSymPtr")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn at(self, index: usize) -> SymPtr<T> {
         SymPtr { window: self, index }
     }
 
-    /// The multicast address of all parts of a team, for `multimem` instructions only. NCCL:
+    /// The multicast address of the parts of a team, for `multimem` instructions only. NCCL:
     /// `ncclGetMultimemPointer`.
     #[doc(alias = "ncclGetMultimemPointer")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -112,8 +112,8 @@ impl<T: Element> Window<T> {
         self.0.handle
     }
 
-    /// The multicast address of all parts of the LSA team, for `multimem` instructions only. It
-    /// exists where the device communicator was made with `lsa_multimem`. NCCL:
+    /// The multicast address of the parts of the LSA team, for `multimem` instructions only. The
+    /// device communicator must have been created with `lsa_multimem`. NCCL:
     /// `ncclGetLsaMultimemPointer`.
     #[doc(alias = "ncclGetLsaMultimemPointer")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -124,7 +124,7 @@ impl<T: Element> Window<T> {
     }
 }
 
-/// An element of a window, in every rank at once: what GIN's operations name. NCCL: `ncclSymPtr`.
+/// A symmetric pointer for GIN operations: an element of a window, in any rank. NCCL: `ncclSymPtr`.
 #[doc(alias = "ncclSymPtr")]
 #[derive(Clone, Copy)]
 pub struct SymPtr<T> {
@@ -139,7 +139,7 @@ impl<T: Element> SymPtr<T> {
         self.window
     }
 
-    /// The element's offset in the window in bytes.
+    /// The element's byte offset in the window.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn byte_offset(self) -> usize {
         self.index * size_of::<T>()
@@ -148,16 +148,16 @@ impl<T: Element> SymPtr<T> {
 
 /// A pointer to one rank's part of a window: memory that other GPUs read and write too.
 ///
-/// Loads and stores beyond the part are reported by the simulator. Kernels that are compiled with
-/// checks (`cuda_builder`'s `debug`) trap beyond the window's [`len`](Window::len).
+/// The simulator reports loads and stores outside the part. Kernels that are compiled with checks
+/// (`cuda_builder`'s `debug`) trap at an index beyond the window's [`len`](Window::len).
 #[derive(Debug)]
 pub struct LsaPtr<T> {
     pointer: *mut T,
     len: Bound,
 }
 
-/// The length that accesses are checked against: nothing where they are not, so that a pointer is
-/// one register.
+/// The length that accesses are checked against. Without checks it has no fields, so that an
+/// [`LsaPtr`] takes only the registers of its address.
 #[derive(Clone, Copy, Debug)]
 struct Bound {
     #[cfg(all(target_arch = "nvptx64", debug_assertions))]
@@ -174,7 +174,7 @@ impl Bound {
         }
     }
 
-    /// Panics unless elements `index..index + count` are below it.
+    /// Panics unless elements `index..index + count` are below the bound.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     #[allow(unused_variables)]
@@ -199,26 +199,26 @@ impl<T> Clone for LsaPtr<T> {
 impl<T> Copy for LsaPtr<T> {}
 
 impl<T: Element> LsaPtr<T> {
-    /// A pointer to memory that is no window, of a length that its user knows.
+    /// A pointer to memory outside windows, whose accesses are not checked.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn new(pointer: *mut T) -> Self {
         Self { pointer, len: Bound::new(usize::MAX) }
     }
 
-    /// The address of element `index`, the first of `count`.
+    /// The address of element `index`, the first of `count` to access.
     ///
     /// # Safety
     ///
-    /// They lie in the window's part.
+    /// All `count` elements lie in this part of the window.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn element(self, index: usize, count: usize) -> *mut T {
         self.len.check(index, count);
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe { self.pointer.add(index) }
     }
 
-    /// The address, for code that needs one.
+    /// The address as a raw pointer.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn as_ptr(self) -> *mut T {
         self.pointer
@@ -228,11 +228,11 @@ impl<T: Element> LsaPtr<T> {
     ///
     /// # Safety
     ///
-    /// `index` lies in the window's part, and no rank writes the element at the same time.
+    /// `index` lies in this part of the window, and no rank writes the element at the same time.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn load(self, index: usize) -> T {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe { mem::load(self.element(index, 1)) }
     }
 
@@ -240,67 +240,67 @@ impl<T: Element> LsaPtr<T> {
     ///
     /// # Safety
     ///
-    /// `index` lies in the window's part, and no rank reads or writes the element at the same time.
+    /// `index` lies in this part of the window, and no rank accesses the element at the same time.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn store(self, index: usize, value: T) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe { mem::store(self.element(index, 1), value) }
     }
 
-    /// Loads 16 bytes, the elements from `index * Vec16::<T>::LANES`, by one instruction.
+    /// Loads 16 bytes from element `index * Vec16::<T>::LANES` on, by one instruction.
     ///
     /// # Safety
     ///
-    /// As [`load`](Self::load), for each of the elements; the part starts on a 16-byte boundary
-    /// (windows made by the host crate do).
+    /// As [`load`](Self::load), for each of the elements; the part starts at a 16-byte boundary
+    /// (the host crate allocates windows so).
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn load_vec(self, index: usize) -> Vec16<T> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe { mem::load_vec(self.element(index * Vec16::<T>::LANES, Vec16::<T>::LANES)) }
     }
 
-    /// Stores 16 bytes, the elements from `index * Vec16::<T>::LANES`, by one instruction.
+    /// Stores 16 bytes from element `index * Vec16::<T>::LANES` on, by one instruction.
     ///
     /// # Safety
     ///
-    /// As [`store`](Self::store), for each of the elements; the part starts on a 16-byte boundary
-    /// (windows made by the host crate do).
+    /// As [`store`](Self::store), for each of the elements; the part starts at a 16-byte boundary
+    /// (the host crate allocates windows so).
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn store_vec(self, index: usize, value: Vec16<T>) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe { mem::store_vec(self.element(index * Vec16::<T>::LANES, Vec16::<T>::LANES), value) }
     }
 }
 
 impl<T: Element + AtomicValue> LsaPtr<T> {
-    /// Loads element `index`; what its writer wrote before a [`store_release`](Self::store_release)
-    /// that this load sees is visible after it. PTX: `ld.acquire.sys`.
+    /// Loads element `index`. If the value is from a [`store_release`](Self::store_release), the
+    /// storing thread's earlier writes are visible after this load. PTX: `ld.acquire.sys`.
     ///
     /// # Safety
     ///
-    /// `index` lies in the window's part, and concurrent writes to it are only ordered or atomic
-    /// accesses.
+    /// `index` lies in this part of the window, and concurrent writes to it are only ordered or
+    /// atomic accesses.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn load_acquire(self, index: usize) -> T {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe { mem::load_ordered(self.element(index, 1), Order::Acquire, Scope::Sys) }
     }
 
-    /// Stores element `index`; whoever sees it by [`load_acquire`](Self::load_acquire) sees what
-    /// this thread wrote before. PTX: `st.release.sys`.
+    /// Stores element `index`. A [`load_acquire`](Self::load_acquire) that reads the value makes
+    /// this thread's earlier writes visible. PTX: `st.release.sys`.
     ///
     /// # Safety
     ///
-    /// `index` lies in the window's part, and concurrent accesses to it are only ordered or atomic
-    /// accesses.
+    /// `index` lies in this part of the window, and concurrent accesses to it are only ordered or
+    /// atomic accesses.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn store_release(self, index: usize, value: T) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe { mem::store_ordered(self.element(index, 1), value, Order::Release, Scope::Sys) }
     }
 }

@@ -1,22 +1,22 @@
-//! Kernels for the back ends of GIN, as the host sees them.
+//! Tests of kernels that are generic over GIN's back ends, on the host.
 
 use cuda_std::prelude::*;
 use devcomm_types::{GinType, HostKernel, Kernel, nccl};
 use nccl_device::gin::GinBackend;
 use nccl_device::{DevComm, Element};
 
-/// Notes the back end that it was compiled for.
+/// Stores the mask of the back end that it was compiled for.
 #[kernel(B = gin)]
 unsafe fn alone<B: GinBackend>(_comm: DevComm, mask: *mut u32) {
-    // SAFETY: the caller gives room for one.
+    // SAFETY: the pointer is valid for writes.
     unsafe { *mask = B::MASK };
 }
 
-/// With lists before and behind.
+/// The back end with other generic parameters.
 #[kernel(N = [2, 3], T = [f32, f16], B = gin)]
 unsafe fn listed<T: Element, B: GinBackend, const N: usize>(_comm: DevComm, out: *mut (T, usize)) {
     let _: GinType = B::TYPE;
-    // SAFETY: the caller gives room for one.
+    // SAFETY: the pointer is valid for writes.
     unsafe { (*out).1 = N };
 }
 
@@ -29,9 +29,9 @@ fn name<K: Kernel>() -> (&'static str, bool) {
 
 /// # Safety
 ///
-/// The kernel's contract, without a thread.
+/// The kernel's contract; the kernel uses no device functions, since no thread is current.
 unsafe fn call<K: HostKernel>(args: K::Args) {
-    // SAFETY: the caller's; these bodies ask nothing of a thread.
+    // SAFETY: the caller's contract.
     unsafe { K::call(args) };
 }
 
@@ -45,10 +45,10 @@ fn a_launch_names_a_kernel_for_gin_without_its_back_end() {
 
 #[test]
 fn the_host_runs_the_body_of_the_proxy() {
-    // SAFETY: nobody communicates.
+    // SAFETY: the kernels do not use the device communicator.
     let comm = || unsafe { std::mem::transmute::<nccl::DevComm, DevComm>(nccl::DevComm::zeroed()) };
     let (mut mask, mut out) = (0, (0.0_f32, 0));
-    // SAFETY: room for one each.
+    // SAFETY: the pointers are to live variables.
     unsafe {
         call::<alone>((comm(), &raw mut mask));
         call::<listed<f32, 3>>((comm(), &raw mut out));

@@ -1,7 +1,7 @@
-//! What reduce-copy is compiled to: no call, no stack, accesses of 16 bytes.
+//! The PTX of reduce-copy: no calls, no stack, 16-byte accesses.
 //!
-//! The harness is libtest-mimic: this program is also the builder's worker and must reach
-//! `link_worker` first, and a test can say while it runs that it was skipped.
+//! The harness is libtest-mimic: `CudaBuilder` starts this program again as its worker process, so
+//! `main` must call `link_worker` first, and a test can report at run time that it was skipped.
 
 use std::fs;
 use std::path::Path;
@@ -30,7 +30,8 @@ static BUILT: LazyLock<Result<Artifacts, Error>> = LazyLock::new(|| {
         .build()
 });
 
-/// A test of what was built; skipped where something is missing for it.
+/// A test of the built PTX. It is skipped if a part of the toolchain is missing: ptxas for a test
+/// with `assembled`.
 fn trial(name: &str, assembled: bool, test: fn(&Artifacts) -> Result<(), Failed>) -> Trial {
     Trial::ignorable_test(name, move || {
         if assembled && let Err(error) = devcomm_locate::find_ptxas() {
@@ -44,7 +45,7 @@ fn trial(name: &str, assembled: bool, test: fn(&Artifacts) -> Result<(), Failed>
     })
 }
 
-/// A test that cannot run is skipped; where a whole environment is asked for, that is a failure.
+/// Skips the test; with `DEVCOMM_REQUIRE_KERNELS=1`, fails it.
 fn missing(reason: String) -> Result<Completion, Failed> {
     if std::env::var_os("DEVCOMM_REQUIRE_KERNELS").is_some_and(|value| value == "1") {
         return Err(format!("DEVCOMM_REQUIRE_KERNELS is set, and {reason}").into());
@@ -72,7 +73,7 @@ fn ensure(condition: bool, message: impl FnOnce() -> String) -> Result<(), Faile
     if condition { Ok(()) } else { Err(message().into()) }
 }
 
-/// Not NCCL's own functions, whose code is NCCL's.
+/// Whether the kernel contains no NCCL code.
 fn ours(kernel: &KernelReport) -> bool {
     kernel.file != "nccl"
 }
@@ -116,7 +117,7 @@ fn vectors_move_by_16_bytes(artifacts: &Artifacts) -> Result<(), Failed> {
             let wide = |line: &&String| wide.iter().any(|form| line.contains(form));
             body.iter().filter(|line| line.starts_with(what)).filter(wide).count()
         };
-        ensure(moves("ld.") > 0 && moves("st.") > 0, || format!("{kernel} has no wide access"))?;
+        ensure(moves("ld.") > 0 && moves("st.") > 0, || format!("{kernel} has no 16-byte access"))?;
     }
     Ok(())
 }
@@ -150,7 +151,7 @@ fn the_switch_moves_16_bytes(artifacts: &Artifacts) -> Result<(), Failed> {
         let body = body(artifacts, kernel)?;
         ensure(count(&body, instruction) >= 8, || format!("{kernel} has too few {instruction}"))?;
     }
-    // Elements that a vector does not hold: by words, of which the bits of the others stay.
+    // Single elements: 32-bit reductions that leave the other elements' bits unchanged.
     let body = body(artifacts, "multimem_copy_u8")?;
     let reds = ["multimem.red.relaxed.sys.and.b32", "multimem.red.relaxed.sys.or.b32"];
     ensure(reds.iter().all(|red| count(&body, red) > 0), || "no single elements".to_owned())

@@ -1,5 +1,5 @@
-//! Reduce-copy over multicast addresses, in the simulator: the kernels that are compiled to PTX, at
-//! any offset and count.
+//! Reduce-copy over multicast addresses, in the simulator: the kernels of the PTX tests, at several
+//! offsets and counts.
 
 use std::fmt::Debug;
 
@@ -16,10 +16,10 @@ use reduce_copy_kernels::multimem::{
     multimem_reduce_lsa_copy,
 };
 
-/// Elements of windows and buffers.
+/// The number of elements of windows and buffers.
 const LEN: usize = 700;
 
-/// A rank's memory, and what all ranks put into theirs.
+/// A rank's memory, and the initial `src` elements of all ranks.
 struct Memory<T: Element> {
     comm: DevCommResource,
     inputs: Vec<Vec<T>>,
@@ -50,7 +50,7 @@ impl<T: Accumulate + PartialEq + Debug> Memory<T> {
         self.buffer.device_address() + (index * size_of::<T>()) as u64
     }
 
-    /// What a destination holds that gets `count` elements at `to`.
+    /// The expected destination after a copy of `count` elements to index `to`.
     fn wanted(&self, to: usize, count: usize, of: impl Fn(usize) -> T) -> Vec<T> {
         let mut wanted = vec![self.untouched; LEN];
         for i in 0..count {
@@ -66,7 +66,7 @@ impl<T: Accumulate + PartialEq + Debug> Memory<T> {
     }
 }
 
-/// Does `trial` with memory of its own for each of [`RANGES`]: a count, and offsets of source and
+/// Runs `trial` with new memory for each of [`RANGES`]: a count, and offsets of source and
 /// destination.
 fn trials<T: Accumulate + PartialEq + Debug>(
     ranks: usize,
@@ -79,7 +79,7 @@ fn trials<T: Accumulate + PartialEq + Debug>(
     });
 }
 
-/// Counts and offsets, in vectors and out of step with them.
+/// Counts and offsets, aligned to vectors and not.
 const RANGES: [(usize, usize, usize); 6] =
     [(0, 0, 0), (1, 3, 3), (640, 0, 0), (613, 5, 5), (600, 1, 2), (31, 7, 0)];
 
@@ -118,7 +118,7 @@ fn a_pointer_is_copied_to_all_copies_and_neighbours_stay() {
         trials(2, element, |gpu, it, [count, from, to]| {
             let source: Vec<T> = (0..LEN).map(|i| element(i * i)).collect();
             it.buffer.copy_from_host(&source)?;
-            // One rank writes, the other nothing.
+            // Rank 1 writes; rank 0 copies 0 elements.
             let args = (&it.comm, it.at(from), &it.dst, to, count * gpu.rank());
             gpu.launch(K::with_args(args).grid(1).block(32))?;
             let wanted = it.wanted(to, count, |i| source[from + i]);
@@ -133,7 +133,7 @@ fn a_pointer_is_copied_to_all_copies_and_neighbours_stay() {
 
 type FromWindowToWindow<T> = (DevComm, device::Window<T>, usize, device::Window<T>, usize, usize);
 
-/// A kernel from windows to windows, in which each rank does a part.
+/// Checks a kernel from window to window, where each rank reduces or copies a share.
 fn check_windows<T, K>(op: impl ReduceOp<T> + Sync, element: fn(usize) -> T)
 where
     T: Accumulate + PartialEq + Debug,

@@ -20,7 +20,7 @@ fn between_barriers(comm: &DevComm, body: impl FnOnce()) {
     barrier.sync(MemoryOrder::Release);
 }
 
-/// An operator of the tests, from the seed of the trial.
+/// An operator for a number of ranks.
 trait Operator<T: Accumulate>: ReduceOp<T> {
     fn of(ranks: u32) -> Self;
 }
@@ -53,7 +53,7 @@ impl<T: Accumulate<Acc = f32>> Operator<T> for Scaled {
     }
 }
 
-/// Every rank reduces the same elements into memory of its own.
+/// Every rank reduces the same elements into its own memory.
 #[kernel(
     T = [i8, u8, i32, u32, i64, u64, f16, f32, f64, bf16, F8E4M3, F8E5M2],
     Op = [Sum, Prod, Min, Max, Avg]
@@ -67,13 +67,13 @@ unsafe fn reduce<T: Accumulate, Op: Operator<T>>(
 ) {
     let team = comm.lsa_team();
     let op = <Op as Operator<T>>::of(team.n_ranks as u32);
-    // SAFETY: the windows have room, and each rank has a destination of its own.
+    // SAFETY: the windows are large enough, and each rank has its own destination.
     between_barriers(&comm, || unsafe {
         rc::lsa_reduce(Coop::cta(), op, src, src_index, dst, count, team);
     });
 }
 
-/// The bits of integers.
+/// [`reduce`] for bitwise operators.
 #[kernel(T = [i8, u8, i32, u32, i64, u64], Op = [And, Or, Xor])]
 unsafe fn reduce_bits<T: Accumulate, Op: Operator<T>>(
     comm: DevComm,
@@ -84,13 +84,13 @@ unsafe fn reduce_bits<T: Accumulate, Op: Operator<T>>(
 ) {
     let team = comm.lsa_team();
     let op = <Op as Operator<T>>::of(team.n_ranks as u32);
-    // SAFETY: the windows have room, and each rank has a destination of its own.
+    // SAFETY: the windows are large enough, and each rank has its own destination.
     between_barriers(&comm, || unsafe {
         rc::lsa_reduce(Coop::cta(), op, src, src_index, dst, count, team);
     });
 }
 
-/// A factor in `f32`.
+/// [`reduce`] for [`Scaled`].
 #[kernel(T = [f16, f32, bf16, F8E4M3, F8E5M2], Op = [Scaled])]
 unsafe fn reduce_scaled<T: Accumulate<Acc = f32>, Op: Operator<T>>(
     comm: DevComm,
@@ -101,14 +101,14 @@ unsafe fn reduce_scaled<T: Accumulate<Acc = f32>, Op: Operator<T>>(
 ) {
     let team = comm.lsa_team();
     let op = <Op as Operator<T>>::of(team.n_ranks as u32);
-    // SAFETY: the windows have room, and each rank has a destination of its own.
+    // SAFETY: the windows are large enough, and each rank has its own destination.
     between_barriers(&comm, || unsafe {
         rc::lsa_reduce(Coop::cta(), op, src, src_index, dst, count, team);
     });
 }
 
-/// Each rank reduces its share to all, by warps; then each rank copies its share of the result to
-/// all, two further on.
+/// Each rank reduces its share to all ranks, by warps; then it copies its share of the result to
+/// all ranks, two elements further.
 #[kernel(T = [u8, i64, f16, f32, F8E5M2])]
 unsafe fn reduce_copy<T: Accumulate>(
     comm: DevComm,
@@ -127,19 +127,19 @@ unsafe fn reduce_copy<T: Accumulate>(
     let warps = thread::block_dim_x().div_ceil(32) as usize;
     let of_warp = |warp: usize| len * warp / warps;
     let (from, n) = (begin + of_warp(warp), of_warp(warp + 1) - of_warp(warp));
-    // SAFETY: the windows have room; each element is touched by one warp of one rank.
+    // SAFETY: the windows are large enough; one warp of one rank accesses each element.
     between_barriers(&comm, || unsafe {
         let coop = Coop::warp();
         rc::lsa_reduce_copy(coop, Sum, src, src_index + from, dst, dst_index + from, n, team);
     });
-    // SAFETY: as above.
+    // SAFETY: as before.
     between_barriers(&comm, || unsafe {
         let mine = dst.local().as_ptr().wrapping_add(dst_index + begin);
         rc::lsa_copy(Coop::cta(), mine, again, dst_index + begin + 2, len, team);
     });
 }
 
-/// `n` parts to `m` parts of a buffer, by the smallest; one part to a buffer; and back.
+/// The minimum of `n` buffers to `m` buffers; their sum to one buffer, copied to `m` buffers.
 #[kernel(T = [i8, f64, bf16])]
 unsafe fn local<T: Accumulate>(
     src: *const T,
@@ -153,7 +153,7 @@ unsafe fn local<T: Accumulate>(
     count: usize,
 ) {
     let coop = Coop::cta();
-    // SAFETY: the buffers have room.
+    // SAFETY: the buffers are large enough.
     unsafe {
         rc::local_reduce_copy(coop, Min, n, src, stride, m, dst, dst_stride, count);
         rc::local_reduce(coop, Sum, n, src, stride, sum, count);
@@ -162,12 +162,12 @@ unsafe fn local<T: Accumulate>(
     }
 }
 
-/// So many elements: small numbers, of which sums are exact in every type, in any order.
+/// `len` random elements: small numbers, whose sums are exact in every type and order.
 fn elements<T: Small>(rng: &mut Rng, len: usize) -> Vec<T> {
     (0..len).map(|_| T::small(rng.u8(..4))).collect()
 }
 
-/// Elements of a few small values, negative ones among them.
+/// An element type with a few small values, also negative ones.
 trait Small: Accumulate + PartialEq + Debug {
     fn small(n: u8) -> Self;
 }
@@ -198,15 +198,15 @@ small! {
     F8E5M2: F8E5M2::from_f32;
 }
 
-/// What a window or buffer holds where nothing was written.
+/// The initial elements of a window or buffer that is written.
 fn untouched<T: Small>(len: usize) -> Vec<T> {
     vec![T::small(2); len]
 }
 
-/// Room in front of and behind what is touched.
+/// The number of elements before and after those that are written.
 const ROOM: usize = 40;
 
-/// Does random trials in worlds of several sizes. The ranks of a world draw the same numbers.
+/// Runs random trials with several numbers of ranks. All ranks draw the same random numbers.
 fn trials(seed: u64, trial: impl Fn(&Gpu<'_>, &mut Rng) -> Result<()> + Sync) {
     for ranks in [1, 2, 3, 4, 5, 8] {
         simulate(Simulation::new(ranks), |gpu| {
@@ -216,7 +216,7 @@ fn trials(seed: u64, trial: impl Fn(&Gpu<'_>, &mut Rng) -> Result<()> + Sync) {
     }
 }
 
-/// Threads, a count, and two offsets that are alike in their vectors or not.
+/// A number of threads, a count, and two offsets, equal or not.
 fn shape(rng: &mut Rng) -> (u32, usize, [usize; 2]) {
     let threads = [1, 7, 32, 64][rng.usize(..4)];
     let longest = [20, 200, 3000][rng.usize(..3)];
@@ -229,7 +229,7 @@ fn barrier(gpu: &Gpu<'_>) -> Result<DevCommResource> {
     gpu.dev_comm(DevCommRequirements::new().lsa_barriers(1))
 }
 
-/// Runs a kernel of [`reduce`]'s shape on random elements.
+/// Runs a kernel with [`reduce`]'s parameters on random elements.
 fn reduces<T, Op, K>(gpu: &Gpu<'_>, rng: &mut Rng) -> Result<()>
 where
     T: Small,
@@ -311,8 +311,8 @@ fn a_share_reduced_by_each_rank_arrives_in_all() {
     });
 }
 
-/// As many parts as there are ranks, each of which does the same.
-fn works_on_parts<T, K>(gpu: &Gpu<'_>, rng: &mut Rng) -> Result<()>
+/// Reduces and copies one buffer per rank, the same in each rank.
+fn reduces_buffers<T, K>(gpu: &Gpu<'_>, rng: &mut Rng) -> Result<()>
 where
     T: Small,
     K: Kernel<Args = (*const T, usize, usize, *mut T, usize, usize, *mut T, *mut T, usize)>,
@@ -329,14 +329,14 @@ where
     let (mut least, mut total) = (untouched::<T>(room), untouched::<T>(count + 1));
     let mut copied = untouched::<T>(room);
     for i in 0..count {
-        let of_parts: Vec<T> = (0..n).map(|part| input[part * stride + i]).collect();
-        total[i] = fold(Sum, &of_parts).unwrap();
-        for part in 0..m {
-            least[part * dst_stride + i] = fold(Min, &of_parts).unwrap();
-            copied[part * dst_stride + i] = total[i];
+        let of_buffers: Vec<T> = (0..n).map(|k| input[k * stride + i]).collect();
+        total[i] = fold(Sum, &of_buffers).unwrap();
+        for k in 0..m {
+            least[k * dst_stride + i] = fold(Min, &of_buffers).unwrap();
+            copied[k * dst_stride + i] = total[i];
         }
     }
-    let what = format!("{n} to {m} parts of {count}, {stride} and {dst_stride} apart");
+    let what = format!("{n} to {m} buffers of {count}, {stride} and {dst_stride} apart");
     assert_eq!([read(&dst)?, read(&sum)?, read(&copies)?], [least, total, copied], "{what}");
     Ok(())
 }
@@ -344,9 +344,9 @@ where
 #[test]
 fn parts_at_any_distance_are_reduced_and_copied() {
     trials(2, |gpu, rng| {
-        works_on_parts::<i8, local<i8>>(gpu, rng)?;
-        works_on_parts::<f64, local<f64>>(gpu, rng)?;
-        works_on_parts::<bf16, local<bf16>>(gpu, rng)
+        reduces_buffers::<i8, local<i8>>(gpu, rng)?;
+        reduces_buffers::<f64, local<f64>>(gpu, rng)?;
+        reduces_buffers::<bf16, local<bf16>>(gpu, rng)
     });
 }
 

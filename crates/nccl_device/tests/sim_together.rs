@@ -1,4 +1,4 @@
-//! Flags, epochs, barriers of grids and of neighbours, and sums over threads, in the simulator.
+//! Tests of flags, epochs, grid and neighbour barriers, and sums over threads, in the simulator.
 
 use devcomm::{DevCommRequirements, Kernel, Simulation};
 use devcomm_testing::simulated::{Gpu, failure, read, simulate};
@@ -6,7 +6,7 @@ use reduce_copy_kernels::together::{
     grid_meets, neighbors_meet, pass_on, sum_threads, sum_vectors,
 };
 
-/// Simulations of 1 to 4 ranks, each with other schedules.
+/// Simulations of 1 to 4 ranks, each with a different schedule.
 fn simulations(seeds: u64) -> impl Iterator<Item = (usize, Simulation)> {
     (0..seeds).map(|seed| {
         let ranks = 1 + seed as usize % 4;
@@ -26,7 +26,6 @@ fn flags_bring_what_was_written_before_in_every_launch() {
             let of_rank = vec![100 * gpu.rank() as u32; 2 * count];
             let (comm, x) = (comm(gpu)?, gpu.window(&of_rank)?);
             let (y, flags) = (gpu.window(&of_rank)?, gpu.window(&[0_u32; 4])?);
-            // The last numbers before they start anew; flags like those of the launch before.
             let epoch = gpu.buffer(&[0_u32, 0])?;
             for _ in 0..launches {
                 gpu.launch(
@@ -52,7 +51,7 @@ fn flags_wrap_around() {
         let found = simulate(simulation, |gpu| {
             let of_rank = vec![gpu.rank() as u32; 2];
             let (comm, x, y) = (comm(gpu)?, gpu.window(&of_rank)?, gpu.window(&of_rank)?);
-            // 2^30 launches of 4 steps go by; the next ones begin at 0 again.
+            // As after 2^30 launches of 4 steps: the flags wrap around to 0.
             let flags = gpu.window(&[u32::MAX - 3; 2])?;
             let epoch = gpu.buffer(&[0_u32, (1 << 30) - 1])?;
             for _ in 0..2 {
@@ -130,7 +129,7 @@ fn sums_over_warps_and_blocks_are_those_of_their_threads() {
         let blocks = of_threads.chunks(96).map(|block| block.iter().sum::<f32>());
         assert_eq!(read(&of_warps)?, warps);
         assert_eq!(read(&of_blocks)?, blocks.flat_map(|sum| [sum, 96.0 * sum]).collect::<Vec<_>>());
-        // Integers wrap around.
+        // Integer sums wrap around.
         let big = gpu.buffer(&[u64::MAX, 5, 7])?;
         let (of_block, of_warp) = (gpu.buffer(&[0_u64; 2])?, gpu.buffer(&[0_u64])?);
         gpu.launch(sum_threads::<u64>::args(&big, &of_block, &of_warp, 3_usize).grid(1).block(32))?;

@@ -1,5 +1,5 @@
-//! Atomics. A simulated world is one OS thread; real atomics keep a kernel that runs elsewhere from
-//! being undefined.
+//! Atomics. A simulation runs on one OS thread; host atomics keep kernels that run on several OS
+//! threads defined.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -14,8 +14,8 @@ pub(crate) fn fence(order: Order, scope: Scope) {
     (context.ops.fence)(thread, order, scope);
 }
 
-/// Reports a read-modify-write of `address` and does it by `update`. One that changes nothing may
-/// be a thread that waits for a change, so it counts as a spin.
+/// Reports a read-modify-write of `address` and executes it by `update`. If it does not change the
+/// value, the thread may be polling, so this counts as a spin.
 #[inline]
 #[track_caller]
 fn modify<T: Copy + PartialEq>(
@@ -45,7 +45,7 @@ macro_rules! modifications {
                 $to($new)
             };
             let old = modify(address.cast::<$word>(), order, scope, || {
-                // SAFETY: the caller's.
+                // SAFETY: the caller's contract.
                 let word = unsafe { <$atomic>::from_ptr(address.cast()) };
                 let old = word.update(Ordering::SeqCst, Ordering::SeqCst, update);
                 (old, update(old))
@@ -63,7 +63,7 @@ macro_rules! words {
             unsafe fn load(address: *const Self, order: Order, scope: Scope) -> Self {
                 touch(address, Access::AtomicRead(order, scope));
                 spin();
-                // SAFETY: the caller's; a load does not write.
+                // SAFETY: the caller's contract; a load does not write.
                 unsafe { <$atomic>::from_ptr(address.cast_mut()) }.load(Ordering::SeqCst)
             }
 
@@ -71,7 +71,7 @@ macro_rules! words {
             #[track_caller]
             unsafe fn store(address: *mut Self, value: Self, order: Order, scope: Scope) {
                 touch(address.cast_const(), Access::AtomicWrite(order, scope));
-                // SAFETY: the caller's.
+                // SAFETY: the caller's contract.
                 unsafe { <$atomic>::from_ptr(address) }.store(value, Ordering::SeqCst);
             }
 
@@ -85,7 +85,7 @@ macro_rules! words {
                 scope: Scope,
             ) -> Self {
                 modify(address, order, scope, || {
-                    // SAFETY: the caller's.
+                    // SAFETY: the caller's contract.
                     let word = unsafe { <$atomic>::from_ptr(address) };
                     match word.compare_exchange(current, new, Ordering::SeqCst, Ordering::SeqCst) {
                         Ok(old) => (old, new),

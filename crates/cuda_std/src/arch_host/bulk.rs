@@ -1,4 +1,4 @@
-//! `mbarrier` and TMA, whose copies complete at once.
+//! `mbarrier` and TMA. Copies complete immediately.
 
 use devcomm_types::{TensorMap, TensorMapDesc};
 
@@ -6,14 +6,14 @@ use super::memory::{spin, touch};
 use super::tensor::swizzled;
 use super::{Access, Order, Scope};
 
-/// A barrier's word.
+/// The state of a barrier, stored in its 64-bit word.
 #[derive(Clone, Copy)]
 struct Phase {
-    /// Arrivals that end a phase.
+    /// The number of arrivals per phase.
     arrivals: u32,
-    /// Arrivals that the phase still waits for.
-    missing: u32,
-    /// Bytes announced and not landed; below 0 when they landed first.
+    /// Pending arrivals of the current phase.
+    pending: u32,
+    /// Pending bytes of the current phase; negative if they arrive before they are expected.
     bytes: i32,
     parity: bool,
 }
@@ -24,8 +24,8 @@ impl Phase {
     fn of(word: u64) -> Self {
         Self {
             arrivals: word as u32 & FIELD,
-            missing: (word >> 20) as u32 & FIELD,
-            // 23 bits with a sign.
+            pending: (word >> 20) as u32 & FIELD,
+            // 23 bits, sign-extended.
             bytes: (word >> 40) as u32 as i32 >> 1 << 9 >> 9,
             parity: word >> 40 & 1 == 1,
         }
@@ -33,29 +33,29 @@ impl Phase {
 
     fn to_word(self) -> u64 {
         let bytes = (self.bytes as u32 & ((1 << 23) - 1)) << 1 | u32::from(self.parity);
-        u64::from(self.arrivals) | u64::from(self.missing) << 20 | u64::from(bytes) << 40
+        u64::from(self.arrivals) | u64::from(self.pending) << 20 | u64::from(bytes) << 40
     }
 
-    /// Changes the word of a barrier, and ends the phase if nothing is missing.
+    /// Changes a barrier's state, and completes the phase if nothing is pending.
     #[track_caller]
     fn change(word: *mut u64, change: impl FnOnce(&mut Self)) {
         touch(word, Access::AtomicRmw(Order::AcqRel, Scope::Cta));
-        // SAFETY: who made the `MBarrier` says that the word is a barrier's. Simulated threads run
-        // one after the other.
+        // SAFETY: the word is a barrier's, by the contract of `MBarrier::at`. Simulated threads run
+        // one at a time.
         let mut phase = Self::of(unsafe { word.read() });
         change(&mut phase);
-        if phase.missing == 0 && phase.bytes == 0 {
-            phase.missing = phase.arrivals;
+        if phase.pending == 0 && phase.bytes == 0 {
+            phase.pending = phase.arrivals;
             phase.parity = !phase.parity;
         }
-        // SAFETY: as above.
+        // SAFETY: as for the read.
         unsafe { word.write(phase.to_word()) }
     }
 
     #[track_caller]
     fn arrive(&mut self) {
-        assert!(self.missing > 0, "more threads arrive at a barrier than it was made for");
-        self.missing -= 1;
+        assert!(self.pending > 0, "more arrivals at a barrier than it was initialized for");
+        self.pending -= 1;
     }
 }
 
@@ -63,8 +63,8 @@ impl Phase {
 pub(crate) fn mbarrier_init(word: *mut u64, arrivals: u32) {
     assert!((1..=FIELD).contains(&arrivals), "a barrier is for 1 to 2^20 - 1 arrivals");
     touch(word, Access::Write);
-    let phase = Phase { arrivals, missing: arrivals, bytes: 0, parity: false };
-    // SAFETY: who made the `MBarrier` says that the word is a barrier's.
+    let phase = Phase { arrivals, pending: arrivals, bytes: 0, parity: false };
+    // SAFETY: the word is a barrier's, by the contract of `MBarrier::at`.
     unsafe { word.write(phase.to_word()) }
 }
 
@@ -79,7 +79,7 @@ pub(crate) fn mbarrier_arrive(word: *mut u64) {
 
 #[track_caller]
 pub(crate) fn mbarrier_arrive_expect_tx(word: *mut u64, bytes: u32) {
-    assert!(bytes <= FIELD, "a phase takes less than 2^20 bytes");
+    assert!(bytes <= FIELD, "a phase expects less than 2^20 bytes");
     Phase::change(word, |phase| {
         phase.bytes += bytes as i32;
         phase.arrive();
@@ -89,7 +89,7 @@ pub(crate) fn mbarrier_arrive_expect_tx(word: *mut u64, bytes: u32) {
 #[track_caller]
 pub(crate) fn mbarrier_try_wait(word: *mut u64, parity: u32) -> bool {
     touch(word, Access::AtomicRead(Order::Acquire, Scope::Cta));
-    // SAFETY: who made the `MBarrier` says that the word is a barrier's.
+    // SAFETY: the word is a barrier's, by the contract of `MBarrier::at`.
     let phase = Phase::of(unsafe { word.read_volatile() });
     let ended = u32::from(phase.parity) != parity;
     if !ended {
@@ -107,7 +107,7 @@ pub(crate) unsafe fn load_tile(
     barrier: *mut u64,
 ) {
     let Some(tiling) = TensorMapDesc::of_simulated(map) else {
-        panic!("this tensor map is not of a simulated GPU: Context::tensor_map makes them");
+        panic!("this tensor map was not made for a simulated GPU: use Context::tensor_map");
     };
     assert!(to.addr().is_multiple_of(1024), "a tile's address is a multiple of 1,024");
     const PIECES: u32 = TensorMapDesc::TILE_COLUMNS / 8;
@@ -118,15 +118,15 @@ pub(crate) unsafe fn load_tile(
             let at = (u64::from(row) * u64::from(tiling.columns) + u64::from(column)) / 8;
             let from = matrix.wrapping_add(at as usize);
             touch(from, Access::Read);
-            // SAFETY: the piece lies in the matrix, which is there, says the caller.
+            // SAFETY: the piece lies in the matrix, which is allocated by the caller's contract.
             unsafe { from.read() }
         } else {
             0
         };
-        let place = swizzled(to.wrapping_add((128 * r + 16 * piece) as usize)).cast_mut();
-        touch(place.cast::<u128>(), Access::Write);
-        // SAFETY: the piece lies in the tile, for which there is room, says the caller.
-        unsafe { place.cast::<u128>().write(value) }
+        let target = swizzled(to.wrapping_add((128 * r + 16 * piece) as usize)).cast_mut();
+        touch(target.cast::<u128>(), Access::Write);
+        // SAFETY: the piece lies in the tile, which has room by the caller's contract.
+        unsafe { target.cast::<u128>().write(value) }
     }
     let bytes = (tiling.tile_rows * 128) as i32;
     Phase::change(barrier, |phase| phase.bytes -= bytes);
@@ -144,9 +144,9 @@ mod tests {
     fn a_word_keeps_what_a_phase_is() {
         for bytes in [0, 1, -1, 49152, -(1 << 20)] {
             for parity in [false, true] {
-                let word = Phase { arrivals: 8, missing: 3, bytes, parity }.to_word();
-                let Phase { arrivals, missing, bytes: b, parity: p } = Phase::of(word);
-                assert_eq!((arrivals, missing, b, p), (8, 3, bytes, parity));
+                let word = Phase { arrivals: 8, pending: 3, bytes, parity }.to_word();
+                let Phase { arrivals, pending, bytes: b, parity: p } = Phase::of(word);
+                assert_eq!((arrivals, pending, b, p), (8, 3, bytes, parity));
             }
         }
     }

@@ -5,7 +5,8 @@ use std::panic::Location;
 use super::{Access, Order, Scope, current};
 use crate::atomic::AtomicValue;
 
-/// Reports an access of `T` about to happen, and refuses what a GPU would fault on.
+/// Reports an access to a `T` before it happens, and panics at a misaligned one, which a GPU would
+/// fault on.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub(super) fn touch<T>(address: *const T, access: Access) {
@@ -24,7 +25,7 @@ pub(super) fn misaligned(address: usize, align: usize) -> ! {
     panic!("misaligned access: address {address:#x} is not a multiple of {align}")
 }
 
-/// Tells the simulator that this thread may be waiting for another's store.
+/// Tells the simulator that this thread may be polling for another thread's store.
 #[inline]
 #[track_caller]
 pub(super) fn spin() {
@@ -36,7 +37,7 @@ pub(super) fn spin() {
 #[track_caller]
 pub(crate) unsafe fn load<T: Copy>(address: *const T) -> T {
     touch(address, Access::Read);
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { address.read() }
 }
 
@@ -44,7 +45,7 @@ pub(crate) unsafe fn load<T: Copy>(address: *const T) -> T {
 #[track_caller]
 pub(crate) unsafe fn store<T: Copy>(address: *mut T, value: T) {
     touch(address, Access::Write);
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { address.write(value) }
 }
 
@@ -52,7 +53,7 @@ pub(crate) unsafe fn store<T: Copy>(address: *mut T, value: T) {
 #[track_caller]
 pub(crate) unsafe fn load_v4(address: *const [u32; 4]) -> [u32; 4] {
     touch(address.cast::<u128>(), Access::Read);
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { address.read() }
 }
 
@@ -60,7 +61,7 @@ pub(crate) unsafe fn load_v4(address: *const [u32; 4]) -> [u32; 4] {
 #[track_caller]
 pub(crate) unsafe fn store_v4(address: *mut [u32; 4], value: [u32; 4]) {
     touch(address.cast::<u128>(), Access::Write);
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { address.write(value) }
 }
 
@@ -69,7 +70,7 @@ pub(crate) unsafe fn store_v4(address: *mut [u32; 4], value: [u32; 4]) {
 pub(crate) unsafe fn load_volatile<T: AtomicValue>(address: *const T) -> T {
     touch(address, Access::AtomicRead(Order::Relaxed, Scope::Sys));
     spin();
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { address.read_volatile() }
 }
 
@@ -77,7 +78,7 @@ pub(crate) unsafe fn load_volatile<T: AtomicValue>(address: *const T) -> T {
 #[track_caller]
 pub(crate) unsafe fn store_volatile<T: AtomicValue>(address: *mut T, value: T) {
     touch(address, Access::AtomicWrite(Order::Relaxed, Scope::Sys));
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { address.write_volatile(value) }
 }
 
@@ -86,7 +87,7 @@ pub(crate) unsafe fn store_volatile<T: AtomicValue>(address: *mut T, value: T) {
 pub(crate) unsafe fn load_v4_relaxed(address: *const [u32; 4], scope: Scope) -> [u32; 4] {
     touch(address.cast::<u128>(), Access::AtomicRead(Order::Relaxed, scope));
     spin();
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { address.read_volatile() }
 }
 
@@ -94,7 +95,7 @@ pub(crate) unsafe fn load_v4_relaxed(address: *const [u32; 4], scope: Scope) -> 
 #[track_caller]
 pub(crate) unsafe fn store_v4_relaxed(address: *mut [u32; 4], value: [u32; 4], scope: Scope) {
     touch(address.cast::<u128>(), Access::AtomicWrite(Order::Relaxed, scope));
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { address.write_volatile(value) }
 }
 

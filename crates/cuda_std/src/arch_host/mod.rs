@@ -3,14 +3,14 @@
 
 mod atomics;
 mod bulk;
+mod hooks;
 mod memory;
 mod multimem;
 mod numbers;
-mod seam;
 mod tensor;
 mod threads;
 
-pub use seam::{Access, CTX, MulticastParts, Ops, Order, Scope, Shuffle, ThreadCtx};
+pub use hooks::{Access, CTX, MulticastParts, Ops, Order, Scope, Shuffle, ThreadCtx};
 
 pub(crate) use atomics::fence;
 pub(crate) use bulk::*;
@@ -19,7 +19,7 @@ pub(crate) use numbers::*;
 pub(crate) use tensor::*;
 pub(crate) use threads::*;
 
-/// The running simulated thread: the pointer that its hooks want, and its context.
+/// The running simulated thread: the pointer that the simulator's functions take, and its context.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 fn current() -> (*const ThreadCtx, &'static ThreadCtx) {
@@ -27,8 +27,8 @@ fn current() -> (*const ThreadCtx, &'static ThreadCtx) {
     if pointer.is_null() {
         no_simulator();
     }
-    // SAFETY: the simulator keeps the context alive and unchanged while its thread is current, and
-    // a thread's code (all that holds this reference) runs only then.
+    // SAFETY: the simulator keeps the context alive and unchanged while its thread runs, and only
+    // that thread's code uses the reference.
     (pointer, unsafe { &*pointer })
 }
 

@@ -1,4 +1,4 @@
-//! Multicast addresses: the simulator says where the copies lie, the arithmetic over them is here.
+//! Multicast addresses: the simulator provides the copies, the arithmetic is implemented here.
 
 use std::panic::Location;
 
@@ -11,7 +11,7 @@ use crate::multimem::{Value, operations, values};
 use crate::reduce::{Accumulate, And, Max, Min, Or, ReduceOp, Sum, SumInHalf, Xor};
 use crate::vector::Vec16;
 
-/// The copies behind a multicast address, each told to the simulator as an access about to happen.
+/// The copies of a multicast address, each reported to the simulator as an access.
 #[track_caller]
 fn copies<V>(address: *const V, access: Access) -> impl Iterator<Item = *mut V> + Clone {
     let bytes = size_of::<V>();
@@ -20,14 +20,14 @@ fn copies<V>(address: *const V, access: Access) -> impl Iterator<Item = *mut V> 
     }
     let (thread, context) = current();
     let at = Location::caller();
-    let parts = (context.ops.multimem)(thread, address.addr(), bytes, at);
-    let copy = move |i| parts.first.wrapping_add(i * parts.stride);
+    let found = (context.ops.multimem)(thread, address.addr(), bytes, at);
+    let copy = move |i| found.first.wrapping_add(i * found.stride);
     if context.watch {
-        for i in 0..parts.n {
+        for i in 0..found.n {
             (context.ops.access)(thread, copy(i).addr(), bytes, access, at);
         }
     }
-    (0..parts.n).map(move |i| copy(i).cast())
+    (0..found.n).map(move |i| copy(i).cast())
 }
 
 /// Element `i` of the value at `copy`.
@@ -36,21 +36,21 @@ fn copies<V>(address: *const V, access: Access) -> impl Iterator<Item = *mut V> 
 ///
 /// `copy` is valid for accesses of a `V`, which has more than `i` elements.
 unsafe fn element<V: Value>(copy: *mut V, i: usize) -> *mut V::Element {
-    // SAFETY: a value is an array of its elements; the rest is the caller's.
+    // SAFETY: a value is an array of its elements; the rest is the caller's contract.
     unsafe { copy.cast::<V::Element>().add(i) }
 }
 
-/// Elements of a value.
+/// The number of elements of a value.
 const fn elements<V: Value>() -> usize {
     size_of::<V>() / size_of::<V::Element>()
 }
 
-/// As [`LoadReduce::load_reduce`]. Halves are reduced in `f32` and rounded once, unless the
+/// Implements [`LoadReduce::load_reduce`]. Halves are reduced in `f32` and rounded once, unless the
 /// operator rounds.
 ///
 /// # Safety
 ///
-/// As there.
+/// As [`LoadReduce::load_reduce`].
 #[track_caller]
 unsafe fn load_reduce<V: Value, Op: ReduceOp<V::Element>>(
     op: Op,
@@ -65,7 +65,7 @@ unsafe fn load_reduce<V: Value, Op: ReduceOp<V::Element>>(
     let Some(first) = copies.clone().next() else {
         panic!("the multicast address {address:p} has no copies");
     };
-    // SAFETY: the copies are valid, says the caller; `i` is below the number of elements.
+    // SAFETY: the copies are valid by the caller's contract; `i` is below the number of elements.
     unsafe {
         let mut value = first.read();
         for i in 0..elements::<V>() {
@@ -78,11 +78,11 @@ unsafe fn load_reduce<V: Value, Op: ReduceOp<V::Element>>(
     }
 }
 
-/// As [`Red::red`].
+/// Implements [`Red::red`].
 ///
 /// # Safety
 ///
-/// As there.
+/// As [`Red::red`].
 #[track_caller]
 unsafe fn red<V: Value, Op: ReduceOp<V::Element>>(
     op: Op,
@@ -93,7 +93,7 @@ unsafe fn red<V: Value, Op: ReduceOp<V::Element>>(
 ) {
     for copy in copies(address, Access::AtomicRmw(order, scope)) {
         for i in 0..elements::<V>() {
-            // SAFETY: the copies are valid, says the caller; `i` is below the number of elements.
+            // SAFETY: as in `load_reduce`.
             unsafe {
                 let (to, with) = (element(copy, i), *element(&raw mut value, i));
                 *to = Accumulate::from_acc(op.combine((*to).to_acc(), with.to_acc()));
@@ -110,7 +110,7 @@ macro_rules! stores {
                 let access = strength
                     .map_or(Access::Write, |(order, scope)| Access::AtomicWrite(order, scope));
                 for copy in copies(address, access) {
-                    // SAFETY: the copies are valid, says the caller.
+                    // SAFETY: the copies are valid by the caller's contract.
                     unsafe { copy.write(value) };
                 }
             }
@@ -124,7 +124,7 @@ macro_rules! impls {
         impl LoadReduce<$op> for $value {
             #[track_caller]
             unsafe fn load_reduce(op: $op, address: *const Self, strength: Strength) -> Self {
-                // SAFETY: the caller's.
+                // SAFETY: the caller's contract.
                 unsafe { load_reduce(op, address, strength) }
             }
         }
@@ -132,7 +132,7 @@ macro_rules! impls {
         impl Red<$op> for $value {
             #[track_caller]
             unsafe fn red(op: $op, address: *mut Self, value: Self, order: Order, scope: Scope) {
-                // SAFETY: the caller's.
+                // SAFETY: the caller's contract.
                 unsafe { red(op, address, value, order, scope) }
             }
         }

@@ -28,7 +28,7 @@ pub(crate) fn f32_to_bf16x2([low, high]: [f32; 2]) -> u32 {
     u32::from(bf16::from_f32(low).to_bits()) | u32::from(bf16::from_f32(high).to_bits()) << 16
 }
 
-macro_rules! quarters {
+macro_rules! f8_types {
     ($($type:ident $unpack:ident $pack:ident;)*) => { $(
         #[inline]
         pub(crate) fn $unpack(packed: u16) -> [f32; 2] {
@@ -42,7 +42,7 @@ macro_rules! quarters {
     )* };
 }
 
-quarters! {
+f8_types! {
     F8E4M3 f8e4m3x2_to_f32 f32_to_f8e4m3x2;
     F8E5M2 f8e5m2x2_to_f32 f32_to_f8e5m2x2;
 }

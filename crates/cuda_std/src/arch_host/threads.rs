@@ -1,4 +1,4 @@
-//! Indices, barriers, warps, printing.
+//! Indices, barriers, warp operations, printing.
 
 use std::panic::Location;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -38,12 +38,12 @@ pub(crate) fn barrier_all() {
     barrier(0, 0);
 }
 
-/// The barriers with a result: the threads count in a shared word between barriers.
+/// Block barriers with a result: the threads add to a word in shared memory between barriers.
 #[track_caller]
 pub(crate) fn barrier_count(predicate: bool) -> u32 {
     static COUNT: AtomicU32 = AtomicU32::new(0);
-    // SAFETY: the simulator gives at least the four bytes asked for, aligned to 16, alive while the
-    // block runs; all access to them is here, and atomic.
+    // SAFETY: the simulator returns at least four bytes, aligned to 16, alive while the block runs;
+    // all accesses to them are in this function, and atomic.
     let count = unsafe { AtomicU32::from_ptr(shared_static(COUNT.as_ptr())) };
     barrier_all();
     if index_in_block() == 0 {
@@ -65,18 +65,18 @@ pub(crate) fn barrier_or(predicate: bool) -> bool {
     barrier_count(predicate) != 0
 }
 
-/// [`barrier_or`] of some threads of the block.
+/// [`barrier_or`] for a named barrier of `threads` threads.
 #[track_caller]
 pub(crate) fn named_barrier_or(id: u32, threads: u32, predicate: bool) -> bool {
-    static SOME: [AtomicU32; 16] = [const { AtomicU32::new(0) }; 16];
+    static ANY: [AtomicU32; 16] = [const { AtomicU32::new(0) }; 16];
     // SAFETY: as in `barrier_count`.
-    let seen = unsafe { AtomicU32::from_ptr(shared_static(SOME[id as usize % 16].as_ptr())) };
+    let any = unsafe { AtomicU32::from_ptr(shared_static(ANY[id as usize % 16].as_ptr())) };
     barrier(id, threads);
-    seen.store(0, Ordering::Relaxed);
+    any.store(0, Ordering::Relaxed);
     barrier(id, threads);
-    seen.fetch_or(predicate.into(), Ordering::Relaxed);
+    any.fetch_or(predicate.into(), Ordering::Relaxed);
     barrier(id, threads);
-    seen.load(Ordering::Relaxed) != 0
+    any.load(Ordering::Relaxed) != 0
 }
 
 #[track_caller]
@@ -92,7 +92,7 @@ pub(crate) fn nanosleep(_nanos: u32) {
     (context.ops.spin)(thread, Location::caller());
 }
 
-/// A simulated warp runs as if no lane ever left it: the lanes that exist.
+/// The existing lanes of the warp, as if none had diverged or exited.
 #[track_caller]
 pub(crate) fn active_mask() -> u32 {
     use crate::thread::block_dim;

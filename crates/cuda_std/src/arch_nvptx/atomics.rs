@@ -1,14 +1,14 @@
-//! Atomics, ordered accesses, fences: one instruction for an operation, an order and a scope.
+//! Atomics, ordered accesses, fences: one instruction per operation, order and scope.
 //!
-//! Sequential consistency is a `fence.sc` before the operation, which is relaxed (a store) or
-//! acquiring (the rest).
+//! For sequential consistency a `fence.sc` precedes the operation, which is relaxed (stores) or
+//! acquire (others).
 
 use core::arch::asm;
 
 use super::{Order, Scope};
 use crate::atomic::raw::{Add, Bits, MinMax};
 
-/// `emit!("<order>.<scope>", args..)` of a scope.
+/// `emit!("<order>.<scope>", args..)` for a scope.
 macro_rules! scoped {
     ($scope:expr, $emit:ident, $order:literal $(, $arg:tt)*) => {
         match $scope {
@@ -22,7 +22,7 @@ pub(super) use scoped;
 
 macro_rules! fence {
     ($what:expr) => {{
-        // SAFETY: orders memory, touches none.
+        // SAFETY: orders memory accesses, makes none.
         unsafe { asm!(concat!("fence.", $what, ";"), options(nostack)) }
     }};
 }
@@ -35,7 +35,7 @@ pub(crate) fn fence(order: Order, scope: Scope) {
     }
 }
 
-/// The order of the instruction itself, after the fence that sequential consistency needs.
+/// Emits the fence that sequential consistency needs; returns the order of the instruction itself.
 #[inline(always)]
 fn after_fence(order: Order, scope: Scope) -> Order {
     if order == Order::SeqCst {
@@ -48,7 +48,7 @@ fn after_fence(order: Order, scope: Scope) -> Order {
 macro_rules! ld {
     ($sem:expr, $bits:literal, $reg:ident, $address:ident) => {{
         let value;
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe {
             asm!(
                 concat!("ld.", $sem, ".", $bits, " {}, [{}];"),
@@ -63,7 +63,7 @@ macro_rules! ld {
 
 macro_rules! st {
     ($sem:expr, $bits:literal, $reg:ident, $address:ident, $value:ident) => {{
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe {
             asm!(
                 concat!("st.", $sem, ".", $bits, " [{}], {};"),
@@ -78,7 +78,7 @@ macro_rules! st {
 macro_rules! atom {
     ($sem:expr, $op:literal, $reg:ident, $address:ident, $value:ident) => {{
         let old;
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe {
             asm!(
                 concat!("atom.", $sem, ".", $op, " {}, [{}], {};"),
@@ -95,7 +95,7 @@ macro_rules! atom {
 macro_rules! cas {
     ($sem:expr, $op:literal, $reg:ident, $address:ident, $current:ident, $new:ident) => {{
         let old;
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe {
             asm!(
                 concat!("atom.", $sem, ".", $op, " {}, [{}], {}, {};"),
@@ -110,7 +110,7 @@ macro_rules! cas {
     }};
 }
 
-/// The read-modify-write `emit!("<order>.<scope>", args..)` of an order and a scope.
+/// The read-modify-write `emit!("<order>.<scope>", args..)` for an order and a scope.
 macro_rules! ordered {
     ($order:ident, $scope:ident, $emit:ident, $($arg:tt),*) => {
         match after_fence($order, $scope) {

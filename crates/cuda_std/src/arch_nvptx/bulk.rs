@@ -8,7 +8,7 @@ use super::tensor::shared_address;
 
 #[inline(always)]
 pub(crate) fn mbarrier_init(word: *mut u64, arrivals: u32) {
-    // SAFETY: the word is a barrier's, says who made its `MBarrier`.
+    // SAFETY: the word is a barrier's, by the contract of `MBarrier::at`.
     unsafe {
         asm!(
             "mbarrier.init.shared::cta.b64 [{}], {};",
@@ -80,7 +80,7 @@ pub(crate) unsafe fn load_tile(
     column: u32,
     barrier: *mut u64,
 ) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe {
         asm!(
             "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes \

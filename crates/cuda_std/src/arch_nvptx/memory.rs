@@ -9,7 +9,7 @@ use crate::atomic::{AtomicValue, Scope};
 macro_rules! ld_v4 {
     ($order:expr, $address:ident) => {{
         let (a, b, c, d): (u32, u32, u32, u32);
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe {
             asm!(
                 concat!("ld.", $order, ".v4.b32 {{{a}, {b}, {c}, {d}}}, [{address}];"),
@@ -28,7 +28,7 @@ macro_rules! ld_v4 {
 macro_rules! st_v4 {
     ($order:expr, $address:ident, $value:ident) => {{
         let [a, b, c, d] = $value;
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe {
             asm!(
                 concat!("st.", $order, ".v4.b32 [{address}], {{{a}, {b}, {c}, {d}}};"),
@@ -55,43 +55,43 @@ pub(crate) unsafe fn store_v4_relaxed(address: *mut [u32; 4], value: [u32; 4], s
 
 #[inline(always)]
 pub(crate) unsafe fn load<T: Copy>(address: *const T) -> T {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { address.read() }
 }
 
 #[inline(always)]
 pub(crate) unsafe fn store<T: Copy>(address: *mut T, value: T) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { address.write(value) }
 }
 
-/// Four words as one value to LLVM. As an array it would copy them by memory, in two halves,
-/// wherever nothing else is done with them.
+/// Four words as one LLVM vector. An array that is only copied would go through memory, in two
+/// halves.
 #[repr(simd)]
 #[derive(Clone, Copy)]
 struct Four([u32; 4]);
 
 #[inline(always)]
 pub(crate) unsafe fn load_v4(address: *const [u32; 4]) -> [u32; 4] {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { address.cast::<crate::vector::Vec16<u32>>().read().to_bits() }
 }
 
 #[inline(always)]
 pub(crate) unsafe fn store_v4(address: *mut [u32; 4], value: [u32; 4]) {
-    // SAFETY: the caller's; both are 16 bytes of words.
+    // SAFETY: the caller's contract; both are 16 bytes of words.
     unsafe { address.cast::<Four>().write(transmute::<[u32; 4], Four>(value)) }
 }
 
 #[inline(always)]
 pub(crate) unsafe fn load_volatile<T: AtomicValue>(address: *const T) -> T {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { address.read_volatile() }
 }
 
 #[inline(always)]
 pub(crate) unsafe fn store_volatile<T: AtomicValue>(address: *mut T, value: T) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { address.write_volatile(value) }
 }
 
@@ -101,7 +101,7 @@ pub(crate) fn shared_static<T>(slot: *mut T) -> *mut T {
 }
 
 unsafe extern "C" {
-    // The builder knows the name and makes it `.extern .shared .align 16`.
+    // `cuda_builder` makes the symbol `.extern .shared .align 16`.
     static __cuda_std_dynamic_shared: [u128; 0];
 }
 

@@ -1,8 +1,8 @@
-//! The GPU's side: each function is an instruction or a few.
+//! The implementation on the GPU: each function is one instruction or a few.
 //!
-//! The builder marks every call of inline assembly convergent before LLVM optimises, so barriers,
-//! shuffles and votes keep their place in the control flow. What orders memory has no `nomem`: LLVM
-//! moves no access across it.
+//! `cuda_builder` marks every inline assembly call `convergent` before LLVM optimises, so barriers,
+//! shuffles and votes keep their position in the control flow. Instructions that order memory are
+//! not `nomem`: LLVM moves no access across them.
 
 mod atomics;
 mod bulk;

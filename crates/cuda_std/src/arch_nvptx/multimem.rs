@@ -1,4 +1,4 @@
-//! Multicast addresses: one instruction for a value, an operation, an order and a scope.
+//! Accesses to multicast addresses: one instruction per value, operation, order and scope.
 
 use core::arch::asm;
 use core::mem::transmute_copy;
@@ -12,13 +12,13 @@ use crate::multimem::{operations, values};
 use crate::reduce::{And, Max, Min, Or, Sum, SumInHalf, Xor};
 use crate::vector::Vec16;
 
-/// `multimem.ld_reduce`: the bits.
+/// `multimem.ld_reduce`; returns the value's bits.
 macro_rules! ld_reduce {
     ($strength:expr, word, $($form:tt)*) => { ld_reduce!($strength, reg32 u32, $($form)*) };
     ($strength:expr, long, $($form:tt)*) => { ld_reduce!($strength, reg64 u64, $($form)*) };
     ($strength:expr, $reg:ident $type:ident, $form:literal, $address:expr) => {{
         let value: $type;
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe {
             asm!(
                 concat!("multimem.ld_reduce.", $strength, ".", $form, " {}, [{}];"),
@@ -31,7 +31,7 @@ macro_rules! ld_reduce {
     }};
     ($strength:expr, pair, $form:literal, $address:expr) => {{
         let (a, b): (u32, u32);
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe {
             asm!(
                 concat!("multimem.ld_reduce.", $strength, ".", $form, " {{{}, {}}}, [{}];"),
@@ -45,7 +45,7 @@ macro_rules! ld_reduce {
     }};
     ($strength:expr, quad, $form:literal, $address:expr) => {{
         let (a, b, c, d): (u32, u32, u32, u32);
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe {
             asm!(
                 concat!("multimem.ld_reduce.", $strength, ".", $form, " {{{}, {}, {}, {}}}, [{}];"),
@@ -82,8 +82,8 @@ macro_rules! write {
     ($what:expr, word, $($form:tt)*) => { write!($what, reg32 u32, $($form)*) };
     ($what:expr, long, $($form:tt)*) => { write!($what, reg64 u64, $($form)*) };
     ($what:expr, $reg:ident $type:ident, $form:literal, $address:expr, $value:expr) => {{
-        // SAFETY: values are plain bytes, and this one has as many as the register; the rest is the
-        // caller's.
+        // SAFETY: values are plain bytes, and this one has the register's size; the rest is the
+        // caller's contract.
         unsafe {
             asm!(
                 concat!("multimem.", $what, ".", $form, " [{}], {};"),
@@ -94,7 +94,7 @@ macro_rules! write {
         }
     }};
     ($what:expr, pair, $form:literal, $address:expr, $value:expr) => {{
-        // SAFETY: values are plain bytes, and this one has 8; the rest is the caller's.
+        // SAFETY: values are plain bytes, and this one has 8; the rest is the caller's contract.
         unsafe {
             let [a, b] = transmute_copy::<_, [u32; 2]>(&$value);
             asm!(
@@ -108,7 +108,7 @@ macro_rules! write {
     }};
     ($what:expr, quad, $form:literal, $address:expr, $value:expr) => {{
         let [a, b, c, d] = $value.to_bits();
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe {
             asm!(
                 concat!("multimem.", $what, ".", $form, " [{}], {{{}, {}, {}, {}}};"),
@@ -137,7 +137,7 @@ macro_rules! write {
     }};
 }
 
-/// `multimem.st` by kind.
+/// `multimem.st` by the kind of access.
 macro_rules! st {
     ($strength:expr, word, $address:expr, $value:expr) => {
         write!($strength, word, "b32", $address, $value)
@@ -145,7 +145,7 @@ macro_rules! st {
     ($strength:expr, long, $address:expr, $value:expr) => {
         write!($strength, long, "b64", $address, $value)
     };
-    // PTX has vectors of floats only; a store moves their bits.
+    // PTX has only float vectors here; a store moves their bits.
     ($strength:expr, pair, $address:expr, $value:expr) => {
         write!($strength, pair, "v2.f32", $address, $value)
     };
@@ -184,7 +184,7 @@ macro_rules! impls {
                     }
                     Some((_, scope)) => scoped!(scope, ld_reduce, "acquire", $kind, $load, address),
                 };
-                // SAFETY: values are plain bytes, and these are as many.
+                // SAFETY: values are plain bytes, and `bits` has the same size.
                 unsafe { transmute_copy(&bits) }
             }
         }

@@ -1,10 +1,11 @@
-//! Arithmetic: what LLVM knows by LLVM, so that it can fold and combine; the rest by instruction.
+//! Arithmetic: by LLVM operations where they exist, which LLVM can optimise, otherwise by inline
+//! assembly.
 
 use core::arch::asm;
 
 use half::bf16;
 
-/// `half`'s type; `f16` is the compiler's here, which LLVM converts.
+/// The crate `half`'s type; `f16` is Rust's primitive type here, which LLVM converts.
 type Half = half::f16;
 
 #[inline(always)]
@@ -47,7 +48,7 @@ halves! {
     f32_to_bf16x2 "cvt.rn.bf16x2.f32";
 }
 
-macro_rules! quarters {
+macro_rules! f8_types {
     ($($ptx:literal $unpack:ident $pack:ident;)*) => { $(
         #[inline(always)]
         pub(crate) fn $unpack(packed: u16) -> [f32; 2] {
@@ -82,7 +83,7 @@ macro_rules! quarters {
     )* };
 }
 
-quarters! {
+f8_types! {
     "e4m3x2" f8e4m3x2_to_f32 f32_to_f8e4m3x2;
     "e5m2x2" f8e5m2x2_to_f32 f32_to_f8e5m2x2;
 }

@@ -1,4 +1,4 @@
-//! What a panic does on a GPU: the thread traps, and the launch ends with an error on the host.
+//! The panic handler on a GPU: the thread traps, and the launch ends with an error on the host.
 
 use core::arch::nvptx;
 use core::panic::PanicInfo;
@@ -13,13 +13,13 @@ fn panic(info: &PanicInfo) -> ! {
     unsafe { nvptx::trap() }
 }
 
-/// Prints where the panic was, and its message when that is plain text: formatting one would link
+/// Prints the panic's location, and its message if it is a plain string: formatting would link
 /// `core::fmt` into every kernel, which takes ptxas minutes and more stack than a thread has.
 #[cfg(debug_assertions)]
 fn report(info: &PanicInfo) {
     use crate::thread::{block_idx, thread_idx};
 
-    /// printf's arguments: each at a multiple of its size.
+    /// The argument buffer of `vprintf`: each argument is aligned to its size.
     #[repr(C)]
     struct Values {
         block: [u32; 3],
@@ -30,7 +30,7 @@ fn report(info: &PanicInfo) {
         message: *const u8,
     }
 
-    /// The bytes of a message that are shown, with the 0 behind them.
+    /// The maximum number of message bytes to print, including the terminating 0.
     const SHOWN: usize = 128;
 
     let mut text = [0u8; SHOWN];
@@ -52,6 +52,6 @@ fn report(info: &PanicInfo) {
         message: text.as_ptr(),
     };
     let format = c"block [%u,%u,%u] thread [%u,%u,%u] panicked at %s:%u:%u: %s\n";
-    // SAFETY: the format's specifiers are those of the values, and every string ends in 0.
+    // SAFETY: the format's specifiers match the values, and every string ends in 0.
     unsafe { nvptx::vprintf(format.as_ptr().cast(), (&raw const values).cast()) };
 }

@@ -14,8 +14,8 @@ impl<P: Pieces, A: Arguments> Format<P, A> {
 #[inline(always)]
 pub(crate) fn print<P: Pieces, A: Arguments>(arguments: A) {
     arguments.with_slots(|slots| {
-        // SAFETY: the format ends in 0, and its specifiers, each of an 8-byte value, are those of
-        // the slots.
+        // SAFETY: the format ends in 0, and its specifiers, each for an 8-byte value, match the
+        // slots.
         unsafe { vprintf(Format::<P, A>::TEXT.as_ptr(), slots.as_ptr().cast()) };
     });
 }

@@ -1,10 +1,10 @@
-//! Tensor cores, and copies by threads.
+//! Tensor cores, and `cp.async` copies.
 
 use core::arch::asm;
 
 use half::bf16;
 
-/// Address within shared memory, as instructions for it take one.
+/// The 32-bit shared-memory address of a generic pointer.
 #[inline(always)]
 pub(super) fn shared_address<T>(pointer: *const T) -> u32 {
     let address;
@@ -22,7 +22,7 @@ pub(super) fn shared_address<T>(pointer: *const T) -> u32 {
 
 #[inline(always)]
 pub(crate) unsafe fn mma_m16n8k16_bf16(d: &mut [f32; 4], a: [u32; 4], b: [u32; 2]) {
-    // SAFETY: arithmetic on the registers of a warp; that all lanes execute it is the caller's.
+    // SAFETY: arithmetic on registers; all lanes execute it, by the caller's contract.
     unsafe {
         asm!(
             "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 \
@@ -46,7 +46,7 @@ pub(crate) unsafe fn mma_m16n8k16_bf16(d: &mut [f32; 4], a: [u32; 4], b: [u32; 2
 #[inline(always)]
 pub(crate) unsafe fn load_matrices(row: *const bf16) -> [u32; 4] {
     let (a, b, c, d);
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe {
         asm!(
             "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{{}, {}, {}, {}}}, [{}];",
@@ -63,7 +63,7 @@ pub(crate) unsafe fn load_matrices(row: *const bf16) -> [u32; 4] {
 
 #[inline(always)]
 pub(crate) unsafe fn copy_16_async(to: *mut u8, from: *const u8, pred: bool) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe {
         asm!(
             "cp.async.cg.shared.global [{}], [{}], 16, {};",
@@ -77,18 +77,18 @@ pub(crate) unsafe fn copy_16_async(to: *mut u8, from: *const u8, pred: bool) {
 
 #[inline(always)]
 pub(crate) fn commit_copies() {
-    // SAFETY: marks the copies so far.
+    // SAFETY: commits copies; no memory access.
     unsafe { asm!("cp.async.commit_group;", options(nostack)) }
 }
 
 #[inline(always)]
 pub(crate) fn wait_copies<const N: u32>() {
-    // SAFETY: waits.
+    // SAFETY: waits only.
     unsafe { asm!("cp.async.wait_group {};", const N, options(nostack)) }
 }
 
-/// The instruction's descriptor: the address in units of 16 bytes, 1,024 bytes from eight rows to
-/// the next eight, swizzled by 128 bytes.
+/// The matrix descriptor of `wgmma`: the address in units of 16 bytes, a stride of 1,024 bytes per
+/// eight rows, the 128-byte swizzle.
 pub(crate) type TileAddress = u64;
 
 #[inline(always)]
@@ -110,7 +110,7 @@ macro_rules! wgmma {
     ) => {
         #[inline(always)]
         pub(crate) unsafe fn $name(d: &mut [f32; $sums], a: TileAddress, b: TileAddress) {
-            // SAFETY: reads the tiles, which the caller vouches for, and adds to registers.
+            // SAFETY: reads the tiles, valid by the caller's contract, and adds to registers.
             unsafe {
                 asm!(
                     concat!(
@@ -129,7 +129,7 @@ macro_rules! wgmma {
 
         #[inline(always)]
         pub(crate) fn $fence_operand(d: &mut [f32; $sums]) {
-            // SAFETY: does nothing. The compiler takes the registers for changed here.
+            // SAFETY: no instruction. The compiler assumes that the registers change here.
             unsafe {
                 asm!(
                     concat!("// {", $first, "}" $(, " {", $i, "}")*),
@@ -154,18 +154,18 @@ wgmma! {
 
 #[inline(always)]
 pub(crate) fn wgmma_fence() {
-    // SAFETY: orders accesses to registers.
+    // SAFETY: orders register accesses.
     unsafe { asm!("wgmma.fence.sync.aligned;", options(nostack)) }
 }
 
 #[inline(always)]
 pub(crate) fn wgmma_commit() {
-    // SAFETY: marks the products so far.
+    // SAFETY: commits products; no memory access.
     unsafe { asm!("wgmma.commit_group.sync.aligned;", options(nostack)) }
 }
 
 #[inline(always)]
 pub(crate) fn wgmma_wait<const N: u32>() {
-    // SAFETY: waits.
+    // SAFETY: waits only.
     unsafe { asm!("wgmma.wait_group.sync.aligned {};", const N, options(nostack)) }
 }

@@ -1,4 +1,4 @@
-//! Special registers, barriers, warps.
+//! Special registers, barriers, warp operations.
 
 use core::arch::{asm, nvptx};
 
@@ -38,27 +38,27 @@ pub(crate) fn lane_id() -> u32 {
 #[inline(always)]
 pub(crate) fn active_mask() -> u32 {
     let mask;
-    // SAFETY: reads a register; the answer depends on the place in the code, so it is not pure.
+    // SAFETY: reads a register. Not `pure`: the mask depends on the position in the code.
     unsafe { asm!("activemask.b32 {};", out(reg32) mask, options(nomem, nostack)) };
     mask
 }
 
 #[inline(always)]
 pub(crate) fn barrier_all() {
-    // SAFETY: a barrier touches no memory of its own; that all threads reach it is the caller's.
+    // SAFETY: a barrier accesses no memory; the caller ensures that all threads reach it.
     unsafe { asm!("bar.sync 0;", options(nostack)) }
 }
 
 #[inline(always)]
 pub(crate) fn barrier(id: u32, count: u32) {
-    // SAFETY: as above.
+    // SAFETY: as in `barrier_all`.
     unsafe { asm!("barrier.sync {}, {};", in(reg32) id, in(reg32) count, options(nostack)) }
 }
 
 #[inline(always)]
 pub(crate) fn barrier_count(predicate: bool) -> u32 {
     let count;
-    // SAFETY: as above.
+    // SAFETY: as in `barrier_all`.
     unsafe {
         asm!(
             "{{ .reg .pred p; setp.ne.u32 p, {predicate}, 0; bar.red.popc.u32 {count}, 0, p; }}",
@@ -70,14 +70,13 @@ pub(crate) fn barrier_count(predicate: bool) -> u32 {
     count
 }
 
-/// Instructions that make one predicate of the threads' predicates `p`, in `q`.
+/// Instructions that combine the threads' predicates `p` into a predicate `q`.
 macro_rules! predicates {
     ($($name:ident($($arg:ident),*) $instruction:literal, $($option:ident)+;)*) => { $(
         #[inline(always)]
         pub(crate) fn $name($($arg: u32,)* predicate: bool) -> bool {
             let result: u32;
-            // SAFETY: touches no memory of its own; that the threads reach it together is the
-            // caller's.
+            // SAFETY: accesses no memory; the caller ensures that the threads execute it together.
             unsafe {
                 asm!(
                     concat!(
@@ -112,20 +111,20 @@ pub(crate) fn exit() -> ! {
 
 #[inline(always)]
 pub(crate) fn nanosleep(nanos: u32) {
-    // SAFETY: waits.
+    // SAFETY: waits only.
     unsafe { asm!("nanosleep.u32 {};", in(reg32) nanos, options(nostack)) }
 }
 
 #[inline(always)]
 pub(crate) fn sync_warp(mask: u32) {
-    // SAFETY: a barrier touches no memory of its own; that all lanes reach it is the caller's.
+    // SAFETY: a barrier accesses no memory; the caller ensures that all lanes reach it.
     unsafe { asm!("bar.warp.sync {};", in(reg32) mask, options(nostack)) }
 }
 
 macro_rules! shfl {
     ($mode:literal, $mask:ident, $value:ident, $lane:ident, $clamp:ident) => {{
         let (result, in_range): (u32, u32);
-        // SAFETY: exchanges registers; that all lanes of the mask execute it is the caller's.
+        // SAFETY: exchanges registers; all lanes of the mask execute it, by the caller's contract.
         unsafe {
             asm!(
                 concat!(
@@ -149,13 +148,13 @@ macro_rules! shfl {
 
 #[inline(always)]
 pub(crate) fn shuffle(mask: u32, mode: Shuffle, value: u32, lane: u32, width: u32) -> (u32, bool) {
-    // Bits 8 to 12: which bits of the lane number a part of the warp shares; bits 0 to 4: the last
-    // lane of the part (the first for `up`).
-    let parts = (32 - width) << 8;
-    let clamp = parts | 31;
+    // Bits 8 to 12: the bits of the lane number that a segment's lanes have in common; bits 0 to 4:
+    // the last lane of the segment (the first for `up`).
+    let segment = (32 - width) << 8;
+    let clamp = segment | 31;
     match mode {
         Shuffle::Index => shfl!("idx", mask, value, lane, clamp),
-        Shuffle::Up => shfl!("up", mask, value, lane, parts),
+        Shuffle::Up => shfl!("up", mask, value, lane, segment),
         Shuffle::Down => shfl!("down", mask, value, lane, clamp),
         Shuffle::Xor => shfl!("bfly", mask, value, lane, clamp),
     }
@@ -164,7 +163,7 @@ pub(crate) fn shuffle(mask: u32, mode: Shuffle, value: u32, lane: u32, width: u3
 #[inline(always)]
 pub(crate) fn ballot(mask: u32, predicate: bool) -> u32 {
     let lanes;
-    // SAFETY: exchanges registers; that all lanes of the mask execute it is the caller's.
+    // SAFETY: exchanges registers; all lanes of the mask execute it, by the caller's contract.
     unsafe {
         asm!(
             "{{ .reg .pred p; setp.ne.u32 p, {predicate}, 0; \
@@ -181,7 +180,7 @@ pub(crate) fn ballot(mask: u32, predicate: bool) -> u32 {
 #[inline(always)]
 pub(crate) fn clock64() -> u64 {
     let cycles;
-    // SAFETY: reads a register; not pure and without `nomem`, so that it stays between the accesses
+    // SAFETY: reads a register. Neither `pure` nor `nomem`, so that it stays between the accesses
     // around it.
     unsafe { asm!("mov.u64 {}, %clock64;", out(reg64) cycles, options(nostack)) };
     cycles
@@ -190,21 +189,21 @@ pub(crate) fn clock64() -> u64 {
 #[inline(always)]
 pub(crate) fn globaltimer() -> u64 {
     let nanos;
-    // SAFETY: as above.
+    // SAFETY: as in `clock64`.
     unsafe { asm!("mov.u64 {}, %globaltimer;", out(reg64) nanos, options(nostack)) };
     nanos
 }
 
 #[inline(always)]
 pub(crate) fn opaque_usize(mut value: usize) -> usize {
-    // SAFETY: as below.
+    // SAFETY: as in `opaque`.
     unsafe { asm!("// {}", inout(reg64) value, options(nomem, nostack)) };
     value
 }
 
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn opaque(mut value: u32) -> u32 {
-    // SAFETY: no instruction. It is not `pure`, so that it stays where it is.
+    // SAFETY: no instruction. Not `pure`, so that LLVM does not move it.
     unsafe { asm!("// {}", inout(reg32) value, options(nomem, nostack)) };
     value
 }

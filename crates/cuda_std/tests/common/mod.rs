@@ -1,13 +1,13 @@
-//! The smallest simulator: one thread at a time, which records what it is told.
+//! A minimal simulator of one thread, which records the calls of its functions.
 
-#![allow(dead_code, reason = "each test file uses a part")]
+#![allow(dead_code, reason = "each test file uses only some items")]
 
 use std::cell::RefCell;
 use std::collections::HashMap;
 
 use cuda_std::arch::{Access, CTX, MulticastParts, Ops, Order, Scope, Shuffle, ThreadCtx};
 
-/// What a hook was told.
+/// A recorded call.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     Barrier { id: u32, count: u32, line: u32 },
@@ -28,16 +28,16 @@ fn record(event: Event) {
     EVENTS.with_borrow_mut(|events| events.push(event));
 }
 
-/// Copies behind a multicast address, which is that of the first.
+/// The number of copies of a multicast address, which is the address of the first.
 pub const COPIES: usize = 3;
 
-/// Bytes between them.
+/// The distance between copies in bytes.
 pub const STRIDE: usize = 64;
 
 static OPS: Ops = Ops {
     barrier: |_, id, count, at| record(Event::Barrier { id, count, line: at.line() }),
     sync_warp: |_, mask, _| record(Event::SyncWarp { mask }),
-    // The source lane holds the complement of every word.
+    // The source lane's value is the complement of the caller's.
     shuffle: |_, mask, mode, value, lane, width, _| {
         record(Event::Shuffle { mask, mode, lane, width });
         (!value, lane < width)
@@ -58,12 +58,12 @@ static OPS: Ops = Ops {
     },
     spin: |_, _| record(Event::Spin),
     fence: |_, order, scope| record(Event::Fence(order, scope)),
-    exit: |_| panic!("the thread leaves"),
+    exit: |_| panic!("the thread exits"),
     print: |_, text| record(Event::Print(text.to_owned())),
     clock: |_| 42,
 };
 
-/// The first thread of a launch of one.
+/// The only thread of a launch.
 pub fn thread() -> ThreadCtx {
     ThreadCtx {
         thread_idx: [0; 3],
@@ -76,9 +76,9 @@ pub fn thread() -> ThreadCtx {
     }
 }
 
-/// Runs `f` as the thread `context`; its result and what it told.
+/// Runs `f` as the thread `context`. Returns its result and the recorded calls.
 pub fn run_as<R>(context: ThreadCtx, f: impl FnOnce() -> R) -> (R, Vec<Event>) {
-    /// No thread is current behind `run_as`, also when a test panics.
+    /// Clears the current thread when `run_as` ends, also by a panic.
     struct Reset;
     impl Drop for Reset {
         fn drop(&mut self) {

@@ -6,14 +6,14 @@ use super::FenceLevel;
 use crate::wait::Deadline;
 use crate::{MemoryOrder, TimedOut, Timeout};
 
-/// How a coop arrived.
+/// The memory order and fence with which a coop arrived.
 #[derive(Clone, Copy)]
 pub struct Arrived {
     pub(super) order: MemoryOrder,
     pub(super) fence: FenceLevel,
 }
 
-/// A barrier with an open arrival: [`LsaBarrier`](crate::LsaBarrier),
+/// A barrier whose arrival and wait are split: [`LsaBarrier`](crate::LsaBarrier),
 /// [`GinBarrier`](crate::GinBarrier), [`HybridBarrier`](crate::HybridBarrier).
 pub trait Arrive {
     /// Waits for the peers, or exits the kernel when the host aborts it.
@@ -21,7 +21,7 @@ pub trait Arrive {
     #[doc(hidden)]
     fn complete(&mut self, arrived: Arrived, order: MemoryOrder);
 
-    /// The same with a deadline.
+    /// [`complete`](Self::complete) with a deadline.
     #[track_caller]
     #[doc(hidden)]
     fn complete_until(
@@ -32,8 +32,8 @@ pub trait Arrive {
     ) -> Result<(), TimedOut>;
 }
 
-/// A coop that has arrived and has not waited for its peers. The barrier cannot be used until then.
-/// Dropping the arrival waits, with [`MemoryOrder::AcqRel`].
+/// A coop's arrival at a barrier, before the wait for its peers. It borrows the barrier until the
+/// wait. Dropping it waits with [`MemoryOrder::AcqRel`].
 #[must_use = "an arrival that is dropped waits at once"]
 pub struct Arrival<'b, B: Arrive> {
     barrier: &'b mut B,
@@ -46,7 +46,7 @@ impl<'b, B: Arrive> Arrival<'b, B> {
         Self { barrier, arrived }
     }
 
-    /// Waits until the coop of every peer arrived. NCCL: `ncclLsaBarrierSessionWait`.
+    /// Waits until the coop of every peer has arrived. NCCL: `ncclLsaBarrierSessionWait`.
     #[doc(alias = "ncclLsaBarrierSessionWait")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]

@@ -1,8 +1,8 @@
-//! GIN barriers: barriers over the network.
+//! GIN barriers: barriers between ranks over the network.
 //!
-//! NCCL's algorithm on its signals and shadows, written here because NCCL's waits cannot fail:
-//! these end with the host's abort and can have a timeout. Each rank increments a signal of every
-//! peer, one for each barrier and rank, and waits for its own.
+//! NCCL's algorithm on its signals and shadows, implemented here because NCCL's waits cannot fail:
+//! these end when the host aborts and can have a timeout. A barrier has one signal per rank. Each
+//! rank increments its signal in every peer, and waits for the peers' signals in its own memory.
 
 use cuda_std::mem;
 use devcomm_types::nccl::GinBarrierHandle;
@@ -15,17 +15,17 @@ use crate::gin::{Gin, GinBackend, SignalId};
 use crate::wait::{Deadline, Outcome, finish, finish_timed};
 use crate::{Coop, MemoryOrder, Team, TimedOut, Timeout};
 
-/// Which puts and gets posted before a GIN barrier it completes. NCCL: `ncclGinFenceLevel`.
+/// Which earlier puts and gets are complete after a GIN barrier. NCCL: `ncclGinFenceLevel`.
 #[doc(alias = "ncclGinFenceLevel")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub enum FenceLevel {
-    /// Nothing: the ranks have arrived.
+    /// None of them: the barrier only waits for the ranks.
     None = 0,
-    /// What a rank has put to a member of the team, on the contexts that the barrier covers, has
-    /// arrived there.
+    /// The puts between ranks of the team, on the contexts that the barrier covers: their data has
+    /// arrived.
     Put = 1,
-    /// This rank's gets are complete.
+    /// This rank's gets.
     Get = 2,
     /// Both.
     PutGet = 3,
@@ -43,7 +43,7 @@ impl FenceLevel {
     }
 }
 
-/// A set of barriers over the network: one that the host reserved.
+/// A set of GIN barriers that the host reserved.
 ///
 /// NCCL: `ncclGinBarrierHandle` with its team.
 #[doc(alias = "ncclGinBarrierHandle")]
@@ -80,7 +80,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         self.rail_barriers().barrier(coop, index)
     }
 
-    /// The barriers of all ranks, which the host reserved by `world_gin_barriers`. NCCL:
+    /// The barriers of all ranks, which the host reserved with `world_gin_barriers`. NCCL:
     /// `ncclDevComm.worldGinBarrier`.
     #[doc(alias = "worldGinBarrier")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -90,7 +90,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         GinBarriers { gin: *self, team, handle, all_contexts: false }
     }
 
-    /// The barriers of the rail team, which the host reserved by `rail_gin_barriers`. NCCL:
+    /// The barriers of the rail team, which the host reserved with `rail_gin_barriers`. NCCL:
     /// `ncclDevComm.railGinBarrier`.
     #[doc(alias = "railGinBarrier")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -102,18 +102,18 @@ impl<'a, B: GinBackend> Gin<'a, B> {
 }
 
 impl<'a, B: GinBackend> GinBarriers<'a, B> {
-    /// Barriers of `team`, which the host asked for.
+    /// Barriers of `team` that the host requested.
     ///
     /// # Safety
     ///
-    /// The handle is one that the host got for this device communicator and a team of these ranks,
-    /// all connected.
+    /// The host got the handle for this device communicator and a team of these ranks, which GIN
+    /// connects to each other.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn new(gin: Gin<'a, B>, team: Team, handle: GinBarrierHandle) -> Self {
         Self { gin, team, handle, all_contexts: false }
     }
 
-    /// The same barriers, whose fences cover every context of the device communicator instead of
+    /// The same barriers; their fences cover all contexts of the device communicator instead of
     /// one. NCCL: `ncclGinAllContexts`.
     #[doc(alias = "ncclGinBarrierSessionInitAllContexts")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -122,8 +122,8 @@ impl<'a, B: GinBackend> GinBarriers<'a, B> {
         Self { all_contexts: true, ..self }
     }
 
-    /// Barrier `index`, for the threads of `coop`. Traps when its signals are not among those of
-    /// the device communicator.
+    /// Barrier `index`, for the threads of `coop`. Traps when the device communicator does not have
+    /// its signals.
     ///
     /// NCCL: `ncclGinBarrierSession`'s constructor.
     #[doc(alias = "ncclGinBarrierSessionInit")]
@@ -143,8 +143,8 @@ impl<'a, B: GinBackend> GinBarriers<'a, B> {
 }
 
 /// A barrier over the network, used by one coop of each rank: [`Gin::world_barrier`],
-/// [`Gin::rail_barrier`], [`GinBarriers::barrier`]. Its counts are NCCL's, so that nothing is left
-/// to close.
+/// [`Gin::rail_barrier`], [`GinBarriers::barrier`]. Its state is in NCCL's signals and shadows, so
+/// nothing has to be closed.
 ///
 /// NCCL: `ncclGinBarrierSession`.
 #[doc(alias = "ncclGinBarrierSession")]
@@ -152,7 +152,7 @@ pub struct GinBarrier<'a, B> {
     set: GinBarriers<'a, B>,
     coop: Coop,
     index: u32,
-    /// The signal that team rank 0 raises.
+    /// The signal that team rank 0 increments; those of the other ranks follow.
     first: u32,
 }
 
@@ -164,7 +164,7 @@ impl<B: GinBackend> GinBarrier<'_, B> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn arrive(&mut self, order: MemoryOrder, fence: FenceLevel) -> Arrival<'_, Self> {
-        if let Err(outcome) = self.tell(order, fence, Deadline::NEVER) {
+        if let Err(outcome) = self.signal_peers(order, fence, Deadline::NEVER) {
             finish(self.coop, outcome);
         }
         Arrival::new(self, Arrived { order, fence })
@@ -178,13 +178,13 @@ impl<B: GinBackend> GinBarrier<'_, B> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn sync(&mut self, order: MemoryOrder, fence: FenceLevel) {
-        let outcome = self.meet(order, fence, Deadline::NEVER);
+        let outcome = self.arrive_and_wait(order, fence, Deadline::NEVER);
         finish(self.coop, outcome);
     }
 
     /// [`sync`](Self::sync) with a timeout. After a timeout the barrier counts as passed, without
-    /// its guarantees. (Where signals are weak, a fence for puts waits for those first; a timeout
-    /// of that leaves the barrier as it was, and the peers waiting.)
+    /// its guarantees. With weak signals, a fence for puts first waits for the puts; if that wait
+    /// times out, this rank has not arrived, and the peers keep waiting.
     ///
     /// NCCL: `ncclGinBarrierSession::sync` with `timeoutCycles`.
     ///
@@ -199,28 +199,28 @@ impl<B: GinBackend> GinBarrier<'_, B> {
         fence: FenceLevel,
         timeout: Timeout,
     ) -> Result<(), TimedOut> {
-        let outcome = self.meet(order, fence, Deadline::after(timeout));
+        let outcome = self.arrive_and_wait(order, fence, Deadline::after(timeout));
         finish_timed(self.coop, outcome)
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
-    pub(super) fn meet(
+    pub(super) fn arrive_and_wait(
         &mut self,
         order: MemoryOrder,
         fence: FenceLevel,
         deadline: Deadline,
     ) -> Outcome {
-        match self.tell(order, fence, deadline) {
+        match self.signal_peers(order, fence, deadline) {
             Ok(()) => self.wait_for_peers(order, fence, deadline),
             Err(outcome) => outcome,
         }
     }
 
-    /// Signals every peer; or none, when what the fence covers could not be waited for.
+    /// Signals every peer; or none, if the wait for the fence's puts did not complete.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
-    pub(super) fn tell(
+    pub(super) fn signal_peers(
         &mut self,
         order: MemoryOrder,
         fence: FenceLevel,
@@ -228,28 +228,28 @@ impl<B: GinBackend> GinBarrier<'_, B> {
     ) -> Result<(), Outcome> {
         let Self { set: GinBarriers { gin, team, .. }, coop, .. } = *self;
         coop.sync();
-        // Where signals are weak, they say nothing of earlier puts: those have to be through first.
+        // A weak signal does not imply that earlier puts have arrived: they must complete first.
         let strong = gin.is_strong_by_default() && !matches!(B::TYPE, GinType::EfaGda);
         if fence.covers_puts() && !strong {
             let outcome = self.flush(order, deadline);
-            // Together: a coop enters whole or not at all. What it has put may be under way, so the
-            // peers must not be told.
+            // The vote: all threads of the coop arrive or none does. Puts may be in flight, so the
+            // peers must not be signalled.
             if coop.any(outcome != Outcome::Done) {
                 return Err(outcome);
             }
         }
-        let given = if order.releases() { Release::THREAD } else { Release::SYSTEM };
+        let release = if order.releases() { Release::THREAD } else { Release::SYSTEM };
         for i in coop.strided(self.signals(fence)) {
-            let (gin, peer) = self.nth(i as i32, self.peers(fence));
-            // SAFETY: the barrier's signals were checked to be reserved.
+            let (gin, peer) = self.context_and_peer(i as i32, self.peers(fence));
+            // SAFETY: `barrier` checked that the barrier's signals are reserved.
             let signal = unsafe { SignalId::from_raw(self.first + team.rank as u32) };
             let action = if strong { signal.inc().strong() } else { signal.inc().weak() };
-            gin.signal_alone(gin.world_rank(team, peer), action, given);
+            gin.signal_alone(gin.world_rank(team, peer), action, release);
         }
         Ok(())
     }
 
-    /// Waits for every peer's signal, and for what the fence says of gets.
+    /// Waits for every peer's signal, and for the gets if the fence covers them.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub(super) fn wait_for_peers(
@@ -261,8 +261,8 @@ impl<B: GinBackend> GinBarrier<'_, B> {
         let Self { set: GinBarriers { team, .. }, coop, .. } = *self;
         let mut result = Outcome::Done;
         for i in coop.strided(self.signals(fence)) {
-            let (gin, peer) = self.nth(i as i32, self.peers(fence));
-            // Every one of them is expected, also after a timeout.
+            let (gin, peer) = self.context_and_peer(i as i32, self.peers(fence));
+            // Every shadow is incremented, also after a timeout.
             let expected = self.expect(&gin, peer);
             if result == Outcome::Done {
                 let word = Word::Signal(self.first + peer as u32);
@@ -275,7 +275,7 @@ impl<B: GinBackend> GinBarrier<'_, B> {
                     wanted: expected,
                     seen,
                 };
-                // SAFETY: as above.
+                // SAFETY: `barrier` checked that the signals are reserved.
                 result = unsafe {
                     calls::wait::<B>(context, word, expected, BITS, order, deadline, what)
                 };
@@ -287,25 +287,25 @@ impl<B: GinBackend> GinBarrier<'_, B> {
         result
     }
 
-    /// Ranks that are signalled. With a fence for puts a rank signals itself too, since it may have
-    /// put to itself.
+    /// The number of ranks to signal. With a fence for puts a rank also signals itself, since it
+    /// may have put to itself.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn peers(&self, fence: FenceLevel) -> i32 {
         let ranks = self.set.team.n_ranks;
         if fence.covers_puts() { ranks } else { ranks - 1 }
     }
 
-    /// Signals that the coop raises, and waits for.
+    /// The number of signals that the coop sends, and waits for.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn signals(&self, fence: FenceLevel) -> u32 {
         (self.contexts() * self.peers(fence)) as u32
     }
 
-    /// Signal and shadow have counted one arrival more; the count as it should be then.
+    /// Increments the shadow of a peer's signal. Returns the new value, for which to wait.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn expect(&self, gin: &Gin<'_, B>, peer: i32) -> u64 {
-        // SAFETY: the shadow of one of the barrier's signals. NCCL counts in its low half.
+        // SAFETY: the shadow of one of the barrier's signals. NCCL uses its low 32 bits.
         unsafe {
             let shadow = calls::shadow::<B>(gin.context(), self.first + peer as u32).cast::<u32>();
             let expected = mem::load(shadow).wrapping_add(1);
@@ -314,8 +314,8 @@ impl<B: GinBackend> GinBarrier<'_, B> {
         }
     }
 
-    /// What this rank has posted is through, on the contexts that the barrier covers; this thread's
-    /// share.
+    /// Waits for this thread's share of the operations that this rank has posted, on the contexts
+    /// that the barrier covers.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn flush(&self, order: MemoryOrder, deadline: Deadline) -> Outcome {
@@ -341,11 +341,11 @@ impl<B: GinBackend> GinBarrier<'_, B> {
         if self.set.all_contexts { self.set.gin.with_index(i as u32) } else { self.set.gin }
     }
 
-    /// The `i`-th pair of a context and a peer. Every rank starts with its neighbour and ends with
+    /// The `i`-th pair of a context and a peer. Every rank starts with the next rank and ends with
     /// itself.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
-    fn nth(&self, i: i32, peers: i32) -> (Gin<'_, B>, i32) {
+    fn context_and_peer(&self, i: i32, peers: i32) -> (Gin<'_, B>, i32) {
         let team = self.set.team;
         let context = if self.set.all_contexts { i / peers } else { 0 };
         let peer = 1 + team.rank + (i - context * peers);
@@ -374,5 +374,5 @@ impl<B: GinBackend> Arrive for GinBarrier<'_, B> {
     }
 }
 
-/// Bits that an arrival is counted in.
+/// Bits of a signal that are compared: NCCL counts arrivals modulo 2^32.
 const BITS: i32 = 32;

@@ -1,4 +1,4 @@
-//! A barrier of all blocks of one GPU's grid.
+//! A barrier between all blocks of a grid.
 
 use cuda_std::atomic::{AtomicU32, Order, Scope};
 use cuda_std::thread;
@@ -7,16 +7,16 @@ use devcomm_types::{WaitFor, WaitKind};
 use crate::wait::{Deadline, Outcome, finish, poll};
 use crate::{Coop, DevComm};
 
-/// A barrier of all threads of the grid, for a kernel whose blocks all run at once, as those of a
-/// kernel with a [`DevComm`] do.
+/// A barrier of all threads of the grid. All blocks must be co-resident, as they are in every
+/// kernel that takes a [`DevComm`].
 ///
-/// Its word is never reset and serves the next launch too: each synchronisation flips the highest
-/// bit, as in CUDA's `grid_group::sync`.
+/// Its 32-bit word is never reset, and the next launch can use it again: each synchronisation flips
+/// the highest bit, as in CUDA's `grid_group::sync`.
 ///
 /// ```
 /// # use nccl_device::{DevComm, GridBarrier};
 /// # unsafe fn kernel(comm: DevComm, word: *mut u32) {
-/// // SAFETY: a word of this GPU's memory, 0 before the first launch, for this barrier alone.
+/// // SAFETY: `word` is in this GPU's memory, 0 before the first launch; only this barrier uses it.
 /// let mut barrier = unsafe { GridBarrier::new(&comm, word) };
 /// // Each block writes.
 /// barrier.sync();
@@ -34,20 +34,21 @@ pub struct GridBarrier<'a> {
 const PHASE: u32 = 1 << 31;
 
 impl<'a> GridBarrier<'a> {
-    /// The barrier of `word`.
+    /// The barrier whose state is `word`.
     ///
     /// # Safety
     ///
-    /// `word` is in this GPU's memory, was 0 before the first launch, and is used by this barrier
-    /// alone, of one launch at a time.
+    /// `word` is in this GPU's memory and was 0 before the first launch. Only this barrier uses it,
+    /// in one launch at a time.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn new(comm: &'a DevComm, word: *mut u32) -> Self {
         Self { comm, word }
     }
 
-    /// Waits until every thread of the grid is here; what they wrote before, all see after.
+    /// Waits until every thread of the grid has arrived. Writes before the barrier are visible to
+    /// all threads after it.
     ///
-    /// The host can end the wait; the word is of no use then.
+    /// The host can abort the wait; the word cannot be used again then.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn sync(&mut self) {
@@ -57,11 +58,11 @@ impl<'a> GridBarrier<'a> {
         if coop.thread_rank() == 0 {
             // SAFETY: the constructor's contract.
             let word = unsafe { AtomicU32::from_ptr(self.word) };
-            // All arrivals together add the bit, and nothing below it.
+            // All arrivals together add exactly `PHASE`.
             let others = thread::grid_dim_x() - 1;
             let arrival = if thread::block_idx_x() == 0 { PHASE - others } else { 1 };
             let before = word.fetch_add(arrival, Order::AcqRel, Scope::Gpu);
-            let met = || (word.load(Order::Acquire, Scope::Gpu) ^ before) & PHASE != 0;
+            let done = || (word.load(Order::Acquire, Scope::Gpu) ^ before) & PHASE != 0;
             let what = || WaitFor {
                 kind: WaitKind::GridBarrier,
                 index: 0,
@@ -70,7 +71,7 @@ impl<'a> GridBarrier<'a> {
                 wanted: 0,
                 seen: 0,
             };
-            outcome = poll(self.comm, Deadline::NEVER, met, what);
+            outcome = poll(self.comm, Deadline::NEVER, done, what);
         }
         finish(coop, outcome);
     }

@@ -1,4 +1,4 @@
-//! Hybrid barriers of all ranks: load and store within an LSA team, the network between LSA teams.
+//! Hybrid barriers of all ranks: load and store within LSA teams, the network between them.
 //!
 //! NCCL's C function does nothing in some modes (a fence for puts with FULL connections, the
 //! default). This implementation is built on the LSA and the GIN barrier, and has every mode of
@@ -10,7 +10,7 @@ use crate::gin::{Gin, GinBackend};
 use crate::wait::{Deadline, Outcome, finish, finish_timed};
 use crate::{Coop, MemoryOrder, Team, TimedOut, Timeout};
 
-/// A barrier of all ranks, which the host reserved by `barriers`: [`Gin::hybrid_barrier`].
+/// A barrier of all ranks, which the host reserved with `barriers`: [`Gin::hybrid_barrier`].
 ///
 /// NCCL: `ncclBarrierSession` of the world.
 #[doc(alias = "ncclBarrierSession")]
@@ -24,21 +24,20 @@ pub struct HybridBarrier<'a, B> {
 /// Which barriers one synchronisation uses.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Path {
-    /// The LSA teams within themselves, then the rails.
+    /// Within the LSA teams by load and store, then the rail teams over the network.
     LsaThenRail,
     /// All ranks over the network.
     Network,
-    /// The LSA teams within themselves, then those that the network connects: more than the rails,
-    /// and not all.
+    /// Within the LSA teams by load and store, then over the network the ranks that GIN connects:
+    /// more than the rail team, but not all ranks.
     LsaThenNetwork,
 }
 
 impl<'a, B: GinBackend> Gin<'a, B> {
     /// Barrier `index` of all ranks, by load and store and this context, for the threads of `coop`;
-    /// dropping it closes it. Its fences cover what this context puts and gets.
+    /// dropping the guard closes it. Its fences cover the puts and gets of this context.
     ///
-    /// Every thread of the coop calls this; so does the same coop in every other rank. Traps when
-    /// there is no such barrier.
+    /// Every thread of the coop calls this, in every rank. Traps when there is no such barrier.
     ///
     /// NCCL: `ncclBarrierSession`'s constructor for the world, and its destructor.
     #[doc(alias = "ncclBarrierSessionInit")]
@@ -52,29 +51,28 @@ impl<'a, B: GinBackend> Gin<'a, B> {
 }
 
 impl<'a, B: GinBackend> HybridBarrier<'a, B> {
-    /// The inner barrier, of the LSA team alone. NCCL: `ncclBarrierSession::lsaBarrier`.
+    /// The inner barrier, of the LSA team only. NCCL: `ncclBarrierSession::lsaBarrier`.
     #[doc(alias = "lsaBarrier")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn lsa(&mut self) -> &mut LsaBarrier<'a> {
         &mut self.lsa
     }
 
-    /// The outer barrier, of the rail team alone. NCCL: `ncclBarrierSession::ginBarrier`.
+    /// The outer barrier, of the rail team only. NCCL: `ncclBarrierSession::ginBarrier`.
     #[doc(alias = "ginBarrier")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn rail(&mut self) -> GinBarrier<'a, B> {
         let comm = self.gin.comm();
         let handle = comm.as_raw().hybrid_rail_gin_barrier;
-        // SAFETY: handle and team are the device communicator's own.
+        // SAFETY: the device communicator's handle, for its rail team.
         unsafe { GinBarriers::new(self.gin, comm.rail_team(), handle) }
             .barrier(self.coop, self.index)
     }
 
-    /// Signals this coop's arrival to the LSA team, or, where the barrier uses the network alone,
-    /// to all ranks. In the first case the ranks of other LSA teams are signalled by
-    /// [`Arrival::wait`] only, so a peer's wait may depend on this one's. Dropping the arrival
-    /// waits too.
+    /// Signals this coop's arrival to the LSA team, or, where the barrier uses only the network, to
+    /// all ranks. In the first case [`Arrival::wait`] signals the ranks of other LSA teams, so a
+    /// peer's wait may depend on this rank's wait. Dropping the arrival waits too.
     ///
     /// NCCL's `ncclBarrierSession` has no split arrive and wait.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -82,19 +80,20 @@ impl<'a, B: GinBackend> HybridBarrier<'a, B> {
     pub fn arrive(&mut self, order: MemoryOrder, fence: FenceLevel) -> Arrival<'_, Self> {
         match self.path(fence) {
             Path::Network => {
-                if let Err(outcome) = self.outer(Path::Network).tell(order, fence, Deadline::NEVER)
+                if let Err(outcome) =
+                    self.outer(Path::Network).signal_peers(order, fence, Deadline::NEVER)
                 {
                     finish(self.coop, outcome);
                 }
             }
-            Path::LsaThenRail | Path::LsaThenNetwork => self.lsa.tell(order),
+            Path::LsaThenRail | Path::LsaThenNetwork => self.lsa.signal_peers(order),
         }
         Arrival::new(self, Arrived { order, fence })
     }
 
     /// Waits until the same coop of every rank has arrived; `fence` orders puts and gets before it.
-    /// With RAIL connections a fence for puts covers those along the rails, which are all there can
-    /// be.
+    /// With RAIL connections a fence for puts covers puts within the rail team, which are the only
+    /// possible ones.
     ///
     /// NCCL: `ncclBarrierSession::sync`.
     #[doc(alias = "ncclBarrierSessionSync")]
@@ -106,7 +105,7 @@ impl<'a, B: GinBackend> HybridBarrier<'a, B> {
             self.lsa.sync(order);
         }
         let mut outer = self.outer(path);
-        let outcome = outer.meet(order, fence, Deadline::NEVER);
+        let outcome = outer.arrive_and_wait(order, fence, Deadline::NEVER);
         finish(self.coop, outcome);
     }
 
@@ -131,9 +130,9 @@ impl<'a, B: GinBackend> HybridBarrier<'a, B> {
         if path != Path::Network {
             inner = self.lsa.sync_until(order, deadline);
         }
-        // Also after the inner barrier timed out: the peers count on this rank's arrival at both.
+        // Also if the inner barrier timed out: the peers wait for this rank's arrival at both.
         let mut outer = self.outer(path);
-        let outcome = outer.meet(order, fence, deadline);
+        let outcome = outer.arrive_and_wait(order, fence, deadline);
         finish_timed(self.coop, outcome).and(inner)
     }
 
@@ -158,18 +157,18 @@ impl<'a, B: GinBackend> HybridBarrier<'a, B> {
         let raw = self.gin.comm().as_raw();
         let stride = (raw.gin_context_stride as i32).max(1);
         let connected = Team { n_ranks: raw.n_ranks / stride, rank: raw.rank / stride, stride };
-        // SAFETY: the handle is the device communicator's own, for the team of those that its
-        // contexts connect.
+        // SAFETY: the device communicator's handle, for the team of the ranks that its contexts
+        // connect.
         unsafe { GinBarriers::new(self.gin, connected, raw.hybrid_dense_gin_barrier) }
             .barrier(self.coop, self.index)
     }
 }
 
 impl<B: GinBackend> HybridBarrier<'_, B> {
-    /// The part of the wait after an arrival that uses the network.
+    /// The second step of the wait after an arrival: over the network.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
-    fn wait_outside(
+    fn wait_outer(
         &mut self,
         Arrived { order: arrived, fence }: Arrived,
         order: MemoryOrder,
@@ -179,7 +178,7 @@ impl<B: GinBackend> HybridBarrier<'_, B> {
         let mut outer = self.outer(path);
         match path {
             Path::Network => outer.wait_for_peers(order, fence, deadline),
-            _ => outer.meet(order.and_release_of(arrived), fence, deadline),
+            _ => outer.arrive_and_wait(order.and_release_of(arrived), fence, deadline),
         }
     }
 }
@@ -191,7 +190,7 @@ impl<B: GinBackend> Arrive for HybridBarrier<'_, B> {
         if self.path(arrived.fence) != Path::Network {
             self.lsa.wait(order);
         }
-        let outcome = self.wait_outside(arrived, order, Deadline::NEVER);
+        let outcome = self.wait_outer(arrived, order, Deadline::NEVER);
         finish(self.coop, outcome);
     }
 
@@ -207,8 +206,8 @@ impl<B: GinBackend> Arrive for HybridBarrier<'_, B> {
         if self.path(arrived.fence) != Path::Network {
             inner = self.lsa.wait_until(order, deadline);
         }
-        // Also after the inner barrier timed out: the peers count on this rank's arrival at both.
-        let outcome = self.wait_outside(arrived, order, deadline);
+        // Also if the inner barrier timed out: the peers wait for this rank's arrival at both.
+        let outcome = self.wait_outer(arrived, order, deadline);
         finish_timed(self.coop, outcome).and(inner)
     }
 }

@@ -1,11 +1,11 @@
 //! Barriers between the GPUs of an LSA team.
 //!
-//! NCCL's functions open and close a session. Arriving and waiting are written here, because NCCL's
-//! wait cannot fail; ours ends with the host's abort and can have a timeout. The layout in memory
-//! is NCCL's, so that kernels in C++ and in Rust can use one set of barriers. A set of `n` barriers
-//! is an array of `u32` in every rank's resources: `n` epochs for multicast, `n` epochs, `n`
-//! inboxes for multicast, and for each barrier an inbox per rank. A session reads its epoch when it
-//! opens and stores it when it closes.
+//! NCCL's functions open and close a session. Arriving and waiting are implemented here, because
+//! NCCL's wait cannot fail; this one ends when the host aborts and can have a timeout. The memory
+//! layout is NCCL's, so that C++ and Rust kernels can share a set of barriers. A set of `n`
+//! barriers is an array of `u32` in every rank's resource buffer: `n` epochs for multicast, `n`
+//! epochs, `n` inboxes for multicast, and for each barrier one inbox per rank. A session reads its
+//! epoch when it opens and stores it when it closes.
 
 use core::mem::MaybeUninit;
 
@@ -25,7 +25,7 @@ use crate::wait::is_unwinding;
 use crate::wait::{Deadline, Outcome, finish, finish_timed, has_reached, poll};
 use crate::{Coop, DevComm, MemoryOrder, Team, TimedOut, Timeout, raw};
 
-/// A set of LSA barriers: a device communicator's own, or one that the host asked for in addition.
+/// A set of LSA barriers: the device communicator's, or an additional one that the host requested.
 ///
 /// NCCL: `ncclLsaBarrierHandle` with its team.
 #[doc(alias = "ncclLsaBarrierHandle")]
@@ -64,7 +64,7 @@ impl DevComm {
         LsaBarriers { comm: self, team, handle, multimem: None }
     }
 
-    /// The barriers of the LSA team that are the inner part of hybrid barriers. NCCL:
+    /// The barriers of the LSA team that hybrid barriers use within the team. NCCL:
     /// `ncclDevComm.hybridLsaBarrier`.
     #[doc(alias = "hybridLsaBarrier")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -75,19 +75,19 @@ impl DevComm {
 }
 
 impl<'a> LsaBarriers<'a> {
-    /// Barriers of `team`, which the host asked for.
+    /// Barriers of `team` that the host requested.
     ///
     /// # Safety
     ///
-    /// The host got the handle for this device communicator and a team of these ranks, which all
-    /// reach each other by load and store.
+    /// The host got the handle for this device communicator and a team of these ranks, which can
+    /// all load and store each other's memory.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn new(comm: &'a DevComm, team: Team, handle: LsaBarrierHandle) -> Self {
         Self { comm, team, handle, multimem: None }
     }
 
-    /// The same barriers, but a rank signals its peers by one multicast reduction. All ranks use
-    /// the same form in one synchronisation.
+    /// The same barriers, but a rank signals its peers by one multicast reduction. In a
+    /// synchronisation either all ranks use multicast or none does.
     ///
     /// # Safety
     ///
@@ -103,9 +103,9 @@ impl<'a> LsaBarriers<'a> {
         self.handle.n_barriers as u32
     }
 
-    /// Opens a session on barrier `index` for the threads of `coop`; dropping it closes it.
+    /// Opens a session on barrier `index` for the threads of `coop`; dropping the guard closes it.
     ///
-    /// Every thread of the coop calls this; so does the same coop in every other rank of the team.
+    /// Every thread of the coop calls this, in every rank of the team.
     /// Traps when the set has no such barrier.
     ///
     /// NCCL: `ncclLsaBarrierSession`'s constructor.
@@ -114,9 +114,9 @@ impl<'a> LsaBarriers<'a> {
     #[track_caller]
     pub fn barrier(self, coop: Coop, index: BarrierIndex) -> LsaBarrier<'a> {
         let mut barrier = LsaBarrier { set: self, coop, index: index.get(), epoch: 0 };
-        // SAFETY: NCCL's session has just been filled.
+        // SAFETY: NCCL has just initialized the session.
         barrier.epoch = unsafe { epoch_of(&mut barrier.session()).read() };
-        // After the call: the simulator's error says more.
+        // After NCCL's call, for which the simulator reports a more detailed error.
         assert!(barrier.index < self.count(), "the barrier index is not reserved");
         barrier
     }
@@ -124,9 +124,9 @@ impl<'a> LsaBarriers<'a> {
 
 /// An open session on a barrier of an LSA team: [`DevComm::lsa_barrier`], [`LsaBarriers::barrier`].
 ///
-/// Dropping it closes the session, by every thread of the coop: the barrier's epoch is stored for
-/// the next one. A session that is forgotten ([`core::mem::forget`]) loses its epoch, and the next
-/// one on that index passes at once.
+/// Every thread of the coop drops it, which closes the session and stores the barrier's epoch for
+/// the next session. A session that is forgotten ([`core::mem::forget`]) loses its epoch: the next
+/// session on that index passes at once.
 ///
 /// NCCL: `ncclLsaBarrierSession`.
 #[doc(alias = "ncclLsaBarrierSession")]
@@ -139,8 +139,8 @@ pub struct LsaBarrier<'a> {
 
 /// NCCL: `ncclLsaBarrierSession`'s destructor.
 ///
-/// Written here because NCCL's function calls the coop through its table, and in a large kernel
-/// LLVM cannot devirtualise that call.
+/// Implemented here because NCCL's function calls the coop through its vtable, and in a large
+/// kernel LLVM cannot devirtualise that call.
 #[cfg(target_arch = "nvptx64")]
 impl Drop for LsaBarrier<'_> {
     #[inline(always)]
@@ -150,14 +150,14 @@ impl Drop for LsaBarrier<'_> {
         if self.coop.thread_rank() == 0 {
             let first = if multimem.is_some() { 0 } else { handle.n_barriers as usize };
             let word = self.words(team.rank).wrapping_add(first + self.index as usize);
-            // SAFETY: the epoch's word, which this session alone touches.
+            // SAFETY: the stored epoch, which only this session accesses.
             unsafe { store(word, self.epoch) };
         }
         self.coop.sync();
     }
 }
 
-/// In the simulator NCCL's function closes it, unless the thread is unwinding.
+/// In the simulator NCCL's function closes the session, unless the thread is unwinding.
 #[cfg(not(target_arch = "nvptx64"))]
 impl Drop for LsaBarrier<'_> {
     fn drop(&mut self) {
@@ -165,7 +165,7 @@ impl Drop for LsaBarrier<'_> {
             return;
         }
         let mut session = self.session();
-        // SAFETY: the session is open; NCCL stores its epoch.
+        // SAFETY: the session is open; NCCL stores the epoch.
         unsafe {
             epoch_of(&mut session).write(self.epoch);
             raw::ncclLsaBarrierSessionDestroy(session.as_mut_ptr());
@@ -196,7 +196,7 @@ impl<'a> LsaBarrier<'a> {
         session
     }
 
-    /// The team whose ranks it synchronises.
+    /// The team that the barrier synchronises.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn team(&self) -> Team {
         self.set.team
@@ -210,7 +210,7 @@ impl<'a> LsaBarrier<'a> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn arrive(&mut self, order: MemoryOrder) -> Arrival<'_, Self> {
-        self.tell(order);
+        self.signal_peers(order);
         Arrival::new(self, Arrived { order, fence: FenceLevel::None })
     }
 
@@ -219,13 +219,13 @@ impl<'a> LsaBarrier<'a> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn sync(&mut self, order: MemoryOrder) {
-        self.tell(order);
+        self.signal_peers(order);
         self.wait(order);
     }
 
     /// [`sync`](Self::sync) with a timeout. After a timeout the barrier counts as passed, without
-    /// its guarantees: a later one waits for the peers' arrival at both. (Not over multicast, where
-    /// all ranks add to one counter: after a timeout there, do not use the barrier again.)
+    /// its guarantees: the next synchronisation waits for the peers' arrival at both. With
+    /// multicast, where all ranks add to one counter, do not use the barrier again after a timeout.
     ///
     /// NCCL: `ncclLsaBarrierSession::sync` with `timeoutCycles`.
     ///
@@ -245,13 +245,13 @@ impl<'a> LsaBarrier<'a> {
         order: MemoryOrder,
         deadline: Deadline,
     ) -> Result<(), TimedOut> {
-        self.tell(order);
+        self.signal_peers(order);
         self.wait_until(order, deadline)
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
-    pub(super) fn tell(&mut self, order: MemoryOrder) {
+    pub(super) fn signal_peers(&mut self, order: MemoryOrder) {
         self.forget_addresses();
         let Self { set: LsaBarriers { team, multimem, .. }, coop, .. } = *self;
         self.epoch = self.epoch.wrapping_add(self.step());
@@ -278,7 +278,7 @@ impl<'a> LsaBarrier<'a> {
         let mut i = coop.thread_rank();
         while i < (team.n_ranks - 1) as u32 {
             let inbox = self.inbox(nth_peer(team, i as i32), team.rank);
-            // SAFETY: an inbox of the peer's, written by this rank alone.
+            // SAFETY: an inbox of the peer, which only this rank writes.
             unsafe { store_ordered(inbox, self.epoch, Order::Relaxed, Scope::Sys) };
             i += coop.size();
         }
@@ -302,8 +302,8 @@ impl<'a> LsaBarrier<'a> {
         finish_timed(self.coop, outcome)
     }
 
-    /// Makes the compiler recompute the addresses of the barrier's words: kept between two
-    /// synchronisations, they would take registers from the kernel's own work.
+    /// Makes the compiler recompute the addresses of epoch and inboxes: kept between two
+    /// synchronisations, they would occupy registers that the kernel needs.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn forget_addresses(&mut self) {
         let LsaBarriers { team, handle, .. } = &mut self.set;
@@ -313,13 +313,13 @@ impl<'a> LsaBarrier<'a> {
         self.index = hint::opaque(self.index);
     }
 
-    /// How much one synchronisation adds to the epoch: over multicast all ranks add to one counter.
+    /// What a synchronisation adds to the epoch. With multicast all ranks add to one counter.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn step(&self) -> u32 {
         if self.set.multimem.is_some() { self.set.team.n_ranks as u32 } else { 1 }
     }
 
-    /// Polls the inboxes that are this thread's share of the coop's.
+    /// Polls this thread's share of the inboxes.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn wait_for_peers(&self, order: MemoryOrder, deadline: Deadline) -> Outcome {
@@ -353,20 +353,20 @@ impl<'a> LsaBarrier<'a> {
         order: MemoryOrder,
         deadline: Deadline,
     ) -> Outcome {
-        // SAFETY: one of this rank's inboxes, which peers write by ordered stores.
+        // SAFETY: an inbox of this rank, which peers write by ordered stores.
         let arrived = || unsafe { load_ordered(inbox, order.of_load(), Scope::Sys) };
-        poll(self.set.comm, deadline, || has_reached(arrived(), self.epoch), || self.missing(peer))
+        poll(self.set.comm, deadline, || has_reached(arrived(), self.epoch), || self.describe(peer))
     }
 
     /// Describes a wait for team rank `peer`, or for all ranks over multicast (-1).
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn missing(&self, peer: i32) -> WaitFor {
+    fn describe(&self, peer: i32) -> WaitFor {
         let Self { set: LsaBarriers { comm, team, .. }, index, .. } = *self;
         let peer = if peer < 0 { peer } else { team.to_world(comm.rank(), peer) };
         WaitFor { kind: WaitKind::LsaBarrier, index, context: 0, peer, wanted: 0, seen: 0 }
     }
 
-    /// The set's words in the resources of team rank `owner`.
+    /// The set's array in the resource buffer of team rank `owner`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn words(&self, owner: i32) -> *mut u32 {
@@ -374,7 +374,7 @@ impl<'a> LsaBarrier<'a> {
         comm.resource_buffer(handle.buffer).peer::<u32>(team, owner).as_ptr()
     }
 
-    /// The word of `owner`'s into which `peer` writes its arrivals.
+    /// The inbox in the memory of rank `owner` to which rank `peer` writes its arrivals.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn inbox(&self, owner: i32, peer: i32) -> *mut u32 {
@@ -401,7 +401,7 @@ impl<'a> LsaBarrier<'a> {
     }
 }
 
-/// The epoch's word in NCCL's session.
+/// The epoch in NCCL's session.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn epoch_of(session: &mut MaybeUninit<LsaBarrierSession>) -> *mut u32 {
     const OFFSET: usize = 72;

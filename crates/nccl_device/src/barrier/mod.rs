@@ -1,9 +1,9 @@
-//! Barriers between ranks, over load and store, the network, or both, or of neighbours alone; and a
-//! barrier of the blocks of a grid.
+//! Barriers between ranks (by load and store, over the network, or both; and between neighbours
+//! only), and a barrier between the blocks of a grid.
 //!
-//! Those between ranks are guards with the same methods. The constructor opens a session for a
-//! coop; `arrive` signals the peers and gives an [`Arrival`], whose `wait` waits for them; `sync`
-//! is both, `sync_timeout` both with a timeout; dropping the guard closes the session.
+//! Barriers between ranks are guards with the same methods. The constructor opens a session for a
+//! coop; `arrive` signals the peers and returns an [`Arrival`], whose `wait` waits for them;
+//! `sync` does both, `sync_timeout` with a timeout. Dropping the guard closes the session.
 
 mod arrival;
 mod gin;
@@ -21,26 +21,26 @@ pub use hybrid::HybridBarrier;
 pub use lsa::{LsaBarrier, LsaBarriers};
 pub use neighbors::NeighborBarrier;
 
-/// Which barrier of a set a coop uses. One index has one user at a time, also across kernels in
-/// flight.
+/// The index of the barrier that a coop uses in a set. Only one coop may use an index at a time,
+/// also among concurrent kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BarrierIndex(u32);
 
 impl BarrierIndex {
-    /// The block's own: `blockIdx.x`. A launch is refused when the grid has more blocks than there
-    /// are barriers.
+    /// `blockIdx.x`: one barrier per block. A launch is refused when the grid has more blocks than
+    /// there are barriers.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn this_block() -> Self {
         Self(thread::block_idx_x())
     }
 
-    /// Barrier `index`. Opening the barrier traps if the set does not have it.
+    /// Barrier `index`. Opening it traps if the set has no such barrier.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn new(index: u32) -> Self {
         Self(index)
     }
 
-    /// The number.
+    /// The index as a number.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn get(self) -> u32 {
         self.0

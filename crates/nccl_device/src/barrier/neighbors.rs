@@ -1,4 +1,4 @@
-//! A barrier of each rank with its two neighbours.
+//! A barrier between each rank and its two neighbours.
 
 use cuda_std::atomic::{Order, Scope};
 use cuda_std::mem::{load_ordered, store_ordered};
@@ -9,16 +9,16 @@ use super::{Arrival, FenceLevel};
 use crate::wait::{Deadline, Outcome, finish, finish_timed, has_reached, is_unwinding, poll};
 use crate::{Coop, DevComm, MemoryOrder, Team, TimedOut, Timeout, Window};
 
-/// A barrier of each rank of a team with its two neighbours, [`Team::prev`] and [`Team::next`]: for
-/// stencils, which exchange borders with these alone, and rings.
+/// A barrier between each rank of a team and its two neighbours, [`Team::prev`] and [`Team::next`]:
+/// for rings, and for stencils, which exchange borders with these two ranks only.
 ///
-/// It synchronises with no ranks beyond: those may be one synchronisation ahead or behind per step
-/// of distance. As the other barriers it is a guard: dropping it closes the session.
+/// Other ranks are not synchronised: a rank at distance `d` may be `d` synchronisations ahead or
+/// behind. Like the other barriers it is a guard: dropping it closes the session.
 ///
 /// ```
 /// # use nccl_device::{Coop, DevComm, MemoryOrder, NeighborBarrier, Window};
 /// # unsafe fn kernel(comm: DevComm, flags: Window<u32>, steps: u32) {
-/// // SAFETY: words of the window for this barrier alone, 0 before the first launch.
+/// // SAFETY: only this barrier uses these words of the window, 0 before the first launch.
 /// let mut barrier =
 ///     unsafe { NeighborBarrier::new(Coop::cta(), &comm, comm.lsa_team(), flags, 0) };
 /// for _ in 0..steps {
@@ -37,24 +37,24 @@ pub struct NeighborBarrier<'a> {
     epoch: u32,
 }
 
-/// The barrier's words in each rank: what its previous and its next rank have reached, and what it
-/// has itself when no session is open.
+/// The barrier's words in each rank: the epochs that the previous and the next rank have reached,
+/// and this rank's own epoch while no session is open.
 const FROM_PREV: usize = 0;
 const FROM_NEXT: usize = 1;
 const EPOCH: usize = 2;
 
 impl<'a> NeighborBarrier<'a> {
-    /// Words of a window that a barrier takes.
+    /// The number of window elements that a barrier uses.
     pub const WORDS: usize = 3;
 
-    /// Opens a session, for the threads of `coop`, on the barrier of the [`WORDS`](Self::WORDS)
-    /// words of `words` from element `first` on. So does the same coop in every other rank of the
-    /// team.
+    /// Opens a session for the threads of `coop`, on the barrier in the [`WORDS`](Self::WORDS)
+    /// elements of `words` from `first` on. Every thread of the coop calls this, in every rank of
+    /// the team.
     ///
     /// # Safety
     ///
-    /// The team's members reach each other by load and store, and each has the words in its part of
-    /// the window. They were 0 before the first launch, and are used by this barrier alone, one
+    /// The team's ranks can load and store each other's memory, and each rank's part of the window
+    /// has these elements. They were 0 before the first launch. Only this barrier uses them, one
     /// session at a time.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
@@ -65,7 +65,7 @@ impl<'a> NeighborBarrier<'a> {
         words: Window<u32>,
         first: usize,
     ) -> Self {
-        // SAFETY: the caller's; peers do not touch this word.
+        // SAFETY: the caller's contract; peers do not access this word.
         let epoch = unsafe { words.local().load(first + EPOCH) };
         Self { comm, coop, team, words, first, epoch }
     }
@@ -75,7 +75,7 @@ impl<'a> NeighborBarrier<'a> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn arrive(&mut self, order: MemoryOrder) -> Arrival<'_, Self> {
-        self.tell(order);
+        self.signal_neighbors(order);
         Arrival::new(self, Arrived { order, fence: FenceLevel::None })
     }
 
@@ -83,13 +83,13 @@ impl<'a> NeighborBarrier<'a> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn sync(&mut self, order: MemoryOrder) {
-        self.tell(order);
+        self.signal_neighbors(order);
         let outcome = self.wait_for_both(order, Deadline::NEVER);
         finish(self.coop, outcome);
     }
 
     /// [`sync`](Self::sync) with a timeout. After a timeout the barrier counts as passed, without
-    /// its guarantees: a later one waits for the neighbours' arrival at both.
+    /// its guarantees: the next synchronisation waits for the neighbours' arrival at both.
     ///
     /// # Errors
     ///
@@ -97,23 +97,23 @@ impl<'a> NeighborBarrier<'a> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn sync_timeout(&mut self, order: MemoryOrder, timeout: Timeout) -> Result<(), TimedOut> {
-        self.tell(order);
+        self.signal_neighbors(order);
         let outcome = self.wait_for_both(order, Deadline::after(timeout));
         finish_timed(self.coop, outcome)
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
-    fn tell(&mut self, order: MemoryOrder) {
+    fn signal_neighbors(&mut self, order: MemoryOrder) {
         self.epoch = self.epoch.wrapping_add(1);
         self.coop.sync();
         if self.coop.thread_rank() == 0 {
             order.fence_before_arrival();
-            // SAFETY: the constructor's contract; this rank alone writes these words.
-            let tell =
+            // SAFETY: the constructor's contract; only this rank writes these words.
+            let store =
                 |word| unsafe { store_ordered(word, self.epoch, Order::Relaxed, Scope::Sys) };
-            tell(self.word(self.team.next(), FROM_PREV));
-            tell(self.word(self.team.prev(), FROM_NEXT));
+            store(self.word(self.team.next(), FROM_PREV));
+            store(self.word(self.team.prev(), FROM_NEXT));
         }
     }
 
@@ -130,7 +130,7 @@ impl<'a> NeighborBarrier<'a> {
                 true => (self.team.next(), FROM_NEXT),
             };
             let own = self.word(self.team.rank, word);
-            // SAFETY: as in `tell`.
+            // SAFETY: as in `signal_neighbors`.
             let seen = || unsafe { load_ordered(own, order.of_load(), Scope::Sys) };
             let what = || WaitFor {
                 kind: WaitKind::Flag,
@@ -148,7 +148,7 @@ impl<'a> NeighborBarrier<'a> {
         }
     }
 
-    /// One of the barrier's words in the part of a rank of the team.
+    /// The address of one of the barrier's words in the memory of team rank `rank`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn word(&self, rank: i32, word: usize) -> *mut u32 {

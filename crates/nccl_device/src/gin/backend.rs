@@ -1,4 +1,4 @@
-//! The back ends of GIN: who moves the bytes.
+//! The back ends of GIN, as types.
 
 use devcomm_types::GinType;
 
@@ -6,14 +6,14 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A back end of GIN, as a type: a kernel is compiled once for each, and the launch picks by the
-/// device communicator.
+/// A back end of GIN, as a type: a kernel is compiled once per back end, and the launch selects the
+/// one of the device communicator.
 ///
-/// `#[kernel(B = gin)]` makes the entries; a launch names the kernel without the parameter.
+/// `#[kernel(B = gin)]` generates the entry points; a launch names the kernel without `B`.
 pub trait GinBackend: sealed::Sealed + Copy + 'static {
     /// NCCL's type.
     const TYPE: GinType;
-    /// NCCL's mask with this back end alone. NCCL: `backendMask`.
+    /// The mask of this back end only. NCCL: `backendMask`.
     const MASK: u32 = 1 << Self::TYPE.raw();
 }
 
@@ -32,11 +32,11 @@ macro_rules! backends {
 }
 
 backends! {
-    /// A thread of the host posts what the kernel queues.
+    /// The kernel queues operations, and a host thread posts them.
     Proxy
-    /// The kernel rings the doorbells of an mlx5 network card itself.
+    /// GPUDirect Async: the kernel rings the doorbells of an mlx5 network card.
     Gdaki
-    /// GPU-Push Interface, of Spectrum-X's plugin.
+    /// GPU-Push Interface, of the Spectrum-X plugin.
     Gpi
     /// GPUDirect Async of Amazon's EFA.
     EfaGda

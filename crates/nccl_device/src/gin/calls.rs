@@ -1,4 +1,4 @@
-//! Calls NCCL's GIN functions, out of line.
+//! Calls to NCCL's GIN functions, out of line.
 //!
 //! NCCL's functions are always inlined, and large: a put of one back end is a thousand lines of
 //! PTX. So a function of this file that is never inlined contains the only call of each, and
@@ -28,11 +28,11 @@ pub(crate) struct Context<'a> {
 /// functions.
 #[derive(Clone, Copy)]
 pub(crate) struct RemoteAction {
-    /// 0: none, 1: a word of a window, 2: an indexed signal.
+    /// 0: none, 1: an element of a window, 2: an indexed signal.
     pub(crate) kind: i32,
     pub(crate) window: *mut c_void,
     /// Byte offset in the window, or the signal's id.
-    pub(crate) place: usize,
+    pub(crate) offset_or_id: usize,
     pub(crate) strong: bool,
     /// 0: increment, 1: add.
     pub(crate) op: i32,
@@ -41,7 +41,7 @@ pub(crate) struct RemoteAction {
 
 impl RemoteAction {
     pub(crate) const NONE: Self =
-        Self { kind: 0, window: null_mut(), place: 0, strong: false, op: 0, value: 0 };
+        Self { kind: 0, window: null_mut(), offset_or_id: 0, strong: false, op: 0, value: 0 };
 }
 
 /// The scope at which the writes before a put have already been released, and the scope that the
@@ -52,11 +52,11 @@ pub(crate) struct Release {
     pub(crate) required: i32,
 }
 
-/// In place of a counter's id: no counter.
+/// The counter id that means no counter.
 const NO_COUNTER: u32 = u32::MAX;
 
 impl Context<'_> {
-    /// Constructs NCCL's GIN object for the context, anew for each call.
+    /// Constructs NCCL's GIN object for the context; each call makes a new one.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn net<B: GinBackend>(self) -> MaybeUninit<raw::Gin> {
@@ -75,21 +75,21 @@ impl Context<'_> {
         net
     }
 
-    /// What a thread waits for in a flush of the context.
+    /// Describes a wait for operations of this context.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn operations(self, kind: WaitKind) -> WaitFor {
+    fn describe_wait(self, kind: WaitKind) -> WaitFor {
         WaitFor { kind, index: 0, context: self.index, peer: -1, wanted: 0, seen: 0 }
     }
 }
 
 /// A window and a byte offset in it.
-pub(crate) type Place = (*mut c_void, usize);
+pub(crate) type SymAddr = (*mut c_void, usize);
 
 /// Defines an operation. `$name` takes a context and `$arg`s, and passes them as scalars to
 /// `$inner`, which is never inlined. `$call` is an expression of NCCL's object `$net`, the calling
 /// thread as a coop, and the device communicator.
 ///
-/// `$name` has the safety contract of NCCL's function: the places lie in windows, and the ids are
+/// `$name` has the safety contract of NCCL's function: the elements lie in windows, and the ids are
 /// reserved.
 macro_rules! out_of_line {
     (
@@ -117,11 +117,11 @@ macro_rules! out_of_line {
             ) $(-> $result)? {
                 let mut net = Context { comm: $comm, index, sharing }.net::<B>();
                 let ($net, $coop) = (net.as_mut_ptr(), &Coop::thread().as_raw());
-                // SAFETY: the caller's.
+                // SAFETY: the caller's contract.
                 unsafe { $call }
             }
             let Context { comm, index, sharing } = context;
-            // SAFETY: the caller's.
+            // SAFETY: the caller's contract.
             unsafe { $inner::<B>(comm, index, sharing, $($value),*) }
         }
     };
@@ -131,34 +131,35 @@ out_of_line! {
     /// A put: `bytes` from `source` of this rank to `target` of world rank `peer`; then the remote
     /// action, and the increment of the counter.
     fn put, gin_put(
-        peer: i32, target: Place, source: Place, bytes: usize, action: RemoteAction,
+        peer: i32, target: SymAddr, source: SymAddr, bytes: usize, action: RemoteAction,
         counter: Option<u32>, release: Release
     ) as (
-        peer: i32 = peer, target: Place = target, source: Place = source, bytes: usize = bytes,
-        kind: i32 = action.kind, window: *mut c_void = action.window, place: usize = action.place,
-        strong: bool = action.strong, op: i32 = action.op, value: u64 = action.value,
+        peer: i32 = peer, target: SymAddr = target, source: SymAddr = source, bytes: usize = bytes,
+        kind: i32 = action.kind, window: *mut c_void = action.window,
+        offset_or_id: usize = action.offset_or_id, strong: bool = action.strong,
+        op: i32 = action.op, value: u64 = action.value,
         counter: u32 = counter.unwrap_or(NO_COUNTER), release: Release = release,
     )
     |net, coop, comm| raw::ncclGinPut_v3(
         net, &comm.world_team(), peer, target.0, target.1, source.0, source.1, bytes, kind, window,
-        place, place as u32, strong, op, value, counter != NO_COUNTER, counter, coop, false,
-        null_mut(), release.given, release.required, 0, 0,
+        offset_or_id, offset_or_id as u32, strong, op, value, counter != NO_COUNTER, counter, coop,
+        false, null_mut(), release.given, release.required, 0, 0,
     )
 }
 
 out_of_line! {
     /// A put of the low `size` bytes of `bits`.
     fn put_value, gin_put_value(
-        peer: i32, target: Place, bits: u64, size: usize, action: RemoteAction, release: Release
+        peer: i32, target: SymAddr, bits: u64, size: usize, action: RemoteAction, release: Release
     ) as (
-        peer: i32 = peer, target: Place = target, bits: u64 = bits, size: usize = size,
-        kind: i32 = action.kind, window: *mut c_void = action.window, place: usize = action.place,
-        strong: bool = action.strong, op: i32 = action.op, value: u64 = action.value,
-        release: Release = release,
+        peer: i32 = peer, target: SymAddr = target, bits: u64 = bits, size: usize = size,
+        kind: i32 = action.kind, window: *mut c_void = action.window,
+        offset_or_id: usize = action.offset_or_id, strong: bool = action.strong,
+        op: i32 = action.op, value: u64 = action.value, release: Release = release,
     )
     |net, coop, comm| raw::ncclGinPutValue_v3(
-        net, &comm.world_team(), peer, target.0, target.1, bits, size, kind, window, place,
-        place as u32, strong, op, value, coop, false, null_mut(), release.given,
+        net, &comm.world_team(), peer, target.0, target.1, bits, size, kind, window, offset_or_id,
+        offset_or_id as u32, strong, op, value, coop, false, null_mut(), release.given,
         release.required, 0,
     )
 }
@@ -168,19 +169,19 @@ out_of_line! {
     fn signal, gin_signal(peer: i32, action: RemoteAction, release: Release)
     as (
         peer: i32 = peer, kind: i32 = action.kind, window: *mut c_void = action.window,
-        place: usize = action.place, strong: bool = action.strong, op: i32 = action.op,
-        value: u64 = action.value, release: Release = release,
+        offset_or_id: usize = action.offset_or_id, strong: bool = action.strong,
+        op: i32 = action.op, value: u64 = action.value, release: Release = release,
     )
     |net, coop, comm| raw::ncclGinSignal_v3(
-        net, &comm.world_team(), peer, kind, window, place, place as u32, strong, op, value, coop,
-        false, null_mut(), release.given, release.required, 0,
+        net, &comm.world_team(), peer, kind, window, offset_or_id, offset_or_id as u32, strong, op,
+        value, coop, false, null_mut(), release.given, release.required, 0,
     )
 }
 
 out_of_line! {
     /// A get: `bytes` from `source` of world rank `peer` to `target` of this rank.
-    fn get, gin_get(peer: i32, source: Place, target: Place, bytes: usize)
-    as (peer: i32 = peer, source: Place = source, target: Place = target, bytes: usize = bytes)
+    fn get, gin_get(peer: i32, source: SymAddr, target: SymAddr, bytes: usize)
+    as (peer: i32 = peer, source: SymAddr = source, target: SymAddr = target, bytes: usize = bytes)
     |net, coop, comm| raw::ncclGinGet_v2(
         net, &comm.world_team(), peer, source.0, source.1, target.0, target.1, bytes, coop, false,
         null_mut(), 0, 0,
@@ -192,17 +193,17 @@ out_of_line! {
     fn reset, gin_reset(word: Word)
     as (
         kind: i32 = word.parts().0, window: *mut c_void = word.parts().1,
-        place: usize = word.parts().2,
+        offset_or_id: usize = word.parts().2,
     )
     |net, _coop, comm| match kind {
-        0 => raw::ncclGinResetCounter(net, place as u32),
-        1 => raw::ncclGinResetSignalVA(net, window, place),
-        _ => raw::ncclGinResetSignal(net, place as u32),
+        0 => raw::ncclGinResetCounter(net, offset_or_id as u32),
+        1 => raw::ncclGinResetSignalVA(net, window, offset_or_id),
+        _ => raw::ncclGinResetSignal(net, offset_or_id as u32),
     }
 }
 
 out_of_line! {
-    /// Waits for a request, at most `cycles`. Returns whether it is complete.
+    /// Waits at most `cycles` for a request. Returns whether it is complete.
     fn request_is_done, gin_wait(request: raw::GinRequest, order: MemoryOrder, cycles: u64) -> bool
     as (
         low: u64 = request.0[0], high: u64 = request.0[1], order: i32 = order as i32,
@@ -216,7 +217,7 @@ out_of_line! {
 }
 
 out_of_line! {
-    /// Waits for all operations that this rank has posted on the context, at most `cycles`. Returns
+    /// Waits at most `cycles` for all operations that this rank has posted on the context. Returns
     /// whether they are complete.
     fn is_flushed, gin_flush(order: MemoryOrder, cycles: u64) -> bool
     as (order: i32 = order as i32, cycles: u64 = cycles)
@@ -225,7 +226,7 @@ out_of_line! {
     }
 }
 
-/// A 64-bit value that peers or the network update, and that threads read and wait for.
+/// A signal or counter: a 64-bit word that peers or the network update and threads wait for.
 #[derive(Clone, Copy)]
 pub enum Word {
     Signal(u32),
@@ -234,7 +235,7 @@ pub enum Word {
 }
 
 impl Word {
-    /// Its kind, window, and id or offset, for `reset`.
+    /// The word's kind, window, and offset or id, for `reset`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn parts(self) -> (i32, *mut c_void, usize) {
         match self {
@@ -249,7 +250,7 @@ impl Word {
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 unsafe fn read_word(net: *mut raw::Gin, word: Word, bits: i32, order: MemoryOrder) -> u64 {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe {
         match word {
             Word::Signal(id) => raw::ncclGinReadSignal(net, id, bits, order as i32),
@@ -261,10 +262,10 @@ unsafe fn read_word(net: *mut raw::Gin, word: Word, bits: i32, order: MemoryOrde
     }
 }
 
-/// Bits of a signal that are read or compared.
+/// The number of low bits of a signal that are read or compared.
 pub(crate) const ALL_BITS: i32 = 64;
 
-/// Bits of a counter that are read or compared. NCCL: `ncclGinWaitCounter`.
+/// The number of low bits of a counter that are read or compared. NCCL: `ncclGinWaitCounter`.
 pub(crate) const COUNTER_BITS: i32 = 56;
 
 /// The value of a word.
@@ -277,13 +278,13 @@ pub(crate) unsafe fn read<B: GinBackend>(
     order: MemoryOrder,
 ) -> u64 {
     let mut net = context.net::<B>();
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { read_word(net.as_mut_ptr(), word, bits, order) }
 }
 
 /// Waits until a word has reached `least`. `what` describes the wait, given the word's value.
 ///
-/// NCCL polls, for a slice of time: it looks up the word's address once per call.
+/// NCCL polls, and looks up the word's address only once per call.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 #[allow(clippy::too_many_arguments)]
@@ -299,7 +300,7 @@ pub(crate) unsafe fn wait<B: GinBackend>(
     let done = |cycles| {
         let mut net = context.net::<B>();
         let (net, order, coop) = (net.as_mut_ptr(), order as i32, Coop::thread().as_raw());
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         let result = unsafe {
             match word {
                 Word::Signal(id) => {
@@ -315,7 +316,7 @@ pub(crate) unsafe fn wait<B: GinBackend>(
         };
         result != NCCL_TIMEOUT
     };
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     let seen = || unsafe { read::<B>(context, word, bits, MemoryOrder::Relaxed) };
     poll_slices(context.comm, deadline, SHORT_SLICE, done, || what(seen()))
 }
@@ -325,7 +326,7 @@ pub(crate) unsafe fn wait<B: GinBackend>(
 #[track_caller]
 pub(crate) unsafe fn shadow<B: GinBackend>(context: Context<'_>, signal: u32) -> *mut u64 {
     let mut net = context.net::<B>();
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { raw::ncclGinGetSignalShadowPtr(net.as_mut_ptr(), signal) }
 }
 
@@ -339,7 +340,7 @@ pub(crate) unsafe fn flush_async<B: GinBackend>(
     let mut net = context.net::<B>();
     let coop = Coop::thread().as_raw();
     let mut request = MaybeUninit::<raw::GinRequest>::zeroed();
-    // SAFETY: the caller's; a request is two integers, so zeros are valid.
+    // SAFETY: the caller's contract; a request is two integers, so zeros are valid.
     unsafe {
         raw::ncclGinFlushAsync(
             net.as_mut_ptr(),
@@ -367,11 +368,11 @@ pub(crate) unsafe fn wait_request<B: GinBackend>(
     order: MemoryOrder,
     deadline: Deadline,
 ) -> Outcome {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     let done = |cycles| unsafe { request_is_done::<B>(context, request, order, cycles) };
-    let what = || context.operations(WaitKind::Request);
-    // With PROXY, the wait for gets posts a new request in each slice, and ignores the response to
-    // that of an earlier slice.
+    let what = || context.describe_wait(WaitKind::Request);
+    // With PROXY, each slice's wait for gets posts a new request, and ignores the response to the
+    // request of an earlier slice.
     poll_slices(context.comm, deadline, LONG_SLICE, done, what)
 }
 
@@ -383,8 +384,8 @@ pub(crate) unsafe fn flush<B: GinBackend>(
     order: MemoryOrder,
     deadline: Deadline,
 ) -> Outcome {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     let done = |cycles| unsafe { is_flushed::<B>(context, order, cycles) };
-    let what = || context.operations(WaitKind::Flush);
+    let what = || context.describe_wait(WaitKind::Flush);
     poll_slices(context.comm, deadline, SHORT_SLICE, done, what)
 }

@@ -1,29 +1,29 @@
 //! GIN: puts, gets and signals over the network, started by a kernel.
 //!
-//! A [`Gin`] is one context of a device communicator: a queue to every connected peer, with signals
-//! and counters of its own. An operation is posted and completes asynchronously. Four things tell
+//! A [`Gin`] is one context of a device communicator: a queue to every connected peer, with its own
+//! signals and counters. An operation is posted and completes asynchronously. Four mechanisms show
 //! its progress:
 //!
-//! * a *signal* of the peer's, which the put changes after its data has arrived ([`Put::signal`],
+//! * a *signal* of the peer, which the put updates after its data has arrived ([`Put::signal`],
 //!   [`Gin::wait_signal`]);
-//! * a *counter* of this rank's, which counts when the source has been read ([`Put::counter`],
-//!   [`Gin::wait_counter`]);
-//! * a *flush*, after which every source can be written again and what was got can be read
+//! * a *counter* of this rank, which the put increments after its source has been read
+//!   ([`Put::counter`], [`Gin::wait_counter`]);
+//! * a *flush*, after which the sources of puts can be written and the targets of gets can be read
 //!   ([`Gin::flush`]);
 //! * a GIN barrier with a fence ([`GinBarrier`](crate::GinBarrier)).
 //!
 //! # Back ends
 //!
 //! `Gin<B>` is for one [`GinBackend`]. A kernel is generic over it, `#[kernel(B = gin)]`: it is
-//! compiled once for each, and the launch picks by the device communicator, since NCCL's code for
-//! the wrong one would corrupt memory.
+//! compiled once per back end, and the launch selects the one of the device communicator. NCCL's
+//! code for another back end would corrupt memory.
 //!
 //! # Safety model
 //!
-//! What moves data is `unsafe`: the elements lie in the windows, and nothing else accesses them
-//! until one of the four above says that they may be. Signals and counters are safe: at worst a
-//! kernel waits forever, and the host can end that. Their ids come from the host or are checked
-//! against what it reserved.
+//! Operations that move data are `unsafe`: the elements must lie in the windows, and nothing else
+//! may access them until one of the four mechanisms shows completion. Signals and counters are
+//! safe: at worst a kernel waits until the host aborts it. Their ids come from the host or are
+//! checked against the reserved ones.
 //!
 //! # Example
 //!
@@ -32,8 +32,8 @@
 //! use nccl_device::gin::GinBackend;
 //! use nccl_device::{Coop, DevComm, MemoryOrder, Window};
 //!
-//! /// Each rank puts `count` elements of `source` to its right neighbour, and waits for its left
-//! /// one's.
+//! /// Each rank puts `count` elements of `source` to the next rank, and waits for those of the
+//! /// previous rank.
 //! ///
 //! /// # Safety
 //! ///
@@ -48,12 +48,12 @@
 //!     let (world, coop) = (comm.world_team(), Coop::cta());
 //!     let gin = comm.gin::<B>(0);
 //!     let arrived = comm.signal(0);
-//!     // What the left neighbour's put will add. The signal itself may have been raised before it
-//!     // can be read.
+//!     // The increment by the previous rank's put, which may already have arrived: so the shadow,
+//!     // not the signal, is the base of the wait.
 //!     if coop.thread_rank() == 0 {
 //!         gin.expect(arrived, 1);
 //!     }
-//!     // SAFETY: the kernel's contract; the target is read after its signal only.
+//!     // SAFETY: the kernel's contract; the target is read only after the signal.
 //!     let put = unsafe { gin.put(world, world.next(), target.at(0), source.at(0), count) };
 //!     put.signal(arrived.inc()).post(coop);
 //!     gin.wait_signal_meets_shadow(coop, arrived, MemoryOrder::Acquire);
@@ -78,7 +78,7 @@ pub use post::{Get, Put, PutValue};
 pub use signal::{CounterId, Signal, SignalAction, SignalId, VaSignal};
 pub use wait::Request;
 
-/// Who may use a GIN context at the same time: a promise to NCCL, which then uses fewer atomics.
+/// Which threads use a GIN context concurrently: with fewer of them NCCL uses fewer atomics.
 ///
 /// NCCL: `ncclGinResourceSharingMode`.
 #[doc(alias = "ncclGinResourceSharingMode")]
@@ -114,31 +114,31 @@ impl<B> Clone for Gin<'_, B> {
 impl<B> Copy for Gin<'_, B> {}
 
 impl DevComm {
-    /// Context `index`, shared by all threads of the GPU. Traps if it does not exist: they are
-    /// below [`n_gin_contexts`](Self::n_gin_contexts), which may be fewer than the host asked for.
+    /// Context `index`, shared by all threads of the GPU. Traps unless `index` is below
+    /// [`n_gin_contexts`](Self::n_gin_contexts).
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn gin<B: GinBackend>(&self, index: u32) -> Gin<'_, B> {
         let raw = self.as_raw();
         assert!(index < raw.gin_context_count, "the device communicator has no such GIN context");
-        // A kernel that is compiled for each back end has the right one. Another must not corrupt
-        // memory.
+        // The launch selects the right back end for a kernel that is generic over it. Otherwise
+        // NCCL's code would corrupt memory.
         let connection = index as usize % usize::from(raw.gin_connection_count).clamp(1, 4);
         let back_end = i32::from(raw.gin_net_device_types[connection]);
         assert!(back_end == B::TYPE.raw(), "the device communicator's GIN is of another back end");
         Gin { comm: self, index, sharing: ResourceSharing::Gpu, backend: PhantomData }
     }
 
-    /// Signal `index` of those that the host asked for by `gin_signals`. Traps if it does not
-    /// exist; the signals after these are the barriers'.
+    /// Signal `index` of those that the host requested with `gin_signals`. Traps if there is no
+    /// such signal. The signals of barriers have higher indices.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn signal(&self, index: u32) -> SignalId {
         SignalId::of(self, SignalRange { first: 0, count: u32::MAX }, index)
     }
 
-    /// Counter `index` of those that the host asked for by `gin_counters`. Traps if it does not
-    /// exist.
+    /// Counter `index` of those that the host requested with `gin_counters`. Traps if there is no
+    /// such counter.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn counter(&self, index: u32) -> CounterId {
@@ -151,9 +151,8 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     ///
     /// # Safety
     ///
-    /// As long as this value or a copy of it is used, only the threads that `sharing` names use
-    /// the context: no other kernel, and no other device communicator, which
-    /// `gin_exclusive_contexts` asks for.
+    /// While this value or a copy of it is in use, only the threads of `sharing` use the context:
+    /// no other kernel, and no other device communicator (`gin_exclusive_contexts` excludes those).
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn shared_by(self, sharing: ResourceSharing) -> Self {
         Self { sharing, ..self }
@@ -165,13 +164,13 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         self.comm
     }
 
-    /// Which context of the device communicator this is.
+    /// The index of this context in the device communicator.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn context_index(&self) -> u32 {
         self.index
     }
 
-    /// Another context of the same device communicator; it exists.
+    /// Context `index` of the same device communicator, which the caller knows to exist.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn with_index(self, index: u32) -> Self {
         Self { index, ..self }
@@ -182,8 +181,8 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         Context { comm: self.comm, index: self.index, sharing: self.sharing as u8 }
     }
 
-    /// The world rank of a team's member that GIN connects. Traps for another: NCCL would use
-    /// a queue that does not exist.
+    /// The world rank of rank `peer` of `team`. Traps if GIN does not connect it: NCCL would use a
+    /// queue that does not exist.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub(crate) fn connected(&self, team: Team, peer: i32) -> i32 {
@@ -194,7 +193,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         rank
     }
 
-    /// The world rank of a team's member, as the calls take peers.
+    /// The world rank of rank `peer` of `team`, which NCCL's functions take.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn world_rank(&self, team: Team, peer: i32) -> i32 {
         team.to_world(self.comm.rank(), peer)

@@ -3,13 +3,13 @@
 use cuda_std::atomic::Scope;
 use devcomm_types::Element;
 
-use super::calls::{self, Place, Release, RemoteAction};
+use super::calls::{self, Release, RemoteAction, SymAddr};
 use super::signal::SignalAction;
 use super::{CounterId, Gin, GinBackend};
 use crate::window::SymPtr;
 use crate::{Coop, Team};
 
-/// `cuda::thread_scope_thread`: nothing has been released yet.
+/// `cuda::thread_scope_thread`: the writes have not been released yet.
 const THREAD: i32 = 10;
 
 /// The value of `cuda::thread_scope`.
@@ -33,7 +33,7 @@ impl Release {
     pub(crate) const SYSTEM: Self =
         Self { given: number(Scope::Sys), required: number(Scope::Sys) };
 
-    /// The kernel has released the writes at `scope`.
+    /// The kernel has already released the writes at `scope`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     const fn by_kernel(scope: Scope) -> Self {
         Self { given: number(scope), required: number(Scope::Gpu) }
@@ -72,17 +72,17 @@ values! {
 }
 
 impl<'a, B: GinBackend> Gin<'a, B> {
-    /// A put: `count` elements from `source` in this rank's part of a window to `target` in that of
-    /// rank `peer` of `team`. [`Put::post`] sends it.
+    /// A put: `count` elements from `source` in this rank to `target` in rank `peer` of `team`.
+    /// [`Put::post`] sends it.
     ///
     /// NCCL: `ncclGin::put`.
     ///
     /// # Safety
     ///
     /// The elements lie in the windows. The peer is connected: any rank with FULL connections, one
-    /// of the rail team with RAIL. From the post on, nothing writes the source until a counter, a
-    /// flush or the peer's reply signal shows that it has been read, and nothing accesses the
-    /// target until a signal or a fenced barrier shows that it has been written.
+    /// of the rail team with RAIL. After `post`, nothing writes the source until a counter, a flush
+    /// or a signal from the peer shows that it has been read, and nothing accesses the target until
+    /// a signal or a barrier with a fence shows that it has been written.
     #[doc(alias = "ncclGinPut")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn put<T: Element>(
@@ -96,8 +96,8 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         Put {
             gin: *self,
             peer: self.world_rank(team, peer),
-            target: place(target),
-            source: place(source),
+            target: sym_addr(target),
+            source: sym_addr(source),
             bytes: count * size_of::<T>(),
             action: None,
             counter: None,
@@ -111,7 +111,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     ///
     /// # Safety
     ///
-    /// As [`put`](Self::put), for the target and the peer.
+    /// The conditions of [`put`](Self::put) on the target and the peer.
     #[doc(alias = "ncclGinPutValue")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn put_value<T: Value>(
@@ -124,7 +124,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         PutValue {
             gin: *self,
             peer: self.world_rank(team, peer),
-            target: place(target),
+            target: sym_addr(target),
             bits: value.bits(),
             size: size_of::<T>(),
             action: None,
@@ -132,14 +132,14 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         }
     }
 
-    /// A get: `count` elements from `source` in the part of a window of rank `peer` of `team` to
-    /// `target` in this rank's part. [`Get::post`] sends it; the target can be read after a flush.
+    /// A get: `count` elements from `source` in rank `peer` of `team` to `target` in this rank.
+    /// [`Get::post`] sends it; the target can be read after a flush.
     ///
     /// NCCL: `ncclGin::get`.
     ///
     /// # Safety
     ///
-    /// The elements lie in the windows, and the peer is connected. From the post until a flush
+    /// The elements lie in the windows, and the peer is connected. From `post` until a flush,
     /// nothing accesses the target and nothing writes the source.
     #[doc(alias = "ncclGinGet")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -154,8 +154,8 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         Get {
             gin: *self,
             peer: self.world_rank(team, peer),
-            source: place(source),
-            target: place(target),
+            source: sym_addr(source),
+            target: sym_addr(target),
             bytes: count * size_of::<T>(),
         }
     }
@@ -163,8 +163,8 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     /// Updates a signal of rank `peer` of `team`, without data. A strong signal is visible only
     /// after the data of all earlier puts to the peer on this context.
     ///
-    /// The threads of `coop` call it together. It releases their earlier writes to the thread that
-    /// acquires the signal.
+    /// The threads of `coop` call this together. It releases their earlier writes to the thread
+    /// that acquires the signal.
     ///
     /// NCCL: `ncclGin::signal`.
     #[doc(alias = "ncclGinSignal")]
@@ -177,13 +177,13 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         }
     }
 
-    /// [`signal`](Self::signal) by the calling thread alone. `release` tells NCCL which fence the
+    /// [`signal`](Self::signal) by one thread. `release` tells NCCL which fence the
     /// earlier writes still need.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub(crate) fn signal_alone(&self, world_rank: i32, action: SignalAction, release: Release) {
         let action = action.lower(self.is_strong_by_default());
-        // SAFETY: a signal that the host reserved, or a window's by the contract of `VaSignal`.
+        // SAFETY: the host reserved the signal, or the contract of `VaSignal` holds.
         unsafe { calls::signal::<B>(self.context(), world_rank, action, release) };
     }
 
@@ -195,17 +195,17 @@ impl<'a, B: GinBackend> Gin<'a, B> {
 
 /// The window and byte offset of an element.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-fn place<T: Element>(element: SymPtr<T>) -> Place {
+fn sym_addr<T: Element>(element: SymPtr<T>) -> SymAddr {
     (element.window().as_raw(), element.byte_offset())
 }
 
-/// A put that is not posted yet. [`Gin::put`] makes it.
+/// A put that is not posted yet, from [`Gin::put`].
 #[must_use = "a put is sent by `post`"]
 pub struct Put<'a, B> {
     gin: Gin<'a, B>,
     peer: i32,
-    target: Place,
-    source: Place,
+    target: SymAddr,
+    source: SymAddr,
     bytes: usize,
     action: Option<SignalAction>,
     counter: Option<CounterId>,
@@ -239,8 +239,8 @@ impl<B: GinBackend> Put<'_, B> {
         Self { release: Release::by_kernel(scope), ..self }
     }
 
-    /// Sends the put. The threads of `coop` call it together; it includes what any of them wrote to
-    /// the source before.
+    /// Sends the put. The threads of `coop` call this together; the put includes their earlier
+    /// writes to the source.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn post(self, coop: Coop) {
@@ -259,12 +259,12 @@ impl<B: GinBackend> Put<'_, B> {
     }
 }
 
-/// A put of one value that is not posted yet. [`Gin::put_value`] makes it.
+/// A put of one value that is not posted yet, from [`Gin::put_value`].
 #[must_use = "a value is sent by `post`"]
 pub struct PutValue<'a, B> {
     gin: Gin<'a, B>,
     peer: i32,
-    target: Place,
+    target: SymAddr,
     bits: u64,
     size: usize,
     action: Option<SignalAction>,
@@ -278,7 +278,7 @@ impl<B: GinBackend> PutValue<'_, B> {
         Self { action: Some(action), ..self }
     }
 
-    /// Sends the value. The threads of `coop` call it together, with the same value.
+    /// Sends the value. The threads of `coop` call this together, with the same value.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn post(self, coop: Coop) {
@@ -294,18 +294,18 @@ impl<B: GinBackend> PutValue<'_, B> {
     }
 }
 
-/// A get that is not posted yet. [`Gin::get`] makes it.
+/// A get that is not posted yet, from [`Gin::get`].
 #[must_use = "a get is sent by `post`"]
 pub struct Get<'a, B> {
     gin: Gin<'a, B>,
     peer: i32,
-    source: Place,
-    target: Place,
+    source: SymAddr,
+    target: SymAddr,
     bytes: usize,
 }
 
 impl<B: GinBackend> Get<'_, B> {
-    /// Sends the get. The threads of `coop` call it together.
+    /// Sends the get. The threads of `coop` call this together.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn post(self, coop: Coop) {

@@ -1,4 +1,4 @@
-//! Signals and counters, and what a put does to a signal.
+//! The ids of signals and counters, and the action of a put on a signal.
 
 use core::ptr::null_mut;
 
@@ -7,7 +7,7 @@ use devcomm_types::{CounterRange, SignalRange};
 use super::calls::{RemoteAction, Word};
 use crate::{DevComm, Window};
 
-/// A signal: a number of 64 bits that each rank has for each context, and that peers raise. NCCL:
+/// A signal: a 64-bit value in each rank and context, which peers increase. NCCL:
 /// `ncclGinSignal_t`.
 #[doc(alias = "ncclGinSignal_t")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +29,7 @@ impl SignalId {
     ///
     /// # Safety
     ///
-    /// The host reserved it, and it is not one of a barrier's.
+    /// The host reserved the signal, and it does not belong to a barrier.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const unsafe fn from_raw(id: u32) -> Self {
         Self(id)
@@ -41,24 +41,24 @@ impl SignalId {
         self.0
     }
 
-    /// Raises the peer's signal by one. Not to be mixed with [`add`](Self::add) on one signal,
-    /// unless it is reset between. NCCL: `ncclGin_SignalInc`.
+    /// Increments the peer's signal. Do not mix with [`add`](Self::add) on one signal without a
+    /// reset between them. NCCL: `ncclGin_SignalInc`.
     #[doc(alias = "ncclGin_SignalInc")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn inc(self) -> SignalAction {
-        SignalAction { target: Target::Id(self.0), op: Op::Inc, strength: Strength::AsMade }
+        SignalAction { target: Target::Id(self.0), op: Op::Inc, strength: Strength::Default }
     }
 
-    /// Raises the peer's signal by `value`. NCCL: `ncclGin_SignalAdd`.
+    /// Adds `value` to the peer's signal. NCCL: `ncclGin_SignalAdd`.
     #[doc(alias = "ncclGin_SignalAdd")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn add(self, value: u64) -> SignalAction {
-        SignalAction { target: Target::Id(self.0), op: Op::Add(value), strength: Strength::AsMade }
+        SignalAction { target: Target::Id(self.0), op: Op::Add(value), strength: Strength::Default }
     }
 }
 
-/// A signal in a window: any word of it. The window was registered with strict ordering, and the
-/// device communicator made with `gin_va_signals`. NCCL: `ncclGin_VASignalInc`'s window and offset.
+/// An element of a window that is used as a signal. NCCL: the window and offset of
+/// `ncclGin_VASignalInc`.
 #[derive(Clone, Copy)]
 pub struct VaSignal {
     window: Window<u64>,
@@ -70,26 +70,26 @@ impl VaSignal {
     ///
     /// # Safety
     ///
-    /// The window has it in every rank and was registered with `NCCL_WIN_STRICT_ORDERING`; the
-    /// device communicator was made with `gin_va_signals`; and while it is a signal nobody writes
-    /// it but by the functions here.
+    /// The window has the element in every rank and was registered with `NCCL_WIN_STRICT_ORDERING`.
+    /// The device communicator was created with `gin_va_signals`. While the element is a signal, it
+    /// is written only by this crate's signal functions.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const unsafe fn new(window: Window<u64>, index: usize) -> Self {
         Self { window, index }
     }
 
-    /// Raises the peer's signal by one. NCCL: `ncclGin_VASignalInc`.
+    /// Increments the peer's signal. NCCL: `ncclGin_VASignalInc`.
     #[doc(alias = "ncclGin_VASignalInc")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn inc(self) -> SignalAction {
-        SignalAction { target: Target::Va(self), op: Op::Inc, strength: Strength::AsMade }
+        SignalAction { target: Target::Va(self), op: Op::Inc, strength: Strength::Default }
     }
 
-    /// Raises the peer's signal by `value`. NCCL: `ncclGin_VASignalAdd`.
+    /// Adds `value` to the peer's signal. NCCL: `ncclGin_VASignalAdd`.
     #[doc(alias = "ncclGin_VASignalAdd")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn add(self, value: u64) -> SignalAction {
-        SignalAction { target: Target::Va(self), op: Op::Add(value), strength: Strength::AsMade }
+        SignalAction { target: Target::Va(self), op: Op::Add(value), strength: Strength::Default }
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -104,7 +104,7 @@ mod sealed {
     }
 }
 
-/// What a kernel can wait for as a signal: a [`SignalId`] or a [`VaSignal`].
+/// A signal that a kernel can wait for: a [`SignalId`] or a [`VaSignal`].
 pub trait Signal: Copy + sealed::Sealed {}
 
 impl Signal for SignalId {}
@@ -124,7 +124,7 @@ impl sealed::Sealed for VaSignal {
     }
 }
 
-/// The word that a signal is.
+/// The 64-bit word of a signal.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(super) fn word(signal: impl Signal) -> Word {
     sealed::Sealed::word(signal)
@@ -144,15 +144,15 @@ enum Op {
 
 #[derive(Clone, Copy)]
 enum Strength {
-    AsMade,
+    Default,
     Weak,
     Strong,
 }
 
-/// What happens to a signal of the peer's when a put has arrived.
+/// An update of a signal of the peer, after a put has arrived.
 ///
-/// Unless it is said otherwise, a signal is as strong as the device communicator was made for
-/// (`gin_strong_signals`, which is on by default).
+/// Unless [`strong`](Self::strong) or [`weak`](Self::weak) is called, the device communicator's
+/// `gin_strong_signals` decides, which is on by default.
 #[derive(Clone, Copy)]
 pub struct SignalAction {
     target: Target,
@@ -161,9 +161,9 @@ pub struct SignalAction {
 }
 
 impl SignalAction {
-    /// Whoever sees the signal sees every put that this rank posted before on the same context to
-    /// the same peer. The device communicator was made with `gin_strong_signals`, or the kernel
-    /// traps. NCCL: `ncclGin_StrongSignalInc`, `ncclGin_StrongSignalAdd`.
+    /// The signal is visible only after the data of all puts that this rank posted before to the
+    /// same peer on the same context. Traps unless the device communicator was created with
+    /// `gin_strong_signals`. NCCL: `ncclGin_StrongSignalInc`, `ncclGin_StrongSignalAdd`.
     #[doc(alias = "ncclGin_StrongSignalInc")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
@@ -171,7 +171,7 @@ impl SignalAction {
         Self { strength: Strength::Strong, ..self }
     }
 
-    /// Whoever sees the signal sees the data of its own put, and perhaps nothing of others. NCCL:
+    /// The signal is visible only after the data of its own put; it does not imply others. NCCL:
     /// `ncclGin_WeakSignalInc`, `ncclGin_WeakSignalAdd`.
     #[doc(alias = "ncclGin_WeakSignalInc")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -180,12 +180,12 @@ impl SignalAction {
         Self { strength: Strength::Weak, ..self }
     }
 
-    /// As NCCL takes it.
+    /// The parameters of NCCL's functions.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn lower(self, strong_by_default: bool) -> RemoteAction {
         const VA: i32 = 1;
         const INDEXED: i32 = 2;
-        let (kind, window, place) = match self.target {
+        let (kind, window, offset_or_id) = match self.target {
             Target::Id(id) => (INDEXED, null_mut(), id as usize),
             Target::Va(signal) => (VA, signal.window.as_raw(), signal.byte_offset()),
         };
@@ -194,7 +194,7 @@ impl SignalAction {
             Op::Add(value) => (1, value),
         };
         let strong = match self.strength {
-            Strength::AsMade => strong_by_default,
+            Strength::Default => strong_by_default,
             Strength::Weak => false,
             Strength::Strong => {
                 assert!(
@@ -204,12 +204,12 @@ impl SignalAction {
                 true
             }
         };
-        RemoteAction { kind, window, place, strong, op, value }
+        RemoteAction { kind, window, offset_or_id, strong, op, value }
     }
 }
 
-/// A counter: a number of 56 bits that this rank has for each context, and that its puts raise when
-/// their source has been read. NCCL: `ncclGinCounter_t`.
+/// A counter: a 56-bit value in this rank and each context, which a put increments after its source
+/// has been read. NCCL: `ncclGinCounter_t`.
 #[doc(alias = "ncclGinCounter_t")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CounterId(u32);

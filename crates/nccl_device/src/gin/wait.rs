@@ -1,4 +1,4 @@
-//! Signals, counters and flushes: reading them and waiting for them.
+//! Reading and waiting for signals and counters, and flushes.
 
 use cuda_std::atomic::{Atomic, Order, Scope};
 use devcomm_types::{GinType, WaitFor, WaitKind};
@@ -9,7 +9,7 @@ use super::{CounterId, Gin, GinBackend, Signal, SignalId};
 use crate::wait::{Deadline, Outcome, finish, finish_timed};
 use crate::{Coop, MemoryOrder, Team, TimedOut, Timeout, raw};
 
-/// A flush to one peer that is under way. NCCL: `ncclGinRequest_t`.
+/// A flush to one peer that has begun. NCCL: `ncclGinRequest_t`.
 #[doc(alias = "ncclGinRequest_t")]
 #[must_use = "a flush is over when it has been waited for"]
 pub struct Request<'a, B> {
@@ -22,7 +22,7 @@ impl<B: GinBackend> Request<'_, B> {
     #[track_caller]
     fn wait(&self, order: MemoryOrder, deadline: Deadline) -> Outcome {
         let (context, order) = (self.gin.context(), order.acquire_half());
-        // SAFETY: the context exists, and the request is of it.
+        // SAFETY: the context exists, and the request was made on it.
         unsafe {
             match B::TYPE {
                 GinType::EfaGda => calls::flush::<B>(context, order, deadline),
@@ -38,12 +38,12 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn read_signal(&self, signal: impl Signal, order: MemoryOrder) -> u64 {
-        // SAFETY: a signal that the host reserved, or a window's by the contract of `VaSignal`.
+        // SAFETY: the host reserved the signal, or the contract of `VaSignal` holds.
         unsafe { calls::read::<B>(self.context(), word(signal), ALL_BITS, order.acquire_half()) }
     }
 
-    /// Waits until a signal has reached `least`, in numbers that wrap around. The threads of `coop`
-    /// call it together and continue together.
+    /// Waits until a signal has reached `least`, compared modulo 2^64. The threads of `coop` call
+    /// this together; it ends with a barrier of them.
     ///
     /// NCCL: `ncclGin::waitSignal`.
     #[doc(alias = "ncclGinWaitSignal")]
@@ -55,7 +55,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     }
 
     /// [`wait_signal`](Self::wait_signal) with a timeout. NCCL: `ncclGin::waitSignal` with
-    /// `timeoutCycles`, of which the first thread of the coop alone learns the result.
+    /// `timeoutCycles`, which returns the result to the first thread of the coop only.
     ///
     /// # Errors
     ///
@@ -81,11 +81,11 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     #[track_caller]
     pub fn read_counter(&self, counter: CounterId, order: MemoryOrder) -> u64 {
         let word = Word::Counter(counter.get());
-        // SAFETY: a counter that the host reserved.
+        // SAFETY: the host reserved the counter.
         unsafe { calls::read::<B>(self.context(), word, COUNTER_BITS, order.acquire_half()) }
     }
 
-    /// Waits until a counter has reached `least`, in numbers of 56 bits that wrap around. NCCL:
+    /// Waits until a counter has reached `least`, compared modulo 2^56. NCCL:
     /// `ncclGin::waitCounter`.
     #[doc(alias = "ncclGinWaitCounter")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -117,7 +117,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         finish_timed(coop, self.wait_by_first(coop, word, least, order, deadline))
     }
 
-    /// Sets a signal of this rank's, and its shadow, to 0. No peer may raise it meanwhile. NCCL:
+    /// Sets a signal of this rank, and its shadow, to 0. No peer may update it meanwhile. NCCL:
     /// `ncclGin::resetSignal`.
     #[doc(alias = "ncclGinResetSignal")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -128,38 +128,38 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         unsafe {
             calls::reset::<B>(self.context(), word);
             if let Word::Signal(id) = word {
-                // SAFETY: the shadow of a signal that the host reserved.
+                // SAFETY: the host reserved the signal.
                 calls::shadow::<B>(self.context(), id).write(0);
             }
         }
     }
 
-    /// Sets a counter to 0. No put may count meanwhile. NCCL: `ncclGin::resetCounter`.
+    /// Sets a counter to 0. No put may increment it meanwhile. NCCL: `ncclGin::resetCounter`.
     #[doc(alias = "ncclGinResetCounter")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn reset_counter(&self, counter: CounterId) {
-        // SAFETY: a counter that the host reserved.
+        // SAFETY: the host reserved the counter.
         unsafe { calls::reset::<B>(self.context(), Word::Counter(counter.get())) };
     }
 
-    /// What this rank expects of a signal: a number of its own beside each signal, which outlives
-    /// the kernel. NCCL: `ncclGin::getSignalShadowPtr`.
+    /// The shadow of a signal: the value that this rank expects the signal to reach. It persists
+    /// across kernels. NCCL: `ncclGin::getSignalShadowPtr`.
     #[doc(alias = "ncclGinGetSignalShadowPtr")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn signal_shadow(&self, signal: SignalId) -> u64 {
-        // SAFETY: the shadow of a signal that the host reserved.
+        // SAFETY: the host reserved the signal.
         unsafe { cuda_std::mem::load(calls::shadow::<B>(self.context(), signal.get())) }
     }
 
-    /// Expects `delta` more of a signal: adds to its shadow. One thread of a coop calls it. NCCL:
+    /// Adds `delta` to a signal's shadow. One thread of a coop calls this. NCCL:
     /// `ncclGin::increaseSignalShadow`.
     #[doc(alias = "ncclGinIncreaseSignalShadow")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn expect(&self, signal: SignalId, delta: u64) {
-        // SAFETY: the shadow of a signal that the host reserved.
+        // SAFETY: the host reserved the signal.
         unsafe {
             let shadow = calls::shadow::<B>(self.context(), signal.get());
             Atomic::from_ptr(shadow).fetch_add(delta, Order::Relaxed, Scope::Gpu);
@@ -194,8 +194,8 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         self.wait_signal_timeout(coop, signal, self.signal_shadow(signal), order, timeout)
     }
 
-    /// Waits until a signal is `least_delta` above its shadow, and sets the shadow to what the
-    /// signal is then. Gives the shadow from before and by how much it grew, to every thread of the
+    /// Waits until a signal is at least `least_delta` above its shadow, then sets the shadow to the
+    /// signal's value. Returns the shadow's earlier value and its increase, in every thread of the
     /// coop.
     ///
     /// NCCL: `ncclGin::waitSignalFollowShadow`.
@@ -216,7 +216,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     }
 
     /// [`wait_signal_follow_shadow`](Self::wait_signal_follow_shadow) with a timeout, which NCCL
-    /// lacks. The shadow stays as it was after a timeout.
+    /// lacks. A timeout leaves the shadow unchanged.
     ///
     /// # Errors
     ///
@@ -237,7 +237,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         Ok(self.follow_shadow(coop, signal, before, order))
     }
 
-    /// Brings the shadow to the signal. The shadow is also what tells the coop's other threads.
+    /// Sets the shadow to the signal's value, from where the coop's other threads read it.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn follow_shadow(
@@ -248,21 +248,21 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         order: MemoryOrder,
     ) -> (u64, u64) {
         if coop.thread_rank() == 0 {
-            // With the wait's order: it may be more than what ended the wait.
+            // With the wait's order, since the signal may have increased since the wait.
             let now = self.read_signal(signal, order);
-            // SAFETY: the shadow of a signal that the host reserved.
+            // SAFETY: the host reserved the signal.
             unsafe { cuda_std::mem::store(calls::shadow::<B>(self.context(), signal.get()), now) };
         }
         coop.sync();
         let after = self.signal_shadow(signal);
-        // Nobody may change it before all have read it.
+        // No thread may change the shadow before all have read it.
         coop.sync();
         (before, after.wrapping_sub(before))
     }
 
-    /// Waits until everything that this rank has posted on this context is through here: sources
-    /// can be written again, and what was got can be read. It says nothing of the peers. The
-    /// threads of `coop` share the peers among themselves.
+    /// Waits until all operations that this rank has posted on this context are complete locally:
+    /// sources of puts can be written, and targets of gets can be read. A put's data need not have
+    /// arrived. The threads of `coop` divide the peers among themselves.
     ///
     /// NCCL: `ncclGin::flush`.
     #[doc(alias = "ncclGinFlush")]
@@ -275,7 +275,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     }
 
     /// [`flush`](Self::flush) with a timeout. NCCL: `ncclGin::flush` with `timeoutCycles`, which
-    /// leaves out that gets are visible over some back ends; this does not, but over EFA_GDA.
+    /// does not make gets visible over some back ends; this does, except over EFA_GDA.
     ///
     /// # Errors
     ///
@@ -294,9 +294,9 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         finish_timed(coop, outcome)
     }
 
-    /// Begins a flush of what this rank has posted to rank `peer` of `team`; the calling thread
-    /// alone. What another thread of a coop posted counts after a barrier with it. Over EFA_GDA,
-    /// which cannot, the wait for it flushes everything.
+    /// Begins a flush of the operations that this rank has posted to rank `peer` of `team`, by the
+    /// calling thread. It covers those of another thread after a barrier with that thread. EFA_GDA
+    /// has no such flush: there the wait flushes the operations to all peers.
     ///
     /// NCCL: `ncclGin::flushAsync`.
     #[doc(alias = "ncclGinFlushAsync")]
@@ -312,7 +312,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         Request { request, gin: *self }
     }
 
-    /// Waits until a flush is through, on the context on which it began; the calling thread alone.
+    /// Waits, in the calling thread, until a flush that began on this context is complete.
     /// NCCL: `ncclGin::wait`.
     #[doc(alias = "ncclGinWait")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -341,7 +341,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         finish_timed(Coop::thread(), outcome)
     }
 
-    /// Flushes to this thread's share of the peers.
+    /// Flushes the operations to this thread's share of the peers.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub(crate) fn flush_share(
@@ -371,7 +371,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         Outcome::Done
     }
 
-    /// The coop's first thread polls.
+    /// Waits in the coop's first thread; the other threads do not wait here.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn wait_by_first(
@@ -393,8 +393,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         };
         let what =
             |seen| WaitFor { kind, index, context: self.index, peer: -1, wanted: least, seen };
-        // SAFETY: a signal or counter that the host reserved, or a window's by the contract of
-        // `VaSignal`.
+        // SAFETY: the host reserved the signal or counter, or the contract of `VaSignal` holds.
         unsafe { calls::wait::<B>(context, word, least, bits, order, deadline, what) }
     }
 }

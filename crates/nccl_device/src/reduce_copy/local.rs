@@ -1,9 +1,9 @@
-//! Over parts of memory that this GPU reaches by pointers.
+//! Reductions and copies over strided buffers that this GPU accesses by pointer.
 
 use cuda_std::reduce::ReduceOp;
 use cuda_std::vector::Accumulate;
 
-use super::parts::Parts;
+use super::buffers::Buffers;
 use super::pass::Plan;
 use super::sink::{Many, One};
 use super::source::{Copied, ReducedMany};
@@ -11,13 +11,13 @@ use super::threads::Threads;
 
 /// `dst[i] = op over j < n_src of src[j * src_stride + i]`, for `i < count`.
 ///
-/// C++ has it for sums only: `ncclLocalReduceSum`.
+/// NCCL, in C++ and for sums only: `ncclLocalReduceSum`.
 ///
 /// # Safety
 ///
-/// Every one of `threads` calls it alike. There is one source at least; they are valid for reads
-/// and aligned, and nobody writes there at the same time; `dst` is valid for `count` writes,
-/// aligned, and touched by nobody else.
+/// Every thread of `threads` makes the same call. There is at least one source; the sources are
+/// valid for reads, aligned, and not written at the same time; `dst` is valid for `count` writes,
+/// aligned, and not accessed by other threads.
 #[doc(alias = "ncclLocalReduceSum")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
@@ -30,9 +30,9 @@ pub unsafe fn local_reduce<T: Accumulate>(
     dst: *mut T,
     count: usize,
 ) {
-    let from = Parts::strided(src.cast_mut(), src_stride, n_src);
+    let from = Buffers::strided(src.cast_mut(), src_stride, n_src);
     let (from, to) = (ReducedMany { op, from }, One(dst));
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { Plan::new(threads.into(), &from, &to, count).all::<T, 2>(from, to) }
 }
 
@@ -42,9 +42,9 @@ pub unsafe fn local_reduce<T: Accumulate>(
 ///
 /// # Safety
 ///
-/// Every one of `threads` calls it alike. `src` is valid for `count` reads and aligned, and nobody
-/// writes there at the same time; the destinations are valid for writes, aligned, and touched by
-/// nobody else.
+/// Every thread of `threads` makes the same call. `src` is valid for `count` reads, aligned, and
+/// not written at the same time; the destinations are valid for writes, aligned, and not accessed
+/// by other threads.
 #[doc(alias = "ncclLocalCopy")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
@@ -56,23 +56,23 @@ pub unsafe fn local_copy<T: Accumulate>(
     dst_stride: usize,
     count: usize,
 ) {
-    let (from, to) = (Copied(src), Many(Parts::strided(dst, dst_stride, n_dst)));
-    // SAFETY: the caller's.
+    let (from, to) = (Copied(src), Many(Buffers::strided(dst, dst_stride, n_dst)));
+    // SAFETY: the caller's contract.
     unsafe { Plan::new(threads.into(), &from, &to, count).all::<T, 8>(from, to) }
 }
 
 /// `dst[k * dst_stride + i] = op over j < n_src of src[j * src_stride + i]` for every `k < n_dst`,
 /// for `i < count`.
 ///
-/// C++ has it for sums only: `ncclLocalReduceSumCopy`.
+/// NCCL, in C++ and for sums only: `ncclLocalReduceSumCopy`.
 ///
 /// # Safety
 ///
-/// Every one of `threads` calls it alike. There is one source at least; they are valid for reads
-/// and aligned, and nobody writes there at the same time; the destinations are valid for writes,
-/// aligned, and touched by nobody else.
+/// Every thread of `threads` makes the same call. There is at least one source; the sources are
+/// valid for reads, aligned, and not written at the same time; the destinations are valid for
+/// writes, aligned, and not accessed by other threads.
 #[doc(alias = "ncclLocalReduceSumCopy")]
-#[expect(clippy::too_many_arguments, reason = "two sets of parts, of three arguments each")]
+#[expect(clippy::too_many_arguments, reason = "two sets of buffers, of three arguments each")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn local_reduce_copy<T: Accumulate>(
@@ -86,8 +86,8 @@ pub unsafe fn local_reduce_copy<T: Accumulate>(
     dst_stride: usize,
     count: usize,
 ) {
-    let from = Parts::strided(src.cast_mut(), src_stride, n_src);
-    let (from, to) = (ReducedMany { op, from }, Many(Parts::strided(dst, dst_stride, n_dst)));
-    // SAFETY: the caller's.
+    let from = Buffers::strided(src.cast_mut(), src_stride, n_src);
+    let (from, to) = (ReducedMany { op, from }, Many(Buffers::strided(dst, dst_stride, n_dst)));
+    // SAFETY: the caller's contract.
     unsafe { Plan::new(threads.into(), &from, &to, count).all::<T, 2>(from, to) }
 }

@@ -1,4 +1,4 @@
-//! Over the ranks that load and store reach.
+//! Reductions and copies over the ranks of an LSA team, by load and store.
 
 use core::mem::size_of;
 
@@ -7,17 +7,18 @@ use cuda_std::reduce::ReduceOp;
 use cuda_std::vector::Accumulate;
 use devcomm_types::Team;
 
-use super::parts::Parts;
+use super::buffers::Buffers;
 use super::pass::Plan;
 use super::sink::{Each, Many, One};
 use super::source::{Copied, Reduced, ReducedMany};
 use super::threads::Threads;
 use crate::Window;
 
-// How many vectors a thread has in flight: for the usual numbers of ranks about twelve loads, as
-// many as leave registers for 512 threads. Latency hiding decides the speed over NVLink.
+// The second parameter of `Plan::vectors`, the vectors in flight per thread, results in about
+// twelve loads for the usual numbers of ranks, within the registers for 512 threads per block.
+// Latency hiding decides the speed over NVLink.
 
-/// Whether a vector takes four times its registers while it is reduced: fewer are in flight then.
+/// Whether a vector widens to four times its registers for a reduction: fewer are in flight then.
 const fn widens_fourfold<T: Accumulate>() -> bool {
     size_of::<T>() == 1
 }
@@ -26,13 +27,13 @@ const fn widens_fourfold<T: Accumulate>() -> bool {
 ///
 /// Every rank that reduces the same elements gets the same bits.
 ///
-/// C++ has it for sums only: `ncclLsaReduceSum`.
+/// NCCL, in C++ and for sums only: `ncclLsaReduceSum`.
 ///
 /// # Safety
 ///
-/// Every one of `threads` calls it alike. Each rank's part of `src` has the elements, and nobody
-/// writes them at the same time; `dst` is valid for `count` writes, aligned, and touched by nobody
-/// else. Team members are within load and store, and there is one at least.
+/// Every thread of `threads` makes the same call. Each rank's part of `src` has the elements, which
+/// are not written at the same time; `dst` is valid for `count` writes, aligned, and not accessed
+/// by other threads. `team` is within the LSA team and not empty.
 #[doc(alias = "ncclLsaReduceSum")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
@@ -45,11 +46,11 @@ pub unsafe fn lsa_reduce<T: Accumulate>(
     count: usize,
     team: Team,
 ) {
-    let from = Parts::of_team(src, src_index, team);
+    let from = Buffers::of_team(src, src_index, team);
     let (many, to) = (ReducedMany { op, from }, One(dst));
     let plan = Plan::new(threads.into(), &many, &to, count);
     let small = const { widens_fourfold::<T>() };
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe {
         match team.n_ranks {
             2 if small => plan.vectors::<T, 2>(Reduced::<T, _, 2>::of(op, from), to),
@@ -70,9 +71,9 @@ pub unsafe fn lsa_reduce<T: Accumulate>(
 ///
 /// # Safety
 ///
-/// Every one of `threads` calls it alike. `src` is valid for `count` reads and aligned, and nobody
-/// writes there at the same time; each rank's part of `dst` has the elements, and nobody else
-/// touches them. Team members are within load and store.
+/// Every thread of `threads` makes the same call. `src` is valid for `count` reads, aligned, and
+/// not written at the same time; each rank's part of `dst` has the elements, which other threads do
+/// not access. `team` is within the LSA team.
 #[doc(alias = "ncclLsaCopy")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
@@ -84,25 +85,25 @@ pub unsafe fn lsa_copy<T: Accumulate>(
     count: usize,
     team: Team,
 ) {
-    let (from, to) = (Copied(src), Many(Parts::of_team_from_own(dst, dst_index, team)));
-    // SAFETY: the caller's.
+    let (from, to) = (Copied(src), Many(Buffers::of_team_from_own(dst, dst_index, team)));
+    // SAFETY: the caller's contract.
     unsafe { Plan::new(threads.into(), &from, &to, count).all::<T, 8>(from, to) }
 }
 
 /// `dst[dst_index + i] = op over the ranks of team of src[src_index + i]` in every rank of `team`,
 /// for `i < count`.
 ///
-/// The two-shot all-reduce is this over each rank's share, between barriers.
+/// A two-shot all-reduce calls this on each rank's share, between barriers.
 ///
-/// C++ has it for sums only: `ncclLsaReduceSumCopy`.
+/// NCCL, in C++ and for sums only: `ncclLsaReduceSumCopy`.
 ///
 /// # Safety
 ///
-/// Every one of `threads` calls it alike. Each rank's part of `src` has the elements, and nobody
-/// writes them at the same time; each rank's part of `dst` has the elements, and nobody else
-/// touches them. Team members are within load and store, and there is one at least.
+/// Every thread of `threads` makes the same call. Each rank's part of `src` has the elements, which
+/// are not written at the same time; each rank's part of `dst` has the elements, which other
+/// threads do not access. `team` is within the LSA team and not empty.
 #[doc(alias = "ncclLsaReduceSumCopy")]
-#[expect(clippy::too_many_arguments, reason = "two places, each a window and an index")]
+#[expect(clippy::too_many_arguments, reason = "two windows, each with an index")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn lsa_reduce_copy<T: Accumulate>(
@@ -116,15 +117,15 @@ pub unsafe fn lsa_reduce_copy<T: Accumulate>(
     team: Team,
 ) {
     let threads = threads.into();
-    let places = |team: Team| {
-        let from = Parts::of_team_from_own(src, src_index, team);
-        let to = Parts::of_team_from_own(dst, dst_index, team);
+    let operands = |team: Team| {
+        let from = Buffers::of_team_from_own(src, src_index, team);
+        let to = Buffers::of_team_from_own(dst, dst_index, team);
         let (many, to_many) = (ReducedMany { op, from }, Many(to));
         (from, to, many, to_many, Plan::new(threads, &many, &to_many, count))
     };
-    let (from, to, many, to_many, plan) = places(team);
+    let (from, to, many, to_many, plan) = operands(team);
     let small = const { widens_fourfold::<T>() };
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe {
         match team.n_ranks {
             1 => plan.vectors::<T, 4>(Reduced::<T, _, 1>::of(op, from), Each::<T, 1>::of(to)),
@@ -140,10 +141,10 @@ pub unsafe fn lsa_reduce_copy<T: Accumulate>(
             _ if small => plan.vectors::<T, 1>(many, to_many),
             _ => plan.vectors::<T, 2>(many, to_many),
         }
-        // Recomputed, so that it takes no registers from the vectors.
+        // Recomputed, so that they do not occupy registers during `vectors`.
         let rank = hint::opaque(team.rank as u32) as i32;
         let n_ranks = hint::opaque(team.n_ranks as u32) as i32;
-        let (_, _, many, to_many, plan) = places(Team { n_ranks, rank, ..team });
+        let (_, _, many, to_many, plan) = operands(Team { n_ranks, rank, ..team });
         plan.elements(many, to_many);
     }
 }

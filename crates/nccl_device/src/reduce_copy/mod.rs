@@ -1,4 +1,5 @@
-//! Reducing, copying, and both, over the memory of many ranks, by the threads of a coop.
+//! Reductions, copies, and reductions with copies over the memory of several ranks, by the threads
+//! of a coop or grid.
 //!
 //! | | from | to |
 //! |---|---|---|
@@ -10,33 +11,32 @@
 //! | [`multimem_copy`] | a pointer | a multicast address |
 //! | [`multimem_reduce_copy`] | a multicast address | a multicast address |
 //! | [`multimem_reduce_lsa_copy`] | a multicast address | every rank of a team |
-//! | [`local_reduce`], [`local_copy`], [`local_reduce_copy`] | strided parts | strided parts |
+//! | [`local_reduce`], [`local_copy`], [`local_reduce_copy`] | strided buffers | strided buffers |
 //!
-//! They take any [`ReduceOp`](cuda_std::reduce::ReduceOp) (over multicast addresses what the switch
-//! can: sum, minimum, maximum) and all twelve element types. Indices, counts and distances are in
-//! elements. Any index and count is right; where source and destination lie alike in their 16
-//! bytes, whole vectors move by one access of 16 bytes, several in flight in a thread, and what is
-//! left at both ends element by element. Where they do not, everything does.
+//! They take any [`ReduceOp`](cuda_std::reduce::ReduceOp) (with multicast sources the switch's
+//! operations, see [`MultimemReduce`]) and all twelve element types. Indices, counts and strides
+//! are in elements. Any index and count is allowed. If the addresses of sources and destinations
+//! are equal modulo 16, most elements move in 16-byte accesses, several in flight per thread, and
+//! the rest at both ends one by one. Otherwise all elements move one by one.
 //!
-//! [`nccl`] has NCCL's own functions of these kinds: sums only, but the very code that C++ kernels
+//! [`nccl`] has NCCL's own functions of this kind: sums only, but the same code that C++ kernels
 //! call.
 //!
 //! # Order of sums
 //!
-//! [`lsa_reduce`] combines in the order of the ranks, so that all ranks which reduce the same
-//! elements get the same bits. [`lsa_reduce_copy`] begins with this rank's own part, so that ranks
-//! which reduce different elements at one time read from different peers: let one rank reduce an
-//! element and all receive it. Over multicast addresses the switch decides.
+//! [`lsa_reduce`] combines in rank order, so that all ranks that reduce the same elements get the
+//! same bits. [`lsa_reduce_copy`] begins with this rank's part, so that ranks that reduce different
+//! elements at the same time read from different peers: let one rank reduce an element and copy it
+//! to all. For multicast sources the switch chooses the order.
 //!
 //! # Safety model
 //!
-//! All are `unsafe`, for the same reasons: the ranges lie within the windows or behind the
-//! pointers, they are aligned to their elements, the team is within load and store, and nobody else
-//! touches them in a way that conflicts until a barrier is between. Sources and destinations may be
-//! the same ranges, element for element, and may not overlap otherwise. Every thread of the coop
-//! makes the same call; none waits for another, so that a barrier (or
-//! [`Coop::sync`](crate::Coop::sync), for this GPU's own threads) belongs between the call and
-//! whoever reads the result.
+//! All are `unsafe`, with the same conditions: the ranges are valid and aligned to their elements,
+//! the team's ranks can load and store each other's memory, and barriers order conflicting accesses
+//! by other threads and ranks. Sources and destinations may be the same ranges, element for
+//! element, and may not overlap otherwise. Every thread of the coop makes the same call. The
+//! threads do not wait for each other, so a barrier (or [`Coop::sync`](crate::Coop::sync), within
+//! the coop) is needed between the call and reads of the result.
 //!
 //! # Example
 //!
@@ -46,7 +46,7 @@
 //! use nccl_device::reduce_copy::lsa_reduce_copy;
 //! use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
 //!
-//! /// All-reduce by maximum, with one block. `count` is a multiple of the ranks.
+//! /// All-reduce by maximum, with one block. `count` is a multiple of the number of ranks.
 //! #[kernel(T = [f32, bf16])]
 //! pub unsafe fn all_max<T: Accumulate>(comm: DevComm, x: Window<T>, count: usize) {
 //!     let team = comm.lsa_team();
@@ -54,20 +54,20 @@
 //!     barrier.sync(MemoryOrder::Acquire);
 //!     let share = count / team.n_ranks as usize;
 //!     let mine = share * team.rank as usize;
-//!     // SAFETY: the window has `count` elements in every rank, and each is touched by one rank
-//!     // between the barriers.
+//!     // SAFETY: the window has `count` elements in every rank, and between the barriers one rank
+//!     // accesses each of them.
 //!     unsafe { lsa_reduce_copy(Coop::cta(), Max, x, mine, x, mine, share, team) };
 //!     barrier.sync(MemoryOrder::Release);
 //! }
 //! # fn main() {}
 //! ```
 
+mod buffers;
 mod local;
 mod lsa;
 mod multimem;
 pub mod nccl;
 mod pack;
-mod parts;
 mod pass;
 mod sink;
 mod source;

@@ -1,4 +1,4 @@
-//! Over multicast addresses: the switch reduces, and stores to all.
+//! Reductions and copies over multicast addresses: the switch reduces, and stores to all ranks.
 //!
 //! Addresses come from [`Window::multimem`](crate::Window::multimem); add an index in elements to
 //! them.
@@ -12,23 +12,24 @@ use cuda_std::vector::{Accumulate, Vec16};
 use devcomm_types::{Element, Team};
 use half::{bf16, f16};
 
+use super::buffers::{Buffers, misalignment};
 use super::pack::Pack;
-use super::parts::{Parts, phase};
 use super::pass::Plan;
 use super::sink::{Each, Many, One, Sink};
 use super::source::{Copied, Reduced, ReducedMany, Source};
 use super::threads::Threads;
 use crate::Window;
 
-/// An element that the switch reduces by `Op`: sums of all elements but those of 8 bits, minima and
-/// maxima of integers and halves, [`And`], [`Or`] and [`Xor`](cuda_std::reduce::Xor) of integers.
+/// An element type that the switch can reduce by `Op`: sums of all types except 8-bit ones, minima
+/// and maxima of integers, `f16` and `bf16`, and [`And`], [`Or`] and [`Xor`](cuda_std::reduce::Xor)
+/// of integers.
 #[diagnostic::on_unimplemented(
     message = "no switch reduces elements of `{Self}` by `{Op}`",
     note = "sums of numbers of 16 to 64 bits, minima and maxima of integers of 32 and 64 bits and \
             of halves, and, or, xor of integers of 32 and 64 bits"
 )]
 pub trait MultimemReduce<Op>: Accumulate {
-    /// The copies of one element, reduced.
+    /// Loads and reduces the copies of one element.
     ///
     /// # Safety
     ///
@@ -36,7 +37,7 @@ pub trait MultimemReduce<Op>: Accumulate {
     #[doc(hidden)]
     unsafe fn load(op: Op, from: *const Self) -> Self;
 
-    /// The copies of 16 bytes, reduced.
+    /// Loads and reduces the copies of 16 bytes.
     ///
     /// # Safety
     ///
@@ -45,7 +46,7 @@ pub trait MultimemReduce<Op>: Accumulate {
     unsafe fn load_vec(op: Op, from: *const Self) -> Vec16<Self>;
 }
 
-macro_rules! whole {
+macro_rules! words {
     ($($type:ident)*) => { $(
         impl<Op: ReduceOp<$type>> MultimemReduce<Op> for $type
         where
@@ -55,21 +56,21 @@ macro_rules! whole {
             #[cfg_attr(target_arch = "nvptx64", inline(always))]
             #[track_caller]
             unsafe fn load(op: Op, from: *const Self) -> Self {
-                // SAFETY: the caller's.
+                // SAFETY: the caller's contract.
                 unsafe { multimem::load_reduce(op, from) }
             }
 
             #[cfg_attr(target_arch = "nvptx64", inline(always))]
             #[track_caller]
             unsafe fn load_vec(op: Op, from: *const Self) -> Vec16<Self> {
-                // SAFETY: the caller's.
+                // SAFETY: the caller's contract.
                 unsafe { multimem::load_reduce_vec(op, from) }
             }
         }
     )* };
 }
 
-whole!(i32 u32 i64 u64 f32 f64);
+words!(i32 u32 i64 u64 f32 f64);
 
 macro_rules! halves {
     ($($type:ident)*) => { $(
@@ -83,8 +84,8 @@ macro_rules! halves {
             unsafe fn load(op: Op, from: *const Self) -> Self {
                 let second = from.addr() % 4 / 2;
                 let both = from.wrapping_sub(second).cast::<[$type; 2]>();
-                // SAFETY: the caller's; the other half of the word is in the same window, whose
-                // size is a multiple of words.
+                // SAFETY: the caller's contract; the other half of the 32-bit word is in the same
+                // window, whose size is a multiple of 4 bytes.
                 let both = unsafe { multimem::load_reduce(op, both) };
                 if second == 0 { both[0] } else { both[1] }
             }
@@ -92,7 +93,7 @@ macro_rules! halves {
             #[cfg_attr(target_arch = "nvptx64", inline(always))]
             #[track_caller]
             unsafe fn load_vec(op: Op, from: *const Self) -> Vec16<Self> {
-                // SAFETY: the caller's.
+                // SAFETY: the caller's contract.
                 unsafe { multimem::load_reduce_vec(op, from) }
             }
         }
@@ -101,8 +102,8 @@ macro_rules! halves {
 
 halves!(f16 bf16);
 
-/// Stores one element to all copies. Of a word that holds several, the bits of one are first
-/// cleared, then set: updates that leave the others alone, whoever writes them at the same time.
+/// Stores one element to all copies. For an element below 32 bits, atomic reductions clear and then
+/// set its bits in its 32-bit word: other elements of the word may be written concurrently.
 ///
 /// # Safety
 ///
@@ -110,7 +111,7 @@ halves!(f16 bf16);
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub(super) unsafe fn store_one<T: Element>(to: *mut T, value: T) {
-    // SAFETY: an element is plain old data of its size; the rest is the caller's.
+    // SAFETY: an element is plain old data of its size; the rest is the caller's contract.
     unsafe {
         let bits = match size_of::<T>() {
             8 => return multimem::store(to.cast::<u64>(), transmute_copy(&value)),
@@ -126,7 +127,7 @@ pub(super) unsafe fn store_one<T: Element>(to: *mut T, value: T) {
     }
 }
 
-/// All copies of one place, reduced by the switch.
+/// A multicast address whose copies the switch reduces.
 #[derive(Clone, Copy)]
 struct Multicast<T, Op> {
     op: Op,
@@ -137,8 +138,8 @@ impl<T: MultimemReduce<Op>, Op: ReduceOp<T>> Source<T> for Multicast<T, Op> {
     type Loaded<P: Pack<T>> = P::Value;
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn phase(&self) -> Option<usize> {
-        Some(phase(self.from))
+    fn misalignment(&self) -> Option<usize> {
+        Some(misalignment(self.from))
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -152,7 +153,7 @@ impl<T: MultimemReduce<Op>, Op: ReduceOp<T>> Source<T> for Multicast<T, Op> {
         let mut values = [P::zero(); U];
         for (u, value) in values.iter_mut().enumerate() {
             if live(u) {
-                // SAFETY: the caller's.
+                // SAFETY: the caller's contract.
                 *value =
                     unsafe { P::load_multicast(self.op, self.from.wrapping_add(at + u * row)) };
             }
@@ -166,33 +167,33 @@ impl<T: MultimemReduce<Op>, Op: ReduceOp<T>> Source<T> for Multicast<T, Op> {
     }
 }
 
-/// All copies of one place.
+/// A multicast address: stores go to all copies.
 #[derive(Clone, Copy)]
 struct ToMulticast<T>(*mut T);
 
 impl<T: Accumulate> Sink<T> for ToMulticast<T> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn phase(&self) -> Option<usize> {
-        Some(phase(self.0))
+    fn misalignment(&self) -> Option<usize> {
+        Some(misalignment(self.0))
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn store<P: Pack<T>>(&self, at: usize, value: P::Value) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe { P::store_multicast(self.0.wrapping_add(at), value) }
     }
 }
 
 /// `dst[i] = op over the copies of src[i]`, for `i < count`.
 ///
-/// C++ has it for sums only: `ncclMultimemReduceSum`.
+/// NCCL, in C++ and for sums only: `ncclMultimemReduceSum`.
 ///
 /// # Safety
 ///
-/// Every one of `threads` calls it alike. `src` is a multicast address, aligned to the element,
-/// that has `count` elements in each copy, and nobody writes them at the same time; `dst` is valid
-/// for `count` writes, aligned, and touched by nobody else.
+/// Every thread of `threads` makes the same call. `src` is a multicast address, aligned to the
+/// element, that has `count` elements in each copy, which are not written at the same time; `dst`
+/// is valid for `count` writes, aligned, and not accessed by other threads.
 #[doc(alias = "ncclMultimemReduceSum")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
@@ -204,19 +205,19 @@ pub unsafe fn multimem_reduce<T: MultimemReduce<Op>, Op: ReduceOp<T>>(
     count: usize,
 ) {
     let (from, to) = (Multicast { op, from: src }, One(dst));
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { Plan::new(threads.into(), &from, &to, count).all::<T, 8>(from, to) }
 }
 
 /// Every copy of `dst[i] = src[i]`, for `i < count`.
 ///
-/// NCCL: `ncclMultimemCopy`, which has no elements of 8 bits but floats, and lacks single halves.
+/// NCCL: `ncclMultimemCopy`, without `i8` and `u8`, and without odd counts of `f16` and `bf16`.
 ///
 /// # Safety
 ///
-/// Every one of `threads` calls it alike. `src` is valid for `count` reads and aligned, and nobody
-/// writes there at the same time; `dst` is a multicast address, aligned to the element, that has
-/// `count` elements in each copy, and nobody else touches them.
+/// Every thread of `threads` makes the same call. `src` is valid for `count` reads, aligned, and
+/// not written at the same time; `dst` is a multicast address, aligned to the element, that has
+/// `count` elements in each copy, which other threads do not access.
 #[doc(alias = "ncclMultimemCopy")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
@@ -227,19 +228,19 @@ pub unsafe fn multimem_copy<T: Accumulate>(
     count: usize,
 ) {
     let (from, to) = (Copied(src), ToMulticast(dst));
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { Plan::new(threads.into(), &from, &to, count).all::<T, 8>(from, to) }
 }
 
 /// Every copy of `dst[i] = op over the copies of src[i]`, for `i < count`.
 ///
-/// C++ has it for sums only: `ncclMultimemReduceSumCopy`.
+/// NCCL, in C++ and for sums only: `ncclMultimemReduceSumCopy`.
 ///
 /// # Safety
 ///
-/// Every one of `threads` calls it alike. `src` and `dst` are multicast addresses, aligned to the
-/// element, that have `count` elements in each copy. Nobody else writes those of `src` or touches
-/// those of `dst` at the same time.
+/// Every thread of `threads` makes the same call. `src` and `dst` are multicast addresses, aligned
+/// to the element, that have `count` elements in each copy. At the same time other threads do not
+/// write those of `src` or access those of `dst`.
 #[doc(alias = "ncclMultimemReduceSumCopy")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
@@ -251,17 +252,17 @@ pub unsafe fn multimem_reduce_copy<T: MultimemReduce<Op>, Op: ReduceOp<T>>(
     count: usize,
 ) {
     let (from, to) = (Multicast { op, from: src }, ToMulticast(dst));
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { Plan::new(threads.into(), &from, &to, count).all::<T, 8>(from, to) }
 }
 
 /// Every copy of `dst[i] = op over the ranks of team of src[src_index + i]`, for `i < count`.
 ///
-/// C++ has it for sums only: `ncclLsaReduceSumMultimemCopy`.
+/// NCCL, in C++ and for sums only: `ncclLsaReduceSumMultimemCopy`.
 ///
 /// # Safety
 ///
-/// As [`lsa_reduce`](super::lsa_reduce)'s for `src`, and as [`multimem_copy`]'s for `dst`.
+/// The conditions of [`lsa_reduce`](super::lsa_reduce) on `src`, of [`multimem_copy`] on `dst`.
 #[doc(alias = "ncclLsaReduceSumMultimemCopy")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
@@ -274,10 +275,10 @@ pub unsafe fn lsa_reduce_multimem_copy<T: Accumulate>(
     count: usize,
     team: Team,
 ) {
-    let from = Parts::of_team_from_own(src, src_index, team);
+    let from = Buffers::of_team_from_own(src, src_index, team);
     let (many, to) = (ReducedMany { op, from }, ToMulticast(dst));
     let plan = Plan::new(threads.into(), &many, &to, count);
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe {
         match team.n_ranks {
             2 => plan.vectors::<T, 4>(Reduced::<T, _, 2>::of(op, from), to),
@@ -291,11 +292,11 @@ pub unsafe fn lsa_reduce_multimem_copy<T: Accumulate>(
 
 /// `dst[dst_index + i] = op over the copies of src[i]` in every rank of `team`, for `i < count`.
 ///
-/// C++ has it for sums only: `ncclMultimemReduceSumLsaCopy`.
+/// NCCL, in C++ and for sums only: `ncclMultimemReduceSumLsaCopy`.
 ///
 /// # Safety
 ///
-/// As [`multimem_reduce`]'s for `src`, and as [`lsa_copy`](super::lsa_copy)'s for `dst`.
+/// The conditions of [`multimem_reduce`] on `src`, of [`lsa_copy`](super::lsa_copy) on `dst`.
 #[doc(alias = "ncclMultimemReduceSumLsaCopy")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
@@ -308,9 +309,9 @@ pub unsafe fn multimem_reduce_lsa_copy<T: MultimemReduce<Op>, Op: ReduceOp<T>>(
     count: usize,
     team: Team,
 ) {
-    let (from, to) = (Multicast { op, from: src }, Parts::of_team_from_own(dst, dst_index, team));
+    let (from, to) = (Multicast { op, from: src }, Buffers::of_team_from_own(dst, dst_index, team));
     let plan = Plan::new(threads.into(), &from, &Many(to), count);
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe {
         match team.n_ranks {
             2 => plan.vectors::<T, 8>(from, Each::<T, 2>::of(to)),

@@ -1,11 +1,12 @@
-//! NCCL's own reduce-copy functions, by element type: the code that C++ kernels call, sums only.
+//! NCCL's own reduce-copy functions, generic over the element type: the code that C++ kernels call,
+//! for sums only.
 //!
-//! Which function it is is known when the kernel is compiled; the call folds away. Indices, counts
-//! and distances are in elements.
+//! The function is selected and inlined at compile time. Indices, counts and strides are in
+//! elements.
 //!
 //! # Safety model
 //!
-//! As the [parent module](super)'s; each function says what NCCL wants beyond it.
+//! As in the [parent module](super); each function lists NCCL's additional conditions.
 //!
 //! # Example
 //!
@@ -14,7 +15,7 @@
 //! use nccl_device::reduce_copy::nccl::{self, NcclElement};
 //! use nccl_device::{Coop, DevComm, Window};
 //!
-//! /// Sums `count` elements of every rank into `out`. The ranks have met at a barrier before.
+//! /// Sums `count` elements of every rank into `out`, after a barrier of the ranks.
 //! #[kernel(T = [f32, bf16])]
 //! pub unsafe fn sum_to_local<T: NcclElement>(
 //!     comm: DevComm,
@@ -37,9 +38,9 @@ use half::{bf16, f16};
 use crate::raw::{self, CoopAny};
 use crate::{Coop, Window};
 
-/// An element that NCCL's functions over load and store have: all twelve.
+/// An element type of NCCL's load/store functions: all twelve types.
 ///
-/// Sealed by its hidden functions: an element has what NCCL has.
+/// Sealed by its hidden functions.
 #[allow(clippy::missing_safety_doc, reason = "every function: NCCL's contract")]
 #[expect(clippy::too_many_arguments, reason = "NCCL's functions")]
 pub trait NcclElement: Element {
@@ -84,8 +85,8 @@ pub trait NcclElement: Element {
     );
 }
 
-/// An element that NCCL's functions over multicast addresses have: numbers of 16 to 64 bits. (NCCL
-/// has sums of floats of 8 bits too, which trap below sm_100a.)
+/// An element type of NCCL's multicast functions: numbers of 16 to 64 bits. (NCCL also sums 8-bit
+/// floats, which traps below sm_100a.)
 #[allow(clippy::missing_safety_doc, reason = "every function: NCCL's contract")]
 pub trait NcclMultimemElement: NcclElement {
     #[doc(hidden)]
@@ -106,13 +107,13 @@ pub trait NcclMultimemElement: NcclElement {
     );
 }
 
-/// A function that hands its arguments on.
+/// Defines a function that passes its arguments to NCCL's function `$raw`.
 macro_rules! forward {
     ($name:ident($($arg:ident: $type:ty),*) = $raw:ident) => {
         #[cfg_attr(target_arch = "nvptx64", inline(always))]
         #[track_caller]
         unsafe fn $name($($arg: $type),*) {
-            // SAFETY: the caller's.
+            // SAFETY: the caller's contract.
             unsafe { raw::$raw($($arg),*) }
         }
     };
@@ -184,7 +185,7 @@ multimem_elements! {
 ///
 /// # Safety
 ///
-/// As [`lsa_reduce`](super::lsa_reduce)'s.
+/// As [`lsa_reduce`](super::lsa_reduce).
 #[doc(alias = "ncclLsaReduceSum")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
@@ -197,7 +198,7 @@ pub unsafe fn lsa_reduce_sum<T: NcclElement>(
     team: Team,
 ) {
     let offset = src_index * size_of::<T>();
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { T::lsa_reduce_sum(&coop.as_raw(), src.as_raw(), offset, dst, count, &team) }
 }
 
@@ -205,7 +206,7 @@ pub unsafe fn lsa_reduce_sum<T: NcclElement>(
 ///
 /// # Safety
 ///
-/// As [`lsa_copy`](super::lsa_copy)'s.
+/// As [`lsa_copy`](super::lsa_copy).
 #[doc(alias = "ncclLsaCopy")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
@@ -218,7 +219,7 @@ pub unsafe fn lsa_copy<T: NcclElement>(
     team: Team,
 ) {
     let offset = dst_index * size_of::<T>();
-    // SAFETY: the caller's; NCCL reads the source only.
+    // SAFETY: the caller's contract; NCCL reads the source only.
     unsafe { T::lsa_copy(&coop.as_raw(), src.cast_mut(), dst.as_raw(), offset, count, &team) }
 }
 
@@ -227,7 +228,7 @@ pub unsafe fn lsa_copy<T: NcclElement>(
 ///
 /// # Safety
 ///
-/// As [`lsa_reduce_copy`](super::lsa_reduce_copy)'s.
+/// As [`lsa_reduce_copy`](super::lsa_reduce_copy).
 #[doc(alias = "ncclLsaReduceSumCopy")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
@@ -241,7 +242,7 @@ pub unsafe fn lsa_reduce_sum_copy<T: NcclElement>(
     team: Team,
 ) {
     let (from, to) = (src_index * size_of::<T>(), dst_index * size_of::<T>());
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe {
         T::lsa_reduce_sum_copy(&coop.as_raw(), src.as_raw(), from, dst.as_raw(), to, count, &team);
     }
@@ -252,9 +253,9 @@ pub unsafe fn lsa_reduce_sum_copy<T: NcclElement>(
 ///
 /// # Safety
 ///
-/// As [`local_reduce_copy`](super::local_reduce_copy)'s.
+/// As [`local_reduce_copy`](super::local_reduce_copy).
 #[doc(alias = "ncclLocalReduceSumCopy")]
-#[expect(clippy::too_many_arguments, reason = "two sets of parts, of three arguments each")]
+#[expect(clippy::too_many_arguments, reason = "two sets of buffers, of three arguments each")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn local_reduce_sum_copy<T: NcclElement>(
@@ -268,7 +269,7 @@ pub unsafe fn local_reduce_sum_copy<T: NcclElement>(
     count: usize,
 ) {
     let (n_src, n_dst, src) = (n_src as i32, n_dst as i32, src.cast_mut());
-    // SAFETY: the caller's; NCCL reads the sources only.
+    // SAFETY: the caller's contract; NCCL reads the sources only.
     unsafe {
         T::local_reduce_sum_copy(
             &coop.as_raw(),
@@ -287,8 +288,8 @@ pub unsafe fn local_reduce_sum_copy<T: NcclElement>(
 ///
 /// # Safety
 ///
-/// As [`multimem_reduce`](super::multimem_reduce)'s. For halves `src` is aligned to 4 bytes and
-/// `count` is even: NCCL traps at single ones.
+/// As [`multimem_reduce`](super::multimem_reduce). For `f16` and `bf16`, `src` is aligned to 4
+/// bytes and `count` is even: NCCL traps otherwise.
 #[doc(alias = "ncclMultimemReduceSum")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
@@ -298,7 +299,7 @@ pub unsafe fn multimem_reduce_sum<T: NcclMultimemElement>(
     dst: *mut T,
     count: usize,
 ) {
-    // SAFETY: the caller's; NCCL reads the source only.
+    // SAFETY: the caller's contract; NCCL reads the source only.
     unsafe { T::multimem_reduce_sum(&coop.as_raw(), src.cast_mut(), dst, count) }
 }
 
@@ -306,8 +307,8 @@ pub unsafe fn multimem_reduce_sum<T: NcclMultimemElement>(
 ///
 /// # Safety
 ///
-/// As [`multimem_copy`](super::multimem_copy)'s. For halves `dst` is aligned to 4 bytes and `count`
-/// is even: NCCL traps at single ones.
+/// As [`multimem_copy`](super::multimem_copy). For `f16` and `bf16`, `dst` is aligned to 4 bytes
+/// and `count` is even: NCCL traps otherwise.
 #[doc(alias = "ncclMultimemCopy")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
@@ -317,7 +318,7 @@ pub unsafe fn multimem_copy<T: NcclMultimemElement>(
     dst: *mut T,
     count: usize,
 ) {
-    // SAFETY: the caller's; NCCL reads the source only.
+    // SAFETY: the caller's contract; NCCL reads the source only.
     unsafe { T::multimem_copy(&coop.as_raw(), src.cast_mut(), dst, count) }
 }
 
@@ -326,8 +327,8 @@ pub unsafe fn multimem_copy<T: NcclMultimemElement>(
 ///
 /// # Safety
 ///
-/// As [`multimem_reduce_copy`](super::multimem_reduce_copy)'s. For halves both are aligned to 4
-/// bytes and `count` is even: NCCL traps at single ones.
+/// As [`multimem_reduce_copy`](super::multimem_reduce_copy). For `f16` and `bf16`, both are aligned
+/// to 4 bytes and `count` is even: NCCL traps otherwise.
 #[doc(alias = "ncclMultimemReduceSumCopy")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
@@ -337,6 +338,6 @@ pub unsafe fn multimem_reduce_sum_copy<T: NcclMultimemElement>(
     dst: *mut T,
     count: usize,
 ) {
-    // SAFETY: the caller's; NCCL reads the source only.
+    // SAFETY: the caller's contract; NCCL reads the source only.
     unsafe { T::multimem_reduce_sum_copy(&coop.as_raw(), src.cast_mut(), dst, count) }
 }

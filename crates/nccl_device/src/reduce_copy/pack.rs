@@ -1,4 +1,4 @@
-//! The unit of an access, 16 bytes or one element: one implementation of reduce-copy serves both.
+//! The size of an access, 16 bytes or one element, as a type parameter of reduce-copy.
 
 use core::mem::zeroed;
 
@@ -25,7 +25,7 @@ pub(super) trait Pack<T: Accumulate> {
     ///
     /// `to` is valid for the access and aligned for it.
     unsafe fn store(to: *mut T, value: Self::Value);
-    /// The copies of a place, reduced.
+    /// Loads and reduces the copies at a multicast address.
     ///
     /// # Safety
     ///
@@ -59,14 +59,14 @@ impl<T: Accumulate> Pack<T> for Vectors {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn load(from: *const T) -> Vec16<T> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe { mem::load_vec(from) }
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn store(to: *mut T, value: Vec16<T>) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe { mem::store_vec(to, value) }
     }
 
@@ -76,14 +76,14 @@ impl<T: Accumulate> Pack<T> for Vectors {
     where
         T: MultimemReduce<Op>,
     {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe { T::load_vec(op, from) }
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn store_multicast(to: *mut T, value: Vec16<T>) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe { multimem::store_vec(to, value) }
     }
 
@@ -125,14 +125,14 @@ impl<T: Accumulate> Pack<T> for Elements {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn load(from: *const T) -> T {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe { mem::load(from) }
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn store(to: *mut T, value: T) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe { mem::store(to, value) }
     }
 
@@ -142,14 +142,14 @@ impl<T: Accumulate> Pack<T> for Elements {
     where
         T: MultimemReduce<Op>,
     {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe { <T as MultimemReduce<Op>>::load(op, from) }
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn store_multicast(to: *mut T, value: T) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe { store_one(to, value) }
     }
 

@@ -1,4 +1,4 @@
-//! A pass of a coop's threads over elements, and how a range is divided into passes.
+//! Passes of several threads over a range of elements, and the division of a range into passes.
 
 use core::mem::size_of;
 
@@ -10,18 +10,18 @@ use super::sink::Sink;
 use super::source::Source;
 use super::threads::Threads;
 
-/// The threads that share the work, and the elements that they move by vectors.
+/// The threads that share the work, and the elements that they move in vectors.
 #[derive(Clone, Copy)]
 pub(super) struct Plan {
     threads: Threads,
     count: usize,
-    /// Elements `head..tail` are whole vectors, aligned in every place.
+    /// Elements `head..tail` are whole vectors, aligned in every buffer.
     head: usize,
     tail: usize,
 }
 
 impl Plan {
-    /// Divides `count` elements of `source` and `sink` for `threads`.
+    /// Plans to move `count` elements from `source` to `sink` by `threads`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub(super) fn new<T: Accumulate>(
@@ -31,7 +31,7 @@ impl Plan {
         count: usize,
     ) -> Self {
         let lanes = Vec16::<T>::LANES;
-        let (head, tail) = match (source.phase(), sink.phase()) {
+        let (head, tail) = match (source.misalignment(), sink.misalignment()) {
             (Some(from), Some(to)) if from == to => {
                 let head = (16 - from) % 16 / size_of::<T>();
                 let head = if head < count { head } else { count };
@@ -42,12 +42,12 @@ impl Plan {
         Self { threads, count, head, tail }
     }
 
-    /// Moves the vectors, with `U` of each place in flight in a thread.
+    /// Moves the vectors, with `U` vectors per buffer in flight in a thread.
     ///
     /// # Safety
     ///
-    /// The plan is of source and sink, or of others that lie alike; loads and stores of its
-    /// elements are allowed.
+    /// The plan was made for this source and sink, or for others of the same addresses modulo 16;
+    /// loads and stores of its elements are allowed.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub(super) unsafe fn vectors<T: Accumulate, const U: usize>(
@@ -55,15 +55,15 @@ impl Plan {
         source: impl Source<T>,
         sink: impl Sink<T>,
     ) {
-        // SAFETY: the plan's vectors are aligned, the rest is the caller's.
+        // SAFETY: the plan's vectors are aligned, the rest is the caller's contract.
         unsafe { self.pass::<T, Vectors, U>(source, sink, self.head, self.tail) }
     }
 
-    /// Moves the other elements: fewer than a vector at each end, or all.
+    /// Moves the elements outside the vectors, one by one: those at both ends, or all.
     ///
     /// # Safety
     ///
-    /// As [`Self::vectors`]'s.
+    /// As [`Self::vectors`].
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub(super) unsafe fn elements<T: Accumulate>(self, source: impl Source<T>, sink: impl Sink<T>) {
@@ -71,7 +71,7 @@ impl Plan {
         loop {
             let (begin, until) = if end { (self.tail, self.count) } else { (0, self.head) };
             if begin < until {
-                // SAFETY: elements are aligned, the rest is the caller's.
+                // SAFETY: elements are aligned, the rest is the caller's contract.
                 unsafe { self.pass::<T, Elements, 2>(source, sink, begin, until) };
             }
             if end {
@@ -81,11 +81,11 @@ impl Plan {
         }
     }
 
-    /// Both.
+    /// Moves all elements.
     ///
     /// # Safety
     ///
-    /// As [`Self::vectors`]'s.
+    /// As [`Self::vectors`].
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub(super) unsafe fn all<T: Accumulate, const U: usize>(
@@ -93,7 +93,7 @@ impl Plan {
         source: impl Source<T>,
         sink: impl Sink<T>,
     ) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe {
             self.vectors::<T, U>(source, sink);
             self.elements(source, sink);
@@ -104,7 +104,7 @@ impl Plan {
     ///
     /// # Safety
     ///
-    /// As [`Self::vectors`]'s, and the packs are aligned.
+    /// As [`Self::vectors`], and the packs are aligned.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn pass<T: Accumulate, P: Pack<T>, const U: usize>(
@@ -117,11 +117,11 @@ impl Plan {
         // A row is one pack for each thread; a thread has U rows in flight.
         let row = self.threads.count * P::LEN;
         let mut at = begin + self.threads.rank * P::LEN;
-        // SAFETY: below `end`; the rest is the caller's.
+        // SAFETY: the elements are below `end`; the rest is the caller's contract.
         unsafe {
             while at + (U - 1) * row < end {
-                // One number that all addresses are worked out from: else LLVM counts up each
-                // address by itself, in two registers each.
+                // All addresses are computed from this index. Otherwise LLVM increments each
+                // address separately, in two registers each.
                 let here = hint::opaque_usize(at);
                 let loaded = source.rows::<P, U>(here, row, |_| true);
                 for (u, loaded) in loaded.iter().enumerate() {
@@ -129,7 +129,7 @@ impl Plan {
                 }
                 at += U * row;
             }
-            // The last rows, still all in flight at once.
+            // The remaining rows, also all in flight at once.
             let loaded = source.rows::<P, U>(at, row, |u| at + u * row < end);
             for (u, loaded) in loaded.iter().enumerate() {
                 if at + u * row < end {

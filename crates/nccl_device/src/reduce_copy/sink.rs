@@ -1,80 +1,80 @@
-//! Where a pass stores to.
+//! Sinks: where a pass over elements stores to.
 
 use cuda_std::vector::Accumulate;
 
+use super::buffers::{Buffers, misalignment};
 use super::pack::Pack;
-use super::parts::{Parts, phase};
 
 /// Where a pass stores to.
 pub(super) trait Sink<T: Accumulate>: Copy {
-    /// Where it lies in its 16 bytes; `None` where its parts differ.
-    fn phase(&self) -> Option<usize>;
+    /// The address modulo 16, or `None` if it differs between the buffers.
+    fn misalignment(&self) -> Option<usize>;
 
     /// Stores `value` at element `at`.
     ///
     /// # Safety
     ///
-    /// The place is valid for stores and aligned for the pack.
+    /// The address is valid for stores and aligned for the pack.
     unsafe fn store<P: Pack<T>>(&self, at: usize, value: P::Value);
 }
 
-/// One place.
+/// One buffer.
 #[derive(Clone, Copy)]
 pub(super) struct One<T>(pub(super) *mut T);
 
 impl<T: Accumulate> Sink<T> for One<T> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn phase(&self) -> Option<usize> {
-        Some(phase(self.0))
+    fn misalignment(&self) -> Option<usize> {
+        Some(misalignment(self.0))
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn store<P: Pack<T>>(&self, at: usize, value: P::Value) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe { P::store(self.0.add(at), value) }
     }
 }
 
-/// `N` places.
+/// `N` buffers.
 #[derive(Clone, Copy)]
 pub(super) struct Each<T, const N: usize> {
     to: [*mut T; N],
-    phase: Option<usize>,
+    misalignment: Option<usize>,
 }
 
 impl<T: Accumulate, const N: usize> Each<T, N> {
-    /// The parts, which are `N`.
+    /// `buffers` has length `N`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(super) fn of(parts: Parts<T>) -> Self {
-        Self { to: parts.array(), phase: parts.phase() }
+    pub(super) fn of(buffers: Buffers<T>) -> Self {
+        Self { to: buffers.array(), misalignment: buffers.misalignment() }
     }
 }
 
 impl<T: Accumulate, const N: usize> Sink<T> for Each<T, N> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn phase(&self) -> Option<usize> {
-        self.phase
+    fn misalignment(&self) -> Option<usize> {
+        self.misalignment
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn store<P: Pack<T>>(&self, at: usize, value: P::Value) {
         for to in &self.to {
-            // SAFETY: the caller's.
+            // SAFETY: the caller's contract.
             unsafe { P::store(to.add(at), value) };
         }
     }
 }
 
-/// Any number of places.
+/// Any number of buffers.
 #[derive(Clone, Copy)]
-pub(super) struct Many<T>(pub(super) Parts<T>);
+pub(super) struct Many<T>(pub(super) Buffers<T>);
 
 impl<T: Accumulate> Sink<T> for Many<T> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn phase(&self) -> Option<usize> {
-        self.0.phase()
+    fn misalignment(&self) -> Option<usize> {
+        self.0.misalignment()
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -82,7 +82,7 @@ impl<T: Accumulate> Sink<T> for Many<T> {
     unsafe fn store<P: Pack<T>>(&self, at: usize, value: P::Value) {
         let mut i = 0;
         while i < self.0.len() {
-            // SAFETY: the caller's.
+            // SAFETY: the caller's contract.
             unsafe { P::store(self.0.get(i).add(at), value) };
             i += 1;
         }

@@ -1,25 +1,25 @@
-//! Where a pass loads from.
+//! Sources: what a pass over elements loads and reduces.
 
 use cuda_std::reduce::ReduceOp;
 use cuda_std::vector::Accumulate;
 
+use super::buffers::{Buffers, misalignment};
 use super::pack::Pack;
-use super::parts::{Parts, phase};
 
-/// What a pass loads, reduced to one value a place.
+/// What a pass loads, and reduces to one value per element index.
 pub(super) trait Source<T: Accumulate>: Copy {
-    /// Where it lies in its 16 bytes; `None` where its parts differ.
-    fn phase(&self) -> Option<usize>;
+    /// The address modulo 16, or `None` if it differs between the buffers.
+    fn misalignment(&self) -> Option<usize>;
 
-    /// What is loaded of a place before it is one value.
+    /// The loaded values, before `finish` reduces them.
     type Loaded<P: Pack<T>>: Copy;
 
-    /// Loads at elements `at`, `at + row`, .., those that are `live`. All loads come before the
-    /// first use of one.
+    /// Loads the packs at elements `at + u * row` for which `live(u)` is true. All loads are issued
+    /// before the first use of a result.
     ///
     /// # Safety
     ///
-    /// The live places are valid for loads and aligned for the pack.
+    /// The addresses of these packs are valid for loads and aligned for the pack.
     unsafe fn rows<P: Pack<T>, const U: usize>(
         &self,
         at: usize,
@@ -27,11 +27,11 @@ pub(super) trait Source<T: Accumulate>: Copy {
         live: impl Fn(usize) -> bool,
     ) -> [Self::Loaded<P>; U];
 
-    /// The value of what was loaded.
+    /// The reduced value of what was loaded.
     fn finish<P: Pack<T>>(&self, loaded: Self::Loaded<P>) -> P::Value;
 }
 
-/// One place, as it is.
+/// One buffer, without a reduction.
 #[derive(Clone, Copy)]
 pub(super) struct Copied<T>(pub(super) *const T);
 
@@ -39,8 +39,8 @@ impl<T: Accumulate> Source<T> for Copied<T> {
     type Loaded<P: Pack<T>> = P::Value;
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn phase(&self) -> Option<usize> {
-        Some(phase(self.0))
+    fn misalignment(&self) -> Option<usize> {
+        Some(misalignment(self.0))
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -54,7 +54,7 @@ impl<T: Accumulate> Source<T> for Copied<T> {
         let mut values = [P::zero(); U];
         for (u, value) in values.iter_mut().enumerate() {
             if live(u) {
-                // SAFETY: the caller's.
+                // SAFETY: the caller's contract.
                 *value = unsafe { P::load(self.0.add(at + u * row)) };
             }
         }
@@ -67,19 +67,19 @@ impl<T: Accumulate> Source<T> for Copied<T> {
     }
 }
 
-/// `N` places, reduced. All that a thread loads in a step is in flight at once.
+/// `N` buffers, reduced. All loads of a thread's step are in flight at once.
 #[derive(Clone, Copy)]
 pub(super) struct Reduced<T, Op, const N: usize> {
     op: Op,
     from: [*mut T; N],
-    phase: Option<usize>,
+    misalignment: Option<usize>,
 }
 
 impl<T: Accumulate, Op, const N: usize> Reduced<T, Op, N> {
-    /// The parts, which are `N`.
+    /// `buffers` has length `N`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(super) fn of(op: Op, parts: Parts<T>) -> Self {
-        Self { op, from: parts.array(), phase: parts.phase() }
+    pub(super) fn of(op: Op, buffers: Buffers<T>) -> Self {
+        Self { op, from: buffers.array(), misalignment: buffers.misalignment() }
     }
 }
 
@@ -87,8 +87,8 @@ impl<T: Accumulate, Op: ReduceOp<T>, const N: usize> Source<T> for Reduced<T, Op
     type Loaded<P: Pack<T>> = [P::Value; N];
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn phase(&self) -> Option<usize> {
-        self.phase
+    fn misalignment(&self) -> Option<usize> {
+        self.misalignment
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -103,7 +103,7 @@ impl<T: Accumulate, Op: ReduceOp<T>, const N: usize> Source<T> for Reduced<T, Op
         for (u, loaded) in loaded.iter_mut().enumerate() {
             if live(u) {
                 for (loaded, from) in loaded.iter_mut().zip(&self.from) {
-                    // SAFETY: the caller's.
+                    // SAFETY: the caller's contract.
                     *loaded = unsafe { P::load(from.add(at + u * row)) };
                 }
             }
@@ -116,30 +116,30 @@ impl<T: Accumulate, Op: ReduceOp<T>, const N: usize> Source<T> for Reduced<T, Op
         let op = self.op;
         let mut acc = P::widen(loaded[0]);
         P::map(&mut acc, |x| op.input(x));
-        for part in &loaded[1..] {
-            P::zip(&mut acc, P::widen(*part), |a, b| op.combine(a, op.input(b)));
+        for value in &loaded[1..] {
+            P::zip(&mut acc, P::widen(*value), |a, b| op.combine(a, op.input(b)));
         }
         P::map(&mut acc, |x| op.result(x));
         P::narrow(acc)
     }
 }
 
-/// Any number of places, at least one, reduced.
+/// Any number of buffers, at least one, reduced.
 #[derive(Clone, Copy)]
 pub(super) struct ReducedMany<T, Op> {
     pub(super) op: Op,
-    pub(super) from: Parts<T>,
+    pub(super) from: Buffers<T>,
 }
 
-/// Places whose loads [`ReducedMany`] has in flight together.
+/// The number of buffers from which [`ReducedMany`] has loads in flight together.
 const TOGETHER: usize = 4;
 
 impl<T: Accumulate, Op: ReduceOp<T>> Source<T> for ReducedMany<T, Op> {
     type Loaded<P: Pack<T>> = P::Wide;
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn phase(&self) -> Option<usize> {
-        self.from.phase()
+    fn misalignment(&self) -> Option<usize> {
+        self.from.misalignment()
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -161,7 +161,7 @@ impl<T: Accumulate, Op: ReduceOp<T>> Source<T> for ReducedMany<T, Op> {
                     let from = self.from.get(i + k);
                     for (u, loaded) in loaded.iter_mut().enumerate() {
                         if live(u) {
-                            // SAFETY: the caller's.
+                            // SAFETY: the caller's contract.
                             *loaded = unsafe { P::load(from.add(at + u * row)) };
                         }
                     }

@@ -1,4 +1,4 @@
-//! Who shares the elements.
+//! The threads that share the elements of a reduction or copy.
 
 use cuda_std::thread;
 
@@ -7,9 +7,8 @@ use crate::Coop;
 /// The threads that a reduction or copy is divided among: those of a [`Coop`], or of the whole
 /// grid.
 ///
-/// The grid's threads move one row of vectors after the other, so that the blocks are close
-/// together in memory at any time; between GPUs that is faster than a part of its own for each
-/// block.
+/// The grid's threads move interleaved vectors, so that at any time all blocks access nearby
+/// memory; between GPUs that is faster than a contiguous range per block.
 #[derive(Clone, Copy, Debug)]
 pub struct Threads {
     pub(super) rank: usize,

@@ -1,14 +1,14 @@
-//! One kernel for each function of `reduce_copy`, and for what threads, blocks and ranks do
-//! together, which tests compile to PTX and run in the simulator.
+//! Kernels that tests compile to PTX and run in the simulator: one per function of `reduce_copy`,
+//! and for flags, barriers and sums.
 //!
 //! # Safety model
 //!
-//! The contract of each kernel is the same: the windows and pointers have the elements that it
-//! reads and room for those that it writes, `count` of each, and parts of a pointer's lie a stride
-//! apart.
+//! All kernels have the same contract: the windows and pointers have the `count` elements that the
+//! kernel reads or writes from each index, and for strided buffers, `count` from each multiple of
+//! the stride.
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx))]
-#![allow(clippy::missing_safety_doc, reason = "the contract is the crate's")]
+#![allow(clippy::missing_safety_doc, reason = "the crate's documentation has the contract")]
 
 pub mod local;
 pub mod lsa;

@@ -1,11 +1,11 @@
-//! Over pointers.
+//! Reductions and copies over local memory.
 
 use cuda_std::prelude::*;
 use cuda_std::reduce::{Min, Sum};
 use nccl_device::Coop;
 use nccl_device::reduce_copy as rc;
 
-/// Sums `n` parts.
+/// Sums `n` buffers.
 #[kernel(T = [f32, f16])]
 pub unsafe fn local_reduce<T: Accumulate>(
     n: usize,
@@ -18,7 +18,7 @@ pub unsafe fn local_reduce<T: Accumulate>(
     unsafe { rc::local_reduce(Coop::cta(), Sum, n, src, stride, dst, count) }
 }
 
-/// Copies to `n` parts.
+/// Copies to `n` buffers.
 #[kernel(T = [f32, u8])]
 pub unsafe fn local_copy<T: Accumulate>(
     src: *const T,
@@ -31,7 +31,7 @@ pub unsafe fn local_copy<T: Accumulate>(
     unsafe { rc::local_copy(Coop::cta(), src, n, dst, stride, count) }
 }
 
-/// The minimum of `n` parts, to `m` parts.
+/// The minimum of `n` buffers, to `m` buffers.
 #[kernel(T = [f32, bf16])]
 pub unsafe fn local_reduce_copy<T: Accumulate>(
     n: usize,

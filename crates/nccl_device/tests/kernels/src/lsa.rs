@@ -1,4 +1,4 @@
-//! Over load and store.
+//! Reductions and copies over the LSA team, by load and store.
 
 use cuda_std::prelude::*;
 use cuda_std::reduce::{Avg, Max, Sum};
@@ -19,7 +19,7 @@ pub unsafe fn reduce<T: Accumulate>(
     unsafe { lsa_reduce(Coop::cta(), Sum, src, index, dst, count, comm.lsa_team()) }
 }
 
-/// The largest element over the ranks, by one warp.
+/// The maximum over the ranks, by one warp.
 #[kernel(T = [f16])]
 pub unsafe fn reduce_by_warp<T: Accumulate>(
     comm: DevComm,
@@ -32,7 +32,7 @@ pub unsafe fn reduce_by_warp<T: Accumulate>(
     unsafe { lsa_reduce(Coop::warp(), Max, src, index, dst, count, comm.lsa_team()) }
 }
 
-/// The larger magnitude, by a closure.
+/// The element of largest magnitude over the ranks, by a closure.
 #[kernel(T = [bf16])]
 pub unsafe fn reduce_by_closure<T: Accumulate<Acc = f32>>(
     comm: DevComm,

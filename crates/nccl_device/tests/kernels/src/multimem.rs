@@ -1,4 +1,4 @@
-//! Reductions and copies over multicast addresses, for the simulator and the tests of PTX.
+//! Reductions and copies over multicast addresses.
 
 use cuda_std::prelude::*;
 use cuda_std::reduce::{Max, Sum};
@@ -49,7 +49,7 @@ pub unsafe fn multimem_reduce_copy<T: rc::MultimemReduce<Sum>>(
     unsafe { rc::multimem_reduce_copy(Coop::cta(), Sum, src, dst, count) }
 }
 
-/// The largest over the ranks, to all copies.
+/// The maximum over the ranks, to all copies.
 #[kernel(T = [f32, bf16])]
 pub unsafe fn lsa_reduce_multimem_copy<T: Accumulate>(
     comm: DevComm,
@@ -65,7 +65,7 @@ pub unsafe fn lsa_reduce_multimem_copy<T: Accumulate>(
     unsafe { rc::lsa_reduce_multimem_copy(coop, Max, src, src_index, dst, count, team) }
 }
 
-/// The largest of all copies, to every rank.
+/// The maximum of all copies, to every rank.
 #[kernel(T = [f16, i64])]
 pub unsafe fn multimem_reduce_lsa_copy<T: rc::MultimemReduce<Max>>(
     comm: DevComm,

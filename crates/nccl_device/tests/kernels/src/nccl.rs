@@ -1,11 +1,11 @@
-//! NCCL's own reduce-copy functions, for the simulator and the tests of PTX.
+//! NCCL's own reduce-copy functions.
 
 use cuda_std::prelude::*;
 use devcomm_types::F8E4M3;
 use nccl_device::reduce_copy::nccl::{self, NcclElement, NcclMultimemElement};
 use nccl_device::{Coop, DevComm, Window};
 
-/// Every function over load and store, one after the other.
+/// Calls every load/store function.
 #[kernel(T = [f32, F8E4M3])]
 pub unsafe fn nccl_lsa<T: NcclElement>(
     comm: DevComm,
@@ -24,7 +24,7 @@ pub unsafe fn nccl_lsa<T: NcclElement>(
     }
 }
 
-/// Every function over multicast addresses, one after the other.
+/// Calls every multicast function.
 #[kernel(T = [f16])]
 pub unsafe fn nccl_multimem<T: NcclMultimemElement>(
     comm: DevComm,

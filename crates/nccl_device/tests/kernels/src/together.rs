@@ -1,4 +1,4 @@
-//! What threads, blocks and ranks do together: flags, barriers, sums, shared loops.
+//! Cooperation of threads, blocks and ranks: flags, barriers, sums, strided loops.
 
 use cuda_std::collective::Summand;
 use cuda_std::prelude::*;
@@ -8,8 +8,8 @@ use nccl_device::{
     Window,
 };
 
-/// `steps` times: each block hands its part of `x`, `count` elements, plus 1, to the same block of
-/// the next rank. A flag per block says that the elements are there, another that they were read.
+/// `steps` times: each block passes its `count` elements of `x`, plus 1, to the same block of the
+/// next rank. One flag per block signals that they have arrived, another that they were read.
 #[kernel]
 pub unsafe fn pass_on(
     comm: DevComm,
@@ -29,7 +29,7 @@ pub unsafe fn pass_on(
     let mut number = epoch.get().wrapping_sub(1).wrapping_mul(steps);
     for step in 0..steps {
         number = number.wrapping_add(1);
-        // SAFETY: the kernel's contract; the flags order.
+        // SAFETY: the kernel's contract; the flags order the accesses.
         unsafe {
             for i in coop.strided(count) {
                 y.lsa(team.next()).store(first + i, x.local().load(first + i) + 1);
@@ -48,7 +48,7 @@ pub unsafe fn pass_on(
         was_read.post(coop, team.prev(), number);
         was_read.wait_at_least(coop, number);
     }
-    // SAFETY: once a launch.
+    // SAFETY: called once per launch.
     unsafe { epoch.end(coop) };
 }
 
@@ -62,7 +62,7 @@ pub unsafe fn grid_meets(
     rounds: u32,
 ) {
     let (block, blocks) = (thread::block_idx_x() as usize, thread::grid_dim_x() as usize);
-    // SAFETY: the kernel's contract: a word, and a slot and a sum a block.
+    // SAFETY: the kernel's contract: a barrier word, and one slot and sum per block.
     unsafe {
         let mut barrier = GridBarrier::new(&comm, word);
         let mut sum = 0;
@@ -84,8 +84,8 @@ pub unsafe fn grid_meets(
     }
 }
 
-/// `rounds` times: each rank stores the round to its neighbours' `mail[block][2]`, and counts in
-/// `wrong[block]` what is not there behind the barrier.
+/// `rounds` times: each rank stores the round to `mail[block][2]` of its neighbours, and after the
+/// barrier counts in `wrong[block]` its own elements that differ from the round.
 #[kernel]
 pub unsafe fn neighbors_meet(
     comm: DevComm,
@@ -97,7 +97,7 @@ pub unsafe fn neighbors_meet(
     let (team, coop, block) = (comm.lsa_team(), Coop::cta(), thread::block_idx_x() as usize);
     let first = block * NeighborBarrier::WORDS;
     let mut mismatches = 0;
-    // SAFETY: the kernel's contract: words, two of mail, and one for the count, a block.
+    // SAFETY: the kernel's contract: barrier words, two of `mail` and one of `wrong` per block.
     unsafe {
         let mut barrier = NeighborBarrier::new(coop, &comm, team, words, first);
         for round in 1..rounds + 1 {
@@ -126,7 +126,7 @@ pub unsafe fn neighbors_meet(
     }
 }
 
-/// Each block's sum of its threads' shares of `x`, and each warp's, in `of_blocks` and `of_warps`.
+/// The sums of `x` over each block's and each warp's threads, in `of_blocks` and `of_warps`.
 #[kernel(T = [f32, f64, i32, u64])]
 pub unsafe fn sum_threads<T: Summand>(
     x: *const T,
@@ -140,10 +140,10 @@ pub unsafe fn sum_threads<T: Summand>(
         mine = mine.wrapping_add(unsafe { mem::load(x.add(i)) });
     }
     let block = thread::block_idx_x() as usize;
-    // SAFETY: the kernel's contract: blocks of whole warps, a sum a block, and a sum a warp.
+    // SAFETY: the kernel's contract: whole warps, two sums per block and one per warp.
     unsafe {
         let (of_warp, of_block) = (warp_sum(mine), block_sum(mine));
-        // Once more: the memory between is the same.
+        // The second sum reuses the shared memory of the first.
         let again = block_sum(of_block);
         if warp::lane_id() == 0 {
             mem::store(of_warps.add(thread::index_1d() as usize / 32), of_warp);
@@ -164,7 +164,7 @@ pub unsafe fn sum_vectors<T: Accumulate>(comm: DevComm, x: Window<T>, y: Window<
     barrier.sync(MemoryOrder::Acquire);
     if thread::thread_idx_x() == 0 && block % team.n_ranks as u32 == team.rank as u32 {
         let at = block as usize;
-        // SAFETY: the kernel's contract: a vector a block; between barriers it is one thread's.
+        // SAFETY: the kernel's contract: one vector per block; between barriers one thread uses it.
         unsafe {
             let sum = match team.n_ranks {
                 4 => x.sum_vec_of::<4>(team, at),

@@ -1,12 +1,11 @@
-//! The host's side of the seam: every question goes to the simulated thread that runs now.
+//! The interface to a simulator: the context of the running simulated thread.
 //!
 //! A simulator (the `devcomm-sim` crate) sets [`CTX`] to a [`ThreadCtx`] before it runs a thread's
-//! code; the context carries the thread's indices and a table of what the simulator does for it
-//! ([`Ops`]). Without one, a device function called on the host panics with a sentence that says
-//! so.
+//! code; the context has the thread's indices and the simulator's table of functions ([`Ops`]).
+//! Without a context, a device function called on the host panics.
 //!
-//! The hooks take `*const ThreadCtx`, not a reference: a simulator embeds the context in a larger
-//! object and casts back, which a reference's provenance would not allow.
+//! The functions take a `*const ThreadCtx`: a simulator embeds the context in a larger struct and
+//! casts back, which the provenance of a reference would not allow.
 
 use std::cell::Cell;
 use std::panic::Location;
@@ -29,11 +28,11 @@ pub struct ThreadCtx {
     pub dynamic_shared: (*mut u8, usize),
     /// Whether every memory access is reported through [`Ops::access`].
     pub watch: bool,
-    /// What the simulator does.
+    /// The simulator's functions.
     pub ops: &'static Ops,
 }
 
-/// How memory is touched; loads and stores made by plain Rust code are not seen.
+/// A kind of memory access. Loads and stores by plain Rust code are not reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// A plain load.
@@ -48,24 +47,24 @@ pub enum Access {
     AtomicRmw(Order, Scope),
 }
 
-/// The copies behind a multicast address.
+/// The copies of a multicast address: the memory of each GPU of the multicast team.
 #[derive(Clone, Copy, Debug)]
 pub struct MulticastParts {
-    /// The first member's copy of the bytes at the address.
+    /// The address of the first copy.
     pub first: *mut u8,
-    /// Distance between the members' copies in bytes.
+    /// Distance between copies in bytes.
     pub stride: usize,
-    /// Members.
+    /// The number of copies.
     pub n: usize,
 }
 
-/// What a simulator provides to its threads. Hooks get the pointer that [`CTX`] holds.
+/// The functions that a simulator provides to its threads. They get the pointer in [`CTX`].
 #[expect(clippy::type_complexity, reason = "a table of functions; each type is used once")]
 pub struct Ops {
-    /// `barrier.sync id, count`: all `count` threads of a block (0: every thread of it) meet. `id`
-    /// 0 is `__syncthreads`.
+    /// `barrier.sync id, count`: a barrier of `count` threads of the block (0: all threads). `id` 0
+    /// is `__syncthreads`.
     pub barrier: fn(*const ThreadCtx, id: u32, count: u32, at: &'static Location<'static>),
-    /// `bar.warp.sync`: the lanes of `mask` meet.
+    /// `bar.warp.sync`: a barrier of the lanes of `mask`.
     pub sync_warp: fn(*const ThreadCtx, mask: u32, at: &'static Location<'static>),
     /// A shuffle among the lanes of `mask`: the value read (32 bits), and whether the source lane
     /// was in range.
@@ -78,36 +77,36 @@ pub struct Ops {
         width: u32,
         at: &'static Location<'static>,
     ) -> (u32, bool),
-    /// The predicates of the lanes of `mask`, one bit a lane.
+    /// The predicates of the lanes of `mask`, one bit per lane.
     pub ballot: fn(*const ThreadCtx, mask: u32, bool, at: &'static Location<'static>) -> u32,
-    /// The block's copy of a shared static: `key` is the static's address. 16-byte aligned,
-    /// contents undefined at first.
+    /// The block's copy of a shared static, 16-byte aligned, initially undefined: `key` is the
+    /// static's address.
     pub shared_static: fn(*const ThreadCtx, key: usize, size: usize) -> *mut u8,
-    /// A memory access about to happen (only while [`ThreadCtx::watch`]); the simulator may run
-    /// other threads first.
+    /// Called before a memory access (only while [`ThreadCtx::watch`]); the simulator may run other
+    /// threads first.
     pub access:
         fn(*const ThreadCtx, address: usize, bytes: usize, Access, at: &'static Location<'static>),
-    /// A `multimem` instruction about to happen: the copies of the bytes at a multicast address.
-    /// Any other address is reported, and the call does not come back.
+    /// Called before a `multimem` instruction: returns the copies of the bytes at a multicast
+    /// address. For any other address it reports an error and does not return.
     pub multimem: fn(
         *const ThreadCtx,
         address: usize,
         bytes: usize,
         at: &'static Location<'static>,
     ) -> MulticastParts,
-    /// The thread spins: run others. Every atomic load and `nanosleep` calls it.
+    /// The thread may be polling: runs other threads. Every atomic load and `nanosleep` calls it.
     pub spin: fn(*const ThreadCtx, at: &'static Location<'static>),
     /// A fence.
     pub fence: fn(*const ThreadCtx, Order, Scope),
-    /// `exit`: the thread leaves the kernel. It does not come back.
+    /// `exit`: ends the thread. Does not return.
     pub exit: fn(*const ThreadCtx) -> !,
     /// Text printed by the kernel.
     pub print: fn(*const ThreadCtx, &str),
-    /// `%clock64` / `%globaltimer`: a number that never falls.
+    /// `%clock64` / `%globaltimer`: a number that never decreases.
     pub clock: fn(*const ThreadCtx) -> u64,
 }
 
 thread_local! {
-    /// The simulated thread that runs now on this OS thread; null outside a simulator.
+    /// The simulated thread that runs on this OS thread; null outside a simulator.
     pub static CTX: Cell<*const ThreadCtx> = const { Cell::new(std::ptr::null()) };
 }

@@ -1,4 +1,4 @@
-//! Where elements lie: strided parts of equal length, one per rank or one after the other.
+//! Buffers of equal length at a constant stride: the ranks' parts of a window, or local buffers.
 
 use core::mem::size_of;
 
@@ -6,21 +6,20 @@ use devcomm_types::{Element, Team};
 
 use crate::Window;
 
-/// `n` strided places, counted round from the one at `first`.
+/// `n` buffers at a constant stride, indexed cyclically from buffer `first`.
 #[derive(Clone, Copy)]
-pub(super) struct Parts<T> {
+pub(super) struct Buffers<T> {
     zeroth: *mut T,
-    /// Bytes from one to the next.
+    /// Bytes from one buffer to the next.
     stride: isize,
     n: usize,
     first: usize,
 }
 
-impl<T: Element> Parts<T> {
-    /// Element `index` of a window's part in every rank of `team`, in the order of the ranks.
+impl<T: Element> Buffers<T> {
+    /// The ranks' parts of a window from element `index` on, in the rank order of `team`.
     ///
-    /// NCCL says where a rank's part lies; that the parts are as far apart as their LSA ranks is
-    /// its layout of windows.
+    /// NCCL maps the parts of consecutive LSA ranks at a constant stride.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub(super) fn of_team(window: Window<T>, index: usize, team: Team) -> Self {
@@ -31,14 +30,14 @@ impl<T: Element> Parts<T> {
         Self { zeroth, stride, n: team.n_ranks as usize, first: 0 }
     }
 
-    /// The same, this rank's own part first.
+    /// [`Self::of_team`] with this rank's part first.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub(super) fn of_team_from_own(window: Window<T>, index: usize, team: Team) -> Self {
         Self { first: team.rank as usize, ..Self::of_team(window, index, team) }
     }
 
-    /// `n` parts, `stride` elements apart.
+    /// `n` buffers, `stride` elements apart.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn strided(zeroth: *mut T, stride: usize, n: usize) -> Self {
         Self { zeroth, stride: stride.wrapping_mul(size_of::<T>()) as isize, n, first: 0 }
@@ -49,7 +48,7 @@ impl<T: Element> Parts<T> {
         self.n
     }
 
-    /// Place `i` of [`Self::len`].
+    /// The address of buffer `i`, below [`Self::len`].
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn get(&self, i: usize) -> *mut T {
         let i = self.first + i;
@@ -57,7 +56,7 @@ impl<T: Element> Parts<T> {
         self.zeroth.wrapping_byte_offset(self.stride.wrapping_mul(i as isize))
     }
 
-    /// All of them, where they are `N`.
+    /// The addresses of all buffers, of which there are `N`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn array<const N: usize>(&self) -> [*mut T; N] {
         let mut all = [self.zeroth; N];
@@ -69,15 +68,15 @@ impl<T: Element> Parts<T> {
         all
     }
 
-    /// How all of them lie in their 16 bytes; `None` where they differ.
+    /// The buffers' address modulo 16, or `None` if it differs between them.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(super) fn phase(&self) -> Option<usize> {
-        (self.stride % 16 == 0 || self.n == 1).then(|| phase(self.zeroth))
+    pub(super) fn misalignment(&self) -> Option<usize> {
+        (self.stride % 16 == 0 || self.n == 1).then(|| misalignment(self.zeroth))
     }
 }
 
-/// Where an address lies in its 16 bytes.
+/// An address modulo 16.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-pub(super) fn phase<T>(address: *const T) -> usize {
+pub(super) fn misalignment<T>(address: *const T) -> usize {
     address.addr() % 16
 }
