@@ -33,9 +33,9 @@
 //! |---|---|---|
 //! | `DEVCOMM_GIN_COPY` | `auto`, `peer`, `mapped`, `staged` | copies between devices (below) |
 //! | `DEVCOMM_GIN_SIGNAL` | `auto`, `write` | additions to signals (below) |
-//! | `DEVCOMM_GIN_SLOTS` | 16 (2 to 1024) | staging slots of a rank, and per peer in another process |
-//! | `DEVCOMM_GIN_SLOT_KIB` | 512 (4 to 65536) | size of a slot |
-//! | `DEVCOMM_GIN_DEPTH` | 256 (1 to 1024) | maximum operations in an inbound stream; later ones wait |
+//! | `DEVCOMM_GIN_SLOTS` | 16 (2 to 1024) | slots of a rank, and per peer in another process |
+//! | `DEVCOMM_GIN_SLOT_KIB` | 512 (4 to 65536) | size of a slot: a staging buffer, pinned |
+//! | `DEVCOMM_GIN_DEPTH` | 256 (1 to 1024) | operations in an inbound stream; later ones wait |
 //! | `DEVCOMM_GIN_CONNECTIONS` | 1 to 4 | devices to report: NCCL makes a connection for each |
 //! | `DEVCOMM_GIN_TIMEOUT` | 60 | seconds that a rank waits for the others to connect |
 //! | `DEVCOMM_GIN_DEBUG` | unset, 1 | log to standard error; errors are always logged |
