@@ -105,7 +105,7 @@ fn operations_that_do_not_complete_are_dropped_with_an_error() {
 #[test]
 fn after_a_failure_memory_is_unmapped_only_when_no_copy_uses_it() {
     for stuck in [false, true] {
-        let options = Options { memory: Kind::Private, delay: 50_000, ..Options::default() };
+        let options = Options { memory: Kind::Owner, delay: 50_000, ..Options::default() };
         world(&options, |rank, bootstrap| {
             let window = Memory::filled(64, |_| 5);
             let target = Memory::new(64);

@@ -67,7 +67,7 @@ fn full_queues_hold_operations_back_and_lose_none() {
 
 #[test]
 fn so_they_do_for_memory_of_every_make() {
-    for memory in [Kind::AllDevices, Kind::Private, Kind::Malloc] {
+    for memory in [Kind::AllDevices, Kind::Owner, Kind::Malloc] {
         let options = Options { ranks: 3, memory, ..Options::default() };
         world(&options, |rank, bootstrap| {
             work::traffic(rank, 1, &|| wait(bootstrap));
@@ -79,40 +79,36 @@ fn so_they_do_for_memory_of_every_make() {
     let config = Config { copy: CopyMethod::Peer, ..config() };
     traffic(&Options { ranks: 2, memory: Kind::Malloc, config, ..Options::default() });
     let config = Config { copy: CopyMethod::Mapped, ..config };
-    traffic(&Options { ranks: 2, memory: Kind::Private, config, ..Options::default() });
+    traffic(&Options { ranks: 2, memory: Kind::Owner, config, ..Options::default() });
 }
 
 #[test]
 fn a_mapping_for_other_devices_ends_with_its_region_and_no_copy_sees_it() {
-    world(
-        &Options { memory: Kind::Private, delay: 2000, ..Options::default() },
-        |rank, bootstrap| {
-            let memory = [(); 3].map(|()| Memory::new(64));
-            let mapped = |index: usize| mappings_of(memory[index].base() as usize);
-            let first = rank.window(&memory[0]);
-            let second = rank.window(&memory[1]);
-            let signals = rank.signals(&memory[2]);
-            assert_eq!([mapped(0), mapped(1), mapped(2)], [1, 1, 0]);
-            bootstrap.barrier.wait();
-            rank.put(0, (first, 0), 64, (second, 0), 1 - rank.rank);
-            rank.signal(0, 1 - rank.rank, (signals, 0), 1);
-            rank.drain();
-            bootstrap.barrier.wait();
-            let others: Vec<_> = (0..8)
-                .map(|_| rank.try_put(0, (first, 0), 64, (second, 0), 1 - rank.rank))
-                .collect();
-            assert_eq!(rank.deregister(first), SUCCESS);
-            for (status, request) in others {
-                assert_eq!(status, SUCCESS);
-                assert_eq!(rank.try_test(request), (SUCCESS, true), "a copy was still in flight");
-            }
-            bootstrap.barrier.wait();
-            assert_eq!([mapped(0), mapped(1)], [0, 1]);
-            rank.close();
-            assert_eq!(mapped(1), 0);
-            bootstrap.barrier.wait();
-        },
-    );
+    world(&Options { memory: Kind::Owner, delay: 2000, ..Options::default() }, |rank, bootstrap| {
+        let memory = [(); 3].map(|()| Memory::new(64));
+        let mapped = |index: usize| mappings_of(memory[index].base() as usize);
+        let first = rank.window(&memory[0]);
+        let second = rank.window(&memory[1]);
+        let signals = rank.signals(&memory[2]);
+        assert_eq!([mapped(0), mapped(1), mapped(2)], [1, 1, 0]);
+        bootstrap.barrier.wait();
+        rank.put(0, (first, 0), 64, (second, 0), 1 - rank.rank);
+        rank.signal(0, 1 - rank.rank, (signals, 0), 1);
+        rank.drain();
+        bootstrap.barrier.wait();
+        let others: Vec<_> =
+            (0..8).map(|_| rank.try_put(0, (first, 0), 64, (second, 0), 1 - rank.rank)).collect();
+        assert_eq!(rank.deregister(first), SUCCESS);
+        for (status, request) in others {
+            assert_eq!(status, SUCCESS);
+            assert_eq!(rank.try_test(request), (SUCCESS, true), "a copy was still in flight");
+        }
+        bootstrap.barrier.wait();
+        assert_eq!([mapped(0), mapped(1)], [0, 1]);
+        rank.close();
+        assert_eq!(mapped(1), 0);
+        bootstrap.barrier.wait();
+    });
 }
 
 #[test]

@@ -19,7 +19,7 @@ pub enum Kind {
     /// As `ncclMemAlloc` does: mapped for every device.
     AllDevices,
     /// As NCCL's own buffers: mapped for its device only, but can be mapped for others.
-    Private,
+    Owner,
     /// As `cudaMalloc` does: it cannot be mapped for others.
     Malloc,
 }
