@@ -84,7 +84,8 @@ fn so_they_do_for_memory_of_every_make() {
 
 #[test]
 fn a_mapping_for_other_devices_ends_with_its_region_and_no_copy_sees_it() {
-    world(&Options { memory: Kind::Owner, delay: 2000, ..Options::default() }, |rank, bootstrap| {
+    let options = Options { memory: Kind::Owner, delay: 2000, ..Options::default() };
+    world(&options, |rank, bootstrap| {
         let memory = [(); 3].map(|()| Memory::new(64));
         let mapped = |index: usize| mappings_of(memory[index].base() as usize);
         let first = rank.window(&memory[0]);
