@@ -32,9 +32,9 @@ use proc_macro::TokenStream;
 /// Makes a function a GPU entry point, and on the host a type of the same name that launches it.
 ///
 /// On nvptx64 the function becomes an `extern "ptx-kernel"` function, and a record of it (name,
-/// file, parameters) goes into the section that the builder reads. On the host the type implements
-/// `Kernel` (all that a launch needs) and `HostKernel` (the body, for a simulator); its function
-/// `args` takes the launch's arguments.
+/// file, parameters) goes into the section that `cuda_builder` reads. On the host the type
+/// implements `Kernel` (all that a launch needs) and `HostKernel` (the body, for a simulator); its
+/// function `args` takes the launch's arguments.
 ///
 /// # Arguments
 ///

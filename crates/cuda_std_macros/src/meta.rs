@@ -1,4 +1,4 @@
-//! Describes a kernel to the builder: a JSON record in a static of the section `.devcomm.kernel`.
+//! Describes a kernel to `cuda_builder`: a JSON record in a static of section `.devcomm.kernel`.
 
 use proc_macro2::{TokenStream, TokenTree};
 use quote::{ToTokens, quote};
