@@ -1,15 +1,15 @@
-//! `#[address_space(..)]` on a static.
+//! Expands `#[address_space(..)]` on a static.
 
 use proc_macro2::TokenStream;
 use quote::quote;
 use syn::{Error, Ident, ItemStatic, Result, StaticMutability};
 
 /// Expands `#[address_space(space)] item`.
-pub fn place(space: &Ident, item: &ItemStatic) -> Result<TokenStream> {
+pub fn expand(space: &Ident, item: &ItemStatic) -> Result<TokenStream> {
     match space.to_string().as_str() {
         "shared" => shared(item),
-        // Where statics are anyway. Constant memory is an address space of the GPU's too, which
-        // reads of a static that is never written do not need: they go through the same caches.
+        // Statics are in global memory by default. A `constant` one is too: PTX's `.const` address
+        // space is not used.
         "global" | "constant" => Ok(quote!(#item)),
         "local" => Err(Error::new_spanned(
             space,

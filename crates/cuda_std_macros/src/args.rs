@@ -1,4 +1,4 @@
-//! The arguments of `#[kernel(..)]`.
+//! Parses the arguments of `#[kernel(..)]`.
 
 use syn::parse::{Parse, ParseStream};
 use syn::punctuated::Punctuated;
@@ -6,18 +6,18 @@ use syn::{
     Error, Expr, GenericArgument, Ident, LitInt, LitStr, Result, Token, bracketed, parenthesized,
 };
 
-/// `T = [f32, f16], N = [4, 8], B = gin, arch = "sm_90a", max_threads = 256, requires(n <= 8)`.
+/// Parsed arguments, e.g. `T = [f32, f16], B = gin, arch = "sm_90a", requires(n <= 8)`.
 #[derive(Default)]
 pub struct KernelArgs {
-    /// The values of each generic parameter.
+    /// Each generic parameter with its listed types or constants.
     pub lists: Vec<(Ident, Vec<GenericArgument>)>,
-    /// The generic parameter that is GIN's back end.
+    /// The generic parameter for GIN's back end: the `B` of `B = gin`.
     pub gin: Option<Ident>,
     /// The architecture that the kernel needs.
     pub arch: Option<LitStr>,
     /// The maximum block size, in threads.
     pub max_threads: Option<u32>,
-    /// Conditions on the arguments, which every launch checks.
+    /// Conditions on the kernel's arguments, checked by every launch.
     pub requires: Vec<Expr>,
 }
 
@@ -62,13 +62,13 @@ impl Parse for KernelArgs {
 }
 
 impl KernelArgs {
-    fn set_gin(&mut self, name: Ident, what: &Ident) -> Result<()> {
-        if what != "gin" {
+    fn set_gin(&mut self, name: Ident, value: &Ident) -> Result<()> {
+        if value != "gin" {
             let text = format!(
                 "list the values of `{name}`, as in `{name} = [f32, f16]`, or write `{name} = gin` \
                  for the back ends of GIN"
             );
-            return Err(Error::new(what.span(), text));
+            return Err(Error::new(value.span(), text));
         }
         self.reject_duplicate(&name)?;
         if let Some(other) = &self.gin {

@@ -1,4 +1,5 @@
-//! The code that `#[kernel]` generates.
+//! Generates the code of `#[kernel]`: the function, the host's type that launches it, and one GPU
+//! entry point per instance.
 
 use proc_macro2::TokenStream;
 use quote::{ToTokens, format_ident, quote};
@@ -11,10 +12,10 @@ use crate::args::KernelArgs;
 use crate::instances::{self, Instance};
 use crate::meta::{Record, Source, token_text, type_text};
 
-/// The most parameters that a launch's argument tuple has.
+/// Maximum parameters of a kernel: `LaunchArgs` is implemented for tuples up to this size.
 const MAX_PARAMS: usize = 12;
 
-/// A function that may be a kernel.
+/// A kernel's function, with the names and types of its parameters.
 struct Kernel<'a> {
     function: &'a ItemFn,
     args: &'a KernelArgs,
@@ -87,7 +88,7 @@ fn parameters(sig: &Signature) -> Result<(Vec<&Ident>, Vec<&Type>)> {
     Ok((names, types))
 }
 
-/// Why a kernel cannot take a reference; empty for one to a slice.
+/// Why a kernel cannot take this reference; empty for `&[T]`, which it can take.
 fn refused_reference(reference: &TypeReference) -> &'static str {
     match (&*reference.elem, &reference.mutability) {
         (Type::Slice(_), None) => "",
@@ -102,8 +103,8 @@ fn refused_reference(reference: &TypeReference) -> &'static str {
     }
 }
 
-/// A parameter's type where the compiler wants its lifetime: a slice lives as long as the kernel
-/// can tell.
+/// The type, with lifetime `'static` if it is a reference without one: the generated impls cannot
+/// elide lifetimes.
 fn with_lifetime(ty: &Type) -> Type {
     let mut ty = ty.clone();
     if let Type::Reference(reference) = &mut ty {
@@ -112,7 +113,7 @@ fn with_lifetime(ty: &Type) -> Type {
     ty
 }
 
-/// Threads of a block, where a kernel does not say how many it has at most.
+/// Maximum threads per block of a kernel without `max_threads`.
 const MAX_THREADS: u32 = 1024;
 
 impl Kernel<'_> {
@@ -126,8 +127,8 @@ impl Kernel<'_> {
         !self.function.sig.generics.params.is_empty()
     }
 
-    /// The type that stands for the kernel, with its arguments. A type and no value, since a value
-    /// of that name would be a pattern: no variable in its scope could have the name.
+    /// The host's type with the kernel's name, and its function `args`. It is not a unit struct: in
+    /// the scope of one, no local variable can have its name.
     fn item(&self) -> TokenStream {
         let ItemFn { vis, sig, .. } = self.function;
         let (name, generics) = (&sig.ident, self.item_generics());
@@ -136,14 +137,14 @@ impl Kernel<'_> {
         let bare = without_bounds(generics.clone());
         let (names, types, safety) = (&self.names, self.types_with_lifetimes(), self.safety());
         let values: Vec<Ident> = names.iter().map(|name| value_type(name)).collect();
-        let docs = format!("The kernel [`{name}`](fn@{name}), to be launched.");
+        let docs = format!("Launches the kernel [`{name}`](fn@{name}).");
         quote! {
             #[doc = #docs]
             #[allow(non_camel_case_types, dead_code)]
             #vis struct #name #bare #fields
             #[cfg(not(target_arch = "nvptx64"))]
             impl #full #name #arguments #wheres {
-                /// The kernel with its arguments: set grid and block, and launch it.
+                /// A launch with these arguments: set its grid and block, then call `launch`.
                 #[allow(dead_code, clippy::too_many_arguments)]
                 #[inline]
                 pub fn args<#( #values: ::cuda_std::__private::Arg<#types> ),*>(
@@ -162,8 +163,8 @@ impl Kernel<'_> {
         }
     }
 
-    /// The function, which other kernels can call. A generic one is a call of its instance, so that
-    /// statics within can have its parameters as types.
+    /// The function itself, which other kernels can call. A generic one calls its instance, where
+    /// `T` is a type alias: so statics in the body can have the type `T`.
     fn function(&self) -> TokenStream {
         let ItemFn { attrs, vis, sig, block } = self.function;
         let attributes = quote! {
@@ -190,7 +191,7 @@ impl Kernel<'_> {
                 #instance #arguments: ::cuda_std::__private::Body<Args = (#(#types,)*)>,
                 #wheres
             {
-                // SAFETY: this function's contract.
+                // SAFETY: the caller keeps the kernel's contract.
                 unsafe {
                     <#instance #arguments as ::cuda_std::__private::Body>::call((#(#names,)*))
                 }
@@ -198,7 +199,7 @@ impl Kernel<'_> {
         }
     }
 
-    /// What there is of each instance.
+    /// All items of one instance.
     fn instance(&self, instance: &Instance) -> TokenStream {
         let (entry, meta) = (self.entry(instance), self.meta(instance));
         let (aliases, layout) = (instance.aliases(), self.layout());
@@ -206,14 +207,14 @@ impl Kernel<'_> {
             let (bounds, body) = (self.bounds(instance), self.body(instance));
             quote! { #bounds #body }
         });
-        let picks = self.args.gin.as_ref().map(|_| self.picks());
-        let traits = instance.is_the_hosts().then(|| self.traits(instance));
+        let dev_comm_check = self.args.gin.as_ref().map(|_| self.dev_comm_check());
+        let traits = instance.runs_on_host().then(|| self.traits(instance));
         quote! {
             const _: () = {
                 #aliases
                 #generic
                 #layout
-                #picks
+                #dev_comm_check
                 #[cfg(target_arch = "nvptx64")]
                 #meta
                 #[cfg(target_arch = "nvptx64")]
@@ -224,7 +225,7 @@ impl Kernel<'_> {
         }
     }
 
-    /// The generic parameters of the kernel's type: all but GIN's back end, which a launch picks.
+    /// The generic parameters of the host's type: all but GIN's back end, which a launch selects.
     fn item_generics(&self) -> Generics {
         let mut generics = self.function.sig.generics.clone();
         if let Some(gin) = &self.args.gin {
@@ -238,12 +239,12 @@ impl Kernel<'_> {
                 wheres.predicates = kept.collect();
             }
         }
-        // What crosses a launch holds no references.
+        // The types of launch arguments contain no references.
         generics.type_params_mut().for_each(|param| param.bounds.push(syn::parse_quote!('static)));
         generics
     }
 
-    /// The name of the type that stands for a generic kernel's instances.
+    /// The name of the type that implements `Body` for each instance of a generic kernel.
     fn instance_ident(&self) -> Ident {
         format_ident!("__{}_instance", self.function.sig.ident)
     }
@@ -252,14 +253,15 @@ impl Kernel<'_> {
         self.types.iter().map(|ty| with_lifetime(ty)).collect()
     }
 
-    /// A launch of a safe function is safe, unless it promises that nobody writes a slice.
+    /// `Safe` if the function is safe and takes no slice. A launch with a slice is unsafe: the
+    /// caller promises that nothing writes the elements.
     fn safety(&self) -> Ident {
         let slices = self.types.iter().any(|ty| matches!(ty, Type::Reference(_)));
         let safe = self.function.sig.unsafety.is_none() && !slices;
         format_ident!("{}", if safe { "Safe" } else { "Unsafe" })
     }
 
-    /// The body of a generic kernel's instance.
+    /// `Body` of a generic kernel's instance: the function with that instance's types.
     fn body(&self, instance: &Instance) -> TokenStream {
         let ItemFn { attrs, sig, block, .. } = self.function;
         let Signature { unsafety, inputs, .. } = sig;
@@ -284,8 +286,8 @@ impl Kernel<'_> {
         }
     }
 
-    /// The device's entry point. Large parameters are references there, which the builder makes
-    /// parameters by value of.
+    /// The GPU entry point. In Rust it takes large parameters by reference; the builder turns these
+    /// into parameters by value.
     fn entry(&self, instance: &Instance) -> TokenStream {
         let ItemFn { attrs, sig, block, .. } = self.function;
         let Signature { unsafety, ident, inputs, .. } = sig;
@@ -312,7 +314,7 @@ impl Kernel<'_> {
         }
     }
 
-    /// The host's two traits.
+    /// The host's impls of `Kernel` and `HostKernel`.
     fn traits(&self, instance: &Instance) -> TokenStream {
         let ident = &self.function.sig.ident;
         let (names, types, safety) = (&self.names, self.types_with_lifetimes(), self.safety());
@@ -353,14 +355,14 @@ impl Kernel<'_> {
         }
     }
 
-    /// The conditions on the arguments, which a launch checks.
+    /// `Kernel::check`: the conditions of `requires(..)`.
     fn check(&self) -> TokenStream {
         let names = &self.names;
         let params = self.names.iter().zip(&self.types).filter_map(|(name, ty)| match ty {
-            // On the host the elements of a slice are out of reach; its length is not.
+            // The host cannot read the elements of a device slice: its `Abi` has only `len()`.
             Type::Reference(_) => None,
             ty => Some(quote! {
-                // SAFETY: a launch passes what it has.
+                // SAFETY: a launch passes valid arguments.
                 let #name: #ty = unsafe { ::cuda_std::__private::param::<#ty>(#name) };
             }),
         });
@@ -378,14 +380,14 @@ impl Kernel<'_> {
         }
     }
 
-    /// Each parameter has the layout that the host will fill.
+    /// Asserts that each parameter has the layout that the host fills.
     fn layout(&self) -> TokenStream {
         let types = self.types_with_lifetimes();
         quote! { #( const _: () = <#types as ::cuda_std::__private::KernelParam>::LAYOUT; )* }
     }
 
-    /// A launch picks the back end by the device communicator.
-    fn picks(&self) -> TokenStream {
+    /// Asserts that a kernel for GIN takes a `DevComm`, which selects the back end at launch.
+    fn dev_comm_check(&self) -> TokenStream {
         let types = self.types_with_lifetimes();
         quote! {
             const _: () = assert!(
@@ -395,7 +397,7 @@ impl Kernel<'_> {
         }
     }
 
-    /// The bounds of a generic kernel hold for the instance, although its body is compiled without
+    /// Asserts that the instance's types satisfy the kernel's bounds: its body is compiled without
     /// them.
     fn bounds(&self, instance: &Instance) -> TokenStream {
         let (full, _, wheres) = self.function.sig.generics.split_for_impl();
@@ -425,7 +427,7 @@ impl Kernel<'_> {
     }
 }
 
-/// The name of the type of a parameter's host value: `CountArg` of `count`.
+/// The generic parameter of `args` for the kernel parameter `param`: `CountArg` for `count`.
 fn value_type(param: &Ident) -> Ident {
     let mut name = String::new();
     for word in param.to_string().trim_start_matches("r#").split('_') {
@@ -436,7 +438,7 @@ fn value_type(param: &Ident) -> Ident {
     format_ident!("{name}Arg", span = param.span())
 }
 
-/// Parameters without their bounds, as a type declares them.
+/// Generic parameters without bounds, for the declaration of a struct.
 fn without_bounds(mut generics: Generics) -> Generics {
     generics.where_clause = None;
     for param in generics.type_params_mut() {
@@ -446,7 +448,7 @@ fn without_bounds(mut generics: Generics) -> Generics {
     generics
 }
 
-/// The fields of a type that has these parameters, and no values.
+/// Fields of a struct that uses these type parameters and cannot be constructed.
 fn phantom(generics: &Generics) -> TokenStream {
     let types = generics.type_params().map(|param| &param.ident);
     quote! {
@@ -457,7 +459,7 @@ fn phantom(generics: &Generics) -> TokenStream {
     }
 }
 
-/// Returns from the check if the condition does not hold, of a comparison with its two sides.
+/// Code that returns `Unmet` if the condition does not hold, with both sides of a comparison.
 fn condition(condition: &Expr) -> TokenStream {
     let text = |expr: &Expr| token_text(expr.to_token_stream(), &[]);
     let unmet = |text: String, sides: TokenStream| {

@@ -1,5 +1,5 @@
-//! The instances of a generic kernel: every combination of the listed types and constants, and each
-//! for every back end of GIN.
+//! Lists the instances of a generic kernel: every combination of the listed types and constants,
+//! and of GIN's back ends in a kernel for GIN.
 
 use devcomm_types::GinType;
 use proc_macro2::TokenStream;
@@ -10,7 +10,7 @@ use syn::{
 
 use crate::args::KernelArgs;
 
-/// One value for each generic parameter, in the order of the parameters.
+/// An instance: a type or constant for each generic parameter, in the order of the parameters.
 pub struct Instance<'a> {
     params: Vec<&'a GenericParam>,
     values: Vec<GenericArgument>,
@@ -18,16 +18,16 @@ pub struct Instance<'a> {
     gin: Option<BackEnd>,
 }
 
-/// What stands for GIN's back end in an instance.
+/// GIN's back end of an instance.
 #[derive(Clone, Copy)]
 struct BackEnd {
-    /// The place of the parameter.
+    /// The index of its generic parameter.
     index: usize,
     back_end: GinType,
 }
 
 impl Instance<'_> {
-    /// The name of the host's item: the kernel's, then each value but that for the back end.
+    /// The name on the host: the kernel's, then a suffix for each value except the back end.
     pub fn name(&self, kernel: &Ident) -> String {
         let gin = self.gin.map(|gin| gin.index);
         let mut name = kernel.to_string();
@@ -39,15 +39,15 @@ impl Instance<'_> {
         name
     }
 
-    /// The entry's name: the item's, then the back end.
+    /// The name of the GPU entry point: [`Self::name`], then the back end's suffix.
     pub fn entry(&self, kernel: &Ident) -> String {
         let back_end = self.gin.and_then(|gin| gin.back_end.suffix());
         let back_end = back_end.map(|suffix| format!("_{suffix}")).unwrap_or_default();
         self.name(kernel) + &back_end
     }
 
-    /// Whether it is the one whose body runs on the host.
-    pub fn is_the_hosts(&self) -> bool {
+    /// Whether the host runs this instance's body: of the back ends of GIN only PROXY.
+    pub fn runs_on_host(&self) -> bool {
         self.gin.is_none_or(|gin| gin.back_end == GinType::Proxy)
     }
 
@@ -56,7 +56,7 @@ impl Instance<'_> {
         &self.values
     }
 
-    /// The same for the host's item, which has no parameter for the back end.
+    /// The same for the host's type, which has no parameter for the back end.
     pub fn item_arguments(&self) -> Vec<&GenericArgument> {
         let gin = self.gin.map(|gin| gin.index);
         let values = self.values.iter().enumerate();
@@ -81,13 +81,13 @@ impl Instance<'_> {
             .collect()
     }
 
-    /// Each parameter's name and what stands for it.
+    /// Each parameter's name and its value as text.
     pub fn names(&self) -> Vec<(&Ident, String)> {
         self.params.iter().map(|param| ident(param)).zip(self.suffixes.iter().cloned()).collect()
     }
 }
 
-/// Every combination, with different names.
+/// All instances. Two entry points with the same name are an error.
 pub fn of<'a>(
     args: &'a KernelArgs,
     kernel: &Ident,
@@ -107,10 +107,10 @@ pub fn of<'a>(
         } else {
             list_of(args, kernel, param)?.iter().map(|value| (value.clone(), None)).collect()
         };
-        let mut longer = vec![];
+        let mut extended = vec![];
         for instance in &instances {
             for (value, gin) in &list {
-                longer.push(Instance {
+                extended.push(Instance {
                     params: [&instance.params[..], &[param]].concat(),
                     values: [&instance.values[..], std::slice::from_ref(value)].concat(),
                     suffixes: [&instance.suffixes[..], &[suffix(value)?]].concat(),
@@ -118,7 +118,7 @@ pub fn of<'a>(
                 });
             }
         }
-        instances = longer;
+        instances = extended;
     }
     let mut entries = std::collections::HashSet::new();
     for instance in &instances {
@@ -131,8 +131,8 @@ pub fn of<'a>(
     Ok(instances)
 }
 
-/// The types of `nccl_device` that stand for GIN's back ends, which are named as the values of
-/// [`GinType`].
+/// The types of `nccl_device::gin` for GIN's back ends: they have the names of [`GinType`]'s
+/// variants.
 fn back_ends(
     param: &GenericParam,
     index: usize,
@@ -189,7 +189,7 @@ fn list_of<'a>(
     Ok(list)
 }
 
-/// Whether the parameter is bound to be a back end of GIN.
+/// Whether the parameter has the bound `GinBackend`.
 fn is_back_end(param: &GenericParam) -> bool {
     let GenericParam::Type(param) = param else { return false };
     param.bounds.iter().any(|bound| match bound {
@@ -209,7 +209,7 @@ pub fn ident(param: &GenericParam) -> &Ident {
     }
 }
 
-/// What a value adds to the entry's name: the last segment of a path, or the digits of a constant.
+/// A value's suffix in the entry point's name: the last segment of a path, or a literal's value.
 fn suffix(value: &GenericArgument) -> Result<String> {
     match value {
         GenericArgument::Type(Type::Path(path)) => {

@@ -6,9 +6,8 @@
 //!
 //! # Safety model
 //!
-//! The macros add no unsafety of their own: the body of a kernel keeps the safety of the function
-//! that it was written in. Every parameter is asserted to implement `KernelParam`, the unsafe trait
-//! which says that the host's bytes are the device's.
+//! The body of a safe function stays safe code. Every parameter must implement `KernelParam`, the
+//! unsafe trait that promises that the bytes which the host passes are a valid value on the device.
 //!
 //! # Example
 //!
@@ -17,7 +16,7 @@
 //!
 //! #[kernel(T = [f32, f16, bf16])]
 //! pub unsafe fn fill<T: Copy>(out: *mut T, value: T, count: usize) { /* .. */ }
-//! // entries fill_f32, fill_f16, fill_bf16; on the host launch(fill::<f32>, ..)
+//! // GPU entry points fill_f32, fill_f16 and fill_bf16; on the host fill::<f32>::args(..)
 //! ```
 
 mod address_space;
@@ -30,43 +29,41 @@ mod print;
 
 use proc_macro::TokenStream;
 
-/// Makes a function a GPU entry point, and on the host a launch item of the same name.
+/// Makes a function a GPU entry point, and on the host a type of the same name that launches it.
 ///
-/// On nvptx64 the function becomes an `extern "ptx-kernel"` entry, and a record of it (name, file,
-/// parameters) goes into the section that the builder reads. On the host the name becomes a
-/// zero-sized value that implements `Kernel` (all that a launch needs) and `HostKernel` (the body,
-/// for a simulator).
-///
-/// Since the host's item is a value of that name, no local variable in its scope can have the name.
+/// On nvptx64 the function becomes an `extern "ptx-kernel"` function, and a record of it (name,
+/// file, parameters) goes into the section that `cuda_builder` reads. On the host the type
+/// implements `Kernel` (all that a launch needs) and `HostKernel` (the body, for a simulator); its
+/// function `args` takes the launch's arguments.
 ///
 /// # Arguments
 ///
 /// * `T = [f32, f16, bf16]`: the instances of a generic kernel, one list for each type or const
-///   parameter. Each combination becomes an entry `name_f32`, and the host's item is used as
-///   `name::<f32>`. The body is compiled once an instance, with `T` as an alias, so
+///   parameter. Each combination becomes an entry point such as `name_f32`; on the host it is
+///   `name::<f32>`. The body is compiled once per instance, with `T` as an alias, so
 ///   `shared_array![T; 32]` works in it.
 /// * `B = gin`: the kernel is compiled for every back end of GIN, with `B` as one of the types of
-///   `nccl_device::gin`. The entries are `name_proxy`, `name_gdaki`, `name_gpi` and `name_efa_gda`,
-///   behind the values of the lists; the host's item has no such parameter, and a launch picks the
-///   entry by the device communicator. On the host the body runs with `Proxy`.
-/// * `arch = "sm_90a"`: the architecture that the kernel's file needs when it is not the build's
-///   default.
-/// * `max_threads = 256`: no launch has more threads per block. The compiler then uses as many
-///   registers as that many threads can have, where it would else keep to what suits any block.
-///   PTX: `.maxntid`.
+///   `nccl_device::gin`. The entry points' names end with `_proxy`, `_gdaki`, `_gpi` and
+///   `_efa_gda`. The host's type has no such parameter: a launch selects the entry point by the
+///   device communicator. On the host the body runs with `Proxy`.
+/// * `arch = "sm_90a"`: the architecture that the kernel's file needs, if not the build's default.
+/// * `max_threads = 256`: the maximum threads per block of a launch. The compiler may use as many
+///   registers per thread as fit that block size. PTX: `.maxntid`.
+/// * `requires(out.len() <= send.len())`: conditions on the arguments. A launch that does not meet
+///   one is an error.
 ///
 /// # Errors
 ///
-/// Does not compile: a kernel that is async, const, variadic or a method, that returns a value,
-/// that takes a pattern other than a name, more than 12 parameters, a lifetime, a reference to
-/// anything but a slice, a mutable one, or a generic parameter without a list; one for GIN that
-/// takes no `DevComm`.
+/// Does not compile: a kernel that is async, const, variadic or a method, returns a value, or takes
+/// a pattern other than a name, more than 12 parameters, a lifetime, a mutable reference, a
+/// reference to anything but a slice, or a generic parameter without a list; a kernel for GIN
+/// without a `DevComm` parameter.
 ///
 /// # Slices
 ///
-/// A parameter `&[T]` is an address and a length. Nobody writes the elements while the kernel runs:
-/// not the kernel through another pointer, not a peer, so never a window's memory. Results go out
-/// through a `*mut T`.
+/// A parameter `&[T]` is an address and a length. Nothing may write the elements while the kernel
+/// runs, neither the kernel through another pointer nor a peer rank: so never pass a window's
+/// memory. Write results through a `*mut T`.
 #[proc_macro_attribute]
 pub fn kernel(attr: TokenStream, item: TokenStream) -> TokenStream {
     let args = syn::parse_macro_input!(attr as args::KernelArgs);
@@ -77,10 +74,10 @@ pub fn kernel(attr: TokenStream, item: TokenStream) -> TokenStream {
         .into()
 }
 
-/// Makes a struct a parameter of a kernel: for kernels with many of them.
+/// Lets kernels take a struct as a parameter: for kernels with many parameters.
 ///
-/// The struct is `#[repr(C)]`, and its fields are parameters too. A launch passes a `NameArgs` for
-/// a `Name`: a struct with the same fields, each with what a launch passes for it.
+/// The struct is `#[repr(C)]`, and its fields' types are parameter types too. For a struct `Name` a
+/// launch passes a `NameArgs`: a struct with the same fields, each with the host value for it.
 ///
 /// ```text
 /// #[repr(C)]
@@ -94,16 +91,16 @@ pub fn kernel_param(input: TokenStream) -> TokenStream {
     param::derive(&input).unwrap_or_else(|error| error.to_compile_error()).into()
 }
 
-/// Puts a static into an address space of the GPU, with Rust-CUDA's name: `shared`, `global` or
+/// Puts a static into an address space of the GPU, by Rust-CUDA's names: `shared`, `global` or
 /// `constant`.
 ///
-/// `#[address_space(shared)] static mut TILE: [f32; 256] = [0.0; 256];` is an array of each block.
-/// Its contents are undefined at first, whatever the initialiser says. `TILE[i]` and
-/// `TILE.as_mut_ptr()` reach the elements; `&raw mut TILE` is a pointer to another type. The
-/// simulator gives each block its own too, but does not see the accesses: those through the pointer
-/// of `cuda_std`'s `shared_array!`, which is the same as an expression, it checks.
+/// `#[address_space(shared)] static mut TILE: [f32; 256] = [0.0; 256];` is one array per block. Its
+/// contents are undefined at first, whatever the initialiser says. `TILE[i]` and
+/// `TILE.as_mut_ptr()` access the elements; `&raw mut TILE` points to a wrapper type instead. The
+/// simulator has one array per block too, but does not check the accesses to it. It does check
+/// those to an array of `cuda_std`'s `shared_array!`.
 ///
-/// In `global` memory is every static; `constant` ones lie there too.
+/// `global` and `constant` change nothing: every other static is in global memory.
 ///
 /// # Errors
 ///
@@ -112,10 +109,10 @@ pub fn kernel_param(input: TokenStream) -> TokenStream {
 pub fn address_space(attr: TokenStream, item: TokenStream) -> TokenStream {
     let space = syn::parse_macro_input!(attr as syn::Ident);
     let item = syn::parse_macro_input!(item as syn::ItemStatic);
-    address_space::place(&space, &item).unwrap_or_else(|error| error.to_compile_error()).into()
+    address_space::expand(&space, &item).unwrap_or_else(|error| error.to_compile_error()).into()
 }
 
-/// Prints from a kernel, without a line end. See `println!`.
+/// Prints from a kernel, without a newline. See `println!`.
 #[proc_macro]
 pub fn print(input: TokenStream) -> TokenStream {
     let call = syn::parse_macro_input!(input as print::Print);

@@ -1,16 +1,15 @@
-//! What the builder is told of a kernel: a JSON record in a static of the section
-//! `.devcomm.kernel`.
+//! Describes a kernel to `cuda_builder`: a JSON record in a static of section `.devcomm.kernel`.
 
 use proc_macro2::{TokenStream, TokenTree};
 use quote::{ToTokens, quote};
 use syn::{Ident, LitStr, Type};
 
-/// Where a kernel was written.
+/// The package and the file of a kernel.
 pub struct Source {
     /// The package.
     pub package: String,
-    /// Stem of the file, which names the PTX module; a package's or a folder's name for `lib.rs`
-    /// and `mod.rs`.
+    /// Stem of the file, which names the PTX module. For `lib.rs` and `main.rs` the package's name,
+    /// for `mod.rs` the folder's.
     pub stem: String,
 }
 
@@ -33,7 +32,7 @@ fn stem(file: &str, package: &str) -> String {
     stem.unwrap_or_else(|| package.to_owned()).replace('-', "_")
 }
 
-/// One entry point.
+/// The record of one GPU entry point.
 pub struct Record<'a> {
     pub entry: &'a str,
     pub source: &'a Source,
@@ -90,12 +89,12 @@ fn quoted(text: &str) -> String {
     out + "\""
 }
 
-/// A type as one would write it, with the generic parameters replaced by an instance's values.
+/// A type as source text, with the generic parameters replaced by an instance's values.
 pub fn type_text(ty: &Type, values: &[(&Ident, String)]) -> String {
     token_text(ty.to_token_stream(), values)
 }
 
-/// The same of any tokens.
+/// As [`type_text`], for any tokens.
 pub fn token_text(tokens: TokenStream, values: &[(&Ident, String)]) -> String {
     let mut out = String::new();
     write_tokens(tokens, values, &mut out);
@@ -103,7 +102,7 @@ pub fn token_text(tokens: TokenStream, values: &[(&Ident, String)]) -> String {
 }
 
 fn write_tokens(tokens: TokenStream, values: &[(&Ident, String)], out: &mut String) {
-    let word = |c: char| c.is_alphanumeric() || c == '_';
+    let in_word = |c: char| c.is_alphanumeric() || c == '_';
     for token in tokens {
         let text = match token {
             TokenTree::Group(group) => {
@@ -113,7 +112,7 @@ fn write_tokens(tokens: TokenStream, values: &[(&Ident, String)], out: &mut Stri
                     proc_macro2::Delimiter::Brace => ("{", "}"),
                     proc_macro2::Delimiter::None => ("", ""),
                 };
-                if open == "[" && out.ends_with(word) {
+                if open == "[" && out.ends_with(in_word) {
                     out.push(' ');
                 }
                 out.push_str(open);
@@ -127,7 +126,7 @@ fn write_tokens(tokens: TokenStream, values: &[(&Ident, String)], out: &mut Stri
                 .map_or_else(|| ident.to_string(), |(_, value)| value.clone()),
             other => other.to_string(),
         };
-        if text.starts_with(word) && out.ends_with(|c| word(c) || c == ',' || c == ';') {
+        if text.starts_with(in_word) && out.ends_with(|c| in_word(c) || c == ',' || c == ';') {
             out.push(' ');
         }
         out.push_str(&text);

@@ -1,17 +1,17 @@
-//! `#[derive(KernelParam)]`: structs as parameters of a kernel.
+//! Expands `#[derive(KernelParam)]`: structs as parameters of a kernel.
 
 use proc_macro2::TokenStream;
 use quote::{format_ident, quote};
 use syn::{Data, DeriveInput, Error, Fields, Ident, Result, Type};
 
-/// The parameter's plain type, and a struct of host values for it.
+/// Generates the struct's `KernelParam` impl and `NameArgs`, the struct of its host values.
 pub fn derive(input: &DeriveInput) -> Result<TokenStream> {
     let fields = match &input.data {
         Data::Struct(data) => &data.fields,
-        _ => return Err(Error::new_spanned(&input.ident, "a kernel's parameter is a struct")),
+        _ => return Err(Error::new_spanned(&input.ident, "KernelParam is derived for structs")),
     };
     let Fields::Named(named) = fields else {
-        return Err(Error::new_spanned(&input.ident, "a parameter's fields have names"));
+        return Err(Error::new_spanned(&input.ident, "KernelParam needs named fields"));
     };
     if !is_repr_c(input)? {
         let text = "a launch copies the struct as C lays it out: add #[repr(C)]";
@@ -41,7 +41,7 @@ pub fn derive(input: &DeriveInput) -> Result<TokenStream> {
         #vis struct #abi<#(#plain),*> {
             #( #names: #plain, )*
         }
-        // SAFETY: both structs have C's layout, and each field's types have one layout.
+        // SAFETY: both structs are `repr(C)`, and each field has the same layout in both.
         unsafe impl #full #private::KernelParam for #ident #arguments #wheres {
             type Abi = #abi<#(<#types as #private::KernelParam>::Abi),*>;
             const IS_DEV_COMM: bool = false #( || <#types as #private::KernelParam>::IS_DEV_COMM )*;

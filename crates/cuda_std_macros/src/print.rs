@@ -1,5 +1,5 @@
-//! `print!` and `println!`: Rust's format string becomes printf's, since CUDA's printf formats on
-//! the host and costs a kernel no stack and no code.
+//! Expands `print!` and `println!`: Rust's format string becomes one for CUDA's printf, which
+//! formats on the host, so that a kernel needs no stack and no code for formatting.
 
 use proc_macro2::TokenStream;
 use quote::quote;
@@ -28,7 +28,7 @@ impl Parse for Print {
 }
 
 impl Print {
-    /// The call that prints it, with `end` behind.
+    /// The call that prints the text, followed by `end`.
     pub fn expand(self, end: &str) -> Result<TokenStream> {
         let Self { format, values } = self;
         let (mut pieces, arguments) = parse(&format, values)?;
@@ -45,7 +45,7 @@ impl Print {
     }
 }
 
-/// The text before, between and behind the arguments, and the arguments in the order of their use.
+/// The text before, between and after the arguments, and the arguments in the order of their use.
 fn parse(format: &LitStr, values: Vec<Expr>) -> Result<(Vec<String>, Vec<Expr>)> {
     let text = format.value();
     let mut values = values.into_iter();

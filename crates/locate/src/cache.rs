@@ -1,4 +1,4 @@
-//! The user's cache, shared by all checkouts.
+//! Finds devcomm's cache, one folder per user, and the wheels in it.
 
 use std::cmp::Reverse;
 use std::ffi::OsString;
@@ -14,7 +14,7 @@ pub fn cache_dir() -> PathBuf {
 }
 
 /// The folder in [`cache_dir`] of an unpacked Python wheel, e.g. `nvidia-nccl-cu13` and `2.32.3`.
-/// If it exists it is complete: unpacking uses another name and renames last.
+/// If it exists, it is complete: a wheel is unpacked under another name and then renamed.
 #[must_use]
 pub fn wheel_dir(package: &str, version: &str) -> PathBuf {
     wheels(&cache_dir()).join(format!("{package}-{version}"))
@@ -25,8 +25,7 @@ pub(crate) fn cache_dir_from(var: impl Fn(&str) -> Option<OsString>) -> PathBuf 
     set("DEVCOMM_CACHE")
         .or_else(|| Some(set("XDG_CACHE_HOME")?.join("devcomm")))
         .or_else(|| Some(set("HOME")?.join(".cache/devcomm")))
-        // Without a home directory (a service account): a private folder that outlives this
-        // process.
+        // No home directory, as in a service account: a folder that outlives this process.
         .unwrap_or_else(|| std::env::temp_dir().join("devcomm-cache"))
 }
 

@@ -1,4 +1,4 @@
-//! The environment that searches read, replaceable in tests.
+//! The variables, programs and folders of the system that searches read, replaceable in tests.
 
 use std::ffi::OsString;
 use std::io::Read;
@@ -7,9 +7,9 @@ use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// Time limit of a program. A Python behind a shim takes a second to start on a busy machine; one
-/// on a dead network drive never does.
-const VERSION_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time limit of a program. On a busy machine Python can take a second to start through a version
+/// manager; from an unreachable network drive it never starts.
+const PROGRAM_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Reads an environment variable.
 type Lookup = dyn Fn(&str) -> Option<OsString>;
@@ -25,16 +25,16 @@ pub(crate) struct Env {
     pub python_path: Box<dyn Fn() -> Vec<PathBuf>>,
     /// Output of `ldconfig -p`; empty without it.
     pub ldconfig: Box<dyn Fn() -> String>,
-    /// The system's prefixes, `/usr` and such.
+    /// The system's installation prefixes, such as `/usr`.
     pub prefixes: Vec<PathBuf>,
-    /// The version of a program.
+    /// Runs a program with `--version`.
     pub version_of: Box<VersionOf>,
-    /// The running program's file.
+    /// The path of the running executable.
     pub program: Option<PathBuf>,
 }
 
 impl Env {
-    /// The process's own environment.
+    /// The environment of this process.
     pub fn real() -> Self {
         Self {
             var: Box::new(|name| std::env::var_os(name)),
@@ -100,7 +100,7 @@ impl Env {
 /// The import path of the active Python, queried once per process.
 fn python_path() -> Vec<PathBuf> {
     static PATH: OnceLock<Vec<PathBuf>> = OnceLock::new();
-    let ask = || {
+    let query = || {
         // The import path of `-c` programs starts with the current folder, as an empty entry, which
         // is skipped.
         let program = "import sys; print('\\n'.join(p for p in sys.path if p))";
@@ -113,7 +113,7 @@ fn python_path() -> Vec<PathBuf> {
             .filter(|path| path.is_dir())
             .collect()
     };
-    PATH.get_or_init(ask).clone()
+    PATH.get_or_init(query).clone()
 }
 
 /// A program's output, or why there is none: it does not start, fails or times out.
@@ -124,15 +124,15 @@ fn output(command: &mut Command) -> Result<String, String> {
         .stderr(Stdio::null())
         .spawn()
         .map_err(|error| format!("it cannot be run: {error}"))?;
-    let deadline = Instant::now() + VERSION_TIMEOUT;
+    let deadline = Instant::now() + PROGRAM_TIMEOUT;
     let status = loop {
         match child.try_wait().map_err(|error| error.to_string())? {
             Some(status) => break status,
             None if Instant::now() > deadline => {
-                // It may have ended meanwhile; its output is not needed any more.
+                // These fail if the program has just ended; its output is no longer needed.
                 let _ = child.kill();
                 let _ = child.wait();
-                return Err(format!("it gave no answer within {} s", VERSION_TIMEOUT.as_secs()));
+                return Err(format!("it did not end within {} s", PROGRAM_TIMEOUT.as_secs()));
             }
             None => std::thread::sleep(Duration::from_millis(2)),
         }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// A searched place, and why it was rejected.
+/// A place that the search tried, and why it was rejected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attempt {
     /// The place: a path, or the variable or program that would have named one.
@@ -11,8 +11,8 @@ pub struct Attempt {
     pub reason: String,
 }
 
-/// Nothing suitable was found. The message has what was searched for, every place with its reason,
-/// and what to do.
+/// Nothing suitable was found. The message says what was searched for, lists every place tried with
+/// the reason for its rejection, and advises what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{what} was not found; places tried, in order:{}\nwhat to do: {advice}",
@@ -41,7 +41,7 @@ impl NotFound {
         &self.tried
     }
 
-    /// How to fix it.
+    /// What the user can do.
     #[must_use]
     pub fn advice(&self) -> &str {
         &self.advice

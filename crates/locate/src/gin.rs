@@ -1,4 +1,4 @@
-//! Detects which networks kernels can use (NCCL's GIN), as far as possible without NCCL.
+//! Detects which back ends of NCCL's GIN the system supports, as far as possible without NCCL.
 
 use std::fmt;
 use std::fs;
@@ -8,7 +8,7 @@ use crate::env::Env;
 use crate::error::NotFound;
 use crate::loopback::find_gin_loopback_in;
 
-/// A route of a kernel's puts: a GIN back end and its transport.
+/// A route of a kernel's puts: a GIN back end and the transport that it uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GinRoute {
     /// PROXY: a host thread posts the kernel's operations to an RDMA network card.
@@ -47,7 +47,7 @@ impl GinRoute {
         }
     }
 
-    /// Its requirements besides GPUs, in words.
+    /// What the route requires besides GPUs, as text.
     #[must_use]
     pub const fn needs(self) -> &'static str {
         match self {
@@ -94,7 +94,7 @@ pub struct GinGpus {
 /// A device in `/sys/class/infiniband`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RdmaDevice {
-    /// `mlx5_0`, or `rocep1s0f0` with names by PCI location.
+    /// Its name, e.g. `mlx5_0`, or `rocep1s0f0` where the system names devices by PCI location.
     pub name: String,
     /// Its kernel driver, which identifies its kind: `mlx5_core`, `efa`; empty if unreadable.
     pub driver: String,
@@ -114,15 +114,15 @@ impl fmt::Display for RdmaDevice {
 pub struct GinSupport {
     /// The kernel's RDMA devices.
     pub rdma_devices: Vec<RdmaDevice>,
-    /// The loaded module for access of cards to GPU memory, where DMA-BUF is not used.
+    /// The loaded kernel module through which network cards access GPU memory without DMA-BUF.
     pub peer_memory: Option<&'static str>,
     /// Whether GDRCopy's driver is loaded.
     pub gdrdrv: bool,
-    /// devcomm's plugin.
+    /// devcomm's RMA plugin, for [`GinRoute::ProxyLoopback`].
     pub loopback: Result<PathBuf, NotFound>,
     /// The GPUs' properties; `None` without GPUs, or if not queried.
     pub gpus: Option<GinGpus>,
-    /// NCCL settings that disable GIN as a whole: `NCCL_GIN_ENABLE=0` and such.
+    /// NCCL settings that disable GIN as a whole, such as `NCCL_GIN_ENABLE=0`.
     pub hindered_by: Vec<String>,
     /// `NCCL_GIN_TYPE`, if set.
     gin_type: Option<String>,
@@ -134,7 +134,7 @@ pub struct GinSupport {
     rma_plugin: Option<String>,
 }
 
-/// Examines this system. The caller queries the GPUs.
+/// Detects this system's support. `gpus` has the properties that the caller has queried.
 #[must_use]
 pub fn gin_support(gpus: Option<GinGpus>) -> GinSupport {
     gin_support_in(&Env::real(), Path::new("/"), gpus)
@@ -147,7 +147,7 @@ fn gin_support_in(env: &Env, root: &Path, gpus: Option<GinGpus>) -> GinSupport {
             .filter(|v| !v.is_empty())
     };
     let zero = |name: &str| text(name).filter(|v| v == "0").map(|_| format!("{name}=0"));
-    let hindering = ["NCCL_GIN_ENABLE", "NCCL_CROSS_NIC", "NCCL_CUMEM_ENABLE", "NCCL_WIN_ENABLE"];
+    let disabling = ["NCCL_GIN_ENABLE", "NCCL_CROSS_NIC", "NCCL_CUMEM_ENABLE", "NCCL_WIN_ENABLE"];
     let module = |name: &&str| root.join("sys/module").join(name).is_dir();
     GinSupport {
         rdma_devices: rdma_devices(&root.join("sys/class/infiniband")),
@@ -155,7 +155,7 @@ fn gin_support_in(env: &Env, root: &Path, gpus: Option<GinGpus>) -> GinSupport {
         gdrdrv: root.join("dev/gdrdrv").exists(),
         loopback: find_gin_loopback_in(env, None),
         gpus,
-        hindered_by: hindering.into_iter().filter_map(zero).collect(),
+        hindered_by: disabling.into_iter().filter_map(zero).collect(),
         gin_type: text("NCCL_GIN_TYPE"),
         gin_plugin: text("NCCL_GIN_PLUGIN"),
         gdrcopy: text("NCCL_GDRCOPY_ENABLE"),
@@ -177,42 +177,42 @@ fn rdma_devices(folder: &Path) -> Vec<RdmaDevice> {
 }
 
 impl GinSupport {
-    /// Whether there is any RDMA device, which NCCL would use by itself.
+    /// Whether there is any RDMA device, which NCCL would use by default.
     #[must_use]
     pub fn has_rdma(&self) -> bool {
         !self.rdma_devices.is_empty()
     }
 
-    /// Whether a route looks possible, with the evidence, or else what is missing. NCCL decides in
-    /// the end, from all ranks.
+    /// Whether a route looks possible; if so, what suggests that. NCCL itself decides, from the
+    /// support on all ranks.
     ///
     /// # Errors
     ///
-    /// What is missing, in words.
+    /// What is missing, as text.
     pub fn verdict(&self, route: GinRoute) -> Result<String, String> {
         if let Some(first) = self.hindered_by.first() {
             return Err(format!("{first} disables GIN in NCCL"));
         }
-        if let Some(asked) = &self.gin_type
-            && asked.parse().is_ok_and(|number: i32| number >= 0 && number != route.gin_type())
+        if let Some(value) = &self.gin_type
+            && value.parse().is_ok_and(|number: i32| number >= 0 && number != route.gin_type())
         {
-            return Err(format!("NCCL_GIN_TYPE={asked} selects another back end"));
+            return Err(format!("NCCL_GIN_TYPE={value} selects another back end"));
         }
         match self.gpus {
             None => return Err("no GPU was found".to_owned()),
             Some(GinGpus { rdma_with_vmm: false, .. }) => {
                 return Err(
-                    "not every GPU has GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, which NCCL asks \
-                    for before any GIN"
+                    "not every GPU has GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, which NCCL \
+                    requires for every GIN back end"
                         .to_owned(),
                 );
             }
             Some(_) => {}
         }
         match route {
-            GinRoute::ProxyRdma => self.card(|kind| kind != "efa"),
-            GinRoute::Gdaki => self.card(|kind| kind == "mlx5"),
-            GinRoute::EfaGda => self.card(|kind| kind == "efa"),
+            GinRoute::ProxyRdma => self.rdma_verdict(|kind| kind != "efa"),
+            GinRoute::Gdaki => self.rdma_verdict(|kind| kind == "mlx5"),
+            GinRoute::EfaGda => self.rdma_verdict(|kind| kind == "efa"),
             GinRoute::ProxyTcp => {
                 let newer = self.gpus.is_some_and(|gpus| gpus.driver >= 13_030);
                 let enabled = self.gdrcopy.as_deref().is_some_and(|value| value != "0");
@@ -229,36 +229,36 @@ impl GinSupport {
                 Err(error) => Err(format!("{}: {}", error.what(), error.advice())),
             },
             GinRoute::Gpi => match &self.gin_plugin {
-                Some(name) => Ok(format!("NCCL_GIN_PLUGIN={name}, if that is it")),
+                Some(name) => Ok(format!("NCCL_GIN_PLUGIN={name}, if that is Spectrum-X's")),
                 None => Err("NCCL_GIN_PLUGIN is not set".to_owned()),
             },
         }
     }
 
-    /// Cards of a fitting kind: the prefix, up to an underscore, of the driver's name or else of
-    /// the card's.
-    fn card(&self, fits: impl Fn(&str) -> bool) -> Result<String, String> {
-        let kind = |device: &&RdmaDevice| {
+    /// The verdict on a route that needs an RDMA device of an accepted kind. The kind is the first
+    /// part of the driver's name, else of the device's name: `mlx5` of `mlx5_core`.
+    fn rdma_verdict(&self, accepts: impl Fn(&str) -> bool) -> Result<String, String> {
+        let is_accepted = |device: &&RdmaDevice| {
             let name = if device.driver.is_empty() { &device.name } else { &device.driver };
-            fits(name.split('_').next().unwrap_or_default())
+            accepts(name.split('_').next().unwrap_or_default())
         };
         let list = |devices: Vec<&RdmaDevice>| {
             devices.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
         };
-        let fitting: Vec<_> = self.rdma_devices.iter().filter(kind).collect();
-        if fitting.is_empty() {
+        let accepted: Vec<_> = self.rdma_devices.iter().filter(is_accepted).collect();
+        if accepted.is_empty() {
             return Err(if self.rdma_devices.is_empty() {
                 "there is no RDMA device".to_owned()
             } else {
                 format!("the RDMA devices are {}", list(self.rdma_devices.iter().collect()))
             });
         }
-        let by = self.peer_memory.unwrap_or("DMA-BUF, if kernel and card have it");
-        Ok(format!("{} through {by}", list(fitting)))
+        let by = self.peer_memory.unwrap_or("DMA-BUF, if Linux and the card support it");
+        Ok(format!("{} through {by}", list(accepted)))
     }
 
-    /// Why a route that looks possible is unavailable in this process.
-    fn switched_off(&self, route: GinRoute) -> Option<String> {
+    /// Why this process does not use a route that looks possible; `None` if it may.
+    fn why_disabled(&self, route: GinRoute) -> Option<String> {
         let plugin = self.loopback.as_ref().ok().filter(|_| route == GinRoute::ProxyLoopback)?;
         match &self.rma_plugin {
             None => Some("it is not enabled: NCCL_RMA_PLUGIN is not set".to_owned()),
@@ -269,13 +269,14 @@ impl GinSupport {
         }
     }
 
-    /// One sentence for an error message: why the routes of a back end are unavailable; of all back
-    /// ends for `None`.
+    /// Text for an error message: why each route of a back end is unavailable. `None` stands for
+    /// all back ends.
     #[must_use]
     pub fn why_not(&self, gin_type: Option<i32>) -> String {
         let routes = GinRoute::ALL.into_iter();
-        let asked = routes.filter(|route| gin_type.is_none_or(|number| route.gin_type() == number));
-        let lines = asked.map(|route| match (self.verdict(route), self.switched_off(route)) {
+        let of_type =
+            routes.filter(|route| gin_type.is_none_or(|number| route.gin_type() == number));
+        let lines = of_type.map(|route| match (self.verdict(route), self.why_disabled(route)) {
             (Err(why), _) | (Ok(_), Some(why)) => {
                 format!("{route} needs {}; here {why}", route.needs())
             }

@@ -1,27 +1,26 @@
 //! Finds devcomm's external components: NCCL's library, device bitcode and headers, `ptxas`, and a
 //! system's support for GIN.
 //!
-//! Every search has a fixed order, tries each place in turn, and rejects unsuitable candidates with
-//! a recorded reason. If nothing is left, [`NotFound`] lists every place with its reason and says
-//! what to do.
+//! Every search tries the places below in order and records why it rejects a candidate. If it
+//! accepts none, [`NotFound`] lists every place with the reason and says what to do.
 //!
 //! | order | NCCL ([`find_nccl`]) | `ptxas` ([`find_ptxas`]) |
 //! |---|---|---|
 //! | 1 | the explicit path | `DEVCOMM_PTXAS` |
 //! | 2 | `DEVCOMM_NCCL_HOME` | `CUDA_HOME/bin` |
 //! | 3 | `NCCL_HOME` | `PATH` |
-//! | 4 | `nvidia/nccl` in the active Python's site-packages | `nvidia/cu13/bin` in them |
+//! | 4 | `nvidia/nccl` in the active Python's site-packages | site-packages |
 //! | 5 | the cache that `cargo xtask setup` fills ([`cache_dir`]) | the cache |
-//! | 6 | `LD_LIBRARY_PATH`, `/usr`, `/usr/local`, `ldconfig`'s list | `/usr/local/cuda/bin` |
+//! | 6 | `LD_LIBRARY_PATH`, `/usr/local`, `/usr`, `ldconfig`'s list | `/usr/local/cuda/bin` |
 //!
-//! [`find_gin_loopback`] looks beside the running program for devcomm's RMA plugin; [`gin_support`]
-//! examines a system's networks for kernels.
+//! [`find_gin_loopback`] searches beside the running program for devcomm's RMA plugin;
+//! [`gin_support`] detects which GIN back ends the system supports.
 //!
 //! # Safety model
 //!
-//! There is no unsafe code here, and nothing is loaded: a library is only named by its path. The
-//! search reads files and runs `python3`, `ldconfig` and the `ptxas` candidates, each with a time
-//! limit; a program that is missing or late counts as having no output.
+//! There is no unsafe code here, and no library is loaded: a search returns its path. It reads
+//! files and runs `python3`, `ldconfig` and the `ptxas` candidates, each with a time limit; a
+//! program that is missing or exceeds the limit counts as having no output.
 //!
 //! # Example
 //!

@@ -13,19 +13,18 @@ const ADVICE: &str = "build it by `cargo build -p devcomm-rma-loopback`, put \
                       libdevcomm_rma_loopback.so beside the program, or name it in \
                       DEVCOMM_GIN_LOOPBACK";
 
-/// Folders to search, relative to a program's: its own (installed, or cargo's target folder),
-/// cargo's folder of dependencies, both again from a test or an example one folder deeper, and
-/// `lib` beside `bin`.
+/// Folders to search, relative to the program's folder: that folder and cargo's `deps` in it; the
+/// same two for a test or an example, which cargo puts one folder deeper; `lib` beside `bin`.
 const SEARCHED: [&str; 5] = ["", "deps", "..", "../deps", "../lib"];
 
 /// Finds `libdevcomm_rma_loopback.so`: the explicit path, else that of `DEVCOMM_GIN_LOOPBACK`, else
-/// beside the running program, where cargo puts it for a program that depends on devcomm; the
-/// newest of several.
+/// beside the running program, where cargo puts it for a program that depends on devcomm. Of
+/// several files there, the newest is found.
 ///
 /// # Errors
 ///
-/// [`NotFound`], with every place tried and its reason. A named path that is not a file ends the
-/// search.
+/// [`NotFound`], with every place tried and its reason. A path given by argument or variable is the
+/// only place tried.
 pub fn find_gin_loopback(explicit: Option<&Path>) -> Result<PathBuf, NotFound> {
     find_gin_loopback_in(&Env::real(), explicit)
 }
@@ -50,7 +49,7 @@ pub(crate) fn find_gin_loopback_in(
     let unset = Attempt { place: VARIABLE.to_owned(), reason: "not set".to_owned() };
     let mut tried = vec![unset];
     let mut found = Vec::new();
-    for folder in env.program.as_deref().and_then(Path::parent).into_iter().flat_map(around) {
+    for folder in env.program.as_deref().and_then(Path::parent).into_iter().flat_map(searched) {
         found.extend(plugins_in(&folder));
         let reason = "it holds no libdevcomm_rma_loopback.so".to_owned();
         tried.push(Attempt { place: folder.display().to_string(), reason });
@@ -65,11 +64,11 @@ pub(crate) fn find_gin_loopback_in(
 ///
 /// - `NCCL_RMA_PLUGIN` names the plugin; `NCCL_GIN_TYPE=2` selects GIN PROXY, the only type that
 ///   uses a plugin.
-/// - `NCCL_RMA_PLUGIN_REF_COUNT=1`: the library stays loaded after the last communicator.
-/// - `CUDA_MODULE_LOADING=EAGER`: loading a module while a kernel waits for a signal would wait for
-///   that kernel.
+/// - `NCCL_RMA_PLUGIN_REF_COUNT=1` keeps the library loaded after the last communicator.
+/// - `CUDA_MODULE_LOADING=EAGER`: lazy loading of a module would block while a kernel waits for a
+///   signal.
 /// - `CUDA_DEVICE_MAX_CONNECTIONS=32`: with the default of 8 hardware queues a copy may be queued
-///   after a waiting kernel.
+///   behind a waiting kernel.
 #[must_use]
 pub fn gin_loopback_environment(plugin: &Path) -> [(&'static str, String); 5] {
     [
@@ -81,8 +80,9 @@ pub fn gin_loopback_environment(plugin: &Path) -> [(&'static str, String); 5] {
     ]
 }
 
-fn around(folder: &Path) -> impl Iterator<Item = PathBuf> {
-    let folders = SEARCHED.iter().map(|step| folder.join(step));
+/// The existing folders of [`SEARCHED`].
+fn searched(program_folder: &Path) -> impl Iterator<Item = PathBuf> {
+    let folders = SEARCHED.iter().map(|relative| program_folder.join(relative));
     folders.filter_map(|folder| fs::canonicalize(folder).ok())
 }
 

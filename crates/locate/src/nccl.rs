@@ -1,4 +1,4 @@
-//! Finds an NCCL tree.
+//! Finds an installation of NCCL: its library, device bitcode and headers.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -8,8 +8,8 @@ use crate::env::Env;
 use crate::error::{Attempt, NotFound};
 use crate::version::NcclVersion;
 
-/// Folders of the libraries in a tree: `lib` of wheels and toolkits, Red Hat's `lib64`, Debian's
-/// multiarch folders, or the folder itself if it was given as the library's.
+/// Library folders, relative to a tree's root: `lib` of wheels and toolkits, Red Hat's `lib64`,
+/// Debian's multiarch folders, and the root itself, for a path that names the library's folder.
 const LIB_DIRS: [&str; 5] = ["lib", "lib64", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu", ""];
 
 const ADVICE: &str = "run `cargo xtask setup`, which downloads NCCL's wheel into the cache, or set \
@@ -66,7 +66,7 @@ impl fmt::Display for FoundBy {
     }
 }
 
-/// An NCCL tree: library, bitcode and headers from the same place.
+/// An NCCL tree: the folder of an installation, with its library, bitcode and headers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NcclTree {
     /// The folder that holds `lib/` and `include/`.
@@ -109,7 +109,7 @@ impl NcclTree {
 /// `accept` accepts.
 ///
 /// `explicit` and the variables name the root of a tree, with `lib/` and `include/` in it, or the
-/// library's folder. `accept` rejects a tree with a reason (too old, say); the search continues.
+/// library's folder. If `accept` rejects a tree, it returns the reason, and the search continues.
 ///
 /// # Errors
 ///
@@ -136,12 +136,12 @@ fn find_nccl_in(
             tried.push(place);
         }
         for root in roots {
-            // A folder found a second time would only repeat its reason.
+            // Two steps may find the same folder: it is tried once.
             if seen.contains(&root) {
                 continue;
             }
             seen.push(root.clone());
-            match judge(NcclTree::at(root.clone(), found_by), part, &mut accept) {
+            match check(NcclTree::at(root.clone(), found_by), part, &mut accept) {
                 Ok(tree) => return Ok(tree),
                 Err(reason) => {
                     tried.push(Attempt {
@@ -155,7 +155,7 @@ fn find_nccl_in(
     Err(NotFound::new(&part.to_string(), tried, ADVICE))
 }
 
-fn judge(
+fn check(
     tree: NcclTree,
     part: NcclPart,
     accept: &mut impl FnMut(&NcclTree) -> Result<(), String>,
@@ -210,25 +210,25 @@ fn steps<'a>(env: &'a Env, explicit: Option<&'a Path>) -> Vec<(FoundBy, Step<'a>
     steps
 }
 
-/// The system's prefixes, and those of folders where the dynamic linker finds `libnccl.so`.
+/// The system's prefixes, and the prefixes of folders where the dynamic linker finds `libnccl.so`.
 fn system_roots(env: &Env) -> Vec<PathBuf> {
     let holds_nccl = |folder: &Path| {
         folder.join("libnccl.so.2").is_file() || folder.join("libnccl.so").is_file()
     };
-    let loader_path =
+    let library_path =
         env.path_list("LD_LIBRARY_PATH").into_iter().filter(|folder| holds_nccl(folder));
     let listing = (env.ldconfig)();
     let listed = listing.lines().filter_map(|line| {
         let (name, path) = line.split_once("=>")?;
         name.trim_start().starts_with("libnccl.so").then(|| Path::new(path.trim()).parent())?
     });
-    let mut roots: Vec<PathBuf> = loader_path.map(|folder| prefix_of(&folder)).collect();
+    let mut roots: Vec<PathBuf> = library_path.map(|folder| prefix_of(&folder)).collect();
     roots.extend(env.prefixes.iter().cloned());
     roots.extend(listed.map(prefix_of));
     roots
 }
 
-/// The prefix of a library folder (`/usr` for `/usr/lib/x86_64-linux-gnu`), else the folder itself.
+/// The prefix of a library folder (`/usr` of `/usr/lib/x86_64-linux-gnu`), else the folder itself.
 fn prefix_of(folder: &Path) -> PathBuf {
     LIB_DIRS
         .iter()

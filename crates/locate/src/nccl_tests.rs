@@ -50,7 +50,7 @@ impl FakeSystem {
             python_path: Box::new(move || vec![site.clone()]),
             ldconfig: Box::new(move || ldconfig.clone()),
             prefixes: vec![self.path("usr")],
-            version_of: Box::new(|_| Err("not asked here".to_owned())),
+            version_of: Box::new(|_| Err("these tests run no program".to_owned())),
             ..Env::empty()
         }
     }

@@ -10,7 +10,7 @@ use crate::error::{Attempt, NotFound};
 /// with `sm_100`; it also reads PTX ISA 8.6, which devcomm emits.
 pub const PTXAS_MIN: (u32, u32) = (12, 8);
 
-/// Its path in a wheel: CUDA 13's, then CUDA 12's.
+/// The path of `ptxas` in a Python wheel: of CUDA 13, then of CUDA 12.
 const IN_WHEEL: [&str; 2] = ["nvidia/cu13/bin/ptxas", "nvidia/cuda_nvcc/bin/ptxas"];
 
 const ADVICE: &str = "run `cargo xtask setup`, which downloads its wheel into the cache, or set \
@@ -28,13 +28,13 @@ pub fn find_ptxas() -> Result<PathBuf, NotFound> {
 
 fn find_ptxas_in(env: &Env) -> Result<PathBuf, NotFound> {
     let mut tried = Vec::new();
-    for Step { place, otherwise, list } in steps(env) {
+    for Step { place, if_empty, list } in steps(env) {
         let candidates = list();
         if candidates.is_empty() {
-            tried.push(Attempt { place: place.to_owned(), reason: otherwise.to_owned() });
+            tried.push(Attempt { place: place.to_owned(), reason: if_empty.to_owned() });
         }
         for path in candidates {
-            match judge(env, &path) {
+            match check(env, &path) {
                 Ok(()) => return Ok(path),
                 Err(reason) => {
                     tried.push(Attempt { place: format!("{} ({place})", path.display()), reason });
@@ -49,14 +49,14 @@ fn find_ptxas_in(env: &Env) -> Result<PathBuf, NotFound> {
 struct Step<'a> {
     place: &'static str,
     /// The reason if the step has no candidate.
-    otherwise: &'static str,
+    if_empty: &'static str,
     list: Box<dyn FnOnce() -> Vec<PathBuf> + 'a>,
 }
 
 fn steps(env: &Env) -> [Step<'_>; 6] {
     let variable = |name: &'static str, below: &'static str| Step {
         place: name,
-        otherwise: "not set",
+        if_empty: "not set",
         list: Box::new(move || {
             env.path_var(name).map(|path| path.join(below)).into_iter().collect()
         }),
@@ -67,22 +67,22 @@ fn steps(env: &Env) -> [Step<'_>; 6] {
     };
     let path = Step {
         place: "PATH",
-        otherwise: "no folder of it has a ptxas",
+        if_empty: "no folder in it has a ptxas",
         list: Box::new(|| existing(&env.path_list("PATH"), &["ptxas"])),
     };
     let site_packages = Step {
         place: "Python's site-packages",
-        otherwise: "no CUDA wheel with it is installed, or there is no python3",
+        if_empty: "no CUDA wheel with ptxas is installed, or there is no python3",
         list: Box::new(|| existing(&env.site_packages(), &IN_WHEEL)),
     };
     let cache = Step {
         place: "devcomm's cache",
-        otherwise: "it holds no nvidia-cuda-nvcc wheel",
+        if_empty: "it holds no nvidia-cuda-nvcc wheel",
         list: Box::new(|| existing(&cached_wheels(env, "nvidia-cuda-nvcc").1, &IN_WHEEL)),
     };
     let system = Step {
         place: "the system",
-        otherwise: "there is no /usr/local/cuda/bin/ptxas",
+        if_empty: "there is no /usr/local/cuda/bin/ptxas",
         list: Box::new(|| existing(&env.prefixes, &["cuda/bin/ptxas"])),
     };
     [named, variable("CUDA_HOME", "bin/ptxas"), path, site_packages, cache, system]
@@ -94,16 +94,16 @@ fn existing(folders: &[PathBuf], names: &[&str]) -> Vec<PathBuf> {
     all.filter(|path| path.is_file()).collect()
 }
 
-fn judge(env: &Env, path: &Path) -> Result<(), String> {
+fn check(env: &Env, path: &Path) -> Result<(), String> {
     if !path.is_file() {
         return Err("there is no such file".to_owned());
     }
     let text = (env.version_of)(path)?;
-    let (major, minor) = release(&text).ok_or("its --version names no release")?;
+    let (major, minor) = release(&text).ok_or("its --version output names no release")?;
     if (major, minor) < PTXAS_MIN {
         let (least_major, least_minor) = PTXAS_MIN;
         return Err(format!(
-            "it is of CUDA {major}.{minor}, needed is {least_major}.{least_minor} or newer"
+            "it is from CUDA {major}.{minor}, needed is {least_major}.{least_minor} or newer"
         ));
     }
     Ok(())
@@ -132,7 +132,7 @@ mod tests {
             python_path: Box::new(move || vec![site.clone()]),
             ldconfig: Box::new(String::new),
             prefixes: vec![root.join("usr/local")],
-            // The fake ptxas contains its output.
+            // The fake ptxas is a text file: its output.
             version_of: Box::new(|path| {
                 fs::read_to_string(path).map_err(|error| error.to_string())
             }),

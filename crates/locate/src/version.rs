@@ -1,9 +1,9 @@
-//! NCCL's version number and its three notations.
+//! NCCL's version number: as text, as the integer of `ncclGetVersion`, and as `nccl.h` states it.
 
 use std::fmt;
 use std::path::Path;
 
-/// A version of NCCL; ordered, shown as `2.32.3`.
+/// A version of NCCL, ordered by its numbers and displayed as `2.32.3`.
 ///
 /// NCCL: `NCCL_MAJOR`, `NCCL_MINOR`, `NCCL_PATCH` and `NCCL_VERSION_CODE`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -55,7 +55,7 @@ impl NcclVersion {
 
     /// Reads the version from `nccl.h` in the folder `include`.
     pub(crate) fn of_headers(include: &Path) -> Option<Self> {
-        // The header's encoding is unknown; only its ASCII matters here.
+        // The header's encoding is unknown; the version lines are ASCII.
         let bytes = std::fs::read(include.join("nccl.h")).ok()?;
         Self::from_header(&String::from_utf8_lossy(&bytes))
     }

@@ -22,7 +22,7 @@ pub const SYSTEM_ERROR: Status = 2;
 pub const INTERNAL_ERROR: Status = 3;
 /// An argument is out of range.
 pub const INVALID_ARGUMENT: Status = 4;
-/// The plugin does not support the job's configuration.
+/// The plugin does not support this configuration.
 pub const INVALID_USAGE: Status = 5;
 /// Another rank ended or failed.
 pub const REMOTE_ERROR: Status = 6;
@@ -37,13 +37,13 @@ pub const PTR_CUDA: c_int = 2;
 pub const PTR_DMABUF: c_int = 4;
 /// Bytes of the handle that `listen` fills.
 pub const HANDLE_BYTES: usize = 128;
-/// Maximum outstanding requests per context and peer, times `max_recvs`.
+/// Maximum outstanding requests per context and peer, to be multiplied by `max_recvs`.
 pub const MAX_REQUESTS: usize = 32;
-/// Only the plugin writes the words of this region.
+/// Flag of a region: only the plugin writes its words.
 pub const MR_SIGNAL_NEVER_RESET: u64 = 1 << 1;
-/// Add 1 to the signal, ignoring the value.
+/// Signal operation: add 1, ignoring the value.
 pub const SIGNAL_INC: u32 = 1;
-/// Add the value to the signal.
+/// Signal operation: add the value.
 pub const SIGNAL_ADD: u32 = 2;
 /// The plugin supports GIN PROXY.
 pub const NET_DEVICE_GIN_PROXY: c_int = 2;
@@ -52,9 +52,9 @@ pub const NET_DEVICE_GIN_PROXY: c_int = 2;
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct NetVDeviceProps {
-    /// How many there are.
+    /// Their number.
     pub ndevs: c_int,
-    /// Their numbers.
+    /// Their indices.
     pub devs: [c_int; 8],
 }
 
@@ -94,7 +94,7 @@ pub struct RmaConfig {
     pub rank_stride: c_int,
 }
 
-/// Guarantees of the plugin beyond the interface. NCCL: `ncclRmaProperties_v16_t`.
+/// Guarantees of the plugin that the interface does not require. NCCL: `ncclRmaProperties_v16_t`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct RmaProperties {
@@ -127,7 +127,7 @@ pub type DeregMrSym = unsafe extern "C" fn(Opaque, Opaque) -> Status;
 /// `destroy_context`, `close_coll`, `close_listen`, `rma_progress` or `finalize`, with their one
 /// argument.
 pub type Of = unsafe extern "C" fn(Opaque) -> Status;
-/// Declares the type of an operation, and that before version 15, without `opt_flags`.
+/// Declares the types of an operation: with `opt_flags`, and without them as before version 15.
 macro_rules! operation {
     ($(#[$doc:meta])* $name:ident, $(#[$doc_v14:meta])* $name_v14:ident($($arg:ty),*)) => {
         $(#[$doc])*
@@ -140,7 +140,7 @@ macro_rules! operation {
 operation! {
     /// `iput(rma_ctx, context, src_off, src, bytes, dst_off, dst, rank, opt_flags, request)`.
     Iput,
-    /// [`Iput`] before version 15, without `opt_flags`; `iget` has the same shape, remote first.
+    /// [`Iput`] before version 15, without `opt_flags`; `iget` has the same, remote side first.
     IputV14(c_int, u64, Opaque, usize, u64, Opaque, u32)
 }
 
@@ -209,7 +209,7 @@ table! {
     }
 }
 
-/// Declares a table before version 16; these differ in their puts and gets.
+/// Declares a table of version 14 or 15, which differ in the types of puts and gets.
 macro_rules! table_before_v16 {
     ($(#[$doc:meta])* $name:ident, $iput:ty, $iput_signal:ty) => {
         table! {

@@ -13,12 +13,11 @@ use crate::region::Region;
 use crate::remote::{Link, connect_links};
 use crate::request::{ContextId, Request, Requests};
 
-/// Polls between two checks of the clock.
+/// Calls of `progress` between two calls of `check`.
 const POLLS_PER_CHECK: u64 = 256;
-/// Interval of the checks that polling does not cover: failed copies, and the end of another
-/// process.
+/// Interval of the checks for failed copies and for the end of another process.
 const CHECK_EVERY: Duration = Duration::from_millis(10);
-/// How long a closing rank carries out earlier requests of other processes.
+/// How long a closing rank executes earlier requests of other processes.
 const FINISH_WITHIN: Duration = Duration::from_secs(1);
 /// How long operations in flight may take to end before the memory that they use is released.
 const END_WITHIN: Duration = Duration::from_secs(4);
@@ -39,10 +38,10 @@ pub(crate) struct Comm {
     stopped: OnceLock<Instant>,
 }
 
-/// Any rank, this one included.
+/// A rank of the connection, in this process or in another.
 pub(crate) enum Peer<'a> {
-    Here(&'a Arc<LocalRank>),
-    Elsewhere(&'a Link),
+    Local(&'a Arc<LocalRank>),
+    Remote(&'a Link),
 }
 
 impl Comm {
@@ -70,7 +69,7 @@ impl Comm {
         }
         let connection = Connection::of(handles[0].key(), handles.len())?;
         let joined = Self::join(endpoint, &handles, rank, &connection);
-        // Ranks of this process need not wait for a rank that fails.
+        // An error also ends the waits of this process's other ranks.
         joined.map_err(|error| connection.fail(error))
     }
 
@@ -85,16 +84,16 @@ impl Comm {
         connection.join(rank, Arc::clone(&me))?;
         let mut links = handles.iter().map(|_| None).collect::<Vec<_>>();
         let linked = connect_links(endpoint, handles, rank, &me, connection, deadline, &mut links);
-        let elsewhere = links.iter().flatten().count();
-        linked.and_then(|()| connection.wait_for(handles.len() - elsewhere, deadline)).map_err(
+        let n_remote = links.iter().flatten().count();
+        linked.and_then(|()| connection.wait_for(handles.len() - n_remote, deadline)).map_err(
             |error| {
                 let first = connection.fail(error);
-                links.iter().flatten().for_each(|link| link.tell_failure(&first));
+                links.iter().flatten().for_each(|link| link.send_failure(&first));
                 first
             },
         )?;
         log::debug(format_args!(
-            "rank {rank} of {}: connected, {elsewhere} of them in other processes",
+            "rank {rank} of {}: connected, {n_remote} of them in other processes",
             handles.len()
         ));
         Ok(Arc::new(Self {
@@ -143,15 +142,15 @@ impl Comm {
 
     /// Drops regions once no copy uses their memory.
     fn drop_regions(&self, regions: Vec<Region>) {
-        let lanes: Vec<_> =
-            self.connection.locals().map(|local| (local, local.lane.accepted())).collect();
+        let queues: Vec<_> =
+            self.connection.locals().map(|local| (local, local.inbound.accepted())).collect();
         let links: Vec<_> =
             self.links.iter().flatten().map(|link| (link, link.accepted())).collect();
-        let quiet = self.drain("a region was deregistered", || {
-            lanes.iter().all(|(local, last)| local.lane.done(*last))
+        let unused = self.progress_until("a region was deregistered", || {
+            queues.iter().all(|(local, last)| local.inbound.done(*last))
                 && links.iter().all(|(link, last)| link.done(*last))
         });
-        if !quiet && regions.iter().any(Region::is_mapped_here) {
+        if !unused && regions.iter().any(Region::is_mapped_here) {
             // A copy that never ends still uses the address: the mapping is leaked.
             std::mem::forget(regions);
         }
@@ -159,21 +158,21 @@ impl Comm {
 
     /// Makes progress until operations are `done`; `why` is for the log. If they do not end in
     /// time, the connection fails and pending operations are dropped. Returns whether no stream
-    /// uses the memory of those operations; the host never does after this.
-    fn drain(&self, why: &str, done: impl Fn() -> bool) -> bool {
+    /// still uses the memory of those operations; the host no longer does in either case.
+    fn progress_until(&self, why: &str, done: impl Fn() -> bool) -> bool {
         let deadline = Instant::now() + END_WITHIN;
         while !done() {
             if self.progress().is_err() {
-                return self.stop();
+                return self.drop_pending();
             }
             if Instant::now() > deadline {
                 let rank = self.rank;
                 let late = Error::Timeout(format!(
-                    "operations of rank {rank} did not end within {END_WITHIN:?} after {why}: what \
-                     waits is dropped"
+                    "operations of rank {rank} did not end within {END_WITHIN:?} after {why}: \
+                     pending ones are dropped"
                 ));
                 log::error(self.fail(late));
-                return self.stop();
+                return self.drop_pending();
             }
             std::thread::yield_now();
         }
@@ -181,13 +180,13 @@ impl Comm {
     }
 
     /// Drops pending operations of this process, after a failure. Returns whether all streams
-    /// became idle soon after.
-    fn stop(&self) -> bool {
+    /// become idle within [`STOP_WITHIN`].
+    fn drop_pending(&self) -> bool {
         let deadline = *self.stopped.get_or_init(Instant::now) + STOP_WITHIN;
         self.links.iter().flatten().for_each(Link::cancel);
-        self.connection.locals().for_each(|local| local.lane.cancel());
+        self.connection.locals().for_each(|local| local.inbound.cancel());
         let idle =
-            |local: &Arc<LocalRank>| Ok(local.lane.is_idle()? && local.staging.channel.is_idle()?);
+            |rank: &Arc<LocalRank>| Ok(rank.inbound.is_idle()? && rank.staging.stream.is_idle()?);
         loop {
             let all = self.connection.locals().map(idle).collect::<Result<Vec<bool>>>();
             match all {
@@ -198,7 +197,7 @@ impl Comm {
         }
     }
 
-    /// Carries out the requests of other processes, before this rank's progress ends.
+    /// Executes the requests that other processes have published, before this rank closes.
     pub(crate) fn finish_incoming(&self) {
         let deadline = Instant::now() + FINISH_WITHIN;
         while !self.links.iter().flatten().all(Link::is_settled) && Instant::now() < deadline {
@@ -209,18 +208,18 @@ impl Comm {
         }
     }
 
-    /// Closes this rank's side. Operations of others into it still complete.
+    /// Closes this rank's side. Earlier operations of other ranks into it still complete.
     pub(crate) fn close(&self) {
         self.finish_incoming();
-        self.me.leave();
+        self.me.mark_closed();
         self.drop_regions(self.me.regions.clear());
-        self.links.iter().flatten().for_each(Link::leave);
+        self.links.iter().flatten().for_each(Link::send_closed);
         log::debug(format_args!("rank {}: closed", self.rank));
     }
 
-    /// Runs an operation, unless the connection has failed. An error fails the connection, and
-    /// other processes are told.
-    pub(crate) fn working<T>(&self, operation: impl FnOnce() -> Result<T>) -> Result<T> {
+    /// Runs an operation, unless the connection has failed. An error fails the connection, and is
+    /// sent to the other processes.
+    pub(crate) fn guarded<T>(&self, operation: impl FnOnce() -> Result<T>) -> Result<T> {
         let result = match self.connection.fault() {
             Some(fault) => Err(fault.clone()),
             None => operation(),
@@ -228,11 +227,11 @@ impl Comm {
         result.map_err(|error| self.fail(error))
     }
 
-    /// Records a failure, and returns the first.
+    /// Fails the connection in all processes; returns its first error.
     pub(crate) fn fail(&self, error: Error) -> Error {
         let first = self.connection.fail(error);
         for link in self.links.iter().flatten() {
-            link.tell_failure(&first);
+            link.send_failure(&first);
         }
         first
     }
@@ -244,15 +243,15 @@ impl Comm {
     pub(crate) fn peer(&self, rank: u32) -> Result<Peer<'_>> {
         let rank = rank as usize;
         if let Some(Some(link)) = self.links.get(rank) {
-            return Ok(Peer::Elsewhere(link));
+            return Ok(Peer::Remote(link));
         }
         let local = self.connection.local(rank).ok_or_else(|| {
             Error::Argument(format!("rank {rank} of {} is out of range", self.n_ranks()))
         })?;
-        if local.has_left() {
-            return Err(Error::Remote(format!("rank {rank} has left the connection")));
+        if local.is_closed() {
+            return Err(Error::Remote(format!("rank {rank} has closed its connection")));
         }
-        Ok(Peer::Here(local))
+        Ok(Peer::Local(local))
     }
 
     fn requests(&self) -> MutexGuard<'_, Requests> {
@@ -261,20 +260,20 @@ impl Comm {
 
     /// Reserves capacity for the requests of a new context.
     pub(crate) fn reserve_requests(&self, more: usize) -> ContextId {
-        self.requests().grow(more)
+        self.requests().reserve(more)
     }
 
-    /// Ends the requests of a context, and leaves their capacity to the next.
+    /// Waits for the requests of a context to end, and releases their capacity.
     pub(crate) fn release_requests(&self, context: ContextId, less: usize) {
-        let live = self.requests().of(context);
-        self.drain("a context was destroyed", || {
-            live.iter().all(|request| self.is_done(*request).unwrap_or(false))
+        let outstanding = self.requests().outstanding_of(context);
+        self.progress_until("a context was destroyed", || {
+            outstanding.iter().all(|request| self.is_done(*request).unwrap_or(false))
         });
-        self.requests().leave(context, less);
+        self.requests().release(context, less);
     }
 
-    /// Stores the request that `submit` creates for a context.
-    pub(crate) fn keep(
+    /// Stores the request that `submit` creates for a context; returns its handle.
+    pub(crate) fn track(
         &self,
         context: ContextId,
         submit: impl FnOnce() -> Result<Request>,
@@ -286,7 +285,7 @@ impl Comm {
 
     /// Whether a request is complete; if so, its handle becomes invalid.
     pub(crate) fn test(&self, handle: Opaque) -> Result<bool> {
-        self.working(|| {
+        self.guarded(|| {
             let mut requests = self.requests();
             let request = requests.get(handle)?;
             let done = self.is_done(request)?;
@@ -300,21 +299,21 @@ impl Comm {
     fn is_done(&self, request: Request) -> Result<bool> {
         let lost = || Error::Internal(format!("{request:?} belongs to no rank"));
         match request {
-            Request::Lane { rank, sequence } => {
-                Ok(self.connection.local(rank).ok_or_else(lost)?.lane.done(sequence))
+            Request::Inbound { rank, sequence } => {
+                Ok(self.connection.local(rank).ok_or_else(lost)?.inbound.done(sequence))
             }
-            Request::Link { rank, ticket } => {
+            Request::Link { rank, sequence } => {
                 let link = self.links.get(rank).and_then(Option::as_ref);
-                Ok(link.ok_or_else(lost)?.done(ticket))
+                Ok(link.ok_or_else(lost)?.done(sequence))
             }
         }
     }
 
     /// Makes progress on all pending operations.
     pub(crate) fn progress(&self) -> Result<()> {
-        self.working(|| {
+        self.guarded(|| {
             for local in self.connection.locals() {
-                local.lane.progress()?;
+                local.inbound.progress()?;
             }
             for link in self.links.iter().flatten() {
                 link.progress()?;
@@ -324,7 +323,7 @@ impl Comm {
         })
     }
 
-    /// Periodically checks what polling does not cover.
+    /// Checks for failed copies and for the end of another process.
     fn check(&self) -> Result<()> {
         let Ok(mut checked) = self.checked.try_lock() else { return Ok(()) };
         if checked.elapsed() < CHECK_EVERY {
@@ -332,9 +331,9 @@ impl Comm {
         }
         *checked = Instant::now();
         for local in self.connection.locals() {
-            local.lane.check()?;
+            local.inbound.check()?;
         }
-        self.me.staging.channel.is_idle()?;
+        self.me.staging.stream.is_idle()?;
         self.links.iter().flatten().try_for_each(Link::check)
     }
 }

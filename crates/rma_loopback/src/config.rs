@@ -19,12 +19,12 @@ pub enum CopyMethod {
     Staged,
 }
 
-/// How a signal in device memory is added to.
+/// How the plugin adds to a signal in device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SignalMethod {
     /// By the device where supported (CUDA 13.1), else as [`SignalMethod::Write`].
     Auto,
-    /// By writing the sum, from the plugin's shadow value or from a read.
+    /// By writing the sum. The old value is the plugin's own copy, or is read from the device.
     Write,
 }
 
@@ -86,7 +86,7 @@ impl Config {
             Some("mapped") => CopyMethod::Mapped,
             Some("staged") => CopyMethod::Staged,
             Some(value) => {
-                return Err(refused(
+                return Err(invalid(
                     "DEVCOMM_GIN_COPY",
                     value,
                     "one of auto, peer, mapped and staged",
@@ -97,14 +97,14 @@ impl Config {
             None | Some("auto") => SignalMethod::Auto,
             Some("write") => SignalMethod::Write,
             Some(value) => {
-                return Err(refused("DEVCOMM_GIN_SIGNAL", value, "one of auto and write"));
+                return Err(invalid("DEVCOMM_GIN_SIGNAL", value, "one of auto and write"));
             }
         };
         let number = |name, default: u64, range: RangeInclusive<u64>, expected| match text(name) {
             None => Ok(default),
             Some(value) => match value.parse::<u64>() {
                 Ok(number) if range.contains(&number) => Ok(number),
-                _ => Err(refused(name, &value, expected)),
+                _ => Err(invalid(name, &value, expected)),
             },
         };
         Ok(Self {
@@ -125,7 +125,7 @@ impl Config {
     }
 }
 
-fn refused(variable: &'static str, value: &str, expected: &'static str) -> Error {
+fn invalid(variable: &'static str, value: &str, expected: &'static str) -> Error {
     Error::Variable { variable, value: value.to_owned(), expected }
 }
 

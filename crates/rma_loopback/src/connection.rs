@@ -7,17 +7,17 @@ use std::time::Instant;
 
 use crate::driver::Device;
 use crate::error::{Error, Result};
-use crate::lane::Lane;
+use crate::inbound::InboundQueue;
 use crate::region::Regions;
 use crate::setup::Setup;
 use crate::staging::Staging;
 
 /// A rank of this process.
 pub(crate) struct LocalRank {
-    pub(crate) lane: Lane,
+    pub(crate) inbound: InboundQueue,
     pub(crate) staging: Arc<Staging>,
     pub(crate) regions: Regions,
-    left: AtomicBool,
+    closed: AtomicBool,
 }
 
 impl LocalRank {
@@ -26,24 +26,24 @@ impl LocalRank {
         let device = Device::current(&setup.driver)?;
         let config = setup.config;
         Ok(Self {
-            lane: Lane::new(&device, config)?,
+            inbound: InboundQueue::new(&device, config)?,
             staging: Arc::new(Staging::new(&device, config.slots, config.slot_bytes)?),
             regions: Regions::new(rank),
-            left: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
         })
     }
 
     pub(crate) fn device(&self) -> &Device {
-        &self.staging.channel.device
+        &self.staging.stream.device
     }
 
     /// Marks the rank's side closed.
-    pub(crate) fn leave(&self) {
-        self.left.store(true, Ordering::Release);
+    pub(crate) fn mark_closed(&self) {
+        self.closed.store(true, Ordering::Release);
     }
 
-    pub(crate) fn has_left(&self) -> bool {
-        self.left.load(Ordering::Acquire)
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
     }
 }
 
@@ -51,12 +51,12 @@ impl LocalRank {
 /// connection only.
 pub(crate) type Key = (u64, u64);
 
-/// The ranks of a connection. An error of one rank of this process fails all of them.
+/// A connection: its ranks in this process. An error of one of them fails all.
 pub(crate) struct Connection {
     locals: Vec<OnceLock<Arc<LocalRank>>>,
     /// Number of local ranks that have joined.
     joined: Mutex<usize>,
-    another: Condvar,
+    changed: Condvar,
     fault: OnceLock<Error>,
 }
 
@@ -71,7 +71,7 @@ impl Connection {
         if let Some(connection) = connections.get(&key).and_then(Weak::upgrade) {
             if connection.locals.len() != ranks {
                 return Err(Error::Argument(format!(
-                    "ranks disagree: {ranks} of them, or {}",
+                    "ranks disagree on their number: {ranks} or {}",
                     connection.locals.len()
                 )));
             }
@@ -80,7 +80,7 @@ impl Connection {
         let connection = Arc::new(Self {
             locals: (0..ranks).map(|_| OnceLock::new()).collect(),
             joined: Mutex::new(0),
-            another: Condvar::new(),
+            changed: Condvar::new(),
             fault: OnceLock::new(),
         });
         connections.insert(key, Arc::downgrade(&connection));
@@ -94,7 +94,7 @@ impl Connection {
             return Err(Error::Argument(format!("rank {rank} connects twice, or is out of range")));
         }
         *self.joined.lock().unwrap_or_else(PoisonError::into_inner) += 1;
-        self.another.notify_all();
+        self.changed.notify_all();
         Ok(())
     }
 
@@ -108,11 +108,11 @@ impl Connection {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Err(Error::Timeout(format!(
-                    "{joined} of the {ranks} ranks of this process connected in time \
+                    "only {joined} of the {ranks} ranks of this process connected in time \
                      (DEVCOMM_GIN_TIMEOUT)"
                 )));
             }
-            let waited = self.another.wait_timeout(joined, left);
+            let waited = self.changed.wait_timeout(joined, left);
             joined = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         Ok(())
@@ -136,9 +136,9 @@ impl Connection {
     /// Records an error, and returns the first one.
     pub(crate) fn fail(&self, error: Error) -> Error {
         let first = self.fault.get_or_init(|| error).clone();
-        // A thread that has not seen it already waits when this lock is free, and is woken.
+        // `wait_for` checks for an error under this lock, so no waiting thread misses the notice.
         drop(self.joined.lock().unwrap_or_else(PoisonError::into_inner));
-        self.another.notify_all();
+        self.changed.notify_all();
         first
     }
 }

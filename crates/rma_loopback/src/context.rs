@@ -7,11 +7,11 @@ use crate::comm::{Comm, Peer};
 use crate::connection::LocalRank;
 use crate::error::{Error, Result};
 use crate::region::id_of;
-use crate::remote::{Job, RemoteKind, RemoteSignal};
+use crate::remote::{RemoteKind, RemoteOp, RemoteSignal};
 use crate::request::{ContextId, Request};
 use crate::transfer::{Buffer, Data, Source, Transfer};
 
-/// Factor of [`MAX_REQUESTS`].
+/// The plugin's `max_recvs`, by which NCCL multiplies [`MAX_REQUESTS`].
 pub(crate) const MAX_RECVS: usize = 4;
 
 /// Contexts of a connection. NCCL: `rmaCtx`.
@@ -51,7 +51,7 @@ pub(crate) struct SignalRequest {
 }
 
 impl SignalRequest {
-    fn lower(self) -> Result<RemoteSignal> {
+    fn to_remote(self) -> Result<RemoteSignal> {
         let add = match self.operation {
             SIGNAL_INC => 1,
             SIGNAL_ADD => self.value,
@@ -89,11 +89,11 @@ impl Context {
         signal: Option<SignalRequest>,
     ) -> Result<Opaque> {
         let comm = &*self.comm;
-        comm.working(|| {
+        comm.guarded(|| {
             self.require(context)?;
-            let signal = signal.map(SignalRequest::lower).transpose()?;
+            let signal = signal.map(SignalRequest::to_remote).transpose()?;
             match comm.peer(rank)? {
-                Peer::Here(peer) => {
+                Peer::Local(peer) => {
                     let data = match bytes {
                         0 => Data::None,
                         _ => Data::of(
@@ -103,21 +103,21 @@ impl Context {
                         ),
                     };
                     let signal = peer.regions.signal_of(signal)?;
-                    comm.keep(self.id, || {
-                        let sequence = peer.lane.submit(Transfer { data, signal })?;
-                        Ok(Request::Lane { rank: rank as usize, sequence })
+                    comm.track(self.id, || {
+                        let sequence = peer.inbound.submit(Transfer { data, signal })?;
+                        Ok(Request::Inbound { rank: rank as usize, sequence })
                     })
                 }
-                Peer::Elsewhere(link) => {
+                Peer::Remote(link) => {
                     let (region, kind) = match bytes {
                         0 => (0, RemoteKind::Put(None)),
                         _ => {
                             (id_of(to.region)?, RemoteKind::Put(Some(comm.me.range(from, bytes)?)))
                         }
                     };
-                    let job = Job { kind, bytes, region, offset: to.offset, signal };
+                    let op = RemoteOp { kind, bytes, region, offset: to.offset, signal };
                     let rank = rank as usize;
-                    comm.keep(self.id, || Ok(Request::Link { rank, ticket: link.submit(job)? }))
+                    comm.track(self.id, || Ok(Request::Link { rank, sequence: link.submit(op)? }))
                 }
             }
         })
@@ -133,25 +133,25 @@ impl Context {
         rank: u32,
     ) -> Result<Opaque> {
         let comm = &*self.comm;
-        comm.working(|| {
+        comm.guarded(|| {
             self.require(context)?;
             let buffer = comm.me.range(to, bytes)?;
             match comm.peer(rank)? {
-                Peer::Here(peer) => {
+                Peer::Local(peer) => {
                     let data = match bytes {
                         0 => Data::None,
                         _ => Data::of(peer.source(from, bytes, &comm.me)?, buffer, bytes),
                     };
-                    comm.keep(self.id, || {
-                        let sequence = comm.me.lane.submit(Transfer { data, signal: None })?;
-                        Ok(Request::Lane { rank: comm.rank, sequence })
+                    comm.track(self.id, || {
+                        let sequence = comm.me.inbound.submit(Transfer { data, signal: None })?;
+                        Ok(Request::Inbound { rank: comm.rank, sequence })
                     })
                 }
-                Peer::Elsewhere(link) => {
+                Peer::Remote(link) => {
                     let (region, kind) = (id_of(from.region)?, RemoteKind::Get(buffer));
-                    let job = Job { kind, bytes, region, offset: from.offset, signal: None };
+                    let op = RemoteOp { kind, bytes, region, offset: from.offset, signal: None };
                     let rank = rank as usize;
-                    comm.keep(self.id, || Ok(Request::Link { rank, ticket: link.submit(job)? }))
+                    comm.track(self.id, || Ok(Request::Link { rank, sequence: link.submit(op)? }))
                 }
             }
         })
@@ -172,7 +172,7 @@ impl LocalRank {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // NCCL frees the requests' memory next.
+        // NCCL next frees memory that the requests use.
         self.comm.release_requests(self.id, self.requests);
         self.comm.finish_incoming();
     }

@@ -1,6 +1,6 @@
-//! The CUDA driver functions that the plugin uses: a table from `libcuda.so.1`, or a test's.
+//! The CUDA driver functions that the plugin uses: a table, from `libcuda.so.1` or from a test.
 //!
-//! Nothing is linked: without a driver, initialisation fails and NCCL tries its next back end.
+//! The driver is loaded at run time: without one, `init` fails and NCCL tries its next back end.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr::{null, null_mut};
@@ -189,7 +189,7 @@ pub struct Driver {
     version: c_int,
 }
 
-/// Calls a function of the table; an error names it and the purpose of the call.
+/// Calls a function of the table; an error names the function and the purpose of the call.
 macro_rules! call {
     ($driver:expr, $purpose:expr, $symbol:ident($($argument:expr),* $(,)?)) => {{
         let driver: &$crate::driver::Driver = &$driver;
@@ -215,7 +215,7 @@ impl Driver {
                 let library = library.map_err(|error| {
                     Error::NoDriver(format!("libcuda.so.1 cannot be loaded ({error})"))
                 })?;
-                // SAFETY: it is the driver's library, which is leaked below.
+                // SAFETY: the library is the CUDA driver, and is leaked below.
                 let functions = unsafe { Functions::of(&library) }?;
                 std::mem::forget(library);
                 Self::new(functions).map(Arc::new)
@@ -284,7 +284,7 @@ pub(crate) struct Device {
     pub(crate) driver: Arc<Driver>,
     pub(crate) context: RawContext,
     pub(crate) number: c_int,
-    /// Whether the stream can add to a word in memory.
+    /// Whether its streams can add to a word in memory atomically.
     pub(crate) reductions: bool,
 }
 
@@ -333,7 +333,7 @@ impl Device {
     }
 
     /// A non-blocking stream of the highest priority.
-    pub(crate) fn stream(&self) -> Result<RawStream> {
+    pub(crate) fn create_stream(&self) -> Result<RawStream> {
         let _entered = self.enter()?;
         let (mut least, mut greatest, mut stream) = (0, 0, null_mut());
         let driver = &*self.driver;
@@ -351,7 +351,7 @@ impl Device {
     }
 
     /// An event without timing.
-    pub(crate) fn event(&self) -> Result<RawEvent> {
+    pub(crate) fn create_event(&self) -> Result<RawEvent> {
         let _entered = self.enter()?;
         let mut event = null_mut();
         call!(*self.driver, "at connect", cuEventCreate(&raw mut event, EVENT_DISABLE_TIMING))?;

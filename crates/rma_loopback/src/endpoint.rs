@@ -1,4 +1,4 @@
-//! Endpoints: what `listen` opens, and the handle that ranks exchange.
+//! Endpoints: the socket that `listen` opens, and the handle that ranks exchange.
 
 use std::hash::{BuildHasher, RandomState};
 use std::os::linux::net::SocketAddrExt;
@@ -85,7 +85,7 @@ impl Handle {
         (self.process ^ self.pid.rotate_left(32), self.endpoint)
     }
 
-    /// An abstract socket name, which ends with the process.
+    /// The name of its abstract socket, which is not a file.
     fn name(&self) -> String {
         format!("devcomm-gin-{:016x}-{}-{}", self.process, self.pid, self.endpoint)
     }
@@ -97,7 +97,7 @@ impl Handle {
     }
 
     /// Connects without blocking: `AGAIN` if the backlog is full. The socket is non-blocking.
-    pub(crate) fn call(&self) -> rustix::io::Result<UnixStream> {
+    pub(crate) fn try_connect(&self) -> rustix::io::Result<UnixStream> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         let address = SocketAddrUnix::new_abstract_name(self.name().as_bytes())?;
@@ -107,7 +107,7 @@ impl Handle {
 
     /// Whether the rank no longer listens: it has failed to connect, or ended.
     pub(crate) fn is_gone(&self) -> bool {
-        self.call().is_err_and(|error| error == Errno::CONNREFUSED)
+        self.try_connect().is_err_and(|error| error == Errno::CONNREFUSED)
     }
 }
 
@@ -137,8 +137,8 @@ mod tests {
         assert!(handle.is_gone());
         let listener = UnixListener::bind_addr(&handle.address().unwrap()).unwrap();
         rustix::net::listen(&listener, 0).unwrap();
-        let first = handle.call().unwrap();
-        assert_eq!(handle.call().unwrap_err(), Errno::AGAIN);
+        let first = handle.try_connect().unwrap();
+        assert_eq!(handle.try_connect().unwrap_err(), Errno::AGAIN);
         assert!(!handle.is_gone());
         drop((first, listener));
         assert!(handle.is_gone());

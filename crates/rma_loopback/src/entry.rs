@@ -1,7 +1,7 @@
-//! The functions that NCCL calls through the tables. Each is thin, and none unwinds.
+//! The functions of the plugin's tables, which NCCL calls. None unwinds.
 //!
-//! The pointers that NCCL passes came from here, or are out pointers that are live during the call.
-//! This contract of the interface justifies every `SAFETY` comment below.
+//! A pointer that NCCL passes was returned by one of these functions, or is an out pointer that is
+//! valid during the call. This contract of the interface justifies every `SAFETY` comment below.
 
 use std::ffi::{CStr, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -24,7 +24,7 @@ pub(crate) const NAME: &CStr = c"devcomm loopback";
 const DEVICES: [&CStr; 4] = [c"gin_loop0", c"gin_loop1", c"gin_loop2", c"gin_loop3"];
 
 /// Converts a panic to an error.
-fn caught(body: impl FnOnce() -> Result<()>) -> Result<()> {
+fn catch_panic(body: impl FnOnce() -> Result<()>) -> Result<()> {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<&str>().copied();
         let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
@@ -34,7 +34,7 @@ fn caught(body: impl FnOnce() -> Result<()>) -> Result<()> {
 
 /// Converts errors and panics to NCCL's codes, and logs them.
 fn entry(call: &str, body: impl FnOnce() -> Result<()>) -> Status {
-    match caught(body) {
+    match catch_panic(body) {
         Ok(()) => abi::SUCCESS,
         Err(error) => {
             log::error(format_args!("{call}: {error}"));
@@ -48,7 +48,7 @@ fn entry(call: &str, body: impl FnOnce() -> Result<()>) -> Status {
 /// # Safety
 ///
 /// `to` is null or valid for a write.
-unsafe fn set<T>(to: *mut T, value: T) -> Result<()> {
+unsafe fn set_out<T>(to: *mut T, value: T) -> Result<()> {
     if to.is_null() {
         return Err(Error::Argument("an out parameter is null".to_owned()));
     }
@@ -81,10 +81,10 @@ unsafe fn operation<T: AsRef<Comm>>(
 ) -> Status {
     entry(call, || {
         // SAFETY: the caller's promise.
-        let on = unsafe { object::<T>(pointer)? };
-        let comm = on.as_ref();
+        let target = unsafe { object::<T>(pointer)? };
+        let comm = target.as_ref();
         relax_captures(&comm.me.device().driver);
-        caught(|| body(on)).map_err(|error| comm.fail(error))
+        catch_panic(|| body(target)).map_err(|error| comm.fail(error))
     })
 }
 
@@ -95,9 +95,9 @@ pub(crate) unsafe extern "C" fn init(
 ) -> Status {
     entry("init", || {
         Setup::current()?;
-        // The plugin has no such state; NCCL may pass another pointer, which is never dereferenced.
+        // The plugin needs no `ctx`: it never dereferences one, and NCCL may pass another pointer.
         // SAFETY: an out pointer of NCCL's.
-        unsafe { set(ctx, NAME.as_ptr().cast_mut().cast()) }
+        unsafe { set_out(ctx, NAME.as_ptr().cast_mut().cast()) }
     })
 }
 
@@ -105,7 +105,7 @@ pub(crate) unsafe extern "C" fn devices(count: *mut c_int) -> Status {
     entry("devices", || {
         let connections = Setup::current()?.config.connections;
         // SAFETY: an out pointer of NCCL's.
-        unsafe { set(count, connections) }
+        unsafe { set_out(count, connections) }
     })
 }
 
@@ -114,9 +114,9 @@ pub(crate) unsafe extern "C" fn get_rma_properties(
     properties: *mut RmaProperties,
 ) -> Status {
     entry("getRmaProperties", || {
-        let promise = RmaProperties { flushes_all_puts_on_any_signal: false };
+        let value = RmaProperties { flushes_all_puts_on_any_signal: false };
         // SAFETY: an out pointer of NCCL's.
-        unsafe { set(properties, promise) }
+        unsafe { set_out(properties, value) }
     })
 }
 
@@ -151,7 +151,7 @@ pub(crate) unsafe extern "C" fn get_properties(
             plane_id: -1,
         };
         // SAFETY: an out pointer of NCCL's.
-        unsafe { set(properties, all) }
+        unsafe { set_out(properties, all) }
     })
 }
 
@@ -164,9 +164,9 @@ pub(crate) unsafe extern "C" fn listen(
     entry("listen", || {
         let endpoint = Endpoint::open(Setup::current()?)?;
         // SAFETY: an out pointer of NCCL's, to `HANDLE_BYTES` bytes.
-        unsafe { set(handle.cast::<[u8; HANDLE_BYTES]>(), endpoint.handle.to_bytes())? };
+        unsafe { set_out(handle.cast::<[u8; HANDLE_BYTES]>(), endpoint.handle.to_bytes())? };
         // SAFETY: an out pointer of NCCL's.
-        unsafe { set(listen_comm, Box::into_raw(Box::new(endpoint)).cast()) }
+        unsafe { set_out(listen_comm, Box::into_raw(Box::new(endpoint)).cast()) }
     })
 }
 
@@ -190,7 +190,7 @@ pub(crate) unsafe extern "C" fn connect(
             .collect::<Vec<_>>();
         let connected = Comm::connect(endpoint, &handles, rank)?;
         // SAFETY: an out pointer of NCCL's.
-        unsafe { set(comm, Box::into_raw(Box::new(connected)).cast()) }
+        unsafe { set_out(comm, Box::into_raw(Box::new(connected)).cast()) }
     })
 }
 
@@ -204,9 +204,9 @@ pub(crate) unsafe extern "C" fn create_context(
         let comm = unsafe { object::<Arc<Comm>>(comm)? };
         // SAFETY: a live pointer of NCCL's.
         let config = unsafe { object::<RmaConfig>(config.cast())? };
-        let made = Box::new(Context::new(comm, config.n_contexts)?);
+        let created = Box::new(Context::new(comm, config.n_contexts)?);
         // SAFETY: an out pointer of NCCL's.
-        unsafe { set(context, Box::into_raw(made).cast()) }
+        unsafe { set_out(context, Box::into_raw(created).cast()) }
     })
 }
 
@@ -222,7 +222,7 @@ pub(crate) unsafe extern "C" fn reg_mr_sym(
         // SAFETY: from `connect`, not closed yet.
         let handle = unsafe { object::<Arc<Comm>>(comm)? }.register(data, bytes, memory, flags)?;
         // SAFETY: an out pointer of NCCL's.
-        unsafe { set(region, handle) }
+        unsafe { set_out(region, handle) }
     })
 }
 
@@ -255,7 +255,7 @@ pub(crate) unsafe extern "C" fn dereg_mr_sym(comm: Opaque, region: Opaque) -> St
 /// # Safety
 ///
 /// `pointer` is null, or came from this plugin as a boxed `T`, and is not used again.
-unsafe fn close<T>(pointer: Opaque) -> Option<Box<T>> {
+unsafe fn take_box<T>(pointer: Opaque) -> Option<Box<T>> {
     // SAFETY: the caller's promise.
     (!pointer.is_null()).then(|| unsafe { Box::from_raw(pointer.cast::<T>()) })
 }
@@ -263,7 +263,7 @@ unsafe fn close<T>(pointer: Opaque) -> Option<Box<T>> {
 pub(crate) unsafe extern "C" fn destroy_context(context: Opaque) -> Status {
     entry("destroyContext", || {
         // SAFETY: from `create_context`; NCCL does not use it again.
-        if let Some(context) = unsafe { close::<Context>(context) } {
+        if let Some(context) = unsafe { take_box::<Context>(context) } {
             let _relaxed = RelaxedCaptures::new(&context.comm.me.device().driver);
             drop(context);
         }
@@ -274,7 +274,7 @@ pub(crate) unsafe extern "C" fn destroy_context(context: Opaque) -> Status {
 pub(crate) unsafe extern "C" fn close_coll(comm: Opaque) -> Status {
     entry("closeColl", || {
         // SAFETY: from `connect`; NCCL does not use it again.
-        if let Some(comm) = unsafe { close::<Arc<Comm>>(comm) } {
+        if let Some(comm) = unsafe { take_box::<Arc<Comm>>(comm) } {
             let _relaxed = RelaxedCaptures::new(&comm.me.device().driver);
             comm.close();
             drop(comm);
@@ -286,7 +286,7 @@ pub(crate) unsafe extern "C" fn close_coll(comm: Opaque) -> Status {
 pub(crate) unsafe extern "C" fn close_listen(listen_comm: Opaque) -> Status {
     entry("closeListen", || {
         // SAFETY: from `listen`; NCCL does not use it again.
-        drop(unsafe { close::<Endpoint>(listen_comm) });
+        drop(unsafe { take_box::<Endpoint>(listen_comm) });
         Ok(())
     })
 }
@@ -305,7 +305,7 @@ unsafe fn request(
     let body = |context: &Context| {
         let handle = body(context)?;
         // SAFETY: the caller's promise.
-        unsafe { set(request, handle) }
+        unsafe { set_out(request, handle) }
     };
     // SAFETY: the caller's promise.
     unsafe { operation(call, context, body) }
@@ -345,13 +345,13 @@ with_v14! {
         dst: Opaque,
         rank: u32,
     ) as "iput",
-    |on| {
+    |context| {
         let (from, to) = (RegionOffset::new(src, src_off), RegionOffset::new(dst, dst_off));
-        on.put(index, from, bytes, to, rank, None)
+        context.put(index, from, bytes, to, rank, None)
     }
 }
 
-// Every signal is strong.
+// `_strong` is ignored: every signal is strong.
 with_v14! {
     iput_signal, iput_signal_v14(
         index: c_int,
@@ -367,11 +367,11 @@ with_v14! {
         op: u32,
         _strong: bool,
     ) as "iputSignal",
-    |on| {
+    |context| {
         let (from, to) = (RegionOffset::new(src, src_off), RegionOffset::new(dst, dst_off));
         let at = RegionOffset::new(signal, signal_off);
         let signal = SignalRequest { at, value, operation: op };
-        on.put(index, from, bytes, to, rank, Some(signal))
+        context.put(index, from, bytes, to, rank, Some(signal))
     }
 }
 
@@ -385,9 +385,9 @@ with_v14! {
         local: Opaque,
         rank: u32,
     ) as "iget",
-    |on| {
+    |context| {
         let from = RegionOffset::new(remote, remote_off);
-        on.get(index, from, bytes, RegionOffset::new(local, local_off), rank)
+        context.get(index, from, bytes, RegionOffset::new(local, local_off), rank)
     }
 }
 
@@ -400,16 +400,16 @@ pub(crate) unsafe extern "C" fn iflush(
     out: *mut Opaque,
 ) -> Status {
     // SAFETY: an out pointer of NCCL's.
-    entry("iflush", || unsafe { set(out, std::ptr::null_mut()) })
+    entry("iflush", || unsafe { set_out(out, std::ptr::null_mut()) })
 }
 
 pub(crate) unsafe extern "C" fn test(comm: Opaque, request: Opaque, done: *mut c_int) -> Status {
     let body = |comm: &Arc<Comm>| {
         // SAFETY: an out pointer of NCCL's.
-        unsafe { set(done, 0)? };
+        unsafe { set_out(done, 0)? };
         let complete = comm.test(request)?;
         // SAFETY: as above.
-        unsafe { set(done, c_int::from(complete)) }
+        unsafe { set_out(done, c_int::from(complete)) }
     };
     // SAFETY: from `connect`, not closed yet.
     unsafe { operation("test", comm, body) }
@@ -425,7 +425,7 @@ pub(crate) unsafe extern "C" fn query_last_error(context: Opaque, has_error: *mu
         // SAFETY: from `create_context`, not destroyed yet.
         let failed = unsafe { object::<Context>(context)? }.comm.failed();
         // SAFETY: an out pointer of NCCL's.
-        unsafe { set(has_error, failed) }
+        unsafe { set_out(has_error, failed) }
     })
 }
 
@@ -442,7 +442,7 @@ mod tests {
     fn a_panic_becomes_an_error_that_says_what_it_said() {
         let hook = std::panic::take_hook();
         std::panic::set_hook(Box::new(|_| {}));
-        let result = caught(|| panic!("of {}", 1));
+        let result = catch_panic(|| panic!("of {}", 1));
         std::panic::set_hook(hook);
         assert_eq!(result, Err(Error::Internal("panicked: of 1".to_owned())));
     }

@@ -10,7 +10,7 @@ pub enum Error {
     #[error("no CUDA driver: {0}; install NVIDIA's driver, or run where there is one")]
     NoDriver(String),
     /// An environment variable has an invalid value.
-    #[error("{variable}={value}: {expected}")]
+    #[error("{variable}={value}: expected {expected}")]
     Variable {
         /// Its name.
         variable: &'static str,
@@ -42,10 +42,10 @@ pub enum Error {
     /// An invalid argument.
     #[error("{0}")]
     Argument(String),
-    /// The plugin does not support the job's configuration.
+    /// The plugin does not support this configuration.
     #[error("{0}")]
     Unsupported(String),
-    /// Not all ranks connected in time.
+    /// Ranks did not connect, or operations did not end, in time.
     #[error("{0}")]
     Timeout(String),
     /// Another rank ended or failed.

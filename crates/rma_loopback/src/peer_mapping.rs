@@ -1,10 +1,9 @@
 //! Maps a rank's memory for the other devices of this process.
 //!
 //! If memory is mapped for both devices, the host enqueues a copy between them in a third of the
-//! time of a peer copy. NCCL maps its windows for the LSA team, but at addresses of its own; the
-//! address that it registers with the plugin may be mapped for the owner's device only. So the
-//! plugin checks, and if needed maps the same physical memory again, for all devices that can
-//! access it.
+//! time of a peer copy. NCCL maps its windows for the LSA team, but at other addresses; the address
+//! that it registers with the plugin may be mapped for the owner's device only. So the plugin
+//! checks, and if needed maps the same physical memory again, for all devices that can access it.
 
 use std::ffi::c_int;
 
@@ -20,8 +19,8 @@ pub(crate) struct PeerMapping {
 }
 
 impl PeerMapping {
-    /// Maps `bytes` at `base` on `owner` for those of `others` that can access the device. `None`:
-    /// there are none, or the memory cannot be mapped.
+    /// Maps `bytes` at `base` on `owner` for those of `others` that can access that device. `None`
+    /// if no other device can, or if the memory cannot be mapped.
     pub(crate) fn of(
         owner: &Device,
         base: Address,
@@ -111,7 +110,7 @@ impl Mapping {
         let driver = &*owner.driver;
         let (start, length) = allocation(owner, base)?;
         if base + bytes as Address > start + length as Address {
-            return Err(Error::Unsupported("it has several pieces of physical memory".to_owned()));
+            return Err(Error::Unsupported("it spans several allocations".to_owned()));
         }
         let purpose = "for the mapping of a region";
         let (mut memory, mut address) = (0, 0);

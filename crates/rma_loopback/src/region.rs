@@ -1,8 +1,7 @@
 //! Registered memory regions.
 //!
-//! NCCL registers in the same order on every rank, so a region's number identifies it on all of
-//! them without any exchange. The number plus one is the region's handle in NCCL and in kernels'
-//! requests.
+//! NCCL registers in the same order on every rank, so a region's number identifies it on all ranks
+//! without communication. The number plus one is the handle that NCCL and kernels use.
 
 use std::ffi::c_int;
 use std::sync::atomic::AtomicU64;
@@ -19,7 +18,7 @@ use crate::transfer::{Buffer, Signal, Source};
 /// The number of a region, the same on every rank of a connection.
 pub(crate) type RegionId = u64;
 
-/// The region of NCCL's handle.
+/// The number of the region with this handle.
 pub(crate) fn id_of(handle: Opaque) -> Result<RegionId> {
     (handle as RegionId)
         .checked_sub(1)
@@ -31,7 +30,7 @@ pub(crate) struct Region {
     base: usize,
     bytes: usize,
     on_host: bool,
-    /// The value of each word, if only the plugin writes them.
+    /// A copy of each word's value, if only the plugin writes the words.
     shadow: Option<Arc<[AtomicU64]>>,
     peer_mapping: Option<PeerMapping>,
 }
@@ -50,13 +49,13 @@ impl Region {
             PTR_HOST => true,
             PTR_CUDA => false,
             other => {
-                return Err(Error::Argument(format!("memory of type {other} is not served")));
+                return Err(Error::Argument(format!("memory of type {other} is not supported")));
             }
         };
         let never_reset = !on_host && flags & MR_SIGNAL_NEVER_RESET != 0;
         let shadow =
             never_reset.then(|| (0..bytes.div_ceil(8)).map(|_| AtomicU64::new(0)).collect());
-        // Signals are written by their own device's stream, and never copied.
+        // Signals are written by their own device's stream and never copied to another device.
         let is_copied = !on_host && !never_reset;
         let peer_mapping =
             is_copied.then(|| PeerMapping::of(owner, base as Address, bytes, others)).flatten();
@@ -68,7 +67,7 @@ impl Region {
         if self.on_host { Buffer::Host(address as *mut u8) } else { Buffer::Device(address as u64) }
     }
 
-    /// Whether other devices access it by a mapping that it owns.
+    /// Whether other devices access it by a mapping that the plugin made.
     pub(crate) fn is_mapped_here(&self) -> bool {
         self.peer_mapping.as_ref().is_some_and(PeerMapping::is_own_mapping)
     }
@@ -144,7 +143,7 @@ impl Regions {
         target: c_int,
     ) -> Result<Source> {
         self.with(id, offset, bytes, |region, offset| {
-            let reached = if target == staging.channel.device.number {
+            let mapped = if target == staging.stream.device.number {
                 Some((region.base + offset) as Address)
             } else {
                 region
@@ -152,7 +151,7 @@ impl Regions {
                     .as_ref()
                     .and_then(|peer_mapping| peer_mapping.address(target, offset))
             };
-            Ok(Source::of(region.buffer(offset), reached, staging))
+            Ok(Source::of(region.buffer(offset), mapped, staging))
         })
     }
 
@@ -162,7 +161,7 @@ impl Regions {
         self.with(id, offset, 8, |region, offset| {
             if !(region.base + offset).is_multiple_of(8) {
                 return Err(Error::Argument(format!(
-                    "a signal at {offset} of region {id} is not a multiple of 8"
+                    "a signal at offset {offset} of region {id} is not aligned to 8 bytes"
                 )));
             }
             let shadow = region.shadow.as_ref().map(|shadow| (Arc::clone(shadow), offset / 8));

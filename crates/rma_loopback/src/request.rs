@@ -6,10 +6,10 @@ use crate::error::{Error, Result};
 /// An accepted operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Request {
-    /// Transfer `sequence` on the lane of `rank`, in this process.
-    Lane { rank: usize, sequence: u64 },
-    /// Job `ticket` on the link to `rank`, in another process.
-    Link { rank: usize, ticket: u64 },
+    /// Transfer `sequence` on the inbound queue of `rank`, in this process.
+    Inbound { rank: usize, sequence: u64 },
+    /// Operation `sequence` on the link to `rank`, in another process.
+    Link { rank: usize, sequence: u64 },
 }
 
 /// The outstanding requests of a rank. Capacity is reserved when contexts are created.
@@ -28,7 +28,7 @@ pub(crate) type ContextId = u64;
 
 struct Entry {
     /// Generation of the entry, to detect stale handles.
-    uses: u32,
+    generation: u32,
     request: Option<(ContextId, Request)>,
 }
 
@@ -36,27 +36,26 @@ impl Entry {
     fn end(&mut self) {
         self.request = None;
         // 31 bits, so that a handle plus one cannot wrap.
-        self.uses = (self.uses + 1) & 0x7fff_ffff;
+        self.generation = (self.generation + 1) & 0x7fff_ffff;
     }
 }
 
 impl Requests {
-    /// Reserves capacity for `more` requests of a new context, beyond what earlier contexts have
-    /// left.
-    pub(crate) fn grow(&mut self, more: usize) -> ContextId {
+    /// Reserves capacity for `more` requests of a new context; uses what earlier contexts have
+    /// released.
+    pub(crate) fn reserve(&mut self, more: usize) -> ContextId {
         self.bound += more;
         let from = self.entries.len();
         let to = from.max(self.bound);
-        self.entries.extend((from..to).map(|_| Entry { uses: 0, request: None }));
+        self.entries.extend((from..to).map(|_| Entry { generation: 0, request: None }));
         self.free.reserve(to);
         self.free.extend((from..to).rev().map(|index| index as u32));
         self.contexts += 1;
         self.contexts
     }
 
-    /// Drops the requests of a context that ends, and leaves the capacity of `less` of them to
-    /// later contexts.
-    pub(crate) fn leave(&mut self, context: ContextId, less: usize) {
+    /// Drops the requests of a destroyed context, and releases its capacity of `less` requests.
+    pub(crate) fn release(&mut self, context: ContextId, less: usize) {
         for (index, entry) in self.entries.iter_mut().enumerate() {
             if entry.request.is_some_and(|(of, _)| of == context) {
                 entry.end();
@@ -66,8 +65,8 @@ impl Requests {
         self.bound = self.bound.saturating_sub(less);
     }
 
-    /// The requests of a context that were not tested as complete.
-    pub(crate) fn of(&self, context: ContextId) -> Vec<Request> {
+    /// The requests of a context that NCCL has not seen complete.
+    pub(crate) fn outstanding_of(&self, context: ContextId) -> Vec<Request> {
         let all = self.entries.iter().filter_map(|entry| entry.request);
         all.filter(|(of, _)| *of == context).map(|(_, request)| request).collect()
     }
@@ -76,7 +75,7 @@ impl Requests {
     pub(crate) fn require_room(&self) -> Result<()> {
         if self.free.is_empty() {
             return Err(Error::Internal(format!(
-                "more than {} requests are outstanding, which is what all contexts may have",
+                "more requests are outstanding than the {} that all contexts together may have",
                 self.entries.len()
             )));
         }
@@ -89,7 +88,7 @@ impl Requests {
         let index = self.free.pop().unwrap_or_default();
         let entry = &mut self.entries[index as usize];
         entry.request = Some((context, request));
-        Ok(((u64::from(entry.uses) << 32) + u64::from(index) + 1) as Opaque)
+        Ok(((u64::from(entry.generation) << 32) + u64::from(index) + 1) as Opaque)
     }
 
     fn index(handle: Opaque) -> (u32, u32) {
@@ -99,10 +98,10 @@ impl Requests {
 
     /// The request of a handle.
     pub(crate) fn get(&self, handle: Opaque) -> Result<Request> {
-        let (uses, index) = Self::index(handle);
+        let (generation, index) = Self::index(handle);
         self.entries
             .get(index as usize)
-            .filter(|entry| entry.uses == uses)
+            .filter(|entry| entry.generation == generation)
             .and_then(|entry| entry.request)
             .map(|(_, request)| request)
             .ok_or_else(|| Error::Argument(format!("{handle:?} is not an outstanding request")))
@@ -127,18 +126,18 @@ mod tests {
     #[test]
     fn a_handle_of_a_completed_request_is_refused() {
         let mut requests = Requests::default();
-        let request = Request::Lane { rank: 0, sequence: 1 };
+        let request = Request::Inbound { rank: 0, sequence: 1 };
         assert!(requests.add(1, request).is_err());
-        requests.grow(1);
+        requests.reserve(1);
         let first = requests.add(1, request).unwrap();
         assert!(!first.is_null());
         assert!(requests.add(1, request).is_err());
         assert_eq!(requests.get(first).unwrap(), request);
         requests.remove(first);
         assert!(requests.get(first).is_err());
-        requests.leave(1, 1);
-        requests.grow(1);
-        assert_eq!(requests.entries.len(), 1, "contexts that come and go take no more room");
+        requests.release(1, 1);
+        requests.reserve(1);
+        assert_eq!(requests.entries.len(), 1, "a new context reuses released capacity");
         let second = requests.add(1, request).unwrap();
         assert!(requests.get(first).is_err());
         assert_eq!(requests.get(second).unwrap(), request);
@@ -147,18 +146,18 @@ mod tests {
     #[test]
     fn a_context_takes_its_requests_along_and_leaves_those_of_others() {
         let mut requests = Requests::default();
-        let request = |sequence| Request::Lane { rank: 0, sequence };
-        requests.grow(2);
-        requests.grow(1);
+        let request = |sequence| Request::Inbound { rank: 0, sequence };
+        requests.reserve(2);
+        requests.reserve(1);
         let first = requests.add(1, request(1)).unwrap();
         requests.add(1, request(2)).unwrap();
         let other = requests.add(2, request(3)).unwrap();
-        assert_eq!(requests.of(1).len(), 2);
-        requests.leave(1, 2);
-        assert_eq!(requests.of(1), []);
+        assert_eq!(requests.outstanding_of(1).len(), 2);
+        requests.release(1, 2);
+        assert_eq!(requests.outstanding_of(1), []);
         assert!(requests.get(first).is_err());
         assert_eq!(requests.get(other).unwrap(), request(3));
-        requests.grow(2);
+        requests.reserve(2);
         assert_eq!(requests.entries.len(), 3);
         for sequence in 4..6 {
             requests.add(3, request(sequence)).unwrap();

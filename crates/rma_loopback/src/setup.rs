@@ -17,14 +17,14 @@ pub struct Setup {
 }
 
 thread_local! {
-    static INSTEAD: RefCell<Option<Setup>> = const { RefCell::new(None) };
+    static OVERRIDE: RefCell<Option<Setup>> = const { RefCell::new(None) };
 }
 
 impl Setup {
     /// The system's driver, with settings from the environment.
     pub(crate) fn current() -> Result<Self> {
-        let instead = INSTEAD.with_borrow(Clone::clone);
-        match instead {
+        let replacement = OVERRIDE.with_borrow(Clone::clone);
+        match replacement {
             Some(setup) => Ok(setup),
             None => Ok(Self { driver: Driver::system()?, config: Config::from_env()? }),
         }
@@ -32,6 +32,6 @@ impl Setup {
 
     /// Makes connections of this thread use it from now on; for tests.
     pub fn use_on_this_thread(self) {
-        INSTEAD.set(Some(self));
+        OVERRIDE.set(Some(self));
     }
 }

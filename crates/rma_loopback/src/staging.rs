@@ -1,27 +1,27 @@
 //! Staging slots: pinned memory for copies that cannot be direct.
 //!
-//! A slot is taken, filled by the rank's outbound stream or by the host, emptied by the target's
-//! stream, and free again when that has passed a mark. Their number is fixed: without a free one,
-//! retry later.
+//! A slot is taken, filled by the rank's outbound stream or by the host, read by the target's
+//! stream, and free again when that stream has passed a mark. The number of slots is fixed: while
+//! none is free, the copy waits.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::channel::Channel;
 use crate::driver::{Address, Device, Pinned, RawEvent, call};
 use crate::error::Result;
+use crate::stream::TrackedStream;
 
 enum Slot {
     Free,
     Taken,
-    /// Free once the channel has passed the mark.
-    Until(Arc<Channel>, u64),
+    /// Free once the stream has passed the mark.
+    Until(Arc<TrackedStream>, u64),
 }
 
-/// A rank's slots, and the stream that fills them.
+/// A rank's slots, and its outbound stream, which fills them.
 pub(crate) struct Staging {
-    pub(crate) channel: Channel,
+    pub(crate) stream: TrackedStream,
     memory: Pinned,
-    /// One event per slot: it is filled.
+    /// One event per slot, recorded behind the copy that fills it.
     events: Vec<RawEvent>,
     slots: Mutex<Vec<Slot>>,
     pub(crate) slot_bytes: usize,
@@ -35,14 +35,14 @@ unsafe impl Sync for Staging {}
 impl Staging {
     pub(crate) fn new(device: &Device, slots: usize, slot_bytes: usize) -> Result<Self> {
         let mut staging = Self {
-            channel: Channel::new(device)?,
+            stream: TrackedStream::new(device)?,
             memory: device.pinned(slots * slot_bytes)?,
             events: Vec::with_capacity(slots),
             slots: Mutex::new((0..slots).map(|_| Slot::Free).collect()),
             slot_bytes,
         };
         for _ in 0..slots {
-            staging.events.push(device.event()?);
+            staging.events.push(device.create_event()?);
         }
         Ok(staging)
     }
@@ -53,21 +53,21 @@ impl Staging {
         let free = slots.iter().position(|slot| match slot {
             Slot::Free => true,
             Slot::Taken => false,
-            Slot::Until(channel, mark) => channel.passed(*mark),
+            Slot::Until(stream, mark) => stream.passed(*mark),
         })?;
         slots[free] = Slot::Taken;
         Some(free)
     }
 
-    /// Gives a slot back.
+    /// Frees a slot.
     pub(crate) fn free(&self, slot: usize) {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)[slot] = Slot::Free;
     }
 
-    /// Gives a slot back when `channel` has passed `mark`.
-    pub(crate) fn free_when(&self, slot: usize, channel: &Arc<Channel>, mark: u64) {
+    /// Frees a slot when `stream` has passed `mark`.
+    pub(crate) fn free_when(&self, slot: usize, stream: &Arc<TrackedStream>, mark: u64) {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)[slot] =
-            Slot::Until(Arc::clone(channel), mark);
+            Slot::Until(Arc::clone(stream), mark);
     }
 
     /// The memory of a slot.
@@ -83,13 +83,13 @@ impl Staging {
         slot: usize,
         from: Address,
         bytes: usize,
-        target: &Channel,
+        target: &TrackedStream,
     ) -> Result<()> {
         let event = self.events[slot];
         {
-            let _entered = self.channel.device.enter()?;
-            self.channel.copy_out(self.slot_memory(slot), from, bytes)?;
-            self.channel.record(event)?;
+            let _entered = self.stream.device.enter()?;
+            self.stream.copy_d2h(self.slot_memory(slot), from, bytes)?;
+            self.stream.record(event)?;
         }
         target.wait(event)
     }
@@ -97,7 +97,7 @@ impl Staging {
 
 impl Drop for Staging {
     fn drop(&mut self) {
-        let device = &self.channel.device;
+        let device = &self.stream.device;
         let Ok(_entered) = device.enter() else { return };
         for event in &self.events {
             let _ = call!(*device.driver, "at close", cuEventDestroy_v2(*event));

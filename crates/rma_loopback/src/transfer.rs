@@ -3,17 +3,17 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::channel::Channel;
 use crate::config::{Config, SignalMethod};
 use crate::driver::{Address, MemOp};
 use crate::error::{Error, Result};
 use crate::staging::Staging;
+use crate::stream::TrackedStream;
 
 /// Source of data.
 pub(crate) enum Source {
-    /// A rank's device memory; `reached` is its address for the target's device, if that can access
-    /// it.
-    Device { staging: Arc<Staging>, address: Address, reached: Option<Address> },
+    /// A rank's device memory; `mapped` is the address at which the target's device can access it,
+    /// if it can.
+    Device { staging: Arc<Staging>, address: Address, mapped: Option<Address> },
     /// A rank's host memory, pinned or not.
     Host { staging: Arc<Staging>, address: *const u8 },
     /// Pinned memory that is unchanged until the operation is complete.
@@ -22,10 +22,10 @@ pub(crate) enum Source {
 
 impl Source {
     /// Memory of the rank that `staging` belongs to.
-    pub(crate) fn of(buffer: Buffer, reached: Option<Address>, staging: &Arc<Staging>) -> Self {
+    pub(crate) fn of(buffer: Buffer, mapped: Option<Address>, staging: &Arc<Staging>) -> Self {
         let staging = Arc::clone(staging);
         match buffer {
-            Buffer::Device(address) => Self::Device { staging, address, reached },
+            Buffer::Device(address) => Self::Device { staging, address, mapped },
             Buffer::Host(address) | Buffer::Pinned(address) => Self::Host { staging, address },
         }
     }
@@ -34,16 +34,16 @@ impl Source {
 /// Target of data.
 #[derive(Clone, Copy)]
 pub(crate) enum Buffer {
-    /// Memory of the lane's device.
+    /// Memory of the inbound stream's device.
     Device(Address),
     /// Host memory, pinned or not.
     Host(*mut u8),
-    /// Pinned memory, with the lane's device as the source.
+    /// Pinned memory, with the inbound stream's device as the source.
     Pinned(*mut u8),
 }
 
 impl Buffer {
-    /// The buffer `bytes` bytes further on.
+    /// The buffer from byte `bytes` on.
     pub(crate) fn at(self, bytes: usize) -> Self {
         match self {
             Self::Device(address) => Self::Device(address + bytes as Address),
@@ -59,13 +59,13 @@ pub(crate) enum Data {
     None,
     /// One aligned word of 4 or 8 bytes to the device, with its value.
     Word { to: Address, value: u64, bytes: usize },
-    /// A range, of which `moved` bytes are in flight.
+    /// A range; the copies of its first `moved` bytes are enqueued.
     Range { from: Source, to: Buffer, bytes: usize, moved: usize },
 }
 
 impl Data {
-    /// A range; or a word, where the host can read it now and the device can write it in one
-    /// operation.
+    /// A word if the host can read it now and the device can write it in one operation, else a
+    /// range.
     pub(crate) fn of(from: Source, to: Buffer, bytes: usize) -> Self {
         if let (Source::Host { address, .. }, Buffer::Device(to), 4 | 8) = (&from, to, bytes)
             && to.is_multiple_of(bytes as Address)
@@ -98,11 +98,11 @@ pub(crate) struct Transfer {
 // operation is complete.
 unsafe impl Send for Transfer {}
 
-/// A step of the host, once the stream has reached it. Nothing else of the lane is in the stream
+/// A step that the host executes when the stream has passed the mark before it. The stream is idle
 /// then.
 pub(crate) enum HostStep {
     /// Copy to host memory.
-    Land { from: *const u8, to: *mut u8, bytes: usize, slot: Option<usize> },
+    Copy { from: *const u8, to: *mut u8, bytes: usize, slot: Option<usize> },
     /// Add to a word of host memory.
     AddOnHost { word: *mut u64, add: u64 },
     /// Write the sum of the value read and `add`.
@@ -123,11 +123,11 @@ pub(crate) enum IssueResult {
 }
 
 impl Transfer {
-    /// Enqueues as much as possible on `channel`, whose context is current; the whole transfer ends
-    /// by completing `sequence`.
+    /// Enqueues as much as possible on `stream`, whose context is current. At its end the transfer
+    /// marks `sequence` complete.
     pub(crate) fn issue(
         &mut self,
-        channel: &Arc<Channel>,
+        stream: &Arc<TrackedStream>,
         config: &Config,
         sequence: u64,
     ) -> Result<IssueResult> {
@@ -137,7 +137,7 @@ impl Transfer {
             Data::Word { to, value, bytes: 8 } => last.push(MemOp::write_64(*to, *value)),
             Data::Word { to, value, .. } => last.push(MemOp::write_32(*to, *value as u32)),
             Data::Range { from, to, bytes, moved } => {
-                let begun = move_range(channel, config, from, *to, *bytes, moved)?;
+                let begun = move_range(stream, config, from, *to, *bytes, moved)?;
                 if !matches!(begun, IssueResult::Whole) {
                     return Ok(begun);
                 }
@@ -146,43 +146,42 @@ impl Transfer {
         if let Some(signal) = &self.signal {
             match signal.buffer {
                 Buffer::Device(word)
-                    if channel.device.reductions && config.signal == SignalMethod::Auto =>
+                    if stream.device.reductions && config.signal == SignalMethod::Auto =>
                 {
                     last.push(MemOp::barrier());
                     last.push(MemOp::add_64(word, signal.add));
                 }
                 Buffer::Device(word) => match &signal.shadow {
                     Some((shadow, index)) => {
-                        // The lane's lock makes this addition and its position in the stream one
-                        // step.
+                        // The inbound queue's lock keeps sums and writes in the same order.
                         let before = shadow[*index].fetch_add(signal.add, Ordering::Relaxed);
                         last.push(MemOp::write_64(word, before.wrapping_add(signal.add)));
                     }
-                    // Another connection, with a lane of its own, may use the word too.
+                    // Another connection, with its own stream, may add to the same word.
                     None if config.connections > 1 => {
                         return Err(Error::Unsupported(format!(
-                            "signals to an address need one connection, not {} \
-                             (DEVCOMM_GIN_CONNECTIONS), or devices that add by themselves (a \
-                             driver of CUDA 13.1, DEVCOMM_GIN_SIGNAL not set)",
+                            "VA signals need one connection, not {} (DEVCOMM_GIN_CONNECTIONS), or \
+                             devices with atomic additions (a driver for CUDA 13.1, and \
+                             DEVCOMM_GIN_SIGNAL not set)",
                             config.connections
                         )));
                     }
                     None => {
-                        last.run(channel)?;
-                        channel.copy_out(channel.cell().cast(), word, 8)?;
+                        last.enqueue(stream)?;
+                        stream.copy_d2h(stream.scratch().cast(), word, 8)?;
                         let step = HostStep::WriteSum { word, add: signal.add };
-                        return Ok(IssueResult::Until { mark: channel.mark()?, step });
+                        return Ok(IssueResult::Until { mark: stream.mark()?, step });
                     }
                 },
                 Buffer::Host(word) | Buffer::Pinned(word) => {
-                    last.run(channel)?;
+                    last.enqueue(stream)?;
                     let step = HostStep::AddOnHost { word: word.cast(), add: signal.add };
-                    return Ok(IssueResult::Until { mark: channel.mark()?, step });
+                    return Ok(IssueResult::Until { mark: stream.mark()?, step });
                 }
             }
         }
-        last.push(channel.when_done(sequence));
-        last.run(channel)?;
+        last.push(stream.done_op(sequence));
+        last.enqueue(stream)?;
         Ok(IssueResult::Whole)
     }
 
@@ -190,11 +189,11 @@ impl Transfer {
     pub(crate) fn step(
         &mut self,
         step: HostStep,
-        channel: &Channel,
+        stream: &TrackedStream,
         sequence: u64,
     ) -> Result<bool> {
         match step {
-            HostStep::Land { from, to, bytes, slot } => {
+            HostStep::Copy { from, to, bytes, slot } => {
                 // SAFETY: both ranges are in registered regions or slots, checked when the transfer
                 // was made; the stream has passed the mark, so the source is filled.
                 unsafe { std::ptr::copy(from, to, bytes) };
@@ -210,14 +209,15 @@ impl Transfer {
                 // SAFETY: an aligned word of a registered region, checked when the transfer was
                 // made.
                 unsafe { AtomicU64::from_ptr(word) }.fetch_add(add, Ordering::Release);
-                channel.set_done(sequence);
+                stream.set_done(sequence);
                 Ok(true)
             }
             HostStep::WriteSum { word, add } => {
-                // SAFETY: the channel's cell; the stream has filled it and passed the mark.
-                let before = unsafe { AtomicU64::from_ptr(channel.cell()) }.load(Ordering::Relaxed);
+                // SAFETY: the stream's scratch word, which the stream wrote before the mark.
+                let before =
+                    unsafe { AtomicU64::from_ptr(stream.scratch()) }.load(Ordering::Relaxed);
                 let sum = before.wrapping_add(add);
-                channel.run(&mut [MemOp::write_64(word, sum), channel.when_done(sequence)])?;
+                stream.enqueue(&mut [MemOp::write_64(word, sum), stream.done_op(sequence)])?;
                 Ok(true)
             }
         }
@@ -226,7 +226,7 @@ impl Transfer {
 
 /// Enqueues the rest of a range, directly or through slots.
 fn move_range(
-    channel: &Arc<Channel>,
+    stream: &Arc<TrackedStream>,
     config: &Config,
     from: &Source,
     to: Buffer,
@@ -234,55 +234,59 @@ fn move_range(
     moved: &mut usize,
 ) -> Result<IssueResult> {
     while *moved < bytes {
-        let left = bytes - *moved;
+        let remaining = bytes - *moved;
         match (from, to) {
-            (Source::Device { staging, address, reached }, Buffer::Device(to))
+            (Source::Device { staging, address, mapped }, Buffer::Device(to))
                 if config.copy != crate::config::CopyMethod::Staged =>
             {
-                let source = &staging.channel.device;
-                channel.copy_direct(config.copy, to, source, *address, *reached, bytes)?;
+                let source = &staging.stream.device;
+                stream.copy_direct(config.copy, to, source, *address, *mapped, bytes)?;
                 *moved = bytes;
             }
             (Source::Pinned(from), Buffer::Device(to)) => {
-                channel.copy_in(to, *from, bytes)?;
+                stream.copy_h2d(to, *from, bytes)?;
                 *moved = bytes;
             }
             (Source::Device { address, .. }, Buffer::Pinned(to)) => {
-                channel.copy_out(to, *address, bytes)?;
+                stream.copy_d2h(to, *address, bytes)?;
                 *moved = bytes;
             }
             (Source::Host { address: from, .. } | Source::Pinned(from), Buffer::Host(to))
             | (Source::Host { address: from, .. } | Source::Pinned(from), Buffer::Pinned(to)) => {
-                let step = HostStep::Land { from: *from, to, bytes, slot: None };
-                return Ok(IssueResult::Until { mark: channel.mark()?, step });
+                let step = HostStep::Copy { from: *from, to, bytes, slot: None };
+                return Ok(IssueResult::Until { mark: stream.mark()?, step });
             }
             (Source::Device { staging, address, .. }, to) => {
                 let Some(slot) = staging.take() else { return Ok(IssueResult::NoSlot) };
-                let part = left.min(staging.slot_bytes);
-                staging.fill(slot, *address + *moved as Address, part, channel)?;
+                let chunk = remaining.min(staging.slot_bytes);
+                staging.fill(slot, *address + *moved as Address, chunk, stream)?;
                 match to {
                     Buffer::Device(to) => {
-                        channel.copy_in(to + *moved as Address, staging.slot_memory(slot), part)?;
-                        staging.free_when(slot, channel, channel.mark()?);
-                        *moved += part;
+                        stream.copy_h2d(
+                            to + *moved as Address,
+                            staging.slot_memory(slot),
+                            chunk,
+                        )?;
+                        staging.free_when(slot, stream, stream.mark()?);
+                        *moved += chunk;
                     }
                     Buffer::Host(to) | Buffer::Pinned(to) => {
                         let from: *const u8 = staging.slot_memory(slot);
                         let to = to.wrapping_add(*moved);
-                        let step = HostStep::Land { from, to, bytes: part, slot: Some(slot) };
-                        return Ok(IssueResult::Until { mark: channel.mark()?, step });
+                        let step = HostStep::Copy { from, to, bytes: chunk, slot: Some(slot) };
+                        return Ok(IssueResult::Until { mark: stream.mark()?, step });
                     }
                 }
             }
             (Source::Host { staging, address }, Buffer::Device(to)) => {
                 let Some(slot) = staging.take() else { return Ok(IssueResult::NoSlot) };
-                let part = left.min(staging.slot_bytes);
+                let chunk = remaining.min(staging.slot_bytes);
                 // SAFETY: the range is in a registered region, checked when the transfer was made;
-                // the slot is ours.
-                unsafe { std::ptr::copy(address.add(*moved), staging.slot_memory(slot), part) };
-                channel.copy_in(to + *moved as Address, staging.slot_memory(slot), part)?;
-                staging.free_when(slot, channel, channel.mark()?);
-                *moved += part;
+                // the slot is taken.
+                unsafe { std::ptr::copy(address.add(*moved), staging.slot_memory(slot), chunk) };
+                stream.copy_h2d(to + *moved as Address, staging.slot_memory(slot), chunk)?;
+                staging.free_when(slot, stream, stream.mark()?);
+                *moved += chunk;
             }
         }
     }
@@ -305,9 +309,9 @@ impl TrailingOps {
         self.count += 1;
     }
 
-    fn run(&mut self, channel: &Channel) -> Result<()> {
+    fn enqueue(&mut self, stream: &TrackedStream) -> Result<()> {
         if self.count > 0 {
-            channel.run(&mut self.operations[..self.count])?;
+            stream.enqueue(&mut self.operations[..self.count])?;
             self.count = 0;
         }
         Ok(())

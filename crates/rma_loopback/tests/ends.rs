@@ -14,8 +14,8 @@ use fake::{Memory, Options, ok, on_another_thread, world};
 
 const BYTES: usize = 1000;
 
-/// A small depth and few slots, so that most operations queue in the plugin.
-fn narrow() -> Options {
+/// A small queue depth and few slots, so that most operations wait in the plugin.
+fn limited() -> Options {
     let config = Config { depth: 1, slots: 2, slot_bytes: 256, ..Options::default().config };
     Options { delay: 1000, config, ..Options::default() }
 }
@@ -23,7 +23,7 @@ fn narrow() -> Options {
 #[test]
 fn destroying_a_context_completes_its_operations() {
     for copy in [CopyMethod::Auto, CopyMethod::Staged] {
-        let mut options = narrow();
+        let mut options = limited();
         options.config.copy = copy;
         world(&options, |rank, bootstrap| {
             let (inline, window) = (Memory::filled(BYTES, |at| at as u8), Memory::new(20 * BYTES));
@@ -34,7 +34,7 @@ fn destroying_a_context_completes_its_operations() {
                 assert_eq!(rank.try_put(0, (inline_at, 0), BYTES, to, 1 - rank.rank).0, SUCCESS);
             }
             rank.destroy_context();
-            // NCCL frees the memory, then deregisters it. Overwriting it stands for the free.
+            // NCCL frees the memory, then deregisters it. The test overwrites instead of frees it.
             inline.write(0, &[0xee; BYTES]);
             ok(rank.deregister(inline_at));
             bootstrap.barrier.wait();
@@ -57,7 +57,7 @@ fn requests_that_are_never_tested_free_their_entries_for_the_next_context() {
         let window_at = rank.window(&window);
         bootstrap.barrier.wait();
         for _ in 0..3 {
-            // As many as the context's capacity.
+            // The same number as the context's capacity.
             for _ in 0..2 * rank.depth {
                 let to = (window_at, 32);
                 assert_eq!(rank.try_put(0, (window_at, 0), 8, to, 1 - rank.rank).0, SUCCESS);
@@ -71,7 +71,7 @@ fn requests_that_are_never_tested_free_their_entries_for_the_next_context() {
 
 #[test]
 fn operations_that_do_not_complete_are_dropped_with_an_error() {
-    world(&narrow(), |rank, bootstrap| {
+    world(&limited(), |rank, bootstrap| {
         let (inline, window) = (Memory::filled(BYTES, |_| 7), Memory::new(20 * BYTES));
         let (inline_at, window_at) = (rank.host(&inline), rank.window(&window));
         bootstrap.barrier.wait();
@@ -93,7 +93,7 @@ fn operations_that_do_not_complete_are_dropped_with_an_error() {
         if rank.rank == 1 {
             assert!(rank.has_error());
             assert_ne!(rank.try_progress(), SUCCESS);
-            // Deregistration returns when no put into the region is under way.
+            // Deregistration returns when no put into the region is in flight.
             ok(rank.deregister(window_at));
             let seen = window.read(0, 20 * BYTES);
             assert!(!seen.contains(&0xee), "a put read its source after the free");
@@ -105,7 +105,7 @@ fn operations_that_do_not_complete_are_dropped_with_an_error() {
 #[test]
 fn after_a_failure_memory_is_unmapped_only_when_no_copy_uses_it() {
     for stuck in [false, true] {
-        let options = Options { memory: Kind::Own, delay: 50_000, ..Options::default() };
+        let options = Options { memory: Kind::Owner, delay: 50_000, ..Options::default() };
         world(&options, |rank, bootstrap| {
             let window = Memory::filled(64, |_| 5);
             let target = Memory::new(64);
@@ -140,6 +140,7 @@ fn after_a_failure_memory_is_unmapped_only_when_no_copy_uses_it() {
 #[test]
 fn only_progress_threads_keep_a_relaxed_capture_mode() {
     world(&Options::default(), |rank, bootstrap| {
+        // 0: global, 2: relaxed.
         let mode = fake::driver::capture_mode_of_this_thread;
         let window = Memory::new(64);
         let window_at = rank.window(&window);

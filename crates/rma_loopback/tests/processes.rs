@@ -1,4 +1,4 @@
-//! Ranks in several processes, which this program starts as copies of itself.
+//! Ranks in several processes: this test program starts itself again for each.
 
 mod fake;
 
@@ -10,28 +10,28 @@ use std::time::{Duration, Instant};
 use devcomm_rma_loopback::abi::{REMOTE_ERROR, SIGNAL_ADD, SUCCESS, TIMEOUT, UNHANDLED_CUDA_ERROR};
 use devcomm_rma_loopback::config::{Config, CopyMethod};
 
-use fake::hub::{HubClient, serve};
+use fake::bootstrap::{Client, HandleBytes, serve};
 use fake::{Memory, Options, Rank, device, listen, ok, work};
 
-/// The test that children run, which is any that calls [`job`].
+/// The test that child processes run; any that calls [`run_processes`] would do.
 const TEST: &str = "what_is_complete_is_there";
 
-/// Runs the case `name` in `processes` processes of `threads` ranks each, and returns each one's
-/// output. Those in `lost` may fail. In a child it runs the child and does not return.
-fn job(name: &str, processes: usize, threads: usize, lost: &[usize]) -> Vec<String> {
-    if let (Ok(case), Some(hub)) = (std::env::var("CASE"), std::env::var_os("HUB")) {
-        be_a_process(&case, Path::new(&hub));
+/// Runs the case `name` in `processes` processes of `threads` ranks each; returns each process's
+/// standard error. Those in `may_fail` may fail. In a child process it runs the ranks and exits.
+fn run_processes(name: &str, processes: usize, threads: usize, may_fail: &[usize]) -> Vec<String> {
+    if let (Ok(case), Some(server)) = (std::env::var("CASE"), std::env::var_os("BOOTSTRAP")) {
+        run_child(&case, Path::new(&server));
         std::process::exit(0);
     }
     let folder = tempfile::tempdir().unwrap();
-    let hub = folder.path().join("hub");
-    let listener = UnixListener::bind(&hub).unwrap();
+    let server = folder.path().join("bootstrap");
+    let listener = UnixListener::bind(&server).unwrap();
     let children: Vec<_> = (0..processes)
         .map(|process| {
             Command::new(std::env::current_exe().unwrap())
                 .args([TEST, "--exact", "--nocapture"])
                 .env("CASE", format!("{name} {process} {processes} {threads}"))
-                .env("HUB", &hub)
+                .env("BOOTSTRAP", &server)
                 .stdout(Stdio::piped())
                 .stderr(Stdio::piped())
                 .spawn()
@@ -41,35 +41,36 @@ fn job(name: &str, processes: usize, threads: usize, lost: &[usize]) -> Vec<Stri
     std::thread::spawn(move || serve(&listener, processes * threads));
     let ended = children.into_iter().enumerate().map(|(process, child)| {
         let output = child.wait_with_output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(
-            output.status.success() || lost.contains(&process),
+            output.status.success() || may_fail.contains(&process),
             "process {process}: {}\n{}{}",
             output.status,
             String::from_utf8_lossy(&output.stdout),
-            said
+            stderr
         );
-        said
+        stderr
     });
     ended.collect()
 }
 
-/// The ranks of one process, as threads.
-fn be_a_process(case: &str, hub: &Path) {
+/// Runs the ranks of one process, as threads.
+fn run_child(case: &str, server: &Path) {
     let words: Vec<&str> = case.split(' ').collect();
     let number = |index: usize| words[index].parse::<usize>().unwrap();
     let (name, process, processes, threads) = (words[0], number(1), number(2), number(3));
     std::thread::scope(|scope| {
         for thread in 0..threads {
-            scope.spawn(move || play(name, process * threads + thread, processes * threads, hub));
+            scope.spawn(move || run(name, process * threads + thread, processes * threads, server));
         }
     });
 }
 
-fn play(name: &str, number: usize, ranks: usize, hub: &Path) {
+/// Runs rank `number` of the case `name`.
+fn run(name: &str, number: usize, ranks: usize, server: &Path) {
     let mut options = Options { ranks, ..Options::default() };
     match name {
-        "small" | "unasked" => {
+        "small" | "untested" => {
             options.config = Config { slots: 2, slot_bytes: 4096, depth: 2, ..options.config };
         }
         "staged" => options.config.copy = CopyMethod::Staged,
@@ -81,9 +82,9 @@ fn play(name: &str, number: usize, ranks: usize, hub: &Path) {
         _ => {}
     }
     let device = device(number, &options);
-    let line = HubClient::call(hub, number, ranks);
+    let client = Client::connect(server, number, ranks);
     let listening = listen();
-    let mut handles = line.gather(listening.handle, || {});
+    let mut handles = client.all_gather(listening.handle, || {});
     match name {
         "absent" => return absent(number, &listening, &mut handles),
         "late" => return late(number, &listening, &mut handles),
@@ -91,7 +92,7 @@ fn play(name: &str, number: usize, ranks: usize, hub: &Path) {
         _ => {}
     }
     let rank = Rank::connect(&options, number, device, &listening, &mut handles);
-    let barrier = || line.barrier(|| ok(rank.try_progress()));
+    let barrier = || client.barrier(|| ok(rank.try_progress()));
     match name {
         "slow" => {
             work::one_by_one(&rank, &barrier);
@@ -101,7 +102,7 @@ fn play(name: &str, number: usize, ranks: usize, hub: &Path) {
         "failed" => failed(&rank, &barrier),
         "left" => left(&rank, &barrier),
         "signal-and-go" => signal_and_go(&rank, &barrier),
-        "unasked" => unasked(&rank, &barrier),
+        "untested" => untested(&rank, &barrier),
         _ => {
             work::traffic(&rank, options.contexts, &barrier);
             work::ranges(&rank, &barrier);
@@ -113,27 +114,27 @@ fn play(name: &str, number: usize, ranks: usize, hub: &Path) {
 
 #[test]
 fn puts_gets_and_signals_cross_processes_in_order() {
-    job("plain", 2, 1, &[]);
-    job("contexts", 3, 1, &[]);
+    run_processes("plain", 2, 1, &[]);
+    run_processes("contexts", 3, 1, &[]);
 }
 
 #[test]
 fn what_is_complete_is_there() {
-    job("slow", 2, 1, &[]);
+    run_processes("slow", 2, 1, &[]);
 }
 
 #[test]
 fn so_they_do_when_queues_and_slots_are_full() {
-    job("small", 2, 1, &[]);
+    run_processes("small", 2, 1, &[]);
 }
 
 #[test]
 fn some_ranks_may_share_a_process() {
-    job("plain", 2, 2, &[]);
-    job("staged", 2, 2, &[]);
+    run_processes("plain", 2, 2, &[]);
+    run_processes("staged", 2, 2, &[]);
 }
 
-/// Polls until the plugin reports an error, which it must do soon, and returns it.
+/// Polls until the plugin returns an error, which it must do within 5 seconds; returns it.
 fn error_of(rank: &Rank) -> i32 {
     let start = Instant::now();
     loop {
@@ -162,7 +163,7 @@ fn killed(rank: &Rank, barrier: &dyn Fn()) {
 
 #[test]
 fn the_death_of_a_process_is_an_error_of_all_others() {
-    job("killed", 3, 1, &[1]);
+    run_processes("killed", 3, 1, &[1]);
 }
 
 fn failed(rank: &Rank, barrier: &dyn Fn()) {
@@ -179,7 +180,7 @@ fn failed(rank: &Rank, barrier: &dyn Fn()) {
 
 #[test]
 fn a_failure_in_one_process_is_an_error_of_all_others() {
-    job("failed", 3, 1, &[]);
+    run_processes("failed", 3, 1, &[]);
 }
 
 fn left(rank: &Rank, barrier: &dyn Fn()) {
@@ -190,7 +191,7 @@ fn left(rank: &Rank, barrier: &dyn Fn()) {
         rank.close();
         return;
     }
-    // A rank that leaves without an error affects others only when they put to it.
+    // A rank that closes without an error affects others only when they put to it.
     let start = Instant::now();
     while start.elapsed() < Duration::from_millis(200) {
         ok(rank.try_progress());
@@ -203,7 +204,7 @@ fn left(rank: &Rank, barrier: &dyn Fn()) {
 
 #[test]
 fn a_put_to_a_process_that_left_is_an_error() {
-    job("left", 2, 1, &[]);
+    run_processes("left", 2, 1, &[]);
 }
 
 /// Rank 1 destroys everything as soon as it has seen the last signal: rank 0 still sees its puts
@@ -227,12 +228,12 @@ fn signal_and_go(rank: &Rank, barrier: &dyn Fn()) {
 #[test]
 fn a_rank_that_leaves_completes_what_was_asked_of_it() {
     for _ in 0..4 {
-        job("signal-and-go", 2, 1, &[]);
+        run_processes("signal-and-go", 2, 1, &[]);
     }
 }
 
 /// Rank 0 puts more than the slots hold, tests none of it, and destroys its context.
-fn unasked(rank: &Rank, barrier: &dyn Fn()) {
+fn untested(rank: &Rank, barrier: &dyn Fn()) {
     const BYTES: usize = 5000;
     let (inline, window, signals) =
         (Memory::filled(BYTES, |_| 7), Memory::new(20 * BYTES), Memory::new(8));
@@ -250,18 +251,18 @@ fn unasked(rank: &Rank, barrier: &dyn Fn()) {
         ok(rank.deregister(inline_at));
     } else {
         rank.serve(|| signals.load(0) == 20);
-        assert!(window.read(0, 20 * BYTES) == [7; 20 * BYTES], "a put came too late");
+        assert!(window.read(0, 20 * BYTES) == [7; 20 * BYTES], "a put read freed memory");
     }
     rank.close();
 }
 
 #[test]
 fn a_context_ends_when_what_was_asked_of_other_processes_is_complete() {
-    job("unasked", 2, 1, &[]);
+    run_processes("untested", 2, 1, &[]);
 }
 
-/// Rank 1 of three ends before it connects: its peers learn it long before the timeout.
-fn absent(number: usize, listening: &fake::Listening, handles: &mut [fake::hub::HandleBytes]) {
+/// Rank 1 of three ends before it connects: its peers get an error long before the timeout.
+fn absent(number: usize, listening: &fake::Listening, handles: &mut [HandleBytes]) {
     if number != 1 {
         std::thread::sleep(Duration::from_millis(100));
         let start = Instant::now();
@@ -272,11 +273,11 @@ fn absent(number: usize, listening: &fake::Listening, handles: &mut [fake::hub::
 
 #[test]
 fn connecting_to_a_process_that_is_gone_is_an_error_at_once() {
-    job("absent", 3, 1, &[]);
+    run_processes("absent", 3, 1, &[]);
 }
 
-/// Rank 1 of two is there, but does not connect in time.
-fn late(number: usize, listening: &fake::Listening, handles: &mut [fake::hub::HandleBytes]) {
+/// Rank 1 of two listens, but does not connect in time.
+fn late(number: usize, listening: &fake::Listening, handles: &mut [HandleBytes]) {
     match number {
         0 => assert_eq!(listening.connect(handles, 0).0, TIMEOUT),
         _ => std::thread::sleep(Duration::from_millis(600)),
@@ -285,11 +286,11 @@ fn late(number: usize, listening: &fake::Listening, handles: &mut [fake::hub::Ha
 
 #[test]
 fn connecting_to_a_process_that_does_not_answer_ends_in_time() {
-    job("late", 2, 1, &[]);
+    run_processes("late", 2, 1, &[]);
 }
 
-/// Rank 2 of three is there, but does not connect; rank 1 gives up long before the others.
-fn impatient(number: usize, listening: &fake::Listening, handles: &mut [fake::hub::HandleBytes]) {
+/// Rank 2 of three listens, but does not connect; rank 1 has a shorter timeout than the others.
+fn impatient(number: usize, listening: &fake::Listening, handles: &mut [HandleBytes]) {
     match number {
         0 => assert_eq!(listening.connect(handles, 0).0, REMOTE_ERROR),
         1 => assert_eq!(listening.connect(handles, 1).0, TIMEOUT),
@@ -299,6 +300,6 @@ fn impatient(number: usize, listening: &fake::Listening, handles: &mut [fake::hu
 
 #[test]
 fn a_rank_that_fails_to_connect_says_why_to_those_it_has_met() {
-    let said = job("impatient", 3, 1, &[]);
-    assert!(said[0].contains("rank 1 failed: rank 2"), "{}", said[0]);
+    let stderr = run_processes("impatient", 3, 1, &[]);
+    assert!(stderr[0].contains("rank 1 failed: rank 2"), "{}", stderr[0]);
 }

@@ -67,24 +67,25 @@ fn full_queues_hold_operations_back_and_lose_none() {
 
 #[test]
 fn so_they_do_for_memory_of_every_make() {
-    for memory in [Kind::Shared, Kind::Own, Kind::Plain] {
+    for memory in [Kind::AllDevices, Kind::Owner, Kind::Malloc] {
         let options = Options { ranks: 3, memory, ..Options::default() };
         world(&options, |rank, bootstrap| {
             work::traffic(rank, 1, &|| wait(bootstrap));
             let peer_copies = rank.device.peer_copies.load(Ordering::Relaxed);
-            assert_eq!(peer_copies > 0, memory == Kind::Plain, "peer copies are a last resort");
+            assert_eq!(peer_copies > 0, memory == Kind::Malloc, "peer copies are a last resort");
         });
         ranges(&options);
     }
     let config = Config { copy: CopyMethod::Peer, ..config() };
-    traffic(&Options { ranks: 2, memory: Kind::Plain, config, ..Options::default() });
+    traffic(&Options { ranks: 2, memory: Kind::Malloc, config, ..Options::default() });
     let config = Config { copy: CopyMethod::Mapped, ..config };
-    traffic(&Options { ranks: 2, memory: Kind::Own, config, ..Options::default() });
+    traffic(&Options { ranks: 2, memory: Kind::Owner, config, ..Options::default() });
 }
 
 #[test]
 fn a_mapping_for_other_devices_ends_with_its_region_and_no_copy_sees_it() {
-    world(&Options { memory: Kind::Own, delay: 2000, ..Options::default() }, |rank, bootstrap| {
+    let options = Options { memory: Kind::Owner, delay: 2000, ..Options::default() };
+    world(&options, |rank, bootstrap| {
         let memory = [(); 3].map(|()| Memory::new(64));
         let mapped = |index: usize| mappings_of(memory[index].base() as usize);
         let first = rank.window(&memory[0]);
@@ -101,7 +102,7 @@ fn a_mapping_for_other_devices_ends_with_its_region_and_no_copy_sees_it() {
         assert_eq!(rank.deregister(first), SUCCESS);
         for (status, request) in others {
             assert_eq!(status, SUCCESS);
-            assert_eq!(rank.try_test(request), (SUCCESS, true), "a copy was on the way still");
+            assert_eq!(rank.try_test(request), (SUCCESS, true), "a copy was still in flight");
         }
         bootstrap.barrier.wait();
         assert_eq!([mapped(0), mapped(1)], [0, 1]);
@@ -193,7 +194,7 @@ fn signals_to_an_address_are_refused_where_several_connections_would_lose_some()
 #[test]
 fn memory_that_is_not_mapped_is_refused_where_it_has_to_be() {
     let config = Config { copy: CopyMethod::Mapped, ..config() };
-    let options = Options { memory: Kind::Plain, config, ..Options::default() };
+    let options = Options { memory: Kind::Malloc, config, ..Options::default() };
     world(&options, |rank, bootstrap| {
         let memory = Memory::new(64);
         let at = rank.window(&memory);
@@ -288,7 +289,7 @@ fn a_put_to_a_rank_that_left_is_an_error() {
                 let at = rank.window(&memory);
                 bootstrap.barrier.wait();
                 if number == 0 {
-                    // Operations in flight when the other leaves still complete.
+                    // Operations in flight when the other rank closes still complete.
                     rank.put(0, (at, 0), 64, (at, 0), 1);
                     bootstrap.barrier.wait();
                     rank.drain();
@@ -300,7 +301,7 @@ fn a_put_to_a_rank_that_left_is_an_error() {
                     bootstrap.barrier.wait();
                     rank.close();
                     left.store(true, Ordering::Release);
-                    std::thread::sleep(Duration::from_millis(50)); // its memory outlives the copy
+                    std::thread::sleep(Duration::from_millis(50)); // `memory` outlives the copy
                 }
             });
         }
@@ -339,8 +340,8 @@ fn a_rank_without_a_current_device_is_told_so() {
     one.close();
 }
 
-/// Two rails of two ranks each, beside a connection of all four: numbers are those of the
-/// connection.
+/// Two rails of two ranks each, and a connection of all four: each connection numbers its own ranks
+/// from 0.
 #[test]
 fn connections_of_some_ranks_number_them_anew() {
     let options = Options { ranks: 4, ..Options::default() };
@@ -367,7 +368,7 @@ fn connections_of_some_ranks_number_them_anew() {
     });
 }
 
-/// The thread had no context before `make_current`.
+/// Pops the context that `make_current` pushed on this thread.
 fn pop_context() {
     // SAFETY: an out pointer.
     unsafe { (fake::driver::functions().cuCtxPopCurrent_v2)(&mut std::ptr::null_mut()) };

@@ -26,33 +26,33 @@ use crate::log;
 
 /// Longest interval between checks of the deadline and of the missing rank.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Interval of checks whether the missing rank still listens: each takes a place in its backlog.
+/// Interval of checks whether the missing rank still listens: each fills an entry of its backlog.
 const PROBE_EVERY: Duration = Duration::from_secs(1);
 /// Interval of connection attempts to a rank whose backlog is full.
-const CALL_EVERY: Duration = Duration::from_millis(10);
-const GREETING_BYTES: usize = 40;
+const RETRY_EVERY: Duration = Duration::from_millis(10);
+const HANDSHAKE_BYTES: usize = 40;
 
 /// The first message of a connecting rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Greeting {
+struct Handshake {
     key: Key,
     rank: usize,
     shape: Shape,
 }
 
-impl Greeting {
-    fn to_bytes(self) -> [u8; GREETING_BYTES] {
+impl Handshake {
+    fn to_bytes(self) -> [u8; HANDSHAKE_BYTES] {
         let Shape { slots, slot_bytes } = self.shape;
         let (first, second) = self.key;
         let words = [first, second, self.rank as u64, slots as u64, slot_bytes as u64];
-        let mut bytes = [0; GREETING_BYTES];
+        let mut bytes = [0; HANDSHAKE_BYTES];
         for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
             to.copy_from_slice(&word.to_le_bytes());
         }
         bytes
     }
 
-    fn from_bytes(bytes: &[u8; GREETING_BYTES]) -> Self {
+    fn from_bytes(bytes: &[u8; HANDSHAKE_BYTES]) -> Self {
         let word = |index: usize| {
             let mut word = [0; 8];
             word.copy_from_slice(&bytes[8 * index..][..8]);
@@ -76,12 +76,12 @@ pub(crate) fn connect_links(
 ) -> Result<()> {
     let mine = &endpoint.handle;
     let (key, shape) = (handles[0].key(), Shape::of(&endpoint.setup.config));
-    let device = &me.staging.channel.device;
+    let device = &me.staging.stream.device;
     for (other, handle) in handles.iter().enumerate().take(rank) {
         if !handle.same_process(mine) {
-            let greeting = Greeting { key, rank, shape };
+            let handshake = Handshake { key, rank, shape };
             let (segment, socket) =
-                call_rank(greeting, other, handle, device, connection, deadline)?;
+                connect_to_rank(handshake, other, handle, device, connection, deadline)?;
             let pid = handle.pid();
             links[other] = Some(Link::new(Arc::clone(me), rank, other, pid, segment, socket)?);
         }
@@ -90,32 +90,32 @@ pub(crate) fn connect_links(
         other > rank && !handles[other].same_process(mine) && links[other].is_none()
     };
     while let Some(missing) = (0..handles.len()).find(|other| is_missing(links, *other)) {
-        wait_for_call(&endpoint.listener, connection, links, deadline, missing, &handles[missing])?;
+        wait_for_peer(&endpoint.listener, connection, links, deadline, missing, &handles[missing])?;
         let accepted = endpoint.listener.accept();
         let (socket, _) = accepted
             .map_err(|error| Error::system("accepting a connection of another rank", error))?;
-        // Any process can connect to an abstract name: strangers are refused.
-        let Some((greeting, memory)) = take_call(&socket, deadline) else {
-            log::debug(format_args!("rank {rank}: refused a connection of a stranger"));
+        // Any process can connect to an abstract socket: one that is not a rank is refused.
+        let Some((handshake, memory)) = receive_handshake(&socket, deadline) else {
+            log::debug(format_args!("rank {rank}: refused a process that is not a rank"));
             continue;
         };
-        if greeting.key != key
-            || greeting.rank >= handles.len()
-            || !is_missing(links, greeting.rank)
+        if handshake.key != key
+            || handshake.rank >= handles.len()
+            || !is_missing(links, handshake.rank)
         {
             continue;
         }
-        let segment = Segment::map(&memory, greeting.shape, device)?;
-        let pid = handles[greeting.rank].pid();
-        let link = Link::new(Arc::clone(me), rank, greeting.rank, pid, segment, socket)?;
-        links[greeting.rank] = Some(link);
+        let segment = Segment::map(&memory, handshake.shape, device)?;
+        let pid = handles[handshake.rank].pid();
+        let link = Link::new(Arc::clone(me), rank, handshake.rank, pid, segment, socket)?;
+        links[handshake.rank] = Some(link);
     }
     Ok(())
 }
 
 /// Connects to a lower rank, and sends the shared memory.
-fn call_rank(
-    greeting: Greeting,
+fn connect_to_rank(
+    handshake: Handshake,
     other: usize,
     handle: &Handle,
     device: &Device,
@@ -126,12 +126,12 @@ fn call_rank(
         Error::Remote(format!(
             "rank {} cannot connect to rank {other}, of process {}: {error}; it has ended, or is \
              in another network namespace of this host, which this plugin does not support",
-            greeting.rank,
+            handshake.rank,
             handle.pid()
         ))
     };
     let socket = loop {
-        match handle.call() {
+        match handle.try_connect() {
             Ok(socket) => break socket,
             Err(Errno::AGAIN | Errno::INTR) => wait_to_retry(other, handle, connection, deadline)?,
             Err(error) => return Err(failed(&error)),
@@ -140,22 +140,22 @@ fn call_rank(
     socket.set_nonblocking(false).map_err(|error| failed(&error))?;
     let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
     socket.set_write_timeout(Some(left)).map_err(|error| failed(&error))?;
-    let memory = greeting.shape.create()?;
+    let memory = handshake.shape.create()?;
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     let descriptors = [std::os::fd::AsFd::as_fd(&memory)];
     control.push(SendAncillaryMessage::ScmRights(&descriptors));
-    let bytes = greeting.to_bytes();
+    let bytes = handshake.to_bytes();
     let sent = sendmsg(&socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL);
     match sent {
-        Ok(GREETING_BYTES) => {}
+        Ok(HANDSHAKE_BYTES) => {}
         Ok(_) => return Err(failed(&"the connection was closed early")),
         Err(error) => return Err(failed(&error)),
     }
-    Ok((Segment::map(&memory, greeting.shape, device)?, socket))
+    Ok((Segment::map(&memory, handshake.shape, device)?, socket))
 }
 
-/// Waits a moment, since the backlog of rank `other` is full.
+/// Waits before the next attempt, since the backlog of rank `other` is full.
 fn wait_to_retry(
     other: usize,
     handle: &Handle,
@@ -172,19 +172,19 @@ fn wait_to_retry(
             handle.pid()
         )));
     }
-    std::thread::sleep(CALL_EVERY);
+    std::thread::sleep(RETRY_EVERY);
     Ok(())
 }
 
-/// Receives a greeting, if the peer is one of this user's ranks.
-fn take_call(socket: &UnixStream, deadline: Instant) -> Option<(Greeting, OwnedFd)> {
+/// Receives a handshake, if the peer is one of this user's ranks.
+fn receive_handshake(socket: &UnixStream, deadline: Instant) -> Option<(Handshake, OwnedFd)> {
     if socket_peercred(socket).ok()?.uid != rustix::process::getuid() {
         return None;
     }
     let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-    // A rank sends its greeting as soon as it is connected.
+    // A rank sends its handshake as soon as it is connected.
     socket.set_read_timeout(Some(left.min(Duration::from_secs(2)))).ok()?;
-    let mut bytes = [0; GREETING_BYTES];
+    let mut bytes = [0; HANDSHAKE_BYTES];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::WAITALL;
@@ -193,11 +193,11 @@ fn take_call(socket: &UnixStream, deadline: Instant) -> Option<(Greeting, OwnedF
         RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
         _ => None,
     })?;
-    (received.bytes == GREETING_BYTES).then(|| (Greeting::from_bytes(&bytes), memory))
+    (received.bytes == HANDSHAKE_BYTES).then(|| (Handshake::from_bytes(&bytes), memory))
 }
 
 /// Waits for an incoming connection. `missing`, with `handle`, is a rank that has not connected.
-fn wait_for_call(
+fn wait_for_peer(
     listener: &UnixListener,
     connection: &Connection,
     links: &[Option<Link>],
@@ -219,7 +219,7 @@ fn wait_for_call(
             )));
         }
         let pause = Timespec { tv_sec: 0, tv_nsec: left.min(PAUSE).subsec_nanos().into() };
-        let called = |pause: &Timespec| {
+        let has_incoming = |pause: &Timespec| {
             let mut sources = [PollFd::new(listener, PollFlags::IN)];
             match poll(&mut sources, Some(pause)) {
                 Ok(ready) => Ok(ready > 0),
@@ -227,15 +227,15 @@ fn wait_for_call(
                 Err(error) => Err(Error::system("waiting for a connection of another rank", error)),
             }
         };
-        if called(&pause)? {
+        if has_incoming(&pause)? {
             return Ok(());
         }
-        // It may have connected and ended between the two checks.
+        // The missing rank may have connected and ended between the two checks.
         if Instant::now() < probe_at {
             continue;
         }
         probe_at = Instant::now() + PROBE_EVERY;
-        if handle.is_gone() && !called(&Timespec { tv_sec: 0, tv_nsec: 0 })? {
+        if handle.is_gone() && !has_incoming(&Timespec { tv_sec: 0, tv_nsec: 0 })? {
             return Err(Error::Remote(format!(
                 "rank {missing}, of process {}, ended or failed before it connected",
                 handle.pid()

@@ -1,4 +1,4 @@
-//! Requests of another process for this rank's memory.
+//! Executes requests of another process for this rank's memory.
 
 use std::collections::VecDeque;
 
@@ -7,24 +7,24 @@ use crate::connection::LocalRank;
 use crate::error::{Error, Result};
 use crate::transfer::{Buffer, Data, Source, Transfer};
 
-/// The owner's end of a ring.
+/// The end of a ring at the rank that owns the memory.
 #[derive(Default)]
 pub(crate) struct Incoming {
-    /// Number of entries enqueued on the lane.
-    taken: u64,
+    /// Number of entries enqueued on the inbound stream.
+    enqueued: u64,
     acknowledged: u64,
-    /// Lane sequence numbers of entries not acknowledged yet.
+    /// Sequence numbers, on the inbound queue, of entries not acknowledged yet.
     sequences: VecDeque<u64>,
 }
 
 impl Incoming {
-    /// The number of published entries, checked: at most a ring's worth is outstanding.
+    /// Checks the number of published entries: at most [`ENTRIES`] are unacknowledged.
     fn checked(&self, published: u64) -> Result<u64> {
-        if published < self.taken || published - self.acknowledged > ENTRIES {
+        if published < self.enqueued || published - self.acknowledged > ENTRIES {
             return Err(Error::Internal(format!(
-                "the ring of another process is broken: {published} entries written, {} taken, {} \
-                 carried out",
-                self.taken, self.acknowledged
+                "another process wrote an invalid entry count to shared memory: {published} \
+                 published, {} enqueued, {} acknowledged",
+                self.enqueued, self.acknowledged
             )));
         }
         Ok(published)
@@ -32,13 +32,13 @@ impl Incoming {
 
     pub(crate) fn progress(&mut self, ring: Ring<'_>, me: &LocalRank) -> Result<()> {
         let published = self.checked(ring.published())?;
-        while self.taken < published {
-            let transfer = transfer(ring, ring.read(self.taken)?, me)?;
-            self.sequences.push_back(me.lane.submit(transfer)?);
-            self.taken += 1;
+        while self.enqueued < published {
+            let transfer = transfer(ring, ring.read(self.enqueued)?, me)?;
+            self.sequences.push_back(me.inbound.submit(transfer)?);
+            self.enqueued += 1;
         }
         let before = self.acknowledged;
-        while self.sequences.front().is_some_and(|sequence| me.lane.done(*sequence)) {
+        while self.sequences.front().is_some_and(|sequence| me.inbound.done(*sequence)) {
             self.sequences.pop_front();
             self.acknowledged += 1;
         }
@@ -48,7 +48,7 @@ impl Incoming {
         Ok(())
     }
 
-    /// Whether all published entries were carried out.
+    /// Whether all published entries are executed.
     pub(crate) fn is_settled(&self, ring: Ring<'_>) -> bool {
         self.acknowledged == ring.published()
     }
@@ -77,7 +77,7 @@ mod tests {
 
     #[test]
     fn a_count_that_no_sender_writes_is_refused() {
-        let incoming = Incoming { taken: 10, acknowledged: 4, ..Incoming::default() };
+        let incoming = Incoming { enqueued: 10, acknowledged: 4, ..Incoming::default() };
         for published in [10, 11, 4 + ENTRIES] {
             assert_eq!(incoming.checked(published), Ok(published));
         }

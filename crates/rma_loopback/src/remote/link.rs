@@ -8,14 +8,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rustix::net::{SendFlags, send};
 
 use super::incoming::Incoming;
-use super::outgoing::{Job, Outgoing};
+use super::outgoing::{Outgoing, RemoteOp};
 use super::segment::Segment;
 use crate::connection::LocalRank;
 use crate::error::{Error, Result};
 use crate::log;
 
-/// Tag of the last message: this rank leaves.
-const LEAVES: u8 = b'L';
+/// Tag of the last message: this rank has closed.
+const CLOSED: u8 = b'L';
 /// Tag of the last message: this rank has failed, followed by the error's text.
 const FAILED: u8 = b'F';
 /// Maximum bytes of the error's text.
@@ -39,9 +39,9 @@ struct State {
     outgoing: Outgoing,
     incoming: Incoming,
     /// Whether the last message was sent.
-    told: bool,
-    /// Whether the other rank has left without an error.
-    left: bool,
+    sent_last: bool,
+    /// Whether the other rank has closed without an error.
+    peer_closed: bool,
 }
 
 impl Link {
@@ -60,8 +60,8 @@ impl Link {
         let state = State {
             outgoing: Outgoing::new(),
             incoming: Incoming::default(),
-            told: false,
-            left: false,
+            sent_last: false,
+            peer_closed: false,
         };
         let segment = ManuallyDrop::new(segment);
         let out = usize::from(my_rank > rank);
@@ -72,27 +72,27 @@ impl Link {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Accepts a job; returns its ticket.
-    pub(crate) fn submit(&self, job: Job) -> Result<u64> {
+    /// Accepts an operation; returns its sequence number.
+    pub(crate) fn submit(&self, op: RemoteOp) -> Result<u64> {
         let mut state = self.state();
-        if state.left {
-            return Err(Error::Remote(format!("rank {} has left the connection", self.rank)));
+        if state.peer_closed {
+            return Err(Error::Remote(format!("rank {} has closed its connection", self.rank)));
         }
-        let ticket = state.outgoing.submit(job);
+        let sequence = state.outgoing.submit(op);
         state.outgoing.progress(self.segment.ring(self.out), &self.me)?;
-        Ok(ticket)
+        Ok(sequence)
     }
 
-    pub(crate) fn done(&self, ticket: u64) -> bool {
-        self.state().outgoing.done(ticket)
+    pub(crate) fn done(&self, sequence: u64) -> bool {
+        self.state().outgoing.done(sequence)
     }
 
-    /// The ticket of the last job.
+    /// The sequence number of the last operation.
     pub(crate) fn accepted(&self) -> u64 {
         self.state().outgoing.accepted()
     }
 
-    /// Drops pending jobs.
+    /// Drops pending operations.
     pub(crate) fn cancel(&self) {
         self.state().outgoing.cancel();
     }
@@ -104,7 +104,7 @@ impl Link {
         state.outgoing.progress(self.segment.ring(self.out), &self.me)
     }
 
-    /// Whether all of the other rank's requests so far were carried out.
+    /// Whether all requests that the other rank has published are executed.
     pub(crate) fn is_settled(&self) -> bool {
         self.state().incoming.is_settled(self.segment.ring(1 - self.out))
     }
@@ -112,37 +112,37 @@ impl Link {
     /// Checks the other rank for failure.
     pub(crate) fn check(&self) -> Result<()> {
         let mut state = self.state();
-        if !state.left {
+        if !state.peer_closed {
             let mut message = [0; TEXT_BYTES];
             match (&self.socket).read(&mut message) {
                 Ok(length) => match message[..length].split_first() {
-                    Some((&LEAVES, _)) => {
-                        log::debug(format_args!("rank {} has left", self.rank));
-                        state.left = true;
+                    Some((&CLOSED, _)) => {
+                        log::debug(format_args!("rank {} has closed", self.rank));
+                        state.peer_closed = true;
                     }
                     Some((_, text)) => {
                         let text = String::from_utf8_lossy(text);
                         return Err(Error::Remote(format!("rank {} failed: {text}", self.rank)));
                     }
-                    None => return Err(self.ended()),
+                    None => return Err(self.disconnected()),
                 },
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(_) => return Err(self.ended()),
+                Err(_) => return Err(self.disconnected()),
             }
         }
-        // Acknowledgements before it left are in the ring.
+        // The ring has all acknowledgements that the other rank wrote before it closed.
         state.outgoing.progress(self.segment.ring(self.out), &self.me)?;
-        if state.left && state.outgoing.waits_for_owner(self.segment.ring(self.out)) {
+        if state.peer_closed && state.outgoing.waits_for_owner(self.segment.ring(self.out)) {
             return Err(Error::Remote(format!(
-                "rank {} has left the connection before it carried out all that was asked of it",
+                "rank {} has closed its connection before it executed all requests of this rank",
                 self.rank
             )));
         }
         Ok(())
     }
 
-    fn ended(&self) -> Error {
+    fn disconnected(&self) -> Error {
         Error::Remote(format!(
             "rank {}, of process {}, closed its connection unexpectedly: most likely its process \
              has ended",
@@ -150,33 +150,33 @@ impl Link {
         ))
     }
 
-    fn tell(&self, message: &[u8]) {
+    fn send_last(&self, message: &[u8]) {
         let mut state = self.state();
-        if !std::mem::replace(&mut state.told, true) {
-            // The other rank may have ended. The only message fits into the socket's buffer.
-            // `MSG_NOSIGNAL`: a program that is not Rust's may die of SIGPIPE.
+        if !std::mem::replace(&mut state.sent_last, true) {
+            // Fails only if the other rank has ended: one message fits into the socket's buffer.
+            // Without `MSG_NOSIGNAL`, SIGPIPE would kill a program that is not in Rust.
             let _ = send(&self.socket, message, SendFlags::NOSIGNAL);
         }
     }
 
-    /// Tells the other rank that this one leaves.
-    pub(crate) fn leave(&self) {
-        self.tell(&[LEAVES]);
+    /// Tells the other rank that this one has closed.
+    pub(crate) fn send_closed(&self) {
+        self.send_last(&[CLOSED]);
     }
 
     /// Tells the other rank that this one has failed.
-    pub(crate) fn tell_failure(&self, error: &Error) {
+    pub(crate) fn send_failure(&self, error: &Error) {
         let mut message = vec![FAILED];
         message.extend(error.to_string().bytes().take(TEXT_BYTES - 1));
-        self.tell(&message);
+        self.send_last(&message);
     }
 }
 
 impl Drop for Link {
     fn drop(&mut self) {
         // Copies from and to the slots may be in flight or, if this rank failed, never end.
-        let quiet = self.me.lane.synchronize() && self.me.staging.channel.synchronize();
-        if quiet {
+        let idle = self.me.inbound.synchronize() && self.me.staging.stream.synchronize();
+        if idle {
             // SAFETY: dropped here only, and not used again.
             unsafe { ManuallyDrop::drop(&mut self.segment) };
         }

@@ -1,4 +1,4 @@
-//! Requests of this rank to another process.
+//! Sends requests of this rank to another process.
 
 use std::collections::VecDeque;
 
@@ -17,7 +17,7 @@ pub(crate) enum RemoteKind {
 }
 
 /// An operation on another process's memory.
-pub(crate) struct Job {
+pub(crate) struct RemoteOp {
     pub(crate) kind: RemoteKind,
     pub(crate) bytes: usize,
     pub(crate) region: RegionId,
@@ -26,7 +26,7 @@ pub(crate) struct Job {
 }
 
 // SAFETY: the pointers are in registered regions, which NCCL keeps until the operation is complete.
-unsafe impl Send for Job {}
+unsafe impl Send for RemoteOp {}
 
 #[derive(Clone, Copy)]
 enum Stage {
@@ -35,26 +35,26 @@ enum Stage {
     Ready,
     /// Published to the owner.
     Published,
-    /// The data of a get is on this rank's lane.
-    Landing(u64),
+    /// This rank's inbound stream copies the data of a get out of the slot.
+    CopyingOut(u64),
 }
 
 struct InFlight {
     stage: Stage,
     entry: Entry,
     /// Target of a get's data.
-    landing: Option<Buffer>,
+    get_target: Option<Buffer>,
     has_slot: bool,
-    /// Whether it is the job's last entry.
+    /// Whether it is the operation's last entry.
     last: bool,
 }
 
-/// The sender's end of a ring: jobs are split into entries, which are published and completed in
-/// order.
+/// The sender's end of a ring: operations are split into entries, which are published and completed
+/// in order.
 pub(crate) struct Outgoing {
-    jobs: VecDeque<Job>,
-    /// Bytes of the first job that have entries.
-    cut: usize,
+    operations: VecDeque<RemoteOp>,
+    /// Bytes of the first operation that are split into entries.
+    split_bytes: usize,
     in_flight: VecDeque<InFlight>,
     /// Number of the first entry in flight.
     first: u64,
@@ -67,14 +67,14 @@ pub(crate) struct Outgoing {
     cancelled: bool,
 }
 
-// SAFETY: as for `Job`.
+// SAFETY: as for `RemoteOp`.
 unsafe impl Send for Outgoing {}
 
 impl Outgoing {
     pub(crate) fn new() -> Self {
         Self {
-            jobs: VecDeque::with_capacity(ENTRIES as usize),
-            cut: 0,
+            operations: VecDeque::with_capacity(ENTRIES as usize),
+            split_bytes: 0,
             in_flight: VecDeque::with_capacity(ENTRIES as usize),
             first: 0,
             published: 0,
@@ -86,83 +86,83 @@ impl Outgoing {
         }
     }
 
-    /// Accepts a job; returns its ticket.
-    pub(crate) fn submit(&mut self, job: Job) -> u64 {
-        self.jobs.push_back(job);
+    /// Accepts an operation; returns its sequence number.
+    pub(crate) fn submit(&mut self, op: RemoteOp) -> u64 {
+        self.operations.push_back(op);
         self.accepted += 1;
         self.accepted
     }
 
-    /// Drops pending jobs: from now on the host accesses no memory of a job.
+    /// Drops pending operations: from now on the host accesses no memory of an operation.
     pub(crate) fn cancel(&mut self) {
         self.cancelled = true;
-        self.jobs.clear();
+        self.operations.clear();
         self.in_flight.clear();
     }
 
-    /// The ticket of the last job.
+    /// The sequence number of the last operation.
     pub(crate) fn accepted(&self) -> u64 {
         self.accepted
     }
 
-    pub(crate) fn done(&self, ticket: u64) -> bool {
-        self.completed >= ticket
+    pub(crate) fn done(&self, sequence: u64) -> bool {
+        self.completed >= sequence
     }
 
-    /// Whether the owner has entries left to carry out.
+    /// Whether the owner has entries left to execute.
     pub(crate) fn waits_for_owner(&self, ring: Ring<'_>) -> bool {
-        let all_cut = self.first + self.in_flight.len() as u64;
-        !self.jobs.is_empty() || ring.acknowledged() < all_cut
+        let all_entries = self.first + self.in_flight.len() as u64;
+        !self.operations.is_empty() || ring.acknowledged() < all_entries
     }
 
     pub(crate) fn progress(&mut self, ring: Ring<'_>, me: &LocalRank) -> Result<()> {
         if self.cancelled || self.accepted == self.completed {
             return Ok(());
         }
-        self.end(ring, me)?;
-        self.begin(ring, me)?;
+        self.complete(ring, me)?;
+        self.split(ring, me)?;
         self.publish(ring, me);
         Ok(())
     }
 
-    /// Splits jobs into entries while there are free entries and slots.
-    fn begin(&mut self, ring: Ring<'_>, me: &LocalRank) -> Result<()> {
+    /// Splits operations into entries while there are free entries and slots.
+    fn split(&mut self, ring: Ring<'_>, me: &LocalRank) -> Result<()> {
         let shape = ring.shape();
-        while let Some(job) = self.jobs.front() {
-            let has_slot = job.bytes > 0;
+        while let Some(op) = self.operations.front() {
+            let has_slot = op.bytes > 0;
             if self.in_flight.len() as u64 == ENTRIES
                 || (has_slot && self.slots_taken == shape.slots)
             {
                 break;
             }
-            let bytes = (job.bytes - self.cut).min(shape.slot_bytes);
-            let last = self.cut + bytes == job.bytes;
+            let bytes = (op.bytes - self.split_bytes).min(shape.slot_bytes);
+            let last = self.split_bytes + bytes == op.bytes;
             let slot = self.next_slot;
-            let (get, landing, stage) = match job.kind {
-                RemoteKind::Get(buffer) => (true, Some(buffer.at(self.cut)), Stage::Ready),
+            let (get, get_target, stage) = match op.kind {
+                RemoteKind::Get(buffer) => (true, Some(buffer.at(self.split_bytes)), Stage::Ready),
                 RemoteKind::Put(None) => (false, None, Stage::Ready),
                 RemoteKind::Put(Some(from)) => {
-                    (false, None, fill(me, from.at(self.cut), ring.slot(slot), bytes)?)
+                    (false, None, fill(me, from.at(self.split_bytes), ring.slot(slot), bytes)?)
                 }
             };
             let entry = Entry {
                 get,
                 slot,
                 bytes,
-                region: job.region,
-                offset: job.offset + self.cut as u64,
-                signal: job.signal.filter(|_| last),
+                region: op.region,
+                offset: op.offset + self.split_bytes as u64,
+                signal: op.signal.filter(|_| last),
             };
-            self.in_flight.push_back(InFlight { stage, entry, landing, has_slot, last });
+            self.in_flight.push_back(InFlight { stage, entry, get_target, has_slot, last });
             if has_slot {
                 self.next_slot = (slot + 1) % shape.slots;
                 self.slots_taken += 1;
             }
             if last {
-                self.jobs.pop_front();
-                self.cut = 0;
+                self.operations.pop_front();
+                self.split_bytes = 0;
             } else {
-                self.cut += bytes;
+                self.split_bytes += bytes;
             }
         }
         Ok(())
@@ -174,7 +174,7 @@ impl Outgoing {
         let skip = (self.published - self.first) as usize;
         for in_flight in self.in_flight.iter_mut().skip(skip) {
             let ready = match in_flight.stage {
-                Stage::Filling(mark) => me.staging.channel.passed(mark),
+                Stage::Filling(mark) => me.staging.stream.passed(mark),
                 _ => true,
             };
             if !ready {
@@ -189,29 +189,30 @@ impl Outgoing {
         }
     }
 
-    /// Lands the data of gets and completes entries, in order.
-    fn end(&mut self, ring: Ring<'_>, me: &LocalRank) -> Result<()> {
+    /// Copies the data of gets out of the slots, and completes entries, in order.
+    fn complete(&mut self, ring: Ring<'_>, me: &LocalRank) -> Result<()> {
         let acknowledged = ring.acknowledged();
         if acknowledged > self.published {
             return Err(Error::Internal(format!(
-                "the ring of another process is broken: {acknowledged} entries carried out of {}",
+                "another process wrote an invalid entry count to shared memory: {acknowledged} \
+                 acknowledged of {} published",
                 self.published
             )));
         }
-        let carried_out = acknowledged.saturating_sub(self.first) as usize;
-        for in_flight in self.in_flight.iter_mut().take(carried_out) {
-            if let (Stage::Published, Some(to)) = (in_flight.stage, in_flight.landing)
+        let executed = acknowledged.saturating_sub(self.first) as usize;
+        for in_flight in self.in_flight.iter_mut().take(executed) {
+            if let (Stage::Published, Some(to)) = (in_flight.stage, in_flight.get_target)
                 && in_flight.entry.bytes > 0
             {
                 let from = Source::Pinned(ring.slot(in_flight.entry.slot));
                 let data = Data::Range { from, to, bytes: in_flight.entry.bytes, moved: 0 };
-                let sequence = me.lane.submit(Transfer { data, signal: None })?;
-                in_flight.stage = Stage::Landing(sequence);
+                let sequence = me.inbound.submit(Transfer { data, signal: None })?;
+                in_flight.stage = Stage::CopyingOut(sequence);
             }
         }
-        for _ in 0..carried_out {
+        for _ in 0..executed {
             let Some(in_flight) = self.in_flight.pop_front_if(|in_flight| match in_flight.stage {
-                Stage::Landing(sequence) => me.lane.done(sequence),
+                Stage::CopyingOut(sequence) => me.inbound.done(sequence),
                 _ => true,
             }) else {
                 break;
@@ -228,14 +229,14 @@ impl Outgoing {
 fn fill(me: &LocalRank, from: Buffer, slot: *mut u8, bytes: usize) -> Result<Stage> {
     match from {
         Buffer::Device(address) => {
-            let channel = &me.staging.channel;
-            let _entered = channel.device.enter()?;
-            channel.copy_out(slot, address, bytes)?;
-            Ok(Stage::Filling(channel.mark()?))
+            let stream = &me.staging.stream;
+            let _entered = stream.device.enter()?;
+            stream.copy_d2h(slot, address, bytes)?;
+            Ok(Stage::Filling(stream.mark()?))
         }
         Buffer::Host(address) | Buffer::Pinned(address) => {
-            // SAFETY: the range is in a registered region, checked when the job was made; the slot
-            // is this side's.
+            // SAFETY: the range is in a registered region, checked when `put` was called; this side
+            // owns the slot.
             unsafe { std::ptr::copy_nonoverlapping(address, slot, bytes) };
             Ok(Stage::Ready)
         }

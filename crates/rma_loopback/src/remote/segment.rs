@@ -16,7 +16,7 @@ use crate::region::RegionId;
 pub(crate) const ENTRIES: u64 = 128;
 const ENTRY_BYTES: usize = 64;
 const PAGE: usize = 4096;
-/// Byte offset of the count of published entries; on a cache line of its own.
+/// Byte offset of the count of published entries, on its own cache line.
 const PUBLISHED: usize = 0;
 /// Byte offset of the count of acknowledged entries.
 const ACKNOWLEDGED: usize = 128;
@@ -184,7 +184,7 @@ impl Ring<'_> {
         self.word(PUBLISHED).store(entries, Ordering::Release);
     }
 
-    /// Number of entries that the owner has carried out.
+    /// Number of entries that the owner has executed.
     pub(crate) fn acknowledged(&self) -> u64 {
         self.word(ACKNOWLEDGED).load(Ordering::Acquire)
     }
@@ -212,7 +212,7 @@ impl Ring<'_> {
         let Shape { slots, slot_bytes } = self.segment.shape;
         if entry.bytes > slot_bytes || (entry.bytes > 0 && entry.slot >= slots) {
             return Err(Error::Internal(format!(
-                "an entry of another process is broken: {entry:?}"
+                "another process wrote an invalid ring entry to shared memory: {entry:?}"
             )));
         }
         Ok(entry)

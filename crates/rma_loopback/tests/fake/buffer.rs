@@ -1,12 +1,12 @@
-//! Memory of a test's ranks.
+//! Memory that the ranks of a test register.
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Memory that ranks register: shared by all, so accessed only by copies.
+/// Memory that all ranks may access at the same time, so by copies and atomics only.
 pub struct Memory(Box<[UnsafeCell<u64>]>);
 
-// SAFETY: read and written through pointers, as device memory is.
+// SAFETY: it is read and written through raw pointers only, as device memory is.
 unsafe impl Sync for Memory {}
 // SAFETY: as above.
 unsafe impl Send for Memory {}

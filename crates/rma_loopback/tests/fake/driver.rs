@@ -1,6 +1,6 @@
-//! A fake CUDA driver: streams are threads with random delays, device memory is the program's.
+//! A fake CUDA driver: streams are threads with random delays, device memory is host memory.
 //!
-//! It refuses what a real one would reject or what would block a progress thread: a stream whose
+//! It rejects what the real driver rejects or what would block a progress thread: a stream whose
 //! context is not current, an asynchronous copy from or to host memory that is not pinned.
 
 use std::cell::{Cell, RefCell};
@@ -24,14 +24,14 @@ const INVALID_VALUE: Code = 1;
 const INVALID_CONTEXT: Code = 201;
 const ILLEGAL_ADDRESS: Code = 700;
 
-/// A device, whose address is its context.
+/// A device. Its address serves as its context.
 pub struct Device {
     pub number: c_int,
-    /// The longest pause of a stream, in microseconds.
+    /// Longest random delay of a stream, in microseconds.
     pub delay: u64,
     /// Whether streams support atomic additions.
     pub reductions: bool,
-    /// Number of copies that succeed before one fails.
+    /// Number of copies that succeed before all later ones fail.
     pub copies_left: AtomicI64,
     /// Whether its streams are stalled.
     pub stalled: AtomicBool,
@@ -40,7 +40,7 @@ pub struct Device {
 }
 
 impl Device {
-    /// A new device. It lives as long as the program.
+    /// A new device, which is never freed.
     pub fn new(number: usize, delay: u64, reductions: bool) -> &'static Self {
         Box::leak(Box::new(Self {
             number: number as c_int,
@@ -98,21 +98,21 @@ fn is_pinned(address: *const c_void, bytes: usize) -> bool {
 #[derive(Default)]
 struct Event {
     recorded: AtomicU64,
-    set: Mutex<u64>,
+    completed: Mutex<u64>,
     changed: Condvar,
 }
 
-enum Job {
+enum Task {
     Copy { to: usize, from: usize, bytes: usize },
     Operation(MemOp),
-    Set(Arc<Event>, u64),
-    Wait(Arc<Event>, u64),
+    RecordEvent(Arc<Event>, u64),
+    WaitEvent(Arc<Event>, u64),
 }
 
 struct Stream {
     device: &'static Device,
-    jobs: Option<Sender<Job>>,
-    left: Arc<(Mutex<usize>, Condvar)>,
+    tasks: Option<Sender<Task>>,
+    pending: Arc<(Mutex<usize>, Condvar)>,
     worker: Option<JoinHandle<()>>,
 }
 
@@ -127,7 +127,7 @@ impl Random {
     }
 }
 
-fn work(jobs: &Receiver<Job>, left: &(Mutex<usize>, Condvar), device: &Device, seed: u64) {
+fn execute(tasks: &Receiver<Task>, pending: &(Mutex<usize>, Condvar), device: &Device, seed: u64) {
     let delay = device.delay;
     let mut random = Random(seed);
     let mut pause = |one_in| {
@@ -135,16 +135,16 @@ fn work(jobs: &Receiver<Job>, left: &(Mutex<usize>, Condvar), device: &Device, s
             sleep(Duration::from_micros(random.below(delay + 1)));
         }
     };
-    while let Ok(job) = jobs.recv() {
+    while let Ok(task) = tasks.recv() {
         pause(4);
         while device.stalled.load(Ordering::Acquire) {
             sleep(Duration::from_millis(1));
         }
-        match job {
-            Job::Copy { to, from, bytes } => {
-                // In two halves, with a pause: an early read is torn.
+        match task {
+            Task::Copy { to, from, bytes } => {
+                // In two halves, with a pause: a read that is too early sees only one.
                 let half = bytes / 2;
-                // SAFETY: ranges that the test registered; a race with a copy is a bug to detect.
+                // SAFETY: ranges that the test registered; tests detect races with a copy.
                 unsafe { std::ptr::copy(from as *const u8, to as *mut u8, half) };
                 pause(8);
                 // SAFETY: as above.
@@ -156,14 +156,14 @@ fn work(jobs: &Receiver<Job>, left: &(Mutex<usize>, Condvar), device: &Device, s
                     );
                 }
             }
-            Job::Operation(MemOp([operation, address, third, fourth, ..])) => {
+            Task::Operation(MemOp([operation, address, third, fourth, ..])) => {
                 let word = |address| {
                     // SAFETY: an aligned word that the test registered or the plugin pinned.
                     unsafe { AtomicU64::from_ptr(address as *mut u64) }
                 };
                 match operation & 0xffff_ffff {
                     MemOp::WRITE_32 => {
-                        // SAFETY: as above, half of one.
+                        // SAFETY: half of such a word.
                         let half = unsafe { AtomicU32::from_ptr(address as *mut u32) };
                         half.store(third as u32, Ordering::SeqCst);
                     }
@@ -174,31 +174,31 @@ fn work(jobs: &Receiver<Job>, left: &(Mutex<usize>, Condvar), device: &Device, s
                     _ => {}
                 }
             }
-            Job::Set(event, ticket) => {
-                let mut set = event.set.lock().unwrap();
-                *set = (*set).max(ticket);
+            Task::RecordEvent(event, number) => {
+                let mut completed = event.completed.lock().unwrap();
+                *completed = (*completed).max(number);
                 event.changed.notify_all();
             }
-            Job::Wait(event, ticket) => {
-                let mut set = event.set.lock().unwrap();
-                while *set < ticket {
-                    set = event.changed.wait(set).unwrap();
+            Task::WaitEvent(event, number) => {
+                let mut completed = event.completed.lock().unwrap();
+                while *completed < number {
+                    completed = event.changed.wait(completed).unwrap();
                 }
             }
         }
-        *left.0.lock().unwrap() -= 1;
-        left.1.notify_all();
+        *pending.0.lock().unwrap() -= 1;
+        pending.1.notify_all();
     }
 }
 
-fn push(stream: RawStream, job: Job) -> Code {
+fn push(stream: RawStream, task: Task) -> Code {
     // SAFETY: a stream from `create`, not destroyed.
     let stream = unsafe { &*stream.cast::<Stream>() };
     if !current().is_some_and(|device| std::ptr::eq(device, stream.device)) {
         return INVALID_CONTEXT;
     }
-    *stream.left.0.lock().unwrap() += 1;
-    stream.jobs.as_ref().unwrap().send(job).unwrap();
+    *stream.pending.0.lock().unwrap() += 1;
+    stream.tasks.as_ref().unwrap().send(task).unwrap();
     SUCCESS
 }
 
@@ -209,18 +209,18 @@ fn device_of(stream: RawStream) -> &'static Device {
 
 fn copy(stream: RawStream, to: usize, from: usize, bytes: usize) -> Code {
     match device_of(stream).count_copy() {
-        SUCCESS => push(stream, Job::Copy { to, from, bytes }),
+        SUCCESS => push(stream, Task::Copy { to, from, bytes }),
         code => code,
     }
 }
 
-/// Sets an out pointer of the caller's.
+/// Writes an out parameter.
 ///
 /// # Safety
 ///
-/// It is valid for a write.
-unsafe fn give<T>(to: *mut T, value: T) -> Code {
-    // SAFETY: the caller's.
+/// `to` is valid for a write.
+unsafe fn set_out<T>(to: *mut T, value: T) -> Code {
+    // SAFETY: the caller's promise.
     unsafe { to.write(value) };
     SUCCESS
 }
@@ -235,22 +235,22 @@ unsafe extern "C" fn error_name(code: Code, name: *mut *const c_char) -> Code {
         _ => c"CUDA_ERROR_INVALID_VALUE",
     };
     // SAFETY: the caller's out pointer.
-    unsafe { give(name, text.as_ptr()) }
+    unsafe { set_out(name, text.as_ptr()) }
 }
 unsafe extern "C" fn version(version: *mut c_int) -> Code {
     // SAFETY: the caller's out pointer.
-    unsafe { give(version, 13_010) }
+    unsafe { set_out(version, 13_010) }
 }
 unsafe extern "C" fn attribute(value: *mut c_int, attribute: c_int, _: c_int) -> Code {
     let Some(device) = current() else { return INVALID_CONTEXT };
     let has = attribute != ATOMIC_REDUCTION_SUPPORTED || device.reductions;
     // SAFETY: the caller's out pointer.
-    unsafe { give(value, c_int::from(has)) }
+    unsafe { set_out(value, c_int::from(has)) }
 }
 unsafe extern "C" fn get_current(context: *mut RawContext) -> Code {
     let top = current().map_or(null_mut(), |device| std::ptr::from_ref(device).cast_mut().cast());
     // SAFETY: the caller's out pointer.
-    unsafe { give(context, top) }
+    unsafe { set_out(context, top) }
 }
 unsafe extern "C" fn push_current(context: RawContext) -> Code {
     CURRENT.with_borrow_mut(|stack| stack.push(context as usize));
@@ -259,12 +259,12 @@ unsafe extern "C" fn push_current(context: RawContext) -> Code {
 unsafe extern "C" fn pop_current(context: *mut RawContext) -> Code {
     let Some(top) = CURRENT.with_borrow_mut(Vec::pop) else { return INVALID_CONTEXT };
     // SAFETY: the caller's out pointer.
-    unsafe { give(context, top as RawContext) }
+    unsafe { set_out(context, top as RawContext) }
 }
 unsafe extern "C" fn get_device(number: *mut c_int) -> Code {
     let Some(device) = current() else { return INVALID_CONTEXT };
     // SAFETY: the caller's out pointer.
-    unsafe { give(number, device.number) }
+    unsafe { set_out(number, device.number) }
 }
 unsafe extern "C" fn priorities(least: *mut c_int, greatest: *mut c_int) -> Code {
     // SAFETY: the caller's out pointers.
@@ -274,35 +274,35 @@ unsafe extern "C" fn priorities(least: *mut c_int, greatest: *mut c_int) -> Code
 unsafe extern "C" fn create(stream: *mut RawStream, _: c_uint, _: c_int) -> Code {
     static SEED: AtomicU64 = AtomicU64::new(1);
     let Some(device) = current() else { return INVALID_CONTEXT };
-    let (jobs, received) = channel();
-    let left = Arc::new((Mutex::new(0), Condvar::new()));
-    let counted = Arc::clone(&left);
+    let (tasks, received) = channel();
+    let pending = Arc::new((Mutex::new(0), Condvar::new()));
+    let counted = Arc::clone(&pending);
     let seed = SEED.fetch_add(7919, Ordering::Relaxed);
-    let worker = std::thread::spawn(move || work(&received, &counted, device, seed));
-    let made = Stream { device, jobs: Some(jobs), left, worker: Some(worker) };
+    let worker = std::thread::spawn(move || execute(&received, &counted, device, seed));
+    let new = Stream { device, tasks: Some(tasks), pending, worker: Some(worker) };
     // SAFETY: the caller's out pointer.
-    unsafe { give(stream, Box::into_raw(Box::new(made)).cast()) }
+    unsafe { set_out(stream, Box::into_raw(Box::new(new)).cast()) }
 }
 unsafe extern "C" fn destroy(stream: RawStream) -> Code {
     // SAFETY: a stream from `create`, destroyed here.
     let mut stream = unsafe { Box::from_raw(stream.cast::<Stream>()) };
-    drop(stream.jobs.take());
+    drop(stream.tasks.take());
     let _ = stream.worker.take().map(JoinHandle::join);
     SUCCESS
 }
 unsafe extern "C" fn synchronize(stream: RawStream) -> Code {
     // SAFETY: as in `push`.
     let stream = unsafe { &*stream.cast::<Stream>() };
-    let mut left = stream.left.0.lock().unwrap();
-    while *left > 0 {
-        left = stream.left.1.wait(left).unwrap();
+    let mut pending = stream.pending.0.lock().unwrap();
+    while *pending > 0 {
+        pending = stream.pending.1.wait(pending).unwrap();
     }
     SUCCESS
 }
 unsafe extern "C" fn query(stream: RawStream) -> Code {
     // SAFETY: as in `push`.
     let stream = unsafe { &*stream.cast::<Stream>() };
-    if *stream.left.0.lock().unwrap() > 0 { NOT_READY } else { SUCCESS }
+    if *stream.pending.0.lock().unwrap() > 0 { NOT_READY } else { SUCCESS }
 }
 unsafe extern "C" fn batch(
     stream: RawStream,
@@ -325,7 +325,7 @@ unsafe extern "C" fn batch(
         if !known {
             return INVALID_VALUE;
         }
-        match push(stream, Job::Operation(*operation)) {
+        match push(stream, Task::Operation(*operation)) {
             SUCCESS => {}
             code => return code,
         }
@@ -334,7 +334,7 @@ unsafe extern "C" fn batch(
 }
 unsafe extern "C" fn event_create(event: *mut RawEvent, _: c_uint) -> Code {
     // SAFETY: the caller's out pointer.
-    unsafe { give(event, Arc::into_raw(Arc::<Event>::default()).cast_mut().cast()) }
+    unsafe { set_out(event, Arc::into_raw(Arc::<Event>::default()).cast_mut().cast()) }
 }
 unsafe extern "C" fn event_destroy(event: RawEvent) -> Code {
     // SAFETY: an event from `event_create`, destroyed here.
@@ -349,22 +349,22 @@ fn event_of(event: RawEvent) -> Arc<Event> {
 }
 unsafe extern "C" fn record(event: RawEvent, stream: RawStream) -> Code {
     let event = event_of(event);
-    let ticket = event.recorded.fetch_add(1, Ordering::SeqCst) + 1;
-    push(stream, Job::Set(event, ticket))
+    let number = event.recorded.fetch_add(1, Ordering::SeqCst) + 1;
+    push(stream, Task::RecordEvent(event, number))
 }
 unsafe extern "C" fn wait(stream: RawStream, event: RawEvent, _: c_uint) -> Code {
     let event = event_of(event);
-    let ticket = event.recorded.load(Ordering::SeqCst);
-    push(stream, Job::Wait(event, ticket))
+    let number = event.recorded.load(Ordering::SeqCst);
+    push(stream, Task::WaitEvent(event, number))
 }
 unsafe extern "C" fn host_alloc(host: *mut *mut c_void, bytes: usize, _: c_uint) -> Code {
     let memory = vec![0xaa_u128; bytes.div_ceil(16)].leak().as_mut_ptr();
     PINNED.lock().unwrap().insert(memory as usize, bytes);
     // SAFETY: the caller's out pointer.
-    unsafe { give(host, memory.cast()) }
+    unsafe { set_out(host, memory.cast()) }
 }
 unsafe extern "C" fn host_free(host: *mut c_void) -> Code {
-    // The memory is leaked: a late access would be the plugin's bug, not a crash of the test.
+    // The memory is leaked, so that an access after the free does not crash the test.
     if PINNED.lock().unwrap().remove(&(host as usize)).is_some() { SUCCESS } else { INVALID_VALUE }
 }
 unsafe extern "C" fn host_register(host: *mut c_void, bytes: usize, _: c_uint) -> Code {
@@ -373,7 +373,7 @@ unsafe extern "C" fn host_register(host: *mut c_void, bytes: usize, _: c_uint) -
 }
 unsafe extern "C" fn device_pointer(address: *mut Address, host: *mut c_void, _: c_uint) -> Code {
     // SAFETY: the caller's out pointer.
-    unsafe { give(address, host as Address) }
+    unsafe { set_out(address, host as Address) }
 }
 unsafe extern "C" fn to_device(
     to: Address,
@@ -404,14 +404,14 @@ unsafe extern "C" fn device_to_device(
     stream: RawStream,
 ) -> Code {
     let number = device_of(stream).number;
-    match (memory::reach(to, number), memory::reach(from, number)) {
+    match (memory::translate(to, number), memory::translate(from, number)) {
         (Some(to), Some(from)) => copy(stream, to, from, bytes),
         _ => ILLEGAL_ADDRESS,
     }
 }
 unsafe extern "C" fn can_access_peer(can: *mut c_int, _: c_int, _: c_int) -> Code {
     // SAFETY: the caller's out pointer.
-    unsafe { give(can, 1) }
+    unsafe { set_out(can, 1) }
 }
 unsafe extern "C" fn peer(
     to: Address,
@@ -426,10 +426,10 @@ unsafe extern "C" fn peer(
 }
 unsafe extern "C" fn capture_mode(mode: *mut c_int) -> Code {
     // SAFETY: the caller's pointer.
-    unsafe { give(mode, CAPTURE_MODE.replace(*mode)) }
+    unsafe { set_out(mode, CAPTURE_MODE.replace(*mode)) }
 }
 
-/// The driver.
+/// The fake driver's function table.
 pub fn functions() -> Functions {
     Functions {
         cuInit: init,

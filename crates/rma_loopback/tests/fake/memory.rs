@@ -9,19 +9,19 @@ use devcomm_rma_loopback::driver::{
 };
 
 const INVALID_VALUE: Code = 1;
-/// Base of mappings, outside the program's addresses.
+/// Base of mappings, outside the process's addresses.
 const MAPPINGS: Address = 1 << 60;
-const APART: Address = 1 << 40;
+const SPACING: Address = 1 << 40;
 
 /// How device memory was allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// As `ncclMemAlloc` does: mapped for every device.
-    Shared,
-    /// As NCCL's own buffers: physical memory, mapped for its device only.
-    Own,
+    AllDevices,
+    /// As NCCL's own buffers: mapped for its device only, but can be mapped for others.
+    Owner,
     /// As `cudaMalloc` does: it cannot be mapped for others.
-    Plain,
+    Malloc,
 }
 
 struct Allocation {
@@ -56,7 +56,7 @@ fn all<T>(body: impl FnOnce(&mut AllMemory) -> T) -> T {
     body(ALL.lock().unwrap().get_or_insert_default())
 }
 
-/// Declares memory of the program to be device `owner`'s.
+/// Declares memory of this process to be memory of device `owner`.
 pub fn allocate(base: usize, bytes: usize, owner: c_int, kind: Kind) {
     all(|all| {
         all.allocations.retain(|old, it| old + it.bytes <= base || base + bytes <= *old);
@@ -69,27 +69,27 @@ pub fn mappings_of(base: usize) -> usize {
     all(|all| all.mappings.values().filter(|mapping| mapping.memory == base).count())
 }
 
-/// The program's address of device address `at` for `device`, if that can access it.
-pub fn reach(at: Address, device: c_int) -> Option<usize> {
+/// The process's address for device address `at`, if `device` can access it.
+pub fn translate(at: Address, device: c_int) -> Option<usize> {
     all(|all| {
         if at >= MAPPINGS {
             let (base, mapping) = all.mappings.range(..=at).next_back()?;
             let offset = (at - base) as usize;
-            let reached = offset < mapping.bytes && mapping.devices.contains(&device);
-            return reached.then_some(mapping.memory + offset);
+            let accessible = offset < mapping.bytes && mapping.devices.contains(&device);
+            return accessible.then_some(mapping.memory + offset);
         }
         let (_, found) = all.find(at as usize)?;
-        (found.owner == device || found.kind == Kind::Shared).then_some(at as usize)
+        (found.owner == device || found.kind == Kind::AllDevices).then_some(at as usize)
     })
 }
 
 pub unsafe extern "C" fn access(flags: *mut u64, location: *const Location, at: Address) -> Code {
     all(|all| match all.find(at as usize) {
-        Some((_, found)) if found.kind != Kind::Plain => {
+        Some((_, found)) if found.kind != Kind::Malloc => {
             // SAFETY: the caller's pointers.
             unsafe {
-                let reached = found.kind == Kind::Shared || (*location).id == found.owner;
-                *flags = if reached { READ_WRITE as u64 } else { 0 };
+                let accessible = found.kind == Kind::AllDevices || (*location).id == found.owner;
+                *flags = if accessible { READ_WRITE as u64 } else { 0 };
             }
             SUCCESS
         }
@@ -110,7 +110,7 @@ pub unsafe extern "C" fn range(base: *mut Address, bytes: *mut usize, at: Addres
 
 pub unsafe extern "C" fn retain(handle: *mut u64, at: *mut c_void) -> Code {
     all(|all| match all.find(at as usize) {
-        Some((start, found)) if found.kind != Kind::Plain => {
+        Some((start, found)) if found.kind != Kind::Malloc => {
             // SAFETY: the caller's out pointer.
             unsafe { *handle = start as u64 };
             SUCCESS
@@ -121,7 +121,7 @@ pub unsafe extern "C" fn retain(handle: *mut u64, at: *mut c_void) -> Code {
 
 pub unsafe extern "C" fn reserve(to: *mut Address, _: usize, _: usize, _: Address, _: u64) -> Code {
     all(|all| {
-        all.reserved += APART;
+        all.reserved += SPACING;
         // SAFETY: the caller's out pointer.
         unsafe { *to = MAPPINGS + all.reserved };
     });

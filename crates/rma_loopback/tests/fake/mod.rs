@@ -1,10 +1,10 @@
-//! Stands in for NCCL: makes the calls of its proxy on the plugin's tables, in its order and from
-//! its threads.
-#![allow(dead_code, reason = "each program uses a part of it")]
+//! Stands in for NCCL: calls the plugin's tables as NCCL's proxy does, in the same order and from
+//! the same kinds of threads.
+#![allow(dead_code, reason = "each test program uses some of it")]
 
+pub mod bootstrap;
 pub mod buffer;
 pub mod driver;
-pub mod hub;
 pub mod memory;
 pub mod work;
 
@@ -27,14 +27,14 @@ pub use buffer::Memory;
 use driver::Device;
 use memory::Kind;
 
-/// Options of a world.
+/// Options of [`world`], and of the ranks in it.
 #[derive(Clone)]
 pub struct Options {
     pub ranks: usize,
     pub contexts: usize,
     /// Version of the interface: 14, 15 or 16.
     pub version: u32,
-    /// The longest pause of a stream, in microseconds.
+    /// Longest random delay of a stream, in microseconds.
     pub delay: u64,
     pub reductions: bool,
     /// How the ranks' device memory is allocated.
@@ -50,13 +50,13 @@ impl Default for Options {
             version: 16,
             delay: 50,
             reductions: false,
-            memory: Kind::Shared,
+            memory: Kind::AllDevices,
             config: Config { timeout: Duration::from_secs(10), ..Config::default() },
         }
     }
 }
 
-/// NCCL's bootstrap: what ranks exchange.
+/// NCCL's bootstrap within a process: how ranks exchange handles.
 pub struct Bootstrap {
     pub barrier: Barrier,
     handles: Mutex<Vec<[u8; HANDLE_BYTES]>>,
@@ -70,7 +70,7 @@ impl Bootstrap {
 
 /// A range: a region's handle, and an offset in bytes.
 pub type RegionOffset = (Opaque, usize);
-/// No location.
+/// No region: for a signal without data.
 pub const NOWHERE: RegionOffset = (null_mut(), 0);
 
 /// A rank, with the state of NCCL's proxy.
@@ -85,7 +85,7 @@ pub struct Rank {
     pub context: Cell<Opaque>,
     closed: Cell<bool>,
     requests: RefCell<Vec<Opaque>>,
-    /// Requests that NCCL may have outstanding with a peer.
+    /// Maximum requests that NCCL has outstanding with a peer.
     pub depth: usize,
 }
 
@@ -136,7 +136,7 @@ impl Listening {
         // SAFETY: as above.
         let status = unsafe {
             (ncclRmaPlugin_v16.connect)(
-                null_mut(), // not what `init` gave: so does NCCL's RMA proxy
+                null_mut(), // not the `ctx` from `init`, as in NCCL's RMA proxy
                 pointers.as_mut_ptr(),
                 ranks,
                 rank as c_int,
@@ -148,13 +148,13 @@ impl Listening {
     }
 
     pub fn close(&self) {
-        // SAFETY: as above; the end of the listener.
+        // SAFETY: as above; the listener is not used again.
         unsafe { ok((ncclRmaPlugin_v16.close_listen)(self.comm)) };
     }
 }
 
-/// Calls an operation of a version of the interface, with flags where it has them; returns its
-/// status and request.
+/// Calls an operation of the interface in the given version, with `opt_flags` from 15 on; returns
+/// its status and request.
 macro_rules! call_version {
     ($version:expr, $name:ident($($argument:expr),*)) => {{
         let mut request = null_mut();
@@ -196,19 +196,19 @@ impl Rank {
         let (status, comm) = listening.connect(handles, rank);
         ok(status);
         listening.close();
-        let mut promise = RmaProperties { flushes_all_puts_on_any_signal: true };
+        let mut guarantees = RmaProperties { flushes_all_puts_on_any_signal: true };
         // SAFETY: all zeros are values of every field.
         let mut properties = unsafe { std::mem::zeroed::<NetProperties>() };
         // SAFETY: the arguments follow the interface.
         unsafe {
             let plugin = &ncclRmaPlugin_v16;
-            ok((plugin.get_rma_properties)(comm, &raw mut promise));
+            ok((plugin.get_rma_properties)(comm, &raw mut guarantees));
             ok((plugin.get_properties)(0, &raw mut properties));
         }
-        assert!(!promise.flushes_all_puts_on_any_signal);
+        assert!(!guarantees.flushes_all_puts_on_any_signal);
         assert_eq!(properties.net_device_type, NET_DEVICE_GIN_PROXY);
         assert!(properties.max_recvs.count_ones() == 1 && !properties.name.is_null());
-        let made = Self {
+        let new = Self {
             rank,
             ranks: handles.len(),
             device,
@@ -221,11 +221,11 @@ impl Rank {
             requests: RefCell::default(),
             depth: 32 * properties.max_recvs as usize,
         };
-        made.create_context(options.contexts);
-        made
+        new.create_context(options.contexts);
+        new
     }
 
-    /// Creates the rank's contexts, of which it has none.
+    /// Creates the rank's contexts. It must have none.
     pub fn create_context(&self, contexts: usize) {
         let n_contexts = contexts as c_int;
         let mut config = RmaConfig { n_contexts, traffic_class: -1, rank_stride: 1 };
@@ -253,21 +253,21 @@ impl Rank {
             let register = ncclRmaPlugin_v16.reg_mr_sym;
             ok(register(self.comm, base, bytes, kind, flags, &raw mut handle));
         }
-        assert!(!handle.is_null() && (handle as u64) >> 63 == 0, "kernels have 63 bits for it");
+        assert!(!handle.is_null() && (handle as u64) >> 63 == 0, "a handle has 63 bits");
         handle
     }
 
-    /// Device memory.
+    /// Registers device memory.
     pub fn window(&self, memory: &Memory) -> Opaque {
         self.register(memory, PTR_CUDA, 0)
     }
 
-    /// The signals of a device communicator.
+    /// Registers the signals of a device communicator.
     pub fn signals(&self, memory: &Memory) -> Opaque {
         self.register(memory, PTR_CUDA, 1 | MR_SIGNAL_NEVER_RESET)
     }
 
-    /// Host memory, pinned or not.
+    /// Registers host memory, pinned or not.
     pub fn host(&self, memory: &Memory) -> Opaque {
         self.register(memory, PTR_HOST, 0)
     }
@@ -300,7 +300,7 @@ impl Rank {
     ) {
         let (status, request) = self.try_put(context, from, bytes, to, rank);
         ok(status);
-        self.keep(request);
+        self.track(request);
     }
 
     #[allow(clippy::too_many_arguments, reason = "NCCL's")]
@@ -338,10 +338,10 @@ impl Rank {
         let (status, request) =
             self.try_put_signal(context, from, bytes, to, rank, signal, add, op);
         ok(status);
-        self.keep(request);
+        self.track(request);
     }
 
-    /// A signal without data, as the proxy sends a signal to an address.
+    /// A signal without data, as NCCL's proxy sends a VA signal.
     pub fn signal(&self, context: usize, rank: usize, signal: RegionOffset, add: u64) {
         self.put_signal(context, NOWHERE, 0, NOWHERE, rank, signal, add, SIGNAL_ADD);
     }
@@ -359,7 +359,7 @@ impl Rank {
         let (status, request) =
             call_version!(self.version, iget(at, c, r, from.0, bytes, l, to.0, rank));
         ok(status);
-        self.keep(request);
+        self.track(request);
     }
 
     pub fn flush(&self, context: usize, region: Opaque) {
@@ -370,14 +370,14 @@ impl Rank {
             let rank = self.rank as u32;
             ok(flush(self.context.get(), context as c_int, region, rank, &raw mut request));
         }
-        assert!(request.is_null(), "a get is complete when its data is there");
+        assert!(request.is_null(), "a flush has nothing to do");
     }
 
     #[track_caller]
-    fn keep(&self, request: Opaque) {
-        assert!(!request.is_null(), "NCCL asks about every put and get");
+    fn track(&self, request: Opaque) {
+        assert!(!request.is_null(), "NCCL tests every put and get");
         self.requests.borrow_mut().push(request);
-        // NCCL keeps at most this many per peer; the peers together may have fewer.
+        // NCCL's limit per peer, here applied to all peers together.
         self.poll_until(self.depth);
     }
 
@@ -413,12 +413,12 @@ impl Rank {
         self.poll_until(0);
     }
 
-    /// Makes progress for others until `until` holds, as ranks of other processes need.
+    /// Makes progress until `until` holds: ranks of other processes need this rank's progress.
     pub fn serve(&self, until: impl Fn() -> bool) {
         let give_up = Instant::now() + Duration::from_secs(15);
         while !until() {
             ok(self.try_progress());
-            assert!(Instant::now() < give_up, "what is waited for never comes");
+            assert!(Instant::now() < give_up, "the awaited condition never holds");
             std::thread::yield_now();
         }
     }
@@ -434,7 +434,7 @@ impl Rank {
     }
 
     pub fn destroy_context(&self) {
-        // SAFETY: the end of the context.
+        // SAFETY: the context is not used again.
         unsafe { ok((ncclRmaPlugin_v16.destroy_context)(self.context.replace(null_mut()))) };
     }
 
@@ -446,7 +446,7 @@ impl Rank {
         if !self.context.get().is_null() {
             self.destroy_context();
         }
-        // SAFETY: the end of the connection.
+        // SAFETY: the connection is not used again.
         unsafe {
             ok((ncclRmaPlugin_v16.close_coll)(self.comm));
             ok((ncclRmaPlugin_v16.finalize)(self.ctx));
@@ -454,12 +454,12 @@ impl Rank {
     }
 }
 
-/// The setup of a rank with the fake driver.
+/// The fake driver, with these settings.
 pub fn setup(config: Config) -> Setup {
     Setup { driver: Arc::new(Driver::new(driver::functions()).unwrap()), config }
 }
 
-/// A new device, current on this thread, for ranks with this setup.
+/// A new device, current on this thread. Ranks that start on this thread use the options' settings.
 pub fn device(number: usize, options: &Options) -> &'static Device {
     let device = Device::new(number, options.delay, options.reductions);
     device.make_current();
@@ -475,7 +475,7 @@ pub fn world(options: &Options, body: impl Fn(&Rank, &Bootstrap) + Sync) {
         for rank in 0..options.ranks {
             scope.spawn(move || {
                 let rank = Rank::start(options, rank, device(rank, options), bootstrap);
-                assert_eq!(driver::contexts_on_stack(), 1, "what was current is current");
+                assert_eq!(driver::contexts_on_stack(), 1, "the same context is current");
                 // NCCL's progress threads have no context.
                 on_another_thread(&rank, |rank| {
                     body(rank, bootstrap);
@@ -488,16 +488,16 @@ pub fn world(options: &Options, body: impl Fn(&Rank, &Bootstrap) + Sync) {
     });
 }
 
-/// Runs `body` on a thread of its own, and waits for it.
+/// Runs `body` on another thread, and waits for it.
 pub fn on_another_thread(rank: &Rank, body: impl FnOnce(&Rank) + Send) {
     struct SendRef<'a>(&'a Rank);
-    // SAFETY: the owner waits while the thread that got it runs.
+    // SAFETY: the calling thread does not use the rank while the other thread runs.
     unsafe impl Send for SendRef<'_> {}
     let sent = SendRef(rank);
     std::thread::scope(|scope| {
         scope.spawn(move || {
-            let whole = sent;
-            body(whole.0);
+            let received = sent;
+            body(received.0);
         });
     });
 }

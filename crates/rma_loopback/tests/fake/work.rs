@@ -1,4 +1,4 @@
-//! Workloads of the tests, for threads and for processes.
+//! Workloads for ranks in threads and in processes.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -16,8 +16,8 @@ fn byte(from: usize, to: usize, context: usize, round: usize, at: usize) -> u8 {
 }
 
 /// Every rank sends messages to every rank, itself too, on every context: each in up to three puts
-/// cut at random, the last with a signal. Meanwhile a "kernel" polls the signals and checks the
-/// data of each.
+/// of random sizes, the last with a signal. Meanwhile a thread in the role of a kernel polls the
+/// signals and checks the data before each.
 pub fn traffic(rank: &Rank, contexts: usize, barrier: &dyn Fn()) {
     let (me, ranks) = (rank.rank, rank.ranks);
     let slot = |from: usize, context: usize, round: usize| {
@@ -49,14 +49,14 @@ pub fn traffic(rank: &Rank, contexts: usize, barrier: &dyn Fn()) {
                 for (index, seen) in seen.iter_mut().enumerate() {
                     let (context, from) = (index / ranks, index % ranks);
                     let now = signals.load(index) as usize;
-                    assert!((*seen..=ROUNDS).contains(&now), "a signal went astray: {now}");
+                    assert!((*seen..=ROUNDS).contains(&now), "a signal has a wrong value: {now}");
                     for round in *seen..now {
                         let data = inbox.read(slot(from, context, round), MESSAGE);
-                        let right = data.iter().enumerate();
-                        let wrong = right
-                            .filter(|(at, it)| **it != byte(from, me, context, round, *at))
+                        let bytes = data.iter().enumerate();
+                        let wrong = bytes
+                            .filter(|(at, seen)| **seen != byte(from, me, context, round, *at))
                             .count();
-                        assert_eq!(wrong, 0, "a signal overtook its data");
+                        assert_eq!(wrong, 0, "a signal arrived before its data");
                     }
                     *seen = now;
                 }
@@ -82,9 +82,9 @@ pub fn traffic(rank: &Rank, contexts: usize, barrier: &dyn Fn()) {
                 // An increment adds 1, ignoring the value.
                 let left = MESSAGE - second;
                 rank.put_signal(context, from, left, into, to, signal, 99, SIGNAL_INC);
-                // VA signals, by many ranks at once.
+                // VA signals, from all ranks to the same words.
                 rank.signal(context, to, (sums_at, 8 * (round % 4)), 5 + me as u64);
-                // An inline value.
+                // An inline value: one word of host memory.
                 let from = (context * ROUNDS + round) * ranks + to;
                 let into = (me * contexts + context) * ROUNDS + round;
                 inline.word(from).store((into << 8 | to) as u64, Ordering::Relaxed);
@@ -97,8 +97,8 @@ pub fn traffic(rank: &Rank, contexts: usize, barrier: &dyn Fn()) {
     barrier();
     for (index, sum) in (0..4).map(|index| (index, sums.load(index))) {
         let rounds = (index..ROUNDS).step_by(4).count();
-        let right: usize = (0..ranks).map(|from| rounds * contexts * (5 + from)).sum();
-        assert_eq!(sum, right as u64, "signals to an address were lost");
+        let expected: usize = (0..ranks).map(|from| rounds * contexts * (5 + from)).sum();
+        assert_eq!(sum, expected as u64, "VA signals were lost");
     }
     for index in 0..ranks * contexts * ROUNDS {
         assert_eq!(values.load(index), (index << 8 | me) as u64);
@@ -106,8 +106,8 @@ pub fn traffic(rank: &Rank, contexts: usize, barrier: &dyn Fn()) {
     assert!(!rank.has_error());
 }
 
-/// Puts and gets between every kind of memory, larger than all slots, at odd offsets, to a peer and
-/// to the rank itself.
+/// Puts and gets between device and host memory, larger than all slots together, at odd offsets.
+/// The gets are from a peer and from the rank itself.
 pub fn ranges(rank: &Rank, barrier: &dyn Fn()) {
     const BYTES: usize = 100_003;
     let me = rank.rank;
@@ -138,8 +138,8 @@ pub fn ranges(rank: &Rank, barrier: &dyn Fn()) {
     barrier();
     for target in &targets {
         let data = target.read(0, BYTES);
-        let right: Vec<u8> = (0..BYTES - 5).map(|at| content(before)(at + 1)).collect();
-        assert!(data[3..BYTES - 2] == right[..], "a put is not what was sent");
+        let expected: Vec<u8> = (0..BYTES - 5).map(|at| content(before)(at + 1)).collect();
+        assert!(data[3..BYTES - 2] == expected[..], "a put's data is wrong");
         assert_eq!((&data[..3], &data[BYTES - 2..]), (&[0; 3][..], &[0; 2][..]));
     }
     barrier();
@@ -153,14 +153,14 @@ pub fn ranges(rank: &Rank, barrier: &dyn Fn()) {
     rank.flush(0, signals[0]);
     for (index, target) in targets.iter().enumerate() {
         let from = if index % 2 == 0 { next } else { me };
-        let right: Vec<u8> = (0..BYTES - 9).map(|at| content(from)(at + 2)).collect();
-        assert!(target.read(0, BYTES - 9) == right, "a get is not what was there");
+        let expected: Vec<u8> = (0..BYTES - 9).map(|at| content(from)(at + 2)).collect();
+        assert!(target.read(0, BYTES - 9) == expected, "a get's data is wrong");
     }
     // Others may still get from this rank.
     barrier();
 }
 
-/// Gets one at a time, each checked as soon as it is complete; puts likewise, at their target.
+/// Gets from a peer, then puts to the rank itself, each checked as soon as it is complete.
 pub fn one_by_one(rank: &Rank, barrier: &dyn Fn()) {
     const ROUNDS: usize = 30;
     let next = (rank.rank + 1) % rank.ranks;

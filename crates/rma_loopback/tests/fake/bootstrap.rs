@@ -1,4 +1,4 @@
-//! The bootstrap of ranks in several processes: the test runs the hub, the ranks connect to it.
+//! The bootstrap of ranks in several processes: the test runs a server, to which ranks connect.
 
 use std::cell::RefCell;
 use std::io::{ErrorKind, Read, Write};
@@ -35,24 +35,24 @@ pub fn serve(listener: &UnixListener, ranks: usize) {
     }
 }
 
-/// A rank's connection to the hub.
-pub struct HubClient {
+/// A rank's connection to the bootstrap server.
+pub struct Client {
     socket: RefCell<UnixStream>,
     ranks: usize,
 }
 
 // SAFETY: used by one thread at a time.
-unsafe impl Sync for HubClient {}
+unsafe impl Sync for Client {}
 
-impl HubClient {
-    pub fn call(hub: &Path, rank: usize, ranks: usize) -> Self {
-        let mut socket = UnixStream::connect(hub).unwrap();
+impl Client {
+    pub fn connect(server: &Path, rank: usize, ranks: usize) -> Self {
+        let mut socket = UnixStream::connect(server).unwrap();
         socket.write_all(&[rank as u8]).unwrap();
         Self { socket: RefCell::new(socket), ranks }
     }
 
     /// All-gathers `own`, calling `meanwhile` until all ranks have contributed.
-    pub fn gather(&self, own: HandleBytes, mut meanwhile: impl FnMut()) -> Vec<HandleBytes> {
+    pub fn all_gather(&self, own: HandleBytes, mut meanwhile: impl FnMut()) -> Vec<HandleBytes> {
         let mut socket = self.socket.borrow_mut();
         socket.write_all(&own).unwrap();
         let mut first = [0];
@@ -61,7 +61,7 @@ impl HubClient {
             match socket.read(&mut first) {
                 Ok(1) => break,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => meanwhile(),
-                other => panic!("the hub is gone: {other:?}"),
+                other => panic!("the bootstrap server is gone: {other:?}"),
             }
             std::thread::yield_now();
         }
@@ -74,6 +74,6 @@ impl HubClient {
 
     /// Waits for all ranks.
     pub fn barrier(&self, meanwhile: impl FnMut()) {
-        self.gather([0; HANDLE_BYTES], meanwhile);
+        self.all_gather([0; HANDLE_BYTES], meanwhile);
     }
 }

@@ -1,7 +1,7 @@
-//! A CUDA stream of the plugin with completion words in pinned memory.
+//! A CUDA stream that writes its progress to words in pinned memory.
 //!
-//! A *sequence number* marks the completion of an operation, a *mark* that of a step within one.
-//! Both only grow, so a test is one load, without an event or a driver call.
+//! It writes a *sequence number* when it has completed an operation, and a *mark* when it has
+//! completed a step within one. Both only grow, so a test is one load, without a driver call.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -14,27 +14,27 @@ use crate::error::{Error, Result};
 const WORD_STRIDE: usize = 128;
 const DONE: usize = 0;
 const MARK: usize = WORD_STRIDE;
-const CELL: usize = 2 * WORD_STRIDE;
+const SCRATCH: usize = 2 * WORD_STRIDE;
 
-/// A stream on a rank's device. Callers that enqueue have made the [`Device`]'s context current.
-pub(crate) struct Channel {
+/// A stream on a rank's device. Callers make the [`Device`]'s context current before they enqueue.
+pub(crate) struct TrackedStream {
     pub(crate) device: Device,
-    stream: RawStream,
+    raw: RawStream,
     words: Pinned,
-    /// The last mark. The lock makes its number and its position in the stream one step.
+    /// The last mark. The lock is held while it is enqueued, so that marks are in order.
     marks: Mutex<u64>,
 }
 
-// SAFETY: streams may be used from every thread; the lane keeps the order.
-unsafe impl Send for Channel {}
+// SAFETY: CUDA streams may be used from every thread.
+unsafe impl Send for TrackedStream {}
 // SAFETY: as above; the words are atomics.
-unsafe impl Sync for Channel {}
+unsafe impl Sync for TrackedStream {}
 
-impl Channel {
+impl TrackedStream {
     pub(crate) fn new(device: &Device) -> Result<Self> {
         let words = device.pinned(3 * WORD_STRIDE)?;
-        let stream = device.stream()?;
-        Ok(Self { device: device.clone(), stream, words, marks: Mutex::new(0) })
+        let raw = device.create_stream()?;
+        Ok(Self { device: device.clone(), raw, words, marks: Mutex::new(0) })
     }
 
     fn word(&self, offset: usize) -> &AtomicU64 {
@@ -47,22 +47,22 @@ impl Channel {
         self.word(DONE).load(Ordering::Acquire)
     }
 
-    /// Marks operation `sequence` complete from the host, when its last step is the host's. The
-    /// stream is idle then.
+    /// Marks operation `sequence` complete from the host, which executed its last step. The stream
+    /// is idle then.
     pub(crate) fn set_done(&self, sequence: u64) {
         self.word(DONE).store(sequence, Ordering::Release);
     }
 
-    /// Marks it complete from the stream.
-    pub(crate) fn when_done(&self, sequence: u64) -> MemOp {
+    /// The memory operation by which the stream marks operation `sequence` complete.
+    pub(crate) fn done_op(&self, sequence: u64) -> MemOp {
         MemOp::write_64(self.words.address + DONE as Address, sequence)
     }
 
-    /// Enqueues a new mark.
+    /// Enqueues the next mark and returns it.
     pub(crate) fn mark(&self) -> Result<u64> {
         let mut mark = self.marks.lock().unwrap_or_else(PoisonError::into_inner);
         *mark += 1;
-        self.run(&mut [MemOp::write_64(self.words.address + MARK as Address, *mark)])?;
+        self.enqueue(&mut [MemOp::write_64(self.words.address + MARK as Address, *mark)])?;
         Ok(*mark)
     }
 
@@ -71,112 +71,110 @@ impl Channel {
         self.word(MARK).load(Ordering::Acquire) >= mark
     }
 
-    /// Pinned storage for one word.
-    pub(crate) fn cell(&self) -> *mut u64 {
-        self.word(CELL).as_ptr()
+    /// A word in pinned memory, for a value that the stream reads from the device.
+    pub(crate) fn scratch(&self) -> *mut u64 {
+        self.word(SCRATCH).as_ptr()
     }
 
     /// Enqueues memory operations, in order.
-    pub(crate) fn run(&self, operations: &mut [MemOp]) -> Result<()> {
+    pub(crate) fn enqueue(&self, operations: &mut [MemOp]) -> Result<()> {
         let count = operations.len() as u32;
         call!(
             *self.device.driver,
             "for a signal or completion",
-            cuStreamBatchMemOp_v2(self.stream, count, operations.as_mut_ptr(), 0)
+            cuStreamBatchMemOp_v2(self.raw, count, operations.as_mut_ptr(), 0)
         )
     }
 
-    /// Copies from another device to this one directly. `reached` is the address of `from` for this
-    /// device, if it can access it.
+    /// Copies from `source` to this device without staging. `mapped` is the address at which this
+    /// device can access the data, if it can.
     pub(crate) fn copy_direct(
         &self,
-        how: config::CopyMethod,
+        method: config::CopyMethod,
         to: Address,
         source: &Device,
         from: Address,
-        reached: Option<Address>,
+        mapped: Option<Address>,
         bytes: usize,
     ) -> Result<()> {
         let (driver, context) = (&*self.device.driver, self.device.context);
         let purpose = format_args!("for {bytes} bytes between devices");
-        let mapped = match how {
-            config::CopyMethod::Mapped if reached.is_none() => {
+        let direct = match method {
+            config::CopyMethod::Mapped if mapped.is_none() => {
                 return Err(Error::Unsupported(format!(
-                    "device {} does not reach memory of device {} at {from:#x}, which \
-                     DEVCOMM_GIN_COPY=mapped needs",
+                    "device {} cannot access the memory of device {} at {from:#x}, which \
+                     DEVCOMM_GIN_COPY=mapped requires",
                     self.device.number, source.number
                 )));
             }
-            config::CopyMethod::Auto | config::CopyMethod::Mapped => reached,
+            config::CopyMethod::Auto | config::CopyMethod::Mapped => mapped,
             config::CopyMethod::Peer | config::CopyMethod::Staged => None,
         };
-        match mapped {
+        match direct {
             Some(from) => {
-                call!(*driver, purpose, cuMemcpyDtoDAsync_v2(to, from, bytes, self.stream))
+                call!(*driver, purpose, cuMemcpyDtoDAsync_v2(to, from, bytes, self.raw))
             }
             None => call!(
                 *driver,
                 purpose,
-                cuMemcpyPeerAsync(to, context, from, source.context, bytes, self.stream)
+                cuMemcpyPeerAsync(to, context, from, source.context, bytes, self.raw)
             ),
         }
     }
 
     /// Copies from pinned memory to this device.
-    pub(crate) fn copy_in(&self, to: Address, from: *const u8, bytes: usize) -> Result<()> {
+    pub(crate) fn copy_h2d(&self, to: Address, from: *const u8, bytes: usize) -> Result<()> {
         call!(
             *self.device.driver,
             format_args!("for {bytes} bytes from the host"),
-            cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, self.stream)
+            cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, self.raw)
         )
     }
 
     /// Copies from this device to pinned memory.
-    pub(crate) fn copy_out(&self, to: *mut u8, from: Address, bytes: usize) -> Result<()> {
+    pub(crate) fn copy_d2h(&self, to: *mut u8, from: Address, bytes: usize) -> Result<()> {
         call!(
             *self.device.driver,
             format_args!("for {bytes} bytes to the host"),
-            cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, self.stream)
+            cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, self.raw)
         )
     }
 
     /// Records `event`, an event of this device.
     pub(crate) fn record(&self, event: RawEvent) -> Result<()> {
-        call!(*self.device.driver, "for a staged copy", cuEventRecord(event, self.stream))
+        call!(*self.device.driver, "for a staged copy", cuEventRecord(event, self.raw))
     }
 
     /// Makes the stream wait for `event`.
     pub(crate) fn wait(&self, event: RawEvent) -> Result<()> {
-        call!(*self.device.driver, "for a staged copy", cuStreamWaitEvent(self.stream, event, 0))
+        call!(*self.device.driver, "for a staged copy", cuStreamWaitEvent(self.raw, event, 0))
     }
 
-    /// Queries the driver: whether the stream is idle, or an operation has failed.
+    /// Queries the driver whether the stream is idle; an error if one of its operations has failed.
     pub(crate) fn is_idle(&self) -> Result<bool> {
         let _entered = self.device.enter()?;
         // SAFETY: the stream lives as long as `self`.
-        let code = unsafe { (self.device.driver.functions().cuStreamQuery)(self.stream) };
+        let code = unsafe { (self.device.driver.functions().cuStreamQuery)(self.raw) };
         if code == NOT_READY {
             return Ok(false);
         }
         let purpose = || "for copies in flight".to_owned();
         self.device.driver.check(code, "cuStreamQuery", purpose).map(|()| true)
     }
-}
 
-impl Channel {
     /// Synchronises the stream; returns whether that succeeded.
     pub(crate) fn synchronize(&self) -> bool {
         self.device.enter().is_ok_and(|_entered| {
-            call!(*self.device.driver, "at close", cuStreamSynchronize(self.stream)).is_ok()
+            call!(*self.device.driver, "at close", cuStreamSynchronize(self.raw)).is_ok()
         })
     }
 }
 
-impl Drop for Channel {
+impl Drop for TrackedStream {
     fn drop(&mut self) {
         self.synchronize();
         let Ok(_entered) = self.device.enter() else { return };
         let driver = &*self.device.driver;
-        let _ = call!(*driver, "at close", cuStreamDestroy_v2(self.stream));
+        let _ = call!(*driver, "at close", cuStreamDestroy_v2(self.raw));
     }
 }

@@ -1,0 +1,152 @@
+//! The ordered queue of all operations into one rank.
+//!
+//! A thread that puts into the rank enqueues here, under a lock, on the rank's one stream for data
+//! and signals. So a signal follows everything put before it, by any context and rank: every signal
+//! is strong. An operation that cannot be enqueued yet (no free slot, queue depth reached, a
+//! pending host step) delays all later ones; every thread that calls `progress` retries it.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::config::Config;
+use crate::driver::Device;
+use crate::error::Result;
+use crate::stream::TrackedStream;
+use crate::transfer::{HostStep, IssueResult, Transfer};
+
+/// The queue of operations into a rank.
+pub(crate) struct InboundQueue {
+    stream: Arc<TrackedStream>,
+    config: Config,
+    state: Mutex<State>,
+    /// Whether operations are pending: a test without the lock.
+    waiting: AtomicBool,
+}
+
+struct State {
+    /// Transfers not completely enqueued yet. NCCL bounds their number: each context has a fixed
+    /// number of requests per peer.
+    transfers: VecDeque<Transfer>,
+    /// The host step of the first transfer, to be run once the stream has passed the mark.
+    step: Option<(u64, HostStep)>,
+    accepted: u64,
+    issued: u64,
+    /// The connection has failed: nothing more is enqueued.
+    cancelled: bool,
+}
+
+impl InboundQueue {
+    pub(crate) fn new(device: &Device, config: Config) -> Result<Self> {
+        let state = State {
+            transfers: VecDeque::with_capacity(config.depth as usize),
+            step: None,
+            accepted: 0,
+            issued: 0,
+            cancelled: false,
+        };
+        Ok(Self {
+            stream: Arc::new(TrackedStream::new(device)?),
+            config,
+            state: Mutex::new(state),
+            waiting: AtomicBool::new(false),
+        })
+    }
+
+    /// Accepts a transfer; returns its sequence number.
+    pub(crate) fn submit(&self, transfer: Transfer) -> Result<u64> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.transfers.push_back(transfer);
+        state.accepted += 1;
+        let sequence = state.accepted;
+        self.enqueue_pending(&mut state)?;
+        Ok(sequence)
+    }
+
+    /// Whether the transfer with this number is complete.
+    pub(crate) fn done(&self, sequence: u64) -> bool {
+        self.stream.done() >= sequence
+    }
+
+    /// Sequence number of the last transfer.
+    pub(crate) fn accepted(&self) -> u64 {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).accepted
+    }
+
+    /// Makes progress on pending transfers.
+    pub(crate) fn progress(&self) -> Result<()> {
+        if !self.waiting.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        // Otherwise the thread that holds the lock makes progress.
+        let Ok(mut state) = self.state.try_lock() else { return Ok(()) };
+        self.enqueue_pending(&mut state)
+    }
+
+    /// Queries the driver for a failed transfer, if any is in flight.
+    pub(crate) fn check(&self) -> Result<()> {
+        let Ok(state) = self.state.try_lock() else { return Ok(()) };
+        let idle = self.stream.done() >= state.accepted;
+        drop(state);
+        if idle { Ok(()) } else { self.stream.is_idle().map(|_| ()) }
+    }
+
+    /// Drops pending transfers of all ranks: from now on the host accesses no memory of a transfer
+    /// and enqueues nothing.
+    pub(crate) fn cancel(&self) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.cancelled = true;
+        state.transfers.clear();
+        state.step = None;
+    }
+
+    /// Whether the stream is idle; an error if one of its operations has failed.
+    pub(crate) fn is_idle(&self) -> Result<bool> {
+        self.stream.is_idle()
+    }
+
+    /// Synchronises the stream. Returns whether nothing is left in it or pending.
+    pub(crate) fn synchronize(&self) -> bool {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        self.stream.synchronize() && state.transfers.is_empty()
+    }
+
+    fn enqueue_pending(&self, state: &mut State) -> Result<()> {
+        if state.cancelled {
+            return Ok(());
+        }
+        let stream = &self.stream;
+        let mut entered = None;
+        while let Some(first) = state.transfers.front_mut() {
+            if let Some((mark, _)) = state.step
+                && !stream.passed(mark)
+            {
+                break;
+            }
+            if state.issued - stream.done() >= self.config.depth {
+                break;
+            }
+            if entered.is_none() {
+                entered = Some(stream.device.enter()?);
+            }
+            let next = state.issued + 1;
+            if let Some((_, step)) = state.step.take() {
+                if first.step(step, stream, next)? {
+                    state.issued = next;
+                    state.transfers.pop_front();
+                }
+                continue;
+            }
+            match first.issue(stream, &self.config, next)? {
+                IssueResult::Whole => {
+                    state.issued = next;
+                    state.transfers.pop_front();
+                }
+                IssueResult::Until { mark, step } => state.step = Some((mark, step)),
+                IssueResult::NoSlot => break,
+            }
+        }
+        self.waiting.store(!state.transfers.is_empty(), Ordering::Release);
+        Ok(())
+    }
+}
