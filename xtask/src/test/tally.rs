@@ -1,4 +1,4 @@
-//! Adds up the reports of test programs.
+//! Sums up the results of test programs from their output.
 
 use std::collections::BTreeMap;
 
@@ -67,7 +67,7 @@ impl Tally {
         }
     }
 
-    /// The failures, the GPU line, and the closing line.
+    /// The summary: failures, skipped tests, and totals.
     pub fn verdict(&self) -> String {
         let mut text = "\n".to_owned();
         if !self.failed.is_empty() {
@@ -90,7 +90,7 @@ impl Tally {
         let skipped = gpu_skipped + self.skipped.len();
         text += &format!(
             "\n{} passed, {} failed, {skipped} skipped\n",
-            // For cargo a skipped test has passed.
+            // The harness counts a skipped test as passed.
             self.passed.saturating_sub(skipped),
             self.failed.len(),
         );
