@@ -174,8 +174,8 @@ impl Sum {
         let Matrices { harness, problem, a, b } = matrices;
         let sum: SymmetricBuffer<f32> = harness.comm.mem_alloc(problem.m * problem.n)?;
         let mut elements = vec![0.0; sum.len()];
-        // SAFETY: the buffers have the elements of the plan's shape, and are used by this stream
-        // alone.
+        // SAFETY: the buffers have the elements of the plan's shape, and only this stream uses
+        // them.
         unsafe { plan.enqueue(a, b, sum.device_address(), &harness.stream)? };
         harness.finish()?;
         sum.copy_to_host(&mut elements)?;
@@ -259,8 +259,8 @@ fn unfused<'a>(
     let Matrices { harness: Harness { comm, stream, .. }, a, b, .. } = matrices;
     let product = Product { matrices, c: c.clone(), sum, rounded_once: false };
     let work = move || {
-        // SAFETY: the buffers have the elements of the plan's shape, and are used by this stream
-        // alone.
+        // SAFETY: the buffers have the elements of the plan's shape, and only this stream uses
+        // them.
         unsafe { plan.enqueue(a, b, c.device_address(), stream)? };
         comm.all_reduce(&c, &c, ReduceOp::Sum, stream)
     };

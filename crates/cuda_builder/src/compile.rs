@@ -17,8 +17,8 @@ use crate::toolchain::Toolchain;
 
 pub(crate) const TARGET: &str = "nvptx64-nvidia-cuda";
 
-/// Features that every kernel crate needs and stable rustc rejects in source. A crate that enables
-/// one itself must not get it twice.
+/// Features that every kernel crate needs and stable rustc rejects in source. Those that the crate
+/// root already enables are not added.
 const FEATURES: [&str; 2] = ["abi_ptx", "asm_experimental_arch"];
 
 /// Parameters of a compilation.

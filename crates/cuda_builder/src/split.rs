@@ -99,7 +99,7 @@ fn join<'c>(context: &'c Context<'c>, job: &Split) -> Result<Module<'c>> {
     }
 }
 
-/// Makes every definition except the kept ones `linkonce`.
+/// Makes every definition `linkonce`, except those for which `keep` is true.
 pub(crate) fn only_when_needed(module: &Module<'_>, keep: impl Fn(&str) -> bool) {
     retire_used_lists(module);
     let functions = module.functions();

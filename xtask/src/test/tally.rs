@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn a_skipped_gpu_test_is_not_a_passed_one() {
-        // With one thread and no capture, the harness leaves the test's name in front.
+        // With one thread and no capture, the line starts with the test's name.
         let tally = tally(
             "test sums ... GPU-TEST sums: skipped (no GPU)\nok\n\
              test waits ... GPU-TEST waits: skipped (too few GPUs (1))\nok\n\
