@@ -1,7 +1,7 @@
 // Ping-pong over the network between two neighbouring ranks, each message a put with a signal, by
 // the PROXY back end: the twin of bench/kernels/src/gin_put.rs.
 
-// PROXY alone. NCCL 2.32.3's `ncclGin_BackendOne` does not compile with more than one back end
+// Only PROXY: NCCL 2.32.3's `ncclGin_BackendOne` does not compile with more than one back end
 // enabled.
 #define NCCL_GIN_PROXY_ENABLE 1
 #define NCCL_GIN_GDAKI_ENABLE 0
@@ -13,9 +13,9 @@
 
 static_assert(NCCL_GIN_BACKEND_MASK_ALL == 1u << NCCL_NET_DEVICE_GIN_PROXY, "one back end");
 
-// `rounds` times there and back: the first `bytes` of the even rank's `send` to the odd rank's
-// `recv`, then the other way round. One block of one warp. Uses signal 0, whose shadow counts what
-// was received, also from kernel to kernel.
+// `rounds` round trips: the first `bytes` of the even rank's `send` to the odd rank's `recv`, then
+// the other way round. One block of one warp. Uses signal 0, whose shadow counts the received
+// messages, across launches too.
 extern "C" __global__ void gin_put(ncclDevComm comm, Window send, Window recv, size_t bytes, uint32_t rounds) {
   const ncclGinSignal_t signal = 0;
   const ncclTeam team = ncclTeamWorld(comm);

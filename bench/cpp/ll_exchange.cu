@@ -8,10 +8,10 @@
 namespace {
 
 // Index in an epoch of this thread's element from `rank`.
-__device__ int place(int rank) { return rank * blockDim.x + threadIdx.x; }
+__device__ int slot(int rank) { return rank * blockDim.x + threadIdx.x; }
 
-// Sends this thread's elements to the N ranks of the team, and receives theirs: all loaded, and all
-// polled for, at once.
+// Sends this thread's elements to the N ranks of the team, and receives theirs. All loads are in
+// flight at once, and so are all polls.
 template <int N>
 __device__ void exchange(ncclLLA2ASession<ncclCoopCta>& session, ncclTeam team, const uint64_t* from, uint64_t* to,
                          size_t at, size_t count) {
@@ -20,8 +20,8 @@ __device__ void exchange(ncclLLA2ASession<ncclCoopCta>& session, ncclTeam team, 
 #pragma unroll
   for (int i = 0; i < N; i++) elements[i] = from[(team.rank + i) % N * count + at];
 #pragma unroll
-  for (int i = 0; i < N; i++) session.send((team.rank + i) % N, place(team.rank), elements[i]);
-  session.recvUnrolled<N, N>(place(0), N, blockDim.x, elements);
+  for (int i = 0; i < N; i++) session.send((team.rank + i) % N, slot(team.rank), elements[i]);
+  session.recvUnrolled<N, N>(slot(0), N, blockDim.x, elements);
 #pragma unroll
   for (int i = 0; i < N; i++) to[i * count + at] = elements[i];
 }
@@ -32,15 +32,15 @@ __device__ void exchange_with_many(ncclLLA2ASession<ncclCoopCta>& session, ncclT
   for (int i = 0; i < team.nRanks; i++) {
     const int right = team.rank + i;
     const int peer = right < team.nRanks ? right : right - team.nRanks;
-    session.send(peer, place(team.rank), from[peer * count + at]);
+    session.send(peer, slot(team.rank), from[peer * count + at]);
   }
-  for (int rank = 0; rank < team.nRanks; rank++) to[rank * count + at] = session.recv<uint64_t>(place(rank));
+  for (int rank = 0; rank < team.nRanks; rank++) to[rank * count + at] = session.recv<uint64_t>(slot(rank));
 }
 
 }  // namespace
 
 // `recv[rank * count + i]` of a peer becomes this rank's `send[peer * count + i]`, for `i < count`.
-// Every block has a session of its own, with room for an element of each rank a thread.
+// Every block has its own session, with space for one element per rank and thread.
 extern "C" __global__ void ll_exchange(ncclDevComm comm, ncclLLA2AHandle handle, Window send, Window recv,
                                        size_t count) {
   const ncclTeam team = ncclTeamLsa(comm);

@@ -86,7 +86,7 @@ __device__ __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
 __device__ size_t thread_of_grid() { return blockIdx.x * blockDim.x + threadIdx.x; }
 __device__ size_t threads_of_grid() { return gridDim.x * blockDim.x; }
 
-// The sum of one vector of each rank.
+// The sum of one vector from each rank.
 template <typename T, int N>
 __device__ uint4 sum_of(const uint4 (&parts)[N]) {
   float sum[Lanes<T>::count];
@@ -130,7 +130,7 @@ __device__ void reduce_tail(ncclTeam team, ncclWindow_t send, ncclWindow_t recv,
   }
 }
 
-// A share for a team of N ranks, with Unroll vectors of each rank in flight in a thread.
+// A share for a team of N ranks, with Unroll vectors of each rank in flight per thread.
 template <typename T, int N, int Unroll>
 __device__ void reduce_share(ncclTeam team, ncclWindow_t send, ncclWindow_t recv, size_t count) {
   // Own rank first, then upwards, so that ranks read from different peers at any time.

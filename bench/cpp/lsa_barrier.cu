@@ -1,4 +1,4 @@
-// Barriers of the LSA team, back to back: the twin of bench/kernels/src/lsa_barrier.rs.
+// Barriers of the LSA team, one after the other: the twin of bench/kernels/src/lsa_barrier.rs.
 
 #include <nccl_device.h>
 
@@ -11,9 +11,9 @@ extern "C" __global__ void lsa_barrier(ncclDevComm comm, uint32_t rounds) {
   for (uint32_t round = 0; round < rounds; round++) barrier.sync(cta, cuda::memory_order_acq_rel);
 }
 
-// The same barriers, each with a message through it: between two of them a block's first threads
-// write the round to every peer's `table[block][rank]`, and count in `wrong[block]` the rows that
-// do not hold it after the barrier.
+// The same barriers, with checks: in each round the first threads of a block write the round to
+// every peer's `table[block][rank]` between two barriers, and count in `wrong[block][rank]` the
+// rounds that have not arrived after the second one.
 extern "C" __global__ void lsa_barrier_checked(ncclDevComm comm, Window table, Window wrong, uint32_t rounds) {
   const ncclTeam team = ncclTeamLsa(comm);
   const ncclCoopCta cta;

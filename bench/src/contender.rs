@@ -1,4 +1,4 @@
-//! The contenders of a comparison.
+//! Contenders: the implementations of one operation that a benchmark compares.
 
 use std::fmt;
 use std::rc::Rc;
@@ -48,7 +48,7 @@ impl fmt::Display for Variant {
     }
 }
 
-/// One contender. It enqueues the same on every rank.
+/// One contender. It enqueues the same work on every rank.
 pub struct Contender<'a> {
     pub variant: Variant,
     /// The launch of its kernel; `None` for NCCL's calls.
@@ -63,12 +63,12 @@ pub struct Contender<'a> {
     pub outcome: Box<dyn Outcome + 'a>,
 }
 
-/// Something to enqueue.
+/// A function that enqueues work.
 pub type Work<'a> = Rc<dyn Fn() -> devcomm::Result<()> + 'a>;
 
 /// A result in this rank's memory.
 pub trait Outcome {
-    /// Overwrites it, so that unwritten elements are wrong.
+    /// Overwrites it, so that elements that a contender does not write are wrong.
     fn overwrite(&self) -> Result<()>;
 
     /// Counts its wrong elements. *Collective*.

@@ -45,8 +45,8 @@ impl CublasLt {
         };
         let matmul =
             result::create_matmul_desc(sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, CUDA_R_32F)?;
-        // Its matrices are column-major: it computes the transpose, B x A^T, whose columns are our
-        // rows.
+        // cuBLASLt's matrices are column-major: it computes the transpose, B x A^T, whose columns
+        // are our rows.
         let mut plan = Plan {
             library: self,
             matmul,
@@ -119,7 +119,7 @@ impl Plan<'_> {
     /// # Safety
     ///
     /// The buffers have the elements of the plan's shape and type, and nothing else uses them until
-    /// the stream has completed it.
+    /// the stream has completed the product.
     pub unsafe fn enqueue(
         &self,
         a: &SymmetricBuffer<bf16>,
@@ -130,8 +130,8 @@ impl Plan<'_> {
         let (one, zero) = (1.0_f32, 0.0_f32);
         let c = c as *mut c_void;
         let algorithm = self.algorithm.as_ref().map_or(std::ptr::null(), |algorithm| algorithm);
-        // SAFETY: the descriptors are the plan's, the rest is the caller's. Streams of the runtime
-        // are the driver's.
+        // SAFETY: the descriptors are the plan's, the rest is the caller's contract. A `CUstream`
+        // is also a `cudaStream_t`.
         let enqueued = unsafe {
             result::matmul(
                 self.library.handle,

@@ -1,10 +1,10 @@
-//! Locates the compiled twins.
+//! Locates the compiled twins: kernels that exist in Rust and in CUDA C++.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-/// The variable with the folder.
+/// The environment variable with the folder.
 const VARIABLE: &str = "DEVCOMM_TWINS";
 
 /// The output folder of `cargo xtask twins`: `rust/X.cubin` and `cpp/X.cubin`, each with `X.json`.
@@ -12,8 +12,8 @@ const VARIABLE: &str = "DEVCOMM_TWINS";
 pub struct TwinFiles(PathBuf);
 
 impl TwinFiles {
-    /// The named folder, else the variable's, else the one beside this program's: `target/twins`
-    /// for `target/release/devcomm-bench`, and likewise in a pack.
+    /// The named folder, else the variable's, else `twins` beside this program's folder:
+    /// `target/twins` for `target/release/devcomm-bench`, and likewise in a pack.
     pub fn find(named: Option<&Path>) -> Result<Self> {
         let of_variable = || std::env::var_os(VARIABLE).filter(|value| !value.is_empty());
         let folder = match named.map(Path::to_owned).or_else(|| of_variable().map(PathBuf::from)) {
@@ -24,10 +24,10 @@ impl TwinFiles {
                 above.context("this program is in no folder")?.join("twins")
             }
         };
-        for side in ["rust", "cpp"] {
-            if !folder.join(side).is_dir() {
+        for language in ["rust", "cpp"] {
+            if !folder.join(language).is_dir() {
                 bail!(
-                    "{} holds no compiled twins: run `cargo xtask twins`, or name their folder \
+                    "{} has no compiled twins: run `cargo xtask twins`, or name their folder \
                      with --twins or {VARIABLE}",
                     folder.display()
                 );
@@ -41,22 +41,22 @@ impl TwinFiles {
         &self.0
     }
 
-    /// Whether both sides of a pair exist.
+    /// Whether both modules of a pair exist.
     pub fn has(&self, name: &str) -> bool {
         [self.rust(&[name]), self.cpp(&[name])].iter().flatten().all(|path| path.is_file())
     }
 
     /// The Rust modules of these names.
     pub fn rust(&self, names: &[&str]) -> Vec<PathBuf> {
-        self.side("rust", names)
+        self.modules("rust", names)
     }
 
     /// The C++ modules of these names.
     pub fn cpp(&self, names: &[&str]) -> Vec<PathBuf> {
-        self.side("cpp", names)
+        self.modules("cpp", names)
     }
 
-    fn side(&self, side: &str, names: &[&str]) -> Vec<PathBuf> {
-        names.iter().map(|name| self.0.join(side).join(format!("{name}.cubin"))).collect()
+    fn modules(&self, language: &str, names: &[&str]) -> Vec<PathBuf> {
+        names.iter().map(|name| self.0.join(language).join(format!("{name}.cubin"))).collect()
     }
 }

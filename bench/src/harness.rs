@@ -1,4 +1,4 @@
-//! The measurement loop of a rank: checks each contender, then times all, interleaved.
+//! The measurement loop of a rank: checks each contender, then times them interleaved.
 
 use std::time::Duration;
 
@@ -40,13 +40,13 @@ impl<'a> Harness<'a> {
         })
     }
 
-    /// `on_gpus` on GPUs, `simulated` on simulated ones, where everything takes longer.
-    pub fn here<T>(&self, on_gpus: T, simulated: T) -> T {
+    /// `on_gpus` on GPUs, `simulated` on simulated GPUs, which are slower.
+    pub fn choose<T>(&self, on_gpus: T, simulated: T) -> T {
         if self.rank.is_simulated() { simulated } else { on_gpus }
     }
 
-    /// Prints progress, beside the table.
-    pub fn say(&self, what: &str) {
+    /// Prints progress to standard error.
+    pub fn progress(&self, what: &str) {
         if self.rank.is_root() {
             eprintln!("{what}");
         }
@@ -60,7 +60,7 @@ impl<'a> Harness<'a> {
     /// Wrong elements of each contender over all ranks and checks; `None` without checks.
     /// *Collective*.
     pub fn check(&self, contenders: &[Contender<'_>]) -> Result<Vec<Option<usize>>> {
-        // Every rank's memory is ready, including flags that others write.
+        // Every rank's memory is ready, including flags that peers write.
         self.rank.barrier()?;
         contenders.iter().map(|contender| self.check_one(contender)).collect()
     }
@@ -76,7 +76,7 @@ impl<'a> Harness<'a> {
             contender.outcome.overwrite()?;
             // No rank may write a result before another's is overwritten.
             self.rank.barrier()?;
-            // In the form that is timed.
+            // In the form that is timed: as a graph, or as plain launches.
             if self.run.graph > 0 {
                 self.stream.capture(|| (contender.checked)())?.launch(&self.stream)?;
             } else {
@@ -103,12 +103,12 @@ impl<'a> Harness<'a> {
             }
         }
         self.finish()?;
-        let mut turns: Vec<usize> = (0..contenders.len()).collect();
+        let mut sequence: Vec<usize> = (0..contenders.len()).collect();
         let mut mine = Vec::new();
         for _ in 0..self.run.rounds {
             let mut times = vec![0.0; contenders.len()];
-            order.shuffle(&mut turns);
-            for &i in &turns {
+            order.shuffle(&mut sequence);
+            for &i in &sequence {
                 times[i] = self.time_one(&contenders[i], graphs.get(i))?;
             }
             mine.extend(times);
@@ -117,7 +117,7 @@ impl<'a> Harness<'a> {
         Ok(all.chunks_exact(contenders.len()).map(<[f64]>::to_vec).collect())
     }
 
-    /// A batch of `iters` as a graph, run once.
+    /// Captures a batch of `iters` launches as a graph, and runs it once.
     fn graph(&self, work: &Work<'_>) -> Result<Graph> {
         let batch = || (0..self.run.iters).try_for_each(|_| work());
         let graph = self.stream.capture(batch)?;
@@ -134,7 +134,7 @@ impl<'a> Harness<'a> {
             Some(graph) => (run.graph, &|| graph.launch(stream)),
             None => (run.iters, &*contender.timed),
         };
-        // Not timed: it brings the ranks' GPUs into step.
+        // Not timed: it aligns the ranks' GPUs.
         launch()?;
         stream.record(&self.events.0)?;
         (0..launches).try_for_each(|_| launch())?;

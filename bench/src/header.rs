@@ -131,7 +131,7 @@ impl fmt::Display for Header {
                 state.memory_clock,
                 state.power_limit
             ),
-            None => writeln!(f, "# driver and clocks are not known: nvidia-smi does not say"),
+            None => writeln!(f, "# driver and clocks are unknown: nvidia-smi does not report them"),
         }
     }
 }
@@ -157,7 +157,7 @@ impl GpuState {
     }
 }
 
-/// nvidia-smi's numbers of this host's ranks' GPUs, which include invisible GPUs.
+/// nvidia-smi's indices of the GPUs of this host's ranks; they count invisible GPUs too.
 fn ordinals(ranks: usize) -> Vec<String> {
     match std::env::var("CUDA_VISIBLE_DEVICES").ok().filter(|list| !list.is_empty()) {
         Some(list) => list.split(',').take(ranks).map(|id| id.trim().to_owned()).collect(),
@@ -174,7 +174,7 @@ fn nvls(multimem: bool) -> String {
     }
 }
 
-/// Its file name.
+/// The plugin's file name.
 fn rma_plugin() -> Option<String> {
     let path = std::env::var_os("NCCL_RMA_PLUGIN").filter(|path| !path.is_empty())?;
     Some(Path::new(&path).file_name()?.to_string_lossy().into_owned())
@@ -183,7 +183,7 @@ fn rma_plugin() -> Option<String> {
 fn command() -> Vec<String> {
     let mut words: Vec<String> = std::env::args().collect();
     if let Some(program) = words.first_mut() {
-        // Its path is irrelevant, and not a result.
+        // The program's path is irrelevant.
         *program = env!("CARGO_BIN_NAME").to_owned();
     }
     words

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-/// The links between these GPUs (nvidia-smi's numbers): `NV18` if all are equal, else
+/// The links between these GPUs (nvidia-smi's indices): `NV18` if all are equal, else
 /// `NV18 and SYS`.
 pub fn between(ordinals: &[String]) -> Option<String> {
     if ordinals.len() < 2 {

@@ -2,13 +2,13 @@
 //!
 //! ```text
 //! devcomm-bench all-reduce -b 1K -e 64M -f 4 --json rows.json   # a kernel against ncclAllReduce
-//! devcomm-bench all-reduce --simulate 4                         # without GPUs: the results alone
+//! devcomm-bench all-reduce --simulate 4                         # without GPUs: checks, no times
 //! torchrun --no-python --nproc-per-node 8 -- ./devcomm-bench all-reduce
 //! cargo xtask twins    # then Rust against CUDA C++:
 //! cargo run --release -p devcomm-bench --features ptx -- twins
 //! ```
 //!
-//! Results are checked first, on random data; flags and columns are nccl-tests' where it has them.
+//! Results are checked first, on random data. Flags and columns that nccl-tests has are the same.
 
 mod contender;
 mod cublaslt;
@@ -39,8 +39,8 @@ static KERNELS: KernelSet = devcomm::WITHOUT_PTX;
 /// C++.
 ///
 /// Flags mean what they mean in nccl-tests, except that: -g counts all ranks; -G makes each batch
-/// of -n launches a graph; times are the GPU's, of the slowest rank, and medians of rounds; the
-/// columns in place are not there.
+/// of -n launches a graph; times are GPU times of the slowest rank, medians over the rounds; there
+/// are no in-place columns.
 #[derive(Parser)]
 #[command(name = "devcomm-bench", version, disable_help_subcommand = true)]
 struct Cli {
@@ -50,11 +50,11 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Bench {
-    /// All-reduce: a kernel by load and store against ncclAllReduce
+    /// All-reduce: a kernel that loads and stores peer memory (LSA) against ncclAllReduce
     AllReduce(versus::Command<versus::AllReduce>),
-    /// Barrier: in a kernel against the smallest ncclAllReduce
+    /// Barrier: LSA barriers within a kernel against ncclAllReduce of one element
     Barrier(versus::Command<versus::Barrier>),
-    /// Ping-pong of messages between neighbouring ranks: puts of a kernel against ncclSend and
+    /// Ping-pong of messages between neighbouring ranks: puts by a kernel against ncclSend and
     /// ncclPutSignal
     Put(versus::Command<versus::Put>),
     /// Matrix product followed by an all-reduce: one kernel against cuBLASLt and then ncclAllReduce

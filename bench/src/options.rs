@@ -9,17 +9,17 @@ use clap::{Args, ValueEnum};
 /// Flags for ranks.
 #[derive(Args, Clone, Debug)]
 pub struct RankOptions {
-    /// GPUs to use, a rank each; not for ranks that torchrun, mpirun or srun started [default:
-    /// every visible one]
+    /// GPUs to use, one rank each; under torchrun, mpirun or srun the number of their ranks
+    /// [default: all visible GPUs]
     #[arg(short = 'g', long = "ngpus", value_name = "N")]
     pub gpus: Option<usize>,
 
-    /// Start the ranks as one process each instead of threads of this one
+    /// Start each rank as a process instead of a thread of this process
     #[arg(long)]
     pub processes: bool,
 
-    /// Carry GIN between the GPUs of this host by devcomm's plugin, for want of an RDMA card; not a
-    /// measure of a network's speed
+    /// Use devcomm's plugin for GIN between the GPUs of this host, without an RDMA card; its times
+    /// say nothing about a network
     #[arg(long)]
     pub gin_loopback: bool,
 
@@ -71,7 +71,7 @@ pub struct GridOptions {
 }
 
 impl GridOptions {
-    /// Refuses what cannot run.
+    /// Refuses invalid values.
     pub fn validate(&self) -> Result<()> {
         ensure!(self.blocks != Some(0), "a grid has at least one block");
         if let Some(threads) = self.threads {
@@ -80,8 +80,8 @@ impl GridOptions {
         Ok(())
     }
 
-    /// Blocks and threads for a share of this many bytes: enough blocks, up to `max_blocks`, to
-    /// give each thread one vector of 16 bytes.
+    /// Blocks and threads for a rank's part of this many bytes: enough blocks, up to `max_blocks`,
+    /// to give each thread one vector of 16 bytes.
     pub fn grid(&self, bytes: usize, threads: u32, max_blocks: u32) -> (u32, u32) {
         let threads = self.threads.unwrap_or(threads);
         let wanted = bytes.div_ceil(16 * threads as usize).clamp(1, max_blocks as usize) as u32;
@@ -96,11 +96,11 @@ pub struct RunOptions {
     #[arg(short = 'n', long = "iters", value_name = "N", default_value_t = 20)]
     pub iters: usize,
 
-    /// Launches before the first batch that is timed
+    /// Launches before the first timed batch
     #[arg(short = 'w', long = "warmup_iters", value_name = "N", default_value_t = 5)]
     pub warmup: usize,
 
-    /// How often each result is checked in full, on random data; 0 leaves it out
+    /// How often each result is checked in full, on random data; 0 disables checks
     #[arg(short = 'c', long = "check", value_name = "N", default_value_t = 1)]
     pub check: u32,
 
@@ -108,7 +108,7 @@ pub struct RunOptions {
     #[arg(short = 'G', long = "cudagraph", value_name = "N", default_value_t = 0)]
     pub graph: usize,
 
-    /// Rounds, each with a batch of everything that is compared, in random order
+    /// Rounds, each with one batch of every variant, in random order
     #[arg(long, value_name = "N", default_value_t = 21)]
     pub rounds: usize,
 
@@ -117,7 +117,7 @@ pub struct RunOptions {
     pub seed: u64,
 }
 
-/// Flags for outputs beside the table.
+/// Flags for outputs in addition to the table.
 #[derive(Args, Clone, Debug)]
 pub struct OutputOptions {
     /// Also write the rows as CSV
@@ -152,13 +152,13 @@ impl Dtype {
 pub const LARGEST: usize = 64 << 20;
 
 impl SizeOptions {
-    /// Refuses what cannot run.
+    /// Refuses invalid values.
     pub fn validate(&self) -> Result<()> {
         if let Some(max) = self.max {
             ensure!(self.min <= max, "-b {} is above -e {max}", self.min);
         }
-        ensure!(self.factor >= 2, "-f {} does not step: it is at least 2", self.factor);
-        ensure!(self.step != Some(0), "-i 0 does not step: it is at least 1");
+        ensure!(self.factor >= 2, "-f {} is too small: it is at least 2", self.factor);
+        ensure!(self.step != Some(0), "-i 0 is too small: it is at least 1");
         Ok(())
     }
 
@@ -185,7 +185,7 @@ impl SizeOptions {
 }
 
 impl RunOptions {
-    /// Refuses what cannot run.
+    /// Refuses invalid values.
     pub fn validate(&self) -> Result<()> {
         ensure!(self.iters > 0, "-n 0 leaves nothing to time");
         ensure!(self.rounds > 0, "--rounds 0 leaves nothing to compare");
@@ -205,7 +205,7 @@ impl RunOptions {
             graphs => format!("{graphs} launches of a graph of {iters}"),
         };
         format!(
-            "{rounds} rounds, each {how} of everything compared, in random order; GPU time between \
+            "{rounds} rounds, each {how} of every variant, in random order; GPU time between \
              events, of the slowest rank, median of the rounds"
         )
     }

@@ -5,18 +5,18 @@ use devcomm::{GinLoopback, Rank, Simulation, World};
 
 use crate::options::RankOptions;
 
-/// Runs `body` on this process's ranks: a launcher's, threads on GPUs or on simulated ones, or
-/// processes started here.
+/// Runs `body` on this process's ranks: a launcher's ranks, or threads on GPUs or simulated GPUs.
+/// With `--processes`, starts the ranks as processes instead.
 pub fn run(
     options: &RankOptions,
     simulate: Option<usize>,
     body: impl Fn(&Rank) -> Result<()> + Sync,
 ) -> Result<()> {
     if [options.gpus, simulate].contains(&Some(0)) {
-        bail!("there is at least one rank");
+        bail!("a job has at least one rank");
     }
     if options.gin_loopback && simulate.is_none() {
-        // Before any use of a GPU and any thread.
+        // Before any use of a GPU and before any thread starts.
         GinLoopback::new().enable()?;
     }
     if options.processes && !World::is_launched() {

@@ -17,7 +17,7 @@ pub trait Row: Serialize {
     const COLUMNS: &'static [(&'static str, &'static str)];
 
     /// How many leading columns are text, left-aligned; numbers are right-aligned.
-    const WORDS: usize;
+    const TEXT_COLUMNS: usize;
 
     /// The values, one per column.
     fn cells(&self) -> Vec<String>;
@@ -51,7 +51,7 @@ impl<R: Row> Report<R> {
         for row in &self.rows {
             table.add_row(row.cells());
         }
-        for column in table.column_iter_mut().skip(R::WORDS) {
+        for column in table.column_iter_mut().skip(R::TEXT_COLUMNS) {
             column.set_cell_alignment(CellAlignment::Right);
         }
         table
@@ -100,7 +100,7 @@ mod tests {
     impl Row for Example {
         const COLUMNS: &'static [(&'static str, &'static str)] =
             &[("kernel", ""), ("time", "us"), ("#wrong", "")];
-        const WORDS: usize = 1;
+        const TEXT_COLUMNS: usize = 1;
 
         fn cells(&self) -> Vec<String> {
             let wrong = self.wrong.map_or("N/A".to_owned(), |wrong| wrong.to_string());

@@ -11,8 +11,8 @@ use program::{refuses, run};
 /// An empty folder like that of `cargo xtask twins`.
 fn empty_twins(name: &str) -> PathBuf {
     let folder = std::env::temp_dir().join(format!("devcomm-bench-{name}-{}", std::process::id()));
-    for side in ["rust", "cpp"] {
-        fs::create_dir_all(folder.join(side)).unwrap();
+    for language in ["rust", "cpp"] {
+        fs::create_dir_all(folder.join(language)).unwrap();
     }
     folder
 }

@@ -12,7 +12,7 @@ use serde_json::Value;
 const COLUMNS: &str = "size count type redop shape variant grid time algbw busbw #wrong noise \
                        time/nccl time/nccl-sym";
 
-/// The contenders in the simulator beside the kernel in Rust.
+/// The contenders in the simulator other than the kernel in Rust.
 const OF_NCCL: [&str; 2] = ["nccl", "nccl-sym"];
 
 /// A successful run: its comment lines, and the words of each row of its table.
@@ -42,7 +42,7 @@ fn are_right(comments: &[String], rows: &[Vec<String>]) {
     assert_eq!(comments.last().unwrap(), "# #wrong 0");
 }
 
-/// The run fails after it has started, with `words`.
+/// The run fails with `words` after it has printed its header.
 fn refuses_late(args: &[&str], words: &str) {
     let (code, _, stderr) = run(args);
     assert_eq!(code, Some(1), "{args:?}: {stderr}");
@@ -83,7 +83,7 @@ fn a_barrier_holds_on_every_grid() {
         assert_eq!(column(&rows, 6), with_nccl);
         are_right(&comments, &rows);
     }
-    refuses_late(&["barrier", "--simulate", "4", "--threads", "3"], "3 threads a block");
+    refuses_late(&["barrier", "--simulate", "4", "--threads", "3"], "3 threads per block");
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! `cargo xtask cpp`: compiles and runs CUDA C++ programs against NCCL's own headers and library,
-//! without this project's code: what they show holds for any program that uses NCCL.
+//! `cargo xtask cpp`: compiles and runs CUDA C++ programs against NCCL's headers and library,
+//! without this project's code, to show what any program that uses NCCL can do on this machine.
 //!
 //! ```text
 //! tests/cpp/X.cu  --nvcc, NCCL's headers and library-->  target/cpp/X
@@ -18,11 +18,11 @@ use crate::nvcc::{self, Nvcc};
 use crate::project::Project;
 use crate::setup::{Optional, find_pinned_nccl, setup};
 
-/// Compiles and runs them.
+/// Compiles and runs the programs.
 pub fn cpp() -> Result<()> {
     let programs = build()?;
     let tree = find_pinned_nccl()?;
-    let library = tree.library.as_deref().context("NCCL's tree lost its library")?;
+    let library = tree.library.as_deref().context("the NCCL installation has no library")?;
     for program in programs {
         println!("== {}", program.display());
         let mut path = OsString::from(library.parent().unwrap_or(Path::new(".")));
@@ -38,10 +38,10 @@ pub fn cpp() -> Result<()> {
     Ok(())
 }
 
-/// The folder of their sources.
+/// The folder of the programs' sources.
 const SOURCES: &str = "tests/cpp";
 
-/// Compiles them; returns the programs.
+/// Compiles the programs and returns their paths.
 pub fn build() -> Result<Vec<PathBuf>> {
     setup(true, Optional::Ptxas)?;
     let (nvcc, tree) = (nvcc::find_or_fetch()?, find_pinned_nccl()?);
@@ -50,17 +50,17 @@ pub fn build() -> Result<Vec<PathBuf>> {
     nvcc::sources(SOURCES)?.iter().map(|source| compile(&nvcc, &tree, source, &folder)).collect()
 }
 
-/// The runtime is linked statically; NCCL is found at run time.
+/// Compiles a program, with the CUDA runtime linked statically and NCCL dynamically.
 fn compile(nvcc: &Nvcc, tree: &NcclTree, source: &Path, folder: &Path) -> Result<PathBuf> {
-    let include = tree.include.as_deref().context("NCCL's tree lost its headers")?;
-    let library = tree.library.as_deref().context("NCCL's tree lost its library")?;
+    let include = tree.include.as_deref().context("the NCCL installation has no headers")?;
+    let library = tree.library.as_deref().context("the NCCL installation has no library")?;
     let program = folder.join(source.file_stem().unwrap_or_default());
     let mut command = Command::new(&nvcc.path);
     command.args(["-O3", "-std=c++17", "-arch", NvvmArch::Compute90.name(), "-I"]);
     command.args([include, source]);
-    // nvcc accepts only libraries ending in `.so` or `.a`, the linker any.
+    // nvcc accepts only file names ending in `.so` or `.a`, the linker any.
     command.arg("-Xlinker").arg(library);
-    // The compiler's wheels have the runtime where nvcc does not look.
+    // nvcc does not search the folder of the runtime in the compiler's wheels.
     if let Some(lib) = nvcc.path.parent().and_then(Path::parent).map(|home| home.join("lib")) {
         command.arg("-L").arg(lib);
     }

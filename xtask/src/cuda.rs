@@ -1,4 +1,4 @@
-//! Queries the CUDA driver, whose library is loaded if present.
+//! Queries the CUDA driver, if its library is present.
 
 use std::ffi::{CStr, c_char, c_int};
 
@@ -94,16 +94,15 @@ impl Driver {
     fn name(&self, gpu: c_int) -> Result<String, String> {
         type GetName = unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int;
         let mut text = [0 as c_char; 128];
-        // SAFETY: `CUresult cuDeviceGetName(char *, int length, CUdevice)`: it writes at most
-        // `length` characters, the end's zero included, into the array of that length. Device
-        // handles are the ordinals.
+        // SAFETY: `CUresult cuDeviceGetName(char *, int length, CUdevice)` writes at most `length`
+        // characters, including the terminating NUL, into the array of that length. Device handles
+        // are the ordinals.
         let code =
             unsafe { self.symbol::<GetName>("cuDeviceGetName")?(text.as_mut_ptr(), 128, gpu) };
         if code != 0 {
             return Err(format!("cuDeviceGetName failed: {}", explain(code)));
         }
-        // SAFETY: the array ended in zeros before the call, and the call ends what it writes with
-        // one.
+        // SAFETY: the call wrote a NUL-terminated string.
         Ok(unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned())
     }
 
@@ -122,7 +121,7 @@ impl Driver {
         code == 0 && value != 0
     }
 
-    /// Whether a path between two GPUs has an attribute; a failed query counts as no.
+    /// Whether a pair of GPUs has a P2P attribute; a failed query counts as no.
     fn p2p(&self, attribute: c_int, from: c_int, to: c_int) -> bool {
         type GetP2p = unsafe extern "C" fn(*mut c_int, c_int, c_int, c_int) -> c_int;
         let mut value = 0;
@@ -138,7 +137,7 @@ impl Driver {
     }
 }
 
-/// Error codes of systems without working GPUs, in words.
+/// Explains the error codes of systems without working GPUs.
 fn explain(code: c_int) -> String {
     match code {
         34 => "code 34, the driver library is a stub".to_owned(),

@@ -1,5 +1,5 @@
-//! `cargo xtask doctor`: reports every component with version, path, and the command that fixes it
-//! if missing.
+//! `cargo xtask doctor`: reports every component with its version and path, or the command that
+//! installs it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use serde::Serialize;
 use crate::cuda;
 use crate::setup::{NCCL_VERSION, python_with_pip, sysroot};
 
-/// The usual fix.
+/// The command that installs most components.
 const SETUP: &str = "cargo xtask setup";
 
 /// Why a component is needed.
@@ -105,19 +105,19 @@ fn print_components(components: &[Component]) {
     }
 }
 
-/// A GIN route of kernels.
+/// One way for kernels to use GIN on this machine, from [`gin_support`].
 #[derive(Serialize)]
 struct Network {
     route: String,
     possible: bool,
     needs: &'static str,
-    /// The evidence for it, or what is missing.
+    /// The hardware or software that was found for it, or what is missing.
     here: String,
-    /// The environment variables that it needs.
+    /// The environment variables to set.
     environment: Vec<(&'static str, String)>,
 }
 
-/// As far as can be determined on one host without NCCL.
+/// The support of each GIN route, as far as one host shows it without NCCL.
 fn networks(gpus: Option<GinGpus>) -> Vec<Network> {
     let support = gin_support(gpus);
     let network = |route: GinRoute| {
@@ -140,7 +140,7 @@ fn networks(gpus: Option<GinGpus>) -> Vec<Network> {
 }
 
 fn print_networks(networks: &[Network]) {
-    println!("\nkernels over the network (GIN), as far as this machine shows it:");
+    println!("\nGIN (network communication from kernels) on this machine:");
     for Network { route, possible, needs, here, environment } in networks {
         println!("  {route:<18} {}", if *possible { "possible" } else { "no" });
         println!("    needs: {needs}\n    here: {here}");
@@ -175,9 +175,9 @@ fn rust_tool(name: &'static str, variable: &str) -> Component {
     };
     // "rustc 1.95.0 (59807616e 2026-04-14)"
     let number = version.split_whitespace().nth(1).unwrap_or(&version).to_owned();
-    let least = env!("CARGO_PKG_RUST_VERSION");
-    if parts(&number) < parts(least) {
-        let note = format!("it is {number}, needed is {least} or newer");
+    let minimum = env!("CARGO_PKG_RUST_VERSION");
+    if parts(&number) < parts(minimum) {
+        let note = format!("it is {number}; {minimum} or newer is required");
         return Component::missing(name, NeededFor::Build, note, "rustup update");
     }
     Component {
@@ -198,14 +198,14 @@ fn rust_src() -> Component {
             Component { path: Some(path), ..Component::new("rust-src", NeededFor::Build) }
         }
         Ok(path) => {
-            let note = format!("{} is not there", path.display());
+            let note = format!("{} does not exist", path.display());
             Component::missing("rust-src", NeededFor::Build, note, FIX)
         }
         Err(error) => Component::missing("rust-src", NeededFor::Build, format!("{error:#}"), FIX),
     }
 }
 
-/// The toolchain's own libLLVM, which the build links with.
+/// The toolchain's libLLVM, which kernel builds load.
 fn llvm() -> Component {
     const FIX: &str = "use a toolchain of rustup: https://rustup.rs";
     let version =
@@ -246,7 +246,7 @@ fn system_llvm(version: &str) -> Option<PathBuf> {
     folders.into_iter().map(|folder| Path::new(folder).join(&name)).find(|path| is_elf(path))
 }
 
-/// A toolchain has a linker script of a similar name beside the library.
+/// Whether a file is an ELF file: a linker script with a similar name may be beside the library.
 fn is_elf(path: &Path) -> bool {
     use std::io::Read;
     let mut magic = [0; 4];
@@ -339,7 +339,7 @@ fn gpus(machine: &Result<cuda::DriverInfo, String>) -> [Component; 3] {
             found: machine.peer_pairs > 0,
             note: (pairs > 0).then(|| {
                 format!(
-                    "of {pairs} ordered pairs of GPUs {} reach each other's memory, {} with \
+                    "of {pairs} ordered pairs of GPUs, {} have peer access, {} with native \
                      atomics (NVLink)",
                     machine.peer_pairs, machine.atomic_pairs
                 )
@@ -362,7 +362,7 @@ fn first_line(command: &mut Command) -> Option<String> {
     first_of(command, |line| Some(line))
 }
 
-/// The result of `pick` for the first line of a program's output that has one.
+/// The first result of `pick` over the lines of a program's output.
 fn first_of(command: &mut Command, pick: impl Fn(&str) -> Option<&str>) -> Option<String> {
     let output = command.output().ok().filter(|output| output.status.success())?;
     let text = String::from_utf8(output.stdout).ok()?;

@@ -1,3 +1,3 @@
-//! Parts of the tasks that tests use.
+//! The modules of xtask that its integration tests use.
 
 pub mod raw;

@@ -1,5 +1,4 @@
-//! The project's tasks, run as `cargo xtask <task>`: one command to set up, run, test, inspect and
-//! pack.
+//! The project's tasks, run as `cargo xtask <task>`: set up, run, test, inspect and pack.
 //!
 //! This file is the command line; each task is a module.
 
@@ -35,10 +34,10 @@ enum Task {
     /// Fetch what the build needs: rust-src by rustup, NCCL and ptxas by pip into a cache shared by
     /// checkouts
     Setup {
-        /// Say nothing when nothing is missing
+        /// Print nothing if nothing is missing
         #[arg(long)]
         quiet: bool,
-        /// Also fetch nvcc, which compiles the C++ twins of kernels
+        /// Also fetch nvcc, which compiles the C++ twins (the C++ versions of Rust kernels)
         #[arg(long)]
         twins: bool,
     },
@@ -58,7 +57,7 @@ enum Task {
         #[arg(long)]
         json: bool,
     },
-    /// Print a kernel's PTX, or write all of it, with a table of what each kernel uses
+    /// Print one kernel's PTX, or write that of all kernels, and print each kernel's resources
     #[command(override_usage = "cargo xtask ptx <KERNEL | --all> [--check] [--arch <ARCH>]")]
     Ptx {
         /// The kernel's name
@@ -67,8 +66,8 @@ enum Task {
         /// All kernels: their PTX is written to a folder
         #[arg(long, conflicts_with = "kernel")]
         all: bool,
-        /// Enforce the rules: no call but of GIN's operations, no stack or spill, launchable, and
-        /// assembles for sm_100
+        /// Fail if a kernel has calls except GIN's operations, stack or spills, cannot be launched,
+        /// or does not assemble for sm_100
         #[arg(long)]
         check: bool,
         /// The architecture to build for instead of the default, e.g. sm_100
@@ -77,33 +76,33 @@ enum Task {
     },
     /// Write the list of NCCL's C functions for kernels, from NCCL's device bitcode and headers
     Raw {
-        /// Write nothing: fail when the checked-in list is not what NCCL says
+        /// Write nothing, and fail if the checked-in list is outdated
         #[arg(long)]
         check: bool,
     },
     /// Compile the kernels that exist in Rust and in CUDA C++ from both (nvcc is fetched), for
     /// `devcomm-bench twins`
     Twins,
-    /// Compile and run the programs in CUDA C++ that use NCCL alone (nvcc is fetched): what carries
-    /// GIN here carries theirs
+    /// Compile and run the CUDA C++ programs that use NCCL without devcomm, to show that GIN works
+    /// for any program here (nvcc is fetched)
     Cpp,
-    /// Make a folder that runs examples and GPU tests on a machine with GPUs but no Rust, network
-    /// or new NCCL
+    /// Make a folder with the examples and GPU tests, to run on a machine with GPUs but no Rust,
+    /// network or recent NCCL
     Pack {
-        /// The most that the folder may hold, e.g. 64M
+        /// The maximum size of the folder, e.g. 64M
         #[arg(long, default_value = "64M", value_parser = pack::parse_size)]
         limit: u64,
-        /// Cut NCCL's library to one architecture, e.g. sm_90, and compress it
+        /// Reduce NCCL's library to one GPU architecture, e.g. sm_90, and compress it
         #[arg(long, value_parser = slim::parse_arch)]
         slim: Option<u32>,
-        /// The folder to make, replaced if an earlier pack made it [default: pack in the checkout]
+        /// The folder to write; an earlier pack is replaced [default: pack in the checkout]
         #[arg(long)]
         out: Option<PathBuf>,
     },
 }
 
 fn main() -> ExitCode {
-    // Kernel builds start this program again, to run LLVM.
+    // A kernel build starts this program again as its LLVM worker.
     cuda_builder::link_worker();
     let done = match Cli::parse().task {
         Task::Setup { quiet, twins } => setup::setup_all(quiet, twins).map(|()| 0),

@@ -1,7 +1,6 @@
-//! Finds or fetches nvcc, used for the C++ twins only, and checks for its host compiler.
+//! Finds or fetches nvcc, used only for C++ sources, and checks for its host compiler.
 //!
-//! Its parts are separate wheels, which must be in one folder: they are unpacked into one folder of
-//! the cache.
+//! nvcc consists of several wheels, which are unpacked into one folder of the cache.
 
 use std::fs;
 use std::path::PathBuf;
@@ -13,8 +12,8 @@ use devcomm_locate::wheel_dir;
 use crate::project::root;
 use crate::setup::fetch;
 
-/// The wheels of nvcc: compiler driver, front end and back end, and headers. The last three must
-/// match the first's version: the headers refuse another compiler.
+/// The wheels of nvcc: compiler driver, front end, back end and headers. Those with [`VERSION`]
+/// must match: the headers refuse another compiler.
 const PACKAGES: [(&str, &str); 5] = [
     ("nvidia-cuda-nvcc", VERSION),
     ("nvidia-nvvm", VERSION),
@@ -24,10 +23,10 @@ const PACKAGES: [(&str, &str); 5] = [
 ];
 const VERSION: &str = "13.5.37";
 
-/// Their folder in the cache. Its name must not start like the ptxas wheel's.
+/// The folder of the wheels in the cache. Its name must not begin with that of the ptxas wheel.
 const FOLDER: &str = "cuda-compiler";
 
-/// The variable with the path of another nvcc.
+/// The environment variable with the path of another nvcc.
 const VARIABLE: &str = "DEVCOMM_NVCC";
 
 /// A working nvcc.
@@ -63,8 +62,8 @@ pub fn find() -> Result<Nvcc> {
     };
     ensure!(
         path.is_file(),
-        "there is no nvcc {}: `cargo xtask setup --twins` downloads it, or set {VARIABLE} to one \
-        of CUDA 13",
+        "there is no nvcc at {}: `cargo xtask setup --twins` downloads it, or set {VARIABLE} to \
+        the nvcc of a CUDA 13",
         path.display()
     );
     let version = version_of(&path)?;
@@ -72,10 +71,10 @@ pub fn find() -> Result<Nvcc> {
     Ok(Nvcc { path, version })
 }
 
-/// As [`find`], but downloads what the cache lacks.
+/// As [`find`], but downloads missing wheels.
 pub fn find_or_fetch() -> Result<Nvcc> {
     if std::env::var_os(VARIABLE).is_none_or(|value| value.is_empty()) && !cached().is_file() {
-        // Before the download, which is useless without one.
+        // Checked before the download, which is useless without a host compiler.
         ensure_host_compiler()?;
         fetch(FOLDER, VERSION, &PACKAGES, || cached().is_file())?;
     }
@@ -93,7 +92,7 @@ fn version_of(path: &PathBuf) -> Result<String> {
     let version = text.split_once(", V").and_then(|(_, rest)| rest.split_whitespace().next());
     match version {
         Some(version) if output.status.success() => Ok(format!("nvcc {version}")),
-        _ => bail!("{} --version names no version", path.display()),
+        _ => bail!("{} --version prints no version", path.display()),
     }
 }
 
@@ -103,11 +102,11 @@ fn ensure_host_compiler() -> Result<()> {
         return Ok(());
     }
     let mut gcc = Command::new("g++");
-    let there = gcc.arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+    let status = gcc.arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
     ensure!(
-        there.is_ok_and(|status| status.success()),
+        status.is_ok_and(|status| status.success()),
         "the C++ twins need a host compiler for nvcc, and there is no g++: install one (your \
-         system's g++ or build-essential), or name one in NVCC_CCBIN"
+         system's g++ or build-essential), or set NVCC_CCBIN to one"
     );
     Ok(())
 }

@@ -3,16 +3,16 @@
 //!
 //! ```text
 //! run.sh           ./run.sh list | tests | bench ... | EXAMPLE [ARGS...]
-//! programs.tar.xz  what run.sh unpacks into the user's cache, once:
+//! programs.tar.xz  unpacked once by run.sh into the user's cache:
 //!     examples/    the programs              tests/   the test programs that need GPUs
-//!     bench/       devcomm-bench             twins/   its kernels from Rust and from C++
-//!     kernels/     PTX, cubins, sidecars     lib/     the plugin of GinLoopback
+//!     bench/       devcomm-bench             twins/   its kernels in Rust and in C++
+//!     kernels/     PTX, cubins, sidecars     lib/     GinLoopback's NCCL plugin
 //! nccl/            lib/libnccl.so.2 (or .xz) and include/nccl.h
 //! licences/        the project's and NCCL's
 //! ```
 //!
-//! Each program contains the kernels' PTX; one archive stores it once. Slow steps are cached in the
-//! target folder, so that packing again, with a larger limit, takes seconds.
+//! Each program contains the kernels' PTX; one archive compresses the copies together. Results of
+//! slow steps are kept in the target folder, so that packing again takes seconds.
 
 use std::fs::{self, File};
 use std::io::BufReader;
@@ -33,7 +33,7 @@ use crate::{cpp, slim, twins};
 const RUN_SH: &str = include_str!("pack_run.sh");
 /// The package of the benchmarks.
 const BENCH_PACKAGE: &str = "devcomm-bench";
-/// Whose build script compiles the shipped kernels.
+/// The package whose build script compiles the packed kernels.
 const OPS_PACKAGE: &str = "devcomm-ops";
 /// A file in every pack. Only a folder with it, or an empty one, is replaced.
 const MARKER: &str = ".made-by-cargo-xtask-pack";
@@ -48,11 +48,11 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
         None => (text, 1),
     };
     let size = number.parse::<u64>().ok().and_then(|number| number.checked_mul(factor));
-    size.ok_or_else(|| format!("{text:?} is no size; 64M is one"))
+    size.ok_or_else(|| format!("{text:?} is not a size such as 64M"))
 }
 
 /// Makes the folder `out`, default `pack` in the checkout, of at most `limit` bytes. With `slim`,
-/// NCCL's library is cut to that architecture and compressed.
+/// NCCL's library is reduced to that architecture and compressed.
 pub fn pack(limit: u64, slim: Option<u32>, out: Option<&Path>) -> Result<()> {
     let out = match out {
         Some(out) => std::path::absolute(out)?,
@@ -62,9 +62,9 @@ pub fn pack(limit: u64, slim: Option<u32>, out: Option<&Path>) -> Result<()> {
     setup(true, Optional::Ptxas)?;
     let tree = find_pinned_nccl()?;
     let project = Project::open()?;
-    let kept = project.target_folder().join("pack");
+    let cache = project.target_folder().join("pack");
 
-    let programs = kept.join("programs");
+    let programs = cache.join("programs");
     remove(&programs)?;
     step("programs");
     copy_programs(&project, &programs)?;
@@ -74,11 +74,11 @@ pub fn pack(limit: u64, slim: Option<u32>, out: Option<&Path>) -> Result<()> {
     step("archive");
     let archive = archive(&programs)?;
     step("NCCL");
-    let library = nccl_library(&tree, slim, &kept)?;
+    let library = nccl_library(&tree, slim, &cache)?;
 
     let files = contents(&tree, &archive, &library)?;
     ensure_fits(&files, limit, slim)?;
-    place(&files, &out)?;
+    write_pack(&files, &out)?;
     let total = files.iter().map(|file| file.size()).sum::<Result<u64>>()?;
     println!("{}: {}; start with ./run.sh list", out.display(), mib(total));
     Ok(())
@@ -111,7 +111,7 @@ impl PackFile {
 
 /// All files of the pack except run.sh.
 fn contents(tree: &NcclTree, archive: &Path, library: &Path) -> Result<Vec<PackFile>> {
-    let include = tree.include.as_deref().context("NCCL's tree lost its headers")?;
+    let include = tree.include.as_deref().context("the NCCL installation has no headers")?;
     let licence = nccl_licence(tree).with_context(|| {
         format!("no licence of NCCL was found around {}; pack from its wheel", tree.root.display())
     })?;
@@ -127,7 +127,7 @@ fn contents(tree: &NcclTree, archive: &Path, library: &Path) -> Result<Vec<PackF
     Ok(files.into_iter().map(|(from, to)| PackFile { from, to }).collect())
 }
 
-/// Refuses a pack that would be too large, before it is made.
+/// Checks the size of the pack before writing it.
 fn ensure_fits(files: &[PackFile], limit: u64, slim: Option<u32>) -> Result<()> {
     let mut sizes = Vec::new();
     for file in files {
@@ -142,12 +142,12 @@ fn ensure_fits(files: &[PackFile], limit: u64, slim: Option<u32>) -> Result<()> 
     let biggest: String =
         biggest.map(|(size, to)| format!("\n  {:>9}  {}", mib(*size), to.display())).collect();
     let advice = match slim {
-        None => "\n`--slim sm_90` cuts NCCL's library to one architecture",
+        None => "\n`--slim sm_90` reduces NCCL's library to one architecture",
         Some(_) => "",
     };
     bail!(
-        "the folder would hold {}, the limit is {}; its biggest files:{biggest}{advice}\nWhat was \
-         made is kept: with a larger `--limit` it is packed in seconds",
+        "the folder would have {}, the limit is {}; its biggest files:{biggest}{advice}\nWith a \
+         larger `--limit`, packing again takes seconds: the results are kept",
         mib(total),
         mib(limit)
     )
@@ -155,7 +155,7 @@ fn ensure_fits(files: &[PackFile], limit: u64, slim: Option<u32>) -> Result<()> 
 
 /// Makes the folder under a temporary name and renames it, so that a failed pack leaves the
 /// previous one intact.
-fn place(files: &[PackFile], out: &Path) -> Result<()> {
+fn write_pack(files: &[PackFile], out: &Path) -> Result<()> {
     let parent = out.parent().with_context(|| format!("{} cannot be a pack", out.display()))?;
     fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
     let scratch = tempfile::Builder::new()
@@ -175,15 +175,14 @@ fn place(files: &[PackFile], out: &Path) -> Result<()> {
     fs::rename(&partial, out).with_context(|| format!("cannot create {}", out.display()))
 }
 
-/// Refuses to replace a folder that no pack made.
+/// Refuses to replace a folder that is not a pack.
 fn ensure_replaceable(out: &Path) -> Result<()> {
     let replaceable = !out.exists()
         || out.join(MARKER).is_file()
         || fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_none());
     ensure!(
         replaceable,
-        "{} is there and no pack made it ({MARKER} is not in it); remove it or choose another \
-        --out",
+        "{} exists and is not a pack (it has no {MARKER}); remove it or choose another --out",
         out.display()
     );
     Ok(())
@@ -204,14 +203,15 @@ fn copy_programs(project: &Project, to: &Path) -> Result<()> {
         .collect();
     build(project, "test", &[&["--no-run"], &selected[..]].concat(), to, &mut made)?;
 
-    let plugin = made.plugin.context("no program was built with the plugin of GinLoopback")?;
+    let plugin = made.plugin.context("the build made no plugin for GinLoopback")?;
     copy_into(&plugin, &to.join("lib/libdevcomm_rma_loopback.so"))?;
     fs::write(to.join("lib/network.sh"), network_sh())?;
     let kernels = made.kernels.context("the build script of devcomm-ops made no kernels")?;
     copy_kinds(&kernels, &["ptx", "json", "cubin"], &to.join("kernels"))
 }
 
-/// run.sh's settings for GIN without a network card; `programs` is the programs' folder.
+/// run.sh's environment for GIN without an RDMA card. run.sh sets `$programs` to the unpacked
+/// folder.
 fn network_sh() -> String {
     let plugin = Path::new("$programs/lib/libdevcomm_rma_loopback.so");
     let variables = devcomm_locate::gin_loopback_environment(plugin);
@@ -223,7 +223,7 @@ fn network_sh() -> String {
 struct BuildOutputs {
     /// The folder of the kernels.
     kernels: Option<PathBuf>,
-    /// devcomm's RMA plugin, for GIN without a network card.
+    /// devcomm's RMA plugin, for GIN without an RDMA card.
     plugin: Option<PathBuf>,
 }
 
@@ -294,27 +294,27 @@ fn copy_kinds(from: &Path, kinds: &[&str], to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Compiles the twins and copies the benchmark's inputs. Without them the pack is still made.
+/// Compiles and copies the C++ twins and their Rust kernels. A failure is only a warning.
 fn copy_twins(target: &Path) -> Result<()> {
     let folder = match twins::build() {
         Ok(twins) => twins.folder,
         Err(error) => {
-            eprintln!("warning: going on without the C++ twins: {error:#}");
+            eprintln!("warning: packing without the C++ twins: {error:#}");
             return Ok(());
         }
     };
-    for side in ["rust", "cpp"] {
-        copy_kinds(&folder.join(side), &["cubin", "json"], &target.join(side))?;
+    for language in ["rust", "cpp"] {
+        copy_kinds(&folder.join(language), &["cubin", "json"], &target.join(language))?;
     }
     Ok(())
 }
 
-/// Compiles the C++ programs and copies them as `cpp_NAME`. Without them the pack is still made.
+/// Compiles the C++ programs and copies them as `cpp_NAME`. A failure is only a warning.
 fn copy_cpp(target: &Path) -> Result<()> {
     let programs = match cpp::build() {
         Ok(programs) => programs,
         Err(error) => {
-            eprintln!("warning: going on without the programs in C++: {error:#}");
+            eprintln!("warning: packing without the C++ programs: {error:#}");
             return Ok(());
         }
     };
@@ -342,12 +342,12 @@ fn nccl_licence(tree: &NcclTree) -> Option<PathBuf> {
         })
 }
 
-/// The archive of a folder, beside it; reused if the files are unchanged.
+/// Writes the archive of a folder beside it; an archive of unchanged files is reused.
 fn archive(folder: &Path) -> Result<PathBuf> {
     let (tar, new) = (folder.with_extension("tar"), folder.with_extension("tar.new"));
     let archive = folder.with_extension("tar.xz");
     let mut command = Command::new("tar");
-    // Equal files give an equal archive.
+    // Reproducible: equal files give an equal archive.
     command.args(["--sort=name", "--mtime=@0", "--owner=0", "--group=0", "--numeric-owner"]);
     let status = command.arg("-C").arg(folder).arg("-cf").arg(&new).arg(".").status();
     let status = status.context("tar does not start")?;
@@ -363,24 +363,24 @@ fn archive(folder: &Path) -> Result<PathBuf> {
     Ok(archive)
 }
 
-/// NCCL's library: unchanged, or cut and compressed in the folder `kept`.
-fn nccl_library(tree: &NcclTree, slim: Option<u32>, kept: &Path) -> Result<PathBuf> {
-    let library = tree.library.as_deref().context("NCCL's tree lost its library")?;
+/// NCCL's library: unchanged, or reduced and compressed in the folder `cache`.
+fn nccl_library(tree: &NcclTree, slim: Option<u32>, cache: &Path) -> Result<PathBuf> {
+    let library = tree.library.as_deref().context("the NCCL installation has no library")?;
     let Some(arch) = slim else { return Ok(library.to_owned()) };
-    let folder = kept.join(format!("nccl-{NCCL_VERSION}-sm_{arch}"));
-    let (cut, packed) = (folder.join("libnccl.so.2"), folder.join("libnccl.so.2.xz"));
+    let folder = cache.join(format!("nccl-{NCCL_VERSION}-sm_{arch}"));
+    let (reduced, packed) = (folder.join("libnccl.so.2"), folder.join("libnccl.so.2.xz"));
     if packed.is_file() {
         return Ok(packed);
     }
     fs::create_dir_all(&folder)?;
-    println!("cutting the library to sm_{arch} and compressing it ...");
+    println!("reducing the library to sm_{arch} and compressing it ...");
     let mut image = fs::read(library)?;
-    slim::slim(&mut image, arch).with_context(|| format!("cannot cut {}", library.display()))?;
-    fs::write(&cut, &image)?;
-    let version = version_of_library(&cut).context("the cut library does not work")?;
-    ensure!(version == NCCL_VERSION, "the cut library says it is NCCL {version}");
-    compress(&cut, &packed)?;
-    fs::remove_file(cut)?;
+    slim::slim(&mut image, arch).with_context(|| format!("cannot reduce {}", library.display()))?;
+    fs::write(&reduced, &image)?;
+    let version = version_of_library(&reduced).context("the reduced library does not work")?;
+    ensure!(version == NCCL_VERSION, "the reduced library reports NCCL {version}");
+    compress(&reduced, &packed)?;
+    fs::remove_file(reduced)?;
     Ok(packed)
 }
 
@@ -401,7 +401,7 @@ fn version_of_library(path: &Path) -> Result<NcclVersion> {
 
 /// Compresses a file to `target` atomically, with `xz` or else Python's lzma.
 fn compress(file: &Path, target: &Path) -> Result<()> {
-    // Window of the compression: the length of a few programs.
+    // The dictionary of 64 MiB spans several programs, which contain the same PTX.
     let lzma = "import lzma, shutil, sys; filters = [{'id': lzma.FILTER_LZMA2, 'preset': 6, \
                 'dict_size': 1 << 26}]; packed = lzma.open(sys.stdout.buffer, 'wb', \
                 filters=filters); shutil.copyfileobj(sys.stdin.buffer, packed, 1 << 20); \
@@ -422,7 +422,7 @@ fn compress(file: &Path, target: &Path) -> Result<()> {
             Err(_) => {}
         }
     }
-    bail!("compressing needs xz or python3, and neither starts")
+    bail!("compression needs xz or python3, and neither starts")
 }
 
 fn mib(bytes: u64) -> String {

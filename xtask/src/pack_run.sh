@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs what `cargo xtask pack` put beside this script, with the NCCL that was packed with it.
+# Runs the programs that `cargo xtask pack` put beside this script, with the packed NCCL.
 set -eu
 
 here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
@@ -28,16 +28,16 @@ shutil.copyfileobj(lzma.open(sys.stdin.buffer), sys.stdout.buffer)'
     fi
 }
 
-# provide NAME FILE COMMAND: names in $folder a folder that COMMAND FILE FOLDER has filled, once, in the user's cache.
-# Where nothing can be kept it is one of those in $scratch, which are removed at the end.
+# provide NAME FILE COMMAND: sets $folder to a folder in the user's cache, filled once by `COMMAND FILE FOLDER`.
+# If the cache is not writable, it is a temporary folder, which is added to $scratch and removed at the end.
 cache="${DEVCOMM_CACHE:-${XDG_CACHE_HOME:-${HOME:-/nonexistent}/.cache}/devcomm}/packed"
 scratch=
 provide() {
     folder="$cache/$1-$(cksum <"$2" | tr ' ' '-')"
     [ ! -d "$folder" ] || return 0
-    kept=yes
+    cached=yes
     if ! mkdir -p "$cache" 2>/dev/null || ! partial=$(mktemp -d "$cache/.partial-XXXXXX" 2>/dev/null); then
-        kept=no
+        cached=no
         partial=$(mktemp -d)
     fi
     echo "unpacking $1 ..." >&2
@@ -46,11 +46,11 @@ provide() {
         echo "error: $2 does not unpack into $partial" >&2
         exit 1
     fi
-    if [ "$kept" = no ]; then
+    if [ "$cached" = no ]; then
         folder=$partial
         scratch="$scratch $partial"
     else
-        # Renamed when whole; another process may have been first.
+        # Renamed when complete; another process may have been first.
         mv -T "$partial" "$folder" 2>/dev/null || rm -rf "$partial"
     fi
 }
@@ -64,7 +64,7 @@ unpack_nccl() {
     unxz <"$1" >"$2/lib/libnccl.so.2" && cp -R "$here/nccl/include" "$2/include"
 }
 
-# Names the packed NCCL in DEVCOMM_NCCL_HOME, unless another is named there.
+# Sets DEVCOMM_NCCL_HOME to the packed NCCL, unless it is already set.
 provide_nccl() {
     [ -z "${DEVCOMM_NCCL_HOME:-}" ] || return 0
     folder="$here/nccl"
@@ -72,7 +72,7 @@ provide_nccl() {
     export DEVCOMM_NCCL_HOME="$folder"
 }
 
-# Gives kernels a network (GIN) where there is no RDMA card and no other plugin is named.
+# Enables GIN with the packed plugin, unless there is an RDMA card or NCCL_RMA_PLUGIN is set.
 provide_network() {
     [ -z "${NCCL_RMA_PLUGIN:-}" ] && [ -z "$(ls /sys/class/infiniband 2>/dev/null)" ] || return 0
     . "$programs/lib/network.sh"
@@ -80,9 +80,9 @@ provide_network() {
 
 run_tests() {
     provide_network
-    # Else they take simulated ones.
+    # Without this variable the tests use simulated GPUs.
     export DEVCOMM_TEST_GPUS=1
-    # A program's name chooses that program; anything else is a filter for the tests in it.
+    # The name of a test program selects that program; any other word is a filter for its tests.
     chosen=
     for word in "$@"; do
         shift
@@ -96,7 +96,7 @@ run_tests() {
         *) continue ;;
         esac
         echo "== $name =="
-        # Each test takes all GPUs, so one at a time; uncaptured, because of the lines that say what ran.
+        # Each test uses all GPUs, so one runs at a time; --nocapture shows the GPU-TEST lines.
         { "$program" --nocapture --test-threads=1 "$@" 2>&1 || echo "PROGRAM $name failed with code $?"; } | tee -a "$log"
     done
     code=0
@@ -124,7 +124,7 @@ run_tests() {
         /^PROGRAM .* failed with code / { broken++; print "failed: " $2 }
         END {
             for (name in tests) if (tests[name]) ran++; else skipped++
-            # A program that died has reported no failing test.
+            # A program that crashed has reported no failing test.
             if (broken && !failed) failed = broken
             printf "\nGPU: %d run, %d skipped%s\n", ran, skipped, reasons == "" ? "" : " (" reasons ")"
             printf "%d passed, %d failed, %d skipped\n", passed - skipped, failed, skipped
@@ -167,7 +167,7 @@ tests)
     fi
     provide_nccl
     case $task in
-    # Linked with NCCL, and nothing in them asks for a network.
+    # C++ programs are linked with NCCL, and do not load the GIN plugin themselves.
     cpp_*)
         export LD_LIBRARY_PATH="$DEVCOMM_NCCL_HOME/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
         provide_network

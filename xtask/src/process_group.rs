@@ -1,4 +1,4 @@
-//! Runs a program in its own process group, to end it with all its children.
+//! Runs a program in its own process group, to kill it with all its children.
 
 use std::io::{self, Read};
 use std::os::unix::process::CommandExt;
@@ -17,7 +17,7 @@ const TICK: Duration = Duration::from_millis(100);
 
 /// A running process group, killed on drop.
 pub struct ProcessGroup {
-    /// The program, whose id is the group's; `None` once waited for.
+    /// The program, whose process id is also the group's; `None` once waited for.
     leader: Option<Child>,
     output: Receiver<io::Result<Vec<u8>>>,
 }
@@ -34,7 +34,7 @@ pub enum End {
 impl ProcessGroup {
     /// Starts `command` with its standard output piped to [`run`](Self::run).
     pub fn spawn(mut command: Command) -> Result<Self> {
-        // The terminal's Ctrl-C reaches only this process's own group, so it is passed on.
+        // The terminal's Ctrl-C signals only this process's group: `run` then kills the new one.
         interrupted()?;
         command.stdin(Stdio::null()).stdout(Stdio::piped()).process_group(0);
         let program = command.get_program().to_string_lossy().into_owned();
@@ -43,7 +43,7 @@ impl ProcessGroup {
         let (sender, output) = sync_channel(16);
         let group = Self { leader: Some(child), output };
         let mut pipe = pipe.context("the output was not piped")?;
-        // Not joined: a process that left the group may keep the pipe open.
+        // Never joined: a process that left the group may keep the pipe open.
         thread::spawn(move || {
             loop {
                 let mut chunk = vec![0; 1 << 16];
@@ -115,7 +115,7 @@ impl Drop for ProcessGroup {
     }
 }
 
-/// Whether this process got a termination signal. From the first call on, signals no longer end it.
+/// Whether this process got a termination signal, which does not kill it after the first call.
 fn interrupted() -> Result<&'static AtomicBool> {
     static FLAG: OnceLock<Arc<AtomicBool>> = OnceLock::new();
     if let Some(flag) = FLAG.get() {
@@ -170,7 +170,7 @@ mod tests {
         assert!(matches!(end, Ok(End::Killed)), "{end:?}");
         let child = output.trim();
         assert!(!child.is_empty());
-        // The system needs a moment to end it.
+        // The kernel needs a moment to kill it.
         for _ in 0..100 {
             if !is_running(child) {
                 return;

@@ -18,7 +18,7 @@ pub fn root() -> PathBuf {
     manifest_dir.parent().map_or_else(|| manifest_dir.clone(), Path::to_path_buf)
 }
 
-/// The cargo that runs this program, in the root folder. A build without kernels is an error.
+/// A command for the cargo that runs this program, in the root folder. Missing kernels are errors.
 pub fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root()).env("DEVCOMM_REQUIRE_KERNELS", "1");

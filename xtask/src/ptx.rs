@@ -1,4 +1,4 @@
-//! `cargo xtask ptx`: prints the kernels' PTX and resources, and checks them against the rules.
+//! `cargo xtask ptx`: prints the kernels' PTX and resources, and checks calls, stack and registers.
 
 use std::fs;
 
@@ -19,7 +19,7 @@ const DESCRIPTOR: usize = 128;
 /// (`.maxntid`).
 const THREADS: u32 = 512;
 
-/// A newer architecture for which the PTX must also follow the rules.
+/// A newer architecture for which the PTX must also pass the checks.
 const NEWER_ARCH: NvvmArch = NvvmArch::Compute100;
 
 /// Builds the kernels, prints one or writes all, and prints the table. The exit code is 1 if
@@ -51,7 +51,7 @@ pub fn ptx(kernel: Option<&str>, check: bool, arch: Option<&str>) -> Result<u8> 
         eprintln!("violation: {violation}");
     }
     if violations.is_empty() {
-        eprintln!("checked {} kernels: they keep the rules", reports.len());
+        eprintln!("checked {} kernels: no violations", reports.len());
     }
     Ok(u8::from(!violations.is_empty()))
 }
@@ -149,7 +149,7 @@ fn table(artifacts: &Artifacts, reports: &[KernelReport]) -> Table {
     table
 }
 
-/// The stack from ptxas, and the kernel's own part of it.
+/// The stack from ptxas, and that of the kernel itself in the PTX.
 fn stack(report: &KernelReport) -> String {
     let Some(resources) = report.resources else { return "-".to_owned() };
     match report.callees.is_empty() {
@@ -168,7 +168,7 @@ fn calls(report: &KernelReport) -> String {
     if names.is_empty() { "none".to_owned() } else { names.join("\n") }
 }
 
-/// All violations of the rules.
+/// All violations in all kernels.
 fn check_all(artifacts: &Artifacts, reports: &[KernelReport]) -> Result<Vec<String>> {
     let mut violations = Vec::new();
     if reports.is_empty() {
@@ -200,16 +200,16 @@ fn check_all(artifacts: &Artifacts, reports: &[KernelReport]) -> Result<Vec<Stri
     Ok(violations)
 }
 
-/// A kernel's violations of the rules, for this block size.
+/// A kernel's violations, for this block size.
 fn check_kernel(report: &KernelReport, threads: u32) -> Vec<String> {
     let name = &report.name;
     let (Some(resources), Some(max_threads)) = (report.resources, report.max_threads) else {
-        return vec![format!("{name}: it was built without ptxas, so nobody knows what it takes")];
+        return vec![format!("{name}: built without ptxas, so its resources are unknown")];
     };
     let mut violations = Vec::new();
     if max_threads < threads {
         violations.push(format!(
-            "{name}: {} registers let {max_threads} threads a block launch, wanted are {threads}",
+            "{name}: {} registers allow {max_threads} threads per block, required are {threads}",
             resources.registers
         ));
     }
@@ -218,18 +218,17 @@ fn check_kernel(report: &KernelReport, threads: u32) -> Vec<String> {
     let stack = if report.uses_gin() { report.own_stack } else { resources.stack as usize };
     for (count, what) in [(stack, "bytes of stack"), (spills, "bytes of spills")] {
         if count > 0 {
-            violations.push(format!("{name}: {count} {what}, allowed are none"));
+            violations.push(format!("{name}: {count} {what}, none are allowed"));
         }
     }
     if resources.serialized {
-        violations
-            .push(format!("{name}: ptxas lets each wgmma end before the next begins (C7510)"));
+        violations.push(format!("{name}: ptxas serialises the wgmma instructions (C7510)"));
     }
     for callee in &report.callees {
         let path = &callee.path;
         match callee.kind() {
             CalleeKind::GinOperation if callee.stack > DESCRIPTOR => violations.push(format!(
-                "{name}: {path} has {} bytes of stack, allowed are {DESCRIPTOR}",
+                "{name}: {path} has {} bytes of stack, {DESCRIPTOR} are allowed",
                 callee.stack
             )),
             CalleeKind::GinOperation => {}
@@ -302,7 +301,7 @@ mod tests {
     fn too_many_registers_for_the_block_are_a_violation() {
         assert_eq!(check_kernel(&report(128), 512), Vec::<String>::new());
         let violations = check_kernel(&report(136), 512);
-        assert!(violations[0].contains("136 registers let 384 threads"), "{violations:?}");
+        assert!(violations[0].contains("136 registers allow 384 threads"), "{violations:?}");
         assert_eq!(check_kernel(&report(136), 256), Vec::<String>::new());
     }
 

@@ -8,14 +8,14 @@ use crate::cuda;
 use crate::project::{EXAMPLES_PACKAGE, Project, cargo, exit_code};
 use crate::setup::{Optional, setup};
 
-/// The variable that selects the simulated machine.
+/// The environment variable that describes the simulated machine.
 const SIMULATE: &str = "DEVCOMM_SIMULATE";
 /// Default number of simulated GPUs.
 const GPUS: &str = "4";
 
-/// Runs `example` with `args` and returns its exit code: on this system's GPUs, or simulated
-/// without GPUs or if `DEVCOMM_SIMULATE` is set. A simulated run needs no PTX, so the tools for PTX
-/// are not fetched.
+/// Runs `example` with `args` and returns its exit code. It runs on this system's GPUs, or is
+/// simulated if there are none or `DEVCOMM_SIMULATE` is set. A simulated run needs no PTX, so it
+/// does not run setup.
 pub fn run(example: &str, args: &[String]) -> Result<u8> {
     let examples = Project::open()?.examples();
     if !examples.iter().any(|name| name == example) {
@@ -36,8 +36,8 @@ pub fn run(example: &str, args: &[String]) -> Result<u8> {
 
 /// The machine to simulate, if any.
 fn simulation() -> Option<OsString> {
-    if let Some(asked) = std::env::var_os(SIMULATE).filter(|value| !value.is_empty()) {
-        return Some(asked);
+    if let Some(requested) = std::env::var_os(SIMULATE).filter(|value| !value.is_empty()) {
+        return Some(requested);
     }
     let reason = match cuda::driver_info() {
         Ok(machine) if machine.gpus.is_empty() => "the driver has none".to_owned(),

@@ -26,13 +26,13 @@ const NCCL_PACKAGE: &str = "nvidia-nccl-cu13";
 /// The wheel with ptxas, and its version; any ptxas that `find_ptxas` accepts is used instead.
 const PTXAS_PACKAGE: (&str, &str) = ("nvidia-cuda-nvcc", "13.5.37");
 
-/// Components that a task does not require.
+/// The components that are optional for a task.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Optional {
-    /// All are required.
+    /// None: all components are required.
     Nothing,
-    /// ptxas only makes reports and cubins; kernels build and run without it, since the driver
-    /// assembles PTX.
+    /// ptxas, needed only for resource reports and cubins: the driver assembles PTX when kernels
+    /// are loaded.
     Ptxas,
 }
 
@@ -73,7 +73,7 @@ pub fn setup(quiet: bool, without: Optional) -> Result<()> {
     match find_ptxas().or_else(|_| fetch_ptxas()) {
         Ok(path) => report("ptxas", &path.display().to_string()),
         Err(error) if without == Optional::Ptxas => {
-            eprintln!("warning: going on without ptxas (no register counts, no cubins): {error:#}");
+            eprintln!("warning: continuing without ptxas (no register counts, cubins): {error:#}");
         }
         Err(error) => return Err(error),
     }
@@ -85,8 +85,8 @@ pub fn find_pinned_nccl() -> Result<NcclTree, NotFound> {
     find_nccl(None, NcclPart::Bitcode, |tree| match (tree.version, &tree.library) {
         (Some(NCCL_VERSION), Some(_)) => Ok(()),
         (Some(NCCL_VERSION), None) => Err("it has no lib/libnccl.so.2".to_owned()),
-        (Some(other), _) => Err(format!("it is NCCL {other}, wanted is {NCCL_VERSION}")),
-        (None, _) => Err("it has no include/nccl.h that tells its version".to_owned()),
+        (Some(other), _) => Err(format!("it is NCCL {other}, required is {NCCL_VERSION}")),
+        (None, _) => Err("it has no include/nccl.h with a version".to_owned()),
     })
 }
 
@@ -106,12 +106,12 @@ fn rust_src() -> Result<PathBuf> {
         match status {
             Ok(status) if status.success() && manifest.is_file() => {}
             Ok(_) => bail!(
-                "the toolchain has no rust-src ({} is not there), and `rustup component add \
+                "the toolchain has no rust-src ({} does not exist), and `rustup component add \
                  rust-src` did not add it: see its message above; it needs the network",
                 manifest.display()
             ),
             Err(_) => bail!(
-                "the toolchain has no rust-src ({} is not there), and there is no rustup to add \
+                "the toolchain has no rust-src ({} does not exist), and there is no rustup to add \
                  it: install Rust through https://rustup.rs, or your distribution's rust-src \
                  package",
                 manifest.display()
@@ -133,8 +133,8 @@ pub fn sysroot() -> Result<PathBuf> {
 }
 
 /// Downloads wheels, given by package and version, with pip and unpacks them into the folder
-/// `name`-`version` of the cache, unless `is_there` finds, under the lock, that another process has
-/// done so.
+/// `name`-`version` of the cache. Does nothing if `is_there` returns true under the lock, since
+/// another process was first.
 pub fn fetch(
     name: &str,
     version: &str,
@@ -144,7 +144,7 @@ pub fn fetch(
     let target = wheel_dir(name, version);
     let wheels = target.parent().context("the cache has no folder")?.to_owned();
     fs::create_dir_all(&wheels).with_context(|| {
-        format!("cannot make {}; set DEVCOMM_CACHE to a folder you can write to", wheels.display())
+        format!("cannot create {}; set DEVCOMM_CACHE to a writable folder", wheels.display())
     })?;
     let _lock = lock(&cache_dir().join("setup.lock"))?;
     if is_there() {
@@ -182,7 +182,7 @@ pub fn fetch(
     }
     make_programs_executable(&tree)?;
     if target.exists() {
-        // Complete by its name, yet refused by the search: damaged since.
+        // Only complete folders get this name, but `is_there` rejects it: it is damaged.
         fs::remove_dir_all(&target)?;
     }
     fs::rename(&tree, &target)?;
@@ -208,7 +208,7 @@ fn lock(path: &Path) -> Result<File> {
     Ok(file)
 }
 
-/// Removes what killed setups left; no other setup runs while the lock is held.
+/// Removes partial downloads of killed setups. The caller holds the lock, so no other setup runs.
 fn remove_leftovers(wheels: &Path) -> Result<()> {
     for entry in fs::read_dir(wheels)? {
         let entry = entry?;
@@ -219,7 +219,7 @@ fn remove_leftovers(wheels: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A Python with pip, which a virtual environment's often lacks.
+/// A Python with pip; that of a virtual environment often has none.
 pub fn python_with_pip() -> Result<&'static str> {
     let has_pip = |python: &&str| {
         let mut pip = Command::new(python);

@@ -1,8 +1,8 @@
 //! Reduces NCCL's library to the GPU code of one architecture.
 //!
-//! The wheel's library has code for seven architectures, and a second, relocatable set for the
-//! device linker. Their bytes are zeroed, so that the copy compresses to a tenth; layout and
-//! symbols are unchanged.
+//! The wheel's library has code for seven architectures, and relocatable code for the device
+//! linker. All code but that of one architecture is zeroed, so that the copy compresses to a tenth;
+//! layout and symbols are unchanged.
 
 use anyhow::{Context, Result, ensure};
 
@@ -12,13 +12,13 @@ const FATBIN_MAGIC: u32 = 0xBA55_ED50;
 /// Parses `sm_90`, `90` or `sm_90a` as 90.
 pub fn parse_arch(text: &str) -> Result<u32, String> {
     let number = text.strip_prefix("sm_").unwrap_or(text).trim_end_matches(char::is_alphabetic);
-    number.parse().map_err(|_| format!("{text:?} is no architecture; sm_90 is one"))
+    number.parse().map_err(|_| format!("{text:?} is not an architecture such as sm_90"))
 }
 
 /// Zeroes all GPU code in an ELF `image` except that of `arch`; returns the remaining bytes of GPU
 /// code.
 pub fn slim(image: &mut [u8], arch: u32) -> Result<u64> {
-    ensure!(image.starts_with(b"\x7fELF\x02\x01"), "it is no 64-bit little-endian ELF file");
+    ensure!(image.starts_with(b"\x7fELF\x02\x01"), "it is not a 64-bit little-endian ELF file");
     let mut kept = 0;
     for (name, start, end) in sections(image)? {
         match name.as_str() {
@@ -27,7 +27,7 @@ pub fn slim(image: &mut [u8], arch: u32) -> Result<u64> {
             _ => {}
         }
     }
-    ensure!(kept > 0, "it holds no GPU code for sm_{arch}");
+    ensure!(kept > 0, "it has no GPU code for sm_{arch}");
     Ok(kept)
 }
 
@@ -76,7 +76,7 @@ fn keep_one_arch(section: &mut [u8], arch: u32) -> Result<u64> {
         let body = usize::try_from(number(section, position + 8, 8)?)?;
         let mut entry = position + header;
         let end = entry.saturating_add(body);
-        ensure!(header > 0 && end <= section.len(), "a fat binary runs over its section's end");
+        ensure!(header > 0 && end <= section.len(), "a fat binary extends past its section");
         while entry < end {
             // An entry's header: kind and version (2 bytes each), header size (4), payload size
             // (8), ..., architecture.
@@ -85,7 +85,7 @@ fn keep_one_arch(section: &mut [u8], arch: u32) -> Result<u64> {
             let start = entry + entry_header;
             ensure!(
                 entry_header > 0 && start.saturating_add(payload) <= end,
-                "an entry runs over its fat binary's end"
+                "an entry extends past its fat binary"
             );
             if number(section, entry + 28, 4)? == u64::from(arch) {
                 kept += payload as u64;
@@ -195,10 +195,10 @@ mod tests {
             slim(&mut whole[..length].to_vec(), 90).unwrap_err();
         }
         // The length of the fat binary, and the offset of the section table.
-        for place in [64 + 8, 0x28] {
-            let mut endless = whole.clone();
-            endless[place..place + 8].copy_from_slice(&u64::MAX.to_le_bytes());
-            slim(&mut endless, 90).unwrap_err();
+        for offset in [64 + 8, 0x28] {
+            let mut damaged = whole.clone();
+            damaged[offset..offset + 8].copy_from_slice(&u64::MAX.to_le_bytes());
+            slim(&mut damaged, 90).unwrap_err();
         }
     }
 

@@ -1,12 +1,12 @@
-//! `cargo xtask test`: runs every test of the workspace in a useful order, with one verdict at the
-//! end.
+//! `cargo xtask test`: runs every test of the workspace, fast ones first, and prints one summary at
+//! the end.
 //!
 //! First everything is built, without a time limit. Then the programs run, one after the other; a
 //! test that hangs is killed with its program, and named. Tests in `gpu_*` run on simulated GPUs
 //! and then, if present, on this system's.
 //!
-//! A test that cannot run here, without GPUs or a C++ compiler, passes for its harness, which has
-//! no third outcome. It prints a line, bypassing the harness, and is counted accordingly:
+//! A test that cannot run here, without GPUs or a C++ compiler, reports success to its harness. It
+//! also prints one of these lines, bypassing the harness, and is counted as skipped:
 //!
 //! ```text
 //! SKIPPED name: reason
@@ -108,7 +108,7 @@ fn run_program(
     run(&program.name, command, watch, tally, |watch| watch.unfinished(&program.tests(), at_once))
 }
 
-/// Runs the examples in the documentation, which only cargo can, compiling them on the way.
+/// Runs the examples in the documentation (doctests), which cargo also compiles.
 fn run_documentation(features: &[&str], limit: Duration, tally: &mut Tally) -> Result<()> {
     println!("\n== examples in the documentation ==");
     let mut command = cargo();
@@ -130,7 +130,7 @@ fn run(
     let failed_before = tally.failures();
     let mut line = Vec::new();
     let end = ProcessGroup::spawn(command)?.run(watch.deadline(), |output| {
-        // Immediately, also an incomplete line: it names a test that hangs.
+        // Printed at once, even without a newline: the line may name a test that hangs.
         let mut stdout = std::io::stdout();
         stdout.write_all(output)?;
         stdout.flush()?;
@@ -157,7 +157,7 @@ fn run(
             let tests = unfinished(&watch);
             println!();
             tally.fail(format!(
-                "{name}: {} hangs ({TIMEOUT_VARIABLE} sets the time of a test)",
+                "{name}: {} hangs ({TIMEOUT_VARIABLE} sets the time limit of a test)",
                 if tests.is_empty() { "a test".to_owned() } else { tests.join(" or ") },
             ));
         }
@@ -165,13 +165,13 @@ fn run(
     Ok(())
 }
 
-/// Environment variables that give GPU tests GIN without an RDMA card: devcomm's plugin, unless
-/// another is named.
+/// Environment variables that enable GIN for GPU tests without an RDMA card: devcomm's plugin,
+/// unless `NCCL_RMA_PLUGIN` is set.
 fn network() -> Vec<(&'static str, String)> {
     if gin_support(None).has_rdma() || std::env::var_os("NCCL_RMA_PLUGIN").is_some() {
         return Vec::new();
     }
-    // Without it those tests report that there is no network.
+    // Without the plugin those tests are skipped: there is no network.
     let plugin = find_gin_loopback(None).ok();
     plugin.map(|path| devcomm_locate::gin_loopback_environment(&path).to_vec()).unwrap_or_default()
 }

@@ -9,8 +9,8 @@
 //!
 //! Cubins and sidecars are in `target/twins/{rust,cpp}`.
 //!
-//! One ptxas with one set of flags assembles both, so that only the languages and their compilers
-//! differ. A pair has the same file name, entries and parameters.
+//! The same ptxas with the same flags assembles both, so that only languages and compilers differ.
+//! Twins are a Rust and a C++ file with equal names, entries and parameters.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -26,13 +26,13 @@ use crate::nvcc::{self, Nvcc};
 use crate::project::{Project, root};
 use crate::setup::{NCCL_VERSION, Optional, find_pinned_nccl, setup};
 
-/// The folder of the C++ sides.
+/// The folder of the C++ kernels.
 const SOURCES: &str = "bench/cpp";
 
-/// The packages with the Rust side of twins.
+/// The packages with the Rust kernels.
 const PACKAGES: [&str; 2] = ["devcomm-kernels", "devcomm-bench-kernels"];
 
-/// Compiles both sides and prints each kernel's resources.
+/// Compiles both languages' kernels and prints each kernel's resources.
 pub fn twins() -> Result<()> {
     let twins = build()?;
     println!("{}", table(&twins.rust.report()?, &twins.cpp.report()?));
@@ -40,7 +40,7 @@ pub fn twins() -> Result<()> {
     Ok(())
 }
 
-/// Both sides, compiled.
+/// The compiled kernels.
 pub struct Twins {
     /// Contains the folders `rust` and `cpp`.
     pub folder: PathBuf,
@@ -48,7 +48,7 @@ pub struct Twins {
     cpp: Artifacts,
 }
 
-/// Compiles both sides into the target folder.
+/// Compiles both languages' kernels into the target folder.
 pub fn build() -> Result<Twins> {
     setup(true, Optional::Nothing)?;
     let nvcc = nvcc::find_or_fetch()?;
@@ -75,7 +75,7 @@ fn compile_rust(sources: &[PathBuf], builds: &Path, folder: &Path) -> Result<Art
         let builder = CudaBuilder::new(package).arch(NvvmArch::Compute90).manifest_dir(root());
         for module in builder.out_dir(build).build()?.modules {
             if sources.iter().any(|source| stem(source) == module.file) {
-                modules.push(moved(module, folder)?);
+                modules.push(copied(module, folder)?);
             }
         }
     }
@@ -84,7 +84,7 @@ fn compile_rust(sources: &[PathBuf], builds: &Path, folder: &Path) -> Result<Art
 }
 
 /// A copy of the module in another folder.
-fn moved(module: ModuleArtifact, folder: &Path) -> Result<ModuleArtifact> {
+fn copied(module: ModuleArtifact, folder: &Path) -> Result<ModuleArtifact> {
     let copy = |file: &Path| -> Result<PathBuf> {
         let target = folder.join(file.file_name().unwrap_or_default());
         fs::copy(file, &target).with_context(|| format!("cannot write {}", target.display()))?;
@@ -102,12 +102,12 @@ fn compile_cpp(
     folder: &Path,
 ) -> Result<Artifacts> {
     empty(folder)?;
-    let include = tree.include.as_deref().context("NCCL's tree lost its headers")?;
+    let include = tree.include.as_deref().context("the NCCL installation has no headers")?;
     let at_once = thread::available_parallelism().map_or(1, |count| count.get());
     let mut modules = Vec::new();
-    for some in sources.chunks(at_once) {
+    for chunk in sources.chunks(at_once) {
         let compiled: Vec<Result<ModuleArtifact>> = thread::scope(|scope| {
-            let threads: Vec<_> = some
+            let threads: Vec<_> = chunk
                 .iter()
                 .map(|source| scope.spawn(|| compile_one(nvcc, include, source, folder)))
                 .collect();
@@ -130,8 +130,7 @@ fn compile_one(
 ) -> Result<ModuleArtifact> {
     let ptx = folder.join(format!("{}.ptx", stem(source)));
     let mut command = Command::new(&nvcc.path);
-    // NCCL's reduce-copy needs lambdas; line tables are in the Rust kernels too, and change no
-    // code.
+    // NCCL's reduce-copy needs lambdas. Line tables, as in the Rust kernels, change no code.
     command
         .args(["-ptx", "-O3", "-std=c++17", "--extended-lambda", "-lineinfo"])
         .args(["-arch", NvvmArch::Compute90.name(), "-I"])
@@ -162,7 +161,7 @@ fn empty(folder: &Path) -> Result<()> {
     fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))
 }
 
-/// Refuses pairs that are not twins: different entries, or parameters of different size or offset.
+/// Refuses pairs that are not twins: different entries, or parameters of different sizes.
 fn ensure_same_entries(rust: &Artifacts, cpp: &Artifacts) -> Result<()> {
     for module in &rust.modules {
         let twin = cpp.modules.iter().find(|other| other.file == module.file);
@@ -175,7 +174,7 @@ fn ensure_same_entries(rust: &Artifacts, cpp: &Artifacts) -> Result<()> {
         let (ours, theirs) = (entries(module), entries(twin));
         ensure!(
             ours == theirs,
-            "{0}.rs and {0}.cu are no twins: the entries, with the bytes of their parameters, \
+            "{0}.rs and {0}.cu are not twins: the entries, with their parameters' sizes in bytes, \
             are\n  {ours}\n  {theirs}",
             module.file
         );
@@ -183,7 +182,7 @@ fn ensure_same_entries(rust: &Artifacts, cpp: &Artifacts) -> Result<()> {
     Ok(())
 }
 
-/// The name and the bytes of each parameter.
+/// A kernel's name and the size of each parameter in bytes.
 fn shape(kernel: &cuda_builder::Kernel) -> String {
     let sizes: Vec<String> = kernel.params.iter().map(|param| param.size.to_string()).collect();
     format!("{}({})", kernel.name, sizes.join(" "))
@@ -227,7 +226,7 @@ mod tests {
     use cuda_builder::{Kernel, Param, Resources, Sidecar};
     use std::io::Write;
 
-    fn side(kernels: &[(&str, &[usize])]) -> Artifacts {
+    fn module_of(kernels: &[(&str, &[usize])]) -> Artifacts {
         let param = |&size: &usize| Param { name: "p".into(), ty: "b8".into(), size, align: 8 };
         let kernel = |(name, sizes): &(&str, &[usize])| Kernel {
             name: (*name).to_owned(),
@@ -254,16 +253,16 @@ mod tests {
 
     #[test]
     fn files_of_one_name_with_other_entries_or_parameters_are_no_twins() {
-        let rust = side(&[("sum_f32", &[248, 8]), ("sum_f16", &[248, 8])]);
-        let other_order = side(&[("sum_f16", &[248, 8]), ("sum_f32", &[248, 8])]);
+        let rust = module_of(&[("sum_f32", &[248, 8]), ("sum_f16", &[248, 8])]);
+        let other_order = module_of(&[("sum_f16", &[248, 8]), ("sum_f32", &[248, 8])]);
         ensure_same_entries(&rust, &other_order).unwrap();
         for wrong in [
-            side(&[("sum_f32", &[248, 8])]),
-            side(&[("sum_f32", &[248, 8]), ("sum_f16", &[248, 4])]),
-            side(&[("sum_f32", &[248, 8]), ("sum_bf16", &[248, 8])]),
+            module_of(&[("sum_f32", &[248, 8])]),
+            module_of(&[("sum_f32", &[248, 8]), ("sum_f16", &[248, 4])]),
+            module_of(&[("sum_f32", &[248, 8]), ("sum_bf16", &[248, 8])]),
         ] {
             let error = ensure_same_entries(&rust, &wrong).unwrap_err().to_string();
-            assert!(error.contains("sum.rs and sum.cu are no twins"), "{error}");
+            assert!(error.contains("sum.rs and sum.cu are not twins"), "{error}");
         }
     }
 

@@ -5,9 +5,9 @@ use cuda_std::prelude::*;
 use nccl_device::gin::Proxy;
 use nccl_device::{Coop, DevComm, MemoryOrder, Window};
 
-/// `rounds` times there and back: the first `bytes` of the even rank's `send` to the odd rank's
-/// `recv`, then the other way round. Uses signal 0, whose shadow counts what was received, also
-/// from kernel to kernel.
+/// `rounds` round trips: the first `bytes` of the even rank's `send` to the odd rank's `recv`, then
+/// the other way round. Uses signal 0, whose shadow counts the received messages, across launches
+/// too.
 ///
 /// Grid: one block. Block: one warp.
 ///
@@ -34,7 +34,7 @@ pub unsafe fn gin_put(
     let first = world.rank % 2 == 0;
     for round in 0..2 * rounds {
         if first == (round % 2 == 0) {
-            // SAFETY: the contract; a rank that puts has what it was put before.
+            // SAFETY: the contract; a rank puts only after it has received the previous message.
             let put = unsafe { gin.put(world, peer, recv.at(0), send.at(0), bytes) };
             put.signal(arrived.inc().weak()).post(warp);
         } else {

@@ -1,15 +1,15 @@
 //! Kernels that `devcomm-bench` measures and that `devcomm-kernels` does not ship.
 //!
-//! Each file but `lsa_put` has a twin of its name in `bench/cpp`, with the same entries and the
-//! same parameters; `cargo xtask twins` compiles both.
+//! Each file except `lsa_put` has a twin in CUDA C++: a file of the same name in `bench/cpp`, with
+//! the same entries and parameters. `cargo xtask twins` compiles both.
 //!
 //! # Safety model
 //!
-//! As in `devcomm-kernels`: a kernel is an `unsafe fn` whose documentation says what the launch
-//! owes it.
+//! As in `devcomm-kernels`: a kernel is an `unsafe fn` whose documentation says what a launch must
+//! guarantee.
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 
-// A kernel has the name of its file, so the files are modules of a module.
+// A kernel has the name of its file, so the files are modules of an inner module.
 #[path = "."]
 mod files {
     pub mod gin_put;

@@ -1,20 +1,20 @@
-//! All-to-all of 8-byte elements within the LSA team by the low-latency protocol, at its barest:
-//! what a session costs.
+//! A minimal all-to-all of 8-byte elements within the LSA team by the low-latency protocol, to
+//! measure the cost of a session.
 
 use cuda_std::prelude::*;
 use nccl_device::raw::LlA2aHandle;
 use nccl_device::{Coop, DevComm, LlA2a, LlA2aBuffer, LsaPtr, Team, Window};
 
 /// `recv[rank * count + i]` of a peer becomes this rank's `send[peer * count + i]`, for `i <
-/// count`. Every block has a session of its own, with room for an element of each rank a thread.
+/// count`. Every block has its own session, with space for one element per rank and thread.
 ///
-/// Grid: any up to the blocks that `lines` is for, the same in every rank. Block: any,
-/// one-dimensional, the same in every rank. `count` is in elements.
+/// Grid: any, up to the blocks of `lines`, the same in every rank. Block: any, one-dimensional, the
+/// same in every rank. `count` is in elements.
 ///
 /// # Safety
 ///
-/// `lines` is the host's for this device communicator. Both windows have `count` elements for each
-/// rank, and nothing else touches them until the kernel has ended in every rank.
+/// `lines` belongs to this device communicator. Both windows have `count` elements for each rank,
+/// and nothing else touches them until the kernel has ended in every rank.
 #[kernel]
 pub unsafe fn ll_exchange(
     comm: DevComm,
@@ -30,7 +30,7 @@ pub unsafe fn ll_exchange(
     // SAFETY: the contract.
     let buffer = unsafe { LlA2aBuffer::new(&comm, team, lines, thread::grid_dim_x()) };
     buffer.with(Coop::cta(), block, team.n_ranks as u32 * threads, |session| {
-        // An epoch moves one element of each rank to each rank a thread.
+        // An epoch moves one element per thread from each rank to each rank.
         let mut first = block as usize * threads as usize;
         while first < count {
             let at = first + thread as usize;
@@ -51,8 +51,8 @@ pub unsafe fn ll_exchange(
     });
 }
 
-/// Sends this thread's elements to the `N` ranks of the team, and receives theirs: all loaded, and
-/// all polled for, at once.
+/// Sends this thread's elements to the `N` ranks of the team, and receives theirs. All loads are in
+/// flight at once, and so are all polls.
 ///
 /// # Safety
 ///
@@ -66,17 +66,16 @@ unsafe fn exchange<const N: usize>(
     at: usize,
     count: usize,
 ) {
-    // Every rank starts with itself and goes up, so that the ranks send to different peers at any
-    // time.
+    // Own rank first, then upwards, so that ranks send to different peers at any time.
     let peer = |i: usize| (team.rank as usize + i) % N;
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     let elements: [u64; N] = core::array::from_fn(|i| unsafe { from.load(peer(i) * count + at) });
     for (i, element) in elements.iter().enumerate() {
-        session.send(peer(i) as i32, place(team.rank), *element);
+        session.send(peer(i) as i32, slot(team.rank), *element);
     }
-    let received = session.receive_each(core::array::from_fn::<_, N, _>(|i| place(i as i32)));
+    let received = session.receive_each(core::array::from_fn::<_, N, _>(|i| slot(i as i32)));
     for (i, element) in received.iter().enumerate() {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe { to.store(i * count + at, *element) };
     }
 }
@@ -96,17 +95,17 @@ unsafe fn exchange_with_many(
     count: usize,
 ) {
     for peer in team.all_from_self() {
-        // SAFETY: the caller's.
-        session.send(peer, place(team.rank), unsafe { from.load(peer as usize * count + at) });
+        // SAFETY: the caller's contract.
+        session.send(peer, slot(team.rank), unsafe { from.load(peer as usize * count + at) });
     }
     for rank in 0..team.n_ranks {
-        // SAFETY: the caller's.
-        unsafe { to.store(rank as usize * count + at, session.receive(place(rank))) };
+        // SAFETY: the caller's contract.
+        unsafe { to.store(rank as usize * count + at, session.receive(slot(rank))) };
     }
 }
 
-/// Which element of an epoch this thread's from `rank` is.
+/// Index in an epoch of this thread's element from `rank`.
 #[inline(always)]
-fn place(rank: i32) -> u32 {
+fn slot(rank: i32) -> u32 {
     rank as u32 * thread::block_dim_x() + thread::thread_idx_x()
 }

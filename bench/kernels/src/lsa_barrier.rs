@@ -1,4 +1,4 @@
-//! Barriers of the LSA team, back to back.
+//! Barriers of the LSA team, one after the other.
 
 use cuda_std::prelude::*;
 use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
@@ -19,15 +19,15 @@ pub unsafe fn lsa_barrier(comm: DevComm, rounds: u32) {
     }
 }
 
-/// The same barriers, each with a message through it: between two of them a block's first threads
-/// write the round to every peer's `table[block][rank]`, and count in `wrong[block][rank]` the
-/// rounds that are not there behind the barrier.
+/// The same barriers, with checks: in each round the first threads of a block write the round to
+/// every peer's `table[block][rank]` between two barriers, and count in `wrong[block][rank]` the
+/// rounds that have not arrived after the second one.
 ///
-/// Grid and block as [`lsa_barrier`](fn@lsa_barrier)'s, with a thread at least for every rank.
+/// Grid and block as [`lsa_barrier`](fn@lsa_barrier)'s, with at least one thread per rank.
 ///
 /// # Safety
 ///
-/// Every rank passes the same `rounds`; both windows have a row of ranks for every block, and
+/// Every rank passes the same `rounds`; both windows have an element for each block and rank, and
 /// nothing else touches them until the kernel has ended in every rank.
 #[kernel]
 pub unsafe fn lsa_barrier_checked(
@@ -49,7 +49,7 @@ pub unsafe fn lsa_barrier_checked(
         }
         barrier.sync(MemoryOrder::AcqRel);
         if peer < team.n_ranks {
-            // SAFETY: the contract; the peer writes it again behind the next barrier only.
+            // SAFETY: the contract; the peer writes it again only after the next barrier.
             let seen = unsafe { table.local().load(row + peer as usize) };
             mismatches += u32::from(seen != round);
         }

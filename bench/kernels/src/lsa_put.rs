@@ -1,22 +1,22 @@
-//! Ping-pong over NVLink between two neighbouring ranks, each message plain stores and then a flag.
+//! Ping-pong over NVLink between two neighbouring ranks: a message is plain stores, then a flag.
 
 use cuda_std::prelude::*;
 use cuda_std::strided::Strided;
 use cuda_std::vector::Vec16;
 use nccl_device::{Coop, DevComm, Flag, LsaPtr, Window};
 
-/// `rounds` times there and back: the first `bytes` of the even rank's `send` to the odd rank's
-/// `recv`, then the other way round. Every block moves a part of its own, with flags of its own.
+/// `rounds` round trips: the first `bytes` of the even rank's `send` to the odd rank's `recv`, then
+/// the other way round. Every block moves its own part, with its own flags.
 ///
-/// `flags` has two elements for every block: what has arrived, which the peer counts up, and what
-/// had arrived when the last kernel ended. Both are 0 at first.
+/// `flags` has two elements for each block: the number of arrived messages, which the peer stores,
+/// and that number when the last kernel ended. Both are initially 0.
 ///
 /// Grid: any, the same in every rank. Block: any, one-dimensional.
 ///
 /// # Safety
 ///
 /// All ranks reach each other by load and store. `send` and `recv` have `bytes` bytes in every rank
-/// and `flags` two elements for every block, every rank passes the same numbers, and nothing else
+/// and `flags` two elements for each block, every rank passes the same numbers, and nothing else
 /// touches the windows until the kernel has ended in every rank.
 #[kernel]
 pub unsafe fn lsa_put(
@@ -35,11 +35,10 @@ pub unsafe fn lsa_put(
     let block = thread::block_idx_x() as usize;
     let (before, mine) = (thread::grid_dim_x() as usize + block, flags.local());
     let first = team.rank % 2 == 0;
-    // SAFETY: the contract: the elements are this block's, the first is a flag of the peer's
-    // block's.
+    // SAFETY: the contract: only this block, and the same block of the peer, use these elements.
     unsafe {
         let arrived = Flag::new(&comm, flags, block);
-        // As many as the peer has got: every kernel sends as many as it receives.
+        // Also the number that the peer has received: every kernel sends as many as it receives.
         let base = mine.load(before);
         let mut message = base;
         for step in 0..2 * rounds {
@@ -49,7 +48,7 @@ pub unsafe fn lsa_put(
             } else {
                 arrived.wait_at_least(cta, message.wrapping_add(1));
             }
-            // Both ways are a message.
+            // The two messages of a round trip have the same number.
             message = message.wrapping_add(step % 2);
         }
         thread::sync_threads();
@@ -66,7 +65,7 @@ pub unsafe fn lsa_put(
 /// As [`lsa_put`]'s.
 #[inline(always)]
 unsafe fn store_part(from: LsaPtr<u8>, to: LsaPtr<u8>, bytes: usize) {
-    /// Vectors in flight in a thread.
+    /// Vectors in flight per thread.
     const UNROLL: usize = 4;
     let (row, thread) = (thread::block_dim_x() as usize, thread::thread_idx_x() as usize);
     let (blocks, block) = (thread::grid_dim_x() as usize, thread::block_idx_x() as usize);
@@ -91,7 +90,7 @@ unsafe fn store_part(from: LsaPtr<u8>, to: LsaPtr<u8>, bytes: usize) {
             to.store_vec(at, from.load_vec(at));
             at += row;
         }
-        // The last block has the bytes behind the last whole vector.
+        // The last block copies the bytes after the last whole vector.
         if block + 1 == blocks {
             for at in Strided::new(vectors * Vec16::<u8>::LANES + thread, bytes, row) {
                 to.store(at, from.load(at));

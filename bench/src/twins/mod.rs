@@ -1,10 +1,10 @@
 //! Compares kernels in Rust with their twins in CUDA C++: same work, grid, block and memory,
 //! assembled by the same ptxas.
 //!
-//! Three modules take part: the Rust kernels, the C++ ones, and the C++ ones loaded a second time.
-//! The last is the null comparison: its ratio's distance from 1 is the measurement noise. In every
-//! round each module is timed over one batch of launches, in random order, and ratios are taken
-//! within a round.
+//! Three modules are timed: the Rust kernels, the C++ kernels, and the C++ kernels loaded a second
+//! time. The last is the null comparison: its ratio's distance from 1 is the measurement noise. In
+//! every round each module is timed over one batch of launches, in random order, and ratios are
+//! taken within a round.
 
 mod pairs;
 mod row;
@@ -95,15 +95,15 @@ pub fn run(options: &Options) -> Result<()> {
 fn run_rank(rank: &Rank, options: &Options, pairs: &[Pair], files: &TwinFiles) -> Result<()> {
     let harness = &Harness::new(rank, &options.ranks, &options.run)?;
     harness.comm.require_single_lsa_team()?;
-    let (there, missing): (Vec<Pair>, Vec<Pair>) =
+    let (present, missing): (Vec<Pair>, Vec<Pair>) =
         pairs.iter().partition(|(name, _)| files.has(name));
     let names = |pairs: &[Pair]| pairs.iter().map(|(name, _)| *name).collect::<Vec<_>>();
-    if there.is_empty() {
+    if present.is_empty() {
         let missing = names(&missing).join(", ");
-        bail!("{} holds none of the pairs {missing}", files.folder().display());
+        bail!("{} has none of the pairs {missing}", files.folder().display());
     }
     let load = |paths: Vec<PathBuf>| Kernels::load_files(rank.context(), &paths);
-    let (rust, cpp) = (files.rust(&names(&there)), || files.cpp(&names(&there)));
+    let (rust, cpp) = (files.rust(&names(&present)), || files.cpp(&names(&present)));
     let mut job = Job {
         harness,
         options,
@@ -129,7 +129,7 @@ fn run_rank(rank: &Rank, options: &Options, pairs: &[Pair], files: &TwinFiles) -
         println!();
     }
     job.report.set_header(header);
-    let measured = there.iter().try_for_each(|(_, run)| run(&mut job));
+    let measured = present.iter().try_for_each(|(_, run)| run(&mut job));
     job.finish(measured)
 }
 
@@ -149,7 +149,7 @@ impl Job<'_> {
         let Label { kernel, dtype, bytes } = label;
         let launches = [0, 1].map(|i| contenders[i].launch.unwrap_or_default());
         let Launch { blocks, threads, .. } = launches[0];
-        self.harness.say(&format!("{kernel} {dtype} {bytes} B {blocks}x{threads} ..."));
+        self.harness.progress(&format!("{kernel} {dtype} {bytes} B {blocks}x{threads} ..."));
         let wrong = self.check(contenders)?;
         let rounds = self.harness.time(contenders, &mut self.order)?;
         let row = TwinRow::new(label, launches, &rounds, wrong);
@@ -163,14 +163,14 @@ impl Job<'_> {
         Ok([wrong[0], wrong[1]])
     }
 
-    /// Reports that a pair cannot run here.
+    /// Prints that a pair cannot run here.
     fn omit(&self, name: &str, why: &str) {
         if self.harness.rank.is_root() {
             println!("# left out: {name}: {why}");
         }
     }
 
-    /// Prints the results, even if incomplete, and returns the verdict.
+    /// Prints the results, even if incomplete. Wrong results and exceeded limits are errors.
     fn finish(self, measured: Result<()>) -> Result<()> {
         let verdict = Verdict::of(&self.report.rows);
         if self.harness.rank.is_root() {

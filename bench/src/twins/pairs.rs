@@ -23,9 +23,9 @@ pub const PAIRS: [Pair; 5] = [
     ("gin_put", gin_put),
 ];
 
-/// Counts not divisible by ranks or vectors: checked, not timed.
+/// Element counts not divisible by ranks or vectors: checked, not timed.
 const ODD_COUNTS: [usize; 6] = [1, 7, 17, 1023, 4099, 65537];
-/// The low-latency protocol is not for larger messages, and puts would measure only the network.
+/// The low-latency protocol is for short messages; longer puts would measure only the network.
 const LARGEST_MESSAGE: usize = 1 << 20;
 /// Round trips per launch.
 const ROUNDS: u32 = 50;
@@ -38,21 +38,21 @@ fn lsa_barrier(job: &mut Job<'_>) -> Result<()> {
         for &blocks in &blocks {
             let label = Label { kernel: "lsa_barrier", dtype: "-", bytes: 0 };
             let workload = Barrier::new(job.harness, blocks, threads)?;
-            job.row(label, &workload.by(job.compiled)?)?;
+            job.row(label, &workload.with(job.compiled)?)?;
         }
     }
     Ok(())
 }
 
 fn lsa_allreduce(job: &mut Job<'_>) -> Result<()> {
-    let shape = Shape { threads: 128, max_blocks: 128, rounds_often: false };
+    let shape = Shape { threads: 128, max_blocks: 128, rounds_partial_sums: false };
     all_reduce::<f32, kernels::lsa_allreduce<f32>>(job, "lsa_allreduce", shape)?;
     all_reduce::<f16, kernels::lsa_allreduce<f16>>(job, "lsa_allreduce", shape)?;
     all_reduce::<bf16, kernels::lsa_allreduce<bf16>>(job, "lsa_allreduce", shape)
 }
 
 fn reduce_copy(job: &mut Job<'_>) -> Result<()> {
-    let shape = Shape { threads: 256, max_blocks: 64, rounds_often: true };
+    let shape = Shape { threads: 256, max_blocks: 64, rounds_partial_sums: true };
     all_reduce::<f32, bench_kernels::reduce_copy<f32>>(job, "reduce_copy", shape)?;
     all_reduce::<f16, bench_kernels::reduce_copy<f16>>(job, "reduce_copy", shape)?;
     all_reduce::<bf16, bench_kernels::reduce_copy<bf16>>(job, "reduce_copy", shape)
@@ -70,11 +70,11 @@ where
     let workload = |count| AllReduce::<T, K>::new(harness, &options.grid, shape, count);
     for count in options.sizes.counts(LARGEST, size_of::<T>())? {
         let label = Label { kernel: name, dtype: T::NAME, bytes: count * size_of::<T>() };
-        job.row(label, &workload(count)?.by(compiled)?)?;
+        job.row(label, &workload(count)?.with(compiled)?)?;
     }
     for count in ODD_COUNTS {
         let [rust, cpp] =
-            job.check(&workload(count)?.by(compiled)?)?.map(Option::unwrap_or_default);
+            job.check(&workload(count)?.with(compiled)?)?.map(Option::unwrap_or_default);
         ensure!(
             rust == 0 && cpp == 0,
             "{name} of {} with {count} elements: {rust} are wrong in Rust's result, {cpp} in C++'s",
@@ -88,12 +88,12 @@ fn ll_exchange(job: &mut Job<'_>) -> Result<()> {
     for size in sizes(job) {
         let workload = LlExchange::new(job.harness, &job.options.grid, size)?;
         let label = Label { kernel: "ll_exchange", dtype: "u64", bytes: workload.bytes() };
-        job.row(label, &workload.by(job.compiled)?)?;
+        job.row(label, &workload.with(job.compiled)?)?;
     }
     Ok(())
 }
 
-/// Requires PROXY.
+/// Requires GIN PROXY and two ranks.
 fn gin_put(job: &mut Job<'_>) -> Result<()> {
     let harness = job.harness;
     if !harness.comm.properties()?.gin_types.contains(GinType::Proxy) {
@@ -108,12 +108,12 @@ fn gin_put(job: &mut Job<'_>) -> Result<()> {
         let windows = [harness.comm.window(bytes)?, harness.comm.window(bytes)?];
         let message = Message::new(harness, &windows[0], &windows[1])?;
         let label = Label { kernel: "gin_put", dtype: "u8", bytes };
-        job.row(label, &Put::over_gin(&message, &windows, ROUNDS)?.by(job.compiled)?)?;
+        job.row(label, &Put::over_gin(&message, &windows, ROUNDS)?.with(job.compiled)?)?;
     }
     Ok(())
 }
 
-/// The suitable message sizes.
+/// The message sizes of low-latency exchanges and puts.
 fn sizes(job: &Job<'_>) -> Vec<usize> {
     let sizes = job.options.sizes.sizes(LARGEST_MESSAGE);
     sizes.take_while(|size| *size <= LARGEST_MESSAGE).collect()

@@ -1,4 +1,4 @@
-//! A row of the comparison, and the verdict over all of them.
+//! The rows of the comparison, and their summary with limits.
 
 use std::fmt;
 
@@ -94,7 +94,7 @@ impl Row for TwinRow {
         ("null noise", "IQR"),
         ("#wrong", "Rust/C++"),
     ];
-    const WORDS: usize = 2;
+    const TEXT_COLUMNS: usize = 2;
 
     fn cells(&self) -> Vec<String> {
         let wrong = |count: Option<usize>| count.map_or("N/A".to_owned(), |n| n.to_string());
@@ -115,7 +115,7 @@ impl Row for TwinRow {
     }
 }
 
-/// Verdict over all rows.
+/// Summary of all rows, with which limits are compared.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Verdict {
     rows: usize,
@@ -178,7 +178,7 @@ mod tests {
 
     fn row(rust: f64, wrong: usize) -> TwinRow {
         let label = Label { kernel: "sum", dtype: "f32", bytes: 1024 };
-        // Rounds differ by more than the contestants do: ratios are taken within a round.
+        // Rounds differ more than contenders: ratios are taken within a round.
         let rounds = [[rust, 1.0, 0.99], [rust * 3.0, 3.0, 3.0], [rust * 9.0, 9.0, 9.09]];
         let rounds = rounds.map(Vec::from).to_vec();
         let launches = [30, 32].map(|registers| Launch { blocks: 8, threads: 128, registers });

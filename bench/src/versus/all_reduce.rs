@@ -33,7 +33,7 @@ pub struct AllReduce {
     op: Op,
 }
 
-/// Reductions: the kernel has one.
+/// The reductions that the kernel supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Op {
     #[value(alias = "all")]
@@ -52,7 +52,7 @@ impl Benchmark for AllReduce {
     const NAME: &'static str = "all-reduce";
     const VARIANTS: &'static [VariantInfo] = &[
         (Variant::Rust, "kernels::lsa_allreduce on symmetric windows"),
-        (Variant::Cpp, "its twin in C++ on the same windows"),
+        (Variant::Cpp, "the same kernel in C++ on the same windows"),
         (
             Variant::Nccl,
             "ncclAllReduce on memory of ncclMemAlloc that is not registered, as in nccl-tests",
@@ -85,12 +85,12 @@ impl AllReduce {
             return Ok(());
         }
         let harness = job.harness;
-        let max_blocks = harness.here(128, SIMULATED_BLOCKS);
-        let shape = Shape { threads: 128, max_blocks, rounds_often: false };
-        let largest = harness.here(LARGEST, SIMULATED_LARGEST);
+        let max_blocks = harness.choose(128, SIMULATED_BLOCKS);
+        let shape = Shape { threads: 128, max_blocks, rounds_partial_sums: false };
+        let largest = harness.choose(LARGEST, SIMULATED_LARGEST);
         for count in self.sizes.counts(largest, size_of::<T>())? {
             let workload = workloads::AllReduce::<T, K>::new(harness, &self.grid, shape, count)?;
-            let mut contenders = workload.by(compiled)?;
+            let mut contenders = workload.with(compiled)?;
             if job.selection.has(Variant::Nccl) {
                 contenders.push(by_nccl::<T>(harness, count)?);
             }
@@ -111,7 +111,7 @@ impl AllReduce {
     }
 }
 
-/// The sizes and inputs of an all-reduce, per rank.
+/// The bus bandwidth of an all-reduce over its algorithm bandwidth, as nccl-tests defines them.
 pub fn bus(ranks: usize) -> f64 {
     2.0 * (ranks - 1) as f64 / ranks as f64
 }
@@ -122,7 +122,7 @@ pub fn by_nccl<'a, T: Number>(harness: &'a Harness<'a>, count: usize) -> Result<
     by_host(harness, Variant::Nccl, &send, &recv)
 }
 
-/// On windows, the first with this rank's input.
+/// NCCL's host call, on windows, with this rank's input.
 pub fn by_nccl_sym<'a, T: Number>(
     harness: &'a Harness<'a>,
     send: &Window<T>,

@@ -27,13 +27,13 @@ const CASE: Case = Case { size: 0, count: 0, dtype: "-", redop: "-", bus: 0.0, s
 impl Benchmark for Barrier {
     const NAME: &'static str = "barrier";
     const VARIANTS: &'static [VariantInfo] = &[
-        (Variant::Rust, "each block has its LSA barrier, 1000 of them in a launch"),
-        (Variant::Cpp, "its twin in C++"),
+        (Variant::Rust, "an LSA barrier for each block, synchronised 1000 times per launch"),
+        (Variant::Cpp, "the same kernel in C++"),
         (
             Variant::Nccl,
-            "ncclAllReduce of one element on memory that is not registered, a launch each",
+            "ncclAllReduce of one element on memory that is not registered, one per launch",
         ),
-        (Variant::NcclSym, "ncclAllReduce of one element on symmetric windows, a launch each"),
+        (Variant::NcclSym, "ncclAllReduce of one element on symmetric windows, one per launch"),
     ];
 
     fn validate(&self) -> Result<()> {
@@ -45,14 +45,14 @@ impl Benchmark for Barrier {
         harness.comm.require_single_lsa_team()?;
         let compiled = job.kernels(&crate::KERNELS, "lsa_barrier")?;
         job.begin()?;
-        let max_blocks = harness.here(u32::MAX, SIMULATED_BLOCKS);
+        let max_blocks = harness.choose(u32::MAX, SIMULATED_BLOCKS);
         let default = || workloads::Barrier::BLOCKS.map(|blocks| blocks.min(max_blocks)).to_vec();
         let mut blocks = self.grid.blocks.map_or_else(default, |blocks| vec![blocks]);
         blocks.dedup();
         for blocks in blocks {
             let threads = self.grid.threads.unwrap_or(THREADS);
             let workload = workloads::Barrier::new(harness, blocks, threads)?;
-            let mut contenders = workload.by(&compiled)?;
+            let mut contenders = workload.with(&compiled)?;
             if job.selection.has(Variant::Nccl) {
                 contenders.push(by_nccl::<f32>(harness, 1)?);
             }

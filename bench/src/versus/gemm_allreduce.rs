@@ -20,7 +20,7 @@ use crate::ranks;
 /// The flags of `gemm-allreduce`. Every combination of the lists runs.
 #[derive(Args, Clone, Debug)]
 pub struct GemmAllReduce {
-    /// Rows of A and C, with commas between [default: 512,4096; 1,130 when simulated]
+    /// Rows of A and C, comma-separated [default: 512,4096; 1,130 when simulated]
     #[arg(long, value_delimiter = ',', value_name = "ROWS")]
     m: Vec<usize>,
 
@@ -28,14 +28,14 @@ pub struct GemmAllReduce {
     #[arg(long, value_delimiter = ',', value_name = "COLUMNS")]
     n: Vec<usize>,
 
-    /// Terms of each rank, the columns of its A and B, multiples of 8 [default: 1024,4096; 72 when
-    /// simulated]
+    /// Columns of each rank's A and B (the terms of its sums), multiples of 8 [default: 1024,4096;
+    /// 72 when simulated]
     #[arg(long, value_delimiter = ',', value_name = "TERMS")]
     k: Vec<usize>,
 }
 
-/// Elements of a large product that are compared with the host's; computing all would take too
-/// long.
+/// The number of elements of a large product that the host computes and compares; all would take
+/// too long.
 const SAMPLES: usize = 256;
 
 impl Benchmark for GemmAllReduce {
@@ -56,7 +56,7 @@ impl Benchmark for GemmAllReduce {
         let library = load_cublaslt(job)?;
         job.begin()?;
         let defaults: [&[usize]; 3] =
-            harness.here([&[512, 4096], &[4096], &[1024, 4096]], [&[1, 130], &[7, 264], &[72]]);
+            harness.choose([&[512, 4096], &[4096], &[1024, 4096]], [&[1, 130], &[7, 264], &[72]]);
         let ranks = harness.rank.n_ranks();
         for problem in self.problems(defaults, ranks, harness.run.seed)? {
             let shape @ [m, n, _] = problem.shape();
@@ -119,11 +119,11 @@ impl GemmAllReduce {
 /// cuBLASLt; without it NCCL's variants are omitted.
 fn load_cublaslt(job: &mut Job<'_>) -> Result<Option<CublasLt>> {
     let (library, why) = match job.harness.rank.is_simulated() {
-        true => (None, "cuBLASLt has no simulated GPUs to run on"),
+        true => (None, "cuBLASLt does not run on simulated GPUs"),
         false => (
             CublasLt::load(job.harness.comm)?,
             "cuBLASLt (libcublasLt.so) cannot be loaded: name its folder in LD_LIBRARY_PATH; \
-             without it no more than samples of rust's results are checked",
+             without it only samples of rust's results are checked",
         ),
     };
     if library.is_none() {
@@ -152,8 +152,8 @@ impl<'a> Matrices<'a> {
         Ok(Self { harness, problem, a: factor(Factor::A)?, b: factor(Factor::B)? })
     }
 
-    /// Elements with all bits random: with the few values of checked ones a GPU draws less power,
-    /// and is faster.
+    /// Fills A and B with random bits: with the few distinct values of the checked inputs a GPU
+    /// draws less power, and is faster.
     fn fill_for_timing(&self) -> Result<()> {
         let rank = self.harness.rank.rank();
         self.a.copy_from_host(&self.problem.noise(Factor::A, rank))?;
@@ -169,13 +169,13 @@ struct Sum {
 }
 
 impl Sum {
-    /// Computes it, and compares a few elements with the host's. *Collective*.
+    /// Computes C, and compares a few elements with the host's. *Collective*.
     fn new(matrices: &Matrices<'_>, plan: &Plan<'_>) -> Result<Self> {
         let Matrices { harness, problem, a, b } = matrices;
         let sum: SymmetricBuffer<f32> = harness.comm.mem_alloc(problem.m * problem.n)?;
         let mut elements = vec![0.0; sum.len()];
-        // SAFETY: the buffers have the elements of the plan's shape, and are used by this stream
-        // alone.
+        // SAFETY: the buffers have the elements of the plan's shape, and only this stream uses
+        // them.
         unsafe { plan.enqueue(a, b, sum.device_address(), &harness.stream)? };
         harness.finish()?;
         sum.copy_to_host(&mut elements)?;
@@ -191,7 +191,7 @@ impl Sum {
             ensure!(
                 f64::from(got) == right,
                 "the reference of cuBLASLt and ncclAllReduce is wrong: {got} at ({row}, \
-                 {column}), which is {right}"
+                 {column}), expected {right}"
             );
         }
         Ok(Self { elements, largest: largest.first().copied().unwrap_or(f64::INFINITY) })
@@ -203,7 +203,7 @@ struct Product<'a> {
     matrices: &'a Matrices<'a>,
     c: DeviceSlice<bf16>,
     sum: Option<&'a Sum>,
-    /// Whether it is rounded once, from an exact sum.
+    /// Whether C is rounded once, from an exact sum.
     rounded_once: bool,
 }
 
@@ -213,7 +213,7 @@ impl Outcome for Product<'_> {
         Ok(self.c.fill_bytes(0xff)?)
     }
 
-    /// Wrong elements of all, or else of those that the host computes.
+    /// Counts wrong elements: among all, or without `sum` on GPUs among the samples.
     fn count_wrong(&self) -> Result<usize> {
         let Matrices { harness: Harness { rank, .. }, problem, .. } = self.matrices;
         let mut c = vec![bf16::ZERO; self.c.len()];
@@ -241,8 +241,8 @@ fn fused<'a>(
     sum: Option<&'a Sum>,
 ) -> Contender<'a> {
     let Matrices { problem, a, b, .. } = matrices;
-    // SAFETY: the graphs of a comparison end before its contenders, which own all of this, and are
-    // launched on one stream.
+    // SAFETY: the graphs of a comparison end before its contenders, which own or borrow these
+    // buffers, and are launched on one stream.
     let work = move || unsafe { gemm.launch_capturable(a, b, c, problem.shape()) };
     let product = Product { matrices, c: c.device_slice(), sum, rounded_once: true };
     Contender::new(Variant::Rust, work, product)
@@ -259,8 +259,8 @@ fn unfused<'a>(
     let Matrices { harness: Harness { comm, stream, .. }, a, b, .. } = matrices;
     let product = Product { matrices, c: c.clone(), sum, rounded_once: false };
     let work = move || {
-        // SAFETY: the buffers have the elements of the plan's shape, and are used by this stream
-        // alone.
+        // SAFETY: the buffers have the elements of the plan's shape, and only this stream uses
+        // them.
         unsafe { plan.enqueue(a, b, c.device_address(), stream)? };
         comm.all_reduce(&c, &c, ReduceOp::Sum, stream)
     };

@@ -1,4 +1,4 @@
-//! Runs a comparison: checks every contender, then times all, interleaved.
+//! Runs a comparison: checks every contender, then times them interleaved.
 
 use std::path::Path;
 
@@ -18,7 +18,7 @@ use crate::table::Report;
 pub struct Job<'a> {
     pub harness: &'a Harness<'a>,
     pub selection: Selection,
-    /// The folder of the C++ twins, if named.
+    /// The folder of the C++ kernels, if given.
     twins: Option<&'a Path>,
     order: fastrand::Rng,
     report: Report<Row>,
@@ -39,7 +39,7 @@ impl<'a> Job<'a> {
             kernels.push((Variant::Rust, Kernels::load(rank.context(), set)?));
         }
         let twin = || {
-            ensure!(!rank.is_simulated(), "the simulator runs no kernels but those in Rust");
+            ensure!(!rank.is_simulated(), "the simulator runs only kernels in Rust");
             let files = TwinFiles::find(self.twins)?;
             let module = files.cpp(&[name]).into_iter().find(|module| module.is_file());
             module.with_context(|| format!("{} has no {name} in C++", files.folder().display()))
@@ -65,7 +65,7 @@ impl<'a> Job<'a> {
                 println!("# {}", self.harness.run.describe());
                 println!(
                     "# noise: the interquartile range of the rounds' times in percent of their \
-                     median; time/nccl: this row's time over nccl's, median of the rounds' ratios"
+                     median; time/nccl: this row's time divided by nccl's, median of the rounds"
                 );
                 println!(
                     "# kernels in Rust are compiled by the driver from PTX, those in C++ are \
@@ -83,7 +83,7 @@ impl<'a> Job<'a> {
         self.compare_refilled(case, contenders, || Ok(()))
     }
 
-    /// The same, with other inputs for timing than for checks, written by `refill`.
+    /// As [`compare`](Self::compare); `refill` writes other inputs after the checks, for timing.
     pub fn compare_refilled(
         &mut self,
         case: Case,
@@ -93,7 +93,7 @@ impl<'a> Job<'a> {
         if contenders.is_empty() {
             return Ok(());
         }
-        self.harness.say(&format!("{} B {} {} ...", case.size, case.dtype, case.shape()));
+        self.harness.progress(&format!("{} B {} {} ...", case.size, case.dtype, case.shape()));
         let wrong = self.harness.check(contenders)?;
         let rounds = match self.harness.is_timed {
             true => {
@@ -104,12 +104,12 @@ impl<'a> Job<'a> {
         };
         let ran = contenders.iter().zip(wrong);
         let ran =
-            ran.map(|(it, wrong)| VariantResult { variant: it.variant, launch: it.launch, wrong });
+            ran.map(|(c, wrong)| VariantResult { variant: c.variant, launch: c.launch, wrong });
         self.report.rows.extend(rows(case, &ran.collect::<Vec<_>>(), rounds.as_ref()));
         Ok(())
     }
 
-    /// Prints the results, even if incomplete, and returns the verdict.
+    /// Prints the results, even if incomplete. Wrong results are an error.
     pub fn finish(self, measured: Result<()>, output: &OutputOptions) -> Result<()> {
         let summary = Summary::of(&self.report.rows);
         if self.harness.rank.is_root() {
@@ -230,9 +230,9 @@ mod tests {
     #[test]
     fn the_error_of_a_run_comes_before_its_verdict() {
         simulated("", |job, output| {
-            let measured = || bail!("the GPU is on fire");
+            let measured = || bail!("a launch failed");
             let error = job.finish(measured(), output).unwrap_err().to_string();
-            assert_eq!(error, "the GPU is on fire");
+            assert_eq!(error, "a launch failed");
             Ok(())
         });
     }

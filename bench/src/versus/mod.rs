@@ -33,7 +33,7 @@ pub use put::Put;
 /// Flags of the comparisons.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// Only these variants, with commas between [default: all that can run here]
+    /// Only these variants, comma-separated [default: all that can run here]
     #[arg(long, value_enum, value_delimiter = ',', value_name = "VARIANT")]
     variants: Vec<Variant>,
 
@@ -56,7 +56,7 @@ pub struct Options {
     output: OutputOptions,
 }
 
-/// A benchmark, with its flags beside [`Options`].
+/// A benchmark, with its flags in addition to [`Options`].
 pub trait Benchmark: Args + Sync {
     /// Its name on the command line.
     const NAME: &'static str;

@@ -24,7 +24,7 @@ pub struct Put {
     grid: GridOptions,
 }
 
-/// The smallest message, in addition to the command line's.
+/// The size of a smallest message, in addition to the command line's sizes.
 const SMALLEST: usize = 8;
 /// Default largest message on GPUs.
 const LARGEST: usize = 4 << 20;
@@ -38,13 +38,13 @@ impl Benchmark for Put {
         (Variant::Rust, "puts with a signal over GIN (PROXY) by one warp"),
         (
             Variant::RustLsa,
-            "stores over NVLink and then a flag; each block exchanges on its own, so with many \
+            "stores over NVLink and then a flag; each block runs its own ping-pong, so with many \
              blocks both directions are busy at once",
         ),
-        (Variant::Cpp, "rust's twin in C++"),
+        (Variant::Cpp, "the kernel of `rust` in C++"),
         (
             Variant::Nccl,
-            "ncclSend and ncclRecv on memory that is not registered, two launches a round trip",
+            "ncclSend and ncclRecv on memory that is not registered, two launches per round trip",
         ),
         (Variant::NcclSym, "ncclPutSignal and ncclWaitSignal on symmetric windows"),
     ];
@@ -66,9 +66,9 @@ impl Benchmark for Put {
             false => Vec::new(),
         };
         job.begin()?;
-        let max_blocks = harness.here(MAX_BLOCKS, SIMULATED_BLOCKS);
+        let max_blocks = harness.choose(MAX_BLOCKS, SIMULATED_BLOCKS);
         let smallest = (self.sizes.min > SMALLEST).then_some(SMALLEST);
-        let sizes = self.sizes.sizes(harness.here(LARGEST, SIMULATED_LARGEST));
+        let sizes = self.sizes.sizes(harness.choose(LARGEST, SIMULATED_LARGEST));
         for bytes in smallest.into_iter().chain(sizes) {
             let windows = &[harness.comm.window(bytes)?, harness.comm.window(bytes)?];
             let message = Message::new(harness, &windows[0], &windows[1])?;
@@ -82,10 +82,10 @@ impl Benchmark for Put {
                 .transpose()?;
             let mut contenders = Vec::new();
             if let Some(put) = &gin {
-                contenders.extend(put.by(&over_gin)?);
+                contenders.extend(put.with(&over_gin)?);
             }
             if let Some(put) = &nvlink {
-                contenders.extend(put.by(&over_nvlink)?);
+                contenders.extend(put.with(&over_nvlink)?);
             }
             if job.selection.has(Variant::Nccl) {
                 contenders.push(by_nccl(harness, bytes)?);
@@ -111,7 +111,7 @@ fn omit(job: &mut Job<'_>) -> Result<()> {
     let properties = job.harness.comm.properties()?;
     if !properties.gin_types.contains(GinType::Proxy) {
         for variant in [Variant::Rust, Variant::Cpp] {
-            let why = "NCCL offers no GIN of type PROXY here; --gin-loopback carries it between \
+            let why = "NCCL offers no GIN of type PROXY here; --gin-loopback enables it between \
                        the GPUs of one host";
             job.selection.omit(variant, why)?;
         }
@@ -121,13 +121,13 @@ fn omit(job: &mut Job<'_>) -> Result<()> {
         job.selection.omit(Variant::RustLsa, why)?;
     }
     if !properties.host_rma {
-        let why = "NCCL offers no one-sided operations of the host here";
+        let why = "NCCL offers no host one-sided operations here";
         job.selection.omit(Variant::NcclSym, why)?;
     }
     Ok(())
 }
 
-/// By sends, on memory of `ncclMemAlloc`.
+/// NCCL's host sends, on memory of `ncclMemAlloc`.
 fn by_nccl<'a>(harness: &'a Harness<'a>, bytes: usize) -> Result<Contender<'a>> {
     let Harness { comm, stream, .. } = harness;
     let (send, recv) = (comm.mem_alloc(bytes)?, comm.mem_alloc(bytes)?);
@@ -136,7 +136,7 @@ fn by_nccl<'a>(harness: &'a Harness<'a>, bytes: usize) -> Result<Contender<'a>> 
     Ok(by_host(Variant::Nccl, message, send, move |peer| comm.recv(&recv, peer, stream)))
 }
 
-/// By puts, from window to window.
+/// NCCL's host puts, from window to window.
 fn by_nccl_sym<'a>(
     harness: &'a Harness<'a>,
     [send, recv]: &'a [Window<u8>; 2],

@@ -121,7 +121,7 @@ impl table::Row for Row {
         ("time/nccl", "<1: faster"),
         ("time/nccl-sym", "<1: faster"),
     ];
-    const WORDS: usize = 0;
+    const TEXT_COLUMNS: usize = 0;
 
     fn cells(&self) -> Vec<String> {
         let number = |value: Option<f64>, digits: usize| {

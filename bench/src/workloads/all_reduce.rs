@@ -21,7 +21,7 @@ pub struct Shape {
     /// Maximum blocks.
     pub max_blocks: u32,
     /// Whether partial sums are rounded to the type, not only the result.
-    pub rounds_often: bool,
+    pub rounds_partial_sums: bool,
 }
 
 /// An all-reduce of one size by kernels.
@@ -40,7 +40,7 @@ where
     T: Number,
     K: Kernel<Args = (device::DevComm, device::Window<T>, device::Window<T>, usize)>,
 {
-    /// Creates one of `count` elements, with this rank's input. *Collective*.
+    /// Creates an all-reduce of `count` elements, with this rank's input. *Collective*.
     pub fn new(
         harness: &'a Harness<'a>,
         grid: &GridOptions,
@@ -52,16 +52,16 @@ where
         let requirements = DevCommRequirements::new().lsa_barriers(blocks);
         let dev_comm = harness.comm.create_dev_comm(requirements)?;
         let (send, recv) = (harness.comm.window(count)?, harness.comm.window(count)?);
-        let (rounds_often, same_bits) = (shape.rounds_often, true);
-        let sum = Sum { rounds_often, same_bits, ..Sum::new(harness, &send, &recv)? };
+        let (rounds_partial_sums, same_bits) = (shape.rounds_partial_sums, true);
+        let sum = Sum { rounds_partial_sums, same_bits, ..Sum::new(harness, &send, &recv)? };
         let config = LaunchConfig::new(blocks, threads);
         Ok(Self { harness, dev_comm, send, recv, config, sum, kernel: PhantomData })
     }
 
-    /// The contender with the kernel of this compiler.
-    pub fn by<'b>(&'b self, compiled: &'b [(Variant, Kernels)]) -> Result<Vec<Contender<'b>>> {
+    /// A contender for each compiler's kernel.
+    pub fn with<'b>(&'b self, compiled: &'b [(Variant, Kernels)]) -> Result<Vec<Contender<'b>>> {
         let Self { harness, dev_comm, send, recv, config, sum, .. } = self;
-        let by = |(variant, kernels): &'b (Variant, Kernels)| {
+        let contender = |(variant, kernels): &'b (Variant, Kernels)| {
             let work = move || {
                 let args = (dev_comm, send, recv, send.len());
                 // SAFETY: both windows have `count` elements on every rank; every rank launches the
@@ -70,7 +70,7 @@ where
             };
             Ok(Contender::new(*variant, work, sum).by_kernel(*config, kernels.info::<K>()?))
         };
-        compiled.iter().map(by).collect()
+        compiled.iter().map(contender).collect()
     }
 }
 
@@ -79,7 +79,7 @@ pub struct Sum<'a, T> {
     harness: &'a Harness<'a>,
     recv: DeviceSlice<T>,
     /// Whether partial sums are rounded to the type, not only the result.
-    rounds_often: bool,
+    rounds_partial_sums: bool,
     /// Whether every rank gets the same bits.
     same_bits: bool,
 }
@@ -92,7 +92,7 @@ impl<'a, T: Number> Sum<'a, T> {
     {
         let (send, recv) = (send.device_slice(), recv.device_slice());
         send.copy_from_host(&inputs(harness.run.seed, harness.rank.rank(), send.len()))?;
-        Ok(Self { harness, recv, rounds_often: true, same_bits: false })
+        Ok(Self { harness, recv, rounds_partial_sums: true, same_bits: false })
     }
 }
 
@@ -106,7 +106,7 @@ impl<T: Number> Outcome for Sum<'_, T> {
         let Harness { rank, run, .. } = self.harness;
         let mut got = vec![T::nearest(0.0); self.recv.len()];
         self.recv.copy_to_host(&mut got)?;
-        let roundings = if self.rounds_often { (rank.n_ranks() - 1).max(1) } else { 1 };
+        let roundings = if self.rounds_partial_sums { (rank.n_ranks() - 1).max(1) } else { 1 };
         let wrong = count_wrong(run.seed, rank.n_ranks(), roundings, &got);
         if !self.same_bits {
             return Ok(wrong);

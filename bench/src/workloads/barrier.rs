@@ -1,4 +1,4 @@
-//! LSA barriers back to back.
+//! LSA barriers, one after the other.
 
 use anyhow::{Result, ensure};
 use devcomm::{DevCommRequirements, DevCommResource, Kernels, LaunchConfig, Window};
@@ -7,7 +7,7 @@ use devcomm_bench_kernels::{lsa_barrier, lsa_barrier_checked};
 use crate::contender::{Contender, Outcome, Variant};
 use crate::harness::Harness;
 
-/// Barriers per timed launch, enough to hide the launch, and per checked one.
+/// Barriers per timed launch (enough to hide the launch), and per checked launch.
 const ROUNDS: u32 = 1000;
 const CHECKED_ROUNDS: u32 = 100;
 
@@ -15,7 +15,7 @@ const CHECKED_ROUNDS: u32 = 100;
 pub struct Barrier<'a> {
     harness: &'a Harness<'a>,
     dev_comm: DevCommResource,
-    /// For checks: a row of ranks for every block.
+    /// For checks, as `wrong`: an element for each block and rank.
     table: Window<u32>,
     wrong: Window<u32>,
     config: LaunchConfig,
@@ -30,7 +30,7 @@ impl<'a> Barrier<'a> {
         let (comm, ranks) = (harness.comm, harness.rank.n_ranks());
         ensure!(
             threads as usize >= ranks,
-            "{threads} threads a block, but a barrier of {ranks} ranks is checked by as many"
+            "{threads} threads per block, but the check of a barrier needs {ranks}"
         );
         let len = blocks as usize * ranks;
         Ok(Self {
@@ -42,14 +42,14 @@ impl<'a> Barrier<'a> {
         })
     }
 
-    /// The contender with the kernel of this compiler.
-    pub fn by<'b>(&'b self, compiled: &'b [(Variant, Kernels)]) -> Result<Vec<Contender<'b>>> {
+    /// A contender for each compiler's kernel.
+    pub fn with<'b>(&'b self, compiled: &'b [(Variant, Kernels)]) -> Result<Vec<Contender<'b>>> {
         let Self { harness: Harness { stream, .. }, dev_comm, table, wrong, config } = self;
-        let by = |(variant, kernels): &'b (Variant, Kernels)| {
+        let contender = |(variant, kernels): &'b (Variant, Kernels)| {
             let checked = move || {
                 let checked = lsa_barrier_checked::args(dev_comm, table, wrong, CHECKED_ROUNDS);
-                // SAFETY: both windows have a row of ranks for every block, and a block has a
-                // thread for every rank; every rank launches the same, on one stream, which is
+                // SAFETY: both windows have an element for each block and rank, and a block has a
+                // thread for each rank; every rank launches the same, on one stream, which is
                 // synchronised.
                 unsafe { checked.config(*config).launch(&kernels.on(stream)) }
             };
@@ -61,7 +61,7 @@ impl<'a> Barrier<'a> {
             let contender = Contender::new(*variant, checked, self).timed(ROUNDS, timed);
             Ok(contender.by_kernel(*config, kernels.info::<lsa_barrier>()?))
         };
-        compiled.iter().map(by).collect()
+        compiled.iter().map(contender).collect()
     }
 }
 
@@ -74,7 +74,7 @@ impl Outcome for Barrier<'_> {
     fn count_wrong(&self) -> Result<usize> {
         let mut counts = vec![0; self.wrong.len()];
         self.wrong.copy_to_host(&mut counts)?;
-        // An unwritten one counts as all.
+        // An unwritten count is u32::MAX: all rounds are wrong.
         Ok(counts.iter().map(|&count| count.min(CHECKED_ROUNDS) as usize).sum())
     }
 }

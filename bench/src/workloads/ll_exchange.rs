@@ -27,7 +27,7 @@ pub struct LlExchange<'a> {
 }
 
 impl<'a> LlExchange<'a> {
-    /// Creates one of this many bytes in total, at least one element per rank. *Collective*.
+    /// Creates an exchange of `bytes` bytes in total, at least one element per rank. *Collective*.
     pub fn new(harness: &'a Harness<'a>, grid: &GridOptions, bytes: usize) -> Result<Self> {
         let (comm, ranks, rank) = (harness.comm, harness.rank.n_ranks(), harness.rank.rank());
         let count = (bytes / ranks / size_of::<u64>()).max(1);
@@ -55,10 +55,10 @@ impl<'a> LlExchange<'a> {
         self.send.byte_len()
     }
 
-    /// The contender with the kernel of this compiler.
-    pub fn by<'b>(&'b self, compiled: &'b [(Variant, Kernels)]) -> Result<Vec<Contender<'b>>> {
+    /// A contender for each compiler's kernel.
+    pub fn with<'b>(&'b self, compiled: &'b [(Variant, Kernels)]) -> Result<Vec<Contender<'b>>> {
         let Self { harness, dev_comm, exchange, send, recv, count, config } = self;
-        let by = |(variant, kernels): &'b (Variant, Kernels)| {
+        let contender = |(variant, kernels): &'b (Variant, Kernels)| {
             let work = move || {
                 let exchange = dev_comm.resource(*exchange)?;
                 let all = ll_exchange::args(dev_comm, exchange, send, recv, *count);
@@ -69,7 +69,7 @@ impl<'a> LlExchange<'a> {
             let contender = Contender::new(*variant, work, self);
             Ok(contender.by_kernel(*config, kernels.info::<ll_exchange>()?))
         };
-        compiled.iter().map(by).collect()
+        compiled.iter().map(contender).collect()
     }
 }
 

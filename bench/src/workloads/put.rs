@@ -21,7 +21,7 @@ pub struct Message<'a> {
 }
 
 impl<'a> Message<'a> {
-    /// Creates them; `send` gets this rank's message.
+    /// Writes this rank's message to `send`.
     pub fn new<B: Buffer<Element = u8>>(
         harness: &'a Harness<'a>,
         send: &B,
@@ -62,7 +62,7 @@ pub struct Put<'a> {
     rounds: u32,
     config: LaunchConfig,
     dev_comm: DevCommResource,
-    /// Over NVLink: two for every block.
+    /// Two for each block; only over NVLink.
     flags: Option<Window<u32>>,
 }
 
@@ -82,7 +82,7 @@ impl<'a> Put<'a> {
         Ok(Self { message, send, recv, rounds, config, dev_comm, flags: None })
     }
 
-    /// Over NVLink: stores it, and then a flag. *Collective*; all ranks are in one LSA team.
+    /// Over NVLink: stores `message`, and then a flag. *Collective*; all ranks are in one LSA team.
     pub fn over_nvlink(
         message: &'a Message<'a>,
         [send, recv]: &'a [Window<u8>; 2],
@@ -101,7 +101,7 @@ impl<'a> Put<'a> {
         let Self { message, send, recv, config, dev_comm, .. } = self;
         let (stream, bytes) = (&message.harness.stream, send.len());
         // SAFETY: both windows have the same size on every rank, and the flags two elements for
-        // every block, initially 0; every rank launches the same, on one stream, which is
+        // each block, initially 0; every rank launches the same, on one stream, which is
         // synchronised before the windows are dropped; the device communicator has PROXY for GIN,
         // and all ranks are in one LSA team for NVLink.
         unsafe {
@@ -118,19 +118,19 @@ impl<'a> Put<'a> {
         }
     }
 
-    /// The contender with the kernel of this compiler.
-    pub fn by<'b>(&'b self, compiled: &'b [(Variant, Kernels)]) -> Result<Vec<Contender<'b>>> {
-        let by = |(variant, kernels): &'b (Variant, Kernels)| {
-            let checked = || self.ping_pong(kernels, self.message.harness.here(1, 3));
+    /// A contender for each compiler's kernel.
+    pub fn with<'b>(&'b self, compiled: &'b [(Variant, Kernels)]) -> Result<Vec<Contender<'b>>> {
+        let contender = |(variant, kernels): &'b (Variant, Kernels)| {
+            let checked = || self.ping_pong(kernels, self.message.harness.choose(1, 3));
             let timed = || self.ping_pong(kernels, self.rounds);
             let info = match self.flags {
                 None => kernels.info::<gin_put>()?,
                 Some(_) => kernels.info::<lsa_put>()?,
             };
             let contender = Contender::new(*variant, checked, self.message);
-            // One way.
+            // A round trip has two messages.
             Ok(contender.timed(2 * self.rounds, timed).by_kernel(self.config, info))
         };
-        compiled.iter().map(by).collect()
+        compiled.iter().map(contender).collect()
     }
 }

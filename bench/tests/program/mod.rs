@@ -1,4 +1,4 @@
-//! Runs the program.
+//! Runs devcomm-bench.
 
 use std::process::Command;
 
@@ -14,7 +14,7 @@ pub fn program(args: &[&str]) -> Command {
     command
 }
 
-/// As [`run`].
+/// The command's exit code, stdout and stderr.
 pub fn output(mut command: Command) -> (Option<i32>, String, String) {
     let output = command.output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();

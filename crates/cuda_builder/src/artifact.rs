@@ -1,4 +1,4 @@
-//! Artifacts of a build: one PTX module per kernel file, its sidecar, and an index to include.
+//! Artifacts of a build: one PTX module per kernel file, its sidecar, and an index to `include!`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,16 +14,16 @@ use crate::ptxas::Resources;
 /// The sidecar of a PTX module: how it was built, and its kernels. JSON beside the PTX.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sidecar {
-    /// The package that the kernels are part of; `None` for kernels that `#[kernel]` did not make.
+    /// The kernels' package; `None` for kernels without `#[kernel]`.
     #[serde(default)]
     pub package: Option<String>,
     /// The architecture, `sm_90`.
     pub arch: String,
     /// The PTX version, `8.6`: the oldest that the driver must know.
     pub ptx_isa: String,
-    /// The compiler, as `rustc -V` prints it, or the name of another.
+    /// The compiler: the output of `rustc -V`, or another compiler's name.
     pub rustc: String,
-    /// The version of the LLVM that linked and compiled; empty for another compiler.
+    /// The version of rustc's LLVM; empty for another compiler.
     pub llvm: String,
     /// NCCL's device code in the module; `None` when it uses none.
     pub nccl: Option<NcclCode>,
@@ -49,7 +49,7 @@ pub struct Kernel {
     pub file: String,
     /// The parameters, in order.
     pub params: Vec<Param>,
-    /// Whether it opens LSA barrier sessions: a launch then needs as many barriers as blocks.
+    /// Whether it opens LSA barrier sessions: a launch then needs one barrier per block.
     #[serde(default)]
     pub lsa_barriers: bool,
     /// The resources that `ptxas` reports; `None` without `ptxas`.
@@ -64,9 +64,9 @@ pub struct Param {
     /// The Rust type; PTX's for a kernel without `#[kernel]`.
     #[serde(rename = "type")]
     pub ty: String,
-    /// In bytes.
+    /// Its size in bytes.
     pub size: usize,
-    /// In bytes.
+    /// Its alignment in bytes.
     pub align: usize,
 }
 
@@ -98,7 +98,7 @@ pub struct ModuleArtifact {
     pub cubin: Option<PathBuf>,
     /// The sidecar's content.
     pub info: Sidecar,
-    /// Whether this build linked it; otherwise it came from the cache.
+    /// Whether this build linked it; otherwise it is from the cache.
     pub linked: bool,
 }
 
@@ -135,8 +135,8 @@ pub(crate) fn kernels(
         };
         if names.len() != entry.params.len() {
             return Err(wrong(format!(
-                "kernel `{}` declares {} parameters and its PTX has {}: a parameter of no size \
-                 has no place in PTX, remove it",
+                "kernel `{}` declares {} parameters and its PTX has {}: PTX omits a zero-sized \
+                 parameter, remove it",
                 kernel.name,
                 names.len(),
                 entry.params.len()

@@ -1,4 +1,4 @@
-//! The builder: from a package's name to PTX.
+//! [`CudaBuilder`]: compiles a kernel package to PTX.
 
 use std::collections::VecDeque;
 use std::env;
@@ -42,8 +42,8 @@ pub struct CudaBuilder {
 }
 
 impl CudaBuilder {
-    /// A builder for the kernel package of this name: one of the calling package's workspace, or a
-    /// path dependency.
+    /// A builder for the kernel package with this name, in the calling package's workspace or among
+    /// its path dependencies.
     pub fn new(package: impl Into<String>) -> Self {
         Self {
             package: package.into(),
@@ -61,7 +61,7 @@ impl CudaBuilder {
     }
 
     /// The architecture; default [`NvvmArch::Compute90`]. In a build script `DEVCOMM_CUDA_ARCH`
-    /// overrides it. A kernel's own `arch` has priority.
+    /// overrides it. `arch` in a kernel's `#[kernel]` attribute has priority.
     pub fn arch(mut self, arch: NvvmArch) -> Self {
         self.arch = Some(arch);
         self
@@ -87,7 +87,7 @@ impl CudaBuilder {
         self
     }
 
-    /// Builds only the module with this kernel, or of the kernel file with this name.
+    /// Builds only the module with this kernel, or else of the kernel file with this name.
     pub fn only(mut self, kernel: impl Into<String>) -> Self {
         self.only = Some(kernel.into());
         self
@@ -131,7 +131,7 @@ impl CudaBuilder {
     /// In a build script, a missing component (NCCL, rust-src) is a warning and an empty
     /// [index](Artifacts::index) with the reason, unless `DEVCOMM_REQUIRE_KERNELS=1`;
     /// `DEVCOMM_BUILD_SKIP=1` and docs.rs give an empty index too. LLVM runs in child processes:
-    /// this program is started again and ends [here](link_worker).
+    /// this program starts itself again, and the child exits in [`link_worker`].
     ///
     /// # Errors
     ///
@@ -204,7 +204,7 @@ impl CudaBuilder {
             default_file: package.name.replace('-', "_"),
             folder: scratch.path().to_owned(),
         });
-        let what = format!("cannot take the bitcode of `{}` apart", package.name);
+        let what = format!("cannot split the bitcode of `{}`", package.name);
         let mut sources: Vec<KernelFile> = workers.run("split", &what, split)?;
         if let Some(name) = &self.only {
             sources = only(sources, name)?;
@@ -241,27 +241,27 @@ impl CudaBuilder {
         }
     }
 
-    /// The folder for device code, shared by builds.
+    /// The folder for intermediate device code, shared by the builds of one workspace.
     ///
-    /// Checkouts do not share it, even with a common target folder (`CARGO_TARGET_DIR`): cargo
-    /// gives a package's bitcode the same name in all of them, so one would link another's code.
+    /// Workspaces with a common target folder (`CARGO_TARGET_DIR`) do not share it: cargo gives a
+    /// package's bitcode the same name in each, so one workspace would link another's code.
     fn target_folder(&self, package: &KernelPackage) -> PathBuf {
         if let Some(folder) = &self.target_dir {
             return folder.clone();
         }
-        let checkout = artifact::sha256(package.workspace.as_os_str().as_encoded_bytes());
+        let workspace = artifact::sha256(package.workspace.as_os_str().as_encoded_bytes());
         let of_script = match &self.out_dir {
             Some(_) => None,
             None => env::var_os("OUT_DIR").and_then(|out| script::target_folder(Path::new(&out))),
         };
         let target = of_script.unwrap_or_else(|| package.target.clone());
-        target.join("devcomm-kernels").join(&checkout[..16])
+        target.join("devcomm-kernels").join(&workspace[..16])
     }
 
     /// Finds NCCL's bitcode and prepares it, once per bitcode and LLVM.
     fn prepare_nccl(&self, workers: &Workers<'_>, target: &Path) -> Result<Nccl, Error> {
         let tree = find_nccl(self.nccl_home.as_deref(), NcclPart::Bitcode, |tree| {
-            tree.version.map(|_| ()).ok_or("it has no include/nccl.h that says its version".into())
+            tree.version.map(|_| ()).ok_or("it has no include/nccl.h with a version".into())
         })?;
         let (Some(source), Some(version)) = (tree.bitcode, tree.version) else {
             return Err(Error::Llvm {
@@ -310,12 +310,12 @@ struct Nccl {
     code: NcclCode,
 }
 
-/// Exactly NCCL's C functions have this prefix.
+/// Whether the kernels call NCCL: all of its C functions, and no others, have this prefix.
 fn uses_nccl(source: &KernelFile) -> bool {
     source.wanted.iter().any(|name| name.starts_with("nccl"))
 }
 
-/// The file that has this kernel, or this name.
+/// The file with this kernel, or else with this name.
 fn only(sources: Vec<KernelFile>, name: &str) -> Result<Vec<KernelFile>, Error> {
     let kernels = || sources.iter().flat_map(|source| &source.kernels).map(|kernel| &*kernel.name);
     let is_kernel = kernels().any(|kernel| kernel == name);
@@ -371,18 +371,18 @@ impl Modules<'_> {
         let arch = metadata::arch_of(&source.file, &source.kernels, self.arch)?;
         let nccl = self.nccl.as_ref().filter(|_| uses_nccl(source));
         let key = self.key(source, arch, nccl)?;
-        // A dump is wanted of each module, so bypass the cache.
-        let kept = if self.dump.is_none() { self.cache.find(&key) } else { None };
-        let kept = kept.filter(|(entry, _)| entry.ptx().is_file());
-        let linked = kept.is_none();
-        let (entry, info) = match kept {
-            Some(kept) => kept,
+        // `DEVCOMM_DUMP_IR` dumps every module, so bypass the cache.
+        let cached = if self.dump.is_none() { self.cache.find(&key) } else { None };
+        let cached = cached.filter(|(entry, _)| entry.ptx().is_file());
+        let linked = cached.is_none();
+        let (entry, info) = match cached {
+            Some(cached) => cached,
             None => self
                 .cache
                 .make(&key, |entry| self.link(source, arch, nccl, &entry.ptx(), &entry.cubin()))?,
         };
-        let place = |extension: &str| folder.join(format!("{}.{extension}", source.file));
-        let (ptx, sidecar, cubin) = (place("ptx"), place("json"), place("cubin"));
+        let output = |extension: &str| folder.join(format!("{}.{extension}", source.file));
+        let (ptx, sidecar, cubin) = (output("ptx"), output("json"), output("cubin"));
         copy_if_changed(&entry.ptx(), &ptx)?;
         copy_if_changed(&entry.sidecar(), &sidecar)?;
         let assembled = entry.cubin().is_file();
@@ -472,7 +472,7 @@ impl Modules<'_> {
     }
 }
 
-/// The folder that `DEVCOMM_DUMP_IR` names, made.
+/// Creates the folder in `DEVCOMM_DUMP_IR`, if it is set.
 fn dump_folder() -> Result<Option<PathBuf>, Error> {
     let folder = env::var_os("DEVCOMM_DUMP_IR").filter(|value| !value.is_empty());
     let folder = folder.map(PathBuf::from);

@@ -1,4 +1,4 @@
-//! What was made before, kept by the hash of all that it was made of, for as long as builds use it.
+//! A build cache on disk. The key of an entry is the hash of all its inputs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,19 +9,19 @@ use serde::de::DeserializeOwned;
 
 use crate::error::Error;
 
-/// The sidecar of an entry; an entry with one is complete.
+/// The sidecar of an entry, written last: an entry with one is complete.
 const SIDECAR: &str = "module.json";
 
-/// An entry that no build has used for so long is removed.
+/// An entry unused for this long is removed.
 const KEPT_FOR: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
-/// The folder with what earlier builds made.
+/// A cache folder.
 #[derive(Debug)]
 pub(crate) struct Cache {
     pub(crate) folder: PathBuf,
 }
 
-/// One module, or another thing, on disk.
+/// The folder of one entry: a module or a sysroot.
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub(crate) folder: PathBuf,
@@ -83,22 +83,22 @@ impl Cache {
         key: &str,
         make: impl FnOnce(&Entry) -> Result<T, Error>,
     ) -> Result<(Entry, T), Error> {
-        if let Some(kept) = self.find(key) {
-            return Ok(kept);
+        if let Some(found) = self.find(key) {
+            return Ok(found);
         }
         fs::create_dir_all(&self.folder).map_err(Error::io("create", &self.folder))?;
-        // The lock file is beside the entries.
+        // The lock file is beside the cache folder.
         let path = self.folder.with_extension(format!("{key}.lock"));
         let lock = fs::File::create(&path).map_err(Error::io("create", &path))?;
         // On a file system without locks each build creates the same entry.
         let _ = lock.lock();
         match self.find(key) {
-            Some(made_meanwhile) => Ok(made_meanwhile),
+            Some(found) => Ok(found),
             None => self.make(key, make),
         }
     }
 
-    /// Creates an entry by `make`, published atomically for concurrent builds.
+    /// Creates an entry with `make` in a temporary folder, and publishes it with an atomic rename.
     pub(crate) fn make<T: Serialize + DeserializeOwned>(
         &self,
         key: &str,
@@ -107,19 +107,19 @@ impl Cache {
         fs::create_dir_all(&self.folder).map_err(Error::io("create", &self.folder))?;
         let new = tempfile::Builder::new().prefix("new-").tempdir_in(&self.folder);
         let new = new.map_err(Error::io("create a folder in", &self.folder))?;
-        let fresh = Entry { folder: new.path().to_owned() };
-        let info = make(&fresh)?;
+        let unpublished = Entry { folder: new.path().to_owned() };
+        let info = make(&unpublished)?;
         let text = serde_json::to_string_pretty(&info).unwrap_or_default();
-        let sidecar = fresh.sidecar();
+        let sidecar = unpublished.sidecar();
         fs::write(&sidecar, text).map_err(Error::io("write", &sidecar))?;
         let entry = self.entry(key);
         // A concurrent build's entry is made of the same inputs and may be in use; only an
         // incomplete entry is replaced.
         if self.find::<T>(key).is_none() {
             let _ = fs::remove_dir_all(&entry.folder);
-            let placed = fs::rename(new.path(), &entry.folder);
+            let renamed = fs::rename(new.path(), &entry.folder);
             if self.find::<T>(key).is_none() {
-                placed.map_err(Error::io("create", &entry.folder))?;
+                renamed.map_err(Error::io("create", &entry.folder))?;
             }
         }
         Ok((entry, info))

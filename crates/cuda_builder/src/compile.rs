@@ -17,8 +17,8 @@ use crate::toolchain::Toolchain;
 
 pub(crate) const TARGET: &str = "nvptx64-nvidia-cuda";
 
-/// Features that every kernel crate needs and stable rustc rejects in source. A crate that enables
-/// one itself must not get it twice.
+/// Features that every kernel crate needs and stable rustc rejects in source. Those that the crate
+/// root already enables are not added.
 const FEATURES: [&str; 2] = ["abi_ptx", "asm_experimental_arch"];
 
 /// Parameters of a compilation.
@@ -29,7 +29,7 @@ pub(crate) struct Compile<'a> {
     pub(crate) arch: NvvmArch,
     pub(crate) debug: bool,
     pub(crate) target_dir: &'a Path,
-    /// Whether to suppress cargo's output.
+    /// Whether to run cargo with `--quiet` and print its messages only at the end.
     pub(crate) quiet: bool,
 }
 
@@ -40,7 +40,7 @@ pub(crate) struct Compiled {
     pub(crate) libraries: Vec<PathBuf>,
 }
 
-/// A library for the GPU, compiled.
+/// A library compiled for the GPU.
 #[derive(Debug)]
 pub(crate) struct Library {
     /// The root file of its source.
@@ -120,7 +120,7 @@ impl Compile<'_> {
         let bitcode = file("rmeta").and_then(bitcode_of).or_else(|| bitcode_of(library));
         let bitcode = bitcode.ok_or_else(|| {
             self.failed(format!(
-                "it left no bitcode of `{}` in {}; remove that folder and build again",
+                "it wrote no bitcode of `{}` to {}; remove that folder and build again",
                 artifact.target.name,
                 self.target_dir.display()
             ))
@@ -155,7 +155,7 @@ impl Compile<'_> {
             .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"))
             // The profile belongs to the user's workspace; the environment overrides it.
             .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "3")
-            // Line tables for profilers. More makes the PTX `debug`, which ptxas optimises less.
+            // Line tables for profilers. Full debug info marks the PTX `debug`: less optimisation.
             .env("CARGO_PROFILE_RELEASE_DEBUG", "line-directives-only")
             .env("CARGO_PROFILE_RELEASE_PANIC", "abort")
             .env("CARGO_PROFILE_RELEASE_LTO", "off")

@@ -63,8 +63,8 @@ pub(crate) fn mark_coop_calls(nccl: &Module<'_>) -> Result<usize> {
 /// LLVM's name of the struct.
 const COOP: &str = "%struct.ncclCoopAny";
 
-/// Passes coops by pointer to functions that only read them, and copies them word by word
-/// elsewhere. Returns the number of changed parameters.
+/// Passes coops by pointer to functions that only read them, and splits the `memcpy` of a coop into
+/// loads and stores. Returns the number of changed parameters.
 pub(crate) fn pass_coops_by_pointer(nccl: &Module<'_>) -> Result<usize> {
     let by_value = nccl.context().by_value(1)?;
     let functions = nccl.functions();
@@ -95,9 +95,9 @@ pub(crate) fn pass_coops_by_pointer(nccl: &Module<'_>) -> Result<usize> {
     Ok(passed.len())
 }
 
-/// The struct is two words and the pointer to the table.
+/// The struct is two 64-bit words and the pointer to the table.
 const COOP_WORDS: u64 = 2;
-const GROUP_BYTES: i64 = 24;
+const COOP_BYTES: i64 = 24;
 
 /// Whether this copies a coop to another on the stack. LLVM follows a pointer through a load and a
 /// store, but not always through a `memcpy`.
@@ -106,11 +106,11 @@ fn copies_coop(call: Instruction<'_>) -> bool {
     let called = call.call().and_then(|(called, _)| called.as_function());
     let operands = call.operands();
     called.is_some_and(|function| function.name().starts_with("llvm.memcpy."))
-        && operands.get(LENGTH).and_then(|length| length.as_integer()) == Some(GROUP_BYTES)
+        && operands.get(LENGTH).and_then(|length| length.as_integer()) == Some(COOP_BYTES)
         && operands[0].allocated_type().is_some_and(|ty| ty.text() == COOP)
 }
 
-/// Known parameters: whether they are read-only, in the function and in all its callees.
+/// Examined parameters: whether the function and all its callees only read them.
 #[derive(Default)]
 struct ReadOnlyParams(HashMap<(String, usize), bool>);
 
@@ -130,7 +130,7 @@ impl ReadOnlyParams {
     fn call_only_reads(&mut self, call: Instruction<'_>, pointer: Value<'_>) -> bool {
         let Some((called, arguments)) = call.call() else { return false };
         let operands = call.operands();
-        let places = (0..arguments).filter(|place| operands.get(*place) == Some(&pointer));
+        let mut indices = (0..arguments).filter(|index| operands.get(*index) == Some(&pointer));
         let Some(function) = called.as_function() else {
             // One of the coop's own functions, which were checked.
             return is_indirect_with_one_argument(call);
@@ -141,20 +141,20 @@ impl ReadOnlyParams {
         }
         if name.starts_with("llvm.memcpy.") {
             const SOURCE: usize = 1;
-            return places.into_iter().all(|place| place == SOURCE);
+            return indices.all(|index| index == SOURCE);
         }
         if function.is_declaration() {
             return false;
         }
         let parameters = function.parameters();
-        places.into_iter().all(|place| {
-            let key = (name.clone(), place);
+        indices.all(|index| {
+            let key = (name.clone(), index);
             if let Some(known) = self.0.get(&key) {
                 return *known;
             }
             // A recursive call adds no other use.
             self.0.insert(key.clone(), true);
-            let reads = parameters.get(place).is_some_and(|parameter| self.only_reads(*parameter));
+            let reads = parameters.get(index).is_some_and(|parameter| self.only_reads(*parameter));
             self.0.insert(key, reads);
             reads
         })
@@ -180,10 +180,8 @@ fn calls_own_table(call: Instruction<'_>) -> bool {
         let (called, _) = call.call()?;
         let (table, entry) = base_and_offset(loaded_from(called)?);
         let (owner, table_at) = base_and_offset(loaded_from(table)?);
-        let (group, group_at) = base_and_offset(*call.operands().first()?);
-        Some(
-            owner == group && table_at - group_at == TABLE_OFFSET && ENTRY_OFFSETS.contains(&entry),
-        )
+        let (coop, coop_at) = base_and_offset(*call.operands().first()?);
+        Some(owner == coop && table_at - coop_at == TABLE_OFFSET && ENTRY_OFFSETS.contains(&entry))
     };
     target() == Some(true)
 }

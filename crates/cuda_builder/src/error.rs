@@ -26,7 +26,7 @@ pub enum Error {
         file: String,
         /// A kernel and its architecture.
         first: String,
-        /// Another.
+        /// Another kernel and its architecture.
         second: String,
     },
     /// A variable that cargo sets for build scripts is missing.
@@ -52,7 +52,7 @@ pub enum Error {
         manifest = manifest.display()
     )]
     NoPackage {
-        /// The name that was asked for.
+        /// The requested name.
         package: String,
         /// The manifest whose workspace was searched.
         manifest: PathBuf,
@@ -65,7 +65,7 @@ pub enum Error {
     /// The kernel package has no kernel or kernel file with this name.
     #[error("no kernel `{kernel}`; the kernels are: {known}")]
     NoKernel {
-        /// The name that was asked for.
+        /// The requested name.
         kernel: String,
         /// The existing kernels.
         known: String,
@@ -91,7 +91,7 @@ pub enum Error {
         fix: String,
     },
     /// The toolchain's LLVM was not found.
-    #[error("no libLLVM of rustc's own was found; tried {tried}; use a toolchain from rustup")]
+    #[error("rustc's libLLVM was not found; tried {tried}; use a toolchain from rustup")]
     NoLlvm {
         /// The searched locations.
         tried: String,
@@ -146,7 +146,7 @@ pub enum Error {
         /// What is wrong.
         message: String,
     },
-    /// `ptxas` refused the PTX.
+    /// `ptxas` rejects the PTX.
     #[error("ptxas rejects the PTX of {file}.rs ({ptx}):\n{message}", ptx = ptx.display())]
     Ptxas {
         /// The kernel file.

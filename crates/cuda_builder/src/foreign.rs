@@ -1,4 +1,4 @@
-//! Adopts PTX modules of other compilers as artifacts.
+//! Makes artifacts from PTX modules of other compilers.
 
 use std::fs;
 use std::path::Path;
@@ -10,8 +10,8 @@ use crate::metadata::Declared;
 use crate::ptxas::Ptxas;
 
 impl ModuleArtifact {
-    /// Adopts a PTX module of another compiler, such as `nvcc`: assembles it with the builder's
-    /// `ptxas` and flags, and writes cubin and sidecar beside it. All its entries count as kernels.
+    /// An artifact from a PTX module of another compiler, such as `nvcc`: assembles it with the
+    /// builder's `ptxas` and flags, and writes cubin and sidecar beside it. Each entry is a kernel.
     ///
     /// # Errors
     ///
@@ -21,11 +21,11 @@ impl ModuleArtifact {
         let file = ptx.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let text = fs::read_to_string(ptx).map_err(Error::io("read", ptx))?;
         let read = read_ptx(&file, &text)?;
-        let place = ptx.with_extension("cubin");
+        let output = ptx.with_extension("cubin");
         let (cubin, resources) = match Ptxas::find()? {
             Some(ptxas) => {
-                let resources = ptxas.assemble(&file, &read.target, ptx, &place)?;
-                (Some(place), Some(resources))
+                let resources = ptxas.assemble(&file, &read.target, ptx, &output)?;
+                (Some(output), Some(resources))
             }
             None => (None, None),
         };

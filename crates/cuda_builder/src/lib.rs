@@ -23,14 +23,14 @@
 //! ```
 //!
 //! and in the crate, `include!(concat!(env!("OUT_DIR"), "/kernels/kernels.rs"))`: an expression
-//! with name, PTX and sidecar of each module, and the reason if there are none.
+//! with name, PTX and sidecar (JSON metadata) of each module, and the reason if there are none.
 //!
 //! # Barriers
 //!
 //! rustc marks no function and no inline assembly `convergent`, so its optimiser may copy a barrier
 //! into both branches of a condition, and the threads of a block diverge at it. Kernels are
-//! therefore compiled without those passes, every function and every piece of assembly is marked,
-//! and only then does LLVM optimise. Device code is always optimised.
+//! therefore compiled without LLVM passes; the builder marks every function and inline assembly
+//! `convergent`, and then runs the passes. Device code is always optimised.
 //!
 //! # Environment
 //!
@@ -38,9 +38,9 @@
 //! |---|---|
 //! | `DEVCOMM_CUDA_ARCH` | the architecture, `sm_90a` |
 //! | `DEVCOMM_BUILD_SKIP=1`, `DOCS_RS` | build no kernels |
-//! | `DEVCOMM_REQUIRE_KERNELS=1` | a missing part is an error, not a warning |
+//! | `DEVCOMM_REQUIRE_KERNELS=1` | a missing component, e.g. NCCL, is an error, not a warning |
 //! | `DEVCOMM_DUMP_IR=folder` | each module's LLVM IR before and after optimisation |
-//! | `DEVCOMM_NCCL_HOME`, `DEVCOMM_PTXAS` | where they are, see `devcomm-locate` |
+//! | `DEVCOMM_NCCL_HOME`, `DEVCOMM_PTXAS` | paths of NCCL and `ptxas`, see `devcomm-locate` |
 //!
 //! # Safety model
 //!

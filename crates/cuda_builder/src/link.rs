@@ -1,8 +1,8 @@
 //! Links one kernel file with NCCL's device code and compiles it to PTX.
 //!
 //! The order of the steps matters. rustc marks nothing `convergent`, so LLVM could copy a barrier
-//! into both branches of a condition: no pass may run before the marks are set. The crates are
-//! compiled without LLVM passes, and [`link`] sets the marks before it runs the first.
+//! into both branches of a condition: no pass may run before that attribute is set. The crates are
+//! compiled without LLVM passes, and [`link`] sets the attribute before it runs the first pass.
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -84,8 +84,8 @@ pub(crate) fn link(llvm: &Llvm, job: &Link) -> Result<Linked> {
     module.set_name(&job.file);
     if let Some(nccl) = &job.nccl {
         let nccl = context.read_lazily(nccl)?;
-        // clang 20 specified less of the layout than newer LLVMs do. NCCL's code does not depend on
-        // the difference, but LLVM warns about it.
+        // clang 20's data layout specifies less than that of newer LLVMs. NCCL's code does not
+        // depend on the difference, but LLVM warns about it.
         nccl.set_data_layout(&module.data_layout())?;
         check_signatures(&module, &nccl)?;
         module.link_in(nccl)?;
@@ -110,7 +110,7 @@ pub(crate) fn link(llvm: &Llvm, job: &Link) -> Result<Linked> {
     Ok(Linked { ptx: module.emit(&machine)?, lsa_barriers })
 }
 
-/// The kernels that call a function, directly or not.
+/// The kernels that call a function directly or indirectly.
 fn callers(module: &Module<'_>, kernels: &[String], function: &str) -> Vec<String> {
     let functions = module.functions();
     let by_name: HashMap<String, Function<'_>> =
@@ -136,8 +136,8 @@ fn callers(module: &Module<'_>, kernels: &[String], function: &str) -> Vec<Strin
     callers
 }
 
-/// A function declared with other types than its definition's is called through a mismatched
-/// pointer type: nothing is inlined, and mismatched arguments are garbage.
+/// Refuses a function declared with other types than its definition's. LLVM would not inline it,
+/// and mismatched arguments would be garbage.
 fn check_signatures(module: &Module<'_>, nccl: &Module<'_>) -> Result<()> {
     let defined = nccl.functions();
     let defined: HashMap<String, Function<'_>> =
@@ -207,16 +207,16 @@ fn set_max_threads(module: &Module<'_>, job: &Link) {
 }
 
 /// Marks everything `convergent`: LLVM may not make a call control-dependent on more conditions.
-/// Only barriers need it, but any function may reach one, and LLVM drops the mark where it proves
-/// that none does. Assembly is opaque; assembly without side effects (`pure`) is no barrier, and
-/// may move.
+/// Only barriers need it, but any function may reach one, and LLVM drops the attribute where it
+/// proves that none does. Assembly is opaque; assembly without side effects (`pure`) is no barrier,
+/// and may move.
 fn mark_convergent(module: &Module<'_>) -> Result<()> {
     let convergent = module.context().attribute("convergent")?;
     for function in module.functions().into_iter().filter(|f| !f.is_intrinsic()) {
         function.add_attribute(AttributePlace::Function, convergent);
         for instruction in function.instructions() {
-            // A direct call inherits its function's mark; assembly and indirect calls need their
-            // own.
+            // A direct call inherits its function's attribute; assembly and indirect calls need
+            // their own.
             let needs_own =
                 |called: Value<'_>| called.as_function().is_none() && !called.is_pure_asm();
             if instruction.call().is_some_and(|(called, _)| needs_own(called)) {
@@ -231,15 +231,15 @@ fn mark_convergent(module: &Module<'_>) -> Result<()> {
 /// A call costs a stack frame, and LLVM does not propagate the caller's constants through it.
 fn inline_single_callers(module: &Module<'_>) -> Result<()> {
     let context = module.context();
-    let kept_apart = [context.attribute("noinline")?, context.attribute("cold")?];
+    let excluded = [context.attribute("noinline")?, context.attribute("cold")?];
     let inline = context.attribute("alwaysinline")?;
     for function in module.functions() {
         let is_ours = !function.is_declaration() && !function.is_kernel();
         if is_ours
             && function.is_called_once()
-            && !kept_apart
+            && !excluded
                 .iter()
-                .any(|mark| function.has_attribute(AttributePlace::Function, *mark))
+                .any(|attribute| function.has_attribute(AttributePlace::Function, *attribute))
         {
             function.add_attribute(AttributePlace::Function, inline);
         }
@@ -259,7 +259,7 @@ fn export_only(module: &Module<'_>, kernels: &[String]) {
     }
 }
 
-/// No linker follows this one: an undefined symbol would fail at load time.
+/// Fails on an undefined symbol: no other linker follows, and the driver could not load the PTX.
 fn check_resolved(module: &Module<'_>) -> Result<()> {
     let mut faults = Vec::new();
     for name in split::undefined(module) {

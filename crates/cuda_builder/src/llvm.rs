@@ -59,8 +59,8 @@ pub(crate) struct Llvm {
 const OPTIONS: [&CStr; 2] = [c"cuda_builder", c"-unroll-threshold=2000"];
 
 impl Llvm {
-    /// Loads the library for the life of the process, and checks its version: bitcode must be read
-    /// by the LLVM that wrote it, or a newer one.
+    /// Loads the library for the life of the process, and checks that it is the LLVM `version` that
+    /// rustc has: an older LLVM may not read the bitcode.
     pub(crate) fn load(library: &Path, version: &str) -> Result<Self> {
         let f = Functions::load(library)
             .map_err(|e| Failure(format!("cannot use {}: {e}", library.display())))?;
@@ -105,16 +105,16 @@ struct Diagnostics<'l> {
     errors: RefCell<Vec<String>>,
 }
 
-extern "C" fn on_diagnostic(info: Ref, reports: *mut c_void) {
+extern "C" fn on_diagnostic(info: Ref, diagnostics: *mut c_void) {
     // SAFETY: `Context::new` registered this function with its boxed `Diagnostics`, which outlives
     // the context; LLVM calls it on the context's own thread with a live diagnostic.
     unsafe {
-        let reports = &*reports.cast::<Diagnostics<'_>>();
-        let f = &reports.llvm.f;
+        let diagnostics = &*diagnostics.cast::<Diagnostics<'_>>();
+        let f = &diagnostics.llvm.f;
         let error = (f.LLVMGetDiagInfoSeverity)(info) == 0;
-        let text = reports.llvm.message((f.LLVMGetDiagInfoDescription)(info));
+        let text = diagnostics.llvm.message((f.LLVMGetDiagInfoDescription)(info));
         if error {
-            reports.errors.borrow_mut().push(text);
+            diagnostics.errors.borrow_mut().push(text);
         }
     }
 }
@@ -123,7 +123,7 @@ extern "C" fn on_diagnostic(info: Ref, reports: *mut c_void) {
 pub(crate) struct Context<'l> {
     llvm: &'l Llvm,
     raw: Ref,
-    reports: Box<Diagnostics<'l>>,
+    diagnostics: Box<Diagnostics<'l>>,
 }
 
 impl Drop for Context<'_> {
@@ -135,27 +135,27 @@ impl Drop for Context<'_> {
 
 impl<'l> Context<'l> {
     pub(crate) fn new(llvm: &'l Llvm) -> Self {
-        let reports = Box::new(Diagnostics { llvm, errors: RefCell::default() });
+        let diagnostics = Box::new(Diagnostics { llvm, errors: RefCell::default() });
         // SAFETY: the handler's data is boxed, so it stays in place as long as the context; the
         // handler only reads it.
         let raw = unsafe {
             let raw = (llvm.f.LLVMContextCreate)();
-            let data = (&raw const *reports).cast_mut().cast();
+            let data = (&raw const *diagnostics).cast_mut().cast();
             (llvm.f.LLVMContextSetDiagnosticHandler)(raw, on_diagnostic, data);
             raw
         };
-        Self { llvm, raw, reports }
+        Self { llvm, raw, diagnostics }
     }
 
     /// The errors reported since the last call, else `reason`.
     fn errors_or(&self, reason: String) -> Failure {
-        let errors = std::mem::take(&mut *self.reports.errors.borrow_mut());
+        let errors = std::mem::take(&mut *self.diagnostics.errors.borrow_mut());
         Failure(if errors.is_empty() { reason } else { errors.join("\n") })
     }
 
     /// Fails with the errors reported since the last call, if any.
-    fn check_reports(&self) -> Result<()> {
-        let quiet = self.reports.errors.borrow().is_empty();
+    fn check_diagnostics(&self) -> Result<()> {
+        let quiet = self.diagnostics.errors.borrow().is_empty();
         if quiet { Ok(()) } else { Err(self.errors_or(String::new())) }
     }
 

@@ -18,7 +18,7 @@ const SECTION: &str = ".devcomm.kernel";
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Declared {
     pub(crate) name: String,
-    /// The package that it is part of.
+    /// The package that defines it.
     #[serde(default)]
     pub(crate) package: Option<String>,
     pub(crate) file: String,
@@ -60,7 +60,7 @@ pub(crate) fn kernels(
         match kernel {
             Some(Ok(kernel)) => declared.push(kernel),
             Some(Err(e)) => return unreadable(&global.name(), &e.to_string()),
-            None => return unreadable(&global.name(), "its value is not a constant of bytes"),
+            None => return unreadable(&global.name(), "its value is not a constant byte array"),
         }
     }
     let functions = module.functions();
@@ -111,17 +111,17 @@ fn check_file_name(kernel: &Declared) -> Result<()> {
     )))
 }
 
-/// The architecture of a file: its kernels', else the build's.
+/// The architecture of a file: the one that its kernels require, else the build's.
 pub(crate) fn arch_of(
     file: &str,
     kernels: &[Declared],
     build: NvvmArch,
 ) -> std::result::Result<NvvmArch, crate::Error> {
-    let mut asked = kernels.iter().filter_map(|k| Some((&k.name, k.arch.as_deref()?)));
-    let Some((first, arch)) = asked.next() else {
+    let mut required = kernels.iter().filter_map(|k| Some((&k.name, k.arch.as_deref()?)));
+    let Some((first, arch)) = required.next() else {
         return Ok(build);
     };
-    if let Some((other, differs)) = asked.find(|(_, other)| *other != arch) {
+    if let Some((other, differs)) = required.find(|(_, other)| *other != arch) {
         return Err(crate::Error::TwoArchitectures {
             file: file.to_owned(),
             first: format!("{first} ({arch})"),

@@ -11,7 +11,7 @@ pub(crate) struct Ptx {
     pub(crate) entries: Vec<Entry>,
     /// All defined functions, including kernels.
     pub(crate) functions: Vec<Function>,
-    /// Number of indirect calls, which the driver can neither inline nor bound in stack.
+    /// Number of indirect calls, which the driver cannot inline, and whose stack it cannot bound.
     pub(crate) call_prototypes: usize,
 }
 
@@ -37,9 +37,9 @@ pub(crate) struct Function {
 pub(crate) struct Param {
     /// PTX's type: `u64`, `b8[248]`.
     pub(crate) ty: String,
-    /// In bytes.
+    /// Its size in bytes.
     pub(crate) size: usize,
-    /// In bytes.
+    /// Its alignment in bytes.
     pub(crate) align: usize,
 }
 
@@ -48,7 +48,7 @@ pub(crate) fn read(text: &str) -> Result<Ptx, String> {
     let mut ptx = Ptx::default();
     let mut in_entry = false;
     let mut function = Function::default();
-    // Open blocks at the end of the line: inline assembly may have blocks in a body.
+    // Nesting depth of braces after the line: inline assembly may have blocks in a body.
     let mut depth = 0;
     for line in text.lines() {
         let line = line.trim();

@@ -50,7 +50,7 @@ pub(crate) struct Ptxas {
 }
 
 impl Ptxas {
-    /// The installed one, if any.
+    /// Finds an installed `ptxas`, if any.
     pub(crate) fn find() -> Result<Option<Self>, Error> {
         let Ok(program) = devcomm_locate::find_ptxas() else {
             return Ok(None);
@@ -106,7 +106,7 @@ fn read(text: &str) -> Vec<(String, Resources)> {
             continue;
         };
         if let Some((_, function)) = line.split_once("Function properties for ") {
-            // Functions that are not inlined have properties of their own.
+            // `ptxas` also prints the properties of functions that are not inlined.
             of_entry = function.trim() == name;
         } else if line.contains("bytes stack frame") && of_entry {
             resources.stack = number_before(line, " bytes stack frame");

@@ -25,7 +25,7 @@ pub struct KernelReport {
     pub own_stack: usize,
     /// Number of calls in the kernel's body; 0 if everything is inlined.
     pub calls: usize,
-    /// All called functions, directly or not, by name.
+    /// All functions called directly or indirectly, by name.
     pub callees: Vec<Callee>,
     /// Indirect calls in the kernel's module.
     pub call_prototypes: usize,
@@ -34,7 +34,7 @@ pub struct KernelReport {
 /// A function that a kernel calls.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Callee {
-    /// Its path in Rust with generic arguments, or C's name.
+    /// Its Rust path with generic arguments, or its C name.
     pub path: String,
     /// Its stack in the PTX, in bytes.
     pub stack: usize,
@@ -48,7 +48,7 @@ pub enum CalleeKind {
     GinOperation,
     /// The handler of a failed assertion.
     Assertion,
-    /// No valid reason in a kernel.
+    /// No known reason: kernels should inline this function.
     Other,
 }
 
@@ -143,14 +143,14 @@ fn reports(
     Ok(module.info.kernels.iter().map(report).collect())
 }
 
-/// All functions that this one calls, directly or not.
+/// All functions that this one calls directly or indirectly.
 fn callees(ptx: &Ptx, name: &str) -> Vec<Callee> {
     let functions: BTreeMap<&str, _> =
         ptx.functions.iter().map(|function| (function.name.as_str(), function)).collect();
     let (mut found, mut next) = (BTreeSet::new(), vec![name]);
     while let Some(function) = next.pop().and_then(|name| functions.get(name)) {
         next.extend(function.calls.iter().map(String::as_str).filter(|name| found.insert(*name)));
-        // Functions of the driver have no known calls.
+        // The driver's functions have no body in this module.
         next.retain(|name| functions.contains_key(name));
     }
     let stack = |name| functions.get(name).map_or(0, |function| function.stack);

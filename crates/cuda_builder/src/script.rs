@@ -3,8 +3,8 @@
 use std::env;
 use std::path::{Path, PathBuf};
 
-/// Variables that change the build's result. `DEVCOMM_REQUIRE_KERNELS` only changes how an
-/// incomplete build ends, and that one runs again in any case.
+/// Variables that change the build's result. `DEVCOMM_REQUIRE_KERNELS` only turns a warning into an
+/// error, and a build with that warning runs again in any case.
 const VARIABLES: [&str; 9] = [
     "DEVCOMM_CUDA_ARCH",
     "DEVCOMM_BUILD_SKIP",

@@ -36,7 +36,7 @@ pub struct SignatureParam {
 pub struct ByValue {
     /// Its name in C.
     pub name: String,
-    /// In bytes.
+    /// Its size in bytes.
     pub size: u64,
 }
 
@@ -58,7 +58,7 @@ pub fn device_functions(bitcode: &Path) -> std::result::Result<Vec<Signature>, E
     workers.run("signatures", &what, Job::Signatures(bitcode.to_owned()))
 }
 
-/// The worker's side.
+/// [`device_functions`] in the worker process.
 pub(crate) fn signatures(llvm: &Llvm, bitcode: &Path) -> Result<Vec<Signature>> {
     let context = Context::new(llvm);
     let module = context.read_lazily(bitcode)?;

@@ -2,8 +2,8 @@
 //!
 //! A linker takes a `linkonce` definition only if it is used. So every definition that is not a
 //! root becomes `linkonce`, the crates are read lazily, and unused code (most of `core`) is never
-//! parsed. A file's module depends only on that file and on what it calls: its hash decides whether
-//! to link again.
+//! parsed. A file's module has only that file's code and what it calls: if the module's hash is
+//! unchanged, its PTX is reused.
 
 use std::collections::{BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
@@ -21,9 +21,9 @@ pub(crate) const DRIVER_FUNCTIONS: [&str; 4] = ["vprintf", "__assertfail", "mall
 pub(crate) struct Split {
     /// The kernel package's bitcode.
     pub(crate) kernels: PathBuf,
-    /// Its dependencies', `core` among them.
+    /// The bitcode of its dependencies, including `core`.
     pub(crate) libraries: Vec<PathBuf>,
-    /// The module of kernels without metadata.
+    /// The file name for kernels without metadata.
     pub(crate) default_file: String,
     /// The output folder.
     pub(crate) folder: PathBuf,
@@ -48,26 +48,26 @@ pub(crate) fn split(llvm: &Llvm, job: &Split) -> Result<Vec<KernelFile>> {
     whole.write_bitcode(&whole_path)?;
     drop(whole);
 
-    let mut parts = Vec::new();
+    let mut split = Vec::new();
     for (file, kernels) in files {
         let names: HashSet<&str> = kernels.iter().map(|kernel| kernel.name.as_str()).collect();
         let source = context.read_lazily(&whole_path)?;
         only_when_needed(&source, |name| names.contains(name));
-        let mut part = context.new_module(&file, &source)?;
-        part.set_name(&file);
-        part.link_in(source)?;
+        let mut module = context.new_module(&file, &source)?;
+        module.set_name(&file);
+        module.link_in(source)?;
         let bitcode = job.folder.join(format!("{file}.bc"));
-        part.write_bitcode(&bitcode)?;
-        let wanted = undefined(&part)
+        module.write_bitcode(&bitcode)?;
+        let wanted = undefined(&module)
             .into_iter()
             .filter(|name| !DRIVER_FUNCTIONS.contains(&name.as_str()))
             .collect();
-        parts.push(KernelFile { file, kernels, bitcode, wanted });
+        split.push(KernelFile { file, kernels, bitcode, wanted });
     }
-    Ok(parts)
+    Ok(split)
 }
 
-/// Links the kernel package with the used parts of its dependencies.
+/// Links the kernel package with the definitions that it uses from its dependencies.
 fn join<'c>(context: &'c Context<'c>, job: &Split) -> Result<Module<'c>> {
     let mut whole = context.read(&job.kernels)?;
     retire_used_lists(&whole);
@@ -99,7 +99,7 @@ fn join<'c>(context: &'c Context<'c>, job: &Split) -> Result<Module<'c>> {
     }
 }
 
-/// Makes every definition except the kept ones `linkonce`.
+/// Makes every definition `linkonce`, except those for which `keep` is true.
 pub(crate) fn only_when_needed(module: &Module<'_>, keep: impl Fn(&str) -> bool) {
     retire_used_lists(module);
     let functions = module.functions();
@@ -127,7 +127,7 @@ fn export_locals(library: &Module<'_>, path: &Path) {
     }
 }
 
-/// Removes the lists that keep symbols alive (`llvm.used`), which hold the kernels' metadata.
+/// Removes the lists that keep symbols alive (`llvm.used`), such as the kernels' metadata.
 fn retire_used_lists(module: &Module<'_>) {
     for global in module.globals() {
         if global.linkage() == Linkage::APPENDING && global.name().ends_with(".used") {

@@ -1,7 +1,7 @@
 //! Compiles `core` for the GPU, once per toolchain and set of flags, into a cache for all
 //! workspaces. rustc uses it as the kernels' sysroot.
 //!
-//! It works for all architectures: linked code is compiled for the link's target.
+//! One sysroot serves all architectures: its bitcode becomes PTX only when a kernel is linked.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use crate::error::Error;
 /// Part of the cache key: change it when equal toolchain and flags give another sysroot.
 const REVISION: u32 = 1;
 
-/// The oldest architecture.
+/// The oldest architecture, for which `core` is compiled.
 const ARCH: NvvmArch = NvvmArch::ALL[0];
 
 /// A package that depends only on `core`.
@@ -55,7 +55,7 @@ fn libraries(sysroot: &Path) -> PathBuf {
 /// The hash of all inputs of a sysroot.
 fn key(compile: &Compile<'_>) -> String {
     let toolchain = compile.toolchain;
-    // Different builds of a development compiler may have one version.
+    // Different builds of a development compiler may have the same version.
     let made_of = serde_json::json!([
         REVISION,
         toolchain.version,

@@ -89,7 +89,7 @@ fn rust_source_command(sysroot: &Path) -> String {
     }
 }
 
-/// rustup's toolchains include LLVM; a distribution's rustc uses the system's.
+/// Finds libLLVM: rustup's toolchains include it; a distribution's rustc uses the system's.
 fn find_libllvm(sysroot: &Path, version: &str) -> Result<PathBuf, Error> {
     let major = version.split('.').next().unwrap_or_default();
     let minor = version.split('.').take(2).collect::<Vec<_>>().join(".");
@@ -104,7 +104,7 @@ fn find_libllvm(sysroot: &Path, version: &str) -> Result<PathBuf, Error> {
     });
     own.sort();
     tried.push(format!("{}/libLLVM*", folder.display()));
-    // Of two matches one is a linker script, which cannot be loaded.
+    // A match may be a linker script, which cannot be loaded.
     if let Some(path) = own.into_iter().find(|path| is_elf(path)) {
         return Ok(path);
     }

@@ -19,10 +19,10 @@ use crate::signature;
 use crate::split::{self, Split};
 use crate::toolchain::Toolchain;
 
-/// Names the file of a worker's request.
+/// The environment variable with the path of a worker's request.
 const JOB_VARIABLE: &str = "DEVCOMM_LINK_JOB";
 
-/// LLVM recurses over code; a test harness gives its threads 2 MiB.
+/// Stack size of the worker's thread: LLVM is deeply recursive, and the default is 2 MiB.
 const STACK_BYTES: usize = 64 << 20;
 
 /// One job for a worker.
@@ -60,22 +60,22 @@ impl Workers<'_> {
     ) -> Result<T, Error> {
         let failed = |message: String| Error::Llvm { what: what.to_owned(), message };
         let outcome = self.folder.join(format!("{name}.outcome.json"));
-        let order_path = self.folder.join(format!("{name}.job.json"));
-        let order = WorkerRequest {
+        let request_path = self.folder.join(format!("{name}.job.json"));
+        let request = WorkerRequest {
             libllvm: self.toolchain.libllvm.clone(),
             llvm_version: self.toolchain.llvm_version.clone(),
             job,
             outcome: outcome.clone(),
         };
-        let text = serde_json::to_vec(&order).map_err(|e| failed(e.to_string()))?;
-        fs::write(&order_path, text).map_err(Error::io("write", &order_path))?;
+        let text = serde_json::to_vec(&request).map_err(|e| failed(e.to_string()))?;
+        fs::write(&request_path, text).map_err(Error::io("write", &request_path))?;
         let _ = fs::remove_file(&outcome);
 
         let program = env::current_exe().map_err(|e| failed(e.to_string()))?;
         let arguments: Vec<OsString> = env::args_os().skip(1).collect();
         let output = Command::new(&program)
             .args(arguments)
-            .env(JOB_VARIABLE, &order_path)
+            .env(JOB_VARIABLE, &request_path)
             .stdin(Stdio::null())
             .output()
             .map_err(|e| failed(format!("cannot start {}: {e}", program.display())))?;
@@ -110,8 +110,8 @@ fn exit_message(status: ExitStatus, stderr: &str) -> String {
 
 /// Runs a worker's job and ends the process, if this process is a worker.
 ///
-/// [`CudaBuilder::build`](crate::CudaBuilder::build) starts with it, which is enough for a build
-/// script. A program that does other work before it builds kernels should call this first in its
+/// [`CudaBuilder::build`](crate::CudaBuilder::build) calls it first, which is enough for a build
+/// script. A program that does other work before it builds kernels should call it first in its
 /// `main`.
 pub fn link_worker() {
     let Some(path) = env::var_os(JOB_VARIABLE) else {
@@ -132,21 +132,21 @@ pub fn link_worker() {
 
 fn serve(path: &Path) -> Result<(), String> {
     let text = fs::read(path).map_err(|e| format!("cannot read {}: {e}", path.display()))?;
-    let order: WorkerRequest = serde_json::from_slice(&text).map_err(|e| e.to_string())?;
-    let answer = Llvm::load(&order.libllvm, &order.llvm_version)
-        .and_then(|llvm| do_job(&llvm, &order.job))
+    let request: WorkerRequest = serde_json::from_slice(&text).map_err(|e| e.to_string())?;
+    let result = Llvm::load(&request.libllvm, &request.llvm_version)
+        .and_then(|llvm| do_job(&llvm, &request.job))
         .map_err(|failure| failure.0);
-    let text = serde_json::to_vec(&answer).map_err(|e| e.to_string())?;
-    fs::write(&order.outcome, text)
-        .map_err(|e| format!("cannot write {}: {e}", order.outcome.display()))
+    let text = serde_json::to_vec(&result).map_err(|e| e.to_string())?;
+    fs::write(&request.outcome, text)
+        .map_err(|e| format!("cannot write {}: {e}", request.outcome.display()))
 }
 
 fn do_job(llvm: &Llvm, job: &Job) -> crate::llvm::Result<serde_json::Value> {
-    let answer = match job {
+    let result = match job {
         Job::Split(job) => serde_json::to_value(split::split(llvm, job)?),
         Job::PrepareNccl(job) => serde_json::to_value(link::prepare_nccl(llvm, job)?),
         Job::Link(job) => serde_json::to_value(link::link(llvm, job)?),
         Job::Signatures(bitcode) => serde_json::to_value(signature::signatures(llvm, bitcode)?),
     };
-    answer.map_err(|e| crate::llvm::Failure(e.to_string()))
+    result.map_err(|e| crate::llvm::Failure(e.to_string()))
 }

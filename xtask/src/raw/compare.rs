@@ -1,4 +1,4 @@
-//! Compares the list with the bitcode.
+//! Compares the checked-in list of NCCL's C functions with the bitcode.
 
 use cuda_builder::{Signature, SignatureParam};
 

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-/// Macros that mark functions with C linkage.
-const MARKS: [&str; 2] = ["NCCL_IR_EXTERN_C", "NCCL_EXTERN_C"];
+/// Macros that give a function C linkage.
+const LINKAGE: [&str; 2] = ["NCCL_IR_EXTERN_C", "NCCL_EXTERN_C"];
 
 /// Specifiers that are not part of types.
 const SPECIFIERS: [&str; 4] =
@@ -71,7 +71,7 @@ fn prototypes_of(text: &str, header: &str) -> Result<Vec<Prototype>> {
     let code = code.join("\n");
     let mut prototypes = Vec::new();
     let mut rest = code.as_str();
-    while let Some(at) = MARKS.iter().filter_map(|mark| rest.find(mark)).min() {
+    while let Some(at) = LINKAGE.iter().filter_map(|name| rest.find(name)).min() {
         rest = &rest[at..];
         let end = end_of_declaration(rest)
             .with_context(|| format!("a declaration in {header} does not end"))?;
@@ -114,14 +114,13 @@ fn prototype(text: &str, header: &str) -> Result<Prototype> {
     let unreadable = || format!("cannot read `{}` in {header}", text.trim());
     let (head, params) = text.split_once('(').with_context(unreadable)?;
     let params = params.trim_end().strip_suffix(')').with_context(unreadable)?;
-    let words =
-        head.split_whitespace().filter(|word| !MARKS.contains(word) && !SPECIFIERS.contains(word));
+    let words = head.split_whitespace().filter(|w| !LINKAGE.contains(w) && !SPECIFIERS.contains(w));
     let head = words.collect::<Vec<_>>().join(" ");
     let (returns, name) = split_name(&head);
     let name = name.with_context(unreadable)?;
     let params = split_params(params).into_iter().map(|text| {
         let (ty, name) = split_name(text.split('=').next().unwrap_or_default().trim());
-        CParam { name: name.map(str::to_owned), ty: one_spelling(ty) }
+        CParam { name: name.map(str::to_owned), ty: normalised(ty) }
     });
     let params = params.collect();
     if returns.is_empty() {
@@ -129,7 +128,7 @@ fn prototype(text: &str, header: &str) -> Result<Prototype> {
     }
     Ok(Prototype {
         name: name.to_owned(),
-        returns: one_spelling(returns),
+        returns: normalised(returns),
         params,
         header: header.to_owned(),
     })
@@ -163,9 +162,9 @@ fn split_params(text: &str) -> Vec<&str> {
     params
 }
 
-/// `const T*` and `T const *` are equal. A top-level `const` of a parameter is irrelevant to
-/// callers.
-fn one_spelling(ty: &str) -> String {
+/// The type as [`CParam::ty`]: `const T*` and `T const *` become equal, and a parameter's top-level
+/// `const` is removed.
+fn normalised(ty: &str) -> String {
     let (pointee, indirection) = match ty.trim().strip_suffix(['*', '&']) {
         Some(pointee) => (pointee, &ty.trim()[ty.trim().len() - 1..]),
         None => (ty, ""),

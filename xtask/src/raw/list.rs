@@ -1,4 +1,4 @@
-//! Writes the list from prototypes, and parses it.
+//! Writes the list of NCCL's C functions (`functions.rs`) from C prototypes, and parses it.
 
 use anyhow::{Context, Result, bail};
 use devcomm_locate::NcclVersion;

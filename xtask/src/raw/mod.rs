@@ -29,7 +29,7 @@ const FOLDER: &str = "crates/nccl_device/src/raw";
 const LIST: &str = "functions.rs";
 const NATIVE: &str = "native.md";
 
-/// The NCCL of builds, with bitcode and headers.
+/// The NCCL installation that kernel builds use, with bitcode and headers.
 #[derive(Debug)]
 pub struct Nccl {
     /// Its version.
@@ -39,20 +39,20 @@ pub struct Nccl {
 }
 
 impl Nccl {
-    /// Finds it as builds do.
+    /// Finds it as kernel builds do.
     ///
     /// # Errors
     ///
-    /// If a component is missing, with the searched places.
+    /// If a component is missing, with the searched paths.
     pub fn find() -> Result<Self> {
-        let whole = |tree: &NcclTree| match (tree.version, &tree.include) {
+        let complete = |tree: &NcclTree| match (tree.version, &tree.include) {
             (Some(_), Some(_)) => Ok(()),
-            _ => Err("it has no headers that say its version".to_owned()),
+            _ => Err("it has no headers with a version".to_owned()),
         };
-        let tree = find_nccl(None, NcclPart::Bitcode, whole)?;
+        let tree = find_nccl(None, NcclPart::Bitcode, complete)?;
         match (tree.version, tree.bitcode, tree.include) {
             (Some(version), Some(bitcode), Some(include)) => Ok(Self { version, bitcode, include }),
-            _ => bail!("the NCCL in {} is not whole", tree.root.display()),
+            _ => bail!("the NCCL in {} is incomplete", tree.root.display()),
         }
     }
 
@@ -87,7 +87,7 @@ impl Files {
         let signatures = nccl.c_functions()?;
         let prototypes = headers::read(&nccl.include)?;
         let (mut functions, mut structs) = (Vec::new(), Vec::new());
-        // In the order of the headers.
+        // In the headers' order.
         for prototype in &prototypes {
             let Some(signature) = signatures.iter().find(|s| s.name == prototype.name) else {
                 // Host functions, or functions without a body.
@@ -106,8 +106,8 @@ impl Files {
             bail!("no header declares {}", undeclared.join(", "));
         }
         let listed = |s: &&Signature| !types::is_struct(&s.returns);
-        let of_list: Vec<Signature> = signatures.iter().filter(listed).cloned().collect();
-        let faults = differences(&functions, &of_list);
+        let expected: Vec<Signature> = signatures.iter().filter(listed).cloned().collect();
+        let faults = differences(&functions, &expected);
         if !faults.is_empty() {
             bail!("headers, bitcode and structs disagree:\n  {}", faults.join("\n  "));
         }
@@ -156,15 +156,15 @@ pub fn raw(root: &Path, check: bool) -> Result<u8> {
         return Ok(0);
     }
     let old = Files::checked_in(root)?;
-    let stale = [(LIST, old.list == files.list), (NATIVE, old.native == files.native)];
-    for (name, _) in stale.iter().filter(|(_, same)| !same) {
-        eprintln!("{FOLDER}/{name} is not what NCCL {} says: run `cargo xtask raw`", nccl.version);
+    let equal = [(LIST, old.list == files.list), (NATIVE, old.native == files.native)];
+    for (name, _) in equal.iter().filter(|(_, equal)| !equal) {
+        eprintln!("{FOLDER}/{name} does not match NCCL {}: run `cargo xtask raw`", nccl.version);
     }
     for difference in differences(&parse(&old.list)?, &listed(nccl.c_functions()?)) {
         eprintln!("  {difference}");
     }
     if old == files {
-        println!("{count} functions are what NCCL {} says", nccl.version);
+        println!("{count} functions match NCCL {}", nccl.version);
     }
     Ok(u8::from(old != files))
 }

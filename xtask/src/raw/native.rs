@@ -1,4 +1,4 @@
-//! Documents the functions that are not on the list, since they return a struct.
+//! Documents the NCCL functions that return a struct and are therefore not on the list.
 
 use std::fmt::Write;
 
@@ -37,13 +37,13 @@ pub fn write(functions: &[(&str, &str)], version: NcclVersion) -> Result<String>
     );
     for (name, returns) in functions {
         let Some((_, here, why)) = NATIVE.iter().find(|(known, ..)| known == name) else {
-            bail!("{name} returns {returns}, a struct, and nothing takes its place yet");
+            bail!("{name} returns {returns}, a struct, and has no replacement yet");
         };
         writeln!(text, "| `{name}` | `{returns}` | [`{here}`] | {why} |")?;
     }
     let stale = NATIVE.iter().find(|(known, ..)| !functions.iter().any(|(name, _)| name == known));
     if let Some((name, ..)) = stale {
-        bail!("{name} is no function of this NCCL that returns a struct");
+        bail!("{name} is not a function of this NCCL that returns a struct");
     }
     Ok(text)
 }

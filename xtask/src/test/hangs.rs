@@ -26,8 +26,8 @@ impl HangDetector {
         self.deadline
     }
 
-    /// Processes a line, complete or not. A test's name starts a line: before the test runs if one
-    /// runs at a time, else after it has ended.
+    /// Processes a line, complete or not. The harness prints a test's name at the start of a line:
+    /// before the test if one runs at a time, else after it.
     pub fn read(&mut self, line: &str) {
         if line.starts_with("test result: ") {
             // rustdoc compiles the next crate's examples.

@@ -28,7 +28,7 @@ impl Phase {
             Self::Integration => "integration tests",
             Self::Simulator => "simulator",
             Self::Ptx => "PTX",
-            Self::Ui => "what must not compile",
+            Self::Ui => "code that must not compile",
             Self::Gpu => "simulated GPUs",
         }
     }
@@ -49,7 +49,7 @@ pub struct Program {
     /// Package and target, `devcomm-host machine`.
     pub name: String,
     path: PathBuf,
-    /// The package's variables, which cargo sets.
+    /// The environment variables that cargo sets for the package.
     environment: Vec<(&'static str, String)>,
     folder: PathBuf,
 }
@@ -92,7 +92,7 @@ pub fn build(project: &Project, features: &[&str]) -> Result<Option<Vec<Program>
     Ok(child.wait()?.success().then_some(programs))
 }
 
-/// The test program that an artifact is, if it is one.
+/// The test program of an artifact, if it is one.
 fn program(project: &Project, artifact: &Artifact) -> Option<Program> {
     let path = artifact.executable.as_ref().filter(|_| artifact.profile.test)?;
     let package = project.package(&artifact.package_id)?;

@@ -1,4 +1,4 @@
-//! Adds up the reports of test programs.
+//! Sums up the results of test programs from their output.
 
 use std::collections::BTreeMap;
 
@@ -69,7 +69,7 @@ impl Tally {
         }
     }
 
-    /// The failures, the GPU line, and the closing line.
+    /// The summary: failures, skipped tests, and totals.
     pub fn verdict(&self) -> String {
         let mut text = "\n".to_owned();
         let lists =
@@ -89,7 +89,7 @@ impl Tally {
         let skipped = gpu_skipped + self.skipped.len();
         text += &format!(
             "\n{} passed, {} failed, {skipped} skipped\n",
-            // For cargo a skipped test has passed.
+            // The harness counts a skipped test as passed.
             self.passed.saturating_sub(skipped),
             self.failed.len(),
         );
@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn a_skipped_gpu_test_is_not_a_passed_one() {
-        // With one thread and no capture, the harness leaves the test's name in front.
+        // With one thread and no capture, the line starts with the test's name.
         let tally = tally(
             "test sums ... GPU-TEST sums: skipped (no GPU)\nok\n\
              test waits ... GPU-TEST waits: skipped (too few GPUs (1))\nok\n\

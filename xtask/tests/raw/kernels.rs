@@ -56,8 +56,8 @@ const NCCL_STATE: [(&str, &str, &[&str]); 5] = [
     ),
 ];
 
-/// NCCL's GIN barriers call parts of their own several times. LLVM keeps those as functions, in
-/// which the coop is unknown. (The typed layer's barriers are native.)
+/// NCCL's GIN barriers call internal functions several times. LLVM does not inline those, so the
+/// coop is unknown in them. (`nccl_device` has GIN barriers in Rust.)
 const NOT_INLINED: [&str; 2] = ["ncclGinBarrierSessionSync", "ncclBarrierSessionSync"];
 
 /// `coop_any` of `CoopAny`.
@@ -122,7 +122,7 @@ fn kernel(function: &Function) -> String {
 /// The kernels' files, compiled in parallel.
 const FILES: [&str; 5] = ["core", "gin_post", "gin_wait", "reduce", "copy"];
 
-/// The file of a function: GIN's are large, and those of reduce and copy many.
+/// The file of a function. Functions of GIN are large, and those of reduce and copy are many.
 fn file_of(function: &Function) -> &'static str {
     let name = function.name.as_str();
     match () {
@@ -182,7 +182,7 @@ fn build(package: &str, functions: &[Function]) -> Result<Result<Artifacts, Erro
 /// ones.
 pub fn every_function_inlines(_nccl: &Nccl) -> Result<(), Failed> {
     let functions = parse(&Files::checked_in(&root())?.list)?;
-    let (apart, inlined): (Vec<Function>, Vec<Function>) =
+    let (others, inlined): (Vec<Function>, Vec<Function>) =
         functions.into_iter().partition(|function| NOT_INLINED.contains(&function.name.as_str()));
     let reports = build("raw-inlined", &inlined)??.report()?;
     ensure(reports.len() == inlined.len(), || format!("{} kernels", reports.len()))?;
@@ -192,9 +192,9 @@ pub fn every_function_inlines(_nccl: &Nccl) -> Result<(), Failed> {
         let asserts = report.callees.iter().all(|callee| callee.kind() == CalleeKind::Assertion);
         ensure(asserts, || format!("{} calls {:?}", report.name, report.callees))?;
     }
-    // The others link too, and are refused for the remaining calls.
-    match build("raw-apart", &apart)? {
-        Ok(_) => Err("NCCL's barriers over GIN are inlined now: take them off NOT_INLINED".into()),
+    // The others link too, but the build refuses their indirect calls.
+    match build("raw-apart", &others)? {
+        Ok(_) => Err("NCCL's GIN barriers are inlined now: remove them from NOT_INLINED".into()),
         Err(error) => {
             ensure(error.to_string().contains("indirect calls are left"), || error.to_string())
         }

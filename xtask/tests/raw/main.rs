@@ -67,11 +67,11 @@ fn every_function_is_accounted_for(nccl: &Nccl) -> Result<(), Failed> {
     let functions = nccl.c_functions()?;
     ensure(native.len() == not_listed(functions.clone()).len(), || format!("{native:?}"))?;
     let ours: BTreeSet<&String> = list.iter().chain(&native).collect();
-    ensure(ours.len() == list.len() + native.len(), || "a function is there twice".to_owned())?;
+    ensure(ours.len() == list.len() + native.len(), || "a function is listed twice".to_owned())?;
     let nccls: BTreeSet<&String> = functions.iter().map(|function| &function.name).collect();
     ensure(ours == nccls, || {
         let difference: Vec<_> = ours.symmetric_difference(&nccls).collect();
-        format!("in one place only: {difference:?}")
+        format!("only in the files or only in the bitcode: {difference:?}")
     })?;
     let counts = (nccl.version.to_string(), list.len(), native.len());
     ensure(counts.0 != "2.32.3" || (counts.1, counts.2) == (164, 13), || format!("{counts:?}"))

@@ -129,7 +129,7 @@ impl<'c> Module<'c> {
                 return failure(text);
             }
         }
-        self.context.check_reports()
+        self.context.check_diagnostics()
     }
 
     /// Generates PTX.
@@ -153,7 +153,7 @@ impl<'c> Module<'c> {
             (f.LLVMDisposeMemoryBuffer)(buffer);
             text
         };
-        self.context.check_reports()?;
+        self.context.check_diagnostics()?;
         String::from_utf8(text).or_else(|_| failure("LLVM's PTX is not text"))
     }
 

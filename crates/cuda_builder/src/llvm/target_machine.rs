@@ -1,4 +1,4 @@
-//! Code generation.
+//! LLVM's code generator for NVPTX.
 
 use std::ptr::null_mut;
 

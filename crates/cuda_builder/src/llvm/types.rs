@@ -45,8 +45,8 @@ impl<'m> Value<'m> {
         let f = self.functions();
         // SAFETY: the test takes any live value, and only an alloca is queried.
         unsafe {
-            let is_place = !(f.LLVMIsAAllocaInst)(self.raw()).is_null();
-            is_place.then(|| self.in_type((f.LLVMGetAllocatedType)(self.raw())))
+            let is_alloca = !(f.LLVMIsAAllocaInst)(self.raw()).is_null();
+            is_alloca.then(|| self.in_type((f.LLVMGetAllocatedType)(self.raw())))
         }
     }
 

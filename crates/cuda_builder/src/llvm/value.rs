@@ -133,7 +133,7 @@ impl<'m> Value<'m> {
         (0..count.cast_unsigned()).map(operand).collect()
     }
 
-    /// Attributes belong to a context, of which each job has one.
+    /// Panics if the attribute is of another context than this value.
     fn check_context(self, attribute: Attribute<'_>) {
         // SAFETY: any value has a type, and a type a context.
         let own = unsafe { (self.f.LLVMGetTypeContext)((self.f.LLVMTypeOf)(self.raw)) };
@@ -225,7 +225,7 @@ impl<'m> Global<'m> {
         (!raw.is_null()).then(|| self.value(raw))
     }
 
-    /// Makes the global dead: internal, and with a name without a meaning to LLVM.
+    /// Makes the global dead: internal, and with a name that has no meaning to LLVM.
     pub(crate) fn retire(self) {
         self.set_linkage(Linkage::INTERNAL);
         self.set_name(&format!("retired.{}", self.name()));
@@ -277,7 +277,7 @@ impl<'m> Function<'m> {
     }
 
     pub(crate) fn parameters(self) -> Vec<Value<'m>> {
-        // SAFETY: the value is a function, and the indices are those that exist.
+        // SAFETY: the value is a function, and the indices are valid.
         let parameter = |i| self.value(unsafe { (self.f.LLVMGetParam)(self.raw(), i) });
         // SAFETY: the value is a function.
         let count = unsafe { (self.f.LLVMCountParams)(self.raw()) };
@@ -394,8 +394,8 @@ impl<'m> Instruction<'m> {
         if self.opcode() != Opcode::Address || operands.len() != POINTER_AND_INDEX {
             return None;
         }
-        // SAFETY: the value is an address computation, as checked, so it has an element type;
-        // comparing handles of types is comparing types, as all live in one context.
+        // SAFETY: the value is an address computation, as checked, so it has an element type.
+        // Types are unique within a context, so comparing their handles is enough.
         let of_bytes = unsafe {
             let element = (self.f.LLVMGetGEPSourceElementType)(self.raw);
             element == (self.f.LLVMInt8TypeInContext)((self.f.LLVMGetTypeContext)(element))
@@ -422,9 +422,9 @@ impl<'m> Instruction<'m> {
             for index in 0..=words {
                 let ty = if index < words { word } else { pointer };
                 let mut at = (f.LLVMConstInt)(word, index, 0);
-                let mut place =
+                let mut address =
                     |base: Self| (f.LLVMBuildGEP2)(builder, word, base.raw, &mut at, 1, UNNAMED);
-                let (from, to) = (place(Self(from)), place(Self(to)));
+                let (from, to) = (address(Self(from)), address(Self(to)));
                 let value = (f.LLVMBuildLoad2)(builder, ty, from, UNNAMED);
                 (f.LLVMBuildStore)(builder, value, to);
             }

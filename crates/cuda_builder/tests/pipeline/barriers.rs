@@ -36,7 +36,7 @@ fn stay_one(folder: &str, rustc: Option<&Path>) -> TestResult {
         let found = barriers(kernel);
         ensure(found == 1, format!("{kernel} has {found} barriers in place of one"))?;
     }
-    // NCCL's own barrier has several: as many as without a condition around it.
+    // NCCL's barrier has several: the same number as without a condition around it.
     let (alone, between) = (barriers("barrier_lsa_alone"), barriers("barrier_lsa"));
     ensure(alone > 0, "NCCL's barrier has no barrier in it")?;
     ensure(between == alone, format!("NCCL's barrier of {alone} became {between}"))

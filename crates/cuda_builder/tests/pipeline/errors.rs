@@ -44,7 +44,7 @@ fn kernel(name: &str, before: &str, body: &str) -> Package {
     Package::new(name, &source)
 }
 
-/// Builds, and checks that the error contains all these texts.
+/// Checks that the build fails with an error that contains all these texts.
 fn fails(package: &Package, texts: &[&str]) -> TestResult {
     contains_all(&expect_error(package.builder())?, texts)
 }
@@ -130,12 +130,12 @@ const POINTER: &str = r#""params":[{"name":"p","type":"*mut u32"}]"#;
 fn no_size() -> TestResult {
     let two = r#""params":[{"name":"unit","type":"()"},{"name":"p","type":"*mut u32"}]"#;
     let package = declared("no_size", [POINTER, two]);
-    fails(&package, &["`second` declares 2 parameters and its PTX has 1", "no size"])
+    fails(&package, &["`second` declares 2 parameters and its PTX has 1", "zero-sized"])
 }
 
 fn two_architectures() -> TestResult {
-    let asks = |arch: &str| format!("{POINTER},\"arch\":\"{arch}\"");
-    let package = declared("two_architectures", [&asks("sm_90a"), &asks("sm_100a")]);
+    let with = |arch: &str| format!("{POINTER},\"arch\":\"{arch}\"");
+    let package = declared("two_architectures", [&with("sm_90a"), &with("sm_100a")]);
     fails(&package, &["first (sm_90a)", "second (sm_100a)", "another file"])
 }
 
@@ -162,26 +162,26 @@ fn fake_nccl(package: &Package, source: &str) -> std::path::PathBuf {
 
 /// A kernel that calls `ncclUse`, with that function in a fake NCCL.
 fn with_fake_nccl(name: &str, source: &str, texts: &[&str]) -> TestResult {
-    let before = "unsafe extern \"C\" { fn ncclUse(group: *mut u32) -> i32; }";
+    let before = "unsafe extern \"C\" { fn ncclUse(coop: *mut u32) -> i32; }";
     let package = kernel(name, before, "*p = ncclUse(p) as u32");
     let root = fake_nccl(&package, source);
     contains_all(&expect_error(package.builder().nccl_home(root))?, texts)
 }
 
-const GROUP: &str = "
+const COOP: &str = "
 #![no_std]
-#[repr(C)] pub struct Group { storage: [u64; 2], table: *const Table }
-#[repr(C)] pub struct Table { rank: unsafe extern \"C\" fn(*mut Group) -> i32 }
+#[repr(C)] pub struct Coop { storage: [u64; 2], table: *const Table }
+#[repr(C)] pub struct Table { rank: unsafe extern \"C\" fn(*mut Coop) -> i32 }
 unsafe impl Sync for Table {}
 ";
 
 fn other_call() -> TestResult {
     let source = format!(
-        "{GROUP}
+        "{COOP}
         #[unsafe(no_mangle)]
-        pub unsafe extern \"C\" fn ncclUse(group: *mut Group, f: unsafe extern \"C\" fn(*mut \
-         Group) -> i32) -> i32 {{
-            unsafe {{ f(group) }}
+        pub unsafe extern \"C\" fn ncclUse(coop: *mut Coop, f: unsafe extern \"C\" fn(*mut \
+         Coop) -> i32) -> i32 {{
+            unsafe {{ f(coop) }}
         }}"
     );
     with_fake_nccl("other_call", &source, &["ncclUse has an indirect call", "not one of a coop"])
@@ -189,14 +189,14 @@ fn other_call() -> TestResult {
 
 fn writing_entry() -> TestResult {
     let source = format!(
-        "{GROUP}
+        "{COOP}
         #[unsafe(no_mangle)]
-        pub unsafe extern \"C\" fn ncclUse(group: *mut Group) -> i32 {{
-            unsafe {{ ((*(*group).table).rank)(group) }}
+        pub unsafe extern \"C\" fn ncclUse(coop: *mut Coop) -> i32 {{
+            unsafe {{ ((*(*coop).table).rank)(coop) }}
         }}
         #[unsafe(no_mangle)]
-        unsafe extern \"C\" fn writes(group: *mut Group) -> i32 {{
-            unsafe {{ (*group).storage[0] = 1; }}
+        unsafe extern \"C\" fn writes(coop: *mut Coop) -> i32 {{
+            unsafe {{ (*coop).storage[0] = 1; }}
             0
         }}
         #[unsafe(no_mangle)]
@@ -235,7 +235,7 @@ fn no_rust_source() -> TestResult {
 }
 
 fn needs_nccl(name: &str) -> Package {
-    let before = "unsafe extern \"C\" { fn ncclCoopSync(group: *mut u32); }";
+    let before = "unsafe extern \"C\" { fn ncclCoopSync(coop: *mut u32); }";
     kernel(name, before, "ncclCoopSync(p)")
 }
 

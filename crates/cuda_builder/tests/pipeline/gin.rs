@@ -115,7 +115,7 @@ fn a_kernel_for_gin_has_an_entry_for_each_back_end() -> TestResult {
         .map(|kernel| kernel.params.iter().map(|param| param.size).collect())
         .collect();
     ensure(sizes == [vec![8, 8, 8], vec![248, 4, 8]], format!("{sizes:?}"))?;
-    // Each back end has code of its own.
+    // Each back end has different code.
     let bodies: std::collections::HashSet<String> =
         wanted[1..5].iter().map(|entry| body(artifacts, entry)).collect();
     ensure(bodies.len() == 4, format!("{} different bodies", bodies.len()))

@@ -50,7 +50,7 @@ fn coop() -> TestResult {
         .filter(|copied| copied.name == "ncclCoopAny")
         .map(|copied| copied.size)
         .collect();
-    ensure(offset_of!(CoopAny, vtable) == TABLE_AT, "the table is elsewhere")?;
+    ensure(offset_of!(CoopAny, vtable) == TABLE_AT, "the table has another offset")?;
     ensure(
         sizes == BTreeSet::from([size_of::<CoopAny>() as u64]),
         format!("NCCL's coop has {sizes:?} bytes"),

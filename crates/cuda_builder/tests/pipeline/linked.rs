@@ -71,9 +71,9 @@ fn shared() -> TestResult {
         let found = body.contains("st.shared") && body.contains("ld.shared");
         ensure(found, format!("{kernel} does not access shared memory"))?;
     }
-    ensure(module.info.arch == "sm_90a", "the architecture that the kernels ask for was not used")?;
+    ensure(module.info.arch == "sm_90a", "the architecture that the kernels require was not used")?;
     let bounds = text.matches(".maxntid 256").count();
-    ensure(bounds == 1, format!("{bounds} of two kernels have the bound that one asks for"))
+    ensure(bounds == 1, format!("{bounds} of two kernels have the bound that one declares"))
 }
 
 fn assemble() -> TestResult {
@@ -97,7 +97,7 @@ fn sidecar() -> TestResult {
     ensure(text["kernels"][0]["params"][0] == comm, format!("{text}"))?;
     // A kernel without #[kernel] is in the package's module, with PTX's parameters.
     let plain = module("fixture_linked")?;
-    ensure(plain.info.nccl.is_none(), "a kernel without NCCL is said to have it")?;
+    ensure(plain.info.nccl.is_none(), "the sidecar of a kernel without NCCL names NCCL")?;
     let params = &plain.info.kernels[0].params;
     ensure(params.len() == 3 && params[2].ty == "u64", format!("{params:?}"))
 }

@@ -47,7 +47,7 @@ pub static NIGHTLY: LazyLock<Option<PathBuf>> = LazyLock::new(|| {
 });
 
 impl Needs {
-    /// Why it is missing.
+    /// The reason, if it is missing.
     fn missing(self) -> Option<String> {
         match self {
             Self::RustSource => RUST_SOURCE.clone(),
@@ -86,7 +86,7 @@ fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(name)
 }
 
-/// A kernel package in a folder of its own.
+/// A kernel package in its own folder.
 pub struct Package {
     pub name: String,
     pub folder: PathBuf,
@@ -116,13 +116,13 @@ impl Package {
             package.name
         );
         package.write("Cargo.toml", &manifest);
-        let beginning = "#![no_std]\n#![feature(stdarch_nvptx)]\n#[panic_handler]\nfn panic(_: \
-                         &core::panic::PanicInfo) -> ! { loop {} }\n";
-        package.write("src/lib.rs", &format!("{beginning}{source}"));
+        let prelude = "#![no_std]\n#![feature(stdarch_nvptx)]\n#[panic_handler]\nfn panic(_: \
+                       &core::panic::PanicInfo) -> ! { loop {} }\n";
+        package.write("src/lib.rs", &format!("{prelude}{source}"));
         package
     }
 
-    /// Writes a file of the package; an unchanged one keeps its time.
+    /// Writes a file of the package; an unchanged file keeps its modification time.
     pub fn write(&self, name: &str, contents: &str) {
         let path = self.folder.join(name);
         if fs::read_to_string(&path).is_ok_and(|old| old == contents) {
@@ -180,13 +180,13 @@ pub fn build_script() {
     }
 }
 
-/// Hides NCCL from searches.
+/// Hides NCCL from `devcomm-locate`: no Python, no `ldconfig`, and paths that do not exist.
 pub fn hide_nccl(command: &mut Command) {
-    let python = "#!/bin/sh\nexit 1\n";
+    let failing = "#!/bin/sh\nexit 1\n";
     let bin = folder("no-python");
     fs::create_dir_all(&bin).unwrap();
     for name in ["python3", "python", "ldconfig"] {
-        script(&bin.join(name), python);
+        script(&bin.join(name), failing);
     }
     let path = env::var("PATH").unwrap_or_default();
     command
