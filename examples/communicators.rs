@@ -46,8 +46,7 @@ fn run_rank(rank: &Rank) -> Result<()> {
         ensure!(sum_of_ranks(small, &stream)? == sum(0..last));
     }
 
-    // Grown by the last rank again: an existing rank creates a unique id, by which the new one
-    // joins.
+    // The last rank joins again, by a unique id that an existing rank creates.
     let id = match &small {
         Some(small) if own == 0 => Some(small.unique_id()?),
         _ => None,

@@ -53,8 +53,7 @@ fn all_to_alls(rank: &Rank) -> Result<()> {
         let words = (count.div_ceil(2) * n_ranks) as u32;
         let blocks = words.div_ceil(THREADS).clamp(1, BLOCKS);
         // SAFETY: the windows have `count` elements for every rank and live until the stream is
-        // idle below; `exchange` belongs to this device communicator, and every rank passes the
-        // same.
+        // idle below; `exchange` is this device communicator's, and every rank passes the same.
         unsafe {
             let all = kernels::ll_alltoall::args(&dev_comm, exchange, &send, &recv, count);
             all.grid(blocks).block(THREADS).launch(&stream)?;

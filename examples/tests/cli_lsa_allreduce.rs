@@ -1,5 +1,4 @@
-//! The command line of the example `lsa_allreduce`: which arguments it refuses, and that it runs
-//! without a GPU.
+//! How the example `lsa_allreduce` handles its command line, also without a GPU.
 
 use std::io::Write;
 use std::process::Command;
@@ -16,8 +15,7 @@ struct Outcome {
     stderr: String,
 }
 
-/// Runs the example with these arguments and environment variables; `DEVCOMM_SIMULATE` is unset
-/// otherwise.
+/// Runs the example with these arguments and variables; `DEVCOMM_SIMULATE` is not inherited.
 fn run(args: &str, env: &[(&str, &str)]) -> Outcome {
     let mut command = Command::new(EXAMPLE);
     command.args(args.split_whitespace()).env_remove(SIMULATE).envs(env.iter().copied());
