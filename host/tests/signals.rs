@@ -28,7 +28,7 @@ fn interrupted(signal: &'static str) {
         .run()
         .unwrap_err();
     assert!(
-        matches!(error, Error::World(WorldError::Interrupted { signal: received }) if received == signal),
+        matches!(error, Error::World(WorldError::Interrupted { signal: s }) if s == signal),
         "{error}"
     );
     assert!(start.elapsed() < Duration::from_secs(60));
