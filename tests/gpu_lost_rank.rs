@@ -47,11 +47,11 @@ fn a_rank_that_a_kernel_waits_for_is_an_error() {
         return run_rank(kernel);
     }
     gpus(2).with_world(name, |world| {
-        for turn in 0..3 {
+        for round in 0..3 {
             let job = Job::new(name, world.n_ranks(), 1);
             let error = job.run(&[]);
-            assert!(error.contains("SIGABRT"), "turn {turn}: {error}");
-            job.require_reports(turn);
+            assert!(error.contains("SIGABRT"), "round {round}: {error}");
+            job.require_reports(round);
             job.require_no_process_left();
         }
     });
@@ -83,12 +83,12 @@ fn kill_at_random(test: &'static str, n_ranks: usize, seed: u64) {
     const TIMES: usize = 20;
     /// The latest kill, in microseconds.
     const LATEST: u64 = 100_000;
-    for turn in 0..TIMES {
-        let job = Job::new(test, n_ranks, turn % n_ranks);
-        let delay = fastrand::Rng::with_seed(seed + turn as u64).u64(..LATEST);
+    for round in 0..TIMES {
+        let job = Job::new(test, n_ranks, round % n_ranks);
+        let delay = fastrand::Rng::with_seed(seed + round as u64).u64(..LATEST);
         let error = job.run(&[(KILL_AFTER, &delay.to_string())]);
-        assert!(error.contains("SIGKILL"), "turn {turn}: {error}");
-        job.require_reports(turn);
+        assert!(error.contains("SIGKILL"), "round {round}: {error}");
+        job.require_reports(round);
         job.require_no_process_left();
     }
 }
@@ -128,19 +128,19 @@ impl Job {
 
     /// Checks that every survivor's wait ended within the deadline, with an error that names the
     /// victim.
-    fn require_reports(&self, turn: usize) {
+    fn require_reports(&self, round: usize) {
         let victim = self.victim;
-        let died = self.report(victim).unwrap_or_else(|| panic!("turn {turn}: no rank was lost"));
+        let died = self.report(victim).unwrap_or_else(|| panic!("round {round}: no rank was lost"));
         let died: u64 = died.parse().unwrap();
         for rank in (0..self.n_ranks).filter(|rank| *rank != victim) {
             let report = self.report(rank);
             let report =
-                report.unwrap_or_else(|| panic!("turn {turn}: rank {rank} reported no error"));
+                report.unwrap_or_else(|| panic!("round {round}: rank {rank} reported no error"));
             let (at, error) = report.split_once(' ').unwrap();
             let after = Duration::from_millis(at.parse::<u64>().unwrap().saturating_sub(died));
-            assert!(after < DEADLINE, "turn {turn}: rank {rank} returned after {after:?}");
+            assert!(after < DEADLINE, "round {round}: rank {rank} returned after {after:?}");
             let named = error.contains(&format!("rank {victim} is lost"));
-            assert!(named, "turn {turn}, rank {rank}: rank {victim} is not named: {error}");
+            assert!(named, "round {round}, rank {rank}: rank {victim} is not named: {error}");
         }
     }
 

@@ -1,4 +1,4 @@
-//! One collective on elements of a type known at run time, and what it must give.
+//! Runs a collective on elements of a type chosen at run time, and computes the expected result.
 
 use std::ops::Range;
 
@@ -9,13 +9,12 @@ use devcomm::{
 
 use crate::types::{Domain, ElementType, LARGEST, combine};
 
-/// One element, a few, a whole number of vectors; many, an odd number, beyond 64 Ki where that may
-/// matter.
+/// One element, a few, a multiple of a vector, and a large odd number, on GPUs above 64 Ki.
 pub fn counts(rank: &Rank) -> [usize; 4] {
     [1, 3, 1000, if rank.is_simulated() { 4097 } else { 65_537 }]
 }
 
-/// Bytes after each result that must stay as they are.
+/// Bytes after each result that must not change.
 const GUARD: usize = 64;
 const UNTOUCHED: u8 = 0xa5;
 
@@ -29,12 +28,12 @@ pub enum Collective {
     AllToAll,
     Gather,
     Scatter,
-    /// To the next rank, from the one before.
+    /// Sends to the next rank, receives from the previous one.
     SendRecv,
 }
 
 impl Collective {
-    /// Those that take a configuration.
+    /// The collectives that take a configuration.
     pub const CONFIGURABLE: [Self; 8] = [
         Self::AllReduce,
         Self::Reduce,
@@ -51,7 +50,7 @@ impl Collective {
     }
 }
 
-/// One call of a collective on every rank. `count` is the length of a part where there are several.
+/// One call of a collective on every rank. `count` is the length of one rank's part.
 pub struct Case<'a> {
     pub collective: Collective,
     pub element: &'a ElementType,
@@ -62,8 +61,8 @@ pub struct Case<'a> {
     pub values: &'a [Vec<i32>],
 }
 
-/// What a rank needs for the cases.
-pub struct Bench<'a> {
+/// Runs cases on one rank, with its communicator, stream and buffers.
+pub struct Runner<'a> {
     rank: &'a Rank,
     comm: &'a Communicator,
     stream: Stream,
@@ -72,7 +71,7 @@ pub struct Bench<'a> {
     config: Option<CollectiveConfig>,
 }
 
-impl<'a> Bench<'a> {
+impl<'a> Runner<'a> {
     pub fn new(rank: &'a Rank) -> Result<Self, Error> {
         let comm = rank.communicator()?;
         let bytes = rank.n_ranks() * counts(rank)[3] * LARGEST + GUARD;
@@ -85,7 +84,7 @@ impl<'a> Bench<'a> {
         Self { config: Some(config), ..self }
     }
 
-    /// Every rank's values, enough for all cases.
+    /// Every rank's values, enough for the largest case.
     pub fn values(&self, domain: Domain) -> Vec<Vec<i32>> {
         let n = self.rank.n_ranks();
         let len = n * counts(self.rank)[3];
@@ -93,7 +92,7 @@ impl<'a> Bench<'a> {
         (0..n).map(of).collect()
     }
 
-    /// Runs a case and checks every byte of the result, of what follows it, and of the input.
+    /// Runs a case, and checks every byte of the result, of the guard after it, and of the input.
     pub fn check(&self, case: &Case, in_place: bool) -> Result<(), Error> {
         let (own, n) = (self.rank.rank(), self.rank.n_ranks());
         let (input, output) = case.ranges(own, n, in_place);
@@ -130,7 +129,7 @@ impl<'a> Bench<'a> {
                     panic!("{}: element {} is wrong", what(), at / element.size());
                 }
             }
-            None => assert!(in_place || untouched(result), "{}: for the root only", what()),
+            None => assert!(in_place || untouched(result), "{}: only for the root", what()),
         }
         assert!(untouched(&got[end..]), "{}: overrun", what());
         if !in_place {
@@ -148,8 +147,8 @@ impl<'a> Bench<'a> {
         element: &ElementType,
     ) -> DeviceSlice<Dynamic> {
         let address = memory.device_address() + (range.start * element.size()) as u64;
-        // SAFETY: the memory has room for every rank's part of the largest case, which starts at a
-        // multiple of its size, and lives until the stream was synchronized.
+        // SAFETY: the memory has room for every rank's part of the largest case, at aligned
+        // addresses, and lives until the stream was synchronized.
         unsafe {
             DeviceSlice::from_raw_parts_dynamic(
                 self.rank.context(),
@@ -195,8 +194,8 @@ impl<'a> Bench<'a> {
 }
 
 impl Case<'_> {
-    /// Where a rank's input and output are, in elements. In place, the smaller one is the rank's
-    /// part of the larger.
+    /// The ranges of a rank's input and output, in elements. In place, the smaller one is the
+    /// rank's part of the larger.
     fn ranges(&self, own: usize, n: usize, in_place: bool) -> (Range<usize>, Range<usize>) {
         let (one, all) = (self.count, n * self.count);
         let part = if in_place { own * one..(own + 1) * one } else { 0..one };
@@ -211,7 +210,7 @@ impl Case<'_> {
         }
     }
 
-    /// What this rank must get, if it gets something.
+    /// The expected result of this rank, if it gets one.
     fn expected(&self, own: usize, n: usize) -> Option<Vec<i32>> {
         let count = self.count;
         let part = |of: usize| of * count..(of + 1) * count;

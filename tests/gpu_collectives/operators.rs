@@ -1,4 +1,4 @@
-//! Operators of one's own: every rank's elements times that rank's factor, summed.
+//! Tests of premul-sum operators: the sum of every rank's elements times that rank's factor.
 
 use devcomm::{Element, Error, Rank, ReduceOp, StateError, Stream};
 use half::{bf16, f16};
@@ -8,7 +8,7 @@ use devcomm_testing::works::require_works;
 
 const COUNT: usize = 1001;
 
-/// A type with small whole numbers.
+/// An element type that holds small integers.
 trait Whole: Element + PartialEq + std::fmt::Debug {
     fn whole(value: i32) -> Self;
 }
@@ -40,8 +40,7 @@ fn factor(rank: usize) -> i32 {
     rank as i32 + 1
 }
 
-/// With the factor from the host and with one in device memory, which may change between
-/// operations.
+/// With a factor from the host, and with one in device memory, which may change between operations.
 fn multiplies_and_sums<T: Whole>(rank: &Rank, stream: &Stream) -> Result<(), Error> {
     let (comm, own) = (rank.communicator()?, rank.rank());
     let (send, recv) = (comm.mem_alloc::<T>(COUNT)?, comm.mem_alloc::<T>(COUNT)?);

@@ -1,4 +1,4 @@
-//! Communicators made of others: split, shrunk, grown.
+//! Tests of communicators created from others by split, shrink and grow.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ fn splits(rank: &Rank) -> Result<(), Error> {
     let (comm, stream, config) = (rank.communicator()?, rank.stream()?, CommConfig::new());
     let (own, n) = (rank.rank(), rank.n_ranks());
 
-    // By parity, in reversed order.
+    // Split by parity, in reversed order.
     let parity = own % 2;
     let child = comm.split(Some(parity as i32), -(own as i32), &config)?.unwrap();
     let members: Vec<usize> = (0..n).rev().filter(|rank| rank % 2 == parity).collect();
@@ -24,7 +24,7 @@ fn splits(rank: &Rank) -> Result<(), Error> {
     require_kernels_work(rank, &child, &stream)?;
     child.barrier()?;
 
-    // Without rank 0, while the first child is there, and with a configuration.
+    // Split without rank 0, while the first child exists, and with a configuration.
     let shared = CommConfig::new().split_share(true).comm_name("rest");
     let rest = comm.split((own > 0).then_some(0), 0, &shared)?;
     assert_eq!(rest.is_some(), own > 0);
@@ -52,7 +52,7 @@ fn splits_on_four_gpus() {
     on_gpus("splits_on_four_gpus", 4, splits);
 }
 
-/// Without the last rank, and then with it again.
+/// Shrinks by the last rank, and grows by it again.
 fn shrinks_and_grows(rank: &Rank) -> Result<(), Error> {
     let (comm, stream, config) = (rank.communicator()?, rank.stream()?, CommConfig::new());
     let (own, n) = (rank.rank(), rank.n_ranks());
@@ -73,10 +73,10 @@ fn shrinks_and_grows(rank: &Rank) -> Result<(), Error> {
         assert!(matches!(refused, Err(Error::InvalidInput { .. })), "{refused:?}");
     }
 
-    let made = small.as_ref().filter(|_| own == 0).map(Communicator::unique_id).transpose()?;
-    let bytes = rank.broadcast(0, made.as_ref().map_or(&[][..], |id| &id.as_bytes()[..]))?;
+    let id = small.as_ref().filter(|_| own == 0).map(Communicator::unique_id).transpose()?;
+    let bytes = rank.broadcast(0, id.as_ref().map_or(&[][..], |id| &id.as_bytes()[..]))?;
     let grown = match &small {
-        Some(small) => small.grow(n, made.as_ref(), &config)?,
+        Some(small) => small.grow(n, id.as_ref(), &config)?,
         None => {
             let id = UniqueId::from_bytes(&bytes).unwrap();
             Communicator::join_grown(rank.library(), rank.context(), &id, last, n, &config)?
@@ -100,7 +100,7 @@ fn shrinks_and_grows_on_four_gpus() {
     on_gpus("shrinks_and_grows_on_four_gpus", 4, shrinks_and_grows);
 }
 
-/// The others continue without a rank that does not take part in an operation any more.
+/// The others continue without a rank that does not join an operation.
 fn shrinks_out_of_an_operation_that_hangs(rank: &Rank) -> Result<(), Error> {
     let comm = rank.new_communicator(&CommConfig::new())?;
     let stream = rank.stream()?;
