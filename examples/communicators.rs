@@ -18,7 +18,7 @@ fn main() -> ExitCode {
 fn run_rank(rank: &Rank) -> Result<()> {
     ensure!(rank.n_ranks() >= 2, "there is one GPU, but this takes at least two");
     let (comm, stream, config) = (rank.communicator()?, rank.stream()?, CommConfig::new());
-    let (own, n) = (rank.rank(), rank.n_ranks());
+    let (me, n) = (rank.rank(), rank.n_ranks());
 
     // What NCCL can do between these ranks.
     let properties = comm.properties()?;
@@ -28,9 +28,9 @@ fn run_rank(rank: &Rank) -> Result<()> {
     ensure!(sum_of_ranks(comm, &stream)? == sum(0..n));
 
     // A split: ranks of one color form a communicator, here the even and the odd ones.
-    let parity = own % 2;
+    let parity = me % 2;
     let half = comm.split(Some(parity as i32), 0, &config)?.context("this rank has a color")?;
-    ensure!(half.rank() == own / 2);
+    ensure!(half.rank() == me / 2);
     ensure!(sum_of_ranks(&half, &stream)? == sum(0..half.n_ranks()));
     // Destroys it, as dropping it does. Collective: its other ranks do the same.
     half.destroy()?;
@@ -38,7 +38,7 @@ fn run_rank(rank: &Rank) -> Result<()> {
     // A communicator without the last rank, which does not call `shrink`. After a failed operation,
     // `ShrinkMode::Abort` first aborts the operations in flight.
     let last = n - 1;
-    let small = match own == last {
+    let small = match me == last {
         true => None,
         false => Some(comm.shrink(&[last], ShrinkMode::Idle, &config)?),
     };
@@ -48,7 +48,7 @@ fn run_rank(rank: &Rank) -> Result<()> {
 
     // The last rank joins again, by a unique id that an existing rank creates.
     let id = match &small {
-        Some(small) if own == 0 => Some(small.unique_id()?),
+        Some(small) if me == 0 => Some(small.unique_id()?),
         _ => None,
     };
     let bytes = rank.broadcast(0, id.as_ref().map_or(&[], |id| &id.as_bytes()[..]))?;

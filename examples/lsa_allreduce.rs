@@ -35,7 +35,7 @@ struct Options {
     /// Blocks of the kernel [default: by size]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     blocks: Option<u32>,
-    /// Threads of a block
+    /// Threads per block
     #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: u32,
     /// Seed of the random inputs

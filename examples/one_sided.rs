@@ -23,7 +23,7 @@ fn main() -> ExitCode {
 fn run_rank(rank: &Rank) -> Result<()> {
     ensure!(rank.n_ranks() >= 2, "there is one GPU, but this takes at least two");
     let (comm, stream) = (rank.communicator()?, rank.stream()?);
-    let (own, n) = (rank.rank(), rank.n_ranks());
+    let (me, n) = (rank.rank(), rank.n_ranks());
     ensure!(
         comm.properties()?.host_rma,
         "NCCL offers no one-sided operations between these ranks (hostRmaSupport is false)"
@@ -31,14 +31,14 @@ fn run_rank(rank: &Rank) -> Result<()> {
 
     // A put's source must be in a window too. The target has one slot per source rank.
     let (source, target) = (comm.window::<f32>(COUNT)?, comm.window::<f32>(n * COUNT)?);
-    let peers: Vec<usize> = (0..n).filter(|&peer| peer != own).collect();
+    let peers: Vec<usize> = (0..n).filter(|&peer| peer != me).collect();
 
     for round in 0..ROUNDS {
-        source.copy_from_host(&[value(own, round); COUNT])?;
+        source.copy_from_host(&[value(me, round); COUNT])?;
 
         // Put to this rank's slot in every peer. The offset is in elements.
         for &peer in &peers {
-            comm.put_signal(&source, &target, own * COUNT, Signal::to(peer), &stream)?;
+            comm.put_signal(&source, &target, me * COUNT, Signal::to(peer), &stream)?;
         }
 
         // One wait for one signal of each peer. Later work in this stream sees what they put before

@@ -24,7 +24,7 @@ fn run_rank(rank: &Rank) -> Result<()> {
     let comm = rank.communicator()?;
     // This program uses load and store only, so all ranks must be in one LSA team.
     comm.require_single_lsa_team()?;
-    let (own, n) = (rank.rank(), rank.n_ranks());
+    let (me, n) = (rank.rank(), rank.n_ranks());
 
     // `comm.window(COUNT)` allocates and registers. A group registers several windows in one
     // exchange between the ranks; they are valid after the group.
@@ -34,7 +34,7 @@ fn run_rank(rank: &Rank) -> Result<()> {
         Ok::<_, Error>((comm.register_window(&send, flags)?, comm.register_window(&recv, flags)?))
     })?;
     ensure!(send.is_valid() && recv.is_valid());
-    send.copy_from_host(&vec![own as f32 + 1.0; COUNT])?;
+    send.copy_from_host(&vec![me as f32 + 1.0; COUNT])?;
 
     // Every peer's window memory is mapped on this GPU. A copy waits only for this rank's work, so
     // a barrier precedes the reads, and another follows them, before any rank writes again.

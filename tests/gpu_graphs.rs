@@ -59,7 +59,7 @@ fn replays_an_all_reduce_on_four_gpus() {
 fn replays_a_kernel(rank: &Rank) -> Result<(), Error> {
     const BLOCKS: u32 = 4;
     let (comm, stream) = (rank.communicator()?, rank.stream()?);
-    let (own, n) = (rank.rank(), rank.n_ranks());
+    let (me, n) = (rank.rank(), rank.n_ranks());
     rank.load(&KERNELS)?;
     let dev_comm = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(BLOCKS))?;
     let (a, b) = (comm.window::<f32>(COUNT)?, comm.window::<f32>(COUNT)?);
@@ -71,7 +71,7 @@ fn replays_a_kernel(rank: &Rank) -> Result<(), Error> {
     let value = |rank: usize, round: i32, i: usize| (rank + i) as f32 + round as f32;
     let mut got = vec![0.0; COUNT];
     for round in 0..TIMES {
-        a.copy_from_host(&(0..COUNT).map(|i| value(own, round, i)).collect::<Vec<_>>())?;
+        a.copy_from_host(&(0..COUNT).map(|i| value(me, round, i)).collect::<Vec<_>>())?;
         there.launch(&stream)?;
         stream.synchronize()?;
         b.copy_to_host(&mut got)?;

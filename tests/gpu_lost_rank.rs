@@ -186,10 +186,10 @@ impl RankEnv {
             return;
         }
         let delay = std::env::var(KILL_AFTER).unwrap().parse().map(Duration::from_micros).unwrap();
-        let (own, reports) = (rank.rank(), self.reports.clone());
+        let (me, reports) = (rank.rank(), self.reports.clone());
         std::thread::spawn(move || {
             std::thread::sleep(delay);
-            RankEnv { reports, victim: own }.report(own, &now().to_string());
+            RankEnv { reports, victim: me }.report(me, &now().to_string());
             let _ = kill_process(getpid(), Signal::KILL);
         });
     }

@@ -56,23 +56,23 @@ fn require<T: Pattern>(window: &Window<T>, at: usize, expected: &[T]) -> Result<
 
 /// Each rank puts to the next one, at another offset every round.
 fn ring<T: Pattern>(rank: &Rank, comm: &Communicator, stream: &Stream) -> Result<(), Error> {
-    let (own, n) = (rank.rank(), rank.n_ranks());
-    let (next, before) = ((own + 1) % n, (own + n - 1) % n);
+    let (me, n) = (rank.rank(), rank.n_ranks());
+    let (next, previous) = ((me + 1) % n, (me + n - 1) % n);
     let (source, target) = (comm.window::<T>(COUNT + 7)?, comm.window::<T>(ROUNDS * COUNT + 1)?);
     for round in 0..ROUNDS {
-        let data = pattern::<T>(own, round);
+        let data = pattern::<T>(me, round);
         let part = source.slice(7..)?;
         part.copy_from_host(&data)?;
         // Odd offsets, to find a mix-up of bytes and elements.
         let at = round * COUNT + 1;
         comm.put_signal(&part, &target, at, Signal::to(next), stream)?;
-        comm.wait_signal(&[WaitSignalDesc::from(before)], stream)?;
+        comm.wait_signal(&[WaitSignalDesc::from(previous)], stream)?;
         stream.synchronize_within(LIMIT)?;
-        require(&target, at, &pattern::<T>(before, round))?;
+        require(&target, at, &pattern::<T>(previous, round))?;
     }
     require(&target, 0, &[T::of(0)])?;
     // Later rounds have not overwritten the first.
-    require(&target, 1, &pattern::<T>(before, 0))?;
+    require(&target, 1, &pattern::<T>(previous, 0))?;
     rank.barrier()
 }
 
@@ -93,13 +93,13 @@ fn a_ring_of_f32_on_four_gpus() {
 
 /// Every rank puts to every peer, and waits for all of them in one call.
 fn all_pairs(rank: &Rank, comm: &Communicator, stream: &Stream) -> Result<(), Error> {
-    let (own, n) = (rank.rank(), rank.n_ranks());
+    let (me, n) = (rank.rank(), rank.n_ranks());
     let (source, target) = (comm.window::<f32>(COUNT)?, comm.window::<f32>(n * COUNT)?);
-    let peers = || (0..n).filter(|&peer| peer != own);
+    let peers = || (0..n).filter(|&peer| peer != me);
     for round in 0..ROUNDS {
-        source.copy_from_host(&pattern::<f32>(own, round))?;
+        source.copy_from_host(&pattern::<f32>(me, round))?;
         for peer in peers() {
-            comm.put_signal(&source, &target, own * COUNT, Signal::to(peer), stream)?;
+            comm.put_signal(&source, &target, me * COUNT, Signal::to(peer), stream)?;
         }
         let signals: Vec<_> = peers().map(WaitSignalDesc::from).collect();
         comm.wait_signal(&signals, stream)?;
@@ -125,16 +125,16 @@ fn all_pairs_on_four_gpus() {
 
 /// One wait for several puts of every peer, a different number from each.
 fn counts(rank: &Rank, comm: &Communicator, stream: &Stream) -> Result<(), Error> {
-    let (own, n) = (rank.rank(), rank.n_ranks());
+    let (me, n) = (rank.rank(), rank.n_ranks());
     let (source, target) = (comm.window::<u8>(n * COUNT)?, comm.window::<u8>(n * n * COUNT)?);
-    for round in 0..=own {
-        source.slice(round * COUNT..)?.copy_from_host(&pattern::<u8>(own, round))?;
+    for round in 0..=me {
+        source.slice(round * COUNT..)?.copy_from_host(&pattern::<u8>(me, round))?;
     }
-    let peers = || (0..n).filter(|&peer| peer != own);
+    let peers = || (0..n).filter(|&peer| peer != me);
     for peer in peers() {
-        for round in 0..=own {
+        for round in 0..=me {
             let part = source.slice(round * COUNT..(round + 1) * COUNT)?;
-            let at = (own * n + round) * COUNT;
+            let at = (me * n + round) * COUNT;
             comm.put_signal(&part, &target, at, Signal::to(peer), stream)?;
         }
     }

@@ -90,7 +90,7 @@ struct Chunk {
     begin: usize,
     /// Index of the chunk's first element in `send` and `recv`.
     first: usize,
-    /// Elements.
+    /// Number of elements.
     len: usize,
 }
 

@@ -94,15 +94,15 @@ impl<'a> Runner<'a> {
 
     /// Runs a case, and checks every byte of the result, of the guard after it, and of the input.
     pub fn check(&self, case: &Case, in_place: bool) -> Result<(), Error> {
-        let (own, n) = (self.rank.rank(), self.rank.n_ranks());
-        let (input, output) = case.ranges(own, n, in_place);
+        let (me, n) = (self.rank.rank(), self.rank.n_ranks());
+        let (input, output) = case.ranges(me, n, in_place);
         let element = case.element;
         let target = if in_place { &self.send } else { &self.recv };
         let bytes = |range: &Range<usize>| range.start * element.size()..range.end * element.size();
 
         let end = if in_place { output.end.max(input.end) } else { output.end } * element.size();
         target.slice(..end + GUARD)?.fill_bytes(UNTOUCHED)?;
-        let given = element.encode(&case.values[own][..input.len()]);
+        let given = element.encode(&case.values[me][..input.len()]);
         self.send.slice(bytes(&input))?.copy_from_host(&given)?;
 
         let send = self.dynamic(&self.send, &input, element);
@@ -115,14 +115,14 @@ impl<'a> Runner<'a> {
             let (data_type, place) = (element.data_type, if in_place { "in" } else { "out of" });
             format!(
                 "{collective:?} ({op:?}, root {root}) of {count} {data_type:?} {place} place, \
-                 rank {own} of {n}"
+                 rank {me} of {n}"
             )
         };
         let mut got = vec![0; end + GUARD];
         target.slice(..end + GUARD)?.copy_to_host(&mut got)?;
         let untouched = |range: &[u8]| range.iter().all(|&byte| byte == UNTOUCHED);
         let result = &got[bytes(&output)];
-        match case.expected(own, n) {
+        match case.expected(me, n) {
             Some(expected) => {
                 let expected = element.encode(&expected);
                 if let Some(at) = result.iter().zip(&expected).position(|(a, b)| a != b) {
@@ -166,8 +166,8 @@ impl<'a> Runner<'a> {
         recv: &DeviceSlice<Dynamic>,
     ) -> Result<(), Error> {
         let Case { collective, op, root, .. } = *case;
-        let (own, n, stream) = (self.rank.rank(), self.rank.n_ranks(), &self.stream);
-        let at_root = |slice: &DeviceSlice<Dynamic>| (own == root).then(|| slice.clone());
+        let (me, n, stream) = (self.rank.rank(), self.rank.n_ranks(), &self.stream);
+        let at_root = |slice: &DeviceSlice<Dynamic>| (me == root).then(|| slice.clone());
         macro_rules! call {
             ($on:expr) => {
                 match collective {
@@ -180,8 +180,8 @@ impl<'a> Runner<'a> {
                     Collective::Gather => $on.gather(send, at_root(recv), root, stream),
                     Collective::Scatter => $on.scatter(at_root(send), recv, root, stream),
                     Collective::SendRecv => group(|_| {
-                        self.comm.send(send, (own + 1) % n, stream)?;
-                        self.comm.recv(recv, (own + n - 1) % n, stream)
+                        self.comm.send(send, (me + 1) % n, stream)?;
+                        self.comm.recv(recv, (me + n - 1) % n, stream)
                     }),
                 }
             };
@@ -196,9 +196,9 @@ impl<'a> Runner<'a> {
 impl Case<'_> {
     /// The ranges of a rank's input and output, in elements. In place, the smaller one is the
     /// rank's part of the larger.
-    fn ranges(&self, own: usize, n: usize, in_place: bool) -> (Range<usize>, Range<usize>) {
+    fn ranges(&self, me: usize, n: usize, in_place: bool) -> (Range<usize>, Range<usize>) {
         let (one, all) = (self.count, n * self.count);
-        let part = if in_place { own * one..(own + 1) * one } else { 0..one };
+        let part = if in_place { me * one..(me + 1) * one } else { 0..one };
         match self.collective {
             Collective::AllReduce
             | Collective::Reduce
@@ -211,7 +211,7 @@ impl Case<'_> {
     }
 
     /// The expected result of this rank, if it gets one.
-    fn expected(&self, own: usize, n: usize) -> Option<Vec<i32>> {
+    fn expected(&self, me: usize, n: usize) -> Option<Vec<i32>> {
         let count = self.count;
         let part = |of: usize| of * count..(of + 1) * count;
         let combined = |range: Range<usize>| -> Vec<i32> {
@@ -226,17 +226,17 @@ impl Case<'_> {
         let joined = |range: Range<usize>| -> Vec<i32> {
             self.values.iter().flat_map(|values| &values[range.clone()]).copied().collect()
         };
-        let at_root = |values: Vec<i32>| (own == self.root).then_some(values);
+        let at_root = |values: Vec<i32>| (me == self.root).then_some(values);
         match self.collective {
             Collective::AllReduce => Some(combined(0..count)),
             Collective::Reduce => at_root(combined(0..count)),
-            Collective::ReduceScatter => Some(combined(part(own))),
+            Collective::ReduceScatter => Some(combined(part(me))),
             Collective::Broadcast => Some(self.values[self.root][..count].to_vec()),
             Collective::AllGather => Some(joined(0..count)),
             Collective::Gather => at_root(joined(0..count)),
-            Collective::AllToAll => Some(joined(part(own))),
-            Collective::Scatter => Some(self.values[self.root][part(own)].to_vec()),
-            Collective::SendRecv => Some(self.values[(own + n - 1) % n][..count].to_vec()),
+            Collective::AllToAll => Some(joined(part(me))),
+            Collective::Scatter => Some(self.values[self.root][part(me)].to_vec()),
+            Collective::SendRecv => Some(self.values[(me + n - 1) % n][..count].to_vec()),
         }
     }
 }

@@ -42,9 +42,9 @@ fn factor(rank: usize) -> i32 {
 
 /// With a factor from the host, and with one in device memory, which may change between operations.
 fn multiplies_and_sums<T: Whole>(rank: &Rank, stream: &Stream) -> Result<(), Error> {
-    let (comm, own) = (rank.communicator()?, rank.rank());
+    let (comm, me) = (rank.communicator()?, rank.rank());
     let (send, recv) = (comm.mem_alloc::<T>(COUNT)?, comm.mem_alloc::<T>(COUNT)?);
-    send.copy_from_host(&(0..COUNT).map(|i| T::whole(value(own, i))).collect::<Vec<_>>())?;
+    send.copy_from_host(&(0..COUNT).map(|i| T::whole(value(me, i))).collect::<Vec<_>>())?;
     let require = |factors: fn(usize) -> i32| {
         let sum = |i| (0..rank.n_ranks()).map(|rank| factors(rank) * value(rank, i)).sum();
         let expected: Vec<T> = (0..COUNT).map(|i| T::whole(sum(i))).collect();
@@ -54,13 +54,13 @@ fn multiplies_and_sums<T: Whole>(rank: &Rank, stream: &Stream) -> Result<(), Err
         recv.fill_bytes(0xff)
     };
 
-    let from_host = comm.pre_mul_sum(T::whole(factor(own)))?;
+    let from_host = comm.pre_mul_sum(T::whole(factor(me)))?;
     comm.all_reduce(&send, &recv, &from_host, stream)?;
     stream.synchronize()?;
     require(factor)?;
 
     let scalar = comm.mem_alloc::<T>(1)?;
-    scalar.copy_from_host(&[T::whole(factor(own))])?;
+    scalar.copy_from_host(&[T::whole(factor(me))])?;
     let from_device = comm.pre_mul_sum_from(&scalar)?;
     comm.all_reduce(&send, &recv, &from_device, stream)?;
     stream.synchronize()?;

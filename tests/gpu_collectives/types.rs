@@ -91,7 +91,7 @@ fn small_float(value: i32, mantissa_bits: u32, bias: u32) -> Option<u8> {
 /// The set of values that the ranks contribute.
 #[derive(Clone, Copy)]
 pub enum Domain {
-    /// -2 to 2, or 0 to 2.
+    /// -2 to 2 if signed, else 0 to 2.
     Small { signed: bool },
     /// 1 and 2, and also -1 and -2 if signed.
     Factors { signed: bool },

@@ -9,14 +9,14 @@ use devcomm_testing::works::{require_kernels_work, require_works};
 
 fn splits(rank: &Rank) -> Result<(), Error> {
     let (comm, stream, config) = (rank.communicator()?, rank.stream()?, CommConfig::new());
-    let (own, n) = (rank.rank(), rank.n_ranks());
+    let (me, n) = (rank.rank(), rank.n_ranks());
 
     // Split by parity, in reversed order.
-    let parity = own % 2;
-    let child = comm.split(Some(parity as i32), -(own as i32), &config)?.unwrap();
+    let parity = me % 2;
+    let child = comm.split(Some(parity as i32), -(me as i32), &config)?.unwrap();
     let members: Vec<usize> = (0..n).rev().filter(|rank| rank % 2 == parity).collect();
     assert_eq!(child.n_ranks(), members.len());
-    assert_eq!(members[child.rank()], own);
+    assert_eq!(members[child.rank()], me);
     let (child_rank, child_n, device) = child.identity()?;
     assert_eq!((child_rank as usize, child_n as usize), (child.rank(), child.n_ranks()));
     assert_eq!(device as usize, rank.device());
@@ -26,10 +26,10 @@ fn splits(rank: &Rank) -> Result<(), Error> {
 
     // Split without rank 0, while the first child exists, and with a configuration.
     let shared = CommConfig::new().split_share(true).comm_name("rest");
-    let rest = comm.split((own > 0).then_some(0), 0, &shared)?;
-    assert_eq!(rest.is_some(), own > 0);
+    let rest = comm.split((me > 0).then_some(0), 0, &shared)?;
+    assert_eq!(rest.is_some(), me > 0);
     if let Some(rest) = rest {
-        assert_eq!((rest.rank(), rest.n_ranks()), (own - 1, n - 1));
+        assert_eq!((rest.rank(), rest.n_ranks()), (me - 1, n - 1));
         require_works(&rest, &stream)?;
         rest.barrier()?;
         rest.destroy()?;
@@ -55,17 +55,17 @@ fn splits_on_four_gpus() {
 /// Shrinks by the last rank, and grows by it again.
 fn shrinks_and_grows(rank: &Rank) -> Result<(), Error> {
     let (comm, stream, config) = (rank.communicator()?, rank.stream()?, CommConfig::new());
-    let (own, n) = (rank.rank(), rank.n_ranks());
+    let (me, n) = (rank.rank(), rank.n_ranks());
     let last = n - 1;
-    for exclude in [&[][..], &[own], &[n], &[(own + 1) % n, (own + 1) % n]] {
+    for exclude in [&[][..], &[me], &[n], &[(me + 1) % n, (me + 1) % n]] {
         let refused = comm.shrink(exclude, ShrinkMode::Idle, &config);
         assert!(matches!(refused, Err(Error::InvalidInput { .. })), "{exclude:?}: {refused:?}");
     }
 
-    let small = (own < last).then(|| comm.shrink(&[last], ShrinkMode::Idle, &config));
+    let small = (me < last).then(|| comm.shrink(&[last], ShrinkMode::Idle, &config));
     let small = small.transpose()?;
     if let Some(small) = &small {
-        assert_eq!((small.rank(), small.n_ranks()), (own, last));
+        assert_eq!((small.rank(), small.n_ranks()), (me, last));
         require_works(small, &stream)?;
         require_kernels_work(rank, small, &stream)?;
         small.barrier()?;
@@ -73,7 +73,7 @@ fn shrinks_and_grows(rank: &Rank) -> Result<(), Error> {
         assert!(matches!(refused, Err(Error::InvalidInput { .. })), "{refused:?}");
     }
 
-    let id = small.as_ref().filter(|_| own == 0).map(Communicator::unique_id).transpose()?;
+    let id = small.as_ref().filter(|_| me == 0).map(Communicator::unique_id).transpose()?;
     let bytes = rank.broadcast(0, id.as_ref().map_or(&[][..], |id| &id.as_bytes()[..]))?;
     let grown = match &small {
         Some(small) => small.grow(n, id.as_ref(), &config)?,
@@ -82,7 +82,7 @@ fn shrinks_and_grows(rank: &Rank) -> Result<(), Error> {
             Communicator::join_grown(rank.library(), rank.context(), &id, last, n, &config)?
         }
     };
-    assert_eq!((grown.rank(), grown.n_ranks()), (own, n));
+    assert_eq!((grown.rank(), grown.n_ranks()), (me, n));
     require_works(&grown, &stream)?;
     require_kernels_work(rank, &grown, &stream)?;
     grown.destroy()?;

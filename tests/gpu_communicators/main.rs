@@ -15,15 +15,15 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 fn says_what_it_is(rank: &Rank) -> Result<(), Error> {
     let (comm, stream) = (rank.communicator()?, rank.stream()?);
-    let (own, n) = (rank.rank(), rank.n_ranks());
-    assert_eq!((comm.rank(), comm.n_ranks(), comm.device()), (own, n, rank.device()));
-    assert_eq!(comm.identity()?, (own as i32, n as i32, rank.device() as i32));
+    let (me, n) = (rank.rank(), rank.n_ranks());
+    assert_eq!((comm.rank(), comm.n_ranks(), comm.device()), (me, n, rank.device()));
+    assert_eq!(comm.identity()?, (me as i32, n as i32, rank.device() as i32));
     assert!(comm.is_valid() && comm.is_ready()? && !comm.as_raw().is_null());
     comm.async_error()?;
     require_works(comm, &stream)?;
 
     let properties = comm.properties()?;
-    assert_eq!((properties.rank, properties.n_ranks), (own, n));
+    assert_eq!((properties.rank, properties.n_ranks), (me, n));
     assert_eq!(properties.cuda_device, rank.device() as i32);
     assert!(properties.device_api);
     assert_eq!((properties.n_lsa_teams, properties.lsa_size()), (1, n));
@@ -55,11 +55,11 @@ fn says_what_it_is_on_four_gpus() {
 
 fn knows_its_teams(rank: &Rank) -> Result<(), Error> {
     let comm = rank.communicator()?;
-    let (own, n) = (rank.rank(), rank.n_ranks());
+    let (me, n) = (rank.rank(), rank.n_ranks());
     // All ranks are in one LSA team, so each is the only rank of its rail.
     let (world, lsa, rail) = (comm.team_world()?, comm.team_lsa()?, comm.team_rail()?);
-    assert_eq!((world.n_ranks, world.rank, world.stride), (n as i32, own as i32, 1));
-    assert_eq!((lsa.n_ranks, lsa.rank, lsa.stride), (n as i32, own as i32, 1));
+    assert_eq!((world.n_ranks, world.rank, world.stride), (n as i32, me as i32, 1));
+    assert_eq!((lsa.n_ranks, lsa.rank, lsa.stride), (n as i32, me as i32, 1));
     assert_eq!((rail.n_ranks, rail.rank), (1, 0));
     for rank in 0..n {
         assert_eq!(comm.rank_to_world(world, rank)?, rank);
@@ -67,8 +67,8 @@ fn knows_its_teams(rank: &Rank) -> Result<(), Error> {
         assert_eq!(comm.rank_to_lsa(world, rank)?, rank);
         assert_eq!(comm.rank_to_lsa(lsa, rank)?, rank);
     }
-    assert_eq!(comm.rank_to_world(rail, 0)?, own);
-    assert_eq!(comm.rank_to_lsa(rail, 0)?, own);
+    assert_eq!(comm.rank_to_world(rail, 0)?, me);
+    assert_eq!(comm.rank_to_lsa(rail, 0)?, me);
     for (team, rank) in [(world, n), (lsa, usize::MAX), (rail, 1)] {
         let refused = comm.rank_to_world(team, rank);
         assert!(matches!(refused, Err(Error::InvalidInput { .. })), "{refused:?}");
@@ -89,8 +89,8 @@ fn knows_its_teams_on_four_gpus() {
 #[test]
 fn several_ids_make_one_communicator() {
     on_gpus("several_ids_make_one_communicator", 2, |rank| {
-        let own = rank.library().unique_id()?;
-        let ids = rank.all_gather(own.as_bytes())?;
+        let id = rank.library().unique_id()?;
+        let ids = rank.all_gather(id.as_bytes())?;
         let ids: Vec<_> = ids.iter().map(|id| UniqueId::from_bytes(id).unwrap()).collect();
         let comm = Communicator::init_rank_scalable(
             rank.library(),
@@ -114,8 +114,8 @@ fn a_rank_or_ids_that_make_no_sense_are_refused() {
     on_gpus("a_rank_or_ids_that_make_no_sense_are_refused", 2, |rank| {
         let (library, context, config) = (rank.library(), rank.context(), CommConfig::new());
         let id = library.unique_id()?;
-        let init = |ids: &[UniqueId], own, n| {
-            Communicator::init_rank_scalable(library, context, ids, own, n, &config)
+        let init = |ids: &[UniqueId], me, n| {
+            Communicator::init_rank_scalable(library, context, ids, me, n, &config)
         };
         for refused in
             [init(&[id], 2, 2), init(&[id], 0, 0), init(&[], 0, 2), init(&[id, id, id], 0, 2)]

@@ -40,9 +40,9 @@ fn invalid<T: std::fmt::Debug>(result: Result<T, Error>, word: &str) {
 
 /// NCCL's addresses of a peer's memory are the same by LSA rank and by rank, and its data is there.
 fn addresses_lead_to_the_copies(rank: &Rank) -> Result<(), Error> {
-    let (comm, own, n) = (rank.communicator()?, rank.rank(), rank.n_ranks());
+    let (comm, me, n) = (rank.communicator()?, rank.rank(), rank.n_ranks());
     let window = comm.window::<u64>(COUNT)?;
-    window.copy_from_host(&values(own, COUNT))?;
+    window.copy_from_host(&values(me, COUNT))?;
     assert_eq!(window.user_pointer()?, window.device_address());
     rank.barrier()?;
     for peer in 0..n {
@@ -61,8 +61,8 @@ fn addresses_lead_to_the_copies(rank: &Rank) -> Result<(), Error> {
         assert_eq!(window.lsa_multimem_pointer(1)?, Some(address + size_of::<u64>() as u64));
     }
 
-    invalid(window.lsa_pointer(own, COUNT), "element 1000");
-    invalid(window.peer_pointer(own, usize::MAX), "element");
+    invalid(window.lsa_pointer(me, COUNT), "element 1000");
+    invalid(window.peer_pointer(me, usize::MAX), "element");
     invalid(window.lsa_multimem_pointer(COUNT), "element 1000");
     invalid(window.lsa_pointer(n, 0), "LSA rank");
     invalid(window.peer_pointer(n, 0), "rank");
@@ -83,13 +83,13 @@ fn addresses_lead_to_the_copies_on_four_gpus() {
 #[test]
 fn ranks_may_have_windows_of_different_lengths() {
     on_gpus("ranks_may_have_windows_of_different_lengths", 2, |rank| {
-        let (comm, own) = (rank.communicator()?, rank.rank());
+        let (comm, me) = (rank.communicator()?, rank.rank());
         // Less than a page, and several of the largest pages.
         let lens = [COUNT, 1 << 20];
-        let window = comm.window::<u64>(lens[own])?;
-        window.copy_from_host(&values(own, lens[own]))?;
+        let window = comm.window::<u64>(lens[me])?;
+        window.copy_from_host(&values(me, lens[me]))?;
         rank.barrier()?;
-        let peer = 1 - own;
+        let peer = 1 - me;
         let address = window.lsa_pointer(peer, 0)?;
         assert_eq!(read(rank.context(), address, lens[peer])?, values(peer, lens[peer]));
         rank.barrier()

@@ -9,10 +9,10 @@ use super::{gemm_allreduce_mma, gemm_allreduce_wgmma};
 ///
 /// Each rank has `m x k` elements of A and `n x k` of B (as `nn.Linear` keeps its weights), both
 /// row-major: its slice of the dimension that is summed over. Every rank gets all `m x n` elements
-/// of C, row-major. Elements are bf16; products are summed in f32, over the ranks too, and rounded
-/// once. All ranks get the same bits.
+/// of C, row-major. Elements are bf16; sums are in f32, also over the ranks, and rounded once. All
+/// ranks get the same bits.
 ///
-/// Any `m` and `n`; `k` is a multiple of 8, so that rows begin on 16 bytes.
+/// Any `m` and `n`; `k` is a multiple of 8, so that rows are 16-byte aligned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GemmForm {
     /// [`gemm_allreduce_wgmma`](fn@crate::gemm_allreduce_wgmma): Hopper only.

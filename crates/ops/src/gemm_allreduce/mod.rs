@@ -140,7 +140,7 @@ impl GemmAllReduce {
         A: Buffer<Element = bf16>,
         B: Buffer<Element = bf16>,
     {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe { self.enqueue(&a.device_slice(), &b.device_slice(), c, shape, false) }
     }
 

@@ -47,7 +47,7 @@ impl GemmOptions {
         self
     }
 
-    /// As [`GemmAllReduce::new`].
+    /// Creates the operation, as [`GemmAllReduce::new`] does.
     ///
     /// # Errors
     ///
@@ -82,7 +82,7 @@ fn load(comm: &Communicator) -> Result<Kernels> {
     Kernels::load(comm.context(), &set)
 }
 
-/// What all ranks have agreed on.
+/// What all ranks agreed on.
 pub(super) struct Plan {
     pub(super) compiled: Kernels,
     pub(super) form: GemmForm,

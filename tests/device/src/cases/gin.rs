@@ -39,8 +39,8 @@ pub fn put_value(world: &TestWorld) {
     let setup = Setup { out: 4, mail: 4, ..Setup::with_gin(1, 32) };
     for words in world.run::<kernels::gin_value_sizes>(&setup, &[0]) {
         let expected = [0xab, 0x1234 << 16, 0xffff_fffe << 32, 1.5_f64.to_bits()];
-        // The third: bytes 20 to 24 are the high half of word 2; the second: half 5 is bytes 10 to
-        // 12 of the window, in word 1.
+        // The f16 is at bytes 10 and 11 of the window, in word 1; the i32 at bytes 20 to 23, the
+        // high half of word 2.
         assert_eq!(words, expected);
     }
 }
