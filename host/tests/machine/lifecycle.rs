@@ -328,14 +328,14 @@ fn communicators_of_one_thread_end_one_by_one() {
     }
 }
 
-const PATIENCE: Duration = Duration::from_secs(5);
+const LIMIT: Duration = Duration::from_secs(5);
 
 #[test]
 fn a_communicator_that_does_not_block_is_waited_for() {
     ranks(2, |rank| {
         let comm = rank.new_communicator(&CommConfig::new().blocking(false))?;
         assert!(!comm.is_ready()?);
-        comm.wait(PATIENCE)?;
+        comm.wait(LIMIT)?;
         assert!(comm.is_ready()?);
         let (b, stream) = (filled(&comm, &[1.0_f32; 2])?, rank.stream()?);
         comm.all_reduce(&b, &b, ReduceOp::Sum, &stream)?;
@@ -345,7 +345,7 @@ fn a_communicator_that_does_not_block_is_waited_for() {
             }
             other => panic!("{other:?}"),
         }
-        comm.wait(PATIENCE)?;
+        comm.wait(LIMIT)?;
         comm.all_reduce(&b, &b, ReduceOp::Sum, &stream)?;
         stream.synchronize()?;
         assert_eq!(contents(&b), [4.0; 2]);
@@ -361,7 +361,7 @@ fn windows_of_a_communicator_that_does_not_block_are_good_for_use() {
     let ran = ranks(2, |rank| {
         let comm = rank.new_communicator(&CommConfig::new().blocking(false))?;
         assert!(matches!(comm.window::<f32>(8), Err(Error::State(StateError::InProgress { .. }))));
-        comm.wait(PATIENCE)?;
+        comm.wait(LIMIT)?;
         let alone = comm.window::<f32>(8)?;
         let (window, dev, dropped) = devcomm_host::group(|_| {
             let dev = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(1))?;
