@@ -149,8 +149,7 @@ int main(int argc, char **argv) {
   const unsigned rounds = argc > 1 ? std::strtoul(argv[1], nullptr, 10) : 100;
   int ranks = 0;
   if (cudaGetDeviceCount(&ranks) != cudaSuccess || ranks < 2) {
-    std::printf("SKIP: at least two GPUs are needed, but there are %d
-", ranks);
+    std::printf("SKIP: at least two GPUs are needed, but there are %d\n", ranks);
     return 0;
   }
   ncclUniqueId id;
