@@ -1,13 +1,11 @@
-//! Tests of how `DEVCOMM_SIMULATE` selects a simulated machine, and which settings conflict with
-//! it.
+//! Tests that `DEVCOMM_SIMULATE` selects a simulated machine, and which settings conflict with it.
 #![cfg(feature = "simulator")]
 
 use std::process::Command;
 
 use devcomm_host::{Error, Library, MultiGpu, ReduceOp, Simulation, World, visible_gpus};
 
-/// Whether this process has the variables. If not, runs the test in a child process that
-/// has them.
+/// Whether this process has the variables. If not, runs the test in a child process with them.
 fn has(test: &str, variables: &[(&str, &str)]) -> bool {
     if variables.iter().all(|(name, value)| std::env::var(name).is_ok_and(|set| set == *value)) {
         return true;

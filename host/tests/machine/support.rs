@@ -1,5 +1,4 @@
-//! Helpers of the tests: worlds, the record of their driver and NCCL calls, injected faults,
-//! checks.
+//! Helpers of the tests: worlds, their recorded driver and NCCL calls, injected faults, checks.
 
 use std::sync::Arc;
 use std::time::Duration;
