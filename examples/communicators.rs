@@ -1,4 +1,4 @@
-//! Communicators: the one of all ranks, parts of it, and one that shrinks and grows.
+//! Communicators: of all ranks, split by color, shrunk and grown again, and non-blocking.
 //!
 //! ```text
 //! cargo xtask run communicators  # every GPU, at least two
@@ -18,7 +18,7 @@ fn main() -> ExitCode {
 fn run_rank(rank: &Rank) -> Result<()> {
     ensure!(rank.n_ranks() >= 2, "there is one GPU, but this takes at least two");
     let (comm, stream, config) = (rank.communicator()?, rank.stream()?, CommConfig::new());
-    let (own, n) = (rank.rank(), rank.n_ranks());
+    let (me, n) = (rank.rank(), rank.n_ranks());
 
     // What NCCL can do between these ranks.
     let properties = comm.properties()?;
@@ -27,18 +27,18 @@ fn run_rank(rank: &Rank) -> Result<()> {
     }
     ensure!(sum_of_ranks(comm, &stream)? == sum(0..n));
 
-    // A split: ranks of one color come together, here the even and the odd ones.
-    let parity = own % 2;
+    // A split: ranks of one color form a communicator, here the even and the odd ones.
+    let parity = me % 2;
     let half = comm.split(Some(parity as i32), 0, &config)?.context("this rank has a color")?;
-    ensure!(half.rank() == own / 2);
+    ensure!(half.rank() == me / 2);
     ensure!(sum_of_ranks(&half, &stream)? == sum(0..half.n_ranks()));
-    // Ended by hand, or when it is dropped; either way together with its other ranks.
+    // Destroys it, as dropping it does. Collective: its other ranks do the same.
     half.destroy()?;
 
-    // Without the last rank, which does not call `shrink`. After a failed operation,
-    // `ShrinkMode::Abort` stops it first.
+    // A communicator without the last rank, which does not call `shrink`. After a failed operation,
+    // `ShrinkMode::Abort` first aborts the operations in flight.
     let last = n - 1;
-    let small = match own == last {
+    let small = match me == last {
         true => None,
         false => Some(comm.shrink(&[last], ShrinkMode::Idle, &config)?),
     };
@@ -46,14 +46,14 @@ fn run_rank(rank: &Rank) -> Result<()> {
         ensure!(sum_of_ranks(small, &stream)? == sum(0..last));
     }
 
-    // And back: one old rank makes an id, which the new one needs to find the others.
-    let made = match &small {
-        Some(small) if own == 0 => Some(small.unique_id()?),
+    // The last rank joins again, by a unique id that an existing rank creates.
+    let id = match &small {
+        Some(small) if me == 0 => Some(small.unique_id()?),
         _ => None,
     };
-    let bytes = rank.broadcast(0, made.as_ref().map_or(&[], |id| &id.as_bytes()[..]))?;
+    let bytes = rank.broadcast(0, id.as_ref().map_or(&[], |id| &id.as_bytes()[..]))?;
     let grown = match &small {
-        Some(small) => small.grow(n, made.as_ref(), &config)?,
+        Some(small) => small.grow(n, id.as_ref(), &config)?,
         None => {
             let id = UniqueId::from_bytes(&bytes).context("rank 0 sends an id")?;
             Communicator::join_grown(rank.library(), rank.context(), &id, last, n, &config)?
@@ -61,21 +61,21 @@ fn run_rank(rank: &Rank) -> Result<()> {
     };
     ensure!(sum_of_ranks(&grown, &stream)? == sum(0..n));
 
-    // A non-blocking communicator is made while this thread does other things.
-    let later = rank.new_communicator(&config.blocking(false))?;
-    let mut looks = 0u64;
-    while !later.is_ready()? {
-        looks += 1;
+    // A non-blocking communicator initializes while this thread does other work.
+    let nonblocking = rank.new_communicator(&config.blocking(false))?;
+    let mut polls = 0u64;
+    while !nonblocking.is_ready()? {
+        polls += 1;
         std::thread::yield_now();
     }
     if rank.is_root() {
-        println!("looked {looks} times whether the non-blocking communicator is ready");
+        println!("polled the non-blocking communicator {polls} times until it was ready");
     }
-    ensure!(sum_of_ranks(&later, &stream)? == sum(0..n));
+    ensure!(sum_of_ranks(&nonblocking, &stream)? == sum(0..n));
     Ok(())
 }
 
-/// Each rank of `comm` gives its number; every one gets the sum.
+/// The sum of the rank numbers of `comm`, by an all-reduce.
 fn sum_of_ranks(comm: &Communicator, stream: &Stream) -> Result<u64> {
     let memory = comm.mem_alloc::<u64>(1)?;
     memory.copy_from_host(&[comm.rank() as u64])?;

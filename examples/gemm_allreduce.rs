@@ -9,8 +9,8 @@
 //!
 //! `C = sum over the ranks of A x B^T`: each rank has `m x k` elements of A and `n x k` of B, so k
 //! is the number of terms of *one rank*. The kernels are in `kernels/src/gemm_allreduce`. Inputs
-//! are random numbers of which every sum is exact, so an element is right when it is the nearest
-//! bf16, bit for bit. `devcomm-bench gemm-allreduce` has the times, beside cuBLASLt's and NCCL's.
+//! are random numbers whose sums are exact, so a right element equals the nearest bf16.
+//! `devcomm-bench gemm-allreduce` measures times, and compares with cuBLASLt and NCCL.
 
 use std::process::ExitCode;
 
@@ -31,13 +31,13 @@ struct Options {
     /// Columns of C [default: 4096; simulated 7,264]
     #[arg(long, value_delimiter = ',')]
     n: Vec<usize>,
-    /// Terms of a rank's product, multiples of 8 [default: 4096; simulated 8,72]
+    /// Terms of each rank's product, multiples of 8 [default: 4096; simulated 8,72]
     #[arg(long, value_delimiter = ',')]
     k: Vec<usize>,
-    /// Form of the kernel [default: the one that suits the GPUs]
+    /// Form of the kernel [default: the fastest that the GPUs support]
     #[arg(long, value_enum)]
     form: Option<Form>,
-    /// Random elements of a large result that are compared, beside the corners
+    /// Random elements of a large result that are compared, besides the corners
     #[arg(long, default_value_t = 2048)]
     samples: usize,
     /// Seed of the random inputs
@@ -82,7 +82,7 @@ fn multiply(rank: &Rank, options: &Options, problem: Problem) -> Result<()> {
     let c = comm.window::<bf16>(m * n)?;
     a.copy_from_host(&problem.factor(Factor::A, me))?;
     b.copy_from_host(&problem.factor(Factor::B, me))?;
-    // An element that nobody writes stays a NaN.
+    // An element that no rank writes stays NaN.
     c.fill_bytes(0xff)?;
     rank.barrier()?;
     gemm.launch(&a, &b, &c, [m, n, k])?;
@@ -95,7 +95,7 @@ fn multiply(rank: &Rank, options: &Options, problem: Problem) -> Result<()> {
     ensure!(wrong == 0, "rank {me}, {problem:?}: {wrong} elements are wrong");
     rank.barrier()?;
     if rank.is_root() {
-        println!("{m} x {n}, {k} terms a rank, {:?}: 0 wrong", gemm.form());
+        println!("{m} x {n}, {k} terms per rank, {:?}: 0 wrong", gemm.form());
     }
     Ok(())
 }

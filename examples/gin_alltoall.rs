@@ -1,4 +1,4 @@
-//! All-to-all by a kernel that puts every message over the network itself.
+//! All-to-all by a kernel that puts every message over the network (GIN).
 //!
 //! ```text
 //! cargo xtask run gin_alltoall                     # every GPU, or four simulated ones
@@ -6,8 +6,8 @@
 //! torchrun --no-python --nproc-per-node 4 -- ./gin_alltoall
 //! ```
 //!
-//! The kernel is `kernels/src/gin_alltoall.rs`. Where there is no RDMA card, devcomm's plugin
-//! carries what GIN sends. Every element is checked, and that nothing behind them is written.
+//! The kernel is `kernels/src/gin_alltoall.rs`. Without an RDMA card, devcomm's GIN plugin replaces
+//! the network. Every element is checked, and that nothing after the messages is written.
 
 use std::process::ExitCode;
 
@@ -16,15 +16,15 @@ use devcomm::{DevCommRequirements, GinConnectionType, GinLoopback, KERNELS, Rank
 use devcomm_testing::machines::run;
 use devcomm_testing::messages::{count_wrong, sent};
 
-/// Blocks, each with a signal of its own; and contexts, fewer, so that some share one.
+/// Blocks, each with its own signal; and fewer GIN contexts, so that some blocks share one.
 const BLOCKS: u32 = 8;
 const CONTEXTS: u32 = 5;
 const THREADS: u32 = 64;
-/// Bytes for each peer: a message may begin at any of them.
+/// Bytes per peer: messages need no alignment.
 const COUNTS: [usize; 6] = [1, 7, 64, 1001, 4096, 65_537];
 
 fn main() -> ExitCode {
-    // Before anything looks at the GPUs.
+    // Sets NCCL's environment variables, so it comes before any other use of a GPU or NCCL.
     let world = World::builder().gin_loopback(GinLoopback::unless_rdma()).from_env();
     run(world, all_to_alls)
 }
@@ -44,8 +44,8 @@ fn all_to_alls(rank: &Rank) -> Result<()> {
         let (send, recv) = (comm.window::<u8>(len)?, comm.window::<u8>(len)?);
         send.copy_from_host(&sent(count as u64, me, n_ranks, count))?;
         recv.fill_bytes(0xff)?;
-        // SAFETY: the windows have room for `count` elements a rank and live until the ranks have
-        // met below. The kernel itself waits until all ranks are in it.
+        // SAFETY: the windows have `count` elements per rank and live until the ranks' barrier
+        // below. The kernel begins with a barrier of all ranks.
         unsafe {
             let exchange = kernels::gin_alltoall::args(&dev_comm, &send, &recv, count);
             exchange.grid(BLOCKS).block(THREADS).launch(&stream)?;
@@ -54,10 +54,10 @@ fn all_to_alls(rank: &Rank) -> Result<()> {
         let mut got = vec![0; len];
         stream.copy_to_host(&recv, &mut got)?;
         let wrong = count_wrong(count as u64, me, n_ranks, count, &got);
-        ensure!(wrong == 0, "rank {me}, {count} bytes a pair: {wrong} are wrong");
+        ensure!(wrong == 0, "rank {me}, {count} bytes per pair: {wrong} are wrong");
         rank.barrier()?;
         if rank.is_root() {
-            println!("{count:6} bytes a pair: 0 wrong");
+            println!("{count:6} bytes per pair: 0 wrong");
         }
     }
     Ok(())

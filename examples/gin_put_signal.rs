@@ -1,4 +1,4 @@
-//! Ping-pong over the network, from kernel to kernel, with the time of a round trip.
+//! Ping-pong over the network between two kernels, with the time of a round trip.
 //!
 //! ```text
 //! cargo xtask run gin_put_signal                     # every GPU, or four simulated ones
@@ -6,9 +6,9 @@
 //! torchrun --no-python --nproc-per-node 2 -- ./gin_put_signal
 //! ```
 //!
-//! The kernel is `kernels/src/gin_put_signal.rs`. Each even rank throws bytes to the odd rank
-//! behind it, which throws them back. Every byte of every round is checked. `devcomm-bench put`
-//! compares with what the host can do.
+//! The kernel is `kernels/src/gin_put_signal.rs`. Each even rank puts bytes to the next odd rank,
+//! which puts them back. Every byte of every round is checked. `devcomm-bench put` compares the
+//! times with those of NCCL's host API.
 
 use std::process::ExitCode;
 
@@ -17,14 +17,14 @@ use devcomm::{DevCommRequirements, GinConnectionType, GinLoopback, KERNELS, Rank
 use devcomm_testing::machines::run;
 use devcomm_testing::messages::datum;
 
-/// One warp is enough to throw.
+/// One warp is enough to put.
 const WARP: u32 = 32;
-/// Bytes, and rounds, of which the median counts.
+/// Message sizes in bytes, and rounds, of which the median time is printed.
 const SIZES: [usize; 5] = [1, 8, 1 << 10, 64 << 10, 1 << 20];
 const ROUNDS: usize = 101;
 
 fn main() -> ExitCode {
-    // Before anything looks at the GPUs.
+    // Sets NCCL's environment variables, so it comes before any other use of a GPU or NCCL.
     let world = World::builder().gin_loopback(GinLoopback::unless_rdma()).from_env();
     run(world, ping_pong)
 }
@@ -41,15 +41,15 @@ fn ping_pong(rank: &Rank) -> Result<()> {
     let rounds = if rank.is_simulated() { 5 } else { ROUNDS };
     for bytes in SIZES {
         let len = bytes * rounds;
-        let thrown: Vec<u8> = (0..len).map(|i| datum(bytes as u64, me & !1, i)).collect();
+        let message: Vec<u8> = (0..len).map(|i| datum(bytes as u64, me & !1, i)).collect();
         let (send, recv) = (comm.window::<u8>(len)?, comm.window::<u8>(len)?);
-        send.copy_from_host(&thrown)?;
+        send.copy_from_host(&message)?;
         recv.fill_bytes(0xff)?;
         rank.barrier()?;
-        // SAFETY: windows and times have room for every round, the same in every rank, and live
-        // until all ranks have met below.
+        // SAFETY: windows and times have room for every round, in every rank, and live until the
+        // barrier below.
         unsafe {
-            let play = kernels::gin_put_signal::args(
+            let ping_pong = kernels::gin_put_signal::args(
                 &dev_comm,
                 &send,
                 &recv,
@@ -57,14 +57,14 @@ fn ping_pong(rank: &Rank) -> Result<()> {
                 rounds as u32,
                 &nanos,
             );
-            play.grid(1).block(WARP).launch(&stream)?;
+            ping_pong.grid(1).block(WARP).launch(&stream)?;
         }
         rank.barrier()?;
 
         let has_partner = me ^ 1 < n_ranks;
         let mut got = vec![0; len];
         stream.copy_to_host(&recv, &mut got)?;
-        ensure!(!has_partner || got == thrown, "rank {me}: bytes of {bytes} are wrong");
+        ensure!(!has_partner || got == message, "rank {me}: a message of {bytes} bytes is wrong");
         let mut times = vec![0; rounds];
         nanos.copy_to_host(&mut times)?;
         times.sort_unstable();
@@ -72,7 +72,7 @@ fn ping_pong(rank: &Rank) -> Result<()> {
             (true, true) => println!("{bytes:8} bytes: 0 wrong"),
             (true, false) => {
                 let micros = times[rounds / 2] as f64 / 1e3;
-                println!("{bytes:8} bytes: 0 wrong, {micros:.2} us a round trip");
+                println!("{bytes:8} bytes: 0 wrong, {micros:.2} us per round trip");
             }
             _ => {}
         }

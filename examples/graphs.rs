@@ -1,5 +1,4 @@
-//! CUDA graphs: a sequence of collectives and kernels captured once, and launched again and again
-//! as one thing.
+//! CUDA graphs: a sequence of collectives and kernels, captured once and launched many times.
 //!
 //! ```text
 //! cargo xtask run graphs  # every GPU of this machine
@@ -28,21 +27,20 @@ fn run_rank(rank: &Rank) -> Result<()> {
     rank.load(&KERNELS)?;
     let dev_comm = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(BLOCKS))?;
     let (a, b) = (comm.window::<f32>(COUNT)?, comm.window::<f32>(COUNT)?);
-    // NCCL's operator that multiplies before it sums: it undoes the two sums of a step.
+    // NCCL's premul-sum operator: its factor makes the result of a step the average.
     let scale = comm.pre_mul_sum(1.0 / (n * n) as f32)?;
 
-    // One step: our kernel sums from `a` to `b`, NCCL sums back and scales. All ranks' `a` are then
-    // the average.
+    // One step: devcomm's kernel sums `a` to `b`, NCCL sums `b` to `a` and scales. In all ranks,
+    // `a` is then the average.
     let step = || {
         let sum = kernels::lsa_allreduce::args(&dev_comm, &a, &b, COUNT);
         sum.grid(BLOCKS).block(128).launch(&stream)?;
         comm.all_reduce(&b, &a, &scale, &stream)
     };
 
-    // What the closure enqueues is noted instead of run. Every rank captures the same.
+    // The closure's work is captured instead of run. Every rank captures the same.
     let graph = stream.capture(|| (0..STEPS).try_for_each(|_| step()))?;
-    // A graph holds work for the GPU only: whatever needs the host meanwhile is refused, and says
-    // so.
+    // A graph holds only work of the GPU: host operations fail during a capture.
     let refused = stream.capture(|| comm.mem_alloc::<f32>(1).map(drop));
     ensure!(matches!(refused, Err(Error::State(StateError::Capturing { .. }))), "{refused:?}");
 
@@ -58,7 +56,7 @@ fn run_rank(rank: &Rank) -> Result<()> {
     if rank.is_root() {
         println!("{LAUNCHES} launches of a graph of {} operations", graph.len());
     }
-    // It is closed with its communicator; before that by hand, or when it is dropped.
+    // Frees it, as dropping it or closing its communicator does.
     graph.close()?;
     Ok(())
 }

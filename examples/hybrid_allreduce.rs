@@ -1,5 +1,5 @@
-//! All-reduce by a kernel, of GPUs that do not all reach each other by load and store: within each
-//! team of them by load and store, between the teams over the network.
+//! All-reduce by a kernel over GPUs in several LSA teams: by load and store within each team, over
+//! the network (GIN) between the teams.
 //!
 //! ```text
 //! cargo xtask run hybrid_allreduce                            # every GPU, or four simulated ones
@@ -9,7 +9,7 @@
 //! ```
 //!
 //! The kernel is `kernels/src/hybrid_allreduce.rs`. Every element is compared with a sum in f64,
-//! and the ranks' bits with each other's.
+//! and all ranks must have the same bits.
 
 use std::process::ExitCode;
 
@@ -18,14 +18,14 @@ use devcomm::{DevCommRequirements, GinConnectionType, GinLoopback, KERNELS, Rank
 use devcomm_testing::machines::run;
 use devcomm_testing::numbers::{checksum, count_wrong, inputs};
 
-/// Blocks, each with a signal of its own; and contexts, fewer, so that some share one.
+/// Blocks, each with its own signal; and fewer GIN contexts, so that some blocks share one.
 const BLOCKS: u32 = 8;
 const CONTEXTS: u32 = 5;
 const THREADS: u32 = 128;
 const COUNTS: [usize; 6] = [1, 7, 64, 1001, 4096, 65_537];
 
 fn main() -> ExitCode {
-    // Before anything looks at the GPUs.
+    // Sets NCCL's environment variables, so it comes before any other use of a GPU or NCCL.
     let world = World::builder().gin_loopback(GinLoopback::unless_rdma()).from_env();
     run(world, all_reduces)
 }
@@ -49,10 +49,10 @@ fn all_reduces(rank: &Rank) -> Result<()> {
         let (send, recv) = (comm.window::<f32>(count)?, comm.window::<f32>(count)?);
         let partial = comm.window::<f32>(kernels::hybrid_allreduce_partials(count, team, teams))?;
         send.copy_from_host(&inputs::<f32>(count as u64, me, count))?;
-        // An element that nobody writes stays a NaN.
+        // An element that no rank writes stays NaN.
         recv.fill_bytes(0xff)?;
-        // SAFETY: the windows have the elements and their partial sums, and live until the ranks
-        // have met below. The kernel itself waits until all ranks are in it.
+        // SAFETY: the windows have the elements and their partial sums, and live until the ranks'
+        // all-gather below. The kernel begins with a barrier of all ranks.
         unsafe {
             let exchange =
                 kernels::hybrid_allreduce::args(&dev_comm, &send, &recv, &partial, count);

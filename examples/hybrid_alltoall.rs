@@ -1,5 +1,5 @@
-//! All-to-all by a kernel that stores to the GPUs of its own team, and puts over the network to
-//! those of other teams.
+//! All-to-all by a kernel that stores to the GPUs of its LSA team, and puts over the network (GIN)
+//! to those of other teams.
 //!
 //! ```text
 //! cargo xtask run hybrid_alltoall                            # every GPU, or four simulated ones
@@ -8,8 +8,8 @@
 //! torchrun --no-python --nproc-per-node 4 -- ./hybrid_alltoall
 //! ```
 //!
-//! The kernel is `kernels/src/hybrid_alltoall.rs`. Every element is checked, and that nothing
-//! behind them is written.
+//! The kernel is `kernels/src/hybrid_alltoall.rs`. Every element is checked, and that nothing after
+//! the messages is written.
 
 use std::process::ExitCode;
 
@@ -18,15 +18,15 @@ use devcomm::{DevCommRequirements, GinConnectionType, GinLoopback, KERNELS, Rank
 use devcomm_testing::machines::run;
 use devcomm_testing::messages::{count_wrong, sent};
 
-/// Blocks, each with a signal of its own; and contexts, fewer, so that some share one.
+/// Blocks, each with its own signal; and fewer GIN contexts, so that some blocks share one.
 const BLOCKS: u32 = 8;
 const CONTEXTS: u32 = 5;
 const THREADS: u32 = 64;
-/// Elements for each peer.
+/// Elements per peer.
 const COUNTS: [usize; 6] = [1, 7, 64, 1001, 4096, 16_385];
 
 fn main() -> ExitCode {
-    // Before anything looks at the GPUs.
+    // Sets NCCL's environment variables, so it comes before any other use of a GPU or NCCL.
     let world = World::builder().gin_loopback(GinLoopback::unless_rdma()).from_env();
     run(world, all_to_alls)
 }
@@ -51,8 +51,8 @@ fn all_to_alls(rank: &Rank) -> Result<()> {
         let (send, recv) = (comm.window::<f32>(len)?, comm.window::<f32>(len)?);
         send.copy_from_host(&sent(count as u64, me, n_ranks, count))?;
         recv.fill_bytes(0xff)?;
-        // SAFETY: the windows have room for `count` elements a rank and live until the ranks have
-        // met below. The kernel itself waits until all ranks are in it.
+        // SAFETY: the windows have `count` elements per rank and live until the ranks' barrier
+        // below. The kernel begins with a barrier of all ranks.
         unsafe {
             let exchange = kernels::hybrid_alltoall::args(&dev_comm, &send, &recv, count);
             exchange.grid(BLOCKS).block(THREADS).launch(&stream)?;
@@ -61,10 +61,10 @@ fn all_to_alls(rank: &Rank) -> Result<()> {
         let mut got = vec![0.0; len];
         stream.copy_to_host(&recv, &mut got)?;
         let wrong = count_wrong(count as u64, me, n_ranks, count, &got);
-        ensure!(wrong == 0, "rank {me}, {count} elements a pair: {wrong} are wrong");
+        ensure!(wrong == 0, "rank {me}, {count} elements per pair: {wrong} are wrong");
         rank.barrier()?;
         if rank.is_root() {
-            println!("{count:6} elements a pair: 0 wrong");
+            println!("{count:6} elements per pair: 0 wrong");
         }
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! All-to-all of short messages by NCCL's low-latency protocol.
+//! All-to-all of short messages by NCCL's low-latency (LL) protocol.
 //!
 //! ```text
 //! cargo xtask run ll_alltoall                     # every GPU, or four simulated ones
@@ -6,8 +6,8 @@
 //! torchrun --no-python --nproc-per-node 4 -- ./ll_alltoall
 //! ```
 //!
-//! The kernel is `kernels/src/ll_alltoall.rs`. A message carries its own flag, so that there is
-//! neither a barrier nor a fence. Every element is checked.
+//! The kernel is `kernels/src/ll_alltoall.rs`. Each store carries data and a flag, so it needs
+//! neither barrier nor fence. Every element is checked.
 
 use std::process::ExitCode;
 
@@ -16,12 +16,12 @@ use devcomm::{DevCommRequirements, KERNELS, LlA2a, Rank, World, kernels};
 use devcomm_testing::machines::run;
 use devcomm_testing::messages::{count_wrong, sent};
 
-/// Blocks at most, threads of a block, and words of 8 bytes that a block sends to each peer before
-/// it waits.
+/// Maximum blocks, threads per block, and 8-byte words that a block sends to each peer before it
+/// waits.
 const BLOCKS: u32 = 16;
 const THREADS: u32 = 256;
 const CHUNK: u32 = 256;
-/// Elements for each peer: powers of four, and some that fill no word.
+/// Elements per peer: powers of two, and some that do not fill the last word.
 const COUNTS: [usize; 10] = [1, 2, 3, 8, 31, 128, 512, 1023, 2048, 8192];
 
 fn main() -> ExitCode {
@@ -32,7 +32,7 @@ fn all_to_alls(rank: &Rank) -> Result<()> {
     let comm = rank.communicator()?;
     comm.require_single_lsa_team()?;
     let (me, n_ranks) = (rank.rank(), rank.n_ranks());
-    // Room for the messages is a resource of the device communicator; the kernel gets its handle.
+    // The message slots are a resource of the device communicator; the kernel takes its handle.
     let mut requirements = DevCommRequirements::new();
     let key = requirements.add(LlA2a {
         blocks: BLOCKS,
@@ -49,11 +49,11 @@ fn all_to_alls(rank: &Rank) -> Result<()> {
         let (send, recv) = (comm.window::<f32>(len)?, comm.window::<f32>(len)?);
         send.copy_from_host(&sent(count as u64, me, n_ranks, count))?;
         recv.fill_bytes(0xff)?;
-        // Enough blocks that each thread has a word.
+        // Enough blocks for one word per thread.
         let words = (count.div_ceil(2) * n_ranks) as u32;
         let blocks = words.div_ceil(THREADS).clamp(1, BLOCKS);
         // SAFETY: the windows have `count` elements for every rank and live until the stream is
-        // idle below; the exchange is of this device communicator, and every rank passes the same.
+        // idle below; `exchange` is this device communicator's, and every rank passes the same.
         unsafe {
             let all = kernels::ll_alltoall::args(&dev_comm, exchange, &send, &recv, count);
             all.grid(blocks).block(THREADS).launch(&stream)?;
@@ -62,11 +62,11 @@ fn all_to_alls(rank: &Rank) -> Result<()> {
         let mut got = vec![0.0; len];
         stream.copy_to_host(&recv, &mut got)?;
         let wrong = count_wrong(count as u64, me, n_ranks, count, &got);
-        ensure!(wrong == 0, "rank {me}, {count} elements a pair: {wrong} are wrong");
+        ensure!(wrong == 0, "rank {me}, {count} elements per pair: {wrong} are wrong");
         rank.barrier()?;
         if rank.is_root() {
             let bytes = count * size_of::<f32>();
-            println!("{bytes:6} bytes a pair, {blocks:2} blocks: 0 wrong");
+            println!("{bytes:6} bytes per pair, {blocks:2} blocks: 0 wrong");
         }
     }
     Ok(())

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! The kernel is `kernels/src/lsa_allreduce.rs`. Every element of every rank is compared with a
-//! reference computed on the host, and the ranks' bits with each other's.
-//! `devcomm-bench all-reduce` has the times.
+//! reference computed on the host, and all ranks must have the same bits. `devcomm-bench
+//! all-reduce` measures times.
 
 use std::process::ExitCode;
 
@@ -35,7 +35,7 @@ struct Options {
     /// Blocks of the kernel [default: by size]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     blocks: Option<u32>,
-    /// Threads of a block
+    /// Threads per block
     #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: u32,
     /// Seed of the random inputs
@@ -51,9 +51,9 @@ enum Dtype {
     All,
 }
 
-/// Element counts that divide neither by ranks nor by vectors.
+/// Element counts that are not multiples of the ranks or of a vector's elements.
 const ODD_COUNTS: [usize; 12] = [1, 2, 3, 5, 7, 9, 15, 17, 1023, 1025, 4099, 65537];
-/// Blocks at most; a small message takes as many as give each thread a vector of its rank's share.
+/// Maximum blocks; a small message takes only enough for one vector per thread.
 const MAX_BLOCKS: u32 = 128;
 
 fn main() -> ExitCode {
@@ -85,7 +85,7 @@ fn main() -> ExitCode {
 /// The kernel's parameters.
 type Params<T> = (device::DevComm, device::Window<T>, device::Window<T>, usize);
 
-/// All sizes of one type.
+/// All-reduces of all sizes, with one element type.
 fn all_reduces<T: Number>(rank: &Rank, options: &Options) -> Result<()>
 where
     kernels::lsa_allreduce<T>: Kernel<Args = Params<T>, Safety = Safe>,
@@ -98,7 +98,7 @@ where
     let counts: Vec<usize> = even.filter(|count| *count > 0).chain(odd).collect();
     let most = counts.iter().copied().max();
     let Some(most) = most else {
-        anyhow::bail!("no message of {max} bytes at most has an element of {}", T::NAME);
+        anyhow::bail!("no message of at most {max} bytes holds an element of {}", T::NAME);
     };
 
     rank.load(&KERNELS)?;
@@ -111,7 +111,7 @@ where
         let blocks = (vectors as u32).div_ceil(options.threads).clamp(1, max_blocks);
         let blocks = options.blocks.unwrap_or(blocks);
         send.copy_from_host(&inputs::<T>(seed, rank.rank(), count))?;
-        // An element that nobody writes stays a NaN.
+        // An element that no rank writes stays NaN.
         recv.fill_bytes(0xff)?;
         rank.barrier()?;
         let sum = kernels::lsa_allreduce::<T>::args(&dev_comm, &send, &recv, count);
@@ -133,7 +133,7 @@ where
     Ok(())
 }
 
-/// Reads a size such as `64K`.
+/// Parses a size such as `64K`.
 fn bytes(text: &str) -> Result<usize, String> {
     let (digits, shift) = match text.char_indices().last() {
         Some((end, 'k' | 'K')) => (&text[..end], 10),

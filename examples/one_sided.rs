@@ -1,5 +1,5 @@
-//! One-sided operations: a rank writes into another one's window and signals that it did; the other
-//! only waits.
+//! NCCL's host one-sided operations: a rank puts into a peer's window and signals it; the peer only
+//! waits for the signal.
 //!
 //! ```text
 //! cargo xtask run one_sided  # every GPU, at least two
@@ -12,7 +12,7 @@ use anyhow::{Result, ensure};
 use devcomm::{Buffer, Rank, Signal, WaitSignalDesc, World};
 use devcomm_testing::machines::run;
 
-/// Elements that a rank sends to each other one.
+/// Elements that a rank sends to each peer.
 const COUNT: usize = 1 << 16;
 const ROUNDS: usize = 3;
 
@@ -23,27 +23,26 @@ fn main() -> ExitCode {
 fn run_rank(rank: &Rank) -> Result<()> {
     ensure!(rank.n_ranks() >= 2, "there is one GPU, but this takes at least two");
     let (comm, stream) = (rank.communicator()?, rank.stream()?);
-    let (own, n) = (rank.rank(), rank.n_ranks());
+    let (me, n) = (rank.rank(), rank.n_ranks());
     ensure!(
         comm.properties()?.host_rma,
         "NCCL offers no one-sided operations between these ranks (hostRmaSupport is false)"
     );
 
-    // What is put must itself be in a window. A place for each rank, so that nobody writes another
-    // one's.
+    // A put's source must be in a window too. The target has one slot per source rank.
     let (source, target) = (comm.window::<f32>(COUNT)?, comm.window::<f32>(n * COUNT)?);
-    let peers: Vec<usize> = (0..n).filter(|&peer| peer != own).collect();
+    let peers: Vec<usize> = (0..n).filter(|&peer| peer != me).collect();
 
     for round in 0..ROUNDS {
-        source.copy_from_host(&[value(own, round); COUNT])?;
+        source.copy_from_host(&[value(me, round); COUNT])?;
 
-        // Put to every other rank, at this rank's place there. The offset counts elements.
+        // Put to this rank's slot in every peer. The offset is in elements.
         for &peer in &peers {
-            comm.put_signal(&source, &target, own * COUNT, Signal::to(peer), &stream)?;
+            comm.put_signal(&source, &target, me * COUNT, Signal::to(peer), &stream)?;
         }
 
-        // One wait for one signal of each. Work that comes later in this stream sees what they put
-        // before it.
+        // One wait for one signal of each peer. Later work in this stream sees what they put before
+        // they signaled.
         let signals: Vec<_> = peers.iter().map(|&peer| WaitSignalDesc::from(peer)).collect();
         comm.wait_signal(&signals, &stream)?;
         stream.synchronize()?;
@@ -59,8 +58,8 @@ fn run_rank(rank: &Rank) -> Result<()> {
             println!("round {round}: {} x {COUNT} elements arrived", peers.len());
         }
 
-        // A signal alone: "I have read it, you may write again." Without it the next round would
-        // race with the copies above.
+        // A signal without data: this rank has read the peer's slot. Otherwise the next round's
+        // puts would race with the copies above.
         for &peer in &peers {
             comm.signal(Signal::to(peer), &stream)?;
         }

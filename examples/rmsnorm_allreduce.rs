@@ -1,4 +1,4 @@
-//! RMSNorm fused with the all-reduce before it.
+//! RMSNorm fused with the all-reduce that precedes it.
 //!
 //! ```text
 //! cargo xtask run rmsnorm_allreduce                     # every GPU, or four simulated ones
@@ -6,10 +6,10 @@
 //! torchrun --no-python --nproc-per-node 4 -- ./rmsnorm_allreduce
 //! ```
 //!
-//! The kernel is `kernels/src/rmsnorm_allreduce.rs`. What a layer of a model split over GPUs does
-//! between its halves, in one launch and one pass: sum the partial results of all ranks, normalise
-//! each row, give it to all. On simulated GPUs its other form runs too, by multicast. Every element
-//! is compared with a reference computed in f64.
+//! The kernel is `kernels/src/rmsnorm_allreduce.rs`. It does what a tensor-parallel layer does
+//! between its two halves, in one pass: sum the partial results of all ranks, normalise each row,
+//! and store it to all ranks. On simulated GPUs its multicast form runs too. Every element is
+//! compared with a reference computed in f64.
 
 use std::process::ExitCode;
 
@@ -21,12 +21,12 @@ use half::bf16;
 
 const BLOCKS: u32 = 128;
 const EPS: f32 = 1e-5;
-/// Tokens, and elements of each. Those that a simulator takes its time for are left out there.
+/// Tokens, and elements per token. Large shapes are left out on simulated GPUs.
 const SHAPES: [(usize, usize); 7] =
     [(1, 1024), (8, 4096), (7, 7168), (64, 4096), (256, 8192), (1024, 8192), (4096, 8192)];
 const SIMULATED_ELEMENTS: usize = 1 << 16;
-/// Seeds of what is summed, and of the weights.
-const PARTS: u64 = 1;
+/// Seeds of the summed inputs, and of the weights.
+const INPUTS: u64 = 1;
 const WEIGHTS: u64 = 2;
 
 fn main() -> ExitCode {
@@ -41,7 +41,7 @@ fn main() -> ExitCode {
 
 fn normalise(rank: &Rank, (tokens, hidden): (usize, usize)) -> Result<()> {
     let (comm, me, n_ranks) = (rank.communicator()?, rank.rank(), rank.n_ranks());
-    // Multicast is for machines that are simulated, until a GPU has been seen to do it right.
+    // Multicast on simulated GPUs only: it is not verified on a real GPU yet.
     let multimem = rank.is_simulated() && comm.properties()?.multimem;
     let requirements = DevCommRequirements::new().lsa_barriers(BLOCKS).lsa_multimem(multimem);
     let dev_comm = comm.create_dev_comm(requirements)?;
@@ -50,18 +50,18 @@ fn normalise(rank: &Rank, (tokens, hidden): (usize, usize)) -> Result<()> {
     let len = tokens * hidden;
     let (input, output) = (comm.window::<bf16>(len)?, comm.window::<bf16>(len)?);
     let weight = comm.mem_alloc::<bf16>(hidden)?;
-    input.copy_from_host(&inputs::<bf16>(PARTS, me, len))?;
+    input.copy_from_host(&inputs::<bf16>(INPUTS, me, len))?;
     weight.copy_from_host(&weights(hidden))?;
-    // A block for each row of a rank's share, with threads for the vectors of a row.
+    // One block per row of a rank's share, with threads for the vectors of a row.
     let threads = (hidden / 8).next_multiple_of(32).clamp(32, 512) as u32;
     let blocks = (tokens.div_ceil(n_ranks) as u32).min(BLOCKS);
 
     for by_multicast in [false, true].into_iter().take(1 + usize::from(multimem)) {
-        // An element that nobody writes stays a NaN.
+        // An element that no rank writes stays NaN.
         output.fill_bytes(0xff)?;
         rank.barrier()?;
         // SAFETY: windows and weights have the elements and live until the stream is idle below; a
-        // block has a thread for every few vectors of a row.
+        // block has enough threads for a row.
         unsafe {
             if by_multicast {
                 let norm = kernels::rmsnorm_allreduce_multimem::args(
@@ -77,7 +77,7 @@ fn normalise(rank: &Rank, (tokens, hidden): (usize, usize)) -> Result<()> {
         }
         let mut got = vec![bf16::NAN; len];
         stream.copy_to_host(&output, &mut got)?;
-        // All ranks have the same bits, and each compares some rows.
+        // All ranks must have the same bits, and each checks some rows.
         let sums = rank.all_gather(&[checksum(&got)])?;
         ensure!(sums.iter().all(|sum| *sum == sums[0]), "the ranks' results differ");
         let rows = got.chunks(hidden).enumerate().skip(me).step_by(n_ranks);
@@ -97,17 +97,17 @@ fn weights(hidden: usize) -> Vec<bf16> {
     (0..hidden).map(weight).collect()
 }
 
-/// How many elements of row `row` are off by more than one rounding of the result (and, for
-/// `rounded_sums`, of the sum).
+/// How many elements of row `row` differ from the reference by more than one rounding of the result
+/// (and, for `rounded_sums`, of the sum).
 fn wrong_in(row: usize, n_ranks: usize, rounded_sums: bool, got: &[bf16]) -> usize {
     let hidden = got.len();
-    let part = |rank, at| f64::from(input::<bf16>(PARTS, rank, at));
+    let part = |rank, at| f64::from(input::<bf16>(INPUTS, rank, at));
     let sum = |at: usize| (0..n_ranks).map(|rank| part(rank, at)).sum::<f64>();
     let sums: Vec<f64> = (row * hidden..(row + 1) * hidden).map(sum).collect();
     let mean = sums.iter().map(|x| x * x).sum::<f64>() / hidden as f64;
     let scale = 1.0 / (mean + f64::from(EPS)).sqrt();
     let half_step = f64::from(bf16::EPSILON) / 2.0;
-    // The hardware's square root is good to some units of f32. A rounded sum changes the mean too.
+    // The hardware's `rsqrt` has an error of some f32 ulps. Rounded sums change the mean too.
     let roundings = if rounded_sums { 3.01 } else { 1.01 };
     let is_right = |((got, sum), weight): &((&bf16, &f64), &bf16)| {
         let right = **sum * scale * f64::from(**weight);

@@ -1,4 +1,4 @@
-//! Windows: memory of every rank that every other one can read and write, by kernels or by address.
+//! Windows: memory of each rank that every other rank can read and write, by kernels or by address.
 //!
 //! ```text
 //! cargo xtask run windows  # every GPU of this machine
@@ -22,39 +22,38 @@ fn main() -> ExitCode {
 
 fn run_rank(rank: &Rank) -> Result<()> {
     let comm = rank.communicator()?;
-    // All that follows is by load and store, so all ranks must reach each other in that way.
+    // This program uses load and store only, so all ranks must be in one LSA team.
     comm.require_single_lsa_team()?;
-    let (own, n) = (rank.rank(), rank.n_ranks());
+    let (me, n) = (rank.rank(), rank.n_ranks());
 
-    // `comm.window(COUNT)` allocates and registers at once. In two steps, several windows can be
-    // registered together: the ranks then talk to each other once. Inside the group they cannot be
-    // used yet.
+    // `comm.window(COUNT)` allocates and registers. A group registers several windows in one
+    // exchange between the ranks; they are valid after the group.
     let (send, recv) = (comm.mem_alloc::<f32>(COUNT)?, comm.mem_alloc::<f32>(COUNT)?);
     let (send, recv) = group(|_| {
         let flags = WindowFlags::COLL_SYMMETRIC;
         Ok::<_, Error>((comm.register_window(&send, flags)?, comm.register_window(&recv, flags)?))
     })?;
     ensure!(send.is_valid() && recv.is_valid());
-    send.copy_from_host(&vec![own as f32 + 1.0; COUNT])?;
+    send.copy_from_host(&vec![me as f32 + 1.0; COUNT])?;
 
-    // Every rank's copy has an address on this GPU. A copy waits for this rank's work only, so the
-    // ranks meet before, and again before anyone writes what another may still read.
+    // Every peer's window memory is mapped on this GPU. A copy waits only for this rank's work, so
+    // a barrier precedes the reads, and another follows them, before any rank writes again.
     rank.barrier()?;
     for peer in 0..n {
         let address = send.lsa_pointer(peer, 0)?;
-        // SAFETY: the peer's window has `COUNT` elements there, which nobody writes or closes
-        // before the barrier below.
+        // SAFETY: the peer's window has `COUNT` elements there; no rank writes or closes it before
+        // the barrier below.
         let theirs = unsafe { DeviceSlice::<f32>::from_raw_parts(rank.context(), address, COUNT) };
         let mut first = [0.0; 4];
         theirs.copy_to_host(&mut first)?;
-        ensure!(first == [peer as f32 + 1.0; 4], "rank {peer}'s copy holds {first:?}");
+        ensure!(first == [peer as f32 + 1.0; 4], "rank {peer}'s window holds {first:?}");
         if rank.is_root() {
             println!("rank {peer}'s window is at {address:#x} here");
         }
     }
     rank.barrier()?;
 
-    // A kernel takes windows as they are: this one sums all ranks' `send` to every rank's `recv`.
+    // A kernel takes windows as arguments: this one sums all ranks' `send` to every rank's `recv`.
     let dev_comm = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(BLOCKS))?;
     rank.load(&KERNELS)?;
     let stream = rank.stream()?;
@@ -66,13 +65,13 @@ fn run_rank(rank: &Rank) -> Result<()> {
     let expected = (1..=n).sum::<usize>() as f32;
     ensure!(sums.iter().all(|&sum| sum == expected), "a sum is not {expected}");
 
-    // Closed, a window is refused by launches; its memory is freed when it is dropped.
+    // A launch with a closed window fails; the memory is freed when the window is dropped.
     recv.close()?;
     let refused = sum().launch(&stream);
     match refused {
         Err(error) if rank.is_root() => println!("{error}"),
         Err(_) => {}
-        Ok(()) => anyhow::bail!("a closed window was taken"),
+        Ok(()) => anyhow::bail!("a launch accepted a closed window"),
     }
     Ok(())
 }

@@ -7,8 +7,8 @@ pub use devcomm_sim as sim;
 pub use devcomm_types::{HostKernel, Kernel, Safe, Unsafe};
 pub use nccl_device as device;
 
-/// The kernels that the calling package's build script compiled with `cuda_builder`, as a
-/// [`KernelSet`].
+/// The [`KernelSet`] of the kernels that the calling package's build script compiled with
+/// `cuda_builder`.
 ///
 /// ```ignore
 /// // build.rs: CudaBuilder::new("my-kernels").build()?;

@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::Path;
 
-/// A Rust source: the stem of its file, and its text.
+/// A Rust source file: the stem of its name, and its text.
 type Source = (String, String);
 
 /// All Rust sources below a folder.
@@ -15,7 +15,7 @@ fn sources(folder: &Path, into: &mut Vec<Source>) {
         if path.is_dir() && name != "target" && !name.starts_with('.') {
             sources(&path, into);
         } else if let Some(stem) = name.strip_suffix(".rs") {
-            // A test program of several files is known by its folder's name.
+            // The `main.rs` of a test program has the name of its folder.
             let folder = path.parent().and_then(Path::file_name).unwrap_or_default();
             let stem = if stem == "main" { &folder.to_string_lossy() } else { stem };
             into.push((stem.to_owned(), fs::read_to_string(&path).unwrap()));
@@ -23,8 +23,7 @@ fn sources(folder: &Path, into: &mut Vec<Source>) {
     }
 }
 
-/// Whether a source has a test of this name: a function, or a name that a macro or a list of trials
-/// makes one of.
+/// Whether a source has a test of this name: a function, or a name in a macro or a list of trials.
 fn has_test(source: &str, test: &str) -> bool {
     let forms = [
         format!("fn {test}("),
@@ -37,9 +36,8 @@ fn has_test(source: &str, test: &str) -> bool {
     source.contains(test) && forms.iter().any(|form| source.contains(form))
 }
 
-/// What the last cells of a document's rows name as tests, a list for each row; heads of tables are
-/// left out.
-fn named(document: &str) -> Vec<(String, Vec<String>)> {
+/// The rows of a document's tables, without headers, each with the test names in its last cell.
+fn rows_with_tests(document: &str) -> Vec<(String, Vec<String>)> {
     let text = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs").join(document);
     let text = fs::read_to_string(text).unwrap();
     let rows = text.lines().filter(|line| line.starts_with("| ") && !line.ends_with("| tests |"));
@@ -61,8 +59,8 @@ fn all_sources() -> Vec<Source> {
     all
 }
 
-/// rustfmt leaves comments, strings and macros as they are. Nothing is excluded: `cargo xtask raw`
-/// wraps what it generates.
+/// rustfmt does not wrap comments, strings and macros. Generated files are checked too: `cargo
+/// xtask raw` wraps them.
 #[test]
 fn lines_of_sources_have_at_most_100_columns() {
     let mut long = Vec::new();
@@ -77,7 +75,7 @@ fn lines_of_sources_have_at_most_100_columns() {
 fn every_test_that_the_table_of_the_host_api_names_exists() {
     let sources = all_sources();
     let tests: Vec<String> =
-        named("host_api.md").into_iter().flat_map(|(_, tests)| tests).collect();
+        rows_with_tests("host_api.md").into_iter().flat_map(|(_, tests)| tests).collect();
     for test in &tests {
         assert!(sources.iter().any(|(_, text)| has_test(text, test)), "{test} does not exist");
     }
@@ -91,7 +89,7 @@ fn every_test_that_the_table_of_the_host_api_names_exists() {
 #[test]
 fn every_row_of_the_device_api_names_tests_that_exist_in_their_files() {
     let sources = all_sources();
-    let rows = named("device_api.md");
+    let rows = rows_with_tests("device_api.md");
     for (row, tests) in &rows {
         assert!(!tests.is_empty() || row.contains("| not offered |"), "no test in: {row}");
         for test in tests {

@@ -1,4 +1,4 @@
-//! Copies and fills in the order of a stream.
+//! Tests of stream-ordered copies and fills.
 
 use devcomm::{Buffer, Element, Error, Rank, ReduceOp, StateError, Stream};
 use devcomm_testing::machines::on_gpus;
@@ -7,7 +7,7 @@ use half::bf16;
 
 const COUNT: usize = 1000;
 
-/// What is in memory, by way of a stream.
+/// The elements of memory, copied in stream order.
 fn contents<T: Element + Default>(
     stream: &Stream,
     memory: &impl Buffer<Element = T>,
@@ -17,7 +17,7 @@ fn contents<T: Element + Default>(
     Ok(data)
 }
 
-/// Nothing but the stream has the operations wait for each other.
+/// Only the stream orders these operations.
 fn follow_the_stream(rank: &Rank, stream: &Stream) -> Result<(), Error> {
     let comm = rank.communicator()?;
     let (memory, sum) = (comm.window::<f32>(COUNT)?, comm.mem_alloc::<f32>(COUNT)?);
@@ -51,7 +51,7 @@ fn copies_and_fills_come_in_the_order_of_their_stream() {
 fn the_default_stream_does_what_streams_do() {
     on_gpus("the_default_stream_does_what_streams_do", 2, |rank| {
         follow_the_stream(rank, &rank.default_stream())?;
-        // It is there again, whoever had it.
+        // Another handle of the default stream works too.
         require_works(rank.communicator()?, &rank.default_stream())
     });
 }
@@ -95,7 +95,7 @@ fn a_graph_has_copies_and_fills_and_keeps_their_memory() {
             stream.fill(&from, 2.5)
         })?;
         drop(from);
-        // Memory that was freed would be given out again here.
+        // Freed memory would be reused by this allocation.
         comm.mem_alloc::<f64>(COUNT)?.fill_bytes(0xee)?;
         for expected in [1.5, 2.5] {
             graph.launch(&stream)?;
@@ -105,7 +105,7 @@ fn a_graph_has_copies_and_fills_and_keeps_their_memory() {
     });
 }
 
-/// Rounds that overlap: while a stream works on one, the host prepares the next.
+/// Overlapping rounds: while the stream works on one, the host prepares the next.
 #[test]
 fn pinned_memory_is_copied_while_the_host_goes_on() {
     on_gpus("pinned_memory_is_copied_while_the_host_goes_on", 2, |rank| {

@@ -1,4 +1,4 @@
-//! The fused product and all-reduce.
+//! Tests of the matrix product fused with an all-reduce.
 
 use std::num::NonZeroU32;
 
@@ -8,12 +8,12 @@ use devcomm_testing::gemm::{Factor, Problem};
 use devcomm_testing::machines::{Gpus, on_gpus};
 use half::bf16;
 
-/// Elements of a product on GPUs that are compared with the reference; small products entirely, and
-/// all that are simulated.
+/// Elements of a large product on GPUs that are checked. Small and simulated products are checked
+/// in full.
 const SAMPLES: usize = 512;
 
-/// Below a fragment, across tiles, ragged on all sides; pitches that are odd, even, and whole
-/// vectors.
+/// Shapes below a fragment, across tiles, and not multiples of a tile; with `n` odd, even, and a
+/// multiple of a vector.
 fn mixed_shapes(rank: &Rank) -> Vec<[usize; 3]> {
     if rank.is_simulated() {
         let shapes = [[1, 1, 8], [7, 64, 8], [64, 7, 64], [130, 33, 40], [17, 264, 72]];
@@ -24,7 +24,7 @@ fn mixed_shapes(rank: &Rank) -> Vec<[usize; 3]> {
     sizes.flat_map(|(m, n)| [8, 64, 1000].map(|k| [m, n, k])).collect()
 }
 
-/// Both where the GPU has both.
+/// The forms that the GPU supports.
 fn forms(rank: &Rank) -> &'static [GemmForm] {
     match rank.context().limits().compute_capability {
         (9, 0) => &[GemmForm::Wgmma, GemmForm::Mma],
@@ -50,9 +50,8 @@ fn require(
     Ok(())
 }
 
-/// Products of these shapes with one workspace, in each form: summed over the ranks, or each rank's
-/// alone.
-fn is_right(rank: &Rank, shapes: &[[usize; 3]], seed: u64, alone: bool) -> Result<(), Error> {
+/// Checks products of these shapes, with one workspace per form: summed over the ranks, or local.
+fn is_right(rank: &Rank, shapes: &[[usize; 3]], seed: u64, local: bool) -> Result<(), Error> {
     let (comm, stream) = (rank.communicator()?, rank.stream()?);
     let [m, n, k] = [0, 1, 2].map(|i| shapes.iter().map(|shape| shape[i]).max().unwrap_or(0));
     let (a, b) = (comm.mem_alloc::<bf16>(m * k)?, comm.mem_alloc::<bf16>(n * k)?);
@@ -63,10 +62,10 @@ fn is_right(rank: &Rank, shapes: &[[usize; 3]], seed: u64, alone: bool) -> Resul
             let (problem, me) = (Problem { m, n, k, seed }, rank.rank());
             a.copy_from_host(&problem.factor(Factor::A, me))?;
             b.copy_from_host(&problem.factor(Factor::B, me))?;
-            // An element that nobody writes stays a NaN.
+            // An element that no rank writes stays NaN.
             c.fill_bytes(0xff)?;
             rank.barrier()?;
-            let summed = if alone {
+            let summed = if local {
                 gemm.launch_local(&a, &b, &c, [m, n, k])?;
                 me..me + 1
             } else {
@@ -81,7 +80,7 @@ fn is_right(rank: &Rank, shapes: &[[usize; 3]], seed: u64, alone: bool) -> Resul
     Ok(())
 }
 
-/// Simulated GPUs that do not hold a block for each tile.
+/// Simulated GPUs with fewer resident blocks than tiles.
 fn small_gpus(gpus: usize) -> Simulation {
     Simulation::new(gpus).multiprocessors(2)
 }
@@ -133,8 +132,7 @@ fn is_right_when_threads_are_interrupted_anywhere() {
     gpus.run_seeds(name, 1..2, |rank, seed| is_right(rank, &[[70, 20, 8]], seed, false));
 }
 
-/// More stages than shared memory has, so that each is filled again while slower lanes may still
-/// read it.
+/// More steps than stages, so that stages are refilled while slower threads may still read them.
 #[test]
 fn a_stage_is_not_filled_again_before_all_have_read_it() {
     let name = "a_stage_is_not_filled_again_before_all_have_read_it";
@@ -142,13 +140,13 @@ fn a_stage_is_not_filled_again_before_all_have_read_it() {
     Gpus::new(1).run_seeds(name, 0..4, |rank, seed| is_right(rank, &shapes, seed, false));
 }
 
-/// A part of the world's ranks, on a part of the multiprocessors, by the default stream.
+/// On a split communicator, with fewer blocks than multiprocessors, on the default stream.
 #[test]
 fn the_ranks_of_a_split_agree_among_themselves() {
     on_gpus("the_ranks_of_a_split_agree_among_themselves", 2, |rank| {
         let (me, stream) = (rank.rank(), rank.default_stream());
         let comm = rank.communicator()?.split(Some(me as i32), 0, &CommConfig::new())?;
-        let comm = comm.expect("it has a color");
+        let comm = comm.expect("this rank has a color");
         let problem = Problem { m: 70, n: 40, k: 16, seed: 5 };
         let Problem { m, n, k, .. } = problem;
         let (a, b) = (comm.mem_alloc::<bf16>(m * k)?, comm.mem_alloc::<bf16>(n * k)?);
@@ -172,8 +170,7 @@ fn one_block_is_enough_for_many_tiles() {
     });
 }
 
-/// Launches that follow each other in a stream, without the host in between, and shapes that take
-/// turns: the flags' epoch continues.
+/// Launches back to back in a stream, with alternating shapes: the flags' epoch continues.
 #[test]
 fn many_launches_need_no_reset() {
     on_gpus("many_launches_need_no_reset", 2, |rank| {
@@ -211,16 +208,15 @@ fn many_launches_need_no_reset() {
     });
 }
 
-/// Nothing is launched for an input that the kernel cannot do, and the same object continues to do
-/// what it can.
+/// Unsupported input launches nothing, and the object still works afterwards.
 #[test]
 fn bad_input_is_refused_with_the_reason() {
     on_gpus("bad_input_is_refused_with_the_reason", 1, |rank| {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
         let (a, b) = (comm.mem_alloc::<bf16>(64 * 64)?, comm.mem_alloc::<bf16>(64 * 64)?);
         let c = comm.window::<bf16>(300 * 300)?;
-        let made = |m, n| GemmAllReduce::new(comm, &stream, m, n);
-        let gemm = made(64, 64)?;
+        let build = |m, n| GemmAllReduce::new(comm, &stream, m, n);
+        let gemm = build(64, 64)?;
         for (shape, reason) in [
             ([64, 64, 12], "k is 12"),
             ([64, 0, 8], "nothing to do"),
@@ -234,7 +230,7 @@ fn bad_input_is_refused_with_the_reason() {
         }
         let graph = stream.capture(|| gemm.launch(&a, &b, &c, [64, 64, 64]));
         assert!(matches!(graph, Err(Error::State(StateError::Capturing { .. }))));
-        assert!(made(0, 64).is_err() && made(usize::MAX, 64).is_err());
+        assert!(build(0, 64).is_err() && build(usize::MAX, 64).is_err());
         gemm.launch(&a, &b, &c, [64, 64, 64])?;
         stream.synchronize()
     });

@@ -1,4 +1,5 @@
-//! The kernels that use the network, with random sizes, grids and blocks, every element checked.
+//! Tests of the kernels that use the network (GIN), with random sizes, grids and blocks; every
+//! element is checked.
 
 use std::iter::repeat_n;
 use std::time::Duration;
@@ -13,20 +14,20 @@ use devcomm_testing::numbers::{self, Number, checksum, inputs};
 use devcomm_testing::shapes::Shapes;
 use half::{bf16, f16};
 
-/// Simulated GPUs, and how many of them reach each other by load and store.
+/// Numbers of simulated GPUs, and the size of their LSA teams.
 const WORLDS: [(usize, usize); 9] =
     [(1, 1), (2, 2), (2, 1), (3, 3), (3, 1), (4, 2), (4, 4), (6, 3), (6, 2)];
-/// Blocks at most, each with a barrier and a signal of its own; and contexts, fewer, so that some
-/// share one.
+/// Maximum blocks, each with its own barrier and signal; and fewer GIN contexts, so that some
+/// blocks share one.
 const BLOCKS: usize = 8;
 const CONTEXTS: u32 = 5;
-/// Rounds of a ping-pong at most.
+/// Maximum rounds of a ping-pong.
 const ROUNDS: usize = 6;
-/// What becomes an error that says who waits for what.
+/// The limit of a kernel's time. Beyond it the error says what its blocks wait for.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Runs `body` on 2 and on 4 GPUs, in whatever teams they are; or in every simulated world, in the
-/// orders of ten seeds, and once with switches at any access.
+/// Runs `body` on 2 and on 4 GPUs; or in every simulated world, with ten seeds, and in small worlds
+/// also with a possible thread switch at every access.
 fn in_every_world(
     name: &str,
     connection: GinConnectionType,
@@ -43,14 +44,14 @@ fn in_every_world(
         let simulation = Simulation::new(gpus).team_size(team);
         let seeds = 1000 * i..1000 * i + 10;
         Gpus::from(simulation.clone()).run_seeds(name, seeds, &body);
-        // Slow.
+        // Preemption is slow.
         if gpus <= 3 {
             Gpus::from(simulation.preempt(true)).run_seeds(name, i..i + 1, &body);
         }
     }
 }
 
-/// Limits of what is random.
+/// Limits of the random launches.
 struct Limits {
     launches: usize,
     elements: usize,
@@ -58,7 +59,7 @@ struct Limits {
 }
 
 impl Limits {
-    /// `elements` at most on GPUs, or as many simulated ones. There are several launches with one
+    /// At most `elements` on GPUs, or `simulated` on simulated ones. Several launches share a
     /// device communicator: signals and barriers continue from one to the next.
     fn new(rank: &Rank, elements: usize, simulated: usize) -> Self {
         match rank.is_simulated() {
@@ -67,7 +68,7 @@ impl Limits {
         }
     }
 
-    /// A number of elements, and a launch.
+    /// A random number of elements, and a random launch configuration.
     fn random(&self, shapes: &mut Shapes) -> (usize, LaunchConfig) {
         let (blocks, threads) = (shapes.up_to(BLOCKS) as u32, shapes.up_to(self.threads) as u32);
         (shapes.size(self.elements), LaunchConfig::new(blocks, threads))
@@ -91,32 +92,32 @@ fn every_throw_of_a_ping_pong_arrives() {
         let (comm, me) = (rank.communicator()?, rank.rank());
         let dev_comm = comm.create_dev_comm(requirements(GinConnectionType::Full))?;
         let (limits, mut shapes) = (Limits::new(rank, 1 << 16, 1 << 9), Shapes::new(seed));
-        let throws = BLOCKS * ROUNDS;
-        let room = throws * limits.elements + 1;
+        let slots = BLOCKS * ROUNDS;
+        let room = slots * limits.elements + 1;
         let (send, recv) = (comm.window::<u8>(room)?, comm.window::<u8>(room)?);
-        let nanos = comm.mem_alloc::<u64>(throws)?;
+        let nanos = comm.mem_alloc::<u64>(slots)?;
         rank.load(&KERNELS)?;
         let stream = rank.stream()?;
         let mut got = vec![0; room];
         for _ in 0..limits.launches {
             let ((count, config), rounds) = (limits.random(&mut shapes), shapes.up_to(ROUNDS));
             let (len, salt) = (config.grid.x as usize * rounds * count, shapes.u64(..));
-            // What the even rank of the pair throws first comes back.
-            let thrown: Vec<u8> = (0..len).map(|i| datum(salt, me & !1, i)).collect();
-            send.copy_from_host(&thrown)?;
+            // Both ranks end with the message of the pair's even rank.
+            let message: Vec<u8> = (0..len).map(|i| datum(salt, me & !1, i)).collect();
+            send.copy_from_host(&message)?;
             recv.fill_bytes(0xff)?;
             rank.barrier()?;
-            // SAFETY: windows and times have room for every round of every block, the same in every
-            // rank, and nobody touches them until all ranks have met again.
+            // SAFETY: windows and times have room for every round of every block in every rank, and
+            // nothing else accesses them until the barrier in `finish`.
             unsafe {
                 let rounds = rounds as u32;
-                let play =
+                let ping_pong =
                     kernels::gin_put_signal::args(&dev_comm, &send, &recv, count, rounds, &nanos);
-                play.config(config).launch(&stream)?;
+                ping_pong.config(config).launch(&stream)?;
             }
             finish(rank, &stream)?;
             recv.copy_to_host(&mut got)?;
-            let arrived = if me ^ 1 < rank.n_ranks() { &thrown[..] } else { &[] };
+            let arrived = if me ^ 1 < rank.n_ranks() { &message[..] } else { &[] };
             let wanted = arrived.iter().copied().chain(repeat_n(0xff, room - arrived.len()));
             let wrong = got.iter().zip(wanted).filter(|(got, wanted)| **got != *wanted).count();
             assert_eq!(wrong, 0, "{rank:?}: {rounds} rounds of {count} bytes, {config:?}");
@@ -143,8 +144,8 @@ where
         let ((count, config), salt) = (limits.random(&mut shapes), shapes.u64(..));
         send.copy_from_host(&sent::<T>(salt, rank.rank(), n_ranks, count))?;
         recv.fill_bytes(0xff)?;
-        // The kernel itself waits until all ranks are in it.
-        // SAFETY: the windows have room for the elements, and live until all ranks have met below.
+        // SAFETY: the windows have room for the elements, and live until the barrier in `finish`.
+        // The kernel begins with a barrier of all ranks.
         unsafe { K::with_args((dev_comm, &send, &recv, count)).config(config).launch(&stream)? };
         finish(rank, &stream)?;
         recv.copy_to_host(&mut got)?;
@@ -202,20 +203,20 @@ where
         let recv = if shapes.bool() { &send } else { &out };
         recv.copy_from_host(&untouched)?;
         send.copy_from_host(&inputs::<T>(salt, rank.rank(), count))?;
-        // Peers write this rank's window as soon as they begin.
+        // Peers write this rank's window as soon as their kernels begin.
         rank.barrier()?;
-        // SAFETY: the windows have room for the elements and their partial sums, and nobody touches
-        // them until all ranks have met again.
+        // SAFETY: the windows have room for the elements and their partial sums, and nothing else
+        // accesses them until the barrier in `finish`.
         unsafe {
             let args = (dev_comm, &send, recv, &partial, count);
             K::with_args(args).config(config).launch(&stream)?;
         }
         finish(rank, &stream)?;
         recv.copy_to_host(&mut got)?;
-        let (sums, behind) = got.split_at(count);
+        let (sums, after) = got.split_at(count);
         let what = format!("{rank:?}: {count} x {}, {config:?}", T::NAME);
         assert_eq!(numbers::count_wrong(salt, n_ranks, roundings, sums), 0, "{what}");
-        assert!(behind == &untouched[count..], "{what}: written behind the end");
+        assert!(after == &untouched[count..], "{what}: written after the end");
         let all = rank.all_gather(&checksum(sums).to_le_bytes())?;
         assert!(all.iter().all(|other| *other == all[0]), "{what}: the ranks' results differ");
     }

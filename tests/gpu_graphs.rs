@@ -1,4 +1,4 @@
-//! Collectives and kernels captured to CUDA graphs.
+//! Tests of collectives and kernels that are captured to CUDA graphs.
 
 use devcomm::{
     CommConfig, DevCommRequirements, Error, KERNELS, Rank, ReduceOp, StateError, Stream,
@@ -10,7 +10,7 @@ use devcomm_testing::works::require_works;
 const COUNT: usize = 1000;
 const TIMES: i32 = 100;
 
-/// In place, so that each replay builds on the one before, and none may be missing or doubled.
+/// In place, so that the result tells how many replays have run.
 fn replays_an_all_reduce(rank: &Rank) -> Result<(), Error> {
     let (comm, stream, n) = (rank.communicator()?, rank.stream()?, rank.n_ranks());
     let memory = comm.mem_alloc::<f64>(COUNT)?;
@@ -23,7 +23,7 @@ fn replays_an_all_reduce(rank: &Rank) -> Result<(), Error> {
         Ok::<_, Error>(())
     };
     memory.copy_from_host(&[1.0; COUNT])?;
-    // It was captured and not run.
+    // The capture has not run the all-reduce.
     require(1.0)?;
     for _ in 0..TIMES {
         graph.launch(&stream)?;
@@ -31,7 +31,7 @@ fn replays_an_all_reduce(rank: &Rank) -> Result<(), Error> {
     stream.synchronize()?;
     require((n as f64).powi(TIMES))?;
 
-    // In another stream, between operations that are not captured.
+    // On another stream, between operations that are not captured.
     let other = rank.stream()?;
     memory.copy_from_host(&[1.0; COUNT])?;
     comm.all_reduce(&memory, &memory, ReduceOp::Sum, &other)?;
@@ -55,11 +55,11 @@ fn replays_an_all_reduce_on_four_gpus() {
     on_gpus("replays_an_all_reduce_on_four_gpus", 4, replays_an_all_reduce);
 }
 
-/// A cooperative launch, with other inputs each time, and then back to back.
+/// Replays of a cooperative launch, with new inputs each time, and then back to back.
 fn replays_a_kernel(rank: &Rank) -> Result<(), Error> {
     const BLOCKS: u32 = 4;
     let (comm, stream) = (rank.communicator()?, rank.stream()?);
-    let (own, n) = (rank.rank(), rank.n_ranks());
+    let (me, n) = (rank.rank(), rank.n_ranks());
     rank.load(&KERNELS)?;
     let dev_comm = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(BLOCKS))?;
     let (a, b) = (comm.window::<f32>(COUNT)?, comm.window::<f32>(COUNT)?);
@@ -68,16 +68,16 @@ fn replays_a_kernel(rank: &Rank) -> Result<(), Error> {
         sum.grid(BLOCKS).block(128).launch(&stream)
     };
     let there = stream.capture(|| launch(&a, &b))?;
-    let value = |rank: usize, turn: i32, i: usize| (rank + i) as f32 + turn as f32;
+    let value = |rank: usize, round: i32, i: usize| (rank + i) as f32 + round as f32;
     let mut got = vec![0.0; COUNT];
-    for turn in 0..TIMES {
-        a.copy_from_host(&(0..COUNT).map(|i| value(own, turn, i)).collect::<Vec<_>>())?;
+    for round in 0..TIMES {
+        a.copy_from_host(&(0..COUNT).map(|i| value(me, round, i)).collect::<Vec<_>>())?;
         there.launch(&stream)?;
         stream.synchronize()?;
         b.copy_to_host(&mut got)?;
         for (i, &x) in got.iter().enumerate() {
-            let sum: f32 = (0..n).map(|rank| value(rank, turn, i)).sum();
-            assert_eq!(x, sum, "turn {turn}, element {i}");
+            let sum: f32 = (0..n).map(|rank| value(rank, round, i)).sum();
+            assert_eq!(x, sum, "round {round}, element {i}");
         }
     }
 
@@ -119,7 +119,7 @@ fn a_graph_takes_in_two_streams_that_events_join() {
             comm.all_reduce(&b, &b, ReduceOp::Sum, &side)?;
             side.record(&join)?;
             main.wait_event(&join)?;
-            // After both.
+            // After both all-reduces.
             comm.all_reduce(&b, &b, ReduceOp::Sum, &main)
         })?;
         a.copy_from_host(&[1.0; COUNT])?;
@@ -166,7 +166,7 @@ fn what_a_graph_cannot_hold_is_refused_while_one_is_captured() {
             capturing(comm.destroy());
             comm.all_reduce(&memory, &memory, ReduceOp::Sum, &stream)
         })?;
-        // What was refused has spoilt nothing.
+        // The refused calls had no effect.
         assert!(comm.is_valid() && window.is_valid());
         memory.copy_from_host(&[1.0; COUNT])?;
         graph.launch(&stream)?;
@@ -194,7 +194,7 @@ fn a_failed_capture_leaves_the_stream_usable() {
         }));
         assert!(panicked.is_err());
         require_works(comm, &stream)?;
-        // Nothing of it was run.
+        // Neither capture has run anything.
         let mut got = vec![0.0; COUNT];
         memory.copy_to_host(&mut got)?;
         assert!(got.iter().all(|&x| x == 1.0));
@@ -217,7 +217,7 @@ fn a_graph_keeps_the_memory_that_its_operations_use() {
             send.fill_bytes(1)?;
             stream.capture(|| comm.all_reduce(&send, &recv, ReduceOp::Sum, &stream))?
         };
-        // Memory that was freed would be given out again here.
+        // Freed memory would be reused by these allocations.
         let others = [comm.mem_alloc::<u32>(COUNT)?, comm.mem_alloc::<u32>(COUNT)?];
         others.iter().try_for_each(|other| other.fill_bytes(0xee))?;
         graph.launch(&stream)?;

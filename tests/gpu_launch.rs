@@ -1,4 +1,4 @@
-//! What a launch refuses, and that a refusal does no harm.
+//! Tests of the launches that are refused, and that launches work afterwards.
 
 use devcomm::{
     DevCommRequirements, DevCommResource, Error, KERNELS, LaunchConfig, LaunchError, LaunchRefusal,
@@ -8,6 +8,7 @@ use devcomm_testing::machines::Gpus;
 
 const COUNT: usize = 1024;
 
+/// A rank's stream, device communicator and windows.
 struct Job {
     stream: Stream,
     dev_comm: DevCommResource,
@@ -27,8 +28,7 @@ impl Job {
     }
 }
 
-/// Runs `body` on two GPUs with `barriers` LSA barriers, and afterwards a launch that must be
-/// right.
+/// Runs `body` on two GPUs with `barriers` LSA barriers, and then checks a launch.
 fn with_job(name: &str, barriers: u32, body: impl Fn(&Job) + Sync) {
     with_job_on(Gpus::new(2), name, barriers, body);
 }
@@ -66,8 +66,7 @@ fn refusal(result: Result<(), Error>) -> LaunchRefusal {
 
 #[test]
 fn refuses_more_blocks_than_barriers() {
-    // A simulated kernel is reported where it opens a session, for nothing says before that it
-    // will.
+    // Simulated: no metadata tells before the launch which barriers a kernel uses.
     let gpus = Gpus::new(2).only_real("machine code that says which barriers it uses");
     with_job_on(gpus, "refuses_more_blocks_than_barriers", 4, |job| {
         let refused = refusal(job.launch(LaunchConfig::new(5, 128)));

@@ -1,5 +1,5 @@
-//! A rank that goes, while the others wait for it, is an error that names it, within a deadline, on
-//! every one of them.
+//! Tests that a rank that dies while the others wait for it is an error that names it, on every
+//! other rank, within a deadline.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -13,25 +13,25 @@ use devcomm::{
 use devcomm_testing::machines::Gpus;
 use rustix::process::{Signal, getpid, kill_process};
 
-/// How long the survivors may take to notice.
+/// How long the survivors may take to return an error.
 const DEADLINE: Duration = Duration::from_secs(15);
-/// How long starting a job, and ending it, may take besides.
-const AROUND: Duration = Duration::from_secs(30);
+/// How long the start and the end of a job may take in addition.
+const OVERHEAD: Duration = Duration::from_secs(30);
 
-/// The folder of a job's reports. Also what its processes are known by.
+/// The folder of a job's reports. Its path also identifies the job's processes.
 const REPORTS: &str = "DEVCOMM_TEST_REPORTS";
 const VICTIM: &str = "DEVCOMM_TEST_VICTIM";
-/// Microseconds that the victim lives in its loop.
-const LIFE: &str = "DEVCOMM_TEST_LIFE";
+/// Microseconds after which the victim is killed.
+const KILL_AFTER: &str = "DEVCOMM_TEST_KILL_AFTER";
 
-/// Ranks that run all-reduces, one of which is killed in the midst of them.
+/// One of the ranks that run all-reduces is killed.
 #[test]
 fn a_rank_killed_among_collectives_is_an_error_on_every_other() {
     let name = "a_rank_killed_among_collectives_is_an_error_on_every_other";
     if World::is_launched() {
-        return be_a_rank(collectives);
+        return run_rank(collectives);
     }
-    gpus(most()).with_world(name, |world| {
+    gpus(max_ranks()).with_world(name, |world| {
         let shared_before = shared_memory();
         kill_at_random(name, world.n_ranks(), 11);
         let left: Vec<_> = shared_memory().difference(&shared_before).cloned().collect();
@@ -39,62 +39,61 @@ fn a_rank_killed_among_collectives_is_an_error_on_every_other() {
     });
 }
 
-/// Ranks of which one goes before its kernel is launched, for which the others' kernels then wait.
+/// One rank aborts before it launches a kernel that the others' kernels wait for.
 #[test]
 fn a_rank_that_a_kernel_waits_for_is_an_error() {
     let name = "a_rank_that_a_kernel_waits_for_is_an_error";
     if World::is_launched() {
-        return be_a_rank(kernel);
+        return run_rank(kernel);
     }
     gpus(2).with_world(name, |world| {
-        for turn in 0..3 {
+        for round in 0..3 {
             let job = Job::new(name, world.n_ranks(), 1);
             let error = job.run(&[]);
-            assert!(error.contains("SIGABRT"), "turn {turn}: {error}");
-            job.require_reports(turn);
+            assert!(error.contains("SIGABRT"), "round {round}: {error}");
+            job.require_reports(round);
             job.require_no_process_left();
         }
     });
 }
 
-/// Ranks whose kernels throw messages to each other over the network, one of which is killed in the
-/// midst of them.
+/// One of the ranks whose kernels exchange messages over the network is killed.
 #[test]
 fn a_rank_killed_among_kernels_that_use_the_network_is_an_error_on_every_other() {
     let name = "a_rank_killed_among_kernels_that_use_the_network_is_an_error_on_every_other";
     if World::is_launched() {
-        return be_a_rank(network);
+        return run_rank(network);
     }
-    let gpus = gpus(most()).with_gin(GinConnectionType::Full);
+    let gpus = gpus(max_ranks()).with_gin(GinConnectionType::Full);
     gpus.with_world(name, |world| kill_at_random(name, world.n_ranks(), 23));
 }
 
-/// Ranks that are processes.
+/// Real GPUs, as the ranks must be processes.
 fn gpus(n: usize) -> Gpus {
-    Gpus::new(n).only_real("ranks in processes of their own")
+    Gpus::new(n).only_real("ranks that are processes")
 }
 
-fn most() -> usize {
+fn max_ranks() -> usize {
     if visible_gpus().is_ok_and(|n| n >= 4) { 4 } else { 2 }
 }
 
-/// Twenty jobs of this test, each of which loses a rank at another moment of its first tenth of a
-/// second in the loop.
+/// Runs twenty jobs of this test, each of which loses a rank at a random time in the first 0.1 s of
+/// its loop.
 fn kill_at_random(test: &'static str, n_ranks: usize, seed: u64) {
     const TIMES: usize = 20;
-    /// The longest life, in microseconds.
-    const LONGEST: u64 = 100_000;
-    for turn in 0..TIMES {
-        let job = Job::new(test, n_ranks, turn % n_ranks);
-        let life = fastrand::Rng::with_seed(seed + turn as u64).u64(..LONGEST);
-        let error = job.run(&[(LIFE, &life.to_string())]);
-        assert!(error.contains("SIGKILL"), "turn {turn}: {error}");
-        job.require_reports(turn);
+    /// The latest kill, in microseconds.
+    const LATEST: u64 = 100_000;
+    for round in 0..TIMES {
+        let job = Job::new(test, n_ranks, round % n_ranks);
+        let delay = fastrand::Rng::with_seed(seed + round as u64).u64(..LATEST);
+        let error = job.run(&[(KILL_AFTER, &delay.to_string())]);
+        assert!(error.contains("SIGKILL"), "round {round}: {error}");
+        job.require_reports(round);
         job.require_no_process_left();
     }
 }
 
-/// This test program again, as the ranks of a job.
+/// A job whose ranks are processes of this test program.
 struct Job {
     test: &'static str,
     n_ranks: usize,
@@ -108,7 +107,7 @@ impl Job {
         Self { test, n_ranks, victim, reports }
     }
 
-    /// Runs the ranks to their end; what the job says then, which must name the victim.
+    /// Runs the ranks to their end, and returns the job's error, which must name the victim.
     fn run(&self, env: &[(&str, &str)]) -> String {
         let job = LocalJob::new(self.n_ranks).unwrap();
         let mut job = job
@@ -121,26 +120,27 @@ impl Job {
         let started = Instant::now();
         let error = job.run().expect_err("a rank was lost").to_string();
         let took = started.elapsed();
-        assert!(took < DEADLINE + AROUND, "{took:?}");
+        assert!(took < DEADLINE + OVERHEAD, "{took:?}");
         let victim = self.victim;
         assert!(error.contains(&format!("rank {victim} ")), "rank {victim} was lost: {error}");
         error
     }
 
-    /// Every survivor has said that its wait ended soon after, with an error that names the victim.
-    fn require_reports(&self, turn: usize) {
+    /// Checks that every survivor's wait ended within the deadline, with an error that names the
+    /// victim.
+    fn require_reports(&self, round: usize) {
         let victim = self.victim;
-        let gone = self.report(victim).unwrap_or_else(|| panic!("turn {turn}: no rank was lost"));
-        let gone: u64 = gone.parse().unwrap();
+        let died = self.report(victim).unwrap_or_else(|| panic!("round {round}: no rank was lost"));
+        let died: u64 = died.parse().unwrap();
         for rank in (0..self.n_ranks).filter(|rank| *rank != victim) {
             let report = self.report(rank);
             let report =
-                report.unwrap_or_else(|| panic!("turn {turn}: rank {rank} noticed nothing"));
-            let (noticed, error) = report.split_once(' ').unwrap();
-            let after = Duration::from_millis(noticed.parse::<u64>().unwrap().saturating_sub(gone));
-            assert!(after < DEADLINE, "turn {turn}: rank {rank} noticed after {after:?}");
+                report.unwrap_or_else(|| panic!("round {round}: rank {rank} reported no error"));
+            let (at, error) = report.split_once(' ').unwrap();
+            let after = Duration::from_millis(at.parse::<u64>().unwrap().saturating_sub(died));
+            assert!(after < DEADLINE, "round {round}: rank {rank} returned after {after:?}");
             let named = error.contains(&format!("rank {victim} is lost"));
-            assert!(named, "turn {turn}: to rank {rank}, rank {victim} was lost by: {error}");
+            assert!(named, "round {round}, rank {rank}: rank {victim} is not named: {error}");
         }
     }
 
@@ -148,7 +148,7 @@ impl Job {
         std::fs::read_to_string(report_of(self.reports.path(), rank)).ok()
     }
 
-    /// No process has this job's folder in its environment.
+    /// Checks that no process has this job's folder in its environment.
     fn require_no_process_left(&self) {
         let marker = self.reports.path().as_os_str().as_encoded_bytes();
         let marked =
@@ -156,7 +156,7 @@ impl Job {
         let left: Vec<PathBuf> = std::fs::read_dir("/proc")
             .unwrap()
             .filter_map(|entry| Some(entry.ok()?.path()))
-            // Not every entry is a process, and those of others cannot be read.
+            // Other entries, and processes of other users, have no readable `environ`.
             .filter(|process| std::fs::read(process.join("environ")).is_ok_and(|e| marked(&e)))
             .collect();
         assert!(left.is_empty(), "still running: {left:?}");
@@ -173,63 +173,63 @@ fn shared_memory() -> BTreeSet<OsString> {
     entries.filter_map(|entry| Some(entry.ok()?.file_name())).collect()
 }
 
-/// What a rank is told by its job.
-struct Part {
+/// What a rank's environment says about the job.
+struct RankEnv {
     reports: PathBuf,
     victim: usize,
 }
 
-impl Part {
-    /// If this rank is the victim, has it killed when its time has come.
-    fn die_in_time(&self, rank: &Rank) {
+impl RankEnv {
+    /// If this rank is the victim, starts a thread that kills the process after its delay.
+    fn schedule_kill(&self, rank: &Rank) {
         if rank.rank() != self.victim {
             return;
         }
-        let life = std::env::var(LIFE).unwrap().parse().map(Duration::from_micros).unwrap();
-        let (own, reports) = (rank.rank(), self.reports.clone());
+        let delay = std::env::var(KILL_AFTER).unwrap().parse().map(Duration::from_micros).unwrap();
+        let (me, reports) = (rank.rank(), self.reports.clone());
         std::thread::spawn(move || {
-            std::thread::sleep(life);
-            Part { reports, victim: own }.report(own, &now().to_string());
+            std::thread::sleep(delay);
+            RankEnv { reports, victim: me }.report(me, &now().to_string());
             let _ = kill_process(getpid(), Signal::KILL);
         });
     }
 
     fn report(&self, rank: usize, what: &str) {
-        // Under its final name it is complete.
+        // Renamed when it is complete.
         let (path, draft) = (report_of(&self.reports, rank), self.reports.join(format!("{rank}~")));
         std::fs::write(&draft, what).unwrap();
         std::fs::rename(draft, path).unwrap();
     }
 }
 
-/// This process's time, the same for all of this machine, in milliseconds.
+/// The system time in milliseconds, by which processes of this host can be compared.
 fn now() -> u128 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis()
 }
 
-/// Runs `body`, which returns only by an error, and reports that. Returns never: what runs on the
-/// GPU may not end before the process does.
-fn be_a_rank(body: fn(&Rank, &Part) -> Result<(), Error>) {
-    let part = Part {
+/// Runs `body`, which must return an error, and reports it. Exits the process, as kernels on the
+/// GPU may never end.
+fn run_rank(body: fn(&Rank, &RankEnv) -> Result<(), Error>) {
+    let env = RankEnv {
         reports: std::env::var_os(REPORTS).unwrap().into(),
         victim: std::env::var(VICTIM).unwrap().parse().unwrap(),
     };
     let ended = World::from_env().and_then(|world| {
         world.run(|rank| {
-            let error = body(rank, &part).expect_err("a rank was lost");
-            part.report(rank.rank(), &format!("{} {error}", now()));
+            let error = body(rank, &env).expect_err("a rank was lost");
+            env.report(rank.rank(), &format!("{} {error}", now()));
             Err::<(), _>(error)
         })
     });
     if let Err(error) = ended {
-        // Also when the world could not be made; the reports are then missing.
+        // If the world could not be created, the report is missing.
         eprintln!("{error}");
     }
     std::process::exit(1);
 }
 
 /// All-reduces until one fails.
-fn collectives(rank: &Rank, part: &Part) -> Result<(), Error> {
+fn collectives(rank: &Rank, env: &RankEnv) -> Result<(), Error> {
     const WARM_UP: usize = 5;
     let (comm, stream) = (rank.communicator()?, rank.stream()?);
     let (send, recv) = (comm.mem_alloc::<f32>(1 << 20)?, comm.mem_alloc::<f32>(1 << 20)?);
@@ -243,59 +243,59 @@ fn collectives(rank: &Rank, part: &Part) -> Result<(), Error> {
         step()?;
     }
     rank.barrier()?;
-    part.die_in_time(rank);
+    env.schedule_kill(rank);
     loop {
         step()?;
     }
 }
 
-/// What ping-pong over the network takes.
-fn court(rank: &Rank) -> Result<(DevCommResource, Window<u8>, SymmetricBuffer<u64>), Error> {
+/// The device communicator, window and times of a ping-pong over the network.
+fn resources(rank: &Rank) -> Result<(DevCommResource, Window<u8>, SymmetricBuffer<u64>), Error> {
     let comm = rank.communicator()?;
     let requirements = DevCommRequirements::new().gin_connection(GinConnectionType::Full);
     let dev_comm = comm.create_dev_comm(requirements.gin_signals(BLOCKS))?;
-    let throws = (BLOCKS * ROUNDS) as usize;
-    Ok((dev_comm, comm.window(throws * THROWN)?, comm.mem_alloc(throws)?))
+    let slots = (BLOCKS * ROUNDS) as usize;
+    Ok((dev_comm, comm.window(slots * BYTES)?, comm.mem_alloc(slots)?))
 }
 
-/// Blocks and rounds of a launch, and bytes that are thrown in each.
+/// Blocks and rounds of a launch, and bytes per message.
 const BLOCKS: u32 = 4;
 const ROUNDS: u32 = 50;
-const THROWN: usize = 1 << 12;
+const BYTES: usize = 1 << 12;
 
 /// Kernels that wait for each other's signals, until one fails.
-fn network(rank: &Rank, part: &Part) -> Result<(), Error> {
-    let (dev_comm, balls, nanos) = court(rank)?;
+fn network(rank: &Rank, env: &RankEnv) -> Result<(), Error> {
+    let (dev_comm, window, nanos) = resources(rank)?;
     rank.load(&KERNELS)?;
     let stream = rank.stream()?;
     let step = || {
-        let play = kernels::gin_put_signal::args(&dev_comm, &balls, &balls, THROWN, ROUNDS, &nanos);
-        // SAFETY: window and times have room for every round of every block; nobody looks at what
+        let put = kernels::gin_put_signal::args(&dev_comm, &window, &window, BYTES, ROUNDS, &nanos);
+        // SAFETY: window and times have room for every round of every block; nothing reads what
         // arrives.
-        unsafe { play.grid(BLOCKS).block(32).launch(&stream)? };
+        unsafe { put.grid(BLOCKS).block(32).launch(&stream)? };
         stream.synchronize()
     };
     step()?;
     rank.barrier()?;
-    part.die_in_time(rank);
+    env.schedule_kill(rank);
     loop {
         step()?;
     }
 }
 
-/// The victim goes where the others launch a kernel that waits for it.
-fn kernel(rank: &Rank, part: &Part) -> Result<(), Error> {
+/// The victim aborts where the others launch a kernel that waits for it.
+fn kernel(rank: &Rank, env: &RankEnv) -> Result<(), Error> {
     let comm = rank.communicator()?;
     let (send, recv) = (comm.window::<f32>(1024)?, comm.window::<f32>(1024)?);
     let dev_comm = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(1))?;
     rank.load(&KERNELS)?;
     let stream = rank.stream()?;
-    if rank.rank() == part.victim {
-        part.report(rank.rank(), &now().to_string());
-        // As if killed: no destructor, no goodbye.
+    if rank.rank() == env.victim {
+        env.report(rank.rank(), &now().to_string());
+        // As if killed: no destructor runs.
         std::process::abort();
     }
-    // The victim never comes, so this kernel never ends.
+    // The victim launches no kernel, so this one never ends.
     let sum = kernels::lsa_allreduce::args(&dev_comm, &send, &recv, 1024);
     sum.grid(1).block(128).launch(&stream)?;
     stream.synchronize()

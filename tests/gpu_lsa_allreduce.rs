@@ -1,4 +1,4 @@
-//! The all-reduce kernel by load and store.
+//! Tests of the all-reduce kernel by load and store.
 
 use devcomm::{
     DevCommRequirements, Error, KERNELS, Kernel, LaunchConfig, Rank, ReduceOp, Safe, Simulation,
@@ -12,7 +12,8 @@ const SEED: u64 = 5;
 
 type AllReduce<T> = (device::DevComm, device::Window<T>, device::Window<T>, usize);
 
-/// Below a vector, around one, around a row of the grid, over several tiles of the unrolled loop.
+/// Counts below and around a vector, around one vector per thread, and of several iterations of the
+/// unrolled loop.
 fn counts(rank: &Rank) -> &'static [usize] {
     match rank.is_simulated() {
         true => &[1, 3, 7, 8, 9, 31, 257, 1000, 4099, 40_001],
@@ -20,8 +21,8 @@ fn counts(rank: &Rank) -> &'static [usize] {
     }
 }
 
-/// One all-reduce of `count` elements, in place or not; this rank's result, which is as right as
-/// the others' are, bit for bit.
+/// Runs an all-reduce of `count` elements, checks the sums, and that all ranks' bits are equal;
+/// returns this rank's sums.
 fn all_reduce<T: Number>(rank: &Rank, count: usize, in_place: bool) -> Result<Vec<T>, Error>
 where
     kernels::lsa_allreduce<T>: Kernel<Args = AllReduce<T>, Safety = Safe>,
@@ -31,7 +32,7 @@ where
         true => LaunchConfig::new(3, 64),
         false => LaunchConfig::new(32, 256),
     };
-    // What is behind the last element stays as it is.
+    // The elements after `count` must not change.
     let len = count + 100;
     let (send, out) = (comm.window::<T>(len)?, comm.window::<T>(len)?);
     let recv = if in_place { &send } else { &out };
@@ -48,7 +49,7 @@ where
     rank.barrier()?;
     let mut got = vec![T::nearest(0.0); len];
     recv.copy_to_host(&mut got)?;
-    let (sums, behind) = got.split_at(count);
+    let (sums, after) = got.split_at(count);
     let what = format!("rank {rank:?}, {count} elements of {}", T::NAME);
     assert_eq!(count_wrong(SEED, rank.n_ranks(), 1, sums), 0, "{what}");
     let all = rank.all_gather(&checksum(sums).to_le_bytes())?;
@@ -57,7 +58,7 @@ where
         true => x.bits() == sent[count + i].bits(),
         false => x.bits() == u64::MAX >> (64 - 8 * size_of::<T>()),
     };
-    assert!(behind.iter().enumerate().all(untouched), "{what}: written behind the end");
+    assert!(after.iter().enumerate().all(untouched), "{what}: written after the end");
     Ok(sums.to_vec())
 }
 
@@ -109,7 +110,7 @@ fn is_right_when_threads_are_interrupted_anywhere() {
     gpus.run_seeds(name, 0..2, |rank, _| all_reduce::<f32>(rank, 201, true).map(drop));
 }
 
-/// The same launch again and again on one device communicator: the barriers' epochs continue.
+/// Many launches on one device communicator: the barriers' epochs continue.
 #[test]
 fn can_be_launched_many_times() {
     on_gpus("can_be_launched_many_times", 2, |rank| {
@@ -148,7 +149,7 @@ fn nccl_all_reduce_gives_the_same_sums() {
         stream.synchronize()?;
         let mut theirs = vec![0.0; COUNT];
         recv.copy_to_host(&mut theirs)?;
-        // Two addends: one rounding, whatever the order.
+        // A sum of two numbers is rounded once, in either order.
         assert_eq!(checksum(&ours), checksum(&theirs));
         Ok(())
     });

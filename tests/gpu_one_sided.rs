@@ -1,4 +1,4 @@
-//! Puts and signals that the host launches.
+//! Tests of NCCL's host one-sided operations: puts, signals and waits on streams.
 
 use std::time::Duration;
 
@@ -11,9 +11,9 @@ use devcomm_testing::works::require_works;
 
 const COUNT: usize = 1000;
 const ROUNDS: usize = 5;
-const PATIENCE: Duration = Duration::from_secs(10);
+const LIMIT: Duration = Duration::from_secs(10);
 
-/// Runs `body` on every rank where NCCL has one-sided operations, which it leaves in order.
+/// Runs `body` on every rank, if NCCL has one-sided operations, and then checks the communicator.
 fn on_gpus(
     name: &str,
     wanted: usize,
@@ -26,7 +26,7 @@ fn on_gpus(
     });
 }
 
-/// A type of which there are some different values.
+/// An element type with several distinct values.
 trait Pattern: Element + PartialEq + std::fmt::Debug {
     fn of(x: usize) -> Self;
 }
@@ -41,7 +41,7 @@ impl Pattern for u8 {
     }
 }
 
-/// What rank `from` puts in round `round`.
+/// The elements that rank `from` puts in round `round`.
 fn pattern<T: Pattern>(from: usize, round: usize) -> Vec<T> {
     (0..COUNT).map(|i| T::of(from * 1000 + round * 10_000 + i)).collect()
 }
@@ -56,23 +56,23 @@ fn require<T: Pattern>(window: &Window<T>, at: usize, expected: &[T]) -> Result<
 
 /// Each rank puts to the next one, at another offset every round.
 fn ring<T: Pattern>(rank: &Rank, comm: &Communicator, stream: &Stream) -> Result<(), Error> {
-    let (own, n) = (rank.rank(), rank.n_ranks());
-    let (next, before) = ((own + 1) % n, (own + n - 1) % n);
+    let (me, n) = (rank.rank(), rank.n_ranks());
+    let (next, previous) = ((me + 1) % n, (me + n - 1) % n);
     let (source, target) = (comm.window::<T>(COUNT + 7)?, comm.window::<T>(ROUNDS * COUNT + 1)?);
     for round in 0..ROUNDS {
-        let data = pattern::<T>(own, round);
+        let data = pattern::<T>(me, round);
         let part = source.slice(7..)?;
         part.copy_from_host(&data)?;
-        // Odd offsets, so that bytes are not taken for elements.
+        // Odd offsets, to find a mix-up of bytes and elements.
         let at = round * COUNT + 1;
         comm.put_signal(&part, &target, at, Signal::to(next), stream)?;
-        comm.wait_signal(&[WaitSignalDesc::from(before)], stream)?;
-        stream.synchronize_within(PATIENCE)?;
-        require(&target, at, &pattern::<T>(before, round))?;
+        comm.wait_signal(&[WaitSignalDesc::from(previous)], stream)?;
+        stream.synchronize_within(LIMIT)?;
+        require(&target, at, &pattern::<T>(previous, round))?;
     }
     require(&target, 0, &[T::of(0)])?;
-    // What came first is still there.
-    require(&target, 1, &pattern::<T>(before, 0))?;
+    // Later rounds have not overwritten the first.
+    require(&target, 1, &pattern::<T>(previous, 0))?;
     rank.barrier()
 }
 
@@ -91,23 +91,23 @@ fn a_ring_of_f32_on_four_gpus() {
     on_gpus("a_ring_of_f32_on_four_gpus", 4, ring::<f32>);
 }
 
-/// Every rank puts to every other one, and waits for all of them in one call.
+/// Every rank puts to every peer, and waits for all of them in one call.
 fn all_pairs(rank: &Rank, comm: &Communicator, stream: &Stream) -> Result<(), Error> {
-    let (own, n) = (rank.rank(), rank.n_ranks());
+    let (me, n) = (rank.rank(), rank.n_ranks());
     let (source, target) = (comm.window::<f32>(COUNT)?, comm.window::<f32>(n * COUNT)?);
-    let peers = || (0..n).filter(|&peer| peer != own);
+    let peers = || (0..n).filter(|&peer| peer != me);
     for round in 0..ROUNDS {
-        source.copy_from_host(&pattern::<f32>(own, round))?;
+        source.copy_from_host(&pattern::<f32>(me, round))?;
         for peer in peers() {
-            comm.put_signal(&source, &target, own * COUNT, Signal::to(peer), stream)?;
+            comm.put_signal(&source, &target, me * COUNT, Signal::to(peer), stream)?;
         }
         let signals: Vec<_> = peers().map(WaitSignalDesc::from).collect();
         comm.wait_signal(&signals, stream)?;
-        stream.synchronize_within(PATIENCE)?;
+        stream.synchronize_within(LIMIT)?;
         for peer in peers() {
             require(&target, peer * COUNT, &pattern::<f32>(peer, round))?;
         }
-        // The next round writes the same places.
+        // The next round writes the same elements.
         rank.barrier()?;
     }
     Ok(())
@@ -125,22 +125,22 @@ fn all_pairs_on_four_gpus() {
 
 /// One wait for several puts of every peer, a different number from each.
 fn counts(rank: &Rank, comm: &Communicator, stream: &Stream) -> Result<(), Error> {
-    let (own, n) = (rank.rank(), rank.n_ranks());
+    let (me, n) = (rank.rank(), rank.n_ranks());
     let (source, target) = (comm.window::<u8>(n * COUNT)?, comm.window::<u8>(n * n * COUNT)?);
-    for round in 0..=own {
-        source.slice(round * COUNT..)?.copy_from_host(&pattern::<u8>(own, round))?;
+    for round in 0..=me {
+        source.slice(round * COUNT..)?.copy_from_host(&pattern::<u8>(me, round))?;
     }
-    let peers = || (0..n).filter(|&peer| peer != own);
+    let peers = || (0..n).filter(|&peer| peer != me);
     for peer in peers() {
-        for round in 0..=own {
+        for round in 0..=me {
             let part = source.slice(round * COUNT..(round + 1) * COUNT)?;
-            let at = (own * n + round) * COUNT;
+            let at = (me * n + round) * COUNT;
             comm.put_signal(&part, &target, at, Signal::to(peer), stream)?;
         }
     }
     let signals = peers().map(|peer| WaitSignalDesc::from(peer).count(peer as u32 + 1));
     comm.wait_signal(&signals.collect::<Vec<_>>(), stream)?;
-    stream.synchronize_within(PATIENCE)?;
+    stream.synchronize_within(LIMIT)?;
     for peer in peers() {
         for round in 0..=peer {
             require(&target, (peer * n + round) * COUNT, &pattern::<u8>(peer, round))?;
@@ -162,7 +162,7 @@ fn counts_on_four_gpus() {
 #[test]
 fn a_stream_waits_until_it_is_signalled() {
     on_gpus("a_stream_waits_until_it_is_signalled", 2, |rank, comm, stream| {
-        // NCCL sets up one-sided operations at the first window, and the ways between the ranks at
+        // NCCL sets up one-sided operations at the first window, and connections between ranks at
         // the first use.
         ring::<u8>(rank, comm, stream)?;
         for _ in 0..ROUNDS {
@@ -175,13 +175,13 @@ fn a_stream_waits_until_it_is_signalled() {
                 rank.barrier()?;
                 comm.signal(Signal::to(0), stream)?;
             }
-            stream.synchronize_within(PATIENCE)?;
+            stream.synchronize_within(LIMIT)?;
         }
         Ok(())
     });
 }
 
-/// Signals of one pair of ranks are counted one by one.
+/// Signals of a pair of ranks are counted separately per index.
 #[test]
 fn signals_are_told_apart_by_their_index() {
     on_gpus("signals_are_told_apart_by_their_index", 2, |rank, _, stream| {
@@ -192,22 +192,22 @@ fn signals_are_told_apart_by_their_index() {
         let wait = WaitSignalDesc { index: 1, ..WaitSignalDesc::from(peer) };
         if rank.is_root() {
             comm.wait_signal(&[wait], stream)?;
-            // Of the first there are enough, but that is not the one.
+            // Rank 1 has raised signal 0, but this waits for signal 1.
             rank.barrier()?;
             give_time(rank, Duration::from_millis(20));
             assert!(!stream.is_idle()?);
             rank.barrier()?;
         } else {
             comm.signal(Signal::to(peer), stream)?;
-            stream.synchronize_within(PATIENCE)?;
+            stream.synchronize_within(LIMIT)?;
             rank.barrier()?;
             rank.barrier()?;
             comm.signal(second, stream)?;
         }
-        stream.synchronize_within(PATIENCE)?;
+        stream.synchronize_within(LIMIT)?;
         if rank.is_root() {
             comm.wait_signal(&[WaitSignalDesc::from(peer)], stream)?;
-            stream.synchronize_within(PATIENCE)?;
+            stream.synchronize_within(LIMIT)?;
         }
         rank.barrier()
     });
@@ -228,8 +228,8 @@ fn what_cannot_be_put_or_waited_for_is_refused() {
         invalid(comm.put_signal(&source, &target, 0, Signal::to(2), stream));
         invalid(comm.put_signal(&source, &foreign, 0, Signal::to(peer), stream));
         invalid(comm.signal(Signal::to(2), stream));
-        let far = Signal { index: u32::MAX, ..Signal::to(peer) };
-        invalid(comm.signal(far, stream));
+        let large_index = Signal { index: u32::MAX, ..Signal::to(peer) };
+        invalid(comm.signal(large_index, stream));
         invalid(comm.wait_signal(&[], stream));
         invalid(comm.wait_signal(&[WaitSignalDesc::from(2)], stream));
         target.close()?;

@@ -1,5 +1,4 @@
-//! Compiles the kernels of `devcomm-kernels` to PTX, into `OUT_DIR/kernels`, with the feature
-//! `ptx`.
+//! With the feature `ptx`, compiles the kernels of `devcomm-kernels` to PTX in `OUT_DIR/kernels`.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo::rerun-if-changed=build.rs");

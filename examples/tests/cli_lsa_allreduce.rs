@@ -1,4 +1,4 @@
-//! The example's command line: what it refuses, and that it runs where there is no GPU.
+//! How the example `lsa_allreduce` handles its command line, also without a GPU.
 
 use std::io::Write;
 use std::process::Command;
@@ -8,14 +8,14 @@ use devcomm::visible_gpus;
 const EXAMPLE: &str = env!("CARGO_BIN_EXE_lsa_allreduce");
 const SIMULATE: &str = "DEVCOMM_SIMULATE";
 
-/// What a run ends with.
+/// The exit code and output of a run.
 struct Outcome {
     code: Option<i32>,
     stdout: String,
     stderr: String,
 }
 
-/// Runs the example with these arguments and nothing but these variables.
+/// Runs the example with these arguments and variables; `DEVCOMM_SIMULATE` is not inherited.
 fn run(args: &str, env: &[(&str, &str)]) -> Outcome {
     let mut command = Command::new(EXAMPLE);
     command.args(args.split_whitespace()).env_remove(SIMULATE).envs(env.iter().copied());
@@ -26,7 +26,7 @@ fn run(args: &str, env: &[(&str, &str)]) -> Outcome {
     Outcome { code: output.status.code(), stdout, stderr }
 }
 
-/// The run says each of `words` as an error, and does not pass.
+/// Asserts that the run fails with an error that contains all `words`.
 fn refuses(args: &str, env: &[(&str, &str)], words: &[&str]) {
     let Outcome { code, stdout, stderr } = run(args, env);
     assert!(code.is_some_and(|code| code != 0), "{args}: {stderr}");
@@ -46,7 +46,7 @@ fn refuses_no_ranks() {
 fn refuses_sizes_that_hold_no_element_of_a_type() {
     let two = [(SIMULATE, "2")];
     refuses("--min 1 --max 3 --dtype f32", &two, &["f32", "3 bytes"]);
-    // f32 is one of the types that are run unless told.
+    // By default all types run, f32 among them.
     refuses("--min 1 --max 3", &two, &["f32"]);
 }
 
@@ -74,8 +74,8 @@ fn refuses_an_unknown_type_and_names_the_known() {
 #[test]
 fn refuses_to_simulate_under_a_launcher() {
     let launcher = [("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0")];
-    let meeting = [("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "29500"), (SIMULATE, "2")];
-    refuses("", &[&launcher[..], &meeting].concat(), &[SIMULATE, "with RANK"]);
+    let rendezvous = [("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "29500"), (SIMULATE, "2")];
+    refuses("", &[&launcher[..], &rendezvous].concat(), &[SIMULATE, "with RANK"]);
 }
 
 #[test]
@@ -96,7 +96,7 @@ fn without_a_gpu_says_what_is_missing_and_what_to_do() {
         Err(reason) => refuses("", &[], &[&reason.to_string(), "DEVCOMM_SIMULATE=4"]),
         Ok(_) => {
             let name = "without_a_gpu_says_what_is_missing_and_what_to_do";
-            // Past the test harness, to whoever counts.
+            // Bypasses the harness's capture; `cargo xtask test` counts these lines.
             let _ = writeln!(std::io::stdout(), "SKIPPED {name}: this machine has a GPU");
         }
     }

@@ -1,9 +1,9 @@
-//! Every example on simulated GPUs.
+//! Runs every example on simulated GPUs.
 
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// Runs each example on the simulated machine, and has its end looked at.
+/// Runs each example on the simulated `machine`, and passes its name and output to `check`.
 fn each(machine: &str, check: impl Fn(&str, &Output)) {
     let programs = Path::new(env!("CARGO_BIN_EXE_lsa_allreduce")).parent().unwrap();
     let mut examples = 0;

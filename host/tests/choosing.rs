@@ -1,11 +1,11 @@
-//! Which machine a program runs on: what the environment says, and what it must not say.
+//! Tests that `DEVCOMM_SIMULATE` selects a simulated machine, and which settings conflict with it.
 #![cfg(feature = "simulator")]
 
 use std::process::Command;
 
 use devcomm_host::{Error, Library, MultiGpu, ReduceOp, Simulation, World, visible_gpus};
 
-/// Whether this process has the variables. Otherwise the test is done in one that has them.
+/// Whether this process has the variables. If not, runs the test in a child process with them.
 fn has(test: &str, variables: &[(&str, &str)]) -> bool {
     if variables.iter().all(|(name, value)| std::env::var(name).is_ok_and(|set| set == *value)) {
         return true;
@@ -18,7 +18,7 @@ fn has(test: &str, variables: &[(&str, &str)]) -> bool {
 }
 
 #[track_caller]
-fn says<T>(result: Result<T, Error>, words: &[&str]) {
+fn is_error_with<T>(result: Result<T, Error>, words: &[&str]) {
     let error = result.err().expect("an error").to_string();
     for word in words {
         assert!(error.contains(word), "{word:?} is not in: {error}");
@@ -36,7 +36,7 @@ fn a_launcher_and_the_variable_are_an_error_that_names_both() {
         ("MASTER_PORT", "29500"),
     ];
     if has("a_launcher_and_the_variable_are_an_error_that_names_both", TORCHRUN) {
-        says(
+        is_error_with(
             World::from_env().map(drop),
             &["DEVCOMM_SIMULATE=\"2\"", "RANK", "process of its own"],
         );
@@ -47,9 +47,9 @@ fn a_launcher_and_the_variable_are_an_error_that_names_both() {
 fn processes_and_the_variable_are_an_error_that_names_both() {
     let variable = &[("DEVCOMM_SIMULATE", "2")];
     if has("processes_and_the_variable_are_an_error_that_names_both", variable) {
-        says(World::spawn_local(2), &["DEVCOMM_SIMULATE=\"2\"", "World::spawn_local"]);
+        is_error_with(World::spawn_local(2), &["DEVCOMM_SIMULATE=\"2\"", "World::spawn_local"]);
         let processes = World::builder().simulate(Simulation::new(2)).spawn_local(2);
-        says(processes, &["World::spawn_local"]);
+        is_error_with(processes, &["World::spawn_local"]);
     }
 }
 
@@ -57,8 +57,8 @@ fn processes_and_the_variable_are_an_error_that_names_both() {
 fn a_variable_that_makes_no_sense_is_an_error_wherever_a_machine_is_asked_for() {
     let variable = &[("DEVCOMM_SIMULATE", "some")];
     if has("a_variable_that_makes_no_sense_is_an_error_wherever_a_machine_is_asked_for", variable) {
-        says(World::from_env().map(drop), &["DEVCOMM_SIMULATE=\"some\""]);
-        says(visible_gpus().map(drop), &["DEVCOMM_SIMULATE=\"some\""]);
+        is_error_with(World::from_env().map(drop), &["DEVCOMM_SIMULATE=\"some\""]);
+        is_error_with(visible_gpus().map(drop), &["DEVCOMM_SIMULATE=\"some\""]);
     }
 }
 
@@ -69,7 +69,7 @@ fn with_the_variable_a_program_finds_simulated_gpus_in_and_outside_of_worlds() {
         return;
     }
     assert_eq!(visible_gpus().unwrap(), 3);
-    // On this thread, before, between and after worlds.
+    // On this thread, outside of the worlds below.
     let gpus = MultiGpu::all(&Library::open(None).unwrap()).unwrap();
     let sum = |values: [f32; 3]| {
         let buffer = |(comm, value): (&devcomm_host::Communicator, f32)| {

@@ -1,9 +1,9 @@
-//! The layers of this crate: none uses one above it.
+//! Checks the layers of this crate: no layer uses one above it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// From the bottom up. What is in a layer's folder is the layer.
+/// The layers, from the bottom up: each is a folder of `src`.
 const LAYERS: [&str; 6] = ["error", "machine", "sys", "device", "communicator", "world"];
 
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
@@ -17,7 +17,7 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The names after `crate::` in the code of a file; comments may link to anything.
+/// The line numbers and names after `crate::` in the code of a file, without comments.
 fn uses(source: &str) -> impl Iterator<Item = (usize, &str)> {
     let code = source.lines().enumerate().filter(|(_, line)| !line.trim_start().starts_with("//"));
     code.flat_map(|(index, line)| {
@@ -32,7 +32,7 @@ fn uses(source: &str) -> impl Iterator<Item = (usize, &str)> {
 fn no_layer_uses_one_above_it() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let rank = |name: &str| LAYERS.iter().position(|layer| *layer == name);
-    let mut seen = 0;
+    let mut n_uses = 0;
     for layer in LAYERS {
         let mut files = Vec::new();
         sources(&root.join(layer), &mut files);
@@ -40,17 +40,17 @@ fn no_layer_uses_one_above_it() {
             let source = fs::read_to_string(&file).unwrap();
             for (line, used) in uses(&source) {
                 let place = format!("{}:{line}: crate::{used}", file.display());
-                let of = rank(used);
-                // By way of the crate's root a name would hide its layer.
-                assert!(of.is_some(), "{place}, by way of the crate's root; name its layer");
-                assert!(of <= rank(layer), "{place}, from {layer}, which is below it");
-                seen += 1;
+                let used_layer = rank(used);
+                // A name that the crate root re-exports would hide its layer.
+                assert!(used_layer.is_some(), "{place} names no layer");
+                assert!(used_layer <= rank(layer), "{place} is used by {layer}, a lower layer");
+                n_uses += 1;
             }
         }
     }
-    assert!(seen > 100, "{seen} uses are too few to believe");
+    assert!(n_uses > 100, "only {n_uses} uses were found");
     let mut top: Vec<_> = fs::read_dir(&root).unwrap().map(|entry| entry.unwrap()).collect();
     top.retain(|entry| rank(&entry.file_name().to_string_lossy()).is_none());
     let rest: Vec<_> = top.iter().map(fs::DirEntry::file_name).collect();
-    assert_eq!(rest, ["lib.rs"], "what is in no layer");
+    assert_eq!(rest, ["lib.rs"], "entries of `src` in no layer");
 }

@@ -1,11 +1,10 @@
-//! Ranks as processes of this machine: how they are started, and that one that fails ends the
-//! others.
+//! Tests of `LocalJob`: it starts ranks as processes of this host, and ends all when one fails.
 
 use std::time::{Duration, Instant};
 
 use devcomm_host::{Error, LocalJob, WorldError};
 
-/// A job whose ranks run a line of shell.
+/// A job whose ranks run a shell script.
 fn shell(n_ranks: usize, script: &str) -> LocalJob {
     LocalJob::new(n_ranks).unwrap().program("/bin/sh").args(["-c", script])
 }
@@ -22,16 +21,16 @@ fn every_rank_gets_torchruns_variables_and_all_meet_at_one_port() {
     .env("EXTRA", "more")
     .run()
     .unwrap();
-    let told: Vec<Vec<String>> = (0..3)
+    let variables: Vec<Vec<String>> = (0..3)
         .map(|rank| std::fs::read_to_string(folder.path().join(rank.to_string())).unwrap())
         .map(|line| line.split_whitespace().map(str::to_owned).collect())
         .collect();
-    for (rank, told) in told.iter().enumerate() {
-        assert_eq!(told[..4], ["3", "3", &rank.to_string(), "127.0.0.1"]);
-        assert_ne!(told[4].parse::<u16>().unwrap(), 0);
-        assert_eq!(told[6], "more");
+    for (rank, variables) in variables.iter().enumerate() {
+        assert_eq!(variables[..4], ["3", "3", &rank.to_string(), "127.0.0.1"]);
+        assert_ne!(variables[4].parse::<u16>().unwrap(), 0);
+        assert_eq!(variables[6], "more");
     }
-    assert!(told.iter().all(|rank| rank[4..6] == told[0][4..6]), "{told:?}");
+    assert!(variables.iter().all(|rank| rank[4..6] == variables[0][4..6]), "{variables:?}");
 }
 
 #[test]

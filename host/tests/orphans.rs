@@ -1,4 +1,4 @@
-//! A launcher that is killed outright leaves no ranks behind.
+//! Tests that ranks die with a launcher that is killed by SIGKILL.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,22 +8,21 @@ use devcomm_host::LocalJob;
 
 const FOLDER: &str = "DEVCOMM_TEST_FOLDER";
 const RANKS: usize = 4;
-const AMPLE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Asks until there is an answer.
-fn eventually<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
+/// Calls `poll` until it returns a value.
+fn eventually<T>(what: &str, mut poll: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {
-        if let Some(answer) = ask() {
-            return answer;
+        if let Some(value) = poll() {
+            return value;
         }
-        assert!(start.elapsed() < AMPLE, "{what}");
+        assert!(start.elapsed() < TIMEOUT, "{what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
-/// Whether a process is there and not just waits for someone to ask how it ended, which nobody may
-/// do in a container.
+/// Whether a process exists and is not a zombie (in a container nobody may reap it).
 fn is_alive(id: &str) -> bool {
     let status = std::fs::read_to_string(Path::new("/proc").join(id).join("stat"));
     status.is_ok_and(|status| !status.rsplit(") ").next().is_some_and(|rest| rest.starts_with('Z')))

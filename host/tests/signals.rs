@@ -1,12 +1,12 @@
-//! A signal to the launcher ends the job. A test of its own, for the signal goes to the whole
-//! process.
+//! Tests that a signal to the launcher ends the job. A separate test program, as the signal goes to
+//! the whole process.
 
 use std::time::{Duration, Instant};
 
 use devcomm_host::{Error, LocalJob, WorldError};
 
-/// A job whose ranks take no notice of signals, and whose rank 0 signals the launcher once both
-/// ranks have left their process ids behind.
+/// Runs a job whose ranks ignore signals, and whose rank 0 signals the launcher once both ranks
+/// have written their process ids.
 fn interrupted(signal: &'static str) {
     let folder = tempfile::tempdir().unwrap();
     let launcher = std::process::id();
@@ -28,7 +28,7 @@ fn interrupted(signal: &'static str) {
         .run()
         .unwrap_err();
     assert!(
-        matches!(error, Error::World(WorldError::Interrupted { signal: seen }) if seen == signal),
+        matches!(error, Error::World(WorldError::Interrupted { signal: s }) if s == signal),
         "{error}"
     );
     assert!(start.elapsed() < Duration::from_secs(60));

@@ -1,4 +1,4 @@
-//! Worlds of simulated machines: time, order, and what is refused there.
+//! Tests of worlds of simulated machines: time, scheduling, and operations that only GPUs support.
 #![cfg(feature = "simulator")]
 
 use std::sync::Mutex;
@@ -33,19 +33,19 @@ fn a_world_of_more_ranks_than_the_machine_has_gpus_is_refused() {
     assert!(matches!(World::simulated(0), Err(Error::InvalidInput { .. })));
 }
 
-/// The order in which ranks come to a place that each passes several times.
+/// The order in which the ranks reach a point that each reaches several times.
 fn order(simulation: Simulation) -> Vec<usize> {
-    let passed = Mutex::new(Vec::new());
+    let reached = Mutex::new(Vec::new());
     let ran = world(simulation).run(|rank| {
         let stream = rank.stream()?;
         for _ in 0..10 {
             stream.synchronize()?;
-            passed.lock().unwrap().push(rank.rank());
+            reached.lock().unwrap().push(rank.rank());
         }
         Ok::<_, Error>(())
     });
     ran.unwrap();
-    passed.into_inner().unwrap()
+    reached.into_inner().unwrap()
 }
 
 #[test]
@@ -100,7 +100,7 @@ fn a_rank_that_fails_ends_the_world_with_its_error_and_no_time_passes() {
         rank.barrier()
     });
     assert_eq!(ended.unwrap_err().to_string(), "rank 2 has enough");
-    // The patience of several waits is of the machine's clock.
+    // Timeouts pass on the machine's clock, not in real time.
     assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
 }
 

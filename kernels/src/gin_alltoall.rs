@@ -1,5 +1,5 @@
-//! All-to-all over the network: every rank puts its messages into the others' windows, and waits
-//! for as many signals.
+//! All-to-all over the network (GIN): every rank puts its messages into its peers' windows, and
+//! waits for one signal from each peer.
 
 use cuda_std::prelude::*;
 use half::{bf16, f16};
@@ -10,9 +10,9 @@ use nccl_device::{BarrierIndex, Coop, DevComm, FenceLevel, MemoryOrder, Window};
 use crate::share::share;
 
 /// `recv[p * count + i]` of rank `r` becomes `send[r * count + i]` of rank `p`, for `i < count`:
-/// every rank has `count` elements for every other.
+/// every rank has `count` elements for every rank.
 ///
-/// Each block moves a share of every message, on a context of its own while there are enough.
+/// Each block moves a share of every message. Block `b` uses GIN context `b % n_gin_contexts`.
 ///
 /// Grid: any, up to the signals and world GIN barriers that the host reserved, the same in every
 /// rank. Block: any, one-dimensional. `count` is in elements, the same in every rank. Connections:
@@ -20,8 +20,8 @@ use crate::share::share;
 ///
 /// # Safety
 ///
-/// Nothing else touches this rank's windows until the kernel has ended here. The launch checks
-/// their lengths.
+/// Nothing else accesses this rank's windows until the kernel has ended in this rank. The launch
+/// checks their lengths.
 #[kernel(
     T = [u8, f32, f16, bf16],
     B = gin,
@@ -39,18 +39,18 @@ pub unsafe fn gin_alltoall<T: Accumulate, B: GinBackend>(
     let (world, coop, block) = (comm.world_team(), Coop::cta(), thread::block_idx_x());
     let (first, len) = share(count, block as usize, thread::grid_dim_x() as usize);
     if len == 0 {
-        return; // In every rank alike.
+        return; // The same in every rank.
     }
     let gin = comm.gin::<B>(block % comm.n_gin_contexts().max(1));
     let arrived = comm.signal(block);
     let message = |peer: i32| peer as usize * count + first;
 
-    // Every rank's kernel has begun, so its window may be written.
+    // Every rank's kernel has begun, so the windows may be written.
     let mut barrier = gin.world_barrier(coop, BarrierIndex::this_block());
     barrier.sync(MemoryOrder::Acquire, FenceLevel::None);
 
-    // A thread per peer. Every rank starts with its neighbour, so that no two put to the same one
-    // at a time.
+    // One thread per peer. Each rank starts with the next rank, so that the ranks put to different
+    // peers at a time.
     let others = (world.n_ranks - 1) as u32;
     for i in coop.strided(others) {
         let peer = world.rotated(1 + i as i32);
@@ -59,7 +59,7 @@ pub unsafe fn gin_alltoall<T: Accumulate, B: GinBackend>(
         let put = unsafe { gin.put(world, peer, to, from, len) };
         put.signal(arrived.inc().weak()).post(Coop::thread());
     }
-    // Meanwhile its own.
+    // Meanwhile, this rank's message to itself.
     let own = message(world.rank);
     // SAFETY: the kernel's contract.
     unsafe {
@@ -67,6 +67,6 @@ pub unsafe fn gin_alltoall<T: Accumulate, B: GinBackend>(
         local_copy(coop, from, 1, to, 0, len);
     }
     gin.wait_signal_follow_shadow(coop, arrived, others.into(), MemoryOrder::Acquire);
-    // `send` can be written again.
+    // The puts have read `send`: it may be written again.
     gin.flush(coop, MemoryOrder::Relaxed);
 }

@@ -1,5 +1,5 @@
-//! Ping-pong over the network: puts whose signals say that their data has arrived, thrown from
-//! kernel to kernel with no host between.
+//! Ping-pong over the network (GIN) between two kernels: each put raises a signal when its data has
+//! arrived.
 
 use cuda_std::clock;
 use cuda_std::mem;
@@ -7,13 +7,13 @@ use cuda_std::prelude::*;
 use nccl_device::gin::GinBackend;
 use nccl_device::{Coop, DevComm, MemoryOrder, Window};
 
-/// `rounds` times, each even rank throws `count` bytes to the odd rank behind it, which throws them
-/// back: in the end `recv` of both is `send` of the even one. A last even rank has no partner and
-/// does nothing.
+/// `rounds` times, each even rank puts `count` bytes to the next odd rank, which puts them back: in
+/// the end `recv` of both equals `send` of the even rank. A last even rank without a partner does
+/// nothing.
 ///
-/// Each block exchanges on its own, on a context of its own while there are enough, with the bytes
-/// from `block * rounds * count` on, of which it throws `count` a round. `nanos[block * rounds +
-/// round]` of the even rank becomes the time of that round trip.
+/// Each block exchanges its own bytes, from `block * rounds * count` on, `count` per round. Block
+/// `b` uses GIN context `b % n_gin_contexts`. The even rank stores the time of a round trip to
+/// `nanos[block * rounds + round]`.
 ///
 /// Grid: any, up to the signals that the host reserved, the same in every rank. Block: any,
 /// one-dimensional.
@@ -21,8 +21,8 @@ use nccl_device::{Coop, DevComm, MemoryOrder, Window};
 /// # Safety
 ///
 /// Both windows have at least `grid * rounds * count` bytes in every rank, `nanos` has `grid *
-/// rounds` numbers in this rank, and nothing else touches them until the kernel has ended in every
-/// rank. Ranks that play are connected: with FULL connections all are.
+/// rounds` numbers in this rank, and nothing else accesses them until the kernel has ended in every
+/// rank. Partners have a GIN connection (FULL connects all ranks).
 #[kernel(B = gin)]
 pub unsafe fn gin_put_signal<B: GinBackend>(
     comm: DevComm,
@@ -33,33 +33,33 @@ pub unsafe fn gin_put_signal<B: GinBackend>(
     nanos: *mut u64,
 ) {
     let (world, coop, block) = (comm.world_team(), Coop::cta(), thread::block_idx_x());
-    let (partner, serves) = (world.rank ^ 1, world.rank % 2 == 0);
+    let (partner, is_even) = (world.rank ^ 1, world.rank % 2 == 0);
     if partner >= world.n_ranks {
         return;
     }
     let gin = comm.gin::<B>(block % comm.n_gin_contexts().max(1));
     let arrived = comm.signal(block);
-    // What has come before this launch. The signal itself may be raised by a partner that is ahead;
-    // its shadow is this rank's own.
+    // The signals before this launch. The signal itself may already be raised by a partner that is
+    // ahead; only this rank changes the shadow.
     let before = gin.signal_shadow(arrived);
     let mut round = 0;
     while round < rounds {
-        let throw = block as usize * rounds as usize + round as usize;
-        let ball = recv.at(throw * count);
+        let index = block as usize * rounds as usize + round as usize;
+        let target = recv.at(index * count);
         let start = clock::globaltimer();
-        if serves {
-            // SAFETY: the kernel's contract; each throw has bytes of its own.
-            let put = unsafe { gin.put(world, partner, ball, send.at(throw * count), count) };
+        if is_even {
+            // SAFETY: the kernel's contract; each put has its own bytes.
+            let put = unsafe { gin.put(world, partner, target, send.at(index * count), count) };
             put.signal(arrived.inc().weak()).post(coop);
         }
         gin.wait_signal(coop, arrived, before + u64::from(round) + 1, MemoryOrder::Acquire);
-        if serves && coop.thread_rank() == 0 {
+        if is_even && coop.thread_rank() == 0 {
             // SAFETY: the kernel's contract.
-            unsafe { mem::store(nanos.add(throw), clock::globaltimer() - start) };
+            unsafe { mem::store(nanos.add(index), clock::globaltimer() - start) };
         }
-        if !serves {
-            // SAFETY: as above; what has come lies still.
-            let put = unsafe { gin.put(world, partner, ball, ball, count) };
+        if !is_even {
+            // SAFETY: as above; the partner does not write these bytes again.
+            let put = unsafe { gin.put(world, partner, target, target, count) };
             put.signal(arrived.inc().weak()).post(coop);
         }
         round += 1;

@@ -1,5 +1,5 @@
-//! All-reduce (sum) of ranks that do not all reach each other by load and store: within each LSA
-//! team by load and store, between the teams over the network.
+//! All-reduce (sum) over several LSA teams: by load and store within each team, over the network
+//! (GIN) between the teams.
 
 use cuda_std::hint;
 use cuda_std::prelude::*;
@@ -10,11 +10,11 @@ use nccl_device::{BarrierIndex, Coop, DevComm, FenceLevel, MemoryOrder, Window};
 
 /// `recv[i] = sum over all ranks of send[i]`, for `i < count`, in every rank.
 ///
-/// Three steps, for a slice of the elements in each rank of a team: it sums its slice over its
-/// team; exchanges that partial sum with the ranks of its rail, which have the same slice in the
-/// other teams; and stores the sum of the partial sums to its team. f16 and bf16 are summed in f32
-/// and rounded twice: the partial sums, which cross the network, and the result. All ranks get the
-/// same bits. `recv` may be `send`.
+/// Each rank of a team has a slice of the elements, and takes three steps: it sums its slice over
+/// its team; exchanges that partial sum with the ranks of its rail, which have the same slice in
+/// the other teams; and stores the sum of the partial sums to its team. f16 and bf16 are summed in
+/// f32 and rounded twice: the partial sums, which cross the network, and the result. All ranks get
+/// the same bits. `recv` may be `send`.
 ///
 /// Grid: any, up to the signals and hybrid barriers that the host reserved, the same in every rank.
 /// Block: any, one-dimensional, the same in every rank. `count` is in elements, the same in every
@@ -22,7 +22,7 @@ use nccl_device::{BarrierIndex, Coop, DevComm, FenceLevel, MemoryOrder, Window};
 ///
 /// # Safety
 ///
-/// Nothing else touches the windows until the kernel has ended in every rank. The launch checks
+/// Nothing else accesses the windows until the kernel has ended in every rank. The launch checks
 /// their lengths: `partial` has [`hybrid_allreduce_partials`].
 #[kernel(
     T = [f32, f16, bf16],
@@ -48,21 +48,21 @@ pub unsafe fn hybrid_allreduce<T: Accumulate, B: GinBackend>(
     let block = thread::block_idx_x();
     let gin = comm.gin::<B>(block % comm.n_gin_contexts().max(1));
     let arrived = comm.signal(block);
-    let Part { row, begin, first, len } = Part::of(&comm, block, count);
+    let Chunk { row, begin, first, len } = Chunk::of(&comm, block, count);
     let (partials, own) = (partial.local().as_ptr(), rail.rank as usize * row + begin);
 
     let mut barrier = gin.hybrid_barrier(coop, BarrierIndex::this_block());
-    // Every rank's input is there, and nobody reads its partial sums of an earlier launch.
+    // Every rank's input is complete, and no rank reads partial sums of an earlier launch any more.
     barrier.sync(MemoryOrder::Acquire, FenceLevel::None);
-    // SAFETY: the kernel's contract; between the barriers an element of the team is read and
-    // written by one block of one rank.
+    // SAFETY: the kernel's contract; between the barriers each element is accessed by one block of
+    // one rank of the team.
     unsafe {
         let from = |i| send.lsa(lsa.rotated(i)).as_ptr().add(first);
         sum(lsa.n_ranks, from, 1, |_| partials.add(own), len);
     }
     coop.sync();
     if len > 0 {
-        // A thread per peer.
+        // One thread per peer.
         let others = (rail.n_ranks - 1) as u32;
         for i in coop.strided(others) {
             let team = rail.rotated(1 + i as i32);
@@ -72,7 +72,7 @@ pub unsafe fn hybrid_allreduce<T: Accumulate, B: GinBackend>(
         }
         gin.wait_signal_follow_shadow(coop, arrived, others.into(), MemoryOrder::Acquire);
     }
-    // SAFETY: as above; a partial sum of each team lies in its row.
+    // SAFETY: as above; row `t` holds the partial sum of team `t`.
     unsafe {
         let from = |team| partials.add(team as usize * row + begin);
         let to = |i| recv.lsa(lsa.rotated(i)).as_ptr().add(first);
@@ -82,19 +82,19 @@ pub unsafe fn hybrid_allreduce<T: Accumulate, B: GinBackend>(
     barrier.lsa().sync(MemoryOrder::Release);
 }
 
-/// What a block sums: a part of its rank's slice.
-struct Part {
-    /// Elements of a slice, and of a row of partial sums: a row for each team.
+/// The elements that a block sums: a chunk of its rank's slice.
+struct Chunk {
+    /// Elements of a slice, and of a row of partial sums. There is one row per team.
     row: usize,
-    /// Where the part begins in its row.
+    /// Index of the chunk's first element in its row.
     begin: usize,
-    /// Where it begins in the whole.
+    /// Index of the chunk's first element in `send` and `recv`.
     first: usize,
-    /// Elements.
+    /// Number of elements.
     len: usize,
 }
 
-impl Part {
+impl Chunk {
     #[inline(always)]
     fn of(comm: &DevComm, block: u32, count: usize) -> Self {
         let lsa = comm.lsa_team();
@@ -111,8 +111,8 @@ impl Part {
 ///
 /// # Safety
 ///
-/// All of them have `len` elements and begin at a multiple of 16 bytes; nobody writes those that
-/// are read, or touches those that are written. The parts to be read are one at least.
+/// All pointers are to `len` elements, 16-byte aligned; no other thread writes the inputs or
+/// accesses the outputs. `n_from` is at least 1.
 #[inline(always)]
 unsafe fn sum<T: Accumulate>(
     n_from: i32,
@@ -121,12 +121,12 @@ unsafe fn sum<T: Accumulate>(
     to: impl Fn(i32) -> *mut T,
     len: usize,
 ) {
-    /// Vectors that a thread has in flight from a part.
+    /// Vectors of each input that a thread has in flight.
     const UNROLL: usize = 2;
     let (lanes, threads) = (Vec16::<T>::LANES, thread::block_dim_x() as usize);
     let vectors = len / lanes;
     let mut at = thread::thread_idx_x() as usize;
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe {
         while at + (UNROLL - 1) * threads < vectors {
             sum_vectors::<T, UNROLL>(n_from, &from, n_to, &to, at);
@@ -135,7 +135,7 @@ unsafe fn sum<T: Accumulate>(
         for at in Strided::new(at, vectors, threads) {
             sum_vectors::<T, 1>(n_from, &from, n_to, &to, at);
         }
-        // Fewer than a vector's.
+        // The elements after the last whole vector.
         for at in Strided::new(vectors * lanes + thread::thread_idx_x() as usize, len, threads) {
             let at = hint::opaque_usize(at);
             let mut sum = mem::load(from(0).add(at)).to_acc();
@@ -149,11 +149,11 @@ unsafe fn sum<T: Accumulate>(
     }
 }
 
-/// Sums `U` vectors, a block's threads apart, from vector `at` on.
+/// Sums `U` vectors, from vector `at` on with a stride of the block's threads.
 ///
 /// # Safety
 ///
-/// As [`sum`]'s.
+/// As for [`sum`].
 #[inline(always)]
 unsafe fn sum_vectors<T: Accumulate, const U: usize>(
     n_from: i32,
@@ -162,16 +162,16 @@ unsafe fn sum_vectors<T: Accumulate, const U: usize>(
     to: &impl Fn(i32) -> *mut T,
     at: usize,
 ) {
-    // One number that all addresses are worked out from.
+    // All addresses derive from this one index.
     let at = hint::opaque_usize(at);
-    let place = |u: usize| (at + u * thread::block_dim_x() as usize) * Vec16::<T>::LANES;
-    // SAFETY: the caller's.
+    let offset = |u: usize| (at + u * thread::block_dim_x() as usize) * Vec16::<T>::LANES;
+    // SAFETY: the caller's contract.
     unsafe {
         let mut loaded = [Vec16::<T>::from_bits([0; 4]); U];
         let mut sums = loaded.map(T::widen);
         for i in 0..n_from {
             for (u, vector) in loaded.iter_mut().enumerate() {
-                *vector = mem::load_vec(from(i).add(place(u)));
+                *vector = mem::load_vec(from(i).add(offset(u)));
             }
             for (sum, vector) in sums.iter_mut().zip(&loaded) {
                 T::add(sum, *vector);
@@ -179,24 +179,23 @@ unsafe fn sum_vectors<T: Accumulate, const U: usize>(
         }
         for j in 0..n_to {
             for (u, sum) in sums.iter().enumerate() {
-                mem::store_vec(to(j).add(place(u)), T::narrow(*sum));
+                mem::store_vec(to(j).add(offset(u)), T::narrow(*sum));
             }
         }
     }
 }
 
 /// Elements of `partial` that [`hybrid_allreduce`](fn@hybrid_allreduce) of `count` elements needs
-/// in every rank, with `n_teams` teams of `team_ranks` ranks: a slice for each team.
+/// in every rank, with `n_teams` teams of `team_ranks` ranks: one slice per team.
 #[must_use]
 pub const fn hybrid_allreduce_partials(count: usize, team_ranks: usize, n_teams: usize) -> usize {
     slice(count, team_ranks) * n_teams
 }
 
-/// Parts are multiples of so many elements: whole vectors of every type, so that they are moved by
-/// vectors.
+/// Slices and chunks are multiples of this many elements: whole 16-byte vectors of every type.
 const GRAIN: usize = 8;
 
-/// Elements of each of `parts` parts. The last ones may be shorter.
+/// Elements per part, when `count` elements are divided into `parts`; the last may be shorter.
 #[inline(always)]
 const fn slice(count: usize, parts: usize) -> usize {
     let parts = if parts == 0 { 1 } else { parts };

@@ -1,18 +1,18 @@
 //! The kernels of devcomm, one file each.
 //!
 //! Each compiles for nvptx64, where it is linked with NCCL's device code, and for the host, where
-//! the same function runs in the simulator and leaves a type of its name to launch it by.
+//! the same function runs in the simulator. On the host, a type of the kernel's name launches it.
 //!
 //! # Safety model
 //!
-//! A kernel that is a safe function writes nothing but what its arguments give it: the launch
-//! checks the rest. The others are `unsafe fn`s, whose documentation states the contract of a
-//! launch (who else uses the windows, that ranks launch alike).
+//! A kernel that is a safe function writes only to the windows in its arguments, and its launch
+//! checks them. The others are `unsafe fn`s, whose documentation states the contract of a launch
+//! (what else may access the windows, which arguments are equal on all ranks).
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 
 mod share;
 
-// A kernel has the name of its file, so the files are one module further down.
+// Kernels have the names of their files; this module keeps the two kinds of names apart.
 #[path = "."]
 mod files {
     pub mod gemm_allreduce;

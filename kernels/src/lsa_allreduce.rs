@@ -1,10 +1,9 @@
 //! All-reduce (sum) by load and store within the LSA team, in two steps: every rank sums its slice
 //! of all ranks' inputs, and stores the sum to all ranks.
 //!
-//! `lsa_reduce_copy` of `nccl_device` does the same for any operator and any place, and is the
-//! kernel in 25 lines (`bench/kernels/src/reduce_copy.rs`). This one knows that its windows begin
-//! on whole vectors and where each rank's part is, which saves a fifth of a microsecond before the
-//! first load.
+//! `lsa_reduce_copy` of `nccl_device` does the same for any operator and any offset, in a kernel of
+//! 25 lines (`bench/kernels/src/reduce_copy.rs`). This one relies on windows that begin at whole
+//! vectors and computes each rank's slice itself, which saves 0.2 us before the first load.
 
 use cuda_std::prelude::*;
 use cuda_std::vector::{Accumulate, Vec16};
@@ -24,8 +23,8 @@ pub fn lsa_allreduce<T: Accumulate>(comm: DevComm, send: Window<T>, recv: Window
     let team = comm.lsa_team();
     let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
     barrier.sync(MemoryOrder::Acquire);
-    // SAFETY: a launch checks that both windows have `count` elements in every rank; between the
-    // barriers every element is read and written by one thread of one rank.
+    // SAFETY: the launch checks that both windows have `count` elements in every rank; between the
+    // barriers each element is accessed by one thread of one rank.
     unsafe {
         match team.n_ranks {
             1 => sum_slice::<T, 1, 4>(team, send, recv, count),
@@ -45,7 +44,7 @@ pub fn lsa_allreduce<T: Accumulate>(comm: DevComm, send: Window<T>, recv: Window
     barrier.sync(MemoryOrder::Release);
 }
 
-/// What this rank sums: a contiguous part of the whole 16-byte vectors, as a range of vectors.
+/// This rank's slice: a contiguous range of the whole 16-byte vectors, as vector indices.
 #[inline(always)]
 fn slice_of<T: Accumulate>(team: Team, count: usize) -> (usize, usize) {
     let (n_ranks, rank) = (team.n_ranks as usize, team.rank as usize);
@@ -57,12 +56,12 @@ fn slice_of<T: Accumulate>(team: Team, count: usize) -> (usize, usize) {
     (begin, (begin + each).min(vectors))
 }
 
-/// Sums this rank's slice for a team of `N` ranks, with `UNROLL` vectors of each rank in flight in
-/// a thread.
+/// Sums this rank's slice for a team of `N` ranks, with `UNROLL` vectors of each rank in flight per
+/// thread.
 ///
 /// # Safety
 ///
-/// Both windows have `count` elements in every rank, and only this rank touches its slice.
+/// Both windows have `count` elements in every rank, and only this rank accesses its slice.
 #[inline(always)]
 unsafe fn sum_slice<T: Accumulate, const N: usize, const UNROLL: usize>(
     team: Team,
@@ -70,19 +69,19 @@ unsafe fn sum_slice<T: Accumulate, const N: usize, const UNROLL: usize>(
     recv: Window<T>,
     count: usize,
 ) {
-    // Every rank starts with its own part and goes up, so that at any time the ranks read from and
-    // write to different peers.
+    // Each rank starts with its own window and takes the peers in ascending order, so that at any
+    // time the ranks read from and write to different peers.
     let (mut from, mut to) = ([send.local(); N], [recv.local(); N]);
     for i in 1..N {
         let peer = ((team.rank as usize + i) % N) as i32;
         (from[i], to[i]) = (send.lsa(peer), recv.lsa(peer));
     }
-    // A row is one vector for each thread of the grid; a thread has UNROLL rows in flight.
+    // A row is one vector per thread of the grid; UNROLL rows are in flight.
     let row = (thread::grid_dim_x() * thread::block_dim_x()) as usize;
     let (begin, end) = slice_of::<T>(team, count);
     let mut at = begin + thread::index_1d() as usize;
     let mut loaded = [[Vec16::<T>::from_bits([0; 4]); N]; UNROLL];
-    // SAFETY: the vectors lie in this rank's slice, so below `count`; the rest is the caller's.
+    // SAFETY: the vectors are in this rank's slice, so below `count`; the caller ensures the rest.
     unsafe {
         while at + (UNROLL - 1) * row < end {
             for (u, parts) in loaded.iter_mut().enumerate() {
@@ -93,7 +92,7 @@ unsafe fn sum_slice<T: Accumulate, const N: usize, const UNROLL: usize>(
             }
             at += UNROLL * row;
         }
-        // The last rows, still all in flight at once.
+        // The last rows, also all in flight at once.
         for (u, parts) in loaded.iter_mut().enumerate() {
             if at + u * row < end {
                 load_each(&from, at + u * row, parts);
@@ -107,11 +106,11 @@ unsafe fn sum_slice<T: Accumulate, const N: usize, const UNROLL: usize>(
     }
 }
 
-/// Loads vector `at` of each rank.
+/// Loads vector `at` from each rank.
 ///
 /// # Safety
 ///
-/// As [`LsaPtr::load_vec`]'s.
+/// As for [`LsaPtr::load_vec`].
 #[inline(always)]
 unsafe fn load_each<T: Accumulate, const N: usize>(
     from: &[LsaPtr<T>; N],
@@ -119,7 +118,7 @@ unsafe fn load_each<T: Accumulate, const N: usize>(
     parts: &mut [Vec16<T>; N],
 ) {
     for (part, from) in parts.iter_mut().zip(from) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         *part = unsafe { from.load_vec(at) };
     }
 }
@@ -134,15 +133,15 @@ fn sum_of<T: Accumulate, const N: usize>(parts: &[Vec16<T>; N]) -> Vec16<T> {
     T::narrow(sum)
 }
 
-/// Stores vector `at` of each rank.
+/// Stores vector `at` to each rank.
 ///
 /// # Safety
 ///
-/// As [`LsaPtr::store_vec`]'s.
+/// As for [`LsaPtr::store_vec`].
 #[inline(always)]
 unsafe fn store_each<T: Accumulate, const N: usize>(to: &[LsaPtr<T>; N], at: usize, sum: Vec16<T>) {
     for to in to {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe { to.store_vec(at, sum) };
     }
 }
@@ -151,7 +150,7 @@ unsafe fn store_each<T: Accumulate, const N: usize>(to: &[LsaPtr<T>; N], at: usi
 ///
 /// # Safety
 ///
-/// Both windows have `count` elements in every rank, and only this rank touches these.
+/// Both windows have `count` elements in every rank, and only this rank accesses these elements.
 #[inline(always)]
 unsafe fn sum_tail<T: Accumulate>(team: Team, send: Window<T>, recv: Window<T>, count: usize) {
     if team.rank + 1 < team.n_ranks {
@@ -159,7 +158,7 @@ unsafe fn sum_tail<T: Accumulate>(team: Team, send: Window<T>, recv: Window<T>, 
     }
     let first = count / Vec16::<T>::LANES * Vec16::<T>::LANES;
     for i in thread::grid_strided(count - first) {
-        // SAFETY: below `count`; the rest is the caller's.
+        // SAFETY: the index is below `count`; the caller ensures the rest.
         unsafe {
             let mut sum = send.lsa(0).load(first + i).to_acc();
             for peer in 1..team.n_ranks {

@@ -1,6 +1,6 @@
-//! RMSNorm fused with the all-reduce before it, within the LSA team: what a tensor-parallel layer
-//! does between its two halves, in one kernel and one pass over the data. In two forms: by load and
-//! store, and by multicast.
+//! RMSNorm fused with the all-reduce that precedes it, within the LSA team: what a tensor-parallel
+//! layer does between its two halves, in one kernel and one pass over the data. Two forms: by load
+//! and store, and by multicast.
 
 use core::cell::Cell;
 
@@ -27,9 +27,9 @@ use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Team, Window};
 ///
 /// # Safety
 ///
-/// `weight` has `hidden` elements, aligned to 16 bytes, and nothing else touches it or the windows
-/// until the kernel has ended in every rank. `hidden` is at most [`VECTORS`] times the elements in
-/// 16 bytes for each thread of the block. The launch checks the windows' lengths.
+/// `weight` has `hidden` elements, aligned to 16 bytes, and nothing else accesses it or the windows
+/// until the kernel has ended in every rank. A row has at most [`VECTORS`] 16-byte vectors per
+/// thread of the block. The launch checks the windows' lengths.
 #[kernel(
     T = [f32, f16, bf16],
     requires(
@@ -51,7 +51,8 @@ pub unsafe fn rmsnorm_allreduce<T: Accumulate<Acc = f32>>(
     let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
     barrier.sync(MemoryOrder::Acquire);
     let rows = Rows { team, tokens, hidden, eps };
-    // SAFETY: the kernel's contract; between the barriers a row is one block's of one rank.
+    // SAFETY: the kernel's contract; each row is accessed by one block of one rank between the
+    // barriers.
     unsafe {
         let store = |at, vector| output.store_vec_to_all(team, at, vector);
         match team.n_ranks {
@@ -64,16 +65,16 @@ pub unsafe fn rmsnorm_allreduce<T: Accumulate<Acc = f32>>(
     barrier.sync(MemoryOrder::Release);
 }
 
-/// [`rmsnorm_allreduce`](fn@rmsnorm_allreduce) by multicast: the switch sums a row while it is
-/// read, and copies it to all ranks while it is written. The sums are the switch's: in f32, rounded
-/// to the element's type.
+/// [`rmsnorm_allreduce`](fn@rmsnorm_allreduce) by multicast: the switch sums a row over the ranks
+/// on load, and copies it to all ranks on store. The switch sums in f32 and rounds to the element
+/// type.
 ///
-/// Grid, block: as there. The device communicator was made with `lsa_multimem`, or the kernel
-/// traps.
+/// Grid, block: the same. The kernel traps if the device communicator was created without
+/// `lsa_multimem`.
 ///
 /// # Safety
 ///
-/// As [`rmsnorm_allreduce`](fn@rmsnorm_allreduce)'s.
+/// As for [`rmsnorm_allreduce`](fn@rmsnorm_allreduce).
 #[kernel(
     T = [f32, f16, bf16],
     requires(
@@ -92,16 +93,17 @@ pub unsafe fn rmsnorm_allreduce_multimem<T: Accumulate<Acc = f32> + MultimemRedu
     eps: f32,
 ) {
     let multicast = comm.lsa_multimem();
-    assert!(multicast.is_some(), "the device communicator was made without lsa_multimem");
+    assert!(multicast.is_some(), "the device communicator was created without lsa_multimem");
     let multicast = multicast.unwrap_or(MultimemHandle::NULL);
-    // SAFETY: the mapping of the LSA team, whose barriers these are.
+    // SAFETY: the mapping and the barriers are both those of the LSA team.
     let barriers = unsafe { comm.lsa_barriers().over_multimem(multicast) };
     let mut barrier = barriers.barrier(Coop::cta(), BarrierIndex::this_block());
     barrier.sync(MemoryOrder::Acquire);
     let rows = Rows { team: comm.lsa_team(), tokens, hidden, eps };
     let (from, to) = (input.multimem(&comm), output.multimem(&comm));
     let lanes = Vec16::<T>::LANES;
-    // SAFETY: the kernel's contract; between the barriers a row is one block's of one rank.
+    // SAFETY: the kernel's contract; each row is accessed by one block of one rank between the
+    // barriers.
     unsafe {
         rows.each(
             weight,
@@ -126,12 +128,12 @@ struct Rows {
 }
 
 impl Rows {
-    /// Normalises each row: `load` gives the sum of vector `at` over the ranks, `store` takes the
-    /// result.
+    /// Normalises each row: `load` returns the sum of vector `at` over the ranks, `store` stores
+    /// the result.
     ///
     /// # Safety
     ///
-    /// As [`rmsnorm_allreduce`](fn@rmsnorm_allreduce)'s, between barriers.
+    /// As for [`rmsnorm_allreduce`](fn@rmsnorm_allreduce), between barriers.
     #[inline(always)]
     unsafe fn each<T: Accumulate<Acc = f32>>(
         self,
@@ -142,7 +144,7 @@ impl Rows {
         let lanes = Vec16::<T>::LANES;
         let vectors = self.hidden / lanes;
         let mine = |v: usize| thread::thread_idx_x() as usize + v * thread::block_dim_x() as usize;
-        // The ranks take the rows in turn.
+        // The ranks take the rows round-robin.
         let (rank, n_ranks) = (self.team.rank as usize, self.team.n_ranks as usize);
         let first = rank + thread::block_idx_x() as usize * n_ranks;
         for row in Strided::new(first, self.tokens, thread::grid_dim_x() as usize * n_ranks) {
@@ -160,13 +162,13 @@ impl Rows {
                 }
                 v += 1;
             }
-            // SAFETY: rows are taken by whole blocks, which are whole warps.
+            // SAFETY: all threads of the block are here, and they are whole warps.
             let mean = unsafe { block_sum(squares.get()) } / self.hidden as f32;
             let scale = math::rsqrt(mean + self.eps);
             let mut v = 0;
             while v < VECTORS {
                 if mine(v) < vectors {
-                    // SAFETY: `weight` has a vector for each of a row.
+                    // SAFETY: `weight` has a vector for each vector of a row.
                     let factors = T::widen(unsafe { mem::load_vec(weight.add(mine(v) * lanes)) });
                     T::zip(&mut held[v], factors, |x, w| x * scale * w);
                     store(first + mine(v), T::narrow(held[v]));

@@ -1,7 +1,7 @@
-//! What the shipped kernels are compiled to.
+//! Checks the PTX of the shipped kernels and the resources that `ptxas` reports for them.
 //!
-//! The harness is libtest-mimic: this program is also the builder's worker and must reach
-//! `link_worker` first, and a test can say while it runs that it was skipped.
+//! The harness is libtest-mimic: `main` must call `link_worker` first, as the kernel builder also
+//! starts this program as its worker process, and a running test can report that it was skipped.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -15,23 +15,23 @@ use devcomm_types::{GinType, Kernel, KernelArgs};
 use half::{bf16, f16};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 
-/// The largest block that a kernel must be able to run with.
+/// A block size that every kernel must support.
 const THREADS: u32 = 512;
 
-/// Bytes of stack that one of GIN's operations may have: NCCL's descriptor of the request.
+/// Bytes of stack that a GIN operation may have: NCCL's request descriptor.
 const DESCRIPTOR: usize = size_of::<GinDescriptorSmem>();
 
-/// An entry, as the crate exports it.
+/// An entry point (`.entry`) of a kernel that the crate exports.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Exported {
     name: String,
     file: &'static str,
     params: usize,
-    /// Whether it is one of a kernel's entries for the back ends of GIN.
+    /// Whether it is an entry point of a kernel that uses GIN: there is one per GIN back end.
     gin: bool,
 }
 
-/// Every entry of the kernels that `devcomm_kernels` exports.
+/// Every entry point of the kernels that `devcomm_kernels` exports.
 fn exported() -> BTreeSet<Exported> {
     fn of<K: Kernel>() -> Vec<Exported> {
         let entry =
@@ -93,8 +93,8 @@ static BUILT: LazyLock<Result<Artifacts, Error>> = LazyLock::new(|| {
         .build()
 });
 
-/// A test of what was built, perhaps of what `ptxas` makes of it; skipped where something is
-/// missing for it.
+/// A test of the built kernels; if `assembled`, it needs `ptxas`. Skipped if a component is
+/// missing.
 fn trial(name: &str, assembled: bool, test: fn(&Artifacts) -> Result<(), Failed>) -> Trial {
     Trial::ignorable_test(name, move || {
         if assembled && let Err(error) = devcomm_locate::find_ptxas() {
@@ -108,7 +108,7 @@ fn trial(name: &str, assembled: bool, test: fn(&Artifacts) -> Result<(), Failed>
     })
 }
 
-/// A test that cannot run is skipped; where a whole environment is asked for, that is a failure.
+/// A test that cannot run is skipped; with `DEVCOMM_REQUIRE_KERNELS=1` it fails.
 fn missing(reason: String) -> Result<Completion, Failed> {
     if std::env::var_os("DEVCOMM_REQUIRE_KERNELS").is_some_and(|value| value == "1") {
         return Err(format!("DEVCOMM_REQUIRE_KERNELS is set, and {reason}").into());
@@ -136,8 +136,8 @@ fn exported_alone(artifacts: &Artifacts) -> Result<(), Failed> {
     ensure(declared == wanted, || format!("the sidecars have {declared:?}, wanted {wanted:?}"))
 }
 
-/// A kernel has everything inlined. One for GIN calls its operations, and what ends it when one of
-/// their assertions fails.
+/// Everything is inlined in a kernel, except GIN operations, and the function that ends the kernel
+/// when an assertion in one of them fails.
 fn call_gin_at_most(artifacts: &Artifacts) -> Result<(), Failed> {
     each_kernel(artifacts, |kernel, gin| {
         let may_call = |callee: &Callee| match callee.kind() {
@@ -150,19 +150,19 @@ fn call_gin_at_most(artifacts: &Artifacts) -> Result<(), Failed> {
     })
 }
 
-/// What `ptxas` says of the stack of a kernel for GIN is the sum with the operations that it calls.
+/// The stack that `ptxas` reports for a GIN kernel includes that of the operations it calls.
 fn keep_registers(artifacts: &Artifacts) -> Result<(), Failed> {
     each_kernel(artifacts, keeps_registers)
 }
 
 fn keeps_registers(kernel: &KernelReport, gin: bool) -> bool {
-    let stack_is_good = |stack| kernel.own_stack == 0 && (gin || stack == 0);
+    let stack_is_empty = |stack| kernel.own_stack == 0 && (gin || stack == 0);
     kernel
         .resources
-        .is_some_and(|r| stack_is_good(r.stack) && r.spill_stores == 0 && r.spill_loads == 0)
+        .is_some_and(|r| stack_is_empty(r.stack) && r.spill_stores == 0 && r.spill_loads == 0)
 }
 
-/// `ptxas` says so when it lets each `wgmma` end before the next begins.
+/// `ptxas` reports when it serializes the `wgmma`s of a kernel.
 fn products_overlap(artifacts: &Artifacts) -> Result<(), Failed> {
     each_kernel(artifacts, |kernel, _| kernel.resources.is_some_and(|r| !r.serialized))
 }
@@ -171,7 +171,7 @@ fn run_with_512_threads(artifacts: &Artifacts) -> Result<(), Failed> {
     each_kernel(artifacts, |kernel, _| runs_with_512_threads(kernel))
 }
 
-/// But for those whose block has one size.
+/// A kernel with a fixed block size must support that size instead.
 fn runs_with_512_threads(kernel: &KernelReport) -> bool {
     let wanted = match &*kernel.name {
         "gemm_allreduce_mma" => GemmForm::Mma.threads(),
@@ -181,7 +181,7 @@ fn runs_with_512_threads(kernel: &KernelReport) -> bool {
     kernel.max_threads.is_some_and(|threads| threads >= wanted)
 }
 
-/// The PTX that is shipped is what a newer GPU's driver assembles.
+/// On a newer GPU the driver assembles the shipped PTX.
 fn as_good_on_blackwell(artifacts: &Artifacts) -> Result<(), Failed> {
     let modules = artifacts.modules.iter().filter(|module| !module.is_bound());
     let kernels: usize = modules.map(|module| module.info.kernels.len()).sum();
@@ -192,8 +192,8 @@ fn as_good_on_blackwell(artifacts: &Artifacts) -> Result<(), Failed> {
     })
 }
 
-/// Fails with the reports of the kernels that are not as wanted, or when there is no kernel. `good`
-/// also gets whether a kernel is one for GIN.
+/// Fails with the reports of the kernels that are not `good`, or if a kernel has no report. The
+/// second argument of `good` is whether the kernel uses GIN.
 fn each_kernel(
     artifacts: &Artifacts,
     good: impl Fn(&KernelReport, bool) -> bool,

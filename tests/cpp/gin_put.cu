@@ -1,6 +1,6 @@
-// A plain NCCL program in CUDA C++: kernels on all GPUs of this host, ranks as threads, put to each
-// other over GIN, with signals. It shows that GIN works for any program that uses NCCL, over any
-// transport.
+// A program in CUDA C++ that uses NCCL alone: kernels on all GPUs of this host, one rank per
+// thread, put to each other over GIN, with signals. It checks that GIN works for any program that
+// uses NCCL, also with devcomm's plugin.
 //
 //   cargo xtask cpp      (or: nvcc -std=c++17 -arch=sm_90 -I NCCL/include gin_put.cu -lnccl)
 //   gin_put [rounds]
@@ -46,9 +46,9 @@ constexpr size_t largest = 1 << 20;
   std::_Exit(1);
 }
 
-// `bytes` from `send + peer * bytes` to `recv + rank * bytes` of every other rank, with a signal
-// each; returns when those of all other ranks have arrived, and `send` may be written again. One
-// block for each context moves its share of every message.
+// Puts `bytes` from `send + peer * bytes` to `recv + rank * bytes` of every peer, with a signal
+// each. Ends when the puts of all peers have arrived, and `send` may be written again. One block
+// per context moves a share of every message.
 __global__ void exchange(ncclDevComm comm, ncclWindow_t send, ncclWindow_t recv, size_t bytes) {
   const ncclGinSignal_t signal = blockIdx.x;
   const ncclTeam world = ncclTeamWorld(comm);
@@ -71,7 +71,7 @@ __global__ void exchange(ncclDevComm comm, ncclWindow_t send, ncclWindow_t recv,
   gin.flush(block);
 }
 
-// What rank `from` sends to rank `to`, at byte `i`.
+// Byte `i` of what rank `from` sends to rank `to`.
 uint8_t byte(unsigned round, int from, int to, size_t i) {
   uint64_t z = (uint64_t(round) << 48) ^ (uint64_t(from) << 40) ^ (uint64_t(to) << 32) ^ i;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -79,7 +79,7 @@ uint8_t byte(unsigned round, int from, int to, size_t i) {
   return uint8_t(z >> 32);
 }
 
-// Sizes of every order of magnitude, mostly odd.
+// The message size of a round: of every order of magnitude, mostly odd.
 size_t size_of(unsigned round) {
   const size_t limit = size_t(1) << (round % 21);
   return 1 + (limit - 1) * (1 + round / 21 % 3) / 3;
@@ -149,7 +149,7 @@ int main(int argc, char **argv) {
   const unsigned rounds = argc > 1 ? std::strtoul(argv[1], nullptr, 10) : 100;
   int ranks = 0;
   if (cudaGetDeviceCount(&ranks) != cudaSuccess || ranks < 2) {
-    std::printf("SKIP: it takes two GPUs, and there are %d\n", ranks);
+    std::printf("SKIP: at least two GPUs are needed, but there are %d\n", ranks);
     return 0;
   }
   ncclUniqueId id;

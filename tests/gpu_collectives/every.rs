@@ -1,4 +1,4 @@
-//! One collective on elements of a type known at run time, and what it must give.
+//! Runs a collective on elements of a type chosen at run time, and computes the expected result.
 
 use std::ops::Range;
 
@@ -9,13 +9,12 @@ use devcomm::{
 
 use crate::types::{Domain, ElementType, LARGEST, combine};
 
-/// One element, a few, a whole number of vectors; many, an odd number, beyond 64 Ki where that may
-/// matter.
+/// One element, a few, a multiple of a vector, and a large odd number, on GPUs above 64 Ki.
 pub fn counts(rank: &Rank) -> [usize; 4] {
     [1, 3, 1000, if rank.is_simulated() { 4097 } else { 65_537 }]
 }
 
-/// Bytes after each result that must stay as they are.
+/// Bytes after each result that must not change.
 const GUARD: usize = 64;
 const UNTOUCHED: u8 = 0xa5;
 
@@ -29,12 +28,12 @@ pub enum Collective {
     AllToAll,
     Gather,
     Scatter,
-    /// To the next rank, from the one before.
+    /// Sends to the next rank, receives from the previous one.
     SendRecv,
 }
 
 impl Collective {
-    /// Those that take a configuration.
+    /// The collectives that take a configuration.
     pub const CONFIGURABLE: [Self; 8] = [
         Self::AllReduce,
         Self::Reduce,
@@ -51,7 +50,7 @@ impl Collective {
     }
 }
 
-/// One call of a collective on every rank. `count` is the length of a part where there are several.
+/// One call of a collective on every rank. `count` is the length of one rank's part.
 pub struct Case<'a> {
     pub collective: Collective,
     pub element: &'a ElementType,
@@ -62,8 +61,8 @@ pub struct Case<'a> {
     pub values: &'a [Vec<i32>],
 }
 
-/// What a rank needs for the cases.
-pub struct Bench<'a> {
+/// Runs cases on one rank, with its communicator, stream and buffers.
+pub struct Runner<'a> {
     rank: &'a Rank,
     comm: &'a Communicator,
     stream: Stream,
@@ -72,7 +71,7 @@ pub struct Bench<'a> {
     config: Option<CollectiveConfig>,
 }
 
-impl<'a> Bench<'a> {
+impl<'a> Runner<'a> {
     pub fn new(rank: &'a Rank) -> Result<Self, Error> {
         let comm = rank.communicator()?;
         let bytes = rank.n_ranks() * counts(rank)[3] * LARGEST + GUARD;
@@ -85,7 +84,7 @@ impl<'a> Bench<'a> {
         Self { config: Some(config), ..self }
     }
 
-    /// Every rank's values, enough for all cases.
+    /// Every rank's values, enough for the largest case.
     pub fn values(&self, domain: Domain) -> Vec<Vec<i32>> {
         let n = self.rank.n_ranks();
         let len = n * counts(self.rank)[3];
@@ -93,17 +92,17 @@ impl<'a> Bench<'a> {
         (0..n).map(of).collect()
     }
 
-    /// Runs a case and checks every byte of the result, of what follows it, and of the input.
+    /// Runs a case, and checks every byte of the result, of the guard after it, and of the input.
     pub fn check(&self, case: &Case, in_place: bool) -> Result<(), Error> {
-        let (own, n) = (self.rank.rank(), self.rank.n_ranks());
-        let (input, output) = case.ranges(own, n, in_place);
+        let (me, n) = (self.rank.rank(), self.rank.n_ranks());
+        let (input, output) = case.ranges(me, n, in_place);
         let element = case.element;
         let target = if in_place { &self.send } else { &self.recv };
         let bytes = |range: &Range<usize>| range.start * element.size()..range.end * element.size();
 
         let end = if in_place { output.end.max(input.end) } else { output.end } * element.size();
         target.slice(..end + GUARD)?.fill_bytes(UNTOUCHED)?;
-        let given = element.encode(&case.values[own][..input.len()]);
+        let given = element.encode(&case.values[me][..input.len()]);
         self.send.slice(bytes(&input))?.copy_from_host(&given)?;
 
         let send = self.dynamic(&self.send, &input, element);
@@ -116,21 +115,21 @@ impl<'a> Bench<'a> {
             let (data_type, place) = (element.data_type, if in_place { "in" } else { "out of" });
             format!(
                 "{collective:?} ({op:?}, root {root}) of {count} {data_type:?} {place} place, \
-                 rank {own} of {n}"
+                 rank {me} of {n}"
             )
         };
         let mut got = vec![0; end + GUARD];
         target.slice(..end + GUARD)?.copy_to_host(&mut got)?;
         let untouched = |range: &[u8]| range.iter().all(|&byte| byte == UNTOUCHED);
         let result = &got[bytes(&output)];
-        match case.expected(own, n) {
+        match case.expected(me, n) {
             Some(expected) => {
                 let expected = element.encode(&expected);
                 if let Some(at) = result.iter().zip(&expected).position(|(a, b)| a != b) {
                     panic!("{}: element {} is wrong", what(), at / element.size());
                 }
             }
-            None => assert!(in_place || untouched(result), "{}: for the root only", what()),
+            None => assert!(in_place || untouched(result), "{}: only for the root", what()),
         }
         assert!(untouched(&got[end..]), "{}: overrun", what());
         if !in_place {
@@ -148,8 +147,8 @@ impl<'a> Bench<'a> {
         element: &ElementType,
     ) -> DeviceSlice<Dynamic> {
         let address = memory.device_address() + (range.start * element.size()) as u64;
-        // SAFETY: the memory has room for every rank's part of the largest case, which starts at a
-        // multiple of its size, and lives until the stream was synchronized.
+        // SAFETY: the memory has room for every rank's part of the largest case, at aligned
+        // addresses, and lives until the stream was synchronized.
         unsafe {
             DeviceSlice::from_raw_parts_dynamic(
                 self.rank.context(),
@@ -167,8 +166,8 @@ impl<'a> Bench<'a> {
         recv: &DeviceSlice<Dynamic>,
     ) -> Result<(), Error> {
         let Case { collective, op, root, .. } = *case;
-        let (own, n, stream) = (self.rank.rank(), self.rank.n_ranks(), &self.stream);
-        let at_root = |slice: &DeviceSlice<Dynamic>| (own == root).then(|| slice.clone());
+        let (me, n, stream) = (self.rank.rank(), self.rank.n_ranks(), &self.stream);
+        let at_root = |slice: &DeviceSlice<Dynamic>| (me == root).then(|| slice.clone());
         macro_rules! call {
             ($on:expr) => {
                 match collective {
@@ -181,8 +180,8 @@ impl<'a> Bench<'a> {
                     Collective::Gather => $on.gather(send, at_root(recv), root, stream),
                     Collective::Scatter => $on.scatter(at_root(send), recv, root, stream),
                     Collective::SendRecv => group(|_| {
-                        self.comm.send(send, (own + 1) % n, stream)?;
-                        self.comm.recv(recv, (own + n - 1) % n, stream)
+                        self.comm.send(send, (me + 1) % n, stream)?;
+                        self.comm.recv(recv, (me + n - 1) % n, stream)
                     }),
                 }
             };
@@ -195,11 +194,11 @@ impl<'a> Bench<'a> {
 }
 
 impl Case<'_> {
-    /// Where a rank's input and output are, in elements. In place, the smaller one is the rank's
-    /// part of the larger.
-    fn ranges(&self, own: usize, n: usize, in_place: bool) -> (Range<usize>, Range<usize>) {
+    /// The ranges of a rank's input and output, in elements. In place, the smaller one is the
+    /// rank's part of the larger.
+    fn ranges(&self, me: usize, n: usize, in_place: bool) -> (Range<usize>, Range<usize>) {
         let (one, all) = (self.count, n * self.count);
-        let part = if in_place { own * one..(own + 1) * one } else { 0..one };
+        let part = if in_place { me * one..(me + 1) * one } else { 0..one };
         match self.collective {
             Collective::AllReduce
             | Collective::Reduce
@@ -211,8 +210,8 @@ impl Case<'_> {
         }
     }
 
-    /// What this rank must get, if it gets something.
-    fn expected(&self, own: usize, n: usize) -> Option<Vec<i32>> {
+    /// The expected result of this rank, if it gets one.
+    fn expected(&self, me: usize, n: usize) -> Option<Vec<i32>> {
         let count = self.count;
         let part = |of: usize| of * count..(of + 1) * count;
         let combined = |range: Range<usize>| -> Vec<i32> {
@@ -227,17 +226,17 @@ impl Case<'_> {
         let joined = |range: Range<usize>| -> Vec<i32> {
             self.values.iter().flat_map(|values| &values[range.clone()]).copied().collect()
         };
-        let at_root = |values: Vec<i32>| (own == self.root).then_some(values);
+        let at_root = |values: Vec<i32>| (me == self.root).then_some(values);
         match self.collective {
             Collective::AllReduce => Some(combined(0..count)),
             Collective::Reduce => at_root(combined(0..count)),
-            Collective::ReduceScatter => Some(combined(part(own))),
+            Collective::ReduceScatter => Some(combined(part(me))),
             Collective::Broadcast => Some(self.values[self.root][..count].to_vec()),
             Collective::AllGather => Some(joined(0..count)),
             Collective::Gather => at_root(joined(0..count)),
-            Collective::AllToAll => Some(joined(part(own))),
-            Collective::Scatter => Some(self.values[self.root][part(own)].to_vec()),
-            Collective::SendRecv => Some(self.values[(own + n - 1) % n][..count].to_vec()),
+            Collective::AllToAll => Some(joined(part(me))),
+            Collective::Scatter => Some(self.values[self.root][part(me)].to_vec()),
+            Collective::SendRecv => Some(self.values[(me + n - 1) % n][..count].to_vec()),
         }
     }
 }

@@ -1,4 +1,5 @@
-//! NCCL's collectives on GPUs, every result compared in full with what the host computes.
+//! Tests of NCCL's collectives on GPUs: every element is compared with a result computed on the
+//! host.
 
 mod every;
 mod operators;
@@ -8,27 +9,27 @@ mod types;
 
 use devcomm::{CollectiveConfig, Error, Rank, ReduceOp};
 use devcomm_testing::machines::on_gpus;
-use every::{Bench, Case, Collective, counts};
+use every::{Case, Collective, Runner, counts};
 use types::{Domain, types};
 
-/// Every type, every count, out of place and in place, with the roots in turn.
+/// Every type and count, out of place and in place, with alternating roots.
 fn all_cases(rank: &Rank, collective: Collective, op: ReduceOp) -> Result<(), Error> {
-    let bench = Bench::new(rank)?;
+    let runner = Runner::new(rank)?;
     for element in types() {
-        let values = bench.values(Domain::of(op, element.data_type));
+        let values = runner.values(Domain::of(op, element.data_type));
         for (turn, count) in counts(rank).into_iter().enumerate() {
             let root = turn % rank.n_ranks();
             let case = Case { collective, element: &element, op, count, root, values: &values };
-            bench.check(&case, false)?;
+            runner.check(&case, false)?;
             if collective.works_in_place() {
-                bench.check(&case, true)?;
+                runner.check(&case, true)?;
             }
         }
     }
     Ok(())
 }
 
-/// A test of each collective on two GPUs and on four.
+/// Tests of each collective on two and on four GPUs.
 macro_rules! collectives {
     ($($collective:ident: $two:ident, $four:ident;)*) => { $(
         #[test]
@@ -76,20 +77,20 @@ fn every_operator_on_four_gpus() {
     on_gpus("every_operator_on_four_gpus", 4, every_operator);
 }
 
-/// With and without wishes in the configuration.
+/// With an empty configuration, and with a setting.
 #[test]
 fn every_collective_with_a_configuration() {
     on_gpus("every_collective_with_a_configuration", 2, |rank| {
         for config in [CollectiveConfig::new(), CollectiveConfig::new().max_ctas(4)] {
-            let bench = Bench::new(rank)?.configured(config);
+            let runner = Runner::new(rank)?.configured(config);
             for element in types() {
                 let op = ReduceOp::Sum;
-                let values = bench.values(Domain::of(op, element.data_type));
+                let values = runner.values(Domain::of(op, element.data_type));
                 for collective in Collective::CONFIGURABLE {
                     let (count, root) = (1000, 1);
                     let element = &element;
                     let case = Case { collective, element, op, count, root, values: &values };
-                    bench.check(&case, false)?;
+                    runner.check(&case, false)?;
                 }
             }
         }

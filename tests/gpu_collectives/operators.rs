@@ -1,4 +1,4 @@
-//! Operators of one's own: every rank's elements times that rank's factor, summed.
+//! Tests of premul-sum operators: the sum of every rank's elements times that rank's factor.
 
 use devcomm::{Element, Error, Rank, ReduceOp, StateError, Stream};
 use half::{bf16, f16};
@@ -8,7 +8,7 @@ use devcomm_testing::works::require_works;
 
 const COUNT: usize = 1001;
 
-/// A type with small whole numbers.
+/// An element type that holds small integers.
 trait Whole: Element + PartialEq + std::fmt::Debug {
     fn whole(value: i32) -> Self;
 }
@@ -40,12 +40,11 @@ fn factor(rank: usize) -> i32 {
     rank as i32 + 1
 }
 
-/// With the factor from the host and with one in device memory, which may change between
-/// operations.
+/// With a factor from the host, and with one in device memory, which may change between operations.
 fn multiplies_and_sums<T: Whole>(rank: &Rank, stream: &Stream) -> Result<(), Error> {
-    let (comm, own) = (rank.communicator()?, rank.rank());
+    let (comm, me) = (rank.communicator()?, rank.rank());
     let (send, recv) = (comm.mem_alloc::<T>(COUNT)?, comm.mem_alloc::<T>(COUNT)?);
-    send.copy_from_host(&(0..COUNT).map(|i| T::whole(value(own, i))).collect::<Vec<_>>())?;
+    send.copy_from_host(&(0..COUNT).map(|i| T::whole(value(me, i))).collect::<Vec<_>>())?;
     let require = |factors: fn(usize) -> i32| {
         let sum = |i| (0..rank.n_ranks()).map(|rank| factors(rank) * value(rank, i)).sum();
         let expected: Vec<T> = (0..COUNT).map(|i| T::whole(sum(i))).collect();
@@ -55,13 +54,13 @@ fn multiplies_and_sums<T: Whole>(rank: &Rank, stream: &Stream) -> Result<(), Err
         recv.fill_bytes(0xff)
     };
 
-    let from_host = comm.pre_mul_sum(T::whole(factor(own)))?;
+    let from_host = comm.pre_mul_sum(T::whole(factor(me)))?;
     comm.all_reduce(&send, &recv, &from_host, stream)?;
     stream.synchronize()?;
     require(factor)?;
 
     let scalar = comm.mem_alloc::<T>(1)?;
-    scalar.copy_from_host(&[T::whole(factor(own))])?;
+    scalar.copy_from_host(&[T::whole(factor(me))])?;
     let from_device = comm.pre_mul_sum_from(&scalar)?;
     comm.all_reduce(&send, &recv, &from_device, stream)?;
     stream.synchronize()?;

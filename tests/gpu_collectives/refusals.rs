@@ -1,11 +1,12 @@
-//! What makes no sense is an error before NCCL sees it, and the communicator works afterwards.
+//! Tests that invalid arguments are errors before NCCL is called, and leave the communicator
+//! usable.
 
 use devcomm::{Buffer, Context, Error, ReduceOp, Stream, SymmetricBuffer, group};
 
 use devcomm_testing::machines::on_gpus;
 use devcomm_testing::works::require_works;
 
-/// Every rank is refused the same, with all of `words` in the message.
+/// Checks for an [`Error::InvalidInput`] with all `words` in its message.
 fn refused(result: Result<(), Error>, words: &[&str]) {
     match result {
         Err(Error::InvalidInput { what }) => {
@@ -72,7 +73,7 @@ fn memory_and_streams_of_another_context() {
     on_gpus("memory_and_streams_of_another_context", 2, |rank| {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
         let own = comm.mem_alloc::<f32>(8)?;
-        // The same GPU, but neither of the two knows the other's streams.
+        // The same GPU, but another `Context`, which tracks other streams.
         let other = Context::new(rank.device())?;
         let foreign: SymmetricBuffer<f32> = SymmetricBuffer::new(rank.library(), &other, 8)?;
         let foreign_stream: Stream = other.stream()?;

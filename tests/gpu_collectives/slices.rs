@@ -1,5 +1,5 @@
-//! The forms in which memory comes: whole buffers, windows, parts of them, addresses with and
-//! without a type.
+//! Tests of every kind of memory argument: buffers, windows, slices, typed and untyped addresses;
+//! and of memory lifetime, events and groups.
 
 use devcomm::{
     Buffer, CollectiveConfig, DeviceSlice, Dynamic, Error, F8E4M3, F8E5M2, Rank, ReduceOp, Stream,
@@ -11,7 +11,7 @@ use devcomm_testing::works::require_works;
 
 const COUNT: usize = 1000;
 
-/// One all-reduce of ones.
+/// One all-reduce (sum).
 fn reduces<S, R>(rank: &Rank, stream: &Stream, send: &S, recv: &R) -> Result<(), Error>
 where
     S: Buffer,
@@ -30,7 +30,7 @@ fn every_form_of_memory() {
         send.copy_from_host(&[1.0; COUNT])?;
         send_window.copy_from_host(&[1.0; COUNT])?;
         let raw = |address, len| {
-            // SAFETY: the memory of one of the four above, which outlive the last synchronize.
+            // SAFETY: memory of one of the four above, which outlive the last synchronize.
             unsafe { DeviceSlice::<f32>::from_raw_parts(context, address, len) }
         };
         let (raw_send, raw_recv) =
@@ -57,19 +57,19 @@ fn every_form_of_memory() {
         reduces(rank, &stream, &dynamic(&raw_send), &dynamic(&recv.device_slice()))?;
         require_twos(&recv.device_slice())?;
 
-        // A part is reduced alone, and an end given as `..=` is one of the part.
+        // Only the slice is reduced; the end of `..=` is included.
         recv.copy_from_host(&[7.0; COUNT])?;
         reduces(rank, &stream, &send.slice(10..20)?, &recv.slice(100..=109)?)?;
         let mut got = vec![0.0; COUNT];
         recv.copy_to_host(&mut got)?;
         let expected = |i| if (100..110).contains(&i) { 2.0 } else { 7.0 };
         assert!(got.iter().enumerate().all(|(i, &x)| x == expected(i)));
-        // Nothing is a length, too.
+        // Empty slices are allowed.
         reduces(rank, &stream, &send.slice(5..5)?, &recv.slice(..0)?)
     });
 }
 
-/// The floats of 8 bits by their own types; the values are exact in both.
+/// 8-bit floats by their own types; the values are exact in both.
 #[test]
 fn floats_of_8_bits_by_their_types() {
     on_gpus("floats_of_8_bits_by_their_types", 2, |rank| {
@@ -94,8 +94,8 @@ fn floats_of_8_bits_by_their_types() {
     });
 }
 
-/// Another stream can start as soon as a collective's kernel was launched; here it waits for that
-/// only.
+/// Another stream can start as soon as a collective's kernel has launched; here it waits only for
+/// that.
 #[test]
 fn a_collective_records_an_event_when_it_was_launched() {
     on_gpus("a_collective_records_an_event_when_it_was_launched", 2, |rank| {
@@ -115,7 +115,7 @@ fn a_collective_records_an_event_when_it_was_launched() {
     });
 }
 
-/// What an operation uses stays allocated until the stream has passed it.
+/// An operation's memory stays allocated until the stream has run it.
 #[test]
 fn memory_may_be_dropped_while_it_is_used() {
     on_gpus("memory_may_be_dropped_while_it_is_used", 2, |rank| {

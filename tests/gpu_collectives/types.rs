@@ -1,8 +1,8 @@
-//! NCCL's twelve types at run time, and values that all of them hold exactly.
+//! NCCL's twelve element types at run time, and values that all of them hold exactly.
 //!
-//! The values are small integers. Sums, products and averages of them over four ranks, and all
-//! their partial results, are exact even with the two bits of mantissa of `Float8e5m2`, so that
-//! results are compared bit for bit whatever the order.
+//! The values are small integers. Their sums, products and averages over four ranks, and all
+//! partial results, are exact even with the two mantissa bits of `Float8e5m2`, so results are
+//! compared bit for bit, in any order of summation.
 
 use devcomm::{DataType, ReduceOp};
 use half::{bf16, f16};
@@ -10,16 +10,16 @@ use half::{bf16, f16};
 /// Bytes of the largest element.
 pub const LARGEST: usize = 8;
 
-/// A type with the encoding of small integers.
+/// An element type, with its encoding of small integers.
 pub struct ElementType {
     pub data_type: DataType,
-    /// Of the integers from `-LIMIT` on; `None` for one that the type does not hold.
+    /// Encodings of the integers from `-LIMIT` on; `None` for one that the type does not hold.
     encodings: Vec<Option<[u8; LARGEST]>>,
 }
 
 const LIMIT: i32 = 64;
 
-/// All types of NCCL.
+/// All element types of NCCL.
 pub fn types() -> Vec<ElementType> {
     use DataType::*;
     [
@@ -39,7 +39,7 @@ impl ElementType {
         self.data_type.size()
     }
 
-    /// The memory of elements with these values.
+    /// The bytes of elements with these values.
     pub fn encode(&self, values: &[i32]) -> Vec<u8> {
         let size = self.size();
         let mut bytes = Vec::with_capacity(values.len() * size);
@@ -75,7 +75,7 @@ fn padded<const N: usize>(bytes: [u8; N]) -> [u8; LARGEST] {
     std::array::from_fn(|i| bytes.get(i).copied().unwrap_or(0))
 }
 
-/// A float of 8 bits with that many bits of mantissa, if it holds the integer exactly.
+/// An 8-bit float with this many mantissa bits, if it holds the integer exactly.
 fn small_float(value: i32, mantissa_bits: u32, bias: u32) -> Option<u8> {
     let magnitude = value.unsigned_abs();
     let sign = u8::from(value < 0) << 7;
@@ -88,14 +88,14 @@ fn small_float(value: i32, mantissa_bits: u32, bias: u32) -> Option<u8> {
     Some(sign | ((exponent + bias) << mantissa_bits | mantissa) as u8)
 }
 
-/// Which values the ranks give.
+/// The set of values that the ranks contribute.
 #[derive(Clone, Copy)]
 pub enum Domain {
-    /// -2 to 2, or 0 to 2.
+    /// -2 to 2 if signed, else 0 to 2.
     Small { signed: bool },
-    /// 1 and 2, and perhaps -1 and -2.
+    /// 1 and 2, and also -1 and -2 if signed.
     Factors { signed: bool },
-    /// Small ones times the number of ranks, so that averages are whole.
+    /// Small values times the number of ranks, so that averages are integers.
     Divisible { signed: bool },
 }
 
@@ -110,7 +110,7 @@ impl Domain {
         }
     }
 
-    /// The value of element `index` of rank `rank`, at random.
+    /// A random value for element `index` of rank `rank`.
     pub fn value(self, n_ranks: usize, rank: usize, index: usize) -> i32 {
         let mut rng = fastrand::Rng::with_seed((rank as u64) << 48 | index as u64);
         let mut small = |signed| if signed { rng.i32(-2..=2) } else { rng.i32(0..=2) };
@@ -123,7 +123,7 @@ impl Domain {
     }
 }
 
-/// What `op` makes of the ranks' values of one element.
+/// The result of `op` on the ranks' values of one element.
 pub fn combine(op: ReduceOp, values: &[i32]) -> i32 {
     let sum = || values.iter().sum::<i32>();
     match op {
@@ -156,7 +156,7 @@ fn every_type_holds_every_value_and_every_partial_result() {
                 let values: Vec<i32> = (0..n).map(|rank| domain.value(n, rank, index)).collect();
                 let partial = if matches!(op, ReduceOp::Avg) { ReduceOp::Sum } else { op };
                 let results = (1..=n).map(|ranks| combine(partial, &values[..ranks]));
-                // What a type does not hold is a panic.
+                // Panics on a value that the type does not hold.
                 let encoded = element.encode(&results.collect::<Vec<_>>());
                 assert_eq!(encoded.len(), n * element.size());
                 if matches!(op, ReduceOp::Avg) {

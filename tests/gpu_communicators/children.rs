@@ -1,4 +1,4 @@
-//! Communicators made of others: split, shrunk, grown.
+//! Tests of communicators created from others by split, shrink and grow.
 
 use std::time::Duration;
 
@@ -9,14 +9,14 @@ use devcomm_testing::works::{require_kernels_work, require_works};
 
 fn splits(rank: &Rank) -> Result<(), Error> {
     let (comm, stream, config) = (rank.communicator()?, rank.stream()?, CommConfig::new());
-    let (own, n) = (rank.rank(), rank.n_ranks());
+    let (me, n) = (rank.rank(), rank.n_ranks());
 
-    // By parity, in reversed order.
-    let parity = own % 2;
-    let child = comm.split(Some(parity as i32), -(own as i32), &config)?.unwrap();
+    // Split by parity, in reversed order.
+    let parity = me % 2;
+    let child = comm.split(Some(parity as i32), -(me as i32), &config)?.unwrap();
     let members: Vec<usize> = (0..n).rev().filter(|rank| rank % 2 == parity).collect();
     assert_eq!(child.n_ranks(), members.len());
-    assert_eq!(members[child.rank()], own);
+    assert_eq!(members[child.rank()], me);
     let (child_rank, child_n, device) = child.identity()?;
     assert_eq!((child_rank as usize, child_n as usize), (child.rank(), child.n_ranks()));
     assert_eq!(device as usize, rank.device());
@@ -24,12 +24,12 @@ fn splits(rank: &Rank) -> Result<(), Error> {
     require_kernels_work(rank, &child, &stream)?;
     child.barrier()?;
 
-    // Without rank 0, while the first child is there, and with a configuration.
+    // Split without rank 0, while the first child exists, and with a configuration.
     let shared = CommConfig::new().split_share(true).comm_name("rest");
-    let rest = comm.split((own > 0).then_some(0), 0, &shared)?;
-    assert_eq!(rest.is_some(), own > 0);
+    let rest = comm.split((me > 0).then_some(0), 0, &shared)?;
+    assert_eq!(rest.is_some(), me > 0);
     if let Some(rest) = rest {
-        assert_eq!((rest.rank(), rest.n_ranks()), (own - 1, n - 1));
+        assert_eq!((rest.rank(), rest.n_ranks()), (me - 1, n - 1));
         require_works(&rest, &stream)?;
         rest.barrier()?;
         rest.destroy()?;
@@ -52,20 +52,20 @@ fn splits_on_four_gpus() {
     on_gpus("splits_on_four_gpus", 4, splits);
 }
 
-/// Without the last rank, and then with it again.
+/// Shrinks by the last rank, and grows by it again.
 fn shrinks_and_grows(rank: &Rank) -> Result<(), Error> {
     let (comm, stream, config) = (rank.communicator()?, rank.stream()?, CommConfig::new());
-    let (own, n) = (rank.rank(), rank.n_ranks());
+    let (me, n) = (rank.rank(), rank.n_ranks());
     let last = n - 1;
-    for exclude in [&[][..], &[own], &[n], &[(own + 1) % n, (own + 1) % n]] {
+    for exclude in [&[][..], &[me], &[n], &[(me + 1) % n, (me + 1) % n]] {
         let refused = comm.shrink(exclude, ShrinkMode::Idle, &config);
         assert!(matches!(refused, Err(Error::InvalidInput { .. })), "{exclude:?}: {refused:?}");
     }
 
-    let small = (own < last).then(|| comm.shrink(&[last], ShrinkMode::Idle, &config));
+    let small = (me < last).then(|| comm.shrink(&[last], ShrinkMode::Idle, &config));
     let small = small.transpose()?;
     if let Some(small) = &small {
-        assert_eq!((small.rank(), small.n_ranks()), (own, last));
+        assert_eq!((small.rank(), small.n_ranks()), (me, last));
         require_works(small, &stream)?;
         require_kernels_work(rank, small, &stream)?;
         small.barrier()?;
@@ -73,16 +73,16 @@ fn shrinks_and_grows(rank: &Rank) -> Result<(), Error> {
         assert!(matches!(refused, Err(Error::InvalidInput { .. })), "{refused:?}");
     }
 
-    let made = small.as_ref().filter(|_| own == 0).map(Communicator::unique_id).transpose()?;
-    let bytes = rank.broadcast(0, made.as_ref().map_or(&[][..], |id| &id.as_bytes()[..]))?;
+    let id = small.as_ref().filter(|_| me == 0).map(Communicator::unique_id).transpose()?;
+    let bytes = rank.broadcast(0, id.as_ref().map_or(&[][..], |id| &id.as_bytes()[..]))?;
     let grown = match &small {
-        Some(small) => small.grow(n, made.as_ref(), &config)?,
+        Some(small) => small.grow(n, id.as_ref(), &config)?,
         None => {
             let id = UniqueId::from_bytes(&bytes).unwrap();
             Communicator::join_grown(rank.library(), rank.context(), &id, last, n, &config)?
         }
     };
-    assert_eq!((grown.rank(), grown.n_ranks()), (own, n));
+    assert_eq!((grown.rank(), grown.n_ranks()), (me, n));
     require_works(&grown, &stream)?;
     require_kernels_work(rank, &grown, &stream)?;
     grown.destroy()?;
@@ -100,7 +100,7 @@ fn shrinks_and_grows_on_four_gpus() {
     on_gpus("shrinks_and_grows_on_four_gpus", 4, shrinks_and_grows);
 }
 
-/// The others continue without a rank that does not take part in an operation any more.
+/// The others continue without a rank that does not join an operation.
 fn shrinks_out_of_an_operation_that_hangs(rank: &Rank) -> Result<(), Error> {
     let comm = rank.new_communicator(&CommConfig::new())?;
     let stream = rank.stream()?;

@@ -1,4 +1,4 @@
-//! The ends of a communicator, and what they leave.
+//! Tests of the end of a communicator: destroy, finalize, abort, revoke, suspend.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use devcomm::{
 use devcomm_testing::machines::{give_time, on_gpus};
 use devcomm_testing::works::require_works;
 
-/// How long a rank may wait for an operation after its communicator was aborted.
+/// How long the wait for an aborted or revoked operation may take.
 const DEADLINE: Duration = Duration::from_secs(10);
 
 fn ended<T: std::fmt::Debug>(result: Result<T, Error>, state: &str) {
@@ -21,8 +21,8 @@ fn ended<T: std::fmt::Debug>(result: Result<T, Error>, state: &str) {
     }
 }
 
-/// Nothing can be done with the communicator.
-fn is_of_no_use(comm: &Communicator, stream: &Stream, state: &str) -> Result<(), Error> {
+/// Checks that operations on the communicator fail with this state.
+fn is_unusable(comm: &Communicator, stream: &Stream, state: &str) -> Result<(), Error> {
     let memory = comm.mem_alloc::<f32>(8)?;
     ended(comm.all_reduce(&memory, &memory, ReduceOp::Sum, stream), state);
     ended(comm.register_window(&memory, devcomm::WindowFlags::COLL_SYMMETRIC), state);
@@ -48,7 +48,7 @@ fn what_was_made_from_a_communicator_is_closed_with_it() {
 
         comm.destroy()?;
         assert!(!comm.is_valid() && comm.as_raw().is_null());
-        is_of_no_use(&comm, &stream, "destroyed")?;
+        is_unusable(&comm, &stream, "destroyed")?;
         assert!(!window.is_valid() && !registered.is_valid());
         assert!(!op.is_valid() && !graph.is_valid() && !dev_comm.is_valid());
         assert!(matches!(dev_comm.dev_comm(), Err(Error::State(StateError::Closed { .. }))));
@@ -68,7 +68,7 @@ fn what_was_made_from_a_communicator_is_closed_with_it() {
             };
             assert!(matches!(refusal, LaunchRefusal::Closed { .. }), "{refusal}");
         }
-        // The memory stays, for copies.
+        // The memory can still be copied.
         let mut kept = [0.0; 8];
         window.copy_to_host(&mut kept)?;
         assert_eq!(kept, [3.0; 8]);
@@ -95,12 +95,12 @@ fn a_finalized_communicator_is_good_for_its_end_and_gives_its_memory_back() {
         require_works(&comm, &stream)?;
         let (free_before, _) = rank.context().memory_info()?;
         comm.finalize()?;
-        is_of_no_use(&comm, &stream, "finalized")?;
+        is_unusable(&comm, &stream, "finalized")?;
         ended(comm.finalize(), "finalized");
         comm.destroy()?;
         assert!(!window.is_valid());
         drop(window);
-        // Both have given up their mappings of each other's memory.
+        // Both ranks have unmapped the peer's memory.
         rank.barrier()?;
         let (free_after, _) = rank.context().memory_info()?;
         assert!(free_after >= free_before + BYTES * 3 / 4, "{free_before} to {free_after} B");
@@ -108,7 +108,7 @@ fn a_finalized_communicator_is_good_for_its_end_and_gives_its_memory_back() {
     });
 }
 
-/// Rank 0 waits for an operation that rank 1 never joins, and rank 1's thread aborts it.
+/// Rank 0 waits for an operation that rank 1 never joins; rank 1's thread aborts it.
 #[test]
 fn an_abort_from_another_thread_ends_the_wait() {
     let handle = Mutex::new(None);
@@ -134,7 +134,7 @@ fn an_abort_from_another_thread_ends_the_wait() {
         comm.abort()?;
         comm.abort()?;
         assert!(!comm.is_valid());
-        is_of_no_use(&comm, &stream, "aborted")?;
+        is_unusable(&comm, &stream, "aborted")?;
         comm.destroy()?;
         // The GPU and the world still work.
         stream.synchronize()?;
@@ -161,7 +161,7 @@ fn a_revoked_communicator_can_be_split_and_destroyed() {
             !matches!(stopped, Err(Error::State(StateError::DeadlinePassed { .. }))),
             "{stopped:?}"
         );
-        is_of_no_use(&comm, &stream, "revoked")?;
+        is_unusable(&comm, &stream, "revoked")?;
         let child = comm.split(Some(0), 0, &CommConfig::new())?.unwrap();
         require_works(&child, &stream)?;
         child.destroy()?;
@@ -180,7 +180,7 @@ fn suspends_and_resumes(rank: &Rank) -> Result<(), Error> {
     comm.suspend()?;
     assert!(comm.is_valid());
     assert_eq!(comm.memory_stat(MemoryStat::Suspended)?, 1);
-    is_of_no_use(&comm, &stream, "suspended")?;
+    is_unusable(&comm, &stream, "suspended")?;
     ended(comm.suspend(), "suspended");
     rank.barrier()?;
     let (free_suspended, _) = rank.context().memory_info()?;

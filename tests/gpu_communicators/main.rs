@@ -1,4 +1,4 @@
-//! Communicators on GPUs: what they say of themselves, how they are made, and how they end.
+//! Tests of communicators on GPUs: their properties, creation, and end.
 
 mod children;
 mod ends;
@@ -10,24 +10,24 @@ use devcomm::{CommConfig, Communicator, Context, Error, MemoryStat, Rank, Unique
 use devcomm_testing::machines::on_gpus;
 use devcomm_testing::works::{require_kernels_work, require_works};
 
-/// How long anything may take that others are waited for with.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a non-blocking operation may take.
+const LIMIT: Duration = Duration::from_secs(60);
 
 fn says_what_it_is(rank: &Rank) -> Result<(), Error> {
     let (comm, stream) = (rank.communicator()?, rank.stream()?);
-    let (own, n) = (rank.rank(), rank.n_ranks());
-    assert_eq!((comm.rank(), comm.n_ranks(), comm.device()), (own, n, rank.device()));
-    assert_eq!(comm.identity()?, (own as i32, n as i32, rank.device() as i32));
+    let (me, n) = (rank.rank(), rank.n_ranks());
+    assert_eq!((comm.rank(), comm.n_ranks(), comm.device()), (me, n, rank.device()));
+    assert_eq!(comm.identity()?, (me as i32, n as i32, rank.device() as i32));
     assert!(comm.is_valid() && comm.is_ready()? && !comm.as_raw().is_null());
     comm.async_error()?;
     require_works(comm, &stream)?;
 
     let properties = comm.properties()?;
-    assert_eq!((properties.rank, properties.n_ranks), (own, n));
+    assert_eq!((properties.rank, properties.n_ranks), (me, n));
     assert_eq!(properties.cuda_device, rank.device() as i32);
     assert!(properties.device_api);
     assert_eq!((properties.n_lsa_teams, properties.lsa_size()), (1, n));
-    // One number a communicator.
+    // Each communicator has its own hash, the same on all ranks.
     let hash_of = |comm: &Communicator| comm.properties().map(|of| of.comm_hash);
     let hash = hash_of(comm)?;
     let hashes = rank.all_gather(&hash.to_le_bytes())?;
@@ -37,7 +37,7 @@ fn says_what_it_is(rank: &Rank) -> Result<(), Error> {
     let stat = |stat| comm.memory_stat(stat);
     assert_eq!(stat(MemoryStat::Suspended)?, 0);
     let total = stat(MemoryStat::Total)?;
-    // A simulated NCCL has no memory of its own.
+    // The simulated NCCL reports no memory.
     assert!(total > 0 || rank.is_simulated());
     assert!(stat(MemoryStat::Suspendable)? <= total && stat(MemoryStat::Persistent)? <= total);
     Ok(())
@@ -55,22 +55,22 @@ fn says_what_it_is_on_four_gpus() {
 
 fn knows_its_teams(rank: &Rank) -> Result<(), Error> {
     let comm = rank.communicator()?;
-    let (own, n) = (rank.rank(), rank.n_ranks());
-    // On one machine the ranks are one LSA team, and each is alone on its rail.
+    let (me, n) = (rank.rank(), rank.n_ranks());
+    // All ranks are in one LSA team, so each is the only rank of its rail.
     let (world, lsa, rail) = (comm.team_world()?, comm.team_lsa()?, comm.team_rail()?);
-    assert_eq!((world.n_ranks, world.rank, world.stride), (n as i32, own as i32, 1));
-    assert_eq!((lsa.n_ranks, lsa.rank, lsa.stride), (n as i32, own as i32, 1));
+    assert_eq!((world.n_ranks, world.rank, world.stride), (n as i32, me as i32, 1));
+    assert_eq!((lsa.n_ranks, lsa.rank, lsa.stride), (n as i32, me as i32, 1));
     assert_eq!((rail.n_ranks, rail.rank), (1, 0));
-    for member in 0..n {
-        assert_eq!(comm.rank_to_world(world, member)?, member);
-        assert_eq!(comm.rank_to_world(lsa, member)?, member);
-        assert_eq!(comm.rank_to_lsa(world, member)?, member);
-        assert_eq!(comm.rank_to_lsa(lsa, member)?, member);
+    for rank in 0..n {
+        assert_eq!(comm.rank_to_world(world, rank)?, rank);
+        assert_eq!(comm.rank_to_world(lsa, rank)?, rank);
+        assert_eq!(comm.rank_to_lsa(world, rank)?, rank);
+        assert_eq!(comm.rank_to_lsa(lsa, rank)?, rank);
     }
-    assert_eq!(comm.rank_to_world(rail, 0)?, own);
-    assert_eq!(comm.rank_to_lsa(rail, 0)?, own);
-    for (team, member) in [(world, n), (lsa, usize::MAX), (rail, 1)] {
-        let refused = comm.rank_to_world(team, member);
+    assert_eq!(comm.rank_to_world(rail, 0)?, me);
+    assert_eq!(comm.rank_to_lsa(rail, 0)?, me);
+    for (team, rank) in [(world, n), (lsa, usize::MAX), (rail, 1)] {
+        let refused = comm.rank_to_world(team, rank);
         assert!(matches!(refused, Err(Error::InvalidInput { .. })), "{refused:?}");
     }
     Ok(())
@@ -89,8 +89,8 @@ fn knows_its_teams_on_four_gpus() {
 #[test]
 fn several_ids_make_one_communicator() {
     on_gpus("several_ids_make_one_communicator", 2, |rank| {
-        let own = rank.library().unique_id()?;
-        let ids = rank.all_gather(own.as_bytes())?;
+        let id = rank.library().unique_id()?;
+        let ids = rank.all_gather(id.as_bytes())?;
         let ids: Vec<_> = ids.iter().map(|id| UniqueId::from_bytes(id).unwrap()).collect();
         let comm = Communicator::init_rank_scalable(
             rank.library(),
@@ -103,7 +103,7 @@ fn several_ids_make_one_communicator() {
         let stream = rank.stream()?;
         require_works(&comm, &stream)?;
         require_kernels_work(rank, &comm, &stream)?;
-        // It has no world to meet in.
+        // It has no world, so there is no host barrier.
         assert!(matches!(comm.barrier(), Err(Error::InvalidInput { .. })));
         comm.destroy()
     });
@@ -114,8 +114,8 @@ fn a_rank_or_ids_that_make_no_sense_are_refused() {
     on_gpus("a_rank_or_ids_that_make_no_sense_are_refused", 2, |rank| {
         let (library, context, config) = (rank.library(), rank.context(), CommConfig::new());
         let id = library.unique_id()?;
-        let init = |ids: &[UniqueId], own, n| {
-            Communicator::init_rank_scalable(library, context, ids, own, n, &config)
+        let init = |ids: &[UniqueId], me, n| {
+            Communicator::init_rank_scalable(library, context, ids, me, n, &config)
         };
         for refused in
             [init(&[id], 2, 2), init(&[id], 0, 0), init(&[], 0, 2), init(&[id, id, id], 0, 2)]
@@ -133,17 +133,17 @@ fn a_non_blocking_communicator_does_what_a_blocking_one_does() {
         let (comm, stream) = (rank.new_communicator(&config)?, rank.stream()?);
         let started = Instant::now();
         while !comm.is_ready()? {
-            assert!(started.elapsed() < PATIENCE);
+            assert!(started.elapsed() < LIMIT);
             std::thread::sleep(Duration::from_millis(1));
         }
-        comm.wait(PATIENCE)?;
+        comm.wait(LIMIT)?;
         require_works(&comm, &stream)?;
-        comm.wait(PATIENCE)?;
+        comm.wait(LIMIT)?;
         require_kernels_work(rank, &comm, &stream)?;
-        comm.wait(PATIENCE)?;
-        // What is not set is inherited.
+        comm.wait(LIMIT)?;
+        // A setting that is not given is inherited.
         let child = comm.split(Some(0), 0, &CommConfig::new())?.unwrap();
-        child.wait(PATIENCE)?;
+        child.wait(LIMIT)?;
         require_works(&child, &stream)?;
         child.destroy()?;
         comm.destroy()?;
@@ -155,8 +155,8 @@ fn a_non_blocking_communicator_does_what_a_blocking_one_does() {
 fn a_communicator_that_another_made_is_used_and_left_alone() {
     on_gpus("a_communicator_that_another_made_is_used_and_left_alone", 2, |rank| {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
-        // SAFETY: a live communicator of this GPU, which outlives the borrowed one and is not used
-        // at the same time.
+        // SAFETY: `raw` is a live communicator on this GPU, which outlives the borrowed one and is
+        // not used at the same time; or null.
         let adopt = |context: &Context, raw| unsafe {
             Communicator::from_raw(rank.library(), context, raw)
         };

@@ -1,4 +1,4 @@
-//! All GPUs on one thread.
+//! Tests of `MultiGpu`: one thread uses several GPUs.
 
 use devcomm::{
     Buffer, DeviceSlice, Error, MultiGpu, ReduceOp, Result, SymmetricBuffer, WindowFlags, group,
@@ -21,7 +21,7 @@ fn on_one_thread(name: &str, n: usize, body: impl FnOnce(&MultiGpu) -> Result<()
     });
 }
 
-/// A buffer a GPU, `of(rank, i)` in each.
+/// One buffer per GPU, with element `i` = `of(rank, i)`.
 fn buffers(
     gpus: &MultiGpu,
     len: usize,

@@ -1,4 +1,4 @@
-//! Memory and streams of others: cudarc's, and handles as torch has them.
+//! Tests with memory and streams of other libraries: cudarc's types, and raw stream handles.
 
 use cudarc::driver::{CudaContext, DevicePtrMut};
 use devcomm::{DeviceSlice, Error, ReduceOp, Stream, visible_gpus};
@@ -23,8 +23,8 @@ fn cudarcs_memory_on_cudarcs_stream() {
         let mut memory = theirs.clone_htod(&[rank.rank() as f32 + 1.0; COUNT]).unwrap();
         {
             let (address, _written) = memory.device_ptr_mut(&theirs);
-            // SAFETY: cudarc's memory of this GPU, which lives until the stream has passed what
-            // follows.
+            // SAFETY: cudarc's memory on this GPU, which lives until the stream has run the
+            // all-reduce.
             let slice =
                 unsafe { DeviceSlice::<f32>::from_raw_parts(rank.context(), address, COUNT) };
             comm.all_reduce(&slice, &slice, ReduceOp::Sum, &stream)?;
@@ -39,7 +39,7 @@ fn cudarcs_memory_on_cudarcs_stream() {
         // cudarc has made the other GPU's context current on this thread.
         require_works(comm, &stream)?;
 
-        // Ours keeps theirs alive.
+        // devcomm's `Stream` keeps cudarc's stream alive.
         let handle = theirs.cu_stream();
         drop((memory, theirs));
         assert_eq!(stream.as_raw(), handle.cast());
@@ -51,15 +51,15 @@ fn cudarcs_memory_on_cudarcs_stream() {
 fn another_librarys_stream_by_its_handle() {
     on_gpus("another_librarys_stream_by_its_handle", 2, |rank| {
         let (comm, owner) = (rank.communicator()?, rank.stream()?);
-        // SAFETY: a stream of this context, which lives longer.
+        // SAFETY: a stream of this context, which outlives `borrowed`.
         let borrowed = unsafe { Stream::from_raw(rank.context(), owner.as_raw()) };
         require_works(comm, &borrowed)?;
         require_kernels_work(rank, comm, &borrowed)?;
         drop(borrowed);
-        // It was not destroyed.
+        // The stream was not destroyed.
         require_works(comm, &owner)?;
 
-        // SAFETY: the default stream is always there.
+        // SAFETY: the default stream always exists.
         let default = unsafe { Stream::from_raw(rank.context(), std::ptr::null_mut()) };
         require_works(comm, &default)?;
         require_kernels_work(rank, comm, &default)

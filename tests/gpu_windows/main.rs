@@ -1,5 +1,4 @@
-//! Windows and registered buffers on GPUs: how they are registered, what addresses they have, how
-//! they end.
+//! Tests of windows and registered buffers: registration, addresses, and closing.
 
 mod interop;
 
@@ -24,8 +23,8 @@ fn values(rank: usize, len: usize) -> Vec<u64> {
 
 /// The first `len` elements at an address.
 fn read(context: &Context, address: u64, len: usize) -> Result<Vec<u64>, Error> {
-    // SAFETY: the callers pass an address in a live window of which this rank's GPU sees at least
-    // `len` elements.
+    // SAFETY: the callers pass an address in a live window, where at least `len` elements are
+    // mapped.
     let memory = unsafe { DeviceSlice::<u64>::from_raw_parts(context, address, len) };
     let mut read = vec![0; len];
     memory.copy_to_host(&mut read)?;
@@ -39,12 +38,11 @@ fn invalid<T: std::fmt::Debug>(result: Result<T, Error>, word: &str) {
     }
 }
 
-/// NCCL's addresses of every rank's copy are the same by LSA rank and by rank, and the data of that
-/// rank is there.
+/// NCCL's addresses of a peer's memory are the same by LSA rank and by rank, and its data is there.
 fn addresses_lead_to_the_copies(rank: &Rank) -> Result<(), Error> {
-    let (comm, own, n) = (rank.communicator()?, rank.rank(), rank.n_ranks());
+    let (comm, me, n) = (rank.communicator()?, rank.rank(), rank.n_ranks());
     let window = comm.window::<u64>(COUNT)?;
-    window.copy_from_host(&values(own, COUNT))?;
+    window.copy_from_host(&values(me, COUNT))?;
     assert_eq!(window.user_pointer()?, window.device_address());
     rank.barrier()?;
     for peer in 0..n {
@@ -63,12 +61,12 @@ fn addresses_lead_to_the_copies(rank: &Rank) -> Result<(), Error> {
         assert_eq!(window.lsa_multimem_pointer(1)?, Some(address + size_of::<u64>() as u64));
     }
 
-    invalid(window.lsa_pointer(own, COUNT), "element 1000");
-    invalid(window.peer_pointer(own, usize::MAX), "element");
+    invalid(window.lsa_pointer(me, COUNT), "element 1000");
+    invalid(window.peer_pointer(me, usize::MAX), "element");
     invalid(window.lsa_multimem_pointer(COUNT), "element 1000");
     invalid(window.lsa_pointer(n, 0), "LSA rank");
     invalid(window.peer_pointer(n, 0), "rank");
-    // Nobody closes its copy while another reads it.
+    // No rank closes its window while a peer reads it.
     rank.barrier()
 }
 
@@ -85,13 +83,13 @@ fn addresses_lead_to_the_copies_on_four_gpus() {
 #[test]
 fn ranks_may_have_windows_of_different_lengths() {
     on_gpus("ranks_may_have_windows_of_different_lengths", 2, |rank| {
-        let (comm, own) = (rank.communicator()?, rank.rank());
-        // From less than a page to several of the largest ones.
+        let (comm, me) = (rank.communicator()?, rank.rank());
+        // Less than a page, and several of the largest pages.
         let lens = [COUNT, 1 << 20];
-        let window = comm.window::<u64>(lens[own])?;
-        window.copy_from_host(&values(own, lens[own]))?;
+        let window = comm.window::<u64>(lens[me])?;
+        window.copy_from_host(&values(me, lens[me]))?;
         rank.barrier()?;
-        let peer = 1 - own;
+        let peer = 1 - me;
         let address = window.lsa_pointer(peer, 0)?;
         assert_eq!(read(rank.context(), address, lens[peer])?, values(peer, lens[peer]));
         rank.barrier()
@@ -160,16 +158,16 @@ fn several_windows_are_registered_in_one_group() {
 
         // A group that fails registers nothing.
         let memory = comm.mem_alloc::<f32>(COUNT)?;
-        let mut lost = None;
+        let mut dropped = None;
         let failed = group(|_| {
-            lost = Some(register(&memory)?);
+            dropped = Some(register(&memory)?);
             Err::<(), _>(Error::InvalidInput { what: "changed its mind".to_owned() })
         });
         assert!(failed.is_err());
-        let lost = lost.unwrap();
-        assert!(!lost.is_valid());
-        assert!(matches!(lost.device_window(), Err(Error::State(StateError::Closed { .. }))));
-        lost.close()?;
+        let dropped = dropped.unwrap();
+        assert!(!dropped.is_valid());
+        assert!(matches!(dropped.device_window(), Err(Error::State(StateError::Closed { .. }))));
+        dropped.close()?;
         assert!(register(&memory)?.is_valid());
         require_works(comm, &stream)
     });
@@ -193,7 +191,7 @@ fn one_buffer_is_a_window_of_two_communicators() {
             assert_eq!(read(rank.context(), address, COUNT)?, values(peer, COUNT));
         }
         rank.barrier()?;
-        // The end of one is not that of the other.
+        // Closing one window does not close the other.
         a.close()?;
         assert!(!a.is_valid() && b.is_valid());
         second.all_reduce(&b, &b, ReduceOp::Sum, &stream)?;
@@ -250,7 +248,7 @@ fn memory_that_cannot_be_a_window_is_refused() {
         invalid(comm.register_window(&foreign, flags), "context");
         invalid(comm.register_buffer(&foreign), "context");
         invalid(comm.register_buffer(&memory.slice(3..3)?), "no memory");
-        // A part that begins at a page is as good as the whole.
+        // A slice that begins at a page can be registered.
         assert!(comm.register_window(&memory.slice(1024..)?, flags)?.is_valid());
         require_works(comm, &stream)
     });

@@ -1,5 +1,5 @@
-//! What applications call: operations of devcomm's kernels, with all that can be wrong with a
-//! launch checked before; and those kernels, compiled.
+//! Operations for applications, built on devcomm's kernels: each checks its arguments before it
+//! launches. Also the compiled kernels, [`KERNELS`].
 
 mod gemm_allreduce;
 
@@ -7,19 +7,19 @@ use devcomm_host::KernelSet;
 
 pub use self::gemm_allreduce::{GemmAllReduce, GemmOptions};
 
-/// What a program has in place of compiled kernels when its feature `ptx` is off: simulated GPUs
-/// run kernels without PTX, so only a build for GPUs has to compile it.
+/// A set without kernels, for a program built with its feature `ptx` off. Simulated GPUs run
+/// kernels without PTX; loading this set on a GPU is an error.
 pub const WITHOUT_PTX: KernelSet = KernelSet::new((
     &[],
     Some("the program was built without PTX: build it with `--features ptx` to run on GPUs"),
 ));
 
-/// The kernels of `devcomm_kernels` for GPUs: what [`Rank::load`](devcomm_host::Rank::load) takes.
-/// Compiled with the feature `ptx`.
+/// The kernels of `devcomm_kernels`, to pass to [`Rank::load`](devcomm_host::Rank::load). It holds
+/// PTX for GPUs if the feature `ptx` is on.
 #[cfg(feature = "ptx")]
 pub static KERNELS: KernelSet =
     KernelSet::new(include!(concat!(env!("OUT_DIR"), "/kernels/kernels.rs")));
-/// The kernels of `devcomm_kernels` for GPUs: what [`Rank::load`](devcomm_host::Rank::load) takes.
-/// Compiled with the feature `ptx`.
+/// The kernels of `devcomm_kernels`, to pass to [`Rank::load`](devcomm_host::Rank::load). It holds
+/// PTX for GPUs if the feature `ptx` is on.
 #[cfg(not(feature = "ptx"))]
 pub static KERNELS: KernelSet = WITHOUT_PTX;

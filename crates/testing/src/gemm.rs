@@ -1,14 +1,14 @@
-//! Matrices for GEMM tests, and the reference of their product.
+//! Matrices for GEMM tests, and the reference result.
 //!
 //! Elements are random multiples of 1/8 from -1 to 1. So products are multiples of 1/64, and f32
-//! holds the sum of up to 2^18 of them exactly, in any order and with any rounding of tensor cores:
-//! the only error is the final rounding, and an element is right if it is the bf16 nearest to the
-//! reference, bit for bit.
+//! holds the sum of up to 2^18 of them exactly, in any order and with any rounding of tensor cores.
+//! The only error is the final rounding: an element is right if it equals the bf16 nearest to the
+//! reference.
 
 use anyhow::{Result, ensure};
 use half::bf16;
 
-/// Maximum terms of an exact sum, over all ranks.
+/// Maximum number of terms of an exact sum, over all ranks.
 pub const MOST_TERMS: usize = 1 << 18;
 
 /// A problem: C of `m x n`, with `k` terms per rank.
@@ -24,7 +24,7 @@ pub struct Problem {
     pub seed: u64,
 }
 
-/// Which factor.
+/// A factor of the product.
 #[derive(Clone, Copy)]
 pub enum Factor {
     /// The left one, `m x k`.
@@ -65,8 +65,8 @@ impl Problem {
 
     /// An element of a rank's factor, in eighths.
     fn eighths(&self, factor: Factor, rank: usize, row: usize, column: usize) -> i64 {
-        let of_rank = self.seed << 56 ^ (factor as u64) << 48 ^ (rank as u64) << 40;
-        let key = of_rank ^ (row * self.k + column) as u64;
+        let base = self.seed << 56 ^ (factor as u64) << 48 ^ (rank as u64) << 40;
+        let key = base ^ (row * self.k + column) as u64;
         fastrand::Rng::with_seed(key).i64(-8..=8)
     }
 
@@ -81,8 +81,8 @@ impl Problem {
         (0..rows).flat_map(|row| (0..self.k).map(move |column| element(row, column))).collect()
     }
 
-    /// Factors for measurements: numbers from -1 to 1 with all bits random. With few values a GPU
-    /// draws less power, and is faster.
+    /// Factors for measurements: numbers from -1 to 1 with random mantissas. With few distinct
+    /// values a GPU draws less power and is faster.
     pub fn noise(&self, factor: Factor, rank: usize) -> Vec<bf16> {
         let rows = match factor {
             Factor::A => self.m,
@@ -107,14 +107,14 @@ impl Problem {
         &self,
         ranks: std::ops::Range<usize>,
         c: &[bf16],
-        places: impl Iterator<Item = (usize, usize)>,
+        positions: impl Iterator<Item = (usize, usize)>,
     ) -> usize {
         let is_wrong = |&(row, column): &(usize, usize)| {
             let right = bf16::from_f64(self.exact(ranks.clone(), row, column));
             // -0 equals 0.
             c[row * self.n + column] != right
         };
-        places.filter(is_wrong).count()
+        positions.filter(is_wrong).count()
     }
 
     /// Every position.

@@ -22,7 +22,7 @@ pub fn run(
             program(rank)?;
             Ok::<_, anyhow::Error>(rank.is_root())
         })?;
-        // After all ranks, by one process.
+        // Printed once, by the process of the root rank.
         match (roots.contains(&true), world.is_simulated()) {
             (false, _) => {}
             (true, false) => println!("PASS"),
@@ -36,7 +36,7 @@ pub fn run(
             let advice = match error.downcast_ref::<Error>() {
                 Some(Error::DevComm(DevCommError::SeveralLsaTeams { .. })) => {
                     "\nThis program works by load and store alone. `hybrid_allreduce` and \
-                     `hybrid_alltoall` also go over the network, between the teams."
+                     `hybrid_alltoall` also use the network, between the teams."
                 }
                 Some(error) if error.is_of_the_machine() => {
                     "\nDEVCOMM_SIMULATE=4 runs it on four simulated GPUs."
@@ -49,7 +49,7 @@ pub fn run(
     }
 }
 
-/// Makes tests with bodies for both run on this system's GPUs.
+/// Environment variable that makes tests run on this system's GPUs instead of simulated ones.
 pub const TEST_GPUS: &str = "DEVCOMM_TEST_GPUS";
 
 /// Runs `body` on every rank of `wanted` simulated GPUs or, with [`TEST_GPUS`] in the environment,
@@ -62,7 +62,7 @@ pub fn on_gpus(name: &str, wanted: usize, body: impl Fn(&Rank) -> Result<(), Err
     Gpus::new(wanted).run(name, body);
 }
 
-/// Gives GPUs time to reach their wait; simulated ones need none.
+/// Sleeps so that kernels on GPUs reach their wait; simulated GPUs need no time.
 pub fn give_time(rank: &Rank, time: Duration) {
     if !rank.is_simulated() {
         std::thread::sleep(time);
@@ -78,11 +78,11 @@ pub struct Gpus {
     gin: GinConnectionType,
     multimem: bool,
     host_rma: bool,
-    /// What simulated GPUs lack for the test.
+    /// A feature that the test needs and simulated GPUs lack.
     unsimulated: Option<&'static str>,
 }
 
-/// As many as the simulated machine has; its other settings do not apply to real GPUs.
+/// The number of GPUs of the simulated machine; its other settings do not apply to real GPUs.
 impl From<Simulation> for Gpus {
     fn from(simulation: Simulation) -> Self {
         Self {
@@ -97,18 +97,18 @@ impl From<Simulation> for Gpus {
 }
 
 impl Gpus {
-    /// This many, in one LSA team.
+    /// This many GPUs, in one LSA team.
     pub fn new(wanted: usize) -> Self {
         Simulation::new(wanted).into()
     }
 
-    /// Requires that they run these kernels. Default: the shipped ones.
+    /// Requires that these kernels load. Default: the shipped ones.
     pub fn with_kernels(mut self, kernels: &'static KernelSet) -> Self {
         self.kernels = kernels;
         self
     }
 
-    /// Requires GIN between all of them; LSA teams may have any size.
+    /// Requires GIN with this connection type; LSA teams may have any size.
     pub fn with_gin(mut self, connection: GinConnectionType) -> Self {
         self.gin = connection;
         self
@@ -126,7 +126,7 @@ impl Gpus {
         self
     }
 
-    /// Requires real GPUs: simulated ones have no `what`.
+    /// Requires real GPUs: simulated ones lack `what`.
     pub fn only_real(mut self, what: &'static str) -> Self {
         self.unsimulated = Some(what);
         self
@@ -155,7 +155,7 @@ impl Gpus {
     }
 
     /// As [`run`](Self::run), once per seed: `body` derives random shapes from it, and a simulated
-    /// machine uses it too. Real GPUs, whose order cannot be chosen, run the first seed only.
+    /// machine schedules threads by it. Real GPUs run the first seed only.
     ///
     /// # Panics
     ///
@@ -172,7 +172,7 @@ impl Gpus {
         }
     }
 
-    /// As [`run`](Self::run), with the world itself; each rank is a thread.
+    /// As [`run`](Self::run), but calls `body` once, with the world, whose ranks are threads.
     ///
     /// # Panics
     ///
@@ -209,7 +209,7 @@ impl Gpus {
         Ok(self.missing(&world)?.map_or(Ok(world), Err))
     }
 
-    /// What real GPUs lack, determined once for all tests with the same requirements.
+    /// What real GPUs lack, probed once for all tests with the same requirements.
     fn missing(&self, world: &World) -> Result<Option<String>, Error> {
         static KNOWN: Mutex<BTreeMap<String, Option<String>>> = Mutex::new(BTreeMap::new());
         let Self { kernels, gin, multimem, host_rma, .. } = self;

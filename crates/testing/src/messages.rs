@@ -1,11 +1,11 @@
-//! Message data: every element encodes its origin.
+//! Message data: every element is a function of a seed, its sender and its index.
 
 use devcomm::Element;
 use half::{bf16, f16};
 
 /// An element type of messages.
 pub trait Datum: Element {
-    /// An element of random bits, but never all ones, which mark unwritten elements.
+    /// An element with these random bits, but never all ones, which mark unwritten elements.
     fn of(random: u64) -> Self;
     /// Its bits.
     fn bits(self) -> u64;
@@ -54,9 +54,9 @@ pub fn count_wrong<T: Datum>(
     count: usize,
     got: &[T],
 ) -> usize {
-    let wanted = |at: usize| match at.checked_div(count) {
+    let expected = |at: usize| match at.checked_div(count) {
         Some(from) if from < n_ranks => datum::<T>(seed, from, to * count + at % count).bits(),
         _ => T::UNTOUCHED,
     };
-    got.iter().enumerate().filter(|(at, got)| got.bits() != wanted(*at)).count()
+    got.iter().enumerate().filter(|(at, got)| got.bits() != expected(*at)).count()
 }

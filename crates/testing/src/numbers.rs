@@ -1,14 +1,13 @@
-//! Random numbers for sums, and checks of the sums.
+//! Random inputs of reductions, and checks of the sums.
 
 use cuda_std::vector::Accumulate;
 use half::{bf16, f16};
 
-/// A type that is summed.
+/// An element type of sums.
 pub trait Number: Accumulate + PartialEq + std::fmt::Debug {
-    /// Distance from 1 to the next number.
+    /// Distance from 1 to the next larger number.
     const EPSILON: f64;
-    /// Half the distance between numbers around zero, in the subnormal range (relevant for f16
-    /// only).
+    /// Half the distance between subnormal numbers (0 where it does not matter: only f16 needs it).
     const HALF_STEP_AT_ZERO: f64;
     /// The nearest number to `x`.
     fn nearest(x: f32) -> Self;
@@ -53,7 +52,7 @@ pub fn inputs<T: Number>(seed: u64, rank: usize, count: usize) -> Vec<T> {
 }
 
 /// How many of `got` differ from the sum over `n_ranks` by more than rounding allows: one f32
-/// rounding per addition, and `roundings` of `T`.
+/// rounding per addition, and `roundings` roundings to `T`.
 pub fn count_wrong<T: Number>(seed: u64, n_ranks: usize, roundings: usize, got: &[T]) -> usize {
     let wrong = |index, got| is_wrong(seed, n_ranks, roundings, index, got);
     got.iter().enumerate().filter(|&(index, got)| wrong(index, *got)).count()
@@ -66,11 +65,11 @@ fn is_wrong<T: Number>(seed: u64, n_ranks: usize, roundings: usize, index: usize
         sum += x;
         magnitude += x.abs();
     }
-    let on_the_way = n_ranks as f64 * f64::from(f32::EPSILON) / 2.0 * magnitude;
-    // One rounding is the result's, the others are of partial sums.
-    let of_the_result = T::EPSILON / 2.0 * (sum.abs() + on_the_way);
+    let accumulation = n_ranks as f64 * f64::from(f32::EPSILON) / 2.0 * magnitude;
+    // One rounding is that of the result, the others are those of partial sums.
+    let of_the_result = T::EPSILON / 2.0 * (sum.abs() + accumulation);
     let of_partial_sums = (roundings - 1) as f64 * T::EPSILON / 2.0 * magnitude;
-    let bound = on_the_way + of_partial_sums + of_the_result.max(T::HALF_STEP_AT_ZERO);
+    let bound = accumulation + of_partial_sums + of_the_result.max(T::HALF_STEP_AT_ZERO);
     let error = (got.value() - sum).abs();
     error.is_nan() || error > bound
 }

@@ -1,24 +1,24 @@
-//! Random sizes, grids and blocks.
+//! Random sizes, grids and blocks for tests.
 
 use std::ops::{Deref, DerefMut};
 
-/// Random numbers, equal on every rank.
+/// A random number generator that gives every rank the same numbers.
 #[derive(Clone, Debug)]
 pub struct Shapes(fastrand::Rng);
 
 impl Shapes {
-    /// Random numbers from a seed.
+    /// A generator with this seed.
     pub fn new(seed: u64) -> Self {
         Self(fastrand::Rng::with_seed(seed))
     }
 
-    /// One of `1..=most`, uniformly.
+    /// A uniform number of `1..=most`.
     pub fn up_to(&mut self, most: usize) -> usize {
         self.usize(1..=most)
     }
 
-    /// One of `1..=most`, uniform in the order of magnitude: small and odd ones as well as large
-    /// ones.
+    /// A number of `1..=most`, about uniform in its logarithm: small and large sizes are equally
+    /// likely.
     pub fn size(&mut self, most: usize) -> usize {
         let bits = self.up_to(most.ilog2() as usize + 1);
         self.up_to(most.min(1 << bits))

@@ -1,4 +1,4 @@
-//! Kernels under test, on simulated GPUs.
+//! Runs kernels under test on simulated GPUs.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use devcomm::{
 };
 use devcomm_types::LaunchArgs;
 
-/// One rank of a simulated world, with what a test of a kernel asks of it.
+/// One rank of a simulated world, with a stream and helpers for tests of kernels.
 pub struct Gpu<'a> {
     rank: &'a Rank,
     stream: Stream,
@@ -25,24 +25,24 @@ impl Deref for Gpu<'_> {
 }
 
 impl Gpu<'_> {
-    /// A window with these elements in this rank, and those of the others in theirs. *Collective*.
+    /// A window with these elements in this rank; each rank passes its own. *Collective*.
     ///
     /// # Errors
     ///
-    /// The host's.
+    /// Those of the host API.
     pub fn window<T: Element>(&self, elements: &[T]) -> Result<Window<T>> {
         let window = self.communicator()?.window(elements.len())?;
         window.copy_from_host(elements)?;
-        // A peer's kernel may write to it from its start.
+        // Peers' kernels may write to it from now on.
         self.barrier()?;
         Ok(window)
     }
 
-    /// Memory of this rank alone with these elements.
+    /// Memory of this rank that is not in a window, with these elements.
     ///
     /// # Errors
     ///
-    /// The host's.
+    /// Those of the host API.
     pub fn buffer<T: Element>(&self, elements: &[T]) -> Result<SymmetricBuffer<T>> {
         let buffer = SymmetricBuffer::new(self.library(), self.context(), elements.len())?;
         buffer.copy_from_host(elements)?;
@@ -53,25 +53,25 @@ impl Gpu<'_> {
     ///
     /// # Errors
     ///
-    /// The host's.
+    /// Those of the host API.
     pub fn dev_comm(&self, requirements: DevCommRequirements) -> Result<DevCommResource> {
         self.communicator()?.create_dev_comm(requirements)
     }
 
-    /// Runs a kernel, and waits until it has ended in every rank. *Collective*.
+    /// Launches a kernel, and waits until it has ended in every rank. *Collective*.
     ///
-    /// Safe, so that a test is as short as what it tests: the kernel is written beside the launch,
-    /// and what it does wrong, the simulator reports before harm is done.
+    /// Safe, to keep tests short: a test defines the kernel beside the launch, and the simulator
+    /// reports an invalid access instead of executing it.
     ///
     /// # Errors
     ///
-    /// The host's, and what the simulator reports.
+    /// Those of the host API, and what the simulator reports.
     pub fn launch<K: Kernel, A: LaunchArgs<K::Args>, S>(
         &self,
         launch: Launch<K, A, S>,
     ) -> Result<()> {
-        // SAFETY: every rank launches the same, one kernel after the other; the rest is the test's,
-        // as said above.
+        // SAFETY: every rank launches the same kernels in the same order; the test ensures the
+        // rest, as said above.
         unsafe { launch.into_unsafe().launch(&self.stream) }?;
         self.stream.synchronize()?;
         self.barrier()
@@ -82,10 +82,10 @@ impl Gpu<'_> {
 ///
 /// # Errors
 ///
-/// The host's.
+/// Those of the host API.
 pub fn read<T: Element>(memory: &impl Buffer<Element = T>) -> Result<Vec<T>> {
     let slice = memory.device_slice();
-    // SAFETY: of an element every bit pattern is valid.
+    // SAFETY: every bit pattern is a valid element.
     let mut elements = vec![unsafe { std::mem::zeroed() }; slice.len()];
     slice.copy_to_host(&mut elements)?;
     Ok(elements)
@@ -105,7 +105,7 @@ pub fn world(simulation: Simulation) -> World {
 ///
 /// # Errors
 ///
-/// That of the rank that failed first.
+/// The error of the rank that failed first.
 pub fn run<T: Send>(world: &World, body: impl Fn(&Gpu<'_>) -> Result<T> + Sync) -> Result<Vec<T>> {
     world.run(|rank| {
         rank.load(&WITHOUT_PTX)?;
@@ -113,11 +113,11 @@ pub fn run<T: Send>(world: &World, body: impl Fn(&Gpu<'_>) -> Result<T> + Sync) 
     })
 }
 
-/// What `body` gives in every rank of a simulated machine.
+/// Runs `body` in every rank of a simulated machine, and returns the results.
 ///
 /// # Panics
 ///
-/// If it fails.
+/// If `body` fails.
 #[track_caller]
 pub fn simulate<T: Send>(
     simulation: Simulation,
@@ -126,11 +126,11 @@ pub fn simulate<T: Send>(
     run(&world(simulation), body).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// What the simulator reports of a `body` that breaks a rule.
+/// The error that the simulator reports when it runs a `body` that breaks a rule.
 ///
 /// # Panics
 ///
-/// If it does not.
+/// If the simulator reports none.
 #[track_caller]
 pub fn failure(
     simulation: Simulation,

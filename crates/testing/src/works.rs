@@ -1,10 +1,10 @@
-//! Checks that what a test has been rough with still works.
+//! Checks that communicators work, also after a test has provoked failures.
 
 use devcomm::{Communicator, DevCommRequirements, Error, KERNELS, Rank, ReduceOp, Stream, kernels};
 
 const COUNT: usize = 1000;
 
-/// Checks that a communicator works: an all-reduce over all its ranks gives the right sums.
+/// Checks that NCCL's collectives work: an all-reduce over the communicator gives the right sums.
 ///
 /// # Errors
 ///
@@ -25,8 +25,8 @@ pub fn require_works(comm: &Communicator, stream: &Stream) -> Result<(), Error> 
     Ok(())
 }
 
-/// Checks that kernels of a communicator's ranks reach each other: an all-reduce by load and store
-/// gives the right sums.
+/// Checks that kernels on a communicator work: an all-reduce by load and store gives the right
+/// sums.
 ///
 /// # Errors
 ///
@@ -46,8 +46,8 @@ pub fn require_kernels_work(
     let multiples = |of: usize| (0..COUNT).map(|i| (i * of) as f32).collect::<Vec<_>>();
     send.copy_from_host(&multiples(comm.rank() + 1))?;
     let sum = kernels::lsa_allreduce::args(&dev_comm, &send, &recv, COUNT);
-    // SAFETY: both windows have `COUNT` elements in every rank, also where the ranks of a
-    // communicator without a world cannot tell each other.
+    // SAFETY: both windows have `COUNT` elements in every rank. (The launch cannot check that for a
+    // communicator without a world.)
     unsafe { sum.grid(2).block(128).into_unsafe().launch(stream)? };
     stream.synchronize()?;
     let mut sums = vec![0.0; COUNT];

@@ -1,9 +1,9 @@
-// A CUDA driver without a GPU: it loads modules by their names, and its kernels do nothing.
+// A stub of the CUDA driver: it loads any module, and its kernels do nothing.
 //
-// STUB_GPUS=n       that many GPUs; 4 unless set
-// STUB_CUDA=code    what cuDriverGetVersion says; 13000 unless set
-// STUB_HANG         a kernel never ends
-// STUB_LOG=file     a line for each call that notes itself, headed by the GPU
+// STUB_GPUS=n       number of GPUs (default 4)
+// STUB_CUDA=code    version of cuDriverGetVersion (default 13000)
+// STUB_HANG         if set, kernels never end
+// STUB_LOG=file     gets a line for some calls, which begins with the GPU
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -13,14 +13,14 @@
 static _Thread_local int device = -1;
 static int hangs;
 
-static int number(const char *name, int otherwise) {
-    return getenv(name) ? atoi(getenv(name)) : otherwise;
+static int number(const char *name, int fallback) {
+    return getenv(name) ? atoi(getenv(name)) : fallback;
 }
-static void note(const char *format, ...) {
+static void log_call(const char *format, ...) {
     const char *path = getenv("STUB_LOG");
     FILE *log = path ? fopen(path, "a") : NULL;
     if (!log) return;
-    // One write: processes share the file.
+    // One write per line: processes share the file.
     char line[256];
     va_list args;
     va_start(args, format);
@@ -40,18 +40,18 @@ int cuDriverGetVersion(int *version) { *version = number("STUB_CUDA", 13000); re
 
 int cuDeviceGetCount(int *count) { *count = number("STUB_GPUS", 4); return 0; }
 int cuDeviceGet(int *out, int ordinal) { *out = ordinal; return 0; }
-// An H200's, as far as the host asks.
+// The attributes of an H200 that the host queries.
 int cuDeviceGetAttribute(int *value, int attribute, int ordinal) {
     switch (attribute) {
-    case 1: case 2: case 3: *value = 1024; break;   // threads of a block, its x and y
-    case 4: *value = 64; break;                     // its z
-    case 5: *value = 2147483647; break;             // x of a grid
-    case 6: case 7: *value = 65535; break;          // its y and z
-    case 8: *value = 49152; break;                  // shared memory of a block
-    case 12: *value = 65536; break;                 // registers of a block
+    case 1: case 2: case 3: *value = 1024; break;   // threads per block, maximum x and y
+    case 4: *value = 64; break;                     // maximum z
+    case 5: *value = 2147483647; break;             // x of the grid
+    case 6: case 7: *value = 65535; break;          // y and z of the grid
+    case 8: *value = 49152; break;                  // shared memory per block
+    case 12: *value = 65536; break;                 // registers per block
     case 16: *value = 132; break;                   // multiprocessors
     case 75: *value = 9; break;                     // compute capability
-    case 97: *value = 232448; break;                // shared memory of a block that asks for it
+    case 97: *value = 232448; break;                // opt-in shared memory per block
     default: *value = 0;
     }
     return 0;
@@ -60,7 +60,7 @@ int cuDevicePrimaryCtxRetain(void **context, int ordinal) {
     *context = (void *)(intptr_t)(ordinal + 1);
     return 0;
 }
-int cuDevicePrimaryCtxRelease_v2(int ordinal) { note("cuDevicePrimaryCtxRelease"); return 0; }
+int cuDevicePrimaryCtxRelease_v2(int ordinal) { log_call("cuDevicePrimaryCtxRelease"); return 0; }
 int cuCtxSetCurrent(void *context) { device = (int)(intptr_t)context - 1; return 0; }
 int cuCtxGetDevice(int *ordinal) { *ordinal = device; return 0; }
 
@@ -74,11 +74,12 @@ int cuStreamQuery(void *stream) { return hangs ? 600 : 0; }
 int cuStreamSynchronize(void *stream) { return 0; }
 
 int cuModuleLoad(void **module, const char *path) {
-    note("cuModuleLoad %s", strrchr(path, '/') + 1);
+    log_call("cuModuleLoad %s", strrchr(path, '/') + 1);
     *module = malloc(1);
     return strstr(path, "broken") ? 200 : 0;
 }
-// PTX of version 99 is too new. Broken PTX has a log: option 5, whose size is option 6.
+// PTX of version 99 is too new. For broken PTX it writes the JIT error log (options 5, 6: buffer
+// and size).
 int cuModuleLoadDataEx(void **module, const char *image, unsigned n, const uint32_t *options,
                        void **values) {
     *module = malloc(1);
@@ -90,13 +91,13 @@ int cuModuleLoadDataEx(void **module, const char *image, unsigned n, const uint3
     return 218;
 }
 int cuModuleUnload(void *module) { free(module); return 0; }
-// A function is its name.
+// A function handle is the function's name.
 int cuModuleGetFunction(void **function, void *module, const char *name) {
     *function = strdup(name);
     return 0;
 }
 int cuFuncLoad(void *function) { return 0; }
-// Threads of a block at most, registers.
+// Attributes 0 and 4: maximum threads per block, registers.
 int cuFuncGetAttribute(int *value, int attribute, void *function) {
     *value = attribute == 0 ? 1024 : attribute == 4 ? 32 : 0;
     return 0;
@@ -107,7 +108,7 @@ int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *function, int
     return 0;
 }
 int cuLaunchKernelEx(const unsigned *config, const char *function, void **params, void **extra) {
-    note("cuLaunchKernelEx %s grid %u block %u", function, config[0], config[3]);
+    log_call("cuLaunchKernelEx %s grid %u block %u", function, config[0], config[3]);
     hangs = getenv("STUB_HANG") != NULL;
     return 0;
 }

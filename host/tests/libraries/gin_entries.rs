@@ -1,4 +1,4 @@
-//! Kernels for GIN, which have an entry for each back end: the device communicator picks it.
+//! Tests of GIN kernels: a launch selects the entry point for the device communicator's back end.
 
 use devcomm_host::{
     Context, Error, GinType, KernelSet, Kernels, LaunchError, LaunchRefusal, Result,
@@ -6,7 +6,7 @@ use devcomm_host::{
 
 use devcomm_types::Kernel;
 
-use crate::support::{Made, Ping, log_of, tests};
+use crate::support::{FakeDevComm, Ping, log_of, tests};
 
 tests! {
     a_launch_takes_the_entry_for_the_back_end_of_the_device_communicator,
@@ -16,7 +16,7 @@ tests! {
     the_largest_grid_is_that_of_any_back_end,
 }
 
-/// Of an older build, which knew two back ends.
+/// The sidecar of a build with two back ends.
 const SIDECAR: &str = r#"{"arch":"sm_90","ptx_isa":"8.6","nccl":{"version":"2.32.3"},"kernels":[
     {"name":"ping_proxy","params":[
         {"name":"comm","type":"DevComm","size":248},{"name":"count","type":"usize","size":8}]},
@@ -24,11 +24,11 @@ const SIDECAR: &str = r#"{"arch":"sm_90","ptx_isa":"8.6","nccl":{"version":"2.32
         {"name":"comm","type":"DevComm","size":248},{"name":"count","type":"usize","size":8}]}]}"#;
 const KERNELS: KernelSet = KernelSet::new((&[("ping", ".version 8.6", SIDECAR)], None));
 
-/// What comes of a launch of `Ping`, with connections by these back ends.
+/// Launches `Ping` with a device communicator that has connections of these back ends.
 fn launch(connections: &[u8]) -> Result<()> {
     let context = Context::new(0)?;
     let (kernels, stream) = (Kernels::load(&context, &KERNELS)?, context.stream()?);
-    let dev = Made::new(0, connections);
+    let dev = FakeDevComm::new(0, connections);
     // SAFETY: the driver runs no kernel.
     unsafe { Ping::with_args((&dev, 7_usize)).grid(2).block(32).launch(&kernels.on(&stream)) }
 }

@@ -1,4 +1,4 @@
-//! The environment that GIN by loopback needs: set in time, or refused.
+//! Tests of `GinLoopback`: it sets the environment variables of NCCL and the driver, or fails.
 
 use std::env::var;
 use std::path::Path;
@@ -46,7 +46,7 @@ fn settings_that_ask_for_another_network_are_refused() {
     };
     assert_eq!(&var(variable).unwrap(), value);
     assert!(error.to_string().contains("GinLoopback needs"), "{error}");
-    assert!(var("CUDA_MODULE_LOADING").is_err(), "some were set");
+    assert!(var("CUDA_MODULE_LOADING").is_err(), "a refused call must set no variable");
 }
 
 fn with_other_threads_running_nothing_is_set() {

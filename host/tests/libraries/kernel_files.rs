@@ -1,4 +1,4 @@
-//! Machine code: kernels of the program's PTX, and of files.
+//! Tests of loading kernels, from the program's PTX and from files.
 
 use std::fs;
 
@@ -6,7 +6,7 @@ use devcomm_host::{Context, Error, KernelSet, Kernels, LaunchError, LaunchRefusa
 
 use devcomm_types::Kernel;
 
-use crate::support::{Fill, Made, SIDECAR, Unknown, log_of, tests};
+use crate::support::{FakeDevComm, Fill, SIDECAR, Unknown, log_of, tests};
 
 tests! {
     kernels_of_a_file_are_launched_under_the_type_of_its_name,
@@ -23,7 +23,7 @@ fn kernels_of_a_file_are_launched_under_the_type_of_its_name() {
     fs::write(folder.path().join("fill.json"), SIDECAR).unwrap();
     let kernels = Kernels::load_files(&context, &[folder.path().join("fill.cubin")]).unwrap();
     assert_eq!(kernels.info::<Fill>().unwrap().registers, 32);
-    let (stream, dev) = (context.stream().unwrap(), Made::new(2, &[]));
+    let (stream, dev) = (context.stream().unwrap(), FakeDevComm::new(2, &[]));
     // SAFETY: the driver runs no kernel.
     unsafe { Fill::with_args((&dev, 7_usize)).grid(2).block(64).launch(&kernels.on(&stream)) }
         .unwrap();
@@ -55,7 +55,7 @@ fn what_would_hang_or_is_not_there_is_refused_before_the_driver_sees_it() {
     let context = Context::new(0).unwrap();
     let (kernels, stream) = (Kernels::load(&context, &KERNELS).unwrap(), context.stream().unwrap());
     let launch = |barriers, grid| {
-        let dev = Made::new(barriers, &[]);
+        let dev = FakeDevComm::new(barriers, &[]);
         let fill = Fill::with_args((&dev, 7_usize)).grid(grid).block(64);
         // SAFETY: the driver runs no kernel.
         refusal(unsafe { fill.launch(&kernels.on(&stream)) })

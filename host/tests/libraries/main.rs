@@ -1,8 +1,8 @@
-//! What only real libraries show, with small ones in C: how they are found and loaded, their
-//! versions, machine code, and jobs of processes. The libraries are compiled here; a child process
-//! finds them by its environment.
+//! Tests with stub CUDA and NCCL libraries, written in C: how libraries are found and loaded, their
+//! versions, loading of kernels, and jobs of processes. The libraries are compiled here; a child
+//! process finds them by its environment.
 //!
-//! A test is a promise that a job in such a process keeps, and looks at the driver's log.
+//! Each test runs its body in such a child process.
 
 mod gin_entries;
 mod gin_loopback;
@@ -22,7 +22,7 @@ const MODULES: &[(&str, &[Test])] = &[
     ("versions", versions::TESTS),
 ];
 
-/// One trial for each environment of a test.
+/// One libtest-mimic trial for each environment of a test.
 fn trials((module, test): (&'static str, &'static Test)) -> impl Iterator<Item = Trial> {
     let trial = move |environment: Environment| {
         let settings = environment.iter().map(|(key, value)| format!(" {key}={value}"));
@@ -37,15 +37,15 @@ fn trials((module, test): (&'static str, &'static Test)) -> impl Iterator<Item =
     environments.iter().map(move |environment| trial(environment))
 }
 
-/// The tests start this program again, as the process of a job.
+/// Runs all tests; or, as a child process, the body of the test that `STUB_TEST` names.
 fn main() {
     let tests = MODULES.iter().flat_map(|(module, tests)| tests.iter().map(|test| (*module, test)));
-    if let Ok(name) = std::env::var("STUB_JOB") {
+    if let Ok(name) = std::env::var("STUB_TEST") {
         let Some((_, test)) = tests.into_iter().find(|(_, test)| test.name == name) else {
-            panic!("no job {name}")
+            panic!("no test {name}")
         };
         end_after_20_seconds();
-        return (test.job)();
+        return (test.body)();
     }
     let mut all: Vec<Trial> = tests.flat_map(trials).collect();
     all.push(processes::trial_of_two_processes());

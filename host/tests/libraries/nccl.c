@@ -1,6 +1,6 @@
-// An NCCL of which each rank is taken to be where all others are: calls succeed, and move nothing.
+// A stub of NCCL: calls succeed without any other rank, and move no data.
 //
-// STUB_NCCL=code    what ncclGetVersion says; 23203 unless set
+// STUB_NCCL=code    version of ncclGetVersion (default 23203)
 #include <stdlib.h>
 #include <string.h>
 

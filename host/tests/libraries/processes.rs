@@ -1,4 +1,4 @@
-//! Jobs whose ranks are processes, each with a GPU of its own.
+//! Tests of jobs whose ranks are processes, each with its own GPU.
 
 use std::net::TcpListener;
 
@@ -30,7 +30,7 @@ const SIDECAR: &str = r#"{"arch":"sm_90","ptx_isa":"8.6","kernels":[
     {"name":"count","params":[{"name":"n","type":"usize","size":8}]}]}"#;
 const KERNELS: KernelSet = KernelSet::new((&[("count", ".version 8.6", SIDECAR)], None));
 
-/// A kernel in a stream, which waits for nobody.
+/// Launches a kernel on a new stream.
 fn start(rank: &Rank) -> Result<Stream> {
     rank.load(&KERNELS)?;
     let stream = rank.stream()?;
@@ -39,7 +39,7 @@ fn start(rank: &Rank) -> Result<Stream> {
     Ok(stream)
 }
 
-/// One rank's work.
+/// The work of one rank.
 fn work(rank: &Rank) -> Result<()> {
     let (me, comm) = (rank.rank(), rank.communicator()?);
     assert_eq!((comm.rank(), comm.n_ranks(), comm.device()), (me, rank.n_ranks(), me));
@@ -49,13 +49,13 @@ fn work(rank: &Rank) -> Result<()> {
     comm.barrier()
 }
 
-/// What a GPU has done in the end.
+/// Checks the stub driver's log of one GPU.
 #[track_caller]
 fn has_worked(log: &[String]) {
     assert_eq!(log, ["cuLaunchKernelEx count grid 1 block 32", "cuDevicePrimaryCtxRelease"]);
 }
 
-/// What the parent sees of ranks that are processes.
+/// Runs two launched processes as ranks, and checks the logs of both.
 pub(crate) fn trial_of_two_processes() -> Trial {
     Trial::test("processes::ranks_that_are_processes_do_the_same", || {
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
@@ -77,7 +77,7 @@ pub(crate) fn trial_of_two_processes() -> Trial {
     })
 }
 
-/// The part of one process; the launcher is in its environment.
+/// The test that is the body of each process, with a launcher's variables in its environment.
 const ONE_PROCESS: &str = "a_launched_process_is_one_rank_and_works_on_its_own_gpu_alone";
 
 fn a_launched_process_is_one_rank_and_works_on_its_own_gpu_alone() {
@@ -94,7 +94,7 @@ fn a_program_starts_its_own_ranks() {
     has_worked(&log_of(1));
 }
 
-/// Rank 1 dies without a word while rank 0 waits for its GPU.
+/// Rank 1 aborts while rank 0 waits for its GPU.
 fn die(rank: &Rank) -> Result<()> {
     rank.communicator()?;
     if rank.rank() == 1 {

@@ -1,4 +1,5 @@
-//! The libraries, the processes that find them, and what tests share.
+//! Helpers of the tests: compile the stub libraries, and run tests in child processes that find
+//! them.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -6,12 +7,11 @@ use std::sync::OnceLock;
 
 use devcomm_types::{ArgInfo, DevComm, IntoArg, Kernel, KernelParam, Unsafe};
 
-/// A promise, kept by a job that a child process does: once for each environment, or once with
-/// none.
+/// A test, whose body runs in a child process: once per environment, or once without variables.
 #[derive(Clone, Copy)]
 pub(crate) struct Test {
     pub name: &'static str,
-    pub job: fn(),
+    pub body: fn(),
     pub environments: &'static [Environment],
 }
 
@@ -23,7 +23,7 @@ macro_rules! tests {
         pub(crate) const TESTS: &[crate::support::Test] = &[$(
             crate::support::Test {
                 name: stringify!($test),
-                job: $test,
+                body: $test,
                 environments: &[$( $( &[$(($key, $value)),+] ),+ )?],
             }
         ),*];
@@ -31,7 +31,7 @@ macro_rules! tests {
 }
 pub(crate) use tests;
 
-/// Where the compiled libraries are; `None` without a C compiler.
+/// The folder of the compiled libraries; `None` without a C compiler.
 fn libraries() -> Option<&'static Path> {
     static LIBRARIES: OnceLock<Option<PathBuf>> = OnceLock::new();
     let compiled = LIBRARIES.get_or_init(|| {
@@ -41,12 +41,12 @@ fn libraries() -> Option<&'static Path> {
     compiled.as_deref()
 }
 
-/// In the build's own folder, for this run alone.
+/// A folder in cargo's target folder, used by this run only.
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(std::process::id().to_string())
 }
 
-/// Removes what was compiled.
+/// Removes the compiled libraries.
 pub(crate) fn remove_libraries() {
     let _ = std::fs::remove_dir_all(folder());
 }
@@ -68,8 +68,8 @@ fn compile(source: &str, library: &Path, with: &[&Path]) -> bool {
     }
 }
 
-/// Does a job in a process that finds the libraries. Returns the driver's log; `None` without a C
-/// compiler.
+/// Runs the body of a test in a child process that finds the libraries. Returns the stub driver's
+/// log; `None` without a C compiler.
 pub(crate) fn run(name: &str, env: &[(&str, &str)]) -> Option<String> {
     let libraries = libraries()?;
     let log = tempfile::NamedTempFile::new().unwrap();
@@ -77,7 +77,7 @@ pub(crate) fn run(name: &str, env: &[(&str, &str)]) -> Option<String> {
     for variable in ["RANK", "WORLD_SIZE", "DEVCOMM_SIMULATE", "RUST_BACKTRACE"] {
         child.env_remove(variable);
     }
-    child.env("STUB_JOB", name).env("STUB_LOG", log.path());
+    child.env("STUB_TEST", name).env("STUB_LOG", log.path());
     child.env("LD_LIBRARY_PATH", libraries).env("DEVCOMM_NCCL_HOME", libraries);
     let output = child.envs(env.iter().copied()).output().unwrap();
     let log = std::fs::read_to_string(log.path()).unwrap();
@@ -88,7 +88,7 @@ pub(crate) fn run(name: &str, env: &[(&str, &str)]) -> Option<String> {
     Some(log)
 }
 
-/// What the driver has logged so far for one GPU.
+/// The lines that the stub driver has logged so far for one GPU.
 pub(crate) fn log_of(gpu: usize) -> Vec<String> {
     lines_of(&std::fs::read_to_string(std::env::var("STUB_LOG").unwrap()).unwrap(), gpu)
 }
@@ -98,27 +98,27 @@ pub(crate) fn lines_of(log: &str, gpu: usize) -> Vec<String> {
     log.lines().filter_map(|line| line.strip_prefix(&head)).map(str::to_owned).collect()
 }
 
-/// Ends a job that hangs, by SIGALRM: a thread for it would be one that settings for a whole
-/// process must come before.
+/// Ends a test that hangs, by SIGALRM. A watchdog thread is not possible: `GinLoopback` sets
+/// variables only in a process with one thread.
 pub(crate) fn end_after_20_seconds() {
-    // SAFETY: it takes a number, and nobody here handles the signal.
+    // SAFETY: `alarm` has no requirements.
     unsafe { libc::alarm(20) };
 }
 
-/// A kernel's parameter of that type.
+/// A kernel parameter of type [`DevComm`].
 #[derive(Clone, Copy)]
 pub(crate) struct DevCommParam(#[expect(dead_code, reason = "only its layout matters")] DevComm);
-// SAFETY: a wrapper of its Abi with the same layout.
+// SAFETY: a wrapper of its `Abi`, with the same layout.
 unsafe impl KernelParam for DevCommParam {
     type Abi = DevComm;
     const IS_DEV_COMM: bool = true;
 }
 
-/// A device communicator that nobody has made: the driver's kernels do not look at it.
-pub(crate) struct Made(pub DevComm);
+/// A fake device communicator: the stub driver's kernels do not read it.
+pub(crate) struct FakeDevComm(pub DevComm);
 
-impl Made {
-    /// With so many LSA barriers, and connections by back ends of these numbers.
+impl FakeDevComm {
+    /// With this number of LSA barriers, and GIN connections of these `ncclGinType_t`s.
     pub(crate) fn new(lsa_barriers: i32, connections: &[u8]) -> Self {
         let mut made = DevComm { magic: 0xcafe_beef, version: 23203, ..DevComm::zeroed() };
         made.lsa_barrier.n_barriers = lsa_barriers;
@@ -128,7 +128,7 @@ impl Made {
     }
 }
 
-impl IntoArg<DevComm> for &Made {
+impl IntoArg<DevComm> for &FakeDevComm {
     fn into_arg(self) -> DevComm {
         self.0
     }

@@ -1,4 +1,4 @@
-//! Libraries that are not there, too old, or too new for each other.
+//! Tests of drivers and NCCL libraries that are too old, or too new for each other.
 
 use std::path::PathBuf;
 
@@ -27,7 +27,7 @@ fn a_driver_that_is_too_old_is_named() {
 
 fn an_nccl_of_a_later_cuda_than_the_drivers_makes_no_communicator() {
     let world = World::threads(2).unwrap();
-    // The library is good for all that needs no GPU of this driver.
+    // Calls that need no GPU succeed.
     world.library().unique_id().unwrap();
     let text = world.run(|rank| rank.communicator().map(drop)).unwrap_err().to_string();
     let library = "lib/libnccl.so.2 is not a usable NCCL library";

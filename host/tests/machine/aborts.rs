@@ -1,4 +1,5 @@
-//! Kernels that wait for a rank in vain, and who ends them.
+//! Tests that end kernels whose wait for a peer never ends: by an abort, a deadline, a lost rank,
+//! or an NCCL error.
 
 use std::time::Duration;
 
@@ -11,25 +12,24 @@ use parking_lot::Mutex;
 
 use crate::kernels::{COUNT, NO_PTX, meet};
 use crate::support::{
-    contents, count, inject, is_ended, later, log_in, log_of, now, pause, ranks, refused_calls,
+    contents, count, failed_calls, inject, is_ended, later, log_in, log_of, now, pause, ranks,
     world,
 };
 
-/// How long what should take milliseconds may take, by the machine's clock.
+/// Upper bound of what should take milliseconds, by the machine's clock.
 const SOON: Duration = Duration::from_secs(3);
-/// How long it takes until something happens that a rank waits for.
+/// The delay of an event that a rank waits for.
 const A_WHILE: Duration = Duration::from_millis(30);
 const BLOCKS: u32 = 8;
 
-/// What one of two ranks launches with, whose kernels meet nobody: each rank's have barriers of
-/// their own.
-struct Bench {
+/// One of two ranks. The ranks' kernels wait at different barriers, so no wait ever ends.
+struct Setup {
     comm: Communicator,
     window: Window<f32>,
     stream: Stream,
 }
 
-impl Bench {
+impl Setup {
     fn new(rank: &Rank) -> Result<Self> {
         let comm = rank.communicator()?.clone();
         let window = comm.window::<f32>(COUNT)?;
@@ -46,7 +46,7 @@ impl Bench {
     }
 
     fn launch_from(&self, first: u32, stream: &Stream, dev: &DevCommResource) -> Result<()> {
-        // SAFETY: that the ranks do not meet is the point, and the host ends it.
+        // SAFETY: the kernel accesses no memory but barriers, and the host ends its wait.
         unsafe { meet::args(dev, first).grid(BLOCKS).block(32).launch(stream) }
     }
 }
@@ -59,7 +59,7 @@ fn first_barrier(rank: usize) -> u32 {
     rank as u32 * BLOCKS
 }
 
-/// What a rank's kernel notes.
+/// The waits that a rank's aborted kernel reports.
 fn at_their_barriers(rank: usize) -> Vec<StuckWait> {
     let wait = |block| {
         let (kind, index, peer) =
@@ -99,38 +99,38 @@ fn asked_for(cause: AbortCause) -> bool {
 #[test]
 fn kernels_leave_when_another_thread_says_so_and_the_wait_tells_what_they_waited_for() {
     let ran = ranks(2, |rank| {
-        let bench = Bench::new(rank)?;
+        let setup = Setup::new(rank)?;
         for _ in 0..20 {
-            let dev = bench.dev()?;
+            let dev = setup.dev()?;
             assert!(dev.is_valid() && dev.stuck().is_empty());
-            bench.launch(&bench.stream, &dev)?;
+            setup.launch(&setup.stream, &dev)?;
             let handle = dev.abort_handle();
             let watchdog = later(rank, A_WHILE, move || {
                 handle.abort();
                 handle.clone().abort();
             });
             let start = clock(rank);
-            is_aborted(bench.stream.synchronize(), asked_for, rank.rank());
+            is_aborted(setup.stream.synchronize(), asked_for, rank.rank());
             assert!(clock(rank) - start < SOON);
             watchdog.join();
-            // Once.
-            bench.stream.synchronize()?;
+            // The error is reported once.
+            setup.stream.synchronize()?;
             assert!(!dev.is_valid());
             assert_eq!(dev.stuck(), at_their_barriers(rank.rank()));
-            let refused = bench.launch(&bench.stream, &dev);
+            let refused = setup.launch(&setup.stream, &dev);
             let text = refused.as_ref().unwrap_err().to_string();
             assert!(text.contains("was aborted (the program asked for it)"), "{text}");
             is_refused(refused);
             dev.close()?;
             assert_eq!(dev.stuck().len(), BLOCKS as usize);
         }
-        bench.window.copy_from_host(&[1.0; COUNT])?;
+        setup.window.copy_from_host(&[1.0; COUNT])?;
         Ok(())
     });
     for gpu in 0..2 {
         let log = log_in(&ran.world, gpu);
         assert_eq!(count(&log, "ncclDevCommDestroy"), 20, "{log:?}");
-        // The memory is used again, and freed at the end.
+        // The pinned memory is reused, and freed at the end.
         let blocks = [count(&log, "cuMemHostAlloc"), count(&log, "cuMemFreeHost")];
         assert_eq!(blocks, [1, 1], "{log:?}");
     }
@@ -139,15 +139,15 @@ fn kernels_leave_when_another_thread_says_so_and_the_wait_tells_what_they_waited
 #[test]
 fn other_device_communicators_of_the_context_go_on() {
     ranks(2, |rank| {
-        let (bench, other) = (Bench::new(rank)?, rank.stream()?);
-        let (stuck, going_on) = (bench.dev()?, bench.dev()?);
-        bench.launch(&bench.stream, &stuck)?;
-        bench.launch(&other, &going_on)?;
+        let (setup, other) = (Setup::new(rank)?, rank.stream()?);
+        let (stuck, other_dev) = (setup.dev()?, setup.dev()?);
+        setup.launch(&setup.stream, &stuck)?;
+        setup.launch(&other, &other_dev)?;
         stuck.abort();
-        is_aborted(bench.stream.synchronize(), asked_for, rank.rank());
-        assert!(going_on.is_valid() && !other.is_idle()?);
-        bench.launch(&other, &going_on)?;
-        going_on.abort();
+        is_aborted(setup.stream.synchronize(), asked_for, rank.rank());
+        assert!(other_dev.is_valid() && !other.is_idle()?);
+        setup.launch(&other, &other_dev)?;
+        other_dev.abort();
         is_aborted(other.synchronize(), asked_for, rank.rank());
         stuck.close()
     });
@@ -157,24 +157,24 @@ fn other_device_communicators_of_the_context_go_on() {
 fn a_deadline_ends_the_kernels_of_its_stream_and_no_others() {
     let limit = Duration::from_millis(30);
     let ran = ranks(2, |rank| {
-        let (bench, other) = (Bench::new(rank)?, rank.stream()?);
-        let (late, going_on) = (bench.dev()?, bench.dev()?);
-        bench.launch(&bench.stream, &late)?;
-        bench.launch(&other, &going_on)?;
+        let (setup, other) = (Setup::new(rank)?, rank.stream()?);
+        let (late, other_dev) = (setup.dev()?, setup.dev()?);
+        setup.launch(&setup.stream, &late)?;
+        setup.launch(&other, &other_dev)?;
         let missed = |cause| matches!(cause, AbortCause::Deadline { waited } if waited >= limit);
-        is_aborted(bench.stream.synchronize_within(limit), missed, rank.rank());
-        bench.stream.synchronize_within(limit)?;
-        is_refused(bench.launch(&bench.stream, &late));
-        assert!(going_on.is_valid() && !other.is_idle()?);
-        going_on.abort();
+        is_aborted(setup.stream.synchronize_within(limit), missed, rank.rank());
+        setup.stream.synchronize_within(limit)?;
+        is_refused(setup.launch(&setup.stream, &late));
+        assert!(other_dev.is_valid() && !other.is_idle()?);
+        other_dev.abort();
         is_aborted(other.synchronize_within(SOON), asked_for, rank.rank());
         // The GPU still works.
-        bench.window.copy_from_host(&[3.0; COUNT])?;
-        assert_eq!(contents(&bench.window)[COUNT - 1], 3.0);
+        setup.window.copy_from_host(&[3.0; COUNT])?;
+        assert_eq!(contents(&setup.window)[COUNT - 1], 3.0);
         late.close()?;
-        let again = bench.dev()?;
-        bench.launch(&bench.stream, &again)?;
-        is_aborted(bench.stream.synchronize_within(limit), missed, rank.rank());
+        let again = setup.dev()?;
+        setup.launch(&setup.stream, &again)?;
+        is_aborted(setup.stream.synchronize_within(limit), missed, rank.rank());
         Ok(())
     });
     for gpu in 0..2 {
@@ -185,15 +185,15 @@ fn a_deadline_ends_the_kernels_of_its_stream_and_no_others() {
 #[test]
 fn a_deadline_ends_kernels_of_other_streams_that_its_stream_waits_for() {
     ranks(2, |rank| {
-        let (bench, behind, event) = (Bench::new(rank)?, rank.stream()?, rank.context().event()?);
-        let dev = bench.dev()?;
-        bench.launch(&bench.stream, &dev)?;
-        bench.stream.record(&event)?;
+        let (setup, behind, event) = (Setup::new(rank)?, rank.stream()?, rank.context().event()?);
+        let dev = setup.dev()?;
+        setup.launch(&setup.stream, &dev)?;
+        setup.stream.record(&event)?;
         behind.wait_event(&event)?;
         let limit = Duration::from_millis(30);
         let missed = |cause| matches!(cause, AbortCause::Deadline { .. });
         is_aborted(behind.synchronize_within(limit), missed, rank.rank());
-        is_aborted(bench.stream.synchronize(), missed, rank.rank());
+        is_aborted(setup.stream.synchronize(), missed, rank.rank());
         Ok(())
     });
 }
@@ -202,18 +202,18 @@ fn a_deadline_ends_kernels_of_other_streams_that_its_stream_waits_for() {
 fn a_rank_that_is_lost_has_the_others_kernels_leave() {
     let world = world(2);
     let error = world.run(|rank| {
-        let bench = Bench::new(rank)?;
-        let dev = bench.dev()?;
+        let setup = Setup::new(rank)?;
+        let dev = setup.dev()?;
         if rank.rank() == 1 {
             pause(rank, A_WHILE);
             panic!("no more");
         }
-        bench.launch(&bench.stream, &dev)?;
-        let lost = bench.stream.synchronize().unwrap_err();
+        setup.launch(&setup.stream, &dev)?;
+        let lost = setup.stream.synchronize().unwrap_err();
         assert_eq!(lost.to_string(), "rank 1 is lost: rank 1 panicked: no more");
-        // It knows more, and the GPU is free.
+        // `stuck` lists the waits, and the GPU is idle.
         assert_eq!(dev.stuck(), at_their_barriers(0));
-        assert!(bench.stream.is_idle()? && !dev.is_valid());
+        assert!(setup.stream.is_idle()? && !dev.is_valid());
         Err::<(), _>(lost)
     });
     assert!(
@@ -221,36 +221,36 @@ fn a_rank_that_is_lost_has_the_others_kernels_leave() {
         "{error:?}"
     );
     assert!(now(&world) < SOON, "{:?}", now(&world));
-    // The kernel has left before: NCCL waits for it.
-    aborts_came_back(&world);
+    // The kernel exited before NCCL's abort, which waits for it.
+    aborts_returned(&world);
     let log = log_in(&world, 0);
     let freed = [count(&log, "ncclMemFree"), count(&log, "cuMemFreeHost")];
     assert_eq!((count(&log, "ncclCommAbort"), freed), (1, [0, 0]), "{log:?}");
 }
 
-/// NCCL returns from an abort when nothing runs on its GPU.
+/// Checks that `ncclCommAbort` returned: it waits for the work on its GPU.
 #[track_caller]
-fn aborts_came_back(world: &World) {
-    let stuck = refused_calls(world).into_iter().find(|call| call.function == "ncclCommAbort");
+fn aborts_returned(world: &World) {
+    let stuck = failed_calls(world).into_iter().find(|call| call.function == "ncclCommAbort");
     assert_eq!(stuck, None);
 }
 
-fn by_its_end(cause: AbortCause) -> bool {
+fn by_comm_abort(cause: AbortCause) -> bool {
     cause == AbortCause::CommunicatorAborted
 }
 
 #[test]
 fn the_abort_of_a_communicator_has_its_kernels_leave_first() {
     let ran = ranks(2, |rank| {
-        let bench = Bench::new(rank)?;
-        let dev = bench.dev()?;
-        bench.launch(&bench.stream, &dev)?;
+        let setup = Setup::new(rank)?;
+        let dev = setup.dev()?;
+        setup.launch(&setup.stream, &dev)?;
         let start = clock(rank);
-        bench.comm.abort()?;
+        setup.comm.abort()?;
         assert!(clock(rank) - start < SOON);
-        is_aborted(bench.stream.synchronize(), by_its_end, rank.rank());
+        is_aborted(setup.stream.synchronize(), by_comm_abort, rank.rank());
         assert_eq!(dev.stuck().len(), BLOCKS as usize);
-        is_ended(bench.dev(), "aborted");
+        is_ended(setup.dev(), "aborted");
         Ok(())
     });
     for gpu in 0..2 {
@@ -263,72 +263,72 @@ fn the_abort_of_a_communicator_has_its_kernels_leave_first() {
 #[test]
 fn an_abort_of_the_communicator_from_another_thread_has_its_kernels_leave() {
     ranks(2, |rank| {
-        let bench = Bench::new(rank)?;
-        let dev = bench.dev()?;
-        bench.launch(&bench.stream, &dev)?;
-        let handle = bench.comm.abort_handle();
+        let setup = Setup::new(rank)?;
+        let dev = setup.dev()?;
+        setup.launch(&setup.stream, &dev)?;
+        let handle = setup.comm.abort_handle();
         let watchdog = later(rank, A_WHILE, move || handle.abort());
-        is_aborted(bench.stream.synchronize(), by_its_end, rank.rank());
+        is_aborted(setup.stream.synchronize(), by_comm_abort, rank.rank());
         watchdog.join()?;
         assert!(!dev.is_valid());
-        bench.comm.destroy()
+        setup.comm.destroy()
     });
 }
 
 #[test]
 fn kernels_leave_when_the_network_fails_and_the_wait_tells_nccls_error() {
-    the_network_fails(|bench| bench.stream.synchronize());
+    the_network_fails(|setup| setup.stream.synchronize());
 }
 
 #[test]
 fn who_waits_for_an_event_behind_them_is_told_too() {
-    the_network_fails(|bench| {
-        let event = bench.comm.context().event()?;
-        bench.stream.record(&event)?;
+    the_network_fails(|setup| {
+        let event = setup.comm.context().event()?;
+        setup.stream.record(&event)?;
         event.synchronize()
     });
 }
 
-fn the_network_fails(wait: fn(&Bench) -> Result<()>) {
+fn the_network_fails(wait: fn(&Setup) -> Result<()>) {
     let world = world(2);
-    // While it is waited for: nothing asks before.
+    // The first call is made while the stream is waited for.
     inject(&world, "ncclCommGetAsyncError", 0, Effect::Later(6));
     let failed = world.run(|rank| {
-        let bench = Bench::new(rank)?;
-        let dev = bench.dev()?;
+        let setup = Setup::new(rank)?;
+        let dev = setup.dev()?;
         if rank.rank() == 1 {
             rank.barrier()?;
             return Ok(());
         }
-        bench.launch(&bench.stream, &dev)?;
+        setup.launch(&setup.stream, &dev)?;
         let start = clock(rank);
-        let failed = wait(&bench).unwrap_err();
+        let failed = wait(&setup).unwrap_err();
         assert!(clock(rank) - start < SOON);
         assert!(
             matches!(&failed, Error::Nccl(NcclError::Failed { code: 6, rank: Some(0), .. })),
             "{failed}"
         );
-        assert!(!dev.is_valid() && !bench.comm.is_valid());
+        assert!(!dev.is_valid() && !setup.comm.is_valid());
         assert_eq!(dev.stuck(), at_their_barriers(0));
         assert_eq!(count(&log_of(rank), "ncclCommAbort"), 1);
         Err(failed)
     });
-    aborts_came_back(&world);
+    aborts_returned(&world);
     assert!(matches!(failed, Err(Error::Nccl(NcclError::Failed { code: 6, .. }))), "{failed:?}");
 }
 
 #[test]
 fn kernels_in_graphs_leave_and_their_graph_is_refused() {
     ranks(2, |rank| {
-        let bench = Bench::new(rank)?;
-        let (dev, closed) = (bench.dev()?, bench.dev()?);
+        let setup = Setup::new(rank)?;
+        let (dev, closed) = (setup.dev()?, setup.dev()?);
         let capture =
-            |dev: &DevCommResource| bench.stream.capture(|| bench.launch(&bench.stream, dev));
+            |dev: &DevCommResource| setup.stream.capture(|| setup.launch(&setup.stream, dev));
         let (graph, of_closed) = (capture(&dev)?, capture(&closed)?);
         // A capture runs nothing.
-        bench.stream.synchronize()?;
+        setup.stream.synchronize()?;
         closed.close()?;
-        let gone = of_closed.launch(&bench.stream).unwrap_err().to_string();
+        let gone = of_closed.launch(&setup.stream).unwrap_err().to_string();
         assert!(gone.contains("`meet` was not launched: the device communicator"), "{gone}");
         let other = rank.stream()?;
         graph.launch(&other)?;
@@ -338,8 +338,8 @@ fn kernels_in_graphs_leave_and_their_graph_is_refused() {
         watchdog.join();
         is_refused(graph.launch(&other));
         assert!(!graph.is_valid() && !of_closed.is_valid());
-        // By a deadline just as well.
-        let late = bench.dev()?;
+        // The same by a deadline.
+        let late = setup.dev()?;
         let graph = capture(&late)?;
         graph.launch(&other)?;
         let missed = |cause| matches!(cause, AbortCause::Deadline { .. });
@@ -354,17 +354,17 @@ fn an_abort_after_the_end_of_everything_does_nothing() {
     let handles = Mutex::new(Vec::<KernelAbortHandle>::new());
     let keep = |dev: &DevCommResource| handles.lock().push(dev.abort_handle());
     ranks(2, |rank| {
-        let bench = Bench::new(rank)?;
-        let dev = bench.dev()?;
+        let setup = Setup::new(rank)?;
+        let dev = setup.dev()?;
         keep(&dev);
-        bench.launch(&bench.stream, &dev)?;
+        setup.launch(&setup.stream, &dev)?;
         dev.abort();
-        is_aborted(bench.stream.synchronize(), asked_for, rank.rank());
+        is_aborted(setup.stream.synchronize(), asked_for, rank.rank());
         Ok(())
     });
-    // One that nobody closed, since a rank was lost.
+    // A device communicator that was not closed, because a rank was lost.
     let lost = world(2).run(|rank| {
-        let dev = Bench::new(rank)?.dev()?;
+        let dev = Setup::new(rank)?.dev()?;
         keep(&dev);
         rank.barrier()?;
         if rank.rank() == 1 { Err(Error::Driver(DriverError::NoGpu)) } else { rank.barrier() }
@@ -378,14 +378,14 @@ fn an_abort_after_the_end_of_everything_does_nothing() {
 #[test]
 fn kernels_that_have_ended_are_not_aborted() {
     ranks(2, |rank| {
-        let bench = Bench::new(rank)?;
-        let dev = bench.dev()?;
-        bench.launch_from(0, &bench.stream, &dev)?;
-        bench.stream.synchronize()?;
+        let setup = Setup::new(rank)?;
+        let dev = setup.dev()?;
+        setup.launch_from(0, &setup.stream, &dev)?;
+        setup.stream.synchronize()?;
         dev.abort();
-        bench.stream.synchronize()?;
+        setup.stream.synchronize()?;
         assert!(dev.stuck().is_empty());
-        is_refused(bench.launch(&bench.stream, &dev));
+        is_refused(setup.launch(&setup.stream, &dev));
         drop(dev);
         Ok(())
     });

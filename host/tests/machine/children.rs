@@ -1,4 +1,4 @@
-//! Communicators made from others: split, shrunk, grown.
+//! Tests of communicators created from others by split, shrink and grow.
 
 use devcomm_host::{
     CommConfig, Communicator, DevCommError, DevCommRequirements, Error, Rank, ReduceOp, Result,
@@ -6,10 +6,10 @@ use devcomm_host::{
 };
 
 use crate::support::{
-    calls_nothing, contents, filled, is_invalid, log_in, logged, ranks, ranks_on, simulation,
+    contents, filled, is_invalid, log_in, logged, makes_no_calls, ranks, ranks_on, simulation,
 };
 
-/// The sum over a communicator of each rank's number in the world.
+/// The sum of the world ranks of a communicator's ranks.
 fn sum(comm: &Communicator, rank: &Rank) -> Result<f32> {
     let (b, stream) = (filled(comm, &[rank.rank() as f32])?, rank.stream()?);
     comm.all_reduce(&b, &b, ReduceOp::Sum, &stream)?;
@@ -27,7 +27,7 @@ fn a_split_orders_ranks_by_key_and_leaves_out_who_has_no_color() {
         let Some(child) = child else { return Ok(None) };
         assert_eq!(sum(&child, rank)?, 4.0);
         assert_eq!(child.identity()?, (child.rank() as i32, 3, me as i32));
-        // The members' reports to each other use the child's ranks, too.
+        // Errors name ranks of the child.
         let multimem = DevCommRequirements::new().lsa_multimem(true);
         let asked = if me == 3 { multimem } else { DevCommRequirements::new() };
         match child.create_dev_comm(asked) {
@@ -94,7 +94,7 @@ fn a_shrink_leaves_the_excluded_ranks_out() {
 fn a_shrink_that_makes_no_sense_is_refused_before_nccl_is_called() {
     ranks(3, |rank| {
         let (me, comm) = (rank.rank(), rank.communicator()?);
-        calls_nothing(rank, || {
+        makes_no_calls(rank, || {
             let next = (me + 1) % 3;
             for exclude in [&[][..], &[me], &[3], &[next, next]] {
                 is_invalid(comm.shrink(exclude, ShrinkMode::Idle, &CommConfig::new()));
@@ -131,7 +131,7 @@ fn a_communicator_grows_by_new_ranks_and_old_ones_keep_their_numbers() {
         };
         assert_eq!(grown.identity()?, (me as i32, 3, me as i32));
         assert_eq!((grown.rank(), sum(&grown, rank)?), (me, 3.0));
-        // New ranks may be of any job, so there is no world for a barrier of the host.
+        // A new rank may belong to another job, so there is no world for a host barrier.
         is_invalid(grown.barrier());
         Ok(())
     });

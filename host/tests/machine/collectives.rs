@@ -1,4 +1,4 @@
-//! Collectives and sends: what reaches NCCL, what comes back, and what is refused before.
+//! Tests of collectives and sends: the NCCL calls, the results, and arguments that are refused.
 
 use devcomm_host::{
     Buffer, CollectiveConfig, Communicator, Configured, CtaPolicy, DataType, DeviceSlice, Dynamic,
@@ -7,15 +7,15 @@ use devcomm_host::{
 };
 
 use crate::support::{
-    calls_nothing, contents, count, done, filled, is_closed, is_in_group, is_invalid, log_in,
-    log_of, logged, ranks,
+    calls, contents, count, filled, is_closed, is_in_group, is_invalid, log_in, log_of, logged,
+    makes_no_calls, ranks,
 };
 
 const N: usize = 4;
 const PART: usize = 6;
 const WHOLE: usize = N * PART;
 
-/// Everything that has its own shape, on buffers of one part and of `N`.
+/// Buffers of one part and of `N` parts, and a stream.
 struct Buffers {
     small: SymmetricBuffer<f32>,
     other: SymmetricBuffer<f32>,
@@ -33,7 +33,7 @@ impl Buffers {
     }
 }
 
-/// What rank `rank` brings: every element tells where it is from.
+/// Input of rank `rank`: each element encodes its rank and index.
 fn own(rank: usize, len: usize) -> Vec<f32> {
     (0..len).map(|i| (100 * rank + i) as f32).collect()
 }
@@ -42,7 +42,7 @@ fn sum(len: usize) -> Vec<f32> {
     (0..len).map(|i| (0..N).map(|rank| (100 * rank + i) as f32).sum()).collect()
 }
 
-/// The same call on a communicator and on a configured one.
+/// Calls every collective, on a `Communicator` or a `Configured`.
 macro_rules! all_collectives {
     ($on:expr, $rank:expr, $b:expr) => {{
         let (on, b, root) = ($on, $b, |at: usize| ($rank == at).then_some(()));
@@ -82,7 +82,7 @@ const CALLS: [(&str, &str); 8] = [
 fn every_collective_reaches_nccl_with_its_counts_types_operators_and_roots() {
     ranks(N, |rank| {
         let (comm, buffers) = (rank.communicator()?, Buffers::new(rank)?);
-        let log = done(rank, || on_communicator(comm, rank.rank(), &buffers))?;
+        let log = calls(rank, || on_communicator(comm, rank.rank(), &buffers))?;
         assert_eq!(log, CALLS.map(|(name, rest)| format!("{name} {rest}")));
         buffers.stream.synchronize()
     });
@@ -98,7 +98,7 @@ fn every_collective_with_a_configuration_reaches_nccl_with_it() {
         // SAFETY: the event outlives the collectives.
         let config = unsafe { config.launch_completion_event(event.as_raw()) };
         let configured = comm.configured(&config)?;
-        let log = done(rank, || on_configured(&configured, rank.rank(), &buffers))?;
+        let log = calls(rank, || on_configured(&configured, rank.rank(), &buffers))?;
         let settings = "config min_ctas 2 max_ctas 4 selection ring tag 7 event options 2";
         assert_eq!(log, CALLS.map(|(name, rest)| format!("{name}Config {rest} {settings}")));
         let meaningless = CollectiveConfig::new().cta_policy(CtaPolicy::DEFAULT);
@@ -178,7 +178,7 @@ fn lengths_that_do_not_fit_are_refused_before_nccl_is_called() {
         let comm = rank.communicator()?;
         let (five, six) = (comm.mem_alloc::<f32>(5)?, comm.mem_alloc::<f32>(6)?);
         let (stream, me) = (rank.stream()?, rank.rank());
-        calls_nothing(rank, || {
+        makes_no_calls(rank, || {
             is_invalid(comm.all_reduce(&five, &six, ReduceOp::Sum, &stream));
             is_invalid(comm.reduce(&five, Some(six.device_slice()), ReduceOp::Sum, me, &stream));
             is_invalid(comm.broadcast(Some(five.device_slice()), &six, me, &stream));
@@ -201,7 +201,7 @@ fn roots_and_buffers_that_are_not_there_are_refused_before_nccl_is_called() {
     ranks(2, |rank| {
         let comm = rank.communicator()?;
         let (b, stream, me) = (comm.mem_alloc::<f32>(6)?, rank.stream()?, rank.rank());
-        calls_nothing(rank, || {
+        makes_no_calls(rank, || {
             let slice = || Some(b.device_slice());
             is_invalid(comm.reduce(&b, slice(), ReduceOp::Sum, 2, &stream));
             is_invalid(comm.broadcast(slice(), &b, 2, &stream));
@@ -243,7 +243,7 @@ fn slices_typed_raw_and_dynamic_reach_nccl_with_their_address_length_and_type() 
     ranks(2, |rank| {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
         let b = filled(comm, &[1.0_f32; 8])?;
-        // SAFETY: a part of `b`, which lives until the stream was waited for.
+        // SAFETY: a range of `b`, which is dropped after the stream was synchronized.
         let raw = unsafe {
             DeviceSlice::<f32>::from_raw_parts(rank.context(), b.device_address() + 8, 2)
         };
@@ -251,14 +251,14 @@ fn slices_typed_raw_and_dynamic_reach_nccl_with_their_address_length_and_type() 
         let dynamic: DeviceSlice<Dynamic> = b.slice(6..)?.into_dynamic();
         assert_eq!((typed.len(), typed.byte_len(), dynamic.byte_len()), (2, 8, 8));
         assert_eq!(typed.device_address(), b.device_address() + 16);
-        let log = done(rank, || {
+        let log = calls(rank, || {
             comm.all_reduce(&raw, &raw, ReduceOp::Sum, &stream)?;
             comm.all_reduce(&typed, &typed, ReduceOp::Sum, &stream)?;
             comm.all_reduce(&dynamic, &dynamic, ReduceOp::Sum, &stream)
         })?;
         assert_eq!(log, ["ncclAllReduce 2 type 7 op 0"; 3]);
         assert_eq!(contents(&b), [1.0, 1.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0]);
-        // SAFETY: as above; integers of 4 bytes in the place of floats of 4 bytes.
+        // SAFETY: as above; `i32` and `f32` have the same size.
         let other = unsafe {
             let (context, address) = (rank.context(), b.device_address());
             DeviceSlice::from_raw_parts_dynamic(context, address, 2, DataType::Int32)
@@ -268,11 +268,11 @@ fn slices_typed_raw_and_dynamic_reach_nccl_with_their_address_length_and_type() 
     });
 }
 
-/// Two ranks sum 1.5 and 2.5, in a type whose tag is `tag`.
+/// The sum of 1.5 and 2.5 over two ranks, in a type whose `ncclDataType_t` is `tag`.
 fn summed<T: Element>(rank: &Rank, tag: i32, of: impl Fn(f32) -> T) -> Result<T> {
     let (comm, stream) = (rank.communicator()?, rank.stream()?);
     let b = filled(comm, &[of(1.5 + rank.rank() as f32)])?;
-    let log = done(rank, || comm.all_reduce(&b, &b, ReduceOp::Sum, &stream))?;
+    let log = calls(rank, || comm.all_reduce(&b, &b, ReduceOp::Sum, &stream))?;
     assert_eq!(log, [format!("ncclAllReduce 1 type {tag} op 0")]);
     let mut sum = [of(0.0)];
     b.copy_to_host(&mut sum)?;
@@ -313,7 +313,7 @@ fn a_scalar_multiplies_each_ranks_part_before_the_sum() {
         let on_host = comm.pre_mul_sum(factor)?;
         let scalar = filled(comm, &[factor])?;
         let on_device = comm.pre_mul_sum_from(&scalar)?;
-        // The operator keeps its scalar.
+        // The operator keeps its scalar alive.
         drop(scalar);
         for op in [&on_host, &on_device] {
             b.copy_from_host(&[1.0 + rank.rank() as f32])?;
@@ -380,7 +380,7 @@ fn several_gpus_of_one_thread_are_driven_together() {
     });
     for gpu in 0..N {
         let log = log_in(&ran.world, gpu);
-        // The ranks of one thread cannot wait for each other.
+        // `ncclCommFinalize` would block the only thread of these ranks.
         assert_eq!(count(&log, "ncclCommFinalize"), 0, "{log:?}");
         assert_eq!(count(&log, "ncclCommDestroy"), 1, "{log:?}");
     }
@@ -392,7 +392,7 @@ fn a_ring_of_sends_and_receives_moves_each_ranks_data_to_the_next() {
         let (comm, stream, me) = (rank.communicator()?, rank.stream()?, rank.rank());
         let (a, b) = (filled(comm, &own(me, 5))?, comm.mem_alloc::<f32>(5)?);
         let (next, before) = ((me + 1) % 3, (me + 2) % 3);
-        let log = done(rank, || {
+        let log = calls(rank, || {
             group(|_| {
                 comm.send(&a, next, &stream)?;
                 comm.recv(&b, before, &stream)

@@ -1,14 +1,14 @@
-//! Copies and fills in the order of a stream: what they wait for, and what is refused.
+//! Tests of stream-ordered copies and fills: what they wait for, and what is refused.
 
 use std::time::Duration;
 
 use devcomm_host::{Buffer, Context, Error, ReduceOp, Result};
 
 use crate::support::{
-    calls_nothing, contents, filled, is_capturing, is_invalid, log_of, logged, pause, ranks,
+    contents, filled, is_capturing, is_invalid, log_of, logged, makes_no_calls, pause, ranks,
 };
 
-/// The copies, fills and waits among calls.
+/// The names of the copies, fills and stream waits that `f` calls.
 fn memory_calls(rank: &devcomm_host::Rank, f: impl FnOnce() -> Result<()>) -> Result<Vec<String>> {
     let machine = rank.simulated_machine().unwrap();
     let names = || {
@@ -28,7 +28,7 @@ fn a_copy_from_or_to_the_host_waits_for_its_own_stream_alone() {
         let (comm, busy, free) = (rank.communicator()?, rank.stream()?, rank.stream()?);
         let (a, b) = (filled(comm, &[1.0_f32; 2])?, comm.mem_alloc::<f32>(2)?);
         if rank.rank() == 0 {
-            // Not done before rank 1 has sent, which is after the copies.
+            // Ends when rank 1 sends, which is after the copies.
             comm.recv(&b, 1, &busy)?;
             let mut got = [0.0; 2];
             free.copy_to_device(&[2.0, 3.0], &a)?;
@@ -53,7 +53,7 @@ fn copies_on_the_device_and_fills_do_not_wait() {
     ranks(2, |rank| {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
         let (a, b) = (filled(comm, &[1.0_f32; 4])?, comm.mem_alloc::<f32>(4)?);
-        // The one rank's operation waits for the other's.
+        // Rank 0's operation waits for that of rank 1, which comes later.
         pause(rank, Duration::from_millis(20 * rank.rank() as u64));
         comm.all_reduce(&a, &a, ReduceOp::Sum, &stream)?;
         let calls = memory_calls(rank, || {
@@ -92,7 +92,7 @@ fn copies_that_make_no_sense_are_refused_and_change_nothing() {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
         let a = filled(comm, &[1.0_f32, 2.0, 3.0, 4.0])?;
         let other = Context::new(3)?.stream()?;
-        calls_nothing(rank, || {
+        makes_no_calls(rank, || {
             let short = stream.copy_to_device(&[0.0; 3], &a).unwrap_err().to_string();
             assert_eq!(short, "lengths must match: a copy of 3 elements to memory of 4");
             is_invalid(stream.copy_to_host(&a, &mut [0.0; 5]));
@@ -108,7 +108,7 @@ fn copies_that_make_no_sense_are_refused_and_change_nothing() {
         stream.copy(&a.slice(..2)?, &a.slice(2..)?)?;
         stream.synchronize()?;
         assert_eq!(contents(&a), [1.0, 2.0, 1.0, 2.0]);
-        // Nothing is nothing.
+        // Empty copies and fills succeed.
         stream.copy(&a.slice(..0)?, &a.slice(2..2)?)?;
         stream.fill(&a.slice(4..)?, 9.0)?;
         stream.copy_to_device(&[], &a.slice(..0)?)
@@ -123,7 +123,7 @@ fn the_default_stream_is_one_and_is_neither_captured_nor_destroyed() {
         let b = filled(comm, &[1.0_f32; 2])?;
         pause(rank, Duration::from_millis(20 * rank.rank() as u64));
         comm.all_reduce(&b, &b, ReduceOp::Sum, &stream)?;
-        // Whoever asks for it has the same, with what it still has to do.
+        // Another handle is the same stream, with the same pending work.
         rank.context().default_stream().synchronize()?;
         assert_eq!(contents(&b), [2.0; 2]);
         is_invalid(stream.capture(|| Ok::<_, Error>(())).map(drop));
@@ -155,7 +155,7 @@ fn copies_of_pinned_memory_do_not_wait_and_the_memory_does() {
         let (mut input, mut sum) = (context.pinned::<f32>(4)?, context.pinned::<f32>(4)?);
         assert_eq!((input.as_slice()?, sum.len()), (&[0.0; 4][..], 4));
         input.as_mut_slice()?.fill(1.5);
-        // The one rank's operation waits for the other's.
+        // Rank 0's operation waits for that of rank 1, which comes later.
         pause(rank, Duration::from_millis(20 * rank.rank() as u64));
         let calls = memory_calls(rank, || {
             stream.copy_to_device_async(&input, &a)?;
@@ -167,7 +167,7 @@ fn copies_of_pinned_memory_do_not_wait_and_the_memory_does() {
             assert!(!stream.is_idle()?);
         }
         assert_eq!(sum.as_slice()?, [3.0; 4]);
-        // What follows does not change what was copied before.
+        // Access to pinned memory waits for its copies.
         input.as_mut_slice()?.fill(7.0);
         stream.copy_to_device_async(&input, &a)?;
         input.as_mut_slice()?.fill(8.0);

@@ -1,4 +1,4 @@
-//! What NCCL refuses, what it never returns from, and what fails in the background.
+//! Tests of NCCL calls that fail, never return, or fail asynchronously.
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use devcomm_host::{
 };
 
 use crate::support::{
-    contents, count, filled, inject, log_in, log_of, now, pause, refused_calls, world,
+    contents, count, failed_calls, filled, inject, log_in, log_of, now, pause, world,
 };
 
-/// Functions, and what comes to call them; whatever else that calls succeeds.
+/// NCCL functions, each with code that calls it.
 type Calls = [(&'static str, fn(&Rank) -> Result<()>); 21];
 const CALLS: Calls = [
     ("ncclGetUniqueId", |rank| rank.library().unique_id().map(drop)),
@@ -43,13 +43,13 @@ const CALLS: Calls = [
     ("ncclRedOpDestroy", |rank| rank.communicator()?.pre_mul_sum(1.0_f32)?.close()),
     ("ncclCommFinalize", |rank| rank.communicator()?.destroy()),
     ("ncclCommDestroy", |rank| rank.communicator()?.destroy()),
-    // Who drops memory is told by the record only.
+    // A drop reports no error; only the call record shows it.
     ("ncclMemFree", |rank| rank.communicator()?.mem_alloc::<f32>(8).map(drop)),
 ];
 
-/// Comes to call a function.
+/// Runs the code of [`CALLS`] that calls a function.
 fn call(rank: &Rank, function: &str) -> Result<()> {
-    let (_, call) = CALLS.iter().find(|(name, _)| *name == function).expect("it is listed");
+    let (_, call) = CALLS.iter().find(|(name, _)| *name == function).expect("listed in CALLS");
     call(rank)
 }
 
@@ -71,7 +71,7 @@ fn sum(rank: &Rank) -> Result<f32> {
 }
 
 const REFUSAL: Effect = Effect::Fail(2);
-/// How long it takes until a rank does what others do not expect.
+/// The delay before a rank panics.
 const A_WHILE: Duration = Duration::from_millis(100);
 
 #[track_caller]
@@ -87,10 +87,10 @@ fn is_refused(error: &Error, function: &str, on: Option<usize>) {
     }
 }
 
-/// Calls of `function` alone did not do as they were asked.
+/// Checks that only calls of `function` failed.
 #[track_caller]
-fn only_refused(world: &World, function: &str) {
-    let refused = refused_calls(world);
+fn only_failed(world: &World, function: &str) {
+    let refused = failed_calls(world);
     assert!(refused.iter().all(|call| call.function == function), "{refused:#?}");
 }
 
@@ -119,7 +119,7 @@ fn a_call_that_nccl_refuses_is_named_with_its_rank_and_the_rest_is_closed_all_th
             }
             assert_eq!(log.last().unwrap(), "cuDevicePrimaryCtxRelease");
         }
-        only_refused(&world, function);
+        only_failed(&world, function);
     }
 }
 
@@ -154,13 +154,13 @@ fn one_rank_that_fails_ends_the_job_with_its_error() {
         is_refused(&error, function, Some(1));
         assert!(now(&world) < RELEASED, "{:?}", now(&world));
         for gpu in 0..2 {
-            // Nobody finalizes, which would be waiting for the other.
+            // No rank finalizes: that would wait for the other.
             assert_eq!(count(&log_in(&world, gpu), "ncclCommFinalize"), 0);
         }
     }
 }
 
-/// How long a healthy rank may wait for one that is gone, by the machine's clock.
+/// How long a healthy rank may wait for a lost one, by the machine's clock.
 const RELEASED: Duration = Duration::from_secs(5);
 
 #[test]
@@ -182,7 +182,7 @@ fn a_rank_that_hangs_in_nccl_is_released_when_another_dies() {
         inject(&world, function, 0, Effect::Hang);
         inject(&world, function, 1, REFUSAL);
         let died = world.run(|rank| {
-            // What has to be there already, on both.
+            // Both ranks create the communicator before the function is called.
             if function != "ncclCommInitRankScalable" {
                 rank.communicator()?;
             }
@@ -216,7 +216,7 @@ fn ranks_that_wait_for_each_other_in_nccl_are_released_when_one_never_comes() {
             pause(rank, A_WHILE);
             panic!("no more");
         }
-        // Nothing on this GPU uses it, but a kernel of the lost rank may.
+        // Not freed: a kernel of the lost rank may still access it.
         let _idle = comm.mem_alloc::<f32>(8)?;
         comm.window::<f32>(8).map(drop)
     });
@@ -263,7 +263,7 @@ fn what_fails_in_the_background_is_the_error_of_who_waits() {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
         let b = comm.mem_alloc::<f32>(1)?;
         if rank.rank() == 1 {
-            // The one operation of the two that never comes.
+            // This rank never calls the all-reduce.
             rank.barrier()?;
             return Ok(());
         }
@@ -293,7 +293,7 @@ fn a_missed_deadline_ends_the_waits_on_that_gpu() {
         assert!(
             matches!(missed, Error::State(StateError::DeadlinePassed { waited }) if waited >= limit)
         );
-        // From now on nobody waits for this GPU, and nothing that it may use is freed.
+        // From now on nothing waits for this GPU, and memory that it may access is not freed.
         let clock = || rank.simulated_machine().unwrap().now();
         let start = clock();
         for again in [stream.synchronize(), b.copy_from_host(&[0.0]), comm.destroy()] {

@@ -1,4 +1,4 @@
-//! Graphs: what is captured runs when it is launched, and what it uses lasts as long.
+//! Tests of graphs: capture, launch, what a capture refuses, and the lifetime of what a graph uses.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
@@ -10,8 +10,8 @@ use devcomm_host::{
 
 use crate::kernels::{COUNT, NO_PTX, launch_note};
 use crate::support::{
-    calls_nothing, contents, filled, is_capturing, is_closed, is_ended, is_in_group, is_invalid,
-    logged, ranks,
+    contents, filled, is_capturing, is_closed, is_ended, is_in_group, is_invalid, logged,
+    makes_no_calls, ranks,
 };
 
 #[test]
@@ -38,7 +38,7 @@ fn what_is_captured_runs_at_each_launch_and_not_before() {
             assert_eq!(contents(&b), [sum; 2]);
             assert_eq!(contents(&a)[rank.rank()], COUNT as f32);
         }
-        // To another stream just as well.
+        // It can be launched on another stream.
         let other = rank.stream()?;
         graph.launch(&other)?;
         other.synchronize()?;
@@ -94,7 +94,7 @@ fn a_capture_whose_closure_fails_or_panics_leaves_stream_and_memory_in_order() {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
         let b = comm.mem_alloc::<f32>(2)?;
         let gone = || {
-            // Nobody but the capture has this one.
+            // Only the closure owns this buffer.
             let (own, stream) = (comm.mem_alloc::<f32>(2)?, &stream);
             Ok::<_, Error>(move || comm.all_reduce(&own, &own, ReduceOp::Sum, stream))
         };
@@ -132,7 +132,7 @@ fn a_graph_keeps_what_its_operations_use() {
         let op = comm.pre_mul_sum(3.0_f32)?;
         let graph = stream.capture(|| comm.all_reduce(&a, &b.slice(..)?, &op, &stream))?;
         let view = b.slice(..)?;
-        calls_nothing(rank, || drop((a, b, op, comm)));
+        makes_no_calls(rank, || drop((a, b, op, comm)));
         graph.launch(&stream)?;
         stream.synchronize()?;
         assert_eq!(contents(&view), [6.0; 2]);
@@ -173,7 +173,7 @@ fn a_graph_of_an_aborted_communicator_is_not_launched() {
         let b = comm.mem_alloc::<f32>(2)?;
         let graph = stream.capture(|| comm.all_reduce(&b, &b, ReduceOp::Sum, &stream))?;
         comm.abort_handle().abort()?;
-        calls_nothing(rank, || is_ended(graph.launch(&stream), "aborted"));
+        makes_no_calls(rank, || is_ended(graph.launch(&stream), "aborted"));
         Ok(())
     });
 }

@@ -1,4 +1,4 @@
-//! Groups: nothing happens before their end, and all or nothing then.
+//! Tests of groups: operations take effect at the group's end, all of them or none.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -8,7 +8,7 @@ use devcomm_host::{
 };
 
 use crate::support::{
-    contents, done, filled, inject, is_closed, is_in_group, logged, ranks, world,
+    calls, contents, filled, inject, is_closed, is_in_group, logged, ranks, world,
 };
 
 fn none() -> Vec<String> {
@@ -20,9 +20,9 @@ fn operations_take_effect_at_the_end_of_their_group() {
     ranks(2, |rank| {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
         let b = filled(comm, &[1.0_f32; 3])?;
-        let log = done(rank, || {
+        let log = calls(rank, || {
             group(|open| {
-                let log = done(rank, || comm.all_reduce(&b, &b, ReduceOp::Sum, &stream))?;
+                let log = calls(rank, || comm.all_reduce(&b, &b, ReduceOp::Sum, &stream))?;
                 assert_eq!((log, open.len()), (none(), 1));
                 Ok(())
             })
@@ -41,7 +41,7 @@ fn nested_groups_are_one() {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
         let b = comm.mem_alloc::<f32>(3)?;
         let sum = || comm.all_reduce(&b, &b, ReduceOp::Sum, &stream);
-        let log = done(rank, || {
+        let log = calls(rank, || {
             group(|_| {
                 group(|_| sum())?;
                 group(|open| {
@@ -78,8 +78,8 @@ fn a_group_whose_closure_fails_or_panics_makes_nothing() {
             assert!(panicked.is_err());
         });
         assert_eq!(log, none());
-        // And no group is left open.
-        let log = done(rank, sum)?;
+        // No group is left open.
+        let log = calls(rank, sum)?;
         assert_eq!(log, ["ncclAllReduce 3 type 7 op 0"]);
         stream.synchronize()
     });
@@ -90,7 +90,7 @@ fn an_inner_group_that_fails_and_is_ignored_drops_only_its_own() {
     ranks(2, |rank| {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
         let (b, c) = (comm.mem_alloc::<f32>(3)?, comm.mem_alloc::<f32>(5)?);
-        let log = done(rank, || {
+        let log = calls(rank, || {
             group(|_| {
                 comm.all_reduce(&b, &b, ReduceOp::Sum, &stream)?;
                 let inner: Result<()> = group(|_| {
@@ -177,7 +177,7 @@ fn what_is_dropped_inside_a_group_lasts_until_its_end() {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
         let result = comm.mem_alloc::<f32>(1)?;
         let (send, op) = (filled(comm, &[2.0_f32])?, comm.pre_mul_sum(3.0_f32)?);
-        let log = done(rank, || {
+        let log = calls(rank, || {
             group(|_| {
                 comm.all_reduce(&send, &result, &op, &stream)?;
                 drop((send, op));
@@ -196,7 +196,7 @@ fn what_is_dropped_inside_a_group_lasts_until_its_end() {
 fn what_was_made_and_dropped_inside_a_group_is_closed_after_it() {
     ranks(2, |rank| {
         let comm = rank.communicator()?;
-        let log = done(rank, || {
+        let log = calls(rank, || {
             group(|_| {
                 comm.window::<f32>(10)?;
                 comm.register_buffer(&comm.mem_alloc::<f32>(3)?)?;
@@ -246,7 +246,7 @@ fn a_simulation_makes_nothing() {
                 comm.all_reduce(&b, &b, ReduceOp::Max, &stream)
             })
         });
-        // A simulated machine has no time to tell.
+        // A simulated machine does not estimate times.
         assert_eq!(estimate?.time, 0.0);
         assert_eq!(log.last().unwrap(), "ncclGroupSimulateEnd");
         assert_eq!(contents(&b), [1.0; 3]);

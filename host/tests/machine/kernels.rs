@@ -1,36 +1,36 @@
-//! Kernels, and how the tests launch them.
+//! Kernels of the tests, and functions that launch them.
 
 use cuda_std::prelude::*;
 use devcomm_host::{DevCommResource, KernelSet, LaunchConfig, Result, Stream, Window};
 use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder};
 
-/// A simulated GPU runs kernels by their bodies.
+/// Simulated GPUs run the compiled functions, so they need no PTX.
 pub(crate) const NO_PTX: KernelSet = KernelSet::new((&[], Some("simulated GPUs need none")));
 
 /// Elements of the windows that kernels take.
 pub(crate) const COUNT: usize = 1000;
 
-/// Stores `count` to the element of the rank's number.
+/// Stores `count` to the element whose index is the rank.
 ///
 /// # Safety
 ///
-/// The window has as many elements as there are ranks.
+/// The window has at least as many elements as there are ranks.
 #[kernel]
 pub(crate) unsafe fn note(comm: DevComm, window: nccl_device::Window<f32>, count: usize) {
     if thread::block_idx_x() == 0 && thread::thread_idx_x() == 0 {
-        // SAFETY: the kernel's contract; one thread of the rank stores.
+        // SAFETY: the kernel's contract; only one thread of the rank stores.
         unsafe { window.local().store(comm.rank() as usize, count as f32) };
     }
 }
 
-/// Each block waits for the team's other ranks, at the barrier of its number from `first` on.
+/// Block `b` syncs LSA barrier `first + b`.
 #[kernel]
 pub(crate) unsafe fn meet(comm: DevComm, first: u32) {
     let index = BarrierIndex::new(first + thread::block_idx_x());
     comm.lsa_barrier(Coop::cta(), index).sync(MemoryOrder::AcqRel);
 }
 
-/// Never ends, and sees no abort.
+/// Never ends, and does not check for an abort.
 #[kernel]
 pub(crate) unsafe fn never_end(_comm: DevComm) {
     loop {
@@ -44,12 +44,12 @@ pub(crate) fn launch_note(
     config: LaunchConfig,
     (dev, window): (&DevCommResource, &Window<f32>),
 ) -> Result<()> {
-    // SAFETY: the tests' windows have an element a rank and more.
+    // SAFETY: the tests' windows have at least one element per rank.
     unsafe { note::args(dev, window, COUNT).config(config).launch(stream) }
 }
 
 /// Launches [`never_end`].
 pub(crate) fn launch_never_end(stream: &Stream, dev: &DevCommResource) -> Result<()> {
-    // SAFETY: it touches nothing.
+    // SAFETY: the kernel accesses no memory.
     unsafe { never_end::args(dev).grid(2).block(32).launch(stream) }
 }

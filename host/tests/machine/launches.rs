@@ -1,4 +1,4 @@
-//! What a launch checks of a kernel's arguments.
+//! Tests of what a launch checks about a kernel's arguments.
 
 use cuda_std::prelude::*;
 use devcomm_host::{
@@ -10,12 +10,12 @@ use nccl_device::{DevComm, Window};
 use crate::kernels::NO_PTX;
 use crate::support::ranks;
 
-/// Stores the window's length as a kernel sees it, `count` times.
+/// Stores the window's device-side length to its first `count` elements.
 #[kernel(requires(count <= window.len(), count > 0))]
 fn note_len(comm: DevComm, window: Window<u64>, count: usize) {
     let _ = comm.rank();
     for i in thread::grid_strided(count) {
-        // SAFETY: a launch has checked the count.
+        // SAFETY: the launch checks the count.
         unsafe { window.local().store(i, window.len() as u64) };
     }
 }
@@ -69,13 +69,13 @@ fn a_safe_launch_takes_only_what_fits_each_other() {
     ranks(2, |rank| {
         let (stream, dev) = (rank.stream()?, dev(rank)?);
         let window = rank.communicator()?.window::<u64>(4)?;
-        let of_another = rank.new_communicator(&CommConfig::new())?.window::<u64>(4)?;
-        let launch = note_len::args(&dev, &of_another, 4).grid(1).block(32);
+        let other_window = rank.new_communicator(&CommConfig::new())?.window::<u64>(4)?;
+        let launch = note_len::args(&dev, &other_window, 4).grid(1).block(32);
         assert_eq!(refusal(launch.launch(&stream)), LaunchRefusal::MixedCommunicators);
         let bare = window.device_window()?;
         let launch = note_len::args(&dev, bare, 4).grid(1).block(32);
         assert_eq!(refusal(launch.launch(&stream)), LaunchRefusal::UncheckedWindow);
-        // SAFETY: the window is the communicator's, and has the elements in both ranks.
+        // SAFETY: the window is of the same communicator, and has the elements in both ranks.
         unsafe { launch.into_unsafe().launch(&stream)? };
         stream.synchronize()?;
         rank.barrier()

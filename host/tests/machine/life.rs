@@ -1,5 +1,4 @@
-//! The life of a job: what is done in what order on which GPU, and what is left alone when a rank
-//! is lost.
+//! Tests of whole jobs: the order of calls on each GPU, and what is not freed when a rank is lost.
 
 use std::time::Duration;
 
@@ -14,15 +13,15 @@ use crate::support::{
     world_on,
 };
 
-/// One rank's work: everything once.
+/// The work of one rank: it uses each kind of resource once.
 fn work(rank: &Rank) -> Result<f32> {
     let comm = rank.communicator()?;
     assert_eq!(
         (comm.rank(), comm.n_ranks(), comm.device()),
         (rank.rank(), rank.n_ranks(), rank.rank())
     );
-    let of_nccl = rank.rank() as i32;
-    assert_eq!(comm.identity()?, (of_nccl, rank.n_ranks() as i32, of_nccl));
+    let nccl_rank = rank.rank() as i32;
+    assert_eq!(comm.identity()?, (nccl_rank, rank.n_ranks() as i32, nccl_rank));
     comm.require_single_lsa_team()?;
     let (send, recv) = (comm.window::<f32>(COUNT)?, comm.window::<f32>(COUNT)?);
     let dev = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(8))?;
@@ -39,7 +38,7 @@ fn work(rank: &Rank) -> Result<f32> {
     assert!(stop.elapsed_ms(&start)? >= 0.0);
     comm.async_error()?;
     comm.barrier()?;
-    // The kernel saw its rank and the number.
+    // The kernel received its rank and `count`.
     assert_eq!(contents(&send)[rank.rank()], COUNT as f32);
     Ok(contents(&recv)[COUNT - 1])
 }
@@ -116,7 +115,7 @@ fn what_would_hang_or_is_not_there_is_refused_before_the_driver_sees_it() {
     }
 }
 
-/// Waits, with everything that a job has in use, for a kernel that never ends.
+/// Launches a kernel that never ends, and calls `wait` while resources are in use.
 fn hang(rank: &Rank, wait: impl Fn(&Stream) -> Result<()>) -> Result<()> {
     let comm = rank.communicator()?;
     let _window = comm.window::<f32>(COUNT)?;

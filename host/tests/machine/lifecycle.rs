@@ -1,4 +1,4 @@
-//! The end of communicators and of what was made from them.
+//! Tests of the end of communicators and of the resources created from them.
 
 use std::time::Duration;
 
@@ -9,8 +9,8 @@ use devcomm_host::{
 
 use crate::kernels::{COUNT, NO_PTX, launch_note};
 use crate::support::{
-    calls_nothing, contents, count, done, filled, is_closed, is_ended, is_invalid, later, log_in,
-    log_of, logged, ranks,
+    calls, contents, count, filled, is_closed, is_ended, is_invalid, later, log_in, log_of, logged,
+    makes_no_calls, ranks,
 };
 
 const _: () = {
@@ -18,7 +18,7 @@ const _: () = {
     is_for_any_thread::<AbortHandle>();
 };
 
-/// An own communicator, which the rank does not keep.
+/// A new communicator, which the rank does not own.
 fn own(rank: &Rank) -> Result<Communicator> {
     rank.new_communicator(&CommConfig::new())
 }
@@ -32,7 +32,7 @@ fn destroy_closes_what_was_made_the_latest_first_and_does_so_once() {
         let dev = comm.create_dev_comm(DevCommRequirements::new())?;
         let graph = stream.capture(|| comm.all_reduce(&window, &window, ReduceOp::Sum, &stream))?;
         let registered = comm.register_buffer(&comm.mem_alloc::<f32>(8)?)?;
-        let log = done(rank, || comm.destroy())?;
+        let log = calls(rank, || comm.destroy())?;
         let closed = [
             "ncclCommDeregister",
             "cuGraphExecDestroy",
@@ -46,9 +46,9 @@ fn destroy_closes_what_was_made_the_latest_first_and_does_so_once() {
         assert_eq!(log, closed);
         assert!(!op.is_valid() && !window.is_valid() && !dev.is_valid() && !graph.is_valid());
         assert!(!registered.is_valid() && !comm.is_valid() && comm.as_raw().is_null());
-        let log = done(rank, || comm.destroy().and_then(|()| comm.abort()))?;
+        let log = calls(rank, || comm.destroy().and_then(|()| comm.abort()))?;
         assert!(log.is_empty(), "{log:?}");
-        // Its memory is there until nobody needs it.
+        // Window memory is freed when the last handle is dropped.
         let ((), log) = logged(rank, || drop((window, registered)));
         assert_eq!(log, ["ncclMemFree", "ncclMemFree"]);
         Ok(())
@@ -61,7 +61,7 @@ fn what_has_ended_says_so() {
         let (comm, stream) = (own(rank)?, rank.stream()?);
         let (b, config) = (comm.mem_alloc::<f32>(1)?, CommConfig::new());
         comm.destroy()?;
-        calls_nothing(rank, || {
+        makes_no_calls(rank, || {
             let gone = "destroyed";
             is_ended(comm.all_reduce(&b, &b, ReduceOp::Sum, &stream), gone);
             is_ended(comm.send(&b, 0, &stream), gone);
@@ -98,14 +98,14 @@ fn what_is_closed_is_closed_once_and_is_not_valid() {
             dev.close()?;
             window.close()
         };
-        let log = done(rank, || close().and_then(|()| close()))?;
+        let log = calls(rank, || close().and_then(|()| close()))?;
         assert_eq!(log, ["ncclCommDeregister", "ncclDevCommDestroy", "ncclCommWindowDeregister"]);
         assert!(!window.is_valid() && !dev.is_valid() && !registered.is_valid());
         is_closed(window.device_window().map(drop));
         is_closed(window.user_pointer());
         is_closed(dev.dev_comm().map(drop));
         is_closed(registered.handle());
-        // The memory is still good for copies.
+        // The memory can still be copied.
         window.copy_from_host(&[1.0; 8])
     });
 }
@@ -146,7 +146,7 @@ fn what_was_made_from_a_communicator_keeps_it() {
         let comm = own(rank)?;
         let window = comm.window::<f32>(8)?;
         let slice = window.slice(1..3)?;
-        calls_nothing(rank, || drop((comm, window)));
+        makes_no_calls(rank, || drop((comm, window)));
         let ((), log) = logged(rank, || drop(slice));
         let end =
             ["ncclCommWindowDeregister", "ncclMemFree", "ncclCommFinalize", "ncclCommDestroy"];
@@ -170,10 +170,10 @@ fn clones_are_one_communicator() {
     });
 }
 
-/// When other threads do what ranks wait for, by the machine's clock.
+/// The delay of an abort from another thread, by the machine's clock.
 const SOON: Duration = Duration::from_millis(50);
 
-/// An operation that the other rank does not take part in, and an abort of it.
+/// Aborts an operation that waits for the other rank forever.
 fn aborted(rank: &Rank) -> Result<Communicator> {
     let (comm, stream) = (own(rank)?, rank.stream()?);
     let b = comm.mem_alloc::<f32>(8)?;
@@ -229,12 +229,12 @@ fn a_finalized_communicator_closes_what_was_made_and_is_not_finalized_twice() {
         let comm = own(rank)?;
         let (window, op) = (comm.window::<f32>(8)?, comm.pre_mul_sum(2.0_f32)?);
         let dev = comm.create_dev_comm(DevCommRequirements::new())?;
-        let log = done(rank, || comm.finalize())?;
+        let log = calls(rank, || comm.finalize())?;
         let closed = ["ncclDevCommDestroy", "ncclRedOpDestroy 5", "ncclCommWindowDeregister"];
         assert_eq!((&log[..3], &*log[3]), (&closed.map(str::to_owned)[..], "ncclCommFinalize"));
         is_ended(comm.finalize(), "finalized");
         is_ended(comm.window::<f32>(8), "finalized");
-        let log = done(rank, || comm.destroy())?;
+        let log = calls(rank, || comm.destroy())?;
         assert_eq!(log, ["ncclCommDestroy"]);
         drop((window, op, dev));
         Ok(())
@@ -258,7 +258,7 @@ fn a_suspended_communicator_waits_for_its_resume_and_is_resumed_for_its_end() {
         assert_eq!(comm.memory_stat(MemoryStat::Suspended)?, 0);
         comm.all_reduce(&window, &window, ReduceOp::Sum, &stream)?;
         comm.suspend()?;
-        let log = done(rank, || comm.destroy())?;
+        let log = calls(rank, || comm.destroy())?;
         let end =
             ["ncclCommResume", "ncclCommWindowDeregister", "ncclCommFinalize", "ncclCommDestroy"];
         assert_eq!(log, end);
@@ -283,7 +283,7 @@ fn a_revoked_communicator_is_good_for_a_split_and_its_end() {
         let child = comm.split(Some(0), 0, &CommConfig::new())?.unwrap();
         child.all_reduce(&window, &window, ReduceOp::Sum, &stream)?;
         stream.synchronize()?;
-        let log = done(rank, || comm.destroy())?;
+        let log = calls(rank, || comm.destroy())?;
         assert_eq!(log, ["ncclCommWindowDeregister", "ncclCommDestroy"]);
         child.destroy()
     });
@@ -293,16 +293,16 @@ fn a_revoked_communicator_is_good_for_a_split_and_its_end() {
 fn a_communicator_of_another_part_of_the_program_is_not_ended() {
     ranks(2, |rank| {
         let (comm, stream, context) = (own(rank)?, rank.stream()?, rank.context());
-        // SAFETY: of this library and GPU, and it outlives what is made of it here.
+        // SAFETY: it is of this library and GPU, and outlives what is created from it here.
         let from = |context, raw| unsafe { Communicator::from_raw(rank.library(), context, raw) };
         let foreign = from(context, comm.as_raw())?;
         assert_eq!((foreign.rank(), foreign.n_ranks()), (rank.rank(), 2));
         is_invalid(foreign.barrier());
         let window = foreign.window::<f32>(8)?;
         foreign.all_reduce(&window, &window, ReduceOp::Sum, &stream)?;
-        let log = done(rank, || foreign.destroy())?;
+        let log = calls(rank, || foreign.destroy())?;
         assert_eq!(log, ["ncclCommWindowDeregister"]);
-        calls_nothing(rank, || drop(from(context, comm.as_raw())));
+        makes_no_calls(rank, || drop(from(context, comm.as_raw())));
         is_invalid(from(context, std::ptr::null_mut()));
         is_invalid(from(&Context::new(3)?, comm.as_raw()));
         comm.identity().map(drop)
@@ -328,14 +328,14 @@ fn communicators_of_one_thread_end_one_by_one() {
     }
 }
 
-const PATIENCE: Duration = Duration::from_secs(5);
+const LIMIT: Duration = Duration::from_secs(5);
 
 #[test]
 fn a_communicator_that_does_not_block_is_waited_for() {
     ranks(2, |rank| {
         let comm = rank.new_communicator(&CommConfig::new().blocking(false))?;
         assert!(!comm.is_ready()?);
-        comm.wait(PATIENCE)?;
+        comm.wait(LIMIT)?;
         assert!(comm.is_ready()?);
         let (b, stream) = (filled(&comm, &[1.0_f32; 2])?, rank.stream()?);
         comm.all_reduce(&b, &b, ReduceOp::Sum, &stream)?;
@@ -345,7 +345,7 @@ fn a_communicator_that_does_not_block_is_waited_for() {
             }
             other => panic!("{other:?}"),
         }
-        comm.wait(PATIENCE)?;
+        comm.wait(LIMIT)?;
         comm.all_reduce(&b, &b, ReduceOp::Sum, &stream)?;
         stream.synchronize()?;
         assert_eq!(contents(&b), [4.0; 2]);
@@ -361,7 +361,7 @@ fn windows_of_a_communicator_that_does_not_block_are_good_for_use() {
     let ran = ranks(2, |rank| {
         let comm = rank.new_communicator(&CommConfig::new().blocking(false))?;
         assert!(matches!(comm.window::<f32>(8), Err(Error::State(StateError::InProgress { .. }))));
-        comm.wait(PATIENCE)?;
+        comm.wait(LIMIT)?;
         let alone = comm.window::<f32>(8)?;
         let (window, dev, dropped) = devcomm_host::group(|_| {
             let dev = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(1))?;

@@ -1,7 +1,7 @@
 //! Tests of the host crate on simulated machines, whose driver and NCCL calls are recorded and can
 //! be made to fail.
 //!
-//! A test runs the ranks of a world, which assert on their results and on the calls made for them.
+//! A test runs the ranks of a world, which check their results and the driver and NCCL calls.
 #![cfg(feature = "simulator")]
 
 mod aborts;

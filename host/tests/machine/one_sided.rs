@@ -1,8 +1,8 @@
-//! Puts and signals: where they go, and what is refused.
+//! Tests of host puts and signals: the NCCL calls, the results, and arguments that are refused.
 
 use devcomm_host::{Buffer, CommConfig, Error, Signal, WaitSignalDesc, group};
 
-use crate::support::{calls_nothing, contents, done, is_closed, is_invalid, logged, ranks};
+use crate::support::{calls, contents, is_closed, is_invalid, logged, makes_no_calls, ranks};
 
 #[test]
 fn a_put_reaches_the_peers_window_at_the_offset_of_its_element() {
@@ -11,11 +11,11 @@ fn a_put_reaches_the_peers_window_at_the_offset_of_its_element() {
         let (from, to) = (comm.window::<f64>(4)?, comm.window::<f64>(8)?);
         let own = 10.0 * (1 + rank.rank()) as f64;
         from.copy_from_host(&[0.0, own, own + 1.0, 0.0])?;
-        let log = done(rank, || {
+        let log = calls(rank, || {
             comm.put_signal(&from.slice(1..3)?, &to, 5, Signal::to(peer), &stream)?;
             comm.wait_signal(&[WaitSignalDesc::from(peer)], &stream)
         })?;
-        // Elements are counted as elements, offsets in bytes.
+        // Lengths are in elements, offsets in bytes.
         let put = format!("ncclPutSignal 2 type 8 peer {peer} offset 40 signal 0 context 0");
         let wait = format!("ncclWaitSignal 1 from peer {peer} signal 0 context 0");
         assert_eq!(log, [put, wait]);
@@ -49,7 +49,7 @@ fn a_wait_counts_the_signals_of_each_rank_index_and_context() {
             }
         }
         rank.barrier()?;
-        // One of rank 1's three signals is still to come.
+        // Rank 1 has not sent the last of its three signals yet.
         assert!(me != 0 || !stream.is_idle()?);
         rank.barrier()?;
         if me == 1 {
@@ -66,9 +66,9 @@ fn puts_beyond_a_window_and_targets_that_are_not_there_are_refused_before_nccl_i
         let other = rank.new_communicator(&CommConfig::new())?;
         let (from, to) = (comm.window::<f32>(4)?, comm.window::<f32>(8)?);
         let foreign = other.window::<f32>(8)?;
-        // Longer here than in rank 0.
+        // One element longer in rank 1 than in rank 0.
         let uneven = comm.window::<f32>(3 + rank.rank())?;
-        calls_nothing(rank, || {
+        makes_no_calls(rank, || {
             is_invalid(comm.put_signal(&from, &uneven, 0, Signal::to(0), &stream));
             let put = |at, signal| comm.put_signal(&from, &to, at, signal, &stream);
             is_invalid(put(5, Signal::to(1)));
@@ -94,11 +94,11 @@ fn a_put_in_a_group_is_made_at_its_end() {
         let (comm, stream, peer) = (rank.communicator()?, rank.stream()?, 1 - rank.rank());
         let (from, to) = (comm.window::<f32>(4)?, comm.window::<f32>(4)?);
         from.copy_from_host(&[7.0; 4])?;
-        let log = done(rank, || {
+        let log = calls(rank, || {
             group(|_| {
                 comm.put_signal(&from, &to, 0, Signal::to(peer), &stream)?;
                 comm.wait_signal(&[WaitSignalDesc::from(peer)], &stream)?;
-                // The group keeps the window's registration.
+                // The group keeps the window registered.
                 drop(from);
                 Ok::<_, Error>(())
             })

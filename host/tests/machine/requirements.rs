@@ -1,5 +1,5 @@
-//! Device communicators: agreed on by all ranks before NCCL is called, with the resources that were
-//! asked for.
+//! Tests of device communicators: all ranks agree on the requirements before NCCL is called, and
+//! get the requested resources.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use devcomm_host::{
 
 use crate::support::{is_invalid, logged, ranks, ranks_on, simulation};
 
-/// `create_dev_comm` must fail alike, with no call of NCCL.
+/// The error of `create_dev_comm`, which must make no NCCL call.
 fn refused(rank: &Rank, requirements: DevCommRequirements) -> Error {
     let comm = rank.communicator().unwrap();
     let (made, log) = logged(rank, || comm.create_dev_comm(requirements));
@@ -42,7 +42,7 @@ fn ranks_that_ask_for_different_things_are_told_both_before_nccl_is_called() {
         let (field, first, second) = differ(with_list);
         assert_eq!((field, first), list);
         assert_eq!(second, (1, "a buffer of 256 bytes aligned to 128".to_owned()));
-        // And the ranks are still together.
+        // The ranks are still in step.
         comm.create_dev_comm(DevCommRequirements::new()).map(drop)
     });
 }
@@ -74,7 +74,7 @@ fn what_one_rank_cannot_have_no_rank_gets() {
     });
 }
 
-/// Whether ranges do not touch each other, and end by `end`.
+/// Checks that ranges do not overlap, and end at `end` or before.
 #[track_caller]
 fn is_disjoint(ranges: &[Range<u32>], end: u32) {
     let mut sorted = ranges.to_vec();
@@ -101,7 +101,7 @@ fn keys_open_the_resources_that_were_asked_for() {
         let (dev, log) = logged(rank, || comm.create_dev_comm(requirements));
         let dev = dev?;
         assert_eq!(log.last().unwrap(), "ncclDevCommCreate 0 barriers 6 resources 2 teams");
-        // None of it is another's, or what was asked for without a key.
+        // No ranges overlap, nor those that were requested without a key.
         let raw = dev.dev_comm()?;
         let (signals_made, barriers_made) = (dev.resource(signals)?, dev.resource(gin_barriers)?);
         assert_eq!(signals_made.count, 8);
@@ -206,8 +206,8 @@ fn a_network_of_rails_connects_no_more_than_rails() {
 
 #[test]
 fn ranks_without_a_device_api_get_no_device_communicator() {
-    let alone = simulation().team_size(2).network(GinConnectionType::None);
-    ranks_on(alone, 4, |rank| {
+    let no_network = simulation().team_size(2).network(GinConnectionType::None);
+    ranks_on(no_network, 4, |rank| {
         let why = why(refused(rank, DevCommRequirements::new()));
         assert_eq!(why, RequirementsRefusal::NoDeviceApi.to_string());
         Ok(())

@@ -1,23 +1,23 @@
-//! Streams and events: who owns them, and what waits for what.
+//! Tests of streams and events: their ownership, and their order.
 
 use std::time::Duration;
 
 use devcomm_host::{Context, Rank, ReduceOp, Result, Stream};
 
 use crate::support::{
-    calls_nothing, contents, filled, is_invalid, log_of, logged, pause, ranks, world,
+    contents, filled, is_invalid, log_of, logged, makes_no_calls, pause, ranks, world,
 };
 
 #[test]
 fn a_stream_of_another_part_of_the_program_is_not_destroyed() {
     ranks(2, |rank| {
         let (comm, theirs) = (rank.communicator()?, rank.stream()?);
-        // SAFETY: `theirs` lives longer.
+        // SAFETY: `theirs` outlives it.
         let foreign = unsafe { Stream::from_raw(rank.context(), theirs.as_raw()) };
         assert_eq!(foreign.as_raw(), theirs.as_raw());
         let b = filled(comm, &[1.0_f32; 2])?;
         comm.all_reduce(&b, &b, ReduceOp::Sum, &foreign)?;
-        calls_nothing(rank, || drop(foreign));
+        makes_no_calls(rank, || drop(foreign));
         // Dropping it has waited for the work.
         assert!(theirs.is_idle()?);
         assert_eq!(contents(&b), [2.0; 2]);
@@ -53,7 +53,7 @@ fn a_stream_waits_for_an_event_of_another() {
         assert!(event.is_reached()?, "one that was never recorded");
         let b = comm.mem_alloc::<f32>(2)?;
         if rank.rank() == 0 {
-            // Not done before rank 1 sends.
+            // Ends when rank 1 sends.
             comm.recv(&b, 1, &first)?;
             first.record(&event)?;
             second.wait_event(&event)?;
@@ -105,7 +105,7 @@ fn memory_is_freed_when_every_stream_that_is_known_is_idle() {
     ranks(2, |rank| {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
         let (b, event) = (comm.mem_alloc::<f32>(2)?, rank.context().event()?);
-        // One rank's operation waits for the other's.
+        // Rank 0's operation waits for that of rank 1, which comes later.
         pause(rank, Duration::from_millis(30 * rank.rank() as u64));
         comm.all_reduce(&b, &b, ReduceOp::Sum, &stream)?;
         stream.record(&event)?;

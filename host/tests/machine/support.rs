@@ -1,4 +1,4 @@
-//! Worlds, the record of their calls, and what tests share.
+//! Helpers of the tests: worlds, their recorded driver and NCCL calls, injected faults, checks.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,17 +9,17 @@ use devcomm_host::{
 };
 use parking_lot::Mutex;
 
-/// A machine of more GPUs than most worlds use.
+/// A machine of four GPUs.
 pub(crate) fn simulation() -> Simulation {
     Simulation::new(4)
 }
 
-/// What calls return that do as they are asked: they have succeeded, continue in the background, or
-/// are asked whether something is ready that is not.
-const FINE: [Option<i32>; 3] = [Some(0), Some(7), Some(600)];
+/// Return codes of calls without an error: success, `ncclInProgress`, `CUDA_ERROR_NOT_READY`.
+const NO_ERROR: [Option<i32>; 3] = [Some(0), Some(7), Some(600)];
 
-/// Calls that change nothing, or are about what ends with their context. Their names begin so.
-const ASIDE: [&str; 30] = [
+/// Prefixes of functions left out of logs: they change nothing, or only what a context frees
+/// itself.
+const UNLOGGED: [&str; 30] = [
     "cuCtx",
     "cuDeviceGet",
     "cuDevicePrimaryCtxRetain",
@@ -52,26 +52,25 @@ const ASIDE: [&str; 30] = [
     "ncclWinGet",
 ];
 
-/// `n` ranks on the first GPUs of a machine of four, which records its calls.
+/// A world of `n` ranks on a machine of four GPUs, which records its calls.
 pub(crate) fn world(n: usize) -> World {
     world_on(simulation(), n)
 }
 
-/// The same with settings.
+/// The same, with other settings of the machine.
 pub(crate) fn world_on(simulation: Simulation, n: usize) -> World {
     let world = World::builder().simulate(simulation).threads(n).unwrap();
     world.simulated_machine().unwrap().record_calls();
     world
 }
 
-/// Runs `n` ranks, which all come to the same, and whose every call does as it is asked: none is on
-/// something that has ended, and ranks that make a call together make the same.
+/// Runs `f` on `n` ranks, and checks that all succeed and that no driver or NCCL call fails.
 #[track_caller]
 pub(crate) fn ranks<T: Send>(n: usize, f: impl Fn(&Rank) -> Result<T> + Sync) -> Ran<T> {
     ranks_on(simulation(), n, f)
 }
 
-/// The same with settings.
+/// The same, with other settings of the machine.
 #[track_caller]
 pub(crate) fn ranks_on<T: Send>(
     simulation: Simulation,
@@ -80,67 +79,67 @@ pub(crate) fn ranks_on<T: Send>(
 ) -> Ran<T> {
     let world = world_on(simulation, n);
     let results = world.run(f).unwrap();
-    let refused = refused_calls(&world);
-    assert!(refused.is_empty(), "{refused:#?}");
+    let failed = failed_calls(&world);
+    assert!(failed.is_empty(), "{failed:#?}");
     Ran { results, world }
 }
 
-/// Calls that did not do as they were asked.
-pub(crate) fn refused_calls(world: &World) -> Vec<CallRecord> {
+/// The calls that returned an error.
+pub(crate) fn failed_calls(world: &World) -> Vec<CallRecord> {
     let mut calls = world.simulated_machine().unwrap().calls();
-    calls.retain(|call| !FINE.contains(&call.code));
+    calls.retain(|call| !NO_ERROR.contains(&call.code));
     calls
 }
 
-/// What ranks came to.
+/// The results of the ranks, and their world.
 pub(crate) struct Ran<T> {
     pub(crate) results: Vec<T>,
     pub(crate) world: World,
 }
 
-/// What was done for one GPU's rank so far, on whatever thread: a line a call.
+/// The calls for one GPU so far, from all threads: one line per call.
 pub(crate) fn log_in(world: &World, gpu: usize) -> Vec<String> {
     log_on(world.simulated_machine().unwrap(), gpu)
 }
 
-/// The same, as the rank sees it.
+/// The same, for the rank's own GPU.
 pub(crate) fn log_of(rank: &Rank) -> Vec<String> {
     log_on(rank.simulated_machine().unwrap(), rank.device())
 }
 
 fn log_on(machine: &SimulatedMachine, gpu: usize) -> Vec<String> {
-    let is_aside = |call: &CallRecord| ASIDE.iter().any(|name| call.function.starts_with(name));
+    let skips = |call: &CallRecord| UNLOGGED.iter().any(|name| call.function.starts_with(name));
     let calls = machine.calls().into_iter();
-    let calls = calls.filter(|call| call.gpu == Some(gpu) && !is_aside(call));
+    let calls = calls.filter(|call| call.gpu == Some(gpu) && !skips(call));
     calls.map(|call| call.to_string()).collect()
 }
 
-/// Runs `f` and returns what this rank has done meanwhile.
+/// Runs `f`, and returns its result and the calls that this rank made meanwhile.
 pub(crate) fn logged<T>(rank: &Rank, f: impl FnOnce() -> T) -> (T, Vec<String>) {
     let before = log_of(rank).len();
     let result = f();
     (result, log_of(rank).split_off(before))
 }
 
-/// Runs `f`, and returns what this rank has done meanwhile if it succeeds.
-pub(crate) fn done(rank: &Rank, f: impl FnOnce() -> Result<()>) -> Result<Vec<String>> {
+/// Runs `f`, and returns the calls that this rank made meanwhile, or the error of `f`.
+pub(crate) fn calls(rank: &Rank, f: impl FnOnce() -> Result<()>) -> Result<Vec<String>> {
     let (result, log) = logged(rank, f);
     result.map(|()| log)
 }
 
-/// Runs `f`, for which this rank does nothing.
+/// Runs `f`, and checks that this rank makes no call.
 #[track_caller]
-pub(crate) fn calls_nothing(rank: &Rank, f: impl FnOnce()) {
+pub(crate) fn makes_no_calls(rank: &Rank, f: impl FnOnce()) {
     let ((), log) = logged(rank, f);
     assert!(log.is_empty(), "{log:?}");
 }
 
-/// How often a function was called.
+/// How often a log has a call of this function.
 pub(crate) fn count(log: &[String], call: &str) -> usize {
     log.iter().filter(|line| line.split(' ').next() == Some(call)).count()
 }
 
-/// Has calls of a function go wrong from now on, on one GPU or on all.
+/// Makes calls of a function fail from now on, on one GPU or on all.
 pub(crate) fn inject(
     world: &World,
     function: &'static str,
@@ -151,13 +150,13 @@ pub(crate) fn inject(
     world.simulated_machine().unwrap().inject(fault);
 }
 
-/// The time since the world was made, by the machine's clock.
+/// The time since the world was created, by the machine's clock.
 pub(crate) fn now(world: &World) -> Duration {
     world.simulated_machine().unwrap().now()
 }
 
-/// A thread of the machine that does something when a rank has waited for so long, by the machine's
-/// clock: when all that can continue without it has.
+/// Spawns a thread that runs `f` after a time on the machine's clock, which advances only when no
+/// other thread can run.
 pub(crate) fn later<T: Send + 'static>(
     rank: &Rank,
     after: Duration,
@@ -175,14 +174,14 @@ pub(crate) fn later<T: Send + 'static>(
     later
 }
 
-/// A thread that was started.
+/// A thread of [`later`].
 pub(crate) struct Later<T> {
     machine: SimulatedMachine,
     result: Arc<Mutex<Option<T>>>,
 }
 
 impl<T> Later<T> {
-    /// Waits for its end.
+    /// Waits for the thread, and returns the result of `f`.
     pub(crate) fn join(self) -> T {
         loop {
             let seen = self.machine.event_count();
@@ -194,7 +193,7 @@ impl<T> Later<T> {
     }
 }
 
-/// Waits for so long, by the machine's clock: until all that can continue without has.
+/// Sleeps for a time on the machine's clock, which advances only when no other thread can run.
 pub(crate) fn pause(rank: &Rank, time: Duration) {
     sleep(rank.simulated_machine().unwrap(), time);
 }
@@ -213,7 +212,7 @@ pub(crate) fn filled<T: Element>(comm: &Communicator, data: &[T]) -> Result<Symm
     Ok(buffer)
 }
 
-/// What is in a buffer.
+/// The elements of a buffer.
 pub(crate) fn contents<T: Element + Default>(buffer: &impl Buffer<Element = T>) -> Vec<T> {
     let slice = buffer.device_slice();
     let mut data = vec![T::default(); slice.len()];

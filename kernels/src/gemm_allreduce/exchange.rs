@@ -1,8 +1,9 @@
-//! What both forms do with the sums of a tile: to the owner, and back to all.
+//! The exchange of sums, common to both forms: partial sums to a strip's owner, results to all
+//! ranks.
 //!
-//! Sums travel in f32, as tensor cores leave them: in *fragments* of 16 rows and 8 columns, of
-//! which each lane of a warp has four elements. So a warp stores 512 bytes at once, and nothing is
-//! swizzled on the way. A lane of the owner picks up what four lanes stored, which is 8 columns of
+//! Partial sums are exchanged in f32, in the layout of the tensor cores' results: in *fragments* of
+//! 16 rows and 8 columns, of which each lane of a warp has four elements. So a warp stores 512
+//! bytes at once, without a shuffle. A lane of the owner loads what four lanes stored: 8 columns of
 //! two rows.
 
 use cuda_std::atomic::{AtomicU32, Order, Scope};
@@ -12,37 +13,37 @@ use nccl_device::{BarrierIndex, Coop, DevComm, Epoch, Flag, LsaPtr, MemoryOrder,
 
 use super::tiles::{STRIP_ROWS, STRIPS, Strip, Tiles};
 
-/// Words of the flags' window before the flags: the blocks that have ended, the epoch of the last
-/// launch, room to the next line.
+/// Words before the flags in their window: the number of blocks that have ended, the epoch of the
+/// last launch, and padding to a cache line.
 pub(super) const FIRST_FLAG: usize = 32;
 
 /// Rows and columns of a fragment.
 const ROWS: u32 = 16;
 const WIDTH: u32 = 8;
-/// Elements of a fragment that one lane has.
-const EACH: usize = 4;
+/// Elements of a fragment that each lane has.
+const PER_LANE: usize = 4;
 
-/// Elements of a strip in the workspace.
+/// Elements of a strip's slot in the workspace.
 pub(super) const fn partial_elements(columns: usize) -> usize {
     STRIP_ROWS as usize * columns
 }
 
-/// Groups of 16 rows in a strip: what a warp reduces at a time.
+/// Groups of 16 rows in a strip: a warp reduces one group at a time.
 const GROUPS: u32 = STRIP_ROWS / ROWS;
 
-/// The number of the next group of rows that a warp of the block takes.
+/// In shared memory: the number of the next group of rows that a warp of the block takes.
 #[inline(always)]
-fn next_item() -> *mut u32 {
+fn next_group() -> *mut u32 {
     shared_array![u32; 1]
 }
 
-/// How many of the block's warps have come through [`Exchange::reduce`].
+/// In shared memory: how many of the block's warps have returned from [`Exchange::reduce`].
 #[inline(always)]
-fn through() -> *mut u32 {
+fn warps_done() -> *mut u32 {
     shared_array![u32; 1]
 }
 
-/// The windows of a launch, and its epoch.
+/// The communicator, windows and epoch of a launch.
 pub(super) struct Exchange<'a, const COLUMNS: u32> {
     comm: &'a DevComm,
     team: Team,
@@ -57,12 +58,12 @@ pub(super) struct Exchange<'a, const COLUMNS: u32> {
 impl<'a, const COLUMNS: u32> Exchange<'a, COLUMNS> {
     const FRAGMENTS: u32 = COLUMNS / WIDTH;
 
-    /// Every thread of the block calls it, and the block's barrier follows. A single rank has
-    /// nobody to exchange with.
+    /// Every thread of the block calls it, then the block's barrier. A single rank exchanges
+    /// nothing.
     ///
     /// # Safety
     ///
-    /// The windows have what the kernels' contract says.
+    /// The windows are as in the kernels' contract.
     #[inline(always)]
     pub(super) unsafe fn new(
         comm: &'a DevComm,
@@ -72,13 +73,13 @@ impl<'a, const COLUMNS: u32> Exchange<'a, COLUMNS> {
         flags: Window<u32>,
         local_only: bool,
     ) -> Self {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         let epoch = unsafe { Epoch::begin(flags.local().as_ptr()) }.get();
         if thread::thread_idx_x() == 0 {
-            // SAFETY: nobody uses the words before the barrier.
+            // SAFETY: no other thread uses the words before the barrier.
             unsafe {
-                mem::store(next_item(), 0);
-                mem::store(through(), 0);
+                mem::store(next_group(), 0);
+                mem::store(warps_done(), 0);
             }
         }
         let team = comm.lsa_team();
@@ -92,47 +93,47 @@ impl<'a, const COLUMNS: u32> Exchange<'a, COLUMNS> {
         (strip.number % self.team.n_ranks as u32) as i32
     }
 
-    /// The place of `source`'s sums of a strip, in the owner's workspace.
+    /// The slot of `source`'s sums of a strip, in the owner's workspace.
     #[inline(always)]
-    fn place(&self, strip: Strip, source: i32) -> usize {
+    fn slot(&self, strip: Strip, source: i32) -> usize {
         let n_ranks = self.team.n_ranks as usize;
         let of_source = ((self.tiles.count() * STRIPS) as usize).div_ceil(n_ranks);
         source as usize * of_source + strip.number as usize / n_ranks
     }
 
-    /// The flag by which `source` tells the owner that its sums of a strip are there.
+    /// The flag that `source` sets in the owner's workspace after its sums of a strip.
     #[inline(always)]
     fn flag(&self, strip: Strip, source: i32) -> Flag<'a> {
-        // SAFETY: it lies in the window, behind the epoch's words, and is used as a flag alone.
-        unsafe { Flag::new(self.comm, self.flags, FIRST_FLAG + self.place(strip, source)) }
+        // SAFETY: it is in the window, after the epoch's words, and is used only as a flag.
+        unsafe { Flag::new(self.comm, self.flags, FIRST_FLAG + self.slot(strip, source)) }
     }
 
-    /// Where in a strip a lane's four elements of the fragment of rows `16 * i` and columns `8 * j`
-    /// lie.
+    /// The index in a slot of a lane's four elements of the fragment with first row `16 * i` and
+    /// first column `8 * j`.
     #[inline(always)]
     fn fragment(i: u32, j: u32, lane: u32) -> usize {
-        (((i * Self::FRAGMENTS + j) * warp::WARP_SIZE + lane) as usize) * EACH
+        (((i * Self::FRAGMENTS + j) * warp::WARP_SIZE + lane) as usize) * PER_LANE
     }
 
-    /// Where this rank's sums of a strip go.
+    /// The destination of this rank's sums of a strip.
     #[inline(always)]
     pub(super) fn partial_tile(&self, strip: Strip) -> PartialTile<COLUMNS> {
-        let place = self.place(strip, self.team.rank);
-        // SAFETY: the place lies in the window.
+        let slot = self.slot(strip, self.team.rank);
+        // SAFETY: the slot is in the window.
         let partial = unsafe {
             let base = self.partials.lsa(self.owner(strip)).as_ptr();
-            base.add(place * partial_elements(COLUMNS as usize))
+            base.add(slot * partial_elements(COLUMNS as usize))
         };
         let Tiles { m, n } = self.tiles;
         PartialTile { c: self.c.local(), partial, strip, m, n, local_only: self.local_only }
     }
 
-    /// Says that this rank's sums of a strip are there. `barrier` is a number for the 128 threads
-    /// that stored them, which call it together; `rank` is the thread's place among them.
+    /// Sets the flag of this rank's sums of a strip. The 128 threads that stored the sums call it
+    /// together; `barrier` is a named barrier for them, and `rank` the thread's index among them.
     ///
     /// # Safety
     ///
-    /// The sums are stored, and nobody else says so in this launch.
+    /// The sums are stored, and the flag is set once per launch.
     #[inline(always)]
     pub(super) unsafe fn announce(&self, strip: Strip, barrier: u32, rank: u32) {
         if self.local_only || strip.row >= self.tiles.m {
@@ -145,13 +146,12 @@ impl<'a, const COLUMNS: u32> Exchange<'a, COLUMNS> {
         }
     }
 
-    /// Reduces this block's part of the strips that the rank owns, and stores them to all ranks.
-    /// Each warp takes the next 16 rows that no warp has taken, until there are none: those that do
-    /// nothing else from the beginning, the others when they are done.
+    /// Reduces this block's share of the strips that the rank owns, and stores the results to all
+    /// ranks. Each warp repeatedly takes the next 16 rows that no warp has taken.
     ///
     /// # Safety
     ///
-    /// Every warp of the block calls it, all lanes together, once a launch.
+    /// Every warp of the block calls it, all lanes together, once per launch.
     #[inline(always)]
     pub(super) unsafe fn reduce(&self) {
         if self.local_only {
@@ -162,33 +162,32 @@ impl<'a, const COLUMNS: u32> Exchange<'a, COLUMNS> {
         loop {
             let mut item = 0;
             if warp::lane_id() == 0 {
-                // SAFETY: the word is shared memory, and from the block's barrier on changed here
-                // only.
-                let next = unsafe { AtomicU32::from_ptr(next_item()) };
+                // SAFETY: a word in shared memory; after the block's barrier only this changes it.
+                let next = unsafe { AtomicU32::from_ptr(next_group()) };
                 item = next.fetch_add(1, Order::Relaxed, Scope::Cta);
             }
-            // SAFETY: all lanes are here.
+            // SAFETY: all lanes take part.
             let item = unsafe { warp::shuffle_idx(item, 0) };
-            let slot = thread::block_idx_x() + item / GROUPS * thread::grid_dim_x();
-            let number = slot * n_ranks + rank;
+            let owned = thread::block_idx_x() + item / GROUPS * thread::grid_dim_x();
+            let number = owned * n_ranks + rank;
             if number >= strips {
                 break;
             }
             let (strip, i) = (self.tiles.strip(number), item % GROUPS);
             if strip.row + ROWS * i < self.tiles.m {
                 self.wait_for(strip);
-                // SAFETY: all ranks' sums are there, and the rows are this warp's.
+                // SAFETY: all ranks' sums have arrived, and only this warp has taken the rows.
                 unsafe { self.reduce_rows(strip, i) };
             }
         }
         if warp::lane_id() == 0 {
             // SAFETY: as above.
-            let through = unsafe { AtomicU32::from_ptr(through()) };
-            through.fetch_add(1, Order::Relaxed, Scope::Cta);
+            let warps_done = unsafe { AtomicU32::from_ptr(warps_done()) };
+            warps_done.fetch_add(1, Order::Relaxed, Scope::Cta);
         }
     }
 
-    /// Waits until every rank has announced the strip. The warp calls it together.
+    /// Waits until every rank has set its flag of the strip. All lanes call it together.
     #[inline(always)]
     fn wait_for(&self, strip: Strip) {
         let mut source = 0;
@@ -203,23 +202,24 @@ impl<'a, const COLUMNS: u32> Exchange<'a, COLUMNS> {
         });
     }
 
-    /// Reduces the rows of a strip from `16 * i` on.
+    /// Reduces 16 rows of a strip, from row `16 * i` on.
     ///
     /// # Safety
     ///
-    /// As [`reduce`](Self::reduce); the sums of all ranks are there.
+    /// As for [`reduce`](Self::reduce); the sums of all ranks have arrived.
     #[inline(always)]
     unsafe fn reduce_rows(&self, strip: Strip, i: u32) {
         let each = partial_elements(COLUMNS as usize);
-        let first = self.place(strip, 0) * each;
-        let stride = (self.place(strip, 1) - self.place(strip, 0)) * each;
+        let first = self.slot(strip, 0) * each;
+        let stride = (self.slot(strip, 1) - self.slot(strip, 0)) * each;
         let partials = self.partials.local().as_ptr();
-        // A lane has 8 columns of two rows, and the next lane the next 8.
+        // A lane takes 8 columns of two rows, and the next lane the next 8.
         let mut item = warp::lane_id();
         while item < ROWS / 2 * Self::FRAGMENTS {
             let (j, row) = (item % Self::FRAGMENTS, item / Self::FRAGMENTS);
             if strip.column + WIDTH * j < self.tiles.n {
-                // SAFETY: the caller's; the fragment was stored, as it has a row and a column in C.
+                // SAFETY: the caller's contract; the fragment was stored, as some of its elements
+                // are in C.
                 unsafe {
                     let from = partials.add(first + Self::fragment(i, j, 4 * row));
                     let [top, bottom] = self.sums(from, stride);
@@ -232,12 +232,12 @@ impl<'a, const COLUMNS: u32> Exchange<'a, COLUMNS> {
         }
     }
 
-    /// The sums over the ranks, always in the same order, of eight columns of two rows: the 16
-    /// elements at `from`, and `stride` further for each next rank.
+    /// The sums over the ranks, in a fixed order, of eight columns of two rows: 16 elements at
+    /// `from`, and for each further rank at the next multiple of `stride`.
     ///
     /// # Safety
     ///
-    /// They are there for every rank.
+    /// The elements have arrived from every rank.
     #[inline(always)]
     unsafe fn sums(&self, from: *const f32, stride: usize) -> [[f32; 8]; 2] {
         let mut sums = [[0.0; 8]; 2];
@@ -245,8 +245,8 @@ impl<'a, const COLUMNS: u32> Exchange<'a, COLUMNS> {
         while source < self.team.n_ranks as usize {
             let mut lane = 0;
             while lane < 4 {
-                // SAFETY: the caller's.
-                let part = unsafe { mem::load_vec(from.add(source * stride + EACH * lane)) };
+                // SAFETY: the caller's contract.
+                let part = unsafe { mem::load_vec(from.add(source * stride + PER_LANE * lane)) };
                 // Two columns of the upper row, and of the lower.
                 let [a, b, c, d] = part.to_bits().map(f32::from_bits);
                 sums[0][2 * lane] += a;
@@ -260,11 +260,11 @@ impl<'a, const COLUMNS: u32> Exchange<'a, COLUMNS> {
         sums
     }
 
-    /// Rounds eight elements of a row and stores those that exist in every rank.
+    /// Rounds eight elements of a row, and stores those that are in C to every rank.
     ///
     /// # Safety
     ///
-    /// The elements are this thread's.
+    /// Only this thread stores these elements.
     #[inline(always)]
     unsafe fn store(&self, row: u32, column: u32, values: [f32; 8]) {
         let Tiles { m, n } = self.tiles;
@@ -280,8 +280,8 @@ impl<'a, const COLUMNS: u32> Exchange<'a, COLUMNS> {
         ];
         for peer in self.team.all_from_self() {
             let c = self.c.lsa(peer);
-            // SAFETY: the caller's. Rows of whole vectors begin on 16 bytes, and have no part of
-            // one.
+            // SAFETY: the caller's contract. If `n` is a multiple of 8, rows are 16-byte aligned
+            // whole vectors.
             unsafe {
                 if n.is_multiple_of(WIDTH) {
                     c.store_vec(at / WIDTH as usize, Vec16::from_bits(words));
@@ -292,52 +292,51 @@ impl<'a, const COLUMNS: u32> Exchange<'a, COLUMNS> {
         }
     }
 
-    /// The end of a launch: when it returns, what the same block of each rank has reduced is there
-    /// in every rank, and the epoch is over when all blocks were here. Every thread of the block
-    /// calls it.
+    /// The end of a launch. On return, the strips that this block of each rank reduced are visible
+    /// in every rank. The last block ends the epoch. Every thread of the block calls it.
     ///
-    /// A block of which a warp has left, because the host ended its wait, leaves here. It must not
-    /// arrive at the others' barrier: they would take its part of C for complete.
+    /// A block exits here if one of its warps exited because the host aborted its wait. It must not
+    /// arrive at the peers' barrier: they would take its strips of C for complete.
     ///
     /// # Safety
     ///
-    /// Once a launch, as the last.
+    /// Called once per launch, after [`reduce`](Self::reduce).
     #[inline(always)]
     pub(super) unsafe fn finish(&self) {
         if self.local_only {
             return;
         }
         thread::sync_threads();
-        // SAFETY: nobody changes the word any more.
-        let through = unsafe { mem::load(through()) };
-        if through * warp::WARP_SIZE != thread::block_dim_x() {
+        // SAFETY: no thread changes the word any more.
+        let warps_done = unsafe { mem::load(warps_done()) };
+        if warps_done * warp::WARP_SIZE != thread::block_dim_x() {
             thread::exit();
         }
         self.comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block()).sync(MemoryOrder::AcqRel);
-        // SAFETY: once a launch. The epoch is read again: kept, its address would take registers.
+        // SAFETY: once per launch. (`begin` again, as keeping its result would take registers.)
         unsafe { Epoch::begin(self.flags.local().as_ptr()).end(Coop::cta()) };
     }
 }
 
-/// Stores the first `len` of eight elements, or all.
+/// Stores the first `len` of eight elements, or all eight.
 ///
 /// # Safety
 ///
-/// They lie in the window, and are this thread's.
+/// They are in the window, and only this thread stores them.
 #[inline(always)]
 unsafe fn store_elements(c: LsaPtr<bf16>, at: usize, words: [u32; 4], len: u32) {
     let mut i = 0;
     while i < 8 {
         if (i as u32) < len {
             let bits = (words[i / 2] >> (16 * (i % 2))) as u16;
-            // SAFETY: the caller's.
+            // SAFETY: the caller's contract.
             unsafe { c.store(at + i, bf16::from_bits(bits)) };
         }
         i += 1;
     }
 }
 
-/// Where a strip's sums go: to the owner's workspace, or to C where nothing is exchanged.
+/// The destination of a strip's sums: the owner's workspace, or this rank's C with `local_only`.
 #[derive(Clone, Copy)]
 pub(super) struct PartialTile<const COLUMNS: u32> {
     c: LsaPtr<bf16>,
@@ -350,18 +349,18 @@ pub(super) struct PartialTile<const COLUMNS: u32> {
 
 impl<const COLUMNS: u32> PartialTile<COLUMNS> {
     /// Stores the lane's elements of `J` fragments: rows from `16 * i` on, columns from `8 * j` on.
-    /// A lane has four elements of each: columns `2 * (lane % 4)` and the next of row `lane / 4`,
-    /// and of the row eight further.
+    /// A lane has four elements of each: columns `2 * (lane % 4)` and the next, in rows `lane / 4`
+    /// and `lane / 4 + 8`.
     ///
     /// # Safety
     ///
-    /// All lanes of a warp call it together; nobody else stores these fragments.
+    /// All lanes of a warp call it together; no other warp stores these fragments.
     #[inline(always)]
     pub(super) unsafe fn store<const J: usize>(
         &self,
         i: u32,
         j: u32,
-        fragments: impl Fn(usize) -> [f32; EACH],
+        fragments: impl Fn(usize) -> [f32; PER_LANE],
     ) {
         let (row, column) = (self.strip.row + ROWS * i, self.strip.column + WIDTH * j);
         if row >= self.m || column >= self.n {
@@ -371,9 +370,9 @@ impl<const COLUMNS: u32> PartialTile<COLUMNS> {
         let lane = warp::lane_id();
         if self.local_only {
             let (row, first) = (row + lane / 4, lane % 4 * 2);
-            // SAFETY: the caller's.
+            // SAFETY: the caller's contract.
             unsafe {
-                self.store_own::<J>(
+                self.store_local::<J>(
                     row,
                     column + first,
                     columns.saturating_sub(first as usize),
@@ -382,7 +381,7 @@ impl<const COLUMNS: u32> PartialTile<COLUMNS> {
             };
             return;
         }
-        // SAFETY: the fragments' places lie in the strip's.
+        // SAFETY: the fragments are in the strip's slot.
         unsafe {
             let to = self.partial.add(Exchange::<COLUMNS>::fragment(i, j, lane));
             let mut x = 0;
@@ -396,25 +395,25 @@ impl<const COLUMNS: u32> PartialTile<COLUMNS> {
         }
     }
 
-    /// Rounds the elements and stores them to C: pairs of columns, each eight further, of `row` and
-    /// of the row eight further.
+    /// Rounds the elements and stores them to C: `J` pairs of columns, eight columns apart, in
+    /// `row` and `row + 8`.
     ///
     /// # Safety
     ///
-    /// They are this thread's.
+    /// Only this thread stores these elements.
     #[inline(always)]
-    unsafe fn store_own<const J: usize>(
+    unsafe fn store_local<const J: usize>(
         &self,
         row: u32,
         column: u32,
         columns: usize,
-        fragments: impl Fn(usize) -> [f32; EACH],
+        fragments: impl Fn(usize) -> [f32; PER_LANE],
     ) {
         let mut half = 0;
         while half < 2 {
             let row = row + 8 * half as u32;
             if row < self.m {
-                // SAFETY: the row lies in C.
+                // SAFETY: the row is in C.
                 let to = unsafe {
                     self.c.as_ptr().add(row as usize * self.n as usize + column as usize)
                 };
@@ -422,8 +421,8 @@ impl<const COLUMNS: u32> PartialTile<COLUMNS> {
                     let sums = fragments(x);
                     f32_to_bf16x2([sums[2 * half], sums[2 * half + 1]])
                 };
-                // SAFETY: the caller's; with even rows every pair begins on four bytes, and is
-                // whole.
+                // SAFETY: the caller's contract; if `n` is even, every pair is whole and 4-byte
+                // aligned.
                 unsafe {
                     if self.n.is_multiple_of(2) {
                         let mut x = 0;

@@ -1,18 +1,18 @@
-//! What a launch of each form needs.
+//! The launch parameters and the workspace of each form of the kernel.
 
 use super::exchange::{FIRST_FLAG, partial_elements};
 use super::tiles::{STRIPS, TILE_ROWS};
 use super::{gemm_allreduce_mma, gemm_allreduce_wgmma};
 
 /// The two kernels for `C = sum over the ranks of A x B^T`, a matrix product fused with the
-/// all-reduce that follows it, and what a launch of each needs.
+/// all-reduce that follows it, with the launch parameters of each.
 ///
 /// Each rank has `m x k` elements of A and `n x k` of B (as `nn.Linear` keeps its weights), both
 /// row-major: its slice of the dimension that is summed over. Every rank gets all `m x n` elements
-/// of C, row-major. Elements are bf16; products are summed in f32, over the ranks too, and rounded
-/// once. All ranks get the same bits.
+/// of C, row-major. Elements are bf16; sums are in f32, also over the ranks, and rounded once. All
+/// ranks get the same bits.
 ///
-/// Any `m` and `n`; `k` is a multiple of 8, so that rows begin on 16 bytes.
+/// Any `m` and `n`; `k` is a multiple of 8, so that rows are 16-byte aligned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GemmForm {
     /// [`gemm_allreduce_wgmma`](fn@crate::gemm_allreduce_wgmma): Hopper only.
@@ -21,13 +21,13 @@ pub enum GemmForm {
     Mma,
 }
 
-/// What the ranks exchange sums through: lengths of two windows, in elements. All words of `flags`
-/// are 0 before the first launch; after it the kernel alone writes both.
+/// The lengths of two windows, through which the ranks exchange sums. All words of `flags` are 0
+/// before the first launch; from then on only the kernel writes both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GemmWorkspace {
-    /// Elements of the window of `f32`.
+    /// Length of the window of partial sums, in `f32`s.
     pub partials: usize,
-    /// Elements of the window of `u32`.
+    /// Length of the window of flags, in `u32`s.
     pub flags: usize,
 }
 
@@ -44,7 +44,7 @@ impl GemmForm {
         }
     }
 
-    /// Threads of a block, no more and no fewer.
+    /// Threads per block: exactly this number.
     #[must_use]
     pub const fn threads(self) -> u32 {
         match self {
@@ -53,7 +53,7 @@ impl GemmForm {
         }
     }
 
-    /// Dynamic shared memory of a block, in bytes.
+    /// Dynamic shared memory per block, in bytes.
     #[must_use]
     pub const fn dynamic_shared(self) -> u32 {
         match self {
@@ -62,25 +62,25 @@ impl GemmForm {
         }
     }
 
-    /// Tiles of an `m x n` matrix: more blocks have nothing to do. `None` when it is too large for
-    /// the kernel to count them.
+    /// Number of tiles of an `m x n` matrix, beyond which more blocks have no work. `None` if it is
+    /// too large for the kernel's 32-bit arithmetic.
     #[must_use]
     pub fn tiles(self, m: usize, n: usize) -> Option<u32> {
         let tiles = m.div_ceil(Self::TILE_ROWS).checked_mul(n.div_ceil(self.tile_columns()))?;
-        // Strips are counted in 32 bits, and so is a strip that lies a grid behind the last.
+        // Strip numbers are 32 bits wide, up to one grid beyond the last strip.
         u32::try_from(tiles).ok().filter(|tiles| *tiles < u32::MAX / 8)
     }
 
-    /// The workspace for an `m x n` matrix over so many ranks; one for a larger matrix, or made for
-    /// more ranks, will do as well. `None` when it is too large to be counted.
+    /// The workspace for an `m x n` matrix over `n_ranks`. One for a larger matrix or for more
+    /// ranks may be used too. `None` if a length overflows.
     #[must_use]
     pub fn workspace(self, m: usize, n: usize, n_ranks: usize) -> Option<GemmWorkspace> {
         let strips = (self.tiles(m, n)? * STRIPS) as usize;
-        let places = strips.div_ceil(n_ranks.max(1)).checked_mul(n_ranks)?;
+        let slots = strips.div_ceil(n_ranks.max(1)).checked_mul(n_ranks)?;
         let columns = self.tile_columns();
         Some(GemmWorkspace {
-            partials: places.checked_mul(partial_elements(columns))?,
-            flags: places.checked_add(FIRST_FLAG)?,
+            partials: slots.checked_mul(partial_elements(columns))?,
+            flags: slots.checked_add(FIRST_FLAG)?,
         })
     }
 }
@@ -94,7 +94,7 @@ mod tests {
         // One tile: two strips, one for each of two ranks, each from two ranks.
         let one = GemmForm::Mma.workspace(1, 1, 2).unwrap();
         assert_eq!(one, GemmWorkspace { partials: 2 * 64 * 128, flags: 2 + FIRST_FLAG });
-        // 32 x 16 tiles of 128 x 256: as many bytes per rank as C has in f32.
+        // 32 x 16 tiles of 128 x 256: the size of C in f32, per rank.
         let square = GemmForm::Wgmma.workspace(4096, 4096, 4).unwrap();
         assert_eq!(square.partials, 4096 * 4096);
         assert_eq!(square.flags, 1024 + FIRST_FLAG);

@@ -1,4 +1,4 @@
-//! The form for Hopper: `wgmma` by warpgroups, on tiles that one thread loads by TMA.
+//! The Hopper form: `wgmma` by warpgroups, on tiles that one thread loads by TMA.
 
 use cuda_std::mbarrier::{self, MBarrier};
 use cuda_std::prelude::*;
@@ -12,7 +12,7 @@ use super::tiles::{STRIP_ROWS, STRIPS, TILE_ROWS, Tiles};
 
 /// Columns of a tile of C.
 pub(super) const COLUMNS: u32 = 256;
-/// Columns of A and B that a stage has.
+/// Columns of A and B in a stage of the pipeline.
 const TILE_K: u32 = TensorMapDesc::TILE_COLUMNS;
 /// Stages in shared memory.
 const STAGES: u32 = 4;
@@ -24,32 +24,32 @@ const STAGE: u32 = (TILE_ROWS + COLUMNS) * ROW;
 const ALIGN: u32 = 1024;
 /// Dynamic shared memory: the stages, and padding to align them.
 pub(super) const SHARED: u32 = STAGES * STAGE + ALIGN;
-/// Warps that compute: four for each strip.
+/// Computing warps: four for each strip.
 const COMPUTING_WARPS: u32 = 4 * STRIPS;
-/// The warp that loads.
+/// Index of the loading warp.
 const LOADING: u32 = COMPUTING_WARPS;
 /// Warps that only reduce.
 const REDUCING_WARPS: u32 = 3;
 pub(super) const THREADS: u32 = (COMPUTING_WARPS + 1 + REDUCING_WARPS) * warp::WARP_SIZE;
-/// Barriers of the block, of the threads that compute each strip.
+/// Named barriers: the first of one for each strip's threads.
 const STRIP_BARRIER: u32 = 1;
 
-/// The product and its all-reduce, as [`GemmForm`] says, on Hopper.
+/// The product and its all-reduce, as [`GemmForm`] describes, on Hopper.
 ///
 /// `a` and `b` are [`TensorMapDesc`]s of the two matrices, with tiles of [`GemmForm::TILE_ROWS`]
 /// and of [`GemmForm::tile_columns`] rows. With `local_only` each rank stores its own product to
-/// its own part of `c`, and nothing is exchanged.
+/// its own memory of `c`, without an exchange.
 ///
 /// Grid: at most as many blocks as the device communicator has LSA barriers, the same in every
 /// rank. Block: [`GemmForm::threads`] threads, with [`GemmForm::dynamic_shared`] bytes.
 ///
 /// # Safety
 ///
-/// `a` is `m x k` and `b` is `n x k`, and both are there; `c` has `m * n` elements in every rank.
-/// `k` is a multiple of 8, and none of the three is 0. The windows of the workspace have
+/// `a` describes allocated memory of `m x k` elements and `b` of `n x k`; `c` has `m * n` in every
+/// rank. `k` is a multiple of 8, and `m`, `n` and `k` are not 0. The windows of the workspace have
 /// [`GemmForm::workspace`]'s elements for this form; no other kernel uses them, and their flags
-/// were 0 in every rank before the first launch in any. All ranks launch the same, in the same
-/// order.
+/// were 0 in every rank before the first launch in any. All ranks launch with the same arguments,
+/// in the same order.
 ///
 /// [`GemmForm::TILE_ROWS`]: super::GemmForm::TILE_ROWS
 /// [`GemmForm::tile_columns`]: super::GemmForm::tile_columns
@@ -72,7 +72,7 @@ pub unsafe fn gemm_allreduce_wgmma(
 ) {
     let tiles = Tiles::<COLUMNS> { m, n };
     let steps = k.div_ceil(TILE_K);
-    // SAFETY: the kernel's contract. All warps come to the end.
+    // SAFETY: the kernel's contract. All warps reach `reduce` and `finish`.
     unsafe {
         let exchange = Exchange::new(&comm, tiles, c, partials, flags, local_only);
         let pipeline = Pipeline::new();
@@ -94,14 +94,14 @@ pub unsafe fn gemm_allreduce_wgmma(
     }
 }
 
-/// The stages in shared memory, each with a barrier for *full* and one for *empty*.
+/// The stages in shared memory, each with an `mbarrier` for *full* and one for *empty*.
 #[derive(Clone, Copy)]
 struct Pipeline {
     barriers: *mut u64,
     stages: *mut u8,
 }
 
-/// A stage, and the parity of the round in which it is used.
+/// A stage's index, and the phase parity of its current use.
 #[derive(Clone, Copy)]
 struct PipelineState {
     stage: u32,
@@ -135,7 +135,7 @@ impl Pipeline {
 
     #[inline(always)]
     fn full(self, state: PipelineState) -> MBarrier {
-        // SAFETY: the words are barriers' alone, made before the block's barrier.
+        // SAFETY: the words are used only as `mbarrier`s, initialized before the block's barrier.
         unsafe { MBarrier::at(self.barriers.add(state.stage as usize)) }
     }
 
@@ -165,11 +165,11 @@ impl Pipeline {
         let mut stage = 0;
         while stage < STAGES {
             let state = PipelineState { stage, parity: 0 };
-            // SAFETY: the caller's.
+            // SAFETY: the caller's contract.
             unsafe {
-                // The thread that loads.
+                // The loading thread.
                 self.full(state).init(1);
-                // Each warp that computes.
+                // One lane of each computing warp.
                 self.empty(state).init(COMPUTING_WARPS);
             }
             stage += 1;
@@ -178,7 +178,7 @@ impl Pipeline {
     }
 }
 
-/// Loads the tiles of A and B that this block computes with.
+/// Loads the tiles of A and B for this block's tiles of C.
 ///
 /// # Safety
 ///
@@ -196,13 +196,13 @@ unsafe fn load(
     let mut state = PipelineState::FIRST;
     let mut tile = thread::block_idx_x();
     while tile < tiles.count() {
-        let (row, column) = tiles.place(tile);
+        let (row, column) = tiles.origin(tile);
         let mut step = 0;
         while step < steps {
             pipeline.empty(state).wait(state.parity ^ 1);
             let full = pipeline.full(state);
             full.arrive_expect_tx(STAGE);
-            // SAFETY: the stage is empty, and filled before it is read.
+            // SAFETY: the stage is empty, and no thread reads it before it is full.
             unsafe {
                 tma::load_tile(pipeline.a(state), a, row, step * TILE_K, full);
                 tma::load_tile(pipeline.b(state), b, column, step * TILE_K, full);
@@ -214,7 +214,7 @@ unsafe fn load(
     }
 }
 
-/// Computes this warpgroup's strip of each of the block's tiles, and sends it.
+/// Computes this warpgroup's strip of each of the block's tiles, and stores the sums to its owner.
 ///
 /// # Safety
 ///
@@ -227,13 +227,14 @@ unsafe fn compute(
     steps: u32,
 ) {
     let thread = thread::thread_idx_x();
-    let group = thread / 128;
+    let warpgroup = thread / 128;
     let warp = thread / warp::WARP_SIZE % 4;
     let mut state = PipelineState::FIRST;
     let mut tile = thread::block_idx_x();
     while tile < tiles.count() {
         let mut sums = [0.0; 128];
-        // SAFETY: the caller's. The sums rest from the fence to the wait for all groups.
+        // SAFETY: the caller's contract. No other code accesses the sums between the two operand
+        // fences.
         unsafe {
             let mut last = state;
             let mut step = 0;
@@ -241,10 +242,10 @@ unsafe fn compute(
             while step < steps {
                 pipeline.full(state).wait(state.parity);
                 wgmma::fence();
-                let a = Tile::at(pipeline.a(state)).offset_bytes(group * STRIP_ROWS * ROW);
+                let a = Tile::at(pipeline.a(state)).offset_bytes(warpgroup * STRIP_ROWS * ROW);
                 multiply(&mut sums, a, Tile::at(pipeline.b(state)));
                 wgmma::commit_group();
-                // The step before has read its stage.
+                // The previous step's `wgmma`s have read their stage.
                 wgmma::wait_groups::<1>();
                 if step > 0 && warp::lane_id() == 0 {
                     pipeline.empty(last).arrive();
@@ -258,11 +259,11 @@ unsafe fn compute(
             if warp::lane_id() == 0 {
                 pipeline.empty(last).arrive();
             }
-            let strip = tiles.strip(STRIPS * tile + group);
+            let strip = tiles.strip(STRIPS * tile + warpgroup);
             exchange.partial_tile(strip).store::<{ COLUMNS as usize / 8 }>(warp, 0, |j| {
                 [sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3]]
             });
-            exchange.announce(strip, STRIP_BARRIER + group, thread % 128);
+            exchange.announce(strip, STRIP_BARRIER + warpgroup, thread % 128);
         }
         tile += thread::grid_dim_x();
     }
@@ -272,12 +273,12 @@ unsafe fn compute(
 ///
 /// # Safety
 ///
-/// As [`compute`]; the stage is full.
+/// As for [`compute`]; the stage is full.
 #[inline(always)]
 unsafe fn multiply(sums: &mut [f32; 128], a: Tile, b: Tile) {
     let mut k = 0;
     while k < TILE_K {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe { wgmma::m64n256k16_bf16(sums, a.columns_from(k), b.columns_from(k)) };
         k += 16;
     }

@@ -3,54 +3,53 @@
 //!
 //! `C = sum over the ranks of A x B^T`. Each rank has `m x k` elements of A and `n x k` of B (as
 //! `nn.Linear` keeps its weights), both row-major: its slice of the dimension that is summed over.
-//! Every rank gets all `m x n` elements of C, row-major. Elements are bf16; products are summed in
-//! f32, over the ranks too, and rounded once. All ranks get the same bits.
+//! Every rank gets all `m x n` elements of C, row-major. Elements are bf16; sums are in f32, also
+//! over the ranks, and rounded once. All ranks get the same bits.
 //!
-//! Any `m` and `n`; `k` is a multiple of 8, so that rows begin on 16 bytes.
+//! Any `m` and `n`; `k` is a multiple of 8, so that rows are 16-byte aligned.
 //!
 //! # Forms
 //!
-//! Two kernels over the same exchange: [`gemm_allreduce_wgmma`] with Hopper's tensor cores and TMA,
-//! and [`gemm_allreduce_mma`] for every GPU. [`GemmForm`] has the sizes that a launch of each
-//! needs.
+//! Two kernels with the same exchange of sums: [`gemm_allreduce_wgmma`] with Hopper's `wgmma` and
+//! TMA, and [`gemm_allreduce_mma`] for every GPU since Ampere. [`GemmForm`] gives the launch
+//! parameters of each.
 //!
 //! # Schedule
 //!
-//! C is cut into *tiles* of 128 rows, and those into two *strips* of 64. Strip `s` is owned by rank
-//! `s % n_ranks`. Every rank computes all tiles, from first to last, tile `t` in block `t %
+//! C is divided into *tiles* of 128 rows, and each tile into two *strips* of 64. Strip `s` is owned
+//! by rank `s % n_ranks`. Every rank computes all tiles in ascending order, tile `t` in block `t %
 //! blocks`. A block has three kinds of warps:
 //!
-//! * those that **compute**: they multiply a tile, store its sums to the workspace of each strip's
-//!   owner, and set a flag there for each strip;
-//! * one that **loads** tiles of A and B into shared memory for them (in the portable form they do
-//!   that themselves);
-//! * those that **reduce**: the strips that the rank owns are dealt to its blocks round-robin. Of
-//!   the block's, from first to last, a warp takes the next 16 rows, waits for the flags of all
-//!   ranks, adds up, and stores the result to every rank. The warps above join in when their own
-//!   work is done.
+//! * **computing** warps multiply a tile, store the sums of each strip to its owner's workspace,
+//!   and set the strip's flag there;
+//! * one **loading** warp copies tiles of A and B to shared memory (in the portable form the
+//!   computing warps do that);
+//! * **reducing** warps: the rank's blocks share the strips that it owns round-robin. In ascending
+//!   order a warp takes the next 16 rows of the block's strips, waits for the flags of all ranks,
+//!   adds the ranks' sums, and stores the result to every rank. The other warps also reduce when
+//!   their own work is done.
 //!
-//! So the exchange overlaps the product, strip by strip. At the end is a barrier of a block with
-//! the same block of the other ranks: after it the strips that those have reduced are visible on
-//! every rank. All of C is complete when the kernel has ended.
+//! So the exchange overlaps the product, strip by strip. At the end, a barrier of each block with
+//! the same block of all ranks makes the strips that these blocks reduced visible on every rank.
+//! All of C is complete when the kernel has ended.
 //!
-//! # Why it ends
+//! # Why it cannot deadlock
 //!
-//! Warps that compute wait for those that load, and the other way round, within the block, and for
-//! nobody else: each tile of each rank is computed in the end, and its flags are set. Who reduces
-//! waits for flags only, and has nothing left to compute or to load. The barrier at the end comes
-//! after both. So no wait depends on a later one. That a block's three kinds make progress
-//! concurrently is the hardware's guarantee, and that all blocks of all ranks do is the launch's,
-//! which is cooperative.
+//! Computing and loading warps wait only for each other, within the block: every rank computes all
+//! its tiles and sets their flags. A warp that reduces waits only for flags, and has nothing left
+//! to compute or load. The final barrier comes after both. So no wait depends on a later one. The
+//! hardware guarantees that the warps of a block make progress concurrently; the launch, which is
+//! cooperative, guarantees it for the blocks.
 //!
-//! # Why nothing has to be reset
+//! # Why nothing needs a reset
 //!
-//! A flag is set by storing the number of the launch, its *epoch*, which a word of the workspace
-//! counts and the last block of a launch moves on. A strip's place in the workspace is written
-//! again in the next launch only. A rank that begins it has passed the barriers of this one, so all
-//! owners have read what it sent. And a rank's C is written in a launch only after it has sent
-//! something in it, so what its stream reads of C between two launches is never overwritten.
-//! Launches can be replayed by a graph, one after the other. (A flag that is not set for 2^32 - 1
-//! launches would be taken for a new one then.)
+//! To set a flag is to store the *epoch*, the number of the launch. A word of the workspace holds
+//! it, and the last block of a launch increments it. A strip's slot in the workspace is written
+//! again only in the next launch. A rank that begins that launch has passed this launch's barriers,
+//! so all owners have read what it sent. Peers write a rank's C only after that rank has sent a
+//! strip in the same launch, so they never overwrite C while its stream reads it between two
+//! launches. A graph can replay launches one after the other. (The epoch wraps: a flag that is not
+//! set for 2^32 - 1 launches would look current.)
 
 mod exchange;
 mod form;

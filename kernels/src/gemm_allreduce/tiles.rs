@@ -1,24 +1,25 @@
-//! How C is cut into tiles and strips, and in which order they come.
+//! The division of C into tiles and strips, and their order.
 
 /// Rows of a tile.
 pub(super) const TILE_ROWS: u32 = 128;
-/// Rows of a strip: what 128 threads compute, and what one rank reduces at a time.
+/// Rows of a strip, which 128 threads compute and one rank reduces.
 pub(super) const STRIP_ROWS: u32 = 64;
-/// Strips of a tile.
+/// Strips per tile.
 pub(super) const STRIPS: u32 = TILE_ROWS / STRIP_ROWS;
 
-/// Rows of tiles that are taken together, column by column: blocks that run at the same time then
-/// read the same rows of A and B, which stay in the second-level cache.
+/// Rows of tiles in a band. Within a band, tiles are numbered column by column: concurrent blocks
+/// then read the same rows of A and B, which stay in the L2 cache.
 const BAND: u32 = 16;
 
-/// The tiles of an `m x n` matrix, each with `COLUMNS` columns.
+/// The tiles of an `m x n` matrix, each `COLUMNS` wide.
 #[derive(Clone, Copy)]
 pub(super) struct Tiles<const COLUMNS: u32> {
     pub(super) m: u32,
     pub(super) n: u32,
 }
 
-/// 64 rows of a tile: the first element's place. It may lie behind the last row.
+/// A strip: its number, and the row and column of its first element. The row may be beyond the
+/// last.
 #[derive(Clone, Copy)]
 pub(super) struct Strip {
     pub(super) number: u32,
@@ -34,19 +35,19 @@ impl<const COLUMNS: u32> Tiles<COLUMNS> {
 
     /// The first row and column of tile `number`.
     #[inline(always)]
-    pub(super) fn place(self, number: u32) -> (u32, u32) {
+    pub(super) fn origin(self, number: u32) -> (u32, u32) {
         let rows = self.m.div_ceil(TILE_ROWS);
-        let of_band = BAND * self.n.div_ceil(COLUMNS);
-        let (band, rest) = (number / of_band, number % of_band);
+        let per_band = BAND * self.n.div_ceil(COLUMNS);
+        let (band, rest) = (number / per_band, number % per_band);
         let left = rows - band * BAND;
         let height = if left < BAND { left } else { BAND };
         ((band * BAND + rest % height) * TILE_ROWS, rest / height * COLUMNS)
     }
 
-    /// Strip `number`.
+    /// The strip with this number.
     #[inline(always)]
     pub(super) fn strip(self, number: u32) -> Strip {
-        let (row, column) = self.place(number / STRIPS);
+        let (row, column) = self.origin(number / STRIPS);
         Strip { number, row: row + number % STRIPS * STRIP_ROWS, column }
     }
 }
@@ -59,12 +60,12 @@ mod tests {
     fn every_place_has_one_tile() {
         for (m, n) in [(1, 1), (128, 256), (129, 257), (1000, 7), (7, 5000), (3000, 2100)] {
             let tiles = Tiles::<256> { m, n };
-            let mut places: Vec<_> = (0..tiles.count()).map(|tile| tiles.place(tile)).collect();
-            places.sort_unstable();
+            let mut origins: Vec<_> = (0..tiles.count()).map(|tile| tiles.origin(tile)).collect();
+            origins.sort_unstable();
             let rows = (0..m).step_by(128);
             let all: Vec<_> =
                 rows.flat_map(|row| (0..n).step_by(256).map(move |column| (row, column))).collect();
-            assert_eq!(places, all, "{m} x {n}");
+            assert_eq!(origins, all, "{m} x {n}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What one rank needs to run a test kernel.
+//! The resources of one rank for a test kernel, and its launch.
 
 use devcomm::{
     Communicator, Counters, DevCommRequirements, DevCommResource, Error, GinBarriers,
@@ -9,55 +9,55 @@ use devcomm_device_test_kernels::{Args, Extra, Range};
 
 use crate::KERNELS;
 
-/// What a kernel needs: its launch, its windows, and the resources of its device communicator.
+/// The launch configuration, windows and device-communicator resources of a test kernel.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
     /// Blocks.
     pub grid: u32,
-    /// Threads of a block.
+    /// Threads per block.
     pub block: u32,
-    /// Words of the first window, which begins as zeros.
+    /// 64-bit words of the first window, which is zeroed.
     pub mail: usize,
-    /// Words of the second window, which begins as [`UNTOUCHED`](Self::UNTOUCHED).
+    /// Words of the second window, which is filled with [`UNTOUCHED`](Self::UNTOUCHED).
     pub out: usize,
     /// LSA barriers.
     pub lsa_barriers: u32,
-    /// LSA barriers in addition, as `Extra::lsa`.
+    /// Additional LSA barriers, `Extra::lsa`.
     pub more_lsa_barriers: u32,
-    /// A multicast mapping of the LSA team.
+    /// Whether there is a multicast mapping of the LSA team.
     pub multimem: bool,
     /// Bytes of a resource buffer, `Extra::buffer`.
     pub buffer: usize,
-    /// Blocks, elements and bytes an element of `Extra::ll`.
+    /// Blocks, elements and bytes per element of `Extra::ll`.
     pub ll: (u32, u32, u32),
-    /// Who is connected.
+    /// The GIN connection type.
     pub gin: GinConnectionType,
-    /// Contexts.
+    /// GIN contexts.
     pub contexts: u32,
-    /// Signals, `Extra::signals`.
+    /// GIN signals, `Extra::signals`.
     pub signals: u32,
-    /// Counters, `Extra::counters`.
+    /// GIN counters, `Extra::counters`.
     pub counters: u32,
-    /// Barriers over the network between all ranks.
+    /// World GIN barriers.
     pub world_barriers: u32,
-    /// The same in addition, as `Extra::gin`.
+    /// Additional GIN barriers of the connected team, `Extra::gin`.
     pub more_gin_barriers: u32,
-    /// Barriers over the network between the rail's ranks.
+    /// Rail GIN barriers.
     pub rail_barriers: u32,
     /// Hybrid barriers.
     pub hybrid_barriers: u32,
-    /// Whether signals are strong unless they say otherwise.
+    /// Whether signals are strong by default.
     pub strong: bool,
-    /// Signals in the first window.
+    /// Whether the first window may have VA signals.
     pub va: bool,
 }
 
 impl Setup {
-    /// What nobody has written in the second window.
+    /// A word of the second window that was not written.
     pub const UNTOUCHED: u64 = u64::MAX;
 
-    /// `grid` blocks of `block` threads, with an LSA barrier per block, and a word per thread to
-    /// report.
+    /// `grid` blocks of `block` threads, with an LSA barrier per block, and a word of `out` per
+    /// thread.
     pub fn new(grid: u32, block: u32) -> Self {
         Self {
             grid,
@@ -94,7 +94,7 @@ pub trait TestKernel: Kernel<Args = Args> {}
 
 impl<K: Kernel<Args = Args>> TestKernel for K {}
 
-/// One rank's windows, device communicator, compiled kernels and stream.
+/// One rank's windows, device communicator and stream.
 pub struct Job {
     mail: Window<u64>,
     out: Window<u64>,
@@ -104,11 +104,11 @@ pub struct Job {
 }
 
 impl Job {
-    /// Makes them. All ranks do it.
+    /// Creates them, and loads the kernels. *Collective*.
     ///
     /// # Errors
     ///
-    /// Any.
+    /// Those of the host API.
     pub fn new(rank: &Rank, setup: &Setup) -> Result<Self, Error> {
         rank.load(&KERNELS)?;
         let comm = rank.communicator()?;
@@ -117,19 +117,19 @@ impl Job {
         Ok(Self { mail, out, dev_comm, extra, stream: rank.stream()? })
     }
 
-    /// Launches a kernel, and does not wait for it.
+    /// Launches a kernel, without waiting for it.
     ///
     /// # Errors
     ///
     /// Those of the launch.
     pub fn launch<K: TestKernel>(&self, setup: &Setup, n: u32) -> Result<(), Error> {
         let args = (&self.dev_comm, &self.mail, &self.out, self.extra, n);
-        // SAFETY: the setup names the windows and resources that the kernel needs; who uses this
-        // waits for all ranks before it goes.
+        // SAFETY: the setup has the windows and resources that the kernel needs; the callers wait
+        // for all ranks before they drop them.
         unsafe { K::with_args(args).grid(setup.grid).block(setup.block).launch(&self.stream) }
     }
 
-    /// Where kernels are launched.
+    /// The stream on which kernels are launched.
     pub fn stream(&self) -> &Stream {
         &self.stream
     }
@@ -139,7 +139,7 @@ impl Job {
         &self.dev_comm
     }
 
-    /// The second window.
+    /// The words of the second window.
     ///
     /// # Errors
     ///
@@ -168,7 +168,7 @@ fn dev_comm(comm: &Communicator, setup: &Setup) -> Result<(DevCommResource, Extr
     let mut requirements =
         DevCommRequirements::new().lsa_barriers(setup.lsa_barriers).lsa_multimem(setup.multimem);
     let team = comm.team_lsa()?;
-    // Of the ranks that are connected.
+    // The team of GIN connections.
     let connected =
         if setup.gin == GinConnectionType::Rail { comm.team_rail()? } else { comm.team_world()? };
     let (blocks, max_elements, element_size) = setup.ll;
@@ -193,28 +193,28 @@ fn dev_comm(comm: &Communicator, setup: &Setup) -> Result<(DevCommResource, Extr
             .rail_gin_barriers(setup.rail_barriers)
             .barriers(setup.hybrid_barriers);
     }
-    let made = comm.create_dev_comm(requirements)?;
-    let mut extra = Extra { lsa: made.resource(lsa)?, ..Default::default() };
+    let created = comm.create_dev_comm(requirements)?;
+    let mut extra = Extra { lsa: created.resource(lsa)?, ..Default::default() };
     if let Some(ll) = ll {
-        extra.ll = made.resource(ll)?;
+        extra.ll = created.resource(ll)?;
     }
     if let Some(buffer) = buffer {
-        extra.buffer = made.resource(buffer)?;
+        extra.buffer = created.resource(buffer)?;
     }
     if let Some((gin, signals, counters)) = gin {
-        let (signals, counters) = (made.resource(signals)?, made.resource(counters)?);
-        extra.gin = made.resource(gin)?;
+        let (signals, counters) = (created.resource(signals)?, created.resource(counters)?);
+        extra.gin = created.resource(gin)?;
         extra.signals = Range { first: signals.first, count: signals.count };
         extra.counters = Range { first: counters.first, count: counters.count };
     }
-    Ok((made, extra))
+    Ok((created, extra))
 }
 
-/// Checks that kernels still run: a new device communicator's barrier brings data over.
+/// Checks that kernels still run: data crosses a barrier of a new device communicator.
 ///
 /// # Errors
 ///
-/// Any, and a panic for wrong data.
+/// Those of the host API. Panics if the data is wrong.
 pub fn require_works(rank: &Rank) -> Result<(), Error> {
     let setup = Setup::new(2, 64);
     let job = Job::new(rank, &setup)?;

@@ -1,4 +1,4 @@
-//! Ranks that run test kernels.
+//! Worlds of real or simulated ranks that run test kernels.
 
 use std::time::Duration;
 
@@ -8,25 +8,25 @@ use devcomm_testing::machines::Gpus;
 use crate::KERNELS;
 use crate::job::{Job, Setup, TestKernel};
 
-/// What a kernel may take: one that waits in vain becomes an error that says for what.
+/// The limit of a kernel's time. Beyond it the error says what its blocks wait for.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// A world, and what a test wants to know of it.
+/// A world, with its sizes.
 pub struct TestWorld<'a> {
     world: &'a World,
-    /// For reports.
+    /// For error messages.
     simulation: &'a Simulation,
     lsa_size: usize,
 }
 
-/// GPUs that run the test kernels, connected so.
+/// GPUs that run the test kernels, with these GIN connections.
 pub fn gpus(simulation: Simulation, gin: GinConnectionType) -> Gpus {
     Gpus::from(simulation).with_kernels(&KERNELS).with_gin(gin)
 }
 
-/// Runs a case on 2 and on 4 GPUs, in whatever LSA teams they are if they are connected. Simulated,
-/// it runs with `seeds` seeds, in turn in worlds of so many GPUs in teams of so many, and now and
-/// then with switches at any access.
+/// Runs a case on 2 and on 4 GPUs. Simulated, it runs with `seeds` seeds, each in the next of
+/// `worlds` (numbers of GPUs and sizes of LSA teams), and for some seeds also with a possible
+/// thread switch at every access.
 pub fn in_worlds(
     name: &str,
     worlds: &[(usize, usize)],
@@ -50,11 +50,11 @@ pub fn in_worlds(
 }
 
 impl<'a> TestWorld<'a> {
-    /// What there is to know.
+    /// Determines the sizes of a world.
     ///
     /// # Panics
     ///
-    /// If there is no communicator.
+    /// If creating a communicator fails.
     pub fn new(world: &'a World, simulation: &'a Simulation) -> Self {
         if world.is_simulated() {
             return Self { world, simulation, lsa_size: simulation.team() };
@@ -64,25 +64,25 @@ impl<'a> TestWorld<'a> {
         Self { world, simulation, lsa_size: sizes[0] }
     }
 
-    /// How many ranks.
+    /// The number of ranks.
     pub fn n_ranks(&self) -> usize {
         self.world.n_ranks()
     }
 
-    /// How many neighbours reach each other by load and store.
+    /// The number of ranks in an LSA team.
     pub fn lsa_size(&self) -> usize {
         self.lsa_size
     }
 
-    /// How often a kernel is launched where one that goes wrong now and then is to be found. A
-    /// simulated one meets other orders by its seeds.
+    /// How often to launch a kernel that may fail only sometimes. Simulated, the seeds vary the
+    /// order of threads instead.
     pub fn launches(&self) -> usize {
         if self.world.is_simulated() { 2 } else { 100 }
     }
 
-    /// Launches `kernel` in every rank with one device communicator, once for each number of `ns`,
-    /// one launch after the other has ended everywhere. Gives what is in the second window of each
-    /// rank in the end.
+    /// Launches a kernel in every rank with one device communicator, once for each parameter of
+    /// `ns`; a launch follows when the previous one has ended in every rank. Returns each rank's
+    /// second window at the end.
     ///
     /// # Panics
     ///
@@ -91,8 +91,8 @@ impl<'a> TestWorld<'a> {
         self.run_two::<K, K>(setup, &[], ns)
     }
 
-    /// [`run`](Self::run), after another kernel with the same device communicator and the numbers
-    /// `before`.
+    /// As [`run`](Self::run), after launches of another kernel with the same device communicator
+    /// and the parameters `before`.
     ///
     /// # Panics
     ///
@@ -103,10 +103,10 @@ impl<'a> TestWorld<'a> {
         before: &[u32],
         ns: &[u32],
     ) -> Vec<Vec<u64>> {
-        self.run_each_after::<P, K>(setup, before, ns).pop().expect("a launch")
+        self.run_each_after::<P, K>(setup, before, ns).pop().expect("at least one launch")
     }
 
-    /// [`run`](Self::run), with what was in the second windows after each launch.
+    /// As [`run`](Self::run), but returns the second windows after each launch.
     ///
     /// # Panics
     ///
@@ -115,8 +115,8 @@ impl<'a> TestWorld<'a> {
         self.run_each_after::<K, K>(setup, &[], ns)
     }
 
-    /// [`run_each`](Self::run_each), with the same number each time, as often as
-    /// [`launches`](Self::launches) says.
+    /// As [`run_each`](Self::run_each), with [`launches`](Self::launches) launches with the same
+    /// parameter.
     ///
     /// # Panics
     ///
@@ -150,7 +150,7 @@ impl<'a> TestWorld<'a> {
         };
         let of_ranks = self.world.run(run);
         let of_ranks = of_ranks.unwrap_or_else(|error| panic!("{:?}: {error}", self.simulation));
-        // By launches, then by ranks.
+        // Indexed by launch, then by rank.
         let launch = |i: usize| of_ranks.iter().map(|launches| launches[i].clone()).collect();
         (0..ns.len()).map(launch).collect()
     }

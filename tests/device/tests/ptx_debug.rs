@@ -1,7 +1,7 @@
-//! What kernels are compiled to with and without checks.
+//! Checks the PTX of a kernel with and without debug checks.
 //!
-//! The harness is libtest-mimic: this program is also the builder's worker and must reach
-//! `link_worker` first, and a test can say while it runs that it was skipped.
+//! The harness is libtest-mimic: `main` must call `link_worker` first, as the kernel builder also
+//! starts this program as its worker process, and a running test can report that it was skipped.
 
 use std::fs;
 use std::path::Path;
@@ -22,7 +22,7 @@ fn main() {
     libtest_mimic::run(&Arguments::from_args(), vec![Trial::ignorable_test(name, test)]).exit();
 }
 
-/// The PTX of a kernel whose calls check what they are given.
+/// The PTX of a kernel, with debug checks or without.
 fn build(debug: bool) -> Result<String, Error> {
     let folder = if debug { "checked" } else { "plain" };
     let artifacts = CudaBuilder::new("devcomm-kernels")
@@ -32,10 +32,10 @@ fn build(debug: bool) -> Result<String, Error> {
         .only("ll_alltoall")
         .assemble(false)
         .build()?;
-    Ok(fs::read_to_string(&artifacts.modules[0].ptx).expect("the PTX that was just made"))
+    Ok(fs::read_to_string(&artifacts.modules[0].ptx).expect("the PTX that was just built"))
 }
 
-/// A test that cannot run is skipped; where a whole environment is asked for, that is a failure.
+/// A test that cannot run is skipped; with `DEVCOMM_REQUIRE_KERNELS=1` it fails.
 fn missing(error: &Error) -> Result<Completion, Failed> {
     let required = std::env::var_os("DEVCOMM_REQUIRE_KERNELS").is_some_and(|value| value == "1");
     if required || !error.is_missing_part() {

@@ -1,23 +1,23 @@
-//! What the kernels cannot do, refused by name.
+//! Checks the shape and the buffers of a product: errors name what the kernels do not support.
 
 use devcomm_host::{Context, Error, Result};
 
-/// The shape in the kernel's numbers.
+/// The shape as kernel arguments, if the kernels support it.
 pub(super) fn check_shape([m, n, k]: [usize; 3]) -> Result<[u32; 3]> {
     if m == 0 || n == 0 || k == 0 {
         return refuse(format!("a product of {m} x {n} elements with {k} terms has nothing to do"));
     }
     if !k.is_multiple_of(8) {
         return refuse(format!(
-            "k is {k}, but rows of A and B begin on 16 bytes: pad them with zeros to a multiple \
-             of 8 elements"
+            "k is {k}, but rows of A and B begin at multiples of 16 bytes: pad k with zeros to a \
+             multiple of 8"
         ));
     }
-    // TMA's coordinates are signed.
+    // TMA coordinates are signed.
     let most = i32::MAX as usize - 512;
     if m > most || n > most || k > most {
         return refuse(format!(
-            "a product of {m} x {n} elements with {k} terms: {most} is the most"
+            "a product of {m} x {n} elements with {k} terms: {most} is the maximum"
         ));
     }
     Ok([m as u32, n as u32, k as u32])
@@ -31,22 +31,22 @@ pub(super) fn check_buffer(
     columns: usize,
 ) -> Result<()> {
     if rows.checked_mul(columns).is_none_or(|needed| len < needed) {
-        return refuse(format!("{name} has {len} elements, but is {rows} x {columns}"));
+        return refuse(format!("{name} has {len} elements, but needs {rows} x {columns}"));
     }
     if !address.is_multiple_of(16) {
-        return refuse(format!("{name} begins at {address:#x}, which is no multiple of 16 bytes"));
+        return refuse(format!("{name} begins at {address:#x}, which is not a multiple of 16"));
     }
     Ok(())
 }
 
-/// Why an input makes no sense.
+/// An [`Error::InvalidInput`] with this text.
 pub(super) fn refuse<T>(what: String) -> Result<T> {
     Err(Error::InvalidInput { what })
 }
 
 pub(super) fn require_context(what: &str, context: &Context, own: &Context) -> Result<()> {
     if !context.is(own) {
-        return refuse(format!("{what} is of another context than the communicator"));
+        return refuse(format!("{what} belongs to another CUDA context than the communicator"));
     }
     Ok(())
 }
@@ -68,7 +68,7 @@ pub(super) mod tests {
         assert!(message(check_shape([0, 7, 8])).contains("nothing to do"));
         assert!(message(check_shape([1, 7, 0])).contains("nothing to do"));
         assert!(message(check_shape([1, 7, 12])).contains("k is 12"));
-        assert!(message(check_shape([1, 1 << 32, 8])).contains("is the most"));
+        assert!(message(check_shape([1, 1 << 32, 8])).contains("is the maximum"));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The fused matrix product and all-reduce: its workspace, and launches that are checked before.
+//! The matrix product fused with an all-reduce: its workspace and its launches, with their checks.
 
 mod check;
 mod plan;
@@ -14,12 +14,12 @@ use self::check::{check_buffer, check_shape, refuse, require_context};
 pub use self::plan::GemmOptions;
 use self::plan::Plan;
 
-/// `C = sum over the ranks of A x B^T`, on one communicator and one stream: the kernels, their
-/// workspace, and the launches.
+/// `C = sum over the ranks of A x B^T`, on one communicator and one stream: owns the loaded kernels
+/// and their workspace, and launches them.
 ///
-/// A rank has `m x k` elements of A and `n x k` of B, row-major, its slice of the dimension that is
-/// summed over; every rank gets the `m x n` elements of C, row-major. Products are summed in f32,
-/// over the ranks too, and rounded once: [`GemmForm`] has the kernels.
+/// Each rank has `m x k` elements of A and `n x k` of B, row-major: its slice of the dimension that
+/// is summed over. Every rank gets the `m x n` elements of C, row-major. Sums are in f32, also over
+/// the ranks, and rounded once. [`GemmForm`] lists the kernels.
 ///
 /// ```no_run
 /// use devcomm::{GemmAllReduce, World};
@@ -48,9 +48,9 @@ pub struct GemmAllReduce {
 }
 
 impl GemmAllReduce {
-    /// For products of up to `m x n` elements, launched to `stream`. Takes the form that suits the
-    /// GPUs of all ranks, and the [`KERNELS`](crate::KERNELS) of this crate; [`options`] has what
-    /// else can be chosen. *Collective*, with the same numbers on every rank.
+    /// For products of up to `m x n` elements, launched on `stream`. Selects the fastest form that
+    /// the GPUs of all ranks support, from this crate's [`KERNELS`](crate::KERNELS); [`options`]
+    /// selects others. *Collective*, with the same `m` and `n` on every rank.
     ///
     /// The workspace takes `4 * m * n` bytes on each GPU, rounded up to whole tiles.
     ///
@@ -58,11 +58,11 @@ impl GemmAllReduce {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for a product without elements or one that is too large, numbers
-    /// that differ between the ranks, a stream of another context, and a communicator that was made
-    /// without a world; [`DevCommError::SeveralLsaTeams`] when the ranks do not reach each other's
-    /// memory; what loading kernels, making windows and a device communicator gives. What one rank
-    /// finds fails on all.
+    /// [`Error::InvalidInput`] for a product without elements or one that is too large, for
+    /// arguments that differ between the ranks, a stream of another context, and a communicator
+    /// that was created without a world; [`DevCommError::SeveralLsaTeams`] when the ranks are not
+    /// in one LSA team; errors of loading kernels and of creating windows and a device
+    /// communicator. An error on one rank is an error on all.
     ///
     /// [`Error::InvalidInput`]: devcomm_host::Error::InvalidInput
     /// [`DevCommError::SeveralLsaTeams`]: devcomm_host::DevCommError::SeveralLsaTeams
@@ -70,7 +70,7 @@ impl GemmAllReduce {
         Self::options().build(comm, stream, m, n)
     }
 
-    /// What can be chosen, with its defaults.
+    /// The options, with their default values.
     pub fn options() -> GemmOptions {
         GemmOptions::new()
     }
@@ -78,56 +78,57 @@ impl GemmAllReduce {
     fn build(plan: Plan, comm: &Communicator, stream: &Stream) -> Result<Self> {
         let Plan { compiled, form, blocks, workspace } = plan;
         let dev_comm = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(blocks))?;
-        // Both are zeroed, as the flags have to be.
+        // New windows are zeroed, as the flags must be.
         let (partials, flags) = (comm.window(workspace.partials)?, comm.window(workspace.flags)?);
-        // No rank's kernel sets a flag before it is cleared.
+        // All ranks' flags are zeroed before any kernel sets one.
         comm.barrier()?;
         let (communicator, stream) = (comm.clone(), stream.clone());
         Ok(Self { compiled, stream, communicator, form, blocks, dev_comm, partials, flags })
     }
 
-    /// The form that is launched.
+    /// The selected form.
     #[must_use]
     pub fn form(&self) -> GemmForm {
         self.form
     }
 
-    /// Enqueues one product of `[m, n, k]`: `m * k` elements of `a` and `n * k` of `b`, the sum to
-    /// the first `m * n` elements of `c` in every rank. What follows on the stream sees all of it.
+    /// Enqueues one product of `[m, n, k]`: reads `m * k` elements of `a` and `n * k` of `b`, and
+    /// stores the sum to the first `m * n` elements of `c` in every rank. Later work on the stream
+    /// sees the whole result.
     ///
-    /// Every rank calls it with the same shape and the same window, in the same order. Nothing but
-    /// this stream's work touches `c` meanwhile. Products of two `GemmAllReduce`s on two streams
-    /// wait for each other forever when the ranks launch them in different orders.
+    /// Every rank calls it with the same shape and the same window, in the same order. Only work on
+    /// this stream may access `c` until the product has ended. Products of two `GemmAllReduce`s on
+    /// two streams deadlock if the ranks launch them in different orders.
     ///
     /// # Errors
     ///
     /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a shape without elements, a
     /// `k` that is not a multiple of 8, buffers and windows that are too short, not aligned to 16
-    /// bytes or of another context or communicator, or a product that this workspace is too small
-    /// for; [`StateError::Capturing`](devcomm_host::StateError::Capturing) while a stream is
-    /// captured, for which there is [`launch_capturable`](Self::launch_capturable); what a launch
-    /// gives.
+    /// bytes or of another context or communicator, or a product that is too large for this
+    /// workspace; [`StateError::Capturing`](devcomm_host::StateError::Capturing) during a stream
+    /// capture (use [`launch_capturable`](Self::launch_capturable)); errors of the launch.
     pub fn launch<A, B>(&self, a: &A, b: &B, c: &Window<bf16>, shape: [usize; 3]) -> Result<()>
     where
         A: Buffer<Element = bf16>,
         B: Buffer<Element = bf16>,
     {
         self.context().refuse_capturing("GemmAllReduce::launch is called")?;
-        // SAFETY: nothing is captured.
+        // SAFETY: no capture is active.
         unsafe { self.enqueue(&a.device_slice(), &b.device_slice(), c, shape, false) }
     }
 
-    /// [`launch`](Self::launch) that can be captured to a graph as well.
+    /// As [`launch`](Self::launch), but also allowed during a stream capture.
     ///
     /// # Errors
     ///
-    /// As [`launch`](Self::launch), but for the capture.
+    /// As [`launch`](Self::launch), except
+    /// [`StateError::Capturing`](devcomm_host::StateError::Capturing).
     ///
     /// # Safety
     ///
-    /// In a capture: as long as the graph can be launched, `a`, `b`, `c` and this object live, and
-    /// `c` is open. The graph is launched to this object's stream, or ordered with all other
-    /// launches of this object by events.
+    /// In a capture: while the graph can be launched, `a`, `b`, `c` and this object are not
+    /// dropped, and `c` is open. The graph is launched on this object's stream, or events order it
+    /// with all other launches of this object.
     pub unsafe fn launch_capturable<A, B>(
         &self,
         a: &A,
@@ -139,12 +140,12 @@ impl GemmAllReduce {
         A: Buffer<Element = bf16>,
         B: Buffer<Element = bf16>,
     {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe { self.enqueue(&a.device_slice(), &b.device_slice(), c, shape, false) }
     }
 
-    /// The product without the all-reduce: each rank's own, to its own part of `c`. For
-    /// measurements.
+    /// The product without the all-reduce: each rank stores its own product to its own memory of
+    /// `c`. For measurements.
     ///
     /// # Errors
     ///
@@ -161,7 +162,7 @@ impl GemmAllReduce {
         B: Buffer<Element = bf16>,
     {
         self.context().refuse_capturing("GemmAllReduce::launch_local is called")?;
-        // SAFETY: nothing is captured.
+        // SAFETY: no capture is active.
         unsafe { self.enqueue(&a.device_slice(), &b.device_slice(), c, shape, true) }
     }
 
@@ -204,13 +205,13 @@ impl GemmAllReduce {
             .with_dynamic_shared(self.form.dynamic_shared());
         let (comm, partials, flags) = (&self.dev_comm, &self.partials, &self.flags);
         let target = self.compiled.on(&self.stream);
-        // SAFETY: the kernel supports the shape, buffers and windows have the elements at addresses
-        // that are multiples of 16, and dropping them waits for the stream; what a graph needs is
-        // the caller's. The workspace has the sizes for the shape, its flags were 0 when it was
-        // made, and launches on one stream follow each other. Grids are equal where shapes are.
-        // Ranks that launch other shapes or windows get wrong sums or wait forever, as in every
-        // collective, but stay within the windows: every index is below what was checked here, C's
-        // in every rank's part, and the workspace is as long in all ranks.
+        // SAFETY: the kernel supports the shape; buffers and windows are long enough and 16-byte
+        // aligned, and dropping them waits for the stream; the caller ensures what a graph needs.
+        // The workspace is large enough, its flags were zeroed, and launches on one stream are
+        // ordered. Equal shapes give equal grids. Ranks that launch different shapes or windows get
+        // wrong sums or deadlock, as in every collective, but access nothing outside the windows:
+        // every index is below the lengths checked here, which for C is the minimum over the ranks,
+        // and the workspace has the same length in all ranks.
         unsafe {
             match self.form {
                 GemmForm::Wgmma => {

@@ -1,4 +1,4 @@
-//! What the ranks agree on before anything is made: a form of the kernel, its grid, its workspace.
+//! What the ranks agree on before they allocate: the form of the kernel, its grid, its workspace.
 
 use std::num::NonZeroU32;
 use std::slice;
@@ -13,7 +13,7 @@ use super::GemmAllReduce;
 use super::check::{refuse, require_context};
 use crate::KERNELS;
 
-/// What can be chosen of a [`GemmAllReduce`], the same on every rank.
+/// The options of a [`GemmAllReduce`], the same on every rank.
 ///
 /// ```no_run
 /// # use devcomm::{Communicator, GemmAllReduce, Result, Stream, kernels::GemmForm};
@@ -22,39 +22,38 @@ use crate::KERNELS;
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Copy, Debug, Default)]
-#[must_use = "options make nothing before `build`"]
+#[must_use = "options do nothing before `build`"]
 pub struct GemmOptions {
     form: Option<GemmForm>,
     max_blocks: Option<NonZeroU32>,
 }
 
 impl GemmOptions {
-    /// The defaults.
+    /// The default options.
     pub const fn new() -> Self {
         Self { form: None, max_blocks: None }
     }
 
-    /// This form of the kernel and no other. The default is the fastest that the GPUs of all ranks
-    /// run.
+    /// Selects this form of the kernel. Default: the fastest that the GPUs of all ranks support.
     pub const fn form(mut self, form: GemmForm) -> Self {
         self.form = Some(form);
         self
     }
 
-    /// At most that many blocks, which leaves multiprocessors to other kernels. The default is as
-    /// many as the smallest GPU holds at once.
+    /// Launches at most that many blocks, which leaves multiprocessors to other kernels. Default:
+    /// the number that can be resident on every rank's GPU.
     pub const fn max_blocks(mut self, blocks: NonZeroU32) -> Self {
         self.max_blocks = Some(blocks);
         self
     }
 
-    /// As [`GemmAllReduce::new`].
+    /// Creates the operation, as [`GemmAllReduce::new`] does.
     ///
     /// # Errors
     ///
     /// As [`GemmAllReduce::new`], and
     /// [`LaunchError::WrongArch`](devcomm_host::LaunchError::WrongArch) for a form that this GPU
-    /// does not run.
+    /// does not support.
     pub fn build(
         self,
         comm: &Communicator,
@@ -65,14 +64,14 @@ impl GemmOptions {
         GemmAllReduce::build(Plan::new(self, comm, stream, m, n)?, comm, stream)
     }
 
-    /// How many blocks of a form run at once.
+    /// How many blocks of a form can be resident at once.
     fn blocks<K: Kernel>(self, compiled: &Kernels, form: GemmForm) -> Result<u32> {
         let resident = compiled.resident_blocks::<K>(form.threads(), form.dynamic_shared())?;
         Ok(self.max_blocks.map_or(resident, |most| resident.min(most.get())))
     }
 }
 
-/// The kernels of this operation among [`KERNELS`]: no others are loaded for it.
+/// The modules of [`KERNELS`] with this operation's kernels: only these are loaded.
 static MODULES: LazyLock<Vec<ModuleSource>> = LazyLock::new(|| {
     let files = [kernels::gemm_allreduce_wgmma::FILE, kernels::gemm_allreduce_mma::FILE];
     KERNELS.modules.iter().filter(|(name, ..)| files.contains(name)).copied().collect()
@@ -83,7 +82,7 @@ fn load(comm: &Communicator) -> Result<Kernels> {
     Kernels::load(comm.context(), &set)
 }
 
-/// What all ranks have agreed on.
+/// What all ranks agreed on.
 pub(super) struct Plan {
     pub(super) compiled: Kernels,
     pub(super) form: GemmForm,
@@ -101,27 +100,27 @@ impl Plan {
         n: usize,
     ) -> Result<Self> {
         let mine = Proposal::new(options, comm, stream, m, n);
-        // No rank leaves before it has told the others that it does.
-        let told = mine.as_ref().map_or(&[][..], |(_, proposal)| slice::from_ref(proposal));
-        let all = comm.host_all_gather(told)?;
+        // A rank with an error sends an empty list, so that the others do not wait for it.
+        let sent = mine.as_ref().map_or(&[][..], |(_, proposal)| slice::from_ref(proposal));
+        let all = comm.host_all_gather(sent)?;
         let (compiled, _) = mine?;
         let (form, blocks) = agree(&all)?;
         let Some(workspace) = form.workspace(m, n, comm.n_ranks()) else {
-            return refuse(format!("a product of {m} x {n} elements is too large to be counted"));
+            return refuse(format!("a product of {m} x {n} elements is too large"));
         };
         Ok(Self { compiled, form, blocks, workspace })
     }
 }
 
-/// What a rank asks for and can do. One that refuses tells the others nothing.
+/// What a rank asks for and supports. A rank with an error sends none.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 struct Proposal {
     form: u64,
     m: u64,
     n: u64,
-    /// Blocks of Hopper's form and of the portable one that run at once; 0 of a form that is not
-    /// asked for, or does not run here.
+    /// Resident blocks of the Hopper form and of the portable one; 0 for a form that is not asked
+    /// for or not supported here.
     blocks: [u32; 2],
 }
 
@@ -136,7 +135,7 @@ impl Proposal {
         comm.require_single_lsa_team()?;
         require_context("the stream", stream.context(), comm.context())?;
         if m == 0 || n == 0 {
-            return refuse(format!("a product of {m} x {n} elements has none"));
+            return refuse(format!("a product of {m} x {n} has no elements"));
         }
         let (form, compiled) = (options.form, load(comm)?);
         let hopper = compiled.info::<kernels::gemm_allreduce_wgmma>().is_ok();
@@ -154,13 +153,13 @@ impl Proposal {
     }
 }
 
-/// How a form is told to the other ranks; no form is any.
+/// A form as a number in a [`Proposal`]; 0 is "any form".
 fn code(form: Option<GemmForm>) -> u64 {
     form.map_or(0, |form| 1 + form as u64)
 }
 
-/// The form and the blocks that all ranks take: Hopper's where all have it and none asks for
-/// another, and as many blocks as the smallest GPU holds.
+/// The form and the grid of all ranks: the Hopper form if all support it and none asks for another,
+/// and the minimum of the ranks' resident blocks.
 fn agree(all: &[Vec<Proposal>]) -> Result<(GemmForm, u32)> {
     let first = all.first().and_then(|proposal| proposal.first());
     let mut blocks = [u32::MAX; 2];
@@ -170,7 +169,7 @@ fn agree(all: &[Vec<Proposal>]) -> Result<(GemmForm, u32)> {
         };
         if first.is_some_and(|f| (f.form, f.m, f.n) != (proposal.form, proposal.m, proposal.n)) {
             return refuse(format!(
-                "rank {rank} asks for another form or other sizes than rank 0: all ask for the same"
+                "rank {rank} asks for another form or other sizes than rank 0: they must not differ"
             ));
         }
         blocks = [0, 1].map(|i| blocks[i].min(proposal.blocks[i]));

@@ -1,4 +1,4 @@
-//! Barriers over the network, and over both.
+//! Kernels that test GIN barriers and hybrid barriers.
 
 use cuda_std::prelude::*;
 use nccl_device::gin::{Gin, GinBackend};
@@ -20,9 +20,9 @@ fn fence(n: u32) -> FenceLevel {
     }
 }
 
-/// `rounds` times: this rank puts a word to every member of `team`, on the contexts that the
-/// barrier covers in turn, and gets one; meets all; and checks what the fence says is here. `first`
-/// is where the coop's words start in `mail`: 4 rows of `ranks`.
+/// `rounds` times: this rank puts a word to every rank of `team` and gets one, alternating over the
+/// contexts that the barrier covers; calls `sync`; and checks the words that the fence guarantees.
+/// `first` is the index of the coop's words in `mail`: 4 rows, of one word per rank.
 #[inline(always)]
 #[allow(clippy::too_many_arguments)]
 unsafe fn rounds<B: GinBackend>(
@@ -35,50 +35,49 @@ unsafe fn rounds<B: GinBackend>(
     team: Team,
     rounds: u32,
     fence: FenceLevel,
-    mut meet: impl FnMut(u32),
+    mut sync: impl FnMut(u32),
 ) -> u64 {
     let (me, ranks) = (team.rank as usize, team.n_ranks as usize);
-    let (sources, targets, gets, statics) =
+    let (sources, targets, gets, served) =
         (first, first + ranks, first + 2 * ranks, first + 3 * ranks);
     let value =
         |from: i32, to: i32, round: u32| (from as u64) << 32 | (to as u64) << 16 | u64::from(round);
     let world = |member: usize| team.to_world(comm.rank(), member as i32);
     let mut wrong = 0;
-    // What peers get: written once. The first barrier orders it.
+    // The words that peers get are written once, before the first barrier.
     for p in share(coop, ranks) {
-        // SAFETY: the caller's rows.
+        // SAFETY: the rows of this coop.
         unsafe {
-            mail.local().store(statics + p, value(comm.rank(), world(p), 999));
+            mail.local().store(served + p, value(comm.rank(), world(p), 999));
             mail.local().store(gets + p, 0);
         }
     }
-    // Meeting 0 orders that; then two a round. One call of `meet`, so that it is inlined.
+    // Barrier 0 orders these writes; then two per round. Only one call of `sync`, to inline it.
     let mut step = 0;
     while step <= 2 * rounds {
         let (round, posts) = (step / 2, !step.is_multiple_of(2));
         if posts {
             for p in share(coop, ranks) {
-                // SAFETY: the sources were read: by the fence, or by the flush below.
+                // SAFETY: the puts have read their sources, by the fence or by the flush below.
                 unsafe {
                     mail.local().store(sources + p, value(comm.rank(), world(p), round));
                 }
             }
             for p in 0..ranks {
-                let on =
+                let ctx =
                     if contexts > 1 { comm.gin::<B>((p as u32 + round) % contexts) } else { gin };
-                // SAFETY: the targets are read between two barriers, and not in the round in which
-                // they are written again.
+                // SAFETY: barriers separate the reads of the targets from the next puts to them.
                 unsafe {
-                    on.put(team, p as i32, mail.at(targets + me), mail.at(sources + p), 1)
+                    ctx.put(team, p as i32, mail.at(targets + me), mail.at(sources + p), 1)
                         .post(coop);
-                    on.get(team, p as i32, mail.at(statics + me), mail.at(gets + p), 1).post(coop);
+                    ctx.get(team, p as i32, mail.at(served + me), mail.at(gets + p), 1).post(coop);
                 }
             }
         }
-        meet(step);
+        sync(step);
         if posts {
             for p in share(coop, ranks) {
-                // SAFETY: as the fence says.
+                // SAFETY: the fence guarantees that these words have arrived.
                 unsafe {
                     if fence as i32 & 1 != 0 {
                         let got = mail.local().load(targets + p);
@@ -91,10 +90,10 @@ unsafe fn rounds<B: GinBackend>(
                     }
                 }
             }
-            // The next round writes the sources again.
+            // The next round overwrites the sources.
             for c in 0..contexts {
-                let on = if contexts > 1 { comm.gin::<B>(c) } else { gin };
-                on.flush(coop, ORDER);
+                let ctx = if contexts > 1 { comm.gin::<B>(c) } else { gin };
+                ctx.flush(coop, ORDER);
             }
         }
         step += 1;
@@ -102,9 +101,9 @@ unsafe fn rounds<B: GinBackend>(
     wrong
 }
 
-/// The barriers of world (`n & 0xc` 0) or rail (4), or those that the host made in addition (8),
-/// with fence `n & 3`; `n & 16`: over all contexts; `n & 32`: the ways to meet take turns: with a
-/// timeout that is not needed, arrive and wait, and both. `n >> 8` rounds. A block a barrier.
+/// World barriers (`n & 0xc` = 0), rail barriers (4), or the host's additional ones (8), with fence
+/// `n & 3`; `n & 16`: over all contexts; `n & 32`: alternates between a sync with a timeout, arrive
+/// and wait, and arrive and wait with a timeout. `n >> 8` rounds. One barrier per block.
 #[kernel(B = gin)]
 pub unsafe fn gin_barrier<B: GinBackend>(
     comm: DevComm,
@@ -117,7 +116,7 @@ pub unsafe fn gin_barrier<B: GinBackend>(
     let (team, set) = match n & 0xc {
         0 => (comm.world_team(), gin.world_barriers()),
         4 => (comm.rail_team(), gin.rail_barriers()),
-        // SAFETY: barriers of the world that the host made.
+        // SAFETY: the host created them for the world team.
         _ => (comm.world_team(), unsafe { GinBarriers::new(gin, comm.world_team(), extra.gin) }),
     };
     let over_all = n & 16 != 0;
@@ -125,7 +124,7 @@ pub unsafe fn gin_barrier<B: GinBackend>(
     let set = if over_all { set.over_all_contexts() } else { set };
     let mut barrier = set.barrier(coop, index);
     let first = 4 * team.n_ranks as usize * index.get() as usize;
-    // SAFETY: four rows of words per block.
+    // SAFETY: `mail` has four rows of words per block.
     let wrong = unsafe {
         rounds(&comm, gin, contexts, mail, coop, first, team, n >> 8, fence(n & 3), |i| {
             let (fence, limit) = (fence(n & 3), Timeout::millis(60_000));
@@ -137,12 +136,12 @@ pub unsafe fn gin_barrier<B: GinBackend>(
             }
         })
     };
-    // SAFETY: a word per thread.
+    // SAFETY: `out` has one word per thread.
     unsafe { out.local().store(thread::index_1d() as usize, wrong) };
 }
 
-/// The hybrid barrier with fence `n & 3`, puts and gets along the rail (`n & 4`) or to all;
-/// `n & 32`: the ways to meet take turns. `n >> 8` rounds.
+/// The hybrid barrier with fence `n & 3`, puts and gets along the rail (`n & 4`) or to all ranks;
+/// `n & 32`: alternates as in `gin_barrier`. `n >> 8` rounds.
 #[kernel(B = gin)]
 pub unsafe fn hybrid_barrier<B: GinBackend>(
     comm: DevComm,
@@ -155,7 +154,7 @@ pub unsafe fn hybrid_barrier<B: GinBackend>(
     let team = if n & 4 != 0 { comm.rail_team() } else { comm.world_team() };
     let first = 4 * team.n_ranks as usize * index.get() as usize;
     let mut barrier = gin.hybrid_barrier(coop, index);
-    // SAFETY: four rows of words per block.
+    // SAFETY: `mail` has four rows of words per block.
     let wrong = unsafe {
         rounds(&comm, gin, 1, mail, coop, first, team, n >> 8, fence(n & 3), |i| {
             let (fence, limit) = (fence(n & 3), Timeout::millis(60_000));
@@ -168,12 +167,12 @@ pub unsafe fn hybrid_barrier<B: GinBackend>(
             }
         })
     };
-    // SAFETY: a word per thread.
+    // SAFETY: `out` has one word per thread.
     unsafe { out.local().store(thread::index_1d() as usize, wrong) };
 }
 
-/// A rendezvous of all ranks by the hybrid barrier alone: `n` times, everybody's number is seen
-/// over load and store within the LSA team, and the inner and outer barrier work by themselves.
+/// Hybrid barriers without puts: `n` times, stores within the LSA team are visible after the inner
+/// barrier, the hybrid one, or the inner and the outer one.
 #[kernel(B = gin)]
 pub unsafe fn hybrid_parts<B: GinBackend>(
     comm: DevComm,
@@ -188,7 +187,7 @@ pub unsafe fn hybrid_parts<B: GinBackend>(
     let mut barrier = gin.hybrid_barrier(coop, BarrierIndex::this_block());
     for round in 0..u64::from(n) {
         if (t as i32) < lsa.n_ranks {
-            // SAFETY: a word a rank of the team, written between two barriers.
+            // SAFETY: one word per rank of the team, written between two barriers.
             unsafe { mail.lsa(t as i32).store(lsa.rank as usize, round) };
         }
         match round % 3 {
@@ -205,11 +204,12 @@ pub unsafe fn hybrid_parts<B: GinBackend>(
         }
         barrier.sync(ORDER, FenceLevel::None);
     }
-    // SAFETY: a word per thread.
+    // SAFETY: `out` has one word per thread.
     unsafe { out.local().store(thread::index_1d() as usize, wrong) };
 }
 
-/// World rank 0 never comes to barriers over the network: the timeouts, as bits, a word per thread.
+/// World rank 0 never arrives at GIN barriers: stores which waits timed out, as bits, one word per
+/// thread.
 #[kernel(B = gin)]
 pub unsafe fn gin_barrier_never<B: GinBackend>(
     comm: DevComm,
@@ -228,6 +228,6 @@ pub unsafe fn gin_barrier_never<B: GinBackend>(
     bits |= u64::from(world.sync_timeout(ORDER, FenceLevel::PutGet, soon).is_err()) << 1;
     let mut barrier = gin.hybrid_barrier(coop, index);
     bits |= u64::from(barrier.sync_timeout(ORDER, FenceLevel::PutGet, soon).is_err()) << 2;
-    // SAFETY: a word per thread.
+    // SAFETY: `out` has one word per thread.
     unsafe { out.local().store(thread::thread_idx_x() as usize, bits) };
 }

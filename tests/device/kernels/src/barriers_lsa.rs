@@ -1,4 +1,4 @@
-//! LSA barriers.
+//! Kernels that test LSA barriers.
 
 use core::mem::MaybeUninit;
 
@@ -8,7 +8,7 @@ use nccl_device::{BarrierIndex, Coop, DevComm, LsaBarriers, MemoryOrder, Timeout
 
 use crate::extra::{Extra, Words};
 
-/// The order of a number.
+/// The memory order with this number.
 #[inline(always)]
 fn order(n: u32) -> MemoryOrder {
     match n {
@@ -20,8 +20,8 @@ fn order(n: u32) -> MemoryOrder {
     }
 }
 
-/// `rounds` times, each rank writes to every peer, meets them, and checks what they wrote, on
-/// barrier `index` by `coop`; `meet` is the barrier. Gives how often something was wrong.
+/// `rounds` times, each rank writes to every peer, calls `sync` (barrier `index` of `coop`), and
+/// checks what the peers wrote. Returns the number of errors.
 #[inline(always)]
 fn exchange(
     comm: &DevComm,
@@ -29,24 +29,24 @@ fn exchange(
     coop: Coop,
     index: u32,
     rounds: u32,
-    mut meet: impl FnMut(u32),
+    mut sync: impl FnMut(u32),
 ) -> u64 {
     let team = comm.lsa_team();
     let (l, row) = (team.n_ranks as u32, (index * team.n_ranks as u32) as usize);
     let mut wrong = 0;
     let mut step = 0;
-    // One call of `meet`, so that it is inlined.
+    // Only one call of `sync`, so that it is inlined.
     while step < 2 * rounds {
         let (round, writes) = (step / 2, step.is_multiple_of(2));
         let mut p = coop.thread_rank();
         while writes && p < l {
             let value = round * 100 + team.rank as u32;
             // SAFETY: a row of `l` words for each barrier in use; a word has one writer, and the
-            // barriers order.
+            // barriers order the accesses.
             unsafe { mail.lsa(p as i32).store(row + team.rank as usize, value.into()) };
             p += coop.size();
         }
-        meet(step);
+        sync(step);
         let mut p = coop.thread_rank();
         while writes && p < l {
             // SAFETY: as above.
@@ -59,20 +59,19 @@ fn exchange(
     wrong
 }
 
-/// `sync` with the order `n & 7`, the rest of `n` rounds; the block's own barrier. The count of
-/// errors, a word a thread of the grid.
+/// `sync` of the block's barrier with the order `n & 7`, `n >> 3` rounds. Stores the number of
+/// errors, one word per thread.
 #[kernel]
 pub unsafe fn lsa_sync(comm: DevComm, mail: Words, out: Words, _extra: Extra, n: u32) {
     let coop = Coop::cta();
     let mut barrier = comm.lsa_barrier(coop, BarrierIndex::this_block());
-    let meet = |_| barrier.sync(order(n & 7));
-    let wrong = exchange(&comm, mail, coop, thread::block_idx_x(), n >> 3, meet);
-    // SAFETY: a word per thread.
+    let sync = |_| barrier.sync(order(n & 7));
+    let wrong = exchange(&comm, mail, coop, thread::block_idx_x(), n >> 3, sync);
+    // SAFETY: `out` has one word per thread.
     unsafe { out.local().store(thread::index_1d() as usize, wrong) };
 }
 
-/// The other ways to meet take turns: arrive and wait, a dropped arrival, with a timeout that is
-/// not needed.
+/// Alternates between arrive and wait, a dropped arrival, waits with a timeout, and `sync`.
 #[kernel]
 pub unsafe fn lsa_split(comm: DevComm, mail: Words, out: Words, _extra: Extra, n: u32) {
     let (coop, order) = (Coop::cta(), MemoryOrder::AcqRel);
@@ -87,69 +86,69 @@ pub unsafe fn lsa_split(comm: DevComm, mail: Words, out: Words, _extra: Extra, n
         3 => assert!(barrier.sync_timeout(order, Timeout::millis(60_000)).is_ok()),
         _ => barrier.sync(order),
     });
-    // SAFETY: a word per thread.
+    // SAFETY: `out` has one word per thread.
     unsafe { out.local().store(thread::index_1d() as usize, wrong) };
 }
 
-/// A barrier per warp, of warp coops.
+/// One barrier per warp, with warp coops.
 #[kernel]
 pub unsafe fn lsa_warps(comm: DevComm, mail: Words, out: Words, _extra: Extra, n: u32) {
     let coop = Coop::warp();
     let index = thread::index_1d() / 32;
     let mut barrier = comm.lsa_barrier(coop, BarrierIndex::new(index));
     assert!(barrier.team() == comm.lsa_team());
-    let meet = |_| barrier.sync(MemoryOrder::AcqRel);
-    let wrong = exchange(&comm, mail, coop, index, n, meet);
-    // SAFETY: a word per thread.
+    let sync = |_| barrier.sync(MemoryOrder::AcqRel);
+    let wrong = exchange(&comm, mail, coop, index, n, sync);
+    // SAFETY: `out` has one word per thread.
     unsafe { out.local().store(thread::index_1d() as usize, wrong) };
 }
 
-/// Coops of every other kind, each on a barrier of its own, one after the other: thread 3 alone,
-/// lanes of the first warp, a span.
+/// Coops of every other kind, each on its own barrier: thread 3 alone, lanes of the first warp, a
+/// span of warps.
 #[kernel]
 pub unsafe fn lsa_coops(comm: DevComm, mail: Words, out: Words, _extra: Extra, n: u32) {
     let t = thread::thread_idx_x();
-    let meet = |coop: Coop, index: u32| {
+    let run = |coop: Coop, index: u32| {
         let mut barrier = comm.lsa_barrier(coop, BarrierIndex::new(index));
         exchange(&comm, mail, coop, index, n, |_| barrier.sync(MemoryOrder::AcqRel))
     };
     let mut wrong = 0;
     if t == 3 {
-        wrong += meet(Coop::thread(), 0);
+        wrong += run(Coop::thread(), 0);
     }
     if t < 32 && t.is_multiple_of(2) {
-        wrong += meet(Coop::lanes(0x5555_5555), 1);
+        wrong += run(Coop::lanes(0x5555_5555), 1);
     }
     if t >= 32 {
-        wrong += meet(Coop::warp_span(1, 2, 1), 2);
+        wrong += run(Coop::warp_span(1, 2, 1), 2);
     }
-    // SAFETY: a word per thread.
+    // SAFETY: `out` has one word per thread.
     unsafe { out.local().store(t as usize, wrong) };
 }
 
-/// By multicast stores, on barriers that the host made in addition.
+/// Barriers by multicast stores, on the host's additional barriers.
 #[kernel]
 pub unsafe fn lsa_multicast(comm: DevComm, mail: Words, out: Words, extra: Extra, n: u32) {
     let (coop, index) = (Coop::cta(), BarrierIndex::this_block());
     let Some(handle) = comm.lsa_multimem() else { return };
-    // SAFETY: barriers of the LSA team, and its mapping.
+    // SAFETY: the barriers and the mapping of the LSA team.
     let set = unsafe { LsaBarriers::new(&comm, comm.lsa_team(), extra.lsa).over_multimem(handle) };
     let mut barrier = set.barrier(coop, index);
-    let meet = |_| barrier.sync(MemoryOrder::AcqRel);
-    let wrong = exchange(&comm, mail, coop, index.get(), n, meet);
-    // SAFETY: a word per thread.
+    let sync = |_| barrier.sync(MemoryOrder::AcqRel);
+    let wrong = exchange(&comm, mail, coop, index.get(), n, sync);
+    // SAFETY: `out` has one word per thread.
     unsafe { out.local().store(thread::index_1d() as usize, wrong) };
 }
 
-/// Sessions of the typed layer and of NCCL's own take turns on one barrier; and sessions are opened
-/// anew for each barrier.
+/// Alternates between sessions of the typed API and of NCCL on one barrier; opens a session for
+/// each sync.
 #[kernel]
 pub unsafe fn lsa_with_raw(comm: DevComm, mail: Words, out: Words, extra: Extra, n: u32) {
     let (coop, team, index) = (Coop::cta(), comm.lsa_team(), thread::block_idx_x());
     let order = MemoryOrder::AcqRel;
     let raw_sync = || {
         let mut session = MaybeUninit::<LsaBarrierSession>::uninit();
-        // SAFETY: barriers of the LSA team that the host made; this coop alone uses the session.
+        // SAFETY: the host created the barriers for the LSA team; only this coop uses the session.
         unsafe {
             raw::ncclLsaBarrierSessionInit(
                 session.as_mut_ptr(),
@@ -171,36 +170,36 @@ pub unsafe fn lsa_with_raw(comm: DevComm, mail: Words, out: Words, extra: Extra,
         0 => set.barrier(coop, BarrierIndex::new(index)).sync(order),
         _ => raw_sync(),
     });
-    // SAFETY: a word per thread.
+    // SAFETY: `out` has one word per thread.
     unsafe { out.local().store(thread::index_1d() as usize, wrong) };
 }
 
-/// Sets the epochs of all barriers to just before they wrap around; for a launch of its own.
+/// Sets the epochs of all barriers to just before they wrap around; in a separate launch.
 #[kernel]
 pub unsafe fn lsa_near_the_end(comm: DevComm, _mail: Words, _out: Words, extra: Extra, n: u32) {
     let (barriers, ranks) = (extra.lsa.n_barriers as usize, comm.lsa_team().n_ranks as usize);
     let words = comm.resource_buffer(extra.lsa.buffer).local::<u32>();
     let mut i = thread::thread_idx_x() as usize;
     while i < barriers * (3 + ranks) {
-        // SAFETY: the words of the barriers, while no session is open.
+        // SAFETY: the barriers' words, while no session is open.
         unsafe { words.store(i, u32::MAX - n) };
         i += thread::block_dim_x() as usize;
     }
 }
 
-/// The last rank of the team comes late: the others get a timeout, in every thread, and later all
-/// meet `n` times.
+/// The last rank of the team arrives late: the other ranks time out in every thread, and then all
+/// sync `n` times.
 #[kernel]
 pub unsafe fn lsa_late(comm: DevComm, mail: Words, out: Words, _extra: Extra, n: u32) {
     let (team, coop, order) = (comm.lsa_team(), Coop::cta(), MemoryOrder::AcqRel);
     let (t, late) = (thread::thread_idx_x() as usize, team.rank == team.n_ranks - 1);
     let gave_up = mail.lsa(team.n_ranks - 1);
-    // Behind the rows of the exchange.
+    // After the words of `exchange`.
     let flag = 64;
     let mut timeouts = 0;
     let mut barrier = comm.lsa_barrier(coop, BarrierIndex::new(0));
     if late {
-        // SAFETY: words that are written by ordered stores alone.
+        // SAFETY: only ordered stores write these words.
         comm.wait_until(coop, || unsafe {
             let mut all = true;
             for p in 0..team.n_ranks - 1 {
@@ -213,17 +212,17 @@ pub unsafe fn lsa_late(comm: DevComm, mail: Words, out: Words, _extra: Extra, n:
         timeouts += u64::from(barrier.sync_timeout(order, Timeout::millis(5)).is_err());
         coop.sync();
         if t == 0 {
-            // SAFETY: a word per rank.
+            // SAFETY: one word per rank.
             unsafe { gave_up.store_release(flag + team.rank as usize, 1) };
         }
     }
     let wrong = exchange(&comm, mail, coop, 0, n, |_| barrier.sync(order));
-    // SAFETY: a word per thread.
+    // SAFETY: `out` has one word per thread.
     unsafe { out.local().store(t, wrong * 100 + timeouts) };
 }
 
-/// The first rank of the team never comes, to any of the waits of a barrier that can time out: 3
-/// words per thread.
+/// The first rank of the team never arrives: stores whether each wait timed out, 3 words per
+/// thread.
 #[kernel]
 pub unsafe fn lsa_never(comm: DevComm, _mail: Words, out: Words, _extra: Extra, _n: u32) {
     let (team, order) = (comm.lsa_team(), MemoryOrder::AcqRel);
@@ -235,7 +234,7 @@ pub unsafe fn lsa_never(comm: DevComm, _mail: Words, out: Words, _extra: Extra, 
         let mut barrier = comm.lsa_barrier(coop, BarrierIndex::new(index));
         let first = barrier.sync_timeout(order, Timeout::micros(200)).is_err();
         let second = barrier.arrive(order).wait_timeout(order, Timeout::nanos(1)).is_err();
-        // Nobody waits here for who has given up.
+        // Whether all threads of the coop have timed out.
         let third = !coop.any(!first || !second);
         // SAFETY: three words per thread.
         unsafe {
@@ -244,8 +243,7 @@ pub unsafe fn lsa_never(comm: DevComm, _mail: Words, out: Words, _extra: Extra, 
             out.local().store(3 * t as usize + 2, third.into());
         }
     };
-    // Each call with a coop of one kind: else it is not known when the kernel is compiled what
-    // NCCL's session calls.
+    // One call per kind of coop, so that the compiler can resolve the calls of NCCL's session.
     if t < 64 {
         wait(Coop::warp_span(0, 2, 0), 0);
     } else {

@@ -1,11 +1,11 @@
-//! Coops: who is in one, and that it meets and votes.
+//! A kernel that tests coops: rank, size, sync and votes.
 
 use cuda_std::prelude::*;
 use nccl_device::{Coop, DevComm};
 
 use crate::extra::{Extra, Words};
 
-/// The coops of a block of 96 threads, of kind `n`; the first thread of the calling thread's coop.
+/// The calling thread's coop, of kind `n`, in a block of 96 threads.
 #[inline(always)]
 fn coop_of(n: u32) -> Coop {
     let (t, lane) = (thread::thread_idx_x(), warp::lane_id());
@@ -22,22 +22,23 @@ fn coop_of(n: u32) -> Coop {
     }
 }
 
-/// Each thread's view of its coop, 6 numbers per thread in `out`. `mail` has a word per thread.
+/// Stores each thread's view of its coop, 6 words per thread of `out`. `mail` has one word per
+/// thread.
 #[kernel]
 pub unsafe fn coops(_comm: DevComm, mail: Words, out: Words, _extra: Extra, n: u32) {
     let coop = coop_of(n);
     let t = thread::thread_idx_x() as usize;
     let (rank, size) = (coop.thread_rank(), coop.size());
     let own = out.local();
-    // SAFETY: a word per thread in `mail`, 6 in `out`; the coop's threads are those that read each
-    // other's words, and the vote's barrier orders them.
+    // SAFETY: one word per thread in `mail`, 6 in `out`; threads of a coop read each other's words,
+    // ordered by `sync` and `any`.
     unsafe {
         own.store(6 * t, rank.into());
         own.store(6 * t + 1, size.into());
         own.store(6 * t + 2, coop.any(false).into());
         own.store(6 * t + 3, coop.any(rank == size - 1).into());
         mail.local().store(t, 7 + t as u64);
-        // Every thread looks at what the last one of its coop wrote.
+        // Every thread reads what the last thread of its coop wrote.
         coop.sync();
         let last = last_of(n, t);
         own.store(6 * t + 4, mail.local().load(last));

@@ -1,4 +1,4 @@
-//! What every kernel here takes.
+//! The parameters of the test kernels.
 
 use bytemuck::{Pod, Zeroable};
 use devcomm_types::kernel::KernelParam;
@@ -6,50 +6,50 @@ use devcomm_types::nccl::{GinBarrierHandle, LlA2aHandle, LsaBarrierHandle, Resou
 use devcomm_types::{CounterRange, SignalRange};
 use nccl_device::{Coop, DevComm, Window};
 
-/// A window of words.
+/// A window of 64-bit words.
 pub type Words = Window<u64>;
 
 /// The parameters of every kernel.
 pub type Args = (DevComm, Words, Words, Extra, u32);
 
-/// Handles of what a test asked for beside the device communicator's own; zeros for the rest.
+/// Handles of a test's additional resources; zeros if there are none.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 pub struct Extra {
-    /// A buffer among the resources.
+    /// A resource buffer.
     pub buffer: ResourceHandle,
-    /// Not used; keeps the size a multiple of 8.
+    /// Padding to a size that is a multiple of 8.
     pub unused: u32,
-    /// Barriers of the LSA team.
+    /// LSA barriers.
     pub lsa: LsaBarrierHandle,
-    /// Barriers of the world over the network.
+    /// GIN barriers of the connected team.
     pub gin: GinBarrierHandle,
-    /// Room for LL all-to-all.
+    /// The LL all-to-all.
     pub ll: LlA2aHandle,
-    /// Signals.
+    /// GIN signals.
     pub signals: Range,
-    /// Counters.
+    /// GIN counters.
     pub counters: Range,
 }
 
-/// Signals or counters.
+/// A range of signals or counters.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 pub struct Range {
-    /// The first.
+    /// The first index.
     pub first: u32,
-    /// How many.
+    /// The number of indices.
     pub count: u32,
 }
 
 impl Extra {
-    /// The signals as the API has them.
+    /// The signals as the device API's type.
     #[inline(always)]
     pub fn signals(&self) -> SignalRange {
         SignalRange { first: self.signals.first, count: self.signals.count }
     }
 
-    /// The counters as the API has them.
+    /// The counters as the device API's type.
     #[inline(always)]
     pub fn counters(&self) -> CounterRange {
         CounterRange { first: self.counters.first, count: self.counters.count }
@@ -62,7 +62,7 @@ pub(crate) fn share(coop: Coop, count: usize) -> impl Iterator<Item = usize> {
     (coop.thread_rank() as usize..count).step_by(coop.size() as usize)
 }
 
-// SAFETY: one type, one layout.
+// SAFETY: `Abi` is the same type.
 unsafe impl KernelParam for Extra {
     type Abi = Self;
 }

@@ -1,4 +1,4 @@
-//! GIN: what a kernel posts.
+//! Kernels that test GIN's operations: puts, gets, signals, counters, flushes.
 
 use cuda_std::atomic::Scope;
 use cuda_std::prelude::*;
@@ -7,24 +7,25 @@ use nccl_device::{Coop, DevComm, MemoryOrder, Team, Window};
 
 use crate::extra::{Extra, Words, share};
 
-/// The word that rank `from` sends to rank `to` as its `i`-th.
+/// Word `i` of what rank `from` sends to rank `to`.
 #[inline(always)]
 fn word(from: i32, to: i32, i: usize) -> u64 {
     (from as u64) << 40 | (to as u64) << 20 | i as u64
 }
 
-/// Writes what this rank sends to the members of `team`, `count` words a member, from word `first`
-/// of `window` on.
+/// Writes what this rank sends to the ranks of `team`, `count` words per rank, from word `first` of
+/// `window` on.
 #[inline(always)]
 unsafe fn fill(comm: &DevComm, coop: Coop, team: Team, window: Words, first: usize, count: usize) {
     for i in share(coop, count * team.n_ranks as usize) {
         let to = team.to_world(comm.rank(), (i / count) as i32);
-        // SAFETY: the caller's: room in the window, which nobody else uses.
+        // SAFETY: the caller's contract: the words are in the window, and nothing else accesses
+        // them.
         unsafe { window.local().store(first + i, word(comm.rank(), to, i % count)) };
     }
 }
 
-/// How many words are not what the members of `team` send to this rank.
+/// How many words differ from what the ranks of `team` send to this rank.
 #[inline(always)]
 unsafe fn count_wrong(
     comm: &DevComm,
@@ -37,16 +38,15 @@ unsafe fn count_wrong(
     let mut wrong = 0;
     for i in share(coop, count * team.n_ranks as usize) {
         let from = team.to_world(comm.rank(), (i / count) as i32);
-        // SAFETY: the caller's: the words have arrived.
+        // SAFETY: the caller's contract: the words have arrived.
         let got = unsafe { window.local().load(first + i) };
         wrong += u64::from(got != word(from, comm.rank(), i % count));
     }
     wrong
 }
 
-/// Waits until a signal is `more` above its shadow, which was `before`, and sets the shadow there.
-/// The signal itself may be raised by a fast peer before this rank looks at it; its shadow is this
-/// rank's own.
+/// Waits until a signal is `more` above `before`, its shadow, and raises the shadow by `more`. (A
+/// fast peer may already have raised the signal; only this rank changes the shadow.)
 #[inline(always)]
 fn wait_for<B: GinBackend>(
     gin: Gin<'_, B>,
@@ -63,15 +63,15 @@ fn wait_for<B: GinBackend>(
     coop.sync();
 }
 
-/// The team that is connected: `mode` 0 the world, 1 the rail.
+/// The team to which `mode` refers: 0 the world, 1 the rail.
 #[inline(always)]
 pub(crate) fn connected(comm: &DevComm, mode: u32) -> Team {
     if mode == 0 { comm.world_team() } else { comm.rail_team() }
 }
 
-/// All to all by puts with a signal: block `b` on context `b`, `n >> 4` words per peer, from `mail`
-/// (the first half) to its second half; the team by `n & 1`; `n & 2`: the kernel releases itself
-/// and shares the context with its block alone.
+/// All-to-all by puts with a signal: block `b` on context `b`, `n >> 4` words per peer, from the
+/// first half of `mail` to its second half; `n & 1` selects the team; `n & 2`: the kernel issues
+/// the release fence, and only its block shares the context.
 #[kernel(B = gin)]
 pub unsafe fn gin_put<B: GinBackend>(comm: DevComm, mail: Words, out: Words, extra: Extra, n: u32) {
     let (coop, block, count) = (Coop::cta(), thread::block_idx_x(), (n >> 4) as usize);
@@ -82,12 +82,12 @@ pub unsafe fn gin_put<B: GinBackend>(comm: DevComm, mail: Words, out: Words, ext
     let mut gin = comm.gin::<B>(block);
     assert!(gin.context_index() == block);
     if n & 2 != 0 {
-        // SAFETY: the test gives each block a context of its own.
+        // SAFETY: the test gives each block its own context.
         gin = unsafe { gin.shared_by(ResourceSharing::Cta) };
     }
     let signal = SignalId::of(&comm, extra.signals(), 1);
     let before = gin.signal_shadow(signal);
-    // SAFETY: halves of the window for each block; what is put is read after its signal.
+    // SAFETY: separate words for each block in both halves; a target is read after its signal.
     unsafe {
         fill(&comm, coop, team, mail, source, count);
         if n & 2 != 0 {
@@ -106,8 +106,8 @@ pub unsafe fn gin_put<B: GinBackend>(comm: DevComm, mail: Words, out: Words, ext
     }
 }
 
-/// Values of every size, without a source; the signal is raised by an amount that says who: 5 words
-/// a rank in `out`.
+/// Puts a value to every rank, and raises the signal by an amount that encodes the sender: one word
+/// per rank in `out`.
 #[kernel(B = gin)]
 pub unsafe fn gin_put_value<B: GinBackend>(
     comm: DevComm,
@@ -123,7 +123,7 @@ pub unsafe fn gin_put_value<B: GinBackend>(
     let (me, n_ranks) = (comm.rank() as usize, comm.n_ranks() as u64);
     for p in 0..world.n_ranks {
         let value = word(comm.rank(), p, 3);
-        // SAFETY: one word per rank in every rank, which is read after the signal.
+        // SAFETY: one word per sender in every rank, which is read after the signal.
         unsafe {
             gin.put_value(world, p, mail.at(me), value)
                 .signal(signal.add(10 + me as u64))
@@ -139,7 +139,7 @@ pub unsafe fn gin_put_value<B: GinBackend>(
     gin.flush(coop, MemoryOrder::Relaxed);
 }
 
-/// Values of 1, 2, 4 and 8 bytes into the right neighbour's words.
+/// Puts values of 1, 2, 4 and 8 bytes into the right neighbor's words.
 #[kernel(B = gin)]
 pub unsafe fn gin_value_sizes<B: GinBackend>(
     comm: DevComm,
@@ -156,8 +156,7 @@ pub unsafe fn gin_value_sizes<B: GinBackend>(
     let signal = SignalId::of(&comm, extra.signals(), 0);
     let before = gin.signal_shadow(signal);
     let right = (world.rank + 1) % world.n_ranks;
-    // SAFETY: four words of the neighbour's, of which nobody else writes; the views name the same
-    // bytes.
+    // SAFETY: four words of the neighbor, which no other rank writes; the casts keep the bytes.
     unsafe {
         gin.put_value(world, right, cast::<u8>(mail).at(0), 0xab_u8)
             .signal(signal.inc())
@@ -176,23 +175,21 @@ pub unsafe fn gin_value_sizes<B: GinBackend>(
     gin.flush(coop, MemoryOrder::Relaxed);
 }
 
-/// The same window, of other elements.
+/// The same window with another element type.
 #[inline(always)]
 pub(crate) unsafe fn cast<T>(window: Words) -> Window<T> {
-    // SAFETY: a window is a handle, whatever its elements.
+    // SAFETY: a window is the same handle for every element type.
     unsafe { core::mem::transmute::<Words, Window<T>>(window) }
 }
 
-/// Gets from every peer, after a barrier by signals: the first half of `mail` is read, the second
-/// written.
+/// Gets from every peer, after a barrier by signals: from the first half of `mail` to the second.
 #[kernel(B = gin)]
 pub unsafe fn gin_get<B: GinBackend>(comm: DevComm, mail: Words, out: Words, extra: Extra, n: u32) {
     let (coop, world, count) = (Coop::cta(), comm.world_team(), n as usize);
     let (half, gin) = (count * world.n_ranks as usize, comm.gin::<B>(0));
     let ready = SignalId::of(&comm, extra.signals(), 0);
     let before = gin.signal_shadow(ready);
-    // SAFETY: halves of the window: one is written before the signals, the other by this rank's
-    // gets alone.
+    // SAFETY: the first half is written before the signals, the second only by this rank's gets.
     unsafe {
         fill(&comm, coop, world, mail, 0, count);
         for p in 0..world.n_ranks {
@@ -209,8 +206,8 @@ pub unsafe fn gin_get<B: GinBackend>(comm: DevComm, mail: Words, out: Words, ext
     }
 }
 
-/// A strong signal after many puts without: it says that all of them have arrived. To the right
-/// neighbour, `n` puts.
+/// `n` puts without signals to the right neighbor, then a strong signal: all puts have arrived
+/// before it.
 #[kernel(B = gin)]
 pub unsafe fn gin_strong<B: GinBackend>(
     comm: DevComm,
@@ -229,24 +226,24 @@ pub unsafe fn gin_strong<B: GinBackend>(
         unsafe { mail.local().store(i, word(comm.rank(), right, i)) };
     }
     for i in 0..n as usize {
-        // SAFETY: the second `n` words of the neighbour, which it reads after the signal.
+        // SAFETY: the second `n` words of the neighbor, which it reads after the signal.
         unsafe { gin.put(world, right, mail.at(n as usize + i), mail.at(i), 1).post(coop) };
     }
     gin.signal(coop, world, right, signal.add(1 << 33).strong());
     wait_for(gin, coop, signal, before, 1 << 33, MemoryOrder::Acquire);
     let mut wrong = 0;
     for i in share(coop, n as usize) {
-        // SAFETY: they have arrived.
+        // SAFETY: the words have arrived.
         let got = unsafe { mail.local().load(n as usize + i) };
         wrong += u64::from(got != word(left, comm.rank(), i));
     }
     gin.flush(coop, MemoryOrder::Relaxed);
-    // SAFETY: a word per thread.
+    // SAFETY: `out` has one word per thread.
     unsafe { out.local().store(thread::index_1d() as usize, wrong) };
 }
 
-/// Each put has a weak signal of its own kind; whoever sees the sum knows that all data is here.
-/// Then signals in the window, by one and by an amount; the values seen are in `out`.
+/// Each put has a weak signal: when their sum has arrived, so has all data. Also VA signals in the
+/// window, raised by one and by an amount; stores their values to `out`.
 #[kernel(B = gin)]
 pub unsafe fn gin_weak_and_va<B: GinBackend>(
     comm: DevComm,
@@ -259,11 +256,11 @@ pub unsafe fn gin_weak_and_va<B: GinBackend>(
     let (me, ranks) = (world.rank as usize, world.n_ranks as usize);
     let signal = SignalId::of(&comm, extra.signals(), 0);
     let before = gin.signal_shadow(signal);
-    // SAFETY: the test makes the window for it; the two words behind the ranks' are signals, which
-    // start at 0.
+    // SAFETY: the test registers the window for VA signals; the two words after the data are
+    // signals, and start at 0.
     let (by_one, by_more) =
         unsafe { (VaSignal::new(mail, 2 * ranks), VaSignal::new(mail, 2 * ranks + 1)) };
-    // SAFETY: a word per rank twice: one written here, one by each peer, read after the signals.
+    // SAFETY: one word per rank is written by this rank, one by each peer; read after the signals.
     unsafe {
         if coop.thread_rank() == 0 {
             mail.local().store(me, word(comm.rank(), 0, 1));
@@ -298,8 +295,7 @@ pub unsafe fn gin_weak_and_va<B: GinBackend>(
     }
 }
 
-/// A counter says when a source can be written again: `n` puts to the right neighbour from one
-/// word.
+/// A counter tells when a source can be overwritten: `n` puts to the right neighbor from one word.
 #[kernel(B = gin)]
 pub unsafe fn gin_counter<B: GinBackend>(
     comm: DevComm,
@@ -315,8 +311,8 @@ pub unsafe fn gin_counter<B: GinBackend>(
     let left = (world.rank + world.n_ranks - 1) % world.n_ranks;
     let before = gin.signal_shadow(signal);
     for i in 0..n as usize {
-        // SAFETY: word 0 is written when the put before has read it; the targets are the
-        // neighbour's `n` words behind it.
+        // SAFETY: word 0 is written after the previous put has read it; the targets are the
+        // neighbor's next `n` words.
         unsafe {
             if coop.thread_rank() == 0 {
                 mail.local().store(0, word(comm.rank(), right, i));
@@ -331,7 +327,7 @@ pub unsafe fn gin_counter<B: GinBackend>(
     wait_for(gin, coop, signal, before, u64::from(n), MemoryOrder::Acquire);
     let mut wrong = 0;
     for i in 0..n as usize {
-        // SAFETY: they have arrived.
+        // SAFETY: the words have arrived.
         wrong += u64::from(unsafe { mail.local().load(1 + i) } != word(left, comm.rank(), i));
     }
     let counted = gin.read_counter(counter, MemoryOrder::Relaxed);
@@ -342,7 +338,7 @@ pub unsafe fn gin_counter<B: GinBackend>(
     coop.sync();
     let after = gin.read_counter(counter, MemoryOrder::Relaxed);
     let t = 3 * thread::thread_idx_x() as usize;
-    // SAFETY: three words per thread.
+    // SAFETY: `out` has three words per thread.
     unsafe {
         out.local().store(t, wrong);
         out.local().store(t + 1, counted);
@@ -351,8 +347,7 @@ pub unsafe fn gin_counter<B: GinBackend>(
     gin.flush(coop, MemoryOrder::Relaxed);
 }
 
-/// Flushes to single peers tell when sources can be written again: each thread of the block puts to
-/// a peer of its own.
+/// A flush to one peer tells when sources can be overwritten: thread `t` puts to rank `t`.
 #[kernel(B = gin)]
 pub unsafe fn gin_requests<B: GinBackend>(
     comm: DevComm,
@@ -361,7 +356,7 @@ pub unsafe fn gin_requests<B: GinBackend>(
     extra: Extra,
     n: u32,
 ) {
-    let (world, gin, alone) = (comm.world_team(), comm.gin::<B>(0), Coop::thread());
+    let (world, gin, single) = (comm.world_team(), comm.gin::<B>(0), Coop::thread());
     let signal = SignalId::of(&comm, extra.signals(), 0);
     let (ranks, me) = (world.n_ranks as usize, world.rank as usize);
     let before = gin.signal_shadow(signal);
@@ -369,12 +364,12 @@ pub unsafe fn gin_requests<B: GinBackend>(
     let t = thread::thread_idx_x() as usize;
     if t < ranks {
         for i in 0..n as usize {
-            // SAFETY: a source word per thread, written when the flush says so; targets of `n`
-            // words a rank.
+            // SAFETY: one source word per thread, overwritten after the flush; `n` target words per
+            // rank.
             unsafe {
                 mail.local().store(t, word(comm.rank(), t as i32, i));
                 let target = mail.at(ranks + me * n as usize + i);
-                gin.put(world, t as i32, target, mail.at(t), 1).signal(signal.inc()).post(alone);
+                gin.put(world, t as i32, target, mail.at(t), 1).signal(signal.inc()).post(single);
             }
             let request = gin.flush_async(world, t as i32);
             if i % 2 == 0 {
@@ -386,14 +381,15 @@ pub unsafe fn gin_requests<B: GinBackend>(
         }
     }
     wait_for(gin, Coop::cta(), signal, before, ranks as u64 * u64::from(n), MemoryOrder::Acquire);
-    // SAFETY: a word per thread; the targets have been written.
+    // SAFETY: `out` has one word per thread; the targets have arrived.
     unsafe {
         let wrong = count_wrong(&comm, Coop::cta(), world, mail, ranks, n as usize);
         out.local().store(t, wrong);
     }
 }
 
-/// Every context has signals of its own: thread `c` raises context `c`'s by `c + 1`, at every rank.
+/// Every context has its own signals: thread `c` raises that of context `c` by `c + 1`, at every
+/// rank.
 #[kernel(B = gin)]
 pub unsafe fn gin_contexts<B: GinBackend>(
     comm: DevComm,
@@ -402,7 +398,7 @@ pub unsafe fn gin_contexts<B: GinBackend>(
     extra: Extra,
     _n: u32,
 ) {
-    let (world, alone, t) = (comm.world_team(), Coop::thread(), thread::thread_idx_x());
+    let (world, single, t) = (comm.world_team(), Coop::thread(), thread::thread_idx_x());
     if t >= comm.n_gin_contexts() {
         return;
     }
@@ -410,12 +406,12 @@ pub unsafe fn gin_contexts<B: GinBackend>(
     let signal = SignalId::of(&comm, extra.signals(), 0);
     let before = gin.signal_shadow(signal);
     for p in 0..world.n_ranks {
-        gin.signal(alone, world, p, signal.add(u64::from(t) + 1));
+        gin.signal(single, world, p, signal.add(u64::from(t) + 1));
     }
     let wanted = (u64::from(t) + 1) * world.n_ranks as u64;
-    wait_for(gin, alone, signal, before, wanted, MemoryOrder::Relaxed);
+    wait_for(gin, single, signal, before, wanted, MemoryOrder::Relaxed);
     let seen = gin.read_signal(signal, MemoryOrder::Relaxed) - before;
-    // SAFETY: a word per thread.
+    // SAFETY: `out` has one word per thread.
     unsafe { out.local().store(t as usize, seen) };
-    gin.flush(alone, MemoryOrder::Relaxed);
+    gin.flush(single, MemoryOrder::Relaxed);
 }

@@ -1,4 +1,4 @@
-//! GIN: puts and gets of any number of bytes, from and to any byte, on many contexts.
+//! A kernel that tests GIN puts and gets of any length and alignment, on several contexts.
 
 use cuda_std::prelude::*;
 use nccl_device::gin::{GinBackend, SignalId};
@@ -7,28 +7,28 @@ use nccl_device::{BarrierIndex, Coop, DevComm, FenceLevel, LsaPtr, MemoryOrder};
 use crate::extra::{Extra, Words, share};
 use crate::files::gin::{cast, connected};
 
-/// Messages from one rank to another in a launch, and the bytes of the slot in which each lies
-/// somewhere.
+/// Messages from one rank to another per launch; and the bytes of a slot, which holds one message
+/// at some offset.
 pub const MESSAGES: usize = 12;
 /// See [`MESSAGES`].
 pub const SLOT: usize = 80;
 
-/// A message: its bytes, and where it begins in its slots at the source, at the target of a put,
-/// and at the target of a get.
+/// A message: its length, and its offsets in the slots of the source, of the put's target, and of
+/// the get's target.
 struct Message {
     len: usize,
     starts: [usize; 3],
 }
 
 impl Message {
-    /// Message `k` from rank `from` to rank `to`: lengths from 1 to 70, with a begin of every
-    /// remainder.
+    /// Message `k` from rank `from` to rank `to`: its length is 1 to 70 bytes, its offsets have
+    /// every alignment.
     #[inline(always)]
     fn of(from: i32, to: i32, k: usize) -> Self {
-        let mix = 7 * from as usize + 3 * to as usize + 13 * k;
-        let len = 1 + mix % 70;
+        let seed = 7 * from as usize + 3 * to as usize + 13 * k;
+        let len = 1 + seed % 70;
         let room = SLOT - len + 1;
-        Self { len, starts: [mix * 5 % room, mix * 11 % room, mix * 3 % room] }
+        Self { len, starts: [seed * 5 % room, seed * 11 % room, seed * 3 % room] }
     }
 
     /// Its byte `i`; never 0.
@@ -38,7 +38,7 @@ impl Message {
     }
 }
 
-/// How many bytes of a slot are not message `k`, and nothing around it.
+/// How many bytes of a slot differ from message `k` surrounded by zeros.
 #[inline(always)]
 unsafe fn wrong_in(
     slot: LsaPtr<u8>,
@@ -54,17 +54,17 @@ unsafe fn wrong_in(
     let mut wrong = 0;
     for i in 0..SLOT {
         let inside = i >= begin && i < begin + message.len;
-        let wanted = if inside { Message::byte(from, to, k, salt, i - begin) } else { 0 };
-        // SAFETY: the caller's: the slot's bytes, at rest.
-        wrong += u64::from(unsafe { slot.load(first + i) } != wanted);
+        let expected = if inside { Message::byte(from, to, k, salt, i - begin) } else { 0 };
+        // SAFETY: the caller's contract: nothing writes the slot's bytes.
+        wrong += u64::from(unsafe { slot.load(first + i) } != expected);
     }
     wrong
 }
 
-/// Every rank of a team has [`MESSAGES`] for every other, which it puts, and which the other then
-/// gets as well. A block a context; the team by `n & 1`: 0 the world, 1 the rail; `n >> 1` makes
-/// other bytes. `mail` has three areas of a slot per message for each block: sources, targets of
-/// puts, targets of gets.
+/// Every rank of a team has [`MESSAGES`] messages for every rank: it puts them, and the receiver
+/// gets them as well. One context per block. Bit 0 of `n` selects the team (0 the world, 1 the
+/// rail), the others vary the bytes. For each block `mail` has three areas, with one slot per
+/// message: sources, targets of puts, targets of gets.
 #[kernel(B = gin)]
 pub unsafe fn gin_bytes<B: GinBackend>(
     comm: DevComm,
@@ -75,59 +75,59 @@ pub unsafe fn gin_bytes<B: GinBackend>(
 ) {
     let (coop, block, salt) = (Coop::cta(), thread::block_idx_x(), n >> 1);
     let team = connected(&comm, n & 1);
-    // SAFETY: bytes are what words are made of.
+    // SAFETY: any word is valid as bytes.
     let mail = unsafe { cast::<u8>(mail) };
     let slots = team.n_ranks as usize * MESSAGES;
     let area = slots * SLOT;
     let [sources, puts, gets] = [0, 1, 2].map(|i| (3 * block as usize + i) * area);
-    let slot = |area: usize, member: i32, k: usize| area + (member as usize * MESSAGES + k) * SLOT;
+    let slot = |area: usize, rank: i32, k: usize| area + (rank as usize * MESSAGES + k) * SLOT;
     let gin = comm.gin::<B>(block);
     let arrived = SignalId::of(&comm, extra.signals(), 0);
-    let world = |member: i32| team.to_world(comm.rank(), member);
+    let world = |rank: i32| team.to_world(comm.rank(), rank);
     let me = comm.rank();
 
-    // SAFETY: areas of the block's own. What is put is looked at after its signals, what is got
-    // after a flush; a rank's own slots are cleared before it says that it is there.
+    // SAFETY: each block has its own areas. Targets of puts are read after the signals, targets of
+    // gets after the flush; both are cleared before the barrier.
     unsafe {
         for i in share(coop, slots) {
-            let (member, k) = ((i / MESSAGES) as i32, i % MESSAGES);
-            let message = Message::of(me, world(member), k);
+            let (rank, k) = ((i / MESSAGES) as i32, i % MESSAGES);
+            let message = Message::of(me, world(rank), k);
             for b in 0..SLOT {
-                mail.local().store(slot(puts, member, k) + b, 0);
-                mail.local().store(slot(gets, member, k) + b, 0);
+                mail.local().store(slot(puts, rank, k) + b, 0);
+                mail.local().store(slot(gets, rank, k) + b, 0);
             }
             for b in 0..message.len {
-                let byte = Message::byte(me, world(member), k, salt, b);
-                mail.local().store(slot(sources, member, k) + message.starts[0] + b, byte);
+                let byte = Message::byte(me, world(rank), k, salt, b);
+                mail.local().store(slot(sources, rank, k) + message.starts[0] + b, byte);
             }
         }
         let set = if n & 1 == 0 { gin.world_barriers() } else { gin.rail_barriers() };
         let mut barrier = set.barrier(coop, BarrierIndex::this_block());
         barrier.sync(MemoryOrder::AcqRel, FenceLevel::None);
 
-        // A thread per message.
+        // One thread per message.
         for i in share(coop, slots) {
-            let (member, k) = ((i / MESSAGES) as i32, i % MESSAGES);
-            let message = Message::of(me, world(member), k);
-            let from = mail.at(slot(sources, member, k) + message.starts[0]);
+            let (rank, k) = ((i / MESSAGES) as i32, i % MESSAGES);
+            let message = Message::of(me, world(rank), k);
+            let from = mail.at(slot(sources, rank, k) + message.starts[0]);
             let to = mail.at(slot(puts, team.rank, k) + message.starts[1]);
-            let put = gin.put(team, member, to, from, message.len);
+            let put = gin.put(team, rank, to, from, message.len);
             put.signal(arrived.inc().weak()).post(Coop::thread());
 
-            let message = Message::of(world(member), me, k);
+            let message = Message::of(world(rank), me, k);
             let from = mail.at(slot(sources, team.rank, k) + message.starts[0]);
-            let to = mail.at(slot(gets, member, k) + message.starts[2]);
-            gin.get(team, member, from, to, message.len).post(Coop::thread());
+            let to = mail.at(slot(gets, rank, k) + message.starts[2]);
+            gin.get(team, rank, from, to, message.len).post(Coop::thread());
         }
         gin.wait_signal_follow_shadow(coop, arrived, slots as u64, MemoryOrder::Acquire);
         gin.flush(coop, MemoryOrder::Acquire);
 
         let mut wrong = 0;
         for i in share(coop, slots) {
-            let (member, k) = ((i / MESSAGES) as i32, i % MESSAGES);
-            let (from, local) = (world(member), mail.local());
-            wrong += wrong_in(local, slot(puts, member, k), 1, from, me, k, salt);
-            wrong += wrong_in(local, slot(gets, member, k), 2, from, me, k, salt);
+            let (rank, k) = ((i / MESSAGES) as i32, i % MESSAGES);
+            let (from, local) = (world(rank), mail.local());
+            wrong += wrong_in(local, slot(puts, rank, k), 1, from, me, k, salt);
+            wrong += wrong_in(local, slot(gets, rank, k), 2, from, me, k, salt);
         }
         out.local().store(thread::index_1d() as usize, wrong);
     }

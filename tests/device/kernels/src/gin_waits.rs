@@ -1,4 +1,4 @@
-//! GIN: shadows, resets, and waits that time out.
+//! Kernels that test GIN's signal shadows, resets, and waits with timeouts.
 
 use cuda_std::prelude::*;
 use nccl_device::gin::{CounterId, GinBackend, SignalId, VaSignal};
@@ -8,8 +8,8 @@ use crate::extra::{Extra, Words};
 
 const ORDER: MemoryOrder = MemoryOrder::Acquire;
 
-/// A shadow follows what is expected: 6 words per thread in `out`. The left neighbour raises by 3,
-/// then by 4, then by `n`.
+/// The left neighbor raises the first signal by 3 and 4, the second by `n` and 2; the shadows
+/// follow. 6 words per thread in `out`.
 #[kernel(B = gin)]
 pub unsafe fn gin_shadows<B: GinBackend>(
     comm: DevComm,
@@ -37,16 +37,16 @@ pub unsafe fn gin_shadows<B: GinBackend>(
     }
     let late = gin.wait_signal_meets_shadow_timeout(coop, first, ORDER, Timeout::millis(60_000));
     let shadow = gin.signal_shadow(first) - start;
-    // The other signal: followed, by what came.
+    // The second signal: its shadow is set to the signal's value.
     let second_start = gin.signal_shadow(second);
     coop.sync();
     gin.signal(coop, world, right, second.add(n.into()));
     let (before, grown) = gin.wait_signal_follow_shadow(coop, second, n.into(), ORDER);
     gin.signal(coop, world, right, second.add(2));
-    // In vain, where the last wait has seen both.
+    // It times out if the previous wait has already seen both amounts.
     let limit = Timeout::millis(1_000);
     let more = gin.wait_signal_follow_shadow_timeout(coop, second, 2, ORDER, limit);
-    // SAFETY: six words per thread.
+    // SAFETY: `out` has six words per thread.
     unsafe {
         out.local().store(t, met);
         out.local().store(t + 1, u64::from(late.is_err()));
@@ -58,8 +58,8 @@ pub unsafe fn gin_shadows<B: GinBackend>(
     }
 }
 
-/// Every wait for what never comes ends, in every thread: `out` has the timeouts as bits, a word a
-/// thread. Afterwards a reset sets a signal and its shadow to 0.
+/// Waits that never succeed time out in every thread: stores the timeouts as bits, one word per
+/// thread. Then a reset sets a signal and its shadow to 0.
 #[kernel(B = gin)]
 pub unsafe fn gin_never<B: GinBackend>(
     comm: DevComm,
@@ -72,7 +72,7 @@ pub unsafe fn gin_never<B: GinBackend>(
     let (signal, counter) =
         (SignalId::of(&comm, extra.signals(), 0), CounterId::of(&comm, extra.counters(), 0));
     let soon = Timeout::micros(100);
-    // SAFETY: the test makes the window for it, zeroed.
+    // SAFETY: the test registers the window for VA signals, zeroed.
     let va = unsafe { VaSignal::new(mail, 0) };
     if thread::thread_idx_x() == 0 {
         gin.expect(signal, 5);
@@ -86,7 +86,7 @@ pub unsafe fn gin_never<B: GinBackend>(
         u64::from(gin.wait_signal_meets_shadow_timeout(coop, signal, ORDER, soon).is_err()) << 3;
     bits |= u64::from(gin.wait_signal_follow_shadow_timeout(coop, signal, 1, ORDER, soon).is_err())
         << 4;
-    // What has come does not time out, and a flush of nothing is through.
+    // A condition that holds does not time out, nor does a flush without operations.
     bits |= u64::from(gin.wait_signal_timeout(coop, signal, 0, ORDER, soon).is_err()) << 5;
     bits |= u64::from(gin.wait_counter_timeout(coop, counter, 0, ORDER, soon).is_err()) << 6;
     bits |= u64::from(gin.flush_timeout(coop, ORDER, Timeout::millis(60_000)).is_err()) << 7;
@@ -97,13 +97,12 @@ pub unsafe fn gin_never<B: GinBackend>(
     }
     Coop::cta().sync();
     bits |= gin.signal_shadow(signal) << 16;
-    // SAFETY: a word per thread.
+    // SAFETY: `out` has one word per thread.
     unsafe { out.local().store(thread::thread_idx_x() as usize, bits) };
 }
 
-/// Signals have 64 bits that wrap around: the left neighbour raises one over 2^32 and over 2^64,
-/// and words of the window likewise. `out` has how often a thread saw another number, or a wait
-/// that was wrong.
+/// Signals have 64 bits and wrap around: the left neighbor raises a signal beyond 2^32 and beyond
+/// 2^64, and VA signals too. Stores each thread's number of errors.
 #[kernel(B = gin)]
 pub unsafe fn gin_wraps<B: GinBackend>(
     comm: DevComm,
@@ -120,7 +119,7 @@ pub unsafe fn gin_wraps<B: GinBackend>(
     let mut expected = gin.signal_shadow(signal);
     let mut wrong = 0;
     for step in 0..8 {
-        // Nobody is ahead: further apart than 2^63, numbers that wrap around have no order.
+        // No rank runs ahead: numbers that wrap around have no order at distances above 2^63.
         barrier.sync(ORDER, FenceLevel::None);
         let amount = match step {
             0 => u32::MAX.into(),
@@ -140,7 +139,7 @@ pub unsafe fn gin_wraps<B: GinBackend>(
         let next = expected.wrapping_add(1);
         wrong += u64::from(gin.wait_signal_timeout(coop, signal, next, ORDER, soon).is_ok());
     }
-    // SAFETY: two words of the window, which are signals from the barrier on.
+    // SAFETY: two words of the window, used only as signals after the barrier.
     let (low, high) = unsafe { (VaSignal::new(mail, 0), VaSignal::new(mail, 1)) };
     let (low_start, high_start) = (u64::from(u32::MAX - 1), u64::MAX - 1);
     if coop.thread_rank() == 0 {
@@ -160,12 +159,12 @@ pub unsafe fn gin_wraps<B: GinBackend>(
     wrong += u64::from(gin.read_signal(low, ORDER) != low_start + more);
     wrong += u64::from(gin.read_signal(high, ORDER) != high_start.wrapping_add(more));
     gin.flush(coop, MemoryOrder::Relaxed);
-    // SAFETY: a word per thread.
+    // SAFETY: `out` has one word per thread.
     unsafe { out.local().store(thread::thread_idx_x() as usize, wrong) };
 }
 
-/// A signal that was reset counts from 0 again, also by another operation, and so does its shadow.
-/// `n` times; `out` has how often a thread saw another number.
+/// A signal that was reset counts from 0 again, also with another operation, and so does its
+/// shadow. `n` times; stores each thread's number of errors.
 #[kernel(B = gin)]
 pub unsafe fn gin_resets<B: GinBackend>(
     comm: DevComm,
@@ -185,7 +184,7 @@ pub unsafe fn gin_resets<B: GinBackend>(
         let (before, grown) = gin.wait_signal_follow_shadow(coop, signal, amount, ORDER);
         wrong += u64::from(before != 0 || grown != amount);
         wrong += u64::from(gin.read_signal(signal, ORDER) != amount);
-        // Everybody has been told, so that nobody raises it while it is reset.
+        // All ranks have received their signals, so none is raised during the reset.
         barrier.sync(ORDER, FenceLevel::None);
         if coop.thread_rank() == 0 {
             gin.reset_signal(signal);
@@ -194,6 +193,6 @@ pub unsafe fn gin_resets<B: GinBackend>(
         wrong += u64::from(gin.read_signal(signal, ORDER) != 0 || gin.signal_shadow(signal) != 0);
         barrier.sync(ORDER, FenceLevel::None);
     }
-    // SAFETY: a word per thread.
+    // SAFETY: `out` has one word per thread.
     unsafe { out.local().store(thread::thread_idx_x() as usize, wrong) };
 }

@@ -1,13 +1,13 @@
-//! Kernels that test the typed device API, a file a topic.
+//! Kernels that test the typed device API, one file per topic.
 //!
 //! All take the same parameters, so that one test body can run any of them in the simulator and on
-//! GPUs: the device communicator, a window `mail` to write into, a window `out` for findings,
-//! [`Extra`] handles, and a number.
+//! GPUs: the device communicator, a window `mail` for the exchanged data, a window `out` for
+//! results, [`Extra`] handles, and a parameter `n`.
 //!
 //! # Safety model
 //!
-//! The contract of each kernel is the same: the windows are as long as its test makes them, and the
-//! device communicator has the resources that its test asks for.
+//! The contract of each kernel is the same: the windows and the device communicator are those that
+//! its test case (`tests/device/src/cases`) sets up.
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 #![allow(clippy::missing_safety_doc, reason = "the contract is the crate's")]
 
@@ -28,7 +28,7 @@ mod files {
 }
 
 pub use extra::{Args, Extra, Range};
-// On the GPU a kernel is an entry point, with no name to import.
+// On the GPU a kernel is only an entry point, so there is nothing to import.
 #[allow(unused_imports)]
 pub use files::{
     barriers_gin::*, barriers_lsa::*, coops::*, gin::*, gin_bytes::*, gin_waits::*, ll_a2a::*,

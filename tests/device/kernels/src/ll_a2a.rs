@@ -15,20 +15,20 @@ macro_rules! elements {
 
 elements!(B1 1, B4 4, B6 6, B8 8, B12 12, B16 16, B29 29, B64 64);
 
-/// An element whose bytes say where it comes from.
+/// An element whose bytes encode sender, receiver, number and round.
 #[inline(always)]
 fn element<T: Pod>(from: u32, to: u32, number: u32, round: u32) -> T {
     let mut value = T::zeroed();
     let start = (&raw mut value).cast::<u8>();
     for i in 0..size_of::<T>() {
         let byte = from * 7 + to * 31 + number * 3 + round * 101 + i as u32 * 13;
-        // SAFETY: the bytes of `value`, which any bytes are good for.
+        // SAFETY: the bytes of `value`, for which any bytes are valid.
         unsafe { start.add(i).write(byte as u8) };
     }
     value
 }
 
-/// Whether two elements are the same bytes.
+/// Whether two elements have the same bytes.
 #[inline(always)]
 fn same<T: Pod>(a: &T, b: &T) -> bool {
     let (a, b) = ((&raw const *a).cast::<u8>(), (&raw const *b).cast::<u8>());
@@ -43,15 +43,15 @@ fn same<T: Pod>(a: &T, b: &T) -> bool {
 /// Elements that a rank sends to each peer in an epoch.
 const EACH: u32 = 3;
 
-/// `n & 0xff` epochs; each rank sends three elements to every peer and checks what it gets.
-/// `n >> 8` is the mode: 0 send and receive, 1 broadcast, 2 broadcast by multicast, 3 receive_each.
-/// One session per block.
+/// `n & 0xff` epochs: each rank sends three elements to every peer and checks those that it
+/// receives. The mode is `n >> 8`: 0 send and receive, 1 broadcast, 2 broadcast by multicast, 3
+/// `receive_each`. One session per block.
 #[kernel(T = [B1, B4, B6, B8, B12, B16, B29, B64])]
 pub unsafe fn ll_exchange<T: Pod>(comm: DevComm, _mail: Words, out: Words, extra: Extra, n: u32) {
     let (team, coop, block) = (comm.lsa_team(), Coop::cta(), thread::block_idx_x());
     let (me, ranks, t) = (team.rank as u32, team.n_ranks as u32, thread::thread_idx_x());
     let (rounds, mode) = (n & 0xff, n >> 8);
-    // SAFETY: the host made the memory for the LSA team, for these blocks and elements.
+    // SAFETY: the host created the buffer for the LSA team, for these blocks and elements.
     let mut buffer = unsafe { LlA2aBuffer::new(&comm, team, extra.ll, thread::grid_dim_x()) };
     if let (2, Some(handle)) = (mode, comm.lsa_multimem()) {
         // SAFETY: the mapping of the LSA team.
@@ -83,24 +83,24 @@ pub unsafe fn ll_exchange<T: Pod>(comm: DevComm, _mail: Words, out: Words, extra
                     [session.receive(mine[0]), session.receive(mine[1]), session.receive(mine[2])]
                 };
                 for number in 0..EACH {
-                    let wanted = element::<T>(i, to, number, round);
-                    wrong += u64::from(!same(&got[number as usize], &wanted));
+                    let expected = element::<T>(i, to, number, round);
+                    wrong += u64::from(!same(&got[number as usize], &expected));
                 }
                 i += coop.size();
             }
             session.end_epoch();
         }
     });
-    // SAFETY: a word per thread.
+    // SAFETY: `out` has one word per thread.
     unsafe { out.local().store(thread::index_1d() as usize, wrong) };
 }
 
-/// A sum over the ranks of a number for each thread, `n` epochs, reduced as it arrives.
+/// Each thread sums a number over the ranks, in `n` epochs, as the elements arrive.
 #[kernel]
 pub unsafe fn ll_reduce(comm: DevComm, _mail: Words, out: Words, extra: Extra, n: u32) {
     let (team, coop) = (comm.lsa_team(), Coop::cta());
     let (t, threads) = (thread::thread_idx_x(), thread::block_dim_x());
-    // SAFETY: the host made the memory for the LSA team, with an element a thread and rank.
+    // SAFETY: the host created the buffer for the LSA team, with one element per thread and rank.
     let buffer = unsafe { LlA2aBuffer::new(&comm, team, extra.ll, thread::grid_dim_x()) };
     let mut sum = 0;
     buffer.with(coop, thread::block_idx_x(), threads * team.n_ranks as u32, |session| {
@@ -116,30 +116,29 @@ pub unsafe fn ll_reduce(comm: DevComm, _mail: Words, out: Words, extra: Extra, n
             session.end_epoch();
         }
     });
-    // SAFETY: a word per thread.
+    // SAFETY: `out` has one word per thread.
     unsafe { out.local().store(thread::index_1d() as usize, sum) };
 }
 
-/// Sets the epoch of a block's session to `n` before the last; for a launch of its own.
+/// Sets the epoch of each block's session to `n` before the last; in a separate launch.
 #[kernel]
 pub unsafe fn ll_near_the_end(comm: DevComm, _mail: Words, out: Words, extra: Extra, n: u32) {
     let line = thread::block_idx_x() * (1 + 2 * extra.ll.n_slots);
     let header = comm.resource_buffer(extra.ll.buffer).local::<u32>();
     if thread::thread_idx_x() == 0 {
-        // SAFETY: the word in which a session keeps its epoch, 2 less than it is, while no session
-        // is open.
+        // SAFETY: the word that holds a session's epoch minus 2, while no session is open.
         unsafe { header.store(4 * line as usize, u32::MAX - 2 - n) };
     }
-    // SAFETY: a word per thread.
+    // SAFETY: `out` has one word per thread.
     unsafe { out.local().store(thread::index_1d() as usize, 0) };
 }
 
-/// An element that nobody sends: the timeout, and afterwards one that comes.
+/// A receive of an element that no rank sends times out; then elements arrive as usual.
 #[kernel]
 pub unsafe fn ll_late(comm: DevComm, _mail: Words, out: Words, extra: Extra, _n: u32) {
     let (team, coop) = (comm.lsa_team(), Coop::cta());
     let (t, ranks) = (thread::thread_idx_x(), team.n_ranks as u32);
-    // SAFETY: the host made the memory for the LSA team.
+    // SAFETY: the host created the buffer for the LSA team.
     let buffer = unsafe { LlA2aBuffer::new(&comm, team, extra.ll, thread::grid_dim_x()) };
     let found = buffer.with(coop, 0, ranks + 1, |session| {
         let early = session.receive_timeout(ranks, Timeout::micros(100)).is_err();
@@ -154,6 +153,6 @@ pub unsafe fn ll_late(comm: DevComm, _mail: Words, out: Words, extra: Extra, _n:
         session.end_epoch();
         sum * 2 + u64::from(early)
     });
-    // SAFETY: a word per thread.
+    // SAFETY: `out` has one word per thread.
     unsafe { out.local().store(t as usize, found) };
 }

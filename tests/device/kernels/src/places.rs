@@ -1,4 +1,4 @@
-//! Teams, windows, resource buffers.
+//! Kernels that test teams, windows, resource buffers, multicast addresses and polls.
 
 use cuda_std::atomic::{Order, Scope};
 use cuda_std::multimem;
@@ -9,7 +9,7 @@ use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Timeout};
 
 use crate::extra::{Extra, Words};
 
-/// Stores what the device communicator says about the ranks: 16 numbers in `out`.
+/// Stores the device communicator's ranks and teams: 16 words in `out`.
 #[kernel]
 pub unsafe fn teams(comm: DevComm, _mail: Words, out: Words, _extra: Extra, _n: u32) {
     if thread::thread_idx_x() > 0 {
@@ -35,13 +35,13 @@ pub unsafe fn teams(comm: DevComm, _mail: Words, out: Words, _extra: Extra, _n: 
         i32::from(comm.lsa_multimem().is_some()),
     ];
     for (i, number) in numbers.into_iter().enumerate() {
-        // SAFETY: 16 elements, one thread.
+        // SAFETY: `out` has 16 words, and one thread stores them.
         unsafe { out.local().store(i, number as u64) };
     }
 }
 
-/// One thread a peer of the LSA team, `l` ranks: rows of `l` in `out` are written and read in every
-/// way.
+/// One thread per rank of the LSA team: writes and reads rows of `mail`, of one word per rank, by
+/// every kind of peer address.
 #[kernel]
 pub unsafe fn windows(comm: DevComm, mail: Words, out: Words, _extra: Extra, _n: u32) {
     let (world, lsa) = (comm.world_team(), comm.lsa_team());
@@ -53,7 +53,7 @@ pub unsafe fn windows(comm: DevComm, mail: Words, out: Words, _extra: Extra, _n:
         let peer = t as i32;
         let in_world = lsa.to_world(comm.rank(), peer);
         let name = comm.rank() as u64;
-        // SAFETY: four rows in each rank's part; an element is written by one rank between two
+        // SAFETY: four rows in each rank's memory; a word is written by one rank between two
         // barriers.
         unsafe {
             mail.lsa(peer).store(me, name);
@@ -66,7 +66,7 @@ pub unsafe fn windows(comm: DevComm, mail: Words, out: Words, _extra: Extra, _n:
     if t < l {
         let peer = t as i32;
         let in_world = lsa.to_world(comm.rank(), peer);
-        // SAFETY: rows that nobody writes any more.
+        // SAFETY: no rank writes the rows any more.
         unsafe {
             let own = out.local();
             own.store(t, mail.local().load(t));
@@ -80,7 +80,7 @@ pub unsafe fn windows(comm: DevComm, mail: Words, out: Words, _extra: Extra, _n:
     barrier.sync(MemoryOrder::Release);
 }
 
-/// Vectors of 16 bytes go to the right neighbour, one per thread.
+/// Each thread copies a 16-byte vector to the right neighbor.
 #[kernel]
 pub unsafe fn vectors(comm: DevComm, mail: Words, out: Words, _extra: Extra, _n: u32) {
     let lsa = comm.lsa_team();
@@ -91,7 +91,7 @@ pub unsafe fn vectors(comm: DevComm, mail: Words, out: Words, _extra: Extra, _n:
     // SAFETY: both windows have two elements per thread.
     unsafe { out.lsa(right).store_vec(t, mail.local().load_vec(t)) };
     barrier.sync(MemoryOrder::AcqRel);
-    // SAFETY: as above; this part is no longer written by its neighbour.
+    // SAFETY: as above; the neighbor has written this rank's memory.
     unsafe {
         let got: Vec16<u64> = out.local().load_vec(t);
         out.local().store(2 * t, got.lane(0) + 1);
@@ -99,8 +99,8 @@ pub unsafe fn vectors(comm: DevComm, mail: Words, out: Words, _extra: Extra, _n:
     barrier.sync(MemoryOrder::Release);
 }
 
-/// Data and a flag: the flag's store releases, its load acquires; `n` rounds around the ring of the
-/// LSA team.
+/// Data and a flag, with a release store and acquire loads: `n` rounds around the ring of the LSA
+/// team.
 #[kernel]
 pub unsafe fn flags(comm: DevComm, mail: Words, out: Words, _extra: Extra, n: u32) {
     let (lsa, coop) = (comm.lsa_team(), Coop::cta());
@@ -110,8 +110,8 @@ pub unsafe fn flags(comm: DevComm, mail: Words, out: Words, _extra: Extra, n: u3
     let mut wrong = 0;
     let mut round = 1;
     while round <= u64::from(n) {
-        // SAFETY: element 0 and 1 are flags, written by ordered stores alone; the others are
-        // written while the flags say so.
+        // SAFETY: words 0 and 1 are flags, written only by ordered stores; the flags order the
+        // accesses to the others.
         unsafe {
             right.store(2 + t, round * 1000 + t as u64);
             coop.sync();
@@ -128,11 +128,11 @@ pub unsafe fn flags(comm: DevComm, mail: Words, out: Words, _extra: Extra, n: u3
         }
         round += 1;
     }
-    // SAFETY: an element per thread.
+    // SAFETY: `out` has one word per thread.
     unsafe { out.local().store(t, wrong) };
 }
 
-/// A resource buffer is zeroed, as long as asked for, and one part per rank.
+/// Reads a zeroed resource buffer of `n` words, then writes it by every kind of peer address.
 #[kernel]
 pub unsafe fn resources(comm: DevComm, _mail: Words, out: Words, extra: Extra, n: u32) {
     let (world, lsa) = (comm.world_team(), comm.lsa_team());
@@ -142,7 +142,7 @@ pub unsafe fn resources(comm: DevComm, _mail: Words, out: Words, extra: Extra, n
     let mut sum = 0;
     let mut i = t;
     while i < n {
-        // SAFETY: `n` elements, which nobody has written yet.
+        // SAFETY: the buffer has `n` words, which no rank has written yet.
         sum |= unsafe { buffer.local::<u64>().load(i as usize) };
         i += thread::block_dim_x();
     }
@@ -150,7 +150,7 @@ pub unsafe fn resources(comm: DevComm, _mail: Words, out: Words, extra: Extra, n
     if t < lsa.n_ranks as u32 {
         let (name, last) = (comm.rank() as u64, n as usize - 1);
         let peer = t as i32;
-        // SAFETY: an element per rank twice, and the last one.
+        // SAFETY: two words per rank, and the last word.
         unsafe {
             buffer.lsa::<u64>(peer).store(me, name + 1);
             let in_world = lsa.to_world(comm.rank(), peer);
@@ -163,7 +163,7 @@ pub unsafe fn resources(comm: DevComm, _mail: Words, out: Words, extra: Extra, n
     barrier.sync(MemoryOrder::AcqRel);
     if t < lsa.n_ranks as u32 {
         let (t, l, own) = (t as usize, lsa.n_ranks as usize, out.local());
-        // SAFETY: four rows of `l`.
+        // SAFETY: `out` has five rows of `l` words; no rank writes the buffer any more.
         unsafe {
             own.store(t, buffer.local::<u64>().load(t));
             own.store(l + t, buffer.local::<u64>().load(l + t));
@@ -175,8 +175,8 @@ pub unsafe fn resources(comm: DevComm, _mail: Words, out: Words, extra: Extra, n
     barrier.sync(MemoryOrder::Release);
 }
 
-/// Multicast addresses reach every rank of the LSA team: each rank adds to words of a window and of
-/// a resource buffer.
+/// Each rank adds to words of a window and of a resource buffer in all ranks, by multicast
+/// addresses.
 #[kernel]
 pub unsafe fn multicast(comm: DevComm, mail: Words, out: Words, extra: Extra, _n: u32) {
     let Some(handle) = comm.lsa_multimem() else { return };
@@ -185,20 +185,20 @@ pub unsafe fn multicast(comm: DevComm, mail: Words, out: Words, extra: Extra, _n
     barrier.sync(MemoryOrder::Acquire);
     if thread::thread_idx_x() == 0 {
         let one = 1_u64 << (8 * comm.lsa_team().rank);
-        let places = [
+        let addresses = [
             mail.multimem(&comm),
             mail.multimem_of(handle).wrapping_add(1),
             buffer.multimem(),
             buffer.multimem_of::<u64>(handle).wrapping_add(1),
         ];
-        for place in places {
-            // SAFETY: a word of a multicast address, that all ranks add to.
-            unsafe { multimem::red(Sum, place, one, Order::Relaxed, Scope::Sys) };
+        for address in addresses {
+            // SAFETY: a multicast address of a word to which the ranks only add.
+            unsafe { multimem::red(Sum, address, one, Order::Relaxed, Scope::Sys) };
         }
     }
     barrier.sync(MemoryOrder::AcqRel);
     if thread::thread_idx_x() == 0 {
-        // SAFETY: nobody adds any more.
+        // SAFETY: no rank adds any more.
         unsafe {
             out.local().store(0, mail.local().load(0));
             out.local().store(1, mail.local().load(1));
@@ -209,12 +209,12 @@ pub unsafe fn multicast(comm: DevComm, mail: Words, out: Words, extra: Extra, _n
     barrier.sync(MemoryOrder::Release);
 }
 
-/// Polls for a word that nobody writes, which times out, and for one that a thread writes then.
-/// Stores which polls timed out, as bits, a word per thread; `n` selects the coop.
+/// Polls a word that no thread writes, which times out, and one that a thread then writes. Stores
+/// which polls timed out, as bits, one word per thread; `n` selects the coop.
 #[kernel]
 pub unsafe fn polls(comm: DevComm, mail: Words, out: Words, _extra: Extra, n: u32) {
     let coop = if n == 0 { Coop::cta() } else { Coop::warp() };
-    // SAFETY: words that are written by ordered stores only.
+    // SAFETY: only ordered stores write these words.
     let is_set = |word: usize| unsafe { mail.local().load_acquire(word) } != 0;
     let never = comm.wait_until_timeout(coop, Timeout::micros(100), || is_set(0));
     if thread::thread_idx_x() == thread::block_dim_x() - 1 {
@@ -223,6 +223,6 @@ pub unsafe fn polls(comm: DevComm, mail: Words, out: Words, _extra: Extra, n: u3
     }
     let at_last = comm.wait_until_timeout(coop, Timeout::millis(60_000), || is_set(1));
     let bits = u64::from(never.is_err()) | u64::from(at_last.is_err()) << 1;
-    // SAFETY: a word per thread.
+    // SAFETY: `out` has one word per thread.
     unsafe { out.local().store(thread::thread_idx_x() as usize, bits) };
 }

@@ -1,8 +1,7 @@
-//! Kernels in which one rank does not come, so that the others wait forever, until the host ends
-//! them.
+//! Kernels in which one rank is absent, so that the others wait until the host aborts them.
 //!
-//! Each thread writes 2 to its word of `out` before it waits and would write 3 behind: threads that
-//! have left stay at 2.
+//! Each thread stores 2 to its word of `out` before its wait, and 3 after it: threads that exit in
+//! the wait leave 2.
 
 use cuda_std::prelude::*;
 use nccl_device::gin::{CounterId, GinBackend, SignalId, VaSignal};
@@ -12,32 +11,32 @@ use crate::extra::{Extra, Words};
 
 const ORDER: MemoryOrder = MemoryOrder::AcqRel;
 
-/// Whether this is the rank that never comes.
+/// Whether this is the absent rank.
 #[inline(always)]
-fn is_elsewhere(comm: &DevComm) -> bool {
+fn is_absent(comm: &DevComm) -> bool {
     comm.rank() == comm.n_ranks() - 1
 }
 
 /// # Safety
 ///
-/// `out` has a word per thread.
+/// `out` has one word per thread.
 #[inline(always)]
-unsafe fn at(out: Words, step: u64) {
-    // SAFETY: the caller's.
+unsafe fn store_step(out: Words, step: u64) {
+    // SAFETY: the caller's contract.
     unsafe { out.local().store(thread::index_1d() as usize, step) };
 }
 
-/// Load and store: `n` 0 a CTA coop at its block's barrier, 1 warp coops at theirs, 2 LL
-/// all-to-all, by single threads, 3 a poll of the kernel's own.
+/// Waits for loads and stores, by `n`: 0 a CTA coop at its block's barrier, 1 warp coops at theirs,
+/// 2 an LL all-to-all, by single threads, 3 a poll by `wait_until`.
 #[kernel]
 pub unsafe fn stuck_lsa(comm: DevComm, mail: Words, out: Words, extra: Extra, n: u32) {
-    if is_elsewhere(&comm) {
+    if is_absent(&comm) {
         return;
     }
     let cta = Coop::cta();
-    // SAFETY: a word per thread; the resources that the test makes.
+    // SAFETY: `out` has one word per thread; the test creates the resources.
     unsafe {
-        at(out, 2);
+        store_step(out, 2);
         match n {
             0 => comm.lsa_barrier(cta, BarrierIndex::this_block()).sync(ORDER),
             1 => {
@@ -54,29 +53,28 @@ pub unsafe fn stuck_lsa(comm: DevComm, mail: Words, out: Words, extra: Extra, n:
             }
             _ => comm.wait_until(cta, || mail.local().load_acquire(0) == 7),
         }
-        at(out, 3);
+        store_step(out, 3);
     }
 }
 
-/// The rank leaves in the middle: all meet 5 times, then it goes, and the others are stuck in their
-/// loops.
+/// All ranks sync 5 times, then one rank returns, and the others wait in their loops.
 #[kernel]
 pub unsafe fn stuck_in_a_loop(comm: DevComm, _mail: Words, out: Words, _extra: Extra, _n: u32) {
-    // SAFETY: a word per thread.
-    unsafe { at(out, 2) };
+    // SAFETY: `out` has one word per thread.
+    unsafe { store_step(out, 2) };
     let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
     for round in 0..100 {
-        if round == 5 && is_elsewhere(&comm) {
+        if round == 5 && is_absent(&comm) {
             return;
         }
         barrier.sync(ORDER);
     }
     // SAFETY: as above.
-    unsafe { at(out, 3) };
+    unsafe { store_step(out, 3) };
 }
 
-/// Over the network: `n` 0 a signal, 1 a signal in a window, 2 a counter, 3 a shadow, 4 a barrier
-/// of the world, 5 a hybrid barrier, 6 a hybrid barrier with a fence.
+/// Waits of GIN, by `n`: 0 a signal, 1 a VA signal, 2 a counter, 3 a shadow, 4 a world barrier, 5 a
+/// hybrid barrier, 6 a hybrid barrier with a fence.
 #[kernel(B = gin)]
 pub unsafe fn stuck_gin<B: GinBackend>(
     comm: DevComm,
@@ -85,14 +83,14 @@ pub unsafe fn stuck_gin<B: GinBackend>(
     extra: Extra,
     n: u32,
 ) {
-    if is_elsewhere(&comm) {
+    if is_absent(&comm) {
         return;
     }
     let (coop, gin, index) = (Coop::cta(), comm.gin::<B>(0), BarrierIndex::this_block());
     let signal = SignalId::of(&comm, extra.signals(), 0);
-    // SAFETY: a word per thread; the resources that the test makes.
+    // SAFETY: `out` has one word per thread; the test creates the resources.
     unsafe {
-        at(out, 2);
+        store_step(out, 2);
         match n {
             0 => gin.wait_signal(coop, signal, 3, ORDER),
             1 => gin.wait_signal(coop, VaSignal::new(mail, 5), 4, ORDER),
@@ -108,6 +106,6 @@ pub unsafe fn stuck_gin<B: GinBackend>(
             5 => gin.hybrid_barrier(coop, index).sync(ORDER, FenceLevel::None),
             _ => gin.hybrid_barrier(coop, index).sync(ORDER, FenceLevel::PutGet),
         }
-        at(out, 3);
+        store_step(out, 3);
     }
 }

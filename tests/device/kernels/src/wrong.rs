@@ -1,4 +1,4 @@
-//! Kernels that are wrong, and must be found out.
+//! Incorrect kernels, which the simulator must detect.
 
 use cuda_std::prelude::*;
 use nccl_device::gin::{GinBackend, SignalId};
@@ -8,7 +8,7 @@ use crate::extra::{Extra, Words};
 
 const ORDER: MemoryOrder = MemoryOrder::AcqRel;
 
-/// Arrives at the barrier and reads what the peers wrote without having waited.
+/// Arrives at the barrier, and reads what the peers wrote without waiting.
 #[kernel]
 pub unsafe fn reads_before_the_wait(
     comm: DevComm,
@@ -20,7 +20,7 @@ pub unsafe fn reads_before_the_wait(
     let (team, t) = (comm.lsa_team(), thread::thread_idx_x());
     let mut wrong = 0;
     let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::new(0));
-    // SAFETY: a word per rank; the read is too early, which is the point.
+    // SAFETY: one word per rank; the read is too early on purpose.
     unsafe {
         if (t as i32) < team.n_ranks {
             mail.lsa(t as i32).store(team.rank as usize, 1);
@@ -31,11 +31,11 @@ pub unsafe fn reads_before_the_wait(
         }
         arrival.wait(ORDER);
     }
-    // SAFETY: a word per thread.
+    // SAFETY: `out` has one word per thread.
     unsafe { out.local().store(t as usize, wrong) };
 }
 
-/// Puts with a signal, and does not wait for it.
+/// Puts with a signal, and waits for it only if `n` is 0.
 #[kernel(B = gin)]
 pub unsafe fn reads_before_the_signal<B: GinBackend>(
     comm: DevComm,
@@ -47,7 +47,7 @@ pub unsafe fn reads_before_the_signal<B: GinBackend>(
     let (coop, world, gin) = (Coop::cta(), comm.world_team(), comm.gin::<B>(0));
     let signal = SignalId::of(&comm, extra.signals(), 0);
     let right = (world.rank + 1) % world.n_ranks;
-    // SAFETY: a word each; the read is too early, which is the point.
+    // SAFETY: one word per put; the read is too early on purpose.
     unsafe {
         if thread::thread_idx_x() == 0 {
             mail.local().store(0, 1);
@@ -62,7 +62,7 @@ pub unsafe fn reads_before_the_signal<B: GinBackend>(
     }
 }
 
-/// Each `n` breaks a rule that is checked where it is broken.
+/// Each `n` breaks another rule; the error must name the place in this file.
 #[kernel(B = gin)]
 pub unsafe fn breaks_a_rule<B: GinBackend>(
     comm: DevComm,
@@ -72,7 +72,7 @@ pub unsafe fn breaks_a_rule<B: GinBackend>(
     n: u32,
 ) {
     let (coop, gin) = (Coop::cta(), comm.gin::<B>(0));
-    // SAFETY: the host made the memory for the LSA team.
+    // SAFETY: the host created the buffer for the LSA team.
     let buffer =
         unsafe { LlA2aBuffer::new(&comm, comm.lsa_team(), extra.ll, thread::grid_dim_x()) };
     match n {
@@ -91,9 +91,9 @@ pub unsafe fn breaks_a_rule<B: GinBackend>(
         10 => buffer.with(coop, 0, 2, |session| session.broadcast(2, 1_u64)),
         11 => buffer.with(coop, 0, extra.ll.n_slots + 1, |session| session.send(0, 0, 1_u64)),
         12 => buffer.with(coop, 0, extra.ll.n_slots, |session| session.send(0, 0, [0_u64; 2])),
-        // SAFETY: none: the put reaches beyond the window, which is the point.
+        // SAFETY: none: the put is beyond the window on purpose.
         13 => unsafe { gin.put(comm.world_team(), 0, mail.at(1 << 20), mail.at(0), 1).post(coop) },
-        // SAFETY: none: there is no such rank, which is the point.
+        // SAFETY: none: there is no such rank, on purpose.
         _ => unsafe {
             gin.put(comm.world_team(), comm.n_ranks(), mail.at(0), mail.at(0), 1).post(coop)
         },

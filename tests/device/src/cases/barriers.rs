@@ -1,4 +1,4 @@
-//! LSA barriers.
+//! Test cases of LSA barriers.
 
 use devcomm_device_test_kernels as kernels;
 
@@ -6,14 +6,14 @@ use super::require_all;
 use crate::job::Setup;
 use crate::world::TestWorld;
 
-/// `blocks` barriers of blocks of `threads`, with room for a row of words each.
+/// `blocks` blocks of `threads`, with room in `mail` for a row of words per warp.
 fn setup(world: &TestWorld, blocks: u32, threads: u32) -> Setup {
     let rows = (blocks * threads.div_ceil(32)) as usize;
     Setup { mail: (rows * world.lsa_size()).max(128), ..Setup::new(blocks, threads) }
 }
 
-/// What was written before the barrier is seen after it, with the orders that promise it, over
-/// several launches.
+/// What was written before the barrier is visible after it, with memory orders that guarantee it,
+/// over several launches.
 pub fn lsa_orders(world: &TestWorld) {
     let setup = setup(world, 3, 40);
     for order in [4, 5] {
@@ -22,7 +22,7 @@ pub fn lsa_orders(world: &TestWorld) {
     }
 }
 
-/// Barriers of the other orders are passed by all, and leave the barrier as they found it.
+/// With weaker memory orders all ranks pass the barrier, and it works afterwards.
 pub fn lsa_weaker_orders(world: &TestWorld) {
     let setup = setup(world, 2, 32);
     let ns: Vec<u32> = [0, 2, 3].iter().map(|order| order | 3 << 3).collect();
@@ -34,31 +34,30 @@ pub fn lsa_weaker_orders(world: &TestWorld) {
     );
 }
 
-/// Arriving and waiting apart, dropping an arrival, and timeouts that are not needed are all the
-/// same barrier.
+/// Separate arrive and wait, a dropped arrival, and waits with a timeout are all the same barrier.
 pub fn lsa_split(world: &TestWorld) {
     require_all("split", &world.run::<kernels::lsa_split>(&setup(world, 3, 40), &[6, 5]), 0);
 }
 
-/// Each warp has a barrier of its own.
+/// Each warp has its own barrier.
 pub fn lsa_warps(world: &TestWorld) {
     let setup = Setup { lsa_barriers: 9, ..setup(world, 3, 96) };
     require_all("warps", &world.run::<kernels::lsa_warps>(&setup, &[5, 5]), 0);
 }
 
-/// Coops of a thread, of some lanes and of some warps meet their like.
+/// Barriers of coops of one thread, of lanes, and of a span of warps.
 pub fn lsa_coops(world: &TestWorld) {
     let setup = Setup { lsa_barriers: 3, ..setup(world, 1, 96) };
     require_all("coops", &world.run::<kernels::lsa_coops>(&setup, &[5, 4]), 0);
 }
 
-/// By multicast stores.
+/// Barriers by multicast stores.
 pub fn lsa_multicast(world: &TestWorld) {
     let setup = Setup { multimem: true, more_lsa_barriers: 2, ..setup(world, 2, 40) };
     require_all("multicast", &world.run::<kernels::lsa_multicast>(&setup, &[5, 4]), 0);
 }
 
-/// NCCL's own sessions and ours take turns on one barrier.
+/// NCCL's sessions and devcomm's alternate on one barrier.
 pub fn lsa_with_raw(world: &TestWorld) {
     let setup = Setup { more_lsa_barriers: 2, ..setup(world, 2, 40) };
     require_all("mixed", &world.run::<kernels::lsa_with_raw>(&setup, &[5, 4]), 0);
@@ -84,22 +83,22 @@ pub fn lsa_multicast_wraps(world: &TestWorld) {
     );
 }
 
-/// A rank that comes late: all threads of the others learn that it was not there, and the barrier
-/// works afterwards.
+/// One rank arrives late: the other ranks time out in all threads, and the barrier works
+/// afterwards.
 pub fn lsa_late(world: &TestWorld) {
     let found = world.run::<kernels::lsa_late>(&setup(world, 1, 70), &[4]);
     let l = world.lsa_size();
     for (rank, words) in found.into_iter().enumerate() {
-        let wanted = u64::from(rank % l != l - 1);
-        assert!(words.iter().all(|&word| word == wanted), "rank {rank}: {words:?}");
+        let expected = u64::from(rank % l != l - 1);
+        assert!(words.iter().all(|&word| word == expected), "rank {rank}: {words:?}");
     }
 }
 
-/// A rank that never comes: all threads of every coop that waits learn it.
+/// One rank never arrives: all threads of every waiting coop time out.
 pub fn lsa_never(world: &TestWorld) {
     let setup = Setup { lsa_barriers: 2, out: 3 * 96, ..setup(world, 1, 96) };
     for (rank, words) in world.run::<kernels::lsa_never>(&setup, &[0]).into_iter().enumerate() {
-        let wanted = if rank % world.lsa_size() == 0 { Setup::UNTOUCHED } else { 1 };
-        assert!(words.iter().all(|&word| word == wanted), "rank {rank}: {words:?}");
+        let expected = if rank % world.lsa_size() == 0 { Setup::UNTOUCHED } else { 1 };
+        assert!(words.iter().all(|&word| word == expected), "rank {rank}: {words:?}");
     }
 }

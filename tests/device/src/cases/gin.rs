@@ -1,4 +1,4 @@
-//! GIN, its barriers, and hybrid ones.
+//! Test cases of GIN, GIN barriers, and hybrid barriers.
 
 use devcomm::GinConnectionType;
 use devcomm_device_test_kernels as kernels;
@@ -7,7 +7,7 @@ use super::{require_all, require_each};
 use crate::job::Setup;
 use crate::world::TestWorld;
 
-/// Puts to all ranks arrive before their signals, on contexts of blocks.
+/// Puts to all ranks arrive before their signals; each block uses its own context.
 pub fn put(world: &TestWorld) {
     let words = 33;
     let setup = Setup { mail: 2 * 2 * words * world.n_ranks(), ..Setup::with_gin(2, 40) };
@@ -16,7 +16,7 @@ pub fn put(world: &TestWorld) {
     require_each("put, own context", &world.run_often::<kernels::gin_put>(&setup, n | 2), 0);
 }
 
-/// Along the rails, where only they are connected.
+/// The same along the rail, with a RAIL connection.
 pub fn put_along_the_rail(world: &TestWorld) {
     let setup = Setup {
         mail: 2 * 2 * 9 * world.n_ranks(),
@@ -26,7 +26,7 @@ pub fn put_along_the_rail(world: &TestWorld) {
     require_each("put", &world.run_often::<kernels::gin_put>(&setup, 9 << 4 | 1), 0);
 }
 
-/// Single numbers, of every size, need no source.
+/// `put_value` of every size.
 pub fn put_value(world: &TestWorld) {
     let n = world.n_ranks() as u64;
     let setup = Setup { out: n as usize, mail: n as usize, ..Setup::with_gin(1, 32) };
@@ -38,27 +38,27 @@ pub fn put_value(world: &TestWorld) {
     }
     let setup = Setup { out: 4, mail: 4, ..Setup::with_gin(1, 32) };
     for words in world.run::<kernels::gin_value_sizes>(&setup, &[0]) {
-        let wanted = [0xab, 0x1234 << 16, 0xffff_fffe << 32, 1.5_f64.to_bits()];
-        // The third: bytes 20 to 24 are the high half of word 2; the second: half 5 is bytes 10 to
-        // 12 of the window, in word 1.
-        assert_eq!(words, wanted);
+        let expected = [0xab, 0x1234 << 16, 0xffff_fffe << 32, 1.5_f64.to_bits()];
+        // The f16 is at bytes 10 and 11 of the window, in word 1; the i32 at bytes 20 to 23, the
+        // high half of word 2.
+        assert_eq!(words, expected);
     }
 }
 
-/// What was got is there after a flush.
+/// The data of a get is there after a flush.
 pub fn get(world: &TestWorld) {
     let words = 17;
     let setup = Setup { mail: 2 * words * world.n_ranks(), ..Setup::with_gin(1, 40) };
     require_all("get", &world.run::<kernels::gin_get>(&setup, &[words as u32]), 0);
 }
 
-/// A strong signal says that the puts before it have arrived.
+/// When a strong signal arrives, the puts before it have arrived.
 pub fn strong_signals(world: &TestWorld) {
     let setup = Setup { mail: 60, ..Setup::with_gin(1, 40) };
     require_each("strong", &world.run_often::<kernels::gin_strong>(&setup, 30), 0);
 }
 
-/// Weak signals say that their own data has arrived; signals in a window count.
+/// When a weak signal arrives, its own put has arrived; VA signals count.
 pub fn weak_and_va_signals(world: &TestWorld) {
     let n = world.n_ranks();
     let setup = Setup { mail: 2 * n + 2, out: 3 * 40, va: true, ..Setup::with_gin(1, 40) };
@@ -71,7 +71,7 @@ pub fn weak_and_va_signals(world: &TestWorld) {
     }
 }
 
-/// A counter says when a source was read.
+/// A counter tells when a put's source was read.
 pub fn counters(world: &TestWorld) {
     let setup = Setup { mail: 21, out: 3 * 32, ..Setup::with_gin(1, 32) };
     for words in world.run_often::<kernels::gin_counter>(&setup, 20).into_iter().flatten() {
@@ -79,14 +79,14 @@ pub fn counters(world: &TestWorld) {
     }
 }
 
-/// A flush to one peer says when the sources of the puts to it were read.
+/// A flush to one peer tells when the sources of the puts to it were read.
 pub fn requests(world: &TestWorld) {
     let n = world.n_ranks();
     let setup = Setup { mail: n + 12 * n, ..Setup::with_gin(1, 40) };
     require_all("requests", &world.run::<kernels::gin_requests>(&setup, &[12]), 0);
 }
 
-/// Contexts have signals of their own.
+/// Each context has its own signals.
 pub fn contexts(world: &TestWorld) {
     let setup = Setup { contexts: 3, out: 3, ..Setup::with_gin(1, 32) };
     for words in world.run_often::<kernels::gin_contexts>(&setup, 0).into_iter().flatten() {
@@ -95,12 +95,12 @@ pub fn contexts(world: &TestWorld) {
     }
 }
 
-/// Shadows hold what is expected, and follow what has come.
+/// Shadows: raised by `expect`, and set by waits that follow the signal.
 pub fn shadows(world: &TestWorld) {
     let setup = Setup { out: 6 * 40, ..Setup::with_gin(1, 40) };
     for words in world.run_often::<kernels::gin_shadows>(&setup, 1000).into_iter().flatten() {
         for got in words.chunks(6) {
-            // The left neighbour may be ahead of this rank.
+            // The left neighbor may be ahead of this rank.
             assert!(got[0] == 3 || got[0] == 7, "{got:?}");
             assert_eq!(got[1..4], [0, 7, 0], "{got:?}");
             assert!(got[4..] == [1000, 100_002] || got[4] == 1002, "{got:?}");
@@ -108,7 +108,7 @@ pub fn shadows(world: &TestWorld) {
     }
 }
 
-/// Waits for what never comes end, in every thread of the coop; a reset sets signal and shadow to
+/// Waits that never succeed time out in every thread of the coop; a reset sets signal and shadow to
 /// 0.
 pub fn timeouts(world: &TestWorld) {
     let setup = Setup { va: true, ..Setup::with_gin(1, 64) };
@@ -118,8 +118,8 @@ pub fn timeouts(world: &TestWorld) {
     }
 }
 
-/// Puts and gets move exactly the bytes that they are told, from and to any byte, on as many
-/// contexts as blocks, between all ranks or along the rails.
+/// Puts and gets copy exactly the requested bytes, at any alignment, with one context per block,
+/// between all ranks or along the rail.
 pub fn bytes(world: &TestWorld, gin: GinConnectionType) {
     const BLOCKS: u32 = 6;
     let along = u32::from(gin == GinConnectionType::Rail);
@@ -136,7 +136,7 @@ pub fn bytes(world: &TestWorld, gin: GinConnectionType) {
     require_each("bytes", &world.run_each::<kernels::gin_bytes>(&setup, &ns), 0);
 }
 
-/// Signals wrap around at 2^64 and carry at 2^32, those in windows too.
+/// Signals, also VA signals, carry at 2^32 and wrap around at 2^64.
 pub fn wraps(world: &TestWorld) {
     let setup = Setup { va: true, world_barriers: 1, ..Setup::with_gin(1, 40) };
     require_each("wraps", &world.run_often::<kernels::gin_wraps>(&setup, 5), 0);
@@ -148,8 +148,8 @@ pub fn resets(world: &TestWorld) {
     require_each("resets", &world.run_often::<kernels::gin_resets>(&setup, 3), 0);
 }
 
-/// Barriers over the network with every fence, of the world (0), the rail (4) or made in addition
-/// (8), on one context or on all.
+/// GIN barriers with every fence level, of the world (`which` 0), of the rail (4) or additional
+/// ones (8), over one context or over all.
 pub fn barriers(world: &TestWorld, which: u32, gin: GinConnectionType) {
     for strong in [true, false] {
         let setup = Setup {
@@ -170,8 +170,8 @@ pub fn barriers(world: &TestWorld, which: u32, gin: GinConnectionType) {
     }
 }
 
-/// The hybrid barrier with every fence; where all are connected, for puts to all, else for those
-/// along the rails.
+/// The hybrid barrier with every fence level: for puts to all ranks, or with RAIL connections along
+/// the rail.
 pub fn hybrid(world: &TestWorld, gin: GinConnectionType) {
     let along = if gin == GinConnectionType::Full { 0 } else { 4 };
     for strong in [true, false] {
@@ -185,18 +185,18 @@ pub fn hybrid(world: &TestWorld, gin: GinConnectionType) {
     }
 }
 
-/// The inner and the outer barrier of a hybrid one work by themselves.
+/// The inner and outer barriers of a hybrid barrier work separately.
 pub fn hybrid_parts(world: &TestWorld, gin: GinConnectionType) {
     let setup = Setup { gin, hybrid_barriers: 1, ..Setup::with_gin(1, 40) };
     require_each("parts", &world.run_often::<kernels::hybrid_parts>(&setup, 7), 0);
 }
 
-/// A rank that never comes to a barrier over the network: all threads of the others learn it.
+/// One rank never arrives at GIN barriers: all threads of the other ranks time out.
 pub fn barrier_timeouts(world: &TestWorld) {
     let setup = Setup { world_barriers: 1, hybrid_barriers: 1, ..Setup::with_gin(1, 40) };
     let found = world.run::<kernels::gin_barrier_never>(&setup, &[0]);
     for (rank, words) in found.into_iter().enumerate() {
-        let wanted = if rank == 0 { Setup::UNTOUCHED } else { 7 };
-        assert!(words.iter().all(|&word| word == wanted), "rank {rank}: {words:?}");
+        let expected = if rank == 0 { Setup::UNTOUCHED } else { 7 };
+        assert!(words.iter().all(|&word| word == expected), "rank {rank}: {words:?}");
     }
 }

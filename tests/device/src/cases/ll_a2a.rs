@@ -1,4 +1,4 @@
-//! LL all-to-all.
+//! Test cases of the LL all-to-all.
 
 use devcomm_device_test_kernels as kernels;
 
@@ -11,26 +11,25 @@ fn setup(world: &TestWorld, bytes: u32) -> Setup {
     Setup { ll, ..Setup::new(2, 48) }
 }
 
-/// Elements of every size arrive as they were sent, in every epoch and launch, however they are
-/// sent and received: 0 send and receive, 1 broadcast, 2 broadcast by multicast, 3 several received
-/// at once.
-pub fn every_size(world: &TestWorld, way: u32) {
-    fn one<K: TestKernel>(world: &TestWorld, bytes: u32, way: u32) {
-        let setup = Setup { multimem: way == 2, ..setup(world, bytes) };
-        let n = way << 8 | 5;
-        require_all(&format!("{bytes} bytes, way {way}"), &world.run::<K>(&setup, &[n, n]), 0);
+/// Elements of every size arrive unchanged, in every epoch and launch, in each `mode`: 0 send and
+/// receive, 1 broadcast, 2 broadcast by multicast, 3 several received at once.
+pub fn every_size(world: &TestWorld, mode: u32) {
+    fn one<K: TestKernel>(world: &TestWorld, bytes: u32, mode: u32) {
+        let setup = Setup { multimem: mode == 2, ..setup(world, bytes) };
+        let n = mode << 8 | 5;
+        require_all(&format!("{bytes} bytes, mode {mode}"), &world.run::<K>(&setup, &[n, n]), 0);
     }
-    one::<kernels::ll_exchange<kernels::B1>>(world, 1, way);
-    one::<kernels::ll_exchange<kernels::B4>>(world, 4, way);
-    one::<kernels::ll_exchange<kernels::B6>>(world, 6, way);
-    one::<kernels::ll_exchange<kernels::B8>>(world, 8, way);
-    one::<kernels::ll_exchange<kernels::B12>>(world, 12, way);
-    one::<kernels::ll_exchange<kernels::B16>>(world, 16, way);
-    one::<kernels::ll_exchange<kernels::B29>>(world, 29, way);
-    one::<kernels::ll_exchange<kernels::B64>>(world, 64, way);
+    one::<kernels::ll_exchange<kernels::B1>>(world, 1, mode);
+    one::<kernels::ll_exchange<kernels::B4>>(world, 4, mode);
+    one::<kernels::ll_exchange<kernels::B6>>(world, 6, mode);
+    one::<kernels::ll_exchange<kernels::B8>>(world, 8, mode);
+    one::<kernels::ll_exchange<kernels::B12>>(world, 12, mode);
+    one::<kernels::ll_exchange<kernels::B16>>(world, 16, mode);
+    one::<kernels::ll_exchange<kernels::B29>>(world, 29, mode);
+    one::<kernels::ll_exchange<kernels::B64>>(world, 64, mode);
 }
 
-/// The epochs start again when their numbers are used up.
+/// Epochs wrap around.
 pub fn wraps(world: &TestWorld) {
     let (setup, n) = (setup(world, 12), 5);
     for before in 0..5 {
@@ -43,7 +42,7 @@ pub fn wraps(world: &TestWorld) {
     }
 }
 
-/// What arrives is reduced.
+/// Elements are reduced as they arrive.
 pub fn reduces(world: &TestWorld) {
     let l = world.lsa_size() as u64;
     let setup = Setup { ll: (2, 40 * l as u32, 4), ..Setup::new(2, 40) };
@@ -51,14 +50,14 @@ pub fn reduces(world: &TestWorld) {
     for words in world.run::<kernels::ll_reduce>(&setup, &[rounds]) {
         for (i, &got) in words.iter().enumerate() {
             let t = i as u64 % 40;
-            let wanted: u64 =
+            let expected: u64 =
                 (0..u64::from(rounds)).map(|round| l * (l + 1) / 2 * (t + round)).sum();
-            assert_eq!(got, wanted, "thread {i}");
+            assert_eq!(got, expected, "thread {i}");
         }
     }
 }
 
-/// A wait for what nobody sends ends, and the session continues.
+/// A wait for an element that no rank sends times out, and the session continues.
 pub fn times_out(world: &TestWorld) {
     let l = world.lsa_size();
     let setup = Setup { ll: (1, l as u32 + 1, 8), ..Setup::new(1, 40) };

@@ -1,4 +1,4 @@
-//! What the API promises, on any world.
+//! Test cases of the device API, for any world.
 
 pub mod barriers;
 pub mod gin;
@@ -17,7 +17,7 @@ pub fn require_all(what: &str, words: &[Vec<u64>], wanted: u64) {
     }
 }
 
-/// [`require_all`] of each launch.
+/// [`require_all`] for each launch.
 #[track_caller]
 pub fn require_each(what: &str, launches: &[Vec<Vec<u64>>], wanted: u64) {
     assert!(!launches.is_empty());

@@ -1,22 +1,22 @@
-//! Teams, windows, resource buffers, coops.
+//! Test cases of teams, windows, resource buffers, multicast addresses, polls and coops.
 
 use devcomm_device_test_kernels as kernels;
 
 use crate::job::Setup;
 use crate::world::TestWorld;
 
-/// A kernel sees the teams that the ranks are in.
+/// A kernel sees the right teams.
 pub fn teams(world: &TestWorld) {
     let setup = Setup { out: 16, lsa_barriers: 3, ..Setup::new(1, 32) };
     let (n, l) = (world.n_ranks() as u64, world.lsa_size() as u64);
     for (rank, words) in world.run::<kernels::teams>(&setup, &[0]).into_iter().enumerate() {
         let r = rank as u64;
-        let wanted = [r, n, n, r, 1, l, r % l, 1, n / l, r / l, l, r / l, 3, r / l * l, 0, 0];
-        assert_eq!(words, wanted, "rank {rank}");
+        let expected = [r, n, n, r, 1, l, r % l, 1, n / l, r / l, l, r / l, 3, r / l * l, 0, 0];
+        assert_eq!(words, expected, "rank {rank}");
     }
 }
 
-/// Each way to a window's parts reaches the part that it names.
+/// Each kind of peer address of a window reaches the right rank's memory.
 pub fn windows(world: &TestWorld) {
     let l = world.lsa_size();
     let setup = Setup { mail: 4 * l, out: 6 * l, ..Setup::new(1, 32) };
@@ -24,7 +24,7 @@ pub fn windows(world: &TestWorld) {
         let first = rank / l * l;
         for t in 0..l {
             let peer = (first + t) as u64;
-            // What the peer's thread for this rank has written into its own part.
+            // What the peer's thread for this rank has written to its own memory.
             let theirs = 300 + 10 * peer + (rank - first) as u64;
             let got: Vec<u64> = (0..6).map(|row| words[row * l + t]).collect();
             assert_eq!(got, [peer, 100 + peer, 200 + peer, theirs, theirs, theirs], "rank {rank}");
@@ -32,7 +32,7 @@ pub fn windows(world: &TestWorld) {
     }
 }
 
-/// Vectors of 16 bytes move as they are.
+/// Vectors of 16 bytes are copied unchanged.
 pub fn vectors(world: &TestWorld) {
     let setup = Setup { mail: 128, out: 128, ..Setup::new(1, 64) };
     for words in world.run::<kernels::vectors>(&setup, &[0]) {
@@ -40,15 +40,15 @@ pub fn vectors(world: &TestWorld) {
     }
 }
 
-/// A released store that an acquiring load sees brings along what was written before, in a wait of
-/// the kernel's own.
+/// After an acquire load of a release store, earlier writes are visible; in a wait by `wait_until`.
 pub fn flags(world: &TestWorld) {
     let setup = Setup { mail: 2 + 96, ..Setup::new(1, 96) };
-    // The flags stay where the last launch left them: one launch.
+    // One launch, as a second one would see the flags of the first.
     super::require_all("flags", &world.run::<kernels::flags>(&setup, &[25]), 0);
 }
 
-/// A poll with a timeout ends with what it polls for or with its time, in every thread of the coop.
+/// A poll with a timeout ends when its condition holds or by the timeout, in every thread of the
+/// coop.
 pub fn polls(world: &TestWorld) {
     for coop in [0, 1] {
         let found = world.run::<kernels::polls>(&Setup::new(1, 72), &[coop]);
@@ -56,8 +56,8 @@ pub fn polls(world: &TestWorld) {
     }
 }
 
-/// A resource buffer is zeroed, is where its handle says, and each way to its parts reaches the
-/// part that it names.
+/// A resource buffer is zeroed and aligned, and each kind of peer address reaches the right rank's
+/// memory.
 pub fn resources(world: &TestWorld) {
     let l = world.lsa_size();
     let words = 1000;
@@ -80,7 +80,7 @@ pub fn multicast(world: &TestWorld) {
     super::require_all("multicast", &world.run::<kernels::multicast>(&setup, &[0]), all);
 }
 
-/// Threads know their place in every kind of coop, meet there, and vote.
+/// Threads have the right rank and size in every kind of coop; `sync` and `any` work.
 pub fn coops(world: &TestWorld) {
     let setup = Setup { mail: 96, out: 6 * 96, ..Setup::new(1, 96) };
     for kind in 0..6 {

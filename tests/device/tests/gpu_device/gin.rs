@@ -1,10 +1,10 @@
-//! GIN, its barriers and hybrid ones.
+//! Runs the test cases of GIN, GIN barriers and hybrid barriers.
 
 use devcomm::GinConnectionType::{Full, Rail};
 use devcomm_device_tests::cases::gin;
 use devcomm_device_tests::{TestWorld, gpus, in_worlds};
 
-/// Simulated worlds, and those in which no rank is left alone.
+/// Simulated worlds: numbers of GPUs, and sizes of LSA teams.
 const ANY: &[(usize, usize)] = &[(2, 1), (3, 3), (4, 2), (6, 3), (2, 2), (4, 4), (4, 1)];
 const SMALL: &[(usize, usize)] = &[(2, 2), (2, 1), (3, 3), (4, 4)];
 

@@ -1,4 +1,4 @@
-//! Load and store, coops and LSA barriers.
+//! Runs the test cases of load and store, coops and LSA barriers.
 
 use std::convert::identity as plain;
 
@@ -7,7 +7,7 @@ use devcomm_device_tests::cases::{barriers, places};
 use devcomm_device_tests::{TestWorld, gpus, in_worlds};
 use devcomm_testing::machines::Gpus;
 
-/// Simulated worlds, and those in which each rank has a neighbour.
+/// Simulated worlds: numbers of GPUs, and sizes of LSA teams (in `PAIRS` at least two).
 const ANY: &[(usize, usize)] = &[(2, 2), (3, 3), (4, 2), (5, 5), (6, 3), (1, 1)];
 const PAIRS: &[(usize, usize)] = &[(2, 2), (3, 3), (4, 2), (5, 5)];
 

@@ -1,5 +1,5 @@
-//! Kernels that are stuck in a wait are ended from the host, by a deadline or from another thread:
-//! all threads leave, and say what they waited for.
+//! Tests that the host can end kernels whose waits never end, by a deadline or an abort handle: all
+//! threads exit, and the error says what they waited for.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -11,30 +11,29 @@ use devcomm::{
 use devcomm_device_tests::{Job, Setup, TestKernel, gpus, kernels, require_works};
 use devcomm_testing::machines::{Gpus, give_time};
 
-/// How often on GPUs, in one process; and simulated, each time in another order.
+/// Repetitions on GPUs, in one process; and seeds of simulated GPUs.
 const TIMES: u64 = 20;
 const SEEDS: u64 = 24;
 const THREADS: u32 = 64;
-/// How long a stuck kernel is waited for.
-const PATIENCE: Duration = Duration::from_millis(30);
-/// What a kernel may take to leave once it has been told to, on a machine that does other things
-/// too.
-const LEAVE: Duration = Duration::from_secs(1);
+/// The deadline of a wait for a stuck kernel.
+const DEADLINE: Duration = Duration::from_millis(30);
+/// How long an aborted kernel may take to exit, on a busy machine.
+const EXIT: Duration = Duration::from_secs(1);
 
-/// Runs a kernel to which the last rank does not come: the others' are ended each time, with
-/// `noted` waits a block that are `right`. Then new kernels run.
+/// Runs a kernel in which the last rank is absent, and ends those of the other ranks. Each must
+/// report `reported` waits per block, all of them `right`. Then new kernels must work.
 fn is_ended<K: TestKernel>(
     name: &str,
     n: u32,
     setup: &Setup,
-    noted: usize,
+    reported: usize,
     right: impl Fn(&StuckWait, &Rank) -> bool + Sync,
 ) {
     if Gpus::are_real() {
         let gpus = gpus(Simulation::new(2), setup.gin);
         let handles = Handles::default();
         return gpus.run(name, |rank| {
-            let end = |time| end_once::<K>(rank, n, setup, time, &handles, noted, &right);
+            let end = |time| end_once::<K>(rank, n, setup, time, &handles, reported, &right);
             (0..TIMES).try_for_each(end)?;
             require_works(rank)
         });
@@ -43,13 +42,13 @@ fn is_ended<K: TestKernel>(
         let simulation = Simulation::new([2, 3, 4][seed as usize % 3]).preempt(seed % 8 == 7);
         let handles = Handles::default();
         gpus(simulation.seed(seed), setup.gin).run(name, |rank| {
-            end_once::<K>(rank, n, setup, seed / 3, &handles, noted, &right)?;
+            end_once::<K>(rank, n, setup, seed / 3, &handles, reported, &right)?;
             require_works(rank)
         });
     }
 }
 
-/// With which the last rank ends the others' kernels.
+/// The handles by which the last rank ends the others' kernels.
 type Handles = Mutex<Vec<KernelAbortHandle>>;
 
 fn end_once<K: TestKernel>(
@@ -58,7 +57,7 @@ fn end_once<K: TestKernel>(
     setup: &Setup,
     time: u64,
     handles: &Handles,
-    noted: usize,
+    reported: usize,
     right: &impl Fn(&StuckWait, &Rank) -> bool,
 ) -> Result<(), Error> {
     let job = Job::new(rank, setup)?;
@@ -71,13 +70,13 @@ fn end_once<K: TestKernel>(
     rank.barrier()?;
     if is_absent {
         job.stream().synchronize()?;
-        give_time(rank, PATIENCE);
+        give_time(rank, DEADLINE);
         handles.lock().unwrap().drain(..).for_each(|handle| handle.abort());
         return rank.barrier();
     }
     let begun = Instant::now();
     let ended = match by_deadline {
-        true => job.stream().synchronize_within(PATIENCE),
+        true => job.stream().synchronize_within(DEADLINE),
         false => job.stream().synchronize(),
     };
     let took = begun.elapsed();
@@ -92,16 +91,16 @@ fn end_once<K: TestKernel>(
         AbortCause::Request => assert!(!by_deadline),
         other => panic!("{other}"),
     }
-    assert!(rank.is_simulated() || took < PATIENCE + LEAVE, "it took {took:?}");
+    assert!(rank.is_simulated() || took < DEADLINE + EXIT, "it took {took:?}");
     assert!(stuck.iter().all(|wait| right(wait, rank)), "{rank:?}: {stuck:?}");
     for block in 0..setup.grid {
         let of_block = stuck.iter().filter(|wait| wait.block == block).count();
-        assert_eq!(of_block, noted, "block {block}: {stuck:?}");
+        assert_eq!(of_block, reported, "block {block}: {stuck:?}");
     }
     assert!(text.contains(&format!("rank {}", rank.rank())) && text.contains("block"), "{text}");
-    // No thread has passed its wait.
+    // No thread has returned from its wait.
     assert!(job.out()?.iter().all(|&step| step == 2));
-    // The device communicator is of no use, and the context is.
+    // The device communicator cannot be used any more.
     let refused = job.launch::<K>(setup, n);
     let aborted = matches!(
         refused,
@@ -124,7 +123,7 @@ fn with_gin() -> Setup {
 fn at_a_barrier_of_blocks() {
     is_ended::<kernels::stuck_lsa>("at_a_barrier_of_blocks", 0, &setup(), 1, |stuck, rank| {
         let wait = &stuck.wait;
-        // Of more than two, others may have left by then.
+        // With more than two ranks, it may name another rank that has exited.
         let is_named = rank.n_ranks() > 2 || wait.peer == 1;
         wait.kind == WaitKind::LsaBarrier && wait.index == stuck.block && is_named
     });
@@ -214,7 +213,7 @@ fn at_a_hybrid_barrier() {
         is_ended::<kernels::stuck_gin>(&name, n, &with_gin(), 1, |stuck, _| {
             match stuck.wait.kind {
                 WaitKind::GinBarrier | WaitKind::LsaBarrier => stuck.wait.index == stuck.block,
-                // A rank that all others have met, and that flushes for the fence.
+                // A rank at which all peers have arrived may wait in the flush of its fence.
                 kind => n == 6 && kind == WaitKind::Request,
             }
         });

@@ -1,11 +1,11 @@
-//! Kernels that are wrong are found out on simulated GPUs.
+//! Tests that simulated GPUs detect incorrect kernels.
 
 use devcomm::Simulation;
 use devcomm_device_tests::{Job, Setup, TestKernel, TestWorld, kernels};
 use devcomm_testing::simulated;
 
-/// In how many of so many orders of three ranks a kernel has seen something that it must not.
-fn found_out<K: TestKernel>(setup: &Setup, n: u32, seeds: u64) -> usize {
+/// For how many of the first `seeds` seeds a kernel on three ranks has read wrong data.
+fn count_detected<K: TestKernel>(setup: &Setup, n: u32, seeds: u64) -> usize {
     let is_found = |seed: &u64| {
         let simulation = Simulation::new(3).seed(*seed);
         let world = simulated::world(simulation.clone());
@@ -17,14 +17,14 @@ fn found_out<K: TestKernel>(setup: &Setup, n: u32, seeds: u64) -> usize {
 
 #[test]
 fn a_kernel_that_forgets_to_wait_is_found_out_by_some_seed() {
-    let found = found_out::<kernels::reads_before_the_wait>(&Setup::new(1, 32), 0, 50);
+    let found = count_detected::<kernels::reads_before_the_wait>(&Setup::new(1, 32), 0, 50);
     assert!(found > 5, "{found} of 50");
 }
 
 #[test]
 fn a_kernel_that_forgets_its_signal_is_found_out_by_some_seed() {
     let setup = Setup::with_gin(1, 32);
-    let found = |n| found_out::<kernels::reads_before_the_signal>(&setup, n, 60);
+    let found = |n| count_detected::<kernels::reads_before_the_signal>(&setup, n, 60);
     assert_eq!(found(0), 0);
     assert!(found(1) > 5);
 }
@@ -41,7 +41,7 @@ fn broken_rules_are_reported_where_they_are_broken() {
         });
         failure.to_string()
     };
-    // What a kernel's own checks say, and what the simulator's do.
+    // Messages of the device API's checks, and of the simulator's.
     for (n, message) in [
         (0, "barrier"),
         (1, "the device communicator has no such GIN context"),
