@@ -1,8 +1,6 @@
 //! Tests of the simulated NCCL's windows, device communicators and one-sided operations, and of
 //! kernels that use them.
 
-mod nccl_threads;
-
 use std::ffi::{c_int, c_void};
 use std::ptr::{null_mut, without_provenance_mut};
 
@@ -19,7 +17,7 @@ use devcomm_types::{
 };
 use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
 
-use nccl_threads::*;
+use crate::nccl_threads::*;
 
 const SYMMETRIC: c_int = 1;
 

@@ -1,11 +1,9 @@
 //! Tests of LSA barriers for teams other than the LSA team.
 
-mod common;
-
 use core::mem::MaybeUninit;
 use devcomm_types::Kernel;
 
-use common::*;
+use crate::common::*;
 use cuda_std::prelude::*;
 use devcomm::sim::Error;
 use devcomm::{DevCommRequirements, LsaBarriers, Simulation};

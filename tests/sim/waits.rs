@@ -1,11 +1,9 @@
 //! Tests of waits with a timeout, and of threads that exit.
 
-mod common;
-
 use core::mem::MaybeUninit;
 use core::ptr::null_mut;
 
-use common::*;
+use crate::common::*;
 use cuda_std::atomic::{Atomic, Order, Scope};
 use cuda_std::prelude::*;
 use devcomm::Simulation;

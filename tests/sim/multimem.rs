@@ -1,12 +1,10 @@
 //! Tests of multicast addresses: the memory that they refer to, and reports of misuse.
 
-mod common;
-
 use core::mem::MaybeUninit;
 use core::panic::Location;
 use devcomm_types::Kernel;
 
-use common::*;
+use crate::common::*;
 use cuda_std::arch::{CTX, MulticastParts};
 use cuda_std::prelude::*;
 use devcomm::sim::{Error, Waiting};

@@ -1,11 +1,9 @@
 //! Tests of GIN: delivery, completion, ordering and flow control.
 
-mod common;
-
 use core::mem::MaybeUninit;
 use core::ptr::null_mut;
 
-use common::*;
+use crate::common::*;
 use cuda_std::prelude::*;
 use devcomm::{Error, Simulation};
 use devcomm_testing::simulated::{read, simulate};

@@ -1,12 +1,10 @@
 //! Tests of GIN barriers and hybrid barriers.
 
-mod common;
-
 use core::mem::MaybeUninit;
 use core::ptr::null_mut;
 use devcomm_types::Kernel;
 
-use common::*;
+use crate::common::*;
 use cuda_std::prelude::*;
 use devcomm::sim::{Error, Waiting};
 use devcomm::{DevCommRequirements, GinBarriers, GinConnectionType, Simulation};

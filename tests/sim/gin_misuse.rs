@@ -1,11 +1,9 @@
 //! Tests of the reports of GIN misuse, and of waits that never end.
 
-mod common;
-
 use core::mem::MaybeUninit;
 use core::ptr::null_mut;
 
-use common::*;
+use crate::common::*;
 use cuda_std::prelude::*;
 use devcomm::sim::{Error, Machine, Waiting};
 use devcomm::{DevCommRequirements, GinConnectionType, Simulation};

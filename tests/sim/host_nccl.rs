@@ -1,7 +1,5 @@
 //! Tests of the simulated NCCL's host functions.
 
-mod nccl_threads;
-
 use std::ffi::c_int;
 use std::ptr::{null, null_mut};
 
@@ -11,7 +9,7 @@ use devcomm_sys::nccl::{CollConfig, Config, RawComm, RawUniqueId, SimInfo};
 use devcomm_types::{F8E4M3, F8E5M2, Team};
 use half::{bf16, f16};
 
-use nccl_threads::*;
+use crate::nccl_threads::*;
 
 /// The `n` elements of rank `rank`.
 fn own(rank: usize, n: usize) -> Vec<f32> {

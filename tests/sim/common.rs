@@ -1,7 +1,5 @@
 //! Helpers for the tests of NCCL's C functions.
 
-#![allow(dead_code, reason = "each test binary uses some of the helpers")]
-
 use core::mem::MaybeUninit;
 use core::ptr::null_mut;
 

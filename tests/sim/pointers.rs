@@ -1,11 +1,9 @@
 //! Tests of addresses in windows and resource buffers: the rank that each refers to, and reports
 //! of invalid ones.
 
-mod common;
-
 use core::ffi::c_void;
 
-use common::*;
+use crate::common::*;
 use cuda_std::prelude::*;
 use devcomm::{
     Counters, DevCommRequirements, GinBarriers, LlA2a, LsaBarriers, ResourceBuffer, Signals,

@@ -1,10 +1,8 @@
 //! Tests of NCCL's reduce-copy functions: sums and copies, for each type.
 
-mod common;
-
 use core::fmt::Debug;
 
-use common::*;
+use crate::common::*;
 use cuda_std::prelude::*;
 use devcomm::sim::{Error, Machine};
 use devcomm::{DevCommRequirements, Simulation};

@@ -1,7 +1,5 @@
 //! Tests of host threads on a machine: turns, the clock, deadlock reports.
 
-mod nccl_threads;
-
 use std::ptr::null_mut;
 use std::sync::Mutex;
 use std::sync::mpsc::channel;
@@ -10,7 +8,7 @@ use std::time::{Duration, Instant};
 use devcomm_sim::{Machine, Simulation};
 use devcomm_sys::driver::{CUevent, CUgraph, CUgraphExec, CUresult, CUstream};
 
-use nccl_threads::{OK, cuda, on, retain};
+use crate::nccl_threads::{OK, cuda, on, retain};
 
 /// Runs `f` on one thread per GPU of a machine.
 fn ranks<T: Send>(simulation: Simulation, f: impl Fn(&Machine, usize) -> T + Sync) -> Vec<T> {

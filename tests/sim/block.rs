@@ -278,7 +278,7 @@ fn what_a_kernel_prints_the_program_prints() {
         return;
     }
     let mut child = Command::new(std::env::current_exe().unwrap());
-    child.args(["--exact", "--nocapture", "what_a_kernel_prints_the_program_prints"]);
+    child.args(["--exact", "--nocapture", "block::what_a_kernel_prints_the_program_prints"]);
     let output = child.env(IN_CHILD, "1").output().unwrap();
     let printed = String::from_utf8_lossy(&output.stdout);
     assert!(printed.contains("block 0 says 1.5\nblock 1 says 1.5\n"), "{printed}");

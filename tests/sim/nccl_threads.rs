@@ -1,7 +1,5 @@
 //! Helpers for tests of a machine's function tables: one calling thread per GPU.
 
-#![allow(dead_code, reason = "each test binary uses some of the helpers")]
-
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr::{null, null_mut};

@@ -1,14 +1,12 @@
 //! Tests of fault injection, call recording and NCCL's parameters.
 
-mod nccl_threads;
-
 use std::ffi::{CStr, c_int};
 use std::ptr::{null, null_mut};
 
 use devcomm_sim::{Effect, Fault, Machine, Simulation};
 use devcomm_sys::nccl::RawComm;
 
-use nccl_threads::*;
+use crate::nccl_threads::*;
 
 #[test]
 fn faults_come_where_they_were_asked_for_and_calls_are_recorded() {

@@ -1,8 +1,6 @@
 //! Tests of NCCL's team functions in kernels, and of the device communicator's fields.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use cuda_std::prelude::*;
 use devcomm::{
     DevCommError, DevCommRequirements, Error, GinConnectionType, LsaBarriers, ResourceBuffer,
@@ -187,7 +185,7 @@ fn requirements_that_make_no_sense_are_refused() {
             (with(&|r| _ = r.add(TeamMultimem { team: world, multimem: true })), "team"),
             (
                 with(&|r| _ = r.add(LsaBarriers { team: Team { stride: 0, ..lsa }, count: 1 })),
-                "team",
+                "its stride not 0",
             ),
             (with(&|r| _ = r.add(Signals { count: u32::MAX })), "signals"),
             (with(&|r| _ = r.add(ResourceBuffer { bytes: 1, align: 3 })), "power of two"),
