@@ -1,4 +1,4 @@
-//! The entry of a kernel: loaded from a module or, on a simulated machine, its body in Rust.
+//! Finding the entry of a kernel: in a loaded module or, on a simulated machine, its body in Rust.
 
 use std::rc::Rc;
 
@@ -9,7 +9,7 @@ use crate::device::context::Context;
 use crate::device::launch::{FunctionInfo, check_dev_comm, check_gin};
 use crate::error::{DriverError, Error, LaunchError, LaunchRefusal, Result};
 
-/// A kernel without its type, so that what is done with it is compiled once.
+/// A [`Kernel`] as a value, so that the code that handles it is not generic.
 pub(super) struct Wanted {
     pub(super) name: &'static str,
     package: &'static str,
@@ -34,7 +34,7 @@ impl Wanted {
         }
     }
 
-    /// Why a launch of it is not made.
+    /// The error of a refused launch.
     pub(super) fn refuse(&self, refusal: LaunchRefusal) -> Error {
         LaunchError::Refused { kernel: self.name, refusal }.into()
     }
@@ -47,13 +47,13 @@ pub(super) struct Loaded<'a> {
 }
 
 impl Loaded<'_> {
-    /// What the driver made of a kernel, of all of its entries.
+    /// The most that any entry of a kernel uses.
     pub(super) fn info(&self, kernel: &Wanted) -> Result<FunctionInfo> {
         let infos = self.entries_of(kernel)?.into_iter().map(|entry| entry.info);
         infos.reduce(FunctionInfo::most).ok_or_else(|| self.not_found(kernel))
     }
 
-    /// The largest grid that runs all at once with any of its entries.
+    /// The largest grid whose blocks are all resident, whichever entry is launched.
     pub(super) fn resident_blocks(
         &self,
         kernel: &Wanted,
@@ -69,13 +69,13 @@ impl Loaded<'_> {
         Ok(per_multiprocessor.saturating_mul(self.context.limits().multiprocessors))
     }
 
-    /// The entry that a launch with this device communicator takes.
+    /// The entry to launch with this device communicator; a GIN kernel has one per back end.
     pub(super) fn entry_for(&self, kernel: &Wanted, comm: Option<&DevComm>) -> Result<Rc<Entry>> {
         let refuse = |refusal| kernel.refuse(refusal);
         let back_end = || check_dev_comm(comm).and_then(check_gin).map_err(refuse);
         let back_end = kernel.gin.then(back_end).transpose()?;
         if self.context.machine().is_simulated() {
-            return self.bound(kernel);
+            return self.simulated_entry(kernel);
         }
         let Some(back_end) = back_end else {
             return self.entry(kernel, kernel.name).ok_or_else(|| self.not_found(kernel));
@@ -95,7 +95,7 @@ impl Loaded<'_> {
     /// All entries, at least one.
     fn entries_of(&self, kernel: &Wanted) -> Result<Vec<Rc<Entry>>> {
         if self.context.machine().is_simulated() {
-            return Ok(vec![self.bound(kernel)?]);
+            return Ok(vec![self.simulated_entry(kernel)?]);
         }
         let entries: Vec<_> = if kernel.gin {
             GinType::BACK_ENDS.into_iter().filter_map(|b| self.gin_entry(kernel, b)).collect()
@@ -105,12 +105,12 @@ impl Loaded<'_> {
         if entries.is_empty() { Err(self.not_found(kernel)) } else { Ok(entries) }
     }
 
-    /// The entry of a simulated machine, of all back ends. What is loaded is not known there, but
-    /// that something has to be.
-    fn bound(&self, kernel: &Wanted) -> Result<Rc<Entry>> {
+    /// The entry on a simulated machine, for all back ends. Kernel sets are not read there, but at
+    /// least one has to be loaded.
+    fn simulated_entry(&self, kernel: &Wanted) -> Result<Rc<Entry>> {
         let modules = self.modules.first().ok_or_else(|| self.not_found(kernel))?;
         let key = [kernel.package, kernel.file, kernel.name];
-        if let Some(entry) = modules.bound.borrow().get(&key) {
+        if let Some(entry) = modules.simulated.borrow().get(&key) {
             return Ok(Rc::clone(entry));
         }
         let body = kernel.body.ok_or_else(|| DriverError::NotSimulated {
@@ -118,7 +118,7 @@ impl Loaded<'_> {
         })?;
         let function = self.context.cuda().bind_body(self.context.machine(), &body)?;
         let entry = Rc::new(Entry::new(function)?);
-        modules.bound.borrow_mut().insert(key, Rc::clone(&entry));
+        modules.simulated.borrow_mut().insert(key, Rc::clone(&entry));
         Ok(entry)
     }
 
@@ -131,7 +131,7 @@ impl Loaded<'_> {
     }
 
     fn not_found(&self, kernel: &Wanted) -> Error {
-        if let Some(arch) = self.modules.iter().find_map(|m| m.left_out.get(kernel.file)) {
+        if let Some(arch) = self.modules.iter().find_map(|m| m.skipped.get(kernel.file)) {
             let (file, arch) = (kernel.file.to_owned(), arch.clone());
             let device = self.context.limits().compute_capability;
             return LaunchError::WrongArch { file, arch, device }.into();
