@@ -441,7 +441,7 @@ pub fn visible_gpus() -> Result<usize> {
 
 /// How many GPUs a machine has.
 pub(crate) fn gpus_of(machine: &Machine) -> Result<usize> {
-    let _visit = machine.visit();
+    let _entered = machine.enter_if_outside();
     match cuda::device_count(machine)? {
         0 => Err(DriverError::NoGpu.into()),
         count => Ok(count),

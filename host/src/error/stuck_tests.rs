@@ -1,4 +1,4 @@
-//! The report of what kernels waited for.
+//! Tests of the summary of what kernels waited for.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ fn an_aborted_kernel_is_reported_with_rank_block_thread_and_what_it_waited_for()
     let text = error(vec![wait(2, 32, signal)]);
     assert_eq!(
         text,
-        "rank 3: its kernels were ended: they had not ended after 1.5 s; what they waited for:
+        "rank 3: its kernels were aborted: they had not ended after 1.5 s; what they waited for:
   block 2, thread 32: signal 7 of context 1, which is 3 and not yet 4"
     );
 }

@@ -85,7 +85,7 @@ impl WorldBuilder {
         if let Some(simulation) = &self.simulation {
             return Machine::simulate(simulation, self.lsa_team_size());
         }
-        if let Some(machine) = Machine::asked_for(self.lsa_team_size())? {
+        if let Some(machine) = Machine::from_env(self.lsa_team_size())? {
             return Ok(machine);
         }
         self.gin_loopback.as_ref().map_or(Ok(()), GinLoopback::enable)?;

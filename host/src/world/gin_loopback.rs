@@ -106,7 +106,7 @@ impl GinLoopback {
     /// has threads already, of which one may be reading the environment, and
     /// [`WorldError::Environment`] when a variable asks for another network or other teams.
     pub fn enable(&self) -> Result<()> {
-        if Machine::asked_for(self.lsa_team_size)?.is_some() {
+        if Machine::from_env(self.lsa_team_size)?.is_some() {
             return Ok(());
         }
         let mut missing = Vec::new();
