@@ -10,7 +10,7 @@ use crate::device::launch::{FunctionInfo, check_dev_comm, check_gin};
 use crate::error::{DriverError, Error, LaunchError, LaunchRefusal, Result};
 
 /// A [`Kernel`] as a value, so that the code that handles it is not generic.
-pub(super) struct Wanted {
+pub(super) struct KernelDesc {
     pub(super) name: &'static str,
     package: &'static str,
     file: &'static str,
@@ -21,7 +21,7 @@ pub(super) struct Wanted {
     pub(super) takes_dev_comm: bool,
 }
 
-impl Wanted {
+impl KernelDesc {
     pub(super) fn new<K: Kernel>() -> Self {
         Self {
             name: K::NAME,
@@ -48,7 +48,7 @@ pub(super) struct Loaded<'a> {
 
 impl Loaded<'_> {
     /// The most that any entry of a kernel uses.
-    pub(super) fn info(&self, kernel: &Wanted) -> Result<FunctionInfo> {
+    pub(super) fn info(&self, kernel: &KernelDesc) -> Result<FunctionInfo> {
         let infos = self.entries_of(kernel)?.into_iter().map(|entry| entry.info);
         infos.reduce(FunctionInfo::most).ok_or_else(|| self.not_found(kernel))
     }
@@ -56,7 +56,7 @@ impl Loaded<'_> {
     /// The largest grid whose blocks are all resident, whichever entry is launched.
     pub(super) fn resident_blocks(
         &self,
-        kernel: &Wanted,
+        kernel: &KernelDesc,
         block: u32,
         dynamic_shared: u32,
     ) -> Result<u32> {
@@ -70,7 +70,11 @@ impl Loaded<'_> {
     }
 
     /// The entry to launch with this device communicator; a GIN kernel has one per back end.
-    pub(super) fn entry_for(&self, kernel: &Wanted, comm: Option<&DevComm>) -> Result<Rc<Entry>> {
+    pub(super) fn entry_for(
+        &self,
+        kernel: &KernelDesc,
+        comm: Option<&DevComm>,
+    ) -> Result<Rc<Entry>> {
         let refuse = |refusal| kernel.refuse(refusal);
         let back_end = || check_dev_comm(comm).and_then(check_gin).map_err(refuse);
         let back_end = kernel.gin.then(back_end).transpose()?;
@@ -93,7 +97,7 @@ impl Loaded<'_> {
     }
 
     /// All entries, at least one.
-    fn entries_of(&self, kernel: &Wanted) -> Result<Vec<Rc<Entry>>> {
+    fn entries_of(&self, kernel: &KernelDesc) -> Result<Vec<Rc<Entry>>> {
         if self.context.machine().is_simulated() {
             return Ok(vec![self.simulated_entry(kernel)?]);
         }
@@ -107,7 +111,7 @@ impl Loaded<'_> {
 
     /// The entry on a simulated machine, for all back ends. Kernel sets are not read there, but at
     /// least one has to be loaded.
-    fn simulated_entry(&self, kernel: &Wanted) -> Result<Rc<Entry>> {
+    fn simulated_entry(&self, kernel: &KernelDesc) -> Result<Rc<Entry>> {
         let modules = self.modules.first().ok_or_else(|| self.not_found(kernel))?;
         let key = [kernel.package, kernel.file, kernel.name];
         if let Some(entry) = modules.simulated.borrow().get(&key) {
@@ -122,15 +126,15 @@ impl Loaded<'_> {
         Ok(entry)
     }
 
-    fn gin_entry(&self, kernel: &Wanted, back_end: GinType) -> Option<Rc<Entry>> {
+    fn gin_entry(&self, kernel: &KernelDesc, back_end: GinType) -> Option<Rc<Entry>> {
         self.entry(kernel, &format!("{}_{}", kernel.name, back_end.suffix()?))
     }
 
-    fn entry(&self, kernel: &Wanted, name: &str) -> Option<Rc<Entry>> {
+    fn entry(&self, kernel: &KernelDesc, name: &str) -> Option<Rc<Entry>> {
         self.modules.iter().find_map(|modules| modules.entry(kernel.package, kernel.file, name))
     }
 
-    fn not_found(&self, kernel: &Wanted) -> Error {
+    fn not_found(&self, kernel: &KernelDesc) -> Error {
         if let Some(arch) = self.modules.iter().find_map(|m| m.skipped.get(kernel.file)) {
             let (file, arch) = (kernel.file.to_owned(), arch.clone());
             let device = self.context.limits().compute_capability;

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use devcomm_types::{ArgInfo, Kernel, KernelArgs, LaunchArgs, LaunchConfig, LaunchTarget};
 
 use self::entry::Entry;
-use self::lookup::{Loaded, Wanted};
+use self::lookup::{KernelDesc, Loaded};
 pub(super) use self::modules::Modules;
 pub use self::set::{KernelSet, ModuleSource};
 use self::sidecar::check_params;
@@ -110,7 +110,7 @@ impl Kernels {
     ///
     /// [`LaunchError::KernelNotFound`].
     pub fn info<K: Kernel>(&self) -> Result<FunctionInfo> {
-        self.loaded().info(&Wanted::new::<K>())
+        self.loaded().info(&KernelDesc::new::<K>())
     }
 
     /// As [`Context::resident_blocks`].
@@ -119,7 +119,7 @@ impl Kernels {
     ///
     /// As [`Context::resident_blocks`].
     pub fn resident_blocks<K: Kernel>(&self, block: u32, dynamic_shared: u32) -> Result<u32> {
-        self.loaded().resident_blocks(&Wanted::new::<K>(), block, dynamic_shared)
+        self.loaded().resident_blocks(&KernelDesc::new::<K>(), block, dynamic_shared)
     }
 
     fn loaded(&self) -> Loaded<'_> {
@@ -160,7 +160,7 @@ impl Context {
     ///
     /// [`LaunchError::KernelNotFound`].
     pub fn kernel_info<K: Kernel>(&self) -> Result<FunctionInfo> {
-        self.with_loaded(|loaded| loaded.info(&Wanted::new::<K>()))
+        self.with_loaded(|loaded| loaded.info(&KernelDesc::new::<K>()))
     }
 
     /// The largest grid whose blocks are all resident, which a kernel that takes a `DevComm` needs;
@@ -173,7 +173,7 @@ impl Context {
     /// run at all, the driver's.
     pub fn resident_blocks<K: Kernel>(&self, block: u32, dynamic_shared: u32) -> Result<u32> {
         self.with_loaded(|loaded| {
-            loaded.resident_blocks(&Wanted::new::<K>(), block, dynamic_shared)
+            loaded.resident_blocks(&KernelDesc::new::<K>(), block, dynamic_shared)
         })
     }
 
@@ -225,10 +225,10 @@ impl Loaded<'_> {
         args: A,
         safe: bool,
     ) -> Result<()> {
-        let wanted = Wanted::new::<K>();
-        let checked = self.prepare(stream, &wanted, &config, args.info(), safe)?;
+        let kernel = KernelDesc::new::<K>();
+        let checked = self.prepare(stream, &kernel, &config, args.info(), safe)?;
         let abi = args.into_abi();
-        K::check(&abi).map_err(|unmet| wanted.refuse(LaunchRefusal::Requirement { unmet }))?;
+        K::check(&abi).map_err(|unmet| kernel.refuse(LaunchRefusal::Requirement { unmet }))?;
         <K::Args as KernelArgs>::with_pointers(&abi, |addresses| {
             // SAFETY: the addresses are those of the parameters in order, of their compiled sizes;
             // `prepare` has checked the sizes and has made the stream's context current; the caller
@@ -245,16 +245,16 @@ impl Loaded<'_> {
     fn prepare(
         &self,
         stream: &Stream,
-        wanted: &Wanted,
+        kernel: &KernelDesc,
         config: &LaunchConfig,
         args: ArgInfo<'_>,
         safe: bool,
     ) -> Result<CheckedLaunch> {
-        let refuse = |refusal| wanted.refuse(refusal);
+        let refuse = |refusal| kernel.refuse(refusal);
         if !stream.context().is(self.context) {
             return Err(Error::invalid(format!(
                 "kernel `{}` was loaded by another context than its stream was made by",
-                wanted.name
+                kernel.name
             )));
         }
         self.context.health().check()?;
@@ -268,9 +268,9 @@ impl Loaded<'_> {
         if let Some(refusal) = flag.as_ref().and_then(|flag| flag.refusal()) {
             return Err(refuse(refusal));
         }
-        let entry = self.entry_for(wanted, args.dev_comm)?;
-        let prepared = entry.prepare(self.context, wanted.name, config)?;
-        if wanted.takes_dev_comm {
+        let entry = self.entry_for(kernel, args.dev_comm)?;
+        let prepared = entry.prepare(self.context, kernel.name, config)?;
+        if kernel.takes_dev_comm {
             let (device, blocks) = (self.context.limits(), prepared.blocks()?);
             let (barriers, stamp) = (entry.lsa_barriers, entry.stamp);
             check_dev_comm(args.dev_comm)
@@ -278,13 +278,13 @@ impl Loaded<'_> {
                 .map_err(refuse)?;
         }
         if let Some(params) = &entry.params {
-            check_params(params, wanted.params).map_err(refuse)?;
+            check_params(params, kernel.params).map_err(refuse)?;
         }
         let shape = Shape {
             grid: config.grid.to_array(),
             block: config.block.to_array(),
             dynamic_shared: config.dynamic_shared,
-            cooperative: wanted.takes_dev_comm,
+            cooperative: kernel.takes_dev_comm,
         };
         Ok(CheckedLaunch { entry, shape, flag })
     }
