@@ -122,7 +122,7 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// The driver's.
+    /// The driver's errors.
     pub fn device_name(&self) -> Result<String> {
         self.inner.cuda.device_name()
     }
@@ -137,7 +137,7 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// The driver's.
+    /// The driver's errors.
     pub fn memory_info(&self) -> Result<(usize, usize)> {
         self.inner.cuda.memory_info()
     }
@@ -157,8 +157,8 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for numbers that [`TensorMapDesc`] does not allow; the driver's on a
-    /// GPU without TMA.
+    /// [`Error::InvalidInput`] for numbers that [`TensorMapDesc`] does not allow; the driver's
+    /// error on a GPU without TMA.
     pub fn tensor_map(&self, tiling: &TensorMapDesc) -> Result<TensorMap> {
         let TensorMapDesc { address, rows, columns, tile_rows } = *tiling;
         if address == 0 || !address.is_multiple_of(16) {

@@ -71,7 +71,7 @@ impl Stream {
     ///
     /// [`Error::InvalidInput`] for lengths that differ and for memory of another context;
     /// [`StateError::Capturing`](crate::StateError::Capturing);
-    /// [`WorldError::RankLost`](crate::WorldError::RankLost); the driver's.
+    /// [`WorldError::RankLost`](crate::WorldError::RankLost); the driver's errors.
     #[doc(alias = "cudaMemcpyAsync")]
     pub fn copy_to_device_async<T: Element>(
         &self,
@@ -148,7 +148,7 @@ impl Stream {
     /// # Errors
     ///
     /// [`Error::InvalidInput`] for lengths that differ, memory that overlaps and memory of another
-    /// context; [`WorldError::RankLost`](crate::WorldError::RankLost); the driver's.
+    /// context; [`WorldError::RankLost`](crate::WorldError::RankLost); the driver's errors.
     #[doc(alias = "cudaMemcpyAsync")]
     #[doc(alias = "memcpy_dtod")]
     pub fn copy<T: Element>(
@@ -181,7 +181,7 @@ impl Stream {
     /// # Errors
     ///
     /// [`Error::InvalidInput`] for memory of another context;
-    /// [`WorldError::RankLost`](crate::WorldError::RankLost); the driver's.
+    /// [`WorldError::RankLost`](crate::WorldError::RankLost); the driver's errors.
     #[doc(alias = "cudaMemsetAsync")]
     #[doc(alias = "memset_zeros")]
     pub fn fill<T: Element>(&self, buffer: &impl Buffer<Element = T>, value: T) -> Result<()> {

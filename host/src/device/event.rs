@@ -28,7 +28,7 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// The driver's.
+    /// The driver's errors.
     pub fn event(&self) -> Result<Event> {
         Event::new(self, true)
     }
@@ -37,7 +37,7 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// The driver's.
+    /// The driver's errors.
     pub fn event_without_timing(&self) -> Result<Event> {
         Event::new(self, false)
     }
@@ -70,7 +70,7 @@ impl Event {
     /// [`WorldError::RankLost`](crate::WorldError::RankLost); [`Error::Nccl`](crate::Error::Nccl)
     /// when an operation, or the network of a kernel, fails in a stream of this context;
     /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded);
-    /// [`StateError::Capturing`](crate::StateError::Capturing); the driver's.
+    /// [`StateError::Capturing`](crate::StateError::Capturing); the driver's errors.
     pub fn synchronize(&self) -> Result<()> {
         self.inner.context.refuse_capturing("an event is waited for")?;
         let (context, machine) = (&self.inner.context, self.inner.context.machine());
@@ -95,7 +95,7 @@ impl Event {
     ///
     /// # Errors
     ///
-    /// The driver's, when one of the two was not recorded or is not reached yet.
+    /// The driver's error, when one of the two was not recorded or is not reached yet.
     pub fn elapsed_ms(&self, start: &Self) -> Result<f32> {
         self.inner.context.cuda().bind()?;
         self.inner.handle.elapsed_ms(&start.inner.handle)

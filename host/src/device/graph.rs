@@ -62,7 +62,7 @@ impl Stream {
     /// # Errors
     ///
     /// Those of `f`; [`Error::InvalidInput`] for the default stream; [`StateError::Capturing`]
-    /// inside another capture; [`StateError::InGroup`] inside a group; the driver's, when an
+    /// inside another capture; [`StateError::InGroup`] inside a group; the driver's error, when an
     /// operation cannot be captured.
     pub fn capture<E: From<Error>>(&self, f: impl FnOnce() -> Result<(), E>) -> Result<Graph, E> {
         refuse_inside("a capture")?;
@@ -131,7 +131,7 @@ impl Graph {
     /// [`StateError::Closed`]; [`StateError::CommunicatorEnded`]; [`LaunchError::Refused`] when the
     /// device communicator of a kernel in it was aborted or closed; [`Error::InvalidInput`] for a
     /// stream of another context; [`WorldError::RankLost`](crate::WorldError::RankLost); the
-    /// driver's.
+    /// driver's errors.
     pub fn launch(&self, stream: &Stream) -> Result<()> {
         let context = &self.inner.context;
         if !stream.context().is(context) {

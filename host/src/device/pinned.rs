@@ -37,7 +37,7 @@ impl Context {
     /// # Errors
     ///
     /// [`Error::InvalidInput`] for a length of 0;
-    /// [`StateError::Capturing`](crate::StateError::Capturing); the driver's.
+    /// [`StateError::Capturing`](crate::StateError::Capturing); the driver's errors.
     pub fn pinned<T: Element>(&self, len: usize) -> Result<PinnedBuffer<T>> {
         let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| *bytes <= isize::MAX as usize);
         let bytes = bytes.filter(|bytes| *bytes > 0).ok_or_else(|| {

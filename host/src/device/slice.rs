@@ -79,8 +79,8 @@ impl<T: Element> DeviceSlice<T> {
     ///
     /// # Safety
     ///
-    /// The memory is of the context's GPU, aligned for `T`, and stays allocated until every stream
-    /// has passed every operation that was given the slice.
+    /// The memory is of the context's GPU, is aligned for `T`, and stays allocated until all
+    /// operations on the slice, in all streams, are done.
     #[must_use]
     pub unsafe fn from_raw_parts(context: &Context, address: u64, len: usize) -> Self {
         // SAFETY: the caller's contract.
@@ -97,7 +97,7 @@ impl<T: Element> DeviceSlice<T> {
     /// # Errors
     ///
     /// [`Error::InvalidInput`] if `data` is longer than the memory; those of waiting for the
-    /// streams; the driver's.
+    /// streams; the driver's errors.
     pub fn copy_from_host(&self, data: &[T]) -> Result<()> {
         self.fits(data.len())?;
         let stream = self.idle_default_stream()?;
@@ -121,7 +121,7 @@ impl<T: Element> DeviceSlice<T> {
     ///
     /// # Errors
     ///
-    /// Those of waiting for the streams; the driver's.
+    /// Those of waiting for the streams; the driver's errors.
     pub fn fill_bytes(&self, byte: u8) -> Result<()> {
         let stream = self.idle_default_stream()?;
         // SAFETY: the range is exactly the memory, and this rank's streams are idle.

@@ -44,7 +44,7 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// The driver's.
+    /// The driver's errors.
     pub fn stream(&self) -> Result<Stream> {
         Ok(Stream::of(self, self.cuda().create_stream()?))
     }
@@ -168,7 +168,7 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for an event of another context; the driver's.
+    /// [`Error::InvalidInput`] for an event of another context; the driver's errors.
     pub fn wait_event(&self, event: &Event) -> Result<()> {
         self.require(event)?;
         self.handle().wait_for(event.handle())
@@ -178,7 +178,7 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for an event of another context; the driver's.
+    /// [`Error::InvalidInput`] for an event of another context; the driver's errors.
     pub fn record(&self, event: &Event) -> Result<()> {
         self.require(event)?;
         self.handle().record(event.handle())

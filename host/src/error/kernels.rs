@@ -16,7 +16,7 @@ pub enum LaunchError {
         reason: String,
     },
     /// The description of a kernel module (its JSON sidecar) cannot be read.
-    #[error("the description of kernel module {file} is broken: {why}; rebuild the kernels")]
+    #[error("the description of kernel module {file} is invalid: {why}; rebuild the kernels")]
     BadSidecar {
         /// The module.
         file: String,

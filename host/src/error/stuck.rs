@@ -55,7 +55,7 @@ struct SameWait {
 /// The end of an error's text, with one line per [`SameWait`].
 pub(super) fn report(waits: &[StuckWait]) -> String {
     if waits.is_empty() {
-        return "; no block noted a wait".to_owned();
+        return "; no block recorded a wait".to_owned();
     }
     let mut groups: Vec<SameWait> = Vec::new();
     for &StuckWait { block, thread, wait } in waits {
@@ -85,7 +85,7 @@ impl fmt::Display for SameWait {
         write!(f, "{}, {}: {wait}", numbers("block", blocks), numbers("thread", threads))?;
         let mut others = indices.clone();
         others.remove(&wait.index);
-        if others.is_empty() { Ok(()) } else { write!(f, "; likewise at {}", ranges(&others)) }
+        if others.is_empty() { Ok(()) } else { write!(f, "; also at {}", ranges(&others)) }
     }
 }
 

@@ -40,7 +40,7 @@ fn equal_waits_of_many_blocks_are_one_line() {
         error(stuck).split_once('\n').map(|(a, b)| (a.to_owned(), b.to_owned())).unwrap();
     assert_eq!(
         lines,
-        "  blocks 0-63, thread 0: LSA barrier 0, where rank 1 has not arrived; likewise at 1-63
+        "  blocks 0-63, thread 0: LSA barrier 0, where rank 1 has not arrived; also at 1-63
   blocks 70, 72, threads 0, 2: LSA barrier 0, where rank 2 has not arrived"
     );
 }
@@ -54,7 +54,7 @@ fn a_report_has_at_most_twenty_lines_whatever_is_in_it() {
     assert!(text.ends_with("and 1008 other waits"), "{text}");
     let text = error((0..1024).map(|block| wait(block * 2, 0, BARRIER)).collect());
     assert!(text.len() < 250 && text.contains("blocks 0, 2, 4, 6, 8, 10, 12, 14, ...,"), "{text}");
-    assert!(error(vec![]).ends_with("after 1.5 s; no block noted a wait"));
+    assert!(error(vec![]).ends_with("after 1.5 s; no block recorded a wait"));
 }
 
 #[test]

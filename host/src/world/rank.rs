@@ -140,7 +140,7 @@ impl Rank {
     ///
     /// # Errors
     ///
-    /// The driver's.
+    /// The driver's errors.
     pub fn stream(&self) -> Result<Stream> {
         self.context.stream()
     }

@@ -170,7 +170,7 @@ impl Context {
     /// # Errors
     ///
     /// [`LaunchError::KernelNotFound`], [`LaunchError::Refused`] when a block of this size cannot
-    /// run at all, the driver's.
+    /// run at all, the driver's errors.
     pub fn resident_blocks<K: Kernel>(&self, block: u32, dynamic_shared: u32) -> Result<u32> {
         self.with_loaded(|loaded| {
             loaded.resident_blocks(&KernelDesc::new::<K>(), block, dynamic_shared)

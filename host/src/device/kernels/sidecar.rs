@@ -140,7 +140,7 @@ mod tests {
     fn a_broken_description_names_its_module() {
         for json in ["", "{", r#"{"arch":"sm_90"}"#, "[1]"] {
             let error = Sidecar::parse("lsa", json).unwrap_err().to_string();
-            assert!(error.contains("kernel module lsa is broken"), "{error}");
+            assert!(error.contains("kernel module lsa is invalid"), "{error}");
         }
         let json = EXAMPLE.replace("2.32.3", "two");
         assert!(Sidecar::parse("lsa", &json).unwrap().stamp("lsa").is_err());

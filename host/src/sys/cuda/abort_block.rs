@@ -35,7 +35,7 @@ impl PrimaryContext {
         let address = NonNull::new(host.cast::<AbortBlock>()).filter(|host| host.is_aligned());
         let Some(address) = address else {
             return Err(Error::invalid(
-                "cuMemHostAlloc gave memory that is not aligned to 64 bytes",
+                "cuMemHostAlloc returned memory that is not aligned to 64 bytes",
             ));
         };
         // SAFETY: fresh memory of that size, without other users.

@@ -150,7 +150,7 @@ impl PrimaryContext {
         };
         check(driver, "cuMemHostAlloc", made)?;
         let address = NonNull::new(address.cast::<u8>());
-        let address = address.ok_or_else(|| Error::invalid("cuMemHostAlloc gave no memory"))?;
+        let address = address.ok_or_else(|| Error::invalid("cuMemHostAlloc returned NULL"))?;
         // SAFETY: fresh memory of that size, without other users.
         unsafe { address.write_bytes(0, bytes) };
         Ok(HostAllocation { driver, address })
