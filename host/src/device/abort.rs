@@ -1,14 +1,13 @@
-//! Aborting kernels that wait for a rank that never comes.
+//! Aborting kernels that would otherwise wait forever for another rank.
 //!
-//! A kernel that waits for a rank that never comes keeps its GPU busy. So every wait of
-//! `nccl_device` looks at a flag now and then, which the host raises: each device communicator has
-//! one, in memory that the GPU reaches. A kernel whose wait sees it notes what it waited for, and
-//! exits. Nothing can be done with that device communicator afterwards but to close it, for its
-//! barriers are in an unknown state.
+//! Each device communicator has an abort flag in pinned memory, which the host sets and the GPU
+//! reads. Every wait of `nccl_device` polls the flag from time to time. A wait that finds it set
+//! records what it waited for, and the kernel exits. That device communicator can then only be
+//! closed, because its barriers are in an unknown state.
 //!
-//! The memory goes back to the rank's context when the device communicator is closed, which is when
-//! the streams are idle, and is used again. It is freed with the context: freeing such memory
-//! may wait for every GPU.
+//! The flag and the records are one block of memory. When the device communicator is closed, with
+//! idle streams, the block goes back to the rank's context for reuse. It is freed with the context
+//! only: `cuMemFreeHost` may wait for every GPU.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock, Weak};
@@ -20,13 +19,13 @@ use crate::error::{AbortCause, Error, LaunchError, LaunchRefusal, StuckWait, wai
 use crate::machine::Machine;
 use crate::sys::cuda::abort_block::SharedBlock;
 
-/// One device communicator's flag, as all who raise it and all who wait for its kernels share it.
+/// The abort flag of one device communicator, shared by all that raise it or wait for its kernels.
 pub(crate) struct AbortFlag {
     machine: Machine,
     rank: usize,
-    /// The device communicator's communicator.
+    /// The communicator that the device communicator belongs to.
     communicator: Weak<dyn Issuer>,
-    /// Where kernels find the flag.
+    /// The device address of the flag.
     device_flag: u64,
     cause: OnceLock<AbortCause>,
     state: Mutex<State>,
@@ -34,12 +33,12 @@ pub(crate) struct AbortFlag {
 
 enum State {
     Open(SharedBlock),
-    /// What the block held at the end.
+    /// The waits that the block had recorded when it was taken away.
     Closed(Vec<StuckWait>),
 }
 
 impl AbortFlag {
-    /// For a device communicator of that communicator, in a block that kernels on its GPU see.
+    /// The flag of a new device communicator of `communicator`, in `block`.
     pub(super) fn new(
         machine: Machine,
         block: SharedBlock,
@@ -51,18 +50,17 @@ impl AbortFlag {
         Arc::new(Self { machine, rank, communicator, device_flag, cause, state })
     }
 
-    /// The communicator, if it is in use: a wait for the kernels asks it whether the network
-    /// has failed.
+    /// The communicator, if it is live. A wait for the kernels polls it for network errors.
     pub(crate) fn communicator(&self) -> Option<Arc<dyn Issuer>> {
         self.communicator.upgrade().filter(|communicator| communicator.is_live())
     }
 
-    /// The GPU's address of the flag.
+    /// The device address of the flag.
     pub(crate) fn device_flag(&self) -> u64 {
         self.device_flag
     }
 
-    /// Asks the kernels to exit. The first cause is the one that is reported.
+    /// Asks the kernels to exit. Errors report the first cause.
     pub(crate) fn raise(&self, cause: AbortCause) {
         let _ = self.cause.set(cause);
         if let State::Open(block) = &*self.state() {
@@ -75,7 +73,7 @@ impl AbortFlag {
         self.cause.get().copied()
     }
 
-    /// What the kernels that have exited so far waited for.
+    /// The waits that kernels have recorded so far.
     pub(crate) fn stuck(&self) -> Vec<StuckWait> {
         match &*self.state() {
             State::Open(block) => waits(&block.records()),
@@ -83,7 +81,7 @@ impl AbortFlag {
         }
     }
 
-    /// Why no kernel can be launched with the device communicator.
+    /// Why kernels cannot be launched with the device communicator, if it was aborted or closed.
     pub(crate) fn refusal(&self) -> Option<LaunchRefusal> {
         if let Some(cause) = self.cause() {
             return Some(LaunchRefusal::Aborted { rank: self.rank, cause });
@@ -92,7 +90,7 @@ impl AbortFlag {
         closed.then_some(LaunchRefusal::Closed { what: "the device communicator" })
     }
 
-    /// Takes the block away: it is not touched through this any more.
+    /// Takes the block, if it was not taken yet.
     pub(super) fn detach(&self) -> Option<SharedBlock> {
         let mut state = self.state();
         let stuck = match &*state {
@@ -110,15 +108,15 @@ impl AbortFlag {
     }
 }
 
-/// The error of who waits for kernels of these device communicators, if they were ended.
+/// The error of a wait for kernels of these device communicators, if any of them was aborted.
 pub(crate) fn error(flags: &[Arc<AbortFlag>]) -> Option<Error> {
-    let ended = || flags.iter().filter_map(|flag| Some((flag, flag.cause()?)));
-    let (first, cause) = ended().next()?;
-    let stuck = ended().flat_map(|(flag, _)| flag.stuck()).collect();
+    let aborted = || flags.iter().filter_map(|flag| Some((flag, flag.cause()?)));
+    let (first, cause) = aborted().next()?;
+    let stuck = aborted().flat_map(|(flag, _)| flag.stuck()).collect();
     Some(Error::Launch(LaunchError::KernelAborted { rank: first.rank, cause, stuck }))
 }
 
-/// Those of several device communicators, in the order in which they were made.
+/// The abort flags of several device communicators, in the order of their creation.
 #[derive(Default)]
 pub(crate) struct AbortFlags(Mutex<Vec<Weak<AbortFlag>>>);
 
@@ -134,17 +132,17 @@ impl AbortFlags {
         known.iter().for_each(|flag| flag.raise(cause));
     }
 
-    /// The one with its flag there. Memory is used again, and then is the latest one's.
+    /// The flag at this device address. Blocks are reused: the latest flag is the one in use.
     pub(crate) fn find(&self, device_flag: u64) -> Option<Arc<AbortFlag>> {
         let known = self.known();
         known.iter().rev().filter_map(Weak::upgrade).find(|flag| flag.device_flag == device_flag)
     }
 
-    /// The context with their blocks is about to go, and may take along the memory of those that
-    /// were not closed.
+    /// Takes the blocks away from flags that were not closed, before their context is destroyed:
+    /// that may free the memory.
     pub(crate) fn detach(&self) {
         for flag in self.known().iter().filter_map(Weak::upgrade) {
-            let _left = flag.detach();
+            let _leaked = flag.detach();
         }
     }
 
@@ -159,7 +157,7 @@ impl fmt::Debug for AbortFlags {
     }
 }
 
-/// Ends the kernels of one device communicator from any thread.
+/// Aborts the kernels of one device communicator from any thread.
 ///
 /// ```no_run
 /// # use std::time::Duration;
@@ -170,7 +168,7 @@ impl fmt::Debug for AbortFlags {
 ///     std::thread::sleep(Duration::from_secs(60));
 ///     watchdog.abort();
 /// });
-/// stream.synchronize() // KernelAborted if the watchdog was faster
+/// stream.synchronize() // KernelAborted if the kernels run for 60 s
 /// # }
 /// ```
 #[derive(Clone)]

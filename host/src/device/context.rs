@@ -20,16 +20,16 @@ use crate::machine::{Machine, Wakes};
 use crate::sys::cuda::abort_block::SharedBlock;
 use crate::sys::cuda::{self, DeviceAttribute, PrimaryContext};
 
-/// How long destructors wait for the GPU before they leak what it may still use.
+/// How long destructors wait for the GPU before they leak the memory that it may still use.
 const DROP_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long after an error the news of the lost rank that caused it may arrive.
+/// How long after an NCCL error the rendezvous may report the lost rank that caused it.
 const LOST_RANK_DELAY: Duration = Duration::from_millis(200);
 
 /// A GPU as one rank uses it: the device's primary context, bound to the rank's thread.
 ///
 /// Everything made from it (streams, memory, modules, communicators) keeps it alive. None of them
-/// can leave the thread: NCCL allows one thread at a time a communicator, and a CUDA context is
-/// current to a thread.
+/// is `Send`: NCCL allows one thread at a time per communicator, and a CUDA context is current to a
+/// thread.
 #[derive(Clone)]
 pub struct Context {
     inner: Rc<ContextInner>,
@@ -41,41 +41,41 @@ pub(crate) struct ContextInner {
     pub(crate) health: Arc<Health>,
     ordinal: usize,
     streams: RefCell<Vec<Weak<dyn ContextStream>>>,
-    /// Set when work on the GPU will not end, or has failed for good: nothing may wait for it
-    /// again.
+    /// Set when work on the GPU did not end in time, or failed with a sticky error: later waits
+    /// fail at once.
     stuck: Cell<bool>,
-    /// Set when a destructor's wait has timed out: the next ones do not wait again.
-    impatient: Cell<bool>,
-    /// What is being captured to a graph, one at a time.
+    /// Set when a destructor's wait has failed: later destructors do not wait.
+    drop_wait_failed: Cell<bool>,
+    /// The capture in progress, at most one.
     capture: RefCell<Option<Capture>>,
-    /// The default stream, while there is a handle of it.
+    /// The default stream, while a handle of it exists.
     default_stream: RefCell<Weak<StreamInner>>,
-    /// The device communicators that kernels of this context can have.
+    /// The abort flags of this context's device communicators.
     flags: AbortFlags,
-    /// Blocks of device communicators that were closed.
+    /// Abort blocks of closed device communicators, for reuse.
     abort_blocks: RefCell<Vec<SharedBlock>>,
     /// The kernels that its streams can launch.
     kernels: RefCell<Vec<Rc<Modules>>>,
 }
 
-/// A stream, as its context sees it.
+/// What a context needs of its streams.
 pub(super) trait ContextStream {
-    /// Waits until all work is done, and fails when an operation was cut short.
+    /// Waits until all work is done, and fails when an operation was aborted.
     fn wait(&self) -> Result<()>;
 
-    /// Waits until the GPU has nothing left to do for this stream, however its work ended.
+    /// Waits until the stream is idle, whether its work succeeded or not.
     fn drain(&self, limit: Duration) -> Result<()>;
 
-    /// Fails when an operation in the stream has failed or was cut short, or the network that its
+    /// Fails when an operation in the stream has failed or was aborted, or the network that its
     /// kernels use has failed.
     fn check_async_errors(&self) -> Result<()>;
 
-    /// The device communicators of kernels that may not have ended.
+    /// The abort flags of kernels that may still run.
     fn running(&self) -> Vec<Arc<AbortFlag>>;
 }
 
 impl Context {
-    /// The GPU of that ordinal among the visible ones.
+    /// The visible GPU with this ordinal.
     ///
     /// # Errors
     ///
@@ -85,7 +85,7 @@ impl Context {
         Self::on(&Machine::current()?, ordinal)
     }
 
-    /// The GPU of that ordinal among those of a machine.
+    /// The GPU of `machine` with this ordinal.
     pub(crate) fn on(machine: &Machine, ordinal: usize) -> Result<Self> {
         Self::with_health(ordinal, Health::new(machine.clone()))
     }
@@ -93,7 +93,7 @@ impl Context {
     pub(crate) fn with_health(ordinal: usize, health: Arc<Health>) -> Result<Self> {
         let cuda = PrimaryContext::retain(health.machine(), ordinal)?;
         let limits = limits_of(&cuda)?;
-        let (streams, stuck, impatient, capture, default_stream) = Default::default();
+        let (streams, stuck, drop_wait_failed, capture, default_stream) = Default::default();
         let (flags, abort_blocks, kernels) = Default::default();
         let inner = ContextInner {
             cuda,
@@ -102,7 +102,7 @@ impl Context {
             ordinal,
             streams,
             stuck,
-            impatient,
+            drop_wait_failed,
             capture,
             default_stream,
             flags,
@@ -112,7 +112,7 @@ impl Context {
         Ok(Self { inner: Rc::new(inner) })
     }
 
-    /// The device's ordinal among the visible ones.
+    /// The device's ordinal among the visible GPUs.
     #[must_use]
     pub fn ordinal(&self) -> usize {
         self.inner.ordinal
@@ -122,12 +122,12 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// The driver's.
+    /// The driver's errors.
     pub fn device_name(&self) -> Result<String> {
         self.inner.cuda.device_name()
     }
 
-    /// What a launch on this device is measured against.
+    /// The limits that launches on this device are checked against.
     #[must_use]
     pub fn limits(&self) -> &DeviceLimits {
         &self.inner.limits
@@ -137,28 +137,28 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// The driver's.
+    /// The driver's errors.
     pub fn memory_info(&self) -> Result<(usize, usize)> {
         self.inner.cuda.memory_info()
     }
 
-    /// Takes note of a stream: freeing memory waits for it.
+    /// Registers a stream: freeing memory waits for it.
     pub(super) fn register_stream(&self, stream: &Rc<dyn ContextStream>) {
         let mut streams = self.inner.streams.borrow_mut();
         streams.retain(|stream| stream.strong_count() > 0);
         streams.push(Rc::downgrade(stream));
     }
 
-    /// The tensor map that TMA of this GPU needs to read a matrix of bf16: for kernels
-    /// that take a `GridConstant<TensorMap>`.
+    /// The tensor map with which TMA reads a matrix of bf16, for kernels that take a
+    /// `GridConstant<TensorMap>`.
     ///
-    /// Nothing is read: the matrix has to be there when the kernel runs. CUDA:
+    /// The matrix itself is not read, and must be allocated when the kernel runs. CUDA:
     /// `cuTensorMapEncodeTiled`.
     ///
     /// # Errors
     ///
     /// [`Error::InvalidInput`] for numbers that [`TensorMapDesc`] does not allow; the driver's
-    /// where the GPU has no such engine.
+    /// error on a GPU without TMA.
     pub fn tensor_map(&self, tiling: &TensorMapDesc) -> Result<TensorMap> {
         let TensorMapDesc { address, rows, columns, tile_rows } = *tiling;
         if address == 0 || !address.is_multiple_of(16) {
@@ -178,8 +178,8 @@ impl Context {
         self.cuda().tensor_map(tiling)
     }
 
-    /// Whether both are clones of one. Two contexts of one GPU do not register each other's
-    /// streams.
+    /// Whether both are clones of one `Context`. Two made separately for one GPU do not know each
+    /// other's streams.
     #[must_use]
     pub fn is(&self, other: &Self) -> bool {
         Rc::ptr_eq(&self.inner, &other.inner)
@@ -197,7 +197,7 @@ impl Context {
         self.inner.health.machine()
     }
 
-    /// Polls `done` until it is true or fails, a rank is lost, or `limit` is over.
+    /// Polls `done` until it is true or fails, a rank is lost, or `limit` has passed.
     pub(crate) fn poll(
         &self,
         limit: Option<Duration>,
@@ -225,8 +225,8 @@ impl Context {
         self.inner.capture.borrow().is_some()
     }
 
-    /// Fails while a stream is captured: what would be done now would not be done in the graph, or
-    /// spoil it. `what` completes "while a stream is captured", as in "a window is registered".
+    /// Fails while a stream is captured: the call would not become part of the graph, or would
+    /// invalidate it. `what` is the error's start, such as "a window is registered".
     ///
     /// # Errors
     ///
@@ -235,8 +235,8 @@ impl Context {
         if self.is_capturing() { Err(StateError::Capturing { what }.into()) } else { Ok(()) }
     }
 
-    /// Hands what an operation uses to the graph that is being captured. Gives it back when none
-    /// is.
+    /// Moves `keep`, the objects that an operation uses, to the capture in progress. Returns `keep`
+    /// when there is none.
     pub(crate) fn captured(
         &self,
         owner: &Rc<dyn Owner>,
@@ -245,30 +245,30 @@ impl Context {
         match self.inner.capture.borrow_mut().as_mut() {
             None => Some(keep),
             Some(capture) => {
-                capture.take_in(owner, keep);
+                capture.add(owner, keep);
                 None
             }
         }
     }
 
-    /// That of a device communicator that was made here.
+    /// The abort flag of a device communicator of this context.
     pub(crate) fn flag_of(&self, dev_comm: &DevComm) -> Option<Arc<AbortFlag>> {
         self.inner.flags.find(dev_comm.abort_flag.addr() as u64)
     }
 
-    /// The device communicators of kernels that may not have ended.
+    /// The abort flags of kernels that may still run.
     pub(crate) fn running(&self) -> Vec<Arc<AbortFlag>> {
         self.streams().iter().flat_map(|stream| stream.running()).collect()
     }
 
-    /// Fails when an operation or the network of a kernel has failed in a stream that may not be
-    /// idle.
+    /// Fails when an operation in any stream of this context has failed, or the network that its
+    /// kernels use.
     pub(crate) fn check_async_errors(&self) -> Result<()> {
         self.streams().iter().try_for_each(|stream| stream.check_async_errors())
     }
 
-    /// An error of NCCL's may be caused by a lost rank, of which the news arrives a moment later:
-    /// then that is the error.
+    /// Returns [`WorldError::RankLost`] in place of an NCCL error if a rank is found to be lost
+    /// soon after.
     pub(crate) fn prefer_lost_rank(&self, error: Error) -> Error {
         if !matches!(error, Error::Nccl(NcclError::Failed { .. })) {
             return error;
@@ -279,10 +279,10 @@ impl Context {
         }
     }
 
-    /// The flag of a device communicator that kernels of this context will have.
+    /// The abort flag of a new device communicator of `communicator`.
     pub(crate) fn new_abort_flag(&self, communicator: &Arc<dyn Issuer>) -> Result<Arc<AbortFlag>> {
-        let used = self.inner.abort_blocks.borrow_mut().pop();
-        let block = match used {
+        let free = self.inner.abort_blocks.borrow_mut().pop();
+        let block = match free {
             Some(mut block) => {
                 block.clear();
                 block
@@ -294,12 +294,12 @@ impl Context {
         Ok(flag)
     }
 
-    /// The device communicator is gone, and the streams are idle.
+    /// Takes back the block of a closed device communicator. The streams are idle.
     pub(crate) fn close_abort_flag(&self, flag: &AbortFlag) {
         self.inner.abort_blocks.borrow_mut().extend(flag.detach());
     }
 
-    /// Notes that the GPU will not become idle any more.
+    /// Records that the GPU may never become idle.
     pub(crate) fn mark_stuck(&self) {
         self.inner.stuck.set(true);
     }
@@ -312,14 +312,14 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// A rank is lost while work is left, an operation failed or was cut short, or the GPU failed
-    /// or missed a deadline before.
+    /// A rank is lost while work is left, an operation failed or was aborted, or the GPU failed or
+    /// missed a deadline before.
     pub(crate) fn synchronize_streams(&self) -> Result<()> {
         self.each_stream("the GPU's streams are waited for", |stream| stream.wait())
     }
 
-    /// Waits, with a timeout, until all streams of this context are idle, however their work ended:
-    /// what they used can be freed then.
+    /// Waits, with a timeout, until all streams of this context are idle, whether their work
+    /// succeeded or not. Then the memory that they used can be freed.
     pub(crate) fn drain(&self) -> Result<()> {
         let limit = self.drop_timeout();
         let (machine, start) = (self.machine(), self.machine().now());
@@ -346,35 +346,35 @@ impl Context {
 
     /// Whether all streams of this context are idle right now.
     pub(crate) fn is_idle_now(&self) -> bool {
-        let look = |stream: &dyn ContextStream| stream.drain(Duration::ZERO);
-        self.each_stream("the GPU's streams are asked", look).is_ok()
+        let query = |stream: &dyn ContextStream| stream.drain(Duration::ZERO);
+        self.each_stream("the GPU's streams are asked", query).is_ok()
     }
 
-    /// Whether what the GPU may use can be freed: every stream is idle. Asked by destructors; when
-    /// it says no, the memory is left to the end of the process, for freeing it would wait or pull
-    /// it from under a kernel.
+    /// Whether a destructor can free `what`: every stream is idle, after a wait. Otherwise the
+    /// memory stays allocated until the process ends, because a kernel may still use it, or the
+    /// free would block.
     pub(crate) fn can_free(&self, what: &str) -> bool {
         if self.is_capturing() {
-            // Not to be waited for, which says nothing about the GPU.
+            // Streams cannot be waited for during a capture; the GPU may be healthy.
             tracing::warn!("{what} is left allocated: it was dropped while a stream was captured");
             return false;
         }
         match self.drain() {
             Ok(()) => true,
             Err(error) => {
-                self.inner.impatient.set(true);
+                self.inner.drop_wait_failed.set(true);
                 tracing::warn!("{what} is left allocated: {error}");
                 false
             }
         }
     }
 
-    /// How long a destructor waits. A function that returns early because of an error drops what it
-    /// made while its kernel may wait for ranks that wait for this one: the error must get out all
-    /// the same.
+    /// How long a destructor waits. It is bounded because a function that returns early with an
+    /// error may drop its objects while its kernel waits for other ranks, which wait for this rank:
+    /// the caller must still get the error.
     pub(crate) fn drop_timeout(&self) -> Duration {
-        let hurry = self.inner.impatient.get() || std::thread::panicking();
-        if hurry { Duration::ZERO } else { DROP_TIMEOUT }
+        let no_wait = self.inner.drop_wait_failed.get() || std::thread::panicking();
+        if no_wait { Duration::ZERO } else { DROP_TIMEOUT }
     }
 }
 
@@ -386,11 +386,11 @@ impl Drop for ContextInner {
         }
         let _ = self.cuda.bind();
         for modules in self.kernels.take() {
-            // SAFETY: the streams have gone, each when its work was done; the context is current.
+            // SAFETY: all streams were dropped after their work was done; the context is current.
             unsafe { modules.unload() };
         }
         for block in self.abort_blocks.take() {
-            // SAFETY: a block comes here when no kernel uses it any more; the context is current.
+            // SAFETY: a block is put here after its last kernel has ended; the context is current.
             if let Err(error) = unsafe { block.free() } {
                 tracing::warn!("{error}");
             }
@@ -441,7 +441,7 @@ pub fn visible_gpus() -> Result<usize> {
 
 /// How many GPUs a machine has.
 pub(crate) fn gpus_of(machine: &Machine) -> Result<usize> {
-    let _visit = machine.visit();
+    let _entered = machine.enter_if_outside();
     match cuda::device_count(machine)? {
         0 => Err(DriverError::NoGpu.into()),
         count => Ok(count),

@@ -1,11 +1,10 @@
-//! Copies and fills in the order of a stream: after what was enqueued to it before, and before what
-//! comes next.
+//! Copies and fills in a stream: after the work that was enqueued before, and before later work.
 //!
-//! Both sides of a copy have the same length; [`Buffer::slice`] takes a part. Copies between the
-//! host and the device return when they are done, so that the host's memory is the caller's again;
-//! those of a [`PinnedBuffer`] do not wait. Copies on the device and fills are enqueued and may be
-//! captured to a graph. Other streams are not waited for: where they use the same memory, order
-//! them with events.
+//! Source and destination of a copy have the same length: [`Buffer::slice`] takes a part. Copies
+//! between device memory and a host slice return when they are done, and the caller can use the
+//! slice again. Copies of a [`PinnedBuffer`], copies on the device and fills are asynchronous. The
+//! last two may be captured to a graph. No copy or fill waits for other streams: where they use the
+//! same memory, order them with events.
 
 use devcomm_types::Element;
 
@@ -17,8 +16,8 @@ use crate::error::{Error, Result};
 use crate::sys::cuda::stream::StreamHandle;
 
 impl Stream {
-    /// Copies `from`, in the host's memory, to `to` on the device. Waits for the work before it in
-    /// this stream, and returns when the copy is done.
+    /// Copies `from`, in host memory, to `to` on the device. Waits for earlier work in this stream,
+    /// and returns when the copy is done.
     ///
     /// CUDA: `cuMemcpyHtoDAsync`, `cuStreamSynchronize`.
     ///
@@ -36,13 +35,13 @@ impl Stream {
     ) -> Result<()> {
         let to = to.device_slice();
         require_same_len(from.len(), to.len())?;
-        let handle = self.waited(&to)?;
-        // SAFETY: as many elements on both sides; the context is current; the slice lives.
+        let handle = self.idle_handle(&to)?;
+        // SAFETY: both have the same length; the context is current; the slices outlive the copy.
         unsafe { handle.copy_to_device(to.device_address(), bytes_of(from)) }
     }
 
-    /// Copies `from`, on the device, to `to` in the host's memory. Waits for the work before it in
-    /// this stream, and returns when the copy is done.
+    /// Copies `from`, on the device, to `to` in host memory. Waits for earlier work in this stream,
+    /// and returns when the copy is done.
     ///
     /// CUDA: `cuMemcpyDtoHAsync`, `cuStreamSynchronize`.
     ///
@@ -58,13 +57,13 @@ impl Stream {
     ) -> Result<()> {
         let from = from.device_slice();
         require_same_len(from.len(), to.len())?;
-        let handle = self.waited(&from)?;
-        // SAFETY: as many elements on both sides; the context is current; the slice lives.
+        let handle = self.idle_handle(&from)?;
+        // SAFETY: both have the same length; the context is current; the slices outlive the copy.
         unsafe { handle.copy_to_host(bytes_of_mut(to), from.device_address()) }
     }
 
-    /// Enqueues a copy of `from`, in pinned memory of the host, to `to` on the device. The buffer
-    /// waits for it before it gives its elements to be written.
+    /// Enqueues a copy of `from`, in pinned host memory, to `to` on the device. Later accesses to
+    /// the elements of `from` wait for the copy.
     ///
     /// CUDA: `cuMemcpyHtoDAsync`.
     ///
@@ -72,7 +71,7 @@ impl Stream {
     ///
     /// [`Error::InvalidInput`] for lengths that differ and for memory of another context;
     /// [`StateError::Capturing`](crate::StateError::Capturing);
-    /// [`WorldError::RankLost`](crate::WorldError::RankLost); the driver's.
+    /// [`WorldError::RankLost`](crate::WorldError::RankLost); the driver's errors.
     #[doc(alias = "cudaMemcpyAsync")]
     pub fn copy_to_device_async<T: Element>(
         &self,
@@ -82,9 +81,9 @@ impl Stream {
         let to = to.device_slice();
         require_same_len(from.len(), to.len())?;
         self.copy_pinned(from, &to, |handle| {
-            // SAFETY: as many elements on both sides; the context is current; the pinned memory is
-            // written and freed after the event behind the copy, device memory when this stream is
-            // idle.
+            // SAFETY: both have the same length; the context is current; pinned memory is written
+            // and freed only after the event that follows the copy, device memory is freed when
+            // this stream is idle.
             unsafe {
                 let (target, source) = (to.device_address(), from.as_ptr().cast());
                 handle.enqueue_copy_to_device(target, source, to.byte_len())
@@ -92,8 +91,8 @@ impl Stream {
         })
     }
 
-    /// Enqueues a copy of `from`, on the device, to `to` in pinned memory of the host. The buffer
-    /// waits for it before it gives its elements.
+    /// Enqueues a copy of `from`, on the device, to `to` in pinned host memory. Later accesses to
+    /// the elements of `to` wait for the copy.
     ///
     /// CUDA: `cuMemcpyDtoHAsync`.
     ///
@@ -109,7 +108,7 @@ impl Stream {
         let from = from.device_slice();
         require_same_len(from.len(), to.len())?;
         self.copy_pinned(to, &from, |handle| {
-            // SAFETY: as above; the pinned memory is read after the event behind the copy, too.
+            // SAFETY: as above; pinned memory is also read only after that event.
             unsafe {
                 let (target, source) = (to.as_ptr().cast(), from.device_address());
                 handle.enqueue_copy_to_host(target, source, from.byte_len())
@@ -117,7 +116,7 @@ impl Stream {
         })
     }
 
-    /// Enqueues a copy between pinned memory and the device, and an event behind it.
+    /// Enqueues a copy between pinned memory and the device, and records an event after it.
     fn copy_pinned<T: Element>(
         &self,
         pinned: &PinnedBuffer<T>,
@@ -128,14 +127,15 @@ impl Stream {
             return Err(Error::invalid("the pinned memory is of another context than the stream"));
         }
         self.context().refuse_capturing("memory of the host is copied")?;
-        let (handle, event) = (self.enqueues(&[memory])?, self.context().event_without_timing()?);
+        let handle = self.checked_handle(&[memory])?;
+        let event = self.context().event_without_timing()?;
         copy(handle)?;
         if let Err(error) = self.record(&event) {
-            // Nothing else says when the copy is done.
+            // Without the event, only the stream tells when the copy is done.
             handle.synchronize()?;
             return Err(error);
         }
-        pinned.copied(event);
+        pinned.add_copy(event);
         Ok(())
     }
 
@@ -148,7 +148,7 @@ impl Stream {
     /// # Errors
     ///
     /// [`Error::InvalidInput`] for lengths that differ, memory that overlaps and memory of another
-    /// context; [`WorldError::RankLost`](crate::WorldError::RankLost); the driver's.
+    /// context; [`WorldError::RankLost`](crate::WorldError::RankLost); the driver's errors.
     #[doc(alias = "cudaMemcpyAsync")]
     #[doc(alias = "memcpy_dtod")]
     pub fn copy<T: Element>(
@@ -165,9 +165,9 @@ impl Stream {
                 "a copy of {len} elements of {name} from {source:#x} to {target:#x}, which overlap"
             )));
         }
-        let handle = self.enqueues(&[&from, &to])?;
-        // SAFETY: both have the elements; they are freed, or closed with a graph, when this stream
-        // is idle.
+        let handle = self.checked_handle(&[&from, &to])?;
+        // SAFETY: both have the same length; the memory is freed, directly or with a graph, when
+        // this stream is idle.
         unsafe { handle.copy(target, source, to.byte_len()) }
     }
 
@@ -181,30 +181,30 @@ impl Stream {
     /// # Errors
     ///
     /// [`Error::InvalidInput`] for memory of another context;
-    /// [`WorldError::RankLost`](crate::WorldError::RankLost); the driver's.
+    /// [`WorldError::RankLost`](crate::WorldError::RankLost); the driver's errors.
     #[doc(alias = "cudaMemsetAsync")]
     #[doc(alias = "memset_zeros")]
     pub fn fill<T: Element>(&self, buffer: &impl Buffer<Element = T>, value: T) -> Result<()> {
         let buffer = buffer.device_slice();
-        let handle = self.enqueues(&[&buffer])?;
+        let handle = self.checked_handle(&[&buffer])?;
         let value = bytes_of(std::slice::from_ref(&value));
-        // SAFETY: the elements are aligned for their type; they are freed, or closed with a graph,
-        // when this stream is idle.
+        // SAFETY: the elements are aligned for their type; the memory is freed, directly or with a
+        // graph, when this stream is idle.
         unsafe { handle.fill(buffer.device_address(), value, buffer.len()) }
     }
 
-    /// The stream, when it has done all work and its context is current.
-    fn waited<T>(&self, memory: &DeviceSlice<T>) -> Result<&StreamHandle> {
-        self.require_own(memory)?;
+    /// The handle, after waiting for the stream's work. Makes the context current.
+    fn idle_handle<T>(&self, memory: &DeviceSlice<T>) -> Result<&StreamHandle> {
+        self.require_same_context(memory)?;
         self.context().refuse_capturing("memory of the host is copied")?;
         self.synchronize()?;
         Ok(self.handle())
     }
 
-    /// The stream, when its context is current. A graph that is being captured keeps `memory`.
-    fn enqueues<T>(&self, memory: &[&DeviceSlice<T>]) -> Result<&StreamHandle> {
+    /// The handle, after checks. Makes the context current; a capture in progress keeps `memory`.
+    fn checked_handle<T>(&self, memory: &[&DeviceSlice<T>]) -> Result<&StreamHandle> {
         let context = self.context();
-        memory.iter().try_for_each(|memory| self.require_own(memory))?;
+        memory.iter().try_for_each(|memory| self.require_same_context(memory))?;
         context.health().check()?;
         context.cuda().bind()?;
         if let Some(Capture { keep, .. }) = context.capture().borrow_mut().as_mut() {
@@ -213,7 +213,7 @@ impl Stream {
         Ok(self.handle())
     }
 
-    fn require_own<T>(&self, memory: &DeviceSlice<T>) -> Result<()> {
+    fn require_same_context<T>(&self, memory: &DeviceSlice<T>) -> Result<()> {
         if !memory.context().is(self.context()) {
             return Err(Error::invalid("the memory is of another context than the stream"));
         }

@@ -1,4 +1,4 @@
-//! Events: points in streams.
+//! CUDA events: points in streams.
 
 use std::any::Any;
 use std::ffi::c_void;
@@ -28,7 +28,7 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// The driver's.
+    /// The driver's errors.
     pub fn event(&self) -> Result<Event> {
         Event::new(self, true)
     }
@@ -37,7 +37,7 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// The driver's.
+    /// The driver's errors.
     pub fn event_without_timing(&self) -> Result<Event> {
         Event::new(self, false)
     }
@@ -53,7 +53,7 @@ impl Event {
         &self.inner.handle
     }
 
-    /// Whether the stream has passed it; true for one that was never recorded.
+    /// Whether the work before the event is done; true for an event that was never recorded.
     ///
     /// # Errors
     ///
@@ -63,22 +63,22 @@ impl Event {
         self.inner.handle.is_reached()
     }
 
-    /// Waits until the stream has passed it.
+    /// Waits until the work before the event is done.
     ///
     /// # Errors
     ///
     /// [`WorldError::RankLost`](crate::WorldError::RankLost); [`Error::Nccl`](crate::Error::Nccl)
     /// when an operation, or the network of a kernel, fails in a stream of this context;
     /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded);
-    /// [`StateError::Capturing`](crate::StateError::Capturing); the driver's.
+    /// [`StateError::Capturing`](crate::StateError::Capturing); the driver's errors.
     pub fn synchronize(&self) -> Result<()> {
         self.inner.context.refuse_capturing("an event is waited for")?;
         let (context, machine) = (&self.inner.context, self.inner.context.machine());
-        let mut asked = machine.now();
+        let mut checked = machine.now();
         context.poll(None, || {
             let reached = self.is_reached()?;
-            if !reached && machine.is_due(asked, ASYNC_ERROR_INTERVAL) {
-                asked = machine.now();
+            if !reached && machine.is_due(checked, ASYNC_ERROR_INTERVAL) {
+                checked = machine.now();
                 context.check_async_errors().map_err(|error| context.prefer_lost_rank(error))?;
             }
             Ok(reached)
@@ -95,13 +95,13 @@ impl Event {
     ///
     /// # Errors
     ///
-    /// The driver's, when one of the two was not recorded or the stream has not passed it yet.
+    /// The driver's error, when one of the two was not recorded or is not reached yet.
     pub fn elapsed_ms(&self, start: &Self) -> Result<f32> {
         self.inner.context.cuda().bind()?;
         self.inner.handle.elapsed_ms(&start.inner.handle)
     }
 
-    /// What keeps the event.
+    /// A reference that keeps the event alive.
     pub(crate) fn keep(&self) -> Rc<dyn Any> {
         Rc::clone(&self.inner) as _
     }

@@ -1,4 +1,4 @@
-//! CUDA graphs: work captured once and launched again and again.
+//! CUDA graphs: work that is captured once and launched repeatedly.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -16,9 +16,9 @@ use crate::sys::cuda::graph::{GraphExecHandle, GraphHandle};
 
 /// Work that was captured from a stream: collectives, copies, fills, kernel launches, events.
 ///
-/// Made by [`Stream::capture`]. It keeps the memory, windows and operators that captured
-/// operations use; what captured kernel launches use is part of their contract. It is closed with
-/// the communicators whose operations it has.
+/// Made by [`Stream::capture`]. It keeps alive the memory, windows and operators that captured
+/// operations use; the caller keeps alive the arguments of captured kernel launches. It is closed
+/// with the first of the communicators whose operations it contains.
 ///
 /// ```no_run
 /// # use devcomm_host::{Communicator, ReduceOp, Result, Stream, SymmetricBuffer};
@@ -40,30 +40,30 @@ struct Inner {
     len: usize,
 }
 
-/// What a graph needs as long as it can be launched. Dropped in this order.
+/// An executable graph and the objects that it needs. Fields are dropped in this order.
 struct Exec {
     handle: GraphExecHandle,
-    /// Some drivers refer to it.
+    /// Kept because some drivers refer to it from the executable graph.
     _graph: GraphHandle,
     communicators: Vec<Arc<dyn Issuer>>,
     kernels: Vec<(&'static str, Arc<AbortFlag>)>,
     _owners: Vec<Rc<dyn Owner>>,
-    /// What the operations use.
+    /// The memory, windows and operators that the operations use.
     _keep: Vec<Rc<dyn Any>>,
 }
 
 impl Stream {
-    /// Captures what `f` enqueues to this stream, and to streams that wait for its events, instead
-    /// of running it. Every rank captures the same.
+    /// Captures the work that `f` enqueues to this stream, and to streams that wait for its events,
+    /// instead of running it. All ranks capture the same operations.
     ///
-    /// Meanwhile nothing on this rank's GPU can be waited for, copied from or to the host,
-    /// allocated or registered; that is [`StateError::Capturing`].
+    /// During the capture, waits, copies from or to the host, allocations and registrations on this
+    /// rank's GPU fail with [`StateError::Capturing`].
     ///
     /// # Errors
     ///
-    /// The closure's own; [`Error::InvalidInput`] for the default stream; [`StateError::Capturing`]
-    /// inside another capture; [`StateError::InGroup`] inside a group; the driver's, when something
-    /// was done that a graph cannot hold.
+    /// Those of `f`; [`Error::InvalidInput`] for the default stream; [`StateError::Capturing`]
+    /// inside another capture; [`StateError::InGroup`] inside a group; the driver's error, when an
+    /// operation cannot be captured.
     pub fn capture<E: From<Error>>(&self, f: impl FnOnce() -> Result<(), E>) -> Result<Graph, E> {
         refuse_inside("a capture")?;
         let context = self.context();
@@ -74,7 +74,7 @@ impl Stream {
         context.health().check()?;
         context.cuda().bind()?;
         self.handle().begin_capture()?;
-        let open = Open(self);
+        let open = OpenCapture(self);
         context.capture().replace(Some(Capture::default()));
         f()?;
         Ok(open.close()?)
@@ -82,9 +82,9 @@ impl Stream {
 }
 
 /// Ends the capture also when the closure fails or panics.
-struct Open<'a>(&'a Stream);
+struct OpenCapture<'a>(&'a Stream);
 
-impl Open<'_> {
+impl OpenCapture<'_> {
     fn close(self) -> Result<Graph> {
         let stream = self.0;
         std::mem::forget(self);
@@ -105,33 +105,33 @@ impl Open<'_> {
         };
         let exec = RefCell::new(Some(exec));
         let inner = Rc::new(Inner { exec, context: context.clone(), len });
-        let adopted: Rc<dyn Resource> = Rc::clone(&inner) as _;
-        owners.iter().for_each(|owner| owner.adopt(Rc::downgrade(&adopted)));
+        let resource: Rc<dyn Resource> = Rc::clone(&inner) as _;
+        owners.iter().for_each(|owner| owner.adopt(Rc::downgrade(&resource)));
         Ok(Graph { inner })
     }
 }
 
-impl Drop for Open<'_> {
+impl Drop for OpenCapture<'_> {
     fn drop(&mut self) {
         let context = self.0.context();
         let capture = context.capture().take();
         let _ = context.cuda().bind();
-        // What was captured so far is thrown away: the graph first, for the memory that it uses may
-        // be freed then, which waits for the streams.
+        // End the capture first: dropping `capture` may free memory, which waits for the streams,
+        // and that is refused during a capture.
         let _ = self.0.handle().end_capture();
         drop(capture);
     }
 }
 
 impl Graph {
-    /// Enqueues the captured work to `stream`. Every rank launches its graph.
+    /// Enqueues the captured work to `stream`. All ranks launch their graphs.
     ///
     /// # Errors
     ///
     /// [`StateError::Closed`]; [`StateError::CommunicatorEnded`]; [`LaunchError::Refused`] when the
     /// device communicator of a kernel in it was aborted or closed; [`Error::InvalidInput`] for a
     /// stream of another context; [`WorldError::RankLost`](crate::WorldError::RankLost); the
-    /// driver's.
+    /// driver's errors.
     pub fn launch(&self, stream: &Stream) -> Result<()> {
         let context = &self.inner.context;
         if !stream.context().is(context) {
@@ -142,7 +142,7 @@ impl Graph {
         let exec =
             exec.as_ref().ok_or(StateError::Closed { what: "the graph", rank: self.rank() })?;
         for communicator in &exec.communicators {
-            // One that was aborted has operations in the graph that would run on freed memory.
+            // Operations of a communicator that has ended would use freed memory.
             communicator.require_live()?;
         }
         for (kernel, flag) in &exec.kernels {
@@ -151,7 +151,8 @@ impl Graph {
             }
         }
         context.cuda().bind()?;
-        // SAFETY: memory and communicators are kept; what kernels use was promised at their launch.
+        // SAFETY: `exec` keeps memory and communicators; the kernels' arguments are promised by the
+        // contract of their captured launches.
         unsafe { exec.handle.launch(stream.handle())? };
         for communicator in &exec.communicators {
             stream.expect(Arc::clone(communicator));
@@ -162,9 +163,9 @@ impl Graph {
         Ok(())
     }
 
-    /// How many operations it has, as the driver counts them.
+    /// The number of graph nodes (`cuGraphGetNodes`).
     #[must_use]
-    #[expect(clippy::len_without_is_empty, reason = "nobody asks whether it is empty")]
+    #[expect(clippy::len_without_is_empty, reason = "the number of nodes is for information")]
     pub fn len(&self) -> usize {
         self.inner.len
     }
@@ -179,11 +180,12 @@ impl Graph {
         })
     }
 
-    /// Gives up the graph and what it keeps, after waiting for this rank's streams. Idempotent.
+    /// Destroys the graph and releases what it keeps alive, after waiting for this rank's streams.
+    /// Idempotent.
     ///
     /// # Errors
     ///
-    /// What waiting for the streams gives.
+    /// Those of waiting for the streams.
     pub fn close(&self) -> Result<()> {
         self.inner.close()
     }

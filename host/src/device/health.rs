@@ -1,4 +1,4 @@
-//! The health of the job: whether a rank is lost, and what is ended when one is.
+//! Whether a rank of the job is lost (dead or unreachable), and what is aborted when one is.
 
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
@@ -10,17 +10,17 @@ use super::issuer::Issuer;
 use crate::error::{AbortCause, Result, WorldError};
 use crate::machine::Machine;
 
-/// After a rank is lost, running NCCL calls have this long to return by themselves.
+/// How long running NCCL calls may take to return after a rank is lost, before they are aborted.
 const LOST_RANK_GRACE: Duration = Duration::from_secs(2);
 
-/// Whether a rank is lost. Shared by everything that might otherwise wait for a dead one.
+/// Whether a rank is lost. Shared by everything that waits for other ranks.
 #[derive(Debug)]
 pub(crate) struct Health {
     machine: Machine,
     lost: OnceLock<(usize, String)>,
     /// The communicators of this process.
     communicators: Mutex<Vec<Weak<dyn Issuer>>>,
-    /// Their device communicators.
+    /// The abort flags of their device communicators.
     flags: AbortFlags,
 }
 
@@ -30,7 +30,7 @@ impl Health {
         Arc::new(Self { machine, lost, communicators, flags })
     }
 
-    /// The machine that the job's ranks of this process run on.
+    /// The machine that this process's ranks run on: GPUs or the simulator.
     pub(crate) fn machine(&self) -> &Machine {
         &self.machine
     }
@@ -52,13 +52,13 @@ impl Health {
         self.lost.get().map(|(rank, _)| *rank)
     }
 
-    /// Records a lost rank; only the first one counts. Kernels that wait for it are asked to exit,
-    /// and NCCL calls that wait for it are aborted.
+    /// Records the first lost rank, and ignores later ones. Asks kernels to exit, and later aborts
+    /// the communicators.
     pub(crate) fn mark_lost(&self, rank: usize, why: &str) {
         if self.lost.set((rank, why.to_owned())).is_err() {
             return;
         }
-        // Kernels first: NCCL waits for them when it aborts.
+        // Kernels first: `ncclCommAbort` waits for them.
         self.flags.raise(AbortCause::RankLost { rank });
         self.machine.notify();
         let known = std::mem::take(&mut *self.communicators.lock());
@@ -66,24 +66,24 @@ impl Health {
             return;
         }
         let machine = self.machine.clone();
-        let release = move || {
+        let abort_all = move || {
             machine.sleep(LOST_RANK_GRACE);
             known.iter().filter_map(Weak::upgrade).for_each(<dyn Issuer>::abort);
             Ok(())
         };
-        if let Err(error) = self.machine.spawn("devcomm-release", release) {
-            tracing::warn!("communicators of a lost job are not aborted: {error}");
+        if let Err(error) = self.machine.spawn("devcomm-release", abort_all) {
+            tracing::warn!("the communicators of a lost rank cannot be aborted: {error}");
         }
     }
 
-    /// Aborts a communicator when a rank is lost.
+    /// Registers a communicator to be aborted when a rank is lost.
     pub(crate) fn abort_on_loss(&self, communicator: Weak<dyn Issuer>) {
         let mut known = self.communicators.lock();
         known.retain(|known| known.strong_count() > 0);
         known.push(communicator);
     }
 
-    /// Asks the kernels of a device communicator to exit when a rank is lost.
+    /// Registers a device communicator, whose kernels are asked to exit when a rank is lost.
     pub(crate) fn watch(&self, flag: &Arc<AbortFlag>) {
         self.flags.add(flag);
         if let Some(rank) = self.lost_rank() {

@@ -1,4 +1,5 @@
-//! Whether a group is open on this thread; communicators set it.
+//! Whether an NCCL group (`ncclGroupStart`) is open on this thread; the communicator module sets
+//! it.
 
 use std::cell::Cell;
 
@@ -8,7 +9,6 @@ thread_local! {
     static OPEN: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether a group is open on this thread.
 pub(crate) fn is_open() -> bool {
     OPEN.get()
 }

@@ -1,30 +1,30 @@
-//! The traits by which streams, graphs and the health of the job reach communicators, which are a
-//! layer above.
+//! Traits that communicators implement, for streams, graphs and [`Health`](super::Health): this
+//! module may not depend on the communicator module.
 
 use std::rc::Weak;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
 
-/// What enqueues operations to streams, as a wait for a stream sees it. Any thread may end it.
+/// A communicator, which issues (enqueues) operations to streams. Any thread may abort it.
 pub(crate) trait Issuer: Send + Sync {
     fn rank(&self) -> usize;
 
-    /// Whether its operations are in the stream when the calls that enqueue them return.
+    /// Whether calls return only after their operations are in the stream (NCCL's blocking mode).
     fn is_blocking(&self) -> bool;
 
     fn is_live(&self) -> bool;
 
-    /// Whether its operations were cut short.
+    /// Whether it was aborted, so that its operations may be incomplete.
     fn is_aborted(&self) -> bool;
 
-    /// Why it cannot be used.
+    /// The error of a call after it has ended.
     fn ended(&self) -> Error;
 
-    /// Whether the operations in the background are over, or the error of one that failed.
+    /// Whether no operation is in progress (`ncclInProgress`), or the error of one that failed.
     fn poll(&self) -> Result<bool>;
 
-    /// Ends it without asking the other ranks.
+    /// Aborts it on this rank alone, as `ncclCommAbort` does.
     fn abort(self: Arc<Self>);
 
     fn require_live(&self) -> Result<()> {
@@ -32,11 +32,11 @@ pub(crate) trait Issuer: Send + Sync {
     }
 }
 
-/// What keeps an issuer on its own thread.
+/// The owner of an [`Issuer`] on the rank's thread.
 pub(crate) trait Owner {
     fn issuer(&self) -> Arc<dyn Issuer>;
 
-    /// Has `resource` closed before the issuer ends.
+    /// Registers `resource` to be closed before the issuer ends.
     fn adopt(&self, resource: Weak<dyn Resource>);
 }
 

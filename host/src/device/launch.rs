@@ -1,7 +1,7 @@
-//! The shape of a launch, and whether the GPU and the kernel allow it.
+//! Checks of a launch against the limits of the GPU and of the kernel.
 //!
-//! A launch that would hang or corrupt memory is refused before the driver sees it. The verdict is
-//! a pure function of numbers, so that it is tested without a GPU.
+//! A launch that would hang or corrupt memory is refused before the driver sees it. The checks are
+//! pure functions of numbers, so that they are tested without a GPU.
 
 use devcomm_locate::NcclVersion;
 use devcomm_sys::nccl::API_MAGIC;
@@ -19,9 +19,9 @@ pub struct DeviceLimits {
     pub max_block: [u32; 3],
     pub max_threads_per_block: u32,
     pub registers_per_block: u32,
-    /// Shared memory a block without asking, in bytes.
+    /// Shared memory per block without opt-in, in bytes.
     pub shared_per_block: u32,
-    /// Shared memory a block that asks for more, in bytes.
+    /// Shared memory per block with opt-in, in bytes.
     pub shared_per_block_optin: u32,
 }
 
@@ -34,12 +34,12 @@ pub struct FunctionInfo {
     pub max_threads_per_block: u32,
     /// Static shared memory per block, in bytes.
     pub static_shared: u32,
-    /// Local memory a thread (stack and spills), in bytes.
+    /// Local memory per thread (stack and spills), in bytes.
     pub local: u32,
 }
 
 impl FunctionInfo {
-    /// What is enough for either.
+    /// Resources that are enough for both functions.
     pub(crate) fn most(self, other: Self) -> Self {
         Self {
             registers: self.registers.max(other.registers),
@@ -50,7 +50,7 @@ impl FunctionInfo {
     }
 }
 
-/// Whether this kernel can be launched so on this GPU.
+/// Whether this kernel can be launched with this configuration on this GPU.
 pub(crate) fn check_shape(
     config: &LaunchConfig,
     function: &FunctionInfo,
@@ -73,7 +73,7 @@ pub(crate) fn check_shape(
     if threads > u64::from(device.max_threads_per_block) {
         return Err(LaunchRefusal::TooManyThreads { threads, limit: device.max_threads_per_block });
     }
-    // Before the kernel's own limit, which follows from its registers and would not say so.
+    // Before the kernel's thread limit, which follows from its registers: this error names them.
     let needed = registers_needed(function.registers, threads);
     if needed > u64::from(device.registers_per_block) {
         let (registers, limit) = (function.registers, device.registers_per_block);
@@ -91,7 +91,7 @@ pub(crate) fn check_shape(
     Ok(())
 }
 
-/// What a launch gives to a kernel that communicates: a device communicator that NCCL made.
+/// Checks that a launch passes a device communicator, and that NCCL made it.
 pub(crate) fn check_dev_comm(dev_comm: Option<&DevComm>) -> Result<&DevComm, LaunchRefusal> {
     match dev_comm {
         None => Err(LaunchRefusal::NoDevComm),
@@ -100,7 +100,7 @@ pub(crate) fn check_dev_comm(dev_comm: Option<&DevComm>) -> Result<&DevComm, Lau
     }
 }
 
-/// Checks the arguments of a safe launch: they belong together.
+/// Checks that the arguments of a safe launch are of one communicator, with known lengths.
 pub(crate) fn check_safe(args: ArgInfo<'_>) -> Result<(), LaunchRefusal> {
     match args {
         ArgInfo { mixed: true, .. } => Err(LaunchRefusal::MixedCommunicators),
@@ -109,7 +109,7 @@ pub(crate) fn check_safe(args: ArgInfo<'_>) -> Result<(), LaunchRefusal> {
     }
 }
 
-/// The back end of all of the device communicator's connections.
+/// The GIN back end of the device communicator's connections, if it is the same for all.
 pub(crate) fn check_gin(dev_comm: &DevComm) -> Result<GinType, LaunchRefusal> {
     let types = dev_comm.gin_net_device_types.iter();
     let connections = types.take(usize::from(dev_comm.gin_connection_count));
@@ -123,10 +123,9 @@ pub(crate) fn check_gin(dev_comm: &DevComm) -> Result<GinType, LaunchRefusal> {
     }
 }
 
-/// Whether a kernel that takes this device communicator can be launched so; `per_multiprocessor` is
-/// its occupancy, and `stamp` the version of NCCL's device code in it. `lsa_barriers` says whether
-/// the kernel opens sessions on LSA barriers: its own, or those that are the inner part of hybrid
-/// ones.
+/// Whether a kernel can be launched with this device communicator. `lsa_barriers` says whether it
+/// opens sessions on LSA barriers, alone or as the inner part of hybrid barriers; `stamp` is the
+/// version of NCCL's device code in it, and `per_multiprocessor` its occupancy in blocks.
 pub(crate) fn check_communicating(
     config: &LaunchConfig,
     dev_comm: &DevComm,

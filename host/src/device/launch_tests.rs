@@ -1,4 +1,4 @@
-//! The verdict on a launch, in a table: an H200's limits, a kernel's numbers, a shape.
+//! Tests of the launch checks, with an H200's limits.
 
 use super::*;
 
@@ -13,15 +13,15 @@ const H200: DeviceLimits = DeviceLimits {
     shared_per_block_optin: 232_448,
 };
 
-const LEAN: FunctionInfo =
+const SMALL: FunctionInfo =
     FunctionInfo { registers: 32, max_threads_per_block: 1024, static_shared: 0, local: 0 };
 
 fn shape(grid: impl Into<Dim3>, block: impl Into<Dim3>) -> LaunchConfig {
     LaunchConfig::new(grid, block)
 }
 
-/// The name of the refusal, or `ok`.
-fn verdict(result: Result<(), LaunchRefusal>) -> String {
+/// The name of the `LaunchRefusal` variant, or `ok`.
+fn outcome(result: Result<(), LaunchRefusal>) -> String {
     match result {
         Ok(()) => "ok".to_owned(),
         Err(refusal) => {
@@ -33,41 +33,41 @@ fn verdict(result: Result<(), LaunchRefusal>) -> String {
 
 #[test]
 fn a_shape_is_refused_for_the_first_limit_that_it_breaks() {
-    let heavy = FunctionInfo { registers: 172, max_threads_per_block: 352, ..LEAN };
-    let bounded = FunctionInfo { max_threads_per_block: 256, ..LEAN };
-    let shared = FunctionInfo { static_shared: 48 << 10, ..LEAN };
+    let heavy = FunctionInfo { registers: 172, max_threads_per_block: 352, ..SMALL };
+    let bounded = FunctionInfo { max_threads_per_block: 256, ..SMALL };
+    let shared = FunctionInfo { static_shared: 48 << 10, ..SMALL };
     let table: [(&str, LaunchConfig, FunctionInfo); 21] = [
-        ("ok", shape(1, 1), LEAN),
-        ("ok", shape(100_000, 1024), LEAN),
-        ("ok", shape((4, 4, 4), (8, 8, 8)), LEAN),
-        ("Empty", shape(0, 32), LEAN),
-        ("Empty", shape(32, 0), LEAN),
-        ("Empty", shape((1, 0, 1), 32), LEAN),
-        ("GridTooLarge", shape(u32::MAX, 1), LEAN),
-        ("GridTooLarge", shape((1, 65_536), 1), LEAN),
-        ("BlockTooLarge", shape(1, 1025), LEAN),
-        ("BlockTooLarge", shape(1, (1, 1, 65)), LEAN),
-        ("BlockTooLarge", shape(1, u32::MAX), LEAN),
-        ("TooManyThreads", shape(1, (64, 64, 1)), LEAN),
+        ("ok", shape(1, 1), SMALL),
+        ("ok", shape(100_000, 1024), SMALL),
+        ("ok", shape((4, 4, 4), (8, 8, 8)), SMALL),
+        ("Empty", shape(0, 32), SMALL),
+        ("Empty", shape(32, 0), SMALL),
+        ("Empty", shape((1, 0, 1), 32), SMALL),
+        ("GridTooLarge", shape(u32::MAX, 1), SMALL),
+        ("GridTooLarge", shape((1, 65_536), 1), SMALL),
+        ("BlockTooLarge", shape(1, 1025), SMALL),
+        ("BlockTooLarge", shape(1, (1, 1, 65)), SMALL),
+        ("BlockTooLarge", shape(1, u32::MAX), SMALL),
+        ("TooManyThreads", shape(1, (64, 64, 1)), SMALL),
         ("TooManyThreads", shape(1, 257), bounded),
         ("ok", shape(1, 256), bounded),
         ("TooManyRegisters", shape(1, 512), heavy),
         ("ok", shape(1, 352), heavy),
         ("TooManyRegisters", shape(1, 353), heavy),
-        ("ok", shape(1, 32).with_dynamic_shared(232_448), LEAN),
-        ("TooMuchShared", shape(1, 32).with_dynamic_shared(232_449), LEAN),
+        ("ok", shape(1, 32).with_dynamic_shared(232_448), SMALL),
+        ("TooMuchShared", shape(1, 32).with_dynamic_shared(232_449), SMALL),
         ("ok", shape(1, 32).with_dynamic_shared(232_448 - (48 << 10)), shared),
         ("TooMuchShared", shape(1, 32).with_dynamic_shared(u32::MAX), shared),
     ];
     for (expected, config, function) in table {
-        let found = verdict(check_shape(&config, &function, &H200));
+        let found = outcome(check_shape(&config, &function, &H200));
         assert_eq!(found, expected, "{config:?} {function:?}");
     }
 }
 
 #[test]
 fn too_many_registers_are_explained_with_the_numbers_and_a_block_that_fits() {
-    let heavy = FunctionInfo { registers: 172, ..LEAN };
+    let heavy = FunctionInfo { registers: 172, ..SMALL };
     let text = check_shape(&shape(1, 512), &heavy, &H200).unwrap_err().to_string();
     for part in ["172 registers x 512 threads", "90112", "65536", "at most 352 threads"] {
         assert!(text.contains(part), "{part}: {text}");
@@ -105,10 +105,10 @@ fn a_kernel_that_communicates_is_refused_what_would_hang_or_read_another_layout(
         ("TooFewBarriers", shape((8, 9), 512), &few, true, stamp, 1),
         ("TooFewBarriers", shape(1, 512), &none, true, stamp, 1),
         ("TooFewBarriers", shape(1, 512), &negative, true, stamp, 1),
-        // The barriers within hybrid ones do as well.
+        // The LSA barriers of hybrid barriers count too.
         ("ok", shape(64, 512), &hybrid, true, stamp, 1),
         ("TooFewBarriers", shape(65, 512), &hybrid, true, stamp, 1),
-        // A kernel that opens none needs none.
+        // A kernel that uses no LSA barriers needs none.
         ("ok", shape(64, 512), &none, false, stamp, 1),
         ("NotResident", shape(133, 1024), &many, true, stamp, 1),
         ("NotResident", shape(1, 1024), &none, false, stamp, 0),
@@ -117,7 +117,7 @@ fn a_kernel_that_communicates_is_refused_what_would_hang_or_read_another_layout(
         let found =
             check_communicating(&config, dev_comm, sessions, stamp, &H200, per_multiprocessor);
         assert_eq!(
-            verdict(found),
+            outcome(found),
             expected,
             "{config:?} {sessions} {stamp:?} {per_multiprocessor}"
         );
@@ -125,7 +125,7 @@ fn a_kernel_that_communicates_is_refused_what_would_hang_or_read_another_layout(
     for (expected, dev_comm) in
         [("ok", Some(&few)), ("NoDevComm", None), ("ForeignDevComm", Some(&foreign))]
     {
-        assert_eq!(verdict(check_dev_comm(dev_comm).map(drop)), expected);
+        assert_eq!(outcome(check_dev_comm(dev_comm).map(drop)), expected);
     }
 }
 
@@ -133,7 +133,7 @@ fn a_kernel_that_communicates_is_refused_what_would_hang_or_read_another_layout(
 fn the_back_end_is_that_of_all_the_connections() {
     use GinType::{EfaGda, Gdaki, Other, Proxy};
     let check = |types: &[i32]| {
-        // What is behind the connections says nothing.
+        // Array entries beyond the connections are ignored.
         let mut comm = DevComm { gin_net_device_types: [63; 4], ..dev_comm(1) };
         comm.gin_connection_count = types.len() as u8;
         for (slot, &raw) in comm.gin_net_device_types.iter_mut().zip(types) {

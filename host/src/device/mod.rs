@@ -1,5 +1,5 @@
-//! A rank's GPU: its context, streams, events and graphs, memory as operations take it, kernels and
-//! their launches.
+//! A rank's GPU: its context, streams, events, graphs and memory, and its kernels and their
+//! launches.
 
 pub(crate) mod abort;
 mod capture;

@@ -1,4 +1,4 @@
-//! Pinned memory of the host, for copies that run while the program continues.
+//! Pinned (page-locked) host memory, for asynchronous copies.
 
 use std::cell::RefCell;
 use std::marker::PhantomData;
@@ -10,13 +10,13 @@ use super::event::Event;
 use crate::error::{Error, Result};
 use crate::sys::cuda::memory::HostAllocation;
 
-/// `len` elements in page-locked memory of the host, zeroed: what
+/// `len` elements in page-locked host memory, initially zero, for
 /// [`Stream::copy_to_device_async`](crate::Stream::copy_to_device_async) and
-/// [`Stream::copy_to_host_async`](crate::Stream::copy_to_host_async) take.
+/// [`Stream::copy_to_host_async`](crate::Stream::copy_to_host_async).
 ///
-/// The elements are read and written by [`as_slice`](Self::as_slice) and
-/// [`as_mut_slice`](Self::as_mut_slice), which wait for the copies first; so does dropping, as
-/// device memory does.
+/// The program reads and writes the elements by [`as_slice`](Self::as_slice) and
+/// [`as_mut_slice`](Self::as_mut_slice), which wait for the copies first. Dropping the buffer waits
+/// for the context's streams.
 ///
 /// CUDA: `cuMemHostAlloc`, `cuMemFreeHost`.
 #[doc(alias = "cudaMallocHost")]
@@ -25,19 +25,19 @@ pub struct PinnedBuffer<T: Element> {
     /// `None` only while dropping.
     memory: Option<HostAllocation>,
     len: usize,
-    /// An event after each copy that may still run.
+    /// Events recorded after copies that may still run.
     copies: RefCell<Vec<Event>>,
     context: Context,
     element: PhantomData<T>,
 }
 
 impl Context {
-    /// Allocates pinned memory of the host for `len` elements, zeroed.
+    /// Allocates pinned host memory for `len` elements, zeroed.
     ///
     /// # Errors
     ///
     /// [`Error::InvalidInput`] for a length of 0;
-    /// [`StateError::Capturing`](crate::StateError::Capturing); the driver's.
+    /// [`StateError::Capturing`](crate::StateError::Capturing); the driver's errors.
     pub fn pinned<T: Element>(&self, len: usize) -> Result<PinnedBuffer<T>> {
         let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| *bytes <= isize::MAX as usize);
         let bytes = bytes.filter(|bytes| *bytes > 0).ok_or_else(|| {
@@ -53,7 +53,7 @@ impl Context {
 impl<T: Element> PinnedBuffer<T> {
     /// Number of elements; never 0.
     #[must_use]
-    #[expect(clippy::len_without_is_empty, reason = "it is never empty")]
+    #[expect(clippy::len_without_is_empty, reason = "a buffer is never empty")]
     pub fn len(&self) -> usize {
         self.len
     }
@@ -65,19 +65,19 @@ impl<T: Element> PinnedBuffer<T> {
     /// As [`Event::synchronize`].
     pub fn as_slice(&self) -> Result<&[T]> {
         self.wait()?;
-        // SAFETY: the memory is zeroed or was written by copies, which are done; `Element` allows
-        // any bits. A copy that writes borrows the buffer mutably, so none begins meanwhile.
+        // SAFETY: the memory is zeroed or was written by copies, which are done; every bit pattern
+        // is a valid `Element`. A copy that writes needs `&mut`, so none begins while this borrows.
         Ok(unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len) })
     }
 
-    /// The elements, to be written, after waiting for the copies.
+    /// The elements, mutable, after waiting for the copies.
     ///
     /// # Errors
     ///
     /// As [`Event::synchronize`].
     pub fn as_mut_slice(&mut self) -> Result<&mut [T]> {
         self.wait()?;
-        // SAFETY: as above; no copy at all begins while the buffer is borrowed mutably.
+        // SAFETY: as above; no copy begins while the buffer is borrowed mutably.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.as_ptr(), self.len) })
     }
 
@@ -89,8 +89,8 @@ impl<T: Element> PinnedBuffer<T> {
         &self.context
     }
 
-    /// Notes that a copy was enqueued, after which `event` is recorded.
-    pub(super) fn copied(&self, event: Event) {
+    /// Registers a copy that was enqueued; `event` is recorded after it.
+    pub(super) fn add_copy(&self, event: Event) {
         let mut copies = self.copies.borrow_mut();
         copies.retain(|copy| !matches!(copy.is_reached(), Ok(true)));
         copies.push(event);

@@ -1,4 +1,4 @@
-//! Device memory as operations take it: a slice of elements, whoever allocated it.
+//! Slices of device memory, the operands of collectives, copies and fills.
 
 use std::any::Any;
 use std::marker::PhantomData;
@@ -16,8 +16,8 @@ use crate::sys::cuda::stream::StreamHandle;
 #[derive(Clone, Copy, Debug)]
 pub enum Dynamic {}
 
-/// A stretch of device memory of one GPU, counted in elements. What it is part of stays allocated
-/// as long as it lives.
+/// Consecutive elements in device memory of one GPU. It keeps the allocation that it was taken from
+/// alive.
 ///
 /// Operations take it by [`Buffer`], as they take a whole
 /// [`SymmetricBuffer`](crate::SymmetricBuffer) or [`Window`](crate::Window).
@@ -38,14 +38,14 @@ pub trait Buffer {
     /// The type of the elements, or [`Dynamic`].
     type Element;
 
-    /// The memory, all of it.
+    /// All of the memory.
     fn device_slice(&self) -> DeviceSlice<Self::Element>;
 
     /// The elements of `range`, for example `..n`.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for a range that goes beyond the end.
+    /// [`Error::InvalidInput`] for a range that is not within the memory.
     fn slice(&self, range: impl RangeBounds<usize>) -> Result<DeviceSlice<Self::Element>>
     where
         Self: Sized,
@@ -79,8 +79,8 @@ impl<T: Element> DeviceSlice<T> {
     ///
     /// # Safety
     ///
-    /// The memory is of the context's GPU, aligned for `T`, and stays allocated until every stream
-    /// has passed every operation that was given the slice.
+    /// The memory is of the context's GPU, is aligned for `T`, and stays allocated until all
+    /// operations on the slice, in all streams, are done.
     #[must_use]
     pub unsafe fn from_raw_parts(context: &Context, address: u64, len: usize) -> Self {
         // SAFETY: the caller's contract.
@@ -96,11 +96,11 @@ impl<T: Element> DeviceSlice<T> {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] if `data` is longer than the memory; what waiting for the streams
-    /// gives; the driver's.
+    /// [`Error::InvalidInput`] if `data` is longer than the memory; those of waiting for the
+    /// streams; the driver's errors.
     pub fn copy_from_host(&self, data: &[T]) -> Result<()> {
         self.fits(data.len())?;
-        let stream = self.settled()?;
+        let stream = self.idle_default_stream()?;
         // SAFETY: the memory has at least `data.len()` elements, and this rank's streams are idle.
         unsafe { stream.copy_to_device(self.address, bytes_of(data)) }
     }
@@ -112,7 +112,7 @@ impl<T: Element> DeviceSlice<T> {
     /// As [`copy_from_host`](Self::copy_from_host).
     pub fn copy_to_host(&self, data: &mut [T]) -> Result<()> {
         self.fits(data.len())?;
-        let stream = self.settled()?;
+        let stream = self.idle_default_stream()?;
         // SAFETY: the memory has at least `data.len()` elements, and this rank's streams are idle.
         unsafe { stream.copy_to_host(bytes_of_mut(data), self.address) }
     }
@@ -121,17 +121,17 @@ impl<T: Element> DeviceSlice<T> {
     ///
     /// # Errors
     ///
-    /// What waiting for the streams gives; the driver's.
+    /// Those of waiting for the streams; the driver's errors.
     pub fn fill_bytes(&self, byte: u8) -> Result<()> {
-        let stream = self.settled()?;
-        // SAFETY: all of the memory, and this rank's streams are idle.
+        let stream = self.idle_default_stream()?;
+        // SAFETY: the range is exactly the memory, and this rank's streams are idle.
         unsafe { stream.fill(self.address, &[byte], self.byte_len())? };
         stream.synchronize()
     }
 
-    /// Waits for this rank's streams. Returns the default stream, which they do not wait for: the
-    /// caller waits for what it enqueues there.
-    fn settled(&self) -> Result<StreamHandle> {
+    /// Waits for this rank's streams, and returns the default stream. Streams of this crate do not
+    /// wait for that one: the caller waits for the work that it enqueues there.
+    fn idle_default_stream(&self) -> Result<StreamHandle> {
         self.context.synchronize_streams()?;
         self.context.cuda().bind()?;
         Ok(self.context.cuda().default_stream())
@@ -145,7 +145,7 @@ impl<T: Element> DeviceSlice<T> {
         Ok(())
     }
 
-    /// The same memory with the type of its elements known only at run time.
+    /// The same memory, with the element type known at run time only.
     #[must_use]
     pub fn into_dynamic(self) -> DeviceSlice<Dynamic> {
         let Self { address, len, data_type, context, owner, .. } = self;
@@ -159,7 +159,7 @@ pub(super) fn bytes_of<T: Element>(data: &[T]) -> &[u8] {
     unsafe { std::slice::from_raw_parts(data.as_ptr().cast(), size_of_val(data)) }
 }
 
-/// The bytes of elements, to be written.
+/// The bytes of elements, mutable.
 pub(super) fn bytes_of_mut<T: Element>(data: &mut [T]) -> &mut [u8] {
     // SAFETY: as above, and Element promises that every bit pattern is valid.
     unsafe { std::slice::from_raw_parts_mut(data.as_mut_ptr().cast(), size_of_val(data)) }
@@ -216,7 +216,7 @@ impl<T> DeviceSlice<T> {
         self.address
     }
 
-    /// NCCL's tag of the elements.
+    /// The type of the elements (`ncclDataType_t`).
     #[must_use]
     pub fn data_type(&self) -> DataType {
         self.data_type
@@ -228,7 +228,7 @@ impl<T> DeviceSlice<T> {
         &self.context
     }
 
-    /// What keeps the memory allocated.
+    /// A reference that keeps the memory allocated, if the slice has one.
     pub(crate) fn keep(&self) -> Option<Rc<dyn Any>> {
         self.owner.clone()
     }
@@ -273,14 +273,14 @@ impl<T> std::fmt::Debug for DeviceSlice<T> {
     }
 }
 
-/// As a pointer, for a kernel that takes one.
+/// Passed as an address, to a kernel that takes a pointer.
 impl<T: Element> IntoArg<u64> for &DeviceSlice<T> {
     fn into_arg(self) -> u64 {
         self.address
     }
 }
 
-/// With its length, for a kernel that takes `&[T]`.
+/// Passed as address and length, to a kernel that takes `&[T]`.
 impl<T: Element> IntoArg<Slice<T>> for &DeviceSlice<T> {
     fn into_arg(self) -> Slice<T> {
         Slice::new(self.address, self.len)

@@ -17,11 +17,11 @@ use crate::sys::cuda::stream::StreamHandle;
 
 /// How often a wait asks NCCL for asynchronous errors.
 pub(super) const ASYNC_ERROR_INTERVAL: Duration = Duration::from_millis(20);
-/// How long kernels may take to exit once their abort flag is set: far more than the few thousand
-/// polls between two looks at it.
+/// How long kernels may take to exit once their abort flag is set. They read it every few thousand
+/// polls, which takes far less.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Work in order on one GPU. Clones are the same stream. Dropping the last one waits for its work.
+/// A CUDA stream. Clones are the same stream. Dropping the last clone waits for the stream's work.
 #[derive(Clone)]
 pub struct Stream {
     inner: Rc<StreamInner>,
@@ -32,9 +32,9 @@ pub(super) struct StreamInner {
     context: Context,
     /// Communicators whose operations may not be done yet.
     pending: RefCell<Vec<Arc<dyn Issuer>>>,
-    /// Device communicators whose kernels may not have ended.
+    /// Abort flags of kernels that may still run.
     running: RefCell<Vec<Arc<AbortFlag>>>,
-    /// What non-blocking communicators may not have got hold of yet.
+    /// Memory and operators of non-blocking operations that may not be enqueued to the GPU yet.
     keep: RefCell<Vec<Rc<dyn Any>>>,
 }
 
@@ -44,7 +44,7 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// The driver's.
+    /// The driver's errors.
     pub fn stream(&self) -> Result<Stream> {
         Ok(Stream::of(self, self.cuda().create_stream()?))
     }
@@ -52,9 +52,9 @@ impl Context {
     /// The default stream of this GPU's primary context, the same for every caller. It cannot be
     /// captured, and is never destroyed.
     ///
-    /// It is CUDA's legacy default stream: it and streams that others made without
-    /// `cudaStreamNonBlocking` wait for each other. Streams of this crate are non-blocking: order
-    /// them with events.
+    /// It is CUDA's legacy default stream: it synchronizes with streams that other libraries made
+    /// without `cudaStreamNonBlocking`. Streams of this crate are non-blocking: order them with
+    /// events.
     #[doc(alias = "cudaStreamLegacy")]
     #[doc(alias = "CU_STREAM_LEGACY")]
     #[must_use]
@@ -84,14 +84,14 @@ impl Stream {
     ///
     /// # Safety
     ///
-    /// It is of the context's GPU and its primary context, and lives as long as this stream.
+    /// `raw` is a stream of the primary context of the context's GPU, and outlives this stream.
     #[must_use]
     pub unsafe fn from_raw(context: &Context, raw: *mut c_void) -> Self {
         // SAFETY: the caller's contract.
         Self::of(context, unsafe { context.cuda().foreign_stream(raw.cast(), None) })
     }
 
-    /// A stream of cudarc's, which it keeps alive.
+    /// A stream of the crate cudarc, which it keeps alive.
     ///
     /// # Errors
     ///
@@ -103,16 +103,16 @@ impl Stream {
         stream: &Arc<cudarc::driver::CudaStream>,
     ) -> Result<Self> {
         context.machine().refuse_simulated(|| "a stream of cudarc's".to_owned())?;
-        let theirs = stream.context();
-        if !context.cuda().is(theirs.cu_ctx()) {
+        let cudarc_context = stream.context();
+        if !context.cuda().is(cudarc_context.cu_ctx()) {
             return Err(Error::invalid(format!(
                 "cudarc's stream is of GPU {} and another context than that of GPU {}",
-                theirs.ordinal(),
+                cudarc_context.ordinal(),
                 context.ordinal()
             )));
         }
         let keep: Box<dyn Any> = Box::new(Arc::clone(stream));
-        // SAFETY: a stream of this very context, which the Arc keeps alive.
+        // SAFETY: a stream of the same CUDA context, which the `Arc` keeps alive.
         let handle = unsafe { context.cuda().foreign_stream(stream.cu_stream(), Some(keep)) };
         Ok(Self::of(context, handle))
     }
@@ -123,31 +123,31 @@ impl Stream {
     /// # Errors
     ///
     /// [`WorldError::RankLost`] soon after a rank is lost while work is left;
-    /// [`StateError::CommunicatorEnded`] when an operation was cut short by an abort;
-    /// [`LaunchError::KernelAborted`](crate::LaunchError::KernelAborted), once, when kernels were;
-    /// [`Error::Nccl`] when one failed; [`StateError::Capturing`]; the driver's error when a kernel
-    /// failed.
+    /// [`StateError::CommunicatorEnded`] when a communicator was aborted while its operation ran;
+    /// [`LaunchError::KernelAborted`](crate::LaunchError::KernelAborted), once, when kernels were
+    /// aborted; [`Error::Nccl`] when an operation failed; [`StateError::Capturing`]; the driver's
+    /// error when a kernel failed.
     pub fn synchronize(&self) -> Result<()> {
         self.inner.wait()
     }
 
-    /// As [`synchronize`](Self::synchronize), for at most `limit`. Then kernels that wait for other
-    /// ranks are ended: those in this stream, and if that is not enough those in the other streams
-    /// of the context, for which this one may wait.
+    /// As [`synchronize`](Self::synchronize), for at most `limit`. Then it aborts kernels that wait
+    /// for other ranks: those in this stream and, if the stream does not become idle, those in the
+    /// context's other streams, for which this one may wait.
     ///
     /// # Errors
     ///
     /// Also [`LaunchError::KernelAborted`](crate::LaunchError::KernelAborted) with what the kernels
     /// waited for: their device communicators cannot be used any more; everything else can.
-    /// [`StateError::DeadlinePassed`] when there are none, or they have not ended a second later.
-    /// The GPU is then taken to be stuck: what it may still use is not freed before the process
-    /// ends.
+    /// [`StateError::DeadlinePassed`] when there are no such kernels, or they still run a second
+    /// later. The GPU then counts as stuck: memory that it may still use is not freed before the
+    /// process ends.
     pub fn synchronize_within(&self, limit: Duration) -> Result<()> {
         match self.inner.wait_within(Some(limit)) {
             Err(Error::State(StateError::DeadlinePassed { waited }))
                 if !self.context().is_stuck() =>
             {
-                self.inner.end_kernels(waited)
+                self.inner.abort_kernels(waited)
             }
             result => result,
         }
@@ -161,24 +161,24 @@ impl Stream {
     pub fn is_idle(&self) -> Result<bool> {
         self.context().refuse_capturing("a stream is asked whether it is idle")?;
         self.context().cuda().bind()?;
-        Ok(self.inner.is_done()? && self.handle().is_idle()?)
+        Ok(self.inner.is_all_enqueued()? && self.handle().is_idle()?)
     }
 
     /// Makes later work of this stream wait for `event`, which may be of another stream.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for an event of another context; the driver's.
+    /// [`Error::InvalidInput`] for an event of another context; the driver's errors.
     pub fn wait_event(&self, event: &Event) -> Result<()> {
         self.require(event)?;
         self.handle().wait_for(event.handle())
     }
 
-    /// Marks this point of the stream in `event`.
+    /// Records `event` at this point of the stream.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for an event of another context; the driver's.
+    /// [`Error::InvalidInput`] for an event of another context; the driver's errors.
     pub fn record(&self, event: &Event) -> Result<()> {
         self.require(event)?;
         self.handle().record(event.handle())
@@ -197,7 +197,7 @@ impl Stream {
         self.handle().raw().cast()
     }
 
-    /// The context that it was made by.
+    /// The context that the stream belongs to.
     #[must_use]
     pub fn context(&self) -> &Context {
         &self.inner.context
@@ -207,7 +207,7 @@ impl Stream {
         &self.inner.handle
     }
 
-    /// Notes that an operation of a communicator was enqueued, which uses `keep`.
+    /// Registers an enqueued operation of a communicator, and the objects `keep` that it uses.
     pub(crate) fn enqueued(&self, communicator: &Rc<dyn Owner>, keep: Vec<Rc<dyn Any>>) {
         let Some(keep) = self.context().captured(communicator, keep) else { return };
         let issuer = communicator.issuer();
@@ -217,10 +217,10 @@ impl Stream {
         self.expect(issuer);
     }
 
-    /// Notes that a kernel with this device communicator was launched.
+    /// Registers a launched kernel, and the abort flag of its device communicator.
     pub(crate) fn launched(&self, kernel: &'static str, flag: Arc<AbortFlag>) {
         if let Some(capture) = self.context().capture().borrow_mut().as_mut() {
-            return capture.take_in_kernel(kernel, flag);
+            return capture.add_kernel(kernel, flag);
         }
         let mut running = self.inner.running.borrow_mut();
         if !running.iter().any(|other| Arc::ptr_eq(other, &flag)) {
@@ -228,7 +228,7 @@ impl Stream {
         }
     }
 
-    /// Notes that operations of a communicator are in the stream.
+    /// Registers a communicator that has operations in the stream.
     pub(super) fn expect(&self, issuer: Arc<dyn Issuer>) {
         let mut pending = self.inner.pending.borrow_mut();
         if !pending.iter().any(|other| Arc::ptr_eq(other, &issuer)) {
@@ -244,8 +244,8 @@ impl std::fmt::Debug for Stream {
 }
 
 impl StreamInner {
-    /// Whether everything was handed to the GPU: a non-blocking communicator does that later.
-    fn is_done(&self) -> Result<bool> {
+    /// Whether all operations were enqueued to the GPU, which non-blocking communicators do later.
+    fn is_all_enqueued(&self) -> Result<bool> {
         for handle in self.pending.borrow().iter().filter(|handle| !handle.is_blocking()) {
             if !poll(handle)? {
                 return Ok(false);
@@ -254,26 +254,26 @@ impl StreamInner {
         Ok(true)
     }
 
-    /// Waits until all work is done, and fails when an operation was cut short.
+    /// Waits until all work is done, and fails when an operation was aborted.
     ///
-    /// It polls, because the driver's own wait would never return once a rank that the running
-    /// kernel waits for is dead.
+    /// It polls, because `cuStreamSynchronize` would never return if the running kernel waits for a
+    /// dead rank.
     fn wait_within(&self, limit: Option<Duration>) -> Result<()> {
         let machine = self.context.machine();
-        let mut asked = machine.now();
+        let mut checked = machine.now();
         let result = self.poll(limit, || {
-            if !self.is_done()? {
+            if !self.is_all_enqueued()? {
                 return Ok(false);
             }
             let idle = self.is_idle()?;
-            if !idle && machine.is_due(asked, ASYNC_ERROR_INTERVAL) {
-                asked = machine.now();
+            if !idle && machine.is_due(checked, ASYNC_ERROR_INTERVAL) {
+                checked = machine.now();
                 self.check_async_errors()?;
             }
             Ok(idle)
         });
         match result {
-            Ok(()) => self.finished(),
+            Ok(()) => self.idle_result(),
             Err(lost @ Error::World(WorldError::RankLost { .. })) => {
                 self.wait_for_exit();
                 Err(lost)
@@ -282,7 +282,7 @@ impl StreamInner {
                 error @ (Error::State(StateError::CommunicatorEnded { .. })
                 | Error::Nccl(NcclError::Failed { .. })),
             ) => {
-                // It is reported once.
+                // The error is reported once.
                 self.pending.borrow_mut().clear();
                 self.wait_for_exit();
                 Err(self.context.prefer_lost_rank(error))
@@ -291,8 +291,8 @@ impl StreamInner {
         }
     }
 
-    /// A rank is lost or a communicator has failed, and the kernels were asked to exit: waits until
-    /// they have, and logs what they waited for.
+    /// After a rank was lost or a communicator failed: waits until the kernels, which were asked to
+    /// exit, have exited, and logs what they waited for.
     fn wait_for_exit(&self) {
         let running = self.running.take();
         if running.is_empty() {
@@ -304,25 +304,25 @@ impl StreamInner {
         }
     }
 
-    /// A deadline has passed: ends kernels until the stream is idle.
-    fn end_kernels(&self, waited: Duration) -> Result<()> {
+    /// After a deadline: aborts kernels, first of this stream, then of all, until this one is idle.
+    fn abort_kernels(&self, waited: Duration) -> Result<()> {
         let cause = AbortCause::Deadline { waited };
-        let mut ended: Vec<Arc<AbortFlag>> = Vec::new();
+        let mut aborted: Vec<Arc<AbortFlag>> = Vec::new();
         for flags in [self.running(), self.context.running()] {
-            let known = ended.len();
+            let known = aborted.len();
             for flag in flags {
-                if !ended.iter().any(|other| Arc::ptr_eq(other, &flag)) {
+                if !aborted.iter().any(|other| Arc::ptr_eq(other, &flag)) {
                     flag.raise(cause);
-                    ended.push(flag);
+                    aborted.push(flag);
                 }
             }
-            if ended.len() == known {
+            if aborted.len() == known {
                 continue;
             }
             match self.wait_within(Some(EXIT_TIMEOUT)) {
                 Err(Error::State(StateError::DeadlinePassed { .. })) => {}
-                // What it waited for were other streams' kernels.
-                Ok(()) => return abort::error(&ended).map_or(Ok(()), Err),
+                // No kernel of this stream was aborted: it waited for kernels of other streams.
+                Ok(()) => return abort::error(&aborted).map_or(Ok(()), Err),
                 error => return error,
             }
         }
@@ -347,26 +347,26 @@ impl StreamInner {
         })
     }
 
-    /// What ends a wait for it.
+    /// The event on a simulated machine that a wait for this stream needs.
     fn wakes(&self) -> Wakes {
         Wakes::Idle(self.handle.raw())
     }
 
     fn is_idle(&self) -> Result<bool> {
-        // Such an error stays with the context: nothing will run or finish in it again.
+        // Such errors are sticky: no work of this CUDA context can run or finish any more.
         self.handle.is_idle().inspect_err(|_| self.context.mark_stuck())
     }
 
-    /// The stream is idle; were its operations and kernels finished, or cut short?
-    fn finished(&self) -> Result<()> {
-        // Dropped when nothing of the stream is borrowed any more: it may wait for this stream
-        // itself.
+    /// The result of a wait for the idle stream: an error if its operations or kernels were
+    /// aborted.
+    fn idle_result(&self) -> Result<()> {
+        // Taken first, so that `keep` is not borrowed: a destructor may wait for this stream.
         drop(self.keep.take());
         let pending = self.pending.take();
         match abort::error(&self.running.take()) {
             None => {}
             Some(error) => {
-                // What it comes from.
+                // A lost rank is the cause, if there is one.
                 self.context.health().check()?;
                 return Err(error);
             }
@@ -385,8 +385,8 @@ impl ContextStream for StreamInner {
     }
 
     fn drain(&self, limit: Duration) -> Result<()> {
-        // One that has failed does nothing any more.
-        self.poll(Some(limit), || Ok(self.is_done().unwrap_or(true) && self.is_idle()?))
+        // A communicator that has failed enqueues nothing more.
+        self.poll(Some(limit), || Ok(self.is_all_enqueued().unwrap_or(true) && self.is_idle()?))
     }
 
     fn check_async_errors(&self) -> Result<()> {
@@ -394,7 +394,7 @@ impl ContextStream for StreamInner {
         pending.iter().try_for_each(|issuer| poll(issuer).map(drop))?;
         for issuer in self.running().iter().filter_map(|flag| flag.communicator()) {
             match poll(&issuer) {
-                // It was aborted meanwhile: its kernels exit, and a wait for them says so.
+                // It was aborted meanwhile: its kernels exit, and a wait for them reports it.
                 Err(Error::State(StateError::CommunicatorEnded { .. })) => {}
                 polled => drop(polled?),
             }
@@ -407,7 +407,7 @@ impl ContextStream for StreamInner {
     }
 }
 
-/// Whether a communicator's operations are over. One that has failed is aborted: otherwise its
+/// Whether a communicator has no operation in progress. Aborts one that has failed: otherwise its
 /// kernels would wait forever for a lost rank.
 fn poll(issuer: &Arc<dyn Issuer>) -> Result<bool> {
     issuer.poll().inspect_err(|_| Arc::clone(issuer).abort())
@@ -418,8 +418,8 @@ impl Drop for StreamInner {
         if self.context.is_capturing() {
             return;
         }
-        // Memory is freed once the streams that are known are idle; this one is about to be
-        // unknown.
+        // Memory is freed once all registered streams are idle, and this one will no longer be
+        // registered.
         if self.drain(self.context.drop_timeout()).is_err() {
             self.context.mark_stuck();
         }

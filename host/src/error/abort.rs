@@ -1,9 +1,9 @@
-//! Why kernels were ended.
+//! Why kernels were aborted.
 
 use std::fmt;
 use std::time::Duration;
 
-/// Who ended the kernels of a device communicator.
+/// Why the kernels of a device communicator were aborted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AbortCause {
@@ -12,13 +12,13 @@ pub enum AbortCause {
     Request,
     /// A wait with a deadline: [`Stream::synchronize_within`](crate::Stream::synchronize_within).
     Deadline {
-        /// How long it had waited.
+        /// The time waited.
         waited: Duration,
     },
-    /// The end of the communicator, by [`Communicator::abort`](crate::Communicator::abort) or
+    /// The communicator was aborted, by [`Communicator::abort`](crate::Communicator::abort) or
     /// because NCCL reported an error.
     CommunicatorAborted,
-    /// The loss of another rank.
+    /// Another rank was lost.
     RankLost {
         /// The rank.
         rank: usize,

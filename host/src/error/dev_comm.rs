@@ -1,10 +1,10 @@
-//! Device communicators and windows.
+//! Errors of device communicators and windows.
 
-/// Why there is no device communicator, or no window for it.
+/// Why a device communicator or a window could not be made.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DevCommError {
-    /// A device communicator was not asked for, because it could not be made.
+    /// `ncclDevCommCreate` was not called, because a rank's check found that it would fail.
     #[error("no device communicator: rank {rank}{} refuses: {why}", and_others(*others))]
     Refused {
         /// The first rank that refuses.
@@ -14,21 +14,21 @@ pub enum DevCommError {
         /// That rank's [`RequirementsRefusal`](crate::RequirementsRefusal).
         why: String,
     },
-    /// Ranks asked for different device communicators.
+    /// Ranks gave different requirements for a device communicator.
     #[error(
         "no device communicator: {field} is {} on rank {} but {} on rank {}; every rank asks for \
          the same",
         first.1, first.0, second.1, second.0
     )]
     RequirementsDiffer {
-        /// What differs.
+        /// The requirement that differs.
         field: String,
-        /// A rank and what it asked for.
+        /// A rank and its value.
         first: (usize, String),
-        /// Another rank and what it asked for.
+        /// Another rank and its value.
         second: (usize, String),
     },
-    /// NCCL took the memory but gave no window.
+    /// NCCL registered the memory but returned no window.
     #[error(
         "rank {rank}: NCCL registered no window over {bytes} bytes: symmetric memory is not \
          supported between these ranks"
@@ -39,7 +39,7 @@ pub enum DevCommError {
         /// Size in bytes.
         bytes: usize,
     },
-    /// The ranks are in more than one load/store domain.
+    /// The ranks are in more than one LSA team (load/store domain).
     #[error(
         "not every rank reaches every other by load and store; the domains are: {}",
         teams.join("; ")

@@ -1,10 +1,10 @@
-//! The CUDA driver, its GPUs, and what simulated ones lack.
+//! Errors of the CUDA driver and its GPUs, and of what the simulator does not support.
 
-/// Why the CUDA driver or its GPUs do not do.
+/// Why the CUDA driver or its GPUs cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DriverError {
-    /// There is no CUDA driver to talk to.
+    /// There is no CUDA driver.
     #[error(
         "no CUDA driver: {reason}; install NVIDIA's driver, run where there is one, or simulate \
          GPUs with DEVCOMM_SIMULATE=4"
@@ -53,8 +53,8 @@ pub enum DriverError {
         /// What the driver says about it.
         text: String,
     },
-    /// A simulated machine has no such thing: it runs kernels that have a body in Rust, and knows
-    /// its own objects only.
+    /// A simulated machine does not support this: it runs kernels with a body in Rust only, and
+    /// takes no streams or contexts of other libraries.
     #[error("{what} cannot be simulated; run it on GPUs, without DEVCOMM_SIMULATE")]
     NotSimulated {
         /// What was asked for.

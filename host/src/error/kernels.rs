@@ -1,22 +1,22 @@
-//! Kernels: loading them, launching them, ending them.
+//! Errors of loading, launching and aborting kernels.
 
 use devcomm_locate::NcclVersion;
 
 use super::stuck::report;
 use super::{AbortCause, LaunchRefusal, StuckWait};
 
-/// Why kernels were not loaded, not launched, or ended early.
+/// Why kernels were not loaded, not launched, or aborted.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LaunchError {
-    /// There are no compiled kernels in this program.
-    #[error("this program holds no GPU kernels: {reason}")]
+    /// The program contains no compiled kernels.
+    #[error("this program contains no GPU kernels: {reason}")]
     KernelsUnavailable {
         /// Why they were not built, and what to do.
         reason: String,
     },
-    /// A kernel's description cannot be read.
-    #[error("the description of kernel module {file} is broken: {why}; rebuild the kernels")]
+    /// The description of a kernel module (its JSON sidecar) cannot be read.
+    #[error("the description of kernel module {file} is invalid: {why}; rebuild the kernels")]
     BadSidecar {
         /// The module.
         file: String,
@@ -41,7 +41,7 @@ pub enum LaunchError {
         /// The log of the driver's compiler.
         log: String,
     },
-    /// The module's PTX is newer than the driver's compiler.
+    /// The module's PTX ISA is newer than the driver's compiler supports.
     #[error(
         "kernel module {file} is PTX {ptx}, which is newer than the driver (CUDA {driver}) can \
          compile; update the driver, or rebuild the kernels for an older PTX ISA"
@@ -68,7 +68,7 @@ pub enum LaunchError {
         /// The GPU's compute capability.
         device: (u32, u32),
     },
-    /// The module reads a device communicator of another layout.
+    /// The module reads device communicators of a different layout.
     #[error(
         "kernel module {file} was linked with the device code of NCCL {module}, but this program \
          makes device communicators of NCCL {layout}; rebuild the kernels with NCCL {layout}"
@@ -76,9 +76,9 @@ pub enum LaunchError {
     WrongNcclStamp {
         /// The module.
         file: String,
-        /// The version of the bitcode in the module.
+        /// The NCCL version of the bitcode in the module.
         module: NcclVersion,
-        /// The version of the communicators' layout.
+        /// The NCCL version of the device communicators' layout.
         layout: NcclVersion,
     },
     /// A launch that would fail, hang or corrupt memory was not made.
@@ -89,19 +89,19 @@ pub enum LaunchError {
         /// Why.
         refusal: LaunchRefusal,
     },
-    /// Kernels that waited for another rank were ended, and their results are invalid.
-    #[error("rank {rank}: its kernels were ended: {cause}{}", report(stuck))]
+    /// Kernels that waited for another rank were aborted, and their results are invalid.
+    #[error("rank {rank}: its kernels were aborted: {cause}{}", report(stuck))]
     KernelAborted {
         /// The rank.
         rank: usize,
-        /// Why they were ended.
+        /// Why they were aborted.
         cause: AbortCause,
         /// What their blocks waited for.
         stuck: Vec<StuckWait>,
     },
 }
 
-/// A source that asks for an architecture of its own gets no other.
+/// A module with an architecture-specific target (`sm_90a`) cannot be rebuilt for another GPU.
 fn arch_advice(arch: &str, (major, minor): (u32, u32)) -> String {
     if arch.ends_with(|last: char| last.is_ascii_alphabetic()) {
         return format!("its source asks for {arch} and no other: launch a kernel for this GPU");
@@ -114,7 +114,7 @@ fn log_text(log: &str) -> String {
     if log.is_empty() { String::new() } else { format!("; its log:\n{log}") }
 }
 
-/// What kernels there are.
+/// The list of loaded kernels.
 fn loaded(names: &[String]) -> String {
     match names {
         [] => "none is loaded: `Rank::load` loads a program's kernels".to_owned(),

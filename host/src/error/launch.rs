@@ -1,15 +1,15 @@
-//! Why a launch is not made.
+//! Why a launch was refused.
 
 use devcomm_locate::NcclVersion;
 use devcomm_types::{Dim3, GinType, Unmet};
 
 use super::AbortCause;
 
-/// Why a launch was not made.
+/// Why a launch was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LaunchRefusal {
-    /// An extent is 0.
+    /// A dimension of the grid or of the block is 0.
     #[error(
         "a grid of {grid} blocks of {block} threads has nothing to run; set both by `grid` and \
          `block`"
@@ -20,7 +20,7 @@ pub enum LaunchRefusal {
         /// Threads per block.
         block: Dim3,
     },
-    /// An extent of the grid is over the device's limit.
+    /// A dimension of the grid exceeds the device's limit.
     #[error("a grid of {grid} is over the GPU's limit of {}x{}x{}", limit[0], limit[1], limit[2])]
     GridTooLarge {
         /// Blocks.
@@ -28,7 +28,7 @@ pub enum LaunchRefusal {
         /// The device's limit.
         limit: [u32; 3],
     },
-    /// An extent of the block is over the device's limit.
+    /// A dimension of the block exceeds the device's limit.
     #[error("a block of {block} is over the GPU's limit of {}x{}x{}", limit[0], limit[1], limit[2])]
     BlockTooLarge {
         /// Threads per block.
@@ -37,7 +37,7 @@ pub enum LaunchRefusal {
         limit: [u32; 3],
     },
     /// The block has more threads than the kernel can be launched with.
-    #[error("{threads} threads a block, but this kernel takes at most {limit}")]
+    #[error("{threads} threads per block, but this kernel allows at most {limit}")]
     TooManyThreads {
         /// Threads per block.
         threads: u64,
@@ -46,8 +46,8 @@ pub enum LaunchRefusal {
     },
     /// The block needs more registers than a block can have.
     #[error(
-        "{registers} registers x {threads} threads need {needed} registers (allocated in steps of \
-         8 a thread and whole warps), but a block has {limit}; use at most {} threads",
+        "{registers} registers x {threads} threads need {needed} registers (allocated in multiples \
+         of 8 per thread, for whole warps), but a block has {limit}; use at most {} threads",
         largest_block(*registers, *limit)
     )]
     TooManyRegisters {
@@ -55,7 +55,7 @@ pub enum LaunchRefusal {
         registers: u32,
         /// Threads per block.
         threads: u64,
-        /// Registers that a block would take.
+        /// Registers that the block needs.
         needed: u64,
         /// The device's limit.
         limit: u32,
@@ -73,7 +73,7 @@ pub enum LaunchRefusal {
         /// The device's limit in bytes.
         limit: u32,
     },
-    /// A kernel that communicates was given a block of several dimensions.
+    /// A kernel that communicates was launched with a multidimensional block.
     #[error(
         "its block is {block}, but a kernel that takes a DevComm runs in one-dimensional blocks"
     )]
@@ -87,7 +87,7 @@ pub enum LaunchRefusal {
     /// The device communicator was not made by NCCL.
     #[error("the DevComm was not filled in by ncclDevCommCreate")]
     ForeignDevComm,
-    /// The device communicator has another layout than the kernel reads.
+    /// The device communicator has a different layout than the kernel reads.
     #[error(
         "the kernel reads the DevComm of NCCL {kernel}, but this one has the layout of NCCL \
          {dev_comm}"
@@ -98,13 +98,13 @@ pub enum LaunchRefusal {
         /// The version of the device communicator.
         dev_comm: NcclVersion,
     },
-    /// A kernel for GIN was given a device communicator without GIN.
+    /// A GIN kernel was given a device communicator without GIN.
     #[error(
         "it is a kernel for GIN, but the device communicator was made without GIN; ask for a \
          connection with DevCommRequirements::gin_connection"
     )]
     NoGin,
-    /// The compiled kernel has no entry for the device communicator's back end.
+    /// The compiled kernel has no entry for the device communicator's GIN back end.
     #[error(
         "it has entries for {}, but the device communicator's back end is {dev_comm}; rebuild the \
          kernels, or ask for another back end with DevCommRequirements::gin_type",
@@ -113,10 +113,10 @@ pub enum LaunchRefusal {
     NoGinEntry {
         /// The back ends that the compiled kernel has entries for.
         entries: Vec<GinType>,
-        /// The device communicator's.
+        /// The device communicator's back end.
         dev_comm: GinType,
     },
-    /// The device communicator's connections use several back ends, and an entry is for one.
+    /// The device communicator's connections use several back ends, but each entry is for one.
     #[error(
         "each of its entries is for one back end of GIN, but the device communicator's connections \
          use several ({}); ask for one with DevCommRequirements::gin_type",
@@ -126,26 +126,26 @@ pub enum LaunchRefusal {
         /// The back end of each connection.
         connections: Vec<GinType>,
     },
-    /// The arguments do not meet a condition of the kernel's.
+    /// The arguments do not meet a `requires` condition of the kernel.
     #[error("it requires {unmet}")]
     Requirement {
-        /// The condition, with the values of its two sides.
+        /// The condition, with the values of both sides.
         unmet: Unmet,
     },
     /// A safe kernel was given windows and device communicators of several communicators.
     #[error(
-        "its windows and its device communicator are not all of one communicator, where a safe \
-         kernel could write elsewhere"
+        "its windows and its device communicator are not all of one communicator, so that a safe \
+         kernel could write out of bounds"
     )]
     MixedCommunicators,
     /// A safe kernel was given a window whose length on other ranks is not known.
     #[error(
-        "the length that a window among its arguments has on every rank is not known, where a safe \
-         kernel could write elsewhere; take windows of a world's communicator, or launch it by \
-         `into_unsafe`"
+        "the length that a window among its arguments has on every rank is not known, so that a \
+         safe kernel could write out of bounds; use windows of a world's communicator, or launch \
+         it by `into_unsafe`"
     )]
     UncheckedWindow,
-    /// An argument's object is closed, or its group has not ended yet.
+    /// An argument is closed, or the group that creates it has not ended yet.
     #[error("{what} among its arguments is closed, or its group has not ended yet")]
     Closed {
         /// Which argument.
@@ -154,7 +154,7 @@ pub enum LaunchRefusal {
     /// The device communicator was aborted.
     #[error(
         "the device communicator of rank {rank} among its arguments was aborted ({cause}), and its \
-         barriers may stand anywhere; close it and make another"
+         barriers are in an unknown state; close it and make another"
     )]
     Aborted {
         /// The rank.
@@ -162,7 +162,7 @@ pub enum LaunchRefusal {
         /// Why it was aborted.
         cause: AbortCause,
     },
-    /// The grid has more blocks than barriers were reserved.
+    /// The grid has more blocks than the device communicator has LSA barriers.
     #[error(
         "{blocks} blocks, but the device communicator has {barriers} LSA barriers; ask for \
          DevCommRequirements::lsa_barriers({blocks}) or launch fewer blocks"
@@ -170,10 +170,10 @@ pub enum LaunchRefusal {
     TooFewBarriers {
         /// Blocks.
         blocks: u64,
-        /// Barriers of the device communicator.
+        /// LSA barriers of the device communicator.
         barriers: u64,
     },
-    /// The blocks cannot all run at once, so that those that run would wait forever.
+    /// The blocks cannot all be resident at once: those that run would wait forever for the others.
     #[error(
         "{blocks} blocks would not all run at once, as blocks that wait for each other must: the \
          GPU holds {resident} ({per_multiprocessor} on each of {multiprocessors} multiprocessors)"
@@ -181,7 +181,7 @@ pub enum LaunchRefusal {
     NotResident {
         /// Blocks.
         blocks: u64,
-        /// Blocks that fit.
+        /// Blocks that fit on the GPU.
         resident: u64,
         /// Blocks that fit on one multiprocessor.
         per_multiprocessor: u32,
@@ -193,7 +193,7 @@ pub enum LaunchRefusal {
         "the compiled kernel takes {compiled}, but the program passes {passed}; rebuild the kernels"
     )]
     Parameters {
-        /// What the sidecar says.
+        /// The parameters of the compiled kernel, from its description.
         compiled: String,
         /// What the launch passes.
         passed: String,
@@ -204,12 +204,12 @@ fn back_ends(list: &[GinType]) -> String {
     list.iter().map(GinType::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// Registers are allocated in steps of this a thread.
-const REGISTER_STEP: u64 = 8;
+/// Registers per thread are rounded up to a multiple of this.
+const REGISTER_UNIT: u64 = 8;
 const WARP: u64 = 32;
 
 pub(crate) fn registers_needed(registers: u32, threads: u64) -> u64 {
-    u64::from(registers).next_multiple_of(REGISTER_STEP) * threads.next_multiple_of(WARP)
+    u64::from(registers).next_multiple_of(REGISTER_UNIT) * threads.next_multiple_of(WARP)
 }
 
 fn largest_block(registers: u32, limit: u32) -> u64 {

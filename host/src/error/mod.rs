@@ -1,4 +1,4 @@
-//! What can go wrong on the host: one error, of one kind for each part of the crate.
+//! The crate's error type, with one variant per area: driver, NCCL, kernels, worlds and others.
 
 mod abort;
 mod dev_comm;
@@ -23,8 +23,7 @@ pub(crate) use self::stuck::waits;
 pub use self::world::WorldError;
 pub(crate) use self::world::ranks;
 
-/// Everything that can go wrong on the host. A message says what failed, where, and what to do
-/// about it.
+/// The error of every call of this crate. Its message says what failed, where, and what to do.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -34,16 +33,16 @@ pub enum Error {
     /// NCCL: its library, its version, its calls.
     #[error(transparent)]
     Nccl(#[from] NcclError),
-    /// Kernels: loading them, launching them, ending them.
+    /// Kernels: loading, launching and aborting them.
     #[error(transparent)]
     Launch(#[from] LaunchError),
     /// Device communicators and windows.
     #[error(transparent)]
     DevComm(#[from] DevCommError),
-    /// The world: its environment, its rendezvous, its ranks.
+    /// The world: its environment variables, its rendezvous, its ranks.
     #[error(transparent)]
     World(#[from] WorldError),
-    /// An object is not in the state that the call needs.
+    /// An object is in a state that does not allow the call.
     #[error(transparent)]
     State(#[from] StateError),
     /// An argument is invalid.
@@ -54,12 +53,12 @@ pub enum Error {
     },
 }
 
-/// This crate's result.
+/// This crate's result type.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// Whether the machine lacks what the program needs: its driver, its GPUs, or what NCCL offers
-    /// between them. The program is correct then, and may skip the work or simulate it.
+    /// Whether the program is correct, but the machine lacks what it needs: a driver, GPUs, or a
+    /// feature of NCCL between them. The program may then skip the work or simulate it.
     #[must_use]
     pub fn is_of_the_machine(&self) -> bool {
         match self {
@@ -145,7 +144,7 @@ mod tests {
         ];
         for (error, text) in errors {
             assert_eq!(error.to_string(), text);
-            assert!(std::error::Error::source(&error).is_none(), "the text is not told twice");
+            assert!(std::error::Error::source(&error).is_none(), "the text must not be repeated");
         }
     }
 

@@ -1,14 +1,14 @@
-//! NCCL: finding its library, its version, its calls.
+//! Errors of NCCL: of its library, its version and its calls.
 
 use std::path::PathBuf;
 
 use devcomm_locate::{NcclVersion, NotFound};
 
-/// Why NCCL's library or a call into it does not do.
+/// Why NCCL's library cannot be used, or a call into it failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NcclError {
-    /// No NCCL library that will do was found.
+    /// No usable NCCL library was found.
     #[error(transparent)]
     NotFound(NotFound),
     /// A file is not a usable NCCL library.
@@ -19,7 +19,7 @@ pub enum NcclError {
         /// What is wrong with it.
         reason: String,
     },
-    /// The loaded NCCL is older than what is asked of it.
+    /// The loaded NCCL is older than the program needs.
     #[error(
         "NCCL {has} ({}) is too old: {needs} or newer is needed; run `cargo xtask setup`, or name \
          a newer one in DEVCOMM_NCCL_HOME",
@@ -36,7 +36,7 @@ pub enum NcclError {
     /// Two ranks loaded different NCCL libraries.
     #[error(
         "rank {} loaded NCCL {} but rank {} loaded NCCL {}; point DEVCOMM_NCCL_HOME at one \
-         version everywhere",
+         version on all hosts",
         first.0, first.1, second.0, second.1
     )]
     VersionsDiffer {
@@ -45,7 +45,7 @@ pub enum NcclError {
         /// Another rank and its version.
         second: (usize, NcclVersion),
     },
-    /// The loaded NCCL cannot do something.
+    /// The loaded NCCL lacks a function or feature.
     #[error("{what} needs NCCL {needs} or newer; the loaded one is {has}")]
     Unsupported {
         /// A function or feature.
@@ -69,7 +69,7 @@ pub enum NcclError {
         text: String,
         /// `ncclGetLastError`, or empty.
         last_error: String,
-        /// The rank it failed on, once there is one.
+        /// The rank on which it failed, if the communicator has one already.
         rank: Option<usize>,
         /// What to do next.
         hint: &'static str,

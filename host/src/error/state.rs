@@ -1,12 +1,12 @@
-//! Calls that the state of an object, a group, a capture or a wait does not allow.
+//! Errors of calls that the state of an object, a group, a capture or a wait does not allow.
 
 use std::time::Duration;
 
-/// Why something cannot be done now, or any more.
+/// Why the current state does not allow a call.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StateError {
-    /// The communicator is no longer of use for this.
+    /// The communicator has ended or is suspended, and does not allow this call.
     #[error("rank {rank}: the communicator is {how}, which does not allow this")]
     CommunicatorEnded {
         /// The rank.
@@ -14,35 +14,35 @@ pub enum StateError {
         /// Its state: suspended, revoked, finalized, destroyed or aborted.
         how: &'static str,
     },
-    /// What belongs to a communicator was used after it was closed.
+    /// An object of a communicator was used after it was closed.
     #[error("rank {rank}: {what} is closed")]
     Closed {
-        /// What it was.
+        /// The object.
         what: &'static str,
         /// The rank.
         rank: usize,
     },
-    /// A non-blocking communicator has not done yet what was asked of it last.
+    /// A non-blocking communicator has not completed its previous operation yet.
     #[error(
-        "{operation} on rank {rank}: the communicator is still busy with the operation before; \
+        "{operation} on rank {rank}: the communicator is still busy with its previous operation; \
          wait until it is ready"
     )]
     InProgress {
-        /// What was asked of it.
+        /// The operation that was refused.
         operation: &'static str,
         /// The rank.
         rank: usize,
     },
-    /// This cannot be deferred to the end of a group.
+    /// The call cannot be deferred to the end of a group.
     #[error("{what} is not possible inside a group")]
     InGroup {
-        /// What was asked for.
+        /// The call.
         what: &'static str,
     },
-    /// This cannot be part of a graph.
+    /// The call cannot be captured to a graph.
     #[error("{what} while a stream is captured to a graph; do it before the capture")]
     Capturing {
-        /// What was asked for.
+        /// The call.
         what: &'static str,
     },
     /// The GPU did not finish in time.
@@ -54,11 +54,11 @@ pub enum StateError {
         /// The time waited.
         waited: Duration,
     },
-    /// On a simulated machine: everybody waits, and nothing that they wait for can happen. On GPUs
-    /// this would hang.
+    /// On a simulated machine: every thread and kernel waits for something that cannot happen. On
+    /// GPUs the program would hang.
     #[error("deadlock: {report}")]
     Deadlock {
-        /// Who waits for what.
+        /// Every wait, and what it waits for.
         report: String,
     },
 }

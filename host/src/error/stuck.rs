@@ -1,13 +1,13 @@
-//! The report of an abort: what the kernels' blocks waited for.
+//! The waits that an abort has ended, and their summary in an error's text.
 
 use std::collections::BTreeSet;
 use std::fmt::{self, Write};
 
 use devcomm_types::{StuckRecord, WaitFor, WaitKind};
 
-/// The most lines of a report.
+/// The most lines of a summary.
 const LINES: usize = 16;
-/// The most ranges of numbers in a line.
+/// The most number ranges in a line.
 const RANGES: usize = 8;
 
 /// A wait that an abort ended.
@@ -27,7 +27,7 @@ impl fmt::Display for StuckWait {
     }
 }
 
-/// What the kernels have noted. A kind that this crate does not know is left out.
+/// The waits that kernels have recorded, sorted. Records of an unknown kind are skipped.
 pub(crate) fn waits(records: &[StuckRecord]) -> Vec<StuckWait> {
     let wait = |record: &StuckRecord| {
         let StuckRecord { kind, block, index, context, peer, thread, wanted, seen } = *record;
@@ -43,19 +43,19 @@ pub(crate) fn waits(records: &[StuckRecord]) -> Vec<StuckWait> {
     waits
 }
 
-/// Blocks that wait for the same, or for the same at different indices.
+/// Waits that are equal, or differ only in their index.
 struct SameWait {
-    /// The first of them.
+    /// The first of these waits.
     wait: WaitFor,
     blocks: BTreeSet<u32>,
     threads: BTreeSet<u32>,
     indices: BTreeSet<u32>,
 }
 
-/// The end of an error's text: a line for each group of blocks.
+/// The end of an error's text, with one line per [`SameWait`].
 pub(super) fn report(waits: &[StuckWait]) -> String {
     if waits.is_empty() {
-        return "; no block noted a wait".to_owned();
+        return "; no block recorded a wait".to_owned();
     }
     let mut groups: Vec<SameWait> = Vec::new();
     for &StuckWait { block, thread, wait } in waits {
@@ -85,7 +85,7 @@ impl fmt::Display for SameWait {
         write!(f, "{}, {}: {wait}", numbers("block", blocks), numbers("thread", threads))?;
         let mut others = indices.clone();
         others.remove(&wait.index);
-        if others.is_empty() { Ok(()) } else { write!(f, "; likewise at {}", ranges(&others)) }
+        if others.is_empty() { Ok(()) } else { write!(f, "; also at {}", ranges(&others)) }
     }
 }
 

@@ -1,4 +1,4 @@
-//! The report of what kernels waited for.
+//! Tests of the summary of what kernels waited for.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ fn an_aborted_kernel_is_reported_with_rank_block_thread_and_what_it_waited_for()
     let text = error(vec![wait(2, 32, signal)]);
     assert_eq!(
         text,
-        "rank 3: its kernels were ended: they had not ended after 1.5 s; what they waited for:
+        "rank 3: its kernels were aborted: they had not ended after 1.5 s; what they waited for:
   block 2, thread 32: signal 7 of context 1, which is 3 and not yet 4"
     );
 }
@@ -40,7 +40,7 @@ fn equal_waits_of_many_blocks_are_one_line() {
         error(stuck).split_once('\n').map(|(a, b)| (a.to_owned(), b.to_owned())).unwrap();
     assert_eq!(
         lines,
-        "  blocks 0-63, thread 0: LSA barrier 0, where rank 1 has not arrived; likewise at 1-63
+        "  blocks 0-63, thread 0: LSA barrier 0, where rank 1 has not arrived; also at 1-63
   blocks 70, 72, threads 0, 2: LSA barrier 0, where rank 2 has not arrived"
     );
 }
@@ -54,7 +54,7 @@ fn a_report_has_at_most_twenty_lines_whatever_is_in_it() {
     assert!(text.ends_with("and 1008 other waits"), "{text}");
     let text = error((0..1024).map(|block| wait(block * 2, 0, BARRIER)).collect());
     assert!(text.len() < 250 && text.contains("blocks 0, 2, 4, 6, 8, 10, 12, 14, ...,"), "{text}");
-    assert!(error(vec![]).ends_with("after 1.5 s; no block noted a wait"));
+    assert!(error(vec![]).ends_with("after 1.5 s; no block recorded a wait"));
 }
 
 #[test]

@@ -1,14 +1,14 @@
-//! Worlds: their environment, their rendezvous, their ranks.
+//! Errors of worlds: their environment variables, their rendezvous, their ranks.
 
 use std::time::Duration;
 
 use devcomm_locate::NotFound;
 
-/// What a world and its ranks fail with.
+/// Errors of a world and its ranks.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WorldError {
-    /// An environment variable of the launcher is missing or makes no sense.
+    /// An environment variable of the launcher is missing or invalid.
     #[error("{variable}{}: {why}", shown(value))]
     Environment {
         /// The variable.
@@ -18,11 +18,11 @@ pub enum WorldError {
         /// What is wrong, and what to do.
         why: String,
     },
-    /// Settings came too late: other threads run already, and one of them may be reading the
+    /// Environment variables can no longer be set: other threads run, and may be reading the
     /// environment.
     #[error(
         "{} must be set before this process starts threads, but it has {threads}; build the world \
-         first thing in main, or set the variables outside",
+         at the start of main, or set the variables outside the program",
         variables.join(" ")
     )]
     EnvironmentInUse {
@@ -31,43 +31,42 @@ pub enum WorldError {
         /// Threads of this process.
         threads: usize,
     },
-    /// devcomm's RMA plugin, of which [`GinLoopback`](crate::GinLoopback) is the switch, was not
-    /// found.
+    /// devcomm's RMA plugin, which [`GinLoopback`](crate::GinLoopback) enables, was not found.
     #[error("{not_found}")]
     GinLoopbackNotFound {
         /// Where it was looked for.
         not_found: NotFound,
     },
-    /// Some ranks did not come to the rendezvous.
+    /// Some ranks did not connect to the rendezvous in time.
     #[error(
         "{} did not arrive at {address} within {:.0} s{}; check that every process was started \
          (DEVCOMM_TIMEOUT sets the time)",
         ranks(missing), waited.as_secs_f64(), details(notes)
     )]
     RanksMissing {
-        /// The ranks that did not come.
+        /// The ranks that did not connect.
         missing: Vec<usize>,
-        /// Where the ranks meet.
+        /// The address of rank 0's rendezvous.
         address: String,
         /// The time waited.
         waited: Duration,
-        /// What else happened there: refused connections, the last error.
+        /// What else happened meanwhile: refused connections, the last error.
         notes: Vec<String>,
     },
-    /// The rendezvous failed otherwise.
+    /// The rendezvous failed for another reason.
     #[error("rendezvous at {address}: {why}")]
     Rendezvous {
-        /// Where the ranks meet.
+        /// The address of rank 0's rendezvous.
         address: String,
         /// What happened.
         why: String,
     },
-    /// Another rank is gone; the job cannot continue.
+    /// Another rank died or is unreachable; the job cannot continue.
     #[error("rank {rank} is lost: {why}")]
     RankLost {
         /// The rank.
         rank: usize,
-        /// What is known of it.
+        /// What is known of the cause.
         why: String,
     },
     /// The function of a rank panicked.
@@ -110,7 +109,7 @@ fn details(notes: &[String]) -> String {
     if notes.is_empty() { String::new() } else { format!(" ({})", notes.join("; ")) }
 }
 
-/// `rank 3`, or `ranks 1, 2, 5`; a long list is cut.
+/// `rank 3`, or `ranks 1, 2, 5`; a long list is truncated.
 pub(crate) fn ranks(list: &[usize]) -> String {
     const SHOWN: usize = 16;
     let mut text = list.iter().take(SHOWN).map(usize::to_string).collect::<Vec<_>>().join(", ");

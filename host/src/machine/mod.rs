@@ -1,9 +1,9 @@
-//! The machine that the crate runs on: the GPUs, or simulated ones.
+//! The machine that the crate runs on: real GPUs, or the simulator.
 //!
-//! It gives the two tables of C functions that [`sys`](crate::sys) calls, and what a host thread
-//! does with time: clocks, pauses, other threads, and waits for what those do. On GPUs that is the
-//! system's. A simulated machine runs one thread at a time and has a clock of its own, so all of it
-//! is asked of the machine; a thread that waits by other means holds up all others.
+//! It provides the two tables of C functions that [`sys`](crate::sys) calls (driver and NCCL), and
+//! clocks, sleeps, threads and waits. With real GPUs, the latter are the operating system's. A
+//! simulated machine runs one host thread at a time and has a virtual clock: a thread that blocks
+//! without its functions stops all others.
 
 mod shared;
 #[cfg(feature = "simulator")]
@@ -28,22 +28,22 @@ use self::simulated::Simulated;
 pub(crate) use self::threads::{Task, message};
 use crate::error::{DriverError, Result, StateError};
 
-/// Names a machine to simulate for any program: `4`, or `4,team=2,seed=7`.
+/// The environment variable that selects the simulator: `4`, or `4,team=2,seed=7`.
 pub(crate) const VARIABLE: &str = "DEVCOMM_SIMULATE";
 
-/// What a poll on a simulated machine waits for. On GPUs a poll is repeated instead.
+/// What wakes a poll on a simulated machine. With real GPUs, a poll repeats after a pause.
 #[derive(Clone, Copy)]
-#[cfg_attr(not(feature = "simulator"), expect(dead_code, reason = "only a simulated machine asks"))]
+#[cfg_attr(not(feature = "simulator"), expect(dead_code, reason = "read by the simulator only"))]
 pub(crate) enum Wakes {
-    /// Whatever has happened.
+    /// Any event.
     Anything,
     /// A [notification](Machine::notify) by another thread.
     Notified,
-    /// The same, and that this stream of the current context is idle.
+    /// A notification, or an event after which this stream of the current context is idle.
     Idle(CUstream),
 }
 
-/// How much has happened on a simulated machine.
+/// The number of events on a simulated machine so far.
 #[cfg(not(feature = "simulator"))]
 #[derive(Clone, Copy, Default)]
 struct EventCount;
@@ -58,13 +58,13 @@ pub(crate) enum Machine {
 }
 
 thread_local! {
-    /// The machine of the world whose rank the thread is.
+    /// The machine of the world that this thread is a rank of.
     static CURRENT: RefCell<Option<Machine>> = const { RefCell::new(None) };
 }
 
 impl Machine {
-    /// The calling thread's machine: that of the world whose rank it is, or else the one that the
-    /// environment asks for.
+    /// The calling thread's machine: that of the world that it is a rank of, or else the one that
+    /// the environment selects.
     ///
     /// # Errors
     ///
@@ -72,22 +72,22 @@ impl Machine {
     pub(crate) fn current() -> Result<Self> {
         CURRENT.with_borrow(|current| match current {
             Some(machine) => Ok(machine.clone()),
-            None => Ok(Self::asked_for(None)?.unwrap_or(Self::Gpus)),
+            None => Ok(Self::from_env(None)?.unwrap_or(Self::Gpus)),
         })
     }
 
-    /// The simulated machine that the environment asks for, one for the whole process. The first
-    /// caller may cut its GPUs into LSA teams.
+    /// The simulated machine that the environment selects, one per process. `team`, of the first
+    /// caller, is the size of its LSA teams.
     ///
     /// # Errors
     ///
-    /// [`WorldError::Environment`](crate::WorldError::Environment) for a value that makes no sense.
+    /// [`WorldError::Environment`](crate::WorldError::Environment) for an invalid value.
     #[cfg(feature = "simulator")]
-    pub(crate) fn asked_for(team: Option<usize>) -> Result<Option<Self>> {
-        Ok(simulated::asked_for(team)?.map(Self::Simulated))
+    pub(crate) fn from_env(team: Option<usize>) -> Result<Option<Self>> {
+        Ok(simulated::from_env(team)?.map(Self::Simulated))
     }
 
-    /// A simulated machine of its own.
+    /// A new simulated machine.
     ///
     /// # Errors
     ///
@@ -102,7 +102,7 @@ impl Machine {
 
     /// As above, without the simulator: an error if the variable is set.
     #[cfg(not(feature = "simulator"))]
-    pub(crate) fn asked_for(_: Option<usize>) -> Result<Option<Self>> {
+    pub(crate) fn from_env(_: Option<usize>) -> Result<Option<Self>> {
         match std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) {
             None => Ok(None),
             Some(value) => {
@@ -127,7 +127,7 @@ impl Machine {
         }
     }
 
-    /// Fails on a simulated machine, which has no `what`.
+    /// Fails on a simulated machine, which does not support `what`.
     ///
     /// # Errors
     ///
@@ -149,7 +149,7 @@ impl Machine {
         }
     }
 
-    /// NCCL's functions and the path that they report, if they are the machine's own.
+    /// The simulator's NCCL functions, and the path that it reports for their library.
     pub(crate) fn nccl(&self) -> Option<(&'static Path, Functions)> {
         match self {
             Self::Gpus => None,
@@ -171,8 +171,8 @@ impl Machine {
         }
     }
 
-    /// Registers the calling thread with a simulated machine, if the program has started it: calls
-    /// find the machine by their thread.
+    /// Attaches the calling thread to a simulated machine, if it is not attached: the simulator's
+    /// functions act on the calling thread's machine.
     pub(crate) fn enter(&self) {
         match self {
             Self::Gpus => {}
@@ -181,7 +181,7 @@ impl Machine {
         }
     }
 
-    /// The time since some fixed moment.
+    /// The time since a fixed moment, by the machine's clock.
     pub(crate) fn now(&self) -> Duration {
         static START: LazyLock<Instant> = LazyLock::new(Instant::now);
         match self {
@@ -191,18 +191,18 @@ impl Machine {
         }
     }
 
-    /// The time since a moment that [`now`](Self::now) gave.
+    /// The time since `start`, a result of [`now`](Self::now).
     pub(crate) fn since(&self, start: Duration) -> Duration {
         self.now().saturating_sub(start)
     }
 
-    /// Whether something done every `interval` is due. On a simulated machine it always is: a wait
-    /// there ends when something has happened.
+    /// Whether `interval` has passed since `last`. Always true on a simulated machine, which polls
+    /// only after events.
     pub(crate) fn is_due(&self, last: Duration, interval: Duration) -> bool {
         self.is_simulated() || self.since(last) >= interval
     }
 
-    /// How much has happened on a simulated machine: taken before a poll looks at its condition.
+    /// The event count of a simulated machine; a poll takes it before it tests its condition.
     fn event_count(&self) -> EventCount {
         match self {
             Self::Gpus => EventCount::default(),
@@ -211,8 +211,8 @@ impl Machine {
         }
     }
 
-    /// Lets others work; a caller that polls has `waited` so long already and stops at `deadline`.
-    /// `since` is the [`event_count`](Self::event_count) before the last look.
+    /// Pauses a poll that has `waited` so long already and ends at `deadline`. `since` is the
+    /// [`event_count`](Self::event_count) before its last test.
     ///
     /// # Errors
     ///
@@ -227,7 +227,7 @@ impl Machine {
         match self {
             Self::Gpus => {
                 let _ = (wakes, since, deadline);
-                // Short waits are polled without sleeping, long ones leave the processor to others.
+                // Short waits are polled without sleeping, long ones with increasing sleeps.
                 if waited < Duration::from_millis(1) {
                     std::thread::yield_now();
                 } else {
@@ -273,7 +273,7 @@ impl Machine {
             if !self.is_simulated() || done() {
                 return;
             }
-            // A deadlock is reported by the threads that wait for something.
+            // The threads that are part of a deadlock report it.
             let _ = self.pause(Wakes::Notified, seen, Duration::ZERO, None);
         }
     }
@@ -282,13 +282,13 @@ impl Machine {
     pub(crate) fn sleep(&self, duration: Duration) {
         match self {
             Self::Gpus => std::thread::sleep(duration),
-            // The deadline is what it waits for.
+            // Ends at the deadline.
             #[cfg(feature = "simulator")]
             Self::Simulated(_) => drop(self.poll(Wakes::Notified, Some(duration), || Ok(false))),
         }
     }
 
-    /// Wakes polls for a change in the host's memory, which a simulated machine cannot see.
+    /// Wakes polls after a change in host memory, which a simulated machine cannot observe.
     pub(crate) fn notify(&self) {
         match self {
             Self::Gpus => {}

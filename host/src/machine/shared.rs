@@ -1,4 +1,4 @@
-//! State that threads share, with waits for its changes.
+//! State shared by threads, and waits for changes of it.
 
 use std::time::Duration;
 
@@ -7,10 +7,10 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use super::{Machine, Wakes};
 use crate::error::{Error, Result, StateError};
 
-/// How often a wait looks at what changes elsewhere, such as the health of the job.
-const PULSE: Duration = Duration::from_millis(5);
+/// How often [`Shared::watch`] polls for changes elsewhere, such as a lost rank.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// A value under a lock, whose changes threads can wait for. A panic does not poison it.
+/// A mutex with a condition variable, on any [`Machine`]. A panic does not poison it.
 pub(crate) struct Shared<T> {
     value: Mutex<T>,
     changed: Condvar,
@@ -41,10 +41,10 @@ impl<T> Shared<T> {
     ///
     /// [`StateError::Deadlock`]; those of `ready`.
     pub(crate) fn wait<R>(&self, ready: impl FnMut(&mut T) -> Result<Option<R>>) -> Result<R> {
-        self.look(None, Duration::MAX, ready)
+        self.wait_polling(None, Duration::MAX, ready)
     }
 
-    /// As [`wait`](Self::wait), for at most `limit`; `ready` is also called at intervals, for what
+    /// As [`wait`](Self::wait), for at most `limit`; `ready` is also called at intervals, for
     /// changes elsewhere.
     ///
     /// # Errors
@@ -55,13 +55,13 @@ impl<T> Shared<T> {
         limit: Option<Duration>,
         ready: impl FnMut(&mut T) -> Result<Option<R>>,
     ) -> Result<R> {
-        self.look(limit, PULSE, ready)
+        self.wait_polling(limit, POLL_INTERVAL, ready)
     }
 
-    fn look<R>(
+    fn wait_polling<R>(
         &self,
         limit: Option<Duration>,
-        pulse: Duration,
+        interval: Duration,
         mut ready: impl FnMut(&mut T) -> Result<Option<R>>,
     ) -> Result<R> {
         if self.machine.is_simulated() {
@@ -79,11 +79,11 @@ impl<T> Shared<T> {
                 return Ok(found);
             }
             let waited = self.machine.since(start);
-            let left = limit.map_or(pulse, |limit| limit.saturating_sub(waited));
+            let left = limit.map_or(interval, |limit| limit.saturating_sub(waited));
             if left.is_zero() {
                 return Err(StateError::DeadlinePassed { waited }.into());
             }
-            self.changed.wait_for(&mut value, left.min(pulse));
+            self.changed.wait_for(&mut value, left.min(interval));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The simulated machine behind the host's calls.
+//! The simulated machine: the simulator's functions, clock and waits as this crate calls them.
 
 use std::path::Path;
 use std::time::Duration;
@@ -16,11 +16,11 @@ use crate::error::{Error, Result, StateError, WorldError};
 #[derive(Clone)]
 pub(crate) struct Simulated(devcomm_sim::Machine);
 
-/// Where its NCCL is said to be.
+/// The path that is reported for the simulator's NCCL.
 pub(crate) const NCCL_PATH: &str = "<simulated>";
 
-/// The machine that the environment asks for, made at the first call.
-pub(super) fn asked_for(team: Option<usize>) -> Result<Option<Simulated>> {
+/// The machine that the environment selects, made at the first call.
+pub(super) fn from_env(team: Option<usize>) -> Result<Option<Simulated>> {
     static MACHINE: Mutex<Option<Simulated>> = Mutex::new(None);
     let Some(value) = std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) else {
         return Ok(None);
@@ -28,7 +28,7 @@ pub(super) fn asked_for(team: Option<usize>) -> Result<Option<Simulated>> {
     let mut machine = MACHINE.lock();
     if machine.is_none() {
         let text = value.to_string_lossy();
-        let made = text.parse().and_then(|asked| make(&asked, team));
+        let made = text.parse().and_then(|simulation| make(&simulation, team));
         *machine = Some(made.map_err(|error| {
             Error::World(WorldError::Environment {
                 variable: VARIABLE,
@@ -41,9 +41,9 @@ pub(super) fn asked_for(team: Option<usize>) -> Result<Option<Simulated>> {
 }
 
 fn make(simulation: &Simulation, team: Option<usize>) -> Result<Simulated, devcomm_sim::Error> {
-    let asked = simulation.clone();
-    let asked = if let Some(team) = team { asked.team_size(team) } else { asked };
-    devcomm_sim::Machine::new(&asked).map(Simulated)
+    let settings = simulation.clone();
+    let settings = if let Some(team) = team { settings.team_size(team) } else { settings };
+    devcomm_sim::Machine::new(&settings).map(Simulated)
 }
 
 impl Simulated {

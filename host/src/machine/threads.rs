@@ -1,4 +1,4 @@
-//! Threads of a machine: a simulated one runs them one at a time.
+//! The host threads of a machine. A simulated machine runs them one at a time.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -8,27 +8,27 @@ use std::time::Duration;
 use super::{CURRENT, Machine, Shared};
 use crate::error::{Error, Result};
 
-/// A ticket for a thread that is about to start. A simulated machine waits for it, so that the
-/// order of tickets counts and not that in which the system starts threads.
+/// The registration of a thread that is about to start. A simulated machine waits for the thread,
+/// so that threads run in the order of their tickets, not in that in which the system starts them.
 pub(crate) struct Ticket {
     machine: Machine,
     #[cfg(feature = "simulator")]
     simulated: Option<devcomm_sim::Ticket>,
 }
 
-/// A thread of a machine, until it is dropped.
+/// While it lives, [`Machine::current`] of the thread is the entered machine.
 pub(crate) struct Entered {
-    before: Option<Machine>,
+    previous: Option<Machine>,
     #[cfg(feature = "simulator")]
     _simulated: Option<devcomm_sim::Attached>,
 }
 
 impl Ticket {
-    /// Makes the machine the calling thread's. On a simulated one, returns when it is its turn.
+    /// Enters the machine with the calling thread. On a simulated one, waits to be scheduled.
     pub(crate) fn enter(self) -> Entered {
-        let before = CURRENT.replace(Some(self.machine));
+        let previous = CURRENT.replace(Some(self.machine));
         Entered {
-            before,
+            previous,
             #[cfg(feature = "simulator")]
             _simulated: self.simulated.map(devcomm_sim::Ticket::attach),
         }
@@ -37,11 +37,11 @@ impl Ticket {
 
 impl Drop for Entered {
     fn drop(&mut self) {
-        CURRENT.set(self.before.take());
+        CURRENT.set(self.previous.take());
     }
 }
 
-/// A thread that was started. Dropping it detaches the thread.
+/// The handle of a started thread. Dropping it detaches the thread.
 pub(crate) struct Task<T>(Arc<Shared<Option<Result<T>>>>);
 
 impl<T> Task<T> {
@@ -49,7 +49,7 @@ impl<T> Task<T> {
     ///
     /// # Errors
     ///
-    /// Of the wait: [`StateError::DeadlinePassed`](crate::StateError::DeadlinePassed) after
+    /// Outer result: [`StateError::DeadlinePassed`](crate::StateError::DeadlinePassed) after
     /// `limit`; [`StateError::Deadlock`](crate::StateError::Deadlock); those of `watch`.
     pub(crate) fn wait(
         &self,
@@ -64,10 +64,10 @@ impl<T> Task<T> {
 }
 
 impl Machine {
-    /// Makes the calling thread one of the machine's for a while, unless it is one already.
-    pub(crate) fn visit(&self) -> Option<Entered> {
-        let is_here = CURRENT.with_borrow(Option::is_some);
-        (!is_here).then(|| self.ticket(std::thread::current().name().unwrap_or("a thread")).enter())
+    /// Enters the machine with the calling thread, unless the thread has entered one already.
+    pub(crate) fn enter_if_outside(&self) -> Option<Entered> {
+        let is_outside = CURRENT.with_borrow(Option::is_none);
+        is_outside.then(|| self.ticket(std::thread::current().name().unwrap_or("a thread")).enter())
     }
 
     /// A ticket for a thread of that name.
@@ -98,10 +98,10 @@ impl Machine {
         let result = Arc::clone(&shared);
         let thread = move || {
             let _entered = ticket.enter();
-            let came_to = catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| {
+            let returned = catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| {
                 Err(Error::invalid(format!("a thread panicked: {}", message(&*panic))))
             });
-            result.change(|result| *result = Some(came_to));
+            result.change(|result| *result = Some(returned));
         };
         let started = std::thread::Builder::new().name(name.to_owned()).spawn(thread);
         started.map_err(|error| {

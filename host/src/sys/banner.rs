@@ -1,28 +1,28 @@
-//! The text with which NCCL announces itself, read from the library's file: no function returns it.
+//! NCCL's version string with its CUDA version. No function returns it: it is read from the file.
 
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
 const BANNER: &[u8] = b"NCCL version ";
-/// The longest version that is believed.
+/// The most bytes of a version.
 const LONGEST: usize = 64;
-/// Of the library's hundreds of megabytes the constants come first, before the code for GPUs.
+/// The bytes that are searched, from the start: constants come before the code for GPUs.
 const SEARCHED: u64 = 64 << 20;
 
-/// The version in the banner, `2.32.3+cuda13.4`.
+/// The version of a library's file, such as `2.32.3+cuda13.4`.
 pub(crate) fn build_of(library: &Path) -> Option<String> {
     search(File::open(library).ok()?).ok().flatten()
 }
 
-/// The file is read in pieces, since it may have hundreds of megabytes.
+/// Reads the file in chunks, since it may have hundreds of megabytes.
 fn search(file: impl Read) -> io::Result<Option<String>> {
-    const PIECE: u64 = 1 << 20;
+    const CHUNK: u64 = 1 << 20;
     let (mut file, mut bytes) = (file.take(SEARCHED), Vec::new());
     loop {
-        // What began in the last piece may end in this one.
+        // Keep the end of the previous chunk: a banner may span both.
         bytes.drain(..bytes.len().saturating_sub(BANNER.len() + LONGEST));
-        let end = file.by_ref().take(PIECE).read_to_end(&mut bytes)? == 0;
+        let end = file.by_ref().take(CHUNK).read_to_end(&mut bytes)? == 0;
         if let Some(version) = find(&bytes) {
             return Ok(Some(version));
         }
@@ -32,7 +32,8 @@ fn search(file: impl Read) -> io::Result<Option<String>> {
     }
 }
 
-/// A whole banner: the zero that ends it is there too. Texts such as "NCCL version %d" are none.
+/// The version of a complete banner, with its final NUL. Format strings ("NCCL version %d") do not
+/// count.
 fn find(bytes: &[u8]) -> Option<String> {
     let mut rest = bytes;
     loop {

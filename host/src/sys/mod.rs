@@ -1,7 +1,7 @@
-//! Everything unsafe that the host does: NCCL's C ABI, the CUDA driver, the operating system.
+//! The host's unsafe code: calls of NCCL, of the CUDA driver and of the operating system.
 //!
-//! The handles here are not `Copy` and their constructors are private, so that the functions around
-//! them can be safe: a handle in hand is a live one, and closing it takes it by value.
+//! The handle types are not `Copy` and their constructors are private, so that functions that take
+//! a handle can be safe: a handle is always live, and functions that destroy it take it by value.
 
 pub(crate) mod banner;
 pub(crate) mod cuda;

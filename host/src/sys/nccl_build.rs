@@ -1,9 +1,9 @@
-//! The CUDA that an NCCL library was built for, against the CUDA of the driver.
+//! Checks that the driver is new enough for the CUDA version that an NCCL library was built for.
 //!
-//! NCCL brings its own CUDA runtime. That runs on any driver of its major version, whatever the
-//! minor one, and on later drivers; on one of an earlier major version nothing of NCCL works. No
-//! function tells which runtime it is, only NCCL's banner, `NCCL version 2.32.3+cuda13.4`, which is
-//! read from the file.
+//! NCCL contains a CUDA runtime. It runs on drivers of the same major CUDA version, whatever the
+//! minor version, and on later drivers; on a driver of an earlier major version, NCCL does not
+//! work. No function returns the runtime's version: it is read from the banner in the library's
+//! file, `NCCL version 2.32.3+cuda13.4`.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -18,9 +18,8 @@ use crate::machine::Machine;
 /// A CUDA version: major, minor.
 type Version = (u32, u32);
 
-/// Fails if the NCCL library of that path needs a newer driver than the machine's. A library that
-/// does not say what it was built for is given the benefit of the doubt; a simulated machine's is
-/// part of the machine.
+/// Fails if the NCCL library at that path needs a newer driver than the machine's. A library whose
+/// CUDA version is unknown is accepted; so is a simulated machine's.
 pub(crate) fn check_driver(machine: &Machine, library: &Path) -> Result<()> {
     static KNOWN: Mutex<Option<HashMap<PathBuf, Option<Version>>>> = Mutex::new(None);
     if machine.is_simulated() {
@@ -33,12 +32,12 @@ pub(crate) fn check_driver(machine: &Machine, library: &Path) -> Result<()> {
         .entry(library.to_owned())
         .or_insert_with(|| build_of(library).as_deref().and_then(built_for));
     match (built, version(driver.as_bytes())) {
-        (Some(built), Some(driver)) => fits(library, built, driver),
+        (Some(built), Some(driver)) => check_major(library, built, driver),
         _ => Ok(()),
     }
 }
 
-fn fits(library: &Path, built: Version, driver: Version) -> Result<()> {
+fn check_major(library: &Path, built: Version, driver: Version) -> Result<()> {
     if built.0 <= driver.0 {
         return Ok(());
     }
@@ -50,12 +49,12 @@ fn fits(library: &Path, built: Version, driver: Version) -> Result<()> {
     Err(NcclError::Unusable { path: library.to_owned(), reason }.into())
 }
 
-/// The CUDA of a build such as `2.32.3+cuda13.4`.
+/// The CUDA version of a build such as `2.32.3+cuda13.4`.
 fn built_for(build: &str) -> Option<Version> {
     version(build.split_once("+cuda")?.1.as_bytes())
 }
 
-/// Reads `13.4` at the start of a text.
+/// Parses `13.4` at the start of a text.
 fn version(text: &[u8]) -> Option<Version> {
     let digits = |text: &[u8]| text.iter().take_while(|byte| byte.is_ascii_digit()).count();
     let number = |text: &[u8]| std::str::from_utf8(text).ok()?.parse().ok();
@@ -79,10 +78,10 @@ mod tests {
 
     #[test]
     fn a_driver_of_an_earlier_major_version_is_refused_with_both_versions() {
-        let fits = |built, driver| fits(Path::new("/lib/libnccl.so.2"), built, driver);
-        fits((13, 4), (13, 0)).unwrap();
-        fits((12, 9), (13, 0)).unwrap();
-        let refusal = fits((13, 4), (12, 8)).unwrap_err().to_string();
+        let check = |built, driver| check_major(Path::new("/lib/libnccl.so.2"), built, driver);
+        check((13, 4), (13, 0)).unwrap();
+        check((12, 9), (13, 0)).unwrap();
+        let refusal = check((13, 4), (12, 8)).unwrap_err().to_string();
         for part in ["/lib/libnccl.so.2", "CUDA 13.4", "CUDA 12.8", "CUDA 13.0 or newer"] {
             assert!(refusal.contains(part), "{refusal}");
         }

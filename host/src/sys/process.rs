@@ -1,4 +1,4 @@
-//! The operating system's part of starting processes.
+//! System calls for starting processes, passing sockets to them, and setting the environment.
 
 use std::ffi::OsString;
 use std::io;
@@ -11,21 +11,21 @@ use socket2::SockRef;
 
 use crate::error::{Result, WorldError};
 
-/// Makes the system kill the child when the thread that starts it dies, so that a launcher killed
-/// outright leaves no ranks behind.
+/// Makes the kernel kill the child when the thread that starts it dies, so that no ranks outlive a
+/// killed launcher.
 pub(crate) fn die_with_parent(command: &mut Command) {
     die_with(command, std::process::id());
 }
 
 fn die_with(command: &mut Command, parent: u32) {
     // SAFETY: the closure runs between fork and exec and calls two async-signal-safe functions with
-    // constant arguments; it allocates nothing, its errors included.
+    // constant arguments; neither it nor its errors allocate memory.
     unsafe {
         command.pre_exec(move || {
             if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
                 return Err(io::Error::last_os_error());
             }
-            // A parent that died before that was asked for sends no signal any more.
+            // If the parent died before the prctl, no signal will be sent.
             if libc::getppid().cast_unsigned() == parent {
                 Ok(())
             } else {
@@ -35,7 +35,7 @@ fn die_with(command: &mut Command, parent: u32) {
     }
 }
 
-/// Starts a process that has this socket too, at the same descriptor. Other children do not get it.
+/// Starts a process that inherits this socket, at the same descriptor. Other children do not.
 pub(crate) fn spawn_with_listener(
     mut command: Command,
     listener: &TcpListener,
@@ -46,7 +46,7 @@ pub(crate) fn spawn_with_listener(
     // `spawn`.
     unsafe {
         command.pre_exec(move || {
-            // Closed on exec in this process and in all others it starts.
+            // Clears close-on-exec, in this child only.
             if libc::fcntl(descriptor, libc::F_SETFD, 0) == -1 {
                 return Err(io::Error::last_os_error());
             }
@@ -56,23 +56,23 @@ pub(crate) fn spawn_with_listener(
     command.spawn()
 }
 
-/// A descriptor of our own for the socket that the parent process left open at `descriptor`, if it
-/// listens at `port`.
+/// A duplicate of the socket that the parent process passed at `descriptor`, if it listens on
+/// `port`.
 pub(crate) fn inherited_listener(descriptor: i32, port: u16) -> io::Result<TcpListener> {
-    // SAFETY: duplicating is harmless whatever the number means, and fails if it means nothing.
+    // SAFETY: duplicating any descriptor is harmless, and fails for one that is not open.
     let own = unsafe { libc::fcntl(descriptor, libc::F_DUPFD_CLOEXEC, 3) };
     if own == -1 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the descriptor was made just now and belongs to nobody else.
+    // SAFETY: the descriptor was made just now and has no other owner.
     let listener = TcpListener::from(unsafe { OwnedFd::from_raw_fd(own) });
     if !SockRef::from(&listener).is_listener()? || listener.local_addr()?.port() != port {
         return Err(io::Error::other(format!(
             "descriptor {descriptor} does not listen at port {port}"
         )));
     }
-    // This process's children shall not have it. SAFETY: it is open, as was just seen, and a socket
-    // that the parent left for us; nobody else counts on its flags.
+    // This process's children must not inherit it. SAFETY: `descriptor` is open, and is the socket
+    // that the parent passed to this process; nothing else uses its flags.
     unsafe { libc::fcntl(descriptor, libc::F_SETFD, libc::FD_CLOEXEC) };
     Ok(listener)
 }
@@ -87,7 +87,7 @@ pub(crate) fn set_variables(variables: &[(&'static str, OsString)]) -> Result<()
     if variables.is_empty() {
         return Ok(());
     }
-    // What cannot be counted counts as more than one.
+    // If the threads cannot be counted, assume more than one.
     let threads = std::fs::read_dir("/proc/self/task").map_or(usize::MAX, Iterator::count);
     if threads != 1 {
         let text = |(name, value): &(&str, OsString)| format!("{name}={}", value.display());
@@ -95,8 +95,8 @@ pub(crate) fn set_variables(variables: &[(&'static str, OsString)]) -> Result<()
         return Err(WorldError::EnvironmentInUse { variables, threads }.into());
     }
     for (name, value) in variables {
-        // SAFETY: no other thread can read or write the environment meanwhile: there is none, and
-        // only this one could start one.
+        // SAFETY: no other thread can read or write the environment meanwhile: this is the only
+        // thread, and it starts none.
         unsafe { std::env::set_var(name, value) };
     }
     Ok(())
@@ -128,7 +128,7 @@ mod tests {
         let file = std::fs::File::open("/dev/null").unwrap();
         assert!(inherited_listener(file.as_raw_fd(), port).is_err());
         assert!(inherited_listener(i32::MAX, port).is_err());
-        // The one that was taken stands by itself.
+        // The duplicate still listens after the original was closed.
         drop(listener);
         std::net::TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
     }

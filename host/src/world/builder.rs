@@ -1,12 +1,12 @@
-//! Building a world: settings that NCCL and the driver read once, before the GPUs are used.
+//! The builder of worlds: settings that must be made before the GPUs are used.
 
 use super::env::launched;
 use super::{GinLoopback, World};
 use crate::error::{Error, Result, WorldError};
 use crate::machine::{Machine, VARIABLE};
 
-/// Settings of a [`World`]: the machine, and what NCCL and the CUDA driver read once, from the
-/// environment. See [`World::builder`].
+/// Settings of a [`World`]: the machine, and environment variables that NCCL and the CUDA driver
+/// read once. See [`World::builder`].
 #[derive(Clone, Debug, Default)]
 #[must_use = "a builder makes a world only by from_env, threads or spawn_local"]
 pub struct WorldBuilder {
@@ -16,16 +16,14 @@ pub struct WorldBuilder {
 }
 
 impl WorldBuilder {
-    /// Kernels reach the network (GIN) by devcomm's plugin, which needs no network card. A
-    /// simulated machine has a network of its own: of the settings it takes the size of the LSA
-    /// teams.
+    /// Uses devcomm's plugin for NCCL for the network of kernels (GIN): it needs no network card. A
+    /// simulated machine simulates its network, and uses only the LSA team size of these settings.
     pub fn gin_loopback(mut self, loopback: GinLoopback) -> Self {
         self.gin_loopback = Some(loopback);
         self
     }
 
-    /// The ranks run on a simulated machine, as threads, whatever the environment says of
-    /// simulations.
+    /// Runs the ranks on a simulated machine, as threads. DEVCOMM_SIMULATE is ignored.
     ///
     /// ```
     /// use devcomm_host::{Error, Simulation, World};
@@ -79,13 +77,13 @@ impl WorldBuilder {
         World::start_processes(n)
     }
 
-    /// The machine, with its settings made.
+    /// The machine. With GPUs, sets the environment variables of the plugin.
     fn machine(&self) -> Result<Machine> {
         #[cfg(feature = "simulator")]
         if let Some(simulation) = &self.simulation {
             return Machine::simulate(simulation, self.lsa_team_size());
         }
-        if let Some(machine) = Machine::asked_for(self.lsa_team_size())? {
+        if let Some(machine) = Machine::from_env(self.lsa_team_size())? {
             return Ok(machine);
         }
         self.gin_loopback.as_ref().map_or(Ok(()), GinLoopback::enable)?;
@@ -97,11 +95,11 @@ impl WorldBuilder {
     }
 }
 
-/// The refusal of a simulated machine whose ranks are processes, because of what `says` so.
-fn no_processes(says: &str) -> Error {
+/// The error of a simulated machine whose ranks would be processes because of `cause`.
+fn no_processes(cause: &str) -> Error {
     let why = format!(
-        "the ranks of a simulated machine are threads of one process, but with {says} each is a \
-         process of its own; do without one of the two"
+        "the ranks of a simulated machine are threads of one process, but with {cause} each is a \
+         process; use only one of the two"
     );
     match std::env::var_os(VARIABLE) {
         None => Error::invalid(format!("a World that simulates its machine: {why}")),

@@ -1,4 +1,4 @@
-//! GIN on a host without an RDMA card: devcomm's plugin for NCCL, and the environment it needs.
+//! GIN without an RDMA card: the environment variables that enable devcomm's plugin for NCCL.
 
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
@@ -9,14 +9,14 @@ use crate::error::{Error, Result, WorldError};
 use crate::machine::Machine;
 use crate::sys::process::set_variables;
 
-/// GIN between the GPUs of one host by CUDA copies, where there is no RDMA card: NCCL then has GIN
-/// PROXY, and kernels that use the network run unchanged. For developing and testing them; it says
-/// nothing of a network's speed.
+/// GIN between the GPUs of one host without an RDMA card: a plugin for NCCL performs GIN PROXY
+/// operations by CUDA copies, and kernels that use the network run unchanged. It is for development
+/// and tests; its speed tells nothing about a network's.
 ///
 /// The plugin is `libdevcomm_rma_loopback.so`, which cargo builds with any program that depends on
-/// `devcomm`. NCCL and the CUDA driver read their settings once, so a program says this first,
-/// before it starts threads and before anything touches a GPU;
-/// [`World::builder`](crate::World::builder) does it in the right order.
+/// `devcomm`. NCCL and the CUDA driver read the settings once, so a program makes them before it
+/// starts threads and before anything uses a GPU; [`World::builder`](crate::World::builder) does
+/// this in the right order.
 ///
 /// ```no_run
 /// use devcomm_host::{Error, GinLoopback, World};
@@ -32,8 +32,8 @@ use crate::sys::process::set_variables;
 /// # }
 /// ```
 ///
-/// Any other program, in any language, gets it by the same variables in its environment; `cargo
-/// xtask doctor` prints them.
+/// Any other program, in any language, can use the plugin through the same environment variables;
+/// `cargo xtask doctor` prints them.
 #[derive(Clone, Debug, Default)]
 pub struct GinLoopback {
     plugin: Option<PathBuf>,
@@ -42,29 +42,29 @@ pub struct GinLoopback {
 }
 
 impl GinLoopback {
-    /// With the plugin that lies beside the program, or that `DEVCOMM_GIN_LOOPBACK` names.
+    /// Uses the plugin beside the program's file, or the one that `DEVCOMM_GIN_LOOPBACK` names.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// As [`new`](Self::new), but only where the host has no RDMA device; where it has one, only
-    /// the size of LSA teams is set, if one is asked for.
+    /// As [`new`](Self::new), but only if the host has no RDMA device. If it has one, only
+    /// [`lsa_team_size`](Self::lsa_team_size) has an effect.
     #[must_use]
     pub fn unless_rdma() -> Self {
         Self { unless_rdma: true, ..Self::default() }
     }
 
-    /// With the plugin of this file.
+    /// Uses the plugin at this path.
     #[must_use]
     pub fn plugin(mut self, path: impl Into<PathBuf>) -> Self {
         self.plugin = Some(path.into());
         self
     }
 
-    /// Cuts the ranks into LSA teams of `ranks`, which must divide their number, as if there were
-    /// several NVLink domains: what lies between teams then goes over the network. 4 GPUs and 2
-    /// make 2 teams and 2 rails. NCCL: `NCCL_LSA_TEAM_SIZE`.
+    /// Splits the ranks into LSA teams of `ranks`, which must divide their number, as if there were
+    /// several NVLink domains: communication between teams then uses the network. 4 GPUs with teams
+    /// of 2 are 2 teams and 2 rails. NCCL: `NCCL_LSA_TEAM_SIZE`.
     #[must_use]
     pub fn lsa_team_size(mut self, ranks: usize) -> Self {
         self.lsa_team_size = Some(ranks);
@@ -75,11 +75,11 @@ impl GinLoopback {
         self.lsa_team_size
     }
 
-    /// The variables that a process needs in its environment.
+    /// The environment variables that a process needs.
     ///
     /// # Errors
     ///
-    /// [`WorldError::GinLoopbackNotFound`] lists the places that were searched;
+    /// [`WorldError::GinLoopbackNotFound`] lists the paths that were searched;
     /// [`Error::InvalidInput`] for teams of 0 ranks.
     pub fn environment(&self) -> Result<Vec<(&'static str, OsString)>> {
         if self.lsa_team_size == Some(0) {
@@ -96,17 +96,17 @@ impl GinLoopback {
         Ok(variables)
     }
 
-    /// Puts them into this process's environment, for a program that builds no
-    /// [`World`](crate::World). What the user has set stays, if it is only another tuning. A
-    /// simulated machine needs none of it.
+    /// Sets [these variables](Self::environment) in this process, for a program that builds no
+    /// [`World`](crate::World). Values of tuning variables that the user has set are kept. Does
+    /// nothing on a simulated machine.
     ///
     /// # Errors
     ///
     /// As [`environment`](Self::environment); [`WorldError::EnvironmentInUse`] when this process
-    /// has threads already, of which one may be reading the environment, and
-    /// [`WorldError::Environment`] when a variable asks for another network or other teams.
+    /// has other threads, which may be reading the environment;
+    /// [`WorldError::Environment`] when a variable selects another network or other teams.
     pub fn enable(&self) -> Result<()> {
-        if Machine::asked_for(self.lsa_team_size)?.is_some() {
+        if Machine::from_env(self.lsa_team_size)?.is_some() {
             return Ok(());
         }
         let mut missing = Vec::new();
@@ -125,12 +125,12 @@ impl GinLoopback {
     }
 }
 
-/// Whether two names are those of one file.
+/// Whether two paths are of the same file.
 fn same_file(a: &OsStr, b: &OsStr) -> bool {
     std::fs::canonicalize(a).is_ok_and(|a| std::fs::canonicalize(b).is_ok_and(|b| a == b))
 }
 
-/// Whether another value than ours means another network, and not just another tuning.
+/// Whether a different value of this variable selects another network or other teams.
 fn contradicts(name: &str) -> bool {
     matches!(name, "NCCL_RMA_PLUGIN" | "NCCL_GIN_TYPE" | "NCCL_LSA_TEAM_SIZE")
 }

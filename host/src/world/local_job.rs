@@ -1,4 +1,4 @@
-//! Local jobs: starts the ranks of one host as processes, and waits for their end.
+//! Local jobs: ranks that are started as processes of this host, and waited for.
 
 use std::ffi::{OsStr, OsString};
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -16,7 +16,7 @@ use crate::sys::process::{die_with_parent, spawn_with_listener};
 
 /// How often the processes are polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
-/// After a rank has failed, the others have this long to notice it and say so.
+/// After a rank has failed, the others have this long to report it and exit.
 const GRACE: Duration = Duration::from_secs(3);
 
 /// Several processes of one program on this host, each one rank.
@@ -25,10 +25,9 @@ const GRACE: Duration = Duration::from_secs(3);
 /// MASTER_PORT), from which [`World::from_env`](crate::World::from_env) makes them one world.
 /// Standard output and error are this process's; standard input goes to rank 0.
 ///
-/// The ranks meet at a socket that listens before the first of them starts and that rank 0
-/// inherits, so no other process can take the port in between. It listens on this host only, and a
-/// random DEVCOMM_JOB_ID keeps out other users of the host, who could otherwise connect there and
-/// pass for a rank.
+/// Rank 0 inherits a socket that listens already, so that no other process can take its port. The
+/// socket listens on the loopback address only, and a random DEVCOMM_JOB_ID keeps other users of
+/// the host from connecting as a rank.
 ///
 /// ```no_run
 /// # fn main() -> devcomm_host::Result<()> {
@@ -46,7 +45,7 @@ pub struct LocalJob {
 }
 
 impl LocalJob {
-    /// `n_ranks` copies of this very program with this process's arguments.
+    /// `n_ranks` processes of this program, with this process's arguments.
     ///
     /// # Errors
     ///
@@ -62,30 +61,30 @@ impl LocalJob {
         Ok(Self { n_ranks, program, args: std::env::args_os().skip(1).collect(), env: Vec::new() })
     }
 
-    /// Another program.
+    /// Starts another program.
     #[must_use]
     pub fn program(mut self, program: impl Into<PathBuf>) -> Self {
         self.program = program.into();
         self
     }
 
-    /// Other arguments.
+    /// Passes other arguments.
     #[must_use]
     pub fn args<S: AsRef<OsStr>>(mut self, args: impl IntoIterator<Item = S>) -> Self {
         self.args = args.into_iter().map(|arg| arg.as_ref().to_owned()).collect();
         self
     }
 
-    /// One more environment variable for every rank.
+    /// Sets an environment variable of every rank.
     #[must_use]
     pub fn env(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
         self.env.push((name.as_ref().to_owned(), value.as_ref().to_owned()));
         self
     }
 
-    /// Starts all ranks and waits for them. When one fails, the others get a moment to notice and
-    /// are then killed; SIGINT, SIGTERM and SIGHUP end all of them. They do not outlive this
-    /// process, nor the thread that calls this, however it ends.
+    /// Starts all ranks and waits for them. When one fails, the others are killed a few seconds
+    /// later; SIGINT, SIGTERM and SIGHUP end all of them. They do not outlive the calling thread,
+    /// however it ends.
     ///
     /// # Errors
     ///
@@ -97,7 +96,7 @@ impl LocalJob {
         let mut failure = None;
         loop {
             if let Some(signal) = signals.seen() {
-                // Dropping `ranks` kills what is left.
+                // Dropping `ranks` kills the processes.
                 return Err(WorldError::Interrupted { signal }.into());
             }
             let failed = ranks.poll_exits()?;
@@ -119,7 +118,7 @@ impl LocalJob {
     fn command(&self, rank: usize, port: u16, job: &str) -> Command {
         let mut command = Command::new(&self.program);
         command.args(&self.args);
-        // A launcher around this process must not be mistaken for the ranks' own.
+        // Variables of a launcher of this process must not affect its ranks.
         for outer in
             ["TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RUN_ID", "DEVCOMM_PORT", LISTENER]
         {
@@ -142,9 +141,9 @@ impl LocalJob {
     }
 }
 
-/// The processes of the ranks; those left over are killed on drop.
+/// The processes of the ranks; those that still run are killed on drop.
 pub(super) struct Ranks {
-    /// By rank, those that have not ended.
+    /// By rank; `None` once the process has ended.
     pub(super) running: Vec<Option<Child>>,
 }
 
@@ -162,7 +161,7 @@ impl Ranks {
         root.env(LISTENER, listener.as_raw_fd().to_string());
         let root = spawn_with_listener(root, &listener).map_err(|error| failed(0, error))?;
         ranks.running.push(Some(root));
-        // Now it is rank 0's alone, and connections are refused when rank 0 is gone.
+        // Now only rank 0 has the socket, and connections are refused when rank 0 has ended.
         drop(listener);
         for rank in 1..job.n_ranks {
             let child =
@@ -172,8 +171,8 @@ impl Ranks {
         Ok(ranks)
     }
 
-    /// Collects the processes that have ended. Returns a rank that failed: one killed by a signal
-    /// rather than one that exited, for that may have failed because of the former.
+    /// Reaps the processes that have ended. Returns a rank that failed: preferably one killed by a
+    /// signal, because that may have made other ranks exit with errors.
     fn poll_exits(&mut self) -> Result<Option<(usize, String)>> {
         let mut failed: Option<(usize, ExitStatus)> = None;
         for (rank, slot) in self.running.iter_mut().enumerate() {
@@ -202,7 +201,7 @@ impl Ranks {
 
     fn kill(&mut self) {
         for child in self.running.iter_mut().flatten() {
-            // It may just have ended by itself.
+            // An error means that it has just ended.
             let _ = child.kill();
         }
     }
@@ -217,8 +216,8 @@ impl Drop for Ranks {
     }
 }
 
-/// An id that no other job has and that cannot be guessed: empty hashes, whose keys the system
-/// draws at random.
+/// A unique id that cannot be guessed, from hashes of nothing: `RandomState` takes its keys from
+/// the system's random numbers.
 fn job_id() -> String {
     let random = || RandomState::new().build_hasher().finish();
     format!("local-{:016x}{:016x}", random(), random())

@@ -1,4 +1,4 @@
-//! Worlds: all ranks of a job, as threads of this process or as processes of which this is one.
+//! Worlds: the ranks of a job, either threads of this process, or processes of which this is one.
 
 mod builder;
 mod env;
@@ -43,66 +43,66 @@ use crate::sys::nccl::DEV_COMM_VERSION;
 pub struct World {
     machine: Machine,
     library: Library,
-    form: Form,
+    mode: RankMode,
 }
 
 #[derive(Clone, Debug)]
-enum Form {
-    /// Every rank is a thread, on the GPU of its number.
+enum RankMode {
+    /// Every rank is a thread; rank `i` is on GPU `i`.
     Threads(usize),
     /// This process is one rank.
     Process { config: RendezvousConfig, local_rank: usize, device: usize },
 }
 
 impl World {
-    /// The world of the environment. Under a launcher this process is one rank, on the GPU of its
-    /// local rank; without one every visible GPU is a rank, as a thread.
+    /// The world that the environment describes. Under a launcher this process is one rank, on the
+    /// GPU of its local rank; without one there is a thread, and rank, for every visible GPU.
     /// With `DEVCOMM_SIMULATE=4` the visible GPUs are four simulated ones.
     ///
-    /// The first of these launchers whose variables are set counts, for one may have been started
-    /// by another:
+    /// Launchers can be nested: the first one in this list whose variables are set is the one that
+    /// counts.
     ///
     /// 1. torchrun, or any launcher that sets RANK and WORLD_SIZE, with LOCAL_RANK, MASTER_ADDR and
     ///    MASTER_PORT;
     /// 2. mpirun of Open MPI (OMPI_COMM_WORLD_RANK, ...) and of MVAPICH2 (MV2_COMM_WORLD_RANK,
     ///    ...);
     /// 3. mpiexec of MPICH, Intel MPI and PALS (PMI_RANK, ...);
-    /// 4. srun of Slurm (SLURM_PROCID, ...), known by SLURM_STEP_ID. A batch script, salloc's
-    ///    shell, an interactive shell of `srun --pty`, and what these start themselves are no
-    ///    ranks, though they have most of Slurm's variables.
+    /// 4. srun of Slurm (SLURM_PROCID, ...), recognized by SLURM_STEP_ID. A batch script, salloc's
+    ///    shell, an interactive shell of `srun --pty`, and processes that these start without srun
+    ///    are not ranks, though they have most of Slurm's variables.
     ///
-    /// Ranks meet where rank 0 is: at MASTER_ADDR and MASTER_PORT. 2 to 4 can do without. The
+    /// Ranks connect to rank 0, at MASTER_ADDR and MASTER_PORT. Both are optional for 2 to 4. The
     /// address is then this host if all ranks are on it, or else the first host of Slurm's list;
-    /// MPI's launchers do not say it, so ranks on several hosts need MASTER_ADDR. The port, from
-    /// 20001 to 32767, follows from the id of the job.
+    /// MPI's launchers do not provide it, so ranks on several hosts need MASTER_ADDR. The port,
+    /// from 20001 to 32767, is derived from the id of the job.
     ///
-    /// * `DEVCOMM_PORT`: the port of the rendezvous; else MASTER_PORT, or the next one when
-    ///   torchrun's agent holds that; else from the job's id.
-    /// * `DEVCOMM_TIMEOUT`: seconds that rank 0 waits for all ranks to arrive, and they for rank 0;
-    ///   else 60.
+    /// * `DEVCOMM_PORT`: the port of rank 0's rendezvous. Default: MASTER_PORT, or the next port
+    ///   when torchrun's agent uses that; else derived from the job's id.
+    /// * `DEVCOMM_TIMEOUT`: seconds that rank 0 waits for all ranks to connect, and they for rank
+    ///   0. Default: 60.
     /// * `DEVCOMM_SIMULATE`: GPUs to simulate, and how: `4`, or `4,team=2,multimem=0,seed=7`; not
     ///   under a launcher.
-    /// * `DEVCOMM_JOB_ID`: only ranks of one id meet; else the launcher's (TORCHELASTIC_RUN_ID,
-    ///   Slurm's job and step, ...), else `devcomm`.
+    /// * `DEVCOMM_JOB_ID`: must be the same for all ranks. Default: the launcher's id
+    ///   (TORCHELASTIC_RUN_ID, Slurm's job and step, ...), else `devcomm`.
     ///
-    /// mpiexec of MPICH gives a job no id: two that run side by side on one host need a
-    /// DEVCOMM_JOB_ID or a MASTER_PORT each.
+    /// mpiexec of MPICH sets no job id: two jobs at the same time on one host need different
+    /// values of DEVCOMM_JOB_ID or MASTER_PORT.
     ///
     /// # Errors
     ///
     /// [`WorldError::Environment`](crate::WorldError::Environment), also when both a launcher and
-    /// DEVCOMM_SIMULATE are there; [`DriverError::NoDriver`], [`DriverError::NoGpu`],
+    /// DEVCOMM_SIMULATE are found; [`DriverError::NoDriver`], [`DriverError::NoGpu`],
     /// [`DriverError::TooFewGpus`], [`NcclError::NotFound`](crate::NcclError::NotFound).
     pub fn from_env() -> Result<Self> {
         Self::builder().from_env()
     }
 
-    /// `n` ranks on simulated GPUs, as threads of this process. A program runs here as on GPUs, and
-    /// its errors are found and reported; its speed says nothing.
+    /// `n` ranks on simulated GPUs, as threads of this process. Programs run as on GPUs, and errors
+    /// are found and reported, but the speed tells nothing about GPUs.
     /// [`builder`](Self::builder) has more settings.
     ///
     /// The ranks run one at a time, in an order that is a function of the simulation's seed, and
-    /// deadlines count by the machine's own clock.
+    /// deadlines use the machine's virtual clock.
     ///
     /// ```
     /// use devcomm_host::{Error, World};
@@ -120,14 +120,14 @@ impl World {
         Self::builder().simulate(devcomm_sim::Simulation::new(n)).threads(n)
     }
 
-    /// For settings that take effect before NCCL and the CUDA driver are loaded:
+    /// A builder, for settings that NCCL and the CUDA driver read when they are loaded:
     /// `World::builder().gin_loopback(GinLoopback::new()).from_env()`, and for simulated machines:
     /// `World::builder().simulate(Simulation::new(4).team_size(2)).from_env()`.
     pub fn builder() -> WorldBuilder {
         WorldBuilder::default()
     }
 
-    /// The ranks that a launcher started, of which this process is one.
+    /// A world of processes that a launcher started.
     fn of_launcher(launched: Launched) -> Result<Self> {
         let machine = Machine::Gpus;
         let device = device_of(launched.local_rank, gpus_of(&machine)?)?;
@@ -135,32 +135,32 @@ impl World {
         let peer = Peer { host: host_name(), nccl: library.version().code() };
         let local_rank = launched.local_rank;
         let config = RendezvousConfig::new(launched, peer);
-        Ok(Self { machine, library, form: Form::Process { config, local_rank, device } })
+        Ok(Self { machine, library, mode: RankMode::Process { config, local_rank, device } })
     }
 
-    /// `n` ranks as threads, or one per GPU.
+    /// A world of `n` threads, or of one per GPU.
     fn of_threads(machine: Machine, n: Option<usize>) -> Result<Self> {
         let n = match n {
             None => gpus_of(&machine)?,
-            Some(n) => enough_gpus(&machine, n)?,
+            Some(n) => require_gpus(&machine, n)?,
         };
         let library = Library::open_on(&machine, None, DEV_COMM_VERSION)?;
-        Ok(Self { machine, library, form: Form::Threads(n) })
+        Ok(Self { machine, library, mode: RankMode::Threads(n) })
     }
 
     /// `n` ranks as threads of this process, rank `i` on GPU `i`.
     ///
     /// # Errors
     ///
-    /// [`DriverError::TooFewGpus`] names both numbers; [`DriverError::NoDriver`],
+    /// [`DriverError::TooFewGpus`]; [`DriverError::NoDriver`],
     /// [`DriverError::NoGpu`], [`NcclError::NotFound`](crate::NcclError::NotFound);
     /// [`Error::InvalidInput`] for 0 ranks.
     pub fn threads(n: usize) -> Result<Self> {
         Self::builder().threads(n)
     }
 
-    /// Whether a launcher started this process as one rank, as [`from_env`](Self::from_env) sees
-    /// it. A program that starts its own ranks does so only if not.
+    /// Whether a launcher started this process as one rank, by the rules of
+    /// [`from_env`](Self::from_env). A program that starts its own ranks checks this first.
     #[must_use]
     pub fn is_launched() -> bool {
         !matches!(launched(&|name| std::env::var_os(name)), Ok(None))
@@ -172,17 +172,17 @@ impl World {
     ///
     /// # Errors
     ///
-    /// [`DriverError::TooFewGpus`], [`NcclError::NotFound`](crate::NcclError::NotFound) and such
-    /// before anything is started; [`WorldError::Environment`](crate::WorldError::Environment) with
-    /// DEVCOMM_SIMULATE, for a simulated machine's ranks are threads of one process; then as
-    /// [`LocalJob::run`].
+    /// Before anything is started, [`DriverError::TooFewGpus`],
+    /// [`NcclError::NotFound`](crate::NcclError::NotFound) and similar, and
+    /// [`WorldError::Environment`](crate::WorldError::Environment) with DEVCOMM_SIMULATE, because
+    /// simulated ranks are threads of one process; then as [`LocalJob::run`].
     pub fn spawn_local(n: usize) -> Result<()> {
         Self::builder().spawn_local(n)
     }
 
     fn start_processes(n: usize) -> Result<()> {
-        enough_gpus(&Machine::Gpus, n)?;
-        // What every rank would fail with is said once.
+        require_gpus(&Machine::Gpus, n)?;
+        // Otherwise every rank would fail with the same error.
         Library::open_on(&Machine::Gpus, None, DEV_COMM_VERSION)?;
         LocalJob::new(n)?.run()
     }
@@ -190,27 +190,26 @@ impl World {
     /// Number of ranks.
     #[must_use]
     pub fn n_ranks(&self) -> usize {
-        match &self.form {
-            Form::Threads(n) => *n,
-            Form::Process { config, .. } => config.n_ranks,
+        match &self.mode {
+            RankMode::Threads(n) => *n,
+            RankMode::Process { config, .. } => config.n_ranks,
         }
     }
 
-    /// Whether its GPUs are simulated: nothing that takes time there says anything about GPUs.
+    /// Whether its GPUs are simulated. Times measured there tell nothing about GPUs.
     #[must_use]
     pub fn is_simulated(&self) -> bool {
         self.machine.is_simulated()
     }
 
-    /// The machine that its GPUs are simulated on; `None` for real ones. It tells in its own terms
-    /// what went wrong there, and which calls of the driver and of NCCL were made; and a test has
-    /// such calls go wrong.
+    /// The simulated machine; `None` for real GPUs. It reports errors in the simulation and records
+    /// the calls of the driver and of NCCL, and a test can make such calls fail.
     ///
     /// ```no_run
     /// use devcomm_host::{Effect, Error, Fault, NcclError, World};
     ///
     /// let world = World::simulated(2)?;
-    /// let machine = world.simulated_machine().expect("it is one");
+    /// let machine = world.simulated_machine().expect("the GPUs are simulated");
     /// let (function, effect) = ("ncclMemAlloc", Effect::Fail(1));
     /// machine.inject(Fault { function, gpu: Some(1), nth: None, effect });
     /// let failed = world.run(|rank| rank.communicator()?.mem_alloc::<f32>(8).map(drop));
@@ -223,17 +222,17 @@ impl World {
         self.machine.simulated()
     }
 
-    /// The NCCL in use.
+    /// The NCCL library in use.
     #[must_use]
     pub fn library(&self) -> &Library {
         &self.library
     }
 
-    /// Runs `f` on every rank of this process and returns what each gave: all ranks' results, in
-    /// order, if they are threads; this rank's alone if it is a process of its own. Returns when
+    /// Runs `f` on every rank of this process, and returns the results: those of all ranks, in
+    /// order, if ranks are threads; that of this rank alone if ranks are processes. Returns when
     /// all ranks of the world are done.
     ///
-    /// When a rank fails, the others are released from whatever they wait for with
+    /// When a rank fails, the waits of the other ranks end with
     /// [`WorldError::RankLost`](crate::WorldError::RankLost); the result is the error of the rank
     /// that failed first.
     ///
@@ -242,7 +241,7 @@ impl World {
     /// The first failing rank's error;
     /// [`WorldError::RankPanicked`](crate::WorldError::RankPanicked) if `f` panicked;
     /// [`WorldError::RankLost`](crate::WorldError::RankLost) if another process failed; from
-    /// meeting the others [`WorldError::RanksMissing`](crate::WorldError::RanksMissing),
+    /// the rendezvous, [`WorldError::RanksMissing`](crate::WorldError::RanksMissing),
     /// [`NcclError::VersionsDiffer`](crate::NcclError::VersionsDiffer),
     /// [`WorldError::Rendezvous`](crate::WorldError::Rendezvous).
     pub fn run<T, E, F>(&self, f: F) -> Result<Vec<T>, E>
@@ -251,14 +250,14 @@ impl World {
         T: Send,
         E: From<Error> + Display + Send,
     {
-        match &self.form {
-            Form::Process { config, local_rank, device } => {
+        match &self.mode {
+            RankMode::Process { config, local_rank, device } => {
                 let rendezvous = config.join()?;
                 let library = self.library.clone();
                 let make = || Rank::new(rendezvous.clone(), library, *local_rank, *device);
                 run_rank(&rendezvous, make, &f).map(|result| vec![result])
             }
-            Form::Threads(n) => run_threads(&self.machine, *n, |rendezvous| {
+            RankMode::Threads(n) => run_threads(&self.machine, *n, |rendezvous| {
                 let (rank, library) = (rendezvous.rank(), self.library.clone());
                 run_rank(rendezvous, || Rank::new(rendezvous.clone(), library, rank, rank), &f)
             }),
@@ -266,8 +265,8 @@ impl World {
     }
 }
 
-/// `asked`, if the machine has that many GPUs.
-fn enough_gpus(machine: &Machine, asked: usize) -> Result<usize> {
+/// Returns `asked`, if the machine has that many GPUs.
+fn require_gpus(machine: &Machine, asked: usize) -> Result<usize> {
     if asked == 0 {
         return Err(Error::invalid("a world of 0 ranks"));
     }
@@ -275,8 +274,8 @@ fn enough_gpus(machine: &Machine, asked: usize) -> Result<usize> {
     if asked > visible { Err(DriverError::TooFewGpus { asked, visible }.into()) } else { Ok(asked) }
 }
 
-/// The GPU of a rank: the one of its local number, or the only one if the launcher shows each
-/// process its own.
+/// The GPU of a rank: that of its local rank, or the only visible one if the launcher shows each
+/// process a single GPU.
 fn device_of(local_rank: usize, visible: usize) -> Result<usize> {
     match (local_rank < visible, visible) {
         (true, _) => Ok(local_rank),

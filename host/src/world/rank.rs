@@ -1,4 +1,4 @@
-//! One rank of a world, as its function sees it.
+//! One rank of a world, the argument of the function that a world runs.
 
 use std::cell::OnceCell;
 use std::rc::Rc;
@@ -11,12 +11,12 @@ use crate::communicator::{CommConfig, Communicator, Library, UniqueId};
 use crate::device::{Context, KernelSet, Stream};
 use crate::error::{Error, Result};
 
-/// One rank: its GPU, its way to the other ranks, its communicator.
+/// One rank: its GPU, its connection to the other ranks, its communicator.
 ///
 /// [`World::run`](crate::World::run) makes it. Methods marked *collective* are called by every
 /// rank, in the same order.
 pub struct Rank {
-    // In order of dropping: the communicator needs the context.
+    // In drop order: the communicator needs the context.
     communicator: OnceCell<Communicator>,
     context: Context,
     library: Library,
@@ -53,13 +53,13 @@ impl Rank {
         self.local_rank
     }
 
-    /// The ordinal of this rank's GPU among the visible ones.
+    /// The ordinal of this rank's GPU among the visible GPUs.
     #[must_use]
     pub fn device(&self) -> usize {
         self.context.ordinal()
     }
 
-    /// Whether its GPU is a simulated one: nothing that takes time there says anything about GPUs.
+    /// Whether its GPU is simulated. Times measured there tell nothing about GPUs.
     #[must_use]
     pub fn is_simulated(&self) -> bool {
         self.context.machine().is_simulated()
@@ -72,13 +72,13 @@ impl Rank {
         self.context.machine().simulated()
     }
 
-    /// Whether this is rank 0, the one that prints.
+    /// Whether this is rank 0, by convention the one that prints.
     #[must_use]
     pub fn is_root(&self) -> bool {
         self.rank() == 0
     }
 
-    /// The hosts of all ranks, in order of ranks.
+    /// The host names of all ranks, by rank.
     #[must_use]
     pub fn hosts(&self) -> &[String] {
         self.rendezvous.hosts()
@@ -90,7 +90,7 @@ impl Rank {
         &self.context
     }
 
-    /// The NCCL in use.
+    /// The NCCL library in use.
     #[must_use]
     pub fn library(&self) -> &Library {
         &self.library
@@ -118,16 +118,16 @@ impl Rank {
     pub fn new_communicator(&self, config: &CommConfig) -> Result<Communicator> {
         let own = if self.is_root() { Some(self.library.unique_id()?) } else { None };
         let bytes = own.as_ref().map_or(&[][..], |id| &id.as_bytes()[..]);
-        // NCCL waits for a missing rank forever: no rank enters it before all are here.
+        // NCCL waits for a missing rank forever: no rank calls it before all have arrived here.
         let bytes = self.broadcast(0, bytes)?;
         let id = UniqueId::from_bytes(&bytes)
-            .ok_or_else(|| Error::invalid("rank 0 sent something else than NCCL's unique id"))?;
+            .ok_or_else(|| Error::invalid("rank 0 sent no valid NCCL unique id"))?;
         let (rank, n_ranks) = (self.rank(), self.n_ranks());
         let peers: Rc<dyn Peers> = Rc::new(self.rendezvous.clone());
         Communicator::join(&self.library, &self.context, &[id], rank, n_ranks, config, Some(peers))
     }
 
-    /// Loads a program's kernels on this rank's GPU, where its streams launch them.
+    /// Loads a program's kernels on this rank's GPU, for launches to its streams.
     ///
     /// # Errors
     ///
@@ -140,7 +140,7 @@ impl Rank {
     ///
     /// # Errors
     ///
-    /// The driver's.
+    /// The driver's errors.
     pub fn stream(&self) -> Result<Stream> {
         self.context.stream()
     }
@@ -151,7 +151,7 @@ impl Rank {
         self.context.default_stream()
     }
 
-    /// Waits until every rank is here; the GPUs are not waited for. *Collective*.
+    /// Waits until every rank has called this. It does not wait for the GPUs. *Collective*.
     ///
     /// # Errors
     ///
@@ -160,8 +160,8 @@ impl Rank {
         self.rendezvous.barrier()
     }
 
-    /// Gives `values` to every rank and gets what each gave, in order of ranks; their number may
-    /// differ, their type may not. *Collective*.
+    /// Gathers the `values` of every rank, on the host; the result is in order of ranks. The number
+    /// of values may differ between ranks, the type may not. *Collective*.
     ///
     /// ```no_run
     /// # fn f(rank: &devcomm_host::Rank, elapsed: f64) -> devcomm_host::Result<()> {
@@ -171,13 +171,14 @@ impl Rank {
     ///
     /// # Errors
     ///
-    /// [`WorldError::RankLost`](crate::WorldError::RankLost); [`Error::InvalidInput`] when all
-    /// ranks together give more than 64 MiB, or a rank gives what are no values of this type.
+    /// [`WorldError::RankLost`](crate::WorldError::RankLost); [`Error::InvalidInput`] when the
+    /// values of all ranks exceed 64 MiB, or a rank's bytes are not values of this type.
     pub fn all_gather<T: Pod>(&self, values: &[T]) -> Result<Vec<Vec<T>>> {
         peers::all_gather(&self.rendezvous, values)
     }
 
-    /// Gives every rank the values of rank `root`; the others' do not matter. *Collective*.
+    /// Returns the values of rank `root` on every rank; those of other ranks are ignored.
+    /// *Collective*.
     ///
     /// # Errors
     ///

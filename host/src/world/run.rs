@@ -1,4 +1,4 @@
-//! Running ranks: as threads of this process, or this process as one.
+//! Running ranks: all as threads of this process, or one as this process.
 
 use std::any::Any;
 use std::fmt::Display;
@@ -11,7 +11,7 @@ use super::rendezvous::{Hub, Rendezvous, ThreadTransport, host_name};
 use crate::error::{Error, Result, WorldError};
 use crate::machine::{Machine, message};
 
-/// Runs `f` in a thread per rank. If ranks fail, the error of the one that failed first.
+/// Runs `f` in one thread per rank. The error is that of the rank that failed first.
 pub(crate) fn run_threads<T, E>(
     machine: &Machine,
     n: usize,
@@ -23,7 +23,7 @@ where
 {
     let hub = Arc::new(Hub::new(machine.clone(), n));
     let hosts = vec![host_name(); n];
-    // While this thread waits for the ranks it is one of the machine's.
+    // This thread waits for the ranks by the machine's functions.
     let _entered = machine.ticket("the world").enter();
     let running = AtomicUsize::new(0);
     let mut results: Vec<Result<T, E>> = std::thread::scope(|scope| {
@@ -36,7 +36,7 @@ where
             let running = Running::new(&running);
             std::thread::Builder::new().name(name).spawn_scoped(scope, move || {
                 let _entered = ticket.enter();
-                // Dropped before it leaves the machine, which wakes the world's thread.
+                // Dropped before `_entered`, whose drop wakes the world's thread.
                 let _running = running;
                 f(&rendezvous)
             })
@@ -52,7 +52,7 @@ where
             .collect();
         machine.wait_for_threads(|| running.load(Ordering::Acquire) == 0);
         let join = |(rank, thread): (usize, Result<ScopedJoinHandle<'_, _>>)| {
-            // Panics of the rank's function were caught in it; this is one of a destructor.
+            // `run_rank` catches panics of the rank's function; this one is of a destructor.
             thread?.join().unwrap_or_else(|panic| Err(panicked(rank, &*panic).into()))
         };
         threads.into_iter().enumerate().map(join).collect()
@@ -65,13 +65,13 @@ where
     results.into_iter().collect()
 }
 
-/// Counts the ranks that run.
+/// Counts a running rank while it lives.
 struct Running<'a>(&'a AtomicUsize);
 
 impl<'a> Running<'a> {
-    fn new(all: &'a AtomicUsize) -> Self {
-        all.fetch_add(1, Ordering::AcqRel);
-        Self(all)
+    fn new(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, Ordering::AcqRel);
+        Self(count)
     }
 }
 
@@ -81,7 +81,7 @@ impl Drop for Running<'_> {
     }
 }
 
-/// Runs one rank: makes it, runs its function, waits for the others, closes it.
+/// Runs one rank: makes it, runs its function, waits for the other ranks, drops it.
 pub(crate) fn run_rank<R, T, E>(
     rendezvous: &Rendezvous,
     make: impl FnOnce() -> Result<R>,
@@ -91,15 +91,15 @@ where
     E: From<Error> + Display,
 {
     let rank = make().inspect_err(|error| rendezvous.fail(&error.to_string()))?;
-    // What the function leaves behind is either dropped or private to this rank.
+    // Unwind safe: after a panic, nothing of the rank is used but its destructors.
     let result = match catch_unwind(AssertUnwindSafe(|| f(&rank))) {
         Ok(result) => result,
         Err(panic) => Err(panicked(rendezvous.rank(), &*panic).into()),
     };
     match result {
         Ok(result) => {
-            // The communicator is destroyed together, so it waits until no rank uses it, or one is
-            // lost.
+            // Destroying the communicator is collective: first wait until no rank uses it any more,
+            // or one is lost.
             rendezvous.finish()?;
             drop(rank);
             Ok(result)

@@ -1,4 +1,4 @@
-//! The signals that end a job: recorded while jobs run, with their default effect otherwise.
+//! SIGINT, SIGTERM and SIGHUP: recorded while local jobs run, with their default action otherwise.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -10,12 +10,12 @@ use crate::error::{Error, Result};
 
 const ENDING: [(i32, &str); 3] = [(SIGINT, "SIGINT"), (SIGTERM, "SIGTERM"), (SIGHUP, "SIGHUP")];
 
-/// State shared by the handlers of this process. They are installed with the first job and stay,
-/// because a removed handler leaves its signal without any effect.
+/// State shared by the handlers of this process. They are installed with the first job and never
+/// removed, because `signal_hook` would leave the signals without any effect.
 struct Handlers {
     /// The last signal, 0 for none.
     seen: Arc<AtomicUsize>,
-    /// While no job runs, a signal does what it does by default.
+    /// Whether no job runs: a signal then has its default action.
     idle: Arc<AtomicBool>,
     jobs: usize,
 }
@@ -30,13 +30,13 @@ impl Handlers {
             let (seen, idle) = (Arc::clone(&handlers.seen), Arc::clone(&handlers.idle));
             signal_hook::flag::register_conditional_default(signal, idle)
                 .and_then(|_| signal_hook::flag::register_usize(signal, seen, signal as usize))
-                .map_err(|error| Error::invalid(format!("{name} cannot be watched: {error}")))?;
+                .map_err(|error| Error::invalid(format!("{name} cannot be handled: {error}")))?;
         }
         Ok(handlers)
     }
 }
 
-/// Records the signals that end a job while this exists. One signal ends all jobs of the process.
+/// Records signals while it exists. One signal ends all jobs of the process.
 pub(super) struct Signals {
     seen: Arc<AtomicUsize>,
 }

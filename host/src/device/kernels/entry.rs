@@ -1,4 +1,4 @@
-//! Functions of loaded kernels, and what a launch asks of the driver about them.
+//! Kernel entry points: their attributes, their occupancy, and the checks before a launch.
 
 use std::cell::Cell;
 
@@ -12,19 +12,19 @@ use crate::error::{Error, LaunchError, Result};
 use crate::sys::cuda::FunctionAttribute;
 use crate::sys::cuda::module::FunctionHandle;
 
-/// A function of a loaded module, and what is known about it.
+/// A kernel function: an entry point of a loaded module, or a simulated kernel's body in Rust.
 pub(super) struct Entry {
     pub(super) function: FunctionHandle,
     pub(super) info: FunctionInfo,
-    /// As compiled; `None` for a body, whose parameters the compiler of this program has seen.
+    /// As compiled; `None` for a body in Rust, whose parameters the Rust compiler has checked.
     pub(super) params: Option<Vec<Param>>,
     /// Whether it opens sessions on LSA barriers.
     pub(super) lsa_barriers: bool,
+    /// The version of NCCL's device code in the module.
     pub(super) stamp: Option<NcclVersion>,
-    /// Dynamic shared memory that the driver was told to allow, in bytes.
+    /// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES` as set so far.
     allowed_shared: Cell<u32>,
-    /// The last occupancy asked for: threads per block, dynamic shared memory, blocks
-    /// per multiprocessor.
+    /// The last occupancy query: threads per block, dynamic shared memory, blocks per SM.
     occupancy: Cell<Option<(u32, u32, u32)>>,
 }
 
@@ -35,7 +35,7 @@ impl Entry {
         Ok(Self { function, info, params, lsa_barriers, stamp, allowed_shared, occupancy })
     }
 
-    /// Checks the shape, and tells the driver of the shared memory that it needs.
+    /// Checks the launch shape, and raises the function's limit of dynamic shared memory.
     pub(super) fn prepare(
         &self,
         context: &Context,
@@ -47,13 +47,13 @@ impl Entry {
             .map_err(|refusal| Error::Launch(LaunchError::Refused { kernel, refusal }))?;
         context.cuda().bind()?;
         let dynamic_shared = config.dynamic_shared;
-        // Static and dynamic memory together may take this much without asking.
+        // The dynamic shared memory that a launch may use without raising the limit.
         let free = device.shared_per_block.saturating_sub(self.info.static_shared);
         if dynamic_shared > free.max(self.allowed_shared.get()) {
             self.function.allow_dynamic_shared(dynamic_shared)?;
             self.allowed_shared.set(dynamic_shared);
         }
-        // The shape's check bounds it by the largest block, which is far below this.
+        // `check_shape` has limited the threads to far fewer.
         let threads = u32::try_from(config.block.count()).unwrap_or(u32::MAX);
         Ok(Prepared { entry: self, threads, dynamic_shared })
     }
@@ -67,7 +67,7 @@ pub(super) struct Prepared<'a> {
 }
 
 impl Prepared<'_> {
-    /// Blocks that fit on one multiprocessor.
+    /// Occupancy: blocks that fit on one multiprocessor.
     pub(super) fn blocks(&self) -> Result<u32> {
         match self.entry.occupancy.get() {
             Some((threads, shared, blocks))

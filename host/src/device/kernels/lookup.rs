@@ -1,4 +1,4 @@
-//! The entry of a kernel: loaded from a module or, on a simulated machine, its body in Rust.
+//! Finding the entry of a kernel: in a loaded module or, on a simulated machine, its body in Rust.
 
 use std::rc::Rc;
 
@@ -9,8 +9,8 @@ use crate::device::context::Context;
 use crate::device::launch::{FunctionInfo, check_dev_comm, check_gin};
 use crate::error::{DriverError, Error, LaunchError, LaunchRefusal, Result};
 
-/// A kernel without its type, so that what is done with it is compiled once.
-pub(super) struct Wanted {
+/// A [`Kernel`] as a value, so that the code that handles it is not generic.
+pub(super) struct KernelDesc {
     pub(super) name: &'static str,
     package: &'static str,
     file: &'static str,
@@ -21,7 +21,7 @@ pub(super) struct Wanted {
     pub(super) takes_dev_comm: bool,
 }
 
-impl Wanted {
+impl KernelDesc {
     pub(super) fn new<K: Kernel>() -> Self {
         Self {
             name: K::NAME,
@@ -34,7 +34,7 @@ impl Wanted {
         }
     }
 
-    /// Why a launch of it is not made.
+    /// The error of a refused launch.
     pub(super) fn refuse(&self, refusal: LaunchRefusal) -> Error {
         LaunchError::Refused { kernel: self.name, refusal }.into()
     }
@@ -47,16 +47,16 @@ pub(super) struct Loaded<'a> {
 }
 
 impl Loaded<'_> {
-    /// What the driver made of a kernel, of all of its entries.
-    pub(super) fn info(&self, kernel: &Wanted) -> Result<FunctionInfo> {
+    /// The most that any entry of a kernel uses.
+    pub(super) fn info(&self, kernel: &KernelDesc) -> Result<FunctionInfo> {
         let infos = self.entries_of(kernel)?.into_iter().map(|entry| entry.info);
         infos.reduce(FunctionInfo::most).ok_or_else(|| self.not_found(kernel))
     }
 
-    /// The largest grid that runs all at once with any of its entries.
+    /// The largest grid whose blocks are all resident, whichever entry is launched.
     pub(super) fn resident_blocks(
         &self,
-        kernel: &Wanted,
+        kernel: &KernelDesc,
         block: u32,
         dynamic_shared: u32,
     ) -> Result<u32> {
@@ -69,13 +69,17 @@ impl Loaded<'_> {
         Ok(per_multiprocessor.saturating_mul(self.context.limits().multiprocessors))
     }
 
-    /// The entry that a launch with this device communicator takes.
-    pub(super) fn entry_for(&self, kernel: &Wanted, comm: Option<&DevComm>) -> Result<Rc<Entry>> {
+    /// The entry to launch with this device communicator; a GIN kernel has one per back end.
+    pub(super) fn entry_for(
+        &self,
+        kernel: &KernelDesc,
+        comm: Option<&DevComm>,
+    ) -> Result<Rc<Entry>> {
         let refuse = |refusal| kernel.refuse(refusal);
         let back_end = || check_dev_comm(comm).and_then(check_gin).map_err(refuse);
         let back_end = kernel.gin.then(back_end).transpose()?;
         if self.context.machine().is_simulated() {
-            return self.bound(kernel);
+            return self.simulated_entry(kernel);
         }
         let Some(back_end) = back_end else {
             return self.entry(kernel, kernel.name).ok_or_else(|| self.not_found(kernel));
@@ -93,9 +97,9 @@ impl Loaded<'_> {
     }
 
     /// All entries, at least one.
-    fn entries_of(&self, kernel: &Wanted) -> Result<Vec<Rc<Entry>>> {
+    fn entries_of(&self, kernel: &KernelDesc) -> Result<Vec<Rc<Entry>>> {
         if self.context.machine().is_simulated() {
-            return Ok(vec![self.bound(kernel)?]);
+            return Ok(vec![self.simulated_entry(kernel)?]);
         }
         let entries: Vec<_> = if kernel.gin {
             GinType::BACK_ENDS.into_iter().filter_map(|b| self.gin_entry(kernel, b)).collect()
@@ -105,12 +109,12 @@ impl Loaded<'_> {
         if entries.is_empty() { Err(self.not_found(kernel)) } else { Ok(entries) }
     }
 
-    /// The entry of a simulated machine, of all back ends. What is loaded is not known there, but
-    /// that something has to be.
-    fn bound(&self, kernel: &Wanted) -> Result<Rc<Entry>> {
+    /// The entry on a simulated machine, for all back ends. Kernel sets are not read there, but at
+    /// least one has to be loaded.
+    fn simulated_entry(&self, kernel: &KernelDesc) -> Result<Rc<Entry>> {
         let modules = self.modules.first().ok_or_else(|| self.not_found(kernel))?;
         let key = [kernel.package, kernel.file, kernel.name];
-        if let Some(entry) = modules.bound.borrow().get(&key) {
+        if let Some(entry) = modules.simulated.borrow().get(&key) {
             return Ok(Rc::clone(entry));
         }
         let body = kernel.body.ok_or_else(|| DriverError::NotSimulated {
@@ -118,20 +122,20 @@ impl Loaded<'_> {
         })?;
         let function = self.context.cuda().bind_body(self.context.machine(), &body)?;
         let entry = Rc::new(Entry::new(function)?);
-        modules.bound.borrow_mut().insert(key, Rc::clone(&entry));
+        modules.simulated.borrow_mut().insert(key, Rc::clone(&entry));
         Ok(entry)
     }
 
-    fn gin_entry(&self, kernel: &Wanted, back_end: GinType) -> Option<Rc<Entry>> {
+    fn gin_entry(&self, kernel: &KernelDesc, back_end: GinType) -> Option<Rc<Entry>> {
         self.entry(kernel, &format!("{}_{}", kernel.name, back_end.suffix()?))
     }
 
-    fn entry(&self, kernel: &Wanted, name: &str) -> Option<Rc<Entry>> {
+    fn entry(&self, kernel: &KernelDesc, name: &str) -> Option<Rc<Entry>> {
         self.modules.iter().find_map(|modules| modules.entry(kernel.package, kernel.file, name))
     }
 
-    fn not_found(&self, kernel: &Wanted) -> Error {
-        if let Some(arch) = self.modules.iter().find_map(|m| m.left_out.get(kernel.file)) {
+    fn not_found(&self, kernel: &KernelDesc) -> Error {
+        if let Some(arch) = self.modules.iter().find_map(|m| m.skipped.get(kernel.file)) {
             let (file, arch) = (kernel.file.to_owned(), arch.clone());
             let device = self.context.limits().compute_capability;
             return LaunchError::WrongArch { file, arch, device }.into();

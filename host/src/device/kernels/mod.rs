@@ -1,4 +1,4 @@
-//! Compiled kernels, and their launches.
+//! Loading and launching compiled kernels.
 
 mod entry;
 mod lookup;
@@ -13,7 +13,7 @@ use std::sync::Arc;
 use devcomm_types::{ArgInfo, Kernel, KernelArgs, LaunchArgs, LaunchConfig, LaunchTarget};
 
 use self::entry::Entry;
-use self::lookup::{Loaded, Wanted};
+use self::lookup::{KernelDesc, Loaded};
 pub(super) use self::modules::Modules;
 pub use self::set::{KernelSet, ModuleSource};
 use self::sidecar::check_params;
@@ -26,10 +26,11 @@ use crate::error::{DriverError, LaunchError};
 use crate::error::{Error, LaunchRefusal, Result};
 use crate::sys::cuda::module::Shape;
 
-/// Kernels with a handle of their own, such as another build of a kernel, in another language too.
+/// Kernels that are launched through this handle, such as another build of a kernel, or a version
+/// in another language.
 ///
-/// A program's own kernels need none: [`Rank::load`](crate::Rank::load) loads them, and every
-/// stream launches them.
+/// A program's own kernels need none: [`Rank::load`](crate::Rank::load) makes them available to
+/// every stream.
 ///
 /// ```no_run
 /// # use devcomm_host::{Context, Error, Kernels};
@@ -48,15 +49,15 @@ pub struct Kernels {
     context: Context,
 }
 
-/// A stream that launches the kernels of a handle: [`Kernels::on`].
+/// A stream as a launch target for the kernels of a [`Kernels`]: made by [`Kernels::on`].
 #[derive(Clone, Copy, Debug)]
 pub struct KernelsOn<'a> {
     kernels: &'a Kernels,
     stream: &'a Stream,
 }
 
-/// A launch that was checked.
-struct Ready {
+/// A launch that has passed its checks.
+struct CheckedLaunch {
     entry: Rc<Entry>,
     shape: Shape,
     /// The abort flag of its device communicator.
@@ -64,11 +65,11 @@ struct Ready {
 }
 
 impl Kernels {
-    /// Loads a set beside those of [`Context::load`].
+    /// Loads a kernel set for this handle alone.
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As [`Context::load`].
     pub fn load(context: &Context, set: &KernelSet) -> Result<Self> {
         let modules = [Rc::new(Modules::load(context, set)?)];
         Ok(Self { modules, context: context.clone() })
@@ -76,7 +77,7 @@ impl Kernels {
 
     /// Loads modules from files on the context's GPU: each a cubin, or anything else that the
     /// driver takes, with the description that the kernel build writes beside it (`sum.json` beside
-    /// `sum.cubin`). A file's stem stands for [`Kernel::FILE`].
+    /// `sum.cubin`). A file's stem is matched with [`Kernel::FILE`].
     ///
     /// # Errors
     ///
@@ -92,13 +93,13 @@ impl Kernels {
         Ok(Self { modules, context: context.clone() })
     }
 
-    /// Where they are launched.
+    /// `stream` as the target of launches of these kernels.
     #[must_use]
     pub fn on<'a>(&'a self, stream: &'a Stream) -> KernelsOn<'a> {
         KernelsOn { kernels: self, stream }
     }
 
-    /// The names of the kernels, in order of their files.
+    /// The names of the kernels, ordered by file.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.modules[0].names()
     }
@@ -109,16 +110,16 @@ impl Kernels {
     ///
     /// [`LaunchError::KernelNotFound`].
     pub fn info<K: Kernel>(&self) -> Result<FunctionInfo> {
-        self.loaded().info(&Wanted::new::<K>())
+        self.loaded().info(&KernelDesc::new::<K>())
     }
 
     /// As [`Context::resident_blocks`].
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As [`Context::resident_blocks`].
     pub fn resident_blocks<K: Kernel>(&self, block: u32, dynamic_shared: u32) -> Result<u32> {
-        self.loaded().resident_blocks(&Wanted::new::<K>(), block, dynamic_shared)
+        self.loaded().resident_blocks(&KernelDesc::new::<K>(), block, dynamic_shared)
     }
 
     fn loaded(&self) -> Loaded<'_> {
@@ -127,16 +128,15 @@ impl Kernels {
 }
 
 impl Context {
-    /// Loads a program's kernels on this GPU, where they stay. Loading a set once more does
-    /// nothing.
+    /// Loads a program's kernels on this GPU, until the context is dropped. Idempotent for each
+    /// set.
     ///
-    /// All kernels are loaded at once, completely: a load while a kernel waits for another rank
-    /// would wait for that kernel. A module that is bound to another architecture (`sm_90a`, on
-    /// another GPU than Hopper) is left out, and a launch of its kernels is
-    /// [`LaunchError::WrongArch`].
+    /// All kernels are loaded now, not lazily: a load while a kernel waits for another rank would
+    /// block on that kernel. A module for another architecture only (`sm_90a`, on a GPU that is not
+    /// Hopper) is skipped, and a launch of its kernels is [`LaunchError::WrongArch`].
     ///
-    /// A simulated machine runs a kernel's body in Rust, compiled into the program: nothing is
-    /// loaded there.
+    /// A simulated machine runs a kernel's body in Rust, compiled into the program, and loads no
+    /// module.
     ///
     /// # Errors
     ///
@@ -153,27 +153,27 @@ impl Context {
         Ok(())
     }
 
-    /// What a loaded kernel uses, as the driver compiled it; of a kernel for GIN, the most that one
-    /// of its entries uses.
+    /// What a loaded kernel uses, as the driver compiled it; for a GIN kernel, the maximum over its
+    /// entries, one per back end.
     ///
     /// # Errors
     ///
     /// [`LaunchError::KernelNotFound`].
     pub fn kernel_info<K: Kernel>(&self) -> Result<FunctionInfo> {
-        self.with_loaded(|loaded| loaded.info(&Wanted::new::<K>()))
+        self.with_loaded(|loaded| loaded.info(&KernelDesc::new::<K>()))
     }
 
-    /// The largest grid of such blocks that runs all at once, as a kernel that takes a `DevComm`
-    /// must; of a kernel for GIN, with any of its entries. `block` is in threads, `dynamic_shared`
-    /// in bytes per block.
+    /// The largest grid whose blocks are all resident, which a kernel that takes a `DevComm` needs;
+    /// for a GIN kernel, with any of its entries. `block` is in threads, `dynamic_shared` in bytes
+    /// per block.
     ///
     /// # Errors
     ///
-    /// [`LaunchError::KernelNotFound`], [`LaunchError::Refused`] when such a block cannot run at
-    /// all, the driver's.
+    /// [`LaunchError::KernelNotFound`], [`LaunchError::Refused`] when a block of this size cannot
+    /// run at all, the driver's errors.
     pub fn resident_blocks<K: Kernel>(&self, block: u32, dynamic_shared: u32) -> Result<u32> {
         self.with_loaded(|loaded| {
-            loaded.resident_blocks(&Wanted::new::<K>(), block, dynamic_shared)
+            loaded.resident_blocks(&KernelDesc::new::<K>(), block, dynamic_shared)
         })
     }
 
@@ -192,7 +192,7 @@ impl LaunchTarget for Stream {
         safe: bool,
     ) -> Result<()> {
         self.context().with_loaded(|loaded| {
-            // SAFETY: the caller's.
+            // SAFETY: the caller's contract.
             unsafe { loaded.launch::<K, A>(self, config, args, safe) }
         })
     }
@@ -207,7 +207,7 @@ impl LaunchTarget for KernelsOn<'_> {
         args: A,
         safe: bool,
     ) -> Result<()> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe { self.kernels.loaded().launch::<K, A>(self.stream, config, args, safe) }
     }
 }
@@ -225,17 +225,17 @@ impl Loaded<'_> {
         args: A,
         safe: bool,
     ) -> Result<()> {
-        let wanted = Wanted::new::<K>();
-        let ready = self.prepare(stream, &wanted, &config, args.info(), safe)?;
+        let kernel = KernelDesc::new::<K>();
+        let checked = self.prepare(stream, &kernel, &config, args.info(), safe)?;
         let abi = args.into_abi();
-        K::check(&abi).map_err(|unmet| wanted.refuse(LaunchRefusal::Requirement { unmet }))?;
+        K::check(&abi).map_err(|unmet| kernel.refuse(LaunchRefusal::Requirement { unmet }))?;
         <K::Args as KernelArgs>::with_pointers(&abi, |addresses| {
-            // SAFETY: the addresses are the parameters' in order, each of its compiled size, which
-            // `prepare` has checked; it has made the context current, which is the stream's; the
-            // caller upholds the kernel's contract.
-            unsafe { ready.entry.function.launch(stream.handle(), &ready.shape, addresses) }
+            // SAFETY: the addresses are those of the parameters in order, of their compiled sizes;
+            // `prepare` has checked the sizes and has made the stream's context current; the caller
+            // upholds the kernel's contract.
+            unsafe { checked.entry.function.launch(stream.handle(), &checked.shape, addresses) }
         })?;
-        if let Some(flag) = ready.flag {
+        if let Some(flag) = checked.flag {
             stream.launched(K::NAME, flag);
         }
         Ok(())
@@ -245,16 +245,16 @@ impl Loaded<'_> {
     fn prepare(
         &self,
         stream: &Stream,
-        wanted: &Wanted,
+        kernel: &KernelDesc,
         config: &LaunchConfig,
         args: ArgInfo<'_>,
         safe: bool,
-    ) -> Result<Ready> {
-        let refuse = |refusal| wanted.refuse(refusal);
+    ) -> Result<CheckedLaunch> {
+        let refuse = |refusal| kernel.refuse(refusal);
         if !stream.context().is(self.context) {
             return Err(Error::invalid(format!(
                 "kernel `{}` was loaded by another context than its stream was made by",
-                wanted.name
+                kernel.name
             )));
         }
         self.context.health().check()?;
@@ -268,9 +268,9 @@ impl Loaded<'_> {
         if let Some(refusal) = flag.as_ref().and_then(|flag| flag.refusal()) {
             return Err(refuse(refusal));
         }
-        let entry = self.entry_for(wanted, args.dev_comm)?;
-        let prepared = entry.prepare(self.context, wanted.name, config)?;
-        if wanted.takes_dev_comm {
+        let entry = self.entry_for(kernel, args.dev_comm)?;
+        let prepared = entry.prepare(self.context, kernel.name, config)?;
+        if kernel.takes_dev_comm {
             let (device, blocks) = (self.context.limits(), prepared.blocks()?);
             let (barriers, stamp) = (entry.lsa_barriers, entry.stamp);
             check_dev_comm(args.dev_comm)
@@ -278,15 +278,15 @@ impl Loaded<'_> {
                 .map_err(refuse)?;
         }
         if let Some(params) = &entry.params {
-            check_params(params, wanted.params).map_err(refuse)?;
+            check_params(params, kernel.params).map_err(refuse)?;
         }
         let shape = Shape {
             grid: config.grid.to_array(),
             block: config.block.to_array(),
             dynamic_shared: config.dynamic_shared,
-            cooperative: wanted.takes_dev_comm,
+            cooperative: kernel.takes_dev_comm,
         };
-        Ok(Ready { entry, shape, flag })
+        Ok(CheckedLaunch { entry, shape, flag })
     }
 }
 
@@ -296,7 +296,7 @@ impl Drop for Kernels {
             return;
         }
         let _ = self.context.cuda().bind();
-        // SAFETY: this rank's streams are idle, and nobody else has these modules.
+        // SAFETY: this rank's streams are idle, and nothing else refers to these modules.
         unsafe { self.modules[0].unload() };
     }
 }

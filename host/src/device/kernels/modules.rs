@@ -1,4 +1,4 @@
-//! The modules of a kernel set or of files, loaded on a GPU.
+//! Kernel modules loaded on a GPU, from a kernel set or from files.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -18,19 +18,18 @@ use crate::sys::cuda::driver_version;
 use crate::sys::cuda::module::{Image, LoadFailure, ModuleHandle};
 use crate::sys::nccl::DEV_COMM_VERSION;
 
-/// Loaded modules. [`unload`](Self::unload) unloads them; a drop leaves them loaded until the
-/// process ends.
+/// Loaded modules. Dropping them does not unload them: [`unload`](Self::unload) does.
 #[derive(Default)]
 pub(crate) struct Modules {
     /// By the stem of their source file.
     files: BTreeMap<String, File>,
-    /// Files that were not loaded because they are bound to another architecture, and to which.
-    pub(super) left_out: BTreeMap<String, String>,
+    /// Files that were skipped because they run on one architecture only, and that architecture.
+    pub(super) skipped: BTreeMap<String, String>,
     handles: RefCell<Vec<ModuleHandle>>,
     /// The set that they were loaded from.
     set: Option<&'static [ModuleSource]>,
     /// On a simulated machine: the kernels that were used so far, by package, file and name.
-    pub(super) bound: RefCell<BTreeMap<[&'static str; 3], Rc<Entry>>>,
+    pub(super) simulated: RefCell<BTreeMap<[&'static str; 3], Rc<Entry>>>,
 }
 
 struct File {
@@ -47,8 +46,9 @@ impl Modules {
             return Ok(loaded);
         }
         for (file, ptx, sidecar) in set.describe()? {
-            if sidecar.is_bound() && !sidecar.runs_on(context.limits().compute_capability) {
-                loaded.left_out.insert(file.to_owned(), sidecar.arch);
+            let device = context.limits().compute_capability;
+            if sidecar.is_arch_specific() && !sidecar.runs_on(device) {
+                loaded.skipped.insert(file.to_owned(), sidecar.arch);
                 continue;
             }
             let image = CString::new(ptx).map_err(|_| holds_nul(file))?;
@@ -134,7 +134,7 @@ impl Modules {
     /// None of the kernels runs or is launched again, and the context is current.
     pub(crate) unsafe fn unload(&self) {
         for module in self.handles.take() {
-            // SAFETY: the caller's.
+            // SAFETY: the caller's contract.
             if let Err(error) = unsafe { module.unload() } {
                 tracing::warn!("{error}");
             }
@@ -142,8 +142,8 @@ impl Modules {
     }
 }
 
-/// The version of NCCL's device code in a module, which must be the one whose `DevComm` this crate
-/// makes.
+/// The version of NCCL's device code in a module. It must be the version whose `DevComm` layout
+/// this crate uses.
 fn checked_stamp(file: &str, sidecar: &Sidecar) -> Result<Option<NcclVersion>> {
     let stamp = sidecar.stamp(file)?;
     match stamp.filter(|module| *module != DEV_COMM_VERSION) {

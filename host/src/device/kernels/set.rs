@@ -3,10 +3,10 @@
 use super::sidecar::Sidecar;
 use crate::error::{LaunchError, Result};
 
-/// One module in an index: its file's stem, its PTX, its description in JSON.
+/// One compiled module: its file's stem, its PTX, its description in JSON.
 pub type ModuleSource = (&'static str, &'static str, &'static str);
 
-/// The compiled kernels of a program: what the kernel build wrote, compiled into the binary.
+/// The compiled kernels of a program, which the kernel build writes and the binary includes.
 ///
 /// ```
 /// use devcomm_host::KernelSet;
@@ -18,12 +18,12 @@ pub type ModuleSource = (&'static str, &'static str, &'static str);
 pub struct KernelSet {
     /// The modules.
     pub modules: &'static [ModuleSource],
-    /// Why there are none, and what to do; `None` when they were built.
+    /// Why the kernels were not built, and what to do; `None` when they were.
     pub unavailable: Option<&'static str>,
 }
 
 impl KernelSet {
-    /// From the index that the kernel build writes.
+    /// From the generated file of the kernel build, as in the example.
     #[must_use]
     pub const fn new(index: (&'static [ModuleSource], Option<&'static str>)) -> Self {
         Self { modules: index.0, unavailable: index.1 }

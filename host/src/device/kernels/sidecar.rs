@@ -1,14 +1,14 @@
-//! The description that the kernel build writes beside each PTX module.
+//! The sidecar of a kernel module: a JSON file that the kernel build writes beside the PTX.
 
 use devcomm_locate::NcclVersion;
 use serde::Deserialize;
 
 use crate::error::{Error, LaunchError, LaunchRefusal, Result};
 
-/// What is known of a module of kernels. Fields that a later build adds are ignored.
+/// The description of one kernel module. Unknown fields are ignored.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Sidecar {
-    /// The package that the kernels are part of; a kernel of another language has none.
+    /// The Cargo package of the kernels; none for a kernel in another language.
     #[serde(default)]
     pub package: Option<String>,
     pub arch: String,
@@ -17,7 +17,7 @@ pub(crate) struct Sidecar {
     pub kernels: Vec<KernelInfo>,
 }
 
-/// The device code of NCCL that was linked in.
+/// NCCL's device code that is linked into the module.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct NcclStamp {
     pub version: String,
@@ -61,8 +61,8 @@ impl Sidecar {
         }
     }
 
-    /// Whether the module is for its architecture alone, as its source asked for.
-    pub(crate) fn is_bound(&self) -> bool {
+    /// Whether the architecture has a suffix: `sm_90a` runs on no other, `sm_100f` on its family.
+    pub(crate) fn is_arch_specific(&self) -> bool {
         self.arch.ends_with(|last: char| last.is_ascii_alphabetic())
     }
 
@@ -71,7 +71,7 @@ impl Sidecar {
         let digits = self.arch.strip_prefix("sm_").unwrap_or(&self.arch);
         let number = digits.trim_end_matches(|suffix: char| suffix.is_ascii_alphabetic());
         let Ok(code) = number.parse::<u32>() else {
-            // An architecture of a new spelling is for the driver to judge.
+            // An unknown name: the driver accepts or refuses it.
             return true;
         };
         let arch = (code / 10, code % 10);
@@ -85,8 +85,8 @@ impl Sidecar {
     }
 }
 
-/// Compares what a launch passes, parameters of these sizes in bytes, with what the compiled kernel
-/// takes: the driver copies each parameter's compiled size from the address that it is given.
+/// Compares the sizes in bytes of the parameters that a launch passes with those of the compiled
+/// kernel: the driver copies each parameter's compiled size from the address that it is given.
 pub(crate) fn check_params(compiled: &[Param], sizes: &[usize]) -> Result<(), LaunchRefusal> {
     let describe = || {
         let list: Vec<_> = compiled
@@ -140,7 +140,7 @@ mod tests {
     fn a_broken_description_names_its_module() {
         for json in ["", "{", r#"{"arch":"sm_90"}"#, "[1]"] {
             let error = Sidecar::parse("lsa", json).unwrap_err().to_string();
-            assert!(error.contains("kernel module lsa is broken"), "{error}");
+            assert!(error.contains("kernel module lsa is invalid"), "{error}");
         }
         let json = EXAMPLE.replace("2.32.3", "two");
         assert!(Sidecar::parse("lsa", &json).unwrap().stamp("lsa").is_err());
@@ -160,9 +160,10 @@ mod tests {
 
     #[test]
     fn a_module_is_bound_when_its_architecture_has_a_suffix() {
-        let bound =
-            |arch: &str| Sidecar::parse("x", &EXAMPLE.replace("sm_90", arch)).unwrap().is_bound();
-        assert!(bound("sm_90a") && bound("sm_100f") && !bound("sm_90") && !bound("sm_120"));
+        let sidecar = |arch: &str| Sidecar::parse("x", &EXAMPLE.replace("sm_90", arch)).unwrap();
+        let specific = |arch: &str| sidecar(arch).is_arch_specific();
+        assert!(specific("sm_90a") && specific("sm_100f"));
+        assert!(!specific("sm_90") && !specific("sm_120"));
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Abort blocks: pinned memory with the flag that waiting kernels poll, and the records of what
-//! they waited for.
+//! Abort blocks: pinned memory with the abort flag that waiting kernels poll, and the records in
+//! which they write what they waited for.
 
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -10,16 +10,16 @@ use devcomm_types::{AbortBlock, STUCK_RECORDS, StuckRecord};
 use super::{PrimaryContext, check};
 use crate::error::{Error, Result};
 
-/// An [`AbortBlock`] that the host and the GPU share. Dropping it leaves the memory allocated.
+/// An [`AbortBlock`] shared by host and GPU. Dropping it leaves the memory allocated.
 pub(crate) struct SharedBlock {
     driver: &'static Driver,
     host: NonNull<AbortBlock>,
-    /// The GPU's address of it.
+    /// The device address.
     device: u64,
 }
 
-// SAFETY: any thread may read and write such memory; the flag is atomic, and `&mut self` or the
-// state of the GPU separates the rest.
+// SAFETY: pinned memory belongs to no thread. The flag is atomic, the host reads records that the
+// GPU has completed, and writes the rest through `&mut self` only.
 unsafe impl Send for SharedBlock {}
 
 impl PrimaryContext {
@@ -35,10 +35,10 @@ impl PrimaryContext {
         let address = NonNull::new(host.cast::<AbortBlock>()).filter(|host| host.is_aligned());
         let Some(address) = address else {
             return Err(Error::invalid(
-                "cuMemHostAlloc gave memory that is not aligned to 64 bytes",
+                "cuMemHostAlloc returned memory that is not aligned to 64 bytes",
             ));
         };
-        // SAFETY: memory of that size, which nobody else has yet.
+        // SAFETY: fresh memory of that size, without other users.
         unsafe { address.write_bytes(0, 1) };
         // SAFETY: `device` is live, the memory was allocated for the device's use.
         let mapped = unsafe { driver.cuMemHostGetDevicePointer_v2(&raw mut device, host, 0) };
@@ -48,7 +48,7 @@ impl PrimaryContext {
 }
 
 impl SharedBlock {
-    /// The GPU's address of the flag.
+    /// The device address of the flag.
     pub(crate) fn device_flag(&self) -> u64 {
         self.device
     }
@@ -61,7 +61,7 @@ impl SharedBlock {
         flag.store(1, Ordering::Release);
     }
 
-    /// What was noted so far.
+    /// The records that are complete.
     pub(crate) fn records(&self) -> Vec<StuckRecord> {
         (0..STUCK_RECORDS).filter_map(|index| self.record(index)).collect()
     }
@@ -71,12 +71,12 @@ impl SharedBlock {
         let record = unsafe { &raw mut (*self.host.as_ptr()).records[index] };
         // SAFETY: as above; the GPU writes the kind last, as an atomic.
         let kind = unsafe { AtomicU32::from_ptr(&raw mut (*record).kind) }.load(Ordering::Acquire);
-        // SAFETY: as above. Whoever saw the kind sees the rest; a block that shares the record may
-        // overwrite it, with numbers just as valid.
+        // SAFETY: as above. After the acquire load, the other fields are visible; another thread
+        // block may overwrite the record, with values that are valid too.
         (kind != 0).then(|| unsafe { record.read_volatile() })
     }
 
-    /// As it was made. No kernel uses it.
+    /// Zeroes it for reuse. No kernel may use it.
     pub(crate) fn clear(&mut self) {
         // SAFETY: the block is allocated as long as `self`, and zeros are a block.
         unsafe { self.host.write_bytes(0, 1) };
@@ -88,7 +88,7 @@ impl SharedBlock {
     ///
     /// No kernel uses it, and the context that it was allocated in is current.
     pub(crate) unsafe fn free(self) -> Result<()> {
-        // SAFETY: allocated by `alloc_abort_block`, and the caller vouches for the GPU.
+        // SAFETY: allocated by `alloc_abort_block`; the rest is the caller's contract.
         let freed = unsafe { self.driver.cuMemFreeHost(self.host.as_ptr().cast()) };
         check(self.driver, "cuMemFreeHost", freed)
     }

@@ -1,4 +1,4 @@
-//! Stream captures and CUDA graphs, in the driver's terms.
+//! Stream capture and CUDA graphs.
 
 use std::ptr::null_mut;
 
@@ -10,8 +10,8 @@ use crate::error::{Error, Result};
 
 impl StreamHandle {
     /// Begins a capture: the stream's work goes to a graph instead of the GPU. The mode is relaxed,
-    /// so that any thread may make any call meanwhile: NCCL connects ranks at their first use,
-    /// which may be in a capture.
+    /// because NCCL connects ranks at their first use, perhaps during the capture, with calls that
+    /// other modes forbid.
     pub(crate) fn begin_capture(&self) -> Result<()> {
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the stream is live.
@@ -19,15 +19,14 @@ impl StreamHandle {
         check(self.driver(), "cuStreamBeginCapture", begun)
     }
 
-    /// Ends the capture. What was captured cannot be run if a call in between was not allowed in a
-    /// capture.
+    /// Ends the capture. Fails if a call during the capture has invalidated it.
     pub(crate) fn end_capture(&self) -> Result<GraphHandle> {
         let (driver, mut raw) = (self.driver(), null_mut());
         // SAFETY: the stream is live; `raw` is live.
         let ended = unsafe { driver.cuStreamEndCapture(self.raw(), &raw mut raw) };
         check(driver, "cuStreamEndCapture", ended)?;
         if raw.is_null() {
-            return Err(Error::invalid("the capture of a stream gave no graph"));
+            return Err(Error::invalid("cuStreamEndCapture returned no graph"));
         }
         Ok(GraphHandle { driver, raw })
     }
@@ -40,10 +39,10 @@ pub(crate) struct GraphHandle {
 }
 
 impl GraphHandle {
-    /// How many operations it has.
+    /// The number of its nodes.
     pub(crate) fn len(&self) -> Result<usize> {
         let mut count = 0;
-        // SAFETY: the graph is live; without an array the driver gives the number.
+        // SAFETY: the graph is live; with a NULL array the driver writes the number only.
         let got = unsafe { self.driver.cuGraphGetNodes(self.raw, null_mut(), &raw mut count) };
         check(self.driver, "cuGraphGetNodes", got)?;
         Ok(count)
@@ -66,7 +65,7 @@ impl Drop for GraphHandle {
     }
 }
 
-/// A graph that can be launched.
+/// An executable graph.
 pub(crate) struct GraphExecHandle {
     driver: &'static Driver,
     raw: CUgraphExec,
@@ -77,10 +76,10 @@ impl GraphExecHandle {
     ///
     /// # Safety
     ///
-    /// What its operations use stays allocated until the stream has completed them, and their own
-    /// contracts hold.
+    /// The memory that its operations use stays allocated until they are done, and the contracts of
+    /// the operations hold.
     pub(crate) unsafe fn launch(&self, stream: &StreamHandle) -> Result<()> {
-        // SAFETY: both are live; the caller vouches for the operations.
+        // SAFETY: both are live; the operations are the caller's contract.
         let launched = unsafe { self.driver.cuGraphLaunch(self.raw, stream.raw()) };
         check(self.driver, "cuGraphLaunch", launched)
     }
@@ -88,7 +87,7 @@ impl GraphExecHandle {
 
 impl Drop for GraphExecHandle {
     fn drop(&mut self) {
-        // SAFETY: it is live and not used again; the driver waits for a launch that is running.
+        // SAFETY: it is live and not used again; the driver waits for a running launch.
         let _ = unsafe { self.driver.cuGraphExecDestroy(self.raw) };
     }
 }

@@ -1,7 +1,7 @@
-//! Copies and fills of device memory, in the order of a stream.
+//! Pinned host memory, and copies and fills of device memory in a stream.
 //!
-//! Copies between device and host return when they are done. The host's memory may be pinned, and
-//! the driver would then continue reading or writing it after the call.
+//! Copies from and to a host slice wait until they are done: if the memory is pinned, the driver
+//! reads or writes it after the enqueuing call has returned.
 
 use std::ptr::{NonNull, null_mut};
 
@@ -19,7 +19,7 @@ impl StreamHandle {
     /// The stream's context is current. `to` is device memory of at least `from.len()` bytes, and
     /// nothing but work of this stream uses it meanwhile.
     pub(crate) unsafe fn copy_to_device(&self, to: u64, from: &[u8]) -> Result<()> {
-        // SAFETY: the source is live until the wait below is over; the caller vouches for the rest.
+        // SAFETY: the source outlives the wait below; the rest is the caller's contract.
         unsafe { self.enqueue_copy_to_device(to, from.as_ptr(), from.len())? };
         self.synchronize()
     }
@@ -28,15 +28,15 @@ impl StreamHandle {
     ///
     /// # Safety
     ///
-    /// As [`copy_to_device`](Self::copy_to_device), and both live, and the source is not written,
-    /// until the stream has passed the copy.
+    /// As [`copy_to_device`](Self::copy_to_device); until the copy is done, both stay allocated and
+    /// the source is not written.
     pub(crate) unsafe fn enqueue_copy_to_device(
         &self,
         to: u64,
         from: *const u8,
         bytes: usize,
     ) -> Result<()> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         let result =
             unsafe { self.driver().cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, self.raw()) };
         check(self.driver(), "cuMemcpyHtoDAsync", result)
@@ -49,7 +49,7 @@ impl StreamHandle {
     /// The stream's context is current. `from` is device memory of at least `to.len()` bytes, and
     /// nothing but work of this stream writes it meanwhile.
     pub(crate) unsafe fn copy_to_host(&self, to: &mut [u8], from: u64) -> Result<()> {
-        // SAFETY: the target is live until the wait below is over; the caller vouches for the rest.
+        // SAFETY: the target outlives the wait below; the rest is the caller's contract.
         unsafe { self.enqueue_copy_to_host(to.as_mut_ptr(), from, to.len())? };
         self.synchronize()
     }
@@ -58,15 +58,15 @@ impl StreamHandle {
     ///
     /// # Safety
     ///
-    /// As [`copy_to_host`](Self::copy_to_host), and both live, and the target is neither read nor
-    /// written, until the stream has passed the copy.
+    /// As [`copy_to_host`](Self::copy_to_host); until the copy is done, both stay allocated and the
+    /// target is neither read nor written.
     pub(crate) unsafe fn enqueue_copy_to_host(
         &self,
         to: *mut u8,
         from: u64,
         bytes: usize,
     ) -> Result<()> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         let result =
             unsafe { self.driver().cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, self.raw()) };
         check(self.driver(), "cuMemcpyDtoHAsync", result)
@@ -77,31 +77,31 @@ impl StreamHandle {
     /// # Safety
     ///
     /// The stream's context is current. `to` and `from` are device memory of at least `bytes`
-    /// bytes, which lives and has no other user until the stream has passed the copy.
+    /// bytes, which stays allocated and has no other user until the copy is done.
     pub(crate) unsafe fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         let result = unsafe { self.driver().cuMemcpyDtoDAsync_v2(to, from, bytes, self.raw()) };
         check(self.driver(), "cuMemcpyDtoDAsync", result)
     }
 
-    /// Enqueues a fill: `count` times the bytes of `value`, which are 1, 2, 4 or 8.
+    /// Enqueues a fill: `count` elements, each with the 1, 2, 4 or 8 bytes of `value`.
     ///
     /// # Safety
     ///
     /// The stream's context is current. `to` is device memory of that many bytes, aligned for the
-    /// value, which lives and has no other user until the stream has passed the fill.
+    /// value, which stays allocated and has no other user until the fill is done.
     pub(crate) unsafe fn fill(&self, to: u64, value: &[u8], count: usize) -> Result<()> {
         let (driver, stream) = (self.driver(), self.raw());
-        // The driver has no fill of 8 bytes: each half of the values is a column of its own.
-        let column = |to, half| {
+        // The driver has no fill with 8-byte elements: this fills one half of every element.
+        let fill_half = |to, half| {
             let pitch = value.len();
-            // SAFETY: the caller's; rows of one word, `pitch` bytes apart.
+            // SAFETY: the caller's contract; rows of one 32-bit word, `pitch` bytes apart.
             let result = unsafe { driver.cuMemsetD2D32Async(to, pitch, half, 1, count, stream) };
             check(driver, "cuMemsetD2D32Async", result)
         };
         match *value {
             [byte] => {
-                // SAFETY: the caller's, here and below.
+                // SAFETY: the caller's contract, here and below.
                 let result = unsafe { driver.cuMemsetD8Async(to, byte, count, stream) };
                 check(driver, "cuMemsetD8Async", result)
             }
@@ -118,14 +118,14 @@ impl StreamHandle {
                 check(driver, "cuMemsetD32Async", result)
             }
             [a, b, c, d, e, f, g, h] => {
-                column(to, u32::from_ne_bytes([a, b, c, d]))?;
-                column(to + 4, u32::from_ne_bytes([e, f, g, h]))
+                fill_half(to, u32::from_ne_bytes([a, b, c, d]))?;
+                fill_half(to + 4, u32::from_ne_bytes([e, f, g, h]))
             }
             _ => unreachable!("elements have 1, 2, 4 or 8 bytes"),
         }
     }
 
-    /// Waits without a timeout: for work that does not depend on other ranks.
+    /// Waits without a timeout, for work that does not depend on other ranks.
     pub(crate) fn synchronize(&self) -> Result<()> {
         // SAFETY: the stream is live.
         let waited = unsafe { self.driver().cuStreamSynchronize(self.raw()) };
@@ -133,14 +133,14 @@ impl StreamHandle {
     }
 }
 
-/// Pinned memory of the host. Dropping it leaves the memory allocated.
+/// Pinned host memory. Dropping it leaves the memory allocated.
 pub(crate) struct HostAllocation {
     driver: &'static Driver,
     address: NonNull<u8>,
 }
 
 impl PrimaryContext {
-    /// Allocates pinned memory of `bytes` bytes, not 0, zeroed.
+    /// Allocates zeroed pinned memory of `bytes` bytes, which must not be 0.
     pub(crate) fn alloc_host(&self, bytes: usize) -> Result<HostAllocation> {
         self.bind()?;
         let (driver, mut address) = (self.driver, null_mut());
@@ -150,8 +150,8 @@ impl PrimaryContext {
         };
         check(driver, "cuMemHostAlloc", made)?;
         let address = NonNull::new(address.cast::<u8>());
-        let address = address.ok_or_else(|| Error::invalid("cuMemHostAlloc gave no memory"))?;
-        // SAFETY: memory of that size, which nothing else uses yet.
+        let address = address.ok_or_else(|| Error::invalid("cuMemHostAlloc returned NULL"))?;
+        // SAFETY: fresh memory of that size, without other users.
         unsafe { address.write_bytes(0, bytes) };
         Ok(HostAllocation { driver, address })
     }
@@ -168,7 +168,7 @@ impl HostAllocation {
     ///
     /// The context that it was allocated in is current, and neither the host nor a GPU uses it.
     pub(crate) unsafe fn free(self) -> Result<()> {
-        // SAFETY: allocated by `alloc_host`, once; the caller vouches for the rest.
+        // SAFETY: allocated by `alloc_host` and not freed yet; the rest is the caller's contract.
         let freed = unsafe { self.driver.cuMemFreeHost(self.address.as_ptr().cast()) };
         check(self.driver, "cuMemFreeHost", freed)
     }

@@ -1,7 +1,7 @@
-//! The functions of the CUDA driver that the host uses, called through the machine's table.
+//! Calls of the CUDA driver, through the function table of the [`Machine`].
 //!
-//! On GPUs a call panics when the driver's library or the function in it is missing. [`init`]
-//! checks for both first, and everything here needs a [`PrimaryContext`], which needs [`init`].
+//! With real GPUs, a call panics if the driver's library or the function is missing. [`init`]
+//! checks for both, and everything else needs a [`PrimaryContext`], whose constructor calls it.
 
 pub(crate) mod abort_block;
 pub(crate) mod graph;
@@ -25,8 +25,8 @@ pub(crate) use devcomm_sys::driver::{
     CUstream as RawStream,
 };
 
-/// The oldest driver that has every function called here (`cuEventElapsedTime_v2`); PTX 8.6, which
-/// kernels are built for, needs 12.7. An NCCL library may need a newer one ([`super::nccl_build`]).
+/// The CUDA version of the oldest driver that has every function called here: 12.8 added
+/// `cuEventElapsedTime_v2`. PTX 8.6, of the kernels, needs 12.7; NCCL is [`super::nccl_build`]'s.
 const OLDEST_CUDA: c_int = 12_080;
 
 /// Turns a driver result into an error that names the operation.
@@ -37,13 +37,13 @@ fn check(driver: &Driver, operation: &'static str, result: CUresult) -> Result<(
 fn error(driver: &Driver, operation: &'static str, result: CUresult) -> Error {
     let text = |lookup: unsafe fn(CUresult, *mut *const std::ffi::c_char) -> CUresult| {
         let mut text = std::ptr::null();
-        // SAFETY: the driver is loaded, for it returned `result`; `text` is a live pointer, and
-        // what it is set to is a constant of the driver.
+        // SAFETY: the driver is loaded, since it returned `result`; `text` is a live pointer, and
+        // the driver sets it to a constant string.
         let found = unsafe { lookup(result, &raw mut text) };
         if found != CUresult::CUDA_SUCCESS || text.is_null() {
             return format!("error {}", result as u32);
         }
-        // SAFETY: a NUL-terminated constant, as said above.
+        // SAFETY: a NUL-terminated constant of the driver.
         unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
     };
     Error::Driver(DriverError::Failed {
@@ -54,20 +54,20 @@ fn error(driver: &Driver, operation: &'static str, result: CUresult) -> Error {
     })
 }
 
-/// Initialises the machine's driver. Its functions, for this thread.
+/// Initialises the machine's driver, and returns its functions for this thread.
 pub(crate) fn init(machine: &Machine) -> Result<&'static Driver> {
-    static GPUS: OnceLock<()> = OnceLock::new();
+    static INITIALISED: OnceLock<()> = OnceLock::new();
     let driver = machine.driver();
-    if !machine.is_simulated() && GPUS.get().is_none() {
+    if !machine.is_simulated() && INITIALISED.get().is_none() {
         init_gpus(driver)?;
-        let _ = GPUS.set(());
+        let _ = INITIALISED.set(());
     }
     Ok(driver)
 }
 
 /// Loads and initialises NVIDIA's driver.
 fn init_gpus(driver: &Driver) -> Result<()> {
-    // SAFETY: loading the driver's library runs its initialisers, which is what using it means.
+    // SAFETY: loading the library runs its initialisers, which NVIDIA's driver supports.
     if !unsafe { cudarc::driver::sys::is_culib_present() } {
         let reason = "libcuda.so.1 cannot be loaded".to_owned();
         return Err(DriverError::NoDriver { reason }.into());
@@ -76,7 +76,7 @@ fn init_gpus(driver: &Driver) -> Result<()> {
     if has < OLDEST_CUDA {
         return Err(DriverError::TooOld { needs: dotted(OLDEST_CUDA), has: dotted(has) }.into());
     }
-    // SAFETY: the library is there, checked above; the flags are 0, as they must be.
+    // SAFETY: the library is loaded, as checked above; the flags must be 0.
     match unsafe { driver.cuInit(0) } {
         CUresult::CUDA_SUCCESS => Ok(()),
         CUresult::CUDA_ERROR_NO_DEVICE => Err(DriverError::NoGpu.into()),
@@ -90,7 +90,7 @@ fn init_gpus(driver: &Driver) -> Result<()> {
 
 fn version_code(driver: &Driver) -> Result<c_int> {
     let mut version = 0;
-    // SAFETY: the library is there, as all callers have checked; `version` is a live int.
+    // SAFETY: the library is loaded, as all callers have checked; `version` is a live int.
     let got = unsafe { driver.cuDriverGetVersion(&raw mut version) };
     check(driver, "cuDriverGetVersion", got)?;
     Ok(version)
@@ -105,14 +105,14 @@ fn dotted(code: c_int) -> String {
     format!("{}.{}", code / 1000, code % 1000 / 10)
 }
 
-/// What GIN asks of the GPUs.
+/// The properties of driver and GPUs on which GIN's back ends depend.
 pub(crate) fn gin_gpus(machine: &Machine) -> Result<GinGpus> {
     const ATTRIBUTE: DeviceAttribute =
         DeviceAttribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED;
     let (driver, mut rdma_with_vmm) = (init(machine)?, true);
     for device in 0..c_int::try_from(device_count(machine)?).unwrap_or(0) {
         let mut value = 0;
-        // SAFETY: devices are their ordinals, below the count; `value` is live.
+        // SAFETY: a `CUdevice` is an ordinal below the count; `value` is live.
         let result = unsafe { driver.cuDeviceGetAttribute(&raw mut value, ATTRIBUTE, device) };
         check(driver, "cuDeviceGetAttribute", result)?;
         rdma_with_vmm &= value != 0;
@@ -128,8 +128,8 @@ pub(crate) fn device_count(machine: &Machine) -> Result<usize> {
     Ok(usize::try_from(count).unwrap_or(0))
 }
 
-/// A device's primary context, which NCCL uses too. Every operation below takes one and makes it
-/// current on the calling thread first.
+/// A device's primary context, which NCCL uses too. The operations on it make it current on the
+/// calling thread first.
 pub(crate) struct PrimaryContext {
     driver: &'static Driver,
     device: CUdevice,
@@ -167,7 +167,7 @@ impl PrimaryContext {
         self.raw == other
     }
 
-    /// Makes the context current on other threads. It must not outlive the context.
+    /// A handle that makes the context current on other threads. The context must outlive it.
     pub(crate) fn binder(&self) -> Binder {
         Binder { driver: self.driver, raw: self.raw }
     }
@@ -203,7 +203,7 @@ impl PrimaryContext {
     }
 }
 
-/// Makes a context current on the thread it was sent to.
+/// A `Send` handle that makes a context current on the calling thread.
 #[derive(Clone, Copy)]
 pub(crate) struct Binder {
     driver: &'static Driver,
@@ -215,7 +215,7 @@ unsafe impl Send for Binder {}
 
 impl Binder {
     pub(crate) fn bind(self) -> Result<()> {
-        // SAFETY: who has it keeps the context retained while the thread works.
+        // SAFETY: the holder of the handle keeps the context retained.
         check(self.driver, "cuCtxSetCurrent", unsafe { self.driver.cuCtxSetCurrent(self.raw) })
     }
 }
@@ -228,8 +228,7 @@ fn text_of(buffer: &[u8]) -> String {
 
 impl Drop for PrimaryContext {
     fn drop(&mut self) {
-        // SAFETY: retained once by `retain`. The result does not matter: the process is done with
-        // it.
+        // SAFETY: retained once by `retain`. An error cannot be handled here.
         let _ = unsafe { self.driver.cuDevicePrimaryCtxRelease_v2(self.device) };
     }
 }

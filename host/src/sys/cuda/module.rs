@@ -1,4 +1,4 @@
-//! Modules, their kernels, and launches.
+//! CUDA modules: loading them, their functions, and launches.
 
 use std::ffi::{CStr, CString, c_int, c_uint, c_void};
 use std::ptr::null_mut;
@@ -21,17 +21,17 @@ pub(crate) enum LoadFailure {
     Other(Error),
 }
 
-/// What a module is loaded from.
+/// The source of a module.
 #[derive(Clone, Copy)]
 pub(crate) enum Image<'a> {
-    /// PTX itself.
+    /// The text of the PTX.
     Ptx(&'a CStr),
-    /// The path of a cubin or of PTX. The driver reads it: only it knows how far a cubin goes.
+    /// The path of a cubin or of a PTX file, which the driver reads.
     File(&'a CStr),
 }
 
 impl PrimaryContext {
-    /// Loads a module; the log of the driver's compiler comes with a refusal of PTX.
+    /// Loads a module. If the driver refuses PTX, the error contains its compiler's log.
     pub(crate) fn load_module(&self, image: Image<'_>) -> Result<ModuleHandle, LoadFailure> {
         self.bind().map_err(LoadFailure::Other)?;
         match image {
@@ -40,12 +40,12 @@ impl PrimaryContext {
         }
     }
 
-    /// The function that runs a kernel's body on this GPU, which is one of `machine`.
+    /// The function that runs a kernel's body in Rust on this GPU of the simulated `machine`.
     pub(crate) fn bind_body(&self, machine: &Machine, body: &HostBody) -> Result<FunctionHandle> {
         self.bind()?;
         let (driver, raw) = (self.driver, machine.bind(body));
         if raw.is_null() {
-            return Err(Error::invalid(format!("the machine runs no body of `{}`", body.name())));
+            return Err(Error::invalid(format!("no Rust body of `{}` can be run", body.name())));
         }
         Ok(FunctionHandle { driver, raw })
     }
@@ -66,19 +66,19 @@ fn load_file(driver: &'static Driver, path: &CStr) -> Result<ModuleHandle, LoadF
 
 fn load_ptx(driver: &'static Driver, ptx: &CStr) -> Result<ModuleHandle, LoadFailure> {
     const LOG_BYTES: usize = 16 << 10;
-    let (mut errors, mut notes) = (vec![0u8; LOG_BYTES], vec![0u8; LOG_BYTES]);
+    let (mut errors, mut infos) = (vec![0u8; LOG_BYTES], vec![0u8; LOG_BYTES]);
     let mut options = [
         CUjit_option::CU_JIT_ERROR_LOG_BUFFER,
         CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
         CUjit_option::CU_JIT_INFO_LOG_BUFFER,
         CUjit_option::CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES,
     ];
-    // The driver takes a number in the place of the pointer, and writes the used size back.
+    // The size options are numbers cast to pointers; the driver writes the used size back.
     let size = LOG_BYTES as *mut c_void;
-    let mut values = [errors.as_mut_ptr().cast(), size, notes.as_mut_ptr().cast(), size];
+    let mut values = [errors.as_mut_ptr().cast(), size, infos.as_mut_ptr().cast(), size];
     let mut raw = null_mut();
-    // SAFETY: the caller made the context current; the image is NUL-terminated PTX; there are as
-    // many options as values, and the log buffers outlive the call and are of the size given.
+    // SAFETY: the caller made the context current; the image is NUL-terminated PTX; each option has
+    // a value, and the log buffers outlive the call and have the given size.
     let result = unsafe {
         driver.cuModuleLoadDataEx(
             &raw mut raw,
@@ -93,7 +93,7 @@ fn load_ptx(driver: &'static Driver, ptx: &CStr) -> Result<ModuleHandle, LoadFai
         CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION => Err(LoadFailure::PtxTooNew),
         refused => {
             let error = error(driver, "cuModuleLoadDataEx", refused).to_string();
-            let log = [errors, notes].map(|log| text_of(&log)).join("\n");
+            let log = [errors, infos].map(|log| text_of(&log)).join("\n");
             Err(LoadFailure::Refused { error, log })
         }
     }
@@ -106,7 +106,7 @@ pub(crate) struct ModuleHandle {
 }
 
 impl ModuleHandle {
-    /// The entry `name`, loaded completely: a lazy load while a kernel spins would wait for that
+    /// The entry point `name`, loaded now: a lazy load while a kernel runs could wait for that
     /// kernel.
     pub(crate) fn function(&self, name: &str) -> Result<FunctionHandle> {
         let name = CString::new(name)
@@ -124,14 +124,14 @@ impl ModuleHandle {
     ///
     /// # Safety
     ///
-    /// No kernel of it runs and no [`FunctionHandle`] of it is used again.
+    /// None of its kernels runs, and none of its [`FunctionHandle`]s is used again.
     pub(crate) unsafe fn unload(self) -> Result<()> {
-        // SAFETY: the module is live and taken by value; the caller vouches for its functions.
+        // SAFETY: the module is live and taken by value; its functions are the caller's contract.
         check(self.driver, "cuModuleUnload", unsafe { self.driver.cuModuleUnload(self.raw) })
     }
 }
 
-/// A kernel entry; the owner keeps the module it belongs to.
+/// A kernel entry point. Its owner keeps the module loaded.
 pub(crate) struct FunctionHandle {
     driver: &'static Driver,
     raw: CUfunction,
@@ -142,7 +142,7 @@ pub(crate) struct Shape {
     pub grid: [u32; 3],
     pub block: [u32; 3],
     pub dynamic_shared: u32,
-    /// Launch all blocks at once or fail.
+    /// A cooperative launch: all blocks are resident, or the launch fails.
     pub cooperative: bool,
 }
 
@@ -164,7 +164,7 @@ impl FunctionHandle {
         check(self.driver, "cuFuncSetAttribute", result)
     }
 
-    /// Blocks of this shape that fit on one multiprocessor at once.
+    /// Occupancy: blocks of this size that fit on one multiprocessor.
     pub(crate) fn blocks_per_sm(&self, threads: u32, dynamic_shared: u32) -> Result<u32> {
         let mut blocks = 0;
         let threads = c_int::try_from(threads).unwrap_or(c_int::MAX);
@@ -185,8 +185,8 @@ impl FunctionHandle {
     ///
     /// # Safety
     ///
-    /// `params` holds the address of every parameter, in order, each of the parameter's size; the
-    /// context of `stream` is current and the function's own; the kernel's contract holds.
+    /// `params` has the address of each parameter, in order, with a value of the compiled size; the
+    /// context of `stream` is current and is the function's; the kernel's contract holds.
     pub(crate) unsafe fn launch(
         &self,
         stream: &StreamHandle,
@@ -211,8 +211,8 @@ impl FunctionHandle {
             attrs: if shape.cooperative { &raw mut attribute } else { null_mut() },
             numAttrs: c_uint::from(shape.cooperative),
         };
-        // SAFETY: the configuration and its one attribute live through the call, which copies the
-        // parameters; the caller vouches for the rest.
+        // SAFETY: the configuration and its attribute outlive the call, which copies the
+        // parameters; the rest is the caller's contract.
         let result = unsafe {
             self.driver.cuLaunchKernelEx(
                 &raw const config,

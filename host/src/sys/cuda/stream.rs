@@ -1,4 +1,4 @@
-//! Streams and events.
+//! CUDA streams and events.
 
 use std::any::Any;
 use std::ffi::c_uint;
@@ -18,10 +18,10 @@ impl PrimaryContext {
         // SAFETY: the context is current; `raw` is live.
         let made = unsafe { driver.cuStreamCreate(&raw mut raw, flags) };
         check(driver, "cuStreamCreate", made)?;
-        Ok(StreamHandle { driver, raw, owner: Owner::Us })
+        Ok(StreamHandle { driver, raw, owner: Owner::ThisHandle })
     }
 
-    /// Makes an event, with a time or without.
+    /// Makes an event, with timing or without.
     pub(crate) fn create_event(&self, timed: bool) -> Result<EventHandle> {
         self.bind()?;
         let (driver, mut raw) = (self.driver, null_mut());
@@ -37,7 +37,7 @@ impl PrimaryContext {
     }
 }
 
-/// A live stream of the context it is used with.
+/// A live stream.
 pub(crate) struct StreamHandle {
     driver: &'static Driver,
     raw: RawStream,
@@ -46,8 +46,8 @@ pub(crate) struct StreamHandle {
 
 /// Who destroys a stream.
 enum Owner {
-    Us,
-    /// Another part of the program; this keeps it alive, if there is something that does.
+    ThisHandle,
+    /// Another part of the program; `_keep` keeps the stream alive, if set.
     Other {
         _keep: Option<Box<dyn Any>>,
     },
@@ -97,17 +97,17 @@ impl StreamHandle {
         check(self.driver, "cuEventRecord", recorded)
     }
 
-    /// Later work of the stream waits for the event.
+    /// Makes later work of the stream wait for the event.
     pub(crate) fn wait_for(&self, event: &EventHandle) -> Result<()> {
-        // SAFETY: both are live; the flags are 0, as they must be.
-        let noted = unsafe { self.driver.cuStreamWaitEvent(self.raw, event.raw, 0) };
-        check(self.driver, "cuStreamWaitEvent", noted)
+        // SAFETY: both are live; the flags must be 0.
+        let enqueued = unsafe { self.driver.cuStreamWaitEvent(self.raw, event.raw, 0) };
+        check(self.driver, "cuStreamWaitEvent", enqueued)
     }
 }
 
 impl Drop for StreamHandle {
     fn drop(&mut self) {
-        if matches!(self.owner, Owner::Us) {
+        if matches!(self.owner, Owner::ThisHandle) {
             // SAFETY: the stream is live and not used again. The driver lets pending work finish.
             let _ = unsafe { self.driver.cuStreamDestroy_v2(self.raw) };
         }
@@ -133,7 +133,7 @@ impl EventHandle {
         self.raw
     }
 
-    /// Whether the stream has passed it; true for one that was never recorded.
+    /// Whether the work before the event is done; true for one that was never recorded.
     pub(crate) fn is_reached(&self) -> Result<bool> {
         // SAFETY: the event is live.
         let state = unsafe { self.driver.cuEventQuery(self.raw) };
@@ -154,7 +154,7 @@ impl EventHandle {
 
 impl Drop for EventHandle {
     fn drop(&mut self) {
-        // SAFETY: the event is live and not used again. The driver waits for no work here.
+        // SAFETY: the event is live and not used again. The driver does not wait for it.
         let _ = unsafe { self.driver.cuEventDestroy_v2(self.raw) };
     }
 }

@@ -10,15 +10,15 @@ use super::{PrimaryContext, check};
 use crate::error::Result;
 
 impl PrimaryContext {
-    /// The map of a tiling whose numbers the driver allows; it says which does not do.
+    /// The tensor map of a tiling. The driver's error names a number that it does not allow.
     pub(crate) fn tensor_map(&self, tiling: &TensorMapDesc) -> Result<TensorMap> {
         self.bind()?;
         let mut map = CUtensorMap { opaque: [0; 16] };
         let extents = [u64::from(tiling.columns), u64::from(tiling.rows)];
         let pitch = [2 * u64::from(tiling.columns)];
         let tile = [TensorMapDesc::TILE_COLUMNS, tiling.tile_rows];
-        // SAFETY: the driver was initialised with the context. The map is live, the arrays have an
-        // element a dimension (the pitches one fewer). The matrix is not touched.
+        // SAFETY: the driver is initialised. The map is live, the arrays have one element per
+        // dimension (the pitches one fewer). The matrix is not accessed.
         let made = unsafe {
             self.driver.cuTensorMapEncodeTiled(
                 &raw mut map,

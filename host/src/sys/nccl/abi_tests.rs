@@ -1,9 +1,8 @@
-//! What this crate declares of NCCL's C ABI, against NCCL's own headers as a C++ compiler reads
-//! them: the layout and the initial value of every struct, every constant, the prototype of every
-//! function; and against the library, that no function is missing.
+//! Compares this crate's declarations of NCCL's C ABI with NCCL's headers, by a C++ compiler: the
+//! layout and initial value of every struct, every constant, the prototype of every function. Also
+//! checks that the library has no function that is not declared.
 //!
-//! What only device code sees (`ncclCoopAny`, `ncclLsaBarrierSession_C`) a host compiler is not
-//! shown.
+//! Device-only types (`ncclCoopAny`, `ncclLsaBarrierSession_C`) are not visible to a host compiler.
 
 mod constants;
 mod functions;
@@ -16,9 +15,9 @@ use devcomm_locate::{NcclPart, find_nccl};
 
 use crate::sys::nccl::DEV_COMM_VERSION;
 
-/// NCCL's headers name a few types of CUDA's, whose headers are seldom there. None of them is in a
-/// struct by value but an enum.
-const CUDA_STANDIN: &str = "#pragma once
+/// Declarations in place of CUDA's headers, which are rarely installed. NCCL's structs contain
+/// none of these types by value except an enum.
+const CUDA_STUB: &str = "#pragma once
 typedef struct CUstream_st *cudaStream_t;
 typedef struct CUevent_st *cudaEvent_t;
 typedef enum { CU_MEM_LOCATION_TYPE_DEVICE = 1 } CUmemLocationType;
@@ -33,14 +32,14 @@ const HEADERS: &str = "#include <cstddef>
 #include <nccl_device.h>
 ";
 
-/// Prints why the test cannot run, past the test harness, for the count of skipped tests.
+/// Prints why the test cannot run, uncaptured by the test harness; the line is counted as a skip.
 fn skip(reason: &str) {
     use std::io::Write as _;
     let reason = reason.replace('\n', " ");
     let _ = writeln!(std::io::stdout(), "SKIPPED {}: {reason}", module_path!());
 }
 
-/// The folder of NCCL's headers; `None`, said why, where they are not there.
+/// The folder of NCCL's headers. If there is none, prints why and returns `None`.
 fn include() -> Option<PathBuf> {
     let tree = find_nccl(None, NcclPart::Headers, |tree| match tree.version {
         Some(version) if version == DEV_COMM_VERSION => Ok(()),
@@ -55,18 +54,17 @@ fn include() -> Option<PathBuf> {
     }
 }
 
-/// Runs the C++ compiler on `program`, which follows NCCL's headers. `None` where there are no
-/// headers or is no compiler.
+/// Compiles NCCL's headers followed by `program`. `None` if the headers or a compiler are missing.
 fn compile(folder: &Path, program: &str, arguments: &[&str]) -> Option<()> {
     let include = include()?;
     for header in ["cuda.h", "cuda_runtime.h", "cuda_fp16.h", "cuda_bf16.h", "cuda_fp8.h"] {
-        let text = if header == "cuda.h" { CUDA_STANDIN } else { "#include \"cuda.h\"\n" };
+        let text = if header == "cuda.h" { CUDA_STUB } else { "#include \"cuda.h\"\n" };
         std::fs::write(folder.join(header), text).unwrap();
     }
     let source = folder.join("abi.cc");
     std::fs::write(&source, HEADERS.to_owned() + program).unwrap();
     let mut compiler = Command::new("c++");
-    // The headers declare one function for Linux only, and go by this name.
+    // With this macro the headers declare a function that exists on Linux only.
     compiler.args(["-std=c++17", "-DNCCL_OS_LINUX", "-Wno-deprecated-declarations"]);
     compiler.arg("-I").arg(folder).arg("-I").arg(include).arg(&source).args(arguments);
     match compiler.status() {
@@ -84,7 +82,7 @@ fn compile(folder: &Path, program: &str, arguments: &[&str]) -> Option<()> {
     }
 }
 
-/// What `program`, the body of a main function, prints.
+/// The output of `program`, a C++ program without its includes.
 fn printed(program: &str) -> Option<String> {
     let folder = tempfile::tempdir().unwrap();
     let binary = folder.path().join("abi");

@@ -1,4 +1,4 @@
-//! Calls made together, in one of NCCL's groups.
+//! Making several calls in one NCCL group.
 
 use super::Nccl;
 use super::call::{Call, Out};
@@ -6,29 +6,29 @@ use crate::error::Result;
 use crate::sys::cuda::Binder;
 use devcomm_sys::nccl::{IN_PROGRESS, SUCCESS, SimInfo};
 
-/// A call, the context of its communicator and the rank.
+/// A call, with the CUDA context and the rank of its communicator.
 pub(crate) struct BatchedCall {
     pub call: Call,
     pub binder: Binder,
     pub rank: usize,
 }
 
-/// Makes all calls on this thread, in one group. With `simulation`, nothing is launched and the
-/// estimate goes there.
+/// Makes all calls on this thread, in one group. With `simulation`, the group launches nothing and
+/// writes its estimate there.
 ///
 /// # Safety
 ///
-/// The contract of [`Call::make`] holds for each of them until the group has ended.
+/// The contract of [`Call::make`] holds for each call until the group has ended.
 pub(crate) unsafe fn make_all(
     nccl: &Nccl,
-    members: Vec<BatchedCall>,
+    calls: Vec<BatchedCall>,
     simulation: Option<Out<SimInfo>>,
 ) -> Result<()> {
-    // SAFETY: a group is the thread's own, and it is ended below whatever happens.
+    // SAFETY: a group belongs to the thread, and is ended below in every case.
     let code = unsafe { nccl.group_start()? };
     nccl.check("ncclGroupStart", code, None)?;
     let mut first = Ok(());
-    for BatchedCall { call, binder, rank } in members {
+    for BatchedCall { call, binder, rank } in calls {
         let operation = call.operation;
         let made = binder.bind().and_then(|()| {
             // SAFETY: the caller's contract.
@@ -46,11 +46,11 @@ pub(crate) unsafe fn make_all(
             ("ncclGroupEnd", unsafe { nccl.group_end()? })
         }
         Some(out) => {
-            // SAFETY: as above; the struct is live and says its own size and version.
+            // SAFETY: as above; the struct is live and contains its size and version.
             ("ncclGroupSimulateEnd", unsafe { nccl.group_simulate_end(out.as_ptr())? })
         }
     };
-    // The end of a group in which a call failed fails too, and says less.
+    // If a call failed, the end of the group fails too, with less information.
     first.and_then(|()| match code {
         SUCCESS | IN_PROGRESS => Ok(()),
         failed => nccl.check(operation, failed, None),

@@ -1,5 +1,5 @@
-//! Calls of NCCL as values, made by [`calls`](super::calls). One and the same call is made at once,
-//! or on a thread that may be left behind when it hangs, or when a group ends.
+//! Calls of NCCL as closures, from [`calls`](super::calls). A call can be made at once, on another
+//! thread (which is abandoned if the call hangs), or at the end of a group.
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
@@ -10,15 +10,14 @@ use super::Nccl;
 use crate::error::Result;
 use devcomm_sys::nccl::RawComm;
 
-/// A communicator of NCCL. NCCL allows any thread to use it, one at a time.
+/// An `ncclComm_t`. NCCL allows any thread to use it, one at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CommPtr(pub(super) RawComm);
 
-// SAFETY: an opaque handle. Who makes a call holds the communicator's lock .
+// SAFETY: an opaque handle. Calls are made under the communicator's lock.
 unsafe impl Send for CommPtr {}
 
-/// Where a communicator's address is kept for all its users, of any thread. Empty before it is made
-/// and after it has ended.
+/// An `ncclComm_t` shared by threads. NULL before it is created and after it has ended.
 #[derive(Debug, Default)]
 pub(crate) struct CommSlot(AtomicPtr<c_void>);
 
@@ -27,7 +26,7 @@ impl CommSlot {
         Self(AtomicPtr::new(comm.0))
     }
 
-    /// Of a communicator that another part of the program made.
+    /// The slot of a communicator that another part of the program made.
     pub(crate) fn from_raw(raw: *mut c_void) -> Self {
         Self(AtomicPtr::new(raw))
     }
@@ -37,7 +36,7 @@ impl CommSlot {
         (!raw.is_null()).then_some(CommPtr(raw))
     }
 
-    /// Empties the slot: only who gets the communicator from here may end it.
+    /// Empties the slot. Only the caller that gets the communicator may destroy or abort it.
     pub(crate) fn take(&self) -> Option<CommPtr> {
         let raw = self.0.swap(std::ptr::null_mut(), Ordering::AcqRel);
         (!raw.is_null()).then_some(CommPtr(raw))
@@ -48,14 +47,14 @@ impl CommSlot {
     }
 }
 
-/// A place that NCCL writes a result to, perhaps after the call has returned: at the end of a
-/// group, or in the background. It stays where it is as long as a call or its owner needs it.
+/// Memory to which NCCL writes a result, perhaps after the call has returned: at the end of a
+/// group, or in the background. Shared by the call and the owner of the result.
 #[derive(Debug)]
 pub(crate) struct Out<T>(Arc<UnsafeCell<T>>);
 
-// SAFETY: plain values and opaque handles. NCCL writes while the call that has the address is going
-// on, owners read when it is over; the state of the communicator (busy, in a group, in progress)
-// tells them apart.
+// SAFETY: plain values and opaque handles. NCCL writes until the call that has the address is
+// complete, and owners read afterwards; the state of the communicator (busy, in a group, in
+// progress) says which.
 unsafe impl<T: Copy> Send for Out<T> {}
 
 impl<T> Clone for Out<T> {
@@ -73,10 +72,10 @@ impl<T: Copy> Out<T> {
         self.0.get()
     }
 
-    /// What is there now; of use when the call that writes it is over.
+    /// The current value; the result once the call that writes it is complete.
     pub(crate) fn get(&self) -> T {
-        // SAFETY: the cell is live, and by the rule above nobody writes it now; volatile, since it
-        // is C that wrote it.
+        // SAFETY: the cell is live, and nothing writes it now, by the rule above; volatile, since C
+        // code wrote it.
         unsafe { self.0.get().read_volatile() }
     }
 }
@@ -100,8 +99,8 @@ pub(crate) struct Call {
 impl Call {
     /// # Safety
     ///
-    /// Made while the contract of [`make`](Self::make) holds, `body` keeps to the contract of the
-    /// functions that it calls.
+    /// Under the contract of [`make`](Self::make), `body` upholds the contracts of the functions
+    /// that it calls.
     pub(super) unsafe fn new(
         operation: &'static str,
         body: impl FnOnce(&Nccl) -> Result<c_int> + Send + 'static,
@@ -113,9 +112,9 @@ impl Call {
     ///
     /// # Safety
     ///
-    /// The communicator and the handles that the call was made with are live and used by nobody
-    /// else meanwhile; its device is current; the memory stays allocated until the stream has
-    /// passed the operation.
+    /// The communicator and the handles among the arguments are live and have no other user
+    /// meanwhile; the communicator's device is current; the memory stays allocated until the
+    /// operation is done.
     pub(crate) unsafe fn make(self, nccl: &Nccl) -> Result<c_int> {
         (self.body)(nccl)
     }

@@ -1,5 +1,5 @@
-//! Every call of NCCL that takes a communicator, as a [`Call`]. Arguments are checked by who makes
-//! them; addresses of device memory, windows and streams are numbers here.
+//! Every call of NCCL that takes a communicator, as a [`Call`]. Callers have checked the arguments;
+//! device memory, windows and streams are given as integer addresses.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::{null, null_mut};
@@ -16,20 +16,20 @@ use devcomm_sys::nccl::{
     CommProperties, IN_PROGRESS, RawComm, RawStream, RawUniqueId, RawWaitSignal, RawWindow,
 };
 
-/// What one-sided operations have none of.
+/// The flags of one-sided operations.
 const NO_FLAGS: c_uint = 0;
 
-/// What a collective works on.
+/// The arguments of a collective or a point-to-point operation.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Operands {
     pub send: u64,
     pub recv: u64,
-    /// In elements, counted as the operation counts.
+    /// In elements, as the NCCL function defines it.
     pub count: usize,
     pub data_type: c_int,
-    /// Of a reduction.
+    /// For reductions.
     pub op: c_int,
-    /// Of what has one.
+    /// For collectives with a root.
     pub root: c_int,
     pub stream: u64,
 }
@@ -42,10 +42,11 @@ fn window(address: u64) -> RawWindow {
     address as RawWindow
 }
 
-/// Wraps one function into a [`Call`].
+/// Makes a [`Call`] of an expression.
 macro_rules! call {
     ($symbol:literal, |$nccl:ident| $body:expr) => {
-        // SAFETY: the body passes what `Call::make` asks to be live, and result cells that it owns.
+        // SAFETY: the body passes arguments that are live by the contract of `Call::make`, and
+        // `Out` cells that it owns.
         unsafe { Call::new($symbol, move |$nccl| $body) }
     };
 }
@@ -84,7 +85,7 @@ collectives! {
     scatter, scatter_config, "ncclScatter", (root);
 }
 
-/// Declares calls on a communicator, each with the expression that makes it.
+/// Declares functions that return calls on a communicator.
 macro_rules! on_a_communicator {
     ($(
         $(#[doc = $doc:literal])*
@@ -112,7 +113,7 @@ on_a_communicator! {
         nccl.recv(to, on.count, on.data_type, peer, comm, stream(on.stream))
     };
 
-    /// `offset` is in bytes of the peer's window.
+    /// `offset` is in bytes, from the start of the peer's window.
     fn put_signal(on: Operands, to: Target, peer_window: u64, offset: usize)
         = "ncclPutSignal", |nccl, comm| {
             let (from, peer_window, stream) =
@@ -131,18 +132,18 @@ on_a_communicator! {
         nccl.wait_signal(n, waits.as_mut_ptr(), comm, stream(on))
     };
 
-    /// `color` -1 is no color.
+    /// `color` -1 is `NCCL_SPLIT_NOCOLOR`.
     fn split(color: c_int, key: c_int, out: Out<RawComm>, config: LoweredConfig)
         = "ncclCommSplit", |nccl, comm| {
             let mut config = config;
-            read(nccl.comm_split(comm, color, key, out.as_ptr(), config.as_mut_ptr())?, config)
+            keep(nccl.comm_split(comm, color, key, out.as_ptr(), config.as_mut_ptr())?, config)
         };
 
     fn shrink(exclude: Vec<c_int>, out: Out<RawComm>, config: LoweredConfig, flags: c_int)
         = "ncclCommShrink", |nccl, comm| {
             let (n, mut exclude, mut config) = (exclude.len() as c_int, exclude, config);
             let (out, exclude) = (out.as_ptr(), exclude.as_mut_ptr());
-            read(nccl.comm_shrink(comm, exclude, n, out, config.as_mut_ptr(), flags)?, config)
+            keep(nccl.comm_shrink(comm, exclude, n, out, config.as_mut_ptr(), flags)?, config)
         };
 
     fn comm_finalize() = "ncclCommFinalize", |nccl, comm| nccl.comm_finalize(comm);
@@ -167,7 +168,7 @@ on_a_communicator! {
         nccl.comm_get_unique_id(comm, out.as_ptr());
 
     fn properties(out: Out<CommProperties>) = "ncclCommQueryProperties", |nccl, comm| {
-        // The struct that an older library fills is shorter or laid out otherwise.
+        // The struct of an older library is shorter or has another layout.
         nccl.require("ncclCommQueryProperties (as of 2.32.3)", DEV_COMM_VERSION)?;
         nccl.comm_query_properties(comm, out.as_ptr())
     };
@@ -189,7 +190,7 @@ on_a_communicator! {
     fn deregister_buffer(handle: u64) = "ncclCommDeregister", |nccl, comm|
         nccl.comm_deregister(comm, handle as *mut c_void);
 
-    /// Makes a device communicator of the layout that `requirements` names, which is this crate's.
+    /// Makes a device communicator. `requirements` names its layout's version, this crate's.
     fn create_dev_comm(requirements: Arc<RequirementLists>, out: Out<DevComm>)
         = "ncclDevCommCreate", |nccl, comm|
         nccl.dev_comm_create(comm, requirements.raw(), out.as_ptr());
@@ -198,7 +199,7 @@ on_a_communicator! {
         nccl.dev_comm_destroy(comm, dev_comm.as_ptr());
 }
 
-/// Where a signal goes: peer, signal index, context.
+/// The destination of a signal.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Target {
     pub peer: c_int,
@@ -206,16 +207,16 @@ pub(crate) struct Target {
     pub context: c_int,
 }
 
-/// A call that continues in the background may still read its configuration: that is then never
-/// freed.
-fn read(code: c_int, config: LoweredConfig) -> Result<c_int> {
+/// Returns `code`. Leaks the configuration if the call continues in the background: NCCL may still
+/// read it.
+fn keep(code: c_int, config: LoweredConfig) -> Result<c_int> {
     if code == IN_PROGRESS {
         std::mem::forget(config);
     }
     Ok(code)
 }
 
-/// Joins a communicator. The calling thread's CUDA context is the rank's device.
+/// Creates a rank's communicator. The current CUDA context of the thread is of the rank's device.
 pub(crate) fn init_rank(
     out: Out<RawComm>,
     mut ids: Vec<RawUniqueId>,
@@ -228,11 +229,11 @@ pub(crate) fn init_rank(
         let mut owned = config;
         let config = owned.as_mut_ptr();
         let (out, ids) = (out.as_ptr(), ids.as_mut_ptr());
-        read(nccl.comm_init_rank_scalable(out, n_ranks, rank, n_ids, ids, config)?, owned)
+        keep(nccl.comm_init_rank_scalable(out, n_ranks, rank, n_ids, ids, config)?, owned)
     })
 }
 
-/// Communicators of all `devices`, to `outs` in order.
+/// Creates communicators on all `devices`, and writes them to `outs` in order.
 pub(crate) fn init_all(outs: Vec<Out<RawComm>>, devices: Vec<c_int>) -> Call {
     call!("ncclCommInitAll", |nccl| {
         let mut raw: Vec<RawComm> = vec![null_mut(); outs.len()];
@@ -245,7 +246,8 @@ pub(crate) fn init_all(outs: Vec<Out<RawComm>>, devices: Vec<c_int>) -> Call {
     })
 }
 
-/// An existing rank passes its communicator and rank -1, a new one no communicator and its rank.
+/// An existing rank passes its communicator and rank -1; a new rank passes no communicator and its
+/// rank.
 pub(crate) fn grow(
     comm: Option<CommPtr>,
     n_ranks: c_int,
@@ -258,15 +260,15 @@ pub(crate) fn grow(
         let comm = comm.map_or(null_mut(), |comm| { comm }.0);
         let id = id.as_ref().map_or(null(), |id| &raw const *id);
         let (out, mut config) = (out.as_ptr(), config);
-        read(nccl.comm_grow(comm, n_ranks, id, rank, out, config.as_mut_ptr())?, config)
+        keep(nccl.comm_grow(comm, n_ranks, id, rank, out, config.as_mut_ptr())?, config)
     })
 }
 
-/// Where the scalar of an operator is.
+/// The scalar of a custom operator.
 pub(crate) enum Scalar {
-    /// On the host: its bytes, read during the call.
+    /// In host memory: its bytes, which the call reads.
     Host(Vec<u64>),
-    /// In device memory, read by the operations that use the operator.
+    /// In device memory, which the operations read that use the operator.
     Device(u64),
 }
 

@@ -1,4 +1,4 @@
-//! NCCL's functions, each checked against the first version that has it.
+//! NCCL's functions as methods, each with a check of the first version that has it.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -9,7 +9,7 @@ use devcomm_sys::nccl::{
 use devcomm_types::DevComm;
 use devcomm_types::nccl::{GinBarrierHandle, LlA2aHandle, LsaBarrierHandle, MultimemHandle, Team};
 
-/// Declares the calls.
+/// Declares the methods.
 macro_rules! calls {
     ($( $name:ident = $symbol:literal since ($major:literal, $minor:literal, $patch:literal)
         ($($arg:ident: $type:ty),* $(,)?) -> $ret:ty; )*) => {
@@ -20,17 +20,17 @@ macro_rules! calls {
                 /// # Safety
                 ///
                 /// The C function's own contract.
-                #[allow(clippy::too_many_arguments, reason = "they are the C function's")]
+                #[allow(clippy::too_many_arguments, reason = "those of the C function")]
                 #[allow(dead_code, reason = "the table is complete, replaced functions included")]
                 pub(crate) unsafe fn $name(&self, $($arg: $type),*) -> crate::error::Result<$ret> {
                     const NEEDS: devcomm_locate::NcclVersion =
                         devcomm_locate::NcclVersion { major: $major, minor: $minor, patch: $patch };
                     self.require($symbol, NEEDS)?;
-                    // A library may lack a function of its version; NVIDIA's own builds do not.
+                    // A library may lack a function of its version; NVIDIA's builds do not.
                     let function =
                         self.functions.$name.ok_or_else(|| self.lacks($symbol, NEEDS))?;
                     self.machine.enter();
-                    // SAFETY: the caller's.
+                    // SAFETY: the caller's contract.
                     Ok(unsafe { function($($arg),*) })
                 }
             )*

@@ -1,4 +1,4 @@
-//! Requirements with lists, in the memory that NCCL reads and writes.
+//! Device communicator requirements with their linked lists, in the layout that NCCL reads.
 
 use std::ffi::c_int;
 use std::ptr::{NonNull, null_mut};
@@ -8,23 +8,23 @@ use devcomm_types::nccl::{MultimemHandle, ResourceHandle};
 
 use devcomm_sys::nccl::{Requirements, ResourceRequirements, TeamRequirements};
 
-/// What one node of the resource list asks for.
+/// The requirement of one node of the resource list.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ResourceNode {
-    /// Bytes of buffer, and their alignment.
+    /// Size and alignment of a buffer, in bytes.
     pub buffer: (usize, usize),
     pub signals: c_int,
     pub counters: c_int,
 }
 
-/// What one node of the team list asks for.
+/// The requirement of one node of the team list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TeamNode {
     pub team: Team,
     pub multimem: bool,
 }
 
-/// What NCCL answers to a node of the resource list.
+/// NCCL's results for a node of the resource list.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ResourceAnswer {
     pub buffer: ResourceHandle,
@@ -32,13 +32,13 @@ pub(crate) struct ResourceAnswer {
     pub first_counter: u32,
 }
 
-/// `ncclDevCommRequirements_t` and the two lists that hang on it, with a cell for each answer.
+/// `ncclDevCommRequirements_t` and its two linked lists, with memory for the results of each node.
 ///
-/// `ncclDevCommCreate` copies the requirements and the nodes, but keeps the addresses of the cells
-/// and writes them when it ends: inside a group that is `ncclGroupEnd`, for a communicator that
-/// does not block it is later still. Nodes and cells do not move with this value. Whoever hands
-/// [`raw`](Self::raw) to NCCL neither drops this nor reads an answer before NCCL has ended the
-/// call.
+/// `ncclDevCommCreate` copies the requirements and the nodes, but keeps the addresses of the
+/// results, and writes those when it completes: inside a group at `ncclGroupEnd`, for a
+/// non-blocking communicator even later. Nodes and results do not move with this value. A caller
+/// that passes [`raw`](Self::raw) to NCCL neither drops this nor reads a result before NCCL has
+/// completed the call.
 pub(crate) struct RequirementLists {
     raw: Requirements,
     resources: Pinned<(ResourceRequirements, ResourceAnswer)>,
@@ -48,12 +48,12 @@ pub(crate) struct RequirementLists {
 // SAFETY: the pointers lead only to memory that this value owns, and nothing here depends on the
 // thread.
 unsafe impl Send for RequirementLists {}
-// SAFETY: NCCL writes the cells while the call continues, which is when nobody reads them, by this
-// type's contract.
+// SAFETY: NCCL writes the results before the call completes, and they are read only afterwards, by
+// this type's contract.
 unsafe impl Sync for RequirementLists {}
 
 impl RequirementLists {
-    /// Puts the lists of nodes, in their order, onto `raw`.
+    /// Adds linked lists of the nodes, in order, to `raw`.
     pub(crate) fn new(
         mut raw: Requirements,
         resources: &[ResourceNode],
@@ -71,7 +71,7 @@ impl RequirementLists {
         }));
         let mut next = null_mut();
         for index in (0..resources.len()).rev() {
-            // SAFETY: within the allocation, which this value owns alone until it is handed to
+            // SAFETY: within the allocation, which only this value uses until it is passed to
             // NCCL.
             unsafe {
                 let node = resources.at(index);
@@ -107,26 +107,26 @@ impl RequirementLists {
         Self { raw, resources, teams }
     }
 
-    /// The struct to hand to NCCL. Its lists live as long as this value.
+    /// The struct for NCCL. Its lists live as long as this value.
     pub(crate) fn raw(&self) -> &Requirements {
         &self.raw
     }
 
-    /// The answer to a node of the resource list.
+    /// The results of a node of the resource list.
     pub(crate) fn resource(&self, index: usize) -> Option<ResourceAnswer> {
-        // SAFETY: within the allocation; NCCL is done writing, by this type's contract.
+        // SAFETY: within the allocation; NCCL has written it, by this type's contract.
         (index < self.resources.len()).then(|| unsafe { (*self.resources.at(index)).1 })
     }
 
-    /// The answer to a node of the team list; NULL where NCCL made no multicast mapping.
+    /// The result of a node of the team list; NULL where NCCL made no multicast mapping.
     pub(crate) fn team(&self, index: usize) -> Option<MultimemHandle> {
         // SAFETY: as above.
         (index < self.teams.len()).then(|| unsafe { (*self.teams.at(index)).1 })
     }
 }
 
-/// A slice on the heap that is reached through raw pointers only: a `Box` would claim to be the
-/// only way to it.
+/// A slice on the heap that is accessed through raw pointers only: a `Box` would claim unique
+/// access.
 struct Pinned<T: Copy>(NonNull<[T]>);
 
 impl<T: Copy> Pinned<T> {
@@ -140,20 +140,20 @@ impl<T: Copy> Pinned<T> {
         self.0.len()
     }
 
-    /// The address of an item.
+    /// The address of an element.
     ///
     /// # Safety
     ///
     /// `index` is below `len`.
     unsafe fn at(&self, index: usize) -> *mut T {
-        // SAFETY: the caller vouches for the index, so the result stays in the allocation.
+        // SAFETY: the index is in bounds, by this function's contract.
         unsafe { self.0.as_ptr().cast::<T>().add(index) }
     }
 }
 
 impl<T: Copy> Drop for Pinned<T> {
     fn drop(&mut self) {
-        // SAFETY: it came from a box and is given back once.
+        // SAFETY: it came from a `Box`, and is freed once.
         drop(unsafe { Box::from_raw(self.0.as_ptr()) });
     }
 }
@@ -162,14 +162,14 @@ impl<T: Copy> Drop for Pinned<T> {
 mod tests {
     use super::*;
 
-    /// Answers as NCCL does: from copies of the nodes, through the addresses in them, with the
-    /// numbers in their order.
+    /// Writes results as NCCL does, through the addresses in copies of the nodes, with indices in
+    /// list order.
     fn answer(raw: &Requirements) -> Vec<ResourceNode> {
         let mut seen = Vec::new();
         let (mut buffer, mut signal, mut counter) = (0, 100, 200);
         let mut node = raw.resource_requirements_list;
         while !node.is_null() {
-            // SAFETY: a live node of a list that ends with NULL, and its live cells.
+            // SAFETY: a live node of a list that ends with NULL, with the addresses of live memory.
             unsafe {
                 let copy = *node;
                 *copy.out_buffer_handle = buffer;

@@ -1,6 +1,6 @@
-//! Configurations as NCCL reads them, together with what their pointers point at.
+//! NCCL's configuration structs, together with the memory that their pointers point to.
 //!
-//! What is pointed at is in vectors, which leave it where it is when they move.
+//! That memory is on the heap, in vectors, so that moving a configuration does not move it.
 
 use std::ffi::{CString, c_int};
 use std::ptr::{from_mut, null, null_mut};
@@ -11,11 +11,11 @@ use devcomm_sys::nccl::{CollConfig, Config, ConfigExt, ConfigExtValue};
 #[derive(Debug)]
 pub(crate) struct LoweredConfig {
     raw: Config,
-    /// What `raw` points at.
+    /// The strings that `raw` points to.
     _texts: Vec<Option<CString>>,
 }
 
-// SAFETY: the pointers in `raw` lead to `_texts`, which `self` owns and nothing changes.
+// SAFETY: the pointers in `raw` lead to `_texts`, which `self` owns and never changes.
 unsafe impl Send for LoweredConfig {}
 
 impl LoweredConfig {
@@ -30,7 +30,7 @@ impl LoweredConfig {
         Self { raw, _texts: texts }
     }
 
-    /// What NCCL takes; valid while `self` lives and stays in place.
+    /// The pointer for NCCL, valid while `self` lives and is not moved.
     pub(crate) fn as_mut_ptr(&mut self) -> *mut Config {
         &raw mut self.raw
     }
@@ -41,7 +41,7 @@ impl LoweredConfig {
     }
 }
 
-/// The value of a vendor's option.
+/// The value of a vendor-specific option.
 #[derive(Debug)]
 pub(crate) enum LoweredValue {
     Int(c_int),
@@ -51,20 +51,20 @@ pub(crate) enum LoweredValue {
 /// A collective's configuration.
 pub(crate) struct LoweredCollectiveConfig {
     raw: CollConfig,
-    /// The list `raw.ext`: each node points at the next one, and perhaps into `values`.
+    /// The list `raw.ext`: each node points to the next one, and perhaps into `values`.
     _nodes: Vec<ConfigExt>,
     values: Vec<LoweredValue>,
     _selection: Vec<CString>,
 }
 
-// SAFETY: the pointers in `raw` and in the nodes lead to what `self` owns and nothing changes; the
-// event's address is not followed here.
+// SAFETY: the pointers in `raw` and in the nodes lead to memory that `self` owns and never changes;
+// the event's address is not dereferenced here.
 unsafe impl Send for LoweredCollectiveConfig {}
-// SAFETY: as above; there is no way to change anything through a reference.
+// SAFETY: as above; nothing can be changed through a shared reference.
 unsafe impl Sync for LoweredCollectiveConfig {}
 
 impl LoweredCollectiveConfig {
-    /// `options` are (vendor, option, value), in the order in which NCCL shall see them.
+    /// `options` are (vendor, option, value), in the order of NCCL's list.
     pub(crate) fn new(
         mut raw: CollConfig,
         selection: Option<CString>,
@@ -74,7 +74,7 @@ impl LoweredCollectiveConfig {
             options.into_iter().map(|(vendor, option, value)| ((vendor, option), value)).unzip();
         let mut nodes: Vec<ConfigExt> = std::iter::zip(keys, &values)
             .map(|((vendor_id, option_id), value)| {
-                // The whole union is written, so that no byte of it is left undefined.
+                // Initialises every byte of the union.
                 let mut stored = ConfigExtValue { raw: null_mut() };
                 match value {
                     LoweredValue::Int(int) => stored.int = *int,
@@ -94,7 +94,7 @@ impl LoweredCollectiveConfig {
         Self { raw, _nodes: nodes, values, _selection: selection }
     }
 
-    /// What NCCL takes; valid while `self` lives and stays in place.
+    /// The pointer for NCCL, valid while `self` lives and is not moved.
     pub(crate) fn as_ptr(&self) -> *const CollConfig {
         &raw const self.raw
     }
@@ -130,7 +130,7 @@ mod tests {
         let (keys, values, selection) = std::thread::spawn(move || {
             let (mut keys, mut values, mut node) = (Vec::new(), Vec::new(), moved.raw.ext);
             while !node.is_null() {
-                // SAFETY: the list is alive with `moved`, and this test knows each value's kind.
+                // SAFETY: the list lives as long as `moved`; the second value is the text.
                 unsafe {
                     keys.push(((*node).vendor_id, (*node).option_id));
                     values.push(match keys.len() {
@@ -140,7 +140,7 @@ mod tests {
                     node = (*node).next;
                 }
             }
-            // SAFETY: alive with `moved`.
+            // SAFETY: it lives as long as `moved`.
             let selection = unsafe { CStr::from_ptr(moved.raw.alg_selection) };
             (keys, values, selection.to_owned())
         })

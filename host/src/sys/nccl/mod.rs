@@ -1,4 +1,4 @@
-//! A loaded NCCL library: its functions behind version gates, its errors, and calls as values.
+//! A loaded NCCL library: its functions, with version checks, and its errors.
 
 #[cfg(test)]
 mod abi_tests;
@@ -21,17 +21,17 @@ use crate::error::{Error, NcclError, Result};
 use crate::machine::Machine;
 use devcomm_sys::nccl::{ABI_VERSION, Functions, IN_PROGRESS, RawUniqueId, SUCCESS};
 
-/// The NCCL version whose structs this crate fills and whose [`DevComm`](devcomm_types::DevComm)
-/// kernels read: a device communicator needs a library at least this new, and kernels linked with
-/// this version's device code.
+/// The NCCL version of the structs that this crate fills, and of the
+/// [`DevComm`](devcomm_types::DevComm) that kernels read. A device communicator needs a library of
+/// this version or newer, and kernels linked with this version's device code.
 pub const DEV_COMM_VERSION: NcclVersion = NcclVersion::from_code(ABI_VERSION);
 
-/// NCCL's functions. Once a library is in use it stays loaded for the life of the process: NCCL
-/// keeps threads of its own running in it.
+/// NCCL's functions. A library that was used stays loaded until the process ends, because NCCL's
+/// threads continue to run.
 pub(crate) struct Nccl {
     machine: Machine,
     functions: Functions,
-    /// What the functions are in, unless they are this program's.
+    /// The library of the functions; none for the simulator's.
     _library: Option<libloading::Library>,
     path: PathBuf,
     version: NcclVersion,
@@ -40,23 +40,23 @@ pub(crate) struct Nccl {
 const HINT: &str = "run again with NCCL_DEBUG=INFO for NCCL's own log";
 
 impl Nccl {
-    /// Loads the library at `path` and asks its version; nothing of it is initialised.
+    /// Loads the library at `path` and queries its version.
     pub(crate) fn load(path: &Path) -> Result<Self> {
-        // SAFETY: loading runs the library's initialisers. The path comes from the search for NCCL
-        // or from the caller, who vouches for the file as for any code of the program.
+        // SAFETY: loading runs the library's initialisers. The path comes from the search for NCCL,
+        // or from the caller, who trusts the file as any code of the program.
         let library = unsafe { libloading::Library::new(path) }.map_err(|error| {
             Error::Nccl(NcclError::Unusable { path: path.to_owned(), reason: error.to_string() })
         })?;
         let symbol = |name: &str| {
-            // SAFETY: any symbol is an address.
+            // SAFETY: every symbol is an address.
             unsafe { library.get::<*mut c_void>(name) }.map_or(null_mut(), |symbol| *symbol)
         };
-        // SAFETY: what NCCL exports by these names; the library stays loaded as long as `Nccl`.
+        // SAFETY: the symbols are NCCL's functions; the library stays loaded as long as `Nccl`.
         let functions = unsafe { Functions::load(symbol) };
         Self::new(Machine::Gpus, path, functions, Some(library))
     }
 
-    /// The machine's own, if it has one.
+    /// The simulator's NCCL, on a simulated machine.
     pub(crate) fn of(machine: &Machine) -> Option<Result<Self>> {
         let (path, functions) = machine.nccl()?;
         Some(Self::new(machine.clone(), path, functions, None))
@@ -93,7 +93,7 @@ impl Nccl {
         &self.functions
     }
 
-    /// Whether both are one library: one path is loaded once.
+    /// Whether both are the same library, which is loaded once per path.
     pub(crate) fn is(&self, other: &Self) -> bool {
         self.path == other.path
     }
@@ -115,9 +115,8 @@ impl Nccl {
         Error::Nccl(NcclError::Unsupported { what, needs, has: self.version })
     }
 
-    /// Turns a result code into an error with everything that NCCL says about it. To be called on
-    /// the thread that made the call, before it makes another. A call that continues in the
-    /// background is no error.
+    /// Turns a result code into an error with NCCL's texts. Call it on the thread that called NCCL,
+    /// before that thread calls NCCL again. `ncclInProgress` is not an error.
     pub(crate) fn check(
         &self,
         operation: &'static str,
@@ -171,6 +170,6 @@ unsafe fn text_of(text: *const c_char) -> String {
     if text.is_null() {
         return String::new();
     }
-    // SAFETY: not NULL, so by the caller's word a live string.
+    // SAFETY: not NULL, so it is a live string by this function's contract.
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }

@@ -1,4 +1,4 @@
-//! Queries that NCCL answers at once: memory, addresses in windows, teams.
+//! Synchronous calls of NCCL that are not deferred: allocations, addresses in windows, teams.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -21,21 +21,21 @@ impl Allocation {
     }
 }
 
-/// A logical endpoint and the offset of an address in it.
+/// A CFT logical endpoint, and the offset of an address in it.
 pub(crate) struct RawEndpoint {
     pub id: u32,
     pub offset: usize,
 }
 
 impl Nccl {
-    /// Allocates on the current context's device.
+    /// Allocates memory on the device of the current CUDA context.
     pub(crate) fn alloc(&self, bytes: usize) -> Result<Allocation> {
         let mut address = null_mut();
         // SAFETY: `address` is a live pointer.
         let code = unsafe { self.mem_alloc(&raw mut address, bytes)? };
         self.check("ncclMemAlloc", code, None)?;
         if address.is_null() {
-            return Err(Error::invalid(format!("ncclMemAlloc gave no memory for {bytes} bytes")));
+            return Err(Error::invalid(format!("ncclMemAlloc returned NULL for {bytes} bytes")));
         }
         Ok(Allocation { address })
     }
@@ -44,11 +44,10 @@ impl Nccl {
     ///
     /// # Safety
     ///
-    /// Nothing on this GPU or on a peer uses the memory any more, and no window is registered over
-    /// it.
+    /// Neither this GPU nor a peer uses the memory any more, and it is not registered in a window.
     pub(crate) unsafe fn free(&self, allocation: Allocation) -> Result<()> {
-        // SAFETY: the address came from ncclMemAlloc, and the allocation is taken by value; the
-        // caller vouches for the users.
+        // SAFETY: the address came from ncclMemAlloc and is freed once, since `allocation` is taken
+        // by value; the rest is the caller's contract.
         let code = unsafe { self.mem_free(allocation.address)? };
         self.check("ncclMemFree", code, None)
     }
@@ -59,35 +58,35 @@ impl Nccl {
     ///
     /// The window is registered and its communicator live.
     pub(crate) unsafe fn user_pointer(&self, comm: CommPtr, window: u64) -> Result<u64> {
-        // SAFETY: the caller vouches for both; `out` is live.
-        let ask = |out| unsafe { self.win_get_user_ptr(comm.0, window as RawWindow, out) };
-        self.address("ncclWinGetUserPtr", ask)
+        // SAFETY: the caller's contract; `out` is live.
+        let query = |out| unsafe { self.win_get_user_ptr(comm.0, window as RawWindow, out) };
+        self.address("ncclWinGetUserPtr", query)
     }
 
     fn address(
         &self,
         operation: &'static str,
-        ask: impl FnOnce(*mut *mut c_void) -> Result<c_int>,
+        query: impl FnOnce(*mut *mut c_void) -> Result<c_int>,
     ) -> Result<u64> {
         let mut out = null_mut();
-        self.check(operation, ask(&raw mut out)?, None)?;
+        self.check(operation, query(&raw mut out)?, None)?;
         Ok(out as u64)
     }
 
     fn endpoint(
         &self,
         operation: &'static str,
-        ask: impl FnOnce(*mut u32, *mut usize) -> Result<c_int>,
+        query: impl FnOnce(*mut u32, *mut usize) -> Result<c_int>,
     ) -> Result<RawEndpoint> {
         let mut out = RawEndpoint { id: 0, offset: 0 };
-        self.check(operation, ask(&raw mut out.id, &raw mut out.offset)?, None)?;
+        self.check(operation, query(&raw mut out.id, &raw mut out.offset)?, None)?;
         Ok(out)
     }
 }
 
-/// Declares questions about `offset` bytes into a window, each the arguments of one function before
-/// its results.
-macro_rules! of_a_window {
+/// Declares queries about the byte at `offset` in a window. The arguments are those of the NCCL
+/// function between `offset` and its results.
+macro_rules! window_queries {
     ($(
         $(#[doc = $doc:literal])*
         fn $name:ident($($arg:ident: $type:ty),*) -> $answer:ty
@@ -107,7 +106,7 @@ macro_rules! of_a_window {
                     $($arg: $type),*
                 ) -> Result<$answer> {
                     let window = window as RawWindow;
-                    // SAFETY: the caller vouches for the window; the results' places are live.
+                    // SAFETY: the caller's contract; the pointers to the results are live.
                     self.$kind($symbol, |$($out),*| unsafe {
                         self.$function(window, offset, $($arg,)* $($out),*)
                     })
@@ -117,24 +116,24 @@ macro_rules! of_a_window {
     };
 }
 
-of_a_window! {
-    /// The address in the copy that LSA rank `rank` has.
+window_queries! {
+    /// The address in the window's memory of LSA rank `rank`.
     fn lsa_pointer(rank: c_int) -> u64
         = "ncclGetLsaDevicePointer", get_lsa_device_pointer, address |out|;
 
-    /// The same by world rank; 0 for a rank that is not reached by load and store.
+    /// The address in the window's memory of world rank `rank`; 0 if it is not in the LSA team.
     fn peer_pointer(rank: c_int) -> u64
         = "ncclGetPeerDevicePointer", get_peer_device_pointer, address |out|;
 
-    /// The multicast address over the LSA team; 0 where there is none.
+    /// The multicast address over the LSA team; 0 without multicast.
     fn lsa_multimem_pointer() -> u64
         = "ncclGetLsaMultimemDevicePointer", get_lsa_multimem_device_pointer, address |out|;
 
-    /// The multicast address over the team of a handle, which is not NULL.
+    /// The multicast address over the team of `handle`, which must not be NULL.
     fn multimem_pointer(handle: MultimemHandle) -> u64
         = "ncclGetMultimemDevicePointer", get_multimem_device_pointer, address |out|;
 
-    /// The logical endpoint of member `peer` of a CFT team.
+    /// The logical endpoint of rank `peer` of a CFT team.
     fn cft_endpoint(peer: c_int, team: Team) -> RawEndpoint
         = "ncclGetCftDeviceLeInfo", get_cft_device_le_info, endpoint |id, at|;
 
@@ -153,7 +152,7 @@ pub(crate) enum TeamKind {
     World,
     Lsa,
     Rail,
-    /// With NCCL's mode.
+    /// With NCCL's `ncclCftTeamMode` as a number.
     Cft(c_int),
     CftMultimem,
 }
@@ -161,9 +160,9 @@ pub(crate) enum TeamKind {
 impl Nccl {
     /// # Safety
     ///
-    /// The communicator is live and used by nobody else meanwhile.
+    /// The communicator is live and has no other user meanwhile.
     pub(crate) unsafe fn team(&self, comm: CommPtr, kind: TeamKind) -> Result<Team> {
-        // SAFETY: the caller vouches for the communicator.
+        // SAFETY: the caller's contract.
         unsafe {
             match kind {
                 TeamKind::World => self.team_world(comm.0),
@@ -175,7 +174,7 @@ impl Nccl {
         }
     }
 
-    /// The (world, LSA) rank of a member of a team.
+    /// The world rank and the LSA rank of the team's rank `member`.
     ///
     /// # Safety
     ///

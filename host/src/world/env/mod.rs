@@ -1,13 +1,13 @@
-//! The environment of a launcher: which launcher started this process, and as which rank.
+//! The environment variables of launchers: which one started this process, and as which rank.
 //!
-//! The first of these whose variables are there counts, for each can be started by one further
-//! down: a plain set of RANK and WORLD_SIZE ([`torchrun`]), a launcher of MPI ([`mpi`]), a step of
-//! Slurm ([`slurm`]). A launcher's variables that are there in part are an error and not a reason
-//! to look further: the process is a rank, but which one is not known.
+//! Launchers are tried from the innermost to the outermost, since each may have been started by a
+//! later one: RANK and WORLD_SIZE ([`torchrun`]), MPI's launchers ([`mpi`]), a step of Slurm
+//! ([`slurm`]). If only some variables of a launcher are set, that is an error and the next one is
+//! not tried: the process is a rank, but it is unknown which.
 //!
-//! MASTER_ADDR and MASTER_PORT say where rank 0 is, whatever the launcher. MPI's launchers and
-//! Slurm need neither: rank 0 is on this host if all ranks are, or on the first host of Slurm's
-//! list, and its port follows from the id of the job.
+//! MASTER_ADDR and MASTER_PORT are the address of rank 0, for every launcher. They are optional for
+//! MPI's launchers and Slurm: rank 0 is on this host if all ranks are, or on the first host of
+//! Slurm's list, and its port is derived from the id of the job.
 
 mod mpi;
 mod node_list;
@@ -23,10 +23,10 @@ pub(crate) use value::Lookup;
 
 use crate::error::{Result, WorldError};
 
-/// One process of several, as its launcher set it up.
+/// A process that a launcher has started as one rank.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Launched {
-    /// The variable by which the launcher is known.
+    /// The variable by which the launcher was recognized.
     pub variable: &'static str,
     pub rank: usize,
     pub n_ranks: usize,
@@ -35,40 +35,40 @@ pub(crate) struct Launched {
     pub port: u16,
     pub job: String,
     pub timeout: Duration,
-    /// The file descriptor of a socket that listens at `port` already; rank 0's alone.
+    /// The file descriptor of a socket that already listens on `port`; for rank 0 only.
     pub listener: Option<i32>,
 }
 
-/// What the variables of one launcher say. Its errors about the address of rank 0 count only when
-/// no other variable gives that.
+/// The values of one launcher's variables. Errors in `host` and `port` are ignored if other
+/// variables provide the address of rank 0.
 struct LauncherVars {
     variable: &'static str,
     rank: usize,
     n_ranks: usize,
     local_rank: usize,
     host: Result<String>,
-    /// `None` if the launcher leaves it to the job's id.
+    /// `None`: derived from the job's id.
     port: Result<Option<u16>>,
     job: Option<String>,
 }
 
-/// Names the descriptor that [`LocalJob`](super::LocalJob) hands to its rank 0.
+/// The variable with the file descriptor that [`LocalJob`](super::LocalJob) passes to rank 0.
 pub(crate) const LISTENER: &str = "DEVCOMM_LISTENER";
 
 const DEFAULT_JOB: &str = "devcomm";
 const MAX_JOB_ID: usize = 1024;
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
-/// More ranks than any cluster has, so that a mistyped WORLD_SIZE does not take all memory.
+/// More ranks than any cluster has, so that a mistyped WORLD_SIZE does not use up the memory.
 const MAX_RANKS: usize = 1 << 20;
-/// Ports that follow from a job's id: above those of services, below those that the system hands
-/// out to clients (from 32768).
+/// Ports that are derived from job ids: above those of services, below the ephemeral ports (from
+/// 32768).
 const PORTS: std::ops::Range<u16> = 20_001..32_768;
 
-/// This process as its launcher set it up; `None` without a launcher.
+/// This process as a launcher has started it; `None` without a launcher.
 ///
 /// # Errors
 ///
-/// [`WorldError::Environment`] names a variable that is missing or makes no sense.
+/// [`WorldError::Environment`] names a variable that is missing or invalid.
 pub(crate) fn launched(var: Lookup<'_>) -> Result<Option<Launched>> {
     let Some(vars) = read(var)? else { return Ok(None) };
     let LauncherVars { variable, rank, n_ranks, local_rank, .. } = vars;
@@ -114,19 +114,19 @@ fn read(var: Lookup<'_>) -> Result<Option<LauncherVars>> {
     slurm::read(var)
 }
 
-/// The same port in every rank of a job, and most likely another one for another job. (FNV-1a.)
+/// The port that is derived from a job's id, by an FNV-1a hash.
 fn port_of(job: &str) -> u16 {
     let mix = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
     let hash = job.bytes().fold(0xcbf2_9ce4_8422_2325, mix);
-    // The low bits alone would leave out most of what the first bytes say.
+    // The low half alone depends too little on the first bytes.
     PORTS.start + ((hash ^ (hash >> 32)) % PORTS.len() as u64) as u16
 }
 
-/// How long ranks wait for each other to arrive.
+/// How long ranks wait for each other to connect.
 fn timeout(var: Lookup<'_>) -> Result<Duration> {
     let Some(value) = text(var, "DEVCOMM_TIMEOUT")? else { return Ok(DEFAULT_TIMEOUT) };
     let parsed = value.trim().parse::<f64>().ok().filter(|seconds| *seconds > 0.0);
-    // A year is long enough, and does not overflow a deadline.
+    // At most a year, so that deadlines do not overflow.
     match parsed.map(|seconds| Duration::try_from_secs_f64(seconds.min(3.2e7))) {
         Some(Ok(timeout)) => Ok(timeout),
         _ => Err(WorldError::Environment {

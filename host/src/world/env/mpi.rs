@@ -1,15 +1,14 @@
-//! The launchers of MPI: Open MPI's mpirun, MVAPICH2's, and those that set the variables of PMI
-//! (MPICH, Intel MPI, PALS).
+//! The launchers of MPI: those of Open MPI and MVAPICH2, and those that set PMI's variables (MPICH,
+//! Intel MPI, PALS).
 //!
-//! They give a process its rank, but not the host of rank 0: that is known only when all ranks are
-//! on one host.
+//! They tell a process its rank, but not the host of rank 0. That is known only if all ranks are on
+//! one host.
 
 use super::value::{Lookup, first, number, port, text, unset};
 use super::{LauncherVars, MAX_RANKS, slurm};
 use crate::error::{Result, WorldError};
 
-/// The names of a launcher's variables; where there are several names, the first that is set
-/// counts.
+/// The names of a launcher's variables. Of several alternatives, the first that is set is used.
 pub(super) struct Names {
     rank: &'static str,
     n_ranks: &'static str,
@@ -48,10 +47,10 @@ pub(super) const PMI: Names = Names {
     together: "mpiexec of MPICH and Intel MPI sets PMI_RANK, PMI_SIZE and MPI_LOCALRANKID together",
 };
 
-/// The batch system's job numbers, for launchers that give their jobs none.
+/// Variables with the batch system's job number, for launchers that set no job id.
 const BATCH_JOB: &[&str] = &["SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"];
 
-/// What this launcher's variables say, if its rank or size is set.
+/// The values of this launcher's variables, if its rank or size is set.
 pub(super) fn read(var: Lookup<'_>, names: &Names) -> Result<Option<LauncherVars>> {
     let (rank, n_ranks) = match (text(var, names.rank)?, text(var, names.n_ranks)?) {
         (None, None) => return Ok(None),
@@ -93,8 +92,8 @@ pub(super) fn read(var: Lookup<'_>, names: &Names) -> Result<Option<LauncherVars
     Ok(Some(LauncherVars { variable, rank, n_ranks, local_rank, host, port, job }))
 }
 
-/// As [`read`] of [`PMI`]; but srun's MPI plugins set those variables too, and then Slurm's own
-/// variables are read, which also name the hosts.
+/// As [`read`] of [`PMI`]. But srun's MPI plugins set PMI's variables too: then Slurm's variables
+/// are used, which also name the hosts.
 pub(super) fn pmi(var: Lookup<'_>) -> Result<Option<LauncherVars>> {
     let Some((_, rank)) = first(var, &[PMI.rank])? else { return read(var, &PMI) };
     let n_ranks = text(var, PMI.n_ranks)?;

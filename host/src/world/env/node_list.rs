@@ -1,9 +1,8 @@
-//! Slurm's short form of a list of hosts: `n[01-03,7],gpu5` is n01, n02, n03, n7, gpu5.
+//! Slurm's compressed host lists: `n[01-03,7],gpu5` is n01, n02, n03, n7, gpu5.
 //!
-//! Only the first host matters here, and whether it is the only one. The text may come from
-//! anywhere.
+//! Only the first host is needed, and whether it is the only one. The text is not trusted.
 
-/// The longest name of the domain name system.
+/// The length of the longest DNS name.
 const LONGEST_NAME: usize = 253;
 
 /// The first host of a list, and whether it is the only one.
@@ -17,9 +16,9 @@ pub(super) fn first(list: &str) -> Result<(String, bool), String> {
             }
             '[' => {
                 let end = rest.find(']').ok_or("an opening bracket without a closing one")?;
-                let (number, only) = first_number(&rest[1..end])?;
+                let (number, is_only) = first_number(&rest[1..end])?;
                 host.push_str(number);
-                alone &= only;
+                alone &= is_only;
                 end + 1
             }
             character if character.is_ascii_alphanumeric() || "-_.".contains(character) => {
@@ -36,8 +35,8 @@ pub(super) fn first(list: &str) -> Result<(String, bool), String> {
     if host.is_empty() { Err("an empty name".to_owned()) } else { Ok((host, alone)) }
 }
 
-/// The first number of what is in a pair of brackets, with its zeros, and whether it is the only
-/// one.
+/// The first number in the text between two brackets, with its leading zeros, and whether it is the
+/// only one.
 fn first_number(inside: &str) -> Result<(&str, bool), String> {
     let range = inside.split(',').next().unwrap_or_default();
     let (low, high) = range.split_once('-').unwrap_or((range, range));

@@ -1,9 +1,9 @@
 //! Slurm: the ranks are the tasks that srun starts.
 //!
-//! A shell inside an allocation has most of Slurm's variables too: the batch script itself,
-//! salloc's shell, whatever they start without srun. None of these is a rank. Only a step has
-//! SLURM_STEP_ID, and the steps that Slurm makes for a batch script or an interactive shell have
-//! numbers of their own. `srun --pty` with one task is an interactive shell as well.
+//! A shell inside an allocation has most of Slurm's variables too: the batch script, salloc's
+//! shell, and processes that these start without srun. None of these is a rank. Only steps have
+//! SLURM_STEP_ID, and the steps that Slurm makes for batch scripts and interactive shells have
+//! reserved numbers. `srun --pty` with one task is an interactive shell too.
 
 use super::value::{Lookup, first, number, port, text, unset};
 use super::{LauncherVars, MAX_RANKS, node_list};
@@ -12,11 +12,11 @@ use crate::error::{Result, WorldError};
 const TOGETHER: &str =
     "srun sets SLURM_STEP_ID, SLURM_PROCID, SLURM_LOCALID and SLURM_STEP_NUM_TASKS together";
 
-/// Steps above this are not srun's: the batch script's, an interactive shell's, the container of
-/// what is not Slurm's.
+/// Steps above this are not of srun: they are of batch scripts, interactive shells, and external
+/// processes.
 const LAST_NORMAL_STEP: usize = 0xffff_fff0;
 
-/// What Slurm says, if this process is a task of a step.
+/// The values of Slurm's variables, if this process is a task of srun.
 pub(super) fn read(var: Lookup<'_>) -> Result<Option<LauncherVars>> {
     let Some((variable, step)) = first(var, &["SLURM_STEP_ID", "SLURM_STEPID"])? else {
         return Ok(None);
@@ -32,11 +32,11 @@ pub(super) fn read(var: Lookup<'_>) -> Result<Option<LauncherVars>> {
     if n_ranks == 1 && text(var, "SLURM_PTY_PORT")?.is_some() {
         return Ok(None);
     }
-    let own = |own: &'static str| match text(var, own)? {
-        Some(value) => number(own, value, 0, n_ranks - 1),
-        None => Err(unset(own, variable, TOGETHER)),
+    let index = |name: &'static str| match text(var, name)? {
+        Some(value) => number(name, value, 0, n_ranks - 1),
+        None => Err(unset(name, variable, TOGETHER)),
     };
-    let (rank, local_rank) = (own("SLURM_PROCID")?, own("SLURM_LOCALID")?);
+    let (rank, local_rank) = (index("SLURM_PROCID")?, index("SLURM_LOCALID")?);
     let job = first(var, &["SLURM_JOB_ID", "SLURM_JOBID"])?;
     let job = job.map_or_else(String::new, |(_, job)| job);
     Ok(Some(LauncherVars {
@@ -58,7 +58,7 @@ fn host(var: Lookup<'_>) -> Result<String> {
         return Err(WorldError::Environment { variable: lists[0], value: None, why }.into());
     };
     match node_list::first(list.trim()) {
-        // A job of one host is not offered to the network.
+        // A job on one host uses the loopback address.
         Ok((_, true)) => Ok("localhost".to_owned()),
         Ok((host, false)) => Ok(host),
         Err(why) => Err(WorldError::Environment {

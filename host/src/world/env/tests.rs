@@ -1,5 +1,5 @@
-//! The variables of every launcher as it sets them, alone and within each other, and values that
-//! nobody means.
+//! Tests with the variables that each launcher sets, with nested launchers, and with invalid
+//! values.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -43,7 +43,7 @@ const MPICH: Vars<'static> = &[
     ("MPI_LOCALNRANKS", "4"),
 ];
 
-/// A batch script of an allocation of two hosts, or a shell of salloc: no rank.
+/// A batch script of an allocation of two hosts, or a shell of salloc: not a rank.
 const ALLOCATION: Vars<'static> = &[
     ("SLURM_JOB_ID", "4711"),
     ("SLURM_JOBID", "4711"),
@@ -57,7 +57,7 @@ const ALLOCATION: Vars<'static> = &[
     ("SLURM_NODEID", "0"),
 ];
 
-/// What srun adds to it for task 5 of 8.
+/// The variables that srun adds for task 5 of 8.
 const SRUN: Vars<'static> = &[
     ("SLURM_STEP_ID", "2"),
     ("SLURM_STEPID", "2"),
@@ -69,7 +69,7 @@ const SRUN: Vars<'static> = &[
     ("SLURM_NODEID", "1"),
 ];
 
-/// The launched process of these variables, of which later ones replace earlier ones.
+/// The launched process with these variables. Later values override earlier ones.
 fn try_all(sets: &[Vars<'_>]) -> Result<Option<Launched>> {
     let vars: HashMap<_, _> = sets.iter().copied().flatten().copied().collect();
     launched(&|name| vars.get(name).map(OsString::from))
@@ -147,7 +147,7 @@ fn open_mpis_ranks_of_one_host_meet_there() {
     assert_eq!(ranks(&rank), (2, 4, 2));
     assert_eq!(rank.host, "localhost");
     assert!(PORTS.contains(&rank.port));
-    // Version 5 has another form of name for its jobs.
+    // Version 5 has another format of job names.
     let five = all(&[OPEN_MPI, &[("PMIX_NAMESPACE", "prterun-gpu03-91234@1")]]);
     assert_ne!(five.port, rank.port);
     let mvapich = [
@@ -163,7 +163,7 @@ fn open_mpis_ranks_of_one_host_meet_there() {
 fn mpichs_and_intels_ranks_of_one_host_meet_there() {
     let rank = all(&[MPICH]);
     assert_eq!((ranks(&rank), rank.host.as_str()), ((3, 4, 3), "localhost"));
-    // PALS, which sets PMI's variables and its own.
+    // PALS sets PMI's variables and its own.
     let pals = all(&[&[
         ("PMI_RANK", "1"),
         ("PMI_SIZE", "2"),
@@ -187,8 +187,8 @@ fn mpi_over_several_hosts_needs_the_masters_address() {
             let error = error(&[launcher, &local]);
             assert!(error.starts_with("MASTER_ADDR: not set"), "{error}");
             assert!(error.contains("set MASTER_ADDR to the host of rank 0"), "{error}");
-            let told = all(&[launcher, &local, &[("MASTER_ADDR", "n7"), ("MASTER_PORT", "99")]]);
-            assert_eq!((told.host.as_str(), told.port, told.local_rank), ("n7", 99, 1));
+            let given = all(&[launcher, &local, &[("MASTER_ADDR", "n7"), ("MASTER_PORT", "99")]]);
+            assert_eq!((given.host.as_str(), given.port, given.local_rank), ("n7", 99, 1));
         }
     }
 }
@@ -199,27 +199,26 @@ fn a_task_of_srun_is_a_rank_and_rank_0_is_on_the_first_host() {
     assert_eq!((ranks(&rank), rank.host.as_str()), ((5, 8, 1), "gpu03"));
     assert_eq!(rank.job, "slurm-4711.2");
     assert!(PORTS.contains(&rank.port));
-    // The hosts of the step, not those of the job, if it has fewer; else those of the job under its
-    // names old and new.
+    // The step's hosts, if set; else those of the job, under the variable's new or old name.
     let fewer = [("SLURM_STEP_NODELIST", "gpu07,gpu09")];
     assert_eq!(all(&[ALLOCATION, SRUN, &fewer]).host, "gpu07");
     let none = [("SLURM_STEP_NODELIST", ""), ("SLURM_JOB_NODELIST", "a[1-2]")];
     assert_eq!(all(&[ALLOCATION, SRUN, &none]).host, "a1");
     let older = [("SLURM_STEP_NODELIST", ""), ("SLURM_JOB_NODELIST", "")];
     assert_eq!(all(&[ALLOCATION, SRUN, &older]).host, "gpu03");
-    // One host is not offered to the network.
+    // A job on one host uses the loopback address.
     assert_eq!(all(&[ALLOCATION, SRUN, &[("SLURM_STEP_NODELIST", "gpu03")]]).host, "localhost");
     let older = [("SLURM_STEP_ID", ""), ("SLURM_STEP_NUM_TASKS", "")];
     assert_eq!(ranks(&all(&[ALLOCATION, SRUN, &older])), (5, 8, 1));
     let master = [("MASTER_ADDR", "head"), ("MASTER_PORT", "1234")];
-    let told = all(&[ALLOCATION, SRUN, &master, &[("SLURM_STEP_NODELIST", "n[1-")]]);
-    assert_eq!((told.host.as_str(), told.port), ("head", 1234));
+    let given = all(&[ALLOCATION, SRUN, &master, &[("SLURM_STEP_NODELIST", "n[1-")]]);
+    assert_eq!((given.host.as_str(), given.port), ("head", 1234));
 }
 
 #[test]
 fn a_shell_inside_an_allocation_is_no_rank() {
     assert_eq!(try_all(&[ALLOCATION]).unwrap(), None);
-    // salloc may run its shell as a step of its own kind; so does the batch script.
+    // Reserved steps: salloc's interactive shell, the batch script, external processes.
     for step in ["4294967290", "4294967291", "4294967292"] {
         let step = [("SLURM_STEP_ID", step), ("SLURM_STEP_NUM_TASKS", "1")];
         assert_eq!(try_all(&[ALLOCATION, SRUN, &step]).unwrap(), None);
@@ -233,7 +232,7 @@ fn a_shell_inside_an_allocation_is_no_rank() {
 
 #[test]
 fn the_innermost_launcher_counts() {
-    // One torchrun a host, started by srun.
+    // One torchrun per host, started by srun.
     let torchrun = all(&[ALLOCATION, SRUN, TORCHRUN]);
     assert_eq!((torchrun.host.as_str(), torchrun.port), ("node0", 29500));
     // mpirun in a batch script, and its daemons started by srun.
@@ -251,8 +250,8 @@ fn the_innermost_launcher_counts() {
 fn sruns_own_variables_of_pmi_leave_the_rest_to_slurm() {
     let pmi2 = [("PMI_RANK", "5"), ("PMI_SIZE", "8"), ("PMI_FD", "7"), ("PMI_JOBID", "4711.2")];
     assert_eq!(all(&[ALLOCATION, SRUN, &pmi2]), all(&[ALLOCATION, SRUN]));
-    let alien = [("PMI_RANK", "0"), ("PMI_SIZE", "2")];
-    assert!(error(&[ALLOCATION, SRUN, &alien]).starts_with("MPI_LOCALRANKID: not set"));
+    let differing = [("PMI_RANK", "0"), ("PMI_SIZE", "2")];
+    assert!(error(&[ALLOCATION, SRUN, &differing]).starts_with("MPI_LOCALRANKID: not set"));
 }
 
 #[test]
@@ -302,8 +301,7 @@ fn a_value_that_makes_no_sense_is_named() {
             assert!(error.starts_with(&format!("{variable}={value:?}: ")), "{error}");
         }
     }
-    // A rank beyond the number of ranks, a local rank beyond the number of local ones, and the
-    // like.
+    // Values out of range: a rank of at least WORLD_SIZE, a local rank of at least the local size.
     let cases: [(Vars<'_>, &str, &str); 16] = [
         (TORCHRUN, "RANK", "8"),
         (TORCHRUN, "WORLD_SIZE", "0"),
@@ -328,8 +326,8 @@ fn a_value_that_makes_no_sense_is_named() {
     }
     let long = "x".repeat(MAX_JOB_ID + 1);
     assert!(error(&[TORCHRUN, &[("DEVCOMM_JOB_ID", &long)]]).starts_with("DEVCOMM_JOB_ID: "));
-    let patient = all(&[TORCHRUN, &[("DEVCOMM_TIMEOUT", "inf")]]);
-    assert!(patient.timeout > Duration::from_secs(1 << 20));
+    let infinite = all(&[TORCHRUN, &[("DEVCOMM_TIMEOUT", "inf")]]);
+    assert!(infinite.timeout > Duration::from_secs(1 << 20));
 }
 
 #[test]

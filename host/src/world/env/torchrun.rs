@@ -1,5 +1,5 @@
-//! torchrun, and all launchers that set the same variables: RANK, WORLD_SIZE, LOCAL_RANK,
-//! MASTER_ADDR, MASTER_PORT.
+//! The variables of torchrun and compatible launchers: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR,
+//! MASTER_PORT.
 
 use super::value::{Lookup, number, port, text, unset};
 use super::{LauncherVars, MAX_RANKS};
@@ -8,7 +8,7 @@ use crate::error::{Error, Result, WorldError};
 const TOGETHER: &str = "a launcher such as torchrun sets RANK, WORLD_SIZE, LOCAL_RANK, \
                         MASTER_ADDR and MASTER_PORT together";
 
-/// What torchrun's variables say, if RANK or WORLD_SIZE is set.
+/// The values of torchrun's variables, if RANK or WORLD_SIZE is set.
 pub(super) fn read(var: Lookup<'_>) -> Result<Option<LauncherVars>> {
     let (rank, n_ranks) = match (text(var, "RANK")?, text(var, "WORLD_SIZE")?) {
         (None, None) => return Ok(None),
@@ -21,7 +21,7 @@ pub(super) fn read(var: Lookup<'_>) -> Result<Option<LauncherVars>> {
     let local_rank = match text(var, "LOCAL_RANK")? {
         Some(local_rank) => number("LOCAL_RANK", local_rank, 0, n_ranks - 1)?,
         None if n_ranks == 1 => 0,
-        // Which GPU is this rank's cannot be guessed: ranks may be spread over hosts in any way.
+        // The rank's GPU is unknown, because ranks may be distributed over hosts in any order.
         None => return Err(unset("LOCAL_RANK", "RANK", TOGETHER)),
     };
     Ok(Some(LauncherVars {
@@ -35,20 +35,20 @@ pub(super) fn read(var: Lookup<'_>) -> Result<Option<LauncherVars>> {
     }))
 }
 
-/// MASTER_PORT, or the next one when torchrun's agent holds that itself.
+/// MASTER_PORT, or the next port when torchrun's agent listens on that one.
 fn master_port(var: Lookup<'_>) -> Result<Option<u16>> {
     let Some(master) = port(var, "MASTER_PORT")? else {
         return Err(unset("MASTER_PORT", "RANK", TOGETHER));
     };
-    let taken = text(var, "TORCHELASTIC_USE_AGENT_STORE")?;
-    if !taken.is_some_and(|taken| taken.eq_ignore_ascii_case("true")) {
+    let in_use = text(var, "TORCHELASTIC_USE_AGENT_STORE")?;
+    if !in_use.is_some_and(|in_use| in_use.eq_ignore_ascii_case("true")) {
         return Ok(Some(master));
     }
     let next = master.checked_add(1).ok_or_else(|| {
         Error::World(WorldError::Environment {
             variable: "MASTER_PORT",
             value: Some(master.to_string()),
-            why: "torchrun holds this port and there is none after it; set DEVCOMM_PORT".to_owned(),
+            why: "torchrun uses this port, the highest there is; set DEVCOMM_PORT".to_owned(),
         })
     })?;
     Ok(Some(next))

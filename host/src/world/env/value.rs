@@ -1,4 +1,4 @@
-//! Reading one variable: text, numbers, and errors that name it.
+//! Parsing environment variables, with errors that name the variable.
 
 use std::ffi::OsString;
 
@@ -7,7 +7,7 @@ use crate::error::{Error, Result, WorldError};
 /// Reads an environment variable.
 pub(crate) type Lookup<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 
-/// A variable's text; empty is unset.
+/// A variable's text; an empty value counts as unset.
 pub(super) fn text(var: Lookup<'_>, variable: &'static str) -> Result<Option<String>> {
     match var(variable).filter(|value| !value.is_empty()).map(OsString::into_string) {
         None => Ok(None),
@@ -57,7 +57,7 @@ pub(super) fn port(var: Lookup<'_>, variable: &'static str) -> Result<Option<u16
     number(variable, value, 1, usize::from(u16::MAX)).map(|port| Some(port as u16))
 }
 
-/// A variable is missing that its launcher always sets.
+/// The error of a missing variable that its launcher always sets.
 pub(super) fn unset(variable: &'static str, although: &str, launcher: &str) -> Error {
     let why = format!("not set although {although} is; {launcher}");
     Error::World(WorldError::Environment { variable, value: None, why })

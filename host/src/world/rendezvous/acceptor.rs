@@ -1,5 +1,5 @@
-//! How rank 0 gathers the others: it listens, checks who connects, and waits until all have joined
-//! or the time is up.
+//! How rank 0 accepts the other ranks: it listens, checks each connection, and waits until all
+//! ranks have joined or its timeout has passed.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
@@ -13,19 +13,19 @@ use super::wire::{
 use crate::error::{Error, Result};
 use crate::sys::process::inherited_listener;
 
-/// A connection that sends nothing for this long is not a rank's.
+/// How long a new connection may take to send its first message.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long to retry while the port is in use.
 const BIND_TIMEOUT: Duration = Duration::from_secs(3);
-/// How often the ranks that have joined are told that others are awaited.
+/// How often a rank that has joined is sent [`Kind::Waiting`].
 const PING_INTERVAL: Duration = Duration::from_secs(1);
-/// How often rank 0 looks for new connections.
+/// How often rank 0 polls for new connections.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
-/// How many notes about refused connections an error carries.
+/// The most notes about refused connections in an error.
 const MAX_NOTES: usize = 16;
 
 /// Waits for all other ranks. Returns the peers of all ranks, and the connections of ranks 1, 2,
-/// ..., which were sent the welcome.
+/// ..., to which [`Kind::Welcome`] was sent.
 pub(super) fn wait_for_all(config: &RendezvousConfig) -> Result<(Vec<Peer>, Vec<TcpStream>)> {
     let start = Instant::now();
     let listener = listen(config).map_err(|error| {
@@ -34,22 +34,22 @@ pub(super) fn wait_for_all(config: &RendezvousConfig) -> Result<(Vec<Peer>, Vec<
     let joined = (1..config.n_ranks).map(|_| None).collect();
     let mut acceptor = Acceptor { config, joined, notes: Vec::new() };
     let (sender, greetings) = channel();
-    let mut pulse = start;
+    let mut pinged = start;
     loop {
         accept(&listener, &sender).map_err(|error| config.error(error))?;
         acceptor.take_greetings(&greetings);
         if acceptor.missing().is_empty() {
-            // One may have left while the last ones joined.
+            // A rank may have disconnected while the last ones joined.
             acceptor.ping_joined();
             if acceptor.missing().is_empty() {
                 return Ok(acceptor.welcome());
             }
         }
         if start.elapsed() >= config.timeout {
-            return Err(acceptor.give_up());
+            return Err(acceptor.time_out());
         }
-        if pulse.elapsed() >= PING_INTERVAL {
-            pulse = Instant::now();
+        if pinged.elapsed() >= PING_INTERVAL {
+            pinged = Instant::now();
             acceptor.ping_joined();
         }
         std::thread::sleep(POLL_INTERVAL);
@@ -63,9 +63,9 @@ struct JoinedRank {
 
 struct Acceptor<'a> {
     config: &'a RendezvousConfig,
-    /// Rank `i` is at `i - 1`.
+    /// Rank `i` has index `i - 1`.
     joined: Vec<Option<JoinedRank>>,
-    /// What else happened: refused connections, ranks that left again.
+    /// Notes for errors: refused connections, ranks that disconnected.
     notes: Vec<String>,
 }
 
@@ -81,7 +81,7 @@ impl Acceptor<'_> {
         }
     }
 
-    /// Handles the greetings that have arrived since the last call.
+    /// Handles the first messages that have arrived since the last call.
     fn take_greetings(&mut self, greetings: &Receiver<Greeting>) {
         while let Ok((from, greeting)) = greetings.try_recv() {
             let (hello, mut stream) = match greeting {
@@ -103,36 +103,36 @@ impl Acceptor<'_> {
 
     /// Why this rank is refused, if it is.
     fn refusal(&self, hello: &Hello) -> Option<String> {
-        let RendezvousConfig { job: own_job, n_ranks: own_n, .. } = self.config;
+        let RendezvousConfig { job: own_job, n_ranks: expected, .. } = self.config;
         let Hello { protocol, job, rank, n_ranks, .. } = hello;
         if *protocol != PROTOCOL {
             Some(format!(
-                "it speaks version {protocol} of the rendezvous, rank 0 version {PROTOCOL}"
+                "it uses version {protocol} of the protocol, rank 0 uses version {PROTOCOL}"
             ))
         } else if job != own_job {
             Some(
-                "it belongs to another job (the launcher's id of it or DEVCOMM_JOB_ID differs)"
+                "it belongs to another job (the launcher's job id or DEVCOMM_JOB_ID differs)"
                     .into(),
             )
-        } else if n_ranks != own_n {
-            Some(format!("it was started as one of {n_ranks} ranks, rank 0 as one of {own_n}"))
-        } else if *rank == 0 || *rank >= *own_n {
-            Some(format!("rank {rank} is not one of the ranks 1..{own_n} that are expected"))
+        } else if n_ranks != expected {
+            Some(format!("it was started as one of {n_ranks} ranks, rank 0 as one of {expected}"))
+        } else if *rank == 0 || *rank >= *expected {
+            Some(format!("rank {rank} is not one of the ranks 1..{expected} that are expected"))
         } else if self.joined[rank - 1].as_ref().is_some_and(|rank| is_open(&rank.stream)) {
-            Some(format!("there is a rank {rank} already"))
+            Some(format!("rank {rank} has joined already"))
         } else {
             None
         }
     }
 
-    /// Tells the ranks that have joined that others are awaited, and drops those that have left.
-    /// They may join again.
+    /// Sends [`Kind::Waiting`] to the ranks that have joined, and removes those that have
+    /// disconnected. They may join again.
     fn ping_joined(&mut self) {
         for index in 0..self.joined.len() {
             let Some(rank) = &mut self.joined[index] else { continue };
             if !is_open(&rank.stream) || send(&mut rank.stream, Kind::Waiting, &[]).is_err() {
                 self.joined[index] = None;
-                self.note(format!("rank {} came and went away again", index + 1));
+                self.note(format!("rank {} connected and disconnected again", index + 1));
             }
         }
     }
@@ -142,22 +142,22 @@ impl Acceptor<'_> {
             self.joined.into_iter().flatten().map(|rank| (rank.peer, rank.stream)).unzip();
         let peers: Vec<Peer> = std::iter::once(self.config.peer.clone()).chain(others).collect();
         for stream in &mut streams {
-            // A rank that died meanwhile is noticed by the reader of its connection.
+            // If a rank died meanwhile, the thread that reads its connection reports it.
             let _ = send_json(stream, Kind::Welcome, &peers);
         }
         (peers, streams)
     }
 
-    /// Tells the ranks that have joined which are missing.
-    fn give_up(mut self) -> Error {
+    /// Tells the ranks that have joined which ranks are missing, and returns the error.
+    fn time_out(mut self) -> Error {
         self.ping_joined();
         let waited_ms = u64::try_from(self.config.timeout.as_millis()).unwrap_or(u64::MAX);
-        let news = MissingRanks { missing: self.missing(), waited_ms, notes: self.notes };
+        let missing = MissingRanks { missing: self.missing(), waited_ms, notes: self.notes };
         for rank in self.joined.iter_mut().flatten() {
-            // A rank that does not get it sees the connection close.
-            let _ = send_json(&mut rank.stream, Kind::Missing, &news);
+            // If this fails, the rank finds its connection closed.
+            let _ = send_json(&mut rank.stream, Kind::Missing, &missing);
         }
-        self.config.missing(news)
+        self.config.missing(missing)
     }
 }
 
@@ -165,10 +165,10 @@ fn listen(config: &RendezvousConfig) -> io::Result<TcpListener> {
     let inherited = config.listener.map(|descriptor| inherited_listener(descriptor, config.port));
     let listener = match inherited {
         Some(Ok(listener)) => listener,
-        // A process in between may have closed it, or this is a child of the process it was meant
-        // for.
+        // A wrapper process may have closed it, or this process is a child of rank 0 that has
+        // inherited the variable.
         Some(Err(error)) => {
-            tracing::debug!("no socket was handed down: {error}");
+            tracing::debug!("no socket was inherited: {error}");
             bind(&config.host, config.port)?
         }
         None => bind(&config.host, config.port)?,
@@ -177,8 +177,8 @@ fn listen(config: &RendezvousConfig) -> io::Result<TcpListener> {
     Ok(listener)
 }
 
-/// Listens at the port. It may be about to become free: a launcher may have tried it, or a job may
-/// be ending there.
+/// Listens on the port. Retries while it is in use, since a launcher may be testing it, or an
+/// ending job may still use it.
 fn bind(host: &str, port: u16) -> io::Result<TcpListener> {
     let start = Instant::now();
     loop {
@@ -194,8 +194,8 @@ fn bind(host: &str, port: u16) -> io::Result<TcpListener> {
 }
 
 fn try_bind(host: &str, port: u16) -> io::Result<TcpListener> {
-    // A job on one host is not exposed to the network. That the host's own name leads to a
-    // loopback address, as on Debian, does not make it one.
+    // A job on one host listens on the loopback address only. A host name does not mean one host,
+    // even if it resolves to a loopback address, as a host's own name does on Debian.
     let literal = host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
     if literal || host == "localhost" {
         return TcpListener::bind((host, port));
@@ -204,23 +204,23 @@ fn try_bind(host: &str, port: u16) -> io::Result<TcpListener> {
         .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)))
 }
 
-/// A new connection: from where, and what it sent first.
+/// A new connection: its address, and its first message.
 type Greeting = (SocketAddr, io::Result<(Hello, TcpStream)>);
 
-/// Accepts the connections that wait. A thread each reads their greetings, so that one that sends
-/// nothing holds up no other.
+/// Accepts all pending connections. One thread per connection reads the first message, so that a
+/// connection that sends nothing does not delay others.
 fn accept(listener: &TcpListener, sender: &Sender<Greeting>) -> io::Result<()> {
     loop {
         let (stream, from) = match listener.accept() {
             Ok(accepted) => accepted,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-            // The other end closed before it was accepted.
+            // The peer has closed the connection already.
             Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
             Err(error) => return Err(error),
         };
         let sender = sender.clone();
         std::thread::Builder::new().name("devcomm-greeting".to_owned()).spawn(move || {
-            // Nobody receives any more once all ranks have joined.
+            // Fails if all ranks have joined meanwhile, which is fine.
             let _ = sender.send((from, read_greeting(stream)));
         })?;
     }
@@ -232,12 +232,12 @@ fn read_greeting(mut stream: TcpStream) -> io::Result<(Hello, TcpStream)> {
     stream.set_write_timeout(Some(GREETING_TIMEOUT))?;
     let (kind, payload) = receive(&mut stream, MAX_GREETING)?;
     if kind != Kind::Hello {
-        return Err(bad(format!("it began with {kind:?}")));
+        return Err(bad(format!("its first message was {kind:?}")));
     }
     Ok((parse(&payload)?, stream))
 }
 
-/// Whether the other end is still there.
+/// Whether the peer has not closed the connection.
 fn is_open(stream: &TcpStream) -> bool {
     if stream.set_nonblocking(true).is_err() {
         return false;

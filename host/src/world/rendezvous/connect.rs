@@ -1,5 +1,5 @@
-//! How every other rank joins: it tries to connect to rank 0 until it is accepted, refused with the
-//! reason, or the time is up.
+//! How ranks other than 0 join: a rank tries to connect to rank 0 until it is accepted, it is
+//! refused, or its timeout has passed.
 
 use std::io;
 use std::net::{TcpStream, ToSocketAddrs};
@@ -11,15 +11,15 @@ use crate::error::{Error, Result, WorldError};
 
 /// The pause between two attempts to connect.
 const RETRY: Duration = Duration::from_millis(50);
-/// The first few failures are enough to report.
+/// The most different failures in an error.
 const MAX_NOTES: usize = 4;
-/// A rank that connected in the last moment still waits this long for rank 0's answer.
+/// A rank that connected just before its timeout still waits this long for rank 0's answer.
 const MIN_ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
-/// Rank 0 sends a message every second while it waits. Without one for this long, it or its host is
-/// gone.
+/// Rank 0 sends a message every second while it waits. Without one for this long, its process or
+/// its host is considered dead.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Joins rank 0 and, through it, all others. Returns who they are and the connection to rank 0.
+/// Joins the rendezvous of rank 0. Returns the peers of all ranks and the connection to rank 0.
 pub(super) fn join(config: &RendezvousConfig) -> Result<(Vec<Peer>, TcpStream)> {
     let start = Instant::now();
     let mut notes: Vec<String> = Vec::new();
@@ -34,7 +34,7 @@ pub(super) fn join(config: &RendezvousConfig) -> Result<(Vec<Peer>, TcpStream)> 
             notes.push(last);
         }
         if start.elapsed() + RETRY >= config.timeout {
-            notes.push("or rank 0 waited, gave up and left before this rank came".to_owned());
+            notes.push("or rank 0 timed out before this rank connected".to_owned());
             return Err(WorldError::RanksMissing {
                 missing: vec![0],
                 address: config.address(),
@@ -53,14 +53,14 @@ fn try_join(
 ) -> Result<(Vec<Peer>, TcpStream), JoinError> {
     let mut stream = connect(&config.host, config.port, left)?;
     send_json(&mut stream, Kind::Hello, &config.hello())?;
-    // The connection may be made before rank 0 has started: its socket can be there before it.
+    // Rank 0 may not run yet even if the connection was accepted: it may inherit its socket.
     stream.set_read_timeout(Some(left.max(MIN_ANSWER_TIMEOUT)))?;
     loop {
         let (kind, payload) = receive(&mut stream, MAX_PAYLOAD)?;
         let fatal = |why: String| Err(JoinError::Fatal(config.error(why)));
         return match kind {
             Kind::Waiting => {
-                // From here on rank 0's deadline counts, and rank 0 decides.
+                // From here on only rank 0's timeout counts.
                 stream.set_read_timeout(Some(SILENCE_TIMEOUT))?;
                 continue;
             }
@@ -68,7 +68,7 @@ fn try_join(
                 let peers: Vec<Peer> = parse(&payload)?;
                 if peers.len() != config.n_ranks {
                     let (welcomed, n_ranks) = (peers.len(), config.n_ranks);
-                    return fatal(format!("it welcomed {welcomed} ranks, not {n_ranks}"));
+                    return fatal(format!("rank 0 has {welcomed} ranks, not {n_ranks}"));
                 }
                 Ok((peers, stream))
             }
@@ -94,12 +94,12 @@ impl From<io::Error> for JoinError {
 }
 
 fn connect(host: &str, port: u16, left: Duration) -> io::Result<TcpStream> {
-    // One address that does not answer must not use up all the time.
+    // An address that does not answer must not use up the whole timeout.
     let timeout = left.clamp(Duration::from_millis(100), Duration::from_secs(2));
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the host name has no address");
     for address in (host, port).to_socket_addrs()? {
         match TcpStream::connect_timeout(&address, timeout) {
-            // At a free port of this host, the system may connect a socket with itself.
+            // On a free port of this host, the system may connect a socket to itself.
             Ok(stream) if stream.local_addr()? == stream.peer_addr()? => {
                 last = io::ErrorKind::ConnectionRefused.into();
             }

@@ -1,4 +1,4 @@
-//! The hub in memory: it collects what ranks give to an exchange, and records lost ranks.
+//! The hub: collects the contributions to exchanges, and records finished and lost ranks.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -16,18 +16,17 @@ pub(crate) struct Hub {
 }
 
 struct State {
-    /// The exchanges that some have given to and some have not, by the keys of their subsets. There
-    /// is one at most a subset: a rank gives again only after it has got the result of its last
-    /// exchange.
+    /// The incomplete exchanges, by the keys of their subsets. Each subset has at most one: a rank
+    /// contributes to the next exchange only after it has the result of the previous one.
     open: HashMap<Vec<u64>, Exchange>,
     finished: Vec<bool>,
-    /// Whether all ranks have finished.
+    /// Whether the waits of ranks that have finished are over, because all have.
     released: bool,
 }
 
 struct Exchange {
     subset: Arc<Subset>,
-    /// What the subset's ranks have given, with their tickets.
+    /// The contributions of the subset's ranks so far, with their request numbers.
     parts: Vec<Option<(u64, Vec<u8>)>>,
     outcome: Outcome,
 }
@@ -38,46 +37,46 @@ impl Exchange {
         Self { subset: Arc::clone(subset), parts, outcome: Outcome::default() }
     }
 
-    /// A rank that has finished and is waited for here: the exchange will never complete.
-    fn missed(&self, finished: &[bool]) -> Option<usize> {
+    /// A rank that has finished without contributing: the exchange will never complete.
+    fn finished_early(&self, finished: &[bool]) -> Option<usize> {
         let awaited =
             self.subset.members().iter().zip(&self.parts).filter(|(_, part)| part.is_none());
         awaited.map(|(&rank, _)| rank).find(|&rank| finished[rank])
     }
 }
 
-/// Where the result of an exchange appears for the ranks that wait for it.
+/// The result of an exchange, once it is complete, for the ranks that wait for it.
 #[derive(Clone, Default)]
 pub(crate) struct Outcome(Arc<OnceLock<Gathered>>);
 
-/// The state of an exchange after a rank gave its part.
-pub(crate) enum GiveResult {
-    /// It was the last part missing; [`Hub::publish`] hands the parts to those who wait.
+/// The state of an exchange after a contribution.
+pub(crate) enum ExchangeState {
+    /// It was the last one; [`Hub::publish`] ends the waits of the other ranks.
     Complete(Complete),
-    /// Others are still to give.
+    /// Other ranks have not contributed yet.
     Pending(Outcome),
-    /// This rank will never give, or should not have given, for this reason: the exchange cannot
-    /// complete.
+    /// The exchange cannot complete: this rank will never contribute, or was not allowed to, for
+    /// this reason.
     Failed(usize, &'static str),
 }
 
-/// An exchange with all its parts.
+/// A complete exchange.
 pub(crate) struct Complete {
     pub all: Gathered,
-    /// The tickets with which the subset's ranks gave.
-    pub tickets: Vec<u64>,
+    /// The request numbers of the subset's ranks.
+    pub requests: Vec<u64>,
     pub outcome: Outcome,
 }
 
-/// Why a rank is lost that others expect although it has finished.
-const MISSED: &str = "it had already finished when the others expected it in an exchange; every \
-    rank must make the same collective calls";
-const TWICE: &str =
-    "it gave twice to one exchange; the collective calls of a group are made one after the other";
-const NOT_A_MEMBER: &str = "it gave to the exchange of a group that it is not in";
+/// Why a rank counts as lost that has finished without contributing.
+const FINISHED_EARLY: &str = "it had already finished when the others expected it in an exchange; \
+    every rank must make the same collective calls";
+const TWICE: &str = "it contributed twice to one exchange; a subset makes its collective calls one \
+    after the other";
+const NOT_A_MEMBER: &str = "it contributed to the exchange of a subset that it is not in";
 
 impl Hub {
-    /// Of ranks of which those of this process run on `machine`.
+    /// The hub of `n_ranks` ranks; those in this process run on `machine`.
     pub(crate) fn new(machine: Machine, n_ranks: usize) -> Self {
         let finished = vec![false; n_ranks];
         let state = State { open: HashMap::new(), finished, released: false };
@@ -88,33 +87,33 @@ impl Hub {
         &self.health
     }
 
-    /// Takes the part of one rank of the world in the open exchange of a subset.
-    pub(crate) fn give(
+    /// Adds the contribution of a rank, numbered in the world, to the exchange of a subset.
+    pub(crate) fn contribute(
         &self,
         rank: usize,
         subset: &Arc<Subset>,
-        ticket: u64,
+        request: u64,
         bytes: Vec<u8>,
-    ) -> GiveResult {
-        let Some(place) = subset.rank_of(rank) else {
-            return GiveResult::Failed(rank, NOT_A_MEMBER);
+    ) -> ExchangeState {
+        let Some(index) = subset.rank_of(rank) else {
+            return ExchangeState::Failed(rank, NOT_A_MEMBER);
         };
         let mut state = self.state.lock();
         let State { open, finished, .. } = &mut *state;
         let exchange = open.entry(subset.key().to_vec()).or_insert_with(|| Exchange::new(subset));
-        if exchange.parts[place].replace((ticket, bytes)).is_some() {
-            return GiveResult::Failed(rank, TWICE);
+        if exchange.parts[index].replace((request, bytes)).is_some() {
+            return ExchangeState::Failed(rank, TWICE);
         }
-        if let Some(missed) = exchange.missed(finished) {
-            return GiveResult::Failed(missed, MISSED);
+        if let Some(rank) = exchange.finished_early(finished) {
+            return ExchangeState::Failed(rank, FINISHED_EARLY);
         }
         if exchange.parts.iter().any(Option::is_none) {
-            return GiveResult::Pending(exchange.outcome.clone());
+            return ExchangeState::Pending(exchange.outcome.clone());
         }
         let outcome = exchange.outcome.clone();
         let parts = open.remove(subset.key()).map(|exchange| exchange.parts).unwrap_or_default();
-        let (tickets, all): (_, Vec<_>) = parts.into_iter().flatten().unzip();
-        GiveResult::Complete(Complete { all: Arc::new(all), tickets, outcome })
+        let (requests, all): (_, Vec<_>) = parts.into_iter().flatten().unzip();
+        ExchangeState::Complete(Complete { all: Arc::new(all), requests, outcome })
     }
 
     pub(crate) fn publish(&self, complete: Complete) {
@@ -129,17 +128,17 @@ impl Hub {
         })
     }
 
-    /// Notes that a rank has done its work. True if it was the last one; [`release`](Self::release)
-    /// then ends their waits.
+    /// Records that a rank has done its work. True if it was the last one: then call
+    /// [`release`](Self::release).
     ///
     /// # Errors
     ///
-    /// Why the rank is lost: others wait for it in an exchange.
+    /// Why the rank counts as lost: others wait for it in an exchange.
     pub(crate) fn finished(&self, rank: usize) -> Result<bool, &'static str> {
         let mut state = self.state.lock();
         state.finished[rank] = true;
-        if state.open.values().any(|exchange| exchange.missed(&state.finished).is_some()) {
-            return Err(MISSED);
+        if state.open.values().any(|exchange| exchange.finished_early(&state.finished).is_some()) {
+            return Err(FINISHED_EARLY);
         }
         Ok(state.finished.iter().all(|finished| *finished) && !self.health.is_lost())
     }
@@ -148,6 +147,7 @@ impl Hub {
         self.state.lock().finished.iter().all(|finished| *finished)
     }
 
+    /// Ends the waits of [`wait_for_all`](Self::wait_for_all).
     pub(crate) fn release(&self) {
         self.state.change(|state| state.released = true);
     }
@@ -160,13 +160,13 @@ impl Hub {
         })
     }
 
-    /// Records a lost rank, the first one only, and wakes all waits.
+    /// Records the first lost rank, and wakes all waits.
     pub(crate) fn mark_lost(&self, rank: usize, why: &str) {
         self.state.change(|_| self.health.mark_lost(rank, why));
     }
 }
 
-/// A rank that is a thread of this process.
+/// The transport of a rank that is a thread of this process.
 pub(crate) struct ThreadTransport {
     hub: Arc<Hub>,
     rank: usize,
@@ -181,14 +181,14 @@ impl ThreadTransport {
 impl Transport for ThreadTransport {
     fn all_gather(&self, subset: &Arc<Subset>, bytes: &[u8]) -> Result<Gathered> {
         self.hub.health.check()?;
-        match self.hub.give(self.rank, subset, 0, bytes.to_vec()) {
-            GiveResult::Complete(complete) => {
+        match self.hub.contribute(self.rank, subset, 0, bytes.to_vec()) {
+            ExchangeState::Complete(complete) => {
                 let all = Arc::clone(&complete.all);
                 self.hub.publish(complete);
                 Ok(all)
             }
-            GiveResult::Pending(outcome) => self.hub.wait_for(&outcome),
-            GiveResult::Failed(rank, why) => {
+            ExchangeState::Pending(outcome) => self.hub.wait_for(&outcome),
+            ExchangeState::Failed(rank, why) => {
                 self.hub.mark_lost(rank, why);
                 self.hub.wait_for(&Outcome::default())
             }

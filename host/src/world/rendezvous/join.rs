@@ -1,9 +1,9 @@
-//! How ranks that are processes find each other: rank 0 listens ([`acceptor`]), the others connect
-//! to it ([`connect`]), and when all have joined each learns who the others are.
+//! How ranks that are processes join: rank 0 listens ([`acceptor`]), the others connect to it
+//! ([`connect`]), and when all have joined, rank 0 sends each the list of all.
 //!
-//! Rank 0 decides whether all have joined. While it waits it tells those that have joined so, once
-//! a second, and they wait with it, however long ago they started. When its time is up it tells
-//! them which ranks are missing.
+//! Only rank 0's timeout counts for ranks that have joined: while it waits, it sends them a message
+//! every second, and they wait for the next one. When its timeout has passed, it tells them which
+//! ranks are missing.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::error::{Error, NcclError, Result, WorldError};
 use crate::machine::Machine;
 use crate::world::env::Launched;
 
-/// Where the ranks of a job meet, and which of them this one is.
+/// The address of a job's rendezvous, and this process's rank.
 #[derive(Clone, Debug)]
 pub(crate) struct RendezvousConfig {
     pub host: String,
@@ -27,7 +27,7 @@ pub(crate) struct RendezvousConfig {
     /// How long rank 0 waits for the others, and they for rank 0.
     pub timeout: Duration,
     pub peer: Peer,
-    /// The descriptor of a socket that listens at this port already; rank 0's alone.
+    /// The descriptor of a socket that already listens on this port; for rank 0 only.
     pub listener: Option<i32>,
 }
 
@@ -45,8 +45,8 @@ impl RendezvousConfig {
         Error::World(WorldError::Rendezvous { address: self.address(), why: why.to_string() })
     }
 
-    pub(super) fn missing(&self, news: MissingRanks) -> Error {
-        let MissingRanks { missing, waited_ms, notes } = news;
+    pub(super) fn missing(&self, ranks: MissingRanks) -> Error {
+        let MissingRanks { missing, waited_ms, notes } = ranks;
         let waited = Duration::from_millis(waited_ms);
         Error::World(WorldError::RanksMissing { missing, address: self.address(), waited, notes })
     }
@@ -61,7 +61,7 @@ impl RendezvousConfig {
     /// # Errors
     ///
     /// [`WorldError::RanksMissing`] after the deadline, [`NcclError::VersionsDiffer`],
-    /// [`WorldError::Rendezvous`] when rank 0 does not let this rank in.
+    /// [`WorldError::Rendezvous`] when rank 0 refuses this rank.
     pub(crate) fn join(&self) -> Result<Rendezvous> {
         let (peers, transport): (Vec<Peer>, Arc<dyn Transport>) = match (self.rank, self.n_ranks) {
             (_, 1) => {
@@ -84,7 +84,7 @@ impl RendezvousConfig {
     }
 }
 
-/// Every rank makes this comparison with the same list, so every rank gets the same error.
+/// Fails if NCCL's versions differ. Every rank compares the same list, and gets the same error.
 fn same_version(peers: &[Peer]) -> Result<()> {
     let Some(first) = peers.first() else { return Ok(()) };
     match peers.iter().position(|peer| peer.nccl != first.nccl) {

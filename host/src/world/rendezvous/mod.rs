@@ -1,12 +1,12 @@
-//! The rendezvous: how ranks find each other, exchange bytes and learn that one is lost.
+//! The rendezvous: how ranks connect to each other, gather bytes and detect a lost rank.
 //!
-//! NCCL needs it before there is a communicator, and requirements, splits and barriers use it
-//! later. Ranks that are threads meet in memory ([`hub`]), ranks that are processes over TCP
-//! ([`join`], [`tcp`]), with rank 0 as the hub.
+//! It bootstraps NCCL communicators, and is used later for requirements, splits and barriers. Ranks
+//! that are threads share a hub in memory ([`hub`]). Ranks that are processes use TCP ([`join`],
+//! [`tcp`]), with the hub in rank 0.
 //!
-//! Some of the ranks can exchange among themselves ([`Rendezvous::subset`]), other subsets doing so
-//! at the same time; what keeps their exchanges apart is in [`subset`]. Whether all ranks are
-//! alive, and when all have done their work, stays a matter of the world.
+//! Its operation is an exchange: an all-gather of bytes on the host. A subset of the ranks can
+//! exchange ([`Rendezvous::subset`]), at the same time as other subsets; [`subset`] says how their
+//! exchanges are told apart. Lost and finished ranks are always those of the whole world.
 
 mod acceptor;
 mod connect;
@@ -27,26 +27,26 @@ use crate::communicator::peers::{Gathered, Peers};
 use crate::device::Health;
 use crate::error::{Error, Result};
 
-/// How one rank reaches the others.
+/// How one rank communicates with the others.
 pub(crate) trait Transport: Send + Sync {
-    /// Gives `bytes` and gets what every rank of the subset gave, in order of its ranks. All of
-    /// them take part.
+    /// Gathers the `bytes` of every rank of the subset, in order of its ranks. All of them call
+    /// this.
     fn all_gather(&self, subset: &Arc<Subset>, bytes: &[u8]) -> Result<Gathered>;
 
-    /// This rank has done its work; returns when all have.
+    /// Reports that this rank has done its work, and waits until all ranks have.
     fn finish(&self) -> Result<()>;
 
-    /// This rank cannot continue: it counts as lost, for itself as well, and the others get the
-    /// reason.
+    /// Reports that this rank cannot continue: it counts as lost, for itself too, and the others
+    /// get the reason.
     fn fail(&self, why: &str);
 
     fn health(&self) -> &Arc<Health>;
 }
 
-/// One rank's end of the rendezvous, or of a part of it.
+/// The rendezvous of the world or of a subset, as one rank uses it.
 #[derive(Clone)]
 pub(crate) struct Rendezvous {
-    /// This rank in the subset.
+    /// This rank's number in the subset.
     rank: usize,
     subset: Arc<Subset>,
     /// The host of every rank of the subset.
@@ -56,20 +56,20 @@ pub(crate) struct Rendezvous {
 }
 
 impl Rendezvous {
-    /// That of the world, of which `hosts` are all.
+    /// The rendezvous of the world, with the host of every rank.
     pub(crate) fn new(rank: usize, hosts: Vec<String>, transport: Arc<dyn Transport>) -> Self {
         let subset = Arc::new(Subset::world(hosts.len()));
         Self { rank, subset, hosts: hosts.into(), subsets: Arc::default(), transport }
     }
 
-    /// The rendezvous of some ranks of this one, which are ranks 0, 1, ... there in the order of
-    /// `members`; this rank is one of them. Nothing is exchanged. All members make it, with the
-    /// same list, and those who make several of the same ranks do so in the same order; they
-    /// exchange in it in the same order, too.
+    /// The rendezvous of the ranks `members` of this one, which become ranks 0, 1, ... in the order
+    /// of the list; this rank is one of them. Making it exchanges nothing. All members make it with
+    /// the same list, and make several subsets of the same ranks in the same order. They also make
+    /// the exchanges of a subset in the same order.
     ///
-    /// Its exchanges are its members' alone and may overlap with those of any other subset. A lost
-    /// rank is lost to all subsets, and errors name it by its rank in the world;
-    /// [`finish`](Self::finish) and [`fail`](Self::fail) mean the world.
+    /// Exchanges of different subsets may overlap. A lost rank is lost for all subsets, and errors
+    /// contain its rank in the world; [`finish`](Self::finish) and [`fail`](Self::fail) apply to
+    /// the world.
     ///
     /// # Errors
     ///
@@ -79,7 +79,7 @@ impl Rendezvous {
         let subset = Arc::new(self.subsets.next(&self.subset, self.rank, members)?);
         let hosts: Vec<String> = members.iter().map(|&member| self.hosts[member].clone()).collect();
         let rank = members.iter().position(|&member| member == self.rank);
-        let rank = rank.ok_or_else(|| Error::invalid("this rank is not in its own group"))?;
+        let rank = rank.ok_or_else(|| Error::invalid("this rank is not in its own subset"))?;
         let transport = Arc::clone(&self.transport);
         Ok(Self { rank, subset, hosts: hosts.into(), subsets: Arc::default(), transport })
     }
@@ -101,11 +101,11 @@ impl Rendezvous {
     }
 
     pub(crate) fn all_gather(&self, bytes: &[u8]) -> Result<Gathered> {
-        // What all ranks give goes back in one frame.
+        // The contributions of all ranks must fit into one frame.
         let limit = wire::MAX_PAYLOAD / self.n_ranks() - size_of::<u32>();
         if bytes.len() > limit {
             return Err(Error::invalid(format!(
-                "{} bytes in an exchange of {} ranks; at most {limit} a rank fit",
+                "{} bytes in an exchange of {} ranks; at most {limit} per rank are allowed",
                 bytes.len(),
                 self.n_ranks()
             )));
@@ -121,15 +121,15 @@ impl Rendezvous {
         self.all_gather(&[]).map(drop)
     }
 
-    /// All ranks get the bytes that `root` gives; those of the others are ignored.
+    /// Returns the bytes of rank `root` on all ranks; those of other ranks are ignored.
     pub(crate) fn broadcast(&self, root: usize, bytes: &[u8]) -> Result<Vec<u8>> {
         if root >= self.n_ranks() {
             let n_ranks = self.n_ranks();
             return Err(Error::invalid(format!("rank {root} is not one of {n_ranks} ranks")));
         }
-        let given = if self.rank == root { bytes } else { &[] };
-        let all = self.all_gather(given)?;
-        all.get(root).cloned().ok_or_else(|| Error::invalid("an exchange left out its root"))
+        let contribution = if self.rank == root { bytes } else { &[] };
+        let all = self.all_gather(contribution)?;
+        all.get(root).cloned().ok_or_else(|| Error::invalid("an exchange without its root's bytes"))
     }
 
     pub(crate) fn finish(&self) -> Result<()> {

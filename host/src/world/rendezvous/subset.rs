@@ -1,11 +1,11 @@
-//! The ranks that exchange among themselves: the world, its subsets, subsets of those.
+//! Sets of ranks that exchange: the world, its subsets, and subsets of those.
 //!
-//! Many subsets exchange at the same time over the same connections, so every part of an exchange
-//! carries the key of its subset, and parts with one key belong together. A key is agreed by
-//! construction, with no word between the ranks: it is how the subset was made, from the world on:
-//! for every step the members, and how many subsets of these very members had been made of the same
-//! parent before. Two subsets of the same members thus have different keys, and that takes no more
-//! than the rule for everything collective: the members of a subset make it in the same order.
+//! Many subsets exchange at the same time over the same connections, so every contribution to an
+//! exchange contains the key of its subset. Ranks compute equal keys without communication. A key
+//! describes how the subset was made, starting at the world: for every step, the members, and the
+//! number of earlier subsets of the same parent with the same members. So two subsets with the same
+//! members have different keys. This needs only the usual rule of collective calls: the members
+//! make their subsets in the same order.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -15,15 +15,14 @@ use parking_lot::Mutex;
 use super::wire::bad;
 use crate::error::{Error, Result};
 
-/// How long a key may get on the wire, in bytes: a few nested subsets of as many ranks as there can
-/// be.
+/// The largest key, in bytes: enough for a few nested subsets of the largest number of ranks.
 pub(super) const MAX_KEY: usize = 32 << 20;
 
-/// Some ranks of the world, in the order of their ranks in the subset.
+/// Ranks of the world, in the order of their ranks in the subset.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Subset {
-    /// For each step from the world to here: which of its like, number of members, the members as
-    /// ranks of the world.
+    /// For each step from the world to this subset: the number of earlier equal subsets, the number
+    /// of members, the members as ranks of the world.
     key: Vec<u64>,
     members: Vec<usize>,
 }
@@ -42,41 +41,41 @@ impl Subset {
         &self.members
     }
 
-    /// The subset's rank of a rank of the world.
+    /// The rank in the subset of a rank of the world.
     pub(super) fn rank_of(&self, world_rank: usize) -> Option<usize> {
-        // Where the subset is the world or starts as it does, the place is the rank.
+        // Fast path: the subset starts with ranks 0, 1, ..., or is the world.
         if self.members.get(world_rank) == Some(&world_rank) {
             return Some(world_rank);
         }
         self.members.iter().position(|&member| member == world_rank)
     }
 
-    /// The subset of this key, as another rank says.
+    /// The subset with this key, which another rank has sent.
     pub(super) fn from_key(key: Vec<u64>, n_ranks: usize) -> io::Result<Self> {
         let (mut rest, mut last) = (key.as_slice(), None);
         while let [_, count, after @ ..] = rest {
             let count = usize::try_from(*count).ok().filter(|count| *count <= after.len());
-            let (members, after) = after.split_at(count.ok_or_else(garbled)?);
+            let (members, after) = after.split_at(count.ok_or_else(invalid)?);
             (rest, last) = (after, Some(members));
         }
         if !rest.is_empty() {
-            return Err(garbled());
+            return Err(invalid());
         }
         let Some(members) = last else { return Ok(Self::world(n_ranks)) };
         let members = members.iter().map(|&member| usize::try_from(member).unwrap_or(usize::MAX));
         let members: Vec<usize> = members.collect();
         match fault(&members, n_ranks) {
             None if !members.is_empty() => Ok(Self { key, members }),
-            _ => Err(garbled()),
+            _ => Err(invalid()),
         }
     }
 }
 
-fn garbled() -> io::Error {
-    bad("a garbled group")
+fn invalid() -> io::Error {
+    bad("an invalid subset")
 }
 
-/// What is wrong with these ranks of `n_ranks`, if anything is.
+/// Why these ranks, of `n_ranks`, are not valid members, if so.
 fn fault(members: &[usize], n_ranks: usize) -> Option<String> {
     let mut seen = HashSet::with_capacity(members.len().min(n_ranks));
     members.iter().find_map(|&member| {
@@ -90,12 +89,12 @@ fn fault(members: &[usize], n_ranks: usize) -> Option<String> {
     })
 }
 
-/// How many subsets of which members one rank has made of one subset.
+/// How many subsets one rank has made of one parent, by members.
 #[derive(Default)]
 pub(super) struct SubsetIds(Mutex<HashMap<Vec<usize>, u64>>);
 
 impl SubsetIds {
-    /// The next subset of `subset` with these of its ranks; `rank` is this rank's in `subset`.
+    /// A new subset of `subset` with these of its ranks; `rank` is this rank's in `subset`.
     ///
     /// # Errors
     ///
@@ -103,14 +102,14 @@ impl SubsetIds {
     pub(super) fn next(&self, subset: &Subset, rank: usize, members: &[usize]) -> Result<Subset> {
         let n_ranks = subset.members.len();
         if let Some(fault) = fault(members, n_ranks) {
-            return Err(Error::invalid(format!("a group of these ranks is not possible: {fault}")));
+            return Err(Error::invalid(format!("these ranks cannot form a subset: {fault}")));
         }
         if !members.contains(&rank) {
-            return Err(Error::invalid(format!("rank {rank} is not in the group that it makes")));
+            return Err(Error::invalid(format!("rank {rank} is not in the subset that it makes")));
         }
         let length = size_of::<u64>() * (subset.key.len() + 2 + members.len());
         if length > MAX_KEY {
-            return Err(Error::invalid("groups are nested too deep"));
+            return Err(Error::invalid("subsets are nested too deep"));
         }
         let nth = {
             let mut made = self.0.lock();
@@ -142,7 +141,7 @@ mod tests {
         assert_eq!(ones, others);
         let keys: HashSet<_> = ones.iter().map(Subset::key).collect();
         assert_eq!(keys.len(), 4);
-        // The same ranks of the world, by another way.
+        // The same ranks of the world, as a subset of a subset.
         let nested = SubsetIds::default().next(&ones[0], 1, &[1, 2]).unwrap();
         assert_eq!(nested.members(), ones[3].members());
         assert!(!keys.contains(nested.key()));
@@ -184,7 +183,7 @@ mod tests {
         };
         assert!(why(&[1, 4]).contains("rank 4 is not one of 4 ranks"));
         assert!(why(&[1, 2, 1]).contains("rank 1 is in it twice"));
-        assert!(why(&[0, 2]).contains("rank 1 is not in the group"));
-        assert!(why(&[]).contains("rank 1 is not in the group"));
+        assert!(why(&[0, 2]).contains("rank 1 is not in the subset"));
+        assert!(why(&[]).contains("rank 1 is not in the subset"));
     }
 }

@@ -1,6 +1,6 @@
-//! The rendezvous of ranks that are processes, once they have [joined](super::join): every rank
-//! keeps one connection to rank 0. One that closes before its rank has finished is a dead rank, and
-//! rank 0 tells the others.
+//! The transport between ranks that are processes, after they have [joined](super::join): every
+//! rank has one connection to rank 0. If it closes before the rank has finished, the rank counts as
+//! dead, and rank 0 tells the others.
 
 use std::collections::HashMap;
 use std::io;
@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use socket2::{SockRef, TcpKeepalive};
 
 use super::Transport;
-use super::hub::{GiveResult, Hub, Outcome};
+use super::hub::{ExchangeState, Hub, Outcome};
 use super::subset::Subset;
 use super::wire::{
     self, Kind, LostRank, MAX_FRAME, bad, contribution_header, pack, parse, read_contribution,
@@ -26,13 +26,12 @@ use crate::machine::{Machine, Shared};
 
 /// A peer that reads nothing for this long counts as dead.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a rank that leaves waits for the other side to have read everything.
+/// How long a rank that closes its connection waits for its peer to have read everything.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
-/// The interval of TCP keepalive probes, of which three are sent: a host that went down sends
-/// nothing.
+/// The interval of the three TCP keepalive probes, which detect a host that went down.
 const KEEPALIVE: Duration = Duration::from_secs(5);
 
-/// Sets a connection's options for the time after the greeting.
+/// Sets a connection's options after the rank has joined.
 fn configure(stream: &TcpStream) -> io::Result<()> {
     stream.set_read_timeout(None)?;
     stream.set_write_timeout(Some(WRITE_TIMEOUT))?;
@@ -46,9 +45,9 @@ fn closed(error: &io::Error) -> String {
     format!("its connection closed ({error}): its process ended or its host went down")
 }
 
-/// Waits, not for long, until the threads that read have ended, which hold `shared` too. Closing
-/// with something unread would make the system throw away what the other side has not read yet: the
-/// reason why a rank is lost, say.
+/// Waits, at most [`CLOSE_TIMEOUT`], until the reader threads, which have references to `shared`
+/// too, have ended. If a socket is closed with unread data, TCP resets the connection, and its peer
+/// may lose messages, such as why a rank is lost.
 fn wait_for_readers<T>(shared: &Arc<T>) {
     let start = Instant::now();
     while Arc::strong_count(shared) > 1 && start.elapsed() < CLOSE_TIMEOUT {
@@ -56,12 +55,12 @@ fn wait_for_readers<T>(shared: &Arc<T>) {
     }
 }
 
-/// Rank 0's side: the hub, and the connections to the others.
+/// The state of rank 0: the hub, and the connections to the other ranks.
 struct Root {
     hub: Hub,
-    /// The connection of rank `i` is at `i - 1`.
+    /// The connection of rank `i` has index `i - 1`.
     writers: Vec<Mutex<TcpStream>>,
-    /// Whether the others were sent the news of a lost rank.
+    /// Whether a lost rank was reported to the other ranks.
     announced: Mutex<bool>,
 }
 
@@ -74,7 +73,7 @@ impl Root {
     fn send_to(&self, rank: usize, kind: Kind, payload: &[&[u8]]) {
         let mut writer = self.writers[rank - 1].lock();
         if send_all(&mut *writer, kind, payload).is_err() {
-            // Its reader then sees the end of the connection and reports the rank.
+            // The thread that reads the connection then finds it closed, and reports the rank.
             let _ = writer.shutdown(Shutdown::Both);
         }
     }
@@ -83,35 +82,41 @@ impl Root {
         (1..self.n_ranks()).for_each(|rank| self.send_to(rank, kind, &[payload]));
     }
 
-    // The others are sent the news before this process's own rank is woken: once awake, it may end
-    // and close the connections.
+    // The functions below send to the other ranks before they wake rank 0's thread, which may then
+    // end and close the connections.
 
-    /// Where the result will be.
-    fn give(&self, rank: usize, subset: &Arc<Subset>, ticket: u64, bytes: Vec<u8>) -> Outcome {
-        match self.hub.give(rank, subset, ticket, bytes) {
-            GiveResult::Complete(complete) => {
+    /// Adds a contribution. Returns where the result will be.
+    fn contribute(
+        &self,
+        rank: usize,
+        subset: &Arc<Subset>,
+        request: u64,
+        bytes: Vec<u8>,
+    ) -> Outcome {
+        match self.hub.contribute(rank, subset, request, bytes) {
+            ExchangeState::Complete(complete) => {
                 let (payload, outcome) = (pack(&complete.all), complete.outcome.clone());
-                for (&member, ticket) in subset.members().iter().zip(&complete.tickets) {
+                for (&member, request) in subset.members().iter().zip(&complete.requests) {
                     if member > 0 {
-                        self.send_to(member, Kind::Gathered, &[&ticket.to_le_bytes(), &payload]);
+                        self.send_to(member, Kind::Gathered, &[&request.to_le_bytes(), &payload]);
                     }
                 }
                 self.hub.publish(complete);
                 outcome
             }
-            GiveResult::Pending(outcome) => outcome,
-            GiveResult::Failed(rank, why) => {
+            ExchangeState::Pending(outcome) => outcome,
+            ExchangeState::Failed(rank, why) => {
                 self.mark_lost(rank, why);
                 Outcome::default()
             }
         }
     }
 
-    /// A part came from another rank.
-    fn given(&self, rank: usize, payload: &[u8]) -> io::Result<()> {
+    /// Handles a contribution from another rank.
+    fn handle_contribution(&self, rank: usize, payload: &[u8]) -> io::Result<()> {
         let part = read_contribution(payload)?;
         let subset = Arc::new(Subset::from_key(part.subset, self.n_ranks())?);
-        self.give(rank, &subset, part.ticket, part.bytes);
+        self.contribute(rank, &subset, part.request, part.bytes);
         Ok(())
     }
 
@@ -127,17 +132,17 @@ impl Root {
     }
 
     fn mark_lost(&self, rank: usize, why: &str) {
-        // Held to the end, so that all ranks learn of the same rank first.
+        // Locked to the end, so that all ranks are told the same lost rank.
         let mut announced = self.announced.lock();
         if !*announced {
             *announced = true;
-            let news = LostRank { rank, why: why.to_owned() };
-            self.send_to_all(Kind::Lost, &serde_json::to_vec(&news).unwrap_or_default());
+            let lost = LostRank { rank, why: why.to_owned() };
+            self.send_to_all(Kind::Lost, &serde_json::to_vec(&lost).unwrap_or_default());
         }
         self.hub.mark_lost(rank, why);
     }
 
-    /// Serves one rank until it leaves.
+    /// Handles the frames of one rank until its connection ends.
     fn serve(&self, rank: usize, mut stream: TcpStream) {
         self.read_frames(rank, &mut stream);
         let _ = stream.shutdown(Shutdown::Both);
@@ -146,8 +151,8 @@ impl Root {
     fn read_frames(&self, rank: usize, stream: &mut TcpStream) {
         loop {
             match receive(stream, MAX_FRAME) {
-                Ok((Kind::Give, payload)) => {
-                    if let Err(error) = self.given(rank, &payload) {
+                Ok((Kind::Contribute, payload)) => {
+                    if let Err(error) = self.handle_contribution(rank, &payload) {
                         return self.mark_lost(rank, &format!("it sent {error}"));
                     }
                 }
@@ -156,7 +161,7 @@ impl Root {
                     return self.mark_lost(rank, &String::from_utf8_lossy(&why));
                 }
                 Ok((kind, _)) => {
-                    return self.mark_lost(rank, &format!("it sent {kind:?} out of turn"));
+                    return self.mark_lost(rank, &format!("it sent an unexpected {kind:?} frame"));
                 }
                 Err(_) if self.hub.is_finished() => return,
                 Err(error) => return self.mark_lost(rank, &closed(&error)),
@@ -165,11 +170,11 @@ impl Root {
     }
 }
 
-/// Rank 0.
+/// The transport of rank 0.
 pub(super) struct TcpRoot(Arc<Root>);
 
 impl TcpRoot {
-    /// `streams` are the connections of ranks 1, 2, ... in order, greeted.
+    /// `streams` are the connections of ranks 1, 2, ..., which have joined.
     pub(super) fn start(streams: Vec<TcpStream>) -> io::Result<Self> {
         streams.iter().try_for_each(configure)?;
         let readers: Vec<TcpStream> =
@@ -190,7 +195,7 @@ impl TcpRoot {
 impl Transport for TcpRoot {
     fn all_gather(&self, subset: &Arc<Subset>, bytes: &[u8]) -> Result<Gathered> {
         self.0.hub.health().check()?;
-        let outcome = self.0.give(0, subset, 0, bytes.to_vec());
+        let outcome = self.0.contribute(0, subset, 0, bytes.to_vec());
         self.0.hub.wait_for(&outcome)
     }
 
@@ -210,7 +215,7 @@ impl Transport for TcpRoot {
 
 impl Drop for TcpRoot {
     fn drop(&mut self) {
-        // From here on a rank that closes its connection does not count as lost.
+        // From here on, ranks that close their connections are not reported as lost.
         *self.0.announced.lock() = true;
         for writer in &self.0.writers {
             let _ = writer.lock().shutdown(Shutdown::Write);
@@ -222,20 +227,20 @@ impl Drop for TcpRoot {
     }
 }
 
-/// The side of every other rank.
+/// The state of a rank other than 0.
 struct Client {
     state: Shared<ClientState>,
     health: Arc<Health>,
     writer: Mutex<TcpStream>,
-    /// The ticket of the next exchange.
+    /// The request number of the next exchange.
     next: AtomicU64,
     rank: usize,
 }
 
 #[derive(Default)]
 struct ClientState {
-    /// By their tickets, the exchanges that this rank has given to: the number of their ranks, and
-    /// once it is there the result.
+    /// This rank's exchanges by request number: the number of ranks, and the result once it has
+    /// arrived.
     exchanges: HashMap<u64, (usize, Option<Gathered>)>,
     finished: bool,
 }
@@ -245,22 +250,22 @@ impl Client {
         self.state.change(|_| self.health.mark_lost(rank, why));
     }
 
-    fn gathered(&self, payload: &[u8]) -> io::Result<()> {
-        let (ticket, parts) = wire::ticket(payload)?;
+    fn handle_gathered(&self, payload: &[u8]) -> io::Result<()> {
+        let (request, parts) = wire::request(payload)?;
         let parts = unpack(parts)?;
-        self.state.change(|state| match state.exchanges.get_mut(&ticket) {
+        self.state.change(|state| match state.exchanges.get_mut(&request) {
             Some((n_ranks, result @ None)) if *n_ranks == parts.len() => {
                 *result = Some(Arc::new(parts));
                 Ok(())
             }
-            _ => Err(bad("an exchange that this rank did not ask for")),
+            _ => Err(bad("the result of an unknown exchange")),
         })
     }
 
     fn read_frames(&self, mut stream: TcpStream) {
         loop {
-            let news = receive(&mut stream, MAX_FRAME).and_then(|(kind, payload)| match kind {
-                Kind::Gathered => self.gathered(&payload),
+            let handled = receive(&mut stream, MAX_FRAME).and_then(|(kind, payload)| match kind {
+                Kind::Gathered => self.handle_gathered(&payload),
                 Kind::Finished => {
                     self.state.change(|state| state.finished = true);
                     Ok(())
@@ -270,9 +275,9 @@ impl Client {
                     self.mark_lost(lost.rank, &lost.why);
                     Ok(())
                 }
-                other => Err(bad(format!("{other:?} out of turn"))),
+                other => Err(bad(format!("an unexpected {other:?} frame"))),
             });
-            if let Err(error) = news {
+            if let Err(error) = handled {
                 if !self.state.lock().finished {
                     self.mark_lost(0, &closed(&error));
                 }
@@ -285,12 +290,12 @@ impl Client {
     fn send(&self, kind: Kind, payload: &[&[u8]]) {
         let mut writer = self.writer.lock();
         if send_all(&mut *writer, kind, payload).is_err() {
-            // The reader continues to the end of the stream, where rank 0 may have sent the reason.
+            // The reader thread continues: rank 0 may have sent the reason before it closed.
             let _ = writer.shutdown(Shutdown::Write);
         }
     }
 
-    /// Waits until `ready` finds what it looks for.
+    /// Waits until `ready` returns a value, or a rank is lost.
     fn wait<T>(&self, mut ready: impl FnMut(&mut ClientState) -> Option<T>) -> Result<T> {
         self.state.wait(|state| match ready(state) {
             None => self.health.check().map(|()| None),
@@ -299,11 +304,11 @@ impl Client {
     }
 }
 
-/// A rank other than 0.
+/// The transport of a rank other than 0.
 pub(super) struct TcpClient(Arc<Client>);
 
 impl TcpClient {
-    /// `stream` is the connection to rank 0, greeted.
+    /// `stream` is the connection to rank 0, after joining.
     pub(super) fn start(stream: TcpStream, rank: usize) -> io::Result<Self> {
         configure(&stream)?;
         let reader = stream.try_clone()?;
@@ -314,10 +319,10 @@ impl TcpClient {
             next: AtomicU64::new(0),
             rank,
         });
-        let listener = Arc::clone(&client);
+        let shared = Arc::clone(&client);
         std::thread::Builder::new()
             .name(format!("devcomm-rank-{rank}"))
-            .spawn(move || listener.read_frames(reader))?;
+            .spawn(move || shared.read_frames(reader))?;
         Ok(Self(client))
     }
 }
@@ -325,12 +330,12 @@ impl TcpClient {
 impl Transport for TcpClient {
     fn all_gather(&self, subset: &Arc<Subset>, bytes: &[u8]) -> Result<Gathered> {
         self.0.health.check()?;
-        let ticket = self.0.next.fetch_add(1, Ordering::Relaxed);
-        self.0.state.lock().exchanges.insert(ticket, (subset.members().len(), None));
-        self.0.send(Kind::Give, &[&contribution_header(ticket, subset.key()), bytes]);
+        let request = self.0.next.fetch_add(1, Ordering::Relaxed);
+        self.0.state.lock().exchanges.insert(request, (subset.members().len(), None));
+        self.0.send(Kind::Contribute, &[&contribution_header(request, subset.key()), bytes]);
         self.0.wait(|state| {
-            let result = state.exchanges.get(&ticket)?.1.clone()?;
-            state.exchanges.remove(&ticket);
+            let result = state.exchanges.get(&request)?.1.clone()?;
+            state.exchanges.remove(&request);
             Some(result)
         })
     }

@@ -1,5 +1,5 @@
-//! What goes over a rendezvous connection: frames of one byte of kind, four of length, and the
-//! payload.
+//! The protocol of rendezvous connections: a frame is one byte of kind, four bytes of length, and
+//! the payload.
 
 use std::io::{self, Read, Write};
 
@@ -8,48 +8,49 @@ use serde::{Deserialize, Serialize};
 
 use super::subset::MAX_KEY;
 
-/// What all ranks give in an exchange, together.
+/// The most bytes of an exchange, all ranks together.
 pub(crate) const MAX_PAYLOAD: usize = 64 << 20;
-/// Largest payload of a frame: an exchange, a subset's key, the ticket and the key's length.
+/// The largest payload of a frame: an exchange, a subset's key, the key's length, the request
+/// number.
 pub(crate) const MAX_FRAME: usize = MAX_PAYLOAD + MAX_KEY + 16;
-/// Largest payload before a connection is known to be a rank's.
+/// The largest payload before a connection is known to be a rank's.
 pub(crate) const MAX_GREETING: usize = 4 << 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Kind {
-    /// To rank 0: who I am.
+    /// To rank 0: identifies the sender by a [`Hello`].
     Hello = 0xd1,
-    /// From rank 0: you have joined; others are awaited. Sent once a second.
+    /// From rank 0: the receiver has joined, others have not yet. Sent once a second.
     Waiting,
-    /// From rank 0: all ranks have joined.
+    /// From rank 0: all ranks have joined; the payload has their [`Peer`]s.
     Welcome,
-    /// From rank 0: you are refused; the payload says why.
+    /// From rank 0: the receiver is refused; the payload is the reason.
     Refused,
-    /// From rank 0: some ranks did not arrive; the payload lists them.
+    /// From rank 0: some ranks did not connect in time, [`MissingRanks`].
     Missing,
-    /// To rank 0: my part of an exchange, a [`Contribution`].
-    Give,
-    /// From rank 0: the ticket that came with your part, and all parts.
+    /// To rank 0: the sender's part of an exchange, a [`Contribution`].
+    Contribute,
+    /// From rank 0: the request number of the receiver's contribution, and all contributions.
     Gathered,
-    /// To rank 0: I have done my work. From rank 0: all have.
+    /// To rank 0: the sender has done its work. From rank 0: all ranks have.
     Finished,
-    /// To rank 0: I cannot continue, because.
+    /// To rank 0: the sender cannot continue; the payload is the reason.
     Failed,
-    /// From rank 0: a rank is lost.
+    /// From rank 0: a rank is lost, [`LostRank`].
     Lost,
 }
 
 impl Kind {
     fn from_byte(byte: u8) -> Option<Self> {
         use Kind::*;
-        [Hello, Waiting, Welcome, Refused, Missing, Give, Gathered, Finished, Failed, Lost]
+        [Hello, Waiting, Welcome, Refused, Missing, Contribute, Gathered, Finished, Failed, Lost]
             .into_iter()
             .find(|kind| *kind as u8 == byte)
     }
 }
 
-/// A rank's greeting.
+/// The first message of a rank.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Hello {
     pub protocol: u32,
@@ -59,7 +60,7 @@ pub(crate) struct Hello {
     pub peer: Peer,
 }
 
-/// What the others learn of a rank.
+/// What the other ranks are told about a rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Peer {
     pub host: String,
@@ -93,13 +94,13 @@ pub(crate) fn send(to: &mut impl Write, kind: Kind, payload: &[u8]) -> io::Resul
     send_all(to, kind, &[payload])
 }
 
-/// Sends a payload that is in several pieces.
+/// Sends a payload that consists of several slices.
 pub(crate) fn send_all(to: &mut impl Write, kind: Kind, pieces: &[&[u8]]) -> io::Result<()> {
     let length: usize = pieces.iter().map(|piece| piece.len()).sum();
     if length > MAX_FRAME {
         return Err(bad(format!("a frame of {length} bytes is too long")));
     }
-    // One write, so that the frame leaves in one piece.
+    // One write per frame.
     let mut frame = Vec::with_capacity(5 + length);
     frame.push(kind as u8);
     frame.extend_from_slice(&(length as u32).to_le_bytes());
@@ -118,7 +119,7 @@ pub(crate) fn receive(from: &mut impl Read, limit: usize) -> io::Result<(Kind, V
     let kind = Kind::from_byte(kind).ok_or_else(|| bad("not a rank of this program"))?;
     let length = u32::from_le_bytes(length) as usize;
     if length > limit {
-        return Err(bad(format!("a frame of {length} bytes, where {limit} are allowed")));
+        return Err(bad(format!("a frame of {length} bytes, but at most {limit} are allowed")));
     }
     let mut payload = Vec::new();
     from.take(length as u64).read_to_end(&mut payload)?;
@@ -129,46 +130,46 @@ pub(crate) fn receive(from: &mut impl Read, limit: usize) -> io::Result<(Kind, V
 }
 
 pub(crate) fn parse<'a, T: Deserialize<'a>>(payload: &'a [u8]) -> io::Result<T> {
-    serde_json::from_slice(payload).map_err(|error| bad(format!("garbled frame: {error}")))
+    serde_json::from_slice(payload).map_err(|error| bad(format!("an invalid frame: {error}")))
 }
 
 /// One rank's part of an exchange.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Contribution {
-    /// The rank's number for it, which comes back with the result.
-    pub ticket: u64,
-    /// The key of the subset whose exchange it is.
+    /// The rank's number for this exchange, which the result repeats.
+    pub request: u64,
+    /// The key of the subset that exchanges.
     pub subset: Vec<u64>,
     pub bytes: Vec<u8>,
 }
 
-/// What stands before the bytes of a part.
-pub(crate) fn contribution_header(ticket: u64, subset: &[u64]) -> Vec<u8> {
-    let words = [ticket, subset.len() as u64];
+/// The payload of a contribution before its bytes.
+pub(crate) fn contribution_header(request: u64, subset: &[u64]) -> Vec<u8> {
+    let words = [request, subset.len() as u64];
     words.iter().chain(subset).flat_map(|word| word.to_le_bytes()).collect()
 }
 
 pub(crate) fn read_contribution(payload: &[u8]) -> io::Result<Contribution> {
-    let garbled = || bad("a garbled part of an exchange");
-    let (ticket, rest) = ticket(payload)?;
-    let (length, rest) = rest.split_first_chunk().ok_or_else(garbled)?;
+    let invalid = || bad("an invalid contribution");
+    let (request, rest) = request(payload)?;
+    let (length, rest) = rest.split_first_chunk().ok_or_else(invalid)?;
     let length = usize::try_from(u64::from_le_bytes(*length)).ok();
     let length = length.and_then(|length| length.checked_mul(size_of::<u64>()));
     let (subset, bytes) =
-        length.and_then(|length| rest.split_at_checked(length)).ok_or_else(garbled)?;
+        length.and_then(|length| rest.split_at_checked(length)).ok_or_else(invalid)?;
     let (subset, _) = subset.as_chunks();
     let subset = subset.iter().map(|word| u64::from_le_bytes(*word)).collect();
-    Ok(Contribution { ticket, subset, bytes: bytes.to_vec() })
+    Ok(Contribution { request, subset, bytes: bytes.to_vec() })
 }
 
-/// The ticket at the front of a payload, and the rest.
-pub(crate) fn ticket(payload: &[u8]) -> io::Result<(u64, &[u8])> {
-    let (ticket, rest) =
-        payload.split_first_chunk().ok_or_else(|| bad("a frame with no ticket"))?;
-    Ok((u64::from_le_bytes(*ticket), rest))
+/// Splits a payload into its request number and the rest.
+pub(crate) fn request(payload: &[u8]) -> io::Result<(u64, &[u8])> {
+    let (request, rest) =
+        payload.split_first_chunk().ok_or_else(|| bad("a frame without a request number"))?;
+    Ok((u64::from_le_bytes(*request), rest))
 }
 
-/// All parts of an exchange in one payload: each with its length before it.
+/// All contributions to an exchange in one payload, each after its length.
 pub(crate) fn pack(parts: &[Vec<u8>]) -> Vec<u8> {
     let mut payload = Vec::with_capacity(parts.iter().map(|part| 4 + part.len()).sum());
     for part in parts {
@@ -182,11 +183,11 @@ pub(crate) fn unpack(mut payload: &[u8]) -> io::Result<Vec<Vec<u8>>> {
     let mut parts = Vec::new();
     while let Some((length, rest)) = payload.split_first_chunk() {
         let length = u32::from_le_bytes(*length) as usize;
-        let part = rest.get(..length).ok_or_else(|| bad("garbled exchange"))?;
+        let part = rest.get(..length).ok_or_else(|| bad("an invalid exchange result"))?;
         parts.push(part.to_vec());
         payload = &rest[length..];
     }
-    if payload.is_empty() { Ok(parts) } else { Err(bad("garbled exchange")) }
+    if payload.is_empty() { Ok(parts) } else { Err(bad("an invalid exchange result")) }
 }
 
 pub(crate) fn bad(what: impl Into<String>) -> io::Error {
@@ -200,10 +201,10 @@ mod tests {
     #[test]
     fn a_frame_arrives_as_it_was_sent() {
         let mut buffer = Vec::new();
-        send(&mut buffer, Kind::Give, b"abc").unwrap();
+        send(&mut buffer, Kind::Contribute, b"abc").unwrap();
         send(&mut buffer, Kind::Finished, b"").unwrap();
         let mut from = buffer.as_slice();
-        assert_eq!(receive(&mut from, 16).unwrap(), (Kind::Give, b"abc".to_vec()));
+        assert_eq!(receive(&mut from, 16).unwrap(), (Kind::Contribute, b"abc".to_vec()));
         assert_eq!(receive(&mut from, 16).unwrap(), (Kind::Finished, Vec::new()));
         assert_eq!(receive(&mut from, 16).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
     }
@@ -222,7 +223,7 @@ mod tests {
         let mut payload = contribution_header(7, &[1, 2, u64::MAX]);
         payload.extend_from_slice(b"bytes");
         let part =
-            Contribution { ticket: 7, subset: vec![1, 2, u64::MAX], bytes: b"bytes".to_vec() };
+            Contribution { request: 7, subset: vec![1, 2, u64::MAX], bytes: b"bytes".to_vec() };
         assert_eq!(read_contribution(&payload).unwrap(), part);
         assert!(read_contribution(&payload[..39]).is_err());
         assert!(read_contribution(&payload[..15]).is_err());

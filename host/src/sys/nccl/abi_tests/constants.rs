@@ -9,7 +9,7 @@ use crate::communicator::{
 };
 use devcomm_sys::nccl::*;
 
-/// What C calls it, and our value.
+/// The C name and this crate's value of each constant.
 fn constants() -> Vec<(&'static str, i64)> {
     let int = |value: std::ffi::c_int| i64::from(value);
     vec![
@@ -88,7 +88,7 @@ fn every_constant_has_the_value_of_nccls_headers() {
 
 #[test]
 fn the_graph_usage_modes_have_the_numbers_that_nccl_documents() {
-    // The headers name them nowhere.
+    // The headers have no names for them.
     let modes = [GraphUsageMode::NoGraph, GraphUsageMode::OneGraph, GraphUsageMode::Mixed];
     assert_eq!(modes.map(|mode| mode as i32), [0, 1, 2]);
 }

@@ -1,4 +1,4 @@
-//! The table of functions: their prototypes against the headers, and that it is complete.
+//! Compares the function table with the headers and the library: every prototype, every name.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -11,7 +11,7 @@ use crate::communicator::Library;
 use crate::sys::nccl::DEV_COMM_VERSION;
 use devcomm_sys::nccl::PROTOTYPES;
 
-/// What the library exports or the headers declare, and the table leaves out.
+/// Functions that the library exports or the headers declare but the table omits, and why.
 const LEFT_OUT: &[(&str, &str)] = &[
     ("ncclCftBarrierCreateRequirement", "declared, but not exported"),
     ("ncclGinInboxA2ACreateRequirement", "declared for Windows only, with types that are private"),
@@ -19,9 +19,9 @@ const LEFT_OUT: &[(&str, &str)] = &[
     ("ncclResetDebugInitInternal", "exported, but declared nowhere"),
 ];
 
-/// The C type that a Rust type of the table stands for.
+/// The C type that corresponds to a Rust type of the table.
 fn c_type(rust: &str) -> String {
-    // The compiler writes pointers with a space or without.
+    // `stringify!` writes pointers with a space or without.
     let rust = &rust.trim().replace("* ", "*");
     if let Some(target) = rust.strip_prefix("*mut ") {
         return c_type(target) + " *";
@@ -68,8 +68,8 @@ fn c_type(rust: &str) -> String {
     name.to_owned()
 }
 
-/// Enumerations are ints on our side; every other type must be the very same, `const` behind
-/// pointers included.
+/// Enumerations are ints in Rust; every other type must be identical, `const` behind pointers
+/// included.
 const INTS: &str = "template <class T, bool = std::is_enum_v<T>> struct Int { using type = T; };
 template <class T> struct Int<T, true> {
   static_assert(sizeof(T) == sizeof(int));
@@ -97,7 +97,7 @@ fn every_prototype_is_that_of_nccls_headers() {
     let _ = compile(folder.path(), &program, &["-fsyntax-only"]);
 }
 
-/// The names of functions in a header: an identifier of NCCL's before a parenthesis, outside of
+/// The names of functions in a header: identifiers with NCCL's prefix before a parenthesis, outside
 /// comments and macros.
 fn declared(header: &str) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
@@ -129,14 +129,14 @@ fn every_function_of_the_headers_is_in_the_table_or_left_out_for_a_reason() {
     let Some(include) = include() else { return };
     let mut names = BTreeSet::new();
     for header in ["nccl.h", "nccl_device/host.h"] {
-        // Text in one byte encoding or another: only its ASCII matters here.
+        // The encoding of the headers does not matter: names are ASCII.
         let text = std::fs::read(include.join(header)).unwrap();
         names.extend(declared(&String::from_utf8_lossy(&text)));
     }
     let missing: Vec<_> = names.difference(&table()).cloned().collect();
     let left_out = LEFT_OUT.iter().filter(|(_, reason)| reason.starts_with("declared"));
     assert_eq!(missing, left_out.map(|(name, _)| *name).collect::<Vec<_>>());
-    // Nothing but what is in the headers can be in the table: its prototypes are compared.
+    // The table has no other functions: its prototypes are compared with the headers.
     assert_eq!(names.len() - missing.len(), table().len());
 }
 

@@ -1,5 +1,5 @@
-//! Checks the mirrors of NCCL's structs, of the host's calls and of kernels, against the headers:
-//! every field's offset and size, and the value that NCCL's initializer gives it.
+//! Compares the Rust mirrors of NCCL's structs, for host calls and for kernels, with the headers:
+//! every field's offset, size and initial value.
 
 use std::fmt::Write as _;
 use std::mem::offset_of;
@@ -33,7 +33,7 @@ macro_rules! fields {
 struct Mirror {
     /// C name.
     name: &'static str,
-    /// What C initializes it with.
+    /// The initializer in C.
     initializer: &'static str,
     size: usize,
     align: usize,
@@ -47,15 +47,15 @@ impl Mirror {
 }
 
 fn mirrors() -> Vec<Mirror> {
-    let mut all = mirrors_of_the_host();
+    let mut all = host_mirrors();
     all.extend(configurations());
     all.extend(nodes());
-    all.extend(mirrors_of_kernels());
+    all.extend(kernel_mirrors());
     all
 }
 
-/// The structs that the host's calls take.
-fn mirrors_of_the_host() -> Vec<Mirror> {
+/// The structs of host calls.
+fn host_mirrors() -> Vec<Mirror> {
     let requirements = fields!(
         Requirements::new(), Requirements,
         "size" size int, "magic" magic int, "version" version int,
@@ -102,8 +102,7 @@ fn mirrors_of_the_host() -> Vec<Mirror> {
     ]
 }
 
-/// The configurations, of which each field left unset must have the value that NCCL takes for
-/// unset.
+/// The configurations, whose unset fields must have NCCL's value for undefined.
 fn configurations() -> Vec<Mirror> {
     let config = fields!(
         Config::new(), Config,
@@ -150,7 +149,7 @@ fn configurations() -> Vec<Mirror> {
     ]
 }
 
-/// Nodes of lists and other structs that begin as zeros.
+/// List nodes and other structs that are initialised with zeros.
 fn nodes() -> Vec<Mirror> {
     let option = ConfigExt {
         next: null_mut(),
@@ -193,8 +192,8 @@ fn nodes() -> Vec<Mirror> {
     ]
 }
 
-/// The structs that kernels get.
-fn mirrors_of_kernels() -> Vec<Mirror> {
+/// The structs that kernels read.
+fn kernel_mirrors() -> Vec<Mirror> {
     let comm = nccl::DevComm::zeroed();
     let team = fields!(
         comm.world_team(), nccl::Team, "nRanks" n_ranks, "rank" rank, "stride" stride,
@@ -254,7 +253,7 @@ fn mirrors_of_kernels() -> Vec<Mirror> {
     ]
 }
 
-/// The mirrors' layout, in the lines that the C++ program prints.
+/// The layout of the mirrors, in the format that the C++ program prints.
 fn ours() -> String {
     let mut lines = String::new();
     for Mirror { name, size, align, fields, .. } in mirrors() {
@@ -270,7 +269,7 @@ fn ours() -> String {
     lines
 }
 
-/// A value as a number: a pointer's address, a float's bits.
+/// A C++ function that turns a value into a number: a pointer's address, a float's bits.
 const NUMBER: &str = "template <class T> long long number(T v) {
   if constexpr (std::is_pointer_v<T>) return (long long)(intptr_t)v;
   else if constexpr (std::is_floating_point_v<T>) {

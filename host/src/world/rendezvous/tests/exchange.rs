@@ -8,13 +8,13 @@ use crate::world::run::run_threads;
 
 #[test]
 fn sixteen_ranks_meet_and_exchange() {
-    let results = together(&meetings(16, AMPLE), |meeting, rendezvous| -> Result<()> {
+    let results = together(&configs(16, AMPLE), |config, rendezvous| -> Result<()> {
         let rendezvous = rendezvous?;
-        let rank = meeting.rank;
+        let rank = config.rank;
         assert_eq!((rendezvous.rank(), rendezvous.n_ranks()), (rank, 16));
         assert_eq!(rendezvous.hosts()[7], "host7");
         for round in 0..20 {
-            // Lengths differ from rank to rank, and some are 0.
+            // Lengths differ between ranks, and some are 0.
             let all = rendezvous.all_gather(&vec![round; rank * usize::from(round % 3)])?;
             for (other, part) in all.iter().enumerate() {
                 assert_eq!(*part, vec![round; other * usize::from(round % 3)]);
@@ -32,7 +32,7 @@ fn sixteen_ranks_meet_and_exchange() {
 
 #[test]
 fn an_exchange_that_does_not_fit_is_refused() {
-    let results = together(&meetings(2, AMPLE), |_, rendezvous| {
+    let results = together(&configs(2, AMPLE), |_, rendezvous| {
         let rendezvous = rendezvous?;
         let error = rendezvous.all_gather(&vec![0; 33 << 20]).unwrap_err();
         assert!(matches!(error, Error::InvalidInput { .. }), "{error}");

@@ -1,5 +1,5 @@
-//! Jobs of which one process is killed at a random moment: every other one ends with an
-//! error, soon, and nothing is left over.
+//! Jobs in which one process is killed at a random moment: all others end with an error soon, and
+//! no process remains.
 
 use std::os::unix::net::UnixDatagram;
 use std::os::unix::process::ExitStatusExt;
@@ -16,26 +16,25 @@ use crate::world::local_job::Ranks;
 const TEST: &str =
     "world::rendezvous::tests::kills::whoever_is_killed_and_whenever_all_others_end_with_an_error";
 const KILLS: usize = 250;
-/// Jobs side by side: most of the time a process waits.
-const LANES: usize = 8;
-/// Every tenth kill hits while the ranks are still meeting, and these wait for each other this
-/// long.
-const MEETING: Duration = Duration::from_secs(1);
-/// How soon after the kill the others have ended, on a machine that does ten other things.
+/// Concurrent jobs, since processes mostly wait.
+const CONCURRENT: usize = 8;
+/// The timeout of joining, for every tenth kill, which happens while the ranks join.
+const JOIN_LIMIT: Duration = Duration::from_secs(1);
+/// How soon after the kill the others have ended, even on a loaded machine.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// Exit codes of a rank: it missed others at the meeting; at rank 0's port there was another job by
-/// then; it lost the rank whose number is added.
+/// Exit codes of a rank: ranks were missing; another job had rank 0's port by then and refused this
+/// rank; a rank was lost, whose number is added.
 const MISSING: i32 = 50;
-const TURNED_AWAY: i32 = 51;
+const REFUSED: i32 = 51;
 const LOST: i32 = 100;
 
 const SOCKET: &str = "DEVCOMM_TEST_SOCKET";
 
-/// A rank: exchanges until somebody is lost.
-fn exchange_for_ever(meeting: &RendezvousConfig) -> Result<()> {
-    let world = meeting.join()?;
+/// A rank: exchanges until a rank is lost.
+fn exchange_until_lost(config: &RendezvousConfig) -> Result<()> {
+    let world = config.join()?;
     let (own, n) = (world.rank(), world.n_ranks());
-    // Pairs, and one that is alone if the number is odd.
+    // Pairs, and a subset of one rank if the number is odd.
     let pair: Vec<usize> = (0..n).filter(|rank| rank / 2 == own / 2).collect();
     let pair = world.subset(&pair)?;
     world.barrier()?;
@@ -48,13 +47,13 @@ fn exchange_for_ever(meeting: &RendezvousConfig) -> Result<()> {
     }
 }
 
-/// Ends this process with what became of it.
-fn be_rank(meeting: &RendezvousConfig) -> ! {
-    let code = match exchange_for_ever(meeting) {
+/// Runs a rank and exits with its code.
+fn run_as_rank(config: &RendezvousConfig) -> ! {
+    let code = match exchange_until_lost(config) {
         Err(Error::World(WorldError::RankLost { rank, .. })) => LOST + rank as i32,
         Err(Error::World(WorldError::RanksMissing { .. })) => MISSING,
         Err(Error::World(WorldError::Rendezvous { why, .. })) if why.contains("another job") => {
-            TURNED_AWAY
+            REFUSED
         }
         other => {
             eprintln!("{other:?}");
@@ -64,29 +63,30 @@ fn be_rank(meeting: &RendezvousConfig) -> ! {
     std::process::exit(code)
 }
 
-/// What the kill of one process led to.
+/// The result of one kill.
 struct Outcome {
     /// From the kill to the end of the last survivor.
     took: Duration,
-    meeting: bool,
+    /// Whether the ranks were joining.
+    joining: bool,
 }
 
-/// `None` if there was nobody to kill any more: on a machine too busy to start a job in time, its
-/// ranks give each other up.
+/// Starts a job and kills one rank. `None` if that rank had ended because others were missing: on
+/// a busy machine, ranks may start too late.
 fn kill_one(seed: usize, folder: &Path) -> Option<Outcome> {
     let mut random = fastrand::Rng::with_seed(seed as u64);
     let n = 2 + random.usize(..3);
     let victim = random.usize(..n);
-    let meeting = random.usize(..10) == 0;
+    let joining = random.usize(..10) == 0;
     let moment = Duration::from_micros(random.usize(..12_000) as u64);
 
     let path = folder.join(seed.to_string());
     let started = UnixDatagram::bind(&path).unwrap();
     started.set_read_timeout(Some(AMPLE)).unwrap();
-    let timeout = if meeting { MEETING } else { AMPLE };
+    let timeout = if joining { JOIN_LIMIT } else { AMPLE };
     let job = job(TEST, n).env(SOCKET, &path).env("DEVCOMM_TIMEOUT", timeout.as_secs().to_string());
     let mut ranks = Ranks::start(&job).unwrap();
-    if !meeting {
+    if !joining {
         for _ in 0..n {
             assert_eq!(started.recv(&mut [0; 8]).unwrap(), 1, "seed {seed}");
         }
@@ -96,7 +96,7 @@ fn kill_one(seed: usize, folder: &Path) -> Option<Outcome> {
     killed.kill().unwrap();
     let start = Instant::now();
     let ended = killed.wait().unwrap();
-    if meeting && ended.code() == Some(MISSING) {
+    if joining && ended.code() == Some(MISSING) {
         std::fs::remove_file(path).unwrap();
         return None;
     }
@@ -105,7 +105,7 @@ fn kill_one(seed: usize, folder: &Path) -> Option<Outcome> {
     let mut survivors: Vec<(usize, Option<ExitStatus>)> =
         (0..n).filter(|&rank| rank != victim).map(|rank| (rank, None)).collect();
     while survivors.iter().any(|(_, status)| status.is_none()) {
-        assert!(start.elapsed() < timeout.min(MEETING) + DEADLINE, "seed {seed}: {survivors:?}");
+        assert!(start.elapsed() < timeout.min(JOIN_LIMIT) + DEADLINE, "seed {seed}: {survivors:?}");
         for (rank, status) in &mut survivors {
             let child = ranks.running[*rank].as_mut().unwrap();
             *status = child.try_wait().unwrap();
@@ -116,26 +116,26 @@ fn kill_one(seed: usize, folder: &Path) -> Option<Outcome> {
     for (rank, status) in survivors {
         let code = status.and_then(|status| status.code());
         let lost = Some(LOST + victim as i32);
-        let right = match code {
-            Some(MISSING) => meeting,
-            Some(TURNED_AWAY) => meeting && victim == 0,
+        let expected = match code {
+            Some(MISSING) => joining,
+            Some(REFUSED) => joining && victim == 0,
             code => code == lost,
         };
         assert!(
-            right,
+            expected,
             "seed {seed}: rank {rank} of {n} ended with {status:?}, killed was {victim}"
         );
     }
     std::fs::remove_file(path).unwrap();
-    Some(Outcome { took, meeting })
+    Some(Outcome { took, joining })
 }
 
-/// The processes with this folder in their environment, whoever's children they are.
+/// All processes with this folder in their environment.
 fn left_over(folder: &Path) -> Vec<String> {
     let folder = folder.to_str().unwrap().as_bytes();
     let processes = std::fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap());
     let ours = processes.filter(|process| {
-        // Not every entry is a process, and not every process of this user, or still there.
+        // Reading fails for entries that are not processes, and for those of other users.
         let environment = std::fs::read(process.path().join("environ")).unwrap_or_default();
         environment.windows(folder.len()).any(|part| part == folder)
     });
@@ -144,14 +144,14 @@ fn left_over(folder: &Path) -> Vec<String> {
 
 #[test]
 fn whoever_is_killed_and_whenever_all_others_end_with_an_error() {
-    if let Some(meeting) = as_rank(TEST) {
-        be_rank(&meeting);
+    if let Some(config) = as_rank(TEST) {
+        run_as_rank(&config);
     }
     let folder = tempfile::tempdir().unwrap();
     let (next, outcomes) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let start = Instant::now();
     thread::scope(|scope| {
-        for _ in 0..LANES {
+        for _ in 0..CONCURRENT {
             scope.spawn(|| {
                 loop {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
@@ -167,13 +167,13 @@ fn whoever_is_killed_and_whenever_all_others_end_with_an_error() {
     assert_eq!(left_over(folder.path()), Vec::<String>::new());
     let outcomes = outcomes.into_inner().unwrap();
     assert_eq!(outcomes.len(), KILLS);
-    for (meeting, what) in [(false, "exchanging"), (true, "meeting")] {
+    for (joining, what) in [(false, "exchanging"), (true, "joining")] {
         let mut took: Vec<Duration> =
-            outcomes.iter().filter(|one| one.meeting == meeting).map(|one| one.took).collect();
+            outcomes.iter().filter(|one| one.joining == joining).map(|one| one.took).collect();
         took.sort();
-        let (count, middle, last) = (took.len(), took[took.len() / 2], took[took.len() - 1]);
+        let (count, median, last) = (took.len(), took[took.len() / 2], took[took.len() - 1]);
         println!(
-            "{count} kills while {what}: the others ended after {middle:.1?}, at most {last:.1?}"
+            "{count} kills while {what}: the others ended after {median:.1?}, at most {last:.1?}"
         );
     }
     println!("{KILLS} kills in {:.1?}", start.elapsed());

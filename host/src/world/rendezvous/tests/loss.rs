@@ -1,4 +1,4 @@
-//! Ranks that die, fail, panic or leave too early, and what the others learn of it.
+//! Ranks that die, fail, panic or finish too early, and the errors of the others.
 
 use std::sync::mpsc::channel;
 use std::thread;
@@ -9,26 +9,26 @@ use crate::error::{Error, WorldError};
 use crate::machine::Machine;
 use crate::world::run::{run_rank, run_threads};
 
-/// One rank leaves without a word after the first exchange; what the others wait in, and how soon
-/// they know.
+/// One rank closes its connection after the first exchange. Checks the error of the others, and how
+/// soon they get it.
 fn leave_in_the_middle(leaver: usize) {
     let (sender, left) = channel();
     let sender = std::sync::Mutex::new(sender);
-    let results = together(&meetings(4, AMPLE), |meeting, rendezvous| {
+    let results = together(&configs(4, AMPLE), |config, rendezvous| {
         let rendezvous = rendezvous.unwrap();
         let first = rendezvous.barrier();
-        if meeting.rank == leaver {
+        if config.rank == leaver {
             first.unwrap();
             sender.lock().unwrap().send(Instant::now()).unwrap();
             return None;
         }
-        // One of them is not in an exchange but waits for its GPU, looking at the health.
-        if meeting.rank == (leaver + 1) % 4 {
+        // One of them polls the health, as a wait for its GPU does.
+        if config.rank == (leaver + 1) % 4 {
             while rendezvous.health().check().is_ok() {
                 thread::sleep(Duration::from_millis(1));
             }
         }
-        // The loss may overtake the end of the first barrier, but not that of a second one.
+        // The first barrier may fail already; a second one must fail.
         Some((first.and_then(|()| rendezvous.barrier()).unwrap_err(), Instant::now()))
     });
     let left = left.recv().unwrap();
@@ -53,9 +53,9 @@ fn if_rank_0_dies_everyone_sees_it() {
 #[test]
 fn a_rank_that_fails_says_why() {
     for failing in [0, 1] {
-        let errors = together(&meetings(3, AMPLE), |meeting, rendezvous| {
+        let errors = together(&configs(3, AMPLE), |config, rendezvous| {
             let rendezvous = rendezvous.unwrap();
-            if meeting.rank == failing {
+            if config.rank == failing {
                 rendezvous.fail("out of memory");
             }
             rendezvous.finish().unwrap_err().to_string()
@@ -69,9 +69,9 @@ fn a_rank_that_fails_says_why() {
 #[test]
 fn a_rank_that_ends_early_does_not_leave_the_others_waiting() {
     for early in [0, 2] {
-        let results = together(&meetings(3, AMPLE), |meeting, rendezvous| {
+        let results = together(&configs(3, AMPLE), |config, rendezvous| {
             let rendezvous = rendezvous.unwrap();
-            if meeting.rank == early { rendezvous.finish() } else { rendezvous.barrier() }
+            if config.rank == early { rendezvous.finish() } else { rendezvous.barrier() }
         });
         for error in results.into_iter().map(Result::unwrap_err) {
             let Error::World(WorldError::RankLost { rank, why }) = &error else {
@@ -82,7 +82,7 @@ fn a_rank_that_ends_early_does_not_leave_the_others_waiting() {
     }
 }
 
-/// A rank of the tests: its function runs as a world runs it, without a GPU.
+/// Runs a rank's function as a world does, without a GPU.
 fn rank_of(
     rendezvous: &Rendezvous,
     f: impl Fn(&Rendezvous) -> Result<(), Box<dyn std::error::Error + Send + Sync>>,

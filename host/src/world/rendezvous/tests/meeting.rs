@@ -1,4 +1,4 @@
-//! Who comes, who comes late, and who does not come.
+//! Joining: ranks that are late, missing, or disconnect again.
 
 use std::os::fd::AsRawFd;
 use std::thread;
@@ -11,14 +11,14 @@ use crate::error::{Error, NcclError, WorldError};
 
 #[test]
 fn a_late_rank_is_waited_for() {
-    let meetings = meetings(3, AMPLE);
-    let late = |meeting: &RendezvousConfig| {
-        // Rank 0 late is the harder case: the others find a closed port.
-        thread::sleep(Duration::from_millis(if meeting.rank == 0 { 400 } else { 0 }));
-        meeting.join()?.barrier()
+    let configs = configs(3, AMPLE);
+    let late = |config: &RendezvousConfig| {
+        // A late rank 0 is the harder case: the others find a closed port.
+        thread::sleep(Duration::from_millis(if config.rank == 0 { 400 } else { 0 }));
+        config.join()?.barrier()
     };
     let results: Vec<_> = thread::scope(|scope| {
-        let threads: Vec<_> = meetings.iter().map(|m| scope.spawn(move || late(m))).collect();
+        let threads: Vec<_> = configs.iter().map(|m| scope.spawn(move || late(m))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     assert!(results.iter().all(Result::is_ok), "{results:?}");
@@ -26,10 +26,10 @@ fn a_late_rank_is_waited_for() {
 
 #[test]
 fn a_rank_that_never_arrives_is_named_to_everyone_after_the_deadline() {
-    let mut meetings = meetings(4, Duration::from_millis(1500));
-    meetings.remove(2);
+    let mut configs = configs(4, Duration::from_millis(1500));
+    configs.remove(2);
     let start = Instant::now();
-    for error in together(&meetings, |_, rendezvous| rendezvous.err().unwrap()) {
+    for error in together(&configs, |_, rendezvous| rendezvous.err().unwrap()) {
         let Error::World(WorldError::RanksMissing { missing, .. }) = &error else {
             panic!("{error}")
         };
@@ -41,9 +41,9 @@ fn a_rank_that_never_arrives_is_named_to_everyone_after_the_deadline() {
 
 #[test]
 fn without_rank_0_the_others_name_it_and_why() {
-    let mut meetings = meetings(2, Duration::from_millis(300));
-    meetings.remove(0);
-    let error = together(&meetings, |_, rendezvous| rendezvous.err().unwrap()).remove(0);
+    let mut configs = configs(2, Duration::from_millis(300));
+    configs.remove(0);
+    let error = together(&configs, |_, rendezvous| rendezvous.err().unwrap()).remove(0);
     let Error::World(WorldError::RanksMissing { missing, notes, .. }) = &error else {
         panic!("{error}")
     };
@@ -53,17 +53,17 @@ fn without_rank_0_the_others_name_it_and_why() {
 
 #[test]
 fn rank_0s_verdict_is_everyones_however_long_ago_they_started() {
-    let mut meetings = meetings(4, Duration::from_secs(2));
-    meetings.remove(3);
-    meetings[0].timeout = Duration::from_secs(9);
+    let mut configs = configs(4, Duration::from_secs(2));
+    configs.remove(3);
+    configs[0].timeout = Duration::from_secs(9);
     let start_after = [1, 0, 8].map(Duration::from_secs);
     let errors: Vec<Error> = thread::scope(|scope| {
-        let run = |(meeting, after): (&RendezvousConfig, Duration)| {
+        let run = |(config, after): (&RendezvousConfig, Duration)| {
             thread::sleep(after);
-            meeting.join().err().unwrap()
+            config.join().err().unwrap()
         };
         let threads: Vec<_> =
-            meetings.iter().zip(start_after).map(|rank| scope.spawn(move || run(rank))).collect();
+            configs.iter().zip(start_after).map(|rank| scope.spawn(move || run(rank))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     for error in errors {
@@ -76,12 +76,12 @@ fn rank_0s_verdict_is_everyones_however_long_ago_they_started() {
 
 #[test]
 fn a_rank_that_is_let_in_waits_as_long_as_rank_0_does() {
-    let mut meeting = meetings(2, Duration::from_millis(200)).remove(1);
+    let mut config = configs(2, Duration::from_millis(200)).remove(1);
     let root = TcpListener::bind(("127.0.0.1", 0)).unwrap();
-    meeting.port = root.local_addr().unwrap().port();
-    let peers = vec![meeting.peer.clone(); 2];
+    config.port = root.local_addr().unwrap().port();
+    let peers = vec![config.peer.clone(); 2];
     thread::scope(|scope| {
-        let rank = scope.spawn(|| meeting.join());
+        let rank = scope.spawn(|| config.join());
         let (mut stream, _) = root.accept().unwrap();
         for _ in 0..4 {
             send(&mut stream, Kind::Waiting, &[]).unwrap();
@@ -94,82 +94,82 @@ fn a_rank_that_is_let_in_waits_as_long_as_rank_0_does() {
 
 #[test]
 fn a_rank_that_came_and_went_is_missing_and_the_note_says_so() {
-    let meetings = meetings(3, Duration::from_secs(3));
+    let configs = configs(3, Duration::from_secs(3));
     thread::scope(|scope| {
-        let root = scope.spawn(|| meetings[0].join().err().unwrap());
-        let mut stream = try_join(&meetings[0]);
+        let root = scope.spawn(|| configs[0].join().err().unwrap());
+        let mut stream = connect(&configs[0]);
         send_json(&mut stream, Kind::Hello, &hello(1, 3)).unwrap();
         assert_eq!(receive(&mut stream, 4096).unwrap().0, Kind::Waiting);
         drop(stream);
-        // Until the system has carried the news over.
+        // Until the other end of the connection is closed too.
         thread::sleep(Duration::from_millis(500));
-        let error = meetings[2].join().err().unwrap();
+        let error = configs[2].join().err().unwrap();
         for error in [error, root.join().unwrap()] {
             let Error::World(WorldError::RanksMissing { missing, notes, .. }) = &error else {
                 panic!("{error}")
             };
             assert_eq!(*missing, [1]);
-            assert_eq!(*notes, ["rank 1 came and went away again"]);
+            assert_eq!(*notes, ["rank 1 connected and disconnected again"]);
         }
     });
 }
 
-/// Two ranks that meet at a socket which listens before rank 0 starts.
-fn at_a_socket() -> (Vec<RendezvousConfig>, TcpListener) {
-    let mut meetings = meetings(2, AMPLE);
+/// The configurations of two ranks, with a socket that listens before rank 0 starts.
+fn with_socket() -> (Vec<RendezvousConfig>, TcpListener) {
+    let mut configs = configs(2, AMPLE);
     let socket = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let port = socket.local_addr().unwrap().port();
-    meetings.iter_mut().for_each(|meeting| meeting.port = port);
-    meetings[0].listener = Some(socket.as_raw_fd());
-    (meetings, socket)
+    configs.iter_mut().for_each(|config| config.port = port);
+    configs[0].listener = Some(socket.as_raw_fd());
+    (configs, socket)
 }
 
 #[test]
 fn a_rank_whose_connection_broke_may_come_again_and_nobody_is_welcomed_before() {
-    let (meetings, _socket) = at_a_socket();
-    // Rank 1 is gone before rank 0 starts, which finds its greeting at the socket and thereby
-    // everyone there.
-    send_json(&mut try_join(&meetings[0]), Kind::Hello, &hello(1, 2)).unwrap();
+    let (configs, _socket) = with_socket();
+    // Rank 1 sends its greeting and disconnects before rank 0 starts. Rank 0 reads the greeting,
+    // after which all ranks seem to have joined.
+    send_json(&mut connect(&configs[0]), Kind::Hello, &hello(1, 2)).unwrap();
     thread::sleep(Duration::from_millis(300));
     thread::scope(|scope| {
-        let root = scope.spawn(|| meetings[0].join()?.barrier());
+        let root = scope.spawn(|| configs[0].join()?.barrier());
         thread::sleep(Duration::from_millis(100));
-        meetings[1].join().unwrap().barrier().unwrap();
+        configs[1].join().unwrap().barrier().unwrap();
         root.join().unwrap().unwrap();
     });
 }
 
 #[test]
 fn a_port_that_gets_free_in_time_is_waited_for_and_one_that_does_not_is_an_error() {
-    let meetings = meetings(2, AMPLE);
-    let taken = TcpListener::bind(("127.0.0.1", meetings[0].port)).unwrap();
-    let error = meetings[0].join().err().unwrap().to_string();
+    let configs = configs(2, AMPLE);
+    let taken = TcpListener::bind(("127.0.0.1", configs[0].port)).unwrap();
+    let error = configs[0].join().err().unwrap().to_string();
     assert!(error.contains("cannot listen there") && error.contains("DEVCOMM_PORT"), "{error}");
     thread::scope(|scope| {
-        let root = scope.spawn(|| meetings[0].join()?.barrier());
+        let root = scope.spawn(|| configs[0].join()?.barrier());
         thread::sleep(Duration::from_millis(200));
         drop(taken);
-        meetings[1].join().unwrap().barrier().unwrap();
+        configs[1].join().unwrap().barrier().unwrap();
         root.join().unwrap().unwrap();
     });
 }
 
 #[test]
 fn ranks_may_come_before_rank_0_has_started() {
-    let (meetings, _socket) = at_a_socket();
+    let (configs, _socket) = with_socket();
     thread::scope(|scope| {
-        let early = scope.spawn(|| meetings[1].join()?.barrier());
+        let early = scope.spawn(|| configs[1].join()?.barrier());
         thread::sleep(Duration::from_millis(300));
-        meetings[0].join().unwrap().barrier().unwrap();
+        configs[0].join().unwrap().barrier().unwrap();
         early.join().unwrap().unwrap();
     });
 }
 
 #[test]
 fn ranks_with_different_ncclss_all_learn_both_versions() {
-    let mut meetings = meetings(3, AMPLE);
-    meetings[2].peer.nccl = 22809;
-    for error in together(&meetings, |_, rendezvous| rendezvous.err().unwrap()) {
+    let mut configs = configs(3, AMPLE);
+    configs[2].peer.nccl = 22809;
+    for error in together(&configs, |_, rendezvous| rendezvous.err().unwrap()) {
         let text = error.to_string();
         assert!(matches!(error, Error::Nccl(NcclError::VersionsDiffer { .. })), "{text}");
         assert!(text.contains("rank 0 loaded NCCL 2.32.3 but rank 2 loaded NCCL 2.28.9"), "{text}");

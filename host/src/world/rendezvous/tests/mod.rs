@@ -1,4 +1,4 @@
-//! What a rendezvous promises, over real connections of this machine and between real processes.
+//! Tests of the rendezvous, over TCP connections of this host and between processes.
 
 mod exchange;
 mod kills;
@@ -21,18 +21,18 @@ use super::wire::{Hello, Kind, PROTOCOL, Peer, receive, send_json};
 use crate::error::Result;
 
 const NCCL: u32 = 23203;
-/// Longer than anything here takes, on a loaded machine.
+/// Longer than any test takes, even on a loaded machine.
 const AMPLE: Duration = Duration::from_secs(60);
 
-/// A free port outside the ephemeral range, which the system does not give to others.
+/// A free port below the ephemeral range, from which the system assigns ports to others.
 fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
-    // Other runs of these tests start elsewhere.
+    // Concurrent runs of these tests start at different ports.
     let first = std::process::id().wrapping_mul(97) as u16;
     loop {
         let offset = first.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % 10_000;
         let address = SocketAddr::from(([127, 0, 0, 1], 10_000 + offset));
-        // It does not listen, so that a rank that connects early is refused and tries again.
+        // Bound only to test the port, without listening: ranks that connect now are refused.
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
         if socket.bind(&address.into()).is_ok() {
             return address.port();
@@ -40,10 +40,10 @@ fn free_port() -> u16 {
     }
 }
 
-/// Meetings of `n` ranks at a port of their own.
-fn meetings(n: usize, timeout: Duration) -> Vec<RendezvousConfig> {
+/// The configurations of `n` ranks, with a new port.
+fn configs(n: usize, timeout: Duration) -> Vec<RendezvousConfig> {
     let port = free_port();
-    let meeting = |rank| RendezvousConfig {
+    let config = |rank| RendezvousConfig {
         host: "127.0.0.1".into(),
         port,
         job: "test".into(),
@@ -53,27 +53,27 @@ fn meetings(n: usize, timeout: Duration) -> Vec<RendezvousConfig> {
         peer: Peer { host: format!("host{rank}"), nccl: NCCL },
         listener: None,
     };
-    (0..n).map(meeting).collect()
+    (0..n).map(config).collect()
 }
 
-/// Runs `f` for every meeting at the same time.
+/// Joins with every configuration, each in its thread, and runs `f`.
 fn together<T: Send>(
-    meetings: &[RendezvousConfig],
+    configs: &[RendezvousConfig],
     f: impl Fn(&RendezvousConfig, Result<Rendezvous>) -> T + Sync,
 ) -> Vec<T> {
     thread::scope(|scope| {
         let f = &f;
-        let start = |meeting| scope.spawn(move || f(meeting, RendezvousConfig::join(meeting)));
-        let threads: Vec<_> = meetings.iter().map(start).collect();
+        let start = |config| scope.spawn(move || f(config, RendezvousConfig::join(config)));
+        let threads: Vec<_> = configs.iter().map(start).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
 }
 
-/// Connects to rank 0 as a program that is no rank; rank 0 may not listen yet.
-fn try_join(meeting: &RendezvousConfig) -> TcpStream {
+/// Connects to rank 0 without joining; retries until rank 0 listens.
+fn connect(config: &RendezvousConfig) -> TcpStream {
     let start = Instant::now();
     loop {
-        match TcpStream::connect((meeting.host.as_str(), meeting.port)) {
+        match TcpStream::connect((config.host.as_str(), config.port)) {
             Ok(stream) => return stream,
             Err(error) => assert!(start.elapsed() < AMPLE, "{error}"),
         }
@@ -81,8 +81,8 @@ fn try_join(meeting: &RendezvousConfig) -> TcpStream {
     }
 }
 
-fn introduce(meeting: &RendezvousConfig, hello: &Hello) -> (Kind, String) {
-    let mut stream = try_join(meeting);
+fn send_hello(config: &RendezvousConfig, hello: &Hello) -> (Kind, String) {
+    let mut stream = connect(config);
     send_json(&mut stream, Kind::Hello, hello).unwrap();
     let (kind, payload) = next_message(&mut stream);
     (kind, String::from_utf8(payload).unwrap())

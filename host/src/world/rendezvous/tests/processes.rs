@@ -1,4 +1,4 @@
-//! Ranks that are processes: this test program, started again as a job.
+//! Ranks that are processes: this test program starts itself as a job.
 
 use std::ffi::OsStr;
 use std::fmt::Display;
@@ -8,8 +8,8 @@ use crate::sys::process::inherited_listener;
 use crate::world::env::launched;
 use crate::world::local_job::LocalJob;
 
-/// A job whose ranks run the test of this name again, but for what it prints; they know themselves
-/// by [`as_rank`].
+/// A job whose ranks run the test of this name again, without its output. In them, [`as_rank`]
+/// returns the configuration.
 pub(super) fn job(test: &str, n_ranks: usize) -> LocalJob {
     let this = std::env::current_exe().unwrap();
     let script = r#"exec "$0" --exact "$1" > /dev/null"#;
@@ -19,7 +19,7 @@ pub(super) fn job(test: &str, n_ranks: usize) -> LocalJob {
 
 const ROLE: &str = "DEVCOMM_TEST_ROLE";
 
-/// The meeting of this process, if it is a rank of this test.
+/// The configuration of this process, if it is a rank of this test.
 pub(super) fn as_rank(test: &str) -> Option<RendezvousConfig> {
     std::env::var_os(ROLE).filter(|role| role == test)?;
     let launched = launched(&|name| std::env::var_os(name)).unwrap().unwrap();
@@ -27,9 +27,9 @@ pub(super) fn as_rank(test: &str) -> Option<RendezvousConfig> {
     Some(RendezvousConfig::new(launched, peer))
 }
 
-/// A piece of work in which everyone has to do with everyone.
-fn work(meeting: &RendezvousConfig) -> Result<()> {
-    let world = meeting.join()?;
+/// Exchanges of the world and of a subset, and then finishes.
+fn work(config: &RendezvousConfig) -> Result<()> {
+    let world = config.join()?;
     let (own, n) = (world.rank(), world.n_ranks());
     let members: Vec<usize> = (0..n).filter(|rank| rank % 2 == own % 2).collect();
     let subset = world.subset(&members)?;
@@ -46,9 +46,9 @@ fn work(meeting: &RendezvousConfig) -> Result<()> {
 fn sixty_four_processes_meet_exchange_and_finish() {
     const TEST: &str =
         "world::rendezvous::tests::processes::sixty_four_processes_meet_exchange_and_finish";
-    if let Some(meeting) = as_rank(TEST) {
-        assert_eq!(meeting.n_ranks, 64);
-        return work(&meeting).unwrap();
+    if let Some(config) = as_rank(TEST) {
+        assert_eq!(config.n_ranks, 64);
+        return work(&config).unwrap();
     }
     job(TEST, 64).run().unwrap();
 }
@@ -57,8 +57,8 @@ fn sixty_four_processes_meet_exchange_and_finish() {
 fn many_small_jobs_at_once_do_not_meet_each_other() {
     const TEST: &str =
         "world::rendezvous::tests::processes::many_small_jobs_at_once_do_not_meet_each_other";
-    if let Some(meeting) = as_rank(TEST) {
-        return work(&meeting).unwrap();
+    if let Some(config) = as_rank(TEST) {
+        return work(&config).unwrap();
     }
     thread::scope(|scope| {
         for _ in 0..12 {
@@ -71,13 +71,13 @@ fn many_small_jobs_at_once_do_not_meet_each_other() {
 fn rank_0_inherits_the_socket_and_the_others_do_not() {
     const TEST: &str =
         "world::rendezvous::tests::processes::rank_0_inherits_the_socket_and_the_others_do_not";
-    if let Some(meeting) = as_rank(TEST) {
-        let everywhere = (3..64).filter(|&fd| inherited_listener(fd, meeting.port).is_ok());
-        assert_eq!(everywhere.collect::<Vec<_>>(), Vec::from_iter(meeting.listener));
-        assert_eq!(meeting.listener.is_some(), meeting.rank == 0);
-        assert!(meeting.job.starts_with("local-") && meeting.job.len() == 38, "{}", meeting.job);
-        // Twice: the socket stays for the next time.
-        return (0..2).for_each(|_| work(&meeting).unwrap());
+    if let Some(config) = as_rank(TEST) {
+        let listening = (3..64).filter(|&fd| inherited_listener(fd, config.port).is_ok());
+        assert_eq!(listening.collect::<Vec<_>>(), Vec::from_iter(config.listener));
+        assert_eq!(config.listener.is_some(), config.rank == 0);
+        assert!(config.job.starts_with("local-") && config.job.len() == 38, "{}", config.job);
+        // Twice: the inherited socket can be used again.
+        return (0..2).for_each(|_| work(&config).unwrap());
     }
     job(TEST, 3).run().unwrap();
 }

@@ -1,5 +1,5 @@
-//! Connections that are not a rank's, or not of this job; ranks that talk nonsense; something else
-//! in rank 0's place.
+//! Connections that are not from a rank of this job, ranks that send invalid frames, and other
+//! servers at rank 0's address.
 
 use std::io::Write;
 use std::net::TcpListener;
@@ -12,18 +12,18 @@ use crate::error::{Error, WorldError};
 
 #[test]
 fn strangers_are_refused_with_a_reason_and_the_job_goes_on() {
-    let meetings = meetings(3, AMPLE);
+    let configs = configs(3, AMPLE);
     thread::scope(|scope| {
-        let root = scope.spawn(|| meetings[0].join()?.barrier());
+        let root = scope.spawn(|| configs[0].join()?.barrier());
 
-        let mut garbage = try_join(&meetings[0]);
+        let mut garbage = connect(&configs[0]);
         garbage.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
-        let silent = try_join(&meetings[0]);
-        let mut endless = try_join(&meetings[0]);
+        let silent = connect(&configs[0]);
+        let mut endless = connect(&configs[0]);
         endless.write_all(&[Kind::Hello as u8, 0xff, 0xff, 0xff, 0xff]).unwrap();
 
         let refused = |hello, reason: &str| {
-            let (kind, why) = introduce(&meetings[0], &hello);
+            let (kind, why) = send_hello(&configs[0], &hello);
             assert_eq!(kind, Kind::Refused);
             assert!(why.contains(reason), "{why}");
         };
@@ -33,10 +33,10 @@ fn strangers_are_refused_with_a_reason_and_the_job_goes_on() {
         refused(hello(0, 3), "rank 0 is not one of the ranks");
         refused(Hello { protocol: 9, ..hello(2, 3) }, "version 9");
 
-        let mut rank_1 = the_one_of_two(&meetings[0], &hello(1, 3));
-        let rank_2 = scope.spawn(|| meetings[2].join()?.barrier());
+        let mut rank_1 = join_twice(&configs[0], &hello(1, 3));
+        let rank_2 = scope.spawn(|| configs[2].join()?.barrier());
         assert_eq!(next_message(&mut rank_1).0, Kind::Welcome);
-        send(&mut rank_1, Kind::Give, &contribution_header(0, &[])).unwrap();
+        send(&mut rank_1, Kind::Contribute, &contribution_header(0, &[])).unwrap();
         assert_eq!(next_message(&mut rank_1).0, Kind::Gathered);
         root.join().unwrap().unwrap();
         rank_2.join().unwrap().unwrap();
@@ -44,28 +44,28 @@ fn strangers_are_refused_with_a_reason_and_the_job_goes_on() {
     });
 }
 
-/// Introduces one rank twice: one of the two is refused, the other is returned.
-fn the_one_of_two(meeting: &RendezvousConfig, hello: &Hello) -> TcpStream {
-    let mut both = [try_join(meeting), try_join(meeting)];
+/// Joins twice as the same rank. Asserts that one connection is refused, and returns the other.
+fn join_twice(config: &RendezvousConfig, hello: &Hello) -> TcpStream {
+    let mut both = [connect(config), connect(config)];
     for stream in &mut both {
         send_json(stream, Kind::Hello, hello).unwrap();
     }
-    // The one that is let in hears that others are awaited, the other one why it is not.
+    // The accepted connection receives `Waiting`, the other one the reason of its refusal.
     let answers = both.each_mut().map(|stream| receive(stream, 4096).unwrap());
     let refused = usize::from(answers[0].0 == Kind::Waiting);
     assert_eq!(answers[1 - refused].0, Kind::Waiting);
     assert_eq!(answers[refused].0, Kind::Refused);
-    assert_eq!(answers[refused].1, b"there is a rank 1 already");
+    assert_eq!(answers[refused].1, b"rank 1 has joined already");
     let [first, second] = both;
     if refused == 0 { second } else { first }
 }
 
 #[test]
 fn what_was_refused_is_told_when_a_rank_is_missing() {
-    let meetings = meetings(2, Duration::from_secs(2));
+    let configs = configs(2, Duration::from_secs(2));
     thread::scope(|scope| {
-        let root = scope.spawn(|| meetings[0].join().err().unwrap().to_string());
-        let (kind, _) = introduce(&meetings[0], &hello(1, 5));
+        let root = scope.spawn(|| configs[0].join().err().unwrap().to_string());
+        let (kind, _) = send_hello(&configs[0], &hello(1, 5));
         assert_eq!(kind, Kind::Refused);
         let error = root.join().unwrap();
         assert!(error.contains("rank 1 did not arrive"), "{error}");
@@ -75,27 +75,27 @@ fn what_was_refused_is_told_when_a_rank_is_missing() {
 
 #[test]
 fn a_refused_rank_gets_an_error_not_a_timeout() {
-    let mut meetings = meetings(2, AMPLE);
-    meetings[1].job = "another".into();
+    let mut configs = configs(2, AMPLE);
+    configs[1].job = "another".into();
     thread::scope(|scope| {
-        let mut short = meetings[0].clone();
+        let mut short = configs[0].clone();
         short.timeout = Duration::from_millis(1500);
         let root = scope.spawn(move || short.join().err().unwrap());
-        let error = meetings[1].join().err().unwrap();
+        let error = configs[1].join().err().unwrap();
         assert!(matches!(error, Error::World(WorldError::Rendezvous { .. })), "{error}");
         assert!(error.to_string().contains("another job"), "{error}");
         assert!(matches!(root.join().unwrap(), Error::World(WorldError::RanksMissing { .. })));
     });
 }
 
-/// Something at rank 0's address that is no rank; what a rank that comes there reports.
+/// Runs another server at rank 0's address. Returns the error of a rank that connects there.
 fn in_place_of_rank_0(answer: impl Fn(TcpStream) + Send) -> Error {
-    let mut meeting = meetings(2, Duration::from_millis(400)).remove(1);
+    let mut config = configs(2, Duration::from_millis(400)).remove(1);
     let other = TcpListener::bind(("127.0.0.1", 0)).unwrap();
-    meeting.port = other.local_addr().unwrap().port();
+    config.port = other.local_addr().unwrap().port();
     other.set_nonblocking(true).unwrap();
     thread::scope(|scope| {
-        let rank = scope.spawn(|| meeting.join().err().unwrap());
+        let rank = scope.spawn(|| config.join().err().unwrap());
         let mut kept = Vec::new();
         while !rank.is_finished() {
             match other.accept() {
@@ -128,37 +128,35 @@ fn something_else_in_rank_0s_place_is_not_taken_for_it() {
         ),
         "{silent}"
     );
-    let rude = |mut stream: TcpStream| drop(send(&mut stream, Kind::Gathered, &[0; 9]));
-    let error = in_place_of_rank_0(rude);
+    let unexpected = |mut stream: TcpStream| drop(send(&mut stream, Kind::Gathered, &[0; 9]));
+    let error = in_place_of_rank_0(unexpected);
     assert!(error.to_string().contains("rank 0 answered with Gathered"), "{error}");
 }
 
 #[test]
 fn a_rank_that_talks_nonsense_is_lost_to_all_with_what_it_said() {
     let subset = |key: &[u64]| [contribution_header(0, key), b"bytes".to_vec()].concat();
-    let nonsense = [
-        (Kind::Give, vec![1, 2, 3], "it sent a frame with no ticket"),
-        (
-            Kind::Give,
-            contribution_header(0, &[1])[..20].to_vec(),
-            "it sent a garbled part of an exchange",
-        ),
-        (Kind::Give, subset(&[0, 2, 0, 7]), "it sent a garbled group"),
-        (Kind::Give, subset(&[0, 2, 0, 2]), "it gave to the exchange of a group that it is not in"),
-        (Kind::Welcome, Vec::new(), "it sent Welcome out of turn"),
+    let cut = contribution_header(0, &[1])[..20].to_vec();
+    let not_a_member = "it contributed to the exchange of a subset that it is not in";
+    let invalid = [
+        (Kind::Contribute, vec![1, 2, 3], "it sent a frame without a request number"),
+        (Kind::Contribute, cut, "it sent an invalid contribution"),
+        (Kind::Contribute, subset(&[0, 2, 0, 7]), "it sent an invalid subset"),
+        (Kind::Contribute, subset(&[0, 2, 0, 2]), not_a_member),
+        (Kind::Welcome, Vec::new(), "it sent an unexpected Welcome frame"),
     ];
-    for (kind, payload, why) in nonsense {
-        let meetings = meetings(3, AMPLE);
+    for (kind, payload, why) in invalid {
+        let configs = configs(3, AMPLE);
         thread::scope(|scope| {
-            let sane = [0, 2].map(|rank| {
-                let meeting = &meetings[rank];
-                scope.spawn(move || meeting.join().unwrap().barrier().unwrap_err().to_string())
+            let others = [0, 2].map(|rank| {
+                let config = &configs[rank];
+                scope.spawn(move || config.join().unwrap().barrier().unwrap_err().to_string())
             });
-            let mut stream = try_join(&meetings[0]);
+            let mut stream = connect(&configs[0]);
             send_json(&mut stream, Kind::Hello, &hello(1, 3)).unwrap();
             assert_eq!(next_message(&mut stream).0, Kind::Welcome);
             send(&mut stream, kind, &payload).unwrap();
-            for error in sane.map(|rank| rank.join().unwrap()) {
+            for error in others.map(|rank| rank.join().unwrap()) {
                 assert_eq!(error, format!("rank 1 is lost: {why}"));
             }
         });
@@ -167,13 +165,13 @@ fn a_rank_that_talks_nonsense_is_lost_to_all_with_what_it_said() {
 
 #[test]
 fn bytes_that_are_no_frame_lose_the_rank_that_sent_them() {
-    let meetings = meetings(2, AMPLE);
+    let configs = configs(2, AMPLE);
     thread::scope(|scope| {
-        let root = scope.spawn(|| meetings[0].join().unwrap().barrier().unwrap_err().to_string());
-        let mut stream = try_join(&meetings[0]);
+        let root = scope.spawn(|| configs[0].join().unwrap().barrier().unwrap_err().to_string());
+        let mut stream = connect(&configs[0]);
         send_json(&mut stream, Kind::Hello, &hello(1, 2)).unwrap();
         assert_eq!(next_message(&mut stream).0, Kind::Welcome);
-        stream.write_all(&[Kind::Give as u8, 0xff, 0xff, 0xff, 0xff]).unwrap();
+        stream.write_all(&[Kind::Contribute as u8, 0xff, 0xff, 0xff, 0xff]).unwrap();
         let error = root.join().unwrap();
         assert!(error.contains("rank 1 is lost") && error.contains("4294967295 bytes"), "{error}");
     });

@@ -1,4 +1,4 @@
-//! Parts of the world that exchange among themselves.
+//! Subsets of the ranks, and their exchanges.
 
 use std::thread;
 
@@ -7,16 +7,15 @@ use crate::error::{Error, WorldError};
 use crate::machine::Machine;
 use crate::world::run::run_threads;
 
-/// Runs `f` on every rank of a world: of threads, and of connections.
+/// Runs `f` on every rank of two worlds, one of threads in memory and one over TCP.
 fn worlds(n: usize, f: impl Fn(&Rendezvous) -> Result<()> + Sync) {
     run_threads(&Machine::Gpus, n, &f).unwrap();
-    for result in together(&meetings(n, AMPLE), |_, rendezvous| f(&rendezvous?)) {
+    for result in together(&configs(n, AMPLE), |_, rendezvous| f(&rendezvous?)) {
         result.unwrap();
     }
 }
 
-/// Every rank of the subset gives its rank in the world and a word; they come back in the order of
-/// `members`.
+/// Gathers `word` and the rank in the world from every rank of the subset, and checks the result.
 fn exchange(subset: &Rendezvous, own: usize, members: &[usize], word: &str) -> Result<()> {
     let all = subset.all_gather(format!("{word} {own}").as_bytes())?;
     let expected: Vec<_> =
@@ -30,9 +29,9 @@ fn a_group_has_its_own_ranks_in_the_order_asked_for() {
     worlds(5, |world| {
         let own = world.rank();
         let members = [3, 0, 4];
-        if let Some(place) = members.iter().position(|&rank| rank == own) {
+        if let Some(index) = members.iter().position(|&rank| rank == own) {
             let subset = world.subset(&members)?;
-            assert_eq!((subset.rank(), subset.n_ranks()), (place, 3));
+            assert_eq!((subset.rank(), subset.n_ranks()), (index, 3));
             let hosts: Vec<_> = members.iter().map(|&rank| world.hosts()[rank].clone()).collect();
             assert_eq!(subset.hosts(), hosts);
             exchange(&subset, own, &members, "own")?;
@@ -51,7 +50,7 @@ fn a_group_has_its_own_ranks_in_the_order_asked_for() {
 fn groups_exchange_each_at_its_own_pace() {
     worlds(5, |world| {
         let own = world.rank();
-        // Rank 0, who carries the exchanges of processes, is in one of the subsets only.
+        // Rank 0, which has the hub of processes, is in one of the subsets only.
         let members: &[usize] = if own % 2 == 0 { &[4, 2, 0] } else { &[1, 3] };
         let subset = world.subset(members)?;
         for round in 0..if own % 2 == 0 { 3 } else { 200 } {
@@ -69,7 +68,7 @@ fn two_groups_of_the_same_ranks_do_not_mix_up_their_exchanges() {
     worlds(3, |world| {
         let (own, members) = (world.rank(), [2, 0, 1]);
         let (first, second) = (world.subset(&members)?, world.subset(&members)?);
-        // Which of the two comes first differs from rank to rank and from round to round.
+        // The order of the two subsets' exchanges differs between ranks and rounds.
         let run = |subset: &Rendezvous, word| {
             (0..100).try_for_each(|_| exchange(subset, own, &members, word))
         };
@@ -95,7 +94,7 @@ fn groups_are_made_of_groups() {
                 exchange(&inner, own, &of_world, "inner")?;
                 exchange(&outer, own, &members, "outer")?;
             }
-            // The same ranks by another way.
+            // The same ranks, as a subset of the world.
             let direct = world.subset(&of_world)?;
             exchange(&direct, own, &of_world, "direct")?;
             assert!(outer.subset(&[outer.rank(), 4]).is_err());
@@ -114,7 +113,7 @@ fn a_rank_lost_in_one_group_is_lost_to_all() {
                 subset.fail("out of memory");
                 world.finish()
             }
-            // Rank 1 waits for rank 0, who waits for everyone.
+            // Rank 1 waits for rank 0, which waits for all.
             _ => subset.barrier(),
         };
         assert_eq!(error.unwrap_err().to_string(), "rank 3 is lost: out of memory");
