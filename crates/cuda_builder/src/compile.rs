@@ -163,6 +163,9 @@ impl Compile<'_> {
             .env("CARGO_INCREMENTAL", "0")
             .env("CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS", switch(self.debug))
             .env("CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS", switch(self.debug))
+            // Macros and build scripts are the same for kernels with and without checks.
+            .env("CARGO_PROFILE_RELEASE_BUILD_OVERRIDE_DEBUG_ASSERTIONS", "false")
+            .env("CARGO_PROFILE_RELEASE_BUILD_OVERRIDE_OVERFLOW_CHECKS", "false")
             .args(["rustc", "--release", "--lib", "--crate-type", "rlib"])
             .args(["--target", TARGET, "--message-format=json-render-diagnostics"])
             .args(["--package", package, "--manifest-path"])

@@ -1,7 +1,6 @@
 //! Lists the instances of a generic kernel: every combination of the listed types and constants,
 //! and of GIN's back ends in a kernel for GIN.
 
-use devcomm_types::GinType;
 use proc_macro2::TokenStream;
 use quote::{format_ident, quote};
 use syn::{
@@ -23,8 +22,19 @@ pub struct Instance<'a> {
 struct BackEnd {
     /// The index of its generic parameter.
     index: usize,
-    back_end: GinType,
+    /// The suffix of its entries.
+    suffix: &'static str,
 }
+
+/// GIN's back ends: the type of `nccl_device::gin`, and the suffix of its entries.
+///
+/// As `devcomm_types::GinType` has them, which is not used here: with it, every build of kernels
+/// would compile half and zerocopy for the host too.
+const BACK_ENDS: [(&str, &str); 4] =
+    [("Proxy", PROXY), ("Gdaki", "gdaki"), ("Gpi", "gpi"), ("EfaGda", "efa_gda")];
+
+/// The suffix of the back end that the simulator runs.
+const PROXY: &str = "proxy";
 
 impl Instance<'_> {
     /// The name on the host: the kernel's, then a suffix for each value except the back end.
@@ -41,14 +51,13 @@ impl Instance<'_> {
 
     /// The name of the GPU entry point: [`Self::name`], then the back end's suffix.
     pub fn entry(&self, kernel: &Ident) -> String {
-        let back_end = self.gin.and_then(|gin| gin.back_end.suffix());
-        let back_end = back_end.map(|suffix| format!("_{suffix}")).unwrap_or_default();
+        let back_end = self.gin.map(|gin| format!("_{}", gin.suffix)).unwrap_or_default();
         self.name(kernel) + &back_end
     }
 
     /// Whether the host runs this instance's body: of the back ends of GIN only PROXY.
     pub fn runs_on_host(&self) -> bool {
-        self.gin.is_none_or(|gin| gin.back_end == GinType::Proxy)
+        self.gin.is_none_or(|gin| gin.suffix == PROXY)
     }
 
     /// The values, as generic arguments.
@@ -131,8 +140,6 @@ pub fn of<'a>(
     Ok(instances)
 }
 
-/// The types of `nccl_device::gin` for GIN's back ends: they have the names of [`GinType`]'s
-/// variants.
 fn back_ends(
     param: &GenericParam,
     index: usize,
@@ -141,11 +148,11 @@ fn back_ends(
         let text = "the back ends of GIN are types: take `B: GinBackend`";
         return Err(Error::new_spanned(param, text));
     }
-    let value = |back_end: GinType| {
-        let name = format_ident!("{back_end:?}");
-        (syn::parse_quote!(::nccl_device::gin::#name), Some(BackEnd { index, back_end }))
+    let value = |(name, suffix)| {
+        let name = format_ident!("{name}");
+        (syn::parse_quote!(::nccl_device::gin::#name), Some(BackEnd { index, suffix }))
     };
-    Ok(GinType::BACK_ENDS.map(value).into())
+    Ok(BACK_ENDS.map(value).into())
 }
 
 fn list_of<'a>(
@@ -229,4 +236,16 @@ fn suffix(value: &GenericArgument) -> Result<String> {
     let text = "this value gives the entry no name: list a type by name (an alias will do), \
                 or an integer or bool literal";
     Err(Error::new_spanned(value, text))
+}
+
+#[cfg(test)]
+mod tests {
+    use devcomm_types::GinType;
+
+    #[test]
+    fn back_ends_are_those_of_the_types() {
+        let types = GinType::BACK_ENDS.map(|ty| (format!("{ty:?}"), ty.suffix()));
+        let ours = super::BACK_ENDS.map(|(name, suffix)| (name.to_owned(), Some(suffix)));
+        assert_eq!(ours, types);
+    }
 }

@@ -22,6 +22,12 @@ use nccl_device::raw::*;
 /// The GIN back end that runs everywhere; others make NCCL's code longer.
 const PROXY: u32 = 1 << 2;
 
+/// False, which LLVM learns after linking.
+#[inline(never)]
+fn never() -> bool {
+    false
+}
+
 /// The next argument.
 unsafe fn next<T: Copy>(arguments: &mut *const u64) -> T {
     unsafe {
@@ -91,6 +97,14 @@ fn make(ty: &str, made: &mut Vec<String>, text: &mut String) {
     );
 }
 
+/// Of reduce and copy, which exist for each element type, those of two types are inlined. NCCL's
+/// code is the same for the others, whose calls are linked, checked, and removed.
+fn is_removed(function: &Function) -> bool {
+    let reduce_or_copy = ["ReduceSum", "Copy"].iter().any(|name| function.name.contains(name));
+    let ty = function.name.rsplit_once('_').map_or("", |(_, ty)| ty);
+    reduce_or_copy && !["F32", "F8E4M3"].contains(&ty)
+}
+
 /// A kernel that calls the function with arguments from memory.
 fn kernel(function: &Function) -> String {
     let name = &function.name;
@@ -112,6 +126,9 @@ fn kernel(function: &Function) -> String {
         Some(ty) => format!("out.cast::<{ty}>().write_volatile({call})"),
         None => call,
     };
+    if is_removed(function) {
+        body = format!("    if !never() {{ return }}\n{body}");
+    }
     format!(
         "#[kernel]\npub unsafe fn call_{name}(arguments: *const u64, out: *mut u64) {{\n\
          \x20   let (mut arguments, _out) = (arguments, out);\n    let a = &mut arguments;\n\

@@ -22,10 +22,11 @@ use std::task::Poll;
 use std::time::Duration;
 
 use litemap::LiteMap;
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex};
 
 use super::core::Core;
 use super::fault::Faults;
+use super::processor::{Allowed, Processor};
 use crate::error::Error;
 
 /// Interval at which the machine checks whether the running client is blocked.
@@ -67,6 +68,7 @@ pub(crate) struct Shared {
     /// The first failure.
     failure: OnceLock<Arc<Error>>,
     pub(crate) faults: Faults,
+    pub(super) processor: Processor,
 }
 
 #[derive(Default)]
@@ -146,6 +148,7 @@ impl Shared {
             clock: AtomicU64::new(0),
             failure: OnceLock::new(),
             faults: Faults::default(),
+            processor: Processor::choose(),
         }
     }
 
@@ -300,6 +303,8 @@ pub(crate) struct Client {
     shared: Arc<Shared>,
     id: ClientId,
     turn: Arc<Condvar>,
+    /// The processors that this thread may run on between calls.
+    allowed: Allowed,
     /// The GPU whose context is current on this thread.
     pub(crate) gpu: Cell<Option<usize>>,
 }
@@ -312,14 +317,13 @@ impl Client {
         Self::detach();
         let mut turns = shared.turns.lock();
         let Some(entry) = turns.clients.get_mut(&id) else { return };
-        let turn = Arc::clone(&entry.turn);
         // SAFETY: gettid takes no arguments and cannot fail.
         entry.thread = unsafe { libc::gettid() };
-        entry.state = State::Waiting;
-        let shared = Arc::clone(shared);
-        shared.changed.notify_one();
-        let client = Self { shared, id, turn, gpu: Cell::new(None) };
-        client.wait_for_turn(turns);
+        let turn = Arc::clone(&entry.turn);
+        drop(turns);
+        let (shared, allowed) = (Arc::clone(shared), Allowed::of_this_thread());
+        let client = Self { shared, id, turn, allowed, gpu: Cell::new(None) };
+        client.wait_for_turn(None);
         CURRENT.set(Some(client));
     }
 
@@ -361,25 +365,28 @@ impl Client {
         // SAFETY: the types differ only in a lifetime; the pointer is used as the module explains.
         let poll: *mut (dyn FnMut(&Core, &Call) -> bool + 'static) =
             unsafe { std::mem::transmute(poll) };
-        let mut turns = self.shared.turns.lock();
-        if turns.ended {
-            return None;
-        }
-        if let Some(entry) = turns.clients.get_mut(&self.id) {
-            entry.call = Some(Call { name, poll });
-            entry.state = State::Waiting;
-        }
-        self.shared.changed.notify_one();
-        self.wait_for_turn(turns);
-        result
+        self.wait_for_turn(Some(Call { name, poll })).then_some(result).flatten()
     }
 
-    fn wait_for_turn(&self, mut turns: MutexGuard<'_, Turns>) {
-        while !turns.ended
-            && turns.clients.get(&self.id).is_some_and(|entry| entry.state == State::Waiting)
-        {
-            self.turn.wait(&mut turns);
-        }
+    /// Posts a call, if any, and waits for the baton. False if the machine had ended before.
+    fn wait_for_turn(&self, call: Option<Call>) -> bool {
+        self.shared.processor.wait(&self.allowed, || {
+            let mut turns = self.shared.turns.lock();
+            if turns.ended {
+                return false;
+            }
+            if let Some(entry) = turns.clients.get_mut(&self.id) {
+                entry.call = call;
+                entry.state = State::Waiting;
+            }
+            self.shared.changed.notify_one();
+            while !turns.ended
+                && turns.clients.get(&self.id).is_some_and(|entry| entry.state == State::Waiting)
+            {
+                self.turn.wait(&mut turns);
+            }
+            true
+        })
     }
 }
 

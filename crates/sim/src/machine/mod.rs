@@ -7,6 +7,7 @@
 pub(crate) mod baton;
 pub(crate) mod core;
 pub(crate) mod fault;
+mod processor;
 mod turns;
 
 use std::sync::atomic::{AtomicU64, Ordering};

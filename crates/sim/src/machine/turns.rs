@@ -9,6 +9,7 @@ use crate::simulation::Simulation;
 
 /// Runs a machine until no thread uses it.
 pub(super) fn run(shared: &Arc<Shared>, simulation: &Simulation) {
+    shared.processor.stay();
     // Also after a panic, `end` wakes the clients that wait.
     let ran = catch_unwind(AssertUnwindSafe(|| Turns::new(shared, simulation).run()));
     shared.end();
