@@ -17,7 +17,7 @@ fn contents<T: Element + Default>(
     Ok(data)
 }
 
-/// Only the stream orders these operations.
+/// Checks copies, fills and all-reduces that nothing but the stream orders.
 fn follow_the_stream(rank: &Rank, stream: &Stream) -> Result<(), Error> {
     let comm = rank.communicator()?;
     let (memory, sum) = (comm.window::<f32>(COUNT)?, comm.mem_alloc::<f32>(COUNT)?);
@@ -105,7 +105,7 @@ fn a_graph_has_copies_and_fills_and_keeps_their_memory() {
     });
 }
 
-/// Overlapping rounds: while the stream works on one, the host prepares the next.
+/// Overlaps rounds: while the stream works on one, the host prepares the next.
 #[test]
 fn pinned_memory_is_copied_while_the_host_goes_on() {
     on_gpus("pinned_memory_is_copied_while_the_host_goes_on", 2, |rank| {

@@ -12,8 +12,8 @@ use half::bf16;
 /// in full.
 const SAMPLES: usize = 512;
 
-/// Shapes below a fragment, across tiles, and not multiples of a tile; with `n` odd, even, and a
-/// multiple of a vector.
+/// Shapes smaller than an MMA fragment, larger than a tile, and not multiples of a tile; with `n`
+/// odd, even, and a multiple of 8 (16 bytes).
 fn mixed_shapes(rank: &Rank) -> Vec<[usize; 3]> {
     if rank.is_simulated() {
         let shapes = [[1, 1, 8], [7, 64, 8], [64, 7, 64], [130, 33, 40], [17, 264, 72]];
@@ -24,7 +24,7 @@ fn mixed_shapes(rank: &Rank) -> Vec<[usize; 3]> {
     sizes.flat_map(|(m, n)| [8, 64, 1000].map(|k| [m, n, k])).collect()
 }
 
-/// The forms that the GPU supports.
+/// The forms of the kernel (by MMA instruction) that the GPU supports.
 fn forms(rank: &Rank) -> &'static [GemmForm] {
     match rank.context().limits().compute_capability {
         (9, 0) => &[GemmForm::Wgmma, GemmForm::Mma],
@@ -50,7 +50,8 @@ fn require(
     Ok(())
 }
 
-/// Checks products of these shapes, with one workspace per form: summed over the ranks, or local.
+/// Checks products of these shapes, with one workspace per form. They are summed over the ranks
+/// unless `local`.
 fn is_right(rank: &Rank, shapes: &[[usize; 3]], seed: u64, local: bool) -> Result<(), Error> {
     let (comm, stream) = (rank.communicator()?, rank.stream()?);
     let [m, n, k] = [0, 1, 2].map(|i| shapes.iter().map(|shape| shape[i]).max().unwrap_or(0));
@@ -132,7 +133,8 @@ fn is_right_when_threads_are_interrupted_anywhere() {
     gpus.run_seeds(name, 1..2, |rank, seed| is_right(rank, &[[70, 20, 8]], seed, false));
 }
 
-/// More steps than stages, so that stages are refilled while slower threads may still read them.
+/// More steps along `k` than pipeline stages, so that stages are refilled while slower threads may
+/// still read them.
 #[test]
 fn a_stage_is_not_filled_again_before_all_have_read_it() {
     let name = "a_stage_is_not_filled_again_before_all_have_read_it";
@@ -170,7 +172,8 @@ fn one_block_is_enough_for_many_tiles() {
     });
 }
 
-/// Launches back to back in a stream, with alternating shapes: the flags' epoch continues.
+/// Launches back to back in a stream, with alternating shapes: the workspace's flags are not
+/// reset, each launch uses their next epoch.
 #[test]
 fn many_launches_need_no_reset() {
     on_gpus("many_launches_need_no_reset", 2, |rank| {
@@ -208,7 +211,7 @@ fn many_launches_need_no_reset() {
     });
 }
 
-/// Unsupported input launches nothing, and the object still works afterwards.
+/// Unsupported input launches nothing, and the `GemmAllReduce` still works afterwards.
 #[test]
 fn bad_input_is_refused_with_the_reason() {
     on_gpus("bad_input_is_refused_with_the_reason", 1, |rank| {

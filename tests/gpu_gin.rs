@@ -14,7 +14,7 @@ use devcomm_testing::numbers::{self, Number, checksum, inputs};
 use devcomm_testing::shapes::Shapes;
 use half::{bf16, f16};
 
-/// Numbers of simulated GPUs, and the size of their LSA teams.
+/// Simulated worlds: the number of GPUs, and the size of each LSA team.
 const WORLDS: [(usize, usize); 9] =
     [(1, 1), (2, 2), (2, 1), (3, 3), (3, 1), (4, 2), (4, 4), (6, 3), (6, 2)];
 /// Maximum blocks, each with its own barrier and signal; and fewer GIN contexts, so that some
@@ -26,8 +26,8 @@ const ROUNDS: usize = 6;
 /// The limit of a kernel's time. Beyond it the error says what its blocks wait for.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Runs `body` on 2 and on 4 GPUs; or in every simulated world, with ten seeds, and in small worlds
-/// also with a possible thread switch at every access.
+/// Runs `body` on 2 and on 4 real GPUs; without them, in every simulated world with ten seeds, and
+/// in small worlds also with a possible thread switch at every memory access.
 fn in_every_world(
     name: &str,
     connection: GinConnectionType,
@@ -102,7 +102,7 @@ fn every_throw_of_a_ping_pong_arrives() {
         for _ in 0..limits.launches {
             let ((count, config), rounds) = (limits.random(&mut shapes), shapes.up_to(ROUNDS));
             let (len, salt) = (config.grid.x as usize * rounds * count, shapes.u64(..));
-            // Both ranks end with the message of the pair's even rank.
+            // At the end, both ranks of a pair have the even rank's message.
             let message: Vec<u8> = (0..len).map(|i| datum(salt, me & !1, i)).collect();
             send.copy_from_host(&message)?;
             recv.fill_bytes(0xff)?;
@@ -194,7 +194,7 @@ where
     let partials = kernels::hybrid_allreduce_partials(limits.elements, team, teams);
     let (send, out) = (comm.window::<T>(limits.elements)?, comm.window::<T>(limits.elements)?);
     let partial = comm.window::<T>(partials)?;
-    // Partial sums are rounded too.
+    // 16-bit types are rounded twice: as partial sums of a team, and as final sums.
     let roundings = if size_of::<T>() < size_of::<f32>() { 2 } else { 1 };
     let untouched = vec![T::nearest(7.0); limits.elements];
     let mut got = untouched.clone();

@@ -1,5 +1,5 @@
-//! Tests that a rank that dies while the others wait for it is an error that names it, on every
-//! other rank, within a deadline.
+//! Tests that when a rank dies, every rank that waits for it gets an error that names it, within a
+//! deadline.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -202,7 +202,7 @@ impl RankEnv {
     }
 }
 
-/// The system time in milliseconds, by which processes of this host can be compared.
+/// The system time in milliseconds, comparable between processes of this host.
 fn now() -> u128 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis()
 }
@@ -292,7 +292,7 @@ fn kernel(rank: &Rank, env: &RankEnv) -> Result<(), Error> {
     let stream = rank.stream()?;
     if rank.rank() == env.victim {
         env.report(rank.rank(), &now().to_string());
-        // As if killed: no destructor runs.
+        // As when killed, no destructor runs.
         std::process::abort();
     }
     // The victim launches no kernel, so this one never ends.

@@ -12,8 +12,8 @@ const SEED: u64 = 5;
 
 type AllReduce<T> = (device::DevComm, device::Window<T>, device::Window<T>, usize);
 
-/// Counts below and around a vector, around one vector per thread, and of several iterations of the
-/// unrolled loop.
+/// Element counts: below and around a 16-byte vector, around one vector per thread, and enough for
+/// several iterations of the unrolled loop.
 fn counts(rank: &Rank) -> &'static [usize] {
     match rank.is_simulated() {
         true => &[1, 3, 7, 8, 9, 31, 257, 1000, 4099, 40_001],
@@ -131,7 +131,7 @@ fn can_be_launched_many_times() {
         rank.barrier()?;
         let mut result = vec![0.0; COUNT];
         a.copy_to_host(&mut result)?;
-        // Every launch doubles: 2^60, exactly.
+        // Every launch doubles the values, to 2^60 at the end, which `f32` represents exactly.
         assert!(result.iter().all(|&x| x == (1u64 << 60) as f32));
         Ok(())
     });

@@ -26,7 +26,7 @@ fn on_gpus(
     });
 }
 
-/// An element type with several distinct values.
+/// An element type of the tests, with a test value for each number.
 trait Pattern: Element + PartialEq + std::fmt::Debug {
     fn of(x: usize) -> Self;
 }
@@ -63,7 +63,7 @@ fn ring<T: Pattern>(rank: &Rank, comm: &Communicator, stream: &Stream) -> Result
         let data = pattern::<T>(me, round);
         let part = source.slice(7..)?;
         part.copy_from_host(&data)?;
-        // Odd offsets, to find a mix-up of bytes and elements.
+        // Never 0, so that an offset counted in bytes instead of elements is detected.
         let at = round * COUNT + 1;
         comm.put_signal(&part, &target, at, Signal::to(next), stream)?;
         comm.wait_signal(&[WaitSignalDesc::from(previous)], stream)?;
@@ -123,7 +123,7 @@ fn all_pairs_on_four_gpus() {
     on_gpus("all_pairs_on_four_gpus", 4, all_pairs);
 }
 
-/// One wait for several puts of every peer, a different number from each.
+/// Waits once for several puts from every peer, a different number from each.
 fn counts(rank: &Rank, comm: &Communicator, stream: &Stream) -> Result<(), Error> {
     let (me, n) = (rank.rank(), rank.n_ranks());
     let (source, target) = (comm.window::<u8>(n * COUNT)?, comm.window::<u8>(n * n * COUNT)?);

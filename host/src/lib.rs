@@ -39,8 +39,8 @@
 //! A program runs on real or on simulated GPUs: `DEVCOMM_SIMULATE=4` gives any program four
 //! simulated GPUs, and `World::simulated` selects them in code. The simulator runs kernels compiled
 //! for the host, needs neither driver nor NCCL, and has its own clock. There, a wait that can never
-//! end fails with [`StateError::Deadlock`], and what needs a real GPU with
-//! [`DriverError::NotSimulated`]. The feature `simulator` (on by default) enables it.
+//! end fails with [`StateError::Deadlock`], and a call that needs a real GPU fails with
+//! [`DriverError::NotSimulated`]. The feature `simulator` (on by default) enables the simulator.
 //!
 //! # Compared with other bindings
 //!
@@ -53,7 +53,7 @@
 //!
 //! Everything is safe except launches of kernels that are `unsafe fn`s, whose contract is the
 //! kernel's, and functions that take raw pointers, streams or communicators of other libraries,
-//! whose lifetime only the caller knows. Three rules ensure this:
+//! whose lifetime only the caller knows. Three rules make the rest safe:
 //!
 //! * what a rank creates stays on the rank's thread (only [`AbortHandle`] and [`KernelAbortHandle`]
 //!   are `Send`), where its CUDA context is current, as NCCL requires;

@@ -9,7 +9,7 @@ use devcomm::{
 
 use crate::types::{Domain, ElementType, LARGEST, combine};
 
-/// One element, a few, a multiple of a vector, and a large odd number, on GPUs above 64 Ki.
+/// Element counts: one, a few, a multiple of 8, and a large odd number, on real GPUs above 64 Ki.
 pub fn counts(rank: &Rank) -> [usize; 4] {
     [1, 3, 1000, if rank.is_simulated() { 4097 } else { 65_537 }]
 }
@@ -50,7 +50,7 @@ impl Collective {
     }
 }
 
-/// One call of a collective on every rank. `count` is the length of one rank's part.
+/// One call of a collective on every rank. `count` is the length of one rank's chunk.
 pub struct Case<'a> {
     pub collective: Collective,
     pub element: &'a ElementType,
@@ -61,7 +61,7 @@ pub struct Case<'a> {
     pub values: &'a [Vec<i32>],
 }
 
-/// Runs cases on one rank, with its communicator, stream and buffers.
+/// Runs cases on one rank, with one communicator, stream and pair of buffers.
 pub struct Runner<'a> {
     rank: &'a Rank,
     comm: &'a Communicator,
@@ -129,7 +129,7 @@ impl<'a> Runner<'a> {
                     panic!("{}: element {} is wrong", what(), at / element.size());
                 }
             }
-            None => assert!(in_place || untouched(result), "{}: only for the root", what()),
+            None => assert!(in_place || untouched(result), "{}: only the root receives", what()),
         }
         assert!(untouched(&got[end..]), "{}: overrun", what());
         if !in_place {
@@ -147,7 +147,7 @@ impl<'a> Runner<'a> {
         element: &ElementType,
     ) -> DeviceSlice<Dynamic> {
         let address = memory.device_address() + (range.start * element.size()) as u64;
-        // SAFETY: the memory has room for every rank's part of the largest case, at aligned
+        // SAFETY: the memory has room for every rank's chunk of the largest case, at aligned
         // addresses, and lives until the stream was synchronized.
         unsafe {
             DeviceSlice::from_raw_parts_dynamic(
@@ -195,17 +195,17 @@ impl<'a> Runner<'a> {
 
 impl Case<'_> {
     /// The ranges of a rank's input and output, in elements. In place, the smaller one is the
-    /// rank's part of the larger.
+    /// rank's chunk of the larger.
     fn ranges(&self, me: usize, n: usize, in_place: bool) -> (Range<usize>, Range<usize>) {
         let (one, all) = (self.count, n * self.count);
-        let part = if in_place { me * one..(me + 1) * one } else { 0..one };
+        let chunk = if in_place { me * one..(me + 1) * one } else { 0..one };
         match self.collective {
             Collective::AllReduce
             | Collective::Reduce
             | Collective::Broadcast
             | Collective::SendRecv => (0..one, 0..one),
-            Collective::AllGather | Collective::Gather => (part, 0..all),
-            Collective::ReduceScatter | Collective::Scatter => (0..all, part),
+            Collective::AllGather | Collective::Gather => (chunk, 0..all),
+            Collective::ReduceScatter | Collective::Scatter => (0..all, chunk),
             Collective::AllToAll => (0..all, 0..all),
         }
     }
@@ -213,7 +213,7 @@ impl Case<'_> {
     /// The expected result of this rank, if it gets one.
     fn expected(&self, me: usize, n: usize) -> Option<Vec<i32>> {
         let count = self.count;
-        let part = |of: usize| of * count..(of + 1) * count;
+        let chunk = |of: usize| of * count..(of + 1) * count;
         let combined = |range: Range<usize>| -> Vec<i32> {
             let mut column = vec![0; n];
             range
@@ -230,12 +230,12 @@ impl Case<'_> {
         match self.collective {
             Collective::AllReduce => Some(combined(0..count)),
             Collective::Reduce => at_root(combined(0..count)),
-            Collective::ReduceScatter => Some(combined(part(me))),
+            Collective::ReduceScatter => Some(combined(chunk(me))),
             Collective::Broadcast => Some(self.values[self.root][..count].to_vec()),
             Collective::AllGather => Some(joined(0..count)),
             Collective::Gather => at_root(joined(0..count)),
-            Collective::AllToAll => Some(joined(part(me))),
-            Collective::Scatter => Some(self.values[self.root][part(me)].to_vec()),
+            Collective::AllToAll => Some(joined(chunk(me))),
+            Collective::Scatter => Some(self.values[self.root][chunk(me)].to_vec()),
             Collective::SendRecv => Some(self.values[(me + n - 1) % n][..count].to_vec()),
         }
     }

@@ -12,13 +12,13 @@ use devcomm_testing::machines::on_gpus;
 use every::{Case, Collective, Runner, counts};
 use types::{Domain, types};
 
-/// Every type and count, out of place and in place, with alternating roots.
+/// Checks every type and count, out of place and in place, with a different root for each count.
 fn all_cases(rank: &Rank, collective: Collective, op: ReduceOp) -> Result<(), Error> {
     let runner = Runner::new(rank)?;
     for element in types() {
         let values = runner.values(Domain::of(op, element.data_type));
-        for (turn, count) in counts(rank).into_iter().enumerate() {
-            let root = turn % rank.n_ranks();
+        for (index, count) in counts(rank).into_iter().enumerate() {
+            let root = index % rank.n_ranks();
             let case = Case { collective, element: &element, op, count, root, values: &values };
             runner.check(&case, false)?;
             if collective.works_in_place() {
@@ -77,7 +77,7 @@ fn every_operator_on_four_gpus() {
     on_gpus("every_operator_on_four_gpus", 4, every_operator);
 }
 
-/// With an empty configuration, and with a setting.
+/// With an empty configuration, and with one that sets `max_ctas`.
 #[test]
 fn every_collective_with_a_configuration() {
     on_gpus("every_collective_with_a_configuration", 2, |rank| {

@@ -40,7 +40,7 @@ fn factor(rank: usize) -> i32 {
     rank as i32 + 1
 }
 
-/// With a factor from the host, and with one in device memory, which may change between operations.
+/// Checks a factor from the host, and one in device memory, which may change between operations.
 fn multiplies_and_sums<T: Whole>(rank: &Rank, stream: &Stream) -> Result<(), Error> {
     let (comm, me) = (rank.communicator()?, rank.rank());
     let (send, recv) = (comm.mem_alloc::<T>(COUNT)?, comm.mem_alloc::<T>(COUNT)?);

@@ -32,7 +32,7 @@ fn lengths_that_do_not_fit() {
         refused(comm.all_to_all(&one, &two, &stream), &["all-to-all", "100", "200"]);
         refused(comm.all_to_all(&odd, &odd, &stream), &["all-to-all", "101"]);
         if rank.is_root() {
-            // Only the root passes both buffers.
+            // Only the root has both buffers, so only there the lengths are compared.
             refused(comm.reduce(&one, two_at_root, op, 0, &stream), &["reduction", "100", "200"]);
             let shorter = one_at_root.clone();
             refused(comm.broadcast(shorter, &two, 0, &stream), &["broadcast", "100", "200"]);

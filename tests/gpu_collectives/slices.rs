@@ -11,7 +11,7 @@ use devcomm_testing::works::require_works;
 
 const COUNT: usize = 1000;
 
-/// One all-reduce (sum).
+/// Runs one all-reduce (sum) and waits for it.
 fn reduces<S, R>(rank: &Rank, stream: &Stream, send: &S, recv: &R) -> Result<(), Error>
 where
     S: Buffer,
@@ -69,7 +69,7 @@ fn every_form_of_memory() {
     });
 }
 
-/// 8-bit floats by their own types; the values are exact in both.
+/// All-reduces of `F8E4M3` and `F8E5M2`; the values are exact in both types.
 #[test]
 fn floats_of_8_bits_by_their_types() {
     on_gpus("floats_of_8_bits_by_their_types", 2, |rank| {
@@ -94,8 +94,8 @@ fn floats_of_8_bits_by_their_types() {
     });
 }
 
-/// Another stream can start as soon as a collective's kernel has launched; here it waits only for
-/// that.
+/// A second stream can start as soon as a collective's kernel has launched; here that stream waits
+/// only for the event.
 #[test]
 fn a_collective_records_an_event_when_it_was_launched() {
     on_gpus("a_collective_records_an_event_when_it_was_launched", 2, |rank| {

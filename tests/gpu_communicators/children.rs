@@ -11,7 +11,7 @@ fn splits(rank: &Rank) -> Result<(), Error> {
     let (comm, stream, config) = (rank.communicator()?, rank.stream()?, CommConfig::new());
     let (me, n) = (rank.rank(), rank.n_ranks());
 
-    // Split by parity, in reversed order.
+    // Even and odd ranks form a child each, in reversed order.
     let parity = me % 2;
     let child = comm.split(Some(parity as i32), -(me as i32), &config)?.unwrap();
     let members: Vec<usize> = (0..n).rev().filter(|rank| rank % 2 == parity).collect();
@@ -52,7 +52,7 @@ fn splits_on_four_gpus() {
     on_gpus("splits_on_four_gpus", 4, splits);
 }
 
-/// Shrinks by the last rank, and grows by it again.
+/// Removes the last rank by a shrink, and adds it again by a grow.
 fn shrinks_and_grows(rank: &Rank) -> Result<(), Error> {
     let (comm, stream, config) = (rank.communicator()?, rank.stream()?, CommConfig::new());
     let (me, n) = (rank.rank(), rank.n_ranks());
@@ -100,7 +100,7 @@ fn shrinks_and_grows_on_four_gpus() {
     on_gpus("shrinks_and_grows_on_four_gpus", 4, shrinks_and_grows);
 }
 
-/// The others continue without a rank that does not join an operation.
+/// One rank does not join an operation; the others shrink the communicator and continue.
 fn shrinks_out_of_an_operation_that_hangs(rank: &Rank) -> Result<(), Error> {
     let comm = rank.new_communicator(&CommConfig::new())?;
     let stream = rank.stream()?;

@@ -14,21 +14,21 @@ use devcomm_testing::works::require_works;
 /// How long the wait for an aborted or revoked operation may take.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-fn ended<T: std::fmt::Debug>(result: Result<T, Error>, state: &str) {
+fn require_state<T: std::fmt::Debug>(result: Result<T, Error>, state: &str) {
     match result {
         Err(Error::State(StateError::CommunicatorEnded { how, .. })) => assert_eq!(how, state),
-        other => panic!("expected that the communicator is {state}, got {other:?}"),
+        other => panic!("expected an error of a communicator that is {state}, got {other:?}"),
     }
 }
 
 /// Checks that operations on the communicator fail with this state.
-fn is_unusable(comm: &Communicator, stream: &Stream, state: &str) -> Result<(), Error> {
+fn require_unusable(comm: &Communicator, stream: &Stream, state: &str) -> Result<(), Error> {
     let memory = comm.mem_alloc::<f32>(8)?;
-    ended(comm.all_reduce(&memory, &memory, ReduceOp::Sum, stream), state);
-    ended(comm.register_window(&memory, devcomm::WindowFlags::COLL_SYMMETRIC), state);
-    ended(comm.create_dev_comm(DevCommRequirements::new()), state);
-    ended(comm.pre_mul_sum(1.0f32), state);
-    ended(comm.team_world(), state);
+    require_state(comm.all_reduce(&memory, &memory, ReduceOp::Sum, stream), state);
+    require_state(comm.register_window(&memory, devcomm::WindowFlags::COLL_SYMMETRIC), state);
+    require_state(comm.create_dev_comm(DevCommRequirements::new()), state);
+    require_state(comm.pre_mul_sum(1.0f32), state);
+    require_state(comm.team_world(), state);
     Ok(())
 }
 
@@ -48,7 +48,7 @@ fn what_was_made_from_a_communicator_is_closed_with_it() {
 
         comm.destroy()?;
         assert!(!comm.is_valid() && comm.as_raw().is_null());
-        is_unusable(&comm, &stream, "destroyed")?;
+        require_unusable(&comm, &stream, "destroyed")?;
         assert!(!window.is_valid() && !registered.is_valid());
         assert!(!op.is_valid() && !graph.is_valid() && !dev_comm.is_valid());
         assert!(matches!(dev_comm.dev_comm(), Err(Error::State(StateError::Closed { .. }))));
@@ -95,8 +95,8 @@ fn a_finalized_communicator_is_good_for_its_end_and_gives_its_memory_back() {
         require_works(&comm, &stream)?;
         let (free_before, _) = rank.context().memory_info()?;
         comm.finalize()?;
-        is_unusable(&comm, &stream, "finalized")?;
-        ended(comm.finalize(), "finalized");
+        require_unusable(&comm, &stream, "finalized")?;
+        require_state(comm.finalize(), "finalized");
         comm.destroy()?;
         assert!(!window.is_valid());
         drop(window);
@@ -108,7 +108,7 @@ fn a_finalized_communicator_is_good_for_its_end_and_gives_its_memory_back() {
     });
 }
 
-/// Rank 0 waits for an operation that rank 1 never joins; rank 1's thread aborts it.
+/// Rank 0 waits for an operation without rank 1, whose thread aborts rank 0's communicator.
 #[test]
 fn an_abort_from_another_thread_ends_the_wait() {
     let handle = Mutex::new(None);
@@ -121,7 +121,7 @@ fn an_abort_from_another_thread_ends_the_wait() {
             *handle.lock().unwrap() = Some(comm.abort_handle());
             rank.barrier()?;
             let started = Instant::now();
-            ended(stream.synchronize(), "aborted");
+            require_state(stream.synchronize(), "aborted");
             let waited = started.elapsed();
             assert!(rank.is_simulated() || waited >= Duration::from_millis(200), "{waited:?}");
             assert!(waited < DEADLINE, "{waited:?}");
@@ -134,7 +134,7 @@ fn an_abort_from_another_thread_ends_the_wait() {
         comm.abort()?;
         comm.abort()?;
         assert!(!comm.is_valid());
-        is_unusable(&comm, &stream, "aborted")?;
+        require_unusable(&comm, &stream, "aborted")?;
         comm.destroy()?;
         // The GPU and the world still work.
         stream.synchronize()?;
@@ -161,7 +161,7 @@ fn a_revoked_communicator_can_be_split_and_destroyed() {
             !matches!(stopped, Err(Error::State(StateError::DeadlinePassed { .. }))),
             "{stopped:?}"
         );
-        is_unusable(&comm, &stream, "revoked")?;
+        require_unusable(&comm, &stream, "revoked")?;
         let child = comm.split(Some(0), 0, &CommConfig::new())?.unwrap();
         require_works(&child, &stream)?;
         child.destroy()?;
@@ -175,13 +175,13 @@ fn suspends_and_resumes(rank: &Rank) -> Result<(), Error> {
     require_works(&comm, &stream)?;
     let (free_before, _) = rank.context().memory_info()?;
     assert_eq!(comm.memory_stat(MemoryStat::Suspended)?, 0);
-    ended(comm.resume(), "live");
+    require_state(comm.resume(), "live");
 
     comm.suspend()?;
     assert!(comm.is_valid());
     assert_eq!(comm.memory_stat(MemoryStat::Suspended)?, 1);
-    is_unusable(&comm, &stream, "suspended")?;
-    ended(comm.suspend(), "suspended");
+    require_unusable(&comm, &stream, "suspended")?;
+    require_state(comm.suspend(), "suspended");
     rank.barrier()?;
     let (free_suspended, _) = rank.context().memory_info()?;
     assert!(free_suspended >= free_before, "{free_before} to {free_suspended} B");

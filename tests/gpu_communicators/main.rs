@@ -103,7 +103,7 @@ fn several_ids_make_one_communicator() {
         let stream = rank.stream()?;
         require_works(&comm, &stream)?;
         require_kernels_work(rank, &comm, &stream)?;
-        // It has no world, so there is no host barrier.
+        // Without a `World`, it has no host barrier.
         assert!(matches!(comm.barrier(), Err(Error::InvalidInput { .. })));
         comm.destroy()
     });
@@ -141,7 +141,7 @@ fn a_non_blocking_communicator_does_what_a_blocking_one_does() {
         comm.wait(LIMIT)?;
         require_kernels_work(rank, &comm, &stream)?;
         comm.wait(LIMIT)?;
-        // A setting that is not given is inherited.
+        // The child inherits `blocking`, which its configuration does not set.
         let child = comm.split(Some(0), 0, &CommConfig::new())?.unwrap();
         child.wait(LIMIT)?;
         require_works(&child, &stream)?;

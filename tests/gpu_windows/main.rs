@@ -38,7 +38,8 @@ fn invalid<T: std::fmt::Debug>(result: Result<T, Error>, word: &str) {
     }
 }
 
-/// NCCL's addresses of a peer's memory are the same by LSA rank and by rank, and its data is there.
+/// NCCL returns the same address of a peer's memory by LSA rank and by rank; the peer's data is at
+/// that address.
 fn addresses_lead_to_the_copies(rank: &Rank) -> Result<(), Error> {
     let (comm, me, n) = (rank.communicator()?, rank.rank(), rank.n_ranks());
     let window = comm.window::<u64>(COUNT)?;
@@ -247,7 +248,7 @@ fn memory_that_cannot_be_a_window_is_refused() {
         let foreign: SymmetricBuffer<f32> = SymmetricBuffer::new(rank.library(), &other, 8)?;
         invalid(comm.register_window(&foreign, flags), "context");
         invalid(comm.register_buffer(&foreign), "context");
-        invalid(comm.register_buffer(&memory.slice(3..3)?), "no memory");
+        invalid(comm.register_buffer(&memory.slice(3..3)?), "0 elements");
         // A slice that begins at a page can be registered.
         assert!(comm.register_window(&memory.slice(1024..)?, flags)?.is_valid());
         require_works(comm, &stream)

@@ -33,7 +33,7 @@ impl Communicator {
 ///     std::thread::sleep(Duration::from_secs(60));
 ///     let _ = watchdog.abort();
 /// });
-/// stream.synchronize() // an error if the watchdog was faster
+/// stream.synchronize() // an error if the watchdog aborted first
 /// # }
 /// ```
 #[derive(Clone, Debug)]
@@ -43,11 +43,11 @@ pub struct AbortHandle {
 
 impl AbortHandle {
     /// Ends the communicator. On this rank, waits for its operations fail with
-    /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded), waits for kernels
-    /// that use its device communicators with
+    /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded); waits for kernels
+    /// that use its device communicators fail with
     /// [`LaunchError::KernelAborted`](crate::LaunchError::KernelAborted). Idempotent. NCCL returns
-    /// only after the CUDA graphs with operations of the communicator are destroyed, which the
-    /// rank's thread does in [`Communicator::abort`] or [`Communicator::destroy`].
+    /// only after the CUDA graphs with operations of the communicator are destroyed; the rank's
+    /// thread destroys them in [`Communicator::abort`] or [`Communicator::destroy`].
     ///
     /// NCCL: `ncclCommAbort`.
     ///
@@ -77,7 +77,7 @@ pub(super) fn start_abort(handle: &Arc<Handle>) -> Option<Result<Task<()>>> {
     Some(handle.machine().spawn("devcomm-abort", work))
 }
 
-/// Waits with a timeout: a kernel that does not end blocks an abort, and so do CUDA graphs.
+/// Waits with a timeout: running kernels and undestroyed CUDA graphs block `ncclCommAbort`.
 pub(super) fn wait_for_abort(aborting: &Task<()>) -> Result<()> {
     aborting.wait(Some(ABORT_LIMIT), || Ok(()))?
 }

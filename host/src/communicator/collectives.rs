@@ -3,7 +3,7 @@
 //! They take [`Buffer`]s, whose lengths give the number of elements; lengths that do not match are
 //! an error. Every method enqueues to the caller's stream and returns at once. The memory stays
 //! allocated until the operation is done. Where NCCL allows it, the two buffers may be the same
-//! memory, or one a part of the other: *in place*.
+//! memory, or one may be part of the other: *in place*.
 
 use std::any::Any;
 use std::ffi::c_int;
@@ -279,7 +279,7 @@ impl Communicator {
             ));
         }
         // SAFETY: an untimed event of this device; every operation with this configuration keeps
-        // it.
+        // the event alive.
         let config = unsafe { config.clone().launch_completion_event(event.as_raw()) };
         Ok(Configured { event: Some(event.clone()), ..self.configured(&config)? })
     }
@@ -334,16 +334,17 @@ impl<'a> Operation<'a> {
     }
 
     pub(crate) fn sends<T>(mut self, slice: &DeviceSlice<T>) -> Result<Self> {
-        self.operands.send = self.takes(slice)?;
+        self.operands.send = self.add_slice(slice)?;
         Ok(self)
     }
 
     fn receives<T>(mut self, slice: &DeviceSlice<T>) -> Result<Self> {
-        self.operands.recv = self.takes(slice)?;
+        self.operands.recv = self.add_slice(slice)?;
         Ok(self)
     }
 
-    fn takes<T>(&mut self, slice: &DeviceSlice<T>) -> Result<u64> {
+    /// Checks the slice, keeps it alive, and returns its address.
+    fn add_slice<T>(&mut self, slice: &DeviceSlice<T>) -> Result<u64> {
         self.communicator.require_own(slice.context(), "memory")?;
         if slice.data_type() as c_int != self.operands.data_type {
             return Err(Error::invalid(format!("{slice:?} with elements of another type")));
@@ -364,8 +365,8 @@ impl<'a> Operation<'a> {
         Ok(self)
     }
 
-    /// As [`enqueue`](Self::enqueue), with the configuration and its event, which are kept until a
-    /// group has ended.
+    /// As [`enqueue`](Self::enqueue), with the configuration and its event, which are kept alive as
+    /// long as the buffers.
     fn enqueue_configured(
         mut self,
         configured: &Configured<'_>,

@@ -18,12 +18,13 @@ use crate::error::{Error, Result};
 use crate::sys::nccl::call::Out;
 use crate::sys::nccl::calls;
 
-/// One rank's handle of a communicator. Clones share it; what is created from it keeps it alive.
+/// One rank's handle of a communicator, shared by its clones and kept alive by what is created from
+/// it: windows, registered buffers, operators, device communicators, graphs.
 ///
-/// It stays on the thread that created it, where the current CUDA context is that of the rank's
-/// GPU. Every rank calls the methods marked *collective*, in the same order.
-/// [`destroy`](Self::destroy), or dropping the last clone, closes what was created from it and then
-/// ends it together with the other ranks. After the loss of a rank it is aborted.
+/// The handle stays on the thread that created it, where the current CUDA context is that of the
+/// rank's GPU. Every rank must call the methods marked *collective*, in the same order.
+/// [`destroy`](Self::destroy), or dropping the last clone, closes these objects and then ends the
+/// communicator together with the other ranks, or aborts it if a rank is lost.
 ///
 /// NCCL: `ncclComm_t`.
 #[doc(alias = "ncclComm_t")]
@@ -39,9 +40,9 @@ pub(super) struct Inner {
     pub(super) n_ranks: usize,
     pub(super) context: Context,
     pub(super) library: Library,
-    /// The exchange with the other ranks on the host; only a `World` has one.
+    /// The exchange with the other ranks on the host; only communicators of a `World` have one.
     pub(super) peers: Option<Rc<dyn Peers>>,
-    /// What was created from it and is closed with it, oldest first.
+    /// The objects that are closed before the communicator ends, oldest first.
     pub(super) resources: RefCell<Vec<Weak<dyn Resource>>>,
 }
 
@@ -113,13 +114,13 @@ impl Communicator {
         &self.inner.library
     }
 
-    /// NCCL's handle (`ncclComm_t`), for use with other libraries; NULL after its end.
+    /// NCCL's handle (`ncclComm_t`), for use with other libraries; NULL once it has ended.
     #[must_use]
     pub fn as_raw(&self) -> *mut c_void {
         self.inner.handle.address()
     }
 
-    /// Whether it has been neither destroyed nor aborted.
+    /// Whether the communicator has been neither destroyed nor aborted.
     #[must_use]
     pub fn is_valid(&self) -> bool {
         self.inner.handle.status() < Status::Destroyed
@@ -169,7 +170,7 @@ impl Communicator {
         self.bind()?;
         let entered = self.inner.handle.enter(&[Status::Live, Status::Suspended])?;
         let out = Out::new(0);
-        entered.make(calls::mem_stat(entered.comm(), stat as i32, out.clone()))?;
+        entered.perform(calls::mem_stat(entered.comm(), stat as i32, out.clone()))?;
         Ok(out.get())
     }
 
@@ -207,7 +208,7 @@ impl Communicator {
         self.context().poll(Some(limit), || self.is_ready())
     }
 
-    /// Waits until every rank has called it, but not for the GPUs. *Collective*.
+    /// Waits until every rank has called this method, but not for GPU work. *Collective*.
     ///
     /// # Errors
     ///

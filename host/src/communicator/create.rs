@@ -19,7 +19,7 @@ use crate::sys::nccl::calls;
 use crate::sys::nccl_build::check_driver;
 use devcomm_sys::nccl::{RawComm, RawUniqueId};
 
-/// How a communicator that shrinks treats running operations.
+/// How [`Communicator::shrink`] treats running operations of the old communicator.
 #[repr(i32)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ShrinkMode {
@@ -135,14 +135,14 @@ impl Communicator {
         let config = config.lower(library.version())?;
         let out = Out::new(std::ptr::null_mut());
         let call = calls::init_rank(out.clone(), ids, c_rank, c_n_ranks, config);
-        make(library, context, rank, call)?;
+        perform(library, context, rank, call)?;
         let new = NewComm { library, context, rank, n_ranks, peers, blocking };
         new.read(&out, "ncclCommInitRankScalable", End::Together)
     }
 
     /// Creates one communicator per context, rank `i` on the `i`th, for use by this thread.
-    /// Operations that wait for one another belong in a [`group`](crate::group()), which
-    /// [`MultiGpu`](crate::MultiGpu) opens.
+    /// Operations that wait for one another belong in one [`group`](crate::group());
+    /// [`MultiGpu`](crate::MultiGpu) opens it.
     ///
     /// NCCL: `ncclCommInitAll`.
     ///
@@ -164,7 +164,7 @@ impl Communicator {
         }
         let outs: Vec<Out<RawComm>> =
             contexts.iter().map(|_| Out::new(std::ptr::null_mut())).collect();
-        make(library, first, 0, calls::init_all(outs.clone(), devices))?;
+        perform(library, first, 0, calls::init_all(outs.clone(), devices))?;
         let n_ranks = contexts.len();
         let read = |(rank, context)| {
             let new = NewComm { library, context, rank, n_ranks, peers: None, blocking: true };
@@ -173,7 +173,7 @@ impl Communicator {
         contexts.iter().enumerate().map(read).collect()
     }
 
-    /// A communicator that another library created, such as torch. Destroying or dropping it here
+    /// A communicator that another library created, such as PyTorch. Destroying or dropping it here
     /// does not end it.
     ///
     /// NCCL: `ncclCommUserRank`, `ncclCommCount`, `ncclCommCuDevice`, `ncclCommGetAsyncError`.
@@ -355,7 +355,7 @@ impl Communicator {
         let out = Out::new(std::ptr::null_mut());
         let c_n_ranks = number(n_ranks)?;
         let call = calls::grow(None, c_n_ranks, Some(id.0), c_rank, out.clone(), lowered);
-        make(library, context, rank, call)?;
+        perform(library, context, rank, call)?;
         let blocking = config.is_blocking();
         let new = NewComm { library, context, rank, n_ranks, peers: None, blocking };
         let grown = new.read(&out, "ncclCommGrow", End::Together)?;
@@ -363,12 +363,12 @@ impl Communicator {
         Ok(grown)
     }
 
-    /// Makes a call that creates a communicator from this one, and waits until it is done.
+    /// Makes a call that creates a communicator from this one, and waits until the call is done.
     fn derive(&self, allowed: &[Status], call: impl FnOnce(CommPtr) -> Call) -> Result<()> {
         let entered = self.inner.handle.enter(allowed)?;
         let call = call(entered.comm());
         entered.require_ready(call.operation)?;
-        self.watch(&entered, call)?;
+        self.perform_watched(&entered, call)?;
         drop(entered);
         self.wait_until_ready()
     }
@@ -380,7 +380,7 @@ impl Communicator {
         config: &CommConfig,
     ) -> Result<Self> {
         let (library, context) = (self.library(), self.context());
-        // An unset setting is inherited.
+        // A child inherits the parent's setting if `config` does not set it.
         let blocking = config.is_blocking() && self.inner.handle.is_blocking();
         // Only NCCL knows the new rank; dropping this temporary handle does not end `comm`.
         let new = NewComm { library, context, rank: 0, n_ranks: 1, peers: None, blocking };
@@ -394,9 +394,9 @@ impl Communicator {
 }
 
 /// Makes a call that needs no communicator, with the context current.
-fn make(library: &Library, context: &Context, rank: usize, call: Call) -> Result<()> {
+fn perform(library: &Library, context: &Context, rank: usize, call: Call) -> Result<()> {
     if library.nccl().machine().is_simulated() != context.machine().is_simulated() {
-        return Err(Error::invalid("of the NCCL library and the GPU, only one is simulated"));
+        return Err(Error::invalid("one of NCCL and the GPU is simulated, the other is not"));
     }
     context.health().check()?;
     check_driver(context.machine(), library.path())?;

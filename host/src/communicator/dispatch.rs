@@ -66,7 +66,7 @@ impl Communicator {
         }
         let rank = self.rank();
         Err(Error::invalid(format!(
-            "{what} of another context than the communicator's, on rank {rank}"
+            "rank {rank}: {what} is of another context than the communicator"
         )))
     }
 
@@ -94,9 +94,9 @@ impl Communicator {
         let entered = self.inner.handle.enter(&[Status::Live])?;
         let call = call(entered.comm());
         entered.require_ready(call.operation)?;
-        entered.make(call)?;
+        entered.perform(call)?;
         drop(entered);
-        stream.enqueued(&self.owner(), keep);
+        stream.register_operation(&self.owner(), keep);
         Ok(())
     }
 
@@ -116,7 +116,7 @@ impl Communicator {
             let entered = self.inner.handle.enter(&[Status::Live])?;
             let call = call(entered.comm());
             entered.require_ready(call.operation)?;
-            let done = self.inner.watch(&entered, call);
+            let done = self.inner.perform_watched(&entered, call);
             drop(entered);
             if let Err(error) = done.and_then(|()| self.wait_until_ready()) {
                 state.set(CallState::Failed);
@@ -138,13 +138,13 @@ impl Communicator {
     /// Makes a call that involves this rank only, now.
     pub(super) fn call(&self, call: impl FnOnce(CommPtr) -> Call) -> Result<()> {
         let entered = self.inner.handle.enter(&[Status::Live])?;
-        entered.make(call(entered.comm()))
+        entered.perform(call(entered.comm()))
     }
 
     /// Makes a call that closes a resource, which a revoked communicator allows too.
     pub(super) fn release(&self, call: impl FnOnce(CommPtr) -> Call) -> Result<()> {
         let entered = self.inner.handle.enter(&[Status::Live, Status::Revoked])?;
-        entered.make(call(entered.comm()))
+        entered.perform(call(entered.comm()))
     }
 
     /// Makes a query, which returns at once.
@@ -155,18 +155,17 @@ impl Communicator {
     ) -> Result<T> {
         let entered =
             self.inner.handle.enter(&[Status::Live, Status::Revoked, Status::Finalized])?;
-        entered.make(call(entered.comm(), out.clone()))?;
+        entered.perform(call(entered.comm(), out.clone()))?;
         Ok(out.get())
     }
 
-    pub(super) fn watch(&self, entered: &Entered<'_>, call: Call) -> Result<()> {
+    pub(super) fn perform_watched(&self, entered: &Entered<'_>, call: Call) -> Result<()> {
         refuse_inside(call.operation)?;
         self.bind()?;
-        self.inner.watch(entered, call)
+        self.inner.perform_watched(entered, call)
     }
 
-    /// Makes this rank's context current, which NCCL needs, unless a lost rank makes the call
-    /// pointless.
+    /// Makes this rank's CUDA context current, as NCCL requires; fails if a rank is lost.
     pub(super) fn bind(&self) -> Result<()> {
         self.context().health().check()?;
         self.context().cuda().bind()
@@ -174,8 +173,8 @@ impl Communicator {
 }
 
 impl Inner {
-    /// Makes a call that may never return.
-    pub(super) fn watch(&self, entered: &Entered<'_>, call: Call) -> Result<()> {
+    /// Makes a call that may never return; if a rank is lost meanwhile, aborts the communicator.
+    pub(super) fn perform_watched(&self, entered: &Entered<'_>, call: Call) -> Result<()> {
         let (handle, operation) = (Arc::clone(&self.handle), call.operation);
         let work = move || {
             // SAFETY: the communicator is live and locked; what the call uses is leaked if the call

@@ -21,7 +21,7 @@ impl Communicator {
     ///
     /// [`WorldError::RankLost`](crate::WorldError::RankLost),
     /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded), [`Error::Nccl`];
-    /// those of waiting for this rank's streams.
+    /// the errors of waiting for this rank's streams.
     #[doc(alias = "ncclCommFinalize")]
     pub fn finalize(&self) -> Result<()> {
         refuse_inside("the end of a communicator")?;
@@ -29,7 +29,7 @@ impl Communicator {
         self.context().synchronize_streams()?;
         self.close_resources();
         let entered = self.inner.handle.enter(&[Status::Live])?;
-        self.watch(&entered, calls::comm_finalize(entered.comm()))?;
+        self.perform_watched(&entered, calls::comm_finalize(entered.comm()))?;
         self.inner.handle.set_status(Status::Finalized);
         drop(entered);
         self.wait_until_ready()
@@ -46,8 +46,8 @@ impl Communicator {
     /// # Errors
     ///
     /// [`WorldError::RankLost`](crate::WorldError::RankLost) and [`Error::Nccl`], after which the
-    /// communicator is aborted. Those of waiting for this rank's streams: then nothing was closed
-    /// or ended.
+    /// communicator is aborted. The errors of waiting for this rank's streams, after which nothing
+    /// is closed or ended.
     #[doc(alias = "ncclCommDestroy")]
     pub fn destroy(&self) -> Result<()> {
         refuse_inside("the end of a communicator")?;
@@ -77,8 +77,8 @@ impl Communicator {
     pub fn abort(&self) -> Result<()> {
         refuse_inside("the end of a communicator")?;
         let aborting = start_abort(&self.inner.handle);
-        // NCCL returns after the graphs with its operations are destroyed, which is possible once
-        // it has stopped the running operations.
+        // `ncclCommAbort` first stops the running operations, so that the streams become idle, and
+        // then waits until the graphs with its operations are destroyed.
         let _ = self.context().drain();
         self.close_resources();
         aborting.map_or(Ok(()), |aborting| wait_for_abort(&aborting?))
@@ -96,7 +96,7 @@ impl Communicator {
     #[doc(alias = "ncclCommRevoke")]
     pub fn revoke(&self) -> Result<()> {
         let entered = self.inner.handle.enter(&[Status::Live])?;
-        self.watch(&entered, calls::comm_revoke(entered.comm(), 0))?;
+        self.perform_watched(&entered, calls::comm_revoke(entered.comm(), 0))?;
         self.inner.handle.set_status(Status::Revoked);
         drop(entered);
         self.wait_until_ready()
@@ -116,7 +116,7 @@ impl Communicator {
         const MEMORY: i32 = 1;
         self.context().synchronize_streams()?;
         let entered = self.inner.handle.enter(&[Status::Live])?;
-        self.watch(&entered, calls::comm_suspend(entered.comm(), MEMORY))?;
+        self.perform_watched(&entered, calls::comm_suspend(entered.comm(), MEMORY))?;
         self.inner.handle.set_status(Status::Suspended);
         Ok(())
     }
@@ -132,7 +132,7 @@ impl Communicator {
     #[doc(alias = "ncclCommResume")]
     pub fn resume(&self) -> Result<()> {
         let entered = self.inner.handle.enter(&[Status::Suspended])?;
-        self.watch(&entered, calls::comm_resume(entered.comm()))?;
+        self.perform_watched(&entered, calls::comm_resume(entered.comm()))?;
         self.inner.handle.set_status(Status::Live);
         Ok(())
     }
@@ -178,7 +178,7 @@ impl Inner {
             return Ok(());
         }
         let entered = self.handle.enter(&[Status::Suspended])?;
-        let resumed = self.watch(&entered, calls::comm_resume(entered.comm()));
+        let resumed = self.perform_watched(&entered, calls::comm_resume(entered.comm()));
         drop(entered);
         match resumed {
             Ok(()) => self.handle.set_status(Status::Live),
@@ -190,7 +190,7 @@ impl Inner {
     /// Finalizes without closing resources.
     fn finalize_only(&self) -> Result<(), Error> {
         let entered = self.handle.enter(&[Status::Live])?;
-        self.watch(&entered, calls::comm_finalize(entered.comm()))?;
+        self.perform_watched(&entered, calls::comm_finalize(entered.comm()))?;
         self.context.poll(None, || entered.poll())
     }
 }
@@ -204,8 +204,8 @@ impl Drop for Inner {
             return self.handle.set_status(Status::Destroyed);
         }
         let lost = self.context.health().is_lost();
-        // A GPU that does not become idle would block the end too. After a loss, the abort stops
-        // NCCL's own kernels.
+        // A GPU that does not become idle would also block `ncclCommDestroy`. After a loss, the
+        // abort stops NCCL's own kernels.
         if !lost && !self.context.can_free("the communicator") {
             return;
         }

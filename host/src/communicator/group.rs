@@ -35,9 +35,10 @@ pub(super) enum CallState {
 pub(super) struct DeferredCall {
     pub communicator: Communicator,
     pub call: Call,
-    /// The stream it is enqueued to; `None` for a call that waits for all ranks.
+    /// The stream of an operation; `None` for a call that waits for all ranks, such as a
+    /// registration.
     pub stream: Option<Stream>,
-    /// The memory and handles that it uses.
+    /// The memory and handles that the call uses.
     pub keep: Vec<Rc<dyn Any>>,
     pub state: Rc<Cell<CallState>>,
 }
@@ -75,7 +76,7 @@ pub struct Estimate {
     pub time: f32,
 }
 
-/// Starts all operations that `f` enqueues together. Groups nest: the outermost one starts them.
+/// Starts all operations of `f` together, when it returns; if groups nest, when the outermost does.
 ///
 /// Inside, operations return before NCCL is called: a [`Window`](crate::Window) registered in the
 /// group can be used once the group has ended. Operations that cannot be deferred, such as creating
@@ -103,7 +104,7 @@ pub struct Estimate {
 pub fn group<T, E: From<Error>>(f: impl FnOnce(&Group) -> Result<T, E>) -> Result<T, E> {
     let (value, deferred) = record(f)?;
     if let Some(deferred) = deferred {
-        make(deferred, None)?;
+        perform(deferred, None)?;
     }
     Ok(value)
 }
@@ -120,7 +121,7 @@ pub fn simulate<E: From<Error>>(f: impl FnOnce(&Group) -> Result<(), E>) -> Resu
     refuse_inside("a simulation")?;
     let ((), deferred) = record(f)?;
     let out = Out::new(SimInfo::new());
-    make(deferred.unwrap_or_default(), Some(out.clone()))?;
+    perform(deferred.unwrap_or_default(), Some(out.clone()))?;
     Ok(Estimate { time: out.get().estimated_time })
 }
 
@@ -188,7 +189,7 @@ pub(super) fn defer(deferred: DeferredCall) {
 }
 
 /// Makes deferred calls in one NCCL group.
-fn make(deferred: Vec<DeferredCall>, simulation: Option<Out<SimInfo>>) -> Result<()> {
+fn perform(deferred: Vec<DeferredCall>, simulation: Option<Out<SimInfo>>) -> Result<()> {
     let Some(first) = deferred.first() else { return Ok(()) };
     let nccl = Arc::clone(first.communicator.handle().nccl());
     let context = first.communicator.context().clone();
@@ -230,14 +231,14 @@ fn make(deferred: Vec<DeferredCall>, simulation: Option<Out<SimInfo>>) -> Result
     };
     let mut result = run();
     if is_collective {
-        // NCCL may still write the results of non-blocking communicators.
+        // For non-blocking communicators, NCCL may still be writing the results.
         let mut all = rest.iter().map(|(communicator, ..)| communicator);
         result = result.and_then(|()| all.try_for_each(Communicator::wait_until_ready));
     }
     for (communicator, stream, keep, state) in rest {
         state.set(if result.is_ok() { CallState::Made } else { CallState::Failed });
         if let (Ok(()), true, Some(stream)) = (&result, launched, stream) {
-            stream.enqueued(&communicator.owner(), keep);
+            stream.register_operation(&communicator.owner(), keep);
         } else if result.is_err() {
             communicator.leak_if_lost(keep);
         }

@@ -114,7 +114,7 @@ impl Handle {
         });
     }
 
-    /// Why it cannot be used: a lost rank, or its state.
+    /// The error of a call that the status does not allow: the loss of a rank if there is one.
     pub(crate) fn ended(&self) -> Error {
         let state = Error::State(StateError::CommunicatorEnded {
             rank: self.rank,
@@ -143,10 +143,10 @@ impl Handle {
         self.status() == Status::Aborted
     }
 
-    /// Raises the abort flag of a device communicator, which asks its kernels to exit, when the
-    /// communicator is aborted or a rank is lost.
-    pub(crate) fn watch(&self, flag: &Arc<AbortFlag>) {
-        self.health.watch(flag);
+    /// Registers the abort flag of a device communicator, to be raised when the communicator is
+    /// aborted or a rank is lost; kernels that find it raised exit.
+    pub(crate) fn register_flag(&self, flag: &Arc<AbortFlag>) {
+        self.health.register_flag(flag);
         self.flags.add(flag);
         if self.is_aborted() {
             flag.raise(AbortCause::CommunicatorAborted);
@@ -191,8 +191,8 @@ impl Entered<'_> {
         self.comm
     }
 
-    /// Makes the call on this thread, whose current context is the communicator's.
-    pub(crate) fn make(&self, call: Call) -> Result<()> {
+    /// Makes the call on this thread, where the communicator's context must be current.
+    pub(crate) fn perform(&self, call: Call) -> Result<()> {
         let operation = call.operation;
         let nccl = &self.handle.nccl;
         // SAFETY: the communicator is live and this is the only call on it; the call's arguments
@@ -208,7 +208,7 @@ impl Entered<'_> {
 
     pub(crate) fn poll(&self) -> Result<bool> {
         let state = Out::new(0);
-        self.make(calls::async_error(self.comm, state.clone()))?;
+        self.perform(calls::async_error(self.comm, state.clone()))?;
         let code = state.get();
         let rank = Some(self.handle.rank);
         self.or_aborted(self.handle.nccl.check("an asynchronous NCCL operation", code, rank))?;
@@ -216,7 +216,7 @@ impl Entered<'_> {
     }
 
     /// Fails while an operation of a non-blocking communicator is in progress: until it is done,
-    /// NCCL accepts no other.
+    /// NCCL accepts no other operation.
     pub(crate) fn require_ready(&self, operation: &'static str) -> Result<()> {
         if self.handle.blocking || self.poll()? {
             return Ok(());

@@ -2,7 +2,6 @@
 //! collectives.
 
 mod abort;
-
 mod collectives;
 mod comm;
 mod config;

@@ -10,8 +10,8 @@ use crate::error::{Error, Result};
 /// The bytes that each rank sent, in rank order.
 pub(crate) type Gathered = Arc<Vec<Vec<u8>>>;
 
-/// A set of ranks that exchange bytes, including this rank. All of them make the same calls in the
-/// same order.
+/// A set of ranks that exchange bytes, including this rank. All of them must make the same calls in
+/// the same order.
 pub(crate) trait Peers {
     /// The hosts of all ranks.
     fn hosts(&self) -> &[String];

@@ -60,8 +60,8 @@ impl Communicator {
             communicator: self.clone(),
             memory: Cell::new(slice.keep()),
         });
-        // A deferred call keeps `inner`: until the call is made, the registration cannot be ended
-        // and the memory cannot be freed.
+        // A deferred call keeps `inner` alive: until the call is made, the registration cannot be
+        // ended and the memory cannot be freed.
         self.call_collective(&inner.state, Rc::clone(&inner) as _, |comm| {
             let (address, bytes) = (slice.device_address(), slice.byte_len());
             calls::register_buffer(comm, address, bytes, inner.handle.clone())
@@ -135,7 +135,7 @@ impl Resource for Inner {
     fn close(&self) -> Result<()> {
         self.communicator.refuse_suspended()?;
         let Ok(handle) = self.handle() else {
-            // It was never registered, or has ended with the communicator.
+            // The registration failed, or has ended already.
             self.closed.set(true);
             return Ok(());
         };

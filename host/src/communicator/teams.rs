@@ -22,7 +22,7 @@ pub enum CftTeamMode {
 }
 
 impl Communicator {
-    /// All ranks. NCCL: `ncclTeamWorld`.
+    /// The team of all ranks. NCCL: `ncclTeamWorld`.
     ///
     /// # Errors
     ///
@@ -33,7 +33,7 @@ impl Communicator {
         self.team(TeamKind::World)
     }
 
-    /// The ranks that this one reaches by load and store. NCCL: `ncclTeamLsa`.
+    /// The team of ranks that this rank reaches by load and store. NCCL: `ncclTeamLsa`.
     ///
     /// # Errors
     ///
@@ -43,7 +43,7 @@ impl Communicator {
         self.team(TeamKind::Lsa)
     }
 
-    /// The ranks with this one's LSA rank in every LSA team. NCCL: `ncclTeamRail`.
+    /// The team of ranks with this one's LSA rank in every LSA team. NCCL: `ncclTeamRail`.
     ///
     /// # Errors
     ///
@@ -53,7 +53,7 @@ impl Communicator {
         self.team(TeamKind::Rail)
     }
 
-    /// The ranks that CFT reaches. NCCL: `ncclTeamCft`.
+    /// The team of ranks that CFT reaches. NCCL: `ncclTeamCft`.
     ///
     /// # Errors
     ///
@@ -63,7 +63,7 @@ impl Communicator {
         self.team(TeamKind::Cft(mode as i32))
     }
 
-    /// The ranks of the CFT multicast group. NCCL: `ncclTeamCftMultimem`.
+    /// The team of the CFT multicast group. NCCL: `ncclTeamCftMultimem`.
     ///
     /// # Errors
     ///

@@ -43,9 +43,9 @@ bitflags::bitflags! {
 /// Created by [`Communicator::window`] and [`Communicator::register_window`]. A launch takes
 /// `&Window<T>` where the kernel has a `Window<T>`.
 ///
-/// [`close`](Self::close), the end of the communicator and dropping end the registration. The
-/// memory is freed when nothing else uses it. Both are local: a barrier at the end of the kernels
-/// has to ensure that those of *other* ranks have finished with this window.
+/// The registration ends with [`close`](Self::close), with the communicator, or when the window is
+/// dropped. The memory is freed when nothing else uses it. Neither waits for other ranks: a barrier
+/// at the end of the kernels must ensure that those of *other* ranks no longer use this window.
 ///
 /// NCCL: `ncclCommWindowRegister`, `ncclCommWindowDeregister`.
 #[doc(alias = "ncclCommWindowRegister")]
@@ -152,8 +152,8 @@ impl Communicator {
             memory: Cell::new(slice.keep()),
             communicator: self.clone(),
         });
-        // A deferred call keeps `inner`: until the call is made, the registration cannot be ended
-        // and the memory cannot be freed.
+        // A deferred call keeps `inner` alive: until the call is made, the registration cannot be
+        // ended and the memory cannot be freed.
         self.call_collective(&inner.state, Rc::clone(&inner) as _, |comm| {
             let (address, bytes) = (slice.device_address(), slice.byte_len());
             calls::register_window(comm, address, bytes, flags.bits(), inner.handle.clone())
@@ -195,7 +195,7 @@ impl<T: Element> Window<T> {
     }
 
     /// The smallest number of elements on any rank, which is the length that kernels get. Without a
-    /// [`World`](crate::World), this rank's.
+    /// [`World`](crate::World), this rank's number.
     #[must_use]
     pub fn min_len(&self) -> usize {
         let ranks = 0..self.inner.communicator.n_ranks();
@@ -214,7 +214,7 @@ impl<T: Element> Window<T> {
         self.inner.address
     }
 
-    /// How it was registered.
+    /// The flags that it was registered with.
     #[must_use]
     pub fn flags(&self) -> WindowFlags {
         self.inner.flags
@@ -447,7 +447,7 @@ impl<T: Element> Buffer for Window<T> {
 
     fn device_slice(&self) -> DeviceSlice<T> {
         let context = self.inner.communicator.context();
-        // The slice keeps the window, which keeps the memory.
+        // The slice keeps the window registered, and the window keeps the memory allocated.
         DeviceSlice::owned(context, self.inner.address, self.len, self.keep())
     }
 }
@@ -492,7 +492,7 @@ impl Resource for Inner {
     fn close(&self) -> Result<()> {
         self.communicator.refuse_suspended()?;
         let Ok(handle) = self.handle() else {
-            // It was never registered, or has ended with the communicator.
+            // The registration failed, or has ended already.
             self.closed.set(true);
             return Ok(());
         };

@@ -6,8 +6,8 @@
 //! closed, because its barriers are in an unknown state.
 //!
 //! The flag and the records are one block of memory. When the device communicator is closed, with
-//! idle streams, the block goes back to the rank's context for reuse. It is freed with the context
-//! only: `cuMemFreeHost` may wait for every GPU.
+//! idle streams, the block goes back to the rank's context for reuse. Blocks are freed only with
+//! the context, because `cuMemFreeHost` may wait for every GPU.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock, Weak};
@@ -90,7 +90,7 @@ impl AbortFlag {
         closed.then_some(LaunchRefusal::Closed { what: "the device communicator" })
     }
 
-    /// Takes the block, if it was not taken yet.
+    /// Takes the block, if it was not taken yet, and keeps the waits that it has recorded.
     pub(super) fn detach(&self) -> Option<SharedBlock> {
         let mut state = self.state();
         let stuck = match &*state {
@@ -138,8 +138,8 @@ impl AbortFlags {
         known.iter().rev().filter_map(Weak::upgrade).find(|flag| flag.device_flag == device_flag)
     }
 
-    /// Takes the blocks away from flags that were not closed, before their context is destroyed:
-    /// that may free the memory.
+    /// Takes the blocks away from flags that were not closed, before their context is destroyed,
+    /// which may free the memory.
     pub(crate) fn detach(&self) {
         for flag in self.known().iter().filter_map(Weak::upgrade) {
             let _leaked = flag.detach();

@@ -163,12 +163,12 @@ impl Context {
         let TensorMapDesc { address, rows, columns, tile_rows } = *tiling;
         if address == 0 || !address.is_multiple_of(16) {
             return Err(Error::invalid(format!(
-                "a tensor map's matrix is aligned to 16 bytes, not at {address:#x}"
+                "a tensor map's matrix must be aligned to 16 bytes: it is at {address:#x}"
             )));
         }
         if rows == 0 || columns == 0 || !columns.is_multiple_of(8) {
             return Err(Error::invalid(format!(
-                "a tensor map's matrix has rows, of a multiple of 8 elements: not {rows} x \
+                "a tensor map's matrix needs rows with a multiple of 8 elements: it is {rows} x \
                  {columns}"
             )));
         }
@@ -178,8 +178,8 @@ impl Context {
         self.cuda().tensor_map(tiling)
     }
 
-    /// Whether both are clones of one `Context`. Two made separately for one GPU do not know each
-    /// other's streams.
+    /// Whether both are clones of one `Context`. Contexts created separately for one GPU do not
+    /// track each other's streams.
     #[must_use]
     pub fn is(&self, other: &Self) -> bool {
         Rc::ptr_eq(&self.inner, &other.inner)
@@ -226,7 +226,7 @@ impl Context {
     }
 
     /// Fails while a stream is captured: the call would not become part of the graph, or would
-    /// invalidate it. `what` is the error's start, such as "a window is registered".
+    /// invalidate the capture. `what` begins the message, such as "a window is registered".
     ///
     /// # Errors
     ///
@@ -237,7 +237,7 @@ impl Context {
 
     /// Moves `keep`, the objects that an operation uses, to the capture in progress. Returns `keep`
     /// when there is none.
-    pub(crate) fn captured(
+    pub(crate) fn move_to_capture(
         &self,
         owner: &Rc<dyn Owner>,
         keep: Vec<Rc<dyn Any>>,
@@ -261,8 +261,8 @@ impl Context {
         self.streams().iter().flat_map(|stream| stream.running()).collect()
     }
 
-    /// Fails when an operation in any stream of this context has failed, or the network that its
-    /// kernels use.
+    /// Fails when an operation in any stream of this context has failed, or the network that the
+    /// streams' kernels use.
     pub(crate) fn check_async_errors(&self) -> Result<()> {
         self.streams().iter().try_for_each(|stream| stream.check_async_errors())
     }
@@ -347,7 +347,7 @@ impl Context {
     /// Whether all streams of this context are idle right now.
     pub(crate) fn is_idle_now(&self) -> bool {
         let query = |stream: &dyn ContextStream| stream.drain(Duration::ZERO);
-        self.each_stream("the GPU's streams are asked", query).is_ok()
+        self.each_stream("the GPU's streams are queried", query).is_ok()
     }
 
     /// Whether a destructor can free `what`: every stream is idle, after a wait. Otherwise the

@@ -1,10 +1,10 @@
-//! Copies and fills in a stream: after the work that was enqueued before, and before later work.
+//! Stream-ordered copies and fills: they run after earlier work of the stream, before later work.
 //!
-//! Source and destination of a copy have the same length: [`Buffer::slice`] takes a part. Copies
+//! Source and destination of a copy have the same length; [`Buffer::slice`] selects a part. Copies
 //! between device memory and a host slice return when they are done, and the caller can use the
-//! slice again. Copies of a [`PinnedBuffer`], copies on the device and fills are asynchronous. The
-//! last two may be captured to a graph. No copy or fill waits for other streams: where they use the
-//! same memory, order them with events.
+//! slice again. Copies of a [`PinnedBuffer`], copies on the device and fills are asynchronous.
+//! Copies on the device and fills may be captured to a graph. No copy or fill waits for other
+//! streams: if these use the same memory, order them with events.
 
 use devcomm_types::Element;
 
@@ -126,12 +126,12 @@ impl Stream {
         if !pinned.context().is(self.context()) {
             return Err(Error::invalid("the pinned memory is of another context than the stream"));
         }
-        self.context().refuse_capturing("memory of the host is copied")?;
+        self.context().refuse_capturing("host memory is copied")?;
         let handle = self.checked_handle(&[memory])?;
         let event = self.context().event_without_timing()?;
         copy(handle)?;
         if let Err(error) = self.record(&event) {
-            // Without the event, only the stream tells when the copy is done.
+            // Without the event, only a wait for the stream ensures that the copy is done.
             handle.synchronize()?;
             return Err(error);
         }
@@ -141,7 +141,7 @@ impl Stream {
 
     /// Enqueues a copy of `from` to `to`, both on this stream's GPU.
     ///
-    /// In a capture it is part of the graph, which keeps the memory.
+    /// In a capture it is part of the graph, which keeps the memory allocated.
     ///
     /// CUDA: `cuMemcpyDtoDAsync`.
     ///
@@ -173,7 +173,7 @@ impl Stream {
 
     /// Enqueues a fill: every element of `buffer` becomes `value`.
     ///
-    /// In a capture it is part of the graph, which keeps the memory.
+    /// In a capture it is part of the graph, which keeps the memory allocated.
     ///
     /// CUDA: `cuMemsetD8Async`, `cuMemsetD16Async`, `cuMemsetD32Async`; for elements of 8 bytes two
     /// `cuMemsetD2D32Async`.
@@ -193,15 +193,15 @@ impl Stream {
         unsafe { handle.fill(buffer.device_address(), value, buffer.len()) }
     }
 
-    /// The handle, after waiting for the stream's work. Makes the context current.
+    /// Waits for the stream's work and returns its handle. Makes the context current.
     fn idle_handle<T>(&self, memory: &DeviceSlice<T>) -> Result<&StreamHandle> {
         self.require_same_context(memory)?;
-        self.context().refuse_capturing("memory of the host is copied")?;
+        self.context().refuse_capturing("host memory is copied")?;
         self.synchronize()?;
         Ok(self.handle())
     }
 
-    /// The handle, after checks. Makes the context current; a capture in progress keeps `memory`.
+    /// The handle, after checks. Makes the context current; an open capture keeps `memory` alive.
     fn checked_handle<T>(&self, memory: &[&DeviceSlice<T>]) -> Result<&StreamHandle> {
         let context = self.context();
         memory.iter().try_for_each(|memory| self.require_same_context(memory))?;

@@ -33,7 +33,7 @@ impl Context {
         Event::new(self, true)
     }
 
-    /// A new event for other streams to wait for, without timing, which costs less.
+    /// A new event without timing, for other streams to wait for; it costs less than a timed one.
     ///
     /// # Errors
     ///

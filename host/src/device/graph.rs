@@ -18,7 +18,7 @@ use crate::sys::cuda::graph::{GraphExecHandle, GraphHandle};
 ///
 /// Made by [`Stream::capture`]. It keeps alive the memory, windows and operators that captured
 /// operations use; the caller keeps alive the arguments of captured kernel launches. It is closed
-/// with the first of the communicators whose operations it contains.
+/// when the first of the communicators whose operations it contains ends.
 ///
 /// ```no_run
 /// # use devcomm_host::{Communicator, ReduceOp, Result, Stream, SymmetricBuffer};
@@ -54,7 +54,7 @@ struct Exec {
 
 impl Stream {
     /// Captures the work that `f` enqueues to this stream, and to streams that wait for its events,
-    /// instead of running it. All ranks capture the same operations.
+    /// instead of running it. All ranks must capture the same operations.
     ///
     /// During the capture, waits, copies from or to the host, allocations and registrations on this
     /// rank's GPU fail with [`StateError::Capturing`].
@@ -81,7 +81,7 @@ impl Stream {
     }
 }
 
-/// Ends the capture also when the closure fails or panics.
+/// Guard of a capture: ends it, also when the closure fails or panics.
 struct OpenCapture<'a>(&'a Stream);
 
 impl OpenCapture<'_> {
@@ -124,7 +124,7 @@ impl Drop for OpenCapture<'_> {
 }
 
 impl Graph {
-    /// Enqueues the captured work to `stream`. All ranks launch their graphs.
+    /// Enqueues the captured work to `stream`. All ranks must launch their graphs.
     ///
     /// # Errors
     ///
@@ -155,10 +155,10 @@ impl Graph {
         // contract of their captured launches.
         unsafe { exec.handle.launch(stream.handle())? };
         for communicator in &exec.communicators {
-            stream.expect(Arc::clone(communicator));
+            stream.register_communicator(Arc::clone(communicator));
         }
         for (kernel, flag) in &exec.kernels {
-            stream.launched(kernel, Arc::clone(flag));
+            stream.register_launch(kernel, Arc::clone(flag));
         }
         Ok(())
     }

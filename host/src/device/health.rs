@@ -52,8 +52,8 @@ impl Health {
         self.lost.get().map(|(rank, _)| *rank)
     }
 
-    /// Records the first lost rank, and ignores later ones. Asks kernels to exit, and later aborts
-    /// the communicators.
+    /// Records the first lost rank, and ignores later ones. Asks kernels to exit, and aborts the
+    /// communicators after [`LOST_RANK_GRACE`].
     pub(crate) fn mark_lost(&self, rank: usize, why: &str) {
         if self.lost.set((rank, why.to_owned())).is_err() {
             return;
@@ -72,7 +72,7 @@ impl Health {
             Ok(())
         };
         if let Err(error) = self.machine.spawn("devcomm-release", abort_all) {
-            tracing::warn!("the communicators of a lost rank cannot be aborted: {error}");
+            tracing::warn!("the communicators with a lost rank cannot be aborted: {error}");
         }
     }
 
@@ -84,7 +84,7 @@ impl Health {
     }
 
     /// Registers a device communicator, whose kernels are asked to exit when a rank is lost.
-    pub(crate) fn watch(&self, flag: &Arc<AbortFlag>) {
+    pub(crate) fn register_flag(&self, flag: &Arc<AbortFlag>) {
         self.flags.add(flag);
         if let Some(rank) = self.lost_rank() {
             flag.raise(AbortCause::RankLost { rank });

@@ -1,5 +1,5 @@
-//! Traits that communicators implement, for streams, graphs and [`Health`](super::Health): this
-//! module may not depend on the communicator module.
+//! Traits by which streams, graphs and [`Health`](super::Health) use communicators: the device
+//! module must not depend on the communicator module.
 
 use std::rc::Weak;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ pub(crate) trait Issuer: Send + Sync {
     /// Whether it was aborted, so that its operations may be incomplete.
     fn is_aborted(&self) -> bool;
 
-    /// The error of a call after it has ended.
+    /// The error of a call after the communicator has ended.
     fn ended(&self) -> Error;
 
     /// Whether no operation is in progress (`ncclInProgress`), or the error of one that failed.
@@ -42,6 +42,6 @@ pub(crate) trait Owner {
 
 /// Something that is closed before its issuer ends.
 pub(crate) trait Resource {
-    /// Idempotent.
+    /// Closes it. Idempotent.
     fn close(&self) -> Result<()>;
 }

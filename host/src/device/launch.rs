@@ -73,7 +73,8 @@ pub(crate) fn check_shape(
     if threads > u64::from(device.max_threads_per_block) {
         return Err(LaunchRefusal::TooManyThreads { threads, limit: device.max_threads_per_block });
     }
-    // Before the kernel's thread limit, which follows from its registers: this error names them.
+    // Checked before the kernel's thread limit, which follows from its registers: this error names
+    // the registers.
     let needed = registers_needed(function.registers, threads);
     if needed > u64::from(device.registers_per_block) {
         let (registers, limit) = (function.registers, device.registers_per_block);

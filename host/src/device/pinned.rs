@@ -14,7 +14,7 @@ use crate::sys::cuda::memory::HostAllocation;
 /// [`Stream::copy_to_device_async`](crate::Stream::copy_to_device_async) and
 /// [`Stream::copy_to_host_async`](crate::Stream::copy_to_host_async).
 ///
-/// The program reads and writes the elements by [`as_slice`](Self::as_slice) and
+/// The program accesses the elements through [`as_slice`](Self::as_slice) and
 /// [`as_mut_slice`](Self::as_mut_slice), which wait for the copies first. Dropping the buffer waits
 /// for the context's streams.
 ///

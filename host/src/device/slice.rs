@@ -19,7 +19,7 @@ pub enum Dynamic {}
 /// Consecutive elements in device memory of one GPU. It keeps the allocation that it was taken from
 /// alive.
 ///
-/// Operations take it by [`Buffer`], as they take a whole
+/// Operations take any [`Buffer`]: a slice, or a whole
 /// [`SymmetricBuffer`](crate::SymmetricBuffer) or [`Window`](crate::Window).
 pub struct DeviceSlice<T> {
     address: u64,
@@ -30,7 +30,7 @@ pub struct DeviceSlice<T> {
     element: PhantomData<T>,
 }
 
-/// Device memory of elements `Element` that operations work on.
+/// Device memory that operations work on, with elements of type `Element`.
 ///
 /// Implemented by [`SymmetricBuffer`](crate::SymmetricBuffer), [`Window`](crate::Window) and
 /// [`DeviceSlice`].
@@ -50,7 +50,7 @@ pub trait Buffer {
     where
         Self: Sized,
     {
-        self.device_slice().cut(range)
+        self.device_slice().subslice(range)
     }
 }
 
@@ -84,7 +84,7 @@ impl<T: Element> DeviceSlice<T> {
     #[must_use]
     pub unsafe fn from_raw_parts(context: &Context, address: u64, len: usize) -> Self {
         // SAFETY: the caller's contract.
-        unsafe { Self::tagged(context, address, len, T::DATA_TYPE) }
+        unsafe { Self::borrowed(context, address, len, T::DATA_TYPE) }
     }
 
     pub(crate) fn owned(context: &Context, address: u64, len: usize, owner: Rc<dyn Any>) -> Self {
@@ -130,7 +130,7 @@ impl<T: Element> DeviceSlice<T> {
     }
 
     /// Waits for this rank's streams, and returns the default stream. Streams of this crate do not
-    /// wait for that one: the caller waits for the work that it enqueues there.
+    /// wait for the default stream: the caller must wait for the work that it enqueues there.
     fn idle_default_stream(&self) -> Result<StreamHandle> {
         self.context.synchronize_streams()?;
         self.context.cuda().bind()?;
@@ -179,7 +179,7 @@ impl DeviceSlice<Dynamic> {
         data_type: DataType,
     ) -> Self {
         // SAFETY: the caller's contract.
-        unsafe { Self::tagged(context, address, len, data_type) }
+        unsafe { Self::borrowed(context, address, len, data_type) }
     }
 }
 
@@ -187,7 +187,7 @@ impl<T> DeviceSlice<T> {
     /// # Safety
     ///
     /// As [`from_raw_parts`](DeviceSlice::from_raw_parts); the elements are of `data_type`.
-    unsafe fn tagged(context: &Context, address: u64, len: usize, data_type: DataType) -> Self {
+    unsafe fn borrowed(context: &Context, address: u64, len: usize, data_type: DataType) -> Self {
         let context = context.clone();
         Self { address, len, data_type, context, owner: None, element: PhantomData }
     }
@@ -233,7 +233,7 @@ impl<T> DeviceSlice<T> {
         self.owner.clone()
     }
 
-    fn cut(&self, range: impl RangeBounds<usize>) -> Result<Self> {
+    fn subslice(&self, range: impl RangeBounds<usize>) -> Result<Self> {
         let len = self.len;
         let start = match range.start_bound() {
             Bound::Included(&start) => Some(start),

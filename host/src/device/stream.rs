@@ -34,7 +34,7 @@ pub(super) struct StreamInner {
     pending: RefCell<Vec<Arc<dyn Issuer>>>,
     /// Abort flags of kernels that may still run.
     running: RefCell<Vec<Arc<AbortFlag>>>,
-    /// Memory and operators of non-blocking operations that may not be enqueued to the GPU yet.
+    /// Memory and operators of operations that a non-blocking communicator may still enqueue.
     keep: RefCell<Vec<Rc<dyn Any>>>,
 }
 
@@ -208,17 +208,17 @@ impl Stream {
     }
 
     /// Registers an enqueued operation of a communicator, and the objects `keep` that it uses.
-    pub(crate) fn enqueued(&self, communicator: &Rc<dyn Owner>, keep: Vec<Rc<dyn Any>>) {
-        let Some(keep) = self.context().captured(communicator, keep) else { return };
+    pub(crate) fn register_operation(&self, communicator: &Rc<dyn Owner>, keep: Vec<Rc<dyn Any>>) {
+        let Some(keep) = self.context().move_to_capture(communicator, keep) else { return };
         let issuer = communicator.issuer();
         if !issuer.is_blocking() {
             self.inner.keep.borrow_mut().extend(keep);
         }
-        self.expect(issuer);
+        self.register_communicator(issuer);
     }
 
     /// Registers a launched kernel, and the abort flag of its device communicator.
-    pub(crate) fn launched(&self, kernel: &'static str, flag: Arc<AbortFlag>) {
+    pub(crate) fn register_launch(&self, kernel: &'static str, flag: Arc<AbortFlag>) {
         if let Some(capture) = self.context().capture().borrow_mut().as_mut() {
             return capture.add_kernel(kernel, flag);
         }
@@ -229,7 +229,7 @@ impl Stream {
     }
 
     /// Registers a communicator that has operations in the stream.
-    pub(super) fn expect(&self, issuer: Arc<dyn Issuer>) {
+    pub(super) fn register_communicator(&self, issuer: Arc<dyn Issuer>) {
         let mut pending = self.inner.pending.borrow_mut();
         if !pending.iter().any(|other| Arc::ptr_eq(other, &issuer)) {
             pending.push(issuer);
@@ -304,7 +304,7 @@ impl StreamInner {
         }
     }
 
-    /// After a deadline: aborts kernels, first of this stream, then of all, until this one is idle.
+    /// After a deadline: aborts the kernels of this stream and, if it stays busy, of all streams.
     fn abort_kernels(&self, waited: Duration) -> Result<()> {
         let cause = AbortCause::Deadline { waited };
         let mut aborted: Vec<Arc<AbortFlag>> = Vec::new();
@@ -321,7 +321,7 @@ impl StreamInner {
             }
             match self.wait_within(Some(EXIT_TIMEOUT)) {
                 Err(Error::State(StateError::DeadlinePassed { .. })) => {}
-                // No kernel of this stream was aborted: it waited for kernels of other streams.
+                // This stream waited for other streams, whose kernels were aborted.
                 Ok(()) => return abort::error(&aborted).map_or(Ok(()), Err),
                 error => return error,
             }
@@ -347,26 +347,26 @@ impl StreamInner {
         })
     }
 
-    /// The event on a simulated machine that a wait for this stream needs.
+    /// The events of a simulated machine after which a wait for this stream polls again.
     fn wakes(&self) -> Wakes {
         Wakes::Idle(self.handle.raw())
     }
 
     fn is_idle(&self) -> Result<bool> {
-        // Such errors are sticky: no work of this CUDA context can run or finish any more.
+        // Errors here are sticky: no work of this CUDA context can run or finish any more.
         self.handle.is_idle().inspect_err(|_| self.context.mark_stuck())
     }
 
     /// The result of a wait for the idle stream: an error if its operations or kernels were
     /// aborted.
     fn idle_result(&self) -> Result<()> {
-        // Taken first, so that `keep` is not borrowed: a destructor may wait for this stream.
+        // Taken first, so that `keep` is not borrowed while destructors wait for this stream.
         drop(self.keep.take());
         let pending = self.pending.take();
         match abort::error(&self.running.take()) {
             None => {}
             Some(error) => {
-                // A lost rank is the cause, if there is one.
+                // If a rank is lost, that is the cause.
                 self.context.health().check()?;
                 return Err(error);
             }
@@ -394,7 +394,7 @@ impl ContextStream for StreamInner {
         pending.iter().try_for_each(|issuer| poll(issuer).map(drop))?;
         for issuer in self.running().iter().filter_map(|flag| flag.communicator()) {
             match poll(&issuer) {
-                // It was aborted meanwhile: its kernels exit, and a wait for them reports it.
+                // The communicator was aborted meanwhile: a wait for its kernels reports that.
                 Err(Error::State(StateError::CommunicatorEnded { .. })) => {}
                 polled => drop(polled?),
             }

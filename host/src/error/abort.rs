@@ -7,10 +7,10 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AbortCause {
-    /// The program, by [`DevCommResource::abort`](crate::DevCommResource::abort) or from another
-    /// thread.
+    /// The program called [`DevCommResource::abort`](crate::DevCommResource::abort), or
+    /// [`KernelAbortHandle::abort`](crate::KernelAbortHandle::abort) on another thread.
     Request,
-    /// A wait with a deadline: [`Stream::synchronize_within`](crate::Stream::synchronize_within).
+    /// The limit of [`Stream::synchronize_within`](crate::Stream::synchronize_within) has passed.
     Deadline {
         /// The time waited.
         waited: Duration,

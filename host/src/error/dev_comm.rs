@@ -16,8 +16,8 @@ pub enum DevCommError {
     },
     /// Ranks gave different requirements for a device communicator.
     #[error(
-        "no device communicator: {field} is {} on rank {} but {} on rank {}; every rank asks for \
-         the same",
+        "no device communicator: {field} is {} on rank {} but {} on rank {}; requirements must be \
+         the same on all ranks",
         first.1, first.0, second.1, second.0
     )]
     RequirementsDiffer {
@@ -34,7 +34,7 @@ pub enum DevCommError {
          supported between these ranks"
     )]
     NoWindow {
-        /// The rank that asked.
+        /// The rank that reports the error.
         rank: usize,
         /// Size in bytes.
         bytes: usize,

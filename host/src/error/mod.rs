@@ -138,8 +138,8 @@ mod tests {
             ),
             (
                 StateError::DeadlinePassed { waited: Duration::from_millis(1500) }.into(),
-                "the GPU had not finished after 1.5 s; its work is still running and its memory \
-                 is kept",
+                "the GPU had not finished after 1.5 s; its work may still run, and its memory is \
+                 kept",
             ),
         ];
         for (error, text) in errors {

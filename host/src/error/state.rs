@@ -39,7 +39,7 @@ pub enum StateError {
         /// The call.
         what: &'static str,
     },
-    /// The call cannot be captured to a graph.
+    /// The call is not allowed while a stream is captured to a graph.
     #[error("{what} while a stream is captured to a graph; do it before the capture")]
     Capturing {
         /// The call.
@@ -47,7 +47,7 @@ pub enum StateError {
     },
     /// The GPU did not finish in time.
     #[error(
-        "the GPU had not finished after {:.1} s; its work is still running and its memory is kept",
+        "the GPU had not finished after {:.1} s; its work may still run, and its memory is kept",
         waited.as_secs_f64()
     )]
     DeadlinePassed {

@@ -82,14 +82,14 @@ macro_rules! settings {
 }
 
 settings! {
-    /// The fewest thread blocks, from 1. Default: the communicator's.
+    /// The fewest thread blocks, at least 1. Default: the communicator's.
     min_ctas(count: u32) = "minCTAs";
 
-    /// The most thread blocks, from 1 and not below `min_ctas`. Default: the communicator's, which
-    /// it cannot exceed.
+    /// The most thread blocks, at least 1 and at least `min_ctas`. Default: the communicator's,
+    /// which is also the upper limit.
     max_ctas(count: u32) = "maxCTAs";
 
-    /// Thread blocks if the collective runs over NVLS, from 1. Default: the communicator's.
+    /// Thread blocks if the collective runs over NVLS, at least 1. Default: the communicator's.
     nvls_ctas(count: u32) = "nvlsCTAs";
 
     /// Thread blocks in a cluster, 0 to 8; the same for all collectives of a group. Default: the

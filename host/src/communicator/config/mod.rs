@@ -96,7 +96,7 @@ pub enum GraphUsageMode {
 
 /// A setting that NCCL takes as an int.
 trait Setting: Copy {
-    /// `None` if it does not fit.
+    /// `None` if the value does not fit or is not valid.
     fn to_int(self) -> Option<c_int>;
 }
 
@@ -203,11 +203,11 @@ settings! {
         /// 9.0 on, else 0.
         #[doc(alias = "cgaClusterSize")]
         cga_cluster_size: u32 = "cgaClusterSize" since (2, 17, 0);
-        /// The fewest thread blocks of a kernel, from 1. Default: 1.
+        /// The fewest thread blocks of a kernel, at least 1. Default: 1.
         #[doc(alias = "minCTAs")]
         min_ctas: u32 = "minCTAs" since (2, 17, 0);
-        /// The most thread blocks of a kernel, from 1 and not below `min_ctas`. Default: 32; NCCL
-        /// caps it at its channels.
+        /// The most thread blocks of a kernel, at least 1 and at least `min_ctas`. Default: 32;
+        /// NCCL caps it at the number of its channels.
         #[doc(alias = "maxCTAs")]
         max_ctas: u32 = "maxCTAs" since (2, 17, 0);
         /// Whether communicators split from this one share its resources. Default: false.
@@ -226,10 +226,10 @@ settings! {
         /// Whether communicators that shrink from this one share its resources. Default: false.
         #[doc(alias = "shrinkShare")]
         shrink_share: bool = "shrinkShare" since (2, 27, 0);
-        /// Thread blocks of NVLS kernels, from 1. Default: NCCL's choice.
+        /// Thread blocks of NVLS kernels, at least 1. Default: NCCL's choice.
         #[doc(alias = "nvlsCTAs")]
         nvls_ctas: u32 = "nvlsCTAs" since (2, 27, 0);
-        /// Channels to each peer over the network, from 1. Default: NCCL's choice.
+        /// Channels to each peer over the network, at least 1. Default: NCCL's choice.
         #[doc(alias = "nChannelsPerNetPeer")]
         n_channels_per_net_peer: u32 = "nChannelsPerNetPeer" since (2, 28, 0);
         /// Whether operations are scheduled for NVLink first. Default: false.
@@ -249,10 +249,10 @@ settings! {
         #[doc(alias = "graphStreamOrdering")]
         graph_stream_ordering: bool = "graphStreamOrdering" since (2, 30, 5);
         /// Whether operations of several communicators on one GPU run in the order in which the
-        /// host made them. Default: false.
+        /// host issued them. Default: false.
         #[doc(alias = "launchOrderImplicit")]
         launch_order_implicit: bool = "launchOrderImplicit" since (2, 31, 0);
-        /// Signals of each peer and context of the host's one-sided operations. Default: 1.
+        /// Signals per peer and context of the host's one-sided operations. Default: 1.
         #[doc(alias = "numRmaSig")]
         num_rma_sig: u32 = "numRmaSig" since (2, 31, 0);
         /// Whether one-sided operations are initialized with the communicator, not at first use.
@@ -267,7 +267,7 @@ settings! {
         nvls_host_mode: NvlsHostMode = "nvlsHostMode" since (2, 32, 0);
     }
     texts {
-        /// The name of the network plugin, in any case. Default: the first that works.
+        /// The name of the network plugin, case-insensitive. Default: the first that works.
         #[doc(alias = "netName")]
         net_name = "netName" since (2, 17, 0);
         /// A label in NCCL's log and profilers. Default: none.

@@ -9,7 +9,7 @@ use super::facilities::Facilities;
 use crate::communicator::Properties;
 use crate::error::{DevCommError, Error, Result};
 
-/// What a rank asks for, and why it cannot have it, as sent to the other ranks.
+/// A rank's requirements, and why it refuses them if it does, as sent to the other ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct RankRequest {
     /// Name and value of each requirement.
@@ -32,7 +32,7 @@ impl RankRequest {
         }
     }
 
-    /// The check of this rank alone: without a `World`, ranks cannot exchange requests.
+    /// The result of this rank's check: without a `World`, ranks cannot exchange requests.
     ///
     /// # Errors
     ///
@@ -44,7 +44,7 @@ impl RankRequest {
         }
     }
 
-    /// Encodes it for the other ranks.
+    /// Encodes the request for the other ranks.
     pub(crate) fn to_bytes(&self) -> Result<Vec<u8>> {
         serde_json::to_vec(self)
             .map_err(|error| Error::invalid(format!("requirements cannot be sent: {error}")))

@@ -1,7 +1,7 @@
 //! Checks requirements against what this rank's machine supports, before the collective call that
 //! would fail.
 //!
-//! Most rules are those of `ncclDevCommCreate` 2.32.3. Some are not checked by NCCL, so that a
+//! Most rules are those of `ncclDevCommCreate` 2.32.3. NCCL does not check the others, so that a
 //! kernel would fail or hang instead; comments mark these.
 
 use std::ffi::c_int;
@@ -65,7 +65,7 @@ fn check_multimem(
     let why = if nvls_enable.is_some_and(|value| value.trim() == "0") {
         "NCCL_NVLS_ENABLE is 0"
     } else if !properties.multimem {
-        "the GPUs have none (multimemSupport is false): it takes NVLink switches, a driver that \
+        "the GPUs have none (multimemSupport is false): it needs NVLink switches, a driver that \
          can use them, and GPUs of compute capability 9.0 or higher"
     } else {
         return Ok(());
@@ -154,8 +154,8 @@ fn check_gin(
     if asked.gin_contexts == 0 {
         return Err(RequirementsRefusal::NoContexts);
     }
-    // With RAIL, NCCL refuses these barriers whatever the stride. With a custom stride it does not
-    // check, and they would hang.
+    // With RAIL, NCCL refuses world barriers whatever the stride. With a custom stride it does not
+    // check, and the barriers would hang.
     let count = asked.world_gin_barriers;
     if count > 0 && (stride > 1 || connection == GinConnectionType::Rail) {
         return Err(RequirementsRefusal::WorldBarriersNotConnected { count, connection, stride });
@@ -172,7 +172,7 @@ fn check_gin(
     gin_types(asked, properties, facilities).map(Some)
 }
 
-/// The stride of a connection: a rank reaches those whose distance is a multiple of it.
+/// The stride of a connection: a rank reaches the ranks at multiples of this distance.
 fn stride_of(
     connection: GinConnectionType,
     custom: u32,
@@ -239,7 +239,7 @@ fn max_ids(gin_type: GinType) -> (u64, u64) {
     }
 }
 
-/// The totals of all requirements; lower bounds, since NCCL adds a little.
+/// The totals of all requirements; lower bounds, since NCCL adds some of its own.
 struct Totals {
     bytes: u64,
     signals: u64,
@@ -312,7 +312,7 @@ impl Totals {
         all.into_iter().find_map(|(wanted, what)| wanted.then_some(what))
     }
 
-    /// NCCL numbers these with an int and does not check for overflow.
+    /// Refuses totals above the limits: NCCL counts with an int and does not check for overflow.
     fn check(&self, gin_types: Option<GinTypes>) -> Result<(), RequirementsRefusal> {
         let limit = |of: fn((u64, u64)) -> u64| {
             let types = gin_types.unwrap_or_default();

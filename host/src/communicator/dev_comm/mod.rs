@@ -42,13 +42,13 @@ use crate::sys::nccl::calls;
 /// Created by [`Communicator::create_dev_comm`]. A launch takes `&DevCommResource` where the kernel
 /// has a `DevComm`.
 ///
-/// [`abort`](Self::abort) asks kernels that wait for another rank to exit. So do the abort of the
-/// communicator, the loss of a rank, and a deadline
+/// [`abort`](Self::abort) makes kernels exit when they wait for another rank. So do the abort of
+/// the communicator, the loss of a rank, and a deadline
 /// ([`Stream::synchronize_within`](crate::Stream::synchronize_within)).
 ///
-/// [`close`](Self::close), the end of the communicator and dropping free the resources, after
-/// waiting for this rank's streams. After the loss of a rank, they are kept until the process
-/// ends.
+/// The resources are freed by [`close`](Self::close), by the end of the communicator or when
+/// dropped, after waiting for this rank's streams. After the loss of a rank, they are kept until
+/// the process ends.
 ///
 /// NCCL: `ncclDevComm`, `ncclDevCommCreate`, `ncclDevCommDestroy`.
 #[doc(alias = "ncclDevComm")]
@@ -108,7 +108,7 @@ impl Communicator {
 }
 
 impl DevCommResource {
-    /// Creates it, with requirements that are the same on all ranks.
+    /// Creates a device communicator; the ranks have compared the requirements already.
     pub(crate) fn new(
         communicator: &Communicator,
         requirements: &DevCommRequirements,
@@ -119,7 +119,7 @@ impl DevCommResource {
         })?;
         let issuer = communicator.owner().issuer();
         let flag = communicator.context().new_abort_flag(&issuer)?;
-        communicator.handle().watch(&flag);
+        communicator.handle().register_flag(&flag);
         let inner = Rc::new(Inner {
             out: Out::new(DevComm::zeroed()),
             state: Rc::new(Cell::new(CallState::Deferred)),
@@ -129,7 +129,7 @@ impl DevCommResource {
             lowered,
             communicator: communicator.clone(),
         });
-        // A deferred call keeps `inner`: NCCL writes to it, and can destroy it only afterwards.
+        // A deferred call keeps `inner` alive until NCCL has written to `inner.out`.
         communicator.call_collective(&inner.state, Rc::clone(&inner) as _, |comm| {
             calls::create_dev_comm(comm, Arc::clone(inner.lowered.lists()), inner.out.clone())
         })?;
@@ -151,8 +151,8 @@ impl DevCommResource {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for a key of other requirements, unless these have the same resource
-    /// at its index; as [`dev_comm`](Self::dev_comm).
+    /// [`Error::InvalidInput`] for a key of other requirements, unless both have the same resource
+    /// at the key's index; as [`dev_comm`](Self::dev_comm).
     pub fn resource<R: ResourceRequest>(&self, key: ResourceKey<R>) -> Result<R::Handle> {
         self.inner.dev_comm()?;
         self.inner.lowered.get(key).ok_or_else(|| {
@@ -180,14 +180,14 @@ impl DevCommResource {
         &self.inner.communicator
     }
 
-    /// Whether kernels can be launched with it.
+    /// Whether kernels can be launched with this device communicator.
     #[must_use]
     pub fn is_valid(&self) -> bool {
         self.inner.dev_comm().is_ok() && self.inner.flag.cause().is_none()
     }
 
-    /// Asks kernels that use it and wait for another rank to exit. A wait for their stream then
-    /// fails with [`LaunchError::KernelAborted`](crate::LaunchError::KernelAborted), which names
+    /// Makes its kernels exit when they wait for another rank. A wait for their stream then fails
+    /// with [`LaunchError::KernelAborted`](crate::LaunchError::KernelAborted), which names
     /// what they waited for. Further launches with the device communicator are refused, since its
     /// barriers are in an unknown state. Other device communicators are not affected. Idempotent.
     ///
@@ -260,7 +260,7 @@ impl Resource for Inner {
         self.communicator.refuse_suspended()?;
         let context = self.communicator.context();
         if self.dev_comm().is_err() {
-            // It was never created, or has ended with the communicator.
+            // It was never created, is closed, or has ended with its communicator.
             if !self.closed.replace(true) && context.is_idle_now() {
                 context.close_abort_flag(&self.flag);
             }

@@ -60,8 +60,8 @@ pub enum RequirementsRefusal {
     /// A connection of every rank was asked for, but the network connects rails only.
     #[error(
         "a network connection of type FULL was asked for, but the network connects rails only \
-         (ginType is none, railedGinType is {railed}): each rank reaches the same LSA rank \
-         of the other LSA teams; use GinConnectionType::Rail"
+         (ginType is none, railedGinType is {railed}): each rank reaches only the \
+         rank with its LSA rank in each other LSA team; use GinConnectionType::Rail"
     )]
     OnlyRail {
         /// The back end of the rails.
@@ -76,7 +76,7 @@ pub enum RequirementsRefusal {
         connection: GinConnectionType,
     },
     /// A back end that is not available.
-    #[error("network back end {asked} was asked for, but available are: {available}. {why}")]
+    #[error("network back end {asked} was asked for; the available ones are: {available}. {why}")]
     NoSuchGinType {
         /// The back end asked for.
         asked: GinType,
@@ -142,7 +142,7 @@ pub enum RequirementsRefusal {
     BadStride {
         /// The stride asked for, in ranks.
         stride: u32,
-        /// The least stride, in ranks.
+        /// The least stride, in ranks; other strides are multiples of it.
         multiple_of: u32,
         /// The greatest stride, in ranks.
         max: u32,

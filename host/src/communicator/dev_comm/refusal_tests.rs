@@ -172,7 +172,7 @@ fn efa_serves_who_needs_neither_strong_nor_va_signals() {
 fn a_back_end_that_is_not_there_is_refused_with_those_that_are() {
     let machine = || two_nodes(&[GinType::Gdaki, GinType::Proxy]);
     let asked = with(Connection::Full).gin_type(GinType::Gpi);
-    refused(asked, machine(), &["GPI was asked for", "available are: PROXY, GDAKI"]);
+    refused(asked, machine(), &["GPI was asked for", "the available ones are: PROXY, GDAKI"]);
     accepted(with(Connection::Full).gin_type(GinType::Proxy), machine());
     refused(with(Connection::Full).gin_type(GinType::Other(77)), machine(), &["type 77"]);
 }

@@ -8,8 +8,8 @@ use super::facilities::Facilities;
 use super::resources::{Resource, ResourceKey, ResourceRequest};
 use crate::communicator::Properties;
 
-/// Declares [`DevCommRequirements`]: in the struct, fields with hand-written setters, and their
-/// defaults; then fields with generated setters, each with its parameter, default and NCCL's name.
+/// Declares [`DevCommRequirements`]. The braces list the fields with hand-written setters and their
+/// defaults; after them come the fields with generated setters: parameter, default, NCCL's name.
 macro_rules! requirements {
     (
         $(#[$attribute:meta])*
@@ -54,7 +54,7 @@ macro_rules! requirements {
 }
 
 requirements! {
-    /// What kernels need from a device communicator. Every rank asks for the same.
+    /// What kernels need from a device communicator; must be the same on every rank.
     ///
     /// Unset requirements have NCCL's default, except [`gin_va_signals`](Self::gin_va_signals).
     ///
@@ -64,7 +64,7 @@ requirements! {
     /// let mut requirements =
     ///     DevCommRequirements::new().lsa_barriers(64).gin_connection(GinConnectionType::Full);
     /// assert_eq!(requirements.lsa_barrier_count(), 64);
-    /// // Additional resources: `add` returns a key, the device communicator the handle.
+    /// // Additional resources: `add` returns a key; for it, `dev.resource` returns a handle.
     /// let arrived = requirements.add(Signals { count: 8 });
     /// let scratch = requirements.add(ResourceBuffer { bytes: 1 << 20, align: 128 });
     /// // let dev = comm.create_dev_comm(requirements)?;

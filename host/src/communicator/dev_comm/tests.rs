@@ -1,4 +1,4 @@
-//! Tests of requirements as NCCL gets them, of the handles it returns, and of their comparison.
+//! Tests of requirements as passed to NCCL, of their comparison between ranks, and of handles.
 
 use devcomm_types::nccl::{GinBarrierHandle, LlA2aHandle, LsaBarrierHandle, MultimemHandle};
 use devcomm_types::{CounterRange, GinConnectionType, GinType, SignalRange, Team};
@@ -107,8 +107,8 @@ fn resources_are_compared_in_their_order_and_teams_by_size_and_stride() {
     let error = agree(&[request(TEAM, [2, 3]), request(TEAM, [2, 4])]).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "no device communicator: resource 1 is 3 signals on rank 0 but 4 signals on rank 1; every \
-         rank asks for the same"
+        "no device communicator: resource 1 is 3 signals on rank 0 but 4 signals on rank 1; \
+         requirements must be the same on all ranks"
     );
     let mut fewer = request(TEAM, [2, 3]);
     fewer.fields.pop();

@@ -16,9 +16,9 @@ use crate::sys::cuda::module::FunctionHandle;
 pub(super) struct Entry {
     pub(super) function: FunctionHandle,
     pub(super) info: FunctionInfo,
-    /// As compiled; `None` for a body in Rust, whose parameters the Rust compiler has checked.
+    /// The compiled parameters; `None` for a body in Rust, which the Rust compiler has checked.
     pub(super) params: Option<Vec<Param>>,
-    /// Whether it opens sessions on LSA barriers.
+    /// Whether the kernel opens sessions on LSA barriers.
     pub(super) lsa_barriers: bool,
     /// The version of NCCL's device code in the module.
     pub(super) stamp: Option<NcclVersion>,

@@ -1,4 +1,4 @@
-//! Finding the entry of a kernel: in a loaded module or, on a simulated machine, its body in Rust.
+//! Finds the entry of a kernel: in a loaded module or, on a simulated machine, its body in Rust.
 
 use std::rc::Rc;
 
@@ -110,7 +110,7 @@ impl Loaded<'_> {
     }
 
     /// The entry on a simulated machine, for all back ends. Kernel sets are not read there, but at
-    /// least one has to be loaded.
+    /// least one must be loaded, as on GPUs.
     fn simulated_entry(&self, kernel: &KernelDesc) -> Result<Rc<Entry>> {
         let modules = self.modules.first().ok_or_else(|| self.not_found(kernel))?;
         let key = [kernel.package, kernel.file, kernel.name];

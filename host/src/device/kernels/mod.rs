@@ -29,18 +29,18 @@ use crate::sys::cuda::module::Shape;
 /// Kernels that are launched through this handle, such as another build of a kernel, or a version
 /// in another language.
 ///
-/// A program's own kernels need none: [`Rank::load`](crate::Rank::load) makes them available to
-/// every stream.
+/// A program's own kernels need no `Kernels`: [`Rank::load`](crate::Rank::load) makes them
+/// available to every stream.
 ///
 /// ```no_run
 /// # use devcomm_host::{Context, Error, Kernels};
 /// # use devcomm_types::{Kernel, Launch, Unsafe};
 /// # fn f<K: Kernel<Args = (usize,)>>(context: &Context) -> Result<(), Error> {
 /// let stream = context.stream()?;
-/// let twins = Kernels::load_files(context, &["twins/fill.cubin"])?;
+/// let kernels = Kernels::load_files(context, &["cpp/fill.cubin"])?;
 /// let launch = Launch::<K, _, Unsafe>::new((7_usize,)).grid(2).block(64);
 /// // SAFETY: the kernel takes a number.
-/// unsafe { launch.launch(&twins.on(&stream))? };
+/// unsafe { launch.launch(&kernels.on(&stream))? };
 /// # Ok(())
 /// # }
 /// ```
@@ -82,7 +82,7 @@ impl Kernels {
     /// # Errors
     ///
     /// As [`Context::load`]; [`LaunchError::BadSidecar`] when there is no description,
-    /// [`Error::InvalidInput`] for a path that is not text; [`DriverError::NotSimulated`] on a
+    /// [`Error::InvalidInput`] for a path that is not UTF-8; [`DriverError::NotSimulated`] on a
     /// simulated machine.
     pub fn load_files<P: AsRef<Path>>(context: &Context, files: &[P]) -> Result<Self> {
         if let Some(first) = files.first() {
@@ -236,7 +236,7 @@ impl Loaded<'_> {
             unsafe { checked.entry.function.launch(stream.handle(), &checked.shape, addresses) }
         })?;
         if let Some(flag) = checked.flag {
-            stream.launched(K::NAME, flag);
+            stream.register_launch(K::NAME, flag);
         }
         Ok(())
     }
@@ -253,7 +253,7 @@ impl Loaded<'_> {
         let refuse = |refusal| kernel.refuse(refusal);
         if !stream.context().is(self.context) {
             return Err(Error::invalid(format!(
-                "kernel `{}` was loaded by another context than its stream was made by",
+                "kernel `{}` was loaded in another context than that of its stream",
                 kernel.name
             )));
         }

@@ -21,7 +21,7 @@ use crate::sys::nccl::DEV_COMM_VERSION;
 /// Loaded modules. Dropping them does not unload them: [`unload`](Self::unload) does.
 #[derive(Default)]
 pub(crate) struct Modules {
-    /// By the stem of their source file.
+    /// The loaded files, by the stem of the source file.
     files: BTreeMap<String, File>,
     /// Files that were skipped because they run on one architecture only, and that architecture.
     pub(super) skipped: BTreeMap<String, String>,
@@ -51,7 +51,7 @@ impl Modules {
                 loaded.skipped.insert(file.to_owned(), sidecar.arch);
                 continue;
             }
-            let image = CString::new(ptx).map_err(|_| holds_nul(file))?;
+            let image = CString::new(ptx).map_err(|_| contains_nul(file))?;
             loaded.add(context, file, Image::Ptx(&image), sidecar)?;
         }
         Ok(loaded)
@@ -64,9 +64,9 @@ impl Modules {
             let (Some(file), Some(text)) =
                 (path.file_stem().and_then(|s| s.to_str()), path.to_str())
             else {
-                return Err(Error::invalid(format!("{} is not text", path.display())));
+                return Err(Error::invalid(format!("{} is not UTF-8", path.display())));
             };
-            let image = CString::new(text).map_err(|_| holds_nul(file))?;
+            let image = CString::new(text).map_err(|_| contains_nul(file))?;
             let json = std::fs::read_to_string(path.with_extension("json")).map_err(|error| {
                 let why = format!("{}: {error}", path.with_extension("json").display());
                 LaunchError::BadSidecar { file: file.to_owned(), why }
@@ -155,8 +155,8 @@ fn checked_stamp(file: &str, sidecar: &Sidecar) -> Result<Option<NcclVersion>> {
     }
 }
 
-fn holds_nul(file: &str) -> Error {
-    let name = "its PTX or path holds a NUL".to_owned();
+fn contains_nul(file: &str) -> Error {
+    let name = "its PTX or path contains a NUL".to_owned();
     LaunchError::ModuleRejected { file: file.to_owned(), name, log: String::new() }.into()
 }
 

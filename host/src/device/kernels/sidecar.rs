@@ -17,7 +17,7 @@ pub(crate) struct Sidecar {
     pub kernels: Vec<KernelInfo>,
 }
 
-/// NCCL's device code that is linked into the module.
+/// The NCCL whose device code is linked into the module.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct NcclStamp {
     pub version: String,
@@ -86,7 +86,7 @@ impl Sidecar {
 }
 
 /// Compares the sizes in bytes of the parameters that a launch passes with those of the compiled
-/// kernel: the driver copies each parameter's compiled size from the address that it is given.
+/// kernel: for each parameter, the driver reads its compiled size from the address it gets.
 pub(crate) fn check_params(compiled: &[Param], sizes: &[usize]) -> Result<(), LaunchRefusal> {
     let describe = || {
         let list: Vec<_> = compiled
