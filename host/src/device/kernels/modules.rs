@@ -51,7 +51,7 @@ impl Modules {
                 loaded.skipped.insert(file.to_owned(), sidecar.arch);
                 continue;
             }
-            let image = CString::new(ptx).map_err(|_| contains_nul(file))?;
+            let image = CString::new(ptx).map_err(|_| nul_error(file))?;
             loaded.add(context, file, Image::Ptx(&image), sidecar)?;
         }
         Ok(loaded)
@@ -66,7 +66,7 @@ impl Modules {
             else {
                 return Err(Error::invalid(format!("{} is not UTF-8", path.display())));
             };
-            let image = CString::new(text).map_err(|_| contains_nul(file))?;
+            let image = CString::new(text).map_err(|_| nul_error(file))?;
             let json = std::fs::read_to_string(path.with_extension("json")).map_err(|error| {
                 let why = format!("{}: {error}", path.with_extension("json").display());
                 LaunchError::BadSidecar { file: file.to_owned(), why }
@@ -155,7 +155,7 @@ fn checked_stamp(file: &str, sidecar: &Sidecar) -> Result<Option<NcclVersion>> {
     }
 }
 
-fn contains_nul(file: &str) -> Error {
+fn nul_error(file: &str) -> Error {
     let name = "its PTX or path contains a NUL".to_owned();
     LaunchError::ModuleRejected { file: file.to_owned(), name, log: String::new() }.into()
 }

@@ -86,7 +86,7 @@ impl Sidecar {
 }
 
 /// Compares the sizes in bytes of the parameters that a launch passes with those of the compiled
-/// kernel: for each parameter, the driver reads its compiled size from the address it gets.
+/// kernel: the driver copies as many bytes per parameter as the compiled kernel declares.
 pub(crate) fn check_params(compiled: &[Param], sizes: &[usize]) -> Result<(), LaunchRefusal> {
     let describe = || {
         let list: Vec<_> = compiled
