@@ -15,8 +15,8 @@ pub(crate) struct BlockBarrier {
     at: Cell<Option<Site>>,
 }
 
-/// A thread arrives at barrier `id` for `count` threads and waits for the others, as part of the
-/// NCCL call `coop_call`, if any.
+/// Makes the thread arrive at barrier `id` for `count` threads and wait for the others, as part of
+/// the NCCL call `coop_call`, if any.
 pub(crate) fn arrive(thread: &Thread, id: u32, count: u32, coop_call: Option<CoopCall>, at: Site) {
     let block = thread.block();
     let Some(barrier) = block.barriers.get(id as usize) else {

@@ -43,7 +43,7 @@ pub enum Waiting {
         /// Lanes that take part.
         mask: u32,
     },
-    /// The other threads of the same coop, in an LSA barrier.
+    /// The other threads of the same coop (NCCL's thread group), in an LSA barrier.
     Coop {
         /// Index of the LSA barrier.
         index: u32,
@@ -53,7 +53,7 @@ pub enum Waiting {
         /// The call.
         call: &'static str,
     },
-    /// What a wait of `nccl_device` or for the network declares.
+    /// What a wait in `nccl_device`, or an NCCL call that waits for the network, declares.
     For(WaitFor),
     /// Peers, in an LSA barrier.
     Peers {
@@ -145,7 +145,7 @@ impl Stall {
     }
 }
 
-/// Maximum number of waiters that a report lists; it gives the number of the others.
+/// Maximum number of waiters that a report lists; it only counts the others.
 const MAX_LINES: usize = 40;
 
 impl fmt::Display for Stall {

@@ -1,4 +1,5 @@
-//! The simulated GPUs: launches, running grids and the state that threads and hooks share.
+//! The simulated GPUs: launches, running grids and the state that threads and
+//! [`hooks`](crate::hooks) share.
 //!
 //! A machine has one [`Gpus`]. A [`Launch`] is a grid for one GPU. Its blocks run on
 //! multiprocessors with free resources, so grids on one GPU overlap if both fit. [`Gpus::step`]
@@ -59,7 +60,7 @@ pub struct Activity {
 /// Outcome of a step of the GPUs.
 #[derive(Debug)]
 pub(crate) enum Step {
-    /// Something happened.
+    /// A thread or the network made progress.
     Progress,
     /// No grid runs, and no network operation is in flight.
     Idle,
@@ -109,7 +110,7 @@ pub(crate) struct Gpus {
     /// Value of [`accesses`](Self::accesses) at which the running thread yields.
     pub(crate) slice_end: Cell<u64>,
     pub(crate) clock: Cell<u64>,
-    /// Polls since memory last changed.
+    /// Polls since the last [progress](Self::progress).
     pub(crate) idle: Cell<u64>,
     /// Number of the current streak, a run of passes in which threads only polled.
     pub(crate) streak: Cell<u64>,
@@ -204,8 +205,8 @@ impl Gpus {
         self.progress();
     }
 
-    /// Notes that memory changed, so that polling threads may make progress. The host also calls
-    /// this after it has stored to a GPU's memory.
+    /// Records progress, such as a change of memory: polling threads may no longer be stuck. Also
+    /// called after the host has stored to a GPU's memory.
     #[inline]
     pub(crate) fn progress(&self) {
         self.idle.set(0);
@@ -245,7 +246,7 @@ impl Gpus {
         self.scheduler.borrow().stall()
     }
 
-    /// Takes what kernels have printed.
+    /// Removes and returns what kernels have printed.
     pub(crate) fn take_printed(&self) -> String {
         self.printed.take()
     }
@@ -292,8 +293,8 @@ impl Gpus {
         let other = sessions
             .get(&word)
             .filter(|other| (other.grid, other.open.block, other.tid) != (grid, block, tid));
-        if let Some(Session { kernel, grid: of, open, .. }) = other {
-            let of = if *of == grid { String::new() } else { format!(" of {kernel}") };
+        if let Some(Session { kernel, grid: other_grid, open, .. }) = other {
+            let of = if *other_grid == grid { String::new() } else { format!(" of {kernel}") };
             let OpenSession { block, at: there, .. } = open;
             let what = format!("LSA barrier {index} is in use by block {block}{of} ({there})");
             drop(sessions);

@@ -3,10 +3,10 @@
 //! # Safety
 //!
 //! The scheduler sets [`CTX`](cuda_std::arch::CTX) only to the address of a [`Thread`] of a live
-//! [`Gpus`](crate::gpus::Gpus), with the provenance of the whole object. Hooks run only on the
-//! current thread's coroutine. So the cast of the context's address back to the thread is sound,
-//! and so is the thread's pointer to the GPUs, which outlive all coroutines. All mutable state of
-//! both is in cells, so no exclusive references exist.
+//! [`Gpus`](crate::gpus::Gpus), with the provenance of the whole object. The operations (*hooks*)
+//! run only on the current thread's coroutine. So the cast of the context's address back to the
+//! thread is sound, and so is the thread's pointer to the GPUs, which outlive all coroutines. All
+//! mutable state of threads and GPUs is in cells, so no exclusive references exist.
 
 use corosensei::Yielder;
 use cuda_std::arch::{Access, MulticastParts, Ops, ThreadCtx};
@@ -69,7 +69,7 @@ fn shared_static(ctx: *const ThreadCtx, key: usize, size: usize) -> *mut u8 {
 impl Thread {
     /// Called before an access: fails the thread if it may not access the memory, and may yield.
     #[inline(always)]
-    pub(crate) fn touch(&self, address: usize, bytes: usize, access: Access, at: Site) {
+    pub(crate) fn access(&self, address: usize, bytes: usize, access: Access, at: Site) {
         let gpus = self.gpus();
         let accesses = gpus.accesses.get() + 1;
         gpus.accesses.set(accesses);
@@ -85,8 +85,8 @@ impl Thread {
             Access::Write | Access::AtomicWrite(..) => gpus.progress(),
             Access::AtomicRmw(..) => self.updating.set(true),
             Access::AtomicRead(..) => {
-                // A thread that accesses new addresses is not polling, unless it is in a named
-                // wait. (A polling thread yields in `spin`, so not here.)
+                // A thread that accesses new addresses is not polling, unless it is in a named wait
+                // (`crate::waits`). No yield here: a polling thread yields in `spin`.
                 let [a, b, c, d] = self.polled.get();
                 if ![a, b, c, d].contains(&address) && !self.waits.get() {
                     self.polled.set([address, a, b, c]);
@@ -131,7 +131,7 @@ fn out_of_bounds(thread: &Thread, address: usize, bytes: usize, access: Access, 
 }
 
 impl Thread {
-    /// The members' copies of the bytes at a multicast address, for an access by the thread.
+    /// The copies of the bytes at a multicast address, one per GPU of its group, for an access.
     pub(crate) fn multimem(&self, address: usize, bytes: usize, at: Site) -> MulticastParts {
         let gpus = self.gpus();
         gpus.accesses.set(gpus.accesses.get() + 1);
@@ -191,7 +191,7 @@ pub(crate) static OPS: Ops = Ops {
         warp::converge(Thread::of(ctx), mask, Op::Ballot, mine, at).0
     },
     shared_static,
-    access: |ctx, address, bytes, access, at| Thread::of(ctx).touch(address, bytes, access, at),
+    access: |ctx, address, bytes, access, at| Thread::of(ctx).access(address, bytes, access, at),
     multimem: |ctx, address, bytes, at| Thread::of(ctx).multimem(address, bytes, at),
     spin,
     fence: |_, _, _| {},

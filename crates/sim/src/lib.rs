@@ -11,8 +11,8 @@
 //! synchronise or, on request, at every access. Windows and resource buffers, LSA pointers and
 //! multicast addresses, all of NCCL's barriers, its reduce-copy functions, shared memory, block
 //! barriers, warp operations, atomics and printing behave as on a GPU. Every error is reported:
-//! [`Machine::failure`] has it as a type, the host's errors have its message. What would hang on
-//! GPUs is reported too: [`Error::Deadlock`] lists what each thread waits for.
+//! [`Machine::failure`] returns it, the host's errors contain its message. What would hang on GPUs
+//! is reported too: [`Error::Deadlock`] lists what each thread waits for.
 //!
 //! # The network
 //!
@@ -34,13 +34,13 @@
 //! Memory is sequentially consistent: a missing fence is not detected, not even before a put. Plain
 //! dereferences of pointers are not checked; only accesses through `cuda_std` and `nccl_device`
 //! are. Threads run one at a time, so simulated time does not predict a GPU's. CFT is not
-//! simulated, PROXY is the only GIN back end, and resource sharing modes are not checked.
+//! simulated, PROXY is the only GIN back end, and misuse of its resource sharing is not detected.
 //!
 //! # Safety model
 //!
-//! A launch is unsafe, as a kernel is: a kernel that writes through an invalid pointer writes to
-//! this process's memory. Accesses through `cuda_std` are checked first. Memory and stacks are
-//! surrounded by unmapped pages, and a fault there is reported. Everything else is safe.
+//! Kernels run in this process, so an unsafe kernel that writes through an invalid pointer writes
+//! to the process's memory. Accesses through `cuda_std` are checked first. Device memory and stacks
+//! are surrounded by unmapped pages, and a fault there is reported. The rest of the API is safe.
 //!
 //! The first machine installs a panic hook and a handler for memory faults in the process. Panics
 //! and faults outside simulated threads are passed to the previous ones.

@@ -70,7 +70,7 @@ impl Mapping {
 
     /// Reserves whole pages for `bytes`, with a guard page on each side. Also returns the size
     /// without the guard pages.
-    fn of_one_part(bytes: usize) -> io::Result<(Self, usize)> {
+    fn with_guard_pages(bytes: usize) -> io::Result<(Self, usize)> {
         let page = page_size();
         let too_large = || io::Error::from(io::ErrorKind::OutOfMemory);
         let open = bytes.checked_next_multiple_of(page).ok_or_else(too_large)?.max(page);
@@ -296,7 +296,7 @@ pub(crate) struct Allocation {
     /// Length of each part in bytes.
     lens: Rc<[usize]>,
     stride: usize,
-    /// The multicast offset in units of 4 KiB, for window layout.
+    /// Offset in multicast groups in units of 4 KiB; `None` for a buffer.
     mc_offset_4k: Option<u32>,
     memory: Rc<Memory>,
     _mapping: Mapping,
@@ -365,7 +365,7 @@ impl Allocation {
     ) -> Result<Self> {
         let page = page_size();
         let refused = |source| Error::Memory { bytes, ranks: 1, source };
-        let (mapping, open) = Mapping::of_one_part(bytes).map_err(refused)?;
+        let (mapping, open) = Mapping::with_guard_pages(bytes).map_err(refused)?;
         mapping.protect(page, open, true).map_err(refused)?;
         let start = page + open - bytes.next_multiple_of(BUFFER_ALIGN).min(open);
         let part = mapping.base().wrapping_add(start);
@@ -390,7 +390,7 @@ impl Allocation {
         &self.lens
     }
 
-    /// The offset in multicast groups in units of 4 KiB.
+    /// The offset in multicast groups in units of 4 KiB; 0 for a buffer.
     pub(crate) fn mc_offset_4k(&self) -> u32 {
         self.mc_offset_4k.unwrap_or(0)
     }

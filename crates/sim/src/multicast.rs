@@ -1,9 +1,9 @@
-//! Multicast addresses: a `multimem` instruction on one accesses the memory of every rank of a
-//! multicast group.
+//! Multicast addresses: a `multimem` instruction on such an address accesses the memory of every
+//! rank of a multicast group.
 //!
 //! A group is an address range that is never mapped. A window has the same offset in all groups, as
 //! with NCCL: an address is the sum of the group's base, the window's offset in the group, and an
-//! offset in the window. It refers to these bytes of the window on every rank of the group.
+//! offset in the window. It refers to the bytes at that last offset on every rank of the group.
 
 use std::cell::{Cell, Ref, RefCell};
 use std::rc::Rc;
@@ -100,7 +100,7 @@ impl Multicast {
     ) -> Option<u32> {
         let unit = self.next.get();
         let bytes = lens.iter().copied().max()?;
-        // One unit stays unused after each, so that an access beyond the end is detected.
+        // One unit stays unused after each window, to detect an access beyond its end.
         let next = unit.checked_add(bytes.div_ceil(UNIT) + 1)?;
         u32::try_from(next).ok()?;
         self.next.set(next);
@@ -134,20 +134,20 @@ impl Multicast {
         let bound = self.bound.borrow();
         let found = last_until(&bound, within).map(|(start, bound)| (within - start, bound));
         match found {
-            Some((_, memory)) if !Rc::ptr_eq(&memory.gpus, &group.gpus) => Err(format!(
+            Some((_, window)) if !Rc::ptr_eq(&window.gpus, &group.gpus) => Err(format!(
                 "{address:#x} is a window of one communicator in a multicast group of another"
             )),
-            Some((offset, memory)) => {
+            Some((offset, window)) => {
                 // The bytes must exist on every member.
-                let members = memory.lens[group.first..].iter().step_by(group.stride);
+                let members = window.lens[group.first..].iter().step_by(group.stride);
                 let len = members.take(group.n).copied().min().unwrap_or(0);
                 if offset >= len || bytes > len - offset {
                     return Err(format!(
                         "{bytes} bytes at multicast offset {offset} of memory of {len} bytes"
                     ));
                 }
-                let first = memory.base.wrapping_add(group.first * memory.stride + offset);
-                Ok(MulticastParts { first, stride: group.stride * memory.stride, n: group.n })
+                let first = window.base.wrapping_add(group.first * window.stride + offset);
+                Ok(MulticastParts { first, stride: group.stride * window.stride, n: group.n })
             }
             None => Err(format!("no window is at the multicast address {address:#x}")),
         }

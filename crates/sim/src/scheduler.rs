@@ -38,26 +38,26 @@ const ROUNDS: usize = 1000;
 const STEPS_PER_CHECK: u64 = 1 << 14;
 const ACCESSES_PER_STEP: u64 = 16;
 
-/// Polls without an event after which threads that all poll or wait are livelocked. Without
-/// watching, the limit is higher, since stores are not seen.
+/// Polls without progress after which threads that all poll or wait are livelocked. Without
+/// `Simulation::watch`, the limit is higher, since stores are not seen.
 const MAX_IDLE: u64 = 1 << 20;
 const MAX_IDLE_UNWATCHED: u64 = 1 << 26;
 
-/// Initial value of the hash of the order.
+/// Initial value of `Scheduler::trace`.
 const NO_TRACE: u64 = 0xcbf2_9ce4_8422_2325;
 
 /// Counts of one pass.
 #[derive(Default)]
 struct PassStats {
-    /// Polls by threads in a named wait.
+    /// Polls by threads in a [named wait](crate::waits).
     waits: u64,
     /// Polls by threads without a named wait.
     spins: u64,
-    /// Whether any thread did something else.
+    /// Whether any thread did something other than poll.
     other: bool,
 }
 
-/// A period in which a GPU is busy; the step and time limits apply to each period.
+/// A period in which at least one GPU is busy; the step and time limits apply to each period.
 struct BusyPeriod {
     /// Switches and processor time at the start.
     switches: u64,
@@ -288,7 +288,7 @@ impl Scheduler {
         warp::thread_ended(thread);
         barrier::thread_ended(block);
         if thread.overflowed() {
-            gpus.fail(thread.overflow());
+            gpus.fail(thread.overflow_error());
         }
         if block.live.get() > 0 {
             return;

@@ -17,7 +17,7 @@ const CANARY: usize = 8;
 /// Maximum static shared memory of a block in bytes.
 pub(crate) const MAX_STATIC: usize = 48 << 10;
 
-/// Shared memory of a block in bytes, static and dynamic, on Hopper.
+/// Maximum shared memory of a block in bytes, static and dynamic, on Hopper.
 pub(crate) const MAX_SHARED: usize = 227 << 10;
 
 /// One array and its canary.

@@ -8,7 +8,7 @@ use devcomm_types::GinConnectionType;
 use crate::error::{Error, Result};
 use crate::memory::page_size;
 
-/// Maximum GPUs of a machine.
+/// Maximum number of GPUs of a machine.
 const MAX_GPUS: usize = 1 << 15;
 /// The largest stack that a simulated thread can have.
 const MAX_STACK: usize = 1 << 30;
@@ -205,14 +205,14 @@ impl FromStr for Simulation {
             let Ok(number) = value.parse::<u64>() else {
                 return refuse(&format!("{name} is {value:?}, which is not a number"));
             };
-            let small = u32::try_from(number).unwrap_or(u32::MAX);
+            let clamped = u32::try_from(number).unwrap_or(u32::MAX);
             simulation = match name {
-                "team" => simulation.team_size(small as usize),
+                "team" => simulation.team_size(clamped as usize),
                 "multimem" => simulation.multimem(number != 0),
                 "seed" => simulation.seed(number),
                 "preempt" => simulation.preempt(number != 0),
                 "watch" => simulation.watch(number != 0),
-                "multiprocessors" => simulation.multiprocessors(small),
+                "multiprocessors" => simulation.multiprocessors(clamped),
                 _ => return refuse(&format!("unknown setting {name:?}")),
             };
         }

@@ -61,6 +61,7 @@ impl Slab {
         Ok(slab)
     }
 
+    /// Protects the lowest page of stacks, within the limit; gives the other stacks a canary.
     fn protect(&mut self, page: usize, max_protected: usize) -> io::Result<()> {
         let taken = PROTECTED.fetch_add(self.stacks, Ordering::Relaxed);
         let allowed = max_protected.saturating_sub(taken).min(self.stacks);

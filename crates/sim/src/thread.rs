@@ -73,13 +73,13 @@ pub(crate) struct Thread {
     pub(crate) result: Cell<(u32, bool)>,
     /// Whether the last access is a read-modify-write that may have changed memory.
     pub(crate) updating: Cell<bool>,
-    /// Whether the thread is in a named wait, which is in [`state`](Self::state).
+    /// Whether the thread is in a [named wait](crate::waits): [`state`](Self::state) describes it.
     pub(crate) waits: Cell<bool>,
     /// Whether the thread has panicked and is unwinding.
     pub(crate) unwinding: Cell<bool>,
     /// Recently polled addresses.
     pub(crate) polled: Cell<[usize; 4]>,
-    /// Resumes the coroutine after a fault in a function that ends it.
+    /// After a fault, resumes the coroutine in a function that ends it.
     pub(crate) trap: Cell<Option<CoroutineTrapHandler<()>>>,
     /// The named wait. The last field, since it is seldom accessed.
     pub(crate) state: WaitState,
@@ -169,7 +169,7 @@ impl Thread {
         unsafe { &*self.gpus.get() }
     }
 
-    /// The thread's block, while that runs.
+    /// The thread's block, which must be running.
     #[inline(always)]
     pub(crate) fn block(&self) -> &Block {
         // SAFETY: the pointer is valid, as the module explains.
@@ -233,7 +233,7 @@ impl Thread {
     }
 
     /// Whether `address` lies in the guard page of the thread's stack.
-    pub(crate) fn guards(&self, address: usize) -> bool {
+    pub(crate) fn in_guard(&self, address: usize) -> bool {
         self.warp().stacks.in_guard(self.lane() as usize, address)
     }
 
@@ -243,7 +243,7 @@ impl Thread {
     }
 
     /// The error for an overflow of the thread's stack.
-    pub(crate) fn overflow(&self) -> Error {
+    pub(crate) fn overflow_error(&self) -> Error {
         let (low, high) = self.stack();
         Error::StackOverflow { kernel: self.kernel(), thread: self.id(), stack: high - low }
     }

@@ -20,7 +20,7 @@ use crate::gpus::Gpus;
 #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod linux;
 
-/// Processor time that a kernel may use after its limit without a call into the simulator.
+/// Processor time that a kernel may use after its time limit without a call into the simulator.
 const GRACE_PERIOD: Duration = Duration::from_millis(250);
 
 /// Processor time of this OS thread.

@@ -1,9 +1,9 @@
 //! Named waits: waits that declare what they wait for, in NCCL calls and in `nccl_device`.
 //!
 //! An NCCL call that waits for the network parks its thread until a condition holds ([`until`]).
-//! `nccl_device`'s typed layer polls, and declares each poll ([`WAITS`]). In both cases reports
+//! The waits in `nccl_device` itself poll, and declare each poll ([`WAITS`]). In both cases reports
 //! describe the wait, and the scheduler knows that the thread only waits. When all threads wait and
-//! the network is idle, waits with a timeout expire one by one; without any, it is a deadlock.
+//! the network is idle, waits with a timeout expire one by one; if none has one, it is a deadlock.
 
 use std::cell::Cell;
 use std::panic::Location;
@@ -62,7 +62,7 @@ impl Until {
         }
     }
 
-    /// The value of the word that the condition tests; 0 without one.
+    /// The value of the word that the condition tests; 0 if it tests no word.
     pub(crate) fn seen(&self) -> u64 {
         match *self {
             // SAFETY: a signal or counter of a device communicator, or a checked word in a window;
@@ -104,7 +104,7 @@ pub(crate) fn until(
     !state.timed_out.replace(false) || until.holds(gpus)
 }
 
-/// The hooks of the typed layer's waits.
+/// What `nccl_device` calls in its own waits.
 pub(crate) const WAITS: Waits = Waits { poll, end };
 
 fn poll(what: &WaitFor, deadline: Option<u64>, at: &'static Location<'static>) -> bool {

@@ -89,7 +89,7 @@ pub(crate) fn converge(thread: &Thread, mask: u32, op: Op, mine: Lane, at: Site)
         thread.misuse(at, format!("shuffle width {width} is not 1, 2, 4, 8, 16 or 32"));
     }
     let mut barriers = warp.barriers.borrow_mut();
-    let found = barriers.iter().position(|m| m.mask == mask);
+    let found = barriers.iter().position(|barrier| barrier.mask == mask);
     let index = found.unwrap_or_else(|| {
         barriers.push(WarpBarrier { mask, op, at, arrived: 0, lanes: Default::default() });
         barriers.len() - 1

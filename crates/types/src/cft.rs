@@ -8,11 +8,11 @@ use crate::team::Team;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[doc(alias = "ncclCftTeamMode_t")]
 pub enum CftTeamMode {
-    /// All of them. NCCL: `NCCL_CFT_TEAM_FLAT`.
+    /// All ranks with logical endpoints. NCCL: `NCCL_CFT_TEAM_FLAT`.
     Flat,
-    /// Those with this rank's index in each multicast team. NCCL: `NCCL_CFT_TEAM_HIER_MULTIMEM`.
+    /// Ranks with this rank's index in each multicast team. NCCL: `NCCL_CFT_TEAM_HIER_MULTIMEM`.
     HierMultimem,
-    /// Those with this rank's index in each LSA team. NCCL: `NCCL_CFT_TEAM_HIER_LSA`.
+    /// Ranks with this rank's index in each LSA team. NCCL: `NCCL_CFT_TEAM_HIER_LSA`.
     HierLsa,
 }
 

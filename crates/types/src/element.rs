@@ -36,7 +36,7 @@ impl DataType {
     }
 }
 
-/// A type that windows and collectives can hold.
+/// An element type of windows and collectives.
 ///
 /// # Safety
 ///
@@ -72,15 +72,15 @@ elements! {
 mod tests {
     use super::*;
 
-    /// The data type, the size and the name.
-    fn of<T: Element>() -> (DataType, usize, &'static str) {
+    /// The data type, the size and the name of `T`.
+    fn properties<T: Element>() -> (DataType, usize, &'static str) {
         (T::DATA_TYPE, size_of::<T>(), T::NAME)
     }
 
     #[test]
     fn both_eight_bit_floats_are_elements_of_one_byte_that_keep_every_bit_pattern() {
-        assert_eq!(of::<F8E4M3>(), (DataType::Float8e4m3, 1, "f8e4m3"));
-        assert_eq!(of::<F8E5M2>(), (DataType::Float8e5m2, 1, "f8e5m2"));
+        assert_eq!(properties::<F8E4M3>(), (DataType::Float8e4m3, 1, "f8e4m3"));
+        assert_eq!(properties::<F8E5M2>(), (DataType::Float8e5m2, 1, "f8e5m2"));
         assert_eq!((align_of::<F8E4M3>(), align_of::<F8E5M2>()), (1, 1));
         for bits in 0..=u8::MAX {
             assert_eq!(F8E4M3::from_bits(bits).to_bits(), bits);

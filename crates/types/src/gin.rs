@@ -4,7 +4,7 @@
 macro_rules! numbered {
     ($type:ident: $($value:ident = $raw:literal, $name:literal;)*) => {
         impl $type {
-            /// From NCCL's number; every number has a value.
+            /// From NCCL's number; an unknown one becomes `Other`.
             #[must_use]
             pub const fn from_raw(raw: i32) -> Self {
                 match raw {
@@ -42,7 +42,7 @@ macro_rules! numbered {
 #[doc(alias = "ncclGinType_t")]
 #[non_exhaustive]
 pub enum GinType {
-    /// No GIN; in a requirement, any back end. NCCL:
+    /// No GIN; in the requirements of a device communicator, any back end. NCCL:
     /// `NCCL_GIN_TYPE_NONE`, 0.
     #[doc(alias = "NCCL_GIN_TYPE_NONE")]
     None,
@@ -106,7 +106,7 @@ pub enum GinConnectionType {
     /// The ranks of the rail team. NCCL: `NCCL_GIN_CONNECTION_RAIL`, 2.
     #[doc(alias = "NCCL_GIN_CONNECTION_RAIL")]
     Rail,
-    /// The ranks at multiples of a chosen distance. NCCL: `NCCL_GIN_CONNECTION_CUSTOM_STRIDE`,
+    /// The ranks at multiples of a chosen stride. NCCL: `NCCL_GIN_CONNECTION_CUSTOM_STRIDE`,
     /// 3.
     #[doc(alias = "NCCL_GIN_CONNECTION_CUSTOM_STRIDE")]
     CustomStride,

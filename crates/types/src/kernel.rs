@@ -1,4 +1,4 @@
-//! What `#[kernel]` generates, and what a launch needs of it.
+//! The traits of kernels (`#[kernel]` implements them), of parameters and of launch arguments.
 //!
 //! A kernel's Rust parameters are device types: `nccl_device::DevComm`, `nccl_device::Window<f32>`,
 //! `usize`. A launch passes host values: a `&DevCommResource`, a `&Window<f32>` of the host crate,
@@ -128,8 +128,8 @@ pub unsafe trait KernelParam: Copy {
     #[doc(hidden)]
     const ENTRY: u8 = if size_of::<Self>() > 16 { COPIED } else { BY_VALUE };
 
-    /// Fails to compile when the two layouts differ, or when the type has no bytes (PTX would drop
-    /// the parameter and shift those after it).
+    /// Fails to compile when the layouts of the type and of `Abi` differ, or when the type has no
+    /// bytes (PTX would drop the parameter and shift those after it).
     const LAYOUT: () = {
         assert!(
             Self::ENTRY == KEPT || size_of::<Self>() == size_of::<Self::Abi>(),
@@ -249,7 +249,7 @@ impl<T: 'static> core::ops::Deref for GridConstant<T> {
 
 macro_rules! plain_params {
     ($($type:ty),* $(,)?) => { $(
-        // SAFETY: one type, one layout.
+        // SAFETY: `Abi` is the type itself.
         unsafe impl KernelParam for $type {
             type Abi = $type;
         }
@@ -374,7 +374,7 @@ impl<'a> ArgInfo<'a> {
     #[must_use]
     pub fn and(self, other: ArgInfo<'a>) -> Self {
         let mixed = match (self.communicator, other.communicator) {
-            (Some(one), Some(other)) => one != other,
+            (Some(a), Some(b)) => a != b,
             _ => false,
         };
         Self {
@@ -541,7 +541,7 @@ mod tests {
     fn a_slice_is_its_address_and_its_length() {
         let elements = [1.5_f32, 2.5, 3.5];
         let address = elements.as_ptr().expose_provenance() as u64;
-        // SAFETY: the elements are there.
+        // SAFETY: the slice is `elements`.
         let (slice, count) = unsafe { <(&[f32], u32)>::from_abi((Slice::new(address, 3), 7)) };
         assert_eq!((slice.as_ptr(), slice, count), (elements.as_ptr(), &elements[..], 7));
     }

@@ -75,7 +75,7 @@ pub struct LaunchConfig {
 }
 
 impl LaunchConfig {
-    /// Without grid and block, which [`Launch::grid`] and [`Launch::block`] set.
+    /// Initial value: [`Launch::grid`] and [`Launch::block`] set grid and block.
     const UNSET: Self = Self {
         grid: Dim3 { x: 0, y: 1, z: 1 },
         block: Dim3 { x: 0, y: 1, z: 1 },
@@ -102,8 +102,8 @@ pub trait Safety: sealed::Sealed + 'static {
     const SAFE: bool;
 }
 
-/// The launch of a kernel that is a safe function: with any arguments, it writes only the memory
-/// that they give it.
+/// The launch of a kernel that is a safe function: with any arguments, the kernel writes only
+/// memory that the arguments refer to.
 #[derive(Clone, Copy, Debug)]
 pub enum Safe {}
 
@@ -193,9 +193,9 @@ impl<K: Kernel, A: LaunchArgs<K::Args>> Launch<K, A> {
     /// Launches the kernel on a stream.
     ///
     /// A kernel that takes a `DevComm` is launched cooperatively: the launch is refused unless all
-    /// blocks can be resident at once. Of a GIN kernel, the entry point for the device
-    /// communicator's back end is launched. What the arguments refer to may be dropped right after
-    /// the launch: dropping waits for this rank's streams.
+    /// blocks can be resident at once. Of a GIN kernel, which has one entry point per back end, the
+    /// one for the device communicator's back end is launched. What the arguments refer to may be
+    /// dropped right after the launch: dropping waits for this rank's streams.
     ///
     /// # Errors
     ///
@@ -204,7 +204,7 @@ impl<K: Kernel, A: LaunchArgs<K::Args>> Launch<K, A> {
     /// # Safety
     ///
     /// - The kernel's own contract holds for these arguments, and every address among them is valid
-    ///   on this GPU until the kernel has ended; in a capture, until the graph is closed.
+    ///   on this GPU until the kernel has ended; for a captured launch, until the graph is closed.
     /// - For a kernel that communicates: every rank launches it with the same grid and block and
     ///   the same device communicator and windows, no other kernel uses the same device
     ///   communicator at the same time, and no rank drops a window or device communicator before
@@ -225,14 +225,14 @@ impl<K: Kernel<Safety = Safe>, A: LaunchArgs<K::Args>> Launch<K, A, Safe> {
     ///
     /// # Errors
     ///
-    /// The same.
+    /// The same as for an unsafe kernel.
     pub fn launch<T: LaunchTarget>(self, target: &T) -> Result<(), T::Error> {
         // SAFETY: the kernel is a safe function, so it has no contract.
         unsafe { target.launch_kernel::<K, A>(self.config, self.args, true) }
     }
 }
 
-/// Where kernels are launched: a stream of the host crate, alone or with explicit kernels.
+/// Where kernels are launched: a stream of the host crate, alone or with a chosen set of modules.
 pub trait LaunchTarget {
     /// Why a launch fails.
     type Error;

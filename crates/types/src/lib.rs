@@ -10,16 +10,16 @@
 //! * [`gin`]: network communication by kernels ([`GinType`], [`GinConnectionType`]).
 //! * [`element`]: the numeric types that NCCL knows ([`Element`], [`DataType`]).
 //! * [`tensor_map`]: matrices as TMA reads them ([`TensorMap`]).
-//! * [`wait`]: what a kernel waits for, and how the host aborts it ([`WaitFor`], [`AbortBlock`]).
+//! * [`wait`]: what kernels wait for, and how the host aborts waits ([`WaitFor`], [`AbortBlock`]).
 //! * [`launch`]: a kernel with its arguments and the shape of its grid ([`Launch`],
 //!   [`LaunchConfig`]).
-//! * [`kernel`]: what `#[kernel]` generates and what a launch needs of it ([`Kernel`],
+//! * [`kernel`]: the traits of kernels, of their parameters and of launch arguments ([`Kernel`],
 //!   [`KernelParam`], [`IntoArg`]).
 //!
 //! # Safety model
 //!
-//! Nothing here dereferences a device address. Two traits are unsafe to implement because a launch
-//! copies raw bytes and relies on them: [`KernelParam`] (two types of the same layout) and
+//! Nothing here dereferences a device address. A launch copies raw bytes and relies on two traits,
+//! which are therefore unsafe to implement: [`KernelParam`] (two types of the same layout) and
 //! [`Element`] (plain old data of a known size).
 //!
 //! # Example

@@ -84,7 +84,7 @@ impl MultimemHandle {
     pub const NULL: Self = Self { base: core::ptr::null_mut() };
 }
 
-/// The part of a window that the device communicator keeps inline for its resource window.
+/// The fields of its resource window that the device communicator has inline.
 ///
 /// NCCL: `ncclResourceWindow_vidmem_t` (16 bytes).
 #[repr(C)]
@@ -204,7 +204,7 @@ pub struct Window<T> {
 }
 
 impl<T> Window<T> {
-    /// A window by NCCL's handle, with at least `len` elements on every rank.
+    /// The window with NCCL's handle `handle`, with at least `len` elements on every rank.
     pub const fn new(handle: *mut c_void, len: usize) -> Self {
         Self { handle, len, element: PhantomData }
     }
@@ -234,7 +234,7 @@ impl<T> core::fmt::Debug for Window<T> {
 pub struct CoopAny {
     /// Data of the operations in `vtable`.
     pub storage: [MaybeUninit<u64>; 2],
-    /// The operations of the kind of thread group.
+    /// The operations of this kind of thread group.
     pub vtable: *const c_void,
 }
 

@@ -27,7 +27,7 @@
 pub struct Team {
     /// The number of members.
     pub n_ranks: i32,
-    /// This rank's index in the team, `0..n_ranks`.
+    /// This rank's index in the team; `0..n_ranks` for a member.
     pub rank: i32,
     /// Distance in world ranks between consecutive members.
     pub stride: i32,
@@ -122,8 +122,8 @@ impl Team {
         Ranks { team: self, last: -1 }
     }
 
-    /// Of the groups of `inner_size` consecutive members: the group that this rank is in.
-    /// `inner_size` divides `n_ranks`.
+    /// Splits the team into groups of `inner_size` consecutive members, where `inner_size` divides
+    /// `n_ranks`; returns this rank's group.
     ///
     /// NCCL: `ncclTeamInnerFactor`.
     #[doc(alias = "ncclTeamInnerFactor")]
@@ -133,8 +133,8 @@ impl Team {
         Team { n_ranks: inner_size, rank: remainder(self.rank, inner_size), stride: self.stride }
     }
 
-    /// Of the groups of `inner_size` consecutive members: the members with this rank's index in
-    /// their group. `inner_size` divides `n_ranks`. A size of 0 gives an empty team.
+    /// Splits the team as [`inner_factor`](Self::inner_factor) does; returns the members with this
+    /// rank's index in their group. An `inner_size` of 0 gives an empty team.
     ///
     /// NCCL: `ncclTeamOuterFactor`.
     #[doc(alias = "ncclTeamOuterFactor")]
@@ -148,8 +148,8 @@ impl Team {
         }
     }
 
-    /// The rank in this team of the `index`-th of its members that are not in `subset`, a team
-    /// within this one. `self.n_ranks - subset.n_ranks` members are not.
+    /// The rank in this team of the `index`-th member that is not in `subset`, a team within this
+    /// one; `index` is less than `self.n_ranks - subset.n_ranks`.
     ///
     /// NCCL: `ncclTeamRankInDifference(self, subset, index)`.
     #[doc(alias = "ncclTeamRankInDifference")]
@@ -166,7 +166,7 @@ impl Team {
             (start, step, extent)
         };
         let past = index.wrapping_sub(first);
-        // Members between two consecutive ones of the subset, and the sum over all such gaps.
+        // The members between two consecutive members of the subset: in one gap, in all gaps.
         let gap = step.wrapping_sub(1);
         let between = subset.n_ranks.wrapping_sub(1).wrapping_mul(gap);
         if past < 0 {
@@ -232,8 +232,8 @@ mod tests {
         (0..team.n_ranks).map(|member| team.to_world(me, member)).collect()
     }
 
-    /// Calls `check` for every rank of every job of equal LSA teams, with the rank's teams: world,
-    /// LSA, rail, and the factors of LSA and rail team.
+    /// Calls `check` for every rank of every world of up to 24 ranks in equal LSA teams, with the
+    /// rank's teams: world, LSA, rail, inner and outer factors of LSA and rail, reversed rail.
     fn for_each_rank(mut check: impl FnMut(i32, &[Team])) {
         for n_ranks in 1..=24 {
             for lsa_size in (1..=n_ranks).filter(|size| n_ranks % size == 0) {
@@ -265,8 +265,8 @@ mod tests {
             let n = lsa.n_ranks;
             assert_eq!(members(world, me), (0..world.n_ranks).collect::<Vec<_>>());
             assert_eq!(members(lsa, me), (me / n * n..me / n * n + n).collect::<Vec<_>>());
-            let same_place = (0..world.n_ranks).filter(|rank| rank % n == me % n);
-            assert_eq!(members(rail, me), same_place.collect::<Vec<_>>());
+            let same_index = (0..world.n_ranks).filter(|rank| rank % n == me % n);
+            assert_eq!(members(rail, me), same_index.collect::<Vec<_>>());
         });
     }
 
@@ -277,15 +277,15 @@ mod tests {
                 let of_a = members(a, me);
                 assert_eq!(of_a[a.rank as usize], me);
                 for &b in teams {
-                    for (place, rank) in members(b, me).into_iter().enumerate() {
+                    for (index, rank) in members(b, me).into_iter().enumerate() {
                         let found = of_a.iter().position(|&other| other == rank);
                         assert_eq!(
-                            a.contains(b, place as i32),
+                            a.contains(b, index as i32),
                             found.is_some(),
-                            "{a:?} {b:?} {place}"
+                            "{a:?} {b:?} {index}"
                         );
                         if let Some(found) = found {
-                            assert_eq!(a.rank_in(b, place as i32), found as i32);
+                            assert_eq!(a.rank_in(b, index as i32), found as i32);
                         }
                     }
                     assert!(!a.contains(a, -1) && !a.contains(a, a.n_ranks));
@@ -308,9 +308,9 @@ mod tests {
                         .into_iter()
                         .enumerate()
                         .filter(|(_, rank)| !of_subset.contains(rank));
-                    for (index, (place, _)) in rest.enumerate() {
+                    for (index, (rank, _)) in rest.enumerate() {
                         let got = parent.rank_in_difference(subset, index as i32);
-                        assert_eq!(got, place as i32, "{parent:?} without {subset:?}, {index}");
+                        assert_eq!(got, rank as i32, "{parent:?} without {subset:?}, {index}");
                     }
                 }
             }
@@ -349,11 +349,11 @@ mod tests {
                 extremes.iter().map(move |&stride| Team { n_ranks, rank, stride })
             })
             .collect();
-        let mut reached = 0;
+        let mut contained = 0;
         for &a in &teams {
             for &b in &teams {
                 for &member in &extremes {
-                    reached += usize::from(a.contains(b, member));
+                    contained += usize::from(a.contains(b, member));
                     let _ = (a.rank_in(b, member), a.rank_in_difference(b, member));
                     let _ = (a.next(), a.prev(), a.rotated(member), a.others().next());
                     let _ = (
@@ -364,7 +364,7 @@ mod tests {
                 }
             }
         }
-        assert!(reached > 0);
+        assert!(contained > 0);
         // With stride 0 all members are this rank.
         let point = Team { n_ranks: 4, rank: 0, stride: 0 };
         assert!(point.contains(Team { n_ranks: 1, rank: 0, stride: 1 }, 0));

@@ -87,8 +87,8 @@ mod tests {
 
     #[test]
     fn the_simulators_map_is_read_back_and_no_other() {
-        let tiling = TensorMapDesc { address: 0x7f00, rows: 3, columns: 8, tile_rows: 128 };
-        assert_eq!(TensorMapDesc::of_simulated(&tiling.for_simulator()), Some(tiling));
+        let desc = TensorMapDesc { address: 0x7f00, rows: 3, columns: 8, tile_rows: 128 };
+        assert_eq!(TensorMapDesc::of_simulated(&desc.for_simulator()), Some(desc));
         assert_eq!(TensorMapDesc::of_simulated(&TensorMap { words: [1; 16] }), None);
     }
 

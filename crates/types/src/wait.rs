@@ -22,15 +22,15 @@ pub enum WaitKind {
     VaSignal = 4,
     /// A value of a counter.
     Counter = 5,
-    /// The completion of a context's operations.
+    /// The completion of all operations of a GIN context.
     Flush = 6,
-    /// The completion of one peer's operations.
+    /// The completion of a GIN context's operations to one peer.
     Request = 7,
     /// An element of an LL all-to-all.
     LlA2a = 8,
-    /// A condition of the kernel itself.
+    /// A condition that the kernel defines.
     Poll = 9,
-    /// A value of a flag that a peer posts.
+    /// A value of a flag: a word of a window that a peer sets.
     Flag = 10,
     /// The other blocks of the grid.
     GridBarrier = 11,
@@ -105,8 +105,8 @@ impl fmt::Display for WaitFor {
     }
 }
 
-/// The number of records in an [`AbortBlock`]. Each warp of a grid uses the record of its number in
-/// the grid, modulo this.
+/// The number of records in an [`AbortBlock`]. Warp `w` of a grid uses record
+/// `w % STUCK_RECORDS`.
 pub const STUCK_RECORDS: usize = 4096;
 
 /// A wait that an abort ended, as the waiting warp recorded it.
@@ -131,12 +131,12 @@ pub struct StuckRecord {
     pub seen: u64,
 }
 
-/// What host and kernel share so that waits can be ended: host memory that the GPU can access.
+/// The abort flag and the records of aborted waits, in host memory that the GPU can access.
 #[repr(C, align(64))]
 pub struct AbortBlock {
     /// If not 0, every wait ends. Waits read it once in a few thousand polls.
     pub flag: u32,
-    /// What the warps waited for.
+    /// What each warp waited for.
     pub records: [StuckRecord; STUCK_RECORDS],
 }
 

@@ -124,7 +124,7 @@ pub(super) unsafe fn release(device: CUdevice) -> CUresult {
     })
 }
 
-/// Also attaches the thread to the context's machine, if it is attached to none.
+/// Attaches the thread to the context's machine, and makes the context current.
 pub(super) unsafe fn set_current(context: CUcontext) -> CUresult {
     let (number, gpu) = decode_handle(context);
     if context.is_null() {

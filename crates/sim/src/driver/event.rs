@@ -26,7 +26,7 @@ pub(crate) struct Event {
 }
 
 impl Event {
-    /// Enqueues a record on `stream`.
+    /// Enqueues a record of the event on `stream`.
     pub(crate) fn record(self: &Rc<Self>, core: &Core, stream: &Stream) {
         if let Some(capturing) = &*stream.capturing.borrow() {
             self.captured.replace(Some(capturing.point()));
@@ -121,7 +121,7 @@ pub(super) unsafe fn query(event: CUevent) -> CUresult {
     })
 }
 
-/// In the machine's virtual time, which does not predict a GPU's.
+/// Writes the machine's virtual time between the records, which does not predict a GPU's.
 pub(super) unsafe fn elapsed_time(ms: *mut f32, start: CUevent, end: CUevent) -> CUresult {
     call("cuEventElapsedTime", |cx| {
         let (start, end) = (cx.event(start)?, cx.event(end)?);

@@ -102,7 +102,7 @@ fn device_memory(
     Ok(std::ptr::with_exposed_provenance_mut(start))
 }
 
-/// With pageable memory, returns once the copy is done, as CUDA does.
+/// With pageable host memory, returns once the copy is done, as CUDA does.
 pub(super) unsafe fn copy_to_device(
     to: CUdeviceptr,
     from: *const c_void,

@@ -11,7 +11,7 @@ use devcomm_types::TensorMapDesc;
 use super::{CudaError, call};
 
 /// Encodes the only layout that cuda_std's TMA copies use: two dimensions of 16-bit elements, in
-/// boxes with rows of 128 bytes.
+/// tiles with rows of 128 bytes.
 #[expect(clippy::too_many_arguments, reason = "the driver's signature")]
 pub(super) unsafe fn encode_tiled(
     map: *mut CUtensorMap,
@@ -37,7 +37,7 @@ pub(super) unsafe fn encode_tiled(
             return refuse("of two dimensions");
         }
         // SAFETY: the module's contract; arrays have an element per dimension, `strides` one less.
-        let (columns, rows, stride, tile, strides) = unsafe {
+        let (columns, rows, stride, tile, element_strides) = unsafe {
             let tile = [*tile, *tile.add(1)];
             let element_strides = [*element_strides, *element_strides.add(1)];
             (*extents, *extents.add(1), *strides, tile, element_strides)
@@ -45,7 +45,7 @@ pub(super) unsafe fn encode_tiled(
         if data_type != CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
             || swizzle != CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B
             || tile[0] != TensorMapDesc::TILE_COLUMNS
-            || strides != [1, 1]
+            || element_strides != [1, 1]
             || stride != 2 * columns
         {
             return refuse("of bf16 in dense rows, with 128-byte swizzled tiles of 64 columns");
@@ -54,9 +54,9 @@ pub(super) unsafe fn encode_tiled(
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE.into());
         };
         let address = address as u64;
-        let tiling = TensorMapDesc { address, rows, columns, tile_rows: tile[1] };
+        let desc = TensorMapDesc { address, rows, columns, tile_rows: tile[1] };
         // SAFETY: the module's contract.
-        unsafe { (*map).opaque = tiling.for_simulator().words };
+        unsafe { (*map).opaque = desc.for_simulator().words };
         Ok(())
     })
 }

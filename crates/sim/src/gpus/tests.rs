@@ -11,7 +11,7 @@ use cuda_std::prelude::*;
 use super::*;
 use crate::memory::{Allocation, GpuSet, Owner};
 
-/// GPUs that run in fixed order, and with a few seeds.
+/// One machine that runs in fixed order, and ten with seeds.
 fn machines(gpus: usize, multiprocessors: u32) -> impl Iterator<Item = Rc<Gpus>> {
     let seeds = std::iter::once(None).chain((0..10).map(Some));
     seeds.map(move |seed| {
@@ -228,14 +228,14 @@ fn grids_and_blocks_have_three_dimensions() {
 #[test]
 fn what_no_gpu_takes_is_refused() {
     let gpus = machines(2, 132).next().unwrap();
-    let none = || grid(0, 1, 1, || {});
+    let valid = || grid(0, 1, 1, || {});
     for (launch, why) in [
-        (Launch { gpu: 2, ..none() }, "there is no GPU 2"),
-        (Launch { grid: [1, 0, 1], ..none() }, "no blocks"),
-        (Launch { grid: [1, 1 << 16, 1], ..none() }, "at most [2147483647, 65535, 65535] are"),
-        (Launch { block: [32, 32, 2], ..none() }, "blocks of 2048 threads"),
-        (Launch { block: [1, 1, 65], ..none() }, "at most [1024, 1024, 64] are"),
-        (Launch { dynamic_shared: 228 << 10, ..none() }, "dynamic shared memory"),
+        (Launch { gpu: 2, ..valid() }, "there is no GPU 2"),
+        (Launch { grid: [1, 0, 1], ..valid() }, "no blocks"),
+        (Launch { grid: [1, 1 << 16, 1], ..valid() }, "at most [2147483647, 65535, 65535] are"),
+        (Launch { block: [32, 32, 2], ..valid() }, "blocks of 2048 threads"),
+        (Launch { block: [1, 1, 65], ..valid() }, "at most [1024, 1024, 64] are"),
+        (Launch { dynamic_shared: 228 << 10, ..valid() }, "dynamic shared memory"),
     ] {
         let error = gpus.launch(launch).unwrap_err().to_string();
         assert!(error.contains(why), "{error}");

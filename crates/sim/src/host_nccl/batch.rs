@@ -110,9 +110,11 @@ struct Batch {
 struct Launched {
     /// Sequence number of the batch's first collective.
     first: u64,
+    /// The rank communicator's epoch when the batch was enqueued.
     epoch: u64,
     /// The state of each operation, once it has begun.
     pending: Vec<Rc<PendingOp>>,
+    /// Counts the batch in [`RankComm::queued`].
     _queued: Rc<()>,
 }
 

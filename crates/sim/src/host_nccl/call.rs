@@ -135,25 +135,25 @@ fn run(name: &'static str, comm: RawComm, is_grouped: bool, begin: Box<Begin<'_>
     let outcome = Client::with(|client| {
         let (current, client_id) = (client.gpu.get(), client.id());
         let mut begin = Some(begin);
-        let entry = Cell::new(None);
+        let entered = Cell::new(None);
         client.call(name, |core, _| {
-            let entered = entry.get().unwrap_or_else(|| {
+            let entry = entered.get().unwrap_or_else(|| {
                 let rank_comm = core.nccl.rank_comms.borrow().get(&(comm as u64)).cloned();
                 let gpu = rank_comm.map(|rank_comm| rank_comm.gpu).or(current);
                 core.faults().enter(name, gpu)
             });
-            entry.set(Some(entered));
-            let polled = match entered.effect {
+            entered.set(Some(entry));
+            let polled = match entry.effect {
                 Some(Effect::Fail(code)) => {
                     Poll::Ready(Err(NcclError::new(code, "injected fault")))
                 }
-                Some(Effect::Hang) if core.faults().is_released(&entered) => {
+                Some(Effect::Hang) if core.faults().is_released(&entry) => {
                     Poll::Ready(Err(NcclError::new(INTERNAL_ERROR, "a communicator was aborted")))
                 }
                 Some(Effect::Hang) => Poll::Pending,
                 _ => match begin.take() {
                     Some(begin) => {
-                        let cx = CallContext { core, client: client_id, current, entry: entered };
+                        let cx = CallContext { core, client: client_id, current, entry };
                         core.nccl.register_call(core, client_id, begin(&cx))
                     }
                     None => core.nccl.poll_wait(core, client_id),
@@ -169,8 +169,8 @@ fn run(name: &'static str, comm: RawComm, is_grouped: bool, begin: Box<Begin<'_>
                 }
             };
             let code = outcome.as_ref().map_or_else(|error| error.code, |code| *code);
-            core.faults().leave(&entered, code);
-            match (&outcome, entered.effect) {
+            core.faults().leave(&entry, code);
+            match (&outcome, entry.effect) {
                 (Err(error), _) if is_grouped => core.nccl.fail_group(client_id, error),
                 (Ok(_), Some(Effect::Later(code))) => core.nccl.fail_later(comm, code, name),
                 _ => {}

@@ -41,6 +41,7 @@ pub(super) struct Collective {
 }
 
 impl Collective {
+    /// Bytes of one block: the `count` elements of the NCCL function.
     fn block_bytes(&self) -> usize {
         self.count * self.data_type.size()
     }
@@ -134,7 +135,7 @@ impl Comm {
 
     /// Describes a pending collective and the ranks that it waits for.
     pub(super) fn describe(&self, number: u64, own: Collective) -> String {
-        let missing = self.pending_collectives.borrow().get(&number).map(|it| self.missing(it));
+        let missing = self.pending_collectives.borrow().get(&number).map(|c| self.missing(c));
         match missing {
             Some(missing) => format!("{own} for ranks {missing:?}"),
             None => own.to_string(),
@@ -181,8 +182,8 @@ impl Comm {
             Kind::AllToAll => pairs().map(|(from, to)| (send(from, to), recv(to, from))).collect(),
         };
         for (from, to) in copies {
-            // SAFETY: all blocks were checked above, and no kernel runs now. In place, `from` and
-            // `to` are the same address, which no other block reads.
+            // SAFETY: all blocks were checked above, and no kernel runs now. In place, a block
+            // that copies read is written only by a copy to itself.
             unsafe { to.copy_from(from, block) };
         }
         Ok(())

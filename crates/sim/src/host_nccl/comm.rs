@@ -27,13 +27,13 @@ pub(crate) struct Comm {
     lsa_multicast: OnceCell<MulticastGroups>,
     /// Each rank's communicator, until it is destroyed.
     rank_comms: Box<[Weak<RankComm>]>,
-    /// Collective calls in progress, by their number.
+    /// Splits, and creations of windows and device communicators, in progress, by number.
     pub(super) rendezvous: RefCell<LiteMap<u64, Rc<Rendezvous>>>,
     /// Shrinks in progress, by the excluded ranks.
     pub(super) shrinks: RefCell<LiteMap<Vec<usize>, Rc<Rendezvous>>>,
     /// The grow in progress.
     pub(super) growth: RefCell<Option<Rc<Rendezvous>>>,
-    /// Collectives that not all ranks have reached, by their number.
+    /// Collectives (all-reduce, ..) that not all ranks' streams have reached, by number.
     pub(super) pending_collectives: RefCell<LiteMap<u64, PendingCollective>>,
     /// Sends and receives by (from, to).
     pub(super) mailboxes: RefCell<LiteMap<(usize, usize), Mailbox>>,
@@ -59,7 +59,7 @@ pub(crate) struct RankComm {
     joined: OnceCell<(Rc<Comm>, usize)>,
     pub(super) life: Cell<Lifecycle>,
     pub(super) is_suspended: Cell<bool>,
-    /// Incremented to cancel everything in progress.
+    /// Incremented to cancel all operations in progress.
     pub(super) epoch: Cell<u64>,
     /// Calls that wait for other ranks.
     pub(super) tasks: RefCell<Vec<Rc<Task>>>,
@@ -67,16 +67,16 @@ pub(crate) struct RankComm {
     pub(super) polls_in_progress: Cell<u32>,
     /// The first asynchronous error.
     pub(super) error: RefCell<Option<NcclError>>,
-    /// Number of collective calls so far.
+    /// Number of this rank's calls so far that meet in [`Comm::rendezvous`].
     pub(super) calls: Cell<u64>,
-    /// Number of collectives launched so far.
+    /// Number of collectives (all-reduce, ..) launched so far.
     pub(super) collectives: Cell<u64>,
     /// Cloned by each queued stream operation, to count them.
     pub(super) queued: Rc<()>,
     pub(super) operators: Operators,
     /// Registered buffers by handle.
     pub(super) buffers: RefCell<BTreeSet<u64>>,
-    /// Whether one-sided operations are set up: the first window does that.
+    /// Whether one-sided operations are set up: the first window sets them up.
     pub(super) has_rma: Cell<bool>,
 }
 
@@ -233,12 +233,12 @@ impl RankComm {
         IN_PROGRESS
     }
 
-    /// Whether its operations may run: a graph may launch some after it was destroyed.
+    /// Whether operations may run: a graph may launch those of a destroyed communicator.
     pub(super) fn is_usable(&self) -> bool {
         matches!(self.life.get(), Lifecycle::Live | Lifecycle::Finalized)
     }
 
-    /// Whether its operations are queued on streams.
+    /// Whether operations of the communicator are queued on streams.
     pub(super) fn is_running(&self) -> bool {
         Rc::strong_count(&self.queued) > 1
     }
@@ -257,7 +257,7 @@ impl RankComm {
         self.error.borrow_mut().get_or_insert_with(|| why.clone());
     }
 
-    /// Cancels everything in progress.
+    /// Cancels all operations in progress.
     pub(super) fn cancel(&self) {
         self.epoch.set(self.epoch.get() + 1);
     }
@@ -303,7 +303,7 @@ impl CallContext<'_> {
         Ok(rank_comm)
     }
 
-    /// A communicator that can be used for everything.
+    /// A joined communicator that is not suspended, revoked or finalized.
     pub(super) fn live(&self, comm: RawComm) -> NcclResult<Rc<RankComm>> {
         let rank_comm = self.ready(comm)?;
         rank_comm.joined()?;

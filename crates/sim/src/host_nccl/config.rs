@@ -7,6 +7,7 @@ use devcomm_sys::nccl::{API_MAGIC, Config, UNDEF_INT};
 
 use super::call::{NcclError, NcclResult};
 
+/// The settings of a communicator.
 #[derive(Clone, Debug)]
 pub(super) struct Settings {
     pub(super) blocking: bool,

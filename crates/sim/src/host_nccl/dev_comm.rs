@@ -29,7 +29,7 @@ pub(super) struct Creation {
     out_teams: Vec<*mut MultimemHandle>,
 }
 
-/// One rank's device communicator, keyed by its resource window's address.
+/// One rank's device communicator. Its key is the handle of its resource window.
 pub(super) struct RankDevComm {
     comm: Rc<Comm>,
     rank: usize,

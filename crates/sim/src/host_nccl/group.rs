@@ -104,7 +104,7 @@ fn begin(core: &Core, mut completion: GroupCompletion) -> CallProgress {
     CallProgress::Waits(Box::new(completion))
 }
 
-/// Completion of a call or a group.
+/// A call or a group that has begun.
 struct GroupCompletion {
     tasks: Vec<Rc<Task>>,
     /// Launched once all ranks have arrived.

@@ -1,4 +1,4 @@
-//! Finalizes, destroys, aborts, revokes, suspends and resumes communicators; returns errors.
+//! Finalizes, destroys, aborts, revokes, suspends and resumes communicators; reports their errors.
 
 use std::ffi::{c_char, c_int};
 use std::rc::Rc;

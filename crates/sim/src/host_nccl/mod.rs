@@ -2,8 +2,8 @@
 //!
 //! Each function runs on the machine's thread, through [`call`]. A call that needs all ranks is a
 //! [`Task`](rendezvous::Task): it completes on all ranks once all have called. A call's stream
-//! operations form a [`batch`]: once it is at the head of its stream, it waits for the other ranks'
-//! batches, and then the data is copied. Handles are never reused.
+//! operations form a [`batch`]: once a batch is at the head of its stream, it waits for the other
+//! ranks' batches, and then the data is copied. Handles are never reused.
 //!
 //! # Safety
 //!

@@ -1,9 +1,9 @@
 //! Schedules host threads: at any time one has the machine's *baton*, the permission to run.
 //!
 //! A host thread that uses the machine is a *client*. It calls the machine by posting a closure,
-//! which the machine's thread polls until it is ready. Between two calls, only the client that has
-//! the baton runs: it has its *turn*. So the clients' calls, and their effects on each other, have
-//! one order, which the machine chooses.
+//! which the machine's thread polls until the closure has a result. Between two calls, only the
+//! client that has the baton runs: it has its *turn*. So the clients' calls, and their effects on
+//! each other, have one order, which the machine chooses.
 //!
 //! A client that blocks outside the machine (on another thread, for example) loses the baton after
 //! a tenth of a second. From then on the order depends on the operating system.
@@ -117,7 +117,7 @@ pub(crate) struct Call {
 unsafe impl Send for Call {}
 
 impl Call {
-    /// Polls the call; returns whether it is ready.
+    /// Polls the call; returns whether it has a result.
     ///
     /// # Safety
     ///
@@ -130,8 +130,8 @@ impl Call {
 
 /// What the machine's thread does next.
 pub(crate) enum Next {
-    /// Serve the waiting clients. Their calls are `None` for one that waits for its first turn.
-    /// `all`: no client is unscheduled.
+    /// Serve the waiting clients; a client's call is `None` while it waits for its first turn.
+    /// `all`: whether no client is [unscheduled](State::Unscheduled).
     Waiting { clients: Vec<(ClientId, Option<Call>)>, all: bool },
     /// End the machine.
     End,
@@ -152,8 +152,8 @@ impl Shared {
         }
     }
 
-    /// Records a failure, unless there is one.
-    pub(crate) fn failed(&self, error: Error) {
+    /// Records the machine's first failure; ignores later ones.
+    pub(crate) fn record_failure(&self, error: Error) {
         self.failure.get_or_init(|| Arc::new(error));
     }
 

@@ -28,7 +28,7 @@ pub(super) enum Progress {
     Streams,
     /// Other progress.
     Something,
-    /// None; only the host or the clock can cause any.
+    /// No progress; only the host or the clock can cause any.
     Nothing,
 }
 
@@ -64,7 +64,7 @@ pub(crate) struct Core {
     failure: RefCell<Option<CudaError>>,
     /// The deadlock report, while pending calls fail with it.
     deadlock: RefCell<Option<String>>,
-    /// The earliest deadline of a waiting client.
+    /// The earliest deadline of a waiting client (host thread).
     wake_at: Cell<Option<u64>>,
 }
 
@@ -154,7 +154,7 @@ impl Core {
     pub(super) fn begin_deadlock(&self) {
         let error = Error::Deadlock(self.stall());
         self.deadlock.replace(Some(error.to_string()));
-        self.shared.failed(error);
+        self.shared.record_failure(error);
     }
 
     pub(super) fn end_deadlock(&self) {
@@ -187,7 +187,7 @@ impl Core {
             _ => CUresult::CUDA_ERROR_LAUNCH_FAILED,
         };
         self.fail_with(CudaError::new(code, error.to_string()));
-        self.shared.failed(error);
+        self.shared.record_failure(error);
     }
 
     /// As [`fail`](Self::fail), with any driver error.
@@ -199,9 +199,9 @@ impl Core {
     }
 
     /// Keeps an object alive until no kernel runs, since a waiting kernel may still poll it.
-    pub(crate) fn defer_drop(&self, gone: impl Any) {
+    pub(crate) fn defer_drop(&self, object: impl Any) {
         if self.gpus.has_grids() {
-            self.deferred_drops.borrow_mut().push(Box::new(gone));
+            self.deferred_drops.borrow_mut().push(Box::new(object));
         }
     }
 
@@ -235,7 +235,7 @@ impl Core {
             }
             _ if advanced => Progress::Streams,
             Step::Progress => Progress::Something,
-            // A spinning thread may be counting its iterations, so this is no deadlock; but
+            // A spinning thread may stop after some iterations, so this is no deadlock; but
             // deadlines of kernels and clients pass.
             Step::Spinning if self.first_deadline().is_none() => Progress::Something,
             Step::Idle | Step::Stuck | Step::Spinning => Progress::Nothing,
@@ -259,8 +259,8 @@ impl Core {
     /// The handle of the function that runs `body` on `gpu`.
     pub(crate) fn bind(&self, gpu: usize, body: &HostBody) -> CUfunction {
         let mut functions = self.functions.borrow_mut();
-        let known = functions.iter().find(|(_, function)| function.is(gpu, body));
-        let handle = known.map_or_else(|| self.new_handle(), |(handle, _)| *handle);
+        let existing = functions.iter().find(|(_, function)| function.is(gpu, body));
+        let handle = existing.map_or_else(|| self.new_handle(), |(handle, _)| *handle);
         functions.entry(handle).or_insert_with(|| Rc::new(Function::new(gpu, *body)));
         handle as CUfunction
     }

@@ -132,12 +132,12 @@ impl Faults {
         }
     }
 
-    /// Releases a GPU's hanging calls, since a communicator was aborted.
+    /// Ends a GPU's hanging calls, since a communicator was aborted.
     pub(crate) fn release(&self, gpu: usize) {
         *self.state.lock().aborts.entry(gpu).or_default() += 1;
     }
 
-    /// Whether a hanging call was released.
+    /// Whether a hanging call must end.
     pub(crate) fn is_released(&self, entry: &Entry) -> bool {
         self.state.lock().aborts_on(entry.gpu) != entry.aborts
     }

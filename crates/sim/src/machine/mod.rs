@@ -1,8 +1,8 @@
 //! The simulated machine: GPUs, a driver and NCCL for host threads of this process.
 //!
 //! One OS thread, the *machine's thread* ([`turns`]), owns all of a machine's state ([`core`]): it
-//! runs the GPUs' threads and executes the calls of host threads ([`baton`]). The functions of the
-//! two tables are in [`driver`](crate::driver) and [`host_nccl`](crate::host_nccl).
+//! runs the GPUs' threads and executes the calls of host threads ([`baton`]). The functions that
+//! host threads call are in [`driver`](crate::driver) and [`host_nccl`](crate::host_nccl).
 
 pub(crate) mod baton;
 pub(crate) mod core;
@@ -33,8 +33,8 @@ use crate::simulation::Simulation;
 /// The machines of this process by number; a context's handle encodes the number.
 static MACHINES: Mutex<LiteMap<u64, Weak<Shared>>> = Mutex::new(LiteMap::new());
 
-/// A simulated machine. Clones refer to the same machine; it ends with the last clone and the last
-/// attached thread.
+/// A simulated machine. Clones refer to the same machine, which ends once the last clone is dropped
+/// and the last attached thread has detached.
 #[derive(Clone)]
 pub struct Machine {
     inner: Arc<Inner>,
@@ -92,7 +92,7 @@ impl Machine {
         Ticket { shared, id, used: false }
     }
 
-    /// Attaches the calling thread to this machine until the thread ends, unless it is attached.
+    /// Attaches the calling thread to this machine until the thread ends. Idempotent.
     pub fn enter(&self) {
         join(&self.inner.shared);
     }
@@ -191,9 +191,9 @@ impl Machine {
     /// The GPUs' activity so far.
     #[must_use]
     pub fn activity(&self) -> Activity {
-        let here = |client: &Client| Arc::ptr_eq(client.shared(), &self.inner.shared);
-        let is_here = Client::with(here).unwrap_or(false);
-        let _attached = (!is_here).then(|| self.ticket("a query").attach());
+        let is_here = |client: &Client| Arc::ptr_eq(client.shared(), &self.inner.shared);
+        let is_attached = Client::with(is_here).unwrap_or(false);
+        let _attached = (!is_attached).then(|| self.ticket("a query").attach());
         let query = |core: &Core, _: &Call| Poll::Ready(core.gpus.activity());
         Client::with(|client| client.call("a query", query)).flatten().unwrap_or_default()
     }
@@ -214,7 +214,7 @@ impl Machine {
         self.inner.shared.faults.records()
     }
 
-    /// The function that runs `body` on the GPU of the current context; the same for the same body.
+    /// The function that runs `body` on the current context's GPU; the same one for the same body.
     /// NULL if the calling thread has no context.
     #[must_use]
     pub fn bind(&self, body: &HostBody) -> CUfunction {
@@ -238,10 +238,10 @@ pub(crate) fn find(number: u64) -> Option<Arc<Shared>> {
     MACHINES.lock().get(&number).and_then(Weak::upgrade)
 }
 
-/// Attaches the calling thread to this machine until the thread ends, unless it is attached.
+/// Attaches the calling thread to this machine until the thread ends. Idempotent.
 pub(crate) fn join(machine: &Arc<Shared>) {
-    let here = |client: &Client| Arc::ptr_eq(client.shared(), machine);
-    if !Client::with(here).unwrap_or(false) {
+    let is_here = |client: &Client| Arc::ptr_eq(client.shared(), machine);
+    if !Client::with(is_here).unwrap_or(false) {
         let name = thread::current().name().unwrap_or("a thread").to_owned();
         Client::attach(machine, machine.register(name));
     }

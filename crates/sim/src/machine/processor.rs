@@ -1,7 +1,7 @@
 //! Keeps a machine's threads on one processor while they wait for each other.
 //!
-//! One of them runs at a time. On one processor the system switches between them in a tenth of the
-//! time that waking a thread on another one takes, above all on virtual machines.
+//! Only one of these threads runs at a time. A switch between threads of one processor takes a
+//! tenth of the time of waking a thread on another processor, above all on virtual machines.
 
 use std::mem;
 
@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 pub(super) struct Allowed(libc::cpu_set_t);
 
 impl Allowed {
-    /// Those of the calling thread.
+    /// The processors that the calling thread may run on.
     pub(super) fn of_this_thread() -> Self {
         let mut allowed = Self::none();
         let size = size_of::<libc::cpu_set_t>();
@@ -22,7 +22,7 @@ impl Allowed {
     }
 
     fn none() -> Self {
-        // SAFETY: a set is an array of bits.
+        // SAFETY: a set is an array of bits, all of which may be zero.
         Self(unsafe { mem::zeroed() })
     }
 
@@ -39,10 +39,10 @@ impl Allowed {
             .filter(|number| unsafe { libc::CPU_ISSET(*number, &self.0) })
     }
 
-    /// Moves the calling thread to these.
+    /// Restricts the calling thread to these processors.
     fn apply(&self) {
         let size = size_of::<libc::cpu_set_t>();
-        // SAFETY: the set has that size. A failure costs time, nothing else.
+        // SAFETY: the set has that size. A failure only costs time.
         unsafe { libc::sched_setaffinity(0, size, &raw const self.0) };
     }
 }
@@ -50,11 +50,11 @@ impl Allowed {
 /// The number of machines on each processor.
 static MACHINES: Mutex<Vec<u32>> = Mutex::new(Vec::new());
 
-/// A machine's processor; `None` where its threads may run on one only.
+/// A machine's processor; `None` if its threads may run on only one processor anyway.
 pub(super) struct Processor(Option<usize>);
 
 impl Processor {
-    /// One with the fewest machines of this process, best the one that the caller runs on.
+    /// Chooses a processor with the fewest machines of this process, preferably the caller's.
     pub(super) fn choose() -> Self {
         let allowed = Allowed::of_this_thread();
         if allowed.processors().nth(1).is_none() {
@@ -70,15 +70,15 @@ impl Processor {
         Self(chosen)
     }
 
-    /// Keeps the calling thread there.
+    /// Restricts the calling thread to this processor.
     pub(super) fn stay(&self) {
         if let Some(number) = self.0 {
             Allowed::one(number).apply();
         }
     }
 
-    /// Keeps the calling thread there while it waits. Afterwards it may run on all of `allowed`
-    /// again, so that threads which it starts are not confined.
+    /// Restricts the calling thread to this processor while it waits. Then lets it run on all of
+    /// `allowed` again, so that threads that it starts inherit no restriction.
     pub(super) fn wait<R>(&self, allowed: &Allowed, wait: impl FnOnce() -> R) -> R {
         self.stay();
         let result = wait();

@@ -1,4 +1,4 @@
-//! The machine's thread, which chooses the client that runs next.
+//! The machine's thread, which chooses the client (host thread) that runs next.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -41,7 +41,7 @@ impl Turns {
             self.order(&mut clients);
             let gpus_first = match self.random {
                 true => self.core.gpus.choose(2) == 0,
-                // The GPUs run concurrently with the clients.
+                // As if concurrent with the clients: once after each round of their turns.
                 false => self.served >= clients.len(),
             };
             if gpus_first {

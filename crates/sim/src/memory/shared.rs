@@ -8,7 +8,7 @@ use std::rc::Rc;
 use super::{Allocation, GpuSet, Mapping, Memory, Owner, page_size};
 use crate::error::{Error, Result};
 
-/// The pages that the addresses map: an anonymous file, initially zero.
+/// Pages that several addresses can map: an anonymous file, initially zero.
 pub(crate) struct Pages(File);
 
 impl Pages {
@@ -29,7 +29,7 @@ impl Mapping {
     /// Maps `len` bytes of `pages` from `start` at `offset`. All are multiples of the page size.
     fn map(&self, offset: usize, len: usize, pages: &Pages, start: usize) -> io::Result<()> {
         assert!(offset <= self.len && len <= self.len - offset, "the pages lie in the mapping");
-        // SAFETY: the range lies in this mapping, to which no reference exists and which unmaps it.
+        // SAFETY: the range lies in this mapping, which unmaps it; no reference to it exists.
         let mapped = unsafe {
             libc::mmap(
                 self.base.add(offset).cast(),
@@ -64,18 +64,18 @@ impl Allocation {
     ) -> Result<(Self, Rc<Pages>)> {
         let page = page_size();
         let refused = |source| Error::Memory { bytes, ranks: 1, source };
-        let (mapping, open) = Mapping::of_one_part(bytes).map_err(refused)?;
+        let (mapping, open) = Mapping::with_guard_pages(bytes).map_err(refused)?;
         let pages = Pages::new(open).map_err(refused)?;
         mapping.map(page, open, &pages, 0).map_err(refused)?;
         let part = mapping.base().wrapping_add(page);
         memory.insert(part, bytes, std::iter::once(gpu).collect::<GpuSet>(), owner);
         let (lens, memory) = ([bytes].into(), Rc::clone(memory));
         let parts = vec![part];
-        let own = Self { parts, lens, stride: 0, mc_offset_4k: None, memory, _mapping: mapping };
-        Ok((own, Rc::new(pages)))
+        let new = Self { parts, lens, stride: 0, mc_offset_4k: None, memory, _mapping: mapping };
+        Ok((new, Rc::new(pages)))
     }
 
-    /// As [`symmetric`](Self::symmetric), mapping existing memory.
+    /// As [`symmetric`](Self::symmetric), but maps existing pages.
     pub(crate) fn window(
         memory: &Rc<Memory>,
         gpus: &Rc<[u32]>,

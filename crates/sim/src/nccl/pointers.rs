@@ -147,7 +147,7 @@ fn no_cft() -> ! {
     thread.misuse(at, "CFT is not simulated: no device communicator here has logical endpoints")
 }
 
-/// Declares functions that fail the kernel, by their parameters.
+/// Declares functions with these parameter types, which fail the kernel.
 macro_rules! without_cft {
     ($( $name:ident($($type:ty),*); )*) => { $(
         pub(super) unsafe extern "C-unwind" fn $name($(_: $type),*) {

@@ -118,7 +118,7 @@ impl Work<'_> {
             self.thread.misuse(self.at, what);
         }
         if self.thread.gpus().settings.watch {
-            self.thread.touch(address.addr(), size_of::<T>(), access, self.at);
+            self.thread.access(address.addr(), size_of::<T>(), access, self.at);
         }
     }
 

@@ -9,7 +9,7 @@ use crate::panics;
 use crate::stack::SlabStack;
 use crate::thread::Thread;
 
-/// A coroutine. Dropping an unfinished one abandons its frames, which own nothing to clean up.
+/// A coroutine. Dropping an unfinished one abandons its frames: their destructors do not run.
 pub(crate) struct Fiber(Coroutine<(), (), (), SlabStack>);
 
 impl Fiber {

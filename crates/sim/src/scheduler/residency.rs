@@ -64,8 +64,8 @@ impl SmResources {
 /// Resources and pending grids of a GPU.
 #[derive(Default)]
 pub(super) struct Gpu {
-    /// Free resources of the multiprocessors used so far; the others are unused.
-    left: Vec<SmResources>,
+    /// Free resources of the multiprocessors used so far; the other multiprocessors are unused.
+    free: Vec<SmResources>,
     /// The multiprocessor to try first.
     next: usize,
     /// Grids with blocks that have not started.
@@ -76,21 +76,21 @@ impl Gpu {
     /// Assigns a block to one of `all` multiprocessors, round robin like a GPU, and returns the
     /// multiprocessor's index.
     fn place(&mut self, all: u32, block: SmResources) -> Option<usize> {
-        if self.left.len() < all as usize {
-            self.left.push(SmResources::WHOLE);
-            self.next = self.left.len() - 1;
+        if self.free.len() < all as usize {
+            self.free.push(SmResources::WHOLE);
+            self.next = self.free.len() - 1;
         }
-        let n = self.left.len();
-        let found = (0..n).map(|i| (self.next + i) % n).find(|i| self.left[*i].holds(block) > 0)?;
-        self.left[found].take(block);
+        let n = self.free.len();
+        let found = (0..n).map(|i| (self.next + i) % n).find(|i| self.free[*i].holds(block) > 0)?;
+        self.free[found].take(block);
         self.next = (found + 1) % n;
         Some(found)
     }
 
-    /// The number of such blocks that fit besides the running ones.
+    /// The number of blocks like `block` that fit besides the running blocks.
     fn holds(&self, all: u32, block: SmResources) -> u32 {
-        let used: u32 = self.left.iter().map(|left| left.holds(block)).sum();
-        let empty = all - self.left.len() as u32;
+        let used: u32 = self.free.iter().map(|sm| sm.holds(block)).sum();
+        let empty = all - self.free.len() as u32;
         used.saturating_add(empty.saturating_mul(SmResources::WHOLE.holds(block)))
     }
 }
@@ -206,8 +206,8 @@ impl Scheduler {
                 let (all, next) = (self.settings.multiprocessors, grid.next.get());
                 let residency = SmResources::of_block(grid.threads(), grid.launch.dynamic_shared);
                 let gpu = &mut self.gpus[gpu];
-                let waits = grid.launch.cooperative && next == 0;
-                if waits && gpu.holds(all, residency) < grid.blocks {
+                let must_fit = grid.launch.cooperative && next == 0;
+                if must_fit && gpu.holds(all, residency) < grid.blocks {
                     break;
                 }
                 let Some(multiprocessor) = gpu.place(all, residency) else { break };
@@ -299,7 +299,7 @@ impl Scheduler {
         self.free.push(slot);
         self.warps.extend(warps);
         let residency = SmResources::of_block(size, grid.launch.dynamic_shared);
-        self.gpus[gpu].left[multiprocessor].give_back(residency);
+        self.gpus[gpu].free[multiprocessor].give_back(residency);
         if !self.gpus[gpu].pending.is_empty() {
             self.changed.push(gpu);
         }

@@ -8,7 +8,8 @@ use crate::thread::{Thread, Wait};
 
 /// Passes without progress after which the scheduler checks for a deadlock.
 const QUIET_PASSES: u32 = 3;
-/// Polls without progress after which time may advance, if threads poll without a named wait.
+/// Polls without progress after which time may advance, if threads poll without a named wait
+/// ([`waits`](crate::waits)).
 const IDLE_TIMEOUT: u64 = 1 << 12;
 
 impl Scheduler {
@@ -44,14 +45,14 @@ impl Scheduler {
     /// Checks whether threads only wait for each other. `idle` is [`Gpus::idle`] before the pass.
     pub(super) fn detect_stuck(&mut self, gpus: &Gpus, idle: u64) -> Step {
         let PassStats { waits, spins, other } = self.pass;
-        let seen = gpus.idle.get() != idle + waits + spins || !self.changed.is_empty();
-        if other || seen || !gpus.network.is_idle() {
+        let progressed = gpus.idle.get() != idle + waits + spins || !self.changed.is_empty();
+        if other || progressed || !gpus.network.is_idle() {
             self.quiet = 0;
             return Step::Progress;
         }
         if spins > 0 {
             self.quiet = 0;
-            // A spinning thread may be counting its iterations: a timeout is still possible, a
+            // A spinning thread may stop after some iterations: a timeout is still possible, a
             // deadlock report is not.
             let long = gpus.idle.get() > IDLE_TIMEOUT.max(64 * self.live as u64);
             return if long { Step::Spinning } else { Step::Progress };
@@ -101,7 +102,7 @@ impl Scheduler {
         self.first_timeout().map(|(deadline, _)| deadline)
     }
 
-    /// Ends the wait with the first deadline, if that has passed.
+    /// Ends the wait with the first deadline, if that deadline has passed.
     pub(crate) fn time_out(&mut self, gpus: &Gpus) {
         let first = self.first_timeout().filter(|(deadline, _)| *deadline <= gpus.now());
         if let Some((_, thread)) = first {

@@ -52,7 +52,7 @@ fn handle(signal: c_int, handler: Handler) -> sigaction {
     }
 }
 
-/// Resumes the interrupted simulated thread, if any, in `instead`.
+/// Resumes the interrupted simulated thread in `instead`; returns whether there is one.
 fn leave_kernel(context: &mut ucontext_t, instead: impl FnOnce() + 'static) -> bool {
     if CTX.get().is_null() {
         return false;
@@ -89,8 +89,8 @@ unsafe extern "C" fn on_fault(signal: c_int, info: *mut siginfo_t, context: *mut
 /// Runs on the faulting thread's stack instead of its kernel.
 fn faulted(address: Option<usize>) {
     let thread = Thread::current();
-    if address.is_some_and(|address| thread.guards(address)) {
-        return thread.gpus().fail(thread.overflow());
+    if address.is_some_and(|address| thread.in_guard(address)) {
+        return thread.gpus().fail(thread.overflow_error());
     }
     let where_to = match address {
         Some(address) => {

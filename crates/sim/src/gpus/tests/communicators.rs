@@ -17,7 +17,7 @@ struct Communicator {
     words: Symmetric,
 }
 
-/// A device communicator as an argument.
+/// A device communicator as a kernel argument.
 #[derive(Clone, Copy)]
 struct Comm(nccl::DevComm);
 
@@ -27,7 +27,7 @@ impl IntoArg<nccl::DevComm> for Comm {
     }
 }
 
-const ASKED: DevCommConfig = DevCommConfig {
+const CONFIG: DevCommConfig = DevCommConfig {
     lsa_barriers: 1,
     lsa_multimem: true,
     barriers: 0,
@@ -45,21 +45,21 @@ const ASKED: DevCommConfig = DevCommConfig {
 };
 
 impl Communicator {
-    fn new(gpus: &Gpus, of: &[u32], id: u32) -> Self {
+    fn new(gpus: &Gpus, rank_gpus: &[u32], id: u32) -> Self {
         let ranks = Ranks {
-            gpus: of.into(),
-            lsa_ranks: of.len(),
+            gpus: rank_gpus.into(),
+            lsa_ranks: rank_gpus.len(),
             memory: Rc::clone(&gpus.memory),
             network: Rc::clone(&gpus.network),
         };
-        let state = make(&ranks, &ASKED, 2 * id, |_, rank| rank).unwrap();
+        let state = make(&ranks, &CONFIG, 2 * id, |_, rank| rank).unwrap();
         let owner = |rank| Owner::Window { id: 2 * id + 1, rank };
-        let words = ranks.symmetric(4 * of.len(), 2 * id + 1, owner).unwrap();
-        (0..of.len()).for_each(|rank| words.allocation.zero(rank));
+        let words = ranks.symmetric(4 * rank_gpus.len(), 2 * id + 1, owner).unwrap();
+        (0..rank_gpus.len()).for_each(|rank| words.allocation.zero(rank));
         Self { ranks, state, words }
     }
 
-    fn comm(&self, rank: usize) -> Comm {
+    fn dev_comm(&self, rank: usize) -> Comm {
         Comm(self.state.comms[rank])
     }
 
@@ -141,15 +141,15 @@ where
     (Comm, WindowParam<u32>): LaunchArgs<K::Args>,
 {
     for gpus in machines(4, 132) {
-        let comms = [[3, 1], [0, 2]].map(|of| Communicator::new(&gpus, &of, of[0]));
+        let comms = [[3, 1], [0, 2]].map(|on| Communicator::new(&gpus, &on, on[0]));
         for rank in 0..2 {
-            for one in &comms {
-                one.launch::<K, _>(&gpus, rank, (one.comm(rank), one.window(rank)));
+            for comm in &comms {
+                comm.launch::<K, _>(&gpus, rank, (comm.dev_comm(rank), comm.window(rank)));
             }
         }
         finish(&gpus);
-        for one in &comms {
-            assert_eq!([one.read(0), one.read(1)], [[1, 2], [1, 2]]);
+        for comm in &comms {
+            assert_eq!([comm.read(0), comm.read(1)], [[1, 2], [1, 2]]);
         }
     }
 }
@@ -163,21 +163,21 @@ fn communicators_of_different_gpus_work_side_by_side() {
 #[test]
 fn the_network_knows_ranks_of_the_communicator_too() {
     for gpus in machines(4, 132) {
-        let one = Communicator::new(&gpus, &[3, 0, 1], 0);
+        let comm = Communicator::new(&gpus, &[3, 0, 1], 0);
         for rank in 0..3 {
-            let args = (one.comm(rank), one.window(rank), true);
-            one.launch::<introduce_by_gin, _>(&gpus, rank, args);
+            let args = (comm.dev_comm(rank), comm.window(rank), true);
+            comm.launch::<introduce_by_gin, _>(&gpus, rank, args);
         }
         finish(&gpus);
-        assert_eq!([0, 1, 2].map(|rank| one.read(rank)), [[1, 2, 3]; 3]);
+        assert_eq!([0, 1, 2].map(|rank| comm.read(rank)), [[1, 2, 3]; 3]);
     }
 }
 
 #[test]
 fn a_window_is_out_of_reach_for_gpus_that_are_no_ranks() {
     let gpus = machines(4, 132).next().unwrap();
-    let one = Communicator::new(&gpus, &[3, 1], 0);
-    let part = one.words.allocation.part(0).cast::<u32>();
+    let comm = Communicator::new(&gpus, &[3, 1], 0);
+    let part = comm.words.allocation.part(0).cast::<u32>();
     for gpu in [1, 2] {
         // SAFETY: a word of the window.
         let body = move || unsafe { mem::store(part, 7) };
@@ -190,15 +190,15 @@ fn a_window_is_out_of_reach_for_gpus_that_are_no_ranks() {
 #[test]
 fn a_report_has_world_ranks_and_says_where_a_communicator_counts_otherwise() {
     let gpus = machines(4, 132).next().unwrap();
-    let one = Communicator::new(&gpus, &[2, 3], 0);
-    one.launch::<introduce, _>(&gpus, 0, (one.comm(0), one.window(0)));
+    let comm = Communicator::new(&gpus, &[2, 3], 0);
+    comm.launch::<introduce, _>(&gpus, 0, (comm.dev_comm(0), comm.window(0)));
     assert!(matches!(run_until_idle(&gpus), Step::Stuck));
     let text = Error::Deadlock(gpus.stall()).to_string();
     let line = "\n  rank 2 (rank 0 of its communicator) block 0: 1 thread waits for LSA barrier 0, \
                 where rank 3 has not arrived, at ";
     assert!(text.contains(line), "{text}");
     // The peer launches only now.
-    one.launch::<introduce, _>(&gpus, 1, (one.comm(1), one.window(1)));
+    comm.launch::<introduce, _>(&gpus, 1, (comm.dev_comm(1), comm.window(1)));
     finish(&gpus);
 }
 
@@ -206,14 +206,14 @@ fn a_report_has_world_ranks_and_says_where_a_communicator_counts_otherwise() {
 fn what_is_under_way_outlives_its_kernel_but_not_its_window() {
     for frees in [false, true] {
         let gpus = machines(2, 132).next().unwrap();
-        let one = Communicator::new(&gpus, &[1, 0], 0);
-        let args = (one.comm(0), one.window(0), false);
-        let grid = one.launch::<introduce_by_gin, _>(&gpus, 0, args);
+        let comm = Communicator::new(&gpus, &[1, 0], 0);
+        let args = (comm.dev_comm(0), comm.window(0), false);
+        let grid = comm.launch::<introduce_by_gin, _>(&gpus, 0, args);
         while !gpus.is_done(grid) {
             assert!(matches!(gpus.step(), Step::Progress));
         }
-        assert_eq!(one.read(1), [0, 0]);
-        let Communicator { state, words, ranks } = one;
+        assert_eq!(comm.read(1), [0, 0]);
+        let Communicator { state, words, ranks } = comm;
         if !frees {
             finish(&gpus);
             assert_eq!(super::words(&words.allocation, 1), [1, 0]);
@@ -230,12 +230,13 @@ fn what_is_under_way_outlives_its_kernel_but_not_its_window() {
 #[test]
 fn a_device_communicator_that_ends_takes_what_is_under_way_with_it() {
     let gpus = machines(2, 132).next().unwrap();
-    let one = Communicator::new(&gpus, &[0, 1], 0);
-    let grid = one.launch::<introduce_by_gin, _>(&gpus, 0, (one.comm(0), one.window(0), false));
+    let comm = Communicator::new(&gpus, &[0, 1], 0);
+    let args = (comm.dev_comm(0), comm.window(0), false);
+    let grid = comm.launch::<introduce_by_gin, _>(&gpus, 0, args);
     while !gpus.is_done(grid) {
         assert!(matches!(gpus.step(), Step::Progress));
     }
     assert!(!gpus.network.is_idle());
-    drop(one);
+    drop(comm);
     finish(&gpus);
 }

@@ -1,6 +1,7 @@
 //! The hybrid barrier of NCCL's C functions: an LSA barrier, then a GIN barrier on the rail team.
-//! Unlike NCCL's C++ functions, they never use the dense barrier, so in some modes they do not
-//! synchronise all ranks. The simulator fails the kernel in these modes.
+//! Unlike NCCL's C++ functions, the C functions never use the dense barrier (a GIN barrier of all
+//! connected ranks), so with some fences and connections they do not synchronise all ranks. The
+//! simulator then fails the kernel.
 
 use devcomm_types::nccl::{
     BarrierSession, CoopAny, Gin, GinBarrierHandle, LsaBarrierHandle, MultimemHandle, Team,

@@ -5,9 +5,9 @@
 //! target; its signal is added last. Queues are independent, and posting never delivers, so that a
 //! kernel that lacks a wait fails.
 //!
-//! In order, [`Network::deliver`] delivers all sent operations and sends all posted ones. In random
-//! order, [`Network::step`] sends or delivers one operation; a weak signal, which is ordered only
-//! after its own put, may overtake earlier operations that have no signal.
+//! Without a seed, [`Network::deliver`] delivers all sent operations and sends all posted ones.
+//! With a seed, [`Network::step`] sends or delivers one operation at random; a weak signal, which
+//! is ordered only after its own put, may overtake earlier operations that have no signal.
 //!
 //! # Safety
 //!
@@ -146,8 +146,8 @@ impl Queue {
         Ok(())
     }
 
-    /// Indices of the sent operations that may be delivered now: the first, and the first with a
-    /// signal if that is weak.
+    /// Indices of the sent operations that may be delivered now: the first one, and the first one
+    /// with a signal if that signal is weak.
     fn deliverable(&self) -> Vec<usize> {
         let unsignaled = self.sent.iter().take_while(|f| f.operation.signal.is_none()).count();
         let weak =

@@ -20,13 +20,13 @@ enum Signal {
 }
 
 impl Call<'_> {
-    /// The signal of the functions with `is_signal`.
+    /// The signal of a function with the parameter `is_signal` (NCCL's older functions).
     fn legacy(&self, is_signal: bool, id: u32, op: i32, arg: u64) -> Signal {
         let strong = self.gin.strong;
         if is_signal { Signal::Indexed { id, strong, op, arg } } else { Signal::None }
     }
 
-    /// The signal of the functions with `signal_type`.
+    /// The signal of a function with the parameter `signal_type` (`_v3`).
     fn signal_of_type(
         &self,
         signal_type: i32,
@@ -46,12 +46,12 @@ impl Call<'_> {
         }
     }
 
-    /// The address of `offset` in world rank `rank`'s part, checked for `bytes` bytes.
+    /// The address of byte `offset` of world rank `rank`'s part; checks that `bytes` bytes follow.
     ///
     /// # Safety
     ///
     /// `window` is NULL or a window.
-    unsafe fn bytes(
+    unsafe fn address(
         &self,
         what: &str,
         window: *mut c_void,
@@ -71,7 +71,7 @@ impl Call<'_> {
         })
     }
 
-    /// The addition that a signal makes on world rank `peer`.
+    /// The addition that a signal makes on world rank `peer`; checks and records its operation.
     ///
     /// # Safety
     ///
@@ -120,7 +120,7 @@ impl Call<'_> {
     /// `window` is NULL or a window.
     pub(super) unsafe fn va_word(&self, window: *mut c_void, offset: usize, rank: u32) -> *mut u64 {
         // SAFETY: the caller's contract.
-        let word = unsafe { self.bytes("a signal of", window, offset, size_of::<u64>(), rank) };
+        let word = unsafe { self.address("a signal of", window, offset, size_of::<u64>(), rank) };
         if !offset.is_multiple_of(size_of::<u64>()) {
             self.misuse(format!(
                 "a signal at byte {offset} of a window: signals are aligned to 8 bytes"
@@ -205,8 +205,8 @@ impl Call<'_> {
         // SAFETY: the caller's contract.
         unsafe {
             let peer = self.peer(*team, peer);
-            let from = self.bytes("a put from", src.0, src.1, bytes, self.handle.rank);
-            let to = self.bytes("a put to", dst.0, dst.1, bytes, peer);
+            let from = self.address("a put from", src.0, src.1, bytes, self.handle.rank);
+            let to = self.address("a put to", dst.0, dst.1, bytes, peer);
             let counter = counter.map(|id| self.own_rank().counters[self.counter(id)].as_ptr());
             let signal = self.add(signal, peer);
             self.post(peer, Transfer::Put { from, to, bytes }, signal, counter);
@@ -231,7 +231,7 @@ impl Call<'_> {
         // SAFETY: the caller's contract.
         unsafe {
             let peer = self.peer(*team, peer);
-            let to = self.bytes("a put to", dst.0, dst.1, bytes, peer);
+            let to = self.address("a put to", dst.0, dst.1, bytes, peer);
             let signal = self.add(signal, peer);
             let transfer = Transfer::Value { value: value.to_le_bytes(), to, bytes };
             self.post(peer, transfer, signal, None);
@@ -359,8 +359,8 @@ impl Call<'_> {
         // SAFETY: the caller's contract.
         unsafe {
             let peer = self.peer(*team, peer);
-            let from = self.bytes("a get from", remote.0, remote.1, bytes, peer);
-            let to = self.bytes("a get to", local.0, local.1, bytes, self.handle.rank);
+            let from = self.address("a get from", remote.0, remote.1, bytes, peer);
+            let to = self.address("a get to", local.0, local.1, bytes, self.handle.rank);
             self.post(peer, Transfer::Get { from, to, bytes }, None, None);
         }
     }

@@ -18,8 +18,8 @@ const TIMEOUT: i32 = 8;
 const REQUEST: u64 = 0x6e63_636c << 32;
 
 impl Call<'_> {
-    /// Waits. A timeout of 0 cycles polls once; a longer timeout expires only if nothing else can
-    /// make progress.
+    /// Waits for `until`. A timeout of 0 cycles polls once; a longer one expires only if nothing
+    /// else can make progress.
     fn wait(&self, until: Until, what: WaitFor, timeout: Option<u64>) -> i32 {
         if timeout == Some(0) {
             self.thread.suspend(Wait::Spin { at: self.at });
@@ -166,7 +166,7 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn flush(
     unsafe { Call::on(net).flush(coop, true, None) };
 }
 
-/// Declares NCCL's waits twice: without a limit, and with a timeout in cycles.
+/// Declares each of NCCL's waits twice: without a timeout, and with one in cycles.
 macro_rules! waits {
     ($( $plain:ident, $timed:ident($($arg:ident: $type:ty),*)
         = |$call:ident, $timeout:ident| $wait:expr; )*) => { $(
