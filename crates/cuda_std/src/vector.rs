@@ -1,4 +1,4 @@
-//! Vectors of 16 bytes: the largest access of one thread by one instruction.
+//! Vectors of 16 bytes: the most that one thread loads or stores by one instruction.
 //!
 //! [`Vec16`] is the value that [`crate::mem::load_vec`] and [`crate::mem::store_vec`] move.
 //! [`Accumulate`] reduces such vectors in a wider type and rounds once at the end.
@@ -112,7 +112,7 @@ fn to_low_bits<T: Element>(element: T) -> u64 {
     }
 }
 
-/// The element of the low bits.
+/// The element whose bits are the low bits of `bits`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn from_low_bits<T: Element>(bits: u64) -> T {
     // SAFETY: every bit pattern of an `Element` is valid.
