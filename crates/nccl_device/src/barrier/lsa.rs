@@ -3,8 +3,8 @@
 //! Arriving and waiting are implemented here, since NCCL's C function for the wait cannot fail; a
 //! wait here ends when the host aborts and can have a timeout. The memory layout is NCCL's, so that
 //! C++ and Rust kernels can share a set of barriers. An *epoch* counts synchronisations of a
-//! barrier; an *inbox* is a word where a peer stores its epoch. A set of `n` barriers is an array of
-//! `u32` in every rank's resource buffer: `n` epochs for multicast, `n` epochs, `n` inboxes for
+//! barrier; an *inbox* is a word where a peer stores its epoch. A set of `n` barriers is an array
+//! of `u32` in every rank's resource buffer: `n` epochs for multicast, `n` epochs, `n` inboxes for
 //! multicast, and for each barrier one inbox per rank. A session loads its epoch when it opens and
 //! stores it when it closes.
 
