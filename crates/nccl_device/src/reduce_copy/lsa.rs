@@ -14,11 +14,12 @@ use super::source::{Copied, Reduced, ReducedMany};
 use super::threads::Threads;
 use crate::Window;
 
-// The second parameter of `Plan::vectors`, the vectors in flight per thread, results in about
-// twelve loads for the usual numbers of ranks, within the registers for 512 threads per block.
-// Latency hiding decides the speed over NVLink.
+// `U` of `Plan::vectors`, the vectors in flight per thread and buffer, is chosen to hide latency,
+// which decides the speed over NVLink: about twelve loads in flight for the usual numbers of ranks,
+// within the registers that 512 threads per block leave to a thread.
 
-/// Whether a vector widens to four times its registers for a reduction: fewer are in flight then.
+/// Whether a vector takes four times its registers while it is reduced, as 8-bit elements do: then
+/// fewer vectors are in flight.
 const fn widens_fourfold<T: Accumulate>() -> bool {
     size_of::<T>() == 1
 }
