@@ -26,8 +26,8 @@
 //!
 //! [`lsa_reduce`] combines in rank order, so that all ranks that reduce the same elements get the
 //! same bits. [`lsa_reduce_copy`] begins with this rank's part, so that ranks that reduce different
-//! elements at the same time read from different peers: let only one rank reduce an element and copy
-//! the result to all. For multicast sources the switch chooses the order.
+//! elements at the same time read from different peers: let one rank reduce an element and copy the
+//! result to all. For multicast sources the switch chooses the order.
 //!
 //! # Safety model
 //!

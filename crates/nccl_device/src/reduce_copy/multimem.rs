@@ -19,7 +19,7 @@ use super::source::{Copied, Reduced, ReducedMany, Source};
 use super::threads::Threads;
 use crate::Window;
 
-/// An element type that the switch can reduce by `Op`: `Sum` takes all types except those of 8 bits;
+/// An element type that the switch can reduce by `Op`: `Sum` takes all types except 8-bit ones;
 /// `Min` and `Max` take integers, `f16` and `bf16`; [`And`], [`Or`] and
 /// [`Xor`](cuda_std::reduce::Xor) take integers.
 #[diagnostic::on_unimplemented(
