@@ -98,8 +98,8 @@ impl<T: Copy> core::ops::DerefMut for SharedStatic<T> {
 /// `shared_array![f32; 256]`: an array in shared memory, one per block, as a `*mut f32` aligned to
 /// 16 bytes.
 ///
-/// Every expansion is a separate array; repeated execution of one, as in a loop, gives the same
-/// array. The length is a constant. The initial contents are undefined.
+/// Every expansion is a separate array; repeated execution of an expansion, as in a loop, gives the
+/// same array. The length is a constant. The initial contents are undefined.
 #[macro_export]
 macro_rules! shared_array {
     [$element:ty; $len:expr] => {{

@@ -11,9 +11,9 @@
 //!
 //! ```
 //! use cuda_std::prelude::*;
-//! let one = Vec16::from_fn(|i| f16::from_f32(i as f32));
-//! let mut sum = Accumulate::widen(one);
-//! Accumulate::add(&mut sum, one);
+//! let vector = Vec16::from_fn(|i| f16::from_f32(i as f32));
+//! let mut sum = Accumulate::widen(vector);
+//! Accumulate::add(&mut sum, vector);
 //! let sum = <f16 as Accumulate>::narrow(sum);
 //! assert_eq!(sum.lane(7), f16::from_f32(14.0));
 //! ```

@@ -65,8 +65,8 @@ pub(crate) unsafe fn store<T: Copy>(address: *mut T, value: T) {
     unsafe { address.write(value) }
 }
 
-/// Four words as one LLVM vector. LLVM would move an array that is only copied through memory, in
-/// two 8-byte accesses.
+/// Four words as one LLVM vector. LLVM would store an array through a copy in memory, by two 8-byte
+/// accesses.
 #[repr(simd)]
 #[derive(Clone, Copy)]
 struct Four([u32; 4]);

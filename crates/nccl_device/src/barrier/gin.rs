@@ -263,7 +263,7 @@ impl<B: GinBackend> GinBarrier<'_, B> {
         let mut result = Outcome::Done;
         for i in coop.strided(self.signals(fence)) {
             let (gin, peer) = self.context_and_peer(i as i32, self.peers(fence));
-            // After a timeout too, so that the next synchronisation expects these arrivals.
+            // Incremented after a timeout too: the next synchronisation expects these arrivals.
             let expected = self.expect(&gin, peer);
             if result == Outcome::Done {
                 let word = Word::Signal(self.first + peer as u32);

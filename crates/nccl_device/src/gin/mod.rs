@@ -15,8 +15,8 @@
 //! # Back ends
 //!
 //! `Gin<B>` is for one [`GinBackend`]. A kernel is generic over it, `#[kernel(B = gin)]`: it is
-//! compiled once per back end, and the launch selects the one of the device communicator. NCCL's
-//! code for another back end would corrupt memory.
+//! compiled once per back end, and the launch selects the device communicator's. NCCL's code for
+//! another back end would corrupt memory.
 //!
 //! # Safety model
 //!

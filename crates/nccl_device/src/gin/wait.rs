@@ -117,8 +117,8 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         finish_timed(coop, self.wait_by_first(coop, word, least, order, deadline))
     }
 
-    /// Sets a signal of this rank, and its shadow, to 0. No peer may update it meanwhile. NCCL:
-    /// `ncclGin::resetSignal`.
+    /// Sets a signal of this rank, and its shadow, to 0. No peer may update the signal at the same
+    /// time. NCCL: `ncclGin::resetSignal`.
     #[doc(alias = "ncclGinResetSignal")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
@@ -134,7 +134,8 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         }
     }
 
-    /// Sets a counter to 0. No put may increment it meanwhile. NCCL: `ncclGin::resetCounter`.
+    /// Sets a counter to 0. No put may increment the counter at the same time. NCCL:
+    /// `ncclGin::resetCounter`.
     #[doc(alias = "ncclGinResetCounter")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
