@@ -288,8 +288,8 @@ impl<B: GinBackend> GinBarrier<'_, B> {
         result
     }
 
-    /// The number of ranks to signal. With a fence for puts this includes the own rank, which may
-    /// have put to itself.
+    /// The number of ranks to signal. With a fence for puts a rank also signals itself, since it
+    /// may have put to itself.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn peers(&self, fence: FenceLevel) -> i32 {
         let ranks = self.set.team.n_ranks;

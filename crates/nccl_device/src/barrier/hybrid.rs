@@ -10,7 +10,7 @@ use crate::gin::{Gin, GinBackend};
 use crate::wait::{Deadline, Outcome, finish, finish_timed};
 use crate::{Coop, MemoryOrder, Team, TimedOut, Timeout};
 
-/// A barrier of all ranks, which the host reserved with its option `barriers`:
+/// A barrier of all ranks, which the host reserved with the option `barriers`:
 /// [`Gin::hybrid_barrier`].
 ///
 /// NCCL: `ncclBarrierSession` of the world.
