@@ -34,9 +34,9 @@
 //! All are `unsafe`, with the same conditions: the ranges are valid and aligned to their elements,
 //! the team's ranks can load and store each other's memory, and barriers order conflicting accesses
 //! by other threads and ranks. A source and a destination may be the same range, but must not
-//! overlap otherwise. Every thread of the coop makes the same call. The threads do not wait for each
-//! other, so a barrier (or [`Coop::sync`](crate::Coop::sync), within the coop) is needed between the
-//! call and reads of the result.
+//! overlap otherwise. Every thread of the coop makes the same call. The threads do not wait for
+//! each other, so a barrier (or [`Coop::sync`](crate::Coop::sync), within the coop) is needed
+//! between the call and reads of the result.
 //!
 //! # Example
 //!
