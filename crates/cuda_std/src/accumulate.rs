@@ -12,8 +12,8 @@ use crate::vector::Vec16;
 /// An element type that can be reduced: in `f32` for 16-bit and 8-bit floats, in its own type
 /// otherwise.
 ///
-/// NCCL reduces 8-bit floats in `f16`. `f32` is never less accurate, does not overflow, and has
-/// Rust's operators; a result that needs no rounding is the same.
+/// NCCL reduces 8-bit floats in `f16`. `f32` is at least as accurate, does not overflow, and has
+/// Rust's operators; a result that is exact in `f16` is the same.
 pub trait Accumulate: Element {
     /// The type that an element is reduced in.
     type Acc: Number;
@@ -31,9 +31,9 @@ pub trait Accumulate: Element {
     /// Converts every lane back, as [`Self::from_acc`] does.
     fn narrow(wide: Self::Wide) -> Vec16<Self>;
 
-    /// Replaces each lane by `f` of it.
+    /// Replaces each lane by `f(lane)`.
     fn map(wide: &mut Self::Wide, f: impl Fn(Self::Acc) -> Self::Acc);
-    /// Replaces each lane by `f` of it and the lane of `other`.
+    /// Replaces each lane by `f(lane, the same lane of other)`.
     fn zip(wide: &mut Self::Wide, other: Self::Wide, f: impl Fn(Self::Acc, Self::Acc) -> Self::Acc);
 
     /// Adds a vector, lane by lane; integers wrap around.
@@ -43,8 +43,8 @@ pub trait Accumulate: Element {
     }
 }
 
-/// The conversions of an element, and the methods that are the same for all array lengths. They use
-/// counted loops, which LLVM unrolls early.
+/// The conversions of one element, and the methods that are the same for all numbers of lanes.
+/// Their loops count with `while`, which LLVM unrolls early.
 macro_rules! lanes {
     ($acc:ty, $lanes:literal, $to_acc:path, $from_acc:path) => {
         type Acc = $acc;

@@ -2,12 +2,12 @@
 //!
 //! A thread starts copies, commits them as a group by [`commit_group`], and later waits until all
 //! but the newest groups are complete. A wait covers the thread's own copies; a block barrier after
-//! it makes the copies of all threads visible to all.
+//! the wait makes the copies of all threads visible to all.
 //!
 //! # Safety model
 //!
-//! [`copy_16`] is `unsafe`: until the wait no thread accesses the destination or writes the source.
-//! In the simulator a copy completes immediately, so it does not detect a missing wait.
+//! [`copy_16`] is `unsafe`: before the wait no thread may access the destination or write the
+//! source. In the simulator a copy completes immediately, so a missing wait is not detected.
 //!
 //! # Example
 //!

@@ -24,15 +24,15 @@ use core::cell::UnsafeCell;
 
 use crate::arch;
 
-/// Memory order of an access or a fence.
+/// The memory order of an access or a fence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
     /// Atomic, without ordering of other accesses.
     Relaxed,
-    /// Later accesses stay after it. A load that reads a released value makes the writes before the
-    /// release visible.
+    /// Later accesses stay after this one. A load that reads a released value makes the writes
+    /// before the release visible.
     Acquire,
-    /// Earlier accesses stay before it.
+    /// Earlier accesses stay before this one.
     Release,
     /// Acquire and release.
     AcqRel,
@@ -51,7 +51,8 @@ pub enum Scope {
     Sys,
 }
 
-/// Orders this thread's accesses before it and after it, for the threads in `scope`. PTX: `fence`.
+/// Orders this thread's accesses before the fence and those after it, for the threads in `scope`.
+/// PTX: `fence`.
 ///
 /// # Panics
 ///

@@ -1,10 +1,12 @@
 //! Sums over the threads of a warp and of a block.
 //!
-//! The order of the additions is fixed, so that sums of floats are equal in every thread and run.
+//! The order of the additions is fixed, so that a sum of floats has the same bits in every thread
+//! and run.
 //!
 //! # Safety model
 //!
-//! Both are `unsafe`, like the shuffles of [`warp`]: all participating threads call them together.
+//! [`warp_sum`] and [`block_sum`] are `unsafe`, like the shuffles of [`warp`]: all threads of the
+//! warp or block must call them together.
 //!
 //! # Example
 //!

@@ -1,11 +1,11 @@
 //! Conversions of 16-bit and 8-bit floats to and from `f32`, by the hardware's `cvt`.
 //!
-//! On a GPU the conversions of `half` and `float8` compile to slow integer code; these are one
-//! instruction, or two for a single 8-bit float. Narrowing rounds to the nearest, ties to even.
-//! NaNs stay NaNs, but may lose their payloads.
+//! On a GPU the conversions of the crates `half` and `float8` compile to slow integer code; these
+//! functions are one instruction, or two for a single 8-bit float. Narrowing rounds to the nearest,
+//! ties to even. NaNs stay NaNs, but may lose their payloads.
 //!
-//! The packed functions hold two halves in a `u32`, two 8-bit floats in a `u16`, the first in the
-//! low bits, as in memory.
+//! The functions named `x2` take or return two 16-bit floats in a `u32`, or two 8-bit floats in a
+//! `u16`, the first in the low bits, as in memory.
 //!
 //! # Safety model
 //!

@@ -30,13 +30,13 @@ use half::{bf16, f16};
 use crate::arch;
 use crate::convert::{bf16_to_f32, f16_to_f32};
 
-/// The text around the arguments: one more piece than arguments.
+/// The text around the arguments: one piece more than there are arguments.
 #[doc(hidden)]
 pub trait Pieces {
     const PIECES: &'static [&'static str];
 }
 
-/// A value that can be printed: numbers, `bool`, raw pointers, half precision.
+/// A value that can be printed: a number (also `f16` or `bf16`), a `bool` or a raw pointer.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be printed from a kernel",
     note = "numbers, `bool` and raw pointers can"

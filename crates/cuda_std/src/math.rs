@@ -1,8 +1,8 @@
 //! Floating-point functions that `core` lacks.
 //!
 //! [`GpuFloat`] has correctly rounded operations, for `f32` and `f64`. The functions of this module
-//! are the hardware's `f32` approximations and functions based on them, with the errors that they
-//! state; on the host they use the standard library, so results may differ in the last bits.
+//! are the hardware's `f32` approximations and functions based on them; their documentation states
+//! the errors. On the host they use the standard library, so results may differ in the last bits.
 //!
 //! # Safety model
 //!
@@ -35,7 +35,7 @@ pub trait GpuFloat: Copy {
     fn ceil(self) -> Self;
     /// The integer part.
     fn trunc(self) -> Self;
-    /// The nearest integer, halves away from zero.
+    /// The nearest integer; ties are rounded away from zero.
     fn round(self) -> Self;
     /// The fractional part.
     fn fract(self) -> Self;
@@ -83,9 +83,9 @@ approximations! {
     exp2: "Two to the power of `x`.", "2^-22 relative", "ex2.approx.f32";
     log2: "The logarithm to base 2.", "2^-22 relative (absolute between 0.5 and 2)",
         "lg2.approx.f32";
-    sin: "The sine of radians.", "about 2^-20 absolute within a turn, growing beyond",
+    sin: "The sine of `x` radians.", "about 2^-20 absolute for |x| up to 2 pi, growing beyond",
         "sin.approx.f32";
-    cos: "The cosine of radians.", "about 2^-20 absolute within a turn, growing beyond",
+    cos: "The cosine of `x` radians.", "about 2^-20 absolute for |x| up to 2 pi, growing beyond",
         "cos.approx.f32";
     tanh: "The hyperbolic tangent.", "2^-11 relative", "tanh.approx.f32";
 }

@@ -2,13 +2,13 @@
 //!
 //! A plain `*p` works in a kernel too, but the simulator checks only accesses by these functions
 //! for races. On the GPU they have no overhead: [`load`] and [`store`] are plain accesses, vector
-//! accesses are one 16-byte instruction, ordered ones `ld`/`st` with an order and a scope.
+//! accesses one 16-byte instruction, ordered accesses `ld`/`st` with an order and a scope.
 //!
 //! # Safety model
 //!
-//! All are `unsafe`: the pointer is valid for the access and aligned for its size. Between plain
-//! accesses of different threads to one address, one of them a write, there is a barrier or a
-//! release store with an acquire load.
+//! All are `unsafe`: the pointer must be valid for the access and aligned for its size. If several
+//! threads access an address plainly and one of them writes, a barrier, or a release store with an
+//! acquire load, must separate the accesses.
 //!
 //! # Example
 //!
@@ -113,7 +113,7 @@ pub unsafe fn store_vec<T: Element>(address: *mut T, value: Vec16<T>) {
 /// [`store_vec_relaxed`]. PTX: `ld.relaxed.<scope>.v4.b32`.
 ///
 /// PTX guarantees single-copy atomicity only for each of the four 32-bit words. On current GPUs an
-/// aligned vector store to memory or over NVLink is atomic; NCCL's LL protocols rely on it too.
+/// aligned 16-byte store to memory or over NVLink is atomic; NCCL's LL protocols rely on that too.
 ///
 /// # Safety
 ///
@@ -126,12 +126,11 @@ pub unsafe fn load_vec_relaxed<T: Element>(address: *const T, scope: Scope) -> V
 }
 
 /// Stores 16 bytes of elements by one access; other threads may load them at the same time by
-/// [`load_vec_relaxed`]. PTX:
-/// `st.relaxed.<scope>.v4.b32`.
+/// [`load_vec_relaxed`]. PTX: `st.relaxed.<scope>.v4.b32`.
 ///
 /// # Safety
 ///
-/// As [`store_vec`], and concurrent accesses are only by these two functions.
+/// As [`store_vec`], and concurrent accesses are only by this function and [`load_vec_relaxed`].
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn store_vec_relaxed<T: Element>(address: *mut T, value: Vec16<T>, scope: Scope) {

@@ -1,17 +1,17 @@
-//! Loads, stores and reductions at multicast addresses. Such an address maps one location in the
-//! memory of several GPUs, its copies; the NVLink switch executes the operations.
+//! Loads, stores and reductions at multicast addresses. Such an address stands for one location in
+//! the memory of each of several GPUs: its copies. The NVLink switch executes the operations.
 //!
-//! * [`load_reduce`] returns the reduction of all GPUs' copies: sum, minimum, maximum, and for
-//!   integers and, or, xor.
+//! * [`load_reduce`] combines all copies and returns the result: the sum, minimum or maximum, or
+//!   for integers the bitwise AND, OR or XOR.
 //! * [`store`] writes every copy.
 //! * [`red`] updates every copy with a value.
 //!
-//! They access a [`Value`]: one number of 4 or 8 bytes, two or four halves (`f16` or `bf16`, as
+//! They access a [`Value`]: one number of 4 or 8 bytes, two or four `f16` or `bf16` (as
 //! `[f16; 2]`), two `f32`, or a [`Vec16`], for which [`load_reduce_vec`] and [`store_vec`] take a
-//! pointer to elements. Vectors of floats take one instruction, vectors of integers and of `f64`
-//! two or four. Halves are summed in `f32` and rounded once ([`Sum`](crate::reduce::Sum)) or
-//! rounded at each step ([`SumInHalf`](crate::reduce::SumInHalf)); PTX leaves the order
-//! unspecified. 8-bit floats, which need sm_100a, are not supported.
+//! pointer to elements. To reduce a `Vec16` of `f16`, `bf16` or `f32` takes one instruction, of
+//! integers or `f64` two or four. [`Sum`](crate::reduce::Sum) adds `f16` and `bf16` in `f32` and
+//! rounds once, [`SumInHalf`](crate::reduce::SumInHalf) rounds each addition; PTX does not specify
+//! the order of the additions. 8-bit floats, which need sm_100a, are not supported.
 //!
 //! PTX: `multimem.ld_reduce`, `multimem.st`, `multimem.red`, from sm_90 on. Multicast addresses
 //! exist only if the driver supports multicast objects.
@@ -21,8 +21,7 @@
 //! All are `unsafe`: the address is a multicast address, for example from `nccl_device`'s
 //! `Window::multimem`, valid in all copies for the access, and aligned to the value's size. A load
 //! or store of a multicast address by other instructions is undefined. Functions without an order
-//! are not atomic: a barrier has to separate them from other threads' accesses to the same
-//! elements.
+//! are not atomic: a barrier must separate them from other threads' accesses to the same elements.
 //!
 //! # Example
 //!
@@ -49,7 +48,7 @@ use crate::atomic::{Order, Scope};
 use crate::reduce::{Accumulate, ReduceOp};
 use crate::vector::Vec16;
 
-/// A type that one access moves: plain bytes, an array of [`Self::Element`].
+/// A type that one call accesses: plain bytes, an array of [`Self::Element`].
 ///
 /// Sealed: the types that the hardware supports.
 pub trait Value: Copy + raw::Bytes {
@@ -60,8 +59,8 @@ pub trait Value: Copy + raw::Bytes {
 /// A value that the hardware can reduce by `Op` in a load.
 #[diagnostic::on_unimplemented(
     message = "no GPU loads `{Self}` from a multicast address reduced by `{Op}`",
-    note = "halves need pairs (`[f16; 2]`) or vectors; sums of integers, floats and \
-            halves, minima and maxima of integers and halves, and, or, xor of integers"
+    note = "`Sum` takes numbers of 16 to 64 bits; `Min` and `Max` integers, `f16` and `bf16`; \
+            `And`, `Or` and `Xor` integers; `f16` and `bf16` only in pairs (`[f16; 2]`) or vectors"
 )]
 pub trait LoadReduce<Op>: Value + raw::LoadReduce<Op> {}
 impl<V: Value + raw::LoadReduce<Op>, Op> LoadReduce<Op> for V {}
@@ -69,8 +68,8 @@ impl<V: Value + raw::LoadReduce<Op>, Op> LoadReduce<Op> for V {}
 /// A value that the hardware can combine by `Op` with every copy.
 #[diagnostic::on_unimplemented(
     message = "no GPU updates `{Self}` at a multicast address by `{Op}`",
-    note = "halves need pairs (`[f16; 2]`) or vectors; sums of integers, floats and \
-            halves, minima and maxima of integers and halves, and, or, xor of integers"
+    note = "`Sum` takes numbers of 16 to 64 bits; `Min` and `Max` integers, `f16` and `bf16`; \
+            `And`, `Or` and `Xor` integers; `f16` and `bf16` only in pairs (`[f16; 2]`) or vectors"
 )]
 pub trait Red<Op>: Value + raw::Red<Op> {}
 impl<V: Value + raw::Red<Op>, Op> Red<Op> for V {}
@@ -79,12 +78,12 @@ impl<V: Value + raw::Red<Op>, Op> Red<Op> for V {}
 #[doc(hidden)]
 #[allow(
     clippy::missing_safety_doc,
-    reason = "every function: a multicast address, valid and aligned to the size"
+    reason = "every function: the address is a multicast address, valid and aligned to the size"
 )]
 pub mod raw {
     use crate::atomic::{Order, Scope};
 
-    /// `None` is weak.
+    /// `None`: a weak access, PTX's term for one without an order.
     pub type Strength = Option<(Order, Scope)>;
 
     pub trait Bytes: Copy {
@@ -115,8 +114,8 @@ macro_rules! values {
     };
 }
 
-/// All operations, with their kind of access (as in `values`; `words` and `longs`: 16 bytes by
-/// several instructions) and the PTX suffixes of `ld_reduce` and `red`.
+/// All operations: the value, its kind of access (as in `values`; `words` and `longs`: 16 bytes by
+/// several instructions), and the PTX suffixes of `ld_reduce` and `red`.
 macro_rules! operations {
     ($callback:ident) => {
         $callback! {
@@ -246,7 +245,7 @@ where
 {
     assert!(
         matches!(order, Order::Relaxed | Order::Acquire),
-        "a load of a multicast address is relaxed or acquires"
+        "the order of a multicast load must be relaxed or acquire"
     );
     // SAFETY: the caller's contract.
     unsafe { raw::LoadReduce::load_reduce(op, address, Some((order, scope))) }
@@ -294,14 +293,15 @@ pub unsafe fn store_vec<T: Element>(address: *mut T, value: Vec16<T>) {
 pub unsafe fn store_ordered<V: Value>(address: *mut V, value: V, order: Order, scope: Scope) {
     assert!(
         matches!(order, Order::Relaxed | Order::Release),
-        "a store to a multicast address is relaxed or releases"
+        "the order of a multicast store must be relaxed or release"
     );
     // SAFETY: the caller's contract.
     unsafe { raw::Bytes::store(address, value, Some((order, scope))) }
 }
 
 /// Combines each copy's elements with those of `value`, atomically per element, without returning
-/// the old values. Halves are rounded. PTX: `multimem.red.{relaxed,release}.{cta,gpu,sys}`.
+/// the old values. `f16` and `bf16` are rounded at each update.
+/// PTX: `multimem.red.{relaxed,release}.{cta,gpu,sys}`.
 ///
 /// # Panics
 ///
@@ -319,7 +319,7 @@ where
 {
     assert!(
         matches!(order, Order::Relaxed | Order::Release),
-        "an update of a multicast address is relaxed or releases"
+        "the order of a multicast update must be relaxed or release"
     );
     // SAFETY: the caller's contract.
     unsafe { raw::Red::red(op, address, value, order, scope) }

@@ -25,8 +25,8 @@ use half::{bf16, f16};
 
 pub use crate::accumulate::Accumulate;
 
-/// A number type that elements are reduced in. Unlike integers' `+` and `*`, sums and products wrap
-/// around in every build.
+/// A number type that elements are reduced in. Unlike `+` and `*` of integers, `wrapping_add` and
+/// `wrapping_mul` wrap around in every build.
 pub trait Number: Copy + PartialOrd + Add<Output = Self> + AddAssign + Mul<Output = Self> {
     /// The sum.
     fn wrapping_add(self, other: Self) -> Self;
@@ -36,8 +36,8 @@ pub trait Number: Copy + PartialOrd + Add<Output = Self> + AddAssign + Mul<Outpu
     fn min(self, other: Self) -> Self;
     /// The larger value; if one is NaN, the other.
     fn max(self, other: Self) -> Self;
-    /// The quotient by `count`: rounded towards zero for integers, the product with the rounded
-    /// reciprocal for floats.
+    /// `self` divided by `count`: for integers rounded towards zero, for floats as the product with
+    /// the rounded reciprocal.
     fn div_count(self, count: u32) -> Self;
 }
 
@@ -95,7 +95,7 @@ macro_rules! integers {
 
             #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn div_count(self, count: u32) -> Self {
-                // For a count of zero the result is 0: no trap on the GPU.
+                // For a count of 0 the result is 0, so that the GPU does not trap.
                 (self as $wide).checked_div(count as $wide).unwrap_or_default() as Self
             }
         }
@@ -111,7 +111,7 @@ macro_rules! integers {
     )* };
 }
 
-// Each type with the wider type of its division, which can represent the count.
+// Each type with the type that it is divided in, which can represent the values and the count.
 integers! {
     i8 i64;
     u8 u32;
@@ -228,8 +228,8 @@ impl<T: Accumulate> ReduceOp<T> for Avg {
     }
 }
 
-/// The sum with every step rounded to 16 bits, for [`crate::multimem`]: the hardware's sum without
-/// `.acc::f32`.
+/// The sum with each addition rounded to 16 bits, for [`crate::multimem`]: PTX's
+/// `multimem.ld_reduce.add` without `.acc::f32`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SumInHalf;
 

@@ -5,8 +5,8 @@
 //!
 //! # Safety model
 //!
-//! Both return raw pointers. The initial contents are undefined (the simulator fills them with a
-//! recognizable pattern). Accesses must stay within the length, and a barrier such as
+//! Both return raw pointers. The initial contents are undefined (the simulator fills the memory
+//! with a recognizable pattern). Accesses must stay within the length, and a barrier such as
 //! [`crate::thread::sync_threads`] must separate a write from another thread's access.
 //!
 //! # Example
@@ -35,8 +35,8 @@ use core::mem::MaybeUninit;
 
 use crate::arch;
 
-/// The static of a `shared_array!`: the array itself on the GPU, the key of a block's array in a
-/// simulator.
+/// The static of a `shared_array!`. On the GPU it is the array itself; a simulator uses its address
+/// as the key of each block's array.
 #[doc(hidden)]
 #[repr(C, align(16))]
 pub struct SharedSlot<T>(UnsafeCell<MaybeUninit<T>>);
@@ -98,8 +98,8 @@ impl<T: Copy> core::ops::DerefMut for SharedStatic<T> {
 /// `shared_array![f32; 256]`: an array in shared memory, one per block, as a `*mut f32` aligned to
 /// 16 bytes.
 ///
-/// Every expansion is a separate array; repeated execution of one, as in a loop, gives the same
-/// array. The length is a constant. The initial contents are undefined.
+/// Every expansion is a separate array; repeated execution of an expansion, as in a loop, gives the
+/// same array. The length is a constant. The initial contents are undefined.
 #[macro_export]
 macro_rules! shared_array {
     [$element:ty; $len:expr] => {{

@@ -57,7 +57,7 @@ indices!(u32 usize);
 
 /// The numbers `first`, `first + step`, .. below `end`.
 ///
-/// The last step past `end` must not wrap around: `end + step` fits the type.
+/// `end + step` must fit the type, so that the last step does not wrap around.
 #[derive(Clone, Copy, Debug)]
 #[must_use = "an iterator does nothing until it is iterated"]
 pub struct Strided<N> {

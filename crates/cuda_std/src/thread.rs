@@ -5,8 +5,8 @@
 //!
 //! # Safety model
 //!
-//! Reading an index is safe. The barriers are safe to call as in Rust-CUDA, but every thread of the
-//! block has to call the same one: otherwise the kernel hangs, or (in the simulator) ends with an
+//! Reading an index is safe. The barriers are safe functions as in Rust-CUDA, but every thread of
+//! the block must call the same one: otherwise the kernel hangs, or (in the simulator) ends with an
 //! error that lists where threads wait.
 //!
 //! # Example
@@ -27,7 +27,7 @@ use crate::arch;
 use crate::atomic::{Order, Scope, fence};
 use crate::strided::{Index, Strided};
 
-/// One number per dimension, of two.
+/// An index or a size in two dimensions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(missing_docs, reason = "the dimensions")]
 pub struct UVec2 {
@@ -35,7 +35,7 @@ pub struct UVec2 {
     pub y: u32,
 }
 
-/// One number per dimension, of three.
+/// An index or a size in three dimensions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(missing_docs, reason = "the dimensions")]
 pub struct UVec3 {
@@ -151,7 +151,7 @@ pub fn sync_threads() {
 /// multiple of the warp size.
 ///
 /// For warp-specialized blocks. Every participating warp calls it with the same arguments. NCCL's
-/// warp-span coop `id` uses barrier `1 + id`. PTX: `barrier.sync id, threads`.
+/// coop of a warp span uses barrier 1 plus the span's id. PTX: `barrier.sync id, threads`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub fn named_barrier_sync(id: u32, threads: u32) {
@@ -193,8 +193,8 @@ pub fn named_barrier_sync_or(id: u32, threads: u32, predicate: u32) -> u32 {
     arch::named_barrier_or(id, threads, predicate != 0).into()
 }
 
-/// Ends the calling thread. Barriers of the whole block no longer wait for it; named barriers with
-/// a thread count still do. PTX: `exit`.
+/// Ends the calling thread. Barriers of the whole block no longer wait for the thread; named
+/// barriers with a thread count still do. PTX: `exit`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub fn exit() -> ! {

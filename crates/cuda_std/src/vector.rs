@@ -1,4 +1,4 @@
-//! Vectors of 16 bytes: the largest access of one thread by one instruction.
+//! Vectors of 16 bytes: the most that one thread loads or stores by one instruction.
 //!
 //! [`Vec16`] is the value that [`crate::mem::load_vec`] and [`crate::mem::store_vec`] move.
 //! [`Accumulate`] reduces such vectors in a wider type and rounds once at the end.
@@ -11,9 +11,9 @@
 //!
 //! ```
 //! use cuda_std::prelude::*;
-//! let one = Vec16::from_fn(|i| f16::from_f32(i as f32));
-//! let mut sum = Accumulate::widen(one);
-//! Accumulate::add(&mut sum, one);
+//! let vector = Vec16::from_fn(|i| f16::from_f32(i as f32));
+//! let mut sum = Accumulate::widen(vector);
+//! Accumulate::add(&mut sum, vector);
 //! let sum = <f16 as Accumulate>::narrow(sum);
 //! assert_eq!(sum.lane(7), f16::from_f32(14.0));
 //! ```
@@ -112,7 +112,7 @@ fn to_low_bits<T: Element>(element: T) -> u64 {
     }
 }
 
-/// The element of the low bits.
+/// The element whose bits are the low bits of `bits`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn from_low_bits<T: Element>(bits: u64) -> T {
     // SAFETY: every bit pattern of an `Element` is valid.

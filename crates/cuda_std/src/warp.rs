@@ -7,7 +7,7 @@
 //! # Safety model
 //!
 //! A warp operation is undefined unless every lane of its mask executes it, with the same mask and
-//! at the same point in the code; so all of them are `unsafe`, and the caller guarantees
+//! at the same point in the code; so these operations are `unsafe`, and the caller guarantees
 //! convergence. Functions such as [`lane_id`] are safe.
 //!
 //! # Example
@@ -49,7 +49,7 @@ pub enum Shuffle {
     Xor,
 }
 
-/// The number of threads in a warp.
+/// [`WARP_SIZE`], under Rust-CUDA's name.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn warp_size() -> u32 {
     WARP_SIZE
@@ -76,8 +76,8 @@ pub fn activemask() -> u32 {
     arch::active_mask()
 }
 
-/// Barrier of the lanes of `mask`; their writes before it are visible to them after it. PTX:
-/// `bar.warp.sync`.
+/// Barrier of the lanes of `mask`; a lane's writes before it are visible to the others after it.
+/// PTX: `bar.warp.sync`.
 ///
 /// # Safety
 ///

@@ -1,4 +1,4 @@
-//! Tests of `#[kernel]` on the host: names, arguments, instances, structs as parameters,
+//! Tests of `#[kernel]` on the host: names, arguments, instances, structs as parameters, `requires`
 //! conditions.
 
 mod common;

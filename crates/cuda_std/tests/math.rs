@@ -4,7 +4,7 @@ use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI, PI};
 
 use cuda_std::math;
 
-/// The error function to 1e-10: by its Taylor series at 0 up to 4.5, beyond it 1.
+/// The error function to 1e-10: its Taylor series at 0 for `|x|` up to 4.5, the sign of `x` beyond.
 fn erf(x: f64) -> f64 {
     if x.abs() > 4.5 {
         return x.signum();

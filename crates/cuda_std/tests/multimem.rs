@@ -188,7 +188,7 @@ fn two_halves_are_aligned_to_four_bytes() {
 }
 
 #[test]
-#[should_panic(expected = "relaxed or releases")]
+#[should_panic(expected = "relaxed or release")]
 fn an_acquiring_update_is_refused() {
     let mut copies = Copies::of([1u32; COPIES]);
     let address = copies.address::<u32>();

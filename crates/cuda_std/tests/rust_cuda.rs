@@ -136,7 +136,7 @@ fn multiplies_matrices() -> Result<(), Failed> {
 fn sums_warps() -> Result<(), Failed> {
     let values: Vec<f32> = (0..700).map(|i| (i % 11) as f32).collect();
     let sums = on_gpu(|gpu| {
-        // One sum per block. The last block's threads beyond the slice take part too.
+        // One sum per block. The last block's threads beyond the slice's end add 0.
         let sums = gpu.buffer(&[0_f32; 3])?;
         gpu.launch(warp_sum::args(&gpu.buffer(&values)?, &sums).grid(3).block(256))?;
         read(&sums)

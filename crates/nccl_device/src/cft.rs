@@ -30,8 +30,8 @@ impl CftPlace {
 }
 
 impl DevComm {
-    /// The ranks that have logical endpoints, or some of them, by `mode`; an empty team if the
-    /// fabric has none. NCCL: `ncclTeamCft`.
+    /// The ranks that have logical endpoints, or the subset that `mode` names; an empty team if the
+    /// fabric has no endpoints. NCCL: `ncclTeamCft`.
     #[doc(alias = "ncclTeamCft")]
     #[must_use]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -92,7 +92,7 @@ impl<T: Element> Window<T> {
 }
 
 impl ResourceBuffer<'_> {
-    /// The buffer's location in the endpoint of rank `peer` of the flat [`DevComm::cft_team`].
+    /// The buffer's location in the endpoint of rank `peer` of [`CftTeamMode::Flat`]'s team.
     /// NCCL: `ncclGetResourceBufferCftLeInfo`.
     #[doc(alias = "ncclGetResourceBufferCftLeInfo")]
     #[must_use]

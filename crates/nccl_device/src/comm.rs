@@ -75,8 +75,8 @@ impl DevComm {
         (!self.0.lsa_multimem.base.is_null()).then_some(self.0.lsa_multimem)
     }
 
-    /// The number of GIN contexts: at least the number that the host requested, or fewer if the
-    /// network does not provide them.
+    /// The number of GIN contexts: at least the number that the host requested, unless the network
+    /// provides fewer.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn n_gin_contexts(&self) -> u32 {
         self.0.gin_context_count

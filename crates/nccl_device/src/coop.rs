@@ -9,8 +9,8 @@ use crate::raw;
 
 /// A set of threads of one block that makes cooperative calls together.
 ///
-/// NCCL ranks threads by `threadIdx.x` only, so blocks are one-dimensional: other launches of
-/// a kernel that takes a [`DevComm`](crate::DevComm) are refused.
+/// NCCL ranks threads by `threadIdx.x` only, so blocks must be one-dimensional: the launch of a
+/// kernel that takes a [`DevComm`](crate::DevComm) is refused otherwise.
 ///
 /// NCCL: `ncclCoopAny`.
 #[doc(alias = "ncclCoopAny")]
@@ -20,8 +20,8 @@ pub struct Coop {
     kind: Kind,
 }
 
-/// The kind of a coop, which NCCL's struct expresses only as a vtable. With it this crate needs no
-/// indirect calls, and can choose a voting instruction.
+/// The kind of a coop, which NCCL's struct expresses only as a vtable. By the kind this crate
+/// selects instructions without an indirect call.
 #[derive(Clone, Copy)]
 enum Kind {
     Thread,
@@ -137,8 +137,8 @@ impl Coop {
         Strided::new(N::from_u32(self.thread_rank()), n, N::from_u32(self.size()))
     }
 
-    /// A barrier of the coop's threads. A thread's writes before it are visible to the others
-    /// after it. NCCL: `ncclCoopSync`.
+    /// A barrier of the coop's threads: a thread's earlier writes are visible to the others after
+    /// it. NCCL: `ncclCoopSync`.
     #[doc(alias = "ncclCoopSync")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
@@ -162,7 +162,7 @@ impl Coop {
         match self.kind {
             Kind::Thread => mine,
             Kind::Lanes(mask) => {
-                // The vote does not order memory.
+                // The vote instruction does not order memory, as the barrier does.
                 self.sync();
                 // SAFETY: every lane of the coop calls this.
                 unsafe { warp::warp_vote_any(mask, mine) }

@@ -2,9 +2,9 @@
 //!
 //! A [`Flag`] is one 32-bit word in each rank's part of a window. Posting it signals one peer that
 //! the coop's earlier writes are visible. The host can abort a wait for a flag, like every wait of
-//! this crate, and then reports which thread waited for which flag. Values only grow, modulo 2^32,
-//! so that a flag is never reset: post 1, 2, 3, .., or the number of an [`Epoch`], which continues
-//! from launch to launch.
+//! this crate, and then reports which thread waited for which flag. Post growing values (modulo
+//! 2^32), so that a flag needs no reset: 1, 2, .., or the number of an [`Epoch`], which grows from
+//! launch to launch.
 //!
 //! # Example
 //!
@@ -170,14 +170,15 @@ impl<'a> Flag<'a> {
 /// The number of a launch: 1, 2, .., 2^32 - 1, then 1 again. It is never 0, the value of a flag
 /// that no rank has set.
 ///
-/// It is counted in two words of this GPU's memory, so that it also changes when a CUDA graph
-/// replays the launch with the same parameters. Ranks with the same launches have the same numbers.
+/// The count is in this GPU's memory, so that the number also changes when a CUDA graph replays the
+/// launch with the same parameters. Ranks that launch equally often have the same number.
 pub struct Epoch {
     words: *mut u32,
     now: u32,
 }
 
-/// The epoch's words: how many blocks of this launch have ended it, and the last launch's number.
+/// Offsets of an epoch's words: the number of blocks of this launch that have ended the epoch, and
+/// the number of the last launch.
 const ENDED: usize = 0;
 const LAST: usize = 1;
 
@@ -194,7 +195,7 @@ impl Epoch {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn begin(words: *mut u32) -> Self {
-        // SAFETY: the caller's contract; the word changes when all blocks have ended the epoch.
+        // SAFETY: the caller's contract; the word changes only after all blocks ended the epoch.
         let last = unsafe { mem::load_ordered(words.add(LAST), Order::Relaxed, Scope::Gpu) };
         Self { words, now: if last == u32::MAX { 1 } else { last + 1 } }
     }
@@ -214,8 +215,8 @@ impl Epoch {
     #[track_caller]
     pub unsafe fn end(&self, coop: Coop) {
         if coop.thread_rank() == 0 {
-            // SAFETY: the constructor's contract. The last block writes the number, since others
-            // may still have to read it before.
+            // SAFETY: the contract of `begin`. The last block to end the epoch writes the number:
+            // before that, other blocks may still read it.
             unsafe {
                 let ended = AtomicU32::from_ptr(self.words.add(ENDED));
                 if ended.fetch_add(1, Order::AcqRel, Scope::Gpu) + 1 == thread::grid_dim_x() {

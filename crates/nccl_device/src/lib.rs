@@ -7,19 +7,21 @@
 //!   from `libnccl_device.bc` and inlined; on the host they reach the simulator.
 //! * the typed layer, everything else in this crate: one implementation for GPU and host. It is
 //!   inlined: a kernel that loads and stores makes no call and has no stack frame. The network
-//!   functions of [`gin`] are not inlined, and kernels call them.
+//!   functions of [`gin`] are not inlined: kernels call them.
 //!
 //! * [`DevComm`], [`Team`], [`Coop`]: which ranks communicate, and which threads cooperate.
 //! * [`Window`], [`LsaPtr`], [`ResourceBuffer`]: memory that every rank has a part of.
 //! * [`LsaBarrier`], [`GinBarrier`], [`HybridBarrier`]: barriers between ranks by load and store,
 //!   over the network, or both.
-//! * [`NeighborBarrier`], [`GridBarrier`]: a barrier of a rank and its two neighbours; a barrier of
-//!   the blocks of a grid.
-//! * [`Flag`], [`Epoch`]: one rank signals another that its data is written, across launches.
+//! * [`NeighborBarrier`]: a barrier between each rank and its two neighbours; [`GridBarrier`]: a
+//!   barrier of the blocks of a grid.
+//! * [`Flag`]: a word by which one rank tells another that its data is written; [`Epoch`]: the
+//!   number of a launch, as the flags' value.
 //! * [`gin`]: puts, gets, signals, counters, flushes.
 //! * [`LlA2a`]: NCCL's low-latency (LL) all-to-all, whose messages carry their own flags.
 //! * [`reduce_copy`]: sums and other reductions over the ranks' memory.
-//! * [`Timeout`], [`DevComm::wait_until`]: any wait can have a timeout, and the host can abort it.
+//! * [`Timeout`], [`DevComm::wait_until`]: timeouts of waits, and a wait for any condition. The
+//!   host can abort every wait.
 //!
 //! # Vocabulary
 //!

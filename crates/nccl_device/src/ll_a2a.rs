@@ -1,15 +1,15 @@
 //! Low-latency all-to-all within the LSA team: messages that carry their own flags.
 //!
 //! NCCL implements this in C++ only; this is its protocol in Rust. A *line* is 16 bytes: 8 of
-//! payload, and the epoch twice, written by one store. A receiver polls its own memory until a line
-//! has the expected epoch: no barrier or fence is needed, and a message takes one-way latency. Odd
-//! and even epochs use different *banks* of lines.
+//! payload, and the epoch (its flag) twice, written by one store. A receiver polls its own memory
+//! until a line has the expected epoch: no barrier or fence is needed, and a message takes one-way
+//! latency. Odd and even epochs alternate between two *banks* of lines.
 //!
 //! # What a session requires
 //!
-//! In every epoch each rank sends at least one element to every peer and receives at least one from
-//! every peer: a peer's message of this epoch implies that the peer has received all messages of
-//! the previous epoch.
+//! In every epoch each rank must send at least one element to every peer and receive at least one
+//! from every peer: then a peer's message of this epoch implies that the peer has received all
+//! messages of the previous epoch.
 //!
 //! # Example
 //!
@@ -107,9 +107,9 @@ impl<'a> LlA2aBuffer<'a> {
     /// In an epoch a rank receives at most `max_elements` elements `T`, numbered from 0. A `T` has
     /// at most 64 bytes.
     ///
-    /// It takes a closure because a session that is not closed loses its epoch. Every thread of the
-    /// coop calls this, with the same arguments in every rank of the team. Only one coop at a time
-    /// uses `block`. Traps if the elements do not fit the slots.
+    /// `body` is a closure because a session that is not closed loses its epoch. Every thread of
+    /// the coop must call this, with the same arguments in every rank of the team. Only one coop at
+    /// a time may use `block`. Traps if the elements do not fit the slots.
     ///
     /// NCCL: `ncclLLA2ASession`'s constructor and destructor.
     #[doc(alias = "ncclLLA2ASession")]
@@ -300,7 +300,7 @@ impl<T: Pod> LlA2a<'_, T> {
     #[track_caller]
     pub fn end_epoch(&mut self) {
         if self.epoch >= u32::MAX - 1 {
-            // The epochs start again from the first: clear the lines, which might match them.
+            // Clear the bank's lines, which might match the epochs after the wrap-around.
             self.coop.sync();
             let lines = self.own_lines();
             let mut i = self.coop.thread_rank();

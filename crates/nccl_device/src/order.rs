@@ -2,12 +2,12 @@
 
 use cuda_std::atomic::{Order, Scope, fence};
 
-/// What a barrier or a wait orders. NCCL: `cuda::memory_order`.
+/// The memory order of a barrier or a wait. NCCL: `cuda::memory_order`.
 #[doc(alias = "memory_order")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub enum MemoryOrder {
-    /// Nothing.
+    /// Orders no other accesses.
     Relaxed = 0,
     /// The peers' earlier writes are visible afterwards: for the barrier at a kernel's start.
     Acquire = 2,

@@ -3,11 +3,11 @@
 //! On nvptx64 the list is a block of `extern` declarations that the linker resolves in
 //! `libnccl_device.bc`, where every function is `alwaysinline`. On the host the same names are
 //! functions that call through a table of function pointers, [`host::NcclDevice`], which a
-//! simulator installs. So the compiler checks the simulator's signatures against this list, and a
+//! simulator installs. Thus the compiler checks the simulator's signatures against this list, and a
 //! call without a simulator panics with a message instead of failing to link.
 //!
 //! The list is generated from NCCL's bitcode and headers (`cargo xtask raw`). Whenever a kernel is
-//! linked, its declarations are compared with NCCL's types again.
+//! linked, the kernel's declarations are compared with the types in NCCL's bitcode again.
 //!
 //! Struct parameters that C passes by value are `*const T` here: clang passes them as `byval`
 //! pointers, and LLVM inlines only calls with equal function types.
@@ -68,11 +68,11 @@ macro_rules! nccl_functions {
                     $(#[$meta])*
                     pub $name: unsafe extern "C-unwind" fn($($type),*) $(-> $ret)?,
                 )*
-                /// The waits of the typed layer.
+                /// The waits of this crate's typed layer, all but `raw`.
                 pub waits: Waits,
             }
 
-            /// The simulator's functions for the waits of the typed layer, which are polling loops.
+            /// The simulator's functions for the polling loops of this crate's waits.
             pub struct Waits {
                 /// Called after each poll that found the awaited value missing: lets other threads
                 /// run. Returns true once `deadline`, in nanoseconds of the clock, has passed.

@@ -5,7 +5,7 @@ use devcomm_types::nccl::{MultimemHandle, ResourceHandle};
 
 use crate::{DevComm, LsaPtr, Team, raw};
 
-/// A buffer that the host requested with the device communicator and that NCCL zeroed. Like a
+/// A buffer that the host requested together with the device communicator, zeroed by NCCL. Like a
 /// window, it has one part per rank.
 ///
 /// NCCL: `ncclDevResourceHandle`, `ncclGetResourceBuffer*Pointer`.
@@ -73,7 +73,7 @@ impl ResourceBuffer<'_> {
         LsaPtr::new(pointer.cast())
     }
 
-    /// The part of rank `peer` of `team`, a rank of the LSA team too; not checked. NCCL:
+    /// The part of rank `peer` of `team`, which is also in the LSA team; not checked. NCCL:
     /// `ncclGetResourceBufferPeerPointer`.
     #[doc(alias = "ncclGetResourceBufferPeerPointer")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]

@@ -1,19 +1,19 @@
 //! Waits: polling loops that the host can abort, and that can have a timeout.
 //!
-//! Every wait of the typed layer is a loop of this file. Every few thousand polls it reads the
-//! abort flag of the device communicator, in host memory. If the flag is set, the thread records
-//! what it waited for in the host's [`AbortBlock`] and exits the kernel, and so does every thread
-//! of its coop: where NCCL's waits end with a barrier, these end with a barrier that is also an
-//! OR-reduction, so all threads of a coop exit or none does.
+//! Every wait of this crate (except NCCL's in `raw`) is a loop of this module. Every few thousand
+//! polls the loop reads the abort flag of the device communicator, in host memory. If the flag is
+//! set, the thread records what it waited for in the host's [`AbortBlock`] and exits the kernel,
+//! and so does every thread of its coop: where NCCL's waits end with a barrier, these end with a
+//! barrier that is also an OR-reduction, so all threads of a coop exit or none does.
 //!
 //! # Limits of an abort
 //!
 //! If only a part of a block waits (a thread, a warp) and exits, the block's other threads pass
-//! the next `bar.sync` of the whole block without it: a kernel that uses data for which that part
-//! waited checks [`DevComm::is_aborted`] first. A named barrier with a thread count, such as that
-//! of a warp span, never completes after some of its threads have exited. And NCCL's PROXY put
-//! spins without reading the abort flag while its queue is full, so a stalled network can block a
-//! kernel there.
+//! the next `bar.sync` of the whole block without that part: a kernel must check
+//! [`DevComm::is_aborted`] before it uses data for which the part waited. A named barrier with a
+//! thread count, such as that of a warp span, never completes after some of its threads have
+//! exited. And NCCL's PROXY put spins without reading the abort flag while its queue is full, so a
+//! stalled network can block a kernel there.
 
 use cuda_std::atomic::{Order, Scope};
 use cuda_std::{clock, mem, thread, warp};
@@ -87,7 +87,7 @@ impl Deadline {
         (self.at != 0).then_some(self.at)
     }
 
-    /// An upper bound of the clock cycles until the deadline, at two per nanosecond.
+    /// An upper bound of the clock cycles until the deadline, at two cycles per nanosecond.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn cycles_left(self) -> u64 {
@@ -118,8 +118,8 @@ impl DevComm {
     }
 
     /// Polls until `done` returns true: a wait for any condition. The host can abort it, like the
-    /// other waits of this crate. The threads of `coop` call this together: the first
-    /// one polls, and all continue after a barrier.
+    /// other waits of this crate. The threads of `coop` call this together: the first one polls,
+    /// and all continue after a barrier.
     ///
     /// ```
     /// # use nccl_device::{Coop, DevComm, LsaPtr};
@@ -132,7 +132,7 @@ impl DevComm {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn wait_until(&self, coop: Coop, done: impl FnMut() -> bool) {
-        let outcome = poll_by_first(self, coop, Deadline::NEVER, done, polled);
+        let outcome = poll_by_first(self, coop, Deadline::NEVER, done, describe_poll);
         finish(coop, outcome);
     }
 
@@ -149,14 +149,14 @@ impl DevComm {
         timeout: Timeout,
         done: impl FnMut() -> bool,
     ) -> Result<(), TimedOut> {
-        let outcome = poll_by_first(self, coop, Deadline::after(timeout), done, polled);
+        let outcome = poll_by_first(self, coop, Deadline::after(timeout), done, describe_poll);
         finish_timed(coop, outcome)
     }
 }
 
 /// Describes a wait for a condition that the kernel defines.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-fn polled() -> WaitFor {
+fn describe_poll() -> WaitFor {
     let kind = devcomm_types::WaitKind::Poll;
     WaitFor { kind, index: 0, context: 0, peer: -1, wanted: 0, seen: 0 }
 }
@@ -237,8 +237,8 @@ pub(crate) fn poll_slices(
     }
 }
 
-/// Cycles that NCCL waits before this file first checks the clock and the abort flag: about half a
-/// millisecond.
+/// Cycles that NCCL waits before `poll_slices` first checks the clock and the abort flag: about
+/// half a millisecond.
 const FIRST_SLICE: u64 = 1 << 20;
 
 /// About two milliseconds, in cycles. NCCL polls fewer than 10,000 times in it; only after that
@@ -263,7 +263,7 @@ impl TimeoutCheck {
 }
 
 /// Decides whether a wait has timed out. In the simulator: each call tells the simulator what the
-/// thread waits for and runs other threads, and the simulator decides. Dropping it tells the
+/// thread waits for and runs other threads, and the simulator decides. Dropping the check tells the
 /// simulator that the wait has ended.
 #[cfg(not(target_arch = "nvptx64"))]
 #[derive(Default)]
@@ -293,7 +293,7 @@ impl Drop for TimeoutCheck {
 /// Ends a wait without a timeout, in every thread of the coop: a barrier, after which all continue,
 /// or all exit the kernel.
 ///
-/// It orders memory as [`Coop::sync`] does.
+/// The barrier orders memory as [`Coop::sync`] does.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub(crate) fn finish(coop: Coop, outcome: Outcome) {
@@ -321,8 +321,8 @@ pub(crate) fn has_reached(count: u32, target: u32) -> bool {
     count.wrapping_sub(target) <= u32::MAX / 2
 }
 
-/// Whether the thread is unwinding from a panic, which happens in the simulator only. A `Drop` that
-/// waits for other threads must not do so then.
+/// Whether the thread is unwinding from a panic, which happens in the simulator only. Then a `Drop`
+/// must not wait for other threads.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn is_unwinding() -> bool {
     #[cfg(not(target_arch = "nvptx64"))]

@@ -11,7 +11,7 @@ use devcomm_types::{Element, Team};
 
 use crate::{DevComm, raw};
 
-/// A symmetric buffer of `T`: every rank registered a buffer of its own, its part of the window.
+/// A symmetric buffer of `T`: every rank registered one buffer, the rank's part of the window.
 ///
 /// Offsets, indices and the length are in elements. A kernel's parameter of this type has 16 bytes:
 /// NCCL's handle and the length.
@@ -33,8 +33,8 @@ impl<T> Copy for Window<T> {}
 // SAFETY: a transparent wrapper.
 unsafe impl<T: Element> KernelParam for Window<T> {
     type Abi = nccl::Window<T>;
-    // By value rustc would pass two integers, and LLVM would not know that the handle points to
-    // global memory, which costs 20 registers in `lsa_allreduce`.
+    // Not by value: rustc would pass two integers, and LLVM would not know that the handle points
+    // to global memory, which costs 20 registers in the kernel `lsa_allreduce`.
     const ENTRY: u8 = COPIED;
 }
 
@@ -77,7 +77,7 @@ impl<T: Element> Window<T> {
         self.part(unsafe { raw::ncclGetLsaPointer(self.0.handle, 0, peer) })
     }
 
-    /// The part of rank `peer` of `team`, a rank of the LSA team too. NCCL: `ncclGetPeerPointer`
+    /// The part of rank `peer` of `team`, which is also in the LSA team. NCCL: `ncclGetPeerPointer`
     /// with a team.
     ///
     /// `peer` is not checked: do not use the pointer of a rank outside the LSA team.
@@ -124,7 +124,8 @@ impl<T: Element> Window<T> {
     }
 }
 
-/// A symmetric pointer for GIN operations: an element of a window, in any rank. NCCL: `ncclSymPtr`.
+/// A symmetric pointer for GIN operations: an index in every rank's part of a window. NCCL:
+/// `ncclSymPtr`.
 #[doc(alias = "ncclSymPtr")]
 #[derive(Clone, Copy)]
 pub struct SymPtr<T> {
@@ -139,7 +140,7 @@ impl<T: Element> SymPtr<T> {
         self.window
     }
 
-    /// The element's byte offset in the window.
+    /// The element's byte offset in each part.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn byte_offset(self) -> usize {
         self.index * size_of::<T>()
@@ -252,8 +253,8 @@ impl<T: Element> LsaPtr<T> {
     ///
     /// # Safety
     ///
-    /// As [`load`](Self::load), for each of the elements; the part starts at a 16-byte boundary
-    /// (the host crate allocates windows so).
+    /// As [`load`](Self::load), for each of the elements; the part starts at a 16-byte boundary, as
+    /// the windows that the host crate allocates do.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn load_vec(self, index: usize) -> Vec16<T> {
@@ -265,8 +266,8 @@ impl<T: Element> LsaPtr<T> {
     ///
     /// # Safety
     ///
-    /// As [`store`](Self::store), for each of the elements; the part starts at a 16-byte boundary
-    /// (the host crate allocates windows so).
+    /// As [`store`](Self::store), for each of the elements; the part starts at a 16-byte boundary,
+    /// as the windows that the host crate allocates do.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn store_vec(self, index: usize, value: Vec16<T>) {

@@ -5,14 +5,14 @@ use devcomm_types::{GinType, HostKernel, Kernel, nccl};
 use nccl_device::gin::GinBackend;
 use nccl_device::{DevComm, Element};
 
-/// Stores the mask of the back end that it was compiled for.
+/// Stores the mask of the back end that the kernel was compiled for.
 #[kernel(B = gin)]
 unsafe fn alone<B: GinBackend>(_comm: DevComm, mask: *mut u32) {
     // SAFETY: the pointer is valid for writes.
     unsafe { *mask = B::MASK };
 }
 
-/// The back end with other generic parameters.
+/// A kernel that is generic over the back end and other parameters.
 #[kernel(N = [2, 3], T = [f32, f16], B = gin)]
 unsafe fn listed<T: Element, B: GinBackend, const N: usize>(_comm: DevComm, out: *mut (T, usize)) {
     let _: GinType = B::TYPE;

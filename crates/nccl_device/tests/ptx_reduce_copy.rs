@@ -74,14 +74,14 @@ fn ensure(condition: bool, message: impl FnOnce() -> String) -> Result<(), Faile
 }
 
 /// Whether the kernel contains no NCCL code.
-fn ours(kernel: &KernelReport) -> bool {
+fn is_without_nccl(kernel: &KernelReport) -> bool {
     kernel.file != "nccl"
 }
 
 fn calls_nothing(artifacts: &Artifacts) -> Result<(), Failed> {
     for kernel in artifacts.report()? {
         ensure(kernel.calls == 0 && kernel.call_prototypes == 0, || format!("{kernel:?}"))?;
-        if ours(&kernel) {
+        if is_without_nccl(&kernel) {
             let body = body(artifacts, &kernel.name)?;
             let local = body.iter().any(|line| line.contains(".local"));
             ensure(!local, || format!("{} uses local memory", kernel.name))?;
@@ -91,7 +91,7 @@ fn calls_nothing(artifacts: &Artifacts) -> Result<(), Failed> {
 }
 
 fn keeps_registers(artifacts: &Artifacts) -> Result<(), Failed> {
-    for kernel in artifacts.report()?.into_iter().filter(ours) {
+    for kernel in artifacts.report()?.into_iter().filter(is_without_nccl) {
         let used = kernel.resources.ok_or("the kernel was not assembled")?;
         let spills = used.spill_stores + used.spill_loads;
         ensure(used.stack == 0 && spills == 0, || format!("{kernel:?}"))?;
@@ -100,7 +100,7 @@ fn keeps_registers(artifacts: &Artifacts) -> Result<(), Failed> {
 }
 
 fn runs_with_512_threads(artifacts: &Artifacts) -> Result<(), Failed> {
-    for kernel in artifacts.report()?.into_iter().filter(ours) {
+    for kernel in artifacts.report()?.into_iter().filter(is_without_nccl) {
         ensure(kernel.max_threads >= Some(512), || format!("{kernel:?}"))?;
     }
     Ok(())
@@ -151,7 +151,7 @@ fn the_switch_moves_16_bytes(artifacts: &Artifacts) -> Result<(), Failed> {
         let body = body(artifacts, kernel)?;
         ensure(count(&body, instruction) >= 8, || format!("{kernel} has too few {instruction}"))?;
     }
-    // Single elements: 32-bit reductions that leave the other elements' bits unchanged.
+    // Single bytes are stored by 32-bit AND and OR, which leave the word's other bytes unchanged.
     let body = body(artifacts, "multimem_copy_u8")?;
     let reds = ["multimem.red.relaxed.sys.and.b32", "multimem.red.relaxed.sys.or.b32"];
     ensure(reds.iter().all(|red| count(&body, red) > 0), || "no single elements".to_owned())

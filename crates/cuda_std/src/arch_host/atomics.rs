@@ -1,5 +1,5 @@
-//! Atomics. A simulation runs on one OS thread; host atomics keep kernels that run on several OS
-//! threads defined.
+//! Atomics. A simulated machine runs its threads on one OS thread; host atomics also make accesses
+//! from several OS threads defined.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -14,8 +14,8 @@ pub(crate) fn fence(order: Order, scope: Scope) {
     (context.ops.fence)(thread, order, scope);
 }
 
-/// Reports a read-modify-write of `address` and executes it by `update`. If it does not change the
-/// value, the thread may be polling, so this counts as a spin.
+/// Reports a read-modify-write of `address` and executes it by `update`. If the value stays the
+/// same, the thread may be polling, so this calls `spin`.
 #[inline]
 #[track_caller]
 fn modify<T: Copy + PartialEq>(

@@ -5,8 +5,8 @@ use std::panic::Location;
 use super::{Access, Order, Scope, current};
 use crate::atomic::AtomicValue;
 
-/// Reports an access to a `T` before it happens, and panics at a misaligned one, which a GPU would
-/// fault on.
+/// Reports an access to a `T` to the simulator before it happens. Panics if it is misaligned, since
+/// a GPU would fault.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub(super) fn touch<T>(address: *const T, access: Access) {

@@ -1,4 +1,5 @@
-//! Multicast addresses: the simulator provides the copies, the arithmetic is implemented here.
+//! Multicast addresses: the simulator lists an address's copies, and this module does the
+//! arithmetic.
 
 use std::panic::Location;
 
@@ -45,8 +46,8 @@ const fn elements<V: Value>() -> usize {
     size_of::<V>() / size_of::<V::Element>()
 }
 
-/// Implements [`LoadReduce::load_reduce`]. Halves are reduced in `f32` and rounded once, unless the
-/// operator rounds.
+/// Implements [`LoadReduce::load_reduce`]. `f16` and `bf16` are reduced in `f32` and rounded once;
+/// [`SumInHalf`] also rounds each step.
 ///
 /// # Safety
 ///

@@ -1,4 +1,4 @@
-//! Arithmetic by the standard library, `half` and `float8`.
+//! Arithmetic by the standard library and the crates `half` and `float8`.
 
 use devcomm_types::{F8E4M3, F8E5M2};
 use half::{bf16, f16};

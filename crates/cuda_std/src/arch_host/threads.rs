@@ -38,7 +38,8 @@ pub(crate) fn barrier_all() {
     barrier(0, 0);
 }
 
-/// Block barriers with a result: the threads add to a word in shared memory between barriers.
+/// A block barrier that counts predicates: between barriers the threads add to a word in shared
+/// memory.
 #[track_caller]
 pub(crate) fn barrier_count(predicate: bool) -> u32 {
     static COUNT: AtomicU32 = AtomicU32::new(0);

@@ -8,7 +8,7 @@ use core::arch::asm;
 use super::{Order, Scope};
 use crate::atomic::raw::{Add, Bits, MinMax};
 
-/// `emit!("<order>.<scope>", args..)` for a scope.
+/// Expands to `emit!("<order>.<scope>", args..)`, with PTX's name of the scope.
 macro_rules! scoped {
     ($scope:expr, $emit:ident, $order:literal $(, $arg:tt)*) => {
         match $scope {
@@ -35,9 +35,9 @@ pub(crate) fn fence(order: Order, scope: Scope) {
     }
 }
 
-/// Emits the fence that sequential consistency needs; returns the order of the instruction itself.
+/// Emits the fence that sequential consistency needs. Returns the order of the access after it.
 #[inline(always)]
-fn after_fence(order: Order, scope: Scope) -> Order {
+fn fence_if_seq_cst(order: Order, scope: Scope) -> Order {
     if order == Order::SeqCst {
         fence(Order::SeqCst, scope);
         return Order::Acquire;
@@ -110,10 +110,10 @@ macro_rules! cas {
     }};
 }
 
-/// The read-modify-write `emit!("<order>.<scope>", args..)` for an order and a scope.
+/// Expands to the read-modify-write `emit!("<order>.<scope>", args..)` of an order and a scope.
 macro_rules! ordered {
     ($order:ident, $scope:ident, $emit:ident, $($arg:tt),*) => {
-        match after_fence($order, $scope) {
+        match fence_if_seq_cst($order, $scope) {
             Order::Relaxed => scoped!($scope, $emit, "relaxed", $($arg),*),
             Order::Acquire => scoped!($scope, $emit, "acquire", $($arg),*),
             Order::Release => scoped!($scope, $emit, "release", $($arg),*),
@@ -139,7 +139,7 @@ macro_rules! words {
         impl Bits for $word {
             #[inline(always)]
             unsafe fn load(address: *const Self, order: Order, scope: Scope) -> Self {
-                match after_fence(order, scope) {
+                match fence_if_seq_cst(order, scope) {
                     Order::Relaxed => scoped!(scope, ld, "relaxed", $bits, $reg, address),
                     _ => scoped!(scope, ld, "acquire", $bits, $reg, address),
                 }
@@ -147,7 +147,7 @@ macro_rules! words {
 
             #[inline(always)]
             unsafe fn store(address: *mut Self, value: Self, order: Order, scope: Scope) {
-                match after_fence(order, scope) {
+                match fence_if_seq_cst(order, scope) {
                     Order::Release => scoped!(scope, st, "release", $bits, $reg, address, value),
                     _ => scoped!(scope, st, "relaxed", $bits, $reg, address, value),
                 }

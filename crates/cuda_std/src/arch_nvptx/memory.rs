@@ -65,8 +65,8 @@ pub(crate) unsafe fn store<T: Copy>(address: *mut T, value: T) {
     unsafe { address.write(value) }
 }
 
-/// Four words as one LLVM vector. An array that is only copied would go through memory, in two
-/// halves.
+/// Four words as one LLVM vector. LLVM would store an array through a copy in memory, by two 8-byte
+/// accesses.
 #[repr(simd)]
 #[derive(Clone, Copy)]
 struct Four([u32; 4]);
@@ -79,7 +79,7 @@ pub(crate) unsafe fn load_v4(address: *const [u32; 4]) -> [u32; 4] {
 
 #[inline(always)]
 pub(crate) unsafe fn store_v4(address: *mut [u32; 4], value: [u32; 4]) {
-    // SAFETY: the caller's contract; both are 16 bytes of words.
+    // SAFETY: the caller's contract; both types are 16 bytes of words.
     unsafe { address.cast::<Four>().write(transmute::<[u32; 4], Four>(value)) }
 }
 

@@ -12,7 +12,7 @@ use crate::multimem::{operations, values};
 use crate::reduce::{And, Max, Min, Or, Sum, SumInHalf, Xor};
 use crate::vector::Vec16;
 
-/// `multimem.ld_reduce`; returns the value's bits.
+/// `multimem.ld_reduce` by the kind of access (see `values`); returns the value's bits.
 macro_rules! ld_reduce {
     ($strength:expr, word, $($form:tt)*) => { ld_reduce!($strength, reg32 u32, $($form)*) };
     ($strength:expr, long, $($form:tt)*) => { ld_reduce!($strength, reg64 u64, $($form)*) };
@@ -77,7 +77,7 @@ macro_rules! ld_reduce {
     }};
 }
 
-/// `multimem.st` and `multimem.red`, of the bits of a value.
+/// `multimem.st` and `multimem.red` of a value's bits, by the kind of access.
 macro_rules! write {
     ($what:expr, word, $($form:tt)*) => { write!($what, reg32 u32, $($form)*) };
     ($what:expr, long, $($form:tt)*) => { write!($what, reg64 u64, $($form)*) };
@@ -94,7 +94,7 @@ macro_rules! write {
         }
     }};
     ($what:expr, pair, $form:literal, $address:expr, $value:expr) => {{
-        // SAFETY: values are plain bytes, and this one has 8; the rest is the caller's contract.
+        // SAFETY: values are plain bytes, this one 8 bytes; the rest is the caller's contract.
         unsafe {
             let [a, b] = transmute_copy::<_, [u32; 2]>(&$value);
             asm!(

@@ -1,11 +1,11 @@
-//! Arithmetic: by LLVM operations where they exist, which LLVM can optimise, otherwise by inline
-//! assembly.
+//! Arithmetic: by LLVM operations where they exist, since LLVM can optimise those, otherwise by
+//! inline assembly.
 
 use core::arch::asm;
 
 use half::bf16;
 
-/// The crate `half`'s type; `f16` is Rust's primitive type here, which LLVM converts.
+/// The crate `half`'s `f16`. In this file `f16` is Rust's primitive type, which LLVM converts.
 type Half = half::f16;
 
 #[inline(always)]

@@ -148,8 +148,8 @@ macro_rules! shfl {
 
 #[inline(always)]
 pub(crate) fn shuffle(mask: u32, mode: Shuffle, value: u32, lane: u32, width: u32) -> (u32, bool) {
-    // Bits 8 to 12: the bits of the lane number that a segment's lanes have in common; bits 0 to 4:
-    // the last lane of the segment (the first for `up`).
+    // The instruction's operand `c`. Bits 8 to 12: the bits of the lane number that a segment's
+    // lanes have in common; bits 0 to 4: the segment's last lane (its first for `up`).
     let segment = (32 - width) << 8;
     let clamp = segment | 31;
     match mode {

@@ -1,4 +1,4 @@
-//! The token between arriving at a barrier and waiting for the peers, for every kind of barrier.
+//! The token that arriving at a barrier returns and that waiting for the peers consumes.
 
 use core::mem;
 
@@ -14,7 +14,8 @@ pub struct Arrived {
 }
 
 /// A barrier whose arrival and wait are split: [`LsaBarrier`](crate::LsaBarrier),
-/// [`GinBarrier`](crate::GinBarrier), [`HybridBarrier`](crate::HybridBarrier).
+/// [`GinBarrier`](crate::GinBarrier), [`HybridBarrier`](crate::HybridBarrier),
+/// [`NeighborBarrier`](crate::NeighborBarrier).
 pub trait Arrive {
     /// Waits for the peers, or exits the kernel when the host aborts it.
     #[track_caller]

@@ -1,8 +1,9 @@
 //! GIN barriers: barriers between ranks over the network.
 //!
-//! NCCL's algorithm on its signals and shadows, implemented here because NCCL's waits cannot fail:
-//! these end when the host aborts and can have a timeout. A barrier has one signal per rank. Each
-//! rank increments its signal in every peer, and waits for the peers' signals in its own memory.
+//! NCCL's algorithm, implemented here because NCCL's C function for it cannot fail: the waits here
+//! end when the host aborts and can have a timeout. A barrier has one signal per rank. Each rank
+//! increments its signal in every peer, and waits until each peer's signal in its own memory has
+//! reached the signal's shadow: the count of arrivals that this rank expects.
 
 use cuda_std::mem;
 use devcomm_types::nccl::GinBarrierHandle;
@@ -20,14 +21,14 @@ use crate::{Coop, MemoryOrder, Team, TimedOut, Timeout};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub enum FenceLevel {
-    /// None of them: the barrier only waits for the ranks.
+    /// Neither puts nor gets: the barrier only waits for the ranks.
     None = 0,
     /// The puts between ranks of the team, on the contexts that the barrier covers: their data has
     /// arrived.
     Put = 1,
     /// This rank's gets.
     Get = 2,
-    /// Both.
+    /// The puts and gets of the two levels above.
     PutGet = 3,
 }
 
@@ -102,7 +103,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
 }
 
 impl<'a, B: GinBackend> GinBarriers<'a, B> {
-    /// Barriers of `team` that the host requested.
+    /// The barriers of `handle`, which the host requested for `team`.
     ///
     /// # Safety
     ///
@@ -113,8 +114,8 @@ impl<'a, B: GinBackend> GinBarriers<'a, B> {
         Self { gin, team, handle, all_contexts: false }
     }
 
-    /// The same barriers; their fences cover all contexts of the device communicator instead of
-    /// one. NCCL: `ncclGinAllContexts`.
+    /// The same barriers, with fences that cover all contexts of the device communicator instead of
+    /// `gin` only. NCCL: `ncclGinAllContexts`.
     #[doc(alias = "ncclGinBarrierSessionInitAllContexts")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
@@ -217,7 +218,7 @@ impl<B: GinBackend> GinBarrier<'_, B> {
         }
     }
 
-    /// Signals every peer; or none, if the wait for the fence's puts did not complete.
+    /// Signals every peer, or none if the wait for the fence's puts did not complete.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub(super) fn signal_peers(
@@ -232,13 +233,13 @@ impl<B: GinBackend> GinBarrier<'_, B> {
         let strong = gin.is_strong_by_default() && !matches!(B::TYPE, GinType::EfaGda);
         if fence.covers_puts() && !strong {
             let outcome = self.flush(order, deadline);
-            // The vote: all threads of the coop arrive or none does. Puts may be in flight, so the
-            // peers must not be signalled.
+            // If the flush failed in any thread, puts may be in flight: then no thread of the coop
+            // signals a peer.
             if coop.any(outcome != Outcome::Done) {
                 return Err(outcome);
             }
         }
-        let release = if order.releases() { Release::THREAD } else { Release::SYSTEM };
+        let release = if order.releases() { Release::AT_SYSTEM } else { Release::NONE };
         for i in coop.strided(self.signals(fence)) {
             let (gin, peer) = self.context_and_peer(i as i32, self.peers(fence));
             // SAFETY: `barrier` checked that the barrier's signals are reserved.
@@ -262,7 +263,7 @@ impl<B: GinBackend> GinBarrier<'_, B> {
         let mut result = Outcome::Done;
         for i in coop.strided(self.signals(fence)) {
             let (gin, peer) = self.context_and_peer(i as i32, self.peers(fence));
-            // Every shadow is incremented, also after a timeout.
+            // Incremented after a timeout too: the next synchronisation expects these arrivals.
             let expected = self.expect(&gin, peer);
             if result == Outcome::Done {
                 let word = Word::Signal(self.first + peer as u32);
@@ -314,8 +315,8 @@ impl<B: GinBackend> GinBarrier<'_, B> {
         }
     }
 
-    /// Waits for this thread's share of the operations that this rank has posted, on the contexts
-    /// that the barrier covers.
+    /// Waits until the operations that this rank has posted to this thread's share of the peers, on
+    /// the contexts that the barrier covers, are complete.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn flush(&self, order: MemoryOrder, deadline: Deadline) -> Outcome {
@@ -341,8 +342,8 @@ impl<B: GinBackend> GinBarrier<'_, B> {
         if self.set.all_contexts { self.set.gin.with_index(i as u32) } else { self.set.gin }
     }
 
-    /// The `i`-th pair of a context and a peer. Every rank starts with the next rank and ends with
-    /// itself.
+    /// The `i`-th pair of a context and a peer. In each context the peers begin with the next rank;
+    /// this rank, if it is one of them, is the last.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn context_and_peer(&self, i: i32, peers: i32) -> (Gin<'_, B>, i32) {
@@ -374,5 +375,5 @@ impl<B: GinBackend> Arrive for GinBarrier<'_, B> {
     }
 }
 
-/// Bits of a signal that are compared: NCCL counts arrivals modulo 2^32.
+/// The number of low bits of a signal that are compared: NCCL counts arrivals modulo 2^32.
 const BITS: i32 = 32;

@@ -10,8 +10,8 @@ use crate::{Coop, DevComm};
 /// A barrier of all threads of the grid. All blocks must be co-resident, as they are in every
 /// kernel that takes a [`DevComm`].
 ///
-/// Its 32-bit word is never reset, and the next launch can use it again: each synchronisation flips
-/// the highest bit, as in CUDA's `grid_group::sync`.
+/// The barrier's 32-bit word is never reset, and the next launch can use the word again: each
+/// synchronisation flips the highest bit, as in CUDA's `grid_group::sync`.
 ///
 /// ```
 /// # use nccl_device::{DevComm, GridBarrier};
@@ -48,7 +48,7 @@ impl<'a> GridBarrier<'a> {
     /// Waits until every thread of the grid has arrived. Writes before the barrier are visible to
     /// all threads after it.
     ///
-    /// The host can abort the wait; the word cannot be used again then.
+    /// The host can abort the wait. After an abort the word cannot be used again.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn sync(&mut self) {
@@ -58,7 +58,7 @@ impl<'a> GridBarrier<'a> {
         if coop.thread_rank() == 0 {
             // SAFETY: the constructor's contract.
             let word = unsafe { AtomicU32::from_ptr(self.word) };
-            // All arrivals together add exactly `PHASE`.
+            // The arrivals of all blocks add up to exactly `PHASE`.
             let others = thread::grid_dim_x() - 1;
             let arrival = if thread::block_idx_x() == 0 { PHASE - others } else { 1 };
             let before = word.fetch_add(arrival, Order::AcqRel, Scope::Gpu);

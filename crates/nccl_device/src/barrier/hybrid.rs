@@ -1,6 +1,6 @@
 //! Hybrid barriers of all ranks: load and store within LSA teams, the network between them.
 //!
-//! NCCL's C function does nothing in some modes (a fence for puts with FULL connections, the
+//! NCCL's C function does nothing in some modes (with a fence for puts and FULL connections, the
 //! default). This implementation is built on the LSA and the GIN barrier, and has every mode of
 //! NCCL's C++ class.
 
@@ -10,7 +10,8 @@ use crate::gin::{Gin, GinBackend};
 use crate::wait::{Deadline, Outcome, finish, finish_timed};
 use crate::{Coop, MemoryOrder, Team, TimedOut, Timeout};
 
-/// A barrier of all ranks, which the host reserved with `barriers`: [`Gin::hybrid_barrier`].
+/// A barrier of all ranks, which the host reserved with the option `barriers`:
+/// [`Gin::hybrid_barrier`].
 ///
 /// NCCL: `ncclBarrierSession` of the world.
 #[doc(alias = "ncclBarrierSession")]
@@ -70,9 +71,9 @@ impl<'a, B: GinBackend> HybridBarrier<'a, B> {
             .barrier(self.coop, self.index)
     }
 
-    /// Signals this coop's arrival to the LSA team, or, where the barrier uses only the network, to
-    /// all ranks. In the first case [`Arrival::wait`] signals the ranks of other LSA teams, so a
-    /// peer's wait may depend on this rank's wait. Dropping the arrival waits too.
+    /// Signals this coop's arrival to the LSA team, or to all ranks if the barrier uses only the
+    /// network. After a signal to the LSA team, [`Arrival::wait`] signals the ranks of other LSA
+    /// teams, so a peer's wait may depend on this rank's wait. Dropping the arrival waits too.
     ///
     /// NCCL's `ncclBarrierSession` has no split arrive and wait.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -91,9 +92,9 @@ impl<'a, B: GinBackend> HybridBarrier<'a, B> {
         Arrival::new(self, Arrived { order, fence })
     }
 
-    /// Waits until the same coop of every rank has arrived; `fence` orders puts and gets before it.
-    /// With RAIL connections a fence for puts covers puts within the rail team, which are the only
-    /// possible ones.
+    /// Waits until the same coop of every rank has arrived; `fence` says which puts and gets are
+    /// complete then. With RAIL connections a fence for puts covers puts within the rail team: no
+    /// other puts are possible.
     ///
     /// NCCL: `ncclBarrierSession::sync`.
     #[doc(alias = "ncclBarrierSessionSync")]
@@ -130,7 +131,7 @@ impl<'a, B: GinBackend> HybridBarrier<'a, B> {
         if path != Path::Network {
             inner = self.lsa.sync_until(order, deadline);
         }
-        // Also if the inner barrier timed out: the peers wait for this rank's arrival at both.
+        // Runs even if the inner barrier timed out: the peers wait for this rank at both barriers.
         let mut outer = self.outer(path);
         let outcome = outer.arrive_and_wait(order, fence, deadline);
         finish_timed(self.coop, outcome).and(inner)
@@ -165,7 +166,7 @@ impl<'a, B: GinBackend> HybridBarrier<'a, B> {
 }
 
 impl<B: GinBackend> HybridBarrier<'_, B> {
-    /// The second step of the wait after an arrival: over the network.
+    /// The part of the wait after an arrival that goes over the network.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn wait_outer(
@@ -206,7 +207,7 @@ impl<B: GinBackend> Arrive for HybridBarrier<'_, B> {
         if self.path(arrived.fence) != Path::Network {
             inner = self.lsa.wait_until(order, deadline);
         }
-        // Also if the inner barrier timed out: the peers wait for this rank's arrival at both.
+        // Runs even if the inner barrier timed out: the peers wait for this rank at both barriers.
         let outcome = self.wait_outer(arrived, order, deadline);
         finish_timed(self.coop, outcome).and(inner)
     }

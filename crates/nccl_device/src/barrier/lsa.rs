@@ -1,11 +1,12 @@
 //! Barriers between the GPUs of an LSA team.
 //!
-//! NCCL's functions open and close a session. Arriving and waiting are implemented here, because
-//! NCCL's wait cannot fail; this one ends when the host aborts and can have a timeout. The memory
-//! layout is NCCL's, so that C++ and Rust kernels can share a set of barriers. A set of `n`
-//! barriers is an array of `u32` in every rank's resource buffer: `n` epochs for multicast, `n`
-//! epochs, `n` inboxes for multicast, and for each barrier one inbox per rank. A session reads its
-//! epoch when it opens and stores it when it closes.
+//! Arriving and waiting are implemented here, since NCCL's C function for the wait cannot fail; a
+//! wait here ends when the host aborts and can have a timeout. The memory layout is NCCL's, so that
+//! C++ and Rust kernels can share a set of barriers. An *epoch* counts synchronisations of a
+//! barrier; an *inbox* is a word where a peer stores its epoch. A set of `n` barriers is an array
+//! of `u32` in every rank's resource buffer: `n` epochs for multicast, `n` epochs, `n` inboxes for
+//! multicast, and for each barrier one inbox per rank. A session loads its epoch when it opens and
+//! stores it when it closes.
 
 use core::mem::MaybeUninit;
 
@@ -75,7 +76,7 @@ impl DevComm {
 }
 
 impl<'a> LsaBarriers<'a> {
-    /// Barriers of `team` that the host requested.
+    /// The barriers of `handle`, which the host requested for `team`.
     ///
     /// # Safety
     ///
@@ -86,8 +87,8 @@ impl<'a> LsaBarriers<'a> {
         Self { comm, team, handle, multimem: None }
     }
 
-    /// The same barriers, but a rank signals its peers by one multicast reduction. In a
-    /// synchronisation either all ranks use multicast or none does.
+    /// The same barriers, but a rank signals its peers by one multicast reduction. In each
+    /// synchronisation either all ranks must use multicast or none.
     ///
     /// # Safety
     ///
@@ -105,8 +106,8 @@ impl<'a> LsaBarriers<'a> {
 
     /// Opens a session on barrier `index` for the threads of `coop`; dropping the guard closes it.
     ///
-    /// Every thread of the coop calls this, in every rank of the team.
-    /// Traps when the set has no such barrier.
+    /// Every thread of the coop must call this, in every rank of the team. Traps when the set has
+    /// no such barrier.
     ///
     /// NCCL: `ncclLsaBarrierSession`'s constructor.
     #[doc(alias = "ncclLsaBarrierSessionInit")]
@@ -116,7 +117,7 @@ impl<'a> LsaBarriers<'a> {
         let mut barrier = LsaBarrier { set: self, coop, index: index.get(), epoch: 0 };
         // SAFETY: NCCL has just initialized the session.
         barrier.epoch = unsafe { epoch_of(&mut barrier.session()).read() };
-        // After NCCL's call, for which the simulator reports a more detailed error.
+        // Checked after NCCL's call, so that the simulator's more detailed error comes first.
         assert!(barrier.index < self.count(), "the barrier index is not reserved");
         barrier
     }
@@ -124,9 +125,9 @@ impl<'a> LsaBarriers<'a> {
 
 /// An open session on a barrier of an LSA team: [`DevComm::lsa_barrier`], [`LsaBarriers::barrier`].
 ///
-/// Every thread of the coop drops it, which closes the session and stores the barrier's epoch for
-/// the next session. A session that is forgotten ([`core::mem::forget`]) loses its epoch: the next
-/// session on that index passes at once.
+/// Every thread of the coop must drop it, which closes the session and stores the barrier's epoch
+/// for the next session. A session that is forgotten ([`core::mem::forget`]) loses its epoch: then
+/// the next synchronisations on that index do not wait.
 ///
 /// NCCL: `ncclLsaBarrierSession`.
 #[doc(alias = "ncclLsaBarrierSession")]
@@ -150,7 +151,7 @@ impl Drop for LsaBarrier<'_> {
         if self.coop.thread_rank() == 0 {
             let first = if multimem.is_some() { 0 } else { handle.n_barriers as usize };
             let word = self.words(team.rank).wrapping_add(first + self.index as usize);
-            // SAFETY: the stored epoch, which only this session accesses.
+            // SAFETY: the word of the stored epoch, which only this session accesses.
             unsafe { store(word, self.epoch) };
         }
         self.coop.sync();
@@ -224,8 +225,8 @@ impl<'a> LsaBarrier<'a> {
     }
 
     /// [`sync`](Self::sync) with a timeout. After a timeout the barrier counts as passed, without
-    /// its guarantees: the next synchronisation waits for the peers' arrival at both. With
-    /// multicast, where all ranks add to one counter, do not use the barrier again after a timeout.
+    /// its guarantees: the next synchronisation also waits for the arrivals that this one missed.
+    /// With multicast, where all ranks add to one counter, do not use the barrier after a timeout.
     ///
     /// NCCL: `ncclLsaBarrierSession::sync` with `timeoutCycles`.
     ///
@@ -313,7 +314,8 @@ impl<'a> LsaBarrier<'a> {
         self.index = hint::opaque(self.index);
     }
 
-    /// What a synchronisation adds to the epoch. With multicast all ranks add to one counter.
+    /// What a synchronisation adds to the epoch. With multicast the epoch counts all ranks'
+    /// arrivals, which go to one inbox.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn step(&self) -> u32 {
         if self.set.multimem.is_some() { self.set.team.n_ranks as u32 } else { 1 }
@@ -427,7 +429,7 @@ impl Arrive for LsaBarrier<'_> {
     }
 }
 
-/// The `i`-th rank of the team that is not this one.
+/// The `i`-th rank of the team, this rank not counted.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn nth_peer(team: Team, i: i32) -> i32 {
     i + i32::from(team.rank <= i)

@@ -1,5 +1,5 @@
-//! Barriers between ranks (by load and store, over the network, or both; and between neighbours
-//! only), and a barrier between the blocks of a grid.
+//! Barriers between all ranks of a team (by load and store, over the network, or both), between
+//! neighbours, and between the blocks of a grid.
 //!
 //! Barriers between ranks are guards with the same methods. The constructor opens a session for a
 //! coop; `arrive` signals the peers and returns an [`Arrival`], whose `wait` waits for them;
@@ -21,8 +21,8 @@ pub use hybrid::HybridBarrier;
 pub use lsa::{LsaBarrier, LsaBarriers};
 pub use neighbors::NeighborBarrier;
 
-/// The index of the barrier that a coop uses in a set. Only one coop may use an index at a time,
-/// also among concurrent kernels.
+/// The index of the barrier that a coop uses in a set of barriers. Only one coop of a rank may use
+/// an index at a time, even if several kernels run concurrently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BarrierIndex(u32);
 
@@ -34,7 +34,7 @@ impl BarrierIndex {
         Self(thread::block_idx_x())
     }
 
-    /// Barrier `index`. Opening it traps if the set has no such barrier.
+    /// Barrier `index`. Opening the barrier traps if the set has no such index.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn new(index: u32) -> Self {
         Self(index)

@@ -37,8 +37,8 @@ pub struct NeighborBarrier<'a> {
     epoch: u32,
 }
 
-/// The barrier's words in each rank: the epochs that the previous and the next rank have reached,
-/// and this rank's own epoch while no session is open.
+/// Offsets of the barrier's words: the epochs that the previous and the next rank have reached, and
+/// this rank's own epoch while no session is open. An epoch counts synchronisations.
 const FROM_PREV: usize = 0;
 const FROM_NEXT: usize = 1;
 const EPOCH: usize = 2;
@@ -89,7 +89,7 @@ impl<'a> NeighborBarrier<'a> {
     }
 
     /// [`sync`](Self::sync) with a timeout. After a timeout the barrier counts as passed, without
-    /// its guarantees: the next synchronisation waits for the neighbours' arrival at both.
+    /// its guarantees: the next synchronisation also waits for the arrivals that this one missed.
     ///
     /// # Errors
     ///

@@ -7,13 +7,13 @@ mod sealed {
 }
 
 /// A back end of GIN, as a type: a kernel is compiled once per back end, and the launch selects the
-/// one of the device communicator.
+/// device communicator's.
 ///
 /// `#[kernel(B = gin)]` generates the entry points; a launch names the kernel without `B`.
 pub trait GinBackend: sealed::Sealed + Copy + 'static {
     /// NCCL's type.
     const TYPE: GinType;
-    /// The mask of this back end only. NCCL: `backendMask`.
+    /// The back end as a bit mask. NCCL: `backendMask`.
     const MASK: u32 = 1 << Self::TYPE.raw();
 }
 

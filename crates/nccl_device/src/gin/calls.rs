@@ -1,9 +1,9 @@
 //! Calls to NCCL's GIN functions, out of line.
 //!
-//! NCCL's functions are always inlined, and large: a put of one back end is a thousand lines of
-//! PTX. So a function of this file that is never inlined contains the only call of each, and
-//! kernels call that function. Its parameters are scalars, so that none is passed through memory.
-//! One thread calls it: the caller has synchronized its coop and selected the thread.
+//! NCCL's functions are always inlined, and many are large: a put of one back end is a thousand
+//! lines of PTX. So only one function per large operation, which is never inlined, contains NCCL's
+//! code, and kernels call that function. Its parameters are scalars, so that none is passed through
+//! memory. One thread calls it: the caller has synchronized its coop and selected the thread.
 
 use core::ffi::c_void;
 use core::mem::MaybeUninit;
@@ -24,7 +24,7 @@ pub(crate) struct Context<'a> {
     pub(crate) sharing: u8,
 }
 
-/// How a put, or a signal without data, updates a signal of the peer: parameters of NCCL's
+/// How a put, or a signal without data, updates a signal of the peer, as parameters of NCCL's
 /// functions.
 #[derive(Clone, Copy)]
 pub(crate) struct RemoteAction {
@@ -86,8 +86,8 @@ impl Context<'_> {
 pub(crate) type SymAddr = (*mut c_void, usize);
 
 /// Defines an operation. `$name` takes a context and `$arg`s, and passes them as scalars to
-/// `$inner`, which is never inlined. `$call` is an expression of NCCL's object `$net`, the calling
-/// thread as a coop, and the device communicator.
+/// `$inner`, which is never inlined. `$call` is the body of `$inner`, an expression in
+/// NCCL's object `$net`, the calling thread as a coop `$coop`, and the device communicator `$comm`.
 ///
 /// `$name` has the safety contract of NCCL's function: the elements lie in windows, and the ids are
 /// reserved.
@@ -189,7 +189,7 @@ out_of_line! {
 }
 
 out_of_line! {
-    /// Sets a word to 0; nothing else may access it at the same time.
+    /// Sets a word to 0; nothing else may access the word at the same time.
     fn reset, gin_reset(word: Word)
     as (
         kind: i32 = word.parts().0, window: *mut c_void = word.parts().1,
@@ -284,7 +284,7 @@ pub(crate) unsafe fn read<B: GinBackend>(
 
 /// Waits until a word has reached `least`. `what` describes the wait, given the word's value.
 ///
-/// NCCL polls, and looks up the word's address only once per call.
+/// The polling loop is NCCL's, which looks up the word's address only once per call.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 #[allow(clippy::too_many_arguments)]
@@ -321,7 +321,7 @@ pub(crate) unsafe fn wait<B: GinBackend>(
     poll_slices(context.comm, deadline, SHORT_SLICE, done, || what(seen()))
 }
 
-/// The address of a signal's shadow: the value that this rank expects it to reach.
+/// The address of a signal's shadow: the value that this rank expects the signal to reach.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub(crate) unsafe fn shadow<B: GinBackend>(context: Context<'_>, signal: u32) -> *mut u64 {
@@ -371,8 +371,8 @@ pub(crate) unsafe fn wait_request<B: GinBackend>(
     // SAFETY: the caller's contract.
     let done = |cycles| unsafe { request_is_done::<B>(context, request, order, cycles) };
     let what = || context.describe_wait(WaitKind::Request);
-    // With PROXY, each slice's wait for gets posts a new request, and ignores the response to the
-    // request of an earlier slice.
+    // Long slices (see `poll_slices`): with PROXY, each call of NCCL's wait for gets posts a new
+    // request and ignores the response to an earlier call's.
     poll_slices(context.comm, deadline, LONG_SLICE, done, what)
 }
 

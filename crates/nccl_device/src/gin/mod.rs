@@ -15,15 +15,15 @@
 //! # Back ends
 //!
 //! `Gin<B>` is for one [`GinBackend`]. A kernel is generic over it, `#[kernel(B = gin)]`: it is
-//! compiled once per back end, and the launch selects the one of the device communicator. NCCL's
-//! code for another back end would corrupt memory.
+//! compiled once per back end, and the launch selects the device communicator's. NCCL's code for
+//! another back end would corrupt memory.
 //!
 //! # Safety model
 //!
 //! Operations that move data are `unsafe`: the elements must lie in the windows, and nothing else
 //! may access them until one of the four mechanisms shows completion. Signals and counters are
 //! safe: at worst a kernel waits until the host aborts it. Their ids come from the host or are
-//! checked against the reserved ones.
+//! checked against the ids that the host reserved.
 //!
 //! # Example
 //!
@@ -48,8 +48,8 @@
 //!     let (world, coop) = (comm.world_team(), Coop::cta());
 //!     let gin = comm.gin::<B>(0);
 //!     let arrived = comm.signal(0);
-//!     // The increment by the previous rank's put, which may already have arrived: so the shadow,
-//!     // not the signal, is the base of the wait.
+//!     // The previous rank's put increments the signal, perhaps before this line. So the wait is
+//!     // for the shadow, the expected value, and not relative to the signal's current value.
 //!     if coop.thread_rank() == 0 {
 //!         gin.expect(arrived, 1);
 //!     }
@@ -78,7 +78,7 @@ pub use post::{Get, Put, PutValue};
 pub use signal::{CounterId, Signal, SignalAction, SignalId, VaSignal};
 pub use wait::Request;
 
-/// Which threads use a GIN context concurrently: with fewer of them NCCL uses fewer atomics.
+/// Which threads use a GIN context concurrently: with fewer threads NCCL uses fewer atomics.
 ///
 /// NCCL: `ncclGinResourceSharingMode`.
 #[doc(alias = "ncclGinResourceSharingMode")]
@@ -121,8 +121,8 @@ impl DevComm {
     pub fn gin<B: GinBackend>(&self, index: u32) -> Gin<'_, B> {
         let raw = self.as_raw();
         assert!(index < raw.gin_context_count, "the device communicator has no such GIN context");
-        // The launch selects the right back end for a kernel that is generic over it. Otherwise
-        // NCCL's code would corrupt memory.
+        // The launch selects the right back end for a kernel that is generic over `B`. With a
+        // fixed `B` of another back end NCCL's code would corrupt memory.
         let connection = index as usize % usize::from(raw.gin_connection_count).clamp(1, 4);
         let back_end = i32::from(raw.gin_net_device_types[connection]);
         assert!(back_end == B::TYPE.raw(), "the device communicator's GIN is of another back end");
@@ -181,8 +181,8 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         Context { comm: self.comm, index: self.index, sharing: self.sharing as u8 }
     }
 
-    /// The world rank of rank `peer` of `team`. Traps if GIN does not connect it: NCCL would use a
-    /// queue that does not exist.
+    /// The world rank of rank `peer` of `team`. Traps if GIN does not connect the two ranks:
+    /// NCCL would use a queue that does not exist.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub(crate) fn connected(&self, team: Team, peer: i32) -> i32 {

@@ -12,7 +12,7 @@ use crate::{Coop, Team};
 /// `cuda::thread_scope_thread`: the writes have not been released yet.
 const THREAD: i32 = 10;
 
-/// The value of `cuda::thread_scope`.
+/// A scope's value in `cuda::thread_scope`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 const fn number(scope: Scope) -> i32 {
     match scope {
@@ -24,14 +24,13 @@ const fn number(scope: Scope) -> i32 {
 
 impl Release {
     /// NCCL releases the posting thread's writes at GPU scope, which is enough for the network.
-    const BY_NCCL: Self = Self { given: THREAD, required: number(Scope::Gpu) };
+    const AT_GPU: Self = Self { given: THREAD, required: number(Scope::Gpu) };
 
     /// NCCL releases the posting thread's writes at system scope.
-    pub(crate) const THREAD: Self = Self { given: THREAD, required: number(Scope::Sys) };
+    pub(crate) const AT_SYSTEM: Self = Self { given: THREAD, required: number(Scope::Sys) };
 
-    /// No release is needed.
-    pub(crate) const SYSTEM: Self =
-        Self { given: number(Scope::Sys), required: number(Scope::Sys) };
+    /// NCCL releases nothing: the order needs no release.
+    pub(crate) const NONE: Self = Self { given: number(Scope::Sys), required: number(Scope::Sys) };
 
     /// The kernel has already released the writes at `scope`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -101,7 +100,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
             bytes: count * size_of::<T>(),
             action: None,
             counter: None,
-            release: Release::BY_NCCL,
+            release: Release::AT_GPU,
         }
     }
 
@@ -111,7 +110,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     ///
     /// # Safety
     ///
-    /// The conditions of [`put`](Self::put) on the target and the peer.
+    /// As [`put`](Self::put), for the target and the peer.
     #[doc(alias = "ncclGinPutValue")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn put_value<T: Value>(
@@ -128,7 +127,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
             bits: value.bits(),
             size: size_of::<T>(),
             action: None,
-            release: Release::BY_NCCL,
+            release: Release::AT_GPU,
         }
     }
 
@@ -163,8 +162,8 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     /// Updates a signal of rank `peer` of `team`, without data. A strong signal is visible only
     /// after the data of all earlier puts to the peer on this context.
     ///
-    /// The threads of `coop` call this together. It releases their earlier writes to the thread
-    /// that acquires the signal.
+    /// The threads of `coop` call this together. The signal releases their earlier writes to the
+    /// thread that acquires the signal.
     ///
     /// NCCL: `ncclGin::signal`.
     #[doc(alias = "ncclGinSignal")]
@@ -173,12 +172,12 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     pub fn signal(&self, coop: Coop, team: Team, peer: i32, action: SignalAction) {
         coop.sync();
         if coop.thread_rank() == 0 {
-            self.signal_alone(self.connected(team, peer), action, Release::THREAD);
+            self.signal_alone(self.connected(team, peer), action, Release::AT_SYSTEM);
         }
     }
 
-    /// [`signal`](Self::signal) by one thread. `release` tells NCCL which fence the
-    /// earlier writes still need.
+    /// [`signal`](Self::signal) by one thread. `release` tells NCCL which fence the earlier writes
+    /// still need.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub(crate) fn signal_alone(&self, world_rank: i32, action: SignalAction, release: Release) {

@@ -25,7 +25,7 @@ impl SignalId {
         Self(id as u32)
     }
 
-    /// A signal by its number.
+    /// A signal by NCCL's id.
     ///
     /// # Safety
     ///
@@ -35,14 +35,14 @@ impl SignalId {
         Self(id)
     }
 
-    /// NCCL's number.
+    /// NCCL's id.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn get(self) -> u32 {
         self.0
     }
 
-    /// Increments the peer's signal. Do not mix with [`add`](Self::add) on one signal without a
-    /// reset between them. NCCL: `ncclGin_SignalInc`.
+    /// Increments the peer's signal. NCCL requires a reset of the signal between increments and
+    /// [`add`](Self::add). NCCL: `ncclGin_SignalInc`.
     #[doc(alias = "ncclGin_SignalInc")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn inc(self) -> SignalAction {
@@ -149,10 +149,10 @@ enum Strength {
     Strong,
 }
 
-/// An update of a signal of the peer, after a put has arrived.
+/// An update of a signal of the peer: after a put's data has arrived, or without data.
 ///
-/// Unless [`strong`](Self::strong) or [`weak`](Self::weak) is called, the device communicator's
-/// `gin_strong_signals` decides, which is on by default.
+/// Without a call of [`strong`](Self::strong) or [`weak`](Self::weak), the signal is strong if the
+/// device communicator was created with `gin_strong_signals`, the default.
 #[derive(Clone, Copy)]
 pub struct SignalAction {
     target: Target,
@@ -171,8 +171,8 @@ impl SignalAction {
         Self { strength: Strength::Strong, ..self }
     }
 
-    /// The signal is visible only after the data of its own put; it does not imply others. NCCL:
-    /// `ncclGin_WeakSignalInc`, `ncclGin_WeakSignalAdd`.
+    /// The signal is visible only after the data of its own put, but perhaps before the data of
+    /// earlier puts. NCCL: `ncclGin_WeakSignalInc`, `ncclGin_WeakSignalAdd`.
     #[doc(alias = "ncclGin_WeakSignalInc")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
@@ -180,7 +180,7 @@ impl SignalAction {
         Self { strength: Strength::Weak, ..self }
     }
 
-    /// The parameters of NCCL's functions.
+    /// The action as parameters of NCCL's functions.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn lower(self, strong_by_default: bool) -> RemoteAction {
         const VA: i32 = 1;
@@ -226,7 +226,7 @@ impl CounterId {
         Self(id as u32)
     }
 
-    /// NCCL's number.
+    /// NCCL's id.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn get(self) -> u32 {
         self.0

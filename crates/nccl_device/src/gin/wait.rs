@@ -1,4 +1,4 @@
-//! Reading and waiting for signals and counters, and flushes.
+//! Reads of and waits for signals and counters, and flushes.
 
 use cuda_std::atomic::{Atomic, Order, Scope};
 use devcomm_types::{GinType, WaitFor, WaitKind};
@@ -43,7 +43,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     }
 
     /// Waits until a signal has reached `least`, compared modulo 2^64. The threads of `coop` call
-    /// this together; it ends with a barrier of them.
+    /// this together; the call ends with a barrier of these threads.
     ///
     /// NCCL: `ncclGin::waitSignal`.
     #[doc(alias = "ncclGinWaitSignal")]
@@ -117,8 +117,8 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         finish_timed(coop, self.wait_by_first(coop, word, least, order, deadline))
     }
 
-    /// Sets a signal of this rank, and its shadow, to 0. No peer may update it meanwhile. NCCL:
-    /// `ncclGin::resetSignal`.
+    /// Sets a signal of this rank, and its shadow, to 0. No peer may update the signal at the same
+    /// time. NCCL: `ncclGin::resetSignal`.
     #[doc(alias = "ncclGinResetSignal")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
@@ -134,7 +134,8 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         }
     }
 
-    /// Sets a counter to 0. No put may increment it meanwhile. NCCL: `ncclGin::resetCounter`.
+    /// Sets a counter to 0. No put may increment the counter at the same time. NCCL:
+    /// `ncclGin::resetCounter`.
     #[doc(alias = "ncclGinResetCounter")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
@@ -237,7 +238,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         Ok(self.follow_shadow(coop, signal, before, order))
     }
 
-    /// Sets the shadow to the signal's value, from where the coop's other threads read it.
+    /// Sets the shadow to the signal's value. The coop's other threads read the value there.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn follow_shadow(
@@ -248,7 +249,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         order: MemoryOrder,
     ) -> (u64, u64) {
         if coop.thread_rank() == 0 {
-            // With the wait's order, since the signal may have increased since the wait.
+            // With the wait's order, since the signal may have increased after the wait.
             let now = self.read_signal(signal, order);
             // SAFETY: the host reserved the signal.
             unsafe { cuda_std::mem::store(calls::shadow::<B>(self.context(), signal.get()), now) };
@@ -275,7 +276,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     }
 
     /// [`flush`](Self::flush) with a timeout. NCCL: `ncclGin::flush` with `timeoutCycles`, which
-    /// does not make gets visible over some back ends; this does, except over EFA_GDA.
+    /// over some back ends does not make gets visible; this function does, except over EFA_GDA.
     ///
     /// # Errors
     ///
@@ -294,9 +295,9 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         finish_timed(coop, outcome)
     }
 
-    /// Begins a flush of the operations that this rank has posted to rank `peer` of `team`, by the
-    /// calling thread. It covers those of another thread after a barrier with that thread. EFA_GDA
-    /// has no such flush: there the wait flushes the operations to all peers.
+    /// Begins a flush, by the calling thread, of the operations that this rank has posted to rank
+    /// `peer` of `team`. It covers another thread's operations after a barrier with that thread.
+    /// EFA_GDA has no such flush: there the wait flushes the operations to all peers.
     ///
     /// NCCL: `ncclGin::flushAsync`.
     #[doc(alias = "ncclGinFlushAsync")]

@@ -6,7 +6,7 @@ use devcomm_types::{Element, Team};
 
 use crate::Window;
 
-/// `n` buffers at a constant stride, indexed cyclically from buffer `first`.
+/// `n` buffers at a constant stride. Index 0 is buffer `first`; the indices wrap around at `n`.
 #[derive(Clone, Copy)]
 pub(super) struct Buffers<T> {
     zeroth: *mut T,
@@ -56,7 +56,7 @@ impl<T: Element> Buffers<T> {
         self.zeroth.wrapping_byte_offset(self.stride.wrapping_mul(i as isize))
     }
 
-    /// The addresses of all buffers, of which there are `N`.
+    /// The addresses of all buffers. There must be `N`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn array<const N: usize>(&self) -> [*mut T; N] {
         let mut all = [self.zeroth; N];

@@ -14,11 +14,12 @@ use super::source::{Copied, Reduced, ReducedMany};
 use super::threads::Threads;
 use crate::Window;
 
-// The second parameter of `Plan::vectors`, the vectors in flight per thread, results in about
-// twelve loads for the usual numbers of ranks, within the registers for 512 threads per block.
-// Latency hiding decides the speed over NVLink.
+// `U` of `Plan::vectors`, the vectors in flight per thread and buffer, is chosen to hide latency,
+// which decides the speed over NVLink: about twelve loads in flight for the usual numbers of ranks,
+// within the registers that 512 threads per block leave to a thread.
 
-/// Whether a vector widens to four times its registers for a reduction: fewer are in flight then.
+/// Whether a vector takes four times its registers while it is reduced, as 8-bit elements do: then
+/// fewer vectors are in flight.
 const fn widens_fourfold<T: Accumulate>() -> bool {
     size_of::<T>() == 1
 }
@@ -49,16 +50,16 @@ pub unsafe fn lsa_reduce<T: Accumulate>(
     let from = Buffers::of_team(src, src_index, team);
     let (many, to) = (ReducedMany { op, from }, One(dst));
     let plan = Plan::new(threads.into(), &many, &to, count);
-    let small = const { widens_fourfold::<T>() };
+    let fourfold = const { widens_fourfold::<T>() };
     // SAFETY: the caller's contract.
     unsafe {
         match team.n_ranks {
-            2 if small => plan.vectors::<T, 2>(Reduced::<T, _, 2>::of(op, from), to),
+            2 if fourfold => plan.vectors::<T, 2>(Reduced::<T, _, 2>::of(op, from), to),
             2 => plan.vectors::<T, 6>(Reduced::<T, _, 2>::of(op, from), to),
-            4 if small => plan.vectors::<T, 1>(Reduced::<T, _, 4>::of(op, from), to),
+            4 if fourfold => plan.vectors::<T, 1>(Reduced::<T, _, 4>::of(op, from), to),
             4 => plan.vectors::<T, 3>(Reduced::<T, _, 4>::of(op, from), to),
             8 => plan.vectors::<T, 1>(Reduced::<T, _, 8>::of(op, from), to),
-            _ if small => plan.vectors::<T, 1>(many, to),
+            _ if fourfold => plan.vectors::<T, 1>(many, to),
             _ => plan.vectors::<T, 2>(many, to),
         }
         plan.elements(many, to);
@@ -124,21 +125,21 @@ pub unsafe fn lsa_reduce_copy<T: Accumulate>(
         (from, to, many, to_many, Plan::new(threads, &many, &to_many, count))
     };
     let (from, to, many, to_many, plan) = operands(team);
-    let small = const { widens_fourfold::<T>() };
+    let fourfold = const { widens_fourfold::<T>() };
     // SAFETY: the caller's contract.
     unsafe {
         match team.n_ranks {
             1 => plan.vectors::<T, 4>(Reduced::<T, _, 1>::of(op, from), Each::<T, 1>::of(to)),
-            2 if small => {
+            2 if fourfold => {
                 plan.vectors::<T, 2>(Reduced::<T, _, 2>::of(op, from), Each::<T, 2>::of(to))
             }
             2 => plan.vectors::<T, 8>(Reduced::<T, _, 2>::of(op, from), Each::<T, 2>::of(to)),
-            4 if small => {
+            4 if fourfold => {
                 plan.vectors::<T, 1>(Reduced::<T, _, 4>::of(op, from), Each::<T, 4>::of(to))
             }
             4 => plan.vectors::<T, 4>(Reduced::<T, _, 4>::of(op, from), Each::<T, 4>::of(to)),
             8 => plan.vectors::<T, 1>(Reduced::<T, _, 8>::of(op, from), Each::<T, 8>::of(to)),
-            _ if small => plan.vectors::<T, 1>(many, to_many),
+            _ if fourfold => plan.vectors::<T, 1>(many, to_many),
             _ => plan.vectors::<T, 2>(many, to_many),
         }
         // Recomputed, so that they do not occupy registers during `vectors`.

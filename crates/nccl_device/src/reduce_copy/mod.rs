@@ -1,5 +1,5 @@
-//! Reductions, copies, and reductions with copies over the memory of several ranks, by the threads
-//! of a coop or grid.
+//! Reductions and copies, and both in one call, over the memory of several ranks, by the threads of
+//! a coop or grid.
 //!
 //! | | from | to |
 //! |---|---|---|
@@ -13,11 +13,11 @@
 //! | [`multimem_reduce_lsa_copy`] | a multicast address | every rank of a team |
 //! | [`local_reduce`], [`local_copy`], [`local_reduce_copy`] | strided buffers | strided buffers |
 //!
-//! They take any [`ReduceOp`](cuda_std::reduce::ReduceOp) (with multicast sources the switch's
-//! operations, see [`MultimemReduce`]) and all twelve element types. Indices, counts and strides
-//! are in elements. Any index and count is allowed. If the addresses of sources and destinations
-//! are equal modulo 16, most elements move in 16-byte accesses, several in flight per thread, and
-//! the rest at both ends one by one. Otherwise all elements move one by one.
+//! They take any [`ReduceOp`](cuda_std::reduce::ReduceOp) (from a multicast address only those that
+//! the switch executes, see [`MultimemReduce`]) and all twelve element types. Indices, counts and
+//! strides are in elements. Any index and count is allowed. If the addresses of sources and
+//! destinations are equal modulo 16, most elements move in 16-byte accesses, several in flight per
+//! thread, and the rest at both ends one by one. Otherwise all elements move one by one.
 //!
 //! [`nccl`] has NCCL's own functions of this kind: sums only, but the same code that C++ kernels
 //! call.
@@ -26,17 +26,17 @@
 //!
 //! [`lsa_reduce`] combines in rank order, so that all ranks that reduce the same elements get the
 //! same bits. [`lsa_reduce_copy`] begins with this rank's part, so that ranks that reduce different
-//! elements at the same time read from different peers: let one rank reduce an element and copy it
-//! to all. For multicast sources the switch chooses the order.
+//! elements at the same time read from different peers: let one rank reduce an element and copy the
+//! result to all. For multicast sources the switch chooses the order.
 //!
 //! # Safety model
 //!
 //! All are `unsafe`, with the same conditions: the ranges are valid and aligned to their elements,
 //! the team's ranks can load and store each other's memory, and barriers order conflicting accesses
-//! by other threads and ranks. Sources and destinations may be the same ranges, element for
-//! element, and may not overlap otherwise. Every thread of the coop makes the same call. The
-//! threads do not wait for each other, so a barrier (or [`Coop::sync`](crate::Coop::sync), within
-//! the coop) is needed between the call and reads of the result.
+//! by other threads and ranks. A source and a destination may be the same range, but must not
+//! overlap otherwise. Every thread of the coop makes the same call. The threads do not wait for
+//! each other, so a barrier (or [`Coop::sync`](crate::Coop::sync), within the coop) is needed
+//! between the call and reads of the result.
 //!
 //! # Example
 //!

@@ -1,7 +1,6 @@
 //! Reductions and copies over multicast addresses: the switch reduces, and stores to all ranks.
 //!
-//! Addresses come from [`Window::multimem`](crate::Window::multimem); add an index in elements to
-//! them.
+//! Addresses come from [`Window::multimem`](crate::Window::multimem), plus an index in elements.
 
 use core::mem::{size_of, transmute_copy};
 
@@ -20,13 +19,13 @@ use super::source::{Copied, Reduced, ReducedMany, Source};
 use super::threads::Threads;
 use crate::Window;
 
-/// An element type that the switch can reduce by `Op`: sums of all types except 8-bit ones, minima
-/// and maxima of integers, `f16` and `bf16`, and [`And`], [`Or`] and [`Xor`](cuda_std::reduce::Xor)
-/// of integers.
+/// An element type that the switch can reduce by `Op`: `Sum` takes all types except 8-bit ones;
+/// `Min` and `Max` take integers, `f16` and `bf16`; [`And`], [`Or`] and
+/// [`Xor`](cuda_std::reduce::Xor) take integers.
 #[diagnostic::on_unimplemented(
     message = "no switch reduces elements of `{Self}` by `{Op}`",
-    note = "sums of numbers of 16 to 64 bits, minima and maxima of integers of 32 and 64 bits and \
-            of halves, and, or, xor of integers of 32 and 64 bits"
+    note = "`Sum` takes numbers of 16 to 64 bits; `Min` and `Max` integers of 32 and 64 bits, \
+            `f16` and `bf16`; `And`, `Or` and `Xor` integers of 32 and 64 bits"
 )]
 pub trait MultimemReduce<Op>: Accumulate {
     /// Loads and reduces the copies of one element.
@@ -209,7 +208,7 @@ pub unsafe fn multimem_reduce<T: MultimemReduce<Op>, Op: ReduceOp<T>>(
     unsafe { Plan::new(threads.into(), &from, &to, count).all::<T, 8>(from, to) }
 }
 
-/// Every copy of `dst[i] = src[i]`, for `i < count`.
+/// Stores `src[i]` to every copy of `dst[i]`, for `i < count`.
 ///
 /// NCCL: `ncclMultimemCopy`, without `i8` and `u8`, and without odd counts of `f16` and `bf16`.
 ///
@@ -232,7 +231,7 @@ pub unsafe fn multimem_copy<T: Accumulate>(
     unsafe { Plan::new(threads.into(), &from, &to, count).all::<T, 8>(from, to) }
 }
 
-/// Every copy of `dst[i] = op over the copies of src[i]`, for `i < count`.
+/// Stores `op over the copies of src[i]` to every copy of `dst[i]`, for `i < count`.
 ///
 /// NCCL, in C++ and for sums only: `ncclMultimemReduceSumCopy`.
 ///
@@ -256,13 +255,14 @@ pub unsafe fn multimem_reduce_copy<T: MultimemReduce<Op>, Op: ReduceOp<T>>(
     unsafe { Plan::new(threads.into(), &from, &to, count).all::<T, 8>(from, to) }
 }
 
-/// Every copy of `dst[i] = op over the ranks of team of src[src_index + i]`, for `i < count`.
+/// Stores `op over the ranks of team of src[src_index + i]` to every copy of `dst[i]`, for
+/// `i < count`.
 ///
 /// NCCL, in C++ and for sums only: `ncclLsaReduceSumMultimemCopy`.
 ///
 /// # Safety
 ///
-/// The conditions of [`lsa_reduce`](super::lsa_reduce) on `src`, of [`multimem_copy`] on `dst`.
+/// As [`lsa_reduce`](super::lsa_reduce) for `src`, as [`multimem_copy`] for `dst`.
 #[doc(alias = "ncclLsaReduceSumMultimemCopy")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
@@ -296,7 +296,7 @@ pub unsafe fn lsa_reduce_multimem_copy<T: Accumulate>(
 ///
 /// # Safety
 ///
-/// The conditions of [`multimem_reduce`] on `src`, of [`lsa_copy`](super::lsa_copy) on `dst`.
+/// As [`multimem_reduce`] for `src`, as [`lsa_copy`](super::lsa_copy) for `dst`.
 #[doc(alias = "ncclMultimemReduceSumLsaCopy")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]

@@ -303,7 +303,7 @@ pub unsafe fn multimem_reduce_sum<T: NcclMultimemElement>(
     unsafe { T::multimem_reduce_sum(&coop.as_raw(), src.cast_mut(), dst, count) }
 }
 
-/// Every copy of `dst[i] = src[i]`, for `i < count`. NCCL: `ncclMultimemCopy`.
+/// Stores `src[i]` to every copy of `dst[i]`, for `i < count`. NCCL: `ncclMultimemCopy`.
 ///
 /// # Safety
 ///
@@ -322,13 +322,13 @@ pub unsafe fn multimem_copy<T: NcclMultimemElement>(
     unsafe { T::multimem_copy(&coop.as_raw(), src.cast_mut(), dst, count) }
 }
 
-/// Every copy of `dst[i] = sum over the copies of src[i]`, for `i < count`. NCCL:
+/// Stores `sum over the copies of src[i]` to every copy of `dst[i]`, for `i < count`. NCCL:
 /// `ncclMultimemReduceSumCopy`.
 ///
 /// # Safety
 ///
-/// As [`multimem_reduce_copy`](super::multimem_reduce_copy). For `f16` and `bf16`, both are aligned
-/// to 4 bytes and `count` is even: NCCL traps otherwise.
+/// As [`multimem_reduce_copy`](super::multimem_reduce_copy). For `f16` and `bf16`, `src` and `dst`
+/// are aligned to 4 bytes and `count` is even: NCCL traps otherwise.
 #[doc(alias = "ncclMultimemReduceSumCopy")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]

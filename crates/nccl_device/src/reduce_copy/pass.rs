@@ -1,4 +1,5 @@
-//! Passes of several threads over a range of elements, and the division of a range into passes.
+//! Passes of several threads over a range of elements, and the division of a range into vectors and
+//! single elements.
 
 use core::mem::size_of;
 
@@ -15,7 +16,7 @@ use super::threads::Threads;
 pub(super) struct Plan {
     threads: Threads,
     count: usize,
-    /// Elements `head..tail` are whole vectors, aligned in every buffer.
+    /// Elements `head..tail` are 16-byte vectors, aligned in every buffer.
     head: usize,
     tail: usize,
 }
@@ -46,8 +47,8 @@ impl Plan {
     ///
     /// # Safety
     ///
-    /// The plan was made for this source and sink, or for others of the same addresses modulo 16;
-    /// loads and stores of its elements are allowed.
+    /// The plan was made for this source and sink, or for ones with the same addresses modulo 16;
+    /// loads from the source's and stores to the sink's elements are allowed.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub(super) unsafe fn vectors<T: Accumulate, const U: usize>(
@@ -55,7 +56,7 @@ impl Plan {
         source: impl Source<T>,
         sink: impl Sink<T>,
     ) {
-        // SAFETY: the plan's vectors are aligned, the rest is the caller's contract.
+        // SAFETY: the plan's vectors are aligned; the rest is the caller's contract.
         unsafe { self.pass::<T, Vectors, U>(source, sink, self.head, self.tail) }
     }
 
@@ -71,7 +72,7 @@ impl Plan {
         loop {
             let (begin, until) = if end { (self.tail, self.count) } else { (0, self.head) };
             if begin < until {
-                // SAFETY: elements are aligned, the rest is the caller's contract.
+                // SAFETY: elements are aligned; the rest is the caller's contract.
                 unsafe { self.pass::<T, Elements, 2>(source, sink, begin, until) };
             }
             if end {
@@ -100,7 +101,7 @@ impl Plan {
         }
     }
 
-    /// Moves elements `begin..end`, a whole number of packs.
+    /// Moves elements `begin..end`, which are a whole number of packs `P`.
     ///
     /// # Safety
     ///
@@ -114,7 +115,7 @@ impl Plan {
         begin: usize,
         end: usize,
     ) {
-        // A row is one pack for each thread; a thread has U rows in flight.
+        // A row is one pack for each thread; a thread has its packs of U rows in flight.
         let row = self.threads.count * P::LEN;
         let mut at = begin + self.threads.rank * P::LEN;
         // SAFETY: the elements are below `end`; the rest is the caller's contract.

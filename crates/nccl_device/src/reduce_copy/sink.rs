@@ -1,16 +1,16 @@
-//! Sinks: where a pass over elements stores to.
+//! Sinks: the destinations of a reduction or copy.
 
 use cuda_std::vector::Accumulate;
 
 use super::buffers::{Buffers, misalignment};
 use super::pack::Pack;
 
-/// Where a pass stores to.
+/// A destination: one buffer, several, or a multicast address.
 pub(super) trait Sink<T: Accumulate>: Copy {
     /// The address modulo 16, or `None` if it differs between the buffers.
     fn misalignment(&self) -> Option<usize>;
 
-    /// Stores `value` at element `at`.
+    /// Stores `value`, one pack (16 bytes or one element), from element `at` on.
     ///
     /// # Safety
     ///
@@ -44,7 +44,7 @@ pub(super) struct Each<T, const N: usize> {
 }
 
 impl<T: Accumulate, const N: usize> Each<T, N> {
-    /// `buffers` has length `N`.
+    /// The sink of `buffers`, which are `N`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn of(buffers: Buffers<T>) -> Self {
         Self { to: buffers.array(), misalignment: buffers.misalignment() }

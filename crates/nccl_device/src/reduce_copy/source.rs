@@ -1,4 +1,4 @@
-//! Sources: what a pass over elements loads and reduces.
+//! Sources of a reduction or copy.
 
 use cuda_std::reduce::ReduceOp;
 use cuda_std::vector::Accumulate;
@@ -6,7 +6,7 @@ use cuda_std::vector::Accumulate;
 use super::buffers::{Buffers, misalignment};
 use super::pack::Pack;
 
-/// What a pass loads, and reduces to one value per element index.
+/// What is loaded, and reduced to one value per element index.
 pub(super) trait Source<T: Accumulate>: Copy {
     /// The address modulo 16, or `None` if it differs between the buffers.
     fn misalignment(&self) -> Option<usize>;
@@ -14,8 +14,8 @@ pub(super) trait Source<T: Accumulate>: Copy {
     /// The loaded values, before `finish` reduces them.
     type Loaded<P: Pack<T>>: Copy;
 
-    /// Loads the packs at elements `at + u * row` for which `live(u)` is true. All loads are issued
-    /// before the first use of a result.
+    /// Loads up to `U` packs (16 bytes or one element each): from element `at + u * row` on, for
+    /// every `u` for which `live(u)` is true. All loads are issued before a result is used.
     ///
     /// # Safety
     ///
@@ -67,7 +67,7 @@ impl<T: Accumulate> Source<T> for Copied<T> {
     }
 }
 
-/// `N` buffers, reduced. All loads of a thread's step are in flight at once.
+/// `N` buffers, reduced. All loads of one call of `rows` are in flight at once.
 #[derive(Clone, Copy)]
 pub(super) struct Reduced<T, Op, const N: usize> {
     op: Op,
@@ -76,7 +76,7 @@ pub(super) struct Reduced<T, Op, const N: usize> {
 }
 
 impl<T: Accumulate, Op, const N: usize> Reduced<T, Op, N> {
-    /// `buffers` has length `N`.
+    /// The source of `buffers`, which are `N`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn of(op: Op, buffers: Buffers<T>) -> Self {
         Self { op, from: buffers.array(), misalignment: buffers.misalignment() }
@@ -131,7 +131,7 @@ pub(super) struct ReducedMany<T, Op> {
     pub(super) from: Buffers<T>,
 }
 
-/// The number of buffers from which [`ReducedMany`] has loads in flight together.
+/// The number of buffers from which [`ReducedMany`] has loads in flight at once.
 const TOGETHER: usize = 4;
 
 impl<T: Accumulate, Op: ReduceOp<T>> Source<T> for ReducedMany<T, Op> {

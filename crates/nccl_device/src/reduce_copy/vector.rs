@@ -9,9 +9,9 @@ impl<T: Accumulate> Window<T> {
     /// The sum over an LSA team of `N` ranks of the 16-byte vector from element
     /// `at * Vec16::<T>::LANES` on. All loads are in flight at once.
     ///
-    /// It adds in rank order from this rank on, cyclically, so that ranks that sum different
-    /// vectors at the same time load from different peers. Float sums of two ranks may differ in
-    /// the last bits.
+    /// The sum begins with this rank and goes through the ranks cyclically, so that ranks that sum
+    /// different vectors at the same time load from different peers. Two ranks' float sums of the
+    /// same vector may differ in the last bits.
     ///
     /// # Safety
     ///

@@ -1,5 +1,5 @@
 //! Kernels that tests compile to PTX and run in the simulator: one per function of `reduce_copy`,
-//! and for flags, barriers and sums.
+//! and kernels with flags, barriers and sums.
 //!
 //! # Safety model
 //!

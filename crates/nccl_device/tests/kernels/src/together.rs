@@ -8,8 +8,9 @@ use nccl_device::{
     Window,
 };
 
-/// `steps` times: each block passes its `count` elements of `x`, plus 1, to the same block of the
-/// next rank. One flag per block signals that they have arrived, another that they were read.
+/// `steps` times: each block stores its `count` elements of `x`, plus 1, to `y` of the next rank,
+/// and replaces them by its `y`. One flag per block signals that `y` was stored, another that `y`
+/// was read.
 #[kernel]
 pub unsafe fn pass_on(
     comm: DevComm,
@@ -155,8 +156,8 @@ pub unsafe fn sum_threads<T: Summand>(
     }
 }
 
-/// Each block's vector of `x` summed over the ranks, by rank `block % n_ranks`, to every rank's
-/// `y`.
+/// Sums each block's vector of `x` over the ranks, in rank `block % n_ranks`, and stores the sum to
+/// every rank's `y`.
 #[kernel(T = [f32, f16])]
 pub unsafe fn sum_vectors<T: Accumulate>(comm: DevComm, x: Window<T>, y: Window<T>) {
     let (team, block) = (comm.lsa_team(), thread::block_idx_x());
