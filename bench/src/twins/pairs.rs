@@ -11,7 +11,7 @@ use super::row::Label;
 use crate::options::LARGEST;
 use crate::workloads::{AllReduce, Barrier, LlExchange, Message, Put, Shape};
 
-/// A pair: its file stem, and the function that runs it.
+/// A pair: the file stem of its modules, and the function that runs it.
 pub type Pair = (&'static str, fn(&mut Job<'_>) -> Result<()>);
 
 /// All pairs. To add one, add a line here and a function that creates its workloads.
@@ -23,9 +23,9 @@ pub const PAIRS: [Pair; 5] = [
     ("gin_put", gin_put),
 ];
 
-/// Element counts not divisible by ranks or vectors: checked, not timed.
-const ODD_COUNTS: [usize; 6] = [1, 7, 17, 1023, 4099, 65537];
-/// The low-latency protocol is for short messages; longer puts would measure only the network.
+/// Element counts that are no multiple of 16 bytes, or of two ranks: checked, not timed.
+const UNEVEN_COUNTS: [usize; 6] = [1, 7, 17, 1023, 4099, 65537];
+/// Bytes: the low-latency protocol is for short messages; longer puts measure only the network.
 const LARGEST_MESSAGE: usize = 1 << 20;
 /// Round trips per launch.
 const ROUNDS: u32 = 50;
@@ -72,7 +72,7 @@ where
         let label = Label { kernel: name, dtype: T::NAME, bytes: count * size_of::<T>() };
         job.row(label, &workload(count)?.with(compiled)?)?;
     }
-    for count in ODD_COUNTS {
+    for count in UNEVEN_COUNTS {
         let [rust, cpp] =
             job.check(&workload(count)?.with(compiled)?)?.map(Option::unwrap_or_default);
         ensure!(
@@ -93,7 +93,7 @@ fn ll_exchange(job: &mut Job<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Requires GIN PROXY and two ranks.
+/// Left out without GIN PROXY or with one rank.
 fn gin_put(job: &mut Job<'_>) -> Result<()> {
     let harness = job.harness;
     if !harness.comm.properties()?.gin_types.contains(GinType::Proxy) {

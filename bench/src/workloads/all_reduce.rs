@@ -85,7 +85,7 @@ pub struct Sum<'a, T> {
 }
 
 impl<'a, T: Number> Sum<'a, T> {
-    /// NCCL's sum, where a ring rounds each partial sum; `send` gets this rank's input.
+    /// A sum by NCCL, whose ring rounds each partial sum. Writes this rank's input to `send`.
     pub fn new<B>(harness: &'a Harness<'a>, send: &B, recv: &B) -> Result<Self>
     where
         B: Buffer<Element = T>,
@@ -97,8 +97,8 @@ impl<'a, T: Number> Sum<'a, T> {
 }
 
 impl<T: Number> Outcome for Sum<'_, T> {
-    fn overwrite(&self) -> Result<()> {
-        // NaNs.
+    fn poison(&self) -> Result<()> {
+        // Every element is a NaN.
         Ok(self.recv.fill_bytes(0xff)?)
     }
 
