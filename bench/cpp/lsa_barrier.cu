@@ -12,8 +12,8 @@ extern "C" __global__ void lsa_barrier(ncclDevComm comm, uint32_t rounds) {
 }
 
 // The same barriers, with checks. A round has two barriers: between them a block's first nRanks
-// threads write the round's number to every peer's `table[block][rank]`; after them each counts in
-// `wrong[block][rank]` whether its peer's number has not arrived.
+// threads write the round's number to every peer's `table[block][rank]`; after the second, each of
+// these threads counts in `wrong[block][rank]` the rounds that have not arrived from its peer.
 extern "C" __global__ void lsa_barrier_checked(ncclDevComm comm, Window table, Window wrong, uint32_t rounds) {
   const ncclTeam team = ncclTeamLsa(comm);
   const ncclCoopCta cta;

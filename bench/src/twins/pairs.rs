@@ -9,7 +9,7 @@ use half::{bf16, f16};
 use super::Job;
 use super::row::Label;
 use crate::options::LARGEST;
-use crate::workloads::{AllReduce, Barrier, LlExchange, Message, Put, Shape};
+use crate::workloads::{AllReduce, Barrier, KernelInfo, LlExchange, Message, Put};
 
 /// A pair: the file stem of its modules, and the function that runs it.
 pub type Pair = (&'static str, fn(&mut Job<'_>) -> Result<()>);
@@ -23,7 +23,7 @@ pub const PAIRS: [Pair; 5] = [
     ("gin_put", gin_put),
 ];
 
-/// Element counts that are no multiple of 16 bytes, or of two ranks: checked, not timed.
+/// Counts that divide neither into 16-byte vectors nor among two ranks: checked, not timed.
 const UNEVEN_COUNTS: [usize; 6] = [1, 7, 17, 1023, 4099, 65537];
 /// Bytes: the low-latency protocol is for short messages; longer puts measure only the network.
 const LARGEST_MESSAGE: usize = 1 << 20;
@@ -45,20 +45,20 @@ fn lsa_barrier(job: &mut Job<'_>) -> Result<()> {
 }
 
 fn lsa_allreduce(job: &mut Job<'_>) -> Result<()> {
-    let shape = Shape { threads: 128, max_blocks: 128, rounds_partial_sums: false };
-    all_reduce::<f32, kernels::lsa_allreduce<f32>>(job, "lsa_allreduce", shape)?;
-    all_reduce::<f16, kernels::lsa_allreduce<f16>>(job, "lsa_allreduce", shape)?;
-    all_reduce::<bf16, kernels::lsa_allreduce<bf16>>(job, "lsa_allreduce", shape)
+    let info = KernelInfo { threads: 128, max_blocks: 128, rounds_partial_sums: false };
+    all_reduce::<f32, kernels::lsa_allreduce<f32>>(job, "lsa_allreduce", info)?;
+    all_reduce::<f16, kernels::lsa_allreduce<f16>>(job, "lsa_allreduce", info)?;
+    all_reduce::<bf16, kernels::lsa_allreduce<bf16>>(job, "lsa_allreduce", info)
 }
 
 fn reduce_copy(job: &mut Job<'_>) -> Result<()> {
-    let shape = Shape { threads: 256, max_blocks: 64, rounds_partial_sums: true };
-    all_reduce::<f32, bench_kernels::reduce_copy<f32>>(job, "reduce_copy", shape)?;
-    all_reduce::<f16, bench_kernels::reduce_copy<f16>>(job, "reduce_copy", shape)?;
-    all_reduce::<bf16, bench_kernels::reduce_copy<bf16>>(job, "reduce_copy", shape)
+    let info = KernelInfo { threads: 256, max_blocks: 64, rounds_partial_sums: true };
+    all_reduce::<f32, bench_kernels::reduce_copy<f32>>(job, "reduce_copy", info)?;
+    all_reduce::<f16, bench_kernels::reduce_copy<f16>>(job, "reduce_copy", info)?;
+    all_reduce::<bf16, bench_kernels::reduce_copy<bf16>>(job, "reduce_copy", info)
 }
 
-fn all_reduce<T, K>(job: &mut Job<'_>, name: &'static str, shape: Shape) -> Result<()>
+fn all_reduce<T, K>(job: &mut Job<'_>, name: &'static str, info: KernelInfo) -> Result<()>
 where
     T: Number,
     K: Kernel<Args = (device::DevComm, device::Window<T>, device::Window<T>, usize)>,
@@ -67,7 +67,7 @@ where
     if !options.dtype.includes(T::NAME) {
         return Ok(());
     }
-    let workload = |count| AllReduce::<T, K>::new(harness, &options.grid, shape, count);
+    let workload = |count| AllReduce::<T, K>::new(harness, &options.grid, info, count);
     for count in options.sizes.counts(LARGEST, size_of::<T>())? {
         let label = Label { kernel: name, dtype: T::NAME, bytes: count * size_of::<T>() };
         job.row(label, &workload(count)?.with(compiled)?)?;
