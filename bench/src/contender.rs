@@ -53,7 +53,7 @@ pub struct Contender<'a> {
     pub variant: Variant,
     /// The launch of its kernel; `None` for NCCL's calls.
     pub launch: Option<Launch>,
-    /// Operations per timed call: a row reports the time of one.
+    /// Operations per timed call: a row reports the time of one operation.
     pub operations: u32,
     /// Enqueues the timed work.
     pub timed: Work<'a>,

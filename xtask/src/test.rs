@@ -5,8 +5,8 @@
 //! test that hangs is killed with its program, and named. Tests in `gpu_*` run on simulated GPUs
 //! and then, if present, on this system's.
 //!
-//! A test that cannot run here, without GPUs or a C++ compiler, reports success to its harness. It
-//! also prints one of these lines, bypassing the harness, and is counted as skipped:
+//! A test that cannot run here, without GPUs or a C++ compiler, reports success to its harness.
+//! These lines, which tests print past the harness's capture, tell which tests to count as skipped:
 //!
 //! ```text
 //! SKIPPED name: reason

@@ -1,8 +1,8 @@
 //! Compares kernel-initiated with host-initiated communication: kernels that communicate themselves
 //! against NCCL's host calls, which launch NCCL's kernels.
 //!
-//! Every variant uses the same random data and is fully checked before it is timed. Every
-//! round times one batch of each, in random order; a ratio is the median of ratios within a round.
+//! Every variant uses the same random data and is fully checked before it is timed. Every round
+//! times one batch of each, in random order; a ratio is the median of ratios within a round.
 
 mod all_reduce;
 mod barrier;

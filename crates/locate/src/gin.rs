@@ -280,7 +280,9 @@ impl GinSupport {
             (Err(why), _) | (Ok(_), Some(why)) => {
                 format!("{route} needs {}; here {why}", route.needs())
             }
-            (Ok(how), None) => format!("{route} looks possible ({how}), but not on every rank"),
+            (Ok(how), None) => {
+                format!("{route} looks possible on this rank ({how}); NCCL needs it on all")
+            }
         });
         lines.collect::<Vec<_>>().join(". ")
     }

@@ -20,7 +20,7 @@ impl PartialEq for Value<'_> {
     }
 }
 
-/// Collects one of LLVM's linked lists of values.
+/// Iterates over one of LLVM's linked lists of values.
 ///
 /// # Safety
 ///
