@@ -68,7 +68,7 @@ pub type Work<'a> = Rc<dyn Fn() -> devcomm::Result<()> + 'a>;
 
 /// A result in this rank's memory.
 pub trait Outcome {
-    /// Fills it with wrong values, so that elements that a contender does not write are detected.
+    /// Fills it with wrong values, so that elements that a contender does not write count as wrong.
     fn poison(&self) -> Result<()>;
 
     /// Counts its wrong elements. *Collective*.

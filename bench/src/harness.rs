@@ -77,7 +77,7 @@ impl<'a> Harness<'a> {
             contender.outcome.poison()?;
             // No rank may write to a peer's result before the peer has poisoned it.
             self.rank.barrier()?;
-            // In the form that is timed: as a graph, or as plain launches.
+            // As it is timed: in a graph, or as plain launches.
             if self.run.graph > 0 {
                 self.stream.capture(|| (contender.checked)())?.launch(&self.stream)?;
             } else {

@@ -115,7 +115,7 @@ impl Drop for ProcessGroup {
     }
 }
 
-/// Whether this process got a termination signal. From the first call on, none kills it.
+/// Whether this process got a termination signal. The first call disables their default action.
 fn interrupted() -> Result<&'static AtomicBool> {
     static FLAG: OnceLock<Arc<AtomicBool>> = OnceLock::new();
     if let Some(flag) = FLAG.get() {

@@ -54,8 +54,8 @@ impl Cache {
     pub(crate) fn find<T: DeserializeOwned>(&self, key: &str) -> Option<(Entry, T)> {
         let entry = self.entry(key);
         let info = entry.info()?;
-        // The sidecar's modification time is the time of last use. If it cannot be
-        // set, it stays the time of creation, and the entry expires although it is used.
+        // The sidecar's modification time is the time of last use. If it cannot be set, it stays
+        // the time of creation, and the entry expires although it is used.
         let sidecar = fs::File::options().append(true).open(entry.sidecar());
         let _ = sidecar.and_then(|file| file.set_modified(SystemTime::now()));
         Some((entry, info))
