@@ -7,7 +7,7 @@
 
 namespace {
 
-// Index in an epoch of this thread's element from `rank`.
+// Slot, within an epoch, of this thread's element from `rank`.
 __device__ int slot(int rank) { return rank * blockDim.x + threadIdx.x; }
 
 // Sends this thread's elements to the N ranks of the team, and receives theirs. All loads are in

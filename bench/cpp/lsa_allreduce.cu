@@ -101,8 +101,8 @@ __device__ uint4 sum_of(const uint4 (&parts)[N]) {
   return Lanes<T>::narrow(sum);
 }
 
-// One rank's share: the whole vectors from begin to end, and for the last rank the elements from
-// tail on.
+// One rank's share: the 16-byte vectors [begin, end), and for the last rank also the elements
+// [tail, count), which fill no vector.
 template <typename T>
 struct Share {
   size_t begin, end, tail;
@@ -116,7 +116,7 @@ struct Share {
   }
 };
 
-// Sums the elements after the last whole vector, one per thread.
+// Sums the elements after the last 16-byte vector, one per thread at a time.
 template <typename T>
 __device__ void reduce_tail(ncclTeam team, ncclWindow_t send, ncclWindow_t recv, size_t tail, size_t count) {
   for (size_t at = tail + thread_of_grid(); at < count; at += threads_of_grid()) {
@@ -145,36 +145,36 @@ __device__ void reduce_share(ncclTeam team, ncclWindow_t send, ncclWindow_t recv
     to[i] = static_cast<uint4*>(ncclGetLsaPointer(recv, 0, peer));
   }
   const Share<T> share(team, count);
-  const size_t row = threads_of_grid();
+  const size_t stride = threads_of_grid();
   size_t at = share.begin + thread_of_grid();
   uint4 loaded[Unroll][N];
-  for (; at + (Unroll - 1) * row < share.end; at += Unroll * row) {
+  for (; at + (Unroll - 1) * stride < share.end; at += Unroll * stride) {
 #pragma unroll
     for (int u = 0; u < Unroll; u++) {
 #pragma unroll
-      for (int i = 0; i < N; i++) loaded[u][i] = from[i][at + u * row];
+      for (int i = 0; i < N; i++) loaded[u][i] = from[i][at + u * stride];
     }
 #pragma unroll
     for (int u = 0; u < Unroll; u++) {
       const uint4 sum = sum_of<T>(loaded[u]);
 #pragma unroll
-      for (int i = 0; i < N; i++) to[i][at + u * row] = sum;
+      for (int i = 0; i < N; i++) to[i][at + u * stride] = sum;
     }
   }
-  // The last rows, still all in flight at once.
+  // Each thread's last vectors, fewer than Unroll, all loads in flight at once.
 #pragma unroll
   for (int u = 0; u < Unroll; u++) {
-    if (at + u * row < share.end) {
+    if (at + u * stride < share.end) {
 #pragma unroll
-      for (int i = 0; i < N; i++) loaded[u][i] = from[i][at + u * row];
+      for (int i = 0; i < N; i++) loaded[u][i] = from[i][at + u * stride];
     }
   }
 #pragma unroll
   for (int u = 0; u < Unroll; u++) {
-    if (at + u * row < share.end) {
+    if (at + u * stride < share.end) {
       const uint4 sum = sum_of<T>(loaded[u]);
 #pragma unroll
-      for (int i = 0; i < N; i++) to[i][at + u * row] = sum;
+      for (int i = 0; i < N; i++) to[i][at + u * stride] = sum;
     }
   }
   reduce_tail<T>(team, send, recv, share.tail, count);

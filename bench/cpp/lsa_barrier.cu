@@ -11,9 +11,9 @@ extern "C" __global__ void lsa_barrier(ncclDevComm comm, uint32_t rounds) {
   for (uint32_t round = 0; round < rounds; round++) barrier.sync(cta, cuda::memory_order_acq_rel);
 }
 
-// The same barriers, with checks: in each round the first threads of a block write the round to
-// every peer's `table[block][rank]` between two barriers, and count in `wrong[block][rank]` the
-// rounds that have not arrived after the second one.
+// The same barriers, with checks. A round has two barriers: between them a block's first nRanks
+// threads write the round's number to every peer's `table[block][rank]`; after the second, each of
+// these threads counts in `wrong[block][rank]` the rounds that have not arrived from its peer.
 extern "C" __global__ void lsa_barrier_checked(ncclDevComm comm, Window table, Window wrong, uint32_t rounds) {
   const ncclTeam team = ncclTeamLsa(comm);
   const ncclCoopCta cta;

@@ -8,7 +8,7 @@
 
 namespace {
 
-// Every block of every rank sums one contiguous part, in whole 16-byte vectors except the last.
+// Every block of every rank sums one contiguous part, a multiple of 16 bytes except the last part.
 template <typename T>
 __device__ void all_reduce(const ncclDevComm& comm, ncclWindow_t send, ncclWindow_t recv, size_t count) {
   constexpr size_t lanes = 16 / sizeof(T);

@@ -8,7 +8,7 @@ use clap::ValueEnum;
 use devcomm::{FunctionInfo, LaunchConfig};
 use serde::Serialize;
 
-/// The kind of a contender.
+/// How a contender implements the operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Variant {
@@ -16,7 +16,7 @@ pub enum Variant {
     Rust,
     /// A kernel in Rust that puts by stores over NVLink
     RustLsa,
-    /// The same kernel in CUDA C++, compiled by `cargo xtask twins`
+    /// The kernel of `rust` in CUDA C++, compiled by `cargo xtask twins`
     Cpp,
     /// NCCL's call on the host, on memory that is not registered
     Nccl,
@@ -53,7 +53,7 @@ pub struct Contender<'a> {
     pub variant: Variant,
     /// The launch of its kernel; `None` for NCCL's calls.
     pub launch: Option<Launch>,
-    /// Operations per timed call: a row reports the time of one.
+    /// Operations per timed call: a row reports the time of one operation.
     pub operations: u32,
     /// Enqueues the timed work.
     pub timed: Work<'a>,
@@ -68,16 +68,16 @@ pub type Work<'a> = Rc<dyn Fn() -> devcomm::Result<()> + 'a>;
 
 /// A result in this rank's memory.
 pub trait Outcome {
-    /// Overwrites it, so that elements that a contender does not write are wrong.
-    fn overwrite(&self) -> Result<()>;
+    /// Fills it with wrong values, so that elements that a contender does not write count as wrong.
+    fn poison(&self) -> Result<()>;
 
     /// Counts its wrong elements. *Collective*.
     fn count_wrong(&self) -> Result<usize>;
 }
 
 impl<O: Outcome> Outcome for &O {
-    fn overwrite(&self) -> Result<()> {
-        (**self).overwrite()
+    fn poison(&self) -> Result<()> {
+        (**self).poison()
     }
 
     fn count_wrong(&self) -> Result<usize> {
@@ -106,12 +106,12 @@ impl<'a> Contender<'a> {
         Self { variant, launch: None, operations: 1, timed, checked: work, outcome }
     }
 
-    /// Times other work than is checked, with this many operations.
+    /// Times `work`, with this many operations, instead of the checked work.
     pub fn timed(self, operations: u32, work: impl Fn() -> devcomm::Result<()> + 'a) -> Self {
         Self { operations, timed: Rc::new(work), ..self }
     }
 
-    /// With this kernel's launch.
+    /// Records the grid and registers of the kernel that does the work.
     pub fn by_kernel(self, config: LaunchConfig, info: FunctionInfo) -> Self {
         let (blocks, threads) = (config.grid.x, config.block.x);
         Self { launch: Some(Launch { blocks, threads, registers: info.registers }), ..self }

@@ -1,4 +1,4 @@
-//! Matrix products by cuBLASLt, with the algorithm of its heuristics.
+//! Matrix products by cuBLASLt, with the algorithm that its heuristics choose.
 
 use std::ffi::c_void;
 
@@ -10,7 +10,7 @@ use half::bf16;
 /// Workspace of an algorithm, in bytes.
 const SCRATCH: usize = 64 << 20;
 
-/// The library, and its workspace on one GPU.
+/// A handle of the library, and a workspace on one GPU.
 pub struct CublasLt {
     handle: sys::cublasLtHandle_t,
     scratch: SymmetricBuffer<u32>,
@@ -24,7 +24,7 @@ pub enum Output {
 }
 
 impl CublasLt {
-    /// The library for the communicator's GPU; `None` if it is not installed.
+    /// Loads the library for the communicator's GPU; `None` if it is not installed.
     pub fn load(comm: &Communicator) -> Result<Option<Self>> {
         // SAFETY: opening the library runs its initialisers, as intended.
         if !unsafe { sys::is_culib_present() } {
@@ -35,7 +35,7 @@ impl CublasLt {
         Ok(Some(Self { handle, scratch }))
     }
 
-    /// `C = A x B^T` of `[m, n, k]`; `None` if cuBLASLt has no algorithm for it.
+    /// Plans `C = A x B^T` of shape `[m, n, k]`; `None` if cuBLASLt has no algorithm for it.
     pub fn plan(&self, [m, n, k]: [usize; 3], output: Output) -> Result<Option<Plan<'_>>> {
         use sys::cudaDataType::{CUDA_R_16BF, CUDA_R_32F};
         let (rows, columns, terms) = (m as u64, n as u64, k as u64);
@@ -103,7 +103,7 @@ impl Drop for CublasLt {
     }
 }
 
-/// A product with its algorithm.
+/// A product's descriptors and algorithm.
 pub struct Plan<'a> {
     library: &'a CublasLt,
     matmul: sys::cublasLtMatmulDesc_t,

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-/// The environment variable with the folder.
+/// The environment variable that names the folder of the compiled twins.
 const VARIABLE: &str = "DEVCOMM_TWINS";
 
 /// The output folder of `cargo xtask twins`: `rust/X.cubin` and `cpp/X.cubin`, each with `X.json`.
@@ -13,7 +13,8 @@ pub struct TwinFiles(PathBuf);
 
 impl TwinFiles {
     /// The named folder, else the variable's, else `twins` beside this program's folder:
-    /// `target/twins` for `target/release/devcomm-bench`, and likewise in a pack.
+    /// `target/twins` for `target/release/devcomm-bench`, and likewise in a pack
+    /// (`cargo xtask pack`).
     pub fn find(named: Option<&Path>) -> Result<Self> {
         let of_variable = || std::env::var_os(VARIABLE).filter(|value| !value.is_empty());
         let folder = match named.map(Path::to_owned).or_else(|| of_variable().map(PathBuf::from)) {

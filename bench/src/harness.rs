@@ -1,4 +1,5 @@
-//! The measurement loop of a rank: checks each contender, then times them interleaved.
+//! The measurement loop of a rank: checks every contender (one implementation of the measured
+//! operation), then times them interleaved.
 
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ pub struct Harness<'a> {
     pub run: &'a RunOptions,
     /// Whether times are meaningful: on GPUs only.
     pub is_timed: bool,
-    /// Time limit of a batch.
+    /// Time limit of a wait for the stream.
     limit: Duration,
     events: (Event, Event),
 }
@@ -52,7 +53,7 @@ impl<'a> Harness<'a> {
         }
     }
 
-    /// Waits for the stream, up to the time limit of a batch.
+    /// Waits for the stream, up to the time limit.
     pub fn finish(&self) -> Result<()> {
         Ok(self.stream.synchronize_within(self.limit)?)
     }
@@ -73,10 +74,10 @@ impl<'a> Harness<'a> {
         }
         let mut wrong = None;
         for _ in 0..self.run.check {
-            contender.outcome.overwrite()?;
-            // No rank may write a result before another's is overwritten.
+            contender.outcome.poison()?;
+            // No rank may write to a peer's result before the peer has poisoned it.
             self.rank.barrier()?;
-            // In the form that is timed: as a graph, or as plain launches.
+            // As it is timed: in a graph, or as plain launches.
             if self.run.graph > 0 {
                 self.stream.capture(|| (contender.checked)())?.launch(&self.stream)?;
             } else {
@@ -117,16 +118,16 @@ impl<'a> Harness<'a> {
         Ok(all.chunks_exact(contenders.len()).map(<[f64]>::to_vec).collect())
     }
 
-    /// Captures a batch of `iters` launches as a graph, and runs it once.
+    /// Captures `iters` launches as a graph, and runs it once.
     fn graph(&self, work: &Work<'_>) -> Result<Graph> {
-        let batch = || (0..self.run.iters).try_for_each(|_| work());
-        let graph = self.stream.capture(batch)?;
+        let launches = || (0..self.run.iters).try_for_each(|_| work());
+        let graph = self.stream.capture(launches)?;
         graph.launch(&self.stream)?;
         self.finish()?;
         Ok(graph)
     }
 
-    /// Seconds per operation, over a batch.
+    /// Seconds per operation, over one timed batch.
     fn time_one(&self, contender: &Contender<'_>, graph: Option<&Graph>) -> Result<f64> {
         let (stream, run) = (&self.stream, self.run);
         self.rank.barrier()?;
@@ -134,7 +135,7 @@ impl<'a> Harness<'a> {
             Some(graph) => (run.graph, &|| graph.launch(stream)),
             None => (run.iters, &*contender.timed),
         };
-        // Not timed: it aligns the ranks' GPUs.
+        // An untimed launch, which aligns the ranks' GPUs.
         launch()?;
         stream.record(&self.events.0)?;
         (0..launches).try_for_each(|_| launch())?;

@@ -60,7 +60,7 @@ pub struct GpuState {
 }
 
 impl Header {
-    /// Collects the header from the rank and its GPU and, on the printing rank, from nvidia-smi.
+    /// Collects the header from the rank and its GPU and, on the root rank, from nvidia-smi.
     pub fn of(rank: &Rank) -> Result<Self> {
         let properties = rank.communicator()?.properties()?;
         Ok(Self {
@@ -157,7 +157,8 @@ impl GpuState {
     }
 }
 
-/// nvidia-smi's indices of the GPUs of this host's ranks; they count invisible GPUs too.
+/// nvidia-smi's indices of the GPUs of this host's ranks; nvidia-smi ignores
+/// `CUDA_VISIBLE_DEVICES`.
 fn ordinals(ranks: usize) -> Vec<String> {
     match std::env::var("CUDA_VISIBLE_DEVICES").ok().filter(|list| !list.is_empty()) {
         Some(list) => list.split(',').take(ranks).map(|id| id.trim().to_owned()).collect(),
@@ -174,7 +175,7 @@ fn nvls(multimem: bool) -> String {
     }
 }
 
-/// The plugin's file name.
+/// The file name of the RMA plugin.
 fn rma_plugin() -> Option<String> {
     let path = std::env::var_os("NCCL_RMA_PLUGIN").filter(|path| !path.is_empty())?;
     Some(Path::new(&path).file_name()?.to_string_lossy().into_owned())

@@ -2,8 +2,8 @@
 
 use std::process::Command;
 
-/// The links between these GPUs (nvidia-smi's indices): `NV18` if all are equal, else
-/// `NV18 and SYS`.
+/// The links between these GPUs (nvidia-smi's indices): such as `NV18`, or
+/// `NV18 and SYS` if they differ.
 pub fn between(ordinals: &[String]) -> Option<String> {
     if ordinals.len() < 2 {
         return None;

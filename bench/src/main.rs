@@ -8,7 +8,7 @@
 //! cargo run --release -p devcomm-bench --features ptx -- twins
 //! ```
 //!
-//! Results are checked first, on random data. Flags and columns that nccl-tests has are the same.
+//! Results are checked first, on random data. Flags and columns are named as in nccl-tests.
 
 mod contender;
 mod cublaslt;
@@ -38,8 +38,8 @@ static KERNELS: KernelSet = devcomm::WITHOUT_PTX;
 /// Measures kernels that communicate: kernel-initiated against host-initiated, and Rust against
 /// C++.
 ///
-/// Flags mean what they mean in nccl-tests, except that: -g counts all ranks; -G makes each batch
-/// of -n launches a graph; times are GPU times of the slowest rank, medians over the rounds; there
+/// Flags mean what they mean in nccl-tests, except that: -g counts all ranks; -G captures -n
+/// launches as one graph; times are GPU times of the slowest rank, medians over the rounds; there
 /// are no in-place columns.
 #[derive(Parser)]
 #[command(name = "devcomm-bench", version, disable_help_subcommand = true)]

@@ -23,14 +23,14 @@ pub struct RankOptions {
     #[arg(long)]
     pub gin_loopback: bool,
 
-    /// Seconds after which an unfinished batch is an error
+    /// Seconds after which unfinished GPU work is an error
     #[arg(short = 'T', long, value_name = "SECONDS", default_value_t = 30)]
     #[arg(value_parser = clap::value_parser!(u64).range(1..))]
     pub timeout: u64,
 }
 
 impl RankOptions {
-    /// Time limit of a batch.
+    /// Time limit of a wait for GPU work.
     pub fn limit(&self) -> Duration {
         Duration::from_secs(self.timeout)
     }
@@ -92,7 +92,7 @@ impl GridOptions {
 /// Flags for iterations and rounds.
 #[derive(Args, Clone, Debug)]
 pub struct RunOptions {
-    /// Launches in a batch, which is timed as a whole
+    /// Launches that are timed together as a batch; with -G, launches in a graph
     #[arg(short = 'n', long = "iters", value_name = "N", default_value_t = 20)]
     pub iters: usize,
 
@@ -104,7 +104,8 @@ pub struct RunOptions {
     #[arg(short = 'c', long = "check", value_name = "N", default_value_t = 1)]
     pub check: u32,
 
-    /// Make each batch a CUDA graph, and time this many launches of it; 0 for plain launches
+    /// Capture -n launches as a CUDA graph, and time a batch of N graph launches; 0 for plain
+    /// launches
     #[arg(short = 'G', long = "cudagraph", value_name = "N", default_value_t = 0)]
     pub graph: usize,
 
@@ -173,7 +174,7 @@ impl SizeOptions {
         .take_while(move |&size| size <= max)
     }
 
-    /// The same in elements of `bytes` bytes, rounded down as in nccl-tests, without empty
+    /// Message sizes in elements of `bytes` bytes, rounded down as in nccl-tests, without empty
     /// messages.
     pub fn counts(&self, largest: usize, bytes: usize) -> Result<Vec<usize>> {
         let mut counts: Vec<usize> = self.sizes(largest).map(|size| size / bytes).collect();
@@ -192,7 +193,7 @@ impl RunOptions {
         Ok(())
     }
 
-    /// Launches per timed batch.
+    /// Launches of the work per timed batch.
     pub fn batch(&self) -> usize {
         self.iters * self.graph.max(1)
     }
@@ -258,7 +259,7 @@ mod tests {
         assert_eq!(sizes("-b 4 -e 100 -f 4"), [4, 16, 64]);
         assert_eq!(sizes("-b 4 -e 10 -i 3"), [4, 7, 10]);
         assert_eq!(sizes("-b 256 -f 2"), [256, 512, 1024]);
-        // A lower bound above the default upper one is the only size.
+        // A -b above the default -e is the only size.
         assert_eq!(sizes("-b 1M"), [1 << 20]);
     }
 

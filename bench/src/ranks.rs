@@ -16,7 +16,7 @@ pub fn run(
         bail!("a job has at least one rank");
     }
     if options.gin_loopback && simulate.is_none() {
-        // Before any use of a GPU and before any thread starts.
+        // It sets environment variables: before any thread starts, and any use of a GPU.
         GinLoopback::new().enable()?;
     }
     if options.processes && !World::is_launched() {

@@ -10,7 +10,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// Of these samples; `None` if empty.
+    /// Computed from samples; `None` without any.
     pub fn of(samples: impl IntoIterator<Item = f64>) -> Option<Self> {
         let mut sorted: Vec<f64> = samples.into_iter().collect();
         sorted.sort_by(f64::total_cmp);
@@ -48,7 +48,7 @@ mod tests {
     fn the_spread_of_known_samples() {
         let spread = Spread::of([5.0, 1.0, 4.0, 2.0, 3.0]).unwrap();
         assert_eq!(spread, Spread { median: 3.0, iqr: 2.0 });
-        // Between two samples.
+        // The median lies between two samples.
         let spread = Spread::of([4.0, 1.0, 2.0, 3.0]).unwrap();
         assert_eq!(spread, Spread { median: 2.5, iqr: 1.5 });
         assert_eq!(Spread::of([7.0]), Some(Spread { median: 7.0, iqr: 0.0 }));

@@ -23,7 +23,7 @@ pub trait Row: Serialize {
     fn cells(&self) -> Vec<String>;
 }
 
-/// All rows.
+/// A benchmark's header and rows.
 #[derive(Debug, Serialize)]
 pub struct Report<R> {
     header: Option<Header>,
@@ -37,12 +37,12 @@ impl<R: Row> Report<R> {
         Self { header: None, rows: Vec::new() }
     }
 
-    /// The header.
+    /// Sets the header.
     pub fn set_header(&mut self, header: Header) {
         self.header = Some(header);
     }
 
-    /// The table.
+    /// The rows as a table.
     pub fn table(&self) -> Table {
         let mut table = Table::new();
         table.load_style(presets::NOTHING);

@@ -20,7 +20,7 @@ fn empty_twins(name: &str) -> PathBuf {
 /// Every benchmark.
 const BENCHMARKS: [&str; 5] = ["twins", "all-reduce", "barrier", "put", "gemm-allreduce"];
 
-/// Those with message sizes.
+/// The benchmarks with message sizes.
 const WITH_MESSAGES: [&str; 3] = ["twins", "all-reduce", "put"];
 
 #[test]

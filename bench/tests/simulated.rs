@@ -12,7 +12,7 @@ use serde_json::Value;
 const COLUMNS: &str = "size count type redop shape variant grid time algbw busbw #wrong noise \
                        time/nccl time/nccl-sym";
 
-/// The contenders in the simulator other than the kernel in Rust.
+/// NCCL's variants.
 const OF_NCCL: [&str; 2] = ["nccl", "nccl-sym"];
 
 /// A successful run: its comment lines, and the words of each row of its table.
@@ -42,7 +42,7 @@ fn are_right(comments: &[String], rows: &[Vec<String>]) {
     assert_eq!(comments.last().unwrap(), "# #wrong 0");
 }
 
-/// The run fails with `words` after it has printed its header.
+/// The run fails, perhaps after printing its header, with an error that contains `words`.
 fn refuses_late(args: &[&str], words: &str) {
     let (code, _, stderr) = run(args);
     assert_eq!(code, Some(1), "{args:?}: {stderr}");
@@ -103,7 +103,7 @@ fn a_put_arrives_over_the_network_and_over_nvlink() {
 
 #[test]
 fn a_product_and_its_all_reduce_are_right() {
-    // Fewer multiprocessors than tiles, so that a block has several.
+    // Fewer multiprocessors than tiles, so that a block computes several.
     let args = ["gemm-allreduce", "--m", "5,130", "--n", "70,300", "--k", "8,40"];
     let mut small = program(&args);
     small.env("DEVCOMM_SIMULATE", "2,multiprocessors=1");

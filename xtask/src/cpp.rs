@@ -58,7 +58,7 @@ fn compile(nvcc: &Nvcc, tree: &NcclTree, source: &Path, folder: &Path) -> Result
     let mut command = Command::new(&nvcc.path);
     command.args(["-O3", "-std=c++17", "-arch", NvvmArch::Compute90.name(), "-I"]);
     command.args([include, source]);
-    // nvcc accepts only file names ending in `.so` or `.a`, the linker any.
+    // nvcc refuses the file name `libnccl.so.2`, which does not end in `.so`; the linker takes it.
     command.arg("-Xlinker").arg(library);
     // nvcc does not search the folder of the runtime in the compiler's wheels.
     if let Some(lib) = nvcc.path.parent().and_then(Path::parent).map(|home| home.join("lib")) {

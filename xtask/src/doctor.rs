@@ -34,9 +34,9 @@ struct Component {
     found: bool,
     version: Option<String>,
     path: Option<PathBuf>,
-    /// A remark; the reason if it is missing.
+    /// A remark, or why the component counts as missing.
     note: Option<String>,
-    /// The command that fixes it.
+    /// The command or step that installs it.
     fix: Option<String>,
 }
 
@@ -105,7 +105,7 @@ fn print_components(components: &[Component]) {
     }
 }
 
-/// One way for kernels to use GIN on this machine, from [`gin_support`].
+/// A GIN route (back end and transport) and whether it can work here, from [`gin_support`].
 #[derive(Serialize)]
 struct Network {
     route: String,

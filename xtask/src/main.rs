@@ -43,7 +43,7 @@ enum Task {
     },
     /// Run an example (setup first); without GPUs it is simulated
     Run {
-        /// The example's name; unknown names list them all
+        /// The example's name; for an unknown name, the error lists the examples
         example: String,
         /// Arguments for the example
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]

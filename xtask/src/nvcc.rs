@@ -23,7 +23,8 @@ const PACKAGES: [(&str, &str); 5] = [
 ];
 const VERSION: &str = "13.5.37";
 
-/// The folder of the wheels in the cache. Its name must not begin with that of the ptxas wheel.
+/// The folder of the wheels in the cache. Its name must not begin with `nvidia-cuda-nvcc`: by that
+/// prefix `find_ptxas` finds the wheel with ptxas.
 const FOLDER: &str = "cuda-compiler";
 
 /// The environment variable with the path of another nvcc.
@@ -63,7 +64,7 @@ pub fn find() -> Result<Nvcc> {
     ensure!(
         path.is_file(),
         "there is no nvcc at {}: `cargo xtask setup --twins` downloads it, or set {VARIABLE} to \
-        the nvcc of a CUDA 13",
+        the nvcc of CUDA 13",
         path.display()
     );
     let version = version_of(&path)?;
@@ -105,8 +106,8 @@ fn ensure_host_compiler() -> Result<()> {
     let status = gcc.arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
     ensure!(
         status.is_ok_and(|status| status.success()),
-        "the C++ twins need a host compiler for nvcc, and there is no g++: install one (your \
-         system's g++ or build-essential), or set NVCC_CCBIN to one"
+        "nvcc needs a host compiler, and there is no g++: install one (your system's g++ or \
+         build-essential), or set NVCC_CCBIN to one"
     );
     Ok(())
 }

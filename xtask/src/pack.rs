@@ -6,7 +6,7 @@
 //! programs.tar.xz  unpacked once by run.sh into the user's cache:
 //!     examples/    the programs              tests/   the test programs that need GPUs
 //!     bench/       devcomm-bench             twins/   its kernels in Rust and in C++
-//!     kernels/     PTX, cubins, sidecars     lib/     GinLoopback's NCCL plugin
+//!     kernels/     PTX, cubins, metadata     lib/     GinLoopback's NCCL plugin
 //! nccl/            lib/libnccl.so.2 (or .xz) and include/nccl.h
 //! licences/        the project's and NCCL's
 //! ```

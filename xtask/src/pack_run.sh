@@ -29,7 +29,7 @@ shutil.copyfileobj(lzma.open(sys.stdin.buffer), sys.stdout.buffer)'
 }
 
 # provide NAME FILE COMMAND: sets $folder to a folder in the user's cache, filled once by `COMMAND FILE FOLDER`.
-# If the cache is not writable, it is a temporary folder, which is added to $scratch and removed at the end.
+# If the cache is not writable, $folder is a temporary folder, which is added to $scratch and removed at the end.
 cache="${DEVCOMM_CACHE:-${XDG_CACHE_HOME:-${HOME:-/nonexistent}/.cache}/devcomm}/packed"
 scratch=
 provide() {
@@ -96,7 +96,7 @@ run_tests() {
         *) continue ;;
         esac
         echo "== $name =="
-        # Each test uses all GPUs, so one runs at a time; --nocapture shows the GPU-TEST lines.
+        # Each test uses all GPUs, so one runs at a time; --nocapture shows the lines "GPU-TEST name: ran".
         { "$program" --nocapture --test-threads=1 "$@" 2>&1 || echo "PROGRAM $name failed with code $?"; } | tee -a "$log"
     done
     code=0

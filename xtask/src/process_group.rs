@@ -34,7 +34,7 @@ pub enum End {
 impl ProcessGroup {
     /// Starts `command` with its standard output piped to [`run`](Self::run).
     pub fn spawn(mut command: Command) -> Result<Self> {
-        // The terminal's Ctrl-C signals only this process's group: `run` then kills the new one.
+        // The terminal's Ctrl-C signals only this process's group: `run` then kills the child's.
         interrupted()?;
         command.stdin(Stdio::null()).stdout(Stdio::piped()).process_group(0);
         let program = command.get_program().to_string_lossy().into_owned();
@@ -115,7 +115,7 @@ impl Drop for ProcessGroup {
     }
 }
 
-/// Whether this process got a termination signal, which does not kill it after the first call.
+/// Whether this process got a termination signal. The first call disables their default action.
 fn interrupted() -> Result<&'static AtomicBool> {
     static FLAG: OnceLock<Arc<AtomicBool>> = OnceLock::new();
     if let Some(flag) = FLAG.get() {

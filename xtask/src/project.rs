@@ -18,7 +18,8 @@ pub fn root() -> PathBuf {
     manifest_dir.parent().map_or_else(|| manifest_dir.clone(), Path::to_path_buf)
 }
 
-/// A command for the cargo that runs this program, in the root folder. Missing kernels are errors.
+/// A command for the cargo that runs this program, in the root folder. Kernels that cannot be built
+/// are an error in it.
 pub fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root()).env("DEVCOMM_REQUIRE_KERNELS", "1");

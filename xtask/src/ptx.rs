@@ -12,7 +12,7 @@ use crate::setup::{Optional, setup};
 /// The package of the kernels.
 const KERNELS: &str = "devcomm-kernels";
 
-/// Maximum stack of a GIN operation in bytes: NCCL's request descriptor.
+/// Maximum stack of a GIN operation in bytes: the size of NCCL's request descriptor.
 const DESCRIPTOR: usize = 128;
 
 /// The block size that a kernel must support, unless its PTX declares a smaller maximum
@@ -214,7 +214,7 @@ fn check_kernel(report: &KernelReport, threads: u32) -> Vec<String> {
         ));
     }
     let spills = (resources.spill_stores + resources.spill_loads) as usize;
-    // ptxas' stack includes inlined functions.
+    // ptxas' stack includes that of GIN operations, which have their own limit below.
     let stack = if report.uses_gin() { report.own_stack } else { resources.stack as usize };
     for (count, what) in [(stack, "bytes of stack"), (spills, "bytes of spills")] {
         if count > 0 {

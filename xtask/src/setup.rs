@@ -80,7 +80,7 @@ pub fn setup(quiet: bool, without: Optional) -> Result<()> {
     Ok(())
 }
 
-/// The pinned NCCL's tree, with library and bitcode.
+/// Finds a tree of [`NCCL_VERSION`] with library and bitcode.
 pub fn find_pinned_nccl() -> Result<NcclTree, NotFound> {
     find_nccl(None, NcclPart::Bitcode, |tree| match (tree.version, &tree.library) {
         (Some(NCCL_VERSION), Some(_)) => Ok(()),
@@ -133,8 +133,8 @@ pub fn sysroot() -> Result<PathBuf> {
 }
 
 /// Downloads wheels, given by package and version, with pip and unpacks them into the folder
-/// `name`-`version` of the cache. Does nothing if `is_there` returns true under the lock, since
-/// another process was first.
+/// `name`-`version` of the cache. Does nothing if another process has done so before this one
+/// gets the cache's lock: `is_there` is then true.
 pub fn fetch(
     name: &str,
     version: &str,
@@ -166,7 +166,7 @@ pub fn fetch(
         .args(["--disable-pip-version-check", "--quiet", "--progress-bar", progress, "--dest"])
         .arg(&download)
         .args(&wanted);
-    succeed(
+    run(
         &mut pip,
         &format!(
             "pip could not download {all} (its message is above): it needs the \
@@ -178,7 +178,7 @@ pub fn fetch(
         let wheel = entry?.path();
         let mut unzip = Command::new(python);
         unzip.args(["-m", "zipfile", "-e"]).arg(&wheel).arg(&tree);
-        succeed(&mut unzip, &format!("{} does not unpack; is the disk full?", wheel.display()))?;
+        run(&mut unzip, &format!("{} does not unpack; is the disk full?", wheel.display()))?;
     }
     make_programs_executable(&tree)?;
     if target.exists() {
@@ -233,7 +233,8 @@ pub fn python_with_pip() -> Result<&'static str> {
     )
 }
 
-fn succeed(command: &mut Command, otherwise: &str) -> Result<()> {
+/// Runs a command; `otherwise` is the error if it fails.
+fn run(command: &mut Command, otherwise: &str) -> Result<()> {
     // pip's messages go to standard error, not into the task's output.
     let status = command.stdin(Stdio::null()).stdout(std::io::stderr()).status();
     match status {

@@ -5,8 +5,8 @@
 //! test that hangs is killed with its program, and named. Tests in `gpu_*` run on simulated GPUs
 //! and then, if present, on this system's.
 //!
-//! A test that cannot run here, without GPUs or a C++ compiler, reports success to its harness. It
-//! also prints one of these lines, bypassing the harness, and is counted as skipped:
+//! A test that cannot run here, without GPUs or a C++ compiler, reports success to its harness.
+//! These lines, which tests print past the harness's capture, tell which tests to count as skipped:
 //!
 //! ```text
 //! SKIPPED name: reason
@@ -46,7 +46,7 @@ const TEST_GPUS: &str = "DEVCOMM_TEST_GPUS";
 pub fn test() -> Result<u8> {
     let limit = time_limit(std::env::var(TIMEOUT_VARIABLE).ok().as_deref())?;
     setup(true, Optional::Ptxas)?;
-    // PTX is embedded only if there are GPUs; tests of PTX build their own.
+    // PTX is embedded only if there are GPUs; tests of PTX compile their own kernels.
     let features: &[&str] = if cuda::has_gpus() { &["--features", "ptx"] } else { &[] };
     let mut tally = Tally::default();
     println!("\n== build ==");
@@ -171,7 +171,7 @@ fn network() -> Vec<(&'static str, String)> {
     if gin_support(None).has_rdma() || std::env::var_os("NCCL_RMA_PLUGIN").is_some() {
         return Vec::new();
     }
-    // Without the plugin those tests are skipped: there is no network.
+    // Without the plugin the tests of GIN are skipped.
     let plugin = find_gin_loopback(None).ok();
     plugin.map(|path| devcomm_locate::gin_loopback_environment(&path).to_vec()).unwrap_or_default()
 }

@@ -7,7 +7,7 @@
 //! bench/cpp/X.cu   --nvcc -ptx, NCCL's headers-------------> PTX --/
 //! ```
 //!
-//! Cubins and sidecars are in `target/twins/{rust,cpp}`.
+//! Cubins and sidecars (JSON metadata) are in `target/twins/{rust,cpp}`.
 //!
 //! The same ptxas with the same flags assembles both, so that only languages and compilers differ.
 //! Twins are a Rust and a C++ file with equal names, entries and parameters.
@@ -167,7 +167,7 @@ fn ensure_same_entries(rust: &Artifacts, cpp: &Artifacts) -> Result<()> {
         let twin = cpp.modules.iter().find(|other| other.file == module.file);
         let twin = twin.with_context(|| format!("{}.cu was not compiled", module.file))?;
         let entries = |module: &ModuleArtifact| {
-            let mut entries: Vec<String> = module.info.kernels.iter().map(shape).collect();
+            let mut entries: Vec<String> = module.info.kernels.iter().map(entry).collect();
             entries.sort();
             entries.join(", ")
         };
@@ -183,7 +183,7 @@ fn ensure_same_entries(rust: &Artifacts, cpp: &Artifacts) -> Result<()> {
 }
 
 /// A kernel's name and the size of each parameter in bytes.
-fn shape(kernel: &cuda_builder::Kernel) -> String {
+fn entry(kernel: &cuda_builder::Kernel) -> String {
     let sizes: Vec<String> = kernel.params.iter().map(|param| param.size.to_string()).collect();
     format!("{}({})", kernel.name, sizes.join(" "))
 }

@@ -144,7 +144,7 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    /// Checks Rust and C++ and times all three: one row. *Collective*.
+    /// Checks the Rust and C++ kernels, times all three modules, and adds a row. *Collective*.
     fn row(&mut self, label: Label, contenders: &[Contender<'_>]) -> Result<()> {
         let Label { kernel, dtype, bytes } = label;
         let launches = [0, 1].map(|i| contenders[i].launch.unwrap_or_default());

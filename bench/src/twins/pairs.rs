@@ -9,9 +9,9 @@ use half::{bf16, f16};
 use super::Job;
 use super::row::Label;
 use crate::options::LARGEST;
-use crate::workloads::{AllReduce, Barrier, LlExchange, Message, Put, Shape};
+use crate::workloads::{AllReduce, Barrier, KernelInfo, LlExchange, Message, Put};
 
-/// A pair: its file stem, and the function that runs it.
+/// A pair: the file stem of its modules, and the function that runs it.
 pub type Pair = (&'static str, fn(&mut Job<'_>) -> Result<()>);
 
 /// All pairs. To add one, add a line here and a function that creates its workloads.
@@ -23,9 +23,9 @@ pub const PAIRS: [Pair; 5] = [
     ("gin_put", gin_put),
 ];
 
-/// Element counts not divisible by ranks or vectors: checked, not timed.
-const ODD_COUNTS: [usize; 6] = [1, 7, 17, 1023, 4099, 65537];
-/// The low-latency protocol is for short messages; longer puts would measure only the network.
+/// Counts that divide neither into 16-byte vectors nor among two ranks: checked, not timed.
+const UNEVEN_COUNTS: [usize; 6] = [1, 7, 17, 1023, 4099, 65537];
+/// Bytes: the low-latency protocol is for short messages; longer puts measure only the network.
 const LARGEST_MESSAGE: usize = 1 << 20;
 /// Round trips per launch.
 const ROUNDS: u32 = 50;
@@ -45,20 +45,20 @@ fn lsa_barrier(job: &mut Job<'_>) -> Result<()> {
 }
 
 fn lsa_allreduce(job: &mut Job<'_>) -> Result<()> {
-    let shape = Shape { threads: 128, max_blocks: 128, rounds_partial_sums: false };
-    all_reduce::<f32, kernels::lsa_allreduce<f32>>(job, "lsa_allreduce", shape)?;
-    all_reduce::<f16, kernels::lsa_allreduce<f16>>(job, "lsa_allreduce", shape)?;
-    all_reduce::<bf16, kernels::lsa_allreduce<bf16>>(job, "lsa_allreduce", shape)
+    let info = KernelInfo { threads: 128, max_blocks: 128, rounds_partial_sums: false };
+    all_reduce::<f32, kernels::lsa_allreduce<f32>>(job, "lsa_allreduce", info)?;
+    all_reduce::<f16, kernels::lsa_allreduce<f16>>(job, "lsa_allreduce", info)?;
+    all_reduce::<bf16, kernels::lsa_allreduce<bf16>>(job, "lsa_allreduce", info)
 }
 
 fn reduce_copy(job: &mut Job<'_>) -> Result<()> {
-    let shape = Shape { threads: 256, max_blocks: 64, rounds_partial_sums: true };
-    all_reduce::<f32, bench_kernels::reduce_copy<f32>>(job, "reduce_copy", shape)?;
-    all_reduce::<f16, bench_kernels::reduce_copy<f16>>(job, "reduce_copy", shape)?;
-    all_reduce::<bf16, bench_kernels::reduce_copy<bf16>>(job, "reduce_copy", shape)
+    let info = KernelInfo { threads: 256, max_blocks: 64, rounds_partial_sums: true };
+    all_reduce::<f32, bench_kernels::reduce_copy<f32>>(job, "reduce_copy", info)?;
+    all_reduce::<f16, bench_kernels::reduce_copy<f16>>(job, "reduce_copy", info)?;
+    all_reduce::<bf16, bench_kernels::reduce_copy<bf16>>(job, "reduce_copy", info)
 }
 
-fn all_reduce<T, K>(job: &mut Job<'_>, name: &'static str, shape: Shape) -> Result<()>
+fn all_reduce<T, K>(job: &mut Job<'_>, name: &'static str, info: KernelInfo) -> Result<()>
 where
     T: Number,
     K: Kernel<Args = (device::DevComm, device::Window<T>, device::Window<T>, usize)>,
@@ -67,12 +67,12 @@ where
     if !options.dtype.includes(T::NAME) {
         return Ok(());
     }
-    let workload = |count| AllReduce::<T, K>::new(harness, &options.grid, shape, count);
+    let workload = |count| AllReduce::<T, K>::new(harness, &options.grid, info, count);
     for count in options.sizes.counts(LARGEST, size_of::<T>())? {
         let label = Label { kernel: name, dtype: T::NAME, bytes: count * size_of::<T>() };
         job.row(label, &workload(count)?.with(compiled)?)?;
     }
-    for count in ODD_COUNTS {
+    for count in UNEVEN_COUNTS {
         let [rust, cpp] =
             job.check(&workload(count)?.with(compiled)?)?.map(Option::unwrap_or_default);
         ensure!(
@@ -93,7 +93,7 @@ fn ll_exchange(job: &mut Job<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Requires GIN PROXY and two ranks.
+/// Left out without GIN PROXY or with one rank.
 fn gin_put(job: &mut Job<'_>) -> Result<()> {
     let harness = job.harness;
     if !harness.comm.properties()?.gin_types.contains(GinType::Proxy) {

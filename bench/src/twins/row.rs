@@ -28,7 +28,7 @@ pub struct TwinRow {
     /// Rust's time over C++'s: median and interquartile range over rounds.
     pub ratio: f64,
     pub noise: f64,
-    /// C++'s time over C++'s, as `ratio`.
+    /// C++'s time when loaded a second time over its time when loaded first, as `ratio`.
     pub null: f64,
     pub null_noise: f64,
     /// Wrong elements over all ranks; `None` if not checked.
@@ -45,7 +45,7 @@ pub struct Label {
 }
 
 impl TwinRow {
-    /// From the times in every round: of Rust, C++, and C++ again.
+    /// From the times in every round: of Rust, C++, and C++ loaded a second time.
     pub fn new(
         label: Label,
         launches: [Launch; 2],
@@ -115,7 +115,7 @@ impl Row for TwinRow {
     }
 }
 
-/// Summary of all rows, with which limits are compared.
+/// Summary of all rows, to compare with limits.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Verdict {
     rows: usize,
@@ -129,18 +129,18 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    /// Over these rows.
+    /// Summarizes these rows.
     pub fn of(rows: &[TwinRow]) -> Self {
         let worst = rows.iter().max_by(|a, b| a.ratio.total_cmp(&b.ratio));
         let null = rows.iter().map(|row| row.null);
-        let far = |ratio: f64| ratio.ln().abs();
+        let distance = |ratio: f64| ratio.ln().abs();
         Self {
             rows: rows.len(),
             mean: geometric_mean(rows.iter().map(|row| row.ratio)).unwrap_or(1.0),
             worst: worst.map_or(1.0, |row| row.ratio),
             worst_row: worst.map_or_else(String::new, TwinRow::name),
             null_mean: geometric_mean(null.clone()).unwrap_or(1.0),
-            null_worst: null.max_by(|a, b| far(*a).total_cmp(&far(*b))).unwrap_or(1.0),
+            null_worst: null.max_by(|a, b| distance(*a).total_cmp(&distance(*b))).unwrap_or(1.0),
             wrong: rows.iter().flat_map(|row| [row.rust_wrong, row.cpp_wrong]).flatten().sum(),
             checked: rows.iter().all(|row| row.rust_wrong.is_some()),
         }
@@ -178,7 +178,7 @@ mod tests {
 
     fn row(rust: f64, wrong: usize) -> TwinRow {
         let label = Label { kernel: "sum", dtype: "f32", bytes: 1024 };
-        // Rounds differ more than contenders: ratios are taken within a round.
+        // Times differ more between rounds than between kernels: ratios are taken within a round.
         let rounds = [[rust, 1.0, 0.99], [rust * 3.0, 3.0, 3.0], [rust * 9.0, 9.0, 9.09]];
         let rounds = rounds.map(Vec::from).to_vec();
         let launches = [30, 32].map(|registers| Launch { blocks: 8, threads: 128, registers });

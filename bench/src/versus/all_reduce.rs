@@ -13,7 +13,7 @@ use super::{Benchmark, SIMULATED_BLOCKS, SIMULATED_LARGEST};
 use crate::contender::{Contender, Variant};
 use crate::harness::Harness;
 use crate::options::{Dtype, GridOptions, LARGEST, SizeOptions};
-use crate::workloads::{self, Shape, Sum};
+use crate::workloads::{self, KernelInfo, Sum};
 
 /// The flags of `all-reduce`.
 #[derive(Args, Clone, Debug)]
@@ -86,10 +86,10 @@ impl AllReduce {
         }
         let harness = job.harness;
         let max_blocks = harness.choose(128, SIMULATED_BLOCKS);
-        let shape = Shape { threads: 128, max_blocks, rounds_partial_sums: false };
+        let info = KernelInfo { threads: 128, max_blocks, rounds_partial_sums: false };
         let largest = harness.choose(LARGEST, SIMULATED_LARGEST);
         for count in self.sizes.counts(largest, size_of::<T>())? {
-            let workload = workloads::AllReduce::<T, K>::new(harness, &self.grid, shape, count)?;
+            let workload = workloads::AllReduce::<T, K>::new(harness, &self.grid, info, count)?;
             let mut contenders = workload.with(compiled)?;
             if job.selection.has(Variant::Nccl) {
                 contenders.push(by_nccl::<T>(harness, count)?);

@@ -65,8 +65,8 @@ impl Benchmark for GemmAllReduce {
                 Some(library) => library.plan(shape, output),
                 None => Ok(None),
             };
-            // For checks, and for NCCL's variants, which are omitted for a shape without an
-            // algorithm.
+            // `exact` is for checks, `product` for NCCL's variants, which are omitted if cuBLASLt
+            // has no algorithm for the shape.
             let (exact, product) = (plan(Output::F32)?, plan(Output::Bf16)?);
             if library.is_some() && product.is_none() && harness.rank.is_root() {
                 println!("# left out: nccl, nccl-sym of {shape:?}: cuBLASLt has no algorithm");
@@ -116,7 +116,7 @@ impl GemmAllReduce {
     }
 }
 
-/// cuBLASLt; without it NCCL's variants are omitted.
+/// Loads cuBLASLt; without it NCCL's variants are omitted.
 fn load_cublaslt(job: &mut Job<'_>) -> Result<Option<CublasLt>> {
     let (library, why) = match job.harness.rank.is_simulated() {
         true => (None, "cuBLASLt does not run on simulated GPUs"),
@@ -133,7 +133,7 @@ fn load_cublaslt(job: &mut Job<'_>) -> Result<Option<CublasLt>> {
     Ok(library)
 }
 
-/// This rank's factors.
+/// This rank's A and B.
 struct Matrices<'a> {
     harness: &'a Harness<'a>,
     problem: Problem,
@@ -208,12 +208,12 @@ struct Product<'a> {
 }
 
 impl Outcome for Product<'_> {
-    fn overwrite(&self) -> Result<()> {
-        // NaNs.
+    fn poison(&self) -> Result<()> {
+        // Every element is a NaN.
         Ok(self.c.fill_bytes(0xff)?)
     }
 
-    /// Counts wrong elements: among all, or without `sum` on GPUs among the samples.
+    /// Counts wrong elements: of all elements, or without `sum` on GPUs only of the samples.
     fn count_wrong(&self) -> Result<usize> {
         let Matrices { harness: Harness { rank, .. }, problem, .. } = self.matrices;
         let mut c = vec![bf16::ZERO; self.c.len()];
@@ -267,10 +267,10 @@ fn unfused<'a>(
     Contender::new(variant, work, product)
 }
 
-/// Whether `got` differs from `right` by more than bf16 roundings allow: of each rank's product, at
-/// most `largest` each, and of each partial sum.
+/// Whether `got` differs from `right` by more than bf16 roundings allow: one of each product (a
+/// rank's, of magnitude `largest` at most), and one of each partial sum.
 fn is_beyond_rounding(right: f32, got: bf16, largest: f64, ranks: usize) -> bool {
-    /// Half the distance from 1 to the next number.
+    /// Half the distance from 1 to the next bf16 number.
     const HALF_STEP: f64 = 1.0 / 256.0;
     let roundings_of_products = ranks as f64 * largest;
     let roundings_of_sums: f64 = (2..=ranks).map(|terms| terms as f64 * largest).sum();

@@ -1,4 +1,5 @@
-//! Runs a comparison: checks every contender, then times them interleaved.
+//! One rank's run of a benchmark: checks every contender (a variant's implementation), then times
+//! them interleaved.
 
 use std::path::Path;
 
@@ -14,7 +15,7 @@ use crate::header::Header;
 use crate::options::OutputOptions;
 use crate::table::Report;
 
-/// A run of a benchmark.
+/// One rank's run of a benchmark.
 pub struct Job<'a> {
     pub harness: &'a Harness<'a>,
     pub selection: Selection,
@@ -31,7 +32,7 @@ impl<'a> Job<'a> {
         Self { harness, selection, twins, order, report: Report::new() }
     }
 
-    /// The kernels of `name` in Rust, from `set`, and in C++, as selected and available.
+    /// Loads `set` and the C++ module `name`, as selected and available.
     pub fn kernels(&mut self, set: &KernelSet, name: &str) -> Result<Vec<(Variant, Kernels)>> {
         let rank = self.harness.rank;
         let mut kernels = Vec::new();
@@ -137,20 +138,20 @@ mod tests {
     const CASE: Case =
         Case { size: 4, count: 1, dtype: "f32", redop: "sum", bus: 1.0, shape: None };
 
-    /// The log of a rank's contenders.
+    /// What a rank's contenders have done.
     struct Log<'a> {
         done: RefCell<Vec<&'static str>>,
-        /// Overwritten results of both ranks.
-        overwritten: &'a AtomicUsize,
+        /// The number of poisoned results of both ranks.
+        poisoned: &'a AtomicUsize,
     }
 
     /// A result that is right if it is 7.
     struct Seven<'a>(Rc<Cell<u32>>, &'a Log<'a>);
 
     impl Outcome for Seven<'_> {
-        fn overwrite(&self) -> Result<()> {
-            self.1.done.borrow_mut().push("spoil");
-            self.1.overwritten.fetch_add(1, Ordering::Relaxed);
+        fn poison(&self) -> Result<()> {
+            self.1.done.borrow_mut().push("poison");
+            self.1.poisoned.fetch_add(1, Ordering::Relaxed);
             self.0.set(0);
             Ok(())
         }
@@ -160,14 +161,14 @@ mod tests {
         }
     }
 
-    /// Writes its result only when checked, and then only every `every`th time.
+    /// Writes its result only in every `every`th check.
     fn lazy<'a>(variant: Variant, every: usize, log: &'a Log<'a>) -> Contender<'a> {
         let (result, times) = (Rc::new(Cell::new(7)), Cell::new(0_usize));
         let outcome = Seven(Rc::clone(&result), log);
         let checked = move || {
-            let mine = log.done.borrow().iter().filter(|done| **done == "spoil").count();
-            let all = log.overwritten.load(Ordering::Relaxed);
-            assert!(all >= 2 * mine, "the other rank's result is not overwritten yet");
+            let mine = log.done.borrow().iter().filter(|done| **done == "poison").count();
+            let all = log.poisoned.load(Ordering::Relaxed);
+            assert!(all >= 2 * mine, "the other rank's result is not poisoned yet");
             log.done.borrow_mut().push("checked");
             times.set(times.get() + 1);
             if times.get().is_multiple_of(every) {
@@ -208,17 +209,17 @@ mod tests {
 
     #[test]
     fn every_check_begins_with_a_spoilt_result_and_all_are_done_before_the_first_time() {
-        let overwritten = AtomicUsize::new(0);
+        let poisoned = AtomicUsize::new(0);
         simulated("-c 2 -n 3 -w 1 --rounds 2", |mut job, output| {
-            let log = Log { done: RefCell::default(), overwritten: &overwritten };
+            let log = Log { done: RefCell::default(), poisoned: &poisoned };
             job.compare(CASE, &[lazy(Variant::Rust, 1, &log), lazy(Variant::Nccl, 2, &log)])?;
-            // Warm-up, and in every round a launch before the batch.
+            // Of each contender: the warm-up, and in both rounds an untimed launch and the batch.
             let timed = 2 * (1 + 2 * (1 + 3));
-            let checks = [["spoil", "checked"]; 4].concat();
+            let checks = [["poison", "checked"]; 4].concat();
             assert_eq!(*log.done.borrow(), [&checks[..], &vec!["timed"; timed]].concat());
 
             let wrong: Vec<_> = job.report.rows.iter().map(|row| row.wrong).collect();
-            // One of two checks, on two ranks.
+            // `nccl` writes its result in one of two checks, on both ranks.
             assert_eq!(wrong, [Some(0), Some(2)]);
             assert!(job.report.rows.iter().all(|row| row.time_us.is_some()));
             let error = job.finish(Ok(()), output).unwrap_err().to_string();

@@ -1,8 +1,8 @@
 //! Compares kernel-initiated with host-initiated communication: kernels that communicate themselves
 //! against NCCL's host calls, which launch NCCL's kernels.
 //!
-//! Every variant uses the same random data and is fully checked before it is timed. In every round
-//! each is timed over one batch, in random order; a ratio is the median of ratios within a round.
+//! Every variant uses the same random data and is fully checked before it is timed. Every round
+//! times one batch of each, in random order; a ratio is the median of ratios within a round.
 
 mod all_reduce;
 mod barrier;
@@ -67,7 +67,7 @@ pub trait Benchmark: Args + Sync {
     /// Validates its flags.
     fn validate(&self) -> Result<()>;
 
-    /// Compares its contenders.
+    /// Compares its variants.
     fn run(&self, job: &mut Job<'_>) -> Result<()>;
 }
 

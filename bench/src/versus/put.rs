@@ -24,11 +24,11 @@ pub struct Put {
     grid: GridOptions,
 }
 
-/// The size of a smallest message, in addition to the command line's sizes.
+/// Smallest message in bytes, added to the command line's sizes if those are larger.
 const SMALLEST: usize = 8;
 /// Default largest message on GPUs.
 const LARGEST: usize = 4 << 20;
-/// Threads per block of stores, and maximum blocks on GPUs.
+/// Threads per block and maximum blocks of the kernel that stores over NVLink.
 const THREADS: u32 = 512;
 const MAX_BLOCKS: u32 = 32;
 
@@ -106,7 +106,7 @@ fn rounds(bytes: usize) -> u32 {
     ((16 << 20) / bytes).clamp(2, 50) as u32
 }
 
-/// Omits variants that NCCL does not support here.
+/// Omits variants that cannot run here.
 fn omit(job: &mut Job<'_>) -> Result<()> {
     let properties = job.harness.comm.properties()?;
     if !properties.gin_types.contains(GinType::Proxy) {

@@ -13,9 +13,9 @@ use crate::contender::{Contender, Outcome, Variant};
 use crate::harness::Harness;
 use crate::options::GridOptions;
 
-/// Grid limits and rounding of a kernel.
+/// A kernel's grid limits and rounding.
 #[derive(Clone, Copy)]
-pub struct Shape {
+pub struct KernelInfo {
     /// Threads per block.
     pub threads: u32,
     /// Maximum blocks.
@@ -44,15 +44,15 @@ where
     pub fn new(
         harness: &'a Harness<'a>,
         grid: &GridOptions,
-        shape: Shape,
+        info: KernelInfo,
         count: usize,
     ) -> Result<Self> {
         let share = (count * size_of::<T>()).div_ceil(harness.rank.n_ranks());
-        let (blocks, threads) = grid.grid(share, shape.threads, shape.max_blocks);
+        let (blocks, threads) = grid.grid(share, info.threads, info.max_blocks);
         let requirements = DevCommRequirements::new().lsa_barriers(blocks);
         let dev_comm = harness.comm.create_dev_comm(requirements)?;
         let (send, recv) = (harness.comm.window(count)?, harness.comm.window(count)?);
-        let (rounds_partial_sums, same_bits) = (shape.rounds_partial_sums, true);
+        let (rounds_partial_sums, same_bits) = (info.rounds_partial_sums, true);
         let sum = Sum { rounds_partial_sums, same_bits, ..Sum::new(harness, &send, &recv)? };
         let config = LaunchConfig::new(blocks, threads);
         Ok(Self { harness, dev_comm, send, recv, config, sum, kernel: PhantomData })
@@ -85,7 +85,7 @@ pub struct Sum<'a, T> {
 }
 
 impl<'a, T: Number> Sum<'a, T> {
-    /// NCCL's sum, where a ring rounds each partial sum; `send` gets this rank's input.
+    /// A sum by NCCL, whose ring rounds each partial sum. Writes this rank's input to `send`.
     pub fn new<B>(harness: &'a Harness<'a>, send: &B, recv: &B) -> Result<Self>
     where
         B: Buffer<Element = T>,
@@ -97,8 +97,8 @@ impl<'a, T: Number> Sum<'a, T> {
 }
 
 impl<T: Number> Outcome for Sum<'_, T> {
-    fn overwrite(&self) -> Result<()> {
-        // NaNs.
+    fn poison(&self) -> Result<()> {
+        // Every element is a NaN.
         Ok(self.recv.fill_bytes(0xff)?)
     }
 

@@ -11,11 +11,11 @@ use crate::harness::Harness;
 const ROUNDS: u32 = 1000;
 const CHECKED_ROUNDS: u32 = 100;
 
-/// A grid of barriers.
+/// The barrier kernels, with their grid and memory.
 pub struct Barrier<'a> {
     harness: &'a Harness<'a>,
     dev_comm: DevCommResource,
-    /// For checks, as `wrong`: an element for each block and rank.
+    /// Of the checked kernel, as is `wrong`: one element per block and rank.
     table: Window<u32>,
     wrong: Window<u32>,
     config: LaunchConfig,
@@ -25,7 +25,7 @@ impl<'a> Barrier<'a> {
     /// Default numbers of blocks, each with its own barrier.
     pub const BLOCKS: [u32; 3] = [1, 16, 64];
 
-    /// *Collective*.
+    /// Allocates the memory. *Collective*.
     pub fn new(harness: &'a Harness<'a>, blocks: u32, threads: u32) -> Result<Self> {
         let (comm, ranks) = (harness.comm, harness.rank.n_ranks());
         ensure!(
@@ -66,7 +66,7 @@ impl<'a> Barrier<'a> {
 }
 
 impl Outcome for Barrier<'_> {
-    fn overwrite(&self) -> Result<()> {
+    fn poison(&self) -> Result<()> {
         self.table.fill_bytes(0xff)?;
         Ok(self.wrong.fill_bytes(0xff)?)
     }

@@ -74,7 +74,7 @@ impl<'a> LlExchange<'a> {
 }
 
 impl Outcome for LlExchange<'_> {
-    fn overwrite(&self) -> Result<()> {
+    fn poison(&self) -> Result<()> {
         Ok(self.recv.fill_bytes(0xff)?)
     }
 

@@ -40,7 +40,7 @@ impl<'a> Message<'a> {
 }
 
 impl Outcome for Message<'_> {
-    fn overwrite(&self) -> Result<()> {
+    fn poison(&self) -> Result<()> {
         // No message contains this byte.
         Ok(self.recv.fill_bytes(0xff)?)
     }
@@ -62,7 +62,7 @@ pub struct Put<'a> {
     rounds: u32,
     config: LaunchConfig,
     dev_comm: DevCommResource,
-    /// Two for each block; only over NVLink.
+    /// Two per block; `None` over GIN.
     flags: Option<Window<u32>>,
 }
 

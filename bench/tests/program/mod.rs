@@ -2,19 +2,19 @@
 
 use std::process::Command;
 
-/// Exit code, stdout and stderr.
+/// Runs the program: exit code, stdout and stderr.
 pub fn run(args: &[&str]) -> (Option<i32>, String, String) {
     output(program(args))
 }
 
-/// The program, without its environment variables.
+/// The program as a command, without its environment variables.
 pub fn program(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_devcomm-bench"));
     command.args(args).env_remove("DEVCOMM_TWINS").env_remove("DEVCOMM_SIMULATE");
     command
 }
 
-/// The command's exit code, stdout and stderr.
+/// Runs a command: exit code, stdout and stderr.
 pub fn output(mut command: Command) -> (Option<i32>, String, String) {
     let output = command.output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();

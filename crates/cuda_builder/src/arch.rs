@@ -7,7 +7,7 @@ use crate::error::Error;
 
 macro_rules! architectures {
     ($($(#[$doc:meta])* $variant:ident = $name:literal, ptx $ptx:literal;)*) => {
-        /// A GPU architecture. The names are Rust-CUDA's: `Compute90` is `sm_90`.
+        /// A GPU architecture, named as in the Rust-CUDA project: `Compute90` is `sm_90`.
         ///
         /// PTX of a plain architecture runs on it and on every newer one. The `a` suffix enables
         /// architecture-specific instructions (Hopper's `wgmma`); such PTX runs on that

@@ -87,7 +87,7 @@ impl CudaBuilder {
         self
     }
 
-    /// Builds only the module with this kernel, or else of the kernel file with this name.
+    /// Builds only one module: of the file with this kernel, or else of the file with this name.
     pub fn only(mut self, kernel: impl Into<String>) -> Self {
         self.only = Some(kernel.into());
         self
@@ -315,7 +315,7 @@ fn uses_nccl(source: &KernelFile) -> bool {
     source.wanted.iter().any(|name| name.starts_with("nccl"))
 }
 
-/// The file with this kernel, or else with this name.
+/// The file with this kernel, or else the file with this name.
 fn only(sources: Vec<KernelFile>, name: &str) -> Result<Vec<KernelFile>, Error> {
     let kernels = || sources.iter().flat_map(|source| &source.kernels).map(|kernel| &*kernel.name);
     let is_kernel = kernels().any(|kernel| kernel == name);
@@ -400,7 +400,7 @@ impl Modules<'_> {
         arch: NvvmArch,
         nccl: Option<&Nccl>,
     ) -> Result<String, Error> {
-        let made_of = serde_json::json!([
+        let inputs = serde_json::json!([
             link::REVISION,
             env!("CARGO_PKG_VERSION"),
             artifact::sha256_of(&source.bitcode)?,
@@ -412,7 +412,7 @@ impl Modules<'_> {
             self.debug,
             self.ptxas.as_ref().map(|ptxas| &ptxas.version),
         ]);
-        Ok(artifact::sha256(made_of.to_string().as_bytes()))
+        Ok(artifact::sha256(inputs.to_string().as_bytes()))
     }
 
     fn link(

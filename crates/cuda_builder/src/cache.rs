@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 
 use crate::error::Error;
 
-/// The sidecar of an entry, written last: an entry with one is complete.
+/// The JSON file of an entry, its sidecar, written last: an entry that has it is complete.
 const SIDECAR: &str = "module.json";
 
 /// An entry unused for this long is removed.
@@ -54,8 +54,8 @@ impl Cache {
     pub(crate) fn find<T: DeserializeOwned>(&self, key: &str) -> Option<(Entry, T)> {
         let entry = self.entry(key);
         let info = entry.info()?;
-        // The sidecar's modification time is the time of last use. On a file system without times
-        // it stays that of creation, and the entry is rebuilt.
+        // The sidecar's modification time is the time of last use. If it cannot be set, it stays
+        // the time of creation, and the entry expires although it is used.
         let sidecar = fs::File::options().append(true).open(entry.sidecar());
         let _ = sidecar.and_then(|file| file.set_modified(SystemTime::now()));
         Some((entry, info))
@@ -195,7 +195,7 @@ mod tests {
                 .set_modified(long_ago)
                 .unwrap();
         }
-        // Another build in progress.
+        // The temporary folder of another build in progress.
         fs::create_dir(folder.path().join("new-1")).unwrap();
 
         cache.find::<Sidecar>("used").unwrap();

@@ -163,7 +163,7 @@ impl Compile<'_> {
             .env("CARGO_INCREMENTAL", "0")
             .env("CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS", switch(self.debug))
             .env("CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS", switch(self.debug))
-            // Macros and build scripts are the same for kernels with and without checks.
+            // Macros and build scripts are compiled once for kernels with and without checks.
             .env("CARGO_PROFILE_RELEASE_BUILD_OVERRIDE_DEBUG_ASSERTIONS", "false")
             .env("CARGO_PROFILE_RELEASE_BUILD_OVERRIDE_OVERFLOW_CHECKS", "false")
             .args(["rustc", "--release", "--lib", "--crate-type", "rlib"])
@@ -178,8 +178,8 @@ impl Compile<'_> {
         command
     }
 
-    /// See "Barriers" in the crate's documentation for the flags that disable rustc's
-    /// optimisations.
+    /// The flags for rustc. For those that disable its optimisations, see "Barriers" in the
+    /// crate's documentation.
     pub(crate) fn rustflags(&self, arch: NvvmArch) -> Vec<String> {
         let mut flags = vec![
             format!("-Ctarget-cpu={arch}"),

@@ -99,7 +99,7 @@ pub(crate) fn pass_coops_by_pointer(nccl: &Module<'_>) -> Result<usize> {
 const COOP_WORDS: u64 = 2;
 const COOP_BYTES: i64 = 24;
 
-/// Whether this copies a coop to another on the stack. LLVM follows a pointer through a load and a
+/// Whether this is a `memcpy` of a coop to the stack. LLVM follows a pointer through a load and a
 /// store, but not always through a `memcpy`.
 fn copies_coop(call: Instruction<'_>) -> bool {
     const LENGTH: usize = 2;
@@ -132,7 +132,7 @@ impl ReadOnlyParams {
         let operands = call.operands();
         let mut indices = (0..arguments).filter(|index| operands.get(*index) == Some(&pointer));
         let Some(function) = called.as_function() else {
-            // One of the coop's own functions, which were checked.
+            // A function of the coop's table: `check_targets` has checked them.
             return is_indirect_with_one_argument(call);
         };
         let name = function.name();
@@ -163,8 +163,8 @@ impl ReadOnlyParams {
 
 fn refuse<T>(reason: &str) -> Result<T> {
     Err(Failure(format!(
-        "this NCCL's device bitcode is not of the form that devcomm knows: {reason}; use an NCCL \
-         version from the README's table"
+        "this NCCL's device bitcode is not of the form that devcomm knows: {reason}; use the \
+         NCCL that `cargo xtask setup` downloads"
     )))
 }
 

@@ -37,14 +37,14 @@ pub(crate) struct PrepareNccl {
     pub(crate) prepared: PathBuf,
 }
 
-/// Prepares NCCL's bitcode for linking, once for all modules: marks calls through coops, and makes
-/// each function linkable on demand.
+/// Prepares NCCL's bitcode for linking, once for all modules: marks calls through coops (NCCL's
+/// cooperative groups), and makes each function `linkonce`, linked only if used.
 pub(crate) fn prepare_nccl(llvm: &Llvm, job: &PrepareNccl) -> Result<usize> {
     let context = Context::new(llvm);
     let nccl = context.read(&job.bitcode)?;
     let marked = coop::mark_coop_calls(&nccl)?;
     coop::pass_coops_by_pointer(&nccl)?;
-    split::only_when_needed(&nccl, |_| false);
+    split::make_linkonce(&nccl, |_| false);
     nccl.verify()?;
     nccl.write_bitcode(&job.prepared)?;
     Ok(marked)

@@ -25,17 +25,17 @@ pub(crate) struct KernelPackage {
 /// Looks for `name` in the workspace of `manifest_dir`, then among its path dependencies.
 pub(crate) fn find(name: &str, manifest_dir: &Path) -> Result<KernelPackage, Error> {
     let manifest = manifest_dir.join("Cargo.toml");
-    let mut seen = PackageGraph::default();
-    let metadata = seen.read(&manifest)?;
+    let mut graph = PackageGraph::default();
+    let metadata = graph.read(&manifest)?;
     let target = metadata.target_directory.into_std_path_buf();
     let workspace = metadata.workspace_root.into_std_path_buf();
     let lock = workspace.join("Cargo.lock");
-    if !seen.packages.contains_key(name) {
-        let folders: Vec<PathBuf> = seen.packages.values().flat_map(path_dependencies).collect();
-        seen.follow(folders)?;
+    if !graph.packages.contains_key(name) {
+        let folders: Vec<PathBuf> = graph.packages.values().flat_map(path_dependencies).collect();
+        graph.follow(folders)?;
     }
-    let Some(package) = seen.packages.get(name).cloned() else {
-        let known = seen.packages.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
+    let Some(package) = graph.packages.get(name).cloned() else {
+        let known = graph.packages.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
         return Err(Error::NoPackage { package: name.to_owned(), manifest, known });
     };
     let is_library = |kind: &TargetKind| {
@@ -44,7 +44,7 @@ pub(crate) fn find(name: &str, manifest_dir: &Path) -> Result<KernelPackage, Err
     };
     let library = package.targets.iter().find(|target| target.kind.iter().any(is_library));
     let library = library.ok_or_else(|| Error::NoLibrary(name.to_owned()))?;
-    let mut sources = seen.sources(&package)?;
+    let mut sources = graph.sources(&package)?;
     sources.extend(Some(lock).filter(|lock| lock.is_file()));
     Ok(KernelPackage {
         name: name.to_owned(),

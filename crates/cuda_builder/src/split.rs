@@ -1,9 +1,9 @@
 //! Splits the crates' bitcode into one small module per kernel file.
 //!
-//! A linker takes a `linkonce` definition only if it is used. So every definition that is not a
-//! root becomes `linkonce`, the crates are read lazily, and unused code (most of `core`) is never
-//! parsed. A file's module has only that file's code and what it calls: if the module's hash is
-//! unchanged, its PTX is reused.
+//! A linker takes a `linkonce` definition only if it is used. So every definition but the file's
+//! kernels becomes `linkonce`, the crates are read lazily, and unused code (most of `core`) is
+//! never parsed. A file's module has only its kernels' code and what that calls: if the
+//! module's hash is unchanged, its PTX is reused.
 
 use std::collections::{BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
@@ -52,7 +52,7 @@ pub(crate) fn split(llvm: &Llvm, job: &Split) -> Result<Vec<KernelFile>> {
     for (file, kernels) in files {
         let names: HashSet<&str> = kernels.iter().map(|kernel| kernel.name.as_str()).collect();
         let source = context.read_lazily(&whole_path)?;
-        only_when_needed(&source, |name| names.contains(name));
+        make_linkonce(&source, |name| names.contains(name));
         let mut module = context.new_module(&file, &source)?;
         module.set_name(&file);
         module.link_in(source)?;
@@ -88,7 +88,7 @@ fn join<'c>(context: &'c Context<'c>, job: &Split) -> Result<Module<'c>> {
             if undefined(&whole).iter().any(|name| defined.contains(name)) {
                 let library = context.read_lazily(path)?;
                 export_locals(&library, path);
-                only_when_needed(&library, |_| false);
+                make_linkonce(&library, |_| false);
                 whole.link_in(library)?;
                 linked = true;
             }
@@ -100,14 +100,14 @@ fn join<'c>(context: &'c Context<'c>, job: &Split) -> Result<Module<'c>> {
 }
 
 /// Makes every definition `linkonce`, except those for which `keep` is true.
-pub(crate) fn only_when_needed(module: &Module<'_>, keep: impl Fn(&str) -> bool) {
+pub(crate) fn make_linkonce(module: &Module<'_>, keep: impl Fn(&str) -> bool) {
     retire_used_lists(module);
     let functions = module.functions();
     let functions = functions.into_iter().map(|function| function.global());
     for symbol in functions.chain(module.globals()).chain(module.aliases()) {
         let local = [Linkage::INTERNAL, Linkage::PRIVATE].contains(&symbol.linkage());
         if !symbol.is_declaration() && !local && !keep(&symbol.name()) {
-            symbol.set_linkage(Linkage::WHEN_NEEDED);
+            symbol.set_linkage(Linkage::LINK_ONCE);
         }
     }
 }
@@ -122,12 +122,12 @@ fn export_locals(library: &Module<'_>, path: &Path) {
         let local = [Linkage::INTERNAL, Linkage::PRIVATE].contains(&symbol.linkage());
         if local && !symbol.is_declaration() {
             symbol.set_name(&format!("{}.{stem}.{index}", symbol.name()));
-            symbol.set_linkage(Linkage::WHEN_NEEDED);
+            symbol.set_linkage(Linkage::LINK_ONCE);
         }
     }
 }
 
-/// Removes the lists that keep symbols alive (`llvm.used`), such as the kernels' metadata.
+/// Retires the lists (`llvm.used`) that keep symbols alive, such as the kernels' metadata.
 fn retire_used_lists(module: &Module<'_>) {
     for global in module.globals() {
         if global.linkage() == Linkage::APPENDING && global.name().ends_with(".used") {

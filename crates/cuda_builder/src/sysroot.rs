@@ -56,14 +56,14 @@ fn libraries(sysroot: &Path) -> PathBuf {
 fn key(compile: &Compile<'_>) -> String {
     let toolchain = compile.toolchain;
     // Different builds of a development compiler may have the same version.
-    let made_of = serde_json::json!([
+    let inputs = serde_json::json!([
         REVISION,
         toolchain.version,
         toolchain.libllvm,
         compile.debug,
         compile.rustflags(ARCH),
     ]);
-    artifact::sha256(made_of.to_string().as_bytes())[..16].to_owned()
+    artifact::sha256(inputs.to_string().as_bytes())[..16].to_owned()
 }
 
 /// Compiles `core` and its dependencies; returns the names of the bitcode files.

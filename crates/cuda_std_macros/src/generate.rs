@@ -163,8 +163,8 @@ impl Kernel<'_> {
         }
     }
 
-    /// The function itself, which other kernels can call. A generic one calls its instance, where
-    /// `T` is a type alias: so statics in the body can have the type `T`.
+    /// The function itself, which other kernels can call. A generic function calls `Body::call` of
+    /// its instance, where `T` is a type alias, so that statics in the body can have the type `T`.
     fn function(&self) -> TokenStream {
         let ItemFn { attrs, vis, sig, block } = self.function;
         let attributes = quote! {
@@ -286,8 +286,8 @@ impl Kernel<'_> {
         }
     }
 
-    /// The GPU entry point. In Rust it takes large parameters by reference; the builder turns these
-    /// into parameters by value.
+    /// The GPU entry point. In Rust it takes large parameters by reference; `cuda_builder` turns
+    /// these into parameters by value.
     fn entry(&self, instance: &Instance) -> TokenStream {
         let ItemFn { attrs, sig, block, .. } = self.function;
         let Signature { unsafety, ident, inputs, .. } = sig;
@@ -380,7 +380,7 @@ impl Kernel<'_> {
         }
     }
 
-    /// Asserts that each parameter has the layout that the host fills.
+    /// Asserts that each parameter has the layout of the bytes that the host passes.
     fn layout(&self) -> TokenStream {
         let types = self.types_with_lifetimes();
         quote! { #( const _: () = <#types as ::cuda_std::__private::KernelParam>::LAYOUT; )* }

@@ -28,8 +28,8 @@ struct BackEnd {
 
 /// GIN's back ends: the type of `nccl_device::gin`, and the suffix of its entries.
 ///
-/// As `devcomm_types::GinType` has them, which is not used here: with it, every build of kernels
-/// would compile half and zerocopy for the host too.
+/// A copy of `devcomm_types::GinType::BACK_ENDS`, compared by a test: a dependency on that crate
+/// would make every build of kernels compile half and zerocopy for the host too.
 const BACK_ENDS: [(&str, &str); 4] =
     [("Proxy", PROXY), ("Gdaki", "gdaki"), ("Gpi", "gpi"), ("EfaGda", "efa_gda")];
 
@@ -55,7 +55,7 @@ impl Instance<'_> {
         self.name(kernel) + &back_end
     }
 
-    /// Whether the host runs this instance's body: of the back ends of GIN only PROXY.
+    /// Whether the simulator runs this instance: of a kernel for GIN only that for PROXY.
     pub fn runs_on_host(&self) -> bool {
         self.gin.is_none_or(|gin| gin.suffix == PROXY)
     }
@@ -65,14 +65,14 @@ impl Instance<'_> {
         &self.values
     }
 
-    /// The same for the host's type, which has no parameter for the back end.
+    /// The values without the back end, for which the host's type has no parameter.
     pub fn item_arguments(&self) -> Vec<&GenericArgument> {
         let gin = self.gin.map(|gin| gin.index);
         let values = self.values.iter().enumerate();
         values.filter(|(index, _)| Some(*index) != gin).map(|(_, value)| value).collect()
     }
 
-    /// `type T = f32; const N: usize = 4;`
+    /// Code that names the values: `type T = f32; const N: usize = 4;`.
     pub fn aliases(&self) -> TokenStream {
         self.params
             .iter()

@@ -76,8 +76,8 @@ pub fn kernel(attr: TokenStream, item: TokenStream) -> TokenStream {
 
 /// Lets kernels take a struct as a parameter: for kernels with many parameters.
 ///
-/// The struct is `#[repr(C)]`, and its fields' types are parameter types too. For a struct `Name` a
-/// launch passes a `NameArgs`: a struct with the same fields, each with the host value for it.
+/// The struct must be `#[repr(C)]`, and its fields' types must be `KernelParam` too. For a struct
+/// `Name` a launch passes a `NameArgs`: a struct with the same fields, each with its host value.
 ///
 /// ```text
 /// #[repr(C)]
@@ -91,14 +91,14 @@ pub fn kernel_param(input: TokenStream) -> TokenStream {
     param::derive(&input).unwrap_or_else(|error| error.to_compile_error()).into()
 }
 
-/// Puts a static into an address space of the GPU, by Rust-CUDA's names: `shared`, `global` or
-/// `constant`.
+/// Puts a static into an address space of the GPU: `shared`, `global` or `constant`, named as in
+/// the Rust-CUDA project.
 ///
 /// `#[address_space(shared)] static mut TILE: [f32; 256] = [0.0; 256];` is one array per block. Its
 /// contents are undefined at first, whatever the initialiser says. `TILE[i]` and
 /// `TILE.as_mut_ptr()` access the elements; `&raw mut TILE` points to a wrapper type instead. The
 /// simulator has one array per block too, but does not check the accesses to it. It does check
-/// those to an array of `cuda_std`'s `shared_array!`.
+/// accesses to an array of `cuda_std`'s `shared_array!`.
 ///
 /// `global` and `constant` change nothing: every other static is in global memory.
 ///

@@ -4,7 +4,7 @@ use proc_macro2::{TokenStream, TokenTree};
 use quote::{ToTokens, quote};
 use syn::{Ident, LitStr, Type};
 
-/// The package and the file of a kernel.
+/// The package and the source file of a kernel.
 pub struct Source {
     /// The package.
     pub package: String,

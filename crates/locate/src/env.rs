@@ -129,7 +129,7 @@ fn output(command: &mut Command) -> Result<String, String> {
         match child.try_wait().map_err(|error| error.to_string())? {
             Some(status) => break status,
             None if Instant::now() > deadline => {
-                // These fail if the program has just ended; its output is no longer needed.
+                // Both fail if the program has just ended; its output is no longer needed.
                 let _ = child.kill();
                 let _ = child.wait();
                 return Err(format!("it did not end within {} s", PROGRAM_TIMEOUT.as_secs()));

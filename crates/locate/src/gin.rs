@@ -96,7 +96,7 @@ pub struct GinGpus {
 pub struct RdmaDevice {
     /// Its name, e.g. `mlx5_0`, or `rocep1s0f0` where the system names devices by PCI location.
     pub name: String,
-    /// Its kernel driver, which identifies its kind: `mlx5_core`, `efa`; empty if unreadable.
+    /// Its Linux driver, which identifies its kind: `mlx5_core`, `efa`; empty if unreadable.
     pub driver: String,
 }
 
@@ -112,9 +112,9 @@ impl fmt::Display for RdmaDevice {
 /// A system's support for GIN.
 #[derive(Clone, Debug)]
 pub struct GinSupport {
-    /// The kernel's RDMA devices.
+    /// The RDMA devices that Linux lists.
     pub rdma_devices: Vec<RdmaDevice>,
-    /// The loaded kernel module through which network cards access GPU memory without DMA-BUF.
+    /// The loaded Linux module through which network cards access GPU memory without DMA-BUF.
     pub peer_memory: Option<&'static str>,
     /// Whether GDRCopy's driver is loaded.
     pub gdrdrv: bool,
@@ -280,7 +280,9 @@ impl GinSupport {
             (Err(why), _) | (Ok(_), Some(why)) => {
                 format!("{route} needs {}; here {why}", route.needs())
             }
-            (Ok(how), None) => format!("{route} looks possible ({how}), but not on every rank"),
+            (Ok(how), None) => {
+                format!("{route} looks possible on this rank ({how}); NCCL needs it on all")
+            }
         });
         lines.collect::<Vec<_>>().join(". ")
     }

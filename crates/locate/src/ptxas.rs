@@ -132,7 +132,7 @@ mod tests {
             python_path: Box::new(move || vec![site.clone()]),
             ldconfig: Box::new(String::new),
             prefixes: vec![root.join("usr/local")],
-            // The fake ptxas is a text file: its output.
+            // A fake ptxas is a text file that holds its `--version` output.
             version_of: Box::new(|path| {
                 fs::read_to_string(path).map_err(|error| error.to_string())
             }),

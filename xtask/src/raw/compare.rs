@@ -7,8 +7,8 @@ use super::types;
 
 /// The differences between the list and the bitcode's functions; empty if equal.
 ///
-/// Compares names, numbers of parameters, LLVM types of parameters and results, and, where NCCL's
-/// side has the size of a struct behind a pointer, the size of the project's struct.
+/// Compares names, numbers of parameters, LLVM types of parameters and results, and, where the
+/// bitcode has the size of a struct behind a pointer, the size of the project's struct.
 pub fn differences(list: &[Function], bitcode: &[Signature]) -> Vec<String> {
     let mut found = Vec::new();
     for function in list {

@@ -6,10 +6,10 @@ use devcomm_locate::NcclVersion;
 use super::headers::{CParam, Prototype};
 use super::types;
 
-/// The longest line of the list.
+/// Maximum length of the list's lines.
 const WIDTH: usize = 100;
 
-/// The macro that the list is an argument of.
+/// The start of the list: a call of the macro that declares the functions.
 const OPENING: &str = "nccl_functions! {";
 
 /// A function of the list.

@@ -1,4 +1,5 @@
-//! Documents the NCCL functions that return a struct and are therefore not on the list.
+//! Documents the NCCL functions that return a struct, and so are not on the list, and their
+//! replacements in Rust.
 
 use std::fmt::Write;
 

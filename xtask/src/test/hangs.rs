@@ -30,7 +30,7 @@ impl HangDetector {
     /// before the test if one runs at a time, else after it.
     pub fn read(&mut self, line: &str) {
         if line.starts_with("test result: ") {
-            // rustdoc compiles the next crate's examples.
+            // No test runs now: rustdoc compiles the next crate's examples.
             self.deadline = None;
         } else if line.starts_with("running ") {
             self.restart();

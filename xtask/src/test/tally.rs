@@ -12,7 +12,7 @@ pub struct Tally {
     /// The GPU tests, and whether any of their parts ran.
     gpu: BTreeMap<String, bool>,
     gpu_reasons: Vec<String>,
-    /// Tests without GPUs that were skipped: name and reason.
+    /// Skipped tests that need no GPU: name and reason.
     skipped: Vec<String>,
     /// The names in the list of failures being read.
     listed: Vec<String>,

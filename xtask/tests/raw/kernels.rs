@@ -22,7 +22,7 @@ use nccl_device::raw::*;
 /// The GIN back end that runs everywhere; others make NCCL's code longer.
 const PROXY: u32 = 1 << 2;
 
-/// False, which LLVM learns after linking.
+/// False, which LLVM finds out only after linking.
 #[inline(never)]
 fn never() -> bool {
     false
@@ -38,8 +38,8 @@ unsafe fn next<T: Copy>(arguments: &mut *const u64) -> T {
 }
 ";
 
-/// How a kernel creates state that only NCCL can: its type, the call, and its prerequisites. State
-/// created in the kernel has known coops, whose functions can be inlined.
+/// How a kernel creates state that only NCCL can create: the type, the call, and its prerequisites.
+/// State created in the kernel has known coops, whose functions can be inlined.
 const NCCL_STATE: [(&str, &str, &[&str]); 5] = [
     ("CoopAny", "ncclCoopAnyInitCta(made)", &[]),
     ("Gin", "ncclGin_C_init(made, PROXY, next(a), next(a))", &[]),
@@ -89,7 +89,7 @@ fn make(ty: &str, made: &mut Vec<String>, text: &mut String) {
     }
     made.push(ty.to_owned());
     let name = variable(ty);
-    // The parameter that must be uninitialised.
+    // NCCL's initialisers write to uninitialised memory.
     *text += &format!(
         "    let mut {name} = MaybeUninit::<{ty}>::uninit();\n    let {name} = \
         {name}.as_mut_ptr();\n    {};\n",
@@ -97,8 +97,8 @@ fn make(ty: &str, made: &mut Vec<String>, text: &mut String) {
     );
 }
 
-/// Of reduce and copy, which exist for each element type, those of two types are inlined. NCCL's
-/// code is the same for the others, whose calls are linked, checked, and removed.
+/// Whether the call is linked and checked, and then removed: NCCL's reduce and copy functions have
+/// the same code for each element type, so only those of two types are inlined.
 fn is_removed(function: &Function) -> bool {
     let reduce_or_copy = ["ReduceSum", "Copy"].iter().any(|name| function.name.contains(name));
     let ty = function.name.rsplit_once('_').map_or("", |(_, ty)| ty);

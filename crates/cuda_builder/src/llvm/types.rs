@@ -68,7 +68,7 @@ impl<'m> Function<'m> {
         self.in_type(unsafe { (self.functions().LLVMGetReturnType)(self.signature().raw) })
     }
 
-    /// The type in the function's attribute of the same kind as `attribute`, which has a type.
+    /// The type in the function's attribute of the same kind as `attribute`, such as `byval`.
     pub(crate) fn attribute_type(
         self,
         at: AttributePlace,

@@ -20,7 +20,7 @@ impl PartialEq for Value<'_> {
     }
 }
 
-/// Collects one of LLVM's linked lists of values.
+/// Iterates over one of LLVM's linked lists of values.
 ///
 /// # Safety
 ///
@@ -168,7 +168,7 @@ pub(crate) struct Linkage(pub(super) i32);
 
 impl Linkage {
     /// `linkonce`: a definition that is linked only if used.
-    pub(crate) const WHEN_NEEDED: Self = Self(3);
+    pub(crate) const LINK_ONCE: Self = Self(3);
     pub(crate) const APPENDING: Self = Self(7);
     pub(crate) const INTERNAL: Self = Self(8);
     pub(crate) const PRIVATE: Self = Self(9);
@@ -225,7 +225,7 @@ impl<'m> Global<'m> {
         (!raw.is_null()).then(|| self.value(raw))
     }
 
-    /// Makes the global dead: internal, and with a name that has no meaning to LLVM.
+    /// Makes the global internal, under a name without meaning to LLVM, so that a pass removes it.
     pub(crate) fn retire(self) {
         self.set_linkage(Linkage::INTERNAL);
         self.set_name(&format!("retired.{}", self.name()));

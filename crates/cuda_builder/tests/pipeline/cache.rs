@@ -37,7 +37,7 @@ fn one_module() -> TestResult {
     ensure(linked(&changed) == ["shared"], format!("one change links {:?}", linked(&changed)))
 }
 
-/// A package of another workspace reuses the first one's `core`: its compiler refuses to make one.
+/// The second of two workspaces builds with a rustc that refuses to compile `core`.
 fn one_core() -> TestResult {
     let build = |name: &str, rustc: Option<&Path>| {
         let source = format!("#[unsafe(no_mangle)] pub extern \"ptx-kernel\" fn {name}() {{}}");

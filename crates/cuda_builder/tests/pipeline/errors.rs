@@ -271,7 +271,7 @@ fn no_network() -> TestResult {
         command
             .env("CARGO_NET_OFFLINE", "true")
             .env("CARGO_HOME", package.folder.join("home"))
-            // No `core` of an earlier build.
+            // A cache without the `core` of an earlier build.
             .env("DEVCOMM_CACHE", package.folder.join("cache"));
     });
     ensure(output.status.success(), stderr(&output))?;

@@ -39,7 +39,7 @@ pub unsafe extern \"ptx-kernel\" fn session_size(size: *mut usize) {
 }
 
 fn coop() -> TestResult {
-    // The linker proves the table's offset for every call through it.
+    // `coop.rs` proves for every call through the table that it is at this offset.
     const TABLE_AT: usize = 16;
     let nccl = find_nccl(None, NcclPart::Bitcode, |_| Ok(()))?;
     let bitcode = nccl.bitcode.ok_or("the bitcode that was found has no path")?;

@@ -106,11 +106,11 @@ fn debug() -> TestResult {
     let source = "#[unsafe(no_mangle)]\npub unsafe extern \"ptx-kernel\" fn add(p: *mut u32, q: \
                   u32) { unsafe { *p += q } }\n";
     let package = Package::new("debug_checks", source);
-    let traps = |artifacts: &Artifacts| {
+    let has_check = |artifacts: &Artifacts| {
         fs::read_to_string(&artifacts.modules[0].ptx).map(|ptx| ptx.contains("setp"))
     };
-    ensure(!traps(&package.builder().build()?)?, "a release kernel checks for overflow")?;
-    ensure(traps(&package.builder().debug(true).build()?)?, "no check for overflow")
+    ensure(!has_check(&package.builder().build()?)?, "a release kernel checks for overflow")?;
+    ensure(has_check(&package.builder().debug(true).build()?)?, "no check for overflow")
 }
 
 fn index() -> TestResult {
