@@ -14,7 +14,7 @@ use crate::connection::Key;
 use crate::error::{Error, Result};
 use crate::setup::Setup;
 
-/// Identifies the layout of handles and of shared memory; change it with them.
+/// Identifies the layout of handles and of shared memory: change it when either changes.
 const MAGIC: u64 = u64::from_le_bytes(*b"dvcgin01");
 
 /// A rank's identity and address.
@@ -85,7 +85,7 @@ impl Handle {
         (self.process ^ self.pid.rotate_left(32), self.endpoint)
     }
 
-    /// The name of its abstract socket, which is not a file.
+    /// The name of the rank's abstract socket, which is not a file.
     fn name(&self) -> String {
         format!("devcomm-gin-{:016x}-{}-{}", self.process, self.pid, self.endpoint)
     }

@@ -35,7 +35,7 @@ struct Entry {
 impl Entry {
     fn end(&mut self) {
         self.request = None;
-        // 31 bits, so that a handle plus one cannot wrap.
+        // 31 bits, so that the `+ 1` in a handle cannot overflow.
         self.generation = (self.generation + 1) & 0x7fff_ffff;
     }
 }
@@ -71,7 +71,7 @@ impl Requests {
         all.filter(|(of, _)| *of == context).map(|(_, request)| request).collect()
     }
 
-    /// Checks that there is capacity for one more.
+    /// Checks that there is capacity for one more request.
     pub(crate) fn require_room(&self) -> Result<()> {
         if self.free.is_empty() {
             return Err(Error::Internal(format!(

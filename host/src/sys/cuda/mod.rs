@@ -26,7 +26,7 @@ pub(crate) use devcomm_sys::driver::{
 };
 
 /// The CUDA version of the oldest driver that has every function called here: 12.8 added
-/// `cuEventElapsedTime_v2`. PTX 8.6, of the kernels, needs 12.7; NCCL is [`super::nccl_build`]'s.
+/// `cuEventElapsedTime_v2`. The kernels' PTX 8.6 needs 12.7. For NCCL see [`super::nccl_build`].
 const OLDEST_CUDA: c_int = 12_080;
 
 /// Turns a driver result into an error that names the operation.
