@@ -95,7 +95,7 @@ pub(crate) unsafe extern "C" fn init(
 ) -> Status {
     entry("init", || {
         Setup::current()?;
-        // Any value serves: the plugin never uses `ctx`, and NCCL may pass another pointer.
+        // Any value serves: no function uses it, and NCCL may pass another pointer.
         // SAFETY: an out pointer of NCCL's.
         unsafe { set_out(ctx, NAME.as_ptr().cast_mut().cast()) }
     })

@@ -33,10 +33,10 @@
 //! |---|---|---|
 //! | `DEVCOMM_GIN_COPY` | `auto`, `peer`, `mapped`, `staged` | copies between devices (below) |
 //! | `DEVCOMM_GIN_SIGNAL` | `auto`, `write` | additions to signals (below) |
-//! | `DEVCOMM_GIN_SLOTS` | 16 (2 to 1024) | slots (staging buffers) per rank and per remote peer |
-//! | `DEVCOMM_GIN_SLOT_KIB` | 512 (4 to 65536) | size of a slot, which is pinned memory |
+//! | `DEVCOMM_GIN_SLOTS` | 16 (2 to 1024) | staging slots per rank, per peer in another process |
+//! | `DEVCOMM_GIN_SLOT_KIB` | 512 (4 to 65536) | size of a slot: a staging buffer in pinned memory |
 //! | `DEVCOMM_GIN_DEPTH` | 256 (1 to 1024) | operations in an inbound stream; later ones wait |
-//! | `DEVCOMM_GIN_CONNECTIONS` | 1 to 4 | network devices to report: NCCL connects each |
+//! | `DEVCOMM_GIN_CONNECTIONS` | 1 to 4 | network devices to report, one connection for each |
 //! | `DEVCOMM_GIN_TIMEOUT` | 60 | seconds that a rank waits for the others to connect |
 //! | `DEVCOMM_GIN_DEBUG` | unset, 1 | log to standard error; errors are always logged |
 //!
@@ -69,7 +69,7 @@
 //! - A rank must keep its device communicator while ranks of other processes put into the rank:
 //!   destroy it after a barrier, as with network cards. Before a rank closes, it executes earlier
 //!   requests of others, for up to a second. Before it destroys a context or deregisters memory, it
-//!   waits up to 4 seconds for its operations; then it drops them and fails the connection.
+//!   waits up to 4 seconds for its operations; then it drops pending ones and fails the connection.
 //!
 //! # Dangers
 //!

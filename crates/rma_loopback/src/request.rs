@@ -41,10 +41,10 @@ impl Entry {
 }
 
 impl Requests {
-    /// Reserves capacity for `more` requests of a new context; uses what earlier contexts have
-    /// released.
-    pub(crate) fn reserve(&mut self, more: usize) -> ContextId {
-        self.bound += more;
+    /// Reserves capacity for `count` requests of a new context; reuses capacity that earlier
+    /// contexts have released.
+    pub(crate) fn reserve(&mut self, count: usize) -> ContextId {
+        self.bound += count;
         let from = self.entries.len();
         let to = from.max(self.bound);
         self.entries.extend((from..to).map(|_| Entry { generation: 0, request: None }));
@@ -54,15 +54,15 @@ impl Requests {
         self.contexts
     }
 
-    /// Drops the requests of a destroyed context, and releases its capacity of `less` requests.
-    pub(crate) fn release(&mut self, context: ContextId, less: usize) {
+    /// Drops the requests of a destroyed context, and releases its capacity of `count` requests.
+    pub(crate) fn release(&mut self, context: ContextId, count: usize) {
         for (index, entry) in self.entries.iter_mut().enumerate() {
             if entry.request.is_some_and(|(of, _)| of == context) {
                 entry.end();
                 self.free.push(index as u32);
             }
         }
-        self.bound = self.bound.saturating_sub(less);
+        self.bound = self.bound.saturating_sub(count);
     }
 
     /// The requests of a context that NCCL has not seen complete.

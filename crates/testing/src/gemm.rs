@@ -43,7 +43,7 @@ impl Problem {
         let [rows, columns, terms] = lists;
         let mut problems = Vec::new();
         for &k in terms {
-            ensure!(k.is_multiple_of(8), "--k {k}: rows of A and B need multiples of 8 elements");
+            ensure!(k.is_multiple_of(8), "--k {k}: rows of A and B need a multiple of 8 elements");
             ensure!(
                 k.checked_mul(ranks).is_some_and(|terms| terms <= MOST_TERMS),
                 "--k {k}: sums of more than {MOST_TERMS} terms over all ranks would not be exact"

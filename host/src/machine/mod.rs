@@ -158,8 +158,8 @@ impl Machine {
         }
     }
 
-    /// The function that runs a kernel's host code on the current context's simulated GPU; NULL on
-    /// real GPUs, which run machine code.
+    /// The function that runs a kernel's body in Rust on the current context's simulated GPU; NULL
+    /// on real GPUs, which run machine code.
     pub(crate) fn bind(&self, body: &HostBody) -> CUfunction {
         match self {
             Self::Gpus => {

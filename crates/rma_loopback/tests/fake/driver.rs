@@ -164,8 +164,8 @@ fn execute(tasks: &Receiver<Task>, pending: &(Mutex<usize>, Condvar), device: &D
                 match operation & 0xffff_ffff {
                     MemOp::WRITE_32 => {
                         // SAFETY: 4 aligned bytes of such a word.
-                        let low = unsafe { AtomicU32::from_ptr(address as *mut u32) };
-                        low.store(third as u32, Ordering::SeqCst);
+                        let target = unsafe { AtomicU32::from_ptr(address as *mut u32) };
+                        target.store(third as u32, Ordering::SeqCst);
                     }
                     MemOp::WRITE_64 => word(address).store(third, Ordering::SeqCst),
                     MemOp::REDUCTION => {

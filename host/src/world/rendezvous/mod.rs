@@ -5,8 +5,8 @@
 //! [`tcp`]), with the hub in rank 0.
 //!
 //! Its operation is an exchange: an all-gather of bytes on the host. A subset of the ranks can
-//! exchange ([`Rendezvous::subset`]), at the same time as other subsets; [`subset`] says how their
-//! exchanges are told apart. Lost and finished ranks are always those of the whole world.
+//! exchange ([`Rendezvous::subset`]), at the same time as other subsets; [`subset`] says how the
+//! exchanges are distinguished. Lost and finished ranks are always those of the whole world.
 
 mod acceptor;
 mod connect;
