@@ -149,7 +149,7 @@ impl PrimaryContext {
         // SAFETY: the driver is initialised; `device` is live.
         let got = unsafe { driver.cuDeviceGet(&raw mut device, ordinal) };
         check(driver, "cuDeviceGet", got)?;
-        // SAFETY: the device came from the driver; `raw` is live.
+        // SAFETY: the driver returned the device; `raw` is live.
         let retained = unsafe { driver.cuDevicePrimaryCtxRetain(&raw mut raw, device) };
         check(driver, "cuDevicePrimaryCtxRetain", retained)?;
         let context = Self { driver, device, raw };
@@ -174,7 +174,7 @@ impl PrimaryContext {
 
     pub(crate) fn attribute(&self, attribute: DeviceAttribute) -> Result<u32> {
         let mut value = 0;
-        // SAFETY: the device came from the driver; `value` is live.
+        // SAFETY: the driver returned the device; `value` is live.
         let result =
             unsafe { self.driver.cuDeviceGetAttribute(&raw mut value, attribute, self.device) };
         check(self.driver, "cuDeviceGetAttribute", result)?;

@@ -60,7 +60,7 @@ pub(crate) struct Hello {
     pub peer: Peer,
 }
 
-/// What the other ranks are told about a rank.
+/// What rank 0 tells all ranks about each rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Peer {
     pub host: String,
