@@ -21,7 +21,7 @@ const MAGIC: u64 = u64::from_le_bytes(*b"dvcgin01");
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Handle {
     host: u64,
-    /// Identifies this process, together with `pid`: a random number, which a forked child inherits.
+    /// Identifies this process, together with `pid`: a random number that forked children inherit.
     process: u64,
     pid: u64,
     endpoint: u64,
