@@ -124,8 +124,8 @@ pub type RegMrSymDmaBuf =
     unsafe extern "C" fn(Opaque, Opaque, usize, c_int, u64, c_int, u64, *mut Opaque) -> Status;
 /// `dereg_mr_sym(comm, region)`.
 pub type DeregMrSym = unsafe extern "C" fn(Opaque, Opaque) -> Status;
-/// `destroy_context`, `close_coll`, `close_listen`, `rma_progress` or `finalize`, with their one
-/// argument.
+/// A function of one object: `destroy_context`, `close_coll`, `close_listen`, `rma_progress` or
+/// `finalize`.
 pub type Of = unsafe extern "C" fn(Opaque) -> Status;
 /// Declares the types of an operation: with `opt_flags`, and without them as before version 15.
 macro_rules! operation {
@@ -140,7 +140,7 @@ macro_rules! operation {
 operation! {
     /// `iput(rma_ctx, context, src_off, src, bytes, dst_off, dst, rank, opt_flags, request)`.
     Iput,
-    /// [`Iput`] before version 15, without `opt_flags`; `iget` has the same, remote side first.
+    /// [`Iput`] before version 15, without `opt_flags`; `iget` has these types, remote side first.
     IputV14(c_int, u64, Opaque, usize, u64, Opaque, u32)
 }
 

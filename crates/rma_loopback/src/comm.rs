@@ -259,17 +259,17 @@ impl Comm {
     }
 
     /// Reserves capacity for the requests of a new context.
-    pub(crate) fn reserve_requests(&self, more: usize) -> ContextId {
-        self.requests().reserve(more)
+    pub(crate) fn reserve_requests(&self, count: usize) -> ContextId {
+        self.requests().reserve(count)
     }
 
     /// Waits for the requests of a context to end, and releases their capacity.
-    pub(crate) fn release_requests(&self, context: ContextId, less: usize) {
+    pub(crate) fn release_requests(&self, context: ContextId, count: usize) {
         let outstanding = self.requests().outstanding_of(context);
         self.progress_until("a context was destroyed", || {
             outstanding.iter().all(|request| self.is_done(*request).unwrap_or(false))
         });
-        self.requests().release(context, less);
+        self.requests().release(context, count);
     }
 
     /// Stores the request that `submit` creates for a context; returns its handle.

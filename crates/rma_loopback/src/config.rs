@@ -47,7 +47,7 @@ pub struct Config {
     pub slot_bytes: usize,
     /// `DEVCOMM_GIN_DEPTH`: maximum operations in one rank's stream; more wait in the plugin.
     pub depth: u64,
-    /// `DEVCOMM_GIN_CONNECTIONS`: devices to report, at most 4; NCCL makes a connection for each.
+    /// `DEVCOMM_GIN_CONNECTIONS`: network devices to report, at most 4, one connection for each.
     pub connections: i32,
     /// `DEVCOMM_GIN_TIMEOUT`, in seconds: how long a rank waits for the others to connect.
     pub timeout: Duration,

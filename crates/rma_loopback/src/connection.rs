@@ -71,7 +71,7 @@ impl Connection {
         if let Some(connection) = connections.get(&key).and_then(Weak::upgrade) {
             if connection.locals.len() != ranks {
                 return Err(Error::Argument(format!(
-                    "ranks disagree on their number: {ranks} or {}",
+                    "ranks disagree on the number of ranks: {ranks} or {}",
                     connection.locals.len()
                 )));
             }
@@ -136,7 +136,7 @@ impl Connection {
     /// Records an error, and returns the first one.
     pub(crate) fn fail(&self, error: Error) -> Error {
         let first = self.fault.get_or_init(|| error).clone();
-        // `wait_for` checks for an error under this lock, so no waiting thread misses the notice.
+        // `wait_for` checks for an error under this lock, so no waiting thread misses the wakeup.
         drop(self.joined.lock().unwrap_or_else(PoisonError::into_inner));
         self.changed.notify_all();
         first

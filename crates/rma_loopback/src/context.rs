@@ -55,7 +55,7 @@ impl SignalRequest {
         let add = match self.operation {
             SIGNAL_INC => 1,
             SIGNAL_ADD => self.value,
-            other => return Err(Error::Argument(format!("signal operation {other}"))),
+            other => return Err(Error::Argument(format!("no signal operation {other}"))),
         };
         Ok(RemoteSignal { region: id_of(self.at.region)?, offset: self.at.offset, add })
     }
@@ -64,8 +64,8 @@ impl SignalRequest {
 impl Context {
     /// `count` contexts, with capacity for their requests.
     pub(crate) fn new(comm: &Arc<Comm>, count: i32) -> Result<Self> {
-        let n_contexts =
-            usize::try_from(count).map_err(|_| Error::Argument(format!("{count} contexts")))?;
+        let n_contexts = usize::try_from(count)
+            .map_err(|_| Error::Argument(format!("cannot create {count} contexts")))?;
         let requests = n_contexts * comm.n_ranks() * MAX_REQUESTS * MAX_RECVS;
         let id = comm.reserve_requests(requests);
         Ok(Self { comm: Arc::clone(comm), id, n_contexts, requests })
@@ -75,7 +75,7 @@ impl Context {
         if usize::try_from(context).is_ok_and(|context| context < self.n_contexts) {
             return Ok(());
         }
-        Err(Error::Argument(format!("context {context} of {}", self.n_contexts)))
+        Err(Error::Argument(format!("no context {context} of {}", self.n_contexts)))
     }
 
     /// Puts `bytes` bytes from `from` on this rank to `to` on `rank`, then signals there.

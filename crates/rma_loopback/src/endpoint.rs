@@ -14,15 +14,14 @@ use crate::connection::Key;
 use crate::error::{Error, Result};
 use crate::setup::Setup;
 
-/// Identifies the layout of handles and of shared memory; change it with them.
+/// Identifies the layout of handles and of shared memory: change it when either changes.
 const MAGIC: u64 = u64::from_le_bytes(*b"dvcgin01");
 
 /// A rank's identity and address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Handle {
     host: u64,
-    /// Identifies this process: a random number and the process id, since a forked child inherits
-    /// the former.
+    /// Identifies this process, together with `pid`: a random number that forked children inherit.
     process: u64,
     pid: u64,
     endpoint: u64,
@@ -85,7 +84,7 @@ impl Handle {
         (self.process ^ self.pid.rotate_left(32), self.endpoint)
     }
 
-    /// The name of its abstract socket, which is not a file.
+    /// The name of the rank's abstract socket, which is not a file.
     fn name(&self) -> String {
         format!("devcomm-gin-{:016x}-{}-{}", self.process, self.pid, self.endpoint)
     }

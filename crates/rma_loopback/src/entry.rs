@@ -61,7 +61,7 @@ unsafe fn set_out<T>(to: *mut T, value: T) -> Result<()> {
 ///
 /// # Safety
 ///
-/// `pointer` is null, or came from this plugin as a `T` that is still open.
+/// `pointer` is null, or was returned by this plugin as a `T` that is still open.
 unsafe fn object<'a, T>(pointer: Opaque) -> Result<&'a T> {
     // SAFETY: the caller's promise.
     unsafe { pointer.cast::<T>().as_ref() }
@@ -73,7 +73,7 @@ unsafe fn object<'a, T>(pointer: Opaque) -> Result<&'a T> {
 ///
 /// # Safety
 ///
-/// `pointer` is null, or came from this plugin as a `T` that is still open.
+/// `pointer` is null, or was returned by this plugin as a `T` that is still open.
 unsafe fn operation<T: AsRef<Comm>>(
     call: &str,
     pointer: Opaque,
@@ -95,7 +95,7 @@ pub(crate) unsafe extern "C" fn init(
 ) -> Status {
     entry("init", || {
         Setup::current()?;
-        // The plugin needs no `ctx`: it never dereferences one, and NCCL may pass another pointer.
+        // Any value serves: no function uses it, and NCCL may pass another pointer.
         // SAFETY: an out pointer of NCCL's.
         unsafe { set_out(ctx, NAME.as_ptr().cast_mut().cast()) }
     })
@@ -126,7 +126,7 @@ pub(crate) unsafe extern "C" fn get_properties(
 ) -> Status {
     entry("getProperties", || {
         let name = usize::try_from(device).ok().and_then(|device| DEVICES.get(device));
-        let name = name.ok_or_else(|| Error::Argument(format!("device {device}")))?;
+        let name = name.ok_or_else(|| Error::Argument(format!("no device {device}")))?;
         let mut devs = [0; 8];
         devs[0] = device;
         let all = NetProperties {
@@ -182,7 +182,7 @@ pub(crate) unsafe extern "C" fn connect(
         // SAFETY: from `listen`, not closed yet.
         let endpoint = unsafe { object::<Endpoint>(listen_comm)? };
         let (Ok(n_ranks), Ok(rank)) = (usize::try_from(n_ranks), usize::try_from(rank)) else {
-            return Err(Error::Argument(format!("rank {rank} of {n_ranks}")));
+            return Err(Error::Argument(format!("rank {rank} of {n_ranks} is out of range")));
         };
         let handles = (0..n_ranks)
             // SAFETY: `n_ranks` pointers to handles, live during this call.
@@ -254,7 +254,7 @@ pub(crate) unsafe extern "C" fn dereg_mr_sym(comm: Opaque, region: Opaque) -> St
 ///
 /// # Safety
 ///
-/// `pointer` is null, or came from this plugin as a boxed `T`, and is not used again.
+/// `pointer` is null, or was returned by this plugin as a boxed `T`, and is not used again.
 unsafe fn take_box<T>(pointer: Opaque) -> Option<Box<T>> {
     // SAFETY: the caller's promise.
     (!pointer.is_null()).then(|| unsafe { Box::from_raw(pointer.cast::<T>()) })

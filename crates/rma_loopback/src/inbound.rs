@@ -2,8 +2,8 @@
 //!
 //! A thread that puts into the rank enqueues here, under a lock, on the rank's one stream for data
 //! and signals. So a signal follows everything put before it, by any context and rank: every signal
-//! is strong. An operation that cannot be enqueued yet (no free slot, queue depth reached, a
-//! pending host step) delays all later ones; every thread that calls `progress` retries it.
+//! is strong. An operation that cannot be enqueued yet (no free slot, queue depth reached, a step
+//! that the host must do first) delays all later ones; every call of `progress` retries it.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,7 +20,7 @@ pub(crate) struct InboundQueue {
     stream: Arc<TrackedStream>,
     config: Config,
     state: Mutex<State>,
-    /// Whether operations are pending: a test without the lock.
+    /// Whether operations are pending; read without the lock.
     waiting: AtomicBool,
 }
 

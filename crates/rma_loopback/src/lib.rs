@@ -23,7 +23,7 @@
 //! signals into the rank. A rank that puts enqueues on the target's inbound stream, under a lock:
 //! the copy, then in one batch the writes of the signal and of a sequence number in pinned memory.
 //! So an operation is complete when the target has the data, and NCCL's test for completion is one
-//! load. Within a process copies go from device to device, by the memory's own mapping or one that
+//! load. Within a process copies go from device to device, by the memory's mapping or one that
 //! the plugin adds. Between processes they go through shared pinned memory, and the target rank
 //! enqueues them in its `rmaProgress`. Operations that cannot be enqueued yet wait in the plugin.
 //!
@@ -33,23 +33,23 @@
 //! |---|---|---|
 //! | `DEVCOMM_GIN_COPY` | `auto`, `peer`, `mapped`, `staged` | copies between devices (below) |
 //! | `DEVCOMM_GIN_SIGNAL` | `auto`, `write` | additions to signals (below) |
-//! | `DEVCOMM_GIN_SLOTS` | 16 (2 to 1024) | slots of a rank, and per peer in another process |
-//! | `DEVCOMM_GIN_SLOT_KIB` | 512 (4 to 65536) | size of a slot: a staging buffer, pinned |
+//! | `DEVCOMM_GIN_SLOTS` | 16 (2 to 1024) | staging slots per rank, per peer in another process |
+//! | `DEVCOMM_GIN_SLOT_KIB` | 512 (4 to 65536) | size of a staging slot, in pinned memory |
 //! | `DEVCOMM_GIN_DEPTH` | 256 (1 to 1024) | operations in an inbound stream; later ones wait |
-//! | `DEVCOMM_GIN_CONNECTIONS` | 1 to 4 | devices to report: NCCL makes a connection for each |
+//! | `DEVCOMM_GIN_CONNECTIONS` | 1 to 4 | network devices to report, one connection for each |
 //! | `DEVCOMM_GIN_TIMEOUT` | 60 | seconds that a rank waits for the others to connect |
 //! | `DEVCOMM_GIN_DEBUG` | unset, 1 | log to standard error; errors are always logged |
 //!
 //! Copies between devices of one process use mapped memory where possible, else peer copies;
 //! `staged` uses host memory, for devices without peer access. The device adds to signals
-//! atomically if the driver supports it (CUDA 13.1); with `write` the plugin writes sums. VA
+//! atomically if the driver supports it (CUDA 13.1); with `write` the plugin writes the sum. VA
 //! signals (words of windows) over several connections need CUDA 13.1.
 //!
 //! # Guarantees
 //!
 //! - Every signal is strong within its connection: a kernel that sees the signal sees all data put
 //!   into its rank before it, by any context of that connection and any rank of the same process.
-//!   Between two processes it sees the data that the signal's sender put before it.
+//!   Between two processes the kernel sees the data that the sender put before the signal.
 //! - Signals that a kernel resets by moving an offset (all indexed signals of NCCL 2.30.5 and
 //!   newer) are exact, also from many ranks at once.
 //! - A put is complete when the target has the data, not as soon as its source may be reused. A get
@@ -66,19 +66,19 @@
 //!   performance.
 //! - Ranks of another host, another container's network namespace, or another user are refused or
 //!   time out.
-//! - A rank must keep its device communicator while ranks of other processes put into it: destroy
-//!   it after a barrier, as with network cards. A rank that closes first executes earlier requests
-//!   of others, for up to a second. Before it destroys a context or deregisters memory, it waits up
-//!   to 4 seconds for its operations; then it drops pending ones, and the connection has failed.
+//! - A rank must keep its device communicator while ranks of other processes put into the rank:
+//!   destroy it after a barrier, as with network cards. Before a rank closes, it executes earlier
+//!   requests of others, for up to a second. Before it destroys a context or deregisters memory, it
+//!   waits up to 4 seconds for its operations; then it drops pending ones and fails the connection.
 //!
 //! # Dangers
 //!
-//! NCCL's progress thread enqueues copies by driver calls while a kernel waits for their data. What
-//! makes the driver wait for that kernel then deadlocks: loading a module (hence `EAGER`),
+//! NCCL's progress thread enqueues copies by driver calls while a kernel waits for their data. If
+//! the driver then waits for that kernel, both deadlock. Causes: loading a module (hence `EAGER`),
 //! `cudaMalloc`, `cudaFree` and `cudaHostRegister`, a device-wide synchronisation,
 //! `CUDA_LAUNCH_BLOCKING`, a debugger, compute-sanitizer. A copy within one device (a put to the
 //! rank itself, two ranks on a GPU) may need free multiprocessors, which a grid that fills the
-//! device does not leave; `DEVCOMM_GIN_COPY=staged` needs none. Allocate before the launch. Reserve
+//! device does not leave; `staged` copies need none. Allocate before the launch. Reserve
 //! two CPU cores per rank: its progress thread polls.
 //!
 //! # Safety model

@@ -46,7 +46,7 @@ impl PeerMapping {
             .ok()
     }
 
-    /// The address of byte `offset` for `device`; `None` if it is not mapped for it.
+    /// The address of byte `offset` for `device`; `None` if the region is not mapped for it.
     pub(crate) fn address(&self, device: c_int, offset: usize) -> Option<Address> {
         self.devices.contains(&device).then(|| self.base + offset as Address)
     }
@@ -63,7 +63,7 @@ fn allocation(owner: &Device, at: Address) -> Result<(Address, usize)> {
     let purpose = "for the extent of a region";
     call!(*owner.driver, purpose, cuMemGetAddressRange_v2(&raw mut base, &raw mut bytes, at))?;
     if at < base || at - base >= bytes as Address {
-        return Err(Error::Internal(format!("the memory at {at:#x} has no extent")));
+        return Err(Error::Internal(format!("the driver found no allocation at {at:#x}")));
     }
     Ok((base, bytes))
 }
@@ -110,7 +110,7 @@ impl Mapping {
         let driver = &*owner.driver;
         let (start, length) = allocation(owner, base)?;
         if base + bytes as Address > start + length as Address {
-            return Err(Error::Unsupported("it spans several allocations".to_owned()));
+            return Err(Error::Unsupported("the region spans several allocations".to_owned()));
         }
         let purpose = "for the mapping of a region";
         let (mut memory, mut address) = (0, 0);

@@ -132,8 +132,8 @@ impl Regions {
         self.with(id, offset, bytes, |region, offset| Ok(region.buffer(offset)))
     }
 
-    /// A range of a region as the source of a copy to `target`. `staging` belongs to the region's
-    /// rank.
+    /// A range of a region as the source of a copy to device `target`. `staging` belongs to the
+    /// region's rank.
     pub(crate) fn source(
         &self,
         id: RegionId,

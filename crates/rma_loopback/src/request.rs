@@ -35,16 +35,16 @@ struct Entry {
 impl Entry {
     fn end(&mut self) {
         self.request = None;
-        // 31 bits, so that a handle plus one cannot wrap.
+        // 31 bits, so that the `+ 1` in a handle cannot overflow.
         self.generation = (self.generation + 1) & 0x7fff_ffff;
     }
 }
 
 impl Requests {
-    /// Reserves capacity for `more` requests of a new context; uses what earlier contexts have
-    /// released.
-    pub(crate) fn reserve(&mut self, more: usize) -> ContextId {
-        self.bound += more;
+    /// Reserves capacity for `count` requests of a new context; reuses capacity that earlier
+    /// contexts have released.
+    pub(crate) fn reserve(&mut self, count: usize) -> ContextId {
+        self.bound += count;
         let from = self.entries.len();
         let to = from.max(self.bound);
         self.entries.extend((from..to).map(|_| Entry { generation: 0, request: None }));
@@ -54,15 +54,15 @@ impl Requests {
         self.contexts
     }
 
-    /// Drops the requests of a destroyed context, and releases its capacity of `less` requests.
-    pub(crate) fn release(&mut self, context: ContextId, less: usize) {
+    /// Drops the requests of a destroyed context, and releases its capacity of `count` requests.
+    pub(crate) fn release(&mut self, context: ContextId, count: usize) {
         for (index, entry) in self.entries.iter_mut().enumerate() {
             if entry.request.is_some_and(|(of, _)| of == context) {
                 entry.end();
                 self.free.push(index as u32);
             }
         }
-        self.bound = self.bound.saturating_sub(less);
+        self.bound = self.bound.saturating_sub(count);
     }
 
     /// The requests of a context that NCCL has not seen complete.
@@ -71,7 +71,7 @@ impl Requests {
         all.filter(|(of, _)| *of == context).map(|(_, request)| request).collect()
     }
 
-    /// Checks that there is capacity for one more.
+    /// Checks that there is capacity for one more request.
     pub(crate) fn require_room(&self) -> Result<()> {
         if self.free.is_empty() {
             return Err(Error::Internal(format!(

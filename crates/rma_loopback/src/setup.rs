@@ -21,7 +21,7 @@ thread_local! {
 }
 
 impl Setup {
-    /// The system's driver, with settings from the environment.
+    /// The system's driver and the environment's settings, unless a test has replaced them.
     pub(crate) fn current() -> Result<Self> {
         let replacement = OVERRIDE.with_borrow(Clone::clone);
         match replacement {
@@ -30,7 +30,7 @@ impl Setup {
         }
     }
 
-    /// Makes connections of this thread use it from now on; for tests.
+    /// Makes connections of this thread use this setup from now on; for tests.
     pub fn use_on_this_thread(self) {
         OVERRIDE.set(Some(self));
     }

@@ -1,8 +1,8 @@
 //! Staging slots: pinned memory for copies that cannot be direct.
 //!
 //! A slot is taken, filled by the rank's outbound stream or by the host, read by the target's
-//! stream, and free again when that stream has passed a mark. The number of slots is fixed: while
-//! none is free, the copy waits.
+//! stream, and free again when that stream has written a *mark*, a count in pinned memory, after
+//! the copy. The number of slots is fixed: while none is free, the copy waits.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

@@ -10,7 +10,7 @@ use crate::config;
 use crate::driver::{Address, Device, MemOp, NOT_READY, Pinned, RawEvent, RawStream, call};
 use crate::error::{Error, Result};
 
-/// Bytes between two words, so that they do not share a cache line.
+/// Bytes from one word to the next, so that no two share a cache line.
 const WORD_STRIDE: usize = 128;
 const DONE: usize = 0;
 const MARK: usize = WORD_STRIDE;
@@ -38,7 +38,7 @@ impl TrackedStream {
     }
 
     fn word(&self, offset: usize) -> &AtomicU64 {
-        // SAFETY: a word of `words`, aligned, alive as long as `self`; the device writes it whole.
+        // SAFETY: an aligned word, alive as long as `self`; the device writes all 8 bytes at once.
         unsafe { AtomicU64::from_ptr(self.words.host.add(offset).cast()) }
     }
 

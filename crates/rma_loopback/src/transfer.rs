@@ -1,4 +1,4 @@
-//! A transfer: one operation into a rank, data and an optional signal.
+//! A transfer: one operation into a rank. It has data and an optional signal.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -34,7 +34,7 @@ fn destroying_a_context_completes_its_operations() {
                 assert_eq!(rank.try_put(0, (inline_at, 0), BYTES, to, 1 - rank.rank).0, SUCCESS);
             }
             rank.destroy_context();
-            // NCCL frees the memory, then deregisters it. The test overwrites instead of frees it.
+            // NCCL frees the memory, then deregisters it. The test overwrites it instead.
             inline.write(0, &[0xee; BYTES]);
             ok(rank.deregister(inline_at));
             bootstrap.barrier.wait();
@@ -57,7 +57,7 @@ fn requests_that_are_never_tested_free_their_entries_for_the_next_context() {
         let window_at = rank.window(&window);
         bootstrap.barrier.wait();
         for _ in 0..3 {
-            // The same number as the context's capacity.
+            // As many as the context's capacity: `depth` for each of two ranks.
             for _ in 0..2 * rank.depth {
                 let to = (window_at, 32);
                 assert_eq!(rank.try_put(0, (window_at, 0), 8, to, 1 - rank.rank).0, SUCCESS);

@@ -13,11 +13,11 @@ use devcomm_rma_loopback::config::{Config, CopyMethod};
 use fake::bootstrap::{Client, HandleBytes, serve};
 use fake::{Memory, Options, Rank, device, listen, ok, work};
 
-/// The test that child processes run; any that calls [`run_processes`] would do.
+/// The test that child processes run; any test that calls [`run_processes`] would do.
 const TEST: &str = "what_is_complete_is_there";
 
 /// Runs the case `name` in `processes` processes of `threads` ranks each; returns each process's
-/// standard error. Those in `may_fail` may fail. In a child process it runs the ranks and exits.
+/// standard error. Processes in `may_fail` may fail. A child process runs its ranks and exits here.
 fn run_processes(name: &str, processes: usize, threads: usize, may_fail: &[usize]) -> Vec<String> {
     if let (Ok(case), Some(server)) = (std::env::var("CASE"), std::env::var_os("BOOTSTRAP")) {
         run_child(&case, Path::new(&server));
@@ -232,7 +232,7 @@ fn a_rank_that_leaves_completes_what_was_asked_of_it() {
     }
 }
 
-/// Rank 0 puts more than the slots hold, tests none of it, and destroys its context.
+/// Rank 0 puts more data than the slots hold, tests no request, and destroys its context.
 fn untested(rank: &Rank, barrier: &dyn Fn()) {
     const BYTES: usize = 5000;
     let (inline, window, signals) =

@@ -324,10 +324,10 @@ fn ranks_of_another_host_or_plugin_are_refused() {
     device(0, &Options::default());
     let one = listen();
     let mut other = one.handle;
-    other[8] ^= 1; // the host
+    other[8] ^= 1; // the host's identifier
     assert_eq!(one.connect(&mut [one.handle, other], 0).0, INVALID_USAGE);
     other = one.handle;
-    other[0] ^= 1; // the plugin
+    other[0] ^= 1; // the plugin's magic number
     assert_eq!(one.connect(&mut [one.handle, other], 0).0, INVALID_USAGE);
     one.close();
 }

@@ -43,14 +43,14 @@ impl Problem {
         let [rows, columns, terms] = lists;
         let mut problems = Vec::new();
         for &k in terms {
-            ensure!(k.is_multiple_of(8), "--k {k}: rows of A and B are multiples of 8 elements");
+            ensure!(k.is_multiple_of(8), "--k {k}: rows of A and B need a multiple of 8 elements");
             ensure!(
                 k.checked_mul(ranks).is_some_and(|terms| terms <= MOST_TERMS),
                 "--k {k}: sums of more than {MOST_TERMS} terms over all ranks would not be exact"
             );
             for &n in columns {
                 for &m in rows {
-                    ensure!(m > 0 && n > 0 && k > 0, "{m} x {n} with {k} terms has nothing to do");
+                    ensure!(m > 0 && n > 0 && k > 0, "{m} x {n} with {k} terms is empty");
                     problems.push(Self { m, n, k, seed });
                 }
             }

@@ -35,7 +35,7 @@ pub fn run(
         Err(error) => {
             let advice = match error.downcast_ref::<Error>() {
                 Some(Error::DevComm(DevCommError::SeveralLsaTeams { .. })) => {
-                    "\nThis program works by load and store alone. `hybrid_allreduce` and \
+                    "\nThis program accesses peers by load and store. `hybrid_allreduce` and \
                      `hybrid_alltoall` also use the network, between the teams."
                 }
                 Some(error) if error.is_of_the_machine() => {
@@ -62,7 +62,7 @@ pub fn on_gpus(name: &str, wanted: usize, body: impl Fn(&Rank) -> Result<(), Err
     Gpus::new(wanted).run(name, body);
 }
 
-/// Sleeps so that kernels on GPUs reach their wait; simulated GPUs need no time.
+/// Gives kernels on GPUs `time` to reach their wait; simulated GPUs need no time.
 pub fn give_time(rank: &Rank, time: Duration) {
     if !rank.is_simulated() {
         std::thread::sleep(time);
@@ -82,7 +82,7 @@ pub struct Gpus {
     unsimulated: Option<&'static str>,
 }
 
-/// The number of GPUs of the simulated machine; its other settings do not apply to real GPUs.
+/// Requires the simulation's number of GPUs; its other settings do not apply to real GPUs.
 impl From<Simulation> for Gpus {
     fn from(simulation: Simulation) -> Self {
         Self {

@@ -12,12 +12,12 @@ impl Shapes {
         Self(fastrand::Rng::with_seed(seed))
     }
 
-    /// A uniform number of `1..=most`.
+    /// A uniformly distributed number in `1..=most`.
     pub fn up_to(&mut self, most: usize) -> usize {
         self.usize(1..=most)
     }
 
-    /// A number of `1..=most`, about uniform in its logarithm: small and large sizes are equally
+    /// A number in `1..=most`, about uniform in its logarithm: small and large sizes are equally
     /// likely.
     pub fn size(&mut self, most: usize) -> usize {
         let bits = self.up_to(most.ilog2() as usize + 1);

@@ -1,9 +1,9 @@
 //! The machine that the crate runs on: real GPUs, or the simulator.
 //!
 //! It provides the two tables of C functions that [`sys`](crate::sys) calls (driver and NCCL), and
-//! clocks, sleeps, threads and waits. With real GPUs, the latter are the operating system's. A
-//! simulated machine runs one host thread at a time and has a virtual clock: a thread that blocks
-//! without its functions stops all others.
+//! clocks, sleeps, threads and waits. With real GPUs, these are the operating system's. A simulated
+//! machine runs one host thread at a time and has a virtual clock: a thread that blocks in the
+//! operating system, not in the machine's functions, stops all others.
 
 mod shared;
 #[cfg(feature = "simulator")]
@@ -43,7 +43,7 @@ pub(crate) enum Wakes {
     Idle(CUstream),
 }
 
-/// The number of events on a simulated machine so far.
+/// Replaces the simulator's count of events.
 #[cfg(not(feature = "simulator"))]
 #[derive(Clone, Copy, Default)]
 struct EventCount;
@@ -76,8 +76,8 @@ impl Machine {
         })
     }
 
-    /// The simulated machine that the environment selects, one per process. `team`, of the first
-    /// caller, is the size of its LSA teams.
+    /// The simulated machine that the environment selects, one per process. The first call's `team`
+    /// is the size of its LSA teams.
     ///
     /// # Errors
     ///
@@ -100,7 +100,7 @@ impl Machine {
         Simulated::new(simulation, team).map(Self::Simulated)
     }
 
-    /// As above, without the simulator: an error if the variable is set.
+    /// `from_env` in a program without the simulator: an error if the variable is set.
     #[cfg(not(feature = "simulator"))]
     pub(crate) fn from_env(_: Option<usize>) -> Result<Option<Self>> {
         match std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) {
@@ -158,8 +158,8 @@ impl Machine {
         }
     }
 
-    /// The function that runs a kernel's body on the GPU of the current context; NULL on GPUs,
-    /// which run machine code.
+    /// The function that runs a kernel's body in Rust on the current context's simulated GPU; NULL
+    /// on real GPUs, which run machine code.
     pub(crate) fn bind(&self, body: &HostBody) -> CUfunction {
         match self {
             Self::Gpus => {
@@ -212,7 +212,7 @@ impl Machine {
     }
 
     /// Pauses a poll that has `waited` so long already and ends at `deadline`. `since` is the
-    /// [`event_count`](Self::event_count) before its last test.
+    /// [`event_count`](Self::event_count) before the poll's last test.
     ///
     /// # Errors
     ///
@@ -273,7 +273,7 @@ impl Machine {
             if !self.is_simulated() || done() {
                 return;
             }
-            // The threads that are part of a deadlock report it.
+            // A deadlock is reported by the threads that are part of it.
             let _ = self.pause(Wakes::Notified, seen, Duration::ZERO, None);
         }
     }
@@ -282,7 +282,7 @@ impl Machine {
     pub(crate) fn sleep(&self, duration: Duration) {
         match self {
             Self::Gpus => std::thread::sleep(duration),
-            // Ends at the deadline.
+            // The condition never holds: the poll ends after `duration`.
             #[cfg(feature = "simulator")]
             Self::Simulated(_) => drop(self.poll(Wakes::Notified, Some(duration), || Ok(false))),
         }

@@ -35,7 +35,7 @@ impl<T> Shared<T> {
         result
     }
 
-    /// Waits until `ready` returns a value. It is called after each change.
+    /// Waits until `ready`, which is called after each change, returns a value.
     ///
     /// # Errors
     ///

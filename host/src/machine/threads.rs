@@ -9,14 +9,14 @@ use super::{CURRENT, Machine, Shared};
 use crate::error::{Error, Result};
 
 /// The registration of a thread that is about to start. A simulated machine waits for the thread,
-/// so that threads run in the order of their tickets, not in that in which the system starts them.
+/// so that threads run in the order of their tickets, not in the order in which they start.
 pub(crate) struct Ticket {
     machine: Machine,
     #[cfg(feature = "simulator")]
     simulated: Option<devcomm_sim::Ticket>,
 }
 
-/// While it lives, [`Machine::current`] of the thread is the entered machine.
+/// A guard: while it lives, the thread's [`Machine::current`] is the entered machine.
 pub(crate) struct Entered {
     previous: Option<Machine>,
     #[cfg(feature = "simulator")]

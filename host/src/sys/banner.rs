@@ -1,4 +1,4 @@
-//! NCCL's version string with its CUDA version. No function returns it: it is read from the file.
+//! Reads NCCL's version and its CUDA version from the library's file: no function returns both.
 
 use std::fs::File;
 use std::io::{self, Read};

@@ -11,7 +11,7 @@ use socket2::SockRef;
 
 use crate::error::{Result, WorldError};
 
-/// Makes the kernel kill the child when the thread that starts it dies, so that no ranks outlive a
+/// Makes Linux kill the child when the thread that starts it dies, so that no ranks outlive a
 /// killed launcher.
 pub(crate) fn die_with_parent(command: &mut Command) {
     die_with(command, std::process::id());

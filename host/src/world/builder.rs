@@ -16,8 +16,8 @@ pub struct WorldBuilder {
 }
 
 impl WorldBuilder {
-    /// Uses devcomm's plugin for NCCL for the network of kernels (GIN): it needs no network card. A
-    /// simulated machine simulates its network, and uses only the LSA team size of these settings.
+    /// Uses devcomm's NCCL plugin for GIN (network communication by kernels), without a network
+    /// card. A simulated machine simulates its network, and uses only the LSA team size set here.
     pub fn gin_loopback(mut self, loopback: GinLoopback) -> Self {
         self.gin_loopback = Some(loopback);
         self

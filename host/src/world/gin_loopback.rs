@@ -62,9 +62,9 @@ impl GinLoopback {
         self
     }
 
-    /// Splits the ranks into LSA teams of `ranks`, which must divide their number, as if there were
-    /// several NVLink domains: communication between teams then uses the network. 4 GPUs with teams
-    /// of 2 are 2 teams and 2 rails. NCCL: `NCCL_LSA_TEAM_SIZE`.
+    /// Splits the world into LSA teams of `ranks` ranks, a divisor of the world's size, as if there
+    /// were several NVLink domains: communication between teams then uses the network. 4 GPUs with
+    /// teams of 2 are 2 teams and 2 rails. NCCL: `NCCL_LSA_TEAM_SIZE`.
     #[must_use]
     pub fn lsa_team_size(mut self, ranks: usize) -> Self {
         self.lsa_team_size = Some(ranks);

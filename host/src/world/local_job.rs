@@ -201,7 +201,7 @@ impl Ranks {
 
     fn kill(&mut self) {
         for child in self.running.iter_mut().flatten() {
-            // An error means that it has just ended.
+            // An error means that the process has just ended.
             let _ = child.kill();
         }
     }
@@ -216,7 +216,7 @@ impl Drop for Ranks {
     }
 }
 
-/// A unique id that cannot be guessed, from hashes of nothing: `RandomState` takes its keys from
+/// A unique id that cannot be guessed, from hashes of no data: `RandomState` takes its keys from
 /// the system's random numbers.
 fn job_id() -> String {
     let random = || RandomState::new().build_hasher().finish();

@@ -13,8 +13,8 @@ use crate::error::{Error, Result};
 
 /// One rank: its GPU, its connection to the other ranks, its communicator.
 ///
-/// [`World::run`](crate::World::run) makes it. Methods marked *collective* are called by every
-/// rank, in the same order.
+/// [`World::run`](crate::World::run) makes it. Every rank must call the methods marked
+/// *collective*, in the same order.
 pub struct Rank {
     // In drop order: the communicator needs the context.
     communicator: OnceCell<Communicator>,
@@ -118,7 +118,7 @@ impl Rank {
     pub fn new_communicator(&self, config: &CommConfig) -> Result<Communicator> {
         let own = if self.is_root() { Some(self.library.unique_id()?) } else { None };
         let bytes = own.as_ref().map_or(&[][..], |id| &id.as_bytes()[..]);
-        // NCCL waits for a missing rank forever: no rank calls it before all have arrived here.
+        // NCCL waits for a missing rank forever: no rank calls NCCL before all have arrived here.
         let bytes = self.broadcast(0, bytes)?;
         let id = UniqueId::from_bytes(&bytes)
             .ok_or_else(|| Error::invalid("rank 0 sent no valid NCCL unique id"))?;

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 const ENDING: [(i32, &str); 3] = [(SIGINT, "SIGINT"), (SIGTERM, "SIGTERM"), (SIGHUP, "SIGHUP")];
 
 /// State shared by the handlers of this process. They are installed with the first job and never
-/// removed, because `signal_hook` would leave the signals without any effect.
+/// removed, because `signal_hook` would then leave the signals without any effect.
 struct Handlers {
     /// The last signal, 0 for none.
     seen: Arc<AtomicUsize>,

@@ -124,8 +124,8 @@ fn connect_to_rank(
 ) -> Result<(Segment, UnixStream)> {
     let failed = |error: &dyn std::fmt::Display| {
         Error::Remote(format!(
-            "rank {} cannot connect to rank {other}, of process {}: {error}; it has ended, or is \
-             in another network namespace of this host, which this plugin does not support",
+            "rank {} cannot connect to rank {other}, of process {}: {error}; it may have ended, or \
+             be in another network namespace of this host, which this plugin does not support",
             handshake.rank,
             handle.pid()
         ))
@@ -230,11 +230,11 @@ fn wait_for_peer(
         if has_incoming(&pause)? {
             return Ok(());
         }
-        // The missing rank may have connected and ended between the two checks.
         if Instant::now() < probe_at {
             continue;
         }
         probe_at = Instant::now() + PROBE_EVERY;
+        // The rank may have connected after the poll above, and then ended: so poll again.
         if handle.is_gone() && !has_incoming(&Timespec { tv_sec: 0, tv_nsec: 0 })? {
             return Err(Error::Remote(format!(
                 "rank {missing}, of process {}, ended or failed before it connected",

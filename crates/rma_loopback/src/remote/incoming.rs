@@ -7,7 +7,7 @@ use crate::connection::LocalRank;
 use crate::error::{Error, Result};
 use crate::transfer::{Buffer, Data, Source, Transfer};
 
-/// The end of a ring at the rank that owns the memory.
+/// The receiving end of a ring, at the rank that owns the target memory.
 #[derive(Default)]
 pub(crate) struct Incoming {
     /// Number of entries enqueued on the inbound stream.

@@ -174,7 +174,7 @@ impl Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        // Copies from and to the slots may be in flight or, if this rank failed, never end.
+        // If a failed rank's copies from and to the slots never end, the segment stays mapped.
         let idle = self.me.inbound.synchronize() && self.me.staging.stream.synchronize();
         if idle {
             // SAFETY: dropped here only, and not used again.

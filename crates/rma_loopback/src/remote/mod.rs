@@ -6,7 +6,7 @@
 //! entry on its own inbound stream in `rmaProgress`, in order with all other operations into the
 //! rank, and acknowledges in that order. For a get, the owner fills the slot, and the requester
 //! copies the data out. Each pair also has a socket, which passes the memory's file descriptor, and
-//! at the end that a rank has closed or failed; if it closes without that, the process has died.
+//! a last message: the rank has closed or failed. A socket closed without one means a dead process.
 
 mod connect;
 mod incoming;

@@ -53,7 +53,7 @@ struct InFlight {
 /// in order.
 pub(crate) struct Outgoing {
     operations: VecDeque<RemoteOp>,
-    /// Bytes of the first operation that are split into entries.
+    /// Bytes of the first operation that are already split into entries.
     split_bytes: usize,
     in_flight: VecDeque<InFlight>,
     /// Number of the first entry in flight.

@@ -163,9 +163,9 @@ fn execute(tasks: &Receiver<Task>, pending: &(Mutex<usize>, Condvar), device: &D
                 };
                 match operation & 0xffff_ffff {
                     MemOp::WRITE_32 => {
-                        // SAFETY: half of such a word.
-                        let half = unsafe { AtomicU32::from_ptr(address as *mut u32) };
-                        half.store(third as u32, Ordering::SeqCst);
+                        // SAFETY: 4 aligned bytes of such a word.
+                        let target = unsafe { AtomicU32::from_ptr(address as *mut u32) };
+                        target.store(third as u32, Ordering::SeqCst);
                     }
                     MemOp::WRITE_64 => word(address).store(third, Ordering::SeqCst),
                     MemOp::REDUCTION => {

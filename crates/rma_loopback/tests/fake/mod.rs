@@ -68,7 +68,7 @@ impl Bootstrap {
     }
 }
 
-/// A range: a region's handle, and an offset in bytes.
+/// A location in a region: the region's handle, and an offset in bytes.
 pub type RegionOffset = (Opaque, usize);
 /// No region: for a signal without data.
 pub const NOWHERE: RegionOffset = (null_mut(), 0);
@@ -197,7 +197,7 @@ impl Rank {
         ok(status);
         listening.close();
         let mut guarantees = RmaProperties { flushes_all_puts_on_any_signal: true };
-        // SAFETY: all zeros are values of every field.
+        // SAFETY: zero is a valid value of every field.
         let mut properties = unsafe { std::mem::zeroed::<NetProperties>() };
         // SAFETY: the arguments follow the interface.
         unsafe {

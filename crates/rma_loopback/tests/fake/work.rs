@@ -15,9 +15,9 @@ fn byte(from: usize, to: usize, context: usize, round: usize, at: usize) -> u8 {
     (from * 31 + to * 17 + context * 7 + round * 3 + at) as u8
 }
 
-/// Every rank sends messages to every rank, itself too, on every context: each in up to three puts
-/// of random sizes, the last with a signal. Meanwhile a thread in the role of a kernel polls the
-/// signals and checks the data before each.
+/// Every rank sends messages to every rank, itself too, on every context: each message in up to
+/// three puts of random sizes, the last with a signal. Meanwhile a thread in the role of a kernel
+/// polls the signals and checks the data put before each signal.
 pub fn traffic(rank: &Rank, contexts: usize, barrier: &dyn Fn()) {
     let (me, ranks) = (rank.rank, rank.ranks);
     let slot = |from: usize, context: usize, round: usize| {
@@ -106,7 +106,7 @@ pub fn traffic(rank: &Rank, contexts: usize, barrier: &dyn Fn()) {
     assert!(!rank.has_error());
 }
 
-/// Puts and gets between device and host memory, larger than all slots together, at odd offsets.
+/// Puts and gets between device and host memory, larger than all slots together and unaligned.
 /// The gets are from a peer and from the rank itself.
 pub fn ranges(rank: &Rank, barrier: &dyn Fn()) {
     const BYTES: usize = 100_003;
@@ -122,7 +122,7 @@ pub fn ranges(rank: &Rank, barrier: &dyn Fn()) {
     barrier();
     let (next, before) = ((me + 1) % rank.ranks, (me + rank.ranks - 1) % rank.ranks);
     let content = |of: usize| move |at: usize| (at * 7 + of + (at >> 8)) as u8;
-    let mut put = 0;
+    let mut signalled = 0;
     for (from, source) in sources.into_iter().enumerate() {
         for to in 0..2 {
             let target = 2 * from + to;
@@ -130,11 +130,11 @@ pub fn ranges(rank: &Rank, barrier: &dyn Fn()) {
             let signal_at = (signals[to], 0);
             let (bytes, from) = (BYTES - 5, (source, 1));
             rank.put_signal(0, from, bytes, into, next, signal_at, 10, SIGNAL_ADD);
-            put += 10;
+            signalled += 10;
         }
     }
     rank.drain();
-    rank.serve(|| signal.load(0) == put);
+    rank.serve(|| signal.load(0) == signalled);
     barrier();
     for target in &targets {
         let data = target.read(0, BYTES);

@@ -6,7 +6,7 @@ use std::ptr::{null, null_mut};
 
 use devcomm_types::nccl::{MultimemHandle, ResourceHandle, Team};
 
-/// First word of every versioned struct. NCCL: `NCCL_API_MAGIC`.
+/// The magic number of most versioned structs. NCCL: `NCCL_API_MAGIC`.
 pub const API_MAGIC: u32 = 0xcafe_beef;
 /// The version of NCCL that these structs are from. NCCL: `NCCL_VERSION_CODE`.
 pub const ABI_VERSION: u32 = 23203;

@@ -76,13 +76,13 @@ impl SharedBlock {
         (kind != 0).then(|| unsafe { record.read_volatile() })
     }
 
-    /// Zeroes it for reuse. No kernel may use it.
+    /// Zeroes the block for reuse. No kernel may use it.
     pub(crate) fn clear(&mut self) {
-        // SAFETY: the block is allocated as long as `self`, and zeros are a block.
+        // SAFETY: the block is allocated as long as `self`, and zero is valid for every field.
         unsafe { self.host.write_bytes(0, 1) };
     }
 
-    /// Frees it.
+    /// Frees the block.
     ///
     /// # Safety
     ///

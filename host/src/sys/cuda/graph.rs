@@ -10,8 +10,8 @@ use crate::error::{Error, Result};
 
 impl StreamHandle {
     /// Begins a capture: the stream's work goes to a graph instead of the GPU. The mode is relaxed,
-    /// because NCCL connects ranks at their first use, perhaps during the capture, with calls that
-    /// other modes forbid.
+    /// because NCCL connects two ranks at their first communication, perhaps during the capture,
+    /// with calls that other modes forbid.
     pub(crate) fn begin_capture(&self) -> Result<()> {
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the stream is live.

@@ -26,7 +26,7 @@ pub(crate) use devcomm_sys::driver::{
 };
 
 /// The CUDA version of the oldest driver that has every function called here: 12.8 added
-/// `cuEventElapsedTime_v2`. PTX 8.6, of the kernels, needs 12.7; NCCL is [`super::nccl_build`]'s.
+/// `cuEventElapsedTime_v2`. The kernels' PTX 8.6 needs 12.7. For NCCL see [`super::nccl_build`].
 const OLDEST_CUDA: c_int = 12_080;
 
 /// Turns a driver result into an error that names the operation.
@@ -149,7 +149,7 @@ impl PrimaryContext {
         // SAFETY: the driver is initialised; `device` is live.
         let got = unsafe { driver.cuDeviceGet(&raw mut device, ordinal) };
         check(driver, "cuDeviceGet", got)?;
-        // SAFETY: the device came from the driver; `raw` is live.
+        // SAFETY: the driver returned the device; `raw` is live.
         let retained = unsafe { driver.cuDevicePrimaryCtxRetain(&raw mut raw, device) };
         check(driver, "cuDevicePrimaryCtxRetain", retained)?;
         let context = Self { driver, device, raw };
@@ -174,7 +174,7 @@ impl PrimaryContext {
 
     pub(crate) fn attribute(&self, attribute: DeviceAttribute) -> Result<u32> {
         let mut value = 0;
-        // SAFETY: the device came from the driver; `value` is live.
+        // SAFETY: the driver returned the device; `value` is live.
         let result =
             unsafe { self.driver.cuDeviceGetAttribute(&raw mut value, attribute, self.device) };
         check(self.driver, "cuDeviceGetAttribute", result)?;

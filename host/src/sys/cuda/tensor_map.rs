@@ -10,7 +10,7 @@ use super::{PrimaryContext, check};
 use crate::error::Result;
 
 impl PrimaryContext {
-    /// The tensor map of a tiling. The driver's error names a number that it does not allow.
+    /// The tensor map of a tiling. Fails if the driver does not accept the address or a size.
     pub(crate) fn tensor_map(&self, tiling: &TensorMapDesc) -> Result<TensorMap> {
         self.bind()?;
         let mut map = CUtensorMap { opaque: [0; 16] };

@@ -1,4 +1,4 @@
-//! Compares this crate's declarations of NCCL's C ABI with NCCL's headers, by a C++ compiler: the
+//! Compares this crate's declarations of NCCL's C ABI with NCCL's headers, with a C++ compiler: the
 //! layout and initial value of every struct, every constant, the prototype of every function. Also
 //! checks that the library has no function that is not declared.
 //!

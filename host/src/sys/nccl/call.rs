@@ -53,8 +53,8 @@ impl CommSlot {
 pub(crate) struct Out<T>(Arc<UnsafeCell<T>>);
 
 // SAFETY: plain values and opaque handles. NCCL writes until the call that has the address is
-// complete, and owners read afterwards; the state of the communicator (busy, in a group, in
-// progress) says which.
+// complete, and owners read afterwards. The communicator's state (busy, in a group, in progress)
+// tells whether the call is complete.
 unsafe impl<T: Copy> Send for Out<T> {}
 
 impl<T> Clone for Out<T> {

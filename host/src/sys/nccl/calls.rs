@@ -190,7 +190,7 @@ on_a_communicator! {
     fn deregister_buffer(handle: u64) = "ncclCommDeregister", |nccl, comm|
         nccl.comm_deregister(comm, handle as *mut c_void);
 
-    /// Makes a device communicator. `requirements` names its layout's version, this crate's.
+    /// Makes a device communicator. `requirements` contains the version of its struct layout.
     fn create_dev_comm(requirements: Arc<RequirementLists>, out: Out<DevComm>)
         = "ncclDevCommCreate", |nccl, comm|
         nccl.dev_comm_create(comm, requirements.raw(), out.as_ptr());
@@ -268,7 +268,7 @@ pub(crate) fn grow(
 pub(crate) enum Scalar {
     /// In host memory: its bytes, which the call reads.
     Host(Vec<u64>),
-    /// In device memory, which the operations read that use the operator.
+    /// In device memory. The operations that use the operator read it.
     Device(u64),
 }
 

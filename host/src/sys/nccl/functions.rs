@@ -21,7 +21,7 @@ macro_rules! calls {
                 ///
                 /// The C function's own contract.
                 #[allow(clippy::too_many_arguments, reason = "those of the C function")]
-                #[allow(dead_code, reason = "the table is complete, replaced functions included")]
+                #[allow(dead_code, reason = "the table is complete, superseded functions included")]
                 pub(crate) unsafe fn $name(&self, $($arg: $type),*) -> crate::error::Result<$ret> {
                     const NEEDS: devcomm_locate::NcclVersion =
                         devcomm_locate::NcclVersion { major: $major, minor: $minor, patch: $patch };

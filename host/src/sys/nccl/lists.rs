@@ -41,8 +41,8 @@ pub(crate) struct ResourceAnswer {
 /// completed the call.
 pub(crate) struct RequirementLists {
     raw: Requirements,
-    resources: Pinned<(ResourceRequirements, ResourceAnswer)>,
-    teams: Pinned<(TeamRequirements, MultimemHandle)>,
+    resources: HeapSlice<(ResourceRequirements, ResourceAnswer)>,
+    teams: HeapSlice<(TeamRequirements, MultimemHandle)>,
 }
 
 // SAFETY: the pointers lead only to memory that this value owns, and nothing here depends on the
@@ -59,7 +59,7 @@ impl RequirementLists {
         resources: &[ResourceNode],
         teams: &[TeamNode],
     ) -> Self {
-        let resources = Pinned::new(resources.iter().map(|node| {
+        let resources = HeapSlice::new(resources.iter().map(|node| {
             let requirement = ResourceRequirements {
                 buffer_size: node.buffer.0,
                 buffer_align: node.buffer.1,
@@ -84,7 +84,7 @@ impl RequirementLists {
         }
         raw.resource_requirements_list = next;
 
-        let teams = Pinned::new(teams.iter().map(|node| {
+        let teams = HeapSlice::new(teams.iter().map(|node| {
             let requirement = TeamRequirements {
                 next: null_mut(),
                 team: node.team,
@@ -127,9 +127,9 @@ impl RequirementLists {
 
 /// A slice on the heap that is accessed through raw pointers only: a `Box` would claim unique
 /// access.
-struct Pinned<T: Copy>(NonNull<[T]>);
+struct HeapSlice<T: Copy>(NonNull<[T]>);
 
-impl<T: Copy> Pinned<T> {
+impl<T: Copy> HeapSlice<T> {
     fn new(items: impl Iterator<Item = T>) -> Self {
         let slice = Box::into_raw(items.collect::<Box<[T]>>());
         // SAFETY: a box is never NULL.
@@ -151,7 +151,7 @@ impl<T: Copy> Pinned<T> {
     }
 }
 
-impl<T: Copy> Drop for Pinned<T> {
+impl<T: Copy> Drop for HeapSlice<T> {
     fn drop(&mut self) {
         // SAFETY: it came from a `Box`, and is freed once.
         drop(unsafe { Box::from_raw(self.0.as_ptr()) });

@@ -1,4 +1,4 @@
-//! Synchronous calls of NCCL that are not deferred: allocations, addresses in windows, teams.
+//! Calls of NCCL that are made at once: allocations, addresses in windows, teams.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -174,7 +174,7 @@ impl Nccl {
         }
     }
 
-    /// The world rank and the LSA rank of the team's rank `member`.
+    /// The world rank and the LSA rank of the team's rank `team_rank`.
     ///
     /// # Safety
     ///
@@ -183,12 +183,12 @@ impl Nccl {
         &self,
         comm: CommPtr,
         team: Team,
-        member: c_int,
+        team_rank: c_int,
     ) -> Result<(c_int, c_int)> {
         // SAFETY: as above.
         unsafe {
-            let world = self.team_rank_to_world(comm.0, team, member)?;
-            Ok((world, self.team_rank_to_lsa(comm.0, team, member)?))
+            let world = self.team_rank_to_world(comm.0, team, team_rank)?;
+            Ok((world, self.team_rank_to_lsa(comm.0, team, team_rank)?))
         }
     }
 }

@@ -12,8 +12,8 @@ use crate::error::{Result, WorldError};
 const TOGETHER: &str =
     "srun sets SLURM_STEP_ID, SLURM_PROCID, SLURM_LOCALID and SLURM_STEP_NUM_TASKS together";
 
-/// Steps above this are not of srun: they are of batch scripts, interactive shells, and external
-/// processes.
+/// Steps with higher numbers are not srun's: they are of batch scripts, interactive shells, and
+/// external processes.
 const LAST_NORMAL_STEP: usize = 0xffff_fff0;
 
 /// The values of Slurm's variables, if this process is a task of srun.

@@ -70,17 +70,17 @@ const SRUN: Vars<'static> = &[
 ];
 
 /// The launched process with these variables. Later values override earlier ones.
-fn try_all(sets: &[Vars<'_>]) -> Result<Option<Launched>> {
+fn try_with(sets: &[Vars<'_>]) -> Result<Option<Launched>> {
     let vars: HashMap<_, _> = sets.iter().copied().flatten().copied().collect();
     launched(&|name| vars.get(name).map(OsString::from))
 }
 
-fn all(sets: &[Vars<'_>]) -> Launched {
-    try_all(sets).unwrap().unwrap()
+fn with(sets: &[Vars<'_>]) -> Launched {
+    try_with(sets).unwrap().unwrap()
 }
 
 fn error(sets: &[Vars<'_>]) -> String {
-    try_all(sets).unwrap_err().to_string()
+    try_with(sets).unwrap_err().to_string()
 }
 
 fn ranks(launched: &Launched) -> (usize, usize, usize) {
@@ -89,8 +89,8 @@ fn ranks(launched: &Launched) -> (usize, usize, usize) {
 
 #[test]
 fn without_a_launcher_there_is_nothing() {
-    assert_eq!(try_all(&[]).unwrap(), None);
-    assert_eq!(try_all(&[&[("MASTER_ADDR", "node0"), ("MASTER_PORT", "x")]]).unwrap(), None);
+    assert_eq!(try_with(&[]).unwrap(), None);
+    assert_eq!(try_with(&[&[("MASTER_ADDR", "node0"), ("MASTER_PORT", "x")]]).unwrap(), None);
 }
 
 #[test]
@@ -106,29 +106,29 @@ fn torchruns_variables_make_one_rank() {
         timeout: Duration::from_secs(60),
         listener: None,
     };
-    assert_eq!(all(&[TORCHRUN]), expected);
+    assert_eq!(with(&[TORCHRUN]), expected);
     let run = [("TORCHELASTIC_RUN_ID", "abc")];
-    assert_eq!(all(&[TORCHRUN, &run]).job, "abc");
-    assert_eq!(all(&[TORCHRUN, &run, &[("DEVCOMM_JOB_ID", "x")]]).job, "x");
-    let short = all(&[TORCHRUN, &[("DEVCOMM_TIMEOUT", "2.5")]]);
+    assert_eq!(with(&[TORCHRUN, &run]).job, "abc");
+    assert_eq!(with(&[TORCHRUN, &run, &[("DEVCOMM_JOB_ID", "x")]]).job, "x");
+    let short = with(&[TORCHRUN, &[("DEVCOMM_TIMEOUT", "2.5")]]);
     assert_eq!(short.timeout, Duration::from_millis(2500));
 }
 
 #[test]
 fn the_port_is_the_next_one_when_torchrun_holds_the_masters() {
     let holds = |holds| [("TORCHELASTIC_USE_AGENT_STORE", holds)];
-    assert_eq!(all(&[TORCHRUN, &holds("True")]).port, 29501);
-    assert_eq!(all(&[TORCHRUN, &holds("False")]).port, 29500);
-    assert_eq!(all(&[TORCHRUN, &holds("True"), &[("DEVCOMM_PORT", "7000")]]).port, 7000);
+    assert_eq!(with(&[TORCHRUN, &holds("True")]).port, 29501);
+    assert_eq!(with(&[TORCHRUN, &holds("False")]).port, 29500);
+    assert_eq!(with(&[TORCHRUN, &holds("True"), &[("DEVCOMM_PORT", "7000")]]).port, 7000);
     let last = error(&[TORCHRUN, &holds("True"), &[("MASTER_PORT", "65535")]]);
     assert!(last.contains("DEVCOMM_PORT"), "{last}");
 }
 
 #[test]
 fn a_rank_alone_needs_no_address() {
-    let alone = all(&[&[("RANK", "0"), ("WORLD_SIZE", "1")]]);
+    let alone = with(&[&[("RANK", "0"), ("WORLD_SIZE", "1")]]);
     assert_eq!(ranks(&alone), (0, 1, 0));
-    let alone = all(&[&[("PMI_RANK", "0"), ("PMI_SIZE", "1")]]);
+    let alone = with(&[&[("PMI_RANK", "0"), ("PMI_SIZE", "1")]]);
     assert_eq!(ranks(&alone), (0, 1, 0));
 }
 
@@ -143,12 +143,12 @@ fn plain_variables_without_a_local_rank_or_an_address_are_an_error() {
 
 #[test]
 fn open_mpis_ranks_of_one_host_meet_there() {
-    let rank = all(&[OPEN_MPI]);
+    let rank = with(&[OPEN_MPI]);
     assert_eq!(ranks(&rank), (2, 4, 2));
     assert_eq!(rank.host, "localhost");
     assert!(PORTS.contains(&rank.port));
     // Version 5 has another format of job names.
-    let five = all(&[OPEN_MPI, &[("PMIX_NAMESPACE", "prterun-gpu03-91234@1")]]);
+    let five = with(&[OPEN_MPI, &[("PMIX_NAMESPACE", "prterun-gpu03-91234@1")]]);
     assert_ne!(five.port, rank.port);
     let mvapich = [
         ("MV2_COMM_WORLD_RANK", "1"),
@@ -156,15 +156,15 @@ fn open_mpis_ranks_of_one_host_meet_there() {
         ("MV2_COMM_WORLD_LOCAL_RANK", "1"),
         ("MV2_COMM_WORLD_LOCAL_SIZE", "2"),
     ];
-    assert_eq!(ranks(&all(&[&mvapich])), (1, 2, 1));
+    assert_eq!(ranks(&with(&[&mvapich])), (1, 2, 1));
 }
 
 #[test]
 fn mpichs_and_intels_ranks_of_one_host_meet_there() {
-    let rank = all(&[MPICH]);
+    let rank = with(&[MPICH]);
     assert_eq!((ranks(&rank), rank.host.as_str()), ((3, 4, 3), "localhost"));
     // PALS sets PMI's variables and its own.
-    let pals = all(&[&[
+    let pals = with(&[&[
         ("PMI_RANK", "1"),
         ("PMI_SIZE", "2"),
         ("PMI_LOCAL_RANK", "1"),
@@ -187,7 +187,7 @@ fn mpi_over_several_hosts_needs_the_masters_address() {
             let error = error(&[launcher, &local]);
             assert!(error.starts_with("MASTER_ADDR: not set"), "{error}");
             assert!(error.contains("set MASTER_ADDR to the host of rank 0"), "{error}");
-            let given = all(&[launcher, &local, &[("MASTER_ADDR", "n7"), ("MASTER_PORT", "99")]]);
+            let given = with(&[launcher, &local, &[("MASTER_ADDR", "n7"), ("MASTER_PORT", "99")]]);
             assert_eq!((given.host.as_str(), given.port, given.local_rank), ("n7", 99, 1));
         }
     }
@@ -195,61 +195,61 @@ fn mpi_over_several_hosts_needs_the_masters_address() {
 
 #[test]
 fn a_task_of_srun_is_a_rank_and_rank_0_is_on_the_first_host() {
-    let rank = all(&[ALLOCATION, SRUN]);
+    let rank = with(&[ALLOCATION, SRUN]);
     assert_eq!((ranks(&rank), rank.host.as_str()), ((5, 8, 1), "gpu03"));
     assert_eq!(rank.job, "slurm-4711.2");
     assert!(PORTS.contains(&rank.port));
     // The step's hosts, if set; else those of the job, under the variable's new or old name.
     let fewer = [("SLURM_STEP_NODELIST", "gpu07,gpu09")];
-    assert_eq!(all(&[ALLOCATION, SRUN, &fewer]).host, "gpu07");
+    assert_eq!(with(&[ALLOCATION, SRUN, &fewer]).host, "gpu07");
     let none = [("SLURM_STEP_NODELIST", ""), ("SLURM_JOB_NODELIST", "a[1-2]")];
-    assert_eq!(all(&[ALLOCATION, SRUN, &none]).host, "a1");
+    assert_eq!(with(&[ALLOCATION, SRUN, &none]).host, "a1");
     let older = [("SLURM_STEP_NODELIST", ""), ("SLURM_JOB_NODELIST", "")];
-    assert_eq!(all(&[ALLOCATION, SRUN, &older]).host, "gpu03");
+    assert_eq!(with(&[ALLOCATION, SRUN, &older]).host, "gpu03");
     // A job on one host uses the loopback address.
-    assert_eq!(all(&[ALLOCATION, SRUN, &[("SLURM_STEP_NODELIST", "gpu03")]]).host, "localhost");
+    assert_eq!(with(&[ALLOCATION, SRUN, &[("SLURM_STEP_NODELIST", "gpu03")]]).host, "localhost");
     let older = [("SLURM_STEP_ID", ""), ("SLURM_STEP_NUM_TASKS", "")];
-    assert_eq!(ranks(&all(&[ALLOCATION, SRUN, &older])), (5, 8, 1));
+    assert_eq!(ranks(&with(&[ALLOCATION, SRUN, &older])), (5, 8, 1));
     let master = [("MASTER_ADDR", "head"), ("MASTER_PORT", "1234")];
-    let given = all(&[ALLOCATION, SRUN, &master, &[("SLURM_STEP_NODELIST", "n[1-")]]);
+    let given = with(&[ALLOCATION, SRUN, &master, &[("SLURM_STEP_NODELIST", "n[1-")]]);
     assert_eq!((given.host.as_str(), given.port), ("head", 1234));
 }
 
 #[test]
 fn a_shell_inside_an_allocation_is_no_rank() {
-    assert_eq!(try_all(&[ALLOCATION]).unwrap(), None);
+    assert_eq!(try_with(&[ALLOCATION]).unwrap(), None);
     // Reserved steps: salloc's interactive shell, the batch script, external processes.
     for step in ["4294967290", "4294967291", "4294967292"] {
         let step = [("SLURM_STEP_ID", step), ("SLURM_STEP_NUM_TASKS", "1")];
-        assert_eq!(try_all(&[ALLOCATION, SRUN, &step]).unwrap(), None);
+        assert_eq!(try_with(&[ALLOCATION, SRUN, &step]).unwrap(), None);
     }
     let task_0 = [("SLURM_STEP_NUM_TASKS", "1"), ("SLURM_PROCID", "0"), ("SLURM_LOCALID", "0")];
-    assert_eq!(ranks(&all(&[ALLOCATION, SRUN, &task_0])), (0, 1, 0));
+    assert_eq!(ranks(&with(&[ALLOCATION, SRUN, &task_0])), (0, 1, 0));
     let pty = [("SLURM_PTY_PORT", "41234"), ("SLURM_PTY_WIN_COL", "80")];
-    assert_eq!(try_all(&[ALLOCATION, SRUN, &task_0, &pty]).unwrap(), None);
-    assert_eq!(ranks(&all(&[ALLOCATION, SRUN, &pty])), (5, 8, 1));
+    assert_eq!(try_with(&[ALLOCATION, SRUN, &task_0, &pty]).unwrap(), None);
+    assert_eq!(ranks(&with(&[ALLOCATION, SRUN, &pty])), (5, 8, 1));
 }
 
 #[test]
 fn the_innermost_launcher_counts() {
     // One torchrun per host, started by srun.
-    let torchrun = all(&[ALLOCATION, SRUN, TORCHRUN]);
+    let torchrun = with(&[ALLOCATION, SRUN, TORCHRUN]);
     assert_eq!((torchrun.host.as_str(), torchrun.port), ("node0", 29500));
     // mpirun in a batch script, and its daemons started by srun.
-    let from_script = all(&[ALLOCATION, OPEN_MPI]);
+    let from_script = with(&[ALLOCATION, OPEN_MPI]);
     assert_eq!((ranks(&from_script), from_script.host.as_str()), ((2, 4, 2), "localhost"));
-    assert_eq!(ranks(&all(&[ALLOCATION, SRUN, OPEN_MPI])), (2, 4, 2));
-    assert_eq!(ranks(&all(&[ALLOCATION, SRUN, MPICH])), (3, 4, 3));
+    assert_eq!(ranks(&with(&[ALLOCATION, SRUN, OPEN_MPI])), (2, 4, 2));
+    assert_eq!(ranks(&with(&[ALLOCATION, SRUN, MPICH])), (3, 4, 3));
     // In a shell that srun started.
     let pty = [("SLURM_PTY_PORT", "1"), ("SLURM_STEP_NUM_TASKS", "1"), ("SLURM_PROCID", "0")];
-    assert_eq!(ranks(&all(&[ALLOCATION, SRUN, &pty, MPICH])), (3, 4, 3));
-    assert_eq!(ranks(&all(&[ALLOCATION, OPEN_MPI, MPICH, TORCHRUN])), (5, 8, 1));
+    assert_eq!(ranks(&with(&[ALLOCATION, SRUN, &pty, MPICH])), (3, 4, 3));
+    assert_eq!(ranks(&with(&[ALLOCATION, OPEN_MPI, MPICH, TORCHRUN])), (5, 8, 1));
 }
 
 #[test]
 fn sruns_own_variables_of_pmi_leave_the_rest_to_slurm() {
     let pmi2 = [("PMI_RANK", "5"), ("PMI_SIZE", "8"), ("PMI_FD", "7"), ("PMI_JOBID", "4711.2")];
-    assert_eq!(all(&[ALLOCATION, SRUN, &pmi2]), all(&[ALLOCATION, SRUN]));
+    assert_eq!(with(&[ALLOCATION, SRUN, &pmi2]), with(&[ALLOCATION, SRUN]));
     let differing = [("PMI_RANK", "0"), ("PMI_SIZE", "2")];
     assert!(error(&[ALLOCATION, SRUN, &differing]).starts_with("MPI_LOCALRANKID: not set"));
 }
@@ -326,7 +326,7 @@ fn a_value_that_makes_no_sense_is_named() {
     }
     let long = "x".repeat(MAX_JOB_ID + 1);
     assert!(error(&[TORCHRUN, &[("DEVCOMM_JOB_ID", &long)]]).starts_with("DEVCOMM_JOB_ID: "));
-    let infinite = all(&[TORCHRUN, &[("DEVCOMM_TIMEOUT", "inf")]]);
+    let infinite = with(&[TORCHRUN, &[("DEVCOMM_TIMEOUT", "inf")]]);
     assert!(infinite.timeout > Duration::from_secs(1 << 20));
 }
 
@@ -342,7 +342,7 @@ fn a_value_that_is_not_text_is_an_error() {
 #[test]
 fn every_rank_of_a_job_finds_the_same_port_and_other_jobs_find_others() {
     let port = |step: &str, rank: &str| {
-        all(&[ALLOCATION, SRUN, &[("SLURM_STEP_ID", step), ("SLURM_PROCID", rank)]]).port
+        with(&[ALLOCATION, SRUN, &[("SLURM_STEP_ID", step), ("SLURM_PROCID", rank)]]).port
     };
     let ports: Vec<u16> = (0..200).map(|step| port(&step.to_string(), "0")).collect();
     for (step, &found) in ports.iter().enumerate() {
@@ -356,8 +356,8 @@ fn every_rank_of_a_job_finds_the_same_port_and_other_jobs_find_others() {
 #[test]
 fn only_rank_0_takes_a_socket_over() {
     let listener = [("DEVCOMM_LISTENER", "7")];
-    assert_eq!(all(&[TORCHRUN, &listener]).listener, None);
-    assert_eq!(all(&[TORCHRUN, &[("RANK", "0")], &listener]).listener, Some(7));
+    assert_eq!(with(&[TORCHRUN, &listener]).listener, None);
+    assert_eq!(with(&[TORCHRUN, &[("RANK", "0")], &listener]).listener, Some(7));
     for bad in ["2", "-1", "x", "99999999999"] {
         let error = error(&[TORCHRUN, &[("RANK", "0"), ("DEVCOMM_LISTENER", bad)]]);
         assert!(error.starts_with("DEVCOMM_LISTENER"), "{error}");

@@ -35,7 +35,7 @@ pub(super) fn read(var: Lookup<'_>) -> Result<Option<LauncherVars>> {
     }))
 }
 
-/// MASTER_PORT, or the next port when torchrun's agent listens on that one.
+/// MASTER_PORT, or the next port when torchrun's agent listens on MASTER_PORT.
 fn master_port(var: Lookup<'_>) -> Result<Option<u16>> {
     let Some(master) = port(var, "MASTER_PORT")? else {
         return Err(unset("MASTER_PORT", "RANK", TOGETHER));

@@ -117,7 +117,7 @@ impl Acceptor<'_> {
         } else if n_ranks != expected {
             Some(format!("it was started as one of {n_ranks} ranks, rank 0 as one of {expected}"))
         } else if *rank == 0 || *rank >= *expected {
-            Some(format!("rank {rank} is not one of the ranks 1..{expected} that are expected"))
+            Some(format!("rank {rank} is not one of the ranks 1 to {}", expected - 1))
         } else if self.joined[rank - 1].as_ref().is_some_and(|rank| is_open(&rank.stream)) {
             Some(format!("rank {rank} has joined already"))
         } else {
@@ -165,8 +165,8 @@ fn listen(config: &RendezvousConfig) -> io::Result<TcpListener> {
     let inherited = config.listener.map(|descriptor| inherited_listener(descriptor, config.port));
     let listener = match inherited {
         Some(Ok(listener)) => listener,
-        // A wrapper process may have closed it, or this process is a child of rank 0 that has
-        // inherited the variable.
+        // A wrapper process may have closed the socket, or this process is a child of rank 0 that
+        // has inherited the variable.
         Some(Err(error)) => {
             tracing::debug!("no socket was inherited: {error}");
             bind(&config.host, config.port)?
@@ -194,8 +194,8 @@ fn bind(host: &str, port: u16) -> io::Result<TcpListener> {
 }
 
 fn try_bind(host: &str, port: u16) -> io::Result<TcpListener> {
-    // A job on one host listens on the loopback address only. A host name does not mean one host,
-    // even if it resolves to a loopback address, as a host's own name does on Debian.
+    // A job on one host listens on the loopback address only. Other names do not imply one host,
+    // even if they resolve to a loopback address, as a host's own name does on Debian.
     let literal = host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
     if literal || host == "localhost" {
         return TcpListener::bind((host, port));

@@ -11,7 +11,7 @@ use crate::error::{Error, Result, WorldError};
 
 /// The pause between two attempts to connect.
 const RETRY: Duration = Duration::from_millis(50);
-/// The most different failures in an error.
+/// The most distinct failures that an error lists.
 const MAX_NOTES: usize = 4;
 /// A rank that connected just before its timeout still waits this long for rank 0's answer.
 const MIN_ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
@@ -34,7 +34,7 @@ pub(super) fn join(config: &RendezvousConfig) -> Result<(Vec<Peer>, TcpStream)> 
             notes.push(last);
         }
         if start.elapsed() + RETRY >= config.timeout {
-            notes.push("or rank 0 timed out before this rank connected".to_owned());
+            notes.push("rank 0 may have timed out before this rank connected".to_owned());
             return Err(WorldError::RanksMissing {
                 missing: vec![0],
                 address: config.address(),
@@ -53,7 +53,7 @@ fn try_join(
 ) -> Result<(Vec<Peer>, TcpStream), JoinError> {
     let mut stream = connect(&config.host, config.port, left)?;
     send_json(&mut stream, Kind::Hello, &config.hello())?;
-    // Rank 0 may not run yet even if the connection was accepted: it may inherit its socket.
+    // Rank 0 may not run yet: it may inherit a socket that already accepts connections.
     stream.set_read_timeout(Some(left.max(MIN_ANSWER_TIMEOUT)))?;
     loop {
         let (kind, payload) = receive(&mut stream, MAX_PAYLOAD)?;

@@ -20,7 +20,7 @@ struct State {
     /// contributes to the next exchange only after it has the result of the previous one.
     open: HashMap<Vec<u64>, Exchange>,
     finished: Vec<bool>,
-    /// Whether the waits of ranks that have finished are over, because all have.
+    /// Whether the waits of finished ranks are over, because all ranks have finished.
     released: bool,
 }
 
@@ -51,12 +51,12 @@ pub(crate) struct Outcome(Arc<OnceLock<Gathered>>);
 
 /// The state of an exchange after a contribution.
 pub(crate) enum ExchangeState {
-    /// It was the last one; [`Hub::publish`] ends the waits of the other ranks.
+    /// It was the last contribution; [`Hub::publish`] ends the waits of the other ranks.
     Complete(Complete),
     /// Other ranks have not contributed yet.
     Pending(Outcome),
-    /// The exchange cannot complete: this rank will never contribute, or was not allowed to, for
-    /// this reason.
+    /// The exchange cannot complete because of this rank: it will never contribute, or its
+    /// contribution is invalid. The text is the reason.
     Failed(usize, &'static str),
 }
 
@@ -68,7 +68,7 @@ pub(crate) struct Complete {
     pub outcome: Outcome,
 }
 
-/// Why a rank counts as lost that has finished without contributing.
+/// Why a rank that has finished without contributing counts as lost.
 const FINISHED_EARLY: &str = "it had already finished when the others expected it in an exchange; \
     every rank must make the same collective calls";
 const TWICE: &str = "it contributed twice to one exchange; a subset makes its collective calls one \
@@ -134,7 +134,7 @@ impl Hub {
     /// # Errors
     ///
     /// Why the rank counts as lost: others wait for it in an exchange.
-    pub(crate) fn finished(&self, rank: usize) -> Result<bool, &'static str> {
+    pub(crate) fn mark_finished(&self, rank: usize) -> Result<bool, &'static str> {
         let mut state = self.state.lock();
         state.finished[rank] = true;
         if state.open.values().any(|exchange| exchange.finished_early(&state.finished).is_some()) {
@@ -196,7 +196,7 @@ impl Transport for ThreadTransport {
     }
 
     fn finish(&self) -> Result<()> {
-        match self.hub.finished(self.rank) {
+        match self.hub.mark_finished(self.rank) {
             Ok(true) => self.hub.release(),
             Ok(false) => {}
             Err(why) => self.hub.mark_lost(self.rank, why),

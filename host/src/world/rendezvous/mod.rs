@@ -5,8 +5,8 @@
 //! [`tcp`]), with the hub in rank 0.
 //!
 //! Its operation is an exchange: an all-gather of bytes on the host. A subset of the ranks can
-//! exchange ([`Rendezvous::subset`]), at the same time as other subsets; [`subset`] says how their
-//! exchanges are told apart. Lost and finished ranks are always those of the whole world.
+//! exchange ([`Rendezvous::subset`]), at the same time as other subsets; [`subset`] says how the
+//! exchanges are distinguished. Lost and finished ranks are always those of the whole world.
 
 mod acceptor;
 mod connect;
@@ -63,9 +63,9 @@ impl Rendezvous {
     }
 
     /// The rendezvous of the ranks `members` of this one, which become ranks 0, 1, ... in the order
-    /// of the list; this rank is one of them. Making it exchanges nothing. All members make it with
-    /// the same list, and make several subsets of the same ranks in the same order. They also make
-    /// the exchanges of a subset in the same order.
+    /// of the list; this rank is one of them. Making it exchanges nothing. All members must make it
+    /// with the same list, make several subsets of the same ranks in the same order, and make the
+    /// exchanges of a subset in the same order.
     ///
     /// Exchanges of different subsets may overlap. A lost rank is lost for all subsets, and errors
     /// contain its rank in the world; [`finish`](Self::finish) and [`fail`](Self::fail) apply to

@@ -84,7 +84,7 @@ fn fault(members: &[usize], n_ranks: usize) -> Option<String> {
         } else if seen.insert(member) {
             None
         } else {
-            Some(format!("rank {member} is in it twice"))
+            Some(format!("rank {member} is listed twice"))
         }
     })
 }
@@ -94,7 +94,7 @@ fn fault(members: &[usize], n_ranks: usize) -> Option<String> {
 pub(super) struct SubsetIds(Mutex<HashMap<Vec<usize>, u64>>);
 
 impl SubsetIds {
-    /// A new subset of `subset` with these of its ranks; `rank` is this rank's in `subset`.
+    /// A new subset of `subset` with these of its ranks; `rank` is this rank's number in `subset`.
     ///
     /// # Errors
     ///
@@ -182,7 +182,7 @@ mod tests {
             SubsetIds::default().next(&world, 1, members).unwrap_err().to_string()
         };
         assert!(why(&[1, 4]).contains("rank 4 is not one of 4 ranks"));
-        assert!(why(&[1, 2, 1]).contains("rank 1 is in it twice"));
+        assert!(why(&[1, 2, 1]).contains("rank 1 is listed twice"));
         assert!(why(&[0, 2]).contains("rank 1 is not in the subset"));
         assert!(why(&[]).contains("rank 1 is not in the subset"));
     }

@@ -42,7 +42,7 @@ fn configure(stream: &TcpStream) -> io::Result<()> {
 }
 
 fn closed(error: &io::Error) -> String {
-    format!("its connection closed ({error}): its process ended or its host went down")
+    format!("its connection closed ({error}): its process or its host may have gone down")
 }
 
 /// Waits, at most [`CLOSE_TIMEOUT`], until the reader threads, which have references to `shared`
@@ -120,8 +120,8 @@ impl Root {
         Ok(())
     }
 
-    fn finished(&self, rank: usize) {
-        match self.hub.finished(rank) {
+    fn mark_finished(&self, rank: usize) {
+        match self.hub.mark_finished(rank) {
             Ok(true) => {
                 self.send_to_all(Kind::Finished, &[]);
                 self.hub.release();
@@ -132,7 +132,7 @@ impl Root {
     }
 
     fn mark_lost(&self, rank: usize, why: &str) {
-        // Locked to the end, so that all ranks are told the same lost rank.
+        // Locked until this returns, so that all ranks are told the same lost rank.
         let mut announced = self.announced.lock();
         if !*announced {
             *announced = true;
@@ -156,7 +156,7 @@ impl Root {
                         return self.mark_lost(rank, &format!("it sent {error}"));
                     }
                 }
-                Ok((Kind::Finished, _)) => self.finished(rank),
+                Ok((Kind::Finished, _)) => self.mark_finished(rank),
                 Ok((Kind::Failed, why)) => {
                     return self.mark_lost(rank, &String::from_utf8_lossy(&why));
                 }
@@ -200,7 +200,7 @@ impl Transport for TcpRoot {
     }
 
     fn finish(&self) -> Result<()> {
-        self.0.finished(0);
+        self.0.mark_finished(0);
         self.0.hub.wait_for_all()
     }
 

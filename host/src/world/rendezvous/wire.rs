@@ -29,7 +29,7 @@ pub(crate) enum Kind {
     Refused,
     /// From rank 0: some ranks did not connect in time, [`MissingRanks`].
     Missing,
-    /// To rank 0: the sender's part of an exchange, a [`Contribution`].
+    /// To rank 0: the sender's [`Contribution`] to an exchange.
     Contribute,
     /// From rank 0: the request number of the receiver's contribution, and all contributions.
     Gathered,
@@ -60,7 +60,7 @@ pub(crate) struct Hello {
     pub peer: Peer,
 }
 
-/// What the other ranks are told about a rank.
+/// What rank 0 tells all ranks about each rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Peer {
     pub host: String,
@@ -133,7 +133,7 @@ pub(crate) fn parse<'a, T: Deserialize<'a>>(payload: &'a [u8]) -> io::Result<T> 
     serde_json::from_slice(payload).map_err(|error| bad(format!("an invalid frame: {error}")))
 }
 
-/// One rank's part of an exchange.
+/// One rank's contribution to an exchange.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Contribution {
     /// The rank's number for this exchange, which the result repeats.

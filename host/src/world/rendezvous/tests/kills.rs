@@ -20,7 +20,7 @@ const KILLS: usize = 250;
 const CONCURRENT: usize = 8;
 /// The timeout of joining, for every tenth kill, which happens while the ranks join.
 const JOIN_LIMIT: Duration = Duration::from_secs(1);
-/// How soon after the kill the others have ended, even on a loaded machine.
+/// How soon after the kill the others must have ended, even on a loaded machine.
 const DEADLINE: Duration = Duration::from_secs(10);
 /// Exit codes of a rank: ranks were missing; another job had rank 0's port by then and refused this
 /// rank; a rank was lost, whose number is added.
@@ -34,7 +34,7 @@ const SOCKET: &str = "DEVCOMM_TEST_SOCKET";
 fn exchange_until_lost(config: &RendezvousConfig) -> Result<()> {
     let world = config.join()?;
     let (own, n) = (world.rank(), world.n_ranks());
-    // Pairs, and a subset of one rank if the number is odd.
+    // Pairs, and a subset of one rank if the number of ranks is odd.
     let pair: Vec<usize> = (0..n).filter(|rank| rank / 2 == own / 2).collect();
     let pair = world.subset(&pair)?;
     world.barrier()?;
@@ -123,7 +123,7 @@ fn kill_one(seed: usize, folder: &Path) -> Option<Outcome> {
         };
         assert!(
             expected,
-            "seed {seed}: rank {rank} of {n} ended with {status:?}, killed was {victim}"
+            "seed {seed}: rank {rank} of {n} ended with {status:?}; rank {victim} was killed"
         );
     }
     std::fs::remove_file(path).unwrap();

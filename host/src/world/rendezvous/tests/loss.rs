@@ -22,7 +22,7 @@ fn leave_in_the_middle(leaver: usize) {
             sender.lock().unwrap().send(Instant::now()).unwrap();
             return None;
         }
-        // One of them polls the health, as a wait for its GPU does.
+        // One of the others polls the health, as a rank that waits for its GPU does.
         if config.rank == (leaver + 1) % 4 {
             while rendezvous.health().check().is_ok() {
                 thread::sleep(Duration::from_millis(1));

@@ -101,7 +101,7 @@ fn a_rank_that_came_and_went_is_missing_and_the_note_says_so() {
         send_json(&mut stream, Kind::Hello, &hello(1, 3)).unwrap();
         assert_eq!(receive(&mut stream, 4096).unwrap().0, Kind::Waiting);
         drop(stream);
-        // Until the other end of the connection is closed too.
+        // Time for rank 0 to notice that the connection is closed.
         thread::sleep(Duration::from_millis(500));
         let error = configs[2].join().err().unwrap();
         for error in [error, root.join().unwrap()] {
