@@ -1,4 +1,4 @@
-//! Communicators: of all ranks, split by color, shrunk and grown again, and non-blocking.
+//! Communicators: of all ranks, split by color, shrunk, grown, and non-blocking.
 //!
 //! ```text
 //! cargo xtask run communicators  # every GPU, at least two
@@ -32,7 +32,7 @@ fn run_rank(rank: &Rank) -> Result<()> {
     let half = comm.split(Some(parity as i32), 0, &config)?.context("this rank has a color")?;
     ensure!(half.rank() == me / 2);
     ensure!(sum_of_ranks(&half, &stream)? == sum(0..half.n_ranks()));
-    // Destroys it, as dropping it does. Collective: its other ranks do the same.
+    // Destroys the communicator, as dropping it does. Collective.
     half.destroy()?;
 
     // A communicator without the last rank, which does not call `shrink`. After a failed operation,
