@@ -175,7 +175,7 @@ unsafe fn coops(out: *mut u32) {
     unsafe {
         *seen.add(t as usize) = coop.thread_rank();
         coop.sync();
-        // The thread whose rank in the coop is the mirror image of this thread's.
+        // The thread of the coop with rank `size - 1 - rank`, if this thread has rank `rank`.
         let mut opposite = t;
         for other in 0..160 {
             let same = match t / 32 {

@@ -79,7 +79,7 @@ fn what_a_put_may_not_do_is_reported_when_it_is_posted() {
     }
 }
 
-/// Makes one mistake, by number.
+/// Makes the mistake with number `which`.
 #[kernel]
 unsafe fn mistakes(comm: DevComm, out: Window<u64>, which: u32) {
     let comm = comm.as_raw();

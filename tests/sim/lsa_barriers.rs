@@ -57,7 +57,7 @@ fn teams_within_the_lsa_team_have_barriers_of_their_own() {
     }
 }
 
-/// Opens an LSA barrier for a team that spans several LSA teams.
+/// Opens an LSA barrier for a team that spans several LSA teams; `shift` also falsifies its rank.
 #[kernel]
 unsafe fn world_meets(comm: DevComm, shift: i32) {
     let comm = comm.as_raw();
