@@ -79,7 +79,7 @@ fn run_rank(rank: &Rank) -> Result<()> {
 fn sum_of_ranks(comm: &Communicator, stream: &Stream) -> Result<u64> {
     let memory = comm.mem_alloc::<u64>(1)?;
     memory.copy_from_host(&[comm.rank() as u64])?;
-    // In place: the same memory twice.
+    // In place: source and destination are the same memory.
     comm.all_reduce(&memory, &memory, ReduceOp::Sum, stream)?;
     let mut sum = [0];
     stream.copy_to_host(&memory, &mut sum)?;

@@ -24,7 +24,7 @@ const SIZES: [usize; 5] = [1, 8, 1 << 10, 64 << 10, 1 << 20];
 const ROUNDS: usize = 101;
 
 fn main() -> ExitCode {
-    // Sets NCCL's environment variables, so it comes before any other use of a GPU or NCCL.
+    // This sets NCCL's environment variables, so it must precede other uses of a GPU or NCCL.
     let world = World::builder().gin_loopback(GinLoopback::unless_rdma()).from_env();
     run(world, ping_pong)
 }

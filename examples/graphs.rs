@@ -38,7 +38,7 @@ fn run_rank(rank: &Rank) -> Result<()> {
         comm.all_reduce(&b, &a, &scale, &stream)
     };
 
-    // The closure's work is captured instead of run. Every rank captures the same.
+    // The closure's work is captured instead of run. Every rank captures the same operations.
     let graph = stream.capture(|| (0..STEPS).try_for_each(|_| step()))?;
     // A graph contains only GPU work: host operations fail during a capture.
     let refused = stream.capture(|| comm.mem_alloc::<f32>(1).map(drop));

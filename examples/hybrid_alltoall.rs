@@ -26,7 +26,7 @@ const THREADS: u32 = 64;
 const COUNTS: [usize; 6] = [1, 7, 64, 1001, 4096, 16_385];
 
 fn main() -> ExitCode {
-    // Sets NCCL's environment variables, so it comes before any other use of a GPU or NCCL.
+    // This sets NCCL's environment variables, so it must precede other uses of a GPU or NCCL.
     let world = World::builder().gin_loopback(GinLoopback::unless_rdma()).from_env();
     run(world, all_to_alls)
 }

@@ -12,8 +12,8 @@ use nccl_device::{Coop, DevComm, MemoryOrder, Window};
 /// nothing.
 ///
 /// Each block exchanges its own bytes, from `block * rounds * count` on, `count` per round. Block
-/// `b` uses GIN context `b % n_gin_contexts`. The even rank stores the time of a round trip to
-/// `nanos[block * rounds + round]`.
+/// `b` uses GIN context `b % n_gin_contexts`. The even rank stores the nanoseconds of a round trip
+/// to `nanos[block * rounds + round]`.
 ///
 /// Grid: any, up to the signals that the host reserved, the same in every rank. Block: any,
 /// one-dimensional.

@@ -70,8 +70,8 @@ pub unsafe fn rmsnorm_allreduce<T: Accumulate<Acc = f32>>(
 /// on load, and copies it to all ranks on store. The switch sums in f32 and rounds to the element
 /// type.
 ///
-/// Grid, block: the same. The kernel traps if the device communicator was created without
-/// `lsa_multimem`.
+/// Grid and block: as for that kernel. The kernel traps if the device communicator was created
+/// without `lsa_multimem`.
 ///
 /// # Safety
 ///

@@ -28,7 +28,7 @@ struct Exported {
     name: String,
     file: &'static str,
     params: usize,
-    /// Whether it is an entry point of a kernel that uses GIN: there is one per GIN back end.
+    /// Whether the kernel uses GIN: then it has one entry point per GIN back end.
     gin: bool,
 }
 

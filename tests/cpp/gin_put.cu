@@ -95,7 +95,7 @@ void run(int rank, int ranks, ncclUniqueId id, unsigned rounds) {
   ncclCommProperties_t properties = NCCL_COMM_PROPERTIES_INITIALIZER;
   NCCL(ncclCommQueryProperties(comm, &properties));
   if (!properties.ginSupport[NCCL_GIN_TYPE_PROXY] || properties.ginConnectionType != NCCL_GIN_CONNECTION_FULL) {
-    // The same on every rank.
+    // Every rank takes this branch.
     if (rank == 0) std::printf("SKIP: NCCL offers no GIN of type PROXY that connects all ranks\n");
     NCCL(ncclCommDestroy(comm));
     wrong = SIZE_MAX;

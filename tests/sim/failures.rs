@@ -366,7 +366,7 @@ fn one_barrier_with_two_users_is_reported() {
 
 #[kernel]
 unsafe fn polls(flag: *mut u32) {
-    // SAFETY: the buffer has a word.
+    // SAFETY: the buffer has one element.
     let flag = unsafe { Atomic::from_ptr(flag) };
     if thread::thread_idx_x() == 0 {
         while flag.load(Order::Acquire, Scope::Gpu) == 0 {}
@@ -386,7 +386,7 @@ fn threads_that_all_poll_or_wait_are_a_livelock() {
 
 #[kernel]
 unsafe fn takes_a_held_lock(lock: *mut u32) {
-    // SAFETY: the buffer has a word.
+    // SAFETY: the buffer has one element.
     let lock = unsafe { Atomic::from_ptr(lock) };
     while lock.compare_exchange(0, 1, Order::AcqRel, Scope::Gpu).is_err() {}
 }
@@ -400,7 +400,7 @@ fn a_lock_that_is_never_released_is_a_livelock() {
 #[kernel]
 unsafe fn counts_forever(x: *mut u32) {
     loop {
-        // SAFETY: the buffer has a word.
+        // SAFETY: the buffer has one element.
         unsafe { mem::store(x, mem::load(x).wrapping_add(1)) };
     }
 }
@@ -416,7 +416,7 @@ fn a_kernel_that_never_ends_meets_its_limit() {
 
 #[kernel]
 unsafe fn polls_plainly(flag: *const u32) {
-    // SAFETY: the buffer has a word.
+    // SAFETY: the buffer has one element.
     while unsafe { flag.read_volatile() } == 0 {}
 }
 

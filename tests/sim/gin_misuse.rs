@@ -1,4 +1,4 @@
-//! Tests of the reports of GIN misuse, and of waits that never end.
+//! Tests that the simulator reports misuse of GIN, and waits for signals that no rank sends.
 
 use core::mem::MaybeUninit;
 use core::ptr::null_mut;

@@ -11,7 +11,7 @@ use devcomm_testing::simulated::{failure, run, world};
 use nccl_device::raw::{self, LsaBarrierHandle, LsaBarrierSession, MultimemHandle, Team};
 use nccl_device::{DevComm, Window};
 
-/// Teams of `ranks` consecutive ranks synchronise, and check what their members stored.
+/// Teams of `ranks` consecutive ranks synchronise, and check what the ranks of the team stored.
 #[kernel]
 unsafe fn pairs_meet(comm: DevComm, out: Window<u32>, buffer: u32, ranks: i32, rounds: u32) {
     let comm = comm.as_raw();

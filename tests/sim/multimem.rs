@@ -89,7 +89,7 @@ fn a_multicast_address_is_every_members_copy() {
     }
 }
 
-/// Stores to all members of the team with multicast base `base`.
+/// Stores to all ranks of the team with multicast base `base`.
 #[kernel]
 unsafe fn stores_to_team(comm: DevComm, out: Window<u32>, base: u64) {
     let team = MultimemHandle { base: core::ptr::without_provenance_mut(base as usize) };

@@ -338,7 +338,7 @@ fn kernels_in_graphs_leave_and_their_graph_is_refused() {
         watchdog.join();
         is_refused(graph.launch(&other));
         assert!(!graph.is_valid() && !of_closed.is_valid());
-        // The same by a deadline.
+        // A deadline ends a graph's kernels too.
         let late = setup.dev()?;
         let graph = capture(&late)?;
         graph.launch(&other)?;

@@ -82,7 +82,7 @@ impl Setup {
         }
     }
 
-    /// The same with GIN: all ranks connected, two signals and two counters.
+    /// As [`new`](Self::new), with GIN: all ranks connected, two signals and two counters.
     pub fn with_gin(grid: u32, block: u32) -> Self {
         let (gin, signals, counters) = (GinConnectionType::Full, 2, 2);
         Self { gin, signals, counters, ..Self::new(grid, block) }

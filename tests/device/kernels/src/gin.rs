@@ -296,7 +296,7 @@ pub unsafe fn gin_weak_and_va<B: GinBackend>(
     }
 }
 
-/// `n` puts to the right neighbor from one word. A counter tells when it can be overwritten.
+/// `n` puts to the right neighbor from one word. A counter tells when the word can be overwritten.
 #[kernel(B = gin)]
 pub unsafe fn gin_counter<B: GinBackend>(
     comm: DevComm,

@@ -185,7 +185,7 @@ pub unsafe fn gin_resets<B: GinBackend>(
         let (before, grown) = gin.wait_signal_follow_shadow(coop, signal, amount, ORDER);
         wrong += u64::from(before != 0 || grown != amount);
         wrong += u64::from(gin.read_signal(signal, ORDER) != amount);
-        // All ranks have received their signals, so none is raised during the reset.
+        // After this barrier, all ranks have received their signals: resets race with no signal.
         barrier.sync(ORDER, FenceLevel::None);
         if coop.thread_rank() == 0 {
             gin.reset_signal(signal);
