@@ -1,4 +1,4 @@
-//! Communicators: of all ranks, split by color, shrunk and grown again, and non-blocking.
+//! Communicators: of all ranks, split by color, shrunk, grown, and non-blocking.
 //!
 //! ```text
 //! cargo xtask run communicators  # every GPU, at least two
@@ -32,7 +32,7 @@ fn run_rank(rank: &Rank) -> Result<()> {
     let half = comm.split(Some(parity as i32), 0, &config)?.context("this rank has a color")?;
     ensure!(half.rank() == me / 2);
     ensure!(sum_of_ranks(&half, &stream)? == sum(0..half.n_ranks()));
-    // Destroys it, as dropping it does. Collective: its other ranks do the same.
+    // Destroys the communicator, as dropping it does. Collective.
     half.destroy()?;
 
     // A communicator without the last rank, which does not call `shrink`. After a failed operation,
@@ -79,7 +79,7 @@ fn run_rank(rank: &Rank) -> Result<()> {
 fn sum_of_ranks(comm: &Communicator, stream: &Stream) -> Result<u64> {
     let memory = comm.mem_alloc::<u64>(1)?;
     memory.copy_from_host(&[comm.rank() as u64])?;
-    // In place: the same memory twice.
+    // In place: source and destination are the same memory.
     comm.all_reduce(&memory, &memory, ReduceOp::Sum, stream)?;
     let mut sum = [0];
     stream.copy_to_host(&memory, &mut sum)?;

@@ -9,7 +9,7 @@
 //!
 //! `C = sum over the ranks of A x B^T`: each rank has `m x k` elements of A and `n x k` of B, so k
 //! is the number of terms of *one rank*. The kernels are in `kernels/src/gemm_allreduce`. Inputs
-//! are random numbers whose sums are exact, so a right element equals the nearest bf16.
+//! are random numbers whose f32 sums are exact, so a correct element is the sum rounded to bf16.
 //! `devcomm-bench gemm-allreduce` measures times, and compares with cuBLASLt and NCCL.
 
 use std::process::ExitCode;

@@ -19,12 +19,12 @@ use devcomm_testing::messages::datum;
 
 /// One warp is enough to put.
 const WARP: u32 = 32;
-/// Message sizes in bytes, and rounds, of which the median time is printed.
+/// Message sizes in bytes; and rounds per size, of whose times the median is printed.
 const SIZES: [usize; 5] = [1, 8, 1 << 10, 64 << 10, 1 << 20];
 const ROUNDS: usize = 101;
 
 fn main() -> ExitCode {
-    // Sets NCCL's environment variables, so it comes before any other use of a GPU or NCCL.
+    // This sets NCCL's environment variables, so it must precede other uses of a GPU or NCCL.
     let world = World::builder().gin_loopback(GinLoopback::unless_rdma()).from_env();
     run(world, ping_pong)
 }
@@ -46,8 +46,8 @@ fn ping_pong(rank: &Rank) -> Result<()> {
         send.copy_from_host(&message)?;
         recv.fill_bytes(0xff)?;
         rank.barrier()?;
-        // SAFETY: windows and times have room for every round, in every rank, and live until the
-        // barrier below.
+        // SAFETY: the windows and `nanos` have room for every round, in every rank, and live until
+        // the barrier below.
         unsafe {
             let ping_pong = kernels::gin_put_signal::args(
                 &dev_comm,

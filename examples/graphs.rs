@@ -27,7 +27,7 @@ fn run_rank(rank: &Rank) -> Result<()> {
     rank.load(&KERNELS)?;
     let dev_comm = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(BLOCKS))?;
     let (a, b) = (comm.window::<f32>(COUNT)?, comm.window::<f32>(COUNT)?);
-    // NCCL's premul-sum operator: its factor makes the result of a step the average.
+    // NCCL's premul-sum operator. With this factor the result of a step is the average.
     let scale = comm.pre_mul_sum(1.0 / (n * n) as f32)?;
 
     // One step: devcomm's kernel sums `a` to `b`, NCCL sums `b` to `a` and scales. In all ranks,
@@ -38,9 +38,9 @@ fn run_rank(rank: &Rank) -> Result<()> {
         comm.all_reduce(&b, &a, &scale, &stream)
     };
 
-    // The closure's work is captured instead of run. Every rank captures the same.
+    // The closure's work is captured instead of run. Every rank captures the same operations.
     let graph = stream.capture(|| (0..STEPS).try_for_each(|_| step()))?;
-    // A graph holds only work of the GPU: host operations fail during a capture.
+    // A graph contains only GPU work: host operations fail during a capture.
     let refused = stream.capture(|| comm.mem_alloc::<f32>(1).map(drop));
     ensure!(matches!(refused, Err(Error::State(StateError::Capturing { .. }))), "{refused:?}");
 
@@ -56,7 +56,7 @@ fn run_rank(rank: &Rank) -> Result<()> {
     if rank.is_root() {
         println!("{LAUNCHES} launches of a graph of {} operations", graph.len());
     }
-    // Frees it, as dropping it or closing its communicator does.
+    // Frees the graph, as dropping it or closing its communicator does.
     graph.close()?;
     Ok(())
 }

@@ -18,14 +18,14 @@ use devcomm::{DevCommRequirements, GinConnectionType, GinLoopback, KERNELS, Rank
 use devcomm_testing::machines::run;
 use devcomm_testing::numbers::{checksum, count_wrong, inputs};
 
-/// Blocks, each with its own signal; and fewer GIN contexts, so that some blocks share one.
+/// Each block has its own signal. There are fewer GIN contexts, so that some blocks share one.
 const BLOCKS: u32 = 8;
 const CONTEXTS: u32 = 5;
 const THREADS: u32 = 128;
 const COUNTS: [usize; 6] = [1, 7, 64, 1001, 4096, 65_537];
 
 fn main() -> ExitCode {
-    // Sets NCCL's environment variables, so it comes before any other use of a GPU or NCCL.
+    // This sets NCCL's environment variables, so it must precede other uses of a GPU or NCCL.
     let world = World::builder().gin_loopback(GinLoopback::unless_rdma()).from_env();
     run(world, all_reduces)
 }
@@ -51,8 +51,8 @@ fn all_reduces(rank: &Rank) -> Result<()> {
         send.copy_from_host(&inputs::<f32>(count as u64, me, count))?;
         // An element that no rank writes stays NaN.
         recv.fill_bytes(0xff)?;
-        // SAFETY: the windows have the elements and their partial sums, and live until the ranks'
-        // all-gather below. The kernel begins with a barrier of all ranks.
+        // SAFETY: the windows have room for the elements and the partial sums, and live until the
+        // ranks' all-gather below. The kernel begins with a barrier of all ranks.
         unsafe {
             let exchange =
                 kernels::hybrid_allreduce::args(&dev_comm, &send, &recv, &partial, count);

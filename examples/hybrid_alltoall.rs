@@ -8,8 +8,8 @@
 //! torchrun --no-python --nproc-per-node 4 -- ./hybrid_alltoall
 //! ```
 //!
-//! The kernel is `kernels/src/hybrid_alltoall.rs`. Every element is checked, and that nothing after
-//! the messages is written.
+//! The kernel is `kernels/src/hybrid_alltoall.rs`. Checks every element, and that the kernel writes
+//! nothing after the messages.
 
 use std::process::ExitCode;
 
@@ -18,7 +18,7 @@ use devcomm::{DevCommRequirements, GinConnectionType, GinLoopback, KERNELS, Rank
 use devcomm_testing::machines::run;
 use devcomm_testing::messages::{count_wrong, sent};
 
-/// Blocks, each with its own signal; and fewer GIN contexts, so that some blocks share one.
+/// Each block has its own signal. There are fewer GIN contexts, so that some blocks share one.
 const BLOCKS: u32 = 8;
 const CONTEXTS: u32 = 5;
 const THREADS: u32 = 64;
@@ -26,7 +26,7 @@ const THREADS: u32 = 64;
 const COUNTS: [usize; 6] = [1, 7, 64, 1001, 4096, 16_385];
 
 fn main() -> ExitCode {
-    // Sets NCCL's environment variables, so it comes before any other use of a GPU or NCCL.
+    // This sets NCCL's environment variables, so it must precede other uses of a GPU or NCCL.
     let world = World::builder().gin_loopback(GinLoopback::unless_rdma()).from_env();
     run(world, all_to_alls)
 }

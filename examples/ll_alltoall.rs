@@ -16,8 +16,8 @@ use devcomm::{DevCommRequirements, KERNELS, LlA2a, Rank, World, kernels};
 use devcomm_testing::machines::run;
 use devcomm_testing::messages::{count_wrong, sent};
 
-/// Maximum blocks, threads per block, and 8-byte words that a block sends to each peer before it
-/// waits.
+/// Maximum number of blocks; threads per block; and the maximum number of 8-byte words that a block
+/// sends to each peer before it waits.
 const BLOCKS: u32 = 16;
 const THREADS: u32 = 256;
 const CHUNK: u32 = 256;
@@ -32,7 +32,7 @@ fn all_to_alls(rank: &Rank) -> Result<()> {
     let comm = rank.communicator()?;
     comm.require_single_lsa_team()?;
     let (me, n_ranks) = (rank.rank(), rank.n_ranks());
-    // The message slots are a resource of the device communicator; the kernel takes its handle.
+    // The message slots are a resource of the device communicator; `exchange` is its handle.
     let mut requirements = DevCommRequirements::new();
     let key = requirements.add(LlA2a {
         blocks: BLOCKS,

@@ -51,8 +51,8 @@ enum Dtype {
     All,
 }
 
-/// Element counts that are not multiples of the ranks or of a vector's elements.
-const ODD_COUNTS: [usize; 12] = [1, 2, 3, 5, 7, 9, 15, 17, 1023, 1025, 4099, 65537];
+/// Element counts that are mostly not multiples of the number of ranks or of a vector's elements.
+const UNEVEN_COUNTS: [usize; 12] = [1, 2, 3, 5, 7, 9, 15, 17, 1023, 1025, 4099, 65537];
 /// Maximum blocks; a small message takes only enough for one vector per thread.
 const MAX_BLOCKS: u32 = 128;
 
@@ -94,8 +94,8 @@ where
     let max = options.max.unwrap_or(if rank.is_simulated() { 256 << 10 } else { 256 << 20 });
     let sizes = std::iter::successors(Some(options.min.max(1)), |size| size.checked_mul(4));
     let even = sizes.take_while(|size| *size <= max).map(|size| size / size_of::<T>());
-    let odd = ODD_COUNTS.into_iter().filter(|count| count * size_of::<T>() <= max);
-    let counts: Vec<usize> = even.filter(|count| *count > 0).chain(odd).collect();
+    let uneven = UNEVEN_COUNTS.into_iter().filter(|count| count * size_of::<T>() <= max);
+    let counts: Vec<usize> = even.filter(|count| *count > 0).chain(uneven).collect();
     let most = counts.iter().copied().max();
     let Some(most) = most else {
         anyhow::bail!("no message of at most {max} bytes holds an element of {}", T::NAME);

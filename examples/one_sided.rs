@@ -41,8 +41,8 @@ fn run_rank(rank: &Rank) -> Result<()> {
             comm.put_signal(&source, &target, me * COUNT, Signal::to(peer), &stream)?;
         }
 
-        // One wait for one signal of each peer. Later work in this stream sees what they put before
-        // they signaled.
+        // One wait for one signal of each peer. Later work in this stream sees what the peers put
+        // before they signaled.
         let signals: Vec<_> = peers.iter().map(|&peer| WaitSignalDesc::from(peer)).collect();
         comm.wait_signal(&signals, &stream)?;
         stream.synchronize()?;

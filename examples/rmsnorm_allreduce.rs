@@ -6,10 +6,9 @@
 //! torchrun --no-python --nproc-per-node 4 -- ./rmsnorm_allreduce
 //! ```
 //!
-//! The kernel is `kernels/src/rmsnorm_allreduce.rs`. It does what a tensor-parallel layer does
-//! between its two halves, in one pass: sum the partial results of all ranks, normalise each row,
-//! and store it to all ranks. On simulated GPUs its multicast form runs too. Every element is
-//! compared with a reference computed in f64.
+//! The kernel is `kernels/src/rmsnorm_allreduce.rs`. In one pass it sums the partial results of all
+//! ranks, normalises each row, and stores the row to all ranks. On simulated GPUs its multicast
+//! form runs too. Every element is compared with a reference computed in f64.
 
 use std::process::ExitCode;
 
@@ -21,7 +20,7 @@ use half::bf16;
 
 const BLOCKS: u32 = 128;
 const EPS: f32 = 1e-5;
-/// Tokens, and elements per token. Large shapes are left out on simulated GPUs.
+/// Tokens, and elements per token. Simulated GPUs skip shapes of more than `SIMULATED_ELEMENTS`.
 const SHAPES: [(usize, usize); 7] =
     [(1, 1024), (8, 4096), (7, 7168), (64, 4096), (256, 8192), (1024, 8192), (4096, 8192)];
 const SIMULATED_ELEMENTS: usize = 1 << 16;
@@ -52,7 +51,7 @@ fn normalise(rank: &Rank, (tokens, hidden): (usize, usize)) -> Result<()> {
     let weight = comm.mem_alloc::<bf16>(hidden)?;
     input.copy_from_host(&inputs::<bf16>(INPUTS, me, len))?;
     weight.copy_from_host(&weights(hidden))?;
-    // One block per row of a rank's share, with threads for the vectors of a row.
+    // One block per row of a rank's share, with one thread per vector of a row, within limits.
     let threads = (hidden / 8).next_multiple_of(32).clamp(32, 512) as u32;
     let blocks = (tokens.div_ceil(n_ranks) as u32).min(BLOCKS);
 
@@ -60,8 +59,8 @@ fn normalise(rank: &Rank, (tokens, hidden): (usize, usize)) -> Result<()> {
         // An element that no rank writes stays NaN.
         output.fill_bytes(0xff)?;
         rank.barrier()?;
-        // SAFETY: windows and weights have the elements and live until the stream is idle below; a
-        // block has enough threads for a row.
+        // SAFETY: the windows and `weight` have enough elements and live until the stream is idle
+        // below; a block has enough threads for a row.
         unsafe {
             if by_multicast {
                 let norm = kernels::rmsnorm_allreduce_multimem::args(

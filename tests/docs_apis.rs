@@ -23,7 +23,8 @@ fn sources(folder: &Path, into: &mut Vec<Source>) {
     }
 }
 
-/// Whether a source has a test of this name: a function, or a name in a macro or a list of trials.
+/// Whether a source has a test of this name: a function, or a name in a macro or in a list of
+/// libtest-mimic trials.
 fn has_test(source: &str, test: &str) -> bool {
     let forms = [
         format!("fn {test}("),

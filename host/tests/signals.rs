@@ -1,5 +1,5 @@
-//! Tests that a signal to the launcher ends the job. A separate test program, as the signal goes to
-//! the whole process.
+//! Tests that a signal to the launcher ends the job. This is a separate test program, because the
+//! signal goes to the whole process.
 
 use std::time::{Duration, Instant};
 

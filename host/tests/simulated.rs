@@ -33,7 +33,7 @@ fn a_world_of_more_ranks_than_the_machine_has_gpus_is_refused() {
     assert!(matches!(World::simulated(0), Err(Error::InvalidInput { .. })));
 }
 
-/// The order in which the ranks reach a point that each reaches several times.
+/// The ranks in the order in which they return from `synchronize`, which each calls 10 times.
 fn order(simulation: Simulation) -> Vec<usize> {
     let reached = Mutex::new(Vec::new());
     let ran = world(simulation).run(|rank| {
@@ -95,12 +95,12 @@ fn a_rank_that_fails_ends_the_world_with_its_error_and_no_time_passes() {
     let ended = World::simulated(4).unwrap().run(|rank| -> Result<()> {
         let _comm = rank.communicator()?;
         if rank.rank() == 2 {
-            return Err(Error::InvalidInput { what: "rank 2 has enough".to_owned() });
+            return Err(Error::InvalidInput { what: "rank 2 fails".to_owned() });
         }
         rank.barrier()
     });
-    assert_eq!(ended.unwrap_err().to_string(), "rank 2 has enough");
-    // Timeouts pass on the machine's clock, not in real time.
+    assert_eq!(ended.unwrap_err().to_string(), "rank 2 fails");
+    // Timeouts elapse on the simulated machine's clock, not in real time.
     assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
 }
 

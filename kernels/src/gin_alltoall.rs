@@ -45,17 +45,17 @@ pub unsafe fn gin_alltoall<T: Accumulate, B: GinBackend>(
     let arrived = comm.signal(block);
     let message = |peer: i32| peer as usize * count + first;
 
-    // Every rank's kernel has begun, so the windows may be written.
+    // After this barrier every rank's kernel has begun, so peers may write to its windows.
     let mut barrier = gin.world_barrier(coop, BarrierIndex::this_block());
     barrier.sync(MemoryOrder::Acquire, FenceLevel::None);
 
-    // One thread per peer. Each rank starts with the next rank, so that the ranks put to different
-    // peers at a time.
+    // One thread per peer. Each rank starts with the next rank, so that at any time the ranks put
+    // to different peers.
     let others = (world.n_ranks - 1) as u32;
     for i in coop.strided(others) {
         let peer = world.rotated(1 + i as i32);
         let (to, from) = (recv.at(message(world.rank)), send.at(message(peer)));
-        // SAFETY: the kernel's contract; the peer reads it after the signal.
+        // SAFETY: the kernel's contract; the peer reads the message after the signal.
         let put = unsafe { gin.put(world, peer, to, from, len) };
         put.signal(arrived.inc().weak()).post(Coop::thread());
     }
@@ -67,6 +67,6 @@ pub unsafe fn gin_alltoall<T: Accumulate, B: GinBackend>(
         local_copy(coop, from, 1, to, 0, len);
     }
     gin.wait_signal_follow_shadow(coop, arrived, others.into(), MemoryOrder::Acquire);
-    // The puts have read `send`: it may be written again.
+    // After the flush the puts have read `send`, so it may be written again.
     gin.flush(coop, MemoryOrder::Relaxed);
 }

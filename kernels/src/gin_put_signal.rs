@@ -1,5 +1,5 @@
-//! Ping-pong over the network (GIN) between two kernels: each put raises a signal when its data has
-//! arrived.
+//! Ping-pong over the network (GIN) between the kernels of two ranks: each put increments a signal
+//! when its data has arrived.
 
 use cuda_std::clock;
 use cuda_std::mem;
@@ -12,8 +12,8 @@ use nccl_device::{Coop, DevComm, MemoryOrder, Window};
 /// nothing.
 ///
 /// Each block exchanges its own bytes, from `block * rounds * count` on, `count` per round. Block
-/// `b` uses GIN context `b % n_gin_contexts`. The even rank stores the time of a round trip to
-/// `nanos[block * rounds + round]`.
+/// `b` uses GIN context `b % n_gin_contexts`. The even rank stores the nanoseconds of a round trip
+/// to `nanos[block * rounds + round]`.
 ///
 /// Grid: any, up to the signals that the host reserved, the same in every rank. Block: any,
 /// one-dimensional.
@@ -39,8 +39,8 @@ pub unsafe fn gin_put_signal<B: GinBackend>(
     }
     let gin = comm.gin::<B>(block % comm.n_gin_contexts().max(1));
     let arrived = comm.signal(block);
-    // The signals before this launch. The signal itself may already be raised by a partner that is
-    // ahead; only this rank changes the shadow.
+    // The signal's value before this launch. A partner that is ahead may already have incremented
+    // the signal itself; only this rank changes the shadow.
     let before = gin.signal_shadow(arrived);
     let mut round = 0;
     while round < rounds {

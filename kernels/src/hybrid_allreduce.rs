@@ -12,9 +12,9 @@ use nccl_device::{BarrierIndex, Coop, DevComm, FenceLevel, MemoryOrder, Window};
 ///
 /// Each rank of a team has a slice of the elements, and takes three steps: it sums its slice over
 /// its team; exchanges that partial sum with the ranks of its rail, which have the same slice in
-/// the other teams; and stores the sum of the partial sums to its team. f16 and bf16 are summed in
-/// f32 and rounded twice: the partial sums, which cross the network, and the result. All ranks get
-/// the same bits. `recv` may be `send`.
+/// the other teams; and stores the sum of the partial sums to all ranks of its team. f16 and bf16
+/// are summed in f32 and rounded twice: the partial sums, which cross the network, and the result.
+/// All ranks get the same bits. `recv` may be `send`.
 ///
 /// Grid: any, up to the signals and hybrid barriers that the host reserved, the same in every rank.
 /// Block: any, one-dimensional, the same in every rank. `count` is in elements, the same in every
@@ -23,7 +23,7 @@ use nccl_device::{BarrierIndex, Coop, DevComm, FenceLevel, MemoryOrder, Window};
 /// # Safety
 ///
 /// Nothing else accesses the windows until the kernel has ended in every rank. The launch checks
-/// their lengths: `partial` has [`hybrid_allreduce_partials`].
+/// their lengths: `partial` must have [`hybrid_allreduce_partials`] elements.
 #[kernel(
     T = [f32, f16, bf16],
     B = gin,
@@ -52,7 +52,7 @@ pub unsafe fn hybrid_allreduce<T: Accumulate, B: GinBackend>(
     let (partials, own) = (partial.local().as_ptr(), rail.rank as usize * row + begin);
 
     let mut barrier = gin.hybrid_barrier(coop, BarrierIndex::this_block());
-    // Every rank's input is complete, and no rank reads partial sums of an earlier launch any more.
+    // After this, every rank's input is complete, and no rank reads an earlier launch's sums.
     barrier.sync(MemoryOrder::Acquire, FenceLevel::None);
     // SAFETY: the kernel's contract; between the barriers each element is accessed by one block of
     // one rank of the team.
@@ -162,7 +162,7 @@ unsafe fn sum_vectors<T: Accumulate, const U: usize>(
     to: &impl Fn(i32) -> *mut T,
     at: usize,
 ) {
-    // All addresses derive from this one index.
+    // Opaque, so that the compiler computes all addresses from this one index.
     let at = hint::opaque_usize(at);
     let offset = |u: usize| (at + u * thread::block_dim_x() as usize) * Vec16::<T>::LANES;
     // SAFETY: the caller's contract.

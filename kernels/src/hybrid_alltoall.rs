@@ -48,7 +48,7 @@ pub unsafe fn hybrid_alltoall<T: Accumulate, B: GinBackend>(
     let (next_team, outside) = (lsa.to_world(world.rank, lsa.n_ranks), world.n_ranks - lsa.n_ranks);
 
     let mut barrier = gin.hybrid_barrier(coop, BarrierIndex::this_block());
-    // Every rank's kernel has begun, so the windows may be written.
+    // After this barrier every rank's kernel has begun, so peers may write to its windows.
     barrier.sync(MemoryOrder::Acquire, FenceLevel::None);
 
     // To other teams by puts, one thread per peer. Each rank starts with a different rank of the
@@ -56,14 +56,14 @@ pub unsafe fn hybrid_alltoall<T: Accumulate, B: GinBackend>(
     for i in coop.strided(outside as u32) {
         let peer = (next_team + (lsa.rank + i as i32) % outside) % world.n_ranks;
         let (to, from) = (recv.at(message(world.rank)), send.at(message(peer)));
-        // SAFETY: the kernel's contract; the peer reads it after the signal.
+        // SAFETY: the kernel's contract; the peer reads the message after the signal.
         let put = unsafe { gin.put(world, peer, to, from, len) };
         put.signal(arrived.inc().weak()).post(Coop::thread());
     }
     // Meanwhile, within the team by stores.
     for lsa_rank in lsa.all_from_self() {
         let peer = lsa.to_world(world.rank, lsa_rank);
-        // SAFETY: the kernel's contract; the peer reads it after the barrier.
+        // SAFETY: the kernel's contract; the peer reads the message after the barrier.
         unsafe {
             let from = send.local().as_ptr().add(message(peer));
             let to = recv.lsa(lsa_rank).as_ptr().add(message(world.rank));

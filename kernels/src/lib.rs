@@ -1,7 +1,7 @@
 //! The kernels of devcomm, one file each.
 //!
 //! Each compiles for nvptx64, where it is linked with NCCL's device code, and for the host, where
-//! the same function runs in the simulator. On the host, a type of the kernel's name launches it.
+//! the same function runs in the simulator. On the host, a type with the kernel's name launches it.
 //!
 //! # Safety model
 //!

@@ -10,8 +10,9 @@ use nccl_device::{Coop, DevComm, Element, LlA2aBuffer, LsaPtr, Window};
 /// `recv[p * count + i]` of rank `r` becomes `send[r * count + i]` of rank `p`, for `i < count`:
 /// every rank of the LSA team has `count` elements for every rank.
 ///
-/// `exchange` is the LL all-to-all that the host reserved for the blocks of the grid, with elements
-/// of 8 bytes: at least one per rank of the team. With more, a block sends more before it waits.
+/// `exchange` is the LL all-to-all that the host reserved, with 8-byte elements: for each block of
+/// the grid at least one per rank of the team. With more elements a block sends more before it
+/// waits.
 ///
 /// Grid: any, the same in every rank. Block: any, one-dimensional. `count` is in elements, the same
 /// in every rank.
@@ -36,10 +37,10 @@ pub unsafe fn ll_alltoall<T: Element>(
 ) {
     let (team, coop) = (comm.lsa_team(), Coop::cta());
     let (n_ranks, me) = (team.n_ranks as u32, team.rank as u32);
-    // SAFETY: a team has at least one rank. (A check would add a branch to a trap.)
+    // SAFETY: a team has at least one rank. (Otherwise divisions would be checked.)
     unsafe { core::hint::assert_unchecked(n_ranks > 0) };
-    // Messages are divided into words of 8 bytes, and those into chunks, which the blocks take
-    // round-robin. In an epoch a block exchanges one chunk with each peer.
+    // A message consists of 8-byte words, and its words are divided into chunks, which the blocks
+    // take round-robin. In an epoch a block exchanges one chunk with each peer.
     let words = count.div_ceil(lanes::<T>());
     let chunk = exchange.n_slots / n_ranks;
     assert!(chunk > 0, "the LL all-to-all has fewer elements than ranks");

@@ -2,8 +2,8 @@
 //! of all ranks' inputs, and stores the sum to all ranks.
 //!
 //! `lsa_reduce_copy` of `nccl_device` does the same for any operator and any offset, in a kernel of
-//! 25 lines (`bench/kernels/src/reduce_copy.rs`). This one relies on windows that begin at whole
-//! vectors and computes each rank's slice itself, which saves 0.2 us before the first load.
+//! 25 lines (`bench/kernels/src/reduce_copy.rs`). This kernel relies on the 16-byte alignment of
+//! windows and computes each rank's slice itself, which saves 0.2 us before the first load.
 
 use cuda_std::prelude::*;
 use cuda_std::vector::{Accumulate, Vec16};
@@ -49,7 +49,7 @@ pub fn lsa_allreduce<T: Accumulate>(comm: DevComm, send: Window<T>, recv: Window
 fn slice_of<T: Accumulate>(team: Team, count: usize) -> (usize, usize) {
     let (n_ranks, rank) = (team.n_ranks as usize, team.rank as usize);
     let vectors = count / Vec16::<T>::LANES;
-    // SAFETY: a team has at least one rank. (A check here would be the kernel's only call.)
+    // SAFETY: a team has at least one rank. (A check would add the kernel's only function call.)
     unsafe { core::hint::assert_unchecked(n_ranks > 0) };
     let each = vectors.div_ceil(n_ranks);
     let begin = (each * rank).min(vectors);
@@ -92,7 +92,7 @@ unsafe fn sum_slice<T: Accumulate, const N: usize, const UNROLL: usize>(
             }
             at += UNROLL * row;
         }
-        // The last rows, also all in flight at once.
+        // The remaining rows, fewer than UNROLL, also all in flight at once.
         for (u, parts) in loaded.iter_mut().enumerate() {
             if at + u * row < end {
                 load_each(&from, at + u * row, parts);

@@ -1,6 +1,6 @@
-//! RMSNorm fused with the all-reduce that precedes it, within the LSA team: what a tensor-parallel
-//! layer does between its two halves, in one kernel and one pass over the data. Two forms: by load
-//! and store, and by multicast.
+//! RMSNorm fused with the all-reduce that precedes it in a tensor-parallel layer, within the LSA
+//! team: one kernel that makes one pass over the data. There are two forms: by load and store, and
+//! by multicast.
 
 use core::cell::Cell;
 
@@ -22,8 +22,9 @@ use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Team, Window};
 /// A row has `hidden` elements. f16 and bf16 are summed and normalised in f32 and rounded once.
 /// `output` may be `input`.
 ///
-/// Grid: any, up to the device communicator's LSA barriers, the same in every rank; each block
-/// takes a row at a time. Block: a multiple of 32 threads, one-dimensional, the same in every rank.
+/// Grid: any, up to the device communicator's LSA barriers, the same in every rank; a block
+/// processes one row at a time. Block: a multiple of 32 threads, one-dimensional, the same in every
+/// rank.
 ///
 /// # Safety
 ///
@@ -69,8 +70,8 @@ pub unsafe fn rmsnorm_allreduce<T: Accumulate<Acc = f32>>(
 /// on load, and copies it to all ranks on store. The switch sums in f32 and rounds to the element
 /// type.
 ///
-/// Grid, block: the same. The kernel traps if the device communicator was created without
-/// `lsa_multimem`.
+/// Grid and block: as for that kernel. The kernel traps if the device communicator was created
+/// without `lsa_multimem`.
 ///
 /// # Safety
 ///
@@ -95,7 +96,7 @@ pub unsafe fn rmsnorm_allreduce_multimem<T: Accumulate<Acc = f32> + MultimemRedu
     let multicast = comm.lsa_multimem();
     assert!(multicast.is_some(), "the device communicator was created without lsa_multimem");
     let multicast = multicast.unwrap_or(MultimemHandle::NULL);
-    // SAFETY: the mapping and the barriers are both those of the LSA team.
+    // SAFETY: the multicast mapping and the barriers are both of the LSA team.
     let barriers = unsafe { comm.lsa_barriers().over_multimem(multicast) };
     let mut barrier = barriers.barrier(Coop::cta(), BarrierIndex::this_block());
     barrier.sync(MemoryOrder::Acquire);
@@ -114,10 +115,10 @@ pub unsafe fn rmsnorm_allreduce_multimem<T: Accumulate<Acc = f32> + MultimemRedu
     barrier.sync(MemoryOrder::Release);
 }
 
-/// Vectors of a row that a thread holds.
+/// Maximum number of 16-byte vectors of a row per thread; they stay in registers.
 pub const VECTORS: usize = 4;
 
-/// The rows of this rank's share.
+/// The shape of the input, and how to normalise it.
 #[derive(Clone, Copy)]
 struct Rows {
     team: Team,
@@ -128,8 +129,8 @@ struct Rows {
 }
 
 impl Rows {
-    /// Normalises each row: `load` returns the sum of vector `at` over the ranks, `store` stores
-    /// the result.
+    /// Normalises this rank's share of the rows: `load` returns the sum of vector `at` over the
+    /// ranks, `store` stores the result.
     ///
     /// # Safety
     ///

@@ -1,7 +1,7 @@
 //! How the blocks of a grid divide elements among themselves.
 
-/// Divides `count` elements into `parts` parts of equal length, up to one element: the first
-/// element and the length of part `index`.
+/// Divides `count` elements into `parts` parts whose lengths differ by at most one. Returns the
+/// first element and the length of part `index`.
 #[inline(always)]
 pub(crate) const fn share(count: usize, index: usize, parts: usize) -> (usize, usize) {
     let parts = if parts == 0 { 1 } else { parts };

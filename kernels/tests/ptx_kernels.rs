@@ -1,7 +1,8 @@
 //! Checks the PTX of the shipped kernels and the resources that `ptxas` reports for them.
 //!
-//! The harness is libtest-mimic: `main` must call `link_worker` first, as the kernel builder also
-//! starts this program as its worker process, and a running test can report that it was skipped.
+//! The harness is libtest-mimic, for two reasons: `main` must call `link_worker` first, as the
+//! kernel builder also starts this program as its worker process; and a running test can report
+//! that it was skipped.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -18,7 +19,7 @@ use libtest_mimic::{Arguments, Completion, Failed, Trial};
 /// A block size that every kernel must support.
 const THREADS: u32 = 512;
 
-/// Bytes of stack that a GIN operation may have: NCCL's request descriptor.
+/// Maximum bytes of stack of a GIN operation: the size of NCCL's request descriptor.
 const DESCRIPTOR: usize = size_of::<GinDescriptorSmem>();
 
 /// An entry point (`.entry`) of a kernel that the crate exports.
@@ -27,7 +28,7 @@ struct Exported {
     name: String,
     file: &'static str,
     params: usize,
-    /// Whether it is an entry point of a kernel that uses GIN: there is one per GIN back end.
+    /// Whether the kernel uses GIN: then it has one entry point per GIN back end.
     gin: bool,
 }
 
@@ -181,12 +182,13 @@ fn runs_with_512_threads(kernel: &KernelReport) -> bool {
     kernel.max_threads.is_some_and(|threads| threads >= wanted)
 }
 
-/// On a newer GPU the driver assembles the shipped PTX.
+/// On a newer GPU the driver assembles the shipped PTX; modules bound to one architecture do not
+/// run there.
 fn as_good_on_blackwell(artifacts: &Artifacts) -> Result<(), Failed> {
     let modules = artifacts.modules.iter().filter(|module| !module.is_bound());
     let kernels: usize = modules.map(|module| module.info.kernels.len()).sum();
     let reports = artifacts.report_on(NvvmArch::Compute100)?;
-    ensure(reports.len() == kernels, || format!("{} kernels of {kernels}", reports.len()))?;
+    ensure(reports.len() == kernels, || format!("{} reports, {kernels} kernels", reports.len()))?;
     each_report(&reports, |kernel, gin| {
         keeps_registers(kernel, gin) && runs_with_512_threads(kernel)
     })
@@ -199,7 +201,7 @@ fn each_kernel(
     good: impl Fn(&KernelReport, bool) -> bool,
 ) -> Result<(), Failed> {
     let reports = artifacts.report()?;
-    ensure(reports.len() == exported().len(), || format!("{} kernels", reports.len()))?;
+    ensure(reports.len() == exported().len(), || format!("{} reports", reports.len()))?;
     each_report(&reports, good)
 }
 

@@ -1,13 +1,13 @@
-// A program in CUDA C++ that uses NCCL alone: kernels on all GPUs of this host, one rank per
-// thread, put to each other over GIN, with signals. It checks that GIN works for any program that
-// uses NCCL, also with devcomm's plugin.
+// A CUDA C++ program that uses NCCL but not devcomm: kernels on all GPUs of this host, one rank per
+// thread, put to each other over GIN, with signals. It checks that GIN, also by devcomm's plugin,
+// works for any program that uses NCCL.
 //
 //   cargo xtask cpp      (or: nvcc -std=c++17 -arch=sm_90 -I NCCL/include gin_put.cu -lnccl)
 //   gin_put [rounds]
 //
 // Every byte is checked; the last line is PASS, FAIL, or SKIP with the reason if there is no GIN.
 
-// PROXY alone. NCCL 2.32.3's `ncclGin_BackendOne` does not compile with more than one back end
+// Only PROXY: NCCL 2.32.3's `ncclGin_BackendOne` does not compile with more than one back end
 // enabled.
 #define NCCL_GIN_PROXY_ENABLE 1
 #define NCCL_GIN_GDAKI_ENABLE 0
@@ -46,9 +46,9 @@ constexpr size_t largest = 1 << 20;
   std::_Exit(1);
 }
 
-// Puts `bytes` from `send + peer * bytes` to `recv + rank * bytes` of every peer, with a signal
-// each. Ends when the puts of all peers have arrived, and `send` may be written again. One block
-// per context moves a share of every message.
+// Puts `bytes` bytes from `send + peer * bytes` to `recv + rank * bytes` of every peer, each put
+// with a signal. Ends when the puts of all peers have arrived, and `send` may be written again.
+// There is one block per context; each moves a share of every message.
 __global__ void exchange(ncclDevComm comm, ncclWindow_t send, ncclWindow_t recv, size_t bytes) {
   const ncclGinSignal_t signal = blockIdx.x;
   const ncclTeam world = ncclTeamWorld(comm);
@@ -79,7 +79,7 @@ uint8_t byte(unsigned round, int from, int to, size_t i) {
   return uint8_t(z >> 32);
 }
 
-// The message size of a round: of every order of magnitude, mostly odd.
+// The bytes per message in a round: about a third, two thirds or all of a power of two to 1 MiB.
 size_t size_of(unsigned round) {
   const size_t limit = size_t(1) << (round % 21);
   return 1 + (limit - 1) * (1 + round / 21 % 3) / 3;
@@ -95,7 +95,7 @@ void run(int rank, int ranks, ncclUniqueId id, unsigned rounds) {
   ncclCommProperties_t properties = NCCL_COMM_PROPERTIES_INITIALIZER;
   NCCL(ncclCommQueryProperties(comm, &properties));
   if (!properties.ginSupport[NCCL_GIN_TYPE_PROXY] || properties.ginConnectionType != NCCL_GIN_CONNECTION_FULL) {
-    // The same on every rank.
+    // Every rank takes this branch.
     if (rank == 0) std::printf("SKIP: NCCL offers no GIN of type PROXY that connects all ranks\n");
     NCCL(ncclCommDestroy(comm));
     wrong = SIZE_MAX;

@@ -175,7 +175,7 @@ unsafe fn coops(out: *mut u32) {
     unsafe {
         *seen.add(t as usize) = coop.thread_rank();
         coop.sync();
-        // The thread whose rank in the coop is the mirror image of this thread's.
+        // The thread of the coop with rank `size - 1 - rank`, if this thread has rank `rank`.
         let mut opposite = t;
         for other in 0..160 {
             let same = match t / 32 {
@@ -232,7 +232,7 @@ fn a_thread_that_polls_lets_others_run() {
 
 #[kernel]
 unsafe fn locked_increments(count: *mut u32) {
-    // SAFETY: the buffer has a word and a lock, which orders the accesses to the word.
+    // SAFETY: the buffer has a count and a lock, which orders the accesses to the count.
     unsafe {
         let lock = Atomic::from_ptr(count.add(1));
         while lock.compare_exchange(0, 1, Order::AcqRel, Scope::Gpu).is_err() {}
@@ -250,7 +250,7 @@ fn a_spin_lock_excludes() {
 
 #[kernel]
 unsafe fn unlocked_increments(count: *mut u32) {
-    // SAFETY: the buffer has a word. (The race is intended.)
+    // SAFETY: the buffer has one element. (The race is intended.)
     unsafe {
         let seen = mem::load(count);
         mem::store(count, seen + 1);
@@ -287,7 +287,7 @@ fn what_a_kernel_prints_the_program_prints() {
 #[kernel]
 unsafe fn counts_blocks(count: *mut u32) {
     if thread::thread_idx_x() == 0 {
-        // SAFETY: the buffer has a word.
+        // SAFETY: the buffer has one element.
         unsafe { Atomic::from_ptr(count) }.fetch_add(1, Order::Relaxed, Scope::Gpu);
     }
     thread::sync_threads();
@@ -306,7 +306,7 @@ unsafe fn waits_for_a_time(out: *mut u64) {
     while now - start < 1_000_000 {
         now = cuda_std::clock::globaltimer();
     }
-    // SAFETY: the buffer has an element.
+    // SAFETY: the buffer has one element.
     unsafe { mem::store(out, now - start) }
 }
 

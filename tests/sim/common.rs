@@ -14,7 +14,7 @@ pub const ACQ_REL: i32 = 4;
 /// Scopes of CUDA's atomics.
 pub const SYSTEM: i32 = 0;
 pub const THREAD: i32 = 3;
-/// NCCL: `ncclTimeout`.
+/// NCCL's result of a wait that timed out, `ncclTimeout`.
 pub const TIMEOUT: i32 = 8;
 /// NCCL's signal operations.
 pub const INC: i32 = 0;
@@ -53,7 +53,7 @@ pub fn gin(comm: &DevComm, context: u32) -> Gin {
 /// A location in a window: its handle, and an offset in bytes.
 pub type WindowOffset = (*mut core::ffi::c_void, usize);
 
-/// The signal of an operation: none, or an increment (`true`: strong) or addition.
+/// The signal of an operation: none, an increment (strong if `true`), or an addition.
 #[derive(Clone, Copy)]
 pub enum SignalMode {
     Nothing,

@@ -1,4 +1,4 @@
-//! Tests that errors of kernels are reported with thread and location, and that none hangs.
+//! Tests that the simulator reports errors of kernels with thread and location, and never hangs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -102,14 +102,15 @@ fn a_report_tells_ranks_of_a_smaller_communicator_from_those_of_the_world() {
 #[test]
 fn a_machine_of_a_failed_kernel_is_over_and_others_go_on() {
     let world = world(Simulation::new(2));
-    let word = |error| match error {
+    let text_of = |error| match error {
         HostError::Driver(DriverError::Failed { text, .. }) => text,
         other => panic!("{other}"),
     };
     let texts = run(&world, |gpu| {
         let args = (&gpu.window(&[0_u32])?, 1, 1_usize);
         let launch = || {
-            gpu.launch(stores_behind::with_args(args).grid(1).block(4)).map_err(word).unwrap_err()
+            let launch = stores_behind::with_args(args).grid(1).block(4);
+            gpu.launch(launch).map_err(text_of).unwrap_err()
         };
         // As on a GPU, every later call fails with the same error.
         Ok((launch(), launch()))
@@ -345,7 +346,7 @@ fn a_barrier_index_that_is_not_there_is_reported() {
     let error = failure(Simulation::new(2), |gpu| {
         gpu.launch(takes_barrier::args(&gpu.dev_comm(barriers(1))?, 1_u32).grid(1).block(1))
     });
-    // The typed layer checks the index in debug builds, the simulator always.
+    // `nccl_device` checks the index in debug builds, the simulator always.
     assert!(matches!(*error, Error::Panic { .. } | Error::Misuse { .. }), "{error}");
     assert!(error.to_string().contains("barrier"), "{error}");
 }
@@ -365,7 +366,7 @@ fn one_barrier_with_two_users_is_reported() {
 
 #[kernel]
 unsafe fn polls(flag: *mut u32) {
-    // SAFETY: the buffer has a word.
+    // SAFETY: the buffer has one element.
     let flag = unsafe { Atomic::from_ptr(flag) };
     if thread::thread_idx_x() == 0 {
         while flag.load(Order::Acquire, Scope::Gpu) == 0 {}
@@ -385,7 +386,7 @@ fn threads_that_all_poll_or_wait_are_a_livelock() {
 
 #[kernel]
 unsafe fn takes_a_held_lock(lock: *mut u32) {
-    // SAFETY: the buffer has a word.
+    // SAFETY: the buffer has one element.
     let lock = unsafe { Atomic::from_ptr(lock) };
     while lock.compare_exchange(0, 1, Order::AcqRel, Scope::Gpu).is_err() {}
 }
@@ -399,7 +400,7 @@ fn a_lock_that_is_never_released_is_a_livelock() {
 #[kernel]
 unsafe fn counts_forever(x: *mut u32) {
     loop {
-        // SAFETY: the buffer has a word.
+        // SAFETY: the buffer has one element.
         unsafe { mem::store(x, mem::load(x).wrapping_add(1)) };
     }
 }
@@ -415,7 +416,7 @@ fn a_kernel_that_never_ends_meets_its_limit() {
 
 #[kernel]
 unsafe fn polls_plainly(flag: *const u32) {
-    // SAFETY: the buffer has a word.
+    // SAFETY: the buffer has one element.
     while unsafe { flag.read_volatile() } == 0 {}
 }
 

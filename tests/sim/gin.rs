@@ -182,8 +182,8 @@ fn a_strong_signal_comes_after_all_puts_before_it() {
 fn a_weak_signal_promises_its_own_put_only() {
     let seen: Vec<_> = seeds().flat_map(|seed| seen_of_two_puts(seed, false)).collect();
     assert!(seen.iter().all(|seen| seen[1] == 7));
-    assert!(seen.iter().any(|seen| seen[0] == 0), "the first put always came first");
-    assert!(seen.iter().any(|seen| seen[0] == 7), "the first put never came first");
+    assert!(seen.iter().any(|seen| seen[0] == 0), "the first put always arrived first");
+    assert!(seen.iter().any(|seen| seen[0] == 7), "the first put never arrived first");
 }
 
 /// Rank 0 overwrites the source of a put, with or without a flush.
@@ -259,7 +259,7 @@ fn a_flush_is_no_delivery() {
             let comm = gpu.dev_comm(full())?;
             let (out, flag) = (gpu.window(&[0_u32; 2])?, gpu.window(&[0_u32])?);
             let is_early = |round: u64| {
-                // Until all ranks have read the previous round's data.
+                // Waits until all ranks have read the previous round's data.
                 gpu.barrier()?;
                 gpu.launch(
                     takes_a_flush_for_delivery::args(&comm, &out, &flag, round).grid(1).block(1),

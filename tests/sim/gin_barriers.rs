@@ -17,7 +17,7 @@ const NO_FENCE: i32 = 0;
 const PUT: i32 = 1;
 const GET: i32 = 2;
 
-/// Which barrier a kernel uses.
+/// Parameters of kernels: the barrier to use.
 const WORLD: u32 = 0;
 const RAIL: u32 = 1;
 
@@ -28,7 +28,8 @@ fn barrier_of(comm: &raw::DevComm, which: u32) -> (Team, GinBarrierHandle) {
     }
 }
 
-/// Every rank puts the round's number to every member, syncs, and checks the puts to itself.
+/// Every rank puts the round's number to every rank of the team, syncs, and checks the puts to
+/// itself.
 #[kernel]
 unsafe fn puts_and_syncs(
     comm: DevComm,
@@ -44,7 +45,7 @@ unsafe fn puts_and_syncs(
     let mut session = MaybeUninit::<GinBarrierSession>::uninit();
     let session = session.as_mut_ptr();
     let members = team.n_ranks as usize;
-    // Byte offset of the slot of a block, context and member.
+    // Byte offset of the slot for puts by a block, on a context, from a member of the team.
     let offset = |context: u32, member: usize| {
         ((index * contexts + context) as usize * members + member + 1) * 8
     };
@@ -259,7 +260,7 @@ fn the_hybrid_barrier_that_does_nothing_is_reported() {
         let error = failure(simulation.clone(), |gpu| meet(gpu, PUT, 1));
         assert!(matches!(*error, Error::Misuse { .. }), "{error}");
         assert!(error.to_string().contains(&format!("NCCL's hybrid barrier {does}")), "{error}");
-        // With a fence without puts, it is a barrier.
+        // With a fence that does not include puts, the hybrid barrier works.
         simulate(simulation, |gpu| meet(gpu, GET, 2));
     }
 }

@@ -1,4 +1,4 @@
-//! Tests of the reports of GIN misuse, and of waits that never end.
+//! Tests that the simulator reports misuse of GIN, and waits for signals that no rank sends.
 
 use core::mem::MaybeUninit;
 use core::ptr::null_mut;
@@ -79,7 +79,7 @@ fn what_a_put_may_not_do_is_reported_when_it_is_posted() {
     }
 }
 
-/// Makes one mistake, by number.
+/// Makes the mistake with number `which`.
 #[kernel]
 unsafe fn mistakes(comm: DevComm, out: Window<u64>, which: u32) {
     let comm = comm.as_raw();

@@ -11,7 +11,7 @@ use half::{bf16, f16};
 
 use crate::nccl_threads::*;
 
-/// The `n` elements of rank `rank`.
+/// `n` elements as the input of rank `rank`: each encodes rank and index.
 fn own(rank: usize, n: usize) -> Vec<f32> {
     (0..n).map(|i| (100 * rank + i) as f32).collect()
 }
@@ -199,13 +199,13 @@ fn a_ring_of_sends_and_receives_passes_on_what_each_rank_has() {
     on(Simulation::new(3).seed(1), |rank| {
         let (comm, stream) = (rank.init(), rank.stream());
         let (a, b) = (rank.filled(&own(rank.me, 5)), rank.zeroed(5));
-        let (next, before) = ((rank.me + 1) % 3, (rank.me + 2) % 3);
+        let (next, previous) = ((rank.me + 1) % 3, (rank.me + 2) % 3);
         ok(nccl!(group_start()));
         ok(nccl!(send(a.ptr(), 5, F32, next as c_int, comm, stream)));
-        ok(nccl!(recv(b.ptr(), 5, F32, before as c_int, comm, stream)));
+        ok(nccl!(recv(b.ptr(), 5, F32, previous as c_int, comm, stream)));
         ok(nccl!(group_end()));
         rank.synchronize(stream);
-        assert_eq!(b.read::<f32>(5), own(before, 5));
+        assert_eq!(b.read::<f32>(5), own(previous, 5));
     });
 }
 
@@ -311,9 +311,9 @@ fn communicators_split_by_color_and_key_and_shrink() {
         let pair = rank.split(comm, [0, 7, 0, -1][rank.me], -(rank.me as c_int));
         match rank.me {
             3 => assert!(pair.is_null()),
-            1 => assert_eq!(rank.place(pair), (0, 1)),
+            1 => assert_eq!(rank.rank_and_size(pair), (0, 1)),
             // The parent's higher rank has the lower key.
-            me => assert_eq!(rank.place(pair), (usize::from(me == 0), 2)),
+            me => assert_eq!(rank.rank_and_size(pair), (usize::from(me == 0), 2)),
         }
         if rank.me == 0 || rank.me == 2 {
             assert_eq!(rank.sum(rank.me as f32 + 1.0, pair, stream), 4.0);
@@ -330,7 +330,7 @@ fn communicators_split_by_color_and_key_and_shrink() {
             nccl!(comm_shrink(comm, excluded, 1, out, null_mut(), 1))
         });
         rank.synchronize(stream);
-        assert_eq!(rank.place(rest), ([0, 9, 1, 2][rank.me], 3));
+        assert_eq!(rank.rank_and_size(rest), ([0, 9, 1, 2][rank.me], 3));
         assert_eq!(rank.sum(1.0, rest, stream), 3.0);
         // GPUs 0, 2 and 3 cannot form LSA teams of equal size above 1.
         let lsa = nccl!(team_lsa(rest));
@@ -359,7 +359,7 @@ fn a_communicator_grows_by_ranks_that_have_its_id() {
             1 => nccl!(comm_grow(comm, 3, null(), -1, out, config)),
             _ => nccl!(comm_grow(null_mut(), 3, &raw const id, 2, out, config)),
         });
-        assert_eq!(rank.place(grown), (rank.me, 3));
+        assert_eq!(rank.rank_and_size(grown), (rank.me, 3));
         rank.barrier(all);
         if rank.me == 2 {
             let again = nccl!(comm_grow(null_mut(), 3, &raw const id, 2, out, null_mut()));
@@ -422,7 +422,7 @@ fn a_communicator_that_does_not_block_is_in_progress_until_all_have_come() {
         assert_eq!(code, IN_PROGRESS);
         rank.wait(comm);
         rank.wait(child);
-        assert_eq!(rank.place(child), (rank.me, 2));
+        assert_eq!(rank.rank_and_size(child), (rank.me, 2));
     });
 }
 

@@ -52,7 +52,7 @@ fn peer_pointer(window: RawWindow, offset: usize, peer: c_int) -> (c_int, *mut c
 fn a_window_shows_each_ranks_own_memory_to_its_lsa_team() {
     on(Simulation::new(4).team_size(2), |rank| {
         let comm = rank.init();
-        // The ranks' parts have different lengths.
+        // The window has a different length in each rank.
         let len = 1000 * (rank.me + 1);
         let memory = rank.filled(&vec![rank.me as f32; len]);
         let window = rank.window(comm, &memory, 4 * len);
@@ -172,7 +172,7 @@ fn a_kernel_uses_windows_and_a_device_communicator() {
             let all = rank.init();
             let comm = rank.split(all, 0, -(rank.me as c_int));
             let me = n - 1 - rank.me;
-            assert_eq!(rank.place(comm), (me, n));
+            assert_eq!(rank.rank_and_size(comm), (me, n));
             let (send, recv) = (rank.filled(&vec![me as f32; COUNT]), rank.zeroed(COUNT));
             let windows = [&send, &recv].map(|memory| rank.window(comm, memory, 4 * COUNT));
             let barriers = Requirements { lsa_barrier_count: 2, ..Requirements::new() };
@@ -278,7 +278,7 @@ fn puts_and_signals_reach_the_peers_window() {
         let config = Config { num_rma_sig: 8, num_rma_ctx: 3, ..Config::new() };
         let (comm, code) = rank.init_with(config);
         ok(code);
-        let (stream, next, before) = (rank.stream(), (rank.me + 1) % 3, (rank.me + 2) % 3);
+        let (stream, next, previous) = (rank.stream(), (rank.me + 1) % 3, (rank.me + 2) % 3);
         let early = nccl!(signal(next as c_int, 0, 0, 0, comm, stream));
         assert_eq!(early, INVALID_USAGE, "before the first window");
         let (from, to) = (rank.filled(&[rank.me as f32; 4]), rank.zeroed(8));
@@ -291,11 +291,11 @@ fn puts_and_signals_reach_the_peers_window() {
         assert_eq!(put(0, 8, 0, windows[1]), INVALID_ARGUMENT, "signal 8 of 8");
         ok(put(12, 7, 2, windows[1]));
         ok(nccl!(signal(next as c_int, 7, 2, 0, comm, stream)));
-        let (op_count, peer) = (2, before as c_int);
+        let (op_count, peer) = (2, previous as c_int);
         let mut wait = RawWaitSignal { op_count, peer, signal_index: 7, context: 2 };
         ok(nccl!(wait_signal(1, &raw mut wait, comm, stream)));
         rank.synchronize(stream);
-        let theirs = before as f32;
+        let theirs = previous as f32;
         assert_eq!(to.read::<f32>(6), [0.0, 0.0, 0.0, theirs, theirs, 0.0]);
     });
 }

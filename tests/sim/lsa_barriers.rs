@@ -11,7 +11,7 @@ use devcomm_testing::simulated::{failure, run, world};
 use nccl_device::raw::{self, LsaBarrierHandle, LsaBarrierSession, MultimemHandle, Team};
 use nccl_device::{DevComm, Window};
 
-/// Teams of `ranks` consecutive ranks synchronise, and check what their members stored.
+/// Teams of `ranks` consecutive ranks synchronise, and check what the ranks of the team stored.
 #[kernel]
 unsafe fn pairs_meet(comm: DevComm, out: Window<u32>, buffer: u32, ranks: i32, rounds: u32) {
     let comm = comm.as_raw();
@@ -57,7 +57,7 @@ fn teams_within_the_lsa_team_have_barriers_of_their_own() {
     }
 }
 
-/// Opens an LSA barrier for a team that spans several LSA teams.
+/// Opens an LSA barrier for a team that spans several LSA teams; `shift` also falsifies its rank.
 #[kernel]
 unsafe fn world_meets(comm: DevComm, shift: i32) {
     let comm = comm.as_raw();

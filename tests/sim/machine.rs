@@ -1,4 +1,4 @@
-//! Tests of host threads on a machine: turns, the clock, deadlock reports.
+//! Tests of host threads on a simulated machine: scheduling, the clock, deadlock reports.
 
 use std::ptr::null_mut;
 use std::sync::Mutex;

@@ -1,7 +1,7 @@
-//! Programs on simulated GPUs alone: what the simulated machine promises, and NCCL's device
-//! functions and the typed layer on it.
+//! Tests that run on simulated GPUs only: the guarantees of the simulator, NCCL's C functions on
+//! it, and the typed API of `nccl_device`.
 //!
-//! Tests that also run on real GPUs are in `gpu_*` and `device`.
+//! Tests that also run on real GPUs are in `tests/gpu_*` and `tests/device`.
 
 mod allreduce;
 mod block;
@@ -21,7 +21,7 @@ mod pointers;
 mod reduce_copy;
 mod teams;
 mod tensor;
-/// The typed layer of `nccl_device`.
+/// Tests of the typed API of `nccl_device`.
 mod typed {
     mod multimem;
     mod reduce_copy;

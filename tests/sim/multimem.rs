@@ -1,4 +1,4 @@
-//! Tests of multicast addresses: the memory that they refer to, and reports of misuse.
+//! Tests of multicast (multimem) addresses: the memory they refer to, and reports of misuse.
 
 use core::mem::MaybeUninit;
 use core::panic::Location;
@@ -13,9 +13,9 @@ use devcomm_testing::simulated::{Gpu, failure, read, run, simulate, world};
 use nccl_device::raw::{self, LsaBarrierSession, MultimemHandle, Team};
 use nccl_device::{DevComm, Window};
 
-/// The ranks' addresses of the memory at a multicast address, as for a `multimem` instruction.
+/// The addresses, one per rank of the team, that a `multimem` instruction on `address` accesses.
 #[track_caller]
-fn parts<T>(address: *mut T) -> Vec<*mut T> {
+fn addresses<T>(address: *mut T) -> Vec<*mut T> {
     let context = CTX.get();
     // SAFETY: a kernel runs, so its context is live.
     let ops = unsafe { (*context).ops };
@@ -29,14 +29,14 @@ fn parts<T>(address: *mut T) -> Vec<*mut T> {
 #[track_caller]
 fn store_all(address: *mut u32, value: u32) {
     // SAFETY: the simulator has checked the addresses.
-    parts(address).into_iter().for_each(|part| unsafe { part.write(value) });
+    addresses(address).into_iter().for_each(|part| unsafe { part.write(value) });
 }
 
 /// Sums over all ranks' memory, as a `multimem` instruction does.
 #[track_caller]
 fn sum(address: *mut u32) -> u32 {
     // SAFETY: the simulator has checked the addresses.
-    parts(address).into_iter().map(|part| unsafe { part.read() }).sum()
+    addresses(address).into_iter().map(|part| unsafe { part.read() }).sum()
 }
 
 /// Each rank stores its rank plus 1 to its whole LSA team, in a window and a resource buffer.
@@ -89,7 +89,7 @@ fn a_multicast_address_is_every_members_copy() {
     }
 }
 
-/// Stores to all members of the team with multicast base `base`.
+/// Stores to all ranks of the team with multicast base `base`.
 #[kernel]
 unsafe fn stores_to_team(comm: DevComm, out: Window<u32>, base: u64) {
     let team = MultimemHandle { base: core::ptr::without_provenance_mut(base as usize) };
@@ -125,7 +125,7 @@ fn teams_have_multicast_of_their_own() {
     assert!(error.to_string().contains("is in a multicast group without rank"), "{error}");
 }
 
-/// Makes one mistake, by number.
+/// Makes the mistake with number `which`.
 #[kernel]
 unsafe fn mistakes(comm: DevComm, out: Window<u32>, which: u32) {
     let comm = comm.as_raw();
@@ -137,7 +137,7 @@ unsafe fn mistakes(comm: DevComm, out: Window<u32>, which: u32) {
             1 => drop(mem::load(all)),
             2 => drop(sum(out.local().as_ptr())),
             3 => store_all(all.add(2), 1),
-            4 => drop(parts(all.add(1).cast::<u64>())),
+            4 => drop(addresses(all.add(1).cast::<u64>())),
             _ => all.write_volatile(1),
         }
     }
@@ -170,7 +170,7 @@ fn misuse_of_multicast_addresses_is_reported() {
     assert!(error.to_string().contains("no multicast for the team"), "{error}");
 }
 
-/// Ranks store before an LSA barrier over multimem, and load after it.
+/// All ranks but `absent` store before an LSA barrier over multimem, and load after it.
 #[kernel]
 unsafe fn meets_by_multimem(comm: DevComm, out: Window<u32>, rounds: u32, absent: i32) {
     let comm = comm.as_raw();

@@ -1,4 +1,4 @@
-//! Helpers for tests of a machine's function tables: one calling thread per GPU.
+//! Helpers for tests that call the simulator's NCCL and driver functions, on one thread per GPU.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
@@ -12,25 +12,21 @@ use devcomm_sys::nccl::{Config, RawComm, RawStream, RawUniqueId};
 use devcomm_types::HostBody;
 
 /// Calls a function of the simulated NCCL.
-#[allow(unused_macros, reason = "each test binary uses some of the helpers")]
 macro_rules! nccl {
     ($function:ident($($argument:expr),* $(,)?)) => {
         // SAFETY: the handles and memory are live, or such that the machine refuses them.
         unsafe { devcomm_sim::Machine::nccl().$function.unwrap()($($argument),*) }
     };
 }
-#[allow(unused_imports, reason = "as above")]
 pub(crate) use nccl;
 
 /// Calls a function of the simulated driver.
-#[allow(unused_macros, reason = "as above")]
 macro_rules! cuda {
     ($function:ident($($argument:expr),* $(,)?)) => {
         // SAFETY: as for `nccl`.
         unsafe { devcomm_sim::Machine::driver().$function($($argument),*) }
     };
 }
-#[allow(unused_imports, reason = "as above")]
 pub(crate) use cuda;
 
 pub const F32: c_int = 7;
@@ -48,7 +44,7 @@ pub struct Thread {
     pub machine: Machine,
     /// The unique id of a communicator of all threads.
     id: RawUniqueId,
-    /// Addresses from `ncclMemAlloc`, which dropping this frees.
+    /// Addresses from `ncclMemAlloc`, freed when the `Thread` is dropped.
     memory: Cell<Vec<usize>>,
 }
 
@@ -98,7 +94,7 @@ pub fn ok(code: c_int) {
     assert_eq!(code, 0, "{}", last_error(null_mut()));
 }
 
-/// Memory from `ncclMemAlloc`, which dropping its [`Thread`] frees.
+/// The address of device memory. [`Thread::alloc`] allocates it until the [`Thread`] is dropped.
 pub struct Memory(*mut c_void);
 
 impl Memory {
@@ -170,7 +166,7 @@ impl Thread {
     }
 
     /// The rank and the number of ranks.
-    pub fn place(&self, comm: RawComm) -> (usize, usize) {
+    pub fn rank_and_size(&self, comm: RawComm) -> (usize, usize) {
         let (mut rank, mut n) = (-1, -1);
         ok(nccl!(comm_user_rank(comm, &raw mut rank)));
         ok(nccl!(comm_count(comm, &raw mut n)));
@@ -297,7 +293,7 @@ impl Thread {
         b.read(1)[0]
     }
 
-    /// Splits a communicator; NULL without a color.
+    /// Splits a communicator; NULL for a rank without a color (-1).
     pub fn split(&self, comm: RawComm, color: c_int, key: c_int) -> RawComm {
         let mut child = null_mut();
         ok(nccl!(comm_split(comm, color, key, &raw mut child, null_mut())));

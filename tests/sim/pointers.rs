@@ -19,7 +19,7 @@ use nccl_device::{DevComm, Window};
 ///
 /// `at` is valid for a write.
 #[track_caller]
-unsafe fn leave_name(at: *mut c_void, comm: &raw::DevComm) {
+unsafe fn store_rank(at: *mut c_void, comm: &raw::DevComm) {
     // SAFETY: the caller's contract.
     unsafe { mem::store(at.cast(), comm.rank as u32 + 1) };
 }
@@ -32,18 +32,18 @@ unsafe fn leaves_names(comm: DevComm, out: Window<u32>, buffer: u32) {
     let reversed = Team { rank: lsa.n_ranks - 1 - lsa.rank, stride: -1, ..lsa };
     // SAFETY: the window and the buffer have eight elements, each of which one rank stores to.
     unsafe {
-        leave_name(raw::ncclGetLocalPointer(w, 0), comm);
-        leave_name(raw::ncclGetLsaPointer(w, 4, other), comm);
-        leave_name(raw::ncclGetPeerPointer(w, 8, comm.rank - lsa.rank + other), comm);
-        leave_name(raw::ncclGetPeerPointerTeam(w, 12, &lsa, other), comm);
-        leave_name(raw::ncclGetPeerPointerTeam(w, 16, &reversed, lsa.n_ranks - 1 - other), comm);
+        store_rank(raw::ncclGetLocalPointer(w, 0), comm);
+        store_rank(raw::ncclGetLsaPointer(w, 4, other), comm);
+        store_rank(raw::ncclGetPeerPointer(w, 8, comm.rank - lsa.rank + other), comm);
+        store_rank(raw::ncclGetPeerPointerTeam(w, 12, &lsa, other), comm);
+        store_rank(raw::ncclGetPeerPointerTeam(w, 16, &reversed, lsa.n_ranks - 1 - other), comm);
 
         let local = raw::ncclGetResourceBufferLocalPointer(comm, buffer);
-        leave_name(local, comm);
+        store_rank(local, comm);
         let by_lsa = raw::ncclGetResourceBufferLsaPointer(comm, buffer, other);
-        leave_name(by_lsa.byte_add(4), comm);
+        store_rank(by_lsa.byte_add(4), comm);
         let by_team = raw::ncclGetResourceBufferPeerPointer(comm, buffer, &lsa, other);
-        leave_name(by_team.byte_add(8), comm);
+        store_rank(by_team.byte_add(8), comm);
         assert_eq!(by_lsa, by_team);
         assert_eq!(raw::ncclGetResourceBufferOffset(buffer), buffer as usize * 128);
         assert_eq!(
@@ -75,7 +75,7 @@ fn every_pointer_leads_to_its_rank() {
     }
 }
 
-/// Uses one wrong pointer, by number.
+/// Uses the invalid pointer with number `which`.
 #[kernel]
 unsafe fn mistakes(comm: DevComm, out: Window<u32>, which: u32) {
     let comm = comm.as_raw();
@@ -84,11 +84,11 @@ unsafe fn mistakes(comm: DevComm, out: Window<u32>, which: u32) {
     // SAFETY: the simulator reports invalid pointers.
     unsafe {
         match which {
-            0 => leave_name(raw::ncclGetPeerPointer(w, 0, 2), comm),
-            1 => leave_name(raw::ncclGetPeerPointerTeam(w, 0, &lsa, -1), comm),
-            2 => leave_name(raw::ncclGetResourceBufferLsaPointer(comm, 1, 2), comm),
-            3 => leave_name(raw::ncclGetResourceBufferLocalPointer(comm, 1000), comm),
-            4 => leave_name(raw::ncclGetLocalPointer(core::ptr::null_mut(), 0), comm),
+            0 => store_rank(raw::ncclGetPeerPointer(w, 0, 2), comm),
+            1 => store_rank(raw::ncclGetPeerPointerTeam(w, 0, &lsa, -1), comm),
+            2 => store_rank(raw::ncclGetResourceBufferLsaPointer(comm, 1, 2), comm),
+            3 => store_rank(raw::ncclGetResourceBufferLocalPointer(comm, 1000), comm),
+            4 => store_rank(raw::ncclGetLocalPointer(core::ptr::null_mut(), 0), comm),
             5 => raw::ncclGetCftLeInfo(w, 0, 0, &lsa, comm, &mut id, &mut offset),
             6 => raw::ncclGetPeerLeInfo(w, 0, 0, comm, &mut id, &mut offset),
             7 => raw::ncclGetMultimemLeInfo(w, 0, comm, &mut id, &mut offset),

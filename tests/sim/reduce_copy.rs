@@ -22,8 +22,9 @@ macro_rules! by_lsa {
         mod $test {
             use super::*;
 
-            /// `out`, with `COUNT` elements each: the sum of `input` over the team; a copy of the
-            /// first rank's `input`; the sum, from rank 1; the sum of the two halves, twice.
+            /// Fills five parts of `out` with `COUNT` elements each: the sum of `input` over the
+            /// team; the first rank's `input`, which it copies to all; the sum again, which rank 1
+            /// stores to all; and the sum of the two halves of `input`, twice.
             #[kernel]
             unsafe fn all_of_them(comm: DevComm, input: Window<$type>, out: Window<$type>) {
                 let comm = comm.as_raw();
@@ -72,7 +73,7 @@ macro_rules! by_lsa {
                         for (part, want) in
                             [total, copied, total, pair, pair].into_iter().enumerate()
                         {
-                            same(got[part * COUNT + i], want, (rank, part, i));
+                            assert_same(got[part * COUNT + i], want, (rank, part, i));
                         }
                     }
                 }
@@ -82,7 +83,7 @@ macro_rules! by_lsa {
 }
 
 /// Asserts that two values have the same bits.
-fn same<T: Element + Debug>(got: T, want: T, at: impl Debug) {
+fn assert_same<T: Element + Debug>(got: T, want: T, at: impl Debug) {
     let bytes = |value: &T| {
         // SAFETY: an element is plain old data.
         unsafe {
@@ -99,7 +100,7 @@ fn in_half(values: impl Iterator<Item = f32>) -> f32 {
     values.fold(f16::ZERO, add).to_f32()
 }
 
-/// A type's inputs, and NCCL's sums of them.
+/// A type's inputs, and their sums as NCCL computes them.
 trait Reducible: Element {
     fn number(i: usize) -> Self;
     fn sum(of: &[Self]) -> Self;
@@ -207,7 +208,7 @@ macro_rules! by_multimem {
                         let total = Reducible::sum(&[value(first, i), value(first + 1, i)]);
                         for (part, want) in [total, value(first, i), total].into_iter().enumerate()
                         {
-                            same(got[part * COUNT + i], want, (rank, part, i));
+                            assert_same(got[part * COUNT + i], want, (rank, part, i));
                         }
                     }
                 }
@@ -235,20 +236,20 @@ by_multimem! {
         ncclMultimemReduceSumCopy_BF16;
 }
 
-/// Makes one mistake, by number; 0 and 1 are correct.
+/// Makes the mistake with number `which`; 0 and 1 are correct calls.
 #[kernel]
-unsafe fn mistakes(comm: DevComm, eights: Window<F8E4M3>, floats: Window<f32>, which: u32) {
+unsafe fn mistakes(comm: DevComm, fp8: Window<F8E4M3>, floats: Window<f32>, which: u32) {
     let comm = comm.as_raw();
     let (team, coop) = (comm.lsa_team(), cta());
     // SAFETY: the simulator reports misuse.
     unsafe {
-        let all = raw::ncclGetLsaMultimemPointer(handle(&eights), 0, comm).cast::<F8E4M3>();
-        let (eights, e4m3) = (eights.local().as_ptr(), all);
+        let all = raw::ncclGetLsaMultimemPointer(handle(&fp8), 0, comm).cast::<F8E4M3>();
+        let (fp8, e4m3) = (fp8.local().as_ptr(), all);
         let (window, local) = (handle(&floats), floats.local().as_ptr());
         match which {
-            0 => raw::ncclMultimemCopy_F8E4M3(&coop, eights, all, 4),
-            1 => raw::ncclMultimemCopy_F8E5M2(&coop, eights.cast(), all.cast(), 4),
-            2 => raw::ncclMultimemReduceSum_F8E4M3(&coop, e4m3, eights, 4),
+            0 => raw::ncclMultimemCopy_F8E4M3(&coop, fp8, all, 4),
+            1 => raw::ncclMultimemCopy_F8E5M2(&coop, fp8.cast(), all.cast(), 4),
+            2 => raw::ncclMultimemReduceSum_F8E4M3(&coop, e4m3, fp8, 4),
             3 => raw::ncclMultimemReduceSumCopy_F8E5M2(&coop, e4m3.cast(), e4m3.cast(), 4),
             4 => raw::ncclLsaReduceSum_F32(&coop, window, 4, local, 4, &team),
             5 => raw::ncclLsaReduceSum_F32(&coop, window, 2, local, 1, &team),
@@ -265,10 +266,8 @@ fn misuse_of_reduce_copy_is_reported() {
         let world = world(Simulation::new(2));
         let result = run(&world, |gpu| {
             let asked = DevCommRequirements::new().lsa_barriers(1).lsa_multimem(true);
-            let (eights, floats) = (gpu.window(&[F8E4M3::default(); 4])?, gpu.window(&[0_f32; 4])?);
-            gpu.launch(
-                mistakes::args(&gpu.dev_comm(asked)?, &eights, &floats, which).grid(1).block(2),
-            )
+            let (fp8, floats) = (gpu.window(&[F8E4M3::default(); 4])?, gpu.window(&[0_f32; 4])?);
+            gpu.launch(mistakes::args(&gpu.dev_comm(asked)?, &fp8, &floats, which).grid(1).block(2))
         });
         let failure = world.simulated_machine().and_then(Machine::failure);
         assert_eq!(result.is_err(), failure.is_some(), "{result:?}");

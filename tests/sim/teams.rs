@@ -26,7 +26,7 @@ unsafe fn notes_teams(comm: DevComm, out: Window<i32>) {
     let comm = comm.as_raw();
     let (world, lsa, rail) = (comm.world_team(), comm.lsa_team(), comm.rail_team());
     let mut notes = Notes(out, 0);
-    // SAFETY: valid structs.
+    // SAFETY: the arguments are a device communicator and its teams.
     unsafe {
         notes.add(raw::ncclDevComm_Rank(comm));
         notes.add(raw::ncclDevComm_NRanks(comm));
@@ -120,39 +120,39 @@ fn sessions_have_nccls_sizes() {
 fn the_device_communicator_is_filled_as_nccl_fills_it() {
     simulate(Simulation::new(6).team_size(3), |gpu| {
         let plain = gpu.dev_comm(DevCommRequirements::new().lsa_barriers(2))?;
-        let it = plain.dev_comm()?;
+        let dev = plain.dev_comm()?;
         let me = gpu.rank() as i32;
-        assert_eq!((it.magic, it.version), (0xcafe_beef, 23203));
-        assert_eq!((it.rank, it.n_ranks, it.lsa_rank, it.lsa_size), (me, 6, me % 3, 3));
-        assert_eq!((it.gin_connection_count, it.gin_context_count), (0, 0));
-        assert!(it.gin_handles[0].is_null() && it.lsa_multimem.base.is_null());
-        assert_eq!(it.lsa_size_rcp32, u32::MAX / 3);
+        assert_eq!((dev.magic, dev.version), (0xcafe_beef, 23203));
+        assert_eq!((dev.rank, dev.n_ranks, dev.lsa_rank, dev.lsa_size), (me, 6, me % 3, 3));
+        assert_eq!((dev.gin_connection_count, dev.gin_context_count), (0, 0));
+        assert!(dev.gin_handles[0].is_null() && dev.lsa_multimem.base.is_null());
+        assert_eq!(dev.lsa_size_rcp32, u32::MAX / 3);
 
         let asked = full().lsa_multimem(true).barriers(3).rail_gin_barriers(4).gin_contexts(7);
         let full = gpu.dev_comm(asked.clone().world_gin_barriers(5))?;
-        let it = full.dev_comm()?;
-        assert_eq!((it.gin_connection_count, it.backend_index), (1, 0));
-        assert_eq!(it.gin_net_device_types, [2, 0, 0, 0]);
-        assert_eq!((it.gin_context_count, it.gin_counter_count), (7, 4));
+        let dev = full.dev_comm()?;
+        assert_eq!((dev.gin_connection_count, dev.backend_index), (1, 0));
+        assert_eq!(dev.gin_net_device_types, [2, 0, 0, 0]);
+        assert_eq!((dev.gin_context_count, dev.gin_counter_count), (7, 4));
         // The user's signals, then those of hybrid rail, rail, world and hybrid dense barriers.
         let first = |barrier: raw::GinBarrierHandle| barrier.signal0;
-        assert_eq!(first(it.hybrid_rail_gin_barrier), 16);
-        assert_eq!(first(it.rail_gin_barrier), 16 + 3 * 2);
-        assert_eq!(first(it.world_gin_barrier), 16 + 3 * 2 + 4 * 2);
-        assert_eq!(first(it.hybrid_dense_gin_barrier), 16 + 3 * 2 + 4 * 2 + 5 * 6);
-        assert_eq!(it.gin_signal_count, 16 + 3 * 2 + 4 * 2 + 5 * 6 + 3 * 6);
-        assert_eq!((it.gin_connection_stride, it.gin_context_stride), (1, 1));
+        assert_eq!(first(dev.hybrid_rail_gin_barrier), 16);
+        assert_eq!(first(dev.rail_gin_barrier), 16 + 3 * 2);
+        assert_eq!(first(dev.world_gin_barrier), 16 + 3 * 2 + 4 * 2);
+        assert_eq!(first(dev.hybrid_dense_gin_barrier), 16 + 3 * 2 + 4 * 2 + 5 * 6);
+        assert_eq!(dev.gin_signal_count, 16 + 3 * 2 + 4 * 2 + 5 * 6 + 3 * 6);
+        assert_eq!((dev.gin_connection_stride, dev.gin_context_stride), (1, 1));
         // NCCL's value for a stride of 1.
-        assert_eq!(it.gin_connection_stride_rcp32, 0);
-        assert_eq!(it.hybrid_lsa_barrier.n_barriers, 3);
-        assert!(it.gin_strong_legacy_signals && !it.lsa_multimem.base.is_null());
+        assert_eq!(dev.gin_connection_stride_rcp32, 0);
+        assert_eq!(dev.hybrid_lsa_barrier.n_barriers, 3);
+        assert!(dev.gin_strong_legacy_signals && !dev.lsa_multimem.base.is_null());
 
         let rail = asked.gin_connection(GinConnectionType::Rail).gin_strong_signals(false);
         let rail = gpu.dev_comm(rail)?;
-        let it = rail.dev_comm()?;
-        assert_eq!((it.gin_connection_stride, it.gin_context_stride), (3, 3));
-        assert!(!it.gin_strong_legacy_signals);
-        assert_eq!(it.gin_signal_count, 16 + 3 * 2 + 4 * 2 + 3 * 2);
+        let dev = rail.dev_comm()?;
+        assert_eq!((dev.gin_connection_stride, dev.gin_context_stride), (3, 3));
+        assert!(!dev.gin_strong_legacy_signals);
+        assert_eq!(dev.gin_signal_count, 16 + 3 * 2 + 4 * 2 + 3 * 2);
         Ok(())
     });
 }

@@ -27,7 +27,7 @@ unsafe fn fragment(a: *const bf16, b: *const bf16, d: *mut f32) {
     // SAFETY: the block is one warp; the matrices have 256, 128 and 128 elements.
     unsafe {
         async_copy::copy_16(tile_a.add(8 * lane), a.add(8 * lane), true);
-        // B has 16 chunks of 16 bytes, so only half of the lanes copies one.
+        // B has 16 chunks of 16 bytes, so only half of the lanes copy one.
         if lane < 16 {
             async_copy::copy_16(tile_b.add(8 * lane), b.add(8 * lane), true);
         }
@@ -84,6 +84,7 @@ fn a_copy_that_takes_nothing_brings_zeros() {
     assert_eq!(copied[0], [[7; 80].as_slice(), &[0; 48]].concat());
 }
 
+/// Bytes of a tile of A (64 rows) and a tile of B (256 rows), with rows of 128 bytes.
 const BYTES: u32 = (64 + 256) * 128;
 
 /// Computes a 64 x 256 tile with one warpgroup for any `k`, with operands loaded by TMA.

@@ -91,7 +91,7 @@ fn every_wait_with_a_timeout_ends() {
     }
 }
 
-/// Rank 1 is slow: before it signals, it has `rounds` rounds of a poll and a barrier.
+/// Rank 1 is slow: before it signals, it executes `rounds` loads and block barriers.
 #[kernel]
 unsafe fn is_slow(comm: DevComm, out: Window<u32>, rounds: u32) {
     let comm = comm.as_raw();
@@ -127,7 +127,7 @@ fn no_wait_is_over_while_others_can_go_on() {
     }
 }
 
-/// Rank 0 spins for a flag that rank 1 sets when its wait has timed out.
+/// Rank 0 spins on a flag that rank 1 sets when its own wait has timed out.
 #[kernel]
 unsafe fn spins_for_a_timeout(comm: DevComm, flag: Window<u32>) {
     let comm = comm.as_raw();

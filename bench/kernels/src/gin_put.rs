@@ -1,21 +1,21 @@
-//! Ping-pong over the network between two neighbouring ranks, each message a put with a signal, by
-//! the PROXY back end.
+//! Ping-pong over the network (GIN's PROXY back end) between two neighbouring ranks. Each message
+//! is a put with a signal.
 
 use cuda_std::prelude::*;
 use nccl_device::gin::Proxy;
 use nccl_device::{Coop, DevComm, MemoryOrder, Window};
 
-/// `rounds` round trips: the first `bytes` of the even rank's `send` to the odd rank's `recv`, then
-/// the other way round. Uses signal 0, whose shadow counts the received messages, across launches
-/// too.
+/// Makes `rounds` round trips: the even rank puts the first `bytes` bytes of its `send` to the odd
+/// rank's `recv`, then the odd rank does the same to the even rank. Uses signal 0, whose shadow
+/// counts the messages received by all launches.
 ///
 /// Grid: one block. Block: one warp.
 ///
 /// # Safety
 ///
-/// Both windows have `bytes` bytes in every rank, every rank passes the same numbers, nothing else
-/// touches the windows or the signal until the kernel has ended in every rank, and the device
-/// communicator's GIN is PROXY.
+/// Both windows have `bytes` bytes in every rank, every rank passes the same `bytes` and `rounds`,
+/// nothing else accesses the windows or the signal until the kernel has ended in every rank, and
+/// the GIN type of the device communicator is PROXY.
 #[kernel]
 pub unsafe fn gin_put(
     comm: DevComm,

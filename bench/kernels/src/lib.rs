@@ -1,7 +1,7 @@
 //! Kernels that `devcomm-bench` measures and that `devcomm-kernels` does not ship.
 //!
 //! Each file except `lsa_put` has a twin in CUDA C++: a file of the same name in `bench/cpp`, with
-//! the same entries and parameters. `cargo xtask twins` compiles both.
+//! the same entry points and parameters. `cargo xtask twins` compiles both.
 //!
 //! # Safety model
 //!

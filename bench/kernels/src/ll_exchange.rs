@@ -1,5 +1,5 @@
 //! A minimal all-to-all of 8-byte elements within the LSA team by the low-latency protocol, to
-//! measure the cost of a session.
+//! measure the cost of an LL all-to-all session (`LlA2a`).
 
 use cuda_std::prelude::*;
 use nccl_device::raw::LlA2aHandle;
@@ -8,13 +8,13 @@ use nccl_device::{Coop, DevComm, LlA2a, LlA2aBuffer, LsaPtr, Team, Window};
 /// `recv[rank * count + i]` of a peer becomes this rank's `send[peer * count + i]`, for `i <
 /// count`. Every block has its own session, with space for one element per rank and thread.
 ///
-/// Grid: any, up to the blocks of `lines`, the same in every rank. Block: any, one-dimensional, the
-/// same in every rank. `count` is in elements.
+/// Grid: any, up to the number of blocks that `lines` was created for, the same in every rank.
+/// Block: any, one-dimensional, the same in every rank. `count` is in elements.
 ///
 /// # Safety
 ///
 /// `lines` belongs to this device communicator. Both windows have `count` elements for each rank,
-/// and nothing else touches them until the kernel has ended in every rank.
+/// and nothing else accesses them until the kernel has ended in every rank.
 #[kernel]
 pub unsafe fn ll_exchange(
     comm: DevComm,
@@ -104,7 +104,7 @@ unsafe fn exchange_with_many(
     }
 }
 
-/// Index in an epoch of this thread's element from `rank`.
+/// The index, among an epoch's elements, of this thread's element from `rank`.
 #[inline(always)]
 fn slot(rank: i32) -> u32 {
     rank as u32 * thread::block_dim_x() + thread::thread_idx_x()

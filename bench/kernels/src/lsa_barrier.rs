@@ -3,7 +3,7 @@
 use cuda_std::prelude::*;
 use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
 
-/// Every block: `rounds` barriers.
+/// Every block executes `rounds` barriers with the same block of every rank.
 ///
 /// Grid: any, up to the device communicator's LSA barriers, the same in every rank. Block: any,
 /// one-dimensional, the same in every rank.
@@ -19,16 +19,16 @@ pub unsafe fn lsa_barrier(comm: DevComm, rounds: u32) {
     }
 }
 
-/// The same barriers, with checks: in each round the first threads of a block write the round to
-/// every peer's `table[block][rank]` between two barriers, and count in `wrong[block][rank]` the
-/// rounds that have not arrived after the second one.
+/// The same barriers, with checks: between two barriers of a round, thread `p` of a block writes
+/// the round's number to `table[block][rank]` of rank `p`. After the second barrier it compares
+/// its own rank's `table[block][p]`, and counts mismatches in `wrong[block][p]`.
 ///
 /// Grid and block as [`lsa_barrier`](fn@lsa_barrier)'s, with at least one thread per rank.
 ///
 /// # Safety
 ///
 /// Every rank passes the same `rounds`; both windows have an element for each block and rank, and
-/// nothing else touches them until the kernel has ended in every rank.
+/// nothing else accesses them until the kernel has ended in every rank.
 #[kernel]
 pub unsafe fn lsa_barrier_checked(
     comm: DevComm,
@@ -49,7 +49,7 @@ pub unsafe fn lsa_barrier_checked(
         }
         barrier.sync(MemoryOrder::AcqRel);
         if peer < team.n_ranks {
-            // SAFETY: the contract; the peer writes it again only after the next barrier.
+            // SAFETY: the contract; the peer writes the element again only after the next barrier.
             let seen = unsafe { table.local().load(row + peer as usize) };
             mismatches += u32::from(seen != round);
         }

@@ -5,19 +5,20 @@ use cuda_std::strided::Strided;
 use cuda_std::vector::Vec16;
 use nccl_device::{Coop, DevComm, Flag, LsaPtr, Window};
 
-/// `rounds` round trips: the first `bytes` of the even rank's `send` to the odd rank's `recv`, then
-/// the other way round. Every block moves its own part, with its own flags.
+/// Makes `rounds` round trips: the even rank stores the first `bytes` bytes of its `send` to the
+/// odd rank's `recv`, then the odd rank does the same to the even rank. Every block copies its own
+/// part of a message, with its own flags.
 ///
 /// `flags` has two elements for each block: the number of arrived messages, which the peer stores,
-/// and that number when the last kernel ended. Both are initially 0.
+/// and the value of that number at the end of the previous launch. Both are initially 0.
 ///
 /// Grid: any, the same in every rank. Block: any, one-dimensional.
 ///
 /// # Safety
 ///
-/// All ranks reach each other by load and store. `send` and `recv` have `bytes` bytes in every rank
-/// and `flags` two elements for each block, every rank passes the same numbers, and nothing else
-/// touches the windows until the kernel has ended in every rank.
+/// All ranks are in one LSA team. `send` and `recv` have `bytes` bytes in every rank and `flags`
+/// two elements for each block, every rank passes the same `bytes` and `rounds`, and nothing else
+/// accesses the windows until the kernel has ended in every rank.
 #[kernel]
 pub unsafe fn lsa_put(
     comm: DevComm,
@@ -33,13 +34,13 @@ pub unsafe fn lsa_put(
         return;
     }
     let block = thread::block_idx_x() as usize;
-    let (before, mine) = (thread::grid_dim_x() as usize + block, flags.local());
+    let (saved, mine) = (thread::grid_dim_x() as usize + block, flags.local());
     let first = team.rank % 2 == 0;
     // SAFETY: the contract: only this block, and the same block of the peer, use these elements.
     unsafe {
         let arrived = Flag::new(&comm, flags, block);
-        // Also the number that the peer has received: every kernel sends as many as it receives.
-        let base = mine.load(before);
+        // Messages received by earlier launches. The peer has received the same number.
+        let base = mine.load(saved);
         let mut message = base;
         for step in 0..2 * rounds {
             if first == (step % 2 == 0) {
@@ -53,12 +54,12 @@ pub unsafe fn lsa_put(
         }
         thread::sync_threads();
         if cta.thread_rank() == 0 {
-            mine.store(before, base.wrapping_add(rounds));
+            mine.store(saved, base.wrapping_add(rounds));
         }
     }
 }
 
-/// Copies this block's part.
+/// Copies this block's part of a message.
 ///
 /// # Safety
 ///
@@ -73,8 +74,8 @@ unsafe fn store_part(from: LsaPtr<u8>, to: LsaPtr<u8>, bytes: usize) {
     let each = vectors.div_ceil(blocks.max(1));
     let end = ((block + 1) * each).min(vectors);
     let mut at = block * each + thread;
-    // SAFETY: the vectors and bytes lie below `bytes`, each is one thread's; the rest is the
-    // caller's.
+    // SAFETY: the vectors and bytes lie below `bytes`, and one thread accesses each; the caller
+    // ensures the rest.
     unsafe {
         let mut loaded = [Vec16::<u8>::from_bits([0; 4]); UNROLL];
         while at + (UNROLL - 1) * row < end {

@@ -1,4 +1,4 @@
-//! All-reduce (sum) by reduce-copy: `nccl_device`'s here, NCCL's own in C++.
+//! All-reduce (sum) by `lsa_reduce_copy` of `nccl_device`; the C++ twin calls NCCL's function.
 
 use cuda_std::prelude::*;
 use cuda_std::reduce::Sum;
@@ -8,16 +8,16 @@ use nccl_device::reduce_copy::{Threads, lsa_reduce_copy};
 use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
 
 /// `recv[i] = sum over ranks of send[i]`, for `i < count`, in every rank of the LSA team. Every
-/// rank sums one contiguous part of whole 16-byte vectors (the last rank's may end within one), and
-/// all threads of its grid share the part. (NCCL's function takes a coop, so in C++ every block has
-/// its own contiguous part.)
+/// rank sums one contiguous part of whole 16-byte vectors (the last rank's part may end within a
+/// vector), and all threads of its grid share the part. (NCCL's function takes a coop, so in C++
+/// every block has its own contiguous part.)
 ///
 /// Grid: any, up to the device communicator's LSA barriers, the same in every rank. Block: any,
 /// one-dimensional, the same in every rank. `count` is in elements.
 ///
 /// # Safety
 ///
-/// Both windows have at least `count` elements in every rank, and nothing else touches them until
+/// Both windows have at least `count` elements in every rank, and nothing else accesses them until
 /// the kernel has ended in every rank.
 #[kernel(T = [f32, f16, bf16])]
 pub unsafe fn reduce_copy<T: Accumulate>(
@@ -33,8 +33,8 @@ pub unsafe fn reduce_copy<T: Accumulate>(
     let each = vectors.div_ceil((team.n_ranks as usize).max(1)) * Vec16::<T>::LANES;
     let first = (each * team.rank as usize).min(count);
     let n = each.min(count - first);
-    // SAFETY: the contract; the part lies below `count`, and is this rank's alone between the
-    // barriers.
+    // SAFETY: the contract; the part lies below `count`, and only this rank accesses it between
+    // the barriers.
     unsafe { lsa_reduce_copy(Threads::grid(), Sum, send, first, recv, first, n, team) };
     barrier.sync(MemoryOrder::Release);
 }

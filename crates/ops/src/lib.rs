@@ -14,12 +14,12 @@ pub const WITHOUT_PTX: KernelSet = KernelSet::new((
     Some("the program was built without PTX: build it with `--features ptx` to run on GPUs"),
 ));
 
-/// The kernels of `devcomm_kernels`, to pass to [`Rank::load`](devcomm_host::Rank::load). It holds
-/// PTX for GPUs if the feature `ptx` is on.
+/// The kernels of `devcomm_kernels`, to pass to [`Rank::load`](devcomm_host::Rank::load). The set
+/// contains their PTX, which GPUs need, if the feature `ptx` is on.
 #[cfg(feature = "ptx")]
 pub static KERNELS: KernelSet =
     KernelSet::new(include!(concat!(env!("OUT_DIR"), "/kernels/kernels.rs")));
-/// The kernels of `devcomm_kernels`, to pass to [`Rank::load`](devcomm_host::Rank::load). It holds
-/// PTX for GPUs if the feature `ptx` is on.
+/// The kernels of `devcomm_kernels`, to pass to [`Rank::load`](devcomm_host::Rank::load). The set
+/// contains their PTX, which GPUs need, if the feature `ptx` is on.
 #[cfg(not(feature = "ptx"))]
 pub static KERNELS: KernelSet = WITHOUT_PTX;

@@ -3,7 +3,7 @@
 // STUB_GPUS=n       number of GPUs (default 4)
 // STUB_CUDA=code    version of cuDriverGetVersion (default 13000)
 // STUB_HANG         if set, kernels never end
-// STUB_LOG=file     gets a line for some calls, which begins with the GPU
+// STUB_LOG=file     file to which some calls append a line, which begins with the GPU
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>

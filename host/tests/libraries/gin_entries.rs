@@ -24,12 +24,12 @@ const SIDECAR: &str = r#"{"arch":"sm_90","ptx_isa":"8.6","nccl":{"version":"2.32
         {"name":"comm","type":"DevComm","size":248},{"name":"count","type":"usize","size":8}]}]}"#;
 const KERNELS: KernelSet = KernelSet::new((&[("ping", ".version 8.6", SIDECAR)], None));
 
-/// Launches `Ping` with a device communicator that has connections of these back ends.
+/// Launches `Ping` with a device communicator that has connections of these `ncclGinType_t`s.
 fn launch(connections: &[u8]) -> Result<()> {
     let context = Context::new(0)?;
     let (kernels, stream) = (Kernels::load(&context, &KERNELS)?, context.stream()?);
     let dev = FakeDevComm::new(0, connections);
-    // SAFETY: the driver runs no kernel.
+    // SAFETY: the stub driver runs no kernel.
     unsafe { Ping::with_args((&dev, 7_usize)).grid(2).block(32).launch(&kernels.on(&stream)) }
 }
 

@@ -24,7 +24,7 @@ fn kernels_of_a_file_are_launched_under_the_type_of_its_name() {
     let kernels = Kernels::load_files(&context, &[folder.path().join("fill.cubin")]).unwrap();
     assert_eq!(kernels.info::<Fill>().unwrap().registers, 32);
     let (stream, dev) = (context.stream().unwrap(), FakeDevComm::new(2, &[]));
-    // SAFETY: the driver runs no kernel.
+    // SAFETY: the stub driver runs no kernel.
     unsafe { Fill::with_args((&dev, 7_usize)).grid(2).block(64).launch(&kernels.on(&stream)) }
         .unwrap();
     stream.synchronize().unwrap();
@@ -57,7 +57,7 @@ fn what_would_hang_or_is_not_there_is_refused_before_the_driver_sees_it() {
     let launch = |barriers, grid| {
         let dev = FakeDevComm::new(barriers, &[]);
         let fill = Fill::with_args((&dev, 7_usize)).grid(grid).block(64);
-        // SAFETY: the driver runs no kernel.
+        // SAFETY: the stub driver runs no kernel.
         refusal(unsafe { fill.launch(&kernels.on(&stream)) })
     };
     assert!(matches!(launch(1000, 265), LaunchRefusal::NotResident { .. }));

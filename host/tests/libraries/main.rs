@@ -1,8 +1,6 @@
 //! Tests with stub CUDA and NCCL libraries, written in C: how libraries are found and loaded, their
-//! versions, loading of kernels, and jobs of processes. The libraries are compiled here; a child
-//! process finds them by its environment.
-//!
-//! Each test runs its body in such a child process.
+//! versions, loading of kernels, and jobs of processes. This program compiles the libraries. Each
+//! test runs its body in a child process, whose environment variables name the libraries' folder.
 
 mod gin_entries;
 mod gin_loopback;

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+// The host finds the CUDA version of the library in this text.
 const char banner[] = "NCCL version 2.32.3+cuda13.4";
 typedef struct { int rank, n_ranks; } Comm;
 int cuCtxGetDevice(int *ordinal);

@@ -34,7 +34,7 @@ const KERNELS: KernelSet = KernelSet::new((&[("count", ".version 8.6", SIDECAR)]
 fn start(rank: &Rank) -> Result<Stream> {
     rank.load(&KERNELS)?;
     let stream = rank.stream()?;
-    // SAFETY: the driver runs no kernel.
+    // SAFETY: the stub driver runs no kernel.
     unsafe { Count::with_args((7_usize,)).grid(1).block(32).launch(&stream) }?;
     Ok(stream)
 }

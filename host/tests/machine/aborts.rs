@@ -16,7 +16,7 @@ use crate::support::{
     world,
 };
 
-/// Upper bound of what should take milliseconds, by the machine's clock.
+/// Upper bound of what should take milliseconds, on the simulated machine's clock.
 const SOON: Duration = Duration::from_secs(3);
 /// The delay of an event that a rank waits for.
 const A_WHILE: Duration = Duration::from_millis(30);
@@ -59,7 +59,7 @@ fn first_barrier(rank: usize) -> u32 {
     rank as u32 * BLOCKS
 }
 
-/// The waits that a rank's aborted kernel reports.
+/// The waits that the error of a rank's aborted kernel lists.
 fn at_their_barriers(rank: usize) -> Vec<StuckWait> {
     let wait = |block| {
         let (kind, index, peer) =
@@ -231,8 +231,8 @@ fn a_rank_that_is_lost_has_the_others_kernels_leave() {
 /// Checks that `ncclCommAbort` returned: it waits for the work on its GPU.
 #[track_caller]
 fn aborts_returned(world: &World) {
-    let stuck = failed_calls(world).into_iter().find(|call| call.function == "ncclCommAbort");
-    assert_eq!(stuck, None);
+    let failed = failed_calls(world).into_iter().find(|call| call.function == "ncclCommAbort");
+    assert_eq!(failed, None);
 }
 
 fn by_comm_abort(cause: AbortCause) -> bool {
@@ -291,7 +291,7 @@ fn who_waits_for_an_event_behind_them_is_told_too() {
 
 fn the_network_fails(wait: fn(&Setup) -> Result<()>) {
     let world = world(2);
-    // The first call is made while the stream is waited for.
+    // `ncclCommGetAsyncError` is called in the wait for the stream, not before.
     inject(&world, "ncclCommGetAsyncError", 0, Effect::Later(6));
     let failed = world.run(|rank| {
         let setup = Setup::new(rank)?;
@@ -338,7 +338,7 @@ fn kernels_in_graphs_leave_and_their_graph_is_refused() {
         watchdog.join();
         is_refused(graph.launch(&other));
         assert!(!graph.is_valid() && !of_closed.is_valid());
-        // The same by a deadline.
+        // A deadline ends a graph's kernels too.
         let late = setup.dev()?;
         let graph = capture(&late)?;
         graph.launch(&other)?;

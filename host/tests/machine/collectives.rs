@@ -15,7 +15,8 @@ const N: usize = 4;
 const PART: usize = 6;
 const WHOLE: usize = N * PART;
 
-/// Buffers of one part and of `N` parts, and a stream.
+/// `small` and `other` have one part, which is one rank's contribution; `large` and `wide` have
+/// `N` parts.
 struct Buffers {
     small: SymmetricBuffer<f32>,
     other: SymmetricBuffer<f32>,
@@ -33,7 +34,7 @@ impl Buffers {
     }
 }
 
-/// Input of rank `rank`: each element encodes its rank and index.
+/// The input of rank `rank`: each element encodes rank and index.
 fn own(rank: usize, len: usize) -> Vec<f32> {
     (0..len).map(|i| (100 * rank + i) as f32).collect()
 }
@@ -67,6 +68,7 @@ fn on_configured(comm: &Configured<'_>, rank: usize, b: &Buffers) -> Result<()> 
     Ok(())
 }
 
+/// The NCCL calls of `all_collectives`, with their arguments.
 const CALLS: [(&str, &str); 8] = [
     ("ncclAllReduce", "6 type 7 op 2"),
     ("ncclReduce", "6 type 7 op 4 root 2"),
@@ -339,8 +341,8 @@ fn an_operator_is_good_for_its_communicator_its_type_and_its_life_only() {
         let op = comm.pre_mul_sum(2.0_f32)?;
         assert!(op.is_valid());
         is_invalid(other.all_reduce(&b, &b, &op, &stream));
-        let whole = comm.mem_alloc::<i32>(1)?;
-        let dynamic = whole.device_slice().into_dynamic();
+        let integers = comm.mem_alloc::<i32>(1)?;
+        let dynamic = integers.device_slice().into_dynamic();
         is_invalid(comm.all_reduce(&dynamic, &dynamic, &op, &stream));
         is_invalid(comm.pre_mul_sum_from(&two));
         op.close()?;
@@ -391,17 +393,19 @@ fn a_ring_of_sends_and_receives_moves_each_ranks_data_to_the_next() {
     ranks(3, |rank| {
         let (comm, stream, me) = (rank.communicator()?, rank.stream()?, rank.rank());
         let (a, b) = (filled(comm, &own(me, 5))?, comm.mem_alloc::<f32>(5)?);
-        let (next, before) = ((me + 1) % 3, (me + 2) % 3);
+        let (next, previous) = ((me + 1) % 3, (me + 2) % 3);
         let log = calls(rank, || {
             group(|_| {
                 comm.send(&a, next, &stream)?;
-                comm.recv(&b, before, &stream)
+                comm.recv(&b, previous, &stream)
             })
         })?;
-        let calls =
-            [format!("ncclSend 5 type 7 peer {next}"), format!("ncclRecv 5 type 7 peer {before}")];
+        let calls = [
+            format!("ncclSend 5 type 7 peer {next}"),
+            format!("ncclRecv 5 type 7 peer {previous}"),
+        ];
         assert_eq!(log[1..3], calls);
-        assert_eq!(contents(&b), own(before, 5));
+        assert_eq!(contents(&b), own(previous, 5));
         Ok::<_, Error>(())
     });
 }

@@ -53,7 +53,7 @@ fn copies_on_the_device_and_fills_do_not_wait() {
     ranks(2, |rank| {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
         let (a, b) = (filled(comm, &[1.0_f32; 4])?, comm.mem_alloc::<f32>(4)?);
-        // Rank 0's operation waits for that of rank 1, which comes later.
+        // Rank 0's operation waits for that of rank 1, which is enqueued later.
         pause(rank, Duration::from_millis(20 * rank.rank() as u64));
         comm.all_reduce(&a, &a, ReduceOp::Sum, &stream)?;
         let calls = memory_calls(rank, || {
@@ -155,7 +155,7 @@ fn copies_of_pinned_memory_do_not_wait_and_the_memory_does() {
         let (mut input, mut sum) = (context.pinned::<f32>(4)?, context.pinned::<f32>(4)?);
         assert_eq!((input.as_slice()?, sum.len()), (&[0.0; 4][..], 4));
         input.as_mut_slice()?.fill(1.5);
-        // Rank 0's operation waits for that of rank 1, which comes later.
+        // Rank 0's operation waits for that of rank 1, which is enqueued later.
         pause(rank, Duration::from_millis(20 * rank.rank() as u64));
         let calls = memory_calls(rank, || {
             stream.copy_to_device_async(&input, &a)?;

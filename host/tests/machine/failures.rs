@@ -43,7 +43,7 @@ const CALLS: Calls = [
     ("ncclRedOpDestroy", |rank| rank.communicator()?.pre_mul_sum(1.0_f32)?.close()),
     ("ncclCommFinalize", |rank| rank.communicator()?.destroy()),
     ("ncclCommDestroy", |rank| rank.communicator()?.destroy()),
-    // A drop reports no error; only the call record shows it.
+    // A drop returns no error; only the call record shows the failure.
     ("ncclMemFree", |rank| rank.communicator()?.mem_alloc::<f32>(8).map(drop)),
 ];
 
@@ -154,7 +154,7 @@ fn one_rank_that_fails_ends_the_job_with_its_error() {
         is_refused(&error, function, Some(1));
         assert!(now(&world) < RELEASED, "{:?}", now(&world));
         for gpu in 0..2 {
-            // No rank finalizes: that would wait for the other.
+            // Finalizing would wait for the other rank.
             assert_eq!(count(&log_in(&world, gpu), "ncclCommFinalize"), 0);
         }
     }
@@ -216,7 +216,7 @@ fn ranks_that_wait_for_each_other_in_nccl_are_released_when_one_never_comes() {
             pause(rank, A_WHILE);
             panic!("no more");
         }
-        // Not freed: a kernel of the lost rank may still access it.
+        // This memory is not freed: a kernel of the lost rank may still access it.
         let _idle = comm.mem_alloc::<f32>(8)?;
         comm.window::<f32>(8).map(drop)
     });

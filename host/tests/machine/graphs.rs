@@ -38,7 +38,7 @@ fn what_is_captured_runs_at_each_launch_and_not_before() {
             assert_eq!(contents(&b), [sum; 2]);
             assert_eq!(contents(&a)[rank.rank()], COUNT as f32);
         }
-        // It can be launched on another stream.
+        // A graph can be launched on another stream than the captured one.
         let other = rank.stream()?;
         graph.launch(&other)?;
         other.synchronize()?;

@@ -4,7 +4,7 @@ use cuda_std::prelude::*;
 use devcomm_host::{DevCommResource, KernelSet, LaunchConfig, Result, Stream, Window};
 use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder};
 
-/// Simulated GPUs run the compiled functions, so they need no PTX.
+/// Simulated GPUs run kernels as functions compiled for the host, so they need no PTX.
 pub(crate) const NO_PTX: KernelSet = KernelSet::new((&[], Some("simulated GPUs need none")));
 
 /// Elements of the windows that kernels take.

@@ -1,4 +1,5 @@
-//! Tests of whole jobs: the order of calls on each GPU, and what is not freed when a rank is lost.
+//! Tests of whole jobs: the order of calls on each GPU, and the resources that are not freed when a
+//! rank is lost.
 
 use std::time::Duration;
 

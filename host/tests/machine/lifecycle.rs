@@ -18,15 +18,15 @@ const _: () = {
     is_for_any_thread::<AbortHandle>();
 };
 
-/// A new communicator, which the rank does not own.
-fn own(rank: &Rank) -> Result<Communicator> {
+/// A new communicator, which a test can end: it is not `rank.communicator()`.
+fn new_comm(rank: &Rank) -> Result<Communicator> {
     rank.new_communicator(&CommConfig::new())
 }
 
 #[test]
 fn destroy_closes_what_was_made_the_latest_first_and_does_so_once() {
     ranks(2, |rank| {
-        let (comm, stream) = (own(rank)?, rank.stream()?);
+        let (comm, stream) = (new_comm(rank)?, rank.stream()?);
         let op = comm.pre_mul_sum(2.0_f32)?;
         let window = comm.window::<f32>(COUNT)?;
         let dev = comm.create_dev_comm(DevCommRequirements::new())?;
@@ -58,7 +58,7 @@ fn destroy_closes_what_was_made_the_latest_first_and_does_so_once() {
 #[test]
 fn what_has_ended_says_so() {
     ranks(2, |rank| {
-        let (comm, stream) = (own(rank)?, rank.stream()?);
+        let (comm, stream) = (new_comm(rank)?, rank.stream()?);
         let (b, config) = (comm.mem_alloc::<f32>(1)?, CommConfig::new());
         comm.destroy()?;
         makes_no_calls(rank, || {
@@ -123,7 +123,7 @@ fn is_refused(result: Result<()>, which: &str) {
 #[test]
 fn a_launch_with_what_is_closed_is_refused() {
     ranks(2, |rank| {
-        let (comm, stream) = (own(rank)?, rank.stream()?);
+        let (comm, stream) = (new_comm(rank)?, rank.stream()?);
         rank.load(&NO_PTX)?;
         let window = || comm.window::<f32>(COUNT);
         let dev = || comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(8));
@@ -143,7 +143,7 @@ fn a_launch_with_what_is_closed_is_refused() {
 #[test]
 fn what_was_made_from_a_communicator_keeps_it() {
     ranks(2, |rank| {
-        let comm = own(rank)?;
+        let comm = new_comm(rank)?;
         let window = comm.window::<f32>(8)?;
         let slice = window.slice(1..3)?;
         makes_no_calls(rank, || drop((comm, window)));
@@ -158,7 +158,7 @@ fn what_was_made_from_a_communicator_keeps_it() {
 #[test]
 fn clones_are_one_communicator() {
     ranks(2, |rank| {
-        let comm = own(rank)?;
+        let comm = new_comm(rank)?;
         let clone = comm.clone();
         let ((), log) = logged(rank, || drop(comm));
         assert!(log.is_empty() && clone.is_valid(), "{log:?}");
@@ -175,7 +175,7 @@ const SOON: Duration = Duration::from_millis(50);
 
 /// Aborts an operation that waits for the other rank forever.
 fn aborted(rank: &Rank) -> Result<Communicator> {
-    let (comm, stream) = (own(rank)?, rank.stream()?);
+    let (comm, stream) = (new_comm(rank)?, rank.stream()?);
     let b = comm.mem_alloc::<f32>(8)?;
     comm.recv(&b, 1 - rank.rank(), &stream)?;
     let handle = comm.abort_handle();
@@ -203,7 +203,7 @@ fn an_abort_from_another_thread_releases_who_waits() {
 #[test]
 fn what_was_made_from_an_aborted_communicator_is_refused_to_kernels() {
     ranks(2, |rank| {
-        let (comm, stream) = (own(rank)?, rank.stream()?);
+        let (comm, stream) = (new_comm(rank)?, rank.stream()?);
         rank.load(&NO_PTX)?;
         let window = comm.window::<f32>(COUNT)?;
         let dev = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(8))?;
@@ -226,7 +226,7 @@ fn what_was_made_from_an_aborted_communicator_is_refused_to_kernels() {
 #[test]
 fn a_finalized_communicator_closes_what_was_made_and_is_not_finalized_twice() {
     ranks(2, |rank| {
-        let comm = own(rank)?;
+        let comm = new_comm(rank)?;
         let (window, op) = (comm.window::<f32>(8)?, comm.pre_mul_sum(2.0_f32)?);
         let dev = comm.create_dev_comm(DevCommRequirements::new())?;
         let log = calls(rank, || comm.finalize())?;
@@ -244,7 +244,7 @@ fn a_finalized_communicator_closes_what_was_made_and_is_not_finalized_twice() {
 #[test]
 fn a_suspended_communicator_waits_for_its_resume_and_is_resumed_for_its_end() {
     ranks(2, |rank| {
-        let (comm, stream) = (own(rank)?, rank.stream()?);
+        let (comm, stream) = (new_comm(rank)?, rank.stream()?);
         let window = comm.window::<f32>(8)?;
         is_ended(comm.resume(), "live");
         comm.suspend()?;
@@ -262,7 +262,7 @@ fn a_suspended_communicator_waits_for_its_resume_and_is_resumed_for_its_end() {
         let end =
             ["ncclCommResume", "ncclCommWindowDeregister", "ncclCommFinalize", "ncclCommDestroy"];
         assert_eq!(log, end);
-        let comm = own(rank)?;
+        let comm = new_comm(rank)?;
         comm.suspend()?;
         let ((), log) = logged(rank, || drop(comm));
         assert_eq!(log, ["ncclCommResume", "ncclCommFinalize", "ncclCommDestroy"]);
@@ -273,7 +273,7 @@ fn a_suspended_communicator_waits_for_its_resume_and_is_resumed_for_its_end() {
 #[test]
 fn a_revoked_communicator_is_good_for_a_split_and_its_end() {
     ranks(2, |rank| {
-        let (comm, stream) = (own(rank)?, rank.stream()?);
+        let (comm, stream) = (new_comm(rank)?, rank.stream()?);
         let window = comm.window::<f32>(8)?;
         comm.recv(&window, 1 - rank.rank(), &stream)?;
         comm.revoke()?;
@@ -292,8 +292,8 @@ fn a_revoked_communicator_is_good_for_a_split_and_its_end() {
 #[test]
 fn a_communicator_of_another_part_of_the_program_is_not_ended() {
     ranks(2, |rank| {
-        let (comm, stream, context) = (own(rank)?, rank.stream()?, rank.context());
-        // SAFETY: it is of this library and GPU, and outlives what is created from it here.
+        let (comm, stream, context) = (new_comm(rank)?, rank.stream()?, rank.context());
+        // SAFETY: `comm` is of this library and GPU, and outlives what is created from it here.
         let from = |context, raw| unsafe { Communicator::from_raw(rank.library(), context, raw) };
         let foreign = from(context, comm.as_raw())?;
         assert_eq!((foreign.rank(), foreign.n_ranks()), (rank.rank(), 2));

@@ -42,7 +42,7 @@ fn ranks_that_ask_for_different_things_are_told_both_before_nccl_is_called() {
         let (field, first, second) = differ(with_list);
         assert_eq!((field, first), list);
         assert_eq!(second, (1, "a buffer of 256 bytes aligned to 128".to_owned()));
-        // The ranks are still in step.
+        // After the errors, the ranks can still create a device communicator together.
         comm.create_dev_comm(DevCommRequirements::new()).map(drop)
     });
 }
@@ -101,7 +101,7 @@ fn keys_open_the_resources_that_were_asked_for() {
         let (dev, log) = logged(rank, || comm.create_dev_comm(requirements));
         let dev = dev?;
         assert_eq!(log.last().unwrap(), "ncclDevCommCreate 0 barriers 6 resources 2 teams");
-        // No ranges overlap, nor those that were requested without a key.
+        // No ranges overlap, including those that were requested without a key.
         let raw = dev.dev_comm()?;
         let (signals_made, barriers_made) = (dev.resource(signals)?, dev.resource(gin_barriers)?);
         assert_eq!(signals_made.count, 8);
@@ -137,10 +137,10 @@ fn a_key_of_other_requirements_opens_nothing() {
         let mut asked = DevCommRequirements::new();
         asked.add(buffer(256));
         let mut others = DevCommRequirements::new();
-        let (same_place, no_place) = (others.add(buffer(512)), others.add(buffer(256)));
+        let (same_index, no_such_index) = (others.add(buffer(512)), others.add(buffer(256)));
         let dev = comm.create_dev_comm(asked)?;
-        is_invalid(dev.resource(same_place));
-        is_invalid(dev.resource(no_place));
+        is_invalid(dev.resource(same_index));
+        is_invalid(dev.resource(no_such_index));
         Ok(())
     });
 }

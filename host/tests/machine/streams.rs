@@ -1,4 +1,4 @@
-//! Tests of streams and events: their ownership, and their order.
+//! Tests of streams and events: who destroys them, and the order of their work.
 
 use std::time::Duration;
 
@@ -12,13 +12,13 @@ use crate::support::{
 fn a_stream_of_another_part_of_the_program_is_not_destroyed() {
     ranks(2, |rank| {
         let (comm, theirs) = (rank.communicator()?, rank.stream()?);
-        // SAFETY: `theirs` outlives it.
+        // SAFETY: `theirs` outlives `foreign`.
         let foreign = unsafe { Stream::from_raw(rank.context(), theirs.as_raw()) };
         assert_eq!(foreign.as_raw(), theirs.as_raw());
         let b = filled(comm, &[1.0_f32; 2])?;
         comm.all_reduce(&b, &b, ReduceOp::Sum, &foreign)?;
         makes_no_calls(rank, || drop(foreign));
-        // Dropping it has waited for the work.
+        // Dropping `foreign` has waited for the work.
         assert!(theirs.is_idle()?);
         assert_eq!(contents(&b), [2.0; 2]);
         let ((), log) = logged(rank, || drop(theirs));
@@ -105,7 +105,7 @@ fn memory_is_freed_when_every_stream_that_is_known_is_idle() {
     ranks(2, |rank| {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
         let (b, event) = (comm.mem_alloc::<f32>(2)?, rank.context().event()?);
-        // Rank 0's operation waits for that of rank 1, which comes later.
+        // Rank 0's operation waits for that of rank 1, which is enqueued later.
         pause(rank, Duration::from_millis(30 * rank.rank() as u64));
         comm.all_reduce(&b, &b, ReduceOp::Sum, &stream)?;
         stream.record(&event)?;

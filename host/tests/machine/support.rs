@@ -57,7 +57,7 @@ pub(crate) fn world(n: usize) -> World {
     world_on(simulation(), n)
 }
 
-/// The same, with other settings of the machine.
+/// As [`world`], with other settings of the machine.
 pub(crate) fn world_on(simulation: Simulation, n: usize) -> World {
     let world = World::builder().simulate(simulation).threads(n).unwrap();
     world.simulated_machine().unwrap().record_calls();
@@ -70,7 +70,7 @@ pub(crate) fn ranks<T: Send>(n: usize, f: impl Fn(&Rank) -> Result<T> + Sync) ->
     ranks_on(simulation(), n, f)
 }
 
-/// The same, with other settings of the machine.
+/// As [`ranks`], with other settings of the machine.
 #[track_caller]
 pub(crate) fn ranks_on<T: Send>(
     simulation: Simulation,
@@ -102,7 +102,7 @@ pub(crate) fn log_in(world: &World, gpu: usize) -> Vec<String> {
     log_on(world.simulated_machine().unwrap(), gpu)
 }
 
-/// The same, for the rank's own GPU.
+/// As [`log_in`], for the rank's own GPU.
 pub(crate) fn log_of(rank: &Rank) -> Vec<String> {
     log_on(rank.simulated_machine().unwrap(), rank.device())
 }
@@ -150,13 +150,13 @@ pub(crate) fn inject(
     world.simulated_machine().unwrap().inject(fault);
 }
 
-/// The time since the world was created, by the machine's clock.
+/// The time since the world was created, on the simulated machine's clock.
 pub(crate) fn now(world: &World) -> Duration {
     world.simulated_machine().unwrap().now()
 }
 
-/// Spawns a thread that runs `f` after a time on the machine's clock, which advances only when no
-/// other thread can run.
+/// Spawns a thread that runs `f` after a time on the simulated machine's clock, which advances only
+/// when no other thread can run.
 pub(crate) fn later<T: Send + 'static>(
     rank: &Rank,
     after: Duration,
@@ -193,7 +193,7 @@ impl<T> Later<T> {
     }
 }
 
-/// Sleeps for a time on the machine's clock, which advances only when no other thread can run.
+/// Sleeps for a time on the simulated machine's clock (see [`later`]).
 pub(crate) fn pause(rank: &Rank, time: Duration) {
     sleep(rank.simulated_machine().unwrap(), time);
 }

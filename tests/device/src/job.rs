@@ -40,7 +40,7 @@ pub struct Setup {
     pub counters: u32,
     /// World GIN barriers.
     pub world_barriers: u32,
-    /// Additional GIN barriers of the connected team, `Extra::gin`.
+    /// Additional GIN barriers of the team that the connections span, `Extra::gin`.
     pub more_gin_barriers: u32,
     /// Rail GIN barriers.
     pub rail_barriers: u32,
@@ -82,7 +82,7 @@ impl Setup {
         }
     }
 
-    /// The same with GIN: all ranks connected, two signals and two counters.
+    /// As [`new`](Self::new), with GIN: all ranks connected, two signals and two counters.
     pub fn with_gin(grid: u32, block: u32) -> Self {
         let (gin, signals, counters) = (GinConnectionType::Full, 2, 2);
         Self { gin, signals, counters, ..Self::new(grid, block) }
@@ -94,7 +94,7 @@ pub trait TestKernel: Kernel<Args = Args> {}
 
 impl<K: Kernel<Args = Args>> TestKernel for K {}
 
-/// One rank's windows, device communicator and stream.
+/// One rank's windows, device communicator and stream, to launch test kernels.
 pub struct Job {
     mail: Window<u64>,
     out: Window<u64>,
@@ -104,7 +104,7 @@ pub struct Job {
 }
 
 impl Job {
-    /// Creates them, and loads the kernels. *Collective*.
+    /// Creates the resources of `setup`, and loads the kernels. *Collective*.
     ///
     /// # Errors
     ///
@@ -124,8 +124,8 @@ impl Job {
     /// Those of the launch.
     pub fn launch<K: TestKernel>(&self, setup: &Setup, n: u32) -> Result<(), Error> {
         let args = (&self.dev_comm, &self.mail, &self.out, self.extra, n);
-        // SAFETY: the setup has the windows and resources that the kernel needs; the callers wait
-        // for all ranks before they drop them.
+        // SAFETY: the setup has the windows and resources that the kernel needs; callers wait for
+        // all ranks before they drop this `Job`.
         unsafe { K::with_args(args).grid(setup.grid).block(setup.block).launch(&self.stream) }
     }
 
@@ -168,7 +168,7 @@ fn dev_comm(comm: &Communicator, setup: &Setup) -> Result<(DevCommResource, Extr
     let mut requirements =
         DevCommRequirements::new().lsa_barriers(setup.lsa_barriers).lsa_multimem(setup.multimem);
     let team = comm.team_lsa()?;
-    // The team of GIN connections.
+    // The team that the GIN connections span.
     let connected =
         if setup.gin == GinConnectionType::Rail { comm.team_rail()? } else { comm.team_world()? };
     let (blocks, max_elements, element_size) = setup.ll;
@@ -215,7 +215,7 @@ fn dev_comm(comm: &Communicator, setup: &Setup) -> Result<(DevCommResource, Extr
 /// # Errors
 ///
 /// Those of the host API. Panics if the data is wrong.
-pub fn require_works(rank: &Rank) -> Result<(), Error> {
+pub fn assert_kernels_run(rank: &Rank) -> Result<(), Error> {
     let setup = Setup::new(2, 64);
     let job = Job::new(rank, &setup)?;
     rank.barrier()?;

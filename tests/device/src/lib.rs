@@ -8,7 +8,7 @@ mod job;
 mod world;
 
 pub use devcomm_device_test_kernels as kernels;
-pub use job::{Job, Setup, TestKernel, require_works};
+pub use job::{Job, Setup, TestKernel, assert_kernels_run};
 pub use world::{TestWorld, gpus, in_worlds};
 
 /// The compiled kernels.

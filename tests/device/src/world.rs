@@ -8,10 +8,10 @@ use devcomm_testing::machines::Gpus;
 use crate::KERNELS;
 use crate::job::{Job, Setup, TestKernel};
 
-/// The limit of a kernel's time. Beyond it the error says what its blocks wait for.
+/// The time limit of a kernel. After it, the error says what the kernel's blocks wait for.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// A world, with its sizes.
+/// A world, and the size of its LSA teams.
 pub struct TestWorld<'a> {
     world: &'a World,
     /// For error messages.
@@ -24,9 +24,9 @@ pub fn gpus(simulation: Simulation, gin: GinConnectionType) -> Gpus {
     Gpus::from(simulation).with_kernels(&KERNELS).with_gin(gin)
 }
 
-/// Runs a case on 2 and on 4 GPUs. Simulated, it runs with `seeds` seeds, each in the next of
-/// `worlds` (numbers of GPUs and sizes of LSA teams), and for some seeds also with a possible
-/// thread switch at every access.
+/// Runs a test case on 2 and on 4 GPUs. Without GPUs it runs in simulations with `seeds` seeds,
+/// which take the `worlds` (numbers of GPUs and sizes of LSA teams) in turn, and for some seeds
+/// also with a possible thread switch at every access.
 pub fn in_worlds(
     name: &str,
     worlds: &[(usize, usize)],
@@ -74,15 +74,15 @@ impl<'a> TestWorld<'a> {
         self.lsa_size
     }
 
-    /// How often to launch a kernel that may fail only sometimes. Simulated, the seeds vary the
-    /// order of threads instead.
+    /// How often to launch a kernel that may fail only sometimes. On simulated GPUs, the seeds vary
+    /// the order of threads instead.
     pub fn launches(&self) -> usize {
         if self.world.is_simulated() { 2 } else { 100 }
     }
 
     /// Launches a kernel in every rank with one device communicator, once for each parameter of
-    /// `ns`; a launch follows when the previous one has ended in every rank. Returns each rank's
-    /// second window at the end.
+    /// `ns`, each time after the previous launch has ended in every rank. Returns each rank's
+    /// second window after the last launch.
     ///
     /// # Panics
     ///

@@ -1,7 +1,8 @@
 //! Checks the PTX of a kernel with and without debug checks.
 //!
-//! The harness is libtest-mimic: `main` must call `link_worker` first, as the kernel builder also
-//! starts this program as its worker process, and a running test can report that it was skipped.
+//! The harness is libtest-mimic, for two reasons: `main` must call `link_worker` first, as the
+//! kernel builder also starts this program as its worker process; and a running test can report
+//! that it was skipped.
 
 use std::fs;
 use std::path::Path;
@@ -55,7 +56,7 @@ fn says_what_went_wrong(checked: &str, plain: &str) -> Result<(), Failed> {
         return Err("the plain kernels carry messages".into());
     }
     if !plain.contains("trap") && !plain.contains("exit") {
-        return Err("the plain kernels do not stop at a broken rule".into());
+        return Err("the plain kernels do not stop at a violated rule".into());
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Reduce-copy over multicast addresses, in the simulator: the kernels of the PTX tests, at several
+//! Tests of reduce-copy over multicast addresses: the kernels of `reduce_copy_kernels` at several
 //! offsets and counts.
 
 use std::fmt::Debug;
@@ -79,7 +79,7 @@ fn trials<T: Accumulate + PartialEq + Debug>(
     });
 }
 
-/// Counts and offsets, aligned to vectors and not.
+/// Counts, and offsets of source and destination: multiples of a vector's length and others.
 const RANGES: [(usize, usize, usize); 6] =
     [(0, 0, 0), (1, 3, 3), (640, 0, 0), (613, 5, 5), (600, 1, 2), (31, 7, 0)];
 

@@ -1,5 +1,5 @@
-//! Reduce-copy in the simulator against plain arithmetic: every element type and operator, random
-//! counts and offsets.
+//! Tests of reduce-copy against sums on the host: every element type and operator, random counts
+//! and offsets.
 
 use std::fmt::Debug;
 
@@ -20,7 +20,7 @@ fn between_barriers(comm: &DevComm, body: impl FnOnce()) {
     barrier.sync(MemoryOrder::Release);
 }
 
-/// An operator for a number of ranks.
+/// An operator that is created for a number of ranks.
 trait Operator<T: Accumulate>: ReduceOp<T> {
     fn of(ranks: u32) -> Self;
 }
@@ -139,7 +139,7 @@ unsafe fn reduce_copy<T: Accumulate>(
     });
 }
 
-/// The minimum of `n` buffers to `m` buffers; their sum to one buffer, copied to `m` buffers.
+/// Stores the minimum of `n` buffers to `m` buffers, and copies their sum to `m` other buffers.
 #[kernel(T = [i8, f64, bf16])]
 unsafe fn local<T: Accumulate>(
     src: *const T,
@@ -311,7 +311,7 @@ fn a_share_reduced_by_each_rank_arrives_in_all() {
     });
 }
 
-/// Reduces and copies one buffer per rank, the same in each rank.
+/// Reduces and copies `n_ranks` local buffers, which have the same contents in each rank.
 fn reduces_buffers<T, K>(gpu: &Gpu<'_>, rng: &mut Rng) -> Result<()>
 where
     T: Small,

@@ -1,4 +1,4 @@
-//! Tests of flags, epochs, grid and neighbour barriers, and sums over threads, in the simulator.
+//! Tests of flags, epochs, grid barriers, barriers of neighbour ranks, and sums over threads.
 
 use devcomm::{DevCommRequirements, Kernel, Simulation};
 use devcomm_testing::simulated::{Gpu, failure, read, simulate};

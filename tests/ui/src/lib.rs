@@ -1,4 +1,4 @@
-//! What compiles: the wrong uses beside it differ from these in one thing each.
+//! Correct code that must compile. Each case that must not compile differs from it in one thing.
 #![allow(dead_code, reason = "nothing runs")]
 
 mod right_launch;

@@ -1,4 +1,4 @@
-//! All arguments fit.
+//! Correct launches of a kernel.
 
 use devcomm_host::{DevCommResource, Stream, Window};
 use devcomm_kernels::lsa_allreduce;

@@ -1,4 +1,4 @@
-//! What the wrong ones are compared with.
+//! Correct uses of the device API.
 #![deny(unused_must_use)]
 
 use nccl_device::gin::{GinBackend, SignalId};

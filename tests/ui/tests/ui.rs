@@ -1,16 +1,16 @@
-//! What is used wrongly does not compile, and the message says why.
+//! Tests that wrong uses of the crates do not compile, and that the message says why.
 //!
-//! One program for all crates: what they depend on is checked once.
+//! One program tests all crates, so that cargo checks their dependencies once.
 
 use std::env;
 use std::io::Write;
 use std::process::Command;
 
-/// The compiler whose messages are in `*.stderr`; others word some lines differently.
+/// The compiler whose messages are in `*.stderr`; the messages of other versions differ.
 const COMPILER: &str = "rustc 1.95.";
 
-/// trybuild checks the dependencies with one set of flags and the cases with another, for which
-/// cargo checks the dependencies again. This variable goes before both: it names the latter.
+/// trybuild sets flags for the cases but not for their dependencies, so cargo would check the
+/// dependencies twice. This environment variable takes precedence and is the same for both.
 const FLAGS: (&str, &str) = (
     "CARGO_ENCODED_RUSTFLAGS",
     "--cfg\x1ftrybuild\x1f--verbose\x1f-Adead_code\x1f--diagnostic-width=140",
@@ -25,7 +25,7 @@ fn wrong_uses_do_not_compile() {
     if !version.starts_with(COMPILER) {
         let version = version.trim();
         let reason = format!("the messages are those of {COMPILER}x, this is {version}");
-        // Past the test harness, to whoever counts.
+        // Bypasses the harness's capture; `cargo xtask test` counts these lines.
         let _ = writeln!(std::io::stdout(), "SKIPPED {name}: {reason}");
         return;
     }
@@ -37,7 +37,7 @@ fn wrong_uses_do_not_compile() {
         return;
     }
     let cases = trybuild::TestCases::new();
-    for of_crate in ["cuda_std", "nccl_device", "host"] {
-        cases.compile_fail(format!("{of_crate}/*.rs"));
+    for folder in ["cuda_std", "nccl_device", "host"] {
+        cases.compile_fail(format!("{folder}/*.rs"));
     }
 }

@@ -13,11 +13,11 @@ pub(super) fn check_shape([m, n, k]: [usize; 3]) -> Result<[u32; 3]> {
              multiple of 8"
         ));
     }
-    // TMA coordinates are signed.
+    // TMA coordinates are signed 32-bit numbers, and the last tile may extend past the matrix.
     let most = i32::MAX as usize - 512;
     if m > most || n > most || k > most {
         return refuse(format!(
-            "a product of {m} x {n} elements with {k} terms: {most} is the maximum"
+            "m, n and k are {m}, {n} and {k}, but {most} is the maximum of each"
         ));
     }
     Ok([m as u32, n as u32, k as u32])

@@ -60,7 +60,7 @@ impl GemmAllReduce {
     ///
     /// [`Error::InvalidInput`] for a product without elements or one that is too large, for
     /// arguments that differ between the ranks, a stream of another context, and a communicator
-    /// that was created without a world; [`DevCommError::SeveralLsaTeams`] when the ranks are not
+    /// that was created without a `World`; [`DevCommError::SeveralLsaTeams`] when the ranks are not
     /// in one LSA team; errors of loading kernels and of creating windows and a device
     /// communicator. An error on one rank is an error on all.
     ///

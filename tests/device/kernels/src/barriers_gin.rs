@@ -20,9 +20,10 @@ fn fence(n: u32) -> FenceLevel {
     }
 }
 
-/// `rounds` times: this rank puts a word to every rank of `team` and gets one, alternating over the
-/// contexts that the barrier covers; calls `sync`; and checks the words that the fence guarantees.
-/// `first` is the index of the coop's words in `mail`: 4 rows, of one word per rank.
+/// `rounds` times: this rank puts a word to every rank of `team` and gets one from it, alternating
+/// over the contexts that the barrier covers; calls `sync`; and checks the words whose arrival
+/// `fence` guarantees. Returns the number of errors. The coop's words in `mail` begin at index
+/// `first`: 4 rows, of one word per rank.
 #[inline(always)]
 #[allow(clippy::too_many_arguments)]
 unsafe fn rounds<B: GinBackend>(
@@ -52,11 +53,12 @@ unsafe fn rounds<B: GinBackend>(
             mail.local().store(gets + p, 0);
         }
     }
-    // Barrier 0 orders these writes; then two per round. Only one call of `sync`, to inline it.
+    // Barrier 0 orders these writes; each round has two barriers. `sync` is called in one place
+    // only, so that it is inlined.
     let mut step = 0;
     while step <= 2 * rounds {
-        let (round, posts) = (step / 2, !step.is_multiple_of(2));
-        if posts {
+        let (round, puts) = (step / 2, !step.is_multiple_of(2));
+        if puts {
             for p in share(coop, ranks) {
                 // SAFETY: the puts have read their sources, by the fence or by the flush below.
                 unsafe {
@@ -75,7 +77,7 @@ unsafe fn rounds<B: GinBackend>(
             }
         }
         sync(step);
-        if posts {
+        if puts {
             for p in share(coop, ranks) {
                 // SAFETY: the fence guarantees that these words have arrived.
                 unsafe {
@@ -101,9 +103,10 @@ unsafe fn rounds<B: GinBackend>(
     wrong
 }
 
-/// World barriers (`n & 0xc` = 0), rail barriers (4), or the host's additional ones (8), with fence
-/// `n & 3`; `n & 16`: over all contexts; `n & 32`: alternates between a sync with a timeout, arrive
-/// and wait, and arrive and wait with a timeout. `n >> 8` rounds. One barrier per block.
+/// Tests world barriers (`n & 0xc` = 0), rail barriers (4), or additional barriers that the host
+/// created (8), with fence `n & 3`, in `n >> 8` rounds. With `n & 16` over all contexts. With
+/// `n & 32` alternates between a sync with a timeout, arrive and wait, and arrive and wait with a
+/// timeout. One barrier per block.
 #[kernel(B = gin)]
 pub unsafe fn gin_barrier<B: GinBackend>(
     comm: DevComm,
@@ -116,7 +119,7 @@ pub unsafe fn gin_barrier<B: GinBackend>(
     let (team, set) = match n & 0xc {
         0 => (comm.world_team(), gin.world_barriers()),
         4 => (comm.rail_team(), gin.rail_barriers()),
-        // SAFETY: the host created them for the world team.
+        // SAFETY: the host created these barriers for the world team.
         _ => (comm.world_team(), unsafe { GinBarriers::new(gin, comm.world_team(), extra.gin) }),
     };
     let over_all = n & 16 != 0;
@@ -140,8 +143,8 @@ pub unsafe fn gin_barrier<B: GinBackend>(
     unsafe { out.local().store(thread::index_1d() as usize, wrong) };
 }
 
-/// The hybrid barrier with fence `n & 3`, puts and gets along the rail (`n & 4`) or to all ranks;
-/// `n & 32`: alternates as in `gin_barrier`. `n >> 8` rounds.
+/// Tests hybrid barriers with fence `n & 3` in `n >> 8` rounds, with puts and gets between the
+/// ranks of the rail (`n & 4`) or between all ranks. With `n & 32` alternates as `gin_barrier`.
 #[kernel(B = gin)]
 pub unsafe fn hybrid_barrier<B: GinBackend>(
     comm: DevComm,
@@ -171,8 +174,9 @@ pub unsafe fn hybrid_barrier<B: GinBackend>(
     unsafe { out.local().store(thread::index_1d() as usize, wrong) };
 }
 
-/// Hybrid barriers without puts: `n` times, stores within the LSA team are visible after the inner
-/// barrier, the hybrid one, or the inner and the outer one.
+/// Tests hybrid barriers without puts: `n` times, checks that stores within the LSA team are
+/// visible after the inner (LSA) barrier, the hybrid barrier, or the inner and the outer (rail)
+/// barrier.
 #[kernel(B = gin)]
 pub unsafe fn hybrid_parts<B: GinBackend>(
     comm: DevComm,
@@ -208,8 +212,8 @@ pub unsafe fn hybrid_parts<B: GinBackend>(
     unsafe { out.local().store(thread::index_1d() as usize, wrong) };
 }
 
-/// World rank 0 never arrives at GIN barriers: stores which waits timed out, as bits, one word per
-/// thread.
+/// World rank 0 never arrives at GIN barriers. The other ranks store which waits timed out, as
+/// bits, one word per thread.
 #[kernel(B = gin)]
 pub unsafe fn gin_barrier_never<B: GinBackend>(
     comm: DevComm,

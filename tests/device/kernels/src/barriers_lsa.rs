@@ -35,7 +35,7 @@ fn exchange(
     let (l, row) = (team.n_ranks as u32, (index * team.n_ranks as u32) as usize);
     let mut wrong = 0;
     let mut step = 0;
-    // Only one call of `sync`, so that it is inlined.
+    // `sync` is called in one place only, so that it is inlined.
     while step < 2 * rounds {
         let (round, writes) = (step / 2, step.is_multiple_of(2));
         let mut p = coop.thread_rank();
@@ -59,8 +59,8 @@ fn exchange(
     wrong
 }
 
-/// `sync` of the block's barrier with the order `n & 7`, `n >> 3` rounds. Stores the number of
-/// errors, one word per thread.
+/// Calls `sync` of the block's barrier with the order `n & 7`, in `n >> 3` rounds. Stores the
+/// number of errors, one word per thread.
 #[kernel]
 pub unsafe fn lsa_sync(comm: DevComm, mail: Words, out: Words, _extra: Extra, n: u32) {
     let coop = Coop::cta();
@@ -71,7 +71,8 @@ pub unsafe fn lsa_sync(comm: DevComm, mail: Words, out: Words, _extra: Extra, n:
     unsafe { out.local().store(thread::index_1d() as usize, wrong) };
 }
 
-/// Alternates between arrive and wait, a dropped arrival, waits with a timeout, and `sync`.
+/// In `n` rounds alternates between arrive and wait, a dropped arrival (which waits), waits with a
+/// timeout, and `sync`.
 #[kernel]
 pub unsafe fn lsa_split(comm: DevComm, mail: Words, out: Words, _extra: Extra, n: u32) {
     let (coop, order) = (Coop::cta(), MemoryOrder::AcqRel);
@@ -103,8 +104,8 @@ pub unsafe fn lsa_warps(comm: DevComm, mail: Words, out: Words, _extra: Extra, n
     unsafe { out.local().store(thread::index_1d() as usize, wrong) };
 }
 
-/// Coops of every other kind, each on its own barrier: thread 3 alone, lanes of the first warp, a
-/// span of warps.
+/// The kinds of coops that the kernels above do not use, each with its own barrier: thread 3 alone,
+/// lanes of the first warp, a span of warps.
 #[kernel]
 pub unsafe fn lsa_coops(comm: DevComm, mail: Words, out: Words, _extra: Extra, n: u32) {
     let t = thread::thread_idx_x();
@@ -126,12 +127,12 @@ pub unsafe fn lsa_coops(comm: DevComm, mail: Words, out: Words, _extra: Extra, n
     unsafe { out.local().store(t as usize, wrong) };
 }
 
-/// Barriers by multicast stores, on the host's additional barriers.
+/// Tests arrivals by multicast stores, on additional barriers that the host created.
 #[kernel]
 pub unsafe fn lsa_multicast(comm: DevComm, mail: Words, out: Words, extra: Extra, n: u32) {
     let (coop, index) = (Coop::cta(), BarrierIndex::this_block());
     let Some(handle) = comm.lsa_multimem() else { return };
-    // SAFETY: the barriers and the mapping of the LSA team.
+    // SAFETY: the barriers and the multicast mapping are those of the LSA team.
     let set = unsafe { LsaBarriers::new(&comm, comm.lsa_team(), extra.lsa).over_multimem(handle) };
     let mut barrier = set.barrier(coop, index);
     let sync = |_| barrier.sync(MemoryOrder::AcqRel);
@@ -140,8 +141,8 @@ pub unsafe fn lsa_multicast(comm: DevComm, mail: Words, out: Words, extra: Extra
     unsafe { out.local().store(thread::index_1d() as usize, wrong) };
 }
 
-/// Alternates between sessions of the typed API and of NCCL on one barrier; opens a session for
-/// each sync.
+/// Alternates between sessions of `nccl_device` and of NCCL (its `raw` functions) on one barrier;
+/// opens a session for each sync.
 #[kernel]
 pub unsafe fn lsa_with_raw(comm: DevComm, mail: Words, out: Words, extra: Extra, n: u32) {
     let (coop, team, index) = (Coop::cta(), comm.lsa_team(), thread::block_idx_x());
@@ -174,28 +175,30 @@ pub unsafe fn lsa_with_raw(comm: DevComm, mail: Words, out: Words, extra: Extra,
     unsafe { out.local().store(thread::index_1d() as usize, wrong) };
 }
 
-/// Sets the epochs of all barriers to just before they wrap around; in a separate launch.
+/// Sets the epochs of all barriers to `n` before they wrap around. Launched before the kernel that
+/// uses the barriers.
 #[kernel]
 pub unsafe fn lsa_near_the_end(comm: DevComm, _mail: Words, _out: Words, extra: Extra, n: u32) {
     let (barriers, ranks) = (extra.lsa.n_barriers as usize, comm.lsa_team().n_ranks as usize);
     let words = comm.resource_buffer(extra.lsa.buffer).local::<u32>();
     let mut i = thread::thread_idx_x() as usize;
     while i < barriers * (3 + ranks) {
-        // SAFETY: the barriers' words, while no session is open.
+        // SAFETY: these are words of the barriers, and no session is open.
         unsafe { words.store(i, u32::MAX - n) };
         i += thread::block_dim_x() as usize;
     }
 }
 
-/// The last rank of the team arrives late: the other ranks time out in every thread, and then all
-/// sync `n` times.
+/// The last rank of the team arrives late: the other ranks time out in every thread. Then all ranks
+/// sync in `n` rounds. Stores 100 times the number of errors, plus 1 after a timeout.
 #[kernel]
 pub unsafe fn lsa_late(comm: DevComm, mail: Words, out: Words, _extra: Extra, n: u32) {
     let (team, coop, order) = (comm.lsa_team(), Coop::cta(), MemoryOrder::AcqRel);
     let (t, late) = (thread::thread_idx_x() as usize, team.rank == team.n_ranks - 1);
-    let gave_up = mail.lsa(team.n_ranks - 1);
-    // After the words of `exchange`.
-    let flag = 64;
+    let mail_of_late = mail.lsa(team.n_ranks - 1);
+    // The index of the first flag, after the words of `exchange`. A rank sets its flag when it has
+    // timed out.
+    let flags = 64;
     let mut timeouts = 0;
     let mut barrier = comm.lsa_barrier(coop, BarrierIndex::new(0));
     if late {
@@ -203,7 +206,7 @@ pub unsafe fn lsa_late(comm: DevComm, mail: Words, out: Words, _extra: Extra, n:
         comm.wait_until(coop, || unsafe {
             let mut all = true;
             for p in 0..team.n_ranks - 1 {
-                all &= mail.local().load_acquire(flag + p as usize) == 1;
+                all &= mail.local().load_acquire(flags + p as usize) == 1;
             }
             all
         });
@@ -213,7 +216,7 @@ pub unsafe fn lsa_late(comm: DevComm, mail: Words, out: Words, _extra: Extra, n:
         coop.sync();
         if t == 0 {
             // SAFETY: one word per rank.
-            unsafe { gave_up.store_release(flag + team.rank as usize, 1) };
+            unsafe { mail_of_late.store_release(flags + team.rank as usize, 1) };
         }
     }
     let wrong = exchange(&comm, mail, coop, 0, n, |_| barrier.sync(order));
@@ -221,8 +224,8 @@ pub unsafe fn lsa_late(comm: DevComm, mail: Words, out: Words, _extra: Extra, n:
     unsafe { out.local().store(t, wrong * 100 + timeouts) };
 }
 
-/// The first rank of the team never arrives: stores whether each wait timed out, 3 words per
-/// thread.
+/// The first rank of the team never arrives. Each thread of the others stores 3 words: whether its
+/// two waits timed out, and whether they did in all threads of its coop.
 #[kernel]
 pub unsafe fn lsa_never(comm: DevComm, _mail: Words, out: Words, _extra: Extra, _n: u32) {
     let (team, order) = (comm.lsa_team(), MemoryOrder::AcqRel);
@@ -243,7 +246,7 @@ pub unsafe fn lsa_never(comm: DevComm, _mail: Words, out: Words, _extra: Extra, 
             out.local().store(3 * t as usize + 2, third.into());
         }
     };
-    // One call per kind of coop, so that the compiler can resolve the calls of NCCL's session.
+    // One call per kind of coop: a constant kind lets the compiler resolve the session's calls.
     if t < 64 {
         wait(Coop::warp_span(0, 2, 0), 0);
     } else {

@@ -22,8 +22,8 @@ fn coop_of(n: u32) -> Coop {
     }
 }
 
-/// Stores each thread's view of its coop, 6 words per thread of `out`. `mail` has one word per
-/// thread.
+/// Stores the results of each thread's calls on its coop, 6 words per thread of `out`. `mail` has
+/// one word per thread.
 #[kernel]
 pub unsafe fn coops(_comm: DevComm, mail: Words, out: Words, _extra: Extra, n: u32) {
     let coop = coop_of(n);
@@ -44,6 +44,7 @@ pub unsafe fn coops(_comm: DevComm, mail: Words, out: Words, _extra: Extra, n: u
         own.store(6 * t + 4, mail.local().load(last));
         coop.sync();
         mail.local().store(t, 9 + t as u64);
+        // `any` orders memory as `sync` does.
         coop.any(false);
         own.store(6 * t + 5, mail.local().load(last));
     }

@@ -12,7 +12,7 @@ pub type Words = Window<u64>;
 /// The parameters of every kernel.
 pub type Args = (DevComm, Words, Words, Extra, u32);
 
-/// Handles of a test's additional resources; zeros if there are none.
+/// Handles of a test's additional device-communicator resources; zeros if there are none.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 pub struct Extra {
@@ -22,9 +22,9 @@ pub struct Extra {
     pub unused: u32,
     /// LSA barriers.
     pub lsa: LsaBarrierHandle,
-    /// GIN barriers of the connected team.
+    /// GIN barriers of the team that the GIN connections span.
     pub gin: GinBarrierHandle,
-    /// The LL all-to-all.
+    /// An LL all-to-all.
     pub ll: LlA2aHandle,
     /// GIN signals.
     pub signals: Range,

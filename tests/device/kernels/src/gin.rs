@@ -13,8 +13,8 @@ fn word(from: i32, to: i32, i: usize) -> u64 {
     (from as u64) << 40 | (to as u64) << 20 | i as u64
 }
 
-/// Writes what this rank sends to the ranks of `team`, `count` words per rank, from word `first` of
-/// `window` on.
+/// Writes what this rank sends to the ranks of `team`: `count` words per rank, from index `first`
+/// of `window` on.
 #[inline(always)]
 unsafe fn fill(comm: &DevComm, coop: Coop, team: Team, window: Words, first: usize, count: usize) {
     for i in share(coop, count * team.n_ranks as usize) {
@@ -63,15 +63,15 @@ fn wait_for<B: GinBackend>(
     coop.sync();
 }
 
-/// The team to which `mode` refers: 0 the world, 1 the rail.
+/// The team of the exchange: the world for `mode` 0, else the rail.
 #[inline(always)]
 pub(crate) fn connected(comm: &DevComm, mode: u32) -> Team {
     if mode == 0 { comm.world_team() } else { comm.rail_team() }
 }
 
-/// All-to-all by puts with a signal: block `b` on context `b`, `n >> 4` words per peer, from the
-/// first half of `mail` to its second half; `n & 1` selects the team; `n & 2`: the kernel issues
-/// the release fence, and only its block shares the context.
+/// All-to-all by puts with a signal: block `b` puts `n >> 4` words per peer on context `b`, from
+/// the first half of `mail` to its second half. `n & 1` selects the team. With `n & 2` the kernel
+/// itself issues the release fence, and declares that only one block uses the context.
 #[kernel(B = gin)]
 pub unsafe fn gin_put<B: GinBackend>(comm: DevComm, mail: Words, out: Words, extra: Extra, n: u32) {
     let (coop, block, count) = (Coop::cta(), thread::block_idx_x(), (n >> 4) as usize);
@@ -87,7 +87,7 @@ pub unsafe fn gin_put<B: GinBackend>(comm: DevComm, mail: Words, out: Words, ext
     }
     let signal = SignalId::of(&comm, extra.signals(), 1);
     let before = gin.signal_shadow(signal);
-    // SAFETY: separate words for each block in both halves; a target is read after its signal.
+    // SAFETY: each block has its own words in both halves; a target is read after its signal.
     unsafe {
         fill(&comm, coop, team, mail, source, count);
         if n & 2 != 0 {
@@ -106,8 +106,8 @@ pub unsafe fn gin_put<B: GinBackend>(comm: DevComm, mail: Words, out: Words, ext
     }
 }
 
-/// Puts a value to every rank, and raises the signal by an amount that encodes the sender: one word
-/// per rank in `out`.
+/// Puts a value to every rank, and raises the signal by an amount that encodes the sender. Stores
+/// the received values, one word per rank in `out`.
 #[kernel(B = gin)]
 pub unsafe fn gin_put_value<B: GinBackend>(
     comm: DevComm,
@@ -156,7 +156,7 @@ pub unsafe fn gin_value_sizes<B: GinBackend>(
     let signal = SignalId::of(&comm, extra.signals(), 0);
     let before = gin.signal_shadow(signal);
     let right = (world.rank + 1) % world.n_ranks;
-    // SAFETY: four words of the neighbor, which no other rank writes; the casts keep the bytes.
+    // SAFETY: only this rank writes these four words of the neighbor; every offset is aligned.
     unsafe {
         gin.put_value(world, right, cast::<u8>(mail).at(0), 0xab_u8)
             .signal(signal.inc())
@@ -182,7 +182,8 @@ pub(crate) unsafe fn cast<T>(window: Words) -> Window<T> {
     unsafe { core::mem::transmute::<Words, Window<T>>(window) }
 }
 
-/// Gets from every peer, after a barrier by signals: from the first half of `mail` to the second.
+/// Gets from every peer, from the first half of `mail` to the second. Signals tell when the peers
+/// have written the first half.
 #[kernel(B = gin)]
 pub unsafe fn gin_get<B: GinBackend>(comm: DevComm, mail: Words, out: Words, extra: Extra, n: u32) {
     let (coop, world, count) = (Coop::cta(), comm.world_team(), n as usize);
@@ -206,8 +207,8 @@ pub unsafe fn gin_get<B: GinBackend>(comm: DevComm, mail: Words, out: Words, ext
     }
 }
 
-/// `n` puts without signals to the right neighbor, then a strong signal: all puts have arrived
-/// before it.
+/// `n` puts without signals to the right neighbor, then a strong signal, before which all puts must
+/// have arrived.
 #[kernel(B = gin)]
 pub unsafe fn gin_strong<B: GinBackend>(
     comm: DevComm,
@@ -242,8 +243,8 @@ pub unsafe fn gin_strong<B: GinBackend>(
     unsafe { out.local().store(thread::index_1d() as usize, wrong) };
 }
 
-/// Each put has a weak signal: when their sum has arrived, so has all data. Also VA signals in the
-/// window, raised by one and by an amount; stores their values to `out`.
+/// Each put has a weak signal: when all these signals have arrived, so has all data. Also raises VA
+/// signals in the window, by one and by another amount, and stores their values to `out`.
 #[kernel(B = gin)]
 pub unsafe fn gin_weak_and_va<B: GinBackend>(
     comm: DevComm,
@@ -295,7 +296,7 @@ pub unsafe fn gin_weak_and_va<B: GinBackend>(
     }
 }
 
-/// A counter tells when a source can be overwritten: `n` puts to the right neighbor from one word.
+/// `n` puts to the right neighbor from one word. A counter tells when the word can be overwritten.
 #[kernel(B = gin)]
 pub unsafe fn gin_counter<B: GinBackend>(
     comm: DevComm,
@@ -347,7 +348,8 @@ pub unsafe fn gin_counter<B: GinBackend>(
     gin.flush(coop, MemoryOrder::Relaxed);
 }
 
-/// A flush to one peer tells when sources can be overwritten: thread `t` puts to rank `t`.
+/// Thread `t` puts `n` times to rank `t` from one word. An asynchronous flush to that peer tells
+/// when the word can be overwritten.
 #[kernel(B = gin)]
 pub unsafe fn gin_requests<B: GinBackend>(
     comm: DevComm,
@@ -388,8 +390,8 @@ pub unsafe fn gin_requests<B: GinBackend>(
     }
 }
 
-/// Every context has its own signals: thread `c` raises that of context `c` by `c + 1`, at every
-/// rank.
+/// Every context has its own signals: thread `c` raises the signal of context `c` by `c + 1`, at
+/// every rank.
 #[kernel(B = gin)]
 pub unsafe fn gin_contexts<B: GinBackend>(
     comm: DevComm,

@@ -7,14 +7,13 @@ use nccl_device::{BarrierIndex, Coop, DevComm, FenceLevel, LsaPtr, MemoryOrder};
 use crate::extra::{Extra, Words, share};
 use crate::files::gin::{cast, connected};
 
-/// Messages from one rank to another per launch; and the bytes of a slot, which holds one message
-/// at some offset.
+/// Messages from one rank to another per launch.
 pub const MESSAGES: usize = 12;
-/// See [`MESSAGES`].
+/// Bytes of a slot, which has room for one message at some offset.
 pub const SLOT: usize = 80;
 
-/// A message: its length, and its offsets in the slots of the source, of the put's target, and of
-/// the get's target.
+/// A message's length, and its offsets in its three slots: the source, the put's target, and the
+/// get's target.
 struct Message {
     len: usize,
     starts: [usize; 3],
@@ -31,14 +30,15 @@ impl Message {
         Self { len, starts: [seed * 5 % room, seed * 11 % room, seed * 3 % room] }
     }
 
-    /// Its byte `i`; never 0.
+    /// Byte `i` of message `k`; never 0. Launches differ in `salt`.
     #[inline(always)]
     fn byte(from: i32, to: i32, k: usize, salt: u32, i: usize) -> u8 {
         1 + ((from as usize * 31 + to as usize * 17 + k * 7 + i + salt as usize) % 255) as u8
     }
 }
 
-/// How many bytes of a slot differ from message `k` surrounded by zeros.
+/// How many bytes of a slot (index `which` of [`Message::starts`]) differ from the expected ones:
+/// message `k`, and zeros around it.
 #[inline(always)]
 unsafe fn wrong_in(
     slot: LsaPtr<u8>,
@@ -75,7 +75,7 @@ pub unsafe fn gin_bytes<B: GinBackend>(
 ) {
     let (coop, block, salt) = (Coop::cta(), thread::block_idx_x(), n >> 1);
     let team = connected(&comm, n & 1);
-    // SAFETY: any word is valid as bytes.
+    // SAFETY: a word consists of bytes, and any byte is valid.
     let mail = unsafe { cast::<u8>(mail) };
     let slots = team.n_ranks as usize * MESSAGES;
     let area = slots * SLOT;

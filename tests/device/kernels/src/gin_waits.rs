@@ -8,8 +8,8 @@ use crate::extra::{Extra, Words};
 
 const ORDER: MemoryOrder = MemoryOrder::Acquire;
 
-/// The left neighbor raises the first signal by 3 and 4, the second by `n` and 2; the shadows
-/// follow. 6 words per thread in `out`.
+/// The left neighbor raises the first signal by 3 and 4, and the second by `n` and 2. Shadows are
+/// raised by `expect` (the first) and `follow_shadow` waits. Stores 6 words per thread to `out`.
 #[kernel(B = gin)]
 pub unsafe fn gin_shadows<B: GinBackend>(
     comm: DevComm,
@@ -37,13 +37,13 @@ pub unsafe fn gin_shadows<B: GinBackend>(
     }
     let late = gin.wait_signal_meets_shadow_timeout(coop, first, ORDER, Timeout::millis(60_000));
     let shadow = gin.signal_shadow(first) - start;
-    // The second signal: its shadow is set to the signal's value.
+    // These waits set the second signal's shadow to the signal's value.
     let second_start = gin.signal_shadow(second);
     coop.sync();
     gin.signal(coop, world, right, second.add(n.into()));
     let (before, grown) = gin.wait_signal_follow_shadow(coop, second, n.into(), ORDER);
     gin.signal(coop, world, right, second.add(2));
-    // It times out if the previous wait has already seen both amounts.
+    // The next wait times out if the previous one has already seen both amounts.
     let limit = Timeout::millis(1_000);
     let more = gin.wait_signal_follow_shadow_timeout(coop, second, 2, ORDER, limit);
     // SAFETY: `out` has six words per thread.
@@ -58,8 +58,8 @@ pub unsafe fn gin_shadows<B: GinBackend>(
     }
 }
 
-/// Waits that never succeed time out in every thread: stores the timeouts as bits, one word per
-/// thread. Then a reset sets a signal and its shadow to 0.
+/// Waits that can never succeed time out in every thread. Then a reset sets a signal and its shadow
+/// to 0. Stores timeouts and shadows as bits of one word per thread.
 #[kernel(B = gin)]
 pub unsafe fn gin_never<B: GinBackend>(
     comm: DevComm,
@@ -86,7 +86,7 @@ pub unsafe fn gin_never<B: GinBackend>(
         u64::from(gin.wait_signal_meets_shadow_timeout(coop, signal, ORDER, soon).is_err()) << 3;
     bits |= u64::from(gin.wait_signal_follow_shadow_timeout(coop, signal, 1, ORDER, soon).is_err())
         << 4;
-    // A condition that holds does not time out, nor does a flush without operations.
+    // A wait whose condition holds does not time out, nor does a flush without operations.
     bits |= u64::from(gin.wait_signal_timeout(coop, signal, 0, ORDER, soon).is_err()) << 5;
     bits |= u64::from(gin.wait_counter_timeout(coop, counter, 0, ORDER, soon).is_err()) << 6;
     bits |= u64::from(gin.flush_timeout(coop, ORDER, Timeout::millis(60_000)).is_err()) << 7;
@@ -102,7 +102,7 @@ pub unsafe fn gin_never<B: GinBackend>(
 }
 
 /// Signals have 64 bits and wrap around: the left neighbor raises a signal beyond 2^32 and beyond
-/// 2^64, and VA signals too. Stores each thread's number of errors.
+/// 2^64, then a VA signal beyond each. Stores each thread's number of errors.
 #[kernel(B = gin)]
 pub unsafe fn gin_wraps<B: GinBackend>(
     comm: DevComm,
@@ -119,7 +119,8 @@ pub unsafe fn gin_wraps<B: GinBackend>(
     let mut expected = gin.signal_shadow(signal);
     let mut wrong = 0;
     for step in 0..8 {
-        // No rank runs ahead: numbers that wrap around have no order at distances above 2^63.
+        // The barrier keeps a rank from running ahead: a wait compares modulo 2^64, which is
+        // correct only up to distances of 2^63.
         barrier.sync(ORDER, FenceLevel::None);
         let amount = match step {
             0 => u32::MAX.into(),
@@ -139,11 +140,11 @@ pub unsafe fn gin_wraps<B: GinBackend>(
         let next = expected.wrapping_add(1);
         wrong += u64::from(gin.wait_signal_timeout(coop, signal, next, ORDER, soon).is_ok());
     }
-    // SAFETY: two words of the window, used only as signals after the barrier.
+    // SAFETY: after the barrier, these two words of the window are used only as signals.
     let (low, high) = unsafe { (VaSignal::new(mail, 0), VaSignal::new(mail, 1)) };
     let (low_start, high_start) = (u64::from(u32::MAX - 1), u64::MAX - 1);
     if coop.thread_rank() == 0 {
-        // SAFETY: as above.
+        // SAFETY: no rank signals them before the barrier below.
         unsafe {
             mail.local().store(0, low_start);
             mail.local().store(1, high_start);
@@ -163,8 +164,8 @@ pub unsafe fn gin_wraps<B: GinBackend>(
     unsafe { out.local().store(thread::thread_idx_x() as usize, wrong) };
 }
 
-/// A signal that was reset counts from 0 again, also with another operation, and so does its
-/// shadow. `n` times; stores each thread's number of errors.
+/// `n` times: a signal that was reset, and its shadow, count from 0 again, by increments and by
+/// adds alternately. Stores each thread's number of errors.
 #[kernel(B = gin)]
 pub unsafe fn gin_resets<B: GinBackend>(
     comm: DevComm,
@@ -184,7 +185,7 @@ pub unsafe fn gin_resets<B: GinBackend>(
         let (before, grown) = gin.wait_signal_follow_shadow(coop, signal, amount, ORDER);
         wrong += u64::from(before != 0 || grown != amount);
         wrong += u64::from(gin.read_signal(signal, ORDER) != amount);
-        // All ranks have received their signals, so none is raised during the reset.
+        // After this barrier, all ranks have received their signals: resets race with no signal.
         barrier.sync(ORDER, FenceLevel::None);
         if coop.thread_rank() == 0 {
             gin.reset_signal(signal);

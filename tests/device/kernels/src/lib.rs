@@ -22,7 +22,7 @@ mod files {
     pub mod gin_bytes;
     pub mod gin_waits;
     pub mod ll_a2a;
-    pub mod places;
+    pub mod memory;
     pub mod stuck;
     pub mod wrong;
 }
@@ -32,5 +32,5 @@ pub use extra::{Args, Extra, Range};
 #[allow(unused_imports)]
 pub use files::{
     barriers_gin::*, barriers_lsa::*, coops::*, gin::*, gin_bytes::*, gin_waits::*, ll_a2a::*,
-    places::*, stuck::*, wrong::*,
+    memory::*, stuck::*, wrong::*,
 };

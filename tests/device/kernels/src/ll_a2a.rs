@@ -15,14 +15,14 @@ macro_rules! elements {
 
 elements!(B1 1, B4 4, B6 6, B8 8, B12 12, B16 16, B29 29, B64 64);
 
-/// An element whose bytes encode sender, receiver, number and round.
+/// An element whose bytes encode its sender, receiver, number in its epoch, and round (epoch).
 #[inline(always)]
 fn element<T: Pod>(from: u32, to: u32, number: u32, round: u32) -> T {
     let mut value = T::zeroed();
     let start = (&raw mut value).cast::<u8>();
     for i in 0..size_of::<T>() {
         let byte = from * 7 + to * 31 + number * 3 + round * 101 + i as u32 * 13;
-        // SAFETY: the bytes of `value`, for which any bytes are valid.
+        // SAFETY: `i` is within `value`, for which any bytes are valid.
         unsafe { start.add(i).write(byte as u8) };
     }
     value
@@ -34,7 +34,7 @@ fn same<T: Pod>(a: &T, b: &T) -> bool {
     let (a, b) = ((&raw const *a).cast::<u8>(), (&raw const *b).cast::<u8>());
     let mut same = true;
     for i in 0..size_of::<T>() {
-        // SAFETY: the bytes of both.
+        // SAFETY: `i` is within both elements.
         same &= unsafe { a.add(i).read() == b.add(i).read() };
     }
     same
@@ -54,7 +54,7 @@ pub unsafe fn ll_exchange<T: Pod>(comm: DevComm, _mail: Words, out: Words, extra
     // SAFETY: the host created the buffer for the LSA team, for these blocks and elements.
     let mut buffer = unsafe { LlA2aBuffer::new(&comm, team, extra.ll, thread::grid_dim_x()) };
     if let (2, Some(handle)) = (mode, comm.lsa_multimem()) {
-        // SAFETY: the mapping of the LSA team.
+        // SAFETY: this is the multicast mapping of the LSA team.
         buffer = unsafe { buffer.over_multimem(handle) };
     }
     let mut wrong = 0;
@@ -95,7 +95,7 @@ pub unsafe fn ll_exchange<T: Pod>(comm: DevComm, _mail: Words, out: Words, extra
     unsafe { out.local().store(thread::index_1d() as usize, wrong) };
 }
 
-/// Each thread sums a number over the ranks, in `n` epochs, as the elements arrive.
+/// In each of `n` epochs, a thread sums one number over the ranks by `receive_reduce`.
 #[kernel]
 pub unsafe fn ll_reduce(comm: DevComm, _mail: Words, out: Words, extra: Extra, n: u32) {
     let (team, coop) = (comm.lsa_team(), Coop::cta());
@@ -120,13 +120,15 @@ pub unsafe fn ll_reduce(comm: DevComm, _mail: Words, out: Words, extra: Extra, n
     unsafe { out.local().store(thread::index_1d() as usize, sum) };
 }
 
-/// Sets the epoch of each block's session to `n` before the last; in a separate launch.
+/// Sets each block's epoch to `n` before the last value. Launched before the kernel that opens
+/// sessions.
 #[kernel]
 pub unsafe fn ll_near_the_end(comm: DevComm, _mail: Words, out: Words, extra: Extra, n: u32) {
+    // A block has a line of 16 bytes with its epoch, then two lines per slot.
     let line = thread::block_idx_x() * (1 + 2 * extra.ll.n_slots);
     let header = comm.resource_buffer(extra.ll.buffer).local::<u32>();
     if thread::thread_idx_x() == 0 {
-        // SAFETY: the word that holds a session's epoch minus 2, while no session is open.
+        // SAFETY: this word contains the epoch minus 2, and no session is open.
         unsafe { header.store(4 * line as usize, u32::MAX - 2 - n) };
     }
     // SAFETY: `out` has one word per thread.

@@ -26,8 +26,8 @@ unsafe fn store_step(out: Words, step: u64) {
     unsafe { out.local().store(thread::index_1d() as usize, step) };
 }
 
-/// Waits for loads and stores, by `n`: 0 a CTA coop at its block's barrier, 1 warp coops at theirs,
-/// 2 an LL all-to-all, by single threads, 3 a poll by `wait_until`.
+/// Waits for a peer's stores. `n` selects the wait: 0 a CTA coop at its block's barrier, 1 warp
+/// coops at one barrier per warp, 2 an LL all-to-all, 3 a poll by `wait_until`.
 #[kernel]
 pub unsafe fn stuck_lsa(comm: DevComm, mail: Words, out: Words, extra: Extra, n: u32) {
     if is_absent(&comm) {
@@ -57,7 +57,7 @@ pub unsafe fn stuck_lsa(comm: DevComm, mail: Words, out: Words, extra: Extra, n:
     }
 }
 
-/// All ranks sync 5 times, then one rank returns, and the others wait in their loops.
+/// All ranks sync 5 times, then the absent rank returns, and the others wait in their loops.
 #[kernel]
 pub unsafe fn stuck_in_a_loop(comm: DevComm, _mail: Words, out: Words, _extra: Extra, _n: u32) {
     // SAFETY: `out` has one word per thread.
@@ -73,8 +73,9 @@ pub unsafe fn stuck_in_a_loop(comm: DevComm, _mail: Words, out: Words, _extra: E
     unsafe { store_step(out, 3) };
 }
 
-/// Waits of GIN, by `n`: 0 a signal, 1 a VA signal, 2 a counter, 3 a shadow, 4 a world barrier, 5 a
-/// hybrid barrier, 6 a hybrid barrier with a fence.
+/// GIN waits. `n` selects what the kernel waits for: 0 a signal, 1 a VA signal, 2 a counter, 3 a
+/// signal relative to its shadow, 4 a world barrier, 5 a hybrid barrier, 6 a hybrid barrier with a
+/// fence.
 #[kernel(B = gin)]
 pub unsafe fn stuck_gin<B: GinBackend>(
     comm: DevComm,

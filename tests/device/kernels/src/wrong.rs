@@ -8,7 +8,7 @@ use crate::extra::{Extra, Words};
 
 const ORDER: MemoryOrder = MemoryOrder::AcqRel;
 
-/// Arrives at the barrier, and reads what the peers wrote without waiting.
+/// Arrives at the barrier, and reads what the peers wrote before it waits.
 #[kernel]
 pub unsafe fn reads_before_the_wait(
     comm: DevComm,
@@ -62,7 +62,7 @@ pub unsafe fn reads_before_the_signal<B: GinBackend>(
     }
 }
 
-/// Each `n` breaks another rule; the error must name the place in this file.
+/// Violates one rule of the device API, which `n` selects. The error must name this file.
 #[kernel(B = gin)]
 pub unsafe fn breaks_a_rule<B: GinBackend>(
     comm: DevComm,

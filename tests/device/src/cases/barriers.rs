@@ -6,7 +6,7 @@ use super::require_all;
 use crate::job::Setup;
 use crate::world::TestWorld;
 
-/// `blocks` blocks of `threads`, with room in `mail` for a row of words per warp.
+/// `blocks` blocks of `threads` threads, with room in `mail` for a row of words per warp.
 fn setup(world: &TestWorld, blocks: u32, threads: u32) -> Setup {
     let rows = (blocks * threads.div_ceil(32)) as usize;
     Setup { mail: (rows * world.lsa_size()).max(128), ..Setup::new(blocks, threads) }
@@ -16,13 +16,14 @@ fn setup(world: &TestWorld, blocks: u32, threads: u32) -> Setup {
 /// over several launches.
 pub fn lsa_orders(world: &TestWorld) {
     let setup = setup(world, 3, 40);
+    // Acquire-release and sequentially consistent, as `lsa_sync` numbers them.
     for order in [4, 5] {
         let n = order | 4 << 3;
         require_all("sync", &world.run::<kernels::lsa_sync>(&setup, &[n, n, n]), 0);
     }
 }
 
-/// With weaker memory orders all ranks pass the barrier, and it works afterwards.
+/// With weaker memory orders all ranks pass the barrier, and later syncs of it order memory.
 pub fn lsa_weaker_orders(world: &TestWorld) {
     let setup = setup(world, 2, 32);
     let ns: Vec<u32> = [0, 2, 3].iter().map(|order| order | 3 << 3).collect();
@@ -34,7 +35,7 @@ pub fn lsa_weaker_orders(world: &TestWorld) {
     );
 }
 
-/// Separate arrive and wait, a dropped arrival, and waits with a timeout are all the same barrier.
+/// Separate arrive and wait, a dropped arrival, and waits with a timeout work on one barrier.
 pub fn lsa_split(world: &TestWorld) {
     require_all("split", &world.run::<kernels::lsa_split>(&setup(world, 3, 40), &[6, 5]), 0);
 }
@@ -57,7 +58,7 @@ pub fn lsa_multicast(world: &TestWorld) {
     require_all("multicast", &world.run::<kernels::lsa_multicast>(&setup, &[5, 4]), 0);
 }
 
-/// NCCL's sessions and devcomm's alternate on one barrier.
+/// Sessions of NCCL and of devcomm alternate on one barrier.
 pub fn lsa_with_raw(world: &TestWorld) {
     let setup = Setup { more_lsa_barriers: 2, ..setup(world, 2, 40) };
     require_all("mixed", &world.run::<kernels::lsa_with_raw>(&setup, &[5, 4]), 0);

@@ -16,7 +16,7 @@ pub fn put(world: &TestWorld) {
     require_each("put, own context", &world.run_often::<kernels::gin_put>(&setup, n | 2), 0);
 }
 
-/// The same along the rail, with a RAIL connection.
+/// As [`put`], to the ranks of the rail, with a RAIL connection.
 pub fn put_along_the_rail(world: &TestWorld) {
     let setup = Setup {
         mail: 2 * 2 * 9 * world.n_ranks(),
@@ -45,7 +45,7 @@ pub fn put_value(world: &TestWorld) {
     }
 }
 
-/// The data of a get is there after a flush.
+/// The data of a get has arrived after a flush.
 pub fn get(world: &TestWorld) {
     let words = 17;
     let setup = Setup { mail: 2 * words * world.n_ranks(), ..Setup::with_gin(1, 40) };
@@ -58,20 +58,21 @@ pub fn strong_signals(world: &TestWorld) {
     require_each("strong", &world.run_often::<kernels::gin_strong>(&setup, 30), 0);
 }
 
-/// When a weak signal arrives, its own put has arrived; VA signals count.
+/// When a weak signal arrives, the put that carries it has arrived; VA signals count.
 pub fn weak_and_va_signals(world: &TestWorld) {
     let n = world.n_ranks();
     let setup = Setup { mail: 2 * n + 2, out: 3 * 40, va: true, ..Setup::with_gin(1, 40) };
     for words in world.run::<kernels::gin_weak_and_va>(&setup, &[0]) {
         let (ones, more) = (n as u64, (100 * n + n * (n - 1) / 2) as u64);
         for (t, got) in words.chunks(3).enumerate() {
+            // Thread 0 multiplies by 10 and adds the value after a reset, which is 0.
             let ones = if t == 0 { 10 * ones } else { ones };
             assert_eq!(got, [0, ones, more], "thread {t}");
         }
     }
 }
 
-/// A counter tells when a put's source was read.
+/// A counter tells when the source of a put has been read.
 pub fn counters(world: &TestWorld) {
     let setup = Setup { mail: 21, out: 3 * 32, ..Setup::with_gin(1, 32) };
     for words in world.run_often::<kernels::gin_counter>(&setup, 20).into_iter().flatten() {
@@ -79,7 +80,7 @@ pub fn counters(world: &TestWorld) {
     }
 }
 
-/// A flush to one peer tells when the sources of the puts to it were read.
+/// A flush to one peer tells when the sources of the puts to this peer have been read.
 pub fn requests(world: &TestWorld) {
     let n = world.n_ranks();
     let setup = Setup { mail: n + 12 * n, ..Setup::with_gin(1, 40) };
@@ -95,7 +96,7 @@ pub fn contexts(world: &TestWorld) {
     }
 }
 
-/// Shadows: raised by `expect`, and set by waits that follow the signal.
+/// `expect` raises a signal's shadow; waits with `follow_shadow` set it to the signal's value.
 pub fn shadows(world: &TestWorld) {
     let setup = Setup { out: 6 * 40, ..Setup::with_gin(1, 40) };
     for words in world.run_often::<kernels::gin_shadows>(&setup, 1000).into_iter().flatten() {
@@ -119,7 +120,7 @@ pub fn timeouts(world: &TestWorld) {
 }
 
 /// Puts and gets copy exactly the requested bytes, at any alignment, with one context per block,
-/// between all ranks or along the rail.
+/// between all ranks or between the ranks of a rail.
 pub fn bytes(world: &TestWorld, gin: GinConnectionType) {
     const BLOCKS: u32 = 6;
     let along = u32::from(gin == GinConnectionType::Rail);
@@ -148,8 +149,8 @@ pub fn resets(world: &TestWorld) {
     require_each("resets", &world.run_often::<kernels::gin_resets>(&setup, 3), 0);
 }
 
-/// GIN barriers with every fence level, of the world (`which` 0), of the rail (4) or additional
-/// ones (8), over one context or over all.
+/// GIN barriers with every fence level, over one context or over all: of the world (`which` is 0),
+/// of the rail (4) or additional ones (8).
 pub fn barriers(world: &TestWorld, which: u32, gin: GinConnectionType) {
     for strong in [true, false] {
         let setup = Setup {
@@ -170,8 +171,8 @@ pub fn barriers(world: &TestWorld, which: u32, gin: GinConnectionType) {
     }
 }
 
-/// The hybrid barrier with every fence level: for puts to all ranks, or with RAIL connections along
-/// the rail.
+/// The hybrid barrier with every fence level, for puts and gets between all ranks, or with RAIL
+/// connections between the ranks of a rail.
 pub fn hybrid(world: &TestWorld, gin: GinConnectionType) {
     let along = if gin == GinConnectionType::Full { 0 } else { 4 };
     for strong in [true, false] {
@@ -185,7 +186,7 @@ pub fn hybrid(world: &TestWorld, gin: GinConnectionType) {
     }
 }
 
-/// The inner and outer barriers of a hybrid barrier work separately.
+/// The inner (LSA) and outer (rail) barriers of a hybrid barrier work separately.
 pub fn hybrid_parts(world: &TestWorld, gin: GinConnectionType) {
     let setup = Setup { gin, hybrid_barriers: 1, ..Setup::with_gin(1, 40) };
     require_each("parts", &world.run_often::<kernels::hybrid_parts>(&setup, 7), 0);

@@ -3,7 +3,7 @@
 pub mod barriers;
 pub mod gin;
 pub mod ll_a2a;
-pub mod places;
+pub mod memory;
 
 /// Checks that all words of all ranks are `wanted`.
 #[track_caller]

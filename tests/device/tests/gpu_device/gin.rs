@@ -4,7 +4,7 @@ use devcomm::GinConnectionType::{Full, Rail};
 use devcomm_device_tests::cases::gin;
 use devcomm_device_tests::{TestWorld, gpus, in_worlds};
 
-/// Simulated worlds: numbers of GPUs, and sizes of LSA teams.
+/// Simulated worlds: number of GPUs, and size of an LSA team.
 const ANY: &[(usize, usize)] = &[(2, 1), (3, 3), (4, 2), (6, 3), (2, 2), (4, 4), (4, 1)];
 const SMALL: &[(usize, usize)] = &[(2, 2), (2, 1), (3, 3), (4, 4)];
 

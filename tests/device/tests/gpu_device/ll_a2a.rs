@@ -7,7 +7,7 @@ use devcomm_device_tests::cases::ll_a2a;
 use devcomm_device_tests::{TestWorld, gpus, in_worlds};
 use devcomm_testing::machines::Gpus;
 
-/// Simulated worlds: numbers of GPUs, and sizes of LSA teams.
+/// Simulated worlds: number of GPUs, and size of an LSA team.
 const WORLDS: &[(usize, usize)] = &[(2, 2), (3, 3), (4, 2), (5, 5), (1, 1)];
 
 macro_rules! tests {

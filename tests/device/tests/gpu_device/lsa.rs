@@ -3,11 +3,11 @@
 use std::convert::identity as plain;
 
 use devcomm::GinConnectionType;
-use devcomm_device_tests::cases::{barriers, places};
+use devcomm_device_tests::cases::{barriers, memory};
 use devcomm_device_tests::{TestWorld, gpus, in_worlds};
 use devcomm_testing::machines::Gpus;
 
-/// Simulated worlds: numbers of GPUs, and sizes of LSA teams (in `PAIRS` at least two).
+/// Simulated worlds: number of GPUs, and size of an LSA team (in `PAIRS` at least two).
 const ANY: &[(usize, usize)] = &[(2, 2), (3, 3), (4, 2), (5, 5), (6, 3), (1, 1)];
 const PAIRS: &[(usize, usize)] = &[(2, 2), (3, 3), (4, 2), (5, 5)];
 
@@ -22,14 +22,14 @@ macro_rules! tests {
 }
 
 tests! {
-    kernels_see_the_teams: plain, ANY, 12, places::teams;
-    every_way_to_a_window_reaches_the_part_that_it_names: plain, ANY, 60, places::windows;
-    vectors_move_as_they_are: plain, ANY, 24, places::vectors;
-    a_seen_flag_brings_its_data: plain, ANY, 60, places::flags;
-    a_poll_ends_with_what_it_sees_or_with_its_time: plain, ANY, 20, places::polls;
-    resource_buffers_are_zeroed_and_found: plain, ANY, 60, places::resources;
-    multicast_reaches_every_rank_of_the_team: Gpus::with_multimem, ANY, 24, places::multicast;
-    coops_know_their_threads_meet_and_vote: plain, ANY, 24, places::coops;
+    kernels_see_the_teams: plain, ANY, 12, memory::teams;
+    every_way_to_a_window_reaches_the_part_that_it_names: plain, ANY, 60, memory::windows;
+    vectors_move_as_they_are: plain, ANY, 24, memory::vectors;
+    a_seen_flag_brings_its_data: plain, ANY, 60, memory::flags;
+    a_poll_ends_with_what_it_sees_or_with_its_time: plain, ANY, 20, memory::polls;
+    resource_buffers_are_zeroed_and_found: plain, ANY, 60, memory::resources;
+    multicast_reaches_every_rank_of_the_team: Gpus::with_multimem, ANY, 24, memory::multicast;
+    coops_know_their_threads_meet_and_vote: plain, ANY, 24, memory::coops;
     lsa_barriers_order_what_they_promise: plain, ANY, 120, barriers::lsa_orders;
     weaker_orders_leave_the_barrier_in_order: plain, ANY, 60, barriers::lsa_weaker_orders;
     arrivals_are_waited_for_however_they_end: plain, ANY, 120, barriers::lsa_split;

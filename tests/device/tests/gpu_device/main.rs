@@ -1,4 +1,4 @@
-//! Tests of the device API, in one program, because each test program contains all kernels.
+//! Tests of the device API. They are one program, because each test program contains all kernels.
 
 mod gin;
 mod ll_a2a;

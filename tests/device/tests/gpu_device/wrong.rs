@@ -4,7 +4,7 @@ use devcomm::Simulation;
 use devcomm_device_tests::{Job, Setup, TestKernel, TestWorld, kernels};
 use devcomm_testing::simulated;
 
-/// For how many of the first `seeds` seeds a kernel on three ranks has read wrong data.
+/// The number of seeds below `seeds` with which a kernel on three ranks reads wrong data.
 fn count_detected<K: TestKernel>(setup: &Setup, n: u32, seeds: u64) -> usize {
     let is_found = |seed: &u64| {
         let simulation = Simulation::new(3).seed(*seed);

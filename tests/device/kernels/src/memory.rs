@@ -40,8 +40,8 @@ pub unsafe fn teams(comm: DevComm, _mail: Words, out: Words, _extra: Extra, _n: 
     }
 }
 
-/// One thread per rank of the LSA team: writes and reads rows of `mail`, of one word per rank, by
-/// every kind of peer address.
+/// Thread `t`, for each rank `t` of the LSA team, writes and reads rows of `mail`, of one word per
+/// rank, by every kind of peer address.
 #[kernel]
 pub unsafe fn windows(comm: DevComm, mail: Words, out: Words, _extra: Extra, _n: u32) {
     let (world, lsa) = (comm.world_team(), comm.lsa_team());
@@ -66,7 +66,7 @@ pub unsafe fn windows(comm: DevComm, mail: Words, out: Words, _extra: Extra, _n:
     if t < l {
         let peer = t as i32;
         let in_world = lsa.to_world(comm.rank(), peer);
-        // SAFETY: no rank writes the rows any more.
+        // SAFETY: no rank writes the rows after the barrier.
         unsafe {
             let own = out.local();
             own.store(t, mail.local().load(t));
@@ -99,8 +99,8 @@ pub unsafe fn vectors(comm: DevComm, mail: Words, out: Words, _extra: Extra, _n:
     barrier.sync(MemoryOrder::Release);
 }
 
-/// Data and a flag, with a release store and acquire loads: `n` rounds around the ring of the LSA
-/// team.
+/// In `n` rounds, each rank stores data and then a flag (a release store) to its right neighbor in
+/// the LSA team, which waits by acquire loads and answers with a second flag.
 #[kernel]
 pub unsafe fn flags(comm: DevComm, mail: Words, out: Words, _extra: Extra, n: u32) {
     let (lsa, coop) = (comm.lsa_team(), Coop::cta());
@@ -132,7 +132,7 @@ pub unsafe fn flags(comm: DevComm, mail: Words, out: Words, _extra: Extra, n: u3
     unsafe { out.local().store(t, wrong) };
 }
 
-/// Reads a zeroed resource buffer of `n` words, then writes it by every kind of peer address.
+/// Reads a zeroed resource buffer of `n` words, then writes to it by every kind of peer address.
 #[kernel]
 pub unsafe fn resources(comm: DevComm, _mail: Words, out: Words, extra: Extra, n: u32) {
     let (world, lsa) = (comm.world_team(), comm.lsa_team());
@@ -150,7 +150,7 @@ pub unsafe fn resources(comm: DevComm, _mail: Words, out: Words, extra: Extra, n
     if t < lsa.n_ranks as u32 {
         let (name, last) = (comm.rank() as u64, n as usize - 1);
         let peer = t as i32;
-        // SAFETY: two words per rank, and the last word.
+        // SAFETY: each of the words has one writer: two words per rank, and the last word.
         unsafe {
             buffer.lsa::<u64>(peer).store(me, name + 1);
             let in_world = lsa.to_world(comm.rank(), peer);
@@ -163,7 +163,7 @@ pub unsafe fn resources(comm: DevComm, _mail: Words, out: Words, extra: Extra, n
     barrier.sync(MemoryOrder::AcqRel);
     if t < lsa.n_ranks as u32 {
         let (t, l, own) = (t as usize, lsa.n_ranks as usize, out.local());
-        // SAFETY: `out` has five rows of `l` words; no rank writes the buffer any more.
+        // SAFETY: `out` has five rows of `l` words; no rank writes the buffer after the barrier.
         unsafe {
             own.store(t, buffer.local::<u64>().load(t));
             own.store(l + t, buffer.local::<u64>().load(l + t));
@@ -192,13 +192,13 @@ pub unsafe fn multicast(comm: DevComm, mail: Words, out: Words, extra: Extra, _n
             buffer.multimem_of::<u64>(handle).wrapping_add(1),
         ];
         for address in addresses {
-            // SAFETY: a multicast address of a word to which the ranks only add.
+            // SAFETY: this is the multicast address of a word to which the ranks only add.
             unsafe { multimem::red(Sum, address, one, Order::Relaxed, Scope::Sys) };
         }
     }
     barrier.sync(MemoryOrder::AcqRel);
     if thread::thread_idx_x() == 0 {
-        // SAFETY: no rank adds any more.
+        // SAFETY: no rank adds after the barrier.
         unsafe {
             out.local().store(0, mail.local().load(0));
             out.local().store(1, mail.local().load(1));
@@ -209,8 +209,8 @@ pub unsafe fn multicast(comm: DevComm, mail: Words, out: Words, extra: Extra, _n
     barrier.sync(MemoryOrder::Release);
 }
 
-/// Polls a word that no thread writes, which times out, and one that a thread then writes. Stores
-/// which polls timed out, as bits, one word per thread; `n` selects the coop.
+/// Polls a word that no thread writes, until the timeout; then polls a word that one thread writes.
+/// Stores which polls timed out, as bits, one word per thread; `n` selects the coop.
 #[kernel]
 pub unsafe fn polls(comm: DevComm, mail: Words, out: Words, _extra: Extra, n: u32) {
     let coop = if n == 0 { Coop::cta() } else { Coop::warp() };

@@ -24,7 +24,7 @@ pub fn windows(world: &TestWorld) {
         let first = rank / l * l;
         for t in 0..l {
             let peer = (first + t) as u64;
-            // What the peer's thread for this rank has written to its own memory.
+            // What the peer's thread whose index is this rank has written to the peer's memory.
             let theirs = 300 + 10 * peer + (rank - first) as u64;
             let got: Vec<u64> = (0..6).map(|row| words[row * l + t]).collect();
             assert_eq!(got, [peer, 100 + peer, 200 + peer, theirs, theirs, theirs], "rank {rank}");
@@ -40,15 +40,14 @@ pub fn vectors(world: &TestWorld) {
     }
 }
 
-/// After an acquire load of a release store, earlier writes are visible; in a wait by `wait_until`.
+/// After `wait_until` has seen a release store by an acquire load, earlier writes are visible.
 pub fn flags(world: &TestWorld) {
     let setup = Setup { mail: 2 + 96, ..Setup::new(1, 96) };
     // One launch, as a second one would see the flags of the first.
     super::require_all("flags", &world.run::<kernels::flags>(&setup, &[25]), 0);
 }
 
-/// A poll with a timeout ends when its condition holds or by the timeout, in every thread of the
-/// coop.
+/// A poll ends when its condition holds or at its timeout, in every thread of the coop.
 pub fn polls(world: &TestWorld) {
     for coop in [0, 1] {
         let found = world.run::<kernels::polls>(&Setup::new(1, 72), &[coop]);
