@@ -66,7 +66,7 @@ fn main() -> ExitCode {
         let is_wanted = |dtype| [dtype, Dtype::All].contains(&options.dtype);
         if rank.is_root() {
             let device = rank.context().device_name()?;
-            println!("{} x {device}, {} threads a block\n", rank.n_ranks(), options.threads);
+            println!("{} x {device}, {} threads per block\n", rank.n_ranks(), options.threads);
             println!("{:>10}  {:>10}  type  redop  blocks  #wrong", "size", "count");
         }
         if is_wanted(Dtype::F32) {

@@ -48,8 +48,8 @@ fn flags_that_cannot_be_meant_are_refused() {
     refuses(&["barrier", "-b", "8"], &["unexpected argument"]);
     refuses(&["put", "-d", "f32"], &["unexpected argument"]);
     refuses(&["gemm-allreduce", "--blocks", "7"], &["unexpected argument"]);
-    refuses(&["gemm-allreduce", "--m", "0"], &["0 x", "nothing to do"]);
-    refuses(&["gemm-allreduce", "--k", "12"], &["--k 12", "multiples of 8"]);
+    refuses(&["gemm-allreduce", "--m", "0"], &["0 x", "is empty"]);
+    refuses(&["gemm-allreduce", "--k", "12"], &["--k 12", "a multiple of 8"]);
     refuses(&["twins", "no_such_kernel"], &["no pair `no_such_kernel`", "lsa_allreduce"]);
     refuses(&["all-reduce", "-o", "max"], &["invalid value 'max'", "sum"]);
     refuses(&["lotteries"], &["unrecognized subcommand"]);

@@ -114,6 +114,6 @@ fn simulates_as_many_threads_as_asked() {
     let args = "--max 4 --dtype f32 --threads 512";
     let Outcome { code, stdout, stderr } = run(args, &[(SIMULATE, "2")]);
     assert_eq!(code, Some(0), "{stderr}");
-    assert!(stdout.contains(", 512 threads a block\n"), "{stdout}");
+    assert!(stdout.contains(", 512 threads per block\n"), "{stdout}");
     assert!(stdout.ends_with("PASS, SIMULATED\n"), "{stdout}");
 }

@@ -39,7 +39,7 @@ fn a_launcher_and_the_variable_are_an_error_that_names_both() {
     if has("a_launcher_and_the_variable_are_an_error_that_names_both", TORCHRUN) {
         is_error_with(
             World::from_env().map(drop),
-            &["DEVCOMM_SIMULATE=\"2\"", "RANK", "process of its own"],
+            &["DEVCOMM_SIMULATE=\"2\"", "RANK", "with RANK each is a process"],
         );
     }
 }

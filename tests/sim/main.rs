@@ -21,10 +21,7 @@ mod pointers;
 mod reduce_copy;
 mod teams;
 mod tensor;
-/// Tests of the typed API of `nccl_device`.
-mod typed {
-    mod multimem;
-    mod reduce_copy;
-    mod together;
-}
+mod typed_multimem;
+mod typed_reduce_copy;
+mod typed_together;
 mod waits;

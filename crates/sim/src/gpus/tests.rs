@@ -231,7 +231,7 @@ fn what_no_gpu_takes_is_refused() {
     let valid = || grid(0, 1, 1, || {});
     for (launch, why) in [
         (Launch { gpu: 2, ..valid() }, "there is no GPU 2"),
-        (Launch { grid: [1, 0, 1], ..valid() }, "no blocks"),
+        (Launch { grid: [1, 0, 1], ..valid() }, "a grid without blocks"),
         (Launch { grid: [1, 1 << 16, 1], ..valid() }, "at most [2147483647, 65535, 65535] are"),
         (Launch { block: [32, 32, 2], ..valid() }, "blocks of 2048 threads"),
         (Launch { block: [1, 1, 65], ..valid() }, "at most [1024, 1024, 64] are"),
