@@ -18,6 +18,10 @@ pub enum Variant {
     RustLsa,
     /// The kernel of `rust` in CUDA C++, compiled by `cargo xtask twins`
     Cpp,
+    /// cuBLASLt's matrix product
+    #[serde(rename = "cublaslt")]
+    #[value(name = "cublaslt")]
+    CublasLt,
     /// NCCL's call on the host, on memory that is not registered
     Nccl,
     /// NCCL's call on the host, on registered symmetric windows
@@ -31,6 +35,7 @@ impl Variant {
             Self::Rust => "rust",
             Self::RustLsa => "rust-lsa",
             Self::Cpp => "cpp",
+            Self::CublasLt => "cublaslt",
             Self::Nccl => "nccl",
             Self::NcclSym => "nccl-sym",
         }
@@ -38,7 +43,7 @@ impl Variant {
 
     /// Whether it is a kernel, not a host call.
     pub fn is_kernel(self) -> bool {
-        !matches!(self, Self::Nccl | Self::NcclSym)
+        !matches!(self, Self::CublasLt | Self::Nccl | Self::NcclSym)
     }
 }
 

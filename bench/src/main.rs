@@ -3,6 +3,7 @@
 //! ```text
 //! devcomm-bench all-reduce -b 1K -e 64M -f 4 --json rows.json   # a kernel against ncclAllReduce
 //! devcomm-bench all-reduce --simulate 4                         # without GPUs: checks, no times
+//! devcomm-bench gemm -g 1 --m 4096 --n 4096 --k 4096            # a product against cuBLASLt
 //! torchrun --no-python --nproc-per-node 8 -- ./devcomm-bench all-reduce
 //! cargo xtask twins    # then Rust against CUDA C++:
 //! cargo run --release -p devcomm-bench --features ptx -- twins
@@ -57,6 +58,8 @@ enum Bench {
     /// Ping-pong of messages between neighbouring ranks: puts by a kernel against ncclSend and
     /// ncclPutSignal
     Put(versus::Command<versus::Put>),
+    /// Matrix product on one GPU: a kernel against cuBLASLt
+    Gemm(versus::Command<versus::Gemm>),
     /// Matrix product followed by an all-reduce: one kernel against cuBLASLt and then ncclAllReduce
     #[command(name = "gemm-allreduce")]
     GemmAllReduce(versus::Command<versus::GemmAllReduce>),
@@ -79,6 +82,7 @@ fn main() -> ExitCode {
         Bench::AllReduce(command) => versus::run(command),
         Bench::Barrier(command) => versus::run(command),
         Bench::Put(command) => versus::run(command),
+        Bench::Gemm(command) => versus::run(command),
         Bench::GemmAllReduce(command) => versus::run(command),
         Bench::Twins(options) => twins::run(options),
     };

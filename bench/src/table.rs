@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::{CellAlignment, ColumnConstraint, Table, presets};
 use serde::Serialize;
 
 use crate::header::Header;
@@ -21,6 +21,14 @@ pub trait Row: Serialize {
 
     /// The values, one per column.
     fn cells(&self) -> Vec<String>;
+
+    /// Whether a table of these rows has the column.
+    fn has_column(_rows: &[Self], _column: &str) -> bool
+    where
+        Self: Sized,
+    {
+        true
+    }
 }
 
 /// A benchmark's header and rows.
@@ -53,6 +61,11 @@ impl<R: Row> Report<R> {
         }
         for column in table.column_iter_mut().skip(R::TEXT_COLUMNS) {
             column.set_cell_alignment(CellAlignment::Right);
+        }
+        for (column, (name, _)) in table.column_iter_mut().zip(R::COLUMNS) {
+            if !R::has_column(&self.rows, name) {
+                column.set_constraint(ColumnConstraint::Hidden);
+            }
         }
         table
     }

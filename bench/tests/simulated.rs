@@ -8,9 +8,8 @@ use std::process::Command;
 use program::{output, program, refuses, run};
 use serde_json::Value;
 
-/// The columns of a comparison.
-const COLUMNS: &str = "size count type redop shape variant grid time algbw busbw #wrong noise \
-                       time/nccl time/nccl-sym";
+/// The columns of every comparison. Ratios to the host's calls that ran follow.
+const COLUMNS: &str = "size count type redop shape variant grid time algbw busbw #wrong noise";
 
 /// NCCL's variants.
 const OF_NCCL: [&str; 2] = ["nccl", "nccl-sym"];
@@ -27,7 +26,10 @@ fn table_of(command: Command) -> (Vec<String>, Vec<Vec<String>>) {
     let (comments, rows): (Vec<&str>, Vec<&str>) = lines.partition(|line| line.starts_with('#'));
     let words = |row: &str| row.split_whitespace().map(str::to_owned).collect();
     let mut rows: Vec<Vec<String>> = rows.into_iter().map(words).collect();
-    assert_eq!(rows[0].join(" "), COLUMNS);
+    let header = rows[0].join(" ");
+    let ratios = header.strip_prefix(COLUMNS).unwrap_or_else(|| panic!("{header}"));
+    let of_nccl = rows[2..].iter().any(|row| row[5] == OF_NCCL[0]);
+    assert_eq!(ratios, if of_nccl { " time/nccl time/nccl-sym" } else { "" });
     (comments.into_iter().map(str::to_owned).collect(), rows.split_off(2))
 }
 
@@ -119,6 +121,17 @@ fn a_product_and_its_all_reduce_are_right() {
 }
 
 #[test]
+fn a_product_alone_is_right_and_runs_on_one_gpu() {
+    let args = ["gemm", "--simulate", "1", "--m", "5,130", "--n", "72,264", "--k", "8,72"];
+    let (comments, rows) = table(&args);
+    assert_eq!(column(&rows, 5), ["rust"; 8]);
+    assert!(comments.iter().any(|line| line.contains("left out: cublaslt")), "{comments:?}");
+    are_right(&comments, &rows);
+    refuses_late(&["gemm", "--simulate", "2"], "gemm runs on one GPU: -g 1");
+    refuses(&["gemm", "--n", "12"], &["--n 12", "a multiple of 8"]);
+}
+
+#[test]
 fn what_is_captured_to_a_graph_is_checked_too() {
     let (comments, rows) = table(&["put", "--simulate", "2", "-e", "8K", "-G", "1"]);
     assert_eq!(rows.len(), 2 * 4);
@@ -172,10 +185,10 @@ fn csv_and_json_hold_the_rows_of_the_table() {
 
     let csv = fs::read_to_string(csv).unwrap();
     let expected = "size,count,type,redop,m,n,k,variant,blocks,threads,time_us,algbw,busbw,wrong,\
-                    noise_percent,time_over_nccl,time_over_nccl_sym\n\
-                    16,8,bf16,sum,,,,rust,1,128,,,,0,,,\n\
-                    16,8,bf16,sum,,,,nccl,,,,,,0,,,\n\
-                    16,8,bf16,sum,,,,nccl-sym,,,,,,0,,,\n";
+                    noise_percent,time_over_nccl,time_over_nccl_sym,time_over_cublaslt\n\
+                    16,8,bf16,sum,,,,rust,1,128,,,,0,,,,\n\
+                    16,8,bf16,sum,,,,nccl,,,,,,0,,,,\n\
+                    16,8,bf16,sum,,,,nccl-sym,,,,,,0,,,,\n";
     assert_eq!(csv, expected);
 
     let json: Value = serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();

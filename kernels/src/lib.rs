@@ -15,6 +15,7 @@ mod share;
 // Kernels have the names of their files; this module keeps the two kinds of names apart.
 #[path = "."]
 mod files {
+    pub mod gemm;
     pub mod gemm_allreduce;
     pub mod gin_alltoall;
     pub mod gin_put_signal;
@@ -25,6 +26,8 @@ mod files {
     pub mod rmsnorm_allreduce;
 }
 
+pub use files::gemm;
+pub use files::gemm::gemm_wgmma::gemm_wgmma;
 pub use files::gemm_allreduce::gemm_allreduce_mma::gemm_allreduce_mma;
 pub use files::gemm_allreduce::gemm_allreduce_wgmma::gemm_allreduce_wgmma;
 pub use files::gemm_allreduce::{GemmForm, GemmWorkspace};

@@ -46,6 +46,7 @@ fn exported() -> BTreeSet<Exported> {
     let kernels = [
         of::<kernels::gemm_allreduce_mma>(),
         of::<kernels::gemm_allreduce_wgmma>(),
+        of::<kernels::gemm_wgmma>(),
         of::<kernels::gin_alltoall<u8>>(),
         of::<kernels::gin_alltoall<f32>>(),
         of::<kernels::gin_alltoall<f16>>(),
@@ -177,6 +178,7 @@ fn runs_with_512_threads(kernel: &KernelReport) -> bool {
     let wanted = match &*kernel.name {
         "gemm_allreduce_mma" => GemmForm::Mma.threads(),
         "gemm_allreduce_wgmma" => GemmForm::Wgmma.threads(),
+        "gemm_wgmma" => kernels::gemm::gemm_wgmma::THREADS,
         _ => THREADS,
     };
     kernel.max_threads.is_some_and(|threads| threads >= wanted)

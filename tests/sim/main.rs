@@ -5,6 +5,7 @@
 
 mod allreduce;
 mod block;
+mod clusters;
 mod common;
 mod failures;
 mod gin;

@@ -2,11 +2,11 @@
 
 use cuda_std::mbarrier::{self, MBarrier};
 use cuda_std::prelude::*;
-use cuda_std::wgmma::{self, Tile};
+use cuda_std::wgmma::{self, Factor, Sums, Tile};
 use cuda_std::{async_copy, mma, tma};
-use devcomm::{Simulation, TensorMap, TensorMapDesc};
+use devcomm::{Element, Kernel, Simulation, SymmetricBuffer, TensorMap, TensorMapDesc};
 use devcomm_testing::simulated::{failure, read, simulate};
-use devcomm_types::GridConstant;
+use devcomm_types::{GridConstant, LaunchArgs};
 
 /// Small whole numbers, so that sums of products are exact.
 fn numbers(count: usize, seed: usize) -> Vec<bf16> {
@@ -17,6 +17,19 @@ fn numbers(count: usize, seed: usize) -> Vec<bf16> {
 fn product(a: &[bf16], b: &[bf16], k: usize) -> Vec<f32> {
     let dot = |x: &[bf16], y: &[bf16]| x.iter().zip(y).map(|(x, y)| x.to_f32() * y.to_f32()).sum();
     a.chunks(k).flat_map(|x| b.chunks(k).map(move |y| dot(x, y))).collect()
+}
+
+/// The first address in dynamic shared memory where a tile may start.
+pub fn aligned_shared() -> *mut u8 {
+    let memory = shared::dynamic_shared_mem::<u8>();
+    memory.wrapping_add(memory.addr().next_multiple_of(1024) - memory.addr())
+}
+
+/// Element (`row`, `column`) of a tile with rows of 128 bytes.
+pub fn in_tile<T>(tile: *mut u8, row: u32, column: u32) -> *mut T {
+    let byte = column as usize * size_of::<T>();
+    let chunk = (byte / 16) ^ (row as usize % 8);
+    tile.wrapping_add(128 * row as usize + 16 * chunk + byte % 16).cast()
 }
 
 /// Computes a 16 x 8 tile with k = 16, with operands in shared memory.
@@ -90,8 +103,7 @@ const BYTES: u32 = (64 + 256) * 128;
 /// Computes a 64 x 256 tile with one warpgroup for any `k`, with operands loaded by TMA.
 #[kernel(arch = "sm_90a")]
 unsafe fn warpgroup(a: GridConstant<TensorMap>, b: GridConstant<TensorMap>, d: *mut f32, k: u32) {
-    let memory = shared::dynamic_shared_mem::<u8>();
-    let tile_a = memory.wrapping_add(memory.addr().next_multiple_of(1024) - memory.addr());
+    let tile_a = aligned_shared();
     let tile_b = tile_a.wrapping_add(64 * 128);
     let t = thread::thread_idx_x();
     // SAFETY: the block is one warpgroup, with shared memory for the tiles, which are reloaded
@@ -115,7 +127,7 @@ unsafe fn warpgroup(a: GridConstant<TensorMap>, b: GridConstant<TensorMap>, d: *
             wgmma::fence();
             for k in [0, 16, 32, 48] {
                 let (a, b) = (Tile::at(tile_a), Tile::at(tile_b));
-                wgmma::m64n256k16_bf16(&mut sums, a.columns_from(k), b.columns_from(k));
+                wgmma::multiply::<bf16, _>(&mut sums, a.columns_from(k), b.columns_from(k), true);
             }
             wgmma::commit_group();
             wgmma::wait_groups::<0>();
@@ -154,6 +166,176 @@ fn a_warpgroups_tiles_are_where_the_copy_engine_puts_them() {
                 let want = if inside { want[i * columns + j] } else { 0.0 };
                 assert_eq!(*sum, want, "{rows} x {columns} x {k}: {i}, {j}");
             }
+        }
+    }
+}
+
+/// Multiplies 64 columns of `a` and of `b`, both in shared memory: `d = a * b`.
+///
+/// # Safety
+///
+/// The threads of a warpgroup call this; `d` has 64 rows.
+unsafe fn multiply<T: Factor, D: Sums>(mut sums: D, a: *mut u8, b: *mut u8, d: *mut f32) {
+    let t = thread::thread_idx_x();
+    // SAFETY: the caller's contract.
+    unsafe {
+        wgmma::fence_operand(&mut sums);
+        wgmma::fence();
+        for k in [0, 16, 32, 48] {
+            let (a, b) = (Tile::at(a).columns_from(k), Tile::at(b).columns_from(k));
+            wgmma::multiply::<T, _>(&mut sums, a, b, k > 0);
+        }
+        wgmma::commit_group();
+        wgmma::wait_groups::<0>();
+        wgmma::fence_operand(&mut sums);
+        let (row, column) = (t / 32 * 16 + t % 32 / 4, t % 4 * 2);
+        let columns = sums.as_mut().len() as u32 * 2;
+        for (i, sum) in (0..).zip(sums.as_mut()) {
+            let (row, column) = (row + i / 2 % 2 * 8, column + i / 4 * 8 + i % 2);
+            mem::store(d.add((columns * row + column) as usize), *sum);
+        }
+    }
+}
+
+/// Computes a 64 x `n` tile with k = 64, with operands that the threads write to shared memory.
+#[kernel(T = [bf16, f16])]
+unsafe fn narrow<T: Factor>(a: *const T, b: *const T, d: *mut f32, n: u32) {
+    let tile_a = aligned_shared();
+    let tile_b = tile_a.wrapping_add(64 * 128);
+    // SAFETY: the block is one warpgroup, with shared memory for the tiles.
+    unsafe {
+        for (matrix, tile, rows) in [(a, tile_a, 64), (b, tile_b, n)] {
+            for i in (thread::thread_idx_x()..64 * rows).step_by(128) {
+                mem::store(in_tile(tile, i / 64, i % 64), mem::load(matrix.add(i as usize)));
+            }
+        }
+        tma::fence_async_shared();
+        thread::sync_threads();
+        // The first product replaces what is in the sums.
+        match n {
+            8 => multiply::<T, _>([9.0; 4], tile_a, tile_b, d),
+            _ => multiply::<T, _>([9.0; 32], tile_a, tile_b, d),
+        }
+    }
+}
+
+/// What kernel `K` computes of two matrices with 64 columns.
+fn sums_of<K: Kernel, T: Element>(simulation: &Simulation, a: &[T], b: &[T]) -> Vec<f32>
+where
+    for<'a> (&'a SymmetricBuffer<T>, &'a SymmetricBuffer<T>, &'a SymmetricBuffer<f32>, u32):
+        LaunchArgs<K::Args>,
+{
+    let n = b.len() as u32 / 64;
+    let sums = simulate(simulation.clone(), |gpu| {
+        let (a, b, d) =
+            (gpu.buffer(a)?, gpu.buffer(b)?, gpu.buffer(&vec![0_f32; 64 * n as usize])?);
+        let product = K::with_args((&a, &b, &d, n)).grid(1).block(128);
+        gpu.launch(product.dynamic_shared((64 + n) * 128 + 1024))?;
+        read(&d)
+    });
+    sums.concat()
+}
+
+#[test]
+fn a_warpgroups_sums_are_where_ptx_says_for_any_type_and_width() {
+    for n in [8, 64] {
+        let (a, b) = (numbers(64 * 64, 1), numbers(n * 64, 5));
+        let to_f16 = |m: &[bf16]| m.iter().map(|x| f16::from_f32(x.to_f32())).collect::<Vec<_>>();
+        for simulation in [Simulation::new(1), Simulation::new(1).seed(2)] {
+            let want = product(&a, &b, 64);
+            assert_eq!(sums_of::<narrow<bf16>, _>(&simulation, &a, &b), want);
+            assert_eq!(sums_of::<narrow<f16>, _>(&simulation, &to_f16(&a), &to_f16(&b)), want);
+        }
+    }
+}
+
+/// Stores four matrices, copies what is in memory to `out`, then what a load returns.
+#[kernel]
+unsafe fn stores_matrices(out: *mut u32) {
+    let matrices = shared_array![u32; 128];
+    let lane = warp::lane_id();
+    // SAFETY: the block is one warp, `out` has 256 words; each lane passes a row of four words.
+    unsafe {
+        let row = matrices.add(4 * lane as usize);
+        mma::store_matrices(row.cast(), [0, 1, 2, 3].map(|matrix| 100 * matrix + lane));
+        warp::sync();
+        mem::store_vec(out.add(4 * lane as usize), mem::load_vec(row));
+        let loaded = mma::load_matrices(row.cast());
+        for (i, word) in loaded.into_iter().enumerate() {
+            mem::store(out.add(128 + 32 * i + lane as usize), word);
+        }
+    }
+}
+
+#[test]
+fn stored_matrices_are_where_ptx_says_and_loaded_as_they_were() {
+    // Lane `4 * r + p` has row `r`, words `p`.
+    let want: Vec<u32> = (0..4).flat_map(|matrix| (0..32).map(move |i| 100 * matrix + i)).collect();
+    for simulation in [Simulation::new(1), Simulation::new(1).seed(1)] {
+        let out = simulate(simulation, |gpu| {
+            let out = gpu.buffer(&[0_u32; 256])?;
+            gpu.launch(stores_matrices::args(&out).grid(1).block(32))?;
+            read(&out)
+        });
+        assert_eq!(out[0].split_at(128), (&want[..], &want[..]));
+    }
+}
+
+/// Copies the tile at `from_at` of a matrix to `to_at` of another.
+#[kernel]
+unsafe fn copies_tile(
+    from: GridConstant<TensorMap>,
+    to: GridConstant<TensorMap>,
+    from_at: u32,
+    to_at: u32,
+) {
+    let tile = aligned_shared();
+    // SAFETY: one thread, with shared memory for a tile.
+    unsafe {
+        let full = MBarrier::at(shared_array![u64; 1]);
+        full.init(1);
+        mbarrier::fence_init();
+        full.arrive_expect_tx(64 * 128);
+        tma::load_tile(tile, &from, from_at, from_at, full);
+        full.wait(0);
+        tma::fence_async_shared();
+        tma::store_tile(&to, to_at, to_at, tile);
+        tma::commit_stores();
+        tma::wait_stores_read::<0>();
+        tma::wait_stores::<0>();
+    }
+}
+
+#[test]
+fn a_stored_tile_is_what_was_loaded_and_nothing_is_stored_outside() {
+    const ROWS: usize = 70;
+    const COLUMNS: usize = 80;
+    let matrix = numbers(ROWS * COLUMNS, 2);
+    let untouched = vec![bf16::from_f32(99.0); ROWS * COLUMNS];
+    for (from_at, to_at) in [(0, 0), (64, 64), (0, 64), (16, 8), (64, 0), (72, 0), (0, 72)] {
+        let got = simulate(Simulation::new(1), |gpu| {
+            let (from, to) = (gpu.buffer(&matrix)?, gpu.buffer(&untouched)?);
+            let map = |address| {
+                let (rows, columns) = (ROWS as u32, COLUMNS as u32);
+                gpu.context().tensor_map(&TensorMapDesc { address, rows, columns, tile_rows: 64 })
+            };
+            let (map_from, map_to) = (map(from.device_address())?, map(to.device_address())?);
+            let copy = copies_tile::args(map_from, map_to, from_at as u32, to_at as u32);
+            gpu.launch(copy.grid(1).block(1).dynamic_shared(64 * 128 + 1024))?;
+            read(&to)
+        });
+        let in_tile = to_at..to_at + 64;
+        for (at, got) in got[0].iter().enumerate() {
+            let (i, j) = (at / COLUMNS, at % COLUMNS);
+            let (row, column) = (i + from_at, j + from_at);
+            let want = if !in_tile.contains(&i) || !in_tile.contains(&j) {
+                untouched[at]
+            } else if row - to_at >= ROWS || column - to_at >= COLUMNS {
+                bf16::ZERO
+            } else {
+                matrix[(row - to_at) * COLUMNS + column - to_at]
+            };
+            assert_eq!(*got, want, "from {from_at} to {to_at}: {i}, {j}");
         }
     }
 }
@@ -200,8 +382,7 @@ fn a_barriers_phases_alternate() {
 
 #[kernel]
 unsafe fn no_map(map: GridConstant<TensorMap>) {
-    let memory = shared::dynamic_shared_mem::<u8>();
-    let to = memory.wrapping_add(memory.addr().next_multiple_of(1024) - memory.addr());
+    let to = aligned_shared();
     // SAFETY: the simulator refuses the map before it copies.
     unsafe {
         let full = MBarrier::at(shared_array![u64; 1]);

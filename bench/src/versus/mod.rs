@@ -6,8 +6,10 @@
 
 mod all_reduce;
 mod barrier;
+mod gemm;
 mod gemm_allreduce;
 mod job;
+mod product;
 mod put;
 mod row;
 mod selection;
@@ -27,6 +29,7 @@ use selection::{Selection, VariantInfo};
 
 pub use all_reduce::AllReduce;
 pub use barrier::Barrier;
+pub use gemm::Gemm;
 pub use gemm_allreduce::GemmAllReduce;
 pub use put::Put;
 

@@ -60,6 +60,8 @@ pub struct Row {
     /// This variant's time over `nccl`'s and over `nccl-sym`'s: medians of ratios within a round.
     pub time_over_nccl: Option<f64>,
     pub time_over_nccl_sym: Option<f64>,
+    /// The same over `cublaslt`'s.
+    pub time_over_cublaslt: Option<f64>,
 }
 
 /// A variant's launch and check result.
@@ -99,6 +101,7 @@ pub fn rows(case: Case, ran: &[VariantResult], rounds: Option<&Rounds>) -> Vec<R
             noise_percent: time.map(|time| time.iqr / time.median * 100.0),
             time_over_nccl: over(position(Variant::Nccl)),
             time_over_nccl_sym: over(position(Variant::NcclSym)),
+            time_over_cublaslt: over(position(Variant::CublasLt)),
         }
     };
     ran.iter().enumerate().map(row).collect()
@@ -120,6 +123,7 @@ impl table::Row for Row {
         ("noise", "% IQR"),
         ("time/nccl", "<1: faster"),
         ("time/nccl-sym", "<1: faster"),
+        ("time/cublaslt", "<1: faster"),
     ];
     const TEXT_COLUMNS: usize = 0;
 
@@ -147,7 +151,14 @@ impl table::Row for Row {
             number(self.noise_percent, 1),
             number(self.time_over_nccl, 3),
             number(self.time_over_nccl_sym, 3),
+            number(self.time_over_cublaslt, 3),
         ]
+    }
+
+    /// Times over a host call's are in the table if that call is.
+    fn has_column(rows: &[Self], column: &str) -> bool {
+        let host = column.strip_prefix("time/");
+        host.is_none_or(|host| rows.iter().any(|row| row.variant.name() == host))
     }
 }
 
@@ -177,6 +188,7 @@ impl Row {
         match host {
             Variant::Nccl => self.time_over_nccl,
             Variant::NcclSym => self.time_over_nccl_sym,
+            Variant::CublasLt => self.time_over_cublaslt,
             _ => None,
         }
     }
@@ -280,7 +292,7 @@ mod tests {
         let rows = rows(CASE, &[ran(Variant::Rust), ran(Variant::Nccl)], None);
         assert_eq!(
             rows[0].cells()[4..],
-            ["-", "rust", "4x128", "-", "-", "-", "0", "-", "-", "-"].map(str::to_owned)
+            ["-", "rust", "4x128", "-", "-", "-", "0", "-", "-", "-", "-"].map(str::to_owned)
         );
         assert_eq!(Summary::of(&rows).to_string(), "# #wrong 0");
     }

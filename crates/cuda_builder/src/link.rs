@@ -28,7 +28,7 @@ const CLEAN: &str = "globaldce,function(lower-invoke)";
 const OPTIMISE: &str = "default<O3>,default<O3>";
 
 /// Part of each cache key: change it when equal inputs give another result.
-pub(crate) const REVISION: u32 = 8;
+pub(crate) const REVISION: u32 = 9;
 
 /// A request to prepare NCCL's bitcode.
 #[derive(Debug, Serialize, Deserialize)]
@@ -57,6 +57,8 @@ pub(crate) struct Link {
     pub(crate) kernels: Vec<String>,
     /// For each kernel, its maximum block size, if declared.
     pub(crate) max_threads: Vec<Option<u32>>,
+    /// For each kernel, its number of blocks per cluster, if declared.
+    pub(crate) clusters: Vec<Option<u32>>,
     pub(crate) bitcode: PathBuf,
     /// NCCL's prepared device code; `None` if the file calls none of it.
     pub(crate) nccl: Option<PathBuf>,
@@ -92,7 +94,8 @@ pub(crate) fn link(llvm: &Llvm, job: &Link) -> Result<Linked> {
     }
     move_shared_memory(&module)?;
     pass_by_value(&module)?;
-    set_max_threads(&module, job);
+    set_attribute(&module, &job.kernels, &job.max_threads, "nvvm.maxntid");
+    set_attribute(&module, &job.kernels, &job.clusters, "nvvm.cluster_dim");
     mark_convergent(&module)?;
     export_only(&module, &job.kernels);
     module.verify()?;
@@ -195,13 +198,13 @@ fn pass_by_value(module: &Module<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Sets the maximum block size, from which the assembler derives the register limit.
-fn set_max_threads(module: &Module<'_>, job: &Link) {
-    for (kernel, threads) in job.kernels.iter().zip(&job.max_threads) {
+/// Sets a target attribute of the kernels that declare a number for it.
+fn set_attribute(module: &Module<'_>, kernels: &[String], numbers: &[Option<u32>], name: &str) {
+    for (kernel, number) in kernels.iter().zip(numbers) {
         let function = module.functions().into_iter().find(|function| function.name() == *kernel);
-        if let (Some(function), Some(threads)) = (function, threads) {
-            let bound = module.context().target_attribute("nvvm.maxntid", &threads.to_string());
-            function.add_attribute(AttributePlace::Function, bound);
+        if let (Some(function), Some(number)) = (function, number) {
+            let attribute = module.context().target_attribute(name, &number.to_string());
+            function.add_attribute(AttributePlace::Function, attribute);
         }
     }
 }

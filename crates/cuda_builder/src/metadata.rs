@@ -2,8 +2,8 @@
 //!
 //! The attribute emits one static per kernel in the section `.devcomm.kernel`, whose bytes are
 //! JSON: `{"name":"saxpy_f32","file":"saxpy","params":[{"name":"x","type":"*const
-//! f32"}],"arch":"sm_90a","max_threads":256}`, the last two optional. Nothing refers to these
-//! statics, so linking drops them.
+//! f32"}],"arch":"sm_90a","max_threads":256,"cluster":2}`, the last three optional. Nothing refers
+//! to these statics, so linking drops them.
 
 use std::collections::BTreeMap;
 
@@ -30,12 +30,23 @@ pub(crate) struct Declared {
     /// Its maximum block size.
     #[serde(default)]
     pub(crate) max_threads: Option<u32>,
+    /// Its number of blocks per cluster.
+    #[serde(default)]
+    pub(crate) cluster: Option<u32>,
 }
 
 impl Declared {
     /// A kernel without metadata.
     pub(crate) fn unknown(name: String, file: String) -> Self {
-        Self { name, package: None, file, params: None, arch: None, max_threads: None }
+        Self {
+            name,
+            package: None,
+            file,
+            params: None,
+            arch: None,
+            max_threads: None,
+            cluster: None,
+        }
     }
 }
 

@@ -71,6 +71,26 @@ pub fn f32_to_bf16x2(values: [f32; 2]) -> u32 {
     arch::f32_to_bf16x2(values)
 }
 
+/// The 16-bit floats.
+pub trait Half: Copy {
+    /// Two values in a word, each rounded to the nearest.
+    fn pack(values: [f32; 2]) -> u32;
+}
+
+impl Half for bf16 {
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn pack(values: [f32; 2]) -> u32 {
+        f32_to_bf16x2(values)
+    }
+}
+
+impl Half for f16 {
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn pack(values: [f32; 2]) -> u32 {
+        f32_to_f16x2(values)
+    }
+}
+
 macro_rules! f8_types {
     ($(
         $type:ident $ptx:literal $largest:literal:

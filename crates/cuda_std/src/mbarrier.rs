@@ -79,6 +79,14 @@ impl MBarrier {
         arch::mbarrier_arrive(self.0);
     }
 
+    /// Arrives at the barrier at this address in block `block` of the cluster. PTX:
+    /// `mapa.shared::cluster`, `mbarrier.arrive.shared::cluster` (release at block scope).
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub fn arrive_in(self, block: u32) {
+        arch::mbarrier_arrive_cluster(self.0, block);
+    }
+
     /// Arrives, and expects `bytes` (below 2^20) more bytes of copies in this phase. PTX:
     /// `mbarrier.arrive.expect_tx`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]

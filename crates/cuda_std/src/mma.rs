@@ -67,3 +67,18 @@ pub unsafe fn load_matrices(row: *const bf16) -> [u32; 4] {
     // SAFETY: the caller's contract.
     unsafe { arch::load_matrices(row) }
 }
+
+/// Stores four 8 x 8 matrices of 16-bit elements to shared memory, the reverse of
+/// [`load_matrices`]. PTX: `stmatrix.sync.aligned.m8n8.x4.shared.b16`. Needs sm_90.
+///
+/// # Safety
+///
+/// All 32 lanes call this together. `row` lies in shared memory, is aligned to 16 bytes and valid
+/// for writes of 16.
+#[doc(alias = "stmatrix")]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+#[track_caller]
+pub unsafe fn store_matrices(row: *mut u8, words: [u32; 4]) {
+    // SAFETY: the caller's contract.
+    unsafe { arch::store_matrices(row, words) }
+}

@@ -1,4 +1,5 @@
-//! TMA: asynchronous copies of matrix tiles from global to shared memory, started by one thread.
+//! TMA: asynchronous copies of matrix tiles between global and shared memory, started by one
+//! thread.
 //!
 //! A [`TensorMap`] describes the matrix and the shape of a tile. Elements outside the matrix are
 //! filled with zeros.
@@ -47,6 +48,71 @@ use crate::mbarrier::MBarrier;
 pub unsafe fn load_tile(to: *mut u8, map: &TensorMap, row: u32, column: u32, barrier: MBarrier) {
     // SAFETY: the caller's contract.
     unsafe { arch::load_tile(to, map, row, column, barrier.as_ptr()) }
+}
+
+/// As [`load_tile`], into the same place of the shared memory of each block of the cluster whose
+/// bit is set in `blocks`; the bytes count for the barrier at this place in each. PTX: the same
+/// with `.multicast::cluster`.
+///
+/// # Safety
+///
+/// As [`load_tile`], for each of those blocks.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+#[track_caller]
+pub unsafe fn load_tile_multicast(
+    to: *mut u8,
+    map: &TensorMap,
+    row: u32,
+    column: u32,
+    barrier: MBarrier,
+    blocks: u16,
+) {
+    // SAFETY: the caller's contract.
+    unsafe { arch::load_tile_multicast(to, map, row, column, barrier.as_ptr(), blocks) }
+}
+
+/// Starts the copy of a tile from shared memory to (`row`, `column`) of the matrix; what lies
+/// outside the matrix is not copied. PTX: `cp.async.bulk.tensor.2d.global.shared::cta.bulk_group`.
+///
+/// # Safety
+///
+/// `from` lies in shared memory, aligned to 1,024 bytes; it is written before a
+/// [`fence_async_shared`] of the writing threads and a barrier with this thread. Until a wait of
+/// this thread for the group, no thread writes the tile or accesses that part of the matrix. `map`
+/// as in [`load_tile`].
+#[doc(alias = "cp.async.bulk.tensor")]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+#[track_caller]
+pub unsafe fn store_tile(map: &TensorMap, row: u32, column: u32, from: *const u8) {
+    // SAFETY: the caller's contract.
+    unsafe { arch::store_tile(map, row, column, from) }
+}
+
+/// Commits this thread's stores since the last call as a group. PTX: `cp.async.bulk.commit_group`.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub fn commit_stores() {
+    arch::commit_stores();
+}
+
+/// Waits until at most the newest `N` groups of this thread's stores still read shared memory. PTX:
+/// `cp.async.bulk.wait_group.read`.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub fn wait_stores_read<const N: u32>() {
+    arch::wait_stores_read::<N>();
+}
+
+/// Waits until at most the newest `N` groups of this thread's stores are pending. PTX:
+/// `cp.async.bulk.wait_group`.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub fn wait_stores<const N: u32>() {
+    arch::wait_stores::<N>();
+}
+
+/// Makes this thread's writes to shared memory visible to TMA and `wgmma`. PTX:
+/// `fence.proxy.async.shared::cta`.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub fn fence_async_shared() {
+    arch::fence_async_shared();
 }
 
 /// Prefetches the tensor map, for the first copy. PTX: `prefetch.tensormap`.

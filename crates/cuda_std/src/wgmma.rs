@@ -15,6 +15,7 @@
 //! # Example
 //!
 //! ```
+//! use cuda_std::bf16;
 //! use cuda_std::wgmma::{self, Tile};
 //! /// `d += a * b` for 64 columns of `a` (64 rows) and `b` (256 rows), which TMA has copied to
 //! /// shared memory.
@@ -29,7 +30,7 @@
 //!         wgmma::fence_operand(d);
 //!         wgmma::fence();
 //!         for k in [0, 16, 32, 48] {
-//!             wgmma::m64n256k16_bf16(d, a.columns_from(k), b.columns_from(k));
+//!             wgmma::multiply::<bf16, _>(d, a.columns_from(k), b.columns_from(k), true);
 //!         }
 //!         wgmma::commit_group();
 //!         wgmma::wait_groups::<0>();
@@ -39,6 +40,7 @@
 //! ```
 
 use crate::arch;
+pub use crate::arch::{Factor, Sums};
 
 /// A tile of 16-bit elements in shared memory: rows of 64 elements (128 bytes), swizzled as in
 /// [`TensorMapDesc`](devcomm_types::TensorMapDesc). The rows of `b` are the second factor's
@@ -69,22 +71,24 @@ impl Tile {
     }
 }
 
-/// `d += a * b`: 64 x 256 sums in `f32` of products of 16 columns of `a` (64 rows) and of `b` (256
-/// rows). PTX: `wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16`.
+/// `d = a * b`, or `d += a * b` if `accumulate`: 64 x `N` sums in `f32` of products of 16 columns
+/// of `a` (64 rows) and of `b` (`N` rows), where `D` is `[f32; N / 2]`. PTX:
+/// `wgmma.mma_async.sync.aligned.m64nNk16.f32`, with factors of `bf16` or `f16`.
 ///
 /// In a thread's `d`, elements `4 * j` and `4 * j + 1` are in row `16 * warp + lane / 4`, columns
 /// `8 * j + 2 * (lane % 4)` and the next; `4 * j + 2` and `4 * j + 3` are eight rows below them.
 ///
 /// # Safety
 ///
-/// The 128 threads of a warpgroup call this together. TMA has written the tiles. A [`fence`] lies
-/// between the last access to `d` and this; until [`wait_groups`] only further products access `d`,
-/// and no thread writes the tiles.
+/// The 128 threads of a warpgroup call this together. The tiles are written, by TMA or before a
+/// [`tma::fence_async_shared`](crate::tma::fence_async_shared). A [`fence`] lies between the last
+/// access to `d` and this; until [`wait_groups`] only further products access `d`, and no thread
+/// writes the tiles.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
-pub unsafe fn m64n256k16_bf16(d: &mut [f32; 128], a: Tile, b: Tile) {
+pub unsafe fn multiply<T: Factor, D: Sums>(d: &mut D, a: Tile, b: Tile, accumulate: bool) {
     // SAFETY: the caller's contract.
-    unsafe { arch::wgmma_m64n256k16_bf16(d, a.0, b.0) }
+    unsafe { d.wgmma::<T>(a.0, b.0, accumulate) }
 }
 
 /// Prevents the compiler from moving accesses to the sums across this call, which [`fence`] and
@@ -92,8 +96,32 @@ pub unsafe fn m64n256k16_bf16(d: &mut [f32; 128], a: Tile, b: Tile) {
 /// the last group.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
-pub fn fence_operand(d: &mut [f32; 128]) {
-    arch::wgmma_fence_operand(d);
+pub fn fence_operand<D: Sums>(d: &mut D) {
+    d.fence_operand();
+}
+
+/// Raises the number of registers of each thread of the warpgroup to `N`, a multiple of 8 from 24
+/// to 256; waits until other warpgroups of the block have [lowered](lower_registers) theirs. PTX:
+/// `setmaxnreg.inc`.
+///
+/// # Safety
+///
+/// The 128 threads of a warpgroup call this together. The kernel has a `max_threads`, and the
+/// block's registers suffice.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub unsafe fn raise_registers<const N: u32>() {
+    arch::raise_registers::<N>();
+}
+
+/// Lowers the number of registers of each thread of the warpgroup to `N`, a multiple of 8 from 24
+/// to 256. PTX: `setmaxnreg.dec`.
+///
+/// # Safety
+///
+/// As [`raise_registers`]; the code that follows needs no more.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub unsafe fn lower_registers<const N: u32>() {
+    arch::lower_registers::<N>();
 }
 
 /// Orders earlier register accesses before the products that follow. PTX:

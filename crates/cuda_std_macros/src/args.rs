@@ -17,6 +17,8 @@ pub struct KernelArgs {
     pub arch: Option<LitStr>,
     /// The maximum block size, in threads.
     pub max_threads: Option<u32>,
+    /// Blocks per cluster.
+    pub cluster: Option<u32>,
     /// Conditions on the kernel's arguments, checked by every launch.
     pub requires: Vec<Expr>,
 }
@@ -40,7 +42,11 @@ impl Parse for KernelArgs {
             if name == "arch" {
                 args.set_arch(name, input.parse()?)?;
             } else if name == "max_threads" {
-                args.set_max_threads(name, &input.parse()?)?;
+                let text = "a block has 1 to 1024 threads";
+                set_count(&mut args.max_threads, name, &input.parse()?, 1024, text)?;
+            } else if name == "cluster" {
+                let text = "a cluster has 1 to 8 blocks";
+                set_count(&mut args.cluster, name, &input.parse()?, 8, text)?;
             } else if input.peek(Ident) {
                 args.set_gin(name, &input.parse()?)?;
             } else {
@@ -101,15 +107,19 @@ impl KernelArgs {
         self.arch = Some(arch);
         Ok(())
     }
+}
 
-    fn set_max_threads(&mut self, name: Ident, threads: &LitInt) -> Result<()> {
-        if self.max_threads.is_some() {
-            return Err(Error::new(name.span(), "`max_threads` is given twice"));
-        }
-        match threads.base10_parse() {
-            Ok(count @ 1..=1024) => self.max_threads = Some(count),
-            _ => return Err(Error::new(threads.span(), "a block has 1 to 1024 threads")),
-        }
-        Ok(())
+/// Sets a number from 1 to `max`, which may be given once.
+fn set_count(
+    count: &mut Option<u32>,
+    name: Ident,
+    number: &LitInt,
+    max: u32,
+    error: &str,
+) -> Result<()> {
+    if count.is_some() {
+        return Err(Error::new(name.span(), format!("`{name}` is given twice")));
     }
+    *count = number.base10_parse().ok().filter(|number| (1..=max).contains(number));
+    count.map(drop).ok_or_else(|| Error::new(number.span(), error))
 }

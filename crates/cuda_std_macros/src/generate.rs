@@ -322,6 +322,7 @@ impl Kernel<'_> {
         let gin = self.args.gin.is_some();
         let Source { package, stem } = self.source;
         let max_threads = self.args.max_threads.unwrap_or(MAX_THREADS);
+        let cluster = self.args.cluster.unwrap_or(1);
         let (item, call) = if self.is_generic() {
             let (values, all) = (instance.item_arguments(), instance.arguments());
             let body = self.instance_ident();
@@ -341,7 +342,7 @@ impl Kernel<'_> {
                 type Safety = ::cuda_std::__private::#safety;
                 const BODY: ::core::option::Option<::cuda_std::__private::HostBody> =
                     ::core::option::Option::Some(
-                        ::cuda_std::__private::HostBody::new::<Self>(#max_threads),
+                        ::cuda_std::__private::HostBody::new::<Self>(#max_threads, #cluster),
                     );
                 #check
             }
@@ -416,8 +417,17 @@ impl Kernel<'_> {
         let values = instance.names();
         let params = self.names.iter().zip(&self.types);
         let params = params.map(|(name, ty)| (*name, type_text(ty, &values))).collect();
-        let (arch, max_threads) = (self.args.arch.as_ref(), self.args.max_threads);
-        Record { entry: &entry, source: self.source, arch, max_threads, params }.to_static()
+        let KernelArgs { arch, max_threads, cluster, .. } = self.args;
+        let arch = arch.as_ref();
+        Record {
+            entry: &entry,
+            source: self.source,
+            arch,
+            max_threads: *max_threads,
+            cluster: *cluster,
+            params,
+        }
+        .to_static()
     }
 
     fn docs(&self) -> Vec<&Attribute> {

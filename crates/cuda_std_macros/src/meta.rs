@@ -38,6 +38,7 @@ pub struct Record<'a> {
     pub source: &'a Source,
     pub arch: Option<&'a LitStr>,
     pub max_threads: Option<u32>,
+    pub cluster: Option<u32>,
     pub params: Vec<(&'a Ident, String)>,
 }
 
@@ -64,13 +65,15 @@ impl Record<'_> {
             .collect();
         let arch = self.arch.map(|arch| format!("\"arch\":{},", quoted(&arch.value())));
         let max_threads = self.max_threads.map(|count| format!("\"max_threads\":{count},"));
+        let cluster = self.cluster.map(|count| format!("\"cluster\":{count},"));
         format!(
-            "{{\"name\":{},\"package\":{},\"file\":{},{}{}\"params\":[{}]}}",
+            "{{\"name\":{},\"package\":{},\"file\":{},{}{}{}\"params\":[{}]}}",
             quoted(self.entry),
             quoted(&self.source.package),
             quoted(&self.source.stem),
             arch.unwrap_or_default(),
             max_threads.unwrap_or_default(),
+            cluster.unwrap_or_default(),
             params.join(",")
         )
     }
@@ -161,10 +164,11 @@ mod tests {
         let arch: LitStr = syn::parse_quote!("sm_90a");
         let source = Source { package: "tests".into(), stem: "fill".into() };
         let params = vec![(&name, "usize".to_owned())];
-        let (arch, max_threads) = (Some(&arch), Some(256));
-        let record = Record { entry: "fill_f32", source: &source, arch, max_threads, params };
-        let rest =
-            r#""arch":"sm_90a","max_threads":256,"params":[{"name":"count","type":"usize"}]}"#;
+        let (arch, max_threads, cluster) = (Some(&arch), Some(256), Some(2));
+        let record =
+            Record { entry: "fill_f32", source: &source, arch, max_threads, cluster, params };
+        let limits = r#""arch":"sm_90a","max_threads":256,"cluster":2,"#;
+        let rest = format!(r#"{limits}"params":[{{"name":"count","type":"usize"}}]}}"#);
         assert_eq!(
             record.json(),
             format!(r#"{{"name":"fill_f32","package":"tests","file":"fill",{rest}"#)

@@ -1,10 +1,13 @@
 //! Operations for applications, built on devcomm's kernels: each checks its arguments before it
 //! launches. Also the compiled kernels, [`KERNELS`].
 
+mod check;
+mod gemm;
 mod gemm_allreduce;
 
 use devcomm_host::KernelSet;
 
+pub use self::gemm::Gemm;
 pub use self::gemm_allreduce::{GemmAllReduce, GemmOptions};
 
 /// A set without kernels, for a program built with its feature `ptx` off. Simulated GPUs run

@@ -38,6 +38,8 @@ pub enum Waiting {
         /// Number of the barrier.
         barrier: u32,
     },
+    /// The barrier of the cluster.
+    Cluster,
     /// The other lanes of `mask`, in a shuffle, a vote or `sync_warp`.
     Warp {
         /// Lanes that take part.
@@ -75,6 +77,7 @@ impl fmt::Display for Waiting {
         match self {
             Self::Block { barrier: 0 } => write!(f, "sync_threads"),
             Self::Block { barrier } => write!(f, "barrier {barrier} of the block"),
+            Self::Cluster => write!(f, "cluster::sync"),
             Self::Warp { mask } => write!(f, "the lanes {mask:#010x} of the warp"),
             Self::Coop { index } => write!(f, "the rest of its coop in LSA barrier {index}"),
             Self::CoopIn { call } => write!(f, "the rest of its coop in {call}"),

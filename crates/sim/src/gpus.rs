@@ -30,6 +30,8 @@ pub(crate) struct Launch {
     pub(crate) grid: [u32; 3],
     /// Threads per block in each dimension.
     pub(crate) block: [u32; 3],
+    /// Blocks per cluster.
+    pub(crate) cluster: u32,
     /// Dynamic shared memory per block in bytes.
     pub(crate) dynamic_shared: usize,
     /// Whether the grid starts only when all its blocks fit besides the running ones.

@@ -12,6 +12,7 @@ use corosensei::Yielder;
 use cuda_std::arch::{Access, MulticastParts, Ops, ThreadCtx};
 
 use crate::barrier;
+use crate::cluster;
 use crate::error::{Error, Site};
 use crate::multicast;
 use crate::nccl;
@@ -100,12 +101,14 @@ impl Thread {
         }
     }
 
-    /// Whether the bytes are in the block's shared memory or the thread's own stack.
+    /// Whether the bytes are in the shared memory of the block or its cluster, or in the thread's
+    /// own stack.
     #[cold]
     fn owns(&self, address: usize, bytes: usize) -> bool {
         let (low, high) = self.stack();
         (address >= low && address <= high && bytes <= high - address)
             || self.block().shared.borrow().contains(address, bytes)
+            || self.block().cluster.contains(address, bytes)
     }
 }
 
@@ -194,6 +197,12 @@ pub(crate) static OPS: Ops = Ops {
     access: |ctx, address, bytes, access, at| Thread::of(ctx).access(address, bytes, access, at),
     multimem: |ctx, address, bytes, at| Thread::of(ctx).multimem(address, bytes, at),
     spin,
+    cluster_rank: |ctx| {
+        let block = Thread::of(ctx).block();
+        block.index % block.grid.launch.cluster
+    },
+    cluster_sync: |ctx, at| cluster::sync(Thread::of(ctx), at),
+    map_shared: |ctx, address, rank, at| cluster::map_shared(Thread::of(ctx), address, rank, at),
     fence: |_, _, _| {},
     exit,
     print,

@@ -10,9 +10,9 @@
 //! Each simulated thread is a coroutine; all run on one OS thread. Threads switch where they
 //! synchronise or, on request, at every access. Windows and resource buffers, LSA pointers and
 //! multicast addresses, all of NCCL's barriers, its reduce-copy functions, shared memory, block
-//! barriers, warp operations, atomics and printing behave as on a GPU. Every error is reported:
-//! [`Machine::failure`] returns it, the host's errors contain its message. What would hang on GPUs
-//! is reported too: [`Error::Deadlock`] lists what each thread waits for.
+//! barriers, clusters, warp operations, atomics and printing behave as on a GPU. Every error is
+//! reported: [`Machine::failure`] returns it, the host's errors contain its message. What would
+//! hang on GPUs is reported too: [`Error::Deadlock`] lists what each thread waits for.
 //!
 //! # The network
 //!
@@ -85,6 +85,7 @@
 //! ```
 
 mod barrier;
+mod cluster;
 mod dev_comm;
 mod driver;
 mod error;

@@ -287,6 +287,7 @@ impl Scheduler {
         block.live.set(block.live.get() - 1);
         warp::thread_ended(thread);
         barrier::thread_ended(block);
+        block.cluster.thread_ended();
         if thread.overflowed() {
             gpus.fail(thread.overflow_error());
         }

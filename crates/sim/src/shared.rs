@@ -14,6 +14,10 @@ const POISON_WORD: u128 = {
 /// Length of the canary after an array, in 16-byte words.
 const CANARY: usize = 8;
 
+/// Arrays start one word behind a multiple of this, so that the same offset is aligned in the same
+/// way in every block, and a kernel that needs more than 16 bytes has to align.
+const ALIGN: usize = 1024;
+
 /// Maximum static shared memory of a block in bytes.
 pub(crate) const MAX_STATIC: usize = 48 << 10;
 
@@ -27,21 +31,34 @@ struct SharedArray {
     bytes: usize,
     /// In cells, since kernels write the words through pointers.
     words: Rc<[Cell<u128>]>,
+    /// Index of the first word.
+    first: usize,
+}
+
+/// A location in shared memory, in any block of a grid.
+#[derive(Clone, Copy)]
+pub(crate) struct Place {
+    key: usize,
+    /// Length of the array.
+    pub(crate) bytes: usize,
+    offset: usize,
 }
 
 impl SharedArray {
     fn new(key: usize, bytes: usize) -> Self {
-        let words = vec![Cell::new(POISON_WORD); bytes.div_ceil(16) + CANARY].into();
-        Self { key, bytes, words }
+        let len = ALIGN / 16 + bytes.div_ceil(16) + CANARY;
+        let words: Rc<[_]> = vec![Cell::new(POISON_WORD); len].into();
+        let first = 16_usize.wrapping_sub(words.as_ptr().addr()) % ALIGN / 16;
+        Self { key, bytes, words, first }
     }
 
     fn start(&self) -> *mut u8 {
-        self.words.as_ptr().cast_mut().cast()
+        self.words[self.first..].as_ptr().cast_mut().cast()
     }
 
     /// Whether the canary is unchanged.
     fn is_intact(&self) -> bool {
-        let used = self.bytes / 16;
+        let used = self.first + self.bytes / 16;
         let (partial, canary) = self.words[used..].split_at(1);
         let used_bits = (self.bytes % 16) * 8;
         partial[0].get() >> used_bits == POISON_WORD >> used_bits
@@ -90,9 +107,27 @@ impl SharedMemory {
         Some(self.statics[index].start())
     }
 
+    /// The array with these bytes.
+    fn array(&self, address: usize, bytes: usize) -> Option<&SharedArray> {
+        self.statics.iter().chain(&self.dynamic).find(|array| array.contains(address, bytes))
+    }
+
     /// Whether the bytes lie within one array.
     pub(crate) fn contains(&self, address: usize, bytes: usize) -> bool {
-        self.statics.iter().chain(&self.dynamic).any(|array| array.contains(address, bytes))
+        self.array(address, bytes).is_some()
+    }
+
+    /// The location of an address.
+    pub(crate) fn place(&self, address: usize) -> Option<Place> {
+        let array = self.array(address, 1)?;
+        let offset = address - array.start().addr();
+        Some(Place { key: array.key, bytes: array.bytes, offset })
+    }
+
+    /// The address of a location of another block; `None` if its static does not fit here.
+    pub(crate) fn address_of(&mut self, Place { key, bytes, offset }: Place) -> Option<usize> {
+        let start = if key == 0 { self.dynamic().0 } else { self.of_static(key, bytes)? };
+        Some(start.expose_provenance() + offset)
     }
 
     /// The kind and the length in bytes of an array whose end was overrun, if any.

@@ -14,6 +14,7 @@ use corosensei::trap::CoroutineTrapHandler;
 use cuda_std::arch::ThreadCtx;
 
 use crate::barrier::BlockBarrier;
+use crate::cluster::Cluster;
 use crate::error::{Error, Site, ThreadId};
 use crate::gpus::{Gpus, GridId, Launch};
 use crate::hooks::OPS;
@@ -30,6 +31,8 @@ pub(crate) enum Wait {
     Ready,
     /// A barrier of its block, as part of an NCCL call, if any.
     Barrier { id: u32, at: Site, coop_call: Option<CoopCall> },
+    /// The barrier of its cluster.
+    Cluster { at: Site },
     /// Other lanes of its warp.
     Warp { mask: u32, at: Site },
     /// A peer's arrival in an LSA barrier.
@@ -117,6 +120,7 @@ pub(crate) struct Block {
     /// Whether the block is in [`Gpus::queue`].
     pub(crate) queued: Cell<bool>,
     pub(crate) barriers: [BlockBarrier; 16],
+    pub(crate) cluster: Rc<Cluster>,
     pub(crate) warps: Vec<Box<Warp>>,
     pub(crate) shared: RefCell<SharedMemory>,
 }

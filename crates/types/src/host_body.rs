@@ -10,15 +10,17 @@ use crate::kernel::{HostKernel, KernelArgs};
 pub struct HostBody {
     name: &'static str,
     max_threads: u32,
+    cluster: u32,
     params: &'static [usize],
     call: unsafe fn(&[*const c_void]),
 }
 
 impl HostBody {
-    /// The body of `K`, whose blocks have at most `max_threads` threads.
+    /// The body of `K`, whose blocks have at most `max_threads` threads and whose clusters
+    /// have `cluster` blocks.
     #[must_use]
-    pub const fn new<K: HostKernel>(max_threads: u32) -> Self {
-        Self { name: K::NAME, max_threads, params: K::Args::SIZES, call: call::<K> }
+    pub const fn new<K: HostKernel>(max_threads: u32, cluster: u32) -> Self {
+        Self { name: K::NAME, max_threads, cluster, params: K::Args::SIZES, call: call::<K> }
     }
 
     /// The kernel's name.
@@ -31,6 +33,12 @@ impl HostBody {
     #[must_use]
     pub const fn max_threads(&self) -> u32 {
         self.max_threads
+    }
+
+    /// The number of blocks per cluster; 1 without clusters.
+    #[must_use]
+    pub const fn cluster(&self) -> u32 {
+        self.cluster
     }
 
     /// The size of each parameter in bytes, in order.

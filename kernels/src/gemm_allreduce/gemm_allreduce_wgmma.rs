@@ -279,7 +279,7 @@ unsafe fn multiply(sums: &mut [f32; 128], a: Tile, b: Tile) {
     let mut k = 0;
     while k < TILE_K {
         // SAFETY: the caller's contract.
-        unsafe { wgmma::m64n256k16_bf16(sums, a.columns_from(k), b.columns_from(k)) };
+        unsafe { wgmma::multiply::<bf16, _>(sums, a.columns_from(k), b.columns_from(k), true) };
         k += 16;
     }
 }

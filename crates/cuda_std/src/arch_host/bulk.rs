@@ -1,4 +1,6 @@
-//! `mbarrier` and TMA. Copies complete immediately.
+//! `mbarrier`, TMA and clusters in the simulator, where copies complete immediately.
+
+use std::panic::Location;
 
 use devcomm_types::{TensorMap, TensorMapDesc};
 
@@ -8,7 +10,7 @@ use super::{Access, Order, Scope};
 
 /// The state of a barrier, stored in its 64-bit word.
 #[derive(Clone, Copy)]
-struct Phase {
+struct State {
     /// The number of arrivals per phase.
     arrivals: u32,
     /// Pending arrivals of the current phase.
@@ -20,7 +22,7 @@ struct Phase {
 
 const FIELD: u32 = (1 << 20) - 1;
 
-impl Phase {
+impl State {
     fn of(word: u64) -> Self {
         Self {
             arrivals: word as u32 & FIELD,
@@ -61,9 +63,12 @@ impl Phase {
 
 #[track_caller]
 pub(crate) fn mbarrier_init(word: *mut u64, arrivals: u32) {
-    assert!((1..=FIELD).contains(&arrivals), "a barrier is for 1 to 2^20 - 1 arrivals");
+    assert!(
+        (1..=FIELD).contains(&arrivals),
+        "a barrier's number of arrivals must be 1 to 2^20 - 1"
+    );
     touch(word, Access::Write);
-    let phase = Phase { arrivals, pending: arrivals, bytes: 0, parity: false };
+    let phase = State { arrivals, pending: arrivals, bytes: 0, parity: false };
     // SAFETY: the word is a barrier's, by the contract of `MBarrier::at`.
     unsafe { word.write(phase.to_word()) }
 }
@@ -74,13 +79,13 @@ pub(crate) fn mbarrier_fence_init() {
 
 #[track_caller]
 pub(crate) fn mbarrier_arrive(word: *mut u64) {
-    Phase::change(word, Phase::arrive);
+    State::change(word, State::arrive);
 }
 
 #[track_caller]
 pub(crate) fn mbarrier_arrive_expect_tx(word: *mut u64, bytes: u32) {
-    assert!(bytes <= FIELD, "a phase expects less than 2^20 bytes");
-    Phase::change(word, |phase| {
+    assert!(bytes <= FIELD, "a call must expect less than 2^20 bytes");
+    State::change(word, |phase| {
         phase.bytes += bytes as i32;
         phase.arrive();
     });
@@ -90,12 +95,46 @@ pub(crate) fn mbarrier_arrive_expect_tx(word: *mut u64, bytes: u32) {
 pub(crate) fn mbarrier_try_wait(word: *mut u64, parity: u32) -> bool {
     touch(word, Access::AtomicRead(Order::Acquire, Scope::Cta));
     // SAFETY: the word is a barrier's, by the contract of `MBarrier::at`.
-    let phase = Phase::of(unsafe { word.read_volatile() });
+    let phase = State::of(unsafe { word.read_volatile() });
     let ended = u32::from(phase.parity) != parity;
     if !ended {
         spin();
     }
     ended
+}
+
+/// The description of a map, which must be of the simulator.
+#[track_caller]
+fn description(map: &TensorMap) -> TensorMapDesc {
+    let Some(description) = TensorMapDesc::of_simulated(map) else {
+        panic!("this tensor map was not made for a simulated GPU: use Context::tensor_map");
+    };
+    description
+}
+
+/// The 16-byte chunks of a tile: each with its address in the tile, and in the matrix if it lies
+/// there.
+#[track_caller]
+fn chunks(
+    map: &TensorMapDesc,
+    tile: *const u8,
+    row: u32,
+    column: u32,
+) -> impl Iterator<Item = (*mut u128, Option<*mut u128>)> {
+    assert!(tile.addr().is_multiple_of(1024), "a tile's address must be a multiple of 1,024");
+    const CHUNKS: u32 = TensorMapDesc::TILE_COLUMNS / 8;
+    let matrix = std::ptr::with_exposed_provenance_mut::<u128>(map.address as usize);
+    let (rows, columns) = (map.rows, map.columns);
+    (0..map.tile_rows).flat_map(move |r| {
+        (0..CHUNKS).map(move |chunk| {
+            let (row, column) = (row + r, column + 8 * chunk);
+            let at = (u64::from(row) * u64::from(columns) + u64::from(column)) / 8;
+            let in_matrix = row < rows && column < columns;
+            let in_tile = swizzled(tile.wrapping_add((128 * r + 16 * chunk) as usize));
+            let global = in_matrix.then(|| matrix.wrapping_add(at as usize));
+            (in_tile.cast_mut().cast::<u128>(), global)
+        })
+    })
 }
 
 #[track_caller]
@@ -106,30 +145,95 @@ pub(crate) unsafe fn load_tile(
     column: u32,
     barrier: *mut u64,
 ) {
-    let Some(tiling) = TensorMapDesc::of_simulated(map) else {
-        panic!("this tensor map was not made for a simulated GPU: use Context::tensor_map");
-    };
-    assert!(to.addr().is_multiple_of(1024), "a tile's address is a multiple of 1,024");
-    const PIECES: u32 = TensorMapDesc::TILE_COLUMNS / 8;
-    let matrix = std::ptr::with_exposed_provenance::<u128>(tiling.address as usize);
-    for (r, piece) in (0..tiling.tile_rows).flat_map(|r| (0..PIECES).map(move |piece| (r, piece))) {
-        let (row, column) = (row + r, column + 8 * piece);
-        let value = if row < tiling.rows && column < tiling.columns {
-            let at = (u64::from(row) * u64::from(tiling.columns) + u64::from(column)) / 8;
-            let from = matrix.wrapping_add(at as usize);
+    let map = description(map);
+    for (target, from) in chunks(&map, to, row, column) {
+        let value = from.map_or(0, |from| {
             touch(from, Access::Read);
-            // SAFETY: the piece lies in the matrix, which is allocated by the caller's contract.
+            // SAFETY: the chunk lies in the matrix, which is allocated by the caller's contract.
             unsafe { from.read() }
-        } else {
-            0
-        };
-        let target = swizzled(to.wrapping_add((128 * r + 16 * piece) as usize)).cast_mut();
-        touch(target.cast::<u128>(), Access::Write);
-        // SAFETY: the piece lies in the tile, which has room by the caller's contract.
-        unsafe { target.cast::<u128>().write(value) }
+        });
+        touch(target, Access::Write);
+        // SAFETY: the chunk lies in the tile, which has room by the caller's contract.
+        unsafe { target.write(value) }
     }
-    let bytes = (tiling.tile_rows * 128) as i32;
-    Phase::change(barrier, |phase| phase.bytes -= bytes);
+    let bytes = (map.tile_rows * 128) as i32;
+    State::change(barrier, |phase| phase.bytes -= bytes);
+}
+
+#[track_caller]
+pub(crate) unsafe fn load_tile_multicast(
+    to: *mut u8,
+    map: &TensorMap,
+    row: u32,
+    column: u32,
+    barrier: *mut u64,
+    blocks: u16,
+) {
+    for block in (0..16).filter(|block| blocks >> block & 1 == 1) {
+        let (to, barrier) = (map_shared(to, block), map_shared(barrier, block));
+        // SAFETY: the caller's contract: each block has the tile and the barrier.
+        unsafe { load_tile(to, map, row, column, barrier) }
+    }
+}
+
+#[track_caller]
+pub(crate) unsafe fn store_tile(map: &TensorMap, row: u32, column: u32, from: *const u8) {
+    for (source, to) in chunks(&description(map), from, row, column) {
+        let Some(to) = to else { continue };
+        touch(source, Access::Read);
+        touch(to, Access::Write);
+        // SAFETY: the chunks lie in the tile and in the matrix, valid by the caller's contract.
+        unsafe { to.write(source.read()) }
+    }
+}
+
+pub(crate) fn commit_stores() {
+    super::current();
+}
+
+pub(crate) fn wait_stores_read<const N: u32>() {
+    super::current();
+}
+
+pub(crate) fn wait_stores<const N: u32>() {
+    super::current();
+}
+
+pub(crate) fn fence_async_shared() {
+    super::current();
+}
+
+#[track_caller]
+pub(crate) fn mbarrier_arrive_cluster(word: *mut u64, block: u32) {
+    State::change(map_shared(word, block), State::arrive);
+}
+
+/// The address in the shared memory of the cluster's block of this rank.
+#[track_caller]
+fn map_shared<T>(address: *mut T, rank: u32) -> *mut T {
+    let (thread, context) = super::current();
+    let at = Location::caller();
+    let mapped = (context.ops.map_shared)(thread, address.expose_provenance(), rank, at);
+    std::ptr::with_exposed_provenance_mut(mapped)
+}
+
+pub(crate) fn cluster_rank() -> u32 {
+    let (thread, context) = super::current();
+    (context.ops.cluster_rank)(thread)
+}
+
+#[track_caller]
+pub(crate) fn cluster_sync() {
+    let (thread, context) = super::current();
+    (context.ops.cluster_sync)(thread, Location::caller());
+}
+
+pub(crate) fn raise_registers<const N: u32>() {
+    super::current();
+}
+
+pub(crate) fn lower_registers<const N: u32>() {
+    super::current();
 }
 
 pub(crate) fn prefetch_map(_map: &TensorMap) {
@@ -138,14 +242,14 @@ pub(crate) fn prefetch_map(_map: &TensorMap) {
 
 #[cfg(test)]
 mod tests {
-    use super::Phase;
+    use super::State;
 
     #[test]
-    fn a_word_keeps_what_a_phase_is() {
+    fn a_state_is_read_back_from_its_word() {
         for bytes in [0, 1, -1, 49152, -(1 << 20)] {
             for parity in [false, true] {
-                let word = Phase { arrivals: 8, pending: 3, bytes, parity }.to_word();
-                let Phase { arrivals, pending, bytes: b, parity: p } = Phase::of(word);
+                let word = State { arrivals: 8, pending: 3, bytes, parity }.to_word();
+                let State { arrivals, pending, bytes: b, parity: p } = State::of(word);
                 assert_eq!((arrivals, pending, b, p), (8, 3, bytes, parity));
             }
         }

@@ -96,6 +96,15 @@ pub struct Ops {
     ) -> MulticastParts,
     /// The thread may be polling: runs other threads. Every atomic load and `nanosleep` calls it.
     pub spin: fn(*const ThreadCtx, at: &'static Location<'static>),
+    /// The block's rank in its cluster, 0 in a launch without clusters.
+    pub cluster_rank: fn(*const ThreadCtx) -> u32,
+    /// A barrier of all threads of the cluster.
+    pub cluster_sync: fn(*const ThreadCtx, at: &'static Location<'static>),
+    /// The address that corresponds to `address`, in the block's shared memory, in the shared
+    /// memory of the cluster's block `rank`. For any other address, or for a rank that the cluster
+    /// does not have, it reports an error and does not return.
+    pub map_shared:
+        fn(*const ThreadCtx, address: usize, rank: u32, at: &'static Location<'static>) -> usize,
     /// A fence.
     pub fence: fn(*const ThreadCtx, Order, Scope),
     /// `exit`: ends the thread. Does not return.

@@ -17,6 +17,7 @@ pub(crate) use bulk::*;
 pub(crate) use memory::*;
 pub(crate) use numbers::*;
 pub(crate) use tensor::*;
+pub use tensor::{Factor, Sums};
 pub(crate) use threads::*;
 
 /// The running simulated thread: the pointer that the simulator's functions take, and its context.

@@ -3,7 +3,7 @@
 use std::cell::UnsafeCell;
 use std::panic::Location;
 
-use half::bf16;
+use half::{bf16, f16};
 
 use super::memory::touch;
 use super::{Access, current, lane_id, shared_static};
@@ -86,6 +86,20 @@ pub(crate) unsafe fn load_matrices(row: *const bf16) -> [u32; 4] {
 }
 
 #[track_caller]
+pub(crate) unsafe fn store_matrices(row: *mut u8, words: [u32; 4]) {
+    let address = row.expose_provenance() as u64;
+    let lane = lane_id() as usize;
+    // A lane stores its row of 16 bytes of matrix `lane / 8`, which four lanes have.
+    let row = exchange([words[0], words[1], words[2], words[3], 0, 0], |all| {
+        std::array::from_fn(|pair| all[lane % 8 * 4 + pair][lane / 8])
+    });
+    let to = std::ptr::with_exposed_provenance_mut::<[u32; 4]>(address as usize);
+    touch(to.cast::<u128>(), Access::Write);
+    // SAFETY: the caller's contract.
+    unsafe { to.write(row) }
+}
+
+#[track_caller]
 pub(crate) unsafe fn copy_16_async(to: *mut u8, from: *const u8, pred: bool) {
     touch(to.cast::<u128>(), Access::Write);
     let value = if pred {
@@ -127,45 +141,79 @@ pub(super) fn swizzled<T>(address: *const T) -> *const T {
     address.map_addr(|address| address ^ (address >> 7 & 7) << 4)
 }
 
+/// An element type of `wgmma`'s factors.
+pub trait Factor: Copy {
+    #[doc(hidden)]
+    fn value(bits: u16) -> f32;
+}
+
+impl Factor for bf16 {
+    fn value(bits: u16) -> f32 {
+        Self::from_bits(bits).to_f32()
+    }
+}
+
+impl Factor for f16 {
+    fn value(bits: u16) -> f32 {
+        Self::from_bits(bits).to_f32()
+    }
+}
+
 /// The first 16 columns of row `row` of a tile.
 ///
 /// # Safety
 ///
 /// The tile has the row.
 #[track_caller]
-unsafe fn columns(tile: TileAddress, row: usize) -> [f32; 16] {
+unsafe fn columns<T: Factor>(tile: TileAddress, row: usize) -> [f32; 16] {
     let row = tile.wrapping_add(128 * row);
     let mut values = [0.0; 16];
-    for piece in 0..2 {
-        let from = swizzled(row.wrapping_add(16 * piece));
+    for (values, chunk) in values.chunks_exact_mut(8).zip([0, 16]) {
+        let from = swizzled(row.wrapping_add(chunk));
         touch(from.cast::<u128>(), Access::Read);
         // SAFETY: the caller's contract.
-        let words = unsafe { from.cast::<[u32; 4]>().read() };
-        for (i, word) in words.into_iter().enumerate() {
-            values[8 * piece + 2 * i] = low(word);
-            values[8 * piece + 2 * i + 1] = high(word);
-        }
+        let bits = unsafe { from.cast::<[u16; 8]>().read() };
+        values.iter_mut().zip(bits).for_each(|(value, bits)| *value = T::value(bits));
     }
     values
 }
 
-#[track_caller]
-pub(crate) unsafe fn wgmma_m64n256k16_bf16(d: &mut [f32; 128], a: TileAddress, b: TileAddress) {
-    let thread = crate::thread::index_in_block() as usize % 128;
-    let (row, pair) = (thread / 32 * 16 + thread % 32 / 4, thread % 4 * 2);
-    // SAFETY: the caller's contract.
-    let rows = unsafe { [columns(a, row), columns(a, row + 8)] };
-    for (j, sums) in d.chunks_exact_mut(4).enumerate() {
-        for side in 0..2 {
-            // SAFETY: the caller's contract.
-            let column = unsafe { columns(b, 8 * j + pair + side) };
-            for (half, row) in rows.iter().enumerate() {
-                let products = row.iter().zip(&column).map(|(a, b)| a * b);
-                sums[2 * half + side] = products.fold(sums[2 * half + side], |sum, x| sum + x);
+/// The sums of `wgmma` in a thread's registers: `N / 2` of them for 64 x `N` of a warpgroup.
+pub trait Sums: AsMut<[f32]> {
+    #[doc(hidden)]
+    #[track_caller]
+    unsafe fn wgmma<T: Factor>(&mut self, a: TileAddress, b: TileAddress, accumulate: bool) {
+        let thread = crate::thread::index_in_block() as usize % 128;
+        let (row, pair) = (thread / 32 * 16 + thread % 32 / 4, thread % 4 * 2);
+        // SAFETY: the caller's contract.
+        let rows = unsafe { [columns::<T>(a, row), columns::<T>(a, row + 8)] };
+        for (j, sums) in self.as_mut().chunks_exact_mut(4).enumerate() {
+            for side in 0..2 {
+                // SAFETY: the caller's contract.
+                let column = unsafe { columns::<T>(b, 8 * j + pair + side) };
+                for (half, row) in rows.iter().enumerate() {
+                    let sum = &mut sums[2 * half + side];
+                    let first = if accumulate { *sum } else { 0.0 };
+                    *sum = row.iter().zip(&column).fold(first, |sum, (a, b)| sum + a * b);
+                }
             }
         }
     }
+
+    #[doc(hidden)]
+    #[track_caller]
+    fn fence_operand(&mut self) {
+        current();
+    }
 }
+
+impl Sums for [f32; 4] {}
+impl Sums for [f32; 8] {}
+impl Sums for [f32; 16] {}
+impl Sums for [f32; 32] {}
+impl Sums for [f32; 64] {}
+impl Sums for [f32; 96] {}
+impl Sums for [f32; 128] {}
 
 /// A warp barrier: lanes execute the instruction together, so no lane writes the tiles while others
 /// still read them.
@@ -183,9 +231,4 @@ pub(crate) fn wgmma_commit() {
 #[track_caller]
 pub(crate) fn wgmma_wait<const N: u32>() {
     super::sync_warp(FULL_MASK);
-}
-
-#[track_caller]
-pub(crate) fn wgmma_fence_operand(_sums: &mut [f32; 128]) {
-    current();
 }

@@ -96,6 +96,118 @@ pub(crate) unsafe fn load_tile(
 }
 
 #[inline(always)]
+pub(crate) unsafe fn load_tile_multicast(
+    to: *mut u8,
+    map: &TensorMap,
+    row: u32,
+    column: u32,
+    barrier: *mut u64,
+    blocks: u16,
+) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        asm!(
+            "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes\
+             .multicast::cluster [{to}], [{map}, {{{column}, {row}}}], [{barrier}], {blocks};",
+            to = in(reg32) shared_address(to),
+            map = in(reg64) core::ptr::from_ref(map),
+            column = in(reg32) column,
+            row = in(reg32) row,
+            barrier = in(reg32) shared_address(barrier),
+            blocks = in(reg16) blocks,
+            options(nostack),
+        );
+    }
+}
+
+#[inline(always)]
+pub(crate) unsafe fn store_tile(map: &TensorMap, row: u32, column: u32, from: *const u8) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        asm!(
+            "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [{map}, {{{column}, {row}}}], \
+             [{from}];",
+            map = in(reg64) core::ptr::from_ref(map),
+            column = in(reg32) column,
+            row = in(reg32) row,
+            from = in(reg32) shared_address(from),
+            options(nostack),
+        );
+    }
+}
+
+#[inline(always)]
+pub(crate) fn commit_stores() {
+    // SAFETY: commits copies; no memory access.
+    unsafe { asm!("cp.async.bulk.commit_group;", options(nostack)) }
+}
+
+#[inline(always)]
+pub(crate) fn wait_stores_read<const N: u32>() {
+    // SAFETY: waits only.
+    unsafe { asm!("cp.async.bulk.wait_group.read {};", const N, options(nostack)) }
+}
+
+#[inline(always)]
+pub(crate) fn wait_stores<const N: u32>() {
+    // SAFETY: waits only.
+    unsafe { asm!("cp.async.bulk.wait_group {};", const N, options(nostack)) }
+}
+
+#[inline(always)]
+pub(crate) fn fence_async_shared() {
+    // SAFETY: orders memory.
+    unsafe { asm!("fence.proxy.async.shared::cta;", options(nostack)) }
+}
+
+#[inline(always)]
+pub(crate) fn mbarrier_arrive_cluster(word: *mut u64, block: u32) {
+    // SAFETY: as in `mbarrier_init`; each block of the cluster has the barrier at this address.
+    unsafe {
+        asm!(
+            "{{ .reg .b32 remote; mapa.shared::cluster.u32 remote, {}, {}; \
+             mbarrier.arrive.shared::cluster.b64 _, [remote]; }}",
+            in(reg32) shared_address(word),
+            in(reg32) block,
+            options(nostack),
+        );
+    }
+}
+
+#[inline(always)]
+pub(crate) fn cluster_rank() -> u32 {
+    let rank;
+    // SAFETY: reads a special register.
+    unsafe {
+        asm!("mov.u32 {}, %cluster_ctarank;", out(reg32) rank, options(pure, nomem, nostack));
+    }
+    rank
+}
+
+#[inline(always)]
+pub(crate) fn cluster_sync() {
+    // SAFETY: a barrier.
+    unsafe {
+        asm!(
+            "barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;",
+            options(nostack),
+        );
+    }
+}
+
+#[inline(always)]
+pub(crate) fn raise_registers<const N: u32>() {
+    // SAFETY: no memory access.
+    unsafe { asm!("setmaxnreg.inc.sync.aligned.u32 {};", const N, options(nostack)) }
+}
+
+#[inline(always)]
+pub(crate) fn lower_registers<const N: u32>() {
+    // SAFETY: no memory access.
+    unsafe { asm!("setmaxnreg.dec.sync.aligned.u32 {};", const N, options(nostack)) }
+}
+
+#[inline(always)]
 pub(crate) fn prefetch_map(map: &TensorMap) {
     // SAFETY: a hint.
     unsafe {

@@ -23,4 +23,5 @@ pub(crate) use memory::*;
 pub(crate) use numbers::*;
 pub(crate) use print::print;
 pub(crate) use tensor::*;
+pub use tensor::{Factor, Sums};
 pub(crate) use threads::*;

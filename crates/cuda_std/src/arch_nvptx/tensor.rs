@@ -2,7 +2,7 @@
 
 use core::arch::asm;
 
-use half::bf16;
+use half::{bf16, f16};
 
 /// The 32-bit shared-memory address of a generic pointer.
 #[inline(always)]
@@ -62,6 +62,22 @@ pub(crate) unsafe fn load_matrices(row: *const bf16) -> [u32; 4] {
 }
 
 #[inline(always)]
+pub(crate) unsafe fn store_matrices(row: *mut u8, words: [u32; 4]) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        asm!(
+            "stmatrix.sync.aligned.m8n8.x4.shared.b16 [{}], {{{}, {}, {}, {}}};",
+            in(reg32) shared_address(row),
+            in(reg32) words[0],
+            in(reg32) words[1],
+            in(reg32) words[2],
+            in(reg32) words[3],
+            options(nostack),
+        );
+    }
+}
+
+#[inline(always)]
 pub(crate) unsafe fn copy_16_async(to: *mut u8, from: *const u8, pred: bool) {
     // SAFETY: the caller's contract.
     unsafe {
@@ -103,53 +119,131 @@ pub(crate) fn tile_offset_bytes(tile: TileAddress, bytes: u32) -> TileAddress {
     tile + u64::from(bytes >> 4)
 }
 
+/// An element type of `wgmma`'s factors.
+pub trait Factor: Copy {
+    #[doc(hidden)]
+    const IS_BF16: bool;
+}
+
+impl Factor for bf16 {
+    const IS_BF16: bool = true;
+}
+
+impl Factor for f16 {
+    const IS_BF16: bool = false;
+}
+
+/// The sums of `wgmma` in a thread's registers: `N / 2` of them for 64 x `N` of a warpgroup.
+pub trait Sums {
+    #[doc(hidden)]
+    unsafe fn wgmma<T: Factor>(&mut self, a: TileAddress, b: TileAddress, accumulate: bool);
+    #[doc(hidden)]
+    fn fence_operand(&mut self);
+}
+
 macro_rules! wgmma {
+    ($sums:literal $shape:literal: $first:literal $($i:literal)*) => {
+        impl Sums for [f32; $sums] {
+            #[inline(always)]
+            unsafe fn wgmma<T: Factor>(
+                &mut self,
+                a: TileAddress,
+                b: TileAddress,
+                accumulate: bool,
+            ) {
+                let accumulate = u32::from(accumulate);
+                // SAFETY: reads the tiles, valid by the caller's contract, and adds to registers.
+                unsafe {
+                    if T::IS_BF16 {
+                        wgmma!(@asm "bf16.bf16" $shape self a b accumulate: $first $($i)*)
+                    } else {
+                        wgmma!(@asm "f16.f16" $shape self a b accumulate: $first $($i)*)
+                    }
+                }
+            }
+
+            #[inline(always)]
+            fn fence_operand(&mut self) {
+                // SAFETY: no instruction. The compiler assumes that the registers change here.
+                unsafe {
+                    asm!(
+                        concat!("// {", $first, "}" $(, " {", $i, "}")*),
+                        inout(reg32) self[$first],
+                        $( inout(reg32) self[$i], )*
+                        options(nostack),
+                    );
+                }
+            }
+        }
+    };
     (
-        $name:ident $fence_operand:ident $shape:literal $sums:literal:
+        @asm $types:literal $shape:literal $d:ident $a:ident $b:ident $accumulate:ident:
         $first:literal $($i:literal)*
     ) => {
-        #[inline(always)]
-        pub(crate) unsafe fn $name(d: &mut [f32; $sums], a: TileAddress, b: TileAddress) {
-            // SAFETY: reads the tiles, valid by the caller's contract, and adds to registers.
-            unsafe {
-                asm!(
-                    concat!(
-                        "wgmma.mma_async.sync.aligned.", $shape, ".f32.bf16.bf16 {{",
-                        "{", $first, "}" $(, ", {", $i, "}")*,
-                        "}}, {a}, {b}, 1, 1, 1, 0, 0;",
-                    ),
-                    inout(reg32) d[$first],
-                    $( inout(reg32) d[$i], )*
-                    a = in(reg64) a,
-                    b = in(reg64) b,
-                    options(nostack),
-                );
-            }
-        }
-
-        #[inline(always)]
-        pub(crate) fn $fence_operand(d: &mut [f32; $sums]) {
-            // SAFETY: no instruction. The compiler assumes that the registers change here.
-            unsafe {
-                asm!(
-                    concat!("// {", $first, "}" $(, " {", $i, "}")*),
-                    inout(reg32) d[$first],
-                    $( inout(reg32) d[$i], )*
-                    options(nostack),
-                );
-            }
-        }
+        asm!(
+            concat!(
+                "{{ .reg .pred p; setp.ne.b32 p, {accumulate}, 0; ",
+                "wgmma.mma_async.sync.aligned.", $shape, ".f32.", $types, " {{",
+                "{", $first, "}" $(, ", {", $i, "}")*,
+                "}}, {a}, {b}, p, 1, 1, 0, 0; }}",
+            ),
+            inout(reg32) $d[$first],
+            $( inout(reg32) $d[$i], )*
+            a = in(reg64) $a,
+            b = in(reg64) $b,
+            accumulate = in(reg32) $accumulate,
+            options(nostack),
+        )
     };
 }
 
 #[rustfmt::skip]
 wgmma! {
-    wgmma_m64n256k16_bf16 wgmma_fence_operand "m64n256k16" 128:
+    4 "m64n8k16":
+    0 1 2 3
+}
+
+#[rustfmt::skip]
+wgmma! {
+    8 "m64n16k16":
+    0 1 2 3 4 5 6 7
+}
+
+#[rustfmt::skip]
+wgmma! {
+    16 "m64n32k16":
+    0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15
+}
+
+#[rustfmt::skip]
+wgmma! {
+    32 "m64n64k16":
     0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31
-    32 33 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63
-    64 65 66 67 68 69 70 71 72 73 74 75 76 77 78 79 80 81 82 83 84 85 86 87 88 89 90 91 92 93 94 95
-    96 97 98 99 100 101 102 103 104 105 106 107 108 109 110 111
-    112 113 114 115 116 117 118 119 120 121 122 123 124 125 126 127
+}
+
+#[rustfmt::skip]
+wgmma! {
+    64 "m64n128k16":
+    0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34
+    35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63
+}
+
+#[rustfmt::skip]
+wgmma! {
+    96 "m64n192k16":
+    0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34
+    35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63 64 65
+    66 67 68 69 70 71 72 73 74 75 76 77 78 79 80 81 82 83 84 85 86 87 88 89 90 91 92 93 94 95
+}
+
+#[rustfmt::skip]
+wgmma! {
+    128 "m64n256k16":
+    0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34
+    35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63 64 65
+    66 67 68 69 70 71 72 73 74 75 76 77 78 79 80 81 82 83 84 85 86 87 88 89 90 91 92 93 94 95 96
+    97 98 99 100 101 102 103 104 105 106 107 108 109 110 111 112 113 114 115 116 117 118 119 120
+    121 122 123 124 125 126 127
 }
 
 #[inline(always)]

@@ -57,6 +57,9 @@ static OPS: Ops = Ops {
         MulticastParts { first, stride: STRIDE, n: COPIES }
     },
     spin: |_, _| record(Event::Spin),
+    cluster_rank: |_| 0,
+    cluster_sync: |_, _| {},
+    map_shared: |_, address, _, _| address,
     fence: |_, order, scope| record(Event::Fence(order, scope)),
     exit: |_| panic!("the thread exits"),
     print: |_, text| record(Event::Print(text.to_owned())),

@@ -1,6 +1,5 @@
 //! The matrix product fused with an all-reduce: its workspace and its launches, with their checks.
 
-mod check;
 mod plan;
 
 use devcomm_host::{
@@ -10,9 +9,9 @@ use devcomm_host::{
 use devcomm_kernels::{self as kernels, GemmForm};
 use half::bf16;
 
-use self::check::{check_buffer, check_shape, refuse, require_context};
 pub use self::plan::GemmOptions;
 use self::plan::Plan;
+use crate::check::{check_buffer, check_shape, refuse, require_context};
 
 /// `C = sum over the ranks of A x B^T`, on one communicator and one stream: owns the loaded kernels
 /// and their workspace, and launches them.

@@ -10,8 +10,8 @@ use devcomm_kernels::{self as kernels, GemmForm, GemmWorkspace};
 use devcomm_types::Kernel;
 
 use super::GemmAllReduce;
-use super::check::{refuse, require_context};
 use crate::KERNELS;
+use crate::check::{refuse, require_context};
 
 /// The options of a [`GemmAllReduce`], the same on every rank.
 ///
@@ -181,8 +181,8 @@ fn agree(all: &[Vec<Proposal>]) -> Result<(GemmForm, u32)> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::check::tests::message;
     use super::*;
+    use crate::check::tests::message;
 
     #[test]
     fn both_forms_are_among_the_shipped_kernels_when_those_are_compiled() {

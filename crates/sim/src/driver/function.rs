@@ -265,6 +265,7 @@ impl Kernel {
             gpu: self.gpu,
             grid: self.grid,
             block: self.block,
+            cluster: self.body.cluster(),
             dynamic_shared: self.dynamic_shared,
             cooperative: self.cooperative,
             body: Rc::new(run),

@@ -77,6 +77,7 @@ fn grid(gpu: usize, blocks: u32, threads: u32, body: impl Fn() + 'static) -> Lau
         gpu,
         grid: [blocks, 1, 1],
         block: [threads, 1, 1],
+        cluster: 1,
         dynamic_shared: 0,
         cooperative: false,
         body: Rc::new(body),
@@ -161,8 +162,8 @@ fn one_gpu_is_in_its_second_grid_while_another_is_in_its_first() {
 }
 
 #[test]
-fn a_cooperative_grid_waits_until_all_of_it_fits() {
-    for gpus in machines(1, 2) {
+fn a_cooperative_grid_or_a_cluster_waits_until_all_of_it_fits() {
+    for (i, gpus) in machines(1, 2).enumerate() {
         let words = Words::new(&gpus, 2);
         let (go, arrived) = (words.word(0), words.word(1));
         gpus.launch(grid(0, 1, 1024, move || go.wait(1))).unwrap();
@@ -170,7 +171,8 @@ fn a_cooperative_grid_waits_until_all_of_it_fits() {
             arrived.add();
             arrived.wait(4096);
         };
-        let whole = Launch { cooperative: true, ..grid(0, 4, 1024, together) };
+        let (cooperative, cluster) = [(true, 1), (false, 4)][i % 2];
+        let whole = Launch { cooperative, cluster, ..grid(0, 4, 1024, together) };
         gpus.launch(whole).unwrap();
         assert!(matches!(run_until_idle(&gpus), Step::Spinning));
         let stall = gpus.stall();
@@ -236,6 +238,7 @@ fn what_no_gpu_takes_is_refused() {
         (Launch { block: [32, 32, 2], ..valid() }, "blocks of 2048 threads"),
         (Launch { block: [1, 1, 65], ..valid() }, "at most [1024, 1024, 64] are"),
         (Launch { dynamic_shared: 228 << 10, ..valid() }, "dynamic shared memory"),
+        (Launch { cluster: 2, ..grid(0, 3, 1, || {}) }, "3 blocks in x"),
     ] {
         let error = gpus.launch(launch).unwrap_err().to_string();
         assert!(error.contains(why), "{error}");

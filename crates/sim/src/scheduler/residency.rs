@@ -8,6 +8,7 @@ use cuda_std::arch::ThreadCtx;
 
 use super::{Fiber, Scheduler};
 use crate::barrier::BlockBarrier;
+use crate::cluster::Cluster;
 use crate::error::{Error, Result};
 use crate::gpus::{Gpus, GridId, Launch};
 use crate::hooks::OPS;
@@ -87,6 +88,12 @@ impl Gpu {
         Some(found)
     }
 
+    /// Assigns `n` blocks, if all fit.
+    fn place_all(&mut self, all: u32, block: SmResources, n: u32) -> Option<Vec<usize>> {
+        let fit = self.holds(all, block) >= n;
+        fit.then(|| (0..n).filter_map(|_| self.place(all, block)).collect())
+    }
+
     /// The number of blocks like `block` that fit besides the running blocks.
     fn holds(&self, all: u32, block: SmResources) -> u32 {
         let used: u32 = self.free.iter().map(|sm| sm.holds(block)).sum();
@@ -123,7 +130,7 @@ impl Scheduler {
 
     /// Checks a launch against a GPU's limits; returns the number of blocks.
     pub(crate) fn check(&self, launch: &Launch) -> Result<u32> {
-        let Launch { kernel, gpu, grid, block, dynamic_shared, .. } = *launch;
+        let Launch { kernel, gpu, grid, block, cluster, dynamic_shared, .. } = *launch;
         let refuse = |reason: String| Err(Error::Launch { kernel, reason });
         if gpu >= self.gpus.len() {
             return refuse(format!("there is no GPU {gpu}, only {}", self.gpus.len()));
@@ -135,6 +142,12 @@ impl Scheduler {
         if (0..3).any(|i| grid[i] > MAX_GRID[i]) {
             return refuse(format!(
                 "a grid of {grid:?} blocks, but at most {MAX_GRID:?} are possible"
+            ));
+        }
+        if !grid[0].is_multiple_of(cluster) {
+            return refuse(format!(
+                "a grid of {} blocks in x, which is not a multiple of its clusters of {cluster}",
+                grid[0]
             ));
         }
         let Ok(blocks) = u32::try_from(blocks) else {
@@ -162,6 +175,11 @@ impl Scheduler {
             return refuse(format!(
                 "a cooperative grid of {blocks} blocks, but at most {resident} of them are \
                 resident on a GPU"
+            ));
+        }
+        if cluster > resident {
+            return refuse(format!(
+                "clusters of {cluster} blocks, but at most {resident} of them are resident on a GPU"
             ));
         }
         let at_once = blocks.min(resident) as usize * threads as usize;
@@ -199,23 +217,27 @@ impl Scheduler {
         !runs
     }
 
-    /// Starts the pending blocks that fit.
+    /// Starts the pending clusters that fit.
     pub(super) fn start_blocks(&mut self, gpus: &Gpus) -> Result<()> {
         for gpu in std::mem::take(&mut self.changed) {
             while let Some(grid) = self.gpus[gpu].pending.front().cloned() {
                 let (all, next) = (self.settings.multiprocessors, grid.next.get());
+                let n = grid.launch.cluster;
                 let residency = SmResources::of_block(grid.threads(), grid.launch.dynamic_shared);
                 let gpu = &mut self.gpus[gpu];
                 let must_fit = grid.launch.cooperative && next == 0;
                 if must_fit && gpu.holds(all, residency) < grid.blocks {
                     break;
                 }
-                let Some(multiprocessor) = gpu.place(all, residency) else { break };
-                grid.next.set(next + 1);
-                if next + 1 == grid.blocks {
+                let Some(places) = gpu.place_all(all, residency, n) else { break };
+                grid.next.set(next + n);
+                if next + n == grid.blocks {
                     gpu.pending.pop_front();
                 }
-                self.start_block(gpus, grid, next, multiprocessor)?;
+                let cluster = Rc::new(Cluster::new(n * grid.threads()));
+                for (index, multiprocessor) in (next..).zip(places) {
+                    self.start_block(gpus, &grid, &cluster, index, multiprocessor)?;
+                }
             }
         }
         Ok(())
@@ -224,7 +246,8 @@ impl Scheduler {
     fn start_block(
         &mut self,
         gpus: &Gpus,
-        grid: Rc<Grid>,
+        grid: &Rc<Grid>,
+        cluster: &Rc<Cluster>,
         index: u32,
         multiprocessor: usize,
     ) -> Result<()> {
@@ -243,7 +266,7 @@ impl Scheduler {
         });
         let block = Rc::new(Block {
             gpu: grid.launch.gpu,
-            grid,
+            grid: Rc::clone(grid),
             index,
             slot: slot as u32,
             multiprocessor,
@@ -252,6 +275,7 @@ impl Scheduler {
             next: RefCell::new(Vec::with_capacity(size as usize)),
             queued: Cell::new(false),
             barriers: std::array::from_fn(|_| BlockBarrier::default()),
+            cluster: Rc::clone(cluster),
             warps,
             shared: RefCell::new(shared),
         });
@@ -274,6 +298,7 @@ impl Scheduler {
             );
             thread.enqueue();
         }
+        cluster.add(&block);
         self.blocks[slot] = Some(block);
         Ok(())
     }
@@ -295,9 +320,10 @@ impl Scheduler {
     /// Frees the resources of a block whose last thread has ended.
     pub(super) fn end_block(&mut self, gpus: &Gpus, slot: usize) {
         let Some(Ok(block)) = self.blocks[slot].take().map(Rc::try_unwrap) else { return };
-        let Block { grid, gpu, size, multiprocessor, warps, .. } = block;
+        let Block { grid, gpu, size, multiprocessor, warps, cluster, shared, .. } = block;
         self.free.push(slot);
         self.warps.extend(warps);
+        cluster.block_ended(shared.into_inner());
         let residency = SmResources::of_block(size, grid.launch.dynamic_shared);
         self.gpus[gpu].free[multiprocessor].give_back(residency);
         if !self.gpus[gpu].pending.is_empty() {

@@ -3,7 +3,7 @@
 use devcomm_host::{Context, Error, Result};
 
 /// The shape as kernel arguments, if the kernels support it.
-pub(super) fn check_shape([m, n, k]: [usize; 3]) -> Result<[u32; 3]> {
+pub(crate) fn check_shape([m, n, k]: [usize; 3]) -> Result<[u32; 3]> {
     if m == 0 || n == 0 || k == 0 {
         return refuse(format!("a product of {m} x {n} elements with {k} terms has nothing to do"));
     }
@@ -23,7 +23,7 @@ pub(super) fn check_shape([m, n, k]: [usize; 3]) -> Result<[u32; 3]> {
     Ok([m as u32, n as u32, k as u32])
 }
 
-pub(super) fn check_buffer(
+pub(crate) fn check_buffer(
     name: &str,
     address: u64,
     len: usize,
@@ -40,22 +40,22 @@ pub(super) fn check_buffer(
 }
 
 /// An [`Error::InvalidInput`] with this text.
-pub(super) fn refuse<T>(what: String) -> Result<T> {
+pub(crate) fn refuse<T>(what: String) -> Result<T> {
     Err(Error::InvalidInput { what })
 }
 
-pub(super) fn require_context(what: &str, context: &Context, own: &Context) -> Result<()> {
+pub(crate) fn require_context(what: &str, context: &Context, own: &Context) -> Result<()> {
     if !context.is(own) {
-        return refuse(format!("{what} belongs to another CUDA context than the communicator"));
+        return refuse(format!("{what} belongs to another CUDA context"));
     }
     Ok(())
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    pub(in super::super) fn message<T>(result: Result<T>) -> String {
+    pub(crate) fn message<T>(result: Result<T>) -> String {
         match result {
             Ok(_) => "it was accepted".to_owned(),
             Err(error) => error.to_string(),

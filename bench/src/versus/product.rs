@@ -1,0 +1,161 @@
+//! What the benchmarks of matrix products share: the factors, cuBLASLt, and the check of C.
+
+use anyhow::{Result, ensure};
+use devcomm::{DeviceSlice, ReduceOp, SymmetricBuffer};
+use devcomm_testing::gemm::{Factor, Problem};
+use half::bf16;
+
+use super::job::Job;
+use crate::contender::{Outcome, Variant};
+use crate::cublaslt::{CublasLt, Plan};
+use crate::harness::Harness;
+use crate::ranks;
+
+/// The number of elements of a large product that the host computes and compares; all would take
+/// too long.
+const SAMPLES: usize = 256;
+
+/// Loads cuBLASLt; without it the variants that use it are omitted.
+pub fn load_cublaslt(job: &mut Job<'_>, users: &[Variant]) -> Result<Option<CublasLt>> {
+    let (library, why) = match job.harness.rank.is_simulated() {
+        true => (None, "cuBLASLt does not run on simulated GPUs"),
+        false => (
+            CublasLt::load(job.harness.comm)?,
+            "cuBLASLt (libcublasLt.so) cannot be loaded: name its folder in LD_LIBRARY_PATH; \
+             without it only samples of rust's results are checked",
+        ),
+    };
+    if library.is_none() {
+        users.iter().try_for_each(|variant| job.selection.omit(*variant, why))?;
+    }
+    Ok(library)
+}
+
+/// This rank's A and B.
+pub struct Matrices<'a> {
+    pub harness: &'a Harness<'a>,
+    pub problem: Problem,
+    pub a: SymmetricBuffer<bf16>,
+    pub b: SymmetricBuffer<bf16>,
+}
+
+impl<'a> Matrices<'a> {
+    pub fn new(harness: &'a Harness<'a>, problem: Problem) -> Result<Self> {
+        let factor = |factor| -> Result<SymmetricBuffer<bf16>> {
+            let elements = problem.factor(factor, harness.rank.rank());
+            let buffer = harness.comm.mem_alloc(elements.len())?;
+            buffer.copy_from_host(&elements)?;
+            Ok(buffer)
+        };
+        Ok(Self { harness, problem, a: factor(Factor::A)?, b: factor(Factor::B)? })
+    }
+
+    /// Fills A and B with random bits: with the few distinct values of the checked inputs a GPU
+    /// draws less power, and is faster.
+    pub fn fill_for_timing(&self) -> Result<()> {
+        let rank = self.harness.rank.rank();
+        self.a.copy_from_host(&self.problem.noise(Factor::A, rank))?;
+        Ok(self.b.copy_from_host(&self.problem.noise(Factor::B, rank))?)
+    }
+}
+
+/// C before rounding: cuBLASLt and NCCL sum in f32, which is exact for these elements.
+pub struct Sum {
+    elements: Vec<f32>,
+    /// The largest magnitude in any rank's product.
+    largest: f64,
+}
+
+impl Sum {
+    /// Computes C, and compares a few elements with the host's. *Collective*.
+    pub fn new(matrices: &Matrices<'_>, plan: &Plan<'_>) -> Result<Self> {
+        let Matrices { harness, problem, a, b } = matrices;
+        let sum: SymmetricBuffer<f32> = harness.comm.mem_alloc(problem.m * problem.n)?;
+        let mut elements = vec![0.0; sum.len()];
+        // SAFETY: the buffers have the elements of the plan's shape, and only this stream uses
+        // them.
+        unsafe { plan.enqueue(a, b, sum.device_address(), &harness.stream)? };
+        harness.finish()?;
+        sum.copy_to_host(&mut elements)?;
+        let largest = elements.iter().fold(0.0, |most: f32, x| most.max(x.abs()));
+        let largest = ranks::slowest(harness.rank, &[largest.into()])?;
+        harness.comm.all_reduce(&sum, &sum, ReduceOp::Sum, &harness.stream)?;
+        harness.finish()?;
+        sum.copy_to_host(&mut elements)?;
+        let ranks = 0..harness.rank.n_ranks();
+        for (row, column) in problem.samples(SAMPLES) {
+            let (got, right) =
+                (elements[row * problem.n + column], problem.exact(ranks.clone(), row, column));
+            ensure!(
+                f64::from(got) == right,
+                "the reference of cuBLASLt and ncclAllReduce is wrong: {got} at ({row}, \
+                 {column}), expected {right}"
+            );
+        }
+        Ok(Self { elements, largest: largest.first().copied().unwrap_or(f64::INFINITY) })
+    }
+}
+
+/// C on this rank.
+pub struct Product<'a> {
+    pub matrices: &'a Matrices<'a>,
+    pub c: DeviceSlice<bf16>,
+    pub sum: Option<&'a Sum>,
+    /// Whether C is rounded once, from an exact sum.
+    pub rounded_once: bool,
+}
+
+impl Outcome for Product<'_> {
+    fn poison(&self) -> Result<()> {
+        // Every element is a NaN.
+        Ok(self.c.fill_bytes(0xff)?)
+    }
+
+    /// Counts wrong elements: of all elements, or without `sum` on GPUs only of the samples.
+    fn count_wrong(&self) -> Result<usize> {
+        let Matrices { harness: Harness { rank, .. }, problem, .. } = self.matrices;
+        let mut c = vec![bf16::ZERO; self.c.len()];
+        self.c.copy_to_host(&mut c)?;
+        let (n_ranks, ranks) = (rank.n_ranks(), 0..rank.n_ranks());
+        Ok(match self.sum {
+            None if rank.is_simulated() => problem.count_wrong(ranks, &c, problem.all()),
+            None => problem.count_wrong(ranks, &c, problem.samples(SAMPLES)),
+            Some(sum) => {
+                let is_wrong = |&(&right, &got): &(&f32, &bf16)| match self.rounded_once {
+                    true => got != bf16::from_f32(right),
+                    false => is_beyond_rounding(right, got, sum.largest, n_ranks),
+                };
+                sum.elements.iter().zip(&c).filter(is_wrong).count()
+            }
+        })
+    }
+}
+
+/// Whether `got` differs from `right` by more than bf16 roundings allow: one of each product (a
+/// rank's, of magnitude `largest` at most), and one of each partial sum.
+fn is_beyond_rounding(right: f32, got: bf16, largest: f64, ranks: usize) -> bool {
+    /// Half the distance from 1 to the next bf16 number.
+    const HALF_STEP: f64 = 1.0 / 256.0;
+    let roundings_of_products = ranks as f64 * largest;
+    let roundings_of_sums: f64 = (2..=ranks).map(|terms| terms as f64 * largest).sum();
+    // Partial sums of rounded products may exceed the exact ones slightly.
+    let bound = HALF_STEP
+        * (roundings_of_products + roundings_of_sums)
+        * (1.0 + HALF_STEP).powi(ranks as i32);
+    let error = (f64::from(got.to_f32()) - f64::from(right)).abs();
+    error.is_nan() || error > bound
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn roundings_are_no_error_and_a_rank_that_is_missing_is() {
+        // Two ranks with products of 100.25 each: bf16 has steps of 0.5 there, and of 1 at the sum.
+        assert!(!is_beyond_rounding(200.5, bf16::from_f32(200.0), 100.25, 2));
+        assert!(!is_beyond_rounding(200.5, bf16::from_f32(201.0), 100.25, 2));
+        assert!(is_beyond_rounding(200.5, bf16::from_f32(100.0), 100.25, 2));
+        assert!(is_beyond_rounding(200.5, bf16::NAN, 100.25, 2));
+    }
+}

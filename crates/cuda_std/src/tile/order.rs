@@ -1,0 +1,48 @@
+//! The order of a matrix's tiles.
+
+/// Numbers the tiles of a matrix in groups of `GROUP` rows of tiles, column by column within a
+/// group. Blocks that run at the same time then load the same few rows of one factor and columns of
+/// the other, which stay in the L2 cache.
+#[derive(Clone, Copy, Debug)]
+pub struct TileOrder<const GROUP: u32> {
+    /// Rows of tiles.
+    pub rows: u32,
+    /// Columns of tiles.
+    pub columns: u32,
+}
+
+impl<const GROUP: u32> TileOrder<GROUP> {
+    /// The number of tiles.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[must_use]
+    pub fn count(self) -> u32 {
+        self.rows * self.columns
+    }
+
+    /// The row and column of tile `number`, in tiles.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[must_use]
+    pub fn position(self, number: u32) -> (u32, u32) {
+        let in_group = GROUP * self.columns;
+        let (group, rest) = (number / in_group, number % in_group);
+        let left = self.rows - group * GROUP;
+        let height = if left < GROUP { left } else { GROUP };
+        (group * GROUP + rest % height, rest / height)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_tile_has_one_number() {
+        for (rows, columns) in [(1, 1), (2, 2), (16, 3), (17, 5), (40, 1), (1, 40)] {
+            let order = TileOrder::<16> { rows, columns };
+            let mut tiles: Vec<_> = (0..order.count()).map(|n| order.position(n)).collect();
+            tiles.sort_unstable();
+            let all = (0..rows).flat_map(|row| (0..columns).map(move |column| (row, column)));
+            assert_eq!(tiles, all.collect::<Vec<_>>(), "{rows} x {columns}");
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! Clusters: blocks that start together and access each other's shared memory.
+
+use std::cell::{Cell, RefCell};
+use std::rc::{Rc, Weak};
+
+use crate::error::Site;
+use crate::shared::SharedMemory;
+use crate::thread::{Block, Thread, Wait};
+
+/// The blocks of a cluster. In a launch without clusters each block is one.
+pub(crate) struct Cluster {
+    /// The blocks by rank. A block owns its cluster, so not the reverse.
+    blocks: RefCell<Vec<Weak<Block>>>,
+    /// Threads that have not ended.
+    live: Cell<u32>,
+    /// Threads at the barrier.
+    arrived: Cell<u32>,
+    /// The shared memory of blocks that have ended. It is kept since a peer may have been preempted
+    /// between the check of an access and the access.
+    ended: RefCell<Vec<SharedMemory>>,
+}
+
+impl Cluster {
+    /// A cluster of `threads` threads, without blocks yet.
+    pub(crate) fn new(threads: u32) -> Self {
+        let (live, arrived) = (Cell::new(threads), Cell::new(0));
+        Self { blocks: RefCell::default(), live, arrived, ended: RefCell::default() }
+    }
+
+    /// Adds the block of the next rank.
+    pub(crate) fn add(&self, block: &Rc<Block>) {
+        self.blocks.borrow_mut().push(Rc::downgrade(block));
+    }
+
+    /// Notes that a block has ended.
+    pub(crate) fn block_ended(&self, shared: SharedMemory) {
+        self.ended.borrow_mut().push(shared);
+    }
+
+    /// The block of this rank. Must not be kept while its threads run.
+    fn block(&self, rank: usize) -> Result<Rc<Block>, String> {
+        let blocks = self.blocks.borrow();
+        let Some(block) = blocks.get(rank) else {
+            return Err(format!("there is no block {rank} in a cluster of {}", blocks.len()));
+        };
+        block.upgrade().ok_or_else(|| format!("block {rank} of the cluster has ended"))
+    }
+
+    /// The blocks that have not ended.
+    fn running(&self) -> impl Iterator<Item = Rc<Block>> {
+        let n = self.blocks.borrow().len();
+        (0..n).filter_map(|rank| self.block(rank).ok())
+    }
+
+    /// Whether the bytes are in the shared memory of a running block.
+    pub(crate) fn contains(&self, address: usize, bytes: usize) -> bool {
+        self.running().any(|block| block.shared.borrow().contains(address, bytes))
+    }
+
+    /// Wakes the threads at the barrier, if all have arrived.
+    fn release_if_complete(&self) -> bool {
+        if self.arrived.get() < self.live.get() {
+            return false;
+        }
+        self.arrived.set(0);
+        for block in self.running() {
+            let at_barrier = |thread: &&Thread| matches!(thread.wait.get(), Wait::Cluster { .. });
+            block.threads().filter(at_barrier).for_each(Thread::wake);
+        }
+        true
+    }
+
+    /// Completes the barrier for threads that waited only for a thread that has exited.
+    pub(crate) fn thread_ended(&self) {
+        self.live.set(self.live.get() - 1);
+        if self.arrived.get() > 0 {
+            self.release_if_complete();
+        }
+    }
+}
+
+/// A thread arrives at its cluster's barrier and waits for the others.
+pub(crate) fn sync(thread: &Thread, at: Site) {
+    let cluster = &thread.block().cluster;
+    cluster.arrived.set(cluster.arrived.get() + 1);
+    if !cluster.release_if_complete() {
+        thread.suspend(Wait::Cluster { at });
+    } else if thread.gpus().random() {
+        thread.suspend(Wait::Ready);
+    }
+}
+
+/// The address in the cluster's block `rank` that corresponds to `address` in the thread's block.
+pub(crate) fn map_shared(thread: &Thread, address: usize, rank: u32, at: Site) -> usize {
+    thread.gpus().called();
+    let block = thread.block();
+    let map = || {
+        let place = block.shared.borrow().place(address);
+        let place = place.ok_or_else(|| {
+            format!("address {address:#x} is not in the shared memory of the thread's block")
+        })?;
+        let peer = block.cluster.block(rank as usize)?;
+        let mapped = peer.shared.borrow_mut().address_of(place);
+        mapped.ok_or_else(|| {
+            format!("block {rank} of the cluster has no room for its {} bytes", place.bytes)
+        })
+    };
+    // The closure's borrows have ended when the thread fails.
+    map().unwrap_or_else(|what| thread.misuse(at, what))
+}

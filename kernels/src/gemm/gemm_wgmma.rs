@@ -1,0 +1,239 @@
+//! The product of large matrices on Hopper.
+//!
+//! A block computes tiles of 128 x 256 elements of C, one after the other. Its last warp loads the
+//! factors by TMA into a pipeline of four stages; two warpgroups multiply, 64 rows each, and store
+//! their sums by TMA from shared memory, while the loads of the next tile proceed. The two blocks
+//! of a cluster compute tiles that are neighbours in a column: both need the same rows of B, of
+//! which each loads half for both.
+
+use cuda_std::prelude::*;
+use cuda_std::tile::{Pipeline, PipelineState, SharedTile, TileOrder, align_shared};
+use cuda_std::{cluster, tma, wgmma};
+use devcomm_types::{GridConstant, TensorMap};
+
+/// Rows of a tile of C.
+pub const TILE_M: u32 = 128;
+/// Columns of a tile of C.
+pub const TILE_N: u32 = 256;
+/// Terms of the sums that a stage has.
+const TILE_K: u32 = A::COLUMNS;
+/// Columns of C that a warp stores at once.
+pub const STORE_N: u32 = Store::COLUMNS;
+/// Rows of C that a warp stores at once.
+pub const STORE_M: u32 = 16;
+/// Blocks per cluster.
+pub const CLUSTER: u32 = 2;
+/// Stages of the pipeline.
+const STAGES: u32 = 4;
+/// Rows of tiles of C that are computed at the same time, of two blocks each.
+const GROUP: u32 = 8;
+/// Multiplying warps: two warpgroups.
+const MULTIPLYING_WARPS: u32 = 8;
+/// Rows of a warpgroup.
+const WARPGROUP_M: u32 = 64;
+
+type A = SharedTile<bf16, TILE_M>;
+type B = SharedTile<bf16, TILE_N>;
+type Store = SharedTile<bf16, STORE_M>;
+
+const STAGE_BYTES: u32 = A::BYTES + B::BYTES;
+/// Two tiles for the stores of each warp: while TMA reads one, the warp writes the other.
+const STORE_BYTES: u32 = 2 * MULTIPLYING_WARPS * Store::BYTES;
+/// Dynamic shared memory in bytes, with what the alignment takes.
+pub const SHARED: u32 = STAGES * STAGE_BYTES + STORE_BYTES + 1024;
+/// Threads per block: two warpgroups that multiply, one that loads.
+pub const THREADS: u32 = 384;
+
+/// `C = A x B^T` in bf16, for Hopper.
+///
+/// `a` and `b` are tensor maps with tiles of 128 rows, `c` one with tiles of [`STORE_M`].
+///
+/// Grid: a multiple of [`CLUSTER`] blocks, at most one per multiprocessor. Block: [`THREADS`]
+/// threads, with [`SHARED`] bytes.
+///
+/// # Safety
+///
+/// The matrices of the maps are allocated, and have `m x k`, `n x k` and `m x n` elements. No other
+/// kernel writes A or B, or accesses C.
+#[kernel(arch = "sm_90a", max_threads = 384, cluster = 2)]
+pub unsafe fn gemm_wgmma(
+    a: GridConstant<TensorMap>,
+    b: GridConstant<TensorMap>,
+    c: GridConstant<TensorMap>,
+    m: u32,
+    n: u32,
+    k: u32,
+) {
+    let order =
+        TileOrder::<GROUP> { rows: m.div_ceil(CLUSTER * TILE_M), columns: n.div_ceil(TILE_N) };
+    // SAFETY: only this pipeline uses the words; it is initialised first.
+    let shared = unsafe {
+        Shared {
+            memory: align_shared(shared::dynamic_shared_mem::<u8>()),
+            pipeline: Pipeline::at(shared_array![u64; Pipeline::<STAGES>::WORDS]),
+        }
+    };
+    let warp = thread::thread_idx_x() / warp::WARP_SIZE;
+    // SAFETY: the kernel's contract. All threads of the cluster reach its barriers.
+    unsafe {
+        if thread::thread_idx_x() == 0 {
+            // A warpgroup of each block releases a stage.
+            shared.pipeline.init(1, CLUSTER * 2);
+        }
+        cluster::sync();
+        if warp < MULTIPLYING_WARPS {
+            wgmma::raise_registers::<232>();
+            multiply(&c, shared, order, k);
+        } else {
+            wgmma::lower_registers::<40>();
+            if warp == MULTIPLYING_WARPS && warp::lane_id() == 0 {
+                load(&a, &b, shared, order, k);
+            }
+        }
+        // No block ends while the other one still writes to its shared memory.
+        cluster::sync();
+    }
+}
+
+/// The block's shared memory.
+#[derive(Clone, Copy)]
+struct Shared {
+    memory: *mut u8,
+    pipeline: Pipeline<STAGES>,
+}
+
+impl Shared {
+    #[inline(always)]
+    fn a(self, state: PipelineState<STAGES>) -> A {
+        A::at(self.memory.wrapping_add((state.stage * STAGE_BYTES) as usize))
+    }
+
+    #[inline(always)]
+    fn b(self, state: PipelineState<STAGES>) -> B {
+        B::at(self.a(state).address().wrapping_add(A::BYTES as usize))
+    }
+
+    /// One of a warp's two tiles for stores.
+    #[inline(always)]
+    fn store(self, warp: u32, which: u32) -> Store {
+        let offset = STAGES * STAGE_BYTES + (2 * warp + which) * Store::BYTES;
+        Store::at(self.memory.wrapping_add(offset as usize))
+    }
+}
+
+/// The row and column of C from which this block computes the tile.
+#[inline(always)]
+fn origin(order: TileOrder<GROUP>, number: u32) -> (u32, u32) {
+    let (row, column) = order.position(number);
+    ((CLUSTER * row + cluster::rank()) * TILE_M, column * TILE_N)
+}
+
+/// Loads the factors of this cluster's tiles.
+///
+/// # Safety
+///
+/// The kernel's contract, and one thread of each block calls it.
+#[inline(always)]
+unsafe fn load(a: &TensorMap, b: &TensorMap, shared: Shared, order: TileOrder<GROUP>, k: u32) {
+    const HALF: u32 = TILE_N / CLUSTER;
+    tma::prefetch_map(a);
+    tma::prefetch_map(b);
+    let half = cluster::rank() * HALF;
+    let mut state = PipelineState::FIRST;
+    let mut tile = thread::block_idx_x() / CLUSTER;
+    while tile < order.count() {
+        let (row, column) = origin(order, tile);
+        let mut term = 0;
+        while term < k {
+            shared.pipeline.wait_empty(state);
+            let full = shared.pipeline.full(state);
+            full.arrive_expect_tx(STAGE_BYTES);
+            let to = shared.b(state).rows::<HALF>(half).address();
+            // SAFETY: the stage is empty in both blocks, and no thread reads it before it is full.
+            unsafe {
+                tma::load_tile(shared.a(state).address(), a, row, term, full);
+                tma::load_tile_multicast(to, b, column + half, term, full, (1 << CLUSTER) - 1);
+            }
+            state = state.next();
+            term += TILE_K;
+        }
+        tile += thread::grid_dim_x() / CLUSTER;
+    }
+}
+
+/// Computes 64 rows of each of this block's tiles, and stores them.
+///
+/// # Safety
+///
+/// The kernel's contract, and the first [`MULTIPLYING_WARPS`] warps of the block call it.
+#[inline(always)]
+unsafe fn multiply(c: &TensorMap, shared: Shared, order: TileOrder<GROUP>, k: u32) {
+    let thread = thread::thread_idx_x();
+    let (warp, lane) = (thread / warp::WARP_SIZE, warp::lane_id());
+    let (warpgroup, rank_in_warpgroup) = (thread / 128, thread % 128);
+    let release = |state| {
+        // One thread for each block of the cluster.
+        if rank_in_warpgroup < CLUSTER {
+            shared.pipeline.empty(state).arrive_in(rank_in_warpgroup);
+        }
+    };
+    let mut state = PipelineState::FIRST;
+    let mut tile = thread::block_idx_x() / CLUSTER;
+    let mut stored = 0;
+    while tile < order.count() {
+        let (row, column) = origin(order, tile);
+        let mut sums = [0.0; 128];
+        // SAFETY: the caller's contract. No other code accesses the sums between the two operand
+        // fences; a warp's tile for stores is read by TMA before the warp writes it again.
+        unsafe {
+            let mut last = state;
+            let mut term = 0;
+            wgmma::fence_operand(&mut sums);
+            while term < k {
+                shared.pipeline.wait_full(state);
+                wgmma::fence();
+                let a = shared.a(state).rows::<WARPGROUP_M>(warpgroup * WARPGROUP_M).factor();
+                let b = shared.b(state).factor();
+                let mut part = 0;
+                while part < TILE_K {
+                    let (a, b) = (a.columns_from(part), b.columns_from(part));
+                    wgmma::multiply::<bf16, _>(&mut sums, a, b, term + part > 0);
+                    part += 16;
+                }
+                wgmma::commit_group();
+                // The previous stage's products have ended.
+                wgmma::wait_groups::<1>();
+                if term > 0 {
+                    release(last);
+                }
+                last = state;
+                state = state.next();
+                term += TILE_K;
+            }
+            wgmma::wait_groups::<0>();
+            wgmma::fence_operand(&mut sums);
+            release(last);
+            let row = row + warp * STORE_M;
+            let mut slice = 0;
+            while slice < TILE_N / STORE_N {
+                let to = shared.store(warp, stored % 2);
+                stored += 1;
+                if lane == 0 {
+                    tma::wait_stores_read::<1>();
+                }
+                warp::sync();
+                let first = (slice * STORE_N / 2) as usize;
+                to.store_sums(lane, |i| sums[first + i]);
+                tma::fence_async_shared();
+                warp::sync();
+                if lane == 0 {
+                    tma::store_tile(c, row, column + slice * STORE_N, to.address());
+                    tma::commit_stores();
+                }
+                slice += 1;
+            }
+        }
+        tile += thread::grid_dim_x() / CLUSTER;
+    }
+    tma::wait_stores::<0>();
+}
