@@ -145,6 +145,7 @@ unsafe fn mistakes(comm: DevComm, out: Window<u32>, which: u32) {
 
 #[test]
 fn misuse_of_multicast_addresses_is_reported() {
+    // Simulated multicast addresses begin with 0x4.
     let wants = [
         "stores 4 bytes at 0x4",
         "loads 4 bytes at 0x4",

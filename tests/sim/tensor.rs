@@ -87,7 +87,7 @@ unsafe fn copy_some(from: *const u32, to: *mut u32) {
 }
 
 #[test]
-fn a_copy_that_takes_nothing_brings_zeros() {
+fn a_copy_with_a_false_predicate_writes_zeros() {
     let copied = simulate(Simulation::new(1), |gpu| {
         let to = gpu.buffer(&[1_u32; 128])?;
         // 20 threads copy 16 bytes each, the others zeros.
@@ -142,7 +142,7 @@ unsafe fn warpgroup(a: GridConstant<TensorMap>, b: GridConstant<TensorMap>, d: *
 }
 
 #[test]
-fn a_warpgroups_tiles_are_where_the_copy_engine_puts_them() {
+fn a_warpgroups_tiles_are_where_tma_puts_them() {
     for (rows, columns, k) in [(64, 256, 64), (64, 256, 128), (3, 250, 72), (64, 1, 8)] {
         let (a, b) = (numbers(rows * k, 3), numbers(columns * k, 8));
         let got = simulate(Simulation::new(1), |gpu| {
@@ -381,7 +381,7 @@ fn a_barriers_phases_alternate() {
 }
 
 #[kernel]
-unsafe fn no_map(map: GridConstant<TensorMap>) {
+unsafe fn foreign_map(map: GridConstant<TensorMap>) {
     let to = aligned_shared();
     // SAFETY: the simulator refuses the map before it copies.
     unsafe {
@@ -392,10 +392,10 @@ unsafe fn no_map(map: GridConstant<TensorMap>) {
 }
 
 #[test]
-fn a_map_of_the_drivers_is_refused_with_what_to_do() {
+fn a_tensor_map_of_the_driver_is_refused_with_what_to_do() {
     let error = failure(Simulation::new(1), |gpu| {
-        let no_map = no_map::args(TensorMap { words: [3; 16] });
-        gpu.launch(no_map.grid(1).block(1).dynamic_shared(16 << 10))
+        let foreign_map = foreign_map::args(TensorMap { words: [3; 16] });
+        gpu.launch(foreign_map.grid(1).block(1).dynamic_shared(16 << 10))
     });
     assert!(error.to_string().contains("Context::tensor_map"), "{error}");
 }

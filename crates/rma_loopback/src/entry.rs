@@ -20,7 +20,7 @@ use crate::log;
 use crate::setup::Setup;
 
 pub(crate) const NAME: &CStr = c"devcomm loopback";
-/// One device per connection. Their names differ from network cards'.
+/// One device per GIN connection (`DEVCOMM_GIN_CONNECTIONS`), with names that no network card has.
 const DEVICES: [&CStr; 4] = [c"gin_loop0", c"gin_loop1", c"gin_loop2", c"gin_loop3"];
 
 /// Converts a panic to an error.
@@ -311,7 +311,8 @@ unsafe fn request(
     unsafe { operation(call, context, body) }
 }
 
-/// Declares an operation of a context, and its form before version 15, without flags.
+/// Declares an operation of a context, and its form before version 15 of the plugin interface,
+/// without flags.
 macro_rules! with_v14 {
     ($name:ident, $name_v14:ident($($arg:ident: $type:ty,)*) as $call:literal, $body:expr) => {
         pub(crate) unsafe extern "C" fn $name(

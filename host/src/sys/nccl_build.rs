@@ -71,6 +71,7 @@ mod tests {
     fn the_cuda_of_a_build_is_read_whatever_the_suffix_of_its_version() {
         assert_eq!(built_for("2.32.3+cuda13.4"), Some((13, 4)));
         assert_eq!(built_for("2.33.0rc1+cuda12.9"), Some((12, 9)));
+        // The last one is a format string of the library.
         for none in ["2.32.3", "+cuda", "2.32.3+cuda%d.%d"] {
             assert_eq!(built_for(none), None);
         }

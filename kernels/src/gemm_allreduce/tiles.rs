@@ -1,4 +1,4 @@
-//! The division of C into tiles and strips, and their order.
+//! The division of C (`A x B^T`) into tiles and strips, and their order.
 
 /// Rows of a tile.
 pub(super) const TILE_ROWS: u32 = 128;
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_place_has_one_tile() {
+    fn tiles_cover_the_matrix_once() {
         for (m, n) in [(1, 1), (128, 256), (129, 257), (1000, 7), (7, 5000), (3000, 2100)] {
             let tiles = Tiles::<256> { m, n };
             let mut origins: Vec<_> = (0..tiles.count()).map(|tile| tiles.origin(tile)).collect();

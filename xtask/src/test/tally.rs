@@ -36,7 +36,8 @@ impl Tally {
             let failed = count(outcome, "failed");
             // Without failures, indented lines are a test's output.
             self.listed.truncate(failed);
-            self.listed.resize(failed, "a test without a name, see above".to_owned());
+            self.listed
+                .resize(failed, "a failed test whose name was not printed, see above".to_owned());
             self.failed.append(&mut self.listed);
         } else if let Some(name) = ignored(line) {
             self.ignored.push(name);

@@ -182,13 +182,14 @@ impl Plan {
         let hybrid_lsa_barrier = allocator.lsa_barriers(config.barriers, lsa_ranks)?;
         let resources = config.resources.iter().map(|resource| allocator.resource(resource));
         let resources = resources.collect::<Result<Vec<_>>>()?;
-        let rails = (ranks / lsa_ranks) as u32;
+        let rail_ranks = (ranks / lsa_ranks) as u32;
         let stride = stride_of(config, lsa_ranks)?;
-        let hybrid_rail_gin_barrier = allocator.gin_barriers(config.barriers, rails)?;
-        let rail_gin_barrier = allocator.gin_barriers(config.rail_gin_barriers, rails)?;
+        let hybrid_rail_gin_barrier = allocator.gin_barriers(config.barriers, rail_ranks)?;
+        let rail_gin_barrier = allocator.gin_barriers(config.rail_gin_barriers, rail_ranks)?;
         let world_gin_barrier = allocator.gin_barriers(config.world_gin_barriers, ranks as u32)?;
-        let dense = ranks as u32 / stride.unwrap_or(1);
-        let hybrid_dense_gin_barrier = allocator.gin_barriers(config.barriers, dense)?;
+        // All ranks that GIN connects: every `stride`-th.
+        let dense_ranks = ranks as u32 / stride.unwrap_or(1);
+        let hybrid_dense_gin_barrier = allocator.gin_barriers(config.barriers, dense_ranks)?;
         let gin = match stride {
             None if allocator.signals > 0 || allocator.counters > 0 => {
                 return refuse(

@@ -7,7 +7,8 @@ use devcomm_device_tests::cases::{barriers, memory};
 use devcomm_device_tests::{TestWorld, gpus, in_worlds};
 use devcomm_testing::machines::Gpus;
 
-/// Simulated worlds: number of GPUs, and size of an LSA team (in `PAIRS` at least two).
+/// Simulated worlds: number of GPUs, and size of an LSA team. In `PAIRS` every rank has a peer in
+/// its team.
 const ANY: &[(usize, usize)] = &[(2, 2), (3, 3), (4, 2), (5, 5), (6, 3), (1, 1)];
 const PAIRS: &[(usize, usize)] = &[(2, 2), (3, 3), (4, 2), (5, 5)];
 
@@ -15,8 +16,9 @@ macro_rules! tests {
     ($($name:ident: $kind:path, $worlds:ident, $seeds:literal, $case:path;)*) => { $(
         #[test]
         fn $name() {
-            let of = |simulation| $kind(gpus(simulation, GinConnectionType::None));
-            in_worlds(stringify!($name), $worlds, $seeds, of, |world: &TestWorld| $case(world));
+            let make_gpus = |simulation| $kind(gpus(simulation, GinConnectionType::None));
+            let case = |world: &TestWorld| $case(world);
+            in_worlds(stringify!($name), $worlds, $seeds, make_gpus, case);
         }
     )* };
 }

@@ -16,16 +16,17 @@ use crate::world::local_job::Ranks;
 const TEST: &str =
     "world::rendezvous::tests::kills::whoever_is_killed_and_whenever_all_others_end_with_an_error";
 const KILLS: usize = 250;
-/// Concurrent jobs, since processes mostly wait.
+/// Concurrent jobs: more than processors, since their processes mostly wait.
 const CONCURRENT: usize = 8;
-/// The timeout of joining, for every tenth kill, which happens while the ranks join.
+/// The timeout of joining for jobs whose rank is killed while the ranks join, about one in ten.
 const JOIN_LIMIT: Duration = Duration::from_secs(1);
 /// How soon after the kill the others must have ended, even on a loaded machine.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// Exit codes of a rank: ranks were missing; another job had rank 0's port by then and refused this
-/// rank; a rank was lost, whose number is added.
+/// Exit code of a rank: ranks were missing.
 const MISSING: i32 = 50;
+/// Exit code of a rank: another job had rank 0's port by then, and refused this rank.
 const REFUSED: i32 = 51;
+/// Exit code of a rank, plus the number of the rank that was lost.
 const LOST: i32 = 100;
 
 const SOCKET: &str = "DEVCOMM_TEST_SOCKET";
