@@ -1,6 +1,6 @@
 //! The product of large matrices on Hopper.
 //!
-//! A block computes tiles of 128 x 256 elements of C, one after the other. Its last warp loads the
+//! A block computes tiles of 128 x 256 elements of C, one after the other. One warp loads the
 //! factors by TMA into a pipeline of four stages; two warpgroups multiply, 64 rows each, and store
 //! their sums by TMA from shared memory, while the loads of the next tile proceed. The two blocks
 //! of a cluster compute tiles that are neighbours in a column: both need the same rows of B, of
@@ -77,7 +77,7 @@ pub unsafe fn gemm_wgmma(
     // SAFETY: the kernel's contract. All threads of the cluster reach its barriers.
     unsafe {
         if thread::thread_idx_x() == 0 {
-            // A warpgroup of each block releases a stage.
+            // The two warpgroups of each block release a stage.
             shared.pipeline.init(1, CLUSTER * 2);
         }
         cluster::sync();
