@@ -8,7 +8,7 @@ use half::bf16;
 
 use super::Benchmark;
 use super::job::Job;
-use super::product::{Matrices, Product, Sum, load_cublaslt};
+use super::product::{Matrices, Product, Sum, lists_or, load_cublaslt};
 use super::row::Case;
 use super::selection::VariantInfo;
 use crate::contender::{Contender, Variant};
@@ -49,6 +49,8 @@ impl Benchmark for Gemm {
         job.begin()?;
         let defaults: [&[usize]; 3] = harness
             .choose([&[4096, 8192], &[4096, 8192], &[1024, 4096]], [&[1, 130], &[8, 264], &[72]]);
+        let ours = job.selection.has(Variant::Rust).then(|| Kernel::new(&harness.stream));
+        let ours = ours.transpose()?;
         for problem in self.problems(defaults, harness.run.seed)? {
             let shape @ [m, n, _] = problem.shape();
             let matrices = Matrices::new(harness, problem)?;
@@ -65,8 +67,8 @@ impl Benchmark for Gemm {
             let mut contenders = Vec::new();
             let sum = sum.as_ref();
             let result = |c| Product { matrices: &matrices, c, sum, rounded_once: true };
-            if job.selection.has(Variant::Rust) {
-                let (gemm, c) = (Kernel::new(stream)?, harness.comm.mem_alloc::<bf16>(m * n)?);
+            if let Some(gemm) = &ours {
+                let c = harness.comm.mem_alloc::<bf16>(m * n)?;
                 let checked = result(c.device_slice());
                 // SAFETY: the graphs of a comparison end before its contenders, which own or borrow
                 // these buffers.
@@ -97,9 +99,7 @@ impl Benchmark for Gemm {
 impl Gemm {
     /// Every combination of `m`, `n` and `k`, with defaults for empty lists.
     fn problems(&self, default: [&[usize]; 3], seed: u64) -> Result<Vec<Problem>> {
-        let [m, n, k] = default;
-        let lists = [(&self.m, m), (&self.n, n), (&self.k, k)]
-            .map(|(given, default)| if given.is_empty() { default } else { given });
+        let lists = lists_or([&self.m, &self.n, &self.k], default);
         let n = lists[1].iter().find(|n| !n.is_multiple_of(8));
         ensure!(n.is_none(), "--n {}: rows of C need a multiple of 8 elements", n.unwrap_or(&0));
         Problem::combinations(lists, 1, seed)

@@ -10,7 +10,7 @@ use half::bf16;
 use super::Benchmark;
 use super::all_reduce::bus;
 use super::job::Job;
-use super::product::{Matrices, Product, Sum, load_cublaslt};
+use super::product::{Matrices, Product, Sum, lists_or, load_cublaslt};
 use super::row::Case;
 use super::selection::VariantInfo;
 use crate::contender::{Contender, Variant};
@@ -105,9 +105,7 @@ impl Benchmark for GemmAllReduce {
 impl GemmAllReduce {
     /// Every combination of `m`, `n` and `k`, with defaults for empty lists.
     fn problems(&self, default: [&[usize]; 3], ranks: usize, seed: u64) -> Result<Vec<Problem>> {
-        let [m, n, k] = default;
-        let lists = [(&self.m, m), (&self.n, n), (&self.k, k)]
-            .map(|(given, default)| if given.is_empty() { default } else { given });
+        let lists = lists_or([&self.m, &self.n, &self.k], default);
         Problem::combinations(lists, ranks, seed)
     }
 }

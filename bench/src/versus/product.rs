@@ -15,6 +15,11 @@ use crate::ranks;
 /// too long.
 const SAMPLES: usize = 256;
 
+/// The lists of `m`, `n` and `k` from the command line, with defaults for empty ones.
+pub fn lists_or<'a>(given: [&'a [usize]; 3], default: [&'a [usize]; 3]) -> [&'a [usize]; 3] {
+    [0, 1, 2].map(|i| if given[i].is_empty() { default[i] } else { given[i] })
+}
+
 /// Loads cuBLASLt; without it the variants that use it are omitted.
 pub fn load_cublaslt(job: &mut Job<'_>, users: &[Variant]) -> Result<Option<CublasLt>> {
     let (library, why) = match job.harness.rank.is_simulated() {

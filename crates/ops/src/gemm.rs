@@ -9,8 +9,8 @@ use devcomm_kernels::{self as kernels, gemm::gemm_wgmma as sizes};
 use devcomm_types::Kernel;
 use half::bf16;
 
-use crate::KERNELS;
 use crate::check::{check_buffer, check_shape, refuse, require_context};
+use crate::{KERNELS, modules};
 
 /// `C = A x B^T` on one GPU and one stream: owns the loaded kernel, and launches it.
 ///
@@ -37,11 +37,8 @@ pub struct Gemm {
     blocks: u32,
 }
 
-/// The module of [`KERNELS`] with the kernel.
-static MODULES: LazyLock<Vec<ModuleSource>> = LazyLock::new(|| {
-    let is_gemm = |(name, ..): &&ModuleSource| *name == kernels::gemm_wgmma::FILE;
-    KERNELS.modules.iter().filter(is_gemm).copied().collect()
-});
+static MODULES: LazyLock<Vec<ModuleSource>> =
+    LazyLock::new(|| modules(&[kernels::gemm_wgmma::FILE]));
 
 impl Gemm {
     /// For products launched on `stream`.

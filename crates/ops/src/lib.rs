@@ -5,7 +5,7 @@ mod check;
 mod gemm;
 mod gemm_allreduce;
 
-use devcomm_host::KernelSet;
+use devcomm_host::{KernelSet, ModuleSource};
 
 pub use self::gemm::Gemm;
 pub use self::gemm_allreduce::{GemmAllReduce, GemmOptions};
@@ -26,3 +26,8 @@ pub static KERNELS: KernelSet =
 /// contains their PTX, which GPUs need, if the feature `ptx` is on.
 #[cfg(not(feature = "ptx"))]
 pub static KERNELS: KernelSet = WITHOUT_PTX;
+
+/// The modules of [`KERNELS`] with these kernel files, so that an operation loads only its own.
+fn modules(files: &[&str]) -> Vec<ModuleSource> {
+    KERNELS.modules.iter().filter(|(name, ..)| files.contains(name)).copied().collect()
+}

@@ -1,10 +1,10 @@
 //! The Hopper form: `wgmma` by warpgroups, on tiles that one thread loads by TMA.
 
-use cuda_std::mbarrier::{self, MBarrier};
 use cuda_std::prelude::*;
+use cuda_std::tile::{Pipeline, PipelineState, SharedTile, align_shared};
 use cuda_std::tma;
 use cuda_std::wgmma::{self, Tile};
-use devcomm_types::{GridConstant, TensorMap, TensorMapDesc};
+use devcomm_types::{GridConstant, TensorMap};
 use nccl_device::{DevComm, Window};
 
 use super::exchange::Exchange;
@@ -12,18 +12,17 @@ use super::tiles::{STRIP_ROWS, STRIPS, TILE_ROWS, Tiles};
 
 /// Columns of a tile of C.
 pub(super) const COLUMNS: u32 = 256;
+/// A stage's tiles of A and B.
+type A = SharedTile<bf16, TILE_ROWS>;
+type B = SharedTile<bf16, COLUMNS>;
 /// Columns of A and B in a stage of the pipeline.
-const TILE_K: u32 = TensorMapDesc::TILE_COLUMNS;
+const TILE_K: u32 = A::COLUMNS;
 /// Stages in shared memory.
 const STAGES: u32 = 4;
-/// Bytes of a row in a stage.
-const ROW: u32 = TILE_K * 2;
 /// Bytes of a stage: tiles of A and B.
-const STAGE: u32 = (TILE_ROWS + COLUMNS) * ROW;
-/// Alignment of a tile, in bytes.
-const ALIGN: u32 = 1024;
+const STAGE: u32 = A::BYTES + B::BYTES;
 /// Dynamic shared memory: the stages, and padding to align them.
-pub(super) const SHARED: u32 = STAGES * STAGE + ALIGN;
+pub(super) const SHARED: u32 = STAGES * STAGE + 1024;
 /// Computing warps: four for each strip.
 const COMPUTING_WARPS: u32 = 4 * STRIPS;
 /// Index of the loading warp.
@@ -51,6 +50,7 @@ const STRIP_BARRIER: u32 = 1;
 /// were 0 in every rank before the first launch in any. All ranks launch with the same arguments,
 /// in the same order.
 ///
+/// [`TensorMapDesc`]: devcomm_types::TensorMapDesc
 /// [`GemmForm::TILE_ROWS`]: super::GemmForm::TILE_ROWS
 /// [`GemmForm::tile_columns`]: super::GemmForm::tile_columns
 /// [`GemmForm`]: super::GemmForm
@@ -75,17 +75,21 @@ pub unsafe fn gemm_allreduce_wgmma(
     // SAFETY: the kernel's contract. All warps reach `reduce` and `finish`.
     unsafe {
         let exchange = Exchange::new(&comm, tiles, c, partials, flags, local_only);
-        let pipeline = Pipeline::new();
+        let shared = Shared {
+            memory: align_shared(shared::dynamic_shared_mem::<u8>()),
+            pipeline: Pipeline::at(shared_array![u64; Pipeline::<STAGES>::WORDS]),
+        };
         if thread::thread_idx_x() == 0 {
-            pipeline.init();
+            // The loading thread; one lane of each computing warp.
+            shared.pipeline.init(1, COMPUTING_WARPS);
         }
         thread::sync_threads();
         let warp = thread::thread_idx_x() / warp::WARP_SIZE;
         if warp < COMPUTING_WARPS {
-            compute(&exchange, pipeline, tiles, steps);
+            compute(&exchange, shared, tiles, steps);
         } else if warp == LOADING {
             if warp::lane_id() == 0 {
-                load(&a, &b, pipeline, tiles, steps);
+                load(&a, &b, shared, tiles, steps);
             }
             warp::sync();
         }
@@ -94,87 +98,24 @@ pub unsafe fn gemm_allreduce_wgmma(
     }
 }
 
-/// The stages in shared memory, each with an `mbarrier` for *full* and one for *empty*.
+/// The block's shared memory.
 #[derive(Clone, Copy)]
-struct Pipeline {
-    barriers: *mut u64,
-    stages: *mut u8,
+struct Shared {
+    memory: *mut u8,
+    pipeline: Pipeline<STAGES>,
 }
 
-/// A stage's index, and the phase parity of its current use.
-#[derive(Clone, Copy)]
-struct PipelineState {
-    stage: u32,
-    parity: u32,
-}
-
-impl PipelineState {
-    const FIRST: Self = Self { stage: 0, parity: 0 };
-
-    #[inline(always)]
-    fn next(self) -> Self {
-        if self.stage + 1 == STAGES {
-            Self { stage: 0, parity: self.parity ^ 1 }
-        } else {
-            Self { stage: self.stage + 1, parity: self.parity }
-        }
-    }
-}
-
-impl Pipeline {
-    #[inline(always)]
-    fn new() -> Self {
-        let memory = shared::dynamic_shared_mem::<u8>();
-        let unaligned = memory.addr() % ALIGN as usize;
-        let skip = (ALIGN as usize - unaligned) % ALIGN as usize;
-        Self {
-            barriers: shared_array![u64; 2 * STAGES as usize],
-            stages: memory.wrapping_add(skip),
-        }
-    }
-
-    #[inline(always)]
-    fn full(self, state: PipelineState) -> MBarrier {
-        // SAFETY: the words are used only as `mbarrier`s, initialized before the block's barrier.
-        unsafe { MBarrier::at(self.barriers.add(state.stage as usize)) }
-    }
-
-    #[inline(always)]
-    fn empty(self, state: PipelineState) -> MBarrier {
-        // SAFETY: as above.
-        unsafe { MBarrier::at(self.barriers.add((STAGES + state.stage) as usize)) }
-    }
-
+impl Shared {
     /// A stage's tile of A.
     #[inline(always)]
-    fn a(self, state: PipelineState) -> *mut u8 {
-        self.stages.wrapping_add((state.stage * STAGE) as usize)
+    fn a(self, state: PipelineState<STAGES>) -> A {
+        A::at(self.memory.wrapping_add((state.stage * STAGE) as usize))
     }
 
     /// A stage's tile of B.
     #[inline(always)]
-    fn b(self, state: PipelineState) -> *mut u8 {
-        self.a(state).wrapping_add((TILE_ROWS * ROW) as usize)
-    }
-
-    /// # Safety
-    ///
-    /// One thread calls it, before any barrier is used.
-    #[inline(always)]
-    unsafe fn init(self) {
-        let mut stage = 0;
-        while stage < STAGES {
-            let state = PipelineState { stage, parity: 0 };
-            // SAFETY: the caller's contract.
-            unsafe {
-                // The loading thread.
-                self.full(state).init(1);
-                // One lane of each computing warp.
-                self.empty(state).init(COMPUTING_WARPS);
-            }
-            stage += 1;
-        }
-        mbarrier::fence_init();
+    fn b(self, state: PipelineState<STAGES>) -> B {
+        B::at(self.a(state).address().wrapping_add(A::BYTES as usize))
     }
 }
 
@@ -184,13 +125,7 @@ impl Pipeline {
 ///
 /// The kernel's contract, and one thread calls it.
 #[inline(always)]
-unsafe fn load(
-    a: &TensorMap,
-    b: &TensorMap,
-    pipeline: Pipeline,
-    tiles: Tiles<COLUMNS>,
-    steps: u32,
-) {
+unsafe fn load(a: &TensorMap, b: &TensorMap, shared: Shared, tiles: Tiles<COLUMNS>, steps: u32) {
     tma::prefetch_map(a);
     tma::prefetch_map(b);
     let mut state = PipelineState::FIRST;
@@ -199,13 +134,13 @@ unsafe fn load(
         let (row, column) = tiles.origin(tile);
         let mut step = 0;
         while step < steps {
-            pipeline.empty(state).wait(state.parity ^ 1);
-            let full = pipeline.full(state);
+            shared.pipeline.wait_empty(state);
+            let full = shared.pipeline.full(state);
             full.arrive_expect_tx(STAGE);
             // SAFETY: the stage is empty, and no thread reads it before it is full.
             unsafe {
-                tma::load_tile(pipeline.a(state), a, row, step * TILE_K, full);
-                tma::load_tile(pipeline.b(state), b, column, step * TILE_K, full);
+                tma::load_tile(shared.a(state).address(), a, row, step * TILE_K, full);
+                tma::load_tile(shared.b(state).address(), b, column, step * TILE_K, full);
             }
             state = state.next();
             step += 1;
@@ -222,7 +157,7 @@ unsafe fn load(
 #[inline(always)]
 unsafe fn compute(
     exchange: &Exchange<'_, COLUMNS>,
-    pipeline: Pipeline,
+    shared: Shared,
     tiles: Tiles<COLUMNS>,
     steps: u32,
 ) {
@@ -240,15 +175,15 @@ unsafe fn compute(
             let mut step = 0;
             wgmma::fence_operand(&mut sums);
             while step < steps {
-                pipeline.full(state).wait(state.parity);
+                shared.pipeline.wait_full(state);
                 wgmma::fence();
-                let a = Tile::at(pipeline.a(state)).offset_bytes(warpgroup * STRIP_ROWS * ROW);
-                multiply(&mut sums, a, Tile::at(pipeline.b(state)));
+                let a = shared.a(state).rows::<STRIP_ROWS>(warpgroup * STRIP_ROWS);
+                multiply(&mut sums, a.factor(), shared.b(state).factor());
                 wgmma::commit_group();
                 // The previous step's `wgmma`s have read their stage.
                 wgmma::wait_groups::<1>();
                 if step > 0 && warp::lane_id() == 0 {
-                    pipeline.empty(last).arrive();
+                    shared.pipeline.empty(last).arrive();
                 }
                 last = state;
                 state = state.next();
@@ -257,7 +192,7 @@ unsafe fn compute(
             wgmma::wait_groups::<0>();
             wgmma::fence_operand(&mut sums);
             if warp::lane_id() == 0 {
-                pipeline.empty(last).arrive();
+                shared.pipeline.empty(last).arrive();
             }
             let strip = tiles.strip(STRIPS * tile + warpgroup);
             exchange.partial_tile(strip).store::<{ COLUMNS as usize / 8 }>(warp, 0, |j| {

@@ -1,5 +1,7 @@
 //! The division of C (`A x B^T`) into tiles and strips, and their order.
 
+use cuda_std::tile::TileOrder;
+
 /// Rows of a tile.
 pub(super) const TILE_ROWS: u32 = 128;
 /// Rows of a strip, which 128 threads compute and one rank reduces.
@@ -7,9 +9,8 @@ pub(super) const STRIP_ROWS: u32 = 64;
 /// Strips per tile.
 pub(super) const STRIPS: u32 = TILE_ROWS / STRIP_ROWS;
 
-/// Rows of tiles in a band. Within a band, tiles are numbered column by column: concurrent blocks
-/// then read the same rows of A and B, which stay in the L2 cache.
-const BAND: u32 = 16;
+/// Rows of tiles that are numbered together.
+const GROUP: u32 = 16;
 
 /// The tiles of an `m x n` matrix, each `COLUMNS` wide.
 #[derive(Clone, Copy)]
@@ -30,18 +31,19 @@ pub(super) struct Strip {
 impl<const COLUMNS: u32> Tiles<COLUMNS> {
     #[inline(always)]
     pub(super) fn count(self) -> u32 {
-        self.m.div_ceil(TILE_ROWS) * self.n.div_ceil(COLUMNS)
+        self.order().count()
+    }
+
+    #[inline(always)]
+    fn order(self) -> TileOrder<GROUP> {
+        TileOrder { rows: self.m.div_ceil(TILE_ROWS), columns: self.n.div_ceil(COLUMNS) }
     }
 
     /// The first row and column of tile `number`.
     #[inline(always)]
     pub(super) fn origin(self, number: u32) -> (u32, u32) {
-        let rows = self.m.div_ceil(TILE_ROWS);
-        let per_band = BAND * self.n.div_ceil(COLUMNS);
-        let (band, rest) = (number / per_band, number % per_band);
-        let left = rows - band * BAND;
-        let height = if left < BAND { left } else { BAND };
-        ((band * BAND + rest % height) * TILE_ROWS, rest / height * COLUMNS)
+        let (row, column) = self.order().position(number);
+        (row * TILE_ROWS, column * COLUMNS)
     }
 
     /// The strip with this number.

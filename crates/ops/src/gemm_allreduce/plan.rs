@@ -10,8 +10,8 @@ use devcomm_kernels::{self as kernels, GemmForm, GemmWorkspace};
 use devcomm_types::Kernel;
 
 use super::GemmAllReduce;
-use crate::KERNELS;
 use crate::check::{refuse, require_context};
+use crate::{KERNELS, modules};
 
 /// The options of a [`GemmAllReduce`], the same on every rank.
 ///
@@ -71,10 +71,8 @@ impl GemmOptions {
     }
 }
 
-/// The modules of [`KERNELS`] with this operation's kernels: only these are loaded.
 static MODULES: LazyLock<Vec<ModuleSource>> = LazyLock::new(|| {
-    let files = [kernels::gemm_allreduce_wgmma::FILE, kernels::gemm_allreduce_mma::FILE];
-    KERNELS.modules.iter().filter(|(name, ..)| files.contains(name)).copied().collect()
+    modules(&[kernels::gemm_allreduce_wgmma::FILE, kernels::gemm_allreduce_mma::FILE])
 });
 
 fn load(comm: &Communicator) -> Result<Kernels> {
