@@ -220,14 +220,13 @@ fn a_cluster_that_never_fits_and_a_grid_that_is_no_multiple_are_refused() {
         let (counts, wrong) = (gpu.buffer(&[0_u32; 4])?, gpu.buffer(&[0_u32])?);
         let refusal = |grid: (u32, u32), block| {
             let launch = counts_in_phases::args(&counts, &wrong).grid(grid).block(block);
-            let error = gpu.launch(launch).unwrap_err().to_string();
-            assert!(error.contains("CUDA_ERROR_INVALID_VALUE"), "{error}");
-            error
+            gpu.launch(launch).unwrap_err().to_string()
         };
         let error = refusal((6, 2), 32);
-        assert!(error.contains("6 blocks in x") && error.contains("clusters of 4"), "{error}");
+        assert!(error.contains("6x2 blocks") && error.contains("clusters of 4"), "{error}");
         let error = refusal((8, 2), 1024);
         assert!(error.contains("4 blocks") && error.contains("at most 2"), "{error}");
+        assert!(error.contains("CUDA_ERROR_INVALID_VALUE"), "{error}");
         // The context can still be used.
         gpu.launch(counts_in_phases::args(&counts, &wrong).grid((8, 2)).block(33))
     });

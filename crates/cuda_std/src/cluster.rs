@@ -1,7 +1,8 @@
 //! Clusters: blocks that run at the same time and reach each other's shared memory.
 //!
-//! A kernel declares the number of blocks in its cluster: `#[kernel(cluster = 2)]`. Its grid is a
-//! multiple of it; consecutive blocks form a cluster. Needs sm_90.
+//! A kernel declares the number of blocks in its cluster, `#[kernel(cluster = 2)]`, or each launch
+//! gives it (`Launch::cluster`). The grid is a multiple of it in x; consecutive blocks form a
+//! cluster. Needs sm_90.
 //!
 //! # Example
 //!
@@ -33,6 +34,34 @@
 //!     full.wait(0);
 //! }
 //! ```
+//!
+//! Sums of the blocks of a cluster, added by the first:
+//!
+//! ```
+//! use cuda_std::{cluster, prelude::*};
+//! /// The sum of `mine` over the blocks of the cluster, in each thread of its first block.
+//! ///
+//! /// # Safety
+//! ///
+//! /// All threads of a cluster of at most 8 blocks of 128 threads call this.
+//! unsafe fn sum(mut mine: [f32; 4]) -> [f32; 4] {
+//!     let sums = shared_array![[f32; 4]; 8 * 128];
+//!     let slot = |block: u32| sums.wrapping_add((block * 128 + thread::thread_idx_x()) as usize);
+//!     // SAFETY: the caller's contract. Each thread has a slot of its own in the first block.
+//!     unsafe {
+//!         cluster::sync();
+//!         cluster::store(slot(cluster::rank()), 0, mine);
+//!         cluster::sync();
+//!         if cluster::rank() == 0 {
+//!             for block in 1..cluster::size() {
+//!                 let sent = mem::load(slot(block));
+//!                 mine = [0, 1, 2, 3].map(|i| mine[i] + sent[i]);
+//!             }
+//!         }
+//!     }
+//!     mine
+//! }
+//! ```
 
 use crate::arch;
 
@@ -41,6 +70,28 @@ use crate::arch;
 #[must_use]
 pub fn rank() -> u32 {
     arch::cluster_rank()
+}
+
+/// The number of blocks of the cluster; 1 in a launch without clusters. PTX: `%cluster_nctarank`.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+#[must_use]
+pub fn size() -> u32 {
+    arch::cluster_size()
+}
+
+/// Stores to the address that corresponds to `to` in the shared memory of block `block` of the
+/// cluster. PTX: `mapa.shared::cluster`, `st.shared::cluster.v4.f32`.
+///
+/// # Safety
+///
+/// `to` lies in shared memory, is aligned to 16 bytes and valid for writes in that block, which has
+/// started (a [`sync`] ensures it) and does not end before the store. A [`sync`] lies between this
+/// and any other thread's access to these bytes.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+#[track_caller]
+pub unsafe fn store(to: *mut [f32; 4], block: u32, value: [f32; 4]) {
+    // SAFETY: the caller's contract.
+    unsafe { arch::store_cluster(to, block, value) }
 }
 
 /// A barrier of all threads of the cluster, which orders accesses to shared memory. PTX:

@@ -15,6 +15,7 @@
 //! * [`atomic`]: atomics, ordered accesses and fences with a scope.
 //! * [`mma`], [`wgmma`]: tensor cores, of a warp and of Hopper's warpgroups; [`async_copy`],
 //!   [`tma`], [`mbarrier`]: copies to shared memory for them; [`cluster`]: blocks that share it.
+//! * [`grid`]: kernels that begin while the previous one still runs.
 //! * [`tile`]: shared tiles, pipelines and tile orders, for matrix kernels.
 //! * [`math`], [`convert`], [`clock`], [`io`]: arithmetic, narrow floats, clocks, printing.
 //!
@@ -62,6 +63,7 @@ pub mod clock;
 pub mod cluster;
 pub mod collective;
 pub mod convert;
+pub mod grid;
 pub mod hint;
 pub mod io;
 pub mod math;

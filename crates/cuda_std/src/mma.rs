@@ -82,3 +82,23 @@ pub unsafe fn store_matrices(row: *mut u8, words: [u32; 4]) {
     // SAFETY: the caller's contract.
     unsafe { arch::store_matrices(row, words) }
 }
+
+/// Stores `N` 8 x 8 matrices of 16-bit elements to shared memory, transposed; `N` is 2 or 4.
+///
+/// Word `i` of a lane is row `row` of matrix `i`, elements `pair` and `pair + 1`, as in
+/// [`load_matrices`]. They become element `row` of the rows `pair` and `pair + 1` in memory. Lane
+/// `8 * i + r` passes the address of row `r` in memory of matrix `i`; with `N` 2 the addresses of
+/// lanes 16 to 31 are not used. PTX: `stmatrix.sync.aligned.m8n8.x4.trans.shared.b16`, or `x2`.
+/// Needs sm_90.
+///
+/// # Safety
+///
+/// As [`store_matrices`], for the lanes whose addresses are used.
+#[doc(alias = "stmatrix")]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+#[track_caller]
+pub unsafe fn store_matrices_transposed<const N: usize>(row: *mut u8, words: [u32; N]) {
+    const { assert!(N == 2 || N == 4, "two or four matrices") }
+    // SAFETY: the caller's contract.
+    unsafe { arch::store_matrices_transposed(row, words) }
+}

@@ -40,6 +40,8 @@ pub enum Waiting {
     },
     /// The barrier of the cluster.
     Cluster,
+    /// The end of the previous kernel of the stream.
+    Previous,
     /// The other lanes of `mask`, in a shuffle, a vote or `sync_warp`.
     Warp {
         /// Lanes that take part.
@@ -78,6 +80,7 @@ impl fmt::Display for Waiting {
             Self::Block { barrier: 0 } => write!(f, "sync_threads"),
             Self::Block { barrier } => write!(f, "barrier {barrier} of the block"),
             Self::Cluster => write!(f, "cluster::sync"),
+            Self::Previous => write!(f, "grid::wait_for_previous"),
             Self::Warp { mask } => write!(f, "the lanes {mask:#010x} of the warp"),
             Self::Coop { index } => write!(f, "the rest of its coop in LSA barrier {index}"),
             Self::CoopIn { call } => write!(f, "the rest of its coop in {call}"),

@@ -36,6 +36,8 @@ pub(crate) struct Launch {
     pub(crate) dynamic_shared: usize,
     /// Whether the grid starts only when all its blocks fit besides the running ones.
     pub(crate) cooperative: bool,
+    /// The grid beside which a dependent launch begins.
+    pub(crate) previous: Option<GridId>,
     /// Runs one thread of the kernel on its coroutine; contains the arguments.
     pub(crate) body: Rc<dyn Fn()>,
 }
@@ -190,6 +192,11 @@ impl Gpus {
     /// Whether a grid has ended.
     pub(crate) fn is_done(&self, grid: GridId) -> bool {
         self.scheduler.borrow_mut().is_done(grid)
+    }
+
+    /// Whether a running grid lets a dependent launch begin.
+    pub(crate) fn launches_next(&self, grid: GridId) -> bool {
+        self.scheduler.borrow().launches_next(grid)
     }
 
     /// Ends all running and pending grids, drops operations in flight, and restarts the random

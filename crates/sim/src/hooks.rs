@@ -201,8 +201,16 @@ pub(crate) static OPS: Ops = Ops {
         let block = Thread::of(ctx).block();
         block.index % block.grid.launch.cluster
     },
+    cluster_size: |ctx| Thread::of(ctx).block().grid.launch.cluster,
     cluster_sync: |ctx, at| cluster::sync(Thread::of(ctx), at),
     map_shared: |ctx, address, rank, at| cluster::map_shared(Thread::of(ctx), address, rank, at),
+    wait_for_previous: |ctx, at| {
+        let thread = Thread::of(ctx);
+        if thread.block().grid.follows_running() {
+            thread.suspend(Wait::Previous { at });
+        }
+    },
+    launch_next: |ctx| Thread::of(ctx).block().launch_next(),
     fence: |_, _, _| {},
     exit,
     print,

@@ -181,8 +181,9 @@ impl Scheduler {
         if !gpus.queue.borrow().is_empty() {
             return Ok(self.detect_stuck(gpus, idle));
         }
-        let stuck = self.live > 0 && self.changed.is_empty() && gpus.network.is_idle();
-        Ok(if stuck { Step::Stuck } else { Step::Progress })
+        // A thread that ran may have let a dependent launch begin.
+        let idle = !self.pass.other && self.changed.is_empty() && gpus.network.is_idle();
+        Ok(if self.live > 0 && idle { Step::Stuck } else { Step::Progress })
     }
 
     /// Steps the network while no thread runs.

@@ -7,7 +7,7 @@
 //! until the last thread has ended; the GPUs outlive it.
 
 use std::cell::{Cell, OnceCell, RefCell};
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 
 use corosensei::Yielder;
 use corosensei::trap::CoroutineTrapHandler;
@@ -33,6 +33,8 @@ pub(crate) enum Wait {
     Barrier { id: u32, at: Site, coop_call: Option<CoopCall> },
     /// The barrier of its cluster.
     Cluster { at: Site },
+    /// The end of the grid beside which its own began.
+    Previous { at: Site },
     /// Other lanes of its warp.
     Warp { mask: u32, at: Site },
     /// A peer's arrival in an LSA barrier.
@@ -98,6 +100,10 @@ pub(crate) struct Grid {
     pub(crate) next: Cell<u32>,
     /// Blocks that have ended.
     pub(crate) ended: Cell<u32>,
+    /// Blocks that have ended or let the next grid begin.
+    pub(crate) launched_next: Cell<u32>,
+    /// The grid beside which this one began.
+    pub(crate) previous: Weak<Grid>,
     /// The GPU of each rank of the first communicator that the kernel used, for reports.
     pub(crate) communicator: OnceCell<Rc<[u32]>>,
 }
@@ -119,13 +125,33 @@ pub(crate) struct Block {
     pub(crate) next: RefCell<Vec<u32>>,
     /// Whether the block is in [`Gpus::queue`].
     pub(crate) queued: Cell<bool>,
+    /// Whether it has let the next grid begin.
+    pub(crate) launched_next: Cell<bool>,
     pub(crate) barriers: [BlockBarrier; 16],
     pub(crate) cluster: Rc<Cluster>,
     pub(crate) warps: Vec<Box<Warp>>,
     pub(crate) shared: RefCell<SharedMemory>,
 }
 
+impl Grid {
+    pub(crate) fn has_ended(&self) -> bool {
+        self.ended.get() == self.blocks
+    }
+
+    /// Whether the grid beside which this one began still runs.
+    pub(crate) fn follows_running(&self) -> bool {
+        self.previous.upgrade().is_some_and(|previous| !previous.has_ended())
+    }
+}
+
 impl Block {
+    /// The block has ended, or lets the next grid begin.
+    pub(crate) fn launch_next(&self) {
+        if !self.launched_next.replace(true) {
+            self.grid.launched_next.set(self.grid.launched_next.get() + 1);
+        }
+    }
+
     #[inline]
     pub(crate) fn thread(&self, tid: u32) -> &Thread {
         &self.warps[(tid / WARP) as usize].threads[(tid % WARP) as usize]

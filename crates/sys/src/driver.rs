@@ -8,9 +8,9 @@ pub use cudarc::driver::sys::{
     CU_MEMHOSTALLOC_DEVICEMAP, CU_MEMHOSTALLOC_PORTABLE, CUcontext, CUdevice, CUdevice_attribute,
     CUdeviceptr, CUevent, CUevent_flags, CUfunction, CUfunction_attribute, CUgraph, CUgraphExec,
     CUgraphNode, CUjit_option, CUlaunchAttribute, CUlaunchAttributeID, CUlaunchAttributeValue,
-    CUlaunchConfig, CUmodule, CUresult, CUstream, CUstream_flags, CUstreamCaptureMode, CUtensorMap,
-    CUtensorMapDataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave, CUtensorMapL2promotion,
-    CUtensorMapSwizzle,
+    CUlaunchAttributeValue_union__bindgen_ty_1, CUlaunchConfig, CUmodule, CUresult, CUstream,
+    CUstream_flags, CUstreamCaptureMode, CUtensorMap, CUtensorMapDataType, CUtensorMapFloatOOBfill,
+    CUtensorMapInterleave, CUtensorMapL2promotion, CUtensorMapSwizzle,
 };
 
 /// Declares the function table, and the static table with cudarc's functions.
@@ -116,6 +116,9 @@ functions! {
     cuFuncSetAttribute(function: CUfunction, attribute: CUfunction_attribute, value: c_int);
     cuOccupancyMaxActiveBlocksPerMultiprocessor(
         num_blocks: *mut c_int, function: CUfunction, block_size: c_int, dynamic_smem_size: usize
+    );
+    cuOccupancyMaxActiveClusters(
+        num_clusters: *mut c_int, function: CUfunction, config: *const CUlaunchConfig
     );
     cuLaunchKernelEx(
         config: *const CUlaunchConfig, function: CUfunction, kernel_params: *mut *mut c_void,

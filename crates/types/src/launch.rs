@@ -57,12 +57,13 @@ impl fmt::Display for Dim3 {
     }
 }
 
-/// The number of blocks, threads per block, and bytes of dynamic shared memory per block.
+/// The shape of a launch: the number of blocks, threads per block, bytes of dynamic shared memory
+/// per block, and launch attributes.
 ///
 /// ```
 /// use devcomm_types::LaunchConfig;
-/// let config = LaunchConfig::new(64, 512).with_dynamic_shared(16 << 10);
-/// assert_eq!((config.grid.x, config.block.count()), (64, 512));
+/// let config = LaunchConfig::new(64, 512).with_dynamic_shared(16 << 10).with_cluster(2);
+/// assert_eq!((config.grid.x, config.block.count(), config.cluster), (64, 512, Some(2)));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LaunchConfig {
@@ -72,6 +73,10 @@ pub struct LaunchConfig {
     pub block: Dim3,
     /// Dynamic shared memory per block, in bytes.
     pub dynamic_shared: u32,
+    /// Blocks per cluster; by default what the kernel fixes with `#[kernel(cluster = 2)]`, or 1.
+    pub cluster: Option<u32>,
+    /// Whether the kernel may begin before the previous one of its stream has ended.
+    pub dependent: bool,
 }
 
 impl LaunchConfig {
@@ -80,18 +85,34 @@ impl LaunchConfig {
         grid: Dim3 { x: 0, y: 1, z: 1 },
         block: Dim3 { x: 0, y: 1, z: 1 },
         dynamic_shared: 0,
+        cluster: None,
+        dependent: false,
     };
 
-    /// Without dynamic shared memory.
+    /// Without dynamic shared memory and launch attributes.
     #[must_use]
     pub fn new(grid: impl Into<Dim3>, block: impl Into<Dim3>) -> Self {
-        Self { grid: grid.into(), block: block.into(), dynamic_shared: 0 }
+        Self { grid: grid.into(), block: block.into(), ..Self::UNSET }
     }
 
     /// Sets the dynamic shared memory per block, in bytes.
     #[must_use]
     pub const fn with_dynamic_shared(mut self, bytes: u32) -> Self {
         self.dynamic_shared = bytes;
+        self
+    }
+
+    /// Sets the blocks per cluster, as [`Launch::cluster`].
+    #[must_use]
+    pub const fn with_cluster(mut self, blocks: u32) -> Self {
+        self.cluster = Some(blocks);
+        self
+    }
+
+    /// Makes it a dependent launch, as [`Launch::dependent`].
+    #[must_use]
+    pub const fn with_dependent(mut self) -> Self {
+        self.dependent = true;
         self
     }
 }
@@ -147,8 +168,12 @@ impl<K, A: Copy, S> Copy for Launch<K, A, S> {}
 
 impl<K: Kernel, A, S> fmt::Debug for Launch<K, A, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let LaunchConfig { grid, block, dynamic_shared } = self.config;
-        write!(f, "Launch({}, {grid} x {block}, {dynamic_shared} B)", K::NAME)
+        let LaunchConfig { grid, block, dynamic_shared, cluster, dependent } = self.config;
+        write!(f, "Launch({}, {grid} x {block}, {dynamic_shared} B", K::NAME)?;
+        if let Some(cluster) = cluster {
+            write!(f, ", clusters of {cluster}")?;
+        }
+        f.write_str(if dependent { ", dependent)" } else { ")" })
     }
 }
 
@@ -182,7 +207,26 @@ impl<K, A, S> Launch<K, A, S> {
         self
     }
 
-    /// Sets grid, block and dynamic shared memory.
+    /// Sets the number of blocks per cluster, 1 to 8, for a kernel that does not fix it: consecutive
+    /// blocks in x form a cluster, which runs at the same time on neighbouring multiprocessors
+    /// (`cuda_std::cluster`). The grid is a multiple of it in x. Needs sm_90. CUDA:
+    /// `CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION`.
+    pub const fn cluster(mut self, blocks: u32) -> Self {
+        self.config = self.config.with_cluster(blocks);
+        self
+    }
+
+    /// Makes it a dependent launch: the kernel may begin before the previous one of its stream has
+    /// ended, once every block of that has called `cuda_std::grid::launch_next` or ended. So it
+    /// calls `cuda_std::grid::wait_for_previous` before it accesses what that one writes; a kernel
+    /// that does not call it is not ordered after the previous one. Works in stream capture too.
+    /// Needs sm_90. CUDA: `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`.
+    pub const fn dependent(mut self) -> Self {
+        self.config = self.config.with_dependent();
+        self
+    }
+
+    /// Sets the whole shape.
     pub const fn config(mut self, config: LaunchConfig) -> Self {
         self.config = config;
         self

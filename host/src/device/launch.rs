@@ -36,6 +36,8 @@ pub struct FunctionInfo {
     pub static_shared: u32,
     /// Local memory per thread (stack and spills), in bytes.
     pub local: u32,
+    /// Blocks per cluster, if the kernel fixes them.
+    pub cluster: Option<Dim3>,
 }
 
 impl FunctionInfo {
@@ -46,6 +48,7 @@ impl FunctionInfo {
             max_threads_per_block: self.max_threads_per_block.min(other.max_threads_per_block),
             static_shared: self.static_shared.max(other.static_shared),
             local: self.local.max(other.local),
+            cluster: self.cluster.or(other.cluster),
         }
     }
 }
@@ -88,6 +91,37 @@ pub(crate) fn check_shape(
     let limit = device.shared_per_block_optin;
     if u64::from(static_shared) + u64::from(dynamic_shared) > u64::from(limit) {
         return Err(LaunchRefusal::TooMuchShared { static_shared, dynamic_shared, limit });
+    }
+    check_attributes(config, function.cluster, device)
+}
+
+/// The most blocks per cluster that every GPU with clusters allows.
+const MAX_CLUSTER: u32 = 8;
+
+/// Whether this launch's attributes suit the GPU, and a kernel that fixes its clusters so.
+fn check_attributes(
+    config: &LaunchConfig,
+    fixed: Option<Dim3>,
+    device: &DeviceLimits,
+) -> Result<(), LaunchRefusal> {
+    let LaunchConfig { grid, cluster, dependent, .. } = *config;
+    let compute_capability = device.compute_capability;
+    if (cluster.is_some() || dependent) && compute_capability < (9, 0) {
+        let what = if dependent { "a dependent launch" } else { "a launch with clusters" };
+        return Err(LaunchRefusal::AttributeUnsupported { what, compute_capability });
+    }
+    if let Some(blocks) = cluster {
+        if !(1..=MAX_CLUSTER).contains(&blocks) {
+            return Err(LaunchRefusal::ClusterSize { blocks, limit: MAX_CLUSTER });
+        }
+        if let Some(fixed) = fixed.filter(|fixed| *fixed != blocks.into()) {
+            return Err(LaunchRefusal::OtherCluster { blocks, fixed });
+        }
+    }
+    let Some(cluster) = fixed.or(cluster.map(Dim3::from)) else { return Ok(()) };
+    let mut extents = grid.to_array().into_iter().zip(cluster.to_array());
+    if extents.any(|(grid, cluster)| !grid.is_multiple_of(cluster)) {
+        return Err(LaunchRefusal::PartialCluster { grid, cluster });
     }
     Ok(())
 }

@@ -13,8 +13,13 @@ const H200: DeviceLimits = DeviceLimits {
     shared_per_block_optin: 232_448,
 };
 
-const SMALL: FunctionInfo =
-    FunctionInfo { registers: 32, max_threads_per_block: 1024, static_shared: 0, local: 0 };
+const SMALL: FunctionInfo = FunctionInfo {
+    registers: 32,
+    max_threads_per_block: 1024,
+    static_shared: 0,
+    local: 0,
+    cluster: None,
+};
 
 fn shape(grid: impl Into<Dim3>, block: impl Into<Dim3>) -> LaunchConfig {
     LaunchConfig::new(grid, block)
@@ -62,6 +67,40 @@ fn a_shape_is_refused_for_the_first_limit_that_it_breaks() {
     for (expected, config, function) in table {
         let found = outcome(check_shape(&config, &function, &H200));
         assert_eq!(found, expected, "{config:?} {function:?}");
+    }
+}
+
+#[test]
+fn clusters_are_whole_and_of_a_size_that_the_kernel_and_the_gpu_allow() {
+    let fixed = |cluster: Dim3| FunctionInfo { cluster: Some(cluster), ..SMALL };
+    let clusters = |blocks| shape(24, 32).with_cluster(blocks);
+    let table = [
+        ("ok", clusters(1), SMALL),
+        ("ok", clusters(8), SMALL),
+        ("ok", shape((4, 3), 32).with_cluster(4), SMALL),
+        ("ClusterSize", clusters(0), SMALL),
+        ("ClusterSize", clusters(9), SMALL),
+        ("ClusterSize", clusters(u32::MAX), SMALL),
+        ("PartialCluster", clusters(5), SMALL),
+        ("PartialCluster", shape((3, 4), 32).with_cluster(4), SMALL),
+        ("ok", shape(24, 32), fixed(4.into())),
+        ("ok", clusters(4), fixed(4.into())),
+        ("OtherCluster", clusters(1), fixed(4.into())),
+        ("OtherCluster", clusters(2), fixed((1, 2).into())),
+        ("PartialCluster", shape(2, 32), fixed(4.into())),
+        ("PartialCluster", shape(2, 32), fixed((1, 2).into())),
+        ("ok", shape((3, 2), 32), fixed((1, 2).into())),
+    ];
+    for (expected, config, function) in table {
+        let found = outcome(check_shape(&config, &function, &H200));
+        assert_eq!(found, expected, "{config:?} {function:?}");
+    }
+    let ada = DeviceLimits { compute_capability: (8, 9), ..H200 };
+    for (config, what) in
+        [(clusters(2), "with clusters"), (shape(1, 32).with_dependent(), "dependent launch")]
+    {
+        let text = check_shape(&config, &SMALL, &ada).unwrap_err().to_string();
+        assert!(text.contains(what) && text.contains("this one's is 8.9"), "{text}");
     }
 }
 

@@ -73,6 +73,41 @@ pub enum LaunchRefusal {
         /// The device's limit in bytes.
         limit: u32,
     },
+    /// The GPU has no clusters or dependent launches.
+    #[error(
+        "{what} needs a GPU of compute capability 9.0, but this one's is {}.{}",
+        compute_capability.0, compute_capability.1
+    )]
+    AttributeUnsupported {
+        /// What was asked for.
+        what: &'static str,
+        /// The device's compute capability.
+        compute_capability: (u32, u32),
+    },
+    /// No cluster can have this many blocks.
+    #[error("clusters of {blocks} blocks, but a cluster has 1 to {limit}")]
+    ClusterSize {
+        /// Blocks per cluster.
+        blocks: u32,
+        /// The largest cluster.
+        limit: u32,
+    },
+    /// The kernel's clusters have another size.
+    #[error("clusters of {blocks} blocks, but the kernel fixes its clusters at {fixed}")]
+    OtherCluster {
+        /// Blocks per cluster in the launch.
+        blocks: u32,
+        /// Blocks per cluster that the kernel fixes.
+        fixed: Dim3,
+    },
+    /// The grid is not a multiple of the cluster.
+    #[error("a grid of {grid} blocks is not a multiple of its clusters of {cluster}")]
+    PartialCluster {
+        /// Blocks.
+        grid: Dim3,
+        /// Blocks per cluster.
+        cluster: Dim3,
+    },
     /// A kernel that communicates was launched with a multidimensional block.
     #[error(
         "its block is {block}, but a kernel that takes a DevComm runs in one-dimensional blocks"

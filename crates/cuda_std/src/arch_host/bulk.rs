@@ -217,6 +217,30 @@ fn map_shared<T>(address: *mut T, rank: u32) -> *mut T {
     std::ptr::with_exposed_provenance_mut(mapped)
 }
 
+#[track_caller]
+pub(crate) unsafe fn store_cluster(to: *mut [f32; 4], block: u32, value: [f32; 4]) {
+    let to = map_shared(to, block);
+    touch(to.cast::<u128>(), Access::Write);
+    // SAFETY: the caller's contract.
+    unsafe { to.write(value) }
+}
+
+#[track_caller]
+pub(crate) fn wait_for_previous() {
+    let (thread, context) = super::current();
+    (context.ops.wait_for_previous)(thread, Location::caller());
+}
+
+pub(crate) fn launch_next() {
+    let (thread, context) = super::current();
+    (context.ops.launch_next)(thread);
+}
+
+pub(crate) fn cluster_size() -> u32 {
+    let (thread, context) = super::current();
+    (context.ops.cluster_size)(thread)
+}
+
 pub(crate) fn cluster_rank() -> u32 {
     let (thread, context) = super::current();
     (context.ops.cluster_rank)(thread)

@@ -98,6 +98,8 @@ pub struct Ops {
     pub spin: fn(*const ThreadCtx, at: &'static Location<'static>),
     /// The block's rank in its cluster, 0 in a launch without clusters.
     pub cluster_rank: fn(*const ThreadCtx) -> u32,
+    /// The number of blocks of the cluster, 1 in a launch without clusters.
+    pub cluster_size: fn(*const ThreadCtx) -> u32,
     /// A barrier of all threads of the cluster.
     pub cluster_sync: fn(*const ThreadCtx, at: &'static Location<'static>),
     /// The address that corresponds to `address`, in the block's shared memory, in the shared
@@ -105,6 +107,10 @@ pub struct Ops {
     /// does not have, it reports an error and does not return.
     pub map_shared:
         fn(*const ThreadCtx, address: usize, rank: u32, at: &'static Location<'static>) -> usize,
+    /// Waits until the kernel that a dependent launch follows has ended; else does nothing.
+    pub wait_for_previous: fn(*const ThreadCtx, at: &'static Location<'static>),
+    /// The block lets the dependent launch that follows its kernel begin.
+    pub launch_next: fn(*const ThreadCtx),
     /// A fence.
     pub fence: fn(*const ThreadCtx, Order, Scope),
     /// `exit`: ends the thread. Does not return.

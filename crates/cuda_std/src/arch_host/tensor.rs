@@ -100,6 +100,27 @@ pub(crate) unsafe fn store_matrices(row: *mut u8, words: [u32; 4]) {
 }
 
 #[track_caller]
+pub(crate) unsafe fn store_matrices_transposed<const N: usize>(row: *mut u8, words: [u32; N]) {
+    let address = row.expose_provenance() as u64;
+    let lane = lane_id() as usize;
+    let mine = std::array::from_fn(|i| words.get(i).copied().unwrap_or(0));
+    // A lane stores a row of 16 bytes of the transposed matrix `lane / 8`: a column of the
+    // fragments, of which each of eight lanes has an element.
+    let row: [u16; 8] = exchange(mine, |all| {
+        std::array::from_fn(|i| {
+            let word = all[4 * i + lane % 8 / 2][lane / 8];
+            (word >> (16 * (lane % 2))) as u16
+        })
+    });
+    if lane < 8 * N {
+        let to = std::ptr::with_exposed_provenance_mut::<[u16; 8]>(address as usize);
+        touch(to.cast::<u128>(), Access::Write);
+        // SAFETY: the caller's contract.
+        unsafe { to.write(row) }
+    }
+}
+
+#[track_caller]
 pub(crate) unsafe fn copy_16_async(to: *mut u8, from: *const u8, pred: bool) {
     touch(to.cast::<u128>(), Access::Write);
     let value = if pred {

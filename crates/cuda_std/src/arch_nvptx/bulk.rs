@@ -175,6 +175,46 @@ pub(crate) fn mbarrier_arrive_cluster(word: *mut u64, block: u32) {
 }
 
 #[inline(always)]
+pub(crate) unsafe fn store_cluster(to: *mut [f32; 4], block: u32, value: [f32; 4]) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        asm!(
+            "{{ .reg .b32 remote; mapa.shared::cluster.u32 remote, {}, {}; \
+             st.shared::cluster.v4.f32 [remote], {{{}, {}, {}, {}}}; }}",
+            in(reg32) shared_address(to),
+            in(reg32) block,
+            in(reg32) value[0],
+            in(reg32) value[1],
+            in(reg32) value[2],
+            in(reg32) value[3],
+            options(nostack),
+        );
+    }
+}
+
+#[inline(always)]
+pub(crate) fn wait_for_previous() {
+    // SAFETY: waits only. Without `nomem`: no access moves across it.
+    unsafe { asm!("griddepcontrol.wait;", options(nostack)) }
+}
+
+#[inline(always)]
+pub(crate) fn launch_next() {
+    // SAFETY: accesses no memory.
+    unsafe { asm!("griddepcontrol.launch_dependents;", options(nostack)) }
+}
+
+#[inline(always)]
+pub(crate) fn cluster_size() -> u32 {
+    let size;
+    // SAFETY: reads a special register.
+    unsafe {
+        asm!("mov.u32 {}, %cluster_nctarank;", out(reg32) size, options(pure, nomem, nostack));
+    }
+    size
+}
+
+#[inline(always)]
 pub(crate) fn cluster_rank() -> u32 {
     let rank;
     // SAFETY: reads a special register.

@@ -78,6 +78,32 @@ pub(crate) unsafe fn store_matrices(row: *mut u8, words: [u32; 4]) {
 }
 
 #[inline(always)]
+pub(crate) unsafe fn store_matrices_transposed<const N: usize>(row: *mut u8, words: [u32; N]) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        if N == 4 {
+            asm!(
+                "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [{}], {{{}, {}, {}, {}}};",
+                in(reg32) shared_address(row),
+                in(reg32) words[0],
+                in(reg32) words[1],
+                in(reg32) words[2],
+                in(reg32) words[3],
+                options(nostack),
+            );
+        } else {
+            asm!(
+                "stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [{}], {{{}, {}}};",
+                in(reg32) shared_address(row),
+                in(reg32) words[0],
+                in(reg32) words[1],
+                options(nostack),
+            );
+        }
+    }
+}
+
+#[inline(always)]
 pub(crate) unsafe fn copy_16_async(to: *mut u8, from: *const u8, pred: bool) {
     // SAFETY: the caller's contract.
     unsafe {

@@ -96,6 +96,9 @@ pub(super) unsafe fn attribute(
             A::CU_FUNC_ATTRIBUTE_NUM_REGS => REGISTERS,
             A::CU_FUNC_ATTRIBUTE_PTX_VERSION | A::CU_FUNC_ATTRIBUTE_BINARY_VERSION => 90,
             A::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES => function.max_dynamic_shared.get(),
+            A::CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH if function.body.cluster() > 1 => {
+                function.body.cluster()
+            }
             _ => 0,
         };
         // SAFETY: the module's contract.
@@ -141,6 +144,70 @@ pub(super) unsafe fn occupancy(
     })
 }
 
+pub(super) unsafe fn cluster_occupancy(
+    clusters: *mut c_int,
+    function: CUfunction,
+    config: *const CUlaunchConfig,
+) -> CUresult {
+    call("cuOccupancyMaxActiveClusters", |cx| {
+        // SAFETY: the module's contract, here and below.
+        let config = unsafe { &*config };
+        let body = cx.function(function)?.body;
+        let cluster = unsafe { Attributes::of(config) }.cluster_for(&body)?;
+        let threads = config.blockDimX * config.blockDimY * config.blockDimZ;
+        let resident = cx.core.gpus.resident(threads, config.sharedMemBytes as usize);
+        // SAFETY: as above.
+        unsafe { clusters.write((resident / cluster) as c_int) };
+        Ok(())
+    })
+}
+
+/// The attributes of a launch.
+#[derive(Default)]
+struct Attributes {
+    cooperative: bool,
+    cluster: Option<[u32; 3]>,
+    dependent: bool,
+}
+
+impl Attributes {
+    /// # Safety
+    ///
+    /// The configuration points to as many attributes as it says.
+    unsafe fn of(config: &CUlaunchConfig) -> Self {
+        use CUlaunchAttributeID as Id;
+        let mut all = Self::default();
+        for index in 0..config.numAttrs as usize {
+            // SAFETY: the caller's contract; the id says which value the attribute has.
+            unsafe {
+                let attribute = &*config.attrs.add(index);
+                let value = attribute.value;
+                match attribute.id {
+                    Id::CU_LAUNCH_ATTRIBUTE_COOPERATIVE => all.cooperative = value.cooperative != 0,
+                    Id::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION => {
+                        let dim = value.clusterDim;
+                        all.cluster = Some([dim.x, dim.y, dim.z]);
+                    }
+                    Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION => {
+                        all.dependent = value.programmaticStreamSerializationAllowed != 0;
+                    }
+                    _ => {}
+                }
+            }
+        }
+        all
+    }
+
+    /// Blocks per cluster in a launch of `body`. Clusters extend in x only.
+    fn cluster_for(&self, body: &HostBody) -> CudaResult<u32> {
+        match (self.cluster, body.cluster()) {
+            (None, fixed) => Ok(fixed),
+            (Some([size @ 1..=8, 1, 1]), fixed) if fixed == 1 || fixed == size => Ok(size),
+            _ => Err(CUresult::CUDA_ERROR_INVALID_VALUE.into()),
+        }
+    }
+}
+
 pub(super) unsafe fn launch(
     config: *const CUlaunchConfig,
     function: CUfunction,
@@ -158,12 +225,8 @@ pub(super) unsafe fn launch(
         if config.sharedMemBytes > function.max_dynamic_shared.get() {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE.into());
         }
-        // SAFETY: as above; `numAttrs` is the number of attributes.
-        let cooperative = (0..config.numAttrs as usize).any(|index| unsafe {
-            let attribute = &*config.attrs.add(index);
-            attribute.id == CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE
-                && attribute.value.cooperative != 0
-        });
+        // SAFETY: as above.
+        let attributes = unsafe { Attributes::of(config) };
         // SAFETY: as above; `params` has the address of each parameter.
         let params = unsafe { Params::copy(&function.body, params) };
         let kernel = Kernel {
@@ -173,11 +236,13 @@ pub(super) unsafe fn launch(
             grid: [config.gridDimX, config.gridDimY, config.gridDimZ],
             block: [config.blockDimX, config.blockDimY, config.blockDimZ],
             dynamic_shared: config.sharedMemBytes as usize,
-            cooperative,
+            cooperative: attributes.cooperative,
+            cluster: attributes.cluster_for(&function.body)?,
+            dependent: attributes.dependent,
             started: None,
         };
         cx.note(|| kernel.describe_arguments());
-        let checked = cx.core.gpus.check(&kernel.launch());
+        let checked = cx.core.gpus.check(&kernel.launch(None));
         checked.map_err(|error| {
             CudaError::new(CUresult::CUDA_ERROR_INVALID_VALUE, error.to_string())
         })?;
@@ -237,6 +302,10 @@ struct Kernel {
     block: [u32; 3],
     dynamic_shared: usize,
     cooperative: bool,
+    /// Blocks per cluster.
+    cluster: u32,
+    /// Whether it may begin beside the previous kernel.
+    dependent: bool,
     started: Option<GridId>,
 }
 
@@ -250,7 +319,7 @@ impl Kernel {
         )
     }
 
-    fn launch(&self) -> Launch {
+    fn launch(&self, previous: Option<GridId>) -> Launch {
         let (body, params) = (self.body, Rc::clone(&self.params));
         let addresses = params.addresses();
         let run = move || {
@@ -265,27 +334,42 @@ impl Kernel {
             gpu: self.gpu,
             grid: self.grid,
             block: self.block,
-            cluster: self.body.cluster(),
+            cluster: self.cluster,
             dynamic_shared: self.dynamic_shared,
             cooperative: self.cooperative,
+            previous,
             body: Rc::new(run),
+        }
+    }
+
+    /// Starts the grid, unless it has started.
+    fn start(&mut self, core: &Core, previous: Option<GridId>) {
+        if self.started.is_none() {
+            match core.gpus.launch(self.launch(previous)) {
+                Ok(grid) => self.started = Some(grid),
+                Err(error) => core.fail(error),
+            }
         }
     }
 }
 
 impl StreamOp for Kernel {
     fn poll(&mut self, core: &Core) -> Poll<()> {
-        let grid = match self.started {
-            Some(grid) => grid,
-            None => match core.gpus.launch(self.launch()) {
-                Ok(grid) => *self.started.insert(grid),
-                Err(error) => {
-                    core.fail(error);
-                    return Poll::Pending;
-                }
-            },
-        };
-        if core.gpus.is_done(grid) { Poll::Ready(()) } else { Poll::Pending }
+        self.start(core, None);
+        match self.started {
+            Some(grid) if core.gpus.is_done(grid) => Poll::Ready(()),
+            _ => Poll::Pending,
+        }
+    }
+
+    fn launches_next(&self, core: &Core) -> Option<GridId> {
+        self.started.filter(|grid| core.gpus.launches_next(*grid))
+    }
+
+    fn begin_beside(&mut self, core: &Core, previous: GridId) {
+        if self.dependent {
+            self.start(core, Some(previous));
+        }
     }
 
     fn runs_kernel(&self) -> bool {

@@ -249,6 +249,11 @@ impl StreamOp for Launch {
             let is_ready = node.dependencies.iter().all(|index| self.is_done(*index));
             if is_ready && self.ops[index].as_mut().is_some_and(|op| op.poll(core).is_ready()) {
                 self.ops[index] = None;
+            } else if let [before] = node.dependencies[..]
+                && let Some(grid) = self.ops[before].as_ref().and_then(|op| op.launches_next(core))
+                && let Some(op) = &mut self.ops[index]
+            {
+                op.begin_beside(core, grid);
             }
         }
         if self.ops.iter().any(Option::is_some) {

@@ -188,5 +188,6 @@ pub(crate) static DRIVER: Driver = Driver {
     cuFuncGetAttribute: function::attribute,
     cuFuncSetAttribute: function::set_attribute,
     cuOccupancyMaxActiveBlocksPerMultiprocessor: function::occupancy,
+    cuOccupancyMaxActiveClusters: function::cluster_occupancy,
     cuLaunchKernelEx: function::launch,
 };

@@ -10,6 +10,7 @@ use devcomm_sys::driver::{CUresult, CUstream};
 
 use super::graph::StreamCapture;
 use super::{CallContext, CudaResult, call, call_until};
+use crate::gpus::GridId;
 use crate::machine::core::Core;
 
 /// An operation in a stream.
@@ -21,6 +22,15 @@ pub(crate) trait StreamOp {
     /// Makes progress. Called once all earlier operations of the stream are complete, until it
     /// returns `Ready`.
     fn poll(&mut self, core: &Core) -> Poll<()>;
+
+    /// The operation's running kernel, if that lets a dependent launch begin.
+    fn launches_next(&self, _core: &Core) -> Option<GridId> {
+        None
+    }
+
+    /// Called while the operation before it has the running kernel `previous`, which lets a
+    /// dependent launch begin.
+    fn begin_beside(&mut self, _core: &Core, _previous: GridId) {}
 
     /// Whether the operation has a running kernel.
     fn runs_kernel(&self) -> bool {
@@ -84,9 +94,13 @@ impl Stream {
         // The operation is not in the queue while it is polled: its failure clears the queue.
         while let Some(mut op) = self.take_head() {
             if op.poll(core).is_pending() {
-                if core.check().is_ok() {
-                    self.queue.borrow_mut().push_front(op);
+                if let Some(grid) = op.launches_next(core)
+                    && let Some(mut next) = self.take_head()
+                {
+                    next.begin_beside(core, grid);
+                    self.put_back(core, next);
                 }
+                self.put_back(core, op);
                 break;
             }
             has_progressed = true;
@@ -96,6 +110,12 @@ impl Stream {
 
     fn take_head(&self) -> Option<Box<dyn StreamOp>> {
         self.queue.borrow_mut().pop_front()
+    }
+
+    fn put_back(&self, core: &Core, op: Box<dyn StreamOp>) {
+        if core.check().is_ok() {
+            self.queue.borrow_mut().push_front(op);
+        }
     }
 
     /// Drops all queued operations.

@@ -78,6 +78,7 @@ fn grid(gpu: usize, blocks: u32, threads: u32, body: impl Fn() + 'static) -> Lau
         grid: [blocks, 1, 1],
         block: [threads, 1, 1],
         cluster: 1,
+        previous: None,
         dynamic_shared: 0,
         cooperative: false,
         body: Rc::new(body),

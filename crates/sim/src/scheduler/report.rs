@@ -101,6 +101,7 @@ impl Thread {
             Wait::Barrier { coop_call: Some(CoopCall::Call(call)), at, .. } => {
                 (Waiting::CoopIn { call }, Some(at))
             }
+            Wait::Previous { at } => (Waiting::Previous, Some(at)),
             Wait::Cluster { at } => (Waiting::Cluster, Some(at)),
             Wait::Warp { mask, at } => (Waiting::Warp { mask }, Some(at)),
             Wait::Inbox(wait) => (wait.waiting(), Some(wait.at)),

@@ -2,7 +2,7 @@
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::VecDeque;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 
 use cuda_std::arch::ThreadCtx;
 
@@ -194,9 +194,17 @@ impl Scheduler {
         let (blocks, gpu) = (self.check(&launch)?, launch.gpu);
         self.launched += 1;
         let id = GridId(self.launched);
-        let (next, ended) = (Cell::new(0), Cell::new(0));
-        let communicator = OnceCell::new();
-        let grid = Rc::new(Grid { id, launch, blocks, next, ended, communicator });
+        let previous = launch.previous.and_then(|id| self.grids.get(&id));
+        let grid = Rc::new(Grid {
+            id,
+            previous: previous.map_or_else(Weak::new, Rc::downgrade),
+            launch,
+            blocks,
+            next: Cell::new(0),
+            ended: Cell::new(0),
+            launched_next: Cell::new(0),
+            communicator: OnceCell::new(),
+        });
         self.grids.insert(id, Rc::clone(&grid));
         self.gpus[gpu].pending.push_back(grid);
         self.changed.push(gpu);
@@ -210,11 +218,16 @@ impl Scheduler {
 
     /// Whether a grid has ended.
     pub(crate) fn is_done(&mut self, id: GridId) -> bool {
-        let runs = self.grids.get(&id).is_some_and(|grid| grid.ended.get() < grid.blocks);
+        let runs = self.grids.get(&id).is_some_and(|grid| !grid.has_ended());
         if !runs {
             self.grids.remove(&id);
         }
         !runs
+    }
+
+    /// Whether every block of a running grid has ended or let the next grid begin.
+    pub(crate) fn launches_next(&self, id: GridId) -> bool {
+        self.grids.get(&id).is_some_and(|grid| grid.launched_next.get() == grid.blocks)
     }
 
     /// Starts the pending clusters that fit.
@@ -274,6 +287,7 @@ impl Scheduler {
             live: Cell::new(size),
             next: RefCell::new(Vec::with_capacity(size as usize)),
             queued: Cell::new(false),
+            launched_next: Cell::new(false),
             barriers: std::array::from_fn(|_| BlockBarrier::default()),
             cluster: Rc::clone(cluster),
             warps,
@@ -320,6 +334,7 @@ impl Scheduler {
     /// Frees the resources of a block whose last thread has ended.
     pub(super) fn end_block(&mut self, gpus: &Gpus, slot: usize) {
         let Some(Ok(block)) = self.blocks[slot].take().map(Rc::try_unwrap) else { return };
+        block.launch_next();
         let Block { grid, gpu, size, multiprocessor, warps, cluster, shared, .. } = block;
         self.free.push(slot);
         self.warps.extend(warps);
@@ -330,8 +345,11 @@ impl Scheduler {
             self.changed.push(gpu);
         }
         grid.ended.set(grid.ended.get() + 1);
-        if grid.ended.get() == grid.blocks {
+        if grid.has_ended() {
             gpus.grid_ended(grid.id);
+            let waits = |thread: &&Thread| matches!(thread.wait.get(), Wait::Previous { .. });
+            let released = |thread: &&Thread| !thread.block().grid.follows_running();
+            self.threads().filter(waits).filter(released).for_each(Thread::wake);
         }
     }
 }

@@ -81,7 +81,7 @@ impl Scheduler {
     }
 
     /// The threads of the running blocks.
-    fn threads(&self) -> impl Iterator<Item = &Thread> {
+    pub(super) fn threads(&self) -> impl Iterator<Item = &Thread> {
         self.blocks.iter().flatten().flat_map(|block| block.threads())
     }
 

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 
 use devcomm_locate::NcclVersion;
-use devcomm_types::LaunchConfig;
+use devcomm_types::{Dim3, LaunchConfig};
 
 use super::sidecar::Param;
 use crate::device::context::Context;
@@ -92,5 +92,13 @@ fn info_of(function: &FunctionHandle) -> Result<FunctionInfo> {
         max_threads_per_block: function.attribute(A::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
         static_shared: function.attribute(A::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?,
         local: function.attribute(A::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?,
+        cluster: match function.attribute(A::CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH)? {
+            0 => None,
+            x => Some(Dim3 {
+                x,
+                y: function.attribute(A::CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_HEIGHT)?.max(1),
+                z: function.attribute(A::CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_DEPTH)?.max(1),
+            }),
+        },
     })
 }

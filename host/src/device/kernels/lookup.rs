@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use devcomm_types::{DevComm, GinType, HostBody, Kernel, KernelArgs, LaunchConfig};
 
-use super::{Entry, Modules};
+use super::{Entry, Modules, shape_of};
 use crate::device::context::Context;
 use crate::device::launch::{FunctionInfo, check_dev_comm, check_gin};
 use crate::error::{DriverError, Error, LaunchError, LaunchRefusal, Result};
@@ -67,6 +67,25 @@ impl Loaded<'_> {
             per_multiprocessor = per_multiprocessor.min(blocks);
         }
         Ok(per_multiprocessor.saturating_mul(self.context.limits().multiprocessors))
+    }
+
+    /// Clusters that are all resident, whichever entry is launched.
+    pub(super) fn resident_clusters(
+        &self,
+        kernel: &KernelDesc,
+        cluster: u32,
+        block: u32,
+        dynamic_shared: u32,
+    ) -> Result<u32> {
+        let config = LaunchConfig::new(cluster, block).with_dynamic_shared(dynamic_shared);
+        let config = config.with_cluster(cluster);
+        let mut clusters = u32::MAX;
+        for entry in self.entries_of(kernel)? {
+            entry.prepare(self.context, kernel.name, &config)?;
+            let resident = entry.function.resident_clusters(&shape_of(&config, false))?;
+            clusters = clusters.min(resident);
+        }
+        Ok(clusters)
     }
 
     /// The entry to launch with this device communicator; a GIN kernel has one per back end.

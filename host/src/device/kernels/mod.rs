@@ -122,6 +122,20 @@ impl Kernels {
         self.loaded().resident_blocks(&KernelDesc::new::<K>(), block, dynamic_shared)
     }
 
+    /// As [`Context::resident_clusters`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Context::resident_clusters`].
+    pub fn resident_clusters<K: Kernel>(
+        &self,
+        cluster: u32,
+        block: u32,
+        dynamic_shared: u32,
+    ) -> Result<u32> {
+        self.loaded().resident_clusters(&KernelDesc::new::<K>(), cluster, block, dynamic_shared)
+    }
+
     fn loaded(&self) -> Loaded<'_> {
         Loaded { context: &self.context, modules: &self.modules }
     }
@@ -174,6 +188,25 @@ impl Context {
     pub fn resident_blocks<K: Kernel>(&self, block: u32, dynamic_shared: u32) -> Result<u32> {
         self.with_loaded(|loaded| {
             loaded.resident_blocks(&KernelDesc::new::<K>(), block, dynamic_shared)
+        })
+    }
+
+    /// The number of clusters of `cluster` blocks that are resident at the same time: a cluster runs
+    /// within one of the GPU's parts, which may leave multiprocessors unused. `block` is in threads,
+    /// `dynamic_shared` in bytes per block. CUDA: `cuOccupancyMaxActiveClusters`.
+    ///
+    /// # Errors
+    ///
+    /// As [`resident_blocks`](Self::resident_blocks); [`LaunchError::Refused`] also for a cluster
+    /// that a launch would refuse.
+    pub fn resident_clusters<K: Kernel>(
+        &self,
+        cluster: u32,
+        block: u32,
+        dynamic_shared: u32,
+    ) -> Result<u32> {
+        self.with_loaded(|loaded| {
+            loaded.resident_clusters(&KernelDesc::new::<K>(), cluster, block, dynamic_shared)
         })
     }
 
@@ -280,14 +313,15 @@ impl Loaded<'_> {
         if let Some(params) = &entry.params {
             check_params(params, kernel.params).map_err(refuse)?;
         }
-        let shape = Shape {
-            grid: config.grid.to_array(),
-            block: config.block.to_array(),
-            dynamic_shared: config.dynamic_shared,
-            cooperative: kernel.takes_dev_comm,
-        };
+        let shape = shape_of(config, kernel.takes_dev_comm);
         Ok(CheckedLaunch { entry, shape, flag })
     }
+}
+
+fn shape_of(config: &LaunchConfig, cooperative: bool) -> Shape {
+    let LaunchConfig { grid, block, dynamic_shared, cluster, dependent } = *config;
+    let (grid, block) = (grid.to_array(), block.to_array());
+    Shape { grid, block, dynamic_shared, cluster, cooperative, dependent }
 }
 
 impl Drop for Kernels {

@@ -5,7 +5,8 @@ use std::ptr::null_mut;
 
 use devcomm_sys::driver::{
     CUfunction, CUjit_option, CUlaunchAttribute, CUlaunchAttributeID, CUlaunchAttributeValue,
-    CUlaunchConfig, CUmodule, CUresult, Driver,
+    CUlaunchAttributeValue_union__bindgen_ty_1, CUlaunchConfig, CUmodule, CUresult, CUstream,
+    Driver,
 };
 use devcomm_types::HostBody;
 
@@ -137,13 +138,58 @@ pub(crate) struct FunctionHandle {
     raw: CUfunction,
 }
 
-/// Grid and block of one launch.
+/// Grid, block and attributes of one launch.
 pub(crate) struct Shape {
     pub grid: [u32; 3],
     pub block: [u32; 3],
     pub dynamic_shared: u32,
+    /// Blocks per cluster; by default what the kernel fixes, or 1.
+    pub cluster: Option<u32>,
     /// A cooperative launch: all blocks are resident, or the launch fails.
     pub cooperative: bool,
+    /// The kernel may begin before the previous one of the stream has ended.
+    pub dependent: bool,
+}
+
+impl Shape {
+    fn attributes(&self) -> Vec<CUlaunchAttribute> {
+        use CUlaunchAttributeID as Id;
+        let mut all = Vec::new();
+        let mut add = |id, set: &dyn Fn(&mut CUlaunchAttributeValue)| {
+            let mut value = CUlaunchAttributeValue { pad: [0; 64] };
+            set(&mut value);
+            all.push(CUlaunchAttribute { id, pad: [0; 4], value });
+        };
+        if let Some(x) = self.cluster {
+            let dim = CUlaunchAttributeValue_union__bindgen_ty_1 { x, y: 1, z: 1 };
+            add(Id::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, &|value| value.clusterDim = dim);
+        }
+        if self.cooperative {
+            add(Id::CU_LAUNCH_ATTRIBUTE_COOPERATIVE, &|value| value.cooperative = 1);
+        }
+        if self.dependent {
+            add(Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, &|value| {
+                value.programmaticStreamSerializationAllowed = 1;
+            });
+        }
+        all
+    }
+
+    /// The driver's form. It points to the attributes.
+    fn config(&self, stream: CUstream, attributes: &mut [CUlaunchAttribute]) -> CUlaunchConfig {
+        CUlaunchConfig {
+            gridDimX: self.grid[0],
+            gridDimY: self.grid[1],
+            gridDimZ: self.grid[2],
+            blockDimX: self.block[0],
+            blockDimY: self.block[1],
+            blockDimZ: self.block[2],
+            sharedMemBytes: self.dynamic_shared,
+            hStream: stream,
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: attributes.len() as c_uint,
+        }
+    }
 }
 
 impl FunctionHandle {
@@ -181,6 +227,20 @@ impl FunctionHandle {
         Ok(u32::try_from(blocks).unwrap_or(0))
     }
 
+    /// Occupancy: clusters of this shape's blocks that fit on the GPU.
+    pub(crate) fn resident_clusters(&self, shape: &Shape) -> Result<u32> {
+        let mut clusters = 0;
+        let mut attributes = shape.attributes();
+        let config = shape.config(null_mut(), &mut attributes);
+        // SAFETY: the function's module is live; `clusters` is a live int; the configuration and
+        // its attributes outlive the call.
+        let result = unsafe {
+            self.driver.cuOccupancyMaxActiveClusters(&raw mut clusters, self.raw, &raw const config)
+        };
+        check(self.driver, "cuOccupancyMaxActiveClusters", result)?;
+        Ok(u32::try_from(clusters).unwrap_or(0))
+    }
+
     /// Launches the kernel.
     ///
     /// # Safety
@@ -193,25 +253,9 @@ impl FunctionHandle {
         shape: &Shape,
         params: &mut [*mut c_void],
     ) -> Result<()> {
-        let mut attribute = CUlaunchAttribute {
-            id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
-            pad: [0; 4],
-            value: CUlaunchAttributeValue { pad: [0; 64] },
-        };
-        attribute.value.cooperative = 1;
-        let config = CUlaunchConfig {
-            gridDimX: shape.grid[0],
-            gridDimY: shape.grid[1],
-            gridDimZ: shape.grid[2],
-            blockDimX: shape.block[0],
-            blockDimY: shape.block[1],
-            blockDimZ: shape.block[2],
-            sharedMemBytes: shape.dynamic_shared,
-            hStream: stream.raw(),
-            attrs: if shape.cooperative { &raw mut attribute } else { null_mut() },
-            numAttrs: c_uint::from(shape.cooperative),
-        };
-        // SAFETY: the configuration and its attribute outlive the call, which copies the
+        let mut attributes = shape.attributes();
+        let config = shape.config(stream.raw(), &mut attributes);
+        // SAFETY: the configuration and its attributes outlive the call, which copies the
         // parameters; the rest is the caller's contract.
         let result = unsafe {
             self.driver.cuLaunchKernelEx(

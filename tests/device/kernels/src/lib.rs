@@ -1,6 +1,6 @@
 //! Kernels that test the typed device API, one file per topic.
 //!
-//! All take the same parameters, so that one test body can run any of them in the simulator and on
+//! All but those in [`launches`] take the same parameters, so that one test body can run any of them in the simulator and on
 //! GPUs: the device communicator, a window `mail` for the exchanged data, a window `out` for
 //! results, [`Extra`] handles, and a parameter `n`.
 //!
@@ -21,6 +21,7 @@ mod files {
     pub mod gin;
     pub mod gin_bytes;
     pub mod gin_waits;
+    pub mod launches;
     pub mod ll_a2a;
     pub mod memory;
     pub mod stuck;
@@ -28,9 +29,10 @@ mod files {
 }
 
 pub use extra::{Args, Extra, Range};
+pub use files::launches;
 // On the GPU a kernel is only an entry point, so there is nothing to import.
 #[allow(unused_imports)]
 pub use files::{
-    barriers_gin::*, barriers_lsa::*, coops::*, gin::*, gin_bytes::*, gin_waits::*, ll_a2a::*,
-    memory::*, stuck::*, wrong::*,
+    barriers_gin::*, barriers_lsa::*, coops::*, gin::*, gin_bytes::*, gin_waits::*, launches::*,
+    ll_a2a::*, memory::*, stuck::*, wrong::*,
 };

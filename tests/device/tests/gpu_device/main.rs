@@ -1,6 +1,7 @@
 //! Tests of the device API. They are one program, because each test program contains all kernels.
 
 mod gin;
+mod launches;
 mod ll_a2a;
 mod lsa;
 mod stuck;

@@ -1,0 +1,53 @@
+//! Dependent launches: a kernel that begins while the previous one of its stream still runs.
+//!
+//! For kernels launched with `Launch::dependent`, and for those before them. In any other launch
+//! the functions do nothing. Needs sm_90.
+//!
+//! # Example
+//!
+//! ```
+//! use cuda_std::{grid, prelude::*};
+//! /// `y[i] += table[i]`. `y` is what the previous kernel wrote; `table` no kernel writes.
+//! #[kernel]
+//! unsafe fn add_table(table: *const f32, y: *mut f32, count: usize) {
+//!     grid::launch_next();
+//!     let i = thread::index_1d() as usize;
+//!     if i < count {
+//!         // SAFETY: both have `count` elements, and only this thread accesses element i.
+//!         unsafe {
+//!             // Overlaps the end of the previous kernel.
+//!             let a = mem::load(table.add(i));
+//!             grid::wait_for_previous();
+//!             mem::store(y.add(i), mem::load(y.add(i)) + a);
+//!         }
+//!     }
+//! }
+//! # fn main() {}
+//! ```
+
+use crate::arch;
+
+/// Waits until the previous kernel of the stream has ended, and makes its writes visible to the
+/// calling thread. PTX: `griddepcontrol.wait`.
+///
+/// Before this call a thread reads no memory that the previous kernel writes, and writes none that
+/// it accesses. A kernel ends after the previous one only if one of its threads has waited: so every
+/// dependent launch calls this.
+#[doc(alias = "cudaGridDependencySynchronize")]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+#[track_caller]
+pub fn wait_for_previous() {
+    arch::wait_for_previous();
+}
+
+/// Lets the next kernel of the stream begin, if its launch is dependent: it begins as soon as every
+/// block has called this or ended, and there is room for it. PTX:
+/// `griddepcontrol.launch_dependents`.
+///
+/// It says nothing about memory: what the kernel writes, before the call or after it, the next
+/// kernel sees after [`wait_for_previous`].
+#[doc(alias = "cudaTriggerProgrammaticLaunchCompletion")]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub fn launch_next() {
+    arch::launch_next();
+}

@@ -1,0 +1,92 @@
+//! Clusters, dependent launches and transposed stores: kernels with parameters of their own.
+
+use cuda_std::prelude::*;
+use cuda_std::{clock, cluster, grid, mma};
+
+/// Threads per block of these kernels.
+pub const THREADS: u32 = 32;
+
+/// Each thread sends four numbers to the next block of its cluster, and writes what it got.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+unsafe fn pass_on(out: *mut f32) {
+    let (rank, size) = (cluster::rank(), cluster::size());
+    let (block, t) = (thread::block_idx_x(), thread::thread_idx_x());
+    let sent = [block, rank, size, t].map(|number| number as f32);
+    // SAFETY: a slot per thread, and four elements of `out`. The barriers order the store after
+    // the start of the receiver, and before its load.
+    unsafe {
+        let slot = shared_array![[f32; 4]; 32].add(t as usize);
+        cluster::sync();
+        cluster::store(slot, (rank + 1) % size, sent);
+        cluster::sync();
+        let out = out.add(4 * (block * THREADS + t) as usize);
+        for (i, number) in mem::load(slot).into_iter().enumerate() {
+            mem::store(out.add(i), number);
+        }
+    }
+}
+
+/// In clusters of the size that the launch gives.
+#[kernel]
+pub unsafe fn passes_on(out: *mut f32) {
+    // SAFETY: the kernel's contract.
+    unsafe { pass_on(out) }
+}
+
+/// In clusters of two.
+#[kernel(cluster = 2)]
+pub unsafe fn pairs_pass_on(out: *mut f32) {
+    // SAFETY: the kernel's contract.
+    unsafe { pass_on(out) }
+}
+
+/// Lets the next kernel begin, and a good while later writes `value` plus its index to each
+/// element.
+#[kernel]
+pub unsafe fn writes_late(data: *mut u32, value: u32) {
+    grid::launch_next();
+    if thread::thread_idx_x() == 0 {
+        for _ in 0..200 {
+            clock::globaltimer();
+        }
+    }
+    thread::sync_threads();
+    let i = thread::index_1d();
+    // SAFETY: an element per thread.
+    unsafe { mem::store(data.add(i as usize), value + i) }
+}
+
+/// Adds `value` to what the previous kernel wrote; if not `waits`, maybe to what was there before.
+#[kernel]
+pub unsafe fn adds(data: *mut u32, value: u32, waits: bool) {
+    grid::launch_next();
+    if waits {
+        grid::wait_for_previous();
+    }
+    // SAFETY: an element per thread.
+    unsafe {
+        let element = data.add(thread::index_1d() as usize);
+        mem::store(element, mem::load(element) + value);
+    }
+}
+
+/// Stores four matrices transposed, then two of them, and copies what is in memory to `out`.
+#[kernel]
+pub unsafe fn stores_transposed(out: *mut u32) {
+    let matrices = shared_array![u32; 192];
+    let lane = warp::lane_id();
+    let word = |matrix: u32| (100 * matrix + 2 * lane) | (100 * matrix + 2 * lane + 1) << 16;
+    // SAFETY: the block is one warp, `out` has 192 words. A lane passes a row of four words; with
+    // two matrices, the last 16 addresses are not used.
+    unsafe {
+        let row = |first: u32| matrices.add((first + 4 * lane) as usize).cast();
+        mma::store_matrices_transposed(row(0), [word(0), word(1), word(2), word(3)]);
+        mma::store_matrices_transposed(row(128), [word(4), word(5)]);
+        warp::sync();
+        let mut i = lane as usize;
+        while i < 192 {
+            mem::store(out.add(i), mem::load(matrices.add(i)));
+            i += 32;
+        }
+    }
+}
