@@ -7,6 +7,7 @@ mod allreduce;
 mod block;
 mod clusters;
 mod common;
+mod dependent;
 mod failures;
 mod gin;
 mod gin_barriers;

@@ -47,7 +47,8 @@ use proc_macro::TokenStream;
 ///   `_efa_gda`. The host's type has no such parameter: a launch selects the entry point by the
 ///   device communicator. On the host the body runs with `Proxy`.
 /// * `arch = "sm_90a"`: the architecture that the kernel's file needs, if not the build's default.
-/// * `cluster = 2`: the number of blocks per cluster; the grid is a multiple of it. Needs sm_90.
+/// * `cluster = 2`: the number of blocks per cluster, which launches cannot change; the grid is a
+///   multiple of it. Needs sm_90.
 /// * `max_threads = 256`: the maximum threads per block of a launch. The compiler may use as many
 ///   registers per thread as fit that block size. PTX: `.maxntid`.
 /// * `requires(out.len() <= send.len())`: conditions on the arguments. A launch that does not meet

@@ -219,8 +219,9 @@ impl<K, A, S> Launch<K, A, S> {
     /// Makes it a dependent launch: the kernel may begin before the previous one of its stream has
     /// ended, once every block of that has called `cuda_std::grid::launch_next` or ended. So it
     /// calls `cuda_std::grid::wait_for_previous` before it accesses what that one writes; a kernel
-    /// that does not call it is not ordered after the previous one. Works in stream capture too.
-    /// Needs sm_90. CUDA: `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`.
+    /// that does not call it is not ordered after the previous one. That includes the barriers of a
+    /// device communicator that both use. Works in stream capture too. Needs sm_90. CUDA:
+    /// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`.
     pub const fn dependent(mut self) -> Self {
         self.config = self.config.with_dependent();
         self

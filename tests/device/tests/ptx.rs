@@ -1,0 +1,106 @@
+//! Checks the PTX of a kernel with and without debug checks, and of launch attributes.
+//!
+//! The harness is libtest-mimic, for two reasons: `main` must call `link_worker` first, as the
+//! kernel builder also starts this program as its worker process; and a running test can report
+//! that it was skipped.
+
+use std::fs;
+use std::path::Path;
+
+use cuda_builder::{CudaBuilder, Error};
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
+
+fn main() {
+    cuda_builder::link_worker();
+    let messages = || {
+        let build = |folder, debug| build(folder, "devcomm-kernels", "ll_alltoall", debug);
+        let (checked, plain) = match (build("checked", true), build("plain", false)) {
+            (Ok(checked), Ok(plain)) => (checked, plain),
+            (Err(error), _) | (_, Err(error)) => return missing(&error),
+        };
+        says_what_went_wrong(&checked, &plain).map(|()| Completion::Completed)
+    };
+    let attributes = || match build("launches", "devcomm-device-test-kernels", "launches", false) {
+        Ok(ptx) => uses_the_instructions(&ptx).map(|()| Completion::Completed),
+        Err(error) => missing(&error),
+    };
+    let trials = vec![
+        Trial::ignorable_test(
+            "kernels_with_checks_say_what_went_wrong_and_others_carry_no_messages",
+            messages,
+        ),
+        Trial::ignorable_test("clusters_and_dependent_launches_have_their_ptx", attributes),
+    ];
+    libtest_mimic::run(&Arguments::from_args(), trials).exit();
+}
+
+/// The PTX of a package's kernel file, with debug checks or without.
+fn build(folder: &str, package: &str, file: &str, debug: bool) -> Result<String, Error> {
+    let artifacts = CudaBuilder::new(package)
+        .manifest_dir(env!("CARGO_MANIFEST_DIR"))
+        .out_dir(Path::new(env!("CARGO_TARGET_TMPDIR")).join(folder))
+        .debug(debug)
+        .only(file)
+        .assemble(false)
+        .build()?;
+    Ok(fs::read_to_string(&artifacts.modules[0].ptx).expect("the PTX that was just built"))
+}
+
+/// A test that cannot run is skipped; with `DEVCOMM_REQUIRE_KERNELS=1` it fails.
+fn missing(error: &Error) -> Result<Completion, Failed> {
+    let required = std::env::var_os("DEVCOMM_REQUIRE_KERNELS").is_some_and(|value| value == "1");
+    if required || !error.is_missing_part() {
+        return Err(error.to_string().into());
+    }
+    Ok(Completion::ignored_with(format!("SKIPPED: {error}")))
+}
+
+fn uses_the_instructions(ptx: &str) -> Result<(), Failed> {
+    let body = |kernel: &str| {
+        let start = ptx.find(&format!(".entry {kernel}("))?;
+        ptx[start..].split_once("\n}").map(|(body, _)| body.to_owned())
+    };
+    // In this order.
+    for (kernel, instructions) in [
+        (
+            "passes_on",
+            &["%cluster_nctarank", "mapa.shared::cluster.u32", "st.shared::cluster.v4.f32"][..],
+        ),
+        ("pairs_pass_on", &[".reqnctapercluster 2", "st.shared::cluster.v4.f32"]),
+        ("writes_late", &["griddepcontrol.launch_dependents;", "st.global"]),
+        ("adds", &["griddepcontrol.launch_dependents;", "griddepcontrol.wait;", "ld.global"]),
+        (
+            "stores_transposed",
+            &[
+                "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16",
+                "stmatrix.sync.aligned.m8n8.x2.trans.shared.b16",
+            ],
+        ),
+    ] {
+        let body = body(kernel).ok_or(format!("no entry {kernel}"))?;
+        let mut rest = &body[..];
+        for instruction in instructions {
+            let Some((_, after)) = rest.split_once(instruction) else {
+                return Err(format!("{kernel} has no {instruction} there:\n{body}").into());
+            };
+            rest = after;
+        }
+    }
+    Ok(())
+}
+
+fn says_what_went_wrong(checked: &str, plain: &str) -> Result<(), Failed> {
+    let message = "the elements do not fit the session's slots";
+    let bytes: Vec<String> = message.bytes().map(|byte| byte.to_string()).collect();
+    let in_ptx = |ptx: &str| ptx.contains(&bytes.join(", ")) || ptx.contains(message);
+    if !in_ptx(checked) || !checked.contains("vprintf") {
+        return Err("the checked kernels have no message".into());
+    }
+    if in_ptx(plain) || plain.contains("vprintf") {
+        return Err("the plain kernels carry messages".into());
+    }
+    if !plain.contains("trap") && !plain.contains("exit") {
+        return Err("the plain kernels do not stop at a violated rule".into());
+    }
+    Ok(())
+}
