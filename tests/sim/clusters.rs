@@ -223,7 +223,7 @@ fn a_cluster_that_never_fits_and_a_grid_that_is_no_multiple_are_refused() {
             gpu.launch(launch).unwrap_err().to_string()
         };
         let error = refusal((6, 2), 32);
-        assert!(error.contains("6x2 blocks") && error.contains("clusters of 4"), "{error}");
+        assert!(error.contains("6x2x1 blocks") && error.contains("clusters of 4"), "{error}");
         let error = refusal((8, 2), 1024);
         assert!(error.contains("4 blocks") && error.contains("at most 2"), "{error}");
         assert!(error.contains("CUDA_ERROR_INVALID_VALUE"), "{error}");

@@ -3,8 +3,8 @@
 use cuda_std::atomic::{Atomic, Order, Scope};
 use cuda_std::prelude::*;
 use cuda_std::{clock, grid};
-use devcomm::sim::{Error, Waiting};
 use devcomm::Simulation;
+use devcomm::sim::{Error, Waiting};
 use devcomm_testing::simulated::{Gpu, failure, read, simulate};
 
 /// Block 0 lets the next kernel begin at once, block 1 after it has set a flag. If `meets`, both
@@ -71,7 +71,7 @@ unsafe fn hangs() {
     if thread::thread_idx_x() == 0 {
         thread::sync_threads();
     } else {
-        thread::named_barrier_sync(1, 64);
+        thread::named_barrier_sync(1, 32);
     }
 }
 

@@ -31,8 +31,8 @@ use crate::arch;
 /// calling thread. PTX: `griddepcontrol.wait`.
 ///
 /// Before this call a thread reads no memory that the previous kernel writes, and writes none that
-/// it accesses. A kernel ends after the previous one only if one of its threads has waited: so every
-/// dependent launch calls this.
+/// it accesses. A kernel ends after the previous one only if one of its threads has waited: in a
+/// dependent launch at least one calls this.
 #[doc(alias = "cudaGridDependencySynchronize")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]

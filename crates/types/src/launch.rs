@@ -207,9 +207,10 @@ impl<K, A, S> Launch<K, A, S> {
         self
     }
 
-    /// Sets the number of blocks per cluster, 1 to 8, for a kernel that does not fix it: consecutive
-    /// blocks in x form a cluster, which runs at the same time on neighbouring multiprocessors
-    /// (`cuda_std::cluster`). The grid is a multiple of it in x. Needs sm_90. CUDA:
+    /// Sets the number of blocks per cluster, 1 to 8, for a kernel that does not fix it.
+    ///
+    /// Consecutive blocks in x form a cluster: they run at the same time, on neighbouring
+    /// multiprocessors (`cuda_std::cluster`). The grid is a multiple of it in x. Needs sm_90. CUDA:
     /// `CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION`.
     pub const fn cluster(mut self, blocks: u32) -> Self {
         self.config = self.config.with_cluster(blocks);
@@ -217,7 +218,9 @@ impl<K, A, S> Launch<K, A, S> {
     }
 
     /// Makes it a dependent launch: the kernel may begin before the previous one of its stream has
-    /// ended, once every block of that has called `cuda_std::grid::launch_next` or ended. So it
+    /// ended.
+    ///
+    /// It begins once every block of that has called `cuda_std::grid::launch_next` or ended. So it
     /// calls `cuda_std::grid::wait_for_previous` before it accesses what that one writes; a kernel
     /// that does not call it is not ordered after the previous one. That includes the barriers of a
     /// device communicator that both use. Works in stream capture too. Needs sm_90. CUDA:

@@ -191,9 +191,9 @@ impl Context {
         })
     }
 
-    /// The number of clusters of `cluster` blocks that are resident at the same time: a cluster runs
-    /// within one of the GPU's parts, which may leave multiprocessors unused. `block` is in threads,
-    /// `dynamic_shared` in bytes per block. CUDA: `cuOccupancyMaxActiveClusters`.
+    /// The number of clusters of `cluster` blocks that are resident at the same time: a cluster
+    /// runs within one part of the GPU, so that some multiprocessors may stay unused. `block` is in
+    /// threads, `dynamic_shared` in bytes per block. CUDA: `cuOccupancyMaxActiveClusters`.
     ///
     /// # Errors
     ///
