@@ -150,9 +150,10 @@ pub(super) unsafe fn cluster_occupancy(
     config: *const CUlaunchConfig,
 ) -> CUresult {
     call("cuOccupancyMaxActiveClusters", |cx| {
-        // SAFETY: the module's contract, here and below.
+        // SAFETY: the module's contract.
         let config = unsafe { &*config };
         let body = cx.function(function)?.body;
+        // SAFETY: as above.
         let cluster = unsafe { Attributes::of(config) }.cluster_for(&body)?;
         let threads = config.blockDimX * config.blockDimY * config.blockDimZ;
         let resident = cx.core.gpus.resident(threads, config.sharedMemBytes as usize);
