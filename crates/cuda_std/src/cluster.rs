@@ -105,3 +105,15 @@ pub unsafe fn store(to: *mut [f32; 4], block: u32, value: [f32; 4]) {
 pub unsafe fn sync() {
     arch::cluster_sync();
 }
+
+/// As [`sync`], but orders no accesses to memory. PTX: `barrier.cluster.arrive.relaxed`,
+/// `barrier.cluster.wait`.
+///
+/// # Safety
+///
+/// As [`sync`].
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+#[track_caller]
+pub unsafe fn sync_relaxed() {
+    arch::cluster_sync_relaxed();
+}

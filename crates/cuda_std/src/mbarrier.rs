@@ -39,7 +39,7 @@ use crate::arch;
 /// A barrier in shared memory.
 #[doc(alias = "mbarrier")]
 #[derive(Clone, Copy)]
-pub struct MBarrier(*mut u64);
+pub struct MBarrier(arch::SharedAddress);
 
 impl MBarrier {
     /// The barrier at this address.
@@ -49,13 +49,19 @@ impl MBarrier {
     /// `word` lies in shared memory, aligned to 8 bytes. [`init`](Self::init) is called before
     /// other methods, and from then on only the barrier uses the word.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub const unsafe fn at(word: *mut u64) -> Self {
-        Self(word)
+    pub unsafe fn at(word: *mut u64) -> Self {
+        Self(arch::shared_address(word))
+    }
+
+    /// The barrier `index` words further.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(crate) fn after(self, index: u32) -> Self {
+        Self(arch::shared_offset(self.0, 8 * index))
     }
 
     /// The barrier's address.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(crate) const fn as_ptr(self) -> *mut u64 {
+    pub(crate) const fn address(self) -> arch::SharedAddress {
         self.0
     }
 

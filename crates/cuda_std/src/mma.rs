@@ -80,7 +80,7 @@ pub unsafe fn load_matrices(row: *const bf16) -> [u32; 4] {
 #[track_caller]
 pub unsafe fn store_matrices(row: *mut u8, words: [u32; 4]) {
     // SAFETY: the caller's contract.
-    unsafe { arch::store_matrices(row, words) }
+    unsafe { arch::store_matrices(arch::shared_address(row), words) }
 }
 
 /// Stores `N` 8 x 8 matrices of 16-bit elements to shared memory, transposed; `N` is 2 or 4.
@@ -100,5 +100,5 @@ pub unsafe fn store_matrices(row: *mut u8, words: [u32; 4]) {
 pub unsafe fn store_matrices_transposed<const N: usize>(row: *mut u8, words: [u32; N]) {
     const { assert!(N == 2 || N == 4, "two or four matrices") }
     // SAFETY: the caller's contract.
-    unsafe { arch::store_matrices_transposed(row, words) }
+    unsafe { arch::store_matrices_transposed(arch::shared_address(row), words) }
 }

@@ -47,7 +47,7 @@ use crate::mbarrier::MBarrier;
 #[track_caller]
 pub unsafe fn load_tile(to: *mut u8, map: &TensorMap, row: u32, column: u32, barrier: MBarrier) {
     // SAFETY: the caller's contract.
-    unsafe { arch::load_tile(to, map, row, column, barrier.as_ptr()) }
+    unsafe { arch::load_tile(arch::shared_address(to), map, row, column, barrier.address()) }
 }
 
 /// As [`load_tile`], into the same place of the shared memory of each block of the cluster whose
@@ -68,7 +68,16 @@ pub unsafe fn load_tile_multicast(
     blocks: u16,
 ) {
     // SAFETY: the caller's contract.
-    unsafe { arch::load_tile_multicast(to, map, row, column, barrier.as_ptr(), blocks) }
+    unsafe {
+        arch::load_tile_multicast(
+            arch::shared_address(to),
+            map,
+            row,
+            column,
+            barrier.address(),
+            blocks,
+        )
+    }
 }
 
 /// Starts the copy of a tile from shared memory to (`row`, `column`) of the matrix; what lies
@@ -85,7 +94,7 @@ pub unsafe fn load_tile_multicast(
 #[track_caller]
 pub unsafe fn store_tile(map: &TensorMap, row: u32, column: u32, from: *const u8) {
     // SAFETY: the caller's contract.
-    unsafe { arch::store_tile(map, row, column, from) }
+    unsafe { arch::store_tile(map, row, column, arch::shared_address(from)) }
 }
 
 /// Commits this thread's stores since the last call as a group. PTX: `cp.async.bulk.commit_group`.

@@ -53,7 +53,7 @@ impl Tile {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn at(address: *const u8) -> Self {
-        Self(arch::tile_address(address))
+        Self(arch::tile_address(arch::shared_address(address)))
     }
 
     /// The tile from column `k` on; `k` is a multiple of 8 below 64.

@@ -7,7 +7,7 @@
 //! which each loads half for both.
 
 use cuda_std::prelude::*;
-use cuda_std::tile::{Pipeline, PipelineState, SharedTile, TileOrder, align_shared};
+use cuda_std::tile::{Pipeline, PipelineState, SharedTile, TileMemory, TileOrder};
 use cuda_std::{cluster, tma, wgmma};
 use devcomm_types::{GridConstant, TensorMap};
 
@@ -40,7 +40,7 @@ const STAGE_BYTES: u32 = A::BYTES + B::BYTES;
 /// Two tiles for the stores of each warp: while TMA reads one, the warp writes the other.
 const STORE_BYTES: u32 = 2 * MULTIPLYING_WARPS * Store::BYTES;
 /// Dynamic shared memory in bytes, with what the alignment takes.
-pub const SHARED: u32 = STAGES * STAGE_BYTES + STORE_BYTES + 1024;
+pub const SHARED: u32 = STAGES * STAGE_BYTES + STORE_BYTES + TileMemory::PADDING;
 /// Threads per block: two warpgroups that multiply, one that loads.
 pub const THREADS: u32 = 384;
 
@@ -69,8 +69,8 @@ pub unsafe fn gemm_wgmma(
     // SAFETY: only this pipeline uses the words; it is initialised first.
     let shared = unsafe {
         Shared {
-            memory: align_shared(shared::dynamic_shared_mem::<u8>()),
-            pipeline: Pipeline::at(shared_array![u64; Pipeline::<STAGES>::WORDS]),
+            memory: TileMemory::dynamic(),
+            pipeline: Pipeline::at(shared_array![u64; Pipeline::words(STAGES)], STAGES),
         }
     };
     let warp = thread::thread_idx_x() / warp::WARP_SIZE;
@@ -80,7 +80,7 @@ pub unsafe fn gemm_wgmma(
             // The two warpgroups of each block release a stage.
             shared.pipeline.init(1, CLUSTER * 2);
         }
-        cluster::sync();
+        cluster::sync_relaxed();
         if warp < MULTIPLYING_WARPS {
             wgmma::raise_registers::<232>();
             multiply(&c, shared, order, k);
@@ -98,26 +98,25 @@ pub unsafe fn gemm_wgmma(
 /// The block's shared memory.
 #[derive(Clone, Copy)]
 struct Shared {
-    memory: *mut u8,
-    pipeline: Pipeline<STAGES>,
+    memory: TileMemory,
+    pipeline: Pipeline,
 }
 
 impl Shared {
     #[inline(always)]
-    fn a(self, state: PipelineState<STAGES>) -> A {
-        A::at(self.memory.wrapping_add((state.stage * STAGE_BYTES) as usize))
+    fn a(self, state: PipelineState) -> A {
+        self.memory.tile(state.stage * STAGE_BYTES)
     }
 
     #[inline(always)]
-    fn b(self, state: PipelineState<STAGES>) -> B {
-        B::at(self.a(state).address().wrapping_add(A::BYTES as usize))
+    fn b(self, state: PipelineState) -> B {
+        self.memory.tile(state.stage * STAGE_BYTES + A::BYTES)
     }
 
     /// One of a warp's two tiles for stores.
     #[inline(always)]
     fn store(self, warp: u32, which: u32) -> Store {
-        let offset = STAGES * STAGE_BYTES + (2 * warp + which) * Store::BYTES;
-        Store::at(self.memory.wrapping_add(offset as usize))
+        self.memory.tile(STAGES * STAGE_BYTES + (2 * warp + which) * Store::BYTES)
     }
 }
 
@@ -148,13 +147,13 @@ unsafe fn load(a: &TensorMap, b: &TensorMap, shared: Shared, order: TileOrder<GR
             shared.pipeline.wait_empty(state);
             let full = shared.pipeline.full(state);
             full.arrive_expect_tx(STAGE_BYTES);
-            let to = shared.b(state).rows::<HALF>(half).address();
+            let b_half = shared.b(state).rows::<HALF>(half);
             // SAFETY: the stage is empty in both blocks, and no thread reads it before it is full.
             unsafe {
-                tma::load_tile(shared.a(state).address(), a, row, term, full);
-                tma::load_tile_multicast(to, b, column + half, term, full, (1 << CLUSTER) - 1);
+                shared.a(state).load(a, row, term, full);
+                b_half.load_multicast(b, column + half, term, full, (1 << CLUSTER) - 1);
             }
-            state = state.next();
+            state = shared.pipeline.next(state);
             term += TILE_K;
         }
         tile += thread::grid_dim_x() / CLUSTER;
@@ -207,7 +206,7 @@ unsafe fn multiply(c: &TensorMap, shared: Shared, order: TileOrder<GROUP>, k: u3
                     release(last);
                 }
                 last = state;
-                state = state.next();
+                state = shared.pipeline.next(state);
                 term += TILE_K;
             }
             wgmma::wait_groups::<0>();
@@ -227,7 +226,7 @@ unsafe fn multiply(c: &TensorMap, shared: Shared, order: TileOrder<GROUP>, k: u3
                 tma::fence_async_shared();
                 warp::sync();
                 if lane == 0 {
-                    tma::store_tile(c, row, column + slice * STORE_N, to.address());
+                    to.store(c, row, column + slice * STORE_N);
                     tma::commit_stores();
                 }
                 slice += 1;

@@ -1,7 +1,7 @@
 //! The Hopper form: `wgmma` by warpgroups, on tiles that one thread loads by TMA.
 
 use cuda_std::prelude::*;
-use cuda_std::tile::{Pipeline, PipelineState, SharedTile, align_shared};
+use cuda_std::tile::{Pipeline, PipelineState, SharedTile, TileMemory};
 use cuda_std::tma;
 use cuda_std::wgmma::{self, Tile};
 use devcomm_types::{GridConstant, TensorMap};
@@ -22,7 +22,7 @@ const STAGES: u32 = 4;
 /// Bytes of a stage: tiles of A and B.
 const STAGE: u32 = A::BYTES + B::BYTES;
 /// Dynamic shared memory: the stages, and padding to align them.
-pub(super) const SHARED: u32 = STAGES * STAGE + 1024;
+pub(super) const SHARED: u32 = STAGES * STAGE + TileMemory::PADDING;
 /// Computing warps: four for each strip.
 const COMPUTING_WARPS: u32 = 4 * STRIPS;
 /// Index of the loading warp.
@@ -76,8 +76,8 @@ pub unsafe fn gemm_allreduce_wgmma(
     unsafe {
         let exchange = Exchange::new(&comm, tiles, c, partials, flags, local_only);
         let shared = Shared {
-            memory: align_shared(shared::dynamic_shared_mem::<u8>()),
-            pipeline: Pipeline::at(shared_array![u64; Pipeline::<STAGES>::WORDS]),
+            memory: TileMemory::dynamic(),
+            pipeline: Pipeline::at(shared_array![u64; Pipeline::words(STAGES)], STAGES),
         };
         if thread::thread_idx_x() == 0 {
             // The loading thread; one lane of each computing warp.
@@ -101,21 +101,21 @@ pub unsafe fn gemm_allreduce_wgmma(
 /// The block's shared memory.
 #[derive(Clone, Copy)]
 struct Shared {
-    memory: *mut u8,
-    pipeline: Pipeline<STAGES>,
+    memory: TileMemory,
+    pipeline: Pipeline,
 }
 
 impl Shared {
     /// A stage's tile of A.
     #[inline(always)]
-    fn a(self, state: PipelineState<STAGES>) -> A {
-        A::at(self.memory.wrapping_add((state.stage * STAGE) as usize))
+    fn a(self, state: PipelineState) -> A {
+        self.memory.tile(state.stage * STAGE)
     }
 
     /// A stage's tile of B.
     #[inline(always)]
-    fn b(self, state: PipelineState<STAGES>) -> B {
-        B::at(self.a(state).address().wrapping_add(A::BYTES as usize))
+    fn b(self, state: PipelineState) -> B {
+        self.memory.tile(state.stage * STAGE + A::BYTES)
     }
 }
 
@@ -139,10 +139,10 @@ unsafe fn load(a: &TensorMap, b: &TensorMap, shared: Shared, tiles: Tiles<COLUMN
             full.arrive_expect_tx(STAGE);
             // SAFETY: the stage is empty, and no thread reads it before it is full.
             unsafe {
-                tma::load_tile(shared.a(state).address(), a, row, step * TILE_K, full);
-                tma::load_tile(shared.b(state).address(), b, column, step * TILE_K, full);
+                shared.a(state).load(a, row, step * TILE_K, full);
+                shared.b(state).load(b, column, step * TILE_K, full);
             }
-            state = state.next();
+            state = shared.pipeline.next(state);
             step += 1;
         }
         tile += thread::grid_dim_x();
@@ -186,7 +186,7 @@ unsafe fn compute(
                     shared.pipeline.empty(last).arrive();
                 }
                 last = state;
-                state = state.next();
+                state = shared.pipeline.next(state);
                 step += 1;
             }
             wgmma::wait_groups::<0>();

@@ -5,6 +5,7 @@ use std::panic::Location;
 use devcomm_types::{TensorMap, TensorMapDesc};
 
 use super::memory::{spin, touch};
+use super::tensor::SharedAddress;
 use super::tensor::swizzled;
 use super::{Access, Order, Scope};
 
@@ -40,7 +41,8 @@ impl State {
 
     /// Changes a barrier's state, and completes the phase if nothing is pending.
     #[track_caller]
-    fn change(word: *mut u64, change: impl FnOnce(&mut Self)) {
+    fn change(word: SharedAddress, change: impl FnOnce(&mut Self)) {
+        let word = word.cast::<u64>();
         touch(word, Access::AtomicRmw(Order::AcqRel, Scope::Cta));
         // SAFETY: the word is a barrier's, by the contract of `MBarrier::at`. Simulated threads run
         // one at a time.
@@ -62,11 +64,12 @@ impl State {
 }
 
 #[track_caller]
-pub(crate) fn mbarrier_init(word: *mut u64, arrivals: u32) {
+pub(crate) fn mbarrier_init(word: SharedAddress, arrivals: u32) {
     assert!(
         (1..=FIELD).contains(&arrivals),
         "a barrier's number of arrivals must be 1 to 2^20 - 1"
     );
+    let word = word.cast::<u64>();
     touch(word, Access::Write);
     let phase = State { arrivals, pending: arrivals, bytes: 0, parity: false };
     // SAFETY: the word is a barrier's, by the contract of `MBarrier::at`.
@@ -78,12 +81,12 @@ pub(crate) fn mbarrier_fence_init() {
 }
 
 #[track_caller]
-pub(crate) fn mbarrier_arrive(word: *mut u64) {
+pub(crate) fn mbarrier_arrive(word: SharedAddress) {
     State::change(word, State::arrive);
 }
 
 #[track_caller]
-pub(crate) fn mbarrier_arrive_expect_tx(word: *mut u64, bytes: u32) {
+pub(crate) fn mbarrier_arrive_expect_tx(word: SharedAddress, bytes: u32) {
     assert!(bytes <= FIELD, "a call must expect less than 2^20 bytes");
     State::change(word, |phase| {
         phase.bytes += bytes as i32;
@@ -92,7 +95,8 @@ pub(crate) fn mbarrier_arrive_expect_tx(word: *mut u64, bytes: u32) {
 }
 
 #[track_caller]
-pub(crate) fn mbarrier_try_wait(word: *mut u64, parity: u32) -> bool {
+pub(crate) fn mbarrier_try_wait(word: SharedAddress, parity: u32) -> bool {
+    let word = word.cast::<u64>();
     touch(word, Access::AtomicRead(Order::Acquire, Scope::Cta));
     // SAFETY: the word is a barrier's, by the contract of `MBarrier::at`.
     let phase = State::of(unsafe { word.read_volatile() });
@@ -139,11 +143,11 @@ fn chunks(
 
 #[track_caller]
 pub(crate) unsafe fn load_tile(
-    to: *mut u8,
+    to: SharedAddress,
     map: &TensorMap,
     row: u32,
     column: u32,
-    barrier: *mut u64,
+    barrier: SharedAddress,
 ) {
     let map = description(map);
     for (target, from) in chunks(&map, to, row, column) {
@@ -160,13 +164,15 @@ pub(crate) unsafe fn load_tile(
     State::change(barrier, |phase| phase.bytes -= bytes);
 }
 
+pub(crate) use load_tile as load_tile_once;
+
 #[track_caller]
 pub(crate) unsafe fn load_tile_multicast(
-    to: *mut u8,
+    to: SharedAddress,
     map: &TensorMap,
     row: u32,
     column: u32,
-    barrier: *mut u64,
+    barrier: SharedAddress,
     blocks: u16,
 ) {
     for block in (0..16).filter(|block| blocks >> block & 1 == 1) {
@@ -177,7 +183,7 @@ pub(crate) unsafe fn load_tile_multicast(
 }
 
 #[track_caller]
-pub(crate) unsafe fn store_tile(map: &TensorMap, row: u32, column: u32, from: *const u8) {
+pub(crate) unsafe fn store_tile(map: &TensorMap, row: u32, column: u32, from: SharedAddress) {
     for (source, to) in chunks(&description(map), from, row, column) {
         let Some(to) = to else { continue };
         touch(source, Access::Read);
@@ -204,7 +210,7 @@ pub(crate) fn fence_async_shared() {
 }
 
 #[track_caller]
-pub(crate) fn mbarrier_arrive_cluster(word: *mut u64, block: u32) {
+pub(crate) fn mbarrier_arrive_cluster(word: SharedAddress, block: u32) {
     State::change(map_shared(word, block), State::arrive);
 }
 
@@ -215,6 +221,32 @@ fn map_shared<T>(address: *mut T, rank: u32) -> *mut T {
     let at = Location::caller();
     let mapped = (context.ops.map_shared)(thread, address.expose_provenance(), rank, at);
     std::ptr::with_exposed_provenance_mut(mapped)
+}
+
+#[track_caller]
+pub(crate) unsafe fn load_shared(from: SharedAddress) -> [u32; 4] {
+    touch(from.cast::<u128>(), Access::Read);
+    // SAFETY: the caller's contract.
+    unsafe { from.cast::<[u32; 4]>().read() }
+}
+
+#[track_caller]
+pub(crate) unsafe fn store_shared(to: SharedAddress, value: [u32; 4]) {
+    touch(to.cast::<u128>(), Access::Write);
+    // SAFETY: the caller's contract.
+    unsafe { to.cast::<[u32; 4]>().write(value) }
+}
+
+#[track_caller]
+pub(crate) unsafe fn send_shared(
+    to: SharedAddress,
+    block: u32,
+    value: [u32; 4],
+    barrier: SharedAddress,
+) {
+    // SAFETY: the caller's contract.
+    unsafe { store_shared(map_shared(to, block), value) };
+    State::change(map_shared(barrier, block), |phase| phase.bytes -= 16);
 }
 
 #[track_caller]
@@ -244,6 +276,11 @@ pub(crate) fn cluster_size() -> u32 {
 pub(crate) fn cluster_rank() -> u32 {
     let (thread, context) = super::current();
     (context.ops.cluster_rank)(thread)
+}
+
+#[track_caller]
+pub(crate) fn cluster_sync_relaxed() {
+    cluster_sync();
 }
 
 #[track_caller]

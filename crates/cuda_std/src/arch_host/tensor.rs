@@ -86,7 +86,7 @@ pub(crate) unsafe fn load_matrices(row: *const bf16) -> [u32; 4] {
 }
 
 #[track_caller]
-pub(crate) unsafe fn store_matrices(row: *mut u8, words: [u32; 4]) {
+pub(crate) unsafe fn store_matrices(row: SharedAddress, words: [u32; 4]) {
     let address = row.expose_provenance() as u64;
     let lane = lane_id() as usize;
     // A lane stores its row of 16 bytes of matrix `lane / 8`, which four lanes have.
@@ -100,7 +100,10 @@ pub(crate) unsafe fn store_matrices(row: *mut u8, words: [u32; 4]) {
 }
 
 #[track_caller]
-pub(crate) unsafe fn store_matrices_transposed<const N: usize>(row: *mut u8, words: [u32; N]) {
+pub(crate) unsafe fn store_matrices_transposed<const N: usize>(
+    row: SharedAddress,
+    words: [u32; N],
+) {
     let address = row.expose_provenance() as u64;
     let lane = lane_id() as usize;
     let mine = std::array::from_fn(|i| words.get(i).copied().unwrap_or(0));
@@ -145,9 +148,20 @@ pub(crate) fn wait_copies<const N: u32>() {
 }
 
 /// The address of a tile: a multiple of 1,024, since the swizzle depends on address bits.
+/// An address in shared memory.
+pub(crate) type SharedAddress = *mut u8;
+
+pub(crate) fn shared_address<T>(pointer: *const T) -> SharedAddress {
+    pointer.cast_mut().cast()
+}
+
+pub(crate) fn shared_offset(address: SharedAddress, bytes: u32) -> SharedAddress {
+    address.wrapping_add(bytes as usize)
+}
+
 pub(crate) type TileAddress = *const u8;
 
-pub(crate) fn tile_address(address: *const u8) -> TileAddress {
+pub(crate) fn tile_address(address: SharedAddress) -> TileAddress {
     assert!(address.addr().is_multiple_of(1024), "a tile's address is a multiple of 1,024");
     address
 }
@@ -232,7 +246,9 @@ impl Sums for [f32; 4] {}
 impl Sums for [f32; 8] {}
 impl Sums for [f32; 16] {}
 impl Sums for [f32; 32] {}
+impl Sums for [f32; 48] {}
 impl Sums for [f32; 64] {}
+impl Sums for [f32; 88] {}
 impl Sums for [f32; 96] {}
 impl Sums for [f32; 128] {}
 

@@ -4,15 +4,15 @@ use core::arch::asm;
 
 use devcomm_types::TensorMap;
 
-use super::tensor::shared_address;
+use super::tensor::SharedAddress;
 
 #[inline(always)]
-pub(crate) fn mbarrier_init(word: *mut u64, arrivals: u32) {
+pub(crate) fn mbarrier_init(word: SharedAddress, arrivals: u32) {
     // SAFETY: the word is a barrier's, by the contract of `MBarrier::at`.
     unsafe {
         asm!(
             "mbarrier.init.shared::cta.b64 [{}], {};",
-            in(reg32) shared_address(word),
+            in(reg32) word,
             in(reg32) arrivals,
             options(nostack),
         );
@@ -31,24 +31,24 @@ pub(crate) fn mbarrier_fence_init() {
 }
 
 #[inline(always)]
-pub(crate) fn mbarrier_arrive(word: *mut u64) {
+pub(crate) fn mbarrier_arrive(word: SharedAddress) {
     // SAFETY: as in `mbarrier_init`.
     unsafe {
         asm!(
             "mbarrier.arrive.shared::cta.b64 _, [{}];",
-            in(reg32) shared_address(word),
+            in(reg32) word,
             options(nostack),
         );
     }
 }
 
 #[inline(always)]
-pub(crate) fn mbarrier_arrive_expect_tx(word: *mut u64, bytes: u32) {
+pub(crate) fn mbarrier_arrive_expect_tx(word: SharedAddress, bytes: u32) {
     // SAFETY: as in `mbarrier_init`.
     unsafe {
         asm!(
             "mbarrier.arrive.expect_tx.shared::cta.b64 _, [{}], {};",
-            in(reg32) shared_address(word),
+            in(reg32) word,
             in(reg32) bytes,
             options(nostack),
         );
@@ -56,14 +56,14 @@ pub(crate) fn mbarrier_arrive_expect_tx(word: *mut u64, bytes: u32) {
 }
 
 #[inline(always)]
-pub(crate) fn mbarrier_try_wait(word: *mut u64, parity: u32) -> bool {
+pub(crate) fn mbarrier_try_wait(word: SharedAddress, parity: u32) -> bool {
     let ended: u32;
     // SAFETY: as in `mbarrier_init`.
     unsafe {
         asm!(
             "{{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [{word}], {parity}; \
              selp.u32 {ended}, 1, 0, p; }}",
-            word = in(reg32) shared_address(word),
+            word = in(reg32) word,
             parity = in(reg32) parity,
             ended = out(reg32) ended,
             options(nostack),
@@ -74,22 +74,48 @@ pub(crate) fn mbarrier_try_wait(word: *mut u64, parity: u32) -> bool {
 
 #[inline(always)]
 pub(crate) unsafe fn load_tile(
-    to: *mut u8,
+    to: SharedAddress,
     map: &TensorMap,
     row: u32,
     column: u32,
-    barrier: *mut u64,
+    barrier: SharedAddress,
 ) {
     // SAFETY: the caller's contract.
     unsafe {
         asm!(
             "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes \
              [{to}], [{map}, {{{column}, {row}}}], [{barrier}];",
-            to = in(reg32) shared_address(to),
+            to = in(reg32) to,
             map = in(reg64) core::ptr::from_ref(map),
             column = in(reg32) column,
             row = in(reg32) row,
-            barrier = in(reg32) shared_address(barrier),
+            barrier = in(reg32) barrier,
+            options(nostack),
+        );
+    }
+}
+
+#[inline(always)]
+pub(crate) unsafe fn load_tile_once(
+    to: SharedAddress,
+    map: &TensorMap,
+    row: u32,
+    column: u32,
+    barrier: SharedAddress,
+) {
+    // What `createpolicy.fractional.L2::evict_first.b64` with fraction 1 makes.
+    const EVICT_FIRST: u64 = 0x12f0_0000_0000_0000;
+    // SAFETY: the caller's contract.
+    unsafe {
+        asm!(
+            "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes\
+             .L2::cache_hint [{to}], [{map}, {{{column}, {row}}}], [{barrier}], {policy};",
+            to = in(reg32) to,
+            map = in(reg64) core::ptr::from_ref(map),
+            column = in(reg32) column,
+            row = in(reg32) row,
+            barrier = in(reg32) barrier,
+            policy = in(reg64) EVICT_FIRST,
             options(nostack),
         );
     }
@@ -97,11 +123,11 @@ pub(crate) unsafe fn load_tile(
 
 #[inline(always)]
 pub(crate) unsafe fn load_tile_multicast(
-    to: *mut u8,
+    to: SharedAddress,
     map: &TensorMap,
     row: u32,
     column: u32,
-    barrier: *mut u64,
+    barrier: SharedAddress,
     blocks: u16,
 ) {
     // SAFETY: the caller's contract.
@@ -109,11 +135,11 @@ pub(crate) unsafe fn load_tile_multicast(
         asm!(
             "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes\
              .multicast::cluster [{to}], [{map}, {{{column}, {row}}}], [{barrier}], {blocks};",
-            to = in(reg32) shared_address(to),
+            to = in(reg32) to,
             map = in(reg64) core::ptr::from_ref(map),
             column = in(reg32) column,
             row = in(reg32) row,
-            barrier = in(reg32) shared_address(barrier),
+            barrier = in(reg32) barrier,
             blocks = in(reg16) blocks,
             options(nostack),
         );
@@ -121,7 +147,7 @@ pub(crate) unsafe fn load_tile_multicast(
 }
 
 #[inline(always)]
-pub(crate) unsafe fn store_tile(map: &TensorMap, row: u32, column: u32, from: *const u8) {
+pub(crate) unsafe fn store_tile(map: &TensorMap, row: u32, column: u32, from: SharedAddress) {
     // SAFETY: the caller's contract.
     unsafe {
         asm!(
@@ -130,7 +156,7 @@ pub(crate) unsafe fn store_tile(map: &TensorMap, row: u32, column: u32, from: *c
             map = in(reg64) core::ptr::from_ref(map),
             column = in(reg32) column,
             row = in(reg32) row,
-            from = in(reg32) shared_address(from),
+            from = in(reg32) from,
             options(nostack),
         );
     }
@@ -161,14 +187,74 @@ pub(crate) fn fence_async_shared() {
 }
 
 #[inline(always)]
-pub(crate) fn mbarrier_arrive_cluster(word: *mut u64, block: u32) {
+pub(crate) fn mbarrier_arrive_cluster(word: SharedAddress, block: u32) {
     // SAFETY: as in `mbarrier_init`; each block of the cluster has the barrier at this address.
     unsafe {
         asm!(
             "{{ .reg .b32 remote; mapa.shared::cluster.u32 remote, {}, {}; \
              mbarrier.arrive.shared::cluster.b64 _, [remote]; }}",
-            in(reg32) shared_address(word),
+            in(reg32) word,
             in(reg32) block,
+            options(nostack),
+        );
+    }
+}
+
+#[inline(always)]
+pub(crate) unsafe fn load_shared(from: SharedAddress) -> [u32; 4] {
+    let (a, b, c, d);
+    // SAFETY: the caller's contract.
+    unsafe {
+        asm!(
+            "ld.shared.v4.u32 {{{}, {}, {}, {}}}, [{}];",
+            out(reg32) a,
+            out(reg32) b,
+            out(reg32) c,
+            out(reg32) d,
+            in(reg32) from,
+            options(nostack),
+        );
+    }
+    [a, b, c, d]
+}
+
+#[inline(always)]
+pub(crate) unsafe fn store_shared(to: SharedAddress, value: [u32; 4]) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        asm!(
+            "st.shared.v4.u32 [{}], {{{}, {}, {}, {}}};",
+            in(reg32) to,
+            in(reg32) value[0],
+            in(reg32) value[1],
+            in(reg32) value[2],
+            in(reg32) value[3],
+            options(nostack),
+        );
+    }
+}
+
+#[inline(always)]
+pub(crate) unsafe fn send_shared(
+    to: SharedAddress,
+    block: u32,
+    value: [u32; 4],
+    barrier: SharedAddress,
+) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        asm!(
+            "{{ .reg .b32 remote, word; mapa.shared::cluster.u32 remote, {to}, {block}; \
+             mapa.shared::cluster.u32 word, {barrier}, {block}; \
+             st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 \
+             [remote], {{{}, {}, {}, {}}}, [word]; }}",
+            in(reg32) value[0],
+            in(reg32) value[1],
+            in(reg32) value[2],
+            in(reg32) value[3],
+            to = in(reg32) to,
+            block = in(reg32) block,
+            barrier = in(reg32) barrier,
             options(nostack),
         );
     }
@@ -181,7 +267,7 @@ pub(crate) unsafe fn store_cluster(to: *mut [f32; 4], block: u32, value: [f32; 4
         asm!(
             "{{ .reg .b32 remote; mapa.shared::cluster.u32 remote, {}, {}; \
              st.shared::cluster.v4.f32 [remote], {{{}, {}, {}, {}}}; }}",
-            in(reg32) shared_address(to),
+            in(reg32) super::shared_address(to),
             in(reg32) block,
             in(reg32) value[0],
             in(reg32) value[1],
@@ -230,6 +316,17 @@ pub(crate) fn cluster_sync() {
     unsafe {
         asm!(
             "barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;",
+            options(nostack),
+        );
+    }
+}
+
+#[inline(always)]
+pub(crate) fn cluster_sync_relaxed() {
+    // SAFETY: a barrier.
+    unsafe {
+        asm!(
+            "barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.aligned;",
             options(nostack),
         );
     }

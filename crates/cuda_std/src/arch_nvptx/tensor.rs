@@ -4,9 +4,12 @@ use core::arch::asm;
 
 use half::{bf16, f16};
 
-/// The 32-bit shared-memory address of a generic pointer.
+/// An address in shared memory.
+pub(crate) type SharedAddress = u32;
+
+/// The shared-memory address of a generic pointer.
 #[inline(always)]
-pub(super) fn shared_address<T>(pointer: *const T) -> u32 {
+pub(crate) fn shared_address<T>(pointer: *const T) -> SharedAddress {
     let address;
     // SAFETY: arithmetic.
     unsafe {
@@ -18,6 +21,11 @@ pub(super) fn shared_address<T>(pointer: *const T) -> u32 {
         );
     }
     address
+}
+
+#[inline(always)]
+pub(crate) fn shared_offset(address: SharedAddress, bytes: u32) -> SharedAddress {
+    address + bytes
 }
 
 #[inline(always)]
@@ -62,12 +70,12 @@ pub(crate) unsafe fn load_matrices(row: *const bf16) -> [u32; 4] {
 }
 
 #[inline(always)]
-pub(crate) unsafe fn store_matrices(row: *mut u8, words: [u32; 4]) {
+pub(crate) unsafe fn store_matrices(row: SharedAddress, words: [u32; 4]) {
     // SAFETY: the caller's contract.
     unsafe {
         asm!(
             "stmatrix.sync.aligned.m8n8.x4.shared.b16 [{}], {{{}, {}, {}, {}}};",
-            in(reg32) shared_address(row),
+            in(reg32) row,
             in(reg32) words[0],
             in(reg32) words[1],
             in(reg32) words[2],
@@ -78,13 +86,16 @@ pub(crate) unsafe fn store_matrices(row: *mut u8, words: [u32; 4]) {
 }
 
 #[inline(always)]
-pub(crate) unsafe fn store_matrices_transposed<const N: usize>(row: *mut u8, words: [u32; N]) {
+pub(crate) unsafe fn store_matrices_transposed<const N: usize>(
+    row: SharedAddress,
+    words: [u32; N],
+) {
     // SAFETY: the caller's contract.
     unsafe {
         if N == 4 {
             asm!(
                 "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [{}], {{{}, {}, {}, {}}};",
-                in(reg32) shared_address(row),
+                in(reg32) row,
                 in(reg32) words[0],
                 in(reg32) words[1],
                 in(reg32) words[2],
@@ -94,7 +105,7 @@ pub(crate) unsafe fn store_matrices_transposed<const N: usize>(row: *mut u8, wor
         } else {
             asm!(
                 "stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [{}], {{{}, {}}};",
-                in(reg32) shared_address(row),
+                in(reg32) row,
                 in(reg32) words[0],
                 in(reg32) words[1],
                 options(nostack),
@@ -134,10 +145,10 @@ pub(crate) fn wait_copies<const N: u32>() {
 pub(crate) type TileAddress = u64;
 
 #[inline(always)]
-pub(crate) fn tile_address(address: *const u8) -> TileAddress {
+pub(crate) fn tile_address(address: SharedAddress) -> TileAddress {
     const EIGHT_ROWS: u64 = (1024 >> 4) << 32;
     const SWIZZLE_128B: u64 = 1 << 62;
-    u64::from((shared_address(address) & 0x3_ffff) >> 4) | EIGHT_ROWS | SWIZZLE_128B
+    u64::from((address & 0x3_ffff) >> 4) | EIGHT_ROWS | SWIZZLE_128B
 }
 
 #[inline(always)]
@@ -249,9 +260,24 @@ wgmma! {
 
 #[rustfmt::skip]
 wgmma! {
+    48 "m64n96k16":
+    0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34
+    35 36 37 38 39 40 41 42 43 44 45 46 47
+}
+
+#[rustfmt::skip]
+wgmma! {
     64 "m64n128k16":
     0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34
     35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63
+}
+
+#[rustfmt::skip]
+wgmma! {
+    88 "m64n176k16":
+    0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34
+    35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63 64 65 66
+    67 68 69 70 71 72 73 74 75 76 77 78 79 80 81 82 83 84 85 86 87
 }
 
 #[rustfmt::skip]

@@ -3,23 +3,83 @@
 use core::marker::PhantomData;
 
 use crate::convert::Half;
-use crate::{mma, wgmma};
+use crate::mbarrier::MBarrier;
+use crate::vector::Vec16;
+use crate::{arch, shared, wgmma};
+use devcomm_types::TensorMap;
 
 /// Alignment of a tile in bytes: the swizzle's pattern has eight rows of 128 bytes.
 const ALIGN: usize = 1024;
 
-/// The first address from `memory` on that a tile can have, at most 1,023 bytes further.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
-#[must_use]
-pub fn align_shared(memory: *mut u8) -> *mut u8 {
-    memory.wrapping_add(memory.addr().wrapping_neg() % ALIGN)
+/// The block's dynamic shared memory, from the first address on that a tile can have.
+#[derive(Clone, Copy)]
+pub struct TileMemory(arch::SharedAddress);
+
+impl TileMemory {
+    /// What the alignment takes of the dynamic shared memory in bytes, at most.
+    pub const PADDING: u32 = ALIGN as u32;
+
+    /// The dynamic shared memory of the launch.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[must_use]
+    pub fn dynamic() -> Self {
+        let memory = shared::dynamic_shared_mem::<u8>();
+        let aligned = memory.wrapping_add(memory.addr().wrapping_neg() % ALIGN);
+        Self(arch::shared_address(aligned))
+    }
+
+    /// The tile at an offset in bytes, a multiple of 1,024.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[must_use]
+    pub fn tile<T, const ROWS: u32>(self, offset: u32) -> SharedTile<T, ROWS> {
+        SharedTile { address: arch::shared_offset(self.0, offset), element: PhantomData }
+    }
+
+    /// Reads 16 bytes at an offset. PTX: `ld.shared.v4.u32`.
+    ///
+    /// # Safety
+    ///
+    /// The offset is a multiple of 16 and lies in the launch's dynamic shared memory.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub unsafe fn read<T>(self, offset: u32) -> Vec16<T> {
+        // SAFETY: the caller's contract.
+        Vec16::from_bits(unsafe { arch::load_shared(arch::shared_offset(self.0, offset)) })
+    }
+
+    /// Writes 16 bytes at an offset. PTX: `st.shared.v4.u32`.
+    ///
+    /// # Safety
+    ///
+    /// As [`read`](Self::read); no other thread accesses them.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub unsafe fn write<T>(self, offset: u32, value: Vec16<T>) {
+        // SAFETY: the caller's contract.
+        unsafe { arch::store_shared(arch::shared_offset(self.0, offset), value.to_bits()) }
+    }
+
+    /// Writes 16 bytes at this offset in block `block` of the cluster, asynchronously: the barrier at
+    /// the place of `barrier` in that block counts 16 bytes when they have arrived. PTX:
+    /// `st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32`.
+    ///
+    /// # Safety
+    ///
+    /// As [`write`](Self::write), in that block, which has not ended.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub unsafe fn send<T>(self, offset: u32, block: u32, value: Vec16<T>, barrier: MBarrier) {
+        let to = arch::shared_offset(self.0, offset);
+        // SAFETY: the caller's contract.
+        unsafe { arch::send_shared(to, block, value.to_bits(), barrier.address()) }
+    }
 }
 
 /// `ROWS` rows of 64 elements of 16 bits (128 bytes) in shared memory. The 16-byte chunks of row
 /// `r` are swizzled: chunk `c` is at `c ^ (r % 8)`.
 #[derive(Clone, Copy)]
 pub struct SharedTile<T, const ROWS: u32> {
-    address: *mut u8,
+    address: arch::SharedAddress,
     element: PhantomData<T>,
 }
 
@@ -33,25 +93,77 @@ impl<T, const ROWS: u32> SharedTile<T, ROWS> {
         ROWS * 128
     };
 
-    /// The tile at an address in shared memory, a multiple of 1,024 ([`align_shared`]).
+    /// The tile at an address in shared memory, a multiple of 1,024.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
-    pub const fn at(address: *mut u8) -> Self {
-        Self { address, element: PhantomData }
-    }
-
-    /// Its address.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    #[must_use]
-    pub const fn address(self) -> *mut u8 {
-        self.address
+    pub fn at(address: *mut u8) -> Self {
+        Self { address: arch::shared_address(address), element: PhantomData }
     }
 
     /// `N` of its rows, from `row` on, a multiple of 8.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
-    pub const fn rows<const N: u32>(self, row: u32) -> SharedTile<T, N> {
-        SharedTile::at(self.address.wrapping_add((row * 128) as usize))
+    pub fn rows<const N: u32>(self, row: u32) -> SharedTile<T, N> {
+        SharedTile { address: arch::shared_offset(self.address, 128 * row), element: PhantomData }
+    }
+
+    /// Copies a tile of a matrix here, as [`tma::load_tile`](crate::tma::load_tile).
+    ///
+    /// # Safety
+    ///
+    /// As there.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub unsafe fn load(self, map: &TensorMap, row: u32, column: u32, full: MBarrier) {
+        // SAFETY: the caller's contract.
+        unsafe { arch::load_tile(self.address, map, row, column, full.address()) }
+    }
+
+    /// As [`load`](Self::load), for what no other block reads: the L2 cache evicts it first. PTX:
+    /// `cp.async.bulk.tensor` with `.L2::cache_hint`.
+    ///
+    /// # Safety
+    ///
+    /// As there.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub unsafe fn load_once(self, map: &TensorMap, row: u32, column: u32, full: MBarrier) {
+        // SAFETY: the caller's contract.
+        unsafe { arch::load_tile_once(self.address, map, row, column, full.address()) }
+    }
+
+    /// Copies a tile of a matrix to this place in each of `blocks`, as
+    /// [`tma::load_tile_multicast`](crate::tma::load_tile_multicast).
+    ///
+    /// # Safety
+    ///
+    /// As there.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub unsafe fn load_multicast(
+        self,
+        map: &TensorMap,
+        row: u32,
+        column: u32,
+        full: MBarrier,
+        blocks: u16,
+    ) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            arch::load_tile_multicast(self.address, map, row, column, full.address(), blocks);
+        }
+    }
+
+    /// Copies this tile to a matrix, as [`tma::store_tile`](crate::tma::store_tile).
+    ///
+    /// # Safety
+    ///
+    /// As there.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub unsafe fn store(self, map: &TensorMap, row: u32, column: u32) {
+        // SAFETY: the caller's contract.
+        unsafe { arch::store_tile(map, row, column, self.address) }
     }
 
     /// The tile as a factor of [`wgmma::multiply`].
@@ -59,7 +171,26 @@ impl<T, const ROWS: u32> SharedTile<T, ROWS> {
     #[track_caller]
     #[must_use]
     pub fn factor(self) -> wgmma::Tile {
-        wgmma::Tile::at(self.address)
+        wgmma::Tile(arch::tile_address(self.address))
+    }
+}
+
+impl<T: Half> SharedTile<T, 8> {
+    /// Stores 64 x 8 sums of a warpgroup, as `wgmma` leaves them in registers, transposed: a lane's
+    /// four sums.
+    ///
+    /// # Safety
+    ///
+    /// The threads of a warpgroup call this together, `warp` is a thread's warp in it; no other
+    /// thread accesses the tile.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub unsafe fn store_transposed(self, warp: u32, lane: u32, sums: [f32; 4]) {
+        let (row, chunk) = (lane % 8, 2 * warp + lane / 8 % 2);
+        let to = arch::shared_offset(self.address, row * 128 + ((chunk ^ row) << 4));
+        let words = [T::pack([sums[0], sums[1]]), T::pack([sums[2], sums[3]])];
+        // SAFETY: the caller's contract; the chunk lies in the tile.
+        unsafe { arch::store_matrices_transposed(to, words) }
     }
 }
 
@@ -84,10 +215,8 @@ impl<T: Half> SharedTile<T, 16> {
             let word = |i: usize| T::pack([sums(first + 2 * i), sums(first + 2 * i + 1)]);
             // SAFETY: the caller's contract; the chunk lies in the tile.
             unsafe {
-                mma::store_matrices(
-                    self.address.wrapping_add(offset as usize),
-                    [word(0), word(1), word(2), word(3)],
-                );
+                let to = arch::shared_offset(self.address, offset);
+                arch::store_matrices(to, [word(0), word(1), word(2), word(3)]);
             }
             pair += 1;
         }

@@ -1,0 +1,126 @@
+//! The division of a matrix product among the blocks of a grid.
+
+/// The tiles of a product, divided among the blocks of a grid of clusters, which are all resident:
+/// first *whole* tiles, each computed by one block; then the others, each *split* over the blocks of
+/// a cluster, of which each sums a share of the terms. So the last round takes as long as it has
+/// work, not as long as a tile.
+#[derive(Clone, Copy, Debug)]
+pub struct Schedule {
+    /// The number of tiles.
+    pub tiles: u32,
+    /// How many of them are whole.
+    pub whole: u32,
+    /// Steps of the sum that a tile needs.
+    pub steps: u32,
+    /// The block's cluster.
+    pub cluster: u32,
+    /// The number of clusters.
+    pub clusters: u32,
+    /// The block's rank in its cluster.
+    pub rank: u32,
+    /// The blocks of a cluster.
+    pub splits: u32,
+}
+
+/// A tile, and the steps of it that a block computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Work {
+    /// The tile's number.
+    pub tile: u32,
+    /// The first step.
+    pub first: u32,
+    /// The step after the last one.
+    pub end: u32,
+    /// Whether the other blocks of the cluster compute the other steps.
+    pub split: bool,
+}
+
+impl Schedule {
+    /// The number of whole tiles with which the blocks end soonest.
+    #[must_use]
+    pub fn whole_tiles(tiles: u32, clusters: u32, splits: u32) -> u32 {
+        let rest = tiles % (clusters * splits);
+        // Each round of split tiles takes the time of `1 / splits` of a tile.
+        if rest.div_ceil(clusters) < splits { tiles - rest } else { tiles }
+    }
+
+    /// The block's first work, if it [is any](Self::contains).
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[must_use]
+    pub fn first(self) -> Work {
+        self.work(self.cluster * self.splits + self.rank)
+    }
+
+    /// The block's work after this.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[must_use]
+    pub fn next(self, work: Work) -> Work {
+        if work.split {
+            Work { tile: work.tile + self.clusters, ..work }
+        } else {
+            self.work(work.tile + self.clusters * self.splits)
+        }
+    }
+
+    /// Whether this is work, or the end of it.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[must_use]
+    pub fn contains(self, work: Work) -> bool {
+        work.tile < self.tiles
+    }
+
+    /// Whether the block's cluster splits a tile.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[must_use]
+    pub fn splits_any(self) -> bool {
+        self.whole + self.cluster < self.tiles
+    }
+
+    /// This tile if it is whole, or else the cluster's first one to split.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn work(self, tile: u32) -> Work {
+        if tile < self.whole {
+            return Work { tile, first: 0, end: self.steps, split: false };
+        }
+        let Self { rank, splits, steps, .. } = self;
+        let (first, end) = (rank * steps / splits, (rank + 1) * steps / splits);
+        Work { tile: self.whole + self.cluster, first, end, split: true }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_step_of_every_tile_is_computed_once() {
+        for (tiles, steps, clusters, splits) in
+            [(1, 1, 1, 1), (64, 64, 66, 2), (192, 56, 66, 2), (224, 128, 30, 4), (7, 3, 2, 4)]
+        {
+            let whole = Schedule::whole_tiles(tiles, clusters, splits);
+            let mut counts = vec![0; (tiles * steps) as usize];
+            for block in 0..clusters * splits {
+                let (cluster, rank) = (block / splits, block % splits);
+                let schedule = Schedule { tiles, whole, steps, cluster, clusters, rank, splits };
+                let mut work = schedule.first();
+                while schedule.contains(work) {
+                    for step in work.first..work.end {
+                        counts[(work.tile * steps + step) as usize] += 1;
+                    }
+                    assert!(!work.split || schedule.splits_any());
+                    work = schedule.next(work);
+                }
+            }
+            assert!(counts.iter().all(|&count| count == 1), "{tiles} {steps} {clusters} {splits}");
+        }
+    }
+
+    #[test]
+    fn only_a_last_round_that_is_not_full_is_split() {
+        assert_eq!(Schedule::whole_tiles(192, 66, 2), 132);
+        assert_eq!(Schedule::whole_tiles(128, 66, 2), 128);
+        assert_eq!(Schedule::whole_tiles(64, 66, 2), 0);
+        assert_eq!(Schedule::whole_tiles(224, 30, 4), 120);
+        assert_eq!(Schedule::whole_tiles(448, 132, 1), 448);
+    }
+}

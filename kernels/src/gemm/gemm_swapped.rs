@@ -1,0 +1,500 @@
+//! The product of few rows of A and many of B on Hopper.
+//!
+//! With few rows of A, the time is that of reading B. So the factors change places: rows of B are
+//! the 64 rows of a `wgmma`, those of A its columns, and a tile of C is as tall as A. Two warps load,
+//! one each factor, so that the loads of B begin before the previous kernel has ended; one or two
+//! warpgroups multiply. Tiles of the last round are split over the blocks of a cluster, which add
+//! their sums through distributed shared memory.
+
+use cuda_std::mbarrier::{self, MBarrier};
+use cuda_std::prelude::*;
+use cuda_std::tile::{Pipeline, PipelineState, Schedule, SharedTile, TileMemory};
+use cuda_std::vector::Vec16;
+use cuda_std::{cluster, grid, tma, wgmma};
+use devcomm_types::{GridConstant, TensorMap};
+
+/// Columns of C of a warpgroup: rows of B in one of its tiles.
+pub const WARPGROUP_N: u32 = 64;
+/// Terms of the sums that a tile in shared memory has.
+const TILE_K: u32 = BTile::COLUMNS;
+/// Rows of C that one instruction stores.
+pub const STORE_M: u32 = 8;
+/// Groups of eight rows that a warpgroup stores together.
+const STORE_EIGHTS: u32 = 4;
+/// The most stages of the pipeline.
+pub const MAX_STAGES: u32 = 24;
+/// Threads that do not multiply: a warpgroup, of which two warps load.
+const LOADING: u32 = 128;
+/// The named barrier of the first warpgroup.
+const WARPGROUP_BARRIER: u32 = 1;
+
+type BTile = SharedTile<bf16, WARPGROUP_N>;
+type Eight = SharedTile<bf16, 8>;
+
+/// The shape of a tile of C.
+pub trait Shape {
+    /// A thread's sums: for each eight rows of C, four.
+    type Sums: wgmma::Sums + AsRef<[f32]>;
+    /// No sums yet.
+    const ZERO: Self::Sums;
+    /// Rows of C.
+    const M: u32;
+    /// Columns of C: [`WARPGROUP_N`] for each warpgroup.
+    const N: u32;
+    /// Tiles of [`TILE_K`] terms in a stage: more for small tiles, of which a barrier is a large
+    /// part of the time.
+    const DEPTH: u32;
+    /// Terms of a stage.
+    const K: u32 = Self::DEPTH * TILE_K;
+    /// Bytes of a stage.
+    const STAGE: u32 = Self::DEPTH * (Self::M + Self::N) * 128;
+    /// Bytes of the buffers for stores: two for each warpgroup.
+    const STORE: u32 = Self::N / WARPGROUP_N * 2 * STORE_EIGHTS * Eight::BYTES;
+    /// Threads per block.
+    const THREADS: u32 = 2 * Self::N + LOADING;
+
+    /// Bytes of the sums of a split tile that a block receives, its own among them.
+    fn received(splits: u32) -> u32 {
+        splits * (Self::M / 8).div_ceil(splits) * Self::N * 32
+    }
+}
+
+macro_rules! shapes {
+    ($($name:ident: $m:literal x $n:literal, $depth:literal;)*) => { $(
+        #[doc = concat!(stringify!($m), " rows and ", stringify!($n), " columns.")]
+        pub struct $name;
+
+        impl Shape for $name {
+            type Sums = [f32; $m / 2];
+            const ZERO: Self::Sums = [0.0; $m / 2];
+            const M: u32 = $m;
+            const N: u32 = $n;
+            const DEPTH: u32 = $depth;
+        }
+    )* };
+}
+
+shapes! {
+    M8N64: 8 x 64, 2;
+    M16N64: 16 x 64, 2;
+    M32N64: 32 x 64, 2;
+    M64N64: 64 x 64, 2;
+    M128N64: 128 x 64, 1;
+    M256N64: 256 x 64, 1;
+    M64N128: 64 x 128, 1;
+    M128N128: 128 x 128, 1;
+    M176N128: 176 x 128, 1;
+}
+
+/// How a launch divides the work.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, KernelParam)]
+pub struct Division {
+    /// Stages of the pipeline, from 2 to [`MAX_STAGES`].
+    pub stages: u32,
+    /// Tiles that one block computes, as [`Schedule::whole`].
+    pub whole: u32,
+    /// Where the sums of split tiles lie in the dynamic shared memory, in bytes: behind the stages
+    /// and the buffers for stores. Or 0, over the stages, if no cluster splits more than one tile.
+    pub sums: u32,
+    /// Whether no earlier kernel of the stream that may still run writes B. It is then read before
+    /// a dependent launch has waited for them.
+    pub constant_b: bool,
+}
+
+/// `C = A x B^T` in bf16 for few rows of A, for Hopper.
+///
+/// `a` is a tensor map with tiles of [`Shape::M`] rows, `b` of [`Shape::N`], `c` of [`STORE_M`].
+///
+/// Grid: clusters of 1, 2, 4 or 8 blocks, all resident. Block: [`Shape::THREADS`] threads, with
+/// dynamic shared memory for the stages ([`Shape::STAGE`] each), the stores ([`Shape::STORE`]), the
+/// sums of split tiles ([`Shape::received`] with [`Division::sums`]) and [`TileMemory::PADDING`]. May be a dependent launch.
+///
+/// # Safety
+///
+/// The matrices of the maps are allocated, and have `m x k`, `n x k` and `m x n` elements. No other
+/// kernel writes A or B, or accesses C, but those before a dependent launch, as far as
+/// [`Division::constant_b`] says.
+#[kernel(arch = "sm_90a", max_threads = 384, S = [
+    M8N64, M16N64, M32N64, M64N64, M128N64, M256N64, M64N128, M128N128, M176N128
+])]
+pub unsafe fn gemm_swapped<S: Shape>(
+    a: GridConstant<TensorMap>,
+    b: GridConstant<TensorMap>,
+    c: GridConstant<TensorMap>,
+    m: u32,
+    n: u32,
+    k: u32,
+    division: Division,
+) {
+    grid::launch_next();
+    let splits = cluster::size();
+    let rows = m.div_ceil(S::M);
+    // SAFETY: the kernel's contract. Only this block's pipeline and barriers use the words; they are
+    // initialised first. All warps of the cluster reach its barriers.
+    unsafe {
+        let barriers = shared_array![u64; Pipeline::words(MAX_STAGES)];
+        let block = Block::<S> {
+            memory: TileMemory::dynamic(),
+            pipeline: Pipeline::at(barriers, division.stages),
+            received: MBarrier::at(shared_array![u64; 1]),
+            drained: MBarrier::at(shared_array![u64; 1]),
+            schedule: Schedule {
+                tiles: rows * n.div_ceil(S::N),
+                whole: division.whole,
+                steps: k.div_ceil(S::K),
+                cluster: thread::block_idx_x() / splits,
+                clusters: thread::grid_dim_x() / splits,
+                rank: cluster::rank(),
+                splits,
+            },
+            rows,
+            division,
+            shape: core::marker::PhantomData,
+        };
+        if thread::thread_idx_x() == 0 {
+            // Two warps load; each warpgroup releases.
+            block.pipeline.init(2, S::N / WARPGROUP_N);
+            block.received.init(1);
+            block.drained.init(splits * (S::N / WARPGROUP_N));
+            mbarrier::fence_init();
+        }
+        block.sync();
+        let warp = thread::thread_idx_x() / warp::WARP_SIZE;
+        let multiplying = S::N / 16;
+        if warp < multiplying {
+            if S::M > 128 {
+                wgmma::raise_registers::<232>();
+            }
+            block.multiply(&c);
+        } else {
+            if S::M > 128 {
+                wgmma::lower_registers::<40>();
+            }
+            if warp::lane_id() == 0 && warp == multiplying {
+                if !division.constant_b {
+                    grid::wait_for_previous();
+                }
+                block.load(&b, rows == 1, 0, S::N, |tile| tile / rows * S::N);
+            }
+            if warp::lane_id() == 0 && warp == multiplying + 1 {
+                grid::wait_for_previous();
+                block.load(&a, false, S::N, S::M, |tile| tile % rows * S::M);
+            }
+            warp::sync();
+            if division.sums == 0 && block.schedule.splits_any() {
+                cluster::sync_relaxed();
+            }
+        }
+    }
+}
+
+/// What the threads of a block share.
+struct Block<S> {
+    memory: TileMemory,
+    pipeline: Pipeline,
+    /// Completes when the other blocks' sums of a split tile have arrived.
+    received: MBarrier,
+    /// Completes when all blocks of the cluster have read them.
+    drained: MBarrier,
+    schedule: Schedule,
+    /// Rows of tiles. Blocks that run at the same time compute tiles of one column, which need the
+    /// same rows of B.
+    rows: u32,
+    division: Division,
+    shape: core::marker::PhantomData<S>,
+}
+
+impl<S: Shape> Block<S> {
+    /// A barrier of the cluster.
+    ///
+    /// # Safety
+    ///
+    /// All threads of the cluster call this.
+    #[inline(always)]
+    unsafe fn sync(&self) {
+        if self.schedule.splits > 1 {
+            // SAFETY: the caller's contract.
+            unsafe { cluster::sync_relaxed() };
+        } else {
+            thread::sync_threads();
+        }
+    }
+
+    /// The tile of `height` rows behind `skipped` rows, at this depth of a stage.
+    #[inline(always)]
+    fn tile(&self, state: PipelineState, skipped: u32, height: u32, depth: u32) -> BTile {
+        let rows = S::DEPTH * skipped + depth * height;
+        self.memory.tile(state.stage * S::STAGE + 128 * rows)
+    }
+
+    /// Loads a factor's tiles of `height` rows to behind `skipped` rows of each stage. `row` is the
+    /// first row for a tile of C; `once` says that no other block loads it.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract, and one thread for each factor calls it.
+    #[inline(always)]
+    unsafe fn load(
+        &self,
+        factor: &TensorMap,
+        once: bool,
+        skipped: u32,
+        height: u32,
+        row: impl Fn(u32) -> u32,
+    ) {
+        tma::prefetch_map(factor);
+        let mut state = PipelineState::FIRST;
+        let mut work = self.schedule.first();
+        while self.schedule.contains(work) {
+            let row = row(work.tile);
+            let mut step = work.first;
+            while step < work.end {
+                self.pipeline.wait_empty(state);
+                let full = self.pipeline.full(state);
+                full.arrive_expect_tx(S::DEPTH * height * 128);
+                let mut depth = 0;
+                while depth < S::DEPTH {
+                    let to = self.tile(state, skipped, height, depth);
+                    let term = step * S::K + depth * TILE_K;
+                    // SAFETY: the stage is empty, and no thread reads it before it is full.
+                    unsafe {
+                        if once {
+                            to.load_once(factor, row, term, full);
+                        } else {
+                            to.load(factor, row, term, full);
+                        }
+                    }
+                    depth += 1;
+                }
+                (state, step) = (self.pipeline.next(state), step + 1);
+            }
+            work = self.schedule.next(work);
+        }
+    }
+
+    /// Computes and stores the block's tiles.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract, and the multiplying warpgroups of the block call it.
+    #[inline(always)]
+    unsafe fn multiply(&self, c: &TensorMap) {
+        let thread = thread::thread_idx_x();
+        let release = |state| {
+            if thread % 128 == 0 {
+                self.pipeline.empty(state).arrive();
+            }
+        };
+        let mut state = PipelineState::FIRST;
+        let mut work = self.schedule.first();
+        let mut split = 0;
+        // C may be what the previous kernels read.
+        let mut waited = false;
+        while self.schedule.contains(work) {
+            let mut sums = S::ZERO;
+            let mut last = state;
+            let mut step = work.first;
+            // SAFETY: the caller's contract. No other code accesses the sums between the two operand
+            // fences.
+            unsafe {
+                wgmma::fence_operand(&mut sums);
+                while step < work.end {
+                    self.pipeline.wait_full(state);
+                    wgmma::fence();
+                    let mut term = 0;
+                    while term < S::K {
+                        let depth = term / TILE_K;
+                        let a = self.tile(state, S::N, S::M, depth).factor();
+                        let b = self.tile(state, 0, S::N, depth);
+                        let b = b.rows::<WARPGROUP_N>(thread / 128 * WARPGROUP_N).factor();
+                        let (a, b) = (a.columns_from(term % TILE_K), b.columns_from(term % TILE_K));
+                        let accumulate = step != work.first || term > 0;
+                        wgmma::multiply::<bf16, _>(&mut sums, b, a, accumulate);
+                        term += 16;
+                    }
+                    wgmma::commit_group();
+                    // The previous stage's products have ended.
+                    wgmma::wait_groups::<1>();
+                    if step != work.first {
+                        release(last);
+                    }
+                    last = state;
+                    (state, step) = (self.pipeline.next(state), step + 1);
+                }
+                wgmma::wait_groups::<0>();
+                wgmma::fence_operand(&mut sums);
+                release(last);
+                if !waited {
+                    grid::wait_for_previous();
+                    waited = true;
+                }
+                let row = work.tile % self.rows * S::M;
+                let column = work.tile / self.rows * S::N + thread / 128 * WARPGROUP_N;
+                let sums = sums.as_ref();
+                if work.split {
+                    self.send(sums, split);
+                    self.store_received(c, row, column, split);
+                    split += 1;
+                    // Nothing is sent to a block that may have ended.
+                    if self.schedule.contains(self.schedule.next(work))
+                        && thread % 128 < self.schedule.splits
+                    {
+                        self.drained.arrive_in(thread % 128);
+                    }
+                } else {
+                    let mut first = 0;
+                    while first < S::M / 8 {
+                        self.store(c, first, S::M / 8, row, column, |eight| four(sums, eight));
+                        first += STORE_EIGHTS;
+                    }
+                }
+            }
+            work = self.schedule.next(work);
+        }
+        tma::wait_stores::<0>();
+    }
+
+    /// The groups of eight rows of a split tile of which each block adds the sums, at most.
+    #[inline(always)]
+    fn share(&self) -> u32 {
+        (S::M / 8).div_ceil(self.schedule.splits)
+    }
+
+    /// The offset of the four sums for this thread that block `from` sends of its `eight`-th group.
+    #[inline(always)]
+    fn slot(&self, from: u32, eight: u32) -> u32 {
+        let group = from * self.share() + eight;
+        self.division.sums + 16 * (group * 2 * S::N + thread::thread_idx_x())
+    }
+
+    /// Sends the sums of the `split`-th split tile, to each block of the cluster its share.
+    ///
+    /// # Safety
+    ///
+    /// The multiplying warpgroups of all blocks of the cluster call it, and then
+    /// [`store_received`](Self::store_received).
+    #[inline(always)]
+    unsafe fn send(&self, sums: &[f32], split: u32) {
+        if self.division.sums == 0 {
+            // All stages of all blocks have been read.
+            // SAFETY: the loading warps call it too.
+            unsafe { cluster::sync_relaxed() };
+        } else if split > 0 {
+            self.drained.wait((split - 1) % 2);
+        }
+        let (mut block, mut eight) = (0, 0);
+        let mut i = 0;
+        while i < S::M / 8 {
+            let value = Vec16::<f32>::from_bits(four(sums, i).map(f32::to_bits));
+            let slot = self.slot(self.schedule.rank, eight);
+            // SAFETY: each thread has slots of its own in each block, which no thread reads.
+            unsafe {
+                if block == self.schedule.rank {
+                    self.memory.write(slot, value);
+                } else {
+                    self.memory.send(slot, block, value, self.received);
+                }
+            }
+            eight += 1;
+            if eight == self.share() {
+                (block, eight) = (block + 1, 0);
+            }
+            i += 1;
+        }
+    }
+
+    /// Adds and stores the block's share of the `split`-th split tile. Ends with a barrier of the
+    /// warpgroup after its last read, if the block has a share.
+    ///
+    /// # Safety
+    ///
+    /// As [`send`](Self::send), which was called before.
+    #[inline(always)]
+    unsafe fn store_received(&self, c: &TensorMap, row: u32, column: u32, split: u32) {
+        let thread = thread::thread_idx_x();
+        let Schedule { rank, splits, .. } = self.schedule;
+        let begin = rank * self.share();
+        let left = (S::M / 8).saturating_sub(begin);
+        let count = if left < self.share() { left } else { self.share() };
+        if count > 0 {
+            if thread == 0 {
+                self.received.arrive_expect_tx((splits - 1) * count * S::N * 32);
+            }
+            self.received.wait(split % 2);
+        }
+        let mut first = 0;
+        while first < count {
+            // SAFETY: the caller's contract. The slots are this thread's, and were received.
+            unsafe {
+                self.store(c, first, count, row + 8 * begin, column, |eight| {
+                    let mut total = [0.0; 4];
+                    let mut from = 0;
+                    while from < splits {
+                        let sent = self.memory.read::<f32>(self.slot(from, eight)).to_bits();
+                        total = [0, 1, 2, 3].map(|i: usize| total[i] + f32::from_bits(sent[i]));
+                        from += 1;
+                    }
+                    total
+                });
+            }
+            first += STORE_EIGHTS;
+        }
+    }
+
+    /// Stores up to [`STORE_EIGHTS`] of `count` groups of eight rows, from the `first` on. `sums`
+    /// are a thread's of a group; the group 0 begins at `row` and `column`.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract, and a warpgroup calls it.
+    #[inline(always)]
+    unsafe fn store(
+        &self,
+        c: &TensorMap,
+        first: u32,
+        count: u32,
+        row: u32,
+        column: u32,
+        sums: impl Fn(u32) -> [f32; 4],
+    ) {
+        let thread = thread::thread_idx_x();
+        let (warpgroup, warp, lane) = (thread / 128, thread / warp::WARP_SIZE % 4, warp::lane_id());
+        let buffer = 2 * warpgroup + first / STORE_EIGHTS % 2;
+        let place = |eight: u32| -> Eight {
+            let index = buffer * STORE_EIGHTS + eight;
+            self.memory.tile(self.division.stages * S::STAGE + index * Eight::BYTES)
+        };
+        // SAFETY: the caller's contract. The buffer is written after its previous stores have read
+        // it, and read after it is written.
+        unsafe {
+            if lane == 0 {
+                tma::wait_stores_read::<1>();
+            }
+            thread::named_barrier_sync(WARPGROUP_BARRIER + warpgroup, 128);
+            let mut eight = 0;
+            while eight < STORE_EIGHTS {
+                if first + eight < count {
+                    place(eight).store_transposed(warp, lane, sums(first + eight));
+                }
+                eight += 1;
+            }
+            tma::fence_async_shared();
+            thread::named_barrier_sync(WARPGROUP_BARRIER + warpgroup, 128);
+            // Each warp stores one of them.
+            if lane == 0 {
+                if first + warp < count {
+                    place(warp).store(c, row + 8 * (first + warp), column);
+                }
+                tma::commit_stores();
+            }
+        }
+    }
+}
+
+/// A thread's sums of a group of eight rows.
+#[inline(always)]
+fn four(sums: &[f32], eight: u32) -> [f32; 4] {
+    let first = 4 * eight as usize;
+    [sums[first], sums[first + 1], sums[first + 2], sums[first + 3]]
+}
