@@ -8,8 +8,8 @@ use libloading::Library;
 
 use crate::stats::Spread;
 
-/// Time between two samples.
-const PERIOD: Duration = Duration::from_millis(2);
+/// Longest time between two samples; there is one as well when another contender begins.
+const PERIOD: Duration = Duration::from_millis(10);
 
 const NVML_FI_DEV_POWER_INSTANT: u32 = 186;
 const NVML_CLOCK_SM: u32 = 1;
@@ -175,16 +175,21 @@ mod tests {
 
     #[test]
     fn a_contender_has_the_readings_of_its_time() {
-        let power = AtomicU32::new(0);
-        let read = || Reading {
-            power_w: Some(f64::from(power.load(Ordering::SeqCst))),
-            ..Reading::default()
+        let (power, reads) = (AtomicU32::new(0), AtomicU32::new(0));
+        let read = || {
+            reads.fetch_add(1, Ordering::SeqCst);
+            let power_w = Some(f64::from(power.load(Ordering::SeqCst)));
+            Reading { power_w, ..Reading::default() }
         };
         let run = |running: Sender<usize>| {
             for (i, watts) in [(0, 100), (1, 300)] {
                 power.store(watts, Ordering::SeqCst);
                 running.send(i).unwrap();
-                thread::sleep(20 * PERIOD);
+                // One of them may see the next contender's power, but not the median.
+                let enough = reads.load(Ordering::SeqCst) + 5;
+                while reads.load(Ordering::SeqCst) < enough {
+                    thread::yield_now();
+                }
             }
             "done"
         };

@@ -130,8 +130,15 @@ fn a_product_alone_is_right_and_runs_on_one_gpu() {
     refuses_late(&["gemm", "--simulate", "2"], "gemm runs on one GPU: -g 1");
     refuses(&["gemm", "--set", "odd", "--k", "8"], &["--set", "--k", "cannot be used with"]);
     let args = ["gemm", "--simulate", "1", "--m", "5", "--n", "72", "--k", "8", "--l2", "cold"];
-    let (comments, rows) = table(&[&args[..], &["-c", "3"]].concat());
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("rows.json");
+    let (comments, rows) =
+        table(&[&args[..], &["-c", "3", "--json", json.to_str().unwrap()]].concat());
     are_right(&comments, &rows);
+    let json: Value = serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();
+    assert_eq!(json["rows"][0]["l2"], "cold");
+    // One copy of B per launch of a graph.
+    refuses_late(&[&args[..], &["-G", "1", "-n", "1"]].concat(), "needs 2 copies of B");
 }
 
 #[test]
