@@ -36,13 +36,14 @@ impl fmt::Display for Algorithm {
         use Attribute::*;
         let id = |attribute| self.attribute::<u32>(attribute);
         let cluster = self.attribute::<u16>(CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID);
+        let parts = self.attribute::<i32>(CUBLASLT_ALGO_CONFIG_SPLITK_NUM);
         write!(
             f,
             "tile {}, stages {}, cluster {}, split-K {}",
             tile(id(CUBLASLT_ALGO_CONFIG_TILE_ID)),
             stages(id(CUBLASLT_ALGO_CONFIG_STAGES_ID)),
             shape_of_cluster(cluster.map(u32::from)),
-            id(CUBLASLT_ALGO_CONFIG_SPLITK_NUM).map_or("-".to_owned(), |parts| parts.to_string()),
+            parts.map_or("-".to_owned(), |parts| parts.to_string()),
         )?;
         match id(CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME) {
             None | Some(0) => Ok(()),
