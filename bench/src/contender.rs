@@ -58,6 +58,8 @@ pub struct Contender<'a> {
     pub variant: Variant,
     /// The launch of its kernel; `None` for NCCL's calls.
     pub launch: Option<Launch>,
+    /// The algorithm that a library chose.
+    pub algorithm: Option<String>,
     /// Operations per timed call: a row reports the time of one operation.
     pub operations: u32,
     /// Enqueues the timed work.
@@ -108,12 +110,25 @@ impl<'a> Contender<'a> {
     ) -> Self {
         let work: Work<'a> = Rc::new(work);
         let (timed, outcome) = (Rc::clone(&work), Box::new(outcome));
-        Self { variant, launch: None, operations: 1, timed, checked: work, outcome }
+        Self {
+            variant,
+            launch: None,
+            algorithm: None,
+            operations: 1,
+            timed,
+            checked: work,
+            outcome,
+        }
     }
 
     /// Times `work`, with this many operations, instead of the checked work.
     pub fn timed(self, operations: u32, work: impl Fn() -> devcomm::Result<()> + 'a) -> Self {
         Self { operations, timed: Rc::new(work), ..self }
+    }
+
+    /// Records the library's algorithm.
+    pub fn by_algorithm(self, algorithm: String) -> Self {
+        Self { algorithm: Some(algorithm), ..self }
     }
 
     /// Records the grid and registers of the kernel that does the work.

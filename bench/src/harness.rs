@@ -1,15 +1,19 @@
 //! The measurement loop of a rank: checks every contender (one implementation of the measured
 //! operation), then times them interleaved.
 
+use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use anyhow::Result;
 use devcomm::{Communicator, Event, Graph, Rank, Stream};
 use fastrand::Rng;
 
-use crate::contender::{Contender, Work};
+use crate::contender::Contender;
+use crate::gpu;
 use crate::options::{RankOptions, RunOptions};
 use crate::ranks;
+use crate::sensors::{Reading, Sensors};
+use crate::stats::Spread;
 
 /// A rank with its stream and its run options.
 pub struct Harness<'a> {
@@ -19,10 +23,15 @@ pub struct Harness<'a> {
     pub run: &'a RunOptions,
     /// Whether times are meaningful: on GPUs only.
     pub is_timed: bool,
+    /// Of the root rank's GPU.
+    sensors: Option<Sensors>,
     /// Time limit of a wait for the stream.
     limit: Duration,
     events: (Event, Event),
 }
+
+/// A function that enqueues work, borrowed.
+type Launches<'a> = &'a dyn Fn() -> devcomm::Result<()>;
 
 /// Seconds per operation of each contender, in every round.
 pub type Rounds = Vec<Vec<f64>>;
@@ -30,12 +39,17 @@ pub type Rounds = Vec<Vec<f64>>;
 impl<'a> Harness<'a> {
     /// Creates the rank's harness. *Collective*.
     pub fn new(rank: &'a Rank, options: &RankOptions, run: &'a RunOptions) -> Result<Self> {
+        let sensors = match rank.is_root() && !rank.is_simulated() {
+            true => Sensors::open(&gpu::pci_bus_id(rank.context())?),
+            false => None,
+        };
         Ok(Self {
             rank,
             comm: rank.communicator()?,
             stream: rank.stream()?,
             run,
             is_timed: !rank.is_simulated(),
+            sensors,
             limit: options.limit(),
             events: (rank.context().event()?, rank.context().event()?),
         })
@@ -90,12 +104,17 @@ impl<'a> Harness<'a> {
         Ok(wrong)
     }
 
-    /// The times of all contenders in each round, of the slowest rank. *Collective*.
-    pub fn time(&self, contenders: &[Contender<'_>], order: &mut Rng) -> Result<Rounds> {
+    /// The times of all contenders in each round, of the slowest rank, and on the root rank what
+    /// its GPU's sensors tell meanwhile. *Collective*.
+    pub fn time(
+        &self,
+        contenders: &[Contender<'_>],
+        order: &mut Rng,
+    ) -> Result<(Rounds, Vec<Reading>)> {
         let mut graphs = Vec::new();
         if self.run.graph > 0 {
             for contender in contenders {
-                graphs.push(self.graph(&contender.timed)?);
+                graphs.push(self.graph(&*contender.timed)?);
             }
         }
         for contender in contenders {
@@ -104,13 +123,39 @@ impl<'a> Harness<'a> {
             }
         }
         self.finish()?;
+        let mut rounds = |now: &dyn Fn(usize)| self.rounds(contenders, &graphs, order, now);
+        match &self.sensors {
+            None => Ok((rounds(&|_| ())?, vec![Reading::default(); contenders.len()])),
+            Some(sensors) => {
+                let body = |running: Sender<usize>| {
+                    rounds(&|i| {
+                        // A sampler that has ended needs no news.
+                        let _ = running.send(i);
+                    })
+                };
+                let (rounds, readings) = sensors.sample(contenders.len(), body);
+                Ok((rounds?, readings))
+            }
+        }
+    }
+
+    /// Times the rounds; calls `now` with the number of the contender that runs from then on.
+    fn rounds(
+        &self,
+        contenders: &[Contender<'_>],
+        graphs: &[Graph],
+        order: &mut Rng,
+        now: &dyn Fn(usize),
+    ) -> Result<Rounds> {
         let mut sequence: Vec<usize> = (0..contenders.len()).collect();
         let mut mine = Vec::new();
         for _ in 0..self.run.rounds {
             let mut times = vec![0.0; contenders.len()];
             order.shuffle(&mut sequence);
             for &i in &sequence {
-                times[i] = self.time_one(&contenders[i], graphs.get(i))?;
+                now(i);
+                let Contender { timed, operations, .. } = &contenders[i];
+                times[i] = self.time_one(&**timed, graphs.get(i))? / f64::from(*operations);
             }
             mine.extend(times);
         }
@@ -119,7 +164,7 @@ impl<'a> Harness<'a> {
     }
 
     /// Captures `iters` launches as a graph, and runs it once.
-    fn graph(&self, work: &Work<'_>) -> Result<Graph> {
+    fn graph(&self, work: Launches<'_>) -> Result<Graph> {
         let launches = || (0..self.run.iters).try_for_each(|_| work());
         let graph = self.stream.capture(launches)?;
         graph.launch(&self.stream)?;
@@ -127,13 +172,25 @@ impl<'a> Harness<'a> {
         Ok(graph)
     }
 
-    /// Seconds per operation, over one timed batch.
-    fn time_one(&self, contender: &Contender<'_>, graph: Option<&Graph>) -> Result<f64> {
+    /// Seconds per launch of `work`: the median of a few batches. *Collective*.
+    pub fn time_briefly(&self, work: Launches<'_>) -> Result<f64> {
+        const BATCHES: usize = 3;
+        // A library initialises on a first call, which cannot be captured.
+        work()?;
+        self.finish()?;
+        let graph = (self.run.graph > 0).then(|| self.graph(work)).transpose()?;
+        let times: Result<Vec<f64>> =
+            (0..BATCHES).map(|_| self.time_one(work, graph.as_ref())).collect();
+        Ok(Spread::of(times?).map_or(f64::INFINITY, |times| times.median))
+    }
+
+    /// Seconds per launch of `work`, over one timed batch.
+    fn time_one(&self, work: Launches<'_>, graph: Option<&Graph>) -> Result<f64> {
         let (stream, run) = (&self.stream, self.run);
         self.rank.barrier()?;
-        let (launches, launch): (_, &dyn Fn() -> devcomm::Result<()>) = match graph {
+        let (launches, launch): (_, Launches<'_>) = match graph {
             Some(graph) => (run.graph, &|| graph.launch(stream)),
-            None => (run.iters, &*contender.timed),
+            None => (run.iters, work),
         };
         // An untimed launch, which aligns the ranks' GPUs.
         launch()?;
@@ -141,7 +198,6 @@ impl<'a> Harness<'a> {
         (0..launches).try_for_each(|_| launch())?;
         stream.record(&self.events.1)?;
         self.finish()?;
-        let operations = run.batch() as f64 * f64::from(contender.operations);
-        Ok(f64::from(self.events.1.elapsed_ms(&self.events.0)?) / 1e3 / operations)
+        Ok(f64::from(self.events.1.elapsed_ms(&self.events.0)?) / 1e3 / run.batch() as f64)
     }
 }

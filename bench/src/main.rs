@@ -3,7 +3,7 @@
 //! ```text
 //! devcomm-bench all-reduce -b 1K -e 64M -f 4 --json rows.json   # a kernel against ncclAllReduce
 //! devcomm-bench all-reduce --simulate 4                         # without GPUs: checks, no times
-//! devcomm-bench gemm -g 1 --m 4096 --n 4096 --k 4096            # a product against cuBLASLt
+//! devcomm-bench gemm -g 1 --set square                          # a product against cuBLASLt
 //! torchrun --no-python --nproc-per-node 8 -- ./devcomm-bench all-reduce
 //! cargo xtask twins    # then Rust against CUDA C++:
 //! cargo run --release -p devcomm-bench --features ptx -- twins
@@ -14,11 +14,13 @@
 mod contender;
 mod cublaslt;
 mod files;
+mod gpu;
 mod harness;
 mod header;
 mod links;
 mod options;
 mod ranks;
+mod sensors;
 mod stats;
 mod table;
 mod twins;

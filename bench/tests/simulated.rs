@@ -128,7 +128,27 @@ fn a_product_alone_is_right_and_runs_on_one_gpu() {
     assert!(comments.iter().any(|line| line.contains("left out: cublaslt")), "{comments:?}");
     are_right(&comments, &rows);
     refuses_late(&["gemm", "--simulate", "2"], "gemm runs on one GPU: -g 1");
-    refuses(&["gemm", "--n", "12"], &["--n 12", "a multiple of 8"]);
+    refuses(&["gemm", "--set", "odd", "--k", "8"], &["--set", "--k", "cannot be used with"]);
+    let args = ["gemm", "--simulate", "1", "--m", "5", "--n", "72", "--k", "8", "--l2", "cold"];
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("rows.json");
+    let (comments, rows) =
+        table(&[&args[..], &["-c", "3", "--json", json.to_str().unwrap()]].concat());
+    are_right(&comments, &rows);
+    let json: Value = serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();
+    assert_eq!(json["rows"][0]["l2"], "cold");
+    // One copy of B per launch of a graph.
+    refuses_late(&[&args[..], &["-G", "1", "-n", "1"]].concat(), "needs 2 copies of B");
+}
+
+#[test]
+fn a_product_that_the_kernel_does_not_take_is_left_out_with_its_reason() {
+    let args = ["gemm", "--simulate", "1", "--m", "5", "--k", "8", "--n"];
+    let (comments, rows) = table(&[&args[..], &["12,72"]].concat());
+    let why = "left out: rust of 5x12x8: n is 12";
+    assert!(comments.iter().any(|line| line.contains(why)), "{comments:?}");
+    assert_eq!(column(&rows, 4), ["5x72x8"]);
+    refuses_late(&[&args[..], &["12"]].concat(), "no variant can run these shapes");
 }
 
 #[test]
@@ -185,10 +205,11 @@ fn csv_and_json_hold_the_rows_of_the_table() {
 
     let csv = fs::read_to_string(csv).unwrap();
     let expected = "size,count,type,redop,m,n,k,variant,blocks,threads,time_us,algbw,busbw,wrong,\
-                    noise_percent,time_over_nccl,time_over_nccl_sym,time_over_cublaslt\n\
-                    16,8,bf16,sum,,,,rust,1,128,,,,0,,,,\n\
-                    16,8,bf16,sum,,,,nccl,,,,,,0,,,,\n\
-                    16,8,bf16,sum,,,,nccl-sym,,,,,,0,,,,\n";
+                    noise_percent,time_over_nccl,time_over_nccl_sym,time_over_cublaslt,\
+                    algorithm,l2,power_w,sm_mhz,temperature_c\n\
+                    16,8,bf16,sum,,,,rust,1,128,,,,0,,,,,,,,,\n\
+                    16,8,bf16,sum,,,,nccl,,,,,,0,,,,,,,,,\n\
+                    16,8,bf16,sum,,,,nccl-sym,,,,,,0,,,,,,,,,\n";
     assert_eq!(csv, expected);
 
     let json: Value = serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();

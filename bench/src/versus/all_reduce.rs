@@ -104,6 +104,7 @@ impl AllReduce {
                 redop: self.op.name(),
                 bus: bus(harness.rank.n_ranks()),
                 shape: None,
+                l2: None,
             };
             job.compare(case, &contenders)?;
         }

@@ -22,7 +22,8 @@ pub struct Barrier {
 
 const THREADS: u32 = 128;
 
-const CASE: Case = Case { size: 0, count: 0, dtype: "-", redop: "-", bus: 0.0, shape: None };
+const CASE: Case =
+    Case { size: 0, count: 0, dtype: "-", redop: "-", bus: 0.0, shape: None, l2: None };
 
 impl Benchmark for Barrier {
     const NAME: &'static str = "barrier";

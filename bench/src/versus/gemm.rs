@@ -2,58 +2,59 @@
 
 use anyhow::{Result, ensure};
 use clap::Args;
-use devcomm::{Buffer, Gemm as Kernel};
+use devcomm::{Buffer, Error, Gemm as Kernel};
 use devcomm_testing::gemm::Problem;
 use half::bf16;
 
 use super::Benchmark;
 use super::job::Job;
-use super::product::{Matrices, Product, Sum, lists_or, load_cublaslt};
-use super::row::Case;
+use super::product::{Matrices, Product, Sum, load_cublaslt, tune};
+use super::row::{Case, L2};
 use super::selection::VariantInfo;
+use super::shapes::ShapeOptions;
 use crate::contender::{Contender, Variant};
 use crate::cublaslt::Output;
+use crate::gpu;
+use crate::harness::Harness;
 
-/// The flags of `gemm`. Every combination of the lists runs.
+/// The flags of `gemm`.
 #[derive(Args, Clone, Debug)]
 pub struct Gemm {
-    /// Rows of A and C, comma-separated [default: 4096,8192; 1,130 when simulated]
-    #[arg(long, value_delimiter = ',', value_name = "ROWS")]
-    m: Vec<usize>,
+    #[command(flatten)]
+    shapes: ShapeOptions,
 
-    /// Rows of B, which are columns of C, multiples of 8 [default: 4096,8192; 8,264 when simulated]
-    #[arg(long, value_delimiter = ',', value_name = "COLUMNS")]
-    n: Vec<usize>,
-
-    /// Columns of A and B (the terms of the sums), multiples of 8 [default: 1024,4096; 72 when
-    /// simulated]
-    #[arg(long, value_delimiter = ',', value_name = "TERMS")]
-    k: Vec<usize>,
+    /// What the L2 cache holds when a product begins
+    #[arg(long, value_enum, default_value = "warm")]
+    l2: L2,
 }
 
 impl Benchmark for Gemm {
     const NAME: &'static str = "gemm";
     const VARIANTS: &'static [VariantInfo] = &[
         (Variant::Rust, "a kernel in Rust, launched by devcomm::Gemm"),
-        (Variant::CublasLt, "cuBLASLt, with the first algorithm of its heuristics"),
+        (Variant::CublasLt, "cuBLASLt, the fastest of the first algorithms of its heuristics"),
     ];
 
     fn validate(&self) -> Result<()> {
-        self.problems([&[8]; 3], 0).map(drop)
+        self.shapes.problems([&[8]; 3], 0).map(drop)
     }
 
     fn run(&self, job: &mut Job<'_>) -> Result<()> {
         let harness = job.harness;
         ensure!(harness.rank.n_ranks() == 1, "gemm runs on one GPU: -g 1");
         let library = load_cublaslt(job, &[Variant::CublasLt])?;
-        job.begin()?;
         let defaults: [&[usize]; 3] = harness
             .choose([&[4096, 8192], &[4096, 8192], &[1024, 4096]], [&[1, 130], &[8, 264], &[72]]);
+        let problems = self.shapes.problems(defaults, harness.run.seed)?;
+        let copies: Vec<usize> =
+            problems.iter().map(|problem| self.copies(harness, problem)).collect::<Result<_>>()?;
+        job.begin()?;
         let ours = job.selection.has(Variant::Rust).then(|| Kernel::new(&harness.stream));
         let ours = ours.transpose()?;
-        for problem in self.problems(defaults, harness.run.seed)? {
-            let shape @ [m, n, _] = problem.shape();
-            let matrices = Matrices::new(harness, problem)?;
+        let mut ran = 0;
+        for (problem, copies) in problems.into_iter().zip(copies) {
+            let shape @ [m, n, k] = problem.shape();
+            let matrices = Matrices::new(harness, problem, copies)?;
             let plan = |output| match &library {
                 Some(library) => library.plan(shape, output),
                 None => Ok(None),
@@ -63,25 +64,46 @@ impl Benchmark for Gemm {
                 Some(exact) if harness.run.check > 0 => Some(Sum::new(&matrices, exact)?),
                 _ => None,
             };
-            let (a, b, stream) = (&matrices.a, &matrices.b, &harness.stream);
+            let (a, stream) = (&matrices.a, &harness.stream);
             let mut contenders = Vec::new();
+            let left_out = |variant: Variant, why: &str| {
+                println!("# left out: {variant} of {m}x{n}x{k}: {why}");
+            };
             let sum = sum.as_ref();
             let result = |c| Product { matrices: &matrices, c, sum, rounded_once: true };
             if let Some(gemm) = &ours {
-                let c = harness.comm.mem_alloc::<bf16>(m * n)?;
-                let checked = result(c.device_slice());
-                // SAFETY: the graphs of a comparison end before its contenders, which own or borrow
-                // these buffers.
-                let work = move || unsafe { gemm.launch_capturable(a, b, &c, shape) };
-                contenders.push(Contender::new(Variant::Rust, work, checked));
+                let (b, c) = (matrices.b_in_turn(), harness.comm.mem_alloc::<bf16>(m * n)?);
+                match gemm.launch(a, b(), &c, shape) {
+                    Err(Error::InvalidInput { what }) => left_out(Variant::Rust, &what),
+                    launched => {
+                        launched?;
+                        let checked = result(c.device_slice());
+                        // SAFETY: the graphs of a comparison end before its contenders, which own
+                        // or borrow these buffers.
+                        let work = move || unsafe { gemm.launch_capturable(a, b(), &c, shape) };
+                        contenders.push(Contender::new(Variant::Rust, work, checked));
+                    }
+                }
             }
-            if let Some(plan) = theirs.as_ref().filter(|_| job.selection.has(Variant::CublasLt)) {
-                let c = harness.comm.mem_alloc::<bf16>(m * n)?;
-                let checked = result(c.device_slice());
-                // SAFETY: as above; the buffers have the elements of the plan's shape.
-                let work = move || unsafe { plan.enqueue(a, b, c.device_address(), stream) };
-                contenders.push(Contender::new(Variant::CublasLt, work, checked));
+            match theirs.as_ref().filter(|_| job.selection.has(Variant::CublasLt)) {
+                Some(plan) => {
+                    let (b, c) = (matrices.b_in_turn(), harness.comm.mem_alloc::<bf16>(m * n)?);
+                    tune(&matrices, plan, c.device_address())?;
+                    let checked = result(c.device_slice());
+                    // SAFETY: as above; the buffers have the elements of the plan's shape.
+                    let work = move || unsafe {
+                        let (a, b) = (a.device_address(), b().device_address());
+                        plan.enqueue([a, b, c.device_address()], stream)
+                    };
+                    let contender = Contender::new(Variant::CublasLt, work, checked);
+                    contenders.push(contender.by_algorithm(plan.describe()));
+                }
+                None if job.selection.has(Variant::CublasLt) => {
+                    left_out(Variant::CublasLt, "it has no algorithm");
+                }
+                None => {}
             }
+            ran += contenders.len();
             let case = Case {
                 size: m * n * size_of::<bf16>(),
                 count: m * n,
@@ -89,19 +111,34 @@ impl Benchmark for Gemm {
                 redop: "sum",
                 bus: 1.0,
                 shape: Some(shape),
+                l2: Some(self.l2),
             };
             job.compare_refilled(case, &contenders, || matrices.fill_for_timing())?;
         }
+        ensure!(ran > 0, "no variant can run these shapes");
         Ok(())
     }
 }
 
 impl Gemm {
-    /// Every combination of `m`, `n` and `k`, with defaults for empty lists.
-    fn problems(&self, default: [&[usize]; 3], seed: u64) -> Result<Vec<Problem>> {
-        let lists = lists_or([&self.m, &self.n, &self.k], default);
-        let n = lists[1].iter().find(|n| !n.is_multiple_of(8));
-        ensure!(n.is_none(), "--n {}: rows of C need a multiple of 8 elements", n.unwrap_or(&0));
-        Problem::combinations(lists, 1, seed)
+    /// How many copies of B the calls use in turn.
+    fn copies(&self, harness: &Harness<'_>, problem: &Problem) -> Result<usize> {
+        /// How many times the copies fill the L2 cache.
+        const CACHES: usize = 4;
+        let copies = match (self.l2, harness.rank.is_simulated()) {
+            (L2::Warm, _) => 1,
+            (L2::Cold, true) => 2,
+            (L2::Cold, false) => {
+                let bytes = problem.n * problem.k * size_of::<bf16>();
+                CACHES * gpu::l2_bytes(harness.rank.context())? / bytes + 1
+            }
+        };
+        let run = harness.run;
+        ensure!(
+            run.graph == 0 || run.iters >= copies,
+            "--l2 cold: {:?} needs {copies} copies of B, one per launch of a graph: raise -n",
+            problem.shape()
+        );
+        Ok(copies)
     }
 }

@@ -10,9 +10,10 @@ use half::bf16;
 use super::Benchmark;
 use super::all_reduce::bus;
 use super::job::Job;
-use super::product::{Matrices, Product, Sum, lists_or, load_cublaslt};
+use super::product::{Matrices, Product, Sum, load_cublaslt, tune};
 use super::row::Case;
 use super::selection::VariantInfo;
+use super::shapes::lists_or;
 use crate::contender::{Contender, Variant};
 use crate::cublaslt::{Output, Plan};
 use crate::harness::Harness;
@@ -56,7 +57,7 @@ impl Benchmark for GemmAllReduce {
         let ranks = harness.rank.n_ranks();
         for problem in self.problems(defaults, ranks, harness.run.seed)? {
             let shape @ [m, n, _] = problem.shape();
-            let matrices = Matrices::new(harness, problem)?;
+            let matrices = Matrices::new(harness, problem, 1)?;
             let plan = |output| match &library {
                 Some(library) => library.plan(shape, output),
                 None => Ok(None),
@@ -73,6 +74,9 @@ impl Benchmark for GemmAllReduce {
             };
             let sum = sum.as_ref();
             let c = harness.comm.window::<bf16>(m * n)?;
+            if let Some(plan) = &product {
+                tune(&matrices, plan, c.device_address())?;
+            }
             let mut contenders = Vec::new();
             if job.selection.has(Variant::Rust) {
                 let gemm = Gemm::new(harness.comm, &harness.stream, m, n)?;
@@ -95,6 +99,7 @@ impl Benchmark for GemmAllReduce {
                 redop: "sum",
                 bus: bus(ranks),
                 shape: Some(shape),
+                l2: None,
             };
             job.compare_refilled(case, &contenders, || matrices.fill_for_timing())?;
         }
@@ -117,10 +122,10 @@ fn fused<'a>(
     c: &'a Window<bf16>,
     sum: Option<&'a Sum>,
 ) -> Contender<'a> {
-    let Matrices { problem, a, b, .. } = matrices;
+    let (Matrices { problem, a, .. }, b) = (matrices, matrices.b_in_turn());
     // SAFETY: the graphs of a comparison end before its contenders, which own or borrow these
     // buffers, and are launched on one stream.
-    let work = move || unsafe { gemm.launch_capturable(a, b, c, problem.shape()) };
+    let work = move || unsafe { gemm.launch_capturable(a, b(), c, problem.shape()) };
     let product = Product { matrices, c: c.device_slice(), sum, rounded_once: true };
     Contender::new(Variant::Rust, work, product)
 }
@@ -133,13 +138,17 @@ fn unfused<'a>(
     c: DeviceSlice<bf16>,
     sum: Option<&'a Sum>,
 ) -> Contender<'a> {
-    let Matrices { harness: Harness { comm, stream, .. }, a, b, .. } = matrices;
+    let Matrices { harness: Harness { comm, stream, .. }, a, .. } = matrices;
+    let b = matrices.b_in_turn();
     let product = Product { matrices, c: c.clone(), sum, rounded_once: false };
     let work = move || {
         // SAFETY: the buffers have the elements of the plan's shape, and only this stream uses
         // them.
-        unsafe { plan.enqueue(a, b, c.device_address(), stream)? };
+        unsafe {
+            let addresses = [a.device_address(), b().device_address(), c.device_address()];
+            plan.enqueue(addresses, stream)?;
+        }
         comm.all_reduce(&c, &c, ReduceOp::Sum, stream)
     };
-    Contender::new(variant, work, product)
+    Contender::new(variant, work, product).by_algorithm(plan.describe())
 }

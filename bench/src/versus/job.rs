@@ -13,6 +13,7 @@ use crate::files::TwinFiles;
 use crate::harness::Harness;
 use crate::header::Header;
 use crate::options::OutputOptions;
+use crate::sensors::Reading;
 use crate::table::Report;
 
 /// One rank's run of a benchmark.
@@ -96,16 +97,19 @@ impl<'a> Job<'a> {
         }
         self.harness.progress(&format!("{} B {} {} ...", case.size, case.dtype, case.shape()));
         let wrong = self.harness.check(contenders)?;
-        let rounds = match self.harness.is_timed {
+        let timing = match self.harness.is_timed {
             true => {
                 refill()?;
                 Some(self.harness.time(contenders, &mut self.order)?)
             }
             false => None,
         };
-        let ran = contenders.iter().zip(wrong);
-        let ran =
-            ran.map(|(c, wrong)| VariantResult { variant: c.variant, launch: c.launch, wrong });
+        let (rounds, readings) = timing.unzip();
+        let readings = readings.unwrap_or_else(|| vec![Reading::default(); contenders.len()]);
+        let ran = contenders.iter().zip(wrong).zip(readings).map(|((c, wrong), reading)| {
+            let algorithm = c.algorithm.clone();
+            VariantResult { variant: c.variant, launch: c.launch, algorithm, wrong, reading }
+        });
         self.report.rows.extend(rows(case, &ran.collect::<Vec<_>>(), rounds.as_ref()));
         Ok(())
     }
@@ -136,7 +140,7 @@ mod tests {
     use crate::options::{RankOptions, RunOptions};
 
     const CASE: Case =
-        Case { size: 4, count: 1, dtype: "f32", redop: "sum", bus: 1.0, shape: None };
+        Case { size: 4, count: 1, dtype: "f32", redop: "sum", bus: 1.0, shape: None, l2: None };
 
     /// What a rank's contenders have done.
     struct Log<'a> {

@@ -13,6 +13,7 @@ mod product;
 mod put;
 mod row;
 mod selection;
+mod shapes;
 
 use std::path::PathBuf;
 

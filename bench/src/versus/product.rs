@@ -1,7 +1,9 @@
 //! What the benchmarks of matrix products share: the factors, cuBLASLt, and the check of C.
 
+use std::cell::Cell;
+
 use anyhow::{Result, ensure};
-use devcomm::{DeviceSlice, ReduceOp, SymmetricBuffer};
+use devcomm::{Buffer, DeviceSlice, ReduceOp, SymmetricBuffer};
 use devcomm_testing::gemm::{Factor, Problem};
 use half::bf16;
 
@@ -14,11 +16,6 @@ use crate::ranks;
 /// The number of elements of a large product that the host computes and compares; all would take
 /// too long.
 const SAMPLES: usize = 256;
-
-/// The lists of `m`, `n` and `k` from the command line, with defaults for empty ones.
-pub fn lists_or<'a>(given: [&'a [usize]; 3], default: [&'a [usize]; 3]) -> [&'a [usize]; 3] {
-    [0, 1, 2].map(|i| if given[i].is_empty() { default[i] } else { given[i] })
-}
 
 /// Loads cuBLASLt; without it the variants that use it are omitted.
 pub fn load_cublaslt(job: &mut Job<'_>, users: &[Variant]) -> Result<Option<CublasLt>> {
@@ -36,31 +33,64 @@ pub fn load_cublaslt(job: &mut Job<'_>, users: &[Variant]) -> Result<Option<Cubl
     Ok(library)
 }
 
+/// Makes the plan use the fastest of its algorithms for C = A x B^T at address `c`, and prints it.
+/// *Collective*.
+pub fn tune(matrices: &Matrices<'_>, plan: &Plan<'_>, c: u64) -> Result<()> {
+    let harness = matrices.harness;
+    let b = matrices.b_in_turn();
+    // SAFETY: the buffers have the elements of the plan's shape, and only this stream uses them;
+    // graphs end before the buffers.
+    let enqueue = || unsafe {
+        plan.enqueue([matrices.a.device_address(), b().device_address(), c], &harness.stream)
+    };
+    plan.choose(|| harness.time_briefly(&enqueue), |times| ranks::slowest(harness.rank, times))?;
+    if harness.rank.is_root() {
+        let [m, n, k] = matrices.problem.shape();
+        println!("# cublaslt {m}x{n}x{k}: {}", plan.describe());
+    }
+    Ok(())
+}
+
 /// This rank's A and B.
 pub struct Matrices<'a> {
     pub harness: &'a Harness<'a>,
     pub problem: Problem,
     pub a: SymmetricBuffer<bf16>,
-    pub b: SymmetricBuffer<bf16>,
+    /// Copies of B.
+    b: Vec<DeviceSlice<bf16>>,
 }
 
 impl<'a> Matrices<'a> {
-    pub fn new(harness: &'a Harness<'a>, problem: Problem) -> Result<Self> {
-        let factor = |factor| -> Result<SymmetricBuffer<bf16>> {
-            let elements = problem.factor(factor, harness.rank.rank());
-            let buffer = harness.comm.mem_alloc(elements.len())?;
-            buffer.copy_from_host(&elements)?;
-            Ok(buffer)
-        };
-        Ok(Self { harness, problem, a: factor(Factor::A)?, b: factor(Factor::B)? })
+    /// With this many copies of B.
+    pub fn new(harness: &'a Harness<'a>, problem: Problem, copies: usize) -> Result<Self> {
+        let Problem { m, n, k, .. } = problem;
+        let a = harness.comm.mem_alloc(m * k)?;
+        // A copy begins at a multiple of 256 bytes.
+        let stride = (n * k).next_multiple_of(128);
+        let all = harness.comm.mem_alloc(copies * stride)?;
+        let copy = |i| all.slice(i * stride..i * stride + n * k);
+        let b = (0..copies).map(copy).collect::<devcomm::Result<_>>()?;
+        let matrices = Self { harness, problem, a, b };
+        matrices.fill(|factor| problem.factor(factor, harness.rank.rank()))?;
+        Ok(matrices)
+    }
+
+    fn fill(&self, elements: impl Fn(Factor) -> Vec<bf16>) -> Result<()> {
+        self.a.copy_from_host(&elements(Factor::A))?;
+        let b = elements(Factor::B);
+        Ok(self.b.iter().try_for_each(|copy| copy.copy_from_host(&b))?)
+    }
+
+    /// B's copies in turn, one per call.
+    pub fn b_in_turn<'b>(&'b self) -> impl Fn() -> &'b DeviceSlice<bf16> {
+        let next = Cell::new(0);
+        move || &self.b[next.replace((next.get() + 1) % self.b.len())]
     }
 
     /// Fills A and B with random bits: with the few distinct values of the checked inputs a GPU
     /// draws less power, and is faster.
     pub fn fill_for_timing(&self) -> Result<()> {
-        let rank = self.harness.rank.rank();
-        self.a.copy_from_host(&self.problem.noise(Factor::A, rank))?;
-        Ok(self.b.copy_from_host(&self.problem.noise(Factor::B, rank))?)
+        self.fill(|factor| self.problem.noise(factor, self.harness.rank.rank()))
     }
 }
 
@@ -75,11 +105,12 @@ impl Sum {
     /// Computes C, and compares a few elements with the host's. *Collective*.
     pub fn new(matrices: &Matrices<'_>, plan: &Plan<'_>) -> Result<Self> {
         let Matrices { harness, problem, a, b } = matrices;
+        let (a, b) = (a.device_address(), b[0].device_address());
         let sum: SymmetricBuffer<f32> = harness.comm.mem_alloc(problem.m * problem.n)?;
         let mut elements = vec![0.0; sum.len()];
         // SAFETY: the buffers have the elements of the plan's shape, and only this stream uses
         // them.
-        unsafe { plan.enqueue(a, b, sum.device_address(), &harness.stream)? };
+        unsafe { plan.enqueue([a, b, sum.device_address()], &harness.stream)? };
         harness.finish()?;
         sum.copy_to_host(&mut elements)?;
         let largest = elements.iter().fold(0.0, |most: f32, x| most.max(x.abs()));

@@ -94,7 +94,8 @@ impl Benchmark for Put {
                 contenders.push(by_nccl_sym(harness, windows)?);
             }
             let (size, count) = (bytes, bytes);
-            let case = Case { size, count, dtype: "u8", redop: "-", bus: 1.0, shape: None };
+            let case =
+                Case { size, count, dtype: "u8", redop: "-", bus: 1.0, shape: None, l2: None };
             job.compare(case, &contenders)?;
         }
         Ok(())

@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use crate::contender::{Launch, Variant};
 use crate::harness::Rounds;
+use crate::sensors::Reading;
 use crate::stats::{Spread, geometric_mean};
 use crate::table;
 
@@ -24,6 +25,18 @@ pub struct Case {
     pub bus: f64,
     /// `[m, n, k]` of a matrix product; `k` is each rank's part of the inner dimension.
     pub shape: Option<[usize; 3]>,
+    /// Of a matrix product: whether B may be in the L2 cache.
+    pub l2: Option<L2>,
+}
+
+/// What the L2 cache holds of the inputs when an operation begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum L2 {
+    /// What earlier calls with the same inputs left there
+    Warm,
+    /// Nothing of B: calls take turns with copies that together exceed four times the L2 cache
+    Cold,
 }
 
 impl Case {
@@ -62,14 +75,23 @@ pub struct Row {
     pub time_over_nccl_sym: Option<f64>,
     /// The same over `cublaslt`'s.
     pub time_over_cublaslt: Option<f64>,
+    /// The library's algorithm.
+    pub algorithm: Option<String>,
+    pub l2: Option<L2>,
+    /// Medians of rank 0's GPU while the variant was timed; `None` without NVML.
+    pub power_w: Option<f64>,
+    pub sm_mhz: Option<f64>,
+    pub temperature_c: Option<f64>,
 }
 
-/// A variant's launch and check result.
-#[derive(Clone, Copy, Debug)]
+/// A variant's launch and check result, and the GPU's state while it was timed.
+#[derive(Clone, Debug)]
 pub struct VariantResult {
     pub variant: Variant,
     pub launch: Option<Launch>,
+    pub algorithm: Option<String>,
     pub wrong: Option<usize>,
+    pub reading: Reading,
 }
 
 /// The rows of a case, from the variants' times.
@@ -102,6 +124,11 @@ pub fn rows(case: Case, ran: &[VariantResult], rounds: Option<&Rounds>) -> Vec<R
             time_over_nccl: over(position(Variant::Nccl)),
             time_over_nccl_sym: over(position(Variant::NcclSym)),
             time_over_cublaslt: over(position(Variant::CublasLt)),
+            algorithm: ran.algorithm.clone(),
+            l2: case.l2,
+            power_w: ran.reading.power_w,
+            sm_mhz: ran.reading.sm_mhz,
+            temperature_c: ran.reading.temperature_c,
         }
     };
     ran.iter().enumerate().map(row).collect()
@@ -124,6 +151,9 @@ impl table::Row for Row {
         ("time/nccl", "<1: faster"),
         ("time/nccl-sym", "<1: faster"),
         ("time/cublaslt", "<1: faster"),
+        ("power", "W"),
+        ("SM clock", "MHz"),
+        ("temperature", "C"),
     ];
     const TEXT_COLUMNS: usize = 0;
 
@@ -152,11 +182,20 @@ impl table::Row for Row {
             number(self.time_over_nccl, 3),
             number(self.time_over_nccl_sym, 3),
             number(self.time_over_cublaslt, 3),
+            number(self.power_w, 0),
+            number(self.sm_mhz, 0),
+            number(self.temperature_c, 0),
         ]
     }
 
-    /// Times over a host call's are in the table if that call is.
+    /// Times over a host call's are in the table if that call is, and what sensors tell if they do.
     fn has_column(rows: &[Self], column: &str) -> bool {
+        match column {
+            "power" => return rows.iter().any(|row| row.power_w.is_some()),
+            "SM clock" => return rows.iter().any(|row| row.sm_mhz.is_some()),
+            "temperature" => return rows.iter().any(|row| row.temperature_c.is_some()),
+            _ => {}
+        }
         let host = column.strip_prefix("time/");
         host.is_none_or(|host| rows.iter().any(|row| row.variant.name() == host))
     }
@@ -253,12 +292,21 @@ mod tests {
     use super::*;
     use crate::table::Row as _;
 
-    const CASE: Case =
-        Case { size: 3000, count: 750, dtype: "f32", redop: "sum", bus: 1.5, shape: None };
+    const CASE: Case = Case {
+        size: 3000,
+        count: 750,
+        dtype: "f32",
+        redop: "sum",
+        bus: 1.5,
+        shape: None,
+        l2: None,
+    };
 
     fn ran(variant: Variant) -> VariantResult {
         let launch = Launch { blocks: 4, threads: 128, registers: 32 };
-        VariantResult { variant, launch: variant.is_kernel().then_some(launch), wrong: Some(0) }
+        let launch = variant.is_kernel().then_some(launch);
+        let reading = Reading { power_w: Some(650.4), ..Reading::default() };
+        VariantResult { variant, launch, algorithm: None, wrong: Some(0), reading }
     }
 
     fn measured() -> Vec<Row> {
@@ -292,7 +340,8 @@ mod tests {
         let rows = rows(CASE, &[ran(Variant::Rust), ran(Variant::Nccl)], None);
         assert_eq!(
             rows[0].cells()[4..],
-            ["-", "rust", "4x128", "-", "-", "-", "0", "-", "-", "-", "-"].map(str::to_owned)
+            ["-", "rust", "4x128", "-", "-", "-", "0", "-", "-", "-", "-", "650", "-", "-"]
+                .map(str::to_owned)
         );
         assert_eq!(Summary::of(&rows).to_string(), "# #wrong 0");
     }

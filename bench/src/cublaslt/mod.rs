@@ -1,14 +1,21 @@
-//! Matrix products by cuBLASLt, with the algorithm that its heuristics choose.
+//! Matrix products by cuBLASLt, with the fastest of the algorithms that its heuristics propose.
 
+mod algorithm;
+
+use std::cell::Cell;
 use std::ffi::c_void;
 
 use anyhow::{Context, Result};
 use cudarc::cublaslt::{result, sys};
 use devcomm::{Communicator, Stream, SymmetricBuffer};
-use half::bf16;
 
-/// Workspace of an algorithm, in bytes.
-const SCRATCH: usize = 64 << 20;
+use algorithm::Algorithm;
+
+/// Workspace of an algorithm, in bytes: what NVIDIA recommends for Hopper.
+const SCRATCH: usize = 32 << 20;
+
+/// How many of the proposed algorithms are tried.
+const TRIED: usize = 8;
 
 /// A handle of the library, and a workspace on one GPU.
 pub struct CublasLt {
@@ -37,6 +44,7 @@ impl CublasLt {
 
     /// Plans `C = A x B^T` of shape `[m, n, k]`; `None` if cuBLASLt has no algorithm for it.
     pub fn plan(&self, [m, n, k]: [usize; 3], output: Output) -> Result<Option<Plan<'_>>> {
+        use sys::cublasLtMatmulPreferenceAttributes_t as Preference;
         use sys::cudaDataType::{CUDA_R_16BF, CUDA_R_32F};
         let (rows, columns, terms) = (m as u64, n as u64, k as u64);
         let product = match output {
@@ -53,14 +61,21 @@ impl CublasLt {
             b: result::create_matrix_layout(CUDA_R_16BF, terms, columns, k as i64)?,
             a: result::create_matrix_layout(CUDA_R_16BF, terms, rows, k as i64)?,
             c: result::create_matrix_layout(product, columns, rows, n as i64)?,
-            algorithm: None,
+            algorithms: Vec::new(),
+            chosen: Cell::new(0),
         };
-        // CUBLAS_OP_T, and the workspace limit, as addressable values.
+        // CUBLAS_OP_T, the workspace limit, and the reduction schemes: parts of a sum are added in
+        // f32, so that C is rounded once. As addressable values.
         let (transposed, scratch) = (1_i32, SCRATCH);
+        let reductions = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+        // SAFETY: numbers, for which zeros are valid.
+        let mut found: [sys::cublasLtMatmulHeuristicResult_t; TRIED] =
+            unsafe { std::mem::zeroed() };
+        let mut count = 0;
         let preference = result::create_matmul_pref()?;
         // SAFETY: the descriptors are live, and the attributes have their documented types and
         // sizes.
-        let found = unsafe {
+        let status = unsafe {
             result::set_matmul_desc_attribute(
                 matmul,
                 sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA,
@@ -69,11 +84,17 @@ impl CublasLt {
             )?;
             result::set_matmul_pref_attribute(
                 preference,
-                sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                 (&raw const scratch).cast(),
                 size_of_val(&scratch),
             )?;
-            let found = result::get_matmul_algo_heuristic(
+            result::set_matmul_pref_attribute(
+                preference,
+                Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+                (&raw const reductions).cast(),
+                size_of_val(&reductions),
+            )?;
+            let status = sys::cublasLtMatmulAlgoGetHeuristic(
                 self.handle,
                 matmul,
                 plan.b,
@@ -81,16 +102,20 @@ impl CublasLt {
                 plan.c,
                 plan.c,
                 preference,
+                TRIED as i32,
+                found.as_mut_ptr(),
+                &raw mut count,
             );
             result::destroy_matmul_pref(preference)?;
-            found
+            status
         };
-        match found {
-            Ok(found) => plan.algorithm = Some(found.algo),
-            Err(error) if error.0 == sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED => {
-                return Ok(None);
-            }
-            Err(error) => return Err(error).context("cublasLtMatmulAlgoGetHeuristic"),
+        if status != sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED {
+            status.result().context("cublasLtMatmulAlgoGetHeuristic")?;
+        }
+        let usable = found.iter().take(count as usize).filter(|found| found.state.result().is_ok());
+        plan.algorithms = usable.map(|found| Algorithm(found.algo)).collect();
+        if plan.algorithms.is_empty() {
+            return Ok(None);
         }
         Ok(Some(plan))
     }
@@ -103,33 +128,53 @@ impl Drop for CublasLt {
     }
 }
 
-/// A product's descriptors and algorithm.
+/// A product's descriptors and algorithms, of which one is chosen: at first the first.
 pub struct Plan<'a> {
     library: &'a CublasLt,
     matmul: sys::cublasLtMatmulDesc_t,
     a: sys::cublasLtMatrixLayout_t,
     b: sys::cublasLtMatrixLayout_t,
     c: sys::cublasLtMatrixLayout_t,
-    algorithm: Option<sys::cublasLtMatmulAlgo_t>,
+    /// The best first, as the heuristics expect.
+    algorithms: Vec<Algorithm>,
+    chosen: Cell<usize>,
 }
 
 impl Plan<'_> {
-    /// Enqueues the product.
+    /// Chooses the fastest algorithm. `slowest` makes of this rank's times those of the slowest
+    /// rank, so that all ranks choose the same.
+    pub fn choose(
+        &self,
+        time: impl Fn() -> Result<f64>,
+        slowest: impl FnOnce(&[f64]) -> Result<Vec<f64>>,
+    ) -> Result<()> {
+        let mut times = Vec::new();
+        for i in 0..self.algorithms.len() {
+            self.chosen.set(i);
+            times.push(time()?);
+        }
+        let times = slowest(&times)?;
+        let fastest = times.iter().enumerate().min_by(|a, b| a.1.total_cmp(b.1));
+        self.chosen.set(fastest.map_or(0, |(i, _)| i));
+        Ok(())
+    }
+
+    /// Describes the chosen algorithm.
+    pub fn describe(&self) -> String {
+        let (chosen, tried) = (self.chosen.get(), self.algorithms.len());
+        format!("{} (number {} of {tried} tried)", self.algorithms[chosen], chosen + 1)
+    }
+
+    /// Enqueues the product of the matrices at these addresses.
     ///
     /// # Safety
     ///
     /// The buffers have the elements of the plan's shape and type, and nothing else uses them until
     /// the stream has completed the product.
-    pub unsafe fn enqueue(
-        &self,
-        a: &SymmetricBuffer<bf16>,
-        b: &SymmetricBuffer<bf16>,
-        c: u64,
-        stream: &Stream,
-    ) -> devcomm::Result<()> {
+    pub unsafe fn enqueue(&self, [a, b, c]: [u64; 3], stream: &Stream) -> devcomm::Result<()> {
         let (one, zero) = (1.0_f32, 0.0_f32);
         let c = c as *mut c_void;
-        let algorithm = self.algorithm.as_ref().map_or(std::ptr::null(), |algorithm| algorithm);
+        let algorithm = &raw const self.algorithms[self.chosen.get()].0;
         // SAFETY: the descriptors are the plan's, the rest is the caller's contract. A `CUstream`
         // is also a `cudaStream_t`.
         let enqueued = unsafe {
@@ -138,9 +183,9 @@ impl Plan<'_> {
                 self.matmul,
                 (&raw const one).cast(),
                 (&raw const zero).cast(),
-                b.device_address() as *const c_void,
+                b as *const c_void,
                 self.b,
-                a.device_address() as *const c_void,
+                a as *const c_void,
                 self.a,
                 c,
                 self.c,

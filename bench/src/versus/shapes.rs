@@ -1,0 +1,135 @@
+//! Shapes of matrix products, from the command line: lists of dimensions, or a named set.
+
+use anyhow::{Result, ensure};
+use clap::{Args, ValueEnum};
+use devcomm_testing::gemm::{MOST_TERMS, Problem};
+
+/// The shapes of a run. Every combination of the lists runs.
+#[derive(Args, Clone, Debug)]
+pub struct ShapeOptions {
+    /// Rows of A and C, comma-separated [default: 4096,8192; 1,130 when simulated]
+    #[arg(long, value_delimiter = ',', value_name = "ROWS")]
+    m: Vec<usize>,
+
+    /// Rows of B, which are columns of C [default: 4096,8192; 8,264 when simulated]
+    #[arg(long, value_delimiter = ',', value_name = "COLUMNS")]
+    n: Vec<usize>,
+
+    /// Columns of A and B (the terms of the sums) [default: 1024,4096; 72 when simulated]
+    #[arg(long, value_delimiter = ',', value_name = "TERMS")]
+    k: Vec<usize>,
+
+    /// The shapes of a set, instead of the lists
+    #[arg(long, value_enum, conflicts_with_all = ["m", "n", "k"])]
+    set: Option<Set>,
+}
+
+/// A named set of shapes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Set {
+    /// Large matrices: 4096^3, 8192^3, 16384x4096x4096
+    Square,
+    /// Few rows, as when a language model generates: 1 to 256 with layers of usual models
+    Decode,
+    /// The four linear layers of Llama 3 70B on two ranks, 1 to 4096 rows
+    #[value(name = "llama70b-tp2")]
+    Llama70bTp2,
+    /// Few terms: k of 1024 and 2048
+    ShortK,
+    /// Dimensions that are no multiples of a tile, nor of 8
+    Odd,
+}
+
+impl Set {
+    /// The shapes `[m, n, k]`.
+    pub fn shapes(self) -> Vec<[usize; 3]> {
+        let layers = |rows: &[usize], layers: &[[usize; 2]]| {
+            layers.iter().flat_map(|&[n, k]| rows.iter().map(move |&m| [m, n, k])).collect()
+        };
+        match self {
+            Self::Square => vec![[4096; 3], [8192; 3], [16384, 4096, 4096]],
+            Self::Decode => layers(
+                &[1, 8, 16, 32, 64, 128, 256],
+                &[[4096, 4096], [8192, 4096], [8192, 1024], [28672, 8192], [8192, 14336]],
+            ),
+            // Hidden size 8192, 64 heads and 8 key-value heads of 128, feed-forward size 28672:
+            // QKV, output, gate and up, down.
+            Self::Llama70bTp2 => layers(
+                &[1, 16, 128, 512, 2048, 4096],
+                &[[5120, 8192], [8192, 4096], [28672, 8192], [8192, 14336]],
+            ),
+            Self::ShortK => vec![[8192, 8192, 1024], [8192, 8192, 2048], [4096, 4096, 1024]],
+            Self::Odd => {
+                vec![[1000; 3], [7, 8192, 4104], [513, 8192, 3584], [4097, 4095, 4088]]
+            }
+        }
+    }
+}
+
+impl ShapeOptions {
+    /// The problems of one rank, with defaults for empty lists of `m`, `n` and `k`.
+    pub fn problems(&self, default: [&[usize]; 3], seed: u64) -> Result<Vec<Problem>> {
+        let [rows, columns, terms] = lists_or([self.m.as_slice(), &self.n, &self.k], default);
+        let combinations = || {
+            let with = |&k| columns.iter().flat_map(move |&n| rows.iter().map(move |&m| [m, n, k]));
+            terms.iter().flat_map(with).collect()
+        };
+        let shapes: Vec<[usize; 3]> = self.set.map_or_else(combinations, Set::shapes);
+        let problem = |[m, n, k]: [usize; 3]| {
+            ensure!(m > 0 && n > 0 && k > 0, "{m} x {n} with {k} terms is empty");
+            ensure!(k <= MOST_TERMS, "--k {k}: sums of more than {MOST_TERMS} would not be exact");
+            Ok(Problem { m, n, k, seed })
+        };
+        shapes.into_iter().map(problem).collect()
+    }
+}
+
+/// The lists of `m`, `n` and `k` from the command line, with defaults for empty ones.
+pub fn lists_or<'a>(given: [&'a [usize]; 3], default: [&'a [usize]; 3]) -> [&'a [usize]; 3] {
+    [0, 1, 2].map(|i| if given[i].is_empty() { default[i] } else { given[i] })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Debug, Parser)]
+    struct Cli {
+        #[command(flatten)]
+        shapes: ShapeOptions,
+    }
+
+    fn parse(args: &str) -> Result<Cli, clap::Error> {
+        Cli::try_parse_from(["bench"].into_iter().chain(args.split_whitespace()))
+    }
+
+    fn shapes(args: &str) -> Vec<[usize; 3]> {
+        let problems = parse(args).unwrap().shapes.problems([&[1], &[8], &[16]], 0).unwrap();
+        problems.iter().map(Problem::shape).collect()
+    }
+
+    #[test]
+    fn lists_are_combined_and_have_defaults() {
+        assert_eq!(shapes("--m 2,3 --k 5"), [[2, 8, 5], [3, 8, 5]]);
+        assert_eq!(shapes(""), [[1, 8, 16]]);
+    }
+
+    #[test]
+    fn a_set_replaces_the_lists() {
+        assert_eq!(shapes("--set square")[2], [16384, 4096, 4096]);
+        assert_eq!(shapes("--set decode").len(), 7 * 5);
+        assert_eq!(shapes("--set llama70b-tp2")[5], [4096, 5120, 8192]);
+        let refused = parse("--set odd --n 8").unwrap_err().to_string();
+        assert!(refused.contains("--set") && refused.contains("--n"), "{refused}");
+    }
+
+    #[test]
+    fn a_product_without_elements_or_an_exact_sum_is_refused() {
+        for (args, why) in [("--m 0", "is empty"), ("--k 262145", "would not be exact")] {
+            let options = parse(args).unwrap().shapes;
+            let error = options.problems([&[1], &[8], &[16]], 0).unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+}
