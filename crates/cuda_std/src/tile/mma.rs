@@ -138,7 +138,7 @@ impl<T: Factor, const ROWS: u32> MmaTile<T, ROWS> {
         }
     }
 
-    /// The first 16 rows, and 16 columns, as a lane's `a` of [`mma::m16n8k16`].
+    /// The first 16 rows, and 16 columns from `column` on, as a lane's `a` of [`mma::m16n8k16`].
     ///
     /// # Safety
     ///
@@ -153,8 +153,8 @@ impl<T: Factor, const ROWS: u32> MmaTile<T, ROWS> {
         unsafe { arch::load_matrices(self.chunk(lane % 16, column + lane / 16 * 8)) }
     }
 
-    /// The first 16 rows, and 16 columns, as a lane's two `b`s of [`mma::m16n8k16`], each of eight
-    /// rows.
+    /// The first 16 rows, and 16 columns from `column` on, as a lane's two `b`s of
+    /// [`mma::m16n8k16`], each of eight rows.
     ///
     /// # Safety
     ///
@@ -191,7 +191,8 @@ impl<T: Factor, const M: u32, const N: u32, const STAGES: u32, const THREADS: u3
     const TERMS: u32 = MmaTile::<T, M>::COLUMNS;
 
     /// This warp's sums of the tile whose first row and column are `origin`: `16 * I` rows and `8 *
-    /// J` columns, from row and column `part` of the tile on. Sums outside the product are 0.
+    /// J` columns, from row and column `part` of the tile on. Those outside the product mean
+    /// nothing.
     ///
     /// `sums[i][j]` are those of 16 rows and 8 columns, as [`mma::m16n8k16`] leaves them: of rows
     /// `lane / 4` (elements 0, 1) and 8 rows below (2, 3), columns `lane % 4 * 2` and the next.
