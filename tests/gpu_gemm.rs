@@ -1,9 +1,13 @@
 //! Tests of the matrix product on one GPU.
 
-use devcomm::{Error, Gemm, Rank, StateError};
+use devcomm::kernels::{self, gemm::gemm_mma as sizes};
+use devcomm::{
+    Buffer, DeviceSlice, Element, Error, Gemm, KERNELS, LaunchConfig, Rank, Result, StateError,
+};
 use devcomm_testing::gemm::{Factor, Problem};
 use devcomm_testing::machines::on_gpus;
-use half::bf16;
+use devcomm_testing::numbers::Number;
+use half::{bf16, f16};
 
 /// Elements of a large product on GPUs that are checked. Small and simulated products are checked
 /// in full.
@@ -13,38 +17,103 @@ const SAMPLES: usize = 4096;
 /// pipeline and with more steps than stages.
 fn shapes(rank: &Rank) -> Vec<[usize; 3]> {
     if rank.is_simulated() {
-        return vec![[1, 8, 8], [130, 264, 72], [256, 256, 64], [300, 520, 328]];
+        // The last three have rows that are aligned to 2 and to 4 bytes.
+        let aligned = [[1, 8, 8], [130, 264, 72], [256, 256, 64], [300, 520, 328]];
+        return [aligned.as_slice(), &[[1, 1, 1], [7, 9, 5], [130, 127, 34]]].concat();
     }
     let columns = |m| [8, 256, 264, 1000, 4096].map(|n| (m, n));
     let sizes = [1, 128, 129, 257, 1000].into_iter().flat_map(columns);
     let mixed = sizes.flat_map(|(m, n)| [8, 64, 72, 1000].map(|k| [m, n, k]));
-    // More tiles than blocks.
-    mixed.chain([[4096, 4096, 256], [5000, 6008, 1096]]).collect()
+    // More tiles than blocks; then rows that are not aligned.
+    let large = [[4096, 4096, 256], [5000, 6008, 1096]];
+    let odd = [[1, 1, 1], [7, 9, 5], [128, 130, 8], [1000, 1001, 1002], [2000, 3001, 1001]];
+    mixed.chain(large).chain(odd).collect()
+}
+
+/// Shapes for the portable kernel: less than a step of its pipeline, fewer steps than stages, and
+/// more; rows of A and B that are aligned to 16 bytes, to 4 and to 2; C of odd width.
+fn portable_shapes(rank: &Rank) -> Vec<[usize; 3]> {
+    let small = [[1, 1, 1], [7, 9, 5], [16, 8, 16], [65, 66, 40], [130, 127, 33], [129, 264, 72]];
+    let deep = [[20, 30, 200], [20, 31, 202], [21, 30, 203]];
+    let shapes = [small.as_slice(), &deep].concat();
+    if rank.is_simulated() {
+        return shapes;
+    }
+    let columns = |m| [127, 128, 1000, 1001].map(|n| (m, n));
+    let sizes = [1, 128, 129, 1000].into_iter().flat_map(columns);
+    let mixed = sizes.flat_map(|(m, n)| [8, 31, 32, 34, 1000, 1001, 1002].map(|k| [m, n, k]));
+    // More tiles than blocks that are resident.
+    let large = [[5000, 6000, 1096], [5000, 6001, 1098], [3001, 4001, 515]];
+    shapes.into_iter().chain(mixed).chain(large).collect()
+}
+
+/// Runs `product` with a C whose bits are all set, and checks its elements, and that the row behind
+/// it is as it was. `skip` elements lie before each matrix.
+fn check<T: Element + Number>(
+    rank: &Rank,
+    [m, n, k]: [usize; 3],
+    skip: usize,
+    product: impl Fn(&DeviceSlice<T>, &DeviceSlice<T>, &DeviceSlice<T>) -> Result<()>,
+) -> Result<()> {
+    let (comm, problem) = (rank.communicator()?, Problem { m, n, k, seed: 3 });
+    let matrix = |len: usize| comm.mem_alloc::<T>(skip + len)?.slice(skip..);
+    // One row more, which stays as it is.
+    let (a, b, c) = (matrix(m * k)?, matrix(n * k)?, matrix((m + 1) * n)?);
+    a.copy_from_host(&problem.factor(Factor::A, 0))?;
+    b.copy_from_host(&problem.factor(Factor::B, 0))?;
+    c.fill_bytes(0xff)?;
+    product(&a, &b, &c)?;
+    let mut got = vec![T::nearest(0.0); c.len()];
+    c.copy_to_host(&mut got)?;
+    assert!(got[m * n..].iter().all(|x| x.value().is_nan()), "{problem:?} wrote behind C");
+    let wrong = match rank.is_simulated() || m * n <= 16 * SAMPLES {
+        true => problem.count_wrong(0..1, &got, problem.all()),
+        false => problem.count_wrong(0..1, &got, problem.samples(SAMPLES)),
+    };
+    assert_eq!(wrong, 0, "{problem:?}");
+    Ok(())
 }
 
 #[test]
 fn every_element_is_the_rounded_sum() {
     on_gpus("every_element_is_the_rounded_sum", 1, |rank| {
-        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let stream = rank.stream()?;
         let gemm = Gemm::new(&stream)?;
-        for [m, n, k] in shapes(rank) {
-            let problem = Problem { m, n, k, seed: 3 };
-            let (a, b) = (comm.mem_alloc::<bf16>(m * k)?, comm.mem_alloc::<bf16>(n * k)?);
-            // One row more, which stays as it is.
-            let c = comm.mem_alloc::<bf16>((m + 1) * n)?;
-            a.copy_from_host(&problem.factor(Factor::A, 0))?;
-            b.copy_from_host(&problem.factor(Factor::B, 0))?;
-            c.fill_bytes(0xff)?;
-            gemm.launch(&a, &b, &c, [m, n, k])?;
-            stream.synchronize()?;
-            let mut got = vec![bf16::ZERO; c.len()];
-            c.copy_to_host(&mut got)?;
-            assert!(got[m * n..].iter().all(|x| x.is_nan()), "{problem:?} wrote behind C");
-            let wrong = match rank.is_simulated() || m * n <= 16 * SAMPLES {
-                true => problem.count_wrong(0..1, &got, problem.all()),
-                false => problem.count_wrong(0..1, &got, problem.samples(SAMPLES)),
-            };
-            assert_eq!(wrong, 0, "{problem:?}");
+        let shapes = shapes(rank).into_iter().map(|shape| (shape, 0));
+        // Memory that is aligned to 2 bytes, and to 4.
+        for (shape, skip) in shapes.chain([([30, 40, 24], 1), ([30, 40, 24], 2)]) {
+            check::<bf16>(rank, shape, skip, |a, b, c| {
+                gemm.launch(a, b, c, shape)?;
+                stream.synchronize()
+            })?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn the_portable_kernel_multiplies_matrices_of_any_shape_and_alignment() {
+    let name = "the_portable_kernel_multiplies_matrices_of_any_shape_and_alignment";
+    on_gpus(name, 1, |rank| {
+        rank.load(&KERNELS)?;
+        let stream = rank.stream()?;
+        // Fewer blocks than tiles.
+        let blocks = if rank.is_simulated() { 2 } else { 300 };
+        let config = LaunchConfig::new(blocks, sizes::THREADS).with_dynamic_shared(sizes::SHARED);
+        for shape in portable_shapes(rank) {
+            let [m, n, k] = shape.map(|extent| extent as u32);
+            check::<bf16>(rank, shape, 0, |a, b, c| {
+                let product = kernels::gemm_mma::<bf16>::args(a, b, c, m, n, k);
+                // SAFETY: the matrices have the elements.
+                unsafe { product.config(config).launch(&stream)? };
+                stream.synchronize()
+            })?;
+            check::<f16>(rank, shape, 0, |a, b, c| {
+                let product = kernels::gemm_mma::<f16>::args(a, b, c, m, n, k);
+                // SAFETY: as above.
+                unsafe { product.config(config).launch(&stream)? };
+                stream.synchronize()
+            })?;
         }
         Ok(())
     });
@@ -57,8 +126,6 @@ fn bad_products_are_refused_with_the_reason() {
         let gemm = Gemm::new(&stream)?;
         let buffer = comm.mem_alloc::<bf16>(64 * 64)?;
         for (shape, reason) in [
-            ([64, 64, 12], "k is 12"),
-            ([64, 12, 64], "n is 12"),
             ([64, 0, 8], "nothing to do"),
             ([65, 64, 64], "A has 4096 elements"),
             ([64, 72, 64], "B has 4096 elements"),

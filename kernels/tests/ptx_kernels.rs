@@ -46,6 +46,8 @@ fn exported() -> BTreeSet<Exported> {
     let kernels = [
         of::<kernels::gemm_allreduce_mma>(),
         of::<kernels::gemm_allreduce_wgmma>(),
+        of::<kernels::gemm_mma<f16>>(),
+        of::<kernels::gemm_mma<bf16>>(),
         of::<kernels::gemm_wgmma>(),
         of::<kernels::gin_alltoall<u8>>(),
         of::<kernels::gin_alltoall<f32>>(),
@@ -178,6 +180,7 @@ fn runs_with_512_threads(kernel: &KernelReport) -> bool {
     let wanted = match &*kernel.name {
         "gemm_allreduce_mma" => GemmForm::Mma.threads(),
         "gemm_allreduce_wgmma" => GemmForm::Wgmma.threads(),
+        "gemm_mma_f16" | "gemm_mma_bf16" => kernels::gemm::gemm_mma::THREADS,
         "gemm_wgmma" => kernels::gemm::gemm_wgmma::THREADS,
         _ => THREADS,
     };

@@ -50,7 +50,7 @@ unsafe fn fragment(a: *const bf16, b: *const bf16, d: *mut f32) {
         let a = mma::load_matrices(tile_a.add(lane % 16 * 16 + lane / 16 * 8));
         let b = mma::load_matrices(tile_b.add(lane % 8 * 16 + lane / 8 % 2 * 8));
         let mut sums = [0.5; 4];
-        mma::m16n8k16_bf16(&mut sums, a, [b[0], b[1]]);
+        mma::m16n8k16::<bf16>(&mut sums, a, [b[0], b[1]]);
         for (i, sum) in sums.into_iter().enumerate() {
             let (row, column) = (lane / 4 + i / 2 * 8, lane % 4 * 2 + i % 2);
             mem::store(d.add(8 * row + column), sum);
@@ -260,7 +260,7 @@ unsafe fn stores_matrices(out: *mut u32) {
         mma::store_matrices(row.cast(), [0, 1, 2, 3].map(|matrix| 100 * matrix + lane));
         warp::sync();
         mem::store_vec(out.add(4 * lane as usize), mem::load_vec(row));
-        let loaded = mma::load_matrices(row.cast());
+        let loaded = mma::load_matrices(row.cast::<bf16>());
         for (i, word) in loaded.into_iter().enumerate() {
             mem::store(out.add(128 + 32 * i + lane as usize), word);
         }

@@ -6,7 +6,7 @@
 //!
 //! # Safety model
 //!
-//! [`copy_16`] is `unsafe`: before the wait no thread may access the destination or write the
+//! The copies are `unsafe`: before the wait no thread may access the destination or write the
 //! source. In the simulator a copy completes immediately, so a missing wait is not detected.
 //!
 //! # Example
@@ -43,7 +43,21 @@ use crate::arch;
 #[track_caller]
 pub unsafe fn copy_16<T>(to: *mut T, from: *const T, pred: bool) {
     // SAFETY: the caller's contract.
-    unsafe { arch::copy_16_async(to.cast(), from.cast(), pred) }
+    unsafe { arch::copy_16_async(arch::shared_address(to), from.cast(), pred) }
+}
+
+/// As [`copy_16`], for 4 bytes, and through L1. PTX: `cp.async.ca.shared.global` with a source
+/// size.
+///
+/// # Safety
+///
+/// As for [`copy_16`], with an alignment and a size of 4 bytes.
+#[doc(alias = "cp.async")]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+#[track_caller]
+pub unsafe fn copy_4<T>(to: *mut T, from: *const T, pred: bool) {
+    // SAFETY: the caller's contract.
+    unsafe { arch::copy_4_async(arch::shared_address(to), from.cast(), pred) }
 }
 
 /// Commits the copies that this thread started since the last call as a group, possibly empty.

@@ -24,17 +24,16 @@
 //!     unsafe {
 //!         let a = mma::load_matrices(a.add(lane % 16 * 16 + lane / 16 * 8));
 //!         let b = mma::load_matrices(b.add(lane % 8 * 16 + lane / 8 % 2 * 8));
-//!         mma::m16n8k16_bf16(d, a, [b[0], b[1]]);
+//!         mma::m16n8k16::<bf16>(d, a, [b[0], b[1]]);
 //!     }
 //! }
 //! ```
 
-use half::bf16;
-
 use crate::arch;
+pub use crate::arch::Factor;
 
-/// `d += a * b`: 16 x 8 sums in `f32` of products of a 16 x 16 and a 16 x 8 matrix. PTX:
-/// `mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32`.
+/// `d += a * b`: 16 x 8 sums in `f32` of products of a 16 x 16 and a 16 x 8 matrix of `bf16` or
+/// `f16`. PTX: `mma.sync.aligned.m16n8k16.row.col.f32`. Needs sm_80.
 ///
 /// * `d`: rows `row` (elements 0, 1) and `row + 8` (2, 3), columns `pair` and `pair + 1`.
 /// * `a`, two elements per word: row `row`, `row + 8`, `row`, `row + 8`; columns from `pair` (words
@@ -47,9 +46,9 @@ use crate::arch;
 /// All 32 lanes call this together.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
-pub unsafe fn m16n8k16_bf16(d: &mut [f32; 4], a: [u32; 4], b: [u32; 2]) {
+pub unsafe fn m16n8k16<T: Factor>(d: &mut [f32; 4], a: [u32; 4], b: [u32; 2]) {
     // SAFETY: the caller's contract.
-    unsafe { arch::mma_m16n8k16_bf16(d, a, b) }
+    unsafe { arch::mma_m16n8k16::<T>(d, a, b) }
 }
 
 /// Loads four 8 x 8 matrices of 16-bit elements from shared memory, as fragments: word `i` of a
@@ -63,9 +62,9 @@ pub unsafe fn m16n8k16_bf16(d: &mut [f32; 4], a: [u32; 4], b: [u32; 2]) {
 #[doc(alias = "ldmatrix")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
-pub unsafe fn load_matrices(row: *const bf16) -> [u32; 4] {
+pub unsafe fn load_matrices<T: Factor>(row: *const T) -> [u32; 4] {
     // SAFETY: the caller's contract.
-    unsafe { arch::load_matrices(row) }
+    unsafe { arch::load_matrices(arch::shared_address(row)) }
 }
 
 /// Stores four 8 x 8 matrices of 16-bit elements to shared memory, the reverse of

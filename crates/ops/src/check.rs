@@ -2,16 +2,10 @@
 
 use devcomm_host::{Context, Error, Result};
 
-/// The shape as kernel arguments, if the kernels support it.
-pub(crate) fn check_shape([m, n, k]: [usize; 3]) -> Result<[u32; 3]> {
+/// The shape as kernel arguments, if it has elements that 32-bit numbers count.
+pub(crate) fn check_extents([m, n, k]: [usize; 3]) -> Result<[u32; 3]> {
     if m == 0 || n == 0 || k == 0 {
         return refuse(format!("a product of {m} x {n} elements with {k} terms has nothing to do"));
-    }
-    if !k.is_multiple_of(8) {
-        return refuse(format!(
-            "k is {k}, but rows of A and B begin at multiples of 16 bytes: pad k with zeros to a \
-             multiple of 8"
-        ));
     }
     // TMA coordinates are signed 32-bit numbers, and the last tile may extend past the matrix.
     let most = i32::MAX as usize - 512;
@@ -23,6 +17,25 @@ pub(crate) fn check_shape([m, n, k]: [usize; 3]) -> Result<[u32; 3]> {
     Ok([m as u32, n as u32, k as u32])
 }
 
+/// As [`check_extents`], for kernels whose rows of A and B are aligned.
+pub(crate) fn check_shape(shape @ [.., k]: [usize; 3]) -> Result<[u32; 3]> {
+    let extents = check_extents(shape)?;
+    if !k.is_multiple_of(8) {
+        return refuse(format!(
+            "k is {k}, but rows of A and B begin at multiples of 16 bytes: pad k with zeros to a \
+             multiple of 8"
+        ));
+    }
+    Ok(extents)
+}
+
+pub(crate) fn check_len(name: &str, len: usize, rows: usize, columns: usize) -> Result<()> {
+    if rows.checked_mul(columns).is_none_or(|needed| len < needed) {
+        return refuse(format!("{name} has {len} elements, but needs {rows} x {columns}"));
+    }
+    Ok(())
+}
+
 pub(crate) fn check_buffer(
     name: &str,
     address: u64,
@@ -30,9 +43,7 @@ pub(crate) fn check_buffer(
     rows: usize,
     columns: usize,
 ) -> Result<()> {
-    if rows.checked_mul(columns).is_none_or(|needed| len < needed) {
-        return refuse(format!("{name} has {len} elements, but needs {rows} x {columns}"));
-    }
+    check_len(name, len, rows, columns)?;
     if !address.is_multiple_of(16) {
         return refuse(format!("{name} begins at {address:#x}, which is not a multiple of 16"));
     }

@@ -1,21 +1,28 @@
 //! The matrix product on one GPU, with the checks of its launches.
 
+mod portable;
+
 use std::sync::LazyLock;
 
 use devcomm_host::{
-    Buffer, KernelSet, Kernels, LaunchConfig, ModuleSource, Result, Stream, TensorMapDesc,
+    Buffer, DeviceSlice, KernelSet, Kernels, LaunchConfig, ModuleSource, Result, Stream,
+    TensorMapDesc,
 };
 use devcomm_kernels::{self as kernels, gemm::gemm_wgmma as sizes};
 use devcomm_types::Kernel;
 use half::bf16;
 
-use crate::check::{check_buffer, check_shape, refuse, require_context};
+use crate::check::{check_extents, check_len, refuse, require_context};
 use crate::{KERNELS, modules};
 
 /// `C = A x B^T` on one GPU and one stream: owns the loaded kernel, and launches it.
 ///
 /// A has `m x k` elements, B `n x k` (as `nn.Linear` keeps its weights) and C `m x n`, all
-/// row-major bf16. Sums are in f32 and rounded once. Needs a Hopper GPU.
+/// row-major bf16. Sums are in f32 and rounded once.
+///
+/// On Hopper, products whose rows begin at multiples of 16 bytes (`n` and `k` are multiples of 8)
+/// are by `wgmma` and TMA. All others, and those on any other GPU since Ampere, are by `mma.sync`:
+/// fastest if `k` is a multiple of 8, slowest if it is odd.
 ///
 /// ```no_run
 /// use devcomm::{Gemm, World};
@@ -34,25 +41,34 @@ use crate::{KERNELS, modules};
 pub struct Gemm {
     compiled: Kernels,
     stream: Stream,
-    blocks: u32,
+    /// Resident blocks of Hopper's kernel; `None` on another GPU.
+    blocks: Option<u32>,
 }
 
 static MODULES: LazyLock<Vec<ModuleSource>> =
-    LazyLock::new(|| modules(&[kernels::gemm_wgmma::FILE]));
+    LazyLock::new(|| modules(&[kernels::gemm_wgmma::FILE, kernels::gemm_mma::<bf16>::FILE]));
 
 impl Gemm {
     /// For products launched on `stream`.
     ///
     /// # Errors
     ///
-    /// [`LaunchError::WrongArch`](devcomm_host::LaunchError::WrongArch) on a GPU other than Hopper;
+    /// [`LaunchError::WrongArch`](devcomm_host::LaunchError::WrongArch) on a GPU before Ampere;
     /// those of loading kernels.
     pub fn new(stream: &Stream) -> Result<Self> {
         let set = KernelSet { modules: &MODULES, unavailable: KERNELS.unavailable };
         let compiled = Kernels::load(stream.context(), &set)?;
-        let resident =
-            compiled.resident_blocks::<kernels::gemm_wgmma>(sizes::THREADS, sizes::SHARED)?;
-        let blocks = resident / sizes::CLUSTER * sizes::CLUSTER;
+        let blocks = match compiled.info::<kernels::gemm_wgmma>() {
+            Ok(_) => {
+                let resident = compiled
+                    .resident_blocks::<kernels::gemm_wgmma>(sizes::THREADS, sizes::SHARED)?;
+                Some(resident / sizes::CLUSTER * sizes::CLUSTER)
+            }
+            Err(_) => {
+                compiled.info::<kernels::gemm_mma<bf16>>()?;
+                None
+            }
+        };
         Ok(Self { compiled, stream: stream.clone(), blocks })
     }
 
@@ -62,10 +78,10 @@ impl Gemm {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a shape without elements, `n`
-    /// or `k` that is not a multiple of 8, and buffers that are too short, not aligned to 16 bytes
-    /// or of another context; [`StateError::Capturing`](devcomm_host::StateError::Capturing) during
-    /// a stream capture (use [`launch_capturable`](Self::launch_capturable)); errors of the launch.
+    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a shape without elements,
+    /// and for buffers that are too short or of another context;
+    /// [`StateError::Capturing`](devcomm_host::StateError::Capturing) during a stream capture (use
+    /// [`launch_capturable`](Self::launch_capturable)); errors of the launch.
     pub fn launch<A, B, C>(&self, a: &A, b: &B, c: &C, shape: [usize; 3]) -> Result<()>
     where
         A: Buffer<Element = bf16>,
@@ -99,34 +115,39 @@ impl Gemm {
         B: Buffer<Element = bf16>,
         C: Buffer<Element = bf16>,
     {
-        let [m, n, k] = check_shape(shape)?;
+        let extents @ [m, n, k] = check_extents(shape)?;
         let [rows, columns, terms] = shape;
-        if n % 8 != 0 {
-            return refuse(format!("n is {n}, but rows of C begin at multiples of 16 bytes"));
-        }
         let context = self.stream.context();
         let (a, b, c) = (a.device_slice(), b.device_slice(), c.device_slice());
-        let map =
-            |name, buffer: &devcomm_host::DeviceSlice<bf16>, rows: usize, columns, tile_rows| {
-                require_context(name, buffer.context(), context)?;
-                check_buffer(name, buffer.device_address(), buffer.len(), rows, columns)?;
-                context.tensor_map(&TensorMapDesc {
-                    address: buffer.device_address(),
-                    rows: rows as u32,
-                    columns: columns as u32,
-                    tile_rows,
-                })
+        let mut aligned = n % 8 == 0 && k % 8 == 0;
+        let matrices =
+            [("A", &a, rows, terms), ("B", &b, columns, terms), ("C", &c, rows, columns)];
+        for (name, buffer, rows, columns) in matrices {
+            require_context(name, buffer.context(), context)?;
+            check_len(name, buffer.len(), rows, columns)?;
+            aligned &= buffer.device_address().is_multiple_of(16);
+        }
+        let Some(blocks) = self.blocks.filter(|_| aligned) else {
+            // SAFETY: the buffers have the elements; dropping one waits for the stream, and the
+            // caller ensures what a graph needs.
+            return unsafe {
+                portable::launch(&self.compiled, &self.stream, [&a, &b, &c], extents)
             };
-        let a = map("A", &a, rows, terms, sizes::TILE_M)?;
-        let b = map("B", &b, columns, terms, sizes::TILE_N / sizes::CLUSTER)?;
-        let c = map("C", &c, rows, columns, sizes::STORE_M)?;
+        };
+        let map = |buffer: &DeviceSlice<bf16>, rows, columns, tile_rows| {
+            let address = buffer.device_address();
+            context.tensor_map(&TensorMapDesc { address, rows, columns, tile_rows })
+        };
+        let a = map(&a, m, k, sizes::TILE_M)?;
+        let b = map(&b, n, k, sizes::TILE_N / sizes::CLUSTER)?;
+        let c = map(&c, m, n, sizes::STORE_M)?;
         let pairs = u64::from(m.div_ceil(sizes::CLUSTER * sizes::TILE_M))
             * u64::from(n.div_ceil(sizes::TILE_N));
         let Ok(tiles) = u32::try_from(pairs * u64::from(sizes::CLUSTER)) else {
             return refuse(format!("a product of {m} x {n} elements is too large"));
         };
-        let config = LaunchConfig::new(self.blocks.min(tiles), sizes::THREADS)
-            .with_dynamic_shared(sizes::SHARED);
+        let config =
+            LaunchConfig::new(blocks.min(tiles), sizes::THREADS).with_dynamic_shared(sizes::SHARED);
         let product = kernels::gemm_wgmma::args(a, b, c, m, n, k);
         // SAFETY: the matrices have the elements that the maps describe; dropping a buffer waits
         // for the stream, and the caller ensures what a graph needs.
@@ -136,6 +157,9 @@ impl Gemm {
 
 impl std::fmt::Debug for Gemm {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Gemm({} blocks)", self.blocks)
+        match self.blocks {
+            Some(blocks) => write!(f, "Gemm({blocks} blocks)"),
+            None => write!(f, "Gemm(portable)"),
+        }
     }
 }

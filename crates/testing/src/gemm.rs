@@ -2,11 +2,13 @@
 //!
 //! Elements are random multiples of 1/8 from -1 to 1. So products are multiples of 1/64, and f32
 //! holds the sum of up to 2^18 of them exactly, in any order and with any rounding of tensor cores.
-//! The only error is the final rounding: an element is right if it equals the bf16 nearest to the
+//! The only error is the final rounding: an element is right if it equals the number nearest to the
 //! reference.
 
 use anyhow::{Result, ensure};
 use half::bf16;
+
+use crate::numbers::Number;
 
 /// Maximum number of terms of an exact sum, over all ranks.
 pub const MOST_TERMS: usize = 1 << 18;
@@ -71,8 +73,8 @@ impl Problem {
     }
 
     /// A rank's factor: `m x k` or `n x k`, row-major.
-    pub fn factor(&self, factor: Factor, rank: usize) -> Vec<bf16> {
-        let table: [bf16; 17] = std::array::from_fn(|i| bf16::from_f32((i as f32 - 8.0) / 8.0));
+    pub fn factor<T: Number>(&self, factor: Factor, rank: usize) -> Vec<T> {
+        let table: [T; 17] = std::array::from_fn(|i| T::nearest((i as f32 - 8.0) / 8.0));
         let rows = match factor {
             Factor::A => self.m,
             Factor::B => self.n,
@@ -103,14 +105,15 @@ impl Problem {
     }
 
     /// How many of the elements at these positions of `c` are wrong.
-    pub fn count_wrong(
+    pub fn count_wrong<T: Number>(
         &self,
         ranks: std::ops::Range<usize>,
-        c: &[bf16],
+        c: &[T],
         positions: impl Iterator<Item = (usize, usize)>,
     ) -> usize {
         let is_wrong = |&(row, column): &(usize, usize)| {
-            let right = bf16::from_f64(self.exact(ranks.clone(), row, column));
+            // `f32` holds the sum exactly.
+            let right = T::nearest(self.exact(ranks.clone(), row, column) as f32);
             // -0 equals 0.
             c[row * self.n + column] != right
         };

@@ -42,16 +42,8 @@ fn exchange<R>(mine: [u32; 6], f: impl FnOnce(&Words) -> R) -> R {
     }
 }
 
-fn low(word: u32) -> f32 {
-    f32::from_bits(word << 16)
-}
-
-fn high(word: u32) -> f32 {
-    f32::from_bits(word & 0xffff_0000)
-}
-
 #[track_caller]
-pub(crate) unsafe fn mma_m16n8k16_bf16(d: &mut [f32; 4], a: [u32; 4], b: [u32; 2]) {
+pub(crate) unsafe fn mma_m16n8k16<T: Factor>(d: &mut [f32; 4], a: [u32; 4], b: [u32; 2]) {
     let lane = lane_id() as usize;
     let (row, pair) = (lane / 4, lane % 4 * 2);
     exchange([a[0], a[1], a[2], a[3], b[0], b[1]], |words| {
@@ -61,8 +53,8 @@ pub(crate) unsafe fn mma_m16n8k16_bf16(d: &mut [f32; 4], a: [u32; 4], b: [u32; 2
                 for quarter in 0..4 {
                     let a = words[4 * row + quarter][2 * half + i / 2];
                     let b = words[4 * column + quarter][4 + half];
-                    *sum += low(a) * low(b);
-                    *sum += high(a) * high(b);
+                    *sum += T::value(a as u16) * T::value(b as u16);
+                    *sum += T::value((a >> 16) as u16) * T::value((b >> 16) as u16);
                 }
             }
         }
@@ -70,7 +62,7 @@ pub(crate) unsafe fn mma_m16n8k16_bf16(d: &mut [f32; 4], a: [u32; 4], b: [u32; 2
 }
 
 #[track_caller]
-pub(crate) unsafe fn load_matrices(row: *const bf16) -> [u32; 4] {
+pub(crate) unsafe fn load_matrices(row: SharedAddress) -> [u32; 4] {
     touch(row.cast::<u128>(), Access::Read);
     let address = row.expose_provenance() as u64;
     let lane = lane_id() as usize;
@@ -124,17 +116,34 @@ pub(crate) unsafe fn store_matrices_transposed<const N: usize>(
 }
 
 #[track_caller]
-pub(crate) unsafe fn copy_16_async(to: *mut u8, from: *const u8, pred: bool) {
-    touch(to.cast::<u128>(), Access::Write);
+pub(crate) unsafe fn copy_16_async(to: SharedAddress, from: *const u8, pred: bool) {
+    // SAFETY: the caller's contract.
+    unsafe { copy_async::<u128>(to.cast(), from.cast(), pred) }
+}
+
+#[track_caller]
+pub(crate) unsafe fn copy_4_async(to: SharedAddress, from: *const u8, pred: bool) {
+    // SAFETY: the caller's contract.
+    unsafe { copy_async::<u32>(to.cast(), from.cast(), pred) }
+}
+
+/// Copies a `W`, a number, or writes zero.
+///
+/// # Safety
+///
+/// `to` is valid for writes, and `from`, if `pred`, for reads.
+#[track_caller]
+unsafe fn copy_async<W: Copy + From<u8>>(to: *mut W, from: *const W, pred: bool) {
+    touch(to, Access::Write);
     let value = if pred {
-        touch(from.cast::<u128>(), Access::Read);
+        touch(from, Access::Read);
         // SAFETY: the caller's contract.
-        unsafe { from.cast::<u128>().read() }
+        unsafe { from.read() }
     } else {
-        0
+        W::from(0)
     };
     // SAFETY: the caller's contract.
-    unsafe { to.cast::<u128>().write(value) }
+    unsafe { to.write(value) }
 }
 
 #[track_caller]
@@ -147,7 +156,6 @@ pub(crate) fn wait_copies<const N: u32>() {
     current();
 }
 
-/// The address of a tile: a multiple of 1,024, since the swizzle depends on address bits.
 /// An address in shared memory.
 pub(crate) type SharedAddress = *mut u8;
 
@@ -159,6 +167,7 @@ pub(crate) fn shared_offset(address: SharedAddress, bytes: u32) -> SharedAddress
     address.wrapping_add(bytes as usize)
 }
 
+/// The address of a tile: a multiple of 1,024, since the swizzle depends on address bits.
 pub(crate) type TileAddress = *const u8;
 
 pub(crate) fn tile_address(address: SharedAddress) -> TileAddress {
@@ -176,7 +185,7 @@ pub(super) fn swizzled<T>(address: *const T) -> *const T {
     address.map_addr(|address| address ^ (address >> 7 & 7) << 4)
 }
 
-/// An element type of `wgmma`'s factors.
+/// An element type of the factors of `mma` and `wgmma`.
 pub trait Factor: Copy {
     #[doc(hidden)]
     fn value(bits: u16) -> f32;

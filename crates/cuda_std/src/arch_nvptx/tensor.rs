@@ -29,30 +29,41 @@ pub(crate) fn shared_offset(address: SharedAddress, bytes: u32) -> SharedAddress
 }
 
 #[inline(always)]
-pub(crate) unsafe fn mma_m16n8k16_bf16(d: &mut [f32; 4], a: [u32; 4], b: [u32; 2]) {
+pub(crate) unsafe fn mma_m16n8k16<T: Factor>(d: &mut [f32; 4], a: [u32; 4], b: [u32; 2]) {
+    macro_rules! mma {
+        ($types:literal) => {
+            asm!(
+                concat!(
+                    "mma.sync.aligned.m16n8k16.row.col.f32.", $types, ".f32 ",
+                    "{{{}, {}, {}, {}}}, {{{a0}, {a1}, {a2}, {a3}}}, {{{b0}, {b1}}}, ",
+                    "{{{0}, {1}, {2}, {3}}};",
+                ),
+                inout(reg32) d[0],
+                inout(reg32) d[1],
+                inout(reg32) d[2],
+                inout(reg32) d[3],
+                a0 = in(reg32) a[0],
+                a1 = in(reg32) a[1],
+                a2 = in(reg32) a[2],
+                a3 = in(reg32) a[3],
+                b0 = in(reg32) b[0],
+                b1 = in(reg32) b[1],
+                options(nomem, nostack),
+            )
+        };
+    }
     // SAFETY: arithmetic on registers; all lanes execute it, by the caller's contract.
     unsafe {
-        asm!(
-            "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 \
-             {{{}, {}, {}, {}}}, {{{a0}, {a1}, {a2}, {a3}}}, {{{b0}, {b1}}}, \
-             {{{0}, {1}, {2}, {3}}};",
-            inout(reg32) d[0],
-            inout(reg32) d[1],
-            inout(reg32) d[2],
-            inout(reg32) d[3],
-            a0 = in(reg32) a[0],
-            a1 = in(reg32) a[1],
-            a2 = in(reg32) a[2],
-            a3 = in(reg32) a[3],
-            b0 = in(reg32) b[0],
-            b1 = in(reg32) b[1],
-            options(nomem, nostack),
-        );
+        if T::IS_BF16 {
+            mma!("bf16.bf16");
+        } else {
+            mma!("f16.f16");
+        }
     }
 }
 
 #[inline(always)]
-pub(crate) unsafe fn load_matrices(row: *const bf16) -> [u32; 4] {
+pub(crate) unsafe fn load_matrices(row: SharedAddress) -> [u32; 4] {
     let (a, b, c, d);
     // SAFETY: the caller's contract.
     unsafe {
@@ -62,7 +73,7 @@ pub(crate) unsafe fn load_matrices(row: *const bf16) -> [u32; 4] {
             out(reg32) b,
             out(reg32) c,
             out(reg32) d,
-            in(reg32) shared_address(row),
+            in(reg32) row,
             options(nostack),
         );
     }
@@ -115,14 +126,28 @@ pub(crate) unsafe fn store_matrices_transposed<const N: usize>(
 }
 
 #[inline(always)]
-pub(crate) unsafe fn copy_16_async(to: *mut u8, from: *const u8, pred: bool) {
+pub(crate) unsafe fn copy_16_async(to: SharedAddress, from: *const u8, pred: bool) {
     // SAFETY: the caller's contract.
     unsafe {
         asm!(
             "cp.async.cg.shared.global [{}], [{}], 16, {};",
-            in(reg32) shared_address(to),
+            in(reg32) to,
             in(reg64) from,
             in(reg32) if pred { 16 } else { 0 },
+            options(nostack),
+        );
+    }
+}
+
+#[inline(always)]
+pub(crate) unsafe fn copy_4_async(to: SharedAddress, from: *const u8, pred: bool) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        asm!(
+            "cp.async.ca.shared.global [{}], [{}], 4, {};",
+            in(reg32) to,
+            in(reg64) from,
+            in(reg32) if pred { 4 } else { 0 },
             options(nostack),
         );
     }
@@ -156,7 +181,7 @@ pub(crate) fn tile_offset_bytes(tile: TileAddress, bytes: u32) -> TileAddress {
     tile + u64::from(bytes >> 4)
 }
 
-/// An element type of `wgmma`'s factors.
+/// An element type of the factors of `mma` and `wgmma`.
 pub trait Factor: Copy {
     #[doc(hidden)]
     const IS_BF16: bool;

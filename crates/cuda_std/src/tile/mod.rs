@@ -1,19 +1,25 @@
-//! Tiles: what matrix kernels on Hopper are written with.
+//! Tiles: what matrix kernels are written with.
 //!
 //! * [`SharedTile`]: rows of 64 elements in shared memory, swizzled as TMA and `wgmma` expect.
 //! * [`Pipeline`]: stages in shared memory that a producer fills and consumers empty.
 //! * [`TileMemory`]: the dynamic shared memory where tiles lie.
+//! * [`MmaProduct`]: a block's product on every GPU since Ampere, from [`MmaTile`]s that its
+//!   threads copy.
 //! * [`TileOrder`]: the order in which blocks take the tiles of a matrix.
 //! * [`Schedule`]: the division of a product among blocks, with tiles split over a cluster.
 //!
-//! All of it compiles to what one would write by hand with [`tma`](crate::tma),
-//! [`mbarrier`](crate::mbarrier) and [`wgmma`](crate::wgmma), and runs in the simulator.
+//! [`SharedTile`] and [`Pipeline`] need Hopper, the others sm_80. All of it compiles to what one
+//! would write by hand with [`tma`](crate::tma), [`mbarrier`](crate::mbarrier),
+//! [`wgmma`](crate::wgmma), [`mma`](crate::mma) and [`async_copy`](crate::async_copy), and runs in
+//! the simulator.
 
+mod mma;
 mod order;
 mod pipeline;
 mod schedule;
 mod shared;
 
+pub use self::mma::{Matrix, MmaProduct, MmaTile};
 pub use self::order::TileOrder;
 pub use self::pipeline::{Pipeline, PipelineState};
 pub use self::schedule::{Schedule, Work};

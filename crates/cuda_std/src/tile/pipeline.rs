@@ -23,6 +23,17 @@ pub struct PipelineState {
 impl PipelineState {
     /// The first use of the first stage.
     pub const FIRST: Self = Self { stage: 0, parity: 0 };
+
+    /// The position after this one, of this many stages.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[must_use]
+    pub fn next(self, stages: u32) -> Self {
+        if self.stage + 1 == stages {
+            Self { stage: 0, parity: self.parity ^ 1 }
+        } else {
+            Self { stage: self.stage + 1, parity: self.parity }
+        }
+    }
 }
 
 impl Pipeline {
@@ -69,11 +80,7 @@ impl Pipeline {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
     pub fn next(self, state: PipelineState) -> PipelineState {
-        if state.stage + 1 == self.stages {
-            PipelineState { stage: 0, parity: state.parity ^ 1 }
-        } else {
-            PipelineState { stage: state.stage + 1, parity: state.parity }
-        }
+        state.next(self.stages)
     }
 
     /// The barrier that completes when the stage is full.

@@ -1,0 +1,339 @@
+//! A block's product by `mma.sync`, from tiles that its threads copy by `cp.async`.
+
+use core::marker::PhantomData;
+
+use super::PipelineState;
+use crate::mma::{self, Factor};
+use crate::{arch, async_copy, mem, thread, warp};
+
+/// A row-major matrix of 16-bit elements in global memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Matrix<T> {
+    /// The first element.
+    pub address: *const T,
+    /// Its rows.
+    pub rows: u32,
+    /// Its columns.
+    pub columns: u32,
+}
+
+impl<T: Factor> Matrix<T> {
+    /// The alignment in bytes that all rows have: 16, 4 or 2.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[must_use]
+    pub fn row_alignment(self) -> u32 {
+        match (self.address.addr() | (2 * self.columns as usize)).trailing_zeros() {
+            0 | 1 => 2,
+            2 | 3 => 4,
+            _ => 16,
+        }
+    }
+
+    /// Starts the copy of eight elements, from `row` and `column` on, to shared memory; elements
+    /// outside the matrix are zeros. `ALIGN` is at most the rows' alignment; if it is 2, the thread
+    /// copies the elements itself.
+    ///
+    /// # Safety
+    ///
+    /// `column` is a multiple of 8. `to` is aligned to 16 bytes, and has room for the elements,
+    /// which no other thread accesses; [`async_copy`] says until when.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    unsafe fn copy_8<const ALIGN: u32>(self, to: arch::SharedAddress, row: u32, column: u32) {
+        let inside = |i: u32| row < self.rows && column + i < self.columns;
+        let row = self.address.wrapping_add(row as usize * self.columns as usize);
+        let from = |i: u32| row.wrapping_add((column + i) as usize);
+        // SAFETY: the caller's contract; what is not inside is not read.
+        unsafe {
+            match ALIGN {
+                16 => arch::copy_16_async(to, from(0).cast(), inside(0)),
+                4 => {
+                    let mut i = 0;
+                    while i < 8 {
+                        let to = arch::shared_offset(to, 2 * i);
+                        arch::copy_4_async(to, from(i).cast(), inside(i));
+                        i += 2;
+                    }
+                }
+                _ => {
+                    let bits = |i| if inside(i) { mem::load(from(i).cast::<u16>()) } else { 0 };
+                    let word = |i| u32::from(bits(i)) | u32::from(bits(i + 1)) << 16;
+                    arch::store_shared(to, [word(0), word(2), word(4), word(6)]);
+                }
+            }
+        }
+    }
+}
+
+/// `ROWS` rows of 32 elements of 16 bits (64 bytes) in shared memory. The 16-byte chunks of row `r`
+/// are swizzled: chunk `c` is at `c ^ (r / 2 % 4)`, so that `ldmatrix` reads eight rows from
+/// different banks.
+#[derive(Clone, Copy)]
+pub struct MmaTile<T, const ROWS: u32> {
+    address: arch::SharedAddress,
+    element: PhantomData<T>,
+}
+
+impl<T: Factor, const ROWS: u32> MmaTile<T, ROWS> {
+    /// Columns of a tile.
+    pub const COLUMNS: u32 = 32;
+    /// Size of a tile.
+    pub const BYTES: u32 = 2 * ROWS * Self::COLUMNS;
+
+    /// The tile at an address in shared memory, a multiple of 16.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[must_use]
+    pub fn at(address: *mut u8) -> Self {
+        Self::at_shared(arch::shared_address(address))
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    const fn at_shared(address: arch::SharedAddress) -> Self {
+        Self { address, element: PhantomData }
+    }
+
+    /// Its rows from `row` on, a multiple of 8.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[must_use]
+    pub fn rows_from(self, row: u32) -> Self {
+        Self::at_shared(arch::shared_offset(self.address, 2 * Self::COLUMNS * row))
+    }
+
+    /// Eight elements, from `column` on, a multiple of 8.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn chunk(self, row: u32, column: u32) -> arch::SharedAddress {
+        let offset = 2 * Self::COLUMNS * row + 16 * ((column / 8) ^ (row / 2 % 4));
+        arch::shared_offset(self.address, offset)
+    }
+
+    /// Starts a thread's share of the copies of the elements of `matrix` from `row` and `column`
+    /// on; elements outside the matrix are zeros. `ALIGN` is at most the alignment of the matrix's
+    /// rows.
+    ///
+    /// # Safety
+    ///
+    /// `THREADS` threads call it, with `thread` from 0 on. `column` is a multiple of 8. The matrix
+    /// is allocated. No thread accesses the tile until each of these has waited for its copies, and
+    /// then a barrier.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub unsafe fn copy_from<const THREADS: u32, const ALIGN: u32>(
+        self,
+        matrix: Matrix<T>,
+        (row, column): (u32, u32),
+        thread: u32,
+    ) {
+        const CHUNKS: u32 = 4;
+        let rows = const {
+            assert!(THREADS.is_multiple_of(8 * CHUNKS) && ROWS.is_multiple_of(THREADS / CHUNKS));
+            THREADS / CHUNKS
+        };
+        let (r, c) = (thread / CHUNKS, 8 * (thread % CHUNKS));
+        let mut first = 0;
+        while first < ROWS {
+            let to = self.rows_from(first).chunk(r, c);
+            // SAFETY: the caller's contract; the chunk is in the tile.
+            unsafe { matrix.copy_8::<ALIGN>(to, row + first + r, column + c) };
+            first += rows;
+        }
+    }
+
+    /// The first 16 rows, and 16 columns from `column` on, as a lane's `a` of [`mma::m16n8k16`].
+    ///
+    /// # Safety
+    ///
+    /// All lanes of a warp call it together; the tile is filled and has the elements. `column` is a
+    /// multiple of 16.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    #[must_use]
+    pub unsafe fn load_a(self, column: u32, lane: u32) -> [u32; 4] {
+        // Rows 0 to 15 of the first eight columns, then of the next eight.
+        // SAFETY: the caller's contract.
+        unsafe { arch::load_matrices(self.chunk(lane % 16, column + lane / 16 * 8)) }
+    }
+
+    /// The first 16 rows, and 16 columns from `column` on, as a lane's two `b`s of
+    /// [`mma::m16n8k16`], each of eight rows.
+    ///
+    /// # Safety
+    ///
+    /// As for [`load_a`](Self::load_a).
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    #[must_use]
+    pub unsafe fn load_b(self, column: u32, lane: u32) -> [[u32; 2]; 2] {
+        // Eight rows, first and next eight columns; then the next eight rows.
+        let from = self.chunk(lane / 16 * 8 + lane % 8, column + lane / 8 % 2 * 8);
+        // SAFETY: the caller's contract.
+        let [a, b, c, d] = unsafe { arch::load_matrices(from) };
+        [[a, b], [c, d]]
+    }
+}
+
+/// Tiles of `M` x `N` elements of `a x b^T` (`a` is `m x k`, `b` is `n x k`), computed by the first
+/// `THREADS` threads of a block through `STAGES` stages in shared memory, 2 to 4. Needs sm_80.
+#[derive(Clone, Copy)]
+pub struct MmaProduct<T, const M: u32, const N: u32, const STAGES: u32, const THREADS: u32> {
+    /// The left factor.
+    pub a: Matrix<T>,
+    /// The right factor; its rows are the product's columns.
+    pub b: Matrix<T>,
+    /// [`BYTES`](Self::BYTES) of shared memory, aligned to 16.
+    pub memory: *mut u8,
+}
+
+impl<T: Factor, const M: u32, const N: u32, const STAGES: u32, const THREADS: u32>
+    MmaProduct<T, M, N, STAGES, THREADS>
+{
+    /// Bytes of shared memory.
+    pub const BYTES: u32 = STAGES * (MmaTile::<T, M>::BYTES + MmaTile::<T, N>::BYTES);
+    const TERMS: u32 = MmaTile::<T, M>::COLUMNS;
+
+    /// This warp's sums of the tile whose first row and column are `origin`: `16 * I` rows and `8 *
+    /// J` columns, from row and column `part` of the tile on. Those outside the product mean
+    /// nothing.
+    ///
+    /// `sums[i][j]` are those of 16 rows and 8 columns, as [`mma::m16n8k16`] leaves them: of rows
+    /// `lane / 4` (elements 0, 1) and 8 rows below (2, 3), columns `lane % 4 * 2` and the next.
+    ///
+    /// `ALIGN` (16, 4 or 2) is at most both factors' [`row_alignment`](Matrix::row_alignment): the
+    /// copies are faster, the larger it is. `sync` is a barrier of the `THREADS` threads.
+    ///
+    /// # Safety
+    ///
+    /// The first `THREADS` threads of the block call it, with the same `origin`. Both factors are
+    /// allocated, and nothing writes them meanwhile; no other thread accesses `memory`.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub unsafe fn sums<const ALIGN: u32, const I: usize, const J: usize>(
+        self,
+        origin: (u32, u32),
+        part: (u32, u32),
+        sync: impl Fn(),
+    ) -> [[[f32; 4]; J]; I] {
+        // Read once: the compiler does not move what is in the loop out of it.
+        let stages = Stages {
+            product: self,
+            memory: arch::shared_address(self.memory),
+            thread: thread::thread_idx_x(),
+            lane: warp::lane_id(),
+        };
+        let mut sums = [[[0.0; 4]; J]; I];
+        let (mut filled, mut read) = (PipelineState::FIRST, PipelineState::FIRST);
+        let (mut next, mut term) = (0, 0);
+        // SAFETY: the caller's contract. A stage is refilled after a barrier that follows all
+        // threads' reads.
+        unsafe {
+            while filled.stage < STAGES - 1 {
+                stages.fill::<ALIGN>(filled, origin, next);
+                filled = filled.next(STAGES);
+                next += Self::TERMS;
+            }
+            while term < self.a.columns {
+                match STAGES {
+                    2 => async_copy::wait_groups::<0>(),
+                    3 => async_copy::wait_groups::<1>(),
+                    4 => async_copy::wait_groups::<2>(),
+                    _ => const { assert!(STAGES >= 2 && STAGES <= 4, "2 to 4 stages") },
+                }
+                sync();
+                stages.fill::<ALIGN>(filled, origin, next);
+                filled = filled.next(STAGES);
+                next += Self::TERMS;
+                stages.multiply(&mut sums, read, part);
+                read = read.next(STAGES);
+                term += Self::TERMS;
+            }
+            sync();
+        }
+        sums
+    }
+}
+
+/// A product, with what a thread knows about itself.
+#[derive(Clone, Copy)]
+struct Stages<T, const M: u32, const N: u32, const STAGES: u32, const THREADS: u32> {
+    product: MmaProduct<T, M, N, STAGES, THREADS>,
+    memory: arch::SharedAddress,
+    thread: u32,
+    lane: u32,
+}
+
+impl<T: Factor, const M: u32, const N: u32, const STAGES: u32, const THREADS: u32>
+    Stages<T, M, N, STAGES, THREADS>
+{
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn tiles(self, state: PipelineState) -> (MmaTile<T, M>, MmaTile<T, N>) {
+        let bytes = MmaTile::<T, M>::BYTES + MmaTile::<T, N>::BYTES;
+        let a = arch::shared_offset(self.memory, state.stage * bytes);
+        let b = arch::shared_offset(a, MmaTile::<T, M>::BYTES);
+        (MmaTile::at_shared(a), MmaTile::at_shared(b))
+    }
+
+    /// Starts the copies of a stage, from column `term` of the factors on, and commits them.
+    ///
+    /// # Safety
+    ///
+    /// As for [`sums`](Self::sums); no thread reads the stage.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    unsafe fn fill<const ALIGN: u32>(
+        self,
+        state: PipelineState,
+        (row, column): (u32, u32),
+        term: u32,
+    ) {
+        let MmaProduct { a, b, .. } = self.product;
+        if term < a.columns {
+            let (to_a, to_b) = self.tiles(state);
+            // SAFETY: the caller's contract.
+            unsafe {
+                to_a.copy_from::<THREADS, ALIGN>(a, (row, term), self.thread);
+                to_b.copy_from::<THREADS, ALIGN>(b, (column, term), self.thread);
+            }
+        }
+        async_copy::commit_group();
+    }
+
+    /// Adds a stage's products.
+    ///
+    /// # Safety
+    ///
+    /// As for [`sums`](Self::sums); the stage is filled.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    unsafe fn multiply<const I: usize, const J: usize>(
+        self,
+        sums: &mut [[[f32; 4]; J]; I],
+        state: PipelineState,
+        (row, column): (u32, u32),
+    ) {
+        const { assert!(J.is_multiple_of(2), "columns are loaded in groups of 16") };
+        let (a, b) = self.tiles(state);
+        let mut term = 0;
+        while term < MmaTile::<T, M>::COLUMNS {
+            // SAFETY: the caller's contract.
+            unsafe {
+                let mut rows = [[0; 4]; I];
+                let mut i = 0;
+                while i < I {
+                    rows[i] = a.rows_from(row + 16 * i as u32).load_a(term, self.lane);
+                    i += 1;
+                }
+                let mut j = 0;
+                while j < J {
+                    let [left, right] = b.rows_from(column + 8 * j as u32).load_b(term, self.lane);
+                    let mut i = 0;
+                    while i < I {
+                        mma::m16n8k16::<T>(&mut sums[i][j], rows[i], left);
+                        mma::m16n8k16::<T>(&mut sums[i][j + 1], rows[i], right);
+                        i += 1;
+                    }
+                    j += 2;
+                }
+            }
+            term += 16;
+        }
+    }
+}
