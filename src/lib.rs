@@ -2,7 +2,9 @@
 
 pub use devcomm_host::{self as host, *};
 pub use devcomm_kernels as kernels;
-pub use devcomm_ops::{Gemm, GemmAllReduce, GemmOptions, KERNELS, WITHOUT_PTX};
+pub use devcomm_ops::{
+    Gemm, GemmAllReduce, GemmOptions, GemmPlan, KERNELS, ParsePlanError, WITHOUT_PTX,
+};
 pub use devcomm_sim as sim;
 pub use devcomm_types::{HostKernel, Kernel, Safe, Unsafe};
 pub use nccl_device as device;

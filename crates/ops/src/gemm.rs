@@ -1,17 +1,19 @@
 //! The matrix product on one GPU, with the checks of its launches.
 
+mod hopper;
+mod plan;
 mod portable;
 
-use std::sync::LazyLock;
+use std::collections::HashMap;
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
-use devcomm_host::{
-    Buffer, DeviceSlice, KernelSet, Kernels, LaunchConfig, ModuleSource, Result, Stream,
-    TensorMapDesc,
-};
-use devcomm_kernels::{self as kernels, gemm::gemm_wgmma as sizes};
+use devcomm_host::{Buffer, KernelSet, Kernels, ModuleSource, Result, Stream};
+use devcomm_kernels as kernels;
 use devcomm_types::Kernel;
 use half::bf16;
 
+use self::hopper::{Matrices, Prepared};
+pub use self::plan::{GemmPlan, ParsePlanError};
 use crate::check::{check_extents, check_len, refuse, require_context};
 use crate::{KERNELS, modules};
 
@@ -20,9 +22,15 @@ use crate::{KERNELS, modules};
 /// A has `m x k` elements, B `n x k` (as `nn.Linear` keeps its weights) and C `m x n`, all
 /// row-major bf16. Sums are in f32 and rounded once.
 ///
-/// On Hopper, products whose rows begin at multiples of 16 bytes (`n` and `k` are multiples of 8)
-/// are by `wgmma` and TMA. All others, and those on any other GPU since Ampere, are by `mma.sync`:
-/// fastest if `k` is a multiple of 8, slowest if it is odd.
+/// On Hopper, products whose rows of A and B begin at multiples of 16 bytes (`k` is a multiple of 8)
+/// are by `wgmma` and TMA, fastest if `n` is a multiple of 8 too. All others, and those on any other
+/// GPU since Ampere, are by `mma.sync`: fastest if `k` is a multiple of 8, slowest if it is odd.
+///
+/// How a shape is computed, its [`GemmPlan`], comes from a table of measurements for this GPU, or
+/// from a model.
+///
+/// Launches are *dependent*: a product may begin while the previous kernel of the stream still
+/// runs, if that one allows it, but waits for it before it reads A or B, or writes C.
 ///
 /// ```no_run
 /// use devcomm::{Gemm, World};
@@ -41,12 +49,19 @@ use crate::{KERNELS, modules};
 pub struct Gemm {
     compiled: Kernels,
     stream: Stream,
-    /// Resident blocks of Hopper's kernel; `None` on another GPU.
-    blocks: Option<u32>,
+    /// The GPU's name if it is of the Hopper family.
+    hopper: Option<String>,
+    constant_b: bool,
+    plans: Mutex<HashMap<[u32; 3], Planned>>,
 }
 
-static MODULES: LazyLock<Vec<ModuleSource>> =
-    LazyLock::new(|| modules(&[kernels::gemm_wgmma::FILE, kernels::gemm_mma::<bf16>::FILE]));
+/// The plan for a shape, prepared if it is not the portable one.
+type Planned = (GemmPlan, Option<Prepared>);
+
+static MODULES: LazyLock<Vec<ModuleSource>> = LazyLock::new(|| {
+    let swapped = kernels::gemm_swapped::<kernels::gemm::gemm_swapped::M8N64>::FILE;
+    modules(&[kernels::gemm_wgmma::FILE, swapped, kernels::gemm_mma::<bf16>::FILE])
+});
 
 impl Gemm {
     /// For products launched on `stream`.
@@ -58,18 +73,100 @@ impl Gemm {
     pub fn new(stream: &Stream) -> Result<Self> {
         let set = KernelSet { modules: &MODULES, unavailable: KERNELS.unavailable };
         let compiled = Kernels::load(stream.context(), &set)?;
-        let blocks = match compiled.info::<kernels::gemm_wgmma>() {
-            Ok(_) => {
-                let resident = compiled
-                    .resident_blocks::<kernels::gemm_wgmma>(sizes::THREADS, sizes::SHARED)?;
-                Some(resident / sizes::CLUSTER * sizes::CLUSTER)
-            }
+        let hopper = match compiled.info::<kernels::gemm_wgmma>() {
+            Ok(_) => Some(stream.context().device_name()?),
             Err(_) => {
                 compiled.info::<kernels::gemm_mma<bf16>>()?;
                 None
             }
         };
-        Ok(Self { compiled, stream: stream.clone(), blocks })
+        let (stream, plans) = (stream.clone(), Mutex::default());
+        Ok(Self { compiled, stream, hopper, constant_b: false, plans })
+    }
+
+    /// Lets a product read B before the previous kernels of the stream have ended: weights, for
+    /// instance, which no kernel writes.
+    ///
+    /// # Safety
+    ///
+    /// No kernel that may still run when a product is launched writes its B.
+    #[must_use]
+    pub unsafe fn with_constant_b(mut self) -> Self {
+        self.constant_b = true;
+        self
+    }
+
+    /// How products of this shape are computed, if the buffers are aligned to 16 bytes.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a shape without elements or
+    /// too large a one; those of the driver.
+    pub fn plan(&self, shape: [usize; 3]) -> Result<GemmPlan> {
+        Ok(self.prepare(check_extents(shape)?)?.0)
+    }
+
+    /// The plans for this shape that there are on this GPU, the one expected to be fastest first.
+    ///
+    /// # Errors
+    ///
+    /// As [`plan`](Self::plan).
+    pub fn plans(&self, shape: [usize; 3]) -> Result<Vec<GemmPlan>> {
+        let shape @ [.., k] = check_extents(shape)?;
+        let mut plans = Vec::new();
+        if self.hopper.is_some() && k.is_multiple_of(8) {
+            let multiprocessors = self.stream.context().limits().multiprocessors;
+            for plan in plan::candidates(shape, multiprocessors) {
+                if self.prepare_plan(plan, shape)?.is_some() {
+                    plans.push(plan);
+                }
+            }
+        }
+        plans.push(GemmPlan::Portable);
+        Ok(plans)
+    }
+
+    /// Computes products of this shape in this way from now on.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a plan that is not one of
+    /// [`plans`](Self::plans); those of it.
+    pub fn set_plan(&self, shape: [usize; 3], plan: GemmPlan) -> Result<()> {
+        if !self.plans(shape)?.contains(&plan) {
+            return refuse(format!("the plan `{plan}` is none for {shape:?} on this GPU"));
+        }
+        let shape = check_extents(shape)?;
+        let prepared = self.prepare_plan(plan, shape)?;
+        self.planned().insert(shape, (plan, prepared));
+        Ok(())
+    }
+
+    fn planned(&self) -> MutexGuard<'_, HashMap<[u32; 3], Planned>> {
+        self.plans.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn prepare(&self, shape @ [.., k]: [u32; 3]) -> Result<Planned> {
+        if let Some(prepared) = self.planned().get(&shape) {
+            return Ok(*prepared);
+        }
+        let mut found = (GemmPlan::Portable, None);
+        if let Some(name) = self.hopper.as_deref().filter(|_| k.is_multiple_of(8)) {
+            let multiprocessors = self.stream.context().limits().multiprocessors;
+            let measured = plan::measured(name, shape);
+            for plan in measured.into_iter().chain(plan::candidates(shape, multiprocessors)) {
+                if let Some(prepared) = self.prepare_plan(plan, shape)? {
+                    found = (plan, Some(prepared));
+                    break;
+                }
+            }
+        }
+        self.planned().insert(shape, found);
+        Ok(found)
+    }
+
+    fn prepare_plan(&self, plan: GemmPlan, shape: [u32; 3]) -> Result<Option<Prepared>> {
+        hopper::prepare(&self.compiled, self.stream.context(), plan, shape)
     }
 
     /// Enqueues one product of `[m, n, k]`: reads `m * k` elements of `a` and `n * k` of `b`, and
@@ -115,51 +212,40 @@ impl Gemm {
         B: Buffer<Element = bf16>,
         C: Buffer<Element = bf16>,
     {
-        let extents @ [m, n, k] = check_extents(shape)?;
+        let extents = check_extents(shape)?;
         let [rows, columns, terms] = shape;
-        let context = self.stream.context();
         let (a, b, c) = (a.device_slice(), b.device_slice(), c.device_slice());
-        let mut aligned = n % 8 == 0 && k % 8 == 0;
+        let mut aligned = true;
         let matrices =
             [("A", &a, rows, terms), ("B", &b, columns, terms), ("C", &c, rows, columns)];
         for (name, buffer, rows, columns) in matrices {
-            require_context(name, buffer.context(), context)?;
+            require_context(name, buffer.context(), self.stream.context())?;
             check_len(name, buffer.len(), rows, columns)?;
             aligned &= buffer.device_address().is_multiple_of(16);
         }
-        let Some(blocks) = self.blocks.filter(|_| aligned) else {
-            // SAFETY: the buffers have the elements; dropping one waits for the stream, and the
-            // caller ensures what a graph needs.
-            return unsafe {
-                portable::launch(&self.compiled, &self.stream, [&a, &b, &c], extents)
+        let prepared = if aligned { self.prepare(extents)?.1 } else { None };
+        // SAFETY: the buffers have the elements; dropping one waits for the stream, and the caller
+        // ensures what a graph needs.
+        unsafe {
+            let Some(prepared) = prepared else {
+                let matrices = [&a, &b, &c];
+                return portable::launch(&self.compiled, &self.stream, matrices, extents);
             };
-        };
-        let map = |buffer: &DeviceSlice<bf16>, rows, columns, tile_rows| {
-            let address = buffer.device_address();
-            context.tensor_map(&TensorMapDesc { address, rows, columns, tile_rows })
-        };
-        let a = map(&a, m, k, sizes::TILE_M)?;
-        let b = map(&b, n, k, sizes::TILE_N / sizes::CLUSTER)?;
-        let c = map(&c, m, n, sizes::STORE_M)?;
-        let pairs = u64::from(m.div_ceil(sizes::CLUSTER * sizes::TILE_M))
-            * u64::from(n.div_ceil(sizes::TILE_N));
-        let Ok(tiles) = u32::try_from(pairs * u64::from(sizes::CLUSTER)) else {
-            return refuse(format!("a product of {m} x {n} elements is too large"));
-        };
-        let config =
-            LaunchConfig::new(blocks.min(tiles), sizes::THREADS).with_dynamic_shared(sizes::SHARED);
-        let product = kernels::gemm_wgmma::args(a, b, c, m, n, k);
-        // SAFETY: the matrices have the elements that the maps describe; dropping a buffer waits
-        // for the stream, and the caller ensures what a graph needs.
-        unsafe { product.config(config).launch(&self.compiled.on(&self.stream)) }
+            let [a, b, c] = [a, b, c].map(|buffer| buffer.device_address());
+            let matrices = Matrices { a, b, c, shape: extents };
+            prepared.launch(&self.compiled, &self.stream, matrices, self.constant_b)
+        }
     }
 }
 
 impl std::fmt::Debug for Gemm {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.blocks {
-            Some(blocks) => write!(f, "Gemm({blocks} blocks)"),
-            None => write!(f, "Gemm(portable)"),
-        }
+        let hopper = self.hopper.as_deref();
+        write!(
+            f,
+            "Gemm({}, B {})",
+            hopper.unwrap_or("portable"),
+            if self.constant_b { "constant" } else { "variable" }
+        )
     }
 }

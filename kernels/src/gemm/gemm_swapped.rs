@@ -21,6 +21,8 @@ const TILE_K: u32 = BTile::COLUMNS;
 pub const STORE_M: u32 = 8;
 /// Groups of eight rows that a warpgroup stores together.
 const STORE_EIGHTS: u32 = 4;
+/// The sums of a split tile in bytes above which they lie over the stages if they can.
+const LARGE_SUMS: u32 = 16 << 10;
 /// The most stages of the pipeline.
 pub const MAX_STAGES: u32 = 24;
 /// Threads that do not multiply: a warpgroup, of which two warps load.
@@ -60,7 +62,11 @@ pub trait Shape {
 }
 
 macro_rules! shapes {
-    ($($name:ident: $m:literal x $n:literal, $depth:literal;)*) => { $(
+    ($($name:ident: $m:literal x $n:literal, $depth:literal;)*) => {
+        /// Rows and columns of the shapes that there are.
+        pub const SHAPES: [(u32, u32); [$($m),*].len()] = [$(($m, $n)),*];
+
+        $(
         #[doc = concat!(stringify!($m), " rows and ", stringify!($n), " columns.")]
         pub struct $name;
 
@@ -71,7 +77,8 @@ macro_rules! shapes {
             const N: u32 = $n;
             const DEPTH: u32 = $depth;
         }
-    )* };
+        )*
+    };
 }
 
 shapes! {
@@ -100,6 +107,43 @@ pub struct Division {
     /// Whether no earlier kernel of the stream that may still run writes B. It is then read before
     /// a dependent launch has waited for them.
     pub constant_b: bool,
+}
+
+impl Division {
+    /// The division of `tiles` among clusters of `splits` blocks, of which `clusters` are resident,
+    /// and the number of clusters and the dynamic shared memory to launch with, of at most `shared`
+    /// bytes. `None` if that is too little.
+    #[must_use]
+    pub fn of<S: Shape>(
+        [m, n, k]: [u32; 3],
+        splits: u32,
+        clusters: u32,
+        shared: u32,
+    ) -> Option<(Self, u32, u32)> {
+        let tiles = m.div_ceil(S::M).checked_mul(n.div_ceil(S::N))?;
+        let clusters = clusters.min(tiles);
+        if clusters == 0 {
+            return None;
+        }
+        let whole =
+            if splits == 1 { tiles } else { Schedule::whole_tiles(tiles, clusters, splits) };
+        let clusters = if whole == tiles { clusters.min(tiles.div_ceil(splits)) } else { clusters };
+        let sums = if whole == tiles { 0 } else { S::received(splits) };
+        // Behind the stages, a tile's sums do not delay the loads for the next one.
+        let one_round = tiles - whole <= clusters;
+        let behind = if one_round && sums > LARGE_SUMS { 0 } else { sums };
+        let room = shared.checked_sub(S::STORE + TileMemory::PADDING + behind)?;
+        let needed = tiles.div_ceil(clusters).saturating_mul(k.div_ceil(S::K)).max(2);
+        let stages = (room / S::STAGE).min(MAX_STAGES).min(needed);
+        let stages = stages.max((sums - behind).div_ceil(S::STAGE));
+        if stages < 2 || stages * S::STAGE > room {
+            return None;
+        }
+        let end = stages * S::STAGE + S::STORE;
+        let sums = if behind == sums { end } else { 0 };
+        let division = Self { stages, whole, sums, constant_b: false };
+        Some((division, clusters, end + behind + TileMemory::PADDING))
+    }
 }
 
 /// `C = A x B^T` in bf16 for few rows of A, for Hopper.
@@ -282,7 +326,7 @@ impl<S: Shape> Block<S> {
     unsafe fn multiply(&self, c: &TensorMap) {
         let thread = thread::thread_idx_x();
         let release = |state| {
-            if thread % 128 == 0 {
+            if thread.is_multiple_of(128) {
                 self.pipeline.empty(state).arrive();
             }
         };

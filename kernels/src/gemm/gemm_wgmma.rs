@@ -8,7 +8,7 @@
 
 use cuda_std::prelude::*;
 use cuda_std::tile::{Pipeline, PipelineState, SharedTile, TileMemory, TileOrder};
-use cuda_std::{cluster, tma, wgmma};
+use cuda_std::{cluster, grid, tma, wgmma};
 use devcomm_types::{GridConstant, TensorMap};
 
 /// Rows of a tile of C.
@@ -46,10 +46,11 @@ pub const THREADS: u32 = 384;
 
 /// `C = A x B^T` in bf16, for Hopper.
 ///
-/// `a` and `b` are tensor maps with tiles of 128 rows, `c` one with tiles of [`STORE_M`].
+/// `a` and `b` are tensor maps with tiles of 128 rows, `c` one with tiles of [`STORE_M`], which is
+/// used only if `unaligned` is null: C's address otherwise, for `n` that is not a multiple of 8.
 ///
 /// Grid: a multiple of [`CLUSTER`] blocks, at most one per multiprocessor. Block: [`THREADS`]
-/// threads, with [`SHARED`] bytes.
+/// threads, with [`SHARED`] bytes. May be a dependent launch.
 ///
 /// # Safety
 ///
@@ -60,10 +61,12 @@ pub unsafe fn gemm_wgmma(
     a: GridConstant<TensorMap>,
     b: GridConstant<TensorMap>,
     c: GridConstant<TensorMap>,
+    unaligned: *mut bf16,
     m: u32,
     n: u32,
     k: u32,
 ) {
+    grid::launch_next();
     let order =
         TileOrder::<GROUP> { rows: m.div_ceil(CLUSTER * TILE_M), columns: n.div_ceil(TILE_N) };
     // SAFETY: only this pipeline uses the words; it is initialised first.
@@ -83,10 +86,11 @@ pub unsafe fn gemm_wgmma(
         cluster::sync_relaxed();
         if warp < MULTIPLYING_WARPS {
             wgmma::raise_registers::<232>();
-            multiply(&c, shared, order, k);
+            multiply(Output { map: &c, unaligned, m, n }, shared, order, k);
         } else {
             wgmma::lower_registers::<40>();
             if warp == MULTIPLYING_WARPS && warp::lane_id() == 0 {
+                grid::wait_for_previous();
                 load(&a, &b, shared, order, k);
             }
         }
@@ -166,7 +170,7 @@ unsafe fn load(a: &TensorMap, b: &TensorMap, shared: Shared, order: TileOrder<GR
 ///
 /// The kernel's contract, and the first [`MULTIPLYING_WARPS`] warps of the block call it.
 #[inline(always)]
-unsafe fn multiply(c: &TensorMap, shared: Shared, order: TileOrder<GROUP>, k: u32) {
+unsafe fn multiply(c: Output<'_>, shared: Shared, order: TileOrder<GROUP>, k: u32) {
     let thread = thread::thread_idx_x();
     let (warp, lane) = (thread / warp::WARP_SIZE, warp::lane_id());
     let (warpgroup, rank_in_warpgroup) = (thread / 128, thread % 128);
@@ -212,6 +216,10 @@ unsafe fn multiply(c: &TensorMap, shared: Shared, order: TileOrder<GROUP>, k: u3
             wgmma::wait_groups::<0>();
             wgmma::fence_operand(&mut sums);
             release(last);
+            if stored == 0 {
+                // The previous kernels may read C.
+                grid::wait_for_previous();
+            }
             let row = row + warp * STORE_M;
             let mut slice = 0;
             while slice < TILE_N / STORE_N {
@@ -225,8 +233,11 @@ unsafe fn multiply(c: &TensorMap, shared: Shared, order: TileOrder<GROUP>, k: u3
                 to.store_sums(lane, |i| sums[first + i]);
                 tma::fence_async_shared();
                 warp::sync();
-                if lane == 0 {
-                    to.store(c, row, column + slice * STORE_N);
+                let column = column + slice * STORE_N;
+                if !c.unaligned.is_null() {
+                    c.store(lane, row, column, to);
+                } else if lane == 0 {
+                    to.store(c.map, row, column);
                     tma::commit_stores();
                 }
                 slice += 1;
@@ -235,4 +246,39 @@ unsafe fn multiply(c: &TensorMap, shared: Shared, order: TileOrder<GROUP>, k: u3
         tile += thread::grid_dim_x() / CLUSTER;
     }
     tma::wait_stores::<0>();
+}
+
+/// Where the sums go.
+struct Output<'a> {
+    map: &'a TensorMap,
+    unaligned: *mut bf16,
+    m: u32,
+    n: u32,
+}
+
+impl Output<'_> {
+    /// Stores a warp's tile, element by element.
+    ///
+    /// # Safety
+    ///
+    /// `unaligned` is C's address. The lanes of a warp call this together, and write the tile again
+    /// after a barrier.
+    #[inline(always)]
+    unsafe fn store(&self, lane: u32, row: u32, column: u32, tile: Store) {
+        let mut i = 0;
+        while i < STORE_M * STORE_N / warp::WARP_SIZE {
+            let (r, half) = (i / 2, i % 2);
+            let (row, column_in_tile) = (row + r, warp::WARP_SIZE * half + lane);
+            let column = column + column_in_tile;
+            if row < self.m && column < self.n {
+                let at = row as usize * self.n as usize + column as usize;
+                // SAFETY: the element lies in C.
+                unsafe {
+                    let element = bf16::from_bits(tile.bits(r, column_in_tile));
+                    mem::store(self.unaligned.add(at), element);
+                }
+            }
+            i += 1;
+        }
+    }
 }

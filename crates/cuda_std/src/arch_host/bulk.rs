@@ -231,6 +231,14 @@ pub(crate) unsafe fn load_shared(from: SharedAddress) -> [u32; 4] {
 }
 
 #[track_caller]
+pub(crate) unsafe fn load_shared_u16(from: SharedAddress) -> u16 {
+    let from = from.cast::<u16>();
+    touch(from, Access::Read);
+    // SAFETY: the caller's contract.
+    unsafe { from.read() }
+}
+
+#[track_caller]
 pub(crate) unsafe fn store_shared(to: SharedAddress, value: [u32; 4]) {
     touch(to.cast::<u128>(), Access::Write);
     // SAFETY: the caller's contract.

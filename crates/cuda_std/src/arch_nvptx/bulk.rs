@@ -219,6 +219,14 @@ pub(crate) unsafe fn load_shared(from: SharedAddress) -> [u32; 4] {
 }
 
 #[inline(always)]
+pub(crate) unsafe fn load_shared_u16(from: SharedAddress) -> u16 {
+    let value;
+    // SAFETY: the caller's contract.
+    unsafe { asm!("ld.shared.u16 {}, [{}];", out(reg16) value, in(reg32) from, options(nostack)) }
+    value
+}
+
+#[inline(always)]
 pub(crate) unsafe fn store_shared(to: SharedAddress, value: [u32; 4]) {
     // SAFETY: the caller's contract.
     unsafe {

@@ -120,7 +120,7 @@ mod tests {
         assert_eq!(Schedule::whole_tiles(192, 66, 2), 132);
         assert_eq!(Schedule::whole_tiles(128, 66, 2), 128);
         assert_eq!(Schedule::whole_tiles(64, 66, 2), 0);
-        assert_eq!(Schedule::whole_tiles(224, 30, 4), 120);
+        assert_eq!(Schedule::whole_tiles(200, 30, 4), 120);
         assert_eq!(Schedule::whole_tiles(448, 132, 1), 448);
     }
 }

@@ -166,6 +166,19 @@ impl<T, const ROWS: u32> SharedTile<T, ROWS> {
         unsafe { arch::store_tile(map, row, column, self.address) }
     }
 
+    /// Reads an element's bits. PTX: `ld.shared.u16`.
+    ///
+    /// # Safety
+    ///
+    /// The tile has the row and the column, was written, and no other thread writes it.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub unsafe fn bits(self, row: u32, column: u32) -> u16 {
+        let offset = row * 128 + (((column / 8) ^ (row % 8)) << 4) + column % 8 * 2;
+        // SAFETY: the caller's contract.
+        unsafe { arch::load_shared_u16(arch::shared_offset(self.address, offset)) }
+    }
+
     /// The tile as a factor of [`wgmma::multiply`].
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]

@@ -1,0 +1,183 @@
+//! The launches of Hopper's kernels.
+
+use devcomm_host::{Context, Kernels, LaunchConfig, Result, Stream, TensorMap, TensorMapDesc};
+use devcomm_kernels as kernels;
+use devcomm_kernels::gemm::gemm_swapped::{self as swapped, Shape};
+use devcomm_kernels::gemm::gemm_wgmma as wide;
+use devcomm_types::Kernel;
+
+use super::plan::GemmPlan;
+
+/// A launch's matrices, as their addresses.
+#[derive(Clone, Copy)]
+pub(super) struct Matrices {
+    pub(super) a: u64,
+    pub(super) b: u64,
+    pub(super) c: u64,
+    pub(super) shape: [u32; 3],
+}
+
+impl Matrices {
+    fn map(
+        context: &Context,
+        address: u64,
+        [rows, columns, tile_rows]: [u32; 3],
+    ) -> Result<TensorMap> {
+        context.tensor_map(&TensorMapDesc { address, rows, columns, tile_rows })
+    }
+}
+
+/// What a plan needs for a shape.
+#[derive(Clone, Copy)]
+pub(super) enum Prepared {
+    Wide(LaunchConfig),
+    Swapped { config: LaunchConfig, division: swapped::Division, launch: LaunchSwapped },
+}
+
+type LaunchSwapped =
+    unsafe fn(&Kernels, &Stream, Matrices, LaunchConfig, swapped::Division) -> Result<()>;
+
+/// Prepares a plan; `None` if the GPU has no room for it.
+pub(super) fn prepare(
+    compiled: &Kernels,
+    context: &Context,
+    plan: GemmPlan,
+    shape: [u32; 3],
+) -> Result<Option<Prepared>> {
+    match plan {
+        GemmPlan::Wide => prepare_wide(compiled, shape),
+        GemmPlan::Swapped { rows, columns, splits } => SWAPPED
+            .iter()
+            .find(|(tile, _)| *tile == (rows, columns))
+            .map_or(Ok(None), |(_, prepare)| prepare(compiled, context, shape, splits)),
+        GemmPlan::Portable => Ok(None),
+    }
+}
+
+fn prepare_wide(compiled: &Kernels, [m, n, _]: [u32; 3]) -> Result<Option<Prepared>> {
+    let resident = compiled.resident_blocks::<kernels::gemm_wgmma>(wide::THREADS, wide::SHARED)?;
+    let pairs =
+        u64::from(m.div_ceil(wide::CLUSTER * wide::TILE_M)) * u64::from(n.div_ceil(wide::TILE_N));
+    let blocks = u64::from(resident / wide::CLUSTER).min(pairs) as u32 * wide::CLUSTER;
+    // The kernel counts tiles in 32 bits.
+    let countable = pairs <= u64::from(u32::MAX - resident);
+    let config = LaunchConfig::new(blocks, wide::THREADS).with_dynamic_shared(wide::SHARED);
+    Ok(countable.then(|| Prepared::Wide(config.with_dependent())))
+}
+
+fn prepare_swapped<S: Swapped>(
+    compiled: &Kernels,
+    context: &Context,
+    shape: [u32; 3],
+    splits: u32,
+) -> Result<Option<Prepared>> {
+    let info = compiled.info::<S::Kernel>()?;
+    let shared = context.limits().shared_per_block_optin.saturating_sub(info.static_shared);
+    let clusters = compiled.resident_clusters::<S::Kernel>(splits, S::THREADS, shared)?;
+    let division = swapped::Division::of::<S>(shape, splits, clusters, shared);
+    Ok(division.map(|(division, clusters, shared)| {
+        let config = LaunchConfig::new(clusters * splits, S::THREADS)
+            .with_dynamic_shared(shared)
+            .with_cluster(splits)
+            .with_dependent();
+        Prepared::Swapped { config, division, launch: S::launch }
+    }))
+}
+
+impl Prepared {
+    /// Enqueues the product. `constant_b`: see [`swapped::Division::constant_b`].
+    ///
+    /// # Safety
+    ///
+    /// The matrices have the elements of the shape that was prepared, and stay allocated until the
+    /// product has ended.
+    pub(super) unsafe fn launch(
+        &self,
+        compiled: &Kernels,
+        stream: &Stream,
+        matrices: Matrices,
+        constant_b: bool,
+    ) -> Result<()> {
+        // SAFETY: the caller's contract.
+        unsafe {
+            match *self {
+                Self::Wide(config) => launch_wide(compiled, stream, matrices, config),
+                Self::Swapped { config, division, launch } => {
+                    let division = swapped::Division { constant_b, ..division };
+                    launch(compiled, stream, matrices, config, division)
+                }
+            }
+        }
+    }
+}
+
+unsafe fn launch_wide(
+    compiled: &Kernels,
+    stream: &Stream,
+    Matrices { a, b, c, shape: [m, n, k] }: Matrices,
+    config: LaunchConfig,
+) -> Result<()> {
+    let map = |address, tiles| Matrices::map(stream.context(), address, tiles);
+    let a = map(a, [m, k, wide::TILE_M])?;
+    let b = map(b, [n, k, wide::TILE_N / wide::CLUSTER])?;
+    let (map_of_c, unaligned) = match n.is_multiple_of(8) {
+        true => (map(c, [m, n, wide::STORE_M])?, 0),
+        false => (a, c),
+    };
+    let product = kernels::gemm_wgmma::args(a, b, map_of_c, unaligned, m, n, k);
+    // SAFETY: the caller's contract.
+    unsafe { product.config(config).launch(&compiled.on(stream)) }
+}
+
+/// The kernel for a shape of tiles.
+trait Swapped: swapped::Shape {
+    type Kernel: Kernel;
+
+    /// # Safety
+    ///
+    /// As [`Prepared::launch`].
+    unsafe fn launch(
+        compiled: &Kernels,
+        stream: &Stream,
+        matrices: Matrices,
+        config: LaunchConfig,
+        division: swapped::Division,
+    ) -> Result<()>;
+}
+
+type Prepare = fn(&Kernels, &Context, [u32; 3], u32) -> Result<Option<Prepared>>;
+
+macro_rules! swapped {
+    ($($shape:ident)*) => {
+        /// How a launch is prepared, for each shape of tiles.
+        const SWAPPED: [((u32, u32), Prepare); swapped::SHAPES.len()] = [$((
+            (<swapped::$shape as Shape>::M, <swapped::$shape as Shape>::N),
+            prepare_swapped::<swapped::$shape>,
+        )),*];
+
+        $(
+            impl Swapped for swapped::$shape {
+                type Kernel = kernels::gemm_swapped<Self>;
+
+                unsafe fn launch(
+                    compiled: &Kernels,
+                    stream: &Stream,
+                    Matrices { a, b, c, shape: [m, n, k] }: Matrices,
+                    config: LaunchConfig,
+                    division: swapped::Division,
+                ) -> Result<()> {
+                    let map = |address, tiles| Matrices::map(stream.context(), address, tiles);
+                    let (a, b) = (map(a, [m, k, Self::M])?, map(b, [n, k, Self::N])?);
+                    let c = map(c, [m, n, swapped::STORE_M])?;
+                    let swapped::Division { stages, whole, sums, constant_b } = division;
+                    let division = swapped::DivisionArgs { stages, whole, sums, constant_b };
+                    let product = Self::Kernel::args(a, b, c, m, n, k, division);
+                    // SAFETY: the caller's contract.
+                    unsafe { product.config(config).launch(&compiled.on(stream)) }
+                }
+            }
+        )*
+    };
+}
+
+swapped! { M8N64 M16N64 M32N64 M64N64 M128N64 M256N64 M64N128 M128N128 M176N128 }

@@ -1,0 +1,204 @@
+//! Which kernel computes a product, and how: from a table of measurements, or by a model.
+
+use std::fmt;
+use std::str::FromStr;
+
+use devcomm_kernels::gemm::{gemm_swapped, gemm_wgmma};
+
+/// How a product is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum GemmPlan {
+    /// By `gemm_mma`: on every GPU since Ampere, any shape.
+    Portable,
+    /// By `gemm_wgmma`: on Hopper, tiles of 128 x 256.
+    Wide,
+    /// By `gemm_swapped`: on Hopper, for few rows.
+    Swapped {
+        /// Rows of a tile of C.
+        rows: u32,
+        /// Columns of a tile of C.
+        columns: u32,
+        /// Blocks of a cluster, over which the tiles of the last round are split.
+        splits: u32,
+    },
+}
+
+impl fmt::Display for GemmPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Portable => f.write_str("portable"),
+            Self::Wide => f.write_str("wide"),
+            Self::Swapped { rows, columns, splits } => {
+                write!(f, "swapped:{rows}x{columns}:{splits}")
+            }
+        }
+    }
+}
+
+/// The text is not a plan's.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is no plan: portable, wide, or swapped:<rows>x<columns>:<splits>")]
+pub struct ParsePlanError(String);
+
+impl FromStr for GemmPlan {
+    type Err = ParsePlanError;
+
+    fn from_str(text: &str) -> Result<Self, ParsePlanError> {
+        let swapped = || {
+            let (tile, splits) = text.strip_prefix("swapped:")?.split_once(':')?;
+            let (rows, columns) = tile.split_once('x')?;
+            let (rows, columns) = (rows.parse().ok()?, columns.parse().ok()?);
+            let splits = splits.parse().ok().filter(|splits| SPLITS.contains(splits))?;
+            gemm_swapped::SHAPES.contains(&(rows, columns)).then_some(Self::Swapped {
+                rows,
+                columns,
+                splits,
+            })
+        };
+        match text {
+            "portable" => Some(Self::Portable),
+            "wide" => Some(Self::Wide),
+            _ => swapped(),
+        }
+        .ok_or_else(|| ParsePlanError(text.to_owned()))
+    }
+}
+
+/// Blocks per cluster that plans have.
+const SPLITS: [u32; 3] = [1, 2, 4];
+
+/// Plans for a shape on Hopper, the one that the model expects to be fastest first. The GPU has
+/// this many multiprocessors.
+pub(super) fn candidates([m, n, k]: [u32; 3], multiprocessors: u32) -> Vec<GemmPlan> {
+    let mut plans = vec![GemmPlan::Wide];
+    // C's rows are stored by TMA.
+    if n.is_multiple_of(8) {
+        for (rows, columns) in gemm_swapped::SHAPES {
+            // A smaller tile does, or a larger one reads B less often.
+            let fits = rows == gemm_swapped::SHAPES[0].0 || rows / 2 < m;
+            if fits && rows >= m.min(128) {
+                let plan = |splits| GemmPlan::Swapped { rows, columns, splits };
+                plans.extend(SPLITS.map(plan));
+            }
+        }
+    }
+    plans.sort_by_cached_key(|plan| clocks(*plan, [m, n, k], multiprocessors));
+    plans
+}
+
+/// The expected time, in clocks. The constants are measurements on an H200.
+fn clocks(plan: GemmPlan, [m, n, k]: [u32; 3], multiprocessors: u32) -> u64 {
+    let [m, n, k] = [m, n, k].map(u64::from);
+    let multiprocessors = u64::from(multiprocessors);
+    // Terms of a step, and bytes of them in a row.
+    const STEP: u64 = 64;
+    const ROW: u64 = 2 * STEP;
+    let (rows, columns, splits) = match plan {
+        GemmPlan::Portable => return u64::MAX,
+        GemmPlan::Wide => {
+            let rows = u64::from(gemm_wgmma::CLUSTER * gemm_wgmma::TILE_M);
+            (rows, u64::from(gemm_wgmma::TILE_N), 1)
+        }
+        GemmPlan::Swapped { rows, columns, splits } => (rows.into(), columns.into(), splits.into()),
+    };
+    let steps = k.div_ceil(STEP);
+    let tiles = m.div_ceil(rows) * n.div_ceil(columns);
+    if plan == GemmPlan::Wide {
+        let clusters = multiprocessors / u64::from(gemm_wgmma::CLUSTER);
+        return tiles.div_ceil(clusters) * steps * rows * columns / 64 + 6000;
+    }
+    // Clusters of more than two blocks leave multiprocessors unused.
+    let clusters = if splits > 2 { multiprocessors * 9 / 10 } else { multiprocessors } / splits;
+    let full = clusters * splits;
+    let rest = tiles % full;
+    let split_rounds = rest.div_ceil(clusters).min(splits);
+    // In fourths of a round.
+    let rounds = 4 * (tiles / full) + 4 * split_rounds / splits;
+    // A block multiplies, receives the factors, and shares the memory with the others.
+    let multiply = rows * columns / 32;
+    let receive = ROW * (rows + columns) / 38;
+    let reading = if tiles < full { tiles * if rest > 0 { splits } else { 1 } } else { full };
+    let read = ROW * columns * reading.min(full) / multiprocessors / (19 * m.div_ceil(rows));
+    let exchange =
+        if split_rounds > 0 && split_rounds < splits { 1500 + rows * columns / 8 } else { 0 };
+    rounds * steps * multiply.max(receive).max(read) / 4 + exchange + 3000
+}
+
+/// The plan of a measurement for this shape on the GPU of this name: one of the same `n` and `k`,
+/// and the same `m` or the next larger one.
+pub(super) fn measured(gpu: &str, [m, n, k]: [u32; 3]) -> Option<GemmPlan> {
+    let (_, table) = TABLES.iter().find(|(name, _)| gpu.contains(name))?;
+    let entries = table.lines().filter_map(Entry::parse);
+    let larger = entries.filter(|entry| entry.n == n && entry.k == k && entry.m >= m);
+    larger.min_by_key(|entry| entry.m).map(|entry| entry.plan)
+}
+
+/// Tables that `devcomm-bench tune gemm` wrote, each for the GPUs whose name contains a text.
+const TABLES: [(&str, &str); 2] =
+    [("H200", include_str!("plans/h200.txt")), ("H100", include_str!("plans/h100.txt"))];
+
+/// A line of a table: `m n k plan`, and a comment behind `#`.
+struct Entry {
+    m: u32,
+    n: u32,
+    k: u32,
+    plan: GemmPlan,
+}
+
+impl Entry {
+    fn parse(line: &str) -> Option<Self> {
+        let mut words = line.split('#').next()?.split_whitespace();
+        let mut number = || words.next()?.parse().ok();
+        let (m, n, k) = (number()?, number()?, number()?);
+        Some(Self { m, n, k, plan: words.next()?.parse().ok()? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_have_nothing_but_entries_and_comments() {
+        for (gpu, table) in TABLES {
+            for line in table.lines() {
+                let comment = line.trim().is_empty() || line.starts_with('#');
+                assert!(comment || Entry::parse(line).is_some(), "{gpu}: {line}");
+            }
+        }
+    }
+
+    #[test]
+    fn plans_are_read_as_they_are_written() {
+        let swapped = GemmPlan::Swapped { rows: 64, columns: 128, splits: 4 };
+        for plan in [GemmPlan::Portable, GemmPlan::Wide, swapped] {
+            assert_eq!(plan.to_string().parse(), Ok(plan));
+        }
+        for wrong in ["", "tall", "swapped:64x128", "swapped:63x128:2", "swapped:64x128:3"] {
+            let error = wrong.parse::<GemmPlan>().unwrap_err();
+            assert!(error.to_string().contains(&format!("`{wrong}`")), "{error}");
+        }
+    }
+
+    #[test]
+    fn few_rows_are_swapped_and_many_are_not() {
+        let first = |shape| candidates(shape, 132)[0];
+        for shape in [[4096, 4096, 4096], [8192, 8192, 1024], [2048, 8192, 4096]] {
+            assert_eq!(first(shape), GemmPlan::Wide, "{shape:?}");
+        }
+        let swapped = |rows, columns, splits| GemmPlan::Swapped { rows, columns, splits };
+        assert_eq!(first([1, 4096, 4096]), swapped(8, 64, 2));
+        assert_eq!(first([16, 8192, 4096]), swapped(16, 64, 1));
+        assert_eq!(first([513, 8192, 3584]), swapped(176, 128, 2));
+        assert_eq!(candidates([7, 1001, 64], 132), [GemmPlan::Wide]);
+    }
+
+    #[test]
+    fn a_table_decides_for_the_next_larger_number_of_rows() {
+        let entry = Entry::parse("64 8192 1024 swapped:64x64:1 # 5.6 us").unwrap();
+        assert_eq!((entry.m, entry.n, entry.k), (64, 8192, 1024));
+        assert_eq!(entry.plan.to_string(), "swapped:64x64:1");
+        assert_eq!(measured("a GPU of another kind", [64, 8192, 1024]), None);
+    }
+}
