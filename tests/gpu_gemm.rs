@@ -2,7 +2,8 @@
 
 use devcomm::kernels::{self, gemm::gemm_mma as sizes};
 use devcomm::{
-    Buffer, DeviceSlice, Element, Error, Gemm, KERNELS, LaunchConfig, Rank, Result, StateError,
+    Buffer, DeviceSlice, Element, Error, Gemm, GemmPlan, KERNELS, LaunchConfig, Rank, Result,
+    StateError,
 };
 use devcomm_testing::gemm::{Factor, Problem};
 use devcomm_testing::machines::on_gpus;
@@ -91,6 +92,125 @@ fn every_element_is_the_rounded_sum() {
     });
 }
 
+/// Shapes for each plan: fewer rows than a tile has, and more; a last round that is split; C of odd
+/// width.
+fn planned_shapes(rank: &Rank) -> Vec<[usize; 3]> {
+    if rank.is_simulated() {
+        return vec![[1, 8, 8], [9, 72, 200], [130, 264, 72], [140, 129, 64]];
+    }
+    let few = [[1, 4096, 4096], [16, 8192, 1024], [64, 28672, 256], [200, 8200, 520]];
+    let many = [[513, 8192, 3584], [1000, 1000, 1000], [1030, 4095, 1032], [300, 16384, 72]];
+    [few, many].concat()
+}
+
+#[test]
+fn every_plan_multiplies() {
+    on_gpus("every_plan_multiplies", 1, |rank| {
+        let stream = rank.stream()?;
+        // SAFETY: no kernel writes B.
+        let gemms = [Gemm::new(&stream)?, unsafe { Gemm::new(&stream)?.with_constant_b() }];
+        for shape in planned_shapes(rank) {
+            for plan in gemms[0].plans(shape)? {
+                for gemm in &gemms {
+                    gemm.set_plan(shape, plan)?;
+                    assert_eq!(gemm.plan(shape)?, plan);
+                    check::<bf16>(rank, shape, 0, |a, b, c| {
+                        gemm.launch(a, b, c, shape)?;
+                        stream.synchronize()
+                    })
+                    .inspect_err(|error| println!("{plan} of {shape:?}: {error}"))?;
+                }
+            }
+        }
+        Ok(())
+    });
+}
+
+/// Products that read what the one before wrote, and overwrite what it read.
+#[test]
+fn dependent_products_wait_for_each_other() {
+    on_gpus("dependent_products_wait_for_each_other", 1, |rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        // SAFETY: no kernel writes B.
+        let gemm = unsafe { Gemm::new(&stream)?.with_constant_b() };
+        let size = if rank.is_simulated() { 72 } else { 1024 };
+        let times = if rank.is_simulated() { 4 } else { 100 };
+        for m in [1, 9, 130, 600].into_iter().filter(|m| *m < size) {
+            let shape = [m, size, size];
+            let buffers = [comm.mem_alloc::<bf16>(m * size)?, comm.mem_alloc::<bf16>(m * size)?];
+            // A permutation of the columns: every sum has one term.
+            let mut b = vec![bf16::ZERO; size * size];
+            (0..size).for_each(|row| b[row * size + (row + 1) % size] = bf16::ONE);
+            let weights = comm.mem_alloc::<bf16>(size * size)?;
+            weights.copy_from_host(&b)?;
+            let first: Vec<_> = (0..m * size).map(|i| bf16::nearest((i % 251) as f32)).collect();
+            for plan in gemm.plans(shape)? {
+                gemm.set_plan(shape, plan)?;
+                buffers[0].copy_from_host(&first)?;
+                for time in 0..times {
+                    gemm.launch(&buffers[time % 2], &weights, &buffers[(time + 1) % 2], shape)?;
+                }
+                stream.synchronize()?;
+                let mut got = vec![bf16::ZERO; m * size];
+                buffers[times % 2].copy_to_host(&mut got)?;
+                let moved = |i: usize| i / size * size + (i + times) % size;
+                let wrong = (0..m * size).filter(|i| got[*i] != first[moved(*i)]).count();
+                assert_eq!(wrong, 0, "{plan} of {shape:?}");
+            }
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn a_product_is_the_same_a_thousand_times() {
+    on_gpus("a_product_is_the_same_a_thousand_times", 1, |rank| {
+        let stream = rank.stream()?;
+        let gemm = Gemm::new(&stream)?;
+        let (shapes, times) = match rank.is_simulated() {
+            true => ([[9, 72, 72], [70, 136, 40]], 10),
+            false => ([[16, 4096, 1024], [513, 1024, 512]], 1000),
+        };
+        for shape in shapes {
+            check::<bf16>(rank, shape, 0, |a, b, c| {
+                let mut same: Option<Vec<u16>> = None;
+                for _ in 0..times {
+                    c.fill_bytes(0xff)?;
+                    gemm.launch(a, b, c, shape)?;
+                    stream.synchronize()?;
+                    let mut got = vec![bf16::ZERO; c.len()];
+                    c.copy_to_host(&mut got)?;
+                    let got: Vec<u16> = got.into_iter().map(bf16::to_bits).collect();
+                    assert!(same.get_or_insert_with(|| got.clone()) == &got, "{shape:?}");
+                }
+                Ok(())
+            })?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn products_of_random_shapes_are_right() {
+    on_gpus("products_of_random_shapes_are_right", 1, |rank| {
+        let stream = rank.stream()?;
+        let gemm = Gemm::new(&stream)?;
+        let mut random = fastrand::Rng::with_seed(14);
+        let (count, most) = if rank.is_simulated() { (4, 160) } else { (200, 3000) };
+        for _ in 0..count {
+            // Half of them aligned.
+            let unit = if random.bool() { 8 } else { 1 };
+            let [n, k] = [(); 2].map(|()| random.usize(1..=most / unit) * unit);
+            let shape = [random.usize(1..=most), n, k];
+            check::<bf16>(rank, shape, 0, |a, b, c| {
+                gemm.launch(a, b, c, shape)?;
+                stream.synchronize()
+            })?;
+        }
+        Ok(())
+    });
+}
+
 #[test]
 fn the_portable_kernel_multiplies_matrices_of_any_shape_and_alignment() {
     let name = "the_portable_kernel_multiplies_matrices_of_any_shape_and_alignment";
@@ -134,6 +254,8 @@ fn bad_products_are_refused_with_the_reason() {
             let error = gemm.launch(&buffer, &buffer, &buffer, shape).err().map(|e| e.to_string());
             assert!(error.as_ref().is_some_and(|e| e.contains(reason)), "{shape:?}: {error:?}");
         }
+        let none = gemm.set_plan([8, 9, 9], GemmPlan::Wide).err().map(|e| e.to_string());
+        assert!(none.as_ref().is_some_and(|e| e.contains("the plan `wide` is none")), "{none:?}");
         let graph = stream.capture(|| gemm.launch(&buffer, &buffer, &buffer, [64, 64, 64]));
         assert!(matches!(graph, Err(Error::State(StateError::Capturing { .. }))), "{graph:?}");
         Ok(())

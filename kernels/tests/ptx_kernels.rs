@@ -10,6 +10,7 @@ use std::path::Path;
 use std::sync::LazyLock;
 
 use cuda_builder::{Artifacts, Callee, CalleeKind, CudaBuilder, Error, KernelReport, NvvmArch};
+use devcomm_kernels::gemm::gemm_swapped::{self as swapped, M8N64, M64N128, Shape};
 use devcomm_kernels::{self as kernels, GemmForm};
 use devcomm_types::nccl::GinDescriptorSmem;
 use devcomm_types::{GinType, Kernel, KernelArgs};
@@ -48,6 +49,15 @@ fn exported() -> BTreeSet<Exported> {
         of::<kernels::gemm_allreduce_wgmma>(),
         of::<kernels::gemm_mma<f16>>(),
         of::<kernels::gemm_mma<bf16>>(),
+        of::<kernels::gemm_swapped<swapped::M8N64>>(),
+        of::<kernels::gemm_swapped<swapped::M16N64>>(),
+        of::<kernels::gemm_swapped<swapped::M32N64>>(),
+        of::<kernels::gemm_swapped<swapped::M64N64>>(),
+        of::<kernels::gemm_swapped<swapped::M128N64>>(),
+        of::<kernels::gemm_swapped<swapped::M256N64>>(),
+        of::<kernels::gemm_swapped<swapped::M64N128>>(),
+        of::<kernels::gemm_swapped<swapped::M128N128>>(),
+        of::<kernels::gemm_swapped<swapped::M176N128>>(),
         of::<kernels::gemm_wgmma>(),
         of::<kernels::gin_alltoall<u8>>(),
         of::<kernels::gin_alltoall<f32>>(),
@@ -181,6 +191,8 @@ fn runs_with_512_threads(kernel: &KernelReport) -> bool {
         "gemm_allreduce_mma" => GemmForm::Mma.threads(),
         "gemm_allreduce_wgmma" => GemmForm::Wgmma.threads(),
         "gemm_mma_f16" | "gemm_mma_bf16" => kernels::gemm::gemm_mma::THREADS,
+        name if name.starts_with("gemm_swapped") && name.ends_with("N64") => M8N64::THREADS,
+        name if name.starts_with("gemm_swapped") => M64N128::THREADS,
         "gemm_wgmma" => kernels::gemm::gemm_wgmma::THREADS,
         _ => THREADS,
     };

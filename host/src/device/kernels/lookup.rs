@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use devcomm_types::{DevComm, GinType, HostBody, Kernel, KernelArgs, LaunchConfig};
+use devcomm_types::{DevComm, Dim3, GinType, HostBody, Kernel, KernelArgs, LaunchConfig};
 
 use super::{Entry, Modules, shape_of};
 use crate::device::context::Context;
@@ -60,9 +60,10 @@ impl Loaded<'_> {
         block: u32,
         dynamic_shared: u32,
     ) -> Result<u32> {
-        let config = LaunchConfig::new(1, block).with_dynamic_shared(dynamic_shared);
         let mut per_multiprocessor = u32::MAX;
         for entry in self.entries_of(kernel)? {
+            let grid = entry.info.cluster.unwrap_or(Dim3::from(1));
+            let config = LaunchConfig::new(grid, block).with_dynamic_shared(dynamic_shared);
             let blocks = entry.prepare(self.context, kernel.name, &config)?.blocks()?;
             per_multiprocessor = per_multiprocessor.min(blocks);
         }
