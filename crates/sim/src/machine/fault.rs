@@ -95,6 +95,11 @@ impl Faults {
         self.state.lock().records.clone().unwrap_or_default()
     }
 
+    /// Whether a fault has been injected into calls of this function.
+    pub(crate) fn injects_into(&self, function: &str) -> bool {
+        self.state.lock().faults.iter().any(|(fault, _)| fault.function == function)
+    }
+
     /// Begins a call.
     pub(crate) fn enter(&self, function: &'static str, gpu: Option<usize>) -> Entry {
         let mut state = self.state.lock();
