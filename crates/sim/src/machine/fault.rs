@@ -1,6 +1,6 @@
 //! Fault injection and call recording, for tests.
 //!
-//! Every driver and NCCL call on the machine's thread begins with [`Faults::enter`].
+//! Every driver and NCCL call begins with [`Faults::enter`].
 
 use std::fmt;
 
