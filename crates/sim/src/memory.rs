@@ -47,6 +47,9 @@ pub(crate) struct Mapping {
     len: usize,
 }
 
+// SAFETY: the address space belongs to the process, not to a thread.
+unsafe impl Send for Mapping {}
+
 impl Mapping {
     /// Reserves `len` bytes, a multiple of the page size.
     pub(crate) fn reserve(len: usize) -> io::Result<Self> {

@@ -106,6 +106,12 @@ pub(crate) struct Scheduler {
     trace: u64,
 }
 
+impl Drop for Scheduler {
+    fn drop(&mut self) {
+        self.warps.drain(..).for_each(|warp| warp.end().keep());
+    }
+}
+
 impl Scheduler {
     pub(crate) fn new(settings: &Simulation) -> Self {
         Self {
@@ -133,8 +139,8 @@ impl Scheduler {
     /// Ends all grids. Warps in use are not reused, since their stacks may be corrupt.
     pub(crate) fn reset(&mut self) {
         let new = Self::new(&self.settings);
-        let Self { warps, launched, .. } = std::mem::replace(self, new);
-        (self.warps, self.launched) = (warps, launched);
+        let mut old = std::mem::replace(self, new);
+        (self.warps, self.launched) = (std::mem::take(&mut old.warps), old.launched);
     }
 
     #[cfg(test)]

@@ -12,6 +12,7 @@ use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use corosensei::stack::{Stack, StackPointer};
+use parking_lot::Mutex;
 
 use crate::memory::{Mapping, page_size};
 
@@ -24,6 +25,12 @@ const MADV_GUARD_INSTALL: i32 = 102;
 
 /// The lowest word of a stack without a guard page.
 const CANARY: u64 = 0x5bd1_e995_c2b2_ae35;
+
+/// Slabs of machines that have ended, for later ones: to map stacks and to touch their pages anew
+/// takes longer than a short kernel.
+static IDLE: Mutex<Vec<Slab>> = Mutex::new(Vec::new());
+/// Maximum number of idle slabs.
+const MAX_IDLE: usize = 64;
 
 /// Stacks of equal size in one mapping.
 pub(crate) struct Slab {
@@ -40,7 +47,20 @@ pub(crate) struct Slab {
 impl Slab {
     /// `stacks` stacks of at least `size` usable bytes.
     pub(crate) fn new(stacks: usize, size: usize) -> io::Result<Self> {
-        Self::guarded(stacks, size, true, MAX_PROTECTED)
+        let mut idle = IDLE.lock();
+        let bytes = size.next_multiple_of(page_size()) + page_size();
+        match idle.iter().position(|slab| slab.stacks == stacks && slab.size == bytes) {
+            Some(index) => Ok(idle.swap_remove(index)),
+            None => Self::guarded(stacks, size, true, MAX_PROTECTED),
+        }
+    }
+
+    /// Keeps a slab whose stacks are not in use for a later machine.
+    pub(crate) fn keep(self) {
+        let mut idle = IDLE.lock();
+        if idle.len() < MAX_IDLE && !(0..self.stacks).any(|i| self.overflowed(i)) {
+            idle.push(self);
+        }
     }
 
     /// As [`new`](Self::new), with `MADV_GUARD_INSTALL` if `hints`, or else at most `max_protected`

@@ -69,6 +69,13 @@ impl Warp {
         }))
     }
 
+    /// The stacks of a warp that has no block any more.
+    pub(crate) fn end(self) -> Slab {
+        let Self { threads, stacks, .. } = self;
+        drop(threads);
+        stacks
+    }
+
     /// Prepares the warp for a block, with `lanes` lanes.
     pub(crate) fn reset(&self, lanes: u32) {
         self.live.set(u32::MAX >> (WARP - lanes.clamp(1, WARP)));

@@ -5,6 +5,8 @@
 //! The only error is the final rounding: an element is right if it equals the number nearest to the
 //! reference.
 
+use std::collections::HashMap;
+
 use anyhow::{Result, ensure};
 use half::bf16;
 
@@ -97,11 +99,15 @@ impl Problem {
 
     /// Element (`row`, `column`) of the sum of the products of `ranks`, exactly.
     pub fn exact(&self, ranks: impl Iterator<Item = usize>, row: usize, column: usize) -> f64 {
-        let term = |rank, k| {
-            self.eighths(Factor::A, rank, row, k) * self.eighths(Factor::B, rank, column, k)
-        };
-        let sum: i64 = ranks.map(|rank| (0..self.k).map(|k| term(rank, k)).sum::<i64>()).sum();
-        sum as f64 / 64.0
+        let ranks: Vec<usize> = ranks.collect();
+        product(&self.row(Factor::A, &ranks, row), &self.row(Factor::B, &ranks, column))
+    }
+
+    /// The row of a factor of each of `ranks`, one after the other, in eighths.
+    fn row(&self, factor: Factor, ranks: &[usize], row: usize) -> Vec<i8> {
+        let of_rank =
+            |&rank| (0..self.k).map(move |column| self.eighths(factor, rank, row, column) as i8);
+        ranks.iter().flat_map(of_rank).collect()
     }
 
     /// How many of the elements at these positions of `c` are wrong.
@@ -111,9 +117,13 @@ impl Problem {
         c: &[T],
         positions: impl Iterator<Item = (usize, usize)>,
     ) -> usize {
+        let ranks: Vec<usize> = ranks.collect();
+        let (mut rows, mut columns) = (HashMap::new(), HashMap::new());
         let is_wrong = |&(row, column): &(usize, usize)| {
+            let a = rows.entry(row).or_insert_with(|| self.row(Factor::A, &ranks, row));
+            let b = columns.entry(column).or_insert_with(|| self.row(Factor::B, &ranks, column));
             // `f32` holds the sum exactly.
-            let right = T::nearest(self.exact(ranks.clone(), row, column) as f32);
+            let right = T::nearest(product(a, b) as f32);
             // -0 equals 0.
             c[row * self.n + column] != right
         };
@@ -134,4 +144,10 @@ impl Problem {
         let random = (0..count).map(move |_| (rng.usize(..m), rng.usize(..n)));
         corners.into_iter().chain(random)
     }
+}
+
+/// The product of a row of A and one of B, both in eighths.
+fn product(a: &[i8], b: &[i8]) -> f64 {
+    let sum: i64 = a.iter().zip(b).map(|(a, b)| i64::from(*a) * i64::from(*b)).sum();
+    sum as f64 / 64.0
 }

@@ -9,7 +9,9 @@ mod rendezvous;
 mod run;
 mod signals;
 
-use std::fmt::Display;
+use std::fmt::{self, Display};
+
+use parking_lot::Mutex;
 
 pub use self::builder::WorldBuilder;
 use self::env::{Launched, launched};
@@ -250,17 +252,73 @@ impl World {
         T: Send,
         E: From<Error> + Display + Send,
     {
+        // Every caller compiles this much, and not how ranks run.
+        let results = Mutex::new(Vec::new());
+        results.lock().resize_with(self.local_ranks(), || None);
+        let outcome = self.run_ranks(&|index, rank| {
+            let result = f(rank);
+            let failure = result.as_ref().err().map(E::to_string);
+            results.lock()[index] = Some(result);
+            failure.map_or(Ok(()), |message| Err(Failure::OfFunction { index, message }))
+        });
+        let mut results: Vec<Option<Result<T, E>>> = results.into_inner();
+        match outcome {
+            Ok(()) => {}
+            // The first error of the results is returned.
+            Err(Failure::OfFunction { index, .. }) => results.swap(0, index),
+            Err(Failure::Other(error)) => return Err(error.into()),
+        }
+        results.into_iter().flatten().collect()
+    }
+
+    /// The number of ranks that this process runs.
+    fn local_ranks(&self) -> usize {
+        if let RankMode::Threads(n) = self.mode { n } else { 1 }
+    }
+
+    /// Runs `f` in every rank of this process, with the rank's index among them.
+    fn run_ranks(
+        &self,
+        f: &(dyn Fn(usize, &Rank) -> Result<(), Failure> + Sync),
+    ) -> Result<(), Failure> {
         match &self.mode {
             RankMode::Process { config, local_rank, device } => {
                 let rendezvous = config.join()?;
                 let library = self.library.clone();
                 let make = || Rank::new(rendezvous.clone(), library, *local_rank, *device);
-                run_rank(&rendezvous, make, &f).map(|result| vec![result])
+                run_rank(&rendezvous, make, |rank| f(0, rank))
             }
             RankMode::Threads(n) => run_threads(&self.machine, *n, |rendezvous| {
-                let (rank, library) = (rendezvous.rank(), self.library.clone());
-                run_rank(rendezvous, || Rank::new(rendezvous.clone(), library, rank, rank), &f)
-            }),
+                let (index, library) = (rendezvous.rank(), self.library.clone());
+                let make = || Rank::new(rendezvous.clone(), library, index, index);
+                run_rank(rendezvous, make, |rank| f(index, rank))
+            })
+            .map(drop),
+        }
+    }
+}
+
+/// Why a rank has failed.
+enum Failure {
+    /// Its function returned an error with this message, which is among the results.
+    OfFunction {
+        index: usize,
+        message: String,
+    },
+    Other(Error),
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::Other(error)
+    }
+}
+
+impl Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::OfFunction { message, .. } => f.write_str(message),
+            Self::Other(error) => error.fmt(f),
         }
     }
 }

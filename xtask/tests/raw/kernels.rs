@@ -166,7 +166,7 @@ fn build(package: &str, functions: &[Function]) -> Result<Result<Artifacts, Erro
     let root = root().canonicalize()?;
     let mut manifest = format!(
         "[package]\nname = {package:?}\nversion = \"0.0.0\"\nedition = \"2024\"\n\n[dependencies]\n\
-         half = {{ version = \"2.7\", default-features = false }}\n"
+         half = {{ version = \"2.4\", default-features = false }}\n"
     );
     for (name, package, path) in [
         ("cuda_std", "devcomm-cuda-std", "crates/cuda_std"),

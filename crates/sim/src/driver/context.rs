@@ -4,9 +4,10 @@ use std::ffi::{c_char, c_int, c_uint};
 
 use devcomm_sys::driver::{CUcontext, CUdevice, CUdevice_attribute, CUresult};
 
-use super::{CallContext, CudaResult, call, limits};
+use super::{CudaResult, call, limits, query};
 use crate::machine::baton::Client;
 use crate::machine::{find, join};
+use crate::simulation::Simulation;
 
 /// CUDA 13.0.
 const DRIVER_VERSION: c_int = 13_000;
@@ -22,24 +23,22 @@ pub(super) unsafe fn driver_version(version: *mut c_int) -> CUresult {
 }
 
 pub(super) unsafe fn device_count(count: *mut c_int) -> CUresult {
-    call("cuDeviceGetCount", |cx| {
+    query("cuDeviceGetCount", |simulation| {
         // SAFETY: the module's contract, here and below.
-        unsafe { count.write(cx.core.devices.len() as c_int) };
+        unsafe { count.write(simulation.gpus as c_int) };
         Ok(())
     })
 }
 
-impl CallContext<'_> {
-    /// Checks a device ordinal and returns the GPU's index.
-    fn device_index(&self, device: c_int) -> CudaResult<usize> {
-        let gpu = usize::try_from(device).ok().filter(|gpu| *gpu < self.core.devices.len());
-        gpu.ok_or_else(|| CUresult::CUDA_ERROR_INVALID_DEVICE.into())
-    }
+/// Checks a device ordinal and returns the GPU's index.
+fn device_index(simulation: &Simulation, device: c_int) -> CudaResult<usize> {
+    let gpu = usize::try_from(device).ok().filter(|gpu| *gpu < simulation.gpus);
+    gpu.ok_or_else(|| CUresult::CUDA_ERROR_INVALID_DEVICE.into())
 }
 
 pub(super) unsafe fn device(device: *mut CUdevice, ordinal: c_int) -> CUresult {
-    call("cuDeviceGet", |cx| {
-        let gpu = cx.device_index(ordinal)?;
+    query("cuDeviceGet", |simulation| {
+        let gpu = device_index(simulation, ordinal)?;
         // SAFETY: the module's contract.
         unsafe { device.write(gpu as CUdevice) };
         Ok(())
@@ -52,12 +51,12 @@ pub(super) unsafe fn device_attribute(
     device: CUdevice,
 ) -> CUresult {
     use CUdevice_attribute as A;
-    call("cuDeviceGetAttribute", |cx| {
-        cx.device_index(device)?;
+    query("cuDeviceGetAttribute", |simulation| {
+        device_index(simulation, device)?;
         let number = match attribute {
             A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR => 9,
             A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR => 0,
-            A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT => cx.core.simulation.multiprocessors,
+            A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT => simulation.multiprocessors,
             A::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X => limits::GRID[0],
             A::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y => limits::GRID[1],
             A::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z => limits::GRID[2],
@@ -79,8 +78,8 @@ pub(super) unsafe fn device_attribute(
 
 pub(super) unsafe fn device_name(name: *mut c_char, len: c_int, device: CUdevice) -> CUresult {
     const NAME: &std::ffi::CStr = c"simulated GPU";
-    call("cuDeviceGetName", |cx| {
-        cx.device_index(device)?;
+    query("cuDeviceGetName", |simulation| {
+        device_index(simulation, device)?;
         let bytes = NAME.to_bytes_with_nul();
         if (len as usize) < bytes.len() {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE.into());
@@ -104,7 +103,7 @@ fn decode_handle(context: CUcontext) -> (u64, Option<usize>) {
 
 pub(super) unsafe fn retain(context: *mut CUcontext, device: CUdevice) -> CUresult {
     call("cuDevicePrimaryCtxRetain", |cx| {
-        let gpu = cx.device_index(device)?;
+        let gpu = device_index(cx.core.simulation(), device)?;
         let retained = &cx.core.devices[gpu].retained;
         retained.set(retained.get() + 1);
         // SAFETY: the module's contract.
@@ -115,7 +114,7 @@ pub(super) unsafe fn retain(context: *mut CUcontext, device: CUdevice) -> CUresu
 
 pub(super) unsafe fn release(device: CUdevice) -> CUresult {
     call("cuDevicePrimaryCtxRelease", |cx| {
-        let retained = &cx.core.devices[cx.device_index(device)?].retained;
+        let retained = &cx.core.devices[device_index(cx.core.simulation(), device)?].retained;
         match retained.get().checked_sub(1) {
             Some(remaining) => retained.set(remaining),
             None => return Err(CUresult::CUDA_ERROR_INVALID_CONTEXT.into()),

@@ -139,7 +139,7 @@ pub(super) unsafe fn occupancy(
         let threads = threads.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
         let resident = cx.core.gpus.resident(threads, dynamic_shared);
         // SAFETY: the module's contract.
-        unsafe { blocks.write((resident / cx.core.simulation.multiprocessors) as c_int) };
+        unsafe { blocks.write((resident / cx.core.simulation().multiprocessors) as c_int) };
         Ok(())
     })
 }

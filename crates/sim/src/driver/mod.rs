@@ -1,7 +1,7 @@
 //! The CUDA driver API of a simulated machine.
 //!
-//! Each function runs a closure on the machine's thread, through [`call`]. Handles are never
-//! reused, so that a stale one is refused.
+//! Each function runs a closure on the machine's thread, through [`call`], except questions with a
+//! constant answer ([`query`]). Handles are never reused, so that a stale one is refused.
 //!
 //! # Safety
 //!
@@ -24,9 +24,10 @@ use devcomm_sys::driver::{CUresult, Driver};
 
 pub(crate) use self::memory::MEMORY;
 
-use crate::machine::baton::Client;
+use crate::machine::baton::{Client, Shared};
 use crate::machine::core::Core;
 use crate::machine::fault::{Effect, Entry};
+use crate::simulation::Simulation;
 
 /// A driver error, with its message.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -109,7 +110,31 @@ fn call_until(
             Poll::Ready(outcome)
         })
     });
-    match outcome.flatten() {
+    code_of(outcome.flatten())
+}
+
+/// Answers a question that has one answer for the life of the machine: without a turn, so that no
+/// thread waits.
+fn query(name: &'static str, body: impl Fn(&Simulation) -> CudaResult<()>) -> CUresult {
+    let answer = Client::with(|client| {
+        let Shared { faults, simulation, .. } = &**client.shared();
+        if faults.injects_into(name) {
+            return None;
+        }
+        let entry = faults.enter(name, client.gpu.get());
+        let answer = body(simulation);
+        faults.leave(&entry, answer.as_ref().err().map_or(0, |error| error.code as i32));
+        Some(answer)
+    });
+    match answer.flatten() {
+        None => call(name, |cx| body(cx.core.simulation())),
+        answer => code_of(answer),
+    }
+}
+
+/// The code that a call returns; `None` if the machine has ended.
+fn code_of(outcome: Option<CudaResult<()>>) -> CUresult {
+    match outcome {
         None => CUresult::CUDA_ERROR_DEINITIALIZED,
         Some(Ok(())) => CUresult::CUDA_SUCCESS,
         Some(Err(error)) => {

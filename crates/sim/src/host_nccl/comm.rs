@@ -99,7 +99,7 @@ impl Comm {
     /// Creates the communicator of these ranks, in rank order.
     pub(super) fn make(core: &Core, rank_comms: Vec<Rc<RankComm>>) -> Rc<Self> {
         let gpus: Rc<[u32]> = rank_comms.iter().map(|rank_comm| rank_comm.gpu as u32).collect();
-        let lsa_ranks = lsa_size(&gpus, core.simulation.team() as u32);
+        let lsa_ranks = lsa_size(&gpus, core.simulation().team() as u32);
         let (memory, network) = (Rc::clone(&core.memory), Rc::clone(&core.gpus.network));
         let comm = Rc::new(Self {
             number: core.new_handle(),

@@ -112,7 +112,8 @@ impl Creation {
         let teams = unsafe { list(raw.team_requirements_list, |node| node.next) };
         let lacks = |what: &str| Err(NcclError::usage(format!("simulated GPUs have no {what}")));
         let multimem = teams.iter().filter(|team| team.multimem);
-        if (raw.lsa_multimem || multimem.clone().next().is_some()) && !cx.core.simulation.multimem {
+        if (raw.lsa_multimem || multimem.clone().next().is_some()) && !cx.core.simulation().multimem
+        {
             return lacks("multicast");
         }
         if raw.cft_caps != 0 || raw.cft_barrier_count != 0 {
@@ -127,7 +128,7 @@ impl Creation {
             connection => connection,
         };
         use GinConnectionType as N;
-        let network = cx.core.simulation.network;
+        let network = cx.core.simulation().network;
         if gin_connection != N::None && ![N::Full, gin_connection].contains(&network) {
             let text =
                 format!("a GIN connection of type {gin_connection}, but the network is {network}");

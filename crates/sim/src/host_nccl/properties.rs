@@ -104,7 +104,7 @@ pub(super) unsafe extern "C" fn query(comm: RawComm, props: *mut CommProperties)
             return Err(NcclError::usage("properties of another version, or not initialized"));
         }
         let (network, is_one_team) =
-            (cx.core.simulation.network, shared.n_ranks() == shared.lsa_size());
+            (cx.core.simulation().network, shared.n_ranks() == shared.lsa_size());
         let proxy = |is_available: bool| if is_available { GinType::Proxy } else { GinType::None };
         let is_connected = network != GinConnectionType::None;
         let mut gin_support = [0; 64];
@@ -116,7 +116,7 @@ pub(super) unsafe extern "C" fn query(comm: RawComm, props: *mut CommProperties)
             cuda_dev: rank_comm.gpu as c_int,
             nvml_dev: rank_comm.gpu as c_int,
             device_api_support: reaches_all.into(),
-            multimem_support: cx.core.simulation.multimem.into(),
+            multimem_support: cx.core.simulation().multimem.into(),
             gin_type: proxy(network == GinConnectionType::Full).raw(),
             n_lsa_teams: (shared.n_ranks() / shared.lsa_size()) as c_int,
             host_rma_support: (rank_comm.settings.rma_contexts > 0 && reaches_all).into(),

@@ -235,7 +235,7 @@ pub(super) unsafe extern "C" fn lsa_multimem_pointer(
 ) -> c_int {
     address("ncclGetLsaMultimemDevicePointer", window, out, |cx, window| {
         window.at(window.rank, offset, 0)?;
-        if !cx.core.simulation.multimem {
+        if !cx.core.simulation().multimem {
             return Ok(0);
         }
         let base = window.comm.lsa_multicast()?.handle(window.rank).base.addr();

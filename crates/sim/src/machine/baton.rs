@@ -28,6 +28,7 @@ use super::core::Core;
 use super::fault::Faults;
 use super::processor::{Allowed, Processor};
 use crate::error::Error;
+use crate::simulation::Simulation;
 
 /// Interval at which the machine checks whether the running client is blocked.
 const CHECK_INTERVAL: Duration = Duration::from_millis(10);
@@ -56,6 +57,7 @@ impl EventCount {
 pub(crate) struct Shared {
     /// Unique among the machines of this process.
     pub(crate) number: u64,
+    pub(crate) simulation: Simulation,
     turns: Mutex<Turns>,
     /// Wakes the machine's thread when a client has called, attached or detached.
     changed: Condvar,
@@ -138,9 +140,10 @@ pub(crate) enum Next {
 }
 
 impl Shared {
-    pub(crate) fn new(number: u64) -> Self {
+    pub(crate) fn new(number: u64, simulation: Simulation) -> Self {
         Self {
             number,
+            simulation,
             turns: Mutex::default(),
             changed: Condvar::new(),
             notifications: AtomicU64::new(0),

@@ -44,7 +44,6 @@ pub(crate) struct Device {
 /// The machine's state.
 pub(crate) struct Core {
     shared: Arc<Shared>,
-    pub(crate) simulation: Simulation,
     pub(crate) memory: Rc<Memory>,
     pub(crate) gpus: Rc<Gpus>,
     pub(crate) devices: Box<[Device]>,
@@ -72,7 +71,8 @@ pub(crate) struct Core {
 const FIRST_HANDLE: u64 = 1 << 24;
 
 impl Core {
-    pub(super) fn new(shared: Arc<Shared>, simulation: &Simulation) -> Self {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        let simulation = &shared.simulation;
         crate::nccl::install();
         let memory = Rc::new(Memory::new());
         let gpus = Gpus::new(simulation, Rc::clone(&memory));
@@ -81,7 +81,6 @@ impl Core {
         let streams = RefCell::new((0..simulation.gpus).map(default).collect());
         Self {
             shared,
-            simulation: simulation.clone(),
             memory,
             gpus,
             devices,
@@ -98,6 +97,10 @@ impl Core {
             deadlock: RefCell::default(),
             wake_at: Cell::new(None),
         }
+    }
+
+    pub(crate) fn simulation(&self) -> &Simulation {
+        &self.shared.simulation
     }
 
     /// The machine's number in this process.

@@ -1,6 +1,6 @@
 //! Fault injection and call recording, for tests.
 //!
-//! Every driver and NCCL call on the machine's thread begins with [`Faults::enter`].
+//! Every driver and NCCL call begins with [`Faults::enter`].
 
 use std::fmt;
 
@@ -93,6 +93,11 @@ impl Faults {
 
     pub(super) fn records(&self) -> Vec<CallRecord> {
         self.state.lock().records.clone().unwrap_or_default()
+    }
+
+    /// Whether a fault has been injected into calls of this function.
+    pub(crate) fn injects_into(&self, function: &str) -> bool {
+        self.state.lock().faults.iter().any(|(fault, _)| fault.function == function)
     }
 
     /// Begins a call.

@@ -55,12 +55,13 @@ impl Machine {
         static NUMBER: AtomicU64 = AtomicU64::new(1);
         let simulation = simulation.checked()?;
         let gpus = simulation.gpus;
-        let shared = Arc::new(Shared::new(NUMBER.fetch_add(1, Ordering::Relaxed)));
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let shared = Arc::new(Shared::new(number, simulation));
         MACHINES.lock().insert(shared.number, Arc::downgrade(&shared));
         let machine = Arc::clone(&shared);
         thread::Builder::new()
             .name("devcomm-machine".to_owned())
-            .spawn(move || turns::run(&machine, &simulation))
+            .spawn(move || turns::run(&machine))
             .map_err(|error| Error::Settings(format!("a thread cannot be started: {error}")))?;
         Ok(Self { inner: Arc::new(Inner { shared, gpus }) })
     }

@@ -5,13 +5,12 @@ use std::sync::Arc;
 
 use super::baton::{Call, ClientId, Next, Shared};
 use super::core::{Core, Progress};
-use crate::simulation::Simulation;
 
 /// Runs a machine until no thread uses it.
-pub(super) fn run(shared: &Arc<Shared>, simulation: &Simulation) {
+pub(super) fn run(shared: &Arc<Shared>) {
     shared.processor.stay();
     // Also after a panic, `end` wakes the clients that wait.
-    let ran = catch_unwind(AssertUnwindSafe(|| Turns::new(shared, simulation).run()));
+    let ran = catch_unwind(AssertUnwindSafe(|| Turns::new(shared).run()));
     shared.end();
     if ran.is_err() {
         tracing::error!("a simulated machine has failed");
@@ -30,9 +29,9 @@ struct Turns {
 }
 
 impl Turns {
-    fn new(shared: &Arc<Shared>, simulation: &Simulation) -> Self {
-        let core = Core::new(Arc::clone(shared), simulation);
-        let random = simulation.seed.is_some();
+    fn new(shared: &Arc<Shared>) -> Self {
+        let core = Core::new(Arc::clone(shared));
+        let random = shared.simulation.seed.is_some();
         Self { shared: Arc::clone(shared), core, random, last: None, served: 0 }
     }
 
