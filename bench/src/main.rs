@@ -4,6 +4,7 @@
 //! devcomm-bench all-reduce -b 1K -e 64M -f 4 --json rows.json   # a kernel against ncclAllReduce
 //! devcomm-bench all-reduce --simulate 4                         # without GPUs: checks, no times
 //! devcomm-bench gemm -g 1 --set square                          # a product against cuBLASLt
+//! devcomm-bench tune gemm -g 1 --set square                     # the fastest plan of each shape
 //! torchrun --no-python --nproc-per-node 8 -- ./devcomm-bench all-reduce
 //! cargo xtask twins    # then Rust against CUDA C++:
 //! cargo run --release -p devcomm-bench --features ptx -- twins
@@ -65,9 +66,20 @@ enum Bench {
     /// Matrix product followed by an all-reduce: one kernel against cuBLASLt and then ncclAllReduce
     #[command(name = "gemm-allreduce")]
     GemmAllReduce(versus::Command<versus::GemmAllReduce>),
+    /// Finds the fastest of the ways in which devcomm can compute something on this GPU
+    Tune {
+        #[command(subcommand)]
+        what: Tunable,
+    },
     /// Kernels written in Rust against the same kernels in CUDA C++, compiled by `cargo xtask
     /// twins`
     Twins(twins::Options),
+}
+
+#[derive(Subcommand)]
+enum Tunable {
+    /// Plans of matrix products, for the tables that devcomm::Gemm reads
+    Gemm(versus::Tune),
 }
 
 fn main() -> ExitCode {
@@ -86,6 +98,7 @@ fn main() -> ExitCode {
         Bench::Put(command) => versus::run(command),
         Bench::Gemm(command) => versus::run(command),
         Bench::GemmAllReduce(command) => versus::run(command),
+        Bench::Tune { what: Tunable::Gemm(tune) } => tune.run(),
         Bench::Twins(options) => twins::run(options),
     };
     match done {

@@ -52,6 +52,7 @@ fn flags_that_cannot_be_meant_are_refused() {
     refuses(&["gemm-allreduce", "--k", "12"], &["--k 12", "a multiple of 8"]);
     refuses(&["twins", "no_such_kernel"], &["no pair `no_such_kernel`", "lsa_allreduce"]);
     refuses(&["all-reduce", "-o", "max"], &["invalid value 'max'", "sum"]);
+    refuses(&["gemm", "--k", "0"], &["is empty"]);
     refuses(&["lotteries"], &["unrecognized subcommand"]);
 }
 
@@ -64,6 +65,24 @@ fn variants_that_there_are_not_are_refused_with_those_that_there_are() {
     refuses(&[&simulated[..], &["rust,cpp"]].concat(), &["cpp cannot run", "simulator"]);
     let simulated = ["gemm-allreduce", "--simulate", "2", "--variants", "nccl"];
     refuses(&simulated, &["nccl cannot run", "cuBLASLt"]);
+}
+
+#[test]
+fn what_cannot_be_tuned_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let table = folder.path().join("plans.txt");
+    fs::write(&table, "# Plans.\n64 512 8 tall\n").unwrap();
+    let table = table.to_str().unwrap();
+    refuses(
+        &["tune", "gemm", "--table", table],
+        &[table, "no table of plans", "`tall` is no plan"],
+    );
+    refuses(&["tune", "gemm", "--table", folder.path().to_str().unwrap()], &["cannot read"]);
+    refuses(&["tune", "gemm", "--set", "decode", "--m", "8"], &["cannot be used with"]);
+    refuses(&["tune", "gemm", "--m", "0"], &["is empty"]);
+    refuses(&["tune", "gemm", "-n", "0"], &["-n 0"]);
+    refuses(&["tune", "gemm", "--simulate", "1"], &["unexpected argument '--simulate'"]);
+    refuses(&["tune", "barrier"], &["unrecognized subcommand 'barrier'"]);
 }
 
 #[test]

@@ -142,13 +142,28 @@ fn a_product_alone_is_right_and_runs_on_one_gpu() {
 }
 
 #[test]
-fn a_product_that_the_kernel_does_not_take_is_left_out_with_its_reason() {
-    let args = ["gemm", "--simulate", "1", "--m", "5", "--k", "8", "--n"];
-    let (comments, rows) = table(&[&args[..], &["12,72"]].concat());
-    let why = "left out: rust of 5x12x8: n is 12";
-    assert!(comments.iter().any(|line| line.contains(why)), "{comments:?}");
-    assert_eq!(column(&rows, 4), ["5x72x8"]);
-    refuses_late(&[&args[..], &["12"]].concat(), "no variant can run these shapes");
+fn a_product_of_any_shape_is_right_and_says_its_plan() {
+    let (folder, args) = (tempfile::tempdir().unwrap(), ["gemm", "--simulate", "1", "--m", "5,9"]);
+    let json = folder.path().join("rows.json");
+    let more = ["--n", "7,72", "--k", "8,13", "--json", json.to_str().unwrap()];
+    let (comments, rows) = table(&[&args[..], &more].concat());
+    let shapes = ["5x7x8", "9x7x8", "5x72x8", "9x72x8", "5x7x13", "9x7x13", "5x72x13", "9x72x13"];
+    assert_eq!(column(&rows, 4), shapes);
+    are_right(&comments, &rows);
+    let json: Value = serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();
+    let plan = |i: usize| json["rows"][i]["algorithm"].as_str().unwrap().to_owned();
+    assert_eq!([plan(0), plan(4), plan(6)], ["wide", "portable", "portable"]);
+    assert!(plan(2).starts_with("swapped:8x64:"), "{}", plan(2));
+    assert!(comments.contains(&format!("# rust 5x72x8: {}", plan(2))), "{comments:?}");
+}
+
+#[test]
+fn plans_are_not_tuned_on_simulated_gpus() {
+    let mut command = program(&["tune", "gemm", "--m", "5"]);
+    command.env("DEVCOMM_SIMULATE", "1");
+    let (code, stdout, stderr) = output(command);
+    assert_eq!((code, stdout.as_str()), (Some(1), ""));
+    assert!(stderr.contains("simulated GPUs have no times"), "{stderr}");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 use clap::Args;
-use devcomm::{Buffer, Error, Gemm as Kernel};
+use devcomm::{Buffer, Gemm as Kernel};
 use devcomm_testing::gemm::Problem;
 use half::bf16;
 
@@ -31,7 +31,10 @@ pub struct Gemm {
 impl Benchmark for Gemm {
     const NAME: &'static str = "gemm";
     const VARIANTS: &'static [VariantInfo] = &[
-        (Variant::Rust, "a kernel in Rust, launched by devcomm::Gemm"),
+        (
+            Variant::Rust,
+            "a kernel in Rust, launched by devcomm::Gemm, told that no kernel writes B",
+        ),
         (Variant::CublasLt, "cuBLASLt, the fastest of the first algorithms of its heuristics"),
     ];
 
@@ -43,18 +46,15 @@ impl Benchmark for Gemm {
         let harness = job.harness;
         ensure!(harness.rank.n_ranks() == 1, "gemm runs on one GPU: -g 1");
         let library = load_cublaslt(job, &[Variant::CublasLt])?;
-        let defaults: [&[usize]; 3] = harness
-            .choose([&[4096, 8192], &[4096, 8192], &[1024, 4096]], [&[1, 130], &[8, 264], &[72]]);
-        let problems = self.shapes.problems(defaults, harness.run.seed)?;
-        let copies: Vec<usize> =
-            problems.iter().map(|problem| self.copies(harness, problem)).collect::<Result<_>>()?;
+        let problems = self.problems(harness)?;
         job.begin()?;
         let ours = job.selection.has(Variant::Rust).then(|| Kernel::new(&harness.stream));
-        let ours = ours.transpose()?;
-        let mut ran = 0;
-        for (problem, copies) in problems.into_iter().zip(copies) {
+        // SAFETY: what writes B has ended before any launch.
+        let ours = ours.transpose()?.map(|gemm| unsafe { gemm.with_constant_b() });
+        let (mut ran, mut kept) = (0, None);
+        for (problem, copies) in problems {
             let shape @ [m, n, k] = problem.shape();
-            let matrices = Matrices::new(harness, problem, copies)?;
+            let matrices = Matrices::new(harness, problem, copies, &mut kept)?;
             let plan = |output| match &library {
                 Some(library) => library.plan(shape, output),
                 None => Ok(None),
@@ -66,24 +66,18 @@ impl Benchmark for Gemm {
             };
             let (a, stream) = (&matrices.a, &harness.stream);
             let mut contenders = Vec::new();
-            let left_out = |variant: Variant, why: &str| {
-                println!("# left out: {variant} of {m}x{n}x{k}: {why}");
-            };
             let sum = sum.as_ref();
             let result = |c| Product { matrices: &matrices, c, sum, rounded_once: true };
             if let Some(gemm) = &ours {
                 let (b, c) = (matrices.b_in_turn(), harness.comm.mem_alloc::<bf16>(m * n)?);
-                match gemm.launch(a, b(), &c, shape) {
-                    Err(Error::InvalidInput { what }) => left_out(Variant::Rust, &what),
-                    launched => {
-                        launched?;
-                        let checked = result(c.device_slice());
-                        // SAFETY: the graphs of a comparison end before its contenders, which own
-                        // or borrow these buffers.
-                        let work = move || unsafe { gemm.launch_capturable(a, b(), &c, shape) };
-                        contenders.push(Contender::new(Variant::Rust, work, checked));
-                    }
-                }
+                let algorithm = gemm.plan(shape)?.to_string();
+                println!("# rust {m}x{n}x{k}: {algorithm}");
+                let checked = result(c.device_slice());
+                // SAFETY: the graphs of a comparison end before its contenders, which own or
+                // borrow these buffers.
+                let work = move || unsafe { gemm.launch_capturable(a, b(), &c, shape) };
+                let contender = Contender::new(Variant::Rust, work, checked);
+                contenders.push(contender.by_algorithm(algorithm));
             }
             match theirs.as_ref().filter(|_| job.selection.has(Variant::CublasLt)) {
                 Some(plan) => {
@@ -99,7 +93,7 @@ impl Benchmark for Gemm {
                     contenders.push(contender.by_algorithm(plan.describe()));
                 }
                 None if job.selection.has(Variant::CublasLt) => {
-                    left_out(Variant::CublasLt, "it has no algorithm");
+                    println!("# left out: cublaslt of {m}x{n}x{k}: it has no algorithm");
                 }
                 None => {}
             }
@@ -121,7 +115,20 @@ impl Benchmark for Gemm {
 }
 
 impl Gemm {
-    /// How many copies of B the calls use in turn.
+    /// What the L2 cache holds when a product begins.
+    pub(super) fn l2(&self) -> L2 {
+        self.l2
+    }
+
+    /// The problems, each with the number of copies of B that its calls use in turn.
+    pub(super) fn problems(&self, harness: &Harness<'_>) -> Result<Vec<(Problem, usize)>> {
+        let defaults: [&[usize]; 3] = harness
+            .choose([&[4096, 8192], &[4096, 8192], &[1024, 4096]], [&[1, 130], &[8, 264], &[72]]);
+        let problems = self.shapes.problems(defaults, harness.run.seed)?;
+        let with_copies = |problem| Ok((problem, self.copies(harness, &problem)?));
+        problems.into_iter().map(with_copies).collect()
+    }
+
     fn copies(&self, harness: &Harness<'_>, problem: &Problem) -> Result<usize> {
         /// How many times the copies fill the L2 cache.
         const CACHES: usize = 4;

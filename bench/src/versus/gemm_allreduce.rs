@@ -55,9 +55,10 @@ impl Benchmark for GemmAllReduce {
         let defaults: [&[usize]; 3] =
             harness.choose([&[512, 4096], &[4096], &[1024, 4096]], [&[1, 130], &[7, 264], &[72]]);
         let ranks = harness.rank.n_ranks();
+        let mut kept = None;
         for problem in self.problems(defaults, ranks, harness.run.seed)? {
             let shape @ [m, n, _] = problem.shape();
-            let matrices = Matrices::new(harness, problem, 1)?;
+            let matrices = Matrices::new(harness, problem, 1, &mut kept)?;
             let plan = |output| match &library {
                 Some(library) => library.plan(shape, output),
                 None => Ok(None),

@@ -14,6 +14,7 @@ mod put;
 mod row;
 mod selection;
 mod shapes;
+mod tune;
 
 use std::path::PathBuf;
 
@@ -33,6 +34,7 @@ pub use barrier::Barrier;
 pub use gemm::Gemm;
 pub use gemm_allreduce::GemmAllReduce;
 pub use put::Put;
+pub use tune::Tune;
 
 /// Flags of the comparisons.
 #[derive(Args, Clone, Debug)]

@@ -1,6 +1,7 @@
 //! What the benchmarks of matrix products share: the factors, cuBLASLt, and the check of C.
 
 use std::cell::Cell;
+use std::rc::Rc;
 
 use anyhow::{Result, ensure};
 use devcomm::{Buffer, DeviceSlice, ReduceOp, SymmetricBuffer};
@@ -56,41 +57,70 @@ pub struct Matrices<'a> {
     pub harness: &'a Harness<'a>,
     pub problem: Problem,
     pub a: SymmetricBuffer<bf16>,
-    /// Copies of B.
-    b: Vec<DeviceSlice<bf16>>,
+    b: Rc<Weights>,
+}
+
+/// This rank's B, for all products with the same `n` and `k`.
+pub struct Weights {
+    shape: [usize; 2],
+    copies: Vec<DeviceSlice<bf16>>,
+    /// The elements for checks, and those for timing.
+    exact: SymmetricBuffer<bf16>,
+    noise: SymmetricBuffer<bf16>,
+}
+
+impl Weights {
+    fn new(harness: &Harness<'_>, problem: Problem, copies: usize) -> Result<Rc<Self>> {
+        let (len, rank) = (problem.n * problem.k, harness.rank.rank());
+        // A copy begins at a multiple of 256 bytes.
+        let stride = len.next_multiple_of(128);
+        let all = harness.comm.mem_alloc(copies * stride)?;
+        let copy = |i| all.slice(i * stride..i * stride + len);
+        let copies = (0..copies).map(copy).collect::<devcomm::Result<_>>()?;
+        let (exact, noise) = (harness.comm.mem_alloc(len)?, harness.comm.mem_alloc(len)?);
+        exact.copy_from_host(&problem.factor(Factor::B, rank))?;
+        noise.copy_from_host(&problem.noise(Factor::B, rank))?;
+        Ok(Rc::new(Self { shape: [problem.n, problem.k], copies, exact, noise }))
+    }
 }
 
 impl<'a> Matrices<'a> {
-    /// With this many copies of B.
-    pub fn new(harness: &'a Harness<'a>, problem: Problem, copies: usize) -> Result<Self> {
-        let Problem { m, n, k, .. } = problem;
-        let a = harness.comm.mem_alloc(m * k)?;
-        // A copy begins at a multiple of 256 bytes.
-        let stride = (n * k).next_multiple_of(128);
-        let all = harness.comm.mem_alloc(copies * stride)?;
-        let copy = |i| all.slice(i * stride..i * stride + n * k);
-        let b = (0..copies).map(copy).collect::<devcomm::Result<_>>()?;
-        let matrices = Self { harness, problem, a, b };
-        matrices.fill(|factor| problem.factor(factor, harness.rank.rank()))?;
+    /// With this many copies of B: those of `kept`, which are of the same run, if they have the
+    /// shape; else new ones, which are kept.
+    pub fn new(
+        harness: &'a Harness<'a>,
+        problem: Problem,
+        copies: usize,
+        kept: &mut Option<Rc<Weights>>,
+    ) -> Result<Self> {
+        // Frees another B first.
+        let b = match kept.take().filter(|b| b.shape == [problem.n, problem.k]) {
+            Some(b) => b,
+            None => Weights::new(harness, problem, copies)?,
+        };
+        let a = harness.comm.mem_alloc(problem.m * problem.k)?;
+        let matrices = Self { harness, problem, a, b: Rc::clone(kept.insert(b)) };
+        let elements = problem.factor(Factor::A, harness.rank.rank());
+        matrices.fill(&elements, &matrices.b.exact)?;
         Ok(matrices)
     }
 
-    fn fill(&self, elements: impl Fn(Factor) -> Vec<bf16>) -> Result<()> {
-        self.a.copy_from_host(&elements(Factor::A))?;
-        let b = elements(Factor::B);
-        Ok(self.b.iter().try_for_each(|copy| copy.copy_from_host(&b))?)
+    fn fill(&self, a: &[bf16], b: &SymmetricBuffer<bf16>) -> Result<()> {
+        self.a.copy_from_host(a)?;
+        self.b.copies.iter().try_for_each(|copy| self.harness.stream.copy(b, copy))?;
+        self.harness.finish()
     }
 
     /// B's copies in turn, one per call.
     pub fn b_in_turn<'b>(&'b self) -> impl Fn() -> &'b DeviceSlice<bf16> {
-        let next = Cell::new(0);
-        move || &self.b[next.replace((next.get() + 1) % self.b.len())]
+        let (next, copies) = (Cell::new(0), &self.b.copies);
+        move || &copies[next.replace((next.get() + 1) % copies.len())]
     }
 
     /// Fills A and B with random bits: with the few distinct values of the checked inputs a GPU
     /// draws less power, and is faster.
     pub fn fill_for_timing(&self) -> Result<()> {
-        self.fill(|factor| self.problem.noise(factor, self.harness.rank.rank()))
+        self.fill(&self.problem.noise(Factor::A, self.harness.rank.rank()), &self.b.noise)
     }
 }
 
@@ -105,7 +135,7 @@ impl Sum {
     /// Computes C, and compares a few elements with the host's. *Collective*.
     pub fn new(matrices: &Matrices<'_>, plan: &Plan<'_>) -> Result<Self> {
         let Matrices { harness, problem, a, b } = matrices;
-        let (a, b) = (a.device_address(), b[0].device_address());
+        let (a, b) = (a.device_address(), b.copies[0].device_address());
         let sum: SymmetricBuffer<f32> = harness.comm.mem_alloc(problem.m * problem.n)?;
         let mut elements = vec![0.0; sum.len()];
         // SAFETY: the buffers have the elements of the plan's shape, and only this stream uses

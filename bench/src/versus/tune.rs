@@ -1,0 +1,346 @@
+//! The fastest plans of `devcomm::Gemm`, and the tables that keep them.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use devcomm::{Buffer, Gemm as Kernel, GemmPlan, Rank};
+use half::bf16;
+
+use super::Benchmark;
+use super::gemm::Gemm;
+use super::product::{Matrices, Product};
+use super::row::L2;
+use crate::contender::{Contender, Variant};
+use crate::harness::Harness;
+use crate::header::Header;
+use crate::options::{RankOptions, RunOptions};
+use crate::ranks;
+use crate::stats::Spread;
+
+/// The flags of `tune gemm`. Its output is a table too: what is not an entry is a comment.
+#[derive(Args, Clone, Debug)]
+pub struct Tune {
+    #[command(flatten)]
+    products: Gemm,
+
+    /// Also write the fastest plans to this table, which keeps its comments and other shapes
+    #[arg(long, value_name = "FILE")]
+    table: Option<PathBuf>,
+
+    #[command(flatten)]
+    ranks: RankOptions,
+
+    #[command(flatten)]
+    run: RunOptions,
+}
+
+/// The most plans that are timed for a shape.
+const MOST_PLANS: usize = 12;
+
+/// Times within this ratio are equal: the plan that the model prefers is chosen.
+const EQUAL: f64 = 1.01;
+
+/// A plan and its time in seconds.
+type Timed = (GemmPlan, f64);
+
+impl Tune {
+    /// Times the plans of every shape.
+    pub fn run(&self) -> Result<()> {
+        self.run.validate()?;
+        self.products.validate()?;
+        // Before any measurement: a file that is not a table.
+        self.table.as_deref().map(Table::read).transpose()?;
+        ranks::run(&self.ranks, None, |rank| self.run_on(rank))
+    }
+
+    fn run_on(&self, rank: &Rank) -> Result<()> {
+        ensure!(!rank.is_simulated(), "simulated GPUs have no times: tune runs on a GPU");
+        ensure!(rank.n_ranks() == 1, "tune runs on one GPU: -g 1");
+        let harness = Harness::new(rank, &self.ranks, &self.run)?;
+        let problems = self.products.problems(&harness)?;
+        print!("{}# {}\n\n", Header::of(rank)?, self.run.describe());
+        let gpu = rank.context().device_name()?;
+        // SAFETY: what writes B has ended before any launch.
+        let gemm = unsafe { Kernel::new(&harness.stream)?.with_constant_b() };
+        let mut order = fastrand::Rng::with_seed(self.run.seed);
+        let mut kept = None;
+        for (problem, copies) in problems {
+            let shape @ [m, n, k] = problem.shape();
+            harness.progress(&format!("{m}x{n}x{k} ..."));
+            let matrices = Matrices::new(&harness, problem, copies, &mut kept)?;
+            let timed = time(&matrices, &gemm, &mut order)?;
+            let mut sorted = timed.clone();
+            sorted.sort_by(|a, b| a.1.total_cmp(&b.1));
+            for (plan, time) in sorted {
+                println!("# {m}x{n}x{k}: {:8.2} us, {plan}", time * 1e6);
+            }
+            let (plan, time) = choose(&timed).context("there is no plan")?;
+            let entry = Entry { shape, plan, time, l2: self.products.l2() };
+            println!("{}", entry.line(SystemTime::now()));
+            if let Some(path) = &self.table {
+                let mut table = Table::read(path)?;
+                table.insert(&entry, &gpu);
+                fs::write(path, table.to_string())
+                    .with_context(|| format!("cannot write {}", path.display()))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The median time of each plan, in the order of the model; their results are checked first.
+fn time(matrices: &Matrices<'_>, gemm: &Kernel, order: &mut fastrand::Rng) -> Result<Vec<Timed>> {
+    let (harness, shape @ [m, n, _]) = (matrices.harness, matrices.problem.shape());
+    let mut plans = gemm.plans(shape)?;
+    // The portable kernel is for GPUs and shapes that have no other.
+    plans.retain(|plan| *plan != GemmPlan::Portable);
+    if plans.is_empty() {
+        plans.push(GemmPlan::Portable);
+    }
+    plans.truncate(MOST_PLANS);
+    let (a, c) = (&matrices.a, &harness.comm.mem_alloc::<bf16>(m * n)?);
+    let current = &Cell::new(None);
+    let contender = |&plan: &GemmPlan| {
+        let b = matrices.b_in_turn();
+        let work = move || {
+            // A batch begins with a launch that is not timed.
+            if current.replace(Some(plan)) != Some(plan) {
+                gemm.set_plan(shape, plan)?;
+            }
+            // SAFETY: the graphs of a comparison end before the buffers, which outlive the
+            // contenders.
+            unsafe { gemm.launch_capturable(a, b(), c, shape) }
+        };
+        let result = Product { matrices, c: c.device_slice(), sum: None, rounded_once: true };
+        Contender::new(Variant::Rust, work, result)
+    };
+    let contenders: Vec<_> = plans.iter().map(contender).collect();
+    for (plan, wrong) in plans.iter().zip(harness.check(&contenders)?) {
+        let wrong = wrong.unwrap_or(0);
+        ensure!(wrong == 0, "{plan} of {shape:?}: {wrong} of the checked elements are wrong");
+    }
+    matrices.fill_for_timing()?;
+    let (rounds, _) = harness.time(&contenders, order)?;
+    let median = |i| Spread::of(rounds.iter().map(|round| round[i])).map(|times| times.median);
+    let timed = plans.into_iter().enumerate();
+    Ok(timed.filter_map(|(i, plan)| Some((plan, median(i)?))).collect())
+}
+
+/// The first plan that is as fast as the fastest.
+fn choose(timed: &[Timed]) -> Option<Timed> {
+    let fastest = timed.iter().map(|(_, time)| *time).fold(f64::INFINITY, f64::min);
+    timed.iter().copied().find(|(_, time)| *time <= EQUAL * fastest)
+}
+
+/// The plan of one shape.
+struct Entry {
+    shape: [usize; 3],
+    plan: GemmPlan,
+    time: f64,
+    l2: L2,
+}
+
+impl Entry {
+    /// The line of a table, of this day.
+    fn line(&self, now: SystemTime) -> String {
+        let Self { shape: [m, n, k], plan, time, l2 } = self;
+        let l2 = match l2 {
+            L2::Warm => "warm",
+            L2::Cold => "cold",
+        };
+        let us = time * 1e6;
+        format!("{m} {n} {k} {plan} # {us:.2} us, L2 {l2}, {}", date(now))
+    }
+}
+
+/// A table of plans. A line is an entry, `m n k plan`, or empty; behind `#` is a comment. This
+/// program writes it, and `crates/ops/src/gemm/plan.rs` reads it.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Table {
+    /// The lines that are comments.
+    comments: Vec<String>,
+    /// The lines with a plan, by `[n, k, m]`.
+    entries: BTreeMap<[usize; 3], String>,
+}
+
+impl Table {
+    /// Reads a file, which need not exist.
+    fn read(path: &Path) -> Result<Self> {
+        let text = match fs::read_to_string(path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Self::default()),
+            text => text.with_context(|| format!("cannot read {}", path.display()))?,
+        };
+        Self::parse(&text).with_context(|| format!("{} is no table of plans", path.display()))
+    }
+
+    fn parse(text: &str) -> Result<Self> {
+        let mut table = Self::default();
+        for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
+            if line.starts_with('#') {
+                table.comments.push(line.to_owned());
+                continue;
+            }
+            let (entry, _) = line.split_once('#').unwrap_or((line, ""));
+            let [m, n, k, plan] = entry.split_whitespace().collect::<Vec<_>>()[..] else {
+                bail!("`{line}` is not `m n k plan`");
+            };
+            let number = |word: &str| {
+                word.parse().with_context(|| format!("`{line}`: `{word}` is not a number"))
+            };
+            plan.parse::<GemmPlan>()?;
+            table.entries.insert([number(n)?, number(k)?, number(m)?], line.to_owned());
+        }
+        Ok(table)
+    }
+
+    /// Adds an entry, or replaces that of the same shape.
+    fn insert(&mut self, entry: &Entry, gpu: &str) {
+        if self.comments.is_empty() {
+            self.comments.push(format!(
+                "# Plans of matrix products on an {gpu}: m n k plan. Written by `devcomm-bench \
+                 tune gemm`."
+            ));
+        }
+        let [m, n, k] = entry.shape;
+        self.entries.insert([n, k, m], entry.line(SystemTime::now()));
+    }
+}
+
+/// Comments, and then the entries by `n`, `k` and `m`.
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.comments.iter().chain(self.entries.values()).try_for_each(|line| writeln!(f, "{line}"))
+    }
+}
+
+/// The day in UTC: `2026-11-22`.
+fn date(now: SystemTime) -> String {
+    let seconds = now.duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+    // Counted from 1 March of the year 0, so that a leap day is the last of its year; the 400 years
+    // of the calendar's period have 146 097 days.
+    let days = seconds / 86_400 + 719_468;
+    let (period, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let day = day - (153 * month + 2) / 5 + 1;
+    let (year, month) = match month {
+        0..10 => (400 * period + year, month + 3),
+        _ => (400 * period + year + 1, month - 9),
+    };
+    format!("{year}-{month:02}-{day:02}")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use clap::Parser;
+    use devcomm::World;
+    use devcomm_testing::gemm::Problem;
+
+    use super::*;
+
+    const HEAD: &str = "# Plans of one GPU.\n# Two lines.\n";
+
+    fn entry(shape: [usize; 3], plan: &str) -> Entry {
+        Entry { shape, plan: plan.parse().unwrap(), time: 5.625e-6, l2: L2::Cold }
+    }
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        tune: Tune,
+    }
+
+    #[test]
+    fn every_plan_is_checked_and_timed_as_launches_and_in_graphs() {
+        for args in [
+            &["tune", "-n", "2", "--rounds", "3"][..],
+            &["tune", "-n", "2", "--rounds", "3", "-G", "1"],
+        ] {
+            let Cli { tune } = Cli::parse_from(args);
+            let ran = World::simulated(1).unwrap().run(|rank| {
+                // The times are meaningless, but taken as on GPUs.
+                let harness = Harness::new(rank, &tune.ranks, &tune.run)?;
+                let gemm = Kernel::new(&harness.stream)?;
+                let mut kept = None;
+                for (shape @ [m, n, k], plans) in [([5, 72, 8], 4), ([9, 72, 8], 4), ([5, 7, 9], 1)]
+                {
+                    let problem = Problem { m, n, k, seed: 1 };
+                    let matrices = Matrices::new(&harness, problem, 2, &mut kept)?;
+                    let timed = time(&matrices, &gemm, &mut fastrand::Rng::with_seed(1))?;
+                    let timed: Vec<_> = timed.into_iter().map(|(plan, _)| plan).collect();
+                    assert_eq!(timed, gemm.plans(shape)?[..plans]);
+                }
+                anyhow::Ok(())
+            });
+            ran.unwrap();
+        }
+    }
+
+    #[test]
+    fn a_table_keeps_its_comments_and_other_shapes_and_is_sorted() {
+        let old = "64 512 8 wide # 9 us\n1 4096 4096 portable\n";
+        let mut table = Table::parse(&format!("{HEAD}\n{old}")).unwrap();
+        let today = date(SystemTime::now());
+        for shape in [[128, 512, 8], [8, 512, 8], [64, 512, 8], [64, 8, 512]] {
+            table.insert(&entry(shape, "swapped:64x64:2"), "GPU");
+        }
+        let new = |shape: &str| format!("{shape} swapped:64x64:2 # 5.62 us, L2 cold, {today}\n");
+        let lines = ["64 8 512", "8 512 8", "64 512 8", "128 512 8"].map(new).concat();
+        let expected = format!("{HEAD}{lines}1 4096 4096 portable\n");
+        assert_eq!(table.to_string(), expected);
+        assert_eq!(Table::parse(&expected).unwrap(), table);
+    }
+
+    #[test]
+    fn a_new_table_names_its_gpu() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut table = Table::read(&folder.path().join("new.txt")).unwrap();
+        table.insert(&entry([1, 8, 8], "wide"), "NVIDIA H200");
+        assert!(table.to_string().starts_with("# Plans of matrix products on an NVIDIA H200: "));
+    }
+
+    #[test]
+    fn a_file_that_is_no_table_is_refused() {
+        for (text, why) in [
+            ("1 2 3", "`1 2 3` is not `m n k plan`"),
+            ("1 2 3 wide narrow", "is not `m n k plan`"),
+            ("1 2 x wide", "`x` is not a number"),
+            ("1 2 3 tall", "`tall` is no plan"),
+        ] {
+            let error = Table::parse(text).unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+
+    #[test]
+    fn of_equal_plans_the_first_is_chosen() {
+        let plan = |text: &str| text.parse::<GemmPlan>().unwrap();
+        let (first, second) = (plan("wide"), plan("portable"));
+        assert_eq!(choose(&[(first, 1.009), (second, 1.0)]), Some((first, 1.009)));
+        assert_eq!(choose(&[(first, 1.02), (second, 1.0)]), Some((second, 1.0)));
+        assert_eq!(choose(&[]), None);
+    }
+
+    #[test]
+    fn dates_are_those_of_the_calendar() {
+        for (days, expected) in [
+            (0, "1970-01-01"),
+            (11_016, "2000-02-29"),
+            (11_017, "2000-03-01"),
+            (20_088, "2024-12-31"),
+            (20_514, "2026-03-02"),
+        ] {
+            assert_eq!(date(UNIX_EPOCH + Duration::from_secs(days * 86_400 + 86_399)), expected);
+        }
+    }
+}
