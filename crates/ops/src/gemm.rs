@@ -22,9 +22,10 @@ use crate::{KERNELS, modules};
 /// A has `m x k` elements, B `n x k` (as `nn.Linear` keeps its weights) and C `m x n`, all
 /// row-major bf16. Sums are in f32 and rounded once.
 ///
-/// On Hopper, products whose rows of A and B begin at multiples of 16 bytes (`k` is a multiple of 8)
-/// are by `wgmma` and TMA, fastest if `n` is a multiple of 8 too. All others, and those on any other
-/// GPU since Ampere, are by `mma.sync`: fastest if `k` is a multiple of 8, slowest if it is odd.
+/// On Hopper, products whose rows of A and B begin at multiples of 16 bytes (`k` is a multiple of
+/// 8) are by `wgmma` and TMA, fastest if `n` is a multiple of 8 too. All others, and those on any
+/// other GPU since Ampere, are by `mma.sync`: fastest if `k` is a multiple of 8, slowest if it is
+/// odd.
 ///
 /// How a shape is computed, its [`GemmPlan`], comes from a table of measurements for this GPU, or
 /// from a model.

@@ -1,10 +1,10 @@
 //! The product of few rows of A and many of B on Hopper.
 //!
 //! With few rows of A, the time is that of reading B. So the factors change places: rows of B are
-//! the 64 rows of a `wgmma`, those of A its columns, and a tile of C is as tall as A. Two warps load,
-//! one each factor, so that the loads of B begin before the previous kernel has ended; one or two
-//! warpgroups multiply. Tiles of the last round are split over the blocks of a cluster, which add
-//! their sums through distributed shared memory.
+//! the 64 rows of a `wgmma`, those of A its columns, and a tile of C is as tall as A. Two warps
+//! load, one each factor, so that the loads of B begin before the previous kernel has ended; one or
+//! two warpgroups multiply. Tiles of the last round are split over the blocks of a cluster, which
+//! add their sums through distributed shared memory.
 
 use cuda_std::mbarrier::{self, MBarrier};
 use cuda_std::prelude::*;
@@ -152,7 +152,8 @@ impl Division {
 ///
 /// Grid: clusters of 1, 2, 4 or 8 blocks, all resident. Block: [`Shape::THREADS`] threads, with
 /// dynamic shared memory for the stages ([`Shape::STAGE`] each), the stores ([`Shape::STORE`]), the
-/// sums of split tiles ([`Shape::received`] with [`Division::sums`]) and [`TileMemory::PADDING`]. May be a dependent launch.
+/// sums of split tiles ([`Shape::received`] with [`Division::sums`]) and [`TileMemory::PADDING`].
+/// May be a dependent launch.
 ///
 /// # Safety
 ///
@@ -174,8 +175,8 @@ pub unsafe fn gemm_swapped<S: Shape>(
     grid::launch_next();
     let splits = cluster::size();
     let rows = m.div_ceil(S::M);
-    // SAFETY: the kernel's contract. Only this block's pipeline and barriers use the words; they are
-    // initialised first. All warps of the cluster reach its barriers.
+    // SAFETY: the kernel's contract. Only this block's pipeline and barriers use the words; they
+    // are initialised first. All warps of the cluster reach its barriers.
     unsafe {
         let barriers = shared_array![u64; Pipeline::words(MAX_STAGES)];
         let block = Block::<S> {
@@ -339,8 +340,8 @@ impl<S: Shape> Block<S> {
             let mut sums = S::ZERO;
             let mut last = state;
             let mut step = work.first;
-            // SAFETY: the caller's contract. No other code accesses the sums between the two operand
-            // fences.
+            // SAFETY: the caller's contract. No other code accesses the sums between the two
+            // operand fences.
             unsafe {
                 wgmma::fence_operand(&mut sums);
                 while step < work.end {

@@ -2,10 +2,11 @@
 //!
 //! A block computes tiles of 128 x 256 elements of C, one after the other. One warp loads the
 //! factors by TMA into a pipeline of four stages; two warpgroups multiply, 64 rows each, and store
-//! their sums by TMA from shared memory, while the loads of the next tile proceed. The two blocks
+//! their sums by TMA from shared memory, half of them while they multiply the next tile. The two blocks
 //! of a cluster compute tiles that are neighbours in a column: both need the same rows of B, of
 //! which each loads half for both.
 
+use cuda_std::convert::Half;
 use cuda_std::prelude::*;
 use cuda_std::tile::{Pipeline, PipelineState, SharedTile, TileMemory, TileOrder};
 use cuda_std::{cluster, grid, tma, wgmma};
@@ -21,6 +22,11 @@ const TILE_K: u32 = A::COLUMNS;
 pub const STORE_N: u32 = Store::COLUMNS;
 /// Rows of C that a warp stores at once.
 pub const STORE_M: u32 = 16;
+/// Stores of a warp per tile.
+const SLICES: u32 = TILE_N / STORE_N;
+/// Of these, how many follow the tile's last product. The others are between the first products of
+/// the next tile, which do not wait for them.
+const AT_ONCE: u32 = 2;
 /// Blocks per cluster.
 pub const CLUSTER: u32 = 2;
 /// Stages of the pipeline.
@@ -117,6 +123,36 @@ impl Shared {
         self.memory.tile(state.stage * STAGE_BYTES + A::BYTES)
     }
 
+    /// Adds a stage's products of 64 rows, or sets the sums to them, and waits for those before.
+    ///
+    /// # Safety
+    ///
+    /// A warpgroup calls this; [`wgmma::multiply`] says what else.
+    #[inline(always)]
+    unsafe fn multiply(
+        self,
+        sums: &mut [f32; 128],
+        state: PipelineState,
+        warpgroup: u32,
+        first: bool,
+    ) {
+        self.pipeline.wait_full(state);
+        let a = self.a(state).rows::<WARPGROUP_M>(warpgroup * WARPGROUP_M).factor();
+        let b = self.b(state).factor();
+        // SAFETY: the caller's contract.
+        unsafe {
+            wgmma::fence();
+            let mut part = 0;
+            while part < TILE_K {
+                let (a, b) = (a.columns_from(part), b.columns_from(part));
+                wgmma::multiply::<bf16, _>(sums, a, b, !first || part > 0);
+                part += 16;
+            }
+            wgmma::commit_group();
+            wgmma::wait_groups::<1>();
+        }
+    }
+
     /// One of a warp's two tiles for stores.
     #[inline(always)]
     fn store(self, warp: u32, which: u32) -> Store {
@@ -164,7 +200,7 @@ unsafe fn load(a: &TensorMap, b: &TensorMap, shared: Shared, order: TileOrder<GR
     }
 }
 
-/// Computes 64 rows of each of this block's tiles, and stores them.
+/// Computes 64 rows of each of this block's tiles, and stores them while it computes the next one.
 ///
 /// # Safety
 ///
@@ -182,70 +218,118 @@ unsafe fn multiply(c: Output<'_>, shared: Shared, order: TileOrder<GROUP>, k: u3
     };
     let mut state = PipelineState::FIRST;
     let mut tile = thread::block_idx_x() / CLUSTER;
-    let mut stored = 0;
+    let mut done = Done { row: 0, column: 0 };
+    // The sums that are not stored yet, rounded, in pairs.
+    let mut rest = [0; 16 * (SLICES - AT_ONCE) as usize];
+    let mut any_done = false;
     while tile < order.count() {
-        let (row, column) = origin(order, tile);
         let mut sums = [0.0; 128];
+        let (mut term, mut last) = (0, state);
         // SAFETY: the caller's contract. No other code accesses the sums between the two operand
-        // fences; a warp's tile for stores is read by TMA before the warp writes it again.
+        // fences.
         unsafe {
-            let mut last = state;
-            let mut term = 0;
             wgmma::fence_operand(&mut sums);
-            while term < k {
-                shared.pipeline.wait_full(state);
-                wgmma::fence();
-                let a = shared.a(state).rows::<WARPGROUP_M>(warpgroup * WARPGROUP_M).factor();
-                let b = shared.b(state).factor();
-                let mut part = 0;
-                while part < TILE_K {
-                    let (a, b) = (a.columns_from(part), b.columns_from(part));
-                    wgmma::multiply::<bf16, _>(&mut sums, a, b, term + part > 0);
-                    part += 16;
-                }
-                wgmma::commit_group();
-                // The previous stage's products have ended.
-                wgmma::wait_groups::<1>();
+            let step = |sums: &mut [f32; 128], state, last, term| {
+                shared.multiply(sums, state, warpgroup, term == 0);
                 if term > 0 {
                     release(last);
                 }
-                last = state;
-                state = shared.pipeline.next(state);
-                term += TILE_K;
+            };
+            let mut slice = AT_ONCE;
+            while slice < SLICES {
+                if term < k {
+                    step(&mut sums, state, last, term);
+                    (state, last, term) = (shared.pipeline.next(state), state, term + TILE_K);
+                }
+                if any_done {
+                    done.store(&c, shared, warp, lane, slice, |i| rest[i - 16 * AT_ONCE as usize]);
+                }
+                slice += 1;
+            }
+            while term < k {
+                step(&mut sums, state, last, term);
+                (state, last, term) = (shared.pipeline.next(state), state, term + TILE_K);
             }
             wgmma::wait_groups::<0>();
             wgmma::fence_operand(&mut sums);
             release(last);
-            if stored == 0 {
-                // The previous kernels may read C.
-                grid::wait_for_previous();
-            }
-            let row = row + warp * STORE_M;
-            let mut slice = 0;
-            while slice < TILE_N / STORE_N {
-                let to = shared.store(warp, stored % 2);
-                stored += 1;
-                if lane == 0 {
-                    tma::wait_stores_read::<1>();
-                }
-                warp::sync();
-                let first = (slice * STORE_N / 2) as usize;
-                to.store_sums(lane, |i| sums[first + i]);
-                tma::fence_async_shared();
-                warp::sync();
-                let column = column + slice * STORE_N;
-                if !c.unaligned.is_null() {
-                    c.store(lane, row, column, to);
-                } else if lane == 0 {
-                    to.store(c.map, row, column);
-                    tma::commit_stores();
-                }
-                slice += 1;
-            }
+        }
+        if !any_done {
+            // The previous kernels may read C.
+            grid::wait_for_previous();
+            any_done = true;
+        }
+        let (row, column) = origin(order, tile);
+        done = Done { row: row + warp * STORE_M, column };
+        let pair = |i: usize| bf16::pack([sums[2 * i], sums[2 * i + 1]]);
+        let mut slice = 0;
+        while slice < AT_ONCE {
+            // SAFETY: the caller's contract.
+            unsafe { done.store(&c, shared, warp, lane, slice, pair) };
+            slice += 1;
+        }
+        let mut i = 0;
+        while i < rest.len() {
+            rest[i] = pair(16 * AT_ONCE as usize + i);
+            i += 1;
         }
         tile += thread::grid_dim_x() / CLUSTER;
     }
+    if any_done {
+        let mut slice = AT_ONCE;
+        while slice < SLICES {
+            // SAFETY: the caller's contract.
+            unsafe {
+                done.store(&c, shared, warp, lane, slice, |i| rest[i - 16 * AT_ONCE as usize]);
+            }
+            slice += 1;
+        }
+    }
     tma::wait_stores::<0>();
+}
+
+/// A warp's part of a tile that is computed.
+struct Done {
+    row: u32,
+    column: u32,
+}
+
+impl Done {
+    /// Stores a slice of [`STORE_N`] columns. `word` are a thread's sums of the tile, rounded, in
+    /// pairs.
+    ///
+    /// # Safety
+    ///
+    /// The lanes of a warp call this together, for one slice after the other.
+    #[inline(always)]
+    unsafe fn store(
+        &self,
+        c: &Output<'_>,
+        shared: Shared,
+        warp: u32,
+        lane: u32,
+        slice: u32,
+        word: impl Fn(usize) -> u32,
+    ) {
+        let to = shared.store(warp, slice % 2);
+        let column = self.column + slice * STORE_N;
+        // SAFETY: the caller's contract. TMA has read the tile before the warp writes it again.
+        unsafe {
+            if lane == 0 {
+                tma::wait_stores_read::<1>();
+            }
+            warp::sync();
+            to.store_words(lane, |i| word(16 * slice as usize + i));
+            tma::fence_async_shared();
+            warp::sync();
+            if !c.unaligned.is_null() {
+                c.store(lane, self.row, column, to);
+            } else if lane == 0 {
+                to.store(c.map, self.row, column);
+                tma::commit_stores();
+            }
+        }
+    }
 }
 
 /// Where the sums go.

@@ -1,8 +1,8 @@
 //! The division of a matrix product among the blocks of a grid.
 
 /// The tiles of a product, divided among the blocks of a grid of clusters, which are all resident:
-/// first *whole* tiles, each computed by one block; then the others, each *split* over the blocks of
-/// a cluster, of which each sums a share of the terms. So the last round takes as long as it has
+/// first *whole* tiles, each computed by one block; then the others, each *split* over the blocks
+/// of a cluster, of which each sums a share of the terms. So the last round takes as long as it has
 /// work, not as long as a tile.
 #[derive(Clone, Copy, Debug)]
 pub struct Schedule {

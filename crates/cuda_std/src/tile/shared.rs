@@ -59,8 +59,8 @@ impl TileMemory {
         unsafe { arch::store_shared(arch::shared_offset(self.0, offset), value.to_bits()) }
     }
 
-    /// Writes 16 bytes at this offset in block `block` of the cluster, asynchronously: the barrier at
-    /// the place of `barrier` in that block counts 16 bytes when they have arrived. PTX:
+    /// Writes 16 bytes at this offset in block `block` of the cluster, asynchronously: the barrier
+    /// at the place of `barrier` in that block counts 16 bytes when they have arrived. PTX:
     /// `st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32`.
     ///
     /// # Safety
@@ -208,15 +208,16 @@ impl<T: Half> SharedTile<T, 8> {
 }
 
 impl<T: Half> SharedTile<T, 16> {
-    /// Stores 16 x 64 sums of a warp, as `wgmma` leaves them in registers: `sums[4 * j..]` of a
-    /// lane are those of columns from `8 * j` on.
+    /// Stores 16 x 64 elements of a warp, as `wgmma` leaves their sums in registers, in pairs:
+    /// words `2 * j` and `2 * j + 1` of a lane are those of columns from `8 * j` on, the second
+    /// eight rows below the first. PTX: `stmatrix`.
     ///
     /// # Safety
     ///
     /// The lanes of a warp call this together; no other thread accesses the tile.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
-    pub unsafe fn store_sums(self, lane: u32, sums: impl Fn(usize) -> f32) {
+    pub unsafe fn store_words(self, lane: u32, word: impl Fn(usize) -> u32) {
         // A lane gives the address of a row of one of four matrices: eight rows, the eight below
         // them, then the same of the next eight columns.
         let row = lane % 16;
@@ -224,12 +225,12 @@ impl<T: Half> SharedTile<T, 16> {
         while pair < 4 {
             let chunk = 2 * pair + lane / 16;
             let offset = row * 128 + ((chunk ^ (row % 8)) << 4);
-            let first = 8 * pair as usize;
-            let word = |i: usize| T::pack([sums(first + 2 * i), sums(first + 2 * i + 1)]);
+            let first = 4 * pair as usize;
             // SAFETY: the caller's contract; the chunk lies in the tile.
             unsafe {
                 let to = arch::shared_offset(self.address, offset);
-                arch::store_matrices(to, [word(0), word(1), word(2), word(3)]);
+                let words = [word(first), word(first + 1), word(first + 2), word(first + 3)];
+                arch::store_matrices(to, words);
             }
             pair += 1;
         }
