@@ -2,9 +2,9 @@
 //!
 //! A block computes tiles of 128 x 256 elements of C, one after the other. One warp loads the
 //! factors by TMA into a pipeline of four stages; two warpgroups multiply, 64 rows each, and store
-//! their sums by TMA from shared memory, half of them while they multiply the next tile. The two blocks
-//! of a cluster compute tiles that are neighbours in a column: both need the same rows of B, of
-//! which each loads half for both.
+//! their sums by TMA from shared memory, half of them while they multiply the next tile. The two
+//! blocks of a cluster compute tiles that are neighbours in a column: both need the same rows of B,
+//! of which each loads half for both.
 
 use cuda_std::convert::Half;
 use cuda_std::prelude::*;
