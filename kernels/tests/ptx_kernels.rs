@@ -58,6 +58,7 @@ fn exported() -> BTreeSet<Exported> {
         of::<kernels::gemm_swapped<swapped::M64N128>>(),
         of::<kernels::gemm_swapped<swapped::M128N128>>(),
         of::<kernels::gemm_swapped<swapped::M176N128>>(),
+        of::<kernels::gemm_swapped<swapped::M256N128>>(),
         of::<kernels::gemm_wgmma>(),
         of::<kernels::gin_alltoall<u8>>(),
         of::<kernels::gin_alltoall<f32>>(),

@@ -91,6 +91,7 @@ shapes! {
     M64N128: 64 x 128, 1;
     M128N128: 128 x 128, 1;
     M176N128: 176 x 128, 1;
+    M256N128: 256 x 128, 1;
 }
 
 /// How a launch divides the work.
@@ -161,7 +162,8 @@ impl Division {
 /// kernel writes A or B, or accesses C, but those before a dependent launch, as far as
 /// [`Division::constant_b`] says.
 #[kernel(arch = "sm_90a", max_threads = 384, S = [
-    M8N64, M16N64, M32N64, M64N64, M128N64, M256N64, M64N128, M128N128, M176N128
+    M8N64, M16N64, M32N64, M64N64, M128N64, M256N64, M64N128, M128N128, M176N128,
+    M256N128
 ])]
 pub unsafe fn gemm_swapped<S: Shape>(
     a: GridConstant<TensorMap>,
