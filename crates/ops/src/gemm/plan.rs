@@ -121,7 +121,7 @@ fn clocks(plan: GemmPlan, [m, n, k]: [u32; 3], multiprocessors: u32) -> u64 {
     let reading = if tiles < full { tiles * if rest > 0 { splits } else { 1 } } else { full };
     let read = ROW * columns * reading.min(full) / multiprocessors / (19 * m.div_ceil(rows));
     let exchange =
-        if split_rounds > 0 && split_rounds < splits { 1500 + rows * columns / 8 } else { 0 };
+        if split_rounds > 0 && split_rounds < splits { 500 + rows * columns / 4 } else { 0 };
     rounds * steps * multiply.max(receive).max(read) / 4 + exchange + 3000
 }
 
