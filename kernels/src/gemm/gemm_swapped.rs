@@ -162,8 +162,7 @@ impl Division {
 /// kernel writes A or B, or accesses C, but those before a dependent launch, as far as
 /// [`Division::constant_b`] says.
 #[kernel(arch = "sm_90a", max_threads = 384, S = [
-    M8N64, M16N64, M32N64, M64N64, M128N64, M256N64, M64N128, M128N128, M176N128,
-    M256N128
+    M8N64, M16N64, M32N64, M64N64, M128N64, M256N64, M64N128, M128N128, M176N128, M256N128
 ])]
 pub unsafe fn gemm_swapped<S: Shape>(
     a: GridConstant<TensorMap>,
@@ -233,6 +232,7 @@ pub unsafe fn gemm_swapped<S: Shape>(
                 cluster::sync_relaxed();
             }
         }
+        // The block has received all that others send to it: it may end before them.
     }
 }
 
@@ -371,7 +371,10 @@ impl<S: Shape> Block<S> {
                 }
                 wgmma::wait_groups::<0>();
                 wgmma::fence_operand(&mut sums);
-                release(last);
+                // A split of few steps may have none.
+                if work.first < work.end {
+                    release(last);
+                }
                 if !waited {
                     grid::wait_for_previous();
                     waited = true;
