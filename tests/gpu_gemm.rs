@@ -92,8 +92,8 @@ fn every_element_is_the_rounded_sum() {
     });
 }
 
-/// Shapes for each plan: fewer rows than a tile has, and more; a last round that is split, also with
-/// fewer steps than blocks of a cluster; C of odd width.
+/// Shapes for each plan: fewer rows than a tile has, and more; a last round that is split, also
+/// with fewer steps than blocks of a cluster; C of odd width.
 fn planned_shapes(rank: &Rank) -> Vec<[usize; 3]> {
     if rank.is_simulated() {
         return vec![[1, 8, 8], [9, 72, 200], [130, 264, 72], [140, 129, 64]];

@@ -43,7 +43,7 @@ pub trait Shape {
     const M: u32;
     /// Columns of C: [`WARPGROUP_N`] for each warpgroup.
     const N: u32;
-    /// Tiles of [`TILE_K`] terms in a stage: more for small tiles, of which a barrier is a large
+    /// Tiles of 64 terms in a stage: more for small tiles, of which a barrier is a large
     /// part of the time.
     const DEPTH: u32;
     /// Terms of a stage.
