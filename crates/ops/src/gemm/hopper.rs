@@ -60,9 +60,9 @@ fn prepare_wide(compiled: &Kernels, [m, n, _]: [u32; 3]) -> Result<Option<Prepar
         u64::from(m.div_ceil(wide::CLUSTER * wide::TILE_M)) * u64::from(n.div_ceil(wide::TILE_N));
     let blocks = u64::from(resident / wide::CLUSTER).min(pairs) as u32 * wide::CLUSTER;
     // The kernel counts tiles in 32 bits.
-    let countable = pairs <= u64::from(u32::MAX - resident);
+    let possible = blocks > 0 && pairs <= u64::from(u32::MAX - resident);
     let config = LaunchConfig::new(blocks, wide::THREADS).with_dynamic_shared(wide::SHARED);
-    Ok(countable.then(|| Prepared::Wide(config.with_dependent())))
+    Ok(possible.then(|| Prepared::Wide(config.with_dependent())))
 }
 
 fn prepare_swapped<S: Swapped>(

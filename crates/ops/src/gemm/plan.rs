@@ -83,46 +83,45 @@ pub(super) fn candidates([m, n, k]: [u32; 3], multiprocessors: u32) -> Vec<GemmP
             }
         }
     }
-    plans.sort_by_cached_key(|plan| clocks(*plan, [m, n, k], multiprocessors));
+    let clocks = |plan: &GemmPlan| clocks(*plan, [m, n, k], multiprocessors);
+    plans.sort_by(|a, b| clocks(a).total_cmp(&clocks(b)));
     plans
 }
 
 /// The expected time, in clocks. The constants are measurements on an H200.
-fn clocks(plan: GemmPlan, [m, n, k]: [u32; 3], multiprocessors: u32) -> u64 {
-    let [m, n, k] = [m, n, k].map(u64::from);
-    let multiprocessors = u64::from(multiprocessors);
+fn clocks(plan: GemmPlan, [m, n, k]: [u32; 3], multiprocessors: u32) -> f64 {
+    let [m, n, k, multiprocessors] = [m, n, k, multiprocessors.max(1)].map(f64::from);
     // Terms of a step, and bytes of them in a row.
-    const STEP: u64 = 64;
-    const ROW: u64 = 2 * STEP;
+    const STEP: f64 = 64.0;
+    const ROW: f64 = 2.0 * STEP;
     let (rows, columns, splits) = match plan {
-        GemmPlan::Portable => return u64::MAX,
-        GemmPlan::Wide => {
-            let rows = u64::from(gemm_wgmma::CLUSTER * gemm_wgmma::TILE_M);
-            (rows, u64::from(gemm_wgmma::TILE_N), 1)
-        }
-        GemmPlan::Swapped { rows, columns, splits } => (rows.into(), columns.into(), splits.into()),
+        GemmPlan::Portable => return f64::INFINITY,
+        GemmPlan::Wide => (gemm_wgmma::CLUSTER * gemm_wgmma::TILE_M, gemm_wgmma::TILE_N, 1),
+        GemmPlan::Swapped { rows, columns, splits } => (rows, columns, splits),
     };
-    let steps = k.div_ceil(STEP);
-    let tiles = m.div_ceil(rows) * n.div_ceil(columns);
+    let [rows, columns, splits] = [rows, columns, splits].map(f64::from);
+    let steps = (k / STEP).ceil();
+    let tiles = (m / rows).ceil() * (n / columns).ceil();
     if plan == GemmPlan::Wide {
-        let clusters = multiprocessors / u64::from(gemm_wgmma::CLUSTER);
-        return tiles.div_ceil(clusters) * steps * rows * columns / 64 + 6000;
+        let clusters = (multiprocessors / f64::from(gemm_wgmma::CLUSTER)).floor().max(1.0);
+        return (tiles / clusters).ceil() * steps * rows * columns / 64.0 + 6000.0;
     }
     // Clusters of more than two blocks leave multiprocessors unused.
-    let clusters = if splits > 2 { multiprocessors * 9 / 10 } else { multiprocessors } / splits;
-    let full = clusters * splits;
-    let rest = tiles % full;
-    let split_rounds = rest.div_ceil(clusters).min(splits);
-    // In fourths of a round.
-    let rounds = 4 * (tiles / full) + 4 * split_rounds / splits;
+    let used = if splits > 2.0 { 0.9 * multiprocessors } else { multiprocessors };
+    let clusters = (used / splits).floor().max(1.0);
+    let blocks = clusters * splits;
+    // Whole tiles in full rounds, and the rest split, each round `1 / splits` as long.
+    let full_rounds = (tiles / blocks).floor();
+    let split_rounds = ((tiles - full_rounds * blocks) / clusters).ceil().min(splits);
+    let rounds = full_rounds + split_rounds / splits;
     // A block multiplies, receives the factors, and shares the memory with the others.
-    let multiply = rows * columns / 32;
-    let receive = ROW * (rows + columns) / 38;
-    let reading = if tiles < full { tiles * if rest > 0 { splits } else { 1 } } else { full };
-    let read = ROW * columns * reading.min(full) / multiprocessors / (19 * m.div_ceil(rows));
-    let exchange =
-        if split_rounds > 0 && split_rounds < splits { 500 + rows * columns / 4 } else { 0 };
-    rounds * steps * multiply.max(receive).max(read) / 4 + exchange + 3000
+    let multiply = rows * columns / 32.0;
+    let receive = ROW * (rows + columns) / 38.0;
+    let reading = (tiles * splits).min(blocks) / multiprocessors;
+    let read = ROW * columns * reading / 19.0 / (m / rows).ceil();
+    let is_split = split_rounds > 0.0 && split_rounds < splits;
+    let exchange = if is_split { 500.0 + rows * columns / 4.0 } else { 0.0 };
+    rounds * steps * multiply.max(receive).max(read) + exchange + 3000.0
 }
 
 /// The plan of a measurement for this shape on the GPU of this name: one of the same `n` and `k`,
@@ -191,7 +190,14 @@ mod tests {
         assert_eq!(first([1, 4096, 4096]), swapped(8, 64, 2));
         assert_eq!(first([16, 8192, 4096]), swapped(16, 64, 1));
         assert_eq!(first([513, 8192, 3584]), swapped(176, 128, 2));
+        assert_eq!(first([1, 28672, 8192]), swapped(8, 64, 2));
         assert_eq!(candidates([7, 1001, 64], 132), [GemmPlan::Wide]);
+        // Any shape on any GPU has plans.
+        for shape in [[1, 8, 8], [u32::MAX; 3], [u32::MAX, 8, 8], [1, u32::MAX - 7, 1]] {
+            for multiprocessors in [0, 1, 2, 132, u32::MAX] {
+                assert!(!candidates(shape, multiprocessors).is_empty());
+            }
+        }
     }
 
     #[test]
