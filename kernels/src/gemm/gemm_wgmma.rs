@@ -200,7 +200,7 @@ unsafe fn multiply(c: Output<'_>, shared: Shared, order: TileOrder<GROUP>, k: u3
                 let mut part = 0;
                 while part < TILE_K {
                     let (a, b) = (a.columns_from(part), b.columns_from(part));
-                    wgmma::multiply::<bf16, _>(&mut sums, a, b, term + part > 0);
+                    wgmma::multiply(&mut sums, a, b, term + part > 0);
                     part += 16;
                 }
                 wgmma::commit_group();

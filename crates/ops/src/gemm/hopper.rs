@@ -23,7 +23,7 @@ impl Matrices {
         address: u64,
         [rows, columns, tile_rows]: [u32; 3],
     ) -> Result<TensorMap> {
-        context.tensor_map(&TensorMapDesc { address, rows, columns, tile_rows })
+        context.tensor_map(&TensorMapDesc { address, rows, columns, tile_rows, element_bytes: 2 })
     }
 }
 
