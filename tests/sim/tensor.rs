@@ -439,3 +439,23 @@ fn a_tensor_map_of_the_driver_is_refused_with_what_to_do() {
     });
     assert!(error.to_string().contains("Context::tensor_map"), "{error}");
 }
+
+#[test]
+fn a_matrix_that_tma_cannot_copy_is_refused_with_the_reason() {
+    let good = TensorMapDesc { address: 64, rows: 1, columns: 16, tile_rows: 1, element_bytes: 1 };
+    simulate(Simulation::new(1), |gpu| {
+        gpu.context().tensor_map(&good)?;
+        for (desc, reason) in [
+            (TensorMapDesc { element_bytes: 4, ..good }, "1 or 2 bytes, not 4"),
+            (TensorMapDesc { element_bytes: 0, ..good }, "1 or 2 bytes, not 0"),
+            (TensorMapDesc { columns: 24, ..good }, "a multiple of 16 elements: it is 1 x 24"),
+            (TensorMapDesc { columns: 20, element_bytes: 2, ..good }, "a multiple of 8 elements"),
+            (TensorMapDesc { address: 72, ..good }, "it is at 0x48"),
+            (TensorMapDesc { tile_rows: 257, ..good }, "1 to 256 rows, not 257"),
+        ] {
+            let error = gpu.context().tensor_map(&desc).err().map(|e| e.to_string());
+            assert!(error.as_ref().is_some_and(|e| e.contains(reason)), "{desc:?}: {error:?}");
+        }
+        Ok(())
+    });
+}

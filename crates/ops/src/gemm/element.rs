@@ -112,3 +112,23 @@ elements! {
     F8E4M3 by no_kernel;
     F8E5M2 by no_kernel;
 }
+
+/// Products that do not compile: C of another type than [`GemmElement::Output`], and scales of a
+/// type without them.
+///
+/// ```compile_fail,E0271
+/// # use devcomm::{DeviceSlice, F8E4M3, Gemm};
+/// fn product(gemm: &Gemm, a: &DeviceSlice<F8E4M3>, c: &DeviceSlice<f32>) {
+///     gemm.launch(a, a, c, [1, 1, 16]).unwrap();
+/// }
+/// ```
+///
+/// ```compile_fail,E0277
+/// # use devcomm::{DeviceSlice, Gemm};
+/// # use half::bf16;
+/// fn product(gemm: &Gemm, a: &DeviceSlice<bf16>, scale: &DeviceSlice<f32>) {
+///     gemm.launch_scaled(a, a, a, [1, 1, 8], [scale; 2]).unwrap();
+/// }
+/// ```
+#[cfg(doctest)]
+mod refusals {}
