@@ -2,8 +2,8 @@
 
 use devcomm::kernels::{self, gemm::gemm_mma as sizes};
 use devcomm::{
-    Buffer, DeviceSlice, Element, Error, Gemm, GemmPlan, KERNELS, LaunchConfig, Rank, Result,
-    StateError,
+    Buffer, DeviceSlice, Error, F8E4M3, F8E5M2, Gemm, GemmElement, GemmPlan, KERNELS, LaunchConfig,
+    Rank, Result, ScaledElement, StateError,
 };
 use devcomm_testing::gemm::{Factor, Problem};
 use devcomm_testing::machines::on_gpus;
@@ -50,26 +50,42 @@ fn portable_shapes(rank: &Rank) -> Vec<[usize; 3]> {
 
 /// Runs `product` with a C whose bits are all set, and checks its elements, and that the row behind
 /// it is as it was. `skip` elements lie before each matrix.
-fn check<T: Element + Number>(
+fn check<T: GemmElement<Output: Number> + Number>(
+    rank: &Rank,
+    shape: [usize; 3],
+    skip: usize,
+    product: impl Fn(&DeviceSlice<T>, &DeviceSlice<T>, &DeviceSlice<T::Output>) -> Result<()>,
+) -> Result<()> {
+    check_scaled(rank, shape, skip, 1.0, product)
+}
+
+/// As [`check`], for a product that scales its sums.
+fn check_scaled<T: GemmElement<Output: Number> + Number>(
     rank: &Rank,
     [m, n, k]: [usize; 3],
     skip: usize,
-    product: impl Fn(&DeviceSlice<T>, &DeviceSlice<T>, &DeviceSlice<T>) -> Result<()>,
+    scale: f32,
+    product: impl Fn(&DeviceSlice<T>, &DeviceSlice<T>, &DeviceSlice<T::Output>) -> Result<()>,
 ) -> Result<()> {
     let (comm, problem) = (rank.communicator()?, Problem { m, n, k, seed: 3 });
     let matrix = |len: usize| comm.mem_alloc::<T>(skip + len)?.slice(skip..);
     // One row more, which stays as it is.
-    let (a, b, c) = (matrix(m * k)?, matrix(n * k)?, matrix((m + 1) * n)?);
+    let c = comm.mem_alloc::<T::Output>(skip + (m + 1) * n)?.slice(skip..)?;
+    let (a, b) = (matrix(m * k)?, matrix(n * k)?);
     a.copy_from_host(&problem.factor(Factor::A, 0))?;
     b.copy_from_host(&problem.factor(Factor::B, 0))?;
     c.fill_bytes(0xff)?;
     product(&a, &b, &c)?;
-    let mut got = vec![T::nearest(0.0); c.len()];
+    let mut got = vec![T::Output::nearest(0.0); c.len()];
     c.copy_to_host(&mut got)?;
     assert!(got[m * n..].iter().all(|x| x.value().is_nan()), "{problem:?} wrote behind C");
+    let is_wrong = |&(row, column): &(usize, usize)| {
+        let right = problem.exact(0..1, row, column) as f32 * scale;
+        got[row * n + column] != T::Output::nearest(right)
+    };
     let wrong = match rank.is_simulated() || m * n <= 16 * SAMPLES {
-        true => problem.count_wrong(0..1, &got, problem.all()),
-        false => problem.count_wrong(0..1, &got, problem.samples(SAMPLES)),
+        true => problem.all().filter(is_wrong).count(),
+        false => problem.samples(SAMPLES).filter(is_wrong).count(),
     };
     assert_eq!(wrong, 0, "{problem:?}");
     Ok(())
@@ -123,6 +139,95 @@ fn every_plan_multiplies() {
                 }
             }
         }
+        Ok(())
+    });
+}
+
+/// Shapes for f16 and 8-bit floats: a part of a step of the pipeline, and more steps than stages; C
+/// of odd width. With more terms Hopper would round the sums of 8-bit floats.
+fn typed_shapes(rank: &Rank) -> Vec<[usize; 3]> {
+    if rank.is_simulated() {
+        return vec![[1, 8, 16], [130, 264, 144], [140, 129, 48], [9, 72, 560]];
+    }
+    let small = [[1, 4096, 2048], [128, 256, 128], [300, 16384, 80], [130, 127, 48]];
+    let large = [[513, 8192, 1024], [1000, 1000, 1008], [1030, 4095, 1040], [4096, 4096, 256]];
+    [small, large].concat()
+}
+
+/// Checks products of `T`, of these shapes too.
+fn multiplies<T: GemmElement<Output: Number> + Number>(
+    rank: &Rank,
+    more: &[[usize; 3]],
+) -> Result<()> {
+    let stream = rank.stream()?;
+    let gemm = Gemm::new(&stream)?;
+    for shape in [&typed_shapes(rank), more].concat() {
+        check::<T>(rank, shape, 0, |a, b, c| {
+            gemm.launch(a, b, c, shape)?;
+            stream.synchronize()
+        })?;
+    }
+    Ok(())
+}
+
+/// Checks products of `T` whose sums are scaled.
+fn multiplies_scaled<T: ScaledElement<Output: Number> + Number>(rank: &Rank) -> Result<()> {
+    let (comm, stream) = (rank.communicator()?, rank.stream()?);
+    let gemm = Gemm::new(&stream)?;
+    let scales = [comm.mem_alloc::<f32>(1)?, comm.mem_alloc::<f32>(1)?];
+    scales[0].copy_from_host(&[0.375])?;
+    scales[1].copy_from_host(&[8.0])?;
+    for shape in typed_shapes(rank) {
+        check_scaled::<T>(rank, shape, 0, 3.0, |a, b, c| {
+            gemm.launch_scaled(a, b, c, shape, scales.each_ref())?;
+            stream.synchronize()
+        })?;
+    }
+    Ok(())
+}
+
+#[test]
+fn products_of_f16_are_right() {
+    on_gpus("products_of_f16_are_right", 1, |rank| {
+        multiplies::<f16>(rank, &[[7, 9, 5], [130, 127, 34], [30, 40, 24]])
+    });
+}
+
+/// Whether this is a Hopper GPU.
+fn is_hopper(rank: &Rank) -> Result<bool> {
+    Ok(Gemm::new(&rank.stream()?)?.plans([8, 8, 8])?.contains(&GemmPlan::Wide))
+}
+
+#[test]
+fn products_of_8_bit_floats_are_right_with_and_without_scales() {
+    on_gpus("products_of_8_bit_floats_are_right_with_and_without_scales", 1, |rank| {
+        if is_hopper(rank)? {
+            multiplies::<F8E4M3>(rank, &[])?;
+            multiplies::<F8E5M2>(rank, &[])?;
+            multiplies_scaled::<F8E4M3>(rank)?;
+            multiplies_scaled::<F8E5M2>(rank)?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn products_of_8_bit_floats_that_no_kernel_does_are_refused() {
+    on_gpus("products_of_8_bit_floats_that_no_kernel_does_are_refused", 1, |rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let gemm = Gemm::new(&stream)?;
+        let (a, c) = (comm.mem_alloc::<F8E4M3>(4096)?, comm.mem_alloc::<bf16>(4096)?);
+        let shape = [8, 8, 24];
+        let odd = gemm.launch(&a, &a, &c, shape).err().map(|e| e.to_string());
+        assert!(odd.as_ref().is_some_and(|e| e.contains("k is 24, pad it")), "{odd:?}");
+        let scale = comm.mem_alloc::<f32>(1)?;
+        let scales = [&scale.slice(..)?, &scale.slice(1..)?];
+        let short = gemm.launch_scaled(&a, &a, &c, [8, 8, 32], scales).err().map(|e| e.to_string());
+        let reason = "the scale of B has 0 elements";
+        assert!(short.as_ref().is_some_and(|e| e.contains(reason)), "{short:?}");
+        let skewed = gemm.launch(&a.slice(1..)?, &a, &c, [8, 8, 32]).err().map(|e| e.to_string());
+        let reason = "at multiples of 16 bytes";
+        assert!(skewed.as_ref().is_some_and(|e| e.contains(reason)), "{skewed:?}");
         Ok(())
     });
 }

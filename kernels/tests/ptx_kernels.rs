@@ -13,7 +13,7 @@ use cuda_builder::{Artifacts, Callee, CalleeKind, CudaBuilder, Error, KernelRepo
 use devcomm_kernels::gemm::gemm_swapped::{self as swapped, M8N64, M64N128, Shape};
 use devcomm_kernels::{self as kernels, GemmForm};
 use devcomm_types::nccl::GinDescriptorSmem;
-use devcomm_types::{GinType, Kernel, KernelArgs};
+use devcomm_types::{F8E4M3, F8E5M2, GinType, Kernel, KernelArgs};
 use half::{bf16, f16};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 
@@ -59,7 +59,10 @@ fn exported() -> BTreeSet<Exported> {
         of::<kernels::gemm_swapped<swapped::M128N128>>(),
         of::<kernels::gemm_swapped<swapped::M176N128>>(),
         of::<kernels::gemm_swapped<swapped::M256N128>>(),
-        of::<kernels::gemm_wgmma>(),
+        of::<kernels::gemm_wgmma<f16>>(),
+        of::<kernels::gemm_wgmma<bf16>>(),
+        of::<kernels::gemm_wgmma<F8E4M3>>(),
+        of::<kernels::gemm_wgmma<F8E5M2>>(),
         of::<kernels::gin_alltoall<u8>>(),
         of::<kernels::gin_alltoall<f32>>(),
         of::<kernels::gin_alltoall<f16>>(),
@@ -194,7 +197,7 @@ fn runs_with_512_threads(kernel: &KernelReport) -> bool {
         "gemm_mma_f16" | "gemm_mma_bf16" => kernels::gemm::gemm_mma::THREADS,
         name if name.starts_with("gemm_swapped") && name.ends_with("N64") => M8N64::THREADS,
         name if name.starts_with("gemm_swapped") => M64N128::THREADS,
-        "gemm_wgmma" => kernels::gemm::gemm_wgmma::THREADS,
+        name if name.starts_with("gemm_wgmma") => kernels::gemm::gemm_wgmma::THREADS,
         _ => THREADS,
     };
     kernel.max_threads.is_some_and(|threads| threads >= wanted)

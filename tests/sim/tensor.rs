@@ -4,18 +4,22 @@ use cuda_std::mbarrier::{self, MBarrier};
 use cuda_std::prelude::*;
 use cuda_std::wgmma::{self, Factor, Sums, Tile};
 use cuda_std::{async_copy, mma, tma};
-use devcomm::{Element, Kernel, Simulation, SymmetricBuffer, TensorMap, TensorMapDesc};
+use devcomm::{
+    Element, F8E4M3, F8E5M2, Kernel, Simulation, SymmetricBuffer, TensorMap, TensorMapDesc,
+};
+use devcomm_testing::numbers::Number;
 use devcomm_testing::simulated::{failure, read, simulate};
 use devcomm_types::{GridConstant, LaunchArgs};
 
-/// Small whole numbers, so that sums of products are exact.
-fn numbers(count: usize, seed: usize) -> Vec<bf16> {
-    (0..count).map(|i| bf16::from_f32(((i * 7 + seed) % 13) as f32 - 6.0)).collect()
+/// Small whole numbers, which all types hold, so that sums of products are exact.
+fn numbers<T: Number>(count: usize, seed: usize) -> Vec<T> {
+    (0..count).map(|i| T::nearest(((i * 7 + seed) % 13) as f32 - 6.0)).collect()
 }
 
 /// `a x b^T` for row-major matrices with `k` columns.
-fn product(a: &[bf16], b: &[bf16], k: usize) -> Vec<f32> {
-    let dot = |x: &[bf16], y: &[bf16]| x.iter().zip(y).map(|(x, y)| x.to_f32() * y.to_f32()).sum();
+fn product<T: Number>(a: &[T], b: &[T], k: usize) -> Vec<f32> {
+    let term = |(x, y): (&T, &T)| (x.value() * y.value()) as f32;
+    let dot = |x: &[T], y: &[T]| x.iter().zip(y).map(term).sum();
     a.chunks(k).flat_map(|x| b.chunks(k).map(move |y| dot(x, y))).collect()
 }
 
@@ -60,7 +64,7 @@ unsafe fn fragment(a: *const bf16, b: *const bf16, d: *mut f32) {
 
 #[test]
 fn a_warps_fragments_are_where_ptx_says() {
-    let (a, b) = (numbers(256, 1), numbers(128, 4));
+    let (a, b) = (numbers::<bf16>(256, 1), numbers::<bf16>(128, 4));
     let want: Vec<f32> = product(&a, &b, 16).iter().map(|sum| sum + 0.5).collect();
     for simulation in [Simulation::new(1), Simulation::new(1).seed(5)] {
         let got = simulate(simulation, |gpu| {
@@ -126,8 +130,8 @@ unsafe fn warpgroup(a: GridConstant<TensorMap>, b: GridConstant<TensorMap>, d: *
             full.wait(step % 2);
             wgmma::fence();
             for k in [0, 16, 32, 48] {
-                let (a, b) = (Tile::at(tile_a), Tile::at(tile_b));
-                wgmma::multiply::<bf16, _>(&mut sums, a.columns_from(k), b.columns_from(k), true);
+                let (a, b) = (Tile::<bf16>::at(tile_a), Tile::<bf16>::at(tile_b));
+                wgmma::multiply(&mut sums, a.columns_from(k), b.columns_from(k), true);
             }
             wgmma::commit_group();
             wgmma::wait_groups::<0>();
@@ -144,13 +148,19 @@ unsafe fn warpgroup(a: GridConstant<TensorMap>, b: GridConstant<TensorMap>, d: *
 #[test]
 fn a_warpgroups_tiles_are_where_tma_puts_them() {
     for (rows, columns, k) in [(64, 256, 64), (64, 256, 128), (3, 250, 72), (64, 1, 8)] {
-        let (a, b) = (numbers(rows * k, 3), numbers(columns * k, 8));
+        let (a, b) = (numbers::<bf16>(rows * k, 3), numbers::<bf16>(columns * k, 8));
         let got = simulate(Simulation::new(1), |gpu| {
             let (a, b) = (gpu.buffer(&a)?, gpu.buffer(&b)?);
             let d = gpu.buffer(&[0_f32; 64 * 256])?;
             let map = |address, rows: usize, tile_rows| {
                 let (rows, columns) = (rows as u32, k as u32);
-                gpu.context().tensor_map(&TensorMapDesc { address, rows, columns, tile_rows })
+                gpu.context().tensor_map(&TensorMapDesc {
+                    address,
+                    rows,
+                    columns,
+                    tile_rows,
+                    element_bytes: 2,
+                })
             };
             let map_a = map(a.device_address(), rows, 64)?;
             let map_b = map(b.device_address(), columns, 256)?;
@@ -170,7 +180,12 @@ fn a_warpgroups_tiles_are_where_tma_puts_them() {
     }
 }
 
-/// Multiplies 64 columns of `a` and of `b`, both in shared memory: `d = a * b`.
+/// Columns of a tile of `T`.
+const fn tile_columns<T>() -> u32 {
+    128 / size_of::<T>() as u32
+}
+
+/// Multiplies all columns of the tiles `a` and `b` in shared memory: `d = a * b`.
 ///
 /// # Safety
 ///
@@ -181,9 +196,9 @@ unsafe fn multiply<T: Factor, D: Sums>(mut sums: D, a: *mut u8, b: *mut u8, d: *
     unsafe {
         wgmma::fence_operand(&mut sums);
         wgmma::fence();
-        for k in [0, 16, 32, 48] {
-            let (a, b) = (Tile::at(a).columns_from(k), Tile::at(b).columns_from(k));
-            wgmma::multiply::<T, _>(&mut sums, a, b, k > 0);
+        for k in (0..tile_columns::<T>()).step_by(T::TERMS as usize) {
+            let (a, b) = (Tile::<T>::at(a), Tile::<T>::at(b));
+            wgmma::multiply(&mut sums, a.columns_from(k), b.columns_from(k), k > 0);
         }
         wgmma::commit_group();
         wgmma::wait_groups::<0>();
@@ -197,16 +212,19 @@ unsafe fn multiply<T: Factor, D: Sums>(mut sums: D, a: *mut u8, b: *mut u8, d: *
     }
 }
 
-/// Computes a 64 x `n` tile with k = 64, with operands that the threads write to shared memory.
-#[kernel(T = [bf16, f16])]
+/// Computes a 64 x `n` tile with a tile's columns as terms, with operands that the threads write to
+/// shared memory.
+#[kernel(T = [bf16, f16, F8E4M3, F8E5M2])]
 unsafe fn narrow<T: Factor>(a: *const T, b: *const T, d: *mut f32, n: u32) {
     let tile_a = aligned_shared();
     let tile_b = tile_a.wrapping_add(64 * 128);
     // SAFETY: the block is one warpgroup, with shared memory for the tiles.
     unsafe {
         for (matrix, tile, rows) in [(a, tile_a, 64), (b, tile_b, n)] {
-            for i in (thread::thread_idx_x()..64 * rows).step_by(128) {
-                mem::store(in_tile(tile, i / 64, i % 64), mem::load(matrix.add(i as usize)));
+            let columns = tile_columns::<T>();
+            for i in (thread::thread_idx_x()..columns * rows).step_by(128) {
+                let to = in_tile(tile, i / columns, i % columns);
+                mem::store(to, mem::load(matrix.add(i as usize)));
             }
         }
         tma::fence_async_shared();
@@ -219,13 +237,13 @@ unsafe fn narrow<T: Factor>(a: *const T, b: *const T, d: *mut f32, n: u32) {
     }
 }
 
-/// What kernel `K` computes of two matrices with 64 columns.
+/// What kernel `K` computes of two matrices with a tile's columns.
 fn sums_of<K: Kernel, T: Element>(simulation: &Simulation, a: &[T], b: &[T]) -> Vec<f32>
 where
     for<'a> (&'a SymmetricBuffer<T>, &'a SymmetricBuffer<T>, &'a SymmetricBuffer<f32>, u32):
         LaunchArgs<K::Args>,
 {
-    let n = b.len() as u32 / 64;
+    let n = b.len() as u32 / tile_columns::<T>();
     let sums = simulate(simulation.clone(), |gpu| {
         let (a, b, d) =
             (gpu.buffer(a)?, gpu.buffer(b)?, gpu.buffer(&vec![0_f32; 64 * n as usize])?);
@@ -236,15 +254,25 @@ where
     sums.concat()
 }
 
+/// Checks that kernel `K` multiplies a tile of 64 rows and one of `n`.
+fn multiplies<K: Kernel, T: Element + Number>(simulation: &Simulation, n: usize)
+where
+    for<'a> (&'a SymmetricBuffer<T>, &'a SymmetricBuffer<T>, &'a SymmetricBuffer<f32>, u32):
+        LaunchArgs<K::Args>,
+{
+    let k = tile_columns::<T>() as usize;
+    let (a, b) = (numbers::<T>(64 * k, 1), numbers::<T>(n * k, 5));
+    assert_eq!(sums_of::<K, T>(simulation, &a, &b), product(&a, &b, k), "{}", T::NAME);
+}
+
 #[test]
 fn a_warpgroups_sums_are_where_ptx_says_for_any_type_and_width() {
     for n in [8, 64] {
-        let (a, b) = (numbers(64 * 64, 1), numbers(n * 64, 5));
-        let to_f16 = |m: &[bf16]| m.iter().map(|x| f16::from_f32(x.to_f32())).collect::<Vec<_>>();
         for simulation in [Simulation::new(1), Simulation::new(1).seed(2)] {
-            let want = product(&a, &b, 64);
-            assert_eq!(sums_of::<narrow<bf16>, _>(&simulation, &a, &b), want);
-            assert_eq!(sums_of::<narrow<f16>, _>(&simulation, &to_f16(&a), &to_f16(&b)), want);
+            multiplies::<narrow<bf16>, bf16>(&simulation, n);
+            multiplies::<narrow<f16>, f16>(&simulation, n);
+            multiplies::<narrow<F8E4M3>, F8E4M3>(&simulation, n);
+            multiplies::<narrow<F8E5M2>, F8E5M2>(&simulation, n);
         }
     }
 }
@@ -306,38 +334,50 @@ unsafe fn copies_tile(
     }
 }
 
-#[test]
-fn a_stored_tile_is_what_was_loaded_and_nothing_is_stored_outside() {
+/// Copies tiles from and to these rows and columns of a matrix.
+fn copies_tiles<T: Element + Number>(places: &[(usize, usize)]) {
     const ROWS: usize = 70;
-    const COLUMNS: usize = 80;
-    let matrix = numbers(ROWS * COLUMNS, 2);
-    let untouched = vec![bf16::from_f32(99.0); ROWS * COLUMNS];
-    for (from_at, to_at) in [(0, 0), (64, 64), (0, 64), (16, 8), (64, 0), (72, 0), (0, 72)] {
+    let tile_columns = tile_columns::<T>() as usize;
+    let columns = tile_columns + 16;
+    let matrix = numbers::<T>(ROWS * columns, 2);
+    let untouched = vec![T::nearest(40.0); ROWS * columns];
+    for &(from_at, to_at) in places {
         let got = simulate(Simulation::new(1), |gpu| {
             let (from, to) = (gpu.buffer(&matrix)?, gpu.buffer(&untouched)?);
             let map = |address| {
-                let (rows, columns) = (ROWS as u32, COLUMNS as u32);
-                gpu.context().tensor_map(&TensorMapDesc { address, rows, columns, tile_rows: 64 })
+                gpu.context().tensor_map(&TensorMapDesc {
+                    address,
+                    rows: ROWS as u32,
+                    columns: columns as u32,
+                    tile_rows: 64,
+                    element_bytes: size_of::<T>() as u32,
+                })
             };
             let (map_from, map_to) = (map(from.device_address())?, map(to.device_address())?);
             let copy = copies_tile::args(map_from, map_to, from_at as u32, to_at as u32);
             gpu.launch(copy.grid(1).block(1).dynamic_shared(64 * 128 + 1024))?;
             read(&to)
         });
-        let in_tile = to_at..to_at + 64;
         for (at, got) in got[0].iter().enumerate() {
-            let (i, j) = (at / COLUMNS, at % COLUMNS);
+            let (i, j) = (at / columns, at % columns);
             let (row, column) = (i + from_at, j + from_at);
-            let want = if !in_tile.contains(&i) || !in_tile.contains(&j) {
+            let in_tile = (to_at..to_at + 64).contains(&i);
+            let want = if !in_tile || !(to_at..to_at + tile_columns).contains(&j) {
                 untouched[at]
-            } else if row - to_at >= ROWS || column - to_at >= COLUMNS {
-                bf16::ZERO
+            } else if row - to_at >= ROWS || column - to_at >= columns {
+                T::nearest(0.0)
             } else {
-                matrix[(row - to_at) * COLUMNS + column - to_at]
+                matrix[(row - to_at) * columns + column - to_at]
             };
-            assert_eq!(*got, want, "from {from_at} to {to_at}: {i}, {j}");
+            assert_eq!(*got, want, "{} from {from_at} to {to_at}: {i}, {j}", T::NAME);
         }
     }
+}
+
+#[test]
+fn a_stored_tile_is_what_was_loaded_and_nothing_is_stored_outside() {
+    copies_tiles::<bf16>(&[(0, 0), (64, 64), (0, 64), (16, 8), (64, 0), (72, 0), (0, 72)]);
+    copies_tiles::<F8E4M3>(&[(0, 0), (64, 64), (0, 64), (16, 48), (64, 0), (80, 0), (0, 80)]);
 }
 
 /// A producer and a consumer share a slot: each waits for the phase that the other completes.
@@ -398,4 +438,24 @@ fn a_tensor_map_of_the_driver_is_refused_with_what_to_do() {
         gpu.launch(foreign_map.grid(1).block(1).dynamic_shared(16 << 10))
     });
     assert!(error.to_string().contains("Context::tensor_map"), "{error}");
+}
+
+#[test]
+fn a_matrix_that_tma_cannot_copy_is_refused_with_the_reason() {
+    let good = TensorMapDesc { address: 64, rows: 1, columns: 16, tile_rows: 1, element_bytes: 1 };
+    simulate(Simulation::new(1), |gpu| {
+        gpu.context().tensor_map(&good)?;
+        for (desc, reason) in [
+            (TensorMapDesc { element_bytes: 4, ..good }, "1 or 2 bytes, not 4"),
+            (TensorMapDesc { element_bytes: 0, ..good }, "1 or 2 bytes, not 0"),
+            (TensorMapDesc { columns: 24, ..good }, "a multiple of 16 elements: it is 1 x 24"),
+            (TensorMapDesc { columns: 20, element_bytes: 2, ..good }, "a multiple of 8 elements"),
+            (TensorMapDesc { address: 72, ..good }, "it is at 0x48"),
+            (TensorMapDesc { tile_rows: 257, ..good }, "1 to 256 rows, not 257"),
+        ] {
+            let error = gpu.context().tensor_map(&desc).err().map(|e| e.to_string());
+            assert!(error.as_ref().is_some_and(|e| e.contains(reason)), "{desc:?}: {error:?}");
+        }
+        Ok(())
+    });
 }

@@ -29,8 +29,15 @@
 //! }
 //! ```
 
-use crate::arch;
-pub use crate::arch::Factor;
+use half::{bf16, f16};
+
+use crate::{arch, wgmma};
+
+/// An element type of the factors: `bf16` or `f16`.
+pub trait Factor: wgmma::Factor {}
+
+impl Factor for bf16 {}
+impl Factor for f16 {}
 
 /// `d += a * b`: 16 x 8 sums in `f32` of products of a 16 x 16 and a 16 x 8 matrix of `bf16` or
 /// `f16`. PTX: `mma.sync.aligned.m16n8k16.row.col.f32`. Needs sm_80.

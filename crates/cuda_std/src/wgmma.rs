@@ -24,13 +24,13 @@
 //! ///
 //! /// The warpgroup calls this together; the tiles have arrived, aligned to 1,024 bytes.
 //! unsafe fn product(d: &mut [f32; 128], a: *const u8, b: *const u8) {
-//!     let (a, b) = (Tile::at(a), Tile::at(b));
+//!     let (a, b) = (Tile::<bf16>::at(a), Tile::<bf16>::at(b));
 //!     // SAFETY: the caller's contract.
 //!     unsafe {
 //!         wgmma::fence_operand(d);
 //!         wgmma::fence();
 //!         for k in [0, 16, 32, 48] {
-//!             wgmma::multiply::<bf16, _>(d, a.columns_from(k), b.columns_from(k), true);
+//!             wgmma::multiply(d, a.columns_from(k), b.columns_from(k), true);
 //!         }
 //!         wgmma::commit_group();
 //!         wgmma::wait_groups::<0>();
@@ -39,41 +39,52 @@
 //! }
 //! ```
 
+use core::marker::PhantomData;
+
 use crate::arch;
 pub use crate::arch::{Factor, Sums};
 
-/// A tile of 16-bit elements in shared memory: rows of 64 elements (128 bytes), swizzled as in
-/// [`TensorMapDesc`](devcomm_types::TensorMapDesc). The rows of `b` are the second factor's
+/// A tile of `T` in shared memory: rows of 128 bytes, 64 elements of 16 bits or 128 of 8, swizzled
+/// as in [`TensorMapDesc`](devcomm_types::TensorMapDesc). The rows of `b` are the second factor's
 /// columns.
 #[derive(Clone, Copy)]
-pub struct Tile(pub(crate) arch::TileAddress);
+pub struct Tile<T>(pub(crate) arch::TileAddress, PhantomData<T>);
 
-impl Tile {
+impl<T: Factor> Tile<T> {
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub(crate) fn at_shared(address: arch::SharedAddress) -> Self {
+        Self(arch::tile_address(address), PhantomData)
+    }
+
     /// The tile at an address in shared memory, a multiple of 1,024.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn at(address: *const u8) -> Self {
-        Self(arch::tile_address(arch::shared_address(address)))
+        Self::at_shared(arch::shared_address(address))
     }
 
-    /// The tile from column `k` on; `k` is a multiple of 8 below 64.
+    /// The tile from column `k` on, a multiple of 16 bytes within a row.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
     pub fn columns_from(self, k: u32) -> Self {
-        Self(arch::tile_offset_bytes(self.0, 2 * k))
+        self.offset_bytes(k * size_of::<T>() as u32)
     }
 
-    /// The tile at a byte offset, a multiple of 1,024.
+    /// The tile at a byte offset: a multiple of 1,024 for other rows, of 16 for other columns.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
     pub fn offset_bytes(self, bytes: u32) -> Self {
-        Self(arch::tile_offset_bytes(self.0, bytes))
+        Self(arch::tile_offset_bytes(self.0, bytes), PhantomData)
     }
 }
 
-/// `d = a * b`, or `d += a * b` if `accumulate`: 64 x `N` sums in `f32` of products of 16 columns
-/// of `a` (64 rows) and of `b` (`N` rows), where `D` is `[f32; N / 2]`. PTX:
-/// `wgmma.mma_async.sync.aligned.m64nNk16.f32`, with factors of `bf16` or `f16`.
+/// `d = a * b`, or `d += a * b` if `accumulate`: 64 x `N` sums in `f32` of products of
+/// [`Factor::TERMS`] columns of `a` (64 rows) and of `b` (`N` rows), where `D` is `[f32; N / 2]`.
+/// PTX: `wgmma.mma_async.sync.aligned.m64nNk16.f32`, or `m64nNk32` for 8-bit factors.
+///
+/// Hopper adds products of 8-bit factors with fewer bits than `f32` has: relative to the largest of
+/// them and the sum so far, about 13 bits behind the point. The simulator adds in `f32`.
 ///
 /// In a thread's `d`, elements `4 * j` and `4 * j + 1` are in row `16 * warp + lane / 4`, columns
 /// `8 * j + 2 * (lane % 4)` and the next; `4 * j + 2` and `4 * j + 3` are eight rows below them.
@@ -86,7 +97,7 @@ impl Tile {
 /// writes the tiles.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
-pub unsafe fn multiply<T: Factor, D: Sums>(d: &mut D, a: Tile, b: Tile, accumulate: bool) {
+pub unsafe fn multiply<T: Factor, D: Sums>(d: &mut D, a: Tile<T>, b: Tile<T>, accumulate: bool) {
     // SAFETY: the caller's contract.
     unsafe { d.wgmma::<T>(a.0, b.0, accumulate) }
 }

@@ -1,5 +1,6 @@
 //! The matrix product on one GPU, with the checks of its launches.
 
+mod element;
 mod hopper;
 mod plan;
 mod portable;
@@ -7,11 +8,14 @@ mod portable;
 use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
-use devcomm_host::{Buffer, KernelSet, Kernels, ModuleSource, Result, Stream};
+use devcomm_host::{
+    Buffer, DataType, DeviceSlice, Element, KernelSet, Kernels, ModuleSource, Result, Stream,
+};
 use devcomm_kernels as kernels;
 use devcomm_types::Kernel;
 use half::bf16;
 
+pub use self::element::{GemmElement, ScaledElement};
 use self::hopper::{Matrices, Prepared};
 pub use self::plan::{GemmPlan, ParsePlanError};
 use crate::check::{check_extents, check_len, refuse, require_context};
@@ -20,15 +24,20 @@ use crate::{KERNELS, modules};
 /// `C = A x B^T` on one GPU and one stream: owns the loaded kernel, and launches it.
 ///
 /// A has `m x k` elements, B `n x k` (as `nn.Linear` keeps its weights) and C `m x n`, all
-/// row-major bf16. Sums are in f32 and rounded once.
+/// row-major. Sums are in f32 and rounded once. A and B are of bf16, f16 or 8-bit floats, C is of
+/// [`GemmElement::Output`].
 ///
 /// On Hopper, products whose rows of A and B begin at multiples of 16 bytes (`k` is a multiple of
-/// 8) are by `wgmma` and TMA, fastest if `n` is a multiple of 8 too. All others, and those on any
-/// other GPU since Ampere, are by `mma.sync`: fastest if `k` is a multiple of 8, slowest if it is
-/// odd.
+/// 8 for bf16) are by `wgmma` and TMA, fastest if `n` is a multiple of 8 too. All others, and those
+/// on any other GPU since Ampere, are by `mma.sync`: fastest if `k` is a multiple of 8, slowest if
+/// it is odd.
 ///
-/// How a shape is computed, its [`GemmPlan`], comes from a table of measurements for this GPU, or
-/// from a model.
+/// 8-bit floats need Hopper, matrices at multiples of 16 bytes, and `k` that is a multiple of 16.
+/// Hopper adds their products with fewer bits than f32 has: about 13 behind the point, relative to
+/// the largest of them and the sum so far.
+///
+/// How a shape of bf16 is computed, its [`GemmPlan`], comes from a table of measurements for this
+/// GPU, or from a model.
 ///
 /// Launches are *dependent*: a product may begin while the previous kernel of the stream still
 /// runs, if that one allows it, but waits for it before it reads A or B, or writes C.
@@ -53,15 +62,18 @@ pub struct Gemm {
     /// The GPU's name if it is of the Hopper family.
     hopper: Option<String>,
     constant_b: bool,
-    plans: Mutex<HashMap<[u32; 3], Planned>>,
+    plans: Mutex<HashMap<Problem, Planned>>,
 }
+
+/// The type of the factors, and a shape.
+type Problem = (DataType, [u32; 3]);
 
 /// The plan for a shape, prepared if it is not the portable one.
 type Planned = (GemmPlan, Option<Prepared>);
 
 static MODULES: LazyLock<Vec<ModuleSource>> = LazyLock::new(|| {
     let swapped = kernels::gemm_swapped::<kernels::gemm::gemm_swapped::M8N64>::FILE;
-    modules(&[kernels::gemm_wgmma::FILE, swapped, kernels::gemm_mma::<bf16>::FILE])
+    modules(&[kernels::gemm_wgmma::<bf16>::FILE, swapped, kernels::gemm_mma::<bf16>::FILE])
 });
 
 impl Gemm {
@@ -74,7 +86,7 @@ impl Gemm {
     pub fn new(stream: &Stream) -> Result<Self> {
         let set = KernelSet { modules: &MODULES, unavailable: KERNELS.unavailable };
         let compiled = Kernels::load(stream.context(), &set)?;
-        let hopper = match compiled.info::<kernels::gemm_wgmma>() {
+        let hopper = match compiled.info::<kernels::gemm_wgmma<bf16>>() {
             Ok(_) => Some(stream.context().device_name()?),
             Err(_) => {
                 compiled.info::<kernels::gemm_mma<bf16>>()?;
@@ -97,17 +109,18 @@ impl Gemm {
         self
     }
 
-    /// How products of this shape are computed, if the buffers are aligned to 16 bytes.
+    /// How products of bf16 of this shape are computed, if the buffers are aligned to 16 bytes.
     ///
     /// # Errors
     ///
     /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a shape without elements or
     /// too large a one; those of the driver.
     pub fn plan(&self, shape: [usize; 3]) -> Result<GemmPlan> {
-        Ok(self.prepare(check_extents(shape)?)?.0)
+        Ok(self.prepare::<bf16>(check_extents(shape)?)?.0)
     }
 
-    /// The plans for this shape that there are on this GPU, the one expected to be fastest first.
+    /// The plans for bf16 of this shape that there are on this GPU, the one expected to be fastest
+    /// first.
     ///
     /// # Errors
     ///
@@ -118,7 +131,7 @@ impl Gemm {
         if self.hopper.is_some() && k.is_multiple_of(8) {
             let multiprocessors = self.stream.context().limits().multiprocessors;
             for plan in plan::candidates(shape, multiprocessors) {
-                if self.prepare_plan(plan, shape)?.is_some() {
+                if self.prepare_plan::<bf16>(plan, shape)?.is_some() {
                     plans.push(plan);
                 }
             }
@@ -127,7 +140,7 @@ impl Gemm {
         Ok(plans)
     }
 
-    /// Computes products of this shape in this way from now on.
+    /// Computes products of bf16 of this shape in this way from now on.
     ///
     /// # Errors
     ///
@@ -138,36 +151,42 @@ impl Gemm {
             return refuse(format!("the plan `{plan}` is none for {shape:?} on this GPU"));
         }
         let shape = check_extents(shape)?;
-        let prepared = self.prepare_plan(plan, shape)?;
-        self.planned().insert(shape, (plan, prepared));
+        let prepared = self.prepare_plan::<bf16>(plan, shape)?;
+        self.planned().insert((bf16::DATA_TYPE, shape), (plan, prepared));
         Ok(())
     }
 
-    fn planned(&self) -> MutexGuard<'_, HashMap<[u32; 3], Planned>> {
+    fn planned(&self) -> MutexGuard<'_, HashMap<Problem, Planned>> {
         self.plans.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn prepare(&self, shape @ [.., k]: [u32; 3]) -> Result<Planned> {
-        if let Some(prepared) = self.planned().get(&shape) {
+    fn prepare<T: GemmElement>(&self, shape @ [.., k]: [u32; 3]) -> Result<Planned> {
+        let problem = (T::DATA_TYPE, shape);
+        if let Some(prepared) = self.planned().get(&problem) {
             return Ok(*prepared);
         }
         let mut found = (GemmPlan::Portable, None);
-        if let Some(name) = self.hopper.as_deref().filter(|_| k.is_multiple_of(8)) {
+        let unit = 16 / size_of::<T>() as u32;
+        if let Some(name) = self.hopper.as_deref().filter(|_| k.is_multiple_of(unit)) {
             let multiprocessors = self.stream.context().limits().multiprocessors;
             let measured = plan::measured(name, shape);
             for plan in measured.into_iter().chain(plan::candidates(shape, multiprocessors)) {
-                if let Some(prepared) = self.prepare_plan(plan, shape)? {
+                if let Some(prepared) = self.prepare_plan::<T>(plan, shape)? {
                     found = (plan, Some(prepared));
                     break;
                 }
             }
         }
-        self.planned().insert(shape, found);
+        self.planned().insert(problem, found);
         Ok(found)
     }
 
-    fn prepare_plan(&self, plan: GemmPlan, shape: [u32; 3]) -> Result<Option<Prepared>> {
-        hopper::prepare(&self.compiled, self.stream.context(), plan, shape)
+    fn prepare_plan<T: GemmElement>(
+        &self,
+        plan: GemmPlan,
+        shape: [u32; 3],
+    ) -> Result<Option<Prepared>> {
+        hopper::prepare::<T>(&self.compiled, self.stream.context(), plan, shape)
     }
 
     /// Enqueues one product of `[m, n, k]`: reads `m * k` elements of `a` and `n * k` of `b`, and
@@ -176,15 +195,17 @@ impl Gemm {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a shape without elements,
-    /// and for buffers that are too short or of another context;
+    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a shape without elements, for
+    /// buffers that are too short or of another context, and for 8-bit floats on another GPU or
+    /// with other rows than they need;
     /// [`StateError::Capturing`](devcomm_host::StateError::Capturing) during a stream capture (use
     /// [`launch_capturable`](Self::launch_capturable)); errors of the launch.
-    pub fn launch<A, B, C>(&self, a: &A, b: &B, c: &C, shape: [usize; 3]) -> Result<()>
+    pub fn launch<A, B, C, T>(&self, a: &A, b: &B, c: &C, shape: [usize; 3]) -> Result<()>
     where
-        A: Buffer<Element = bf16>,
-        B: Buffer<Element = bf16>,
-        C: Buffer<Element = bf16>,
+        A: Buffer<Element = T>,
+        B: Buffer<Element = T>,
+        C: Buffer<Element = T::Output>,
+        T: GemmElement,
     {
         self.stream.context().refuse_capturing("Gemm::launch is called")?;
         // SAFETY: no capture is active.
@@ -201,7 +222,7 @@ impl Gemm {
     /// # Safety
     ///
     /// In a capture: the buffers and this object are not dropped while the graph can be launched.
-    pub unsafe fn launch_capturable<A, B, C>(
+    pub unsafe fn launch_capturable<A, B, C, T>(
         &self,
         a: &A,
         b: &B,
@@ -209,32 +230,115 @@ impl Gemm {
         shape: [usize; 3],
     ) -> Result<()>
     where
-        A: Buffer<Element = bf16>,
-        B: Buffer<Element = bf16>,
-        C: Buffer<Element = bf16>,
+        A: Buffer<Element = T>,
+        B: Buffer<Element = T>,
+        C: Buffer<Element = T::Output>,
+        T: GemmElement,
     {
+        let (a, b, c) = (a.device_slice(), b.device_slice(), c.device_slice());
+        // SAFETY: the caller's contract.
+        unsafe { self.enqueue(&a, &b, &c, shape, [0; 2]) }
+    }
+
+    /// As [`launch`](Self::launch), with sums multiplied by the scales of A and of B before they
+    /// are rounded: the first element of each buffer, read when the product runs.
+    ///
+    /// # Errors
+    ///
+    /// As [`launch`](Self::launch), also for scales without elements or of another context.
+    pub fn launch_scaled<A, B, C, S, T>(
+        &self,
+        a: &A,
+        b: &B,
+        c: &C,
+        shape: [usize; 3],
+        scales: [&S; 2],
+    ) -> Result<()>
+    where
+        A: Buffer<Element = T>,
+        B: Buffer<Element = T>,
+        C: Buffer<Element = T::Output>,
+        S: Buffer<Element = f32>,
+        T: ScaledElement,
+    {
+        self.stream.context().refuse_capturing("Gemm::launch_scaled is called")?;
+        // SAFETY: no capture is active.
+        unsafe { self.launch_scaled_capturable(a, b, c, shape, scales) }
+    }
+
+    /// As [`launch_scaled`](Self::launch_scaled), but also allowed during a stream capture.
+    ///
+    /// # Errors
+    ///
+    /// As [`launch_scaled`](Self::launch_scaled), except
+    /// [`StateError::Capturing`](devcomm_host::StateError::Capturing).
+    ///
+    /// # Safety
+    ///
+    /// As [`launch_capturable`](Self::launch_capturable), for the scales too.
+    pub unsafe fn launch_scaled_capturable<A, B, C, S, T>(
+        &self,
+        a: &A,
+        b: &B,
+        c: &C,
+        shape: [usize; 3],
+        scales: [&S; 2],
+    ) -> Result<()>
+    where
+        A: Buffer<Element = T>,
+        B: Buffer<Element = T>,
+        C: Buffer<Element = T::Output>,
+        S: Buffer<Element = f32>,
+        T: ScaledElement,
+    {
+        let scales = scales.map(Buffer::device_slice);
+        for (name, scale) in ["the scale of A", "the scale of B"].into_iter().zip(&scales) {
+            require_context(name, scale.context(), self.stream.context())?;
+            check_len(name, scale.len(), 1, 1)?;
+        }
+        let (a, b, c) = (a.device_slice(), b.device_slice(), c.device_slice());
+        let scales = scales.map(|scale| scale.device_address());
+        // SAFETY: the caller's contract.
+        unsafe { self.enqueue(&a, &b, &c, shape, scales) }
+    }
+
+    /// Enqueues a product. An address of a scale is 0 if there is none.
+    ///
+    /// # Safety
+    ///
+    /// As [`launch_capturable`](Self::launch_capturable); the scales are allocated until the
+    /// product has ended.
+    unsafe fn enqueue<T: GemmElement>(
+        &self,
+        a: &DeviceSlice<T>,
+        b: &DeviceSlice<T>,
+        c: &DeviceSlice<T::Output>,
+        shape: [usize; 3],
+        scales: [u64; 2],
+    ) -> Result<()> {
         let extents = check_extents(shape)?;
         let [rows, columns, terms] = shape;
-        let (a, b, c) = (a.device_slice(), b.device_slice(), c.device_slice());
-        let mut aligned = true;
-        let matrices =
-            [("A", &a, rows, terms), ("B", &b, columns, terms), ("C", &c, rows, columns)];
-        for (name, buffer, rows, columns) in matrices {
-            require_context(name, buffer.context(), self.stream.context())?;
-            check_len(name, buffer.len(), rows, columns)?;
-            aligned &= buffer.device_address().is_multiple_of(16);
+        let matrices = [
+            ("A", a.context(), a.len(), rows, terms),
+            ("B", b.context(), b.len(), columns, terms),
+            ("C", c.context(), c.len(), rows, columns),
+        ];
+        for (name, context, len, rows, columns) in matrices {
+            require_context(name, context, self.stream.context())?;
+            check_len(name, len, rows, columns)?;
         }
-        let prepared = if aligned { self.prepare(extents)?.1 } else { None };
+        let (a, b, c) = (a.device_address(), b.device_address(), c.device_address());
+        let aligned = (a | b | c).is_multiple_of(16);
+        let prepared = if aligned { self.prepare::<T>(extents)?.1 } else { None };
+        let matrices = Matrices { a, b, c, shape: extents, scales };
+        let (compiled, stream) = (&self.compiled, &self.stream);
         // SAFETY: the buffers have the elements; dropping one waits for the stream, and the caller
         // ensures what a graph needs.
         unsafe {
-            let Some(prepared) = prepared else {
-                let matrices = [&a, &b, &c];
-                return portable::launch(&self.compiled, &self.stream, matrices, extents);
-            };
-            let [a, b, c] = [a, b, c].map(|buffer| buffer.device_address());
-            let matrices = Matrices { a, b, c, shape: extents };
-            prepared.launch(&self.compiled, &self.stream, matrices, self.constant_b)
+            match prepared {
+                Some(prepared) => prepared.launch::<T>(compiled, stream, matrices, self.constant_b),
+                None => portable::launch::<T>(compiled, stream, matrices),
+            }
         }
     }
 }

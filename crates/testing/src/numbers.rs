@@ -1,13 +1,14 @@
 //! Random inputs of reductions, and checks of the sums.
 
 use cuda_std::vector::Accumulate;
+use devcomm_types::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
 /// An element type of sums.
 pub trait Number: Accumulate + PartialEq + std::fmt::Debug {
     /// Distance from 1 to the next larger number.
     const EPSILON: f64;
-    /// Half the distance between subnormal numbers (0 where it does not matter: only f16 needs it).
+    /// Half the distance between subnormal numbers (0 where it does not matter).
     const HALF_STEP_AT_ZERO: f64;
     /// The nearest number to `x`.
     fn nearest(x: f32) -> Self;
@@ -38,6 +39,8 @@ numbers! {
     f32, f32::EPSILON as f64, 0.0, |x| x, f64::from;
     f16, 1.0 / (1u64 << 10) as f64, 1.0 / (1u64 << 25) as f64, f16::from_f32, f16::to_f64;
     bf16, 1.0 / (1u64 << 7) as f64, 0.0, bf16::from_f32, bf16::to_f64;
+    F8E4M3, 1.0 / 8.0, 1.0 / (1u64 << 10) as f64, F8E4M3::from_f32, |x| F8E4M3::to_f64(&x);
+    F8E5M2, 1.0 / 4.0, 1.0 / (1u64 << 17) as f64, F8E5M2::from_f32, |x| F8E5M2::to_f64(&x);
 }
 
 /// Element `index` of rank `rank`'s input: uniform in -1 to 1.

@@ -28,8 +28,8 @@ impl fmt::Debug for TensorMap {
     }
 }
 
-/// A row-major matrix of 16-bit elements, and the tiles that are copied from it. Elements outside
-/// of the matrix are copied as zeros.
+/// A row-major matrix of 16-bit or 8-bit elements, and the tiles that are copied from it. Elements
+/// outside of the matrix are copied as zeros.
 ///
 /// In shared memory a row of the tile has 128 bytes, rows are contiguous, and the 16-byte chunks of
 /// row `r` are swizzled: chunk `c` is at `c ^ (r % 8)`, the 128-byte swizzle with which tensor
@@ -40,15 +40,17 @@ pub struct TensorMapDesc {
     pub address: u64,
     /// Rows of the matrix, at least 1.
     pub rows: u32,
-    /// Elements per row, a multiple of 8; rows are contiguous.
+    /// Elements per row, of 16 bytes or a multiple of that; rows are contiguous.
     pub columns: u32,
-    /// Rows per tile, 1 to 256. A tile has [`TensorMapDesc::TILE_COLUMNS`] columns.
+    /// Rows per tile, 1 to 256, of [`TensorMapDesc::ROW_BYTES`].
     pub tile_rows: u32,
+    /// Bytes of an element, 1 or 2.
+    pub element_bytes: u32,
 }
 
 impl TensorMapDesc {
-    /// Columns of a tile, 128 bytes.
-    pub const TILE_COLUMNS: u32 = 64;
+    /// Bytes of a tile's row.
+    pub const ROW_BYTES: u32 = 128;
 
     /// The map in the simulator's encoding, which is not valid on a GPU.
     #[must_use]
@@ -59,6 +61,7 @@ impl TensorMapDesc {
         words[2] = self.rows as u64;
         words[3] = self.columns as u64;
         words[4] = self.tile_rows as u64;
+        words[5] = self.element_bytes as u64;
         TensorMap { words }
     }
 
@@ -74,6 +77,7 @@ impl TensorMapDesc {
             rows: words[2] as u32,
             columns: words[3] as u32,
             tile_rows: words[4] as u32,
+            element_bytes: words[5] as u32,
         })
     }
 }
@@ -87,7 +91,13 @@ mod tests {
 
     #[test]
     fn the_simulators_map_is_read_back_and_no_other() {
-        let desc = TensorMapDesc { address: 0x7f00, rows: 3, columns: 8, tile_rows: 128 };
+        let desc = TensorMapDesc {
+            address: 0x7f00,
+            rows: 3,
+            columns: 16,
+            tile_rows: 128,
+            element_bytes: 1,
+        };
         assert_eq!(TensorMapDesc::of_simulated(&desc.for_simulator()), Some(desc));
         assert_eq!(TensorMapDesc::of_simulated(&TensorMap { words: [1; 16] }), None);
     }

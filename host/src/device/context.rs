@@ -149,7 +149,7 @@ impl Context {
         streams.push(Rc::downgrade(stream));
     }
 
-    /// The tensor map with which TMA reads a matrix of bf16, for kernels that take a
+    /// The tensor map with which TMA copies a matrix, for kernels that take a
     /// `GridConstant<TensorMap>`.
     ///
     /// The matrix itself is not read, and must be allocated when the kernel runs. CUDA:
@@ -160,16 +160,22 @@ impl Context {
     /// [`Error::InvalidInput`] for numbers that [`TensorMapDesc`] does not allow; the driver's
     /// error on a GPU without TMA.
     pub fn tensor_map(&self, tiling: &TensorMapDesc) -> Result<TensorMap> {
-        let TensorMapDesc { address, rows, columns, tile_rows } = *tiling;
+        let TensorMapDesc { address, rows, columns, tile_rows, element_bytes } = *tiling;
+        if !(1..=2).contains(&element_bytes) {
+            return Err(Error::invalid(format!(
+                "a tensor map's elements have 1 or 2 bytes, not {element_bytes}"
+            )));
+        }
+        let unit = 16 / element_bytes;
         if address == 0 || !address.is_multiple_of(16) {
             return Err(Error::invalid(format!(
                 "a tensor map's matrix must be aligned to 16 bytes: it is at {address:#x}"
             )));
         }
-        if rows == 0 || columns == 0 || !columns.is_multiple_of(8) {
+        if rows == 0 || columns == 0 || !columns.is_multiple_of(unit) {
             return Err(Error::invalid(format!(
-                "a tensor map's matrix needs rows with a multiple of 8 elements: it is {rows} x \
-                 {columns}"
+                "a tensor map's matrix needs rows with a multiple of {unit} elements: it is {rows} \
+                 x {columns}"
             )));
         }
         if !(1..=256).contains(&tile_rows) {

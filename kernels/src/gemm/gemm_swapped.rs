@@ -357,7 +357,7 @@ impl<S: Shape> Block<S> {
                         let b = b.rows::<WARPGROUP_N>(thread / 128 * WARPGROUP_N).factor();
                         let (a, b) = (a.columns_from(term % TILE_K), b.columns_from(term % TILE_K));
                         let accumulate = step != work.first || term > 0;
-                        wgmma::multiply::<bf16, _>(&mut sums, b, a, accumulate);
+                        wgmma::multiply(&mut sums, b, a, accumulate);
                         term += 16;
                     }
                     wgmma::commit_group();

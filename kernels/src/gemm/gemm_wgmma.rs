@@ -6,20 +6,21 @@
 //! blocks of a cluster compute tiles that are neighbours in a column: both need the same rows of B,
 //! of which each loads half for both.
 
+use core::marker::PhantomData;
+
 use cuda_std::convert::Half;
 use cuda_std::prelude::*;
 use cuda_std::tile::{Pipeline, PipelineState, SharedTile, TileMemory, TileOrder};
+use cuda_std::wgmma::Factor;
 use cuda_std::{cluster, grid, tma, wgmma};
-use devcomm_types::{GridConstant, TensorMap};
+use devcomm_types::{F8E4M3, F8E5M2, GridConstant, TensorMap};
 
 /// Rows of a tile of C.
 pub const TILE_M: u32 = 128;
 /// Columns of a tile of C.
 pub const TILE_N: u32 = 256;
-/// Terms of the sums that a stage has.
-const TILE_K: u32 = A::COLUMNS;
 /// Columns of C that a warp stores at once.
-pub const STORE_N: u32 = Store::COLUMNS;
+pub const STORE_N: u32 = Store::<bf16>::COLUMNS;
 /// Rows of C that a warp stores at once.
 pub const STORE_M: u32 = 16;
 /// Stores of a warp per tile.
@@ -38,19 +39,47 @@ const MULTIPLYING_WARPS: u32 = 8;
 /// Rows of a warpgroup.
 const WARPGROUP_M: u32 = 64;
 
-type A = SharedTile<bf16, TILE_M>;
-type B = SharedTile<bf16, TILE_N>;
-type Store = SharedTile<bf16, STORE_M>;
+/// An element type of A and B.
+pub trait GemmFactor: Factor {
+    /// The element type of C.
+    type Output: Half;
+    /// Whether A and B have scales.
+    const SCALED: bool = size_of::<Self>() == 1;
+}
 
-const STAGE_BYTES: u32 = A::BYTES + B::BYTES;
+impl GemmFactor for bf16 {
+    type Output = Self;
+}
+
+impl GemmFactor for f16 {
+    type Output = Self;
+}
+
+impl GemmFactor for F8E4M3 {
+    type Output = bf16;
+}
+
+impl GemmFactor for F8E5M2 {
+    type Output = bf16;
+}
+
+type A<T> = SharedTile<T, TILE_M>;
+type B<T> = SharedTile<T, TILE_N>;
+type Store<T> = SharedTile<<T as GemmFactor>::Output, STORE_M>;
+
+/// Tiles have as many bytes for every type.
+const STAGE_BYTES: u32 = A::<bf16>::BYTES + B::<bf16>::BYTES;
 /// Two tiles for the stores of each warp: while TMA reads one, the warp writes the other.
-const STORE_BYTES: u32 = 2 * MULTIPLYING_WARPS * Store::BYTES;
+const STORE_BYTES: u32 = 2 * MULTIPLYING_WARPS * Store::<bf16>::BYTES;
 /// Dynamic shared memory in bytes, with what the alignment takes.
 pub const SHARED: u32 = STAGES * STAGE_BYTES + STORE_BYTES + TileMemory::PADDING;
 /// Threads per block: two warpgroups that multiply, one that loads.
 pub const THREADS: u32 = 384;
 
-/// `C = A x B^T` in bf16, for Hopper.
+/// `C = A x B^T`, for Hopper: of bf16 or f16 in the same type, of 8-bit floats in bf16.
+///
+/// With 8-bit factors the sums are multiplied by `scale_a` and `scale_b` before they are rounded; a
+/// null pointer means 1. Other factors have none.
 ///
 /// `a` and `b` are tensor maps with tiles of 128 rows, `c` one with tiles of [`STORE_M`], which is
 /// used only if `unaligned` is null: C's address otherwise, for `n` that is not a multiple of 8.
@@ -60,24 +89,27 @@ pub const THREADS: u32 = 384;
 ///
 /// # Safety
 ///
-/// The matrices of the maps are allocated, and have `m x k`, `n x k` and `m x n` elements. No other
-/// kernel writes A or B, or accesses C.
-#[kernel(arch = "sm_90a", max_threads = 384, cluster = 2)]
-pub unsafe fn gemm_wgmma(
+/// The matrices of the maps are allocated, and have `m x k`, `n x k` and `m x n` elements, the
+/// scales one each. No other kernel writes A, B or the scales, or accesses C.
+#[kernel(arch = "sm_90a", max_threads = 384, cluster = 2, T = [bf16, f16, F8E4M3, F8E5M2])]
+pub unsafe fn gemm_wgmma<T: GemmFactor>(
     a: GridConstant<TensorMap>,
     b: GridConstant<TensorMap>,
     c: GridConstant<TensorMap>,
-    unaligned: *mut bf16,
+    unaligned: *mut <T as GemmFactor>::Output,
     m: u32,
     n: u32,
     k: u32,
+    scale_a: *const f32,
+    scale_b: *const f32,
 ) {
     grid::launch_next();
     let order =
         TileOrder::<GROUP> { rows: m.div_ceil(CLUSTER * TILE_M), columns: n.div_ceil(TILE_N) };
     // SAFETY: only this pipeline uses the words; it is initialised first.
     let shared = unsafe {
-        Shared {
+        Shared::<T> {
+            element: PhantomData,
             memory: TileMemory::dynamic(),
             pipeline: Pipeline::at(shared_array![u64; Pipeline::words(STAGES)], STAGES),
         }
@@ -92,7 +124,8 @@ pub unsafe fn gemm_wgmma(
         cluster::sync_relaxed();
         if warp < MULTIPLYING_WARPS {
             wgmma::raise_registers::<232>();
-            multiply(Output { map: &c, unaligned, m, n }, shared, order, k);
+            let scales = [scale_a, scale_b];
+            multiply(Output { map: &c, unaligned, m, n }, shared, order, k, scales);
         } else {
             wgmma::lower_registers::<40>();
             if warp == MULTIPLYING_WARPS && warp::lane_id() == 0 {
@@ -107,20 +140,24 @@ pub unsafe fn gemm_wgmma(
 
 /// The block's shared memory.
 #[derive(Clone, Copy)]
-struct Shared {
+struct Shared<T> {
+    element: PhantomData<T>,
     memory: TileMemory,
     pipeline: Pipeline,
 }
 
-impl Shared {
+impl<T: GemmFactor> Shared<T> {
+    /// Terms of the sums that a stage has.
+    const TILE_K: u32 = A::<T>::COLUMNS;
+
     #[inline(always)]
-    fn a(self, state: PipelineState) -> A {
+    fn a(self, state: PipelineState) -> A<T> {
         self.memory.tile(state.stage * STAGE_BYTES)
     }
 
     #[inline(always)]
-    fn b(self, state: PipelineState) -> B {
-        self.memory.tile(state.stage * STAGE_BYTES + A::BYTES)
+    fn b(self, state: PipelineState) -> B<T> {
+        self.memory.tile(state.stage * STAGE_BYTES + A::<T>::BYTES)
     }
 
     /// Adds a stage's products of 64 rows, or sets the sums to them, and waits for those before.
@@ -143,10 +180,10 @@ impl Shared {
         unsafe {
             wgmma::fence();
             let mut part = 0;
-            while part < TILE_K {
+            while part < Self::TILE_K {
                 let (a, b) = (a.columns_from(part), b.columns_from(part));
-                wgmma::multiply::<bf16, _>(sums, a, b, !first || part > 0);
-                part += 16;
+                wgmma::multiply(sums, a, b, !first || part > 0);
+                part += T::TERMS;
             }
             wgmma::commit_group();
             wgmma::wait_groups::<1>();
@@ -155,8 +192,8 @@ impl Shared {
 
     /// One of a warp's two tiles for stores.
     #[inline(always)]
-    fn store(self, warp: u32, which: u32) -> Store {
-        self.memory.tile(STAGES * STAGE_BYTES + (2 * warp + which) * Store::BYTES)
+    fn store(self, warp: u32, which: u32) -> Store<T> {
+        self.memory.tile(STAGES * STAGE_BYTES + (2 * warp + which) * Store::<T>::BYTES)
     }
 }
 
@@ -173,7 +210,13 @@ fn origin(order: TileOrder<GROUP>, number: u32) -> (u32, u32) {
 ///
 /// The kernel's contract, and one thread of each block calls it.
 #[inline(always)]
-unsafe fn load(a: &TensorMap, b: &TensorMap, shared: Shared, order: TileOrder<GROUP>, k: u32) {
+unsafe fn load<T: GemmFactor>(
+    a: &TensorMap,
+    b: &TensorMap,
+    shared: Shared<T>,
+    order: TileOrder<GROUP>,
+    k: u32,
+) {
     const HALF: u32 = TILE_N / CLUSTER;
     tma::prefetch_map(a);
     tma::prefetch_map(b);
@@ -194,7 +237,7 @@ unsafe fn load(a: &TensorMap, b: &TensorMap, shared: Shared, order: TileOrder<GR
                 b_half.load_multicast(b, column + half, term, full, (1 << CLUSTER) - 1);
             }
             state = shared.pipeline.next(state);
-            term += TILE_K;
+            term += Shared::<T>::TILE_K;
         }
         tile += thread::grid_dim_x() / CLUSTER;
     }
@@ -206,7 +249,13 @@ unsafe fn load(a: &TensorMap, b: &TensorMap, shared: Shared, order: TileOrder<GR
 ///
 /// The kernel's contract, and the first [`MULTIPLYING_WARPS`] warps of the block call it.
 #[inline(always)]
-unsafe fn multiply(c: Output<'_>, shared: Shared, order: TileOrder<GROUP>, k: u32) {
+unsafe fn multiply<T: GemmFactor>(
+    c: Output<'_, T>,
+    shared: Shared<T>,
+    order: TileOrder<GROUP>,
+    k: u32,
+    scales: [*const f32; 2],
+) {
     let thread = thread::thread_idx_x();
     let (warp, lane) = (thread / warp::WARP_SIZE, warp::lane_id());
     let (warpgroup, rank_in_warpgroup) = (thread / 128, thread % 128);
@@ -239,7 +288,8 @@ unsafe fn multiply(c: Output<'_>, shared: Shared, order: TileOrder<GROUP>, k: u3
             while slice < SLICES {
                 if term < k {
                     step(&mut sums, state, last, term);
-                    (state, last, term) = (shared.pipeline.next(state), state, term + TILE_K);
+                    (state, last, term) =
+                        (shared.pipeline.next(state), state, term + Shared::<T>::TILE_K);
                 }
                 if any_done {
                     done.store(&c, shared, warp, lane, slice, |i| rest[i - 16 * AT_ONCE as usize]);
@@ -248,7 +298,8 @@ unsafe fn multiply(c: Output<'_>, shared: Shared, order: TileOrder<GROUP>, k: u3
             }
             while term < k {
                 step(&mut sums, state, last, term);
-                (state, last, term) = (shared.pipeline.next(state), state, term + TILE_K);
+                (state, last, term) =
+                    (shared.pipeline.next(state), state, term + Shared::<T>::TILE_K);
             }
             wgmma::wait_groups::<0>();
             wgmma::fence_operand(&mut sums);
@@ -261,7 +312,11 @@ unsafe fn multiply(c: Output<'_>, shared: Shared, order: TileOrder<GROUP>, k: u3
         }
         let (row, column) = origin(order, tile);
         done = Done { row: row + warp * STORE_M, column };
-        let pair = |i: usize| bf16::pack([sums[2 * i], sums[2 * i + 1]]);
+        // Read again for each tile: there is no register to keep it in.
+        // SAFETY: the kernel's contract.
+        let scale = if T::SCALED { unsafe { product_of(scales) } } else { 1.0 };
+        let scaled = |sum: f32| if T::SCALED { scale * sum } else { sum };
+        let pair = |i: usize| T::Output::pack([scaled(sums[2 * i]), scaled(sums[2 * i + 1])]);
         let mut slice = 0;
         while slice < AT_ONCE {
             // SAFETY: the caller's contract.
@@ -288,6 +343,18 @@ unsafe fn multiply(c: Output<'_>, shared: Shared, order: TileOrder<GROUP>, k: u3
     tma::wait_stores::<0>();
 }
 
+/// The product of the scales that there are.
+///
+/// # Safety
+///
+/// The pointers are null, or point to numbers that no thread writes.
+#[inline(always)]
+unsafe fn product_of([a, b]: [*const f32; 2]) -> f32 {
+    // SAFETY: the caller's contract.
+    let scale = |from: *const f32| if from.is_null() { 1.0 } else { unsafe { mem::load(from) } };
+    scale(a) * scale(b)
+}
+
 /// A warp's part of a tile that is computed.
 struct Done {
     row: u32,
@@ -302,10 +369,10 @@ impl Done {
     ///
     /// The lanes of a warp call this together, for one slice after the other.
     #[inline(always)]
-    unsafe fn store(
+    unsafe fn store<T: GemmFactor>(
         &self,
-        c: &Output<'_>,
-        shared: Shared,
+        c: &Output<'_, T>,
+        shared: Shared<T>,
         warp: u32,
         lane: u32,
         slice: u32,
@@ -333,14 +400,14 @@ impl Done {
 }
 
 /// Where the sums go.
-struct Output<'a> {
+struct Output<'a, T: GemmFactor> {
     map: &'a TensorMap,
-    unaligned: *mut bf16,
+    unaligned: *mut T::Output,
     m: u32,
     n: u32,
 }
 
-impl Output<'_> {
+impl<T: GemmFactor> Output<'_, T> {
     /// Stores a warp's tile, element by element.
     ///
     /// # Safety
@@ -348,7 +415,7 @@ impl Output<'_> {
     /// `unaligned` is C's address. The lanes of a warp call this together, and write the tile again
     /// after a barrier.
     #[inline(always)]
-    unsafe fn store(&self, lane: u32, row: u32, column: u32, tile: Store) {
+    unsafe fn store(&self, lane: u32, row: u32, column: u32, tile: Store<T>) {
         let mut i = 0;
         while i < STORE_M * STORE_N / warp::WARP_SIZE {
             let (r, half) = (i / 2, i % 2);
@@ -358,8 +425,8 @@ impl Output<'_> {
                 let at = row as usize * self.n as usize + column as usize;
                 // SAFETY: the element lies in C.
                 unsafe {
-                    let element = bf16::from_bits(tile.bits(r, column_in_tile));
-                    mem::store(self.unaligned.add(at), element);
+                    let bits = tile.bits(r, column_in_tile);
+                    mem::store(self.unaligned.cast::<u16>().add(at), bits);
                 }
             }
             i += 1;

@@ -210,11 +210,11 @@ unsafe fn compute(
 ///
 /// As for [`compute`]; the stage is full.
 #[inline(always)]
-unsafe fn multiply(sums: &mut [f32; 128], a: Tile, b: Tile) {
+unsafe fn multiply(sums: &mut [f32; 128], a: Tile<bf16>, b: Tile<bf16>) {
     let mut k = 0;
     while k < TILE_K {
         // SAFETY: the caller's contract.
-        unsafe { wgmma::multiply::<bf16, _>(sums, a.columns_from(k), b.columns_from(k), true) };
+        unsafe { wgmma::multiply(sums, a.columns_from(k), b.columns_from(k), true) };
         k += 16;
     }
 }

@@ -126,13 +126,15 @@ fn chunks(
     column: u32,
 ) -> impl Iterator<Item = (*mut u128, Option<*mut u128>)> {
     assert!(tile.addr().is_multiple_of(1024), "a tile's address must be a multiple of 1,024");
-    const CHUNKS: u32 = TensorMapDesc::TILE_COLUMNS / 8;
+    const CHUNKS: u32 = TensorMapDesc::ROW_BYTES / 16;
+    // Elements per chunk.
+    let unit = 16 / map.element_bytes;
     let matrix = std::ptr::with_exposed_provenance_mut::<u128>(map.address as usize);
     let (rows, columns) = (map.rows, map.columns);
     (0..map.tile_rows).flat_map(move |r| {
         (0..CHUNKS).map(move |chunk| {
-            let (row, column) = (row + r, column + 8 * chunk);
-            let at = (u64::from(row) * u64::from(columns) + u64::from(column)) / 8;
+            let (row, column) = (row + r, column + unit * chunk);
+            let at = (u64::from(row) * u64::from(columns) + u64::from(column)) / u64::from(unit);
             let in_matrix = row < rows && column < columns;
             let in_tile = swizzled(tile.wrapping_add((128 * r + 16 * chunk) as usize));
             let global = in_matrix.then(|| matrix.wrapping_add(at as usize));

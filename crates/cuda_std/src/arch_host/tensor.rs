@@ -3,6 +3,7 @@
 use std::cell::UnsafeCell;
 use std::panic::Location;
 
+use devcomm_types::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
 use super::memory::touch;
@@ -53,8 +54,9 @@ pub(crate) unsafe fn mma_m16n8k16<T: Factor>(d: &mut [f32; 4], a: [u32; 4], b: [
                 for quarter in 0..4 {
                     let a = words[4 * row + quarter][2 * half + i / 2];
                     let b = words[4 * column + quarter][4 + half];
-                    *sum += T::value(a as u16) * T::value(b as u16);
-                    *sum += T::value((a >> 16) as u16) * T::value((b >> 16) as u16);
+                    let (a, b) = (a.to_le_bytes(), b.to_le_bytes());
+                    *sum += T::value(&a[..2]) * T::value(&b[..2]);
+                    *sum += T::value(&a[2..]) * T::value(&b[2..]);
                 }
             }
         }
@@ -185,39 +187,55 @@ pub(super) fn swizzled<T>(address: *const T) -> *const T {
     address.map_addr(|address| address ^ (address >> 7 & 7) << 4)
 }
 
-/// An element type of the factors of `mma` and `wgmma`.
+/// An element type of the factors of `wgmma`: `bf16`, `f16`, `F8E4M3` or `F8E5M2`.
 pub trait Factor: Copy {
+    /// Terms of a product: 32 bytes of a row.
+    const TERMS: u32 = 32 / size_of::<Self>() as u32;
     #[doc(hidden)]
-    fn value(bits: u16) -> f32;
+    fn value(bytes: &[u8]) -> f32;
 }
 
 impl Factor for bf16 {
-    fn value(bits: u16) -> f32 {
-        Self::from_bits(bits).to_f32()
+    fn value(bytes: &[u8]) -> f32 {
+        Self::from_le_bytes([bytes[0], bytes[1]]).to_f32()
     }
 }
 
 impl Factor for f16 {
-    fn value(bits: u16) -> f32 {
-        Self::from_bits(bits).to_f32()
+    fn value(bytes: &[u8]) -> f32 {
+        Self::from_le_bytes([bytes[0], bytes[1]]).to_f32()
     }
 }
 
-/// The first 16 columns of row `row` of a tile.
+impl Factor for F8E4M3 {
+    fn value(bytes: &[u8]) -> f32 {
+        Self::from_bits(bytes[0]).to_f32()
+    }
+}
+
+impl Factor for F8E5M2 {
+    fn value(bytes: &[u8]) -> f32 {
+        Self::from_bits(bytes[0]).to_f32()
+    }
+}
+
+/// The first columns of row `row` of a tile, [`Factor::TERMS`] of them.
 ///
 /// # Safety
 ///
 /// The tile has the row.
 #[track_caller]
-unsafe fn columns<T: Factor>(tile: TileAddress, row: usize) -> [f32; 16] {
+unsafe fn columns<T: Factor>(tile: TileAddress, row: usize) -> [f32; 32] {
     let row = tile.wrapping_add(128 * row);
-    let mut values = [0.0; 16];
-    for (values, chunk) in values.chunks_exact_mut(8).zip([0, 16]) {
+    let mut values = [0.0; 32];
+    for (values, chunk) in values.chunks_exact_mut(T::TERMS as usize / 2).zip([0, 16]) {
         let from = swizzled(row.wrapping_add(chunk));
         touch(from.cast::<u128>(), Access::Read);
         // SAFETY: the caller's contract.
-        let bits = unsafe { from.cast::<[u16; 8]>().read() };
-        values.iter_mut().zip(bits).for_each(|(value, bits)| *value = T::value(bits));
+        let bytes = unsafe { from.cast::<[u8; 16]>().read() };
+        for (value, bytes) in values.iter_mut().zip(bytes.chunks_exact(size_of::<T>())) {
+            *value = T::value(bytes);
+        }
     }
     values
 }
@@ -238,7 +256,8 @@ pub trait Sums: AsMut<[f32]> {
                 for (half, row) in rows.iter().enumerate() {
                     let sum = &mut sums[2 * half + side];
                     let first = if accumulate { *sum } else { 0.0 };
-                    *sum = row.iter().zip(&column).fold(first, |sum, (a, b)| sum + a * b);
+                    let terms = row.iter().zip(&column).take(T::TERMS as usize);
+                    *sum = terms.fold(first, |sum, (a, b)| sum + a * b);
                 }
             }
         }

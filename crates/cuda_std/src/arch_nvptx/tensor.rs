@@ -2,6 +2,7 @@
 
 use core::arch::asm;
 
+use devcomm_types::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
 /// An address in shared memory.
@@ -54,10 +55,11 @@ pub(crate) unsafe fn mma_m16n8k16<T: Factor>(d: &mut [f32; 4], a: [u32; 4], b: [
     }
     // SAFETY: arithmetic on registers; all lanes execute it, by the caller's contract.
     unsafe {
-        if T::IS_BF16 {
-            mma!("bf16.bf16");
-        } else {
-            mma!("f16.f16");
+        match T::FORMAT {
+            Format::Bf16 => mma!("bf16.bf16"),
+            Format::F16 => mma!("f16.f16"),
+            // Not a factor of `mma`.
+            Format::E4m3 | Format::E5m2 => {}
         }
     }
 }
@@ -181,18 +183,36 @@ pub(crate) fn tile_offset_bytes(tile: TileAddress, bytes: u32) -> TileAddress {
     tile + u64::from(bytes >> 4)
 }
 
-/// An element type of the factors of `mma` and `wgmma`.
+#[doc(hidden)]
+pub enum Format {
+    Bf16,
+    F16,
+    E4m3,
+    E5m2,
+}
+
+/// An element type of the factors of `wgmma`: `bf16`, `f16`, `F8E4M3` or `F8E5M2`.
 pub trait Factor: Copy {
+    /// Terms of a product: 32 bytes of a row.
+    const TERMS: u32 = 32 / size_of::<Self>() as u32;
     #[doc(hidden)]
-    const IS_BF16: bool;
+    const FORMAT: Format;
 }
 
 impl Factor for bf16 {
-    const IS_BF16: bool = true;
+    const FORMAT: Format = Format::Bf16;
 }
 
 impl Factor for f16 {
-    const IS_BF16: bool = false;
+    const FORMAT: Format = Format::F16;
+}
+
+impl Factor for F8E4M3 {
+    const FORMAT: Format = Format::E4m3;
+}
+
+impl Factor for F8E5M2 {
+    const FORMAT: Format = Format::E5m2;
 }
 
 /// The sums of `wgmma` in a thread's registers: `N / 2` of them for 64 x `N` of a warpgroup.
@@ -216,10 +236,24 @@ macro_rules! wgmma {
                 let accumulate = u32::from(accumulate);
                 // SAFETY: reads the tiles, valid by the caller's contract, and adds to registers.
                 unsafe {
-                    if T::IS_BF16 {
-                        wgmma!(@asm "bf16.bf16" $shape self a b accumulate: $first $($i)*)
-                    } else {
-                        wgmma!(@asm "f16.f16" $shape self a b accumulate: $first $($i)*)
+                    // 16-bit factors may be transposed, which the last two numbers say.
+                    match T::FORMAT {
+                        Format::Bf16 => wgmma!(
+                            @asm $shape "k16.f32.bf16.bf16" ", 0, 0" self a b accumulate:
+                            $first $($i)*
+                        ),
+                        Format::F16 => wgmma!(
+                            @asm $shape "k16.f32.f16.f16" ", 0, 0" self a b accumulate:
+                            $first $($i)*
+                        ),
+                        Format::E4m3 => wgmma!(
+                            @asm $shape "k32.f32.e4m3.e4m3" "" self a b accumulate:
+                            $first $($i)*
+                        ),
+                        Format::E5m2 => wgmma!(
+                            @asm $shape "k32.f32.e5m2.e5m2" "" self a b accumulate:
+                            $first $($i)*
+                        ),
                     }
                 }
             }
@@ -239,15 +273,15 @@ macro_rules! wgmma {
         }
     };
     (
-        @asm $types:literal $shape:literal $d:ident $a:ident $b:ident $accumulate:ident:
-        $first:literal $($i:literal)*
+        @asm $shape:literal $types:literal $transposed:literal
+        $d:ident $a:ident $b:ident $accumulate:ident: $first:literal $($i:literal)*
     ) => {
         asm!(
             concat!(
                 "{{ .reg .pred p; setp.ne.b32 p, {accumulate}, 0; ",
-                "wgmma.mma_async.sync.aligned.", $shape, ".f32.", $types, " {{",
+                "wgmma.mma_async.sync.aligned.", $shape, $types, " {{",
                 "{", $first, "}" $(, ", {", $i, "}")*,
-                "}}, {a}, {b}, p, 1, 1, 0, 0; }}",
+                "}}, {a}, {b}, p, 1, 1", $transposed, "; }}",
             ),
             inout(reg32) $d[$first],
             $( inout(reg32) $d[$i], )*
@@ -261,45 +295,45 @@ macro_rules! wgmma {
 
 #[rustfmt::skip]
 wgmma! {
-    4 "m64n8k16":
+    4 "m64n8":
     0 1 2 3
 }
 
 #[rustfmt::skip]
 wgmma! {
-    8 "m64n16k16":
+    8 "m64n16":
     0 1 2 3 4 5 6 7
 }
 
 #[rustfmt::skip]
 wgmma! {
-    16 "m64n32k16":
+    16 "m64n32":
     0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15
 }
 
 #[rustfmt::skip]
 wgmma! {
-    32 "m64n64k16":
+    32 "m64n64":
     0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31
 }
 
 #[rustfmt::skip]
 wgmma! {
-    48 "m64n96k16":
+    48 "m64n96":
     0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34
     35 36 37 38 39 40 41 42 43 44 45 46 47
 }
 
 #[rustfmt::skip]
 wgmma! {
-    64 "m64n128k16":
+    64 "m64n128":
     0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34
     35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63
 }
 
 #[rustfmt::skip]
 wgmma! {
-    88 "m64n176k16":
+    88 "m64n176":
     0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34
     35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63 64 65 66
     67 68 69 70 71 72 73 74 75 76 77 78 79 80 81 82 83 84 85 86 87
@@ -307,7 +341,7 @@ wgmma! {
 
 #[rustfmt::skip]
 wgmma! {
-    96 "m64n192k16":
+    96 "m64n192":
     0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34
     35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63 64 65
     66 67 68 69 70 71 72 73 74 75 76 77 78 79 80 81 82 83 84 85 86 87 88 89 90 91 92 93 94 95
@@ -315,7 +349,7 @@ wgmma! {
 
 #[rustfmt::skip]
 wgmma! {
-    128 "m64n256k16":
+    128 "m64n256":
     0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34
     35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63 64 65
     66 67 68 69 70 71 72 73 74 75 76 77 78 79 80 81 82 83 84 85 86 87 88 89 90 91 92 93 94 95 96

@@ -1,6 +1,6 @@
 //! Tiles: what matrix kernels are written with.
 //!
-//! * [`SharedTile`]: rows of 64 elements in shared memory, swizzled as TMA and `wgmma` expect.
+//! * [`SharedTile`]: rows of 128 bytes in shared memory, swizzled as TMA and `wgmma` expect.
 //! * [`Pipeline`]: stages in shared memory that a producer fills and consumers empty.
 //! * [`TileMemory`]: the dynamic shared memory where tiles lie.
 //! * [`MmaProduct`]: a block's product on every GPU since Ampere, from [`MmaTile`]s that its

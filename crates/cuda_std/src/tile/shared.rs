@@ -75,8 +75,8 @@ impl TileMemory {
     }
 }
 
-/// `ROWS` rows of 64 elements of 16 bits (128 bytes) in shared memory. The 16-byte chunks of row
-/// `r` are swizzled: chunk `c` is at `c ^ (r % 8)`.
+/// `ROWS` rows of 128 bytes in shared memory: 64 elements of 16 bits, or 128 of 8. The 16-byte
+/// chunks of row `r` are swizzled: chunk `c` is at `c ^ (r % 8)`.
 #[derive(Clone, Copy)]
 pub struct SharedTile<T, const ROWS: u32> {
     address: arch::SharedAddress,
@@ -85,10 +85,10 @@ pub struct SharedTile<T, const ROWS: u32> {
 
 impl<T, const ROWS: u32> SharedTile<T, ROWS> {
     /// Columns of a tile.
-    pub const COLUMNS: u32 = 64;
+    pub const COLUMNS: u32 = 128 / size_of::<T>() as u32;
     /// Size of a tile.
     pub const BYTES: u32 = {
-        assert!(size_of::<T>() == 2, "elements of a tile have 16 bits");
+        assert!(matches!(size_of::<T>(), 1 | 2), "elements of a tile have 8 or 16 bits");
         assert!(ROWS.is_multiple_of(8), "the rows of a tile are a multiple of 8");
         ROWS * 128
     };
@@ -165,7 +165,19 @@ impl<T, const ROWS: u32> SharedTile<T, ROWS> {
         // SAFETY: the caller's contract.
         unsafe { arch::store_tile(map, row, column, self.address) }
     }
+}
 
+impl<T: wgmma::Factor, const ROWS: u32> SharedTile<T, ROWS> {
+    /// The tile as a factor of [`wgmma::multiply`].
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    #[must_use]
+    pub fn factor(self) -> wgmma::Tile<T> {
+        wgmma::Tile::at_shared(self.address)
+    }
+}
+
+impl<T: Half, const ROWS: u32> SharedTile<T, ROWS> {
     /// Reads an element's bits. PTX: `ld.shared.u16`.
     ///
     /// # Safety
@@ -177,14 +189,6 @@ impl<T, const ROWS: u32> SharedTile<T, ROWS> {
         let offset = row * 128 + (((column / 8) ^ (row % 8)) << 4) + column % 8 * 2;
         // SAFETY: the caller's contract.
         unsafe { arch::load_shared_u16(arch::shared_offset(self.address, offset)) }
-    }
-
-    /// The tile as a factor of [`wgmma::multiply`].
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    #[track_caller]
-    #[must_use]
-    pub fn factor(self) -> wgmma::Tile {
-        wgmma::Tile(arch::tile_address(self.address))
     }
 }
 

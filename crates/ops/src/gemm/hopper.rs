@@ -1,30 +1,36 @@
 //! The launches of Hopper's kernels.
 
-use devcomm_host::{Context, Kernels, LaunchConfig, Result, Stream, TensorMap, TensorMapDesc};
+use devcomm_host::{
+    Context, Element, Kernels, LaunchConfig, Result, Stream, TensorMap, TensorMapDesc,
+};
 use devcomm_kernels as kernels;
 use devcomm_kernels::gemm::gemm_swapped::{self as swapped, Shape};
 use devcomm_kernels::gemm::gemm_wgmma as wide;
 use devcomm_types::Kernel;
+use half::bf16;
 
+use super::element::GemmElement;
 use super::plan::GemmPlan;
 
-/// A launch's matrices, as their addresses.
+/// A launch's matrices and scales, as their addresses; a scale of 0 is none.
 #[derive(Clone, Copy)]
-pub(super) struct Matrices {
+pub struct Matrices {
     pub(super) a: u64,
     pub(super) b: u64,
     pub(super) c: u64,
     pub(super) shape: [u32; 3],
+    pub(super) scales: [u64; 2],
 }
 
-impl Matrices {
-    fn map(
-        context: &Context,
-        address: u64,
-        [rows, columns, tile_rows]: [u32; 3],
-    ) -> Result<TensorMap> {
-        context.tensor_map(&TensorMapDesc { address, rows, columns, tile_rows })
-    }
+/// The map of a matrix of `T`.
+fn map<T>(
+    stream: &Stream,
+    address: u64,
+    [rows, columns, tile_rows]: [u32; 3],
+) -> Result<TensorMap> {
+    let element_bytes = size_of::<T>() as u32;
+    let desc = TensorMapDesc { address, rows, columns, tile_rows, element_bytes };
+    stream.context().tensor_map(&desc)
 }
 
 /// What a plan needs for a shape.
@@ -37,8 +43,8 @@ pub(super) enum Prepared {
 type LaunchSwapped =
     unsafe fn(&Kernels, &Stream, Matrices, LaunchConfig, swapped::Division) -> Result<()>;
 
-/// Prepares a plan; `None` if the GPU has no room for it.
-pub(super) fn prepare(
+/// Prepares a plan; `None` if the GPU has no room for it, or the type no such kernel.
+pub(super) fn prepare<T: GemmElement>(
     compiled: &Kernels,
     context: &Context,
     plan: GemmPlan,
@@ -46,16 +52,17 @@ pub(super) fn prepare(
 ) -> Result<Option<Prepared>> {
     match plan {
         GemmPlan::Wide => prepare_wide(compiled, shape),
-        GemmPlan::Swapped { rows, columns, splits } => SWAPPED
+        GemmPlan::Swapped { rows, columns, splits } if T::DATA_TYPE == bf16::DATA_TYPE => SWAPPED
             .iter()
             .find(|(tile, _)| *tile == (rows, columns))
             .map_or(Ok(None), |(_, prepare)| prepare(compiled, context, shape, splits)),
-        GemmPlan::Portable => Ok(None),
+        GemmPlan::Swapped { .. } | GemmPlan::Portable => Ok(None),
     }
 }
 
 fn prepare_wide(compiled: &Kernels, [m, n, _]: [u32; 3]) -> Result<Option<Prepared>> {
-    let resident = compiled.resident_blocks::<kernels::gemm_wgmma>(wide::THREADS, wide::SHARED)?;
+    let resident =
+        compiled.resident_blocks::<kernels::gemm_wgmma<bf16>>(wide::THREADS, wide::SHARED)?;
     let pairs =
         u64::from(m.div_ceil(wide::CLUSTER * wide::TILE_M)) * u64::from(n.div_ceil(wide::TILE_N));
     let blocks = u64::from(resident / wide::CLUSTER).min(pairs) as u32 * wide::CLUSTER;
@@ -91,7 +98,7 @@ impl Prepared {
     ///
     /// The matrices have the elements of the shape that was prepared, and stay allocated until the
     /// product has ended.
-    pub(super) unsafe fn launch(
+    pub(super) unsafe fn launch<T: GemmElement>(
         &self,
         compiled: &Kernels,
         stream: &Stream,
@@ -101,7 +108,7 @@ impl Prepared {
         // SAFETY: the caller's contract.
         unsafe {
             match *self {
-                Self::Wide(config) => launch_wide(compiled, stream, matrices, config),
+                Self::Wide(config) => launch_wide::<T>(compiled, stream, matrices, config),
                 Self::Swapped { config, division, launch } => {
                     let division = swapped::Division { constant_b, ..division };
                     launch(compiled, stream, matrices, config, division)
@@ -111,22 +118,20 @@ impl Prepared {
     }
 }
 
-unsafe fn launch_wide(
+unsafe fn launch_wide<T: GemmElement>(
     compiled: &Kernels,
     stream: &Stream,
-    Matrices { a, b, c, shape: [m, n, k] }: Matrices,
+    matrices @ Matrices { a, b, c, shape: [m, n, k], .. }: Matrices,
     config: LaunchConfig,
 ) -> Result<()> {
-    let map = |address, tiles| Matrices::map(stream.context(), address, tiles);
-    let a = map(a, [m, k, wide::TILE_M])?;
-    let b = map(b, [n, k, wide::TILE_N / wide::CLUSTER])?;
+    let a = map::<T>(stream, a, [m, k, wide::TILE_M])?;
+    let b = map::<T>(stream, b, [n, k, wide::TILE_N / wide::CLUSTER])?;
     let (map_of_c, unaligned) = match n.is_multiple_of(8) {
-        true => (map(c, [m, n, wide::STORE_M])?, 0),
+        true => (map::<T::Output>(stream, c, [m, n, wide::STORE_M])?, 0),
         false => (a, c),
     };
-    let product = kernels::gemm_wgmma::args(a, b, map_of_c, unaligned, m, n, k);
     // SAFETY: the caller's contract.
-    unsafe { product.config(config).launch(&compiled.on(stream)) }
+    unsafe { T::wide(compiled, stream, [a, b, map_of_c], unaligned, matrices, config) }
 }
 
 /// The kernel for a shape of tiles.
@@ -162,11 +167,11 @@ macro_rules! swapped {
                 unsafe fn launch(
                     compiled: &Kernels,
                     stream: &Stream,
-                    Matrices { a, b, c, shape: [m, n, k] }: Matrices,
+                    Matrices { a, b, c, shape: [m, n, k], .. }: Matrices,
                     config: LaunchConfig,
                     division: swapped::Division,
                 ) -> Result<()> {
-                    let map = |address, tiles| Matrices::map(stream.context(), address, tiles);
+                    let map = |address, tiles| map::<bf16>(stream, address, tiles);
                     let (a, b) = (map(a, [m, k, Self::M])?, map(b, [n, k, Self::N])?);
                     let c = map(c, [m, n, swapped::STORE_M])?;
                     let swapped::Division { stages, whole, sums, constant_b } = division;

@@ -215,7 +215,13 @@ impl GemmAllReduce {
             match self.form {
                 GemmForm::Wgmma => {
                     let map = |address, rows, tile_rows| {
-                        let tiling = TensorMapDesc { address, rows, columns: k, tile_rows };
+                        let tiling = TensorMapDesc {
+                            address,
+                            rows,
+                            columns: k,
+                            tile_rows,
+                            element_bytes: 2,
+                        };
                         self.context().tensor_map(&tiling)
                     };
                     let a = map(a.device_address(), m, GemmForm::TILE_ROWS as u32)?;

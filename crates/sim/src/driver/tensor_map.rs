@@ -10,8 +10,8 @@ use devcomm_types::TensorMapDesc;
 
 use super::{CudaError, call};
 
-/// Encodes the only layout that cuda_std's TMA copies use: two dimensions of 16-bit elements, in
-/// tiles with rows of 128 bytes.
+/// Encodes the only layout that cuda_std's TMA copies use: two dimensions of 16-bit or 8-bit
+/// elements, in tiles with rows of 128 bytes.
 #[expect(clippy::too_many_arguments, reason = "the driver's signature")]
 pub(super) unsafe fn encode_tiled(
     map: *mut CUtensorMap,
@@ -42,19 +42,23 @@ pub(super) unsafe fn encode_tiled(
             let element_strides = [*element_strides, *element_strides.add(1)];
             (*extents, *extents.add(1), *strides, tile, element_strides)
         };
-        if data_type != CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-            || swizzle != CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B
-            || tile[0] != TensorMapDesc::TILE_COLUMNS
+        let element_bytes = match data_type {
+            CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT8 => 1,
+            CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 => 2,
+            _ => return refuse("of bf16 or of bytes"),
+        };
+        if swizzle != CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B
+            || tile[0] * element_bytes != TensorMapDesc::ROW_BYTES
             || element_strides != [1, 1]
-            || stride != 2 * columns
+            || stride != u64::from(element_bytes) * columns
         {
-            return refuse("of bf16 in dense rows, with 128-byte swizzled tiles of 64 columns");
+            return refuse("of dense rows, with 128-byte swizzled tiles of 128 bytes a row");
         }
         let (Ok(rows), Ok(columns)) = (u32::try_from(rows), u32::try_from(columns)) else {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE.into());
         };
         let address = address as u64;
-        let desc = TensorMapDesc { address, rows, columns, tile_rows: tile[1] };
+        let desc = TensorMapDesc { address, rows, columns, tile_rows: tile[1], element_bytes };
         // SAFETY: the module's contract.
         unsafe { (*map).opaque = desc.for_simulator().words };
         Ok(())

@@ -15,14 +15,19 @@ impl PrimaryContext {
         self.bind()?;
         let mut map = CUtensorMap { opaque: [0; 16] };
         let extents = [u64::from(tiling.columns), u64::from(tiling.rows)];
-        let pitch = [2 * u64::from(tiling.columns)];
-        let tile = [TensorMapDesc::TILE_COLUMNS, tiling.tile_rows];
+        let pitch = [u64::from(tiling.element_bytes) * u64::from(tiling.columns)];
+        let tile = [TensorMapDesc::ROW_BYTES / tiling.element_bytes, tiling.tile_rows];
+        // Copies depend on the size only.
+        let data_type = match tiling.element_bytes {
+            1 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT8,
+            _ => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        };
         // SAFETY: the driver is initialised. The map is live, the arrays have one element per
         // dimension (the pitches one fewer). The matrix is not accessed.
         let made = unsafe {
             self.driver.cuTensorMapEncodeTiled(
                 &raw mut map,
-                CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                data_type,
                 2,
                 tiling.address as *mut std::ffi::c_void,
                 extents.as_ptr(),
