@@ -1,4 +1,4 @@
-//! Checks the PTX of a kernel with and without debug checks, and of launch attributes.
+//! Checks the PTX of a kernel with and without debug checks, of launch attributes, and of tiles.
 //!
 //! The harness is libtest-mimic, for two reasons: `main` must call `link_worker` first, as the
 //! kernel builder also starts this program as its worker process; and a running test can report
@@ -24,12 +24,17 @@ fn main() {
         Ok(ptx) => uses_the_instructions(&ptx).map(|()| Completion::Completed),
         Err(error) => missing(&error),
     };
+    let tiles = || match build("tiles", "devcomm-device-test-kernels", "tiles", false) {
+        Ok(ptx) => folds_to_what_one_writes_by_hand(&ptx).map(|()| Completion::Completed),
+        Err(error) => missing(&error),
+    };
     let trials = vec![
         Trial::ignorable_test(
             "kernels_with_checks_say_what_went_wrong_and_others_carry_no_messages",
             messages,
         ),
         Trial::ignorable_test("clusters_and_dependent_launches_have_their_ptx", attributes),
+        Trial::ignorable_test("a_pipeline_of_tiles_is_what_one_writes_by_hand", tiles),
     ];
     libtest_mimic::run(&Arguments::from_args(), trials).exit();
 }
@@ -55,11 +60,51 @@ fn missing(error: &Error) -> Result<Completion, Failed> {
     Ok(Completion::ignored_with(format!("SKIPPED: {error}")))
 }
 
+/// The PTX of a kernel.
+fn body<'a>(ptx: &'a str, kernel: &str) -> Result<&'a str, Failed> {
+    let start = ptx.find(&format!(".entry {kernel}(")).ok_or(format!("no entry {kernel}"))?;
+    let (body, _) = ptx[start..].split_once("\n}").ok_or(format!("{kernel} has no end"))?;
+    Ok(body)
+}
+
+/// The tile layer has the same barriers, copies and products as the code by hand, and no more
+/// instructions in all.
+fn folds_to_what_one_writes_by_hand(ptx: &str) -> Result<(), Failed> {
+    let (tiles, hand) = (body(ptx, "pipeline_of_tiles")?, body(ptx, "pipeline_by_hand")?);
+    for instruction in [
+        "mbarrier.init",
+        "mbarrier.try_wait",
+        "mbarrier.arrive.expect_tx",
+        "mbarrier.arrive.shared",
+        "cp.async.bulk.tensor.2d",
+        "wgmma.mma_async",
+        "wgmma.wait_group",
+        "fence.",
+        "bar.sync",
+        "call",
+        "local",
+    ] {
+        let count = |body: &str| body.matches(instruction).count();
+        if count(tiles) != count(hand) {
+            let (tiles, hand) = (count(tiles), count(hand));
+            return Err(format!("{instruction}: {tiles} with tiles, {hand} by hand").into());
+        }
+    }
+    let count = |body: &str| body.lines().filter(|line| is_instruction(line)).count();
+    if count(tiles) > count(hand) {
+        let (tiles, hand) = (count(tiles), count(hand));
+        return Err(format!("{tiles} instructions with tiles, {hand} by hand").into());
+    }
+    Ok(())
+}
+
+/// Whether a line of PTX is an instruction, not a directive, a label or a comment.
+fn is_instruction(line: &str) -> bool {
+    let line = line.trim_start();
+    line.ends_with(';') && !line.starts_with(['.', '/'])
+}
+
 fn uses_the_instructions(ptx: &str) -> Result<(), Failed> {
-    let body = |kernel: &str| {
-        let start = ptx.find(&format!(".entry {kernel}("))?;
-        ptx[start..].split_once("\n}").map(|(body, _)| body.to_owned())
-    };
     // In this order.
     for (kernel, instructions) in [
         (
@@ -77,8 +122,8 @@ fn uses_the_instructions(ptx: &str) -> Result<(), Failed> {
             ],
         ),
     ] {
-        let body = body(kernel).ok_or(format!("no entry {kernel}"))?;
-        let mut rest = &body[..];
+        let body = body(ptx, kernel)?;
+        let mut rest = body;
         for instruction in instructions {
             let Some((_, after)) = rest.split_once(instruction) else {
                 return Err(format!("{kernel} has no {instruction} there:\n{body}").into());

@@ -1,8 +1,8 @@
 //! Kernels that test the typed device API, one file per topic.
 //!
-//! All but those in [`launches`] take the same parameters, so that one test body can run any of
-//! them in the simulator and on GPUs: the device communicator, a window `mail` for the exchanged
-//! data, a window `out` for results, [`Extra`] handles, and a parameter `n`.
+//! All but those in [`launches`] and [`tiles`] take the same parameters, so that one test body can
+//! run any of them in the simulator and on GPUs: the device communicator, a window `mail` for the
+//! exchanged data, a window `out` for results, [`Extra`] handles, and a parameter `n`.
 //!
 //! # Safety model
 //!
@@ -25,14 +25,15 @@ mod files {
     pub mod ll_a2a;
     pub mod memory;
     pub mod stuck;
+    pub mod tiles;
     pub mod wrong;
 }
 
 pub use extra::{Args, Extra, Range};
-pub use files::launches;
+pub use files::{launches, tiles};
 // On the GPU a kernel is only an entry point, so there is nothing to import.
 #[allow(unused_imports)]
 pub use files::{
     barriers_gin::*, barriers_lsa::*, coops::*, gin::*, gin_bytes::*, gin_waits::*, launches::*,
-    ll_a2a::*, memory::*, stuck::*, wrong::*,
+    ll_a2a::*, memory::*, stuck::*, tiles::*, wrong::*,
 };

@@ -1,0 +1,144 @@
+//! A plain pipeline, written with `cuda_std::tile` and by hand: its PTX is compared.
+
+use cuda_std::mbarrier::{self, MBarrier};
+use cuda_std::prelude::*;
+use cuda_std::tile::{Pipeline, PipelineState, SharedTile, TileMemory};
+use cuda_std::{tma, wgmma};
+use devcomm_types::{GridConstant, TensorMap};
+
+const STAGES: u32 = 4;
+const ROWS: u32 = 64;
+/// Columns of a tile, and its bytes.
+const COLUMNS: u32 = 64;
+const TILE: u32 = ROWS * 2 * COLUMNS;
+
+/// Stores the sums of 64 x 64 elements of `A x B^T`: the order of a warpgroup's registers.
+#[inline(always)]
+unsafe fn store(c: *mut f32, sums: &[f32; 32]) {
+    let mut i = 0;
+    while i < 32 {
+        let at = i * 128 + thread::thread_idx_x() as usize;
+        // SAFETY: C has an element for each sum of each thread.
+        unsafe { mem::store(c.add(at), sums[i]) };
+        i += 1;
+    }
+}
+
+/// One warp loads, a warpgroup multiplies 64 x 64.
+#[kernel(arch = "sm_90a", max_threads = 160)]
+pub unsafe fn pipeline_of_tiles(
+    a: GridConstant<TensorMap>,
+    b: GridConstant<TensorMap>,
+    c: *mut f32,
+    steps: u32,
+) {
+    type Tile = SharedTile<bf16, ROWS>;
+    let memory = TileMemory::dynamic();
+    let thread = thread::thread_idx_x();
+    // SAFETY: only this pipeline uses the words and the tiles; a stage is loaded when it is empty,
+    // and read when it is full.
+    unsafe {
+        let pipeline = Pipeline::at(shared_array![u64; Pipeline::words(STAGES)], STAGES);
+        if thread == 0 {
+            pipeline.init(1, 1);
+        }
+        thread::sync_threads();
+        let tile = |state: PipelineState, which: u32| -> Tile {
+            memory.tile((2 * state.stage + which) * Tile::BYTES)
+        };
+        let (mut state, mut step) = (PipelineState::FIRST, 0);
+        if thread == 128 {
+            while step < steps {
+                pipeline.wait_empty(state);
+                let full = pipeline.full(state);
+                full.arrive_expect_tx(2 * Tile::BYTES);
+                tile(state, 0).load(&a, 0, step * COLUMNS, full);
+                tile(state, 1).load(&b, 0, step * COLUMNS, full);
+                (state, step) = (pipeline.next(state), step + 1);
+            }
+        } else if thread < 128 {
+            let mut sums = [0.0; 32];
+            while step < steps {
+                pipeline.wait_full(state);
+                wgmma::fence_operand(&mut sums);
+                wgmma::fence();
+                let (a, b) = (tile(state, 0).factor(), tile(state, 1).factor());
+                wgmma::multiply(&mut sums, a, b, step > 0);
+                wgmma::commit_group();
+                wgmma::wait_groups::<0>();
+                wgmma::fence_operand(&mut sums);
+                if thread == 0 {
+                    pipeline.empty(state).arrive();
+                }
+                (state, step) = (pipeline.next(state), step + 1);
+            }
+            store(c, &sums);
+        }
+    }
+}
+
+/// As [`pipeline_of_tiles`].
+#[kernel(arch = "sm_90a", max_threads = 160)]
+pub unsafe fn pipeline_by_hand(
+    a: GridConstant<TensorMap>,
+    b: GridConstant<TensorMap>,
+    c: *mut f32,
+    steps: u32,
+) {
+    let memory = shared::dynamic_shared_mem::<u8>();
+    let memory = memory.wrapping_add(memory.addr().wrapping_neg() % 1024);
+    let words = shared_array![u64; 2 * STAGES as usize];
+    let thread = thread::thread_idx_x();
+    // SAFETY: only this pipeline uses the words and the tiles; a stage is loaded when it is empty,
+    // and read when it is full.
+    unsafe {
+        let full = |stage: u32| MBarrier::at(words.add(stage as usize));
+        let empty = |stage: u32| MBarrier::at(words.add((STAGES + stage) as usize));
+        if thread == 0 {
+            let mut stage = 0;
+            while stage < STAGES {
+                full(stage).init(1);
+                empty(stage).init(1);
+                stage += 1;
+            }
+            mbarrier::fence_init();
+        }
+        thread::sync_threads();
+        let tile = |stage: u32, which: u32| memory.add(((2 * stage + which) * TILE) as usize);
+        let (mut stage, mut parity, mut step) = (0, 0, 0);
+        if thread == 128 {
+            while step < steps {
+                empty(stage).wait(parity ^ 1);
+                let full = full(stage);
+                full.arrive_expect_tx(2 * TILE);
+                tma::load_tile(tile(stage, 0), &a, 0, step * COLUMNS, full);
+                tma::load_tile(tile(stage, 1), &b, 0, step * COLUMNS, full);
+                (stage, step) = (stage + 1, step + 1);
+                if stage == STAGES {
+                    (stage, parity) = (0, parity ^ 1);
+                }
+            }
+        } else if thread < 128 {
+            let mut sums = [0.0; 32];
+            while step < steps {
+                full(stage).wait(parity);
+                wgmma::fence_operand(&mut sums);
+                wgmma::fence();
+                let a = wgmma::Tile::<bf16>::at(tile(stage, 0));
+                let b = wgmma::Tile::<bf16>::at(tile(stage, 1));
+                wgmma::multiply(&mut sums, a, b, step > 0);
+                wgmma::commit_group();
+                wgmma::wait_groups::<0>();
+                wgmma::fence_operand(&mut sums);
+                if thread == 0 {
+                    empty(stage).arrive();
+                }
+                (stage, step) = (stage + 1, step + 1);
+                if stage == STAGES {
+                    (stage, parity) = (0, parity ^ 1);
+                }
+            }
+            store(c, &sums);
+        }
+    }
+}
