@@ -1,11 +1,12 @@
 //! NCCL's own reduce-copy functions.
 
 use cuda_std::prelude::*;
+use devcomm_types::F8E4M3;
 use nccl_device::reduce_copy::nccl::{self, NcclElement, NcclMultimemElement};
 use nccl_device::{Coop, DevComm, Window};
 
-/// Calls every load/store function. Those of other types have the same code.
-#[kernel(T = [f32])]
+/// Calls every load/store function.
+#[kernel(T = [f32, F8E4M3])]
 pub unsafe fn nccl_lsa<T: NcclElement>(
     comm: DevComm,
     src: Window<T>,
