@@ -77,7 +77,7 @@ pub unsafe fn pipeline_of_tiles(
     }
 }
 
-/// As [`pipeline_of_tiles`].
+/// As `pipeline_of_tiles`.
 #[kernel(arch = "sm_90a", max_threads = 160)]
 pub unsafe fn pipeline_by_hand(
     a: GridConstant<TensorMap>,
