@@ -94,9 +94,12 @@ impl Ladder {
         &self,
         step: Step,
         [a, b, c]: [&DeviceSlice<bf16>; 3],
-        shape: [usize; 3],
+        shape @ [rows, columns, terms]: [usize; 3],
     ) -> Result<()> {
-        let [m, n, k] = check(shape, [a, b, c])?;
+        let [m, n, k] = check_shape(shape)?;
+        check_len("A", a, rows, terms)?;
+        check_len("B", b, columns, terms)?;
+        check_len("C", c, rows, columns)?;
         let stream = self.compiled.on(&self.stream);
         let map = |matrix: &DeviceSlice<bf16>, rows, columns, tile_rows| {
             let address = matrix.device_address();
@@ -174,9 +177,13 @@ impl Ladder {
     }
 }
 
-/// The shape as kernel arguments, if it consists of whole tiles and the matrices have its elements.
-fn check([m, n, k]: [usize; 3], [a, b, c]: [&DeviceSlice<bf16>; 3]) -> Result<[u32; 3]> {
-    // Tiles are counted in 32 bits, and a grid has fewer than 2^16 rows of blocks.
+/// The shape as kernel arguments, if it consists of whole tiles.
+///
+/// # Errors
+///
+/// [`Error::InvalidInput`] for another one.
+pub fn check_shape([m, n, k]: [usize; 3]) -> Result<[u32; 3]> {
+    // A grid has fewer than 2^16 rows of blocks.
     const MOST: u32 = 1 << 19;
     let extent = |name, extent: usize, multiple: u32| match u32::try_from(extent) {
         Ok(extent) if extent > 0 && extent <= MOST && extent.is_multiple_of(multiple) => Ok(extent),
@@ -184,15 +191,15 @@ fn check([m, n, k]: [usize; 3], [a, b, c]: [&DeviceSlice<bf16>; 3]) -> Result<[u
             "{name} is {extent}: the ladder's products have multiples of {multiple} up to {MOST}"
         )),
     };
-    let extents =
-        [extent("m", m, MULTIPLE_MN)?, extent("n", n, MULTIPLE_MN)?, extent("k", k, MULTIPLE_K)?];
-    for (name, matrix, rows, columns) in [("A", a, m, k), ("B", b, n, k), ("C", c, m, n)] {
-        if matrix.len() < rows * columns {
-            let len = matrix.len();
-            return invalid(format!("{name} has {len} elements, but needs {rows} x {columns}"));
-        }
+    Ok([extent("m", m, MULTIPLE_MN)?, extent("n", n, MULTIPLE_MN)?, extent("k", k, MULTIPLE_K)?])
+}
+
+fn check_len(name: &str, matrix: &DeviceSlice<bf16>, rows: usize, columns: usize) -> Result<()> {
+    let len = matrix.len();
+    if len < rows * columns {
+        return invalid(format!("{name} has {len} elements, but needs {rows} x {columns}"));
     }
-    Ok(extents)
+    Ok(())
 }
 
 fn invalid<T>(what: String) -> Result<T> {

@@ -8,7 +8,7 @@
 use std::fs;
 use std::path::Path;
 
-use cuda_builder::{CudaBuilder, Error, KernelReport};
+use cuda_builder::{CudaBuilder, Error};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 
 fn main() {
@@ -61,7 +61,7 @@ fn build(folder: &str, package: &str, file: &str, debug: bool) -> Result<String,
 }
 
 /// What `ptxas` reports for the products of `docs/gemm.md`.
-fn ladder() -> Result<Vec<KernelReport>, Error> {
+fn ladder() -> Result<Vec<cuda_builder::KernelReport>, Error> {
     CudaBuilder::new("devcomm-gemm-ladder-kernels")
         .manifest_dir(env!("CARGO_MANIFEST_DIR"))
         .out_dir(Path::new(env!("CARGO_TARGET_TMPDIR")).join("ladder"))
@@ -70,8 +70,8 @@ fn ladder() -> Result<Vec<KernelReport>, Error> {
 }
 
 /// No spills, and `ptxas` does not serialise the `wgmma`s.
-fn stay_in_registers(reports: &[KernelReport]) -> Result<(), Failed> {
-    let good = |kernel: &KernelReport| {
+fn stay_in_registers(reports: &[cuda_builder::KernelReport]) -> Result<(), Failed> {
+    let good = |kernel: &cuda_builder::KernelReport| {
         let of_ptxas = kernel.resources.is_some_and(|resources| {
             resources.stack + resources.spill_stores + resources.spill_loads == 0
                 && !resources.serialized
