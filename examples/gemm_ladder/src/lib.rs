@@ -83,8 +83,8 @@ impl Ladder {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for a shape that is not of whole tiles, and for matrices that are too
-    /// short; errors of the launch, also on a GPU that is not of the Hopper family.
+    /// [`Error::InvalidInput`] for a shape that is not of whole tiles, and for matrices that are
+    /// too short; errors of the launch, also on a GPU that is not of the Hopper family.
     ///
     /// # Safety
     ///

@@ -1,5 +1,5 @@
-//! Checks the PTX of a kernel with and without debug checks, of launch attributes, and of tiles, and
-//! what `ptxas` reports for the ladder of matrix products.
+//! Checks the PTX of a kernel with and without debug checks, of launch attributes, and of tiles,
+//! and what `ptxas` reports for the products of `docs/gemm.md`.
 //!
 //! The harness is libtest-mimic, for two reasons: `main` must call `link_worker` first, as the
 //! kernel builder also starts this program as its worker process; and a running test can report
