@@ -64,6 +64,8 @@ impl Step {
 /// The compiled kernels, for products on a stream of a Hopper GPU.
 pub struct Ladder {
     compiled: Kernels,
+    /// The clusters of `step8_persistent` that are resident.
+    clusters: u32,
     shipped: Gemm,
     stream: Stream,
 }
@@ -73,10 +75,14 @@ impl Ladder {
     ///
     /// # Errors
     ///
-    /// Those of loading kernels.
+    /// Those of loading kernels, also on a GPU that is not of the Hopper family.
     pub fn new(stream: &Stream) -> Result<Self> {
         let compiled = Kernels::load(stream.context(), &KERNELS)?;
-        Ok(Self { compiled, shipped: Gemm::new(stream)?, stream: stream.clone() })
+        let clusters = {
+            use sizes::step8_persistent::{CLUSTER, SHARED, THREADS};
+            compiled.resident_clusters::<kernels::step8_persistent>(CLUSTER, THREADS, SHARED)?
+        };
+        Ok(Self { compiled, clusters, shipped: Gemm::new(stream)?, stream: stream.clone() })
     }
 
     /// Enqueues one product `C = A x B^T` of `[m, n, k]`.
@@ -84,7 +90,7 @@ impl Ladder {
     /// # Errors
     ///
     /// [`Error::InvalidInput`] for a shape that is not of whole tiles, and for matrices that are
-    /// too short; errors of the launch, also on a GPU that is not of the Hopper family.
+    /// too short; errors of the launch.
     ///
     /// # Safety
     ///
@@ -159,17 +165,17 @@ impl Ladder {
                     use sizes::step8_persistent::{
                         CLUSTER, HALF, SHARED, STORE_M, THREADS, TILE_M, TILE_N,
                     };
-                    let clusters = self
-                        .compiled
-                        .resident_clusters::<kernels::step8_persistent>(CLUSTER, THREADS, SHARED)?
-                        .min(m / (CLUSTER * TILE_M) * (n / TILE_N));
+                    let tiles = m / (CLUSTER * TILE_M) * (n / TILE_N);
+                    let clusters = self.clusters.min(tiles);
                     let config = LaunchConfig::new(clusters * CLUSTER, THREADS);
                     let ([a, b], c) = (maps(TILE_M, HALF)?, map(c, m, n, STORE_M)?);
                     let product = kernels::step8_persistent::args(a, b, c, m, n, k);
                     product.config(config.with_dynamic_shared(SHARED)).launch(&stream)
                 }
                 Step::Shipped => {
-                    self.shipped.set_plan(shape, GemmPlan::Wide)?;
+                    if self.shipped.plan(shape)? != GemmPlan::Wide {
+                        self.shipped.set_plan(shape, GemmPlan::Wide)?;
+                    }
                     self.shipped.launch_capturable(a, b, c, shape)
                 }
             }
