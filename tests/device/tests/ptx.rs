@@ -78,7 +78,7 @@ fn stay_in_registers(reports: &[cuda_builder::KernelReport]) -> Result<(), Faile
         });
         of_ptxas && kernel.calls == 0
     };
-    match reports.iter().all(good) {
+    match !reports.is_empty() && reports.iter().all(good) {
         true => Ok(()),
         false => Err(format!("{reports:#?}").into()),
     }
