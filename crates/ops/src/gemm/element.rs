@@ -54,11 +54,7 @@ pub trait Launches<T> {
 }
 
 macro_rules! elements {
-    ($($type:ident in $output:ident by $portable:ident;)*) => { $(
-        impl GemmElement for $type {
-            type Output = $output;
-        }
-
+    ($($type:ident in $output:ident by $wide:ident, $portable:tt;)*) => { $(
         impl GemmOutput<$type> for $output {}
 
         impl Launches<$type> for $output {
@@ -67,13 +63,11 @@ macro_rules! elements {
                 stream: &Stream,
                 [a, b, c]: [TensorMap; 3],
                 unaligned: u64,
-                Matrices { shape: [m, n, k], scales, .. }: Matrices,
+                Matrices { shape: [m, n, k], epilogue, .. }: Matrices,
                 config: LaunchConfig,
             ) -> Result<()> {
-                let [scale_a, scale_b] = scales;
-                let product = kernels::gemm_wgmma::<$type>::args(
-                    a, b, c, unaligned, m, n, k, scale_a, scale_b,
-                );
+                let product =
+                    kernels::$wide::<$type>::args(a, b, c, unaligned, m, n, k, epilogue);
                 // SAFETY: the caller's contract.
                 unsafe { product.config(config).launch(&compiled.on(stream)) }
             }
@@ -84,23 +78,14 @@ macro_rules! elements {
                 matrices: Matrices,
                 config: LaunchConfig,
             ) -> Result<()> {
-                $portable!($type compiled stream matrices config)
+                portable!($type $portable compiled stream matrices config)
             }
         }
     )* };
 }
 
-macro_rules! gemm_mma {
-    ($type:ident $compiled:ident $stream:ident $matrices:ident $config:ident) => {{
-        let Matrices { a, b, c, shape: [m, n, k], .. } = $matrices;
-        let product = kernels::gemm_mma::<$type>::args(a, b, c, m, n, k);
-        // SAFETY: the caller's contract.
-        unsafe { product.config($config).launch(&$compiled.on($stream)) }
-    }};
-}
-
-macro_rules! no_kernel {
-    ($type:ident $compiled:ident $stream:ident $matrices:ident $config:ident) => {{
+macro_rules! portable {
+    ($type:ident none $compiled:ident $stream:ident $matrices:ident $config:ident) => {{
         let _ = ($compiled, $stream, $config);
         let [.., k] = $matrices.shape;
         refuse(format!(
@@ -109,13 +94,39 @@ macro_rules! no_kernel {
             <$type>::NAME,
         ))
     }};
+    ($type:ident $kernel:ident $compiled:ident $stream:ident $matrices:ident $config:ident) => {{
+        let Matrices { a, b, c, shape: [m, n, k], epilogue } = $matrices;
+        let product = kernels::$kernel::<$type>::args(a, b, c, m, n, k, epilogue);
+        // SAFETY: the caller's contract.
+        unsafe { product.config($config).launch(&$compiled.on($stream)) }
+    }};
+}
+
+impl GemmElement for bf16 {
+    type Output = Self;
+}
+
+impl GemmElement for f16 {
+    type Output = Self;
+}
+
+impl GemmElement for F8E4M3 {
+    type Output = bf16;
+}
+
+impl GemmElement for F8E5M2 {
+    type Output = bf16;
 }
 
 elements! {
-    bf16 in bf16 by gemm_mma;
-    f16 in f16 by gemm_mma;
-    F8E4M3 in bf16 by no_kernel;
-    F8E5M2 in bf16 by no_kernel;
+    bf16 in bf16 by gemm_wgmma, gemm_mma;
+    bf16 in f32 by gemm_wgmma_f32, gemm_mma_f32;
+    f16 in f16 by gemm_wgmma, gemm_mma;
+    f16 in f32 by gemm_wgmma_f32, gemm_mma_f32;
+    F8E4M3 in bf16 by gemm_wgmma, none;
+    F8E4M3 in f32 by gemm_wgmma_f32, none;
+    F8E5M2 in bf16 by gemm_wgmma, none;
+    F8E5M2 in f32 by gemm_wgmma_f32, none;
 }
 
 /// Products that do not compile: C of another type than there is, and scales of a type without
