@@ -1,9 +1,10 @@
 //! Tests of the matrix product on one GPU.
 
+use devcomm::kernels::gemm::epilogue::FusedArgs;
 use devcomm::kernels::{self, gemm::gemm_mma as sizes};
 use devcomm::{
-    Buffer, DeviceSlice, Error, F8E4M3, F8E5M2, Gemm, GemmElement, GemmPlan, KERNELS, LaunchConfig,
-    Rank, Result, ScaledElement, StateError,
+    Activation, Buffer, DeviceSlice, Error, F8E4M3, F8E5M2, Gemm, GemmElement, GemmOutput,
+    GemmPlan, KERNELS, LaunchConfig, Product, Rank, Result, ScaledElement, StateError,
 };
 use devcomm_testing::gemm::{Factor, Problem};
 use devcomm_testing::machines::on_gpus;
@@ -171,7 +172,11 @@ fn multiplies<T: GemmElement<Output: Number> + Number>(
 }
 
 /// Checks products of `T` whose sums are scaled.
-fn multiplies_scaled<T: ScaledElement<Output: Number> + Number>(rank: &Rank) -> Result<()> {
+fn multiplies_scaled<T>(rank: &Rank) -> Result<()>
+where
+    T: ScaledElement<Output: Number> + Number,
+    f32: GemmOutput<T>,
+{
     let (comm, stream) = (rank.communicator()?, rank.stream()?);
     let gemm = Gemm::new(&stream)?;
     let scales = [comm.mem_alloc::<f32>(1)?, comm.mem_alloc::<f32>(1)?];
@@ -179,11 +184,157 @@ fn multiplies_scaled<T: ScaledElement<Output: Number> + Number>(rank: &Rank) -> 
     scales[1].copy_from_host(&[8.0])?;
     for shape in typed_shapes(rank) {
         check_scaled::<T>(rank, shape, 0, 3.0, |a, b, c| {
-            gemm.launch_scaled(a, b, c, shape, scales.each_ref())?;
+            gemm.product(shape).scales(scales.each_ref()).launch(a, b, c)?;
             stream.synchronize()
         })?;
     }
+    let shape = [130, 136, 48];
+    let product = gemm.product::<T, T::Output>(shape).scales(scales.each_ref());
+    check_fused(rank, product, shape, 0, 3.0, ALL)?;
+    let product = gemm.product::<T, f32>(shape).scales(scales.each_ref());
+    check_fused(rank, product, shape, 0, 3.0, IN_PLACE)
+}
+
+/// What is added to a product.
+#[derive(Clone, Copy, Debug, Default)]
+struct Parts {
+    bias: bool,
+    activation: Option<Activation>,
+    residual: bool,
+    /// The residual is C.
+    in_place: bool,
+}
+
+const ALL: Parts =
+    Parts { bias: true, activation: Some(Activation::Gelu), residual: true, in_place: false };
+const SILU: Parts =
+    Parts { bias: false, activation: Some(Activation::Silu), residual: false, in_place: false };
+const IN_PLACE: Parts = Parts { bias: true, activation: None, residual: true, in_place: true };
+
+/// The activation of `x`.
+fn activation(activation: Option<Activation>, x: f64) -> f64 {
+    match activation {
+        Some(Activation::Gelu) => {
+            let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3));
+            0.5 * x * (1.0 + inner.tanh())
+        }
+        Some(Activation::Silu) => x / (1.0 + (-x).exp()),
+        _ => x,
+    }
+}
+
+/// Adds these parts to a product, whose sums are multiplied by `scale`, and checks all elements.
+/// `skip` elements lie before C, bias and residual.
+fn check_fused<T, O>(
+    rank: &Rank,
+    mut product: Product<'_, T, O>,
+    [m, n, k]: [usize; 3],
+    skip: usize,
+    scale: f64,
+    parts: Parts,
+) -> Result<()>
+where
+    T: GemmElement + Number,
+    O: GemmOutput<T> + Number,
+{
+    let (comm, problem) = (rank.communicator()?, Problem { m, n, k, seed: 5 });
+    let (a, b) = (comm.mem_alloc::<T>(m * k)?, comm.mem_alloc::<T>(n * k)?);
+    a.copy_from_host(&problem.factor(Factor::A, 0))?;
+    b.copy_from_host(&problem.factor(Factor::B, 0))?;
+    // Multiples of 1/8.
+    let numbers = |m, k, seed| Problem { m, n: 1, k, seed }.factor::<O>(Factor::A, 0);
+    let (bias, residual) = (numbers(1, n, 6), numbers(m, n, 7));
+    let buffer = |len: usize| comm.mem_alloc::<O>(skip + len)?.slice(skip..);
+    let (bias_buffer, residual_buffer, c) = (buffer(n)?, buffer(m * n)?, buffer((m + 1) * n)?);
+    bias_buffer.copy_from_host(&bias)?;
+    residual_buffer.copy_from_host(&residual)?;
+    c.fill_bytes(0xff)?;
+    if parts.bias {
+        product = product.bias(&bias_buffer);
+    }
+    if let Some(activation) = parts.activation {
+        product = product.activation(activation);
+    }
+    if parts.in_place {
+        c.slice(..m * n)?.copy_from_host(&residual)?;
+        product = product.residual(&c);
+    } else if parts.residual {
+        product = product.residual(&residual_buffer);
+    }
+    product.launch(&a, &b, &c)?;
+    rank.stream()?.synchronize()?;
+    let mut got = vec![O::nearest(0.0); c.len()];
+    c.copy_to_host(&mut got)?;
+    assert!(got[m * n..].iter().all(|x| x.value().is_nan()), "{problem:?} wrote behind C");
+    let is_wrong = |&(row, column): &(usize, usize)| {
+        let (got, at) = (got[row * n + column], row * n + column);
+        let sum = scale * problem.exact(0..1, row, column);
+        let x = sum + if parts.bias { bias[column].value() } else { 0.0 };
+        let right = activation(parts.activation, x);
+        let right = right + if parts.residual { residual[at].value() } else { 0.0 };
+        if parts.activation.is_none() {
+            // `f32` holds it exactly.
+            return got != O::nearest(right as f32);
+        }
+        let approximation = x.abs().max(1.0) / f64::from(1 << 20);
+        let rounding = O::EPSILON / 2.0 * (right.abs() + approximation);
+        let error = (got.value() - right).abs();
+        error.is_nan() || error > approximation + rounding.max(O::HALF_STEP_AT_ZERO)
+    };
+    let wrong = problem.all().filter(is_wrong).count();
+    assert_eq!(wrong, 0, "{} in {}, {problem:?}, {parts:?}", T::NAME, O::NAME);
     Ok(())
+}
+
+/// Checks a product with these parts, as [`check_fused`].
+fn fused<T, O>(rank: &Rank, gemm: &Gemm, shape: [usize; 3], skip: usize, parts: Parts) -> Result<()>
+where
+    T: GemmElement + Number,
+    O: GemmOutput<T> + Number,
+{
+    check_fused::<T, O>(rank, gemm.product(shape), shape, skip, 1.0, parts)
+}
+
+#[test]
+fn every_plan_applies_bias_activation_and_residual() {
+    on_gpus("every_plan_applies_bias_activation_and_residual", 1, |rank| {
+        let gemm = Gemm::new(&rank.stream()?)?;
+        // Few rows, whole and split over two and four blocks, and C of odd width.
+        let few = |plan: &GemmPlan| !matches!(plan, GemmPlan::Swapped { rows: 256, .. });
+        for shape in [[7, 72, 136], [40, 136, 264], [150, 136, 72], [130, 129, 64]] {
+            for plan in gemm.plans(shape)?.into_iter().filter(few) {
+                gemm.set_plan(shape, plan)?;
+                println!("{plan} of {shape:?}");
+                fused::<bf16, bf16>(rank, &gemm, shape, 0, ALL)?;
+                fused::<bf16, bf16>(rank, &gemm, shape, 0, IN_PLACE)?;
+            }
+        }
+        fused::<bf16, bf16>(rank, &gemm, [40, 72, 64], 1, ALL)?;
+        fused::<bf16, bf16>(rank, &gemm, [40, 72, 64], 0, SILU)
+    });
+}
+
+#[test]
+fn products_in_f32_and_of_f16_have_epilogues_too() {
+    on_gpus("products_in_f32_and_of_f16_have_epilogues_too", 1, |rank| {
+        let gemm = Gemm::new(&rank.stream()?)?;
+        // Rows of C that begin at multiples of 16 bytes, of 8 and of 4; more tiles than blocks of
+        // a simulated GPU; rows of A and B that only the portable kernel does.
+        for (shape, parts) in [
+            ([130, 268, 72], ALL),
+            ([130, 130, 64], SILU),
+            ([30, 127, 64], IN_PLACE),
+            ([300, 520, 328], Parts::default()),
+            ([70, 130, 34], ALL),
+            ([7, 9, 5], IN_PLACE),
+        ] {
+            fused::<bf16, f32>(rank, &gemm, shape, 0, parts)?;
+        }
+        fused::<bf16, f32>(rank, &gemm, [30, 40, 24], 1, ALL)?;
+        fused::<f16, f32>(rank, &gemm, [30, 40, 24], 0, ALL)?;
+        fused::<f16, f16>(rank, &gemm, [130, 264, 72], 0, ALL)?;
+        fused::<f16, f16>(rank, &gemm, [7, 9, 5], 0, ALL)
+    });
 }
 
 #[test]
@@ -222,7 +373,8 @@ fn products_of_8_bit_floats_that_no_kernel_does_are_refused() {
         assert!(odd.as_ref().is_some_and(|e| e.contains("k is 24, pad it")), "{odd:?}");
         let scale = comm.mem_alloc::<f32>(1)?;
         let scales = [&scale.slice(..)?, &scale.slice(1..)?];
-        let short = gemm.launch_scaled(&a, &a, &c, [8, 8, 32], scales).err().map(|e| e.to_string());
+        let short = gemm.product([8, 8, 32]).scales(scales).launch(&a, &a, &c);
+        let short = short.err().map(|e| e.to_string());
         let reason = "the scale of B has 0 elements";
         assert!(short.as_ref().is_some_and(|e| e.contains(reason)), "{short:?}");
         let skewed = gemm.launch(&a.slice(1..)?, &a, &c, [8, 8, 32]).err().map(|e| e.to_string());
@@ -317,6 +469,10 @@ fn products_of_random_shapes_are_right() {
     });
 }
 
+/// The epilogue of a product that only rounds its sums.
+const PLAIN: FusedArgs<u64, u64, u64, u64, f32, f32> =
+    FusedArgs { scale_a: 0, scale_b: 0, bias: 0, residual: 0, linear: 0.0, cubic: 0.0 };
+
 #[test]
 fn the_portable_kernel_multiplies_matrices_of_any_shape_and_alignment() {
     let name = "the_portable_kernel_multiplies_matrices_of_any_shape_and_alignment";
@@ -329,13 +485,13 @@ fn the_portable_kernel_multiplies_matrices_of_any_shape_and_alignment() {
         for shape in portable_shapes(rank) {
             let [m, n, k] = shape.map(|extent| extent as u32);
             check::<bf16>(rank, shape, 0, |a, b, c| {
-                let product = kernels::gemm_mma::<bf16>::args(a, b, c, m, n, k);
+                let product = kernels::gemm_mma::<bf16>::args(a, b, c, m, n, k, PLAIN);
                 // SAFETY: the matrices have the elements.
                 unsafe { product.config(config).launch(&stream)? };
                 stream.synchronize()
             })?;
             check::<f16>(rank, shape, 0, |a, b, c| {
-                let product = kernels::gemm_mma::<f16>::args(a, b, c, m, n, k);
+                let product = kernels::gemm_mma::<f16>::args(a, b, c, m, n, k, PLAIN);
                 // SAFETY: as above.
                 unsafe { product.config(config).launch(&stream)? };
                 stream.synchronize()
@@ -360,9 +516,19 @@ fn bad_products_are_refused_with_the_reason() {
             let error = gemm.launch(&buffer, &buffer, &buffer, shape).err().map(|e| e.to_string());
             assert!(error.as_ref().is_some_and(|e| e.contains(reason)), "{shape:?}: {error:?}");
         }
+        let launch = |product: Product<'_, bf16, bf16>| {
+            product.launch(&buffer, &buffer, &buffer).err().map(|e| e.to_string())
+        };
+        let short = launch(gemm.product([8, 64, 64]).bias(&buffer.slice(..63)?));
+        let reason = "the bias has 63 elements, but needs 1 x 64";
+        assert!(short.as_ref().is_some_and(|e| e.contains(reason)), "{short:?}");
+        let short = launch(gemm.product([8, 64, 64]).residual(&buffer.slice(1 + 64 * 56..)?));
+        let reason = "the residual has 511 elements, but needs 8 x 64";
+        assert!(short.as_ref().is_some_and(|e| e.contains(reason)), "{short:?}");
         let none = gemm.set_plan([8, 9, 9], GemmPlan::Wide).err().map(|e| e.to_string());
         assert!(none.as_ref().is_some_and(|e| e.contains("the plan `wide` is none")), "{none:?}");
-        let graph = stream.capture(|| gemm.launch(&buffer, &buffer, &buffer, [64, 64, 64]));
+        let product = gemm.product([64, 64, 64]).activation(Activation::Silu);
+        let graph = stream.capture(|| product.launch(&buffer, &buffer, &buffer));
         assert!(matches!(graph, Err(Error::State(StateError::Capturing { .. }))), "{graph:?}");
         Ok(())
     });

@@ -1,0 +1,204 @@
+//! A product with everything that one can add to it.
+
+use std::marker::PhantomData;
+
+use devcomm_host::{Buffer, DeviceSlice, Result};
+use devcomm_kernels::gemm::epilogue::{self, FusedArgs};
+
+use super::Gemm;
+use super::element::{GemmElement, GemmOutput, ScaledElement};
+use super::hopper::Matrices;
+use crate::check::{check_extents, check_len, require_context};
+
+/// A function of each sum, after the bias.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Activation {
+    /// GELU's `tanh` approximation, `x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3))) / 2`.
+    /// PyTorch: `gelu(x, approximate="tanh")`. cuBLASLt: `CUBLASLT_EPILOGUE_GELU`.
+    Gelu,
+    /// SiLU, `x * sigmoid(x)`, also known as Swish.
+    Silu,
+}
+
+impl Activation {
+    /// The factors of `x` and `x^3` in the sigmoid's argument.
+    fn factors(self) -> [f32; 2] {
+        match self {
+            Self::Gelu => epilogue::GELU,
+            Self::Silu => epilogue::SILU,
+        }
+    }
+}
+
+/// A product of `[m, n, k]` that [`Gemm::product`] began: `C = activation(scale_a * scale_b * (A x
+/// B^T) + bias) + residual`, of which only the product itself is always there. All is computed in
+/// `f32`, and rounded once. A product can be launched several times.
+///
+/// C is of [`GemmElement::Output`] or of `f32`; its buffer decides. Bias and residual have its
+/// type.
+#[must_use = "it is launched by `launch`"]
+pub struct Product<'g, T, O> {
+    gemm: &'g Gemm,
+    shape: [usize; 3],
+    scales: Option<[DeviceSlice<f32>; 2]>,
+    bias: Option<DeviceSlice<O>>,
+    activation: Option<Activation>,
+    residual: Option<DeviceSlice<O>>,
+    factors: PhantomData<T>,
+}
+
+impl Gemm {
+    /// A product of `[m, n, k]`, as [`launch`](Self::launch) computes it until more is added.
+    ///
+    /// ```no_run
+    /// # use devcomm::{Activation, DeviceSlice, Gemm, Result};
+    /// # use half::bf16;
+    /// # fn layer(
+    /// #     gemm: &Gemm,
+    /// #     [x, up, down, bias, hidden, y]: [&DeviceSlice<bf16>; 6],
+    /// # ) -> Result<()> {
+    /// // Two layers: y = gelu(x * up^T + bias) * down^T + x.
+    /// let first = gemm.product([32, 4096, 1024]).bias(bias).activation(Activation::Gelu);
+    /// first.launch(x, up, hidden)?;
+    /// gemm.product([32, 1024, 4096]).residual(x).launch(hidden, down, y)
+    /// # }
+    /// ```
+    pub fn product<T, O>(&self, shape: [usize; 3]) -> Product<'_, T, O>
+    where
+        T: GemmElement,
+        O: GemmOutput<T>,
+    {
+        Product {
+            gemm: self,
+            shape,
+            scales: None,
+            bias: None,
+            activation: None,
+            residual: None,
+            factors: PhantomData,
+        }
+    }
+}
+
+impl<T: ScaledElement, O: GemmOutput<T>> Product<'_, T, O> {
+    /// Multiplies the sums by the scales of A and of B: the first element of each buffer, read when
+    /// the product runs.
+    pub fn scales<S: Buffer<Element = f32>>(mut self, scales: [&S; 2]) -> Self {
+        self.scales = Some(scales.map(Buffer::device_slice));
+        self
+    }
+}
+
+impl<T: GemmElement, O: GemmOutput<T>> Product<'_, T, O> {
+    /// Adds the first `n` elements of `bias` to each row.
+    pub fn bias<D: Buffer<Element = O>>(mut self, bias: &D) -> Self {
+        self.bias = Some(bias.device_slice());
+        self
+    }
+
+    /// Replaces each element, after scales and bias, by a function of it.
+    pub fn activation(mut self, activation: Activation) -> Self {
+        self.activation = Some(activation);
+        self
+    }
+
+    /// Adds the first `m * n` elements of `residual`, row-major, after the activation. It may be C:
+    /// the product is then added to what C is.
+    pub fn residual<R: Buffer<Element = O>>(mut self, residual: &R) -> Self {
+        self.residual = Some(residual.device_slice());
+        self
+    }
+
+    /// Enqueues the product: reads `m * k` elements of `a` and `n * k` of `b`, and writes the first
+    /// `m * n` elements of `c`, which overlaps none of the other buffers, except that it may begin
+    /// where the residual does. Only work on this stream may access `c` until the product has
+    /// ended.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a shape without elements, for
+    /// buffers that are too short or of another context, and for 8-bit floats on another GPU or
+    /// with other rows than they need;
+    /// [`StateError::Capturing`](devcomm_host::StateError::Capturing) during a stream capture (use
+    /// [`launch_capturable`](Self::launch_capturable)); errors of the launch.
+    pub fn launch<A, B, C>(&self, a: &A, b: &B, c: &C) -> Result<()>
+    where
+        A: Buffer<Element = T>,
+        B: Buffer<Element = T>,
+        C: Buffer<Element = O>,
+    {
+        self.gemm.stream.context().refuse_capturing("a product is launched")?;
+        // SAFETY: no capture is active.
+        unsafe { self.launch_capturable(a, b, c) }
+    }
+
+    /// As [`launch`](Self::launch), but also allowed during a stream capture.
+    ///
+    /// # Errors
+    ///
+    /// As [`launch`](Self::launch), except
+    /// [`StateError::Capturing`](devcomm_host::StateError::Capturing).
+    ///
+    /// # Safety
+    ///
+    /// In a capture: the buffers, also those added to the product, and the [`Gemm`] are not dropped
+    /// while the graph can be launched.
+    pub unsafe fn launch_capturable<A, B, C>(&self, a: &A, b: &B, c: &C) -> Result<()>
+    where
+        A: Buffer<Element = T>,
+        B: Buffer<Element = T>,
+        C: Buffer<Element = O>,
+    {
+        let shape = check_extents(self.shape)?;
+        let [m, n, k] = self.shape;
+        let a = self.address("A", &a.device_slice(), m, k)?;
+        let b = self.address("B", &b.device_slice(), n, k)?;
+        let c = self.address("C", &c.device_slice(), m, n)?;
+        let [of_a, of_b] =
+            self.scales.as_ref().map_or([None; 2], |scales| scales.each_ref().map(Some));
+        let [linear, cubic] = self.activation.map_or([0.0; 2], Activation::factors);
+        let epilogue = FusedArgs {
+            scale_a: self.optional("the scale of A", of_a, 1, 1)?,
+            scale_b: self.optional("the scale of B", of_b, 1, 1)?,
+            bias: self.optional("the bias", self.bias.as_ref(), 1, n)?,
+            residual: self.optional("the residual", self.residual.as_ref(), m, n)?,
+            linear,
+            cubic,
+        };
+        // SAFETY: the buffers have the elements; dropping one waits for the stream, and the caller
+        // ensures what a graph needs.
+        unsafe { self.gemm.enqueue::<T, O>(Matrices { a, b, c, shape, epilogue }) }
+    }
+
+    /// As [`address`](Self::address), or 0 if there is no buffer.
+    fn optional<E>(
+        &self,
+        name: &str,
+        slice: Option<&DeviceSlice<E>>,
+        rows: usize,
+        columns: usize,
+    ) -> Result<u64> {
+        slice.map_or(Ok(0), |slice| self.address(name, slice, rows, columns))
+    }
+
+    /// The address of a buffer of the `Gemm`'s context with enough elements.
+    fn address<E>(
+        &self,
+        name: &str,
+        slice: &DeviceSlice<E>,
+        rows: usize,
+        columns: usize,
+    ) -> Result<u64> {
+        require_context(name, slice.context(), self.gemm.stream.context())?;
+        check_len(name, slice.len(), rows, columns)?;
+        Ok(slice.device_address())
+    }
+}
+
+impl<T, O> std::fmt::Debug for Product<'_, T, O> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let [m, n, k] = self.shape;
+        write!(f, "Product({m} x {n} x {k})")
+    }
+}
