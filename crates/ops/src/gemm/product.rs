@@ -4,9 +4,9 @@ use std::marker::PhantomData;
 
 use devcomm_host::{Buffer, DeviceSlice, Result};
 
-use super::Gemm;
 use super::element::{GemmElement, GemmOutput, ScaledElement};
 use super::hopper::Matrices;
+use super::{Gemm, GemmPlan};
 use crate::check::{check_extents, check_len, require_context};
 
 /// A product of `[m, n, k]` that [`Gemm::product`] began: `C = A x B^T`, with what is done to the
@@ -109,6 +109,15 @@ impl<T: GemmElement, O: GemmOutput<T>> Product<'_, T, O> {
         // SAFETY: the buffers have the elements; dropping one waits for the stream, and the caller
         // ensures what a graph needs.
         unsafe { self.gemm.enqueue::<T, O>(Matrices { a, b, c, shape, scales }) }
+    }
+
+    /// How it is computed, if the buffers are aligned to 16 bytes.
+    ///
+    /// # Errors
+    ///
+    /// As [`Gemm::plan`].
+    pub fn plan(&self) -> Result<GemmPlan> {
+        Ok(self.gemm.prepare::<T, O>(check_extents(self.shape)?)?.0)
     }
 
     /// The address of a buffer of the `Gemm`'s context with enough elements.
