@@ -75,7 +75,7 @@ pub struct Contender<'a> {
     pub variant: Variant,
     /// The launch of its kernel; `None` for NCCL's calls.
     pub launch: Option<Launch>,
-    /// The algorithm that a library chose.
+    /// The algorithm of a library, or the plan of a product in Rust.
     pub algorithm: Option<String>,
     /// Operations per timed call: a row reports the time of one operation.
     pub operations: u32,
@@ -151,7 +151,7 @@ impl<'a> Contender<'a> {
         Self { most_calls: calls, ..self }
     }
 
-    /// Records the library's algorithm.
+    /// Records the algorithm.
     pub fn by_algorithm(self, algorithm: String) -> Self {
         Self { algorithm: Some(algorithm), ..self }
     }

@@ -104,12 +104,13 @@ impl<'a> Harness<'a> {
         Ok(wrong)
     }
 
-    /// The times of all contenders in each round, of the slowest rank, and on the root rank what
-    /// its GPU's sensors tell meanwhile. *Collective*.
+    /// The times of all contenders in each of `rounds`, of the slowest rank, and on the root rank
+    /// what its GPU's sensors tell meanwhile. *Collective*.
     pub fn time(
         &self,
         contenders: &[Contender<'_>],
         order: &mut Rng,
+        rounds: usize,
     ) -> Result<(Rounds, Vec<Reading>)> {
         let mut graphs = Vec::new();
         if self.run.graph > 0 {
@@ -123,12 +124,12 @@ impl<'a> Harness<'a> {
             }
         }
         self.finish()?;
-        let mut rounds = |now: &dyn Fn(usize)| self.rounds(contenders, &graphs, order, now);
+        let mut time = |now: &dyn Fn(usize)| self.rounds(contenders, &graphs, order, rounds, now);
         match &self.sensors {
-            None => Ok((rounds(&|_| ())?, vec![Reading::default(); contenders.len()])),
+            None => Ok((time(&|_| ())?, vec![Reading::default(); contenders.len()])),
             Some(sensors) => {
                 let body = |running: Sender<usize>| {
-                    rounds(&|i| {
+                    time(&|i| {
                         // A sampler that has ended needs no news.
                         let _ = running.send(i);
                     })
@@ -139,17 +140,18 @@ impl<'a> Harness<'a> {
         }
     }
 
-    /// Times the rounds; calls `now` with the number of the contender that runs from then on.
+    /// Times this many rounds; calls `now` with the number of the contender that runs from then on.
     fn rounds(
         &self,
         contenders: &[Contender<'_>],
         graphs: &[Graph],
         order: &mut Rng,
+        rounds: usize,
         now: &dyn Fn(usize),
     ) -> Result<Rounds> {
         let mut sequence: Vec<usize> = (0..contenders.len()).collect();
         let mut mine = Vec::new();
-        for _ in 0..self.run.rounds {
+        for _ in 0..rounds {
             let mut times = vec![0.0; contenders.len()];
             order.shuffle(&mut sequence);
             for &i in &sequence {

@@ -62,7 +62,8 @@ enum Bench {
     /// Ping-pong of messages between neighbouring ranks: puts by a kernel against ncclSend and
     /// ncclPutSignal
     Put(versus::Command<versus::Put>),
-    /// Matrix product on one GPU: a kernel against cuBLASLt
+    /// Matrix product on one GPU, C = A x B^T with A of m x k and B of n x k: a kernel against
+    /// cuBLASLt
     Gemm(versus::Command<versus::Gemm>),
     /// Matrix product followed by an all-reduce: one kernel against cuBLASLt and then ncclAllReduce
     #[command(name = "gemm-allreduce")]
@@ -83,6 +84,10 @@ enum Bench {
 #[derive(Subcommand)]
 enum Tunable {
     /// Plans of matrix products, for the tables that devcomm::Gemm reads
+    ///
+    /// All plans of a shape are timed in a third of --rounds, and then the fastest three in twice
+    /// --rounds. Of plans within 0.3 % the one that the model prefers is kept. Each shape is
+    /// written to the table as soon as it is done.
     Gemm(versus::Tune),
 }
 

@@ -54,6 +54,14 @@ fn flags_that_cannot_be_meant_are_refused() {
     refuses(&["all-reduce", "-o", "max"], &["invalid value 'max'", "sum"]);
     refuses(&["gemm", "--k", "0"], &["is empty"]);
     refuses(&["gemm-ladder", "--m", "300"], &["m is 300", "multiples of 256"]);
+    refuses(&["gemm", "--k", "24", "-d", "e4m3"], &["--k 24", "multiple of 16"]);
+    refuses(&["gemm", "-d", "int8"], &["invalid value", "e5m2"]);
+    refuses(&["gemm", "--scales", "1,2"], &["only 8-bit floats have scales"]);
+    for scales in ["3,1", "2", "1,2,4", "0,1"] {
+        refuses(&["gemm", "-d", "e4m3", "--scales", scales], &["--scales [", "powers of two"]);
+    }
+    refuses(&["gemm", "--plan", "tall"], &["`tall` is no plan"]);
+    refuses(&["gemm", "--plan", "wide", "-d", "f16"], &["only products of bf16"]);
     refuses(&["lotteries"], &["unrecognized subcommand"]);
 }
 
@@ -82,6 +90,8 @@ fn what_cannot_be_tuned_is_refused() {
     refuses(&["tune", "gemm", "--set", "decode", "--m", "8"], &["cannot be used with"]);
     refuses(&["tune", "gemm", "--m", "0"], &["is empty"]);
     refuses(&["tune", "gemm", "-n", "0"], &["-n 0"]);
+    refuses(&["tune", "gemm", "-d", "f16"], &["only products of bf16"]);
+    refuses(&["tune", "gemm", "--missing"], &["--table <FILE>"]);
     refuses(&["tune", "gemm", "--simulate", "1"], &["unexpected argument '--simulate'"]);
     refuses(&["tune", "barrier"], &["unrecognized subcommand 'barrier'"]);
 }

@@ -29,7 +29,10 @@ fn table_of(command: Command) -> (Vec<String>, Vec<Vec<String>>) {
     let header = rows[0].join(" ");
     let ratios = header.strip_prefix(COLUMNS).unwrap_or_else(|| panic!("{header}"));
     let of_nccl = rows[2..].iter().any(|row| row[5] == OF_NCCL[0]);
-    assert_eq!(ratios, if of_nccl { " time/nccl time/nccl-sym" } else { "" });
+    // A product has a plan.
+    let of_gemm = rows[2..].iter().any(|row| row.len() > COLUMNS.split(' ').count() && !of_nccl);
+    let more = if of_nccl { " time/nccl time/nccl-sym" } else { "" };
+    assert_eq!(ratios, if of_gemm { " algorithm" } else { more });
     (comments.into_iter().map(str::to_owned).collect(), rows.split_off(2))
 }
 
@@ -166,9 +169,37 @@ fn a_product_of_any_shape_is_right_and_says_its_plan() {
     are_right(&comments, &rows);
     let json: Value = serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();
     let plan = |i: usize| json["rows"][i]["algorithm"].as_str().unwrap().to_owned();
-    assert_eq!([plan(0), plan(4), plan(6)], ["wide", "portable", "portable"]);
+    let wide = "wide, tile 128x256, cluster 2x1x1, split-K 1";
+    let portable = "portable, tile 128x128, cluster 1x1x1, split-K 1";
+    assert_eq!([plan(0), plan(4), plan(6)], [wide, portable, portable]);
     assert!(plan(2).starts_with("swapped:8x64:"), "{}", plan(2));
     assert!(comments.contains(&format!("# rust 5x72x8: {}", plan(2))), "{comments:?}");
+    assert_eq!(rows[2][12..].join(" "), plan(2));
+}
+
+#[test]
+fn a_product_of_every_type_is_right_and_names_it() {
+    for (dtype, name, more) in [
+        ("f16", "f16", &[][..]),
+        ("e4m3", "f8e4m3", &["--scales", "0.5,8", "-G", "1"]),
+        ("e5m2", "f8e5m2", &["--l2", "cold", "--variants", "rust"]),
+    ] {
+        let args = ["gemm", "--simulate", "1", "--m", "5,130", "--n", "72", "--dtype", dtype];
+        let (comments, rows) = table(&[&args[..], more].concat());
+        assert_eq!(column(&rows, 2), [name; 2]);
+        assert!(rows.iter().all(|row| row[12] == "wide,"), "{rows:?}");
+        are_right(&comments, &rows);
+    }
+}
+
+#[test]
+fn plans_of_a_shape_are_compared() {
+    let args = ["gemm", "--simulate", "1", "--m", "5", "--n", "72", "--k", "8"];
+    let (comments, rows) = table(&[&args[..], &["--plan", "swapped:8x64:4,portable"]].concat());
+    assert_eq!(column(&rows, 12), ["swapped:8x64:4,", "portable,"]);
+    are_right(&comments, &rows);
+    let reason = "--plan swapped:128x64:1: for 5x72x8 there are only swapped:8x64:";
+    refuses_late(&[&args[..], &["--plan", "swapped:128x64:1"]].concat(), reason);
 }
 
 #[test]
@@ -233,12 +264,12 @@ fn csv_and_json_hold_the_rows_of_the_table() {
     table(&[&args[..], &["--csv", &csv, "--json", &json]].concat());
 
     let csv = fs::read_to_string(csv).unwrap();
-    let expected = "size,count,type,redop,m,n,k,variant,blocks,threads,time_us,algbw,busbw,wrong,\
-                    noise_percent,time_over_nccl,time_over_nccl_sym,time_over_cublaslt,\
+    let expected = "size,count,type,redop,m,n,k,variant,blocks,threads,time_us,algbw,busbw,tflops,\
+                    wrong,noise_percent,time_over_nccl,time_over_nccl_sym,time_over_cublaslt,\
                     algorithm,l2,power_w,sm_mhz,temperature_c\n\
-                    16,8,bf16,sum,,,,rust,1,128,,,,0,,,,,,,,,\n\
-                    16,8,bf16,sum,,,,nccl,,,,,,0,,,,,,,,,\n\
-                    16,8,bf16,sum,,,,nccl-sym,,,,,,0,,,,,,,,,\n";
+                    16,8,bf16,sum,,,,rust,1,128,,,,,0,,,,,,,,,\n\
+                    16,8,bf16,sum,,,,nccl,,,,,,,0,,,,,,,,,\n\
+                    16,8,bf16,sum,,,,nccl-sym,,,,,,,0,,,,,,,,,\n";
     assert_eq!(csv, expected);
 
     let json: Value = serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();

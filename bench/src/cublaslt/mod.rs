@@ -7,7 +7,7 @@ use std::ffi::c_void;
 
 use anyhow::{Context, Result};
 use cudarc::cublaslt::{result, sys};
-use devcomm::{Communicator, Stream, SymmetricBuffer};
+use devcomm::{Communicator, DataType, Stream, SymmetricBuffer};
 
 use algorithm::Algorithm;
 
@@ -23,11 +23,36 @@ pub struct CublasLt {
     scratch: SymmetricBuffer<u32>,
 }
 
-/// The type of the product's elements.
+/// The element types of a product.
 #[derive(Clone, Copy)]
-pub enum Output {
-    F32,
-    Bf16,
+pub struct Types {
+    /// Of A and B.
+    pub factors: DataType,
+    /// Of C.
+    pub product: DataType,
+}
+
+impl Types {
+    /// Why cuBLASLt has no such product; `None` if it may have one.
+    pub fn why_not(self) -> Option<&'static str> {
+        (self.factors == DataType::Float8e5m2).then_some(
+            "cuBLASLt has no product of e5m2 and e5m2; without it only samples of rust's results \
+             are checked",
+        )
+    }
+}
+
+/// The library's name of a type; `None` if there are no products of it here.
+fn cuda_type(data_type: DataType) -> Option<sys::cudaDataType> {
+    use sys::cudaDataType::*;
+    match data_type {
+        DataType::Float32 => Some(CUDA_R_32F),
+        DataType::Float16 => Some(CUDA_R_16F),
+        DataType::Bfloat16 => Some(CUDA_R_16BF),
+        DataType::Float8e4m3 => Some(CUDA_R_8F_E4M3),
+        DataType::Float8e5m2 => Some(CUDA_R_8F_E5M2),
+        _ => None,
+    }
 }
 
 impl CublasLt {
@@ -43,30 +68,41 @@ impl CublasLt {
     }
 
     /// Plans `C = A x B^T` of shape `[m, n, k]`; `None` if cuBLASLt has no algorithm for it.
-    pub fn plan(&self, [m, n, k]: [usize; 3], output: Output) -> Result<Option<Plan<'_>>> {
+    ///
+    /// 8-bit floats are added by the tensor cores alone (`CUBLASLT_MATMUL_DESC_FAST_ACCUM`), as the
+    /// kernel in Rust does. The sums are multiplied by the scales of A and B at these addresses.
+    pub fn plan(
+        &self,
+        [m, n, k]: [usize; 3],
+        types: Types,
+        scales: Option<[u64; 2]>,
+    ) -> Result<Option<Plan<'_>>> {
+        use sys::cublasLtMatmulDescAttributes_t as Description;
         use sys::cublasLtMatmulPreferenceAttributes_t as Preference;
-        use sys::cudaDataType::{CUDA_R_16BF, CUDA_R_32F};
         let (rows, columns, terms) = (m as u64, n as u64, k as u64);
-        let product = match output {
-            Output::F32 => CUDA_R_32F,
-            Output::Bf16 => CUDA_R_16BF,
+        let (Some(factor), Some(product), None) =
+            (cuda_type(types.factors), cuda_type(types.product), types.why_not())
+        else {
+            return Ok(None);
         };
-        let matmul =
-            result::create_matmul_desc(sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, CUDA_R_32F)?;
+        let matmul = result::create_matmul_desc(
+            sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
+            sys::cudaDataType::CUDA_R_32F,
+        )?;
         // cuBLASLt's matrices are column-major: it computes the transpose, B x A^T, whose columns
         // are our rows.
         let mut plan = Plan {
             library: self,
             matmul,
-            b: result::create_matrix_layout(CUDA_R_16BF, terms, columns, k as i64)?,
-            a: result::create_matrix_layout(CUDA_R_16BF, terms, rows, k as i64)?,
+            b: result::create_matrix_layout(factor, terms, columns, k as i64)?,
+            a: result::create_matrix_layout(factor, terms, rows, k as i64)?,
             c: result::create_matrix_layout(product, columns, rows, n as i64)?,
             algorithms: Vec::new(),
             chosen: Cell::new(0),
         };
         // CUBLAS_OP_T, the workspace limit, and the reduction schemes: parts of a sum are added in
         // f32, so that C is rounded once. As addressable values.
-        let (transposed, scratch) = (1_i32, SCRATCH);
+        let (transposed, scratch, fast) = (1_i32, SCRATCH, 1_i8);
         let reductions = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
         // SAFETY: numbers, for which zeros are valid.
         let mut found: [sys::cublasLtMatmulHeuristicResult_t; TRIED] =
@@ -78,10 +114,33 @@ impl CublasLt {
         let status = unsafe {
             result::set_matmul_desc_attribute(
                 matmul,
-                sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA,
+                Description::CUBLASLT_MATMUL_DESC_TRANSA,
                 (&raw const transposed).cast(),
                 size_of_val(&transposed),
             )?;
+            if types.factors.size() == 1 {
+                result::set_matmul_desc_attribute(
+                    matmul,
+                    Description::CUBLASLT_MATMUL_DESC_FAST_ACCUM,
+                    (&raw const fast).cast(),
+                    size_of_val(&fast),
+                )?;
+            }
+            if let Some([of_a, of_b]) = &scales {
+                // cuBLASLt's A is our B.
+                for (attribute, scale) in [
+                    (Description::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, of_b),
+                    (Description::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, of_a),
+                ] {
+                    let address = std::ptr::from_ref(scale).cast();
+                    result::set_matmul_desc_attribute(
+                        matmul,
+                        attribute,
+                        address,
+                        size_of::<u64>(),
+                    )?;
+                }
+            }
             result::set_matmul_pref_attribute(
                 preference,
                 Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
@@ -169,8 +228,8 @@ impl Plan<'_> {
     ///
     /// # Safety
     ///
-    /// The buffers have the elements of the plan's shape and type, and nothing else uses them until
-    /// the stream has completed the product.
+    /// The buffers have the elements of the plan's shape and types, and nothing else uses them
+    /// until the stream has completed the product; the scales are still allocated.
     pub unsafe fn enqueue(&self, [a, b, c]: [u64; 3], stream: &Stream) -> devcomm::Result<()> {
         let (one, zero) = (1.0_f32, 0.0_f32);
         let c = c as *mut c_void;

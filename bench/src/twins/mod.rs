@@ -151,7 +151,8 @@ impl Job<'_> {
         let Launch { blocks, threads, .. } = launches[0];
         self.harness.progress(&format!("{kernel} {dtype} {bytes} B {blocks}x{threads} ..."));
         let wrong = self.check(contenders)?;
-        let (rounds, _) = self.harness.time(contenders, &mut self.order)?;
+        let (rounds, _) =
+            self.harness.time(contenders, &mut self.order, self.harness.run.rounds)?;
         let row = TwinRow::new(label, launches, &rounds, wrong);
         self.report.rows.push(row.context("there were no rounds")?);
         Ok(())

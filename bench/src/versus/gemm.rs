@@ -1,10 +1,14 @@
-//! Matrix product on one GPU, `C = A x B^T` in bf16: `kernels/src/gemm` against cuBLASLt.
+//! Matrix product on one GPU, `C = A x B^T`: `kernels/src/gemm` against cuBLASLt.
 
-use anyhow::{Result, ensure};
-use clap::Args;
-use devcomm::{Buffer, Gemm as Kernel};
+use anyhow::{Result, bail, ensure};
+use clap::{Args, ValueEnum};
+use devcomm::kernels::gemm::{gemm_mma as portable, gemm_wgmma as wide};
+use devcomm::{
+    Buffer, Element, F8E4M3, F8E5M2, Gemm as Kernel, GemmElement, GemmPlan, SymmetricBuffer,
+};
 use devcomm_testing::gemm::Problem;
-use half::bf16;
+use devcomm_testing::numbers::Number;
+use half::{bf16, f16};
 
 use super::Benchmark;
 use super::job::Job;
@@ -13,19 +17,89 @@ use super::row::{Case, L2};
 use super::selection::VariantInfo;
 use super::shapes::ShapeOptions;
 use crate::contender::{Contender, Variant};
-use crate::cublaslt::Output;
+use crate::cublaslt::Types;
 use crate::gpu;
 use crate::harness::Harness;
+
+/// What is multiplied.
+#[derive(Args, Clone, Debug)]
+pub struct Inputs {
+    #[command(flatten)]
+    shapes: ShapeOptions,
+
+    /// Element type of A and B. C has the same, and bf16 for 8-bit floats
+    #[arg(short = 'd', long, alias = "datatype", value_enum, default_value = "bf16")]
+    pub(super) dtype: Dtype,
+
+    /// What the L2 cache holds when a product begins
+    #[arg(long, value_enum, default_value = "warm")]
+    pub(super) l2: L2,
+}
 
 /// The flags of `gemm`.
 #[derive(Args, Clone, Debug)]
 pub struct Gemm {
     #[command(flatten)]
-    shapes: ShapeOptions,
+    inputs: Inputs,
 
-    /// What the L2 cache holds when a product begins
-    #[arg(long, value_enum, default_value = "warm")]
-    l2: L2,
+    /// Scales of A and B, by which the sums of 8-bit floats are multiplied: powers of two, so that
+    /// checks are exact [default: 1,1]
+    #[arg(long, value_delimiter = ',', value_name = "A,B")]
+    scales: Vec<f32>,
+
+    /// Plans of devcomm::Gemm, comma-separated, instead of the one that it chooses, a row for each:
+    /// `wide`, `portable`, or `swapped:<rows>x<columns>:<splits>`, by tile and number of blocks
+    /// that share a sum
+    #[arg(long = "plan", value_delimiter = ',', value_name = "PLAN")]
+    plans: Vec<GemmPlan>,
+}
+
+/// Element types of A and B.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Dtype {
+    #[value(alias = "bfloat16")]
+    Bf16,
+    #[value(alias = "half")]
+    F16,
+    #[value(alias = "f8e4m3")]
+    E4m3,
+    #[value(alias = "f8e5m2")]
+    E5m2,
+}
+
+impl Dtype {
+    /// Bytes of an element.
+    fn size(self) -> usize {
+        match self {
+            Self::Bf16 | Self::F16 => 2,
+            Self::E4m3 | Self::E5m2 => 1,
+        }
+    }
+}
+
+/// An element type of A and B.
+trait Factor: GemmElement<Output: Number> + Number {
+    /// The product with these scales, if the type has scales.
+    fn scaled<'g>(product: Scaled<'g, Self>, _: [&SymmetricBuffer<f32>; 2]) -> Scaled<'g, Self> {
+        product
+    }
+}
+
+type Scaled<'g, T> = devcomm::Product<'g, T, <T as GemmElement>::Output>;
+
+impl Factor for bf16 {}
+impl Factor for f16 {}
+
+impl Factor for F8E4M3 {
+    fn scaled<'g>(product: Scaled<'g, Self>, by: [&SymmetricBuffer<f32>; 2]) -> Scaled<'g, Self> {
+        product.scales(by)
+    }
+}
+
+impl Factor for F8E5M2 {
+    fn scaled<'g>(product: Scaled<'g, Self>, by: [&SymmetricBuffer<f32>; 2]) -> Scaled<'g, Self> {
+        product.scales(by)
+    }
 }
 
 impl Benchmark for Gemm {
@@ -33,33 +107,75 @@ impl Benchmark for Gemm {
     const VARIANTS: &'static [VariantInfo] = &[
         (
             Variant::Rust,
-            "a kernel in Rust, launched by devcomm::Gemm, told that no kernel writes B",
+            "a kernel in Rust, launched by devcomm::Gemm, told that no kernel writes B; its tiles \
+             are rows x columns of C",
         ),
-        (Variant::CublasLt, "cuBLASLt, the fastest of the first algorithms of its heuristics"),
+        (
+            Variant::CublasLt,
+            "cuBLASLt, the fastest of the first algorithms of its heuristics; its tiles are \
+             columns x rows of C",
+        ),
     ];
 
     fn validate(&self) -> Result<()> {
-        self.shapes.problems([&[8]; 3], 0).map(drop)
+        self.inputs.validate()?;
+        let dtype = self.inputs.dtype;
+        if !self.scales.is_empty() {
+            ensure!(dtype.size() == 1, "--scales: only 8-bit floats have scales (--dtype e4m3)");
+            let is_exact = |x: &f32| (-32..=32).any(|exponent| *x == 2.0_f32.powi(exponent));
+            ensure!(
+                self.scales.len() == 2 && self.scales.iter().all(is_exact),
+                "--scales {:?}: one of A and one of B, powers of two from 2^-32 to 2^32",
+                self.scales
+            );
+        }
+        ensure!(
+            self.plans.is_empty() || dtype == Dtype::Bf16,
+            "--plan: only products of bf16 have several plans"
+        );
+        Ok(())
     }
 
     fn run(&self, job: &mut Job<'_>) -> Result<()> {
+        match self.inputs.dtype {
+            Dtype::Bf16 => self.run_with::<bf16>(job),
+            Dtype::F16 => self.run_with::<f16>(job),
+            Dtype::E4m3 => self.run_with::<F8E4M3>(job),
+            Dtype::E5m2 => self.run_with::<F8E5M2>(job),
+        }
+    }
+}
+
+impl Gemm {
+    fn run_with<T: Factor>(&self, job: &mut Job<'_>) -> Result<()> {
         let harness = job.harness;
         ensure!(harness.rank.n_ranks() == 1, "gemm runs on one GPU: -g 1");
-        let library = load_cublaslt(job, &[Variant::CublasLt])?;
-        let problems = self.problems(harness)?;
+        let (factors, product) = (T::DATA_TYPE, <T::Output as Element>::DATA_TYPE);
+        let rounded = Types { factors, product };
+        let library = load_cublaslt(job, rounded, &[Variant::CublasLt])?;
+        let problems = self.inputs.problems(harness)?;
+        let ours = match job.selection.has(Variant::Rust) {
+            true => self.kernels(harness, &problems)?,
+            false => Vec::new(),
+        };
+        let scales = [self.scale(0), self.scale(1)];
+        let factor_of_c = scales[0] * scales[1];
+        let [of_a, of_b] = [harness.comm.mem_alloc(1)?, harness.comm.mem_alloc(1)?];
+        of_a.copy_from_host(&scales[..1])?;
+        of_b.copy_from_host(&scales[1..])?;
         job.begin()?;
-        let ours = job.selection.has(Variant::Rust).then(|| Kernel::new(&harness.stream));
-        // SAFETY: what writes B has ended before any launch.
-        let ours = ours.transpose()?.map(|gemm| unsafe { gemm.with_constant_b() });
         let (mut ran, mut kept) = (0, None);
         for (problem, copies) in problems {
             let shape @ [m, n, k] = problem.shape();
-            let matrices = Matrices::new(harness, problem, copies, &mut kept)?;
-            let plan = |output| match &library {
-                Some(library) => library.plan(shape, output),
+            let matrices = Matrices::<T>::new(harness, problem, copies, &mut kept)?;
+            let plan = |types, scales| match &library {
+                Some(library) => library.plan(shape, types, scales),
                 None => Ok(None),
             };
-            let (exact, theirs) = (plan(Output::F32)?, plan(Output::Bf16)?);
+            let exact = plan(Types { product: f32::DATA_TYPE, ..rounded }, None)?;
+            let with_scales =
+                (size_of::<T>() == 1).then(|| [of_a.device_address(), of_b.device_address()]);
+            let theirs = plan(rounded, with_scales)?;
             let sum = match &exact {
                 Some(exact) if harness.run.check > 0 => Some(Sum::new(&matrices, exact)?),
                 _ => None,
@@ -67,21 +183,22 @@ impl Benchmark for Gemm {
             let (a, stream) = (&matrices.a, &harness.stream);
             let mut contenders = Vec::new();
             let sum = sum.as_ref();
-            let result = |c| Product { matrices: &matrices, c, sum, rounded_once: true };
-            if let Some(gemm) = &ours {
-                let (b, c) = (matrices.b_in_turn(), harness.comm.mem_alloc::<bf16>(m * n)?);
-                let algorithm = gemm.plan(shape)?.to_string();
+            let result = |c| Product { scale: factor_of_c, ..Product::new(&matrices, c, sum) };
+            for gemm in &ours {
+                let (b, c) = (matrices.b_in_turn(), harness.comm.mem_alloc(m * n)?);
+                let product = T::scaled(gemm.product(shape), [&of_a, &of_b]);
+                let algorithm = describe(product.plan()?);
                 println!("# rust {m}x{n}x{k}: {algorithm}");
                 let checked = result(c.device_slice());
                 // SAFETY: the graphs of a comparison end before its contenders, which own or
                 // borrow these buffers.
-                let work = move || unsafe { gemm.launch_capturable(a, b(), &c, shape) };
+                let work = move || unsafe { product.launch_capturable(a, b(), &c) };
                 let contender = Contender::new(Variant::Rust, work, checked);
                 contenders.push(contender.by_algorithm(algorithm));
             }
             match theirs.as_ref().filter(|_| job.selection.has(Variant::CublasLt)) {
                 Some(plan) => {
-                    let (b, c) = (matrices.b_in_turn(), harness.comm.mem_alloc::<bf16>(m * n)?);
+                    let (b, c) = (matrices.b_in_turn(), harness.comm.mem_alloc(m * n)?);
                     tune(&matrices, plan, c.device_address())?;
                     let checked = result(c.device_slice());
                     // SAFETY: as above; the buffers have the elements of the plan's shape.
@@ -99,32 +216,59 @@ impl Benchmark for Gemm {
             }
             ran += contenders.len();
             let case = Case {
-                size: m * n * size_of::<bf16>(),
+                size: m * n * size_of::<T::Output>(),
                 count: m * n,
-                dtype: "bf16",
+                dtype: T::NAME,
                 redop: "sum",
                 bus: 1.0,
                 shape: Some(shape),
-                l2: Some(self.l2),
+                l2: Some(self.inputs.l2),
             };
             job.compare_refilled(case, &contenders, || matrices.fill_for_timing())?;
         }
         ensure!(ran > 0, "no variant can run these shapes");
         Ok(())
     }
+
+    /// The scale of A (0) or of B (1).
+    fn scale(&self, i: usize) -> f32 {
+        self.scales.get(i).copied().unwrap_or(1.0)
+    }
+
+    /// The products in Rust: one by its own plans, or one for each of `--plan`.
+    fn kernels(&self, harness: &Harness<'_>, problems: &[(Problem, usize)]) -> Result<Vec<Kernel>> {
+        // SAFETY: what writes B has ended before any launch.
+        let kernel = || Kernel::new(&harness.stream).map(|gemm| unsafe { gemm.with_constant_b() });
+        if self.plans.is_empty() {
+            return Ok(vec![kernel()?]);
+        }
+        let planned = |plan: &GemmPlan| {
+            let gemm = kernel()?;
+            for (Problem { m, n, k, .. }, _) in problems {
+                let plans = gemm.plans([*m, *n, *k])?;
+                if !plans.contains(plan) {
+                    let plans: Vec<_> = plans.iter().map(GemmPlan::to_string).collect();
+                    bail!("--plan {plan}: for {m}x{n}x{k} there are only {}", plans.join(", "));
+                }
+                gemm.set_plan([*m, *n, *k], *plan)?;
+            }
+            Ok(gemm)
+        };
+        self.plans.iter().map(planned).collect()
+    }
 }
 
-impl Gemm {
-    /// What the L2 cache holds when a product begins.
-    pub(super) fn l2(&self) -> L2 {
-        self.l2
+impl Inputs {
+    /// Refuses invalid values.
+    pub(super) fn validate(&self) -> Result<()> {
+        self.shapes.problems([&[8]; 3], self.dtype.size(), 0).map(drop)
     }
 
     /// The problems, each with the number of copies of B that its calls use in turn.
     pub(super) fn problems(&self, harness: &Harness<'_>) -> Result<Vec<(Problem, usize)>> {
         let defaults: [&[usize]; 3] = harness
             .choose([&[4096, 8192], &[4096, 8192], &[1024, 4096]], [&[1, 130], &[8, 264], &[72]]);
-        let problems = self.shapes.problems(defaults, harness.run.seed)?;
+        let problems = self.shapes.problems(defaults, self.dtype.size(), harness.run.seed)?;
         let with_copies = |problem| Ok((problem, self.copies(harness, &problem)?));
         problems.into_iter().map(with_copies).collect()
     }
@@ -136,7 +280,7 @@ impl Gemm {
             (L2::Warm, _) => 1,
             (L2::Cold, true) => 2,
             (L2::Cold, false) => {
-                let bytes = problem.n * problem.k * size_of::<bf16>();
+                let bytes = problem.n * problem.k * self.dtype.size();
                 CACHES * gpu::l2_bytes(harness.rank.context())? / bytes + 1
             }
         };
@@ -147,5 +291,35 @@ impl Gemm {
             problem.shape()
         );
         Ok(copies)
+    }
+}
+
+/// A plan, and its tile, cluster and split of the sums, as those of cuBLASLt's algorithms.
+fn describe(plan: GemmPlan) -> String {
+    let (rows, columns, cluster) = match plan {
+        GemmPlan::Portable => (portable::TILE, portable::TILE, 1),
+        GemmPlan::Wide => (wide::TILE_M, wide::TILE_N, wide::CLUSTER),
+        GemmPlan::Swapped { rows, columns, splits } => (rows, columns, splits),
+        _ => return plan.to_string(),
+    };
+    let split = match plan {
+        GemmPlan::Swapped { splits: 2.., .. } => format!("{cluster} of the last tiles"),
+        _ => "1".to_owned(),
+    };
+    format!("{plan}, tile {rows}x{columns}, cluster {cluster}x1x1, split-K {split}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_is_described_like_an_algorithm_of_cublaslt() {
+        let described = |plan: &str| describe(plan.parse().unwrap());
+        assert_eq!(described("wide"), "wide, tile 128x256, cluster 2x1x1, split-K 1");
+        assert_eq!(
+            described("swapped:8x64:2"),
+            "swapped:8x64:2, tile 8x64, cluster 2x1x1, split-K 2 of the last tiles"
+        );
     }
 }

@@ -3,7 +3,7 @@
 
 use anyhow::Result;
 use clap::Args;
-use devcomm::{Buffer, DeviceSlice, GemmAllReduce as Gemm, ReduceOp, Window};
+use devcomm::{Buffer, DataType, DeviceSlice, GemmAllReduce as Gemm, ReduceOp, Window};
 use devcomm_testing::gemm::Problem;
 use half::bf16;
 
@@ -15,7 +15,7 @@ use super::row::Case;
 use super::selection::VariantInfo;
 use super::shapes::lists_or;
 use crate::contender::{Contender, Variant};
-use crate::cublaslt::{Output, Plan};
+use crate::cublaslt::{Plan, Types};
 use crate::harness::Harness;
 
 /// The flags of `gemm-allreduce`. Every combination of the lists runs.
@@ -50,7 +50,9 @@ impl Benchmark for GemmAllReduce {
     fn run(&self, job: &mut Job<'_>) -> Result<()> {
         let harness = job.harness;
         harness.comm.require_single_lsa_team()?;
-        let library = load_cublaslt(job, &[Variant::Nccl, Variant::NcclSym])?;
+        let types = |product| Types { factors: DataType::Bfloat16, product };
+        let (exact, rounded) = (types(DataType::Float32), types(DataType::Bfloat16));
+        let library = load_cublaslt(job, rounded, &[Variant::Nccl, Variant::NcclSym])?;
         job.begin()?;
         let defaults: [&[usize]; 3] =
             harness.choose([&[512, 4096], &[4096], &[1024, 4096]], [&[1, 130], &[7, 264], &[72]]);
@@ -59,13 +61,13 @@ impl Benchmark for GemmAllReduce {
         for problem in self.problems(defaults, ranks, harness.run.seed)? {
             let shape @ [m, n, _] = problem.shape();
             let matrices = Matrices::new(harness, problem, 1, &mut kept)?;
-            let plan = |output| match &library {
-                Some(library) => library.plan(shape, output),
+            let plan = |types| match &library {
+                Some(library) => library.plan(shape, types, None),
                 None => Ok(None),
             };
             // `exact` is for checks, `product` for NCCL's variants, which are omitted if cuBLASLt
             // has no algorithm for the shape.
-            let (exact, product) = (plan(Output::F32)?, plan(Output::Bf16)?);
+            let (exact, product) = (plan(exact)?, plan(rounded)?);
             if library.is_some() && product.is_none() && harness.rank.is_root() {
                 println!("# left out: nccl, nccl-sym of {shape:?}: cuBLASLt has no algorithm");
             }
@@ -118,7 +120,7 @@ impl GemmAllReduce {
 
 /// One kernel.
 fn fused<'a>(
-    matrices: &'a Matrices<'a>,
+    matrices: &'a Matrices<'a, bf16>,
     gemm: Gemm,
     c: &'a Window<bf16>,
     sum: Option<&'a Sum>,
@@ -127,21 +129,21 @@ fn fused<'a>(
     // SAFETY: the graphs of a comparison end before its contenders, which own or borrow these
     // buffers, and are launched on one stream.
     let work = move || unsafe { gemm.launch_capturable(a, b(), c, problem.shape()) };
-    let product = Product { matrices, c: c.device_slice(), sum, rounded_once: true };
+    let product = Product::new(matrices, c.device_slice(), sum);
     Contender::new(Variant::Rust, work, product)
 }
 
 /// cuBLASLt, and then NCCL.
 fn unfused<'a>(
     variant: Variant,
-    matrices: &'a Matrices<'a>,
+    matrices: &'a Matrices<'a, bf16>,
     plan: &'a Plan<'a>,
     c: DeviceSlice<bf16>,
     sum: Option<&'a Sum>,
 ) -> Contender<'a> {
     let Matrices { harness: Harness { comm, stream, .. }, a, .. } = matrices;
     let b = matrices.b_in_turn();
-    let product = Product { matrices, c: c.clone(), sum, rounded_once: false };
+    let product = Product { rounded_once: false, ..Product::new(matrices, c.clone(), sum) };
     let work = move || {
         // SAFETY: the buffers have the elements of the plan's shape, and only this stream uses
         // them.

@@ -3,7 +3,7 @@
 
 use anyhow::{Result, ensure};
 use clap::Args;
-use devcomm::Buffer;
+use devcomm::{Buffer, Element};
 use devcomm_gemm_ladder::{Ladder, Step, check_shape};
 use devcomm_testing::gemm::Problem;
 use half::bf16;
@@ -15,7 +15,7 @@ use super::row::Case;
 use super::selection::VariantInfo;
 use super::shapes::lists_or;
 use crate::contender::{Contender, Variant};
-use crate::cublaslt::Output;
+use crate::cublaslt::Types;
 
 /// The flags of `gemm-ladder`. Every combination of the lists runs.
 #[derive(Args, Clone, Debug)]
@@ -70,7 +70,9 @@ impl Benchmark for GemmLadder {
     fn run(&self, job: &mut Job<'_>) -> Result<()> {
         let harness = job.harness;
         ensure!(harness.rank.n_ranks() == 1, "gemm-ladder runs on one GPU: -g 1");
-        let library = load_cublaslt(job, &[Variant::CublasLt])?;
+        let types = |product| Types { factors: bf16::DATA_TYPE, product };
+        let rounded = types(bf16::DATA_TYPE);
+        let library = load_cublaslt(job, rounded, &[Variant::CublasLt])?;
         job.begin()?;
         let ladder = Ladder::new(&harness.stream)?;
         let defaults: [&[usize]; 3] = harness.choose([&[4096]; 3], [&[256], &[256], &[64]]);
@@ -78,11 +80,11 @@ impl Benchmark for GemmLadder {
         for problem in self.problems(defaults, harness.run.seed)? {
             let shape @ [m, n, _] = problem.shape();
             let matrices = Matrices::new(harness, problem, 1, &mut kept)?;
-            let plan = |output| match &library {
-                Some(library) => library.plan(shape, output),
+            let plan = |types| match &library {
+                Some(library) => library.plan(shape, types, None),
                 None => Ok(None),
             };
-            let (exact, theirs) = (plan(Output::F32)?, plan(Output::Bf16)?);
+            let (exact, theirs) = (plan(types(f32::DATA_TYPE))?, plan(rounded)?);
             let sum = match &exact {
                 Some(exact) if harness.run.check > 0 => Some(Sum::new(&matrices, exact)?),
                 _ => None,
@@ -94,7 +96,7 @@ impl Benchmark for GemmLadder {
                 if job.selection.has(variant) {
                     let c = harness.comm.mem_alloc::<bf16>(m * n)?.device_slice();
                     let (matrices, c, a, b) = (&matrices, c.clone(), a.clone(), b.clone());
-                    let result = Product { matrices, c: c.clone(), sum, rounded_once: true };
+                    let result = Product::new(matrices, c.clone(), sum);
                     // SAFETY: the graphs of a comparison end before its contenders, which own the
                     // matrices; only this stream uses them.
                     let work = move || unsafe { ladder.launch(step, [&a, &b, &c], shape) };
@@ -105,7 +107,7 @@ impl Benchmark for GemmLadder {
                 let c = harness.comm.mem_alloc::<bf16>(m * n)?.device_slice();
                 tune(&matrices, plan, c.device_address())?;
                 let matrices = &matrices;
-                let result = Product { matrices, c: c.clone(), sum, rounded_once: true };
+                let result = Product::new(matrices, c.clone(), sum);
                 // SAFETY: as above; the buffers have the elements of the plan's shape.
                 let work = move || unsafe {
                     let (a, b) = (a.device_address(), b.device_address());

@@ -100,7 +100,7 @@ impl<'a> Job<'a> {
         let timing = match self.harness.is_timed {
             true => {
                 refill()?;
-                Some(self.harness.time(contenders, &mut self.order)?)
+                Some(self.harness.time(contenders, &mut self.order, self.harness.run.rounds)?)
             }
             false => None,
         };

@@ -4,13 +4,13 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use anyhow::{Result, ensure};
-use devcomm::{Buffer, DeviceSlice, ReduceOp, SymmetricBuffer};
+use devcomm::{Buffer, DeviceSlice, Element, ReduceOp, SymmetricBuffer};
 use devcomm_testing::gemm::{Factor, Problem};
-use half::bf16;
+use devcomm_testing::numbers::Number;
 
 use super::job::Job;
 use crate::contender::{Outcome, Variant};
-use crate::cublaslt::{CublasLt, Plan};
+use crate::cublaslt::{CublasLt, Plan, Types};
 use crate::harness::Harness;
 use crate::ranks;
 
@@ -19,10 +19,15 @@ use crate::ranks;
 const SAMPLES: usize = 256;
 
 /// Loads cuBLASLt; without it the variants that use it are omitted.
-pub fn load_cublaslt(job: &mut Job<'_>, users: &[Variant]) -> Result<Option<CublasLt>> {
-    let (library, why) = match job.harness.rank.is_simulated() {
-        true => (None, "cuBLASLt does not run on simulated GPUs"),
-        false => (
+pub fn load_cublaslt(
+    job: &mut Job<'_>,
+    types: Types,
+    users: &[Variant],
+) -> Result<Option<CublasLt>> {
+    let (library, why) = match (job.harness.rank.is_simulated(), types.why_not()) {
+        (true, _) => (None, "cuBLASLt does not run on simulated GPUs"),
+        (false, Some(why)) => (None, why),
+        (false, None) => (
             CublasLt::load(job.harness.comm)?,
             "cuBLASLt (libcublasLt.so) cannot be loaded: name its folder in LD_LIBRARY_PATH; \
              without it only samples of rust's results are checked",
@@ -36,7 +41,7 @@ pub fn load_cublaslt(job: &mut Job<'_>, users: &[Variant]) -> Result<Option<Cubl
 
 /// Makes the plan use the fastest of its algorithms for C = A x B^T at address `c`, and prints it.
 /// *Collective*.
-pub fn tune(matrices: &Matrices<'_>, plan: &Plan<'_>, c: u64) -> Result<()> {
+pub fn tune<T: Number>(matrices: &Matrices<'_, T>, plan: &Plan<'_>, c: u64) -> Result<()> {
     let harness = matrices.harness;
     let b = matrices.b_in_turn();
     // SAFETY: the buffers have the elements of the plan's shape, and only this stream uses them;
@@ -53,27 +58,27 @@ pub fn tune(matrices: &Matrices<'_>, plan: &Plan<'_>, c: u64) -> Result<()> {
 }
 
 /// This rank's A and B.
-pub struct Matrices<'a> {
+pub struct Matrices<'a, T: Element> {
     pub harness: &'a Harness<'a>,
     pub problem: Problem,
-    pub a: SymmetricBuffer<bf16>,
-    b: Rc<Weights>,
+    pub a: SymmetricBuffer<T>,
+    b: Rc<Weights<T>>,
 }
 
 /// This rank's B, for all products with the same `n` and `k`.
-pub struct Weights {
+pub struct Weights<T: Element> {
     shape: [usize; 2],
-    copies: Vec<DeviceSlice<bf16>>,
+    copies: Vec<DeviceSlice<T>>,
     /// The elements for checks, and those for timing.
-    exact: SymmetricBuffer<bf16>,
-    noise: SymmetricBuffer<bf16>,
+    exact: SymmetricBuffer<T>,
+    noise: SymmetricBuffer<T>,
 }
 
-impl Weights {
+impl<T: Number> Weights<T> {
     fn new(harness: &Harness<'_>, problem: Problem, copies: usize) -> Result<Rc<Self>> {
         let (len, rank) = (problem.n * problem.k, harness.rank.rank());
         // A copy begins at a multiple of 256 bytes.
-        let stride = len.next_multiple_of(128);
+        let stride = len.next_multiple_of(256 / size_of::<T>());
         let all = harness.comm.mem_alloc(copies * stride)?;
         let copy = |i| all.slice(i * stride..i * stride + len);
         let copies = (0..copies).map(copy).collect::<devcomm::Result<_>>()?;
@@ -84,14 +89,14 @@ impl Weights {
     }
 }
 
-impl<'a> Matrices<'a> {
+impl<'a, T: Number> Matrices<'a, T> {
     /// With this many copies of B: those of `kept`, which are of the same run, if they have the
     /// shape; else new ones, which are kept.
     pub fn new(
         harness: &'a Harness<'a>,
         problem: Problem,
         copies: usize,
-        kept: &mut Option<Rc<Weights>>,
+        kept: &mut Option<Rc<Weights<T>>>,
     ) -> Result<Self> {
         // Frees another B first.
         let b = match kept.take().filter(|b| b.shape == [problem.n, problem.k]) {
@@ -105,14 +110,14 @@ impl<'a> Matrices<'a> {
         Ok(matrices)
     }
 
-    fn fill(&self, a: &[bf16], b: &SymmetricBuffer<bf16>) -> Result<()> {
+    fn fill(&self, a: &[T], b: &SymmetricBuffer<T>) -> Result<()> {
         self.a.copy_from_host(a)?;
         self.b.copies.iter().try_for_each(|copy| self.harness.stream.copy(b, copy))?;
         self.harness.finish()
     }
 
     /// B's copies in turn, one per call.
-    pub fn b_in_turn<'b>(&'b self) -> impl Fn() -> &'b DeviceSlice<bf16> {
+    pub fn b_in_turn<'b>(&'b self) -> impl Fn() -> &'b DeviceSlice<T> {
         let (next, copies) = (Cell::new(0), &self.b.copies);
         move || &copies[next.replace((next.get() + 1) % copies.len())]
     }
@@ -124,7 +129,7 @@ impl<'a> Matrices<'a> {
     }
 }
 
-/// C before rounding: cuBLASLt and NCCL sum in f32, which is exact for these elements.
+/// C before it is scaled and rounded: cuBLASLt and NCCL sum in f32, exactly for these elements.
 pub struct Sum {
     elements: Vec<f32>,
     /// The largest magnitude in any rank's product.
@@ -133,7 +138,7 @@ pub struct Sum {
 
 impl Sum {
     /// Computes C, and compares a few elements with the host's. *Collective*.
-    pub fn new(matrices: &Matrices<'_>, plan: &Plan<'_>) -> Result<Self> {
+    pub fn new<T: Number>(matrices: &Matrices<'_, T>, plan: &Plan<'_>) -> Result<Self> {
         let Matrices { harness, problem, a, b } = matrices;
         let (a, b) = (a.device_address(), b.copies[0].device_address());
         let sum: SymmetricBuffer<f32> = harness.comm.mem_alloc(problem.m * problem.n)?;
@@ -163,15 +168,30 @@ impl Sum {
 }
 
 /// C on this rank.
-pub struct Product<'a> {
-    pub matrices: &'a Matrices<'a>,
-    pub c: DeviceSlice<bf16>,
+pub struct Product<'a, O> {
+    pub harness: &'a Harness<'a>,
+    pub problem: Problem,
+    pub c: DeviceSlice<O>,
     pub sum: Option<&'a Sum>,
     /// Whether C is rounded once, from an exact sum.
     pub rounded_once: bool,
+    /// What the sums were multiplied by, a power of two: it moves no rounding.
+    pub scale: f32,
 }
 
-impl Outcome for Product<'_> {
+impl<'a, O> Product<'a, O> {
+    /// A product of the sums themselves, each rounded once.
+    pub fn new<T: Number>(
+        matrices: &Matrices<'a, T>,
+        c: DeviceSlice<O>,
+        sum: Option<&'a Sum>,
+    ) -> Self {
+        let Matrices { harness, problem, .. } = *matrices;
+        Self { harness, problem, c, sum, rounded_once: true, scale: 1.0 }
+    }
+}
+
+impl<O: Number> Outcome for Product<'_, O> {
     fn poison(&self) -> Result<()> {
         // Every element is a NaN.
         Ok(self.c.fill_bytes(0xff)?)
@@ -179,16 +199,20 @@ impl Outcome for Product<'_> {
 
     /// Counts wrong elements: of all elements, or without `sum` on GPUs only of the samples.
     fn count_wrong(&self) -> Result<usize> {
-        let Matrices { harness: Harness { rank, .. }, problem, .. } = self.matrices;
-        let mut c = vec![bf16::ZERO; self.c.len()];
+        let Self { harness: Harness { rank, .. }, problem, .. } = self;
+        let mut c = vec![O::nearest(0.0); self.c.len()];
         self.c.copy_to_host(&mut c)?;
+        if self.scale != 1.0 {
+            let sum = |x: &O| O::nearest((x.value() / f64::from(self.scale)) as f32);
+            c = c.iter().map(sum).collect();
+        }
         let (n_ranks, ranks) = (rank.n_ranks(), 0..rank.n_ranks());
         Ok(match self.sum {
             None if rank.is_simulated() => problem.count_wrong(ranks, &c, problem.all()),
             None => problem.count_wrong(ranks, &c, problem.samples(SAMPLES)),
             Some(sum) => {
-                let is_wrong = |&(&right, &got): &(&f32, &bf16)| match self.rounded_once {
-                    true => got != bf16::from_f32(right),
+                let is_wrong = |&(&right, &got): &(&f32, &O)| match self.rounded_once {
+                    true => got != O::nearest(right),
                     false => is_beyond_rounding(right, got, sum.largest, n_ranks),
                 };
                 sum.elements.iter().zip(&c).filter(is_wrong).count()
@@ -197,23 +221,25 @@ impl Outcome for Product<'_> {
     }
 }
 
-/// Whether `got` differs from `right` by more than bf16 roundings allow: one of each product (a
-/// rank's, of magnitude `largest` at most), and one of each partial sum.
-fn is_beyond_rounding(right: f32, got: bf16, largest: f64, ranks: usize) -> bool {
-    /// Half the distance from 1 to the next bf16 number.
-    const HALF_STEP: f64 = 1.0 / 256.0;
+/// Whether `got` differs from `right` by more than roundings allow: one of each product (a rank's,
+/// of magnitude `largest` at most), and one of each partial sum.
+fn is_beyond_rounding<O: Number>(right: f32, got: O, largest: f64, ranks: usize) -> bool {
+    // Half the distance from 1 to the next number.
+    let half_step = O::EPSILON / 2.0;
     let roundings_of_products = ranks as f64 * largest;
     let roundings_of_sums: f64 = (2..=ranks).map(|terms| terms as f64 * largest).sum();
     // Partial sums of rounded products may exceed the exact ones slightly.
-    let bound = HALF_STEP
+    let bound = half_step
         * (roundings_of_products + roundings_of_sums)
-        * (1.0 + HALF_STEP).powi(ranks as i32);
-    let error = (f64::from(got.to_f32()) - f64::from(right)).abs();
+        * (1.0 + half_step).powi(ranks as i32);
+    let error = (got.value() - f64::from(right)).abs();
     error.is_nan() || error > bound
 }
 
 #[cfg(test)]
 mod tests {
+    use half::bf16;
+
     use super::*;
 
     #[test]

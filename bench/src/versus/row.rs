@@ -66,6 +66,8 @@ pub struct Row {
     /// Algorithm and bus bandwidth in GB/s, as nccl-tests defines them.
     pub algbw: Option<f64>,
     pub busbw: Option<f64>,
+    /// Of a matrix product: 10^12 operations (a term is two) per second, on each rank.
+    pub tflops: Option<f64>,
     /// Wrong elements over all ranks; `None` if not checked.
     pub wrong: Option<usize>,
     /// Interquartile range of the times in percent of their median.
@@ -75,7 +77,7 @@ pub struct Row {
     pub time_over_nccl_sym: Option<f64>,
     /// The same over `cublaslt`'s.
     pub time_over_cublaslt: Option<f64>,
-    /// The library's algorithm.
+    /// The library's algorithm, or the plan of the product in Rust.
     pub algorithm: Option<String>,
     pub l2: Option<L2>,
     /// Medians of rank 0's GPU while the variant was timed; `None` without NVML.
@@ -105,6 +107,8 @@ pub fn rows(case: Case, ran: &[VariantResult], rounds: Option<&Rounds>) -> Vec<R
         let time = spread(&|round| round[i]);
         let bandwidth =
             time.filter(|_| case.size > 0).map(|time| case.size as f64 / time.median / 1e9);
+        let operations = case.shape.map(|[m, n, k]| 2.0 * m as f64 * n as f64 * k as f64);
+        let rate = operations.zip(time).map(|(count, time)| count / time.median / 1e12);
         Row {
             size: case.size,
             count: case.count,
@@ -119,6 +123,7 @@ pub fn rows(case: Case, ran: &[VariantResult], rounds: Option<&Rounds>) -> Vec<R
             time_us: time.map(|time| time.median * 1e6),
             algbw: bandwidth,
             busbw: bandwidth.map(|bandwidth| bandwidth * case.bus),
+            tflops: rate,
             wrong: ran.wrong,
             noise_percent: time.map(|time| time.iqr / time.median * 100.0),
             time_over_nccl: over(position(Variant::Nccl)),
@@ -154,6 +159,8 @@ impl table::Row for Row {
         ("power", "W"),
         ("SM clock", "MHz"),
         ("temperature", "C"),
+        ("rate", "TFLOP/s"),
+        ("algorithm", ""),
     ];
     const TEXT_COLUMNS: usize = 0;
 
@@ -185,15 +192,20 @@ impl table::Row for Row {
             number(self.power_w, 0),
             number(self.sm_mhz, 0),
             number(self.temperature_c, 0),
+            number(self.tflops, 1),
+            self.algorithm.clone().unwrap_or("-".to_owned()),
         ]
     }
 
-    /// Times over a host call's are in the table if that call is, and what sensors tell if they do.
+    /// Times over a host call's are in the table if that call is, and what sensors and libraries
+    /// tell if they do.
     fn has_column(rows: &[Self], column: &str) -> bool {
         match column {
             "power" => return rows.iter().any(|row| row.power_w.is_some()),
             "SM clock" => return rows.iter().any(|row| row.sm_mhz.is_some()),
             "temperature" => return rows.iter().any(|row| row.temperature_c.is_some()),
+            "rate" => return rows.iter().any(|row| row.tflops.is_some()),
+            "algorithm" => return rows.iter().any(|row| row.algorithm.is_some()),
             _ => {}
         }
         let host = column.strip_prefix("time/");
@@ -336,12 +348,23 @@ mod tests {
     }
 
     #[test]
+    fn a_product_has_a_rate() {
+        let case = Case { shape: Some([100, 200, 500]), ..CASE };
+        let rows = rows(case, &[ran(Variant::Rust)], Some(&vec![vec![1e-6]]));
+        assert!((rows[0].tflops.unwrap() - 20.0).abs() < 1e-9, "{rows:?}");
+        assert!(Row::has_column(&rows, "rate") && !Row::has_column(&measured(), "rate"));
+    }
+
+    #[test]
     fn without_times_there_is_a_dash_and_no_ratio() {
         let rows = rows(CASE, &[ran(Variant::Rust), ran(Variant::Nccl)], None);
         assert_eq!(
             rows[0].cells()[4..],
-            ["-", "rust", "4x128", "-", "-", "-", "0", "-", "-", "-", "-", "650", "-", "-"]
-                .map(str::to_owned)
+            [
+                "-", "rust", "4x128", "-", "-", "-", "0", "-", "-", "-", "-", "650", "-", "-", "-",
+                "-"
+            ]
+            .map(str::to_owned)
         );
         assert_eq!(Summary::of(&rows).to_string(), "# #wrong 0");
     }

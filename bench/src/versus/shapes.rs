@@ -4,10 +4,11 @@ use anyhow::{Result, ensure};
 use clap::{Args, ValueEnum};
 use devcomm_testing::gemm::{MOST_TERMS, Problem};
 
-/// The shapes of a run. Every combination of the lists runs.
+/// The shapes of a run.
 #[derive(Args, Clone, Debug)]
 pub struct ShapeOptions {
-    /// Rows of A and C, comma-separated [default: 4096,8192; 1,130 when simulated]
+    /// Rows of A and C, comma-separated; every combination of --m, --n and --k runs [default:
+    /// 4096,8192; 1,130 when simulated]
     #[arg(long, value_delimiter = ',', value_name = "ROWS")]
     m: Vec<usize>,
 
@@ -15,7 +16,8 @@ pub struct ShapeOptions {
     #[arg(long, value_delimiter = ',', value_name = "COLUMNS")]
     n: Vec<usize>,
 
-    /// Columns of A and B (the terms of the sums) [default: 1024,4096; 72 when simulated]
+    /// Columns of A and B (the terms of the sums), for 8-bit floats multiples of 16 [default:
+    /// 1024,4096; 72 when simulated, 80 for 8-bit floats]
     #[arg(long, value_delimiter = ',', value_name = "TERMS")]
     k: Vec<usize>,
 
@@ -36,7 +38,8 @@ pub enum Set {
     Llama70bTp2,
     /// Few terms: k of 1024 and 2048
     ShortK,
-    /// Dimensions that are no multiples of a tile, nor of 8
+    /// Dimensions that are no multiples of a tile, nor of 8; k of 8-bit floats is padded to a
+    /// multiple of 16
     Odd,
 }
 
@@ -67,8 +70,16 @@ impl Set {
 }
 
 impl ShapeOptions {
-    /// The problems of one rank, with defaults for empty lists of `m`, `n` and `k`.
-    pub fn problems(&self, default: [&[usize]; 3], seed: u64) -> Result<Vec<Problem>> {
+    /// The problems of one rank, with defaults for empty lists of `m`, `n` and `k`. Rows of A and B
+    /// with elements of one byte are multiples of 16 bytes, to which `k` of sets and defaults is
+    /// padded.
+    pub fn problems(
+        &self,
+        default: [&[usize]; 3],
+        element_bytes: usize,
+        seed: u64,
+    ) -> Result<Vec<Problem>> {
+        let unit = if element_bytes == 1 { 16 } else { 1 };
         let [rows, columns, terms] = lists_or([self.m.as_slice(), &self.n, &self.k], default);
         let combinations = || {
             let with = |&k| columns.iter().flat_map(move |&n| rows.iter().map(move |&m| [m, n, k]));
@@ -76,8 +87,13 @@ impl ShapeOptions {
         };
         let shapes: Vec<[usize; 3]> = self.set.map_or_else(combinations, Set::shapes);
         let problem = |[m, n, k]: [usize; 3]| {
+            let k = if self.k.is_empty() { k.next_multiple_of(unit) } else { k };
             ensure!(m > 0 && n > 0 && k > 0, "{m} x {n} with {k} terms is empty");
             ensure!(k <= MOST_TERMS, "--k {k}: sums of more than {MOST_TERMS} would not be exact");
+            ensure!(
+                k.is_multiple_of(unit),
+                "--k {k}: rows of 8-bit floats need a multiple of 16 elements"
+            );
             Ok(Problem { m, n, k, seed })
         };
         shapes.into_iter().map(problem).collect()
@@ -105,14 +121,19 @@ mod tests {
     }
 
     fn shapes(args: &str) -> Vec<[usize; 3]> {
-        let problems = parse(args).unwrap().shapes.problems([&[1], &[8], &[16]], 0).unwrap();
-        problems.iter().map(Problem::shape).collect()
+        shapes_of(args, 2).unwrap()
+    }
+
+    fn shapes_of(args: &str, element_bytes: usize) -> Result<Vec<[usize; 3]>> {
+        let options = parse(args)?.shapes;
+        let problems = options.problems([&[1], &[8], &[24]], element_bytes, 0)?;
+        Ok(problems.iter().map(Problem::shape).collect())
     }
 
     #[test]
     fn lists_are_combined_and_have_defaults() {
         assert_eq!(shapes("--m 2,3 --k 5"), [[2, 8, 5], [3, 8, 5]]);
-        assert_eq!(shapes(""), [[1, 8, 16]]);
+        assert_eq!(shapes(""), [[1, 8, 24]]);
     }
 
     #[test]
@@ -127,9 +148,16 @@ mod tests {
     #[test]
     fn a_product_without_elements_or_an_exact_sum_is_refused() {
         for (args, why) in [("--m 0", "is empty"), ("--k 262145", "would not be exact")] {
-            let options = parse(args).unwrap().shapes;
-            let error = options.problems([&[1], &[8], &[16]], 0).unwrap_err().to_string();
+            let error = shapes_of(args, 2).unwrap_err().to_string();
             assert!(error.contains(why), "{error}");
         }
+    }
+
+    #[test]
+    fn rows_of_8_bit_floats_are_padded_except_those_that_are_asked_for() {
+        assert_eq!(shapes_of("--m 7", 1).unwrap(), [[7, 8, 32]]);
+        assert_eq!(shapes_of("--set odd", 1).unwrap()[..2], [[1000, 1000, 1008], [7, 8192, 4112]]);
+        let error = shapes_of("--k 24", 1).unwrap_err().to_string();
+        assert!(error.contains("a multiple of 16 elements"), "{error}");
     }
 }

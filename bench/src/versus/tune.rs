@@ -1,4 +1,8 @@
 //! The fastest plans of `devcomm::Gemm`, and the tables that keep them.
+//!
+//! All plans of a shape are timed in a few rounds, and the fastest in many more: a run-off. In
+//! every round the plans alternate, and a ratio of two is the median of ratios within a round, so
+//! that a GPU whose clock changes is fair to all.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -13,12 +17,11 @@ use clap::Args;
 use devcomm::{Buffer, Gemm as Kernel, GemmPlan, Rank};
 use half::bf16;
 
-use super::Benchmark;
-use super::gemm::Gemm;
+use super::gemm::{Dtype, Inputs};
 use super::product::{Matrices, Product};
 use super::row::L2;
 use crate::contender::{Contender, Variant};
-use crate::harness::Harness;
+use crate::harness::{Harness, Rounds};
 use crate::header::Header;
 use crate::options::{RankOptions, RunOptions};
 use crate::ranks;
@@ -28,11 +31,15 @@ use crate::stats::Spread;
 #[derive(Args, Clone, Debug)]
 pub struct Tune {
     #[command(flatten)]
-    products: Gemm,
+    inputs: Inputs,
 
     /// Also write the fastest plans to this table, which keeps its comments and other shapes
     #[arg(long, value_name = "FILE")]
     table: Option<PathBuf>,
+
+    /// Only shapes of which the table has no plan: goes on with a run that was cut off
+    #[arg(long, requires = "table")]
+    missing: bool,
 
     #[command(flatten)]
     ranks: RankOptions,
@@ -44,19 +51,33 @@ pub struct Tune {
 /// The most plans that are timed for a shape.
 const MOST_PLANS: usize = 12;
 
-/// Times within this ratio are equal: the plan that the model prefers is chosen.
-const EQUAL: f64 = 1.01;
+/// The most plans of a run-off, and how close they are to the fastest before it.
+const FINALISTS: usize = 3;
+const CLOSE: f64 = 1.05;
 
-/// A plan and its time in seconds.
-type Timed = (GemmPlan, f64);
+/// Times within this ratio are equal: the plan that the model prefers is chosen.
+const EQUAL: f64 = 1.003;
+
+/// A plan with its median time.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Timed {
+    plan: GemmPlan,
+    seconds: f64,
+    /// Its time over that of the fastest plan.
+    ratio: f64,
+}
 
 impl Tune {
     /// Times the plans of every shape.
     pub fn run(&self) -> Result<()> {
         self.run.validate()?;
-        self.products.validate()?;
+        self.inputs.validate()?;
+        ensure!(
+            self.inputs.dtype == Dtype::Bf16,
+            "only products of bf16 have several plans, and tables of them: leave out --dtype"
+        );
         // Before any measurement: a file that is not a table.
-        self.table.as_deref().map(Table::read).transpose()?;
+        self.read_table()?;
         ranks::run(&self.ranks, None, |rank| self.run_on(rank))
     }
 
@@ -64,8 +85,15 @@ impl Tune {
         ensure!(!rank.is_simulated(), "simulated GPUs have no times: tune runs on a GPU");
         ensure!(rank.n_ranks() == 1, "tune runs on one GPU: -g 1");
         let harness = Harness::new(rank, &self.ranks, &self.run)?;
-        let problems = self.products.problems(&harness)?;
-        print!("{}# {}\n\n", Header::of(rank)?, self.run.describe());
+        let mut problems = self.inputs.problems(&harness)?;
+        if let Some(table) = self.read_table()?.filter(|_| self.missing) {
+            problems.retain(|(problem, _)| !table.has(problem.shape()));
+        }
+        println!("{}# {}", Header::of(rank)?, self.run.describe());
+        let [all, finals] = rounds(&self.run);
+        println!(
+            "# all plans: {all} rounds; run-off of the {FINALISTS} fastest: {finals} rounds\n"
+        );
         let gpu = rank.context().device_name()?;
         // SAFETY: what writes B has ended before any launch.
         let gemm = unsafe { Kernel::new(&harness.stream)?.with_constant_b() };
@@ -75,14 +103,17 @@ impl Tune {
             let shape @ [m, n, k] = problem.shape();
             harness.progress(&format!("{m}x{n}x{k} ..."));
             let matrices = Matrices::new(&harness, problem, copies, &mut kept)?;
-            let timed = time(&matrices, &gemm, &mut order)?;
-            let mut sorted = timed.clone();
-            sorted.sort_by(|a, b| a.1.total_cmp(&b.1));
-            for (plan, time) in sorted {
-                println!("# {m}x{n}x{k}: {:8.2} us, {plan}", time * 1e6);
+            let [all, finals] = time(&matrices, &gemm, &mut order)?;
+            for (what, timed) in [("", &all), ("run-off, ", &finals)] {
+                let mut sorted = timed.clone();
+                sorted.sort_by(|a, b| a.ratio.total_cmp(&b.ratio));
+                for Timed { plan, seconds, ratio } in sorted {
+                    let us = seconds * 1e6;
+                    println!("# {m}x{n}x{k}: {what}{us:8.2} us, {ratio:.3} of the fastest, {plan}");
+                }
             }
-            let (plan, time) = choose(&timed).context("there is no plan")?;
-            let entry = Entry { shape, plan, time, l2: self.products.l2() };
+            let Timed { plan, seconds, .. } = choose(&finals).context("there is no plan")?;
+            let entry = Entry { shape, plan, seconds, l2: self.inputs.l2 };
             println!("{}", entry.line(SystemTime::now()));
             if let Some(path) = &self.table {
                 let mut table = Table::read(path)?;
@@ -93,10 +124,24 @@ impl Tune {
         }
         Ok(())
     }
+
+    fn read_table(&self) -> Result<Option<Table>> {
+        self.table.as_deref().map(Table::read).transpose()
+    }
 }
 
-/// The median time of each plan, in the order of the model; their results are checked first.
-fn time(matrices: &Matrices<'_>, gemm: &Kernel, order: &mut fastrand::Rng) -> Result<Vec<Timed>> {
+/// The rounds of all plans, and those of the run-off.
+fn rounds(run: &RunOptions) -> [usize; 2] {
+    [run.rounds.div_ceil(3), 2 * run.rounds]
+}
+
+/// The times of all plans, and those of the run-off, in the order of the model. Their results are
+/// checked first.
+fn time(
+    matrices: &Matrices<'_, bf16>,
+    gemm: &Kernel,
+    order: &mut fastrand::Rng,
+) -> Result<[Vec<Timed>; 2]> {
     let (harness, shape @ [m, n, _]) = (matrices.harness, matrices.problem.shape());
     let mut plans = gemm.plans(shape)?;
     // The portable kernel is for GPUs and shapes that have no other.
@@ -118,8 +163,7 @@ fn time(matrices: &Matrices<'_>, gemm: &Kernel, order: &mut fastrand::Rng) -> Re
             // contenders.
             unsafe { gemm.launch_capturable(a, b(), c, shape) }
         };
-        let result = Product { matrices, c: c.device_slice(), sum: None, rounded_once: true };
-        Contender::new(Variant::Rust, work, result)
+        Contender::new(Variant::Rust, work, Product::new(matrices, c.device_slice(), None))
     };
     let contenders: Vec<_> = plans.iter().map(contender).collect();
     for (plan, wrong) in plans.iter().zip(harness.check(&contenders)?) {
@@ -127,35 +171,66 @@ fn time(matrices: &Matrices<'_>, gemm: &Kernel, order: &mut fastrand::Rng) -> Re
         ensure!(wrong == 0, "{plan} of {shape:?}: {wrong} of the checked elements are wrong");
     }
     matrices.fill_for_timing()?;
-    let (rounds, _) = harness.time(&contenders, order)?;
-    let median = |i| Spread::of(rounds.iter().map(|round| round[i])).map(|times| times.median);
-    let timed = plans.into_iter().enumerate();
-    Ok(timed.filter_map(|(i, plan)| Some((plan, median(i)?))).collect())
+    let [of_all, of_finals] = rounds(harness.run);
+    let all = compare(&plans, &harness.time(&contenders, order, of_all)?.0);
+    let plans = finalists(&all);
+    if plans.len() < 2 {
+        let alone = all.iter().copied().filter(|timed| plans.contains(&timed.plan)).collect();
+        return Ok([all, alone]);
+    }
+    let contenders: Vec<_> = plans.iter().map(contender).collect();
+    let finals = compare(&plans, &harness.time(&contenders, order, of_finals)?.0);
+    Ok([all, finals])
+}
+
+/// The plans with their times in these rounds.
+fn compare(plans: &[GemmPlan], rounds: &Rounds) -> Vec<Timed> {
+    let median = |time: &dyn Fn(&[f64]) -> f64| {
+        Spread::of(rounds.iter().map(|round| time(round))).map_or(f64::INFINITY, |s| s.median)
+    };
+    let seconds: Vec<f64> = (0..plans.len()).map(|i| median(&|round| round[i])).collect();
+    let fastest = (0..plans.len()).min_by(|&i, &j| seconds[i].total_cmp(&seconds[j])).unwrap_or(0);
+    let timed = |(i, &plan): (usize, &GemmPlan)| {
+        // Equal times may be 0 on simulated GPUs.
+        let ratio = median(&|round| match round[i] == round[fastest] {
+            true => 1.0,
+            false => round[i] / round[fastest],
+        });
+        Timed { plan, seconds: seconds[i], ratio }
+    };
+    plans.iter().enumerate().map(timed).collect()
+}
+
+/// The plans of the run-off, in the same order.
+fn finalists(timed: &[Timed]) -> Vec<GemmPlan> {
+    let mut ratios: Vec<f64> = timed.iter().map(|timed| timed.ratio).collect();
+    ratios.sort_by(f64::total_cmp);
+    let last = ratios.get(FINALISTS - 1).map_or(CLOSE, |third| third.min(CLOSE));
+    timed.iter().filter(|timed| timed.ratio <= last).map(|timed| timed.plan).collect()
 }
 
 /// The first plan that is as fast as the fastest.
 fn choose(timed: &[Timed]) -> Option<Timed> {
-    let fastest = timed.iter().map(|(_, time)| *time).fold(f64::INFINITY, f64::min);
-    timed.iter().copied().find(|(_, time)| *time <= EQUAL * fastest)
+    timed.iter().copied().find(|timed| timed.ratio <= EQUAL)
 }
 
 /// The plan of one shape.
 struct Entry {
     shape: [usize; 3],
     plan: GemmPlan,
-    time: f64,
+    seconds: f64,
     l2: L2,
 }
 
 impl Entry {
     /// The line of a table, of this day.
     fn line(&self, now: SystemTime) -> String {
-        let Self { shape: [m, n, k], plan, time, l2 } = self;
+        let Self { shape: [m, n, k], plan, seconds, l2 } = self;
         let l2 = match l2 {
             L2::Warm => "warm",
             L2::Cold => "cold",
         };
-        let us = time * 1e6;
+        let us = seconds * 1e6;
         format!("{m} {n} {k} {plan} # {us:.2} us, L2 {l2}, {}", date(now))
     }
 }
@@ -198,6 +273,11 @@ impl Table {
             table.entries.insert([number(n)?, number(k)?, number(m)?], line.to_owned());
         }
         Ok(table)
+    }
+
+    /// Whether there is a plan of this shape.
+    fn has(&self, [m, n, k]: [usize; 3]) -> bool {
+        self.entries.contains_key(&[n, k, m])
     }
 
     /// Adds an entry, or replaces that of the same shape.
@@ -251,7 +331,7 @@ mod tests {
     const HEAD: &str = "# Plans of one GPU.\n# Two lines.\n";
 
     fn entry(shape: [usize; 3], plan: &str) -> Entry {
-        Entry { shape, plan: plan.parse().unwrap(), time: 5.625e-6, l2: L2::Cold }
+        Entry { shape, plan: plan.parse().unwrap(), seconds: 5.625e-6, l2: L2::Cold }
     }
 
     #[derive(Parser)]
@@ -276,9 +356,11 @@ mod tests {
                 {
                     let problem = Problem { m, n, k, seed: 1 };
                     let matrices = Matrices::new(&harness, problem, 2, &mut kept)?;
-                    let timed = time(&matrices, &gemm, &mut fastrand::Rng::with_seed(1))?;
-                    let timed: Vec<_> = timed.into_iter().map(|(plan, _)| plan).collect();
-                    assert_eq!(timed, gemm.plans(shape)?[..plans]);
+                    let [all, finals] = time(&matrices, &gemm, &mut fastrand::Rng::with_seed(1))?;
+                    let all: Vec<_> = all.into_iter().map(|timed| timed.plan).collect();
+                    assert_eq!(all, gemm.plans(shape)?[..plans]);
+                    assert!(finals.len() <= FINALISTS || finals.iter().all(|t| t.ratio == 1.0));
+                    assert!(choose(&finals).is_some_and(|timed| all.contains(&timed.plan)));
                 }
                 anyhow::Ok(())
             });
@@ -293,7 +375,9 @@ mod tests {
         let today = date(SystemTime::now());
         for shape in [[128, 512, 8], [8, 512, 8], [64, 512, 8], [64, 8, 512]] {
             table.insert(&entry(shape, "swapped:64x64:2"), "GPU");
+            assert!(table.has(shape));
         }
+        assert!(!table.has([512, 8, 64]));
         let new = |shape: &str| format!("{shape} swapped:64x64:2 # 5.62 us, L2 cold, {today}\n");
         let lines = ["64 8 512", "8 512 8", "64 512 8", "128 512 8"].map(new).concat();
         let expected = format!("{HEAD}{lines}1 4096 4096 portable\n");
@@ -324,11 +408,27 @@ mod tests {
 
     #[test]
     fn of_equal_plans_the_first_is_chosen() {
-        let plan = |text: &str| text.parse::<GemmPlan>().unwrap();
-        let (first, second) = (plan("wide"), plan("portable"));
-        assert_eq!(choose(&[(first, 1.009), (second, 1.0)]), Some((first, 1.009)));
-        assert_eq!(choose(&[(first, 1.02), (second, 1.0)]), Some((second, 1.0)));
+        let timed = |text: &str, ratio| Timed { plan: text.parse().unwrap(), seconds: 1.0, ratio };
+        let (equal, slower, fastest) =
+            (timed("wide", 1.002), timed("wide", 1.01), timed("portable", 1.0));
+        assert_eq!(choose(&[equal, fastest]), Some(equal));
+        assert_eq!(choose(&[slower, fastest]), Some(fastest));
         assert_eq!(choose(&[]), None);
+    }
+
+    #[test]
+    fn plans_are_compared_within_rounds_and_the_close_ones_run_off() {
+        let plans = ["wide", "portable", "swapped:8x64:1", "swapped:8x64:2", "swapped:8x64:4"]
+            .map(|text| text.parse::<GemmPlan>().unwrap());
+        // The clock of the GPU falls from round to round.
+        let rounds = [1.0, 2.0, 4.0].map(|x| [1.04, 1.2, 1.0, 1.01, 1.02].map(|y| x * y).to_vec());
+        let timed = compare(&plans, &rounds.to_vec());
+        let thousandths: Vec<_> = timed.iter().map(|t| (1e3 * t.ratio).round()).collect();
+        assert_eq!(thousandths, [1040.0, 1200.0, 1000.0, 1010.0, 1020.0]);
+        assert_eq!(timed[3].seconds, 2.02);
+        assert_eq!(finalists(&timed), plans[2..]);
+        assert_eq!(finalists(&timed[..2]), plans[..1]);
+        assert_eq!(finalists(&timed[..3]), [plans[0], plans[2]]);
     }
 
     #[test]

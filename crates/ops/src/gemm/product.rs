@@ -5,9 +5,9 @@ use std::marker::PhantomData;
 use devcomm_host::{Buffer, DeviceSlice, Result};
 use devcomm_kernels::gemm::epilogue::{self, FusedArgs};
 
-use super::Gemm;
 use super::element::{GemmElement, GemmOutput, ScaledElement};
 use super::hopper::Matrices;
+use super::{Gemm, GemmPlan};
 use crate::check::{check_extents, check_len, require_context};
 
 /// A function of each sum, after the bias.
@@ -180,6 +180,15 @@ impl<T: GemmElement, O: GemmOutput<T>> Product<'_, T, O> {
         columns: usize,
     ) -> Result<u64> {
         slice.map_or(Ok(0), |slice| self.address(name, slice, rows, columns))
+    }
+
+    /// How it is computed, if the buffers are aligned to 16 bytes.
+    ///
+    /// # Errors
+    ///
+    /// As [`Gemm::plan`].
+    pub fn plan(&self) -> Result<GemmPlan> {
+        Ok(self.gemm.prepare::<T, O>(check_extents(self.shape)?)?.0)
     }
 
     /// The address of a buffer of the `Gemm`'s context with enough elements.
