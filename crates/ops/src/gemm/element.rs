@@ -67,7 +67,7 @@ macro_rules! elements {
             ) -> Result<()> {
                 let [scale_a, scale_b] = scales;
                 let product = kernels::gemm_wgmma::<$type>::args(
-                    a, b, c, unaligned, m, n, k, scale_a, scale_b,
+                    a, b, c, unaligned, m, n, k, scale_a, scale_b, false, false,
                 );
                 // SAFETY: the caller's contract.
                 unsafe { product.config(config).launch(&compiled.on(stream)) }
