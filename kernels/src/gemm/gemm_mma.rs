@@ -22,13 +22,16 @@ pub const THREADS: u32 = 128;
 /// Dynamic shared memory in bytes.
 pub const SHARED: u32 = Product::<bf16>::BYTES;
 
-type Product<T> = MmaProduct<T, TILE, TILE, STAGES, THREADS>;
+type Product<T, const TA: bool = false, const TB: bool = false> =
+    MmaProduct<T, TILE, TILE, STAGES, THREADS, TA, TB>;
 /// A warp's sums: 4 x 8 fragments of 16 x 8.
 type Sums = [[[f32; 4]; 8]; 4];
 
 /// `C = A x B^T`, for every GPU since Ampere.
 ///
-/// It is fastest if rows of A and B begin at multiples of 16 bytes, and slowest if `k` is odd.
+/// `transposed_a` and `transposed_b` say that A is stored as `k x m`, or B as `k x n`. It is fastest
+/// if stored rows of A and B begin at multiples of 16 bytes, and slowest if they have an odd number
+/// of elements, or if those of a transposed matrix begin elsewhere.
 ///
 /// Grid: any; a block has work if there is a tile of [`TILE`] x [`TILE`] elements for it. Block:
 /// [`THREADS`] threads, with [`SHARED`] bytes.
@@ -46,41 +49,93 @@ pub unsafe fn gemm_mma<T: Factor + Half>(
     m: u32,
     n: u32,
     k: u32,
+    transposed_a: bool,
+    transposed_b: bool,
 ) {
-    let a = Matrix { address: a, rows: m, columns: k };
-    let b = Matrix { address: b, rows: n, columns: k };
-    let product = Product { a, b, memory: shared::dynamic_shared_mem() };
+    let factors = Factors { a, b, m, n, k };
+    let transposed = (transposed_a, transposed_b);
+    let alignment = matrix(a, m, k, transposed_a).row_alignment();
     // SAFETY: the kernel's contract.
     unsafe {
-        match a.row_alignment().min(b.row_alignment()) {
-            16 => compute::<T, 16>(product, c),
-            4 => compute::<T, 4>(product, c),
-            _ => compute::<T, 2>(product, c),
+        match (alignment.min(matrix(b, n, k, transposed_b).row_alignment()), transposed) {
+            (16, _) => compute::<T, 16>(factors, transposed, c),
+            (4, (false, false)) => compute::<T, 4>(factors, transposed, c),
+            _ => compute::<T, 2>(factors, transposed, c),
         }
     }
+}
+
+/// Where the factors are, and their extents.
+#[derive(Clone, Copy)]
+struct Factors<T> {
+    a: *const T,
+    b: *const T,
+    m: u32,
+    n: u32,
+    k: u32,
+}
+
+/// A factor as it is stored.
+#[inline(always)]
+fn matrix<T>(address: *const T, rows: u32, k: u32, transposed: bool) -> Matrix<T> {
+    let (rows, columns) = if transposed { (k, rows) } else { (rows, k) };
+    Matrix { address, rows, columns }
 }
 
 /// Computes and stores this block's tiles.
 ///
 /// # Safety
 ///
-/// The kernel's contract; rows of the factors are aligned to `ALIGN` bytes.
+/// The kernel's contract; rows of the factors are aligned to `ALIGN` bytes, and not transposed if
+/// that is 4.
 #[inline(always)]
-unsafe fn compute<T: Factor + Half, const ALIGN: u32>(product: Product<T>, c: *mut T) {
-    let (m, n) = (product.a.rows, product.b.rows);
+unsafe fn compute<T: Factor + Half, const ALIGN: u32>(
+    factors: Factors<T>,
+    transposed: (bool, bool),
+    c: *mut T,
+) {
+    let Factors { m, n, .. } = factors;
     let order = TileOrder::<GROUP> { rows: m.div_ceil(TILE), columns: n.div_ceil(TILE) };
-    let warp = thread::thread_idx_x() / warp::WARP_SIZE;
-    let part = (warp / 2 * WARP_TILE, warp % 2 * WARP_TILE);
+    // Not kept in registers meanwhile.
+    let part = || {
+        let warp = thread::thread_idx_x() / warp::WARP_SIZE;
+        (warp / 2 * WARP_TILE, warp % 2 * WARP_TILE)
+    };
     let mut tile = thread::block_idx_x();
     while tile < order.count() {
         let (row, column) = order.position(tile);
         let origin = (row * TILE, column * TILE);
         // SAFETY: the caller's contract; all threads of the block are here.
         unsafe {
-            let sums = product.sums::<ALIGN, 4, 8>(origin, part, thread::sync_threads);
+            let sums = match transposed {
+                (false, true) if ALIGN != 4 => factors.sums::<ALIGN, false, true>(origin, part()),
+                (true, false) if ALIGN != 4 => factors.sums::<ALIGN, true, false>(origin, part()),
+                (true, true) if ALIGN != 4 => factors.sums::<ALIGN, true, true>(origin, part()),
+                _ => factors.sums::<ALIGN, false, false>(origin, part()),
+            };
+            let part = part();
             store(&sums, c, (m, n), (origin.0 + part.0, origin.1 + part.1));
         }
         tile += thread::grid_dim_x();
+    }
+}
+
+impl<T: Factor> Factors<T> {
+    /// This warp's sums of a tile.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract; [`MmaProduct`] says what the parameters mean.
+    #[inline(always)]
+    unsafe fn sums<const ALIGN: u32, const TA: bool, const TB: bool>(
+        self,
+        origin: (u32, u32),
+        part: (u32, u32),
+    ) -> Sums {
+        let (a, b) = (matrix(self.a, self.m, self.k, TA), matrix(self.b, self.n, self.k, TB));
+        let product = Product::<T, TA, TB> { a, b, memory: shared::dynamic_shared_mem() };
+        // SAFETY: the caller's contract.
+        unsafe { product.sums::<ALIGN, 4, 8>(origin, part, thread::sync_threads) }
     }
 }
 

@@ -155,17 +155,17 @@ pub const THREADS: u32 = 384;
 /// `transposed_a` and `transposed_b` say that A is stored as `k x m`, or B as `k x n`; not for
 /// 8-bit factors, which `wgmma` does not transpose.
 ///
-/// `a` and `b` are tensor maps with tiles of 128 rows, or of [`TRANSPOSED`] if stored so. `c` is one
-/// with tiles of [`STORE_M`], which is used only if `unaligned` is null: C's address otherwise, for
-/// `n` that is not a multiple of 8.
+/// `a` and `b` are tensor maps with tiles of 128 rows, or of [`TRANSPOSED`] if stored so. `c` is a
+/// map with tiles of [`STORE_M`], which is used only if `unaligned` is null: C's address otherwise,
+/// for `n` that is not a multiple of 8.
 ///
 /// Grid: a multiple of [`CLUSTER`] blocks, at most one per multiprocessor. Block: [`THREADS`]
 /// threads, with [`SHARED`] bytes. May be a dependent launch.
 ///
 /// # Safety
 ///
-/// The matrices of the maps are allocated, and have `m x k`, `n x k` and `m x n` elements (or the
-/// transposed extents), the scales one each. No other kernel writes A, B or the scales, or accesses C.
+/// The matrices of the maps are allocated, and have `m x k`, `n x k` and `m x n` elements, the
+/// scales one each. No other kernel writes A, B or the scales, or accesses C.
 #[kernel(arch = "sm_90a", max_threads = 384, cluster = 2, T = [bf16, f16, F8E4M3, F8E5M2])]
 pub unsafe fn gemm_wgmma<T: GemmFactor>(
     a: GridConstant<TensorMap>,

@@ -65,17 +65,22 @@ pub(crate) unsafe fn mma_m16n8k16<T: Factor>(d: &mut [f32; 4], a: [u32; 4], b: [
 }
 
 #[track_caller]
-pub(crate) unsafe fn load_matrices(row: SharedAddress) -> [u32; 4] {
+pub(crate) unsafe fn load_matrices<const TRANSPOSED: bool>(row: SharedAddress) -> [u32; 4] {
     touch(row.cast::<u128>(), Access::Read);
     let address = row.expose_provenance() as u64;
     let lane = lane_id() as usize;
     exchange([address as u32, (address >> 32) as u32, 0, 0, 0, 0], |words| {
-        std::array::from_fn(|matrix| {
-            let [low, high, ..] = words[8 * matrix + lane / 4];
+        let element = |matrix: usize, row: usize, column: usize| {
+            let [low, high, ..] = words[8 * matrix + row];
             let address = u64::from(low) | u64::from(high) << 32;
-            let row = std::ptr::with_exposed_provenance::<u32>(address as usize);
+            let row = std::ptr::with_exposed_provenance::<u16>(address as usize);
             // SAFETY: by the caller's contract every lane's address is valid for 16 bytes.
-            unsafe { row.add(lane % 4).read() }
+            u32::from(unsafe { row.add(column).read() })
+        };
+        let (row, pair) = (lane / 4, lane % 4 * 2);
+        std::array::from_fn(|matrix| match TRANSPOSED {
+            false => element(matrix, row, pair) | element(matrix, row, pair + 1) << 16,
+            true => element(matrix, pair, row) | element(matrix, pair + 1, row) << 16,
         })
     })
 }

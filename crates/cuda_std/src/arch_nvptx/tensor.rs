@@ -67,21 +67,27 @@ pub(crate) unsafe fn mma_m16n8k16<T: Factor>(d: &mut [f32; 4], a: [u32; 4], b: [
 }
 
 #[inline(always)]
-pub(crate) unsafe fn load_matrices(row: SharedAddress) -> [u32; 4] {
-    let (a, b, c, d);
-    // SAFETY: the caller's contract.
-    unsafe {
-        asm!(
-            "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{{}, {}, {}, {}}}, [{}];",
-            out(reg32) a,
-            out(reg32) b,
-            out(reg32) c,
-            out(reg32) d,
-            in(reg32) row,
-            options(nostack),
-        );
+pub(crate) unsafe fn load_matrices<const TRANSPOSED: bool>(row: SharedAddress) -> [u32; 4] {
+    macro_rules! load {
+        ($transposed:literal) => {{
+            let (a, b, c, d);
+            asm!(
+                concat!(
+                    "ldmatrix.sync.aligned.m8n8.x4", $transposed,
+                    ".shared.b16 {{{}, {}, {}, {}}}, [{}];",
+                ),
+                out(reg32) a,
+                out(reg32) b,
+                out(reg32) c,
+                out(reg32) d,
+                in(reg32) row,
+                options(nostack),
+            );
+            [a, b, c, d]
+        }};
     }
-    [a, b, c, d]
+    // SAFETY: the caller's contract.
+    unsafe { if TRANSPOSED { load!(".trans") } else { load!("") } }
 }
 
 #[inline(always)]

@@ -21,6 +21,17 @@ pub trait GemmOutput<T>: Element + Launches<T> {}
 /// An element type of A and B whose matrices have scales: `F8E4M3` or `F8E5M2`.
 pub trait ScaledElement: GemmElement {}
 
+/// An element type of A and B that may be stored transposed: `bf16` or `f16`. Hopper's tensor cores
+/// take 8-bit floats only with the terms of a sum side by side.
+#[diagnostic::on_unimplemented(
+    message = "products of `{Self}` have no transposed A or B",
+    note = "tensor cores transpose 16-bit floats only: store A as `m x k` and B as `n x k`"
+)]
+pub trait TransposableElement: GemmElement {}
+
+impl TransposableElement for bf16 {}
+impl TransposableElement for f16 {}
+
 impl ScaledElement for F8E4M3 {}
 impl ScaledElement for F8E5M2 {}
 
@@ -67,12 +78,13 @@ macro_rules! elements {
                 stream: &Stream,
                 [a, b, c]: [TensorMap; 3],
                 unaligned: u64,
-                Matrices { shape: [m, n, k], scales, .. }: Matrices,
+                Matrices { shape: [m, n, k], transposed, scales, .. }: Matrices,
                 config: LaunchConfig,
             ) -> Result<()> {
-                let [scale_a, scale_b] = scales;
+                let ([scale_a, scale_b], [transposed_a, transposed_b]) = (scales, transposed);
                 let product = kernels::gemm_wgmma::<$type>::args(
-                    a, b, c, unaligned, m, n, k, scale_a, scale_b, false, false,
+                    a, b, c, unaligned, m, n, k, scale_a, scale_b, transposed_a,
+                    transposed_b,
                 );
                 // SAFETY: the caller's contract.
                 unsafe { product.config(config).launch(&compiled.on(stream)) }
@@ -92,8 +104,8 @@ macro_rules! elements {
 
 macro_rules! gemm_mma {
     ($type:ident $compiled:ident $stream:ident $matrices:ident $config:ident) => {{
-        let Matrices { a, b, c, shape: [m, n, k], .. } = $matrices;
-        let product = kernels::gemm_mma::<$type>::args(a, b, c, m, n, k);
+        let Matrices { a, b, c, shape: [m, n, k], transposed: [a_t, b_t], .. } = $matrices;
+        let product = kernels::gemm_mma::<$type>::args(a, b, c, m, n, k, a_t, b_t);
         // SAFETY: the caller's contract.
         unsafe { product.config($config).launch(&$compiled.on($stream)) }
     }};
@@ -118,8 +130,8 @@ elements! {
     F8E5M2 in bf16 by no_kernel;
 }
 
-/// Products that do not compile: C of another type than there is, and scales of a type without
-/// them.
+/// Products that do not compile: C of another type than there is, scales of a type without them,
+/// and transposed 8-bit floats.
 ///
 /// ```compile_fail,E0271
 /// # use devcomm::{DeviceSlice, F8E4M3, Gemm};
@@ -133,6 +145,14 @@ elements! {
 /// # use half::bf16;
 /// fn product(gemm: &Gemm, a: &DeviceSlice<bf16>, scale: &DeviceSlice<f32>) {
 ///     gemm.product([1, 1, 8]).scales([scale; 2]).launch(a, a, a).unwrap();
+/// }
+/// ```
+///
+/// ```compile_fail,E0277
+/// # use devcomm::{DeviceSlice, F8E4M3, Gemm};
+/// # use half::bf16;
+/// fn product(gemm: &Gemm, a: &DeviceSlice<F8E4M3>, c: &DeviceSlice<bf16>) {
+///     gemm.product([16; 3]).transposed_a().launch(a, a, c).unwrap();
 /// }
 /// ```
 #[cfg(doctest)]

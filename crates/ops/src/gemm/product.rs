@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use devcomm_host::{Buffer, DeviceSlice, Result};
 
 use super::Gemm;
-use super::element::{GemmElement, GemmOutput, ScaledElement};
+use super::element::{GemmElement, GemmOutput, ScaledElement, TransposableElement};
 use super::hopper::Matrices;
 use crate::check::{check_extents, check_len, require_context};
 
@@ -17,6 +17,7 @@ use crate::check::{check_extents, check_len, require_context};
 pub struct Product<'g, T, O> {
     gemm: &'g Gemm,
     shape: [usize; 3],
+    transposed: [bool; 2],
     scales: Option<[DeviceSlice<f32>; 2]>,
     types: PhantomData<(T, O)>,
 }
@@ -41,7 +42,7 @@ impl Gemm {
         T: GemmElement,
         O: GemmOutput<T>,
     {
-        Product { gemm: self, shape, scales: None, types: PhantomData }
+        Product { gemm: self, shape, transposed: [false; 2], scales: None, types: PhantomData }
     }
 }
 
@@ -50,6 +51,25 @@ impl<T: ScaledElement, O: GemmOutput<T>> Product<'_, T, O> {
     /// the product runs.
     pub fn scales<S: Buffer<Element = f32>>(mut self, scales: [&S; 2]) -> Self {
         self.scales = Some(scales.map(Buffer::device_slice));
+        self
+    }
+}
+
+impl<T: TransposableElement, O: GemmOutput<T>> Product<'_, T, O> {
+    /// A is stored transposed: as `k x m` elements, row-major.
+    ///
+    /// On Hopper such a product is by `wgmma` and TMA if the rows that are stored begin at multiples
+    /// of 16 bytes, here if `m` is a multiple of 8. Few rows of a product have no kernel of their
+    /// own then.
+    pub fn transposed_a(mut self) -> Self {
+        self.transposed[0] = true;
+        self
+    }
+
+    /// B is stored transposed: as `k x n` elements, row-major. What
+    /// [`transposed_a`](Self::transposed_a) says of `m` holds for `n`.
+    pub fn transposed_b(mut self) -> Self {
+        self.transposed[1] = true;
         self
     }
 }
@@ -106,9 +126,13 @@ impl<T: GemmElement, O: GemmOutput<T>> Product<'_, T, O> {
                 self.address("the scale of B", of_b, 1, 1)?,
             ];
         }
+        // A matrix of one row or column is its transpose.
+        let transposed =
+            [self.transposed[0] && m > 1 && k > 1, self.transposed[1] && n > 1 && k > 1];
+        let matrices = Matrices { a, b, c, shape, transposed, scales };
         // SAFETY: the buffers have the elements; dropping one waits for the stream, and the caller
         // ensures what a graph needs.
-        unsafe { self.gemm.enqueue::<T, O>(Matrices { a, b, c, shape, scales }) }
+        unsafe { self.gemm.enqueue::<T, O>(matrices) }
     }
 
     /// The address of a buffer of the `Gemm`'s context with enough elements.
