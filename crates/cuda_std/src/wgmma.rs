@@ -45,14 +45,15 @@ use crate::arch;
 pub use crate::arch::{Factor, Sums};
 use crate::mma;
 
-/// How a factor of `T` lies in shared memory: [`KMajor`] or [`MnMajor`].
+/// How a factor of `T` lies in shared memory: [`KMajor`] or [`MnMajor`]. PTX ISA: *Asynchronous
+/// warpgroup level matrix shared memory layout*.
 pub trait Layout<T>: Copy {
     /// The immediate `imm-trans-a` or `imm-trans-b` of the instruction.
     #[doc(hidden)]
     const TRANSPOSED: bool;
 }
 
-/// The terms of a sum lie side by side: a row of the factor is one of 128 bytes.
+/// The terms of a sum lie side by side: 128 bytes are of one row of the factor.
 #[derive(Clone, Copy, Debug)]
 pub struct KMajor;
 
@@ -60,8 +61,8 @@ impl<T: Factor> Layout<T> for KMajor {
     const TRANSPOSED: bool = false;
 }
 
-/// The factor is stored transposed: 64 elements of the same term, of 64 rows of the factor, lie
-/// side by side in 128 bytes. Only factors of 16 bits can be.
+/// The factor is stored transposed: 128 bytes are of one term, elements of 64 rows of the factor
+/// side by side. Only factors of 16 bits can be.
 ///
 /// ```compile_fail,E0277
 /// # use cuda_std::wgmma::{MnMajor, Tile, multiply};

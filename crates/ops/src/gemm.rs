@@ -27,6 +27,8 @@ use crate::{KERNELS, modules};
 /// row-major. Sums are in f32 and rounded once. A and B are of bf16, f16 or 8-bit floats, C is of
 /// [`GemmElement::Output`].
 ///
+/// [`product`](Self::product) has more: A and B may be stored transposed, for instance.
+///
 /// On Hopper, products whose rows of A and B begin at multiples of 16 bytes (`k` is a multiple of
 /// 8 for bf16) are by `wgmma` and TMA, fastest if `n` is a multiple of 8 too. All others, and those
 /// on any other GPU since Ampere, are by `mma.sync`: fastest if `k` is a multiple of 8, slowest if

@@ -29,9 +29,9 @@ type Sums = [[[f32; 4]; 8]; 4];
 
 /// `C = A x B^T`, for every GPU since Ampere.
 ///
-/// `transposed_a` and `transposed_b` say that A is stored as `k x m`, or B as `k x n`. It is fastest
-/// if stored rows of A and B begin at multiples of 16 bytes, and slowest if they have an odd number
-/// of elements, or if those of a transposed matrix begin elsewhere.
+/// `transposed_a` and `transposed_b` say that A is stored as `k x m`, or B as `k x n`. It is
+/// fastest if stored rows of A and B begin at multiples of 16 bytes, and slowest if they have an
+/// odd number of elements, or if those of a transposed matrix begin elsewhere.
 ///
 /// Grid: any; a block has work if there is a tile of [`TILE`] x [`TILE`] elements for it. Block:
 /// [`THREADS`] threads, with [`SHARED`] bytes.

@@ -186,7 +186,10 @@ pub(crate) fn tile_address(address: SharedAddress) -> TileAddress {
     u64::from((address & 0x3_ffff) >> 4) | EIGHT_ROWS | SWIZZLE_128B
 }
 
-/// A descriptor with the *leading dimension byte offset*, which only transposed tiles use.
+/// A descriptor for MN-major tiles. PTX's canonical layout for the 128-byte swizzle and elements of
+/// 16 bits is `((8, 8, m), (8, k)) : ((1, 8, LBO), (64, SBO))`: 64 elements of a term in 128 bytes,
+/// eight terms in 1,024 (SBO, as in [`tile_address`]), the next 64 rows of the factor at LBO, which
+/// only these tiles have.
 #[inline(always)]
 pub(crate) fn transposed_tile_address(address: SharedAddress, next_rows: u32) -> TileAddress {
     tile_address(address) | u64::from((next_rows & 0x3_ffff) >> 4) << 16

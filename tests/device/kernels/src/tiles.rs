@@ -148,8 +148,8 @@ pub unsafe fn pipeline_by_hand(
 /// Columns of [`product_of_layouts`].
 pub const PRODUCT_N: u32 = 128;
 
-/// A warpgroup writes 64 x [`PRODUCT_N`] sums of products of 64 terms, row-major. A and B are stored
-/// with the terms side by side, or transposed; tiles of the maps have 64 rows.
+/// A warpgroup writes 64 x [`PRODUCT_N`] sums of products of 64 terms, row-major. A and B are
+/// stored with the terms side by side, or transposed; tiles of the maps have 64 rows.
 #[kernel(arch = "sm_90a", max_threads = 128, T = [bf16, f16])]
 pub unsafe fn product_of_layouts<T: mma::Factor>(
     a: GridConstant<TensorMap>,
