@@ -378,6 +378,7 @@ fn copies_tiles<T: Element + Number>(places: &[(usize, usize)]) {
 fn a_stored_tile_is_what_was_loaded_and_nothing_is_stored_outside() {
     copies_tiles::<bf16>(&[(0, 0), (64, 64), (0, 64), (16, 8), (64, 0), (72, 0), (0, 72)]);
     copies_tiles::<F8E4M3>(&[(0, 0), (64, 64), (0, 64), (16, 48), (64, 0), (80, 0), (0, 80)]);
+    copies_tiles::<f32>(&[(0, 0), (32, 32), (0, 36), (16, 4)]);
 }
 
 /// A producer and a consumer share a slot: each waits for the phase that the other completes.
@@ -446,8 +447,8 @@ fn a_matrix_that_tma_cannot_copy_is_refused_with_the_reason() {
     simulate(Simulation::new(1), |gpu| {
         gpu.context().tensor_map(&good)?;
         for (desc, reason) in [
-            (TensorMapDesc { element_bytes: 4, ..good }, "1 or 2 bytes, not 4"),
-            (TensorMapDesc { element_bytes: 0, ..good }, "1 or 2 bytes, not 0"),
+            (TensorMapDesc { element_bytes: 3, ..good }, "1, 2 or 4 bytes, not 3"),
+            (TensorMapDesc { element_bytes: 0, ..good }, "1, 2 or 4 bytes, not 0"),
             (TensorMapDesc { columns: 24, ..good }, "a multiple of 16 elements: it is 1 x 24"),
             (TensorMapDesc { columns: 20, element_bytes: 2, ..good }, "a multiple of 8 elements"),
             (TensorMapDesc { address: 72, ..good }, "it is at 0x48"),

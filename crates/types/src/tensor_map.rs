@@ -28,7 +28,7 @@ impl fmt::Debug for TensorMap {
     }
 }
 
-/// A row-major matrix of 16-bit or 8-bit elements, and the tiles that are copied from it. Elements
+/// A row-major matrix of elements of 1, 2 or 4 bytes, and the tiles that are copied from it. Elements
 /// outside of the matrix are copied as zeros.
 ///
 /// In shared memory a row of the tile has 128 bytes, rows are contiguous, and the 16-byte chunks of
@@ -44,7 +44,7 @@ pub struct TensorMapDesc {
     pub columns: u32,
     /// Rows per tile, 1 to 256, of [`TensorMapDesc::ROW_BYTES`].
     pub tile_rows: u32,
-    /// Bytes of an element, 1 or 2.
+    /// Bytes of an element: 1, 2 or 4.
     pub element_bytes: u32,
 }
 

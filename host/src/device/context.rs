@@ -161,9 +161,9 @@ impl Context {
     /// error on a GPU without TMA.
     pub fn tensor_map(&self, tiling: &TensorMapDesc) -> Result<TensorMap> {
         let TensorMapDesc { address, rows, columns, tile_rows, element_bytes } = *tiling;
-        if !(1..=2).contains(&element_bytes) {
+        if !matches!(element_bytes, 1 | 2 | 4) {
             return Err(Error::invalid(format!(
-                "a tensor map's elements have 1 or 2 bytes, not {element_bytes}"
+                "a tensor map's elements have 1, 2 or 4 bytes, not {element_bytes}"
             )));
         }
         let unit = 16 / element_bytes;

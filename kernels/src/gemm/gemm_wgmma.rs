@@ -8,26 +8,26 @@
 
 use core::marker::PhantomData;
 
-use cuda_std::convert::Half;
+use cuda_std::convert::Float;
 use cuda_std::prelude::*;
 use cuda_std::tile::{Pipeline, PipelineState, SharedTile, TileMemory, TileOrder};
 use cuda_std::wgmma::{Factor, Layout};
-use cuda_std::{cluster, grid, tma, wgmma};
+use cuda_std::{cluster, grid, hint, tma, wgmma};
 use devcomm_types::{F8E4M3, F8E5M2, GridConstant, TensorMap};
+
+use super::epilogue::{Epilogue, Fragment, Fused};
 
 /// Rows of a tile of C.
 pub const TILE_M: u32 = 128;
 /// Columns of a tile of C.
 pub const TILE_N: u32 = 256;
-/// Columns of C that a warp stores at once.
-pub const STORE_N: u32 = Store::<bf16>::COLUMNS;
 /// Rows of C that a warp stores at once.
 pub const STORE_M: u32 = 16;
-/// Stores of a warp per tile.
-const SLICES: u32 = TILE_N / STORE_N;
-/// Of these, how many follow the tile's last product. The others are between the first products of
-/// the next tile, which do not wait for them.
-const AT_ONCE: u32 = 2;
+/// A warp's slices of a tile that wait in registers, if C has 16 bits: they are stored between the
+/// first products of the next tile, which do not wait for them.
+const DEFERRED: u32 = 2;
+/// Words of a slice per thread.
+const SLICE_WORDS: u32 = 16;
 /// Blocks per cluster.
 pub const CLUSTER: u32 = 2;
 /// Stages of the pipeline.
@@ -43,12 +43,10 @@ pub const TRANSPOSED: u32 = 64;
 
 /// An element type of A and B.
 pub trait GemmFactor: Factor {
-    /// The element type of C.
-    type Output: Half;
-    /// Whether A and B have scales.
-    const SCALED: bool = size_of::<Self>() == 1;
+    /// The element type of C, of [`gemm_wgmma`].
+    type Output: Float;
     /// Whether A and B may be stored transposed.
-    const TRANSPOSABLE: bool = !Self::SCALED;
+    const TRANSPOSABLE: bool = size_of::<Self>() == 2;
 
     /// Adds the products of a stage, or sets the sums to them if they are the `first`, as a group.
     /// The factors are a warpgroup's rows of A, and the first rows of B.
@@ -136,7 +134,7 @@ unsafe fn multiply_factors<T: Factor, A: Layout<T>, B: Layout<T>>(
 
 type A<T> = SharedTile<T, TILE_M>;
 type B<T> = SharedTile<T, TILE_N>;
-type Store<T> = SharedTile<<T as GemmFactor>::Output, STORE_M>;
+type Store<O> = SharedTile<O, STORE_M>;
 
 /// Tiles have as many bytes for every type.
 const STAGE_BYTES: u32 = A::<bf16>::BYTES + B::<bf16>::BYTES;
@@ -147,25 +145,24 @@ pub const SHARED: u32 = STAGES * STAGE_BYTES + STORE_BYTES + TileMemory::PADDING
 /// Threads per block: two warpgroups that multiply, one that loads.
 pub const THREADS: u32 = 384;
 
-/// `C = A x B^T`, for Hopper: of bf16 or f16 in the same type, of 8-bit floats in bf16.
-///
-/// With 8-bit factors the sums are multiplied by `scale_a` and `scale_b` before they are rounded; a
-/// null pointer means 1. Other factors have none.
+/// `C = A x B^T`, with an epilogue, for Hopper: of bf16 or f16 in the same type, of 8-bit floats in
+/// bf16.
 ///
 /// `transposed_a` and `transposed_b` say that A is stored as `k x m`, or B as `k x n`; not for
 /// 8-bit factors, which `wgmma` does not transpose.
 ///
 /// `a` and `b` are tensor maps with tiles of 128 rows, or of [`TRANSPOSED`] if stored so. `c` is a
 /// map with tiles of [`STORE_M`], which is used only if `unaligned` is null: C's address otherwise,
-/// for `n` that is not a multiple of 8.
+/// for rows of C that do not begin at multiples of 16 bytes.
 ///
 /// Grid: a multiple of [`CLUSTER`] blocks, at most one per multiprocessor. Block: [`THREADS`]
 /// threads, with [`SHARED`] bytes. May be a dependent launch.
 ///
 /// # Safety
 ///
-/// The matrices of the maps are allocated, and have `m x k`, `n x k` and `m x n` elements, the
-/// scales one each. No other kernel writes A, B or the scales, or accesses C.
+/// The matrices of the maps are allocated, and have `m x k`, `n x k` and `m x n` elements. No other
+/// kernel writes A, B or what the epilogue reads, or accesses C, but those before a dependent
+/// launch.
 #[kernel(arch = "sm_90a", max_threads = 384, cluster = 2, T = [bf16, f16, F8E4M3, F8E5M2])]
 pub unsafe fn gemm_wgmma<T: GemmFactor>(
     a: GridConstant<TensorMap>,
@@ -175,10 +172,53 @@ pub unsafe fn gemm_wgmma<T: GemmFactor>(
     m: u32,
     n: u32,
     k: u32,
-    scale_a: *const f32,
-    scale_b: *const f32,
     transposed_a: bool,
     transposed_b: bool,
+    epilogue: Fused<<T as GemmFactor>::Output>,
+) {
+    // SAFETY: the kernel's contract.
+    unsafe {
+        product::<T, _>([&a, &b, &c], unaligned, [m, n, k], [transposed_a, transposed_b], epilogue)
+    }
+}
+
+/// As [`gemm_wgmma`], with C in f32.
+///
+/// # Safety
+///
+/// As there.
+#[kernel(arch = "sm_90a", max_threads = 384, cluster = 2, T = [bf16, f16, F8E4M3, F8E5M2])]
+pub unsafe fn gemm_wgmma_f32<T: GemmFactor>(
+    a: GridConstant<TensorMap>,
+    b: GridConstant<TensorMap>,
+    c: GridConstant<TensorMap>,
+    unaligned: *mut f32,
+    m: u32,
+    n: u32,
+    k: u32,
+    transposed_a: bool,
+    transposed_b: bool,
+    epilogue: Fused<f32>,
+) {
+    // SAFETY: the kernel's contract.
+    unsafe {
+        product::<T, _>([&a, &b, &c], unaligned, [m, n, k], [transposed_a, transposed_b], epilogue)
+    }
+}
+
+/// The body of [`gemm_wgmma`] with any epilogue, for kernels with its grid and its block. The
+/// attribute is `#[kernel(arch = "sm_90a", max_threads = 384, cluster = 2)]`.
+///
+/// # Safety
+///
+/// As for [`gemm_wgmma`], and what the epilogue needs.
+#[inline(always)]
+pub unsafe fn product<T: GemmFactor, E: Epilogue>(
+    [a, b, c]: [&TensorMap; 3],
+    unaligned: *mut E::Output,
+    [m, n, k]: [u32; 3],
+    transposed: [bool; 2],
+    epilogue: E,
 ) {
     grid::launch_next();
     let order =
@@ -187,8 +227,7 @@ pub unsafe fn gemm_wgmma<T: GemmFactor>(
     let shared = unsafe {
         Shared::<T> {
             element: PhantomData,
-            transposed: [transposed_a, transposed_b]
-                .map(|transposed| T::TRANSPOSABLE && transposed),
+            transposed: transposed.map(|transposed| T::TRANSPOSABLE && transposed),
             memory: TileMemory::dynamic(),
             pipeline: Pipeline::at(shared_array![u64; Pipeline::words(STAGES)], STAGES),
         }
@@ -203,13 +242,12 @@ pub unsafe fn gemm_wgmma<T: GemmFactor>(
         cluster::sync_relaxed();
         if warp < MULTIPLYING_WARPS {
             wgmma::raise_registers::<232>();
-            let scales = [scale_a, scale_b];
-            multiply(Output { map: &c, unaligned, m, n }, shared, order, k, scales);
+            multiply(Output { map: c, unaligned, m, n }, shared, order, k, epilogue);
         } else {
             wgmma::lower_registers::<40>();
             if warp == MULTIPLYING_WARPS && warp::lane_id() == 0 {
                 grid::wait_for_previous();
-                load(&a, &b, shared, order, k);
+                load(a, b, shared, order, k);
             }
         }
         // No block ends while the other one still writes to its shared memory.
@@ -278,8 +316,8 @@ impl<T: GemmFactor> Shared<T> {
 
     /// One of a warp's two tiles for stores.
     #[inline(always)]
-    fn store(self, warp: u32, which: u32) -> Store<T> {
-        self.memory.tile(STAGES * STAGE_BYTES + (2 * warp + which) * Store::<T>::BYTES)
+    fn store<O>(self, warp: u32, which: u32) -> Store<O> {
+        self.memory.tile(STAGES * STAGE_BYTES + (2 * warp + which) * Store::<O>::BYTES)
     }
 }
 
@@ -357,21 +395,24 @@ unsafe fn load<T: GemmFactor>(
 ///
 /// The kernel's contract, and the first [`MULTIPLYING_WARPS`] warps of the block call it.
 #[inline(always)]
-unsafe fn multiply<T: GemmFactor>(
-    c: Output<'_, T>,
+unsafe fn multiply<T: GemmFactor, E: Epilogue>(
+    c: Output<'_, E::Output>,
     shared: Shared<T>,
     order: TileOrder<GROUP>,
     k: u32,
-    scales: [*const f32; 2],
+    epilogue: E,
 ) {
+    // A warp's slices of a tile, and how many of them follow the tile's last product.
+    let slices = TILE_N / Store::<E::Output>::COLUMNS;
+    let at_once = if size_of::<E::Output>() == 2 { slices - DEFERRED } else { slices };
     let thread = thread::thread_idx_x();
     let (warp, lane) = (thread / warp::WARP_SIZE, warp::lane_id());
     let (warpgroup, rank) = (thread / 128, thread % 128);
     let mut state = PipelineState::FIRST;
     let mut tile = thread::block_idx_x() / CLUSTER;
     let mut done = Done { row: 0, column: 0 };
-    // The sums that are not stored yet, rounded, in pairs.
-    let mut rest = [0; 16 * (SLICES - AT_ONCE) as usize];
+    // The slices that are not stored yet, rounded.
+    let mut rest = [0; (DEFERRED * SLICE_WORDS) as usize];
     let mut any_done = false;
     while tile < order.count() {
         let mut sums = [0.0; 128];
@@ -380,15 +421,16 @@ unsafe fn multiply<T: GemmFactor>(
         // fences.
         unsafe {
             wgmma::fence_operand(&mut sums);
-            let mut slice = AT_ONCE;
-            while slice < SLICES {
+            let mut slice = at_once;
+            while slice < slices {
                 if term < k {
                     shared.step(&mut sums, state, last, (warpgroup, rank), term == 0);
                     (state, last, term) =
                         (shared.pipeline.next(state), state, term + Shared::<T>::TILE_K);
                 }
                 if any_done {
-                    done.store(&c, shared, warp, lane, slice, |i| rest[i - 16 * AT_ONCE as usize]);
+                    let word = |i| rest[(SLICE_WORDS * (slice - at_once)) as usize + i];
+                    done.store(&c, shared, warp, lane, slice, word);
                 }
                 slice += 1;
             }
@@ -408,47 +450,71 @@ unsafe fn multiply<T: GemmFactor>(
         }
         let (row, column) = origin(order, tile);
         done = Done { row: row + warp * STORE_M, column };
-        // Read again for each tile: there is no register to keep it in.
-        // SAFETY: the kernel's contract.
-        let scale = if T::SCALED { unsafe { product_of(scales) } } else { 1.0 };
-        let scaled = |sum: f32| if T::SCALED { scale * sum } else { sum };
-        let pair = |i: usize| T::Output::pack([scaled(sums[2 * i]), scaled(sums[2 * i + 1])]);
+        // Unknown: nothing is computed from it before the loop, where registers are few.
+        let own = hint::opaque(lane);
+        let (row, column) = (done.row + own / 4, column + own % 4 * 2);
+        epilogue.apply(&mut Part { sums: &mut sums, row, column, end: (c.m, c.n) });
+        let word = |i| E::Output::word(i, |i| sums[i]);
         let mut slice = 0;
-        while slice < AT_ONCE {
+        while slice < at_once {
+            let word = |i| word((SLICE_WORDS * slice) as usize + i);
             // SAFETY: the caller's contract.
-            unsafe { done.store(&c, shared, warp, lane, slice, pair) };
+            unsafe { done.store(&c, shared, warp, lane, slice, word) };
             slice += 1;
         }
-        let mut i = 0;
-        while i < rest.len() {
-            rest[i] = pair(16 * AT_ONCE as usize + i);
-            i += 1;
+        if at_once < slices {
+            let mut i = 0;
+            while i < rest.len() {
+                rest[i] = word((SLICE_WORDS * at_once) as usize + i);
+                i += 1;
+            }
         }
         tile += thread::grid_dim_x() / CLUSTER;
     }
     if any_done {
-        let mut slice = AT_ONCE;
-        while slice < SLICES {
+        let mut slice = at_once;
+        while slice < slices {
+            let word = |i| rest[(SLICE_WORDS * (slice - at_once)) as usize + i];
             // SAFETY: the caller's contract.
-            unsafe {
-                done.store(&c, shared, warp, lane, slice, |i| rest[i - 16 * AT_ONCE as usize]);
-            }
+            unsafe { done.store(&c, shared, warp, lane, slice, word) };
             slice += 1;
         }
     }
     tma::wait_stores::<0>();
 }
 
-/// The product of the scales that there are.
-///
-/// # Safety
-///
-/// The pointers are null, or point to numbers that no thread writes.
-#[inline(always)]
-unsafe fn product_of([a, b]: [*const f32; 2]) -> f32 {
-    // SAFETY: the caller's contract.
-    let scale = |from: *const f32| if from.is_null() { 1.0 } else { unsafe { mem::load(from) } };
-    scale(a) * scale(b)
+/// A thread's sums of a tile, from `row` and `column` on.
+struct Part<'a> {
+    sums: &'a mut [f32; 128],
+    row: u32,
+    column: u32,
+    end: (u32, u32),
+}
+
+impl Fragment for Part<'_> {
+    const ROWS: u32 = 2;
+    const COLUMNS: u32 = 64;
+    const PAIRS: bool = true;
+
+    #[inline(always)]
+    fn row(&self, i: u32) -> u32 {
+        self.row + 8 * i
+    }
+
+    #[inline(always)]
+    fn column(&self, j: u32) -> u32 {
+        self.column + 8 * (j / 2) + j % 2
+    }
+
+    #[inline(always)]
+    fn end(&self) -> (u32, u32) {
+        self.end
+    }
+
+    #[inline(always)]
+    fn sum(&mut self, i: u32, j: u32) -> &mut f32 {
+        &mut self.sums[(4 * (j / 2) + 2 * i + j % 2) as usize]
+    }
 }
 
 /// A warp's part of a tile that is computed.
@@ -458,31 +524,30 @@ struct Done {
 }
 
 impl Done {
-    /// Stores a slice of [`STORE_N`] columns. `word` are a thread's sums of the tile, rounded, in
-    /// pairs.
+    /// Stores a slice: `word` are a thread's sums of it, rounded.
     ///
     /// # Safety
     ///
     /// The lanes of a warp call this together, for one slice after the other.
     #[inline(always)]
-    unsafe fn store<T: GemmFactor>(
+    unsafe fn store<T: GemmFactor, O: Float>(
         &self,
-        c: &Output<'_, T>,
+        c: &Output<'_, O>,
         shared: Shared<T>,
         warp: u32,
         lane: u32,
         slice: u32,
         word: impl Fn(usize) -> u32,
     ) {
-        let to = shared.store(warp, slice % 2);
-        let column = self.column + slice * STORE_N;
+        let to = shared.store::<O>(warp, slice % 2);
+        let column = self.column + slice * Store::<O>::COLUMNS;
         // SAFETY: the caller's contract. TMA has read the tile before the warp writes it again.
         unsafe {
             if lane == 0 {
                 tma::wait_stores_read::<1>();
             }
             warp::sync();
-            to.store_words(lane, |i| word(16 * slice as usize + i));
+            to.store_words(lane, word);
             tma::fence_async_shared();
             warp::sync();
             if !c.unaligned.is_null() {
@@ -496,14 +561,14 @@ impl Done {
 }
 
 /// Where the sums go.
-struct Output<'a, T: GemmFactor> {
+struct Output<'a, O> {
     map: &'a TensorMap,
-    unaligned: *mut T::Output,
+    unaligned: *mut O,
     m: u32,
     n: u32,
 }
 
-impl<T: GemmFactor> Output<'_, T> {
+impl<O: Float> Output<'_, O> {
     /// Stores a warp's tile, element by element.
     ///
     /// # Safety
@@ -511,21 +576,31 @@ impl<T: GemmFactor> Output<'_, T> {
     /// `unaligned` is C's address. The lanes of a warp call this together, and write the tile again
     /// after a barrier.
     #[inline(always)]
-    unsafe fn store(&self, lane: u32, row: u32, column: u32, tile: Store<T>) {
-        let mut i = 0;
-        while i < STORE_M * STORE_N / warp::WARP_SIZE {
-            let (r, half) = (i / 2, i % 2);
-            let (row, column_in_tile) = (row + r, warp::WARP_SIZE * half + lane);
-            let column = column + column_in_tile;
-            if row < self.m && column < self.n {
-                let at = row as usize * self.n as usize + column as usize;
-                // SAFETY: the element lies in C.
-                unsafe {
-                    let bits = tile.bits(r, column_in_tile);
-                    mem::store(self.unaligned.cast::<u16>().add(at), bits);
+    unsafe fn store(&self, lane: u32, row: u32, column: u32, tile: Store<O>) {
+        const ROWS: u32 = 4;
+        let halves = Store::<O>::COLUMNS / warp::WARP_SIZE;
+        // Not unrolled as a whole, which would take more registers than are left.
+        let end = hint::opaque(self.m.saturating_sub(row).min(STORE_M));
+        let mut first = 0;
+        while first < end {
+            let mut i = 0;
+            while i < ROWS * halves {
+                let (r, column_in_tile) = (first + i / halves, i % halves * warp::WARP_SIZE + lane);
+                let (row, column) = (row + r, column + column_in_tile);
+                if row < self.m && column < self.n {
+                    let at = row as usize * self.n as usize + column as usize;
+                    // SAFETY: the element lies in C.
+                    unsafe {
+                        let bits = tile.bits(r, column_in_tile);
+                        match size_of::<O>() {
+                            2 => mem::store(self.unaligned.cast::<u16>().add(at), bits as u16),
+                            _ => mem::store(self.unaligned.cast::<u32>().add(at), bits),
+                        }
+                    }
                 }
+                i += 1;
             }
-            i += 1;
+            first += ROWS;
         }
     }
 }

@@ -6,6 +6,7 @@
 //! Three kernels: [`gemm_wgmma`] and, for few rows, [`gemm_swapped`] for Hopper and rows that begin
 //! at multiples of 16 bytes; [`gemm_mma`] for every GPU since Ampere and any rows.
 
+pub mod epilogue;
 pub mod gemm_mma;
 pub mod gemm_swapped;
 pub mod gemm_wgmma;

@@ -65,11 +65,7 @@ pub trait Launches<T> {
 }
 
 macro_rules! elements {
-    ($($type:ident in $output:ident by $portable:ident;)*) => { $(
-        impl GemmElement for $type {
-            type Output = $output;
-        }
-
+    ($($type:ident in $output:ident by $wide:ident, $portable:tt;)*) => { $(
         impl GemmOutput<$type> for $output {}
 
         impl Launches<$type> for $output {
@@ -78,14 +74,11 @@ macro_rules! elements {
                 stream: &Stream,
                 [a, b, c]: [TensorMap; 3],
                 unaligned: u64,
-                Matrices { shape: [m, n, k], transposed, scales, .. }: Matrices,
+                Matrices { shape: [m, n, k], transposed: [ta, tb], epilogue, .. }: Matrices,
                 config: LaunchConfig,
             ) -> Result<()> {
-                let ([scale_a, scale_b], [transposed_a, transposed_b]) = (scales, transposed);
-                let product = kernels::gemm_wgmma::<$type>::args(
-                    a, b, c, unaligned, m, n, k, scale_a, scale_b, transposed_a,
-                    transposed_b,
-                );
+                let product =
+                    kernels::$wide::<$type>::args(a, b, c, unaligned, m, n, k, ta, tb, epilogue);
                 // SAFETY: the caller's contract.
                 unsafe { product.config(config).launch(&compiled.on(stream)) }
             }
@@ -96,23 +89,14 @@ macro_rules! elements {
                 matrices: Matrices,
                 config: LaunchConfig,
             ) -> Result<()> {
-                $portable!($type compiled stream matrices config)
+                portable!($type $portable compiled stream matrices config)
             }
         }
     )* };
 }
 
-macro_rules! gemm_mma {
-    ($type:ident $compiled:ident $stream:ident $matrices:ident $config:ident) => {{
-        let Matrices { a, b, c, shape: [m, n, k], transposed: [a_t, b_t], .. } = $matrices;
-        let product = kernels::gemm_mma::<$type>::args(a, b, c, m, n, k, a_t, b_t);
-        // SAFETY: the caller's contract.
-        unsafe { product.config($config).launch(&$compiled.on($stream)) }
-    }};
-}
-
-macro_rules! no_kernel {
-    ($type:ident $compiled:ident $stream:ident $matrices:ident $config:ident) => {{
+macro_rules! portable {
+    ($type:ident none $compiled:ident $stream:ident $matrices:ident $config:ident) => {{
         let _ = ($compiled, $stream, $config);
         let [.., k] = $matrices.shape;
         refuse(format!(
@@ -121,13 +105,39 @@ macro_rules! no_kernel {
             <$type>::NAME,
         ))
     }};
+    ($type:ident $kernel:ident $compiled:ident $stream:ident $matrices:ident $config:ident) => {{
+        let Matrices { a, b, c, shape: [m, n, k], transposed: [ta, tb], epilogue } = $matrices;
+        let product = kernels::$kernel::<$type>::args(a, b, c, m, n, k, ta, tb, epilogue);
+        // SAFETY: the caller's contract.
+        unsafe { product.config($config).launch(&$compiled.on($stream)) }
+    }};
+}
+
+impl GemmElement for bf16 {
+    type Output = Self;
+}
+
+impl GemmElement for f16 {
+    type Output = Self;
+}
+
+impl GemmElement for F8E4M3 {
+    type Output = bf16;
+}
+
+impl GemmElement for F8E5M2 {
+    type Output = bf16;
 }
 
 elements! {
-    bf16 in bf16 by gemm_mma;
-    f16 in f16 by gemm_mma;
-    F8E4M3 in bf16 by no_kernel;
-    F8E5M2 in bf16 by no_kernel;
+    bf16 in bf16 by gemm_wgmma, gemm_mma;
+    bf16 in f32 by gemm_wgmma_f32, gemm_mma_f32;
+    f16 in f16 by gemm_wgmma, gemm_mma;
+    f16 in f32 by gemm_wgmma_f32, gemm_mma_f32;
+    F8E4M3 in bf16 by gemm_wgmma, none;
+    F8E4M3 in f32 by gemm_wgmma_f32, none;
+    F8E5M2 in bf16 by gemm_wgmma, none;
+    F8E5M2 in f32 by gemm_wgmma_f32, none;
 }
 
 /// Products that do not compile: C of another type than there is, scales of a type without them,

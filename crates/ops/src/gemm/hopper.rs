@@ -4,6 +4,7 @@ use devcomm_host::{
     Context, Element, Kernels, LaunchConfig, Result, Stream, TensorMap, TensorMapDesc,
 };
 use devcomm_kernels as kernels;
+use devcomm_kernels::gemm::epilogue::FusedArgs;
 use devcomm_kernels::gemm::gemm_swapped::{self as swapped, Shape};
 use devcomm_kernels::gemm::gemm_wgmma as wide;
 use devcomm_types::Kernel;
@@ -12,8 +13,7 @@ use half::bf16;
 use super::element::{GemmElement, GemmOutput};
 use super::plan::GemmPlan;
 
-/// A launch's matrices and scales, as their addresses; a scale of 0 is none. A and B may be stored
-/// transposed.
+/// A launch's matrices, as their addresses, and its epilogue. A and B may be stored transposed.
 #[derive(Clone, Copy)]
 pub struct Matrices {
     pub(super) a: u64,
@@ -21,7 +21,7 @@ pub struct Matrices {
     pub(super) c: u64,
     pub(super) shape: [u32; 3],
     pub(super) transposed: [bool; 2],
-    pub(super) scales: [u64; 2],
+    pub(super) epilogue: FusedArgs<u64, u64, u64, u64, f32, f32>,
 }
 
 /// The map of a matrix of `T`.
@@ -177,7 +177,7 @@ macro_rules! swapped {
                 unsafe fn launch(
                     compiled: &Kernels,
                     stream: &Stream,
-                    Matrices { a, b, c, shape: [m, n, k], .. }: Matrices,
+                    Matrices { a, b, c, shape: [m, n, k], epilogue, .. }: Matrices,
                     config: LaunchConfig,
                     division: swapped::Division,
                 ) -> Result<()> {
@@ -186,7 +186,7 @@ macro_rules! swapped {
                     let c = map(c, [m, n, swapped::STORE_M])?;
                     let swapped::Division { stages, whole, sums, constant_b } = division;
                     let division = swapped::DivisionArgs { stages, whole, sums, constant_b };
-                    let product = Self::Kernel::args(a, b, c, m, n, k, division);
+                    let product = Self::Kernel::args(a, b, c, m, n, k, division, epilogue);
                     // SAFETY: the caller's contract.
                     unsafe { product.config(config).launch(&compiled.on(stream)) }
                 }

@@ -3,38 +3,65 @@
 use std::marker::PhantomData;
 
 use devcomm_host::{Buffer, DeviceSlice, Result};
+use devcomm_kernels::gemm::epilogue::{self, FusedArgs};
 
 use super::Gemm;
 use super::element::{GemmElement, GemmOutput, ScaledElement, TransposableElement};
 use super::hopper::Matrices;
 use crate::check::{check_extents, check_len, require_context};
 
-/// A product of `[m, n, k]` that [`Gemm::product`] began: `C = A x B^T`, with what is done to the
-/// sums before they are rounded and stored. It can be launched several times.
+/// A function of each sum, after the bias.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Activation {
+    /// GELU's `tanh` approximation, `x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3))) / 2`.
+    /// PyTorch: `gelu(x, approximate="tanh")`. cuBLASLt: `CUBLASLT_EPILOGUE_GELU`.
+    Gelu,
+    /// SiLU, `x * sigmoid(x)`, also known as Swish.
+    Silu,
+}
+
+impl Activation {
+    /// The factors of `x` and `x^3` in the sigmoid's argument.
+    fn factors(self) -> [f32; 2] {
+        match self {
+            Self::Gelu => epilogue::GELU,
+            Self::Silu => epilogue::SILU,
+        }
+    }
+}
+
+/// A product of `[m, n, k]` that [`Gemm::product`] began: `C = activation(scale_a * scale_b * (A x
+/// B^T) + bias) + residual`, of which only the product itself is always there. All is computed in
+/// `f32`, and rounded once. A product can be launched several times.
 ///
-/// C is of [`GemmElement::Output`] or of `f32`; its buffer decides.
+/// C is of [`GemmElement::Output`] or of `f32`; its buffer decides. Bias and residual have its
+/// type.
 #[must_use = "it is launched by `launch`"]
 pub struct Product<'g, T, O> {
     gemm: &'g Gemm,
     shape: [usize; 3],
     transposed: [bool; 2],
     scales: Option<[DeviceSlice<f32>; 2]>,
-    types: PhantomData<(T, O)>,
+    bias: Option<DeviceSlice<O>>,
+    activation: Option<Activation>,
+    residual: Option<DeviceSlice<O>>,
+    factors: PhantomData<T>,
 }
 
 impl Gemm {
     /// A product of `[m, n, k]`, as [`launch`](Self::launch) computes it until more is added.
     ///
     /// ```no_run
-    /// # use devcomm::{DeviceSlice, F8E4M3, Gemm, Result};
+    /// # use devcomm::{Activation, DeviceSlice, Gemm, Result};
     /// # use half::bf16;
-    /// # fn product(
+    /// # fn layer(
     /// #     gemm: &Gemm,
-    /// #     [a, b]: [&DeviceSlice<F8E4M3>; 2],
-    /// #     [scale_a, scale_b]: [&DeviceSlice<f32>; 2],
-    /// #     c: &DeviceSlice<bf16>,
+    /// #     [x, up, down, bias, hidden, y]: [&DeviceSlice<bf16>; 6],
     /// # ) -> Result<()> {
-    /// gemm.product([128, 4096, 1024]).scales([scale_a, scale_b]).launch(a, b, c)
+    /// // Two layers: y = gelu(x * up^T + bias) * down^T + x.
+    /// gemm.product([32, 4096, 1024]).bias(bias).activation(Activation::Gelu).launch(x, up, hidden)?;
+    /// gemm.product([32, 1024, 4096]).residual(x).launch(hidden, down, y)
     /// # }
     /// ```
     pub fn product<T, O>(&self, shape: [usize; 3]) -> Product<'_, T, O>
@@ -42,7 +69,16 @@ impl Gemm {
         T: GemmElement,
         O: GemmOutput<T>,
     {
-        Product { gemm: self, shape, transposed: [false; 2], scales: None, types: PhantomData }
+        Product {
+            gemm: self,
+            shape,
+            transposed: [false; 2],
+            scales: None,
+            bias: None,
+            activation: None,
+            residual: None,
+            factors: PhantomData,
+        }
     }
 }
 
@@ -74,9 +110,29 @@ impl<T: TransposableElement, O: GemmOutput<T>> Product<'_, T, O> {
 }
 
 impl<T: GemmElement, O: GemmOutput<T>> Product<'_, T, O> {
+    /// Adds the first `n` elements of `bias` to each row.
+    pub fn bias<D: Buffer<Element = O>>(mut self, bias: &D) -> Self {
+        self.bias = Some(bias.device_slice());
+        self
+    }
+
+    /// Replaces each element, after scales and bias, by a function of it.
+    pub fn activation(mut self, activation: Activation) -> Self {
+        self.activation = Some(activation);
+        self
+    }
+
+    /// Adds the first `m * n` elements of `residual`, row-major, after the activation. It may be C:
+    /// the product is then added to what C is.
+    pub fn residual<R: Buffer<Element = O>>(mut self, residual: &R) -> Self {
+        self.residual = Some(residual.device_slice());
+        self
+    }
+
     /// Enqueues the product: reads `m * k` elements of `a` and `n * k` of `b`, and writes the first
-    /// `m * n` elements of `c`, which overlaps none of the other buffers. Only work on this stream
-    /// may access `c` until the product has ended.
+    /// `m * n` elements of `c`, which overlaps none of the other buffers, except that it may begin
+    /// where the residual does. Only work on this stream may access `c` until the product has
+    /// ended.
     ///
     /// # Errors
     ///
@@ -118,20 +174,35 @@ impl<T: GemmElement, O: GemmOutput<T>> Product<'_, T, O> {
         let a = self.address("A", &a.device_slice(), m, k)?;
         let b = self.address("B", &b.device_slice(), n, k)?;
         let c = self.address("C", &c.device_slice(), m, n)?;
-        let mut scales = [0; 2];
-        if let Some([of_a, of_b]) = &self.scales {
-            scales = [
-                self.address("the scale of A", of_a, 1, 1)?,
-                self.address("the scale of B", of_b, 1, 1)?,
-            ];
-        }
+        let [of_a, of_b] =
+            self.scales.as_ref().map_or([None; 2], |scales| scales.each_ref().map(Some));
+        let [linear, cubic] = self.activation.map_or([0.0; 2], Activation::factors);
+        let epilogue = FusedArgs {
+            scale_a: self.optional("the scale of A", of_a, 1, 1)?,
+            scale_b: self.optional("the scale of B", of_b, 1, 1)?,
+            bias: self.optional("the bias", self.bias.as_ref(), 1, n)?,
+            residual: self.optional("the residual", self.residual.as_ref(), m, n)?,
+            linear,
+            cubic,
+        };
         // A matrix of one row or column is its transpose.
         let transposed =
             [self.transposed[0] && m > 1 && k > 1, self.transposed[1] && n > 1 && k > 1];
-        let matrices = Matrices { a, b, c, shape, transposed, scales };
+        let matrices = Matrices { a, b, c, shape, transposed, epilogue };
         // SAFETY: the buffers have the elements; dropping one waits for the stream, and the caller
         // ensures what a graph needs.
         unsafe { self.gemm.enqueue::<T, O>(matrices) }
+    }
+
+    /// As [`address`](Self::address), or 0 if there is no buffer.
+    fn optional<E>(
+        &self,
+        name: &str,
+        slice: Option<&DeviceSlice<E>>,
+        rows: usize,
+        columns: usize,
+    ) -> Result<u64> {
+        slice.map_or(Ok(0), |slice| self.address(name, slice, rows, columns))
     }
 
     /// The address of a buffer of the `Gemm`'s context with enough elements.

@@ -10,8 +10,8 @@ use devcomm_types::TensorMapDesc;
 
 use super::{CudaError, call};
 
-/// Encodes the only layout that cuda_std's TMA copies use: two dimensions of 16-bit or 8-bit
-/// elements, in tiles with rows of 128 bytes.
+/// Encodes the only layout that cuda_std's TMA copies use: two dimensions of elements of 1, 2 or 4
+/// bytes, in tiles with rows of 128 bytes.
 #[expect(clippy::too_many_arguments, reason = "the driver's signature")]
 pub(super) unsafe fn encode_tiled(
     map: *mut CUtensorMap,
@@ -45,7 +45,8 @@ pub(super) unsafe fn encode_tiled(
         let element_bytes = match data_type {
             CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT8 => 1,
             CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 => 2,
-            _ => return refuse("of bf16 or of bytes"),
+            CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT32 => 4,
+            _ => return refuse("of f32, of bf16 or of bytes"),
         };
         if swizzle != CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B
             || tile[0] * element_bytes != TensorMapDesc::ROW_BYTES

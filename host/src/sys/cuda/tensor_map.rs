@@ -20,7 +20,8 @@ impl PrimaryContext {
         // Copies depend on the size only.
         let data_type = match tiling.element_bytes {
             1 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT8,
-            _ => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            2 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            _ => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
         };
         // SAFETY: the driver is initialised. The map is live, the arrays have one element per
         // dimension (the pitches one fewer). The matrix is not accessed.
