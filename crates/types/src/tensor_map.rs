@@ -28,8 +28,8 @@ impl fmt::Debug for TensorMap {
     }
 }
 
-/// A row-major matrix of elements of 1, 2 or 4 bytes, and the tiles that are copied from it. Elements
-/// outside of the matrix are copied as zeros.
+/// A row-major matrix of elements of 1, 2 or 4 bytes, and the tiles that are copied from it.
+/// Elements outside of the matrix are copied as zeros.
 ///
 /// In shared memory a row of the tile has 128 bytes, rows are contiguous, and the 16-byte chunks of
 /// row `r` are swizzled: chunk `c` is at `c ^ (r % 8)`, the 128-byte swizzle with which tensor
