@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use devcomm_host::{Buffer, DeviceSlice, Result};
 use devcomm_kernels::gemm::epilogue::{self, FusedArgs};
 
-use super::element::{GemmElement, GemmOutput, ScaledElement};
+use super::element::{GemmElement, GemmOutput, ScaledElement, TransposableElement};
 use super::hopper::Matrices;
 use super::{Gemm, GemmPlan};
 use crate::check::{check_extents, check_len, require_context};
@@ -41,6 +41,7 @@ impl Activation {
 pub struct Product<'g, T, O> {
     gemm: &'g Gemm,
     shape: [usize; 3],
+    transposed: [bool; 2],
     scales: Option<[DeviceSlice<f32>; 2]>,
     bias: Option<DeviceSlice<O>>,
     activation: Option<Activation>,
@@ -72,6 +73,7 @@ impl Gemm {
         Product {
             gemm: self,
             shape,
+            transposed: [false; 2],
             scales: None,
             bias: None,
             activation: None,
@@ -86,6 +88,24 @@ impl<T: ScaledElement, O: GemmOutput<T>> Product<'_, T, O> {
     /// the product runs.
     pub fn scales<S: Buffer<Element = f32>>(mut self, scales: [&S; 2]) -> Self {
         self.scales = Some(scales.map(Buffer::device_slice));
+        self
+    }
+}
+
+impl<T: TransposableElement, O: GemmOutput<T>> Product<'_, T, O> {
+    /// A is stored transposed: as `k x m` elements, row-major.
+    ///
+    /// On Hopper such a product is by `wgmma` and TMA if `m` is a multiple of 8: stored rows begin
+    /// at multiples of 16 bytes then. It has no kernel for few rows of C.
+    pub fn transposed_a(mut self) -> Self {
+        self.transposed[0] = true;
+        self
+    }
+
+    /// B is stored transposed: as `k x n` elements, row-major. What
+    /// [`transposed_a`](Self::transposed_a) says of `m` holds for `n`.
+    pub fn transposed_b(mut self) -> Self {
+        self.transposed[1] = true;
         self
     }
 }
@@ -166,9 +186,16 @@ impl<T: GemmElement, O: GemmOutput<T>> Product<'_, T, O> {
             linear,
             cubic,
         };
+        let matrices = Matrices { a, b, c, shape, transposed: self.transposed(), epilogue };
         // SAFETY: the buffers have the elements; dropping one waits for the stream, and the caller
         // ensures what a graph needs.
-        unsafe { self.gemm.enqueue::<T, O>(Matrices { a, b, c, shape, epilogue }) }
+        unsafe { self.gemm.enqueue::<T, O>(matrices) }
+    }
+
+    /// Which factors are transposed; one of a single row or column is stored the same way.
+    fn transposed(&self) -> [bool; 2] {
+        let ([a, b], [m, n, k]) = (self.transposed, self.shape);
+        [a && m > 1 && k > 1, b && n > 1 && k > 1]
     }
 
     /// As [`address`](Self::address), or 0 if there is no buffer.
@@ -188,7 +215,7 @@ impl<T: GemmElement, O: GemmOutput<T>> Product<'_, T, O> {
     ///
     /// As [`Gemm::plan`].
     pub fn plan(&self) -> Result<GemmPlan> {
-        Ok(self.gemm.prepare::<T, O>(check_extents(self.shape)?)?.0)
+        Ok(self.gemm.prepare::<T, O>(check_extents(self.shape)?, self.transposed())?.0)
     }
 
     /// The address of a buffer of the `Gemm`'s context with enough elements.
