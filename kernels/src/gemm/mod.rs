@@ -1,10 +1,12 @@
 //! Matrix products, `C = A x B^T`: A has `m x k` elements, B `n x k` (as `nn.Linear` keeps its
 //! weights), C `m x n`, all row-major. Sums are in f32 and rounded once. Elements are bf16;
-//! [`gemm_mma`] has f16 too, [`gemm_wgmma`] also 8-bit floats.
+//! [`gemm_mma`] has f16 too, [`gemm_wgmma`] also 8-bit floats, and [`gemm_blocks`] only those, with
+//! scales per block.
 //!
-//! Three kernels: [`gemm_wgmma`] and, for few rows, [`gemm_swapped`] for Hopper and rows that begin
-//! at multiples of 16 bytes; [`gemm_mma`] for every GPU since Ampere and any rows.
+//! Four kernels: [`gemm_wgmma`], for few rows [`gemm_swapped`], and [`gemm_blocks`] for Hopper and
+//! rows that begin at multiples of 16 bytes; [`gemm_mma`] for every GPU since Ampere and any rows.
 
+pub mod gemm_blocks;
 pub mod gemm_mma;
 pub mod gemm_swapped;
 pub mod gemm_wgmma;

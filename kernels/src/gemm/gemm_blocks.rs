@@ -1,0 +1,396 @@
+//! The product of 8-bit floats with a scale for each block of 128 terms, on Hopper.
+//!
+//! A block computes tiles of 128 x 128 elements of C, one after the other. One warp loads the
+//! factors by TMA into a pipeline of six stages of 128 terms; two warpgroups multiply, 64 rows
+//! each. A stage's products are summed by the tensor cores alone; their sums, multiplied by the
+//! scales, are added in f32 by the threads, while the tensor cores multiply for the other
+//! warpgroup. So only 128 terms have the few bits of [`wgmma::multiply`] with 8-bit factors. The
+//! two blocks of a cluster compute tiles that are neighbours in a column, and load half of their
+//! rows of B each.
+
+use core::marker::PhantomData;
+
+use cuda_std::convert::Half;
+use cuda_std::prelude::*;
+use cuda_std::tile::{Pipeline, PipelineState, SharedTile, TileMemory, TileOrder};
+use cuda_std::wgmma::Factor;
+use cuda_std::{cluster, grid, math, tma, wgmma};
+use devcomm_types::{F8E4M3, F8E5M2, GridConstant, TensorMap};
+
+/// Terms, and rows of B, that share a scale.
+pub const BLOCK: u32 = 128;
+/// Rows of a tile of C.
+pub const TILE_M: u32 = 128;
+/// Columns of a tile of C: those that share the scales of B.
+pub const TILE_N: u32 = BLOCK;
+/// Rows of C that a warp stores at once.
+pub const STORE_M: u32 = 16;
+/// Columns of C that a warp stores at once.
+const STORE_N: u32 = Store::COLUMNS;
+/// Stores of a warp per tile.
+const SLICES: u32 = TILE_N / STORE_N;
+/// Blocks per cluster.
+pub const CLUSTER: u32 = 2;
+/// Stages of the pipeline.
+const STAGES: u32 = 6;
+/// Rows of tiles of C that are computed at the same time, of two blocks each.
+const GROUP: u32 = 8;
+/// Multiplying warps: two warpgroups.
+const MULTIPLYING_WARPS: u32 = 8;
+/// Rows of a warpgroup.
+const WARPGROUP_M: u32 = 64;
+
+type A<T> = SharedTile<T, TILE_M>;
+type B<T> = SharedTile<T, TILE_N>;
+type Store = SharedTile<bf16, STORE_M>;
+/// A thread's sums of a tile, as [`wgmma::multiply`] leaves them.
+type Sums = [f32; 64];
+
+/// Tiles have as many bytes for both types.
+const STAGE_BYTES: u32 = A::<F8E4M3>::BYTES + B::<F8E4M3>::BYTES;
+const STORE_BYTES: u32 = MULTIPLYING_WARPS * SLICES * Store::BYTES;
+/// Dynamic shared memory in bytes, with what the alignment takes.
+pub const SHARED: u32 = STAGES * STAGE_BYTES + STORE_BYTES + TileMemory::PADDING;
+/// Threads per block: two warpgroups that multiply, one that loads.
+pub const THREADS: u32 = 384;
+
+/// The factors' scales, row-major matrices of f32.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, KernelParam)]
+pub struct BlockScales {
+    /// For each 128 columns of A a row of `m`: row `i` of A has element `i`.
+    pub a: *const f32,
+    /// For each 128 rows of B a row of `ceil(k / 128)`, an element for each 128 columns.
+    pub b: *const f32,
+}
+
+/// `C = A x B^T` in bf16 of 8-bit floats with scales, for Hopper: term `t` of row `i` and column
+/// `j` of C is `A[i][t] * a[t / 128][i] * B[j][t] * b[j / 128][t / 128]`, where `a` and `b` are the
+/// [`BlockScales`].
+///
+/// `a` is a tensor map with tiles of [`TILE_M`] rows, `b` one with tiles of `TILE_N / CLUSTER`, `c`
+/// one with tiles of [`STORE_M`], which is used only if `unaligned` is null: C's address otherwise,
+/// for `n` that is not a multiple of 8.
+///
+/// Grid: a multiple of [`CLUSTER`] blocks, at most one per multiprocessor. Block: [`THREADS`]
+/// threads, with [`SHARED`] bytes. May be a dependent launch.
+///
+/// # Safety
+///
+/// The matrices of the maps are allocated, and have `m x k`, `n x k` and `m x n` elements, the
+/// scales as many as they need. No other kernel writes A, B or the scales, or accesses C.
+#[kernel(arch = "sm_90a", max_threads = 384, cluster = 2, T = [F8E4M3, F8E5M2])]
+pub unsafe fn gemm_blocks<T: Factor>(
+    a: GridConstant<TensorMap>,
+    b: GridConstant<TensorMap>,
+    c: GridConstant<TensorMap>,
+    unaligned: *mut bf16,
+    m: u32,
+    n: u32,
+    k: u32,
+    scales: BlockScales,
+) {
+    grid::launch_next();
+    let order =
+        TileOrder::<GROUP> { rows: m.div_ceil(CLUSTER * TILE_M), columns: n.div_ceil(TILE_N) };
+    let blocks = k.div_ceil(BLOCK);
+    // SAFETY: only this pipeline uses the words; it is initialised first.
+    let shared = unsafe {
+        Shared::<T> {
+            element: PhantomData,
+            memory: TileMemory::dynamic(),
+            pipeline: Pipeline::at(shared_array![u64; Pipeline::words(STAGES)], STAGES),
+        }
+    };
+    let warp = thread::thread_idx_x() / warp::WARP_SIZE;
+    // SAFETY: the kernel's contract. All threads of the cluster reach its barriers.
+    unsafe {
+        if thread::thread_idx_x() == 0 {
+            // The two warpgroups of each block release a stage.
+            shared.pipeline.init(1, CLUSTER * 2);
+        }
+        cluster::sync_relaxed();
+        if warp < MULTIPLYING_WARPS {
+            wgmma::raise_registers::<232>();
+            grid::wait_for_previous();
+            multiply(Output { map: &c, unaligned, m, n }, shared, order, blocks, scales);
+        } else {
+            wgmma::lower_registers::<40>();
+            if warp == MULTIPLYING_WARPS && warp::lane_id() == 0 {
+                grid::wait_for_previous();
+                load(&a, &b, shared, order, blocks);
+            }
+        }
+        // No block ends while the other one still writes to its shared memory.
+        cluster::sync();
+    }
+}
+
+/// The block's shared memory.
+#[derive(Clone, Copy)]
+struct Shared<T> {
+    element: PhantomData<T>,
+    memory: TileMemory,
+    pipeline: Pipeline,
+}
+
+impl<T: Factor> Shared<T> {
+    #[inline(always)]
+    fn a(self, state: PipelineState) -> A<T> {
+        self.memory.tile(state.stage * STAGE_BYTES)
+    }
+
+    #[inline(always)]
+    fn b(self, state: PipelineState) -> B<T> {
+        self.memory.tile(state.stage * STAGE_BYTES + A::<T>::BYTES)
+    }
+
+    /// A warp's tile for a slice of its stores.
+    #[inline(always)]
+    fn store(self, warp: u32, slice: u32) -> Store {
+        self.memory.tile(STAGES * STAGE_BYTES + (SLICES * warp + slice) * Store::BYTES)
+    }
+
+    /// Starts a stage's products of 64 rows, which replace what `products` are.
+    ///
+    /// # Safety
+    ///
+    /// A warpgroup calls this; [`wgmma::multiply`] says what else.
+    #[inline(always)]
+    unsafe fn multiply(self, products: &mut Sums, state: PipelineState, warpgroup: u32) {
+        let a = self.a(state).rows::<WARPGROUP_M>(warpgroup * WARPGROUP_M).factor();
+        let b = self.b(state).factor();
+        // SAFETY: the caller's contract.
+        unsafe {
+            wgmma::fence();
+            let mut part = 0;
+            while part < BLOCK {
+                wgmma::multiply(products, a.columns_from(part), b.columns_from(part), part > 0);
+                part += T::TERMS;
+            }
+            wgmma::commit_group();
+        }
+    }
+}
+
+/// The row and column of C from which this block computes the tile.
+#[inline(always)]
+fn origin(order: TileOrder<GROUP>, number: u32) -> (u32, u32) {
+    let (row, column) = order.position(number);
+    ((CLUSTER * row + cluster::rank()) * TILE_M, column * TILE_N)
+}
+
+/// Loads the factors of this cluster's tiles.
+///
+/// # Safety
+///
+/// The kernel's contract, and one thread of each block calls it.
+#[inline(always)]
+unsafe fn load<T: Factor>(
+    a: &TensorMap,
+    b: &TensorMap,
+    shared: Shared<T>,
+    order: TileOrder<GROUP>,
+    blocks: u32,
+) {
+    const HALF: u32 = TILE_N / CLUSTER;
+    tma::prefetch_map(a);
+    tma::prefetch_map(b);
+    let half = cluster::rank() * HALF;
+    let mut state = PipelineState::FIRST;
+    let mut tile = thread::block_idx_x() / CLUSTER;
+    while tile < order.count() {
+        let (row, column) = origin(order, tile);
+        let mut block = 0;
+        while block < blocks {
+            shared.pipeline.wait_empty(state);
+            let full = shared.pipeline.full(state);
+            full.arrive_expect_tx(STAGE_BYTES);
+            let b_half = shared.b(state).rows::<HALF>(half);
+            // SAFETY: the stage is empty in both blocks, and no thread reads it before it is full.
+            unsafe {
+                shared.a(state).load(a, row, block * BLOCK, full);
+                b_half.load_multicast(b, column + half, block * BLOCK, full, (1 << CLUSTER) - 1);
+            }
+            state = shared.pipeline.next(state);
+            block += 1;
+        }
+        tile += thread::grid_dim_x() / CLUSTER;
+    }
+}
+
+/// Computes 64 rows of each of this block's tiles.
+///
+/// # Safety
+///
+/// The kernel's contract, and the first [`MULTIPLYING_WARPS`] warps of the block call it.
+#[inline(always)]
+unsafe fn multiply<T: Factor>(
+    c: Output<'_>,
+    shared: Shared<T>,
+    order: TileOrder<GROUP>,
+    blocks: u32,
+    scales: BlockScales,
+) {
+    let thread = thread::thread_idx_x();
+    let (warp, lane) = (thread / warp::WARP_SIZE, warp::lane_id());
+    let (warpgroup, rank_in_warpgroup) = (thread / 128, thread % 128);
+    let mut state = PipelineState::FIRST;
+    let mut tile = thread::block_idx_x() / CLUSTER;
+    let mut products = [0.0; 64];
+    while tile < order.count() {
+        let (row, column) = origin(order, tile);
+        let row = row + warp * STORE_M;
+        // SAFETY: the caller's contract. No other code accesses the products between the two
+        // operand fences.
+        unsafe {
+            let scales = scales.of(row + lane / 4, c.m, column, blocks);
+            let mut sums = [0.0; 64];
+            let mut next = scales.load(0);
+            let mut block = 0;
+            while block < blocks {
+                shared.pipeline.wait_full(state);
+                wgmma::fence_operand(&mut products);
+                shared.multiply(&mut products, state, warpgroup);
+                // The next scales arrive meanwhile.
+                let [upper, lower, of_b] = next;
+                block += 1;
+                if block < blocks {
+                    next = scales.load(block);
+                }
+                wgmma::wait_groups::<0>();
+                wgmma::fence_operand(&mut products);
+                // One thread for each block of the cluster.
+                if rank_in_warpgroup < CLUSTER {
+                    shared.pipeline.empty(state).arrive_in(rank_in_warpgroup);
+                }
+                state = shared.pipeline.next(state);
+                let factors = [upper * of_b, lower * of_b];
+                let mut i = 0;
+                while i < sums.len() {
+                    sums[i] = math::fma(factors[i / 2 % 2], products[i], sums[i]);
+                    i += 1;
+                }
+            }
+            c.store(shared, warp, lane, (row, column), &sums);
+        }
+        tile += thread::grid_dim_x() / CLUSTER;
+    }
+    tma::wait_stores::<0>();
+}
+
+impl BlockScales {
+    /// Those of a thread's sums: of `row`, the row 8 below, and 128 columns from `column` on.
+    #[inline(always)]
+    fn of(self, row: u32, m: u32, column: u32, blocks: u32) -> ThreadScales {
+        // Rows behind the last one are not stored: they have its scale.
+        let last = m - 1;
+        let in_a = |row: u32| self.a.wrapping_add(if row < m { row } else { last } as usize);
+        let b = self.b.wrapping_add((column / BLOCK) as usize * blocks as usize);
+        ThreadScales { a: [in_a(row), in_a(row + 8)], b, m }
+    }
+}
+
+/// The scales of a thread's sums, those of the first block of terms.
+struct ThreadScales {
+    a: [*const f32; 2],
+    b: *const f32,
+    m: u32,
+}
+
+impl ThreadScales {
+    /// Those of a block of terms: of the two rows, and of the columns.
+    ///
+    /// # Safety
+    ///
+    /// The matrices have the block, and nothing writes them.
+    #[inline(always)]
+    unsafe fn load(&self, block: u32) -> [f32; 3] {
+        let in_a = block as usize * self.m as usize;
+        // SAFETY: the caller's contract.
+        unsafe {
+            [
+                mem::load(self.a[0].add(in_a)),
+                mem::load(self.a[1].add(in_a)),
+                mem::load(self.b.add(block as usize)),
+            ]
+        }
+    }
+}
+
+/// Where the sums go.
+struct Output<'a> {
+    map: &'a TensorMap,
+    unaligned: *mut bf16,
+    m: u32,
+    n: u32,
+}
+
+impl Output<'_> {
+    /// Stores a warp's part of a tile: 16 rows and 128 columns from these on.
+    ///
+    /// # Safety
+    ///
+    /// The lanes of a warp call this together.
+    #[inline(always)]
+    unsafe fn store<T: Factor>(
+        &self,
+        shared: Shared<T>,
+        warp: u32,
+        lane: u32,
+        (row, column): (u32, u32),
+        sums: &Sums,
+    ) {
+        // SAFETY: the caller's contract. TMA has read the tiles before the warp writes them again.
+        unsafe {
+            if lane == 0 {
+                tma::wait_stores_read::<0>();
+            }
+            warp::sync();
+            let mut slice = 0;
+            while slice < SLICES {
+                let first = 32 * slice as usize;
+                shared.store(warp, slice).store_words(lane, |i| {
+                    bf16::pack([sums[first + 2 * i], sums[first + 2 * i + 1]])
+                });
+                slice += 1;
+            }
+            tma::fence_async_shared();
+            warp::sync();
+            let mut slice = 0;
+            while slice < SLICES {
+                let (from, column) = (shared.store(warp, slice), column + slice * STORE_N);
+                if !self.unaligned.is_null() {
+                    self.store_elements(lane, row, column, from);
+                } else if lane == 0 {
+                    from.store(self.map, row, column);
+                }
+                slice += 1;
+            }
+            if lane == 0 {
+                tma::commit_stores();
+            }
+        }
+    }
+
+    /// Stores a warp's tile, element by element.
+    ///
+    /// # Safety
+    ///
+    /// `unaligned` is C's address. The lanes of a warp call this together, and write the tile again
+    /// after a barrier.
+    #[inline(always)]
+    unsafe fn store_elements(&self, lane: u32, row: u32, column: u32, tile: Store) {
+        let mut i = 0;
+        while i < STORE_M * STORE_N / warp::WARP_SIZE {
+            let (r, in_tile) = (i / 2, warp::WARP_SIZE * (i % 2) + lane);
+            let (row, column) = (row + r, column + in_tile);
+            if row < self.m && column < self.n {
+                let at = row as usize * self.n as usize + column as usize;
+                // SAFETY: the element lies in C.
+                unsafe { mem::store(self.unaligned.cast::<u16>().add(at), tile.bits(r, in_tile)) };
+            }
+            i += 1;
+        }
+    }
+}
