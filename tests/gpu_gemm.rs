@@ -179,7 +179,7 @@ fn multiplies_scaled<T: ScaledElement<Output: Number> + Number>(rank: &Rank) -> 
     scales[1].copy_from_host(&[8.0])?;
     for shape in typed_shapes(rank) {
         check_scaled::<T>(rank, shape, 0, 3.0, |a, b, c| {
-            gemm.launch_scaled(a, b, c, shape, scales.each_ref())?;
+            gemm.product(shape).scales(scales.each_ref()).launch(a, b, c)?;
             stream.synchronize()
         })?;
     }
@@ -222,7 +222,8 @@ fn products_of_8_bit_floats_that_no_kernel_does_are_refused() {
         assert!(odd.as_ref().is_some_and(|e| e.contains("k is 24, pad it")), "{odd:?}");
         let scale = comm.mem_alloc::<f32>(1)?;
         let scales = [&scale.slice(..)?, &scale.slice(1..)?];
-        let short = gemm.launch_scaled(&a, &a, &c, [8, 8, 32], scales).err().map(|e| e.to_string());
+        let short = gemm.product([8, 8, 32]).scales(scales).launch(&a, &a, &c);
+        let short = short.err().map(|e| e.to_string());
         let reason = "the scale of B has 0 elements";
         assert!(short.as_ref().is_some_and(|e| e.contains(reason)), "{short:?}");
         let skewed = gemm.launch(&a.slice(1..)?, &a, &c, [8, 8, 32]).err().map(|e| e.to_string());

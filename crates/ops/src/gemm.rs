@@ -4,21 +4,21 @@ mod element;
 mod hopper;
 mod plan;
 mod portable;
+mod product;
 
 use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
-use devcomm_host::{
-    Buffer, DataType, DeviceSlice, Element, KernelSet, Kernels, ModuleSource, Result, Stream,
-};
+use devcomm_host::{Buffer, DataType, Element, KernelSet, Kernels, ModuleSource, Result, Stream};
 use devcomm_kernels as kernels;
 use devcomm_types::Kernel;
 use half::bf16;
 
-pub use self::element::{GemmElement, ScaledElement};
+pub use self::element::{GemmElement, GemmOutput, ScaledElement};
 use self::hopper::{Matrices, Prepared};
 pub use self::plan::{GemmPlan, ParsePlanError};
-use crate::check::{check_extents, check_len, refuse, require_context};
+pub use self::product::Product;
+use crate::check::{check_extents, refuse};
 use crate::{KERNELS, modules};
 
 /// `C = A x B^T` on one GPU and one stream: owns the loaded kernel, and launches it.
@@ -65,8 +65,8 @@ pub struct Gemm {
     plans: Mutex<HashMap<Problem, Planned>>,
 }
 
-/// The type of the factors, and a shape.
-type Problem = (DataType, [u32; 3]);
+/// The types of the factors and of C, and a shape.
+type Problem = ([DataType; 2], [u32; 3]);
 
 /// The plan for a shape, prepared if it is not the portable one.
 type Planned = (GemmPlan, Option<Prepared>);
@@ -109,14 +109,14 @@ impl Gemm {
         self
     }
 
-    /// How products of bf16 of this shape are computed, if the buffers are aligned to 16 bytes.
+    /// How products of bf16 in bf16 of this shape are computed, if the buffers are aligned to 16 bytes.
     ///
     /// # Errors
     ///
     /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a shape without elements or
     /// too large a one; those of the driver.
     pub fn plan(&self, shape: [usize; 3]) -> Result<GemmPlan> {
-        Ok(self.prepare::<bf16>(check_extents(shape)?)?.0)
+        Ok(self.prepare::<bf16, bf16>(check_extents(shape)?)?.0)
     }
 
     /// The plans for bf16 of this shape that there are on this GPU, the one expected to be fastest
@@ -131,7 +131,7 @@ impl Gemm {
         if self.hopper.is_some() && k.is_multiple_of(8) {
             let multiprocessors = self.stream.context().limits().multiprocessors;
             for plan in plan::candidates(shape, multiprocessors) {
-                if self.prepare_plan::<bf16>(plan, shape)?.is_some() {
+                if self.prepare_plan::<bf16, bf16>(plan, shape)?.is_some() {
                     plans.push(plan);
                 }
             }
@@ -140,7 +140,7 @@ impl Gemm {
         Ok(plans)
     }
 
-    /// Computes products of bf16 of this shape in this way from now on.
+    /// Computes products of bf16 in bf16 of this shape in this way from now on.
     ///
     /// # Errors
     ///
@@ -151,8 +151,8 @@ impl Gemm {
             return refuse(format!("the plan `{plan}` is none for {shape:?} on this GPU"));
         }
         let shape = check_extents(shape)?;
-        let prepared = self.prepare_plan::<bf16>(plan, shape)?;
-        self.planned().insert((bf16::DATA_TYPE, shape), (plan, prepared));
+        let prepared = self.prepare_plan::<bf16, bf16>(plan, shape)?;
+        self.planned().insert(([bf16::DATA_TYPE; 2], shape), (plan, prepared));
         Ok(())
     }
 
@@ -160,8 +160,12 @@ impl Gemm {
         self.plans.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn prepare<T: GemmElement>(&self, shape @ [.., k]: [u32; 3]) -> Result<Planned> {
-        let problem = (T::DATA_TYPE, shape);
+    fn prepare<T, O>(&self, shape @ [.., k]: [u32; 3]) -> Result<Planned>
+    where
+        T: GemmElement,
+        O: GemmOutput<T>,
+    {
+        let problem = ([T::DATA_TYPE, O::DATA_TYPE], shape);
         if let Some(prepared) = self.planned().get(&problem) {
             return Ok(*prepared);
         }
@@ -171,7 +175,7 @@ impl Gemm {
             let multiprocessors = self.stream.context().limits().multiprocessors;
             let measured = plan::measured(name, shape);
             for plan in measured.into_iter().chain(plan::candidates(shape, multiprocessors)) {
-                if let Some(prepared) = self.prepare_plan::<T>(plan, shape)? {
+                if let Some(prepared) = self.prepare_plan::<T, O>(plan, shape)? {
                     found = (plan, Some(prepared));
                     break;
                 }
@@ -181,12 +185,12 @@ impl Gemm {
         Ok(found)
     }
 
-    fn prepare_plan<T: GemmElement>(
+    fn prepare_plan<T: GemmElement, O: GemmOutput<T>>(
         &self,
         plan: GemmPlan,
         shape: [u32; 3],
     ) -> Result<Option<Prepared>> {
-        hopper::prepare::<T>(&self.compiled, self.stream.context(), plan, shape)
+        hopper::prepare::<T, O>(&self.compiled, self.stream.context(), plan, shape)
     }
 
     /// Enqueues one product of `[m, n, k]`: reads `m * k` elements of `a` and `n * k` of `b`, and
@@ -235,109 +239,27 @@ impl Gemm {
         C: Buffer<Element = T::Output>,
         T: GemmElement,
     {
-        let (a, b, c) = (a.device_slice(), b.device_slice(), c.device_slice());
         // SAFETY: the caller's contract.
-        unsafe { self.enqueue(&a, &b, &c, shape, [0; 2]) }
+        unsafe { self.product(shape).launch_capturable(a, b, c) }
     }
 
-    /// As [`launch`](Self::launch), with sums multiplied by the scales of A and of B before they
-    /// are rounded: the first element of each buffer, read when the product runs.
-    ///
-    /// # Errors
-    ///
-    /// As [`launch`](Self::launch), also for scales without elements or of another context.
-    pub fn launch_scaled<A, B, C, S, T>(
-        &self,
-        a: &A,
-        b: &B,
-        c: &C,
-        shape: [usize; 3],
-        scales: [&S; 2],
-    ) -> Result<()>
-    where
-        A: Buffer<Element = T>,
-        B: Buffer<Element = T>,
-        C: Buffer<Element = T::Output>,
-        S: Buffer<Element = f32>,
-        T: ScaledElement,
-    {
-        self.stream.context().refuse_capturing("Gemm::launch_scaled is called")?;
-        // SAFETY: no capture is active.
-        unsafe { self.launch_scaled_capturable(a, b, c, shape, scales) }
-    }
-
-    /// As [`launch_scaled`](Self::launch_scaled), but also allowed during a stream capture.
-    ///
-    /// # Errors
-    ///
-    /// As [`launch_scaled`](Self::launch_scaled), except
-    /// [`StateError::Capturing`](devcomm_host::StateError::Capturing).
+    /// Enqueues a product.
     ///
     /// # Safety
     ///
-    /// As [`launch_capturable`](Self::launch_capturable), for the scales too.
-    pub unsafe fn launch_scaled_capturable<A, B, C, S, T>(
-        &self,
-        a: &A,
-        b: &B,
-        c: &C,
-        shape: [usize; 3],
-        scales: [&S; 2],
-    ) -> Result<()>
-    where
-        A: Buffer<Element = T>,
-        B: Buffer<Element = T>,
-        C: Buffer<Element = T::Output>,
-        S: Buffer<Element = f32>,
-        T: ScaledElement,
-    {
-        let scales = scales.map(Buffer::device_slice);
-        for (name, scale) in ["the scale of A", "the scale of B"].into_iter().zip(&scales) {
-            require_context(name, scale.context(), self.stream.context())?;
-            check_len(name, scale.len(), 1, 1)?;
-        }
-        let (a, b, c) = (a.device_slice(), b.device_slice(), c.device_slice());
-        let scales = scales.map(|scale| scale.device_address());
-        // SAFETY: the caller's contract.
-        unsafe { self.enqueue(&a, &b, &c, shape, scales) }
-    }
-
-    /// Enqueues a product. An address of a scale is 0 if there is none.
-    ///
-    /// # Safety
-    ///
-    /// As [`launch_capturable`](Self::launch_capturable); the scales are allocated until the
-    /// product has ended.
-    unsafe fn enqueue<T: GemmElement>(
-        &self,
-        a: &DeviceSlice<T>,
-        b: &DeviceSlice<T>,
-        c: &DeviceSlice<T::Output>,
-        shape: [usize; 3],
-        scales: [u64; 2],
-    ) -> Result<()> {
-        let extents = check_extents(shape)?;
-        let [rows, columns, terms] = shape;
-        let matrices = [
-            ("A", a.context(), a.len(), rows, terms),
-            ("B", b.context(), b.len(), columns, terms),
-            ("C", c.context(), c.len(), rows, columns),
-        ];
-        for (name, context, len, rows, columns) in matrices {
-            require_context(name, context, self.stream.context())?;
-            check_len(name, len, rows, columns)?;
-        }
-        let (a, b, c) = (a.device_address(), b.device_address(), c.device_address());
-        let aligned = (a | b | c).is_multiple_of(16);
-        let prepared = if aligned { self.prepare::<T>(extents)?.1 } else { None };
-        let matrices = Matrices { a, b, c, shape: extents, scales };
+    /// The matrices have the elements of the shape; all memory stays allocated until the product
+    /// has ended.
+    unsafe fn enqueue<T: GemmElement, O: GemmOutput<T>>(&self, matrices: Matrices) -> Result<()> {
+        let aligned = (matrices.a | matrices.b | matrices.c).is_multiple_of(16);
+        let prepared = if aligned { self.prepare::<T, O>(matrices.shape)?.1 } else { None };
         let (compiled, stream) = (&self.compiled, &self.stream);
-        // SAFETY: the buffers have the elements; dropping one waits for the stream, and the caller
-        // ensures what a graph needs.
+        // SAFETY: the caller's contract.
         unsafe {
             match prepared {
-                Some(prepared) => prepared.launch::<T>(compiled, stream, matrices, self.constant_b),
-                None => portable::launch::<T>(compiled, stream, matrices),
+                Some(prepared) => {
+                    prepared.launch::<T, O>(compiled, stream, matrices, self.constant_b)
+                }
+                None => portable::launch::<T, O>(compiled, stream, matrices),
             }
         }
     }

@@ -7,7 +7,9 @@ mod gemm_allreduce;
 
 use devcomm_host::{KernelSet, ModuleSource};
 
-pub use self::gemm::{Gemm, GemmElement, GemmPlan, ParsePlanError, ScaledElement};
+pub use self::gemm::{
+    Gemm, GemmElement, GemmOutput, GemmPlan, ParsePlanError, Product, ScaledElement,
+};
 pub use self::gemm_allreduce::{GemmAllReduce, GemmOptions};
 
 /// A set without kernels, for a program built with its feature `ptx` off. Simulated GPUs run

@@ -2,7 +2,6 @@
 
 use devcomm_host::{Element, Kernels, LaunchConfig, Result, Stream, TensorMap};
 use devcomm_kernels as kernels;
-use devcomm_kernels::gemm::gemm_wgmma::GemmFactor;
 use devcomm_types::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
@@ -10,10 +9,14 @@ use super::hopper::Matrices;
 use crate::check::refuse;
 
 /// An element type of A and B: `bf16`, `f16`, `F8E4M3` or `F8E5M2`.
-pub trait GemmElement: Element + Launches {
-    /// The element type of C: the same, or `bf16` for 8-bit floats.
-    type Output: Element;
+pub trait GemmElement: Element {
+    /// C's element type of [`Gemm::launch`](super::Gemm::launch): the same, or `bf16` for 8-bit
+    /// floats.
+    type Output: GemmOutput<Self>;
 }
+
+/// An element type of C, for A and B of `T`: [`GemmElement::Output`] or `f32`.
+pub trait GemmOutput<T>: Element + Launches<T> {}
 
 /// An element type of A and B whose matrices have scales: `F8E4M3` or `F8E5M2`.
 pub trait ScaledElement: GemmElement {}
@@ -21,8 +24,8 @@ pub trait ScaledElement: GemmElement {}
 impl ScaledElement for F8E4M3 {}
 impl ScaledElement for F8E5M2 {}
 
-/// The launches of an element type.
-pub trait Launches {
+/// The launches of products of `T` in the type.
+pub trait Launches<T> {
     /// Launches `gemm_wgmma` with maps of A, B and C, and C's address if its map is not used.
     ///
     /// # Safety
@@ -37,7 +40,7 @@ pub trait Launches {
         config: LaunchConfig,
     ) -> Result<()>;
 
-    /// Launches `gemm_mma`, or says what the only kernel of this type needs.
+    /// Launches `gemm_mma`, or says what the only kernel of these types needs.
     ///
     /// # Safety
     ///
@@ -51,12 +54,14 @@ pub trait Launches {
 }
 
 macro_rules! elements {
-    ($($type:ident by $portable:ident;)*) => { $(
+    ($($type:ident in $output:ident by $portable:ident;)*) => { $(
         impl GemmElement for $type {
-            type Output = <$type as GemmFactor>::Output;
+            type Output = $output;
         }
 
-        impl Launches for $type {
+        impl GemmOutput<$type> for $output {}
+
+        impl Launches<$type> for $output {
             unsafe fn wide(
                 compiled: &Kernels,
                 stream: &Stream,
@@ -107,14 +112,14 @@ macro_rules! no_kernel {
 }
 
 elements! {
-    bf16 by gemm_mma;
-    f16 by gemm_mma;
-    F8E4M3 by no_kernel;
-    F8E5M2 by no_kernel;
+    bf16 in bf16 by gemm_mma;
+    f16 in f16 by gemm_mma;
+    F8E4M3 in bf16 by no_kernel;
+    F8E5M2 in bf16 by no_kernel;
 }
 
-/// Products that do not compile: C of another type than [`GemmElement::Output`], and scales of a
-/// type without them.
+/// Products that do not compile: C of another type than there is, and scales of a type without
+/// them.
 ///
 /// ```compile_fail,E0271
 /// # use devcomm::{DeviceSlice, F8E4M3, Gemm};
@@ -127,7 +132,7 @@ elements! {
 /// # use devcomm::{DeviceSlice, Gemm};
 /// # use half::bf16;
 /// fn product(gemm: &Gemm, a: &DeviceSlice<bf16>, scale: &DeviceSlice<f32>) {
-///     gemm.launch_scaled(a, a, a, [1, 1, 8], [scale; 2]).unwrap();
+///     gemm.product([1, 1, 8]).scales([scale; 2]).launch(a, a, a).unwrap();
 /// }
 /// ```
 #[cfg(doctest)]

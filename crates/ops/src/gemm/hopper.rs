@@ -9,7 +9,7 @@ use devcomm_kernels::gemm::gemm_wgmma as wide;
 use devcomm_types::Kernel;
 use half::bf16;
 
-use super::element::GemmElement;
+use super::element::{GemmElement, GemmOutput};
 use super::plan::GemmPlan;
 
 /// A launch's matrices and scales, as their addresses; a scale of 0 is none.
@@ -44,7 +44,7 @@ type LaunchSwapped =
     unsafe fn(&Kernels, &Stream, Matrices, LaunchConfig, swapped::Division) -> Result<()>;
 
 /// Prepares a plan; `None` if the GPU has no room for it, or the type no such kernel.
-pub(super) fn prepare<T: GemmElement>(
+pub(super) fn prepare<T: GemmElement, O: GemmOutput<T>>(
     compiled: &Kernels,
     context: &Context,
     plan: GemmPlan,
@@ -52,10 +52,14 @@ pub(super) fn prepare<T: GemmElement>(
 ) -> Result<Option<Prepared>> {
     match plan {
         GemmPlan::Wide => prepare_wide(compiled, shape),
-        GemmPlan::Swapped { rows, columns, splits } if T::DATA_TYPE == bf16::DATA_TYPE => SWAPPED
-            .iter()
-            .find(|(tile, _)| *tile == (rows, columns))
-            .map_or(Ok(None), |(_, prepare)| prepare(compiled, context, shape, splits)),
+        GemmPlan::Swapped { rows, columns, splits }
+            if [T::DATA_TYPE, O::DATA_TYPE] == [bf16::DATA_TYPE; 2] =>
+        {
+            SWAPPED
+                .iter()
+                .find(|(tile, _)| *tile == (rows, columns))
+                .map_or(Ok(None), |(_, prepare)| prepare(compiled, context, shape, splits))
+        }
         GemmPlan::Swapped { .. } | GemmPlan::Portable => Ok(None),
     }
 }
@@ -98,7 +102,7 @@ impl Prepared {
     ///
     /// The matrices have the elements of the shape that was prepared, and stay allocated until the
     /// product has ended.
-    pub(super) unsafe fn launch<T: GemmElement>(
+    pub(super) unsafe fn launch<T: GemmElement, O: GemmOutput<T>>(
         &self,
         compiled: &Kernels,
         stream: &Stream,
@@ -108,7 +112,7 @@ impl Prepared {
         // SAFETY: the caller's contract.
         unsafe {
             match *self {
-                Self::Wide(config) => launch_wide::<T>(compiled, stream, matrices, config),
+                Self::Wide(config) => launch_wide::<T, O>(compiled, stream, matrices, config),
                 Self::Swapped { config, division, launch } => {
                     let division = swapped::Division { constant_b, ..division };
                     launch(compiled, stream, matrices, config, division)
@@ -118,7 +122,7 @@ impl Prepared {
     }
 }
 
-unsafe fn launch_wide<T: GemmElement>(
+unsafe fn launch_wide<T: GemmElement, O: GemmOutput<T>>(
     compiled: &Kernels,
     stream: &Stream,
     matrices @ Matrices { a, b, c, shape: [m, n, k], .. }: Matrices,
@@ -126,12 +130,12 @@ unsafe fn launch_wide<T: GemmElement>(
 ) -> Result<()> {
     let a = map::<T>(stream, a, [m, k, wide::TILE_M])?;
     let b = map::<T>(stream, b, [n, k, wide::TILE_N / wide::CLUSTER])?;
-    let (map_of_c, unaligned) = match n.is_multiple_of(8) {
-        true => (map::<T::Output>(stream, c, [m, n, wide::STORE_M])?, 0),
+    let (map_of_c, unaligned) = match n.is_multiple_of(16 / size_of::<O>() as u32) {
+        true => (map::<O>(stream, c, [m, n, wide::STORE_M])?, 0),
         false => (a, c),
     };
     // SAFETY: the caller's contract.
-    unsafe { T::wide(compiled, stream, [a, b, map_of_c], unaligned, matrices, config) }
+    unsafe { O::wide(compiled, stream, [a, b, map_of_c], unaligned, matrices, config) }
 }
 
 /// The kernel for a shape of tiles.

@@ -3,7 +3,7 @@
 use devcomm_host::{Kernels, LaunchConfig, Result, Stream};
 use devcomm_kernels::gemm::gemm_mma as sizes;
 
-use super::element::Launches;
+use super::element::{GemmElement, GemmOutput};
 use super::hopper::Matrices;
 use crate::check::refuse;
 
@@ -12,7 +12,7 @@ use crate::check::refuse;
 /// # Safety
 ///
 /// The matrices have the elements of the shape, and stay allocated until the product has ended.
-pub(super) unsafe fn launch<T: Launches>(
+pub(super) unsafe fn launch<T: GemmElement, O: GemmOutput<T>>(
     compiled: &Kernels,
     stream: &Stream,
     matrices: Matrices,
@@ -25,5 +25,5 @@ pub(super) unsafe fn launch<T: Launches>(
     };
     let config = LaunchConfig::new(tiles, sizes::THREADS).with_dynamic_shared(sizes::SHARED);
     // SAFETY: the caller's contract.
-    unsafe { T::portable(compiled, stream, matrices, config) }
+    unsafe { O::portable(compiled, stream, matrices, config) }
 }
