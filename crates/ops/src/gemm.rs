@@ -1,5 +1,6 @@
 //! The matrix product on one GPU, with the checks of its launches.
 
+mod blocks;
 mod element;
 mod hopper;
 mod plan;
@@ -11,7 +12,7 @@ use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use devcomm_host::{Buffer, DataType, Element, KernelSet, Kernels, ModuleSource, Result, Stream};
 use devcomm_kernels as kernels;
-use devcomm_types::Kernel;
+use devcomm_types::{F8E4M3, Kernel};
 use half::bf16;
 
 pub use self::element::{GemmElement, GemmOutput, ScaledElement};
@@ -34,7 +35,8 @@ use crate::{KERNELS, modules};
 ///
 /// 8-bit floats need Hopper, matrices at multiples of 16 bytes, and `k` that is a multiple of 16.
 /// Hopper adds their products with fewer bits than f32 has: about 13 behind the point, relative to
-/// the largest of them and the sum so far.
+/// the largest of them and the sum so far. With [`block_scales`](Product::block_scales) that holds
+/// for each 128 terms, whose sums are added in f32.
 ///
 /// How a shape of bf16 is computed, its [`GemmPlan`], comes from a table of measurements for this
 /// GPU, or from a model.
@@ -73,7 +75,8 @@ type Planned = (GemmPlan, Option<Prepared>);
 
 static MODULES: LazyLock<Vec<ModuleSource>> = LazyLock::new(|| {
     let swapped = kernels::gemm_swapped::<kernels::gemm::gemm_swapped::M8N64>::FILE;
-    modules(&[kernels::gemm_wgmma::<bf16>::FILE, swapped, kernels::gemm_mma::<bf16>::FILE])
+    let blocks = kernels::gemm_blocks::<F8E4M3>::FILE;
+    modules(&[kernels::gemm_wgmma::<bf16>::FILE, swapped, blocks, kernels::gemm_mma::<bf16>::FILE])
 });
 
 impl Gemm {

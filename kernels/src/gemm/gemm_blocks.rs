@@ -54,19 +54,12 @@ pub const SHARED: u32 = STAGES * STAGE_BYTES + STORE_BYTES + TileMemory::PADDING
 /// Threads per block: two warpgroups that multiply, one that loads.
 pub const THREADS: u32 = 384;
 
-/// The factors' scales, row-major matrices of f32.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, KernelParam)]
-pub struct BlockScales {
-    /// For each 128 columns of A a row of `m`: row `i` of A has element `i`.
-    pub a: *const f32,
-    /// For each 128 rows of B a row of `ceil(k / 128)`, an element for each 128 columns.
-    pub b: *const f32,
-}
-
-/// `C = A x B^T` in bf16 of 8-bit floats with scales, for Hopper: term `t` of row `i` and column
-/// `j` of C is `A[i][t] * a[t / 128][i] * B[j][t] * b[j / 128][t / 128]`, where `a` and `b` are the
-/// [`BlockScales`].
+/// `C = A x B^T` in bf16 of 8-bit floats with scales, for Hopper.
+///
+/// The scales are row-major matrices: `scale_a` of `ceil(k / 128) x m`, in which element (`t`, `i`)
+/// is that of row `i` of A and the 128 columns from `128 * t` on; `scale_b` of `ceil(n / 128) x
+/// ceil(k / 128)`, in which element (`j`, `t`) is that of the 128 rows of B from `128 * j` on and
+/// the 128 columns from `128 * t` on.
 ///
 /// `a` is a tensor map with tiles of [`TILE_M`] rows, `b` one with tiles of `TILE_N / CLUSTER`, `c`
 /// one with tiles of [`STORE_M`], which is used only if `unaligned` is null: C's address otherwise,
@@ -77,8 +70,8 @@ pub struct BlockScales {
 ///
 /// # Safety
 ///
-/// The matrices of the maps are allocated, and have `m x k`, `n x k` and `m x n` elements, the
-/// scales as many as they need. No other kernel writes A, B or the scales, or accesses C.
+/// The matrices of the maps are allocated, and have `m x k`, `n x k` and `m x n` elements, those of
+/// the scales too. No other kernel writes A, B or the scales, or accesses C.
 #[kernel(arch = "sm_90a", max_threads = 384, cluster = 2, T = [F8E4M3, F8E5M2])]
 pub unsafe fn gemm_blocks<T: Factor>(
     a: GridConstant<TensorMap>,
@@ -88,7 +81,8 @@ pub unsafe fn gemm_blocks<T: Factor>(
     m: u32,
     n: u32,
     k: u32,
-    scales: BlockScales,
+    scale_a: *const f32,
+    scale_b: *const f32,
 ) {
     grid::launch_next();
     let order =
@@ -113,6 +107,7 @@ pub unsafe fn gemm_blocks<T: Factor>(
         if warp < MULTIPLYING_WARPS {
             wgmma::raise_registers::<232>();
             grid::wait_for_previous();
+            let scales = [scale_a, scale_b];
             multiply(Output { map: &c, unaligned, m, n }, shared, order, blocks, scales);
         } else {
             wgmma::lower_registers::<40>();
@@ -230,7 +225,7 @@ unsafe fn multiply<T: Factor>(
     shared: Shared<T>,
     order: TileOrder<GROUP>,
     blocks: u32,
-    scales: BlockScales,
+    scales: [*const f32; 2],
 ) {
     let thread = thread::thread_idx_x();
     let (warp, lane) = (thread / warp::WARP_SIZE, warp::lane_id());
@@ -244,7 +239,7 @@ unsafe fn multiply<T: Factor>(
         // SAFETY: the caller's contract. No other code accesses the products between the two
         // operand fences.
         unsafe {
-            let scales = scales.of(row + lane / 4, c.m, column, blocks);
+            let scales = Scales::of(scales, [row + lane / 4, c.m], [column, blocks]);
             let mut sums = [0.0; 64];
             let mut next = scales.load(0);
             let mut block = 0;
@@ -279,26 +274,24 @@ unsafe fn multiply<T: Factor>(
     tma::wait_stores::<0>();
 }
 
-impl BlockScales {
-    /// Those of a thread's sums: of `row`, the row 8 below, and 128 columns from `column` on.
-    #[inline(always)]
-    fn of(self, row: u32, m: u32, column: u32, blocks: u32) -> ThreadScales {
-        // Rows behind the last one are not stored: they have its scale.
-        let last = m - 1;
-        let in_a = |row: u32| self.a.wrapping_add(if row < m { row } else { last } as usize);
-        let b = self.b.wrapping_add((column / BLOCK) as usize * blocks as usize);
-        ThreadScales { a: [in_a(row), in_a(row + 8)], b, m }
-    }
-}
-
 /// The scales of a thread's sums, those of the first block of terms.
-struct ThreadScales {
+struct Scales {
     a: [*const f32; 2],
     b: *const f32,
     m: u32,
 }
 
-impl ThreadScales {
+impl Scales {
+    /// Those of `row` of A's `m` and the row 8 below, and of the columns of C from `column` on, for
+    /// `blocks` of terms.
+    #[inline(always)]
+    fn of([a, b]: [*const f32; 2], [row, m]: [u32; 2], [column, blocks]: [u32; 2]) -> Self {
+        // Rows behind the last one are not stored: they have its scale.
+        let in_a = |row: u32| a.wrapping_add(if row < m { row } else { m - 1 } as usize);
+        let b = b.wrapping_add((column / BLOCK) as usize * blocks as usize);
+        Self { a: [in_a(row), in_a(row + 8)], b, m }
+    }
+
     /// Those of a block of terms: of the two rows, and of the columns.
     ///
     /// # Safety

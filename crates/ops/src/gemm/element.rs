@@ -19,10 +19,50 @@ pub trait GemmElement: Element {
 pub trait GemmOutput<T>: Element + Launches<T> {}
 
 /// An element type of A and B whose matrices have scales: `F8E4M3` or `F8E5M2`.
-pub trait ScaledElement: GemmElement {}
+pub trait ScaledElement: GemmElement + LaunchesBlocks {}
 
 impl ScaledElement for F8E4M3 {}
 impl ScaledElement for F8E5M2 {}
+
+/// The launch of products with scales per block.
+pub trait LaunchesBlocks {
+    /// Launches `gemm_blocks`; maps and address as those of [`Launches::wide`].
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract.
+    unsafe fn blocks(
+        compiled: &Kernels,
+        stream: &Stream,
+        maps: [TensorMap; 3],
+        unaligned: u64,
+        matrices: Matrices,
+        config: LaunchConfig,
+    ) -> Result<()>;
+}
+
+macro_rules! blocks {
+    ($($type:ident)*) => { $(
+        impl LaunchesBlocks for $type {
+            unsafe fn blocks(
+                compiled: &Kernels,
+                stream: &Stream,
+                [a, b, c]: [TensorMap; 3],
+                unaligned: u64,
+                Matrices { shape: [m, n, k], scales: [scale_a, scale_b], .. }: Matrices,
+                config: LaunchConfig,
+            ) -> Result<()> {
+                let product = kernels::gemm_blocks::<$type>::args(
+                    a, b, c, unaligned, m, n, k, scale_a, scale_b,
+                );
+                // SAFETY: the caller's contract.
+                unsafe { product.config(config).launch(&compiled.on(stream)) }
+            }
+        }
+    )* };
+}
+
+blocks! { F8E4M3 F8E5M2 }
 
 /// The launches of products of `T` in the type.
 pub trait Launches<T> {
@@ -102,13 +142,17 @@ macro_rules! gemm_mma {
 macro_rules! no_kernel {
     ($type:ident $compiled:ident $stream:ident $matrices:ident $config:ident) => {{
         let _ = ($compiled, $stream, $config);
-        let [.., k] = $matrices.shape;
-        refuse(format!(
-            "products of {} need a GPU of the Hopper family, A, B and C at multiples of 16 bytes, \
-             and rows of them too: k is {k}, pad it with zeros to a multiple of 16",
-            <$type>::NAME,
-        ))
+        no_kernel::<$type>($matrices)
     }};
+}
+
+/// Says what the kernels of 8-bit floats need.
+pub(super) fn no_kernel<T: Element>(Matrices { shape: [.., k], .. }: Matrices) -> Result<()> {
+    refuse(format!(
+        "products of {} need a GPU of the Hopper family, A, B and C at multiples of 16 bytes, \
+         and rows of them too: k is {k}, pad it with zeros to a multiple of 16",
+        T::NAME,
+    ))
 }
 
 elements! {

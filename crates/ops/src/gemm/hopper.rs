@@ -23,7 +23,7 @@ pub struct Matrices {
 }
 
 /// The map of a matrix of `T`.
-fn map<T>(
+pub(super) fn map<T>(
     stream: &Stream,
     address: u64,
     [rows, columns, tile_rows]: [u32; 3],

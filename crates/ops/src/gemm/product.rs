@@ -3,8 +3,10 @@
 use std::marker::PhantomData;
 
 use devcomm_host::{Buffer, DeviceSlice, Result};
+use devcomm_kernels::gemm::gemm_blocks::BLOCK;
 
 use super::Gemm;
+use super::blocks;
 use super::element::{GemmElement, GemmOutput, ScaledElement};
 use super::hopper::Matrices;
 use crate::check::{check_extents, check_len, require_context};
@@ -17,9 +19,19 @@ use crate::check::{check_extents, check_len, require_context};
 pub struct Product<'g, T, O> {
     gemm: &'g Gemm,
     shape: [usize; 3],
-    scales: Option<[DeviceSlice<f32>; 2]>,
+    scales: Option<Scales>,
     types: PhantomData<(T, O)>,
 }
+
+/// The scales of A and of B.
+enum Scales {
+    /// One each.
+    PerTensor([DeviceSlice<f32>; 2]),
+    /// Matrices of them, and the launch of the kernel that takes these.
+    PerBlock([DeviceSlice<f32>; 2], LaunchBlocks),
+}
+
+type LaunchBlocks = unsafe fn(&Gemm, Matrices) -> Result<()>;
 
 impl Gemm {
     /// A product of `[m, n, k]`, as [`launch`](Self::launch) computes it until more is added.
@@ -49,7 +61,32 @@ impl<T: ScaledElement, O: GemmOutput<T>> Product<'_, T, O> {
     /// Multiplies the sums by the scales of A and of B: the first element of each buffer, read when
     /// the product runs.
     pub fn scales<S: Buffer<Element = f32>>(mut self, scales: [&S; 2]) -> Self {
-        self.scales = Some(scales.map(Buffer::device_slice));
+        self.scales = Some(Scales::PerTensor(scales.map(Buffer::device_slice)));
+        self
+    }
+}
+
+impl<T: ScaledElement> Product<'_, T, T::Output> {
+    /// Multiplies the elements of A and B by scales, instead of one each: A has one for 128 columns
+    /// of a row, B one for 128 columns of 128 rows. The scales are two row-major matrices, read
+    /// when the product runs:
+    ///
+    /// * `a` has `ceil(k / 128) x m` elements: that of A's element (`i`, `t`) is (`t / 128`, `i`).
+    ///   So the scales of neighbouring rows are neighbours.
+    /// * `b` has `ceil(n / 128) x ceil(k / 128)` elements: that of B's element (`j`, `t`) is
+    ///   (`j / 128`, `t / 128`).
+    ///
+    /// Sums of 128 products are scaled and added in f32. C is of [`GemmElement::Output`].
+    ///
+    /// These are the scales of DeepSeek-V3 (`weight_scale_inv` for B) and of torch's `_scaled_mm`
+    /// for 1 x 128 and 128 x 128. DeepGEMM's `fp8_gemm_nt` pads the rows of `a` to a multiple of 4.
+    pub fn block_scales<SA, SB>(mut self, a: &SA, b: &SB) -> Self
+    where
+        SA: Buffer<Element = f32>,
+        SB: Buffer<Element = f32>,
+    {
+        let scales = [a.device_slice(), b.device_slice()];
+        self.scales = Some(Scales::PerBlock(scales, blocks::launch::<T>));
         self
     }
 }
@@ -99,16 +136,29 @@ impl<T: GemmElement, O: GemmOutput<T>> Product<'_, T, O> {
         let a = self.address("A", &a.device_slice(), m, k)?;
         let b = self.address("B", &b.device_slice(), n, k)?;
         let c = self.address("C", &c.device_slice(), m, n)?;
-        let mut scales = [0; 2];
-        if let Some([of_a, of_b]) = &self.scales {
-            scales = [
-                self.address("the scale of A", of_a, 1, 1)?,
-                self.address("the scale of B", of_b, 1, 1)?,
-            ];
-        }
+        let mut matrices = Matrices { a, b, c, shape, scales: [0; 2] };
         // SAFETY: the buffers have the elements; dropping one waits for the stream, and the caller
         // ensures what a graph needs.
-        unsafe { self.gemm.enqueue::<T, O>(Matrices { a, b, c, shape, scales }) }
+        unsafe {
+            match &self.scales {
+                None => self.gemm.enqueue::<T, O>(matrices),
+                Some(Scales::PerTensor([of_a, of_b])) => {
+                    matrices.scales = [
+                        self.address("the scale of A", of_a, 1, 1)?,
+                        self.address("the scale of B", of_b, 1, 1)?,
+                    ];
+                    self.gemm.enqueue::<T, O>(matrices)
+                }
+                Some(Scales::PerBlock([of_a, of_b], launch)) => {
+                    let [n, k] = [n, k].map(|extent| extent.div_ceil(BLOCK as usize));
+                    matrices.scales = [
+                        self.address("the matrix of A's scales", of_a, k, m)?,
+                        self.address("the matrix of B's scales", of_b, n, k)?,
+                    ];
+                    launch(self.gemm, matrices)
+                }
+            }
+        }
     }
 
     /// The address of a buffer of the `Gemm`'s context with enough elements.
