@@ -159,7 +159,7 @@ fn a_warpgroups_tiles_are_where_tma_puts_them() {
                     rows,
                     columns,
                     tile_rows,
-                    element_bytes: 2,
+                    data_type: bf16::DATA_TYPE,
                 })
             };
             let map_a = map(a.device_address(), rows, 64)?;
@@ -350,7 +350,7 @@ fn copies_tiles<T: Element + Number>(places: &[(usize, usize)]) {
                     rows: ROWS as u32,
                     columns: columns as u32,
                     tile_rows: 64,
-                    element_bytes: size_of::<T>() as u32,
+                    data_type: T::DATA_TYPE,
                 })
             };
             let (map_from, map_to) = (map(from.device_address())?, map(to.device_address())?);
@@ -442,14 +442,13 @@ fn a_tensor_map_of_the_driver_is_refused_with_what_to_do() {
 
 #[test]
 fn a_matrix_that_tma_cannot_copy_is_refused_with_the_reason() {
-    let good = TensorMapDesc { address: 64, rows: 1, columns: 16, tile_rows: 1, element_bytes: 1 };
+    let good =
+        TensorMapDesc { address: 64, rows: 1, columns: 16, tile_rows: 1, data_type: u8::DATA_TYPE };
     simulate(Simulation::new(1), |gpu| {
         gpu.context().tensor_map(&good)?;
         for (desc, reason) in [
-            (TensorMapDesc { element_bytes: 4, ..good }, "1 or 2 bytes, not 4"),
-            (TensorMapDesc { element_bytes: 0, ..good }, "1 or 2 bytes, not 0"),
             (TensorMapDesc { columns: 24, ..good }, "a multiple of 16 elements: it is 1 x 24"),
-            (TensorMapDesc { columns: 20, element_bytes: 2, ..good }, "a multiple of 8 elements"),
+            (TensorMapDesc { columns: 20, data_type: bf16::DATA_TYPE, ..good }, "multiple of 8"),
             (TensorMapDesc { address: 72, ..good }, "it is at 0x48"),
             (TensorMapDesc { tile_rows: 257, ..good }, "1 to 256 rows, not 257"),
         ] {

@@ -151,6 +151,7 @@ fn uses_the_instructions(ptx: &str) -> Result<(), Failed> {
         ("pairs_pass_on", &[".reqnctapercluster 2", "st.shared::cluster.v4.f32"]),
         ("writes_late", &["griddepcontrol.launch_dependents;", "st.global"]),
         ("adds", &["griddepcontrol.launch_dependents;", "griddepcontrol.wait;", "ld.global"]),
+        ("adds_tile_bf16", &["cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group"]),
         (
             "stores_transposed",
             &[

@@ -23,13 +23,13 @@ pub struct Matrices {
 }
 
 /// The map of a matrix of `T`.
-pub(super) fn map<T>(
+pub(super) fn map<T: Element>(
     stream: &Stream,
     address: u64,
     [rows, columns, tile_rows]: [u32; 3],
 ) -> Result<TensorMap> {
-    let element_bytes = size_of::<T>() as u32;
-    let desc = TensorMapDesc { address, rows, columns, tile_rows, element_bytes };
+    let data_type = T::DATA_TYPE;
+    let desc = TensorMapDesc { address, rows, columns, tile_rows, data_type };
     stream.context().tensor_map(&desc)
 }
 
