@@ -1,12 +1,9 @@
 //! The product of 8-bit floats with a scale for each block of 128 terms, on Hopper.
 //!
-//! A block computes tiles of 128 x 128 elements of C, one after the other. One warp loads the
-//! factors by TMA into a pipeline of six stages of 128 terms; two warpgroups multiply, 64 rows
-//! each. A stage's products are summed by the tensor cores alone; their sums, multiplied by the
-//! scales, are added in f32 by the threads, while the tensor cores multiply for the other
-//! warpgroup. So only 128 terms have the few bits of [`wgmma::multiply`] with 8-bit factors. The
-//! two blocks of a cluster compute tiles that are neighbours in a column, and load half of their
-//! rows of B each.
+//! Tiles, loads and stores are as those of [`gemm_wgmma`](super::gemm_wgmma). The tensor cores sum
+//! only 128 terms, of 128 columns: these sums are multiplied by the scales and added in f32 by the
+//! threads, while the tensor cores multiply for the other warpgroup. So only 128 terms are added
+//! with the few bits of [`wgmma::multiply`] of 8-bit floats.
 
 use core::marker::PhantomData;
 
@@ -21,8 +18,8 @@ use devcomm_types::{F8E4M3, F8E5M2, GridConstant, TensorMap};
 pub const BLOCK: u32 = 128;
 /// Rows of a tile of C.
 pub const TILE_M: u32 = 128;
-/// Columns of a tile of C: those that share the scales of B.
-pub const TILE_N: u32 = BLOCK;
+/// Columns of a tile of C.
+pub const TILE_N: u32 = 2 * BLOCK;
 /// Rows of C that a warp stores at once.
 pub const STORE_M: u32 = 16;
 /// Columns of C that a warp stores at once.
@@ -32,7 +29,7 @@ const SLICES: u32 = TILE_N / STORE_N;
 /// Blocks per cluster.
 pub const CLUSTER: u32 = 2;
 /// Stages of the pipeline.
-const STAGES: u32 = 6;
+const STAGES: u32 = 4;
 /// Rows of tiles of C that are computed at the same time, of two blocks each.
 const GROUP: u32 = 8;
 /// Multiplying warps: two warpgroups.
@@ -43,12 +40,13 @@ const WARPGROUP_M: u32 = 64;
 type A<T> = SharedTile<T, TILE_M>;
 type B<T> = SharedTile<T, TILE_N>;
 type Store = SharedTile<bf16, STORE_M>;
-/// A thread's sums of a tile, as [`wgmma::multiply`] leaves them.
-type Sums = [f32; 64];
+/// A thread's sums of a block of terms and of columns, as [`wgmma::multiply`] leaves them.
+type Products = [f32; 64];
 
 /// Tiles have as many bytes for both types.
 const STAGE_BYTES: u32 = A::<F8E4M3>::BYTES + B::<F8E4M3>::BYTES;
-const STORE_BYTES: u32 = MULTIPLYING_WARPS * SLICES * Store::BYTES;
+/// Two tiles for the stores of each warp: while TMA reads one, the warp writes the other.
+const STORE_BYTES: u32 = 2 * MULTIPLYING_WARPS * Store::BYTES;
 /// Dynamic shared memory in bytes, with what the alignment takes.
 pub const SHARED: u32 = STAGES * STAGE_BYTES + STORE_BYTES + TileMemory::PADDING;
 /// Threads per block: two warpgroups that multiply, one that loads.
@@ -140,28 +138,28 @@ impl<T: Factor> Shared<T> {
         self.memory.tile(state.stage * STAGE_BYTES + A::<T>::BYTES)
     }
 
-    /// A warp's tile for a slice of its stores.
+    /// One of a warp's two tiles for stores.
     #[inline(always)]
-    fn store(self, warp: u32, slice: u32) -> Store {
-        self.memory.tile(STAGES * STAGE_BYTES + (SLICES * warp + slice) * Store::BYTES)
+    fn store(self, warp: u32, which: u32) -> Store {
+        self.memory.tile(STAGES * STAGE_BYTES + (2 * warp + which) * Store::BYTES)
     }
 
-    /// Starts a stage's products of 64 rows, which replace what `products` are.
+    /// Starts the products of a stage's 64 rows of A, and of 128 rows of B from `row` on, which
+    /// replace what `products` are.
     ///
     /// # Safety
     ///
     /// A warpgroup calls this; [`wgmma::multiply`] says what else.
     #[inline(always)]
-    unsafe fn multiply(self, products: &mut Sums, state: PipelineState, warpgroup: u32) {
-        let a = self.a(state).rows::<WARPGROUP_M>(warpgroup * WARPGROUP_M).factor();
-        let b = self.b(state).factor();
+    unsafe fn multiply(products: &mut Products, [a, b]: [wgmma::Tile<T>; 2], row: u32) {
+        let b = b.offset_bytes(row * BLOCK);
         // SAFETY: the caller's contract.
         unsafe {
             wgmma::fence();
-            let mut part = 0;
-            while part < BLOCK {
-                wgmma::multiply(products, a.columns_from(part), b.columns_from(part), part > 0);
-                part += T::TERMS;
+            let mut term = 0;
+            while term < BLOCK {
+                wgmma::multiply(products, a.columns_from(term), b.columns_from(term), term > 0);
+                term += T::TERMS;
             }
             wgmma::commit_group();
         }
@@ -239,33 +237,40 @@ unsafe fn multiply<T: Factor>(
         // SAFETY: the caller's contract. No other code accesses the products between the two
         // operand fences.
         unsafe {
-            let scales = Scales::of(scales, [row + lane / 4, c.m], [column, blocks]);
-            let mut sums = [0.0; 64];
+            let scales = Scales::of(scales, lane, [row, c.m], [column, c.n], blocks);
+            let mut sums = [0.0; 128];
             let mut next = scales.load(0);
             let mut block = 0;
             while block < blocks {
                 shared.pipeline.wait_full(state);
-                wgmma::fence_operand(&mut products);
-                shared.multiply(&mut products, state, warpgroup);
-                // The next scales arrive meanwhile.
-                let [upper, lower, of_b] = next;
+                let factors = scales.factors(next);
+                // The next scale arrives while this block is multiplied. If it is loaded behind the
+                // first products, `ptxas` waits for some of these before it starts the others.
                 block += 1;
                 if block < blocks {
                     next = scales.load(block);
                 }
-                wgmma::wait_groups::<0>();
-                wgmma::fence_operand(&mut products);
-                // One thread for each block of the cluster.
-                if rank_in_warpgroup < CLUSTER {
-                    shared.pipeline.empty(state).arrive_in(rank_in_warpgroup);
+                let a = shared.a(state).rows::<WARPGROUP_M>(warpgroup * WARPGROUP_M);
+                let tiles = [a.factor(), shared.b(state).factor()];
+                let mut half = 0;
+                while half < 2 {
+                    wgmma::fence_operand(&mut products);
+                    Shared::multiply(&mut products, tiles, half as u32 * BLOCK);
+                    wgmma::wait_groups::<0>();
+                    wgmma::fence_operand(&mut products);
+                    // One thread for each block of the cluster.
+                    if half == 1 && rank_in_warpgroup < CLUSTER {
+                        shared.pipeline.empty(state).arrive_in(rank_in_warpgroup);
+                    }
+                    let mut i = 0;
+                    while i < products.len() {
+                        let sum = &mut sums[half * products.len() + i];
+                        *sum = math::fma(factors[half][i / 2 % 2], products[i], *sum);
+                        i += 1;
+                    }
+                    half += 1;
                 }
                 state = shared.pipeline.next(state);
-                let factors = [upper * of_b, lower * of_b];
-                let mut i = 0;
-                while i < sums.len() {
-                    sums[i] = math::fma(factors[i / 2 % 2], products[i], sums[i]);
-                    i += 1;
-                }
             }
             c.store(shared, warp, lane, (row, column), &sums);
         }
@@ -274,40 +279,59 @@ unsafe fn multiply<T: Factor>(
     tma::wait_stores::<0>();
 }
 
-/// The scales of a thread's sums, those of the first block of terms.
+/// The scales of a thread's sums: of two rows of A and of two blocks of columns of C, which three
+/// other lanes need too. Each of the four lanes loads one of them.
 struct Scales {
-    a: [*const f32; 2],
-    b: *const f32,
-    m: u32,
+    /// The lane's scale for the first block of terms.
+    first: *const f32,
+    /// The distance to that for the next one.
+    stride: u32,
 }
 
 impl Scales {
-    /// Those of `row` of A's `m` and the row 8 below, and of the columns of C from `column` on, for
-    /// `blocks` of terms.
+    /// Those of a lane's sums of a tile, whose 16 rows begin at `row` of `m`, and whose columns at
+    /// `column` of `n`, of `blocks` of terms.
     #[inline(always)]
-    fn of([a, b]: [*const f32; 2], [row, m]: [u32; 2], [column, blocks]: [u32; 2]) -> Self {
-        // Rows behind the last one are not stored: they have its scale.
-        let in_a = |row: u32| a.wrapping_add(if row < m { row } else { m - 1 } as usize);
-        let b = b.wrapping_add((column / BLOCK) as usize * blocks as usize);
-        Self { a: [in_a(row), in_a(row + 8)], b, m }
+    fn of(
+        [a, b]: [*const f32; 2],
+        lane: u32,
+        [row, m]: [u32; 2],
+        [column, n]: [u32; 2],
+        blocks: u32,
+    ) -> Self {
+        // What lies behind C is not stored: it has the scales of the last row and block.
+        let at = |index: u32, count: u32| if index < count { index } else { count - 1 } as usize;
+        let (upper, which) = (row + lane / 4, lane % 4);
+        if which < 2 {
+            Self { first: a.wrapping_add(at(upper + 8 * which, m)), stride: m }
+        } else {
+            let block = at(column / BLOCK + which - 2, n.div_ceil(BLOCK));
+            Self { first: b.wrapping_add(block * blocks as usize), stride: 1 }
+        }
     }
 
-    /// Those of a block of terms: of the two rows, and of the columns.
+    /// The lane's scale for a block of terms.
     ///
     /// # Safety
     ///
     /// The matrices have the block, and nothing writes them.
     #[inline(always)]
-    unsafe fn load(&self, block: u32) -> [f32; 3] {
-        let in_a = block as usize * self.m as usize;
+    unsafe fn load(&self, block: u32) -> f32 {
         // SAFETY: the caller's contract.
-        unsafe {
-            [
-                mem::load(self.a[0].add(in_a)),
-                mem::load(self.a[1].add(in_a)),
-                mem::load(self.b.add(block as usize)),
-            ]
-        }
+        unsafe { mem::load(self.first.add(block as usize * self.stride as usize)) }
+    }
+
+    /// By what the products are multiplied: for each block of columns, those of each row.
+    ///
+    /// # Safety
+    ///
+    /// The lanes of a warp call this together, with what each of them loaded.
+    #[inline(always)]
+    unsafe fn factors(&self, scale: f32) -> [[f32; 2]; 2] {
+        // SAFETY: the caller's contract.
+        let of = |which| unsafe { warp::warp_shuffle_idx(warp::FULL_MASK, scale, which, 4).0 };
+        let rows = [of(0), of(1)];
+        [of(2), of(3)].map(|columns| rows.map(|row| row * columns))
     }
 }
 
@@ -320,7 +344,7 @@ struct Output<'a> {
 }
 
 impl Output<'_> {
-    /// Stores a warp's part of a tile: 16 rows and 128 columns from these on.
+    /// Stores a warp's part of a tile: 16 rows and 256 columns from these on.
     ///
     /// # Safety
     ///
@@ -332,37 +356,29 @@ impl Output<'_> {
         warp: u32,
         lane: u32,
         (row, column): (u32, u32),
-        sums: &Sums,
+        sums: &[f32; 128],
     ) {
-        // SAFETY: the caller's contract. TMA has read the tiles before the warp writes them again.
-        unsafe {
-            if lane == 0 {
-                tma::wait_stores_read::<0>();
-            }
-            warp::sync();
-            let mut slice = 0;
-            while slice < SLICES {
-                let first = 32 * slice as usize;
-                shared.store(warp, slice).store_words(lane, |i| {
-                    bf16::pack([sums[first + 2 * i], sums[first + 2 * i + 1]])
-                });
-                slice += 1;
-            }
-            tma::fence_async_shared();
-            warp::sync();
-            let mut slice = 0;
-            while slice < SLICES {
-                let (from, column) = (shared.store(warp, slice), column + slice * STORE_N);
-                if !self.unaligned.is_null() {
-                    self.store_elements(lane, row, column, from);
-                } else if lane == 0 {
-                    from.store(self.map, row, column);
+        let mut slice = 0;
+        while slice < SLICES {
+            let (to, column) = (shared.store(warp, slice % 2), column + slice * STORE_N);
+            let pair = |i| bf16::pack([sums[2 * i], sums[2 * i + 1]]);
+            // SAFETY: the caller's contract. TMA has read the tile before the warp writes it again.
+            unsafe {
+                if lane == 0 {
+                    tma::wait_stores_read::<1>();
                 }
-                slice += 1;
+                warp::sync();
+                to.store_words(lane, |i| pair(16 * slice as usize + i));
+                tma::fence_async_shared();
+                warp::sync();
+                if !self.unaligned.is_null() {
+                    self.store_elements(lane, row, column, to);
+                } else if lane == 0 {
+                    to.store(self.map, row, column);
+                    tma::commit_stores();
+                }
             }
-            if lane == 0 {
-                tma::commit_stores();
-            }
+            slice += 1;
         }
     }
 

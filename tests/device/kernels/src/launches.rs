@@ -1,4 +1,4 @@
-//! Clusters, dependent launches, transposed stores and added tiles: kernels with parameters of their
+//! Clusters, dependent launches, transposed stores, added tiles: kernels with parameters of their
 //! own.
 
 use cuda_std::convert::Half;
@@ -98,8 +98,8 @@ pub unsafe fn stores_transposed(out: *mut u32) {
 /// Bytes of dynamic shared memory of `adds_tile`.
 pub const TILE_SHARED: u32 = SharedTile::<bf16, 16>::BYTES + TileMemory::PADDING;
 
-/// Each block adds a tile of 16 x 64 to a matrix, from `row` and `column` on: an element of the tile
-/// is the sum of its row and its column.
+/// Each block adds a tile of 16 x 64 to a matrix, from `row` and `column` on: an element of the
+/// tile is the sum of its row and its column.
 #[kernel(T = [f16, bf16])]
 pub unsafe fn adds_tile<T: Half>(matrix: GridConstant<TensorMap>, row: u32, column: u32) {
     let lane = warp::lane_id();
