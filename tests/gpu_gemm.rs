@@ -1,9 +1,10 @@
 //! Tests of the matrix product on one GPU.
 
+use devcomm::kernels::gemm::epilogue::FusedArgs;
 use devcomm::kernels::{self, gemm::gemm_mma as sizes};
 use devcomm::{
-    Buffer, DeviceSlice, Error, F8E4M3, F8E5M2, Gemm, GemmElement, GemmPlan, KERNELS, LaunchConfig,
-    Rank, Result, ScaledElement, Simulation, StateError,
+    Activation, Buffer, DeviceSlice, Error, F8E4M3, F8E5M2, Gemm, GemmElement, GemmOutput,
+    GemmPlan, KERNELS, LaunchConfig, Rank, Result, ScaledElement, Simulation, StateError,
 };
 use devcomm_testing::gemm::{Factor, Problem};
 use devcomm_testing::machines::{Gpus, on_gpus};
@@ -171,7 +172,11 @@ fn multiplies<T: GemmElement<Output: Number> + Number>(
 }
 
 /// Checks products of `T` whose sums are scaled.
-fn multiplies_scaled<T: ScaledElement<Output: Number> + Number>(rank: &Rank) -> Result<()> {
+fn multiplies_scaled<T>(rank: &Rank) -> Result<()>
+where
+    T: ScaledElement<Output: Number> + Number,
+    f32: GemmOutput<T>,
+{
     let (comm, stream) = (rank.communicator()?, rank.stream()?);
     let gemm = Gemm::new(&stream)?;
     let scales = [comm.mem_alloc::<f32>(1)?, comm.mem_alloc::<f32>(1)?];
@@ -184,6 +189,139 @@ fn multiplies_scaled<T: ScaledElement<Output: Number> + Number>(rank: &Rank) -> 
         })?;
     }
     Ok(())
+}
+
+/// What is added to a product.
+#[derive(Clone, Copy, Debug, Default)]
+struct Parts {
+    bias: bool,
+    activation: Option<Activation>,
+    residual: bool,
+    /// The residual is C.
+    in_place: bool,
+}
+
+const ALL: Parts =
+    Parts { bias: true, activation: Some(Activation::Gelu), residual: true, in_place: false };
+const SILU: Parts =
+    Parts { bias: false, activation: Some(Activation::Silu), residual: false, in_place: false };
+const IN_PLACE: Parts = Parts { bias: true, activation: None, residual: true, in_place: true };
+
+/// The activation of `x`.
+fn activation(activation: Option<Activation>, x: f64) -> f64 {
+    match activation {
+        Some(Activation::Gelu) => {
+            let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3));
+            0.5 * x * (1.0 + inner.tanh())
+        }
+        Some(Activation::Silu) => x / (1.0 + (-x).exp()),
+        _ => x,
+    }
+}
+
+/// Checks a product of `T` in `O` with these parts, in all elements. `skip` elements lie before C,
+/// bias and residual.
+fn check_fused<T, O>(
+    rank: &Rank,
+    gemm: &Gemm,
+    shape @ [m, n, k]: [usize; 3],
+    skip: usize,
+    parts: Parts,
+) -> Result<()>
+where
+    T: GemmElement + Number,
+    O: GemmOutput<T> + Number,
+{
+    let (comm, problem) = (rank.communicator()?, Problem { m, n, k, seed: 5 });
+    let (a, b) = (comm.mem_alloc::<T>(m * k)?, comm.mem_alloc::<T>(n * k)?);
+    a.copy_from_host(&problem.factor(Factor::A, 0))?;
+    b.copy_from_host(&problem.factor(Factor::B, 0))?;
+    // Multiples of 1/8.
+    let numbers = |m, k, seed| Problem { m, n: 1, k, seed }.factor::<O>(Factor::A, 0);
+    let (bias, residual) = (numbers(1, n, 6), numbers(m, n, 7));
+    let buffer = |len: usize| comm.mem_alloc::<O>(skip + len)?.slice(skip..);
+    let (bias_buffer, residual_buffer, c) = (buffer(n)?, buffer(m * n)?, buffer((m + 1) * n)?);
+    bias_buffer.copy_from_host(&bias)?;
+    residual_buffer.copy_from_host(&residual)?;
+    c.fill_bytes(0xff)?;
+    let mut product = gemm.product(shape);
+    if parts.bias {
+        product = product.bias(&bias_buffer);
+    }
+    if let Some(activation) = parts.activation {
+        product = product.activation(activation);
+    }
+    if parts.in_place {
+        c.slice(..m * n)?.copy_from_host(&residual)?;
+        product = product.residual(&c);
+    } else if parts.residual {
+        product = product.residual(&residual_buffer);
+    }
+    product.launch(&a, &b, &c)?;
+    rank.stream()?.synchronize()?;
+    let mut got = vec![O::nearest(0.0); c.len()];
+    c.copy_to_host(&mut got)?;
+    assert!(got[m * n..].iter().all(|x| x.value().is_nan()), "{problem:?} wrote behind C");
+    let is_wrong = |&(row, column): &(usize, usize)| {
+        let (got, at) = (got[row * n + column], row * n + column);
+        let sum = problem.exact(0..1, row, column);
+        let x = sum + if parts.bias { bias[column].value() } else { 0.0 };
+        let right = activation(parts.activation, x);
+        let right = right + if parts.residual { residual[at].value() } else { 0.0 };
+        if parts.activation.is_none() {
+            // `f32` holds it exactly.
+            return got != O::nearest(right as f32);
+        }
+        let approximation = x.abs().max(1.0) / f64::from(1 << 20);
+        let rounding = O::EPSILON / 2.0 * (right.abs() + approximation);
+        let error = (got.value() - right).abs();
+        error.is_nan() || error > approximation + rounding.max(O::HALF_STEP_AT_ZERO)
+    };
+    let wrong = problem.all().filter(is_wrong).count();
+    assert_eq!(wrong, 0, "{} in {}, {problem:?}, {parts:?}", T::NAME, O::NAME);
+    Ok(())
+}
+
+#[test]
+fn every_plan_applies_bias_activation_and_residual() {
+    on_gpus("every_plan_applies_bias_activation_and_residual", 1, |rank| {
+        let gemm = Gemm::new(&rank.stream()?)?;
+        // Few rows, whole and split over two and four blocks, and C of odd width.
+        let few = |plan: &GemmPlan| !matches!(plan, GemmPlan::Swapped { rows: 256, .. });
+        for shape in [[7, 72, 136], [40, 136, 264], [150, 136, 72], [130, 129, 64]] {
+            for plan in gemm.plans(shape)?.into_iter().filter(few) {
+                gemm.set_plan(shape, plan)?;
+                println!("{plan} of {shape:?}");
+                check_fused::<bf16, bf16>(rank, &gemm, shape, 0, ALL)?;
+                check_fused::<bf16, bf16>(rank, &gemm, shape, 0, IN_PLACE)?;
+            }
+        }
+        check_fused::<bf16, bf16>(rank, &gemm, [40, 72, 64], 1, ALL)?;
+        check_fused::<bf16, bf16>(rank, &gemm, [40, 72, 64], 0, SILU)
+    });
+}
+
+#[test]
+fn products_in_f32_and_of_f16_have_epilogues_too() {
+    on_gpus("products_in_f32_and_of_f16_have_epilogues_too", 1, |rank| {
+        let gemm = Gemm::new(&rank.stream()?)?;
+        // Rows of C that begin at multiples of 16 bytes, of 8 and of 4; more tiles than blocks of
+        // a simulated GPU; rows of A and B that only the portable kernel does.
+        for (shape, parts) in [
+            ([130, 268, 72], ALL),
+            ([130, 130, 64], SILU),
+            ([30, 127, 64], IN_PLACE),
+            ([300, 520, 328], Parts::default()),
+            ([70, 130, 34], ALL),
+            ([7, 9, 5], IN_PLACE),
+        ] {
+            check_fused::<bf16, f32>(rank, &gemm, shape, 0, parts)?;
+        }
+        check_fused::<bf16, f32>(rank, &gemm, [30, 40, 24], 1, ALL)?;
+        check_fused::<f16, f32>(rank, &gemm, [30, 40, 24], 0, ALL)?;
+        check_fused::<f16, f16>(rank, &gemm, [130, 264, 72], 0, ALL)?;
+        check_fused::<f16, f16>(rank, &gemm, [7, 9, 5], 0, ALL)
+    });
 }
 
 #[test]
@@ -244,7 +382,8 @@ fn products_of_8_bit_floats_that_no_kernel_does_are_refused() {
     });
 }
 
-/// Checks a product with scales per block that differ by up to 2^16, against sums in f64.
+/// Checks a product with scales per block that differ by up to 2^16, and with a bias, against sums
+/// in f64.
 fn multiplies_blocks<T: ScaledElement<Output: Number> + Number>(
     rank: &Rank,
     shape @ [m, n, k]: [usize; 3],
@@ -262,6 +401,10 @@ fn multiplies_blocks<T: ScaledElement<Output: Number> + Number>(
     let (a, b) = (comm.mem_alloc::<T>(m * k)?, comm.mem_alloc::<T>(n * k)?);
     let scale_a = comm.mem_alloc::<f32>(scales[0].len())?;
     let scale_b = comm.mem_alloc::<f32>(scales[1].len())?;
+    let biases: Vec<T::Output> =
+        (0..n).map(|j| T::Output::nearest(8.0 - (j % 16) as f32)).collect();
+    let bias = comm.mem_alloc::<T::Output>(n)?;
+    bias.copy_from_host(&biases)?;
     // One row more, which stays as it is.
     let c = comm.mem_alloc::<T::Output>((m + 1) * n)?;
     a.copy_from_host(&factors[0])?;
@@ -269,13 +412,15 @@ fn multiplies_blocks<T: ScaledElement<Output: Number> + Number>(
     scale_a.copy_from_host(&scales[0])?;
     scale_b.copy_from_host(&scales[1])?;
     c.fill_bytes(0xff)?;
-    Gemm::new(&stream)?.product(shape).block_scales(&scale_a, &scale_b).launch(&a, &b, &c)?;
+    let gemm = Gemm::new(&stream)?;
+    gemm.product(shape).block_scales(&scale_a, &scale_b).bias(&bias).launch(&a, &b, &c)?;
     stream.synchronize()?;
     let mut got = vec![T::Output::nearest(0.0); c.len()];
     c.copy_to_host(&mut got)?;
     assert!(got[m * n..].iter().all(|x| x.value().is_nan()), "{problem:?} wrote behind C");
     let is_wrong = |&(row, column): &(usize, usize)| {
-        let (mut sum, mut magnitude) = (0.0_f64, 0.0_f64);
+        let mut sum = biases[column].value();
+        let mut magnitude = sum.abs();
         for (block, start) in (0..k).step_by(128).enumerate() {
             // Exact, as the block's sum in f32 is.
             let terms = (start..k.min(start + 128)).map(|term| {
@@ -286,7 +431,7 @@ fn multiplies_blocks<T: ScaledElement<Output: Number> + Number>(
             (sum, magnitude) = (sum + part, magnitude + part.abs());
         }
         // The product of the scales and each addition are rounded to f32, the result to C's type.
-        let rounded = (blocks + 1) as f64 * f64::from(f32::EPSILON) * magnitude;
+        let rounded = (blocks + 2) as f64 * f64::from(f32::EPSILON) * magnitude;
         let bound = rounded + T::Output::EPSILON / 2.0 * (sum.abs() + rounded);
         let error = (got[row * n + column].value() - sum).abs();
         error.is_nan() || error > bound
@@ -410,6 +555,10 @@ fn products_of_random_shapes_are_right() {
     });
 }
 
+/// The epilogue of a product that only rounds its sums.
+const PLAIN: FusedArgs<u64, u64, u64, u64, f32, f32> =
+    FusedArgs { scale_a: 0, scale_b: 0, bias: 0, residual: 0, linear: 0.0, cubic: 0.0 };
+
 #[test]
 fn the_portable_kernel_multiplies_matrices_of_any_shape_and_alignment() {
     let name = "the_portable_kernel_multiplies_matrices_of_any_shape_and_alignment";
@@ -422,13 +571,13 @@ fn the_portable_kernel_multiplies_matrices_of_any_shape_and_alignment() {
         for shape in portable_shapes(rank) {
             let [m, n, k] = shape.map(|extent| extent as u32);
             check::<bf16>(rank, shape, 0, |a, b, c| {
-                let product = kernels::gemm_mma::<bf16>::args(a, b, c, m, n, k);
+                let product = kernels::gemm_mma::<bf16>::args(a, b, c, m, n, k, PLAIN);
                 // SAFETY: the matrices have the elements.
                 unsafe { product.config(config).launch(&stream)? };
                 stream.synchronize()
             })?;
             check::<f16>(rank, shape, 0, |a, b, c| {
-                let product = kernels::gemm_mma::<f16>::args(a, b, c, m, n, k);
+                let product = kernels::gemm_mma::<f16>::args(a, b, c, m, n, k, PLAIN);
                 // SAFETY: as above.
                 unsafe { product.config(config).launch(&stream)? };
                 stream.synchronize()

@@ -28,9 +28,9 @@ mod files {
 
 pub use files::gemm;
 pub use files::gemm::gemm_blocks::gemm_blocks;
-pub use files::gemm::gemm_mma::gemm_mma;
+pub use files::gemm::gemm_mma::{gemm_mma, gemm_mma_f32};
 pub use files::gemm::gemm_swapped::gemm_swapped;
-pub use files::gemm::gemm_wgmma::gemm_wgmma;
+pub use files::gemm::gemm_wgmma::{gemm_wgmma, gemm_wgmma_f32};
 pub use files::gemm_allreduce::gemm_allreduce_mma::gemm_allreduce_mma;
 pub use files::gemm_allreduce::gemm_allreduce_wgmma::gemm_allreduce_wgmma;
 pub use files::gemm_allreduce::{GemmForm, GemmWorkspace};

@@ -71,23 +71,92 @@ pub fn f32_to_bf16x2(values: [f32; 2]) -> u32 {
     arch::f32_to_bf16x2(values)
 }
 
+/// The types to which `f32` is rounded where it is stored: `bf16`, `f16`, and `f32` itself.
+pub trait Float: Copy + 'static {
+    /// Two values as in memory: `u32` or `u64`.
+    type Pair: Copy;
+
+    /// Exact.
+    fn to_f32(self) -> f32;
+    /// Rounds to the nearest.
+    fn from_f32(value: f32) -> Self;
+    /// Two values, each rounded to the nearest.
+    fn pack(values: [f32; 2]) -> Self::Pair;
+    /// Exact.
+    fn unpack(pair: Self::Pair) -> [f32; 2];
+    /// The `index`-th 32 bits of an array, each value rounded to the nearest; `value` gives them.
+    fn word(index: usize, value: impl Fn(usize) -> f32) -> u32;
+}
+
 /// The 16-bit floats.
-pub trait Half: Copy {
-    /// Two values in a word, each rounded to the nearest.
-    fn pack(values: [f32; 2]) -> u32;
+pub trait Half: Float<Pair = u32> {}
+
+macro_rules! halves {
+    ($($type:ident: $to_f32:ident $from_f32:ident $pack:ident $unpack:ident;)*) => { $(
+        impl Half for $type {}
+
+        impl Float for $type {
+            type Pair = u32;
+
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
+            fn to_f32(self) -> f32 {
+                $to_f32(self)
+            }
+
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
+            fn from_f32(value: f32) -> Self {
+                $from_f32(value)
+            }
+
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
+            fn pack(values: [f32; 2]) -> u32 {
+                $pack(values)
+            }
+
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
+            fn unpack(pair: u32) -> [f32; 2] {
+                $unpack(pair)
+            }
+
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
+            fn word(index: usize, value: impl Fn(usize) -> f32) -> u32 {
+                $pack([value(2 * index), value(2 * index + 1)])
+            }
+        }
+    )* };
 }
 
-impl Half for bf16 {
+halves! {
+    bf16: bf16_to_f32 f32_to_bf16 f32_to_bf16x2 bf16x2_to_f32;
+    f16: f16_to_f32 f32_to_f16 f32_to_f16x2 f16x2_to_f32;
+}
+
+impl Float for f32 {
+    type Pair = u64;
+
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn pack(values: [f32; 2]) -> u32 {
-        f32_to_bf16x2(values)
+    fn to_f32(self) -> f32 {
+        self
     }
-}
 
-impl Half for f16 {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn pack(values: [f32; 2]) -> u32 {
-        f32_to_f16x2(values)
+    fn from_f32(value: f32) -> Self {
+        value
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn pack([low, high]: [f32; 2]) -> u64 {
+        u64::from(low.to_bits()) | u64::from(high.to_bits()) << 32
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn unpack(pair: u64) -> [f32; 2] {
+        [pair as u32, (pair >> 32) as u32].map(f32::from_bits)
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn word(index: usize, value: impl Fn(usize) -> f32) -> u32 {
+        value(index).to_bits()
     }
 }
 

@@ -43,6 +43,14 @@ fn erf_is_right_to_22_bits() {
 }
 
 #[test]
+fn the_logistic_function_has_the_documented_error() {
+    let right = |x: f64| 1.0 / (1.0 + (-x).exp());
+    let (error, x) = worst(|x| (f64::from(math::sigmoid(x)) - right(x.into())).abs());
+    assert!(error < 1.0 / f64::from(1 << 21), "{error:e} at {x}");
+    assert_eq!((math::sigmoid(f32::INFINITY), math::sigmoid(f32::NEG_INFINITY)), (1.0, 0.0));
+}
+
+#[test]
 fn gelu_is_right_to_22_bits_of_one() {
     let right = |x: f64| x * (1.0 + erf(x * FRAC_1_SQRT_2)) / 2.0;
     let (error, x) =

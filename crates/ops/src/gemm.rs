@@ -18,7 +18,7 @@ use half::bf16;
 pub use self::element::{GemmElement, GemmOutput, ScaledElement};
 use self::hopper::{Matrices, Prepared};
 pub use self::plan::{GemmPlan, ParsePlanError};
-pub use self::product::Product;
+pub use self::product::{Activation, Product};
 use crate::check::{check_extents, refuse};
 use crate::{KERNELS, modules};
 

@@ -8,7 +8,7 @@ mod gemm_allreduce;
 use devcomm_host::{KernelSet, ModuleSource};
 
 pub use self::gemm::{
-    Gemm, GemmElement, GemmOutput, GemmPlan, ParsePlanError, Product, ScaledElement,
+    Activation, Gemm, GemmElement, GemmOutput, GemmPlan, ParsePlanError, Product, ScaledElement,
 };
 pub use self::gemm_allreduce::{GemmAllReduce, GemmOptions};
 

@@ -4,10 +4,13 @@
 //! 64 elements each; together they copy the factors to a pipeline of three stages, which leaves
 //! shared memory for a second block on every GPU.
 
-use cuda_std::convert::Half;
+use cuda_std::convert::Float;
+use cuda_std::hint;
 use cuda_std::mma::Factor;
 use cuda_std::prelude::*;
 use cuda_std::tile::{Matrix, MmaProduct, TileOrder};
+
+use super::epilogue::{Epilogue, Fragment, Fused};
 
 /// Rows and columns of a tile of C.
 pub const TILE: u32 = 128;
@@ -26,7 +29,7 @@ type Product<T> = MmaProduct<T, TILE, TILE, STAGES, THREADS>;
 /// A warp's sums: 4 x 8 fragments of 16 x 8.
 type Sums = [[[f32; 4]; 8]; 4];
 
-/// `C = A x B^T`, for every GPU since Ampere.
+/// `C = A x B^T`, with an epilogue, for every GPU since Ampere.
 ///
 /// It is fastest if rows of A and B begin at multiples of 16 bytes, and slowest if `k` is odd.
 ///
@@ -36,38 +39,59 @@ type Sums = [[[f32; 4]; 8]; 4];
 /// # Safety
 ///
 /// `a`, `b` and `c` have `m x k`, `n x k` and `m x n` elements. `m`, `n` and `k` are not 0 and at
-/// most 2^31 - 512, and there are fewer than 2^31 tiles. No other kernel writes A or B, or accesses
-/// C.
+/// most 2^31 - 512, and there are fewer than 2^31 tiles. No other kernel writes A, B or what the
+/// epilogue reads, or accesses C.
 #[kernel(T = [f16, bf16], arch = "sm_80", max_threads = 128)]
-pub unsafe fn gemm_mma<T: Factor + Half>(
+pub unsafe fn gemm_mma<T: Factor + Float>(
     a: *const T,
     b: *const T,
     c: *mut T,
     m: u32,
     n: u32,
     k: u32,
+    epilogue: Fused<T>,
+) {
+    // SAFETY: the kernel's contract.
+    unsafe { product(a, b, c, [m, n, k], epilogue) }
+}
+
+/// As [`gemm_mma`], with C in f32.
+///
+/// # Safety
+///
+/// As there.
+#[kernel(T = [f16, bf16], arch = "sm_80", max_threads = 128)]
+pub unsafe fn gemm_mma_f32<T: Factor>(
+    a: *const T,
+    b: *const T,
+    c: *mut f32,
+    m: u32,
+    n: u32,
+    k: u32,
+    epilogue: Fused<f32>,
+) {
+    // SAFETY: the kernel's contract.
+    unsafe { product(a, b, c, [m, n, k], epilogue) }
+}
+
+/// The body of [`gemm_mma`] with any epilogue, for kernels with its grid and its block. The
+/// attribute is `#[kernel(arch = "sm_80", max_threads = 128)]`.
+///
+/// # Safety
+///
+/// As for [`gemm_mma`], and what the epilogue needs.
+#[inline(always)]
+pub unsafe fn product<T: Factor, E: Epilogue>(
+    a: *const T,
+    b: *const T,
+    c: *mut E::Output,
+    [m, n, k]: [u32; 3],
+    epilogue: E,
 ) {
     let a = Matrix { address: a, rows: m, columns: k };
     let b = Matrix { address: b, rows: n, columns: k };
     let product = Product { a, b, memory: shared::dynamic_shared_mem() };
-    // SAFETY: the kernel's contract.
-    unsafe {
-        match a.row_alignment().min(b.row_alignment()) {
-            16 => compute::<T, 16>(product, c),
-            4 => compute::<T, 4>(product, c),
-            _ => compute::<T, 2>(product, c),
-        }
-    }
-}
-
-/// Computes and stores this block's tiles.
-///
-/// # Safety
-///
-/// The kernel's contract; rows of the factors are aligned to `ALIGN` bytes.
-#[inline(always)]
-unsafe fn compute<T: Factor + Half, const ALIGN: u32>(product: Product<T>, c: *mut T) {
-    let (m, n) = (product.a.rows, product.b.rows);
+    let alignment = a.row_alignment().min(b.row_alignment());
     let order = TileOrder::<GROUP> { rows: m.div_ceil(TILE), columns: n.div_ceil(TILE) };
     let warp = thread::thread_idx_x() / warp::WARP_SIZE;
     let part = (warp / 2 * WARP_TILE, warp % 2 * WARP_TILE);
@@ -75,55 +99,98 @@ unsafe fn compute<T: Factor + Half, const ALIGN: u32>(product: Product<T>, c: *m
     while tile < order.count() {
         let (row, column) = order.position(tile);
         let origin = (row * TILE, column * TILE);
-        // SAFETY: the caller's contract; all threads of the block are here.
+        // SAFETY: the kernel's contract; all threads of the block are here.
         unsafe {
-            let sums = product.sums::<ALIGN, 4, 8>(origin, part, thread::sync_threads);
-            store(&sums, c, (m, n), (origin.0 + part.0, origin.1 + part.1));
+            let sums = match alignment {
+                16 => product.sums::<16, 4, 8>(origin, part, thread::sync_threads),
+                4 => product.sums::<4, 4, 8>(origin, part, thread::sync_threads),
+                _ => product.sums::<2, 4, 8>(origin, part, thread::sync_threads),
+            };
+            // Unknown: nothing is computed from it before the products, where registers are few.
+            let lane = hint::opaque(warp::lane_id());
+            let row = origin.0 + part.0 + lane / 4;
+            let column = origin.1 + part.1 + lane % 4 * 2;
+            let mut part = Part { sums, row, column, end: (m, n) };
+            epilogue.apply(&mut part);
+            part.store(c);
         }
         tile += thread::grid_dim_x();
     }
 }
 
-/// Stores this warp's sums that are in C, from `row` and `column` on.
-///
-/// # Safety
-///
-/// `c` has `m * n` elements, and no other thread accesses these.
-#[inline(always)]
-unsafe fn store<T: Half>(sums: &Sums, c: *mut T, (m, n): (u32, u32), (row, column): (u32, u32)) {
-    let lane = warp::lane_id();
-    let (row, column) = (row + lane / 4, column + lane % 4 * 2);
-    let aligned = (c.addr() | (2 * n as usize)).is_multiple_of(4);
-    let mut i = 0;
-    while i < 8 {
-        let row = row + 8 * i;
-        if row < m {
-            let to = c.wrapping_add(row as usize * n as usize).cast::<u16>();
-            let mut j = 0;
-            while j < 8 {
-                let column = column + 8 * j;
-                let fragment = sums[(i / 2) as usize][j as usize];
-                let first = (i % 2 * 2) as usize;
-                let pair = T::pack([fragment[first], fragment[first + 1]]);
-                let to = to.wrapping_add(column as usize);
-                // SAFETY: the caller's contract. Both columns are in C if one is and `aligned`.
-                unsafe {
-                    if aligned {
-                        if column < n {
-                            mem::store(to.cast(), pair);
-                        }
-                    } else {
-                        if column < n {
-                            mem::store(to, pair as u16);
-                        }
-                        if column + 1 < n {
-                            mem::store(to.wrapping_add(1), (pair >> 16) as u16);
+/// A thread's sums, from `row` and `column` on.
+struct Part {
+    sums: Sums,
+    row: u32,
+    column: u32,
+    end: (u32, u32),
+}
+
+impl Fragment for Part {
+    const ROWS: u32 = 8;
+    const COLUMNS: u32 = 16;
+    const PAIRS: bool = true;
+
+    #[inline(always)]
+    fn row(&self, i: u32) -> u32 {
+        self.row + 8 * i
+    }
+
+    #[inline(always)]
+    fn column(&self, j: u32) -> u32 {
+        self.column + 8 * (j / 2) + j % 2
+    }
+
+    #[inline(always)]
+    fn end(&self) -> (u32, u32) {
+        self.end
+    }
+
+    #[inline(always)]
+    fn sum(&mut self, i: u32, j: u32) -> &mut f32 {
+        &mut self.sums[(i / 2) as usize][(j / 2) as usize][(i % 2 * 2 + j % 2) as usize]
+    }
+}
+
+impl Part {
+    /// Rounds and stores the sums that are in C.
+    ///
+    /// # Safety
+    ///
+    /// `c` has the elements, and no other thread accesses these.
+    #[inline(always)]
+    unsafe fn store<O: Float>(mut self, c: *mut O) {
+        let (m, n) = self.end;
+        let aligned = n.is_multiple_of(2) && c.addr().is_multiple_of(size_of::<O::Pair>());
+        let mut i = 0;
+        while i < Self::ROWS {
+            let row = self.row(i);
+            if row < m {
+                let to = c.wrapping_add(row as usize * n as usize);
+                let mut j = 0;
+                while j < Self::COLUMNS {
+                    let column = self.column(j);
+                    let pair = [*self.sum(i, j), *self.sum(i, j + 1)];
+                    let to = to.wrapping_add(column as usize);
+                    // SAFETY: the caller's contract. Both columns are in C if one is and `aligned`.
+                    unsafe {
+                        if aligned {
+                            if column < n {
+                                mem::store(to.cast(), O::pack(pair));
+                            }
+                        } else {
+                            if column < n {
+                                mem::store(to, O::from_f32(pair[0]));
+                            }
+                            if column + 1 < n {
+                                mem::store(to.wrapping_add(1), O::from_f32(pair[1]));
+                            }
                         }
                     }
+                    j += 2;
                 }
-                j += 1;
             }
+            i += 1;
         }
-        i += 1;
     }
 }

@@ -6,12 +6,15 @@
 //! two warpgroups multiply. Tiles of the last round are split over the blocks of a cluster, which
 //! add their sums through distributed shared memory.
 
+use cuda_std::convert::Half;
 use cuda_std::mbarrier::{self, MBarrier};
 use cuda_std::prelude::*;
 use cuda_std::tile::{Pipeline, PipelineState, Schedule, SharedTile, TileMemory};
 use cuda_std::vector::Vec16;
 use cuda_std::{cluster, grid, tma, wgmma};
 use devcomm_types::{GridConstant, TensorMap};
+
+use super::epilogue::{Epilogue, Fragment, Fused};
 
 /// Columns of C of a warpgroup: rows of B in one of its tiles.
 pub const WARPGROUP_N: u32 = 64;
@@ -31,7 +34,7 @@ const LOADING: u32 = 128;
 const WARPGROUP_BARRIER: u32 = 1;
 
 type BTile = SharedTile<bf16, WARPGROUP_N>;
-type Eight = SharedTile<bf16, 8>;
+type Eight<O> = SharedTile<O, 8>;
 
 /// The shape of a tile of C.
 pub trait Shape {
@@ -51,7 +54,7 @@ pub trait Shape {
     /// Bytes of a stage.
     const STAGE: u32 = Self::DEPTH * (Self::M + Self::N) * 128;
     /// Bytes of the buffers for stores: two for each warpgroup.
-    const STORE: u32 = Self::N / WARPGROUP_N * 2 * STORE_EIGHTS * Eight::BYTES;
+    const STORE: u32 = Self::N / WARPGROUP_N * 2 * STORE_EIGHTS * Eight::<bf16>::BYTES;
     /// Threads per block.
     const THREADS: u32 = 2 * Self::N + LOADING;
 
@@ -147,7 +150,7 @@ impl Division {
     }
 }
 
-/// `C = A x B^T` in bf16 for few rows of A, for Hopper.
+/// `C = A x B^T` in bf16, with an epilogue, for few rows of A, for Hopper.
 ///
 /// `a` is a tensor map with tiles of [`Shape::M`] rows, `b` of [`Shape::N`], `c` of [`STORE_M`].
 ///
@@ -159,8 +162,8 @@ impl Division {
 /// # Safety
 ///
 /// The matrices of the maps are allocated, and have `m x k`, `n x k` and `m x n` elements. No other
-/// kernel writes A or B, or accesses C, but those before a dependent launch, as far as
-/// [`Division::constant_b`] says.
+/// kernel writes A, B or what the epilogue reads, or accesses C, but those before a dependent
+/// launch, for B as far as [`Division::constant_b`] says.
 #[kernel(arch = "sm_90a", max_threads = 384, S = [
     M8N64, M16N64, M32N64, M64N64, M128N64, M256N64, M64N128, M128N128, M176N128, M256N128
 ])]
@@ -172,6 +175,24 @@ pub unsafe fn gemm_swapped<S: Shape>(
     n: u32,
     k: u32,
     division: Division,
+    epilogue: Fused<bf16>,
+) {
+    // SAFETY: the kernel's contract.
+    unsafe { product::<S, _>([&a, &b, &c], [m, n, k], division, epilogue) }
+}
+
+/// The body of [`gemm_swapped`] with any epilogue, for kernels with its grid and its block. The
+/// attribute is `#[kernel(arch = "sm_90a", max_threads = 384)]`.
+///
+/// # Safety
+///
+/// As for [`gemm_swapped`], and what the epilogue needs.
+#[inline(always)]
+pub unsafe fn product<S: Shape, E: Epilogue<Output: Half>>(
+    [a, b, c]: [&TensorMap; 3],
+    [m, n, k]: [u32; 3],
+    division: Division,
+    epilogue: E,
 ) {
     grid::launch_next();
     let splits = cluster::size();
@@ -180,7 +201,7 @@ pub unsafe fn gemm_swapped<S: Shape>(
     // are initialised first. All warps of the cluster reach its barriers.
     unsafe {
         let barriers = shared_array![u64; Pipeline::words(MAX_STAGES)];
-        let block = Block::<S> {
+        let block = Block::<S, E> {
             memory: TileMemory::dynamic(),
             pipeline: Pipeline::at(barriers, division.stages),
             received: MBarrier::at(shared_array![u64; 1]),
@@ -195,7 +216,9 @@ pub unsafe fn gemm_swapped<S: Shape>(
                 splits,
             },
             rows,
+            end: (m, n),
             division,
+            epilogue,
             shape: core::marker::PhantomData,
         };
         if thread::thread_idx_x() == 0 {
@@ -212,7 +235,7 @@ pub unsafe fn gemm_swapped<S: Shape>(
             if S::M > 128 {
                 wgmma::raise_registers::<232>();
             }
-            block.multiply(&c);
+            block.multiply(c);
         } else {
             if S::M > 128 {
                 wgmma::lower_registers::<40>();
@@ -221,11 +244,11 @@ pub unsafe fn gemm_swapped<S: Shape>(
                 if !division.constant_b {
                     grid::wait_for_previous();
                 }
-                block.load(&b, rows == 1, 0, S::N, |tile| tile / rows * S::N);
+                block.load(b, rows == 1, 0, S::N, |tile| tile / rows * S::N);
             }
             if warp::lane_id() == 0 && warp == multiplying + 1 {
                 grid::wait_for_previous();
-                block.load(&a, false, S::N, S::M, |tile| tile % rows * S::M);
+                block.load(a, false, S::N, S::M, |tile| tile % rows * S::M);
             }
             warp::sync();
             if division.sums == 0 && block.schedule.splits_any() {
@@ -237,7 +260,7 @@ pub unsafe fn gemm_swapped<S: Shape>(
 }
 
 /// What the threads of a block share.
-struct Block<S> {
+struct Block<S, E> {
     memory: TileMemory,
     pipeline: Pipeline,
     /// Completes when the other blocks' sums of a split tile have arrived.
@@ -248,11 +271,14 @@ struct Block<S> {
     /// Rows of tiles. Blocks that run at the same time compute tiles of one column, which need the
     /// same rows of B.
     rows: u32,
+    /// Rows and columns of C.
+    end: (u32, u32),
     division: Division,
+    epilogue: E,
     shape: core::marker::PhantomData<S>,
 }
 
-impl<S: Shape> Block<S> {
+impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
     /// A barrier of the cluster.
     ///
     /// # Safety
@@ -381,9 +407,8 @@ impl<S: Shape> Block<S> {
                 }
                 let row = work.tile % self.rows * S::M;
                 let column = work.tile / self.rows * S::N + thread / 128 * WARPGROUP_N;
-                let sums = sums.as_ref();
                 if work.split {
-                    self.send(sums, split);
+                    self.send(sums.as_ref(), split);
                     self.store_received(c, row, column, split);
                     split += 1;
                     // Nothing is sent to a block that may have ended.
@@ -393,11 +418,15 @@ impl<S: Shape> Block<S> {
                         self.drained.arrive_in(thread % 128);
                     }
                 } else {
-                    let mut first = 0;
-                    while first < S::M / 8 {
-                        self.store(c, first, S::M / 8, row, column, |eight| four(sums, eight));
-                        first += STORE_EIGHTS;
-                    }
+                    // Written out: a loop of this length would not be unrolled.
+                    self.store_whole::<0>(c, &sums, row, column);
+                    self.store_whole::<4>(c, &sums, row, column);
+                    self.store_whole::<8>(c, &sums, row, column);
+                    self.store_whole::<12>(c, &sums, row, column);
+                    self.store_whole::<16>(c, &sums, row, column);
+                    self.store_whole::<20>(c, &sums, row, column);
+                    self.store_whole::<24>(c, &sums, row, column);
+                    self.store_whole::<28>(c, &sums, row, column);
                 }
             }
             work = self.schedule.next(work);
@@ -473,27 +502,62 @@ impl<S: Shape> Block<S> {
             }
             self.received.wait(split % 2);
         }
+        let row = row + 8 * begin;
+        // The other blocks store the rows behind.
+        let end = self.end.0.min(row + 8 * count);
         let mut first = 0;
         while first < count {
-            // SAFETY: the caller's contract. The slots are this thread's, and were received.
-            unsafe {
-                self.store(c, first, count, row + 8 * begin, column, |eight| {
-                    let mut total = [0.0; 4];
-                    let mut from = 0;
-                    while from < splits {
-                        let sent = self.memory.read::<f32>(self.slot(from, eight)).to_bits();
-                        total = [0, 1, 2, 3].map(|i: usize| total[i] + f32::from_bits(sent[i]));
-                        from += 1;
+            let mut sums = [0.0; 4 * STORE_EIGHTS as usize];
+            let mut eight = 0;
+            while eight < STORE_EIGHTS {
+                let mut from = 0;
+                while from < splits && first + eight < count {
+                    // SAFETY: the slots are this thread's, and were received.
+                    let sent = unsafe { self.memory.read::<f32>(self.slot(from, first + eight)) };
+                    let mut i = 0;
+                    while i < 4 {
+                        sums[4 * eight as usize + i] += f32::from_bits(sent.to_bits()[i]);
+                        i += 1;
                     }
-                    total
-                });
+                    from += 1;
+                }
+                eight += 1;
             }
+            // SAFETY: the caller's contract.
+            unsafe { self.store(c, first, count, (row, end), column, sums) };
             first += STORE_EIGHTS;
         }
     }
 
-    /// Stores up to [`STORE_EIGHTS`] of `count` groups of eight rows, from the `first` on. `sums`
-    /// are a thread's of a group; the group 0 begins at `row` and `column`.
+    /// Stores [`STORE_EIGHTS`] groups of eight rows of a whole tile, from the `FIRST` on, if it has
+    /// them; the tile begins at `row` and `column`.
+    ///
+    /// # Safety
+    ///
+    /// As [`store`](Self::store).
+    #[inline(always)]
+    unsafe fn store_whole<const FIRST: u32>(
+        &self,
+        c: &TensorMap,
+        all: &S::Sums,
+        row: u32,
+        column: u32,
+    ) {
+        if FIRST < S::M / 8 {
+            let mut sums = [0.0; 4 * STORE_EIGHTS as usize];
+            let mut i = 0;
+            while i < sums.len() && 4 * FIRST as usize + i < all.as_ref().len() {
+                sums[i] = all.as_ref()[4 * FIRST as usize + i];
+                i += 1;
+            }
+            // SAFETY: the caller's contract.
+            unsafe { self.store(c, FIRST, S::M / 8, (row, self.end.0), column, sums) };
+        }
+    }
+
+    /// Applies the epilogue to up to [`STORE_EIGHTS`] of `count` groups of eight rows, from the
+    /// `first` on, and stores them. `sums` are a thread's of these. The group 0 begins at `row` and
+    /// `column`, and rows from `end` on are not stored.
     ///
     /// # Safety
     ///
@@ -504,17 +568,25 @@ impl<S: Shape> Block<S> {
         c: &TensorMap,
         first: u32,
         count: u32,
-        row: u32,
+        (row, end): (u32, u32),
         column: u32,
-        sums: impl Fn(u32) -> [f32; 4],
+        sums: [f32; 4 * STORE_EIGHTS as usize],
     ) {
         let thread = thread::thread_idx_x();
         let (warpgroup, warp, lane) = (thread / 128, thread / warp::WARP_SIZE % 4, warp::lane_id());
         let buffer = 2 * warpgroup + first / STORE_EIGHTS % 2;
-        let place = |eight: u32| -> Eight {
+        let place = |eight: u32| -> Eight<E::Output> {
             let index = buffer * STORE_EIGHTS + eight;
-            self.memory.tile(self.division.stages * S::STAGE + index * Eight::BYTES)
+            self.memory.tile(self.division.stages * S::STAGE + index * Eight::<E::Output>::BYTES)
         };
+        let mut part = Part::<S> {
+            sums,
+            row: row + 8 * first + lane % 4 * 2,
+            column: column + 16 * warp + lane / 4,
+            end: (end, self.end.1),
+            shape: core::marker::PhantomData,
+        };
+        self.epilogue.apply(&mut part);
         // SAFETY: the caller's contract. The buffer is written after its previous stores have read
         // it, and read after it is written.
         unsafe {
@@ -525,7 +597,7 @@ impl<S: Shape> Block<S> {
             let mut eight = 0;
             while eight < STORE_EIGHTS {
                 if first + eight < count {
-                    place(eight).store_transposed(warp, lane, sums(first + eight));
+                    place(eight).store_transposed(warp, lane, four(&part.sums, eight));
                 }
                 eight += 1;
             }
@@ -547,4 +619,39 @@ impl<S: Shape> Block<S> {
 fn four(sums: &[f32], eight: u32) -> [f32; 4] {
     let first = 4 * eight as usize;
     [sums[first], sums[first + 1], sums[first + 2], sums[first + 3]]
+}
+
+/// A thread's sums that are stored together, from `row` and `column` on.
+struct Part<S> {
+    sums: [f32; 4 * STORE_EIGHTS as usize],
+    row: u32,
+    column: u32,
+    end: (u32, u32),
+    shape: core::marker::PhantomData<S>,
+}
+
+impl<S: Shape> Fragment for Part<S> {
+    const ROWS: u32 = if S::M < 8 * STORE_EIGHTS { S::M / 4 } else { 2 * STORE_EIGHTS };
+    const COLUMNS: u32 = 2;
+    const PAIRS: bool = false;
+
+    #[inline(always)]
+    fn row(&self, i: u32) -> u32 {
+        self.row + 8 * (i / 2) + i % 2
+    }
+
+    #[inline(always)]
+    fn column(&self, j: u32) -> u32 {
+        self.column + 8 * j
+    }
+
+    #[inline(always)]
+    fn end(&self) -> (u32, u32) {
+        self.end
+    }
+
+    #[inline(always)]
+    fn sum(&mut self, i: u32, j: u32) -> &mut f32 {
+        &mut self.sums[(4 * (i / 2) + 2 * j + i % 2) as usize]
+    }
 }

@@ -8,26 +8,26 @@
 
 use core::marker::PhantomData;
 
-use cuda_std::convert::Half;
+use cuda_std::convert::Float;
 use cuda_std::prelude::*;
 use cuda_std::tile::{Pipeline, PipelineState, SharedTile, TileMemory, TileOrder};
 use cuda_std::wgmma::Factor;
-use cuda_std::{cluster, grid, tma, wgmma};
+use cuda_std::{cluster, grid, hint, tma, wgmma};
 use devcomm_types::{F8E4M3, F8E5M2, GridConstant, TensorMap};
+
+use super::epilogue::{Epilogue, Fragment, Fused};
 
 /// Rows of a tile of C.
 pub const TILE_M: u32 = 128;
 /// Columns of a tile of C.
 pub const TILE_N: u32 = 256;
-/// Columns of C that a warp stores at once.
-pub const STORE_N: u32 = Store::<bf16>::COLUMNS;
 /// Rows of C that a warp stores at once.
 pub const STORE_M: u32 = 16;
-/// Stores of a warp per tile.
-const SLICES: u32 = TILE_N / STORE_N;
-/// Of these, how many follow the tile's last product. The others are between the first products of
-/// the next tile, which do not wait for them.
-const AT_ONCE: u32 = 2;
+/// A warp's slices of a tile that wait in registers, if C has 16 bits: they are stored between the
+/// first products of the next tile, which do not wait for them.
+const DEFERRED: u32 = 2;
+/// Words of a slice per thread.
+pub(super) const SLICE_WORDS: u32 = 16;
 /// Blocks per cluster.
 pub const CLUSTER: u32 = 2;
 /// Stages of the pipeline.
@@ -37,14 +37,12 @@ const GROUP: u32 = 8;
 /// Multiplying warps: two warpgroups.
 const MULTIPLYING_WARPS: u32 = 8;
 /// Rows of a warpgroup.
-const WARPGROUP_M: u32 = 64;
+pub(super) const WARPGROUP_M: u32 = 64;
 
 /// An element type of A and B.
 pub trait GemmFactor: Factor {
-    /// The element type of C.
-    type Output: Half;
-    /// Whether A and B have scales.
-    const SCALED: bool = size_of::<Self>() == 1;
+    /// The element type of C, of [`gemm_wgmma`].
+    type Output: Float;
 }
 
 impl GemmFactor for bf16 {
@@ -65,7 +63,9 @@ impl GemmFactor for F8E5M2 {
 
 type A<T> = SharedTile<T, TILE_M>;
 type B<T> = SharedTile<T, TILE_N>;
-type Store<T> = SharedTile<<T as GemmFactor>::Output, STORE_M>;
+pub(super) type Store<O> = SharedTile<O, STORE_M>;
+/// The order of the clusters' tiles.
+pub(super) type Order = TileOrder<GROUP>;
 
 /// Tiles have as many bytes for every type.
 const STAGE_BYTES: u32 = A::<bf16>::BYTES + B::<bf16>::BYTES;
@@ -76,21 +76,21 @@ pub const SHARED: u32 = STAGES * STAGE_BYTES + STORE_BYTES + TileMemory::PADDING
 /// Threads per block: two warpgroups that multiply, one that loads.
 pub const THREADS: u32 = 384;
 
-/// `C = A x B^T`, for Hopper: of bf16 or f16 in the same type, of 8-bit floats in bf16.
-///
-/// With 8-bit factors the sums are multiplied by `scale_a` and `scale_b` before they are rounded; a
-/// null pointer means 1. Other factors have none.
+/// `C = A x B^T`, with an epilogue, for Hopper: of bf16 or f16 in the same type, of 8-bit floats in
+/// bf16.
 ///
 /// `a` and `b` are tensor maps with tiles of 128 rows, `c` one with tiles of [`STORE_M`], which is
-/// used only if `unaligned` is null: C's address otherwise, for `n` that is not a multiple of 8.
+/// used only if `unaligned` is null: C's address otherwise, for rows
+/// of C that do not begin at multiples of 16 bytes.
 ///
 /// Grid: a multiple of [`CLUSTER`] blocks, at most one per multiprocessor. Block: [`THREADS`]
 /// threads, with [`SHARED`] bytes. May be a dependent launch.
 ///
 /// # Safety
 ///
-/// The matrices of the maps are allocated, and have `m x k`, `n x k` and `m x n` elements, the
-/// scales one each. No other kernel writes A, B or the scales, or accesses C.
+/// The matrices of the maps are allocated, and have `m x k`, `n x k` and `m x n` elements. No other
+/// kernel writes A, B or what the epilogue reads, or accesses C, but those before a dependent
+/// launch.
 #[kernel(arch = "sm_90a", max_threads = 384, cluster = 2, T = [bf16, f16, F8E4M3, F8E5M2])]
 pub unsafe fn gemm_wgmma<T: GemmFactor>(
     a: GridConstant<TensorMap>,
@@ -100,12 +100,66 @@ pub unsafe fn gemm_wgmma<T: GemmFactor>(
     m: u32,
     n: u32,
     k: u32,
-    scale_a: *const f32,
-    scale_b: *const f32,
+    epilogue: Fused<<T as GemmFactor>::Output>,
+) {
+    // SAFETY: the kernel's contract.
+    unsafe { product::<T, _>([&a, &b, &c], unaligned, [m, n, k], epilogue) }
+}
+
+/// As [`gemm_wgmma`], with C in f32.
+///
+/// # Safety
+///
+/// As there.
+#[kernel(arch = "sm_90a", max_threads = 384, cluster = 2, T = [bf16, f16, F8E4M3, F8E5M2])]
+pub unsafe fn gemm_wgmma_f32<T: GemmFactor>(
+    a: GridConstant<TensorMap>,
+    b: GridConstant<TensorMap>,
+    c: GridConstant<TensorMap>,
+    unaligned: *mut f32,
+    m: u32,
+    n: u32,
+    k: u32,
+    epilogue: Fused<f32>,
+) {
+    // SAFETY: the kernel's contract.
+    unsafe { product::<T, _>([&a, &b, &c], unaligned, [m, n, k], epilogue) }
+}
+
+/// The body of [`gemm_wgmma`] with any epilogue, for kernels with its grid and its block. The
+/// attribute is `#[kernel(arch = "sm_90a", max_threads = 384, cluster = 2)]`.
+///
+/// # Safety
+///
+/// As for [`gemm_wgmma`], and what the epilogue needs.
+#[inline(always)]
+pub unsafe fn product<T: Factor, E: Epilogue>(
+    [a, b, c]: [&TensorMap; 3],
+    unaligned: *mut E::Output,
+    [m, n, k]: [u32; 3],
+    epilogue: E,
+) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        run::<T>([a, b], [m, n, k], |shared, order| {
+            multiply(Output { map: c, unaligned, m, n }, shared, order, k, epilogue);
+        });
+    }
+}
+
+/// Loads the tiles of A and B, and lets the multiplying warps call `multiply`.
+///
+/// # Safety
+///
+/// As for [`gemm_wgmma`]. `multiply` releases each stage once for each tile and step, in order.
+#[inline(always)]
+pub(super) unsafe fn run<T: Factor>(
+    [a, b]: [&TensorMap; 2],
+    [m, n, k]: [u32; 3],
+    multiply: impl FnOnce(Shared<T>, Order),
 ) {
     grid::launch_next();
-    let order =
-        TileOrder::<GROUP> { rows: m.div_ceil(CLUSTER * TILE_M), columns: n.div_ceil(TILE_N) };
+    let order = Order { rows: m.div_ceil(CLUSTER * TILE_M), columns: n.div_ceil(TILE_N) };
     // SAFETY: only this pipeline uses the words; it is initialised first.
     let shared = unsafe {
         Shared::<T> {
@@ -124,13 +178,12 @@ pub unsafe fn gemm_wgmma<T: GemmFactor>(
         cluster::sync_relaxed();
         if warp < MULTIPLYING_WARPS {
             wgmma::raise_registers::<232>();
-            let scales = [scale_a, scale_b];
-            multiply(Output { map: &c, unaligned, m, n }, shared, order, k, scales);
+            multiply(shared, order);
         } else {
             wgmma::lower_registers::<40>();
             if warp == MULTIPLYING_WARPS && warp::lane_id() == 0 {
                 grid::wait_for_previous();
-                load(&a, &b, shared, order, k);
+                load(a, b, shared, order, k);
             }
         }
         // No block ends while the other one still writes to its shared memory.
@@ -140,23 +193,23 @@ pub unsafe fn gemm_wgmma<T: GemmFactor>(
 
 /// The block's shared memory.
 #[derive(Clone, Copy)]
-struct Shared<T> {
+pub(super) struct Shared<T> {
     element: PhantomData<T>,
     memory: TileMemory,
-    pipeline: Pipeline,
+    pub(super) pipeline: Pipeline,
 }
 
-impl<T: GemmFactor> Shared<T> {
+impl<T: Factor> Shared<T> {
     /// Terms of the sums that a stage has.
     const TILE_K: u32 = A::<T>::COLUMNS;
 
     #[inline(always)]
-    fn a(self, state: PipelineState) -> A<T> {
+    pub(super) fn a(self, state: PipelineState) -> A<T> {
         self.memory.tile(state.stage * STAGE_BYTES)
     }
 
     #[inline(always)]
-    fn b(self, state: PipelineState) -> B<T> {
+    pub(super) fn b(self, state: PipelineState) -> B<T> {
         self.memory.tile(state.stage * STAGE_BYTES + A::<T>::BYTES)
     }
 
@@ -192,14 +245,14 @@ impl<T: GemmFactor> Shared<T> {
 
     /// One of a warp's two tiles for stores.
     #[inline(always)]
-    fn store(self, warp: u32, which: u32) -> Store<T> {
-        self.memory.tile(STAGES * STAGE_BYTES + (2 * warp + which) * Store::<T>::BYTES)
+    fn store<O>(self, warp: u32, which: u32) -> Store<O> {
+        self.memory.tile(STAGES * STAGE_BYTES + (2 * warp + which) * Store::<O>::BYTES)
     }
 }
 
 /// The row and column of C from which this block computes the tile.
 #[inline(always)]
-fn origin(order: TileOrder<GROUP>, number: u32) -> (u32, u32) {
+pub(super) fn origin(order: Order, number: u32) -> (u32, u32) {
     let (row, column) = order.position(number);
     ((CLUSTER * row + cluster::rank()) * TILE_M, column * TILE_N)
 }
@@ -210,13 +263,7 @@ fn origin(order: TileOrder<GROUP>, number: u32) -> (u32, u32) {
 ///
 /// The kernel's contract, and one thread of each block calls it.
 #[inline(always)]
-unsafe fn load<T: GemmFactor>(
-    a: &TensorMap,
-    b: &TensorMap,
-    shared: Shared<T>,
-    order: TileOrder<GROUP>,
-    k: u32,
-) {
+unsafe fn load<T: Factor>(a: &TensorMap, b: &TensorMap, shared: Shared<T>, order: Order, k: u32) {
     const HALF: u32 = TILE_N / CLUSTER;
     tma::prefetch_map(a);
     tma::prefetch_map(b);
@@ -249,13 +296,16 @@ unsafe fn load<T: GemmFactor>(
 ///
 /// The kernel's contract, and the first [`MULTIPLYING_WARPS`] warps of the block call it.
 #[inline(always)]
-unsafe fn multiply<T: GemmFactor>(
-    c: Output<'_, T>,
+unsafe fn multiply<T: Factor, E: Epilogue>(
+    c: Output<'_, E::Output>,
     shared: Shared<T>,
-    order: TileOrder<GROUP>,
+    order: Order,
     k: u32,
-    scales: [*const f32; 2],
+    epilogue: E,
 ) {
+    // A warp's slices of a tile, and how many of them follow the tile's last product.
+    let slices = TILE_N / Store::<E::Output>::COLUMNS;
+    let at_once = if size_of::<E::Output>() == 2 { slices - DEFERRED } else { slices };
     let thread = thread::thread_idx_x();
     let (warp, lane) = (thread / warp::WARP_SIZE, warp::lane_id());
     let (warpgroup, rank_in_warpgroup) = (thread / 128, thread % 128);
@@ -268,8 +318,8 @@ unsafe fn multiply<T: GemmFactor>(
     let mut state = PipelineState::FIRST;
     let mut tile = thread::block_idx_x() / CLUSTER;
     let mut done = Done { row: 0, column: 0 };
-    // The sums that are not stored yet, rounded, in pairs.
-    let mut rest = [0; 16 * (SLICES - AT_ONCE) as usize];
+    // The slices that are not stored yet, rounded.
+    let mut rest = [0; (DEFERRED * SLICE_WORDS) as usize];
     let mut any_done = false;
     while tile < order.count() {
         let mut sums = [0.0; 128];
@@ -284,15 +334,16 @@ unsafe fn multiply<T: GemmFactor>(
                     release(last);
                 }
             };
-            let mut slice = AT_ONCE;
-            while slice < SLICES {
+            let mut slice = at_once;
+            while slice < slices {
                 if term < k {
                     step(&mut sums, state, last, term);
                     (state, last, term) =
                         (shared.pipeline.next(state), state, term + Shared::<T>::TILE_K);
                 }
                 if any_done {
-                    done.store(&c, shared, warp, lane, slice, |i| rest[i - 16 * AT_ONCE as usize]);
+                    let word = |i| rest[(SLICE_WORDS * (slice - at_once)) as usize + i];
+                    done.store(&c, shared, warp, lane, slice, word);
                 }
                 slice += 1;
             }
@@ -312,81 +363,104 @@ unsafe fn multiply<T: GemmFactor>(
         }
         let (row, column) = origin(order, tile);
         done = Done { row: row + warp * STORE_M, column };
-        // Read again for each tile: there is no register to keep it in.
-        // SAFETY: the kernel's contract.
-        let scale = if T::SCALED { unsafe { product_of(scales) } } else { 1.0 };
-        let scaled = |sum: f32| if T::SCALED { scale * sum } else { sum };
-        let pair = |i: usize| T::Output::pack([scaled(sums[2 * i]), scaled(sums[2 * i + 1])]);
+        // Unknown: nothing is computed from it before the loop, where registers are few.
+        let own = hint::opaque(lane);
+        let (row, column) = (done.row + own / 4, column + own % 4 * 2);
+        epilogue.apply(&mut Part { sums: &mut sums, row, column, end: (c.m, c.n) });
+        let word = |i| E::Output::word(i, |i| sums[i]);
         let mut slice = 0;
-        while slice < AT_ONCE {
+        while slice < at_once {
+            let word = |i| word((SLICE_WORDS * slice) as usize + i);
             // SAFETY: the caller's contract.
-            unsafe { done.store(&c, shared, warp, lane, slice, pair) };
+            unsafe { done.store(&c, shared, warp, lane, slice, word) };
             slice += 1;
         }
-        let mut i = 0;
-        while i < rest.len() {
-            rest[i] = pair(16 * AT_ONCE as usize + i);
-            i += 1;
+        if at_once < slices {
+            let mut i = 0;
+            while i < rest.len() {
+                rest[i] = word((SLICE_WORDS * at_once) as usize + i);
+                i += 1;
+            }
         }
         tile += thread::grid_dim_x() / CLUSTER;
     }
     if any_done {
-        let mut slice = AT_ONCE;
-        while slice < SLICES {
+        let mut slice = at_once;
+        while slice < slices {
+            let word = |i| rest[(SLICE_WORDS * (slice - at_once)) as usize + i];
             // SAFETY: the caller's contract.
-            unsafe {
-                done.store(&c, shared, warp, lane, slice, |i| rest[i - 16 * AT_ONCE as usize]);
-            }
+            unsafe { done.store(&c, shared, warp, lane, slice, word) };
             slice += 1;
         }
     }
     tma::wait_stores::<0>();
 }
 
-/// The product of the scales that there are.
-///
-/// # Safety
-///
-/// The pointers are null, or point to numbers that no thread writes.
-#[inline(always)]
-unsafe fn product_of([a, b]: [*const f32; 2]) -> f32 {
-    // SAFETY: the caller's contract.
-    let scale = |from: *const f32| if from.is_null() { 1.0 } else { unsafe { mem::load(from) } };
-    scale(a) * scale(b)
+/// A thread's sums of a tile, from `row` and `column` on.
+pub(super) struct Part<'a> {
+    pub(super) sums: &'a mut [f32; 128],
+    pub(super) row: u32,
+    pub(super) column: u32,
+    pub(super) end: (u32, u32),
+}
+
+impl Fragment for Part<'_> {
+    const ROWS: u32 = 2;
+    const COLUMNS: u32 = 64;
+    const PAIRS: bool = true;
+
+    #[inline(always)]
+    fn row(&self, i: u32) -> u32 {
+        self.row + 8 * i
+    }
+
+    #[inline(always)]
+    fn column(&self, j: u32) -> u32 {
+        self.column + 8 * (j / 2) + j % 2
+    }
+
+    #[inline(always)]
+    fn end(&self) -> (u32, u32) {
+        self.end
+    }
+
+    #[inline(always)]
+    fn sum(&mut self, i: u32, j: u32) -> &mut f32 {
+        &mut self.sums[(4 * (j / 2) + 2 * i + j % 2) as usize]
+    }
 }
 
 /// A warp's part of a tile that is computed.
-struct Done {
-    row: u32,
-    column: u32,
+pub(super) struct Done {
+    pub(super) row: u32,
+    pub(super) column: u32,
 }
 
 impl Done {
-    /// Stores a slice of [`STORE_N`] columns. `word` are a thread's sums of the tile, rounded, in
-    /// pairs.
+    /// Stores a slice: `word` are a thread's sums of it, rounded.
     ///
     /// # Safety
     ///
     /// The lanes of a warp call this together, for one slice after the other.
     #[inline(always)]
-    unsafe fn store<T: GemmFactor>(
+    pub(super) unsafe fn store<T: Factor, O: Float>(
         &self,
-        c: &Output<'_, T>,
+        c: &Output<'_, O>,
         shared: Shared<T>,
         warp: u32,
         lane: u32,
         slice: u32,
         word: impl Fn(usize) -> u32,
     ) {
-        let to = shared.store(warp, slice % 2);
-        let column = self.column + slice * STORE_N;
+        let to = shared.store::<O>(warp, slice % 2);
+        let column = self.column + slice * Store::<O>::COLUMNS;
         // SAFETY: the caller's contract. TMA has read the tile before the warp writes it again.
         unsafe {
             if lane == 0 {
                 tma::wait_stores_read::<1>();
             }
             warp::sync();
-            to.store_words(lane, |i| word(16 * slice as usize + i));
+            to.store_words(lane, word);
             tma::fence_async_shared();
             warp::sync();
             if !c.unaligned.is_null() {
@@ -400,14 +474,14 @@ impl Done {
 }
 
 /// Where the sums go.
-struct Output<'a, T: GemmFactor> {
-    map: &'a TensorMap,
-    unaligned: *mut T::Output,
-    m: u32,
-    n: u32,
+pub(super) struct Output<'a, O> {
+    pub(super) map: &'a TensorMap,
+    pub(super) unaligned: *mut O,
+    pub(super) m: u32,
+    pub(super) n: u32,
 }
 
-impl<T: GemmFactor> Output<'_, T> {
+impl<O: Float> Output<'_, O> {
     /// Stores a warp's tile, element by element.
     ///
     /// # Safety
@@ -415,21 +489,31 @@ impl<T: GemmFactor> Output<'_, T> {
     /// `unaligned` is C's address. The lanes of a warp call this together, and write the tile again
     /// after a barrier.
     #[inline(always)]
-    unsafe fn store(&self, lane: u32, row: u32, column: u32, tile: Store<T>) {
-        let mut i = 0;
-        while i < STORE_M * STORE_N / warp::WARP_SIZE {
-            let (r, half) = (i / 2, i % 2);
-            let (row, column_in_tile) = (row + r, warp::WARP_SIZE * half + lane);
-            let column = column + column_in_tile;
-            if row < self.m && column < self.n {
-                let at = row as usize * self.n as usize + column as usize;
-                // SAFETY: the element lies in C.
-                unsafe {
-                    let bits = tile.bits(r, column_in_tile);
-                    mem::store(self.unaligned.cast::<u16>().add(at), bits);
+    unsafe fn store(&self, lane: u32, row: u32, column: u32, tile: Store<O>) {
+        const ROWS: u32 = 4;
+        let halves = Store::<O>::COLUMNS / warp::WARP_SIZE;
+        // Not unrolled as a whole, which would take more registers than are left.
+        let end = hint::opaque(self.m.saturating_sub(row).min(STORE_M));
+        let mut first = 0;
+        while first < end {
+            let mut i = 0;
+            while i < ROWS * halves {
+                let (r, column_in_tile) = (first + i / halves, i % halves * warp::WARP_SIZE + lane);
+                let (row, column) = (row + r, column + column_in_tile);
+                if row < self.m && column < self.n {
+                    let at = row as usize * self.n as usize + column as usize;
+                    // SAFETY: the element lies in C.
+                    unsafe {
+                        let bits = tile.bits(r, column_in_tile);
+                        match size_of::<O>() {
+                            2 => mem::store(self.unaligned.cast::<u16>().add(at), bits as u16),
+                            _ => mem::store(self.unaligned.cast::<u32>().add(at), bits),
+                        }
+                    }
                 }
+                i += 1;
             }
-            i += 1;
+            first += ROWS;
         }
     }
 }

@@ -6,6 +6,7 @@
 //! Four kernels: [`gemm_wgmma`], for few rows [`gemm_swapped`], and [`gemm_blocks`] for Hopper and
 //! rows that begin at multiples of 16 bytes; [`gemm_mma`] for every GPU since Ampere and any rows.
 
+pub mod epilogue;
 pub mod gemm_blocks;
 pub mod gemm_mma;
 pub mod gemm_swapped;

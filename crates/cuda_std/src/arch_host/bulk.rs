@@ -272,6 +272,21 @@ pub(crate) unsafe fn load_shared_u16(from: SharedAddress) -> u16 {
 }
 
 #[track_caller]
+pub(crate) unsafe fn load_shared_u32(from: SharedAddress) -> u32 {
+    let from = from.cast::<u32>();
+    touch(from, Access::Read);
+    // SAFETY: the caller's contract.
+    unsafe { from.read() }
+}
+
+#[track_caller]
+pub(crate) unsafe fn store_shared_pair(to: SharedAddress, value: [u32; 2]) {
+    touch(to.cast::<u64>(), Access::Write);
+    // SAFETY: the caller's contract.
+    unsafe { to.cast::<[u32; 2]>().write(value) }
+}
+
+#[track_caller]
 pub(crate) unsafe fn store_shared(to: SharedAddress, value: [u32; 4]) {
     touch(to.cast::<u128>(), Access::Write);
     // SAFETY: the caller's contract.

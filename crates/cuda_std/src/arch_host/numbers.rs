@@ -64,6 +64,16 @@ macro_rules! floats {
 floats!(f32 f64);
 
 #[inline]
+pub(crate) fn rcp_ftz(x: f32) -> f32 {
+    x.recip()
+}
+
+#[inline]
+pub(crate) fn exp2_ftz(x: f32) -> f32 {
+    x.exp2()
+}
+
+#[inline]
 pub(crate) fn rsqrt(x: f32) -> f32 {
     x.sqrt().recip()
 }

@@ -243,6 +243,28 @@ pub(crate) unsafe fn load_shared_u16(from: SharedAddress) -> u16 {
 }
 
 #[inline(always)]
+pub(crate) unsafe fn load_shared_u32(from: SharedAddress) -> u32 {
+    let value;
+    // SAFETY: the caller's contract.
+    unsafe { asm!("ld.shared.u32 {}, [{}];", out(reg32) value, in(reg32) from, options(nostack)) }
+    value
+}
+
+#[inline(always)]
+pub(crate) unsafe fn store_shared_pair(to: SharedAddress, value: [u32; 2]) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        asm!(
+            "st.shared.v2.u32 [{}], {{{}, {}}};",
+            in(reg32) to,
+            in(reg32) value[0],
+            in(reg32) value[1],
+            options(nostack),
+        );
+    }
+}
+
+#[inline(always)]
 pub(crate) unsafe fn store_shared(to: SharedAddress, value: [u32; 4]) {
     // SAFETY: the caller's contract.
     unsafe {

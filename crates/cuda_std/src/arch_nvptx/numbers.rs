@@ -116,6 +116,8 @@ macro_rules! approximations {
 }
 
 approximations! {
+    rcp_ftz "rcp.approx.ftz.f32";
+    exp2_ftz "ex2.approx.ftz.f32";
     rsqrt "rsqrt.approx.f32";
     exp2 "ex2.approx.f32";
     log2 "lg2.approx.f32";

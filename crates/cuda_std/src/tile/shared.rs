@@ -2,7 +2,7 @@
 
 use core::marker::PhantomData;
 
-use crate::convert::Half;
+use crate::convert::{Float, Half};
 use crate::mbarrier::MBarrier;
 use crate::vector::Vec16;
 use crate::{arch, shared, wgmma};
@@ -75,8 +75,8 @@ impl TileMemory {
     }
 }
 
-/// `ROWS` rows of 128 bytes in shared memory: 64 elements of 16 bits, or 128 of 8. The 16-byte
-/// chunks of row `r` are swizzled: chunk `c` is at `c ^ (r % 8)`.
+/// `ROWS` rows of 128 bytes in shared memory: 32 elements of 32 bits, 64 of 16, or 128 of 8. The
+/// 16-byte chunks of row `r` are swizzled: chunk `c` is at `c ^ (r % 8)`.
 #[derive(Clone, Copy)]
 pub struct SharedTile<T, const ROWS: u32> {
     address: arch::SharedAddress,
@@ -88,7 +88,7 @@ impl<T, const ROWS: u32> SharedTile<T, ROWS> {
     pub const COLUMNS: u32 = 128 / size_of::<T>() as u32;
     /// Size of a tile.
     pub const BYTES: u32 = {
-        assert!(matches!(size_of::<T>(), 1 | 2), "elements of a tile have 8 or 16 bits");
+        assert!(matches!(size_of::<T>(), 1 | 2 | 4), "elements of a tile have 8, 16 or 32 bits");
         assert!(ROWS.is_multiple_of(8), "the rows of a tile are a multiple of 8");
         ROWS * 128
     };
@@ -191,18 +191,25 @@ impl<T: wgmma::Factor, const ROWS: u32> SharedTile<T, ROWS> {
     }
 }
 
-impl<T: Half, const ROWS: u32> SharedTile<T, ROWS> {
-    /// Reads an element's bits. PTX: `ld.shared.u16`.
+impl<T: Float, const ROWS: u32> SharedTile<T, ROWS> {
+    /// Reads an element's bits. PTX: `ld.shared.u16` or `ld.shared.u32`.
     ///
     /// # Safety
     ///
     /// The tile has the row and the column, was written, and no other thread writes it.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
-    pub unsafe fn bits(self, row: u32, column: u32) -> u16 {
-        let offset = row * 128 + (((column / 8) ^ (row % 8)) << 4) + column % 8 * 2;
+    pub unsafe fn bits(self, row: u32, column: u32) -> u32 {
+        let byte = column * size_of::<T>() as u32;
+        let offset = row * 128 + (((byte / 16) ^ (row % 8)) << 4) + byte % 16;
+        let from = arch::shared_offset(self.address, offset);
         // SAFETY: the caller's contract.
-        unsafe { arch::load_shared_u16(arch::shared_offset(self.address, offset)) }
+        unsafe {
+            match size_of::<T>() {
+                2 => arch::load_shared_u16(from).into(),
+                _ => arch::load_shared_u32(from),
+            }
+        }
     }
 }
 
@@ -225,10 +232,10 @@ impl<T: Half> SharedTile<T, 8> {
     }
 }
 
-impl<T: Half> SharedTile<T, 16> {
-    /// Stores 16 x 64 elements of a warp, as `wgmma` leaves their sums in registers, in pairs:
-    /// words `2 * j` and `2 * j + 1` of a lane are those of columns from `8 * j` on, the second
-    /// eight rows below the first. PTX: `stmatrix`.
+impl<T: Float> SharedTile<T, 16> {
+    /// Stores 16 rows of a warp's sums, as `wgmma` leaves them in registers: 16 words of a lane, as
+    /// [`Float::word`] makes them of its sums. PTX: `stmatrix` for 16 bits, `st.shared.v2.u32` for
+    /// 32.
     ///
     /// # Safety
     ///
@@ -236,6 +243,10 @@ impl<T: Half> SharedTile<T, 16> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn store_words(self, lane: u32, word: impl Fn(usize) -> u32) {
+        if size_of::<T>() == 4 {
+            // SAFETY: the caller's contract.
+            return unsafe { self.store_pairs(lane, word) };
+        }
         // A lane gives the address of a row of one of four matrices: eight rows, the eight below
         // them, then the same of the next eight columns.
         let row = lane % 16;
@@ -249,6 +260,29 @@ impl<T: Half> SharedTile<T, 16> {
                 let to = arch::shared_offset(self.address, offset);
                 let words = [word(first), word(first + 1), word(first + 2), word(first + 3)];
                 arch::store_matrices(to, words);
+            }
+            pair += 1;
+        }
+    }
+    /// As [`store_words`](Self::store_words), for 32-bit elements.
+    ///
+    /// # Safety
+    ///
+    /// As there.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    unsafe fn store_pairs(self, lane: u32, word: impl Fn(usize) -> u32) {
+        // Words `4 * j` on are two neighbours of eight columns, then the two eight rows below.
+        let mut pair = 0;
+        while pair < 8 {
+            let row = lane / 4 + 8 * (pair % 2);
+            let chunk = pair / 2 * 2 + lane % 4 / 2;
+            let offset = row * 128 + ((chunk ^ (row % 8)) << 4) + lane % 2 * 8;
+            let first = 2 * pair as usize;
+            // SAFETY: the caller's contract; the chunk lies in the tile.
+            unsafe {
+                let to = arch::shared_offset(self.address, offset);
+                arch::store_shared_pair(to, [word(first), word(first + 1)]);
             }
             pair += 1;
         }

@@ -1,14 +1,14 @@
 //! The launch of products with scales per block.
 
 use devcomm_host::{LaunchConfig, Result};
-use devcomm_kernels::gemm::gemm_blocks as sizes;
+use devcomm_kernels::gemm::gemm_wgmma as sizes;
 
 use super::Gemm;
 use super::element::{ScaledElement, no_kernel};
 use super::hopper::{Matrices, map};
 use crate::check::refuse;
 
-/// Enqueues a product; the scales of `matrices` are those of the blocks.
+/// Enqueues a product, with the addresses of the matrices of scales.
 ///
 /// # Safety
 ///
@@ -16,6 +16,7 @@ use crate::check::refuse;
 pub(super) unsafe fn launch<T: ScaledElement>(
     Gemm { compiled, stream, hopper, .. }: &Gemm,
     matrices @ Matrices { a, b, c, shape: [m, n, k], .. }: Matrices,
+    scales: [u64; 2],
 ) -> Result<()> {
     if hopper.is_none() || !(a | b | c | u64::from(k)).is_multiple_of(16) {
         return no_kernel::<T>(matrices);
@@ -37,5 +38,5 @@ pub(super) unsafe fn launch<T: ScaledElement>(
     };
     let config = config.with_dependent();
     // SAFETY: the caller's contract.
-    unsafe { T::blocks(compiled, stream, [a, b, map_of_c], unaligned, matrices, config) }
+    unsafe { T::blocks(compiled, stream, [a, b, map_of_c], unaligned, scales, matrices, config) }
 }

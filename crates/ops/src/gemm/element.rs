@@ -26,7 +26,8 @@ impl ScaledElement for F8E5M2 {}
 
 /// The launch of products with scales per block.
 pub trait LaunchesBlocks {
-    /// Launches `gemm_blocks`; maps and address as those of [`Launches::wide`].
+    /// Launches `gemm_blocks` with the addresses of the scales; what else is as in
+    /// [`Launches::wide`].
     ///
     /// # Safety
     ///
@@ -36,6 +37,7 @@ pub trait LaunchesBlocks {
         stream: &Stream,
         maps: [TensorMap; 3],
         unaligned: u64,
+        scales: [u64; 2],
         matrices: Matrices,
         config: LaunchConfig,
     ) -> Result<()>;
@@ -49,11 +51,12 @@ macro_rules! blocks {
                 stream: &Stream,
                 [a, b, c]: [TensorMap; 3],
                 unaligned: u64,
-                Matrices { shape: [m, n, k], scales: [scale_a, scale_b], .. }: Matrices,
+                [blocks_a, blocks_b]: [u64; 2],
+                Matrices { shape: [m, n, k], epilogue, .. }: Matrices,
                 config: LaunchConfig,
             ) -> Result<()> {
                 let product = kernels::gemm_blocks::<$type>::args(
-                    a, b, c, unaligned, m, n, k, scale_a, scale_b,
+                    a, b, c, unaligned, m, n, k, blocks_a, blocks_b, epilogue,
                 );
                 // SAFETY: the caller's contract.
                 unsafe { product.config(config).launch(&compiled.on(stream)) }
@@ -94,11 +97,7 @@ pub trait Launches<T> {
 }
 
 macro_rules! elements {
-    ($($type:ident in $output:ident by $portable:ident;)*) => { $(
-        impl GemmElement for $type {
-            type Output = $output;
-        }
-
+    ($($type:ident in $output:ident by $wide:ident, $portable:tt;)*) => { $(
         impl GemmOutput<$type> for $output {}
 
         impl Launches<$type> for $output {
@@ -107,13 +106,11 @@ macro_rules! elements {
                 stream: &Stream,
                 [a, b, c]: [TensorMap; 3],
                 unaligned: u64,
-                Matrices { shape: [m, n, k], scales, .. }: Matrices,
+                Matrices { shape: [m, n, k], epilogue, .. }: Matrices,
                 config: LaunchConfig,
             ) -> Result<()> {
-                let [scale_a, scale_b] = scales;
-                let product = kernels::gemm_wgmma::<$type>::args(
-                    a, b, c, unaligned, m, n, k, scale_a, scale_b,
-                );
+                let product =
+                    kernels::$wide::<$type>::args(a, b, c, unaligned, m, n, k, epilogue);
                 // SAFETY: the caller's contract.
                 unsafe { product.config(config).launch(&compiled.on(stream)) }
             }
@@ -124,26 +121,39 @@ macro_rules! elements {
                 matrices: Matrices,
                 config: LaunchConfig,
             ) -> Result<()> {
-                $portable!($type compiled stream matrices config)
+                portable!($type $portable compiled stream matrices config)
             }
         }
     )* };
 }
 
-macro_rules! gemm_mma {
-    ($type:ident $compiled:ident $stream:ident $matrices:ident $config:ident) => {{
-        let Matrices { a, b, c, shape: [m, n, k], .. } = $matrices;
-        let product = kernels::gemm_mma::<$type>::args(a, b, c, m, n, k);
+macro_rules! portable {
+    ($type:ident none $compiled:ident $stream:ident $matrices:ident $config:ident) => {{
+        let _ = ($compiled, $stream, $config);
+        no_kernel::<$type>($matrices)
+    }};
+    ($type:ident $kernel:ident $compiled:ident $stream:ident $matrices:ident $config:ident) => {{
+        let Matrices { a, b, c, shape: [m, n, k], epilogue } = $matrices;
+        let product = kernels::$kernel::<$type>::args(a, b, c, m, n, k, epilogue);
         // SAFETY: the caller's contract.
         unsafe { product.config($config).launch(&$compiled.on($stream)) }
     }};
 }
 
-macro_rules! no_kernel {
-    ($type:ident $compiled:ident $stream:ident $matrices:ident $config:ident) => {{
-        let _ = ($compiled, $stream, $config);
-        no_kernel::<$type>($matrices)
-    }};
+impl GemmElement for bf16 {
+    type Output = Self;
+}
+
+impl GemmElement for f16 {
+    type Output = Self;
+}
+
+impl GemmElement for F8E4M3 {
+    type Output = bf16;
+}
+
+impl GemmElement for F8E5M2 {
+    type Output = bf16;
 }
 
 /// Says what the kernels of 8-bit floats need.
@@ -156,10 +166,14 @@ pub(super) fn no_kernel<T: Element>(Matrices { shape: [.., k], .. }: Matrices) -
 }
 
 elements! {
-    bf16 in bf16 by gemm_mma;
-    f16 in f16 by gemm_mma;
-    F8E4M3 in bf16 by no_kernel;
-    F8E5M2 in bf16 by no_kernel;
+    bf16 in bf16 by gemm_wgmma, gemm_mma;
+    bf16 in f32 by gemm_wgmma_f32, gemm_mma_f32;
+    f16 in f16 by gemm_wgmma, gemm_mma;
+    f16 in f32 by gemm_wgmma_f32, gemm_mma_f32;
+    F8E4M3 in bf16 by gemm_wgmma, none;
+    F8E4M3 in f32 by gemm_wgmma_f32, none;
+    F8E5M2 in bf16 by gemm_wgmma, none;
+    F8E5M2 in f32 by gemm_wgmma_f32, none;
 }
 
 /// Products that do not compile: C of another type than there is, and scales of a type without

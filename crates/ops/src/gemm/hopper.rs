@@ -4,6 +4,7 @@ use devcomm_host::{
     Context, Element, Kernels, LaunchConfig, Result, Stream, TensorMap, TensorMapDesc,
 };
 use devcomm_kernels as kernels;
+use devcomm_kernels::gemm::epilogue::FusedArgs;
 use devcomm_kernels::gemm::gemm_swapped::{self as swapped, Shape};
 use devcomm_kernels::gemm::gemm_wgmma as wide;
 use devcomm_types::Kernel;
@@ -12,14 +13,14 @@ use half::bf16;
 use super::element::{GemmElement, GemmOutput};
 use super::plan::GemmPlan;
 
-/// A launch's matrices and scales, as their addresses; a scale of 0 is none.
+/// A launch's matrices, as their addresses, and its epilogue.
 #[derive(Clone, Copy)]
 pub struct Matrices {
     pub(super) a: u64,
     pub(super) b: u64,
     pub(super) c: u64,
     pub(super) shape: [u32; 3],
-    pub(super) scales: [u64; 2],
+    pub(super) epilogue: FusedArgs<u64, u64, u64, u64, f32, f32>,
 }
 
 /// The map of a matrix of `T`.
@@ -171,7 +172,7 @@ macro_rules! swapped {
                 unsafe fn launch(
                     compiled: &Kernels,
                     stream: &Stream,
-                    Matrices { a, b, c, shape: [m, n, k], .. }: Matrices,
+                    Matrices { a, b, c, shape: [m, n, k], epilogue }: Matrices,
                     config: LaunchConfig,
                     division: swapped::Division,
                 ) -> Result<()> {
@@ -180,7 +181,7 @@ macro_rules! swapped {
                     let c = map(c, [m, n, swapped::STORE_M])?;
                     let swapped::Division { stages, whole, sums, constant_b } = division;
                     let division = swapped::DivisionArgs { stages, whole, sums, constant_b };
-                    let product = Self::Kernel::args(a, b, c, m, n, k, division);
+                    let product = Self::Kernel::args(a, b, c, m, n, k, division, epilogue);
                     // SAFETY: the caller's contract.
                     unsafe { product.config(config).launch(&compiled.on(stream)) }
                 }

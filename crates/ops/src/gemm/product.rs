@@ -3,6 +3,7 @@
 use std::marker::PhantomData;
 
 use devcomm_host::{Buffer, DeviceSlice, Result};
+use devcomm_kernels::gemm::epilogue::{self, FusedArgs};
 use devcomm_kernels::gemm::gemm_blocks::BLOCK;
 
 use super::Gemm;
@@ -11,41 +12,61 @@ use super::element::{GemmElement, GemmOutput, ScaledElement};
 use super::hopper::Matrices;
 use crate::check::{check_extents, check_len, require_context};
 
-/// A product of `[m, n, k]` that [`Gemm::product`] began: `C = A x B^T`, with what is done to the
-/// sums before they are rounded and stored. It can be launched several times.
+/// A function of each sum, after the bias.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Activation {
+    /// GELU's `tanh` approximation, `x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3))) / 2`.
+    /// PyTorch: `gelu(x, approximate="tanh")`. cuBLASLt: `CUBLASLT_EPILOGUE_GELU`.
+    Gelu,
+    /// SiLU, `x * sigmoid(x)`, also known as Swish.
+    Silu,
+}
+
+impl Activation {
+    /// The factors of `x` and `x^3` in the sigmoid's argument.
+    fn factors(self) -> [f32; 2] {
+        match self {
+            Self::Gelu => epilogue::GELU,
+            Self::Silu => epilogue::SILU,
+        }
+    }
+}
+
+/// A product of `[m, n, k]` that [`Gemm::product`] began: `C = activation(scale_a * scale_b * (A x
+/// B^T) + bias) + residual`, of which only the product itself is always there. All is computed in
+/// `f32`, and rounded once. A product can be launched several times.
 ///
-/// C is of [`GemmElement::Output`] or of `f32`; its buffer decides.
+/// C is of [`GemmElement::Output`] or of `f32`; its buffer decides. Bias and residual have its
+/// type.
 #[must_use = "it is launched by `launch`"]
 pub struct Product<'g, T, O> {
     gemm: &'g Gemm,
     shape: [usize; 3],
-    scales: Option<Scales>,
-    types: PhantomData<(T, O)>,
+    scales: Option<[DeviceSlice<f32>; 2]>,
+    /// Matrices of scales, and the launch of the kernel that takes them.
+    block_scales: Option<([DeviceSlice<f32>; 2], LaunchBlocks)>,
+    bias: Option<DeviceSlice<O>>,
+    activation: Option<Activation>,
+    residual: Option<DeviceSlice<O>>,
+    factors: PhantomData<T>,
 }
 
-/// The scales of A and of B.
-enum Scales {
-    /// One each.
-    PerTensor([DeviceSlice<f32>; 2]),
-    /// Matrices of them, and the launch of the kernel that takes these.
-    PerBlock([DeviceSlice<f32>; 2], LaunchBlocks),
-}
-
-type LaunchBlocks = unsafe fn(&Gemm, Matrices) -> Result<()>;
+type LaunchBlocks = unsafe fn(&Gemm, Matrices, [u64; 2]) -> Result<()>;
 
 impl Gemm {
     /// A product of `[m, n, k]`, as [`launch`](Self::launch) computes it until more is added.
     ///
     /// ```no_run
-    /// # use devcomm::{DeviceSlice, F8E4M3, Gemm, Result};
+    /// # use devcomm::{Activation, DeviceSlice, Gemm, Result};
     /// # use half::bf16;
-    /// # fn product(
+    /// # fn layer(
     /// #     gemm: &Gemm,
-    /// #     [a, b]: [&DeviceSlice<F8E4M3>; 2],
-    /// #     [scale_a, scale_b]: [&DeviceSlice<f32>; 2],
-    /// #     c: &DeviceSlice<bf16>,
+    /// #     [x, up, down, bias, hidden, y]: [&DeviceSlice<bf16>; 6],
     /// # ) -> Result<()> {
-    /// gemm.product([128, 4096, 1024]).scales([scale_a, scale_b]).launch(a, b, c)
+    /// // Two layers: y = gelu(x * up^T + bias) * down^T + x.
+    /// gemm.product([32, 4096, 1024]).bias(bias).activation(Activation::Gelu).launch(x, up, hidden)?;
+    /// gemm.product([32, 1024, 4096]).residual(x).launch(hidden, down, y)
     /// # }
     /// ```
     pub fn product<T, O>(&self, shape: [usize; 3]) -> Product<'_, T, O>
@@ -53,7 +74,16 @@ impl Gemm {
         T: GemmElement,
         O: GemmOutput<T>,
     {
-        Product { gemm: self, shape, scales: None, types: PhantomData }
+        Product {
+            gemm: self,
+            shape,
+            scales: None,
+            block_scales: None,
+            bias: None,
+            activation: None,
+            residual: None,
+            factors: PhantomData,
+        }
     }
 }
 
@@ -61,7 +91,7 @@ impl<T: ScaledElement, O: GemmOutput<T>> Product<'_, T, O> {
     /// Multiplies the sums by the scales of A and of B: the first element of each buffer, read when
     /// the product runs.
     pub fn scales<S: Buffer<Element = f32>>(mut self, scales: [&S; 2]) -> Self {
-        self.scales = Some(Scales::PerTensor(scales.map(Buffer::device_slice)));
+        self.scales = Some(scales.map(Buffer::device_slice));
         self
     }
 }
@@ -86,15 +116,35 @@ impl<T: ScaledElement> Product<'_, T, T::Output> {
         SB: Buffer<Element = f32>,
     {
         let scales = [a.device_slice(), b.device_slice()];
-        self.scales = Some(Scales::PerBlock(scales, blocks::launch::<T>));
+        self.block_scales = Some((scales, blocks::launch::<T>));
         self
     }
 }
 
 impl<T: GemmElement, O: GemmOutput<T>> Product<'_, T, O> {
+    /// Adds the first `n` elements of `bias` to each row.
+    pub fn bias<D: Buffer<Element = O>>(mut self, bias: &D) -> Self {
+        self.bias = Some(bias.device_slice());
+        self
+    }
+
+    /// Replaces each element, after scales and bias, by a function of it.
+    pub fn activation(mut self, activation: Activation) -> Self {
+        self.activation = Some(activation);
+        self
+    }
+
+    /// Adds the first `m * n` elements of `residual`, row-major, after the activation. It may be C:
+    /// the product is then added to what C is.
+    pub fn residual<R: Buffer<Element = O>>(mut self, residual: &R) -> Self {
+        self.residual = Some(residual.device_slice());
+        self
+    }
+
     /// Enqueues the product: reads `m * k` elements of `a` and `n * k` of `b`, and writes the first
-    /// `m * n` elements of `c`, which overlaps none of the other buffers. Only work on this stream
-    /// may access `c` until the product has ended.
+    /// `m * n` elements of `c`, which overlaps none of the other buffers, except that it may begin
+    /// where the residual does. Only work on this stream may access `c` until the product has
+    /// ended.
     ///
     /// # Errors
     ///
@@ -136,29 +186,40 @@ impl<T: GemmElement, O: GemmOutput<T>> Product<'_, T, O> {
         let a = self.address("A", &a.device_slice(), m, k)?;
         let b = self.address("B", &b.device_slice(), n, k)?;
         let c = self.address("C", &c.device_slice(), m, n)?;
-        let mut matrices = Matrices { a, b, c, shape, scales: [0; 2] };
+        let [of_a, of_b] =
+            self.scales.as_ref().map_or([None; 2], |scales| scales.each_ref().map(Some));
+        let [linear, cubic] = self.activation.map_or([0.0; 2], Activation::factors);
+        let epilogue = FusedArgs {
+            scale_a: self.optional("the scale of A", of_a, 1, 1)?,
+            scale_b: self.optional("the scale of B", of_b, 1, 1)?,
+            bias: self.optional("the bias", self.bias.as_ref(), 1, n)?,
+            residual: self.optional("the residual", self.residual.as_ref(), m, n)?,
+            linear,
+            cubic,
+        };
+        let matrices = Matrices { a, b, c, shape, epilogue };
         // SAFETY: the buffers have the elements; dropping one waits for the stream, and the caller
         // ensures what a graph needs.
         unsafe {
-            match &self.scales {
-                None => self.gemm.enqueue::<T, O>(matrices),
-                Some(Scales::PerTensor([of_a, of_b])) => {
-                    matrices.scales = [
-                        self.address("the scale of A", of_a, 1, 1)?,
-                        self.address("the scale of B", of_b, 1, 1)?,
-                    ];
-                    self.gemm.enqueue::<T, O>(matrices)
-                }
-                Some(Scales::PerBlock([of_a, of_b], launch)) => {
-                    let [n, k] = [n, k].map(|extent| extent.div_ceil(BLOCK as usize));
-                    matrices.scales = [
-                        self.address("the matrix of A's scales", of_a, k, m)?,
-                        self.address("the matrix of B's scales", of_b, n, k)?,
-                    ];
-                    launch(self.gemm, matrices)
-                }
-            }
+            let Some(([of_a, of_b], launch)) = &self.block_scales else {
+                return self.gemm.enqueue::<T, O>(matrices);
+            };
+            let [n, k] = [n, k].map(|extent| extent.div_ceil(BLOCK as usize));
+            let of_a = self.address("the matrix of A's scales", of_a, k, m)?;
+            let of_b = self.address("the matrix of B's scales", of_b, n, k)?;
+            launch(self.gemm, matrices, [of_a, of_b])
         }
+    }
+
+    /// As [`address`](Self::address), or 0 if there is no buffer.
+    fn optional<E>(
+        &self,
+        name: &str,
+        slice: Option<&DeviceSlice<E>>,
+        rows: usize,
+        columns: usize,
+    ) -> Result<u64> {
+        slice.map_or(Ok(0), |slice| self.address(name, slice, rows, columns))
     }
 
     /// The address of a buffer of the `Gemm`'s context with enough elements.

@@ -1,0 +1,211 @@
+//! What becomes of a product's sums before they are rounded and stored.
+
+use cuda_std::convert::Float;
+use cuda_std::prelude::*;
+use cuda_std::{math, mem};
+
+/// What becomes of the sums of a product. It is a parameter of the kernel: a kernel of one's own
+/// calls the `product` of [`gemm_wgmma`](super::gemm_wgmma), [`gemm_swapped`](super::gemm_swapped)
+/// or [`gemm_mma`](super::gemm_mma) with it. [`Fused`] is that of the shipped kernels.
+///
+/// ```text
+/// /// The positive sums in bf16, each row times a number.
+/// #[repr(C)]
+/// #[derive(Clone, Copy, KernelParam)]
+/// pub struct ScaledRelu { pub rows: *const f32 }
+///
+/// impl Epilogue for ScaledRelu {
+///     type Output = bf16;
+///
+///     #[inline(always)]
+///     fn apply<F: Fragment>(&self, sums: &mut F) {
+///         // SAFETY: the contract of the kernel.
+///         sums.update_in_c(|sum, row, _| unsafe {
+///             sum.max(0.0) * mem::load(self.rows.add(row as usize))
+///         });
+///     }
+/// }
+/// ```
+pub trait Epilogue: Copy {
+    /// The element type of C.
+    type Output: Float;
+
+    /// Replaces a thread's sums by what is rounded and stored. It is called once for each element
+    /// of C, when the kernels before a dependent launch have ended.
+    fn apply<F: Fragment>(&self, sums: &mut F);
+}
+
+/// A thread's sums, of some rows and columns of C. Some may lie outside: these are not stored.
+pub trait Fragment {
+    /// How many rows.
+    const ROWS: u32;
+    /// How many columns.
+    const COLUMNS: u32;
+    /// Whether columns `2 * j` and `2 * j + 1` are neighbours in C, the first an even one.
+    const PAIRS: bool;
+
+    /// The `i`-th row, in C.
+    fn row(&self, i: u32) -> u32;
+    /// The `j`-th column, in C.
+    fn column(&self, j: u32) -> u32;
+    /// The row at which the elements end that are stored, and the columns of C.
+    fn end(&self) -> (u32, u32);
+    /// The sum of a row and a column.
+    fn sum(&mut self, i: u32, j: u32) -> &mut f32;
+
+    /// Replaces each sum, also those outside C.
+    #[inline(always)]
+    fn update(&mut self, by: impl Fn(f32) -> f32) {
+        let mut i = 0;
+        while i < Self::ROWS {
+            let mut j = 0;
+            while j < Self::COLUMNS {
+                let sum = self.sum(i, j);
+                *sum = by(*sum);
+                j += 1;
+            }
+            i += 1;
+        }
+    }
+
+    /// Replaces each sum in C; `by` takes a sum, its row and its column.
+    #[inline(always)]
+    fn update_in_c(&mut self, by: impl Fn(f32, u32, u32) -> f32) {
+        let (m, n) = self.end();
+        let mut i = 0;
+        while i < Self::ROWS {
+            let mut j = 0;
+            while j < Self::COLUMNS {
+                let (row, column) = (self.row(i), self.column(j));
+                if row < m && column < n {
+                    let sum = self.sum(i, j);
+                    *sum = by(*sum, row, column);
+                }
+                j += 1;
+            }
+            i += 1;
+        }
+    }
+}
+
+/// `activation(scale_a * scale_b * sum + bias) + residual`. A null pointer adds nothing, and a
+/// scale that is null is 1.
+///
+/// The activation is `x * sigmoid(linear * x + cubic * x^3)`, or none if `linear` is 0.
+#[repr(C)]
+#[derive(Clone, Copy, KernelParam)]
+pub struct Fused<O> {
+    /// The scale of A.
+    pub scale_a: *const f32,
+    /// The scale of B.
+    pub scale_b: *const f32,
+    /// A number for each column of C.
+    pub bias: *const O,
+    /// `m x n` numbers, row-major. May be C.
+    pub residual: *const O,
+    /// See [`GELU`] and [`SILU`].
+    pub linear: f32,
+    /// See [`GELU`] and [`SILU`].
+    pub cubic: f32,
+}
+
+/// The `linear` and `cubic` of GELU's `tanh` approximation, `x * (1 + tanh(sqrt(2 / pi) * (x +
+/// 0.044715 * x^3))) / 2`.
+pub const GELU: [f32; 2] = [1.595_769_1, 0.071_354_814];
+/// The `linear` and `cubic` of SiLU, `x * sigmoid(x)`.
+pub const SILU: [f32; 2] = [1.0, 0.0];
+
+impl<O: Float> Fused<O> {
+    /// The product of the scales.
+    #[inline(always)]
+    fn scale(&self) -> f32 {
+        let scale = |from: *const f32| match from.is_null() {
+            true => 1.0,
+            // SAFETY: the contract of the kernels with this parameter.
+            false => unsafe { mem::load(from) },
+        };
+        scale(self.scale_a) * scale(self.scale_b)
+    }
+
+    /// The activation of `x`.
+    #[inline(always)]
+    fn activation(&self, x: f32) -> f32 {
+        x * math::sigmoid(x * math::fma(self.cubic, x * x, self.linear))
+    }
+
+    /// Adds a row of numbers to the sums of rows `i` to `end`.
+    ///
+    /// # Safety
+    ///
+    /// `from` has a number for each column of C.
+    #[inline(always)]
+    unsafe fn add<F: Fragment>(sums: &mut F, from: *const O, i: u32, end: u32) {
+        let (_, n) = sums.end();
+        let add = |sums: &mut F, j, value| {
+            let mut i = i;
+            while i < end {
+                *sums.sum(i, j) += value;
+                i += 1;
+            }
+        };
+        let pairs = n.is_multiple_of(2) && from.addr().is_multiple_of(size_of::<O::Pair>());
+        let mut j = 0;
+        // SAFETY: the caller's contract; a pair is in C if its first column is.
+        unsafe {
+            if F::PAIRS && pairs {
+                while j < F::COLUMNS {
+                    let column = sums.column(j);
+                    if column < n {
+                        let pair = mem::load(from.wrapping_add(column as usize).cast());
+                        let [first, second] = O::unpack(pair);
+                        add(sums, j, first);
+                        add(sums, j + 1, second);
+                    }
+                    j += 2;
+                }
+            } else {
+                while j < F::COLUMNS {
+                    let column = sums.column(j);
+                    if column < n {
+                        let value = mem::load(from.wrapping_add(column as usize));
+                        add(sums, j, value.to_f32());
+                    }
+                    j += 1;
+                }
+            }
+        }
+    }
+}
+
+impl<O: Float> Epilogue for Fused<O> {
+    type Output = O;
+
+    /// Tests each part once, not for each sum.
+    #[inline(always)]
+    fn apply<F: Fragment>(&self, sums: &mut F) {
+        if !self.scale_a.is_null() || !self.scale_b.is_null() {
+            let scale = self.scale();
+            sums.update(|sum| scale * sum);
+        }
+        if !self.bias.is_null() {
+            // SAFETY: the contract of the kernels with this parameter.
+            unsafe { Self::add(sums, self.bias, 0, F::ROWS) };
+        }
+        if self.linear != 0.0 {
+            sums.update(|sum| self.activation(sum));
+        }
+        if !self.residual.is_null() {
+            let (m, n) = sums.end();
+            let mut i = 0;
+            while i < F::ROWS {
+                let row = sums.row(i);
+                if row < m {
+                    let from = self.residual.wrapping_add(row as usize * n as usize);
+                    // SAFETY: as above.
+                    unsafe { Self::add(sums, from, i, i + 1) };
+                }
+                i += 1;
+            }
+        }
+    }
+}
