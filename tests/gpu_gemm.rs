@@ -4,7 +4,7 @@ use devcomm::kernels::gemm::epilogue::FusedArgs;
 use devcomm::kernels::{self, gemm::gemm_mma as sizes};
 use devcomm::{
     Activation, Buffer, DeviceSlice, Error, F8E4M3, F8E5M2, Gemm, GemmElement, GemmOutput,
-    GemmPlan, KERNELS, LaunchConfig, Rank, Result, ScaledElement, Simulation, StateError,
+    GemmPlan, KERNELS, LaunchConfig, Product, Rank, Result, ScaledElement, Simulation, StateError,
 };
 use devcomm_testing::gemm::{Factor, Problem};
 use devcomm_testing::machines::{Gpus, on_gpus};
@@ -188,7 +188,11 @@ where
             stream.synchronize()
         })?;
     }
-    Ok(())
+    let shape = [130, 136, 48];
+    let product = gemm.product::<T, T::Output>(shape).scales(scales.each_ref());
+    check_fused(rank, product, shape, 0, 3.0, ALL)?;
+    let product = gemm.product::<T, f32>(shape).scales(scales.each_ref());
+    check_fused(rank, product, shape, 0, 3.0, IN_PLACE)
 }
 
 /// What is added to a product.
@@ -219,13 +223,14 @@ fn activation(activation: Option<Activation>, x: f64) -> f64 {
     }
 }
 
-/// Checks a product of `T` in `O` with these parts, in all elements. `skip` elements lie before C,
-/// bias and residual.
+/// Adds these parts to a product, whose sums are multiplied by `scale`, and checks all elements.
+/// `skip` elements lie before C, bias and residual.
 fn check_fused<T, O>(
     rank: &Rank,
-    gemm: &Gemm,
-    shape @ [m, n, k]: [usize; 3],
+    mut product: Product<'_, T, O>,
+    [m, n, k]: [usize; 3],
     skip: usize,
+    scale: f64,
     parts: Parts,
 ) -> Result<()>
 where
@@ -244,7 +249,6 @@ where
     bias_buffer.copy_from_host(&bias)?;
     residual_buffer.copy_from_host(&residual)?;
     c.fill_bytes(0xff)?;
-    let mut product = gemm.product(shape);
     if parts.bias {
         product = product.bias(&bias_buffer);
     }
@@ -264,7 +268,7 @@ where
     assert!(got[m * n..].iter().all(|x| x.value().is_nan()), "{problem:?} wrote behind C");
     let is_wrong = |&(row, column): &(usize, usize)| {
         let (got, at) = (got[row * n + column], row * n + column);
-        let sum = problem.exact(0..1, row, column);
+        let sum = scale * problem.exact(0..1, row, column);
         let x = sum + if parts.bias { bias[column].value() } else { 0.0 };
         let right = activation(parts.activation, x);
         let right = right + if parts.residual { residual[at].value() } else { 0.0 };
@@ -282,6 +286,15 @@ where
     Ok(())
 }
 
+/// Checks a product with these parts, as [`check_fused`].
+fn fused<T, O>(rank: &Rank, gemm: &Gemm, shape: [usize; 3], skip: usize, parts: Parts) -> Result<()>
+where
+    T: GemmElement + Number,
+    O: GemmOutput<T> + Number,
+{
+    check_fused::<T, O>(rank, gemm.product(shape), shape, skip, 1.0, parts)
+}
+
 #[test]
 fn every_plan_applies_bias_activation_and_residual() {
     on_gpus("every_plan_applies_bias_activation_and_residual", 1, |rank| {
@@ -292,12 +305,12 @@ fn every_plan_applies_bias_activation_and_residual() {
             for plan in gemm.plans(shape)?.into_iter().filter(few) {
                 gemm.set_plan(shape, plan)?;
                 println!("{plan} of {shape:?}");
-                check_fused::<bf16, bf16>(rank, &gemm, shape, 0, ALL)?;
-                check_fused::<bf16, bf16>(rank, &gemm, shape, 0, IN_PLACE)?;
+                fused::<bf16, bf16>(rank, &gemm, shape, 0, ALL)?;
+                fused::<bf16, bf16>(rank, &gemm, shape, 0, IN_PLACE)?;
             }
         }
-        check_fused::<bf16, bf16>(rank, &gemm, [40, 72, 64], 1, ALL)?;
-        check_fused::<bf16, bf16>(rank, &gemm, [40, 72, 64], 0, SILU)
+        fused::<bf16, bf16>(rank, &gemm, [40, 72, 64], 1, ALL)?;
+        fused::<bf16, bf16>(rank, &gemm, [40, 72, 64], 0, SILU)
     });
 }
 
@@ -315,12 +328,12 @@ fn products_in_f32_and_of_f16_have_epilogues_too() {
             ([70, 130, 34], ALL),
             ([7, 9, 5], IN_PLACE),
         ] {
-            check_fused::<bf16, f32>(rank, &gemm, shape, 0, parts)?;
+            fused::<bf16, f32>(rank, &gemm, shape, 0, parts)?;
         }
-        check_fused::<bf16, f32>(rank, &gemm, [30, 40, 24], 1, ALL)?;
-        check_fused::<f16, f32>(rank, &gemm, [30, 40, 24], 0, ALL)?;
-        check_fused::<f16, f16>(rank, &gemm, [130, 264, 72], 0, ALL)?;
-        check_fused::<f16, f16>(rank, &gemm, [7, 9, 5], 0, ALL)
+        fused::<bf16, f32>(rank, &gemm, [30, 40, 24], 1, ALL)?;
+        fused::<f16, f32>(rank, &gemm, [30, 40, 24], 0, ALL)?;
+        fused::<f16, f16>(rank, &gemm, [130, 264, 72], 0, ALL)?;
+        fused::<f16, f16>(rank, &gemm, [7, 9, 5], 0, ALL)
     });
 }
 
@@ -602,9 +615,19 @@ fn bad_products_are_refused_with_the_reason() {
             let error = gemm.launch(&buffer, &buffer, &buffer, shape).err().map(|e| e.to_string());
             assert!(error.as_ref().is_some_and(|e| e.contains(reason)), "{shape:?}: {error:?}");
         }
+        let launch = |product: Product<'_, bf16, bf16>| {
+            product.launch(&buffer, &buffer, &buffer).err().map(|e| e.to_string())
+        };
+        let short = launch(gemm.product([8, 64, 64]).bias(&buffer.slice(..63)?));
+        let reason = "the bias has 63 elements, but needs 1 x 64";
+        assert!(short.as_ref().is_some_and(|e| e.contains(reason)), "{short:?}");
+        let short = launch(gemm.product([8, 64, 64]).residual(&buffer.slice(1 + 64 * 56..)?));
+        let reason = "the residual has 511 elements, but needs 8 x 64";
+        assert!(short.as_ref().is_some_and(|e| e.contains(reason)), "{short:?}");
         let none = gemm.set_plan([8, 9, 9], GemmPlan::Wide).err().map(|e| e.to_string());
         assert!(none.as_ref().is_some_and(|e| e.contains("the plan `wide` is none")), "{none:?}");
-        let graph = stream.capture(|| gemm.launch(&buffer, &buffer, &buffer, [64, 64, 64]));
+        let product = gemm.product([64, 64, 64]).activation(Activation::Silu);
+        let graph = stream.capture(|| product.launch(&buffer, &buffer, &buffer));
         assert!(matches!(graph, Err(Error::State(StateError::Capturing { .. }))), "{graph:?}");
         Ok(())
     });

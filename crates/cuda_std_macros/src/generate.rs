@@ -201,13 +201,21 @@ impl Kernel<'_> {
 
     /// All items of one instance.
     fn instance(&self, instance: &Instance) -> TokenStream {
-        let (entry, meta) = (self.entry(instance), self.meta(instance));
         let (aliases, layout) = (instance.aliases(), self.layout());
         let generic = self.is_generic().then(|| {
             let (bounds, body) = (self.bounds(instance), self.body(instance));
             quote! { #bounds #body }
         });
         let dev_comm_check = self.args.gin.as_ref().map(|_| self.dev_comm_check());
+        let gpu = (!self.source.is_dependency).then(|| {
+            let (entry, meta) = (self.entry(instance), self.meta(instance));
+            quote! {
+                #[cfg(target_arch = "nvptx64")]
+                #meta
+                #[cfg(target_arch = "nvptx64")]
+                #entry
+            }
+        });
         let traits = instance.runs_on_host().then(|| self.traits(instance));
         quote! {
             const _: () = {
@@ -215,10 +223,7 @@ impl Kernel<'_> {
                 #generic
                 #layout
                 #dev_comm_check
-                #[cfg(target_arch = "nvptx64")]
-                #meta
-                #[cfg(target_arch = "nvptx64")]
-                #entry
+                #gpu
                 #[cfg(not(target_arch = "nvptx64"))]
                 const _: () = { #traits };
             };
@@ -320,7 +325,7 @@ impl Kernel<'_> {
         let (names, types, safety) = (&self.names, self.types_with_lifetimes(), self.safety());
         let name = instance.name(ident);
         let gin = self.args.gin.is_some();
-        let Source { package, stem } = self.source;
+        let Source { package, stem, .. } = self.source;
         let max_threads = self.args.max_threads.unwrap_or(MAX_THREADS);
         let cluster = self.args.cluster.unwrap_or(1);
         let (item, call) = if self.is_generic() {

@@ -36,6 +36,9 @@ use proc_macro::TokenStream;
 /// implements `Kernel` (all that a launch needs) and `HostKernel` (the body, for a simulator); its
 /// function `args` takes the launch's arguments.
 ///
+/// A package of kernels may depend on another one and call its functions: `cuda_builder` compiles
+/// the entry points of the package that it was asked for only.
+///
 /// # Arguments
 ///
 /// * `T = [f32, f16, bf16]`: the instances of a generic kernel, one list for each type or const

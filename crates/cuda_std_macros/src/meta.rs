@@ -11,13 +11,18 @@ pub struct Source {
     /// Stem of the file, which names the PTX module. For `lib.rs` and `main.rs` the package's name,
     /// for `mod.rs` the folder's.
     pub stem: String,
+    /// Whether cargo compiles the package as a dependency: then another one calls its functions,
+    /// and it has no entry points of its own.
+    pub is_dependency: bool,
 }
 
 impl Source {
     /// The source of a macro call.
     pub fn of(span: proc_macro::Span) -> Self {
         let package = std::env::var("CARGO_PKG_NAME").unwrap_or_else(|_| "kernels".into());
-        Self { stem: stem(&span.file(), &package), package }
+        let set = |name| std::env::var_os(name).is_some();
+        let is_dependency = set("CARGO") && !set("CARGO_PRIMARY_PACKAGE");
+        Self { stem: stem(&span.file(), &package), package, is_dependency }
     }
 }
 
@@ -162,7 +167,7 @@ mod tests {
     fn a_record_is_the_json_that_the_builder_reads() {
         let name: Ident = syn::parse_quote!(count);
         let arch: LitStr = syn::parse_quote!("sm_90a");
-        let source = Source { package: "tests".into(), stem: "fill".into() };
+        let source = Source { package: "tests".into(), stem: "fill".into(), is_dependency: false };
         let params = vec![(&name, "usize".to_owned())];
         let (arch, max_threads, cluster) = (Some(&arch), Some(256), Some(2));
         let record =

@@ -26,7 +26,8 @@ use crate::{KERNELS, modules};
 ///
 /// A has `m x k` elements, B `n x k` (as `nn.Linear` keeps its weights) and C `m x n`, all
 /// row-major. Sums are in f32 and rounded once. A and B are of bf16, f16 or 8-bit floats, C is of
-/// [`GemmElement::Output`].
+/// [`GemmElement::Output`]. [`product`](Self::product) adds a bias, an activation and more, and has
+/// C in f32 too.
 ///
 /// On Hopper, products whose rows of A and B begin at multiples of 16 bytes (`k` is a multiple of
 /// 8 for bf16) are by `wgmma` and TMA, fastest if `n` is a multiple of 8 too. All others, and those
@@ -112,7 +113,8 @@ impl Gemm {
         self
     }
 
-    /// How products of bf16 in bf16 of this shape are computed, if the buffers are aligned to 16 bytes.
+    /// How products of bf16 in bf16 of this shape are computed, if the buffers are aligned to 16
+    /// bytes.
     ///
     /// # Errors
     ///

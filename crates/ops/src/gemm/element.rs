@@ -187,6 +187,14 @@ elements! {
 /// ```
 ///
 /// ```compile_fail,E0277
+/// # use devcomm::{DeviceSlice, F8E4M3, Gemm};
+/// # use half::f16;
+/// fn product(gemm: &Gemm, a: &DeviceSlice<F8E4M3>, c: &DeviceSlice<f16>) {
+///     gemm.product([1, 1, 16]).launch(a, a, c).unwrap();
+/// }
+/// ```
+///
+/// ```compile_fail,E0277
 /// # use devcomm::{DeviceSlice, Gemm};
 /// # use half::bf16;
 /// fn product(gemm: &Gemm, a: &DeviceSlice<bf16>, scale: &DeviceSlice<f32>) {

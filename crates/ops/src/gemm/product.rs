@@ -65,7 +65,8 @@ impl Gemm {
     /// #     [x, up, down, bias, hidden, y]: [&DeviceSlice<bf16>; 6],
     /// # ) -> Result<()> {
     /// // Two layers: y = gelu(x * up^T + bias) * down^T + x.
-    /// gemm.product([32, 4096, 1024]).bias(bias).activation(Activation::Gelu).launch(x, up, hidden)?;
+    /// let first = gemm.product([32, 4096, 1024]).bias(bias).activation(Activation::Gelu);
+    /// first.launch(x, up, hidden)?;
     /// gemm.product([32, 1024, 4096]).residual(x).launch(hidden, down, y)
     /// # }
     /// ```

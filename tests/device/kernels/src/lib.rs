@@ -1,6 +1,6 @@
 //! Kernels that test the typed device API, one file per topic.
 //!
-//! All but those in [`launches`] and [`tiles`] take the same parameters, so that one test body can
+//! All but those in [`epilogue`], [`launches`] and [`tiles`] take the same parameters, so that one test body can
 //! run any of them in the simulator and on GPUs: the device communicator, a window `mail` for the
 //! exchanged data, a window `out` for results, [`Extra`] handles, and a parameter `n`.
 //!
@@ -18,6 +18,7 @@ mod files {
     pub mod barriers_gin;
     pub mod barriers_lsa;
     pub mod coops;
+    pub mod epilogue;
     pub mod gin;
     pub mod gin_bytes;
     pub mod gin_waits;
@@ -30,10 +31,10 @@ mod files {
 }
 
 pub use extra::{Args, Extra, Range};
-pub use files::{launches, tiles};
+pub use files::{epilogue, launches, tiles};
 // On the GPU a kernel is only an entry point, so there is nothing to import.
 #[allow(unused_imports)]
 pub use files::{
-    barriers_gin::*, barriers_lsa::*, coops::*, gin::*, gin_bytes::*, gin_waits::*, launches::*,
-    ll_a2a::*, memory::*, stuck::*, tiles::*, wrong::*,
+    barriers_gin::*, barriers_lsa::*, coops::*, epilogue::*, gin::*, gin_bytes::*, gin_waits::*,
+    launches::*, ll_a2a::*, memory::*, stuck::*, tiles::*, wrong::*,
 };

@@ -1,5 +1,6 @@
 //! Tests of the device API. They are one program, because each test program contains all kernels.
 
+mod epilogue;
 mod gin;
 mod launches;
 mod ll_a2a;
