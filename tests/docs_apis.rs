@@ -1,6 +1,7 @@
 //! Checks documents and sources: the tests that docs/host_api.md and docs/device_api.md name exist,
-//! and lines have at most 100 columns.
+//! what docs/gemm.md quotes is in the kernels, and lines have at most 100 columns.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
@@ -100,4 +101,34 @@ fn every_row_of_the_device_api_names_tests_that_exist_in_their_files() {
         }
     }
     assert!(rows.len() >= 70, "only {} rows were found: did the table's form change?", rows.len());
+}
+
+/// A quotation begins with the name of its file. Parts of the file follow, with `// ...` between.
+#[test]
+fn what_the_chapter_on_products_quotes_is_in_the_kernels() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let folder = root.join("examples/gemm_ladder/kernels/src");
+    let lines = |text: &str| -> Vec<String> {
+        let lines = text.lines().map(|line| line.trim().to_owned());
+        lines.filter(|line| !line.is_empty()).collect()
+    };
+    let mut quoted = BTreeSet::new();
+    let chapter = fs::read_to_string(root.join("docs/gemm.md")).unwrap();
+    for quotation in chapter.split("```rust\n// ").skip(1) {
+        let (quotation, _) = quotation.split_once("```").unwrap();
+        let (file, parts) = quotation.split_once('\n').unwrap();
+        let source = lines(&fs::read_to_string(folder.join(file)).unwrap());
+        for part in parts.split("// ...\n") {
+            let part = lines(part);
+            let found = source.windows(part.len()).any(|lines| lines == part);
+            assert!(found, "{file} does not have:\n{}", part.join("\n"));
+        }
+        quoted.insert(file.to_owned());
+    }
+    let files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name());
+    let steps: BTreeSet<String> = files
+        .map(|name| name.to_string_lossy().into_owned())
+        .filter(|name| name.starts_with("step"))
+        .collect();
+    assert_eq!(quoted, steps, "the chapter quotes every step");
 }

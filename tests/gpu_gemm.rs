@@ -3,7 +3,7 @@
 use devcomm::kernels::gemm::epilogue::FusedArgs;
 use devcomm::kernels::{self, gemm::gemm_mma as sizes};
 use devcomm::{
-    Activation, Buffer, DeviceSlice, Error, F8E4M3, F8E5M2, Gemm, GemmElement, GemmOutput,
+    Activation, Buffer, DeviceSlice, Element, Error, F8E4M3, F8E5M2, Gemm, GemmElement, GemmOutput,
     GemmPlan, KERNELS, LaunchConfig, Product, Rank, Result, ScaledElement, Simulation, StateError,
 };
 use devcomm_testing::gemm::{Factor, Problem};
@@ -584,18 +584,92 @@ fn the_portable_kernel_multiplies_matrices_of_any_shape_and_alignment() {
         for shape in portable_shapes(rank) {
             let [m, n, k] = shape.map(|extent| extent as u32);
             check::<bf16>(rank, shape, 0, |a, b, c| {
-                let product = kernels::gemm_mma::<bf16>::args(a, b, c, m, n, k, PLAIN);
+                let product =
+                    kernels::gemm_mma::<bf16>::args(a, b, c, m, n, k, false, false, PLAIN);
                 // SAFETY: the matrices have the elements.
                 unsafe { product.config(config).launch(&stream)? };
                 stream.synchronize()
             })?;
             check::<f16>(rank, shape, 0, |a, b, c| {
-                let product = kernels::gemm_mma::<f16>::args(a, b, c, m, n, k, PLAIN);
+                let product = kernels::gemm_mma::<f16>::args(a, b, c, m, n, k, false, false, PLAIN);
                 // SAFETY: as above.
                 unsafe { product.config(config).launch(&stream)? };
                 stream.synchronize()
             })?;
         }
+        Ok(())
+    });
+}
+
+/// Shapes for products of transposed factors: extents that are multiples of 8, with a part of a
+/// tile and more steps than stages; odd ones; vectors.
+fn transposed_shapes(rank: &Rank) -> Vec<[usize; 3]> {
+    let small = [[8, 16, 328], [136, 264, 72], [7, 9, 5], [66, 127, 34], [1, 24, 8], [16, 1, 9]];
+    if rank.is_simulated() {
+        return small.to_vec();
+    }
+    let large = [[4096, 4096, 256], [5000, 6008, 1096], [1000, 1001, 1002], [2001, 3000, 1000]];
+    let mixed = [8, 120, 1000].into_iter().flat_map(|m| [64, 1000].map(|n| [m, n, 1024]));
+    small.into_iter().chain(large).chain(mixed).collect()
+}
+
+/// The transpose of the first `rows` x `columns` elements.
+fn transpose<T: Number + Element>(
+    rank: &Rank,
+    matrix: &DeviceSlice<T>,
+    [rows, columns]: [usize; 2],
+) -> Result<DeviceSlice<T>> {
+    let mut elements = vec![T::nearest(0.0); rows * columns];
+    matrix.slice(..elements.len())?.copy_to_host(&mut elements)?;
+    let column = |c: usize| elements.iter().skip(c).step_by(columns).copied();
+    let transposed: Vec<T> = (0..columns).flat_map(column).collect();
+    let matrix = rank.communicator()?.mem_alloc::<T>(transposed.len())?;
+    matrix.copy_from_host(&transposed)?;
+    matrix.slice(..)
+}
+
+/// Checks products with A, B or both stored transposed, by [`Gemm`] and by the portable kernel.
+macro_rules! multiplies_transposed {
+    ($type:ident, $rank:ident) => {{
+        let stream = $rank.stream()?;
+        let gemm = Gemm::new(&stream)?;
+        for shape @ [m, n, k] in transposed_shapes($rank) {
+            for layout in [[false, true], [true, false], [true, true]] {
+                let [of_a, of_b] = layout;
+                let stored = |matrix: &DeviceSlice<$type>, rows, transposed| match transposed {
+                    true => transpose($rank, matrix, [rows, k]),
+                    false => matrix.slice(..),
+                };
+                check::<$type>($rank, shape, 0, |a, b, c| {
+                    let (a, b) = (stored(a, m, of_a)?, stored(b, n, of_b)?);
+                    let product = gemm.product(shape);
+                    let product = if of_a { product.transposed_a() } else { product };
+                    let product = if of_b { product.transposed_b() } else { product };
+                    product.launch(&a, &b, c)?;
+                    stream.synchronize()
+                })?;
+                check::<$type>($rank, shape, 0, |a, b, c| {
+                    let (a, b) = (stored(a, m, of_a)?, stored(b, n, of_b)?);
+                    let [m, n, k] = shape.map(|extent| extent as u32);
+                    let product =
+                        kernels::gemm_mma::<$type>::args(&a, &b, c, m, n, k, of_a, of_b, PLAIN);
+                    let config = LaunchConfig::new(2, sizes::THREADS);
+                    let config = config.with_dynamic_shared(sizes::SHARED);
+                    // SAFETY: the matrices have the elements.
+                    unsafe { product.config(config).launch(&stream)? };
+                    stream.synchronize()
+                })?;
+            }
+        }
+    }};
+}
+
+#[test]
+fn factors_may_be_stored_transposed() {
+    on_gpus("factors_may_be_stored_transposed", 1, |rank| {
+        rank.load(&KERNELS)?;
+        multiplies_transposed!(bf16, rank);
+        multiplies_transposed!(f16, rank);
         Ok(())
     });
 }

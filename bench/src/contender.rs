@@ -26,6 +26,15 @@ pub enum Variant {
     Nccl,
     /// NCCL's call on the host, on registered symmetric windows
     NcclSym,
+    /// A step of the ladder of matrix products, as are the following
+    Step1Loop,
+    Step2Shared,
+    Step3Registers,
+    Step4Mma,
+    Step5Wgmma,
+    Step6Pipeline,
+    Step7Cluster,
+    Step8Persistent,
 }
 
 impl Variant {
@@ -38,6 +47,14 @@ impl Variant {
             Self::CublasLt => "cublaslt",
             Self::Nccl => "nccl",
             Self::NcclSym => "nccl-sym",
+            Self::Step1Loop => "step1-loop",
+            Self::Step2Shared => "step2-shared",
+            Self::Step3Registers => "step3-registers",
+            Self::Step4Mma => "step4-mma",
+            Self::Step5Wgmma => "step5-wgmma",
+            Self::Step6Pipeline => "step6-pipeline",
+            Self::Step7Cluster => "step7-cluster",
+            Self::Step8Persistent => "step8-persistent",
         }
     }
 
@@ -62,6 +79,8 @@ pub struct Contender<'a> {
     pub algorithm: Option<String>,
     /// Operations per timed call: a row reports the time of one operation.
     pub operations: u32,
+    /// The most calls that are timed together.
+    pub most_calls: usize,
     /// Enqueues the timed work.
     pub timed: Work<'a>,
     /// Enqueues the checked work.
@@ -115,6 +134,7 @@ impl<'a> Contender<'a> {
             launch: None,
             algorithm: None,
             operations: 1,
+            most_calls: usize::MAX,
             timed,
             checked: work,
             outcome,
@@ -124,6 +144,11 @@ impl<'a> Contender<'a> {
     /// Times `work`, with this many operations, instead of the checked work.
     pub fn timed(self, operations: u32, work: impl Fn() -> devcomm::Result<()> + 'a) -> Self {
         Self { operations, timed: Rc::new(work), ..self }
+    }
+
+    /// Times at most this many calls together: for operations that take long.
+    pub fn at_most(self, calls: usize) -> Self {
+        Self { most_calls: calls, ..self }
     }
 
     /// Records the library's algorithm.

@@ -114,11 +114,11 @@ impl<'a> Harness<'a> {
         let mut graphs = Vec::new();
         if self.run.graph > 0 {
             for contender in contenders {
-                graphs.push(self.graph(&*contender.timed)?);
+                graphs.push(self.graph(&*contender.timed, self.calls(contender))?);
             }
         }
         for contender in contenders {
-            for _ in 0..self.run.warmup {
+            for _ in 0..self.run.warmup.min(contender.most_calls) {
                 (contender.timed)()?;
             }
         }
@@ -154,8 +154,9 @@ impl<'a> Harness<'a> {
             order.shuffle(&mut sequence);
             for &i in &sequence {
                 now(i);
-                let Contender { timed, operations, .. } = &contenders[i];
-                times[i] = self.time_one(&**timed, graphs.get(i))? / f64::from(*operations);
+                let contender @ Contender { timed, operations, .. } = &contenders[i];
+                let time = self.time_one(&**timed, self.calls(contender), graphs.get(i))?;
+                times[i] = time / f64::from(*operations);
             }
             mine.extend(times);
         }
@@ -163,9 +164,14 @@ impl<'a> Harness<'a> {
         Ok(all.chunks_exact(contenders.len()).map(<[f64]>::to_vec).collect())
     }
 
-    /// Captures `iters` launches as a graph, and runs it once.
-    fn graph(&self, work: Launches<'_>) -> Result<Graph> {
-        let launches = || (0..self.run.iters).try_for_each(|_| work());
+    /// The calls of a contender in a batch, or in a graph.
+    fn calls(&self, contender: &Contender<'_>) -> usize {
+        self.run.iters.min(contender.most_calls)
+    }
+
+    /// Captures `calls` of `work` as a graph, and runs it once.
+    fn graph(&self, work: Launches<'_>, calls: usize) -> Result<Graph> {
+        let launches = || (0..calls).try_for_each(|_| work());
         let graph = self.stream.capture(launches)?;
         graph.launch(&self.stream)?;
         self.finish()?;
@@ -178,19 +184,19 @@ impl<'a> Harness<'a> {
         // A library initialises on a first call, which cannot be captured.
         work()?;
         self.finish()?;
-        let graph = (self.run.graph > 0).then(|| self.graph(work)).transpose()?;
+        let graph = (self.run.graph > 0).then(|| self.graph(work, self.run.iters)).transpose()?;
         let times: Result<Vec<f64>> =
-            (0..BATCHES).map(|_| self.time_one(work, graph.as_ref())).collect();
+            (0..BATCHES).map(|_| self.time_one(work, self.run.iters, graph.as_ref())).collect();
         Ok(Spread::of(times?).map_or(f64::INFINITY, |times| times.median))
     }
 
-    /// Seconds per launch of `work`, over one timed batch.
-    fn time_one(&self, work: Launches<'_>, graph: Option<&Graph>) -> Result<f64> {
+    /// Seconds per call of `work`, over one timed batch: of `calls`, or of graphs of as many.
+    fn time_one(&self, work: Launches<'_>, calls: usize, graph: Option<&Graph>) -> Result<f64> {
         let (stream, run) = (&self.stream, self.run);
         self.rank.barrier()?;
         let (launches, launch): (_, Launches<'_>) = match graph {
             Some(graph) => (run.graph, &|| graph.launch(stream)),
-            None => (run.iters, work),
+            None => (calls, work),
         };
         // An untimed launch, which aligns the ranks' GPUs.
         launch()?;
@@ -198,6 +204,8 @@ impl<'a> Harness<'a> {
         (0..launches).try_for_each(|_| launch())?;
         stream.record(&self.events.1)?;
         self.finish()?;
-        Ok(f64::from(self.events.1.elapsed_ms(&self.events.0)?) / 1e3 / run.batch() as f64)
+        Ok(f64::from(self.events.1.elapsed_ms(&self.events.0)?)
+            / 1e3
+            / (calls * run.graph.max(1)) as f64)
     }
 }

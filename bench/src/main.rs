@@ -4,6 +4,7 @@
 //! devcomm-bench all-reduce -b 1K -e 64M -f 4 --json rows.json   # a kernel against ncclAllReduce
 //! devcomm-bench all-reduce --simulate 4                         # without GPUs: checks, no times
 //! devcomm-bench gemm -g 1 --set square                          # a product against cuBLASLt
+//! devcomm-bench gemm-ladder -g 1                                # the steps of docs/gemm.md
 //! devcomm-bench tune gemm -g 1 --set square                     # the fastest plan of each shape
 //! torchrun --no-python --nproc-per-node 8 -- ./devcomm-bench all-reduce
 //! cargo xtask twins    # then Rust against CUDA C++:
@@ -66,6 +67,9 @@ enum Bench {
     /// Matrix product followed by an all-reduce: one kernel against cuBLASLt and then ncclAllReduce
     #[command(name = "gemm-allreduce")]
     GemmAllReduce(versus::Command<versus::GemmAllReduce>),
+    /// The matrix products of docs/gemm.md, from a loop to the shipped kernel, against cuBLASLt
+    #[command(name = "gemm-ladder")]
+    GemmLadder(versus::Command<versus::GemmLadder>),
     /// Finds the fastest of the ways in which devcomm can compute something on this GPU
     Tune {
         #[command(subcommand)]
@@ -98,6 +102,7 @@ fn main() -> ExitCode {
         Bench::Put(command) => versus::run(command),
         Bench::Gemm(command) => versus::run(command),
         Bench::GemmAllReduce(command) => versus::run(command),
+        Bench::GemmLadder(command) => versus::run(command),
         Bench::Tune { what: Tunable::Gemm(tune) } => tune.run(),
         Bench::Twins(options) => twins::run(options),
     };

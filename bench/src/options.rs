@@ -193,11 +193,6 @@ impl RunOptions {
         Ok(())
     }
 
-    /// Launches of the work per timed batch.
-    pub fn batch(&self) -> usize {
-        self.iters * self.graph.max(1)
-    }
-
     /// Describes the measurement.
     pub fn describe(&self) -> String {
         let (rounds, iters) = (self.rounds, self.iters);
@@ -280,9 +275,8 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_is_as_many_launches_as_its_graphs_hold() {
-        assert_eq!(parse("-n 7").run.batch(), 7);
-        assert_eq!(parse("-n 7 -G 3").run.batch(), 21);
+    fn a_run_says_how_it_measures() {
+        assert!(parse("-n 7").run.describe().contains("each 7 launches of every"));
         assert!(parse("-n 7 -G 3").run.describe().contains("3 launches of a graph of 7"));
     }
 }

@@ -53,6 +53,7 @@ fn flags_that_cannot_be_meant_are_refused() {
     refuses(&["twins", "no_such_kernel"], &["no pair `no_such_kernel`", "lsa_allreduce"]);
     refuses(&["all-reduce", "-o", "max"], &["invalid value 'max'", "sum"]);
     refuses(&["gemm", "--k", "0"], &["is empty"]);
+    refuses(&["gemm-ladder", "--m", "300"], &["m is 300", "multiples of 256"]);
     refuses(&["lotteries"], &["unrecognized subcommand"]);
 }
 

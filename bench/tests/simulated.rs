@@ -142,6 +142,20 @@ fn a_product_alone_is_right_and_runs_on_one_gpu() {
 }
 
 #[test]
+fn the_ladders_steps_are_right() {
+    // A cluster computes two tiles, and a tile takes more steps than the pipeline has stages.
+    let names = ["step6-pipeline", "step7-cluster", "step8-persistent"];
+    let args = ["gemm-ladder", "--n", "512", "--k", "320", "--variants", &names.join(",")];
+    let mut small = program(&args);
+    small.env("DEVCOMM_SIMULATE", "1,multiprocessors=2");
+    let (comments, rows) = table_of(small);
+    assert_eq!(column(&rows, 4), ["256x512x320"; 3]);
+    assert_eq!(column(&rows, 5), names);
+    are_right(&comments, &rows);
+    refuses_late(&["gemm-ladder", "--simulate", "2"], "gemm-ladder runs on one GPU: -g 1");
+}
+
+#[test]
 fn a_product_of_any_shape_is_right_and_says_its_plan() {
     let (folder, args) = (tempfile::tempdir().unwrap(), ["gemm", "--simulate", "1", "--m", "5,9"]);
     let json = folder.path().join("rows.json");

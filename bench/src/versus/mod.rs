@@ -8,6 +8,7 @@ mod all_reduce;
 mod barrier;
 mod gemm;
 mod gemm_allreduce;
+mod gemm_ladder;
 mod job;
 mod product;
 mod put;
@@ -33,6 +34,7 @@ pub use all_reduce::AllReduce;
 pub use barrier::Barrier;
 pub use gemm::Gemm;
 pub use gemm_allreduce::GemmAllReduce;
+pub use gemm_ladder::GemmLadder;
 pub use put::Put;
 pub use tune::Tune;
 

@@ -71,7 +71,21 @@ pub unsafe fn m16n8k16<T: Factor>(d: &mut [f32; 4], a: [u32; 4], b: [u32; 2]) {
 #[track_caller]
 pub unsafe fn load_matrices<T: Factor>(row: *const T) -> [u32; 4] {
     // SAFETY: the caller's contract.
-    unsafe { arch::load_matrices(arch::shared_address(row)) }
+    unsafe { arch::load_matrices::<false>(arch::shared_address(row)) }
+}
+
+/// As [`load_matrices`], transposed: word `i` of a lane is column `row` of matrix `i`, the elements
+/// in rows `pair` and `pair + 1`. PTX: `ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16`.
+///
+/// # Safety
+///
+/// As [`load_matrices`].
+#[doc(alias = "ldmatrix")]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+#[track_caller]
+pub unsafe fn load_matrices_transposed<T: Factor>(row: *const T) -> [u32; 4] {
+    // SAFETY: the caller's contract.
+    unsafe { arch::load_matrices::<true>(arch::shared_address(row)) }
 }
 
 /// Stores four 8 x 8 matrices of 16-bit elements to shared memory, the reverse of

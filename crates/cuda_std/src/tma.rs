@@ -104,7 +104,7 @@ pub unsafe fn store_tile(map: &TensorMap, row: u32, column: u32, from: *const u8
 /// # Safety
 ///
 /// As [`store_tile`], but other threads may add to that part of the matrix at the same time. The
-/// map's type is f16 or bf16.
+/// map's type is f16, bf16 or f32.
 #[doc(alias = "cp.reduce.async.bulk.tensor")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]

@@ -43,12 +43,64 @@ use core::marker::PhantomData;
 
 use crate::arch;
 pub use crate::arch::{Factor, Sums};
+use crate::mma;
 
-/// A tile of `T` in shared memory: rows of 128 bytes, 64 elements of 16 bits or 128 of 8, swizzled
-/// as in [`TensorMapDesc`](devcomm_types::TensorMapDesc). The rows of `b` are the second factor's
-/// columns.
+/// How a factor of `T` lies in shared memory: [`KMajor`] or [`MnMajor`]. PTX ISA: *Asynchronous
+/// warpgroup level matrix shared memory layout*.
+pub trait Layout<T>: Copy {
+    /// The immediate `imm-trans-a` or `imm-trans-b` of the instruction.
+    #[doc(hidden)]
+    const TRANSPOSED: bool;
+}
+
+/// The terms of a sum lie side by side: 128 bytes are of one row of the factor.
+#[derive(Clone, Copy, Debug)]
+pub struct KMajor;
+
+impl<T: Factor> Layout<T> for KMajor {
+    const TRANSPOSED: bool = false;
+}
+
+/// The factor is stored transposed: 128 bytes are of one term, elements of 64 rows of the factor
+/// side by side. Only factors of 16 bits can be.
+///
+/// ```compile_fail,E0277
+/// # use cuda_std::wgmma::{MnMajor, Tile, multiply};
+/// # use devcomm_types::F8E4M3;
+/// unsafe fn product(d: &mut [f32; 4], a: Tile<F8E4M3>, b: Tile<F8E4M3, MnMajor>) {
+///     unsafe { multiply(d, a, b, true) }
+/// }
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct MnMajor;
+
+impl<T: mma::Factor> Layout<T> for MnMajor {
+    const TRANSPOSED: bool = true;
+}
+
+/// A factor of `T` in shared memory. Its rows are those of `a`, and the columns of `b`. In memory
+/// there are rows of 128 bytes, 64 elements of 16 bits or 128 of 8, swizzled as in
+/// [`TensorMapDesc`](devcomm_types::TensorMapDesc): the factor's rows if it is [`KMajor`], its
+/// columns if [`MnMajor`].
 #[derive(Clone, Copy)]
-pub struct Tile<T>(pub(crate) arch::TileAddress, PhantomData<T>);
+pub struct Tile<T, L = KMajor>(pub(crate) arch::TileAddress, PhantomData<(T, L)>);
+
+impl<T: mma::Factor> Tile<T, MnMajor> {
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub(crate) fn transposed_at_shared(address: arch::SharedAddress, next_rows: u32) -> Self {
+        Self(arch::transposed_tile_address(address, next_rows), PhantomData)
+    }
+
+    /// The factor at an address in shared memory whose first 64 rows are the columns of what lies
+    /// there; the next 64 are those of what lies `next_rows` bytes further, and so on. Both are
+    /// multiples of 1,024. PTX: the *leading dimension byte offset* of the matrix descriptor.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub fn transposed_at(address: *const u8, next_rows: u32) -> Self {
+        Self::transposed_at_shared(arch::shared_address(address), next_rows)
+    }
+}
 
 impl<T: Factor> Tile<T> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -64,13 +116,6 @@ impl<T: Factor> Tile<T> {
         Self::at_shared(arch::shared_address(address))
     }
 
-    /// The tile from column `k` on, a multiple of 16 bytes within a row.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    #[must_use]
-    pub fn columns_from(self, k: u32) -> Self {
-        self.offset_bytes(k * size_of::<T>() as u32)
-    }
-
     /// The tile at a byte offset: a multiple of 1,024 for other rows, of 16 for other columns.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
@@ -79,9 +124,21 @@ impl<T: Factor> Tile<T> {
     }
 }
 
+impl<T: Factor, L: Layout<T>> Tile<T, L> {
+    /// The factor from column `k` on: a multiple of 16 bytes within a row, or of eight columns if
+    /// it is [`MnMajor`].
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[must_use]
+    pub fn columns_from(self, k: u32) -> Self {
+        let column = if L::TRANSPOSED { 128 } else { size_of::<T>() as u32 };
+        Self(arch::tile_offset_bytes(self.0, k * column), PhantomData)
+    }
+}
+
 /// `d = a * b`, or `d += a * b` if `accumulate`: 64 x `N` sums in `f32` of products of
 /// [`Factor::TERMS`] columns of `a` (64 rows) and of `b` (`N` rows), where `D` is `[f32; N / 2]`.
-/// PTX: `wgmma.mma_async.sync.aligned.m64nNk16.f32`, or `m64nNk32` for 8-bit factors.
+/// Each factor has its own [`Layout`]. PTX: `wgmma.mma_async.sync.aligned.m64nNk16.f32`, or
+/// `m64nNk32` for 8-bit factors.
 ///
 /// Hopper adds products of 8-bit factors with fewer bits than `f32` has: relative to the largest of
 /// them and the sum so far, about 13 bits behind the point. The simulator adds in `f32`.
@@ -97,9 +154,14 @@ impl<T: Factor> Tile<T> {
 /// writes the tiles.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
-pub unsafe fn multiply<T: Factor, D: Sums>(d: &mut D, a: Tile<T>, b: Tile<T>, accumulate: bool) {
+pub unsafe fn multiply<T: Factor, D: Sums, LA: Layout<T>, LB: Layout<T>>(
+    d: &mut D,
+    a: Tile<T, LA>,
+    b: Tile<T, LB>,
+    accumulate: bool,
+) {
     // SAFETY: the caller's contract.
-    unsafe { d.wgmma::<T>(a.0, b.0, accumulate) }
+    unsafe { d.wgmma::<T, LA, LB>(a.0, b.0, accumulate) }
 }
 
 /// Prevents the compiler from moving accesses to the sums across this call, which [`fence`] and

@@ -15,7 +15,7 @@ use devcomm_kernels as kernels;
 use devcomm_types::{F8E4M3, Kernel};
 use half::bf16;
 
-pub use self::element::{GemmElement, GemmOutput, ScaledElement};
+pub use self::element::{GemmElement, GemmOutput, ScaledElement, TransposableElement};
 use self::hopper::{Matrices, Prepared};
 pub use self::plan::{GemmPlan, ParsePlanError};
 pub use self::product::{Activation, Product};
@@ -28,6 +28,8 @@ use crate::{KERNELS, modules};
 /// row-major. Sums are in f32 and rounded once. A and B are of bf16, f16 or 8-bit floats, C is of
 /// [`GemmElement::Output`]. [`product`](Self::product) adds a bias, an activation and more, and has
 /// C in f32 too.
+///
+/// [`product`](Self::product) has more: A and B may be stored transposed, for instance.
 ///
 /// On Hopper, products whose rows of A and B begin at multiples of 16 bytes (`k` is a multiple of
 /// 8 for bf16) are by `wgmma` and TMA, fastest if `n` is a multiple of 8 too. All others, and those
@@ -68,8 +70,11 @@ pub struct Gemm {
     plans: Mutex<HashMap<Problem, Planned>>,
 }
 
-/// The types of the factors and of C, and a shape.
-type Problem = ([DataType; 2], [u32; 3]);
+/// The types of the factors and of C, a shape, and whether A and B are transposed.
+type Problem = ([DataType; 2], [u32; 3], [bool; 2]);
+
+/// A and B as they are by default.
+const NOT_TRANSPOSED: [bool; 2] = [false; 2];
 
 /// The plan for a shape, prepared if it is not the portable one.
 type Planned = (GemmPlan, Option<Prepared>);
@@ -121,7 +126,7 @@ impl Gemm {
     /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a shape without elements or
     /// too large a one; those of the driver.
     pub fn plan(&self, shape: [usize; 3]) -> Result<GemmPlan> {
-        Ok(self.prepare::<bf16, bf16>(check_extents(shape)?)?.0)
+        Ok(self.prepare::<bf16, bf16>(check_extents(shape)?, NOT_TRANSPOSED)?.0)
     }
 
     /// The plans for bf16 of this shape that there are on this GPU, the one expected to be fastest
@@ -157,7 +162,8 @@ impl Gemm {
         }
         let shape = check_extents(shape)?;
         let prepared = self.prepare_plan::<bf16, bf16>(plan, shape)?;
-        self.planned().insert(([bf16::DATA_TYPE; 2], shape), (plan, prepared));
+        let problem = ([bf16::DATA_TYPE; 2], shape, NOT_TRANSPOSED);
+        self.planned().insert(problem, (plan, prepared));
         Ok(())
     }
 
@@ -165,21 +171,26 @@ impl Gemm {
         self.plans.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn prepare<T, O>(&self, shape @ [.., k]: [u32; 3]) -> Result<Planned>
+    fn prepare<T, O>(&self, shape: [u32; 3], transposed: [bool; 2]) -> Result<Planned>
     where
         T: GemmElement,
         O: GemmOutput<T>,
     {
-        let problem = ([T::DATA_TYPE, O::DATA_TYPE], shape);
+        let problem = ([T::DATA_TYPE, O::DATA_TYPE], shape, transposed);
         if let Some(prepared) = self.planned().get(&problem) {
             return Ok(*prepared);
         }
         let mut found = (GemmPlan::Portable, None);
         let unit = 16 / size_of::<T>() as u32;
-        if let Some(name) = self.hopper.as_deref().filter(|_| k.is_multiple_of(unit)) {
+        let [m, n, k] = shape;
+        let [a, b] = transposed;
+        let row_lengths = [if a { m } else { k }, if b { n } else { k }];
+        let aligned = row_lengths.iter().all(|length| length.is_multiple_of(unit));
+        if let Some(name) = self.hopper.as_deref().filter(|_| aligned) {
             let multiprocessors = self.stream.context().limits().multiprocessors;
-            let measured = plan::measured(name, shape);
-            for plan in measured.into_iter().chain(plan::candidates(shape, multiprocessors)) {
+            let measured = plan::measured(name, shape).into_iter();
+            let plans = measured.chain(plan::candidates(shape, multiprocessors));
+            for plan in plans.filter(|plan| transposed == NOT_TRANSPOSED || plan.transposes()) {
                 if let Some(prepared) = self.prepare_plan::<T, O>(plan, shape)? {
                     found = (plan, Some(prepared));
                     break;
@@ -256,7 +267,8 @@ impl Gemm {
     /// has ended.
     unsafe fn enqueue<T: GemmElement, O: GemmOutput<T>>(&self, matrices: Matrices) -> Result<()> {
         let aligned = (matrices.a | matrices.b | matrices.c).is_multiple_of(16);
-        let prepared = if aligned { self.prepare::<T, O>(matrices.shape)?.1 } else { None };
+        let Matrices { shape, transposed, .. } = matrices;
+        let prepared = if aligned { self.prepare::<T, O>(shape, transposed)?.1 } else { None };
         let (compiled, stream) = (&self.compiled, &self.stream);
         // SAFETY: the caller's contract.
         unsafe {

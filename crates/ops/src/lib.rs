@@ -9,6 +9,7 @@ use devcomm_host::{KernelSet, ModuleSource};
 
 pub use self::gemm::{
     Activation, Gemm, GemmElement, GemmOutput, GemmPlan, ParsePlanError, Product, ScaledElement,
+    TransposableElement,
 };
 pub use self::gemm_allreduce::{GemmAllReduce, GemmOptions};
 

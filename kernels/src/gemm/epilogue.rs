@@ -111,7 +111,7 @@ pub struct Fused<O> {
 
 /// The `linear` and `cubic` of GELU's `tanh` approximation, `x * (1 + tanh(sqrt(2 / pi) * (x +
 /// 0.044715 * x^3))) / 2`.
-pub const GELU: [f32; 2] = [1.595_769_1, 0.071_354_814];
+pub const GELU: [f32; 2] = [1.595_769, 0.071_354_814];
 /// The `linear` and `cubic` of SiLU, `x * sigmoid(x)`.
 pub const SILU: [f32; 2] = [1.0, 0.0];
 

@@ -1,7 +1,7 @@
 //! The product of 8-bit floats with a scale for each block of 128 terms, on Hopper.
 //!
-//! Tiles, loads and stores are those of [`gemm_wgmma`](super::gemm_wgmma). The tensor cores sum only
-//! 128 terms, of 128 columns: these sums are multiplied by the scales and added in f32 by the
+//! Tiles, loads and stores are those of [`gemm_wgmma`](super::gemm_wgmma). The tensor cores sum
+//! only 128 terms, of 128 columns: these sums are multiplied by the scales and added in f32 by the
 //! threads, while the tensor cores multiply for the other warpgroup. So only 128 terms are added
 //! with the few bits of [`wgmma::multiply`] of 8-bit floats.
 
@@ -14,8 +14,8 @@ use devcomm_types::{F8E4M3, F8E5M2, GridConstant, TensorMap};
 
 use super::epilogue::{Epilogue, Fused};
 use super::gemm_wgmma::{
-    CLUSTER, Done, Order, Output, Part, SLICE_WORDS, STORE_M, Shared, Store, TILE_N, WARPGROUP_M,
-    origin, run,
+    CLUSTER, Done, GemmFactor, Order, Output, Part, SLICE_WORDS, STORE_M, Shared, Store, TILE_N,
+    WARPGROUP_M, origin, run,
 };
 
 /// Terms, and rows of B, that share a scale: the terms of a step, and half of a tile's columns.
@@ -35,7 +35,7 @@ pub const BLOCK: u32 = 128;
 /// As for [`gemm_wgmma`](super::gemm_wgmma::gemm_wgmma). The scales have the elements, and no other
 /// kernel writes them, but those before a dependent launch.
 #[kernel(arch = "sm_90a", max_threads = 384, cluster = 2, T = [F8E4M3, F8E5M2])]
-pub unsafe fn gemm_blocks<T: Factor>(
+pub unsafe fn gemm_blocks<T: GemmFactor>(
     a: GridConstant<TensorMap>,
     b: GridConstant<TensorMap>,
     c: GridConstant<TensorMap>,
@@ -47,11 +47,30 @@ pub unsafe fn gemm_blocks<T: Factor>(
     blocks_b: *const f32,
     epilogue: Fused<bf16>,
 ) {
+    let scales = [blocks_a, blocks_b];
     // SAFETY: the kernel's contract.
+    unsafe { product::<T, _>([&a, &b, &c], unaligned, [m, n, k], scales, epilogue) }
+}
+
+/// The body of [`gemm_blocks`] with any epilogue, as that of
+/// [`gemm_wgmma`](super::gemm_wgmma::product).
+///
+/// # Safety
+///
+/// As for [`gemm_blocks`], and what the epilogue needs.
+#[inline(always)]
+pub unsafe fn product<T: GemmFactor, E: Epilogue>(
+    [a, b, c]: [&TensorMap; 3],
+    unaligned: *mut E::Output,
+    [m, n, k]: [u32; 3],
+    scales: [*const f32; 2],
+    epilogue: E,
+) {
+    // SAFETY: the caller's contract.
     unsafe {
-        run::<T>([&a, &b], [m, n, k], |shared, order| {
-            let c = Output { map: &c, unaligned, m, n };
-            multiply(c, shared, order, k.div_ceil(BLOCK), [blocks_a, blocks_b], epilogue);
+        run::<T>([a, b], [m, n, k], [false; 2], |shared, order| {
+            let c = Output { map: c, unaligned, m, n };
+            multiply(c, shared, order, k.div_ceil(BLOCK), scales, epilogue);
         });
     }
 }
@@ -93,7 +112,7 @@ unsafe fn multiply_block<T: Factor>(
 ///
 /// The kernel's contract, and the multiplying warps of the block call it.
 #[inline(always)]
-unsafe fn multiply<T: Factor, E: Epilogue>(
+unsafe fn multiply<T: GemmFactor, E: Epilogue>(
     c: Output<'_, E::Output>,
     shared: Shared<T>,
     order: Order,
@@ -103,7 +122,7 @@ unsafe fn multiply<T: Factor, E: Epilogue>(
 ) {
     let thread = thread::thread_idx_x();
     let (warp, lane) = (thread / warp::WARP_SIZE, warp::lane_id());
-    let (warpgroup, rank_in_warpgroup) = (thread / 128, thread % 128);
+    let (warpgroup, rank) = (thread / 128, thread % 128);
     let mut state = PipelineState::FIRST;
     let mut tile = thread::block_idx_x() / CLUSTER;
     // They may write the scales, and read C.
@@ -131,9 +150,8 @@ unsafe fn multiply<T: Factor, E: Epilogue>(
                 let mut half = 0;
                 while half < 2 {
                     multiply_block(&mut products, tiles, half as u32 * BLOCK);
-                    // One thread for each block of the cluster.
-                    if half == 1 && rank_in_warpgroup < CLUSTER {
-                        shared.pipeline.empty(state).arrive_in(rank_in_warpgroup);
+                    if half == 1 {
+                        shared.release(state, rank);
                     }
                     let mut i = 0;
                     while i < products.len() {

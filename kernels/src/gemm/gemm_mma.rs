@@ -25,13 +25,16 @@ pub const THREADS: u32 = 128;
 /// Dynamic shared memory in bytes.
 pub const SHARED: u32 = Product::<bf16>::BYTES;
 
-type Product<T> = MmaProduct<T, TILE, TILE, STAGES, THREADS>;
+type Product<T, const TA: bool = false, const TB: bool = false> =
+    MmaProduct<T, TILE, TILE, STAGES, THREADS, TA, TB>;
 /// A warp's sums: 4 x 8 fragments of 16 x 8.
 type Sums = [[[f32; 4]; 8]; 4];
 
 /// `C = A x B^T`, with an epilogue, for every GPU since Ampere.
 ///
-/// It is fastest if rows of A and B begin at multiples of 16 bytes, and slowest if `k` is odd.
+/// `transposed_a` and `transposed_b` say that A is stored as `k x m`, or B as `k x n`. It is
+/// fastest if stored rows of A and B begin at multiples of 16 bytes, and slowest if they have an
+/// odd number of elements, or if those of a transposed matrix begin elsewhere.
 ///
 /// Grid: any; a block has work if there is a tile of [`TILE`] x [`TILE`] elements for it. Block:
 /// [`THREADS`] threads, with [`SHARED`] bytes.
@@ -49,10 +52,12 @@ pub unsafe fn gemm_mma<T: Factor + Float>(
     m: u32,
     n: u32,
     k: u32,
+    transposed_a: bool,
+    transposed_b: bool,
     epilogue: Fused<T>,
 ) {
     // SAFETY: the kernel's contract.
-    unsafe { product(a, b, c, [m, n, k], epilogue) }
+    unsafe { product([a, b], c, [m, n, k], [transposed_a, transposed_b], epilogue) }
 }
 
 /// As [`gemm_mma`], with C in f32.
@@ -68,10 +73,12 @@ pub unsafe fn gemm_mma_f32<T: Factor>(
     m: u32,
     n: u32,
     k: u32,
+    transposed_a: bool,
+    transposed_b: bool,
     epilogue: Fused<f32>,
 ) {
     // SAFETY: the kernel's contract.
-    unsafe { product(a, b, c, [m, n, k], epilogue) }
+    unsafe { product([a, b], c, [m, n, k], [transposed_a, transposed_b], epilogue) }
 }
 
 /// The body of [`gemm_mma`] with any epilogue, for kernels with its grid and its block. The
@@ -82,16 +89,13 @@ pub unsafe fn gemm_mma_f32<T: Factor>(
 /// As for [`gemm_mma`], and what the epilogue needs.
 #[inline(always)]
 pub unsafe fn product<T: Factor, E: Epilogue>(
-    a: *const T,
-    b: *const T,
+    [a, b]: [*const T; 2],
     c: *mut E::Output,
     [m, n, k]: [u32; 3],
+    transposed @ [ta, tb]: [bool; 2],
     epilogue: E,
 ) {
-    let a = Matrix { address: a, rows: m, columns: k };
-    let b = Matrix { address: b, rows: n, columns: k };
-    let product = Product { a, b, memory: shared::dynamic_shared_mem() };
-    let alignment = a.row_alignment().min(b.row_alignment());
+    let alignment = matrix(a, m, k, ta).row_alignment().min(matrix(b, n, k, tb).row_alignment());
     let order = TileOrder::<GROUP> { rows: m.div_ceil(TILE), columns: n.div_ceil(TILE) };
     let warp = thread::thread_idx_x() / warp::WARP_SIZE;
     let part = (warp / 2 * WARP_TILE, warp % 2 * WARP_TILE);
@@ -99,12 +103,20 @@ pub unsafe fn product<T: Factor, E: Epilogue>(
     while tile < order.count() {
         let (row, column) = order.position(tile);
         let origin = (row * TILE, column * TILE);
+        // Unknown: what one of the forms needs is not kept in registers during another.
+        let factors = Factors { a, b, m: hint::opaque(m), n: hint::opaque(n), k: hint::opaque(k) };
         // SAFETY: the kernel's contract; all threads of the block are here.
         unsafe {
-            let sums = match alignment {
-                16 => product.sums::<16, 4, 8>(origin, part, thread::sync_threads),
-                4 => product.sums::<4, 4, 8>(origin, part, thread::sync_threads),
-                _ => product.sums::<2, 4, 8>(origin, part, thread::sync_threads),
+            let sums = match (alignment, transposed) {
+                (16, [false, false]) => factors.sums::<16, false, false>(origin, part),
+                (16, [false, true]) => factors.sums::<16, false, true>(origin, part),
+                (16, [true, false]) => factors.sums::<16, true, false>(origin, part),
+                (16, [true, true]) => factors.sums::<16, true, true>(origin, part),
+                (4, [false, false]) => factors.sums::<4, false, false>(origin, part),
+                (_, [false, false]) => factors.sums::<2, false, false>(origin, part),
+                (_, [false, true]) => factors.sums::<2, false, true>(origin, part),
+                (_, [true, false]) => factors.sums::<2, true, false>(origin, part),
+                (_, [true, true]) => factors.sums::<2, true, true>(origin, part),
             };
             // Unknown: nothing is computed from it before the products, where registers are few.
             let lane = hint::opaque(warp::lane_id());
@@ -115,6 +127,42 @@ pub unsafe fn product<T: Factor, E: Epilogue>(
             part.store(c);
         }
         tile += thread::grid_dim_x();
+    }
+}
+
+/// Where the factors are, and their extents.
+#[derive(Clone, Copy)]
+struct Factors<T> {
+    a: *const T,
+    b: *const T,
+    m: u32,
+    n: u32,
+    k: u32,
+}
+
+/// A factor as it is stored.
+#[inline(always)]
+fn matrix<T>(address: *const T, rows: u32, k: u32, transposed: bool) -> Matrix<T> {
+    let (rows, columns) = if transposed { (k, rows) } else { (rows, k) };
+    Matrix { address, rows, columns }
+}
+
+impl<T: Factor> Factors<T> {
+    /// This warp's sums of a tile.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract; [`MmaProduct`] says what the parameters mean.
+    #[inline(always)]
+    unsafe fn sums<const ALIGN: u32, const TA: bool, const TB: bool>(
+        self,
+        origin: (u32, u32),
+        part: (u32, u32),
+    ) -> Sums {
+        let (a, b) = (matrix(self.a, self.m, self.k, TA), matrix(self.b, self.n, self.k, TB));
+        let product = Product::<T, TA, TB> { a, b, memory: shared::dynamic_shared_mem() };
+        // SAFETY: the caller's contract.
+        unsafe { product.sums::<ALIGN, 4, 8>(origin, part, thread::sync_threads) }
     }
 }
 

@@ -11,7 +11,7 @@ use core::marker::PhantomData;
 use cuda_std::convert::Float;
 use cuda_std::prelude::*;
 use cuda_std::tile::{Pipeline, PipelineState, SharedTile, TileMemory, TileOrder};
-use cuda_std::wgmma::Factor;
+use cuda_std::wgmma::{Factor, Layout};
 use cuda_std::{cluster, grid, hint, tma, wgmma};
 use devcomm_types::{F8E4M3, F8E5M2, GridConstant, TensorMap};
 
@@ -38,20 +38,64 @@ const GROUP: u32 = 8;
 const MULTIPLYING_WARPS: u32 = 8;
 /// Rows of a warpgroup.
 pub(super) const WARPGROUP_M: u32 = 64;
+/// Terms that one load of a transposed factor has, and rows of A or B.
+pub const TRANSPOSED: u32 = 64;
 
 /// An element type of A and B.
 pub trait GemmFactor: Factor {
     /// The element type of C, of [`gemm_wgmma`].
     type Output: Float;
+    /// Whether A and B may be stored transposed.
+    const TRANSPOSABLE: bool = size_of::<Self>() == 2;
+
+    /// Adds the products of a stage, or sets the sums to them if they are the `first`, as a group.
+    /// The factors are a warpgroup's rows of A, and the first rows of B.
+    ///
+    /// # Safety
+    ///
+    /// As [`wgmma::multiply`].
+    #[inline(always)]
+    unsafe fn multiply(
+        sums: &mut [f32; 128],
+        [a, b]: [SharedTile<Self, TRANSPOSED>; 2],
+        transposed: [bool; 2],
+        first: bool,
+    ) {
+        let _: [bool; 2] = transposed;
+        // SAFETY: the caller's contract.
+        unsafe { multiply_factors(sums, a.factor(), b.factor(), first) }
+    }
 }
 
-impl GemmFactor for bf16 {
-    type Output = Self;
+macro_rules! transposable {
+    ($($type:ident)*) => { $(
+        impl GemmFactor for $type {
+            type Output = Self;
+
+            #[inline(always)]
+            unsafe fn multiply(
+                sums: &mut [f32; 128],
+                [a, b]: [SharedTile<Self, TRANSPOSED>; 2],
+                transposed: [bool; 2],
+                first: bool,
+            ) {
+                let (a_t, b_t) = (a.transposed_factor(), b.transposed_factor());
+                let (a, b) = (a.factor(), b.factor());
+                // SAFETY: the caller's contract.
+                unsafe {
+                    match transposed {
+                        [false, false] => multiply_factors(sums, a, b, first),
+                        [false, true] => multiply_factors(sums, a, b_t, first),
+                        [true, false] => multiply_factors(sums, a_t, b, first),
+                        [true, true] => multiply_factors(sums, a_t, b_t, first),
+                    }
+                }
+            }
+        }
+    )* };
 }
 
-impl GemmFactor for f16 {
-    type Output = Self;
-}
+transposable! { bf16 f16 }
 
 impl GemmFactor for F8E4M3 {
     type Output = bf16;
@@ -59,6 +103,33 @@ impl GemmFactor for F8E4M3 {
 
 impl GemmFactor for F8E5M2 {
     type Output = bf16;
+}
+
+/// Adds the products of a stage, or sets the sums to them if they are the `first`, as a group.
+///
+/// # Safety
+///
+/// As [`wgmma::multiply`].
+#[inline(always)]
+unsafe fn multiply_factors<T: Factor, A: Layout<T>, B: Layout<T>>(
+    sums: &mut [f32; 128],
+    a: wgmma::Tile<T, A>,
+    b: wgmma::Tile<T, B>,
+    first: bool,
+) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        wgmma::fence();
+        let mut term = 0;
+        while term < SharedTile::<T, TRANSPOSED>::COLUMNS {
+            let (a, b) = (a.columns_from(term), b.columns_from(term));
+            wgmma::multiply(sums, a, b, !first || term > 0);
+            term += T::TERMS;
+        }
+        // Not behind the branches of the layouts: there `ptxas` commits a second, empty group, and
+        // a wait for the stage before would be one for this stage too.
+        wgmma::commit_group();
+    }
 }
 
 type A<T> = SharedTile<T, TILE_M>;
@@ -79,9 +150,12 @@ pub const THREADS: u32 = 384;
 /// `C = A x B^T`, with an epilogue, for Hopper: of bf16 or f16 in the same type, of 8-bit floats in
 /// bf16.
 ///
-/// `a` and `b` are tensor maps with tiles of 128 rows, `c` one with tiles of [`STORE_M`], which is
-/// used only if `unaligned` is null: C's address otherwise, for rows
-/// of C that do not begin at multiples of 16 bytes.
+/// `transposed_a` and `transposed_b` say that A is stored as `k x m`, or B as `k x n`; not for
+/// 8-bit factors, which `wgmma` does not transpose.
+///
+/// `a` and `b` are tensor maps with tiles of 128 rows, or of [`TRANSPOSED`] if stored so. `c` is a
+/// map with tiles of [`STORE_M`], which is used only if `unaligned` is null: C's address otherwise,
+/// for rows of C that do not begin at multiples of 16 bytes.
 ///
 /// Grid: a multiple of [`CLUSTER`] blocks, at most one per multiprocessor. Block: [`THREADS`]
 /// threads, with [`SHARED`] bytes. May be a dependent launch.
@@ -100,10 +174,14 @@ pub unsafe fn gemm_wgmma<T: GemmFactor>(
     m: u32,
     n: u32,
     k: u32,
+    transposed_a: bool,
+    transposed_b: bool,
     epilogue: Fused<<T as GemmFactor>::Output>,
 ) {
     // SAFETY: the kernel's contract.
-    unsafe { product::<T, _>([&a, &b, &c], unaligned, [m, n, k], epilogue) }
+    unsafe {
+        product::<T, _>([&a, &b, &c], unaligned, [m, n, k], [transposed_a, transposed_b], epilogue)
+    }
 }
 
 /// As [`gemm_wgmma`], with C in f32.
@@ -120,10 +198,14 @@ pub unsafe fn gemm_wgmma_f32<T: GemmFactor>(
     m: u32,
     n: u32,
     k: u32,
+    transposed_a: bool,
+    transposed_b: bool,
     epilogue: Fused<f32>,
 ) {
     // SAFETY: the kernel's contract.
-    unsafe { product::<T, _>([&a, &b, &c], unaligned, [m, n, k], epilogue) }
+    unsafe {
+        product::<T, _>([&a, &b, &c], unaligned, [m, n, k], [transposed_a, transposed_b], epilogue)
+    }
 }
 
 /// The body of [`gemm_wgmma`] with any epilogue, for kernels with its grid and its block. The
@@ -133,15 +215,16 @@ pub unsafe fn gemm_wgmma_f32<T: GemmFactor>(
 ///
 /// As for [`gemm_wgmma`], and what the epilogue needs.
 #[inline(always)]
-pub unsafe fn product<T: Factor, E: Epilogue>(
+pub unsafe fn product<T: GemmFactor, E: Epilogue>(
     [a, b, c]: [&TensorMap; 3],
     unaligned: *mut E::Output,
     [m, n, k]: [u32; 3],
+    transposed: [bool; 2],
     epilogue: E,
 ) {
     // SAFETY: the caller's contract.
     unsafe {
-        run::<T>([a, b], [m, n, k], |shared, order| {
+        run::<T>([a, b], [m, n, k], transposed, |shared, order| {
             multiply(Output { map: c, unaligned, m, n }, shared, order, k, epilogue);
         });
     }
@@ -153,9 +236,10 @@ pub unsafe fn product<T: Factor, E: Epilogue>(
 ///
 /// As for [`gemm_wgmma`]. `multiply` releases each stage once for each tile and step, in order.
 #[inline(always)]
-pub(super) unsafe fn run<T: Factor>(
+pub(super) unsafe fn run<T: GemmFactor>(
     [a, b]: [&TensorMap; 2],
     [m, n, k]: [u32; 3],
+    transposed: [bool; 2],
     multiply: impl FnOnce(Shared<T>, Order),
 ) {
     grid::launch_next();
@@ -164,6 +248,7 @@ pub(super) unsafe fn run<T: Factor>(
     let shared = unsafe {
         Shared::<T> {
             element: PhantomData,
+            transposed: transposed.map(|transposed| T::TRANSPOSABLE && transposed),
             memory: TileMemory::dynamic(),
             pipeline: Pipeline::at(shared_array![u64; Pipeline::words(STAGES)], STAGES),
         }
@@ -195,11 +280,13 @@ pub(super) unsafe fn run<T: Factor>(
 #[derive(Clone, Copy)]
 pub(super) struct Shared<T> {
     element: PhantomData<T>,
+    /// Whether A and B are stored transposed.
+    transposed: [bool; 2],
     memory: TileMemory,
     pub(super) pipeline: Pipeline,
 }
 
-impl<T: Factor> Shared<T> {
+impl<T: GemmFactor> Shared<T> {
     /// Terms of the sums that a stage has.
     const TILE_K: u32 = A::<T>::COLUMNS;
 
@@ -213,33 +300,38 @@ impl<T: Factor> Shared<T> {
         self.memory.tile(state.stage * STAGE_BYTES + A::<T>::BYTES)
     }
 
-    /// Adds a stage's products of 64 rows, or sets the sums to them, and waits for those before.
+    /// Adds a stage's products of 64 rows, or sets the sums to them if they are the first; waits
+    /// for those of the stage before, `last`, and releases it.
     ///
     /// # Safety
     ///
     /// A warpgroup calls this; [`wgmma::multiply`] says what else.
     #[inline(always)]
-    unsafe fn multiply(
+    unsafe fn step(
         self,
         sums: &mut [f32; 128],
         state: PipelineState,
-        warpgroup: u32,
+        last: PipelineState,
+        (warpgroup, rank): (u32, u32),
         first: bool,
     ) {
         self.pipeline.wait_full(state);
-        let a = self.a(state).rows::<WARPGROUP_M>(warpgroup * WARPGROUP_M).factor();
-        let b = self.b(state).factor();
+        let factors = [self.a(state).rows(warpgroup * WARPGROUP_M), self.b(state).rows(0)];
         // SAFETY: the caller's contract.
         unsafe {
-            wgmma::fence();
-            let mut part = 0;
-            while part < Self::TILE_K {
-                let (a, b) = (a.columns_from(part), b.columns_from(part));
-                wgmma::multiply(sums, a, b, !first || part > 0);
-                part += T::TERMS;
-            }
-            wgmma::commit_group();
+            T::multiply(sums, factors, self.transposed, first);
             wgmma::wait_groups::<1>();
+        }
+        if !first {
+            self.release(last, rank);
+        }
+    }
+
+    /// Releases a stage that this warpgroup has read: one thread for each block of the cluster.
+    #[inline(always)]
+    pub(super) fn release(self, state: PipelineState, rank: u32) {
+        if rank < CLUSTER {
+            self.pipeline.empty(state).arrive_in(rank);
         }
     }
 
@@ -263,8 +355,16 @@ pub(super) fn origin(order: Order, number: u32) -> (u32, u32) {
 ///
 /// The kernel's contract, and one thread of each block calls it.
 #[inline(always)]
-unsafe fn load<T: Factor>(a: &TensorMap, b: &TensorMap, shared: Shared<T>, order: Order, k: u32) {
+unsafe fn load<T: GemmFactor>(
+    a: &TensorMap,
+    b: &TensorMap,
+    shared: Shared<T>,
+    order: Order,
+    k: u32,
+) {
     const HALF: u32 = TILE_N / CLUSTER;
+    const BOTH: u16 = (1 << CLUSTER) - 1;
+    let [transposed_a, transposed_b] = shared.transposed;
     tma::prefetch_map(a);
     tma::prefetch_map(b);
     let half = cluster::rank() * HALF;
@@ -277,11 +377,31 @@ unsafe fn load<T: Factor>(a: &TensorMap, b: &TensorMap, shared: Shared<T>, order
             shared.pipeline.wait_empty(state);
             let full = shared.pipeline.full(state);
             full.arrive_expect_tx(STAGE_BYTES);
-            let b_half = shared.b(state).rows::<HALF>(half);
+            let (a_tile, b_half) = (shared.a(state), shared.b(state).rows::<HALF>(half));
+            let column = column + half;
             // SAFETY: the stage is empty in both blocks, and no thread reads it before it is full.
             unsafe {
-                shared.a(state).load(a, row, term, full);
-                b_half.load_multicast(b, column + half, term, full, (1 << CLUSTER) - 1);
+                // A part of the other layout has as many bytes as as many rows of this one.
+                if transposed_a {
+                    let mut part = 0;
+                    while part < TILE_M {
+                        let to = a_tile.rows::<TRANSPOSED>(part);
+                        to.load(a, term, row + part, full);
+                        part += TRANSPOSED;
+                    }
+                } else {
+                    a_tile.load(a, row, term, full);
+                }
+                if transposed_b {
+                    let mut part = 0;
+                    while part < HALF {
+                        let to = b_half.rows::<TRANSPOSED>(part);
+                        to.load_multicast(b, term, column + part, full, BOTH);
+                        part += TRANSPOSED;
+                    }
+                } else {
+                    b_half.load_multicast(b, column, term, full, BOTH);
+                }
             }
             state = shared.pipeline.next(state);
             term += Shared::<T>::TILE_K;
@@ -296,7 +416,7 @@ unsafe fn load<T: Factor>(a: &TensorMap, b: &TensorMap, shared: Shared<T>, order
 ///
 /// The kernel's contract, and the first [`MULTIPLYING_WARPS`] warps of the block call it.
 #[inline(always)]
-unsafe fn multiply<T: Factor, E: Epilogue>(
+unsafe fn multiply<T: GemmFactor, E: Epilogue>(
     c: Output<'_, E::Output>,
     shared: Shared<T>,
     order: Order,
@@ -308,13 +428,7 @@ unsafe fn multiply<T: Factor, E: Epilogue>(
     let at_once = if size_of::<E::Output>() == 2 { slices - DEFERRED } else { slices };
     let thread = thread::thread_idx_x();
     let (warp, lane) = (thread / warp::WARP_SIZE, warp::lane_id());
-    let (warpgroup, rank_in_warpgroup) = (thread / 128, thread % 128);
-    let release = |state| {
-        // One thread for each block of the cluster.
-        if rank_in_warpgroup < CLUSTER {
-            shared.pipeline.empty(state).arrive_in(rank_in_warpgroup);
-        }
-    };
+    let (warpgroup, rank) = (thread / 128, thread % 128);
     let mut state = PipelineState::FIRST;
     let mut tile = thread::block_idx_x() / CLUSTER;
     let mut done = Done { row: 0, column: 0 };
@@ -328,16 +442,10 @@ unsafe fn multiply<T: Factor, E: Epilogue>(
         // fences.
         unsafe {
             wgmma::fence_operand(&mut sums);
-            let step = |sums: &mut [f32; 128], state, last, term| {
-                shared.multiply(sums, state, warpgroup, term == 0);
-                if term > 0 {
-                    release(last);
-                }
-            };
             let mut slice = at_once;
             while slice < slices {
                 if term < k {
-                    step(&mut sums, state, last, term);
+                    shared.step(&mut sums, state, last, (warpgroup, rank), term == 0);
                     (state, last, term) =
                         (shared.pipeline.next(state), state, term + Shared::<T>::TILE_K);
                 }
@@ -348,13 +456,13 @@ unsafe fn multiply<T: Factor, E: Epilogue>(
                 slice += 1;
             }
             while term < k {
-                step(&mut sums, state, last, term);
+                shared.step(&mut sums, state, last, (warpgroup, rank), term == 0);
                 (state, last, term) =
                     (shared.pipeline.next(state), state, term + Shared::<T>::TILE_K);
             }
             wgmma::wait_groups::<0>();
             wgmma::fence_operand(&mut sums);
-            release(last);
+            shared.release(last, rank);
         }
         if !any_done {
             // The previous kernels may read C.
@@ -443,7 +551,7 @@ impl Done {
     ///
     /// The lanes of a warp call this together, for one slice after the other.
     #[inline(always)]
-    pub(super) unsafe fn store<T: Factor, O: Float>(
+    pub(super) unsafe fn store<T: GemmFactor, O: Float>(
         &self,
         c: &Output<'_, O>,
         shared: Shared<T>,

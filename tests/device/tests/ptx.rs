@@ -1,5 +1,5 @@
 //! Checks the PTX of a kernel with and without debug checks, and of launch attributes; the PTX and
-//! the machine code of tiles.
+//! the machine code of tiles; and what `ptxas` reports for the products of `docs/gemm.md`.
 //!
 //! The harness is libtest-mimic, for two reasons: `main` must call `link_worker` first, as the
 //! kernel builder also starts this program as its worker process; and a running test can report
@@ -37,6 +37,13 @@ fn main() {
         }
         Err(error) => missing(&error),
     };
+    let ladder = || match ladder() {
+        Ok(reports) if reports.iter().any(|kernel| kernel.resources.is_none()) => {
+            skip("there is no ptxas".to_owned())
+        }
+        Ok(reports) => stay_in_registers(&reports).map(|()| Completion::Completed),
+        Err(error) => missing(&error),
+    };
     let trials = vec![
         Trial::ignorable_test(
             "kernels_with_checks_say_what_went_wrong_and_others_carry_no_messages",
@@ -44,6 +51,7 @@ fn main() {
         ),
         Trial::ignorable_test("clusters_and_dependent_launches_have_their_ptx", attributes),
         Trial::ignorable_test("a_pipeline_of_tiles_is_what_one_writes_by_hand", tiles),
+        Trial::ignorable_test("the_ladders_kernels_stay_in_registers", ladder),
     ];
     libtest_mimic::run(&Arguments::from_args(), trials).exit();
 }
@@ -65,13 +73,44 @@ fn ptx(module: &ModuleArtifact) -> Result<String, Failed> {
     Ok(fs::read_to_string(&module.ptx)?)
 }
 
-/// A test that cannot run is skipped; with `DEVCOMM_REQUIRE_KERNELS=1` it fails.
-fn missing(error: &Error) -> Result<Completion, Failed> {
-    let required = std::env::var_os("DEVCOMM_REQUIRE_KERNELS").is_some_and(|value| value == "1");
-    if required || !error.is_missing_part() {
-        return Err(error.to_string().into());
+/// What `ptxas` reports for the products of `docs/gemm.md`.
+fn ladder() -> Result<Vec<cuda_builder::KernelReport>, Error> {
+    CudaBuilder::new("devcomm-gemm-ladder-kernels")
+        .manifest_dir(env!("CARGO_MANIFEST_DIR"))
+        .out_dir(Path::new(env!("CARGO_TARGET_TMPDIR")).join("ladder"))
+        .build()?
+        .report()
+}
+
+/// No spills, and `ptxas` does not serialise the `wgmma`s.
+fn stay_in_registers(reports: &[cuda_builder::KernelReport]) -> Result<(), Failed> {
+    let good = |kernel: &cuda_builder::KernelReport| {
+        let of_ptxas = kernel.resources.is_some_and(|resources| {
+            resources.stack + resources.spill_stores + resources.spill_loads == 0
+                && !resources.serialized
+        });
+        of_ptxas && kernel.calls == 0
+    };
+    match !reports.is_empty() && reports.iter().all(good) {
+        true => Ok(()),
+        false => Err(format!("{reports:#?}").into()),
     }
-    Ok(Completion::ignored_with(format!("SKIPPED: {error}")))
+}
+
+/// A test that lacks a component is skipped.
+fn missing(error: &Error) -> Result<Completion, Failed> {
+    match error.is_missing_part() {
+        true => skip(error.to_string()),
+        false => Err(error.to_string().into()),
+    }
+}
+
+/// Skips a test that cannot run; with `DEVCOMM_REQUIRE_KERNELS=1` it fails.
+fn skip(reason: String) -> Result<Completion, Failed> {
+    match std::env::var_os("DEVCOMM_REQUIRE_KERNELS").is_some_and(|value| value == "1") {
+        true => Err(reason.into()),
+        false => Ok(Completion::ignored_with(format!("SKIPPED: {reason}"))),
+    }
 }
 
 /// The PTX of a kernel.
@@ -116,7 +155,7 @@ fn folds_to_what_one_writes_by_hand(ptx: &str) -> Result<(), Failed> {
 /// Skipped without `ptxas`.
 fn assembles_to_what_one_writes_by_hand(module: &ModuleArtifact) -> Result<Completion, Failed> {
     let Some(cubin) = &module.cubin else {
-        return Ok(Completion::ignored_with("SKIPPED: there is no ptxas to assemble the PTX"));
+        return skip("there is no ptxas".to_owned());
     };
     let cubin = fs::read(cubin)?;
     let cubin = object::File::parse(&*cubin)?;

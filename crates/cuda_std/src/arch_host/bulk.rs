@@ -211,18 +211,20 @@ pub(crate) unsafe fn reduce_add_tile(map: &TensorMap, row: u32, column: u32, fro
 /// The sums of the numbers of two chunks.
 #[track_caller]
 fn sum(data_type: DataType, a: u128, b: u128) -> u128 {
-    fn halves(a: u128, b: u128, sum: impl Fn(u16, u16) -> u16) -> u128 {
-        let sums = (0..128)
-            .step_by(16)
-            .map(|at| u128::from(sum((a >> at) as u16, (b >> at) as u16)) << at);
-        sums.sum()
-    }
+    let each = |bits: u32, sum: fn(u32, u32) -> u32| -> u128 {
+        let number = |chunk: u128, at| (chunk >> at) as u32 & (u32::MAX >> (32 - bits));
+        let numbers = (0..128).step_by(bits as usize);
+        numbers.map(|at| u128::from(sum(number(a, at), number(b, at))) << at).sum()
+    };
     match data_type {
-        DataType::Bfloat16 => {
-            halves(a, b, |a, b| (bf16::from_bits(a) + bf16::from_bits(b)).to_bits())
+        DataType::Float16 => {
+            each(16, |a, b| (f16::from_bits(a as u16) + f16::from_bits(b as u16)).to_bits().into())
         }
-        DataType::Float16 => halves(a, b, |a, b| (f16::from_bits(a) + f16::from_bits(b)).to_bits()),
-        other => panic!("the simulator adds tiles of f16 and bf16, not of {other:?}"),
+        DataType::Bfloat16 => each(16, |a, b| {
+            (bf16::from_bits(a as u16) + bf16::from_bits(b as u16)).to_bits().into()
+        }),
+        DataType::Float32 => each(32, |a, b| (f32::from_bits(a) + f32::from_bits(b)).to_bits()),
+        other => panic!("the simulator adds tiles of f16, bf16 and f32, not of {other:?}"),
     }
 }
 

@@ -9,6 +9,7 @@ use half::{bf16, f16};
 use super::memory::touch;
 use super::{Access, current, lane_id, shared_static};
 use crate::warp::{FULL_MASK, WARP_SIZE};
+use crate::wgmma::Layout;
 
 const LANES: usize = WARP_SIZE as usize;
 
@@ -64,17 +65,22 @@ pub(crate) unsafe fn mma_m16n8k16<T: Factor>(d: &mut [f32; 4], a: [u32; 4], b: [
 }
 
 #[track_caller]
-pub(crate) unsafe fn load_matrices(row: SharedAddress) -> [u32; 4] {
+pub(crate) unsafe fn load_matrices<const TRANSPOSED: bool>(row: SharedAddress) -> [u32; 4] {
     touch(row.cast::<u128>(), Access::Read);
     let address = row.expose_provenance() as u64;
     let lane = lane_id() as usize;
     exchange([address as u32, (address >> 32) as u32, 0, 0, 0, 0], |words| {
-        std::array::from_fn(|matrix| {
-            let [low, high, ..] = words[8 * matrix + lane / 4];
+        let element = |matrix: usize, row: usize, column: usize| {
+            let [low, high, ..] = words[8 * matrix + row];
             let address = u64::from(low) | u64::from(high) << 32;
-            let row = std::ptr::with_exposed_provenance::<u32>(address as usize);
+            let row = std::ptr::with_exposed_provenance::<u16>(address as usize);
             // SAFETY: by the caller's contract every lane's address is valid for 16 bytes.
-            unsafe { row.add(lane % 4).read() }
+            u32::from(unsafe { row.add(column).read() })
+        };
+        let (row, pair) = (lane / 4, lane % 4 * 2);
+        std::array::from_fn(|matrix| match TRANSPOSED {
+            false => element(matrix, row, pair) | element(matrix, row, pair + 1) << 16,
+            true => element(matrix, pair, row) | element(matrix, pair + 1, row) << 16,
         })
     })
 }
@@ -169,16 +175,29 @@ pub(crate) fn shared_offset(address: SharedAddress, bytes: u32) -> SharedAddress
     address.wrapping_add(bytes as usize)
 }
 
-/// The address of a tile: a multiple of 1,024, since the swizzle depends on address bits.
-pub(crate) type TileAddress = *const u8;
+/// A tile's first byte and, if it is transposed, how many bytes lie between 64 rows of the factor
+/// and the next.
+#[derive(Clone, Copy)]
+pub struct TileAddress {
+    first: *const u8,
+    next_rows: usize,
+}
 
+/// The address is a multiple of 1,024, since the swizzle depends on address bits.
+#[track_caller]
 pub(crate) fn tile_address(address: SharedAddress) -> TileAddress {
     assert!(address.addr().is_multiple_of(1024), "a tile's address is a multiple of 1,024");
-    address
+    TileAddress { first: address, next_rows: 0 }
+}
+
+#[track_caller]
+pub(crate) fn transposed_tile_address(address: SharedAddress, next_rows: u32) -> TileAddress {
+    assert!(next_rows.is_multiple_of(1024), "a tile's next rows are at a multiple of 1,024");
+    TileAddress { next_rows: next_rows as usize, ..tile_address(address) }
 }
 
 pub(crate) fn tile_offset_bytes(tile: TileAddress, bytes: u32) -> TileAddress {
-    tile.wrapping_add(bytes as usize)
+    TileAddress { first: tile.first.wrapping_add(bytes as usize), ..tile }
 }
 
 /// The address of a 16-byte piece of a tile after the 128-byte swizzle: bits 4 to 6 xor bits 7
@@ -219,15 +238,25 @@ impl Factor for F8E5M2 {
     }
 }
 
-/// The first columns of row `row` of a tile, [`Factor::TERMS`] of them.
+/// The first columns of row `row` of a factor, [`Factor::TERMS`] of them.
 ///
 /// # Safety
 ///
-/// The tile has the row.
+/// The factor has the row.
 #[track_caller]
-unsafe fn columns<T: Factor>(tile: TileAddress, row: usize) -> [f32; 32] {
-    let row = tile.wrapping_add(128 * row);
+unsafe fn columns<T: Factor, L: Layout<T>>(tile: TileAddress, row: usize) -> [f32; 32] {
     let mut values = [0.0; 32];
+    if L::TRANSPOSED {
+        let row = tile.first.wrapping_add(row / 64 * tile.next_rows + row % 64 * size_of::<T>());
+        for (k, value) in values.iter_mut().take(T::TERMS as usize).enumerate() {
+            let from = swizzled(row.wrapping_add(128 * k));
+            touch(from.cast::<u16>(), Access::Read);
+            // SAFETY: the caller's contract.
+            *value = T::value(&unsafe { from.cast::<[u8; 2]>().read() });
+        }
+        return values;
+    }
+    let row = tile.first.wrapping_add(128 * row);
     for (values, chunk) in values.chunks_exact_mut(T::TERMS as usize / 2).zip([0, 16]) {
         let from = swizzled(row.wrapping_add(chunk));
         touch(from.cast::<u128>(), Access::Read);
@@ -244,15 +273,20 @@ unsafe fn columns<T: Factor>(tile: TileAddress, row: usize) -> [f32; 32] {
 pub trait Sums: AsMut<[f32]> {
     #[doc(hidden)]
     #[track_caller]
-    unsafe fn wgmma<T: Factor>(&mut self, a: TileAddress, b: TileAddress, accumulate: bool) {
+    unsafe fn wgmma<T: Factor, LA: Layout<T>, LB: Layout<T>>(
+        &mut self,
+        a: TileAddress,
+        b: TileAddress,
+        accumulate: bool,
+    ) {
         let thread = crate::thread::index_in_block() as usize % 128;
         let (row, pair) = (thread / 32 * 16 + thread % 32 / 4, thread % 4 * 2);
         // SAFETY: the caller's contract.
-        let rows = unsafe { [columns::<T>(a, row), columns::<T>(a, row + 8)] };
+        let rows = unsafe { [columns::<T, LA>(a, row), columns::<T, LA>(a, row + 8)] };
         for (j, sums) in self.as_mut().chunks_exact_mut(4).enumerate() {
             for side in 0..2 {
                 // SAFETY: the caller's contract.
-                let column = unsafe { columns::<T>(b, 8 * j + pair + side) };
+                let column = unsafe { columns::<T, LB>(b, 8 * j + pair + side) };
                 for (half, row) in rows.iter().enumerate() {
                     let sum = &mut sums[2 * half + side];
                     let first = if accumulate { *sum } else { 0.0 };

@@ -5,6 +5,8 @@ use core::arch::asm;
 use devcomm_types::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
+use crate::wgmma::Layout;
+
 /// An address in shared memory.
 pub(crate) type SharedAddress = u32;
 
@@ -65,21 +67,27 @@ pub(crate) unsafe fn mma_m16n8k16<T: Factor>(d: &mut [f32; 4], a: [u32; 4], b: [
 }
 
 #[inline(always)]
-pub(crate) unsafe fn load_matrices(row: SharedAddress) -> [u32; 4] {
-    let (a, b, c, d);
-    // SAFETY: the caller's contract.
-    unsafe {
-        asm!(
-            "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{{}, {}, {}, {}}}, [{}];",
-            out(reg32) a,
-            out(reg32) b,
-            out(reg32) c,
-            out(reg32) d,
-            in(reg32) row,
-            options(nostack),
-        );
+pub(crate) unsafe fn load_matrices<const TRANSPOSED: bool>(row: SharedAddress) -> [u32; 4] {
+    macro_rules! load {
+        ($transposed:literal) => {{
+            let (a, b, c, d);
+            asm!(
+                concat!(
+                    "ldmatrix.sync.aligned.m8n8.x4", $transposed,
+                    ".shared.b16 {{{}, {}, {}, {}}}, [{}];",
+                ),
+                out(reg32) a,
+                out(reg32) b,
+                out(reg32) c,
+                out(reg32) d,
+                in(reg32) row,
+                options(nostack),
+            );
+            [a, b, c, d]
+        }};
     }
-    [a, b, c, d]
+    // SAFETY: the caller's contract.
+    unsafe { if TRANSPOSED { load!(".trans") } else { load!("") } }
 }
 
 #[inline(always)]
@@ -168,7 +176,7 @@ pub(crate) fn wait_copies<const N: u32>() {
 }
 
 /// The matrix descriptor of `wgmma`: the address in units of 16 bytes, a stride of 1,024 bytes per
-/// eight rows, the 128-byte swizzle.
+/// eight rows of memory, the 128-byte swizzle.
 pub(crate) type TileAddress = u64;
 
 #[inline(always)]
@@ -176,6 +184,15 @@ pub(crate) fn tile_address(address: SharedAddress) -> TileAddress {
     const EIGHT_ROWS: u64 = (1024 >> 4) << 32;
     const SWIZZLE_128B: u64 = 1 << 62;
     u64::from((address & 0x3_ffff) >> 4) | EIGHT_ROWS | SWIZZLE_128B
+}
+
+/// A descriptor for MN-major tiles. PTX's canonical layout for the 128-byte swizzle and elements of
+/// 16 bits is `((8, 8, m), (8, k)) : ((1, 8, LBO), (64, SBO))`: 64 elements of a term in 128 bytes,
+/// eight terms in 1,024 (SBO, as in [`tile_address`]), the next 64 rows of the factor at LBO, which
+/// only these tiles have.
+#[inline(always)]
+pub(crate) fn transposed_tile_address(address: SharedAddress, next_rows: u32) -> TileAddress {
+    tile_address(address) | u64::from((next_rows & 0x3_ffff) >> 4) << 16
 }
 
 #[inline(always)]
@@ -218,7 +235,12 @@ impl Factor for F8E5M2 {
 /// The sums of `wgmma` in a thread's registers: `N / 2` of them for 64 x `N` of a warpgroup.
 pub trait Sums {
     #[doc(hidden)]
-    unsafe fn wgmma<T: Factor>(&mut self, a: TileAddress, b: TileAddress, accumulate: bool);
+    unsafe fn wgmma<T: Factor, LA: Layout<T>, LB: Layout<T>>(
+        &mut self,
+        a: TileAddress,
+        b: TileAddress,
+        accumulate: bool,
+    );
     #[doc(hidden)]
     fn fence_operand(&mut self);
 }
@@ -227,7 +249,7 @@ macro_rules! wgmma {
     ($sums:literal $shape:literal: $first:literal $($i:literal)*) => {
         impl Sums for [f32; $sums] {
             #[inline(always)]
-            unsafe fn wgmma<T: Factor>(
+            unsafe fn wgmma<T: Factor, LA: Layout<T>, LB: Layout<T>>(
                 &mut self,
                 a: TileAddress,
                 b: TileAddress,
@@ -239,19 +261,21 @@ macro_rules! wgmma {
                     // 16-bit factors may be transposed, which the last two numbers say.
                     match T::FORMAT {
                         Format::Bf16 => wgmma!(
-                            @asm $shape "k16.f32.bf16.bf16" ", 0, 0" self a b accumulate:
+                            @asm $shape "k16.f32.bf16.bf16" ", {ta}, {tb}" self a b accumulate
+                            (ta = const LA::TRANSPOSED as u32, tb = const LB::TRANSPOSED as u32,)
                             $first $($i)*
                         ),
                         Format::F16 => wgmma!(
-                            @asm $shape "k16.f32.f16.f16" ", 0, 0" self a b accumulate:
+                            @asm $shape "k16.f32.f16.f16" ", {ta}, {tb}" self a b accumulate
+                            (ta = const LA::TRANSPOSED as u32, tb = const LB::TRANSPOSED as u32,)
                             $first $($i)*
                         ),
                         Format::E4m3 => wgmma!(
-                            @asm $shape "k32.f32.e4m3.e4m3" "" self a b accumulate:
+                            @asm $shape "k32.f32.e4m3.e4m3" "" self a b accumulate ()
                             $first $($i)*
                         ),
                         Format::E5m2 => wgmma!(
-                            @asm $shape "k32.f32.e5m2.e5m2" "" self a b accumulate:
+                            @asm $shape "k32.f32.e5m2.e5m2" "" self a b accumulate ()
                             $first $($i)*
                         ),
                     }
@@ -274,7 +298,8 @@ macro_rules! wgmma {
     };
     (
         @asm $shape:literal $types:literal $transposed:literal
-        $d:ident $a:ident $b:ident $accumulate:ident: $first:literal $($i:literal)*
+        $d:ident $a:ident $b:ident $accumulate:ident ($($immediates:tt)*)
+        $first:literal $($i:literal)*
     ) => {
         asm!(
             concat!(
@@ -288,6 +313,7 @@ macro_rules! wgmma {
             a = in(reg64) $a,
             b = in(reg64) $b,
             accumulate = in(reg32) $accumulate,
+            $($immediates)*
             options(nostack),
         )
     };

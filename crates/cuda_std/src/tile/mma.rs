@@ -65,16 +65,17 @@ impl<T: Factor> Matrix<T> {
     }
 }
 
-/// `ROWS` rows of 32 elements of 16 bits (64 bytes) in shared memory. The 16-byte chunks of row `r`
-/// are swizzled: chunk `c` is at `c ^ (r / 2 % 4)`, so that `ldmatrix` reads eight rows from
+/// `ROWS` rows of 32 elements of 16 bits in shared memory. Rows are contiguous (64 bytes), or
+/// columns if the tile is `TRANSPOSED`. The 16-byte chunks of row `r` are swizzled: chunk `c` is at
+/// `c ^ (r / 2 % 4)`; those of column `k`, at `c ^ (k % 8)`. So `ldmatrix` reads eight of them from
 /// different banks.
 #[derive(Clone, Copy)]
-pub struct MmaTile<T, const ROWS: u32> {
+pub struct MmaTile<T, const ROWS: u32, const TRANSPOSED: bool = false> {
     address: arch::SharedAddress,
     element: PhantomData<T>,
 }
 
-impl<T: Factor, const ROWS: u32> MmaTile<T, ROWS> {
+impl<T: Factor, const ROWS: u32, const TRANSPOSED: bool> MmaTile<T, ROWS, TRANSPOSED> {
     /// Columns of a tile.
     pub const COLUMNS: u32 = 32;
     /// Size of a tile.
@@ -92,29 +93,35 @@ impl<T: Factor, const ROWS: u32> MmaTile<T, ROWS> {
         Self { address, element: PhantomData }
     }
 
-    /// Its rows from `row` on, a multiple of 8.
+    /// Its rows from `row` on, a multiple of 8, or of 64 if the tile is transposed.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
     pub fn rows_from(self, row: u32) -> Self {
-        Self::at_shared(arch::shared_offset(self.address, 2 * Self::COLUMNS * row))
+        let bytes = if TRANSPOSED { 2 } else { 2 * Self::COLUMNS };
+        Self::at_shared(arch::shared_offset(self.address, bytes * row))
     }
 
-    /// Eight elements, from `column` on, a multiple of 8.
+    /// Eight elements of a row from `column` on, a multiple of 8; or, if the tile is transposed, of
+    /// a column from `row` on.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn chunk(self, row: u32, column: u32) -> arch::SharedAddress {
-        let offset = 2 * Self::COLUMNS * row + 16 * ((column / 8) ^ (row / 2 % 4));
+        let offset = if TRANSPOSED {
+            2 * ROWS * column + 16 * ((row / 8) ^ (column % 8))
+        } else {
+            2 * Self::COLUMNS * row + 16 * ((column / 8) ^ (row / 2 % 4))
+        };
         arch::shared_offset(self.address, offset)
     }
 
     /// Starts a thread's share of the copies of the elements of `matrix` from `row` and `column`
-    /// on; elements outside the matrix are zeros. `ALIGN` is at most the alignment of the matrix's
-    /// rows.
+    /// on, of its transpose if the tile is transposed; elements outside the matrix are zeros.
+    /// `ALIGN` is at most the alignment of the matrix's rows.
     ///
     /// # Safety
     ///
-    /// `THREADS` threads call it, with `thread` from 0 on. `column` is a multiple of 8. The matrix
-    /// is allocated. No thread accesses the tile until each of these has waited for its copies, and
-    /// then a barrier.
+    /// `THREADS` threads call it, with `thread` from 0 on. `row` and `column` are multiples of 8.
+    /// The matrix is allocated. No thread accesses the tile until each of these has waited for its
+    /// copies, and then a barrier.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn copy_from<const THREADS: u32, const ALIGN: u32>(
@@ -123,6 +130,22 @@ impl<T: Factor, const ROWS: u32> MmaTile<T, ROWS> {
         (row, column): (u32, u32),
         thread: u32,
     ) {
+        if TRANSPOSED {
+            // A row of the matrix is a column of the tile.
+            let columns = const {
+                assert!(THREADS.is_multiple_of(ROWS) && ROWS.is_multiple_of(64));
+                THREADS / (ROWS / 8)
+            };
+            let (r, c) = (8 * (thread % (ROWS / 8)), thread / (ROWS / 8));
+            let mut first = 0;
+            while first < Self::COLUMNS {
+                let to = self.chunk(r, first + c);
+                // SAFETY: the caller's contract; the chunk is in the tile.
+                unsafe { matrix.copy_8::<ALIGN>(to, column + first + c, row + r) };
+                first += columns;
+            }
+            return;
+        }
         const CHUNKS: u32 = 4;
         let rows = const {
             assert!(THREADS.is_multiple_of(8 * CHUNKS) && ROWS.is_multiple_of(THREADS / CHUNKS));
@@ -138,22 +161,23 @@ impl<T: Factor, const ROWS: u32> MmaTile<T, ROWS> {
         }
     }
 
-    /// The first 16 rows, and 16 columns from `column` on, as a lane's `a` of [`mma::m16n8k16`].
+    /// 16 rows from `row` on, and 16 columns from `column` on, as a lane's `a` of
+    /// [`mma::m16n8k16`].
     ///
     /// # Safety
     ///
-    /// All lanes of a warp call it together; the tile is filled and has the elements. `column` is a
-    /// multiple of 16.
+    /// All lanes of a warp call it together; the tile is filled and has the elements. `row` and
+    /// `column` are multiples of 16.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     #[must_use]
-    pub unsafe fn load_a(self, column: u32, lane: u32) -> [u32; 4] {
+    pub unsafe fn load_a(self, row: u32, column: u32, lane: u32) -> [u32; 4] {
         // Rows 0 to 15 of the first eight columns, then of the next eight.
         // SAFETY: the caller's contract.
-        unsafe { arch::load_matrices(self.chunk(lane % 16, column + lane / 16 * 8)) }
+        unsafe { self.load(row, lane / 8 % 2 * 8, column + lane / 16 * 8, lane % 8) }
     }
 
-    /// The first 16 rows, and 16 columns from `column` on, as a lane's two `b`s of
+    /// 16 rows from `row` on, and 16 columns from `column` on, as a lane's two `b`s of
     /// [`mma::m16n8k16`], each of eight rows.
     ///
     /// # Safety
@@ -162,19 +186,45 @@ impl<T: Factor, const ROWS: u32> MmaTile<T, ROWS> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     #[must_use]
-    pub unsafe fn load_b(self, column: u32, lane: u32) -> [[u32; 2]; 2] {
+    pub unsafe fn load_b(self, row: u32, column: u32, lane: u32) -> [[u32; 2]; 2] {
         // Eight rows, first and next eight columns; then the next eight rows.
-        let from = self.chunk(lane / 16 * 8 + lane % 8, column + lane / 8 % 2 * 8);
         // SAFETY: the caller's contract.
-        let [a, b, c, d] = unsafe { arch::load_matrices(from) };
+        let [a, b, c, d] =
+            unsafe { self.load(row, lane / 16 * 8, column + lane / 8 % 2 * 8, lane % 8) };
         [[a, b], [c, d]]
+    }
+
+    /// Four matrices of eight rows and columns, the one of which this lane gives an address from
+    /// `row + eight` and `column` on.
+    ///
+    /// # Safety
+    ///
+    /// As for [`load_a`](Self::load_a).
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    unsafe fn load(self, row: u32, eight: u32, column: u32, lane: u32) -> [u32; 4] {
+        let from = match TRANSPOSED {
+            false => self.rows_from(row).chunk(eight + lane, column),
+            true => self.chunk(row + eight, column + lane),
+        };
+        // SAFETY: the caller's contract.
+        unsafe { arch::load_matrices::<TRANSPOSED>(from) }
     }
 }
 
 /// Tiles of `M` x `N` elements of `a x b^T` (`a` is `m x k`, `b` is `n x k`), computed by the first
-/// `THREADS` threads of a block through `STAGES` stages in shared memory, 2 to 4. Needs sm_80.
+/// `THREADS` threads of a block through `STAGES` stages in shared memory, 2 to 4. With `TA` the
+/// matrix `a` is the transpose, `k x m`; with `TB`, `b` is `k x n`. Needs sm_80.
 #[derive(Clone, Copy)]
-pub struct MmaProduct<T, const M: u32, const N: u32, const STAGES: u32, const THREADS: u32> {
+pub struct MmaProduct<
+    T,
+    const M: u32,
+    const N: u32,
+    const STAGES: u32,
+    const THREADS: u32,
+    const TA: bool = false,
+    const TB: bool = false,
+> {
     /// The left factor.
     pub a: Matrix<T>,
     /// The right factor; its rows are the product's columns.
@@ -183,12 +233,25 @@ pub struct MmaProduct<T, const M: u32, const N: u32, const STAGES: u32, const TH
     pub memory: *mut u8,
 }
 
-impl<T: Factor, const M: u32, const N: u32, const STAGES: u32, const THREADS: u32>
-    MmaProduct<T, M, N, STAGES, THREADS>
+impl<
+    T: Factor,
+    const M: u32,
+    const N: u32,
+    const STAGES: u32,
+    const THREADS: u32,
+    const TA: bool,
+    const TB: bool,
+> MmaProduct<T, M, N, STAGES, THREADS, TA, TB>
 {
     /// Bytes of shared memory.
     pub const BYTES: u32 = STAGES * (MmaTile::<T, M>::BYTES + MmaTile::<T, N>::BYTES);
     const TERMS: u32 = MmaTile::<T, M>::COLUMNS;
+
+    /// Terms of a sum.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    const fn terms(self) -> u32 {
+        if TA { self.a.rows } else { self.a.columns }
+    }
 
     /// This warp's sums of the tile whose first row and column are `origin`: `16 * I` rows and `8 *
     /// J` columns, from row and column `part` of the tile on. Those outside the product mean
@@ -230,7 +293,7 @@ impl<T: Factor, const M: u32, const N: u32, const STAGES: u32, const THREADS: u3
                 filled = filled.next(STAGES);
                 next += Self::TERMS;
             }
-            while term < self.a.columns {
+            while term < self.terms() {
                 match STAGES {
                     2 => async_copy::wait_groups::<0>(),
                     3 => async_copy::wait_groups::<1>(),
@@ -253,18 +316,33 @@ impl<T: Factor, const M: u32, const N: u32, const STAGES: u32, const THREADS: u3
 
 /// A product, with what a thread knows about itself.
 #[derive(Clone, Copy)]
-struct Stages<T, const M: u32, const N: u32, const STAGES: u32, const THREADS: u32> {
-    product: MmaProduct<T, M, N, STAGES, THREADS>,
+struct Stages<
+    T,
+    const M: u32,
+    const N: u32,
+    const STAGES: u32,
+    const THREADS: u32,
+    const TA: bool,
+    const TB: bool,
+> {
+    product: MmaProduct<T, M, N, STAGES, THREADS, TA, TB>,
     memory: arch::SharedAddress,
     thread: u32,
     lane: u32,
 }
 
-impl<T: Factor, const M: u32, const N: u32, const STAGES: u32, const THREADS: u32>
-    Stages<T, M, N, STAGES, THREADS>
+impl<
+    T: Factor,
+    const M: u32,
+    const N: u32,
+    const STAGES: u32,
+    const THREADS: u32,
+    const TA: bool,
+    const TB: bool,
+> Stages<T, M, N, STAGES, THREADS, TA, TB>
 {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn tiles(self, state: PipelineState) -> (MmaTile<T, M>, MmaTile<T, N>) {
+    fn tiles(self, state: PipelineState) -> (MmaTile<T, M, TA>, MmaTile<T, N, TB>) {
         let bytes = MmaTile::<T, M>::BYTES + MmaTile::<T, N>::BYTES;
         let a = arch::shared_offset(self.memory, state.stage * bytes);
         let b = arch::shared_offset(a, MmaTile::<T, M>::BYTES);
@@ -285,7 +363,7 @@ impl<T: Factor, const M: u32, const N: u32, const STAGES: u32, const THREADS: u3
         term: u32,
     ) {
         let MmaProduct { a, b, .. } = self.product;
-        if term < a.columns {
+        if term < self.product.terms() {
             let (to_a, to_b) = self.tiles(state);
             // SAFETY: the caller's contract.
             unsafe {
@@ -318,12 +396,12 @@ impl<T: Factor, const M: u32, const N: u32, const STAGES: u32, const THREADS: u3
                 let mut rows = [[0; 4]; I];
                 let mut i = 0;
                 while i < I {
-                    rows[i] = a.rows_from(row + 16 * i as u32).load_a(term, self.lane);
+                    rows[i] = a.load_a(row + 16 * i as u32, term, self.lane);
                     i += 1;
                 }
                 let mut j = 0;
                 while j < J {
-                    let [left, right] = b.rows_from(column + 8 * j as u32).load_b(term, self.lane);
+                    let [left, right] = b.load_b(column + 8 * j as u32, term, self.lane);
                     let mut i = 0;
                     while i < I {
                         mma::m16n8k16::<T>(&mut sums[i][j], rows[i], left);

@@ -5,7 +5,7 @@ use core::marker::PhantomData;
 use crate::convert::{Float, Half};
 use crate::mbarrier::MBarrier;
 use crate::vector::Vec16;
-use crate::{arch, shared, wgmma};
+use crate::{arch, mma, shared, wgmma};
 use devcomm_types::TensorMap;
 
 /// Alignment of a tile in bytes: the swizzle's pattern has eight rows of 128 bytes.
@@ -167,7 +167,7 @@ impl<T, const ROWS: u32> SharedTile<T, ROWS> {
     }
 }
 
-impl<T: Half, const ROWS: u32> SharedTile<T, ROWS> {
+impl<T: Float, const ROWS: u32> SharedTile<T, ROWS> {
     /// Adds this tile to a matrix of `T`, as [`tma::reduce_add_tile`](crate::tma::reduce_add_tile).
     ///
     /// # Safety
@@ -188,6 +188,17 @@ impl<T: wgmma::Factor, const ROWS: u32> SharedTile<T, ROWS> {
     #[must_use]
     pub fn factor(self) -> wgmma::Tile<T> {
         wgmma::Tile::at_shared(self.address)
+    }
+}
+
+impl<T: mma::Factor, const ROWS: u32> SharedTile<T, ROWS> {
+    /// The tile as a transposed factor of [`wgmma::multiply`], of `ROWS` columns. Its first 64 rows
+    /// are the tile's columns, the next 64 those of the tile behind it, and so on.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    #[must_use]
+    pub fn transposed_factor(self) -> wgmma::Tile<T, wgmma::MnMajor> {
+        wgmma::Tile::transposed_at_shared(self.address, Self::BYTES)
     }
 }
 

@@ -21,6 +21,17 @@ pub trait GemmOutput<T>: Element + Launches<T> {}
 /// An element type of A and B whose matrices have scales: `F8E4M3` or `F8E5M2`.
 pub trait ScaledElement: GemmElement + LaunchesBlocks {}
 
+/// An element type of A and B that may be stored transposed: `bf16` or `f16`. Hopper's tensor cores
+/// take 8-bit floats only with the terms of a sum side by side.
+#[diagnostic::on_unimplemented(
+    message = "products of `{Self}` have no transposed A or B",
+    note = "tensor cores transpose 16-bit floats only: store A as `m x k` and B as `n x k`"
+)]
+pub trait TransposableElement: GemmElement {}
+
+impl TransposableElement for bf16 {}
+impl TransposableElement for f16 {}
+
 impl ScaledElement for F8E4M3 {}
 impl ScaledElement for F8E5M2 {}
 
@@ -106,11 +117,11 @@ macro_rules! elements {
                 stream: &Stream,
                 [a, b, c]: [TensorMap; 3],
                 unaligned: u64,
-                Matrices { shape: [m, n, k], epilogue, .. }: Matrices,
+                Matrices { shape: [m, n, k], transposed: [ta, tb], epilogue, .. }: Matrices,
                 config: LaunchConfig,
             ) -> Result<()> {
                 let product =
-                    kernels::$wide::<$type>::args(a, b, c, unaligned, m, n, k, epilogue);
+                    kernels::$wide::<$type>::args(a, b, c, unaligned, m, n, k, ta, tb, epilogue);
                 // SAFETY: the caller's contract.
                 unsafe { product.config(config).launch(&compiled.on(stream)) }
             }
@@ -133,8 +144,8 @@ macro_rules! portable {
         no_kernel::<$type>($matrices)
     }};
     ($type:ident $kernel:ident $compiled:ident $stream:ident $matrices:ident $config:ident) => {{
-        let Matrices { a, b, c, shape: [m, n, k], epilogue } = $matrices;
-        let product = kernels::$kernel::<$type>::args(a, b, c, m, n, k, epilogue);
+        let Matrices { a, b, c, shape: [m, n, k], transposed: [ta, tb], epilogue } = $matrices;
+        let product = kernels::$kernel::<$type>::args(a, b, c, m, n, k, ta, tb, epilogue);
         // SAFETY: the caller's contract.
         unsafe { product.config($config).launch(&$compiled.on($stream)) }
     }};
@@ -176,8 +187,8 @@ elements! {
     F8E5M2 in f32 by gemm_wgmma_f32, none;
 }
 
-/// Products that do not compile: C of another type than there is, and scales of a type without
-/// them.
+/// Products that do not compile: C of another type than there is, scales of a type without them,
+/// and transposed 8-bit floats.
 ///
 /// ```compile_fail,E0271
 /// # use devcomm::{DeviceSlice, F8E4M3, Gemm};
@@ -199,6 +210,14 @@ elements! {
 /// # use half::bf16;
 /// fn product(gemm: &Gemm, a: &DeviceSlice<bf16>, scale: &DeviceSlice<f32>) {
 ///     gemm.product([1, 1, 8]).scales([scale; 2]).launch(a, a, a).unwrap();
+/// }
+/// ```
+///
+/// ```compile_fail,E0277
+/// # use devcomm::{DeviceSlice, F8E4M3, Gemm};
+/// # use half::bf16;
+/// fn product(gemm: &Gemm, a: &DeviceSlice<F8E4M3>, c: &DeviceSlice<bf16>) {
+///     gemm.product([16; 3]).transposed_a().launch(a, a, c).unwrap();
 /// }
 /// ```
 #[cfg(doctest)]

@@ -13,13 +13,14 @@ use half::bf16;
 use super::element::{GemmElement, GemmOutput};
 use super::plan::GemmPlan;
 
-/// A launch's matrices, as their addresses, and its epilogue.
+/// A launch's matrices, as their addresses, and its epilogue. A and B may be stored transposed.
 #[derive(Clone, Copy)]
 pub struct Matrices {
     pub(super) a: u64,
     pub(super) b: u64,
     pub(super) c: u64,
     pub(super) shape: [u32; 3],
+    pub(super) transposed: [bool; 2],
     pub(super) epilogue: FusedArgs<u64, u64, u64, u64, f32, f32>,
 }
 
@@ -126,11 +127,15 @@ impl Prepared {
 unsafe fn launch_wide<T: GemmElement, O: GemmOutput<T>>(
     compiled: &Kernels,
     stream: &Stream,
-    matrices @ Matrices { a, b, c, shape: [m, n, k], .. }: Matrices,
+    matrices @ Matrices { a, b, c, shape: [m, n, k], transposed, .. }: Matrices,
     config: LaunchConfig,
 ) -> Result<()> {
-    let a = map::<T>(stream, a, [m, k, wide::TILE_M])?;
-    let b = map::<T>(stream, b, [n, k, wide::TILE_N / wide::CLUSTER])?;
+    let factor = |address, rows, tile_rows, transposed| match transposed {
+        false => map::<T>(stream, address, [rows, k, tile_rows]),
+        true => map::<T>(stream, address, [k, rows, wide::TRANSPOSED]),
+    };
+    let a = factor(a, m, wide::TILE_M, transposed[0])?;
+    let b = factor(b, n, wide::TILE_N / wide::CLUSTER, transposed[1])?;
     let (map_of_c, unaligned) = match n.is_multiple_of(16 / size_of::<O>() as u32) {
         true => (map::<O>(stream, c, [m, n, wide::STORE_M])?, 0),
         false => (a, c),
@@ -172,7 +177,7 @@ macro_rules! swapped {
                 unsafe fn launch(
                     compiled: &Kernels,
                     stream: &Stream,
-                    Matrices { a, b, c, shape: [m, n, k], epilogue }: Matrices,
+                    Matrices { a, b, c, shape: [m, n, k], epilogue, .. }: Matrices,
                     config: LaunchConfig,
                     division: swapped::Division,
                 ) -> Result<()> {

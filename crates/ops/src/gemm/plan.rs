@@ -24,6 +24,13 @@ pub enum GemmPlan {
     },
 }
 
+impl GemmPlan {
+    /// Whether A and B may be stored transposed.
+    pub(super) fn transposes(self) -> bool {
+        !matches!(self, Self::Swapped { .. })
+    }
+}
+
 impl fmt::Display for GemmPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -8,7 +8,7 @@ use devcomm_kernels::gemm::gemm_blocks::BLOCK;
 
 use super::Gemm;
 use super::blocks;
-use super::element::{GemmElement, GemmOutput, ScaledElement};
+use super::element::{GemmElement, GemmOutput, ScaledElement, TransposableElement};
 use super::hopper::Matrices;
 use crate::check::{check_extents, check_len, require_context};
 
@@ -43,6 +43,7 @@ impl Activation {
 pub struct Product<'g, T, O> {
     gemm: &'g Gemm,
     shape: [usize; 3],
+    transposed: [bool; 2],
     scales: Option<[DeviceSlice<f32>; 2]>,
     /// Matrices of scales, and the launch of the kernel that takes them.
     block_scales: Option<([DeviceSlice<f32>; 2], LaunchBlocks)>,
@@ -78,6 +79,7 @@ impl Gemm {
         Product {
             gemm: self,
             shape,
+            transposed: [false; 2],
             scales: None,
             block_scales: None,
             bias: None,
@@ -118,6 +120,24 @@ impl<T: ScaledElement> Product<'_, T, T::Output> {
     {
         let scales = [a.device_slice(), b.device_slice()];
         self.block_scales = Some((scales, blocks::launch::<T>));
+        self
+    }
+}
+
+impl<T: TransposableElement, O: GemmOutput<T>> Product<'_, T, O> {
+    /// A is stored transposed: as `k x m` elements, row-major.
+    ///
+    /// On Hopper such a product is by `wgmma` and TMA if `m` is a multiple of 8, so that stored rows
+    /// begin at multiples of 16 bytes. There is no kernel for few rows of C then.
+    pub fn transposed_a(mut self) -> Self {
+        self.transposed[0] = true;
+        self
+    }
+
+    /// B is stored transposed: as `k x n` elements, row-major. What
+    /// [`transposed_a`](Self::transposed_a) says of `m` holds for `n`.
+    pub fn transposed_b(mut self) -> Self {
+        self.transposed[1] = true;
         self
     }
 }
@@ -198,7 +218,10 @@ impl<T: GemmElement, O: GemmOutput<T>> Product<'_, T, O> {
             linear,
             cubic,
         };
-        let matrices = Matrices { a, b, c, shape, epilogue };
+        // A matrix of one row or column is its transpose.
+        let transposed =
+            [self.transposed[0] && m > 1 && k > 1, self.transposed[1] && n > 1 && k > 1];
+        let matrices = Matrices { a, b, c, shape, transposed, epilogue };
         // SAFETY: the buffers have the elements; dropping one waits for the stream, and the caller
         // ensures what a graph needs.
         unsafe {

@@ -40,5 +40,5 @@ pub unsafe fn product_of_ones_own(
     epilogue: ScaledRelu,
 ) {
     // SAFETY: the kernel's contract.
-    unsafe { gemm_mma::product(a, b, c, [m, n, k], epilogue) }
+    unsafe { gemm_mma::product([a, b], c, [m, n, k], [false; 2], epilogue) }
 }

@@ -1,7 +1,7 @@
 //! Clusters, dependent launches, transposed stores, added tiles: kernels with parameters of their
 //! own.
 
-use cuda_std::convert::Half;
+use cuda_std::convert::Float;
 use cuda_std::prelude::*;
 use cuda_std::tile::{SharedTile, TileMemory};
 use cuda_std::{clock, cluster, grid, mma, tma};
@@ -98,19 +98,20 @@ pub unsafe fn stores_transposed(out: *mut u32) {
 /// Bytes of dynamic shared memory of `adds_tile`.
 pub const TILE_SHARED: u32 = SharedTile::<bf16, 16>::BYTES + TileMemory::PADDING;
 
-/// Each block adds a tile of 16 x 64 to a matrix, from `row` and `column` on: an element of the
+/// Each block adds a tile of 16 rows to a matrix, from `row` and `column` on: an element of the
 /// tile is the sum of its row and its column.
-#[kernel(T = [f16, bf16])]
-pub unsafe fn adds_tile<T: Half>(matrix: GridConstant<TensorMap>, row: u32, column: u32) {
+#[kernel(T = [f16, bf16, f32])]
+pub unsafe fn adds_tile<T: Float>(matrix: GridConstant<TensorMap>, row: u32, column: u32) {
     let lane = warp::lane_id();
     // SAFETY: the block is one warp, with shared memory for the tile.
     unsafe {
         let tile: SharedTile<T, 16> = TileMemory::dynamic().tile(0);
-        tile.store_words(lane, |word| {
-            let word = word as u32;
-            let (row, column) = (lane / 4 + 8 * (word % 2), 8 * (word / 2) + 2 * (lane % 4));
-            T::pack([row + column, row + column + 1].map(|sum| sum as f32))
-        });
+        let sum = |i: usize| {
+            let i = i as u32;
+            let (row, column) = (lane / 4 + i / 2 % 2 * 8, i / 4 * 8 + lane % 4 * 2 + i % 2);
+            (row + column) as f32
+        };
+        tile.store_words(lane, |word| T::word(word, sum));
         tma::fence_async_shared();
         warp::sync();
         if lane == 0 {

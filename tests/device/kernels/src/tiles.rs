@@ -1,9 +1,11 @@
-//! A plain pipeline, written with `cuda_std::tile` and by hand: its PTX is compared.
+//! A plain pipeline, written with `cuda_std::tile` and by hand: its PTX is compared. Products of
+//! all layouts of the factors.
 
 use cuda_std::mbarrier::{self, MBarrier};
 use cuda_std::prelude::*;
 use cuda_std::tile::{Pipeline, PipelineState, SharedTile, TileMemory};
-use cuda_std::{tma, wgmma};
+use cuda_std::wgmma::Layout;
+use cuda_std::{mma, tma, wgmma};
 use devcomm_types::{GridConstant, TensorMap};
 
 const STAGES: u32 = 4;
@@ -140,5 +142,84 @@ pub unsafe fn pipeline_by_hand(
             }
             store(c, &sums);
         }
+    }
+}
+
+/// Columns of [`product_of_layouts`].
+pub const PRODUCT_N: u32 = 128;
+
+/// A warpgroup writes 64 x [`PRODUCT_N`] sums of products of 64 terms, row-major. A and B are
+/// stored with the terms side by side, or transposed; tiles of the maps have 64 rows.
+#[kernel(arch = "sm_90a", max_threads = 128, T = [bf16, f16])]
+pub unsafe fn product_of_layouts<T: mma::Factor>(
+    a: GridConstant<TensorMap>,
+    b: GridConstant<TensorMap>,
+    c: *mut f32,
+    transposed_a: bool,
+    transposed_b: bool,
+) {
+    let memory = TileMemory::dynamic();
+    let (thread, bytes) = (thread::thread_idx_x(), SharedTile::<T, ROWS>::BYTES);
+    // SAFETY: only this barrier uses the word. There is memory for three tiles, which are read when
+    // they have arrived, and C has an element for each sum.
+    unsafe {
+        let full = MBarrier::at(shared_array![u64; 1]);
+        if thread == 0 {
+            full.init(1);
+            mbarrier::fence_init();
+        }
+        thread::sync_threads();
+        let tile = |which: u32| memory.tile::<T, ROWS>(which * bytes);
+        if thread == 0 {
+            full.arrive_expect_tx(3 * bytes);
+            tile(0).load(&a, 0, 0, full);
+            tile(1).load(&b, 0, 0, full);
+            let (row, column) = if transposed_b { (0, 64) } else { (64, 0) };
+            tile(2).load(&b, row, column, full);
+        }
+        full.wait(0);
+        let mut sums = [0.0; 64];
+        wgmma::fence_operand(&mut sums);
+        match (transposed_a, transposed_b) {
+            (false, false) => multiply(&mut sums, tile(0).factor(), tile(1).factor()),
+            (false, true) => multiply(&mut sums, tile(0).factor(), tile(1).transposed_factor()),
+            (true, false) => multiply(&mut sums, tile(0).transposed_factor(), tile(1).factor()),
+            (true, true) => {
+                let (a, b) = (tile(0).transposed_factor(), tile(1).transposed_factor());
+                multiply(&mut sums, a, b);
+            }
+        }
+        wgmma::wait_groups::<0>();
+        wgmma::fence_operand(&mut sums);
+        let (row, column) = (thread / 32 * 16 + thread % 32 / 4, thread % 4 * 2);
+        let mut i = 0;
+        while i < sums.len() as u32 {
+            let (row, column) = (row + i / 2 % 2 * 8, column + i / 4 * 8 + i % 2);
+            mem::store(c.add((PRODUCT_N * row + column) as usize), sums[i as usize]);
+            i += 1;
+        }
+    }
+}
+
+/// Commits the products of 64 terms as a group.
+///
+/// # Safety
+///
+/// As [`wgmma::multiply`].
+#[inline(always)]
+unsafe fn multiply<T: mma::Factor, A: Layout<T>, B: Layout<T>>(
+    sums: &mut [f32; 64],
+    a: wgmma::Tile<T, A>,
+    b: wgmma::Tile<T, B>,
+) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        wgmma::fence();
+        let mut term = 0;
+        while term < COLUMNS {
+            wgmma::multiply(sums, a.columns_from(term), b.columns_from(term), term > 0);
+            term += T::TERMS;
+        }
+        wgmma::commit_group();
     }
 }

@@ -209,7 +209,7 @@ fn add_tiles<T: Element + Number>(
     const ROWS: u32 = 20;
     const COLUMNS: u32 = 72;
     const BLOCKS: u32 = 3;
-    let (row, column) = (8, 16);
+    let (row, column, columns) = (8, 16, 128 / size_of::<T>() as u32);
     let comm = rank.communicator()?;
     let matrix = comm.mem_alloc::<T>((ROWS * COLUMNS) as usize)?;
     matrix.copy_from_host(&vec![T::nearest(1.0); matrix.len()])?;
@@ -224,7 +224,7 @@ fn add_tiles<T: Element + Number>(
     add(map, [row, column], config)?;
     for (i, got) in (0..).zip(read(&matrix)?) {
         let (r, c) = (i / COLUMNS, i % COLUMNS);
-        let is_added = r >= row && (column..column + 64).contains(&c);
+        let is_added = r >= row && (column..column + columns).contains(&c);
         let added = if is_added { BLOCKS * (r - row + c - column) } else { 0 };
         assert_eq!(got, T::nearest(1.0 + added as f32), "{} at {r}, {c}", T::NAME);
     }
@@ -243,6 +243,11 @@ fn tiles_are_added_to_a_matrix() {
         // SAFETY: as above.
         add_tiles::<bf16>(rank, |map, [row, column], config| unsafe {
             kernels::adds_tile::<bf16>::args(map, row, column).config(config).launch(&stream)?;
+            stream.synchronize()
+        })?;
+        // SAFETY: as above.
+        add_tiles::<f32>(rank, |map, [row, column], config| unsafe {
+            kernels::adds_tile::<f32>::args(map, row, column).config(config).launch(&stream)?;
             stream.synchronize()
         })
     });

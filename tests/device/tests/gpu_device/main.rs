@@ -6,4 +6,5 @@ mod launches;
 mod ll_a2a;
 mod lsa;
 mod stuck;
+mod tiles;
 mod wrong;

@@ -1,0 +1,11 @@
+//! With the feature `ptx`: compiles the kernels of `devcomm-gemm-ladder-kernels` to PTX, into
+//! `OUT_DIR/kernels`.
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    println!("cargo::rerun-if-changed=build.rs");
+    #[cfg(feature = "ptx")]
+    cuda_builder::CudaBuilder::new("devcomm-gemm-ladder-kernels")
+        .arch(cuda_builder::NvvmArch::Compute90)
+        .build()?;
+    Ok(())
+}

@@ -1,0 +1,49 @@
+//! Step 4: tensor cores multiply (`mma.sync`), while the next tiles are copied (`cp.async`).
+
+use cuda_std::convert::f32_to_bf16x2;
+use cuda_std::prelude::*;
+use cuda_std::tile::{Matrix, MmaProduct};
+
+/// Rows and columns of C of a block.
+pub const TILE: u32 = 128;
+/// Rows and columns of C of a warp.
+const WARP_TILE: u32 = 64;
+/// Stages of the pipeline.
+const STAGES: u32 = 3;
+/// Threads per block: four warps.
+pub const THREADS: u32 = 128;
+/// Dynamic shared memory in bytes.
+pub const SHARED: u32 = Product::BYTES;
+
+type Product = MmaProduct<bf16, TILE, TILE, STAGES, THREADS>;
+
+/// `C = A x B^T`.
+///
+/// Grid: a block for each tile of [`TILE`] x [`TILE`] elements, `x` along rows of C. Block:
+/// [`THREADS`] threads, with [`SHARED`] bytes.
+#[kernel(max_threads = 128)]
+pub unsafe fn step4_mma(a: *const bf16, b: *const bf16, c: *mut bf16, m: u32, n: u32, k: u32) {
+    let product = Product {
+        a: Matrix { address: a, rows: m, columns: k },
+        b: Matrix { address: b, rows: n, columns: k },
+        memory: shared::dynamic_shared_mem(),
+    };
+    let (row, column) = (TILE * thread::block_idx_y(), TILE * thread::block_idx_x());
+    let (warp, lane) = (thread::thread_idx_x() / warp::WARP_SIZE, warp::lane_id());
+    let part = (warp / 2 * WARP_TILE, warp % 2 * WARP_TILE);
+    // SAFETY: the contract; rows are aligned to 16 bytes.
+    let sums = unsafe { product.sums::<16, 4, 8>((row, column), part, thread::sync_threads) };
+    // A lane has two neighbouring columns of two rows of each 16 x 8 sums.
+    let (row, column) = (row + part.0 + lane / 4, column + part.1 + lane % 4 * 2);
+    let mut i = 0;
+    while i < 4 * 8 {
+        let ([p, q, r, s], row) = (sums[i / 8][i % 8], row as usize + 16 * (i / 8));
+        let to = c.wrapping_add(row * n as usize + column as usize + 8 * (i % 8));
+        // SAFETY: the contract.
+        unsafe {
+            mem::store(to.cast(), f32_to_bf16x2([p, q]));
+            mem::store(to.wrapping_add(8 * n as usize).cast(), f32_to_bf16x2([r, s]));
+        }
+        i += 1;
+    }
+}
