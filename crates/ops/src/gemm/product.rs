@@ -127,8 +127,8 @@ impl<T: ScaledElement> Product<'_, T, T::Output> {
 impl<T: TransposableElement, O: GemmOutput<T>> Product<'_, T, O> {
     /// A is stored transposed: as `k x m` elements, row-major.
     ///
-    /// On Hopper such a product is by `wgmma` and TMA if `m` is a multiple of 8, so that stored rows
-    /// begin at multiples of 16 bytes. There is no kernel for few rows of C then.
+    /// On Hopper such a product is by `wgmma` and TMA if `m` is a multiple of 8: stored rows begin
+    /// at multiples of 16 bytes then. It has no kernel for few rows of C.
     pub fn transposed_a(mut self) -> Self {
         self.transposed[0] = true;
         self
