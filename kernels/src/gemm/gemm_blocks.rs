@@ -10,7 +10,7 @@ use cuda_std::prelude::*;
 use cuda_std::tile::PipelineState;
 use cuda_std::wgmma::Factor;
 use cuda_std::{grid, hint, math, tma, wgmma};
-use devcomm_types::{F8E4M3, F8E5M2, GridConstant, TensorMap};
+use devcomm_types::{F8E4M3, F8E5M2, GridConstant, TensorMap, TensorMapDesc};
 
 use super::epilogue::{Epilogue, Fused};
 use super::gemm_wgmma::{
@@ -89,7 +89,7 @@ unsafe fn multiply_block<T: Factor>(
     [a, b]: [wgmma::Tile<T>; 2],
     row: u32,
 ) {
-    let b = b.offset_bytes(row * BLOCK);
+    let b = b.offset_bytes(row * TensorMapDesc::ROW_BYTES);
     // SAFETY: the caller's contract. No other code accesses the products between the two operand
     // fences.
     unsafe {
@@ -125,7 +125,7 @@ unsafe fn multiply<T: GemmFactor, E: Epilogue>(
     let (warpgroup, rank) = (thread / 128, thread % 128);
     let mut state = PipelineState::FIRST;
     let mut tile = thread::block_idx_x() / CLUSTER;
-    // They may write the scales, and read C.
+    // The previous kernels may write the scales, and read C.
     grid::wait_for_previous();
     while tile < order.count() {
         let (row, column) = origin(order, tile);

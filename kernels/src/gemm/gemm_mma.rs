@@ -60,7 +60,7 @@ pub unsafe fn gemm_mma<T: Factor + Float>(
     unsafe { product([a, b], c, [m, n, k], [transposed_a, transposed_b], epilogue) }
 }
 
-/// As [`gemm_mma`], with C in f32.
+/// As [`gemm_mma()`], with C in f32.
 ///
 /// # Safety
 ///
@@ -81,12 +81,12 @@ pub unsafe fn gemm_mma_f32<T: Factor>(
     unsafe { product([a, b], c, [m, n, k], [transposed_a, transposed_b], epilogue) }
 }
 
-/// The body of [`gemm_mma`] with any epilogue, for kernels with its grid and its block. The
+/// The body of [`gemm_mma()`] with any epilogue, for kernels with its grid and its block. The
 /// attribute is `#[kernel(arch = "sm_80", max_threads = 128)]`.
 ///
 /// # Safety
 ///
-/// As for [`gemm_mma`], and what the epilogue needs.
+/// As for [`gemm_mma()`], and what the epilogue needs.
 #[inline(always)]
 pub unsafe fn product<T: Factor, E: Epilogue>(
     [a, b]: [*const T; 2],

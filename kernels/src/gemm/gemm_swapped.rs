@@ -181,12 +181,12 @@ pub unsafe fn gemm_swapped<S: Shape>(
     unsafe { product::<S, _>([&a, &b, &c], [m, n, k], division, epilogue) }
 }
 
-/// The body of [`gemm_swapped`] with any epilogue, for kernels with its grid and its block. The
+/// The body of [`gemm_swapped()`] with any epilogue, for kernels with its grid and its block. The
 /// attribute is `#[kernel(arch = "sm_90a", max_threads = 384)]`.
 ///
 /// # Safety
 ///
-/// As for [`gemm_swapped`], and what the epilogue needs.
+/// As for [`gemm_swapped()`], and what the epilogue needs.
 #[inline(always)]
 pub unsafe fn product<S: Shape, E: Epilogue<Output: Half>>(
     [a, b, c]: [&TensorMap; 3],

@@ -43,7 +43,7 @@ pub const TRANSPOSED: u32 = 64;
 
 /// An element type of A and B.
 pub trait GemmFactor: Factor {
-    /// The element type of C, of [`gemm_wgmma`].
+    /// The element type of C, of [`gemm_wgmma()`].
     type Output: Float;
     /// Whether A and B may be stored transposed.
     const TRANSPOSABLE: bool = size_of::<Self>() == 2;
@@ -184,7 +184,7 @@ pub unsafe fn gemm_wgmma<T: GemmFactor>(
     }
 }
 
-/// As [`gemm_wgmma`], with C in f32.
+/// As [`gemm_wgmma()`], with C in f32.
 ///
 /// # Safety
 ///
@@ -208,12 +208,12 @@ pub unsafe fn gemm_wgmma_f32<T: GemmFactor>(
     }
 }
 
-/// The body of [`gemm_wgmma`] with any epilogue, for kernels with its grid and its block. The
+/// The body of [`gemm_wgmma()`] with any epilogue, for kernels with its grid and its block. The
 /// attribute is `#[kernel(arch = "sm_90a", max_threads = 384, cluster = 2)]`.
 ///
 /// # Safety
 ///
-/// As for [`gemm_wgmma`], and what the epilogue needs.
+/// As for [`gemm_wgmma()`], and what the epilogue needs.
 #[inline(always)]
 pub unsafe fn product<T: GemmFactor, E: Epilogue>(
     [a, b, c]: [&TensorMap; 3],
