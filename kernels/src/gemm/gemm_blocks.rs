@@ -32,8 +32,8 @@ pub const BLOCK: u32 = 128;
 ///
 /// # Safety
 ///
-/// As for [`gemm_wgmma`](super::gemm_wgmma::gemm_wgmma). The scales have the elements, and no other
-/// kernel writes them, but those before a dependent launch.
+/// As for [`gemm_wgmma`](super::gemm_wgmma::gemm_wgmma()). The scales have the elements, and no
+/// other kernel writes them, but those before a dependent launch.
 #[kernel(arch = "sm_90a", max_threads = 384, cluster = 2, T = [F8E4M3, F8E5M2])]
 pub unsafe fn gemm_blocks<T: GemmFactor>(
     a: GridConstant<TensorMap>,
@@ -52,12 +52,12 @@ pub unsafe fn gemm_blocks<T: GemmFactor>(
     unsafe { product::<T, _>([&a, &b, &c], unaligned, [m, n, k], scales, epilogue) }
 }
 
-/// The body of [`gemm_blocks`] with any epilogue, as that of
+/// The body of [`gemm_blocks()`] with any epilogue, as that of
 /// [`gemm_wgmma`](super::gemm_wgmma::product).
 ///
 /// # Safety
 ///
-/// As for [`gemm_blocks`], and what the epilogue needs.
+/// As for [`gemm_blocks()`], and what the epilogue needs.
 #[inline(always)]
 pub unsafe fn product<T: GemmFactor, E: Epilogue>(
     [a, b, c]: [&TensorMap; 3],
