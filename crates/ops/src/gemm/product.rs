@@ -100,9 +100,8 @@ impl<T: ScaledElement, O: GemmOutput<T>> Product<'_, T, O> {
 }
 
 impl<T: ScaledElement> Product<'_, T, T::Output> {
-    /// Multiplies the elements of A and B by scales, instead of one each: A has one for 128 columns
-    /// of a row, B one for 128 columns of 128 rows. The scales are two row-major matrices, read
-    /// when the product runs:
+    /// Multiplies the elements of A and B by scales: A has one for 128 columns of a row, B one for
+    /// 128 columns of 128 rows. The scales are two row-major matrices, read when the product runs:
     ///
     /// * `a` has `ceil(k / 128) x m` elements: that of A's element (`i`, `t`) is (`t / 128`, `i`).
     ///   So the scales of neighbouring rows are neighbours.
