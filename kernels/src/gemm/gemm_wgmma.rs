@@ -79,15 +79,20 @@ macro_rules! transposable {
                 transposed: [bool; 2],
                 first: bool,
             ) {
-                let (a_t, b_t) = (a.transposed_factor(), b.transposed_factor());
-                let (a, b) = (a.factor(), b.factor());
                 // SAFETY: the caller's contract.
                 unsafe {
                     match transposed {
-                        [false, false] => multiply_factors(sums, a, b, first),
-                        [false, true] => multiply_factors(sums, a, b_t, first),
-                        [true, false] => multiply_factors(sums, a_t, b, first),
-                        [true, true] => multiply_factors(sums, a_t, b_t, first),
+                        [false, false] => multiply_factors(sums, a.factor(), b.factor(), first),
+                        [false, true] => {
+                            multiply_factors(sums, a.factor(), b.transposed_factor(), first)
+                        }
+                        [true, false] => {
+                            multiply_factors(sums, a.transposed_factor(), b.factor(), first)
+                        }
+                        [true, true] => {
+                            let (a, b) = (a.transposed_factor(), b.transposed_factor());
+                            multiply_factors(sums, a, b, first);
+                        }
                     }
                 }
             }

@@ -192,7 +192,8 @@ pub(crate) fn tile_address(address: SharedAddress) -> TileAddress {
 /// only these tiles have.
 #[inline(always)]
 pub(crate) fn transposed_tile_address(address: SharedAddress, next_rows: u32) -> TileAddress {
-    tile_address(address) | u64::from((next_rows & 0x3_ffff) >> 4) << 16
+    // Unknown: nothing of it is computed ahead of a branch to this layout.
+    tile_address(super::opaque(address)) | u64::from((next_rows & 0x3_ffff) >> 4) << 16
 }
 
 #[inline(always)]
