@@ -26,8 +26,8 @@ use crate::{KERNELS, modules};
 ///
 /// A has `m x k` elements, B `n x k` (as `nn.Linear` keeps its weights) and C `m x n`, all
 /// row-major. Sums are in f32 and rounded once. A and B are of bf16, f16 or 8-bit floats, C is of
-/// [`GemmElement::Output`]. [`product`](Self::product) adds a bias, an activation and more, has C in
-/// f32 too, and A and B that are stored transposed.
+/// [`GemmElement::Output`]. [`product`](Self::product) adds a bias, an activation and more, and has
+/// C in f32, and A and B stored transposed.
 ///
 /// On Hopper, products whose rows of A and B begin at multiples of 16 bytes (`k` is a multiple of
 /// 8 for bf16) are by `wgmma` and TMA, fastest if `n` is a multiple of 8 too. All others, and those
