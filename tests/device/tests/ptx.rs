@@ -44,6 +44,13 @@ fn main() {
         Ok(reports) => stay_in_registers(&reports).map(|()| Completion::Completed),
         Err(error) => missing(&error),
     };
+    let own = || {
+        let kernels = builder("epilogue", "devcomm-device-test-kernels", "epilogue");
+        match build(kernels.assemble(false)) {
+            Ok(module) => has_its_own_entry_only(&ptx(&module)?).map(|()| Completion::Completed),
+            Err(error) => missing(&error),
+        }
+    };
     let trials = vec![
         Trial::ignorable_test(
             "kernels_with_checks_say_what_went_wrong_and_others_carry_no_messages",
@@ -52,6 +59,7 @@ fn main() {
         Trial::ignorable_test("clusters_and_dependent_launches_have_their_ptx", attributes),
         Trial::ignorable_test("a_pipeline_of_tiles_is_what_one_writes_by_hand", tiles),
         Trial::ignorable_test("the_ladders_kernels_stay_in_registers", ladder),
+        Trial::ignorable_test("a_kernel_around_a_shipped_body_keeps_it_in_registers", own),
     ];
     libtest_mimic::run(&Arguments::from_args(), trials).exit();
 }
@@ -178,6 +186,16 @@ fn assembles_to_what_one_writes_by_hand(module: &ModuleArtifact) -> Result<Compl
 fn is_instruction(line: &str) -> bool {
     let line = line.trim_start();
     line.ends_with(';') && !line.starts_with(['.', '/'])
+}
+
+/// The kernels of the package that has the body are not compiled.
+fn has_its_own_entry_only(ptx: &str) -> Result<(), Failed> {
+    let entries: Vec<&str> = ptx.lines().filter(|line| line.contains(".entry")).collect();
+    let own = entries.len() == 1 && entries[0].contains("product_of_ones_own");
+    match own && ptx.contains("mma.sync") && !ptx.contains(".local") && !ptx.contains("call") {
+        true => Ok(()),
+        false => Err(format!("{entries:?}, or calls, or local memory").into()),
+    }
 }
 
 fn uses_the_instructions(ptx: &str) -> Result<(), Failed> {
