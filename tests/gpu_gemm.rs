@@ -4,10 +4,10 @@ use devcomm::kernels::gemm::epilogue::FusedArgs;
 use devcomm::kernels::{self, gemm::gemm_mma as sizes};
 use devcomm::{
     Activation, Buffer, DeviceSlice, Element, Error, F8E4M3, F8E5M2, Gemm, GemmElement, GemmOutput,
-    GemmPlan, KERNELS, LaunchConfig, Product, Rank, Result, ScaledElement, StateError,
+    GemmPlan, KERNELS, LaunchConfig, Product, Rank, Result, ScaledElement, Simulation, StateError,
 };
 use devcomm_testing::gemm::{Factor, Problem};
-use devcomm_testing::machines::on_gpus;
+use devcomm_testing::machines::{Gpus, on_gpus};
 use devcomm_testing::numbers::Number;
 use half::{bf16, f16};
 
@@ -377,10 +377,109 @@ fn products_of_8_bit_floats_that_no_kernel_does_are_refused() {
         let short = short.err().map(|e| e.to_string());
         let reason = "the scale of B has 0 elements";
         assert!(short.as_ref().is_some_and(|e| e.contains(reason)), "{short:?}");
+        let scales = comm.mem_alloc::<f32>(16)?;
+        for (shape, [of_a, of_b], reason) in [
+            ([8, 8, 144], [15, 16], "the matrix of A's scales has 15 elements, but needs 2 x 8"),
+            ([8, 130, 16], [16, 1], "the matrix of B's scales has 1 elements, but needs 2 x 1"),
+            ([8, 8, 24], [16, 16], "k is 24, pad it"),
+        ] {
+            let (of_a, of_b) = (scales.slice(..of_a)?, scales.slice(..of_b)?);
+            let refused = gemm.product(shape).block_scales(&of_a, &of_b).launch(&a, &a, &c);
+            let refused = refused.err().map(|e| e.to_string());
+            assert!(refused.as_ref().is_some_and(|e| e.contains(reason)), "{refused:?}");
+        }
         let skewed = gemm.launch(&a.slice(1..)?, &a, &c, [8, 8, 32]).err().map(|e| e.to_string());
         let reason = "at multiples of 16 bytes";
         assert!(skewed.as_ref().is_some_and(|e| e.contains(reason)), "{skewed:?}");
         Ok(())
+    });
+}
+
+/// Checks a product with scales per block that differ by up to 2^16, and with a bias, against sums
+/// in f64.
+fn multiplies_blocks<T: ScaledElement<Output: Number> + Number>(
+    rank: &Rank,
+    shape @ [m, n, k]: [usize; 3],
+) -> Result<()> {
+    let (comm, stream) = (rank.communicator()?, rank.stream()?);
+    let problem = Problem { m, n, k, seed: 5 };
+    let mut random = fastrand::Rng::with_seed(6);
+    let mut scales = |count| -> Vec<f32> {
+        let mut scale = || (1.0 + random.f32()) * 2_f32.powi(random.i32(-8..8));
+        (0..count).map(|_| scale()).collect()
+    };
+    let blocks = k.div_ceil(128);
+    let scales = [scales(blocks * m), scales(n.div_ceil(128) * blocks)];
+    let factors = [problem.factor::<T>(Factor::A, 0), problem.factor(Factor::B, 0)];
+    let (a, b) = (comm.mem_alloc::<T>(m * k)?, comm.mem_alloc::<T>(n * k)?);
+    let scale_a = comm.mem_alloc::<f32>(scales[0].len())?;
+    let scale_b = comm.mem_alloc::<f32>(scales[1].len())?;
+    let biases: Vec<T::Output> =
+        (0..n).map(|j| T::Output::nearest(8.0 - (j % 16) as f32)).collect();
+    let bias = comm.mem_alloc::<T::Output>(n)?;
+    bias.copy_from_host(&biases)?;
+    // One row more, which stays as it is.
+    let c = comm.mem_alloc::<T::Output>((m + 1) * n)?;
+    a.copy_from_host(&factors[0])?;
+    b.copy_from_host(&factors[1])?;
+    scale_a.copy_from_host(&scales[0])?;
+    scale_b.copy_from_host(&scales[1])?;
+    c.fill_bytes(0xff)?;
+    let gemm = Gemm::new(&stream)?;
+    gemm.product(shape).block_scales(&scale_a, &scale_b).bias(&bias).launch(&a, &b, &c)?;
+    stream.synchronize()?;
+    let mut got = vec![T::Output::nearest(0.0); c.len()];
+    c.copy_to_host(&mut got)?;
+    assert!(got[m * n..].iter().all(|x| x.value().is_nan()), "{problem:?} wrote behind C");
+    let is_wrong = |&(row, column): &(usize, usize)| {
+        let mut sum = biases[column].value();
+        let mut magnitude = sum.abs();
+        for (block, start) in (0..k).step_by(128).enumerate() {
+            // Exact, as the block's sum in f32 is.
+            let terms = (start..k.min(start + 128)).map(|term| {
+                factors[0][row * k + term].value() * factors[1][column * k + term].value()
+            });
+            let scale_a = f64::from(scales[0][block * m + row]);
+            let part = terms.sum::<f64>() * scale_a * scale_of_b(&scales[1], column, block, blocks);
+            (sum, magnitude) = (sum + part, magnitude + part.abs());
+        }
+        // The product of the scales and each addition are rounded to f32, the result to C's type.
+        let rounded = (blocks + 2) as f64 * f64::from(f32::EPSILON) * magnitude;
+        let bound = rounded + T::Output::EPSILON / 2.0 * (sum.abs() + rounded);
+        let error = (got[row * n + column].value() - sum).abs();
+        error.is_nan() || error > bound
+    };
+    let wrong = match rank.is_simulated() || m * n <= 16 * SAMPLES {
+        true => problem.all().filter(is_wrong).count(),
+        false => problem.samples(SAMPLES).filter(is_wrong).count(),
+    };
+    assert_eq!(wrong, 0, "{}, {problem:?}", T::NAME);
+    Ok(())
+}
+
+fn scale_of_b(scales: &[f32], column: usize, block: usize, blocks: usize) -> f64 {
+    scales[column / 128 * blocks + block].into()
+}
+
+/// Less than a block of terms, and more blocks than stages; several tiles per block of the grid; C
+/// of odd width.
+#[test]
+fn products_with_scales_per_block_are_right() {
+    let gpus = Gpus::from(Simulation::new(1).multiprocessors(2));
+    gpus.run("products_with_scales_per_block_are_right", |rank| {
+        if !is_hopper(rank)? {
+            return Ok(());
+        }
+        let shapes = match rank.is_simulated() {
+            true => vec![[1, 8, 16], [130, 264, 272], [9, 129, 656]],
+            false => {
+                let small = [[1, 4096, 2048], [9, 129, 912], [300, 16384, 80], [130, 264, 272]];
+                let large = [[1000, 1000, 1008], [1030, 4095, 1040], [4096, 4104, 7168]];
+                [small.as_slice(), &large].concat()
+            }
+        };
+        multiplies_blocks::<F8E5M2>(rank, shapes[0])?;
+        shapes.into_iter().try_for_each(|shape| multiplies_blocks::<F8E4M3>(rank, shape))
     });
 }
 

@@ -27,6 +27,7 @@ mod files {
 }
 
 pub use files::gemm;
+pub use files::gemm::gemm_blocks::gemm_blocks;
 pub use files::gemm::gemm_mma::{gemm_mma, gemm_mma_f32};
 pub use files::gemm::gemm_swapped::gemm_swapped;
 pub use files::gemm::gemm_wgmma::{gemm_wgmma, gemm_wgmma_f32};

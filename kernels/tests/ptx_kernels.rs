@@ -47,6 +47,8 @@ fn exported() -> BTreeSet<Exported> {
     let kernels = [
         of::<kernels::gemm_allreduce_mma>(),
         of::<kernels::gemm_allreduce_wgmma>(),
+        of::<kernels::gemm_blocks<F8E4M3>>(),
+        of::<kernels::gemm_blocks<F8E5M2>>(),
         of::<kernels::gemm_mma<f16>>(),
         of::<kernels::gemm_mma<bf16>>(),
         of::<kernels::gemm_mma_f32<f16>>(),
@@ -203,6 +205,7 @@ fn runs_with_512_threads(kernel: &KernelReport) -> bool {
         name if name.starts_with("gemm_mma") => kernels::gemm::gemm_mma::THREADS,
         name if name.starts_with("gemm_swapped") && name.ends_with("N64") => M8N64::THREADS,
         name if name.starts_with("gemm_swapped") => M64N128::THREADS,
+        name if name.starts_with("gemm_blocks") => kernels::gemm::gemm_wgmma::THREADS,
         name if name.starts_with("gemm_wgmma") => kernels::gemm::gemm_wgmma::THREADS,
         _ => THREADS,
     };

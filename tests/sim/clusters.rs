@@ -7,7 +7,7 @@ use cuda_std::mbarrier::{self, MBarrier};
 use cuda_std::prelude::*;
 use cuda_std::{clock, cluster, tma};
 use devcomm::sim::{Error, Waiting};
-use devcomm::{Simulation, TensorMap, TensorMapDesc};
+use devcomm::{Element, Simulation, TensorMap, TensorMapDesc};
 use devcomm_testing::simulated::{failure, read, simulate};
 use devcomm_types::GridConstant;
 
@@ -67,8 +67,13 @@ fn both_blocks_get_what_each_loads() {
         let out = simulate(simulation, |gpu| {
             let (from, out) = (gpu.buffer(&matrix)?, gpu.buffer(&vec![0_u32; 2 * matrix.len()])?);
             let address = from.device_address();
-            let desc =
-                TensorMapDesc { address, rows: ROWS, columns, tile_rows: 64, element_bytes: 2 };
+            let desc = TensorMapDesc {
+                address,
+                rows: ROWS,
+                columns,
+                tile_rows: 64,
+                data_type: bf16::DATA_TYPE,
+            };
             let halves = halves::args(gpu.context().tensor_map(&desc)?, &out);
             gpu.launch(halves.grid(4).block(64).dynamic_shared((16 << 10) + 1024))?;
             read(&out)
@@ -118,8 +123,13 @@ fn a_static_that_its_block_has_not_accessed_is_at_the_same_place() {
         let out = simulate(Simulation::new(1).seed(seed), |gpu| {
             let (from, out) = (gpu.buffer(&row)?, gpu.buffer(&[0_u32; 32])?);
             let address = from.device_address();
-            let desc =
-                TensorMapDesc { address, rows: 1, columns: 64, tile_rows: 1, element_bytes: 2 };
+            let desc = TensorMapDesc {
+                address,
+                rows: 1,
+                columns: 64,
+                tile_rows: 1,
+                data_type: bf16::DATA_TYPE,
+            };
             let map = gpu.context().tensor_map(&desc)?;
             gpu.launch(loads_ahead::args(map, &out).grid(2).block(1))?;
             read(&out)

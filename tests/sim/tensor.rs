@@ -159,7 +159,7 @@ fn a_warpgroups_tiles_are_where_tma_puts_them() {
                     rows,
                     columns,
                     tile_rows,
-                    element_bytes: 2,
+                    data_type: bf16::DATA_TYPE,
                 })
             };
             let map_a = map(a.device_address(), rows, 64)?;
@@ -350,7 +350,7 @@ fn copies_tiles<T: Element + Number>(places: &[(usize, usize)]) {
                     rows: ROWS as u32,
                     columns: columns as u32,
                     tile_rows: 64,
-                    element_bytes: size_of::<T>() as u32,
+                    data_type: T::DATA_TYPE,
                 })
             };
             let (map_from, map_to) = (map(from.device_address())?, map(to.device_address())?);
@@ -378,7 +378,6 @@ fn copies_tiles<T: Element + Number>(places: &[(usize, usize)]) {
 fn a_stored_tile_is_what_was_loaded_and_nothing_is_stored_outside() {
     copies_tiles::<bf16>(&[(0, 0), (64, 64), (0, 64), (16, 8), (64, 0), (72, 0), (0, 72)]);
     copies_tiles::<F8E4M3>(&[(0, 0), (64, 64), (0, 64), (16, 48), (64, 0), (80, 0), (0, 80)]);
-    copies_tiles::<f32>(&[(0, 0), (32, 32), (0, 36), (16, 4)]);
 }
 
 /// A producer and a consumer share a slot: each waits for the phase that the other completes.
@@ -443,14 +442,13 @@ fn a_tensor_map_of_the_driver_is_refused_with_what_to_do() {
 
 #[test]
 fn a_matrix_that_tma_cannot_copy_is_refused_with_the_reason() {
-    let good = TensorMapDesc { address: 64, rows: 1, columns: 16, tile_rows: 1, element_bytes: 1 };
+    let good =
+        TensorMapDesc { address: 64, rows: 1, columns: 16, tile_rows: 1, data_type: u8::DATA_TYPE };
     simulate(Simulation::new(1), |gpu| {
         gpu.context().tensor_map(&good)?;
         for (desc, reason) in [
-            (TensorMapDesc { element_bytes: 3, ..good }, "1, 2 or 4 bytes, not 3"),
-            (TensorMapDesc { element_bytes: 0, ..good }, "1, 2 or 4 bytes, not 0"),
             (TensorMapDesc { columns: 24, ..good }, "a multiple of 16 elements: it is 1 x 24"),
-            (TensorMapDesc { columns: 20, element_bytes: 2, ..good }, "a multiple of 8 elements"),
+            (TensorMapDesc { columns: 20, data_type: bf16::DATA_TYPE, ..good }, "multiple of 8"),
             (TensorMapDesc { address: 72, ..good }, "it is at 0x48"),
             (TensorMapDesc { tile_rows: 257, ..good }, "1 to 256 rows, not 257"),
         ] {

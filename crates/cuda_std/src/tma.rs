@@ -97,6 +97,22 @@ pub unsafe fn store_tile(map: &TensorMap, row: u32, column: u32, from: *const u8
     unsafe { arch::store_tile(map, row, column, arch::shared_address(from)) }
 }
 
+/// As [`store_tile`], but adds the tile to the matrix, atomically for each element. The type of the
+/// elements is the map's; a sum is rounded to it. PTX:
+/// `cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group`.
+///
+/// # Safety
+///
+/// As [`store_tile`], but other threads may add to that part of the matrix at the same time. The
+/// map's type is f16, bf16 or f32.
+#[doc(alias = "cp.reduce.async.bulk.tensor")]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+#[track_caller]
+pub unsafe fn reduce_add_tile(map: &TensorMap, row: u32, column: u32, from: *const u8) {
+    // SAFETY: the caller's contract.
+    unsafe { arch::reduce_add_tile(map, row, column, arch::shared_address(from)) }
+}
+
 /// Commits this thread's stores since the last call as a group. PTX: `cp.async.bulk.commit_group`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn commit_stores() {

@@ -1,5 +1,6 @@
 //! The matrix product on one GPU, with the checks of its launches.
 
+mod blocks;
 mod element;
 mod hopper;
 mod plan;
@@ -11,7 +12,7 @@ use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use devcomm_host::{Buffer, DataType, Element, KernelSet, Kernels, ModuleSource, Result, Stream};
 use devcomm_kernels as kernels;
-use devcomm_types::Kernel;
+use devcomm_types::{F8E4M3, Kernel};
 use half::bf16;
 
 pub use self::element::{GemmElement, GemmOutput, ScaledElement, TransposableElement};
@@ -26,9 +27,7 @@ use crate::{KERNELS, modules};
 /// A has `m x k` elements, B `n x k` (as `nn.Linear` keeps its weights) and C `m x n`, all
 /// row-major. Sums are in f32 and rounded once. A and B are of bf16, f16 or 8-bit floats, C is of
 /// [`GemmElement::Output`]. [`product`](Self::product) adds a bias, an activation and more, and has
-/// C in f32 too.
-///
-/// [`product`](Self::product) has more: A and B may be stored transposed, for instance.
+/// C in f32, and A and B stored transposed.
 ///
 /// On Hopper, products whose rows of A and B begin at multiples of 16 bytes (`k` is a multiple of
 /// 8 for bf16) are by `wgmma` and TMA, fastest if `n` is a multiple of 8 too. All others, and those
@@ -37,7 +36,8 @@ use crate::{KERNELS, modules};
 ///
 /// 8-bit floats need Hopper, matrices at multiples of 16 bytes, and `k` that is a multiple of 16.
 /// Hopper adds their products with fewer bits than f32 has: about 13 behind the point, relative to
-/// the largest of them and the sum so far.
+/// the largest of them and the sum so far. With [`block_scales`](Product::block_scales) that holds
+/// for each 128 terms, whose sums are added in f32.
 ///
 /// How a shape of bf16 is computed, its [`GemmPlan`], comes from a table of measurements for this
 /// GPU, or from a model.
@@ -79,7 +79,8 @@ type Planned = (GemmPlan, Option<Prepared>);
 
 static MODULES: LazyLock<Vec<ModuleSource>> = LazyLock::new(|| {
     let swapped = kernels::gemm_swapped::<kernels::gemm::gemm_swapped::M8N64>::FILE;
-    modules(&[kernels::gemm_wgmma::<bf16>::FILE, swapped, kernels::gemm_mma::<bf16>::FILE])
+    let blocks = kernels::gemm_blocks::<F8E4M3>::FILE;
+    modules(&[kernels::gemm_wgmma::<bf16>::FILE, swapped, blocks, kernels::gemm_mma::<bf16>::FILE])
 });
 
 impl Gemm {

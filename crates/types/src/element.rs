@@ -25,6 +25,22 @@ pub enum DataType {
 }
 
 impl DataType {
+    /// All of them; the index is the number.
+    pub(crate) const ALL: [Self; 12] = [
+        Self::Int8,
+        Self::Uint8,
+        Self::Int32,
+        Self::Uint32,
+        Self::Int64,
+        Self::Uint64,
+        Self::Float16,
+        Self::Float32,
+        Self::Float64,
+        Self::Bfloat16,
+        Self::Float8e4m3,
+        Self::Float8e5m2,
+    ];
+
     /// Size of one element in bytes.
     pub const fn size(self) -> usize {
         match self {

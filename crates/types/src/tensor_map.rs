@@ -2,6 +2,7 @@
 
 use core::fmt;
 
+use crate::element::DataType;
 use crate::kernel::KernelParam;
 
 /// Describes a matrix in global memory for TMA: address, extents, the tile that one copy
@@ -28,8 +29,8 @@ impl fmt::Debug for TensorMap {
     }
 }
 
-/// A row-major matrix of elements of 1, 2 or 4 bytes, and the tiles that are copied from it.
-/// Elements outside of the matrix are copied as zeros.
+/// A row-major matrix, and the tiles that are copied from it. Elements outside of the matrix are
+/// copied as zeros.
 ///
 /// In shared memory a row of the tile has 128 bytes, rows are contiguous, and the 16-byte chunks of
 /// row `r` are swizzled: chunk `c` is at `c ^ (r % 8)`, the 128-byte swizzle with which tensor
@@ -44,13 +45,19 @@ pub struct TensorMapDesc {
     pub columns: u32,
     /// Rows per tile, 1 to 256, of [`TensorMapDesc::ROW_BYTES`].
     pub tile_rows: u32,
-    /// Bytes of an element: 1, 2 or 4.
-    pub element_bytes: u32,
+    /// The type of the elements. Copies depend on its size only, additions on the type.
+    pub data_type: DataType,
 }
 
 impl TensorMapDesc {
     /// Bytes of a tile's row.
     pub const ROW_BYTES: u32 = 128;
+
+    /// Elements of 16 bytes.
+    #[must_use]
+    pub const fn chunk(&self) -> u32 {
+        16 / self.data_type.size() as u32
+    }
 
     /// The map in the simulator's encoding, which is not valid on a GPU.
     #[must_use]
@@ -61,7 +68,7 @@ impl TensorMapDesc {
         words[2] = self.rows as u64;
         words[3] = self.columns as u64;
         words[4] = self.tile_rows as u64;
-        words[5] = self.element_bytes as u64;
+        words[5] = self.data_type as u64;
         TensorMap { words }
     }
 
@@ -77,7 +84,7 @@ impl TensorMapDesc {
             rows: words[2] as u32,
             columns: words[3] as u32,
             tile_rows: words[4] as u32,
-            element_bytes: words[5] as u32,
+            data_type: DataType::ALL[words[5] as usize],
         })
     }
 }
@@ -96,7 +103,7 @@ mod tests {
             rows: 3,
             columns: 16,
             tile_rows: 128,
-            element_bytes: 1,
+            data_type: DataType::Float16,
         };
         assert_eq!(TensorMapDesc::of_simulated(&desc.for_simulator()), Some(desc));
         assert_eq!(TensorMapDesc::of_simulated(&TensorMap { words: [1; 16] }), None);

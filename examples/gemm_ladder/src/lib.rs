@@ -4,7 +4,7 @@
 //! checks them, `devcomm-bench gemm-ladder` measures them.
 
 use devcomm::{
-    DeviceSlice, Error, Gemm, GemmPlan, KernelSet, Kernels, LaunchConfig, Result, Stream,
+    DeviceSlice, Element, Error, Gemm, GemmPlan, KernelSet, Kernels, LaunchConfig, Result, Stream,
     TensorMap, TensorMapDesc,
 };
 use devcomm_gemm_ladder_kernels::{self as kernels, MULTIPLE_K, MULTIPLE_MN, sizes};
@@ -109,7 +109,8 @@ impl Ladder {
         let stream = self.compiled.on(&self.stream);
         let map = |matrix: &DeviceSlice<bf16>, rows, columns, tile_rows| {
             let address = matrix.device_address();
-            let desc = TensorMapDesc { address, rows, columns, tile_rows, element_bytes: 2 };
+            let desc =
+                TensorMapDesc { address, rows, columns, tile_rows, data_type: bf16::DATA_TYPE };
             self.stream.context().tensor_map(&desc)
         };
         let maps = |a_rows, b_rows| -> Result<[TensorMap; 2]> {

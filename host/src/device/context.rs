@@ -160,13 +160,8 @@ impl Context {
     /// [`Error::InvalidInput`] for numbers that [`TensorMapDesc`] does not allow; the driver's
     /// error on a GPU without TMA.
     pub fn tensor_map(&self, tiling: &TensorMapDesc) -> Result<TensorMap> {
-        let TensorMapDesc { address, rows, columns, tile_rows, element_bytes } = *tiling;
-        if !matches!(element_bytes, 1 | 2 | 4) {
-            return Err(Error::invalid(format!(
-                "a tensor map's elements have 1, 2 or 4 bytes, not {element_bytes}"
-            )));
-        }
-        let unit = 16 / element_bytes;
+        let TensorMapDesc { address, rows, columns, tile_rows, .. } = *tiling;
+        let unit = tiling.chunk();
         if address == 0 || !address.is_multiple_of(16) {
             return Err(Error::invalid(format!(
                 "a tensor map's matrix must be aligned to 16 bytes: it is at {address:#x}"

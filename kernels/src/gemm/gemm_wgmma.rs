@@ -27,7 +27,7 @@ pub const STORE_M: u32 = 16;
 /// first products of the next tile, which do not wait for them.
 const DEFERRED: u32 = 2;
 /// Words of a slice per thread.
-const SLICE_WORDS: u32 = 16;
+pub(super) const SLICE_WORDS: u32 = 16;
 /// Blocks per cluster.
 pub const CLUSTER: u32 = 2;
 /// Stages of the pipeline.
@@ -37,7 +37,7 @@ const GROUP: u32 = 8;
 /// Multiplying warps: two warpgroups.
 const MULTIPLYING_WARPS: u32 = 8;
 /// Rows of a warpgroup.
-const WARPGROUP_M: u32 = 64;
+pub(super) const WARPGROUP_M: u32 = 64;
 /// Terms that one load of a transposed factor has, and rows of A or B.
 pub const TRANSPOSED: u32 = 64;
 
@@ -139,7 +139,9 @@ unsafe fn multiply_factors<T: Factor, A: Layout<T>, B: Layout<T>>(
 
 type A<T> = SharedTile<T, TILE_M>;
 type B<T> = SharedTile<T, TILE_N>;
-type Store<O> = SharedTile<O, STORE_M>;
+pub(super) type Store<O> = SharedTile<O, STORE_M>;
+/// The order of the clusters' tiles.
+pub(super) type Order = TileOrder<GROUP>;
 
 /// Tiles have as many bytes for every type.
 const STAGE_BYTES: u32 = A::<bf16>::BYTES + B::<bf16>::BYTES;
@@ -225,9 +227,28 @@ pub unsafe fn product<T: GemmFactor, E: Epilogue>(
     transposed: [bool; 2],
     epilogue: E,
 ) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        run::<T>([a, b], [m, n, k], transposed, |shared, order| {
+            multiply(Output { map: c, unaligned, m, n }, shared, order, k, epilogue);
+        });
+    }
+}
+
+/// Loads the tiles of A and B, and lets the multiplying warps call `multiply`.
+///
+/// # Safety
+///
+/// As for [`gemm_wgmma`]. `multiply` releases each stage once for each tile and step, in order.
+#[inline(always)]
+pub(super) unsafe fn run<T: GemmFactor>(
+    [a, b]: [&TensorMap; 2],
+    [m, n, k]: [u32; 3],
+    transposed: [bool; 2],
+    multiply: impl FnOnce(Shared<T>, Order),
+) {
     grid::launch_next();
-    let order =
-        TileOrder::<GROUP> { rows: m.div_ceil(CLUSTER * TILE_M), columns: n.div_ceil(TILE_N) };
+    let order = Order { rows: m.div_ceil(CLUSTER * TILE_M), columns: n.div_ceil(TILE_N) };
     // SAFETY: only this pipeline uses the words; it is initialised first.
     let shared = unsafe {
         Shared::<T> {
@@ -247,7 +268,7 @@ pub unsafe fn product<T: GemmFactor, E: Epilogue>(
         cluster::sync_relaxed();
         if warp < MULTIPLYING_WARPS {
             wgmma::raise_registers::<232>();
-            multiply(Output { map: c, unaligned, m, n }, shared, order, k, epilogue);
+            multiply(shared, order);
         } else {
             wgmma::lower_registers::<40>();
             if warp == MULTIPLYING_WARPS && warp::lane_id() == 0 {
@@ -262,12 +283,12 @@ pub unsafe fn product<T: GemmFactor, E: Epilogue>(
 
 /// The block's shared memory.
 #[derive(Clone, Copy)]
-struct Shared<T> {
+pub(super) struct Shared<T> {
     element: PhantomData<T>,
     /// Whether A and B are stored transposed.
     transposed: [bool; 2],
     memory: TileMemory,
-    pipeline: Pipeline,
+    pub(super) pipeline: Pipeline,
 }
 
 impl<T: GemmFactor> Shared<T> {
@@ -275,12 +296,12 @@ impl<T: GemmFactor> Shared<T> {
     const TILE_K: u32 = A::<T>::COLUMNS;
 
     #[inline(always)]
-    fn a(self, state: PipelineState) -> A<T> {
+    pub(super) fn a(self, state: PipelineState) -> A<T> {
         self.memory.tile(state.stage * STAGE_BYTES)
     }
 
     #[inline(always)]
-    fn b(self, state: PipelineState) -> B<T> {
+    pub(super) fn b(self, state: PipelineState) -> B<T> {
         self.memory.tile(state.stage * STAGE_BYTES + A::<T>::BYTES)
     }
 
@@ -313,7 +334,7 @@ impl<T: GemmFactor> Shared<T> {
 
     /// Releases a stage that this warpgroup has read: one thread for each block of the cluster.
     #[inline(always)]
-    fn release(self, state: PipelineState, rank: u32) {
+    pub(super) fn release(self, state: PipelineState, rank: u32) {
         if rank < CLUSTER {
             self.pipeline.empty(state).arrive_in(rank);
         }
@@ -328,7 +349,7 @@ impl<T: GemmFactor> Shared<T> {
 
 /// The row and column of C from which this block computes the tile.
 #[inline(always)]
-fn origin(order: TileOrder<GROUP>, number: u32) -> (u32, u32) {
+pub(super) fn origin(order: Order, number: u32) -> (u32, u32) {
     let (row, column) = order.position(number);
     ((CLUSTER * row + cluster::rank()) * TILE_M, column * TILE_N)
 }
@@ -343,7 +364,7 @@ unsafe fn load<T: GemmFactor>(
     a: &TensorMap,
     b: &TensorMap,
     shared: Shared<T>,
-    order: TileOrder<GROUP>,
+    order: Order,
     k: u32,
 ) {
     const HALF: u32 = TILE_N / CLUSTER;
@@ -403,7 +424,7 @@ unsafe fn load<T: GemmFactor>(
 unsafe fn multiply<T: GemmFactor, E: Epilogue>(
     c: Output<'_, E::Output>,
     shared: Shared<T>,
-    order: TileOrder<GROUP>,
+    order: Order,
     k: u32,
     epilogue: E,
 ) {
@@ -489,11 +510,11 @@ unsafe fn multiply<T: GemmFactor, E: Epilogue>(
 }
 
 /// A thread's sums of a tile, from `row` and `column` on.
-struct Part<'a> {
-    sums: &'a mut [f32; 128],
-    row: u32,
-    column: u32,
-    end: (u32, u32),
+pub(super) struct Part<'a> {
+    pub(super) sums: &'a mut [f32; 128],
+    pub(super) row: u32,
+    pub(super) column: u32,
+    pub(super) end: (u32, u32),
 }
 
 impl Fragment for Part<'_> {
@@ -523,9 +544,9 @@ impl Fragment for Part<'_> {
 }
 
 /// A warp's part of a tile that is computed.
-struct Done {
-    row: u32,
-    column: u32,
+pub(super) struct Done {
+    pub(super) row: u32,
+    pub(super) column: u32,
 }
 
 impl Done {
@@ -535,7 +556,7 @@ impl Done {
     ///
     /// The lanes of a warp call this together, for one slice after the other.
     #[inline(always)]
-    unsafe fn store<T: GemmFactor, O: Float>(
+    pub(super) unsafe fn store<T: GemmFactor, O: Float>(
         &self,
         c: &Output<'_, O>,
         shared: Shared<T>,
@@ -566,11 +587,11 @@ impl Done {
 }
 
 /// Where the sums go.
-struct Output<'a, O> {
-    map: &'a TensorMap,
-    unaligned: *mut O,
-    m: u32,
-    n: u32,
+pub(super) struct Output<'a, O> {
+    pub(super) map: &'a TensorMap,
+    pub(super) unaligned: *mut O,
+    pub(super) m: u32,
+    pub(super) n: u32,
 }
 
 impl<O: Float> Output<'_, O> {

@@ -2,12 +2,13 @@
 //! weights), C `m x n`, all row-major. A may be stored as `k x m` and B as `k x n`, if they are of
 //! 16 bits and the kernel is not [`gemm_swapped`]. Sums are in f32; an [`epilogue`] adds to them,
 //! and they are rounded once. Elements are bf16; [`gemm_mma`] has f16 too, [`gemm_wgmma`] also
-//! 8-bit floats, and both have C in f32.
+//! 8-bit floats, and both have C in f32. [`gemm_blocks`] has 8-bit floats with scales per block.
 //!
-//! Three kernels: [`gemm_wgmma`] and, for few rows, [`gemm_swapped`] for Hopper and rows that begin
-//! at multiples of 16 bytes; [`gemm_mma`] for every GPU since Ampere and any rows.
+//! Four kernels: [`gemm_wgmma`], for few rows [`gemm_swapped`], and [`gemm_blocks`] for Hopper and
+//! rows that begin at multiples of 16 bytes; [`gemm_mma`] for every GPU since Ampere and any rows.
 
 pub mod epilogue;
+pub mod gemm_blocks;
 pub mod gemm_mma;
 pub mod gemm_swapped;
 pub mod gemm_wgmma;

@@ -1,5 +1,5 @@
-//! Checks the PTX of a kernel with and without debug checks, of launch attributes, and of tiles,
-//! and what `ptxas` reports for the products of `docs/gemm.md`.
+//! Checks the PTX of a kernel with and without debug checks, and of launch attributes; the PTX and
+//! the machine code of tiles; and what `ptxas` reports for the products of `docs/gemm.md`.
 //!
 //! The harness is libtest-mimic, for two reasons: `main` must call `link_worker` first, as the
 //! kernel builder also starts this program as its worker process; and a running test can report
@@ -8,25 +8,33 @@
 use std::fs;
 use std::path::Path;
 
-use cuda_builder::{CudaBuilder, Error};
+use cuda_builder::{CudaBuilder, Error, ModuleArtifact};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use object::{Object, ObjectSection};
 
 fn main() {
     cuda_builder::link_worker();
     let messages = || {
-        let build = |folder, debug| build(folder, "devcomm-kernels", "ll_alltoall", debug);
-        let (checked, plain) = match (build("checked", true), build("plain", false)) {
-            (Ok(checked), Ok(plain)) => (checked, plain),
+        let kernel = |folder| builder(folder, "devcomm-kernels", "ll_alltoall").assemble(false);
+        let (checked, plain) = (build(kernel("checked").debug(true)), build(kernel("plain")));
+        let (checked, plain) = match (checked, plain) {
+            (Ok(checked), Ok(plain)) => (ptx(&checked)?, ptx(&plain)?),
             (Err(error), _) | (_, Err(error)) => return missing(&error),
         };
         says_what_went_wrong(&checked, &plain).map(|()| Completion::Completed)
     };
-    let attributes = || match build("launches", "devcomm-device-test-kernels", "launches", false) {
-        Ok(ptx) => uses_the_instructions(&ptx).map(|()| Completion::Completed),
-        Err(error) => missing(&error),
+    let attributes = || {
+        let kernels = builder("launches", "devcomm-device-test-kernels", "launches");
+        match build(kernels.assemble(false)) {
+            Ok(module) => uses_the_instructions(&ptx(&module)?).map(|()| Completion::Completed),
+            Err(error) => missing(&error),
+        }
     };
-    let tiles = || match build("tiles", "devcomm-device-test-kernels", "tiles", false) {
-        Ok(ptx) => folds_to_what_one_writes_by_hand(&ptx).map(|()| Completion::Completed),
+    let tiles = || match build(builder("tiles", "devcomm-device-test-kernels", "tiles")) {
+        Ok(module) => {
+            folds_to_what_one_writes_by_hand(&ptx(&module)?)?;
+            assembles_to_what_one_writes_by_hand(&module)
+        }
         Err(error) => missing(&error),
     };
     let ladder = || match ladder() {
@@ -36,9 +44,12 @@ fn main() {
         Ok(reports) => stay_in_registers(&reports).map(|()| Completion::Completed),
         Err(error) => missing(&error),
     };
-    let own = || match build("epilogue", "devcomm-device-test-kernels", "epilogue", false) {
-        Ok(ptx) => has_its_own_entry_only(&ptx).map(|()| Completion::Completed),
-        Err(error) => missing(&error),
+    let own = || {
+        let kernels = builder("epilogue", "devcomm-device-test-kernels", "epilogue");
+        match build(kernels.assemble(false)) {
+            Ok(module) => has_its_own_entry_only(&ptx(&module)?).map(|()| Completion::Completed),
+            Err(error) => missing(&error),
+        }
     };
     let trials = vec![
         Trial::ignorable_test(
@@ -53,16 +64,21 @@ fn main() {
     libtest_mimic::run(&Arguments::from_args(), trials).exit();
 }
 
-/// The PTX of a package's kernel file, with debug checks or without.
-fn build(folder: &str, package: &str, file: &str, debug: bool) -> Result<String, Error> {
-    let artifacts = CudaBuilder::new(package)
+/// Builds a package's kernel file.
+fn builder(folder: &str, package: &str, file: &str) -> CudaBuilder {
+    CudaBuilder::new(package)
         .manifest_dir(env!("CARGO_MANIFEST_DIR"))
         .out_dir(Path::new(env!("CARGO_TARGET_TMPDIR")).join(folder))
-        .debug(debug)
         .only(file)
-        .assemble(false)
-        .build()?;
-    Ok(fs::read_to_string(&artifacts.modules[0].ptx).expect("the PTX that was just built"))
+}
+
+/// The builder's only module.
+fn build(builder: CudaBuilder) -> Result<ModuleArtifact, Error> {
+    Ok(builder.build()?.modules.remove(0))
+}
+
+fn ptx(module: &ModuleArtifact) -> Result<String, Failed> {
+    Ok(fs::read_to_string(&module.ptx)?)
 }
 
 /// What `ptxas` reports for the products of `docs/gemm.md`.
@@ -143,6 +159,29 @@ fn folds_to_what_one_writes_by_hand(ptx: &str) -> Result<(), Failed> {
     Ok(())
 }
 
+/// The tile layer has no more machine instructions than the code by hand, and no more registers.
+/// Skipped without `ptxas`.
+fn assembles_to_what_one_writes_by_hand(module: &ModuleArtifact) -> Result<Completion, Failed> {
+    let Some(cubin) = &module.cubin else {
+        return skip("there is no ptxas".to_owned());
+    };
+    let cubin = fs::read(cubin)?;
+    let cubin = object::File::parse(&*cubin)?;
+    let measure = |name: &str| -> Result<_, Failed> {
+        let code = cubin.section_by_name(&format!(".text.{name}")).ok_or("no machine code")?;
+        let kernel = module.info.kernels.iter().find(|kernel| kernel.name == name);
+        let resources = kernel.and_then(|kernel| kernel.resources).ok_or("no resources")?;
+        // An instruction has 16 bytes.
+        Ok((code.size() / 16, resources.registers))
+    };
+    let (tiles, hand) = (measure("pipeline_of_tiles")?, measure("pipeline_by_hand")?);
+    if tiles.0 > hand.0 || tiles.1 > hand.1 {
+        let text = format!("instructions and registers: {tiles:?} with tiles, {hand:?} by hand");
+        return Err(text.into());
+    }
+    Ok(Completion::Completed)
+}
+
 /// Whether a line of PTX is an instruction, not a directive, a label or a comment.
 fn is_instruction(line: &str) -> bool {
     let line = line.trim_start();
@@ -169,6 +208,7 @@ fn uses_the_instructions(ptx: &str) -> Result<(), Failed> {
         ("pairs_pass_on", &[".reqnctapercluster 2", "st.shared::cluster.v4.f32"]),
         ("writes_late", &["griddepcontrol.launch_dependents;", "st.global"]),
         ("adds", &["griddepcontrol.launch_dependents;", "griddepcontrol.wait;", "ld.global"]),
+        ("adds_tile_bf16", &["cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group"]),
         (
             "stores_transposed",
             &[

@@ -2,7 +2,8 @@
 
 use std::panic::Location;
 
-use devcomm_types::{TensorMap, TensorMapDesc};
+use devcomm_types::{DataType, TensorMap, TensorMapDesc};
+use half::{bf16, f16};
 
 use super::memory::{spin, touch};
 use super::tensor::SharedAddress;
@@ -128,7 +129,7 @@ fn chunks(
     assert!(tile.addr().is_multiple_of(1024), "a tile's address must be a multiple of 1,024");
     const CHUNKS: u32 = TensorMapDesc::ROW_BYTES / 16;
     // Elements per chunk.
-    let unit = 16 / map.element_bytes;
+    let unit = map.chunk();
     let matrix = std::ptr::with_exposed_provenance_mut::<u128>(map.address as usize);
     let (rows, columns) = (map.rows, map.columns);
     (0..map.tile_rows).flat_map(move |r| {
@@ -192,6 +193,38 @@ pub(crate) unsafe fn store_tile(map: &TensorMap, row: u32, column: u32, from: Sh
         touch(to, Access::Write);
         // SAFETY: the chunks lie in the tile and in the matrix, valid by the caller's contract.
         unsafe { to.write(source.read()) }
+    }
+}
+
+#[track_caller]
+pub(crate) unsafe fn reduce_add_tile(map: &TensorMap, row: u32, column: u32, from: SharedAddress) {
+    let map = description(map);
+    for (source, to) in chunks(&map, from, row, column) {
+        let Some(to) = to else { continue };
+        touch(source, Access::Read);
+        touch(to, Access::AtomicRmw(Order::Relaxed, Scope::Gpu));
+        // SAFETY: the chunks lie in the tile and in the matrix, valid by the caller's contract.
+        unsafe { to.write(sum(map.data_type, to.read(), source.read())) }
+    }
+}
+
+/// The sums of the numbers of two chunks.
+#[track_caller]
+fn sum(data_type: DataType, a: u128, b: u128) -> u128 {
+    let each = |bits: u32, sum: fn(u32, u32) -> u32| -> u128 {
+        let number = |chunk: u128, at| (chunk >> at) as u32 & (u32::MAX >> (32 - bits));
+        let numbers = (0..128).step_by(bits as usize);
+        numbers.map(|at| u128::from(sum(number(a, at), number(b, at))) << at).sum()
+    };
+    match data_type {
+        DataType::Float16 => {
+            each(16, |a, b| (f16::from_bits(a as u16) + f16::from_bits(b as u16)).to_bits().into())
+        }
+        DataType::Bfloat16 => each(16, |a, b| {
+            (bf16::from_bits(a as u16) + bf16::from_bits(b as u16)).to_bits().into()
+        }),
+        DataType::Float32 => each(32, |a, b| (f32::from_bits(a) + f32::from_bits(b)).to_bits()),
+        other => panic!("the simulator adds tiles of f16, bf16 and f32, not of {other:?}"),
     }
 }
 

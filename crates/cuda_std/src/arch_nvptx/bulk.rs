@@ -163,6 +163,22 @@ pub(crate) unsafe fn store_tile(map: &TensorMap, row: u32, column: u32, from: Sh
 }
 
 #[inline(always)]
+pub(crate) unsafe fn reduce_add_tile(map: &TensorMap, row: u32, column: u32, from: SharedAddress) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        asm!(
+            "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group \
+             [{map}, {{{column}, {row}}}], [{from}];",
+            map = in(reg64) core::ptr::from_ref(map),
+            column = in(reg32) column,
+            row = in(reg32) row,
+            from = in(reg32) from,
+            options(nostack),
+        );
+    }
+}
+
+#[inline(always)]
 pub(crate) fn commit_stores() {
     // SAFETY: commits copies; no memory access.
     unsafe { asm!("cp.async.bulk.commit_group;", options(nostack)) }

@@ -167,6 +167,20 @@ impl<T, const ROWS: u32> SharedTile<T, ROWS> {
     }
 }
 
+impl<T: Float, const ROWS: u32> SharedTile<T, ROWS> {
+    /// Adds this tile to a matrix of `T`, as [`tma::reduce_add_tile`](crate::tma::reduce_add_tile).
+    ///
+    /// # Safety
+    ///
+    /// As there.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub unsafe fn reduce_add(self, map: &TensorMap, row: u32, column: u32) {
+        // SAFETY: the caller's contract.
+        unsafe { arch::reduce_add_tile(map, row, column, self.address) }
+    }
+}
+
 impl<T: wgmma::Factor, const ROWS: u32> SharedTile<T, ROWS> {
     /// The tile as a factor of [`wgmma::multiply`].
     #[cfg_attr(target_arch = "nvptx64", inline(always))]

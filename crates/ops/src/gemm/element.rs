@@ -19,7 +19,7 @@ pub trait GemmElement: Element {
 pub trait GemmOutput<T>: Element + Launches<T> {}
 
 /// An element type of A and B whose matrices have scales: `F8E4M3` or `F8E5M2`.
-pub trait ScaledElement: GemmElement {}
+pub trait ScaledElement: GemmElement + LaunchesBlocks {}
 
 /// An element type of A and B that may be stored transposed: `bf16` or `f16`. Hopper's tensor cores
 /// take 8-bit floats only with the terms of a sum side by side.
@@ -34,6 +34,49 @@ impl TransposableElement for f16 {}
 
 impl ScaledElement for F8E4M3 {}
 impl ScaledElement for F8E5M2 {}
+
+/// The launch of products with scales per block.
+pub trait LaunchesBlocks {
+    /// Launches `gemm_blocks` with the addresses of the scales; what else is as in
+    /// [`Launches::wide`].
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract.
+    unsafe fn blocks(
+        compiled: &Kernels,
+        stream: &Stream,
+        maps: [TensorMap; 3],
+        unaligned: u64,
+        scales: [u64; 2],
+        matrices: Matrices,
+        config: LaunchConfig,
+    ) -> Result<()>;
+}
+
+macro_rules! blocks {
+    ($($type:ident)*) => { $(
+        impl LaunchesBlocks for $type {
+            unsafe fn blocks(
+                compiled: &Kernels,
+                stream: &Stream,
+                [a, b, c]: [TensorMap; 3],
+                unaligned: u64,
+                [blocks_a, blocks_b]: [u64; 2],
+                Matrices { shape: [m, n, k], epilogue, .. }: Matrices,
+                config: LaunchConfig,
+            ) -> Result<()> {
+                let product = kernels::gemm_blocks::<$type>::args(
+                    a, b, c, unaligned, m, n, k, blocks_a, blocks_b, epilogue,
+                );
+                // SAFETY: the caller's contract.
+                unsafe { product.config(config).launch(&compiled.on(stream)) }
+            }
+        }
+    )* };
+}
+
+blocks! { F8E4M3 F8E5M2 }
 
 /// The launches of products of `T` in the type.
 pub trait Launches<T> {
@@ -98,12 +141,7 @@ macro_rules! elements {
 macro_rules! portable {
     ($type:ident none $compiled:ident $stream:ident $matrices:ident $config:ident) => {{
         let _ = ($compiled, $stream, $config);
-        let [.., k] = $matrices.shape;
-        refuse(format!(
-            "products of {} need a GPU of the Hopper family, A, B and C at multiples of 16 bytes, \
-             and rows of them too: k is {k}, pad it with zeros to a multiple of 16",
-            <$type>::NAME,
-        ))
+        no_kernel::<$type>($matrices)
     }};
     ($type:ident $kernel:ident $compiled:ident $stream:ident $matrices:ident $config:ident) => {{
         let Matrices { a, b, c, shape: [m, n, k], transposed: [ta, tb], epilogue } = $matrices;
@@ -127,6 +165,15 @@ impl GemmElement for F8E4M3 {
 
 impl GemmElement for F8E5M2 {
     type Output = bf16;
+}
+
+/// Says what the kernels of 8-bit floats need.
+pub(super) fn no_kernel<T: Element>(Matrices { shape: [.., k], .. }: Matrices) -> Result<()> {
+    refuse(format!(
+        "products of {} need a GPU of the Hopper family, A, B and C at multiples of 16 bytes, \
+         and rows of them too: k is {k}, pad it with zeros to a multiple of 16",
+        T::NAME,
+    ))
 }
 
 elements! {

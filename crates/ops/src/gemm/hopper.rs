@@ -25,13 +25,13 @@ pub struct Matrices {
 }
 
 /// The map of a matrix of `T`.
-fn map<T>(
+fn map<T: Element>(
     stream: &Stream,
     address: u64,
     [rows, columns, tile_rows]: [u32; 3],
 ) -> Result<TensorMap> {
-    let element_bytes = size_of::<T>() as u32;
-    let desc = TensorMapDesc { address, rows, columns, tile_rows, element_bytes };
+    let data_type = T::DATA_TYPE;
+    let desc = TensorMapDesc { address, rows, columns, tile_rows, data_type };
     stream.context().tensor_map(&desc)
 }
 
@@ -53,7 +53,7 @@ pub(super) fn prepare<T: GemmElement, O: GemmOutput<T>>(
     shape: [u32; 3],
 ) -> Result<Option<Prepared>> {
     match plan {
-        GemmPlan::Wide => prepare_wide(compiled, shape),
+        GemmPlan::Wide => Ok(wide_config(compiled, shape)?.map(Prepared::Wide)),
         GemmPlan::Swapped { rows, columns, splits }
             if [T::DATA_TYPE, O::DATA_TYPE] == [bf16::DATA_TYPE; 2] =>
         {
@@ -66,7 +66,8 @@ pub(super) fn prepare<T: GemmElement, O: GemmOutput<T>>(
     }
 }
 
-fn prepare_wide(compiled: &Kernels, [m, n, _]: [u32; 3]) -> Result<Option<Prepared>> {
+/// How `gemm_wgmma` and `gemm_blocks` are launched; `None` if the GPU has no room.
+pub(super) fn wide_config(compiled: &Kernels, [m, n, _]: [u32; 3]) -> Result<Option<LaunchConfig>> {
     let resident =
         compiled.resident_blocks::<kernels::gemm_wgmma<bf16>>(wide::THREADS, wide::SHARED)?;
     let pairs =
@@ -75,7 +76,7 @@ fn prepare_wide(compiled: &Kernels, [m, n, _]: [u32; 3]) -> Result<Option<Prepar
     // The kernel counts tiles in 32 bits.
     let possible = blocks > 0 && pairs <= u64::from(u32::MAX - resident);
     let config = LaunchConfig::new(blocks, wide::THREADS).with_dynamic_shared(wide::SHARED);
-    Ok(possible.then(|| Prepared::Wide(config.with_dependent())))
+    Ok(possible.then(|| config.with_dependent()))
 }
 
 fn prepare_swapped<S: Swapped>(
@@ -114,7 +115,10 @@ impl Prepared {
         // SAFETY: the caller's contract.
         unsafe {
             match *self {
-                Self::Wide(config) => launch_wide::<T, O>(compiled, stream, matrices, config),
+                Self::Wide(config) => {
+                    let (maps, unaligned) = wide_maps::<T, O>(stream, matrices)?;
+                    O::wide(compiled, stream, maps, unaligned, matrices, config)
+                }
                 Self::Swapped { config, division, launch } => {
                     let division = swapped::Division { constant_b, ..division };
                     launch(compiled, stream, matrices, config, division)
@@ -124,12 +128,11 @@ impl Prepared {
     }
 }
 
-unsafe fn launch_wide<T: GemmElement, O: GemmOutput<T>>(
-    compiled: &Kernels,
+/// The maps of A, B and C for these kernels, and C's address if its map is not used.
+pub(super) fn wide_maps<T: GemmElement, O: GemmOutput<T>>(
     stream: &Stream,
-    matrices @ Matrices { a, b, c, shape: [m, n, k], transposed, .. }: Matrices,
-    config: LaunchConfig,
-) -> Result<()> {
+    Matrices { a, b, c, shape: [m, n, k], transposed, .. }: Matrices,
+) -> Result<([TensorMap; 3], u64)> {
     let factor = |address, rows, tile_rows, transposed| match transposed {
         false => map::<T>(stream, address, [rows, k, tile_rows]),
         true => map::<T>(stream, address, [k, rows, wide::TRANSPOSED]),
@@ -140,8 +143,7 @@ unsafe fn launch_wide<T: GemmElement, O: GemmOutput<T>>(
         true => (map::<O>(stream, c, [m, n, wide::STORE_M])?, 0),
         false => (a, c),
     };
-    // SAFETY: the caller's contract.
-    unsafe { O::wide(compiled, stream, [a, b, map_of_c], unaligned, matrices, config) }
+    Ok(([a, b, map_of_c], unaligned))
 }
 
 /// The kernel for a shape of tiles.

@@ -4,11 +4,12 @@ use std::marker::PhantomData;
 
 use devcomm_host::{Buffer, DeviceSlice, Result};
 use devcomm_kernels::gemm::epilogue::{self, FusedArgs};
+use devcomm_kernels::gemm::gemm_blocks::BLOCK;
 
 use super::element::{GemmElement, GemmOutput, ScaledElement, TransposableElement};
 use super::hopper::Matrices;
-use super::{Gemm, GemmPlan};
-use crate::check::{check_extents, check_len, require_context};
+use super::{Gemm, GemmPlan, blocks};
+use crate::check::{check_extents, check_len, refuse, require_context};
 
 /// A function of each sum, after the bias.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -43,11 +44,15 @@ pub struct Product<'g, T, O> {
     shape: [usize; 3],
     transposed: [bool; 2],
     scales: Option<[DeviceSlice<f32>; 2]>,
+    /// Matrices of scales, and the launch of the kernel that takes them.
+    block_scales: Option<([DeviceSlice<f32>; 2], LaunchBlocks)>,
     bias: Option<DeviceSlice<O>>,
     activation: Option<Activation>,
     residual: Option<DeviceSlice<O>>,
     factors: PhantomData<T>,
 }
+
+type LaunchBlocks = unsafe fn(&Gemm, Matrices, [u64; 2]) -> Result<()>;
 
 impl Gemm {
     /// A product of `[m, n, k]`, as [`launch`](Self::launch) computes it until more is added.
@@ -75,6 +80,7 @@ impl Gemm {
             shape,
             transposed: [false; 2],
             scales: None,
+            block_scales: None,
             bias: None,
             activation: None,
             residual: None,
@@ -88,6 +94,30 @@ impl<T: ScaledElement, O: GemmOutput<T>> Product<'_, T, O> {
     /// the product runs.
     pub fn scales<S: Buffer<Element = f32>>(mut self, scales: [&S; 2]) -> Self {
         self.scales = Some(scales.map(Buffer::device_slice));
+        self
+    }
+}
+
+impl<T: ScaledElement> Product<'_, T, T::Output> {
+    /// Multiplies the elements of A and B by scales: A has one for 128 columns of a row, B one for
+    /// 128 columns of 128 rows. The scales are two row-major matrices, read when the product runs:
+    ///
+    /// * `a` has `ceil(k / 128) x m` elements: that of A's element (`i`, `t`) is (`t / 128`, `i`).
+    ///   So the scales of neighbouring rows are neighbours.
+    /// * `b` has `ceil(n / 128) x ceil(k / 128)` elements: that of B's element (`j`, `t`) is
+    ///   (`j / 128`, `t / 128`).
+    ///
+    /// Sums of 128 products are scaled and added in f32. C is of [`GemmElement::Output`].
+    ///
+    /// These are the scales of DeepSeek-V3 (`weight_scale_inv` for B) and of torch's `_scaled_mm`
+    /// for 1 x 128 and 128 x 128. DeepGEMM's `fp8_gemm_nt` pads the rows of `a` to a multiple of 4.
+    pub fn block_scales<SA, SB>(mut self, a: &SA, b: &SB) -> Self
+    where
+        SA: Buffer<Element = f32>,
+        SB: Buffer<Element = f32>,
+    {
+        let scales = [a.device_slice(), b.device_slice()];
+        self.block_scales = Some((scales, blocks::launch::<T>));
         self
     }
 }
@@ -189,7 +219,15 @@ impl<T: GemmElement, O: GemmOutput<T>> Product<'_, T, O> {
         let matrices = Matrices { a, b, c, shape, transposed: self.transposed(), epilogue };
         // SAFETY: the buffers have the elements; dropping one waits for the stream, and the caller
         // ensures what a graph needs.
-        unsafe { self.gemm.enqueue::<T, O>(matrices) }
+        unsafe {
+            let Some(([of_a, of_b], launch)) = &self.block_scales else {
+                return self.gemm.enqueue::<T, O>(matrices);
+            };
+            let [n, k] = [n, k].map(|extent| extent.div_ceil(BLOCK as usize));
+            let of_a = self.address("the matrix of A's scales", of_a, k, m)?;
+            let of_b = self.address("the matrix of B's scales", of_b, n, k)?;
+            launch(self.gemm, matrices, [of_a, of_b])
+        }
     }
 
     /// Which factors are transposed; one of a single row or column is stored the same way.
@@ -213,8 +251,11 @@ impl<T: GemmElement, O: GemmOutput<T>> Product<'_, T, O> {
     ///
     /// # Errors
     ///
-    /// As [`Gemm::plan`].
+    /// As [`Gemm::plan`], and for a product with scales per block, of which there is one form.
     pub fn plan(&self) -> Result<GemmPlan> {
+        if self.block_scales.is_some() {
+            return refuse("a product with scales per block has no plans".to_owned());
+        }
         Ok(self.gemm.prepare::<T, O>(check_extents(self.shape)?, self.transposed())?.0)
     }
 

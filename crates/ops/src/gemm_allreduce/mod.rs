@@ -3,8 +3,8 @@
 mod plan;
 
 use devcomm_host::{
-    Buffer, Communicator, Context, DevCommRequirements, DevCommResource, DeviceSlice, Kernels,
-    LaunchConfig, Result, Stream, TensorMapDesc, Window,
+    Buffer, Communicator, Context, DevCommRequirements, DevCommResource, DeviceSlice, Element,
+    Kernels, LaunchConfig, Result, Stream, TensorMapDesc, Window,
 };
 use devcomm_kernels::{self as kernels, GemmForm};
 use half::bf16;
@@ -220,7 +220,7 @@ impl GemmAllReduce {
                             rows,
                             columns: k,
                             tile_rows,
-                            element_bytes: 2,
+                            data_type: bf16::DATA_TYPE,
                         };
                         self.context().tensor_map(&tiling)
                     };

@@ -6,12 +6,12 @@ use devcomm_sys::driver::{
     CUresult, CUtensorMap, CUtensorMapDataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave,
     CUtensorMapL2promotion, CUtensorMapSwizzle,
 };
-use devcomm_types::TensorMapDesc;
+use devcomm_types::{DataType, TensorMapDesc};
 
 use super::{CudaError, call};
 
-/// Encodes the only layout that cuda_std's TMA copies use: two dimensions of elements of 1, 2 or 4
-/// bytes, in tiles with rows of 128 bytes.
+/// Encodes the only layout that cuda_std's TMA copies use: two dimensions, in tiles with rows of
+/// 128 bytes.
 #[expect(clippy::too_many_arguments, reason = "the driver's signature")]
 pub(super) unsafe fn encode_tiled(
     map: *mut CUtensorMap,
@@ -42,12 +42,19 @@ pub(super) unsafe fn encode_tiled(
             let element_strides = [*element_strides, *element_strides.add(1)];
             (*extents, *extents.add(1), *strides, tile, element_strides)
         };
-        let element_bytes = match data_type {
-            CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT8 => 1,
-            CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 => 2,
-            CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT32 => 4,
-            _ => return refuse("of f32, of bf16 or of bytes"),
+        let data_type = match data_type {
+            CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT8 => DataType::Uint8,
+            CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_INT32 => DataType::Int32,
+            CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT32 => DataType::Uint32,
+            CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_INT64 => DataType::Int64,
+            CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT64 => DataType::Uint64,
+            CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16 => DataType::Float16,
+            CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT32 => DataType::Float32,
+            CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT64 => DataType::Float64,
+            CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 => DataType::Bfloat16,
+            _ => return refuse("of whole numbers and of floats as they are"),
         };
+        let element_bytes = data_type.size() as u32;
         if swizzle != CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B
             || tile[0] * element_bytes != TensorMapDesc::ROW_BYTES
             || element_strides != [1, 1]
@@ -59,7 +66,7 @@ pub(super) unsafe fn encode_tiled(
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE.into());
         };
         let address = address as u64;
-        let desc = TensorMapDesc { address, rows, columns, tile_rows: tile[1], element_bytes };
+        let desc = TensorMapDesc { address, rows, columns, tile_rows: tile[1], data_type };
         // SAFETY: the module's contract.
         unsafe { (*map).opaque = desc.for_simulator().words };
         Ok(())

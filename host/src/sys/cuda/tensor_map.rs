@@ -4,7 +4,7 @@ use devcomm_sys::driver::{
     CUtensorMap, CUtensorMapDataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave,
     CUtensorMapL2promotion, CUtensorMapSwizzle,
 };
-use devcomm_types::{TensorMap, TensorMapDesc};
+use devcomm_types::{DataType, TensorMap, TensorMapDesc};
 
 use super::{PrimaryContext, check};
 use crate::error::Result;
@@ -15,20 +15,15 @@ impl PrimaryContext {
         self.bind()?;
         let mut map = CUtensorMap { opaque: [0; 16] };
         let extents = [u64::from(tiling.columns), u64::from(tiling.rows)];
-        let pitch = [u64::from(tiling.element_bytes) * u64::from(tiling.columns)];
-        let tile = [TensorMapDesc::ROW_BYTES / tiling.element_bytes, tiling.tile_rows];
-        // Copies depend on the size only.
-        let data_type = match tiling.element_bytes {
-            1 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT8,
-            2 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-            _ => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
-        };
+        let element_bytes = tiling.data_type.size() as u32;
+        let pitch = [u64::from(element_bytes) * u64::from(tiling.columns)];
+        let tile = [TensorMapDesc::ROW_BYTES / element_bytes, tiling.tile_rows];
         // SAFETY: the driver is initialised. The map is live, the arrays have one element per
         // dimension (the pitches one fewer). The matrix is not accessed.
         let made = unsafe {
             self.driver.cuTensorMapEncodeTiled(
                 &raw mut map,
-                data_type,
+                encoded(tiling.data_type),
                 2,
                 tiling.address as *mut std::ffi::c_void,
                 extents.as_ptr(),
@@ -43,5 +38,23 @@ impl PrimaryContext {
         };
         check(self.driver, "cuTensorMapEncodeTiled", made)?;
         Ok(TensorMap { words: map.opaque })
+    }
+}
+
+/// The driver's type: bytes for 8-bit floats, which it has none for.
+const fn encoded(data_type: DataType) -> CUtensorMapDataType {
+    use CUtensorMapDataType as Encoded;
+    match data_type {
+        DataType::Int8 | DataType::Uint8 | DataType::Float8e4m3 | DataType::Float8e5m2 => {
+            Encoded::CU_TENSOR_MAP_DATA_TYPE_UINT8
+        }
+        DataType::Int32 => Encoded::CU_TENSOR_MAP_DATA_TYPE_INT32,
+        DataType::Uint32 => Encoded::CU_TENSOR_MAP_DATA_TYPE_UINT32,
+        DataType::Int64 => Encoded::CU_TENSOR_MAP_DATA_TYPE_INT64,
+        DataType::Uint64 => Encoded::CU_TENSOR_MAP_DATA_TYPE_UINT64,
+        DataType::Float16 => Encoded::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        DataType::Float32 => Encoded::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+        DataType::Float64 => Encoded::CU_TENSOR_MAP_DATA_TYPE_FLOAT64,
+        DataType::Bfloat16 => Encoded::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
     }
 }

@@ -1,7 +1,11 @@
-//! Clusters, dependent launches and transposed stores: kernels with parameters of their own.
+//! Clusters, dependent launches, transposed stores, added tiles: kernels with parameters of their
+//! own.
 
+use cuda_std::convert::Float;
 use cuda_std::prelude::*;
-use cuda_std::{clock, cluster, grid, mma};
+use cuda_std::tile::{SharedTile, TileMemory};
+use cuda_std::{clock, cluster, grid, mma, tma};
+use devcomm_types::{GridConstant, TensorMap};
 
 /// Threads per block of these kernels.
 pub const THREADS: u32 = 32;
@@ -87,6 +91,33 @@ pub unsafe fn stores_transposed(out: *mut u32) {
         while i < 192 {
             mem::store(out.add(i), mem::load(matrices.add(i)));
             i += 32;
+        }
+    }
+}
+
+/// Bytes of dynamic shared memory of `adds_tile`.
+pub const TILE_SHARED: u32 = SharedTile::<bf16, 16>::BYTES + TileMemory::PADDING;
+
+/// Each block adds a tile of 16 rows to a matrix, from `row` and `column` on: an element of the
+/// tile is the sum of its row and its column.
+#[kernel(T = [f16, bf16, f32])]
+pub unsafe fn adds_tile<T: Float>(matrix: GridConstant<TensorMap>, row: u32, column: u32) {
+    let lane = warp::lane_id();
+    // SAFETY: the block is one warp, with shared memory for the tile.
+    unsafe {
+        let tile: SharedTile<T, 16> = TileMemory::dynamic().tile(0);
+        let sum = |i: usize| {
+            let i = i as u32;
+            let (row, column) = (lane / 4 + i / 2 % 2 * 8, i / 4 * 8 + lane % 4 * 2 + i % 2);
+            (row + column) as f32
+        };
+        tile.store_words(lane, |word| T::word(word, sum));
+        tma::fence_async_shared();
+        warp::sync();
+        if lane == 0 {
+            tile.reduce_add(&matrix, row, column);
+            tma::commit_stores();
+            tma::wait_stores::<0>();
         }
     }
 }

@@ -1,9 +1,16 @@
-//! Tests of launch attributes: clusters and dependent launches, and of transposed stores.
+//! Tests of launch attributes: clusters and dependent launches; of transposed stores and added
+//! tiles.
 
-use devcomm::{Error, LaunchConfig, LaunchError, LaunchRefusal, Rank, Simulation};
+use cuda_std::{bf16, f16};
+use devcomm::{
+    Element, Error, LaunchConfig, LaunchError, LaunchRefusal, Rank, Simulation, TensorMap,
+    TensorMapDesc,
+};
 use devcomm_device_tests::KERNELS;
-use devcomm_device_tests::kernels::{self, launches::THREADS};
+use devcomm_device_tests::kernels;
+use devcomm_device_tests::kernels::launches::{THREADS, TILE_SHARED};
 use devcomm_testing::machines::Gpus;
+use devcomm_testing::numbers::Number;
 use devcomm_testing::simulated::{read, simulate};
 
 /// Runs `body` on one GPU; on a simulated one for several seeds.
@@ -191,5 +198,57 @@ fn matrices_are_stored_transposed() {
             assert_eq!(word, element(m, r, c) | element(m, r + 1, c) << 16, "word {i}");
         }
         Ok(())
+    });
+}
+
+/// Adds the tiles of three blocks to a matrix of ones, and checks it.
+fn add_tiles<T: Element + Number>(
+    rank: &Rank,
+    add: impl Fn(TensorMap, [u32; 2], LaunchConfig) -> Result<(), Error>,
+) -> Result<(), Error> {
+    const ROWS: u32 = 20;
+    const COLUMNS: u32 = 72;
+    const BLOCKS: u32 = 3;
+    let (row, column, columns) = (8, 16, 128 / size_of::<T>() as u32);
+    let comm = rank.communicator()?;
+    let matrix = comm.mem_alloc::<T>((ROWS * COLUMNS) as usize)?;
+    matrix.copy_from_host(&vec![T::nearest(1.0); matrix.len()])?;
+    let map = rank.context().tensor_map(&TensorMapDesc {
+        address: matrix.device_address(),
+        rows: ROWS,
+        columns: COLUMNS,
+        tile_rows: 16,
+        data_type: T::DATA_TYPE,
+    })?;
+    let config = LaunchConfig::new(BLOCKS, THREADS).with_dynamic_shared(TILE_SHARED);
+    add(map, [row, column], config)?;
+    for (i, got) in (0..).zip(read(&matrix)?) {
+        let (r, c) = (i / COLUMNS, i % COLUMNS);
+        let is_added = r >= row && (column..column + columns).contains(&c);
+        let added = if is_added { BLOCKS * (r - row + c - column) } else { 0 };
+        assert_eq!(got, T::nearest(1.0 + added as f32), "{} at {r}, {c}", T::NAME);
+    }
+    Ok(())
+}
+
+#[test]
+fn tiles_are_added_to_a_matrix() {
+    on_a_gpu("tiles_are_added_to_a_matrix", |rank| {
+        let stream = rank.stream()?;
+        // SAFETY: the map's matrix is allocated; only this kernel accesses it.
+        add_tiles::<f16>(rank, |map, [row, column], config| unsafe {
+            kernels::adds_tile::<f16>::args(map, row, column).config(config).launch(&stream)?;
+            stream.synchronize()
+        })?;
+        // SAFETY: as above.
+        add_tiles::<bf16>(rank, |map, [row, column], config| unsafe {
+            kernels::adds_tile::<bf16>::args(map, row, column).config(config).launch(&stream)?;
+            stream.synchronize()
+        })?;
+        // SAFETY: as above.
+        add_tiles::<f32>(rank, |map, [row, column], config| unsafe {
+            kernels::adds_tile::<f32>::args(map, row, column).config(config).launch(&stream)?;
+            stream.synchronize()
+        })
     });
 }

@@ -36,7 +36,7 @@ macro_rules! multiplies {
                     rows: rows as u32,
                     columns: columns as u32,
                     tile_rows: 64,
-                    element_bytes: 2,
+                    data_type: bf16::DATA_TYPE,
                 };
                 Ok::<_, Error>((stream.context().tensor_map(&map)?, buffer))
             };
