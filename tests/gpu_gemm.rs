@@ -128,8 +128,10 @@ fn every_plan_multiplies() {
         // SAFETY: no kernel writes B.
         let gemms = [Gemm::new(&stream)?, unsafe { Gemm::new(&stream)?.with_constant_b() }];
         for shape in planned_shapes(rank) {
-            for plan in gemms[0].plans(shape)? {
-                for gemm in &gemms {
+            for (i, plan) in gemms[0].plans(shape)?.into_iter().enumerate() {
+                // Simulated, every other plan with a constant B.
+                let both = if rank.is_simulated() { &gemms[i % 2..][..1] } else { &gemms[..] };
+                for gemm in both {
                     gemm.set_plan(shape, plan)?;
                     assert_eq!(gemm.plan(shape)?, plan);
                     check::<bf16>(rank, shape, 0, |a, b, c| {

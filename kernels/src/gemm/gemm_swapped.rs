@@ -4,7 +4,8 @@
 //! the 64 rows of a `wgmma`, those of A its columns, and a tile of C is as tall as A. Two warps
 //! load, one each factor, so that the loads of B begin before the previous kernel has ended; one or
 //! two warpgroups multiply. Tiles of the last round are split over the blocks of a cluster, which
-//! add their sums through distributed shared memory.
+//! add their sums through distributed shared memory. Blocks of a cluster that compute neighbouring
+//! tiles load the rows that they share once, each a part for all.
 
 use cuda_std::convert::Half;
 use cuda_std::mbarrier::{self, MBarrier};
@@ -97,10 +98,33 @@ shapes! {
     M256N128: 256 x 128, 1;
 }
 
+/// The blocks of a cluster: `splits * across * down`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Cluster {
+    /// Blocks over which a tile is split.
+    pub splits: u32,
+    /// Tiles side by side, which share rows of A. Divides [`Shape::M`] / 8.
+    pub across: u32,
+    /// Tiles one below the other, which share rows of B. Divides [`Shape::N`] / 8.
+    pub down: u32,
+}
+
+impl Cluster {
+    /// Its number of blocks.
+    #[must_use]
+    pub const fn blocks(self) -> u32 {
+        self.splits * self.across * self.down
+    }
+}
+
 /// How a launch divides the work.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, KernelParam)]
 pub struct Division {
+    /// See [`Cluster::across`].
+    pub across: u32,
+    /// See [`Cluster::down`].
+    pub down: u32,
     /// Stages of the pipeline, from 2 to [`MAX_STAGES`].
     pub stages: u32,
     /// Tiles that one block computes, as [`Schedule::whole`].
@@ -114,17 +138,18 @@ pub struct Division {
 }
 
 impl Division {
-    /// The division of `tiles` among clusters of `splits` blocks, of which `clusters` are resident,
-    /// and the number of clusters and the dynamic shared memory to launch with, of at most `shared`
-    /// bytes. `None` if that is too little.
+    /// The division of a product among clusters, of which `clusters` are resident, and the number
+    /// of clusters and the dynamic shared memory to launch with, of at most `shared` bytes. `None`
+    /// if that is too little.
     #[must_use]
     pub fn of<S: Shape>(
         [m, n, k]: [u32; 3],
-        splits: u32,
+        Cluster { splits, across, down }: Cluster,
         clusters: u32,
         shared: u32,
     ) -> Option<(Self, u32, u32)> {
-        let tiles = m.div_ceil(S::M).checked_mul(n.div_ceil(S::N))?;
+        let rows = m.div_ceil(S::M).div_ceil(down);
+        let tiles = rows.checked_mul(n.div_ceil(S::N).div_ceil(across))?;
         let clusters = clusters.min(tiles);
         if clusters == 0 {
             return None;
@@ -145,14 +170,15 @@ impl Division {
         }
         let end = stages * S::STAGE + S::STORE;
         let sums = if behind == sums { end } else { 0 };
-        let division = Self { stages, whole, sums, constant_b: false };
+        let division = Self { across, down, stages, whole, sums, constant_b: false };
         Some((division, clusters, end + behind + TileMemory::PADDING))
     }
 }
 
 /// `C = A x B^T` in bf16, with an epilogue, for few rows of A, for Hopper.
 ///
-/// `a` is a tensor map with tiles of [`Shape::M`] rows, `b` of [`Shape::N`], `c` of [`STORE_M`].
+/// `a` is a tensor map with tiles of [`Shape::M`] / [`Cluster::across`] rows, `b` of [`Shape::N`] /
+/// [`Cluster::down`], `c` of [`STORE_M`].
 ///
 /// Grid: clusters of 1, 2, 4 or 8 blocks, all resident. Block: [`Shape::THREADS`] threads, with
 /// dynamic shared memory for the stages ([`Shape::STAGE`] each), the stores ([`Shape::STORE`]), the
@@ -195,8 +221,13 @@ pub unsafe fn product<S: Shape, E: Epilogue<Output: Half>>(
     epilogue: E,
 ) {
     grid::launch_next();
-    let splits = cluster::size();
-    let rows = m.div_ceil(S::M);
+    let Division { across, down, .. } = division;
+    let mates = across * down;
+    let splits = quotient(cluster::size(), mates);
+    let place = quotient(cluster::rank(), splits);
+    let (row, column) = (quotient(place, across), remainder(place, across));
+    let rows = quotient(m.div_ceil(S::M) + down - 1, down);
+    let columns = quotient(n.div_ceil(S::N) + across - 1, across);
     // SAFETY: the kernel's contract. Only this block's pipeline and barriers use the words; they
     // are initialised first. All warps of the cluster reach its barriers.
     unsafe {
@@ -207,23 +238,26 @@ pub unsafe fn product<S: Shape, E: Epilogue<Output: Half>>(
             received: MBarrier::at(shared_array![u64; 1]),
             drained: MBarrier::at(shared_array![u64; 1]),
             schedule: Schedule {
-                tiles: rows * n.div_ceil(S::N),
+                tiles: rows * columns,
                 whole: division.whole,
                 steps: k.div_ceil(S::K),
-                cluster: thread::block_idx_x() / splits,
-                clusters: thread::grid_dim_x() / splits,
-                rank: cluster::rank(),
+                cluster: quotient(thread::block_idx_x(), cluster::size()),
+                clusters: quotient(thread::grid_dim_x(), cluster::size()),
+                rank: remainder(cluster::rank(), splits),
                 splits,
             },
+            first_split: place * splits,
             rows,
             end: (m, n),
+            row,
+            column,
             division,
             epilogue,
             shape: core::marker::PhantomData,
         };
         if thread::thread_idx_x() == 0 {
-            // Two warps load; each warpgroup releases.
-            block.pipeline.init(2, S::N / WARPGROUP_N);
+            // Two warps load; each warpgroup of the blocks that share rows releases.
+            block.pipeline.init(2, (across + down - 1) * (S::N / WARPGROUP_N));
             block.received.init(1);
             block.drained.init(splits * (S::N / WARPGROUP_N));
             mbarrier::fence_init();
@@ -244,18 +278,63 @@ pub unsafe fn product<S: Shape, E: Epilogue<Output: Half>>(
                 if !division.constant_b {
                     grid::wait_for_previous();
                 }
-                block.load(b, rows == 1, 0, S::N, |tile| tile / rows * S::N);
+                let share = Share::of(down, row, splits * across);
+                let once = m <= S::M;
+                block.load(b, once, share, 0, S::N, |tile| block.origin(tile).1);
             }
             if warp::lane_id() == 0 && warp == multiplying + 1 {
                 grid::wait_for_previous();
-                block.load(a, false, S::N, S::M, |tile| tile % rows * S::M);
+                let share = Share::of(across, column, splits);
+                block.load(a, false, share, S::N, S::M, |tile| block.origin(tile).0);
             }
             warp::sync();
             if division.sums == 0 && block.schedule.splits_any() {
                 cluster::sync_relaxed();
             }
         }
-        // The block has received all that others send to it: it may end before them.
+        // The block has received all sums that others send to it: it may end before them, if no
+        // other block loads for it or releases its stages.
+        if mates > 1 {
+            cluster::sync();
+        }
+    }
+}
+
+/// A quotient by a power of two.
+#[inline(always)]
+fn quotient(number: u32, power: u32) -> u32 {
+    number >> power.trailing_zeros()
+}
+
+/// The remainder.
+#[inline(always)]
+fn remainder(number: u32, power: u32) -> u32 {
+    number & (power - 1)
+}
+
+/// The blocks of a cluster that share rows of a factor.
+#[derive(Clone, Copy)]
+struct Share {
+    blocks: u32,
+    /// This block's place among them.
+    index: u32,
+    /// Their ranks, as bits.
+    ranks: u16,
+}
+
+impl Share {
+    /// This block's place is `index`, and their ranks are `distance` apart, a power of two.
+    #[inline(always)]
+    fn of(blocks: u32, index: u32, distance: u32) -> Self {
+        let every = match distance {
+            1 => 0b1111_1111,
+            2 => 0b0101_0101,
+            4 => 0b0001_0001,
+            _ => 1,
+        };
+        let first = cluster::rank() - index * distance;
+        let ranks = ((every & ((1 << (blocks * distance)) - 1)) << first) as u16;
+        Self { blocks, index, ranks }
     }
 }
 
@@ -268,9 +347,14 @@ struct Block<S, E> {
     /// Completes when all blocks of the cluster have read them.
     drained: MBarrier,
     schedule: Schedule,
-    /// Rows of tiles. Blocks that run at the same time compute tiles of one column, which need the
-    /// same rows of B.
+    /// The rank in the cluster of the first block of this block's tile.
+    first_split: u32,
+    /// Rows of clusters' tiles. Clusters that run at the same time compute tiles of one column,
+    /// which need the same rows of B.
     rows: u32,
+    /// The block's row and column in its cluster's tiles.
+    row: u32,
+    column: u32,
     /// Rows and columns of C.
     end: (u32, u32),
     division: Division,
@@ -279,6 +363,14 @@ struct Block<S, E> {
 }
 
 impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
+    /// The first row and column of this block's tile of C.
+    #[inline(always)]
+    fn origin(&self, tile: u32) -> (u32, u32) {
+        let (row, column) = (tile % self.rows, tile / self.rows);
+        let Division { across, down, .. } = self.division;
+        ((row * down + self.row) * S::M, (column * across + self.column) * S::N)
+    }
+
     /// A barrier of the cluster.
     ///
     /// # Safety
@@ -286,7 +378,7 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
     /// All threads of the cluster call this.
     #[inline(always)]
     unsafe fn sync(&self) {
-        if self.schedule.splits > 1 {
+        if cluster::size() > 1 {
             // SAFETY: the caller's contract.
             unsafe { cluster::sync_relaxed() };
         } else {
@@ -301,8 +393,9 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
         self.memory.tile(state.stage * S::STAGE + 128 * rows)
     }
 
-    /// Loads a factor's tiles of `height` rows to behind `skipped` rows of each stage. `row` is the
-    /// first row for a tile of C; `once` says that no other block loads it.
+    /// Loads a factor's tiles of `height` rows to behind `skipped` rows of each stage: the block's
+    /// part for all that share them. `row` is the first row for a tile of C; `once` says that no
+    /// other block needs it.
     ///
     /// # Safety
     ///
@@ -312,11 +405,13 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
         &self,
         factor: &TensorMap,
         once: bool,
+        share: Share,
         skipped: u32,
         height: u32,
         row: impl Fn(u32) -> u32,
     ) {
         tma::prefetch_map(factor);
+        let part = share.index * quotient(height, share.blocks);
         let mut state = PipelineState::FIRST;
         let mut work = self.schedule.first();
         while self.schedule.contains(work) {
@@ -332,7 +427,10 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
                     let term = step * S::K + depth * TILE_K;
                     // SAFETY: the stage is empty, and no thread reads it before it is full.
                     unsafe {
-                        if once {
+                        if share.blocks > 1 {
+                            let to = to.rows::<8>(part);
+                            to.load_multicast(factor, row + part, term, full, share.ranks);
+                        } else if once {
                             to.load_once(factor, row, term, full);
                         } else {
                             to.load(factor, row, term, full);
@@ -354,9 +452,25 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
     #[inline(always)]
     unsafe fn multiply(&self, c: &TensorMap) {
         let thread = thread::thread_idx_x();
+        let rank_in_warpgroup = thread % 128;
+        let Division { across, down, .. } = self.division;
+        // The first threads of a warpgroup release a stage, each to one of the blocks that load
+        // for it: those in its row, then the others in its column.
+        let releasing = across + down - 1;
+        let above = rank_in_warpgroup.wrapping_sub(across);
+        let place = if rank_in_warpgroup < across {
+            self.row * across + rank_in_warpgroup
+        } else {
+            (above + u32::from(above >= self.row)) * across + self.column
+        };
+        let releases = place * self.schedule.splits + self.schedule.rank;
         let release = |state| {
-            if thread.is_multiple_of(128) {
-                self.pipeline.empty(state).arrive();
+            if rank_in_warpgroup < releasing {
+                if releasing == 1 {
+                    self.pipeline.empty(state).arrive();
+                } else {
+                    self.pipeline.empty(state).arrive_in(releases);
+                }
             }
         };
         let mut state = PipelineState::FIRST;
@@ -405,17 +519,17 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
                     grid::wait_for_previous();
                     waited = true;
                 }
-                let row = work.tile % self.rows * S::M;
-                let column = work.tile / self.rows * S::N + thread / 128 * WARPGROUP_N;
+                let (row, column) = self.origin(work.tile);
+                let column = column + thread / 128 * WARPGROUP_N;
                 if work.split {
                     self.send(sums.as_ref(), split);
                     self.store_received(c, row, column, split);
                     split += 1;
                     // Nothing is sent to a block that may have ended.
                     if self.schedule.contains(self.schedule.next(work))
-                        && thread % 128 < self.schedule.splits
+                        && rank_in_warpgroup < self.schedule.splits
                     {
-                        self.drained.arrive_in(thread % 128);
+                        self.drained.arrive_in(self.first_split + rank_in_warpgroup);
                     }
                 } else {
                     // Written out: a loop of this length would not be unrolled.
@@ -472,7 +586,7 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
                 if block == self.schedule.rank {
                     self.memory.write(slot, value);
                 } else {
-                    self.memory.send(slot, block, value, self.received);
+                    self.memory.send(slot, self.first_split + block, value, self.received);
                 }
             }
             eight += 1;

@@ -18,7 +18,7 @@ pub struct Schedule {
     pub clusters: u32,
     /// The block's rank in its cluster.
     pub rank: u32,
-    /// The blocks of a cluster.
+    /// The blocks over which a tile is split, a power of two.
     pub splits: u32,
 }
 
@@ -83,7 +83,8 @@ impl Schedule {
             return Work { tile, first: 0, end: self.steps, split: false };
         }
         let Self { rank, splits, steps, .. } = self;
-        let (first, end) = (rank * steps / splits, (rank + 1) * steps / splits);
+        let first = |rank| rank * steps >> splits.trailing_zeros();
+        let (first, end) = (first(rank), first(rank + 1));
         Work { tile: self.whole + self.cluster, first, end, split: true }
     }
 }

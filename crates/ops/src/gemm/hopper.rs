@@ -5,7 +5,7 @@ use devcomm_host::{
 };
 use devcomm_kernels as kernels;
 use devcomm_kernels::gemm::epilogue::FusedArgs;
-use devcomm_kernels::gemm::gemm_swapped::{self as swapped, Shape};
+use devcomm_kernels::gemm::gemm_swapped::{self as swapped, Cluster, Shape};
 use devcomm_kernels::gemm::gemm_wgmma as wide;
 use devcomm_types::Kernel;
 use half::bf16;
@@ -54,13 +54,13 @@ pub(super) fn prepare<T: GemmElement, O: GemmOutput<T>>(
 ) -> Result<Option<Prepared>> {
     match plan {
         GemmPlan::Wide => Ok(wide_config(compiled, shape)?.map(Prepared::Wide)),
-        GemmPlan::Swapped { rows, columns, splits }
+        GemmPlan::Swapped { rows, columns, cluster }
             if [T::DATA_TYPE, O::DATA_TYPE] == [bf16::DATA_TYPE; 2] =>
         {
             SWAPPED
                 .iter()
                 .find(|(tile, _)| *tile == (rows, columns))
-                .map_or(Ok(None), |(_, prepare)| prepare(compiled, context, shape, splits))
+                .map_or(Ok(None), |(_, prepare)| prepare(compiled, context, shape, cluster))
         }
         GemmPlan::Swapped { .. } | GemmPlan::Portable => Ok(None),
     }
@@ -83,16 +83,17 @@ fn prepare_swapped<S: Swapped>(
     compiled: &Kernels,
     context: &Context,
     shape: [u32; 3],
-    splits: u32,
+    cluster: Cluster,
 ) -> Result<Option<Prepared>> {
     let info = compiled.info::<S::Kernel>()?;
     let shared = context.limits().shared_per_block_optin.saturating_sub(info.static_shared);
-    let clusters = compiled.resident_clusters::<S::Kernel>(splits, S::THREADS, shared)?;
-    let division = swapped::Division::of::<S>(shape, splits, clusters, shared);
+    let blocks = cluster.blocks();
+    let clusters = compiled.resident_clusters::<S::Kernel>(blocks, S::THREADS, shared)?;
+    let division = swapped::Division::of::<S>(shape, cluster, clusters, shared);
     Ok(division.map(|(division, clusters, shared)| {
-        let config = LaunchConfig::new(clusters * splits, S::THREADS)
+        let config = LaunchConfig::new(clusters * blocks, S::THREADS)
             .with_dynamic_shared(shared)
-            .with_cluster(splits)
+            .with_cluster(blocks)
             .with_dependent();
         Prepared::Swapped { config, division, launch: S::launch }
     }))
@@ -162,7 +163,7 @@ trait Swapped: swapped::Shape {
     ) -> Result<()>;
 }
 
-type Prepare = fn(&Kernels, &Context, [u32; 3], u32) -> Result<Option<Prepared>>;
+type Prepare = fn(&Kernels, &Context, [u32; 3], Cluster) -> Result<Option<Prepared>>;
 
 macro_rules! swapped {
     ($($shape:ident)*) => {
@@ -184,10 +185,19 @@ macro_rules! swapped {
                     division: swapped::Division,
                 ) -> Result<()> {
                     let map = |address, tiles| map::<bf16>(stream, address, tiles);
-                    let (a, b) = (map(a, [m, k, Self::M])?, map(b, [n, k, Self::N])?);
+                    let swapped::Division { across, down, stages, whole, sums, constant_b } =
+                        division;
+                    let a = map(a, [m, k, Self::M / across])?;
+                    let b = map(b, [n, k, Self::N / down])?;
                     let c = map(c, [m, n, swapped::STORE_M])?;
-                    let swapped::Division { stages, whole, sums, constant_b } = division;
-                    let division = swapped::DivisionArgs { stages, whole, sums, constant_b };
+                    let division = swapped::DivisionArgs {
+                        across,
+                        down,
+                        stages,
+                        whole,
+                        sums,
+                        constant_b,
+                    };
                     let product = Self::Kernel::args(a, b, c, m, n, k, division, epilogue);
                     // SAFETY: the caller's contract.
                     unsafe { product.config(config).launch(&compiled.on(stream)) }

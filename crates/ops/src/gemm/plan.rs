@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use devcomm_kernels::gemm::gemm_swapped::Cluster;
 use devcomm_kernels::gemm::{gemm_swapped, gemm_wgmma};
 
 /// How a product is computed.
@@ -19,8 +20,8 @@ pub enum GemmPlan {
         rows: u32,
         /// Columns of a tile of C.
         columns: u32,
-        /// Blocks of a cluster, over which the tiles of the last round are split.
-        splits: u32,
+        /// The blocks of a cluster.
+        cluster: Cluster,
     },
 }
 
@@ -36,8 +37,12 @@ impl fmt::Display for GemmPlan {
         match self {
             Self::Portable => f.write_str("portable"),
             Self::Wide => f.write_str("wide"),
-            Self::Swapped { rows, columns, splits } => {
-                write!(f, "swapped:{rows}x{columns}:{splits}")
+            Self::Swapped { rows, columns, cluster: Cluster { splits, across, down } } => {
+                write!(f, "swapped:{rows}x{columns}:{splits}")?;
+                if across * down > 1 {
+                    write!(f, ":{across}x{down}")?;
+                }
+                Ok(())
             }
         }
     }
@@ -45,7 +50,10 @@ impl fmt::Display for GemmPlan {
 
 /// The text is not a plan's.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no plan: portable, wide, or swapped:<rows>x<columns>:<splits>")]
+#[error(
+    "`{0}` is no plan: portable, wide, swapped:<rows>x<columns>:<splits> or \
+     swapped:<rows>x<columns>:<splits>:<across>x<down>"
+)]
 pub struct ParsePlanError(String);
 
 impl FromStr for GemmPlan {
@@ -53,15 +61,18 @@ impl FromStr for GemmPlan {
 
     fn from_str(text: &str) -> Result<Self, ParsePlanError> {
         let swapped = || {
-            let (tile, splits) = text.strip_prefix("swapped:")?.split_once(':')?;
-            let (rows, columns) = tile.split_once('x')?;
-            let (rows, columns) = (rows.parse().ok()?, columns.parse().ok()?);
-            let splits = splits.parse().ok().filter(|splits| SPLITS.contains(splits))?;
-            gemm_swapped::SHAPES.contains(&(rows, columns)).then_some(Self::Swapped {
-                rows,
-                columns,
-                splits,
-            })
+            let pair = |text: &str| {
+                let (left, right) = text.split_once('x')?;
+                Some((left.parse().ok()?, right.parse().ok()?))
+            };
+            let mut parts = text.strip_prefix("swapped:")?.splitn(3, ':');
+            let (rows, columns) = pair(parts.next()?)?;
+            let splits = parts.next()?.parse().ok()?;
+            let (across, down) = parts.next().map_or(Some((1, 1)), pair)?;
+            let cluster = Cluster { splits, across, down };
+            let known = gemm_swapped::SHAPES.contains(&(rows, columns))
+                && clusters(rows).any(|known| known == cluster);
+            known.then_some(Self::Swapped { rows, columns, cluster })
         };
         match text {
             "portable" => Some(Self::Portable),
@@ -72,8 +83,17 @@ impl FromStr for GemmPlan {
     }
 }
 
-/// Blocks per cluster that plans have.
-const SPLITS: [u32; 3] = [1, 2, 4];
+/// The clusters of plans with tiles of this many rows: at most four blocks, and rows of A are
+/// shared where they are many.
+fn clusters(rows: u32) -> impl Iterator<Item = Cluster> {
+    let sizes = || [1, 2, 4].into_iter();
+    let all = sizes().flat_map(move |across| {
+        sizes().flat_map(move |down| sizes().map(move |splits| Cluster { splits, across, down }))
+    });
+    // A part of a tile has a multiple of 8 rows.
+    let parts = move |across| across == 1 || rows >= 64 && rows.is_multiple_of(8 * across);
+    all.filter(move |cluster| cluster.blocks() <= 4 && parts(cluster.across))
+}
 
 /// Plans for a shape on Hopper, the one that the model expects to be fastest first. The GPU has
 /// this many multiprocessors.
@@ -85,8 +105,9 @@ pub(super) fn candidates([m, n, k]: [u32; 3], multiprocessors: u32) -> Vec<GemmP
             // A smaller tile does, or a larger one reads B less often.
             let fits = rows == gemm_swapped::SHAPES[0].0 || rows / 2 < m;
             if fits && rows >= m.min(128) {
-                let plan = |splits| GemmPlan::Swapped { rows, columns, splits };
-                plans.extend(SPLITS.map(plan));
+                // Rows of B are shared by tiles that have rows of A.
+                let useful = clusters(rows).filter(|cluster| (cluster.down - 1) * rows < m);
+                plans.extend(useful.map(|cluster| GemmPlan::Swapped { rows, columns, cluster }));
             }
         }
     }
@@ -101,10 +122,12 @@ fn clocks(plan: GemmPlan, [m, n, k]: [u32; 3], multiprocessors: u32) -> f64 {
     // Terms of a step, and bytes of them in a row.
     const STEP: f64 = 64.0;
     const ROW: f64 = 2.0 * STEP;
-    let (rows, columns, splits) = match plan {
+    let (rows, columns, splits, mates) = match plan {
         GemmPlan::Portable => return f64::INFINITY,
-        GemmPlan::Wide => (gemm_wgmma::CLUSTER * gemm_wgmma::TILE_M, gemm_wgmma::TILE_N, 1),
-        GemmPlan::Swapped { rows, columns, splits } => (rows, columns, splits),
+        GemmPlan::Wide => (gemm_wgmma::CLUSTER * gemm_wgmma::TILE_M, gemm_wgmma::TILE_N, 1, 1),
+        GemmPlan::Swapped { rows, columns, cluster } => {
+            (rows, columns, cluster.splits, cluster.across * cluster.down)
+        }
     };
     let [rows, columns, splits] = [rows, columns, splits].map(f64::from);
     let steps = (k / STEP).ceil();
@@ -128,6 +151,8 @@ fn clocks(plan: GemmPlan, [m, n, k]: [u32; 3], multiprocessors: u32) -> f64 {
     let read = ROW * columns * reading / 19.0 / (m / rows).ceil();
     let is_split = split_rounds > 0.0 && split_rounds < splits;
     let exchange = if is_split { 500.0 + rows * columns / 4.0 } else { 0.0 };
+    // What blocks gain that share rows is left to measurements.
+    let exchange = exchange + f64::from(mates - 1);
     rounds * steps * multiply.max(receive).max(read) + exchange + 3000.0
 }
 
@@ -177,11 +202,21 @@ mod tests {
 
     #[test]
     fn plans_are_read_as_they_are_written() {
-        let swapped = GemmPlan::Swapped { rows: 64, columns: 128, splits: 4 };
-        for plan in [GemmPlan::Portable, GemmPlan::Wide, swapped] {
+        let swapped = |splits, across, down| {
+            let cluster = Cluster { splits, across, down };
+            GemmPlan::Swapped { rows: 64, columns: 128, cluster }
+        };
+        for plan in [GemmPlan::Portable, GemmPlan::Wide, swapped(4, 1, 1), swapped(1, 2, 2)] {
             assert_eq!(plan.to_string().parse(), Ok(plan));
         }
-        for wrong in ["", "tall", "swapped:64x128", "swapped:63x128:2", "swapped:64x128:3"] {
+        for wrong in [
+            "",
+            "tall",
+            "swapped:64x128",
+            "swapped:63x128:2",
+            "swapped:64x128:3",
+            "swapped:64x128:4:2x1",
+        ] {
             let error = wrong.parse::<GemmPlan>().unwrap_err();
             assert!(error.to_string().contains(&format!("`{wrong}`")), "{error}");
         }
@@ -193,7 +228,10 @@ mod tests {
         for shape in [[4096, 4096, 4096], [8192, 8192, 1024], [2048, 8192, 4096]] {
             assert_eq!(first(shape), GemmPlan::Wide, "{shape:?}");
         }
-        let swapped = |rows, columns, splits| GemmPlan::Swapped { rows, columns, splits };
+        let swapped = |rows, columns, splits| {
+            let cluster = Cluster { splits, across: 1, down: 1 };
+            GemmPlan::Swapped { rows, columns, cluster }
+        };
         assert_eq!(first([1, 4096, 4096]), swapped(8, 64, 2));
         assert_eq!(first([16, 8192, 4096]), swapped(16, 64, 1));
         assert_eq!(first([513, 8192, 3584]), swapped(176, 128, 2));
