@@ -21,6 +21,7 @@ mod files {
     pub mod gin_put_signal;
     pub mod hybrid_allreduce;
     pub mod hybrid_alltoall;
+    pub mod lamport_allreduce;
     pub mod ll_alltoall;
     pub mod lsa_allreduce;
     pub mod rmsnorm_allreduce;
@@ -34,6 +35,6 @@ pub use files::gemm_allreduce::gemm_allreduce_mma::gemm_allreduce_mma;
 pub use files::gemm_allreduce::gemm_allreduce_wgmma::gemm_allreduce_wgmma;
 pub use files::gemm_allreduce::{GemmForm, GemmWorkspace};
 pub use files::{
-    gin_alltoall::*, gin_put_signal::*, hybrid_allreduce::*, hybrid_alltoall::*, ll_alltoall::*,
-    lsa_allreduce::*, rmsnorm_allreduce::*,
+    gin_alltoall::*, gin_put_signal::*, hybrid_allreduce::*, hybrid_alltoall::*,
+    lamport_allreduce::*, ll_alltoall::*, lsa_allreduce::*, rmsnorm_allreduce::*,
 };

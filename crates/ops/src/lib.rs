@@ -2,11 +2,13 @@
 //! launches. Also the compiled kernels, [`KERNELS`].
 
 mod check;
+mod collectives;
 mod gemm;
 mod gemm_allreduce;
 
 use devcomm_host::{KernelSet, ModuleSource};
 
+pub use self::collectives::{Algorithm, Collectives};
 pub use self::gemm::{Gemm, GemmElement, GemmPlan, ParsePlanError, ScaledElement};
 pub use self::gemm_allreduce::{GemmAllReduce, GemmOptions};
 
