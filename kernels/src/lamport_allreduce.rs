@@ -6,7 +6,7 @@ use cuda_std::prelude::*;
 use cuda_std::reduce::Number;
 use cuda_std::vector::{Accumulate, Vec16};
 use half::{bf16, f16};
-use nccl_device::{Coop, DevComm, Lamport, Window};
+use nccl_device::{Coop, DevComm, Lamport, LamportSlots, Window};
 
 /// What an all-reduce does with the elements of the ranks, in `f32`.
 #[repr(C)]
@@ -31,6 +31,9 @@ impl Reduction {
     /// This rank's contribution.
     #[inline(always)]
     fn scale<T: Accumulate<Acc = f32>>(self, vector: Vec16<T>) -> Vec16<T> {
+        if self.input == 1.0 {
+            return vector;
+        }
         let mut wide = T::widen(vector);
         T::map(&mut wide, |x| x * self.input);
         T::narrow(wide)
@@ -61,8 +64,8 @@ impl Reduction {
 /// f16 and bf16 are reduced in f32 and rounded once. All ranks get the same bits. `output` may be
 /// `input`. -0 counts as +0.
 ///
-/// `slots` is the memory of [`Lamport`] for at least `count` elements from each rank, and
-/// `capacity` its number of slots.
+/// `slots` and `state` are the memory of [`Lamport`] messages, with `capacity` slots for vectors from
+/// each rank.
 ///
 /// Grid and block: any, one-dimensional. May be a dependent launch. `count` is in elements, the same
 /// in every rank.
@@ -70,26 +73,25 @@ impl Reduction {
 /// # Safety
 ///
 /// `input` and `output` have `count` elements, and nothing else accesses them until the kernel has
-/// ended. `slots` is as [`Lamport::begin`] needs it.
+/// ended. `slots` and `state` are as [`LamportSlots`] needs them.
 #[kernel(T = [f32, f16, bf16])]
 pub unsafe fn lamport_allreduce<T: Accumulate<Acc = f32>>(
     comm: DevComm,
     slots: Window<u32>,
+    state: *mut u32,
     capacity: u32,
     input: *const T,
     output: *mut T,
     count: usize,
     reduction: Reduction,
 ) {
-    grid::launch_next();
-    grid::wait_for_previous();
     let part = Part { input, output, count, reduction };
     // SAFETY: the kernel's contract.
     unsafe {
         match comm.lsa_team().n_ranks {
-            2 => part.reduce::<2>(&comm, slots, capacity),
-            4 => part.reduce::<4>(&comm, slots, capacity),
-            8 => part.reduce::<8>(&comm, slots, capacity),
+            2 => part.reduce(LamportSlots::<2>::new(&comm, slots, capacity), state),
+            4 => part.reduce(LamportSlots::<4>::new(&comm, slots, capacity), state),
+            8 => part.reduce(LamportSlots::<8>::new(&comm, slots, capacity), state),
             _ => panic!("the LSA team has 2, 4 or 8 ranks"),
         }
     }
@@ -108,52 +110,113 @@ struct Part<T> {
 impl<T: Accumulate<Acc = f32>> Part<T> {
     /// # Safety
     ///
-    /// The kernel's contract; the team has `N` ranks.
+    /// The kernel's contract.
     #[inline(always)]
-    unsafe fn reduce<const N: usize>(&self, comm: &DevComm, slots: Window<u32>, capacity: u32) {
+    unsafe fn reduce<const N: usize>(&self, slots: LamportSlots<'_, N>, state: *mut u32) {
         let vectors = self.count.div_ceil(Vec16::<T>::LANES) as u32;
         let threads = thread::grid_dim_x() * thread::block_dim_x();
+        let mut first = thread::index_1d();
+        grid::launch_next();
+        grid::wait_for_previous();
         // SAFETY: the caller's contract. Each slot is used by one thread.
         unsafe {
-            let session = Lamport::<N>::begin(comm, slots, vectors, capacity);
-            let end = if vectors > session.to_clear() { vectors } else { session.to_clear() };
-            let mut first = thread::index_1d();
-            while first < end {
-                let mut mine = [Vec16::from_bits([0; 4]); UNROLL];
-                let mut u = 0;
-                while u < UNROLL {
-                    let at = first + u as u32 * threads;
-                    if at < vectors {
-                        mine[u] = self.reduction.scale(self.load(at as usize));
-                        let mut i = 1;
-                        while i < N {
-                            session.send(i, at, mine[u]);
-                            i += 1;
-                        }
-                    }
-                    u += 1;
-                }
-                let mut u = 0;
-                while u < UNROLL {
-                    let at = first + u as u32 * threads;
-                    if at < session.to_clear() {
-                        session.clear(at);
-                    }
-                    u += 1;
-                }
-                let mut u = 0;
-                while u < UNROLL {
-                    let at = first + u as u32 * threads;
-                    if at < vectors {
-                        let all = session.receive_all(at, mine[u]);
-                        self.store(at as usize, self.reduction.reduce(all));
-                    }
-                    u += 1;
-                }
+            // All loads before the first send are in flight together.
+            let loaded = self.load(first, threads);
+            let session = slots.begin(state, vectors);
+            let mut mine = loaded.map(|vector| self.reduction.scale(vector));
+            self.send(&session, first, threads, &mine);
+            // While the messages are on their way.
+            let mut slot = first;
+            while slot < session.to_clear() {
+                session.clear(slot);
+                slot += threads;
+            }
+            loop {
+                self.receive(&session, first, threads, &mine);
                 first += UNROLL as u32 * threads;
+                if first >= vectors {
+                    break;
+                }
+                mine = self.load(first, threads).map(|vector| self.reduction.scale(vector));
+                self.send(&session, first, threads, &mine);
             }
             thread::sync_threads();
             session.end(Coop::cta());
+        }
+    }
+
+    /// This rank's part of the vectors of a thread from `first` on.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract.
+    #[inline(always)]
+    unsafe fn load(&self, first: u32, threads: u32) -> [Vec16<T>; UNROLL] {
+        let mut mine = [Vec16::from_bits([0; 4]); UNROLL];
+        let mut u = 0;
+        while u < UNROLL {
+            let at = (first + u as u32 * threads) as usize;
+            if at * Vec16::<T>::LANES < self.count {
+                // SAFETY: the caller's contract.
+                mine[u] = unsafe { self.load_vector(at) };
+            }
+            u += 1;
+        }
+        mine
+    }
+
+    /// Sends them to all peers.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract.
+    #[inline(always)]
+    unsafe fn send<const N: usize>(
+        &self,
+        session: &Lamport<'_, N>,
+        first: u32,
+        threads: u32,
+        mine: &[Vec16<T>; UNROLL],
+    ) {
+        let mut u = 0;
+        while u < UNROLL {
+            let at = first + u as u32 * threads;
+            if at as usize * Vec16::<T>::LANES < self.count {
+                let mut distance = 1;
+                while distance < N {
+                    // SAFETY: the caller's contract; only this thread uses the slot.
+                    unsafe { session.send(distance, at, mine[u]) };
+                    distance += 1;
+                }
+            }
+            u += 1;
+        }
+    }
+
+    /// Receives those of all ranks, and stores the results.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract.
+    #[inline(always)]
+    unsafe fn receive<const N: usize>(
+        &self,
+        session: &Lamport<'_, N>,
+        first: u32,
+        threads: u32,
+        mine: &[Vec16<T>; UNROLL],
+    ) {
+        let mut u = 0;
+        while u < UNROLL {
+            let at = first + u as u32 * threads;
+            if at as usize * Vec16::<T>::LANES < self.count {
+                // SAFETY: the caller's contract.
+                unsafe {
+                    let all = session.receive_all(at, mine[u]);
+                    self.store_vector(at as usize, self.reduction.reduce(all));
+                }
+            }
+            u += 1;
         }
     }
 
@@ -163,7 +226,7 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
     ///
     /// The kernel's contract; the vector has an element.
     #[inline(always)]
-    unsafe fn load(&self, at: usize) -> Vec16<T> {
+    unsafe fn load_vector(&self, at: usize) -> Vec16<T> {
         let lanes = Vec16::<T>::LANES;
         let from = self.input.wrapping_add(at * lanes);
         // SAFETY: the caller's contract; only elements that there are are read.
@@ -182,9 +245,9 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
     ///
     /// # Safety
     ///
-    /// As [`load`](Self::load).
+    /// As [`load_vector`](Self::load_vector).
     #[inline(always)]
-    unsafe fn store(&self, at: usize, vector: Vec16<T>) {
+    unsafe fn store_vector(&self, at: usize, vector: Vec16<T>) {
         let lanes = Vec16::<T>::LANES;
         let to = self.output.wrapping_add(at * lanes);
         // SAFETY: the caller's contract.

@@ -19,30 +19,36 @@
 //! ```
 //! use cuda_std::vector::Accumulate;
 //! use cuda_std::{grid, prelude::*};
-//! use nccl_device::{Coop, DevComm, Lamport, Window};
+//! use nccl_device::{Coop, DevComm, LamportSlots, Window};
 //!
 //! /// The sum of a vector for each thread of a block over two ranks.
 //! ///
 //! /// # Safety
 //! ///
-//! /// `slots` has the words of two ranks and a slot for each thread. `input` and `output` have a
-//! /// vector for each thread.
+//! /// `slots` and `state` are for two ranks and 1,024 slots. `input` and `output` have a vector for
+//! /// each thread.
 //! #[kernel]
-//! pub unsafe fn sum(comm: DevComm, slots: Window<u32>, input: *const f32, output: *mut f32) {
-//!     grid::wait_for_previous();
+//! pub unsafe fn sum(
+//!     comm: DevComm,
+//!     slots: Window<u32>,
+//!     state: *mut u32,
+//!     input: *const f32,
+//!     output: *mut f32,
+//! ) {
 //!     let thread = thread::thread_idx_x();
 //!     // SAFETY: the kernel's contract.
 //!     unsafe {
-//!         let session = Lamport::<2>::begin(&comm, slots, thread::block_dim_x(), 1024);
-//!         let at = 4 * thread as usize;
-//!         let mine = mem::load_vec(input.add(at));
+//!         let slots = LamportSlots::<2>::new(&comm, slots, 1024);
+//!         grid::wait_for_previous();
+//!         let mine = mem::load_vec(input.add(4 * thread as usize));
+//!         let session = slots.begin(state, thread::block_dim_x());
 //!         session.send(1, thread, mine);
 //!         if thread < session.to_clear() {
 //!             session.clear(thread);
 //!         }
 //!         let [left, right] = session.receive_all(thread, mine).map(f32::widen);
 //!         let sum = [0, 1, 2, 3].map(|i: usize| left[i] + right[i]);
-//!         mem::store_vec(output.add(at), f32::narrow(sum));
+//!         mem::store_vec(output.add(4 * thread as usize), f32::narrow(sum));
 //!         thread::sync_threads();
 //!         session.end(Coop::cta());
 //!     }
@@ -67,47 +73,33 @@ const BANKS: u32 = 3;
 /// Words of a slot.
 const SLOT: usize = 4;
 
-/// Words behind the slots: those of the epoch, and the number of slots that were used in each bank.
-const HEADER: usize = Epoch::WORDS + BANKS as usize;
-
-/// A session of a launch among the `N` ranks of the LSA team.
-pub struct Lamport<'a, const N: usize> {
+/// The memory of Lamport messages among the `N` ranks of the LSA team: slots in a window.
+#[derive(Clone, Copy)]
+pub struct LamportSlots<'a, const N: usize> {
     comm: &'a DevComm,
-    epoch: Epoch,
     /// The slots of this rank and of those after it.
     parts: [LsaPtr<u32>; N],
-    /// The bank that receives, and the one that is cleared.
-    bank: u32,
-    cleared: u32,
     /// Slots for a source rank in a bank.
-    slots: u32,
-    /// How many of them the previous launch has used.
-    previous: u32,
+    capacity: u32,
 }
 
-impl<'a, const N: usize> Lamport<'a, N> {
-    /// The words of the window for this many ranks and slots for each source rank. All but the last
-    /// [`HEADER_WORDS`](Self::HEADER_WORDS), which are 0, are [`EMPTY`] before the first launch.
+impl<'a, const N: usize> LamportSlots<'a, N> {
+    /// The words of the window for `capacity` slots for each source rank, all [`EMPTY`] before the
+    /// first launch.
     #[must_use]
-    pub const fn words(ranks: usize, slots: usize) -> usize {
-        BANKS as usize * ranks * slots * SLOT + HEADER
+    pub const fn words(capacity: usize) -> usize {
+        BANKS as usize * N * capacity * SLOT
     }
 
-    /// The last words of the window, which are no slots.
-    pub const HEADER_WORDS: usize = HEADER;
-
-    /// Begins a launch that uses `used` of `slots` slots for each source rank.
+    /// The slots of a window. Reads nothing that a kernel writes: a dependent launch calls it before
+    /// it waits.
     ///
     /// # Safety
     ///
-    /// The team has `N` ranks. `window` has [`words`](Self::words) of them and `slots`, as described
-    /// there, and is used by one launch at a time, with the same arguments in every rank. All threads
-    /// of the grid call this, after [`grid::wait_for_previous`](cuda_std::grid::wait_for_previous) in
-    /// a dependent launch; one coop of each block calls [`end`](Self::end).
+    /// The team has `N` ranks, and each rank's part of the window the [`words`](Self::words).
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
-    pub unsafe fn begin(comm: &'a DevComm, window: Window<u32>, used: u32, slots: u32) -> Self {
-        assert!(used <= slots, "a launch uses more slots than there are");
+    pub unsafe fn new(comm: &'a DevComm, window: Window<u32>, capacity: u32) -> Self {
         let team = comm.lsa_team();
         let mut parts = [window.local(); N];
         let mut distance = 1;
@@ -115,32 +107,62 @@ impl<'a, const N: usize> Lamport<'a, N> {
             parts[distance] = window.lsa(team.rotated(distance as i32));
             distance += 1;
         }
-        // SAFETY: the caller's contract: the words exist, and the next launch follows this one.
+        Self { comm, parts, capacity }
+    }
+
+    /// Begins a launch that uses `used` slots for each source rank. Traps if there are fewer.
+    ///
+    /// # Safety
+    ///
+    /// `state` points to [`Lamport::STATE`] words of this GPU's memory, 0 before the first launch,
+    /// which belong to the window. One launch at a time uses them, all ranks with the same
+    /// arguments. All threads of the grid call this, and one coop of each block [`Lamport::end`].
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub unsafe fn begin(self, state: *mut u32, used: u32) -> Lamport<'a, N> {
+        assert!(used <= self.capacity, "a launch uses more slots than there are");
+        // SAFETY: the caller's contract.
         unsafe {
-            let header = window.local().as_ptr().add(Self::words(N, slots as usize) - HEADER);
-            let epoch = Epoch::begin(header);
+            let epoch = Epoch::begin(state);
             let bank = epoch.get() % BANKS;
             let cleared = (bank + BANKS - 1) % BANKS;
-            let used_in = |bank: u32| header.add(Epoch::WORDS + bank as usize);
+            let used_in = |bank: u32| state.add(Epoch::WORDS + bank as usize);
             let previous = mem::load(used_in(cleared));
             if thread::index_1d() == 0 {
                 mem::store(used_in(bank), used);
             }
-            Self { comm, epoch, parts, bank, cleared, slots, previous }
+            Lamport { slots: self, epoch, bank, cleared, previous }
         }
     }
+}
+
+/// A session of a launch.
+pub struct Lamport<'a, const N: usize> {
+    slots: LamportSlots<'a, N>,
+    epoch: Epoch,
+    /// The bank that receives, and the one that is cleared.
+    bank: u32,
+    cleared: u32,
+    /// How many slots the previous launch has used.
+    previous: u32,
+}
+
+impl<const N: usize> Lamport<'_, N> {
+    /// The words of a session's state: those of an [`Epoch`], and for each bank the number of slots
+    /// that were used.
+    pub const STATE: usize = Epoch::WORDS + BANKS as usize;
 
     /// This rank.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn me(&self) -> usize {
-        self.comm.lsa_team().rank as usize
+        self.slots.comm.lsa_team().rank as usize
     }
 
     /// The address of the slot of source rank `source` in one of the parts.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn slot(&self, part: usize, bank: u32, source: usize, slot: u32) -> *mut u32 {
-        let index = (bank as usize * N + source) * self.slots as usize + slot as usize;
-        self.parts[part].as_ptr().wrapping_add(SLOT * index)
+        let index = (bank as usize * N + source) * self.slots.capacity as usize + slot as usize;
+        self.slots.parts[part].as_ptr().wrapping_add(SLOT * index)
     }
 
     /// Sends a vector to a slot of the rank that is `distance` after this one, modulo `N`. If all
@@ -221,7 +243,7 @@ impl<'a, const N: usize> Lamport<'a, N> {
             wanted: 0,
             seen: 0,
         };
-        let outcome = poll(self.comm, Deadline::NEVER, done, what);
+        let outcome = poll(self.slots.comm, Deadline::NEVER, done, what);
         finish(Coop::thread(), outcome);
         vectors
     }

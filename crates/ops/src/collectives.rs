@@ -5,12 +5,12 @@ use std::sync::LazyLock;
 
 use devcomm_host::{
     Buffer, Communicator, DataType, DevCommRequirements, DevCommResource, DeviceSlice, KernelSet,
-    Kernels, LaunchConfig, ModuleSource, ReduceOp, Result, Stream, Window,
+    Kernels, LaunchConfig, ModuleSource, ReduceOp, Result, Stream, SymmetricBuffer, Window,
 };
 use devcomm_kernels::{self as kernels, Reduction, ReductionArgs};
 use devcomm_types::{Element, Kernel};
 use half::{bf16, f16};
-use nccl_device::{EMPTY, Lamport};
+use nccl_device::{EMPTY, Lamport, LamportSlots};
 
 use crate::check::{refuse, require_context};
 use crate::{KERNELS, modules};
@@ -28,6 +28,7 @@ pub struct Collectives {
 struct Slots {
     dev_comm: DevCommResource,
     window: Window<u32>,
+    state: SymmetricBuffer<u32>,
     capacity: u32,
 }
 
@@ -119,7 +120,7 @@ impl Collectives {
     /// The buffers have `count` elements until the kernel has ended.
     unsafe fn lamport(
         &self,
-        Slots { dev_comm, window, capacity }: &Slots,
+        Slots { dev_comm, window, state, capacity }: &Slots,
         data_type: DataType,
         [send, recv]: [u64; 2],
         count: usize,
@@ -147,7 +148,7 @@ impl Collectives {
             ($type:ty) => {{
                 let reduction = ReductionArgs { operator, input: 1.0, output };
                 let launch = kernels::lamport_allreduce::<$type>::args(
-                    dev_comm, window, *capacity, send, recv, count, reduction,
+                    dev_comm, window, state, *capacity, send, recv, count, reduction,
                 );
                 // SAFETY: the caller's contract; the workspace is as the kernel needs it, and the
                 // launches that use it are ordered.
@@ -193,15 +194,15 @@ impl Collectives {
 
 impl Slots {
     fn new(comm: &Communicator) -> Result<Self> {
-        let words = Lamport::<1>::words(comm.n_ranks(), CAPACITY as usize);
+        let words = comm.n_ranks() * LamportSlots::<1>::words(CAPACITY as usize);
         let window = comm.window::<u32>(words)?;
-        let mut empty = vec![EMPTY; words];
-        empty[words - Lamport::<1>::HEADER_WORDS..].fill(0);
-        window.copy_from_host(&empty)?;
+        window.copy_from_host(&vec![EMPTY; words])?;
+        let state = comm.mem_alloc::<u32>(Lamport::<1>::STATE)?;
+        state.copy_from_host(&[0; Lamport::<1>::STATE])?;
         let dev_comm = comm.create_dev_comm(DevCommRequirements::new())?;
         // No rank sends before all slots are empty.
         comm.barrier()?;
-        Ok(Self { dev_comm, window, capacity: CAPACITY })
+        Ok(Self { dev_comm, window, state, capacity: CAPACITY })
     }
 }
 
