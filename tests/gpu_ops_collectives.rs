@@ -154,3 +154,90 @@ fn other_lengths_and_contexts_are_refused() {
         Ok(())
     });
 }
+
+/// RMSNorm of the residual plus the sum over the ranks, as the definition says, in f64.
+fn normalised(sum: &[f64], weight: &[f64], eps: f64) -> Vec<f64> {
+    let mean = sum.iter().map(|x| x * x).sum::<f64>() / sum.len() as f64;
+    sum.iter().zip(weight).map(|(x, w)| x * w / (mean + eps).sqrt()).collect()
+}
+
+/// The operation of `tokens` rows, twice in a row with the same residual.
+fn normalises<T: Number>(rank: &Rank, tokens: usize, hidden: usize, rounding: f64) -> Result<()> {
+    let (comm, stream) = (rank.communicator()?, rank.stream()?);
+    let collectives = Collectives::new(comm)?;
+    let count = tokens * hidden;
+    let elements = |of: &dyn Fn(usize) -> i32| (0..count).map(|i| T::of(of(i))).collect::<Vec<_>>();
+    let buffer = |elements: &[T]| {
+        let buffer = comm.mem_alloc::<T>(elements.len())?;
+        buffer.copy_from_host(elements)?;
+        Ok::<_, devcomm::Error>(buffer)
+    };
+    let input = buffer(&elements(&|i| sent(rank.rank(), 0, i)))?;
+    let residual = buffer(&elements(&|i| (i % 5) as i32))?;
+    let weight = buffer(&elements(&|i| (i % 3) as i32 + 1)[..hidden])?;
+    let output = buffer(&elements(&|_| 0))?;
+    let eps = 0.25;
+    for _ in 0..2 {
+        collectives.all_reduce_rmsnorm(&input, &residual, &weight, &output, eps, &stream)?;
+    }
+    stream.synchronize()?;
+    let read = |from: &devcomm::SymmetricBuffer<T>| {
+        let mut elements = vec![T::of(0); count];
+        from.copy_to_host(&mut elements)?;
+        Ok::<_, devcomm::Error>(elements.into_iter().map(|x| f64::from(x.value())).collect())
+    };
+    let (got, left): (Vec<f64>, Vec<f64>) = (read(&output)?, read(&residual)?);
+    let weight: Vec<f64> = (0..hidden).map(|i| (i % 3 + 1) as f64).collect();
+    for token in 0..tokens {
+        let row = token * hidden..(token + 1) * hidden;
+        let sum: Vec<f64> = row
+            .clone()
+            .map(|i| {
+                let all: i32 = (0..rank.n_ranks()).map(|rank| sent(rank, 0, i)).sum();
+                f64::from(2 * all) + (i % 5) as f64
+            })
+            .collect();
+        assert_eq!(left[row.clone()], sum, "token {token} of {tokens} x {hidden}");
+        for (got, want) in got[row].iter().zip(normalised(&sum, &weight, eps.into())) {
+            let wrong = (got - want).abs() > rounding * want.abs();
+            assert!(!wrong, "token {token} of {tokens} x {hidden}: {got} and not {want}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn all_reduces_with_rmsnorm() {
+    // The root and the division round in f32, and the result once more.
+    let [single, f16s, bf16s] = [4.0, 4096.0, 32768.0].map(|ulps: f64| ulps * 2f64.powi(-23));
+    for ranks in [2, 3, 4] {
+        on_gpus("all_reduces_with_rmsnorm", ranks, |rank| {
+            normalises::<f32>(rank, 3, 64, 4.0 * single)?;
+            normalises::<f16>(rank, 2, 264, f16s * 1.01)?;
+            normalises::<bf16>(rank, 1, 1024, bf16s * 1.01)?;
+            if rank.is_simulated() {
+                return Ok(());
+            }
+            normalises::<bf16>(rank, 64, 8192, bf16s * 1.01)?;
+            // More than the messages hold.
+            normalises::<bf16>(rank, 300, 8192, bf16s * 1.01)
+        });
+    }
+}
+
+#[test]
+fn rows_that_do_not_fit_are_refused() {
+    on_gpus("rows_that_do_not_fit_are_refused", 2, |rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let collectives = Collectives::new(comm)?;
+        let rows = |count, hidden| {
+            let (x, weight) = (comm.mem_alloc::<f32>(count)?, comm.mem_alloc::<f32>(hidden)?);
+            collectives.all_reduce_rmsnorm(&x, &comm.mem_alloc(count)?, &weight, &x, 0.1, &stream)
+        };
+        for (count, hidden) in [(8, 6), (10, 4), (8192, 8192)] {
+            let message = rows(count, hidden).err().map(|e| e.to_string()).unwrap_or_default();
+            assert!(message.contains("rows have whole vectors"), "{message}");
+        }
+        Ok(())
+    });
+}

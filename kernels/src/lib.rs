@@ -22,8 +22,10 @@ mod files {
     pub mod hybrid_allreduce;
     pub mod hybrid_alltoall;
     pub mod lamport_allreduce;
+    pub mod lamport_rmsnorm;
     pub mod ll_alltoall;
     pub mod lsa_allreduce;
+    pub mod rmsnorm;
     pub mod rmsnorm_allreduce;
 }
 
@@ -36,5 +38,6 @@ pub use files::gemm_allreduce::gemm_allreduce_wgmma::gemm_allreduce_wgmma;
 pub use files::gemm_allreduce::{GemmForm, GemmWorkspace};
 pub use files::{
     gin_alltoall::*, gin_put_signal::*, hybrid_allreduce::*, hybrid_alltoall::*,
-    lamport_allreduce::*, ll_alltoall::*, lsa_allreduce::*, rmsnorm_allreduce::*,
+    lamport_allreduce::*, lamport_rmsnorm::*, ll_alltoall::*, lsa_allreduce::*, rmsnorm::*,
+    rmsnorm_allreduce::*,
 };

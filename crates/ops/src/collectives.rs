@@ -7,12 +7,12 @@ use devcomm_host::{
     Buffer, Communicator, DataType, DevCommRequirements, DevCommResource, DeviceSlice, KernelSet,
     Kernels, LaunchConfig, ModuleSource, ReduceOp, Result, Stream, SymmetricBuffer, Window,
 };
-use devcomm_kernels::{self as kernels, Reduction, ReductionArgs};
+use devcomm_kernels::{self as kernels, ROW_VECTORS, Reduction, ReductionArgs};
 use devcomm_types::{Element, Kernel};
 use half::{bf16, f16};
 use nccl_device::{EMPTY, Lamport, LamportSlots};
 
-use crate::check::{refuse, require_context};
+use crate::check::{check_buffer, refuse, require_context};
 use crate::{KERNELS, modules};
 
 /// Collectives on a communicator: by load and store where that is faster than NCCL.
@@ -42,8 +42,16 @@ pub enum Algorithm {
     Nccl,
 }
 
-static MODULES: LazyLock<Vec<ModuleSource>> =
-    LazyLock::new(|| modules(&[kernels::lamport_allreduce::<f32>::FILE]));
+static MODULES: LazyLock<Vec<ModuleSource>> = LazyLock::new(|| {
+    modules(&[
+        kernels::lamport_allreduce::<f32>::FILE,
+        kernels::lamport_rmsnorm::<f32>::FILE,
+        kernels::rmsnorm::<f32>::FILE,
+    ])
+});
+
+/// The most bytes of a row that `rmsnorm` keeps in registers.
+const MAX_ROW: usize = 16 * ROW_VECTORS * 512;
 
 /// Slots for each source rank: messages of up to 1 MiB.
 const CAPACITY: u32 = (1 << 20) / 16;
@@ -154,6 +162,101 @@ impl Collectives {
                 // launches that use it are ordered.
                 unsafe { launch.config(config).launch(&target) }
             }};
+        }
+        match data_type {
+            DataType::Float32 => launch!(f32),
+            DataType::Float16 => launch!(f16),
+            _ => launch!(bf16),
+        }
+    }
+
+    /// `residual` gets itself plus the sum of all ranks' `input`, and `output` that sum normalised
+    /// by RMSNorm: for each token, a row of as many elements as `weight` has, `sum * weight /
+    /// sqrt(mean(sum^2) + eps)`. All ranks get the same if their residuals are the same. `output`
+    /// may be `input`; nothing else overlaps.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for buffers of other lengths,
+    /// of other contexts or not aligned to 16 bytes, and for rows that are not a multiple of 16
+    /// bytes or have more than 16 KiB; those of the launch.
+    pub fn all_reduce_rmsnorm<I, R, W, O>(
+        &self,
+        input: &I,
+        residual: &R,
+        weight: &W,
+        output: &O,
+        eps: f32,
+        stream: &Stream,
+    ) -> Result<()>
+    where
+        I: Buffer<Element: Element>,
+        R: Buffer<Element = I::Element>,
+        W: Buffer<Element = I::Element>,
+        O: Buffer<Element = I::Element>,
+    {
+        let data_type = <I::Element as Element>::DATA_TYPE;
+        let (input, output) = (input.device_slice(), output.device_slice());
+        let (residual, weight) = (residual.device_slice(), weight.device_slice());
+        let (count, hidden) = (input.len(), weight.len());
+        for (name, slice, len) in [
+            ("the input", &input, count),
+            ("the residual", &residual, count),
+            ("the weight", &weight, hidden),
+            ("the output", &output, count),
+        ] {
+            require_context(name, slice.context(), self.communicator.context())?;
+            check_buffer(name, slice.device_address(), slice.len(), 1, len)?;
+        }
+        let row = hidden * data_type.size();
+        if hidden == 0 || !row.is_multiple_of(16) || row > MAX_ROW || !count.is_multiple_of(hidden)
+        {
+            return refuse(format!(
+                "{count} elements in rows of {hidden}: rows have whole vectors of 16 bytes, and at \
+                 most {MAX_ROW} bytes"
+            ));
+        }
+        if !matches!(data_type, DataType::Float32 | DataType::Float16 | DataType::Bfloat16) {
+            return refuse(format!("RMSNorm of {data_type:?}"));
+        }
+        require_context("the stream", stream.context(), self.communicator.context())?;
+        let tokens = (count / hidden) as u32;
+        let algorithm = self.all_reduce_algorithm(data_type, count, ReduceOp::Sum);
+        let threads = (row as u32 / 16).div_ceil(ROW_VECTORS as u32).next_multiple_of(32);
+        let blocks = tokens.clamp(1, stream.context().limits().multiprocessors);
+        let config = LaunchConfig::new(blocks, threads).with_dependent();
+        let target = self.compiled.on(stream);
+        let [input_at, residual, weight, output_at] =
+            [&input, &residual, &weight, &output].map(|slice| slice.device_address());
+        let hidden = hidden as u32;
+        macro_rules! launch {
+            ($type:ty) => {
+                // SAFETY: the buffers have the elements, aligned; dropping one waits for the
+                // stream. The workspace is as the kernel needs it, and the launches that use it
+                // are ordered.
+                match (algorithm, &self.lamport) {
+                    (Algorithm::Lamport, Some(slots)) => unsafe {
+                        let Slots { dev_comm, window, state, capacity } = slots;
+                        let launch = kernels::lamport_rmsnorm::<$type>::args(
+                            dev_comm, window, state, *capacity, input_at, residual, weight,
+                            output_at, tokens, hidden, eps,
+                        );
+                        launch.config(config).launch(&target)
+                    },
+                    _ => unsafe {
+                        let launch = kernels::rmsnorm::<$type>::args(
+                            output_at, residual, weight, output_at, tokens, hidden, eps,
+                        );
+                        launch.config(config).launch(&target)
+                    },
+                }
+            };
+        }
+        match algorithm {
+            Algorithm::Lamport => self.order(stream)?,
+            Algorithm::Nccl => {
+                self.communicator.all_reduce(&input, &output, ReduceOp::Sum, stream)?
+            }
         }
         match data_type {
             DataType::Float32 => launch!(f32),
