@@ -58,17 +58,17 @@ impl Reduction {
     }
 }
 
-/// `output[i]` becomes the reduction over the ranks of `input[i]`, for `i < count`, in every rank of
-/// the LSA team, which has 2, 4 or 8.
+/// `output[i]` becomes the reduction over the ranks of `input[i]`, for `i < count`, in every rank
+/// of the LSA team, which has 2, 4 or 8.
 ///
 /// f16 and bf16 are reduced in f32 and rounded once. All ranks get the same bits. `output` may be
 /// `input`. -0 counts as +0.
 ///
-/// `slots` and `state` are the memory of [`Lamport`] messages, with `capacity` slots for vectors from
-/// each rank.
+/// `slots` and `state` are the memory of [`Lamport`] messages, with `capacity` slots for vectors
+/// from each rank.
 ///
-/// Grid and block: any, one-dimensional. May be a dependent launch. `count` is in elements, the same
-/// in every rank.
+/// Grid and block: any, one-dimensional. May be a dependent launch. `count` is in elements, the
+/// same in every rank.
 ///
 /// # Safety
 ///

@@ -9,16 +9,16 @@ use nccl_device::{Coop, DevComm, Lamport, LamportSlots, Window};
 
 use super::rmsnorm::{ROW_VECTORS, Rows};
 
-/// For each token `t < tokens`: `sum = residual[t] + ` the sum of row `t` of `input` over the ranks of
-/// the LSA team, which has 2, 4 or 8; `residual[t]` becomes the sum, rounded, and `output[t]` `sum *
-/// weight / sqrt(mean(sum^2) + eps)`.
+/// For each token `t < tokens`: `sum = residual[t] + ` the sum of row `t` of `input` over the ranks
+/// of the LSA team, which has 2, 4 or 8; `residual[t]` becomes the sum, rounded, and `output[t]`
+/// `sum * weight / sqrt(mean(sum^2) + eps)`.
 ///
-/// A row has `hidden` elements. f16 and bf16 are summed in f32, and each result is rounded once. All
-/// ranks get the same bits if their residuals are the same. `output` may be `input`. Without a
+/// A row has `hidden` elements. f16 and bf16 are summed in f32, and each result is rounded once.
+/// All ranks get the same bits if their residuals are the same. `output` may be `input`. Without a
 /// `residual` (null), the sum is that over the ranks, and is not stored.
 ///
-/// `slots` and `state` are the memory of [`Lamport`] messages, with `capacity` slots for vectors from
-/// each rank.
+/// `slots` and `state` are the memory of [`Lamport`] messages, with `capacity` slots for vectors
+/// from each rank.
 ///
 /// Grid: any; a block computes one row at a time. Block: a multiple of 32 threads, one-dimensional,
 /// at least half as many as a row has vectors of 16 bytes. May be a dependent launch. `tokens`

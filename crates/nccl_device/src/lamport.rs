@@ -1,18 +1,18 @@
 //! Messages of floats that are their own flags, within the LSA team.
 //!
-//! A *slot* is 16 bytes of a rank's memory that is [`EMPTY`] until a peer stores a vector there. The
-//! sender replaces a word of the vector that is [`EMPTY`] by 0, which changes at most the sign of a
-//! zero; so a slot with no such word has arrived whole, and all its bytes are payload. No barrier or
-//! fence is needed, and a message takes one-way latency.
+//! A *slot* is 16 bytes of a rank's memory that is [`EMPTY`] until a peer stores a vector there.
+//! The sender replaces a word of the vector that is [`EMPTY`] by 0, which changes at most the sign
+//! of a zero; so a slot with no such word has arrived whole, and all its bytes are payload. No
+//! barrier or fence is needed, and a message takes one-way latency.
 //!
 //! Three *banks* of slots take turns: in a launch, one receives messages, and the one of the
 //! previous launch is cleared, to be used by the launch after the next one.
 //!
 //! # What a session requires
 //!
-//! In every launch each rank sends at least one vector to every peer, and receives every vector that
-//! was sent to it: then a peer's message implies that the peer has received all messages of the
-//! previous launch.
+//! In every launch each rank sends at least one vector to every peer, and receives every vector
+//! that was sent to it: then a peer's message implies that the peer has received all messages of
+//! the previous launch.
 //!
 //! # Example
 //!
@@ -25,8 +25,8 @@
 //! ///
 //! /// # Safety
 //! ///
-//! /// `slots` and `state` are for two ranks and 1,024 slots. `input` and `output` have a vector for
-//! /// each thread.
+//! /// `slots` and `state` are for two ranks and 1,024 slots. `input` and `output` have a vector
+//! /// for each thread.
 //! #[kernel]
 //! pub unsafe fn sum(
 //!     comm: DevComm,
@@ -91,8 +91,8 @@ impl<'a, const N: usize> LamportSlots<'a, N> {
         BANKS as usize * N * capacity * SLOT
     }
 
-    /// The slots of a window. Reads nothing that a kernel writes: a dependent launch calls it before
-    /// it waits.
+    /// The slots of a window. Reads nothing that a kernel writes: a dependent launch calls it
+    /// before it waits.
     ///
     /// # Safety
     ///
@@ -170,8 +170,8 @@ impl<const N: usize> Lamport<'_, N> {
     ///
     /// # Safety
     ///
-    /// `distance` is from 1 to `N - 1`. `slot` is below the number of slots that the launch uses, and
-    /// no other thread sends to it.
+    /// `distance` is from 1 to `N - 1`. `slot` is below the number of slots that the launch uses,
+    /// and no other thread sends to it.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn send<T: Element>(&self, distance: usize, slot: u32, vector: Vec16<T>) {
@@ -252,8 +252,8 @@ impl<const N: usize> Lamport<'_, N> {
     ///
     /// # Safety
     ///
-    /// The threads of the coop call this together, one coop of each block and once per launch, after
-    /// a barrier of all threads of the block that have sent, received or cleared.
+    /// The threads of the coop call this together, one coop of each block and once per launch,
+    /// after a barrier of all threads of the block that have sent, received or cleared.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn end(&self, coop: Coop) {

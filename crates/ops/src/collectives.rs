@@ -144,9 +144,9 @@ impl Collectives {
         };
         let vectors = (count * data_type.size()).div_ceil(16) as u32;
         let threads = match vectors {
-            ..=64 => 64,
-            ..=4096 => 128,
-            ..=16384 => 256,
+            0..=64 => 64,
+            65..=4096 => 128,
+            4097..=16384 => 256,
             _ => 512,
         };
         let blocks = vectors.div_ceil(threads).min(stream.context().limits().multiprocessors);
@@ -231,24 +231,26 @@ impl Collectives {
         let hidden = hidden as u32;
         macro_rules! launch {
             ($type:ty) => {
-                // SAFETY: the buffers have the elements, aligned; dropping one waits for the
-                // stream. The workspace is as the kernel needs it, and the launches that use it
-                // are ordered.
                 match (algorithm, &self.lamport) {
-                    (Algorithm::Lamport, Some(slots)) => unsafe {
+                    (Algorithm::Lamport, Some(slots)) => {
                         let Slots { dev_comm, window, state, capacity } = slots;
                         let launch = kernels::lamport_rmsnorm::<$type>::args(
                             dev_comm, window, state, *capacity, input_at, residual, weight,
                             output_at, tokens, hidden, eps,
                         );
-                        launch.config(config).launch(&target)
-                    },
-                    _ => unsafe {
+                        // SAFETY: the buffers have the elements, aligned; dropping one waits for
+                        // the stream. The workspace is as the kernel needs it, and the launches
+                        // that use it are ordered.
+                        unsafe { launch.config(config).launch(&target) }
+                    }
+                    _ => {
                         let launch = kernels::rmsnorm::<$type>::args(
                             output_at, residual, weight, output_at, tokens, hidden, eps,
                         );
-                        launch.config(config).launch(&target)
-                    },
+                        // SAFETY: the buffers have the elements, aligned; dropping one waits for
+                        // the stream.
+                        unsafe { launch.config(config).launch(&target) }
+                    }
                 }
             };
         }
