@@ -3,8 +3,8 @@
 pub use devcomm_host::{self as host, *};
 pub use devcomm_kernels as kernels;
 pub use devcomm_ops::{
-    Algorithm, Collectives, Gemm, GemmAllReduce, GemmElement, GemmOptions, GemmPlan, KERNELS,
-    ParsePlanError, ScaledElement, WITHOUT_PTX,
+    Algorithm, Collectives, CollectivesOptions, Gemm, GemmAllReduce, GemmElement, GemmOptions,
+    GemmPlan, KERNELS, ParsePlanError, ScaledElement, WITHOUT_PTX,
 };
 pub use devcomm_sim as sim;
 pub use devcomm_types::{HostKernel, Kernel, Safe, Unsafe};

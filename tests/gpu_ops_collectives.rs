@@ -1,6 +1,9 @@
 //! Tests of `devcomm::Collectives`.
 
-use devcomm::{Algorithm, Buffer, Collectives, DataType, Element, Rank, ReduceOp, Result};
+use devcomm::{
+    Algorithm, Buffer, Collectives, CollectivesOptions, DeviceSlice, Element, Rank, ReduceOp,
+    Result, Stream,
+};
 use devcomm_testing::machines::on_gpus;
 use half::{bf16, f16};
 
@@ -35,56 +38,87 @@ fn sent(rank: usize, launch: usize, i: usize) -> i32 {
     ((rank * 5 + launch * 3 + i) % 17) as i32 - 8
 }
 
-/// All-reduces of changing lengths, one after the other without a wait, in and out of place.
-fn all_reduces<T: Number>(rank: &Rank, op: ReduceOp, counts: &[usize]) -> Result<()> {
-    let (comm, stream) = (rank.communicator()?, rank.stream()?);
-    let collectives = Collectives::new(comm)?;
-    let mut launched = Vec::new();
-    for (launch, &count) in counts.iter().enumerate() {
-        let algorithm = collectives.all_reduce_algorithm(T::DATA_TYPE, count, op);
-        assert_eq!(algorithm, Algorithm::Lamport, "{count}");
-        let elements: Vec<T> = (0..count).map(|i| T::of(sent(rank.rank(), launch, i))).collect();
-        let skip = launch % 2;
-        let send = comm.mem_alloc::<T>(skip + count)?.slice(skip..)?;
-        send.copy_from_host(&elements)?;
-        // Every third is in place; the others have one element more, which stays as it is.
-        let recv = match launch % 3 {
-            0 => None,
-            _ => Some(comm.mem_alloc::<T>(count + 1)?),
-        };
+/// Memory of an all-reduce.
+struct Sent<T> {
+    send: DeviceSlice<T>,
+    /// `None` in place. It has one element more, which stays as it is.
+    recv: Option<DeviceSlice<T>>,
+}
+
+impl<T: Number> Sent<T> {
+    /// Fills the memory for launch number `launch`.
+    fn new(
+        rank: &Rank,
+        launch: usize,
+        send: DeviceSlice<T>,
+        recv: Option<DeviceSlice<T>>,
+    ) -> Result<Self> {
+        let of = |i| T::of(sent(rank.rank(), launch, i));
+        send.copy_from_host(&(0..send.len()).map(of).collect::<Vec<_>>())?;
         if let Some(recv) = &recv {
             recv.fill_bytes(0xff)?;
         }
-        launched.push((count, send, recv));
+        Ok(Self { send, recv })
     }
-    for (count, send, recv) in &launched {
-        match recv {
-            Some(recv) => collectives.all_reduce(send, &recv.slice(..*count)?, op, &stream)?,
-            None => collectives.all_reduce(send, send, op, &stream)?,
-        }
+
+    fn all_reduce(
+        &self,
+        collectives: &Collectives,
+        op: ReduceOp,
+        by: Algorithm,
+        stream: &Stream,
+    ) -> Result<()> {
+        let recv = match &self.recv {
+            Some(recv) => recv.slice(..self.send.len())?,
+            None => self.send.clone(),
+        };
+        assert_eq!(collectives.all_reduce_algorithm(&self.send, &recv, op), by);
+        collectives.all_reduce(&self.send, &recv, op, stream)
     }
-    stream.synchronize()?;
-    for (launch, (count, send, recv)) in launched.iter().enumerate() {
-        let result = recv.as_ref().map_or_else(|| send.clone(), Buffer::device_slice);
+
+    fn check(&self, rank: &Rank, launch: usize, op: ReduceOp) -> Result<()> {
+        let result = self.recv.as_ref().unwrap_or(&self.send);
         let mut got = vec![T::of(0); result.len()];
         result.copy_to_host(&mut got)?;
-        for (i, got) in got.iter().enumerate().take(*count) {
+        let count = self.send.len();
+        for (i, got) in got.iter().enumerate().take(count) {
             let all = (0..rank.n_ranks()).map(|rank| sent(rank, launch, i));
             let want = match op {
                 ReduceOp::Max => all.max().unwrap_or(0) as f32,
                 ReduceOp::Min => all.min().unwrap_or(0) as f32,
-                ReduceOp::Avg => T::of(0).value() + all.sum::<i32>() as f32 / rank.n_ranks() as f32,
+                ReduceOp::Avg => all.sum::<i32>() as f32 / rank.n_ranks() as f32,
                 _ => all.sum::<i32>() as f32,
             };
             assert_eq!(got.value(), want, "{op:?} {launch}: element {i} of {count}");
         }
-        assert!(recv.is_none() || got[*count].value().is_nan(), "{launch}: wrote behind the end");
+        assert!(got[count..].iter().all(|x| x.value().is_nan()), "{launch}: wrote behind the end");
+        Ok(())
     }
-    Ok(())
+}
+
+/// All-reduces of changing lengths, one after the other without a wait, in and out of place.
+fn short<T: Number>(rank: &Rank, op: ReduceOp, counts: &[usize]) -> Result<()> {
+    let (comm, stream) = (rank.communicator()?, rank.stream()?);
+    let collectives = Collectives::new(comm)?;
+    let mut all = Vec::new();
+    for (launch, &count) in counts.iter().enumerate() {
+        let skip = launch % 2;
+        let send = comm.mem_alloc::<T>(skip + count)?.slice(skip..)?;
+        let recv = match launch % 3 {
+            0 => None,
+            _ => Some(comm.mem_alloc::<T>(count + 1)?.device_slice()),
+        };
+        all.push(Sent::new(rank, launch, send, recv)?);
+    }
+    for sent in &all {
+        sent.all_reduce(&collectives, op, Algorithm::Lamport, &stream)?;
+    }
+    stream.synchronize()?;
+    all.iter().enumerate().try_for_each(|(launch, sent)| sent.check(rank, launch, op))
 }
 
 /// Lengths around vectors, blocks and the lengths of the launches before.
-fn counts(rank: &Rank) -> Vec<usize> {
+fn short_counts(rank: &Rank) -> Vec<usize> {
     match rank.is_simulated() {
         true => vec![1, 100, 7, 8, 300, 1, 1, 1025, 3, 64],
         false => vec![1, 100, 7, 1 << 18, 300, 1, 1, 100_003, 3, 8192, 1 << 18, 64, 5, 4096],
@@ -95,11 +129,55 @@ fn counts(rank: &Rank) -> Vec<usize> {
 fn short_all_reduces_follow_each_other() {
     for ranks in [2, 4] {
         on_gpus("short_all_reduces_follow_each_other", ranks, |rank| {
-            let counts = counts(rank);
-            all_reduces::<f32>(rank, ReduceOp::Sum, &counts)?;
-            all_reduces::<bf16>(rank, ReduceOp::Max, &counts)?;
-            all_reduces::<f16>(rank, ReduceOp::Min, &counts[..4])?;
-            all_reduces::<bf16>(rank, ReduceOp::Avg, &counts[..4])
+            let counts = short_counts(rank);
+            short::<f32>(rank, ReduceOp::Sum, &counts)?;
+            short::<bf16>(rank, ReduceOp::Max, &counts)?;
+            short::<f16>(rank, ReduceOp::Min, &counts[..4])?;
+            short::<bf16>(rank, ReduceOp::Avg, &counts[..4])
+        });
+    }
+}
+
+/// Long all-reduces on windows, in and out of place, one after the other without a wait.
+fn long<T: Number>(rank: &Rank, op: ReduceOp) -> Result<()> {
+    let (comm, stream) = (rank.communicator()?, rank.stream()?);
+    // Slots of the rings are used several times.
+    let (options, counts) = match rank.is_simulated() {
+        true => {
+            let options = CollectivesOptions::new().lamport_bytes(64).push_blocks(2);
+            (options, vec![40, 9001, 101, 64, 5000])
+        }
+        false => {
+            let counts = vec![5 << 20, (64 << 20) + 3, (16 << 20) + 1, 3 << 20];
+            (CollectivesOptions::new(), counts)
+        }
+    };
+    let collectives = options.build(comm)?;
+    let mut all = Vec::new();
+    for (launch, &count) in counts.iter().enumerate() {
+        let lanes = 16 / size_of::<T>();
+        let window = |len: usize| comm.window::<T>(lanes + len)?.slice(lanes..);
+        let (send, recv) = match launch % 2 {
+            0 => (comm.mem_alloc::<T>(count)?.device_slice(), Some(window(count + 1)?)),
+            _ => (window(count)?, None),
+        };
+        all.push(Sent::new(rank, launch, send, recv)?);
+    }
+    // Peers write to the windows from now on.
+    rank.barrier()?;
+    for sent in &all {
+        sent.all_reduce(&collectives, op, Algorithm::Push, &stream)?;
+    }
+    stream.synchronize()?;
+    all.iter().enumerate().try_for_each(|(launch, sent)| sent.check(rank, launch, op))
+}
+
+#[test]
+fn long_all_reduces_follow_each_other() {
+    for ranks in [2, 4] {
+        on_gpus("long_all_reduces_follow_each_other", ranks, |rank| {
+            long::<f32>(rank, ReduceOp::Sum)?;
+            long::<bf16>(rank, ReduceOp::Max)
         });
     }
 }
@@ -125,14 +203,16 @@ fn nccl_does_what_load_and_store_do_not() {
     on_gpus("nccl_does_what_load_and_store_do_not", 2, |rank| {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
         let collectives = Collectives::new(comm)?;
-        let algorithm =
-            |data_type, count, op| collectives.all_reduce_algorithm(data_type, count, op);
-        assert_eq!(algorithm(DataType::Int32, 4, ReduceOp::Sum), Algorithm::Nccl);
-        assert_eq!(algorithm(DataType::Float32, 4, ReduceOp::Prod), Algorithm::Nccl);
-        assert_eq!(algorithm(DataType::Float32, 0, ReduceOp::Sum), Algorithm::Nccl);
-        assert_eq!(algorithm(DataType::Float32, usize::MAX, ReduceOp::Sum), Algorithm::Nccl);
+        let floats = comm.mem_alloc::<f32>(2 << 20)?;
+        let of_product = collectives.all_reduce_algorithm(&floats, &floats, ReduceOp::Prod);
+        assert_eq!(of_product, Algorithm::Nccl);
+        // Too long for one step, and not in a window.
+        let of_long = collectives.all_reduce_algorithm(&floats, &floats, ReduceOp::Sum);
+        assert_eq!(of_long, Algorithm::Nccl);
         let data = comm.mem_alloc::<i32>(4)?;
         data.copy_from_host(&[i32::MIN, 1, 2, 3 + rank.rank() as i32])?;
+        let of_integers = collectives.all_reduce_algorithm(&data, &data, ReduceOp::Max);
+        assert_eq!(of_integers, Algorithm::Nccl);
         collectives.all_reduce(&data, &data, ReduceOp::Max, &stream)?;
         stream.synchronize()?;
         let mut got = [0; 4];

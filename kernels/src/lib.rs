@@ -15,20 +15,23 @@ mod share;
 // Kernels have the names of their files; this module keeps the two kinds of names apart.
 #[path = "."]
 mod files {
+    pub mod collectives;
     pub mod gemm;
     pub mod gemm_allreduce;
     pub mod gin_alltoall;
     pub mod gin_put_signal;
     pub mod hybrid_allreduce;
     pub mod hybrid_alltoall;
-    pub mod lamport_allreduce;
-    pub mod lamport_rmsnorm;
     pub mod ll_alltoall;
     pub mod lsa_allreduce;
-    pub mod rmsnorm;
     pub mod rmsnorm_allreduce;
 }
 
+pub use files::collectives;
+pub use files::collectives::lamport_allreduce::lamport_allreduce;
+pub use files::collectives::lamport_rmsnorm::lamport_rmsnorm;
+pub use files::collectives::push_allreduce::push_allreduce;
+pub use files::collectives::rmsnorm::rmsnorm;
 pub use files::gemm;
 pub use files::gemm::gemm_mma::gemm_mma;
 pub use files::gemm::gemm_swapped::gemm_swapped;
@@ -37,7 +40,6 @@ pub use files::gemm_allreduce::gemm_allreduce_mma::gemm_allreduce_mma;
 pub use files::gemm_allreduce::gemm_allreduce_wgmma::gemm_allreduce_wgmma;
 pub use files::gemm_allreduce::{GemmForm, GemmWorkspace};
 pub use files::{
-    gin_alltoall::*, gin_put_signal::*, hybrid_allreduce::*, hybrid_alltoall::*,
-    lamport_allreduce::*, lamport_rmsnorm::*, ll_alltoall::*, lsa_allreduce::*, rmsnorm::*,
-    rmsnorm_allreduce::*,
+    gin_alltoall::*, gin_put_signal::*, hybrid_allreduce::*, hybrid_alltoall::*, ll_alltoall::*,
+    lsa_allreduce::*, rmsnorm_allreduce::*,
 };

@@ -136,7 +136,7 @@ fn by_collectives<'a, T: Number>(
     recv: &Window<T>,
 ) -> Result<Contender<'a>> {
     let sum = Sum::new(harness, send, recv)?;
-    let algorithm = collectives.all_reduce_algorithm(T::DATA_TYPE, send.len(), ReduceOp::Sum);
+    let algorithm = collectives.all_reduce_algorithm(send, recv, ReduceOp::Sum);
     let (send, recv) = (send.device_slice(), recv.device_slice());
     let work = move || collectives.all_reduce(&send, &recv, ReduceOp::Sum, &harness.stream);
     Ok(Contender::new(Variant::RustOps, work, sum).by_algorithm(format!("{algorithm:?}")))

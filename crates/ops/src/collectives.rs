@@ -7,10 +7,13 @@ use devcomm_host::{
     Buffer, Communicator, DataType, DevCommRequirements, DevCommResource, DeviceSlice, KernelSet,
     Kernels, LaunchConfig, ModuleSource, ReduceOp, Result, Stream, SymmetricBuffer, Window,
 };
-use devcomm_kernels::{self as kernels, ROW_VECTORS, Reduction, ReductionArgs};
+use devcomm_kernels as kernels;
+use devcomm_kernels::collectives::push_allreduce::{self, Ring, RingArgs};
+use devcomm_kernels::collectives::reduction::{Reduction, ReductionArgs};
+use devcomm_kernels::collectives::rmsnorm::ROW_VECTORS;
 use devcomm_types::{Element, Kernel};
 use half::{bf16, f16};
-use nccl_device::{EMPTY, Lamport, LamportSlots};
+use nccl_device::{EMPTY, Epoch, Lamport, LamportSlots};
 
 use crate::check::{check_buffer, refuse, require_context};
 use crate::{KERNELS, modules};
@@ -19,18 +22,94 @@ use crate::{KERNELS, modules};
 pub struct Collectives {
     communicator: Communicator,
     compiled: Kernels,
-    lamport: Option<Slots>,
+    /// `None` where load and store do not reach all ranks.
+    workspace: Option<Workspace>,
     /// The stream of the last launch: the workspace is used by one launch at a time.
     last: RefCell<Option<Stream>>,
 }
 
-/// The workspace of Lamport messages.
-struct Slots {
+/// The memory that ranks send to.
+struct Workspace {
     dev_comm: DevCommResource,
-    window: Window<u32>,
-    state: SymmetricBuffer<u32>,
-    capacity: u32,
+    options: CollectivesOptions,
+    slots: Window<u32>,
+    slots_state: SymmetricBuffer<u32>,
+    inbox: Window<u32>,
+    flags: Window<u32>,
+    push_state: SymmetricBuffer<u32>,
 }
+
+/// Options of [`Collectives`], the same on every rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "options do nothing before `build`"]
+pub struct CollectivesOptions {
+    lamport_bytes: Option<usize>,
+    push_blocks: u32,
+}
+
+impl CollectivesOptions {
+    /// The default options.
+    pub const fn new() -> Self {
+        Self { lamport_bytes: None, push_blocks: 64 }
+    }
+
+    /// The longest message in bytes that is sent in one step. The workspace takes three times as
+    /// many bytes for each rank. Default: 4 MiB for 2 ranks, 1 MiB for 4, 512 KiB for 8.
+    pub const fn lamport_bytes(self, bytes: usize) -> Self {
+        Self { lamport_bytes: Some(bytes), ..self }
+    }
+
+    /// The blocks that push long messages. Default: 64.
+    pub const fn push_blocks(self, blocks: u32) -> Self {
+        Self { push_blocks: blocks, ..self }
+    }
+
+    /// Creates the collectives, as [`Collectives::new`] does.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn build(self, comm: &Communicator) -> Result<Collectives> {
+        let set = KernelSet { modules: &MODULES, unavailable: KERNELS.unavailable };
+        let compiled = Kernels::load(comm.context(), &set)?;
+        let reaches = matches!(comm.n_ranks(), 2 | 4 | 8) && comm.require_single_lsa_team().is_ok();
+        let workspace = reaches.then(|| Workspace::new(comm, self)).transpose()?;
+        Ok(Collectives {
+            communicator: comm.clone(),
+            compiled,
+            workspace,
+            last: RefCell::default(),
+        })
+    }
+
+    /// Slots for vectors from each rank.
+    fn slots(self, ranks: usize) -> usize {
+        let default = match ranks {
+            2 => 4 << 20,
+            4 => 1 << 20,
+            _ => 512 << 10,
+        };
+        self.lamport_bytes.unwrap_or(default) / 16
+    }
+}
+
+impl Default for CollectivesOptions {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+static MODULES: LazyLock<Vec<ModuleSource>> = LazyLock::new(|| {
+    modules(&[
+        kernels::lamport_allreduce::<f32>::FILE,
+        kernels::lamport_rmsnorm::<f32>::FILE,
+        kernels::push_allreduce::<f32>::FILE,
+        kernels::rmsnorm::<f32>::FILE,
+    ])
+});
+
+/// The ring of a block that pushes.
+const RING: Ring = Ring { chunk: (64 << 10) / 16, slots: 4 };
 
 /// How a collective is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,61 +117,67 @@ struct Slots {
 pub enum Algorithm {
     /// In one step, by messages that are their own flags.
     Lamport,
+    /// In two steps, by stores to the ranks that reduce, and from them.
+    Push,
     /// By NCCL.
     Nccl,
 }
 
-static MODULES: LazyLock<Vec<ModuleSource>> = LazyLock::new(|| {
-    modules(&[
-        kernels::lamport_allreduce::<f32>::FILE,
-        kernels::lamport_rmsnorm::<f32>::FILE,
-        kernels::rmsnorm::<f32>::FILE,
-    ])
-});
-
 /// The most bytes of a row that `rmsnorm` keeps in registers.
 const MAX_ROW: usize = 16 * ROW_VECTORS * 512;
 
-/// Slots for each source rank: messages of up to 1 MiB.
-const CAPACITY: u32 = (1 << 20) / 16;
+/// Expands `$launch!` for a type of floats.
+macro_rules! of_floats {
+    ($data_type:expr, $launch:ident) => {
+        match $data_type {
+            DataType::Float32 => $launch!(f32),
+            DataType::Float16 => $launch!(f16),
+            _ => $launch!(bf16),
+        }
+    };
+}
 
 impl Collectives {
     /// For collectives of this communicator. *Collective*.
     ///
     /// # Errors
     ///
-    /// Those of loading kernels, and of creating a window and a device communicator.
+    /// Those of loading kernels, and of creating windows and a device communicator.
     pub fn new(comm: &Communicator) -> Result<Self> {
-        let set = KernelSet { modules: &MODULES, unavailable: KERNELS.unavailable };
-        let compiled = Kernels::load(comm.context(), &set)?;
-        let ranks = comm.n_ranks();
-        let reaches = matches!(ranks, 2 | 4 | 8) && comm.require_single_lsa_team().is_ok();
-        let lamport = match reaches {
-            true => Some(Slots::new(comm)?),
-            false => None,
-        };
-        Ok(Self { communicator: comm.clone(), compiled, lamport, last: RefCell::default() })
+        CollectivesOptions::new().build(comm)
     }
 
-    /// How an all-reduce of this many elements is done.
+    /// How an all-reduce of these buffers is done.
     #[must_use]
-    pub fn all_reduce_algorithm(
+    pub fn all_reduce_algorithm<S, R>(&self, send: &S, recv: &R, op: ReduceOp) -> Algorithm
+    where
+        S: Buffer<Element: Element>,
+        R: Buffer<Element = S::Element>,
+    {
+        self.choose(&send.device_slice(), &recv.device_slice(), op)
+    }
+
+    fn choose<T: Element>(
         &self,
-        data_type: DataType,
-        count: usize,
+        send: &DeviceSlice<T>,
+        recv: &DeviceSlice<T>,
         op: ReduceOp,
     ) -> Algorithm {
-        let bytes = match data_type {
-            DataType::Float32 => Some(4),
-            DataType::Float16 | DataType::Bfloat16 => Some(2),
-            _ => None,
-        };
-        let fits = |slots: &Slots| {
-            bytes.is_some_and(|bytes| (1..=slots.capacity as usize * 16 / bytes).contains(&count))
-        };
-        match op {
-            ReduceOp::Prod => Algorithm::Nccl,
-            _ if self.lamport.as_ref().is_some_and(fits) => Algorithm::Lamport,
+        let (ranks, bytes) = (self.communicator.n_ranks(), send.len() * T::DATA_TYPE.size());
+        let reduces =
+            matches!(T::DATA_TYPE, DataType::Float32 | DataType::Float16 | DataType::Bfloat16);
+        match &self.workspace {
+            Some(workspace) if reduces && op != ReduceOp::Prod && !send.is_empty() => {
+                let aligned = (send.device_address() | recv.device_address()).is_multiple_of(16);
+                let most = RING.most(ranks, workspace.options.push_blocks);
+                if bytes <= 16 * workspace.options.slots(ranks) {
+                    Algorithm::Lamport
+                } else if aligned && bytes <= most && Window::<T>::containing(recv).is_some() {
+                    Algorithm::Push
+                } else {
+                    Algorithm::Nccl
+                }
+            }
             _ => Algorithm::Nccl,
         }
     }
@@ -108,40 +193,48 @@ impl Collectives {
         R: Buffer<Element = S::Element>,
     {
         let (send, recv) = (send.device_slice(), recv.device_slice());
-        let data_type = <S::Element as Element>::DATA_TYPE;
-        match (self.all_reduce_algorithm(data_type, send.len(), op), &self.lamport) {
-            (Algorithm::Lamport, Some(slots)) => {
-                self.check(&send, &recv, stream)?;
-                self.order(stream)?;
-                let addresses = [send.device_address(), recv.device_address()];
-                // SAFETY: both buffers have the elements; dropping one waits for the stream.
-                unsafe { self.lamport(slots, data_type, addresses, send.len(), op, stream) }
+        let algorithm = self.choose(&send, &recv, op);
+        let Some(workspace) = self.workspace.as_ref().filter(|_| algorithm != Algorithm::Nccl)
+        else {
+            return self.communicator.all_reduce(&send, &recv, op, stream);
+        };
+        self.check(&send, &recv, stream)?;
+        self.order(stream)?;
+        // SAFETY: both buffers have the elements; dropping one waits for the stream.
+        unsafe {
+            match algorithm {
+                Algorithm::Push => self.push(workspace, &send, &recv, op, stream),
+                _ => self.lamport(workspace, &send, &recv, op, stream),
             }
-            _ => self.communicator.all_reduce(&send, &recv, op, stream),
         }
+    }
+
+    fn reduction(&self, op: ReduceOp) -> ReductionArgs<u32, f32, f32> {
+        let (operator, output) = match op {
+            ReduceOp::Max => (Reduction::MAX, 1.0),
+            ReduceOp::Min => (Reduction::MIN, 1.0),
+            ReduceOp::Avg => (Reduction::SUM, 1.0 / self.communicator.n_ranks() as f32),
+            _ => (Reduction::SUM, 1.0),
+        };
+        ReductionArgs { operator, input: 1.0, output }
     }
 
     /// Launches `lamport_allreduce`.
     ///
     /// # Safety
     ///
-    /// The buffers have `count` elements until the kernel has ended.
-    unsafe fn lamport(
+    /// The buffers stay allocated until the kernel has ended.
+    unsafe fn lamport<T: Element>(
         &self,
-        Slots { dev_comm, window, state, capacity }: &Slots,
-        data_type: DataType,
-        [send, recv]: [u64; 2],
-        count: usize,
+        workspace: &Workspace,
+        send: &DeviceSlice<T>,
+        recv: &DeviceSlice<T>,
         op: ReduceOp,
         stream: &Stream,
     ) -> Result<()> {
-        let ranks = self.communicator.n_ranks() as f32;
-        let (operator, output) = match op {
-            ReduceOp::Max => (Reduction::MAX, 1.0),
-            ReduceOp::Min => (Reduction::MIN, 1.0),
-            ReduceOp::Avg => (Reduction::SUM, 1.0 / ranks),
-            _ => (Reduction::SUM, 1.0),
-        };
+        let Workspace { dev_comm, options, slots, slots_state, .. } = workspace;
+        let capacity = options.slots(self.communicator.n_ranks()) as u32;
+        let (count, data_type) = (send.len(), T::DATA_TYPE);
         let vectors = (count * data_type.size()).div_ceil(16) as u32;
         let threads = match vectors {
             0..=64 => 64,
@@ -151,23 +244,66 @@ impl Collectives {
         };
         let blocks = vectors.div_ceil(threads).min(stream.context().limits().multiprocessors);
         let config = LaunchConfig::new(blocks, threads).with_dependent();
-        let target = self.compiled.on(stream);
+        let (send, recv) = (send.device_address(), recv.device_address());
+        let (reduction, target) = (self.reduction(op), self.compiled.on(stream));
         macro_rules! launch {
             ($type:ty) => {{
-                let reduction = ReductionArgs { operator, input: 1.0, output };
                 let launch = kernels::lamport_allreduce::<$type>::args(
-                    dev_comm, window, state, *capacity, send, recv, count, reduction,
+                    dev_comm,
+                    slots,
+                    slots_state,
+                    capacity,
+                    send,
+                    recv,
+                    count,
+                    reduction,
                 );
                 // SAFETY: the caller's contract; the workspace is as the kernel needs it, and the
                 // launches that use it are ordered.
                 unsafe { launch.config(config).launch(&target) }
             }};
         }
-        match data_type {
-            DataType::Float32 => launch!(f32),
-            DataType::Float16 => launch!(f16),
-            _ => launch!(bf16),
+        of_floats!(data_type, launch)
+    }
+
+    /// Launches `push_allreduce`.
+    ///
+    /// # Safety
+    ///
+    /// As [`lamport`](Self::lamport).
+    unsafe fn push<T: Element>(
+        &self,
+        workspace: &Workspace,
+        send: &DeviceSlice<T>,
+        recv: &DeviceSlice<T>,
+        op: ReduceOp,
+        stream: &Stream,
+    ) -> Result<()> {
+        let Workspace { dev_comm, options, inbox, flags, push_state, .. } = workspace;
+        let (count, data_type, blocks) = (send.len(), T::DATA_TYPE, options.push_blocks);
+        let vectors = (count * data_type.size()).div_ceil(16);
+        // A block pushes at least as many chunks to each peer as it has slots.
+        let each = vectors.div_ceil(self.communicator.n_ranks() * blocks as usize);
+        let chunk = each.div_ceil(RING.slots as usize).next_multiple_of(64);
+        let ring = RingArgs { chunk: RING.chunk.min(chunk as u32), slots: RING.slots };
+        let config = LaunchConfig::new(blocks, push_allreduce::THREADS).with_dependent();
+        let send = send.device_address();
+        let (reduction, target) = (self.reduction(op), self.compiled.on(stream));
+        macro_rules! launch {
+            ($type:ty) => {{
+                let Some((window, first)) = Window::<$type>::containing(recv) else {
+                    return refuse("the buffer to receive in is in no window".to_owned());
+                };
+                let launch = kernels::push_allreduce::<$type>::args(
+                    dev_comm, send, &window, first, count, inbox, flags, push_state, ring,
+                    reduction,
+                );
+                // SAFETY: the caller's contract; the workspace is as the kernel needs it, and the
+                // launches that use it are ordered.
+                unsafe { launch.config(config).launch(&target) }
+            }};
         }
+        of_floats!(data_type, launch)
     }
 
     /// `residual` gets itself plus the sum of all ranks' `input`, and `output` that sum normalised
@@ -221,7 +357,10 @@ impl Collectives {
         }
         require_context("the stream", stream.context(), self.communicator.context())?;
         let tokens = (count / hidden) as u32;
-        let algorithm = self.all_reduce_algorithm(data_type, count, ReduceOp::Sum);
+        let algorithm = match self.choose(&input, &output, ReduceOp::Sum) {
+            Algorithm::Lamport => Algorithm::Lamport,
+            _ => Algorithm::Nccl,
+        };
         let threads = (row as u32 / 16).div_ceil(ROW_VECTORS as u32).next_multiple_of(32);
         let blocks = tokens.clamp(1, stream.context().limits().multiprocessors);
         let config = LaunchConfig::new(blocks, threads).with_dependent();
@@ -231,12 +370,21 @@ impl Collectives {
         let hidden = hidden as u32;
         macro_rules! launch {
             ($type:ty) => {
-                match (algorithm, &self.lamport) {
-                    (Algorithm::Lamport, Some(slots)) => {
-                        let Slots { dev_comm, window, state, capacity } = slots;
+                match self.workspace.as_ref().filter(|_| algorithm == Algorithm::Lamport) {
+                    Some(Workspace { dev_comm, options, slots, slots_state, .. }) => {
+                        let capacity = options.slots(self.communicator.n_ranks()) as u32;
                         let launch = kernels::lamport_rmsnorm::<$type>::args(
-                            dev_comm, window, state, *capacity, input_at, residual, weight,
-                            output_at, tokens, hidden, eps,
+                            dev_comm,
+                            slots,
+                            slots_state,
+                            capacity,
+                            input_at,
+                            residual,
+                            weight,
+                            output_at,
+                            tokens,
+                            hidden,
+                            eps,
                         );
                         // SAFETY: the buffers have the elements, aligned; dropping one waits for
                         // the stream. The workspace is as the kernel needs it, and the launches
@@ -254,17 +402,12 @@ impl Collectives {
                 }
             };
         }
-        match algorithm {
-            Algorithm::Lamport => self.order(stream)?,
-            Algorithm::Nccl => {
-                self.communicator.all_reduce(&input, &output, ReduceOp::Sum, stream)?
-            }
+        if algorithm == Algorithm::Lamport {
+            self.order(stream)?;
+        } else {
+            self.communicator.all_reduce(&input, &output, ReduceOp::Sum, stream)?;
         }
-        match data_type {
-            DataType::Float32 => launch!(f32),
-            DataType::Float16 => launch!(f16),
-            _ => launch!(bf16),
-        }
+        of_floats!(data_type, launch)
     }
 
     fn check<T>(
@@ -297,17 +440,30 @@ impl Collectives {
     }
 }
 
-impl Slots {
-    fn new(comm: &Communicator) -> Result<Self> {
-        let words = comm.n_ranks() * LamportSlots::<1>::words(CAPACITY as usize);
-        let window = comm.window::<u32>(words)?;
-        window.copy_from_host(&vec![EMPTY; words])?;
-        let state = comm.mem_alloc::<u32>(Lamport::<1>::STATE)?;
-        state.copy_from_host(&[0; Lamport::<1>::STATE])?;
-        let dev_comm = comm.create_dev_comm(DevCommRequirements::new())?;
+impl Workspace {
+    fn new(comm: &Communicator, options: CollectivesOptions) -> Result<Self> {
+        let (ranks, blocks) = (comm.n_ranks(), options.push_blocks);
+        let words = ranks * LamportSlots::<1>::words(options.slots(ranks));
+        let slots = comm.window::<u32>(words)?;
+        slots.copy_from_host(&vec![EMPTY; words])?;
+        let zeros = |words: usize| {
+            let memory = comm.mem_alloc::<u32>(words)?;
+            memory.fill_bytes(0)?;
+            Ok::<_, devcomm_host::Error>(memory)
+        };
+        let workspace = Self {
+            dev_comm: comm.create_dev_comm(DevCommRequirements::new())?,
+            options,
+            slots,
+            slots_state: zeros(Lamport::<1>::STATE)?,
+            inbox: comm.window(RING.inbox(ranks, blocks))?,
+            // New windows are zeroed, as the flags must be.
+            flags: comm.window(Ring::flags(ranks, blocks))?,
+            push_state: zeros(Epoch::WORDS)?,
+        };
         // No rank sends before all slots are empty.
         comm.barrier()?;
-        Ok(Self { dev_comm, window, state, capacity: CAPACITY })
+        Ok(workspace)
     }
 }
 

@@ -8,7 +8,7 @@ mod gemm_allreduce;
 
 use devcomm_host::{KernelSet, ModuleSource};
 
-pub use self::collectives::{Algorithm, Collectives};
+pub use self::collectives::{Algorithm, Collectives, CollectivesOptions};
 pub use self::gemm::{Gemm, GemmElement, GemmPlan, ParsePlanError, ScaledElement};
 pub use self::gemm_allreduce::{GemmAllReduce, GemmOptions};
 

@@ -3,60 +3,12 @@
 
 use cuda_std::grid;
 use cuda_std::prelude::*;
-use cuda_std::reduce::Number;
 use cuda_std::vector::{Accumulate, Vec16};
 use half::{bf16, f16};
 use nccl_device::{Coop, DevComm, Lamport, LamportSlots, Window};
 
-/// What an all-reduce does with the elements of the ranks, in `f32`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, KernelParam)]
-pub struct Reduction {
-    /// [`SUM`](Self::SUM), [`MAX`](Self::MAX) or [`MIN`](Self::MIN).
-    pub operator: u32,
-    /// A factor of this rank's elements, which are then rounded.
-    pub input: f32,
-    /// A factor of each result.
-    pub output: f32,
-}
-
-impl Reduction {
-    /// The operator of sums.
-    pub const SUM: u32 = 0;
-    /// The operator of largest elements.
-    pub const MAX: u32 = 1;
-    /// The operator of smallest elements.
-    pub const MIN: u32 = 2;
-
-    /// This rank's contribution.
-    #[inline(always)]
-    fn scale<T: Accumulate<Acc = f32>>(self, vector: Vec16<T>) -> Vec16<T> {
-        if self.input == 1.0 {
-            return vector;
-        }
-        let mut wide = T::widen(vector);
-        T::map(&mut wide, |x| x * self.input);
-        T::narrow(wide)
-    }
-
-    /// Reduces the vectors of all ranks, in their order.
-    #[inline(always)]
-    fn reduce<T: Accumulate<Acc = f32>, const N: usize>(self, vectors: [Vec16<T>; N]) -> Vec16<T> {
-        let mut result = T::widen(vectors[0]);
-        let mut i = 1;
-        while i < N {
-            let next = T::widen(vectors[i]);
-            match self.operator {
-                Self::SUM => T::zip(&mut result, next, |a, b| a + b),
-                Self::MAX => T::zip(&mut result, next, Number::max),
-                _ => T::zip(&mut result, next, Number::min),
-            }
-            i += 1;
-        }
-        T::map(&mut result, |x| x * self.output);
-        T::narrow(result)
-    }
-}
+use super::elements::Elements;
+use super::reduction::Reduction;
 
 /// `output[i]` becomes the reduction over the ranks of `input[i]`, for `i < count`, in every rank
 /// of the LSA team, which has 2, 4 or 8.
@@ -85,7 +37,8 @@ pub unsafe fn lamport_allreduce<T: Accumulate<Acc = f32>>(
     count: usize,
     reduction: Reduction,
 ) {
-    let part = Part { input, output, count, reduction };
+    let (input, output) = (Elements::new(input.cast_mut(), count), Elements::new(output, count));
+    let part = Part { input, output, reduction };
     // SAFETY: the kernel's contract.
     unsafe {
         match comm.lsa_team().n_ranks {
@@ -101,9 +54,8 @@ pub unsafe fn lamport_allreduce<T: Accumulate<Acc = f32>>(
 const UNROLL: usize = 2;
 
 struct Part<T> {
-    input: *const T,
-    output: *mut T,
-    count: usize,
+    input: Elements<T>,
+    output: Elements<T>,
     reduction: Reduction,
 }
 
@@ -113,7 +65,7 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
     /// The kernel's contract.
     #[inline(always)]
     unsafe fn reduce<const N: usize>(&self, slots: LamportSlots<'_, N>, state: *mut u32) {
-        let vectors = self.count.div_ceil(Vec16::<T>::LANES) as u32;
+        let vectors = self.input.vectors() as u32;
         let threads = thread::grid_dim_x() * thread::block_dim_x();
         let mut first = thread::index_1d();
         grid::launch_next();
@@ -156,9 +108,9 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
         let mut u = 0;
         while u < UNROLL {
             let at = (first + u as u32 * threads) as usize;
-            if at * Vec16::<T>::LANES < self.count {
+            if at < self.input.vectors() {
                 // SAFETY: the caller's contract.
-                mine[u] = unsafe { self.load_vector(at) };
+                mine[u] = unsafe { self.input.load(at) };
             }
             u += 1;
         }
@@ -181,7 +133,7 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
         let mut u = 0;
         while u < UNROLL {
             let at = first + u as u32 * threads;
-            if at as usize * Vec16::<T>::LANES < self.count {
+            if (at as usize) < self.input.vectors() {
                 let mut distance = 1;
                 while distance < N {
                     // SAFETY: the caller's contract; only this thread uses the slot.
@@ -209,57 +161,14 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
         let mut u = 0;
         while u < UNROLL {
             let at = first + u as u32 * threads;
-            if at as usize * Vec16::<T>::LANES < self.count {
+            if (at as usize) < self.input.vectors() {
                 // SAFETY: the caller's contract.
                 unsafe {
                     let all = session.receive_all(at, mine[u]);
-                    self.store_vector(at as usize, self.reduction.reduce(all));
+                    self.output.store(at as usize, self.reduction.reduce(all));
                 }
             }
             u += 1;
-        }
-    }
-
-    /// Loads a vector; elements behind the last one are 0.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract; the vector has an element.
-    #[inline(always)]
-    unsafe fn load_vector(&self, at: usize) -> Vec16<T> {
-        let lanes = Vec16::<T>::LANES;
-        let from = self.input.wrapping_add(at * lanes);
-        // SAFETY: the caller's contract; only elements that there are are read.
-        unsafe {
-            if (at + 1) * lanes <= self.count && from.addr().is_multiple_of(16) {
-                return mem::load_vec(from);
-            }
-            Vec16::from_fn(|i| match at * lanes + i < self.count {
-                true => mem::load(from.wrapping_add(i)),
-                false => T::from_acc(0.0),
-            })
-        }
-    }
-
-    /// Stores a vector's elements that there are.
-    ///
-    /// # Safety
-    ///
-    /// As [`load_vector`](Self::load_vector).
-    #[inline(always)]
-    unsafe fn store_vector(&self, at: usize, vector: Vec16<T>) {
-        let lanes = Vec16::<T>::LANES;
-        let to = self.output.wrapping_add(at * lanes);
-        // SAFETY: the caller's contract.
-        unsafe {
-            if (at + 1) * lanes <= self.count && to.addr().is_multiple_of(16) {
-                return mem::store_vec(to, vector);
-            }
-            let mut i = 0;
-            while i < lanes && at * lanes + i < self.count {
-                mem::store(to.wrapping_add(i), vector.lane(i));
-                i += 1;
-            }
         }
     }
 }
