@@ -16,6 +16,8 @@ pub enum Variant {
     Rust,
     /// A kernel in Rust that puts by stores over NVLink
     RustLsa,
+    /// The operation of `devcomm`, which chooses among kernels and NCCL
+    RustOps,
     /// The kernel of `rust` in CUDA C++, compiled by `cargo xtask twins`
     Cpp,
     /// cuBLASLt's matrix product
@@ -43,6 +45,7 @@ impl Variant {
         match self {
             Self::Rust => "rust",
             Self::RustLsa => "rust-lsa",
+            Self::RustOps => "rust-ops",
             Self::Cpp => "cpp",
             Self::CublasLt => "cublaslt",
             Self::Nccl => "nccl",
@@ -60,7 +63,7 @@ impl Variant {
 
     /// Whether it is a kernel, not a host call.
     pub fn is_kernel(self) -> bool {
-        !matches!(self, Self::CublasLt | Self::Nccl | Self::NcclSym)
+        !matches!(self, Self::RustOps | Self::CublasLt | Self::Nccl | Self::NcclSym)
     }
 }
 

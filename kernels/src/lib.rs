@@ -15,6 +15,7 @@ mod share;
 // Kernels have the names of their files; this module keeps the two kinds of names apart.
 #[path = "."]
 mod files {
+    pub mod collectives;
     pub mod gemm;
     pub mod gemm_allreduce;
     pub mod gin_alltoall;
@@ -26,6 +27,11 @@ mod files {
     pub mod rmsnorm_allreduce;
 }
 
+pub use files::collectives;
+pub use files::collectives::lamport_allreduce::lamport_allreduce;
+pub use files::collectives::lamport_rmsnorm::lamport_rmsnorm;
+pub use files::collectives::push_allreduce::push_allreduce;
+pub use files::collectives::rmsnorm::rmsnorm;
 pub use files::gemm;
 pub use files::gemm::gemm_blocks::gemm_blocks;
 pub use files::gemm::gemm_mma::{gemm_mma, gemm_mma_f32};

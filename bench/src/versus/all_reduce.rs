@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
-use devcomm::{Buffer, KERNELS, Kernel, Kernels, ReduceOp, Window, device, kernels};
+use devcomm::{Buffer, Collectives, KERNELS, Kernel, Kernels, ReduceOp, Window, device, kernels};
 use devcomm_testing::numbers::Number;
 use half::{bf16, f16};
 
@@ -52,6 +52,7 @@ impl Benchmark for AllReduce {
     const NAME: &'static str = "all-reduce";
     const VARIANTS: &'static [VariantInfo] = &[
         (Variant::Rust, "kernels::lsa_allreduce on symmetric windows"),
+        (Variant::RustOps, "devcomm::Collectives::all_reduce on the windows"),
         (Variant::Cpp, "the same kernel in C++ on the same windows"),
         (
             Variant::Nccl,
@@ -68,15 +69,21 @@ impl Benchmark for AllReduce {
     fn run(&self, job: &mut Job<'_>) -> Result<()> {
         job.harness.comm.require_single_lsa_team()?;
         let compiled = job.kernels(&KERNELS, "lsa_allreduce")?;
+        let collectives = Collectives::new(job.harness.comm)?;
         job.begin()?;
-        self.run_type::<f32, kernels::lsa_allreduce<f32>>(job, &compiled)?;
-        self.run_type::<f16, kernels::lsa_allreduce<f16>>(job, &compiled)?;
-        self.run_type::<bf16, kernels::lsa_allreduce<bf16>>(job, &compiled)
+        self.run_type::<f32, kernels::lsa_allreduce<f32>>(job, &compiled, &collectives)?;
+        self.run_type::<f16, kernels::lsa_allreduce<f16>>(job, &compiled, &collectives)?;
+        self.run_type::<bf16, kernels::lsa_allreduce<bf16>>(job, &compiled, &collectives)
     }
 }
 
 impl AllReduce {
-    fn run_type<T, K>(&self, job: &mut Job<'_>, compiled: &[(Variant, Kernels)]) -> Result<()>
+    fn run_type<T, K>(
+        &self,
+        job: &mut Job<'_>,
+        compiled: &[(Variant, Kernels)],
+        collectives: &Collectives,
+    ) -> Result<()>
     where
         T: Number,
         K: Kernel<Args = (device::DevComm, device::Window<T>, device::Window<T>, usize)>,
@@ -91,6 +98,10 @@ impl AllReduce {
         for count in self.sizes.counts(largest, size_of::<T>())? {
             let workload = workloads::AllReduce::<T, K>::new(harness, &self.grid, info, count)?;
             let mut contenders = workload.with(compiled)?;
+            if job.selection.has(Variant::RustOps) {
+                let (send, recv) = (&workload.send, &workload.recv);
+                contenders.push(by_collectives(harness, collectives, send, recv)?);
+            }
             if job.selection.has(Variant::Nccl) {
                 contenders.push(by_nccl::<T>(harness, count)?);
             }
@@ -115,6 +126,20 @@ impl AllReduce {
 /// The bus bandwidth of an all-reduce over its algorithm bandwidth, as nccl-tests defines them.
 pub fn bus(ranks: usize) -> f64 {
     2.0 * (ranks - 1) as f64 / ranks as f64
+}
+
+/// The operation of `devcomm` on windows, with this rank's input.
+fn by_collectives<'a, T: Number>(
+    harness: &'a Harness<'a>,
+    collectives: &'a Collectives,
+    send: &Window<T>,
+    recv: &Window<T>,
+) -> Result<Contender<'a>> {
+    let sum = Sum::new(harness, send, recv)?;
+    let algorithm = collectives.all_reduce_algorithm(send, recv, ReduceOp::Sum);
+    let (send, recv) = (send.device_slice(), recv.device_slice());
+    let work = move || collectives.all_reduce(&send, &recv, ReduceOp::Sum, &harness.stream);
+    Ok(Contender::new(Variant::RustOps, work, sum).by_algorithm(format!("{algorithm:?}")))
 }
 
 /// NCCL's host call, on memory of `ncclMemAlloc`, with this rank's input.

@@ -18,6 +18,7 @@
 //! * [`Flag`]: a word by which one rank tells another that its data is written; [`Epoch`]: the
 //!   number of a launch, as the flags' value.
 //! * [`gin`]: puts, gets, signals, counters, flushes.
+//! * [`Lamport`]: messages of floats that are their own flags.
 //! * [`LlA2a`]: NCCL's low-latency (LL) all-to-all, whose messages carry their own flags.
 //! * [`reduce_copy`]: sums and other reductions over the ranks' memory.
 //! * [`Timeout`], [`DevComm::wait_until`]: timeouts of waits, and a wait for any condition. The
@@ -71,6 +72,7 @@ mod comm;
 mod coop;
 mod flag;
 pub mod gin;
+mod lamport;
 mod ll_a2a;
 mod order;
 pub mod raw;
@@ -88,6 +90,7 @@ pub use comm::DevComm;
 pub use coop::Coop;
 pub use devcomm_types::{CftTeamMode, CounterRange, DataType, Element, SignalRange, Team};
 pub use flag::{Epoch, Flag, Flags};
+pub use lamport::{EMPTY, Lamport, LamportSlots};
 pub use ll_a2a::{LlA2a, LlA2aBuffer};
 pub use order::MemoryOrder;
 pub use resource::ResourceBuffer;

@@ -2,11 +2,13 @@
 //! launches. Also the compiled kernels, [`KERNELS`].
 
 mod check;
+mod collectives;
 mod gemm;
 mod gemm_allreduce;
 
 use devcomm_host::{KernelSet, ModuleSource};
 
+pub use self::collectives::{Algorithm, Collectives, CollectivesOptions};
 pub use self::gemm::{
     Activation, Gemm, GemmElement, GemmOutput, GemmPlan, ParsePlanError, Product, ScaledElement,
     TransposableElement,

@@ -34,6 +34,8 @@ pub enum WaitKind {
     Flag = 10,
     /// The other blocks of the grid.
     GridBarrier = 11,
+    /// A slot of a Lamport session: a message that is its own flag.
+    Lamport = 12,
 }
 
 impl WaitKind {
@@ -52,6 +54,7 @@ impl WaitKind {
             9 => Self::Poll,
             10 => Self::Flag,
             11 => Self::GridBarrier,
+            12 => Self::Lamport,
             _ => return None,
         })
     }
@@ -91,6 +94,7 @@ impl fmt::Display for WaitFor {
             WaitKind::Flag if peer >= 0 => write!(f, "flag {index} of rank {peer}")?,
             WaitKind::Flag => write!(f, "flag {index}")?,
             WaitKind::GridBarrier => write!(f, "the other blocks of the grid")?,
+            WaitKind::Lamport => write!(f, "slot {index} of a Lamport session")?,
         }
         match kind {
             WaitKind::LsaBarrier | WaitKind::GinBarrier if peer >= 0 => {

@@ -423,6 +423,17 @@ impl<T: Element> Window<T> {
         self.inner.handle()
     }
 
+    /// The window that a slice was made from, with elements `T`, and the index in it of the slice's
+    /// first element. `None` for memory that is in no window, or not at a multiple of `T`'s size.
+    #[must_use]
+    pub fn containing<U: Element>(slice: &DeviceSlice<U>) -> Option<(Self, usize)> {
+        let inner = slice.keep()?.downcast::<Inner>().ok()?;
+        let bytes = usize::try_from(slice.device_address() - inner.address).ok()?;
+        let len = inner.bytes / size_of::<T>();
+        let window = Self { inner, len, element: PhantomData };
+        bytes.is_multiple_of(size_of::<T>()).then_some((window, bytes / size_of::<T>()))
+    }
+
     /// Keeps the window registered.
     pub(crate) fn keep(&self) -> Rc<dyn Any> {
         Rc::clone(&self.inner) as _

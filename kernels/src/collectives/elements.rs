@@ -1,0 +1,75 @@
+//! Elements of any number and alignment, as vectors of 16 bytes.
+
+use cuda_std::mem;
+use cuda_std::vector::{Accumulate, Vec16};
+
+/// `count` elements from an address on. The last vector may be partial.
+#[derive(Clone, Copy)]
+pub(super) struct Elements<T> {
+    address: *mut T,
+    count: usize,
+}
+
+impl<T: Accumulate> Elements<T> {
+    #[inline(always)]
+    pub(super) fn new(address: *mut T, count: usize) -> Self {
+        Self { address, count }
+    }
+
+    /// The number of vectors.
+    #[inline(always)]
+    pub(super) fn vectors(self) -> usize {
+        self.count.div_ceil(Vec16::<T>::LANES)
+    }
+
+    /// The address of a vector, and whether it is whole and aligned.
+    #[inline(always)]
+    fn vector(self, at: usize) -> (*mut T, bool) {
+        let lanes = Vec16::<T>::LANES;
+        let address = self.address.wrapping_add(at * lanes);
+        (address, (at + 1) * lanes <= self.count && address.addr().is_multiple_of(16))
+    }
+
+    /// Loads a vector. Elements behind the last one are all bits 0.
+    ///
+    /// # Safety
+    ///
+    /// The elements are allocated, and nothing writes these.
+    #[inline(always)]
+    pub(super) unsafe fn load(self, at: usize) -> Vec16<T> {
+        let (address, is_plain) = self.vector(at);
+        let left = self.count.saturating_sub(at * Vec16::<T>::LANES);
+        // SAFETY: the caller's contract; only elements that there are are read.
+        unsafe {
+            if is_plain {
+                return mem::load_vec(address);
+            }
+            Vec16::from_fn(|i| match i < left {
+                true => mem::load(address.wrapping_add(i)),
+                false => Vec16::from_bits([0; 4]).lane(0),
+            })
+        }
+    }
+
+    /// Stores the elements of a vector that there are.
+    ///
+    /// # Safety
+    ///
+    /// The elements are allocated, and nothing else accesses these.
+    #[inline(always)]
+    pub(super) unsafe fn store(self, at: usize, vector: Vec16<T>) {
+        let (address, is_plain) = self.vector(at);
+        let left = self.count.saturating_sub(at * Vec16::<T>::LANES);
+        // SAFETY: the caller's contract; only elements that there are are written.
+        unsafe {
+            if is_plain {
+                return mem::store_vec(address, vector);
+            }
+            let mut i = 0;
+            while i < Vec16::<T>::LANES && i < left {
+                mem::store(address.wrapping_add(i), vector.lane(i));
+                i += 1;
+            }
+        }
+    }
+}

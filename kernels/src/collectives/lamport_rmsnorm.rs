@@ -1,0 +1,125 @@
+//! All-reduce, addition of the residual and RMSNorm of few tokens in one kernel, by messages that
+//! are their own flags: what a tensor-parallel layer does between its products.
+
+use cuda_std::grid;
+use cuda_std::prelude::*;
+use cuda_std::vector::Accumulate;
+use half::{bf16, f16};
+use nccl_device::{Coop, DevComm, Lamport, LamportSlots, Window};
+
+use super::rmsnorm::{ROW_VECTORS, Rows};
+
+/// For each token `t < tokens`: `sum = residual[t] + ` the sum of row `t` of `input` over the ranks
+/// of the LSA team, which has 2, 4 or 8; `residual[t]` becomes the sum, rounded, and `output[t]`
+/// `sum * weight / sqrt(mean(sum^2) + eps)`.
+///
+/// A row has `hidden` elements. f16 and bf16 are summed in f32, and each result is rounded once.
+/// All ranks get the same bits if their residuals are the same. `output` may be `input`. Without a
+/// `residual` (null), the sum is that over the ranks, and is not stored.
+///
+/// `slots` and `state` are the memory of [`Lamport`] messages, with `capacity` slots for vectors
+/// from each rank.
+///
+/// Grid: any; a block computes one row at a time. Block: a multiple of 32 threads, one-dimensional,
+/// at least half as many as a row has vectors of 16 bytes. May be a dependent launch. `tokens`
+/// and `hidden` are the same in every rank.
+///
+/// # Safety
+///
+/// `input`, `output` and `residual` have `tokens * hidden` elements, `weight` has `hidden`, all
+/// aligned to 16 bytes, and nothing else accesses them until the kernel has ended. `slots` and
+/// `state` are as [`LamportSlots`] needs them.
+#[kernel(T = [f32, f16, bf16], requires(hidden.is_multiple_of(16 / size_of::<T>() as u32)))]
+pub unsafe fn lamport_rmsnorm<T: Accumulate<Acc = f32>>(
+    comm: DevComm,
+    slots: Window<u32>,
+    state: *mut u32,
+    capacity: u32,
+    input: *const T,
+    residual: *mut T,
+    weight: *const T,
+    output: *mut T,
+    tokens: u32,
+    hidden: u32,
+    eps: f32,
+) {
+    let rows = Rows { input, residual, weight, output, tokens, hidden, eps };
+    // SAFETY: the kernel's contract.
+    unsafe {
+        match comm.lsa_team().n_ranks {
+            2 => reduce(&rows, LamportSlots::<2>::new(&comm, slots, capacity), state),
+            4 => reduce(&rows, LamportSlots::<4>::new(&comm, slots, capacity), state),
+            8 => reduce(&rows, LamportSlots::<8>::new(&comm, slots, capacity), state),
+            _ => panic!("the LSA team has 2, 4 or 8 ranks"),
+        }
+    }
+}
+
+/// Computes this block's rows.
+///
+/// # Safety
+///
+/// The kernel's contract.
+#[inline(always)]
+unsafe fn reduce<T: Accumulate<Acc = f32>, const N: usize>(
+    rows: &Rows<T>,
+    slots: LamportSlots<'_, N>,
+    state: *mut u32,
+) {
+    grid::launch_next();
+    grid::wait_for_previous();
+    // SAFETY: the caller's contract. Each slot is used by one thread.
+    unsafe {
+        let session = slots.begin(state, rows.tokens * rows.vectors());
+        let mut is_cleared = false;
+        for row in rows.of_this_block() {
+            let mine = rows.load(row);
+            let mut v = 0;
+            while v < ROW_VECTORS {
+                if let Some(at) = rows.place(row, v) {
+                    let mut distance = 1;
+                    while distance < N {
+                        session.send(distance, at, mine[v]);
+                        distance += 1;
+                    }
+                }
+                v += 1;
+            }
+            if !is_cleared {
+                // While the messages are on their way.
+                clear(&session);
+                is_cleared = true;
+            }
+            rows.normalise(row, |v, at| {
+                let all = session.receive_all(at, mine[v]);
+                let mut sum = T::widen(all[0]);
+                let mut rank = 1;
+                while rank < N {
+                    T::add(&mut sum, all[rank]);
+                    rank += 1;
+                }
+                sum
+            });
+        }
+        if !is_cleared {
+            clear(&session);
+        }
+        thread::sync_threads();
+        session.end(Coop::cta());
+    }
+}
+
+/// Clears the slots of the previous launch.
+///
+/// # Safety
+///
+/// All threads of the grid call this once.
+#[inline(always)]
+unsafe fn clear<const N: usize>(session: &Lamport<'_, N>) {
+    let mut slot = thread::index_1d();
+    while slot < session.to_clear() {
+        // SAFETY: the slot is below the number, and only this thread clears it.
+        unsafe { session.clear(slot) };
+        slot += thread::grid_dim_x() * thread::block_dim_x();
+    }
+}

@@ -1,0 +1,58 @@
+//! What a reduction does with the elements of the ranks.
+
+use cuda_std::prelude::*;
+use cuda_std::reduce::Number;
+use cuda_std::vector::{Accumulate, Vec16};
+
+/// What an all-reduce does with the elements of the ranks, in `f32`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, KernelParam)]
+pub struct Reduction {
+    /// [`SUM`](Self::SUM), [`MAX`](Self::MAX) or [`MIN`](Self::MIN).
+    pub operator: u32,
+    /// A factor of this rank's elements, which are then rounded.
+    pub input: f32,
+    /// A factor of each result.
+    pub output: f32,
+}
+
+impl Reduction {
+    /// The operator of sums.
+    pub const SUM: u32 = 0;
+    /// The operator of largest elements.
+    pub const MAX: u32 = 1;
+    /// The operator of smallest elements.
+    pub const MIN: u32 = 2;
+
+    /// This rank's contribution.
+    #[inline(always)]
+    pub(super) fn scale<T: Accumulate<Acc = f32>>(self, vector: Vec16<T>) -> Vec16<T> {
+        if self.input == 1.0 {
+            return vector;
+        }
+        let mut wide = T::widen(vector);
+        T::map(&mut wide, |x| x * self.input);
+        T::narrow(wide)
+    }
+
+    /// Reduces the vectors of all ranks, in their order.
+    #[inline(always)]
+    pub(super) fn reduce<T: Accumulate<Acc = f32>, const N: usize>(
+        self,
+        vectors: [Vec16<T>; N],
+    ) -> Vec16<T> {
+        let mut result = T::widen(vectors[0]);
+        let mut i = 1;
+        while i < N {
+            let next = T::widen(vectors[i]);
+            match self.operator {
+                Self::SUM => T::zip(&mut result, next, |a, b| a + b),
+                Self::MAX => T::zip(&mut result, next, Number::max),
+                _ => T::zip(&mut result, next, Number::min),
+            }
+            i += 1;
+        }
+        T::map(&mut result, |x| x * self.output);
+        T::narrow(result)
+    }
+}

@@ -1,0 +1,323 @@
+//! Tests of `devcomm::Collectives`.
+
+use devcomm::{
+    Algorithm, Buffer, Collectives, CollectivesOptions, DeviceSlice, Element, Rank, ReduceOp,
+    Result, Stream,
+};
+use devcomm_testing::machines::on_gpus;
+use half::{bf16, f16};
+
+/// Numbers whose sums over 8 ranks are exact in every type.
+trait Number: Element {
+    fn of(value: i32) -> Self;
+    fn value(self) -> f32;
+}
+
+macro_rules! numbers {
+    ($($type:ident $to:path, $from:path;)*) => { $(
+        impl Number for $type {
+            fn of(value: i32) -> Self {
+                $from(value as f32)
+            }
+
+            fn value(self) -> f32 {
+                $to(self)
+            }
+        }
+    )* };
+}
+
+numbers! {
+    f32 std::convert::identity, std::convert::identity;
+    f16 f16::to_f32, f16::from_f32;
+    bf16 bf16::to_f32, bf16::from_f32;
+}
+
+/// What rank `rank` sends in a launch.
+fn sent(rank: usize, launch: usize, i: usize) -> i32 {
+    ((rank * 5 + launch * 3 + i) % 17) as i32 - 8
+}
+
+/// Memory of an all-reduce.
+struct Sent<T> {
+    send: DeviceSlice<T>,
+    /// `None` in place. It has one element more, which stays as it is.
+    recv: Option<DeviceSlice<T>>,
+}
+
+impl<T: Number> Sent<T> {
+    /// Fills the memory for launch number `launch`.
+    fn new(
+        rank: &Rank,
+        launch: usize,
+        send: DeviceSlice<T>,
+        recv: Option<DeviceSlice<T>>,
+    ) -> Result<Self> {
+        let of = |i| T::of(sent(rank.rank(), launch, i));
+        send.copy_from_host(&(0..send.len()).map(of).collect::<Vec<_>>())?;
+        if let Some(recv) = &recv {
+            recv.fill_bytes(0xff)?;
+        }
+        Ok(Self { send, recv })
+    }
+
+    fn all_reduce(
+        &self,
+        collectives: &Collectives,
+        op: ReduceOp,
+        by: Algorithm,
+        stream: &Stream,
+    ) -> Result<()> {
+        let recv = match &self.recv {
+            Some(recv) => recv.slice(..self.send.len())?,
+            None => self.send.clone(),
+        };
+        assert_eq!(collectives.all_reduce_algorithm(&self.send, &recv, op), by);
+        collectives.all_reduce(&self.send, &recv, op, stream)
+    }
+
+    fn check(&self, rank: &Rank, launch: usize, op: ReduceOp) -> Result<()> {
+        let result = self.recv.as_ref().unwrap_or(&self.send);
+        let mut got = vec![T::of(0); result.len()];
+        result.copy_to_host(&mut got)?;
+        let count = self.send.len();
+        for (i, got) in got.iter().enumerate().take(count) {
+            let all = (0..rank.n_ranks()).map(|rank| sent(rank, launch, i));
+            let want = match op {
+                ReduceOp::Max => all.max().unwrap_or(0) as f32,
+                ReduceOp::Min => all.min().unwrap_or(0) as f32,
+                ReduceOp::Avg => all.sum::<i32>() as f32 / rank.n_ranks() as f32,
+                _ => all.sum::<i32>() as f32,
+            };
+            assert_eq!(got.value(), want, "{op:?} {launch}: element {i} of {count}");
+        }
+        assert!(got[count..].iter().all(|x| x.value().is_nan()), "{launch}: wrote behind the end");
+        Ok(())
+    }
+}
+
+/// All-reduces of changing lengths, one after the other without a wait, in and out of place.
+fn short<T: Number>(rank: &Rank, op: ReduceOp, counts: &[usize]) -> Result<()> {
+    let (comm, stream) = (rank.communicator()?, rank.stream()?);
+    let collectives = Collectives::new(comm)?;
+    let mut all = Vec::new();
+    for (launch, &count) in counts.iter().enumerate() {
+        let skip = launch % 2;
+        let send = comm.mem_alloc::<T>(skip + count)?.slice(skip..)?;
+        let recv = match launch % 3 {
+            0 => None,
+            _ => Some(comm.mem_alloc::<T>(count + 1)?.device_slice()),
+        };
+        all.push(Sent::new(rank, launch, send, recv)?);
+    }
+    for sent in &all {
+        sent.all_reduce(&collectives, op, Algorithm::Lamport, &stream)?;
+    }
+    stream.synchronize()?;
+    all.iter().enumerate().try_for_each(|(launch, sent)| sent.check(rank, launch, op))
+}
+
+/// Lengths around vectors, blocks and the lengths of the launches before.
+fn short_counts(rank: &Rank) -> Vec<usize> {
+    match rank.is_simulated() {
+        true => vec![1, 100, 7, 8, 300, 1, 1, 1025, 3, 64],
+        false => vec![1, 100, 7, 1 << 18, 300, 1, 1, 100_003, 3, 8192, 1 << 18, 64, 5, 4096],
+    }
+}
+
+#[test]
+fn short_all_reduces_follow_each_other() {
+    for ranks in [2, 4] {
+        on_gpus("short_all_reduces_follow_each_other", ranks, |rank| {
+            let counts = short_counts(rank);
+            short::<f32>(rank, ReduceOp::Sum, &counts)?;
+            short::<bf16>(rank, ReduceOp::Max, &counts)?;
+            short::<f16>(rank, ReduceOp::Min, &counts[..4])?;
+            short::<bf16>(rank, ReduceOp::Avg, &counts[..4])
+        });
+    }
+}
+
+/// Long all-reduces on windows, in and out of place, one after the other without a wait.
+fn long<T: Number>(rank: &Rank, op: ReduceOp) -> Result<()> {
+    let (comm, stream) = (rank.communicator()?, rank.stream()?);
+    // Slots of the rings are used several times.
+    let (options, counts) = match rank.is_simulated() {
+        true => {
+            let options = CollectivesOptions::new().lamport_bytes(64).push_blocks(2);
+            (options, vec![40, 9001, 101, 64, 5000])
+        }
+        false => {
+            let counts = vec![5 << 20, (64 << 20) + 3, (16 << 20) + 1, 3 << 20];
+            (CollectivesOptions::new(), counts)
+        }
+    };
+    let collectives = options.build(comm)?;
+    let mut all = Vec::new();
+    for (launch, &count) in counts.iter().enumerate() {
+        let lanes = 16 / size_of::<T>();
+        let window = |len: usize| comm.window::<T>(lanes + len)?.slice(lanes..);
+        let (send, recv) = match launch % 2 {
+            0 => (comm.mem_alloc::<T>(count)?.device_slice(), Some(window(count + 1)?)),
+            _ => (window(count)?, None),
+        };
+        all.push(Sent::new(rank, launch, send, recv)?);
+    }
+    // Peers write to the windows from now on.
+    rank.barrier()?;
+    for sent in &all {
+        sent.all_reduce(&collectives, op, Algorithm::Push, &stream)?;
+    }
+    stream.synchronize()?;
+    all.iter().enumerate().try_for_each(|(launch, sent)| sent.check(rank, launch, op))
+}
+
+#[test]
+fn long_all_reduces_follow_each_other() {
+    for ranks in [2, 4] {
+        on_gpus("long_all_reduces_follow_each_other", ranks, |rank| {
+            long::<f32>(rank, ReduceOp::Sum)?;
+            long::<bf16>(rank, ReduceOp::Max)
+        });
+    }
+}
+
+#[test]
+fn zeros_of_either_sign_arrive() {
+    on_gpus("zeros_of_either_sign_arrive", 2, |rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let collectives = Collectives::new(comm)?;
+        let data = comm.mem_alloc::<f32>(8)?;
+        data.copy_from_host(&[-0.0, 0.0, -0.0, 1.0, -0.0, -0.0, -0.0, -0.0])?;
+        collectives.all_reduce(&data, &data, ReduceOp::Sum, &stream)?;
+        stream.synchronize()?;
+        let mut got = [f32::NAN; 8];
+        data.copy_to_host(&mut got)?;
+        assert_eq!(got, [0.0, 0.0, 0.0, 2.0, 0.0, 0.0, 0.0, 0.0]);
+        Ok(())
+    });
+}
+
+#[test]
+fn nccl_does_what_load_and_store_do_not() {
+    on_gpus("nccl_does_what_load_and_store_do_not", 2, |rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let collectives = Collectives::new(comm)?;
+        let floats = comm.mem_alloc::<f32>(2 << 20)?;
+        let of_product = collectives.all_reduce_algorithm(&floats, &floats, ReduceOp::Prod);
+        assert_eq!(of_product, Algorithm::Nccl);
+        // Too long for one step, and not in a window.
+        let of_long = collectives.all_reduce_algorithm(&floats, &floats, ReduceOp::Sum);
+        assert_eq!(of_long, Algorithm::Nccl);
+        let data = comm.mem_alloc::<i32>(4)?;
+        data.copy_from_host(&[i32::MIN, 1, 2, 3 + rank.rank() as i32])?;
+        let of_integers = collectives.all_reduce_algorithm(&data, &data, ReduceOp::Max);
+        assert_eq!(of_integers, Algorithm::Nccl);
+        collectives.all_reduce(&data, &data, ReduceOp::Max, &stream)?;
+        stream.synchronize()?;
+        let mut got = [0; 4];
+        data.copy_to_host(&mut got)?;
+        assert_eq!(got, [i32::MIN, 1, 2, 4]);
+        Ok(())
+    });
+}
+
+#[test]
+fn other_lengths_and_contexts_are_refused() {
+    on_gpus("other_lengths_and_contexts_are_refused", 2, |rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let collectives = Collectives::new(comm)?;
+        let (send, recv) = (comm.mem_alloc::<f32>(4)?, comm.mem_alloc::<f32>(5)?);
+        let refused = collectives.all_reduce(&send, &recv, ReduceOp::Sum, &stream);
+        let message = refused.err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(message.contains("4 elements has 5 results"), "{message}");
+        Ok(())
+    });
+}
+
+/// RMSNorm of the residual plus the sum over the ranks, as the definition says, in f64.
+fn normalised(sum: &[f64], weight: &[f64], eps: f64) -> Vec<f64> {
+    let mean = sum.iter().map(|x| x * x).sum::<f64>() / sum.len() as f64;
+    sum.iter().zip(weight).map(|(x, w)| x * w / (mean + eps).sqrt()).collect()
+}
+
+/// The operation of `tokens` rows, twice in a row with the same residual.
+fn normalises<T: Number>(rank: &Rank, tokens: usize, hidden: usize, rounding: f64) -> Result<()> {
+    let (comm, stream) = (rank.communicator()?, rank.stream()?);
+    let collectives = Collectives::new(comm)?;
+    let count = tokens * hidden;
+    let elements = |of: &dyn Fn(usize) -> i32| (0..count).map(|i| T::of(of(i))).collect::<Vec<_>>();
+    let buffer = |elements: &[T]| {
+        let buffer = comm.mem_alloc::<T>(elements.len())?;
+        buffer.copy_from_host(elements)?;
+        Ok::<_, devcomm::Error>(buffer)
+    };
+    let input = buffer(&elements(&|i| sent(rank.rank(), 0, i)))?;
+    let residual = buffer(&elements(&|i| (i % 5) as i32))?;
+    let weight = buffer(&elements(&|i| (i % 3) as i32 + 1)[..hidden])?;
+    let output = buffer(&elements(&|_| 0))?;
+    let eps = 0.25;
+    for _ in 0..2 {
+        collectives.all_reduce_rmsnorm(&input, &residual, &weight, &output, eps, &stream)?;
+    }
+    stream.synchronize()?;
+    let read = |from: &devcomm::SymmetricBuffer<T>| {
+        let mut elements = vec![T::of(0); count];
+        from.copy_to_host(&mut elements)?;
+        Ok::<_, devcomm::Error>(elements.into_iter().map(|x| f64::from(x.value())).collect())
+    };
+    let (got, left): (Vec<f64>, Vec<f64>) = (read(&output)?, read(&residual)?);
+    let weight: Vec<f64> = (0..hidden).map(|i| (i % 3 + 1) as f64).collect();
+    for token in 0..tokens {
+        let row = token * hidden..(token + 1) * hidden;
+        let sum: Vec<f64> = row
+            .clone()
+            .map(|i| {
+                let all: i32 = (0..rank.n_ranks()).map(|rank| sent(rank, 0, i)).sum();
+                f64::from(2 * all) + (i % 5) as f64
+            })
+            .collect();
+        assert_eq!(left[row.clone()], sum, "token {token} of {tokens} x {hidden}");
+        for (got, want) in got[row].iter().zip(normalised(&sum, &weight, eps.into())) {
+            let wrong = (got - want).abs() > rounding * want.abs();
+            assert!(!wrong, "token {token} of {tokens} x {hidden}: {got} and not {want}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn all_reduces_with_rmsnorm() {
+    // The root and the division round in f32, and the result once more.
+    let [single, f16s, bf16s] = [4.0, 4096.0, 32768.0].map(|ulps: f64| ulps * 2f64.powi(-23));
+    for ranks in [2, 3, 4] {
+        on_gpus("all_reduces_with_rmsnorm", ranks, |rank| {
+            normalises::<f32>(rank, 3, 64, 4.0 * single)?;
+            normalises::<f16>(rank, 2, 264, f16s * 1.01)?;
+            normalises::<bf16>(rank, 1, 1024, bf16s * 1.01)?;
+            if rank.is_simulated() {
+                return Ok(());
+            }
+            normalises::<bf16>(rank, 64, 8192, bf16s * 1.01)?;
+            // More than the messages hold.
+            normalises::<bf16>(rank, 300, 8192, bf16s * 1.01)
+        });
+    }
+}
+
+#[test]
+fn rows_that_do_not_fit_are_refused() {
+    on_gpus("rows_that_do_not_fit_are_refused", 2, |rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let collectives = Collectives::new(comm)?;
+        let rows = |count, hidden| {
+            let (x, weight) = (comm.mem_alloc::<f32>(count)?, comm.mem_alloc::<f32>(hidden)?);
+            collectives.all_reduce_rmsnorm(&x, &comm.mem_alloc(count)?, &weight, &x, 0.1, &stream)
+        };
+        for (count, hidden) in [(8, 6), (10, 4), (8192, 8192)] {
+            let message = rows(count, hidden).err().map(|e| e.to_string()).unwrap_or_default();
+            assert!(message.contains("rows have whole vectors"), "{message}");
+        }
+        Ok(())
+    });
+}
