@@ -48,8 +48,8 @@ pub struct Gemm {
     scales: Vec<f32>,
 
     /// Plans of devcomm::Gemm, comma-separated, instead of the one that it chooses, a row for each:
-    /// `wide`, `portable`, or `swapped:<rows>x<columns>:<splits>`, by tile and number of blocks
-    /// that share a sum
+    /// `wide`, `portable`, `swapped:<rows>x<columns>:<splits>`, by tile and number of blocks that
+    /// share a sum, or that with `:<across>x<down>`, the neighbouring tiles that share their loads
     #[arg(long = "plan", value_delimiter = ',', value_name = "PLAN")]
     plans: Vec<GemmPlan>,
 }
@@ -296,17 +296,19 @@ impl Inputs {
 
 /// A plan, and its tile, cluster and split of the sums, as those of cuBLASLt's algorithms.
 fn describe(plan: GemmPlan) -> String {
-    let (rows, columns, cluster) = match plan {
-        GemmPlan::Portable => (portable::TILE, portable::TILE, 1),
-        GemmPlan::Wide => (wide::TILE_M, wide::TILE_N, wide::CLUSTER),
-        GemmPlan::Swapped { rows, columns, splits } => (rows, columns, splits),
+    let (rows, columns, blocks, splits) = match plan {
+        GemmPlan::Portable => (portable::TILE, portable::TILE, 1, 1),
+        GemmPlan::Wide => (wide::TILE_M, wide::TILE_N, wide::CLUSTER, 1),
+        GemmPlan::Swapped { rows, columns, cluster } => {
+            (rows, columns, cluster.blocks(), cluster.splits)
+        }
         _ => return plan.to_string(),
     };
-    let split = match plan {
-        GemmPlan::Swapped { splits: 2.., .. } => format!("{cluster} of the last tiles"),
-        _ => "1".to_owned(),
+    let split = match splits {
+        1 => "1".to_owned(),
+        _ => format!("{splits} of the last tiles"),
     };
-    format!("{plan}, tile {rows}x{columns}, cluster {cluster}x1x1, split-K {split}")
+    format!("{plan}, tile {rows}x{columns}, cluster {blocks}x1x1, split-K {split}")
 }
 
 #[cfg(test)]
@@ -320,6 +322,10 @@ mod tests {
         assert_eq!(
             described("swapped:8x64:2"),
             "swapped:8x64:2, tile 8x64, cluster 2x1x1, split-K 2 of the last tiles"
+        );
+        assert_eq!(
+            described("swapped:128x128:1:2x1"),
+            "swapped:128x128:1:2x1, tile 128x128, cluster 2x1x1, split-K 1"
         );
     }
 }

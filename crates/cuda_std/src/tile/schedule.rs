@@ -83,7 +83,7 @@ impl Schedule {
             return Work { tile, first: 0, end: self.steps, split: false };
         }
         let Self { rank, splits, steps, .. } = self;
-        let first = |rank| rank * steps >> splits.trailing_zeros();
+        let first = |rank| (rank * steps) >> splits.trailing_zeros();
         let (first, end) = (first(rank), first(rank + 1));
         Work { tile: self.whole + self.cluster, first, end, split: true }
     }

@@ -145,7 +145,7 @@ pub unsafe fn pipeline_by_hand(
     }
 }
 
-/// Columns of [`product_of_layouts`].
+/// Columns of `product_of_layouts`.
 pub const PRODUCT_N: u32 = 128;
 
 /// A warpgroup writes 64 x [`PRODUCT_N`] sums of products of 64 terms, row-major. A and B are
