@@ -18,7 +18,25 @@ use nccl_device::{EMPTY, Epoch, Lamport, LamportSlots};
 use crate::check::{check_buffer, refuse, require_context};
 use crate::{KERNELS, modules};
 
-/// Collectives on a communicator: by load and store where that is faster than NCCL.
+/// Collectives on a communicator: by kernels where load and store reach all ranks, and by NCCL.
+///
+/// As with a [`Communicator`], every rank calls the same operations in the same order, with buffers
+/// of the same lengths and types, all in windows or none. Launches are dependent ones. Only work on
+/// the operation's stream may access its buffers until it has ended. During a stream capture all
+/// operations are on the captured stream, also the last one before.
+///
+/// ```no_run
+/// use devcomm::{Collectives, ReduceOp, World};
+///
+/// World::from_env()?.run(|rank| {
+///     let (comm, stream) = (rank.communicator()?, rank.stream()?);
+///     let gradients = comm.window::<f32>(1 << 20)?;
+///     let collectives = Collectives::new(comm)?;
+///     collectives.all_reduce(&gradients, &gradients, ReduceOp::Sum, &stream)?;
+///     stream.synchronize()
+/// })?;
+/// # Ok::<_, devcomm::Error>(())
+/// ```
 pub struct Collectives {
     communicator: Communicator,
     compiled: Kernels,

@@ -329,8 +329,10 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
             let mut source = 0;
             while source < N {
                 if source != me {
+                    // Then no peer stores to this rank before the next launch.
                     let all = base.wrapping_add(PER_LAUNCH - 1);
                     self.returned::<N>(source).wait_at_least(coop, all);
+                    self.arrived(source).wait_at_least(coop, all);
                 }
                 source += 1;
             }
