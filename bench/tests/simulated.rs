@@ -28,11 +28,13 @@ fn table_of(command: Command) -> (Vec<String>, Vec<Vec<String>>) {
     let mut rows: Vec<Vec<String>> = rows.into_iter().map(words).collect();
     let header = rows[0].join(" ");
     let ratios = header.strip_prefix(COLUMNS).unwrap_or_else(|| panic!("{header}"));
-    let of_nccl = rows[2..].iter().any(|row| row[5] == OF_NCCL[0]);
-    // A product has a plan.
-    let of_gemm = rows[2..].iter().any(|row| row.len() > COLUMNS.split(' ').count() && !of_nccl);
+    let has = |variant: &str| rows[2..].iter().any(|row| row[5] == variant);
+    let of_nccl = has(OF_NCCL[0]);
+    // A product has a plan, and an operation that chooses has a choice.
+    let chooses = has("rust-ops")
+        || rows[2..].iter().any(|row| row.len() > COLUMNS.split(' ').count() && !of_nccl);
     let more = if of_nccl { " time/nccl time/nccl-sym" } else { "" };
-    assert_eq!(ratios, if of_gemm { " algorithm" } else { more });
+    assert_eq!(ratios, format!("{more}{}", if chooses { " algorithm" } else { "" }));
     (comments.into_iter().map(str::to_owned).collect(), rows.split_off(2))
 }
 
@@ -59,15 +61,17 @@ fn an_all_reduce_is_right_for_every_type_and_size_and_is_not_timed() {
     for ranks in ["1", "2", "3", "4", "8"] {
         let args = ["all-reduce", "--simulate", ranks, "-b", "4", "-e", "16K", "-f", "16"];
         let (comments, rows) = table(&args);
-        assert_eq!(rows.len(), 3 * 4 * 3, "{rows:?}");
-        for of_size in rows.chunks(3) {
-            assert_eq!(column(of_size, 5), ["rust", OF_NCCL[0], OF_NCCL[1]]);
+        assert_eq!(rows.len(), 3 * 4 * 4, "{rows:?}");
+        let algorithm = if ["2", "4", "8"].contains(&ranks) { "Lamport" } else { "Nccl" };
+        for of_size in rows.chunks(4) {
+            assert_eq!(column(of_size, 5), ["rust", "rust-ops", OF_NCCL[0], OF_NCCL[1]]);
             for row in of_size {
                 assert_eq!((&*row[3], &*row[4]), ("sum", "-"), "{row:?}");
-                assert_eq!(row[7..], ["-", "-", "-", "0", "-", "-", "-"], "{row:?}");
+                let chosen = if row[5] == "rust-ops" { algorithm } else { "-" };
+                assert_eq!(row[7..], ["-", "-", "-", "0", "-", "-", "-", chosen], "{row:?}");
             }
         }
-        let of_rust: Vec<_> = rows.into_iter().step_by(3).collect();
+        let of_rust: Vec<_> = rows.into_iter().step_by(4).collect();
         assert_eq!(column(&of_rust, 0)[..4], ["4", "64", "1024", "16384"]);
         assert_eq!(column(&of_rust, 1)[4..8], ["2", "32", "512", "8192"]);
         assert_eq!(column(&of_rust, 2)[8..], ["bf16"; 4]);
@@ -218,7 +222,7 @@ fn what_is_captured_to_a_graph_is_checked_too() {
     are_right(&comments, &rows);
     let args = ["all-reduce", "--simulate", "2", "-e", "8K", "-d", "f16", "-G", "1"];
     let (comments, rows) = table(&args);
-    assert_eq!(rows.len(), 3);
+    assert_eq!(rows.len(), 4);
     are_right(&comments, &rows);
 }
 
@@ -242,7 +246,7 @@ fn the_environment_chooses_the_machine_as_the_flag_does() {
 fn a_size_that_is_no_multiple_of_the_element_is_rounded_down() {
     let args = ["all-reduce", "--simulate", "2", "-b", "5", "-e", "11", "-i", "1", "-d", "float"];
     let (_, rows) = table(&args);
-    assert_eq!(column(&rows, 0), ["4", "4", "4", "8", "8", "8"]);
+    assert_eq!(column(&rows, 0), ["4", "4", "4", "4", "8", "8", "8", "8"]);
     let args = ["all-reduce", "--simulate", "2", "-b", "1", "-e", "3", "-d", "f32"];
     refuses_late(&args, "no message holds an element of 4 bytes: raise -e");
 }
@@ -251,7 +255,7 @@ fn a_size_that_is_no_multiple_of_the_element_is_rounded_down() {
 fn without_checks_nothing_is_called_right() {
     let args = ["all-reduce", "--simulate", "2", "-e", "8K", "-c", "0", "-d", "half"];
     let (comments, rows) = table(&args);
-    assert_eq!(column(&rows, 10), ["N/A"; 3]);
+    assert_eq!(column(&rows, 10), ["N/A"; 4]);
     assert_eq!(comments.last().unwrap(), "# results were not checked");
 }
 
@@ -268,6 +272,7 @@ fn csv_and_json_hold_the_rows_of_the_table() {
                     wrong,noise_percent,time_over_nccl,time_over_nccl_sym,time_over_cublaslt,\
                     algorithm,l2,power_w,sm_mhz,temperature_c\n\
                     16,8,bf16,sum,,,,rust,1,128,,,,,0,,,,,,,,,\n\
+                    16,8,bf16,sum,,,,rust-ops,,,,,,,0,,,,,Lamport,,,,\n\
                     16,8,bf16,sum,,,,nccl,,,,,,,0,,,,,,,,,\n\
                     16,8,bf16,sum,,,,nccl-sym,,,,,,,0,,,,,,,,,\n";
     assert_eq!(csv, expected);
@@ -280,7 +285,7 @@ fn csv_and_json_hold_the_rows_of_the_table() {
         header["command"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
     assert_eq!(command[..4], ["devcomm-bench", "all-reduce", "--simulate", "2"]);
     let rows = json["rows"].as_array().unwrap();
-    assert_eq!(rows.len(), 3);
+    assert_eq!(rows.len(), 4);
     assert_eq!(rows[0]["variant"], "rust");
     assert_eq!(rows[0]["type"], "bf16");
     assert_eq!(rows[0]["wrong"], 0);

@@ -19,14 +19,14 @@ use super::reduction::Reduction;
 /// `slots` and `state` are the memory of [`Lamport`] messages, with `capacity` slots for vectors
 /// from each rank.
 ///
-/// Grid and block: any, one-dimensional. May be a dependent launch. `count` is in elements, the
-/// same in every rank.
+/// Grid: any. Block: at most 512 threads, one-dimensional. May be a dependent launch. `count` is in
+/// elements, the same in every rank.
 ///
 /// # Safety
 ///
 /// `input` and `output` have `count` elements, and nothing else accesses them until the kernel has
 /// ended. `slots` and `state` are as [`LamportSlots`] needs them.
-#[kernel(T = [f32, f16, bf16])]
+#[kernel(T = [f32, f16, bf16], max_threads = 512)]
 pub unsafe fn lamport_allreduce<T: Accumulate<Acc = f32>>(
     comm: DevComm,
     slots: Window<u32>,

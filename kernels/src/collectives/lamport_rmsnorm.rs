@@ -20,16 +20,20 @@ use super::rmsnorm::{ROW_VECTORS, Rows};
 /// `slots` and `state` are the memory of [`Lamport`] messages, with `capacity` slots for vectors
 /// from each rank.
 ///
-/// Grid: any; a block computes one row at a time. Block: a multiple of 32 threads, one-dimensional,
-/// at least half as many as a row has vectors of 16 bytes. May be a dependent launch. `tokens`
-/// and `hidden` are the same in every rank.
+/// Grid: any; a block computes one row at a time. Block: a multiple of 32 threads up to 512,
+/// one-dimensional, at least half as many as a row has vectors of 16 bytes. May be a dependent
+/// launch. `tokens` and `hidden` are the same in every rank.
 ///
 /// # Safety
 ///
 /// `input`, `output` and `residual` have `tokens * hidden` elements, `weight` has `hidden`, all
 /// aligned to 16 bytes, and nothing else accesses them until the kernel has ended. `slots` and
 /// `state` are as [`LamportSlots`] needs them.
-#[kernel(T = [f32, f16, bf16], requires(hidden.is_multiple_of(16 / size_of::<T>() as u32)))]
+#[kernel(
+    T = [f32, f16, bf16],
+    max_threads = 512,
+    requires(hidden.is_multiple_of(16 / size_of::<T>() as u32))
+)]
 pub unsafe fn lamport_rmsnorm<T: Accumulate<Acc = f32>>(
     comm: DevComm,
     slots: Window<u32>,
