@@ -94,8 +94,9 @@ unsafe fn reduce<T: Accumulate<Acc = f32>, const N: usize>(
                 clear(&session);
                 is_cleared = true;
             }
-            rows.normalise(row, |v, at| {
-                let all = session.receive_all(at, mine[v]);
+            rows.normalise(row, |_, at| {
+                // Loaded again: it would take registers during the wait.
+                let all = session.receive_all(at, rows.load_vector(at));
                 let mut sum = T::widen(all[0]);
                 let mut rank = 1;
                 while rank < N {

@@ -80,6 +80,17 @@ impl<T: Accumulate<Acc = f32>> Rows<T> {
         (own < self.vectors()).then(|| row * self.vectors() + own)
     }
 
+    /// Loads a vector of the input.
+    ///
+    /// # Safety
+    ///
+    /// As for [`rmsnorm`](fn@rmsnorm); the input has the vector.
+    #[inline(always)]
+    pub(crate) unsafe fn load_vector(&self, at: u32) -> Vec16<T> {
+        // SAFETY: the caller's contract.
+        unsafe { mem::load_vec(vector(self.input, at)) }
+    }
+
     /// Loads this thread's vectors of a row of the input.
     ///
     /// # Safety
@@ -92,7 +103,7 @@ impl<T: Accumulate<Acc = f32>> Rows<T> {
         while v < ROW_VECTORS {
             if let Some(at) = self.place(row, v) {
                 // SAFETY: the caller's contract.
-                loaded[v] = unsafe { mem::load_vec(vector(self.input, at)) };
+                loaded[v] = unsafe { self.load_vector(at) };
             }
             v += 1;
         }
