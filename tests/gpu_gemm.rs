@@ -301,14 +301,27 @@ where
 fn every_plan_applies_bias_activation_and_residual() {
     on_gpus("every_plan_applies_bias_activation_and_residual", 1, |rank| {
         let gemm = Gemm::new(&rank.stream()?)?;
-        // Few rows, whole and split over two and four blocks, and C of odd width.
-        let few = |plan: &GemmPlan| !matches!(plan, GemmPlan::Swapped { rows: 256, .. });
+        // Few rows, whole and split over two and four blocks, and C of odd width. Which blocks load
+        // together makes no difference.
+        let differs = |plan: &GemmPlan| match plan {
+            GemmPlan::Swapped { rows, cluster, .. } => {
+                *rows < 256 && cluster.across * cluster.down == 1
+            }
+            _ => true,
+        };
         for shape in [[7, 72, 136], [40, 136, 264], [150, 136, 72], [130, 129, 64]] {
-            for plan in gemm.plans(shape)?.into_iter().filter(few) {
+            for (i, plan) in gemm.plans(shape)?.into_iter().filter(differs).enumerate() {
                 gemm.set_plan(shape, plan)?;
                 println!("{plan} of {shape:?}");
-                fused::<bf16, bf16>(rank, &gemm, shape, 0, ALL)?;
-                fused::<bf16, bf16>(rank, &gemm, shape, 0, IN_PLACE)?;
+                // Simulated, in turn.
+                let both = if rank.is_simulated() {
+                    &[ALL, IN_PLACE][i % 2..][..1]
+                } else {
+                    &[ALL, IN_PLACE][..]
+                };
+                for parts in both {
+                    fused::<bf16, bf16>(rank, &gemm, shape, 0, *parts)?;
+                }
             }
         }
         fused::<bf16, bf16>(rank, &gemm, [40, 72, 64], 1, ALL)?;
@@ -356,7 +369,6 @@ fn products_of_8_bit_floats_are_right_with_and_without_scales() {
     on_gpus("products_of_8_bit_floats_are_right_with_and_without_scales", 1, |rank| {
         if is_hopper(rank)? {
             multiplies::<F8E4M3>(rank, &[])?;
-            multiplies::<F8E5M2>(rank, &[])?;
             multiplies_scaled::<F8E4M3>(rank)?;
             multiplies_scaled::<F8E5M2>(rank)?;
         }
@@ -671,7 +683,10 @@ fn factors_may_be_stored_transposed() {
     on_gpus("factors_may_be_stored_transposed", 1, |rank| {
         rank.load(&KERNELS)?;
         multiplies_transposed!(bf16, rank);
-        multiplies_transposed!(f16, rank);
+        // The same code; simulated, once is enough.
+        if !rank.is_simulated() {
+            multiplies_transposed!(f16, rank);
+        }
         Ok(())
     });
 }

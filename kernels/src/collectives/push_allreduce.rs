@@ -8,7 +8,7 @@
 
 use cuda_std::prelude::*;
 use cuda_std::vector::{Accumulate, Vec16};
-use cuda_std::{grid, mem};
+use cuda_std::{grid, hint, mem};
 use half::{bf16, f16};
 use nccl_device::{Coop, DevComm, Epoch, Flag, LsaPtr, Window};
 
@@ -232,11 +232,12 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
     /// The kernel's contract; the threads of the coop call this together.
     #[inline(always)]
     unsafe fn push<const N: usize>(&self, coop: Coop, base: u32) {
-        let team = self.comm.lsa_team();
+        // The loops over ranks are not unrolled.
+        let (team, ranks) = (self.comm.lsa_team(), hint::opaque_usize(N));
         let mut number = 0;
         while number < self.chunks() {
             let mut distance = 1;
-            while distance < N {
+            while distance < ranks {
                 let peer = team.rotated(distance as i32);
                 // SAFETY: the caller's contract; the peer has reduced what was in the slot.
                 unsafe {
@@ -254,7 +255,7 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
         }
         // So that no flag is from many launches ago.
         let mut distance = 1;
-        while distance < N {
+        while distance < ranks {
             // SAFETY: the caller's contract.
             let flag = unsafe { self.arrived(self.me()) };
             flag.post(coop, team.rotated(distance as i32), base.wrapping_add(PER_LAUNCH - 1));
@@ -306,12 +307,12 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
             outputs[distance] = output.wrapping_add(self.output_first);
             distance += 1;
         }
-        let mut number = 0;
+        let (mut number, ranks) = (0, hint::opaque_usize(N));
         while number < self.chunks() {
             // SAFETY: the caller's contract.
             unsafe {
                 let mut source = 0;
-                while source < N {
+                while source < ranks {
                     if source != me {
                         let arrived = base.wrapping_add(number + 1);
                         self.arrived(source).wait_at_least(coop, arrived);
@@ -327,7 +328,7 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
         unsafe {
             self.post_returned::<N>(coop, base.wrapping_add(PER_LAUNCH - 1));
             let mut source = 0;
-            while source < N {
+            while source < ranks {
                 if source != me {
                     // Then no peer stores to this rank before the next launch.
                     let all = base.wrapping_add(PER_LAUNCH - 1);
@@ -346,8 +347,8 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
     /// As [`push`](Self::push).
     #[inline(always)]
     unsafe fn post_returned<const N: usize>(&self, coop: Coop, value: u32) {
-        let mut distance = 1;
-        while distance < N {
+        let (mut distance, ranks) = (1, hint::opaque_usize(N));
+        while distance < ranks {
             let peer = self.comm.lsa_team().rotated(distance as i32);
             // SAFETY: the caller's contract.
             unsafe { self.returned::<N>(self.me()) }.post(coop, peer, value);

@@ -4,7 +4,7 @@ use core::marker::PhantomData;
 
 use super::PipelineState;
 use crate::mma::{self, Factor};
-use crate::{arch, async_copy, mem, thread, warp};
+use crate::{arch, async_copy, hint, mem, thread, warp};
 
 /// A row-major matrix of 16-bit elements in global memory.
 #[derive(Clone, Copy, Debug)]
@@ -288,7 +288,9 @@ impl<
         // SAFETY: the caller's contract. A stage is refilled after a barrier that follows all
         // threads' reads.
         unsafe {
-            while filled.stage < STAGES - 1 {
+            // Not unrolled.
+            let last = hint::opaque(STAGES - 1);
+            while filled.stage < last {
                 stages.fill::<ALIGN>(filled, origin, next);
                 filled = filled.next(STAGES);
                 next += Self::TERMS;
