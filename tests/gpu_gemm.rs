@@ -80,15 +80,17 @@ fn check_scaled<T: GemmElement<Output: Number> + Number>(
     let mut got = vec![T::Output::nearest(0.0); c.len()];
     c.copy_to_host(&mut got)?;
     assert!(got[m * n..].iter().all(|x| x.value().is_nan()), "{problem:?} wrote behind C");
-    let is_wrong = |&(row, column): &(usize, usize)| {
-        let right = problem.exact(0..1, row, column) as f32 * scale;
-        got[row * n + column] != T::Output::nearest(right)
+    let wrong = |(row, column): (usize, usize)| {
+        let right = T::Output::nearest(problem.exact(0..1, row, column) as f32 * scale);
+        let got = got[row * n + column];
+        (got != right).then(|| format!("row {row}, column {column}: {got:?}, not {right:?}"))
     };
-    let wrong = match rank.is_simulated() || m * n <= 16 * SAMPLES {
-        true => problem.all().filter(is_wrong).count(),
-        false => problem.samples(SAMPLES).filter(is_wrong).count(),
+    let wrong: Vec<String> = match rank.is_simulated() || m * n <= 16 * SAMPLES {
+        true => problem.all().filter_map(wrong).collect(),
+        false => problem.samples(SAMPLES).filter_map(wrong).collect(),
     };
-    assert_eq!(wrong, 0, "{problem:?}");
+    let first = &wrong[..wrong.len().min(8)];
+    assert!(wrong.is_empty(), "{problem:?}: {} are wrong: {first:#?}", wrong.len());
     Ok(())
 }
 

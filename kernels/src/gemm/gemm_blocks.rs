@@ -14,8 +14,8 @@ use devcomm_types::{F8E4M3, F8E5M2, GridConstant, TensorMap, TensorMapDesc};
 
 use super::epilogue::{Epilogue, Fused};
 use super::gemm_wgmma::{
-    CLUSTER, Done, GemmFactor, Order, Output, Part, SLICE_WORDS, STORE_M, Shared, Store, TILE_N,
-    WARPGROUP_M, origin, run,
+    CLUSTER, Done, GemmFactor, Order, Output, Part, SLICES, SLICES_WORDS, STORE_M, Shared, Store,
+    TILE_N, WARPGROUP_M, origin, run,
 };
 
 /// Terms, and rows of B, that share a scale: the terms of a step, and half of a tile's columns.
@@ -172,10 +172,14 @@ unsafe fn multiply<T: GemmFactor, E: Epilogue>(
         epilogue.apply(&mut Part { sums: &mut sums, row, column, end: (c.m, c.n) });
         let mut slice = 0;
         while slice < TILE_N / Store::<E::Output>::COLUMNS {
-            let word = |i| E::Output::word((SLICE_WORDS * slice) as usize + i, |i| sums[i]);
+            let first = (slice / SLICES) as usize * SLICES_WORDS;
+            let word = |i| E::Output::word(first + i, |i| sums[i]);
             // SAFETY: the caller's contract.
-            unsafe { done.store(&c, shared, warp, lane, slice, word) };
-            slice += 1;
+            unsafe {
+                done.write::<T, E::Output>(shared, warp, lane, word);
+                done.send(&c, shared, warp, lane, slice);
+            }
+            slice += SLICES;
         }
         tile += thread::grid_dim_x() / CLUSTER;
     }

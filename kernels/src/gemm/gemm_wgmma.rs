@@ -2,9 +2,10 @@
 //!
 //! A block computes tiles of 128 x 256 elements of C, one after the other. One warp loads the
 //! factors by TMA into a pipeline of four stages; two warpgroups multiply, 64 rows each, and store
-//! their sums by TMA from shared memory, half of them while they multiply the next tile. The two
-//! blocks of a cluster compute tiles that are neighbours in a column: both need the same rows of B,
-//! of which each loads half for both.
+//! their sums by TMA from shared memory. Between two tiles they only round the sums and write half
+//! of them there: the stores, and the other half, follow behind the first products of the next
+//! tile. The two blocks of a cluster compute tiles that are neighbours in a column: both need the
+//! same rows of B, of which each loads half for both.
 
 use core::marker::PhantomData;
 
@@ -23,11 +24,10 @@ pub const TILE_M: u32 = 128;
 pub const TILE_N: u32 = 256;
 /// Rows of C that a warp stores at once.
 pub const STORE_M: u32 = 16;
-/// A warp's slices of a tile that wait in registers, if C has 16 bits: they are stored between the
-/// first products of the next tile, which do not wait for them.
-const DEFERRED: u32 = 2;
-/// Words of a slice per thread.
-pub(super) const SLICE_WORDS: u32 = 16;
+/// Slices of a warp's part of a tile that it stores together, each as wide as a tile for stores.
+pub(super) const SLICES: u32 = 2;
+/// Words of these slices per thread.
+pub(super) const SLICES_WORDS: usize = 32;
 /// Blocks per cluster.
 pub const CLUSTER: u32 = 2;
 /// Stages of the pipeline.
@@ -145,8 +145,8 @@ pub(super) type Order = TileOrder<GROUP>;
 
 /// Tiles have as many bytes for every type.
 const STAGE_BYTES: u32 = A::<bf16>::BYTES + B::<bf16>::BYTES;
-/// Two tiles for the stores of each warp: while TMA reads one, the warp writes the other.
-const STORE_BYTES: u32 = 2 * MULTIPLYING_WARPS * Store::<bf16>::BYTES;
+/// Tiles for the stores of each warp.
+const STORE_BYTES: u32 = SLICES * MULTIPLYING_WARPS * Store::<bf16>::BYTES;
 /// Dynamic shared memory in bytes, with what the alignment takes.
 pub const SHARED: u32 = STAGES * STAGE_BYTES + STORE_BYTES + TileMemory::PADDING;
 /// Threads per block: two warpgroups that multiply, one that loads.
@@ -340,10 +340,10 @@ impl<T: GemmFactor> Shared<T> {
         }
     }
 
-    /// One of a warp's two tiles for stores.
+    /// One of a warp's tiles for stores.
     #[inline(always)]
     fn store<O>(self, warp: u32, which: u32) -> Store<O> {
-        self.memory.tile(STAGES * STAGE_BYTES + (2 * warp + which) * Store::<O>::BYTES)
+        self.memory.tile(STAGES * STAGE_BYTES + (SLICES * warp + which) * Store::<O>::BYTES)
     }
 }
 
@@ -428,17 +428,17 @@ unsafe fn multiply<T: GemmFactor, E: Epilogue>(
     k: u32,
     epilogue: E,
 ) {
-    // A warp's slices of a tile, and how many of them follow the tile's last product.
+    // If C has 16 bits, the last slices wait in registers.
     let slices = TILE_N / Store::<E::Output>::COLUMNS;
-    let at_once = if size_of::<E::Output>() == 2 { slices - DEFERRED } else { slices };
+    let at_once = if size_of::<E::Output>() == 2 { slices - SLICES } else { slices };
     let thread = thread::thread_idx_x();
     let (warp, lane) = (thread / warp::WARP_SIZE, warp::lane_id());
     let (warpgroup, rank) = (thread / 128, thread % 128);
     let mut state = PipelineState::FIRST;
     let mut tile = thread::block_idx_x() / CLUSTER;
     let mut done = Done { row: 0, column: 0 };
-    // The slices that are not stored yet, rounded.
-    let mut rest = [0; (DEFERRED * SLICE_WORDS) as usize];
+    // The last slices, rounded.
+    let mut rest = [0; SLICES_WORDS];
     let mut any_done = false;
     while tile < order.count() {
         let mut sums = [0.0; 128];
@@ -447,19 +447,27 @@ unsafe fn multiply<T: GemmFactor, E: Epilogue>(
         // fences.
         unsafe {
             wgmma::fence_operand(&mut sums);
-            let mut slice = at_once;
-            while slice < slices {
+            // What is left of the previous tile is stored between the first products of this one,
+            // which do not wait for it.
+            let mut slice = at_once - SLICES;
+            while slice < at_once + SLICES {
                 if term < k {
                     shared.step(&mut sums, state, last, (warpgroup, rank), term == 0);
                     (state, last, term) =
                         (shared.pipeline.next(state), state, term + Shared::<T>::TILE_K);
                 }
-                if any_done {
-                    let word = |i| rest[(SLICE_WORDS * (slice - at_once)) as usize + i];
-                    done.store(&c, shared, warp, lane, slice, word);
+                if any_done && slice < slices {
+                    if slice == at_once {
+                        done.write::<T, E::Output>(shared, warp, lane, |i| rest[i]);
+                    }
+                    done.send(&c, shared, warp, lane, slice);
                 }
-                slice += 1;
+                slice += SLICES;
             }
+            // Computed here, where no product waits for it: the position needs divisions.
+            let (row, column) = origin(order, tile);
+            let row = hint::opaque(row + warp * STORE_M);
+            done = Done { row, column: hint::opaque(column) };
             while term < k {
                 shared.step(&mut sums, state, last, (warpgroup, rank), term == 0);
                 (state, last, term) =
@@ -474,36 +482,41 @@ unsafe fn multiply<T: GemmFactor, E: Epilogue>(
             grid::wait_for_previous();
             any_done = true;
         }
-        let (row, column) = origin(order, tile);
-        done = Done { row: row + warp * STORE_M, column };
         // Unknown: nothing is computed from it before the loop, where registers are few.
         let own = hint::opaque(lane);
-        let (row, column) = (done.row + own / 4, column + own % 4 * 2);
+        let (row, column) = (done.row + own / 4, done.column + own % 4 * 2);
         epilogue.apply(&mut Part { sums: &mut sums, row, column, end: (c.m, c.n) });
-        let word = |i| E::Output::word(i, |i| sums[i]);
         let mut slice = 0;
-        while slice < at_once {
-            let word = |i| word((SLICE_WORDS * slice) as usize + i);
-            // SAFETY: the caller's contract.
-            unsafe { done.store(&c, shared, warp, lane, slice, word) };
-            slice += 1;
-        }
-        if at_once < slices {
-            let mut i = 0;
-            while i < rest.len() {
-                rest[i] = word((SLICE_WORDS * at_once) as usize + i);
-                i += 1;
+        while slice < slices {
+            let first = (slice / SLICES) as usize * SLICES_WORDS;
+            let word = |i| E::Output::word(first + i, |i| sums[i]);
+            if slice < at_once {
+                // SAFETY: the caller's contract.
+                unsafe {
+                    if slice > 0 {
+                        done.send(&c, shared, warp, lane, slice - SLICES);
+                    }
+                    done.write::<T, E::Output>(shared, warp, lane, word);
+                }
+            } else {
+                let mut i = 0;
+                while i < rest.len() {
+                    rest[i] = word(i);
+                    i += 1;
+                }
             }
+            slice += SLICES;
         }
         tile += thread::grid_dim_x() / CLUSTER;
     }
     if any_done {
-        let mut slice = at_once;
-        while slice < slices {
-            let word = |i| rest[(SLICE_WORDS * (slice - at_once)) as usize + i];
-            // SAFETY: the caller's contract.
-            unsafe { done.store(&c, shared, warp, lane, slice, word) };
-            slice += 1;
+        // SAFETY: the caller's contract.
+        unsafe {
+            done.send(&c, shared, warp, lane, at_once - SLICES);
+            if at_once < slices {
+                done.write::<T, E::Output>(shared, warp, lane, |i| rest[i]);
+                done.send(&c, shared, warp, lane, at_once);
+            }
         }
     }
     tma::wait_stores::<0>();
@@ -550,36 +563,69 @@ pub(super) struct Done {
 }
 
 impl Done {
-    /// Stores a slice: `word` are a thread's sums of it, rounded.
+    /// Writes [`SLICES`] slices to the shared memory, of which a thread has the words.
     ///
     /// # Safety
     ///
-    /// The lanes of a warp call this together, for one slice after the other.
+    /// The lanes of a warp call this together, and then [`send`](Self::send).
     #[inline(always)]
-    pub(super) unsafe fn store<T: GemmFactor, O: Float>(
+    pub(super) unsafe fn write<T: GemmFactor, O: Float>(
+        &self,
+        shared: Shared<T>,
+        warp: u32,
+        lane: u32,
+        word: impl Fn(usize) -> u32,
+    ) {
+        // SAFETY: the caller's contract. TMA has read the tiles before the warp writes them again.
+        unsafe {
+            if lane == 0 {
+                tma::wait_stores_read::<0>();
+            }
+            warp::sync();
+            let mut which = 0;
+            while which < SLICES {
+                let first = which as usize * (SLICES_WORDS / SLICES as usize);
+                shared.store::<O>(warp, which).store_words(lane, |i| word(first + i));
+                which += 1;
+            }
+        }
+    }
+
+    /// Stores the slices that were written, from the tile's `slice`-th on.
+    ///
+    /// # Safety
+    ///
+    /// As [`write`](Self::write).
+    #[inline(always)]
+    pub(super) unsafe fn send<T: GemmFactor, O: Float>(
         &self,
         c: &Output<'_, O>,
         shared: Shared<T>,
         warp: u32,
         lane: u32,
         slice: u32,
-        word: impl Fn(usize) -> u32,
     ) {
-        let to = shared.store::<O>(warp, slice % 2);
-        let column = self.column + slice * Store::<O>::COLUMNS;
-        // SAFETY: the caller's contract. TMA has read the tile before the warp writes it again.
+        // SAFETY: the caller's contract.
         unsafe {
-            if lane == 0 {
-                tma::wait_stores_read::<1>();
-            }
-            warp::sync();
-            to.store_words(lane, word);
             tma::fence_async_shared();
             warp::sync();
+            let tile = |which: u32| {
+                let column = self.column + (slice + which) * Store::<O>::COLUMNS;
+                (column, shared.store::<O>(warp, which))
+            };
+            let mut which = 0;
             if !c.unaligned.is_null() {
-                c.store(lane, self.row, column, to);
+                while which < SLICES {
+                    let (column, from) = tile(which);
+                    c.store(lane, self.row, column, from);
+                    which += 1;
+                }
             } else if lane == 0 {
-                to.store(c.map, self.row, column);
+                while which < SLICES {
+                    let (column, from) = tile(which);
+                    from.store(c.map, self.row, column);
+                    which += 1;
+                }
                 tma::commit_stores();
             }
         }

@@ -23,10 +23,11 @@ impl<const GROUP: u32> TileOrder<GROUP> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
     pub fn position(self, number: u32) -> (u32, u32) {
-        let in_group = GROUP * self.columns;
+        // Without tiles no number is one: the divisors are never 0, and need no test.
+        let in_group = (GROUP * self.columns).max(1);
         let (group, rest) = (number / in_group, number % in_group);
         let left = self.rows - group * GROUP;
-        let height = if left < GROUP { left } else { GROUP };
+        let height = left.clamp(1, GROUP);
         (group * GROUP + rest % height, rest / height)
     }
 }
