@@ -1,7 +1,8 @@
 //! Elements of any number and alignment, as vectors of 16 bytes.
 
 use cuda_std::mem;
-use cuda_std::vector::{Accumulate, Vec16};
+use cuda_std::vector::Vec16;
+use nccl_device::Element;
 
 /// `count` elements from an address on. The last vector may be partial.
 #[derive(Clone, Copy)]
@@ -10,7 +11,7 @@ pub(super) struct Elements<T> {
     count: usize,
 }
 
-impl<T: Accumulate> Elements<T> {
+impl<T: Element> Elements<T> {
     #[inline(always)]
     pub(super) fn new(address: *mut T, count: usize) -> Self {
         Self { address, count }

@@ -76,7 +76,7 @@ impl Collectives {
         }
     }
 
-    fn reduction(&self, op: ReduceOp) -> ReductionArgs<u32, f32, f32> {
+    pub(super) fn reduction(&self, op: ReduceOp) -> ReductionArgs<u32, f32, f32> {
         let (operator, output) = match op {
             ReduceOp::Max => (Reduction::MAX, 1.0),
             ReduceOp::Min => (Reduction::MIN, 1.0),

@@ -12,14 +12,16 @@ macro_rules! of_floats {
 }
 
 mod all_reduce;
+mod exchange;
+mod reduce_scatter;
 mod rmsnorm;
 
 use std::cell::RefCell;
 use std::sync::LazyLock;
 
 use devcomm_host::{
-    Communicator, DevCommRequirements, DevCommResource, KernelSet, Kernels, ModuleSource, Result,
-    Stream, SymmetricBuffer, Window,
+    Communicator, DevCommRequirements, DevCommResource, KernelSet, Kernels, LaunchConfig,
+    ModuleSource, Result, Stream, SymmetricBuffer, Window,
 };
 use devcomm_kernels as kernels;
 use devcomm_kernels::collectives::push_allreduce::Ring;
@@ -32,8 +34,9 @@ use crate::{KERNELS, modules};
 /// Collectives on a communicator: by kernels where load and store reach all ranks, and by NCCL.
 ///
 /// As with a [`Communicator`], every rank calls the same operations in the same order, with buffers
-/// of the same lengths and types, all in windows or none. Launches are dependent ones. Only work on
-/// the operation's stream may access its buffers until it has ended. During a stream capture all
+/// of the same lengths and types. All are at the same place of a window or all in none, and all
+/// begin at a multiple of 16 bytes or none does. Launches are dependent ones. Only work on the
+/// operation's stream may access its buffers until it has ended. During a stream capture all
 /// operations are on the captured stream, also the last one before.
 ///
 /// ```no_run
@@ -131,8 +134,12 @@ impl Default for CollectivesOptions {
 static MODULES: LazyLock<Vec<ModuleSource>> = LazyLock::new(|| {
     modules(&[
         kernels::lamport_allreduce::<f32>::FILE,
+        kernels::lamport_exchange::FILE,
+        kernels::lamport_reduce_scatter::<f32>::FILE,
         kernels::lamport_rmsnorm::<f32>::FILE,
+        kernels::pull_reduce_scatter::<f32>::FILE,
         kernels::push_allreduce::<f32>::FILE,
+        kernels::push_exchange::FILE,
         kernels::rmsnorm::<f32>::FILE,
     ])
 });
@@ -143,11 +150,16 @@ static MODULES: LazyLock<Vec<ModuleSource>> = LazyLock::new(|| {
 pub enum Algorithm {
     /// In one step, by messages that are their own flags.
     Lamport,
-    /// In two steps, by stores to the ranks that reduce, and from them.
+    /// By stores to the peers; an all-reduce in two steps, to the ranks that reduce and from them.
     Push,
+    /// By loads from the peers.
+    Pull,
     /// By NCCL.
     Nccl,
 }
+
+/// Threads of a block that pushes or loads long messages.
+const THREADS: u32 = 512;
 
 impl Collectives {
     /// For collectives of this communicator. *Collective*.
@@ -157,6 +169,18 @@ impl Collectives {
     /// Those of loading kernels, and of creating windows and a device communicator.
     pub fn new(comm: &Communicator) -> Result<Self> {
         CollectivesOptions::new().build(comm)
+    }
+
+    /// The grid for Lamport messages that use this many slots of each rank.
+    fn lamport_config(&self, slots: u32, stream: &Stream) -> LaunchConfig {
+        let threads = match slots {
+            0..=64 => 64,
+            65..=4096 => 128,
+            4097..=16384 => 256,
+            _ => 512,
+        };
+        let blocks = slots.div_ceil(threads).min(stream.context().limits().multiprocessors);
+        LaunchConfig::new(blocks, threads).with_dependent()
     }
 
     /// Orders this launch behind the last one, if that was on another stream.
@@ -184,7 +208,7 @@ impl Workspace {
             Ok::<_, devcomm_host::Error>(memory)
         };
         let workspace = Self {
-            dev_comm: comm.create_dev_comm(DevCommRequirements::new())?,
+            dev_comm: comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(blocks))?,
             options,
             slots,
             slots_state: zeros(Lamport::<1>::STATE)?,
