@@ -1,8 +1,7 @@
 //! Elements of any number and alignment, as vectors of 16 bytes.
 
 use cuda_std::mem;
-use cuda_std::vector::Vec16;
-use nccl_device::Element;
+use cuda_std::vector::{Accumulate, Vec16};
 
 /// `count` elements from an address on. The last vector may be partial.
 #[derive(Clone, Copy)]
@@ -11,7 +10,7 @@ pub(super) struct Elements<T> {
     count: usize,
 }
 
-impl<T: Element> Elements<T> {
+impl<T: Accumulate> Elements<T> {
     #[inline(always)]
     pub(super) fn new(address: *mut T, count: usize) -> Self {
         Self { address, count }

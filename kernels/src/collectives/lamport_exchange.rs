@@ -4,13 +4,12 @@
 //! A slot is empty while a word of it is [`EMPTY`], which may also be payload. So 31 lanes of a
 //! warp send 16 bytes each, and the last one sends which words of theirs were [`EMPTY`].
 
-use cuda_std::grid;
 use cuda_std::prelude::*;
 use cuda_std::vector::Vec16;
+use cuda_std::{grid, hint, mem};
 use nccl_device::{Coop, DevComm, EMPTY, Lamport, LamportSlots, Window};
 
-use super::elements::Elements;
-use super::exchange::Messages;
+use super::exchange::{Bytes, Messages};
 use super::lamport_rmsnorm::clear;
 
 /// The lane that sends marks instead of payload.
@@ -108,7 +107,7 @@ impl Part<'_> {
                     self.receive(slot, session.receive_all(slot, Vec16::from_bits([0; 4])));
                 } else if !sends {
                     let received = unmarked(session.receive(sender as usize, slot));
-                    self.output(sender as i32).store_payload(slot, received);
+                    self.store(sender as i32, slot, received);
                 }
                 slot += threads;
             }
@@ -120,28 +119,44 @@ impl Part<'_> {
         }
     }
 
-    /// The message from a rank, in the output.
-    #[inline(always)]
-    fn output(&self, from: i32) -> Elements<u8> {
-        Elements::new(self.output.wrapping_add(self.messages.output(from)), self.messages.bytes)
-    }
-
-    /// The payload of a slot, in the order of the distances to the ranks that get it.
+    /// The payload of a slot, in the order of the distances to the ranks that get it; 0 in the lane
+    /// of the marks.
     ///
     /// # Safety
     ///
     /// The kernel's contract.
     #[inline(always)]
     unsafe fn load<const N: usize>(&self, slot: u32) -> [Vec16<u8>; N] {
-        let (team, Messages { bytes, .. }) = (self.comm.lsa_team(), self.messages);
+        let Messages { bytes: len, input_stride, .. } = self.messages;
+        let message = |distance: usize| {
+            let to = self.comm.lsa_team().rotated(distance as i32);
+            Bytes { address: self.input.wrapping_add(self.messages.input(to)).cast_mut(), len }
+        };
         let mut loaded = [Vec16::from_bits([0; 4]); N];
+        let Some(at) = vector_of(slot) else { return loaded };
+        let are_aligned = (self.input.addr() | input_stride).is_multiple_of(16);
         let mut distance = 0;
-        while distance < N {
-            let offset = self.messages.input(team.rotated(distance as i32));
-            let message = Elements::new(self.input.cast_mut().wrapping_add(offset), bytes);
-            // SAFETY: the caller's contract.
-            loaded[distance] = unsafe { message.load_payload(slot) };
-            distance += 1;
+        // SAFETY: the caller's contract.
+        unsafe {
+            if are_aligned && 16 * (at + 1) <= len {
+                // All in flight together.
+                while distance < N {
+                    loaded[distance] =
+                        mem::load_vec(message(distance).address.wrapping_add(16 * at));
+                    distance += 1;
+                }
+            } else {
+                // A loop that is not unrolled, since a step has many instructions.
+                while distance < hint::opaque_usize(N) {
+                    let payload = message(distance).load(at);
+                    let mut i = 0;
+                    while i < N {
+                        loaded[i] = if i == distance { payload } else { loaded[i] };
+                        i += 1;
+                    }
+                    distance += 1;
+                }
+            }
         }
         loaded
     }
@@ -169,7 +184,7 @@ impl Part<'_> {
             == self.output.wrapping_add(self.messages.output(me)).addr();
         if !is_there {
             // SAFETY: the caller's contract.
-            unsafe { self.output(me).store_payload(slot, mine[0]) };
+            unsafe { self.store(me, slot, mine[0]) };
         }
     }
 
@@ -181,44 +196,35 @@ impl Part<'_> {
     #[inline(always)]
     unsafe fn receive<const N: usize>(&self, slot: u32, received: [Vec16<u8>; N]) {
         let mut source = 0;
-        while source < N as i32 {
+        // A loop that is not unrolled, since a step has many instructions.
+        while source < hint::opaque_usize(N) {
+            let mut of_source = received[0];
+            let mut i = 1;
+            while i < N {
+                of_source = if i == source { received[i] } else { of_source };
+                i += 1;
+            }
             // SAFETY: the caller's contract.
             unsafe {
-                if source != self.comm.lsa_team().rank {
-                    let payload = unmarked(received[source as usize]);
-                    self.output(source).store_payload(slot, payload);
+                if source as i32 != self.comm.lsa_team().rank {
+                    self.store(source as i32, slot, unmarked(of_source));
                 }
             }
             source += 1;
         }
     }
-}
 
-impl Elements<u8> {
-    /// The vector of a slot, 0 in the lane of the marks.
+    /// Stores payload from a rank; nothing in the lane of the marks.
     ///
     /// # Safety
     ///
-    /// As [`load`](Self::load).
+    /// The kernel's contract.
     #[inline(always)]
-    unsafe fn load_payload(self, slot: u32) -> Vec16<u8> {
-        match vector_of(slot) {
-            // SAFETY: the caller's contract.
-            Some(at) => unsafe { self.load(at) },
-            None => Vec16::from_bits([0; 4]),
-        }
-    }
-
-    /// Stores the vector of a slot, and nothing in the lane of the marks.
-    ///
-    /// # Safety
-    ///
-    /// As [`store`](Self::store).
-    #[inline(always)]
-    unsafe fn store_payload(self, slot: u32, payload: Vec16<u8>) {
+    unsafe fn store(&self, from: i32, slot: u32, payload: Vec16<u8>) {
+        let address = self.output.wrapping_add(self.messages.output(from));
         if let Some(at) = vector_of(slot) {
             // SAFETY: the caller's contract.
-            unsafe { self.store(at, payload) };
+            unsafe { Bytes { address, len: self.messages.bytes }.store(at, payload) };
         }
     }
 }

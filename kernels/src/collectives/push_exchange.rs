@@ -9,7 +9,7 @@ use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
 use super::exchange::Messages;
 
 /// Vectors that a thread has in flight.
-const UNROLL: usize = 8;
+const UNROLL: usize = 4;
 
 /// Sends messages between the ranks of the LSA team.
 ///
