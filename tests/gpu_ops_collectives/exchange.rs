@@ -24,7 +24,7 @@ impl Bits for u32 {
 
     fn of(from: usize, to: usize, launch: usize, i: usize) -> Self {
         let key = (from << 20 | to << 16 | launch << 8) as u32 ^ i as u32;
-        if key % 2 == 0 { 0x8000_0000 } else { key.wrapping_mul(0x9e37_79b1) }
+        if key.is_multiple_of(2) { 0x8000_0000 } else { key.wrapping_mul(0x9e37_79b1) }
     }
 }
 

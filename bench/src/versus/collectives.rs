@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use clap::Args;
-use devcomm::{Algorithm, Buffer, Collectives, DeviceSlice, ReduceOp};
+use devcomm::{Algorithm, Buffer, Collectives, CollectivesOptions, DeviceSlice, ReduceOp};
 use devcomm_testing::numbers::{Number, count_wrong_from, input, inputs};
 use half::{bf16, f16};
 
@@ -12,7 +12,7 @@ use super::selection::VariantInfo;
 use super::{Benchmark, SIMULATED_LARGEST};
 use crate::contender::{Contender, Outcome, Variant};
 use crate::harness::Harness;
-use crate::options::{Dtype, LARGEST, SizeOptions};
+use crate::options::{Dtype, LARGEST, SizeOptions, parse_bytes};
 
 /// The flags of each of these benchmarks. A size is that of the larger buffer, and a count that of
 /// a rank's chunk.
@@ -24,6 +24,15 @@ struct Flags {
     /// Element type
     #[arg(short = 'd', long = "datatype", value_enum, default_value = "f32")]
     dtype: Dtype,
+
+    /// Longest message in bytes that devcomm sends in one step (suffixes K, M, G) [default: 4M for
+    /// 2 ranks]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    lamport_bytes: Option<usize>,
+
+    /// Blocks by which devcomm sends long messages [default: 64]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    push_blocks: Option<u32>,
 }
 
 /// Declares a benchmark.
@@ -101,7 +110,14 @@ impl Operation {
 
 impl Flags {
     fn run(&self, job: &mut Job<'_>, operation: Operation) -> Result<()> {
-        let collectives = Collectives::new(job.harness.comm)?;
+        let mut options = CollectivesOptions::new();
+        if let Some(bytes) = self.lamport_bytes {
+            options = options.lamport_bytes(bytes);
+        }
+        if let Some(blocks) = self.push_blocks {
+            options = options.push_blocks(blocks);
+        }
+        let collectives = options.build(job.harness.comm)?;
         job.begin()?;
         self.run_type::<f32>(job, operation, &collectives)?;
         self.run_type::<f16>(job, operation, &collectives)?;

@@ -53,7 +53,7 @@ impl Collectives {
     ///
     /// # Errors
     ///
-    /// As [`Communicator::all_reduce`].
+    /// As [`Communicator::all_reduce`](devcomm_host::Communicator::all_reduce).
     pub fn all_reduce<S, R>(&self, send: &S, recv: &R, op: ReduceOp, stream: &Stream) -> Result<()>
     where
         S: Buffer<Element: Element>,

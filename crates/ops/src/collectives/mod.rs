@@ -91,7 +91,7 @@ impl CollectivesOptions {
         Self { lamport_bytes: Some(bytes), ..self }
     }
 
-    /// The blocks that push long messages. Default: 64.
+    /// The blocks that push or load long messages. Default: 64.
     pub const fn push_blocks(self, blocks: u32) -> Self {
         Self { push_blocks: blocks, ..self }
     }
