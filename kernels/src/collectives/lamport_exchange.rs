@@ -7,9 +7,9 @@
 use cuda_std::prelude::*;
 use cuda_std::vector::Vec16;
 use cuda_std::{grid, hint, mem};
-use nccl_device::{Coop, DevComm, EMPTY, Lamport, LamportSlots, Window};
+use nccl_device::{Coop, DevComm, EMPTY, Element, Lamport, LamportSlots, Window};
 
-use super::exchange::{Bytes, Messages};
+use super::exchange::Messages;
 use super::lamport_rmsnorm::clear;
 
 /// The lane that sends marks instead of payload.
@@ -17,9 +17,9 @@ const MARKS: u32 = warp::WARP_SIZE - 1;
 
 /// Sends messages between the ranks of the LSA team, which has 2, 4 or 8.
 ///
-/// Messages may have any length and alignment. A message to the own rank is copied, unless it is
-/// there. `slots` and `state` are the memory of [`Lamport`] messages, with `capacity` slots for
-/// vectors from each rank, of which the launch uses [`slots`].
+/// Messages are elements `T`, and need no other alignment. A message to the own rank is copied,
+/// unless it is there. `slots` and `state` are the memory of [`Lamport`] messages, with `capacity`
+/// slots for vectors from each rank, of which the launch uses [`slots`].
 ///
 /// Grid: any. Block: a multiple of 32 threads up to 512, one-dimensional. May be a dependent
 /// launch. `messages` are the same in every rank.
@@ -29,14 +29,14 @@ const MARKS: u32 = warp::WARP_SIZE - 1;
 /// `input` has the messages, in ranks that send, and `output` its bytes. Nothing else accesses
 /// these until the kernel has ended, and they do not overlap, except that a rank's message to
 /// itself may be in its place. `slots` and `state` are as [`LamportSlots`] needs them.
-#[kernel(max_threads = 512)]
-pub unsafe fn lamport_exchange(
+#[kernel(T = [u32, u8], max_threads = 512)]
+pub unsafe fn lamport_exchange<T: Element + Into<u128>>(
     comm: DevComm,
     slots: Window<u32>,
     state: *mut u32,
     capacity: u32,
-    input: *const u8,
-    output: *mut u8,
+    input: *const T,
+    output: *mut T,
     messages: Messages,
 ) {
     let part = Part { comm: &comm, input, output, messages };
@@ -58,14 +58,14 @@ pub const fn slots(bytes: usize) -> usize {
     bytes.div_ceil(16 * MARKS as usize) * warp::WARP_SIZE as usize
 }
 
-struct Part<'a> {
+struct Part<'a, T> {
     comm: &'a DevComm,
-    input: *const u8,
-    output: *mut u8,
+    input: *const T,
+    output: *mut T,
     messages: Messages,
 }
 
-impl Part<'_> {
+impl<T: Element + Into<u128>> Part<'_, T> {
     /// # Safety
     ///
     /// The kernel's contract.
@@ -126,39 +126,39 @@ impl Part<'_> {
     ///
     /// The kernel's contract.
     #[inline(always)]
-    unsafe fn load<const N: usize>(&self, slot: u32) -> [Vec16<u8>; N] {
-        let Messages { bytes: len, input_stride, .. } = self.messages;
+    unsafe fn load<const N: usize>(&self, slot: u32) -> [Vec16<T>; N] {
+        let mut loaded = [Vec16::from_bits([0; 4]); N];
+        let Some(place) = self.place(slot) else { return loaded };
         let message = |distance: usize| {
             let to = self.comm.lsa_team().rotated(distance as i32);
-            Bytes { address: self.input.wrapping_add(self.messages.input(to)).cast_mut(), len }
+            self.input.wrapping_byte_add(self.messages.input(to))
         };
-        let mut loaded = [Vec16::from_bits([0; 4]); N];
-        let Some(at) = vector_of(slot) else { return loaded };
-        let are_aligned = (self.input.addr() | input_stride).is_multiple_of(16);
+        let are_aligned = (self.input.addr() | self.messages.input_stride).is_multiple_of(16);
         let mut distance = 0;
         // SAFETY: the caller's contract.
         unsafe {
-            if are_aligned && 16 * (at + 1) <= len {
-                // All in flight together.
+            if are_aligned && place.is_whole() {
                 while distance < N {
-                    loaded[distance] =
-                        mem::load_vec(message(distance).address.wrapping_add(16 * at));
+                    loaded[distance] = mem::load_vec(place.of(message(distance)));
                     distance += 1;
                 }
             } else {
-                // A loop that is not unrolled, since a step has many instructions.
-                while distance < hint::opaque_usize(N) {
-                    let payload = message(distance).load(at);
-                    let mut i = 0;
-                    while i < N {
-                        loaded[i] = if i == distance { payload } else { loaded[i] };
-                        i += 1;
-                    }
+                while distance < N {
+                    loaded[distance] = place.load(message(distance));
                     distance += 1;
                 }
             }
         }
         loaded
+    }
+
+    /// Where in a message the payload of a slot is; `None` for marks.
+    #[inline(always)]
+    fn place(&self, slot: u32) -> Option<Place> {
+        let (row, lane) = ((slot / warp::WARP_SIZE) as usize, slot % warp::WARP_SIZE);
+        let at = (row * MARKS as usize + lane as usize) * 16;
+        let left = self.messages.bytes.saturating_sub(at);
+        (lane != MARKS).then_some(Place { at, left })
     }
 
     /// Sends it to the peers, and copies the message to this rank.
@@ -171,7 +171,7 @@ impl Part<'_> {
         &self,
         session: &Lamport<'_, N>,
         slot: u32,
-        mine: &[Vec16<u8>; N],
+        mine: &[Vec16<T>; N],
     ) {
         let me = self.comm.lsa_team().rank;
         let mut distance = 1;
@@ -180,8 +180,8 @@ impl Part<'_> {
             unsafe { session.send(distance, slot, marked(mine[distance])) };
             distance += 1;
         }
-        let is_there = self.input.wrapping_add(self.messages.input(me)).addr()
-            == self.output.wrapping_add(self.messages.output(me)).addr();
+        let is_there = self.input.wrapping_byte_add(self.messages.input(me)).addr()
+            == self.output.wrapping_byte_add(self.messages.output(me)).addr();
         if !is_there {
             // SAFETY: the caller's contract.
             unsafe { self.store(me, slot, mine[0]) };
@@ -194,21 +194,14 @@ impl Part<'_> {
     ///
     /// As [`send`](Self::send).
     #[inline(always)]
-    unsafe fn receive<const N: usize>(&self, slot: u32, received: [Vec16<u8>; N]) {
+    unsafe fn receive<const N: usize>(&self, slot: u32, received: [Vec16<T>; N]) {
+        // SAFETY: the caller's contract.
+        let received = received.map(|vector| unsafe { unmarked(vector) });
         let mut source = 0;
-        // A loop that is not unrolled, since a step has many instructions.
-        while source < hint::opaque_usize(N) {
-            let mut of_source = received[0];
-            let mut i = 1;
-            while i < N {
-                of_source = if i == source { received[i] } else { of_source };
-                i += 1;
-            }
-            // SAFETY: the caller's contract.
-            unsafe {
-                if source as i32 != self.comm.lsa_team().rank {
-                    self.store(source as i32, slot, unmarked(of_source));
-                }
+        while source < N {
+            if source as i32 != self.comm.lsa_team().rank {
+                // SAFETY: the caller's contract.
+                unsafe { self.store(source as i32, slot, received[source]) };
             }
             source += 1;
         }
@@ -220,20 +213,89 @@ impl Part<'_> {
     ///
     /// The kernel's contract.
     #[inline(always)]
-    unsafe fn store(&self, from: i32, slot: u32, payload: Vec16<u8>) {
-        let address = self.output.wrapping_add(self.messages.output(from));
-        if let Some(at) = vector_of(slot) {
+    unsafe fn store(&self, from: i32, slot: u32, payload: Vec16<T>) {
+        let message = self.output.wrapping_byte_add(self.messages.output(from));
+        if let Some(place) = self.place(slot) {
             // SAFETY: the caller's contract.
-            unsafe { Bytes { address, len: self.messages.bytes }.store(at, payload) };
+            unsafe {
+                if message.addr().is_multiple_of(16) && place.is_whole() {
+                    mem::store_vec(place.of(message).cast_mut(), payload);
+                } else {
+                    place.store(message, payload);
+                }
+            }
         }
     }
 }
 
-/// The vector of a message that is sent in a slot; `None` for marks.
-#[inline(always)]
-fn vector_of(slot: u32) -> Option<usize> {
-    let (row, lane) = (slot / warp::WARP_SIZE, slot % warp::WARP_SIZE);
-    (lane != MARKS).then_some((row * MARKS + lane) as usize)
+/// The part of a message that is sent in a slot, in bytes.
+#[derive(Clone, Copy)]
+struct Place {
+    at: usize,
+    /// How many bytes there are from there on.
+    left: usize,
+}
+
+impl Place {
+    #[inline(always)]
+    fn is_whole(self) -> bool {
+        self.left >= 16
+    }
+
+    /// Its address.
+    #[inline(always)]
+    fn of<T>(self, message: *const T) -> *const T {
+        message.wrapping_byte_add(self.at)
+    }
+
+    /// Loads it element by element, 0 behind the last one.
+    ///
+    /// # Safety
+    ///
+    /// The message is allocated, and nothing writes these elements.
+    #[inline(always)]
+    unsafe fn load<T: Element + Into<u128>>(self, message: *const T) -> Vec16<T> {
+        let mut bits = 0;
+        self.each::<T>(|i| {
+            // SAFETY: the caller's contract.
+            let element: u128 = unsafe { mem::load(self.of(message).wrapping_add(i)) }.into();
+            bits |= element << (8 * size_of::<T>() * i);
+        });
+        Vec16::from_bits([0, 32, 64, 96].map(|shift: u32| (bits >> shift) as u32))
+    }
+
+    /// Stores it element by element.
+    ///
+    /// # Safety
+    ///
+    /// The message is allocated, and nothing else accesses these elements.
+    #[inline(always)]
+    unsafe fn store<T: Element>(self, message: *mut T, payload: Vec16<T>) {
+        // SAFETY: the caller's contract.
+        self.each::<T>(|i| unsafe {
+            mem::store(self.of(message).wrapping_add(i).cast_mut(), payload.lane(i));
+        });
+    }
+
+    /// Calls `f` with the index of each element `T`: bytes in a loop, which is shorter, and words
+    /// without one, so that loads are in flight together.
+    #[inline(always)]
+    fn each<T: Element>(self, mut f: impl FnMut(usize)) {
+        let mut i = 0;
+        if size_of::<T>() == 1 {
+            while i < hint::opaque_usize(16) && i < self.left {
+                f(i);
+                i += 1;
+            }
+        } else {
+            while i < Vec16::<T>::LANES {
+                if i * size_of::<T>() < self.left {
+                    f(i);
+                }
+                i += 1;
+            }
+        }
+    }
 }
 
 /// What a lane sends: its payload, or which words of the others' are [`EMPTY`]. The lane of the
@@ -243,7 +305,7 @@ fn vector_of(slot: u32) -> Option<usize> {
 ///
 /// All lanes of the warp call this together.
 #[inline(always)]
-unsafe fn marked(payload: Vec16<u8>) -> Vec16<u8> {
+unsafe fn marked<T: Element>(payload: Vec16<T>) -> Vec16<T> {
     // SAFETY: the caller's contract.
     let marks = payload.to_bits().map(|word| unsafe { warp::ballot(word == EMPTY) });
     if warp::lane_id() == MARKS { Vec16::from_bits(marks) } else { payload }
@@ -255,7 +317,7 @@ unsafe fn marked(payload: Vec16<u8>) -> Vec16<u8> {
 ///
 /// All lanes of the warp call this together.
 #[inline(always)]
-unsafe fn unmarked(received: Vec16<u8>) -> Vec16<u8> {
+unsafe fn unmarked<T: Element>(received: Vec16<T>) -> Vec16<T> {
     Vec16::from_bits(received.to_bits().map(|word| {
         // SAFETY: the caller's contract.
         let marks = unsafe { warp::shuffle_idx(word, MARKS) };

@@ -164,18 +164,25 @@ impl Collectives {
             let config = self.lamport_config(used, stream);
             let capacity = options.slots(self.communicator.n_ranks()) as u32;
             let output = recv.device_address();
-            let launch = kernels::lamport_exchange::args(
-                dev_comm,
-                slots,
-                slots_state,
-                capacity,
-                input,
-                output,
-                messages,
-            );
-            // SAFETY: the buffers have the bytes; dropping one waits for the stream. The workspace
-            // is as the kernel needs it, and the launches that use it are ordered.
-            unsafe { launch.config(config).launch(&target) }
+            macro_rules! launch {
+                ($unit:ty) => {{
+                    let launch = kernels::lamport_exchange::<$unit>::args(
+                        dev_comm,
+                        slots,
+                        slots_state,
+                        capacity,
+                        input,
+                        output,
+                        messages,
+                    );
+                    // SAFETY: the buffers have the bytes; dropping one waits for the stream. The
+                    // workspace is as the kernel needs it, and the launches that use it are
+                    // ordered.
+                    unsafe { launch.config(config).launch(&target) }
+                }};
+            }
+            let has_words = (input | output | messages.bytes as u64).is_multiple_of(4);
+            if has_words { launch!(u32) } else { launch!(u8) }
         } else {
             let Some((output, first)) = Window::<u8>::containing(recv) else {
                 return refuse("the buffer to receive in is in no window".to_owned());

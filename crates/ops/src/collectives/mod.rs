@@ -134,7 +134,7 @@ impl Default for CollectivesOptions {
 static MODULES: LazyLock<Vec<ModuleSource>> = LazyLock::new(|| {
     modules(&[
         kernels::lamport_allreduce::<f32>::FILE,
-        kernels::lamport_exchange::FILE,
+        kernels::lamport_exchange::<u32>::FILE,
         kernels::lamport_reduce_scatter::<f32>::FILE,
         kernels::lamport_rmsnorm::<f32>::FILE,
         kernels::pull_reduce_scatter::<f32>::FILE,
