@@ -190,7 +190,7 @@ fn short_exchanges_follow_each_other() {
     for ranks in [2, 4, 8] {
         on_gpus("short_exchanges_follow_each_other", ranks, |rank| {
             // More than a warp's row, and than a block's.
-            let long = if rank.is_simulated() { 700 } else { 200_003 };
+            let long = if rank.is_simulated() { 700 } else { 100_003 };
             let last = rank.n_ranks() - 1;
             let all = [
                 (AllToAll, 1, Plain(0)),
