@@ -8,7 +8,7 @@ use devcomm_types::Element;
 use half::{bf16, f16};
 
 use super::{Algorithm, Collectives, Workspace};
-use crate::check::{refuse, require_context};
+use crate::check::refuse;
 
 /// The ring of a block that pushes.
 pub(super) const RING: Ring = Ring { chunk: (64 << 10) / 16, slots: 4 };
@@ -179,10 +179,7 @@ impl Collectives {
         recv: &DeviceSlice<T>,
         stream: &Stream,
     ) -> Result<()> {
-        let own = self.communicator.context();
-        require_context("the stream", stream.context(), own)?;
-        require_context("the buffer to send", send.context(), own)?;
-        require_context("the buffer to receive in", recv.context(), own)?;
+        self.require_own(Some(send), recv, stream)?;
         if send.len() != recv.len() {
             let (send, recv) = (send.len(), recv.len());
             return refuse(format!("an all-reduce of {send} elements has {recv} results"));

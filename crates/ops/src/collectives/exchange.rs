@@ -7,7 +7,7 @@ use devcomm_kernels::collectives::lamport_exchange;
 use devcomm_types::Element;
 
 use super::{Algorithm, Collectives, THREADS, Workspace};
-use crate::check::{refuse, require_context};
+use crate::check::refuse;
 
 /// Who gets what.
 #[derive(Clone, Copy)]
@@ -47,9 +47,9 @@ impl Collectives {
         R: Buffer<Element = S::Element>,
     {
         let exchange = Exchange::new(Pattern::AllGather, Some(send.device_slice()), recv);
-        match self.choose_exchange(&exchange) {
+        match self.exchange(&exchange, stream)? {
             Algorithm::Nccl => self.communicator.all_gather(send, recv, stream),
-            algorithm => self.exchange(algorithm, &exchange, stream),
+            _ => Ok(()),
         }
     }
 
@@ -64,7 +64,7 @@ impl Collectives {
     where
         R: Buffer<Element: Element>,
     {
-        self.choose_exchange(&Exchange::new(Pattern::Broadcast { root }, send, recv))
+        self.choose_exchange(&self.broadcast_from(root, send, recv))
     }
 
     /// Every rank's `recv` gets `root`'s `send`; both have the same length. The other ranks' `send`
@@ -83,11 +83,24 @@ impl Collectives {
     where
         R: Buffer<Element: Element>,
     {
-        let exchange = Exchange::new(Pattern::Broadcast { root }, send, recv);
-        match self.choose_exchange(&exchange) {
+        let exchange = self.broadcast_from(root, send, recv);
+        match self.exchange(&exchange, stream)? {
             Algorithm::Nccl => self.communicator.broadcast(exchange.send, recv, root, stream),
-            algorithm => self.exchange(algorithm, &exchange, stream),
+            _ => Ok(()),
         }
+    }
+
+    fn broadcast_from<R>(
+        &self,
+        root: usize,
+        send: Option<DeviceSlice<R::Element>>,
+        recv: &R,
+    ) -> Exchange<R::Element>
+    where
+        R: Buffer<Element: Element>,
+    {
+        let send = send.filter(|_| self.communicator.rank() == root);
+        Exchange::new(Pattern::Broadcast { root }, send, recv)
     }
 
     /// How an all-to-all of these buffers is done.
@@ -112,9 +125,9 @@ impl Collectives {
         R: Buffer<Element = S::Element>,
     {
         let exchange = Exchange::new(Pattern::AllToAll, Some(send.device_slice()), recv);
-        match self.choose_exchange(&exchange) {
+        match self.exchange(&exchange, stream)? {
             Algorithm::Nccl => self.communicator.all_to_all(send, recv, stream),
-            algorithm => self.exchange(algorithm, &exchange, stream),
+            _ => Ok(()),
         }
     }
 
@@ -138,23 +151,16 @@ impl Collectives {
         }
     }
 
-    /// Launches a kernel.
-    fn exchange<T: Element>(
-        &self,
-        algorithm: Algorithm,
-        exchange: &Exchange<T>,
-        stream: &Stream,
-    ) -> Result<()> {
+    /// Launches the kernel of an algorithm, which this returns. NCCL's is left to the caller.
+    fn exchange<T: Element>(&self, exchange: &Exchange<T>, stream: &Stream) -> Result<Algorithm> {
         let Exchange { send, recv, .. } = exchange;
-        let own = self.communicator.context();
-        require_context("the stream", stream.context(), own)?;
-        require_context("the buffer to receive in", recv.context(), own)?;
-        if let Some(send) = send {
-            require_context("the buffer to send", send.context(), own)?;
-        }
-        let Some(Workspace { dev_comm, options, slots, slots_state, .. }) = &self.workspace else {
-            return refuse("load and store do not reach all ranks".to_owned());
+        let algorithm = self.choose_exchange(exchange);
+        let Some(Workspace { dev_comm, options, slots, slots_state, .. }) =
+            self.workspace.as_ref().filter(|_| algorithm != Algorithm::Nccl)
+        else {
+            return Ok(Algorithm::Nccl);
         };
+        self.require_own(send.as_ref(), recv, stream)?;
         let messages = exchange.messages(self.communicator.n_ranks());
         let mut input = send.as_ref().map_or(0, DeviceSlice::device_address);
         let target = self.compiled.on(stream);
@@ -178,7 +184,7 @@ impl Collectives {
                     // SAFETY: the buffers have the bytes; dropping one waits for the stream. The
                     // workspace is as the kernel needs it, and the launches that use it are
                     // ordered.
-                    unsafe { launch.config(config).launch(&target) }
+                    unsafe { launch.config(config).launch(&target) }?;
                 }};
             }
             let has_words = (input | output | messages.bytes as u64).is_multiple_of(4);
@@ -195,8 +201,9 @@ impl Collectives {
             let launch = kernels::push_exchange::args(dev_comm, input, &output, first, messages);
             // SAFETY: the buffers have the bytes, aligned; dropping one waits for the stream.
             // Launches that use the device communicator are ordered.
-            unsafe { launch.config(config).launch(&target) }
+            unsafe { launch.config(config).launch(&target) }?;
         }
+        Ok(algorithm)
     }
 }
 

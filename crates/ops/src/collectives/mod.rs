@@ -20,8 +20,8 @@ use std::cell::RefCell;
 use std::sync::LazyLock;
 
 use devcomm_host::{
-    Communicator, DevCommRequirements, DevCommResource, KernelSet, Kernels, LaunchConfig,
-    ModuleSource, Result, Stream, SymmetricBuffer, Window,
+    Communicator, DevCommRequirements, DevCommResource, DeviceSlice, KernelSet, Kernels,
+    LaunchConfig, ModuleSource, Result, Stream, SymmetricBuffer, Window,
 };
 use devcomm_kernels as kernels;
 use devcomm_kernels::collectives::push_allreduce::Ring;
@@ -29,6 +29,7 @@ use devcomm_types::Kernel;
 use nccl_device::{EMPTY, Epoch, Lamport, LamportSlots};
 
 use self::all_reduce::RING;
+use crate::check::require_context;
 use crate::{KERNELS, modules};
 
 /// Collectives on a communicator: by kernels where load and store reach all ranks, and by NCCL.
@@ -169,6 +170,21 @@ impl Collectives {
     /// Those of loading kernels, and of creating windows and a device communicator.
     pub fn new(comm: &Communicator) -> Result<Self> {
         CollectivesOptions::new().build(comm)
+    }
+
+    /// Fails unless the stream and the buffers are of the communicator's context.
+    fn require_own<T>(
+        &self,
+        send: Option<&DeviceSlice<T>>,
+        recv: &DeviceSlice<T>,
+        stream: &Stream,
+    ) -> Result<()> {
+        let own = self.communicator.context();
+        require_context("the stream", stream.context(), own)?;
+        if let Some(send) = send {
+            require_context("the buffer to send", send.context(), own)?;
+        }
+        require_context("the buffer to receive in", recv.context(), own)
     }
 
     /// The grid for Lamport messages that use this many slots of each rank.

@@ -6,7 +6,7 @@ use devcomm_types::Element;
 use half::{bf16, f16};
 
 use super::{Algorithm, Collectives, THREADS, Workspace};
-use crate::check::{refuse, require_context};
+use crate::check::refuse;
 
 impl Collectives {
     /// How a reduce-scatter of these buffers is done.
@@ -42,10 +42,7 @@ impl Collectives {
         else {
             return self.communicator.reduce_scatter(&send, &recv, op, stream);
         };
-        let own = self.communicator.context();
-        require_context("the stream", stream.context(), own)?;
-        require_context("the buffer to send", send.context(), own)?;
-        require_context("the buffer to receive in", recv.context(), own)?;
+        self.require_own(Some(&send), &recv, stream)?;
         self.order(stream)?;
         let Workspace { dev_comm, options, slots, slots_state, .. } = workspace;
         let (count, data_type) = (recv.len(), S::Element::DATA_TYPE);
