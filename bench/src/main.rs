@@ -3,6 +3,7 @@
 //! ```text
 //! devcomm-bench all-reduce -b 1K -e 64M -f 4 --json rows.json   # a kernel against ncclAllReduce
 //! devcomm-bench all-reduce --simulate 4                         # without GPUs: checks, no times
+//! devcomm-bench all-to-all -b 8 -e 64K -f 2 -G 1                # in CUDA graphs
 //! devcomm-bench gemm -g 1 --set square                          # a product against cuBLASLt
 //! devcomm-bench gemm-ladder -g 1                                # the steps of docs/gemm.md
 //! devcomm-bench tune gemm -g 1 --set square                     # the fastest plan of each shape
@@ -57,6 +58,14 @@ struct Cli {
 enum Bench {
     /// All-reduce: a kernel that loads and stores peer memory (LSA) against ncclAllReduce
     AllReduce(versus::Command<versus::AllReduce>),
+    /// All-gather: devcomm::Collectives against ncclAllGather
+    AllGather(versus::Command<versus::AllGather>),
+    /// Reduce-scatter (sum): devcomm::Collectives against ncclReduceScatter
+    ReduceScatter(versus::Command<versus::ReduceScatter>),
+    /// Broadcast from rank 0: devcomm::Collectives against ncclBroadcast
+    Broadcast(versus::Command<versus::Broadcast>),
+    /// All-to-all: devcomm::Collectives against ncclAlltoAll
+    AllToAll(versus::Command<versus::AllToAll>),
     /// Barrier: LSA barriers within a kernel against ncclAllReduce of one element
     Barrier(versus::Command<versus::Barrier>),
     /// Ping-pong of messages between neighbouring ranks: puts by a kernel against ncclSend and
@@ -103,6 +112,10 @@ fn main() -> ExitCode {
     };
     let done = match &cli.bench {
         Bench::AllReduce(command) => versus::run(command),
+        Bench::AllGather(command) => versus::run(command),
+        Bench::ReduceScatter(command) => versus::run(command),
+        Bench::Broadcast(command) => versus::run(command),
+        Bench::AllToAll(command) => versus::run(command),
         Bench::Barrier(command) => versus::run(command),
         Bench::Put(command) => versus::run(command),
         Bench::Gemm(command) => versus::run(command),

@@ -207,7 +207,8 @@ impl RunOptions {
     }
 }
 
-fn parse_bytes(text: &str) -> Result<usize, String> {
+/// A number of bytes, perhaps with a suffix.
+pub fn parse_bytes(text: &str) -> Result<usize, String> {
     let (digits, shift) = match text.char_indices().last() {
         Some((end, 'k' | 'K')) => (&text[..end], 10),
         Some((end, 'm' | 'M')) => (&text[..end], 20),

@@ -18,10 +18,11 @@ fn empty_twins(name: &str) -> PathBuf {
 }
 
 /// Every benchmark.
-const BENCHMARKS: [&str; 5] = ["twins", "all-reduce", "barrier", "put", "gemm-allreduce"];
+const BENCHMARKS: [&str; 6] =
+    ["twins", "all-reduce", "all-gather", "barrier", "put", "gemm-allreduce"];
 
 /// The benchmarks with message sizes.
-const WITH_MESSAGES: [&str; 3] = ["twins", "all-reduce", "put"];
+const WITH_MESSAGES: [&str; 4] = ["twins", "all-reduce", "all-to-all", "put"];
 
 #[test]
 fn flags_that_cannot_be_meant_are_refused() {
@@ -38,7 +39,7 @@ fn flags_that_cannot_be_meant_are_refused() {
         refuses(&[bench, "-i", "8", "-f", "2"], &["cannot be used with"]);
         refuses(&[bench, "-b", "8KB"], &["not a size"]);
     }
-    for bench in ["twins", "all-reduce"] {
+    for bench in ["twins", "all-reduce", "broadcast"] {
         refuses(&[bench, "-d", "int8"], &["invalid value", "bf16"]);
     }
     for bench in ["twins", "all-reduce", "barrier", "put"] {

@@ -83,6 +83,29 @@ fn an_all_reduce_is_right_for_every_type_and_size_and_is_not_timed() {
 }
 
 #[test]
+fn the_other_collectives_are_right_and_count_bytes_as_nccl_tests() {
+    for (name, ranks, [smallest, count], algorithm) in [
+        ("all-gather", "2", ["8", "1"], "Lamport"),
+        ("reduce-scatter", "4", ["16", "1"], "Lamport"),
+        ("broadcast", "3", ["8", "2"], "Nccl"),
+        ("all-to-all", "4", ["16", "1"], "Lamport"),
+    ] {
+        let args = [name, "--simulate", ranks, "-b", "4", "-e", "16K", "-f", "2"];
+        let (comments, rows) = table(&args);
+        let last = rows.len() - 3;
+        assert_eq!(column(&rows[last..], 5), ["rust-ops", OF_NCCL[0], OF_NCCL[1]]);
+        assert_eq!([&*rows[last][0], &*rows[last][14]], ["16384", algorithm]);
+        let at = rows.iter().position(|row| row[0] == smallest).unwrap();
+        assert_eq!(rows[at][1], count);
+        are_right(&comments, &rows);
+    }
+    let args = ["all-to-all", "--simulate", "2", "-b", "16K", "-e", "16K", "-d", "f16"];
+    let (comments, rows) = table(&[&args[..], &["--lamport-bytes", "1K"]].concat());
+    assert_eq!(column(&rows, 14), ["Push", "-", "-"]);
+    are_right(&comments, &rows);
+}
+
+#[test]
 fn a_barrier_holds_on_every_grid() {
     for (ranks, more) in [("2", &[][..]), ("5", &[]), ("3", &["--blocks", "7", "--threads", "64"])]
     {

@@ -6,6 +6,7 @@
 
 mod all_reduce;
 mod barrier;
+mod collectives;
 mod gemm;
 mod gemm_allreduce;
 mod gemm_ladder;
@@ -32,6 +33,7 @@ use selection::{Selection, VariantInfo};
 
 pub use all_reduce::AllReduce;
 pub use barrier::Barrier;
+pub use collectives::{AllGather, AllToAll, Broadcast, ReduceScatter};
 pub use gemm::Gemm;
 pub use gemm_allreduce::GemmAllReduce;
 pub use gemm_ladder::GemmLadder;

@@ -219,22 +219,61 @@ impl<const N: usize> Lamport<'_, N> {
     pub unsafe fn receive_all<T: Element>(&self, slot: u32, mine: Vec16<T>) -> [Vec16<T>; N] {
         let me = self.me();
         let mut vectors = [mine; N];
-        let done = || {
+        self.wait(slot, || {
             let mut all = true;
             let mut rank = 0;
             while rank < N {
                 if rank != me {
-                    let from = self.slot(0, self.bank, rank, slot);
-                    // SAFETY: the caller's contract; peers store whole words.
-                    let vector = unsafe { mem::load_vec_relaxed(from, Scope::Sys) };
-                    let [a, b, c, d] = vector.to_bits();
-                    all &= a != EMPTY && b != EMPTY && c != EMPTY && d != EMPTY;
-                    vectors[rank] = Vec16::from_bits([a, b, c, d]);
+                    // SAFETY: the caller's contract.
+                    let (vector, has_arrived) = unsafe { self.poll(rank, slot) };
+                    all &= has_arrived;
+                    vectors[rank] = vector;
                 }
                 rank += 1;
             }
             all
-        };
+        });
+        vectors
+    }
+
+    /// Waits for the vector that one rank sent to a slot.
+    ///
+    /// # Safety
+    ///
+    /// As [`receive_all`](Self::receive_all), for this peer only.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub unsafe fn receive<T: Element>(&self, source: usize, slot: u32) -> Vec16<T> {
+        let mut vector = Vec16::from_bits([EMPTY; 4]);
+        self.wait(slot, || {
+            // SAFETY: the caller's contract.
+            let (now, has_arrived) = unsafe { self.poll(source, slot) };
+            vector = now;
+            has_arrived
+        });
+        vector
+    }
+
+    /// What a slot holds, and whether that is a message.
+    ///
+    /// # Safety
+    ///
+    /// The contract of [`receive`](Self::receive).
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    unsafe fn poll<T: Element>(&self, source: usize, slot: u32) -> (Vec16<T>, bool) {
+        let from = self.slot(0, self.bank, source, slot);
+        // SAFETY: the caller's contract; peers store whole words.
+        let bits = unsafe { mem::load_vec_relaxed(from, Scope::Sys) }.to_bits();
+        let [a, b, c, d] = bits;
+        let has_arrived = a != EMPTY && b != EMPTY && c != EMPTY && d != EMPTY;
+        (Vec16::from_bits(bits), has_arrived)
+    }
+
+    /// Waits for messages in a slot.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    fn wait(&self, slot: u32, done: impl FnMut() -> bool) {
         let what = || WaitFor {
             kind: WaitKind::Lamport,
             index: slot,
@@ -245,7 +284,6 @@ impl<const N: usize> Lamport<'_, N> {
         };
         let outcome = poll(self.slots.comm, Deadline::NEVER, done, what);
         finish(Coop::thread(), outcome);
-        vectors
     }
 
     /// Ends the session for this block, after its last message.

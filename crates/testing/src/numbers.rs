@@ -57,8 +57,19 @@ pub fn inputs<T: Number>(seed: u64, rank: usize, count: usize) -> Vec<T> {
 /// How many of `got` differ from the sum over `n_ranks` by more than rounding allows: one f32
 /// rounding per addition, and `roundings` roundings to `T`.
 pub fn count_wrong<T: Number>(seed: u64, n_ranks: usize, roundings: usize, got: &[T]) -> usize {
-    let wrong = |index, got| is_wrong(seed, n_ranks, roundings, index, got);
-    got.iter().enumerate().filter(|&(index, got)| wrong(index, *got)).count()
+    count_wrong_from(seed, n_ranks, roundings, 0, got)
+}
+
+/// As [`count_wrong`]; `got` are the sums from element `first` on.
+pub fn count_wrong_from<T: Number>(
+    seed: u64,
+    n_ranks: usize,
+    roundings: usize,
+    first: usize,
+    got: &[T],
+) -> usize {
+    let wrong = |(i, got): (usize, &T)| is_wrong(seed, n_ranks, roundings, first + i, *got);
+    got.iter().enumerate().filter(|&element| wrong(element)).count()
 }
 
 fn is_wrong<T: Number>(seed: u64, n_ranks: usize, roundings: usize, index: usize, got: T) -> bool {

@@ -120,7 +120,7 @@ unsafe fn reduce<T: Accumulate<Acc = f32>, const N: usize>(
 ///
 /// All threads of the grid call this once.
 #[inline(always)]
-unsafe fn clear<const N: usize>(session: &Lamport<'_, N>) {
+pub(super) unsafe fn clear<const N: usize>(session: &Lamport<'_, N>) {
     let mut slot = thread::index_1d();
     while slot < session.to_clear() {
         // SAFETY: the slot is below the number, and only this thread clears it.

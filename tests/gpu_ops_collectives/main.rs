@@ -1,5 +1,7 @@
 //! Tests of `devcomm::Collectives`.
 
+mod exchange;
+
 use devcomm::{
     Algorithm, Buffer, Collectives, CollectivesOptions, DeviceSlice, Element, Rank, ReduceOp,
     Result, Stream,
@@ -36,6 +38,17 @@ numbers! {
 /// What rank `rank` sends in a launch.
 fn sent(rank: usize, launch: usize, i: usize) -> i32 {
     ((rank * 5 + launch * 3 + i) % 17) as i32 - 8
+}
+
+/// The reduction of what all ranks send.
+fn reduced(op: ReduceOp, all: impl ExactSizeIterator<Item = i32>) -> f32 {
+    let ranks = all.len() as f32;
+    match op {
+        ReduceOp::Max => all.max().unwrap_or(0) as f32,
+        ReduceOp::Min => all.min().unwrap_or(0) as f32,
+        ReduceOp::Avg => all.sum::<i32>() as f32 / ranks,
+        _ => all.sum::<i32>() as f32,
+    }
 }
 
 /// Memory of an all-reduce.
@@ -83,13 +96,7 @@ impl<T: Number> Sent<T> {
         let count = self.send.len();
         for (i, got) in got.iter().enumerate().take(count) {
             let all = (0..rank.n_ranks()).map(|rank| sent(rank, launch, i));
-            let want = match op {
-                ReduceOp::Max => all.max().unwrap_or(0) as f32,
-                ReduceOp::Min => all.min().unwrap_or(0) as f32,
-                ReduceOp::Avg => all.sum::<i32>() as f32 / rank.n_ranks() as f32,
-                _ => all.sum::<i32>() as f32,
-            };
-            assert_eq!(got.value(), want, "{op:?} {launch}: element {i} of {count}");
+            assert_eq!(got.value(), reduced(op, all), "{op:?} {launch}: element {i} of {count}");
         }
         assert!(got[count..].iter().all(|x| x.value().is_nan()), "{launch}: wrote behind the end");
         Ok(())

@@ -1,0 +1,270 @@
+//! All-gather, reduce-scatter, broadcast and all-to-all: `devcomm::Collectives` against NCCL's.
+
+use anyhow::Result;
+use clap::Args;
+use devcomm::{Algorithm, Buffer, Collectives, CollectivesOptions, DeviceSlice, ReduceOp};
+use devcomm_testing::numbers::{Number, count_wrong_from, input, inputs};
+use half::{bf16, f16};
+
+use super::job::Job;
+use super::row::Case;
+use super::selection::VariantInfo;
+use super::{Benchmark, SIMULATED_LARGEST};
+use crate::contender::{Contender, Outcome, Variant};
+use crate::harness::Harness;
+use crate::options::{Dtype, LARGEST, SizeOptions, parse_bytes};
+
+/// The flags of each of these benchmarks. A size is that of the larger buffer, and a count that of
+/// a rank's chunk.
+#[derive(Args, Clone, Debug)]
+struct Flags {
+    #[command(flatten)]
+    sizes: SizeOptions,
+
+    /// Element type
+    #[arg(short = 'd', long = "datatype", value_enum, default_value = "f32")]
+    dtype: Dtype,
+
+    /// Longest message in bytes that devcomm sends in one step (suffixes K, M, G) [default: 4M for
+    /// 2 ranks]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    lamport_bytes: Option<usize>,
+
+    /// Blocks by which devcomm sends long messages [default: 64]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    push_blocks: Option<u32>,
+}
+
+/// Declares a benchmark.
+macro_rules! benchmarks {
+    ($($operation:ident $name:literal, $method:literal, $nccl:literal;)*) => { $(
+        #[doc = concat!("The flags of `", $name, "`.")]
+        #[derive(Args, Clone, Debug)]
+        pub struct $operation {
+            #[command(flatten)]
+            flags: Flags,
+        }
+
+        impl Benchmark for $operation {
+            const NAME: &'static str = $name;
+            const VARIANTS: &'static [VariantInfo] = &[
+                (
+                    Variant::RustOps,
+                    concat!("devcomm::Collectives::", $method, " on symmetric windows"),
+                ),
+                (
+                    Variant::Nccl,
+                    concat!($nccl, " on memory of ncclMemAlloc that is not registered"),
+                ),
+                (Variant::NcclSym, concat!($nccl, " on the windows")),
+            ];
+
+            fn validate(&self) -> Result<()> {
+                self.flags.sizes.validate()
+            }
+
+            fn run(&self, job: &mut Job<'_>) -> Result<()> {
+                self.flags.run(job, Operation::$operation)
+            }
+        }
+    )* };
+}
+
+benchmarks! {
+    AllGather "all-gather", "all_gather", "ncclAllGather";
+    ReduceScatter "reduce-scatter", "reduce_scatter", "ncclReduceScatter";
+    Broadcast "broadcast", "broadcast", "ncclBroadcast";
+    AllToAll "all-to-all", "all_to_all", "ncclAlltoAll";
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Operation {
+    AllGather,
+    ReduceScatter,
+    Broadcast,
+    AllToAll,
+}
+
+/// The rank that broadcasts.
+const ROOT: usize = 0;
+
+impl Operation {
+    /// The chunks of the buffers to send and to receive in.
+    fn chunks(self, ranks: usize) -> [usize; 2] {
+        match self {
+            Self::AllGather => [1, ranks],
+            Self::ReduceScatter => [ranks, 1],
+            Self::Broadcast => [1, 1],
+            Self::AllToAll => [ranks, ranks],
+        }
+    }
+
+    /// The bus bandwidth over the algorithm bandwidth, as nccl-tests defines them.
+    fn bus(self, ranks: usize) -> f64 {
+        match self {
+            Self::Broadcast => 1.0,
+            _ => (ranks - 1) as f64 / ranks as f64,
+        }
+    }
+}
+
+impl Flags {
+    fn run(&self, job: &mut Job<'_>, operation: Operation) -> Result<()> {
+        let mut options = CollectivesOptions::new();
+        if let Some(bytes) = self.lamport_bytes {
+            options = options.lamport_bytes(bytes);
+        }
+        if let Some(blocks) = self.push_blocks {
+            options = options.push_blocks(blocks);
+        }
+        let collectives = options.build(job.harness.comm)?;
+        job.begin()?;
+        self.run_type::<f32>(job, operation, &collectives)?;
+        self.run_type::<f16>(job, operation, &collectives)?;
+        self.run_type::<bf16>(job, operation, &collectives)
+    }
+
+    fn run_type<T: Number>(
+        &self,
+        job: &mut Job<'_>,
+        operation: Operation,
+        collectives: &Collectives,
+    ) -> Result<()> {
+        if !self.dtype.includes(T::NAME) {
+            return Ok(());
+        }
+        let (harness, ranks) = (job.harness, job.harness.rank.n_ranks());
+        let [to_send, to_receive] = operation.chunks(ranks);
+        let chunks = to_send.max(to_receive);
+        let largest = harness.choose(LARGEST, SIMULATED_LARGEST);
+        for count in self.sizes.counts(largest, chunks * size_of::<T>())? {
+            let [sent, received] = [to_send * count, to_receive * count];
+            let windows = [harness.comm.window(sent)?, harness.comm.window(received)?];
+            let mut contenders = Vec::new();
+            let in_windows = || {
+                let [send, recv] = windows.each_ref().map(Buffer::device_slice);
+                Call::<T>::new(harness, operation, send, recv)
+            };
+            if job.selection.has(Variant::RustOps) {
+                contenders.push(in_windows()?.by_collectives(collectives));
+            }
+            if job.selection.has(Variant::Nccl) {
+                let (send, recv) =
+                    (harness.comm.mem_alloc(sent)?, harness.comm.mem_alloc(received)?);
+                let call =
+                    Call::<T>::new(harness, operation, send.device_slice(), recv.device_slice())?;
+                contenders.push(call.by_nccl(Variant::Nccl));
+            }
+            if job.selection.has(Variant::NcclSym) {
+                contenders.push(in_windows()?.by_nccl(Variant::NcclSym));
+            }
+            let case = Case {
+                size: chunks * count * size_of::<T>(),
+                count,
+                dtype: T::NAME,
+                redop: if operation == Operation::ReduceScatter { "sum" } else { "-" },
+                bus: operation.bus(ranks),
+                shape: None,
+                l2: None,
+            };
+            job.compare(case, &contenders)?;
+        }
+        Ok(())
+    }
+}
+
+/// An operation with its buffers.
+#[derive(Clone)]
+struct Call<'a, T> {
+    harness: &'a Harness<'a>,
+    operation: Operation,
+    send: DeviceSlice<T>,
+    recv: DeviceSlice<T>,
+}
+
+impl<'a, T: Number> Call<'a, T> {
+    /// Writes this rank's input to `send`.
+    fn new(
+        harness: &'a Harness<'a>,
+        operation: Operation,
+        send: DeviceSlice<T>,
+        recv: DeviceSlice<T>,
+    ) -> Result<Self> {
+        send.copy_from_host(&inputs(harness.run.seed, harness.rank.rank(), send.len()))?;
+        Ok(Self { harness, operation, send, recv })
+    }
+
+    /// What a broadcast sends from this rank.
+    fn of_root(&self) -> Option<DeviceSlice<T>> {
+        (self.harness.rank.rank() == ROOT).then(|| self.send.clone())
+    }
+
+    fn by_collectives(self, collectives: &'a Collectives) -> Contender<'a> {
+        let outcome = self.clone();
+        let work = move || {
+            let Self { send, recv, harness: Harness { stream, .. }, .. } = &self;
+            match self.operation {
+                Operation::AllGather => collectives.all_gather(send, recv, stream),
+                Operation::ReduceScatter => {
+                    collectives.reduce_scatter(send, recv, ReduceOp::Sum, stream)
+                }
+                Operation::Broadcast => collectives.broadcast(self.of_root(), recv, ROOT, stream),
+                Operation::AllToAll => collectives.all_to_all(send, recv, stream),
+            }
+        };
+        let algorithm = outcome.algorithm(collectives);
+        Contender::new(Variant::RustOps, work, outcome).by_algorithm(format!("{algorithm:?}"))
+    }
+
+    fn algorithm(&self, collectives: &Collectives) -> Algorithm {
+        let Self { send, recv, .. } = self;
+        match self.operation {
+            Operation::AllGather => collectives.all_gather_algorithm(send, recv),
+            Operation::ReduceScatter => {
+                collectives.reduce_scatter_algorithm(send, recv, ReduceOp::Sum)
+            }
+            Operation::Broadcast => collectives.broadcast_algorithm(self.of_root(), recv, ROOT),
+            Operation::AllToAll => collectives.all_to_all_algorithm(send, recv),
+        }
+    }
+
+    fn by_nccl(self, variant: Variant) -> Contender<'a> {
+        let outcome = self.clone();
+        let work = move || {
+            let Self { send, recv, harness: Harness { comm, stream, .. }, .. } = &self;
+            match self.operation {
+                Operation::AllGather => comm.all_gather(send, recv, stream),
+                Operation::ReduceScatter => comm.reduce_scatter(send, recv, ReduceOp::Sum, stream),
+                Operation::Broadcast => comm.broadcast(self.of_root(), recv, ROOT, stream),
+                Operation::AllToAll => comm.all_to_all(send, recv, stream),
+            }
+        };
+        Contender::new(variant, work, outcome)
+    }
+}
+
+impl<T: Number> Outcome for Call<'_, T> {
+    fn poison(&self) -> Result<()> {
+        Ok(self.recv.fill_bytes(0xff)?)
+    }
+
+    fn count_wrong(&self) -> Result<usize> {
+        let Harness { rank, run, .. } = self.harness;
+        let mut got = vec![T::nearest(0.0); self.recv.len()];
+        self.recv.copy_to_host(&mut got)?;
+        let (me, ranks) = (rank.rank(), rank.n_ranks());
+        let chunk = got.len() / self.operation.chunks(ranks)[1];
+        let expected = |i: usize| match self.operation {
+            Operation::AllToAll => input::<T>(run.seed, i / chunk, me * chunk + i % chunk),
+            Operation::Broadcast => input(run.seed, ROOT, i),
+            _ => input(run.seed, i / chunk, i % chunk),
+        };
+        Ok(match self.operation {
+            // NCCL's ring rounds each partial sum.
+            Operation::ReduceScatter => {
+                count_wrong_from(run.seed, ranks, (ranks - 1).max(1), me * chunk, &got)
+            }
+            _ => (0..got.len()).filter(|&i| got[i].bits() != expected(i).bits()).count(),
+        })
+    }
+}

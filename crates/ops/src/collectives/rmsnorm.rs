@@ -1,0 +1,119 @@
+//! All-reduces with the residual and RMSNorm behind them.
+
+use devcomm_host::{Buffer, DataType, LaunchConfig, ReduceOp, Result, Stream};
+use devcomm_kernels as kernels;
+use devcomm_kernels::collectives::rmsnorm::ROW_VECTORS;
+use devcomm_types::Element;
+use half::{bf16, f16};
+
+use super::{Algorithm, Collectives, Workspace};
+use crate::check::{check_buffer, refuse, require_context};
+
+/// The most bytes of a row that `rmsnorm` keeps in registers.
+const MAX_ROW: usize = 16 * ROW_VECTORS * 512;
+
+impl Collectives {
+    /// `residual` gets itself plus the sum of all ranks' `input`, and `output` that sum normalised
+    /// by RMSNorm: for each token, a row of as many elements as `weight` has, `sum * weight /
+    /// sqrt(mean(sum^2) + eps)`. All ranks get the same if their residuals are the same. `output`
+    /// may be `input`; nothing else overlaps.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for buffers of other lengths,
+    /// of other contexts or not aligned to 16 bytes, and for rows that are not a multiple of 16
+    /// bytes or have more than 16 KiB; those of the launch.
+    pub fn all_reduce_rmsnorm<I, R, W, O>(
+        &self,
+        input: &I,
+        residual: &R,
+        weight: &W,
+        output: &O,
+        eps: f32,
+        stream: &Stream,
+    ) -> Result<()>
+    where
+        I: Buffer<Element: Element>,
+        R: Buffer<Element = I::Element>,
+        W: Buffer<Element = I::Element>,
+        O: Buffer<Element = I::Element>,
+    {
+        let data_type = <I::Element as Element>::DATA_TYPE;
+        let (input, output) = (input.device_slice(), output.device_slice());
+        let (residual, weight) = (residual.device_slice(), weight.device_slice());
+        let (count, hidden) = (input.len(), weight.len());
+        for (name, slice, len) in [
+            ("the input", &input, count),
+            ("the residual", &residual, count),
+            ("the weight", &weight, hidden),
+            ("the output", &output, count),
+        ] {
+            require_context(name, slice.context(), self.communicator.context())?;
+            check_buffer(name, slice.device_address(), slice.len(), 1, len)?;
+        }
+        let row = hidden * data_type.size();
+        if hidden == 0 || !row.is_multiple_of(16) || row > MAX_ROW || !count.is_multiple_of(hidden)
+        {
+            return refuse(format!(
+                "{count} elements in rows of {hidden}: rows have whole vectors of 16 bytes, and at \
+                 most {MAX_ROW} bytes"
+            ));
+        }
+        if !matches!(data_type, DataType::Float32 | DataType::Float16 | DataType::Bfloat16) {
+            return refuse(format!("RMSNorm of {data_type:?}"));
+        }
+        require_context("the stream", stream.context(), self.communicator.context())?;
+        let tokens = (count / hidden) as u32;
+        let algorithm = match self.choose(&input, &output, ReduceOp::Sum) {
+            Algorithm::Lamport => Algorithm::Lamport,
+            _ => Algorithm::Nccl,
+        };
+        let threads = (row as u32 / 16).div_ceil(ROW_VECTORS as u32).next_multiple_of(32);
+        let blocks = tokens.clamp(1, stream.context().limits().multiprocessors);
+        let config = LaunchConfig::new(blocks, threads).with_dependent();
+        let target = self.compiled.on(stream);
+        let [input_at, residual, weight, output_at] =
+            [&input, &residual, &weight, &output].map(|slice| slice.device_address());
+        let hidden = hidden as u32;
+        macro_rules! launch {
+            ($type:ty) => {
+                match self.workspace.as_ref().filter(|_| algorithm == Algorithm::Lamport) {
+                    Some(Workspace { dev_comm, options, slots, slots_state, .. }) => {
+                        let capacity = options.slots(self.communicator.n_ranks()) as u32;
+                        let launch = kernels::lamport_rmsnorm::<$type>::args(
+                            dev_comm,
+                            slots,
+                            slots_state,
+                            capacity,
+                            input_at,
+                            residual,
+                            weight,
+                            output_at,
+                            tokens,
+                            hidden,
+                            eps,
+                        );
+                        // SAFETY: the buffers have the elements, aligned; dropping one waits for
+                        // the stream. The workspace is as the kernel needs it, and the launches
+                        // that use it are ordered.
+                        unsafe { launch.config(config).launch(&target) }
+                    }
+                    _ => {
+                        let launch = kernels::rmsnorm::<$type>::args(
+                            output_at, residual, weight, output_at, tokens, hidden, eps,
+                        );
+                        // SAFETY: the buffers have the elements, aligned; dropping one waits for
+                        // the stream.
+                        unsafe { launch.config(config).launch(&target) }
+                    }
+                }
+            };
+        }
+        if algorithm == Algorithm::Lamport {
+            self.order(stream)?;
+        } else {
+            self.communicator.all_reduce(&input, &output, ReduceOp::Sum, stream)?;
+        }
+        of_floats!(data_type, launch)
+    }
+}

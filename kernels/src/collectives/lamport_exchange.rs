@@ -1,0 +1,358 @@
+//! All-gather, broadcast and all-to-all of short messages within the LSA team in one step, by
+//! messages that are their own flags.
+//!
+//! A slot is empty while a word of it is [`EMPTY`], which may also be payload. So 31 lanes of a
+//! warp send 16 bytes each, and the last one sends which words of theirs were [`EMPTY`].
+
+use cuda_std::prelude::*;
+use cuda_std::vector::Vec16;
+use cuda_std::{grid, hint, mem};
+use nccl_device::{Coop, DevComm, EMPTY, Element, Lamport, LamportSlots, Window};
+
+use super::exchange::Messages;
+use super::lamport_rmsnorm::clear;
+
+/// The lane that sends marks instead of payload.
+const MARKS: u32 = warp::WARP_SIZE - 1;
+
+/// Sends messages between the ranks of the LSA team, which has 2, 4 or 8.
+///
+/// Messages are elements `T`, and need no other alignment. A message to the own rank is copied,
+/// unless it is there. `slots` and `state` are the memory of [`Lamport`] messages, with `capacity`
+/// slots for vectors from each rank, of which the launch uses [`slots`].
+///
+/// Grid: any. Block: a multiple of 32 threads up to 512, one-dimensional. May be a dependent
+/// launch. `messages` are the same in every rank.
+///
+/// # Safety
+///
+/// `input` has the messages, in ranks that send, and `output` its bytes. Nothing else accesses
+/// these until the kernel has ended, and they do not overlap, except that a rank's message to
+/// itself may be in its place. `slots` and `state` are as [`LamportSlots`] needs them.
+#[kernel(T = [u32, u8], max_threads = 512)]
+pub unsafe fn lamport_exchange<T: Element + Into<u128>>(
+    comm: DevComm,
+    slots: Window<u32>,
+    state: *mut u32,
+    capacity: u32,
+    input: *const T,
+    output: *mut T,
+    messages: Messages,
+) {
+    let part = Part { comm: &comm, input, output, messages };
+    // SAFETY: the kernel's contract.
+    unsafe {
+        match comm.lsa_team().n_ranks {
+            2 => part.exchange(LamportSlots::<2>::new(&comm, slots, capacity), state),
+            4 => part.exchange(LamportSlots::<4>::new(&comm, slots, capacity), state),
+            8 => part.exchange(LamportSlots::<8>::new(&comm, slots, capacity), state),
+            _ => panic!("the LSA team has 2, 4 or 8 ranks"),
+        }
+    }
+}
+
+/// The slots that a message of this many bytes uses.
+#[must_use]
+#[inline(always)]
+pub const fn slots(bytes: usize) -> usize {
+    bytes.div_ceil(16 * MARKS as usize) * warp::WARP_SIZE as usize
+}
+
+struct Part<'a, T> {
+    comm: &'a DevComm,
+    input: *const T,
+    output: *mut T,
+    messages: Messages,
+}
+
+impl<T: Element + Into<u128>> Part<'_, T> {
+    /// # Safety
+    ///
+    /// The kernel's contract.
+    #[inline(always)]
+    unsafe fn exchange<const N: usize>(&self, slots: LamportSlots<'_, N>, state: *mut u32) {
+        let (me, sender) = (self.comm.lsa_team().rank, self.messages.sender);
+        let used = self::slots(self.messages.bytes) as u32;
+        let threads = thread::grid_dim_x() * thread::block_dim_x();
+        let first = thread::index_1d();
+        let sends = self.messages.are_from(me);
+        grid::launch_next();
+        grid::wait_for_previous();
+        // SAFETY: the caller's contract. Each slot is used by one thread, and all lanes of a warp
+        // use those of a row together.
+        unsafe {
+            // Loads before the first send, which waits for the number of the launch.
+            let mut mine = [Vec16::from_bits([0; 4]); N];
+            if sends && first < used {
+                mine = self.load(first);
+            }
+            let session = slots.begin(state, used);
+            if sends {
+                let mut slot = first;
+                while slot < used {
+                    self.send(&session, slot, &mine);
+                    slot += threads;
+                    if slot < used {
+                        mine = self.load(slot);
+                    }
+                }
+            } else if first == 0 {
+                send_nothing(&session);
+            }
+            // While the messages are on their way.
+            clear(&session);
+            let mut slot = first;
+            while slot < used {
+                if sender == Messages::ALL {
+                    self.receive(slot, session.receive_all(slot, Vec16::from_bits([0; 4])));
+                } else if !sends {
+                    let received = unmarked(session.receive(sender as usize, slot));
+                    self.store(sender as i32, slot, received);
+                }
+                slot += threads;
+            }
+            if sender != Messages::ALL && first == 0 {
+                receive_nothing(&session, [me as usize, sender as usize]);
+            }
+            thread::sync_threads();
+            session.end(Coop::cta());
+        }
+    }
+
+    /// The payload of a slot, in the order of the distances to the ranks that get it; 0 in the lane
+    /// of the marks.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract.
+    #[inline(always)]
+    unsafe fn load<const N: usize>(&self, slot: u32) -> [Vec16<T>; N] {
+        let mut loaded = [Vec16::from_bits([0; 4]); N];
+        let Some(place) = self.place(slot) else { return loaded };
+        let message = |distance: usize| {
+            let to = self.comm.lsa_team().rotated(distance as i32);
+            self.input.wrapping_byte_add(self.messages.input(to))
+        };
+        let are_aligned = (self.input.addr() | self.messages.input_stride).is_multiple_of(16);
+        let mut distance = 0;
+        // SAFETY: the caller's contract.
+        unsafe {
+            if are_aligned && place.is_whole() {
+                while distance < N {
+                    loaded[distance] = mem::load_vec(place.of(message(distance)));
+                    distance += 1;
+                }
+            } else {
+                while distance < N {
+                    loaded[distance] = place.load(message(distance));
+                    distance += 1;
+                }
+            }
+        }
+        loaded
+    }
+
+    /// Where in a message the payload of a slot is; `None` for marks.
+    #[inline(always)]
+    fn place(&self, slot: u32) -> Option<Place> {
+        let (row, lane) = ((slot / warp::WARP_SIZE) as usize, slot % warp::WARP_SIZE);
+        let at = (row * MARKS as usize + lane as usize) * 16;
+        let left = self.messages.bytes.saturating_sub(at);
+        (lane != MARKS).then_some(Place { at, left })
+    }
+
+    /// Sends it to the peers, and copies the message to this rank.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract; all lanes of the warp call this together.
+    #[inline(always)]
+    unsafe fn send<const N: usize>(
+        &self,
+        session: &Lamport<'_, N>,
+        slot: u32,
+        mine: &[Vec16<T>; N],
+    ) {
+        let me = self.comm.lsa_team().rank;
+        let mut distance = 1;
+        while distance < N {
+            // SAFETY: the caller's contract; only this thread uses the slot.
+            unsafe { session.send(distance, slot, marked(mine[distance])) };
+            distance += 1;
+        }
+        let is_there = self.input.wrapping_byte_add(self.messages.input(me)).addr()
+            == self.output.wrapping_byte_add(self.messages.output(me)).addr();
+        if !is_there {
+            // SAFETY: the caller's contract.
+            unsafe { self.store(me, slot, mine[0]) };
+        }
+    }
+
+    /// Stores what the peers have sent to a slot.
+    ///
+    /// # Safety
+    ///
+    /// As [`send`](Self::send).
+    #[inline(always)]
+    unsafe fn receive<const N: usize>(&self, slot: u32, received: [Vec16<T>; N]) {
+        // SAFETY: the caller's contract.
+        let received = received.map(|vector| unsafe { unmarked(vector) });
+        let mut source = 0;
+        while source < N {
+            if source as i32 != self.comm.lsa_team().rank {
+                // SAFETY: the caller's contract.
+                unsafe { self.store(source as i32, slot, received[source]) };
+            }
+            source += 1;
+        }
+    }
+
+    /// Stores payload from a rank; nothing in the lane of the marks.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract.
+    #[inline(always)]
+    unsafe fn store(&self, from: i32, slot: u32, payload: Vec16<T>) {
+        let message = self.output.wrapping_byte_add(self.messages.output(from));
+        if let Some(place) = self.place(slot) {
+            // SAFETY: the caller's contract.
+            unsafe {
+                if message.addr().is_multiple_of(16) && place.is_whole() {
+                    mem::store_vec(place.of(message).cast_mut(), payload);
+                } else {
+                    place.store(message, payload);
+                }
+            }
+        }
+    }
+}
+
+/// The part of a message that is sent in a slot, in bytes.
+#[derive(Clone, Copy)]
+struct Place {
+    at: usize,
+    /// How many bytes there are from there on.
+    left: usize,
+}
+
+impl Place {
+    #[inline(always)]
+    fn is_whole(self) -> bool {
+        self.left >= 16
+    }
+
+    /// Its address.
+    #[inline(always)]
+    fn of<T>(self, message: *const T) -> *const T {
+        message.wrapping_byte_add(self.at)
+    }
+
+    /// Loads it element by element, 0 behind the last one.
+    ///
+    /// # Safety
+    ///
+    /// The message is allocated, and nothing writes these elements.
+    #[inline(always)]
+    unsafe fn load<T: Element + Into<u128>>(self, message: *const T) -> Vec16<T> {
+        let mut bits = 0;
+        self.each::<T>(|i| {
+            // SAFETY: the caller's contract.
+            let element: u128 = unsafe { mem::load(self.of(message).wrapping_add(i)) }.into();
+            bits |= element << (8 * size_of::<T>() * i);
+        });
+        Vec16::from_bits([0, 32, 64, 96].map(|shift: u32| (bits >> shift) as u32))
+    }
+
+    /// Stores it element by element.
+    ///
+    /// # Safety
+    ///
+    /// The message is allocated, and nothing else accesses these elements.
+    #[inline(always)]
+    unsafe fn store<T: Element>(self, message: *mut T, payload: Vec16<T>) {
+        // SAFETY: the caller's contract.
+        self.each::<T>(|i| unsafe {
+            mem::store(self.of(message).wrapping_add(i).cast_mut(), payload.lane(i));
+        });
+    }
+
+    /// Calls `f` with the index of each element `T`: bytes in a loop, which is shorter, and words
+    /// without one, so that loads are in flight together.
+    #[inline(always)]
+    fn each<T: Element>(self, mut f: impl FnMut(usize)) {
+        let mut i = 0;
+        if size_of::<T>() == 1 {
+            while i < hint::opaque_usize(16) && i < self.left {
+                f(i);
+                i += 1;
+            }
+        } else {
+            while i < Vec16::<T>::LANES {
+                if i * size_of::<T>() < self.left {
+                    f(i);
+                }
+                i += 1;
+            }
+        }
+    }
+}
+
+/// What a lane sends: its payload, or which words of the others' are [`EMPTY`]. The lane of the
+/// marks has no such word, so that its bit is never set, and no mark is [`EMPTY`].
+///
+/// # Safety
+///
+/// All lanes of the warp call this together.
+#[inline(always)]
+unsafe fn marked<T: Element>(payload: Vec16<T>) -> Vec16<T> {
+    // SAFETY: the caller's contract.
+    let marks = payload.to_bits().map(|word| unsafe { warp::ballot(word == EMPTY) });
+    if warp::lane_id() == MARKS { Vec16::from_bits(marks) } else { payload }
+}
+
+/// The payload that a lane has received.
+///
+/// # Safety
+///
+/// All lanes of the warp call this together.
+#[inline(always)]
+unsafe fn unmarked<T: Element>(received: Vec16<T>) -> Vec16<T> {
+    Vec16::from_bits(received.to_bits().map(|word| {
+        // SAFETY: the caller's contract.
+        let marks = unsafe { warp::shuffle_idx(word, MARKS) };
+        if marks >> warp::lane_id() & 1 == 1 { EMPTY } else { word }
+    }))
+}
+
+/// Sends a message without payload to each peer: the session requires one.
+///
+/// # Safety
+///
+/// One thread of a rank that sends no other messages calls this.
+#[inline(always)]
+unsafe fn send_nothing<const N: usize>(session: &Lamport<'_, N>) {
+    let mut distance = 1;
+    while distance < N {
+        // SAFETY: the caller's contract; the launch uses at least one slot.
+        unsafe { session.send(distance, 0, Vec16::<u8>::from_bits([0; 4])) };
+        distance += 1;
+    }
+}
+
+/// Receives the messages without payload of all ranks but these.
+///
+/// # Safety
+///
+/// One thread calls this, and those ranks send them.
+#[inline(always)]
+unsafe fn receive_nothing<const N: usize>(session: &Lamport<'_, N>, but: [usize; 2]) {
+    let mut source = 0;
+    while source < N {
+        if source != but[0] && source != but[1] {
+            // SAFETY: the caller's contract.
+            unsafe { session.receive::<u8>(source, 0) };
+        }
+        source += 1;
+    }
+}

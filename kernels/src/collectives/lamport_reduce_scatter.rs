@@ -1,0 +1,141 @@
+//! Reduce-scatter of short messages within the LSA team in one step: every rank sends to each peer
+//! the part that it reduces, in messages that are their own flags.
+
+use cuda_std::grid;
+use cuda_std::prelude::*;
+use cuda_std::vector::{Accumulate, Vec16};
+use half::{bf16, f16};
+use nccl_device::{Coop, DevComm, Lamport, LamportSlots, Window};
+
+use super::elements::Elements;
+use super::lamport_rmsnorm::clear;
+use super::reduction::Reduction;
+
+/// `output[i]` becomes the reduction over the ranks of `input[rank * count + i]`, where `rank` is
+/// this rank, for `i < count`, in every rank of the LSA team, which has 2, 4 or 8.
+///
+/// f16 and bf16 are reduced in f32 and rounded once. `output` may be `input + rank * count`. -0
+/// counts as +0.
+///
+/// `slots` and `state` are the memory of [`Lamport`] messages, with `capacity` slots for vectors
+/// from each rank.
+///
+/// Grid: any. Block: at most 512 threads, one-dimensional. May be a dependent launch. `count` is in
+/// elements, the same in every rank.
+///
+/// # Safety
+///
+/// `output` has `count` elements, and `input` as many for each rank. Nothing else accesses them
+/// until the kernel has ended. `slots` and `state` are as [`LamportSlots`] needs them.
+#[kernel(T = [f32, f16, bf16], max_threads = 512)]
+pub unsafe fn lamport_reduce_scatter<T: Accumulate<Acc = f32>>(
+    comm: DevComm,
+    slots: Window<u32>,
+    state: *mut u32,
+    capacity: u32,
+    input: *const T,
+    output: *mut T,
+    count: usize,
+    reduction: Reduction,
+) {
+    let output = Elements::new(output, count);
+    let part = Part { comm: &comm, input, output, count, reduction };
+    // SAFETY: the kernel's contract.
+    unsafe {
+        match comm.lsa_team().n_ranks {
+            2 => part.reduce(LamportSlots::<2>::new(&comm, slots, capacity), state),
+            4 => part.reduce(LamportSlots::<4>::new(&comm, slots, capacity), state),
+            8 => part.reduce(LamportSlots::<8>::new(&comm, slots, capacity), state),
+            _ => panic!("the LSA team has 2, 4 or 8 ranks"),
+        }
+    }
+}
+
+struct Part<'a, T> {
+    comm: &'a DevComm,
+    input: *const T,
+    output: Elements<T>,
+    count: usize,
+    reduction: Reduction,
+}
+
+impl<T: Accumulate<Acc = f32>> Part<'_, T> {
+    /// # Safety
+    ///
+    /// The kernel's contract.
+    #[inline(always)]
+    unsafe fn reduce<const N: usize>(&self, slots: LamportSlots<'_, N>, state: *mut u32) {
+        let vectors = self.output.vectors() as u32;
+        let threads = thread::grid_dim_x() * thread::block_dim_x();
+        let first = thread::index_1d();
+        grid::launch_next();
+        grid::wait_for_previous();
+        // SAFETY: the caller's contract. Each slot is used by one thread.
+        unsafe {
+            // Loads before the first send, which waits for the number of the launch.
+            let mut mine = self.load::<N>(first);
+            let session = slots.begin(state, vectors);
+            let mut slot = first;
+            while slot < vectors {
+                self.send(&session, slot, &mine);
+                slot += threads;
+                mine = self.load(slot);
+            }
+            // While the messages are on their way.
+            clear(&session);
+            let mut slot = first;
+            while slot < vectors {
+                let mine = self.reduction.scale(self.part(0).load(slot as usize));
+                let all = session.receive_all(slot, mine);
+                self.output.store(slot as usize, self.reduction.reduce(all));
+                slot += threads;
+            }
+            thread::sync_threads();
+            session.end(Coop::cta());
+        }
+    }
+
+    /// What the rank `distance` after this one reduces.
+    #[inline(always)]
+    fn part(&self, distance: usize) -> Elements<T> {
+        let rank = self.comm.lsa_team().rotated(distance as i32) as usize;
+        Elements::new(self.input.wrapping_add(rank * self.count).cast_mut(), self.count)
+    }
+
+    /// A vector of each peer's part, in the order of the distances; 0 behind the last one.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract.
+    #[inline(always)]
+    unsafe fn load<const N: usize>(&self, slot: u32) -> [Vec16<T>; N] {
+        let mut loaded = [Vec16::from_bits([0; 4]); N];
+        let mut distance = 1;
+        while distance < N {
+            // SAFETY: the caller's contract.
+            loaded[distance] = unsafe { self.part(distance).load(slot as usize) };
+            distance += 1;
+        }
+        loaded
+    }
+
+    /// Sends them.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract.
+    #[inline(always)]
+    unsafe fn send<const N: usize>(
+        &self,
+        session: &Lamport<'_, N>,
+        slot: u32,
+        mine: &[Vec16<T>; N],
+    ) {
+        let mut distance = 1;
+        while distance < N {
+            // SAFETY: the caller's contract; only this thread uses the slot.
+            unsafe { session.send(distance, slot, self.reduction.scale(mine[distance])) };
+            distance += 1;
+        }
+    }
+}

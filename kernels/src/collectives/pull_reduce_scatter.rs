@@ -1,0 +1,117 @@
+//! Reduce-scatter of long messages within the LSA team: every rank loads its part of the peers'
+//! inputs, between two barriers.
+
+use cuda_std::prelude::*;
+use cuda_std::vector::{Accumulate, Vec16};
+use cuda_std::{grid, mem};
+use half::{bf16, f16};
+use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Team, Window};
+
+use super::reduction::Reduction;
+
+/// `output[i]` becomes the reduction over the ranks of `input[first + rank * count + i]`, where
+/// `rank` is this rank and `count` is `len` divided by the ranks, for `i < count`, in every rank of
+/// the LSA team, which has 2, 4 or 8.
+///
+/// f16 and bf16 are reduced in f32 and rounded once. The output may be this rank's part of the
+/// input.
+///
+/// Grid: any, up to the device communicator's LSA barriers, the same in every rank. Block: at most
+/// 512 threads, one-dimensional. May be a dependent launch. `first` and `len` are in elements, the
+/// same in every rank.
+///
+/// # Safety
+///
+/// `output` has `count` elements. It begins at a multiple of 16 bytes, as does the input, and
+/// `count` elements are a multiple of 16 bytes. Nothing else accesses the output and writes the
+/// input until the kernel has ended in every rank.
+#[kernel(
+    T = [f32, f16, bf16],
+    max_threads = 512,
+    requires(first <= input.len(), len <= input.len() - first)
+)]
+pub unsafe fn pull_reduce_scatter<T: Accumulate<Acc = f32>>(
+    comm: DevComm,
+    input: Window<T>,
+    first: usize,
+    len: usize,
+    output: *mut T,
+    reduction: Reduction,
+) {
+    let team = comm.lsa_team();
+    let first = first / Vec16::<T>::LANES;
+    let part = Part { team, input, first, len, output, reduction };
+    grid::launch_next();
+    grid::wait_for_previous();
+    let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
+    // From here on all inputs are there.
+    barrier.sync(MemoryOrder::Acquire);
+    // SAFETY: the kernel's contract.
+    unsafe {
+        match team.n_ranks {
+            2 => part.reduce::<2, 8>(),
+            4 => part.reduce::<4, 4>(),
+            8 => part.reduce::<8, 1>(),
+            _ => panic!("the LSA team has 2, 4 or 8 ranks"),
+        }
+    }
+    barrier.sync(MemoryOrder::Release);
+}
+
+struct Part<T> {
+    team: Team,
+    input: Window<T>,
+    /// The first vector of the input.
+    first: usize,
+    /// Elements of the input.
+    len: usize,
+    output: *mut T,
+    reduction: Reduction,
+}
+
+impl<T: Accumulate<Acc = f32>> Part<T> {
+    /// Reduces this thread's vectors, with `UNROLL` of each rank in flight.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract; the team has `N` ranks. All threads of the grid call this.
+    #[inline(always)]
+    unsafe fn reduce<const N: usize, const UNROLL: usize>(&self) {
+        let Self { team, input, .. } = *self;
+        let vectors = self.len / Vec16::<T>::LANES / N;
+        let first = self.first + team.rank as usize * vectors;
+        let row = (thread::grid_dim_x() * thread::block_dim_x()) as usize;
+        let mut parts = [input.local(); N];
+        let mut distance = 1;
+        while distance < N {
+            parts[distance] = input.lsa(team.rotated(distance as i32));
+            distance += 1;
+        }
+        let mut at = thread::index_1d() as usize;
+        while at < vectors {
+            let mut loaded = [[Vec16::<T>::from_bits([0; 4]); N]; UNROLL];
+            let mut u = 0;
+            // SAFETY: the caller's contract; each vector is reduced by one thread.
+            unsafe {
+                while u < UNROLL {
+                    let mut distance = 0;
+                    while distance < N && at + u * row < vectors {
+                        loaded[u][distance] = parts[distance].load_vec(first + at + u * row);
+                        distance += 1;
+                    }
+                    u += 1;
+                }
+                let mut u = 0;
+                while u < UNROLL {
+                    if at + u * row < vectors {
+                        let scaled = loaded[u].map(|vector| self.reduction.scale(vector));
+                        let to = self.output.wrapping_add((at + u * row) * Vec16::<T>::LANES);
+                        mem::store_vec(to, self.reduction.reduce(scaled));
+                    }
+                    u += 1;
+                }
+            }
+            at += UNROLL * row;
+        }
+    }
+}

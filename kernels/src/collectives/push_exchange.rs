@@ -1,0 +1,148 @@
+//! All-gather, broadcast and all-to-all of long messages within the LSA team: every rank stores its
+//! messages to the peers' windows, between two barriers.
+
+use cuda_std::prelude::*;
+use cuda_std::vector::Vec16;
+use cuda_std::{grid, mem};
+use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
+
+use super::exchange::Messages;
+
+/// Vectors that a thread has in flight.
+const UNROLL: usize = 4;
+
+/// Sends messages between the ranks of the LSA team.
+///
+/// The output begins at byte `first` of `output`. A message to the own rank is copied, unless it is
+/// there.
+///
+/// Grid: any, up to the device communicator's LSA barriers, the same in every rank. Block: at most
+/// 512 threads, one-dimensional. May be a dependent launch. `first` and `messages` are the same
+/// in every rank.
+///
+/// # Safety
+///
+/// `input` has the messages, in ranks that send. All messages begin at a multiple of 16 bytes, in
+/// the input and in the output. Nothing else accesses these bytes until the kernel has ended in
+/// every rank, and they do not overlap, except that a rank's message to itself may be in its place.
+#[kernel(
+    max_threads = 512,
+    requires(first <= output.len(), messages.output_bytes <= output.len() - first)
+)]
+pub unsafe fn push_exchange(
+    comm: DevComm,
+    input: *const u8,
+    output: Window<u8>,
+    first: usize,
+    messages: Messages,
+) {
+    let team = comm.lsa_team();
+    grid::launch_next();
+    grid::wait_for_previous();
+    let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
+    // From here on no rank's stream accesses its output.
+    barrier.sync(MemoryOrder::Acquire);
+    if messages.are_from(team.rank) {
+        let copy = |to: i32| {
+            let output = if to == team.rank { output.local() } else { output.lsa(to) };
+            let into = output.as_ptr().wrapping_add(first + messages.output(team.rank));
+            Copy { from: input.wrapping_add(messages.input(to)), into, bytes: messages.bytes }
+        };
+        let own = copy(team.rank);
+        // A message that is in its place has nothing to copy.
+        let own = if own.from == own.into { own.empty() } else { own };
+        let mut distance = 1;
+        while distance < team.n_ranks {
+            // The own message is copied while NVLink is busy with the first one.
+            let own = if distance == 1 { own } else { own.empty() };
+            // SAFETY: the kernel's contract; each vector is copied by one thread.
+            unsafe { copy_both(copy(team.rotated(distance)), own) };
+            distance += 1;
+        }
+    }
+    barrier.sync(MemoryOrder::Release);
+}
+
+/// A message and its place.
+#[derive(Clone, Copy)]
+struct Copy {
+    from: *const u8,
+    into: *mut u8,
+    bytes: usize,
+}
+
+/// Copies two messages together, this thread's vectors of them. One of them may be empty.
+///
+/// # Safety
+///
+/// Nothing else accesses these bytes. All threads of the grid call this.
+#[inline(always)]
+unsafe fn copy_both(message: Copy, own: Copy) {
+    let row = (thread::grid_dim_x() * thread::block_dim_x()) as usize;
+    let first = thread::index_1d() as usize;
+    let mut at = first;
+    // SAFETY: the caller's contract.
+    unsafe {
+        while at < message.bytes / 16 {
+            message.copy_rows(at, row);
+            own.copy_rows(at, row);
+            at += UNROLL * row;
+        }
+        if first == 0 {
+            message.copy_tail();
+            own.copy_tail();
+        }
+    }
+}
+
+impl Copy {
+    /// No message.
+    #[inline(always)]
+    fn empty(self) -> Self {
+        Self { bytes: 0, ..self }
+    }
+
+    /// Copies the whole vectors `at`, `at + row`, .., as many as a thread has in flight.
+    ///
+    /// # Safety
+    ///
+    /// Nothing else accesses these vectors.
+    #[inline(always)]
+    unsafe fn copy_rows(self, at: usize, row: usize) {
+        let mut loaded = [Vec16::<u8>::from_bits([0; 4]); UNROLL];
+        let mut u = 0;
+        // SAFETY: the caller's contract; both are aligned.
+        unsafe {
+            while u < UNROLL {
+                if at + u * row < self.bytes / 16 {
+                    loaded[u] = mem::load_vec(self.from.wrapping_add(16 * (at + u * row)));
+                }
+                u += 1;
+            }
+            let mut u = 0;
+            while u < UNROLL {
+                if at + u * row < self.bytes / 16 {
+                    mem::store_vec(self.into.wrapping_add(16 * (at + u * row)), loaded[u]);
+                }
+                u += 1;
+            }
+        }
+    }
+
+    /// Copies the bytes behind the whole vectors.
+    ///
+    /// # Safety
+    ///
+    /// Nothing else accesses these bytes.
+    #[inline(always)]
+    unsafe fn copy_tail(self) {
+        let mut at = self.bytes / 16 * 16;
+        while at < self.bytes {
+            // SAFETY: the caller's contract.
+            unsafe {
+                mem::store(self.into.wrapping_add(at), mem::load(self.from.wrapping_add(at)))
+            };
+            at += 1;
+        }
+    }
+}

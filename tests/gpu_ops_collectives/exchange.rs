@@ -1,0 +1,357 @@
+//! All-gather, broadcast, all-to-all and reduce-scatter.
+
+use devcomm::{
+    Algorithm, Buffer, Collectives, CollectivesOptions, Communicator, DeviceSlice, Element, Graph,
+    Rank, ReduceOp, Result, Stream,
+};
+use devcomm_testing::machines::on_gpus;
+use half::bf16;
+
+use super::{Number, sent};
+
+/// An element of any bits.
+trait Bits: Element + PartialEq + std::fmt::Debug {
+    /// The element with all bits set.
+    const ONES: Self;
+
+    /// Element `i` of what rank `from` sends to rank `to` in a launch. Every other one has the bits
+    /// of an empty slot.
+    fn of(from: usize, to: usize, launch: usize, i: usize) -> Self;
+}
+
+impl Bits for u32 {
+    const ONES: Self = Self::MAX;
+
+    fn of(from: usize, to: usize, launch: usize, i: usize) -> Self {
+        let key = (from << 20 | to << 16 | launch << 8) as u32 ^ i as u32;
+        if key.is_multiple_of(2) { 0x8000_0000 } else { key.wrapping_mul(0x9e37_79b1) }
+    }
+}
+
+impl Bits for u8 {
+    const ONES: Self = Self::MAX;
+
+    fn of(from: usize, to: usize, launch: usize, i: usize) -> Self {
+        u32::of(from, to, launch, i / 4).to_le_bytes()[i % 4]
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Operation {
+    AllGather,
+    Broadcast(usize),
+    AllToAll,
+}
+use Operation::{AllGather, AllToAll, Broadcast};
+
+/// Where the memory of an operation is.
+#[derive(Clone, Copy, PartialEq)]
+enum Memory {
+    /// In no window, this many elements behind an aligned address.
+    Plain(usize),
+    /// In windows; what is sent is in its place in the memory that receives.
+    InPlace,
+    /// In windows.
+    Window,
+    /// What is sent is not aligned; what is received is in a window.
+    Odd,
+}
+
+/// An operation with its memory, whose last element stays as it is.
+struct Exchange<T> {
+    operation: Operation,
+    /// Elements of a message.
+    count: usize,
+    send: DeviceSlice<T>,
+    memory: DeviceSlice<T>,
+}
+
+impl<T: Bits> Exchange<T> {
+    fn new(
+        comm: &Communicator,
+        operation: Operation,
+        count: usize,
+        memory: Memory,
+    ) -> Result<Self> {
+        let (ranks, rank) = (comm.n_ranks(), comm.rank());
+        let allocate = |len: usize| match memory {
+            Memory::Plain(skip) => comm.mem_alloc::<T>(skip + len)?.slice(skip..),
+            _ => Ok(comm.window::<T>(len)?.device_slice()),
+        };
+        let (sent, received) = match operation {
+            AllGather => (count, ranks * count),
+            Broadcast(_) => (count, count),
+            AllToAll => (ranks * count, ranks * count),
+        };
+        let memory_of_all = allocate(received + 1)?;
+        let send = match (operation, memory) {
+            (AllGather, Memory::InPlace) => {
+                memory_of_all.slice(rank * count..(rank + 1) * count)?
+            }
+            (Broadcast(_), Memory::InPlace) => memory_of_all.slice(..count)?,
+            (_, Memory::Odd) => comm.mem_alloc::<T>(1 + sent)?.slice(1..)?,
+            _ => allocate(sent)?,
+        };
+        Ok(Self { operation, count, send, memory: memory_of_all })
+    }
+
+    fn fill(&self, rank: usize, launch: usize) -> Result<()> {
+        self.memory.fill_bytes(0xff)?;
+        // A broadcast's receivers send nothing.
+        if !matches!(self.operation, Broadcast(root) if root != rank) {
+            let of = |i| match self.operation {
+                AllToAll => T::of(rank, i / self.count, launch, i % self.count),
+                _ => T::of(rank, 0, launch, i),
+            };
+            self.send.copy_from_host(&(0..self.send.len()).map(of).collect::<Vec<_>>())?;
+        }
+        Ok(())
+    }
+
+    fn run(&self, collectives: &Collectives, rank: usize, stream: &Stream) -> Result<Algorithm> {
+        let Self { operation, send, memory, .. } = self;
+        let recv = memory.slice(..memory.len() - 1)?;
+        Ok(match *operation {
+            AllGather => {
+                collectives.all_gather(send, &recv, stream)?;
+                collectives.all_gather_algorithm(send, &recv)
+            }
+            Broadcast(root) => {
+                // What the other ranks pass is not used.
+                let send = if rank == root { send.clone() } else { send.slice(..1)? };
+                collectives.broadcast(Some(send.clone()), &recv, root, stream)?;
+                collectives.broadcast_algorithm(Some(send), &recv, root)
+            }
+            AllToAll => {
+                collectives.all_to_all(send, &recv, stream)?;
+                collectives.all_to_all_algorithm(send, &recv)
+            }
+        })
+    }
+
+    fn check(&self, rank: usize, launch: usize) -> Result<()> {
+        let Self { operation, count, memory, .. } = self;
+        let mut got = vec![T::ONES; memory.len()];
+        memory.copy_to_host(&mut got)?;
+        for (i, got) in got[..memory.len() - 1].iter().enumerate() {
+            let want = match *operation {
+                AllGather => T::of(i / count, 0, launch, i % count),
+                Broadcast(root) => T::of(root, 0, launch, i),
+                AllToAll => T::of(i / count, rank, launch, i % count),
+            };
+            assert_eq!(*got, want, "{launch}: {operation:?} of {count}, element {i}");
+        }
+        assert_eq!(got.last(), Some(&T::ONES), "{launch}: {operation:?} wrote behind the end");
+        Ok(())
+    }
+}
+
+/// Operations one after the other without a wait, twice, the second time replayed from a graph
+/// with other data.
+fn all_follow_each_other<T: Bits>(
+    rank: &Rank,
+    options: CollectivesOptions,
+    by: Algorithm,
+    all: &[(Operation, usize, Memory)],
+) -> Result<()> {
+    let (comm, stream) = (rank.communicator()?, rank.stream()?);
+    let (collectives, rank_number) = (options.build(comm)?, rank.rank());
+    let exchanges: Result<Vec<_>> = all
+        .iter()
+        .map(|&(operation, count, memory)| Exchange::<T>::new(comm, operation, count, memory))
+        .collect();
+    let exchanges = exchanges?;
+    let run = || -> Result<()> {
+        exchanges.iter().try_for_each(|exchange| {
+            let algorithm = exchange.run(&collectives, rank_number, &stream)?;
+            assert_eq!(algorithm, by, "{:?} of {}", exchange.operation, exchange.count);
+            Ok(())
+        })
+    };
+    let mut graph: Option<Graph> = None;
+    for launch in 0..3 {
+        for exchange in &exchanges {
+            exchange.fill(rank_number, launch)?;
+        }
+        // Peers write to the windows from now on.
+        rank.barrier()?;
+        match &graph {
+            None => run()?,
+            Some(graph) => graph.launch(&stream)?,
+        }
+        stream.synchronize()?;
+        exchanges.iter().try_for_each(|exchange| exchange.check(rank_number, launch))?;
+        if graph.is_none() {
+            graph = Some(stream.capture(run)?);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn short_exchanges_follow_each_other() {
+    use Memory::{InPlace, Plain};
+    for ranks in [2, 4, 8] {
+        on_gpus("short_exchanges_follow_each_other", ranks, |rank| {
+            // More than a warp's row, and than a block's.
+            let long = if rank.is_simulated() { 700 } else { 100_003 };
+            let last = rank.n_ranks() - 1;
+            let all = [
+                (AllToAll, 1, Plain(0)),
+                (AllGather, 3, InPlace),
+                (Broadcast(0), long, Plain(0)),
+                (Broadcast(last), 5, InPlace),
+                (AllToAll, 33, Plain(1)),
+                (AllGather, long, Plain(3)),
+                (Broadcast(1), 124, Plain(4)),
+                (AllGather, 124, Memory::Window),
+            ];
+            let options = only_short(rank);
+            all_follow_each_other::<u32>(rank, options, Algorithm::Lamport, &all)?;
+            let some = if rank.n_ranks() == 2 { 8 } else { 2 };
+            all_follow_each_other::<u8>(rank, options, Algorithm::Lamport, &all[..some])
+        });
+    }
+}
+
+/// Options with which messages are short, and with less memory on simulated GPUs.
+fn only_short(rank: &Rank) -> CollectivesOptions {
+    match rank.is_simulated() {
+        true => CollectivesOptions::new().lamport_bytes(16 << 10).push_blocks(1),
+        false => CollectivesOptions::new(),
+    }
+}
+
+/// Options with which all messages are long, on simulated GPUs.
+fn only_long(rank: &Rank) -> CollectivesOptions {
+    match rank.is_simulated() {
+        true => CollectivesOptions::new().lamport_bytes(64).push_blocks(2),
+        false => CollectivesOptions::new(),
+    }
+}
+
+#[test]
+fn long_exchanges_follow_each_other() {
+    use Memory::{InPlace, Odd, Window};
+    for ranks in [2, 4] {
+        on_gpus("long_exchanges_follow_each_other", ranks, |rank| {
+            // More than the threads have in flight, and less.
+            let [more, less] = match rank.is_simulated() {
+                true => [16 * 9001, 16],
+                false => [16 << 20, (4 << 20) + 16],
+            };
+            let mut all = vec![
+                (AllGather, more, Window),
+                (AllGather, less, InPlace),
+                (AllToAll, less, Window),
+                (AllToAll, more + 32, Window),
+                (AllGather, less, Window),
+            ];
+            if rank.n_ranks() == 2 {
+                all.extend([(Broadcast(0), more + 3, InPlace), (Broadcast(1), less + 1, Odd)]);
+            }
+            all_follow_each_other::<u8>(rank, only_long(rank), Algorithm::Push, &all)
+        });
+    }
+}
+
+#[test]
+fn nccl_exchanges_what_load_and_store_do_not() {
+    use Memory::{InPlace, Plain};
+    on_gpus("nccl_exchanges_what_load_and_store_do_not", 2, |rank| {
+        let count = if rank.is_simulated() { 35 } else { (5 << 20) + 3 };
+        // Neither short nor aligned, and not in a window.
+        let all = [(AllGather, count, InPlace), (AllToAll, count, Plain(0))];
+        all_follow_each_other::<u8>(rank, only_long(rank), Algorithm::Nccl, &all)
+    });
+}
+
+/// Reduce-scatters of these counts, in and out of place, one after the other with all-gathers and
+/// all-reduces between.
+fn reduces<T: Number>(
+    rank: &Rank,
+    options: CollectivesOptions,
+    by: Algorithm,
+    op: ReduceOp,
+    counts: &[usize],
+) -> Result<()> {
+    let (comm, stream) = (rank.communicator()?, rank.stream()?);
+    let (collectives, ranks) = (options.build(comm)?, rank.n_ranks());
+    let one = comm.mem_alloc::<f32>(1)?;
+    one.copy_from_host(&[1.0])?;
+    let others = comm.mem_alloc::<f32>(ranks)?;
+    let mut all = Vec::new();
+    for (launch, &count) in counts.iter().enumerate() {
+        let send = comm.window::<T>(ranks * count)?.device_slice();
+        let of = |i| T::of(sent(rank.rank(), launch, i));
+        send.copy_from_host(&(0..send.len()).map(of).collect::<Vec<_>>())?;
+        let recv = match launch % 2 {
+            0 => send.slice(rank.rank() * count..(rank.rank() + 1) * count)?,
+            _ => comm.mem_alloc::<T>(count)?.device_slice(),
+        };
+        all.push((send, recv));
+    }
+    rank.barrier()?;
+    for (send, recv) in &all {
+        assert_eq!(collectives.reduce_scatter_algorithm(send, recv, op), by, "{}", recv.len());
+        collectives.reduce_scatter(send, recv, op, &stream)?;
+        collectives.all_reduce(&one, &one, ReduceOp::Max, &stream)?;
+        collectives.all_gather(&one, &others, &stream)?;
+    }
+    stream.synchronize()?;
+    let mut ones = vec![0.0; ranks];
+    others.copy_to_host(&mut ones)?;
+    assert_eq!(ones, vec![1.0; ranks]);
+    for (launch, (_, recv)) in all.iter().enumerate() {
+        let mut got = vec![T::of(0); recv.len()];
+        recv.copy_to_host(&mut got)?;
+        for (i, got) in got.iter().enumerate() {
+            let at = rank.rank() * recv.len() + i;
+            let want = super::reduced(op, (0..ranks).map(|rank| sent(rank, launch, at)));
+            assert_eq!(got.value(), want, "{launch}: {op:?}, element {i} of {}", recv.len());
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn reduce_scatters_follow_each_other() {
+    for ranks in [2, 4, 8] {
+        on_gpus("reduce_scatters_follow_each_other", ranks, |rank| {
+            let (short, long) = match rank.is_simulated() {
+                true => ([1, 7, 64, 300, 8], [48, 9000, 800]),
+                false => ([1, 7, 64, 100_003, 8192], [4 << 20, 16 << 20, 3 << 20]),
+            };
+            let options = only_short(rank);
+            reduces::<f32>(rank, options, Algorithm::Lamport, ReduceOp::Sum, &short)?;
+            reduces::<bf16>(rank, options, Algorithm::Lamport, ReduceOp::Min, &short[..2])?;
+            if rank.n_ranks() == 8 {
+                return Ok(());
+            }
+            reduces::<bf16>(rank, only_long(rank), Algorithm::Pull, ReduceOp::Avg, &long)
+        });
+    }
+}
+
+#[test]
+fn exchanges_of_other_lengths_are_refused() {
+    on_gpus("exchanges_of_other_lengths_are_refused", 2, |rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let collectives = Collectives::new(comm)?;
+        let (four, seven) = (comm.mem_alloc::<i64>(4)?, comm.mem_alloc::<i64>(7)?);
+        let four_floats = comm.mem_alloc::<f32>(4)?;
+        for (refused, reason) in [
+            (collectives.all_gather(&four, &seven, &stream), "7 elements are not 2 times 4"),
+            (collectives.all_to_all(&seven, &seven, &stream), "7 elements are not 2 times 3"),
+            (
+                collectives.reduce_scatter(&four_floats, &four_floats, ReduceOp::Sum, &stream),
+                "4 elements are not 2 times 4",
+            ),
+            (collectives.broadcast(Some(four.device_slice()), &four, 2, &stream), "rank"),
+        ] {
+            let message = refused.err().map(|error| error.to_string()).unwrap_or_default();
+            assert!(message.contains(reason), "{message}");
+        }
+        Ok(())
+    });
+}
