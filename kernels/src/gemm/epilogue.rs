@@ -33,6 +33,13 @@ pub trait Epilogue: Copy {
     /// Replaces a thread's sums by what is rounded and stored. It is called once for each element
     /// of C, when the kernels before a dependent launch have ended.
     fn apply<F: Fragment>(&self, sums: &mut F);
+
+    /// Whether `apply` changes nothing. Kernels then pass over its code at once, for a tile, which
+    /// is one miss of the instruction cache and not one for each part.
+    #[inline(always)]
+    fn is_identity(&self) -> bool {
+        false
+    }
 }
 
 /// A thread's sums, of some rows and columns of C. Some may lie outside: these are not stored.
@@ -116,13 +123,6 @@ pub const GELU: [f32; 2] = [1.595_769, 0.071_354_814];
 pub const SILU: [f32; 2] = [1.0, 0.0];
 
 impl<O: Float> Fused<O> {
-    /// Whether the sums stay as they are.
-    #[inline(always)]
-    fn is_none(&self) -> bool {
-        let pointers = self.scale_a.addr() | self.scale_b.addr() | self.bias.addr();
-        pointers | self.residual.addr() == 0 && self.linear == 0.0
-    }
-
     /// The product of the scales.
     #[inline(always)]
     fn scale(&self) -> f32 {
@@ -187,13 +187,15 @@ impl<O: Float> Fused<O> {
 impl<O: Float> Epilogue for Fused<O> {
     type Output = O;
 
-    /// Tests each part once, not for each sum, and first whether there is any: a jump over all of
-    /// them is one miss of the instruction cache.
+    #[inline(always)]
+    fn is_identity(&self) -> bool {
+        let pointers = self.scale_a.addr() | self.scale_b.addr() | self.bias.addr();
+        pointers | self.residual.addr() == 0 && self.linear == 0.0
+    }
+
+    /// Tests each part once, not for each sum.
     #[inline(always)]
     fn apply<F: Fragment>(&self, sums: &mut F) {
-        if self.is_none() {
-            return;
-        }
         if !self.scale_a.is_null() || !self.scale_b.is_null() {
             let scale = self.scale();
             sums.update(|sum| scale * sum);

@@ -5,10 +5,12 @@
 //! load, one each factor, so that the loads of B begin before the previous kernel has ended; one or
 //! two warpgroups multiply. Tiles of the last round are split over the blocks of a cluster, which
 //! add their sums through distributed shared memory. Blocks of a cluster that compute neighbouring
-//! tiles load the rows that they share once, each a part for all.
+//! tiles may load the rows that they share once, each a part for all.
 
-use cuda_std::convert::Half;
-use cuda_std::mbarrier::{self, MBarrier};
+use core::marker::PhantomData;
+
+use cuda_std::convert::{Float, Half};
+use cuda_std::mbarrier::MBarrier;
 use cuda_std::prelude::*;
 use cuda_std::tile::{Pipeline, PipelineState, Schedule, SharedTile, TileMemory};
 use cuda_std::vector::Vec16;
@@ -50,6 +52,9 @@ pub trait Shape {
     /// Tiles of 64 terms in a stage: more for small tiles, of which a barrier is a large
     /// part of the time.
     const DEPTH: u32;
+    /// Whether blocks of a cluster may share what they load. The code for it makes every launch
+    /// longer.
+    const SHARES: bool;
     /// Terms of a stage.
     const K: u32 = Self::DEPTH * TILE_K;
     /// Bytes of a stage.
@@ -66,9 +71,15 @@ pub trait Shape {
 }
 
 macro_rules! shapes {
-    ($($name:ident: $m:literal x $n:literal, $depth:literal;)*) => {
+    ($($name:ident: $m:literal x $n:literal, $depth:literal, $shares:literal;)*) => {
         /// Rows and columns of the shapes that there are.
         pub const SHAPES: [(u32, u32); [$($m),*].len()] = [$(($m, $n)),*];
+
+        /// [`Shape::SHARES`] of the shape with these rows and columns.
+        #[must_use]
+        pub fn shares(tile: (u32, u32)) -> bool {
+            $($shares && tile == ($m, $n))||*
+        }
 
         $(
         #[doc = concat!(stringify!($m), " rows and ", stringify!($n), " columns.")]
@@ -80,22 +91,25 @@ macro_rules! shapes {
             const M: u32 = $m;
             const N: u32 = $n;
             const DEPTH: u32 = $depth;
+            const SHARES: bool = $shares;
         }
         )*
     };
 }
 
 shapes! {
-    M8N64: 8 x 64, 2;
-    M16N64: 16 x 64, 2;
-    M32N64: 32 x 64, 2;
-    M64N64: 64 x 64, 2;
-    M128N64: 128 x 64, 1;
-    M256N64: 256 x 64, 1;
-    M64N128: 64 x 128, 1;
-    M128N128: 128 x 128, 1;
-    M176N128: 176 x 128, 1;
-    M256N128: 256 x 128, 1;
+    M8N64: 8 x 64, 2, false;
+    M16N64: 16 x 64, 2, false;
+    M32N64: 32 x 64, 2, false;
+    M64N64: 64 x 64, 2, false;
+    M128N64: 128 x 64, 1, false;
+    M256N64: 256 x 64, 1, false;
+    M8N128: 8 x 128, 1, false;
+    M32N128: 32 x 128, 1, false;
+    M64N128: 64 x 128, 1, false;
+    M128N128: 128 x 128, 1, true;
+    M176N128: 176 x 128, 1, false;
+    M256N128: 256 x 128, 1, false;
 }
 
 /// The blocks of a cluster: `splits * across * down`.
@@ -140,7 +154,7 @@ pub struct Division {
 impl Division {
     /// The division of a product among clusters, of which `clusters` are resident, and the number
     /// of clusters and the dynamic shared memory to launch with, of at most `shared` bytes. `None`
-    /// if that is too little.
+    /// if that is too little, or the shape shares no loads.
     #[must_use]
     pub fn of<S: Shape>(
         [m, n, k]: [u32; 3],
@@ -148,6 +162,9 @@ impl Division {
         clusters: u32,
         shared: u32,
     ) -> Option<(Self, u32, u32)> {
+        if across * down > 1 && !S::SHARES {
+            return None;
+        }
         let rows = m.div_ceil(S::M).div_ceil(down);
         let tiles = rows.checked_mul(n.div_ceil(S::N).div_ceil(across))?;
         let clusters = clusters.min(tiles);
@@ -191,7 +208,8 @@ impl Division {
 /// kernel writes A, B or what the epilogue reads, or accesses C, but those before a dependent
 /// launch, for B as far as [`Division::constant_b`] says.
 #[kernel(arch = "sm_90a", max_threads = 384, S = [
-    M8N64, M16N64, M32N64, M64N64, M128N64, M256N64, M64N128, M128N128, M176N128, M256N128
+    M8N64, M16N64, M32N64, M64N64, M128N64, M256N64, M8N128, M32N128, M64N128, M128N128, M176N128,
+    M256N128
 ])]
 pub unsafe fn gemm_swapped<S: Shape>(
     a: GridConstant<TensorMap>,
@@ -221,6 +239,10 @@ pub unsafe fn product<S: Shape, E: Epilogue<Output: Half>>(
     epilogue: E,
 ) {
     grid::launch_next();
+    let division = match S::SHARES {
+        true => division,
+        false => Division { across: 1, down: 1, ..division },
+    };
     let Division { across, down, .. } = division;
     let mates = across * down;
     let splits = quotient(cluster::size(), mates);
@@ -253,17 +275,19 @@ pub unsafe fn product<S: Shape, E: Epilogue<Output: Half>>(
             column,
             division,
             epilogue,
-            shape: core::marker::PhantomData,
+            shape: PhantomData,
         };
-        if thread::thread_idx_x() == 0 {
+        let warp = thread::thread_idx_x() / warp::WARP_SIZE;
+        if warp::lane_id() == 0 {
+            if warp == 0 {
+                block.received.init(1);
+                block.drained.init(splits * (S::N / WARPGROUP_N));
+            }
             // Two warps load; each warpgroup of the blocks that share rows releases.
-            block.pipeline.init(2, (across + down - 1) * (S::N / WARPGROUP_N));
-            block.received.init(1);
-            block.drained.init(splits * (S::N / WARPGROUP_N));
-            mbarrier::fence_init();
+            let releasing = (across + down - 1) * (S::N / WARPGROUP_N);
+            block.pipeline.init_part(warp, S::THREADS / warp::WARP_SIZE, 2, releasing);
         }
         block.sync();
-        let warp = thread::thread_idx_x() / warp::WARP_SIZE;
         let multiplying = S::N / 16;
         if warp < multiplying {
             if S::M > 128 {
@@ -275,6 +299,7 @@ pub unsafe fn product<S: Shape, E: Epilogue<Output: Half>>(
                 wgmma::lower_registers::<40>();
             }
             if warp::lane_id() == 0 && warp == multiplying {
+                tma::prefetch_map(b);
                 if !division.constant_b {
                     grid::wait_for_previous();
                 }
@@ -283,9 +308,13 @@ pub unsafe fn product<S: Shape, E: Epilogue<Output: Half>>(
                 block.load(b, once, share, 0, S::N, |tile| block.origin(tile).1);
             }
             if warp::lane_id() == 0 && warp == multiplying + 1 {
+                tma::prefetch_map(a);
                 grid::wait_for_previous();
                 let share = Share::of(across, column, splits);
                 block.load(a, false, share, S::N, S::M, |tile| block.origin(tile).0);
+            }
+            if warp::lane_id() == 0 && warp == multiplying + 2 {
+                tma::prefetch_map(c);
             }
             warp::sync();
             if division.sums == 0 && block.schedule.splits_any() {
@@ -326,12 +355,8 @@ impl Share {
     /// This block's place is `index`, and their ranks are `distance` apart, a power of two.
     #[inline(always)]
     fn of(blocks: u32, index: u32, distance: u32) -> Self {
-        let every = match distance {
-            1 => 0b1111_1111,
-            2 => 0b0101_0101,
-            4 => 0b0001_0001,
-            _ => 1,
-        };
+        // A `match` would be a table in global memory, which delays the first load.
+        let every = 0x01_11_55_ff_u32 >> (8 * distance.trailing_zeros()) & 0xff;
         let first = cluster::rank() - index * distance;
         let ranks = ((every & ((1 << (blocks * distance)) - 1)) << first) as u16;
         Self { blocks, index, ranks }
@@ -359,14 +384,17 @@ struct Block<S, E> {
     end: (u32, u32),
     division: Division,
     epilogue: E,
-    shape: core::marker::PhantomData<S>,
+    shape: PhantomData<S>,
 }
 
 impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
     /// The first row and column of this block's tile of C.
     #[inline(always)]
     fn origin(&self, tile: u32) -> (u32, u32) {
-        let (row, column) = (tile % self.rows, tile / self.rows);
+        let (row, column) = match self.rows {
+            1 => (0, tile),
+            rows => (tile % rows, tile / rows),
+        };
         let Division { across, down, .. } = self.division;
         ((row * down + self.row) * S::M, (column * across + self.column) * S::N)
     }
@@ -410,7 +438,6 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
         height: u32,
         row: impl Fn(u32) -> u32,
     ) {
-        tma::prefetch_map(factor);
         let part = share.index * quotient(height, share.blocks);
         let mut state = PipelineState::FIRST;
         let mut work = self.schedule.first();
@@ -520,10 +547,17 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
                     waited = true;
                 }
                 let (row, column) = self.origin(work.tile);
-                let column = column + thread / 128 * WARPGROUP_N;
+                let origin = (row, column + thread / 128 * WARPGROUP_N);
                 if work.split {
                     self.send(sums.as_ref(), split);
-                    self.store_received(c, row, column, split);
+                }
+                let received = work.split.then_some(split);
+                if self.epilogue.is_identity() {
+                    self.store_tile(c, &sums, received, origin, Identity::<E::Output>(PhantomData));
+                } else {
+                    self.store_tile(c, &sums, received, origin, self.epilogue);
+                }
+                if work.split {
                     split += 1;
                     // Nothing is sent to a block that may have ended.
                     if self.schedule.contains(self.schedule.next(work))
@@ -531,16 +565,6 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
                     {
                         self.drained.arrive_in(self.first_split + rank_in_warpgroup);
                     }
-                } else {
-                    // Written out: a loop of this length would not be unrolled.
-                    self.store_whole::<0>(c, &sums, row, column);
-                    self.store_whole::<4>(c, &sums, row, column);
-                    self.store_whole::<8>(c, &sums, row, column);
-                    self.store_whole::<12>(c, &sums, row, column);
-                    self.store_whole::<16>(c, &sums, row, column);
-                    self.store_whole::<20>(c, &sums, row, column);
-                    self.store_whole::<24>(c, &sums, row, column);
-                    self.store_whole::<28>(c, &sums, row, column);
                 }
             }
             work = self.schedule.next(work);
@@ -597,6 +621,39 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
         }
     }
 
+    /// Applies the epilogue to a tile of this origin, and stores it: its `sums`, or if it is a split
+    /// tile, the `received`-th one, the block's share of it.
+    ///
+    /// # Safety
+    ///
+    /// As [`store`](Self::store), and for a split tile as
+    /// [`store_received`](Self::store_received).
+    #[inline(always)]
+    unsafe fn store_tile(
+        &self,
+        c: &TensorMap,
+        sums: &S::Sums,
+        received: Option<u32>,
+        origin: (u32, u32),
+        epilogue: impl Epilogue<Output: Half>,
+    ) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            if let Some(split) = received {
+                return self.store_received(c, split, origin, epilogue);
+            }
+            // Written out: a loop of this length would not be unrolled.
+            self.store_whole::<0>(c, sums, origin, epilogue);
+            self.store_whole::<4>(c, sums, origin, epilogue);
+            self.store_whole::<8>(c, sums, origin, epilogue);
+            self.store_whole::<12>(c, sums, origin, epilogue);
+            self.store_whole::<16>(c, sums, origin, epilogue);
+            self.store_whole::<20>(c, sums, origin, epilogue);
+            self.store_whole::<24>(c, sums, origin, epilogue);
+            self.store_whole::<28>(c, sums, origin, epilogue);
+        }
+    }
+
     /// Adds and stores the block's share of the `split`-th split tile. Ends with a barrier of the
     /// warpgroup after its last read, if the block has a share.
     ///
@@ -604,7 +661,13 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
     ///
     /// As [`send`](Self::send), which was called before.
     #[inline(always)]
-    unsafe fn store_received(&self, c: &TensorMap, row: u32, column: u32, split: u32) {
+    unsafe fn store_received(
+        &self,
+        c: &TensorMap,
+        split: u32,
+        (row, column): (u32, u32),
+        epilogue: impl Epilogue<Output: Half>,
+    ) {
         let thread = thread::thread_idx_x();
         let Schedule { rank, splits, .. } = self.schedule;
         let begin = rank * self.share();
@@ -638,13 +701,13 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
                 eight += 1;
             }
             // SAFETY: the caller's contract.
-            unsafe { self.store(c, first, count, (row, end), column, sums) };
+            unsafe { self.store(c, (first, count), (row, column), end, sums, epilogue) };
             first += STORE_EIGHTS;
         }
     }
 
-    /// Stores [`STORE_EIGHTS`] groups of eight rows of a whole tile, from the `FIRST` on, if it has
-    /// them; the tile begins at `row` and `column`.
+    /// Stores [`STORE_EIGHTS`] groups of eight rows of a whole tile of this origin, from the `FIRST`
+    /// on, if it has them.
     ///
     /// # Safety
     ///
@@ -654,8 +717,8 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
         &self,
         c: &TensorMap,
         all: &S::Sums,
-        row: u32,
-        column: u32,
+        origin: (u32, u32),
+        epilogue: impl Epilogue<Output: Half>,
     ) {
         if FIRST < S::M / 8 {
             let mut sums = [0.0; 4 * STORE_EIGHTS as usize];
@@ -665,7 +728,7 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
                 i += 1;
             }
             // SAFETY: the caller's contract.
-            unsafe { self.store(c, FIRST, S::M / 8, (row, self.end.0), column, sums) };
+            unsafe { self.store(c, (FIRST, S::M / 8), origin, self.end.0, sums, epilogue) };
         }
     }
 
@@ -677,30 +740,30 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
     ///
     /// The kernel's contract, and a warpgroup calls it.
     #[inline(always)]
-    unsafe fn store(
+    unsafe fn store<P: Epilogue<Output: Half>>(
         &self,
         c: &TensorMap,
-        first: u32,
-        count: u32,
-        (row, end): (u32, u32),
-        column: u32,
+        (first, count): (u32, u32),
+        (row, column): (u32, u32),
+        end: u32,
         sums: [f32; 4 * STORE_EIGHTS as usize],
+        epilogue: P,
     ) {
         let thread = thread::thread_idx_x();
         let (warpgroup, warp, lane) = (thread / 128, thread / warp::WARP_SIZE % 4, warp::lane_id());
         let buffer = 2 * warpgroup + first / STORE_EIGHTS % 2;
-        let place = |eight: u32| -> Eight<E::Output> {
+        let place = |eight: u32| -> Eight<P::Output> {
             let index = buffer * STORE_EIGHTS + eight;
-            self.memory.tile(self.division.stages * S::STAGE + index * Eight::<E::Output>::BYTES)
+            self.memory.tile(self.division.stages * S::STAGE + index * Eight::<P::Output>::BYTES)
         };
         let mut part = Part::<S> {
             sums,
             row: row + 8 * first + lane % 4 * 2,
             column: column + 16 * warp + lane / 4,
             end: (end, self.end.1),
-            shape: core::marker::PhantomData,
+            shape: PhantomData,
         };
-        self.epilogue.apply(&mut part);
+        epilogue.apply(&mut part);
         // SAFETY: the caller's contract. The buffer is written after its previous stores have read
         // it, and read after it is written.
         unsafe {
@@ -728,6 +791,17 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
     }
 }
 
+/// No epilogue.
+#[derive(Clone, Copy)]
+struct Identity<O>(PhantomData<O>);
+
+impl<O: Float> Epilogue for Identity<O> {
+    type Output = O;
+
+    #[inline(always)]
+    fn apply<F: Fragment>(&self, _sums: &mut F) {}
+}
+
 /// A thread's sums of a group of eight rows.
 #[inline(always)]
 fn four(sums: &[f32], eight: u32) -> [f32; 4] {
@@ -741,7 +815,7 @@ struct Part<S> {
     row: u32,
     column: u32,
     end: (u32, u32),
-    shape: core::marker::PhantomData<S>,
+    shape: PhantomData<S>,
 }
 
 impl<S: Shape> Fragment for Part<S> {

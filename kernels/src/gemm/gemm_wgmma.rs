@@ -485,7 +485,9 @@ unsafe fn multiply<T: GemmFactor, E: Epilogue>(
         // Unknown: nothing is computed from it before the loop, where registers are few.
         let own = hint::opaque(lane);
         let (row, column) = (done.row + own / 4, done.column + own % 4 * 2);
-        epilogue.apply(&mut Part { sums: &mut sums, row, column, end: (c.m, c.n) });
+        if !epilogue.is_identity() {
+            epilogue.apply(&mut Part { sums: &mut sums, row, column, end: (c.m, c.n) });
+        }
         let mut slice = 0;
         while slice < slices {
             let first = (slice / SLICES) as usize * SLICES_WORDS;

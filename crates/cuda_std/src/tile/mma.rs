@@ -22,10 +22,13 @@ impl<T: Factor> Matrix<T> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
     pub fn row_alignment(self) -> u32 {
-        match (self.address.addr() | (2 * self.columns as usize)).trailing_zeros() {
-            0 | 1 => 2,
-            2 | 3 => 4,
-            _ => 16,
+        let bytes = self.address.addr() | (2 * self.columns as usize);
+        if bytes.is_multiple_of(16) {
+            16
+        } else if bytes.is_multiple_of(4) {
+            4
+        } else {
+            2
         }
     }
 

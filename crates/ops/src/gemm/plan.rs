@@ -71,7 +71,7 @@ impl FromStr for GemmPlan {
             let (across, down) = parts.next().map_or(Some((1, 1)), pair)?;
             let cluster = Cluster { splits, across, down };
             let known = gemm_swapped::SHAPES.contains(&(rows, columns))
-                && clusters(rows).any(|known| known == cluster);
+                && clusters((rows, columns)).any(|known| known == cluster);
             known.then_some(Self::Swapped { rows, columns, cluster })
         };
         match text {
@@ -83,16 +83,14 @@ impl FromStr for GemmPlan {
     }
 }
 
-/// The clusters of plans with tiles of this many rows: at most four blocks, and rows of A are
-/// shared where they are many.
-fn clusters(rows: u32) -> impl Iterator<Item = Cluster> {
+/// The clusters of plans with tiles of these rows and columns: at most four blocks.
+fn clusters(tile: (u32, u32)) -> impl Iterator<Item = Cluster> {
     let sizes = || [1, 2, 4].into_iter();
     let all = sizes().flat_map(move |across| {
         sizes().flat_map(move |down| sizes().map(move |splits| Cluster { splits, across, down }))
     });
-    // A part of a tile has a multiple of 8 rows.
-    let parts = move |across| across == 1 || rows >= 64 && rows.is_multiple_of(8 * across);
-    all.filter(move |cluster| cluster.blocks() <= 4 && parts(cluster.across))
+    let mates = move |Cluster { across, down, .. }| across * down == 1 || gemm_swapped::shares(tile);
+    all.filter(move |&cluster| cluster.blocks() <= 4 && mates(cluster))
 }
 
 /// Plans for a shape on Hopper, the one that the model expects to be fastest first. The GPU has
@@ -106,7 +104,8 @@ pub(super) fn candidates([m, n, k]: [u32; 3], multiprocessors: u32) -> Vec<GemmP
             let fits = rows == gemm_swapped::SHAPES[0].0 || rows / 2 < m;
             if fits && rows >= m.min(128) {
                 // Rows of B are shared by tiles that have rows of A.
-                let useful = clusters(rows).filter(|cluster| (cluster.down - 1) * rows < m);
+                let useful = clusters((rows, columns));
+                let useful = useful.filter(|cluster| (cluster.down - 1) * rows < m);
                 plans.extend(useful.map(|cluster| GemmPlan::Swapped { rows, columns, cluster }));
             }
         }
@@ -204,7 +203,7 @@ mod tests {
     fn plans_are_read_as_they_are_written() {
         let swapped = |splits, across, down| {
             let cluster = Cluster { splits, across, down };
-            GemmPlan::Swapped { rows: 64, columns: 128, cluster }
+            GemmPlan::Swapped { rows: 128, columns: 128, cluster }
         };
         for plan in [GemmPlan::Portable, GemmPlan::Wide, swapped(4, 1, 1), swapped(1, 2, 2)] {
             assert_eq!(plan.to_string().parse(), Ok(plan));
@@ -215,7 +214,8 @@ mod tests {
             "swapped:64x128",
             "swapped:63x128:2",
             "swapped:64x128:3",
-            "swapped:64x128:4:2x1",
+            "swapped:128x128:4:2x1",
+            "swapped:64x128:1:2x1",
         ] {
             let error = wrong.parse::<GemmPlan>().unwrap_err();
             assert!(error.to_string().contains(&format!("`{wrong}`")), "{error}");
