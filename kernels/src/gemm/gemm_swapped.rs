@@ -621,8 +621,8 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
         }
     }
 
-    /// Applies the epilogue to a tile of this origin, and stores it: its `sums`, or if it is a split
-    /// tile, the `received`-th one, the block's share of it.
+    /// Applies the epilogue to a tile of this origin, and stores it: its `sums`, or the block's
+    /// share of it if it is a split tile, the `received`-th one.
     ///
     /// # Safety
     ///
@@ -706,8 +706,8 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
         }
     }
 
-    /// Stores [`STORE_EIGHTS`] groups of eight rows of a whole tile of this origin, from the `FIRST`
-    /// on, if it has them.
+    /// Stores [`STORE_EIGHTS`] groups of eight rows of a whole tile of this origin, from the
+    /// `FIRST` on, if it has them.
     ///
     /// # Safety
     ///
