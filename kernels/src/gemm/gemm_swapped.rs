@@ -275,17 +275,16 @@ pub unsafe fn product<S: Shape, E: Epilogue<Output: Half>>(
             column,
             division,
             epilogue,
+            is_plain: epilogue.is_identity(),
             shape: PhantomData,
         };
         let warp = thread::thread_idx_x() / warp::WARP_SIZE;
-        if warp::lane_id() == 0 {
-            if warp == 0 {
-                block.received.init(1);
-                block.drained.init(splits * (S::N / WARPGROUP_N));
-            }
-            // Two warps load; each warpgroup of the blocks that share rows releases.
-            let releasing = (across + down - 1) * (S::N / WARPGROUP_N);
-            block.pipeline.init_part(warp, S::THREADS / warp::WARP_SIZE, 2, releasing);
+        if thread::thread_idx_x() == 0 {
+            block.received.init(1);
+            block.drained.init(splits * (S::N / WARPGROUP_N));
+            // Two warps load; each warpgroup of the blocks that share rows releases. The fence is
+            // for all barriers.
+            block.pipeline.init(2, (across + down - 1) * (S::N / WARPGROUP_N));
         }
         block.sync();
         let multiplying = S::N / 16;
@@ -384,6 +383,8 @@ struct Block<S, E> {
     end: (u32, u32),
     division: Division,
     epilogue: E,
+    /// [`Epilogue::is_identity`], asked before the products, while there is time.
+    is_plain: bool,
     shape: PhantomData<S>,
 }
 
@@ -552,7 +553,7 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
                     self.send(sums.as_ref(), split);
                 }
                 let received = work.split.then_some(split);
-                if self.epilogue.is_identity() {
+                if self.is_plain {
                     self.store_tile(c, &sums, received, origin, Identity::<E::Output>(PhantomData));
                 } else {
                     self.store_tile(c, &sums, received, origin, self.epilogue);
@@ -621,8 +622,8 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
         }
     }
 
-    /// Applies the epilogue to a tile of this origin, and stores it: its `sums`, or if it is a split
-    /// tile, the `received`-th one, the block's share of it.
+    /// Applies the epilogue to a tile of this origin, and stores it: its `sums`, or the block's
+    /// share of it if it is a split tile, the `received`-th one.
     ///
     /// # Safety
     ///
@@ -706,8 +707,8 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
         }
     }
 
-    /// Stores [`STORE_EIGHTS`] groups of eight rows of a whole tile of this origin, from the `FIRST`
-    /// on, if it has them.
+    /// Stores [`STORE_EIGHTS`] groups of eight rows of a whole tile of this origin, from the
+    /// `FIRST` on, if it has them.
     ///
     /// # Safety
     ///

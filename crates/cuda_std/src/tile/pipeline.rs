@@ -64,27 +64,14 @@ impl Pipeline {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn init(self, producers: u32, consumers: u32) {
-        // SAFETY: the caller's contract.
-        unsafe { self.init_part(0, 1, producers, consumers) };
-    }
-
-    /// As [`init`](Self::init), by one thread in each of `parts` warps: the `part`-th one
-    /// initialises every `parts`-th stage, from the `part`-th on.
-    ///
-    /// # Safety
-    ///
-    /// One thread calls this for each part, and no thread uses the pipeline yet.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    #[track_caller]
-    pub unsafe fn init_part(self, part: u32, parts: u32, producers: u32, consumers: u32) {
-        let mut state = PipelineState { stage: part, parity: 0 };
-        while state.stage < self.stages {
+        let mut state = PipelineState::FIRST;
+        while state.parity == 0 {
             // SAFETY: the caller's contract.
             unsafe {
                 self.full(state).init(producers);
                 self.empty(state).init(consumers);
             }
-            state.stage += parts;
+            state = self.next(state);
         }
         mbarrier::fence_init();
     }

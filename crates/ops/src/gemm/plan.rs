@@ -89,8 +89,10 @@ fn clusters(tile: (u32, u32)) -> impl Iterator<Item = Cluster> {
     let all = sizes().flat_map(move |across| {
         sizes().flat_map(move |down| sizes().map(move |splits| Cluster { splits, across, down }))
     });
-    let mates = move |Cluster { across, down, .. }| across * down == 1 || gemm_swapped::shares(tile);
-    all.filter(move |&cluster| cluster.blocks() <= 4 && mates(cluster))
+    let shares = gemm_swapped::shares(tile);
+    all.filter(move |cluster| {
+        cluster.blocks() <= 4 && (shares || cluster.across * cluster.down == 1)
+    })
 }
 
 /// Plans for a shape on Hopper, the one that the model expects to be fastest first. The GPU has
