@@ -4,9 +4,9 @@ mod exchange;
 
 use devcomm::{
     Algorithm, Buffer, Collectives, CollectivesOptions, DeviceSlice, Element, Rank, ReduceOp,
-    Result, Stream,
+    Result, Simulation, Stream,
 };
-use devcomm_testing::machines::on_gpus;
+use devcomm_testing::machines::{Gpus, on_gpus};
 use half::{bf16, f16};
 
 /// Numbers whose sums over 8 ranks are exact in every type.
@@ -126,9 +126,10 @@ fn short<T: Number>(rank: &Rank, op: ReduceOp, counts: &[usize]) -> Result<()> {
 
 /// Lengths around vectors, blocks and the lengths of the launches before.
 fn short_counts(rank: &Rank) -> Vec<usize> {
+    let most = if rank.n_ranks() == 2 { 1 << 22 } else { 1 << 18 };
     match rank.is_simulated() {
         true => vec![1, 100, 7, 8, 300, 1, 1, 1025, 3, 64],
-        false => vec![1, 100, 7, 1 << 18, 300, 1, 1, 100_003, 3, 8192, 1 << 18, 64, 5, 4096],
+        false => vec![1, 100, 7, most, 300, 1, 1, 100_003, 3, 8192, most, 64, 5, 4096],
     }
 }
 
@@ -143,40 +144,49 @@ fn short_all_reduces_follow_each_other() {
             short::<bf16>(rank, ReduceOp::Avg, &counts[..4])
         });
     }
+    // A thread has several vectors.
+    let small = Gpus::from(Simulation::new(2).multiprocessors(1).seed(1).preempt(true));
+    small.run("short_all_reduces_follow_each_other", |rank| {
+        short::<f32>(rank, ReduceOp::Sum, &[30_000, 1, 9_001, 30_000])
+    });
 }
 
-/// Long all-reduces on windows, in and out of place, one after the other without a wait.
+/// Long all-reduces on windows, in and out of place, one after the other without a wait: by stores,
+/// and sums of two ranks at the start of windows by loads.
 fn long<T: Number>(rank: &Rank, op: ReduceOp) -> Result<()> {
     let (comm, stream) = (rank.communicator()?, rank.stream()?);
     // Slots of the rings are used several times.
     let (options, counts) = match rank.is_simulated() {
         true => {
             let options = CollectivesOptions::new().lamport_bytes(64).push_blocks(2);
-            (options, vec![40, 9001, 101, 64, 5000])
+            (options, vec![140, 9001, 201, 164, 5000])
         }
         false => {
-            let counts = vec![5 << 20, (64 << 20) + 3, (16 << 20) + 1, 3 << 20];
+            let counts = vec![9 << 20, (64 << 20) + 3, (16 << 20) + 1, 9 << 20];
             (CollectivesOptions::new(), counts)
         }
     };
     let collectives = options.build(comm)?;
     let mut all = Vec::new();
     for (launch, &count) in counts.iter().enumerate() {
-        let lanes = 16 / size_of::<T>();
-        let window = |len: usize| comm.window::<T>(lanes + len)?.slice(lanes..);
+        // At the start of windows, and behind it.
+        let skip = if launch < 2 { 16 / size_of::<T>() } else { 0 };
+        let window = |len: usize| comm.window::<T>(skip + len)?.slice(skip..);
         let (send, recv) = match launch % 2 {
-            0 => (comm.mem_alloc::<T>(count)?.device_slice(), Some(window(count + 1)?)),
+            0 => (window(count)?, Some(window(count + 1)?)),
             _ => (window(count)?, None),
         };
-        all.push(Sent::new(rank, launch, send, recv)?);
+        all.push((skip, Sent::new(rank, launch, send, recv)?));
     }
     // Peers write to the windows from now on.
     rank.barrier()?;
-    for sent in &all {
-        sent.all_reduce(&collectives, op, Algorithm::Push, &stream)?;
+    for (skip, sent) in &all {
+        let pulls = rank.n_ranks() == 2 && op == ReduceOp::Sum && *skip == 0;
+        let algorithm = if pulls { Algorithm::Pull } else { Algorithm::Push };
+        sent.all_reduce(&collectives, op, algorithm, &stream)?;
     }
     stream.synchronize()?;
-    all.iter().enumerate().try_for_each(|(launch, sent)| sent.check(rank, launch, op))
+    all.iter().enumerate().try_for_each(|(launch, (_, sent))| sent.check(rank, launch, op))
 }
 
 #[test]
@@ -210,7 +220,7 @@ fn nccl_does_what_load_and_store_do_not() {
     on_gpus("nccl_does_what_load_and_store_do_not", 2, |rank| {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
         let collectives = Collectives::new(comm)?;
-        let floats = comm.mem_alloc::<f32>(2 << 20)?;
+        let floats = comm.mem_alloc::<f32>(5 << 20)?;
         let of_product = collectives.all_reduce_algorithm(&floats, &floats, ReduceOp::Prod);
         assert_eq!(of_product, Algorithm::Nccl);
         // Too long for one step, and not in a window.

@@ -214,16 +214,34 @@ impl Epoch {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn end(&self, coop: Coop) {
-        if coop.thread_rank() == 0 {
-            // SAFETY: the contract of `begin`. The last block to end the epoch writes the number:
-            // before that, other blocks may still read it.
-            unsafe {
-                let ended = AtomicU32::from_ptr(self.words.add(ENDED));
-                if ended.fetch_add(1, Order::AcqRel, Scope::Gpu) + 1 == thread::grid_dim_x() {
-                    ended.store(0, Order::Relaxed, Scope::Gpu);
-                    mem::store_ordered(self.words.add(LAST), self.now, Order::Relaxed, Scope::Gpu);
-                }
+        // SAFETY: the caller's contract. The last block to end the epoch writes the number: before
+        // that, other blocks may still read it.
+        unsafe {
+            if coop.thread_rank() == 0 && is_last_block(self.words.add(ENDED), Order::AcqRel) {
+                mem::store_ordered(self.words.add(LAST), self.now, Order::Relaxed, Scope::Gpu);
             }
         }
     }
+}
+
+/// Whether all other blocks of the grid have called this. Then `word` is 0 again.
+///
+/// # Safety
+///
+/// One thread of each block calls this, once per launch, with a word that was 0 before the first
+/// launch.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+#[track_caller]
+pub(crate) unsafe fn is_last_block(word: *mut u32, order: Order) -> bool {
+    let blocks = thread::grid_dim_x();
+    if blocks == 1 {
+        return true;
+    }
+    // SAFETY: the caller's contract.
+    let called = unsafe { AtomicU32::from_ptr(word) };
+    let is_last = called.fetch_add(1, order, Scope::Gpu) + 1 == blocks;
+    if is_last {
+        called.store(0, Order::Relaxed, Scope::Gpu);
+    }
+    is_last
 }

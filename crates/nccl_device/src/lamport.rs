@@ -5,14 +5,14 @@
 //! of a zero; so a slot with no such word has arrived whole, and all its bytes are payload. No
 //! barrier or fence is needed, and a message takes one-way latency.
 //!
-//! Three *banks* of slots take turns: in a launch, one receives messages, and the one of the
-//! previous launch is cleared, to be used by the launch after the next one.
+//! Two *banks* of slots take turns: a launch uses one, and who has received a message empties its
+//! slot, which another message reaches two launches later.
 //!
 //! # What a session requires
 //!
 //! In every launch each rank sends at least one vector to every peer, and receives every vector
-//! that was sent to it: then a peer's message implies that the peer has received all messages of
-//! the previous launch.
+//! that was sent to it: then a rank that begins a launch has a message of each peer's last launch,
+//! so that the launch before that one has ended in the peer, and its slots are empty.
 //!
 //! # Example
 //!
@@ -43,32 +43,35 @@
 //!         let mine = mem::load_vec(input.add(4 * thread as usize));
 //!         let session = slots.begin(state, thread::block_dim_x());
 //!         session.send(1, thread, mine);
-//!         if thread < session.to_clear() {
-//!             session.clear(thread);
-//!         }
+//!         thread::sync_threads();
+//!         session.end(Coop::cta());
 //!         let [left, right] = session.receive_all(thread, mine).map(f32::widen);
 //!         let sum = [0, 1, 2, 3].map(|i: usize| left[i] + right[i]);
 //!         mem::store_vec(output.add(4 * thread as usize), f32::narrow(sum));
-//!         thread::sync_threads();
-//!         session.end(Coop::cta());
 //!     }
 //! }
 //! # fn main() {}
 //! ```
 
-use cuda_std::atomic::Scope;
+use cuda_std::atomic::{Order, Scope};
 use cuda_std::vector::Vec16;
-use cuda_std::{mem, thread};
+use cuda_std::{hint, mem};
 use devcomm_types::{Element, WaitFor, WaitKind};
 
+use crate::flag::is_last_block;
 use crate::wait::{Deadline, finish, poll};
-use crate::{Coop, DevComm, Epoch, LsaPtr, Window};
+use crate::{Coop, DevComm, LsaPtr, Window};
 
 /// The value of a word of a slot without a message: -0 in `f32`.
 pub const EMPTY: u32 = 0x8000_0000;
 
 /// Banks of slots.
-const BANKS: u32 = 3;
+const BANKS: u32 = 2;
+
+/// Offsets of the words of a session's state: how many blocks of this launch have ended the
+/// session, and its bank.
+const ENDED: usize = 0;
+const BANK: usize = 1;
 
 /// Words of a slot.
 const SLOT: usize = 4;
@@ -121,36 +124,22 @@ impl<'a, const N: usize> LamportSlots<'a, N> {
     #[track_caller]
     pub unsafe fn begin(self, state: *mut u32, used: u32) -> Lamport<'a, N> {
         assert!(used <= self.capacity, "a launch uses more slots than there are");
-        // SAFETY: the caller's contract.
-        unsafe {
-            let epoch = Epoch::begin(state);
-            let bank = epoch.get() % BANKS;
-            let cleared = (bank + BANKS - 1) % BANKS;
-            let used_in = |bank: u32| state.add(Epoch::WORDS + bank as usize);
-            let previous = mem::load(used_in(cleared));
-            if thread::index_1d() == 0 {
-                mem::store(used_in(bank), used);
-            }
-            Lamport { slots: self, epoch, bank, cleared, previous }
-        }
+        // SAFETY: the caller's contract; the word changes only after all blocks ended the session.
+        let bank = unsafe { mem::load_ordered(state.add(BANK), Order::Relaxed, Scope::Gpu) };
+        Lamport { slots: self, state, bank }
     }
 }
 
 /// A session of a launch.
 pub struct Lamport<'a, const N: usize> {
     slots: LamportSlots<'a, N>,
-    epoch: Epoch,
-    /// The bank that receives, and the one that is cleared.
+    state: *mut u32,
     bank: u32,
-    cleared: u32,
-    /// How many slots the previous launch has used.
-    previous: u32,
 }
 
 impl<const N: usize> Lamport<'_, N> {
-    /// The words of a session's state: those of an [`Epoch`], and for each bank the number of slots
-    /// that were used.
-    pub const STATE: usize = Epoch::WORDS + BANKS as usize;
+    /// The words of a session's state.
+    pub const STATE: usize = 2;
 
     /// This rank.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -160,8 +149,9 @@ impl<const N: usize> Lamport<'_, N> {
 
     /// The address of the slot of source rank `source` in one of the parts.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn slot(&self, part: usize, bank: u32, source: usize, slot: u32) -> *mut u32 {
-        let index = (bank as usize * N + source) * self.slots.capacity as usize + slot as usize;
+    fn slot(&self, part: usize, source: usize, slot: u32) -> *mut u32 {
+        let index =
+            (self.bank as usize * N + source) * self.slots.capacity as usize + slot as usize;
         self.slots.parts[part].as_ptr().wrapping_add(SLOT * index)
     }
 
@@ -176,44 +166,18 @@ impl<const N: usize> Lamport<'_, N> {
     #[track_caller]
     pub unsafe fn send<T: Element>(&self, distance: usize, slot: u32, vector: Vec16<T>) {
         let full = vector.to_bits().map(|word| if word == EMPTY { 0 } else { word });
-        let to = self.slot(distance, self.bank, self.me(), slot);
+        let to = self.slot(distance, self.me(), slot);
         // SAFETY: the caller's contract.
         unsafe { mem::store_vec_relaxed(to, Vec16::from_bits(full), Scope::Sys) };
     }
 
-    /// The slots of each source rank that this launch has to [clear](Self::clear).
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub fn to_clear(&self) -> u32 {
-        self.previous
-    }
-
-    /// Clears a slot of all source ranks, below [`to_clear`](Self::to_clear).
+    /// Waits for the vectors that all ranks sent to a slot, empties it, and returns them in the
+    /// order of the ranks, with `mine` for this one.
     ///
     /// # Safety
     ///
-    /// The slot is below that number, and no other thread of this launch clears it.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    #[track_caller]
-    pub unsafe fn clear(&self, slot: u32) {
-        let me = self.me();
-        let mut source = 0;
-        while source < N {
-            if source != me {
-                let slot = self.slot(0, self.cleared, source, slot);
-                // SAFETY: the caller's contract: no peer sends to this bank before it has received
-                // messages of the next launch.
-                unsafe { mem::store_vec(slot, Vec16::from_bits([EMPTY; 4])) };
-            }
-            source += 1;
-        }
-    }
-
-    /// Waits for the vectors that all ranks sent to a slot, and returns them in the order of the
-    /// ranks, with `mine` for this one.
-    ///
-    /// # Safety
-    ///
-    /// The slot is below the number of slots that the launch uses, and each peer sends to it.
+    /// The slot is below the number of slots that the launch uses, each peer sends to it, and no
+    /// other thread receives from it.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn receive_all<T: Element>(&self, slot: u32, mine: Vec16<T>) -> [Vec16<T>; N] {
@@ -233,10 +197,19 @@ impl<const N: usize> Lamport<'_, N> {
             }
             all
         });
+        // Not unrolled for many ranks, whose addresses would take registers.
+        let (mut rank, ranks) = (0, if N > 4 { hint::opaque_usize(N) } else { N });
+        while rank < ranks {
+            if rank != me {
+                // SAFETY: the caller's contract.
+                unsafe { self.empty(rank, slot) };
+            }
+            rank += 1;
+        }
         vectors
     }
 
-    /// Waits for the vector that one rank sent to a slot.
+    /// Waits for the vector that one rank sent to a slot, and empties it.
     ///
     /// # Safety
     ///
@@ -251,7 +224,22 @@ impl<const N: usize> Lamport<'_, N> {
             vector = now;
             has_arrived
         });
+        // SAFETY: the caller's contract.
+        unsafe { self.empty(source, slot) };
         vector
+    }
+
+    /// Empties a slot.
+    ///
+    /// # Safety
+    ///
+    /// The contract of [`receive`](Self::receive), whose message has arrived.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    unsafe fn empty(&self, source: usize, slot: u32) {
+        let slot = self.slot(0, source, slot);
+        // SAFETY: the caller's contract: no peer sends to this slot before the launch after next.
+        unsafe { mem::store_vec_relaxed(slot, Vec16::<u32>::from_bits([EMPTY; 4]), Scope::Sys) };
     }
 
     /// What a slot holds, and whether that is a message.
@@ -262,7 +250,7 @@ impl<const N: usize> Lamport<'_, N> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn poll<T: Element>(&self, source: usize, slot: u32) -> (Vec16<T>, bool) {
-        let from = self.slot(0, self.bank, source, slot);
+        let from = self.slot(0, source, slot);
         // SAFETY: the caller's contract; peers store whole words.
         let bits = unsafe { mem::load_vec_relaxed(from, Scope::Sys) }.to_bits();
         let [a, b, c, d] = bits;
@@ -286,16 +274,24 @@ impl<const N: usize> Lamport<'_, N> {
         finish(Coop::thread(), outcome);
     }
 
-    /// Ends the session for this block, after its last message.
+    /// Ends the session for this block. Messages may follow, so that this takes no time: the
+    /// next launch begins when they have been received.
     ///
     /// # Safety
     ///
     /// The threads of the coop call this together, one coop of each block and once per launch,
-    /// after a barrier of all threads of the block that have sent, received or cleared.
+    /// after a barrier of all threads of the block that follows their first [`send`](Self::send)
+    /// or, of threads that send nothing, their last [`receive`](Self::receive).
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn end(&self, coop: Coop) {
-        // SAFETY: the caller's contract.
-        unsafe { self.epoch.end(coop) };
+        // SAFETY: the caller's contract. Relaxed: the block's threads have used the bank's number.
+        unsafe {
+            let ended = self.state.add(ENDED);
+            if coop.thread_rank() == 0 && is_last_block(ended, Order::Relaxed) {
+                let bank = self.state.add(BANK);
+                mem::store_ordered(bank, self.bank ^ 1, Order::Relaxed, Scope::Gpu);
+            }
+        }
     }
 }

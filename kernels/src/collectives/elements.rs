@@ -66,8 +66,10 @@ impl<T: Accumulate> Elements<T> {
                 return mem::store_vec(address, vector);
             }
             let mut i = 0;
-            while i < Vec16::<T>::LANES && i < left {
-                mem::store(address.wrapping_add(i), vector.lane(i));
+            while i < Vec16::<T>::LANES {
+                if i < left {
+                    mem::store(address.wrapping_add(i), vector.lane(i));
+                }
                 i += 1;
             }
         }

@@ -1,5 +1,6 @@
-//! All-reduce of short messages within the LSA team in one step: every rank sends its input to all
-//! ranks, in messages that are their own flags, and reduces what it receives.
+//! All-reduce within the LSA team in one step: every rank sends its input to all ranks, in messages
+//! that are their own flags, and reduces what it receives. For short messages, and for two ranks,
+//! where two steps would move as many bytes.
 
 use cuda_std::grid;
 use cuda_std::prelude::*;
@@ -19,14 +20,15 @@ use super::reduction::Reduction;
 /// `slots` and `state` are the memory of [`Lamport`] messages, with `capacity` slots for vectors
 /// from each rank.
 ///
-/// Grid: any. Block: at most 512 threads, one-dimensional. May be a dependent launch. `count` is in
-/// elements, the same in every rank.
+/// Grid: any, all blocks resident; with more than two ranks, [`ROWS`] vectors per thread are at
+/// least those of the message. Block: any, one-dimensional. May be a dependent launch. `count`
+/// is in elements, the same in every rank.
 ///
 /// # Safety
 ///
 /// `input` and `output` have `count` elements, and nothing else accesses them until the kernel has
 /// ended. `slots` and `state` are as [`LamportSlots`] needs them.
-#[kernel(T = [f32, f16, bf16], max_threads = 512)]
+#[kernel(T = [f32, f16, bf16], max_threads = 1024)]
 pub unsafe fn lamport_allreduce<T: Accumulate<Acc = f32>>(
     comm: DevComm,
     slots: Window<u32>,
@@ -38,7 +40,7 @@ pub unsafe fn lamport_allreduce<T: Accumulate<Acc = f32>>(
     reduction: Reduction,
 ) {
     let (input, output) = (Elements::new(input.cast_mut(), count), Elements::new(output, count));
-    let part = Part { input, output, reduction };
+    let part = Part { vectors: input.vectors() as u32, input, output, reduction };
     // SAFETY: the kernel's contract.
     unsafe {
         match comm.lsa_team().n_ranks {
@@ -50,10 +52,12 @@ pub unsafe fn lamport_allreduce<T: Accumulate<Acc = f32>>(
     }
 }
 
-/// Vectors of a thread that are in flight.
-const UNROLL: usize = 2;
+/// Vectors that a thread has at a time. With more than two ranks it has no others: they would need
+/// more registers.
+pub const ROWS: usize = 2;
 
 struct Part<T> {
+    vectors: u32,
     input: Elements<T>,
     output: Elements<T>,
     reduction: Reduction,
@@ -65,52 +69,50 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
     /// The kernel's contract.
     #[inline(always)]
     unsafe fn reduce<const N: usize>(&self, slots: LamportSlots<'_, N>, state: *mut u32) {
-        let vectors = self.input.vectors() as u32;
-        let threads = thread::grid_dim_x() * thread::block_dim_x();
-        let mut first = thread::index_1d();
+        let vectors = self.vectors;
+        let (first, group) = (thread::index_1d(), ROWS as u32 * threads());
+        assert!(N == 2 || vectors <= group, "more vectors than threads have");
         grid::launch_next();
         grid::wait_for_previous();
         // SAFETY: the caller's contract. Each slot is used by one thread.
         unsafe {
-            // All loads before the first send are in flight together.
-            let loaded = self.load(first, threads);
+            // The bank's number and the first vectors are in flight together.
+            let mine = self.load(first);
             let session = slots.begin(state, vectors);
-            let mut mine = loaded.map(|vector| self.reduction.scale(vector));
-            self.send(&session, first, threads, &mine);
-            // While the messages are on their way.
-            let mut slot = first;
-            while slot < session.to_clear() {
-                session.clear(slot);
-                slot += threads;
-            }
-            loop {
-                self.receive(&session, first, threads, &mine);
-                first += UNROLL as u32 * threads;
-                if first >= vectors {
-                    break;
-                }
-                mine = self.load(first, threads).map(|vector| self.reduction.scale(vector));
-                self.send(&session, first, threads, &mine);
-            }
+            self.send(&session, first, mine);
             thread::sync_threads();
             session.end(Coop::cta());
+            let mut at = first;
+            while N == 2 && at + group < vectors {
+                // A group is received while the next one is on its way.
+                let next = at + group;
+                self.send(&session, next, self.load(next));
+                while at < next {
+                    self.receive(&session, at);
+                    at += threads();
+                }
+            }
+            while at < vectors {
+                self.receive(&session, at);
+                at += threads();
+            }
         }
     }
 
-    /// This rank's part of the vectors of a thread from `first` on.
+    /// Vectors of a thread from `first` on, of this rank.
     ///
     /// # Safety
     ///
     /// The kernel's contract.
     #[inline(always)]
-    unsafe fn load(&self, first: u32, threads: u32) -> [Vec16<T>; UNROLL] {
-        let mut mine = [Vec16::from_bits([0; 4]); UNROLL];
+    unsafe fn load(&self, first: u32) -> [Vec16<T>; ROWS] {
+        let mut mine = [Vec16::from_bits([0; 4]); ROWS];
         let mut u = 0;
-        while u < UNROLL {
-            let at = (first + u as u32 * threads) as usize;
-            if at < self.input.vectors() {
+        while u < ROWS {
+            let at = first + u as u32 * threads();
+            if at < self.vectors {
                 // SAFETY: the caller's contract.
-                mine[u] = unsafe { self.input.load(at) };
+                mine[u] = unsafe { self.input.load(at as usize) };
             }
             u += 1;
         }
@@ -127,17 +129,16 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
         &self,
         session: &Lamport<'_, N>,
         first: u32,
-        threads: u32,
-        mine: &[Vec16<T>; UNROLL],
+        mine: [Vec16<T>; ROWS],
     ) {
         let mut u = 0;
-        while u < UNROLL {
-            let at = first + u as u32 * threads;
-            if (at as usize) < self.input.vectors() {
-                let mut distance = 1;
+        while u < ROWS {
+            let at = first + u as u32 * threads();
+            if at < self.vectors {
+                let (mut distance, vector) = (1, self.reduction.scale(mine[u]));
                 while distance < N {
                     // SAFETY: the caller's contract; only this thread uses the slot.
-                    unsafe { session.send(distance, at, mine[u]) };
+                    unsafe { session.send(distance, at, vector) };
                     distance += 1;
                 }
             }
@@ -145,30 +146,24 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
         }
     }
 
-    /// Receives those of all ranks, and stores the results.
+    /// Receives a vector of all ranks, and stores the result.
     ///
     /// # Safety
     ///
     /// The kernel's contract.
     #[inline(always)]
-    unsafe fn receive<const N: usize>(
-        &self,
-        session: &Lamport<'_, N>,
-        first: u32,
-        threads: u32,
-        mine: &[Vec16<T>; UNROLL],
-    ) {
-        let mut u = 0;
-        while u < UNROLL {
-            let at = first + u as u32 * threads;
-            if (at as usize) < self.input.vectors() {
-                // SAFETY: the caller's contract.
-                unsafe {
-                    let all = session.receive_all(at, mine[u]);
-                    self.output.store(at as usize, self.reduction.reduce(all));
-                }
-            }
-            u += 1;
+    unsafe fn receive<const N: usize>(&self, session: &Lamport<'_, N>, at: u32) {
+        // SAFETY: the caller's contract. The input is loaded again: it would take registers.
+        unsafe {
+            let mine = self.reduction.scale(self.input.load(at as usize));
+            let all = session.receive_all(at, mine);
+            self.output.store(at as usize, self.reduction.reduce(all));
         }
     }
+}
+
+/// Threads of the grid.
+#[inline(always)]
+fn threads() -> u32 {
+    thread::grid_dim_x() * thread::block_dim_x()
 }

@@ -10,7 +10,6 @@ use cuda_std::{grid, hint, mem};
 use nccl_device::{Coop, DevComm, EMPTY, Element, Lamport, LamportSlots, Window};
 
 use super::exchange::Messages;
-use super::lamport_rmsnorm::clear;
 
 /// The lane that sends marks instead of payload.
 const MARKS: u32 = warp::WARP_SIZE - 1;
@@ -99,8 +98,11 @@ impl<T: Element + Into<u128>> Part<'_, T> {
             } else if first == 0 {
                 send_nothing(&session);
             }
-            // While the messages are on their way.
-            clear(&session);
+            if sends {
+                // While the messages are on their way.
+                thread::sync_threads();
+                session.end(Coop::cta());
+            }
             let mut slot = first;
             while slot < used {
                 if sender == Messages::ALL {
@@ -114,8 +116,10 @@ impl<T: Element + Into<u128>> Part<'_, T> {
             if sender != Messages::ALL && first == 0 {
                 receive_nothing(&session, [me as usize, sender as usize]);
             }
-            thread::sync_threads();
-            session.end(Coop::cta());
+            if !sends {
+                thread::sync_threads();
+                session.end(Coop::cta());
+            }
         }
     }
 

@@ -8,7 +8,6 @@ use half::{bf16, f16};
 use nccl_device::{Coop, DevComm, Lamport, LamportSlots, Window};
 
 use super::elements::Elements;
-use super::lamport_rmsnorm::clear;
 use super::reduction::Reduction;
 
 /// `output[i]` becomes the reduction over the ranks of `input[rank * count + i]`, where `rank` is
@@ -82,7 +81,8 @@ impl<T: Accumulate<Acc = f32>> Part<'_, T> {
                 mine = self.load(slot);
             }
             // While the messages are on their way.
-            clear(&session);
+            thread::sync_threads();
+            session.end(Coop::cta());
             let mut slot = first;
             while slot < vectors {
                 let mine = self.reduction.scale(self.part(0).load(slot as usize));
@@ -90,8 +90,6 @@ impl<T: Accumulate<Acc = f32>> Part<'_, T> {
                 self.output.store(slot as usize, self.reduction.reduce(all));
                 slot += threads;
             }
-            thread::sync_threads();
-            session.end(Coop::cta());
         }
     }
 

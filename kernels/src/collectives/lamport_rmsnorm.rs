@@ -5,7 +5,7 @@ use cuda_std::grid;
 use cuda_std::prelude::*;
 use cuda_std::vector::Accumulate;
 use half::{bf16, f16};
-use nccl_device::{Coop, DevComm, Lamport, LamportSlots, Window};
+use nccl_device::{Coop, DevComm, LamportSlots, Window};
 
 use super::rmsnorm::{ROW_VECTORS, Rows};
 
@@ -17,8 +17,8 @@ use super::rmsnorm::{ROW_VECTORS, Rows};
 /// All ranks get the same bits if their residuals are the same. `output` may be `input`. Without a
 /// `residual` (null), the sum is that over the ranks, and is not stored.
 ///
-/// `slots` and `state` are the memory of [`Lamport`] messages, with `capacity` slots for vectors
-/// from each rank.
+/// `slots` and `state` are the memory of [`Lamport`](nccl_device::Lamport) messages, with
+/// `capacity` slots for vectors from each rank.
 ///
 /// Grid: any; a block computes one row at a time. Block: a multiple of 32 threads up to 512,
 /// one-dimensional, at least half as many as a row has vectors of 16 bytes. May be a dependent
@@ -75,7 +75,7 @@ unsafe fn reduce<T: Accumulate<Acc = f32>, const N: usize>(
     // SAFETY: the caller's contract. Each slot is used by one thread.
     unsafe {
         let session = slots.begin(state, rows.tokens * rows.vectors());
-        let mut is_cleared = false;
+        let mut is_ended = false;
         for row in rows.of_this_block() {
             let mine = rows.load(row);
             let mut v = 0;
@@ -89,10 +89,11 @@ unsafe fn reduce<T: Accumulate<Acc = f32>, const N: usize>(
                 }
                 v += 1;
             }
-            if !is_cleared {
+            if !is_ended {
                 // While the messages are on their way.
-                clear(&session);
-                is_cleared = true;
+                thread::sync_threads();
+                session.end(Coop::cta());
+                is_ended = true;
             }
             rows.normalise(row, |_, at| {
                 // Loaded again: it would take registers during the wait.
@@ -106,25 +107,8 @@ unsafe fn reduce<T: Accumulate<Acc = f32>, const N: usize>(
                 sum
             });
         }
-        if !is_cleared {
-            clear(&session);
+        if !is_ended {
+            session.end(Coop::cta());
         }
-        thread::sync_threads();
-        session.end(Coop::cta());
-    }
-}
-
-/// Clears the slots of the previous launch.
-///
-/// # Safety
-///
-/// All threads of the grid call this once.
-#[inline(always)]
-pub(super) unsafe fn clear<const N: usize>(session: &Lamport<'_, N>) {
-    let mut slot = thread::index_1d();
-    while slot < session.to_clear() {
-        // SAFETY: the slot is below the number, and only this thread clears it.
-        unsafe { session.clear(slot) };
-        slot += thread::grid_dim_x() * thread::block_dim_x();
     }
 }

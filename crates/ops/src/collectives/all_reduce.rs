@@ -2,13 +2,17 @@
 
 use devcomm_host::{Buffer, DataType, DeviceSlice, LaunchConfig, ReduceOp, Result, Stream, Window};
 use devcomm_kernels as kernels;
+use devcomm_kernels::collectives::lamport_allreduce::ROWS;
 use devcomm_kernels::collectives::push_allreduce::{self, Ring, RingArgs};
 use devcomm_kernels::collectives::reduction::{Reduction, ReductionArgs};
 use devcomm_types::Element;
 use half::{bf16, f16};
 
-use super::{Algorithm, Collectives, Workspace};
+use super::{Algorithm, Collectives, THREADS, Workspace};
 use crate::check::refuse;
+
+/// Blocks and threads of `lsa_allreduce`.
+pub(super) const PULL: (u32, u32) = (128, 128);
 
 /// The ring of a block that pushes.
 pub(super) const RING: Ring = Ring { chunk: (64 << 10) / 16, slots: 4 };
@@ -37,8 +41,12 @@ impl Collectives {
             Some(workspace) if reduces && op != ReduceOp::Prod && !send.is_empty() => {
                 let aligned = (send.device_address() | recv.device_address()).is_multiple_of(16);
                 let most = RING.most(ranks, workspace.options.push_blocks);
-                if bytes <= 16 * workspace.options.slots(ranks) {
+                // Two ranks move as many bytes in one step as in two.
+                if bytes <= 16 * self.most_vectors(workspace) {
                     Algorithm::Lamport
+                } else if ranks == 2 && op == ReduceOp::Sum && windows::<T, T>(send, recv).is_some()
+                {
+                    Algorithm::Pull
                 } else if aligned && bytes <= most && Window::<T>::containing(recv).is_some() {
                     Algorithm::Push
                 } else {
@@ -71,6 +79,7 @@ impl Collectives {
         unsafe {
             match algorithm {
                 Algorithm::Push => self.push(workspace, &send, &recv, op, stream),
+                Algorithm::Pull => self.pull(workspace, &send, &recv, stream),
                 _ => self.lamport(workspace, &send, &recv, op, stream),
             }
         }
@@ -84,6 +93,20 @@ impl Collectives {
             _ => (Reduction::SUM, 1.0),
         };
         ReductionArgs { operator, input: 1.0, output }
+    }
+
+    /// Blocks of `lamport_allreduce`: a multiprocessor has room for two.
+    fn most_blocks(&self) -> u32 {
+        2 * self.communicator.context().limits().multiprocessors
+    }
+
+    /// The most vectors of `lamport_allreduce`.
+    fn most_vectors(&self, workspace: &Workspace) -> usize {
+        let capacity = workspace.options.capacity(self.communicator.n_ranks());
+        match self.communicator.n_ranks() {
+            2 => capacity,
+            _ => capacity.min(ROWS * self.most_blocks() as usize * THREADS as usize),
+        }
     }
 
     /// Launches `lamport_allreduce`.
@@ -100,17 +123,15 @@ impl Collectives {
         stream: &Stream,
     ) -> Result<()> {
         let Workspace { dev_comm, options, slots, slots_state, .. } = workspace;
-        let capacity = options.slots(self.communicator.n_ranks()) as u32;
+        let capacity = options.capacity(self.communicator.n_ranks()) as u32;
         let (count, data_type) = (send.len(), T::DATA_TYPE);
         let vectors = (count * data_type.size()).div_ceil(16) as u32;
-        let threads = match vectors {
-            0..=64 => 64,
-            65..=4096 => 128,
-            4097..=16384 => 256,
-            _ => 512,
-        };
-        let blocks = vectors.div_ceil(threads).min(stream.context().limits().multiprocessors);
-        let config = LaunchConfig::new(blocks, threads).with_dependent();
+        let mut config = self.lamport_config(vectors, stream);
+        let most_blocks = self.most_blocks();
+        if vectors > most_blocks * config.block.x {
+            config.block.x = THREADS;
+        }
+        config.grid.x = vectors.div_ceil(config.block.x).min(most_blocks);
         let (send, recv) = (send.device_address(), recv.device_address());
         let (reduction, target) = (self.reduction(op), self.compiled.on(stream));
         macro_rules! launch {
@@ -131,6 +152,32 @@ impl Collectives {
             }};
         }
         of_floats!(data_type, launch)
+    }
+
+    /// Launches `lsa_allreduce`, for a sum.
+    ///
+    /// # Safety
+    ///
+    /// As [`lamport`](Self::lamport).
+    unsafe fn pull<T: Element>(
+        &self,
+        workspace: &Workspace,
+        send: &DeviceSlice<T>,
+        recv: &DeviceSlice<T>,
+        stream: &Stream,
+    ) -> Result<()> {
+        let (dev_comm, count) = (&workspace.dev_comm, send.len());
+        let target = self.compiled.on(stream);
+        macro_rules! launch {
+            ($type:ty) => {{
+                let Some((send, recv)) = windows::<T, $type>(send, recv) else {
+                    return refuse("the buffers are not at the start of windows".to_owned());
+                };
+                let launch = kernels::lsa_allreduce::<$type>::args(dev_comm, &send, &recv, count);
+                launch.grid(PULL.0).block(PULL.1).launch(&target)
+            }};
+        }
+        of_floats!(T::DATA_TYPE, launch)
     }
 
     /// Launches `push_allreduce`.
@@ -186,4 +233,13 @@ impl Collectives {
         }
         Ok(())
     }
+}
+
+/// The windows at whose start both slices are.
+fn windows<T: Element, W: Element>(
+    send: &DeviceSlice<T>,
+    recv: &DeviceSlice<T>,
+) -> Option<(Window<W>, Window<W>)> {
+    let window = |slice| Window::containing(slice).filter(|(_, first)| *first == 0);
+    Some((window(send)?.0, window(recv)?.0))
 }

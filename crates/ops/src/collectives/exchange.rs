@@ -168,7 +168,7 @@ impl Collectives {
         if algorithm == Algorithm::Lamport {
             let used = lamport_exchange::slots(messages.bytes) as u32;
             let config = self.lamport_config(used, stream);
-            let capacity = options.slots(self.communicator.n_ranks()) as u32;
+            let capacity = options.capacity(self.communicator.n_ranks()) as u32;
             let output = recv.device_address();
             macro_rules! launch {
                 ($unit:ty) => {{

@@ -20,7 +20,7 @@ use std::cell::RefCell;
 use std::sync::LazyLock;
 
 use devcomm_host::{
-    Communicator, DevCommRequirements, DevCommResource, DeviceSlice, KernelSet, Kernels,
+    Buffer, Communicator, DevCommRequirements, DevCommResource, DeviceSlice, KernelSet, Kernels,
     LaunchConfig, ModuleSource, Result, Stream, SymmetricBuffer, Window,
 };
 use devcomm_kernels as kernels;
@@ -28,7 +28,7 @@ use devcomm_kernels::collectives::push_allreduce::Ring;
 use devcomm_types::Kernel;
 use nccl_device::{EMPTY, Epoch, Lamport, LamportSlots};
 
-use self::all_reduce::RING;
+use self::all_reduce::{PULL, RING};
 use crate::check::require_context;
 use crate::{KERNELS, modules};
 
@@ -86,8 +86,9 @@ impl CollectivesOptions {
         Self { lamport_bytes: None, push_blocks: 64 }
     }
 
-    /// The longest message in bytes that is sent in one step. The workspace takes three times as
-    /// many bytes for each rank. Default: 4 MiB for 2 ranks, 1 MiB for 4, 512 KiB for 8.
+    /// The longest message in bytes that is sent in one step; an all-reduce of two ranks may have
+    /// four times as many. The workspace takes twice the most bytes for each rank. Default: 4 MiB
+    /// for 2 ranks, 1 MiB for 4, 512 KiB for 8.
     pub const fn lamport_bytes(self, bytes: usize) -> Self {
         Self { lamport_bytes: Some(bytes), ..self }
     }
@@ -116,6 +117,11 @@ impl CollectivesOptions {
     }
 
     /// Slots for vectors from each rank.
+    fn capacity(self, ranks: usize) -> usize {
+        if ranks == 2 { 4 * self.slots(ranks) } else { self.slots(ranks) }
+    }
+
+    /// The most vectors of a message that is sent in one step.
     fn slots(self, ranks: usize) -> usize {
         let default = match ranks {
             2 => 4 << 20,
@@ -138,6 +144,7 @@ static MODULES: LazyLock<Vec<ModuleSource>> = LazyLock::new(|| {
         kernels::lamport_exchange::<u32>::FILE,
         kernels::lamport_reduce_scatter::<f32>::FILE,
         kernels::lamport_rmsnorm::<f32>::FILE,
+        kernels::lsa_allreduce::<f32>::FILE,
         kernels::pull_reduce_scatter::<f32>::FILE,
         kernels::push_allreduce::<f32>::FILE,
         kernels::push_exchange::FILE,
@@ -215,16 +222,21 @@ impl Collectives {
 impl Workspace {
     fn new(comm: &Communicator, options: CollectivesOptions) -> Result<Self> {
         let (ranks, blocks) = (comm.n_ranks(), options.push_blocks);
-        let words = ranks * LamportSlots::<1>::words(options.slots(ranks));
+        let words = ranks * LamportSlots::<1>::words(options.capacity(ranks));
         let slots = comm.window::<u32>(words)?;
-        slots.copy_from_host(&vec![EMPTY; words])?;
+        let empty = vec![EMPTY; words.min(1 << 16)];
+        for first in (0..words).step_by(empty.len()) {
+            let part = slots.slice(first..words.min(first + empty.len()))?;
+            part.copy_from_host(&empty[..part.len()])?;
+        }
         let zeros = |words: usize| {
             let memory = comm.mem_alloc::<u32>(words)?;
             memory.fill_bytes(0)?;
             Ok::<_, devcomm_host::Error>(memory)
         };
         let workspace = Self {
-            dev_comm: comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(blocks))?,
+            dev_comm: comm
+                .create_dev_comm(DevCommRequirements::new().lsa_barriers(blocks.max(PULL.0)))?,
             options,
             slots,
             slots_state: zeros(Lamport::<1>::STATE)?,

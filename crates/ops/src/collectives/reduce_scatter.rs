@@ -52,7 +52,7 @@ impl Collectives {
             ($type:ty) => {{
                 let vectors = recv.byte_len().div_ceil(16) as u32;
                 let config = self.lamport_config(vectors, stream);
-                let capacity = options.slots(self.communicator.n_ranks()) as u32;
+                let capacity = options.capacity(self.communicator.n_ranks()) as u32;
                 let launch = kernels::lamport_reduce_scatter::<$type>::args(
                     dev_comm,
                     slots,

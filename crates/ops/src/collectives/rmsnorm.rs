@@ -64,10 +64,11 @@ impl Collectives {
         }
         require_context("the stream", stream.context(), self.communicator.context())?;
         let tokens = (count / hidden) as u32;
-        let algorithm = match self.choose(&input, &output, ReduceOp::Sum) {
-            Algorithm::Lamport => Algorithm::Lamport,
-            _ => Algorithm::Nccl,
-        };
+        let slots = |workspace: &Workspace| workspace.options.slots(self.communicator.n_ranks());
+        let is_short = self.workspace.as_ref().is_some_and(|workspace| {
+            count > 0 && count * data_type.size() <= 16 * slots(workspace)
+        });
+        let algorithm = if is_short { Algorithm::Lamport } else { Algorithm::Nccl };
         let threads = (row as u32 / 16).div_ceil(ROW_VECTORS as u32).next_multiple_of(32);
         let blocks = tokens.clamp(1, stream.context().limits().multiprocessors);
         let config = LaunchConfig::new(blocks, threads).with_dependent();
@@ -79,7 +80,7 @@ impl Collectives {
             ($type:ty) => {
                 match self.workspace.as_ref().filter(|_| algorithm == Algorithm::Lamport) {
                     Some(Workspace { dev_comm, options, slots, slots_state, .. }) => {
-                        let capacity = options.slots(self.communicator.n_ranks()) as u32;
+                        let capacity = options.capacity(self.communicator.n_ranks()) as u32;
                         let launch = kernels::lamport_rmsnorm::<$type>::args(
                             dev_comm,
                             slots,
