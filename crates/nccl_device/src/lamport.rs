@@ -183,20 +183,25 @@ impl<const N: usize> Lamport<'_, N> {
     pub unsafe fn receive_all<T: Element>(&self, slot: u32, mine: Vec16<T>) -> [Vec16<T>; N] {
         let me = self.me();
         let mut vectors = [mine; N];
-        self.wait(slot, || {
-            let mut all = true;
-            let mut rank = 0;
-            while rank < N {
-                if rank != me {
-                    // SAFETY: the caller's contract.
-                    let (vector, has_arrived) = unsafe { self.poll(rank, slot) };
-                    all &= has_arrived;
-                    vectors[rank] = vector;
+        // Four at a time: the addresses of more would take registers.
+        let mut first = 0;
+        while first < N {
+            self.wait(slot, || {
+                let mut all = true;
+                let mut rank = first;
+                while rank < N && rank < first + 4 {
+                    if rank != me {
+                        // SAFETY: the caller's contract.
+                        let (vector, has_arrived) = unsafe { self.poll(rank, slot) };
+                        all &= has_arrived;
+                        vectors[rank] = vector;
+                    }
+                    rank += 1;
                 }
-                rank += 1;
-            }
-            all
-        });
+                all
+            });
+            first += 4;
+        }
         // Not unrolled for many ranks, whose addresses would take registers.
         let (mut rank, ranks) = (0, if N > 4 { hint::opaque_usize(N) } else { N });
         while rank < ranks {
