@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use clap::Args;
-use devcomm::{Algorithm, Buffer, Collectives, CollectivesOptions, DeviceSlice, ReduceOp};
+use devcomm::{Buffer, Collectives, CollectivesOptions, DeviceSlice, ReduceOp};
 use devcomm_testing::numbers::{Number, count_wrong_from, input, inputs};
 use half::{bf16, f16};
 
@@ -146,7 +146,7 @@ impl Flags {
                 Call::<T>::new(harness, operation, send, recv)
             };
             if job.selection.has(Variant::RustOps) {
-                contenders.push(in_windows()?.by_collectives(collectives));
+                contenders.push(in_windows()?.by_collectives(collectives)?);
             }
             if job.selection.has(Variant::Nccl) {
                 let (send, recv) =
@@ -199,32 +199,22 @@ impl<'a, T: Number> Call<'a, T> {
         (self.harness.rank.rank() == ROOT).then(|| self.send.clone())
     }
 
-    fn by_collectives(self, collectives: &'a Collectives) -> Contender<'a> {
+    fn by_collectives(self, collectives: &'a Collectives) -> Result<Contender<'a>> {
         let outcome = self.clone();
-        let work = move || {
-            let Self { send, recv, harness: Harness { stream, .. }, .. } = &self;
-            match self.operation {
-                Operation::AllGather => collectives.all_gather(send, recv, stream),
-                Operation::ReduceScatter => {
-                    collectives.reduce_scatter(send, recv, ReduceOp::Sum, stream)
-                }
-                Operation::Broadcast => collectives.broadcast(self.of_root(), recv, ROOT, stream),
-                Operation::AllToAll => collectives.all_to_all(send, recv, stream),
-            }
-        };
-        let algorithm = outcome.algorithm(collectives);
-        Contender::new(Variant::RustOps, work, outcome).by_algorithm(format!("{algorithm:?}"))
+        let plan = collectives.explain(|collectives| self.launch(collectives))?.plan;
+        let work = move || self.launch(collectives);
+        Ok(Contender::new(Variant::RustOps, work, outcome).by_plan(plan))
     }
 
-    fn algorithm(&self, collectives: &Collectives) -> Algorithm {
-        let Self { send, recv, .. } = self;
+    fn launch(&self, collectives: &Collectives) -> devcomm::Result<()> {
+        let Self { send, recv, harness: Harness { stream, .. }, .. } = self;
         match self.operation {
-            Operation::AllGather => collectives.all_gather_algorithm(send, recv),
+            Operation::AllGather => collectives.all_gather(send, recv, stream),
             Operation::ReduceScatter => {
-                collectives.reduce_scatter_algorithm(send, recv, ReduceOp::Sum)
+                collectives.reduce_scatter(send, recv, ReduceOp::Sum, stream)
             }
-            Operation::Broadcast => collectives.broadcast_algorithm(self.of_root(), recv, ROOT),
-            Operation::AllToAll => collectives.all_to_all_algorithm(send, recv),
+            Operation::Broadcast => collectives.broadcast(self.of_root(), recv, ROOT, stream),
+            Operation::AllToAll => collectives.all_to_all(send, recv, stream),
         }
     }
 
