@@ -4,6 +4,7 @@
 //! devcomm-bench all-reduce -b 1K -e 64M -f 4 --json rows.json   # a kernel against ncclAllReduce
 //! devcomm-bench all-reduce --simulate 4                         # without GPUs: checks, no times
 //! devcomm-bench all-to-all -b 8 -e 64K -f 2 -G 1                # in CUDA graphs
+//! devcomm-bench launch --host                                   # what the host's calls take
 //! devcomm-bench gemm -g 1 --set square                          # a product against cuBLASLt
 //! devcomm-bench gemm-ladder -g 1                                # the steps of docs/gemm.md
 //! devcomm-bench tune gemm -g 1 --set square                     # the fastest plan of each shape
@@ -66,6 +67,9 @@ enum Bench {
     Broadcast(versus::Command<versus::Broadcast>),
     /// All-to-all: devcomm::Collectives against ncclAlltoAll
     AllToAll(versus::Command<versus::AllToAll>),
+    /// Launches of one small all-to-all, with and without attributes; with --host, what the host's
+    /// calls take
+    Launch(versus::Command<versus::Launch>),
     /// Barrier: LSA barriers within a kernel against ncclAllReduce of one element
     Barrier(versus::Command<versus::Barrier>),
     /// Ping-pong of messages between neighbouring ranks: puts by a kernel against ncclSend and
@@ -116,6 +120,7 @@ fn main() -> ExitCode {
         Bench::ReduceScatter(command) => versus::run(command),
         Bench::Broadcast(command) => versus::run(command),
         Bench::AllToAll(command) => versus::run(command),
+        Bench::Launch(command) => versus::run(command),
         Bench::Barrier(command) => versus::run(command),
         Bench::Put(command) => versus::run(command),
         Bench::Gemm(command) => versus::run(command),

@@ -33,7 +33,7 @@ use selection::{Selection, VariantInfo};
 
 pub use all_reduce::AllReduce;
 pub use barrier::Barrier;
-pub use collectives::{AllGather, AllToAll, Broadcast, ReduceScatter};
+pub use collectives::{AllGather, AllToAll, Broadcast, Launch, ReduceScatter};
 pub use gemm::Gemm;
 pub use gemm_allreduce::GemmAllReduce;
 pub use gemm_ladder::GemmLadder;
