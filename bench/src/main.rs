@@ -102,6 +102,30 @@ enum Tunable {
     /// --rounds. Of plans within 0.3 % the one that the model prefers is kept. Each shape is
     /// written to the table as soon as it is done.
     Gemm(versus::Tune),
+    /// Plans of all-reduces (sum), for the tables that devcomm::Collectives reads; as of products
+    AllReduce(versus::TuneCollective),
+    /// Plans of all-gathers
+    AllGather(versus::TuneCollective),
+    /// Plans of reduce-scatters (sum)
+    ReduceScatter(versus::TuneCollective),
+    /// Plans of broadcasts
+    Broadcast(versus::TuneCollective),
+    /// Plans of all-to-alls
+    AllToAll(versus::TuneCollective),
+}
+
+impl Tunable {
+    fn run(&self) -> anyhow::Result<()> {
+        use versus::Operation;
+        match self {
+            Self::Gemm(tune) => tune.run(),
+            Self::AllReduce(tune) => tune.run(Operation::AllReduce),
+            Self::AllGather(tune) => tune.run(Operation::AllGather),
+            Self::ReduceScatter(tune) => tune.run(Operation::ReduceScatter),
+            Self::Broadcast(tune) => tune.run(Operation::Broadcast),
+            Self::AllToAll(tune) => tune.run(Operation::AllToAll),
+        }
+    }
 }
 
 fn main() -> ExitCode {
@@ -126,7 +150,7 @@ fn main() -> ExitCode {
         Bench::Gemm(command) => versus::run(command),
         Bench::GemmAllReduce(command) => versus::run(command),
         Bench::GemmLadder(command) => versus::run(command),
-        Bench::Tune { what: Tunable::Gemm(tune) } => tune.run(),
+        Bench::Tune { what } => what.run(),
         Bench::Twins(options) => twins::run(options),
     };
     match done {

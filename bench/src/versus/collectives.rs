@@ -166,8 +166,10 @@ impl Benchmark for Launch {
     }
 }
 
+/// A collective.
 #[derive(Clone, Copy, PartialEq)]
-enum Operation {
+pub enum Operation {
+    AllReduce,
     AllGather,
     ReduceScatter,
     Broadcast,
@@ -178,12 +180,28 @@ enum Operation {
 const ROOT: usize = 0;
 
 impl Operation {
-    /// The chunks of the buffers to send and to receive in.
-    fn chunks(self, ranks: usize) -> [usize; 2] {
+    /// Its name on the command line.
+    pub fn name(self) -> &'static str {
         match self {
+            Self::AllReduce => "all-reduce",
+            Self::AllGather => "all-gather",
+            Self::ReduceScatter => "reduce-scatter",
+            Self::Broadcast => "broadcast",
+            Self::AllToAll => "all-to-all",
+        }
+    }
+
+    /// Whether its speed depends on the type.
+    pub fn reduces(self) -> bool {
+        matches!(self, Self::AllReduce | Self::ReduceScatter)
+    }
+
+    /// The chunks of the buffers to send and to receive in.
+    pub fn chunks(self, ranks: usize) -> [usize; 2] {
+        match self {
+            Self::AllReduce | Self::Broadcast => [1, 1],
             Self::AllGather => [1, ranks],
             Self::ReduceScatter => [ranks, 1],
-            Self::Broadcast => [1, 1],
             Self::AllToAll => [ranks, ranks],
         }
     }
@@ -191,6 +209,7 @@ impl Operation {
     /// The bus bandwidth over the algorithm bandwidth, as nccl-tests defines them.
     fn bus(self, ranks: usize) -> f64 {
         match self {
+            Self::AllReduce => 2.0 * (ranks - 1) as f64 / ranks as f64,
             Self::Broadcast => 1.0,
             _ => (ranks - 1) as f64 / ranks as f64,
         }
@@ -251,7 +270,7 @@ impl Flags {
                 size: chunks * count * size_of::<T>(),
                 count,
                 dtype: T::NAME,
-                redop: if operation == Operation::ReduceScatter { "sum" } else { "-" },
+                redop: if operation.reduces() { "sum" } else { "-" },
                 bus: operation.bus(ranks),
                 shape: None,
                 l2: None,
@@ -264,7 +283,7 @@ impl Flags {
 
 /// An operation with its buffers.
 #[derive(Clone)]
-struct Call<'a, T> {
+pub struct Call<'a, T> {
     harness: &'a Harness<'a>,
     operation: Operation,
     send: DeviceSlice<T>,
@@ -273,7 +292,7 @@ struct Call<'a, T> {
 
 impl<'a, T: Number> Call<'a, T> {
     /// Writes this rank's input to `send`.
-    fn new(
+    pub fn new(
         harness: &'a Harness<'a>,
         operation: Operation,
         send: DeviceSlice<T>,
@@ -295,9 +314,10 @@ impl<'a, T: Number> Call<'a, T> {
         Ok(Contender::new(Variant::RustOps, work, outcome).by_plan(plan))
     }
 
-    fn launch(&self, collectives: &Collectives) -> devcomm::Result<()> {
+    pub fn launch(&self, collectives: &Collectives) -> devcomm::Result<()> {
         let Self { send, recv, harness: Harness { stream, .. }, .. } = self;
         match self.operation {
+            Operation::AllReduce => collectives.all_reduce(send, recv, ReduceOp::Sum, stream),
             Operation::AllGather => collectives.all_gather(send, recv, stream),
             Operation::ReduceScatter => {
                 collectives.reduce_scatter(send, recv, ReduceOp::Sum, stream)
@@ -312,6 +332,7 @@ impl<'a, T: Number> Call<'a, T> {
         let work = move || {
             let Self { send, recv, harness: Harness { comm, stream, .. }, .. } = &self;
             match self.operation {
+                Operation::AllReduce => comm.all_reduce(send, recv, ReduceOp::Sum, stream),
                 Operation::AllGather => comm.all_gather(send, recv, stream),
                 Operation::ReduceScatter => comm.reduce_scatter(send, recv, ReduceOp::Sum, stream),
                 Operation::Broadcast => comm.broadcast(self.of_root(), recv, ROOT, stream),
@@ -340,8 +361,9 @@ impl<T: Number> Outcome for Call<'_, T> {
         };
         Ok(match self.operation {
             // NCCL's ring rounds each partial sum.
-            Operation::ReduceScatter => {
-                count_wrong_from(run.seed, ranks, (ranks - 1).max(1), me * chunk, &got)
+            Operation::AllReduce | Operation::ReduceScatter => {
+                let first = if self.operation == Operation::AllReduce { 0 } else { me * chunk };
+                count_wrong_from(run.seed, ranks, (ranks - 1).max(1), first, &got)
             }
             _ => (0..got.len()).filter(|&i| got[i].bits() != expected(i).bits()).count(),
         })

@@ -17,6 +17,7 @@ mod row;
 mod selection;
 mod shapes;
 mod tune;
+mod tune_collectives;
 
 use std::path::PathBuf;
 
@@ -33,12 +34,13 @@ use selection::{Selection, VariantInfo};
 
 pub use all_reduce::AllReduce;
 pub use barrier::Barrier;
-pub use collectives::{AllGather, AllToAll, Broadcast, Launch, ReduceScatter};
+pub use collectives::{AllGather, AllToAll, Broadcast, Launch, Operation, ReduceScatter};
 pub use gemm::Gemm;
 pub use gemm_allreduce::GemmAllReduce;
 pub use gemm_ladder::GemmLadder;
 pub use put::Put;
 pub use tune::Tune;
+pub use tune_collectives::TuneCollective;
 
 /// Flags of the comparisons.
 #[derive(Args, Clone, Debug)]

@@ -246,10 +246,11 @@ impl Request {
     /// The plans that do what is asked for, that of the model first.
     pub(super) fn candidates(&self) -> Vec<CollectivePlan> {
         let mut plans = vec![self.model().plan];
-        let in_one_step = self
-            .slots
-            .into_iter()
-            .flat_map(|slots| [64, 128, 256, 512].map(|threads| self.in_one_step(slots, threads)));
+        let in_one_step = self.slots.into_iter().flat_map(|slots| {
+            let useful = move |threads: &u32| *threads == 64 || threads / 2 < slots;
+            let all = [64, 128, 256, 512].into_iter().filter(useful);
+            all.map(move |threads| self.in_one_step(slots, threads))
+        });
         plans.extend(in_one_step);
         for (algorithm, grid) in [(Algorithm::Push, self.push), (Algorithm::Pull, self.pull)] {
             if let Some(Grid { threads, most_blocks, .. }) = grid {
