@@ -443,7 +443,8 @@ fn messages_of_any_length_follow_each_other() {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
         let (options, long) = match rank.is_simulated() {
             true => (CollectivesOptions::new().lamport_bytes(1 << 10).push_blocks(2), 1100),
-            false => (CollectivesOptions::new(), 6 << 20),
+            // Just longer than what two ranks send in one step.
+            false => (CollectivesOptions::new(), (4 << 20) / size_of::<T>() + 5),
         };
         let (collectives, me) = (options.build(comm)?, rank.rank());
         let all: Result<Vec<_>> =

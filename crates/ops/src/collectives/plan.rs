@@ -85,7 +85,7 @@ impl FromStr for CollectivePlan {
 
 /// The plan of an operation, and why it was chosen: what
 /// [`Collectives::explain`](super::Collectives::explain) returns. As text:
-/// `lamport:16x128, as was fastest on this GPU`.
+/// `lamport:16x128, as the message is short`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Explanation {
     /// The plan.
