@@ -60,12 +60,12 @@ impl Collectives {
             push: pushes().then_some(Grid {
                 blocks,
                 threads: push_allreduce::THREADS,
-                most_blocks: blocks,
+                allowed: [blocks, blocks],
             }),
             pull: pulls().then_some(Grid {
                 blocks: pull_blocks,
                 threads: pull_threads,
-                most_blocks: pull_blocks,
+                allowed: [1, pull_blocks],
             }),
             ..by_nccl(PLAIN)
         }

@@ -358,7 +358,7 @@ impl Workspace {
     /// The grid of kernels with barriers for each block.
     fn grid(&self) -> Grid {
         let blocks = self.options.blocks();
-        Grid { blocks, threads: THREADS, most_blocks: blocks.max(PULL.0) }
+        Grid { blocks, threads: THREADS, allowed: [1, blocks.max(PULL.0)] }
     }
 
     fn new(comm: &Communicator, options: CollectivesOptions) -> Result<Self> {

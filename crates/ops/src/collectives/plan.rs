@@ -153,8 +153,8 @@ pub(super) struct Request {
 pub(super) struct Grid {
     pub(super) blocks: u32,
     pub(super) threads: u32,
-    /// The most blocks, that is of which the workspace has barriers and memory.
-    pub(super) most_blocks: u32,
+    /// The least and the most blocks for which the workspace has memory and barriers.
+    pub(super) allowed: [u32; 2],
 }
 
 impl Request {
@@ -216,7 +216,9 @@ impl Request {
     fn can(&self, plan: CollectivePlan) -> bool {
         let CollectivePlan { algorithm, blocks, threads } = plan;
         let fits = |grid: Option<Grid>| {
-            grid.is_some_and(|grid| blocks <= grid.most_blocks && threads == grid.threads)
+            grid.is_some_and(|Grid { threads: fixed, allowed: [least, most], .. }| {
+                threads == fixed && (least..=most).contains(&blocks)
+            })
         };
         match algorithm {
             Algorithm::Lamport => self.slots.is_some_and(|slots| {
@@ -253,8 +255,8 @@ impl Request {
         });
         plans.extend(in_one_step);
         for (algorithm, grid) in [(Algorithm::Push, self.push), (Algorithm::Pull, self.pull)] {
-            if let Some(Grid { threads, most_blocks, .. }) = grid {
-                let sizes = [32, 64, 128].into_iter().filter(|&blocks| blocks <= most_blocks);
+            if let Some(Grid { blocks, threads, .. }) = grid {
+                let sizes = [blocks, 32, 64, 128];
                 plans.extend(sizes.map(|blocks| CollectivePlan { algorithm, blocks, threads }));
             }
         }
@@ -347,7 +349,7 @@ mod tests {
 
     /// A message of vectors, with kernels for long ones.
     fn request(vectors: u32) -> Request {
-        let grid = Grid { blocks: 64, threads: 512, most_blocks: 64 };
+        let grid = Grid { blocks: 48, threads: 512, allowed: [32, 64] };
         Request {
             operation: Operation::AllToAll,
             bytes: 16 * vectors as usize,
@@ -387,13 +389,16 @@ mod tests {
     fn short_messages_are_sent_in_one_step_and_others_by_the_kernels_that_can() {
         assert_eq!(request(3).model().plan, plan("lamport:1x64"));
         assert_eq!(request(1000).model().plan, plan("lamport:4x128"));
-        assert_eq!(request(1001).model().plan, plan("push:64x512"));
+        assert_eq!(request(1001).model().plan, plan("push:48x512"));
         let by_nccl = Request::by_nccl(Operation::Other, "as it must").model();
         assert_eq!(by_nccl.to_string(), "nccl, as it must");
         let candidates =
             request(300).candidates().iter().map(ToString::to_string).collect::<Vec<_>>();
         let all = ["lamport:3x128", "lamport:4x64", "lamport:2x256", "lamport:1x512"];
-        assert_eq!(candidates, [&all[..], &["push:32x512", "push:64x512", "nccl"]].concat());
+        assert_eq!(
+            candidates,
+            [&all[..], &["push:48x512", "push:32x512", "push:64x512", "nccl"]].concat()
+        );
     }
 
     #[test]
