@@ -474,6 +474,9 @@ fn messages_of_any_length_follow_each_other() {
             if rank.n_ranks() < 8 { follow::<u32>(rank, false) } else { Ok(()) }
         });
     }
+    // Blocks wait for room on one multiprocessor.
+    let small = Gpus::from(Simulation::new(4).multiprocessors(1).seed(1).preempt(true));
+    small.run("messages_of_any_length_follow_each_other", |rank| follow::<u8>(rank, true));
     // Without load and store between the ranks.
     let apart = Gpus::from(Simulation::new(2).team_size(1));
     apart.run("messages_of_any_length_follow_each_other", |rank| follow::<u8>(rank, false));
