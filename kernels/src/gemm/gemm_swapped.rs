@@ -28,7 +28,7 @@ pub const STORE_M: u32 = 8;
 /// Groups of eight rows that a warpgroup stores together.
 const STORE_EIGHTS: u32 = 4;
 /// The sums of a split tile in bytes above which they lie over the stages if they can.
-const LARGE_SUMS: u32 = 16 << 10;
+const LARGE_SUMS: u32 = 32 << 10;
 /// The most stages of the pipeline.
 pub const MAX_STAGES: u32 = 24;
 /// Threads that do not multiply: a warpgroup, of which two warps load.

@@ -24,11 +24,11 @@ use devcomm_host::{
     LaunchConfig, ModuleSource, Result, Stream, SymmetricBuffer, Window,
 };
 use devcomm_kernels as kernels;
-use devcomm_kernels::collectives::push_allreduce::Ring;
+use devcomm_kernels::collectives::push_allreduce;
 use devcomm_types::Kernel;
-use nccl_device::{EMPTY, Epoch, Lamport, LamportSlots};
+use nccl_device::{EMPTY, Lamport, LamportSlots};
 
-use self::all_reduce::{PULL, RING};
+use self::all_reduce::most_pushed;
 use crate::check::require_context;
 use crate::{KERNELS, modules};
 
@@ -68,8 +68,6 @@ struct Workspace {
     slots: Window<u32>,
     slots_state: SymmetricBuffer<u32>,
     inbox: Window<u32>,
-    flags: Window<u32>,
-    push_state: SymmetricBuffer<u32>,
 }
 
 /// Options of [`Collectives`], the same on every rank.
@@ -83,7 +81,7 @@ pub struct CollectivesOptions {
 impl CollectivesOptions {
     /// The default options.
     pub const fn new() -> Self {
-        Self { lamport_bytes: None, push_blocks: 64 }
+        Self { lamport_bytes: None, push_blocks: 128 }
     }
 
     /// The longest message in bytes that is sent in one step; an all-reduce of two ranks may have
@@ -93,7 +91,7 @@ impl CollectivesOptions {
         Self { lamport_bytes: Some(bytes), ..self }
     }
 
-    /// The blocks that push or load long messages. Default: 64.
+    /// The blocks that push or load long messages. Default: 128.
     pub const fn push_blocks(self, blocks: u32) -> Self {
         Self { push_blocks: blocks, ..self }
     }
@@ -144,7 +142,6 @@ static MODULES: LazyLock<Vec<ModuleSource>> = LazyLock::new(|| {
         kernels::lamport_exchange::<u32>::FILE,
         kernels::lamport_reduce_scatter::<f32>::FILE,
         kernels::lamport_rmsnorm::<f32>::FILE,
-        kernels::lsa_allreduce::<f32>::FILE,
         kernels::pull_reduce_scatter::<f32>::FILE,
         kernels::push_allreduce::<f32>::FILE,
         kernels::push_exchange::FILE,
@@ -229,21 +226,14 @@ impl Workspace {
             let part = slots.slice(first..words.min(first + empty.len()))?;
             part.copy_from_host(&empty[..part.len()])?;
         }
-        let zeros = |words: usize| {
-            let memory = comm.mem_alloc::<u32>(words)?;
-            memory.fill_bytes(0)?;
-            Ok::<_, devcomm_host::Error>(memory)
-        };
+        let slots_state = comm.mem_alloc::<u32>(Lamport::<1>::STATE)?;
+        slots_state.fill_bytes(0)?;
         let workspace = Self {
-            dev_comm: comm
-                .create_dev_comm(DevCommRequirements::new().lsa_barriers(blocks.max(PULL.0)))?,
+            dev_comm: comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(blocks))?,
             options,
             slots,
-            slots_state: zeros(Lamport::<1>::STATE)?,
-            inbox: comm.window(RING.inbox(ranks, blocks))?,
-            // New windows are zeroed, as the flags must be.
-            flags: comm.window(Ring::flags(ranks, blocks))?,
-            push_state: zeros(Epoch::WORDS)?,
+            slots_state,
+            inbox: comm.window(push_allreduce::inbox(ranks, blocks, most_pushed(ranks)))?,
         };
         // No rank sends before all slots are empty.
         comm.barrier()?;
