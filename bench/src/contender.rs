@@ -16,6 +16,14 @@ pub enum Variant {
     Rust,
     /// A kernel in Rust that puts by stores over NVLink
     RustLsa,
+    /// A kernel in Rust that loads from the peer
+    Read,
+    /// A kernel in Rust that stores to the peer
+    Write,
+    /// A kernel in Rust that copies to the peer by TMA
+    Tma,
+    /// cuMemcpyAsync to the peer
+    CopyEngine,
     /// The operation of `devcomm`, which chooses among kernels and NCCL
     RustOps,
     /// The kernel of `rust` in CUDA C++, compiled by `cargo xtask twins`
@@ -45,6 +53,10 @@ impl Variant {
         match self {
             Self::Rust => "rust",
             Self::RustLsa => "rust-lsa",
+            Self::Read => "read",
+            Self::Write => "write",
+            Self::Tma => "tma",
+            Self::CopyEngine => "copy-engine",
             Self::RustOps => "rust-ops",
             Self::Cpp => "cpp",
             Self::CublasLt => "cublaslt",
@@ -63,7 +75,10 @@ impl Variant {
 
     /// Whether it is a kernel, not a host call.
     pub fn is_kernel(self) -> bool {
-        !matches!(self, Self::RustOps | Self::CublasLt | Self::Nccl | Self::NcclSym)
+        !matches!(
+            self,
+            Self::CopyEngine | Self::RustOps | Self::CublasLt | Self::Nccl | Self::NcclSym
+        )
     }
 }
 

@@ -66,11 +66,20 @@ enum Bench {
     Broadcast(versus::Command<versus::Broadcast>),
     /// All-to-all: devcomm::Collectives against ncclAlltoAll
     AllToAll(versus::Command<versus::AllToAll>),
+    /// All-reduce, residual add and RMSNorm: one kernel against ncclAllReduce and then a kernel
+    #[command(name = "rmsnorm-allreduce")]
+    RmsNormAllReduce(versus::Command<versus::RmsNormAllReduce>),
     /// Barrier: LSA barriers within a kernel against ncclAllReduce of one element
     Barrier(versus::Command<versus::Barrier>),
     /// Ping-pong of messages between neighbouring ranks: puts by a kernel against ncclSend and
     /// ncclPutSignal
     Put(versus::Command<versus::Put>),
+    /// Ping-pong of signals without data between neighbouring ranks: by a kernel against ncclSend
+    /// and ncclSignal
+    Signal(versus::Command<versus::Signal>),
+    /// Copies between neighbouring ranks: by loads, stores and TMA of a kernel, and the copy engine,
+    /// against ncclSend
+    P2p(versus::Command<versus::P2p>),
     /// Matrix product on one GPU, C = A x B^T with A of m x k and B of n x k: a kernel against
     /// cuBLASLt
     Gemm(versus::Command<versus::Gemm>),
@@ -116,8 +125,11 @@ fn main() -> ExitCode {
         Bench::ReduceScatter(command) => versus::run(command),
         Bench::Broadcast(command) => versus::run(command),
         Bench::AllToAll(command) => versus::run(command),
+        Bench::RmsNormAllReduce(command) => versus::run(command),
         Bench::Barrier(command) => versus::run(command),
         Bench::Put(command) => versus::run(command),
+        Bench::Signal(command) => versus::run(command),
+        Bench::P2p(command) => versus::run(command),
         Bench::Gemm(command) => versus::run(command),
         Bench::GemmAllReduce(command) => versus::run(command),
         Bench::GemmLadder(command) => versus::run(command),

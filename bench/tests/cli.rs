@@ -48,6 +48,8 @@ fn flags_that_cannot_be_meant_are_refused() {
     }
     refuses(&["barrier", "-b", "8"], &["unexpected argument"]);
     refuses(&["put", "-d", "f32"], &["unexpected argument"]);
+    refuses(&["signal", "-b", "8"], &["unexpected argument"]);
+    refuses(&["rmsnorm-allreduce", "--tokens", "1,0"], &["a message has a token"]);
     refuses(&["gemm-allreduce", "--blocks", "7"], &["unexpected argument"]);
     refuses(&["gemm-allreduce", "--m", "0"], &["0 x", "is empty"]);
     refuses(&["gemm-allreduce", "--k", "12"], &["--k 12", "a multiple of 8"]);

@@ -28,11 +28,9 @@ fn table_of(command: Command) -> (Vec<String>, Vec<Vec<String>>) {
     let mut rows: Vec<Vec<String>> = rows.into_iter().map(words).collect();
     let header = rows[0].join(" ");
     let ratios = header.strip_prefix(COLUMNS).unwrap_or_else(|| panic!("{header}"));
-    let has = |variant: &str| rows[2..].iter().any(|row| row[5] == variant);
-    let of_nccl = has(OF_NCCL[0]);
+    let of_nccl = rows[2..].iter().any(|row| row[5] == OF_NCCL[0]);
     // A product has a plan, and an operation that chooses has a choice.
-    let chooses = has("rust-ops")
-        || rows[2..].iter().any(|row| row.len() > COLUMNS.split(' ').count() && !of_nccl);
+    let chooses = rows[2].len() > COLUMNS.split(' ').count() + if of_nccl { 2 } else { 0 };
     let more = if of_nccl { " time/nccl time/nccl-sym" } else { "" };
     assert_eq!(ratios, format!("{more}{}", if chooses { " algorithm" } else { "" }));
     (comments.into_iter().map(str::to_owned).collect(), rows.split_off(2))
@@ -131,6 +129,45 @@ fn a_put_arrives_over_the_network_and_over_nvlink() {
         are_right(&comments, &rows);
     }
     refuses_late(&["put", "--simulate", "1"], "two ranks");
+}
+
+#[test]
+fn signals_arrive_once_and_in_order() {
+    for ranks in ["2", "3"] {
+        let (comments, rows) = table(&["signal", "--simulate", ranks]);
+        assert_eq!(column(&rows, 5), ["rust", "rust-lsa", OF_NCCL[0], OF_NCCL[1]]);
+        are_right(&comments, &rows);
+    }
+    refuses_late(&["signal", "--simulate", "1"], "two ranks");
+}
+
+#[test]
+fn a_copy_between_two_ranks_arrives_by_every_means() {
+    for (ranks, more) in [("2", &[][..]), ("3", &["--both", "--blocks", "1"]), ("4", &["-G", "1"])]
+    {
+        // One block has more tiles than stages.
+        let args = ["p2p", "--simulate", ranks, "-b", "100", "-e", "7296", "-i", "7196"];
+        let (comments, rows) = table(&[&args[..], more].concat());
+        let by_all = ["read", "write", "tma", "copy-engine", OF_NCCL[0], OF_NCCL[1]];
+        assert_eq!(column(&rows[..5], 5), [&by_all[..2], &by_all[3..]].concat());
+        assert_eq!(column(&rows[5..], 5), by_all);
+        are_right(&comments, &rows);
+    }
+}
+
+#[test]
+fn an_all_reduce_with_rmsnorm_is_right() {
+    for (ranks, more) in [("2", &["-d", "all"][..]), ("3", &["-G", "1", "--tokens", "2"])] {
+        let args = ["rmsnorm-allreduce", "--simulate", ranks, "--hidden", "200"];
+        let (comments, rows) = table(&[&args[..], more].concat());
+        assert_eq!(column(&rows[..3], 5), ["rust-ops", OF_NCCL[0], OF_NCCL[1]]);
+        assert_eq!(column(&rows[..1], 1), [if ranks == "2" { "200" } else { "400" }]);
+        are_right(&comments, &rows);
+    }
+    let args = ["rmsnorm-allreduce", "--simulate", "2", "--hidden"];
+    for hidden in ["12", "8200"] {
+        refuses_late(&[&args[..], &[hidden]].concat(), &format!("--hidden {hidden} of bf16"));
+    }
 }
 
 #[test]

@@ -11,11 +11,14 @@ mod gemm;
 mod gemm_allreduce;
 mod gemm_ladder;
 mod job;
+mod p2p;
 mod product;
 mod put;
+mod rmsnorm_allreduce;
 mod row;
 mod selection;
 mod shapes;
+mod signal;
 mod tune;
 
 use std::path::PathBuf;
@@ -37,7 +40,10 @@ pub use collectives::{AllGather, AllToAll, Broadcast, ReduceScatter};
 pub use gemm::Gemm;
 pub use gemm_allreduce::GemmAllReduce;
 pub use gemm_ladder::GemmLadder;
+pub use p2p::P2p;
 pub use put::Put;
+pub use rmsnorm_allreduce::RmsNormAllReduce;
+pub use signal::Signal;
 pub use tune::Tune;
 
 /// Flags of the comparisons.
