@@ -36,6 +36,10 @@ pub enum Variant {
     Nccl,
     /// NCCL's call on the host, on registered symmetric windows
     NcclSym,
+    /// PyTorch's one-shot all-reduce on symmetric memory
+    TorchOneShot,
+    /// PyTorch's two-shot all-reduce on symmetric memory, in place
+    TorchTwoShot,
     /// A step of the ladder of matrix products, as are the following
     Step1Loop,
     Step2Shared,
@@ -62,6 +66,8 @@ impl Variant {
             Self::CublasLt => "cublaslt",
             Self::Nccl => "nccl",
             Self::NcclSym => "nccl-sym",
+            Self::TorchOneShot => "torch-one-shot",
+            Self::TorchTwoShot => "torch-two-shot",
             Self::Step1Loop => "step1-loop",
             Self::Step2Shared => "step2-shared",
             Self::Step3Registers => "step3-registers",
@@ -75,10 +81,13 @@ impl Variant {
 
     /// Whether it is a kernel, not a host call.
     pub fn is_kernel(self) -> bool {
-        !matches!(
-            self,
-            Self::CopyEngine | Self::RustOps | Self::CublasLt | Self::Nccl | Self::NcclSym
-        )
+        !matches!(self, Self::CopyEngine | Self::RustOps) && !self.is_of_others()
+    }
+
+    /// Whether it is of another library.
+    pub fn is_of_others(self) -> bool {
+        let of_torch = matches!(self, Self::TorchOneShot | Self::TorchTwoShot);
+        of_torch || matches!(self, Self::CublasLt | Self::Nccl | Self::NcclSym)
     }
 }
 

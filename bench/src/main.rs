@@ -26,6 +26,7 @@ mod ranks;
 mod sensors;
 mod stats;
 mod table;
+mod torch;
 mod twins;
 mod versus;
 mod workloads;
@@ -77,8 +78,8 @@ enum Bench {
     /// Ping-pong of signals without data between neighbouring ranks: by a kernel against ncclSend
     /// and ncclSignal
     Signal(versus::Command<versus::Signal>),
-    /// Copies between neighbouring ranks: by loads, stores and TMA of a kernel, and the copy engine,
-    /// against ncclSend
+    /// Copies between neighbouring ranks: by loads, stores and TMA of a kernel, and by the copy
+    /// engine, against ncclSend
     P2p(versus::Command<versus::P2p>),
     /// Matrix product on one GPU, C = A x B^T with A of m x k and B of n x k: a kernel against
     /// cuBLASLt

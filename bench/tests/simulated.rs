@@ -330,11 +330,11 @@ fn csv_and_json_hold_the_rows_of_the_table() {
     let csv = fs::read_to_string(csv).unwrap();
     let expected = "size,count,type,redop,m,n,k,variant,blocks,threads,time_us,algbw,busbw,tflops,\
                     wrong,noise_percent,time_over_nccl,time_over_nccl_sym,time_over_cublaslt,\
-                    algorithm,l2,power_w,sm_mhz,temperature_c\n\
-                    16,8,bf16,sum,,,,rust,1,128,,,,,0,,,,,,,,,\n\
-                    16,8,bf16,sum,,,,rust-ops,,,,,,,0,,,,,Lamport,,,,\n\
-                    16,8,bf16,sum,,,,nccl,,,,,,,0,,,,,,,,,\n\
-                    16,8,bf16,sum,,,,nccl-sym,,,,,,,0,,,,,,,,,\n";
+                    time_over_best,algorithm,l2,power_w,sm_mhz,temperature_c\n\
+                    16,8,bf16,sum,,,,rust,1,128,,,,,0,,,,,,,,,,\n\
+                    16,8,bf16,sum,,,,rust-ops,,,,,,,0,,,,,,Lamport,,,,\n\
+                    16,8,bf16,sum,,,,nccl,,,,,,,0,,,,,,,,,,\n\
+                    16,8,bf16,sum,,,,nccl-sym,,,,,,,0,,,,,,,,,,\n";
     assert_eq!(csv, expected);
 
     let json: Value = serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();
@@ -350,6 +350,45 @@ fn csv_and_json_hold_the_rows_of_the_table() {
     assert_eq!(rows[0]["type"], "bf16");
     assert_eq!(rows[0]["wrong"], 0);
     assert!(rows[0]["time_us"].is_null(), "{rows:?}");
+}
+
+#[test]
+fn torchs_rows_join_the_table() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (python, json) = (path("python"), path("rows.json"));
+    let row = |variant: &str| {
+        let of = r#""type": "bf16", "size": 16, "times_us": [1], "wrong": 0"#;
+        format!("{{\"variant\": \"{variant}\", {of}}}")
+    };
+    let script = format!(
+        "#!/bin/sh\n[ $RANK = 0 ] || exit 0\necho '{}'\necho '{}'\n",
+        row("torch-one-shot"),
+        row("torch-two-shot")
+    );
+    // Written by another process: a file that this one has open cannot be run.
+    let write = "printf %s \"$1\" > \"$0\" && chmod +x \"$0\"";
+    let written = Command::new("sh").args(["-c", write, &python, &script]).status().unwrap();
+    assert!(written.success());
+    let args = ["all-reduce", "--simulate", "2", "-b", "8", "-e", "16", "-f", "2", "-d", "bf16"];
+    let more = ["--rounds", "1", "--torch", &python, "--json", &json];
+    let (code, stdout, stderr) = run(&[&args[..], &more].concat());
+    assert_eq!(code, Some(0), "{stdout}{stderr}");
+    assert!(stdout.contains("time/best") && stdout.contains("# #wrong 0"), "{stdout}");
+    let json: Value = serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();
+    let rows = json["rows"].as_array().unwrap();
+    let variants: Vec<&str> = rows.iter().filter_map(|row| row["variant"].as_str()).collect();
+    let (of_host, of_torch) =
+        (["rust", "rust-ops", "nccl", "nccl-sym"], ["torch-one-shot", "torch-two-shot"]);
+    assert_eq!(variants, [&of_host[..], &of_host, &of_torch].concat());
+
+    refuses(
+        &[&args[..], &["--torch", "/no/such/python"]].concat(),
+        &["cannot start /no/such/python"],
+    );
+    let more = ["--torch", &python, "--variants", "nccl"];
+    refuses(&[&args[..], &more].concat(), &["--variants names none of torch's"]);
+    refuses(&["all-reduce", "--torch", "--processes"], &["must be threads of this process"]);
 }
 
 #[test]

@@ -1,18 +1,25 @@
 //! All-reduce (sum): `kernels/src/lsa_allreduce.rs` against `ncclAllReduce`.
 
-use anyhow::Result;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
 use clap::{Args, ValueEnum};
-use devcomm::{Buffer, Collectives, KERNELS, Kernel, Kernels, ReduceOp, Window, device, kernels};
+use devcomm::{
+    Buffer, Collectives, Element, KERNELS, Kernel, Kernels, ReduceOp, Window, World, device,
+    kernels,
+};
 use devcomm_testing::numbers::Number;
 use half::{bf16, f16};
 
 use super::job::Job;
 use super::row::Case;
-use super::selection::VariantInfo;
-use super::{Benchmark, SIMULATED_BLOCKS, SIMULATED_LARGEST};
+use super::selection::{Selection, VariantInfo};
+use super::{Benchmark, Options, SIMULATED_BLOCKS, SIMULATED_LARGEST};
 use crate::contender::{Contender, Variant};
 use crate::harness::Harness;
 use crate::options::{Dtype, GridOptions, LARGEST, SizeOptions};
+use crate::torch::{self, Foreign, Measurement};
 use crate::workloads::{self, KernelInfo, Sum};
 
 /// The flags of `all-reduce`.
@@ -31,7 +38,16 @@ pub struct AllReduce {
     /// Reduction
     #[arg(short = 'o', long = "op", value_enum, default_value = "sum")]
     op: Op,
+
+    /// Also run the all-reduces of PyTorch's symmetric memory, by this Python with torch, in
+    /// processes of its own on the same number of GPUs, before the others
+    #[arg(long, value_name = "PYTHON", num_args = 0..=1, default_missing_value = "python3")]
+    torch: Option<PathBuf>,
 }
+
+/// Torch's processes are ended if they print nothing for this much longer than a wait for a GPU may
+/// take.
+const TORCH_START: Duration = Duration::from_secs(120);
 
 /// The reductions that the kernel supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -59,6 +75,11 @@ impl Benchmark for AllReduce {
             "ncclAllReduce on memory of ncclMemAlloc that is not registered, as in nccl-tests",
         ),
         (Variant::NcclSym, "ncclAllReduce on the windows"),
+        (
+            Variant::TorchOneShot,
+            "torch.ops.symm_mem.one_shot_all_reduce, timed in a run of its own before the others",
+        ),
+        (Variant::TorchTwoShot, "torch.ops.symm_mem.two_shot_all_reduce_, the same, in place"),
     ];
 
     fn validate(&self) -> Result<()> {
@@ -66,7 +87,40 @@ impl Benchmark for AllReduce {
         self.grid.validate()
     }
 
+    fn foreign(&self, options: &Options, selection: &Selection) -> Result<Vec<Foreign>> {
+        let Some(python) = &self.torch else { return Ok(Vec::new()) };
+        let Options { simulate, ranks, run, .. } = options;
+        ensure!(
+            !World::is_launched() && !ranks.processes,
+            "--torch starts torch's processes itself: the ranks must be threads of this process"
+        );
+        let variants = torch::VARIANTS.into_iter().filter(|variant| selection.has(*variant));
+        let variants: Vec<&str> = variants.map(Variant::name).collect();
+        ensure!(!variants.is_empty(), "--torch, but --variants names none of torch's");
+        let largest = if simulate.is_some() { SIMULATED_LARGEST } else { LARGEST };
+        let types = [(f32::NAME, 4), (bf16::NAME, 2)];
+        let counts = types.into_iter().filter(|(name, _)| self.dtype.includes(name));
+        let counts = counts.map(|(name, bytes)| Ok((name, self.sizes.counts(largest, bytes)?)));
+        let measurement = Measurement {
+            counts: counts.collect::<Result<_>>()?,
+            variants,
+            iters: run.iters,
+            warmup: run.warmup,
+            check: run.check,
+            graph: run.graph,
+            rounds: run.rounds,
+            seed: run.seed,
+        };
+        let gpus = simulate.or(ranks.gpus).map_or_else(devcomm::visible_gpus, Ok)?;
+        measurement.run(python, gpus, ranks.limit() + TORCH_START)
+    }
+
     fn run(&self, job: &mut Job<'_>) -> Result<()> {
+        if self.torch.is_none() {
+            for variant in torch::VARIANTS {
+                job.selection.omit(variant, "--torch [PYTHON] runs it")?;
+            }
+        }
         job.harness.comm.require_single_lsa_team()?;
         let compiled = job.kernels(&KERNELS, "lsa_allreduce")?;
         let collectives = Collectives::new(job.harness.comm)?;

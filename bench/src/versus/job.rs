@@ -15,6 +15,7 @@ use crate::header::Header;
 use crate::options::OutputOptions;
 use crate::sensors::Reading;
 use crate::table::Report;
+use crate::torch::Foreign;
 
 /// One rank's run of a benchmark.
 pub struct Job<'a> {
@@ -22,6 +23,8 @@ pub struct Job<'a> {
     pub selection: Selection,
     /// The folder of the C++ kernels, if given.
     twins: Option<&'a Path>,
+    /// What others measured.
+    foreign: &'a [Foreign],
     order: fastrand::Rng,
     report: Report<Row>,
 }
@@ -30,7 +33,12 @@ impl<'a> Job<'a> {
     /// A job without rows.
     pub fn new(harness: &'a Harness<'a>, selection: Selection, twins: Option<&'a Path>) -> Self {
         let order = fastrand::Rng::with_seed(harness.run.seed);
-        Self { harness, selection, twins, order, report: Report::new() }
+        Self { harness, selection, twins, foreign: &[], order, report: Report::new() }
+    }
+
+    /// Adds these results to the cases that they belong to.
+    pub fn with_foreign(self, foreign: &'a [Foreign]) -> Self {
+        Self { foreign, ..self }
     }
 
     /// Loads `set` and the C++ module `name`, as selected and available.
@@ -104,13 +112,24 @@ impl<'a> Job<'a> {
             }
             false => None,
         };
-        let (rounds, readings) = timing.unzip();
+        let (mut rounds, readings) = timing.unzip();
         let readings = readings.unwrap_or_else(|| vec![Reading::default(); contenders.len()]);
         let ran = contenders.iter().zip(wrong).zip(readings).map(|((c, wrong), reading)| {
             let algorithm = c.algorithm.clone();
             VariantResult { variant: c.variant, launch: c.launch, algorithm, wrong, reading }
         });
-        self.report.rows.extend(rows(case, &ran.collect::<Vec<_>>(), rounds.as_ref()));
+        let mut ran: Vec<VariantResult> = ran.collect();
+        for foreign in
+            self.foreign.iter().filter(|f| (f.size, &*f.dtype) == (case.size, case.dtype))
+        {
+            let Foreign { variant, wrong, ref times, .. } = *foreign;
+            let reading = Reading::default();
+            ran.push(VariantResult { variant, launch: None, algorithm: None, wrong, reading });
+            for (round, time) in rounds.iter_mut().flatten().zip(times) {
+                round.push(*time);
+            }
+        }
+        self.report.rows.extend(rows(case, &ran, rounds.as_ref()));
         Ok(())
     }
 
@@ -228,6 +247,28 @@ mod tests {
             assert!(job.report.rows.iter().all(|row| row.time_us.is_some()));
             let error = job.finish(Ok(()), output).unwrap_err().to_string();
             assert_eq!(error, "2 elements are wrong, see #wrong");
+            Ok(())
+        });
+    }
+
+    #[test]
+    fn the_results_of_others_join_the_cases_that_they_belong_to() {
+        let foreign = |variant, dtype: &str, wrong| {
+            let (dtype, times) = (dtype.to_owned(), vec![2e-6, 4e-6, 3e-6]);
+            Foreign { variant, dtype, size: 4, times, wrong: Some(wrong) }
+        };
+        let of_torch = [(Variant::TorchOneShot, "f32", 5), (Variant::TorchTwoShot, "bf16", 0)];
+        let foreign = of_torch.map(|(variant, dtype, wrong)| foreign(variant, dtype, wrong));
+        let poisoned = AtomicUsize::new(0);
+        simulated("-n 1 -w 0 --rounds 3", |job, output| {
+            let log = Log { done: RefCell::default(), poisoned: &poisoned };
+            let mut job = job.with_foreign(&foreign);
+            job.compare(CASE, &[lazy(Variant::Rust, 1, &log)])?;
+            let [rust, torch] = &job.report.rows[..] else { panic!("{:?}", job.report.rows) };
+            assert_eq!((torch.variant, torch.wrong), (Variant::TorchOneShot, Some(5)));
+            assert!((torch.time_us.unwrap() - 3.0).abs() < 1e-9, "{torch:?}");
+            assert!(rust.time_over_best.is_some() && torch.time_over_best == Some(1.0));
+            assert!(job.finish(Ok(()), output).is_err());
             Ok(())
         });
     }

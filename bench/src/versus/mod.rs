@@ -31,6 +31,7 @@ use crate::contender::Variant;
 use crate::harness::Harness;
 use crate::options::{OutputOptions, RankOptions, RunOptions};
 use crate::ranks;
+use crate::torch::Foreign;
 use job::Job;
 use selection::{Selection, VariantInfo};
 
@@ -83,6 +84,11 @@ pub trait Benchmark: Args + Sync {
     /// Validates its flags.
     fn validate(&self) -> Result<()>;
 
+    /// What another program measures of it, before the ranks start.
+    fn foreign(&self, _options: &Options, _selection: &Selection) -> Result<Vec<Foreign>> {
+        Ok(Vec::new())
+    }
+
     /// Compares its variants.
     fn run(&self, job: &mut Job<'_>) -> Result<()>;
 }
@@ -108,9 +114,11 @@ pub fn run<B: Benchmark>(command: &Command<B>) -> Result<()> {
     benchmark.validate()?;
     options.run.validate()?;
     let selection = Selection::new(&options.variants, B::VARIANTS, B::NAME)?;
+    let foreign = benchmark.foreign(options, &selection).map_err(advise)?;
     let rank = |rank: &Rank| {
         let harness = Harness::new(rank, &options.ranks, &options.run)?;
-        let mut job = Job::new(&harness, selection.clone(), options.twins.as_deref());
+        let job = Job::new(&harness, selection.clone(), options.twins.as_deref());
+        let mut job = job.with_foreign(&foreign);
         let measured = benchmark.run(&mut job);
         job.finish(measured, &options.output)
     };
