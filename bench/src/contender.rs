@@ -100,6 +100,8 @@ impl fmt::Display for Variant {
 /// One contender. It enqueues the same work on every rank.
 pub struct Contender<'a> {
     pub variant: Variant,
+    /// Whether it sends and receives in one buffer.
+    pub in_place: bool,
     /// The launch of its kernel; `None` for NCCL's calls.
     pub launch: Option<Launch>,
     /// The algorithm of a library, or the plan of a product in Rust.
@@ -158,6 +160,7 @@ impl<'a> Contender<'a> {
         let (timed, outcome) = (Rc::clone(&work), Box::new(outcome));
         Self {
             variant,
+            in_place: false,
             launch: None,
             algorithm: None,
             operations: 1,
@@ -176,6 +179,11 @@ impl<'a> Contender<'a> {
     /// Times at most this many calls together: for operations that take long.
     pub fn at_most(self, calls: usize) -> Self {
         Self { most_calls: calls, ..self }
+    }
+
+    /// Records whether it sends and receives in one buffer.
+    pub fn in_place(self, in_place: bool) -> Self {
+        Self { in_place, ..self }
     }
 
     /// Records the algorithm.

@@ -46,8 +46,9 @@ static KERNELS: KernelSet = devcomm::WITHOUT_PTX;
 /// C++.
 ///
 /// Flags mean what they mean in nccl-tests, except that: -g counts all ranks; -G captures -n
-/// launches as one graph; times are GPU times of the slowest rank, medians over the rounds; there
-/// are no in-place columns.
+/// launches as one graph; times are GPU times of the slowest rank, medians over the rounds. Flags
+/// of nccl-tests that have no meaning here are refused, with the reason. --nccl-tests prints its
+/// table, with the in-place columns.
 #[derive(Parser)]
 #[command(name = "devcomm-bench", version, disable_help_subcommand = true)]
 struct Cli {

@@ -46,6 +46,16 @@ fn flags_that_cannot_be_meant_are_refused() {
         refuses(&[bench, "--threads", "2000"], &["1 to 1024"]);
         refuses(&[bench, "--blocks", "0"], &["at least one block"]);
     }
+    for (flag, value, refused, why) in [
+        ("-t", "2", "-t (--nthreads) 2", "-g counts all ranks"),
+        ("--agg_iters", "4", "-m (--agg_iters) 4", "by -n"),
+        ("-R", "2", "-R (--local_register) 2", "nccl-sym is -R 2"),
+        ("-J", "rows.json", "-J (--output_file) rows.json", "--json writes"),
+    ] {
+        refuses(&["all-reduce", flag, value], &["no meaning here", refused, why]);
+    }
+    refuses(&["barrier", "--nccl-tests"], &["nccl-tests has no table of barrier"]);
+    refuses(&["all-reduce", "--nccl-tests", "rust"], &["--nccl-tests rust: only rust-ops"]);
     refuses(&["barrier", "-b", "8"], &["unexpected argument"]);
     refuses(&["put", "-d", "f32"], &["unexpected argument"]);
     refuses(&["signal", "-b", "8"], &["unexpected argument"]);
@@ -151,4 +161,5 @@ fn the_help_names_every_flag_of_nccl_tests_that_is_kept() {
     helps("all-reduce", &["-d, --datatype", "-o, --op"]);
     let (_, stdout, _) = run(&["--help"]);
     assert!(stdout.contains("nccl-tests, except"), "{stdout}");
+    assert!(stdout.contains("have no meaning here are refused"), "{stdout}");
 }

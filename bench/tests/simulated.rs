@@ -328,13 +328,13 @@ fn csv_and_json_hold_the_rows_of_the_table() {
     table(&[&args[..], &["--csv", &csv, "--json", &json]].concat());
 
     let csv = fs::read_to_string(csv).unwrap();
-    let expected = "size,count,type,redop,m,n,k,variant,blocks,threads,time_us,algbw,busbw,tflops,\
-                    wrong,noise_percent,time_over_nccl,time_over_nccl_sym,time_over_cublaslt,\
-                    time_over_best,algorithm,l2,power_w,sm_mhz,temperature_c\n\
-                    16,8,bf16,sum,,,,rust,1,128,,,,,0,,,,,,,,,,\n\
-                    16,8,bf16,sum,,,,rust-ops,,,,,,,0,,,,,,Lamport,,,,\n\
-                    16,8,bf16,sum,,,,nccl,,,,,,,0,,,,,,,,,,\n\
-                    16,8,bf16,sum,,,,nccl-sym,,,,,,,0,,,,,,,,,,\n";
+    let expected = "size,count,type,redop,m,n,k,variant,in_place,blocks,threads,time_us,algbw,\
+                    busbw,tflops,wrong,noise_percent,time_over_nccl,time_over_nccl_sym,\
+                    time_over_cublaslt,time_over_best,algorithm,l2,power_w,sm_mhz,temperature_c\n\
+                    16,8,bf16,sum,,,,rust,false,1,128,,,,,0,,,,,,,,,,\n\
+                    16,8,bf16,sum,,,,rust-ops,false,,,,,,,0,,,,,,Lamport,,,,\n\
+                    16,8,bf16,sum,,,,nccl,false,,,,,,,0,,,,,,,,,,\n\
+                    16,8,bf16,sum,,,,nccl-sym,false,,,,,,,0,,,,,,,,,,\n";
     assert_eq!(csv, expected);
 
     let json: Value = serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();
@@ -350,6 +350,33 @@ fn csv_and_json_hold_the_rows_of_the_table() {
     assert_eq!(rows[0]["type"], "bf16");
     assert_eq!(rows[0]["wrong"], 0);
     assert!(rows[0]["time_us"].is_null(), "{rows:?}");
+}
+
+#[test]
+fn nccl_tests_table_has_the_results_in_place() {
+    let of = |args: &[&str]| {
+        // Values of nccl-tests' flags that change nothing.
+        let same = ["-t", "1", "-m", "1", "-z", "0", "-b", "24", "-e", "24K", "-f", "32"];
+        let (code, stdout, stderr) = run(&[args, &["-d", "f32"], &same].concat());
+        assert_eq!(code, Some(0), "{stdout}{stderr}");
+        let rows = stdout.lines().filter(|line| line.starts_with(' '));
+        rows.map(|row| row.split_whitespace().collect::<Vec<_>>().join(" ")).collect::<Vec<_>>()
+    };
+    let row = |size, count, redop, root, wrong_in_place| {
+        format!("{size} {count} float {redop} {root} N/A N/A N/A 0 N/A N/A N/A {wrong_in_place}")
+    };
+    for (name, parts, redop, root) in [
+        ("all-reduce", 1, "sum", "-1"),
+        ("all-gather", 3, "none", "-1"),
+        ("reduce-scatter", 3, "sum", "-1"),
+        ("broadcast", 1, "none", "0"),
+    ] {
+        let sizes = [24, 768, 24576].map(|size| row(size, size / 4 / parts, redop, root, "0"));
+        assert_eq!(of(&[name, "--simulate", "3", "--nccl-tests", "nccl"]), sizes);
+        assert_eq!(of(&[name, "--simulate", "2", "--nccl-tests"]).len(), 3);
+    }
+    let of_pairs = of(&["all-to-all", "--simulate", "2", "--nccl-tests", "-G", "1"]);
+    assert_eq!(of_pairs[0], row(24, 3, "none", "-1", "N/A"));
 }
 
 #[test]

@@ -82,6 +82,8 @@ impl Benchmark for AllReduce {
         (Variant::TorchTwoShot, "torch.ops.symm_mem.two_shot_all_reduce_, the same, in place"),
     ];
 
+    const NCCL_TESTS: Option<&'static str> = Some("all_reduce_perf");
+
     fn validate(&self) -> Result<()> {
         self.sizes.validate()?;
         self.grid.validate()
@@ -152,15 +154,18 @@ impl AllReduce {
         for count in self.sizes.counts(largest, size_of::<T>())? {
             let workload = workloads::AllReduce::<T, K>::new(harness, &self.grid, info, count)?;
             let mut contenders = workload.with(compiled)?;
-            if job.selection.has(Variant::RustOps) {
-                let (send, recv) = (&workload.send, &workload.recv);
-                contenders.push(by_collectives(harness, collectives, send, recv)?);
-            }
-            if job.selection.has(Variant::Nccl) {
-                contenders.push(by_nccl::<T>(harness, count)?);
-            }
-            if job.selection.has(Variant::NcclSym) {
-                contenders.push(by_nccl_sym(harness, &workload.send, &workload.recv)?);
+            for &in_place in job.places() {
+                let recv = &workload.recv;
+                let send = if in_place { recv } else { &workload.send };
+                if job.selection.has(Variant::RustOps) {
+                    contenders.push(by_collectives(harness, collectives, send, recv)?);
+                }
+                if job.selection.has(Variant::Nccl) {
+                    contenders.push(by_nccl::<T>(harness, count, in_place)?);
+                }
+                if job.selection.has(Variant::NcclSym) {
+                    contenders.push(by_nccl_sym(harness, send, recv)?);
+                }
             }
             let case = Case {
                 size: count * size_of::<T>(),
@@ -193,13 +198,19 @@ fn by_collectives<'a, T: Number>(
     let algorithm = collectives.all_reduce_algorithm(send, recv, ReduceOp::Sum);
     let (send, recv) = (send.device_slice(), recv.device_slice());
     let work = move || collectives.all_reduce(&send, &recv, ReduceOp::Sum, &harness.stream);
-    Ok(Contender::new(Variant::RustOps, work, sum).by_algorithm(format!("{algorithm:?}")))
+    let in_place = sum.is_in_place();
+    let contender = Contender::new(Variant::RustOps, work, sum).in_place(in_place);
+    Ok(contender.by_algorithm(format!("{algorithm:?}")))
 }
 
 /// NCCL's host call, on memory of `ncclMemAlloc`, with this rank's input.
-pub fn by_nccl<'a, T: Number>(harness: &'a Harness<'a>, count: usize) -> Result<Contender<'a>> {
+pub fn by_nccl<'a, T: Number>(
+    harness: &'a Harness<'a>,
+    count: usize,
+    in_place: bool,
+) -> Result<Contender<'a>> {
     let (send, recv) = (harness.comm.mem_alloc::<T>(count)?, harness.comm.mem_alloc(count)?);
-    by_host(harness, Variant::Nccl, &send, &recv)
+    by_host(harness, Variant::Nccl, if in_place { &recv } else { &send }, &recv)
 }
 
 /// NCCL's host call, on windows, with this rank's input.
@@ -223,5 +234,6 @@ where
     let sum = Sum::new(harness, send, recv)?;
     let (send, recv) = (send.device_slice(), recv.device_slice());
     let work = move || harness.comm.all_reduce(&send, &recv, ReduceOp::Sum, &harness.stream);
-    Ok(Contender::new(variant, work, sum))
+    let in_place = sum.is_in_place();
+    Ok(Contender::new(variant, work, sum).in_place(in_place))
 }

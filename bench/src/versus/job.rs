@@ -6,6 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use devcomm::{KernelSet, Kernels};
 
+use super::nccl_tests::NcclTests;
 use super::row::{Case, Row, Summary, VariantResult, rows};
 use super::selection::Selection;
 use crate::contender::{Contender, Variant};
@@ -25,6 +26,8 @@ pub struct Job<'a> {
     twins: Option<&'a Path>,
     /// What others measured.
     foreign: &'a [Foreign],
+    /// The program of nccl-tests whose table is printed instead, and variants also run in place.
+    nccl_tests: Option<&'static str>,
     order: fastrand::Rng,
     report: Report<Row>,
 }
@@ -33,12 +36,30 @@ impl<'a> Job<'a> {
     /// A job without rows.
     pub fn new(harness: &'a Harness<'a>, selection: Selection, twins: Option<&'a Path>) -> Self {
         let order = fastrand::Rng::with_seed(harness.run.seed);
-        Self { harness, selection, twins, foreign: &[], order, report: Report::new() }
+        Self {
+            harness,
+            selection,
+            twins,
+            foreign: &[],
+            nccl_tests: None,
+            order,
+            report: Report::new(),
+        }
     }
 
     /// Adds these results to the cases that they belong to.
     pub fn with_foreign(self, foreign: &'a [Foreign]) -> Self {
         Self { foreign, ..self }
+    }
+
+    /// Runs variants in place too, and prints the table of this program of nccl-tests.
+    pub fn with_nccl_tests(self, program: Option<&'static str>) -> Self {
+        Self { nccl_tests: program, ..self }
+    }
+
+    /// Where the variants run: out of place, and perhaps in place.
+    pub fn places(&self) -> &'static [bool] {
+        if self.nccl_tests.is_some() { &[false, true] } else { &[false] }
     }
 
     /// Loads `set` and the C++ module `name`, as selected and available.
@@ -116,15 +137,17 @@ impl<'a> Job<'a> {
         let readings = readings.unwrap_or_else(|| vec![Reading::default(); contenders.len()]);
         let ran = contenders.iter().zip(wrong).zip(readings).map(|((c, wrong), reading)| {
             let algorithm = c.algorithm.clone();
-            VariantResult { variant: c.variant, launch: c.launch, algorithm, wrong, reading }
+            let Contender { variant, in_place, launch, .. } = *c;
+            VariantResult { variant, in_place, launch, algorithm, wrong, reading }
         });
         let mut ran: Vec<VariantResult> = ran.collect();
         for foreign in
             self.foreign.iter().filter(|f| (f.size, &*f.dtype) == (case.size, case.dtype))
         {
             let Foreign { variant, wrong, ref times, .. } = *foreign;
+            let (in_place, launch, algorithm) = (false, None, None);
             let reading = Reading::default();
-            ran.push(VariantResult { variant, launch: None, algorithm: None, wrong, reading });
+            ran.push(VariantResult { variant, in_place, launch, algorithm, wrong, reading });
             for (round, time) in rounds.iter_mut().flatten().zip(times) {
                 round.push(*time);
             }
@@ -137,7 +160,13 @@ impl<'a> Job<'a> {
     pub fn finish(self, measured: Result<()>, output: &OutputOptions) -> Result<()> {
         let summary = Summary::of(&self.report.rows);
         if self.harness.rank.is_root() {
-            self.report.publish(&summary, output)?;
+            match self.nccl_tests {
+                None => self.report.publish(&summary, output)?,
+                Some(program) => {
+                    println!("{}", NcclTests { program, rows: &self.report.rows });
+                    self.report.write(output)?;
+                }
+            }
         }
         measured?;
         summary.judge()

@@ -60,6 +60,9 @@ pub struct Row {
     pub n: Option<usize>,
     pub k: Option<usize>,
     pub variant: Variant,
+    /// Whether it sends and receives in one buffer.
+    #[serde(default)]
+    pub in_place: bool,
     pub blocks: Option<u32>,
     pub threads: Option<u32>,
     /// Microseconds per operation; `None` in the simulator, as are all derived values.
@@ -93,6 +96,7 @@ pub struct Row {
 #[derive(Clone, Debug)]
 pub struct VariantResult {
     pub variant: Variant,
+    pub in_place: bool,
     pub launch: Option<Launch>,
     pub algorithm: Option<String>,
     pub wrong: Option<usize>,
@@ -125,6 +129,7 @@ pub fn rows(case: Case, ran: &[VariantResult], rounds: Option<&Rounds>) -> Vec<R
             n: case.shape.map(|[_, n, _]| n),
             k: case.shape.map(|[_, _, k]| k),
             variant: ran.variant,
+            in_place: ran.in_place,
             blocks: ran.launch.map(|launch| launch.blocks),
             threads: ran.launch.map(|launch| launch.threads),
             time_us: time.map(|time| time.median * 1e6),
@@ -329,7 +334,8 @@ mod tests {
         let launch = Launch { blocks: 4, threads: 128, registers: 32 };
         let launch = variant.is_kernel().then_some(launch);
         let reading = Reading { power_w: Some(650.4), ..Reading::default() };
-        VariantResult { variant, launch, algorithm: None, wrong: Some(0), reading }
+        let (in_place, algorithm) = (false, None);
+        VariantResult { variant, in_place, launch, algorithm, wrong: Some(0), reading }
     }
 
     fn measured() -> Vec<Row> {
