@@ -21,6 +21,7 @@ mod gpu;
 mod harness;
 mod header;
 mod links;
+mod model;
 mod options;
 mod ranks;
 mod sensors;
@@ -96,6 +97,9 @@ enum Bench {
         #[command(subcommand)]
         what: Tunable,
     },
+    /// The time of collectives from a few costs, fitted to measured rows and printed beside them,
+    /// and extrapolated to more GPUs
+    Model(model::Options),
     /// Kernels written in Rust against the same kernels in CUDA C++, compiled by `cargo xtask
     /// twins`
     Twins(twins::Options),
@@ -136,6 +140,7 @@ fn main() -> ExitCode {
         Bench::GemmAllReduce(command) => versus::run(command),
         Bench::GemmLadder(command) => versus::run(command),
         Bench::Tune { what: Tunable::Gemm(tune) } => tune.run(),
+        Bench::Model(options) => model::run(options),
         Bench::Twins(options) => twins::run(options),
     };
     match done {

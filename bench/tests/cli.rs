@@ -110,6 +110,44 @@ fn what_cannot_be_tuned_is_refused() {
 }
 
 #[test]
+fn the_model_of_two_gpus_predicts_other_runs_within_15_percent() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/measurements");
+    let of = |name: &str| format!("{folder}/{name}-graph.json");
+    let predicts = |fit: &str, measured: &str, variants: &str| {
+        let args = ["--fit", &of(fit), "--within", "15", "--variants", variants];
+        let (code, stdout, stderr) = run(&[&["model", &of(measured)][..], &args].concat());
+        assert_eq!(code, Some(0), "{stdout}{stderr}");
+        assert!(stdout.contains("# error of the model: median"), "{stdout}");
+    };
+    predicts("all-reduce-2xh200-f32", "all-reduce-2xh200-bf16", "rust-ops,nccl");
+    predicts("all-reduce-2xh200-f32", "reduce-scatter-2xh200", "rust-ops");
+    predicts("all-gather-2xh200", "all-to-all-2xh200", "rust-ops");
+    let (code, _, stderr) = run(&["model", &of("all-reduce-2xh200-f32"), "--within", "0.01"]);
+    assert_eq!(code, Some(1));
+    assert!(stderr.contains("% off, which is more than 0.01 %"), "{stderr}");
+}
+
+#[test]
+fn what_cannot_be_modelled_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let rows_of = |name: &str, ranks| {
+        let header = format!(r#""command": ["devcomm-bench", "{name}"], "ranks": {ranks}"#);
+        format!(r#"{{"header": {{{header}}}, "rows": []}}"#)
+    };
+    refuses(&["model"], &["required"]);
+    refuses(&["model", "/no/such/rows.json"], &["cannot read /no/such/rows.json"]);
+    refuses(&["model", &file("text", "rows")], &["has no rows"]);
+    refuses(&["model", &file("gemm", &rows_of("gemm", 1))], &["is of no collective"]);
+    refuses(&["model", &file("four", &rows_of("all-reduce", 4))], &["is of 4 ranks"]);
+    refuses(&["model", &file("none", &rows_of("all-reduce", 2))], &["none of these collectives"]);
+}
+
+#[test]
 fn without_compiled_twins_it_says_how_to_get_them() {
     refuses(&["twins", "--twins", "/no/such/folder"], &["/no/such/folder", "cargo xtask twins"]);
 }
