@@ -17,6 +17,7 @@ use super::{Benchmark, SIMULATED_BLOCKS, SIMULATED_LARGEST};
 use crate::contender::{Contender, Variant};
 use crate::harness::Harness;
 use crate::options::{GridOptions, LARGEST, SizeOptions};
+use crate::ranks;
 use crate::workloads::Message;
 
 /// The flags of `p2p`.
@@ -61,6 +62,12 @@ impl Benchmark for P2p {
         ensure!(harness.rank.n_ranks() >= 2, "a copy needs two ranks, and there is one");
         harness.comm.require_single_lsa_team()?;
         let compiled = Kernels::load(harness.rank.context(), &crate::KERNELS)?;
+        let row = harness.comm.window::<u8>(TMA_ROW as usize)?;
+        let refused = map(harness, row.device_slice().device_address(), [1, 1]).err();
+        if ranks::total(harness.rank, usize::from(refused.is_some()))? > 0 {
+            let why = refused.map_or("another rank's GPU has none".to_owned(), |e| e.to_string());
+            job.selection.omit(Variant::Tma, why)?;
+        }
         job.begin()?;
         let dev_comm = harness.comm.create_dev_comm(DevCommRequirements::new())?;
         for bytes in self.sizes.sizes(harness.choose(LARGEST, SIMULATED_LARGEST)) {
@@ -93,6 +100,13 @@ impl Benchmark for P2p {
         }
         Ok(())
     }
+}
+
+/// The map of rows of bytes.
+fn map(harness: &Harness<'_>, address: u64, [rows, tile_rows]: [u32; 2]) -> Result<TensorMap> {
+    let (columns, data_type) = (TMA_ROW, DataType::Uint8);
+    let desc = TensorMapDesc { address, rows, columns, tile_rows, data_type };
+    Ok(harness.rank.context().tensor_map(&desc)?)
 }
 
 /// The copies of one size.
@@ -172,15 +186,12 @@ impl<'a> Copies<'a> {
         let max_blocks = harness.choose(MAX_TMA_BLOCKS, SIMULATED_BLOCKS);
         let blocks = grid.blocks.unwrap_or(rows.div_ceil(tile_rows).min(max_blocks));
         let config = LaunchConfig::new(blocks, 32).with_dynamic_shared(TMA_SHARED);
-        let map = |address| -> Result<TensorMap> {
-            let (columns, data_type) = (TMA_ROW, DataType::Uint8);
-            let desc = TensorMapDesc { address, rows, columns, tile_rows, data_type };
-            Ok(harness.rank.context().tensor_map(&desc)?)
-        };
         // A rank that does not copy launches nothing.
         let theirs = self.peer().map(|peer| peer_slice(harness, recv, peer)).transpose()?;
         let to = theirs.unwrap_or_else(|| recv.device_slice()).device_address();
-        let maps = [map(send.device_slice().device_address())?, map(to)?];
+        let from = send.device_slice().device_address();
+        let map = |address| map(harness, address, [rows, tile_rows]);
+        let maps = [map(from)?, map(to)?];
         let launch = move |rounds| {
             let copy = p2p_tma::args(maps[0], maps[1], rows, tile_rows, rounds);
             // SAFETY: the maps are of the windows, which every rank drops after it has synchronised
