@@ -8,7 +8,6 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -87,7 +86,7 @@ impl Tune {
         let harness = Harness::new(rank, &self.ranks, &self.run)?;
         let mut problems = self.inputs.problems(&harness)?;
         if let Some(table) = self.read_table()?.filter(|_| self.missing) {
-            problems.retain(|(problem, _)| !table.has(problem.shape()));
+            problems.retain(|(problem, _)| table.plan(problem.shape()).is_none());
         }
         println!("{}# {}", Header::of(rank)?, self.run.describe());
         let [all, finals] = rounds(&self.run);
@@ -116,7 +115,7 @@ impl Tune {
             let entry = Entry { shape, plan, seconds, l2: self.inputs.l2 };
             println!("{}", entry.line(SystemTime::now()));
             if let Some(path) = &self.table {
-                let mut table = Table::read(path)?;
+                let mut table = Table::read_if_there(path)?;
                 table.insert(&entry, &gpu);
                 fs::write(path, table.to_string())
                     .with_context(|| format!("cannot write {}", path.display()))?;
@@ -126,7 +125,7 @@ impl Tune {
     }
 
     fn read_table(&self) -> Result<Option<Table>> {
-        self.table.as_deref().map(Table::read).transpose()
+        self.table.as_deref().map(Table::read_if_there).transpose()
     }
 }
 
@@ -238,21 +237,27 @@ impl Entry {
 /// A table of plans. A line is an entry, `m n k plan`, or empty; behind `#` is a comment. This
 /// program writes it, and `crates/ops/src/gemm/plan.rs` reads it.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Table {
+pub(super) struct Table {
     /// The lines that are comments.
     comments: Vec<String>,
-    /// The lines with a plan, by `[n, k, m]`.
-    entries: BTreeMap<[usize; 3], String>,
+    /// The plans and their lines, by `[n, k, m]`.
+    entries: BTreeMap<[usize; 3], (GemmPlan, String)>,
 }
 
 impl Table {
-    /// Reads a file, which need not exist.
-    fn read(path: &Path) -> Result<Self> {
-        let text = match fs::read_to_string(path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Self::default()),
-            text => text.with_context(|| format!("cannot read {}", path.display()))?,
-        };
+    /// Reads a file.
+    pub(super) fn read(path: &Path) -> Result<Self> {
+        let text = fs::read_to_string(path);
+        let text = text.with_context(|| format!("cannot read {}", path.display()))?;
         Self::parse(&text).with_context(|| format!("{} is no table of plans", path.display()))
+    }
+
+    /// Reads a file, which need not exist.
+    fn read_if_there(path: &Path) -> Result<Self> {
+        if path.try_exists().is_ok_and(|exists| !exists) {
+            return Ok(Self::default());
+        }
+        Self::read(path)
     }
 
     fn parse(text: &str) -> Result<Self> {
@@ -269,15 +274,15 @@ impl Table {
             let number = |word: &str| {
                 word.parse().with_context(|| format!("`{line}`: `{word}` is not a number"))
             };
-            plan.parse::<GemmPlan>()?;
-            table.entries.insert([number(n)?, number(k)?, number(m)?], line.to_owned());
+            let entry = (plan.parse()?, line.to_owned());
+            table.entries.insert([number(n)?, number(k)?, number(m)?], entry);
         }
         Ok(table)
     }
 
-    /// Whether there is a plan of this shape.
-    fn has(&self, [m, n, k]: [usize; 3]) -> bool {
-        self.entries.contains_key(&[n, k, m])
+    /// The plan of this shape.
+    pub(super) fn plan(&self, [m, n, k]: [usize; 3]) -> Option<GemmPlan> {
+        self.entries.get(&[n, k, m]).map(|(plan, _)| *plan)
     }
 
     /// Adds an entry, or replaces that of the same shape.
@@ -289,14 +294,15 @@ impl Table {
             ));
         }
         let [m, n, k] = entry.shape;
-        self.entries.insert([n, k, m], entry.line(SystemTime::now()));
+        self.entries.insert([n, k, m], (entry.plan, entry.line(SystemTime::now())));
     }
 }
 
 /// Comments, and then the entries by `n`, `k` and `m`.
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.comments.iter().chain(self.entries.values()).try_for_each(|line| writeln!(f, "{line}"))
+        let entries = self.entries.values().map(|(_, line)| line);
+        self.comments.iter().chain(entries).try_for_each(|line| writeln!(f, "{line}"))
     }
 }
 
@@ -352,7 +358,7 @@ mod tests {
                 let harness = Harness::new(rank, &tune.ranks, &tune.run)?;
                 let gemm = Kernel::new(&harness.stream)?;
                 let mut kept = None;
-                for (shape @ [m, n, k], plans) in [([5, 72, 8], 7), ([9, 72, 8], 4), ([5, 7, 9], 1)]
+                for (shape @ [m, n, k], plans) in [([5, 72, 8], 7), ([9, 72, 8], 7), ([5, 7, 9], 1)]
                 {
                     let problem = Problem { m, n, k, seed: 1 };
                     let matrices = Matrices::new(&harness, problem, 2, &mut kept)?;
@@ -375,9 +381,9 @@ mod tests {
         let today = date(SystemTime::now());
         for shape in [[128, 512, 8], [8, 512, 8], [64, 512, 8], [64, 8, 512]] {
             table.insert(&entry(shape, "swapped:64x64:2"), "GPU");
-            assert!(table.has(shape));
+            assert_eq!(table.plan(shape), "swapped:64x64:2".parse().ok());
         }
-        assert!(!table.has([512, 8, 64]));
+        assert_eq!(table.plan([512, 8, 64]), None);
         let new = |shape: &str| format!("{shape} swapped:64x64:2 # 5.62 us, L2 cold, {today}\n");
         let lines = ["64 8 512", "8 512 8", "64 512 8", "128 512 8"].map(new).concat();
         let expected = format!("{HEAD}{lines}1 4096 4096 portable\n");
@@ -388,7 +394,7 @@ mod tests {
     #[test]
     fn a_new_table_names_its_gpu() {
         let folder = tempfile::tempdir().unwrap();
-        let mut table = Table::read(&folder.path().join("new.txt")).unwrap();
+        let mut table = Table::read_if_there(&folder.path().join("new.txt")).unwrap();
         table.insert(&entry([1, 8, 8], "wide"), "NVIDIA H200");
         assert!(table.to_string().starts_with("# Plans of matrix products on an NVIDIA H200: "));
     }
