@@ -98,6 +98,12 @@ impl<'a> Job<'a> {
                     "# noise: the interquartile range of the rounds' times in percent of their \
                      median; time/nccl: this row's time divided by nccl's, median of the rounds"
                 );
+                if !self.foreign.is_empty() {
+                    println!(
+                        "# time/best: the same over the fastest variant of another library; the \
+                         rounds of torch's were not those of the others"
+                    );
+                }
                 println!(
                     "# kernels in Rust are compiled by the driver from PTX, those in C++ are \
                      cubins of ptxas"
