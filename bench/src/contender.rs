@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use anyhow::Result;
 use clap::ValueEnum;
-use devcomm::{FunctionInfo, LaunchConfig};
+use devcomm::{CollectivePlan, FunctionInfo, LaunchConfig};
 use serde::Serialize;
 
 /// How a contender implements the operation.
@@ -189,6 +189,13 @@ impl<'a> Contender<'a> {
     /// Records the algorithm.
     pub fn by_algorithm(self, algorithm: String) -> Self {
         Self { algorithm: Some(algorithm), ..self }
+    }
+
+    /// Records how `devcomm::Collectives` does it.
+    pub fn by_plan(self, CollectivePlan { algorithm, blocks, threads }: CollectivePlan) -> Self {
+        let launch = Launch { blocks, threads, ..Launch::default() };
+        let launch = (blocks > 0).then_some(launch);
+        Self { launch, ..self }.by_algorithm(format!("{algorithm:?}"))
     }
 
     /// Records the grid and registers of the kernel that does the work.

@@ -4,6 +4,7 @@
 //! devcomm-bench all-reduce -b 1K -e 64M -f 4 --json rows.json   # a kernel against ncclAllReduce
 //! devcomm-bench all-reduce --simulate 4                         # without GPUs: checks, no times
 //! devcomm-bench all-to-all -b 8 -e 64K -f 2 -G 1                # in CUDA graphs
+//! devcomm-bench launch --host                                   # what the host's calls take
 //! devcomm-bench gemm -g 1 --set square                          # a product against cuBLASLt
 //! devcomm-bench gemm-ladder -g 1                                # the steps of docs/gemm.md
 //! devcomm-bench tune gemm -g 1 --set square                     # the fastest plan of each shape
@@ -72,6 +73,9 @@ enum Bench {
     /// All-reduce, residual add and RMSNorm: one kernel against ncclAllReduce and then a kernel
     #[command(name = "rmsnorm-allreduce")]
     RmsNormAllReduce(versus::Command<versus::RmsNormAllReduce>),
+    /// Launches of one small all-to-all, with and without attributes; with --host, what the host's
+    /// calls take
+    Launch(versus::Command<versus::Launch>),
     /// Barrier: LSA barriers within a kernel against ncclAllReduce of one element
     Barrier(versus::Command<versus::Barrier>),
     /// Ping-pong of messages between neighbouring ranks: puts by a kernel against ncclSend and
@@ -113,6 +117,30 @@ enum Tunable {
     /// --rounds. Of plans within 0.3 % the one that the model prefers is kept. Each shape is
     /// written to the table as soon as it is done.
     Gemm(versus::Tune),
+    /// Plans of all-reduces (sum), for the tables that devcomm::Collectives reads; as of products
+    AllReduce(versus::TuneCollective),
+    /// Plans of all-gathers
+    AllGather(versus::TuneCollective),
+    /// Plans of reduce-scatters (sum)
+    ReduceScatter(versus::TuneCollective),
+    /// Plans of broadcasts
+    Broadcast(versus::TuneCollective),
+    /// Plans of all-to-alls
+    AllToAll(versus::TuneCollective),
+}
+
+impl Tunable {
+    fn run(&self) -> anyhow::Result<()> {
+        use versus::Operation;
+        match self {
+            Self::Gemm(tune) => tune.run(),
+            Self::AllReduce(tune) => tune.run(Operation::AllReduce),
+            Self::AllGather(tune) => tune.run(Operation::AllGather),
+            Self::ReduceScatter(tune) => tune.run(Operation::ReduceScatter),
+            Self::Broadcast(tune) => tune.run(Operation::Broadcast),
+            Self::AllToAll(tune) => tune.run(Operation::AllToAll),
+        }
+    }
 }
 
 fn main() -> ExitCode {
@@ -132,6 +160,7 @@ fn main() -> ExitCode {
         Bench::Broadcast(command) => versus::run(command),
         Bench::AllToAll(command) => versus::run(command),
         Bench::RmsNormAllReduce(command) => versus::run(command),
+        Bench::Launch(command) => versus::run(command),
         Bench::Barrier(command) => versus::run(command),
         Bench::Put(command) => versus::run(command),
         Bench::Signal(command) => versus::run(command),
@@ -139,7 +168,7 @@ fn main() -> ExitCode {
         Bench::Gemm(command) => versus::run(command),
         Bench::GemmAllReduce(command) => versus::run(command),
         Bench::GemmLadder(command) => versus::run(command),
-        Bench::Tune { what: Tunable::Gemm(tune) } => tune.run(),
+        Bench::Tune { what } => what.run(),
         Bench::Model(options) => model::run(options),
         Bench::Twins(options) => twins::run(options),
     };

@@ -109,6 +109,10 @@ pub struct RunOptions {
     #[arg(short = 'G', long = "cudagraph", value_name = "N", default_value_t = 0)]
     pub graph: usize,
 
+    /// Time the calls on the host, which enqueue the work, and not the work on the GPU
+    #[arg(long, conflicts_with = "graph")]
+    pub host: bool,
+
     /// Rounds, each with one batch of every variant, in random order
     #[arg(long, value_name = "N", default_value_t = 21)]
     pub rounds: usize,
@@ -325,9 +329,10 @@ impl RunOptions {
             0 => format!("{iters} launches"),
             graphs => format!("{graphs} launches of a graph of {iters}"),
         };
+        let what = if self.host { "time of the host's calls" } else { "GPU time between events" };
         format!(
-            "{rounds} rounds, each {how} of every variant, in random order; GPU time between \
-             events, of the slowest rank, median of the rounds"
+            "{rounds} rounds, each {how} of every variant, in random order; {what}, of the slowest \
+             rank, median of the rounds"
         )
     }
 }

@@ -73,6 +73,7 @@ fn flags_that_cannot_be_meant_are_refused() {
     for scales in ["3,1", "2", "1,2,4", "0,1"] {
         refuses(&["gemm", "-d", "e4m3", "--scales", scales], &["--scales [", "powers of two"]);
     }
+    refuses(&["launch", "--host", "-G", "1"], &["cannot be used with"]);
     refuses(&["gemm", "--plan", "tall"], &["`tall` is no plan"]);
     refuses(&["gemm", "--plan", "wide", "-d", "f16"], &["only products of bf16"]);
     refuses(&["lotteries"], &["unrecognized subcommand"]);

@@ -104,6 +104,16 @@ fn the_other_collectives_are_right_and_count_bytes_as_nccl_tests() {
 }
 
 #[test]
+fn a_launch_is_right_with_every_set_of_attributes() {
+    let (comments, rows) = table(&["launch", "--simulate", "2", "--host"]);
+    assert_eq!(
+        column(&rows, 5),
+        ["rust", "rust", "rust", "rust", "rust-ops", OF_NCCL[0], OF_NCCL[1]]
+    );
+    are_right(&comments, &rows);
+}
+
+#[test]
 fn a_barrier_holds_on_every_grid() {
     for (ranks, more) in [("2", &[][..]), ("5", &[]), ("3", &["--blocks", "7", "--threads", "64"])]
     {
@@ -268,11 +278,13 @@ fn plans_of_a_shape_are_compared() {
 
 #[test]
 fn plans_are_not_tuned_on_simulated_gpus() {
-    let mut command = program(&["tune", "gemm", "--m", "5"]);
-    command.env("DEVCOMM_SIMULATE", "1");
-    let (code, stdout, stderr) = output(command);
-    assert_eq!((code, stdout.as_str()), (Some(1), ""));
-    assert!(stderr.contains("simulated GPUs have no times"), "{stderr}");
+    for args in [&["tune", "gemm", "--m", "5"][..], &["tune", "all-reduce"]] {
+        let mut command = program(args);
+        command.env("DEVCOMM_SIMULATE", "1");
+        let (code, stdout, stderr) = output(command);
+        assert_eq!((code, stdout.as_str()), (Some(1), ""));
+        assert!(stderr.contains("simulated GPUs have no times"), "{stderr}");
+    }
 }
 
 #[test]
@@ -332,7 +344,7 @@ fn csv_and_json_hold_the_rows_of_the_table() {
                     busbw,tflops,wrong,noise_percent,time_over_nccl,time_over_nccl_sym,\
                     time_over_cublaslt,time_over_best,algorithm,l2,power_w,sm_mhz,temperature_c\n\
                     16,8,bf16,sum,,,,rust,false,1,128,,,,,0,,,,,,,,,,\n\
-                    16,8,bf16,sum,,,,rust-ops,false,,,,,,,0,,,,,,Lamport,,,,\n\
+                    16,8,bf16,sum,,,,rust-ops,false,1,64,,,,,0,,,,,,Lamport,,,,\n\
                     16,8,bf16,sum,,,,nccl,false,,,,,,,0,,,,,,,,,,\n\
                     16,8,bf16,sum,,,,nccl-sym,false,,,,,,,0,,,,,,,,,,\n";
     assert_eq!(csv, expected);

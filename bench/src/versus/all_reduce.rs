@@ -195,12 +195,14 @@ fn by_collectives<'a, T: Number>(
     recv: &Window<T>,
 ) -> Result<Contender<'a>> {
     let sum = Sum::new(harness, send, recv)?;
-    let algorithm = collectives.all_reduce_algorithm(send, recv, ReduceOp::Sum);
     let (send, recv) = (send.device_slice(), recv.device_slice());
-    let work = move || collectives.all_reduce(&send, &recv, ReduceOp::Sum, &harness.stream);
+    let launch = move |collectives: &Collectives| {
+        collectives.all_reduce(&send, &recv, ReduceOp::Sum, &harness.stream)
+    };
+    let plan = collectives.explain(&launch)?.plan;
     let in_place = sum.is_in_place();
-    let contender = Contender::new(Variant::RustOps, work, sum).in_place(in_place);
-    Ok(contender.by_algorithm(format!("{algorithm:?}")))
+    let contender = Contender::new(Variant::RustOps, move || launch(collectives), sum);
+    Ok(contender.in_place(in_place).by_plan(plan))
 }
 
 /// NCCL's host call, on memory of `ncclMemAlloc`, with this rank's input.

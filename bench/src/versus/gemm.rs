@@ -248,10 +248,13 @@ impl Gemm {
         let kernel = || Kernel::new(&harness.stream).map(|gemm| unsafe { gemm.with_constant_b() });
         if self.plans.is_empty() {
             let gemm = kernel()?;
-            let table = self.table.as_deref().map(Table::read).transpose()?.unwrap_or_default();
-            for shape in problems.iter().map(|(problem, _)| problem.shape()) {
-                if let Some(plan) = table.plan(shape) {
-                    gemm.set_plan(shape, plan)?;
+            if let Some(path) = &self.table {
+                ensure!(path.is_file(), "there is no table {}", path.display());
+                let table = Table::read(path)?;
+                for shape in problems.iter().map(|(problem, _)| problem.shape()) {
+                    if let Some(plan) = table.plan(shape) {
+                        gemm.set_plan(shape, plan)?;
+                    }
                 }
             }
             return Ok(vec![gemm]);

@@ -21,6 +21,7 @@ mod selection;
 mod shapes;
 mod signal;
 mod tune;
+mod tune_collectives;
 
 use std::path::PathBuf;
 
@@ -38,7 +39,7 @@ use selection::{Selection, VariantInfo};
 
 pub use all_reduce::AllReduce;
 pub use barrier::Barrier;
-pub use collectives::{AllGather, AllToAll, Broadcast, ReduceScatter};
+pub use collectives::{AllGather, AllToAll, Broadcast, Launch, Operation, ReduceScatter};
 pub use gemm::Gemm;
 pub use gemm_allreduce::GemmAllReduce;
 pub use gemm_ladder::GemmLadder;
@@ -47,6 +48,7 @@ pub use put::Put;
 pub use rmsnorm_allreduce::RmsNormAllReduce;
 pub use signal::Signal;
 pub use tune::Tune;
+pub use tune_collectives::TuneCollective;
 
 /// Flags of the comparisons.
 #[derive(Args, Clone, Debug)]

@@ -37,8 +37,8 @@ pub const fn inbox(ranks: usize, blocks: u32, chunk: usize) -> usize {
 ///
 /// `chunk` is in vectors of 16 bytes, and `inbox` has the words that [`inbox()`] says.
 ///
-/// Grid: up to the device communicator's LSA barriers, all blocks resident, the same in every rank
-/// and in all launches with this `inbox`. Block: [`THREADS`] threads. May be a dependent launch.
+/// Grid: up to the device communicator's LSA barriers, all blocks resident, the same in every rank.
+/// Block: [`THREADS`] threads. May be a dependent launch.
 /// `count` and `first` are in elements, the same in every rank.
 ///
 /// # Safety
