@@ -22,11 +22,13 @@ mod gpu;
 mod harness;
 mod header;
 mod links;
+mod model;
 mod options;
 mod ranks;
 mod sensors;
 mod stats;
 mod table;
+mod torch;
 mod twins;
 mod versus;
 mod workloads;
@@ -46,8 +48,9 @@ static KERNELS: KernelSet = devcomm::WITHOUT_PTX;
 /// C++.
 ///
 /// Flags mean what they mean in nccl-tests, except that: -g counts all ranks; -G captures -n
-/// launches as one graph; times are GPU times of the slowest rank, medians over the rounds; there
-/// are no in-place columns.
+/// launches as one graph; times are GPU times of the slowest rank, medians over the rounds. Flags
+/// of nccl-tests that have no meaning here are refused, with the reason. --nccl-tests prints its
+/// table, with the in-place columns.
 #[derive(Parser)]
 #[command(name = "devcomm-bench", version, disable_help_subcommand = true)]
 struct Cli {
@@ -67,6 +70,9 @@ enum Bench {
     Broadcast(versus::Command<versus::Broadcast>),
     /// All-to-all: devcomm::Collectives against ncclAlltoAll
     AllToAll(versus::Command<versus::AllToAll>),
+    /// All-reduce, residual add and RMSNorm: one kernel against ncclAllReduce and then a kernel
+    #[command(name = "rmsnorm-allreduce")]
+    RmsNormAllReduce(versus::Command<versus::RmsNormAllReduce>),
     /// Launches of one small all-to-all, with and without attributes; with --host, what the host's
     /// calls take
     Launch(versus::Command<versus::Launch>),
@@ -75,6 +81,12 @@ enum Bench {
     /// Ping-pong of messages between neighbouring ranks: puts by a kernel against ncclSend and
     /// ncclPutSignal
     Put(versus::Command<versus::Put>),
+    /// Ping-pong of signals without data between neighbouring ranks: by a kernel against ncclSend
+    /// and ncclSignal
+    Signal(versus::Command<versus::Signal>),
+    /// Copies between neighbouring ranks: by loads, stores and TMA of a kernel, and by the copy
+    /// engine, against ncclSend
+    P2p(versus::Command<versus::P2p>),
     /// Matrix product on one GPU, C = A x B^T with A of m x k and B of n x k: a kernel against
     /// cuBLASLt
     Gemm(versus::Command<versus::Gemm>),
@@ -89,6 +101,9 @@ enum Bench {
         #[command(subcommand)]
         what: Tunable,
     },
+    /// The time of collectives from a few costs, fitted to measured rows and printed beside them,
+    /// and extrapolated to more GPUs
+    Model(model::Options),
     /// Kernels written in Rust against the same kernels in CUDA C++, compiled by `cargo xtask
     /// twins`
     Twins(twins::Options),
@@ -144,13 +159,17 @@ fn main() -> ExitCode {
         Bench::ReduceScatter(command) => versus::run(command),
         Bench::Broadcast(command) => versus::run(command),
         Bench::AllToAll(command) => versus::run(command),
+        Bench::RmsNormAllReduce(command) => versus::run(command),
         Bench::Launch(command) => versus::run(command),
         Bench::Barrier(command) => versus::run(command),
         Bench::Put(command) => versus::run(command),
+        Bench::Signal(command) => versus::run(command),
+        Bench::P2p(command) => versus::run(command),
         Bench::Gemm(command) => versus::run(command),
         Bench::GemmAllReduce(command) => versus::run(command),
         Bench::GemmLadder(command) => versus::run(command),
         Bench::Tune { what } => what.run(),
+        Bench::Model(options) => model::run(options),
         Bench::Twins(options) => twins::run(options),
     };
     match done {

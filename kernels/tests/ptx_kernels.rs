@@ -60,6 +60,7 @@ fn exported() -> BTreeSet<Exported> {
         of::<kernels::gemm_swapped<swapped::M128N64>>(),
         of::<kernels::gemm_swapped<swapped::M256N64>>(),
         of::<kernels::gemm_swapped<swapped::M8N128>>(),
+        of::<kernels::gemm_swapped<swapped::M16N128>>(),
         of::<kernels::gemm_swapped<swapped::M32N128>>(),
         of::<kernels::gemm_swapped<swapped::M64N128>>(),
         of::<kernels::gemm_swapped<swapped::M128N128>>(),

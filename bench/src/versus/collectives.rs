@@ -6,7 +6,7 @@ use clap::Args;
 use devcomm::kernels::collectives::exchange::{Messages, MessagesArgs};
 use devcomm::kernels::push_exchange;
 use devcomm::{
-    Buffer, Collectives, CollectivesOptions, DevCommRequirements, DeviceSlice, KERNELS,
+    Buffer, Collectives, CollectivesOptions, DevCommRequirements, DeviceSlice, Error, KERNELS,
     LaunchConfig, ReduceOp, Window,
 };
 use devcomm_testing::numbers::{Number, count_wrong_from, input, inputs};
@@ -36,14 +36,14 @@ struct Flags {
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     lamport_bytes: Option<usize>,
 
-    /// Blocks by which devcomm sends long messages [default: 64]
+    /// Blocks by which devcomm sends long messages [default: 128]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     push_blocks: Option<u32>,
 }
 
 /// Declares a benchmark.
 macro_rules! benchmarks {
-    ($($operation:ident $name:literal, $method:literal, $nccl:literal;)*) => { $(
+    ($($operation:ident $name:literal, $method:literal, $nccl:literal, $program:literal;)*) => { $(
         #[doc = concat!("The flags of `", $name, "`.")]
         #[derive(Args, Clone, Debug)]
         pub struct $operation {
@@ -65,6 +65,8 @@ macro_rules! benchmarks {
                 (Variant::NcclSym, concat!($nccl, " on the windows")),
             ];
 
+            const NCCL_TESTS: Option<&'static str> = Some($program);
+
             fn validate(&self) -> Result<()> {
                 self.flags.sizes.validate()
             }
@@ -77,10 +79,10 @@ macro_rules! benchmarks {
 }
 
 benchmarks! {
-    AllGather "all-gather", "all_gather", "ncclAllGather";
-    ReduceScatter "reduce-scatter", "reduce_scatter", "ncclReduceScatter";
-    Broadcast "broadcast", "broadcast", "ncclBroadcast";
-    AllToAll "all-to-all", "all_to_all", "ncclAlltoAll";
+    AllGather "all-gather", "all_gather", "ncclAllGather", "all_gather_perf";
+    ReduceScatter "reduce-scatter", "reduce_scatter", "ncclReduceScatter", "reduce_scatter_perf";
+    Broadcast "broadcast", "broadcast", "ncclBroadcast", "broadcast_perf";
+    AllToAll "all-to-all", "all_to_all", "ncclAlltoAll", "alltoall_perf";
 }
 
 /// The flags of `launch`.
@@ -110,7 +112,7 @@ impl Benchmark for Launch {
         job.begin()?;
         let windows = [harness.comm.window(ranks * COUNT)?, harness.comm.window(ranks * COUNT)?];
         let [send, recv] = windows.each_ref().map(Buffer::device_slice);
-        let call = Call::<f32>::new(harness, Operation::AllToAll, send, recv)?;
+        let call = Call::<f32>::new(harness, Operation::AllToAll, false, [send, recv])?;
         let bytes = COUNT * size_of::<f32>();
         let messages = MessagesArgs {
             bytes,
@@ -147,7 +149,7 @@ impl Benchmark for Launch {
         if job.selection.has(Variant::Nccl) {
             let [send, recv] = [(); 2].map(|()| harness.comm.mem_alloc::<f32>(ranks * COUNT));
             let (send, recv) = (send?.device_slice(), recv?.device_slice());
-            let call = Call::new(harness, Operation::AllToAll, send, recv)?;
+            let call = Call::new(harness, Operation::AllToAll, false, [send, recv])?;
             contenders.push(call.by_nccl(Variant::Nccl));
         }
         if job.selection.has(Variant::NcclSym) {
@@ -249,22 +251,25 @@ impl Flags {
             let [sent, received] = [to_send * count, to_receive * count];
             let windows = [harness.comm.window(sent)?, harness.comm.window(received)?];
             let mut contenders = Vec::new();
-            let in_windows = || {
-                let [send, recv] = windows.each_ref().map(Buffer::device_slice);
-                Call::<T>::new(harness, operation, send, recv)
-            };
-            if job.selection.has(Variant::RustOps) {
-                contenders.push(in_windows()?.by_collectives(collectives)?);
-            }
-            if job.selection.has(Variant::Nccl) {
-                let (send, recv) =
-                    (harness.comm.mem_alloc(sent)?, harness.comm.mem_alloc(received)?);
+            for &in_place in job.places() {
+                // An all-to-all is not in place.
+                if in_place && operation == Operation::AllToAll {
+                    continue;
+                }
                 let call =
-                    Call::<T>::new(harness, operation, send.device_slice(), recv.device_slice())?;
-                contenders.push(call.by_nccl(Variant::Nccl));
-            }
-            if job.selection.has(Variant::NcclSym) {
-                contenders.push(in_windows()?.by_nccl(Variant::NcclSym));
+                    |buffers: [DeviceSlice<T>; 2]| Call::new(harness, operation, in_place, buffers);
+                let in_windows = || call(windows.each_ref().map(Buffer::device_slice));
+                if job.selection.has(Variant::RustOps) {
+                    contenders.push(in_windows()?.by_collectives(collectives)?);
+                }
+                if job.selection.has(Variant::Nccl) {
+                    let memory = |len| Ok::<_, Error>(harness.comm.mem_alloc(len)?.device_slice());
+                    let call = call([memory(sent)?, memory(received)?])?;
+                    contenders.push(call.by_nccl(Variant::Nccl));
+                }
+                if job.selection.has(Variant::NcclSym) {
+                    contenders.push(in_windows()?.by_nccl(Variant::NcclSym));
+                }
             }
             let case = Case {
                 size: chunks * count * size_of::<T>(),
@@ -286,20 +291,41 @@ impl Flags {
 pub struct Call<'a, T> {
     harness: &'a Harness<'a>,
     operation: Operation,
+    in_place: bool,
     send: DeviceSlice<T>,
     recv: DeviceSlice<T>,
 }
 
 impl<'a, T: Number> Call<'a, T> {
-    /// Writes this rank's input to `send`.
+    /// Between these buffers, or in place within one of them. Writes this rank's input.
     pub fn new(
         harness: &'a Harness<'a>,
         operation: Operation,
-        send: DeviceSlice<T>,
-        recv: DeviceSlice<T>,
+        in_place: bool,
+        [mut send, mut recv]: [DeviceSlice<T>; 2],
     ) -> Result<Self> {
-        send.copy_from_host(&inputs(harness.run.seed, harness.rank.rank(), send.len()))?;
-        Ok(Self { harness, operation, send, recv })
+        let rank = harness.rank.rank();
+        if in_place {
+            let chunk = send.len().min(recv.len());
+            let own = rank * chunk..(rank + 1) * chunk;
+            match operation {
+                Operation::AllGather => send = recv.slice(own)?,
+                Operation::ReduceScatter => recv = send.slice(own)?,
+                _ => send = recv.clone(),
+            }
+        }
+        let call = Self { harness, operation, in_place, send, recv };
+        call.write_input()?;
+        Ok(call)
+    }
+
+    fn write_input(&self) -> Result<()> {
+        let Harness { rank, run, .. } = self.harness;
+        // In place, only the root of a broadcast sends.
+        if self.in_place && self.operation == Operation::Broadcast && rank.rank() != ROOT {
+            return Ok(());
+        }
+        Ok(self.send.copy_from_host(&inputs(run.seed, rank.rank(), self.send.len()))?)
     }
 
     /// What a broadcast sends from this rank.
@@ -308,10 +334,11 @@ impl<'a, T: Number> Call<'a, T> {
     }
 
     fn by_collectives(self, collectives: &'a Collectives) -> Result<Contender<'a>> {
-        let outcome = self.clone();
+        let (outcome, in_place) = (self.clone(), self.in_place);
         let plan = collectives.explain(|collectives| self.launch(collectives))?.plan;
         let work = move || self.launch(collectives);
-        Ok(Contender::new(Variant::RustOps, work, outcome).by_plan(plan))
+        let contender = Contender::new(Variant::RustOps, work, outcome).in_place(in_place);
+        Ok(contender.by_plan(plan))
     }
 
     pub fn launch(&self, collectives: &Collectives) -> devcomm::Result<()> {
@@ -328,7 +355,7 @@ impl<'a, T: Number> Call<'a, T> {
     }
 
     fn by_nccl(self, variant: Variant) -> Contender<'a> {
-        let outcome = self.clone();
+        let (outcome, in_place) = (self.clone(), self.in_place);
         let work = move || {
             let Self { send, recv, harness: Harness { comm, stream, .. }, .. } = &self;
             match self.operation {
@@ -339,13 +366,14 @@ impl<'a, T: Number> Call<'a, T> {
                 Operation::AllToAll => comm.all_to_all(send, recv, stream),
             }
         };
-        Contender::new(variant, work, outcome)
+        Contender::new(variant, work, outcome).in_place(in_place)
     }
 }
 
 impl<T: Number> Outcome for Call<'_, T> {
     fn poison(&self) -> Result<()> {
-        Ok(self.recv.fill_bytes(0xff)?)
+        self.recv.fill_bytes(0xff)?;
+        if self.in_place { self.write_input() } else { Ok(()) }
     }
 
     fn count_wrong(&self) -> Result<usize> {

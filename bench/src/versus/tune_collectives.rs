@@ -103,7 +103,8 @@ impl TuneCollective {
             harness.progress(&format!("{name} of {largest} B ..."));
             let send = harness.comm.window::<T>(to_send * count)?;
             let recv = harness.comm.window::<T>(to_receive * count)?;
-            let call = Call::new(harness, operation, send.device_slice(), recv.device_slice())?;
+            let call =
+                Call::new(harness, operation, false, [send.device_slice(), recv.device_slice()])?;
             let [all, finals] = time(harness, collectives, &call, &mut order)?;
             let Timed { plan, seconds, .. } = choose(&finals).context("there is no plan")?;
             if !rank.is_root() {
@@ -179,7 +180,7 @@ mod tests {
                 // In no window: by messages or by NCCL.
                 let memory = || harness.comm.mem_alloc::<f32>(100);
                 let (send, recv) = (memory()?.device_slice(), memory()?.device_slice());
-                let call = Call::new(&harness, operation, send, recv)?;
+                let call = Call::new(&harness, operation, false, [send, recv])?;
                 let mut order = fastrand::Rng::with_seed(1);
                 let [all, finals] = time(&harness, &collectives, &call, &mut order)?;
                 let algorithms: Vec<_> = all.iter().map(|timed| timed.plan.algorithm).collect();

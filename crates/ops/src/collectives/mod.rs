@@ -27,11 +27,11 @@ use devcomm_host::{
     Window,
 };
 use devcomm_kernels as kernels;
-use devcomm_kernels::collectives::push_allreduce::Ring;
+use devcomm_kernels::collectives::push_allreduce;
 use devcomm_types::Kernel;
-use nccl_device::{EMPTY, Epoch, Lamport, LamportSlots};
+use nccl_device::{EMPTY, Lamport, LamportSlots};
 
-use self::all_reduce::{PULL, RING};
+use self::all_reduce::most_pushed;
 pub use self::all_to_all_v::Parts;
 pub use self::plan::{Algorithm, CollectivePlan, Explanation, ParseCollectivePlanError};
 use self::plan::{Grid, Operation, Request, Table};
@@ -97,8 +97,6 @@ struct Workspace {
     slots: Window<u32>,
     slots_state: SymmetricBuffer<u32>,
     inbox: Window<u32>,
-    flags: Window<u32>,
-    push_state: SymmetricBuffer<u32>,
     /// Of `all_to_all_v`: where long messages go, and which have arrived.
     offers: SymmetricBuffer<u64>,
     arrived: Window<u32>,
@@ -126,7 +124,7 @@ impl CollectivesOptions {
         Self { lamport_bytes: Some(bytes), ..self }
     }
 
-    /// The blocks that push or load long messages. Default: 64.
+    /// The blocks that push or load long messages. Default: 128.
     pub const fn push_blocks(self, blocks: u32) -> Self {
         Self { push_blocks: Some(blocks), ..self }
     }
@@ -156,7 +154,7 @@ impl CollectivesOptions {
 
     /// Blocks that push or load long messages.
     fn blocks(self) -> u32 {
-        self.push_blocks.unwrap_or(64)
+        self.push_blocks.unwrap_or(128)
     }
 
     /// Slots for vectors from each rank: for an all-reduce, and for a warp.
@@ -193,7 +191,6 @@ static MODULES: LazyLock<Vec<ModuleSource>> = LazyLock::new(|| {
         kernels::lamport_exchange_v::FILE,
         kernels::lamport_reduce_scatter::<f32>::FILE,
         kernels::lamport_rmsnorm::<f32>::FILE,
-        kernels::lsa_allreduce::<f32>::FILE,
         kernels::pull_reduce_scatter::<f32>::FILE,
         kernels::push_allreduce::<f32>::FILE,
         kernels::push_exchange::FILE,
@@ -358,7 +355,7 @@ impl Workspace {
     /// The grid of kernels with barriers for each block.
     fn grid(&self) -> Grid {
         let blocks = self.options.blocks();
-        Grid { blocks, threads: THREADS, allowed: [1, blocks.max(PULL.0)] }
+        Grid { blocks, threads: THREADS, allowed: [1, blocks] }
     }
 
     fn new(comm: &Communicator, options: CollectivesOptions) -> Result<Self> {
@@ -370,22 +367,16 @@ impl Workspace {
             let part = slots.slice(first..words.min(first + empty.len()))?;
             part.copy_from_host(&empty[..part.len()])?;
         }
-        let zeros = |words: usize| {
-            let memory = comm.mem_alloc::<u32>(words)?;
-            memory.fill_bytes(0)?;
-            Ok::<_, devcomm_host::Error>(memory)
-        };
+        let slots_state = comm.mem_alloc::<u32>(Lamport::<1>::STATE)?;
+        slots_state.fill_bytes(0)?;
         let workspace = Self {
-            dev_comm: comm
-                .create_dev_comm(DevCommRequirements::new().lsa_barriers(blocks.max(PULL.0)))?,
+            dev_comm: comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(blocks))?,
             options,
             slots,
-            slots_state: zeros(Lamport::<1>::STATE)?,
-            inbox: comm.window(RING.inbox(ranks, blocks))?,
-            // New windows are zeroed, as the flags must be.
-            flags: comm.window(Ring::flags(ranks, blocks))?,
-            push_state: zeros(Epoch::WORDS)?,
+            slots_state,
+            inbox: comm.window(push_allreduce::inbox(ranks, blocks, most_pushed(ranks)))?,
             offers: comm.mem_alloc(2 * ranks)?,
+            // New windows are zeroed, as this must be.
             arrived: comm.window(ranks * blocks as usize)?,
         };
         // No rank sends before all slots are empty.
