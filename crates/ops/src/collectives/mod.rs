@@ -275,16 +275,15 @@ impl Collectives {
 
     /// What an operation asks for.
     fn ask(&self, operation: impl FnOnce(&Self) -> Result<()>) -> Result<Request> {
-        struct Asking<'a>(&'a Cell<Asked>);
+        struct Asking<'a>(&'a Cell<Asked>, Asked);
         impl Drop for Asking<'_> {
             fn drop(&mut self) {
-                self.0.take();
+                self.0.set(self.1);
             }
         }
-        let asking = Asking(&self.asked);
-        asking.0.set(Asked::Next);
+        let _asking = Asking(&self.asked, self.asked.replace(Asked::Next));
         operation(self)?;
-        match asking.0.take() {
+        match self.asked.get() {
             Asked::This(request) => Ok(request),
             _ => refuse("there is no operation to explain".to_owned()),
         }
