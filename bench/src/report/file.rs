@@ -161,8 +161,9 @@ impl File {
 
 /// The row with the least time of those that are of a side.
 pub fn fastest(case: &[Row], side: Side) -> Option<&Row> {
-    let timed = case.iter().filter(|row| row.side() == Some(side) && row.time_us.is_some());
-    timed.min_by(|a, b| a.time_us.partial_cmp(&b.time_us).unwrap_or(std::cmp::Ordering::Equal))
+    let of_side = case.iter().filter(|row| row.side() == Some(side));
+    let timed = of_side.filter_map(|row| Some((row.time_us?, row)));
+    Some(timed.min_by(|a, b| a.0.total_cmp(&b.0))?.1)
 }
 
 /// The time of the fastest variant in Rust divided by that of the fastest of another library.

@@ -104,7 +104,7 @@ fn heading(file: &File) -> String {
     parts.join(", ")
 }
 
-/// The element types; none for barriers and bytes.
+/// The element types; none for barriers.
 fn types(file: &File) -> BTreeSet<&str> {
     file.rows().filter_map(|row| row.dtype.as_deref()).filter(|name| *name != NONE).collect()
 }
