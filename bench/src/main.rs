@@ -8,6 +8,7 @@
 //! devcomm-bench gemm -g 1 --set square                          # a product against cuBLASLt
 //! devcomm-bench gemm-ladder -g 1                                # the steps of docs/gemm.md
 //! devcomm-bench tune gemm -g 1 --set square                     # the fastest plan of each shape
+//! devcomm-bench report                                          # docs/measurements.md from --json
 //! torchrun --no-python --nproc-per-node 8 -- ./devcomm-bench all-reduce
 //! cargo xtask twins    # then Rust against CUDA C++:
 //! cargo run --release -p devcomm-bench --features ptx -- twins
@@ -25,6 +26,7 @@ mod links;
 mod model;
 mod options;
 mod ranks;
+mod report;
 mod sensors;
 mod stats;
 mod table;
@@ -104,6 +106,8 @@ enum Bench {
     /// The time of collectives from a few costs, fitted to measured rows and printed beside them,
     /// and extrapolated to more GPUs
     Model(model::Options),
+    /// A page of tables from files of rows (--json), such as docs/measurements.md
+    Report(report::Options),
     /// Kernels written in Rust against the same kernels in CUDA C++, compiled by `cargo xtask
     /// twins`
     Twins(twins::Options),
@@ -170,6 +174,7 @@ fn main() -> ExitCode {
         Bench::GemmLadder(command) => versus::run(command),
         Bench::Tune { what } => what.run(),
         Bench::Model(options) => model::run(options),
+        Bench::Report(options) => report::run(options),
         Bench::Twins(options) => twins::run(options),
     };
     match done {
