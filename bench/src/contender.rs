@@ -6,10 +6,10 @@ use std::rc::Rc;
 use anyhow::Result;
 use clap::ValueEnum;
 use devcomm::{FunctionInfo, LaunchConfig};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// How a contender implements the operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Variant {
     /// A kernel in Rust
@@ -40,6 +40,9 @@ pub enum Variant {
 }
 
 impl Variant {
+    /// The variants whose times a report divides by the best other's: the first that a run has.
+    pub const OURS: [Self; 3] = [Self::RustOps, Self::Rust, Self::RustLsa];
+
     /// Its name on the command line.
     pub fn name(self) -> &'static str {
         match self {

@@ -8,21 +8,29 @@
 //! devcomm-bench gemm-ladder -g 1                                # the steps of docs/gemm.md
 //! devcomm-bench tune gemm -g 1 --set square                     # the fastest plan of each shape
 //! torchrun --no-python --nproc-per-node 8 -- ./devcomm-bench all-reduce
+//! devcomm-bench all-reduce --compare rows.json --plot rows.svg  # what became faster, or slower
+//! devcomm-bench compare old.json new.json                       # the same of two files
+//! devcomm-bench report                                          # makes docs/measurements.md
 //! cargo xtask twins    # then Rust against CUDA C++:
 //! cargo run --release -p devcomm-bench --features ptx -- twins
 //! ```
 //!
 //! Results are checked first, on random data. Flags and columns are named as in nccl-tests.
 
+mod compare;
 mod contender;
 mod cublaslt;
+mod date;
+mod documents;
 mod files;
 mod gpu;
 mod harness;
 mod header;
 mod links;
 mod options;
+mod plot;
 mod ranks;
+mod report;
 mod sensors;
 mod stats;
 mod table;
@@ -85,6 +93,10 @@ enum Bench {
         #[command(subcommand)]
         what: Tunable,
     },
+    /// Compares two JSON files of the same benchmark: exit status 1 if a row became slower
+    Compare(compare::Options),
+    /// Makes docs/measurements.md, tables and plots, from JSON files in docs/measurements
+    Report(report::Options),
     /// Kernels written in Rust against the same kernels in CUDA C++, compiled by `cargo xtask
     /// twins`
     Twins(twins::Options),
@@ -122,6 +134,8 @@ fn main() -> ExitCode {
         Bench::GemmAllReduce(command) => versus::run(command),
         Bench::GemmLadder(command) => versus::run(command),
         Bench::Tune { what: Tunable::Gemm(tune) } => tune.run(),
+        Bench::Compare(options) => compare::run(options),
+        Bench::Report(options) => report::run(options),
         Bench::Twins(options) => twins::run(options),
     };
     match done {

@@ -293,11 +293,12 @@ fn csv_and_json_hold_the_rows_of_the_table() {
     let csv = fs::read_to_string(csv).unwrap();
     let expected = "size,count,type,redop,m,n,k,variant,blocks,threads,time_us,algbw,busbw,tflops,\
                     wrong,noise_percent,time_over_nccl,time_over_nccl_sym,time_over_cublaslt,\
-                    algorithm,l2,power_w,sm_mhz,temperature_c\n\
-                    16,8,bf16,sum,,,,rust,1,128,,,,,0,,,,,,,,,\n\
-                    16,8,bf16,sum,,,,rust-ops,,,,,,,0,,,,,Lamport,,,,\n\
-                    16,8,bf16,sum,,,,nccl,,,,,,,0,,,,,,,,,\n\
-                    16,8,bf16,sum,,,,nccl-sym,,,,,,,0,,,,,,,,,\n";
+                    algorithm,l2,power_w,sm_mhz,temperature_c,\
+                    p99_us,spread_percent\n\
+                    16,8,bf16,sum,,,,rust,1,128,,,,,0,,,,,,,,,,,\n\
+                    16,8,bf16,sum,,,,rust-ops,,,,,,,0,,,,,Lamport,,,,,,\n\
+                    16,8,bf16,sum,,,,nccl,,,,,,,0,,,,,,,,,,,\n\
+                    16,8,bf16,sum,,,,nccl-sym,,,,,,,0,,,,,,,,,,,\n";
     assert_eq!(csv, expected);
 
     let json: Value = serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();

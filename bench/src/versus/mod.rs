@@ -25,6 +25,7 @@ use clap::Args;
 use devcomm::{Error, Rank};
 
 use crate::contender::Variant;
+use crate::documents::DocumentOptions;
 use crate::harness::Harness;
 use crate::options::{OutputOptions, RankOptions, RunOptions};
 use crate::ranks;
@@ -38,6 +39,7 @@ pub use gemm::Gemm;
 pub use gemm_allreduce::GemmAllReduce;
 pub use gemm_ladder::GemmLadder;
 pub use put::Put;
+pub use row::Row;
 pub use tune::Tune;
 
 /// Flags of the comparisons.
@@ -64,6 +66,9 @@ pub struct Options {
 
     #[command(flatten)]
     output: OutputOptions,
+
+    #[command(flatten)]
+    documents: DocumentOptions,
 }
 
 /// A benchmark, with its flags in addition to [`Options`].
@@ -102,11 +107,12 @@ pub fn run<B: Benchmark>(command: &Command<B>) -> Result<()> {
     benchmark.validate()?;
     options.run.validate()?;
     let selection = Selection::new(&options.variants, B::VARIANTS, B::NAME)?;
+    let documents = options.documents.read()?;
     let rank = |rank: &Rank| {
         let harness = Harness::new(rank, &options.ranks, &options.run)?;
         let mut job = Job::new(&harness, selection.clone(), options.twins.as_deref());
         let measured = benchmark.run(&mut job);
-        job.finish(measured, &options.output)
+        job.finish(measured, &options.output, &documents)
     };
     ranks::run(&options.ranks, options.simulate, rank).map_err(advise)
 }
