@@ -3,9 +3,10 @@
 pub use devcomm_host::{self as host, *};
 pub use devcomm_kernels as kernels;
 pub use devcomm_ops::{
-    Activation, Algorithm, Collectives, CollectivesOptions, Gemm, GemmAllReduce, GemmElement,
-    GemmOptions, GemmOutput, GemmPlan, KERNELS, ParsePlanError, Product, ScaledElement,
-    TransposableElement, WITHOUT_PTX,
+    Activation, Algorithm, CollectivePlan, Collectives, CollectivesOptions, Explanation, Gemm,
+    GemmAllReduce, GemmElement, GemmOptions, GemmOutput, GemmPlan, KERNELS,
+    ParseCollectivePlanError, ParsePlanError, Parts, Product, ScaledElement, TransposableElement,
+    WITHOUT_PTX,
 };
 pub use devcomm_sim as sim;
 pub use devcomm_types::{HostKernel, Kernel, Safe, Unsafe};

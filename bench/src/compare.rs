@@ -12,7 +12,6 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use serde::Serialize;
 
-use crate::contender::Variant;
 use crate::header::Header;
 use crate::stats::geometric_mean;
 use crate::table::{self, Report};
@@ -56,7 +55,7 @@ struct Change {
     redop: String,
     shape: Option<String>,
     grid: Option<String>,
-    variant: Variant,
+    variant: String,
     /// Microseconds.
     old_us: f64,
     new_us: f64,
@@ -79,7 +78,7 @@ pub struct Comparison {
 
 /// Whether two rows are of the same variant and case.
 fn same_case(a: &Row, b: &Row) -> bool {
-    let case = |row: &Row| (row.variant, row.size, row.count, row.m, row.n, row.k, row.l2);
+    let case = |row: &Row| (row.name(), row.size, row.count, row.m, row.n, row.k, row.l2);
     // A grid is a choice of the kernel, except where it is what varies: in barriers.
     let grid = |row: &Row| (row.size == 0).then_some((row.blocks, row.threads));
     case(a) == case(b) && grid(a) == grid(b) && a.dtype == b.dtype && a.redop == b.redop
@@ -111,7 +110,7 @@ impl Change {
             redop: new.redop.clone(),
             shape: new.shape(),
             grid: new.grid(),
-            variant: new.variant,
+            variant: new.name(),
             old_us,
             new_us,
             change_percent: (ratio - 1.0) * 100.0,
@@ -145,6 +144,7 @@ impl Comparison {
             (a.graph > 0) == (b.graph > 0),
             "plain launches and graphs (-G) cannot be compared"
         );
+        ensure!(a.host == b.host, "times of the host's calls and of GPUs cannot be compared");
         let mut changes = Report::new();
         for row in &new.rows {
             if let Some(earlier) = old.rows.iter().find(|earlier| same_case(earlier, row)) {
@@ -248,7 +248,7 @@ impl table::Row for Change {
             self.redop.clone(),
             self.shape.clone().unwrap_or("-".to_owned()),
             self.grid.clone().unwrap_or("-".to_owned()),
-            self.variant.to_string(),
+            self.variant.clone(),
             format!("{:.2}", self.old_us),
             format!("{:.2}", self.new_us),
             format!("{:+.1}", self.change_percent),

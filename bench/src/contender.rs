@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use anyhow::Result;
 use clap::ValueEnum;
-use devcomm::{FunctionInfo, LaunchConfig};
+use devcomm::{CollectivePlan, FunctionInfo, LaunchConfig};
 use serde::{Deserialize, Serialize};
 
 /// How a contender implements the operation.
@@ -16,6 +16,14 @@ pub enum Variant {
     Rust,
     /// A kernel in Rust that puts by stores over NVLink
     RustLsa,
+    /// A kernel in Rust that loads from the peer
+    Read,
+    /// A kernel in Rust that stores to the peer
+    Write,
+    /// A kernel in Rust that copies to the peer by TMA
+    Tma,
+    /// cuMemcpyAsync to the peer
+    CopyEngine,
     /// The operation of `devcomm`, which chooses among kernels and NCCL
     RustOps,
     /// The kernel of `rust` in CUDA C++, compiled by `cargo xtask twins`
@@ -28,6 +36,10 @@ pub enum Variant {
     Nccl,
     /// NCCL's call on the host, on registered symmetric windows
     NcclSym,
+    /// PyTorch's one-shot all-reduce on symmetric memory
+    TorchOneShot,
+    /// PyTorch's two-shot all-reduce on symmetric memory, in place
+    TorchTwoShot,
     /// A step of the ladder of matrix products, as are the following
     Step1Loop,
     Step2Shared,
@@ -41,18 +53,24 @@ pub enum Variant {
 
 impl Variant {
     /// The variants whose times a report divides by the best other's: the first that a run has.
-    pub const OURS: [Self; 3] = [Self::RustOps, Self::Rust, Self::RustLsa];
+    pub const OURS: [Self; 4] = [Self::RustOps, Self::Rust, Self::RustLsa, Self::Write];
 
     /// Its name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Rust => "rust",
             Self::RustLsa => "rust-lsa",
+            Self::Read => "read",
+            Self::Write => "write",
+            Self::Tma => "tma",
+            Self::CopyEngine => "copy-engine",
             Self::RustOps => "rust-ops",
             Self::Cpp => "cpp",
             Self::CublasLt => "cublaslt",
             Self::Nccl => "nccl",
             Self::NcclSym => "nccl-sym",
+            Self::TorchOneShot => "torch-one-shot",
+            Self::TorchTwoShot => "torch-two-shot",
             Self::Step1Loop => "step1-loop",
             Self::Step2Shared => "step2-shared",
             Self::Step3Registers => "step3-registers",
@@ -66,7 +84,13 @@ impl Variant {
 
     /// Whether it is a kernel, not a host call.
     pub fn is_kernel(self) -> bool {
-        !matches!(self, Self::RustOps | Self::CublasLt | Self::Nccl | Self::NcclSym)
+        !matches!(self, Self::CopyEngine | Self::RustOps) && !self.is_of_others()
+    }
+
+    /// Whether it is of another library.
+    pub fn is_of_others(self) -> bool {
+        let of_torch = matches!(self, Self::TorchOneShot | Self::TorchTwoShot);
+        of_torch || matches!(self, Self::CublasLt | Self::Nccl | Self::NcclSym)
     }
 }
 
@@ -79,6 +103,8 @@ impl fmt::Display for Variant {
 /// One contender. It enqueues the same work on every rank.
 pub struct Contender<'a> {
     pub variant: Variant,
+    /// Whether it sends and receives in one buffer.
+    pub in_place: bool,
     /// The launch of its kernel; `None` for NCCL's calls.
     pub launch: Option<Launch>,
     /// The algorithm of a library, or the plan of a product in Rust.
@@ -137,6 +163,7 @@ impl<'a> Contender<'a> {
         let (timed, outcome) = (Rc::clone(&work), Box::new(outcome));
         Self {
             variant,
+            in_place: false,
             launch: None,
             algorithm: None,
             operations: 1,
@@ -157,9 +184,21 @@ impl<'a> Contender<'a> {
         Self { most_calls: calls, ..self }
     }
 
+    /// Records whether it sends and receives in one buffer.
+    pub fn in_place(self, in_place: bool) -> Self {
+        Self { in_place, ..self }
+    }
+
     /// Records the algorithm.
     pub fn by_algorithm(self, algorithm: String) -> Self {
         Self { algorithm: Some(algorithm), ..self }
+    }
+
+    /// Records how `devcomm::Collectives` does it.
+    pub fn by_plan(self, CollectivePlan { algorithm, blocks, threads }: CollectivePlan) -> Self {
+        let launch = Launch { blocks, threads, ..Launch::default() };
+        let launch = (blocks > 0).then_some(launch);
+        Self { launch, ..self }.by_algorithm(format!("{algorithm:?}"))
     }
 
     /// Records the grid and registers of the kernel that does the work.

@@ -2,7 +2,7 @@
 //! operation), then times them interleaved.
 
 use std::sync::mpsc::Sender;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use devcomm::{Communicator, Event, Graph, Rank, Stream};
@@ -203,11 +203,13 @@ impl<'a> Harness<'a> {
         // An untimed launch, which aligns the ranks' GPUs.
         launch()?;
         stream.record(&self.events.0)?;
+        let start = Instant::now();
         (0..launches).try_for_each(|_| launch())?;
+        let on_host = start.elapsed().as_secs_f64();
         stream.record(&self.events.1)?;
         self.finish()?;
-        Ok(f64::from(self.events.1.elapsed_ms(&self.events.0)?)
-            / 1e3
-            / (calls * run.graph.max(1)) as f64)
+        let on_gpu = f64::from(self.events.1.elapsed_ms(&self.events.0)?) / 1e3;
+        let seconds = if run.host { on_host } else { on_gpu };
+        Ok(seconds / (calls * run.graph.max(1)) as f64)
     }
 }

@@ -4,6 +4,7 @@
 //! devcomm-bench all-reduce -b 1K -e 64M -f 4 --json rows.json   # a kernel against ncclAllReduce
 //! devcomm-bench all-reduce --simulate 4                         # without GPUs: checks, no times
 //! devcomm-bench all-to-all -b 8 -e 64K -f 2 -G 1                # in CUDA graphs
+//! devcomm-bench launch --host                                   # what the host's calls take
 //! devcomm-bench gemm -g 1 --set square                          # a product against cuBLASLt
 //! devcomm-bench gemm-ladder -g 1                                # the steps of docs/gemm.md
 //! devcomm-bench tune gemm -g 1 --set square                     # the fastest plan of each shape
@@ -27,6 +28,7 @@ mod gpu;
 mod harness;
 mod header;
 mod links;
+mod model;
 mod options;
 mod plot;
 mod ranks;
@@ -34,6 +36,7 @@ mod report;
 mod sensors;
 mod stats;
 mod table;
+mod torch;
 mod twins;
 mod versus;
 mod workloads;
@@ -53,8 +56,9 @@ static KERNELS: KernelSet = devcomm::WITHOUT_PTX;
 /// C++.
 ///
 /// Flags mean what they mean in nccl-tests, except that: -g counts all ranks; -G captures -n
-/// launches as one graph; times are GPU times of the slowest rank, medians over the rounds; there
-/// are no in-place columns.
+/// launches as one graph; times are GPU times of the slowest rank, medians over the rounds. Flags
+/// of nccl-tests that have no meaning here are refused, with the reason. --nccl-tests prints its
+/// table, with the in-place columns.
 #[derive(Parser)]
 #[command(name = "devcomm-bench", version, disable_help_subcommand = true)]
 struct Cli {
@@ -74,11 +78,23 @@ enum Bench {
     Broadcast(versus::Command<versus::Broadcast>),
     /// All-to-all: devcomm::Collectives against ncclAlltoAll
     AllToAll(versus::Command<versus::AllToAll>),
+    /// All-reduce, residual add and RMSNorm: one kernel against ncclAllReduce and then a kernel
+    #[command(name = "rmsnorm-allreduce")]
+    RmsNormAllReduce(versus::Command<versus::RmsNormAllReduce>),
+    /// Launches of one small all-to-all, with and without attributes; with --host, what the host's
+    /// calls take
+    Launch(versus::Command<versus::Launch>),
     /// Barrier: LSA barriers within a kernel against ncclAllReduce of one element
     Barrier(versus::Command<versus::Barrier>),
     /// Ping-pong of messages between neighbouring ranks: puts by a kernel against ncclSend and
     /// ncclPutSignal
     Put(versus::Command<versus::Put>),
+    /// Ping-pong of signals without data between neighbouring ranks: by a kernel against ncclSend
+    /// and ncclSignal
+    Signal(versus::Command<versus::Signal>),
+    /// Copies between neighbouring ranks: by loads, stores and TMA of a kernel, and by the copy
+    /// engine, against ncclSend
+    P2p(versus::Command<versus::P2p>),
     /// Matrix product on one GPU, C = A x B^T with A of m x k and B of n x k: a kernel against
     /// cuBLASLt
     Gemm(versus::Command<versus::Gemm>),
@@ -93,6 +109,9 @@ enum Bench {
         #[command(subcommand)]
         what: Tunable,
     },
+    /// The time of collectives from a few costs, fitted to measured rows and printed beside them,
+    /// and extrapolated to more GPUs
+    Model(model::Options),
     /// Compares two JSON files of the same benchmark: exit status 1 if a row became slower
     Compare(compare::Options),
     /// Makes docs/measurements.md, tables and plots, from JSON files in docs/measurements
@@ -110,6 +129,30 @@ enum Tunable {
     /// --rounds. Of plans within 0.3 % the one that the model prefers is kept. Each shape is
     /// written to the table as soon as it is done.
     Gemm(versus::Tune),
+    /// Plans of all-reduces (sum), for the tables that devcomm::Collectives reads; as of products
+    AllReduce(versus::TuneCollective),
+    /// Plans of all-gathers
+    AllGather(versus::TuneCollective),
+    /// Plans of reduce-scatters (sum)
+    ReduceScatter(versus::TuneCollective),
+    /// Plans of broadcasts
+    Broadcast(versus::TuneCollective),
+    /// Plans of all-to-alls
+    AllToAll(versus::TuneCollective),
+}
+
+impl Tunable {
+    fn run(&self) -> anyhow::Result<()> {
+        use versus::Operation;
+        match self {
+            Self::Gemm(tune) => tune.run(),
+            Self::AllReduce(tune) => tune.run(Operation::AllReduce),
+            Self::AllGather(tune) => tune.run(Operation::AllGather),
+            Self::ReduceScatter(tune) => tune.run(Operation::ReduceScatter),
+            Self::Broadcast(tune) => tune.run(Operation::Broadcast),
+            Self::AllToAll(tune) => tune.run(Operation::AllToAll),
+        }
+    }
 }
 
 fn main() -> ExitCode {
@@ -128,12 +171,17 @@ fn main() -> ExitCode {
         Bench::ReduceScatter(command) => versus::run(command),
         Bench::Broadcast(command) => versus::run(command),
         Bench::AllToAll(command) => versus::run(command),
+        Bench::RmsNormAllReduce(command) => versus::run(command),
+        Bench::Launch(command) => versus::run(command),
         Bench::Barrier(command) => versus::run(command),
         Bench::Put(command) => versus::run(command),
+        Bench::Signal(command) => versus::run(command),
+        Bench::P2p(command) => versus::run(command),
         Bench::Gemm(command) => versus::run(command),
         Bench::GemmAllReduce(command) => versus::run(command),
         Bench::GemmLadder(command) => versus::run(command),
-        Bench::Tune { what: Tunable::Gemm(tune) } => tune.run(),
+        Bench::Tune { what } => what.run(),
+        Bench::Model(options) => model::run(options),
         Bench::Compare(options) => compare::run(options),
         Bench::Report(options) => report::run(options),
         Bench::Twins(options) => twins::run(options),

@@ -44,14 +44,14 @@ fn series<'a>(rows: &[&'a Row]) -> Vec<Series<'a>> {
     let mut others = OTHERS.iter().cycle();
     for row in rows {
         let name = match several {
-            true => format!("{} {} {}", row.variant, row.dtype, row.redop),
-            false => row.variant.to_string(),
+            true => format!("{} {} {}", row.name(), row.dtype, row.redop),
+            false => row.name(),
         };
         match all.iter_mut().find(|series| series.name == name) {
             Some(series) => series.rows.push(row),
             None => {
                 let named = COLOURS.iter().find(|(variant, _)| *variant == row.variant);
-                let colour = match named.filter(|_| !several) {
+                let colour = match named.filter(|_| !several && !row.in_place) {
                     Some((_, colour)) => colour,
                     None => others.next().unwrap_or(&OTHERS[0]),
                 };
@@ -264,7 +264,7 @@ fn dots(rows: &[&Row], series: &[Series<'_>]) -> Option<String> {
     let value = |row: &Row| positive(if rated { rate(row) } else { row.time_us });
     let case = |row: &Row| row.shape().or(row.grid()).unwrap_or_default();
     let single = rows.iter().all(|row| case(row) == case(rows[0]));
-    let label = |row: &Row| if single { row.variant.to_string() } else { case(row) };
+    let label = |row: &Row| if single { row.name() } else { case(row) };
     let mut labels: Vec<String> = Vec::new();
     for row in rows {
         if !labels.contains(&label(row)) {

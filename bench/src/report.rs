@@ -42,7 +42,7 @@ run's rounds; a round times one batch of every variant, in random order. *p99* i
 percentile of the rounds, that is of batches, in which a slow call is one of many. *noise* is the
 interquartile range and *spread* the longest minus the shortest, both in percent of the median; the
 first table of a file has the largest noise of the row.
-*ratio* is a variant's time over that of the best other: the fastest of the libraries' own calls in
+*ratio* is a variant's time over that of the best other, the fastest variant of another library in
 the same run; below 1 it is faster. It is the median of the rounds' ratios where the run has it.
 *GB/s* is bus bandwidth as nccl-tests defines it. *#wrong* counts wrong elements over all ranks.
 Power, clock and temperature are rank 0's. What a file does not have is not shown. In the plots both
@@ -197,7 +197,7 @@ fn cases(rows: &[Row]) -> Vec<Vec<&Row>> {
         match cases.last_mut() {
             Some(case)
                 if key(case[0]) == key(row)
-                    && case.iter().all(|other| other.variant != row.variant) =>
+                    && case.iter().all(|other| other.name() != row.name()) =>
             {
                 case.push(row);
             }
@@ -214,19 +214,19 @@ fn summary_table(
     rows: &[Row],
     ours: Option<Variant>,
 ) -> Result<Vec<f64>> {
-    let mut variants: Vec<Variant> = Vec::new();
+    let mut variants: Vec<String> = Vec::new();
     for row in rows {
-        if !variants.contains(&row.variant) {
-            variants.push(row.variant);
+        if !variants.contains(&row.name()) {
+            variants.push(row.name());
         }
     }
     let rated = rows.iter().all(|row| row.m.is_some());
     let sized = rows.iter().any(|row| row.busbw.is_some());
     let has_algorithm =
-        |variant| rows.iter().any(|row| row.variant == variant && row.algorithm.is_some());
+        |name: &str| rows.iter().any(|row| row.name() == name && row.algorithm.is_some());
     let value = |row: &Row| if rated { plot::rate(row) } else { row.busbw };
     let mut names = format!("{} | type", case(cases[0][0]).1);
-    for &variant in &variants {
+    for variant in &variants {
         write!(names, " | `{variant}` us")?;
         if rated || sized {
             names += if rated { " | TFLOP/s" } else { " | GB/s" };
@@ -240,8 +240,8 @@ fn summary_table(
     let mut ratios = Vec::new();
     for rows in cases {
         write!(page, "| {}", case(rows[0]).0)?;
-        for &variant in &variants {
-            let row = rows.iter().find(|row| row.variant == variant);
+        for variant in &variants {
+            let row = rows.iter().find(|row| row.name() == *variant);
             write!(page, " | {}", number(row.and_then(|row| row.time_us), 2))?;
             if rated || sized {
                 write!(page, " | {}", number(row.and_then(|row| value(row)), 1))?;
@@ -262,13 +262,13 @@ fn summary_table(
     Ok(ratios)
 }
 
-/// Our time over the fastest of the others' calls.
+/// Our time over the fastest of other libraries.
 fn ratio(rows: &[&Row], ours: Variant) -> Option<f64> {
-    let row = rows.iter().find(|row| row.variant == ours)?;
-    let others = rows.iter().filter(|row| !row.variant.is_kernel() && row.variant != ours);
+    let row = rows.iter().find(|row| row.variant == ours && !row.in_place)?;
+    let others = rows.iter().filter(|row| row.variant.is_of_others());
     let timed = others.filter_map(|row| Some((row.variant, row.time_us?)));
     let (best, time) = timed.min_by(|a, b| a.1.total_cmp(&b.1))?;
-    row.over(best).or(Some(row.time_us? / time))
+    row.time_over_best.or(row.over(best)).or(Some(row.time_us? / time))
 }
 
 /// A row for each variant and case, with all that is known of it.
@@ -297,7 +297,7 @@ fn all_columns(page: &mut String, rows: &[Row]) -> Result<()> {
     let names: Vec<&str> = columns.iter().map(|(name, _)| *name).collect();
     heading(page, &format!("{} | type | variant | {}", case(&rows[0]).1, names.join(" | ")))?;
     for row in rows {
-        write!(page, "| {} | `{}`", case(row).0, row.variant)?;
+        write!(page, "| {} | `{}`", case(row).0, row.name())?;
         for (_, cell) in &columns {
             write!(page, " | {}", cell(row).unwrap_or("-".to_owned()))?;
         }

@@ -96,7 +96,8 @@ impl<R: Row> Report<R> {
         self.write(output)
     }
 
-    fn write(&self, output: &OutputOptions) -> Result<()> {
+    /// Writes the requested files.
+    pub fn write(&self, output: &OutputOptions) -> Result<()> {
         if let Some(path) = &output.csv {
             self.write_csv(path).with_context(|| format!("cannot write {}", path.display()))?;
         }

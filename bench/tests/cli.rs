@@ -46,8 +46,20 @@ fn flags_that_cannot_be_meant_are_refused() {
         refuses(&[bench, "--threads", "2000"], &["1 to 1024"]);
         refuses(&[bench, "--blocks", "0"], &["at least one block"]);
     }
+    for (flag, value, refused, why) in [
+        ("-t", "2", "-t (--nthreads) 2", "-g counts all ranks"),
+        ("--agg_iters", "4", "-m (--agg_iters) 4", "by -n"),
+        ("-R", "2", "-R (--local_register) 2", "nccl-sym is -R 2"),
+        ("-J", "rows.json", "-J (--output_file) rows.json", "--json writes"),
+    ] {
+        refuses(&["all-reduce", flag, value], &["no meaning here", refused, why]);
+    }
+    refuses(&["barrier", "--nccl-tests"], &["nccl-tests has no table of barrier"]);
+    refuses(&["all-reduce", "--nccl-tests", "rust"], &["--nccl-tests rust: only rust-ops"]);
     refuses(&["barrier", "-b", "8"], &["unexpected argument"]);
     refuses(&["put", "-d", "f32"], &["unexpected argument"]);
+    refuses(&["signal", "-b", "8"], &["unexpected argument"]);
+    refuses(&["rmsnorm-allreduce", "--tokens", "1,0"], &["a message has a token"]);
     refuses(&["gemm-allreduce", "--blocks", "7"], &["unexpected argument"]);
     refuses(&["gemm-allreduce", "--m", "0"], &["0 x", "is empty"]);
     refuses(&["gemm-allreduce", "--k", "12"], &["--k 12", "a multiple of 8"]);
@@ -61,6 +73,7 @@ fn flags_that_cannot_be_meant_are_refused() {
     for scales in ["3,1", "2", "1,2,4", "0,1"] {
         refuses(&["gemm", "-d", "e4m3", "--scales", scales], &["--scales [", "powers of two"]);
     }
+    refuses(&["launch", "--host", "-G", "1"], &["cannot be used with"]);
     refuses(&["gemm", "--plan", "tall"], &["`tall` is no plan"]);
     refuses(&["gemm", "--plan", "wide", "-d", "f16"], &["only products of bf16"]);
     refuses(&["lotteries"], &["unrecognized subcommand"]);
@@ -95,6 +108,44 @@ fn what_cannot_be_tuned_is_refused() {
     refuses(&["tune", "gemm", "--missing"], &["--table <FILE>"]);
     refuses(&["tune", "gemm", "--simulate", "1"], &["unexpected argument '--simulate'"]);
     refuses(&["tune", "barrier"], &["unrecognized subcommand 'barrier'"]);
+}
+
+#[test]
+fn the_model_of_two_gpus_predicts_other_runs_within_15_percent() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/measurements");
+    let of = |name: &str| format!("{folder}/{name}-graph.json");
+    let predicts = |fit: &str, measured: &str, variants: &str| {
+        let args = ["--fit", &of(fit), "--within", "15", "--variants", variants];
+        let (code, stdout, stderr) = run(&[&["model", &of(measured)][..], &args].concat());
+        assert_eq!(code, Some(0), "{stdout}{stderr}");
+        assert!(stdout.contains("# error of the model: median"), "{stdout}");
+    };
+    predicts("all-reduce-2xh200-f32", "all-reduce-2xh200-bf16", "rust-ops,nccl");
+    predicts("all-reduce-2xh200-f32", "reduce-scatter-2xh200", "rust-ops");
+    predicts("all-gather-2xh200", "all-to-all-2xh200", "rust-ops");
+    let (code, _, stderr) = run(&["model", &of("all-reduce-2xh200-f32"), "--within", "0.01"]);
+    assert_eq!(code, Some(1));
+    assert!(stderr.contains("% off, which is more than 0.01 %"), "{stderr}");
+}
+
+#[test]
+fn what_cannot_be_modelled_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let rows_of = |name: &str, ranks| {
+        let header = format!(r#""command": ["devcomm-bench", "{name}"], "ranks": {ranks}"#);
+        format!(r#"{{"header": {{{header}}}, "rows": []}}"#)
+    };
+    refuses(&["model"], &["required"]);
+    refuses(&["model", "/no/such/rows.json"], &["cannot read /no/such/rows.json"]);
+    refuses(&["model", &file("text", "rows")], &["has no rows"]);
+    refuses(&["model", &file("gemm", &rows_of("gemm", 1))], &["is of no collective"]);
+    refuses(&["model", &file("four", &rows_of("all-reduce", 4))], &["is of 4 ranks"]);
+    refuses(&["model", &file("none", &rows_of("all-reduce", 2))], &["none of these collectives"]);
 }
 
 #[test]
@@ -149,4 +200,5 @@ fn the_help_names_every_flag_of_nccl_tests_that_is_kept() {
     helps("all-reduce", &["-d, --datatype", "-o, --op"]);
     let (_, stdout, _) = run(&["--help"]);
     assert!(stdout.contains("nccl-tests, except"), "{stdout}");
+    assert!(stdout.contains("have no meaning here are refused"), "{stdout}");
 }

@@ -28,11 +28,9 @@ fn table_of(command: Command) -> (Vec<String>, Vec<Vec<String>>) {
     let mut rows: Vec<Vec<String>> = rows.into_iter().map(words).collect();
     let header = rows[0].join(" ");
     let ratios = header.strip_prefix(COLUMNS).unwrap_or_else(|| panic!("{header}"));
-    let has = |variant: &str| rows[2..].iter().any(|row| row[5] == variant);
-    let of_nccl = has(OF_NCCL[0]);
+    let of_nccl = rows[2..].iter().any(|row| row[5] == OF_NCCL[0]);
     // A product has a plan, and an operation that chooses has a choice.
-    let chooses = has("rust-ops")
-        || rows[2..].iter().any(|row| row.len() > COLUMNS.split(' ').count() && !of_nccl);
+    let chooses = rows[2].len() > COLUMNS.split(' ').count() + if of_nccl { 2 } else { 0 };
     let more = if of_nccl { " time/nccl time/nccl-sym" } else { "" };
     assert_eq!(ratios, format!("{more}{}", if chooses { " algorithm" } else { "" }));
     (comments.into_iter().map(str::to_owned).collect(), rows.split_off(2))
@@ -106,6 +104,16 @@ fn the_other_collectives_are_right_and_count_bytes_as_nccl_tests() {
 }
 
 #[test]
+fn a_launch_is_right_with_every_set_of_attributes() {
+    let (comments, rows) = table(&["launch", "--simulate", "2", "--host"]);
+    assert_eq!(
+        column(&rows, 5),
+        ["rust", "rust", "rust", "rust", "rust-ops", OF_NCCL[0], OF_NCCL[1]]
+    );
+    are_right(&comments, &rows);
+}
+
+#[test]
 fn a_barrier_holds_on_every_grid() {
     for (ranks, more) in [("2", &[][..]), ("5", &[]), ("3", &["--blocks", "7", "--threads", "64"])]
     {
@@ -131,6 +139,45 @@ fn a_put_arrives_over_the_network_and_over_nvlink() {
         are_right(&comments, &rows);
     }
     refuses_late(&["put", "--simulate", "1"], "two ranks");
+}
+
+#[test]
+fn signals_arrive_once_and_in_order() {
+    for ranks in ["2", "3"] {
+        let (comments, rows) = table(&["signal", "--simulate", ranks]);
+        assert_eq!(column(&rows, 5), ["rust", "rust-lsa", OF_NCCL[0], OF_NCCL[1]]);
+        are_right(&comments, &rows);
+    }
+    refuses_late(&["signal", "--simulate", "1"], "two ranks");
+}
+
+#[test]
+fn a_copy_between_two_ranks_arrives_by_every_means() {
+    for (ranks, more) in [("2", &[][..]), ("3", &["--both", "--blocks", "1"]), ("4", &["-G", "1"])]
+    {
+        // One block has more tiles than stages.
+        let args = ["p2p", "--simulate", ranks, "-b", "100", "-e", "7296", "-i", "7196"];
+        let (comments, rows) = table(&[&args[..], more].concat());
+        let by_all = ["read", "write", "tma", "copy-engine", OF_NCCL[0], OF_NCCL[1]];
+        assert_eq!(column(&rows[..5], 5), [&by_all[..2], &by_all[3..]].concat());
+        assert_eq!(column(&rows[5..], 5), by_all);
+        are_right(&comments, &rows);
+    }
+}
+
+#[test]
+fn an_all_reduce_with_rmsnorm_is_right() {
+    for (ranks, more) in [("2", &["-d", "all"][..]), ("3", &["-G", "1", "--tokens", "2"])] {
+        let args = ["rmsnorm-allreduce", "--simulate", ranks, "--hidden", "200"];
+        let (comments, rows) = table(&[&args[..], more].concat());
+        assert_eq!(column(&rows[..3], 5), ["rust-ops", OF_NCCL[0], OF_NCCL[1]]);
+        assert_eq!(column(&rows[..1], 1), [if ranks == "2" { "200" } else { "400" }]);
+        are_right(&comments, &rows);
+    }
+    let args = ["rmsnorm-allreduce", "--simulate", "2", "--hidden"];
+    for hidden in ["12", "8200"] {
+        refuses_late(&[&args[..], &[hidden]].concat(), &format!("--hidden {hidden} of bf16"));
+    }
 }
 
 #[test]
@@ -231,11 +278,13 @@ fn plans_of_a_shape_are_compared() {
 
 #[test]
 fn plans_are_not_tuned_on_simulated_gpus() {
-    let mut command = program(&["tune", "gemm", "--m", "5"]);
-    command.env("DEVCOMM_SIMULATE", "1");
-    let (code, stdout, stderr) = output(command);
-    assert_eq!((code, stdout.as_str()), (Some(1), ""));
-    assert!(stderr.contains("simulated GPUs have no times"), "{stderr}");
+    for args in [&["tune", "gemm", "--m", "5"][..], &["tune", "all-reduce"]] {
+        let mut command = program(args);
+        command.env("DEVCOMM_SIMULATE", "1");
+        let (code, stdout, stderr) = output(command);
+        assert_eq!((code, stdout.as_str()), (Some(1), ""));
+        assert!(stderr.contains("simulated GPUs have no times"), "{stderr}");
+    }
 }
 
 #[test]
@@ -291,14 +340,14 @@ fn csv_and_json_hold_the_rows_of_the_table() {
     table(&[&args[..], &["--csv", &csv, "--json", &json]].concat());
 
     let csv = fs::read_to_string(csv).unwrap();
-    let expected = "size,count,type,redop,m,n,k,variant,blocks,threads,time_us,algbw,busbw,tflops,\
-                    wrong,noise_percent,time_over_nccl,time_over_nccl_sym,time_over_cublaslt,\
-                    algorithm,l2,power_w,sm_mhz,temperature_c,\
+    let expected = "size,count,type,redop,m,n,k,variant,in_place,blocks,threads,time_us,algbw,\
+                    busbw,tflops,wrong,noise_percent,time_over_nccl,time_over_nccl_sym,\
+                    time_over_cublaslt,time_over_best,algorithm,l2,power_w,sm_mhz,temperature_c,\
                     p99_us,spread_percent\n\
-                    16,8,bf16,sum,,,,rust,1,128,,,,,0,,,,,,,,,,,\n\
-                    16,8,bf16,sum,,,,rust-ops,,,,,,,0,,,,,Lamport,,,,,,\n\
-                    16,8,bf16,sum,,,,nccl,,,,,,,0,,,,,,,,,,,\n\
-                    16,8,bf16,sum,,,,nccl-sym,,,,,,,0,,,,,,,,,,,\n";
+                    16,8,bf16,sum,,,,rust,false,1,128,,,,,0,,,,,,,,,,,,\n\
+                    16,8,bf16,sum,,,,rust-ops,false,1,64,,,,,0,,,,,,Lamport,,,,,,\n\
+                    16,8,bf16,sum,,,,nccl,false,,,,,,,0,,,,,,,,,,,,\n\
+                    16,8,bf16,sum,,,,nccl-sym,false,,,,,,,0,,,,,,,,,,,,\n";
     assert_eq!(csv, expected);
 
     let json: Value = serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();
@@ -314,6 +363,72 @@ fn csv_and_json_hold_the_rows_of_the_table() {
     assert_eq!(rows[0]["type"], "bf16");
     assert_eq!(rows[0]["wrong"], 0);
     assert!(rows[0]["time_us"].is_null(), "{rows:?}");
+}
+
+#[test]
+fn nccl_tests_table_has_the_results_in_place() {
+    let of = |args: &[&str]| {
+        // Values of nccl-tests' flags that change nothing.
+        let same = ["-t", "1", "-m", "1", "-z", "0", "-b", "24", "-e", "24K", "-f", "32"];
+        let (code, stdout, stderr) = run(&[args, &["-d", "f32"], &same].concat());
+        assert_eq!(code, Some(0), "{stdout}{stderr}");
+        let rows = stdout.lines().filter(|line| line.starts_with(' '));
+        rows.map(|row| row.split_whitespace().collect::<Vec<_>>().join(" ")).collect::<Vec<_>>()
+    };
+    let row = |size, count, redop, root, wrong_in_place| {
+        format!("{size} {count} float {redop} {root} N/A N/A N/A 0 N/A N/A N/A {wrong_in_place}")
+    };
+    for (name, parts, redop, root) in [
+        ("all-reduce", 1, "sum", "-1"),
+        ("all-gather", 3, "none", "-1"),
+        ("reduce-scatter", 3, "sum", "-1"),
+        ("broadcast", 1, "none", "0"),
+    ] {
+        let sizes = [24, 768, 24576].map(|size| row(size, size / 4 / parts, redop, root, "0"));
+        assert_eq!(of(&[name, "--simulate", "3", "--nccl-tests", "nccl"]), sizes);
+        assert_eq!(of(&[name, "--simulate", "2", "--nccl-tests"]).len(), 3);
+    }
+    let of_pairs = of(&["all-to-all", "--simulate", "2", "--nccl-tests", "-G", "1"]);
+    assert_eq!(of_pairs[0], row(24, 3, "none", "-1", "N/A"));
+}
+
+#[test]
+fn torchs_rows_join_the_table() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (python, json) = (path("python"), path("rows.json"));
+    let row = |variant: &str| {
+        let of = r#""type": "bf16", "size": 16, "times_us": [1], "wrong": 0"#;
+        format!("{{\"variant\": \"{variant}\", {of}}}")
+    };
+    let script = format!(
+        "#!/bin/sh\n[ $RANK = 0 ] || exit 0\necho '{}'\necho '{}'\n",
+        row("torch-one-shot"),
+        row("torch-two-shot")
+    );
+    // Written by another process: a file that this one has open cannot be run.
+    let write = "printf %s \"$1\" > \"$0\" && chmod +x \"$0\"";
+    let written = Command::new("sh").args(["-c", write, &python, &script]).status().unwrap();
+    assert!(written.success());
+    let args = ["all-reduce", "--simulate", "2", "-b", "8", "-e", "16", "-f", "2", "-d", "bf16"];
+    let more = ["--rounds", "1", "--torch", &python, "--json", &json];
+    let (code, stdout, stderr) = run(&[&args[..], &more].concat());
+    assert_eq!(code, Some(0), "{stdout}{stderr}");
+    assert!(stdout.contains("time/best") && stdout.contains("# #wrong 0"), "{stdout}");
+    let json: Value = serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();
+    let rows = json["rows"].as_array().unwrap();
+    let variants: Vec<&str> = rows.iter().filter_map(|row| row["variant"].as_str()).collect();
+    let (of_host, of_torch) =
+        (["rust", "rust-ops", "nccl", "nccl-sym"], ["torch-one-shot", "torch-two-shot"]);
+    assert_eq!(variants, [&of_host[..], &of_host, &of_torch].concat());
+
+    refuses(
+        &[&args[..], &["--torch", "/no/such/python"]].concat(),
+        &["cannot start /no/such/python"],
+    );
+    let more = ["--torch", &python, "--variants", "nccl"];
+    refuses(&[&args[..], &more].concat(), &["--variants names none of torch's"]);
+    refuses(&["all-reduce", "--torch", "--processes"], &["must be threads of this process"]);
 }
 
 #[test]

@@ -30,11 +30,13 @@ mod files {
 pub use files::collectives;
 pub use files::collectives::lamport_allreduce::lamport_allreduce;
 pub use files::collectives::lamport_exchange::lamport_exchange;
+pub use files::collectives::lamport_exchange_v::lamport_exchange_v;
 pub use files::collectives::lamport_reduce_scatter::lamport_reduce_scatter;
 pub use files::collectives::lamport_rmsnorm::lamport_rmsnorm;
 pub use files::collectives::pull_reduce_scatter::pull_reduce_scatter;
 pub use files::collectives::push_allreduce::push_allreduce;
 pub use files::collectives::push_exchange::push_exchange;
+pub use files::collectives::push_exchange_v::push_exchange_v;
 pub use files::collectives::rmsnorm::rmsnorm;
 pub use files::gemm;
 pub use files::gemm::gemm_blocks::gemm_blocks;

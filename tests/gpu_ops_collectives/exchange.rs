@@ -2,9 +2,9 @@
 
 use devcomm::{
     Algorithm, Buffer, Collectives, CollectivesOptions, Communicator, DeviceSlice, Element, Graph,
-    Rank, ReduceOp, Result, Stream,
+    Parts, Rank, ReduceOp, Result, Simulation, Stream,
 };
-use devcomm_testing::machines::on_gpus;
+use devcomm_testing::machines::{Gpus, on_gpus};
 use half::bf16;
 
 use super::{Number, sent};
@@ -111,22 +111,17 @@ impl<T: Bits> Exchange<T> {
     fn run(&self, collectives: &Collectives, rank: usize, stream: &Stream) -> Result<Algorithm> {
         let Self { operation, send, memory, .. } = self;
         let recv = memory.slice(..memory.len() - 1)?;
-        Ok(match *operation {
-            AllGather => {
-                collectives.all_gather(send, &recv, stream)?;
-                collectives.all_gather_algorithm(send, &recv)
-            }
+        let call = |collectives: &Collectives| match *operation {
+            AllGather => collectives.all_gather(send, &recv, stream),
             Broadcast(root) => {
                 // What the other ranks pass is not used.
                 let send = if rank == root { send.clone() } else { send.slice(..1)? };
-                collectives.broadcast(Some(send.clone()), &recv, root, stream)?;
-                collectives.broadcast_algorithm(Some(send), &recv, root)
+                collectives.broadcast(Some(send), &recv, root, stream)
             }
-            AllToAll => {
-                collectives.all_to_all(send, &recv, stream)?;
-                collectives.all_to_all_algorithm(send, &recv)
-            }
-        })
+            AllToAll => collectives.all_to_all(send, &recv, stream),
+        };
+        call(collectives)?;
+        Ok(collectives.explain(call)?.plan.algorithm)
     }
 
     fn check(&self, rank: usize, launch: usize) -> Result<()> {
@@ -293,7 +288,8 @@ fn reduces<T: Number>(
     }
     rank.barrier()?;
     for (send, recv) in &all {
-        assert_eq!(collectives.reduce_scatter_algorithm(send, recv, op), by, "{}", recv.len());
+        let how = collectives.explain(|c| c.reduce_scatter(send, recv, op, &stream))?;
+        assert_eq!(how.plan.algorithm, by, "{}: {how}", recv.len());
         collectives.reduce_scatter(send, recv, op, &stream)?;
         collectives.all_reduce(&one, &one, ReduceOp::Max, &stream)?;
         collectives.all_gather(&one, &others, &stream)?;
@@ -350,6 +346,160 @@ fn exchanges_of_other_lengths_are_refused() {
             (collectives.broadcast(Some(four.device_slice()), &four, 2, &stream), "rank"),
         ] {
             let message = refused.err().map(|error| error.to_string()).unwrap_or_default();
+            assert!(message.contains(reason), "{message}");
+        }
+        Ok(())
+    });
+}
+
+/// Elements that rank `from` sends to rank `to` in all-to-all number `launch`: none, a few, or more
+/// than fit in one step.
+fn count_of(from: usize, to: usize, launch: usize, long: usize) -> usize {
+    match (from * 3 + to * 5 + launch) % 7 {
+        0 => 0,
+        1 => long + from,
+        2 => long + 16 * to,
+        other => 37 * (other - 3) + to,
+    }
+}
+
+/// An all-to-all with a count for each pair, with its memory.
+struct Counted<T> {
+    send: DeviceSlice<T>,
+    recv: DeviceSlice<T>,
+    sent: [Vec<usize>; 2],
+    received: [Vec<usize>; 2],
+}
+
+impl<T: Bits> Counted<T> {
+    /// Parts follow each other, with a gap of some elements between them.
+    fn new(comm: &Communicator, launch: usize, long: usize, in_window: bool) -> Result<Self> {
+        let (ranks, rank) = (comm.n_ranks(), comm.rank());
+        let lay = |count: &dyn Fn(usize) -> usize| {
+            let counts: Vec<_> = (0..ranks).map(count).collect();
+            let mut end = launch % 2 * 3;
+            let offsets = counts.iter().map(|count| {
+                let offset = end;
+                end += count.next_multiple_of(16) + launch % 3;
+                offset
+            });
+            (vec![counts.clone(), offsets.collect()], end)
+        };
+        let (sent, to_send) = lay(&|to| count_of(rank, to, launch, long));
+        let (received, to_receive) = lay(&|from| count_of(from, rank, launch, long));
+        let memory = |len: usize| match in_window {
+            true => Ok(comm.window::<T>(len)?.device_slice()),
+            false => Ok::<_, devcomm::Error>(comm.mem_alloc::<T>(len)?.device_slice()),
+        };
+        let of_two = |mut all: Vec<Vec<usize>>| [all.swap_remove(0), all.swap_remove(0)];
+        Ok(Self {
+            send: memory(to_send.max(1))?,
+            recv: memory(to_receive.max(1))?,
+            sent: of_two(sent),
+            received: of_two(received),
+        })
+    }
+
+    fn fill(&self, rank: usize, launch: usize) -> Result<()> {
+        self.recv.fill_bytes(0xff)?;
+        let mut data = vec![T::ONES; self.send.len()];
+        for (to, (count, offset)) in self.sent[0].iter().zip(&self.sent[1]).enumerate() {
+            for i in 0..*count {
+                data[offset + i] = T::of(rank, to, launch, i);
+            }
+        }
+        self.send.copy_from_host(&data)
+    }
+
+    fn run(&self, collectives: &Collectives, stream: &Stream) -> Result<()> {
+        let parts = |[counts, offsets]: &'_ [Vec<usize>; 2]| (counts.clone(), offsets.clone());
+        let (sent, received) = (parts(&self.sent), parts(&self.received));
+        collectives.all_to_all_v(
+            &self.send,
+            Parts { counts: &sent.0, offsets: &sent.1 },
+            &self.recv,
+            Parts { counts: &received.0, offsets: &received.1 },
+            stream,
+        )
+    }
+
+    fn check(&self, rank: usize, launch: usize) -> Result<()> {
+        let mut got = vec![T::ONES; self.recv.len()];
+        self.recv.copy_to_host(&mut got)?;
+        let mut want = vec![T::ONES; got.len()];
+        for (from, (count, offset)) in self.received[0].iter().zip(&self.received[1]).enumerate() {
+            for i in 0..*count {
+                want[offset + i] = T::of(from, rank, launch, i);
+            }
+        }
+        assert!(got == want, "{launch}: {:?}", self.received);
+        Ok(())
+    }
+}
+
+#[test]
+fn messages_of_any_length_follow_each_other() {
+    fn follow<T: Bits>(rank: &Rank, in_window: bool) -> Result<()> {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let (options, long) = match rank.is_simulated() {
+            true => (CollectivesOptions::new().lamport_bytes(1 << 10).push_blocks(2), 1100),
+            // Just longer than what two ranks send in one step.
+            false => (CollectivesOptions::new(), (4 << 20) / size_of::<T>() + 5),
+        };
+        let (collectives, me) = (options.build(comm)?, rank.rank());
+        let all: Result<Vec<_>> =
+            (0..4).map(|i| Counted::<T>::new(comm, i, long, in_window)).collect();
+        let all = all?;
+        let run = || all.iter().try_for_each(|counted| counted.run(&collectives, &stream));
+        let mut graph: Option<Graph> = None;
+        for launch in 0..3 {
+            all.iter().try_for_each(|counted| counted.fill(me, launch))?;
+            // Peers write to the windows from now on.
+            rank.barrier()?;
+            match &graph {
+                None => run()?,
+                Some(graph) => graph.launch(&stream)?,
+            }
+            stream.synchronize()?;
+            all.iter().try_for_each(|counted| counted.check(me, launch))?;
+            if graph.is_none() {
+                graph = Some(stream.capture(run)?);
+            }
+        }
+        Ok(())
+    }
+    for ranks in [2, 4, 8] {
+        on_gpus("messages_of_any_length_follow_each_other", ranks, |rank| {
+            follow::<u8>(rank, true)?;
+            if rank.n_ranks() < 8 { follow::<u32>(rank, false) } else { Ok(()) }
+        });
+    }
+    // Blocks wait for room on one multiprocessor.
+    let small = Gpus::from(Simulation::new(4).multiprocessors(1).seed(1).preempt(true));
+    small.run("messages_of_any_length_follow_each_other", |rank| follow::<u8>(rank, true));
+    // Without load and store between the ranks.
+    let apart = Gpus::from(Simulation::new(2).team_size(1));
+    apart.run("messages_of_any_length_follow_each_other", |rank| follow::<u8>(rank, false));
+}
+
+#[test]
+fn parts_that_do_not_fit_are_refused() {
+    on_gpus("parts_that_do_not_fit_are_refused", 2, |rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let (collectives, x) = (Collectives::new(comm)?, comm.mem_alloc::<u64>(8)?);
+        let refused = |counts: &[usize], offsets: &[usize]| {
+            let parts = Parts { counts, offsets };
+            let other = Parts { counts: &[1, 1], offsets: &[0, 1] };
+            let refused = collectives.all_to_all_v(&x, parts, &x, other, &stream);
+            refused.err().map(|error| error.to_string()).unwrap_or_default()
+        };
+        for (counts, offsets, reason) in [
+            (&[1][..], &[0, 1][..], "1 counts and 2 offsets for 2 ranks"),
+            (&[1, 4], &[0, 5], "8 elements, and not 4 from 5 on for rank 1"),
+            (&[1, 2], &[0, usize::MAX], "for rank 1"),
+            (&[2, 2], &[0, 2], "sends itself 2 elements and receives 1"),
+        ] {
+            let message = refused(counts, offsets);
             assert!(message.contains(reason), "{message}");
         }
         Ok(())

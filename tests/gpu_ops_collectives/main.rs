@@ -85,7 +85,8 @@ impl<T: Number> Sent<T> {
             Some(recv) => recv.slice(..self.send.len())?,
             None => self.send.clone(),
         };
-        assert_eq!(collectives.all_reduce_algorithm(&self.send, &recv, op), by);
+        let how = collectives.explain(|c| c.all_reduce(&self.send, &recv, op, stream))?;
+        assert_eq!(how.plan.algorithm, by, "{how}");
         collectives.all_reduce(&self.send, &recv, op, stream)
     }
 
@@ -151,15 +152,14 @@ fn short_all_reduces_follow_each_other() {
     });
 }
 
-/// Long all-reduces on windows, in and out of place, one after the other without a wait: by stores,
-/// and sums of two ranks at the start of windows by loads.
+/// Long all-reduces on windows, in and out of place, one after the other without a wait.
 fn long<T: Number>(rank: &Rank, op: ReduceOp) -> Result<()> {
     let (comm, stream) = (rank.communicator()?, rank.stream()?);
-    // Slots of the rings are used several times.
+    // In one round, and in several.
     let (options, counts) = match rank.is_simulated() {
         true => {
-            let options = CollectivesOptions::new().lamport_bytes(64).push_blocks(2);
-            (options, vec![140, 9001, 201, 164, 5000])
+            let options = CollectivesOptions::new().lamport_bytes(64).push_blocks(1);
+            (options, vec![140, 200_003, 201, 164, 140_000])
         }
         false => {
             let counts = vec![9 << 20, (64 << 20) + 3, (16 << 20) + 1, 9 << 20];
@@ -176,17 +176,15 @@ fn long<T: Number>(rank: &Rank, op: ReduceOp) -> Result<()> {
             0 => (window(count)?, Some(window(count + 1)?)),
             _ => (window(count)?, None),
         };
-        all.push((skip, Sent::new(rank, launch, send, recv)?));
+        all.push(Sent::new(rank, launch, send, recv)?);
     }
     // Peers write to the windows from now on.
     rank.barrier()?;
-    for (skip, sent) in &all {
-        let pulls = rank.n_ranks() == 2 && op == ReduceOp::Sum && *skip == 0;
-        let algorithm = if pulls { Algorithm::Pull } else { Algorithm::Push };
-        sent.all_reduce(&collectives, op, algorithm, &stream)?;
+    for sent in &all {
+        sent.all_reduce(&collectives, op, Algorithm::Push, &stream)?;
     }
     stream.synchronize()?;
-    all.iter().enumerate().try_for_each(|(launch, (_, sent))| sent.check(rank, launch, op))
+    all.iter().enumerate().try_for_each(|(launch, sent)| sent.check(rank, launch, op))
 }
 
 #[test]
@@ -221,15 +219,18 @@ fn nccl_does_what_load_and_store_do_not() {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
         let collectives = Collectives::new(comm)?;
         let floats = comm.mem_alloc::<f32>(5 << 20)?;
-        let of_product = collectives.all_reduce_algorithm(&floats, &floats, ReduceOp::Prod);
-        assert_eq!(of_product, Algorithm::Nccl);
-        // Too long for one step, and not in a window.
-        let of_long = collectives.all_reduce_algorithm(&floats, &floats, ReduceOp::Sum);
-        assert_eq!(of_long, Algorithm::Nccl);
+        for (op, reason) in [
+            (ReduceOp::Prod, "nccl, as no kernel reduces this type by this operator"),
+            (
+                ReduceOp::Sum,
+                "nccl, as the message is too long for one step, and not aligned in a window",
+            ),
+        ] {
+            let how = collectives.explain(|c| c.all_reduce(&floats, &floats, op, &stream))?;
+            assert_eq!(how.to_string(), reason);
+        }
         let data = comm.mem_alloc::<i32>(4)?;
         data.copy_from_host(&[i32::MIN, 1, 2, 3 + rank.rank() as i32])?;
-        let of_integers = collectives.all_reduce_algorithm(&data, &data, ReduceOp::Max);
-        assert_eq!(of_integers, Algorithm::Nccl);
         collectives.all_reduce(&data, &data, ReduceOp::Max, &stream)?;
         stream.synchronize()?;
         let mut got = [0; 4];
@@ -247,7 +248,7 @@ fn other_lengths_and_contexts_are_refused() {
         let (send, recv) = (comm.mem_alloc::<f32>(4)?, comm.mem_alloc::<f32>(5)?);
         let refused = collectives.all_reduce(&send, &recv, ReduceOp::Sum, &stream);
         let message = refused.err().map(|error| error.to_string()).unwrap_or_default();
-        assert!(message.contains("4 elements has 5 results"), "{message}");
+        assert!(message.contains("from 4 elements to 5"), "{message}");
         Ok(())
     });
 }
@@ -334,6 +335,43 @@ fn rows_that_do_not_fit_are_refused() {
         for (count, hidden) in [(8, 6), (10, 4), (8192, 8192)] {
             let message = rows(count, hidden).err().map(|e| e.to_string()).unwrap_or_default();
             assert!(message.contains("rows have whole vectors"), "{message}");
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn a_plan_that_is_set_is_used_where_it_can_be() {
+    on_gpus("a_plan_that_is_set_is_used_where_it_can_be", 2, |rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let collectives = Collectives::new(comm)?;
+        let nothing = collectives.explain(|_| Ok(()));
+        let message = nothing.err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(message.contains("no operation to explain"), "{message}");
+        // By messages, by stores in rounds, or by NCCL.
+        let (send, recv) = (comm.window::<f32>(300)?, comm.window::<f32>(301)?);
+        let recv_slice = recv.slice(..300)?;
+        let call = |c: &Collectives| c.all_reduce(&send, &recv_slice, ReduceOp::Sum, &stream);
+        let plans = collectives.plans(call)?;
+        assert_eq!(collectives.explain(call)?.plan, plans[0]);
+        let algorithms: Vec<_> = plans.iter().map(|plan| plan.algorithm).collect();
+        for by in [Algorithm::Lamport, Algorithm::Push, Algorithm::Nccl] {
+            assert!(algorithms.contains(&by), "{by}: {algorithms:?}");
+        }
+        for (launch, plan) in plans.into_iter().enumerate() {
+            // Grids of many blocks take long on simulated GPUs.
+            if plan.blocks > 16 && rank.is_simulated() {
+                continue;
+            }
+            collectives.set_plan(Some(plan));
+            let sent = Sent::new(rank, launch, send.device_slice(), Some(recv.device_slice()))?;
+            rank.barrier()?;
+            sent.all_reduce(&collectives, ReduceOp::Sum, plan.algorithm, &stream)?;
+            stream.synchronize()?;
+            sent.check(rank, launch, ReduceOp::Sum)?;
+            // No kernel multiplies.
+            let of_product = |c: &Collectives| c.all_reduce(&send, &send, ReduceOp::Prod, &stream);
+            assert_eq!(collectives.explain(of_product)?.plan.algorithm, Algorithm::Nccl);
         }
         Ok(())
     });

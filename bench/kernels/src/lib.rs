@@ -1,7 +1,8 @@
 //! Kernels that `devcomm-bench` measures and that `devcomm-kernels` does not ship.
 //!
-//! Each file except `lsa_put` has a twin in CUDA C++: a file of the same name in `bench/cpp`, with
-//! the same entry points and parameters. `cargo xtask twins` compiles both.
+//! `gin_put`, `ll_exchange`, `lsa_barrier` and `reduce_copy` each have a twin in CUDA C++: a file
+//! of the same name in `bench/cpp`, with the same entry points and parameters. `cargo xtask twins`
+//! compiles both.
 //!
 //! # Safety model
 //!
@@ -16,9 +17,13 @@ mod files {
     pub mod ll_exchange;
     pub mod lsa_barrier;
     pub mod lsa_put;
+    pub mod p2p;
     pub mod reduce_copy;
+    pub mod signal;
 }
 
 // On the GPU a kernel is an entry point, with no name to import.
 #[allow(unused_imports)]
-pub use files::{gin_put::*, ll_exchange::*, lsa_barrier::*, lsa_put::*, reduce_copy::*};
+pub use files::{
+    gin_put::*, ll_exchange::*, lsa_barrier::*, lsa_put::*, p2p::*, reduce_copy::*, signal::*,
+};

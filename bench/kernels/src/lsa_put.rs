@@ -44,7 +44,7 @@ pub unsafe fn lsa_put(
         let mut message = base;
         for step in 0..2 * rounds {
             if first == (step % 2 == 0) {
-                store_part(send.local(), recv.lsa(peer), bytes);
+                copy_part(send.local(), recv.lsa(peer), bytes);
                 arrived.post(cta, peer, message.wrapping_add(1));
             } else {
                 arrived.wait_at_least(cta, message.wrapping_add(1));
@@ -59,13 +59,13 @@ pub unsafe fn lsa_put(
     }
 }
 
-/// Copies this block's part of a message.
+/// Copies this block's part of `bytes` bytes.
 ///
 /// # Safety
 ///
-/// As [`lsa_put`]'s.
+/// Both have the bytes, aligned to 16, and nothing else accesses them meanwhile.
 #[inline(always)]
-unsafe fn store_part(from: LsaPtr<u8>, to: LsaPtr<u8>, bytes: usize) {
+pub(crate) unsafe fn copy_part(from: LsaPtr<u8>, to: LsaPtr<u8>, bytes: usize) {
     /// Vectors in flight per thread.
     const UNROLL: usize = 4;
     let (row, thread) = (thread::block_dim_x() as usize, thread::thread_idx_x() as usize);

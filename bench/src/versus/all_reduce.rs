@@ -1,18 +1,25 @@
 //! All-reduce (sum): `kernels/src/lsa_allreduce.rs` against `ncclAllReduce`.
 
-use anyhow::Result;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
 use clap::{Args, ValueEnum};
-use devcomm::{Buffer, Collectives, KERNELS, Kernel, Kernels, ReduceOp, Window, device, kernels};
+use devcomm::{
+    Buffer, Collectives, Element, KERNELS, Kernel, Kernels, ReduceOp, Window, World, device,
+    kernels,
+};
 use devcomm_testing::numbers::Number;
 use half::{bf16, f16};
 
 use super::job::Job;
 use super::row::Case;
-use super::selection::VariantInfo;
-use super::{Benchmark, SIMULATED_BLOCKS, SIMULATED_LARGEST};
+use super::selection::{Selection, VariantInfo};
+use super::{Benchmark, Options, SIMULATED_BLOCKS, SIMULATED_LARGEST};
 use crate::contender::{Contender, Variant};
 use crate::harness::Harness;
 use crate::options::{Dtype, GridOptions, LARGEST, SizeOptions};
+use crate::torch::{self, Foreign, Measurement};
 use crate::workloads::{self, KernelInfo, Sum};
 
 /// The flags of `all-reduce`.
@@ -31,7 +38,16 @@ pub struct AllReduce {
     /// Reduction
     #[arg(short = 'o', long = "op", value_enum, default_value = "sum")]
     op: Op,
+
+    /// Also run the all-reduces of PyTorch's symmetric memory, by this Python with torch, in
+    /// processes of its own on the same number of GPUs, before the others
+    #[arg(long, value_name = "PYTHON", num_args = 0..=1, default_missing_value = "python3")]
+    torch: Option<PathBuf>,
 }
+
+/// Torch's processes are ended if they print nothing for this much longer than a wait for a GPU may
+/// take.
+const TORCH_START: Duration = Duration::from_secs(120);
 
 /// The reductions that the kernel supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -59,14 +75,54 @@ impl Benchmark for AllReduce {
             "ncclAllReduce on memory of ncclMemAlloc that is not registered, as in nccl-tests",
         ),
         (Variant::NcclSym, "ncclAllReduce on the windows"),
+        (
+            Variant::TorchOneShot,
+            "torch.ops.symm_mem.one_shot_all_reduce, timed in a run of its own before the others",
+        ),
+        (Variant::TorchTwoShot, "torch.ops.symm_mem.two_shot_all_reduce_, the same, in place"),
     ];
+
+    const NCCL_TESTS: Option<&'static str> = Some("all_reduce_perf");
 
     fn validate(&self) -> Result<()> {
         self.sizes.validate()?;
         self.grid.validate()
     }
 
+    fn foreign(&self, options: &Options, selection: &Selection) -> Result<Vec<Foreign>> {
+        let Some(python) = &self.torch else { return Ok(Vec::new()) };
+        let Options { simulate, ranks, run, .. } = options;
+        ensure!(
+            !World::is_launched() && !ranks.processes,
+            "--torch starts torch's processes itself: the ranks must be threads of this process"
+        );
+        let variants = torch::VARIANTS.into_iter().filter(|variant| selection.has(*variant));
+        let variants: Vec<&str> = variants.map(Variant::name).collect();
+        ensure!(!variants.is_empty(), "--torch, but --variants names none of torch's");
+        let largest = if simulate.is_some() { SIMULATED_LARGEST } else { LARGEST };
+        let types = [(f32::NAME, 4), (bf16::NAME, 2)];
+        let counts = types.into_iter().filter(|(name, _)| self.dtype.includes(name));
+        let counts = counts.map(|(name, bytes)| Ok((name, self.sizes.counts(largest, bytes)?)));
+        let measurement = Measurement {
+            counts: counts.collect::<Result<_>>()?,
+            variants,
+            iters: run.iters,
+            warmup: run.warmup,
+            check: run.check,
+            graph: run.graph,
+            rounds: run.rounds,
+            seed: run.seed,
+        };
+        let gpus = simulate.or(ranks.gpus).map_or_else(devcomm::visible_gpus, Ok)?;
+        measurement.run(python, gpus, ranks.limit() + TORCH_START)
+    }
+
     fn run(&self, job: &mut Job<'_>) -> Result<()> {
+        if self.torch.is_none() {
+            for variant in torch::VARIANTS {
+                job.selection.omit(variant, "--torch [PYTHON] runs it")?;
+            }
+        }
         job.harness.comm.require_single_lsa_team()?;
         let compiled = job.kernels(&KERNELS, "lsa_allreduce")?;
         let collectives = Collectives::new(job.harness.comm)?;
@@ -98,15 +154,18 @@ impl AllReduce {
         for count in self.sizes.counts(largest, size_of::<T>())? {
             let workload = workloads::AllReduce::<T, K>::new(harness, &self.grid, info, count)?;
             let mut contenders = workload.with(compiled)?;
-            if job.selection.has(Variant::RustOps) {
-                let (send, recv) = (&workload.send, &workload.recv);
-                contenders.push(by_collectives(harness, collectives, send, recv)?);
-            }
-            if job.selection.has(Variant::Nccl) {
-                contenders.push(by_nccl::<T>(harness, count)?);
-            }
-            if job.selection.has(Variant::NcclSym) {
-                contenders.push(by_nccl_sym(harness, &workload.send, &workload.recv)?);
+            for &in_place in job.places() {
+                let recv = &workload.recv;
+                let send = if in_place { recv } else { &workload.send };
+                if job.selection.has(Variant::RustOps) {
+                    contenders.push(by_collectives(harness, collectives, send, recv)?);
+                }
+                if job.selection.has(Variant::Nccl) {
+                    contenders.push(by_nccl::<T>(harness, count, in_place)?);
+                }
+                if job.selection.has(Variant::NcclSym) {
+                    contenders.push(by_nccl_sym(harness, send, recv)?);
+                }
             }
             let case = Case {
                 size: count * size_of::<T>(),
@@ -136,16 +195,24 @@ fn by_collectives<'a, T: Number>(
     recv: &Window<T>,
 ) -> Result<Contender<'a>> {
     let sum = Sum::new(harness, send, recv)?;
-    let algorithm = collectives.all_reduce_algorithm(send, recv, ReduceOp::Sum);
     let (send, recv) = (send.device_slice(), recv.device_slice());
-    let work = move || collectives.all_reduce(&send, &recv, ReduceOp::Sum, &harness.stream);
-    Ok(Contender::new(Variant::RustOps, work, sum).by_algorithm(format!("{algorithm:?}")))
+    let launch = move |collectives: &Collectives| {
+        collectives.all_reduce(&send, &recv, ReduceOp::Sum, &harness.stream)
+    };
+    let plan = collectives.explain(&launch)?.plan;
+    let in_place = sum.is_in_place();
+    let contender = Contender::new(Variant::RustOps, move || launch(collectives), sum);
+    Ok(contender.in_place(in_place).by_plan(plan))
 }
 
 /// NCCL's host call, on memory of `ncclMemAlloc`, with this rank's input.
-pub fn by_nccl<'a, T: Number>(harness: &'a Harness<'a>, count: usize) -> Result<Contender<'a>> {
+pub fn by_nccl<'a, T: Number>(
+    harness: &'a Harness<'a>,
+    count: usize,
+    in_place: bool,
+) -> Result<Contender<'a>> {
     let (send, recv) = (harness.comm.mem_alloc::<T>(count)?, harness.comm.mem_alloc(count)?);
-    by_host(harness, Variant::Nccl, &send, &recv)
+    by_host(harness, Variant::Nccl, if in_place { &recv } else { &send }, &recv)
 }
 
 /// NCCL's host call, on windows, with this rank's input.
@@ -169,5 +236,6 @@ where
     let sum = Sum::new(harness, send, recv)?;
     let (send, recv) = (send.device_slice(), recv.device_slice());
     let work = move || harness.comm.all_reduce(&send, &recv, ReduceOp::Sum, &harness.stream);
-    Ok(Contender::new(variant, work, sum))
+    let in_place = sum.is_in_place();
+    Ok(Contender::new(variant, work, sum).in_place(in_place))
 }

@@ -55,7 +55,7 @@ impl Benchmark for Barrier {
             let workload = workloads::Barrier::new(harness, blocks, threads)?;
             let mut contenders = workload.with(&compiled)?;
             if job.selection.has(Variant::Nccl) {
-                contenders.push(by_nccl::<f32>(harness, 1)?);
+                contenders.push(by_nccl::<f32>(harness, 1, false)?);
             }
             if job.selection.has(Variant::NcclSym) {
                 let (send, recv) = (harness.comm.window::<f32>(1)?, harness.comm.window(1)?);

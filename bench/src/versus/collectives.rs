@@ -1,8 +1,14 @@
-//! All-gather, reduce-scatter, broadcast and all-to-all: `devcomm::Collectives` against NCCL's.
+//! All-gather, reduce-scatter, broadcast and all-to-all: `devcomm::Collectives` against NCCL's. And
+//! what launches take.
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::Args;
-use devcomm::{Algorithm, Buffer, Collectives, CollectivesOptions, DeviceSlice, ReduceOp};
+use devcomm::kernels::collectives::exchange::{Messages, MessagesArgs};
+use devcomm::kernels::push_exchange;
+use devcomm::{
+    Buffer, Collectives, CollectivesOptions, DevCommRequirements, DeviceSlice, Error, KERNELS,
+    LaunchConfig, ReduceOp, Window,
+};
 use devcomm_testing::numbers::{Number, count_wrong_from, input, inputs};
 use half::{bf16, f16};
 
@@ -30,14 +36,14 @@ struct Flags {
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     lamport_bytes: Option<usize>,
 
-    /// Blocks by which devcomm sends long messages [default: 64]
+    /// Blocks by which devcomm sends long messages [default: 128]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     push_blocks: Option<u32>,
 }
 
 /// Declares a benchmark.
 macro_rules! benchmarks {
-    ($($operation:ident $name:literal, $method:literal, $nccl:literal;)*) => { $(
+    ($($operation:ident $name:literal, $method:literal, $nccl:literal, $program:literal;)*) => { $(
         #[doc = concat!("The flags of `", $name, "`.")]
         #[derive(Args, Clone, Debug)]
         pub struct $operation {
@@ -59,6 +65,8 @@ macro_rules! benchmarks {
                 (Variant::NcclSym, concat!($nccl, " on the windows")),
             ];
 
+            const NCCL_TESTS: Option<&'static str> = Some($program);
+
             fn validate(&self) -> Result<()> {
                 self.flags.sizes.validate()
             }
@@ -71,14 +79,99 @@ macro_rules! benchmarks {
 }
 
 benchmarks! {
-    AllGather "all-gather", "all_gather", "ncclAllGather";
-    ReduceScatter "reduce-scatter", "reduce_scatter", "ncclReduceScatter";
-    Broadcast "broadcast", "broadcast", "ncclBroadcast";
-    AllToAll "all-to-all", "all_to_all", "ncclAlltoAll";
+    AllGather "all-gather", "all_gather", "ncclAllGather", "all_gather_perf";
+    ReduceScatter "reduce-scatter", "reduce_scatter", "ncclReduceScatter", "reduce_scatter_perf";
+    Broadcast "broadcast", "broadcast", "ncclBroadcast", "broadcast_perf";
+    AllToAll "all-to-all", "all_to_all", "ncclAlltoAll", "alltoall_perf";
 }
 
+/// The flags of `launch`.
+#[derive(Args, Clone, Debug)]
+pub struct Launch {}
+
+impl Benchmark for Launch {
+    const NAME: &'static str = "launch";
+    const VARIANTS: &'static [VariantInfo] = &[
+        (Variant::Rust, "kernels::push_exchange, one block, with each set of launch attributes"),
+        (Variant::RustOps, "devcomm::Collectives::all_to_all, which chooses a kernel"),
+        (Variant::Nccl, "ncclAlltoAll on memory of ncclMemAlloc that is not registered"),
+        (Variant::NcclSym, "ncclAlltoAll on the windows"),
+    ];
+
+    fn validate(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn run(&self, job: &mut Job<'_>) -> Result<()> {
+        // A vector for each rank.
+        const COUNT: usize = 4;
+        let (harness, ranks) = (job.harness, job.harness.rank.n_ranks());
+        let compiled = job.kernels(&KERNELS, "push_exchange")?;
+        let collectives = Collectives::new(harness.comm)?;
+        let dev_comm = harness.comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(1))?;
+        job.begin()?;
+        let windows = [harness.comm.window(ranks * COUNT)?, harness.comm.window(ranks * COUNT)?];
+        let [send, recv] = windows.each_ref().map(Buffer::device_slice);
+        let call = Call::<f32>::new(harness, Operation::AllToAll, false, [send, recv])?;
+        let bytes = COUNT * size_of::<f32>();
+        let messages = MessagesArgs {
+            bytes,
+            input_stride: bytes,
+            output_bytes: ranks * bytes,
+            sender: Messages::ALL,
+        };
+        let config = LaunchConfig::new(1, 128);
+        let mut contenders = Vec::new();
+        for (_, kernels) in &compiled {
+            for (attributes, config) in [
+                ("no attributes", config.without_cooperation()),
+                ("cooperative", config),
+                ("dependent", config.without_cooperation().with_dependent()),
+                ("cooperative, dependent", config.with_dependent()),
+            ] {
+                let (dev_comm, input) = (&dev_comm, call.send.device_address());
+                let (output, first) = Window::<u8>::containing(&call.recv).context("no window")?;
+                let work = move || {
+                    let launch = push_exchange::args(dev_comm, input, &output, first, messages);
+                    // SAFETY: the windows have a vector for each rank, and outlive the launches,
+                    // which are on one stream.
+                    unsafe { launch.config(config).launch(&kernels.on(&harness.stream)) }
+                };
+                let info = kernels.info::<push_exchange>()?;
+                let contender = Contender::new(Variant::Rust, work, call.clone());
+                let contender = contender.by_kernel(config, info);
+                contenders.push(contender.by_algorithm(attributes.to_owned()));
+            }
+        }
+        if job.selection.has(Variant::RustOps) {
+            contenders.push(call.clone().by_collectives(&collectives)?);
+        }
+        if job.selection.has(Variant::Nccl) {
+            let [send, recv] = [(); 2].map(|()| harness.comm.mem_alloc::<f32>(ranks * COUNT));
+            let (send, recv) = (send?.device_slice(), recv?.device_slice());
+            let call = Call::new(harness, Operation::AllToAll, false, [send, recv])?;
+            contenders.push(call.by_nccl(Variant::Nccl));
+        }
+        if job.selection.has(Variant::NcclSym) {
+            contenders.push(call.by_nccl(Variant::NcclSym));
+        }
+        let case = Case {
+            size: ranks * bytes,
+            count: COUNT,
+            dtype: "f32",
+            redop: "-",
+            bus: Operation::AllToAll.bus(ranks),
+            shape: None,
+            l2: None,
+        };
+        job.compare(case, &contenders)
+    }
+}
+
+/// A collective.
 #[derive(Clone, Copy, PartialEq)]
-enum Operation {
+pub enum Operation {
+    AllReduce,
     AllGather,
     ReduceScatter,
     Broadcast,
@@ -89,12 +182,28 @@ enum Operation {
 const ROOT: usize = 0;
 
 impl Operation {
-    /// The chunks of the buffers to send and to receive in.
-    fn chunks(self, ranks: usize) -> [usize; 2] {
+    /// Its name on the command line.
+    pub fn name(self) -> &'static str {
         match self {
+            Self::AllReduce => "all-reduce",
+            Self::AllGather => "all-gather",
+            Self::ReduceScatter => "reduce-scatter",
+            Self::Broadcast => "broadcast",
+            Self::AllToAll => "all-to-all",
+        }
+    }
+
+    /// Whether its speed depends on the type.
+    pub fn reduces(self) -> bool {
+        matches!(self, Self::AllReduce | Self::ReduceScatter)
+    }
+
+    /// The chunks of the buffers to send and to receive in.
+    pub fn chunks(self, ranks: usize) -> [usize; 2] {
+        match self {
+            Self::AllReduce | Self::Broadcast => [1, 1],
             Self::AllGather => [1, ranks],
             Self::ReduceScatter => [ranks, 1],
-            Self::Broadcast => [1, 1],
             Self::AllToAll => [ranks, ranks],
         }
     }
@@ -102,6 +211,7 @@ impl Operation {
     /// The bus bandwidth over the algorithm bandwidth, as nccl-tests defines them.
     fn bus(self, ranks: usize) -> f64 {
         match self {
+            Self::AllReduce => 2.0 * (ranks - 1) as f64 / ranks as f64,
             Self::Broadcast => 1.0,
             _ => (ranks - 1) as f64 / ranks as f64,
         }
@@ -141,28 +251,31 @@ impl Flags {
             let [sent, received] = [to_send * count, to_receive * count];
             let windows = [harness.comm.window(sent)?, harness.comm.window(received)?];
             let mut contenders = Vec::new();
-            let in_windows = || {
-                let [send, recv] = windows.each_ref().map(Buffer::device_slice);
-                Call::<T>::new(harness, operation, send, recv)
-            };
-            if job.selection.has(Variant::RustOps) {
-                contenders.push(in_windows()?.by_collectives(collectives));
-            }
-            if job.selection.has(Variant::Nccl) {
-                let (send, recv) =
-                    (harness.comm.mem_alloc(sent)?, harness.comm.mem_alloc(received)?);
+            for &in_place in job.places() {
+                // An all-to-all is not in place.
+                if in_place && operation == Operation::AllToAll {
+                    continue;
+                }
                 let call =
-                    Call::<T>::new(harness, operation, send.device_slice(), recv.device_slice())?;
-                contenders.push(call.by_nccl(Variant::Nccl));
-            }
-            if job.selection.has(Variant::NcclSym) {
-                contenders.push(in_windows()?.by_nccl(Variant::NcclSym));
+                    |buffers: [DeviceSlice<T>; 2]| Call::new(harness, operation, in_place, buffers);
+                let in_windows = || call(windows.each_ref().map(Buffer::device_slice));
+                if job.selection.has(Variant::RustOps) {
+                    contenders.push(in_windows()?.by_collectives(collectives)?);
+                }
+                if job.selection.has(Variant::Nccl) {
+                    let memory = |len| Ok::<_, Error>(harness.comm.mem_alloc(len)?.device_slice());
+                    let call = call([memory(sent)?, memory(received)?])?;
+                    contenders.push(call.by_nccl(Variant::Nccl));
+                }
+                if job.selection.has(Variant::NcclSym) {
+                    contenders.push(in_windows()?.by_nccl(Variant::NcclSym));
+                }
             }
             let case = Case {
                 size: chunks * count * size_of::<T>(),
                 count,
                 dtype: T::NAME,
-                redop: if operation == Operation::ReduceScatter { "sum" } else { "-" },
+                redop: if operation.reduces() { "sum" } else { "-" },
                 bus: operation.bus(ranks),
                 shape: None,
                 l2: None,
@@ -175,23 +288,44 @@ impl Flags {
 
 /// An operation with its buffers.
 #[derive(Clone)]
-struct Call<'a, T> {
+pub struct Call<'a, T> {
     harness: &'a Harness<'a>,
     operation: Operation,
+    in_place: bool,
     send: DeviceSlice<T>,
     recv: DeviceSlice<T>,
 }
 
 impl<'a, T: Number> Call<'a, T> {
-    /// Writes this rank's input to `send`.
-    fn new(
+    /// Between these buffers, or in place within one of them. Writes this rank's input.
+    pub fn new(
         harness: &'a Harness<'a>,
         operation: Operation,
-        send: DeviceSlice<T>,
-        recv: DeviceSlice<T>,
+        in_place: bool,
+        [mut send, mut recv]: [DeviceSlice<T>; 2],
     ) -> Result<Self> {
-        send.copy_from_host(&inputs(harness.run.seed, harness.rank.rank(), send.len()))?;
-        Ok(Self { harness, operation, send, recv })
+        let rank = harness.rank.rank();
+        if in_place {
+            let chunk = send.len().min(recv.len());
+            let own = rank * chunk..(rank + 1) * chunk;
+            match operation {
+                Operation::AllGather => send = recv.slice(own)?,
+                Operation::ReduceScatter => recv = send.slice(own)?,
+                _ => send = recv.clone(),
+            }
+        }
+        let call = Self { harness, operation, in_place, send, recv };
+        call.write_input()?;
+        Ok(call)
+    }
+
+    fn write_input(&self) -> Result<()> {
+        let Harness { rank, run, .. } = self.harness;
+        // In place, only the root of a broadcast sends.
+        if self.in_place && self.operation == Operation::Broadcast && rank.rank() != ROOT {
+            return Ok(());
+        }
+        Ok(self.send.copy_from_host(&inputs(run.seed, rank.rank(), self.send.len()))?)
     }
 
     /// What a broadcast sends from this rank.
@@ -199,53 +333,47 @@ impl<'a, T: Number> Call<'a, T> {
         (self.harness.rank.rank() == ROOT).then(|| self.send.clone())
     }
 
-    fn by_collectives(self, collectives: &'a Collectives) -> Contender<'a> {
-        let outcome = self.clone();
-        let work = move || {
-            let Self { send, recv, harness: Harness { stream, .. }, .. } = &self;
-            match self.operation {
-                Operation::AllGather => collectives.all_gather(send, recv, stream),
-                Operation::ReduceScatter => {
-                    collectives.reduce_scatter(send, recv, ReduceOp::Sum, stream)
-                }
-                Operation::Broadcast => collectives.broadcast(self.of_root(), recv, ROOT, stream),
-                Operation::AllToAll => collectives.all_to_all(send, recv, stream),
-            }
-        };
-        let algorithm = outcome.algorithm(collectives);
-        Contender::new(Variant::RustOps, work, outcome).by_algorithm(format!("{algorithm:?}"))
+    fn by_collectives(self, collectives: &'a Collectives) -> Result<Contender<'a>> {
+        let (outcome, in_place) = (self.clone(), self.in_place);
+        let plan = collectives.explain(|collectives| self.launch(collectives))?.plan;
+        let work = move || self.launch(collectives);
+        let contender = Contender::new(Variant::RustOps, work, outcome).in_place(in_place);
+        Ok(contender.by_plan(plan))
     }
 
-    fn algorithm(&self, collectives: &Collectives) -> Algorithm {
-        let Self { send, recv, .. } = self;
+    pub fn launch(&self, collectives: &Collectives) -> devcomm::Result<()> {
+        let Self { send, recv, harness: Harness { stream, .. }, .. } = self;
         match self.operation {
-            Operation::AllGather => collectives.all_gather_algorithm(send, recv),
+            Operation::AllReduce => collectives.all_reduce(send, recv, ReduceOp::Sum, stream),
+            Operation::AllGather => collectives.all_gather(send, recv, stream),
             Operation::ReduceScatter => {
-                collectives.reduce_scatter_algorithm(send, recv, ReduceOp::Sum)
+                collectives.reduce_scatter(send, recv, ReduceOp::Sum, stream)
             }
-            Operation::Broadcast => collectives.broadcast_algorithm(self.of_root(), recv, ROOT),
-            Operation::AllToAll => collectives.all_to_all_algorithm(send, recv),
+            Operation::Broadcast => collectives.broadcast(self.of_root(), recv, ROOT, stream),
+            Operation::AllToAll => collectives.all_to_all(send, recv, stream),
         }
     }
 
     fn by_nccl(self, variant: Variant) -> Contender<'a> {
-        let outcome = self.clone();
+        let (outcome, in_place) = (self.clone(), self.in_place);
         let work = move || {
             let Self { send, recv, harness: Harness { comm, stream, .. }, .. } = &self;
             match self.operation {
+                Operation::AllReduce => comm.all_reduce(send, recv, ReduceOp::Sum, stream),
                 Operation::AllGather => comm.all_gather(send, recv, stream),
                 Operation::ReduceScatter => comm.reduce_scatter(send, recv, ReduceOp::Sum, stream),
                 Operation::Broadcast => comm.broadcast(self.of_root(), recv, ROOT, stream),
                 Operation::AllToAll => comm.all_to_all(send, recv, stream),
             }
         };
-        Contender::new(variant, work, outcome)
+        Contender::new(variant, work, outcome).in_place(in_place)
     }
 }
 
 impl<T: Number> Outcome for Call<'_, T> {
     fn poison(&self) -> Result<()> {
-        Ok(self.recv.fill_bytes(0xff)?)
+        self.recv.fill_bytes(0xff)?;
+        if self.in_place { self.write_input() } else { Ok(()) }
     }
 
     fn count_wrong(&self) -> Result<usize> {
@@ -261,8 +389,9 @@ impl<T: Number> Outcome for Call<'_, T> {
         };
         Ok(match self.operation {
             // NCCL's ring rounds each partial sum.
-            Operation::ReduceScatter => {
-                count_wrong_from(run.seed, ranks, (ranks - 1).max(1), me * chunk, &got)
+            Operation::AllReduce | Operation::ReduceScatter => {
+                let first = if self.operation == Operation::AllReduce { 0 } else { me * chunk };
+                count_wrong_from(run.seed, ranks, (ranks - 1).max(1), first, &got)
             }
             _ => (0..got.len()).filter(|&i| got[i].bits() != expected(i).bits()).count(),
         })

@@ -1,5 +1,7 @@
 //! Matrix product on one GPU, `C = A x B^T`: `kernels/src/gemm` against cuBLASLt.
 
+use std::path::PathBuf;
+
 use anyhow::{Result, bail, ensure};
 use clap::{Args, ValueEnum};
 use devcomm::kernels::gemm::{gemm_mma as portable, gemm_wgmma as wide};
@@ -16,6 +18,7 @@ use super::product::{Matrices, Product, Sum, load_cublaslt, tune};
 use super::row::{Case, L2};
 use super::selection::VariantInfo;
 use super::shapes::ShapeOptions;
+use super::tune::Table;
 use crate::contender::{Contender, Variant};
 use crate::cublaslt::Types;
 use crate::gpu;
@@ -52,6 +55,10 @@ pub struct Gemm {
     /// share a sum, or that with `:<across>x<down>`, the neighbouring tiles that share their loads
     #[arg(long = "plan", value_delimiter = ',', value_name = "PLAN")]
     plans: Vec<GemmPlan>,
+
+    /// Take the plans of the shapes that are in this table, which `tune gemm` wrote, from there
+    #[arg(long, value_name = "FILE", conflicts_with = "plans")]
+    table: Option<PathBuf>,
 }
 
 /// Element types of A and B.
@@ -235,12 +242,22 @@ impl Gemm {
         self.scales.get(i).copied().unwrap_or(1.0)
     }
 
-    /// The products in Rust: one by its own plans, or one for each of `--plan`.
+    /// The products in Rust: one by its own plans or those of a table, or one for each of `--plan`.
     fn kernels(&self, harness: &Harness<'_>, problems: &[(Problem, usize)]) -> Result<Vec<Kernel>> {
         // SAFETY: what writes B has ended before any launch.
         let kernel = || Kernel::new(&harness.stream).map(|gemm| unsafe { gemm.with_constant_b() });
         if self.plans.is_empty() {
-            return Ok(vec![kernel()?]);
+            let gemm = kernel()?;
+            if let Some(path) = &self.table {
+                ensure!(path.is_file(), "there is no table {}", path.display());
+                let table = Table::read(path)?;
+                for shape in problems.iter().map(|(problem, _)| problem.shape()) {
+                    if let Some(plan) = table.plan(shape) {
+                        gemm.set_plan(shape, plan)?;
+                    }
+                }
+            }
+            return Ok(vec![gemm]);
         }
         let planned = |plan: &GemmPlan| {
             let gemm = kernel()?;

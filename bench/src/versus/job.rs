@@ -6,6 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use devcomm::{KernelSet, Kernels};
 
+use super::nccl_tests::NcclTests;
 use super::row::{Case, Row, Summary, VariantResult, rows};
 use super::selection::Selection;
 use crate::contender::{Contender, Variant};
@@ -16,6 +17,7 @@ use crate::header::Header;
 use crate::options::OutputOptions;
 use crate::sensors::Reading;
 use crate::table::Report;
+use crate::torch::Foreign;
 
 /// One rank's run of a benchmark.
 pub struct Job<'a> {
@@ -23,6 +25,10 @@ pub struct Job<'a> {
     pub selection: Selection,
     /// The folder of the C++ kernels, if given.
     twins: Option<&'a Path>,
+    /// What others measured.
+    foreign: &'a [Foreign],
+    /// The program of nccl-tests whose table is printed instead, and variants also run in place.
+    nccl_tests: Option<&'static str>,
     order: fastrand::Rng,
     report: Report<Row>,
 }
@@ -31,7 +37,30 @@ impl<'a> Job<'a> {
     /// A job without rows.
     pub fn new(harness: &'a Harness<'a>, selection: Selection, twins: Option<&'a Path>) -> Self {
         let order = fastrand::Rng::with_seed(harness.run.seed);
-        Self { harness, selection, twins, order, report: Report::new() }
+        Self {
+            harness,
+            selection,
+            twins,
+            foreign: &[],
+            nccl_tests: None,
+            order,
+            report: Report::new(),
+        }
+    }
+
+    /// Adds these results to the cases that they belong to.
+    pub fn with_foreign(self, foreign: &'a [Foreign]) -> Self {
+        Self { foreign, ..self }
+    }
+
+    /// Runs variants in place too, and prints the table of this program of nccl-tests.
+    pub fn with_nccl_tests(self, program: Option<&'static str>) -> Self {
+        Self { nccl_tests: program, ..self }
+    }
+
+    /// Where the variants run: out of place, and perhaps in place.
+    pub fn places(&self) -> &'static [bool] {
+        if self.nccl_tests.is_some() { &[false, true] } else { &[false] }
     }
 
     /// Loads `set` and the C++ module `name`, as selected and available.
@@ -72,6 +101,12 @@ impl<'a> Job<'a> {
                      percentile, of batches, in which a slow call is one of many; time/nccl: this \
                      row's time divided by nccl's, median of the rounds"
                 );
+                if !self.foreign.is_empty() {
+                    println!(
+                        "# time/best: the same over the fastest variant of another library; the \
+                         rounds of torch's were not those of the others"
+                    );
+                }
                 println!(
                     "# kernels in Rust are compiled by the driver from PTX, those in C++ are \
                      cubins of ptxas"
@@ -107,13 +142,26 @@ impl<'a> Job<'a> {
             }
             false => None,
         };
-        let (rounds, readings) = timing.unzip();
+        let (mut rounds, readings) = timing.unzip();
         let readings = readings.unwrap_or_else(|| vec![Reading::default(); contenders.len()]);
         let ran = contenders.iter().zip(wrong).zip(readings).map(|((c, wrong), reading)| {
             let algorithm = c.algorithm.clone();
-            VariantResult { variant: c.variant, launch: c.launch, algorithm, wrong, reading }
+            let Contender { variant, in_place, launch, .. } = *c;
+            VariantResult { variant, in_place, launch, algorithm, wrong, reading }
         });
-        self.report.rows.extend(rows(case, &ran.collect::<Vec<_>>(), rounds.as_ref()));
+        let mut ran: Vec<VariantResult> = ran.collect();
+        for foreign in
+            self.foreign.iter().filter(|f| (f.size, &*f.dtype) == (case.size, case.dtype))
+        {
+            let Foreign { variant, wrong, ref times, .. } = *foreign;
+            let (in_place, launch, algorithm) = (false, None, None);
+            let reading = Reading::default();
+            ran.push(VariantResult { variant, in_place, launch, algorithm, wrong, reading });
+            for (round, time) in rounds.iter_mut().flatten().zip(times) {
+                round.push(*time);
+            }
+        }
+        self.report.rows.extend(rows(case, &ran, rounds.as_ref()));
         Ok(())
     }
 
@@ -126,7 +174,13 @@ impl<'a> Job<'a> {
     ) -> Result<()> {
         let summary = Summary::of(&self.report.rows);
         if self.harness.rank.is_root() {
-            self.report.publish(&summary, output)?;
+            match self.nccl_tests {
+                None => self.report.publish(&summary, output)?,
+                Some(program) => {
+                    println!("{}", NcclTests { program, rows: &self.report.rows });
+                    self.report.write(output)?;
+                }
+            }
         }
         measured?;
         summary.judge()?;
@@ -240,6 +294,28 @@ mod tests {
             assert!(job.report.rows.iter().all(|row| row.time_us.is_some()));
             let error = job.finish(Ok(()), output, &Documents::default()).unwrap_err().to_string();
             assert_eq!(error, "2 elements are wrong, see #wrong");
+            Ok(())
+        });
+    }
+
+    #[test]
+    fn the_results_of_others_join_the_cases_that_they_belong_to() {
+        let foreign = |variant, dtype: &str, wrong| {
+            let (dtype, times) = (dtype.to_owned(), vec![2e-6, 4e-6, 3e-6]);
+            Foreign { variant, dtype, size: 4, times, wrong: Some(wrong) }
+        };
+        let of_torch = [(Variant::TorchOneShot, "f32", 5), (Variant::TorchTwoShot, "bf16", 0)];
+        let foreign = of_torch.map(|(variant, dtype, wrong)| foreign(variant, dtype, wrong));
+        let poisoned = AtomicUsize::new(0);
+        simulated("-n 1 -w 0 --rounds 3", |job, output| {
+            let log = Log { done: RefCell::default(), poisoned: &poisoned };
+            let mut job = job.with_foreign(&foreign);
+            job.compare(CASE, &[lazy(Variant::Rust, 1, &log)])?;
+            let [rust, torch] = &job.report.rows[..] else { panic!("{:?}", job.report.rows) };
+            assert_eq!((torch.variant, torch.wrong), (Variant::TorchOneShot, Some(5)));
+            assert!((torch.time_us.unwrap() - 3.0).abs() < 1e-9, "{torch:?}");
+            assert!(rust.time_over_best.is_some() && torch.time_over_best == Some(1.0));
+            assert!(job.finish(Ok(()), output, &Documents::default()).is_err());
             Ok(())
         });
     }

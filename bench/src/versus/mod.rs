@@ -11,16 +11,21 @@ mod gemm;
 mod gemm_allreduce;
 mod gemm_ladder;
 mod job;
+mod nccl_tests;
+mod p2p;
 mod product;
 mod put;
+mod rmsnorm_allreduce;
 mod row;
 mod selection;
 mod shapes;
+mod signal;
 mod tune;
+mod tune_collectives;
 
 use std::path::PathBuf;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use clap::Args;
 use devcomm::{Error, Rank};
 
@@ -29,18 +34,23 @@ use crate::documents::DocumentOptions;
 use crate::harness::Harness;
 use crate::options::{OutputOptions, RankOptions, RunOptions};
 use crate::ranks;
+use crate::torch::Foreign;
 use job::Job;
 use selection::{Selection, VariantInfo};
 
 pub use all_reduce::AllReduce;
 pub use barrier::Barrier;
-pub use collectives::{AllGather, AllToAll, Broadcast, ReduceScatter};
+pub use collectives::{AllGather, AllToAll, Broadcast, Launch, Operation, ReduceScatter};
 pub use gemm::Gemm;
 pub use gemm_allreduce::GemmAllReduce;
 pub use gemm_ladder::GemmLadder;
+pub use p2p::P2p;
 pub use put::Put;
+pub use rmsnorm_allreduce::RmsNormAllReduce;
 pub use row::Row;
+pub use signal::Signal;
 pub use tune::Tune;
+pub use tune_collectives::TuneCollective;
 
 /// Flags of the comparisons.
 #[derive(Args, Clone, Debug)]
@@ -48,6 +58,12 @@ pub struct Options {
     /// Only these variants, comma-separated [default: all that can run here]
     #[arg(long, value_enum, value_delimiter = ',', value_name = "VARIANT")]
     variants: Vec<Variant>,
+
+    /// Print nccl-tests' own table, of one variant that is also run in place: rust-ops, nccl or
+    /// nccl-sym [default with the flag alone: rust-ops]
+    #[arg(long, value_name = "VARIANT", num_args = 0..=1, default_missing_value = "rust-ops")]
+    #[arg(value_enum, conflicts_with = "variants")]
+    nccl_tests: Option<Variant>,
 
     /// Simulate N GPUs on the CPU: all results are checked, nothing is timed
     #[arg(long, value_name = "N", conflicts_with_all = ["gpus", "processes"])]
@@ -79,8 +95,16 @@ pub trait Benchmark: Args + Sync {
     /// Its variants, with descriptions.
     const VARIANTS: &'static [VariantInfo];
 
+    /// nccl-tests' program for the same, if there is one.
+    const NCCL_TESTS: Option<&'static str> = None;
+
     /// Validates its flags.
     fn validate(&self) -> Result<()>;
+
+    /// What another program measures of it, before the ranks start.
+    fn foreign(&self, _options: &Options, _selection: &Selection) -> Result<Vec<Foreign>> {
+        Ok(Vec::new())
+    }
 
     /// Compares its variants.
     fn run(&self, job: &mut Job<'_>) -> Result<()>;
@@ -106,11 +130,20 @@ pub fn run<B: Benchmark>(command: &Command<B>) -> Result<()> {
     let Command { benchmark, options } = command;
     benchmark.validate()?;
     options.run.validate()?;
-    let selection = Selection::new(&options.variants, B::VARIANTS, B::NAME)?;
+    if let Some(variant) = options.nccl_tests {
+        ensure!(B::NCCL_TESTS.is_some(), "nccl-tests has no table of {}", B::NAME);
+        let has = nccl_tests::VARIANTS.contains(&variant);
+        ensure!(has, "--nccl-tests {variant}: only rust-ops, nccl and nccl-sym also run in place");
+    }
+    let named = options.nccl_tests.as_ref().map_or(&*options.variants, std::slice::from_ref);
+    let selection = Selection::new(named, B::VARIANTS, B::NAME)?;
     let documents = options.documents.read()?;
+    let foreign = benchmark.foreign(options, &selection).map_err(advise)?;
     let rank = |rank: &Rank| {
         let harness = Harness::new(rank, &options.ranks, &options.run)?;
-        let mut job = Job::new(&harness, selection.clone(), options.twins.as_deref());
+        let job = Job::new(&harness, selection.clone(), options.twins.as_deref());
+        let job = job.with_nccl_tests(options.nccl_tests.and(B::NCCL_TESTS));
+        let mut job = job.with_foreign(&foreign);
         let measured = benchmark.run(&mut job);
         job.finish(measured, &options.output, &documents)
     };

@@ -108,7 +108,7 @@ fn rounds(bytes: usize) -> u32 {
 }
 
 /// Omits variants that cannot run here.
-fn omit(job: &mut Job<'_>) -> Result<()> {
+pub fn omit(job: &mut Job<'_>) -> Result<()> {
     let properties = job.harness.comm.properties()?;
     if !properties.gin_types.contains(GinType::Proxy) {
         for variant in [Variant::Rust, Variant::Cpp] {
@@ -129,7 +129,7 @@ fn omit(job: &mut Job<'_>) -> Result<()> {
 }
 
 /// NCCL's host sends, on memory of `ncclMemAlloc`.
-fn by_nccl<'a>(harness: &'a Harness<'a>, bytes: usize) -> Result<Contender<'a>> {
+pub fn by_nccl<'a>(harness: &'a Harness<'a>, bytes: usize) -> Result<Contender<'a>> {
     let Harness { comm, stream, .. } = harness;
     let (send, recv) = (comm.mem_alloc(bytes)?, comm.mem_alloc(bytes)?);
     let message = Message::new(harness, &send, &recv)?;
@@ -150,7 +150,7 @@ fn by_nccl_sym<'a>(
 }
 
 /// One round trip: the lower rank of a pair sends first.
-fn by_host<'a>(
+pub fn by_host<'a>(
     variant: Variant,
     message: Message<'a>,
     send: impl Fn(usize) -> devcomm::Result<()> + 'a,

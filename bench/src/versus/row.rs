@@ -11,6 +11,7 @@ use crate::harness::Rounds;
 use crate::sensors::Reading;
 use crate::stats::{Spread, geometric_mean};
 use crate::table;
+use crate::torch;
 
 /// Parameters common to all variants of a comparison.
 #[derive(Clone, Copy, Debug)]
@@ -59,6 +60,9 @@ pub struct Row {
     pub n: Option<usize>,
     pub k: Option<usize>,
     pub variant: Variant,
+    /// Whether it sends and receives in one buffer.
+    #[serde(default)]
+    pub in_place: bool,
     pub blocks: Option<u32>,
     pub threads: Option<u32>,
     /// Microseconds per operation, the median of the rounds; `None` in the simulator, as are all
@@ -78,6 +82,8 @@ pub struct Row {
     pub time_over_nccl_sym: Option<f64>,
     /// The same over `cublaslt`'s.
     pub time_over_cublaslt: Option<f64>,
+    /// The same over that of the fastest variant of another library.
+    pub time_over_best: Option<f64>,
     /// The library's algorithm, or the plan of the product in Rust.
     pub algorithm: Option<String>,
     pub l2: Option<L2>,
@@ -95,6 +101,7 @@ pub struct Row {
 #[derive(Clone, Debug)]
 pub struct VariantResult {
     pub variant: Variant,
+    pub in_place: bool,
     pub launch: Option<Launch>,
     pub algorithm: Option<String>,
     pub wrong: Option<usize>,
@@ -105,6 +112,10 @@ pub struct VariantResult {
 pub fn rows(case: Case, ran: &[VariantResult], rounds: Option<&Rounds>) -> Vec<Row> {
     let spread = |time: &dyn Fn(&[f64]) -> f64| Spread::of(rounds?.iter().map(|round| time(round)));
     let position = |variant| ran.iter().position(|ran| ran.variant == variant);
+    let median = |i: usize| spread(&|round| round[i]).map_or(f64::INFINITY, |time| time.median);
+    let best = (0..ran.len())
+        .filter(|&i| ran[i].variant.is_of_others())
+        .min_by(|&a, &b| median(a).total_cmp(&median(b)));
     let row = |(i, ran): (usize, &VariantResult)| {
         let over = |base: Option<usize>| {
             base.and_then(|base| Some(spread(&|round| round[i] / round[base])?.median))
@@ -123,6 +134,7 @@ pub fn rows(case: Case, ran: &[VariantResult], rounds: Option<&Rounds>) -> Vec<R
             n: case.shape.map(|[_, n, _]| n),
             k: case.shape.map(|[_, _, k]| k),
             variant: ran.variant,
+            in_place: ran.in_place,
             blocks: ran.launch.map(|launch| launch.blocks),
             threads: ran.launch.map(|launch| launch.threads),
             time_us: time.map(|time| time.median * 1e6),
@@ -134,6 +146,7 @@ pub fn rows(case: Case, ran: &[VariantResult], rounds: Option<&Rounds>) -> Vec<R
             time_over_nccl: over(position(Variant::Nccl)),
             time_over_nccl_sym: over(position(Variant::NcclSym)),
             time_over_cublaslt: over(position(Variant::CublasLt)),
+            time_over_best: over(best),
             algorithm: ran.algorithm.clone(),
             l2: case.l2,
             power_w: ran.reading.power_w,
@@ -165,6 +178,7 @@ impl table::Row for Row {
         ("time/nccl", "<1: faster"),
         ("time/nccl-sym", "<1: faster"),
         ("time/cublaslt", "<1: faster"),
+        ("time/best", "<1: faster"),
         ("power", "W"),
         ("SM clock", "MHz"),
         ("temperature", "C"),
@@ -195,6 +209,7 @@ impl table::Row for Row {
             number(self.time_over_nccl, 3),
             number(self.time_over_nccl_sym, 3),
             number(self.time_over_cublaslt, 3),
+            number(self.time_over_best, 3),
             number(self.power_w, 0),
             number(self.sm_mhz, 0),
             number(self.temperature_c, 0),
@@ -208,6 +223,7 @@ impl table::Row for Row {
     fn has_column(rows: &[Self], column: &str) -> bool {
         match column {
             "p99" | "spread" => return rows.iter().any(|row| row.p99_us.is_some()),
+            "time/best" => return rows.iter().any(|row| torch::VARIANTS.contains(&row.variant)),
             "power" => return rows.iter().any(|row| row.power_w.is_some()),
             "SM clock" => return rows.iter().any(|row| row.sm_mhz.is_some()),
             "temperature" => return rows.iter().any(|row| row.temperature_c.is_some()),
@@ -245,6 +261,11 @@ impl Row {
     pub fn shape(&self) -> Option<String> {
         let (m, n, k) = (self.m?, self.n?, self.k?);
         Some(format!("{m}x{n}x{k}"))
+    }
+
+    /// The variant, and whether it is in place.
+    pub fn name(&self) -> String {
+        format!("{}{}", self.variant, if self.in_place { " in place" } else { "" })
     }
 
     /// The kernel's blocks and threads.
@@ -336,7 +357,8 @@ mod tests {
         let launch = Launch { blocks: 4, threads: 128, registers: 32 };
         let launch = variant.is_kernel().then_some(launch);
         let reading = Reading { power_w: Some(650.4), ..Reading::default() };
-        VariantResult { variant, launch, algorithm: None, wrong: Some(0), reading }
+        let (in_place, algorithm) = (false, None);
+        VariantResult { variant, in_place, launch, algorithm, wrong: Some(0), reading }
     }
 
     fn measured() -> Vec<Row> {
@@ -363,6 +385,9 @@ mod tests {
         near(rows[0].noise_percent, 4.0 / 3.0 * 100.0);
         near(rows[0].spread_percent, 8.0 / 3.0 * 100.0);
         near(rows[0].p99_us, 3.0 + 0.98 * 6.0);
+        // `nccl-sym` is the fastest of another library.
+        near(rows[0].time_over_best, 0.5);
+        near(rows[2].time_over_best, 2.0);
         assert_eq!(rows[0].cells().len(), Row::COLUMNS.len());
         assert_eq!(rows[2].cells()[6], "-");
     }
@@ -381,8 +406,8 @@ mod tests {
         assert_eq!(
             rows[0].cells()[4..],
             [
-                "-", "rust", "4x128", "-", "-", "-", "0", "-", "-", "-", "-", "-", "-", "650", "-",
-                "-", "-", "-"
+                "-", "rust", "4x128", "-", "-", "-", "0", "-", "-", "-", "-", "-", "-", "-", "650",
+                "-", "-", "-", "-"
             ]
             .map(str::to_owned)
         );

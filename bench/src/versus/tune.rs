@@ -61,11 +61,11 @@ const EQUAL: f64 = 1.003;
 
 /// A plan with its median time.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Timed {
-    plan: GemmPlan,
-    seconds: f64,
+pub struct Timed<P> {
+    pub plan: P,
+    pub seconds: f64,
     /// Its time over that of the fastest plan.
-    ratio: f64,
+    pub ratio: f64,
 }
 
 impl Tune {
@@ -88,13 +88,9 @@ impl Tune {
         let harness = Harness::new(rank, &self.ranks, &self.run)?;
         let mut problems = self.inputs.problems(&harness)?;
         if let Some(table) = self.read_table()?.filter(|_| self.missing) {
-            problems.retain(|(problem, _)| !table.has(problem.shape()));
+            problems.retain(|(problem, _)| !table.has(&key(problem.shape())));
         }
-        println!("{}# {}", Header::of(rank)?, self.run.describe());
-        let [all, finals] = rounds(&self.run);
-        println!(
-            "# all plans: {all} rounds; run-off of the {FINALISTS} fastest: {finals} rounds\n"
-        );
+        print_header(&harness)?;
         let gpu = rank.context().device_name()?;
         // SAFETY: what writes B has ended before any launch.
         let gemm = unsafe { Kernel::new(&harness.stream)?.with_constant_b() };
@@ -105,29 +101,46 @@ impl Tune {
             harness.progress(&format!("{m}x{n}x{k} ..."));
             let matrices = Matrices::new(&harness, problem, copies, &mut kept)?;
             let [all, finals] = time(&matrices, &gemm, &mut order)?;
-            for (what, timed) in [("", &all), ("run-off, ", &finals)] {
-                let mut sorted = timed.clone();
-                sorted.sort_by(|a, b| a.ratio.total_cmp(&b.ratio));
-                for Timed { plan, seconds, ratio } in sorted {
-                    let us = seconds * 1e6;
-                    println!("# {m}x{n}x{k}: {what}{us:8.2} us, {ratio:.3} of the fastest, {plan}");
-                }
-            }
+            print_times(&format!("{m}x{n}x{k}"), &all, &finals);
             let Timed { plan, seconds, .. } = choose(&finals).context("there is no plan")?;
             let entry = Entry { shape, plan, seconds, l2: self.inputs.l2 };
             println!("{}", entry.line(SystemTime::now()));
             if let Some(path) = &self.table {
                 let mut table = Table::read(path)?;
-                table.insert(&entry, &gpu);
-                fs::write(path, table.to_string())
-                    .with_context(|| format!("cannot write {}", path.display()))?;
+                entry.insert(&mut table, &gpu);
+                table.write(path)?;
             }
         }
         Ok(())
     }
 
-    fn read_table(&self) -> Result<Option<Table>> {
+    fn read_table(&self) -> Result<Option<Table<Key>>> {
         self.table.as_deref().map(Table::read).transpose()
+    }
+}
+
+/// Prints what is measured.
+pub fn print_header(harness: &Harness<'_>) -> Result<()> {
+    let header = Header::of(harness.rank)?;
+    if harness.rank.is_root() {
+        println!("{header}# {}", harness.run.describe());
+        let [all, finals] = rounds(harness.run);
+        println!(
+            "# all plans: {all} rounds; run-off of the {FINALISTS} fastest: {finals} rounds\n"
+        );
+    }
+    Ok(())
+}
+
+/// Prints the times of all plans and of the run-off, the fastest first.
+pub fn print_times<P: fmt::Display + Copy>(of: &str, all: &[Timed<P>], finals: &[Timed<P>]) {
+    for (what, timed) in [("", all), ("run-off, ", finals)] {
+        let mut sorted = timed.to_vec();
+        sorted.sort_by(|a, b| a.ratio.total_cmp(&b.ratio));
+        for Timed { plan, seconds, ratio } in sorted {
+            let us = seconds * 1e6;
+            println!("# {of}: {what}{us:8.2} us, {ratio:.3} of the fastest, {plan}");
+        }
     }
 }
 
@@ -142,7 +155,7 @@ fn time(
     matrices: &Matrices<'_, bf16>,
     gemm: &Kernel,
     order: &mut fastrand::Rng,
-) -> Result<[Vec<Timed>; 2]> {
+) -> Result<[Vec<Timed<GemmPlan>>; 2]> {
     let (harness, shape @ [m, n, _]) = (matrices.harness, matrices.problem.shape());
     let mut plans = gemm.plans(shape)?;
     // The portable kernel is for GPUs and shapes that have no other.
@@ -166,14 +179,26 @@ fn time(
         };
         Contender::new(Variant::Rust, work, Product::new(matrices, c.device_slice(), None))
     };
-    let contenders: Vec<_> = plans.iter().map(contender).collect();
+    run_off(harness, &plans, contender, || matrices.fill_for_timing(), order)
+}
+
+/// The times of all plans, and those of the run-off, in the given order. The results are checked,
+/// and then `refill` is called, before any of them is timed. *Collective*.
+pub fn run_off<'a, P: fmt::Display + Copy + PartialEq>(
+    harness: &Harness<'_>,
+    plans: &[P],
+    contender: impl Fn(&P) -> Contender<'a>,
+    refill: impl FnOnce() -> Result<()>,
+    order: &mut fastrand::Rng,
+) -> Result<[Vec<Timed<P>>; 2]> {
+    let contenders: Vec<_> = plans.iter().map(&contender).collect();
     for (plan, wrong) in plans.iter().zip(harness.check(&contenders)?) {
         let wrong = wrong.unwrap_or(0);
-        ensure!(wrong == 0, "{plan} of {shape:?}: {wrong} of the checked elements are wrong");
+        ensure!(wrong == 0, "{plan}: {wrong} of the checked elements are wrong");
     }
-    matrices.fill_for_timing()?;
+    refill()?;
     let [of_all, of_finals] = rounds(harness.run);
-    let all = compare(&plans, &harness.time(&contenders, order, of_all)?.0);
+    let all = compare(plans, &harness.time(&contenders, order, of_all)?.0);
     let plans = finalists(&all);
     if plans.len() < 2 {
         let alone = all.iter().copied().filter(|timed| plans.contains(&timed.plan)).collect();
@@ -185,13 +210,13 @@ fn time(
 }
 
 /// The plans with their times in these rounds.
-fn compare(plans: &[GemmPlan], rounds: &Rounds) -> Vec<Timed> {
+fn compare<P: Copy>(plans: &[P], rounds: &Rounds) -> Vec<Timed<P>> {
     let median = |time: &dyn Fn(&[f64]) -> f64| {
         Spread::of(rounds.iter().map(|round| time(round))).map_or(f64::INFINITY, |s| s.median)
     };
     let seconds: Vec<f64> = (0..plans.len()).map(|i| median(&|round| round[i])).collect();
     let fastest = (0..plans.len()).min_by(|&i, &j| seconds[i].total_cmp(&seconds[j])).unwrap_or(0);
-    let timed = |(i, &plan): (usize, &GemmPlan)| {
+    let timed = |(i, &plan): (usize, &P)| {
         // Equal times may be 0 on simulated GPUs.
         let ratio = median(&|round| match round[i] == round[fastest] {
             true => 1.0,
@@ -203,7 +228,7 @@ fn compare(plans: &[GemmPlan], rounds: &Rounds) -> Vec<Timed> {
 }
 
 /// The plans of the run-off, in the same order.
-fn finalists(timed: &[Timed]) -> Vec<GemmPlan> {
+fn finalists<P: Copy>(timed: &[Timed<P>]) -> Vec<P> {
     let mut ratios: Vec<f64> = timed.iter().map(|timed| timed.ratio).collect();
     ratios.sort_by(f64::total_cmp);
     let last = ratios.get(FINALISTS - 1).map_or(CLOSE, |third| third.min(CLOSE));
@@ -211,7 +236,7 @@ fn finalists(timed: &[Timed]) -> Vec<GemmPlan> {
 }
 
 /// The first plan that is as fast as the fastest.
-fn choose(timed: &[Timed]) -> Option<Timed> {
+pub fn choose<P: Copy>(timed: &[Timed<P>]) -> Option<Timed<P>> {
     timed.iter().copied().find(|timed| timed.ratio <= EQUAL)
 }
 
@@ -221,6 +246,13 @@ struct Entry {
     plan: GemmPlan,
     seconds: f64,
     l2: L2,
+}
+
+/// `[n, k, m]`: tables are sorted so.
+type Key = [usize; 3];
+
+fn key([m, n, k]: [usize; 3]) -> Key {
+    [n, k, m]
 }
 
 impl Entry {
@@ -234,68 +266,99 @@ impl Entry {
         let us = seconds * 1e6;
         format!("{m} {n} {k} {plan} # {us:.2} us, L2 {l2}, {}", date(now))
     }
+
+    fn insert(&self, table: &mut Table<Key>, gpu: &str) {
+        let head = format!(
+            "# Plans of matrix products on an {gpu}: m n k plan. Written by `devcomm-bench tune \
+             gemm`."
+        );
+        table.insert(key(self.shape), self.line(SystemTime::now()), head);
+    }
 }
 
-/// A table of plans. A line is an entry, `m n k plan`, or empty; behind `#` is a comment. This
-/// program writes it, and `crates/ops/src/gemm/plan.rs` reads it.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Table {
+/// What an entry of a table is for. A table is sorted by it.
+pub trait TableKey: Ord + Sized {
+    /// Reads it and the plan behind it.
+    fn parse(words: &[&str]) -> Result<Self>;
+}
+
+impl TableKey for Key {
+    fn parse(words: &[&str]) -> Result<Self> {
+        let [m, n, k, plan] = *words else { bail!("it is not `m n k plan`") };
+        plan.parse::<GemmPlan>()?;
+        Ok(key([number(m)?, number(n)?, number(k)?]))
+    }
+}
+
+pub fn number(word: &str) -> Result<usize> {
+    word.parse().with_context(|| format!("`{word}` is not a number"))
+}
+
+/// A table of plans. A line is an entry, numbers or names and then a plan, or empty; behind `#` is
+/// a comment. This program writes it, and `plan.rs` of the operation in `crates/ops/src` reads it.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Table<K> {
     /// The lines that are comments.
     comments: Vec<String>,
-    /// The lines with a plan, by `[n, k, m]`.
-    entries: BTreeMap<[usize; 3], String>,
+    /// The lines with a plan.
+    entries: BTreeMap<K, String>,
 }
 
-impl Table {
+impl Table<Key> {
+    /// The plan of this shape.
+    pub(super) fn plan(&self, shape: [usize; 3]) -> Option<GemmPlan> {
+        let line = self.entries.get(&key(shape))?;
+        line.split('#').next()?.split_whitespace().last()?.parse().ok()
+    }
+}
+
+impl<K: TableKey> Table<K> {
     /// Reads a file, which need not exist.
-    fn read(path: &Path) -> Result<Self> {
+    pub fn read(path: &Path) -> Result<Self> {
         let text = match fs::read_to_string(path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Self::default()),
-            text => text.with_context(|| format!("cannot read {}", path.display()))?,
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(String::new()),
+            text => text.with_context(|| format!("cannot read {}", path.display())),
         };
-        Self::parse(&text).with_context(|| format!("{} is no table of plans", path.display()))
+        Self::parse(&text?).with_context(|| format!("{} is no table of plans", path.display()))
     }
 
     fn parse(text: &str) -> Result<Self> {
-        let mut table = Self::default();
+        let mut table = Self { comments: Vec::new(), entries: BTreeMap::new() };
         for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
             if line.starts_with('#') {
                 table.comments.push(line.to_owned());
                 continue;
             }
             let (entry, _) = line.split_once('#').unwrap_or((line, ""));
-            let [m, n, k, plan] = entry.split_whitespace().collect::<Vec<_>>()[..] else {
-                bail!("`{line}` is not `m n k plan`");
-            };
-            let number = |word: &str| {
-                word.parse().with_context(|| format!("`{line}`: `{word}` is not a number"))
-            };
-            plan.parse::<GemmPlan>()?;
-            table.entries.insert([number(n)?, number(k)?, number(m)?], line.to_owned());
+            let words: Vec<_> = entry.split_whitespace().collect();
+            let key = K::parse(&words).with_context(|| format!("`{line}`"))?;
+            table.entries.insert(key, line.to_owned());
         }
         Ok(table)
     }
 
-    /// Whether there is a plan of this shape.
-    fn has(&self, [m, n, k]: [usize; 3]) -> bool {
-        self.entries.contains_key(&[n, k, m])
+    /// Writes it to a file.
+    pub fn write(&self, path: &Path) -> Result<()> {
+        fs::write(path, self.to_string())
+            .with_context(|| format!("cannot write {}", path.display()))
     }
 
-    /// Adds an entry, or replaces that of the same shape.
-    fn insert(&mut self, entry: &Entry, gpu: &str) {
+    /// Whether there is a plan for this.
+    fn has(&self, key: &K) -> bool {
+        self.entries.contains_key(key)
+    }
+
+    /// Adds an entry, or replaces the one for the same. A new table begins with `head`.
+    pub fn insert(&mut self, key: K, line: String, head: String) {
         if self.comments.is_empty() {
-            self.comments.push(format!(
-                "# Plans of matrix products on an {gpu}: m n k plan. Written by `devcomm-bench \
-                 tune gemm`."
-            ));
+            self.comments.push(head);
         }
-        let [m, n, k] = entry.shape;
-        self.entries.insert([n, k, m], entry.line(SystemTime::now()));
+        self.entries.insert(key, line);
     }
 }
 
-/// Comments, and then the entries by `n`, `k` and `m`.
-impl fmt::Display for Table {
+/// Comments, and then the sorted entries.
+impl<K> fmt::Display for Table<K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.comments.iter().chain(self.entries.values()).try_for_each(|line| writeln!(f, "{line}"))
     }
@@ -333,7 +396,7 @@ mod tests {
                 let harness = Harness::new(rank, &tune.ranks, &tune.run)?;
                 let gemm = Kernel::new(&harness.stream)?;
                 let mut kept = None;
-                for (shape @ [m, n, k], plans) in [([5, 72, 8], 7), ([9, 72, 8], 4), ([5, 7, 9], 1)]
+                for (shape @ [m, n, k], plans) in [([5, 72, 8], 7), ([9, 72, 8], 7), ([5, 7, 9], 1)]
                 {
                     let problem = Problem { m, n, k, seed: 1 };
                     let matrices = Matrices::new(&harness, problem, 2, &mut kept)?;
@@ -352,13 +415,13 @@ mod tests {
     #[test]
     fn a_table_keeps_its_comments_and_other_shapes_and_is_sorted() {
         let old = "64 512 8 wide # 9 us\n1 4096 4096 portable\n";
-        let mut table = Table::parse(&format!("{HEAD}\n{old}")).unwrap();
+        let mut table = Table::<Key>::parse(&format!("{HEAD}\n{old}")).unwrap();
         let today = date(SystemTime::now());
         for shape in [[128, 512, 8], [8, 512, 8], [64, 512, 8], [64, 8, 512]] {
-            table.insert(&entry(shape, "swapped:64x64:2"), "GPU");
-            assert!(table.has(shape));
+            entry(shape, "swapped:64x64:2").insert(&mut table, "GPU");
+            assert!(table.has(&key(shape)));
         }
-        assert!(!table.has([512, 8, 64]));
+        assert!(!table.has(&key([512, 8, 64])));
         let new = |shape: &str| format!("{shape} swapped:64x64:2 # 5.62 us, L2 cold, {today}\n");
         let lines = ["64 8 512", "8 512 8", "64 512 8", "128 512 8"].map(new).concat();
         let expected = format!("{HEAD}{lines}1 4096 4096 portable\n");
@@ -370,31 +433,34 @@ mod tests {
     fn a_new_table_names_its_gpu() {
         let folder = tempfile::tempdir().unwrap();
         let mut table = Table::read(&folder.path().join("new.txt")).unwrap();
-        table.insert(&entry([1, 8, 8], "wide"), "NVIDIA H200");
+        entry([1, 8, 8], "wide").insert(&mut table, "NVIDIA H200");
         assert!(table.to_string().starts_with("# Plans of matrix products on an NVIDIA H200: "));
     }
 
     #[test]
     fn a_file_that_is_no_table_is_refused() {
         for (text, why) in [
-            ("1 2 3", "`1 2 3` is not `m n k plan`"),
-            ("1 2 3 wide narrow", "is not `m n k plan`"),
+            ("1 2 3", "`1 2 3`: it is not `m n k plan`"),
+            ("1 2 3 wide narrow", "it is not `m n k plan`"),
             ("1 2 x wide", "`x` is not a number"),
             ("1 2 3 tall", "`tall` is no plan"),
         ] {
-            let error = Table::parse(text).unwrap_err().to_string();
+            let error = format!("{:#}", Table::<Key>::parse(text).unwrap_err());
             assert!(error.contains(why), "{error}");
         }
     }
 
     #[test]
     fn of_equal_plans_the_first_is_chosen() {
-        let timed = |text: &str, ratio| Timed { plan: text.parse().unwrap(), seconds: 1.0, ratio };
+        let timed = |text: &str, ratio| {
+            let plan = text.parse::<GemmPlan>().unwrap();
+            Timed { plan, seconds: 1.0, ratio }
+        };
         let (equal, slower, fastest) =
             (timed("wide", 1.002), timed("wide", 1.01), timed("portable", 1.0));
         assert_eq!(choose(&[equal, fastest]), Some(equal));
         assert_eq!(choose(&[slower, fastest]), Some(fastest));
-        assert_eq!(choose(&[]), None);
+        assert_eq!(choose::<GemmPlan>(&[]), None);
     }
 
     #[test]

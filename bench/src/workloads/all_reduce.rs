@@ -77,6 +77,7 @@ where
 /// The sum of all ranks' inputs, on this rank.
 pub struct Sum<'a, T> {
     harness: &'a Harness<'a>,
+    send: DeviceSlice<T>,
     recv: DeviceSlice<T>,
     /// Whether partial sums are rounded to the type, not only the result.
     rounds_partial_sums: bool,
@@ -91,15 +92,27 @@ impl<'a, T: Number> Sum<'a, T> {
         B: Buffer<Element = T>,
     {
         let (send, recv) = (send.device_slice(), recv.device_slice());
-        send.copy_from_host(&inputs(harness.run.seed, harness.rank.rank(), send.len()))?;
-        Ok(Self { harness, recv, rounds_partial_sums: true, same_bits: false })
+        let sum = Self { harness, send, recv, rounds_partial_sums: true, same_bits: false };
+        sum.write_input()?;
+        Ok(sum)
+    }
+
+    fn write_input(&self) -> Result<()> {
+        let Harness { rank, run, .. } = self.harness;
+        Ok(self.send.copy_from_host(&inputs(run.seed, rank.rank(), self.send.len()))?)
+    }
+
+    /// Whether it is in place.
+    pub fn is_in_place(&self) -> bool {
+        self.send.device_address() == self.recv.device_address()
     }
 }
 
 impl<T: Number> Outcome for Sum<'_, T> {
     fn poison(&self) -> Result<()> {
         // Every element is a NaN.
-        Ok(self.recv.fill_bytes(0xff)?)
+        self.recv.fill_bytes(0xff)?;
+        if self.is_in_place() { self.write_input() } else { Ok(()) }
     }
 
     fn count_wrong(&self) -> Result<usize> {

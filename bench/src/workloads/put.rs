@@ -18,6 +18,8 @@ const WARP: u32 = 32;
 pub struct Message<'a> {
     pub harness: &'a Harness<'a>,
     recv: DeviceSlice<u8>,
+    /// Whether this rank receives.
+    receives: bool,
 }
 
 impl<'a> Message<'a> {
@@ -30,7 +32,12 @@ impl<'a> Message<'a> {
         let (send, recv) = (send.device_slice(), recv.device_slice());
         let mine = (0..send.len()).map(|i| datum(harness.run.seed, harness.rank.rank(), i));
         send.copy_from_host(&mine.collect::<Vec<_>>())?;
-        Ok(Self { harness, recv })
+        Ok(Self { harness, recv, receives: true })
+    }
+
+    /// As it is, or for a rank that only sends.
+    pub fn received(self, receives: bool) -> Self {
+        Self { receives, ..self }
     }
 
     /// The rank's neighbour, if any.
@@ -46,7 +53,9 @@ impl Outcome for Message<'_> {
     }
 
     fn count_wrong(&self) -> Result<usize> {
-        let Some(peer) = self.peer() else { return Ok(0) };
+        // A rank whose own work has ended may still receive.
+        self.harness.rank.barrier()?;
+        let Some(peer) = self.peer().filter(|_| self.receives) else { return Ok(0) };
         let (seed, mut got) = (self.harness.run.seed, vec![0; self.recv.len()]);
         self.recv.copy_to_host(&mut got)?;
         Ok((0..got.len()).filter(|&i| got[i] != datum::<u8>(seed, peer, i)).count())

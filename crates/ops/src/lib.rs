@@ -8,7 +8,10 @@ mod gemm_allreduce;
 
 use devcomm_host::{KernelSet, ModuleSource};
 
-pub use self::collectives::{Algorithm, Collectives, CollectivesOptions};
+pub use self::collectives::{
+    Algorithm, CollectivePlan, Collectives, CollectivesOptions, Explanation,
+    ParseCollectivePlanError, Parts,
+};
 pub use self::gemm::{
     Activation, Gemm, GemmElement, GemmOutput, GemmPlan, ParsePlanError, Product, ScaledElement,
     TransposableElement,

@@ -77,6 +77,8 @@ pub struct LaunchConfig {
     pub cluster: Option<u32>,
     /// Whether the kernel may begin before the previous one of its stream has ended.
     pub dependent: bool,
+    /// Whether a kernel that takes a `DevComm` is launched cooperatively; by default it is.
+    pub cooperative: bool,
 }
 
 impl LaunchConfig {
@@ -87,6 +89,7 @@ impl LaunchConfig {
         dynamic_shared: 0,
         cluster: None,
         dependent: false,
+        cooperative: true,
     };
 
     /// Without dynamic shared memory and launch attributes.
@@ -113,6 +116,17 @@ impl LaunchConfig {
     #[must_use]
     pub const fn with_dependent(mut self) -> Self {
         self.dependent = true;
+        self
+    }
+
+    /// Launches a kernel that takes a `DevComm` without `CU_LAUNCH_ATTRIBUTE_COOPERATIVE`.
+    ///
+    /// For a kernel whose blocks need not run at the same time: each one waits only for what blocks
+    /// of peers with its index, or a lower one, do before they wait. The grid is checked in the
+    /// same way.
+    #[must_use]
+    pub const fn without_cooperation(mut self) -> Self {
+        self.cooperative = false;
         self
     }
 }
@@ -168,7 +182,7 @@ impl<K, A: Copy, S> Copy for Launch<K, A, S> {}
 
 impl<K: Kernel, A, S> fmt::Debug for Launch<K, A, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let LaunchConfig { grid, block, dynamic_shared, cluster, dependent } = self.config;
+        let LaunchConfig { grid, block, dynamic_shared, cluster, dependent, .. } = self.config;
         write!(f, "Launch({}, {grid} x {block}, {dynamic_shared} B", K::NAME)?;
         if let Some(cluster) = cluster {
             write!(f, ", clusters of {cluster}")?;
@@ -240,10 +254,11 @@ impl<K, A, S> Launch<K, A, S> {
 impl<K: Kernel, A: LaunchArgs<K::Args>> Launch<K, A> {
     /// Launches the kernel on a stream.
     ///
-    /// A kernel that takes a `DevComm` is launched cooperatively: the launch is refused unless all
-    /// blocks can be resident at once. Of a GIN kernel, which has one entry point per back end, the
-    /// one for the device communicator's back end is launched. What the arguments refer to may be
-    /// dropped right after the launch: dropping waits for this rank's streams.
+    /// A kernel that takes a `DevComm` is launched cooperatively, unless its configuration says
+    /// otherwise: the launch is refused unless all blocks can be resident at once. Of a GIN kernel,
+    /// which has one entry point per back end, the one for the device communicator's back end is
+    /// launched. What the arguments refer to may be dropped right after the launch: dropping waits
+    /// for this rank's streams.
     ///
     /// # Errors
     ///

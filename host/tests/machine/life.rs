@@ -33,6 +33,7 @@ fn work(rank: &Rank) -> Result<f32> {
     stream.record(&start)?;
     let config = LaunchConfig::new(8, 256).with_dynamic_shared(100 << 10);
     launch_note(&stream, config, (&dev, &send))?;
+    launch_note(&stream, config.without_cooperation(), (&dev, &send))?;
     comm.all_reduce(&send, &recv, ReduceOp::Sum, &stream)?;
     stream.record(&stop)?;
     stream.synchronize()?;
@@ -59,6 +60,7 @@ cuMemHostAlloc
 ncclDevCommCreate 8 barriers
 cuFuncSetAttribute 8 102400
 cuLaunchKernelEx note grid [8, 1, 1] block [256, 1, 1] shared 102400 cooperative true
+cuLaunchKernelEx note grid [8, 1, 1] block [256, 1, 1] shared 102400 cooperative false
 ncclAllReduce 1000 type 7 op 0
 cuStreamDestroy
 ncclDevCommDestroy

@@ -1,4 +1,5 @@
-//! What ranks send to each other, as bytes: all-gather, broadcast and all-to-all.
+//! What ranks send to each other, as bytes: all-gather, broadcast, all-to-all, and this with a
+//! length for each pair of ranks.
 
 use cuda_std::prelude::*;
 
@@ -40,4 +41,24 @@ impl Messages {
     pub(super) fn output(self, from: i32) -> usize {
         if self.sender == Self::ALL { from as usize * self.bytes } else { 0 }
     }
+}
+
+/// The parts of a buffer that a rank sends to each rank, or receives from each.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Parts {
+    /// Where the part of each rank begins, in bytes.
+    pub at: [usize; Self::RANKS],
+    /// How many bytes it has.
+    pub bytes: [usize; Self::RANKS],
+}
+
+impl Parts {
+    /// The most ranks.
+    pub const RANKS: usize = 8;
+}
+
+// SAFETY: `Abi` is the type itself.
+unsafe impl devcomm_types::KernelParam for Parts {
+    type Abi = Self;
 }

@@ -20,9 +20,9 @@ use super::reduction::Reduction;
 /// `slots` and `state` are the memory of [`Lamport`] messages, with `capacity` slots for vectors
 /// from each rank.
 ///
-/// Grid: any, all blocks resident; with more than two ranks, [`ROWS`] vectors per thread are at
-/// least those of the message. Block: any, one-dimensional. May be a dependent launch. `count`
-/// is in elements, the same in every rank.
+/// Grid: any; with more than two ranks, [`ROWS`] vectors per thread are at least those of the
+/// message. Block: any, one-dimensional. May be a dependent launch. `count` is in elements, the
+/// same in every rank.
 ///
 /// # Safety
 ///

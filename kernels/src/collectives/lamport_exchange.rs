@@ -12,7 +12,7 @@ use nccl_device::{Coop, DevComm, EMPTY, Element, Lamport, LamportSlots, Window};
 use super::exchange::Messages;
 
 /// The lane that sends marks instead of payload.
-const MARKS: u32 = warp::WARP_SIZE - 1;
+pub(super) const MARKS: u32 = warp::WARP_SIZE - 1;
 
 /// Sends messages between the ranks of the LSA team, which has 2, 4 or 8.
 ///
@@ -162,7 +162,7 @@ impl<T: Element + Into<u128>> Part<'_, T> {
         let (row, lane) = ((slot / warp::WARP_SIZE) as usize, slot % warp::WARP_SIZE);
         let at = (row * MARKS as usize + lane as usize) * 16;
         let left = self.messages.bytes.saturating_sub(at);
-        (lane != MARKS).then_some(Place { at, left })
+        (lane != MARKS).then_some(Place::new(at, left))
     }
 
     /// Sends it to the peers, and copies the message to this rank.
@@ -234,21 +234,27 @@ impl<T: Element + Into<u128>> Part<'_, T> {
 
 /// The part of a message that is sent in a slot, in bytes.
 #[derive(Clone, Copy)]
-struct Place {
+pub(super) struct Place {
     at: usize,
     /// How many bytes there are from there on.
     left: usize,
 }
 
 impl Place {
+    /// `left` bytes from offset `at` on.
     #[inline(always)]
-    fn is_whole(self) -> bool {
+    pub(super) fn new(at: usize, left: usize) -> Self {
+        Self { at, left }
+    }
+
+    #[inline(always)]
+    pub(super) fn is_whole(self) -> bool {
         self.left >= 16
     }
 
     /// Its address.
     #[inline(always)]
-    fn of<T>(self, message: *const T) -> *const T {
+    pub(super) fn of<T>(self, message: *const T) -> *const T {
         message.wrapping_byte_add(self.at)
     }
 
@@ -258,7 +264,7 @@ impl Place {
     ///
     /// The message is allocated, and nothing writes these elements.
     #[inline(always)]
-    unsafe fn load<T: Element + Into<u128>>(self, message: *const T) -> Vec16<T> {
+    pub(super) unsafe fn load<T: Element + Into<u128>>(self, message: *const T) -> Vec16<T> {
         let mut bits = 0;
         self.each::<T>(|i| {
             // SAFETY: the caller's contract.
@@ -274,7 +280,7 @@ impl Place {
     ///
     /// The message is allocated, and nothing else accesses these elements.
     #[inline(always)]
-    unsafe fn store<T: Element>(self, message: *mut T, payload: Vec16<T>) {
+    pub(super) unsafe fn store<T: Element>(self, message: *mut T, payload: Vec16<T>) {
         // SAFETY: the caller's contract.
         self.each::<T>(|i| unsafe {
             mem::store(self.of(message).wrapping_add(i).cast_mut(), payload.lane(i));
@@ -309,7 +315,7 @@ impl Place {
 ///
 /// All lanes of the warp call this together.
 #[inline(always)]
-unsafe fn marked<T: Element>(payload: Vec16<T>) -> Vec16<T> {
+pub(super) unsafe fn marked<T: Element>(payload: Vec16<T>) -> Vec16<T> {
     // SAFETY: the caller's contract.
     let marks = payload.to_bits().map(|word| unsafe { warp::ballot(word == EMPTY) });
     if warp::lane_id() == MARKS { Vec16::from_bits(marks) } else { payload }
@@ -321,7 +327,7 @@ unsafe fn marked<T: Element>(payload: Vec16<T>) -> Vec16<T> {
 ///
 /// All lanes of the warp call this together.
 #[inline(always)]
-unsafe fn unmarked<T: Element>(received: Vec16<T>) -> Vec16<T> {
+pub(super) unsafe fn unmarked<T: Element>(received: Vec16<T>) -> Vec16<T> {
     Vec16::from_bits(received.to_bits().map(|word| {
         // SAFETY: the caller's contract.
         let marks = unsafe { warp::shuffle_idx(word, MARKS) };

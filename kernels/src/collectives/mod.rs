@@ -1,16 +1,19 @@
 //! Collectives within the LSA team. Short messages are their own flags ([`lamport_allreduce`],
-//! [`lamport_exchange`], [`lamport_reduce_scatter`], [`lamport_rmsnorm`]); long ones are pushed to
-//! the peers, in chunks with a flag each ([`push_allreduce`]) or between barriers
-//! ([`push_exchange`]), or loaded from them ([`pull_reduce_scatter`]).
+//! [`lamport_exchange`], [`lamport_exchange_v`], [`lamport_reduce_scatter`], [`lamport_rmsnorm`]);
+//! long ones are pushed to the peers, in chunks with a flag each ([`push_allreduce`]), between
+//! barriers ([`push_exchange`]) or with a flag for each peer ([`push_exchange_v`]), or loaded from
+//! them ([`pull_reduce_scatter`]).
 
 mod elements;
 pub mod exchange;
 pub mod lamport_allreduce;
 pub mod lamport_exchange;
+pub mod lamport_exchange_v;
 pub mod lamport_reduce_scatter;
 pub mod lamport_rmsnorm;
 pub mod pull_reduce_scatter;
 pub mod push_allreduce;
 pub mod push_exchange;
+pub mod push_exchange_v;
 pub mod reduction;
 pub mod rmsnorm;

@@ -65,10 +65,10 @@ pub unsafe fn push_exchange(
 
 /// A message and its place.
 #[derive(Clone, Copy)]
-struct Copy {
-    from: *const u8,
-    into: *mut u8,
-    bytes: usize,
+pub(super) struct Copy {
+    pub(super) from: *const u8,
+    pub(super) into: *mut u8,
+    pub(super) bytes: usize,
 }
 
 /// Copies two messages together, this thread's vectors of them. One of them may be empty.
@@ -96,6 +96,36 @@ unsafe fn copy_both(message: Copy, own: Copy) {
 }
 
 impl Copy {
+    /// Copies this thread's part of the message, which begins anywhere.
+    ///
+    /// # Safety
+    ///
+    /// Nothing else accesses these bytes. All threads of the grid call this.
+    #[inline(always)]
+    pub(super) unsafe fn all(self) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            if (self.from.addr() | self.into.addr()).is_multiple_of(16) {
+                copy_both(self, self.empty());
+            } else {
+                let mut at = thread::index_1d() as usize;
+                while at < self.bytes {
+                    self.copy_byte(at);
+                    at += (thread::grid_dim_x() * thread::block_dim_x()) as usize;
+                }
+            }
+        }
+    }
+
+    /// # Safety
+    ///
+    /// Nothing else accesses this byte.
+    #[inline(always)]
+    unsafe fn copy_byte(self, at: usize) {
+        // SAFETY: the caller's contract.
+        unsafe { mem::store(self.into.wrapping_add(at), mem::load(self.from.wrapping_add(at))) }
+    }
+
     /// No message.
     #[inline(always)]
     fn empty(self) -> Self {
@@ -139,9 +169,7 @@ impl Copy {
         let mut at = self.bytes / 16 * 16;
         while at < self.bytes {
             // SAFETY: the caller's contract.
-            unsafe {
-                mem::store(self.into.wrapping_add(at), mem::load(self.from.wrapping_add(at)))
-            };
+            unsafe { self.copy_byte(at) };
             at += 1;
         }
     }

@@ -28,7 +28,7 @@ pub const STORE_M: u32 = 8;
 /// Groups of eight rows that a warpgroup stores together.
 const STORE_EIGHTS: u32 = 4;
 /// The sums of a split tile in bytes above which they lie over the stages if they can.
-const LARGE_SUMS: u32 = 16 << 10;
+const LARGE_SUMS: u32 = 32 << 10;
 /// The most stages of the pipeline.
 pub const MAX_STAGES: u32 = 24;
 /// Threads that do not multiply: a warpgroup, of which two warps load.
@@ -105,6 +105,7 @@ shapes! {
     M128N64: 128 x 64, 1, false;
     M256N64: 256 x 64, 1, false;
     M8N128: 8 x 128, 1, false;
+    M16N128: 16 x 128, 1, false;
     M32N128: 32 x 128, 1, false;
     M64N128: 64 x 128, 1, false;
     M128N128: 128 x 128, 1, true;
@@ -208,8 +209,8 @@ impl Division {
 /// kernel writes A, B or what the epilogue reads, or accesses C, but those before a dependent
 /// launch, for B as far as [`Division::constant_b`] says.
 #[kernel(arch = "sm_90a", max_threads = 384, S = [
-    M8N64, M16N64, M32N64, M64N64, M128N64, M256N64, M8N128, M32N128, M64N128, M128N128, M176N128,
-    M256N128
+    M8N64, M16N64, M32N64, M64N64, M128N64, M256N64, M8N128, M16N128, M32N128, M64N128, M128N128,
+    M176N128, M256N128
 ])]
 pub unsafe fn gemm_swapped<S: Shape>(
     a: GridConstant<TensorMap>,

@@ -273,10 +273,12 @@ impl<'a> LsaBarrier<'a> {
             }
             return;
         }
-        if team.n_ranks > 1 {
+        let mut i = coop.thread_rank();
+        // The other threads' writes come before this fence too, by the coop's synchronisation. NCCL
+        // lets all threads fence, each of which waits for the multiprocessor's stores to arrive.
+        if i < (team.n_ranks - 1) as u32 {
             order.fence_before_arrival();
         }
-        let mut i = coop.thread_rank();
         while i < (team.n_ranks - 1) as u32 {
             let inbox = self.inbox(nth_peer(team, i as i32), team.rank);
             // SAFETY: an inbox of the peer, which only this rank writes.

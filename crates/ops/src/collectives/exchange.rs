@@ -1,12 +1,14 @@
 //! All-gather, broadcast and all-to-all, of elements of any type.
 
-use devcomm_host::{Buffer, DeviceSlice, LaunchConfig, Result, Stream, Window};
+use devcomm_host::{Buffer, DeviceSlice, Result, Stream, Window};
 use devcomm_kernels as kernels;
 use devcomm_kernels::collectives::exchange::{Messages, MessagesArgs};
 use devcomm_kernels::collectives::lamport_exchange;
 use devcomm_types::Element;
 
-use super::{Algorithm, Collectives, THREADS, Workspace};
+use super::{
+    Algorithm, Collectives, INVALID, Operation, PLAIN, Request, UNREACHED, Way, Workspace, config,
+};
 use crate::check::refuse;
 
 /// Who gets what.
@@ -25,16 +27,6 @@ struct Exchange<T> {
 }
 
 impl Collectives {
-    /// How an all-gather of these buffers is done.
-    #[must_use]
-    pub fn all_gather_algorithm<S, R>(&self, send: &S, recv: &R) -> Algorithm
-    where
-        S: Buffer<Element: Element>,
-        R: Buffer<Element = S::Element>,
-    {
-        self.choose_exchange(&Exchange::new(Pattern::AllGather, Some(send.device_slice()), recv))
-    }
-
     /// Every rank's `recv` gets all ranks' `send`, in rank order: its length is that of `send`
     /// times the number of ranks. In place, `send` is this rank's chunk of `recv`.
     ///
@@ -47,24 +39,10 @@ impl Collectives {
         R: Buffer<Element = S::Element>,
     {
         let exchange = Exchange::new(Pattern::AllGather, Some(send.device_slice()), recv);
-        match self.exchange(&exchange, stream)? {
-            Algorithm::Nccl => self.communicator.all_gather(send, recv, stream),
-            _ => Ok(()),
+        match self.is_left_to_nccl(&exchange, stream)? {
+            true => self.communicator.all_gather(send, recv, stream),
+            false => Ok(()),
         }
-    }
-
-    /// How a broadcast from rank `root` to these buffers is done.
-    #[must_use]
-    pub fn broadcast_algorithm<R>(
-        &self,
-        send: Option<DeviceSlice<R::Element>>,
-        recv: &R,
-        root: usize,
-    ) -> Algorithm
-    where
-        R: Buffer<Element: Element>,
-    {
-        self.choose_exchange(&self.broadcast_from(root, send, recv))
     }
 
     /// Every rank's `recv` gets `root`'s `send`; both have the same length. The other ranks' `send`
@@ -83,34 +61,12 @@ impl Collectives {
     where
         R: Buffer<Element: Element>,
     {
-        let exchange = self.broadcast_from(root, send, recv);
-        match self.exchange(&exchange, stream)? {
-            Algorithm::Nccl => self.communicator.broadcast(exchange.send, recv, root, stream),
-            _ => Ok(()),
-        }
-    }
-
-    fn broadcast_from<R>(
-        &self,
-        root: usize,
-        send: Option<DeviceSlice<R::Element>>,
-        recv: &R,
-    ) -> Exchange<R::Element>
-    where
-        R: Buffer<Element: Element>,
-    {
         let send = send.filter(|_| self.communicator.rank() == root);
-        Exchange::new(Pattern::Broadcast { root }, send, recv)
-    }
-
-    /// How an all-to-all of these buffers is done.
-    #[must_use]
-    pub fn all_to_all_algorithm<S, R>(&self, send: &S, recv: &R) -> Algorithm
-    where
-        S: Buffer<Element: Element>,
-        R: Buffer<Element = S::Element>,
-    {
-        self.choose_exchange(&Exchange::new(Pattern::AllToAll, Some(send.device_slice()), recv))
+        let exchange = Exchange::new(Pattern::Broadcast { root }, send, recv);
+        match self.is_left_to_nccl(&exchange, stream)? {
+            true => self.communicator.broadcast(exchange.send, recv, root, stream),
+            false => Ok(()),
+        }
     }
 
     /// Chunk `i` of rank `r`'s `recv` gets chunk `r` of rank `i`'s `send`; both have the same
@@ -125,49 +81,51 @@ impl Collectives {
         R: Buffer<Element = S::Element>,
     {
         let exchange = Exchange::new(Pattern::AllToAll, Some(send.device_slice()), recv);
-        match self.exchange(&exchange, stream)? {
-            Algorithm::Nccl => self.communicator.all_to_all(send, recv, stream),
-            _ => Ok(()),
+        match self.is_left_to_nccl(&exchange, stream)? {
+            true => self.communicator.all_to_all(send, recv, stream),
+            false => Ok(()),
         }
     }
 
     /// NCCL also does what there is an error for.
-    fn choose_exchange<T: Element>(&self, exchange: &Exchange<T>) -> Algorithm {
+    fn request_exchange<T: Element>(&self, exchange: &Exchange<T>) -> Request {
         let (ranks, rank) = (self.communicator.n_ranks(), self.communicator.rank());
-        let Some(workspace) = self.workspace.as_ref().filter(|_| exchange.is_valid(rank, ranks))
-        else {
-            return Algorithm::Nccl;
-        };
-        let messages = exchange.messages(ranks);
+        let by_nccl = |reason| Request::by_nccl(exchange.pattern.operation(), reason);
+        let Some(workspace) = &self.workspace else { return by_nccl(UNREACHED) };
+        if !exchange.is_valid(rank, ranks) {
+            return by_nccl(INVALID);
+        }
+        let bytes = exchange.messages(ranks).bytes;
+        let slots = lamport_exchange::slots(bytes);
         // A root that pushes to several peers takes longer than NCCL, where ranks pass data on.
         let is_pushed = ranks == 2 || !matches!(exchange.pattern, Pattern::Broadcast { .. });
-        let is_aligned = exchange.is_aligned(messages.bytes);
-        if lamport_exchange::slots(messages.bytes) <= workspace.options.slots(ranks) {
-            Algorithm::Lamport
-        } else if is_pushed && is_aligned && Window::<u8>::containing(&exchange.recv).is_some() {
-            Algorithm::Push
-        } else {
-            Algorithm::Nccl
+        let pushes = is_pushed
+            && exchange.is_aligned(bytes)
+            && Window::<u8>::containing(&exchange.recv).is_some();
+        Request {
+            bytes,
+            slots: (slots <= workspace.options.slots(ranks)).then_some(slots as u32),
+            most_blocks: self.multiprocessors(),
+            push: pushes.then_some(workspace.grid()),
+            ..by_nccl(PLAIN)
         }
     }
 
-    /// Launches the kernel of an algorithm, which this returns. NCCL's is left to the caller.
-    fn exchange<T: Element>(&self, exchange: &Exchange<T>, stream: &Stream) -> Result<Algorithm> {
+    /// Launches a kernel, or returns whether NCCL has to do it.
+    fn is_left_to_nccl<T: Element>(&self, exchange: &Exchange<T>, stream: &Stream) -> Result<bool> {
         let Exchange { send, recv, .. } = exchange;
-        let algorithm = self.choose_exchange(exchange);
-        let Some(Workspace { dev_comm, options, slots, slots_state, .. }) =
-            self.workspace.as_ref().filter(|_| algorithm != Algorithm::Nccl)
-        else {
-            return Ok(Algorithm::Nccl);
+        let (workspace, plan) = match self.way(self.request_exchange(exchange)) {
+            Way::None => return Ok(false),
+            Way::Nccl => return Ok(true),
+            Way::Kernel(workspace, plan) => (workspace, plan),
         };
+        let Workspace { dev_comm, options, slots, slots_state, .. } = workspace;
         self.require_own(send.as_ref(), recv, stream)?;
         let messages = exchange.messages(self.communicator.n_ranks());
         let mut input = send.as_ref().map_or(0, DeviceSlice::device_address);
-        let target = self.compiled.on(stream);
+        let (target, config) = (self.compiled.on(stream), config(plan));
         self.order(stream)?;
-        if algorithm == Algorithm::Lamport {
-            let used = lamport_exchange::slots(messages.bytes) as u32;
-            let config = self.lamport_config(used, stream);
+        if plan.algorithm == Algorithm::Lamport {
             let capacity = options.capacity(self.communicator.n_ranks()) as u32;
             let output = recv.device_address();
             macro_rules! launch {
@@ -197,13 +155,22 @@ impl Collectives {
                 stream.copy(send, recv)?;
                 input = recv.device_address();
             }
-            let config = LaunchConfig::new(options.push_blocks, THREADS).with_dependent();
             let launch = kernels::push_exchange::args(dev_comm, input, &output, first, messages);
             // SAFETY: the buffers have the bytes, aligned; dropping one waits for the stream.
             // Launches that use the device communicator are ordered.
             unsafe { launch.config(config).launch(&target) }?;
         }
-        Ok(algorithm)
+        Ok(false)
+    }
+}
+
+impl Pattern {
+    fn operation(self) -> Operation {
+        match self {
+            Self::AllGather => Operation::AllGather,
+            Self::Broadcast { .. } => Operation::Broadcast,
+            Self::AllToAll => Operation::AllToAll,
+        }
     }
 }
 

@@ -12,24 +12,30 @@ macro_rules! of_floats {
 }
 
 mod all_reduce;
+mod all_to_all_v;
 mod exchange;
+mod plan;
 mod reduce_scatter;
 mod rmsnorm;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::sync::LazyLock;
 
 use devcomm_host::{
-    Buffer, Communicator, DevCommRequirements, DevCommResource, DeviceSlice, KernelSet, Kernels,
-    LaunchConfig, ModuleSource, Result, Stream, SymmetricBuffer, Window,
+    Buffer, Communicator, DataType, DevCommRequirements, DevCommResource, DeviceSlice, Element,
+    KernelSet, Kernels, LaunchConfig, ModuleSource, ReduceOp, Result, Stream, SymmetricBuffer,
+    Window,
 };
 use devcomm_kernels as kernels;
-use devcomm_kernels::collectives::push_allreduce::Ring;
+use devcomm_kernels::collectives::push_allreduce;
 use devcomm_types::Kernel;
-use nccl_device::{EMPTY, Epoch, Lamport, LamportSlots};
+use nccl_device::{EMPTY, Lamport, LamportSlots};
 
-use self::all_reduce::{PULL, RING};
-use crate::check::require_context;
+use self::all_reduce::most_pushed;
+pub use self::all_to_all_v::Parts;
+pub use self::plan::{Algorithm, CollectivePlan, Explanation, ParseCollectivePlanError};
+use self::plan::{Grid, Operation, Request, Table};
+use crate::check::{refuse, require_context};
 use crate::{KERNELS, modules};
 
 /// Collectives on a communicator: by kernels where load and store reach all ranks, and by NCCL.
@@ -59,6 +65,29 @@ pub struct Collectives {
     workspace: Option<Workspace>,
     /// The stream of the last launch: the workspace is used by one launch at a time.
     last: RefCell<Option<Stream>>,
+    /// Measured plans.
+    table: Table,
+    /// The plan that was asked for.
+    plan: Cell<Option<CollectivePlan>>,
+    asked: Cell<Asked>,
+}
+
+/// Whether operations are done, or only asked about.
+#[derive(Clone, Copy, Default)]
+enum Asked {
+    #[default]
+    Nothing,
+    /// What the next operation would be.
+    Next,
+    This(Request),
+}
+
+/// How an operation goes on.
+enum Way<'a> {
+    /// It was only asked about.
+    None,
+    Nccl,
+    Kernel(&'a Workspace, CollectivePlan),
 }
 
 /// The memory that ranks send to.
@@ -68,22 +97,24 @@ struct Workspace {
     slots: Window<u32>,
     slots_state: SymmetricBuffer<u32>,
     inbox: Window<u32>,
-    flags: Window<u32>,
-    push_state: SymmetricBuffer<u32>,
+    /// Of `all_to_all_v`: where long messages go, and which have arrived.
+    offers: SymmetricBuffer<u64>,
+    arrived: Window<u32>,
 }
 
-/// Options of [`Collectives`], the same on every rank.
+/// Options of [`Collectives`], the same on every rank. With one of them, plans do not follow from
+/// measurements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "options do nothing before `build`"]
 pub struct CollectivesOptions {
     lamport_bytes: Option<usize>,
-    push_blocks: u32,
+    push_blocks: Option<u32>,
 }
 
 impl CollectivesOptions {
     /// The default options.
     pub const fn new() -> Self {
-        Self { lamport_bytes: None, push_blocks: 64 }
+        Self { lamport_bytes: None, push_blocks: None }
     }
 
     /// The longest message in bytes that is sent in one step; an all-reduce of two ranks may have
@@ -93,9 +124,9 @@ impl CollectivesOptions {
         Self { lamport_bytes: Some(bytes), ..self }
     }
 
-    /// The blocks that push or load long messages. Default: 64.
+    /// The blocks that push or load long messages. Default: 128.
     pub const fn push_blocks(self, blocks: u32) -> Self {
-        Self { push_blocks: blocks, ..self }
+        Self { push_blocks: Some(blocks), ..self }
     }
 
     /// Creates the collectives, as [`Collectives::new`] does.
@@ -108,16 +139,31 @@ impl CollectivesOptions {
         let compiled = Kernels::load(comm.context(), &set)?;
         let reaches = matches!(comm.n_ranks(), 2 | 4 | 8) && comm.require_single_lsa_team().is_ok();
         let workspace = reaches.then(|| Workspace::new(comm, self)).transpose()?;
+        let is_measured = reaches && self == Self::new();
+        let table = if is_measured { measured(comm)? } else { Table::default() };
         Ok(Collectives {
             communicator: comm.clone(),
             compiled,
             workspace,
             last: RefCell::default(),
+            table,
+            plan: Cell::default(),
+            asked: Cell::default(),
         })
     }
 
-    /// Slots for vectors from each rank.
+    /// Blocks that push or load long messages.
+    fn blocks(self) -> u32 {
+        self.push_blocks.unwrap_or(128)
+    }
+
+    /// Slots for vectors from each rank: for an all-reduce, and for a warp.
     fn capacity(self, ranks: usize) -> usize {
+        self.all_reduce_slots(ranks).max(32)
+    }
+
+    /// The most vectors of an all-reduce that is done in one step.
+    fn all_reduce_slots(self, ranks: usize) -> usize {
         if ranks == 2 { 4 * self.slots(ranks) } else { self.slots(ranks) }
     }
 
@@ -142,32 +188,39 @@ static MODULES: LazyLock<Vec<ModuleSource>> = LazyLock::new(|| {
     modules(&[
         kernels::lamport_allreduce::<f32>::FILE,
         kernels::lamport_exchange::<u32>::FILE,
+        kernels::lamport_exchange_v::FILE,
         kernels::lamport_reduce_scatter::<f32>::FILE,
         kernels::lamport_rmsnorm::<f32>::FILE,
-        kernels::lsa_allreduce::<f32>::FILE,
         kernels::pull_reduce_scatter::<f32>::FILE,
         kernels::push_allreduce::<f32>::FILE,
         kernels::push_exchange::FILE,
+        kernels::push_exchange_v::FILE,
         kernels::rmsnorm::<f32>::FILE,
     ])
 });
 
-/// How a collective is done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Algorithm {
-    /// In one step, by messages that are their own flags.
-    Lamport,
-    /// By stores to the peers; an all-reduce in two steps, to the ranks that reduce and from them.
-    Push,
-    /// By loads from the peers.
-    Pull,
-    /// By NCCL.
-    Nccl,
-}
-
 /// Threads of a block that pushes or loads long messages.
 const THREADS: u32 = 512;
+
+/// Why NCCL does what no kernel can.
+const UNREACHED: &str = "as load and store do not reach 2, 4 or 8 ranks";
+const INVALID: &str = "as there is nothing to send, or the lengths do not match";
+const UNREDUCED: &str = "as no kernel reduces this type by this operator";
+const PLAIN: &str = "as the message is too long for one step, and not aligned in a window";
+
+/// Whether kernels reduce elements `T` by this operation.
+fn reduces<T: Element>(op: ReduceOp) -> bool {
+    op != ReduceOp::Prod
+        && matches!(T::DATA_TYPE, DataType::Float32 | DataType::Float16 | DataType::Bfloat16)
+}
+
+/// The table of the ranks' GPUs; empty if these are of several kinds, whose tables differ.
+fn measured(comm: &Communicator) -> Result<Table> {
+    let gpu = comm.context().device_name()?;
+    let all = comm.host_all_gather(gpu.as_bytes())?;
+    let is_one = all.iter().all(|other| other == gpu.as_bytes());
+    Ok(if is_one { Table::of(&gpu, comm.n_ranks()) } else { Table::default() })
+}
 
 impl Collectives {
     /// For collectives of this communicator. *Collective*.
@@ -177,6 +230,88 @@ impl Collectives {
     /// Those of loading kernels, and of creating windows and a device communicator.
     pub fn new(comm: &Communicator) -> Result<Self> {
         CollectivesOptions::new().build(comm)
+    }
+
+    /// How `operation`, a call of one of these methods, would be done, and why. Nothing is
+    /// launched.
+    ///
+    /// ```no_run
+    /// # use devcomm::{Collectives, ReduceOp, Result, Stream, Window};
+    /// # fn f(collectives: &Collectives, x: &Window<f32>, stream: &Stream) -> Result<()> {
+    /// let how = collectives.explain(|c| c.all_reduce(x, x, ReduceOp::Sum, stream))?;
+    /// println!("{how}"); // lamport:4x128, as the message is short
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of the operation that come before the choice, for example a buffer of another context;
+    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a closure without an
+    /// operation.
+    pub fn explain(&self, operation: impl FnOnce(&Self) -> Result<()>) -> Result<Explanation> {
+        self.ask(operation).map(|request| self.decide(&request))
+    }
+
+    /// The plans by which `operation` can be done, the one that needs no measurement first. For
+    /// [`set_plan`](Self::set_plan).
+    ///
+    /// # Errors
+    ///
+    /// As [`explain`](Self::explain).
+    pub fn plans(
+        &self,
+        operation: impl FnOnce(&Self) -> Result<()>,
+    ) -> Result<Vec<CollectivePlan>> {
+        self.ask(operation).map(|request| request.candidates())
+    }
+
+    /// Does all operations that this plan can do by it, with as many blocks as they need, except
+    /// [`all_reduce_rmsnorm`](Self::all_reduce_rmsnorm) and [`all_to_all_v`](Self::all_to_all_v).
+    /// Every rank sets the same plan between the same operations.
+    pub fn set_plan(&self, plan: Option<CollectivePlan>) {
+        self.plan.set(plan);
+    }
+
+    /// What an operation asks for.
+    fn ask(&self, operation: impl FnOnce(&Self) -> Result<()>) -> Result<Request> {
+        struct Asking<'a>(&'a Cell<Asked>, Asked);
+        impl Drop for Asking<'_> {
+            fn drop(&mut self) {
+                self.0.set(self.1);
+            }
+        }
+        let _asking = Asking(&self.asked, self.asked.replace(Asked::Next));
+        operation(self)?;
+        match self.asked.get() {
+            Asked::This(request) => Ok(request),
+            _ => refuse("there is no operation to explain".to_owned()),
+        }
+    }
+
+    fn decide(&self, request: &Request) -> Explanation {
+        let set = self.plan.get().filter(|_| request.operation != Operation::Other);
+        let asked = set.and_then(|plan| request.adapt(plan));
+        let measured = || self.table.find(request);
+        match (asked, asked.is_none().then(measured).flatten()) {
+            (Some(plan), _) => Explanation { plan, reason: "as it was set" },
+            (_, Some(plan)) => Explanation { plan, reason: "as was fastest on this kind of GPU" },
+            _ => request.model(),
+        }
+    }
+
+    /// How an operation goes on.
+    fn way(&self, request: Request) -> Way<'_> {
+        if !matches!(self.asked.get(), Asked::Nothing) {
+            self.asked.set(Asked::This(request));
+            return Way::None;
+        }
+        match (&self.workspace, self.decide(&request).plan) {
+            (Some(workspace), plan) if plan.algorithm != Algorithm::Nccl => {
+                Way::Kernel(workspace, plan)
+            }
+            _ => Way::Nccl,
+        }
     }
 
     /// Fails unless the stream and the buffers are of the communicator's context.
@@ -194,22 +329,18 @@ impl Collectives {
         require_context("the buffer to receive in", recv.context(), own)
     }
 
-    /// The grid for Lamport messages that use this many slots of each rank.
-    fn lamport_config(&self, slots: u32, stream: &Stream) -> LaunchConfig {
-        let threads = match slots {
-            0..=64 => 64,
-            65..=4096 => 128,
-            4097..=16384 => 256,
-            _ => 512,
-        };
-        let blocks = slots.div_ceil(threads).min(stream.context().limits().multiprocessors);
-        LaunchConfig::new(blocks, threads).with_dependent()
+    /// The multiprocessors of this rank's GPU.
+    fn multiprocessors(&self) -> u32 {
+        self.communicator.context().limits().multiprocessors
     }
 
     /// Orders this launch behind the last one, if that was on another stream.
     fn order(&self, stream: &Stream) -> Result<()> {
         let mut last = self.last.borrow_mut();
-        if let Some(last) = last.as_ref().filter(|last| last.as_raw() != stream.as_raw()) {
+        if last.as_ref().is_some_and(|last| last.as_raw() == stream.as_raw()) {
+            return Ok(());
+        }
+        if let Some(last) = &*last {
             let event = stream.context().event_without_timing()?;
             last.record(&event)?;
             stream.wait_event(&event)?;
@@ -220,8 +351,14 @@ impl Collectives {
 }
 
 impl Workspace {
+    /// The grid of kernels with barriers for each block.
+    fn grid(&self) -> Grid {
+        let blocks = self.options.blocks();
+        Grid { blocks, threads: THREADS, allowed: [1, blocks] }
+    }
+
     fn new(comm: &Communicator, options: CollectivesOptions) -> Result<Self> {
-        let (ranks, blocks) = (comm.n_ranks(), options.push_blocks);
+        let (ranks, blocks) = (comm.n_ranks(), options.blocks());
         let words = ranks * LamportSlots::<1>::words(options.capacity(ranks));
         let slots = comm.window::<u32>(words)?;
         let empty = vec![EMPTY; words.min(1 << 16)];
@@ -229,26 +366,29 @@ impl Workspace {
             let part = slots.slice(first..words.min(first + empty.len()))?;
             part.copy_from_host(&empty[..part.len()])?;
         }
-        let zeros = |words: usize| {
-            let memory = comm.mem_alloc::<u32>(words)?;
-            memory.fill_bytes(0)?;
-            Ok::<_, devcomm_host::Error>(memory)
-        };
+        let slots_state = comm.mem_alloc::<u32>(Lamport::<1>::STATE)?;
+        slots_state.fill_bytes(0)?;
         let workspace = Self {
-            dev_comm: comm
-                .create_dev_comm(DevCommRequirements::new().lsa_barriers(blocks.max(PULL.0)))?,
+            dev_comm: comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(blocks))?,
             options,
             slots,
-            slots_state: zeros(Lamport::<1>::STATE)?,
-            inbox: comm.window(RING.inbox(ranks, blocks))?,
-            // New windows are zeroed, as the flags must be.
-            flags: comm.window(Ring::flags(ranks, blocks))?,
-            push_state: zeros(Epoch::WORDS)?,
+            slots_state,
+            inbox: comm.window(push_allreduce::inbox(ranks, blocks, most_pushed(ranks)))?,
+            offers: comm.mem_alloc(2 * ranks)?,
+            // New windows are zeroed, as this must be.
+            arrived: comm.window(ranks * blocks as usize)?,
         };
         // No rank sends before all slots are empty.
         comm.barrier()?;
         Ok(workspace)
     }
+}
+
+/// The shape of a launch. The blocks of Lamport messages need not run at the same time: each one
+/// sends before it waits, and waits for the peers' blocks of its index.
+fn config(CollectivePlan { algorithm, blocks, threads }: CollectivePlan) -> LaunchConfig {
+    let config = LaunchConfig::new(blocks, threads).with_dependent();
+    if algorithm == Algorithm::Lamport { config.without_cooperation() } else { config }
 }
 
 impl std::fmt::Debug for Collectives {

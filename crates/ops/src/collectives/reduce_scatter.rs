@@ -1,24 +1,17 @@
 //! Reduce-scatter.
 
-use devcomm_host::{Buffer, DataType, DeviceSlice, LaunchConfig, ReduceOp, Result, Stream, Window};
+use devcomm_host::{Buffer, DataType, DeviceSlice, ReduceOp, Result, Stream, Window};
 use devcomm_kernels as kernels;
 use devcomm_types::Element;
 use half::{bf16, f16};
 
-use super::{Algorithm, Collectives, THREADS, Workspace};
+use super::{
+    Algorithm, Collectives, INVALID, Operation, PLAIN, Request, UNREACHED, UNREDUCED, Way,
+    Workspace, config, reduces,
+};
 use crate::check::refuse;
 
 impl Collectives {
-    /// How a reduce-scatter of these buffers is done.
-    #[must_use]
-    pub fn reduce_scatter_algorithm<S, R>(&self, send: &S, recv: &R, op: ReduceOp) -> Algorithm
-    where
-        S: Buffer<Element: Element>,
-        R: Buffer<Element = S::Element>,
-    {
-        self.choose_reduce_scatter(&send.device_slice(), &recv.device_slice(), op)
-    }
-
     /// Every rank's `recv` gets its chunk of the reduction of all ranks' `send`, whose length is
     /// that of `recv` times the number of ranks. In place, `recv` is this rank's chunk of `send`.
     ///
@@ -37,21 +30,19 @@ impl Collectives {
         R: Buffer<Element = S::Element>,
     {
         let (send, recv) = (send.device_slice(), recv.device_slice());
-        let algorithm = self.choose_reduce_scatter(&send, &recv, op);
-        let Some(workspace) = self.workspace.as_ref().filter(|_| algorithm != Algorithm::Nccl)
-        else {
-            return self.communicator.reduce_scatter(&send, &recv, op, stream);
+        let (workspace, plan) = match self.way(self.request_reduce_scatter(&send, &recv, op)) {
+            Way::None => return Ok(()),
+            Way::Nccl => return self.communicator.reduce_scatter(&send, &recv, op, stream),
+            Way::Kernel(workspace, plan) => (workspace, plan),
         };
         self.require_own(Some(&send), &recv, stream)?;
         self.order(stream)?;
         let Workspace { dev_comm, options, slots, slots_state, .. } = workspace;
         let (count, data_type) = (recv.len(), S::Element::DATA_TYPE);
         let (reduction, target) = (self.reduction(op), self.compiled.on(stream));
-        let output = recv.device_address();
+        let (output, config) = (recv.device_address(), config(plan));
         macro_rules! by_lamport {
             ($type:ty) => {{
-                let vectors = recv.byte_len().div_ceil(16) as u32;
-                let config = self.lamport_config(vectors, stream);
                 let capacity = options.capacity(self.communicator.n_ranks()) as u32;
                 let launch = kernels::lamport_reduce_scatter::<$type>::args(
                     dev_comm,
@@ -73,7 +64,6 @@ impl Collectives {
                 let Some((input, first)) = Window::<$type>::containing(&send) else {
                     return refuse("the buffer to send is in no window".to_owned());
                 };
-                let config = LaunchConfig::new(options.push_blocks, THREADS).with_dependent();
                 let launch = kernels::pull_reduce_scatter::<$type>::args(
                     dev_comm,
                     &input,
@@ -87,40 +77,39 @@ impl Collectives {
                 unsafe { launch.config(config).launch(&target) }
             }};
         }
-        match algorithm {
+        match plan.algorithm {
             Algorithm::Lamport => of_floats!(data_type, by_lamport),
             _ => of_floats!(data_type, by_loads),
         }
     }
 
     /// NCCL also does what there is an error for.
-    fn choose_reduce_scatter<T: Element>(
+    fn request_reduce_scatter<T: Element>(
         &self,
         send: &DeviceSlice<T>,
         recv: &DeviceSlice<T>,
         op: ReduceOp,
-    ) -> Algorithm {
+    ) -> Request {
         let (ranks, bytes) = (self.communicator.n_ranks(), recv.byte_len());
-        let is_valid = !recv.is_empty() && recv.len().checked_mul(ranks) == Some(send.len());
-        match &self.workspace {
-            Some(workspace) if is_valid && reduces::<T>(op) => {
-                let addresses = send.device_address() | recv.device_address();
-                let is_aligned = bytes.is_multiple_of(16) && addresses.is_multiple_of(16);
-                if bytes <= 16 * workspace.options.slots(ranks) {
-                    Algorithm::Lamport
-                } else if is_aligned && Window::<T>::containing(send).is_some() {
-                    Algorithm::Pull
-                } else {
-                    Algorithm::Nccl
-                }
-            }
-            _ => Algorithm::Nccl,
+        let by_nccl = |reason| Request::by_nccl(Operation::ReduceScatter, reason);
+        let Some(workspace) = &self.workspace else { return by_nccl(UNREACHED) };
+        if recv.is_empty() || recv.len().checked_mul(ranks) != Some(send.len()) {
+            return by_nccl(INVALID);
+        }
+        if !reduces::<T>(op) {
+            return by_nccl(UNREDUCED);
+        }
+        let slots = bytes.div_ceil(16);
+        let addresses = send.device_address() | recv.device_address();
+        let is_aligned = bytes.is_multiple_of(16) && addresses.is_multiple_of(16);
+        let pulls = is_aligned && Window::<T>::containing(send).is_some();
+        Request {
+            data_type: T::DATA_TYPE,
+            bytes,
+            slots: (slots <= workspace.options.slots(ranks)).then_some(slots as u32),
+            most_blocks: self.multiprocessors(),
+            pull: pulls.then_some(workspace.grid()),
+            ..by_nccl(PLAIN)
         }
     }
-}
-
-/// Whether kernels reduce elements `T` by this operation.
-fn reduces<T: Element>(op: ReduceOp) -> bool {
-    op != ReduceOp::Prod
-        && matches!(T::DATA_TYPE, DataType::Float32 | DataType::Float16 | DataType::Bfloat16)
 }

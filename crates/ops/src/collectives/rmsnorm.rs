@@ -1,16 +1,21 @@
 //! All-reduces with the residual and RMSNorm behind them.
 
-use devcomm_host::{Buffer, DataType, LaunchConfig, ReduceOp, Result, Stream};
+use devcomm_host::{Buffer, DataType, ReduceOp, Result, Stream};
 use devcomm_kernels as kernels;
 use devcomm_kernels::collectives::rmsnorm::ROW_VECTORS;
 use devcomm_types::Element;
 use half::{bf16, f16};
 
-use super::{Algorithm, Collectives, Workspace};
+use super::{
+    Algorithm, CollectivePlan, Collectives, Operation, Request, UNREACHED, Way, Workspace, config,
+};
 use crate::check::{check_buffer, refuse, require_context};
 
 /// The most bytes of a row that `rmsnorm` keeps in registers.
 const MAX_ROW: usize = 16 * ROW_VECTORS * 512;
+
+/// Why NCCL reduces.
+const LONG: &str = "as there are too many tokens for one step; RMSNorm follows it";
 
 impl Collectives {
     /// `residual` gets itself plus the sum of all ranks' `input`, and `output` that sum normalised
@@ -68,17 +73,27 @@ impl Collectives {
         let is_short = self.workspace.as_ref().is_some_and(|workspace| {
             count > 0 && count * data_type.size() <= 16 * slots(workspace)
         });
-        let algorithm = if is_short { Algorithm::Lamport } else { Algorithm::Nccl };
         let threads = (row as u32 / 16).div_ceil(ROW_VECTORS as u32).next_multiple_of(32);
-        let blocks = tokens.clamp(1, stream.context().limits().multiprocessors);
-        let config = LaunchConfig::new(blocks, threads).with_dependent();
+        let blocks = tokens.clamp(1, self.multiprocessors());
+        let plan = CollectivePlan { algorithm: Algorithm::Lamport, blocks, threads };
+        let request = match (&self.workspace, is_short) {
+            (None, _) => Request::by_nccl(Operation::Other, UNREACHED),
+            (_, false) => Request::by_nccl(Operation::Other, LONG),
+            _ => Request::fixed(plan),
+        };
+        let config = config(plan);
+        let workspace = match self.way(request) {
+            Way::None => return Ok(()),
+            Way::Nccl => None,
+            Way::Kernel(workspace, _) => Some(workspace),
+        };
         let target = self.compiled.on(stream);
         let [input_at, residual, weight, output_at] =
             [&input, &residual, &weight, &output].map(|slice| slice.device_address());
         let hidden = hidden as u32;
         macro_rules! launch {
             ($type:ty) => {
-                match self.workspace.as_ref().filter(|_| algorithm == Algorithm::Lamport) {
+                match workspace {
                     Some(Workspace { dev_comm, options, slots, slots_state, .. }) => {
                         let capacity = options.capacity(self.communicator.n_ranks()) as u32;
                         let launch = kernels::lamport_rmsnorm::<$type>::args(
@@ -110,7 +125,7 @@ impl Collectives {
                 }
             };
         }
-        if algorithm == Algorithm::Lamport {
+        if workspace.is_some() {
             self.order(stream)?;
         } else {
             self.communicator.all_reduce(&input, &output, ReduceOp::Sum, stream)?;

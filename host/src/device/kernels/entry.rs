@@ -1,6 +1,7 @@
 //! Kernel entry points: their attributes, their occupancy, and the checks before a launch.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 
 use devcomm_locate::NcclVersion;
 use devcomm_types::{Dim3, LaunchConfig};
@@ -24,8 +25,9 @@ pub(super) struct Entry {
     pub(super) stamp: Option<NcclVersion>,
     /// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES` as set so far.
     allowed_shared: Cell<u32>,
-    /// The last occupancy query: threads per block, dynamic shared memory, blocks per SM.
-    occupancy: Cell<Option<(u32, u32, u32)>>,
+    /// The occupancies asked for so far: blocks per multiprocessor by threads per block and dynamic
+    /// shared memory.
+    occupancy: RefCell<BTreeMap<(u32, u32), u32>>,
 }
 
 impl Entry {
@@ -69,19 +71,14 @@ pub(super) struct Prepared<'a> {
 impl Prepared<'_> {
     /// Occupancy: blocks that fit on one multiprocessor.
     pub(super) fn blocks(&self) -> Result<u32> {
-        match self.entry.occupancy.get() {
-            Some((threads, shared, blocks))
-                if (threads, shared) == (self.threads, self.dynamic_shared) =>
-            {
-                Ok(blocks)
-            }
-            _ => {
-                let (threads, shared) = (self.threads, self.dynamic_shared);
-                let blocks = self.entry.function.blocks_per_sm(threads, shared)?;
-                self.entry.occupancy.set(Some((threads, shared, blocks)));
-                Ok(blocks)
-            }
+        let (threads, shared) = (self.threads, self.dynamic_shared);
+        let mut known = self.entry.occupancy.borrow_mut();
+        if let Some(blocks) = known.get(&(threads, shared)) {
+            return Ok(*blocks);
         }
+        let blocks = self.entry.function.blocks_per_sm(threads, shared)?;
+        known.insert((threads, shared), blocks);
+        Ok(blocks)
     }
 }
 

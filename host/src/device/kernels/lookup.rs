@@ -1,5 +1,6 @@
 //! Finds the entry of a kernel: in a loaded module or, on a simulated machine, its body in Rust.
 
+use std::any::TypeId;
 use std::rc::Rc;
 
 use devcomm_types::{DevComm, Dim3, GinType, HostBody, Kernel, KernelArgs, LaunchConfig};
@@ -11,6 +12,7 @@ use crate::error::{DriverError, Error, LaunchError, LaunchRefusal, Result};
 
 /// A [`Kernel`] as a value, so that the code that handles it is not generic.
 pub(super) struct KernelDesc {
+    id: TypeId,
     pub(super) name: &'static str,
     package: &'static str,
     file: &'static str,
@@ -24,6 +26,7 @@ pub(super) struct KernelDesc {
 impl KernelDesc {
     pub(super) fn new<K: Kernel>() -> Self {
         Self {
+            id: TypeId::of::<K>(),
             name: K::NAME,
             package: K::PACKAGE,
             file: K::FILE,
@@ -98,11 +101,9 @@ impl Loaded<'_> {
         let refuse = |refusal| kernel.refuse(refusal);
         let back_end = || check_dev_comm(comm).and_then(check_gin).map_err(refuse);
         let back_end = kernel.gin.then(back_end).transpose()?;
-        if self.context.machine().is_simulated() {
-            return self.simulated_entry(kernel);
-        }
-        let Some(back_end) = back_end else {
-            return self.entry(kernel, kernel.name).ok_or_else(|| self.not_found(kernel));
+        let simulated = self.context.machine().is_simulated();
+        let Some(back_end) = back_end.filter(|_| !simulated) else {
+            return self.known_entry(kernel);
         };
         self.gin_entry(kernel, back_end).ok_or_else(|| {
             let entries: Vec<_> = GinType::BACK_ENDS
@@ -118,32 +119,37 @@ impl Loaded<'_> {
 
     /// All entries, at least one.
     fn entries_of(&self, kernel: &KernelDesc) -> Result<Vec<Rc<Entry>>> {
-        if self.context.machine().is_simulated() {
-            return Ok(vec![self.simulated_entry(kernel)?]);
+        if !kernel.gin || self.context.machine().is_simulated() {
+            return Ok(vec![self.known_entry(kernel)?]);
         }
-        let entries: Vec<_> = if kernel.gin {
-            GinType::BACK_ENDS.into_iter().filter_map(|b| self.gin_entry(kernel, b)).collect()
-        } else {
-            self.entry(kernel, kernel.name).into_iter().collect()
-        };
+        let back_ends = GinType::BACK_ENDS.into_iter();
+        let entries: Vec<_> = back_ends.filter_map(|b| self.gin_entry(kernel, b)).collect();
         if entries.is_empty() { Err(self.not_found(kernel)) } else { Ok(entries) }
     }
 
-    /// The entry on a simulated machine, for all back ends. Kernel sets are not read there, but at
-    /// least one must be loaded, as on GPUs.
-    fn simulated_entry(&self, kernel: &KernelDesc) -> Result<Rc<Entry>> {
+    /// The entry of a kernel that has one: looked up at its first launch. On a simulated machine
+    /// that is every kernel; kernel sets are not read there, but at least one must be loaded, as on
+    /// GPUs.
+    fn known_entry(&self, kernel: &KernelDesc) -> Result<Rc<Entry>> {
         let modules = self.modules.first().ok_or_else(|| self.not_found(kernel))?;
-        let key = [kernel.package, kernel.file, kernel.name];
-        if let Some(entry) = modules.simulated.borrow().get(&key) {
+        if let Some(entry) = modules.known.borrow().get(&kernel.id) {
             return Ok(Rc::clone(entry));
         }
+        let entry = match self.context.machine().is_simulated() {
+            true => self.simulated_entry(kernel)?,
+            false => self.entry(kernel, kernel.name).ok_or_else(|| self.not_found(kernel))?,
+        };
+        modules.known.borrow_mut().insert(kernel.id, Rc::clone(&entry));
+        Ok(entry)
+    }
+
+    /// A new entry on a simulated machine.
+    fn simulated_entry(&self, kernel: &KernelDesc) -> Result<Rc<Entry>> {
         let body = kernel.body.ok_or_else(|| DriverError::NotSimulated {
             what: format!("the kernel `{}`, which has no body in Rust,", kernel.name),
         })?;
         let function = self.context.cuda().bind_body(self.context.machine(), &body)?;
-        let entry = Rc::new(Entry::new(function)?);
-        modules.simulated.borrow_mut().insert(key, Rc::clone(&entry));
-        Ok(entry)
+        Ok(Rc::new(Entry::new(function)?))
     }
 
     fn gin_entry(&self, kernel: &KernelDesc, back_end: GinType) -> Option<Rc<Entry>> {

@@ -313,13 +313,13 @@ impl Loaded<'_> {
         if let Some(params) = &entry.params {
             check_params(params, kernel.params).map_err(refuse)?;
         }
-        let shape = shape_of(config, kernel.takes_dev_comm);
+        let shape = shape_of(config, kernel.takes_dev_comm && config.cooperative);
         Ok(CheckedLaunch { entry, shape, flag })
     }
 }
 
 fn shape_of(config: &LaunchConfig, cooperative: bool) -> Shape {
-    let LaunchConfig { grid, block, dynamic_shared, cluster, dependent } = *config;
+    let LaunchConfig { grid, block, dynamic_shared, cluster, dependent, .. } = *config;
     let (grid, block) = (grid.to_array(), block.to_array());
     Shape { grid, block, dynamic_shared, cluster, cooperative, dependent }
 }

@@ -1,5 +1,6 @@
 //! Kernel modules loaded on a GPU, from a kernel set or from files.
 
+use std::any::TypeId;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -28,8 +29,8 @@ pub(crate) struct Modules {
     handles: RefCell<Vec<ModuleHandle>>,
     /// The set that they were loaded from.
     set: Option<&'static [ModuleSource]>,
-    /// On a simulated machine: the kernels that were used so far, by package, file and name.
-    pub(super) simulated: RefCell<BTreeMap<[&'static str; 3], Rc<Entry>>>,
+    /// The entries of the kernels that were used so far, by the kernels' types.
+    pub(super) known: RefCell<BTreeMap<TypeId, Rc<Entry>>>,
 }
 
 struct File {

@@ -152,13 +152,19 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
-    fn attributes(&self) -> Vec<CUlaunchAttribute> {
+    /// The driver's form of the attributes, and how many there are: no allocation per launch.
+    fn attributes(&self) -> ([CUlaunchAttribute; 3], usize) {
         use CUlaunchAttributeID as Id;
-        let mut all = Vec::new();
+        let none = CUlaunchAttribute {
+            id: Id::CU_LAUNCH_ATTRIBUTE_IGNORE,
+            pad: [0; 4],
+            value: CUlaunchAttributeValue { pad: [0; 64] },
+        };
+        let (mut all, mut count) = ([none; 3], 0);
         let mut add = |id, set: &dyn Fn(&mut CUlaunchAttributeValue)| {
-            let mut value = CUlaunchAttributeValue { pad: [0; 64] };
-            set(&mut value);
-            all.push(CUlaunchAttribute { id, pad: [0; 4], value });
+            all[count].id = id;
+            set(&mut all[count].value);
+            count += 1;
         };
         if let Some(x) = self.cluster {
             let dim = CUlaunchAttributeValue_union__bindgen_ty_1 { x, y: 1, z: 1 };
@@ -172,7 +178,7 @@ impl Shape {
                 value.programmaticStreamSerializationAllowed = 1;
             });
         }
-        all
+        (all, count)
     }
 
     /// The driver's form. It points to the attributes.
@@ -230,8 +236,8 @@ impl FunctionHandle {
     /// Occupancy: clusters of this shape's blocks that fit on the GPU.
     pub(crate) fn resident_clusters(&self, shape: &Shape) -> Result<u32> {
         let mut clusters = 0;
-        let mut attributes = shape.attributes();
-        let config = shape.config(null_mut(), &mut attributes);
+        let (mut attributes, count) = shape.attributes();
+        let config = shape.config(null_mut(), &mut attributes[..count]);
         // SAFETY: the function's module is live; `clusters` is a live int; the configuration and
         // its attributes outlive the call.
         let result = unsafe {
@@ -253,8 +259,8 @@ impl FunctionHandle {
         shape: &Shape,
         params: &mut [*mut c_void],
     ) -> Result<()> {
-        let mut attributes = shape.attributes();
-        let config = shape.config(stream.raw(), &mut attributes);
+        let (mut attributes, count) = shape.attributes();
+        let config = shape.config(stream.raw(), &mut attributes[..count]);
         // SAFETY: the configuration and its attributes outlive the call, which copies the
         // parameters; the rest is the caller's contract.
         let result = unsafe {

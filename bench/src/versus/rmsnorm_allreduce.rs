@@ -1,0 +1,251 @@
+//! All-reduce, residual add and RMSNorm: `devcomm::Collectives::all_reduce_rmsnorm` against
+//! `ncclAllReduce` and then `kernels::rmsnorm`.
+
+use anyhow::{Result, ensure};
+use clap::Args;
+use devcomm::kernels::{self, collectives::rmsnorm::ROW_VECTORS};
+use devcomm::{
+    Buffer, Collectives, DeviceSlice, KERNELS, Kernel, Kernels, LaunchConfig, ReduceOp, Window,
+};
+use devcomm_testing::numbers::{Number, input, inputs};
+use half::{bf16, f16};
+
+use super::Benchmark;
+use super::all_reduce::bus;
+use super::job::Job;
+use super::row::Case;
+use super::selection::VariantInfo;
+use crate::contender::{Contender, Outcome, Variant};
+use crate::harness::Harness;
+use crate::options::Dtype;
+
+/// The flags of `rmsnorm-allreduce`.
+#[derive(Args, Clone, Debug)]
+pub struct RmsNormAllReduce {
+    /// Tokens of a message, comma-separated [default: 1,2,4,8,16,32,64; 1,3 when simulated]
+    #[arg(long, value_delimiter = ',', value_name = "N")]
+    tokens: Vec<usize>,
+
+    /// Elements of a token [default: 8192; 256 when simulated]
+    #[arg(long, value_name = "N")]
+    hidden: Option<usize>,
+
+    /// Element type
+    #[arg(short = 'd', long = "datatype", value_enum, default_value = "bf16")]
+    dtype: Dtype,
+}
+
+const TOKENS: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
+const HIDDEN: usize = 8192;
+const SIMULATED_TOKENS: [usize; 2] = [1, 3];
+const SIMULATED_HIDDEN: usize = 256;
+
+const EPS: f32 = 1e-5;
+/// Threads of a block, at most: each has [`ROW_VECTORS`] vectors of a row.
+const THREADS: usize = 512;
+
+impl Benchmark for RmsNormAllReduce {
+    const NAME: &'static str = "rmsnorm-allreduce";
+    const VARIANTS: &'static [VariantInfo] = &[
+        (Variant::RustOps, "devcomm::Collectives::all_reduce_rmsnorm, from window to window"),
+        (
+            Variant::Nccl,
+            "ncclAllReduce on memory of ncclMemAlloc that is not registered, and then \
+             kernels::rmsnorm",
+        ),
+        (Variant::NcclSym, "ncclAllReduce on the windows, and then kernels::rmsnorm"),
+    ];
+
+    fn validate(&self) -> Result<()> {
+        ensure!(!self.tokens.contains(&0) && self.hidden != Some(0), "a message has a token");
+        Ok(())
+    }
+
+    fn run(&self, job: &mut Job<'_>) -> Result<()> {
+        let harness = job.harness;
+        let collectives = Collectives::new(harness.comm)?;
+        let compiled = Kernels::load(harness.rank.context(), &KERNELS)?;
+        job.begin()?;
+        self.run_type::<f32, kernels::rmsnorm<f32>>(job, &compiled, &collectives)?;
+        self.run_type::<f16, kernels::rmsnorm<f16>>(job, &compiled, &collectives)?;
+        self.run_type::<bf16, kernels::rmsnorm<bf16>>(job, &compiled, &collectives)
+    }
+}
+
+impl RmsNormAllReduce {
+    fn run_type<T, K>(
+        &self,
+        job: &mut Job<'_>,
+        compiled: &Kernels,
+        collectives: &Collectives,
+    ) -> Result<()>
+    where
+        T: Number,
+        K: Kernel<Args = (*const T, *mut T, *const T, *mut T, u32, u32, f32)>,
+    {
+        if !self.dtype.includes(T::NAME) {
+            return Ok(());
+        }
+        let harness = job.harness;
+        let hidden = self.hidden.unwrap_or(harness.choose(HIDDEN, SIMULATED_HIDDEN));
+        let (row, most) = (hidden * size_of::<T>(), 16 * ROW_VECTORS * THREADS);
+        ensure!(
+            row.is_multiple_of(16) && row <= most,
+            "--hidden {hidden} of {}: a token has a multiple of 16 bytes, and at most {most}",
+            T::NAME
+        );
+        let default = harness.choose(&TOKENS[..], &SIMULATED_TOKENS);
+        for &tokens in if self.tokens.is_empty() { default } else { &self.tokens } {
+            let count = tokens * hidden;
+            let windows = [harness.comm.window(count)?, harness.comm.window(count)?];
+            let norm = |variant| Norm::<T>::new(harness, variant, &windows, hidden);
+            let mut contenders = Vec::new();
+            if job.selection.has(Variant::RustOps) {
+                contenders.push(norm(Variant::RustOps)?.by_collectives(collectives));
+            }
+            for variant in [Variant::Nccl, Variant::NcclSym] {
+                if job.selection.has(variant) {
+                    contenders.push(norm(variant)?.by_nccl::<K>(compiled));
+                }
+            }
+            let case = Case {
+                size: count * size_of::<T>(),
+                count,
+                dtype: T::NAME,
+                redop: "sum",
+                bus: bus(harness.rank.n_ranks()),
+                shape: None,
+                l2: None,
+            };
+            job.compare(case, &contenders)?;
+        }
+        Ok(())
+    }
+}
+
+/// The operation with a variant's buffers.
+#[derive(Clone)]
+struct Norm<'a, T> {
+    harness: &'a Harness<'a>,
+    variant: Variant,
+    input: DeviceSlice<T>,
+    output: DeviceSlice<T>,
+    residual: DeviceSlice<T>,
+    weight: DeviceSlice<T>,
+}
+
+impl<'a, T: Number> Norm<'a, T> {
+    /// On the windows, or for `nccl` on memory that is not registered. Writes this rank's input.
+    fn new(
+        harness: &'a Harness<'a>,
+        variant: Variant,
+        windows: &[Window<T>; 2],
+        hidden: usize,
+    ) -> Result<Self> {
+        let (comm, count) = (harness.comm, windows[0].len());
+        let memory = |len| Ok::<_, devcomm::Error>(comm.mem_alloc(len)?.device_slice());
+        let [input, output] = match variant {
+            Variant::Nccl => [memory(count)?, memory(count)?],
+            _ => windows.each_ref().map(Buffer::device_slice),
+        };
+        let (residual, weight) = (memory(count)?, memory(hidden)?);
+        input.copy_from_host(&inputs(harness.run.seed, harness.rank.rank(), count))?;
+        let norm = Self { harness, variant, input, output, residual, weight };
+        norm.weight.copy_from_host(&norm.common(Self::WEIGHT, hidden))?;
+        Ok(norm)
+    }
+
+    /// The first of the residual's and of the weight's random elements, equal on all ranks.
+    const RESIDUAL: usize = 1 << 40;
+    const WEIGHT: usize = 2 << 40;
+
+    fn common(&self, first: usize, len: usize) -> Vec<T> {
+        (first..first + len).map(|i| input(self.harness.run.seed, 0, i)).collect()
+    }
+
+    fn by_collectives(self, collectives: &'a Collectives) -> Contender<'a> {
+        let outcome = self.clone();
+        let work = move || {
+            let Self { harness, input, output, residual, weight, .. } = &self;
+            collectives.all_reduce_rmsnorm(input, residual, weight, output, EPS, &harness.stream)
+        };
+        Contender::new(Variant::RustOps, work, outcome)
+    }
+
+    fn by_nccl<K>(self, compiled: &'a Kernels) -> Contender<'a>
+    where
+        K: Kernel<Args = (*const T, *mut T, *const T, *mut T, u32, u32, f32)>,
+    {
+        let (variant, outcome) = (self.variant, self.clone());
+        let Self { harness: Harness { comm, stream, .. }, input, output, residual, weight, .. } =
+            self;
+        let (hidden, tokens) = (weight.len() as u32, (input.len() / weight.len()) as u32);
+        let vectors = weight.byte_len().div_ceil(16 * ROW_VECTORS) as u32;
+        let blocks = tokens.min(stream.context().limits().multiprocessors);
+        let config = LaunchConfig::new(blocks, vectors.next_multiple_of(32)).with_dependent();
+        let work = move || {
+            comm.all_reduce(&input, &output, ReduceOp::Sum, stream)?;
+            let [sum, residual, weight] =
+                [&output, &residual, &weight].map(|slice| slice.device_address());
+            let norm = K::with_args((sum, residual, weight, sum, tokens, hidden, EPS));
+            // SAFETY: the buffers have the elements, aligned; dropping one waits for the stream.
+            unsafe { norm.config(config).launch(&compiled.on(stream)) }
+        };
+        Contender::new(variant, work, outcome)
+    }
+}
+
+impl<T: Number> Outcome for Norm<'_, T> {
+    fn poison(&self) -> Result<()> {
+        self.residual.copy_from_host(&self.common(Self::RESIDUAL, self.residual.len()))?;
+        Ok(self.output.fill_bytes(0xff)?)
+    }
+
+    /// An element is wrong if its error exceeds what rounding allows: f32 roundings of the sum and
+    /// of the mean, one rounding to `T` of each result, and those of NCCL's partial sums.
+    fn count_wrong(&self) -> Result<usize> {
+        let Harness { rank, run, .. } = self.harness;
+        let (ranks, hidden) = (rank.n_ranks(), self.weight.len());
+        let zeros = || vec![T::nearest(0.0); self.output.len()];
+        let mut got = [zeros(), zeros()];
+        self.output.copy_to_host(&mut got[0])?;
+        self.residual.copy_to_host(&mut got[1])?;
+        let residual = self.common(Self::RESIDUAL, self.residual.len());
+        let weight = self.common(Self::WEIGHT, hidden);
+        let (single, half_ulp) = (f64::from(f32::EPSILON), T::EPSILON / 2.0);
+        let mut wrong = 0;
+        for (row, residual) in residual.chunks(hidden).enumerate() {
+            let term = |rank, i| input::<T>(run.seed, rank, row * hidden + i).value();
+            // Each sum, and the error that it may have before it is rounded.
+            let sums: Vec<(f64, f64)> = (0..hidden)
+                .map(|i| {
+                    let terms = (0..ranks).map(|rank| term(rank, i)).chain([residual[i].value()]);
+                    let (sum, magnitude) =
+                        terms.fold((0.0, 0.0), |(sum, all), x| (sum + x, all + x.abs()));
+                    let partial = (ranks - 1) as f64 * half_ulp;
+                    (sum, magnitude * (partial + (ranks + 1) as f64 * single / 2.0))
+                })
+                .collect();
+            let squares: f64 = sums.iter().map(|(sum, _)| sum * sum).sum();
+            let of_squares: f64 =
+                sums.iter().map(|(sum, error)| 2.0 * sum.abs() * error + error * error).sum();
+            let scale = 1.0 / (squares / hidden as f64 + f64::from(EPS)).sqrt();
+            // Relative: that of the mean's root, and the roundings of reduction, root and products.
+            let of_scale = of_squares / squares / 2.0 + 32.0 * single;
+            for (i, (sum, error)) in sums.into_iter().enumerate() {
+                let factor = scale * weight[i].value();
+                let out = sum * factor;
+                let of_out = (error * factor).abs() * (1.0 + of_scale) + out.abs() * of_scale;
+                let differs = |got: T, right: f64, error: f64| {
+                    let rounding = half_ulp * (right.abs() + error);
+                    let off = (got.value() - right).abs();
+                    off.is_nan() || off > error + rounding.max(T::HALF_STEP_AT_ZERO)
+                };
+                let at = row * hidden + i;
+                wrong += usize::from(differs(got[0][at], out, of_out));
+                wrong += usize::from(differs(got[1][at], sum, error));
+            }
+        }
+        Ok(wrong)
+    }
+}

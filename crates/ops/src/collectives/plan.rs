@@ -1,0 +1,416 @@
+//! How a collective is done, and why: by a table of measurements, or by a model.
+
+use std::fmt;
+use std::str::FromStr;
+
+use devcomm_host::DataType;
+
+/// How a collective is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Algorithm {
+    /// In one step, by messages that are their own flags.
+    Lamport,
+    /// By stores to the peers; an all-reduce in two steps, to the ranks that reduce and from them.
+    Push,
+    /// By loads from the peers.
+    Pull,
+    /// By NCCL.
+    Nccl,
+}
+
+impl Algorithm {
+    const ALL: [(Self, &str); 4] = [
+        (Self::Lamport, "lamport"),
+        (Self::Push, "push"),
+        (Self::Pull, "pull"),
+        (Self::Nccl, "nccl"),
+    ];
+}
+
+impl fmt::Display for Algorithm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = Self::ALL.iter().find(|(algorithm, _)| algorithm == self);
+        f.write_str(name.map_or("", |(_, name)| name))
+    }
+}
+
+/// An algorithm with its grid. As text: `lamport:16x128` has 16 blocks of 128 threads; `nccl` has
+/// no grid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CollectivePlan {
+    /// The algorithm.
+    pub algorithm: Algorithm,
+    /// Blocks; 0 for NCCL, which chooses them.
+    pub blocks: u32,
+    /// Threads of a block; 0 for NCCL.
+    pub threads: u32,
+}
+
+impl CollectivePlan {
+    /// By NCCL.
+    pub const NCCL: Self = Self { algorithm: Algorithm::Nccl, blocks: 0, threads: 0 };
+}
+
+impl fmt::Display for CollectivePlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self { algorithm, blocks: 0, .. } => algorithm.fmt(f),
+            Self { algorithm, blocks, threads } => write!(f, "{algorithm}:{blocks}x{threads}"),
+        }
+    }
+}
+
+/// The text is not a plan's.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is no plan: nccl, or lamport, push or pull with a grid, such as lamport:16x128")]
+pub struct ParseCollectivePlanError(String);
+
+impl FromStr for CollectivePlan {
+    type Err = ParseCollectivePlanError;
+
+    fn from_str(text: &str) -> Result<Self, ParseCollectivePlanError> {
+        let with_grid = || {
+            let (name, grid) = text.split_once(':')?;
+            let (algorithm, _) = Algorithm::ALL.iter().find(|(_, known)| *known == name)?;
+            let (blocks, threads) = grid.split_once('x')?;
+            let (blocks, threads) = (blocks.parse().ok()?, threads.parse().ok()?);
+            let is_plan = *algorithm != Algorithm::Nccl && blocks > 0 && threads > 0;
+            is_plan.then_some(Self { algorithm: *algorithm, blocks, threads })
+        };
+        let plan = if text == "nccl" { Some(Self::NCCL) } else { with_grid() };
+        plan.ok_or_else(|| ParseCollectivePlanError(text.to_owned()))
+    }
+}
+
+/// The plan of an operation, and why it was chosen: what
+/// [`Collectives::explain`](super::Collectives::explain) returns. As text:
+/// `lamport:16x128, as the message is short`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Explanation {
+    /// The plan.
+    pub plan: CollectivePlan,
+    /// Why.
+    pub reason: &'static str,
+}
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, {}", self.plan, self.reason)
+    }
+}
+
+/// The operations that tables have plans of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Operation {
+    AllReduce,
+    AllGather,
+    ReduceScatter,
+    Broadcast,
+    AllToAll,
+    /// No table has these: their plans follow from the arguments.
+    Other,
+}
+
+impl Operation {
+    fn parse(name: &str) -> Option<Self> {
+        Some(match name {
+            "all-reduce" => Self::AllReduce,
+            "all-gather" => Self::AllGather,
+            "reduce-scatter" => Self::ReduceScatter,
+            "broadcast" => Self::Broadcast,
+            "all-to-all" => Self::AllToAll,
+            _ => return None,
+        })
+    }
+}
+
+/// What is asked for, and the kernels that can do it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Request {
+    pub(super) operation: Operation,
+    pub(super) data_type: DataType,
+    /// The length of a message.
+    pub(super) bytes: usize,
+    /// The slots that a message uses, if it can be sent in one step.
+    pub(super) slots: Option<u32>,
+    /// The vectors of a thread, at most: `None` for any number.
+    pub(super) rows: Option<u32>,
+    /// The most blocks in one step.
+    pub(super) most_blocks: u32,
+    /// Threads of a block in one step, if there is no choice.
+    pub(super) threads: Option<u32>,
+    /// The grid of stores to the peers, if these can do it.
+    pub(super) push: Option<Grid>,
+    /// The same of loads from the peers.
+    pub(super) pull: Option<Grid>,
+    /// Why NCCL does what no kernel can.
+    pub(super) nccl: &'static str,
+}
+
+/// Blocks and threads.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Grid {
+    pub(super) blocks: u32,
+    pub(super) threads: u32,
+    /// The least and the most blocks for which the workspace has memory and barriers.
+    pub(super) allowed: [u32; 2],
+}
+
+impl Request {
+    /// What only NCCL can do.
+    pub(super) fn by_nccl(operation: Operation, reason: &'static str) -> Self {
+        Self {
+            operation,
+            data_type: DataType::Uint8,
+            bytes: 0,
+            slots: None,
+            rows: None,
+            most_blocks: 0,
+            threads: None,
+            push: None,
+            pull: None,
+            nccl: reason,
+        }
+    }
+
+    /// What has one plan besides NCCL.
+    pub(super) fn fixed(plan: CollectivePlan) -> Self {
+        let CollectivePlan { blocks, threads, .. } = plan;
+        Self {
+            slots: Some(blocks * threads),
+            most_blocks: blocks,
+            threads: Some(threads),
+            ..Self::by_nccl(Operation::Other, "")
+        }
+    }
+
+    /// The plan without measurements.
+    pub(super) fn model(&self) -> Explanation {
+        let long = |algorithm, Grid { blocks, threads, .. }, reason| {
+            let plan = CollectivePlan { algorithm, blocks, threads };
+            Explanation { plan, reason }
+        };
+        if let Some(slots) = self.slots {
+            let plan = self.in_one_step(slots, threads(slots));
+            let plan = if self.can(plan) { plan } else { self.in_one_step(slots, 512) };
+            return Explanation { plan, reason: "as the message is short" };
+        }
+        if let Some(grid) = self.pull {
+            return long(Algorithm::Pull, grid, "as the message is long and in a window");
+        }
+        if let Some(grid) = self.push {
+            return long(Algorithm::Push, grid, "as the message is long, and goes to a window");
+        }
+        Explanation { plan: CollectivePlan::NCCL, reason: self.nccl }
+    }
+
+    /// A thread for each slot, up to the most blocks.
+    fn in_one_step(&self, slots: u32, threads: u32) -> CollectivePlan {
+        let threads = self.threads.unwrap_or(threads);
+        let blocks = slots.div_ceil(threads).min(self.most_blocks);
+        CollectivePlan { algorithm: Algorithm::Lamport, blocks, threads }
+    }
+
+    /// Whether the plan does what is asked for.
+    fn can(&self, plan: CollectivePlan) -> bool {
+        let CollectivePlan { algorithm, blocks, threads } = plan;
+        let fits = |grid: Option<Grid>| {
+            grid.is_some_and(|Grid { threads: fixed, allowed: [least, most], .. }| {
+                threads == fixed && (least..=most).contains(&blocks)
+            })
+        };
+        match algorithm {
+            Algorithm::Lamport => self.slots.is_some_and(|slots| {
+                let most = self.rows.unwrap_or(u32::MAX).saturating_mul(blocks * threads);
+                self.threads.unwrap_or(threads) == threads
+                    && threads <= 512
+                    && threads.is_multiple_of(32)
+                    && blocks <= self.most_blocks
+                    && slots <= most
+            }),
+            Algorithm::Push => fits(self.push),
+            Algorithm::Pull => fits(self.pull),
+            Algorithm::Nccl => true,
+        }
+    }
+
+    /// This plan with a grid for the request, if it does what is asked for.
+    pub(super) fn adapt(&self, plan: CollectivePlan) -> Option<CollectivePlan> {
+        let mut adapted = plan;
+        if plan.algorithm == Algorithm::Lamport {
+            let slots = self.slots?;
+            adapted.blocks = plan.blocks.min(slots.div_ceil(plan.threads));
+        }
+        self.can(adapted).then_some(adapted)
+    }
+
+    /// The plans that do what is asked for, that of the model first.
+    pub(super) fn candidates(&self) -> Vec<CollectivePlan> {
+        let mut plans = vec![self.model().plan];
+        let in_one_step = self.slots.into_iter().flat_map(|slots| {
+            let useful = move |threads: &u32| *threads == 64 || threads / 2 < slots;
+            let all = [64, 128, 256, 512].into_iter().filter(useful);
+            all.map(move |threads| self.in_one_step(slots, threads))
+        });
+        plans.extend(in_one_step);
+        for (algorithm, grid) in [(Algorithm::Push, self.push), (Algorithm::Pull, self.pull)] {
+            if let Some(Grid { blocks, threads, .. }) = grid {
+                let sizes = [blocks, 32, 64, 128];
+                plans.extend(sizes.map(|blocks| CollectivePlan { algorithm, blocks, threads }));
+            }
+        }
+        plans.push(CollectivePlan::NCCL);
+        plans.retain(|plan| self.can(*plan));
+        let mut known = Vec::new();
+        plans.retain(|plan| {
+            let is_new = !known.contains(plan);
+            known.push(*plan);
+            is_new
+        });
+        plans
+    }
+}
+
+/// Threads of a block for this many slots.
+pub(super) fn threads(slots: u32) -> u32 {
+    match slots {
+        0..=64 => 64,
+        65..=4096 => 128,
+        4097..=16384 => 256,
+        _ => 512,
+    }
+}
+
+/// Tables that `devcomm-bench tune` wrote, each for the GPUs whose name contains a text.
+const TABLES: [(&str, &str); 1] = [("H200", include_str!("plans/h200.txt"))];
+
+/// The plans of a table for this many ranks.
+#[derive(Debug, Default)]
+pub(super) struct Table(Vec<Entry>);
+
+/// A line of a table: `operation ranks type bytes plan`, and a comment behind `#`: the plan for
+/// messages of at most so many bytes. `bench/src/versus/tune_collectives.rs` writes it.
+#[derive(Debug)]
+struct Entry {
+    operation: Operation,
+    ranks: usize,
+    data_type: DataType,
+    bytes: usize,
+    plan: CollectivePlan,
+}
+
+impl Entry {
+    fn parse(line: &str) -> Option<Self> {
+        let mut words = line.split('#').next()?.split_whitespace();
+        Some(Self {
+            operation: Operation::parse(words.next()?)?,
+            ranks: words.next()?.parse().ok()?,
+            data_type: match words.next()? {
+                "f32" => DataType::Float32,
+                "f16" => DataType::Float16,
+                "bf16" => DataType::Bfloat16,
+                "u8" => DataType::Uint8,
+                _ => return None,
+            },
+            bytes: words.next()?.parse().ok()?,
+            plan: words.next()?.parse().ok()?,
+        })
+    }
+}
+
+impl Table {
+    /// The table of GPUs of this name; empty if there is none.
+    pub(super) fn of(gpu: &str, ranks: usize) -> Self {
+        let table = TABLES.iter().find(|(name, _)| gpu.contains(name));
+        Self::parse(table.map_or("", |(_, text)| text), ranks)
+    }
+
+    fn parse(text: &str, ranks: usize) -> Self {
+        let mut entries: Vec<_> = text.lines().filter_map(Entry::parse).collect();
+        entries.retain(|entry| entry.ranks == ranks);
+        entries.sort_by_key(|entry| entry.bytes);
+        Self(entries)
+    }
+
+    /// The plan of the next larger message that was measured.
+    pub(super) fn find(&self, request: &Request) -> Option<CollectivePlan> {
+        let Request { operation, data_type, bytes, .. } = *request;
+        let of = |entry: &&Entry| {
+            entry.operation == operation && entry.data_type == data_type && entry.bytes >= bytes
+        };
+        self.0.iter().find(of).and_then(|entry| request.adapt(entry.plan))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A message of vectors, with kernels for long ones.
+    fn request(vectors: u32) -> Request {
+        let grid = Grid { blocks: 48, threads: 512, allowed: [32, 64] };
+        Request {
+            operation: Operation::AllToAll,
+            bytes: 16 * vectors as usize,
+            slots: (vectors <= 1000).then_some(vectors),
+            most_blocks: 4,
+            push: Some(grid),
+            ..Request::by_nccl(Operation::AllToAll, "")
+        }
+    }
+
+    fn plan(text: &str) -> CollectivePlan {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn tables_have_nothing_but_entries_and_comments() {
+        for (gpu, table) in TABLES {
+            for line in table.lines() {
+                let comment = line.trim().is_empty() || line.starts_with('#');
+                assert!(comment || Entry::parse(line).is_some(), "{gpu}: {line}");
+            }
+        }
+    }
+
+    #[test]
+    fn plans_are_read_as_they_are_written() {
+        for text in ["nccl", "lamport:16x128", "push:64x512", "pull:128x128"] {
+            assert_eq!(plan(text).to_string(), text);
+        }
+        for wrong in ["", "lamport", "nccl:1x32", "push:0x32", "pull:1", "ring:1x32"] {
+            let error = wrong.parse::<CollectivePlan>().unwrap_err();
+            assert!(error.to_string().contains(&format!("`{wrong}`")), "{error}");
+        }
+    }
+
+    #[test]
+    fn short_messages_are_sent_in_one_step_and_others_by_the_kernels_that_can() {
+        assert_eq!(request(3).model().plan, plan("lamport:1x64"));
+        assert_eq!(request(1000).model().plan, plan("lamport:4x128"));
+        assert_eq!(request(1001).model().plan, plan("push:48x512"));
+        let by_nccl = Request::by_nccl(Operation::Other, "as it must").model();
+        assert_eq!(by_nccl.to_string(), "nccl, as it must");
+        let candidates =
+            request(300).candidates().iter().map(ToString::to_string).collect::<Vec<_>>();
+        let all = ["lamport:3x128", "lamport:4x64", "lamport:2x256", "lamport:1x512"];
+        assert_eq!(
+            candidates,
+            [&all[..], &["push:48x512", "push:32x512", "push:64x512", "nccl"]].concat()
+        );
+    }
+
+    #[test]
+    fn a_table_decides_for_the_next_larger_message_if_its_plan_can() {
+        let table = "all-to-all 2 u8 4096 push:32x512 # 3 us\nall-to-all 2 u8 160 lamport:2x32\n\
+                     all-to-all 4 u8 4096 nccl\nbroadcast 2 u8 4096 nccl\n\
+                     all-to-all 2 u8 65536 pull:8x128\n";
+        let table = Table::parse(table, 2);
+        let find = |vectors| table.find(&request(vectors));
+        assert_eq!(find(10), Some(plan("lamport:1x32")));
+        assert_eq!(find(11), Some(plan("push:32x512")));
+        // No kernel loads, and no larger message was measured.
+        assert_eq!((find(257), find(10_000)), (None, None));
+    }
+}

@@ -1,0 +1,223 @@
+//! All-to-all with a length for each pair of ranks within the LSA team: short messages in one step,
+//! as those of `lamport_exchange`.
+//!
+//! In front of its message a rank sends each peer a vector that says where the peer's message
+//! belongs. So every message has a slot, and `push_exchange_v` knows where long ones go.
+
+use cuda_std::prelude::*;
+use cuda_std::vector::Vec16;
+use cuda_std::{grid, mem};
+use devcomm_types::GridConstant;
+use nccl_device::{Coop, DevComm, Lamport, LamportSlots, Window};
+
+use super::exchange::Parts;
+use super::lamport_exchange::{MARKS, Place, marked, unmarked};
+
+/// The bytes in front of a message.
+const HEADER: usize = 16;
+
+/// Sends `sent` to the ranks of the LSA team, which has 2, 4 or 8, and receives `received`: the
+/// messages of at most `longest` bytes.
+///
+/// Messages begin anywhere, best at a multiple of 16 bytes. A message to the own rank is copied.
+/// `slots` and `state` are the memory of [`Lamport`] messages, with `capacity` slots for vectors
+/// from each rank, of which the launch uses `used`: at least [`slots`] of the longest of these
+/// messages. `offers` gets two numbers from each peer: `first` plus where its part from this rank
+/// begins, and the length of that part.
+///
+/// Grid: any, also another one in each rank. Block: a multiple of 32 threads up to 512,
+/// one-dimensional. May be a dependent launch. What a rank sends is as long as what the peer
+/// receives; `longest` is the same in every rank.
+///
+/// # Safety
+///
+/// `input` has the parts that are sent, `output` those that are received, and `offers` two numbers
+/// for each rank. Nothing else accesses these until the kernel has ended, and they do not overlap.
+/// `slots` and `state` are as [`LamportSlots`] needs them.
+#[kernel(max_threads = 512)]
+pub unsafe fn lamport_exchange_v(
+    comm: DevComm,
+    slots: Window<u32>,
+    state: *mut u32,
+    capacity: u32,
+    used: u32,
+    longest: usize,
+    input: *const u8,
+    output: *mut u8,
+    sent: GridConstant<Parts>,
+    received: GridConstant<Parts>,
+    first: usize,
+    offers: *mut u64,
+) {
+    let (sent, received) = (&*sent, &*received);
+    let exchange =
+        Exchange { comm: &comm, used, longest, input, output, sent, received, first, offers };
+    // SAFETY: the kernel's contract.
+    unsafe {
+        match comm.lsa_team().n_ranks {
+            2 => exchange.run(LamportSlots::<2>::new(&comm, slots, capacity), state),
+            4 => exchange.run(LamportSlots::<4>::new(&comm, slots, capacity), state),
+            8 => exchange.run(LamportSlots::<8>::new(&comm, slots, capacity), state),
+            _ => panic!("the LSA team has 2, 4 or 8 ranks"),
+        }
+    }
+}
+
+/// The longest message in bytes that uses no more than this many slots.
+#[must_use]
+pub const fn longest(slots: usize) -> usize {
+    (slots / warp::WARP_SIZE as usize * MARKS as usize * 16).saturating_sub(HEADER)
+}
+
+/// The slots that a message of this many bytes uses: at least a warp's.
+#[must_use]
+#[inline(always)]
+pub const fn slots(bytes: usize) -> usize {
+    super::lamport_exchange::slots(HEADER + bytes)
+}
+
+struct Exchange<'a> {
+    comm: &'a DevComm,
+    used: u32,
+    longest: usize,
+    input: *const u8,
+    output: *mut u8,
+    sent: &'a Parts,
+    received: &'a Parts,
+    first: usize,
+    offers: *mut u64,
+}
+
+impl Exchange<'_> {
+    /// # Safety
+    ///
+    /// The kernel's contract.
+    #[inline(always)]
+    unsafe fn run<const N: usize>(&self, slots: LamportSlots<'_, N>, state: *mut u32) {
+        let team = self.comm.lsa_team();
+        let me = team.rank as usize;
+        let threads = thread::grid_dim_x() * thread::block_dim_x();
+        grid::launch_next();
+        grid::wait_for_previous();
+        // SAFETY: the caller's contract. Each slot is used by one thread, and all lanes of a warp
+        // use those of a row together: a message has whole rows.
+        unsafe {
+            let session = slots.begin(state, self.used);
+            let mut slot = thread::index_1d();
+            while slot < self.used {
+                let mut distance = 1;
+                while distance < N {
+                    let to = team.rotated(distance as i32) as usize;
+                    if slot < self.slots_of(self.sent.bytes[to]) {
+                        session.send(distance, slot, marked(self.load(to, slot)));
+                    }
+                    distance += 1;
+                }
+                if slot < self.slots_of(self.sent.bytes[me]) {
+                    self.store(me, slot, self.load(me, slot));
+                }
+                slot += threads;
+            }
+            let mut slot = thread::index_1d();
+            while slot < self.used {
+                let mut source = 0;
+                while source < N {
+                    if source != me && slot < self.slots_of(self.received.bytes[source]) {
+                        self.receive(&session, source, slot);
+                    }
+                    source += 1;
+                }
+                slot += threads;
+            }
+            thread::sync_threads();
+            session.end(Coop::cta());
+        }
+    }
+
+    /// What a slot has of the message to a rank: the header first.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract.
+    #[inline(always)]
+    unsafe fn load(&self, to: usize, slot: u32) -> Vec16<u8> {
+        if slot == 0 {
+            let at = self.first + self.received.at[to];
+            return Vec16::from_bits(words([at, self.received.bytes[to]]));
+        }
+        let Some(place) = self.place(slot, self.sent.bytes[to]) else {
+            return Vec16::from_bits([0; 4]);
+        };
+        let message = self.input.wrapping_byte_add(self.sent.at[to]);
+        // SAFETY: the caller's contract.
+        unsafe {
+            match message.addr().is_multiple_of(16) && place.is_whole() {
+                true => mem::load_vec(place.of(message)),
+                false => place.load(message),
+            }
+        }
+    }
+
+    /// Receives a slot of the message from a peer.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract; all lanes of the warp call this together.
+    #[inline(always)]
+    unsafe fn receive<const N: usize>(&self, session: &Lamport<'_, N>, source: usize, slot: u32) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let payload: Vec16<u8> = unmarked(session.receive(source, slot));
+            if slot == 0 {
+                mem::store_vec(self.offers.add(2 * source).cast(), payload);
+            }
+            self.store(source, slot, payload);
+        }
+    }
+
+    /// Stores what a slot has of the message from a rank.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract.
+    #[inline(always)]
+    unsafe fn store(&self, from: usize, slot: u32, payload: Vec16<u8>) {
+        let Some(place) = self.place(slot, self.received.bytes[from]) else { return };
+        let message = self.output.wrapping_byte_add(self.received.at[from]);
+        // SAFETY: the caller's contract.
+        unsafe {
+            match message.addr().is_multiple_of(16) && place.is_whole() {
+                true => mem::store_vec(place.of(message).cast_mut(), payload),
+                false => place.store(message, payload),
+            }
+        }
+    }
+
+    /// The bytes of a message that this launch sends.
+    #[inline(always)]
+    fn short(&self, bytes: usize) -> usize {
+        if bytes > self.longest { 0 } else { bytes }
+    }
+
+    #[inline(always)]
+    fn slots_of(&self, bytes: usize) -> u32 {
+        slots(self.short(bytes)) as u32
+    }
+
+    /// Where in a message of this many bytes the payload of a slot is; `None` for the header and
+    /// for marks.
+    #[inline(always)]
+    fn place(&self, slot: u32, bytes: usize) -> Option<Place> {
+        let (row, lane) = ((slot / warp::WARP_SIZE) as usize, slot % warp::WARP_SIZE);
+        let at = (row * MARKS as usize + lane as usize) * 16;
+        let is_payload = slot > 0 && lane != MARKS;
+        let place = |at: usize| Place::new(at, self.short(bytes).saturating_sub(at));
+        is_payload.then(|| place(at - HEADER))
+    }
+}
+
+/// Two numbers as words, the lower ones first.
+#[inline(always)]
+fn words([a, b]: [usize; 2]) -> [u32; 4] {
+    [a as u32, (a >> 32) as u32, b as u32, (b >> 32) as u32]
+}

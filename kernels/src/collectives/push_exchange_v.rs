@@ -1,0 +1,78 @@
+//! The long messages of an all-to-all with a length for each pair of ranks: every rank stores them
+//! to the peers' windows.
+//!
+//! Only ranks that send or receive long messages launch this, behind `lamport_exchange_v`: that
+//! tells where a message goes, and that the peer's memory may be written.
+
+use cuda_std::prelude::*;
+use cuda_std::{grid, mem};
+use devcomm_types::GridConstant;
+use nccl_device::{Coop, DevComm, Flag, Window};
+
+use super::exchange::Parts;
+use super::push_exchange::Copy;
+
+/// Stores the messages `sent` of this rank to the ranks of the LSA team, and waits for those that
+/// it receives: the messages of more than `longest` bytes, to other ranks.
+///
+/// `offers` has what `lamport_exchange_v` left there: where in its window, in bytes, a peer has
+/// room for the message of this rank, and for how many bytes. Traps if that is another length.
+///
+/// Grid: any, the same in every rank. Block: at most 512 threads, one-dimensional. May be a
+/// dependent launch. `longest` is the same in every rank.
+///
+/// # Safety
+///
+/// `input` has the parts that are sent, and `offers` two numbers for each rank. Nothing else
+/// accesses these, and what is received, until the kernel has ended. `flags` has an element for
+/// each block and rank, 0 before the first launch; one launch at a time uses the window.
+#[kernel(max_threads = 512)]
+pub unsafe fn push_exchange_v(
+    comm: DevComm,
+    input: *const u8,
+    output: Window<u8>,
+    longest: usize,
+    sent: GridConstant<Parts>,
+    received: GridConstant<Parts>,
+    offers: *const u64,
+    flags: Window<u32>,
+) {
+    let (team, coop) = (comm.lsa_team(), Coop::cta());
+    // The flag of this block by which a rank says that its message is there.
+    let index =
+        |source: i32| (source as u32 * thread::grid_dim_x() + thread::block_idx_x()) as usize;
+    // SAFETY: the kernel's contract.
+    let flag = |source| unsafe { Flag::new(&comm, flags, index(source)) };
+    grid::launch_next();
+    grid::wait_for_previous();
+    let mut distance = 1;
+    while distance < team.n_ranks {
+        let to = team.rotated(distance);
+        let bytes = sent.bytes[to as usize];
+        if bytes > longest {
+            // SAFETY: the kernel's contract.
+            let [at, room] =
+                [0, 1].map(|i| unsafe { mem::load(offers.add(2 * to as usize + i)) } as usize);
+            assert!(room == bytes, "a rank sends another length than the peer receives");
+            let from = input.wrapping_add(sent.at[to as usize]);
+            let copy = Copy { from, into: output.lsa(to).as_ptr().wrapping_add(at), bytes };
+            // SAFETY: the kernel's contract.
+            unsafe { copy.all() };
+            flag(team.rank).post(coop, to, 1);
+        }
+        distance += 1;
+    }
+    let mut distance = 1;
+    while distance < team.n_ranks {
+        let source = team.rotated(distance);
+        if received.bytes[source as usize] > longest {
+            flag(source).wait_at_least(coop, 1);
+            if coop.thread_rank() == 0 {
+                // For the next message, which the peer sends behind a header of this rank's.
+                // SAFETY: the kernel's contract.
+                unsafe { flags.local().store_release(index(source), 0) };
+            }
+        }
+        distance += 1;
+    }
+}
