@@ -52,9 +52,6 @@ pub enum Variant {
 }
 
 impl Variant {
-    /// The variants whose times a report divides by the best other's: the first that a run has.
-    pub const OURS: [Self; 4] = [Self::RustOps, Self::Rust, Self::RustLsa, Self::Write];
-
     /// Its name on the command line.
     pub fn name(self) -> &'static str {
         match self {

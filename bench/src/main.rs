@@ -8,10 +8,10 @@
 //! devcomm-bench gemm -g 1 --set square                          # a product against cuBLASLt
 //! devcomm-bench gemm-ladder -g 1                                # the steps of docs/gemm.md
 //! devcomm-bench tune gemm -g 1 --set square                     # the fastest plan of each shape
+//! devcomm-bench report                                          # docs/measurements.md from --json
 //! torchrun --no-python --nproc-per-node 8 -- ./devcomm-bench all-reduce
 //! devcomm-bench all-reduce --compare rows.json --plot rows.svg  # what became faster, or slower
 //! devcomm-bench compare old.json new.json                       # the same of two files
-//! devcomm-bench report                                          # makes docs/measurements.md
 //! cargo xtask twins    # then Rust against CUDA C++:
 //! cargo run --release -p devcomm-bench --features ptx -- twins
 //! ```
@@ -114,7 +114,7 @@ enum Bench {
     Model(model::Options),
     /// Compares two JSON files of the same benchmark: exit status 1 if a row became slower
     Compare(compare::Options),
-    /// Makes docs/measurements.md, tables and plots, from JSON files in docs/measurements
+    /// A page of tables and plots from files of rows (--json), such as docs/measurements.md
     Report(report::Options),
     /// Kernels written in Rust against the same kernels in CUDA C++, compiled by `cargo xtask
     /// twins`

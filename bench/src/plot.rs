@@ -31,7 +31,7 @@ fn positive(value: Option<f64>) -> Option<f64> {
 }
 
 /// Operations per second in 10^12 of a matrix product; files of earlier versions lack them.
-pub fn rate(row: &Row) -> Option<f64> {
+fn rate(row: &Row) -> Option<f64> {
     let operations = 2.0 * row.m? as f64 * row.n? as f64 * row.k? as f64;
     row.tflops.or(Some(operations / (positive(row.time_us)? * 1e6)))
 }

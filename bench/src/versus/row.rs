@@ -274,7 +274,7 @@ impl Row {
     }
 
     /// This variant's time over `host`'s.
-    pub fn over(&self, host: Variant) -> Option<f64> {
+    fn over(&self, host: Variant) -> Option<f64> {
         match host {
             Variant::Nccl => self.time_over_nccl,
             Variant::NcclSym => self.time_over_nccl_sym,

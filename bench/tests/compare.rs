@@ -1,47 +1,11 @@
-//! Documents from rows: the report in docs, plots, and comparisons of two runs.
+//! Comparisons of two runs.
 
 mod program;
 
-use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
 
-use program::{output, program, refuses, run};
+use program::{refuses, run};
 use serde_json::{Value, json};
-
-fn docs() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs")
-}
-
-/// The files of a folder with this extension.
-fn files(folder: &Path, extension: &str) -> BTreeMap<String, String> {
-    let paths = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    paths
-        .filter(|path| path.extension().is_some_and(|found| found == extension))
-        .map(|path| {
-            let name = path.file_name().unwrap().to_str().unwrap().to_owned();
-            (name, fs::read_to_string(path).unwrap())
-        })
-        .collect()
-}
-
-#[test]
-fn the_measurements_are_what_report_makes_of_their_json() {
-    let folder = tempfile::tempdir().unwrap();
-    let made = folder.path().join("docs/measurements");
-    fs::create_dir_all(&made).unwrap();
-    for (name, text) in files(&docs().join("measurements"), "json") {
-        fs::write(made.join(name), text).unwrap();
-    }
-    let mut command = program(&["report"]);
-    command.current_dir(folder.path());
-    assert_eq!(output(command), (Some(0), String::new(), String::new()));
-    let page = |folder: &Path| fs::read_to_string(folder.join("measurements.md")).unwrap();
-    let advice = "`cargo run -p devcomm-bench -- report` makes it";
-    assert!(page(&docs()) == page(&folder.path().join("docs")), "docs/measurements.md: {advice}");
-    let plots = |folder: &Path| files(folder, "svg");
-    assert!(plots(&docs().join("measurements")) == plots(&made), "a plot is old: {advice}");
-}
 
 /// A run of two variants with two sizes, 25 rounds, and this noise and factor of all times.
 fn rows(noise_percent: f64, factor: f64) -> Value {
@@ -94,7 +58,7 @@ fn a_verdict_knows_the_noise_and_a_slower_row_fails() {
 }
 
 #[test]
-fn what_cannot_be_compared_or_reported_is_refused() {
+fn what_cannot_be_compared_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let good = file(&folder, "good.json", &rows(1.0, 1.0).to_string());
     let changed = |name: &str, pointer: &str, value: Value| {
@@ -131,12 +95,4 @@ fn what_cannot_be_compared_or_reported_is_refused() {
     let untimed = file(&folder, "untimed.json", &untimed.to_string());
     refuses(&["compare", &good, &untimed], &["no row has a time in both runs"]);
     refuses(&["all-reduce", "--simulate", "2", "--plot", "x.svg"], &["cannot be used with"]);
-
-    let path = folder.path().to_str().unwrap();
-    let page = folder.path().join("page.md");
-    let page = page.to_str().unwrap();
-    refuses(&["report", path, "--out", page], &[path, ".json"]);
-    refuses(&["report", "/no/such/folder"], &["cannot read /no/such/folder"]);
-    let empty = tempfile::tempdir().unwrap();
-    refuses(&["report", empty.path().to_str().unwrap()], &["has no JSON files"]);
 }

@@ -1,0 +1,77 @@
+//! `report`: a page of tables and plots from files of rows, as docs/measurements.md.
+
+mod file;
+mod page;
+mod table;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+
+use crate::documents::write;
+use file::File;
+
+/// The flags of `report`.
+#[derive(Args, Clone, Debug)]
+pub struct Options {
+    /// Folder with files of rows (--json of the comparisons)
+    #[arg(long, value_name = "FOLDER", default_value = "docs/measurements")]
+    from: PathBuf,
+
+    /// The page, in Markdown
+    #[arg(long, value_name = "FILE", default_value = "docs/measurements.md")]
+    to: PathBuf,
+}
+
+/// Writes the page, and the plots beside the files.
+pub fn run(options: &Options) -> Result<()> {
+    let Options { from, to } = options;
+    let files = read(from)?;
+    let page = page::markdown(&files, &link(from, to));
+    write(to, &page)?;
+    for file in &files {
+        if let Some(plot) = &file.plot {
+            write(&from.join(file.plot_name()), plot)?;
+        }
+    }
+    println!("{} has the rows of {} files", to.display(), files.len());
+    Ok(())
+}
+
+/// The files of a folder, by name.
+fn read(folder: &Path) -> Result<Vec<File>> {
+    let entries = fs::read_dir(folder).and_then(|entries| entries.collect::<Result<Vec<_>, _>>());
+    let entries = entries.with_context(|| format!("cannot read {}", folder.display()))?;
+    let mut paths: Vec<PathBuf> = entries.into_iter().map(|entry| entry.path()).collect();
+    paths.retain(|path| path.extension().is_some_and(|extension| extension == "json"));
+    ensure!(!paths.is_empty(), "{} has no JSON file", folder.display());
+    paths.sort_by_key(|path| path.file_stem().map(ToOwned::to_owned));
+    paths.iter().map(|path| File::read(path)).collect()
+}
+
+/// The folder as links of the page name it.
+fn link(folder: &Path, page: &Path) -> String {
+    let relative = page.parent().and_then(|parent| folder.strip_prefix(parent).ok());
+    relative.unwrap_or(folder).display().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_of_measurements_is_what_report_makes_of_the_files() {
+        let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
+        let (from, to) = (docs.join("measurements"), docs.join("measurements.md"));
+        let files = read(&from).unwrap();
+        let page = page::markdown(&files, &link(&from, &to));
+        let written = fs::read_to_string(to).unwrap();
+        assert!(page == written, "docs/measurements.md: run `devcomm-bench report`");
+        for file in &files {
+            let written = fs::read_to_string(from.join(file.plot_name())).ok();
+            assert!(file.plot == written, "{}: run `devcomm-bench report`", file.plot_name());
+        }
+    }
+}
