@@ -15,8 +15,8 @@ use nccl_device::{BarrierIndex, Coop, DevComm, LsaPtr, MemoryOrder, Window};
 use super::elements::Elements;
 use super::reduction::Reduction;
 
-/// Threads per block. A multiprocessor has room for one block: with two of half as many threads, the
-/// next launch's first blocks would share multiprocessors, and take 10 % longer.
+/// Threads per block. A multiprocessor has room for one block: with two of half as many threads,
+/// the next launch's first blocks would share multiprocessors, and take 10 % longer.
 pub const THREADS: u32 = 512;
 /// Vectors that a thread pushes at a time.
 const PUSHED: usize = 8;
