@@ -6,10 +6,10 @@ use std::rc::Rc;
 use anyhow::Result;
 use clap::ValueEnum;
 use devcomm::{CollectivePlan, FunctionInfo, LaunchConfig};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// How a contender implements the operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Variant {
     /// A kernel in Rust

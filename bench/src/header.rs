@@ -4,16 +4,22 @@ use std::collections::HashSet;
 use std::fmt;
 use std::path::Path;
 use std::process::Command;
+use std::time::SystemTime;
 
 use anyhow::Result;
+use clap::{CommandFactory, FromArgMatches};
 use devcomm::{Properties, Rank, World};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-use crate::links;
+use crate::date::date;
+use crate::options::RunOptions;
+use crate::{Cli, links};
 
 /// System and software, as seen by rank 0.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Header {
+    /// The day in UTC; `None` in files of earlier versions.
+    pub date: Option<String>,
     /// The command line.
     pub command: Vec<String>,
     /// Ranks.
@@ -25,7 +31,7 @@ pub struct Header {
 }
 
 /// The GPUs and their interconnect.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SystemInfo {
     /// The GPU's name.
     pub gpu: String,
@@ -50,7 +56,7 @@ pub struct SystemInfo {
 }
 
 /// A GPU's state from nvidia-smi.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuState {
     pub driver: String,
     pub sm_clock: String,
@@ -64,6 +70,7 @@ impl Header {
     pub fn of(rank: &Rank) -> Result<Self> {
         let properties = rank.communicator()?.properties()?;
         Ok(Self {
+            date: Some(date(SystemTime::now())),
             command: command(),
             ranks: rank.n_ranks(),
             lsa_ranks: properties.lsa_size(),
@@ -73,6 +80,23 @@ impl Header {
                 Some(SystemInfo::of(rank, &properties)?)
             },
         })
+    }
+
+    /// The subcommand; empty without one.
+    pub fn subcommand(&self) -> &str {
+        self.command.get(1).map_or("", String::as_str)
+    }
+
+    /// How it was measured, if its command line is one of this version.
+    pub fn run_options(&self) -> Option<RunOptions> {
+        let matches = Cli::command().try_get_matches_from(&self.command).ok()?;
+        RunOptions::from_arg_matches(matches.subcommand()?.1).ok()
+    }
+
+    /// The specified bandwidth of the links between the GPUs; `None` where it is not known.
+    pub fn link_bandwidth(&self) -> Option<f64> {
+        let machine = self.machine.as_ref()?;
+        links::bandwidth(&machine.gpu, machine.links.as_deref()?)
     }
 }
 
@@ -221,7 +245,8 @@ mod tests {
             host_rma: true,
         };
         let command = vec!["devcomm-bench".to_owned(), "all-reduce".to_owned()];
-        let mut header = Header { command, ranks: 4, lsa_ranks: 4, machine: Some(machine) };
+        let mut header =
+            Header { date: None, command, ranks: 4, lsa_ranks: 4, machine: Some(machine) };
         let text = header.to_string();
         assert_eq!(text.lines().count(), 5);
         assert!(text.lines().all(|line| line.starts_with("# ")), "{text}");

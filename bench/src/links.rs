@@ -36,6 +36,16 @@ fn of_matrix(matrix: &str, ordinals: &[String]) -> Option<String> {
     (!links.is_empty()).then(|| links.join(" and "))
 }
 
+/// GB/s from one GPU to the others, in one direction, as NVIDIA specifies it for `NVn`, that is n
+/// links of NVLink: 25 for each of NVLink 3 and 4, 50 of NVLink 5.
+pub fn bandwidth(gpu: &str, links: &str) -> Option<f64> {
+    const PER_LINK: [(&str, f64); 5] =
+        [("A100", 25.0), ("H100", 25.0), ("H200", 25.0), ("B200", 50.0), ("B300", 50.0)];
+    let n: u32 = links.strip_prefix("NV")?.parse().ok()?;
+    let (_, per_link) = PER_LINK.iter().find(|(name, _)| gpu.contains(name))?;
+    Some(f64::from(n) * per_link)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -60,6 +70,16 @@ NIC0\tPXB\tPIX\tSYS\t X
             of_matrix(&MATRIX.replace("\x1b[4m", ""), &["0".into(), "2".into()]).as_deref(),
             Some("SYS")
         );
+    }
+
+    #[test]
+    fn the_bandwidth_of_links_is_known_for_nvlink() {
+        assert_eq!(bandwidth("NVIDIA H200", "NV18"), Some(450.0));
+        assert_eq!(bandwidth("NVIDIA GB200", "NV18"), Some(900.0));
+        for (gpu, links) in [("NVIDIA H200", "SYS"), ("NVIDIA H200", "NV18 and SYS"), ("L4", "NV4")]
+        {
+            assert_eq!(bandwidth(gpu, links), None);
+        }
     }
 
     #[test]

@@ -10,14 +10,19 @@
 //! devcomm-bench tune gemm -g 1 --set square                     # the fastest plan of each shape
 //! devcomm-bench report                                          # docs/measurements.md from --json
 //! torchrun --no-python --nproc-per-node 8 -- ./devcomm-bench all-reduce
+//! devcomm-bench all-reduce --compare rows.json --plot rows.svg  # what became faster, or slower
+//! devcomm-bench compare old.json new.json                       # the same of two files
 //! cargo xtask twins    # then Rust against CUDA C++:
 //! cargo run --release -p devcomm-bench --features ptx -- twins
 //! ```
 //!
 //! Results are checked first, on random data. Flags and columns are named as in nccl-tests.
 
+mod compare;
 mod contender;
 mod cublaslt;
+mod date;
+mod documents;
 mod files;
 mod gpu;
 mod harness;
@@ -25,6 +30,7 @@ mod header;
 mod links;
 mod model;
 mod options;
+mod plot;
 mod ranks;
 mod report;
 mod sensors;
@@ -106,7 +112,9 @@ enum Bench {
     /// The time of collectives from a few costs, fitted to measured rows and printed beside them,
     /// and extrapolated to more GPUs
     Model(model::Options),
-    /// A page of tables from files of rows (--json), such as docs/measurements.md
+    /// Compares two JSON files of the same benchmark: exit status 1 if a row became slower
+    Compare(compare::Options),
+    /// A page of tables and plots from files of rows (--json), such as docs/measurements.md
     Report(report::Options),
     /// Kernels written in Rust against the same kernels in CUDA C++, compiled by `cargo xtask
     /// twins`
@@ -174,6 +182,7 @@ fn main() -> ExitCode {
         Bench::GemmLadder(command) => versus::run(command),
         Bench::Tune { what } => what.run(),
         Bench::Model(options) => model::run(options),
+        Bench::Compare(options) => compare::run(options),
         Bench::Report(options) => report::run(options),
         Bench::Twins(options) => twins::run(options),
     };

@@ -7,6 +7,10 @@ pub struct Spread {
     pub median: f64,
     /// The distance between the first and the third quartile.
     pub iqr: f64,
+    /// The 99th percentile.
+    pub p99: f64,
+    /// The distance between the least and the greatest.
+    pub range: f64,
 }
 
 impl Spread {
@@ -14,8 +18,12 @@ impl Spread {
     pub fn of(samples: impl IntoIterator<Item = f64>) -> Option<Self> {
         let mut sorted: Vec<f64> = samples.into_iter().collect();
         sorted.sort_by(f64::total_cmp);
-        let median = quantile(&sorted, 0.5)?;
-        Some(Self { median, iqr: quantile(&sorted, 0.75)? - quantile(&sorted, 0.25)? })
+        Some(Self {
+            median: quantile(&sorted, 0.5)?,
+            iqr: quantile(&sorted, 0.75)? - quantile(&sorted, 0.25)?,
+            p99: quantile(&sorted, 0.99)?,
+            range: sorted.last()? - sorted.first()?,
+        })
     }
 }
 
@@ -47,11 +55,12 @@ mod tests {
     #[test]
     fn the_spread_of_known_samples() {
         let spread = Spread::of([5.0, 1.0, 4.0, 2.0, 3.0]).unwrap();
-        assert_eq!(spread, Spread { median: 3.0, iqr: 2.0 });
+        assert_eq!(spread, Spread { median: 3.0, iqr: 2.0, p99: 4.96, range: 4.0 });
         // The median lies between two samples.
         let spread = Spread::of([4.0, 1.0, 2.0, 3.0]).unwrap();
-        assert_eq!(spread, Spread { median: 2.5, iqr: 1.5 });
-        assert_eq!(Spread::of([7.0]), Some(Spread { median: 7.0, iqr: 0.0 }));
+        assert_eq!((spread.median, spread.iqr), (2.5, 1.5));
+        let alone = Spread { median: 7.0, iqr: 0.0, p99: 7.0, range: 0.0 };
+        assert_eq!(Spread::of([7.0]), Some(alone));
         assert_eq!(Spread::of([]), None);
     }
 
@@ -59,7 +68,7 @@ mod tests {
     fn an_outlier_moves_neither_median_nor_quartiles() {
         let usual = Spread::of((0..101).map(f64::from)).unwrap();
         let outlier = Spread::of((0..100).map(f64::from).chain([1e9])).unwrap();
-        assert_eq!(usual, outlier);
+        assert_eq!((usual.median, usual.iqr), (outlier.median, outlier.iqr));
     }
 
     #[test]

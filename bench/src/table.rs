@@ -4,9 +4,10 @@ use std::fmt::Display;
 use std::fs;
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use comfy_table::{CellAlignment, ColumnConstraint, Table, presets};
-use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
 use crate::header::Header;
 use crate::options::OutputOptions;
@@ -32,9 +33,10 @@ pub trait Row: Serialize {
 }
 
 /// A benchmark's header and rows.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct Report<R> {
-    header: Option<Header>,
+    /// `None` before it is set.
+    pub header: Option<Header>,
     /// The rows, in order.
     pub rows: Vec<R>,
 }
@@ -48,6 +50,21 @@ impl<R: Row> Report<R> {
     /// Sets the header.
     pub fn set_header(&mut self, header: Header) {
         self.header = Some(header);
+    }
+
+    /// Reads a file that `--json` wrote.
+    pub fn read(path: &Path) -> Result<Self>
+    where
+        R: DeserializeOwned,
+    {
+        let name = path.display();
+        let text = fs::read_to_string(path).with_context(|| format!("cannot read {name}"))?;
+        let report: Self = serde_json::from_str(&text).with_context(|| {
+            format!("{name} is not what --json of this version writes for a comparison")
+        })?;
+        ensure!(report.header.is_some(), "{name} has no header");
+        ensure!(!report.rows.is_empty(), "{name} has no rows");
+        Ok(report)
     }
 
     /// The rows as a table.

@@ -342,11 +342,12 @@ fn csv_and_json_hold_the_rows_of_the_table() {
     let csv = fs::read_to_string(csv).unwrap();
     let expected = "size,count,type,redop,m,n,k,variant,in_place,blocks,threads,time_us,algbw,\
                     busbw,tflops,wrong,noise_percent,time_over_nccl,time_over_nccl_sym,\
-                    time_over_cublaslt,time_over_best,algorithm,l2,power_w,sm_mhz,temperature_c\n\
-                    16,8,bf16,sum,,,,rust,false,1,128,,,,,0,,,,,,,,,,\n\
-                    16,8,bf16,sum,,,,rust-ops,false,1,64,,,,,0,,,,,,Lamport,,,,\n\
-                    16,8,bf16,sum,,,,nccl,false,,,,,,,0,,,,,,,,,,\n\
-                    16,8,bf16,sum,,,,nccl-sym,false,,,,,,,0,,,,,,,,,,\n";
+                    time_over_cublaslt,time_over_best,algorithm,l2,power_w,sm_mhz,temperature_c,\
+                    p99_us,spread_percent\n\
+                    16,8,bf16,sum,,,,rust,false,1,128,,,,,0,,,,,,,,,,,,\n\
+                    16,8,bf16,sum,,,,rust-ops,false,1,64,,,,,0,,,,,,Lamport,,,,,,\n\
+                    16,8,bf16,sum,,,,nccl,false,,,,,,,0,,,,,,,,,,,,\n\
+                    16,8,bf16,sum,,,,nccl-sym,false,,,,,,,0,,,,,,,,,,,,\n";
     assert_eq!(csv, expected);
 
     let json: Value = serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();

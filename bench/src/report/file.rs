@@ -8,6 +8,9 @@ use clap::ValueEnum;
 use serde::Deserialize;
 
 use crate::contender::Variant;
+use crate::plot;
+use crate::table::Report;
+use crate::versus;
 
 /// A file, its rows sorted into cases.
 pub struct File {
@@ -18,12 +21,15 @@ pub struct File {
     pub columns: Vec<Column>,
     /// The rows of each size, type or shape, at most one for each column.
     pub cases: Vec<Vec<Row>>,
+    /// The rows, drawn; `None` for rows of another version and for rows without times.
+    pub plot: Option<String>,
 }
 
 /// What the page needs of the header; what other versions do not write is missing.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub struct Header {
+    pub date: Option<String>,
     pub command: Vec<String>,
     pub ranks: usize,
     pub machine: Option<Machine>,
@@ -121,7 +127,8 @@ impl File {
             }
         }
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        Ok(Self { name, header, columns, cases })
+        let plot = Report::<versus::Row>::read(path).ok().and_then(|report| plot::svg(&report));
+        Ok(Self { name, header, columns, cases, plot })
     }
 
     /// The benchmark, such as `all-reduce`.
@@ -139,15 +146,21 @@ impl File {
         })
     }
 
-    /// The command line, without the files that it wrote.
+    /// The plot's name, without folder.
+    pub fn plot_name(&self) -> String {
+        Path::new(&self.name).with_extension("svg").display().to_string()
+    }
+
+    /// The command line, without the files that it read and wrote.
     pub fn command(&self) -> String {
         let mut words = self.header.command.iter();
         let mut kept = Vec::new();
         while let Some(word) = words.next() {
-            match word.as_str() {
-                "--json" | "--csv" => _ = words.next(),
-                word if word.starts_with("--json=") || word.starts_with("--csv=") => {}
-                word => kept.push(word),
+            let (flag, value) = word.split_once('=').map_or((&**word, None), |(f, v)| (f, Some(v)));
+            match ["--json", "--csv", "--plot", "--compare"].contains(&flag) {
+                true if value.is_none() => _ = words.next(),
+                true => {}
+                false => kept.push(word.as_str()),
             }
         }
         kept.join(" ")

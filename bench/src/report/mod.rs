@@ -1,4 +1,4 @@
-//! `report`: a page of tables from files of rows, as docs/measurements.md.
+//! `report`: a page of tables and plots from files of rows, as docs/measurements.md.
 
 mod file;
 mod page;
@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 
+use crate::documents::write;
 use file::File;
 
 /// The flags of `report`.
@@ -24,12 +25,17 @@ pub struct Options {
     to: PathBuf,
 }
 
-/// Writes the page.
+/// Writes the page, and the plots beside the files.
 pub fn run(options: &Options) -> Result<()> {
     let Options { from, to } = options;
     let files = read(from)?;
     let page = page::markdown(&files, &link(from, to));
-    fs::write(to, page).with_context(|| format!("cannot write {}", to.display()))?;
+    write(to, &page)?;
+    for file in &files {
+        if let Some(plot) = &file.plot {
+            write(&from.join(file.plot_name()), plot)?;
+        }
+    }
     println!("{} has the rows of {} files", to.display(), files.len());
     Ok(())
 }
@@ -59,8 +65,13 @@ mod tests {
     fn the_page_of_measurements_is_what_report_makes_of_the_files() {
         let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
         let (from, to) = (docs.join("measurements"), docs.join("measurements.md"));
-        let page = page::markdown(&read(&from).unwrap(), &link(&from, &to));
+        let files = read(&from).unwrap();
+        let page = page::markdown(&files, &link(&from, &to));
         let written = fs::read_to_string(to).unwrap();
         assert!(page == written, "docs/measurements.md: run `devcomm-bench report`");
+        for file in &files {
+            let written = fs::read_to_string(from.join(file.plot_name())).ok();
+            assert!(file.plot == written, "{}: run `devcomm-bench report`", file.plot_name());
+        }
     }
 }

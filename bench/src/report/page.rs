@@ -30,6 +30,9 @@ launched one by one or, with `-G 1`, as one CUDA graph. Sizes and bandwidths are
 * *W* and *MHz*: power and SM clock of rank 0's GPU while the fastest variant in Rust ran and, after
   the slash, the fastest one of another library. The power sensor is slow: only batches longer than
   about 100 ms tell variants apart.
+
+In the plots the axes are logarithmic, and a dashed line is the bandwidth for which NVIDIA specifies
+the links.
 ";
 
 /// The benchmarks in the order of the page, and their titles.
@@ -77,6 +80,9 @@ fn section(file: &File, folder: &str) -> String {
         file.command(),
         filled(&conditions(file, folder)),
     );
+    if file.plot.is_some() {
+        section += &format!("\n![{}]({folder}/{})\n", heading(file), file.plot_name());
+    }
     if let Some(summary) = summary(file) {
         section += &format!("\n{}", filled(&summary));
     }
@@ -112,6 +118,9 @@ fn types(file: &File) -> BTreeSet<&str> {
 /// What the file's header tells.
 fn conditions(file: &File, folder: &str) -> String {
     let mut text = format!("[{name}]({folder}/{name}).", name = file.name);
+    if let Some(date) = &file.header.date {
+        text += &format!(" {date}.");
+    }
     let Some(machine) = &file.header.machine else { return text };
     let mut say = |what: &str, value: &Option<String>| {
         if let Some(value) = value {

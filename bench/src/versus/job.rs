@@ -10,6 +10,7 @@ use super::nccl_tests::NcclTests;
 use super::row::{Case, Row, Summary, VariantResult, rows};
 use super::selection::Selection;
 use crate::contender::{Contender, Variant};
+use crate::documents::Documents;
 use crate::files::TwinFiles;
 use crate::harness::Harness;
 use crate::header::Header;
@@ -96,7 +97,9 @@ impl<'a> Job<'a> {
                 println!("# {}", self.harness.run.describe());
                 println!(
                     "# noise: the interquartile range of the rounds' times in percent of their \
-                     median; time/nccl: this row's time divided by nccl's, median of the rounds"
+                     median; spread: the longest minus the shortest, likewise; p99: their 99th \
+                     percentile, of batches, in which a slow call is one of many; time/nccl: this \
+                     row's time divided by nccl's, median of the rounds"
                 );
                 if !self.foreign.is_empty() {
                     println!(
@@ -163,7 +166,12 @@ impl<'a> Job<'a> {
     }
 
     /// Prints the results, even if incomplete. Wrong results are an error.
-    pub fn finish(self, measured: Result<()>, output: &OutputOptions) -> Result<()> {
+    pub fn finish(
+        self,
+        measured: Result<()>,
+        output: &OutputOptions,
+        documents: &Documents,
+    ) -> Result<()> {
         let summary = Summary::of(&self.report.rows);
         if self.harness.rank.is_root() {
             match self.nccl_tests {
@@ -175,7 +183,11 @@ impl<'a> Job<'a> {
             }
         }
         measured?;
-        summary.judge()
+        summary.judge()?;
+        if self.harness.rank.is_root() {
+            documents.publish(&self.report)?;
+        }
+        Ok(())
     }
 }
 
@@ -280,7 +292,7 @@ mod tests {
             // `nccl` writes its result in one of two checks, on both ranks.
             assert_eq!(wrong, [Some(0), Some(2)]);
             assert!(job.report.rows.iter().all(|row| row.time_us.is_some()));
-            let error = job.finish(Ok(()), output).unwrap_err().to_string();
+            let error = job.finish(Ok(()), output, &Documents::default()).unwrap_err().to_string();
             assert_eq!(error, "2 elements are wrong, see #wrong");
             Ok(())
         });
@@ -303,7 +315,7 @@ mod tests {
             assert_eq!((torch.variant, torch.wrong), (Variant::TorchOneShot, Some(5)));
             assert!((torch.time_us.unwrap() - 3.0).abs() < 1e-9, "{torch:?}");
             assert!(rust.time_over_best.is_some() && torch.time_over_best == Some(1.0));
-            assert!(job.finish(Ok(()), output).is_err());
+            assert!(job.finish(Ok(()), output, &Documents::default()).is_err());
             Ok(())
         });
     }
@@ -312,7 +324,8 @@ mod tests {
     fn the_error_of_a_run_comes_before_its_verdict() {
         simulated("", |job, output| {
             let measured = || bail!("a launch failed");
-            let error = job.finish(measured(), output).unwrap_err().to_string();
+            let error =
+                job.finish(measured(), output, &Documents::default()).unwrap_err().to_string();
             assert_eq!(error, "a launch failed");
             Ok(())
         });

@@ -30,6 +30,7 @@ use clap::Args;
 use devcomm::{Error, Rank};
 
 use crate::contender::Variant;
+use crate::documents::DocumentOptions;
 use crate::harness::Harness;
 use crate::options::{OutputOptions, RankOptions, RunOptions};
 use crate::ranks;
@@ -46,6 +47,7 @@ pub use gemm_ladder::GemmLadder;
 pub use p2p::P2p;
 pub use put::Put;
 pub use rmsnorm_allreduce::RmsNormAllReduce;
+pub use row::Row;
 pub use signal::Signal;
 pub use tune::Tune;
 pub use tune_collectives::TuneCollective;
@@ -80,6 +82,9 @@ pub struct Options {
 
     #[command(flatten)]
     output: OutputOptions,
+
+    #[command(flatten)]
+    documents: DocumentOptions,
 }
 
 /// A benchmark, with its flags in addition to [`Options`].
@@ -132,6 +137,7 @@ pub fn run<B: Benchmark>(command: &Command<B>) -> Result<()> {
     }
     let named = options.nccl_tests.as_ref().map_or(&*options.variants, std::slice::from_ref);
     let selection = Selection::new(named, B::VARIANTS, B::NAME)?;
+    let documents = options.documents.read()?;
     let foreign = benchmark.foreign(options, &selection).map_err(advise)?;
     let rank = |rank: &Rank| {
         let harness = Harness::new(rank, &options.ranks, &options.run)?;
@@ -139,7 +145,7 @@ pub fn run<B: Benchmark>(command: &Command<B>) -> Result<()> {
         let job = job.with_nccl_tests(options.nccl_tests.and(B::NCCL_TESTS));
         let mut job = job.with_foreign(&foreign);
         let measured = benchmark.run(&mut job);
-        job.finish(measured, &options.output)
+        job.finish(measured, &options.output, &documents)
     };
     ranks::run(&options.ranks, options.simulate, rank).map_err(advise)
 }

@@ -32,11 +32,12 @@ impl fmt::Display for NcclTests<'_> {
         head(f, ["(B)", "(elements)", "", "", ""], ["(us)", "(GB/s)", "(GB/s)", ""])?;
         for row in self.rows.iter().filter(|row| !row.in_place) {
             let (dtype, redop) =
-                (type_name(row.dtype), if row.redop == "-" { "none" } else { row.redop });
+                (type_name(&row.dtype), if row.redop == "-" { "none" } else { &row.redop });
             let root = if self.program == "broadcast_perf" { 0 } else { -1 };
             write!(f, "{:12}  {:12}  {dtype:>8}  {redop:>6}  {root:6}", row.size, row.count)?;
-            let same =
-                |other: &&Row| other.in_place && (other.size, other.dtype) == (row.size, row.dtype);
+            let same = |other: &&Row| {
+                other.in_place && (other.size, &other.dtype) == (row.size, &row.dtype)
+            };
             for row in [Some(row), self.rows.iter().find(same)] {
                 let number = |of: fn(&Row) -> Option<f64>, width| {
                     row.and_then(of).map_or("N/A".to_owned(), |number| fit(number, width))
@@ -61,7 +62,7 @@ impl fmt::Display for NcclTests<'_> {
 }
 
 /// nccl-tests' name of a type.
-fn type_name(dtype: &'static str) -> &'static str {
+fn type_name(dtype: &str) -> &str {
     match dtype {
         "f32" => "float",
         "f16" => "half",

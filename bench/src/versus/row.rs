@@ -4,7 +4,7 @@ use std::fmt;
 
 use anyhow::{Result, ensure};
 use clap::ValueEnum;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::contender::{Launch, Variant};
 use crate::harness::Rounds;
@@ -31,7 +31,7 @@ pub struct Case {
 }
 
 /// What the L2 cache holds of the inputs when an operation begins.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum L2 {
     /// What earlier calls with the same inputs left there
@@ -48,13 +48,13 @@ impl Case {
 }
 
 /// One variant's result in one case.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Row {
     pub size: usize,
     pub count: usize,
     #[serde(rename = "type")]
-    pub dtype: &'static str,
-    pub redop: &'static str,
+    pub dtype: String,
+    pub redop: String,
     /// Of a matrix product: as [`Case::shape`].
     pub m: Option<usize>,
     pub n: Option<usize>,
@@ -65,7 +65,8 @@ pub struct Row {
     pub in_place: bool,
     pub blocks: Option<u32>,
     pub threads: Option<u32>,
-    /// Microseconds per operation; `None` in the simulator, as are all derived values.
+    /// Microseconds per operation, the median of the rounds; `None` in the simulator, as are all
+    /// derived values.
     pub time_us: Option<f64>,
     /// Algorithm and bus bandwidth in GB/s, as nccl-tests defines them.
     pub algbw: Option<f64>,
@@ -90,6 +91,10 @@ pub struct Row {
     pub power_w: Option<f64>,
     pub sm_mhz: Option<f64>,
     pub temperature_c: Option<f64>,
+    /// The 99th percentile of the rounds.
+    pub p99_us: Option<f64>,
+    /// The longest minus the shortest round in percent of their median.
+    pub spread_percent: Option<f64>,
 }
 
 /// A variant's launch and check result, and the GPU's state while it was timed.
@@ -123,8 +128,8 @@ pub fn rows(case: Case, ran: &[VariantResult], rounds: Option<&Rounds>) -> Vec<R
         Row {
             size: case.size,
             count: case.count,
-            dtype: case.dtype,
-            redop: case.redop,
+            dtype: case.dtype.to_owned(),
+            redop: case.redop.to_owned(),
             m: case.shape.map(|[m, _, _]| m),
             n: case.shape.map(|[_, n, _]| n),
             k: case.shape.map(|[_, _, k]| k),
@@ -147,6 +152,8 @@ pub fn rows(case: Case, ran: &[VariantResult], rounds: Option<&Rounds>) -> Vec<R
             power_w: ran.reading.power_w,
             sm_mhz: ran.reading.sm_mhz,
             temperature_c: ran.reading.temperature_c,
+            p99_us: time.map(|time| time.p99 * 1e6),
+            spread_percent: time.map(|time| time.range / time.median * 100.0),
         }
     };
     ran.iter().enumerate().map(row).collect()
@@ -166,6 +173,8 @@ impl table::Row for Row {
         ("busbw", "GB/s"),
         ("#wrong", ""),
         ("noise", "% IQR"),
+        ("p99", "us"),
+        ("spread", "%"),
         ("time/nccl", "<1: faster"),
         ("time/nccl-sym", "<1: faster"),
         ("time/cublaslt", "<1: faster"),
@@ -182,24 +191,21 @@ impl table::Row for Row {
         let number = |value: Option<f64>, digits: usize| {
             value.map_or("-".to_owned(), |value| format!("{value:.digits$}"))
         };
-        let grid = self.blocks.zip(self.threads);
-        let shape = match (self.m, self.n, self.k) {
-            (Some(m), Some(n), Some(k)) => format!("{m}x{n}x{k}"),
-            _ => "-".to_owned(),
-        };
         vec![
             self.size.to_string(),
             self.count.to_string(),
-            self.dtype.to_owned(),
-            self.redop.to_owned(),
-            shape,
+            self.dtype.clone(),
+            self.redop.clone(),
+            self.shape().unwrap_or("-".to_owned()),
             self.variant.to_string(),
-            grid.map_or("-".to_owned(), |(blocks, threads)| format!("{blocks}x{threads}")),
+            self.grid().unwrap_or("-".to_owned()),
             number(self.time_us, 2),
             number(self.algbw, 2),
             number(self.busbw, 2),
             self.wrong.map_or("N/A".to_owned(), |wrong| wrong.to_string()),
             number(self.noise_percent, 1),
+            number(self.p99_us, 2),
+            number(self.spread_percent, 1),
             number(self.time_over_nccl, 3),
             number(self.time_over_nccl_sym, 3),
             number(self.time_over_cublaslt, 3),
@@ -216,6 +222,7 @@ impl table::Row for Row {
     /// tell if they do.
     fn has_column(rows: &[Self], column: &str) -> bool {
         match column {
+            "p99" | "spread" => return rows.iter().any(|row| row.p99_us.is_some()),
             "time/best" => return rows.iter().any(|row| torch::VARIANTS.contains(&row.variant)),
             "power" => return rows.iter().any(|row| row.power_w.is_some()),
             "SM clock" => return rows.iter().any(|row| row.sm_mhz.is_some()),
@@ -250,6 +257,22 @@ struct Ratio {
 }
 
 impl Row {
+    /// The matrix product's `m x n x k`.
+    pub fn shape(&self) -> Option<String> {
+        let (m, n, k) = (self.m?, self.n?, self.k?);
+        Some(format!("{m}x{n}x{k}"))
+    }
+
+    /// The variant, and whether it is in place.
+    pub fn name(&self) -> String {
+        format!("{}{}", self.variant, if self.in_place { " in place" } else { "" })
+    }
+
+    /// The kernel's blocks and threads.
+    pub fn grid(&self) -> Option<String> {
+        Some(format!("{}x{}", self.blocks?, self.threads?))
+    }
+
     /// This variant's time over `host`'s.
     fn over(&self, host: Variant) -> Option<f64> {
         match host {
@@ -360,6 +383,8 @@ mod tests {
         near(rows[1].time_over_nccl_sym, 1.0);
         near(rows[2].time_over_nccl_sym, 2.0);
         near(rows[0].noise_percent, 4.0 / 3.0 * 100.0);
+        near(rows[0].spread_percent, 8.0 / 3.0 * 100.0);
+        near(rows[0].p99_us, 3.0 + 0.98 * 6.0);
         // `nccl-sym` is the fastest of another library.
         near(rows[0].time_over_best, 0.5);
         near(rows[2].time_over_best, 2.0);
@@ -381,8 +406,8 @@ mod tests {
         assert_eq!(
             rows[0].cells()[4..],
             [
-                "-", "rust", "4x128", "-", "-", "-", "0", "-", "-", "-", "-", "-", "650", "-", "-",
-                "-", "-"
+                "-", "rust", "4x128", "-", "-", "-", "0", "-", "-", "-", "-", "-", "-", "-", "650",
+                "-", "-", "-", "-"
             ]
             .map(str::to_owned)
         );

@@ -11,10 +11,9 @@ use devcomm_testing::numbers::Number;
 use half::{bf16, f16};
 
 use super::collectives::{Call, Operation};
-use super::tune::{
-    Table, TableKey, Timed, choose, date, number, print_header, print_times, run_off,
-};
+use super::tune::{Table, TableKey, Timed, choose, number, print_header, print_times, run_off};
 use crate::contender::{Contender, Variant};
+use crate::date::date;
 use crate::harness::Harness;
 use crate::options::{Dtype, LARGEST, RankOptions, RunOptions, SizeOptions};
 use crate::ranks;

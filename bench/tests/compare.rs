@@ -1,0 +1,98 @@
+//! Comparisons of two runs.
+
+mod program;
+
+use std::fs;
+
+use program::{refuses, run};
+use serde_json::{Value, json};
+
+/// A run of two variants with two sizes, 25 rounds, and this noise and factor of all times.
+fn rows(noise_percent: f64, factor: f64) -> Value {
+    let row = |variant: &str, size: usize, us: f64| {
+        json!({
+            "size": size, "count": size / 4, "type": "f32", "redop": "sum", "variant": variant,
+            "time_us": us * factor, "algbw": 1.0, "busbw": 1.0, "wrong": 0,
+            "noise_percent": noise_percent,
+        })
+    };
+    let rows = [("rust", 2.0), ("nccl", 4.0)]
+        .into_iter()
+        .flat_map(|(variant, us)| [row(variant, 1024, us), row(variant, 4096, 2.0 * us)]);
+    let command = ["devcomm-bench", "all-reduce", "-G", "1", "--rounds", "25"];
+    let header = json!({"command": command, "ranks": 2, "lsa_ranks": 2, "machine": null});
+    json!({"header": header, "rows": rows.collect::<Vec<_>>()})
+}
+
+/// The path of a file with this text in a folder.
+fn file(folder: &tempfile::TempDir, name: &str, text: &str) -> String {
+    let path = folder.path().join(name);
+    fs::write(&path, text).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_verdict_knows_the_noise_and_a_slower_row_fails() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, rows: &Value| file(&folder, name, &rows.to_string());
+    // With 25 rounds, three standard errors of a difference are 0.79 times the noise of both.
+    let old = file("old.json", &rows(2.0, 1.0));
+    for (noise, factor, code, words) in [
+        (2.0, 1.014, 0, ["+1.4", "4 rows: 0 faster, 4 the same, 0 slower"]),
+        (2.0, 1.018, 1, ["+1.8", "4 rows: 0 faster, 0 the same, 4 slower"]),
+        (8.0, 1.04, 0, ["+4.0", "4 rows: 0 faster, 4 the same, 0 slower"]),
+        (0.1, 1.008, 0, ["+0.8", "4 rows: 0 faster, 4 the same, 0 slower"]),
+        (2.0, 0.9, 0, ["-10.0", "4 rows: 4 faster, 0 the same, 0 slower"]),
+    ] {
+        let new = file("new.json", &rows(noise, factor));
+        let (status, stdout, stderr) = run(&["compare", &old, &new]);
+        assert_eq!(status, Some(code), "{stdout}{stderr}");
+        assert!(words.iter().all(|word| stdout.contains(word)), "{stdout}");
+        assert_eq!(stderr.contains("4 of 4 rows became slower"), code == 1, "{stderr}");
+    }
+    let mut fewer = rows(0.0, 1.005);
+    fewer["rows"].as_array_mut().unwrap().pop();
+    fewer["rows"][0]["count"] = json!(7);
+    let (_, stdout, _) = run(&["compare", &old, &file("fewer.json", &fewer)]);
+    assert!(stdout.contains("2 rows only in the old run, 1 only in the new one"), "{stdout}");
+}
+
+#[test]
+fn what_cannot_be_compared_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let good = file(&folder, "good.json", &rows(1.0, 1.0).to_string());
+    let changed = |name: &str, pointer: &str, value: Value| {
+        let mut rows = rows(1.0, 1.0);
+        *rows.pointer_mut(pointer).unwrap() = value;
+        file(&folder, name, &rows.to_string())
+    };
+    let bad = [
+        ("no-such-file.json".to_owned(), "cannot read no-such-file.json"),
+        (file(&folder, "text.json", "size time"), "is not what --json of this version writes"),
+        (changed("other.json", "/rows/0", json!({"kernel": "put"})), "missing field `size`"),
+        (changed("variant.json", "/rows/0/variant", json!("cobol")), "unknown variant `cobol`"),
+        (changed("empty.json", "/rows", json!([])), "has no rows"),
+        (changed("headless.json", "/header", json!(null)), "has no header"),
+    ];
+    for (path, why) in &bad {
+        refuses(&["compare", &good, path], &[why]);
+        refuses(&["compare", path, &good], &[why]);
+        // Before anything runs, and before the lack of a GPU is found.
+        refuses(&["all-reduce", "--compare", path], &[why]);
+    }
+    for (pointer, value, why) in [
+        ("/header/command/1", json!("barrier"), "all-reduce and barrier cannot be compared"),
+        ("/header/command/3", json!("0"), "plain launches and graphs (-G) cannot be compared"),
+        ("/header/command/4", json!("--laps"), "does not know the flags of devcomm-bench"),
+        ("/header/ranks", json!(4), "2 and 4 ranks cannot be compared"),
+    ] {
+        refuses(&["compare", &good, &changed("changed.json", pointer, value)], &[why]);
+    }
+    let mut untimed = rows(1.0, 1.0);
+    for row in untimed["rows"].as_array_mut().unwrap() {
+        row["time_us"] = json!(null);
+    }
+    let untimed = file(&folder, "untimed.json", &untimed.to_string());
+    refuses(&["compare", &good, &untimed], &["no row has a time in both runs"]);
+    refuses(&["all-reduce", "--simulate", "2", "--plot", "x.svg"], &["cannot be used with"]);
+}
