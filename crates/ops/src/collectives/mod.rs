@@ -102,6 +102,9 @@ struct Workspace {
     arrived: Window<u32>,
 }
 
+/// Blocks that push or load long messages, if all GPUs have as many multiprocessors.
+const PUSH_BLOCKS: u32 = 128;
+
 /// Options of [`Collectives`], the same on every rank. With one of them, plans do not follow from
 /// measurements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,7 +127,8 @@ impl CollectivesOptions {
         Self { lamport_bytes: Some(bytes), ..self }
     }
 
-    /// The blocks that push or load long messages. Default: 128.
+    /// The blocks that push or load long messages. Default: 128, or fewer if a rank's GPU has fewer
+    /// multiprocessors.
     pub const fn push_blocks(self, blocks: u32) -> Self {
         Self { push_blocks: Some(blocks), ..self }
     }
@@ -138,7 +142,7 @@ impl CollectivesOptions {
         let set = KernelSet { modules: &MODULES, unavailable: KERNELS.unavailable };
         let compiled = Kernels::load(comm.context(), &set)?;
         let reaches = matches!(comm.n_ranks(), 2 | 4 | 8) && comm.require_single_lsa_team().is_ok();
-        let workspace = reaches.then(|| Workspace::new(comm, self)).transpose()?;
+        let workspace = reaches.then(|| Workspace::new(comm, self.resolved(comm)?)).transpose()?;
         let is_measured = reaches && self == Self::new();
         let table = if is_measured { measured(comm)? } else { Table::default() };
         Ok(Collectives {
@@ -152,9 +156,16 @@ impl CollectivesOptions {
         })
     }
 
-    /// Blocks that push or load long messages.
+    /// With the number of blocks that push or load long messages: a multiprocessor may have room
+    /// for one.
+    fn resolved(self, comm: &Communicator) -> Result<Self> {
+        let own = comm.context().limits().multiprocessors;
+        let fewest = comm.host_all_gather(&[own])?.concat().into_iter().min().unwrap_or(own);
+        Ok(self.push_blocks(self.push_blocks.unwrap_or(fewest.min(PUSH_BLOCKS))))
+    }
+
     fn blocks(self) -> u32 {
-        self.push_blocks.unwrap_or(128)
+        self.push_blocks.unwrap_or(PUSH_BLOCKS)
     }
 
     /// Slots for vectors from each rank: for an all-reduce, and for a warp.
