@@ -3,8 +3,8 @@
 mod exchange;
 
 use devcomm::{
-    Algorithm, Buffer, Collectives, CollectivesOptions, DeviceSlice, Element, Rank, ReduceOp,
-    Result, Simulation, Stream,
+    Algorithm, Buffer, Collectives, CollectivesOptions, DeviceSlice, Element, F8E4M3, Rank,
+    ReduceOp, Result, Simulation, Stream,
 };
 use devcomm_testing::machines::{Gpus, on_gpus};
 use half::{bf16, f16};
@@ -33,6 +33,11 @@ numbers! {
     f32 std::convert::identity, std::convert::identity;
     f16 f16::to_f32, f16::from_f32;
     bf16 bf16::to_f32, bf16::from_f32;
+    F8E4M3 e4m3_to_f32, F8E4M3::from_f32;
+}
+
+fn e4m3_to_f32(value: F8E4M3) -> f32 {
+    value.to_f32()
 }
 
 /// What rank `rank` sends in a launch.
@@ -259,8 +264,14 @@ fn normalised(sum: &[f64], weight: &[f64], eps: f64) -> Vec<f64> {
     sum.iter().zip(weight).map(|(x, w)| x * w / (mean + eps).sqrt()).collect()
 }
 
-/// The operation of `tokens` rows, twice in a row with the same residual.
-fn normalises<T: Number>(rank: &Rank, tokens: usize, hidden: usize, rounding: f64) -> Result<()> {
+/// The operation of `tokens` rows, in the input's type twice in a row with the same residual.
+fn normalises<T: Number>(
+    rank: &Rank,
+    tokens: usize,
+    hidden: usize,
+    rounding: f64,
+    scale: Option<f32>,
+) -> Result<()> {
     let (comm, stream) = (rank.communicator()?, rank.stream()?);
     let collectives = Collectives::new(comm)?;
     let count = tokens * hidden;
@@ -273,18 +284,23 @@ fn normalises<T: Number>(rank: &Rank, tokens: usize, hidden: usize, rounding: f6
     let input = buffer(&elements(&|i| sent(rank.rank(), 0, i)))?;
     let residual = buffer(&elements(&|i| (i % 5) as i32))?;
     let weight = buffer(&elements(&|i| (i % 3) as i32 + 1)[..hidden])?;
-    let output = buffer(&elements(&|_| 0))?;
     let eps = 0.25;
-    for _ in 0..2 {
-        collectives.all_reduce_rmsnorm(&input, &residual, &weight, &output, eps, &stream)?;
-    }
-    stream.synchronize()?;
-    let read = |from: &devcomm::SymmetricBuffer<T>| {
-        let mut elements = vec![T::of(0); count];
-        from.copy_to_host(&mut elements)?;
-        Ok::<_, devcomm::Error>(elements.into_iter().map(|x| f64::from(x.value())).collect())
+    let (got, launches) = if let Some(scale) = scale {
+        let (output, scales) = (comm.mem_alloc::<F8E4M3>(count)?, comm.mem_alloc(1)?);
+        scales.copy_from_host(&[scale])?;
+        let to = (&output, &scales);
+        collectives.all_reduce_rmsnorm_quantised(&input, &residual, &weight, to, eps, &stream)?;
+        stream.synchronize()?;
+        (values(&output)?, 1)
+    } else {
+        let output = buffer(&elements(&|_| 0))?;
+        for _ in 0..2 {
+            collectives.all_reduce_rmsnorm(&input, &residual, &weight, &output, eps, &stream)?;
+        }
+        stream.synchronize()?;
+        (values(&output)?, 2)
     };
-    let (got, left): (Vec<f64>, Vec<f64>) = (read(&output)?, read(&residual)?);
+    let left = values(&residual)?;
     let weight: Vec<f64> = (0..hidden).map(|i| (i % 3 + 1) as f64).collect();
     for token in 0..tokens {
         let row = token * hidden..(token + 1) * hidden;
@@ -292,16 +308,35 @@ fn normalises<T: Number>(rank: &Rank, tokens: usize, hidden: usize, rounding: f6
             .clone()
             .map(|i| {
                 let all: i32 = (0..rank.n_ranks()).map(|rank| sent(rank, 0, i)).sum();
-                f64::from(2 * all) + (i % 5) as f64
+                f64::from(launches * all) + (i % 5) as f64
             })
             .collect();
         assert_eq!(left[row.clone()], sum, "token {token} of {tokens} x {hidden}");
         for (got, want) in got[row].iter().zip(normalised(&sum, &weight, eps.into())) {
-            let wrong = (got - want).abs() > rounding * want.abs();
+            let [from, to] = [-rounding, rounding].map(|error| match scale {
+                Some(scale) => quantised(want * (1.0 + error * want.signum()), scale),
+                None => want + error * want.abs(),
+            });
+            let wrong = *got < from || *got > to || got.is_nan();
             assert!(!wrong, "token {token} of {tokens} x {hidden}: {got} and not {want}");
         }
     }
+    // The largest sums saturate where the scale is small.
+    assert_eq!(got.contains(&448.0), scale.is_some_and(|scale| scale < 0.1));
     Ok(())
+}
+
+fn values<T: Number>(buffer: &impl Buffer<Element = T>) -> Result<Vec<f64>> {
+    let slice = buffer.device_slice();
+    let mut elements = vec![T::of(0); slice.len()];
+    slice.copy_to_host(&mut elements)?;
+    Ok(elements.into_iter().map(|x| f64::from(x.value())).collect())
+}
+
+/// The value of the 8-bit float that stands for `x`.
+fn quantised(x: f64, scale: f32) -> f64 {
+    let quotient = (x / f64::from(scale)).clamp(-448.0, 448.0);
+    f64::from(F8E4M3::from_f32(quotient as f32).to_f32())
 }
 
 #[test]
@@ -310,15 +345,22 @@ fn all_reduces_with_rmsnorm() {
     let [single, f16s, bf16s] = [4.0, 4096.0, 32768.0].map(|ulps: f64| ulps * 2f64.powi(-23));
     for ranks in [2, 3, 4] {
         on_gpus("all_reduces_with_rmsnorm", ranks, |rank| {
-            normalises::<f32>(rank, 3, 64, 4.0 * single)?;
-            normalises::<f16>(rank, 2, 264, f16s * 1.01)?;
-            normalises::<bf16>(rank, 1, 1024, bf16s * 1.01)?;
+            normalises::<f32>(rank, 3, 64, 4.0 * single, None)?;
+            normalises::<f16>(rank, 2, 264, f16s * 1.01, None)?;
+            normalises::<bf16>(rank, 1, 1024, bf16s * 1.01, None)?;
+            // Quantised: the largest saturate, or the smallest are subnormal.
+            normalises::<f32>(rank, 1, 20, 4.0 * single, Some(0.01))?;
+            normalises::<f16>(rank, 3, 72, 4.0 * single, Some(37.0))?;
+            normalises::<bf16>(rank, 2, 264, 4.0 * single, Some(0.01))?;
             if rank.is_simulated() {
                 return Ok(());
             }
-            normalises::<bf16>(rank, 64, 8192, bf16s * 1.01)?;
-            // More than the messages hold.
-            normalises::<bf16>(rank, 300, 8192, bf16s * 1.01)
+            // In one step, and more than the messages hold.
+            for tokens in [64, 300] {
+                normalises::<bf16>(rank, tokens, 8192, bf16s * 1.01, None)?;
+                normalises::<bf16>(rank, tokens, 8192, 8.0 * single, Some(0.01))?;
+            }
+            Ok(())
         });
     }
 }
@@ -335,6 +377,20 @@ fn rows_that_do_not_fit_are_refused() {
         for (count, hidden) in [(8, 6), (10, 4), (8192, 8192)] {
             let message = rows(count, hidden).err().map(|e| e.to_string()).unwrap_or_default();
             assert!(message.contains("rows have whole vectors"), "{message}");
+        }
+        let (x, weight) = (comm.mem_alloc::<f32>(16)?, comm.mem_alloc::<f32>(8)?);
+        let (bytes, scale) = (comm.mem_alloc::<F8E4M3>(32)?, comm.mem_alloc::<f32>(1)?);
+        for (output, scales, reason) in [
+            (0..15, 1, "the output has 15 elements"),
+            (8..24, 1, "the output begins at"),
+            (0..16, 0, "the scale has 0 elements"),
+        ] {
+            let (output, scale) = (bytes.slice(output)?, scale.slice(..scales)?);
+            let (residual, to) = (comm.mem_alloc(16)?, (&output, &scale));
+            let refused =
+                collectives.all_reduce_rmsnorm_quantised(&x, &residual, &weight, to, 0.1, &stream);
+            let message = refused.err().map(|error| error.to_string()).unwrap_or_default();
+            assert!(message.contains(reason), "{message}");
         }
         Ok(())
     });

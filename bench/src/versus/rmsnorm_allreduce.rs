@@ -3,7 +3,8 @@
 
 use anyhow::{Result, ensure};
 use clap::Args;
-use devcomm::kernels::{self, collectives::rmsnorm::ROW_VECTORS};
+use devcomm::kernels;
+use devcomm::kernels::collectives::rmsnorm::{Quantised, QuantisedArgs, ROW_VECTORS};
 use devcomm::{
     Buffer, Collectives, DeviceSlice, KERNELS, Kernel, Kernels, LaunchConfig, ReduceOp, Window,
 };
@@ -41,6 +42,7 @@ const SIMULATED_TOKENS: [usize; 2] = [1, 3];
 const SIMULATED_HIDDEN: usize = 256;
 
 const EPS: f32 = 1e-5;
+const NOT_QUANTISED: QuantisedArgs<u64, u64> = QuantisedArgs { output: 0, scale: 0 };
 /// Threads of a block, at most: each has [`ROW_VECTORS`] vectors of a row.
 const THREADS: usize = 512;
 
@@ -81,7 +83,7 @@ impl RmsNormAllReduce {
     ) -> Result<()>
     where
         T: Number,
-        K: Kernel<Args = (*const T, *mut T, *const T, *mut T, u32, u32, f32)>,
+        K: Kernel<Args = (*const T, *mut T, *const T, *mut T, Quantised, u32, u32, f32)>,
     {
         if !self.dtype.includes(T::NAME) {
             return Ok(());
@@ -174,7 +176,7 @@ impl<'a, T: Number> Norm<'a, T> {
 
     fn by_nccl<K>(self, compiled: &'a Kernels) -> Contender<'a>
     where
-        K: Kernel<Args = (*const T, *mut T, *const T, *mut T, u32, u32, f32)>,
+        K: Kernel<Args = (*const T, *mut T, *const T, *mut T, Quantised, u32, u32, f32)>,
     {
         let (variant, outcome) = (self.variant, self.clone());
         let Self { harness: Harness { comm, stream, .. }, input, output, residual, weight, .. } =
@@ -187,7 +189,8 @@ impl<'a, T: Number> Norm<'a, T> {
             comm.all_reduce(&input, &output, ReduceOp::Sum, stream)?;
             let [sum, residual, weight] =
                 [&output, &residual, &weight].map(|slice| slice.device_address());
-            let norm = K::with_args((sum, residual, weight, sum, tokens, hidden, EPS));
+            let norm =
+                K::with_args((sum, residual, weight, sum, NOT_QUANTISED, tokens, hidden, EPS));
             // SAFETY: the buffers have the elements, aligned; dropping one waits for the stream.
             unsafe { norm.config(config).launch(&compiled.on(stream)) }
         };

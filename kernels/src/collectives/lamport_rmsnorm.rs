@@ -7,7 +7,7 @@ use cuda_std::vector::Accumulate;
 use half::{bf16, f16};
 use nccl_device::{Coop, DevComm, LamportSlots, Window};
 
-use super::rmsnorm::{ROW_VECTORS, Rows};
+use super::rmsnorm::{Quantised, ROW_VECTORS, Rows};
 
 /// For each token `t < tokens`: `sum = residual[t] + ` the sum of row `t` of `input` over the ranks
 /// of the LSA team, which has 2, 4 or 8; `residual[t]` becomes the sum, rounded, and `output[t]`
@@ -16,6 +16,8 @@ use super::rmsnorm::{ROW_VECTORS, Rows};
 /// A row has `hidden` elements. f16 and bf16 are summed in f32, and each result is rounded once.
 /// All ranks get the same bits if their residuals are the same. `output` may be `input`. Without a
 /// `residual` (null), the sum is that over the ranks, and is not stored.
+///
+/// With [`Quantised`] results, `output` is not used.
 ///
 /// `slots` and `state` are the memory of [`Lamport`](nccl_device::Lamport) messages, with
 /// `capacity` slots for vectors from each rank.
@@ -26,9 +28,8 @@ use super::rmsnorm::{ROW_VECTORS, Rows};
 ///
 /// # Safety
 ///
-/// `input`, `output` and `residual` have `tokens * hidden` elements, `weight` has `hidden`, all
-/// aligned to 16 bytes, and nothing else accesses them until the kernel has ended. `slots` and
-/// `state` are as [`LamportSlots`] needs them.
+/// `input`, the output in use and `residual` have `tokens * hidden` elements, `weight` has `hidden`,
+/// all aligned to 16 bytes, and nothing else accesses them until the kernel has ended. `slots` and `state` are as [`LamportSlots`] needs them.
 #[kernel(
     T = [f32, f16, bf16],
     max_threads = 512,
@@ -43,11 +44,12 @@ pub unsafe fn lamport_rmsnorm<T: Accumulate<Acc = f32>>(
     residual: *mut T,
     weight: *const T,
     output: *mut T,
+    quantised: Quantised,
     tokens: u32,
     hidden: u32,
     eps: f32,
 ) {
-    let rows = Rows { input, residual, weight, output, tokens, hidden, eps };
+    let rows = Rows { input, residual, weight, output, quantised, tokens, hidden, eps };
     // SAFETY: the kernel's contract.
     unsafe {
         match comm.lsa_team().n_ranks {

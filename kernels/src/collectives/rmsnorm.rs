@@ -5,7 +5,8 @@ use core::cell::Cell;
 use cuda_std::prelude::*;
 use cuda_std::strided::Strided;
 use cuda_std::vector::{Accumulate, Vec16};
-use cuda_std::{grid, math};
+use cuda_std::{convert, grid, math};
+use devcomm_types::F8E4M3;
 use half::{bf16, f16};
 
 /// For each token `t < tokens`: `sum = residual[t] + input[t]`; `residual[t]` becomes the sum,
@@ -14,24 +15,27 @@ use half::{bf16, f16};
 /// A row has `hidden` elements. f16 and bf16 are computed in f32, and each result is rounded once.
 /// `output` may be `input`. Without a `residual` (null) the sum is the input.
 ///
+/// With [`Quantised`] results, `output` is not used.
+///
 /// Grid: any; a block computes one row at a time. Block: a multiple of 32 threads, one-dimensional,
 /// at least half as many as a row has vectors of 16 bytes. May be a dependent launch.
 ///
 /// # Safety
 ///
-/// `input`, `output` and `residual` have `tokens * hidden` elements, `weight` has `hidden`, all
-/// aligned to 16 bytes, and nothing else accesses them until the kernel has ended.
+/// `input`, the output in use and `residual` have `tokens * hidden` elements, `weight` has `hidden`,
+/// all aligned to 16 bytes, and nothing else accesses them until the kernel has ended.
 #[kernel(T = [f32, f16, bf16], requires(hidden.is_multiple_of(Vec16::<T>::LANES as u32)))]
 pub unsafe fn rmsnorm<T: Accumulate<Acc = f32>>(
     input: *const T,
     residual: *mut T,
     weight: *const T,
     output: *mut T,
+    quantised: Quantised,
     tokens: u32,
     hidden: u32,
     eps: f32,
 ) {
-    let rows = Rows { input, residual, weight, output, tokens, hidden, eps };
+    let rows = Rows { input, residual, weight, output, quantised, tokens, hidden, eps };
     grid::launch_next();
     grid::wait_for_previous();
     for row in rows.of_this_block() {
@@ -46,6 +50,30 @@ pub unsafe fn rmsnorm<T: Accumulate<Acc = f32>>(
 /// Vectors of a row for each thread, at most: they stay in registers.
 pub const ROW_VECTORS: usize = 2;
 
+/// Results that are quantised: divided by a scale, rounded to the nearest, ties to even, and
+/// saturated at 448 of either sign.
+#[repr(C)]
+#[derive(Clone, Copy, KernelParam)]
+pub struct Quantised {
+    /// Gets the results; null if they are not quantised.
+    pub output: *mut F8E4M3,
+    /// One number.
+    pub scale: *const f32,
+}
+
+impl Quantised {
+    /// The factor of the results.
+    ///
+    /// # Safety
+    ///
+    /// The scale can be read, unless there is no output.
+    #[inline(always)]
+    unsafe fn factor(self) -> f32 {
+        // SAFETY: the caller's contract.
+        if self.output.is_null() { 1.0 } else { 1.0 / unsafe { mem::load(self.scale) } }
+    }
+}
+
 /// Rows to normalise.
 #[derive(Clone, Copy)]
 pub(crate) struct Rows<T> {
@@ -53,6 +81,7 @@ pub(crate) struct Rows<T> {
     pub(crate) residual: *mut T,
     pub(crate) weight: *const T,
     pub(crate) output: *mut T,
+    pub(crate) quantised: Quantised,
     pub(crate) tokens: u32,
     /// Elements of a row.
     pub(crate) hidden: u32,
@@ -118,6 +147,8 @@ impl<T: Accumulate<Acc = f32>> Rows<T> {
     /// As for [`rmsnorm`](fn@rmsnorm), and all threads of the block call this.
     #[inline(always)]
     pub(crate) unsafe fn normalise(&self, row: u32, load: impl Fn(usize, u32) -> T::Wide) {
+        // SAFETY: the caller's contract. Loaded before `load` waits.
+        let factor = unsafe { self.quantised.factor() };
         let mut sums = [T::widen(Vec16::from_bits([0; 4])); ROW_VECTORS];
         let squares = Cell::new(0.0);
         let mut v = 0;
@@ -143,16 +174,21 @@ impl<T: Accumulate<Acc = f32>> Rows<T> {
         }
         // SAFETY: all threads of the block are here, and they are whole warps.
         let mean = unsafe { block_sum(squares.get()) } / self.hidden as f32;
-        let scale = math::rsqrt(mean + self.eps);
+        let scale = math::rsqrt(mean + self.eps) * factor;
         let mut v = 0;
         while v < ROW_VECTORS {
             if let Some(at) = self.place(row, v) {
                 let weight = vector(self.weight, at - row * self.vectors());
-                let output = vector(self.output.cast_const(), at).cast_mut();
+                let first = at as usize * Vec16::<T>::LANES;
+                let quantised = self.quantised.output;
                 // SAFETY: the caller's contract.
                 unsafe {
                     T::zip(&mut sums[v], T::widen(mem::load_vec(weight)), |x, w| x * scale * w);
-                    mem::store_vec(output, T::narrow(sums[v]));
+                    if quantised.is_null() {
+                        mem::store_vec(self.output.wrapping_add(first), T::narrow(sums[v]));
+                    } else {
+                        store_quantised(quantised.wrapping_add(first), sums[v].as_ref());
+                    }
                 }
             }
             v += 1;
@@ -164,4 +200,22 @@ impl<T: Accumulate<Acc = f32>> Rows<T> {
 #[inline(always)]
 fn vector<T: Accumulate>(elements: *const T, index: u32) -> *const T {
     elements.wrapping_add(index as usize * Vec16::<T>::LANES)
+}
+
+/// Stores lanes as 8-bit floats, four at once.
+///
+/// # Safety
+///
+/// `output` is aligned to 4 bytes and has an element for each lane, of which there are a multiple
+/// of 4, and nothing else accesses them.
+#[inline(always)]
+unsafe fn store_quantised(output: *mut F8E4M3, lanes: &[f32]) {
+    let mut i = 0;
+    while i < lanes.len() {
+        let [low, high] = [[lanes[i], lanes[i + 1]], [lanes[i + 2], lanes[i + 3]]]
+            .map(|pair| u32::from(convert::f32_to_f8e4m3x2(pair)));
+        // SAFETY: the caller's contract.
+        unsafe { mem::store(output.wrapping_add(i).cast(), low | high << 16) };
+        i += 4;
+    }
 }

@@ -278,7 +278,8 @@ impl Collectives {
     }
 
     /// Does all operations that this plan can do by it, with as many blocks as they need, except
-    /// [`all_reduce_rmsnorm`](Self::all_reduce_rmsnorm) and [`all_to_all_v`](Self::all_to_all_v).
+    /// [`all_reduce_rmsnorm`](Self::all_reduce_rmsnorm), its quantised form and
+    /// [`all_to_all_v`](Self::all_to_all_v).
     /// Every rank sets the same plan between the same operations.
     pub fn set_plan(&self, plan: Option<CollectivePlan>) {
         self.plan.set(plan);

@@ -1,21 +1,24 @@
 //! All-reduces with the residual and RMSNorm behind them.
 
-use devcomm_host::{Buffer, DataType, ReduceOp, Result, Stream};
+use devcomm_host::{Buffer, DataType, DeviceSlice, ReduceOp, Result, Stream};
 use devcomm_kernels as kernels;
-use devcomm_kernels::collectives::rmsnorm::ROW_VECTORS;
-use devcomm_types::Element;
+use devcomm_kernels::collectives::rmsnorm::{QuantisedArgs, ROW_VECTORS};
+use devcomm_types::{Element, F8E4M3};
 use half::{bf16, f16};
 
 use super::{
     Algorithm, CollectivePlan, Collectives, Operation, Request, UNREACHED, Way, Workspace, config,
 };
-use crate::check::{check_buffer, refuse, require_context};
+use crate::check::{check_buffer, check_len, refuse, require_context};
 
 /// The most bytes of a row that `rmsnorm` keeps in registers.
 const MAX_ROW: usize = 16 * ROW_VECTORS * 512;
 
 /// Why NCCL reduces.
 const LONG: &str = "as there are too many tokens for one step; RMSNorm follows it";
+
+/// The output is of the input's type.
+const NOT_QUANTISED: QuantisedArgs<u64, u64> = QuantisedArgs { output: 0, scale: 0 };
 
 impl Collectives {
     /// `residual` gets itself plus the sum of all ranks' `input`, and `output` that sum normalised
@@ -43,15 +46,66 @@ impl Collectives {
         W: Buffer<Element = I::Element>,
         O: Buffer<Element = I::Element>,
     {
-        let data_type = <I::Element as Element>::DATA_TYPE;
-        let (input, output) = (input.device_slice(), output.device_slice());
-        let (residual, weight) = (residual.device_slice(), weight.device_slice());
+        let buffers = [input.device_slice(), residual.device_slice(), weight.device_slice()];
+        self.rmsnorm(buffers, &output.device_slice(), NOT_QUANTISED, eps, stream)
+    }
+
+    /// [`all_reduce_rmsnorm`](Self::all_reduce_rmsnorm) with a quantised output, for a product of
+    /// 8-bit floats: `output` gets the normalised sum divided by the first element of `scale`,
+    /// rounded once to the nearest, ties to even, and saturated at 448 of either sign. The kernel
+    /// reads the scale. It is the scale of vLLM's static quantisation per tensor, and of
+    /// [`Product::scales`](crate::Product::scales).
+    ///
+    /// `input` may be overwritten: where NCCL reduces, it gets the sum. No buffers overlap.
+    ///
+    /// # Errors
+    ///
+    /// As there, and for a `scale` without an element.
+    pub fn all_reduce_rmsnorm_quantised<I, R, W, O, S>(
+        &self,
+        input: &I,
+        residual: &R,
+        weight: &W,
+        (output, scale): (&O, &S),
+        eps: f32,
+        stream: &Stream,
+    ) -> Result<()>
+    where
+        I: Buffer<Element: Element>,
+        R: Buffer<Element = I::Element>,
+        W: Buffer<Element = I::Element>,
+        O: Buffer<Element = F8E4M3>,
+        S: Buffer<Element = f32>,
+    {
+        let (input, output, scale) =
+            (input.device_slice(), output.device_slice(), scale.device_slice());
+        let own = self.communicator.context();
+        require_context("the output", output.context(), own)?;
+        check_buffer("the output", output.device_address(), output.len(), 1, input.len())?;
+        require_context("the scale", scale.context(), own)?;
+        check_len("the scale", scale.len(), 1, 1)?;
+        let quantised =
+            QuantisedArgs { output: output.device_address(), scale: scale.device_address() };
+        let buffers = [input.clone(), residual.device_slice(), weight.device_slice()];
+        self.rmsnorm(buffers, &input, quantised, eps, stream)
+    }
+
+    /// The operation, quantised or not. `output` also gets the sums of NCCL.
+    fn rmsnorm<T: Element>(
+        &self,
+        [input, residual, weight]: [DeviceSlice<T>; 3],
+        output: &DeviceSlice<T>,
+        quantised: QuantisedArgs<u64, u64>,
+        eps: f32,
+        stream: &Stream,
+    ) -> Result<()> {
+        let data_type = T::DATA_TYPE;
         let (count, hidden) = (input.len(), weight.len());
         for (name, slice, len) in [
             ("the input", &input, count),
             ("the residual", &residual, count),
             ("the weight", &weight, hidden),
-            ("the output", &output, count),
+            ("the output", output, count),
         ] {
             require_context(name, slice.context(), self.communicator.context())?;
             check_buffer(name, slice.device_address(), slice.len(), 1, len)?;
@@ -89,7 +143,7 @@ impl Collectives {
         };
         let target = self.compiled.on(stream);
         let [input_at, residual, weight, output_at] =
-            [&input, &residual, &weight, &output].map(|slice| slice.device_address());
+            [&input, &residual, &weight, output].map(|slice| slice.device_address());
         let hidden = hidden as u32;
         macro_rules! launch {
             ($type:ty) => {
@@ -105,6 +159,7 @@ impl Collectives {
                             residual,
                             weight,
                             output_at,
+                            quantised,
                             tokens,
                             hidden,
                             eps,
@@ -116,7 +171,7 @@ impl Collectives {
                     }
                     _ => {
                         let launch = kernels::rmsnorm::<$type>::args(
-                            output_at, residual, weight, output_at, tokens, hidden, eps,
+                            output_at, residual, weight, output_at, quantised, tokens, hidden, eps,
                         );
                         // SAFETY: the buffers have the elements, aligned; dropping one waits for
                         // the stream.
@@ -128,7 +183,7 @@ impl Collectives {
         if workspace.is_some() {
             self.order(stream)?;
         } else {
-            self.communicator.all_reduce(&input, &output, ReduceOp::Sum, stream)?;
+            self.communicator.all_reduce(&input, output, ReduceOp::Sum, stream)?;
         }
         of_floats!(data_type, launch)
     }
