@@ -150,14 +150,17 @@ impl<T: Accumulate<Acc = f32>> Rows<T> {
         // SAFETY: the caller's contract. Loaded before `load` waits.
         let factor = unsafe { self.quantised.factor() };
         let mut sums = [T::widen(Vec16::from_bits([0; 4])); ROW_VECTORS];
+        let mut weights = [Vec16::<T>::from_bits([0; 4]); ROW_VECTORS];
         let squares = Cell::new(0.0);
         let mut v = 0;
         while v < ROW_VECTORS {
             if let Some(at) = self.place(row, v) {
                 let place = vector(self.residual.cast_const(), at);
                 let has_residual = !self.residual.is_null();
-                // SAFETY: the caller's contract. The residual is loaded first: `load` may wait.
+                let weight = vector(self.weight, at - row * self.vectors());
+                // SAFETY: the caller's contract. These are loaded first: `load` may wait.
                 unsafe {
+                    weights[v] = mem::load_vec(weight);
                     let residual = has_residual.then(|| mem::load_vec(place));
                     sums[v] = load(v, at);
                     if let Some(residual) = residual {
@@ -178,12 +181,11 @@ impl<T: Accumulate<Acc = f32>> Rows<T> {
         let mut v = 0;
         while v < ROW_VECTORS {
             if let Some(at) = self.place(row, v) {
-                let weight = vector(self.weight, at - row * self.vectors());
                 let first = at as usize * Vec16::<T>::LANES;
                 let quantised = self.quantised.output;
+                T::zip(&mut sums[v], T::widen(weights[v]), |x, w| x * scale * w);
                 // SAFETY: the caller's contract.
                 unsafe {
-                    T::zip(&mut sums[v], T::widen(mem::load_vec(weight)), |x, w| x * scale * w);
                     if quantised.is_null() {
                         mem::store_vec(self.output.wrapping_add(first), T::narrow(sums[v]));
                     } else {
