@@ -28,9 +28,9 @@ use super::rmsnorm::{Quantised, ROW_VECTORS, Rows};
 ///
 /// # Safety
 ///
-/// `input`, the output in use and `residual` have `tokens * hidden` elements, `weight` has
-/// `hidden`, all aligned to 16 bytes, and nothing else accesses them until the kernel has ended.
-/// `slots` and `state` are as [`LamportSlots`] needs them.
+/// `input`, `residual` and the output in use have `tokens * hidden` elements, and `weight` has
+/// `hidden`, all aligned to 16 bytes. Nothing else accesses them or the scale until the kernel has
+/// ended. `slots` and `state` are as [`LamportSlots`] needs them.
 #[kernel(
     T = [f32, f16, bf16],
     max_threads = 512,

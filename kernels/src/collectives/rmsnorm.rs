@@ -22,8 +22,9 @@ use half::{bf16, f16};
 ///
 /// # Safety
 ///
-/// `input`, the output in use and `residual` have `tokens * hidden` elements, `weight` has
-/// `hidden`, all aligned to 16 bytes, and nothing else accesses them until the kernel has ended.
+/// `input`, `residual` and the output in use have `tokens * hidden` elements, and `weight` has
+/// `hidden`, all aligned to 16 bytes. Nothing else accesses them or the scale until the kernel has
+/// ended.
 #[kernel(T = [f32, f16, bf16], requires(hidden.is_multiple_of(Vec16::<T>::LANES as u32)))]
 pub unsafe fn rmsnorm<T: Accumulate<Acc = f32>>(
     input: *const T,
