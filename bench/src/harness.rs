@@ -93,11 +93,13 @@ impl<'a> Harness<'a> {
             self.rank.barrier()?;
             // As it is timed: in a graph, or as plain launches.
             if self.run.graph > 0 {
-                self.stream.capture(|| (contender.checked)())?.launch(&self.stream)?;
+                let graph = self.stream.capture(|| (contender.checked)())?;
+                graph.launch(&self.stream)?;
+                self.finish()?;
             } else {
                 (contender.checked)()?;
+                self.finish()?;
             }
-            self.finish()?;
             let mine = contender.outcome.count_wrong()?;
             wrong = Some(wrong.unwrap_or(0) + ranks::total(self.rank, mine)?);
         }

@@ -157,6 +157,39 @@ fn short_all_reduces_follow_each_other() {
     });
 }
 
+/// Ten lengths in a graph, which is replayed with other data each time.
+#[test]
+fn ten_thousand_all_reduces_of_changing_data_are_right() {
+    on_gpus("ten_thousand_all_reduces_of_changing_data_are_right", 2, |rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let collectives = Collectives::new(comm)?;
+        let mut memory = Vec::new();
+        for count in [1, 3, 64, 257, 1000, 1024, 2048, 4099, 8192, 30_000] {
+            let recv = comm.mem_alloc::<f32>(count + 1)?.device_slice();
+            memory.push((comm.mem_alloc::<f32>(count)?.device_slice(), recv));
+        }
+        let fill = |replay| {
+            let of = |(send, recv): &(DeviceSlice<f32>, DeviceSlice<f32>)| {
+                Sent::new(rank, replay, send.clone(), Some(recv.clone()))
+            };
+            memory.iter().map(of).collect::<Result<Vec<_>>>()
+        };
+        let (all, op) = (fill(0)?, ReduceOp::Sum);
+        let graph = stream.capture(|| {
+            let launch =
+                |sent: &Sent<_>| sent.all_reduce(&collectives, op, Algorithm::Lamport, &stream);
+            all.iter().try_for_each(launch)
+        })?;
+        for replay in 0..if rank.is_simulated() { 3 } else { 1000 } {
+            let all = fill(replay)?;
+            graph.launch(&stream)?;
+            stream.synchronize()?;
+            all.iter().try_for_each(|sent| sent.check(rank, replay, op))?;
+        }
+        Ok(())
+    });
+}
+
 /// Long all-reduces on windows, in and out of place, one after the other without a wait.
 fn long<T: Number>(rank: &Rank, op: ReduceOp) -> Result<()> {
     let (comm, stream) = (rank.communicator()?, rank.stream()?);
