@@ -13,15 +13,15 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use crate::contender::Variant;
 use crate::options::OutputOptions;
+use crate::report::file::{self, Content};
 use crate::stats::Spread;
 use crate::table::{self, Report};
 
@@ -169,49 +169,32 @@ struct Point {
     us: f64,
 }
 
-/// What the model needs of a file.
-#[derive(Deserialize)]
-struct File {
-    header: FileHeader,
-    rows: Vec<FileRow>,
-}
-
-#[derive(Deserialize)]
-struct FileHeader {
-    command: Vec<String>,
-    ranks: usize,
-}
-
-#[derive(Deserialize)]
-struct FileRow {
-    #[serde(rename = "type")]
-    dtype: String,
-    size: usize,
-    variant: String,
-    algorithm: Option<String>,
-    time_us: Option<f64>,
-}
-
 /// The measured times of a file.
 fn read(path: &Path) -> Result<Vec<Point>> {
     let name = path.display();
-    let text = fs::read_to_string(path).with_context(|| format!("cannot read {name}"))?;
-    let parsed = serde_json::from_str(&text);
-    let File { header, rows } = parsed.with_context(|| format!("{name} has no rows"))?;
-    let Some(collective) = header.command.get(1).and_then(|name| Collective::parse(name)) else {
+    let Content { header, rows } = Content::read(path)?;
+    let Some(collective) = Collective::parse(header.subcommand()) else {
         bail!("{name} is of no collective");
     };
     ensure!(header.ranks == 2, "{name} is of {} ranks: the model is fitted to two", header.ranks);
-    let mut flags = header.command.iter().skip_while(|word| *word != "-G").skip(1);
-    let in_graph = flags.next().is_some_and(|graphs| graphs != "0");
-    Ok(rows
-        .into_iter()
-        .filter_map(|FileRow { dtype, size, variant, algorithm, time_us }| {
-            // What falls back to NCCL has NCCL's costs.
-            let algorithm = algorithm.filter(|name| name != "Nccl").unwrap_or(UNKNOWN.to_owned());
-            Some(Point { collective, in_graph, dtype, size, variant, algorithm, us: time_us? })
-        })
-        .collect())
+    let mut points = Vec::new();
+    for file::Row { variant, dtype, size, algorithm, time_us, .. } in rows {
+        let case = dtype.zip(size);
+        let (dtype, size) = case.with_context(|| format!("{name} has no rows of a collective"))?;
+        // What falls back to NCCL has NCCL's costs.
+        let algorithm = algorithm.filter(|name| name != "Nccl").unwrap_or(UNKNOWN.to_owned());
+        let (size, in_graph) = (size as usize, header.in_graphs());
+        points.extend(time_us.map(|us| Point {
+            collective,
+            in_graph,
+            dtype,
+            size,
+            variant,
+            algorithm,
+            us,
+        }));
+    }
+    Ok(points)
 }
 
 /// What distinguishes costs.

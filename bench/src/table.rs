@@ -9,6 +9,7 @@ use comfy_table::{CellAlignment, ColumnConstraint, Table, presets};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::documents::write;
 use crate::header::Header;
 use crate::options::OutputOptions;
 
@@ -102,8 +103,7 @@ impl<R: Row> Report<R> {
             self.write_csv(path).with_context(|| format!("cannot write {}", path.display()))?;
         }
         if let Some(path) = &output.json {
-            let text = serde_json::to_string_pretty(self)? + "\n";
-            fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+            write(path, &(serde_json::to_string_pretty(self)? + "\n"))?;
         }
         Ok(())
     }

@@ -25,7 +25,14 @@ pub struct File {
     pub plot: Option<String>,
 }
 
-/// What the page needs of the header; what other versions do not write is missing.
+/// What a file holds.
+#[derive(Deserialize)]
+pub struct Content {
+    pub header: Header,
+    pub rows: Vec<Row>,
+}
+
+/// What is read of the header; what other versions do not write is missing.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub struct Header {
@@ -57,7 +64,7 @@ pub struct State {
     pub power_limit: Option<String>,
 }
 
-/// What the page needs of a row.
+/// What is read of a row.
 #[derive(Deserialize)]
 pub struct Row {
     pub variant: String,
@@ -95,20 +102,53 @@ pub enum Side {
     Others,
 }
 
+impl Content {
+    /// Reads a file.
+    pub fn read(path: &Path) -> Result<Self> {
+        Self::parse(path, &text(path)?)
+    }
+
+    fn parse(path: &Path, text: &str) -> Result<Self> {
+        serde_json::from_str(text).with_context(|| no_rows(path))
+    }
+}
+
+fn text(path: &Path) -> Result<String> {
+    fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+fn no_rows(path: &Path) -> String {
+    format!("{} has no rows of a comparison (--json)", path.display())
+}
+
+impl Header {
+    /// The benchmark, such as `all-reduce`; empty without one.
+    pub fn subcommand(&self) -> &str {
+        self.command.get(1).map_or("", String::as_str)
+    }
+
+    /// Whether launches were captured as graphs.
+    pub fn in_graphs(&self) -> bool {
+        self.flag(&["-G", "--cudagraph"]).is_some_and(|graphs| graphs != "0")
+    }
+
+    /// The value of a flag on the command line, as `-n 20` or `--iters=20`.
+    pub fn flag(&self, names: &[&str]) -> Option<&str> {
+        let words = &self.command;
+        let next = words.iter().skip(1).map(|word| Some(word.as_str())).chain([None]);
+        words.iter().zip(next).find_map(|(word, next)| match word.split_once('=') {
+            Some((name, value)) => names.contains(&name).then_some(value),
+            None => next.filter(|_| names.contains(&word.as_str())),
+        })
+    }
+}
+
 impl File {
     /// Reads a file.
     pub fn read(path: &Path) -> Result<Self> {
-        #[derive(Deserialize)]
-        struct Content {
-            header: Header,
-            rows: Vec<Row>,
-        }
-        let shown = path.display();
-        let text = fs::read_to_string(path).with_context(|| format!("cannot read {shown}"))?;
-        let parsed = serde_json::from_str(&text);
-        let no_rows = || format!("{shown} has no rows of a comparison (--json)");
-        let Content { header, rows } = parsed.with_context(no_rows)?;
-        ensure!(!rows.is_empty(), no_rows());
+        let (shown, text) = (path.display(), text(path)?);
+        let Content { header, rows } = Content::parse(path, &text)?;
+        ensure!(!rows.is_empty(), no_rows(path));
         ensure!(header.command.len() > 1, "{shown} does not name the command that wrote it");
         let mut columns = Vec::new();
         let mut cases: Vec<Vec<Row>> = Vec::new();
@@ -127,23 +167,9 @@ impl File {
             }
         }
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let plot = Report::<versus::Row>::read(path).ok().and_then(|report| plot::svg(&report));
+        let report: Option<Report<versus::Row>> = serde_json::from_str(&text).ok();
+        let plot = report.as_ref().and_then(plot::svg);
         Ok(Self { name, header, columns, cases, plot })
-    }
-
-    /// The benchmark, such as `all-reduce`.
-    pub fn subcommand(&self) -> &str {
-        &self.header.command[1]
-    }
-
-    /// The value of a flag on the command line, as `-n 20` or `--iters=20`.
-    pub fn flag(&self, names: &[&str]) -> Option<&str> {
-        let words = &self.header.command;
-        let next = words.iter().skip(1).map(|word| Some(word.as_str())).chain([None]);
-        words.iter().zip(next).find_map(|(word, next)| match word.split_once('=') {
-            Some((name, value)) => names.contains(&name).then_some(value),
-            None => next.filter(|_| names.contains(&word.as_str())),
-        })
     }
 
     /// The plot's name, without folder.

@@ -1,6 +1,6 @@
 //! `report`: a page of tables and plots from files of rows, as docs/measurements.md.
 
-mod file;
+pub mod file;
 mod page;
 mod table;
 

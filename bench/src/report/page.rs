@@ -54,11 +54,11 @@ const TITLES: &[(&str, &str)] = &[
 
 /// The page. `folder` is where its links find the files.
 pub fn markdown(files: &[File], folder: &str) -> String {
-    let place = |file: &File| TITLES.iter().position(|(name, _)| *name == file.subcommand());
+    let place = |file: &File| TITLES.iter().position(|(name, _)| *name == file.header.subcommand());
     let mut files: Vec<&File> = files.iter().collect();
-    files.sort_by_key(|file| (place(file).unwrap_or(TITLES.len()), file.subcommand()));
+    files.sort_by_key(|file| (place(file).unwrap_or(TITLES.len()), file.header.subcommand()));
     let mut page = INTRODUCTION.to_owned();
-    for of_benchmark in files.chunk_by(|a, b| a.subcommand() == b.subcommand()) {
+    for of_benchmark in files.chunk_by(|a, b| a.header.subcommand() == b.header.subcommand()) {
         page += &format!("\n## {}\n", title(of_benchmark[0]));
         for file in of_benchmark {
             page += &section(file, folder);
@@ -68,8 +68,8 @@ pub fn markdown(files: &[File], folder: &str) -> String {
 }
 
 fn title(file: &File) -> &str {
-    let known = TITLES.iter().find(|(name, _)| *name == file.subcommand());
-    known.map_or(file.subcommand(), |(_, title)| title)
+    let known = TITLES.iter().find(|(name, _)| *name == file.header.subcommand());
+    known.map_or(file.header.subcommand(), |(_, title)| title)
 }
 
 fn section(file: &File, folder: &str) -> String {
@@ -96,7 +96,7 @@ fn heading(file: &File) -> String {
     if !types.is_empty() {
         parts.push(types.into_iter().collect::<Vec<_>>().join(" and "));
     }
-    parts.extend(file.flag(&["--set"]).map(|set| format!("set {set}")));
+    parts.extend(file.header.flag(&["--set"]).map(|set| format!("set {set}")));
     if file.rows().all(|row| row.l2.as_deref() == Some("cold")) {
         parts.push("cold L2 cache".to_owned());
     }
@@ -105,8 +105,7 @@ fn heading(file: &File) -> String {
         (Some(machine), ranks) => format!("{ranks} x {}", machine.gpu),
         (None, ranks) => format!("{ranks} simulated GPUs"),
     });
-    let graphs = file.flag(&["-G", "--cudagraph"]).is_some_and(|graphs| graphs != "0");
-    parts.push(if graphs { "CUDA graphs" } else { "plain launches" }.to_owned());
+    parts.push(if file.header.in_graphs() { "CUDA graphs" } else { "plain launches" }.to_owned());
     parts.join(", ")
 }
 
@@ -285,7 +284,7 @@ fn summary(file: &File) -> Option<String> {
     let (greatest, of) = ratios.clone().max_by(|a, b| a.0.total_cmp(&b.0))?;
     let mean = geometric_mean(ratios.clone().map(|(ratio, _)| ratio))?;
     let of = label(of);
-    (ratios.count() > 1).then(|| match file.subcommand() {
+    (ratios.count() > 1).then(|| match file.header.subcommand() {
         "gemm" => format!(
             "cuBLASLt's time over that of Rust (above 1, Rust is faster): geometric mean {:.3}, \
              least {:.3}, of {of}.",

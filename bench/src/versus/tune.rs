@@ -22,6 +22,7 @@ use super::product::{Matrices, Product};
 use super::row::L2;
 use crate::contender::{Contender, Variant};
 use crate::date::date;
+use crate::documents;
 use crate::harness::{Harness, Rounds};
 use crate::header::Header;
 use crate::options::{RankOptions, RunOptions};
@@ -339,8 +340,7 @@ impl<K: TableKey> Table<K> {
 
     /// Writes it to a file.
     pub fn write(&self, path: &Path) -> Result<()> {
-        fs::write(path, self.to_string())
-            .with_context(|| format!("cannot write {}", path.display()))
+        documents::write(path, &self.to_string())
     }
 
     /// Whether there is a plan for this.
