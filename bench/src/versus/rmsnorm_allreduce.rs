@@ -4,7 +4,7 @@
 use anyhow::{Result, ensure};
 use clap::Args;
 use devcomm::kernels;
-use devcomm::kernels::collectives::rmsnorm::{Quantised, QuantisedArgs, ROW_VECTORS};
+use devcomm::kernels::collectives::rmsnorm::{Quantised, QuantisedArgs};
 use devcomm::{
     Buffer, Collectives, DeviceSlice, KERNELS, Kernel, Kernels, LaunchConfig, ReduceOp, Window,
 };
@@ -43,8 +43,10 @@ const SIMULATED_HIDDEN: usize = 256;
 
 const EPS: f32 = 1e-5;
 const NOT_QUANTISED: QuantisedArgs<u64, u64> = QuantisedArgs { output: 0, scale: 0 };
-/// Threads of a block, at most: each has [`ROW_VECTORS`] vectors of a row.
-const THREADS: usize = 512;
+/// Threads of a block, at most: each has a vector of a row.
+const THREADS: usize = 256;
+/// Blocks of a cluster, at most: a token has one.
+const MAX_CLUSTER: usize = 8;
 
 impl Benchmark for RmsNormAllReduce {
     const NAME: &'static str = "rmsnorm-allreduce";
@@ -90,7 +92,7 @@ impl RmsNormAllReduce {
         }
         let harness = job.harness;
         let hidden = self.hidden.unwrap_or(harness.choose(HIDDEN, SIMULATED_HIDDEN));
-        let (row, most) = (hidden * size_of::<T>(), 16 * ROW_VECTORS * THREADS);
+        let (row, most) = (hidden * size_of::<T>(), 16 * THREADS * MAX_CLUSTER);
         ensure!(
             row.is_multiple_of(16) && row <= most,
             "--hidden {hidden} of {}: a token has a multiple of 16 bytes, and at most {most}",
@@ -182,9 +184,12 @@ impl<'a, T: Number> Norm<'a, T> {
         let Self { harness: Harness { comm, stream, .. }, input, output, residual, weight, .. } =
             self;
         let (hidden, tokens) = (weight.len() as u32, (input.len() / weight.len()) as u32);
-        let vectors = weight.byte_len().div_ceil(16 * ROW_VECTORS) as u32;
-        let blocks = tokens.min(stream.context().limits().multiprocessors);
-        let config = LaunchConfig::new(blocks, vectors.next_multiple_of(32)).with_dependent();
+        let vectors = weight.byte_len() / 16;
+        let cluster = vectors.div_ceil(THREADS).next_power_of_two();
+        let threads = vectors.div_ceil(cluster).next_multiple_of(32) as u32;
+        let cluster = cluster as u32;
+        let config = LaunchConfig::new(cluster * tokens, threads);
+        let config = config.with_cluster(cluster).with_dependent();
         let work = move || {
             comm.all_reduce(&input, &output, ReduceOp::Sum, stream)?;
             let [sum, residual, weight] =

@@ -1,4 +1,4 @@
-//! Sums over the threads of a warp and of a block.
+//! Sums over the threads of a warp, of a block and of a cluster.
 //!
 //! The order of the additions is fixed, so that a sum of floats has the same bits in every thread
 //! and run.
@@ -31,12 +31,16 @@
 //! # fn main() {}
 //! ```
 
+use crate::mbarrier::{self, MBarrier};
 use crate::reduce::Number;
 use crate::warp::{self, WarpShuffleValue};
-use crate::{mem, shared_array, thread};
+use crate::{arch, cluster, mem, shared_array, thread};
 
 /// The maximum number of warps in a block.
 const WARPS: usize = 32;
+
+/// The maximum number of warps in a cluster of a [`ClusterSum`].
+const CLUSTER_WARPS: usize = 8 * 16;
 
 /// A number type that can be summed over threads. Integers wrap around.
 pub trait Summand: Number + WarpShuffleValue {
@@ -98,14 +102,97 @@ pub unsafe fn block_sum<T: Summand>(mine: T) -> T {
             mem::store(of_warps.add((thread::thread_idx_x() / warp::WARP_SIZE) as usize), sum);
         }
         thread::sync_threads();
-        let warps = (thread::block_dim_x() / warp::WARP_SIZE) as usize;
-        let mut total = T::ZERO;
-        let mut i = 0;
-        while i < warps {
-            total = total.wrapping_add(mem::load(of_warps.add(i)));
-            i += 1;
-        }
+        let (lane, warps) = (warp::lane_id(), thread::block_dim_x() / warp::WARP_SIZE);
+        let of_one = if lane < warps { mem::load(of_warps.add(lane as usize)) } else { T::ZERO };
+        let total = warp_sum(of_one);
         thread::sync_threads();
         total
+    }
+}
+
+/// Sums over the blocks of a cluster, in every thread of it. The blocks send each other their sums,
+/// and wait for nothing else: no fence waits for what the threads have stored in global memory.
+/// Needs sm_90.
+pub struct ClusterSum {
+    calls: u32,
+}
+
+impl ClusterSum {
+    /// Reserves shared memory: 4 KiB. It uses a barrier of the cluster, if this has several blocks.
+    ///
+    /// # Safety
+    ///
+    /// All threads of the cluster call this together, once. Its blocks are one-dimensional, of up
+    /// to 16 whole warps.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub unsafe fn new() -> Self {
+        // SAFETY: the other blocks use the barriers after that of the cluster.
+        unsafe {
+            if cluster::size() > 1 {
+                if thread::thread_idx_x() == 0 {
+                    Self::have_arrived().init(1);
+                    Self::have_arrived().after(1).init(1);
+                    mbarrier::fence_init();
+                }
+                cluster::sync_relaxed();
+            }
+            Self { calls: 0 }
+        }
+    }
+
+    /// The sums of the warps of the cluster, for two calls in turn.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn of_warps() -> *mut [f32; 4] {
+        shared_array![[f32; 4]; 2 * CLUSTER_WARPS]
+    }
+
+    /// The barrier at which these arrive, followed by the other one.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn have_arrived() -> MBarrier {
+        // SAFETY: nothing else uses the words; `new` initializes them.
+        unsafe { MBarrier::at(shared_array![u64; 2]) }
+    }
+
+    /// The sum over the cluster, in every thread of it.
+    ///
+    /// # Safety
+    ///
+    /// All threads of the cluster call this together.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub unsafe fn sum(&mut self, mine: f32) -> f32 {
+        let (lane, blocks) = (warp::lane_id(), cluster::size());
+        if blocks == 1 {
+            // A block that was launched without a cluster cannot send to itself.
+            // SAFETY: the caller's contract.
+            return unsafe { block_sum(mine) };
+        }
+        let warps = thread::block_dim_x() / warp::WARP_SIZE;
+        let turn = self.calls % 2;
+        let of_warps = Self::of_warps().wrapping_add(turn as usize * CLUSTER_WARPS);
+        let full = Self::have_arrived().after(turn);
+        // SAFETY: all threads call this. There is a slot per warp. A warp writes to a slot again two
+        // calls later, when all warps have sent the sums of the call between, and so have read it.
+        unsafe {
+            let sum = warp_sum(mine);
+            if thread::thread_idx_x() == 0 {
+                full.arrive_expect_tx(16 * blocks * warps);
+            }
+            if lane < blocks {
+                let slot = (cluster::rank() * warps + warp::warp_id()) as usize;
+                let (to, sent) =
+                    (arch::shared_address(of_warps.add(slot)), [sum.to_bits(), 0, 0, 0]);
+                arch::send_shared(to, lane, sent, full.address());
+            }
+            full.wait(self.calls / 2 % 2);
+            self.calls += 1;
+            let (mut of_some, mut slot) = (0.0, lane);
+            while slot < blocks * warps {
+                of_some += mem::load(of_warps.add(slot as usize))[0];
+                slot += warp::WARP_SIZE;
+            }
+            warp_sum(of_some)
+        }
     }
 }

@@ -92,7 +92,7 @@ pub use math::GpuFloat;
 /// Without [`print!`] and [`println!`], which a glob import would make ambiguous with the standard
 /// library's: write `cuda_std::println!`.
 pub mod prelude {
-    pub use crate::collective::{block_sum, warp_sum};
+    pub use crate::collective::{ClusterSum, block_sum, warp_sum};
     pub use crate::math::GpuFloat;
     pub use crate::reduce::ReduceOp;
     pub use crate::vector::{Accumulate, Vec16};

@@ -79,6 +79,7 @@ macro_rules! approximations {
 }
 
 approximations! {
+    recip: "One over `x`.", "2^-23 relative", "rcp.approx.f32";
     rsqrt: "One over the square root.", "2^-22.9 relative", "rsqrt.approx.f32";
     exp2: "Two to the power of `x`.", "2^-22 relative", "ex2.approx.f32";
     log2: "The logarithm to base 2.", "2^-22 relative (absolute between 0.5 and 2)",

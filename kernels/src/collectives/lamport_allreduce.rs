@@ -44,16 +44,15 @@ pub unsafe fn lamport_allreduce<T: Accumulate<Acc = f32>>(
     // SAFETY: the kernel's contract.
     unsafe {
         match comm.lsa_team().n_ranks {
-            2 => part.reduce(LamportSlots::<2>::new(&comm, slots, capacity), state),
-            4 => part.reduce(LamportSlots::<4>::new(&comm, slots, capacity), state),
-            8 => part.reduce(LamportSlots::<8>::new(&comm, slots, capacity), state),
+            2 => part.reduce::<2, 1>(LamportSlots::new(&comm, slots, capacity), state),
+            4 => part.reduce::<4, ROWS>(LamportSlots::new(&comm, slots, capacity), state),
+            8 => part.reduce::<8, ROWS>(LamportSlots::new(&comm, slots, capacity), state),
             _ => panic!("the LSA team has 2, 4 or 8 ranks"),
         }
     }
 }
 
-/// Vectors that a thread has at a time. With more than two ranks it has no others: they would need
-/// more registers.
+/// The most vectors of a thread with more than two ranks: others would need more registers.
 pub const ROWS: usize = 2;
 
 struct Part<T> {
@@ -64,11 +63,19 @@ struct Part<T> {
 }
 
 impl<T: Accumulate<Acc = f32>> Part<T> {
+    /// `ROWS` vectors of a thread at a time. With two ranks there may be more than threads have:
+    /// each thread receives some while the next ones are on their way. More of them in flight, 8
+    /// MiB instead of 4, take 3 % longer.
+    ///
     /// # Safety
     ///
     /// The kernel's contract.
     #[inline(always)]
-    unsafe fn reduce<const N: usize>(&self, slots: LamportSlots<'_, N>, state: *mut u32) {
+    unsafe fn reduce<const N: usize, const ROWS: usize>(
+        &self,
+        slots: LamportSlots<'_, N>,
+        state: *mut u32,
+    ) {
         let vectors = self.vectors;
         let (first, group) = (thread::index_1d(), ROWS as u32 * threads());
         assert!(N == 2 || vectors <= group, "more vectors than threads have");
@@ -77,16 +84,15 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
         // SAFETY: the caller's contract. Each slot is used by one thread.
         unsafe {
             // The bank's number and the first vectors are in flight together.
-            let mine = self.load(first);
+            let mine = self.load::<ROWS>(first);
             let session = slots.begin(state, vectors);
             self.send(&session, first, mine);
             thread::sync_threads();
             session.end(Coop::cta());
             let mut at = first;
             while N == 2 && at + group < vectors {
-                // A group is received while the next one is on its way.
                 let next = at + group;
-                self.send(&session, next, self.load(next));
+                self.send(&session, next, self.load::<ROWS>(next));
                 while at < next {
                     self.receive(&session, at);
                     at += threads();
@@ -105,7 +111,7 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
     ///
     /// The kernel's contract.
     #[inline(always)]
-    unsafe fn load(&self, first: u32) -> [Vec16<T>; ROWS] {
+    unsafe fn load<const ROWS: usize>(&self, first: u32) -> [Vec16<T>; ROWS] {
         let mut mine = [Vec16::from_bits([0; 4]); ROWS];
         let mut u = 0;
         while u < ROWS {
@@ -125,7 +131,7 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
     ///
     /// The kernel's contract.
     #[inline(always)]
-    unsafe fn send<const N: usize>(
+    unsafe fn send<const N: usize, const ROWS: usize>(
         &self,
         session: &Lamport<'_, N>,
         first: u32,

@@ -16,7 +16,7 @@ pub(super) const MARKS: u32 = warp::WARP_SIZE - 1;
 
 /// Sends messages between the ranks of the LSA team, which has 2, 4 or 8.
 ///
-/// Messages are elements `T`, and need no other alignment. A message to the own rank is copied,
+/// Messages are elements `T`, aligned to their size. A message to the own rank is copied,
 /// unless it is there. `slots` and `state` are the memory of [`Lamport`] messages, with `capacity`
 /// slots for vectors from each rank, of which the launch uses [`slots`].
 ///
@@ -28,8 +28,8 @@ pub(super) const MARKS: u32 = warp::WARP_SIZE - 1;
 /// `input` has the messages, in ranks that send, and `output` its bytes. Nothing else accesses
 /// these until the kernel has ended, and they do not overlap, except that a rank's message to
 /// itself may be in its place. `slots` and `state` are as [`LamportSlots`] needs them.
-#[kernel(T = [u32, u8], max_threads = 512)]
-pub unsafe fn lamport_exchange<T: Element + Into<u128>>(
+#[kernel(T = [Vector, u32, u8], max_threads = 512)]
+pub unsafe fn lamport_exchange<T: Unit>(
     comm: DevComm,
     slots: Window<u32>,
     state: *mut u32,
@@ -64,7 +64,7 @@ struct Part<'a, T> {
     messages: Messages,
 }
 
-impl<T: Element + Into<u128>> Part<'_, T> {
+impl<T: Unit> Part<'_, T> {
     /// # Safety
     ///
     /// The kernel's contract.
@@ -130,28 +130,16 @@ impl<T: Element + Into<u128>> Part<'_, T> {
     ///
     /// The kernel's contract.
     #[inline(always)]
-    unsafe fn load<const N: usize>(&self, slot: u32) -> [Vec16<T>; N] {
+    unsafe fn load<const N: usize>(&self, slot: u32) -> [Payload; N] {
         let mut loaded = [Vec16::from_bits([0; 4]); N];
         let Some(place) = self.place(slot) else { return loaded };
-        let message = |distance: usize| {
-            let to = self.comm.lsa_team().rotated(distance as i32);
-            self.input.wrapping_byte_add(self.messages.input(to))
-        };
-        let are_aligned = (self.input.addr() | self.messages.input_stride).is_multiple_of(16);
         let mut distance = 0;
-        // SAFETY: the caller's contract.
-        unsafe {
-            if are_aligned && place.is_whole() {
-                while distance < N {
-                    loaded[distance] = mem::load_vec(place.of(message(distance)));
-                    distance += 1;
-                }
-            } else {
-                while distance < N {
-                    loaded[distance] = place.load(message(distance));
-                    distance += 1;
-                }
-            }
+        while distance < N {
+            let to = self.comm.lsa_team().rotated(distance as i32);
+            let message = self.input.wrapping_byte_add(self.messages.input(to));
+            // SAFETY: the caller's contract.
+            loaded[distance] = unsafe { T::load(message, place) };
+            distance += 1;
         }
         loaded
     }
@@ -175,7 +163,7 @@ impl<T: Element + Into<u128>> Part<'_, T> {
         &self,
         session: &Lamport<'_, N>,
         slot: u32,
-        mine: &[Vec16<T>; N],
+        mine: &[Payload; N],
     ) {
         let me = self.comm.lsa_team().rank;
         let mut distance = 1;
@@ -198,14 +186,12 @@ impl<T: Element + Into<u128>> Part<'_, T> {
     ///
     /// As [`send`](Self::send).
     #[inline(always)]
-    unsafe fn receive<const N: usize>(&self, slot: u32, received: [Vec16<T>; N]) {
-        // SAFETY: the caller's contract.
-        let received = received.map(|vector| unsafe { unmarked(vector) });
+    unsafe fn receive<const N: usize>(&self, slot: u32, received: [Payload; N]) {
         let mut source = 0;
         while source < N {
             if source as i32 != self.comm.lsa_team().rank {
                 // SAFETY: the caller's contract.
-                unsafe { self.store(source as i32, slot, received[source]) };
+                unsafe { self.store(source as i32, slot, unmarked(received[source])) };
             }
             source += 1;
         }
@@ -217,24 +203,80 @@ impl<T: Element + Into<u128>> Part<'_, T> {
     ///
     /// The kernel's contract.
     #[inline(always)]
-    unsafe fn store(&self, from: i32, slot: u32, payload: Vec16<T>) {
+    unsafe fn store(&self, from: i32, slot: u32, payload: Payload) {
         let message = self.output.wrapping_byte_add(self.messages.output(from));
         if let Some(place) = self.place(slot) {
             // SAFETY: the caller's contract.
-            unsafe {
-                if message.addr().is_multiple_of(16) && place.is_whole() {
-                    mem::store_vec(place.of(message).cast_mut(), payload);
-                } else {
-                    place.store(message, payload);
-                }
-            }
+            unsafe { T::store(message, place, payload) };
         }
     }
 }
 
+/// What messages consist of, and are aligned to.
+pub trait Unit: Copy + 'static {
+    /// Loads a part of a message, 0 behind its end.
+    ///
+    /// # Safety
+    ///
+    /// The message is allocated, and nothing writes this part.
+    unsafe fn load(message: *const Self, place: Place) -> Payload;
+
+    /// Stores a part of a message.
+    ///
+    /// # Safety
+    ///
+    /// The message is allocated, and nothing else accesses this part.
+    unsafe fn store(message: *mut Self, place: Place, payload: Payload);
+}
+
+/// 16 bytes, all of a message.
+pub type Vector = Vec16<u32>;
+
+/// What a slot carries.
+pub type Payload = Vec16<u32>;
+
+impl Unit for Vector {
+    #[inline(always)]
+    unsafe fn load(message: *const Self, place: Place) -> Payload {
+        if place.left == 0 {
+            return Vec16::from_bits([0; 4]);
+        }
+        // SAFETY: the caller's contract.
+        unsafe { mem::load_vec(place.of(message).cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(message: *mut Self, place: Place, payload: Payload) {
+        if place.left > 0 {
+            // SAFETY: the caller's contract.
+            unsafe { mem::store_vec(place.of(message).cast_mut().cast(), payload) };
+        }
+    }
+}
+
+macro_rules! units {
+    ($($type:ident)*) => { $(
+        impl Unit for $type {
+            #[inline(always)]
+            unsafe fn load(message: *const Self, place: Place) -> Payload {
+                // SAFETY: the caller's contract.
+                Vec16::from_bits(unsafe { place.load(message) }.to_bits())
+            }
+
+            #[inline(always)]
+            unsafe fn store(message: *mut Self, place: Place, payload: Payload) {
+                // SAFETY: the caller's contract.
+                unsafe { place.store(message, Vec16::from_bits(payload.to_bits())) };
+            }
+        }
+    )* };
+}
+
+units!(u32 u8);
+
 /// The part of a message that is sent in a slot, in bytes.
 #[derive(Clone, Copy)]
-pub(super) struct Place {
+pub struct Place {
     at: usize,
     /// How many bytes there are from there on.
     left: usize,
@@ -309,16 +351,22 @@ impl Place {
 }
 
 /// What a lane sends: its payload, or which words of the others' are [`EMPTY`]. The lane of the
-/// marks has no such word, so that its bit is never set, and no mark is [`EMPTY`].
+/// marks has payload 0, so that its bit is never set, and no mark is [`EMPTY`].
 ///
 /// # Safety
 ///
 /// All lanes of the warp call this together.
 #[inline(always)]
 pub(super) unsafe fn marked<T: Element>(payload: Vec16<T>) -> Vec16<T> {
+    let words = payload.to_bits();
     // SAFETY: the caller's contract.
-    let marks = payload.to_bits().map(|word| unsafe { warp::ballot(word == EMPTY) });
-    if warp::lane_id() == MARKS { Vec16::from_bits(marks) } else { payload }
+    unsafe {
+        if !warp::any(words.contains(&EMPTY)) {
+            return payload;
+        }
+        let marks = words.map(|word| warp::ballot(word == EMPTY));
+        if warp::lane_id() == MARKS { Vec16::from_bits(marks) } else { payload }
+    }
 }
 
 /// The payload that a lane has received.
@@ -328,11 +376,18 @@ pub(super) unsafe fn marked<T: Element>(payload: Vec16<T>) -> Vec16<T> {
 /// All lanes of the warp call this together.
 #[inline(always)]
 pub(super) unsafe fn unmarked<T: Element>(received: Vec16<T>) -> Vec16<T> {
-    Vec16::from_bits(received.to_bits().map(|word| {
-        // SAFETY: the caller's contract.
-        let marks = unsafe { warp::shuffle_idx(word, MARKS) };
-        if marks >> warp::lane_id() & 1 == 1 { EMPTY } else { word }
-    }))
+    let words = received.to_bits();
+    let is_mark = warp::lane_id() == MARKS && words != [0; 4];
+    // SAFETY: the caller's contract.
+    unsafe {
+        if !warp::any(is_mark) {
+            return received;
+        }
+        Vec16::from_bits(words.map(|word| {
+            let marks = warp::shuffle_idx(word, MARKS);
+            if marks >> warp::lane_id() & 1 == 1 { EMPTY } else { word }
+        }))
+    }
 }
 
 /// Sends a message without payload to each peer: the session requires one.

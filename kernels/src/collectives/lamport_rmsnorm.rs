@@ -7,7 +7,7 @@ use cuda_std::vector::Accumulate;
 use half::{bf16, f16};
 use nccl_device::{Coop, DevComm, LamportSlots, Window};
 
-use super::rmsnorm::{Quantised, ROW_VECTORS, Rows};
+use super::rmsnorm::{Quantised, Row};
 
 /// For each token `t < tokens`: `sum = residual[t] + ` the sum of row `t` of `input` over the ranks
 /// of the LSA team, which has 2, 4 or 8; `residual[t]` becomes the sum, rounded, and `output[t]`
@@ -22,9 +22,9 @@ use super::rmsnorm::{Quantised, ROW_VECTORS, Rows};
 /// `slots` and `state` are the memory of [`Lamport`](nccl_device::Lamport) messages, with
 /// `capacity` slots for vectors from each rank.
 ///
-/// Grid: any; a block computes one row at a time. Block: a multiple of 32 threads up to 512,
-/// one-dimensional, at least half as many as a row has vectors of 16 bytes. May be a dependent
-/// launch. `tokens` and `hidden` are the same in every rank.
+/// Grid: a cluster of 1, 2, 4 or 8 blocks for each token. Block: a multiple of 32 threads up to
+/// 256, one-dimensional. A cluster has at least as many threads as a row has vectors of 16 bytes. May
+/// be a dependent launch. `tokens` and `hidden` are the same in every rank.
 ///
 /// # Safety
 ///
@@ -33,7 +33,7 @@ use super::rmsnorm::{Quantised, ROW_VECTORS, Rows};
 /// ended. `slots` and `state` are as [`LamportSlots`] needs them.
 #[kernel(
     T = [f32, f16, bf16],
-    max_threads = 512,
+    max_threads = 256,
     requires(hidden.is_multiple_of(16 / size_of::<T>() as u32))
 )]
 pub unsafe fn lamport_rmsnorm<T: Accumulate<Acc = f32>>(
@@ -50,68 +50,56 @@ pub unsafe fn lamport_rmsnorm<T: Accumulate<Acc = f32>>(
     hidden: u32,
     eps: f32,
 ) {
-    let rows = Rows { input, residual, weight, output, quantised, tokens, hidden, eps };
+    let row = Row { input, residual, weight, output, quantised, tokens, hidden, eps };
     // SAFETY: the kernel's contract.
     unsafe {
         match comm.lsa_team().n_ranks {
-            2 => reduce(&rows, LamportSlots::<2>::new(&comm, slots, capacity), state),
-            4 => reduce(&rows, LamportSlots::<4>::new(&comm, slots, capacity), state),
-            8 => reduce(&rows, LamportSlots::<8>::new(&comm, slots, capacity), state),
+            2 => reduce(&row, LamportSlots::<2>::new(&comm, slots, capacity), state),
+            4 => reduce(&row, LamportSlots::<4>::new(&comm, slots, capacity), state),
+            8 => reduce(&row, LamportSlots::<8>::new(&comm, slots, capacity), state),
             _ => panic!("the LSA team has 2, 4 or 8 ranks"),
         }
     }
 }
 
-/// Computes this block's rows.
+/// Computes this block's part of a row.
 ///
 /// # Safety
 ///
 /// The kernel's contract.
 #[inline(always)]
 unsafe fn reduce<T: Accumulate<Acc = f32>, const N: usize>(
-    rows: &Rows<T>,
+    row: &Row<T>,
     slots: LamportSlots<'_, N>,
     state: *mut u32,
 ) {
     grid::launch_next();
-    grid::wait_for_previous();
     // SAFETY: the caller's contract. Each slot is used by one thread.
     unsafe {
-        let session = slots.begin(state, rows.tokens * rows.vectors());
-        let mut is_ended = false;
-        for row in rows.of_this_block() {
-            let mine = rows.load(row);
-            let mut v = 0;
-            while v < ROW_VECTORS {
-                if let Some(at) = rows.place(row, v) {
-                    let mut distance = 1;
-                    while distance < N {
-                        session.send(distance, at, mine[v]);
-                        distance += 1;
-                    }
-                }
-                v += 1;
+        let (place, cluster) = (row.place(), ClusterSum::new());
+        grid::wait_for_previous();
+        let mine = place.map(|place| (place.at, row.load(place.at)));
+        let session = slots.begin(state, row.tokens * row.vectors());
+        if let Some((at, mine)) = mine {
+            let mut distance = 1;
+            while distance < N {
+                session.send(distance, at, mine);
+                distance += 1;
             }
-            if !is_ended {
-                // While the messages are on their way.
-                thread::sync_threads();
-                session.end(Coop::cta());
-                is_ended = true;
+        }
+        // While the messages are on their way.
+        thread::sync_threads();
+        session.end(Coop::cta());
+        row.normalise(place, cluster, |at| {
+            // Loaded again: it would take registers during the wait.
+            let all = session.receive_all(at, row.load(at));
+            let mut sum = T::widen(all[0]);
+            let mut rank = 1;
+            while rank < N {
+                T::add(&mut sum, all[rank]);
+                rank += 1;
             }
-            rows.normalise(row, |_, at| {
-                // Loaded again: it would take registers during the wait.
-                let all = session.receive_all(at, rows.load_vector(at));
-                let mut sum = T::widen(all[0]);
-                let mut rank = 1;
-                while rank < N {
-                    T::add(&mut sum, all[rank]);
-                    rank += 1;
-                }
-                sum
-            });
-        }
-        if !is_ended {
-            session.end(Coop::cta());
-        }
+            sum
+        });
     }
 }

@@ -1,11 +1,10 @@
-//! Addition of the residual and RMSNorm, by one block for each token.
+//! Addition of the residual and RMSNorm, by a cluster of blocks for each token.
 
 use core::cell::Cell;
 
 use cuda_std::prelude::*;
-use cuda_std::strided::Strided;
 use cuda_std::vector::{Accumulate, Vec16};
-use cuda_std::{convert, grid, math};
+use cuda_std::{cluster, convert, grid, math};
 use devcomm_types::F8E4M3;
 use half::{bf16, f16};
 
@@ -17,15 +16,20 @@ use half::{bf16, f16};
 ///
 /// With [`Quantised`] results, `output` is not used.
 ///
-/// Grid: any; a block computes one row at a time. Block: a multiple of 32 threads, one-dimensional,
-/// at least half as many as a row has vectors of 16 bytes. May be a dependent launch.
+/// Grid: a cluster of 1, 2, 4 or 8 blocks for each token. Block: a multiple of 32 threads up to
+/// 256, one-dimensional. A cluster has at least as many threads as a row has vectors of 16 bytes. May
+/// be a dependent launch.
 ///
 /// # Safety
 ///
 /// `input`, `residual` and the output in use have `tokens * hidden` elements, and `weight` has
 /// `hidden`, all aligned to 16 bytes. Nothing else accesses them or the scale until the kernel has
 /// ended.
-#[kernel(T = [f32, f16, bf16], requires(hidden.is_multiple_of(Vec16::<T>::LANES as u32)))]
+#[kernel(
+    T = [f32, f16, bf16],
+    max_threads = 256,
+    requires(hidden.is_multiple_of(Vec16::<T>::LANES as u32))
+)]
 pub unsafe fn rmsnorm<T: Accumulate<Acc = f32>>(
     input: *const T,
     residual: *mut T,
@@ -36,20 +40,15 @@ pub unsafe fn rmsnorm<T: Accumulate<Acc = f32>>(
     hidden: u32,
     eps: f32,
 ) {
-    let rows = Rows { input, residual, weight, output, quantised, tokens, hidden, eps };
+    let row = Row { input, residual, weight, output, quantised, tokens, hidden, eps };
     grid::launch_next();
-    grid::wait_for_previous();
-    for row in rows.of_this_block() {
-        // SAFETY: the kernel's contract.
-        unsafe {
-            let mine = rows.load(row);
-            rows.normalise(row, |v, _| T::widen(mine[v]));
-        }
+    // SAFETY: the kernel's contract.
+    unsafe {
+        let (place, cluster) = (row.place(), ClusterSum::new());
+        grid::wait_for_previous();
+        row.normalise(place, cluster, |at| T::widen(row.load(at)));
     }
 }
-
-/// Vectors of a row for each thread, at most: they stay in registers.
-pub const ROW_VECTORS: usize = 2;
 
 /// Results that are quantised: divided by a scale, rounded to the nearest, ties to even, and
 /// saturated at 448 of either sign.
@@ -63,21 +62,28 @@ pub struct Quantised {
 }
 
 impl Quantised {
-    /// The factor of the results.
+    /// What the results are divided by.
     ///
     /// # Safety
     ///
     /// The scale can be read, unless there is no output.
     #[inline(always)]
-    unsafe fn factor(self) -> f32 {
+    unsafe fn divisor(self) -> f32 {
         // SAFETY: the caller's contract.
-        if self.output.is_null() { 1.0 } else { 1.0 / unsafe { mem::load(self.scale) } }
+        if self.output.is_null() { 1.0 } else { unsafe { mem::load(self.scale) } }
     }
 }
 
-/// Rows to normalise.
+/// The index of a vector.
 #[derive(Clone, Copy)]
-pub(crate) struct Rows<T> {
+pub(crate) struct Place {
+    pub(crate) at: u32,
+    in_row: u32,
+}
+
+/// The row of a cluster.
+#[derive(Clone, Copy)]
+pub(crate) struct Row<T> {
     pub(crate) input: *const T,
     pub(crate) residual: *mut T,
     pub(crate) weight: *const T,
@@ -89,25 +95,21 @@ pub(crate) struct Rows<T> {
     pub(crate) eps: f32,
 }
 
-impl<T: Accumulate<Acc = f32>> Rows<T> {
+impl<T: Accumulate<Acc = f32>> Row<T> {
     /// Vectors of a row.
     #[inline(always)]
     pub(crate) fn vectors(&self) -> u32 {
         self.hidden / Vec16::<T>::LANES as u32
     }
 
-    /// The rows of this block.
+    /// The place of this thread's vector, if it has one.
     #[inline(always)]
-    pub(crate) fn of_this_block(&self) -> impl Iterator<Item = u32> {
-        let (first, step) = (thread::block_idx_x() as usize, thread::grid_dim_x() as usize);
-        Strided::new(first, self.tokens as usize, step).map(|row| row as u32)
-    }
-
-    /// The index of this thread's `v`-th vector of a row, if it has one.
-    #[inline(always)]
-    pub(crate) fn place(&self, row: u32, v: usize) -> Option<u32> {
-        let own = thread::thread_idx_x() + v as u32 * thread::block_dim_x();
-        (own < self.vectors()).then(|| row * self.vectors() + own)
+    pub(crate) fn place(&self) -> Option<Place> {
+        // A cluster has 1, 2, 4 or 8 blocks.
+        let row = thread::block_idx_x() >> cluster::size().trailing_zeros();
+        let own = cluster::rank() * thread::block_dim_x() + thread::thread_idx_x();
+        let is_here = row < self.tokens && own < self.vectors();
+        is_here.then(|| Place { at: row * self.vectors() + own, in_row: own })
     }
 
     /// Loads a vector of the input.
@@ -116,85 +118,62 @@ impl<T: Accumulate<Acc = f32>> Rows<T> {
     ///
     /// As for [`rmsnorm`](fn@rmsnorm); the input has the vector.
     #[inline(always)]
-    pub(crate) unsafe fn load_vector(&self, at: u32) -> Vec16<T> {
+    pub(crate) unsafe fn load(&self, at: u32) -> Vec16<T> {
         // SAFETY: the caller's contract.
         unsafe { mem::load_vec(vector(self.input, at)) }
     }
 
-    /// Loads this thread's vectors of a row of the input.
+    /// Adds the residual, normalises and stores the row. `load` returns the vector at this thread's
+    /// place.
     ///
     /// # Safety
     ///
-    /// As for [`rmsnorm`](fn@rmsnorm).
+    /// As for [`rmsnorm`](fn@rmsnorm), and all threads of the cluster call this.
     #[inline(always)]
-    pub(crate) unsafe fn load(&self, row: u32) -> [Vec16<T>; ROW_VECTORS] {
-        let mut loaded = [Vec16::from_bits([0; 4]); ROW_VECTORS];
-        let mut v = 0;
-        while v < ROW_VECTORS {
-            if let Some(at) = self.place(row, v) {
-                // SAFETY: the caller's contract.
-                loaded[v] = unsafe { self.load_vector(at) };
-            }
-            v += 1;
-        }
-        loaded
-    }
-
-    /// Adds the residual to a row, normalises and stores it. `load` returns the `v`-th vector of
-    /// this thread, whose index is its second argument.
-    ///
-    /// # Safety
-    ///
-    /// As for [`rmsnorm`](fn@rmsnorm), and all threads of the block call this.
-    #[inline(always)]
-    pub(crate) unsafe fn normalise(&self, row: u32, load: impl Fn(usize, u32) -> T::Wide) {
+    pub(crate) unsafe fn normalise(
+        &self,
+        place: Option<Place>,
+        mut cluster: ClusterSum,
+        load: impl Fn(u32) -> T::Wide,
+    ) {
         // SAFETY: the caller's contract. Loaded before `load` waits.
-        let factor = unsafe { self.quantised.factor() };
-        let mut sums = [T::widen(Vec16::from_bits([0; 4])); ROW_VECTORS];
-        let mut weights = [Vec16::<T>::from_bits([0; 4]); ROW_VECTORS];
+        let divisor = unsafe { self.quantised.divisor() };
+        let mut sum = T::widen(Vec16::from_bits([0; 4]));
+        let mut weight = Vec16::<T>::from_bits([0; 4]);
         let squares = Cell::new(0.0);
-        let mut v = 0;
-        while v < ROW_VECTORS {
-            if let Some(at) = self.place(row, v) {
-                let place = vector(self.residual.cast_const(), at);
-                let has_residual = !self.residual.is_null();
-                let weight = vector(self.weight, at - row * self.vectors());
-                // SAFETY: the caller's contract. These are loaded first: `load` may wait.
-                unsafe {
-                    weights[v] = mem::load_vec(weight);
-                    let residual = has_residual.then(|| mem::load_vec(place));
-                    sums[v] = load(v, at);
-                    if let Some(residual) = residual {
-                        T::add(&mut sums[v], residual);
-                        mem::store_vec(place.cast_mut(), T::narrow(sums[v]));
-                    }
+        if let Some(Place { at, in_row }) = place {
+            let place = vector(self.residual.cast_const(), at);
+            let has_residual = !self.residual.is_null();
+            // SAFETY: the caller's contract. The residual comes first, as `load` may wait, and the
+            // weights while the cluster adds up the squares.
+            unsafe {
+                let residual = has_residual.then(|| mem::load_vec(place));
+                sum = load(at);
+                weight = mem::load_vec(vector(self.weight, in_row));
+                if let Some(residual) = residual {
+                    T::add(&mut sum, residual);
+                    mem::store_vec(place.cast_mut(), T::narrow(sum));
                 }
-                T::map(&mut sums[v], |x| {
-                    squares.set(squares.get() + x * x);
-                    x
-                });
             }
-            v += 1;
+            T::map(&mut sum, |x| {
+                squares.set(squares.get() + x * x);
+                x
+            });
         }
-        // SAFETY: all threads of the block are here, and they are whole warps.
-        let mean = unsafe { block_sum(squares.get()) } / self.hidden as f32;
-        let scale = math::rsqrt(mean + self.eps) * factor;
-        let mut v = 0;
-        while v < ROW_VECTORS {
-            if let Some(at) = self.place(row, v) {
-                let first = at as usize * Vec16::<T>::LANES;
-                let quantised = self.quantised.output;
-                T::zip(&mut sums[v], T::widen(weights[v]), |x, w| x * scale * w);
-                // SAFETY: the caller's contract.
-                unsafe {
-                    if quantised.is_null() {
-                        mem::store_vec(self.output.wrapping_add(first), T::narrow(sums[v]));
-                    } else {
-                        store_quantised(quantised.wrapping_add(first), sums[v].as_ref());
-                    }
-                }
+        // SAFETY: all threads of the cluster are here, and they are whole warps.
+        let mean = unsafe { cluster.sum(squares.get()) } * math::recip(self.hidden as f32);
+        let scale = math::rsqrt(mean + self.eps) * math::recip(divisor);
+        let Some(Place { at, .. }) = place else { return };
+        let first = at as usize * Vec16::<T>::LANES;
+        let quantised = self.quantised.output;
+        T::zip(&mut sum, T::widen(weight), |x, w| x * scale * w);
+        // SAFETY: the caller's contract.
+        unsafe {
+            if quantised.is_null() {
+                mem::store_vec(self.output.wrapping_add(first), T::narrow(sum));
+            } else {
+                store_quantised(quantised.wrapping_add(first), sum.as_ref());
             }
-            v += 1;
         }
     }
 }

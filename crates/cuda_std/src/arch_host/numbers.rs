@@ -87,4 +87,4 @@ macro_rules! approximations {
     )* };
 }
 
-approximations!(exp2 log2 sin cos tanh);
+approximations!(recip exp2 log2 sin cos tanh);

@@ -116,6 +116,7 @@ macro_rules! approximations {
 }
 
 approximations! {
+    recip "rcp.approx.f32";
     rcp_ftz "rcp.approx.ftz.f32";
     exp2_ftz "ex2.approx.ftz.f32";
     rsqrt "rsqrt.approx.f32";

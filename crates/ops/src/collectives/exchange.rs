@@ -145,8 +145,11 @@ impl Collectives {
                     unsafe { launch.config(config).launch(&target) }?;
                 }};
             }
-            let has_words = (input | output | messages.bytes as u64).is_multiple_of(4);
-            if has_words { launch!(u32) } else { launch!(u8) }
+            match (input | output | messages.bytes as u64).trailing_zeros() {
+                4.. => launch!(lamport_exchange::Vector),
+                2.. => launch!(u32),
+                _ => launch!(u8),
+            }
         } else {
             let Some((output, first)) = Window::<u8>::containing(recv) else {
                 return refuse("the buffer to receive in is in no window".to_owned());

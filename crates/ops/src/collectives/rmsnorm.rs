@@ -2,7 +2,7 @@
 
 use devcomm_host::{Buffer, DataType, DeviceSlice, ReduceOp, Result, Stream};
 use devcomm_kernels as kernels;
-use devcomm_kernels::collectives::rmsnorm::{QuantisedArgs, ROW_VECTORS};
+use devcomm_kernels::collectives::rmsnorm::QuantisedArgs;
 use devcomm_types::{Element, F8E4M3};
 use half::{bf16, f16};
 
@@ -11,8 +11,14 @@ use super::{
 };
 use crate::check::{check_buffer, check_len, refuse, require_context};
 
-/// The most bytes of a row that `rmsnorm` keeps in registers.
-const MAX_ROW: usize = 16 * ROW_VECTORS * 512;
+/// The most bytes of a row that a cluster keeps in registers.
+const MAX_ROW: usize = 16 * (MAX_THREADS * MAX_CLUSTER) as usize;
+
+/// The most threads of a block.
+const MAX_THREADS: u32 = 256;
+
+/// The most blocks of a cluster.
+const MAX_CLUSTER: u32 = 8;
 
 /// Why NCCL reduces.
 const LONG: &str = "as there are too many tokens for one step; RMSNorm follows it";
@@ -30,7 +36,7 @@ impl Collectives {
     ///
     /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for buffers of other lengths,
     /// of other contexts or not aligned to 16 bytes, and for rows that are not a multiple of 16
-    /// bytes or have more than 16 KiB; those of the launch.
+    /// bytes or have more than 32 KiB; those of the launch.
     pub fn all_reduce_rmsnorm<I, R, W, O>(
         &self,
         input: &I,
@@ -127,15 +133,15 @@ impl Collectives {
         let is_short = self.workspace.as_ref().is_some_and(|workspace| {
             count > 0 && count * data_type.size() <= 16 * slots(workspace)
         });
-        let threads = (row as u32 / 16).div_ceil(ROW_VECTORS as u32).next_multiple_of(32);
-        let blocks = tokens.clamp(1, self.multiprocessors());
+        let (cluster, threads) = cluster(row);
+        let blocks = cluster * tokens;
         let plan = CollectivePlan { algorithm: Algorithm::Lamport, blocks, threads };
         let request = match (&self.workspace, is_short) {
             (None, _) => Request::by_nccl(Operation::Other, UNREACHED),
             (_, false) => Request::by_nccl(Operation::Other, LONG),
             _ => Request::fixed(plan),
         };
-        let config = config(plan);
+        let config = config(plan).with_cluster(cluster);
         let workspace = match self.way(request) {
             Way::None => return Ok(()),
             Way::Nccl => None,
@@ -187,4 +193,13 @@ impl Collectives {
         }
         of_floats!(data_type, launch)
     }
+}
+
+/// The blocks of a cluster, and the threads of a block, for a row of so many bytes: a vector for each
+/// thread. The more blocks the better, of at least 128 threads.
+fn cluster(row: usize) -> (u32, u32) {
+    let vectors = (row / 16) as u32;
+    let cluster = (vectors / 128).clamp(1, MAX_CLUSTER);
+    let cluster = 1 << cluster.ilog2();
+    (cluster, vectors.div_ceil(cluster).next_multiple_of(32))
 }

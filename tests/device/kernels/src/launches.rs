@@ -44,6 +44,23 @@ pub unsafe fn pairs_pass_on(out: *mut f32) {
     unsafe { pass_on(out) }
 }
 
+/// Sums `call` plus the index of each thread over the threads of its cluster, `calls` times; each
+/// thread writes what it got.
+#[kernel]
+pub unsafe fn sums_clusters(out: *mut f32, calls: u32) {
+    let (i, threads) = (thread::index_1d(), thread::grid_dim_x() * thread::block_dim_x());
+    grid::launch_next();
+    // SAFETY: `out` has an element for each thread and call.
+    unsafe {
+        let mut cluster = ClusterSum::new();
+        grid::wait_for_previous();
+        for call in 0..calls {
+            let sum = cluster.sum((call + i) as f32);
+            mem::store(out.add((call * threads + i) as usize), sum);
+        }
+    }
+}
+
 /// Lets the next kernel begin, and a good while later writes `value` plus its index to each
 /// element.
 #[kernel]

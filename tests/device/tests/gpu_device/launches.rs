@@ -66,6 +66,34 @@ fn a_launch_gives_the_clusters_their_size() {
 }
 
 #[test]
+fn blocks_of_a_cluster_add_up_their_sums() {
+    const CALLS: u32 = 5;
+    on_a_gpu("blocks_of_a_cluster_add_up_their_sums", |rank| {
+        let stream = rank.stream()?;
+        let all = [(None, 512), (Some(1), 32), (Some(2), 512), (Some(8), 128)];
+        for (size, threads) in all {
+            let all = 8 * threads;
+            let out = rank.communicator()?.mem_alloc::<f32>((CALLS * all) as usize)?;
+            let config = LaunchConfig::new(8, threads).with_dependent();
+            let config = size.map_or(config, |size| config.with_cluster(size));
+            for _ in 0..3 {
+                let launch = kernels::sums_clusters::args(&out, CALLS).config(config);
+                // SAFETY: `out` has an element for each thread and call.
+                unsafe { launch.launch(&stream) }?;
+            }
+            stream.synchronize()?;
+            let members = size.unwrap_or(1) * threads;
+            for (i, got) in (0..).zip(read(&out)?) {
+                let (call, first) = (i / all, i % all / members * members);
+                let want = (first..first + members).map(|member| call + member).sum::<u32>();
+                assert_eq!(got, want as f32, "call {call}, thread {first}, clusters of {size:?}");
+            }
+        }
+        Ok(())
+    });
+}
+
+#[test]
 fn clusters_that_cannot_be_are_refused() {
     on_a_gpu("clusters_that_cannot_be_are_refused", |rank| {
         let launch = |grid: u32, cluster, fixed| {
