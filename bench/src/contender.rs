@@ -26,6 +26,12 @@ pub enum Variant {
     CopyEngine,
     /// The operation of `devcomm`, which chooses among kernels and NCCL
     RustOps,
+    /// The operation in several launches of `devcomm`
+    RustUnfused,
+    /// cuBLASLt's matrix product and then `devcomm`'s collective
+    #[serde(rename = "cublaslt-rust")]
+    #[value(name = "cublaslt-rust")]
+    CublasLtRust,
     /// The kernel of `rust` in CUDA C++, compiled by `cargo xtask twins`
     Cpp,
     /// cuBLASLt's matrix product
@@ -62,6 +68,8 @@ impl Variant {
             Self::Tma => "tma",
             Self::CopyEngine => "copy-engine",
             Self::RustOps => "rust-ops",
+            Self::RustUnfused => "rust-unfused",
+            Self::CublasLtRust => "cublaslt-rust",
             Self::Cpp => "cpp",
             Self::CublasLt => "cublaslt",
             Self::Nccl => "nccl",
@@ -81,7 +89,8 @@ impl Variant {
 
     /// Whether it is a kernel, not a host call.
     pub fn is_kernel(self) -> bool {
-        !matches!(self, Self::CopyEngine | Self::RustOps) && !self.is_of_others()
+        !matches!(self, Self::CopyEngine | Self::RustOps | Self::RustUnfused | Self::CublasLtRust)
+            && !self.is_of_others()
     }
 
     /// Whether it is of another library.

@@ -21,7 +21,6 @@ use super::shapes::ShapeOptions;
 use super::tune::Table;
 use crate::contender::{Contender, Variant};
 use crate::cublaslt::Types;
-use crate::gpu;
 use crate::harness::Harness;
 
 /// What is multiplied.
@@ -278,36 +277,17 @@ impl Gemm {
 impl Inputs {
     /// Refuses invalid values.
     pub(super) fn validate(&self) -> Result<()> {
-        self.shapes.problems([&[8]; 3], self.dtype.size(), 0).map(drop)
+        self.shapes.problems([&[8]; 3], self.dtype.size(), 1, 0).map(drop)
     }
 
     /// The problems, each with the number of copies of B that its calls use in turn.
     pub(super) fn problems(&self, harness: &Harness<'_>) -> Result<Vec<(Problem, usize)>> {
         let defaults: [&[usize]; 3] = harness
             .choose([&[4096, 8192], &[4096, 8192], &[1024, 4096]], [&[1, 130], &[8, 264], &[72]]);
-        let problems = self.shapes.problems(defaults, self.dtype.size(), harness.run.seed)?;
-        let with_copies = |problem| Ok((problem, self.copies(harness, &problem)?));
+        let problems = self.shapes.problems(defaults, self.dtype.size(), 1, harness.run.seed)?;
+        let bytes = self.dtype.size();
+        let with_copies = |problem| Ok((problem, self.l2.copies_of_b(harness, &problem, bytes)?));
         problems.into_iter().map(with_copies).collect()
-    }
-
-    fn copies(&self, harness: &Harness<'_>, problem: &Problem) -> Result<usize> {
-        /// How many times the copies fill the L2 cache.
-        const CACHES: usize = 4;
-        let copies = match (self.l2, harness.rank.is_simulated()) {
-            (L2::Warm, _) => 1,
-            (L2::Cold, true) => 2,
-            (L2::Cold, false) => {
-                let bytes = problem.n * problem.k * self.dtype.size();
-                CACHES * gpu::l2_bytes(harness.rank.context())? / bytes + 1
-            }
-        };
-        let run = harness.run;
-        ensure!(
-            run.graph == 0 || run.iters >= copies,
-            "--l2 cold: {:?} needs {copies} copies of B, one per launch of a graph: raise -n",
-            problem.shape()
-        );
-        Ok(copies)
     }
 }
 

@@ -1,9 +1,11 @@
 //! Matrix product followed by all-reduce, `C = sum over the ranks of A x B^T` in bf16: one kernel,
 //! `kernels/src/gemm_allreduce`, against cuBLASLt's product and then `ncclAllReduce`.
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use clap::Args;
-use devcomm::{Buffer, DataType, DeviceSlice, GemmAllReduce as Gemm, ReduceOp, Window};
+use devcomm::{
+    Buffer, Collectives, DataType, DeviceSlice, Gemm, GemmAllReduce as Fused, ReduceOp, Window,
+};
 use devcomm_testing::gemm::Problem;
 use half::bf16;
 
@@ -11,34 +13,35 @@ use super::Benchmark;
 use super::all_reduce::bus;
 use super::job::Job;
 use super::product::{Matrices, Product, Sum, load_cublaslt, tune};
-use super::row::Case;
+use super::row::{Case, L2};
 use super::selection::VariantInfo;
-use super::shapes::lists_or;
+use super::shapes::ShapeOptions;
 use crate::contender::{Contender, Variant};
-use crate::cublaslt::{Plan, Types};
-use crate::harness::Harness;
+use crate::cublaslt::Types;
 
 /// The flags of `gemm-allreduce`. Every combination of the lists runs.
 #[derive(Args, Clone, Debug)]
 pub struct GemmAllReduce {
-    /// Rows of A and C, comma-separated [default: 512,4096; 1,130 when simulated]
-    #[arg(long, value_delimiter = ',', value_name = "ROWS")]
-    m: Vec<usize>,
+    #[command(flatten)]
+    shapes: ShapeOptions,
 
-    /// Rows of B, which are columns of C [default: 4096; 7,264 when simulated]
-    #[arg(long, value_delimiter = ',', value_name = "COLUMNS")]
-    n: Vec<usize>,
-
-    /// Columns of each rank's A and B (the terms of its sums), multiples of 8 [default: 1024,4096;
-    /// 72 when simulated]
-    #[arg(long, value_delimiter = ',', value_name = "TERMS")]
-    k: Vec<usize>,
+    /// What the L2 cache holds when a product begins
+    #[arg(long, value_enum, default_value = "warm")]
+    l2: L2,
 }
 
 impl Benchmark for GemmAllReduce {
     const NAME: &'static str = "gemm-allreduce";
     const VARIANTS: &'static [VariantInfo] = &[
         (Variant::Rust, "one kernel, launched by devcomm::GemmAllReduce, C in a symmetric window"),
+        (
+            Variant::RustUnfused,
+            "devcomm::Gemm, then devcomm::Collectives::all_reduce in place, on a symmetric window",
+        ),
+        (
+            Variant::CublasLtRust,
+            "cuBLASLt, then devcomm::Collectives::all_reduce in place, on a symmetric window",
+        ),
         (Variant::Nccl, "cuBLASLt, then ncclAllReduce in place, on memory that is not registered"),
         (Variant::NcclSym, "cuBLASLt, then ncclAllReduce in place, on a symmetric window"),
     ];
@@ -49,10 +52,14 @@ impl Benchmark for GemmAllReduce {
 
     fn run(&self, job: &mut Job<'_>) -> Result<()> {
         let harness = job.harness;
-        harness.comm.require_single_lsa_team()?;
+        let (comm, stream) = (harness.comm, &harness.stream);
+        comm.require_single_lsa_team()?;
         let types = |product| Types { factors: DataType::Bfloat16, product };
         let (exact, rounded) = (types(DataType::Float32), types(DataType::Bfloat16));
-        let library = load_cublaslt(job, rounded, &[Variant::Nccl, Variant::NcclSym])?;
+        let library = load_cublaslt(job, rounded, &OF_CUBLASLT)?;
+        let collectives = &Collectives::new(comm)?;
+        // SAFETY: what writes B has ended before any launch.
+        let gemm = &unsafe { Gemm::new(stream)?.with_constant_b() };
         job.begin()?;
         let defaults: [&[usize]; 3] =
             harness.choose([&[512, 4096], &[4096], &[1024, 4096]], [&[1, 130], &[7, 264], &[72]]);
@@ -60,40 +67,60 @@ impl Benchmark for GemmAllReduce {
         let mut kept = None;
         for problem in self.problems(defaults, ranks, harness.run.seed)? {
             let shape @ [m, n, _] = problem.shape();
-            let matrices = Matrices::new(harness, problem, 1, &mut kept)?;
+            let copies = self.l2.copies_of_b(harness, &problem, size_of::<bf16>())?;
+            let matrices = Matrices::new(harness, problem, copies, &mut kept)?;
             let plan = |types| match &library {
                 Some(library) => library.plan(shape, types, None),
                 None => Ok(None),
             };
-            // `exact` is for checks, `product` for NCCL's variants, which are omitted if cuBLASLt
-            // has no algorithm for the shape.
-            let (exact, product) = (plan(exact)?, plan(rounded)?);
-            if library.is_some() && product.is_none() && harness.rank.is_root() {
-                println!("# left out: nccl, nccl-sym of {shape:?}: cuBLASLt has no algorithm");
+            // `exact` is for checks; `theirs` are omitted if cuBLASLt has no algorithm.
+            let (exact, theirs) = (plan(exact)?, plan(rounded)?);
+            if library.is_some() && theirs.is_none() && harness.rank.is_root() {
+                println!("# left out: cuBLASLt's variants of {shape:?}: it has no algorithm");
             }
             let sum = match &exact {
                 Some(exact) if harness.run.check > 0 => Some(Sum::new(&matrices, exact)?),
                 _ => None,
             };
             let sum = sum.as_ref();
-            let c = harness.comm.window::<bf16>(m * n)?;
-            if let Some(plan) = &product {
+            let c = &comm.window::<bf16>(m * n)?;
+            if let Some(plan) = &theirs {
                 tune(&matrices, plan, c.device_address())?;
             }
             let mut contenders = Vec::new();
             if job.selection.has(Variant::Rust) {
-                let gemm = Gemm::new(harness.comm, &harness.stream, m, n)?;
-                contenders.push(fused(&matrices, gemm, &c, sum));
+                let gemm = Fused::new(comm, stream, m, n)?;
+                contenders.push(fused(&matrices, gemm, c, sum));
             }
-            if let Some(plan) = &product {
-                if job.selection.has(Variant::Nccl) {
-                    let c = harness.comm.mem_alloc(c.len())?.device_slice();
-                    contenders.push(unfused(Variant::Nccl, &matrices, plan, c, sum));
-                }
-                if job.selection.has(Variant::NcclSym) {
-                    let c = c.device_slice();
-                    contenders.push(unfused(Variant::NcclSym, &matrices, plan, c, sum));
-                }
+            let by_nccl = |c: &_| comm.all_reduce(c, c, ReduceOp::Sum, stream);
+            let by_kernels = |c: &_| collectives.all_reduce(c, c, ReduceOp::Sum, stream);
+            if job.selection.has(Variant::RustUnfused) {
+                let (a, b, product) = (&matrices.a, matrices.b_in_turn(), gemm.product(shape));
+                // SAFETY: the graphs of a comparison end before its contenders, which own or borrow
+                // these buffers.
+                let multiply = move |c: &_| unsafe { product.launch_capturable(a, b(), c) };
+                let parts = (multiply, by_kernels);
+                contenders.push(unfused(Variant::RustUnfused, &matrices, c, parts, sum));
+            }
+            for variant in OF_CUBLASLT.into_iter().filter(|variant| job.selection.has(*variant)) {
+                let Some(plan) = &theirs else { continue };
+                let (a, b) = (matrices.a.device_address(), matrices.b_in_turn());
+                let multiply = move |c: &DeviceSlice<bf16>| {
+                    // SAFETY: the buffers have the elements of the plan's shape, and only this
+                    // stream uses them.
+                    unsafe { plan.enqueue([a, b().device_address(), c.device_address()], stream) }
+                };
+                let contender = match variant {
+                    Variant::CublasLtRust => {
+                        unfused(variant, &matrices, c, (multiply, by_kernels), sum)
+                    }
+                    Variant::NcclSym => unfused(variant, &matrices, c, (multiply, by_nccl), sum),
+                    _ => {
+                        let c = comm.mem_alloc(c.len())?;
+                        unfused(variant, &matrices, &c, (multiply, by_nccl), sum)
+                    }
+                };
+                contenders.push(contender.by_algorithm(plan.describe()));
             }
             let case = Case {
                 size: m * n * size_of::<bf16>(),
@@ -102,7 +129,7 @@ impl Benchmark for GemmAllReduce {
                 redop: "sum",
                 bus: bus(ranks),
                 shape: Some(shape),
-                l2: None,
+                l2: Some(self.l2),
             };
             job.compare_refilled(case, &contenders, || matrices.fill_for_timing())?;
         }
@@ -110,18 +137,24 @@ impl Benchmark for GemmAllReduce {
     }
 }
 
+/// The variants with cuBLASLt's product.
+const OF_CUBLASLT: [Variant; 3] = [Variant::CublasLtRust, Variant::Nccl, Variant::NcclSym];
+
 impl GemmAllReduce {
-    /// Every combination of `m`, `n` and `k`, with defaults for empty lists.
+    /// The problems, with defaults for empty lists of `m`, `n` and `k`.
     fn problems(&self, default: [&[usize]; 3], ranks: usize, seed: u64) -> Result<Vec<Problem>> {
-        let lists = lists_or([&self.m, &self.n, &self.k], default);
-        Problem::combinations(lists, ranks, seed)
+        let problems = self.shapes.problems(default, size_of::<bf16>(), ranks, seed)?;
+        for Problem { k, .. } in &problems {
+            ensure!(k.is_multiple_of(8), "--k {k}: rows of A and B need a multiple of 8 elements");
+        }
+        Ok(problems)
     }
 }
 
 /// One kernel.
 fn fused<'a>(
     matrices: &'a Matrices<'a, bf16>,
-    gemm: Gemm,
+    gemm: Fused,
     c: &'a Window<bf16>,
     sum: Option<&'a Sum>,
 ) -> Contender<'a> {
@@ -133,25 +166,18 @@ fn fused<'a>(
     Contender::new(Variant::Rust, work, product)
 }
 
-/// cuBLASLt, and then NCCL.
-fn unfused<'a>(
+/// A product on every rank, and then their sum: `parts` enqueue the two, the sum in place.
+fn unfused<'a, B: Buffer<Element = bf16>>(
     variant: Variant,
-    matrices: &'a Matrices<'a, bf16>,
-    plan: &'a Plan<'a>,
-    c: DeviceSlice<bf16>,
+    matrices: &Matrices<'a, bf16>,
+    c: &B,
+    (multiply, reduce): (
+        impl Fn(&DeviceSlice<bf16>) -> devcomm::Result<()> + 'a,
+        impl Fn(&DeviceSlice<bf16>) -> devcomm::Result<()> + 'a,
+    ),
     sum: Option<&'a Sum>,
 ) -> Contender<'a> {
-    let Matrices { harness: Harness { comm, stream, .. }, a, .. } = matrices;
-    let b = matrices.b_in_turn();
+    let c = c.device_slice();
     let product = Product { rounded_once: false, ..Product::new(matrices, c.clone(), sum) };
-    let work = move || {
-        // SAFETY: the buffers have the elements of the plan's shape, and only this stream uses
-        // them.
-        unsafe {
-            let addresses = [a.device_address(), b().device_address(), c.device_address()];
-            plan.enqueue(addresses, stream)?;
-        }
-        comm.all_reduce(&c, &c, ReduceOp::Sum, stream)
-    };
-    Contender::new(variant, work, product).by_algorithm(plan.describe())
+    Contender::new(variant, move || multiply(&c).and_then(|()| reduce(&c)), product)
 }

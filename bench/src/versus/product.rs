@@ -9,8 +9,10 @@ use devcomm_testing::gemm::{Factor, Problem};
 use devcomm_testing::numbers::Number;
 
 use super::job::Job;
+use super::row::L2;
 use crate::contender::{Outcome, Variant};
 use crate::cublaslt::{CublasLt, Plan, Types};
+use crate::gpu;
 use crate::harness::Harness;
 use crate::ranks;
 
@@ -55,6 +57,34 @@ pub fn tune<T: Number>(matrices: &Matrices<'_, T>, plan: &Plan<'_>, c: u64) -> R
         println!("# cublaslt {m}x{n}x{k}: {}", plan.describe());
     }
     Ok(())
+}
+
+impl L2 {
+    /// The copies of B that the calls use in turn, of elements of so many bytes.
+    pub fn copies_of_b(
+        self,
+        harness: &Harness<'_>,
+        problem: &Problem,
+        element_bytes: usize,
+    ) -> Result<usize> {
+        /// How many times the copies fill the L2 cache.
+        const CACHES: usize = 4;
+        let copies = match (self, harness.rank.is_simulated()) {
+            (Self::Warm, _) => 1,
+            (Self::Cold, true) => 2,
+            (Self::Cold, false) => {
+                let bytes = problem.n * problem.k * element_bytes;
+                CACHES * gpu::l2_bytes(harness.rank.context())? / bytes + 1
+            }
+        };
+        let run = harness.run;
+        ensure!(
+            run.graph == 0 || run.iters >= copies,
+            "--l2 cold: {:?} needs {copies} copies of B, one per launch of a graph: raise -n",
+            problem.shape()
+        );
+        Ok(copies)
+    }
 }
 
 /// This rank's A and B.
@@ -207,9 +237,21 @@ impl<O: Number> Outcome for Product<'_, O> {
             c = c.iter().map(sum).collect();
         }
         let (n_ranks, ranks) = (rank.n_ranks(), 0..rank.n_ranks());
+        let some = || -> Box<dyn Iterator<Item = _>> {
+            match rank.is_simulated() {
+                true => Box::new(problem.all()),
+                false => Box::new(problem.samples(SAMPLES)),
+            }
+        };
+        let is_beyond = |&(row, column): &(usize, usize)| {
+            let product = |rank| problem.exact(rank..rank + 1, row, column).abs();
+            let largest = ranks.clone().map(product).fold(0.0, f64::max);
+            let right = problem.exact(ranks.clone(), row, column) as f32;
+            is_beyond_rounding(right, c[row * problem.n + column], largest, n_ranks)
+        };
         Ok(match self.sum {
-            None if rank.is_simulated() => problem.count_wrong(ranks, &c, problem.all()),
-            None => problem.count_wrong(ranks, &c, problem.samples(SAMPLES)),
+            None if self.rounded_once => problem.count_wrong(ranks.clone(), &c, some()),
+            None => some().filter(is_beyond).count(),
             Some(sum) => {
                 let is_wrong = |&(&right, &got): &(&f32, &O)| match self.rounded_once {
                     true => got != O::nearest(right),

@@ -70,13 +70,14 @@ impl Set {
 }
 
 impl ShapeOptions {
-    /// The problems of one rank, with defaults for empty lists of `m`, `n` and `k`. Rows of A and B
-    /// with elements of one byte are multiples of 16 bytes, to which `k` of sets and defaults is
+    /// The problems of `ranks` ranks, with defaults for empty lists of `m`, `n` and `k`. Rows of A
+    /// and B with elements of one byte are multiples of 16 bytes, to which `k` of sets and defaults is
     /// padded.
     pub fn problems(
         &self,
         default: [&[usize]; 3],
         element_bytes: usize,
+        ranks: usize,
         seed: u64,
     ) -> Result<Vec<Problem>> {
         let unit = if element_bytes == 1 { 16 } else { 1 };
@@ -89,7 +90,10 @@ impl ShapeOptions {
         let problem = |[m, n, k]: [usize; 3]| {
             let k = if self.k.is_empty() { k.next_multiple_of(unit) } else { k };
             ensure!(m > 0 && n > 0 && k > 0, "{m} x {n} with {k} terms is empty");
-            ensure!(k <= MOST_TERMS, "--k {k}: sums of more than {MOST_TERMS} would not be exact");
+            ensure!(
+                k.checked_mul(ranks).is_some_and(|terms| terms <= MOST_TERMS),
+                "--k {k}: sums of more than {MOST_TERMS} terms over all ranks would not be exact"
+            );
             ensure!(
                 k.is_multiple_of(unit),
                 "--k {k}: rows of 8-bit floats need a multiple of 16 elements"
@@ -126,7 +130,7 @@ mod tests {
 
     fn shapes_of(args: &str, element_bytes: usize) -> Result<Vec<[usize; 3]>> {
         let options = parse(args)?.shapes;
-        let problems = options.problems([&[1], &[8], &[24]], element_bytes, 0)?;
+        let problems = options.problems([&[1], &[8], &[24]], element_bytes, 1, 0)?;
         Ok(problems.iter().map(Problem::shape).collect())
     }
 

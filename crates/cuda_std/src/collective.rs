@@ -172,8 +172,9 @@ impl ClusterSum {
         let turn = self.calls % 2;
         let of_warps = Self::of_warps().wrapping_add(turn as usize * CLUSTER_WARPS);
         let full = Self::have_arrived().after(turn);
-        // SAFETY: all threads call this. There is a slot per warp. A warp writes to a slot again two
-        // calls later, when all warps have sent the sums of the call between, and so have read it.
+        // SAFETY: all threads call this. There is a slot per warp. A warp writes to a slot again
+        // two calls later, when all warps have sent the sums of the call between, and so have read
+        // it.
         unsafe {
             let sum = warp_sum(mine);
             if thread::thread_idx_x() == 0 {

@@ -23,8 +23,8 @@ use super::rmsnorm::{Quantised, Row};
 /// `capacity` slots for vectors from each rank.
 ///
 /// Grid: a cluster of 1, 2, 4 or 8 blocks for each token. Block: a multiple of 32 threads up to
-/// 256, one-dimensional. A cluster has at least as many threads as a row has vectors of 16 bytes. May
-/// be a dependent launch. `tokens` and `hidden` are the same in every rank.
+/// 256, one-dimensional. A cluster has at least as many threads as a row has vectors of 16 bytes.
+/// May be a dependent launch. `tokens` and `hidden` are the same in every rank.
 ///
 /// # Safety
 ///

@@ -195,8 +195,8 @@ impl Collectives {
     }
 }
 
-/// The blocks of a cluster, and the threads of a block, for a row of so many bytes: a vector for each
-/// thread. The more blocks the better, of at least 128 threads.
+/// The blocks of a cluster, and the threads of a block, for a row of so many bytes: a vector for
+/// each thread. The more blocks the better, of at least 128 threads.
 fn cluster(row: usize) -> (u32, u32) {
     let vectors = (row / 16) as u32;
     let cluster = (vectors / 128).clamp(1, MAX_CLUSTER);
