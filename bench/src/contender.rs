@@ -46,6 +46,10 @@ pub enum Variant {
     TorchOneShot,
     /// PyTorch's two-shot all-reduce on symmetric memory, in place
     TorchTwoShot,
+    /// nccl-tests' kernel that loads and stores over NVLink (`-D 1`)
+    NcclTestsLsa,
+    /// The same by vectors of 16 bytes (`-D 2`)
+    NcclTestsLsaVector,
     /// A step of the ladder of matrix products, as are the following
     Step1Loop,
     Step2Shared,
@@ -76,6 +80,8 @@ impl Variant {
             Self::NcclSym => "nccl-sym",
             Self::TorchOneShot => "torch-one-shot",
             Self::TorchTwoShot => "torch-two-shot",
+            Self::NcclTestsLsa => "nccl-tests-lsa",
+            Self::NcclTestsLsaVector => "nccl-tests-lsa-vector",
             Self::Step1Loop => "step1-loop",
             Self::Step2Shared => "step2-shared",
             Self::Step3Registers => "step3-registers",
@@ -95,8 +101,13 @@ impl Variant {
 
     /// Whether it is of another library.
     pub fn is_of_others(self) -> bool {
+        self.is_foreign() || matches!(self, Self::CublasLt | Self::Nccl | Self::NcclSym)
+    }
+
+    /// Whether another program runs it.
+    pub fn is_foreign(self) -> bool {
         let of_torch = matches!(self, Self::TorchOneShot | Self::TorchTwoShot);
-        of_torch || matches!(self, Self::CublasLt | Self::Nccl | Self::NcclSym)
+        of_torch || matches!(self, Self::NcclTestsLsa | Self::NcclTestsLsaVector)
     }
 }
 

@@ -18,12 +18,14 @@
 //!
 //! Results are checked first, on random data. Flags and columns are named as in nccl-tests.
 
+mod all_reduce_perf;
 mod compare;
 mod contender;
 mod cublaslt;
 mod date;
 mod documents;
 mod files;
+mod foreign;
 mod gpu;
 mod harness;
 mod header;

@@ -2,27 +2,22 @@
 //! torch as one process for each GPU, before this program uses the GPUs.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Read};
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::process::Command;
+use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 use crate::contender::Variant;
+use crate::foreign::{self, Foreign};
 
 const SCRIPT: &str = include_str!("../torch_all_reduce.py");
 
 /// Torch's variants.
 pub const VARIANTS: [Variant; 2] = [Variant::TorchOneShot, Variant::TorchTwoShot];
-
-/// How often the processes are polled.
-const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// What to measure: the script's argument.
 #[derive(Debug, Serialize)]
@@ -49,46 +44,23 @@ struct Line {
     wrong: Option<usize>,
 }
 
-/// One variant's result in one case.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Foreign {
-    pub variant: Variant,
-    pub dtype: String,
-    /// Bytes of a message.
-    pub size: usize,
-    /// Seconds per operation in every round, on the slowest rank.
-    pub times: Vec<f64>,
-    pub wrong: Option<usize>,
-}
-
 impl Measurement {
     /// Runs the script on `ranks` GPUs. It is ended if it prints nothing for as long as `patience`.
     pub fn run(&self, python: &Path, ranks: usize, patience: Duration) -> Result<Vec<Foreign>> {
-        let mut processes = Processes::start(python, &serde_json::to_string(self)?, ranks)?;
-        let (sender, lines) = channel();
-        let output = processes.0[0].child.stdout.take().context("rank 0 has no output")?;
-        thread::spawn(move || {
-            // The reader ends with the process.
-            BufReader::new(output).lines().map_while(Result::ok).try_for_each(|l| sender.send(l))
+        // Free now, and seldom taken until rank 0 listens.
+        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
+        let measurement = serde_json::to_string(self)?;
+        let commands = (0..ranks).map(|rank| {
+            let command = command(python, &measurement, rank, ranks, port);
+            (format!("torch's rank {rank}"), command)
         });
-        let (mut rows, mut last) = (Vec::new(), Instant::now());
-        loop {
-            match lines.recv_timeout(POLL_INTERVAL) {
-                Ok(line) => {
-                    eprintln!("torch: {line}");
-                    rows.push(self.parse(&line)?);
-                    last = Instant::now();
-                }
-                Err(RecvTimeoutError::Disconnected) if processes.have_ended()? => return Ok(rows),
-                // Its output has ended, and the process is about to.
-                Err(RecvTimeoutError::Disconnected) => thread::sleep(POLL_INTERVAL),
-                Err(RecvTimeoutError::Timeout) => {
-                    processes.have_ended()?;
-                }
-            }
-            let silent = last.elapsed();
-            ensure!(silent < patience, "torch has printed nothing for {} s", silent.as_secs());
-        }
+        let mut rows = Vec::new();
+        foreign::run("torch", commands, patience, |line| {
+            eprintln!("torch: {line}");
+            rows.push(self.parse(line)?);
+            Ok(false)
+        })?;
+        Ok(rows)
     }
 
     fn parse(&self, line: &str) -> Result<Foreign> {
@@ -104,99 +76,38 @@ impl Measurement {
     }
 }
 
-/// A rank's process, and the thread that collects what it prints to standard error.
-struct Process {
-    child: Child,
-    errors: Option<JoinHandle<String>>,
-}
-
-/// The ranks, which are killed when this is dropped.
-struct Processes(Vec<Process>);
-
-impl Processes {
-    fn start(python: &Path, measurement: &str, ranks: usize) -> Result<Self> {
-        // Free now, and seldom taken until rank 0 listens.
-        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
-        let mut processes = Self(Vec::new());
-        for rank in 0..ranks {
-            let mut command = Command::new(python);
-            command.args(["-c", SCRIPT, measurement]).stdin(Stdio::null()).stderr(Stdio::piped());
-            command.stdout(if rank == 0 { Stdio::piped() } else { Stdio::null() });
-            for (name, value) in [
-                ("RANK", rank),
-                ("LOCAL_RANK", rank),
-                ("WORLD_SIZE", ranks),
-                ("LOCAL_WORLD_SIZE", ranks),
-                ("MASTER_PORT", port.into()),
-            ] {
-                command.env(name, value.to_string());
-            }
-            command.env("MASTER_ADDR", "127.0.0.1");
-            // Torch sets up multicast where NCCL must not, unless it is told.
-            let is_set = |name| std::env::var_os(name).is_some();
-            if std::env::var("NCCL_NVLS_ENABLE").is_ok_and(|value| value.trim() == "0")
-                && !is_set("TORCH_SYMM_MEM_DISABLE_MULTICAST")
-            {
-                command.env("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1");
-            }
-            let started = command.spawn();
-            let mut child =
-                started.with_context(|| format!("cannot start {}", python.display()))?;
-            let errors = child.stderr.take().map(|mut errors| {
-                thread::spawn(move || {
-                    let mut bytes = Vec::new();
-                    // Whatever it printed before an error is all that there is.
-                    let _ = errors.read_to_end(&mut bytes);
-                    String::from_utf8_lossy(&bytes).into_owned()
-                })
-            });
-            processes.0.push(Process { child, errors });
-        }
-        Ok(processes)
+/// The process of a rank.
+fn command(python: &Path, measurement: &str, rank: usize, ranks: usize, port: u16) -> Command {
+    let mut command = Command::new(python);
+    command.args(["-c", SCRIPT, measurement]);
+    for (name, value) in [
+        ("RANK", rank),
+        ("LOCAL_RANK", rank),
+        ("WORLD_SIZE", ranks),
+        ("LOCAL_WORLD_SIZE", ranks),
+        ("MASTER_PORT", port.into()),
+    ] {
+        command.env(name, value.to_string());
     }
-
-    /// Whether all have ended. An error if one has failed.
-    fn have_ended(&mut self) -> Result<bool> {
-        let mut all = true;
-        for (rank, Process { child, errors }) in self.0.iter_mut().enumerate() {
-            let Some(status) = child.try_wait()? else {
-                all = false;
-                continue;
-            };
-            if !status.success() {
-                let errors = errors.take().and_then(|errors| errors.join().ok());
-                let errors = errors.unwrap_or_default();
-                eprint!("{errors}");
-                let why = errors.lines().rfind(|line| !line.trim().is_empty());
-                bail!("torch's rank {rank} has failed ({status}): {}", why.unwrap_or("no message"));
-            }
-        }
-        Ok(all)
+    command.env("MASTER_ADDR", "127.0.0.1");
+    // Torch sets up multicast where NCCL must not, unless it is told.
+    let is_set = |name| std::env::var_os(name).is_some();
+    if std::env::var("NCCL_NVLS_ENABLE").is_ok_and(|value| value.trim() == "0")
+        && !is_set("TORCH_SYMM_MEM_DISABLE_MULTICAST")
+    {
+        command.env("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1");
     }
-}
-
-impl Drop for Processes {
-    fn drop(&mut self) {
-        for Process { child, .. } in &mut self.0 {
-            // One that has ended cannot be killed, and needs not.
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
+    command
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::foreign::fake;
 
     /// Runs a shell script in Python's place, on three ranks, for two rounds.
     fn run(script: &str, patience: Duration) -> Result<Vec<Foreign>> {
-        let folder = tempfile::tempdir()?;
-        let python = folder.path().join("python");
-        // Written by another process: a file that this one has open cannot be run.
-        let write = "printf '#!/bin/sh\n%s\n' \"$1\" > \"$0\" && chmod +x \"$0\"";
-        let mut command = Command::new("sh");
-        ensure!(command.args(["-c", write]).arg(&python).arg(script).status()?.success());
+        let (_folder, python) = fake::program("python", script);
         let measurement = Measurement {
             counts: [("bf16", vec![4])].into(),
             variants: VARIANTS.map(Variant::name).to_vec(),

@@ -393,11 +393,48 @@ fn nccl_tests_table_has_the_results_in_place() {
     assert_eq!(of_pairs[0], row(24, 3, "none", "-1", "N/A"));
 }
 
+/// Writes a script that can be run, and returns its path.
+fn write_program(path: String, script: &str) -> String {
+    // Written by another process: a file that this one has open cannot be run.
+    let write = "printf %s \"$1\" > \"$0\" && chmod +x \"$0\"";
+    let written = Command::new("sh").args(["-c", write, &path, script]).status().unwrap();
+    assert!(written.success());
+    path
+}
+
+#[test]
+fn rows_of_nccl_tests_join_the_table() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    // In place everything is wrong, which is not asked.
+    let row = "64 32 half sum -1 1.00 0.00 0.00 $wrong 1.00 0.00 0.00 32";
+    let script = format!("#!/bin/sh\nwrong=0; [ $2 = 1 ] || wrong=5\necho \"{row}\"\n");
+    let program = write_program(path("all_reduce_perf"), &script);
+    let args = ["all-reduce", "--simulate", "2", "-b", "64", "-e", "64", "--rounds", "1"];
+    let more = ["-d", "f16", "--variants", "nccl,nccl-tests-lsa,nccl-tests-lsa-vector"];
+    let args = [&args[..], &more].concat();
+    let (code, stdout, stderr) = run(&[&args[..], &["--all-reduce-perf", &program]].concat());
+    assert_eq!(code, Some(1), "{stdout}{stderr}");
+    let rows = stdout.lines().filter(|line| line.trim_start().starts_with("64 "));
+    let words = |row: &str| row.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    let rows: Vec<(String, String)> =
+        rows.map(words).map(|row| (row[5].clone(), row[10].clone())).collect();
+    let expected = [("nccl", "0"), ("nccl-tests-lsa", "0"), ("nccl-tests-lsa-vector", "5")];
+    assert_eq!(rows, expected.map(|(of, wrong)| (of.to_owned(), wrong.to_owned())), "{stdout}");
+    assert!(stderr.contains("5 elements are wrong"), "{stderr}");
+
+    refuses_late(&args, "nccl-tests-lsa cannot run: --all-reduce-perf [PROGRAM] runs it");
+    let bf16 = ["all-reduce", "--simulate", "2", "-d", "bf16", "--all-reduce-perf", &program];
+    refuses(&bf16, &["nccl-tests' kernels add f32 and f16, not bf16"]);
+    let more = ["--all-reduce-perf", &program, "--variants", "nccl"];
+    refuses(&[&["all-reduce", "--simulate", "2"], &more[..]].concat(), &["none of nccl-tests'"]);
+}
+
 #[test]
 fn torchs_rows_join_the_table() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
-    let (python, json) = (path("python"), path("rows.json"));
+    let json = path("rows.json");
     let row = |variant: &str| {
         let of = r#""type": "bf16", "size": 16, "times_us": [1], "wrong": 0"#;
         format!("{{\"variant\": \"{variant}\", {of}}}")
@@ -407,10 +444,7 @@ fn torchs_rows_join_the_table() {
         row("torch-one-shot"),
         row("torch-two-shot")
     );
-    // Written by another process: a file that this one has open cannot be run.
-    let write = "printf %s \"$1\" > \"$0\" && chmod +x \"$0\"";
-    let written = Command::new("sh").args(["-c", write, &python, &script]).status().unwrap();
-    assert!(written.success());
+    let python = write_program(path("python"), &script);
     let args = ["all-reduce", "--simulate", "2", "-b", "8", "-e", "16", "-f", "2", "-d", "bf16"];
     let more = ["--rounds", "1", "--torch", &python, "--json", &json];
     let (code, stdout, stderr) = run(&[&args[..], &more].concat());

@@ -19,7 +19,8 @@ launched one by one or, with `-G 1`, as one CUDA graph. Sizes and bandwidths are
 
 * `rust` and `rust-...` are devcomm's kernels and operations, `cpp` is the kernel of `rust` in CUDA
   C++. `nccl` is NCCL's call on memory that is not registered, `nccl-sym` on symmetric windows,
-  `cublaslt` cuBLASLt's product, `torch-...` PyTorch's kernels on symmetric memory.
+  `cublaslt` cuBLASLt's product, `torch-...` PyTorch's kernels on symmetric memory,
+  `nccl-tests-...` nccl-tests' kernels.
 * *ratio*: the time of the row's fastest variant in Rust divided by that of the fastest variant of
   another library. Below 1, Rust is faster.
 * *busbw* (bus bandwidth) and *TFLOP/s* are of the fastest variant in Rust.

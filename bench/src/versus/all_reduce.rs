@@ -16,10 +16,12 @@ use super::job::Job;
 use super::row::Case;
 use super::selection::{Selection, VariantInfo};
 use super::{Benchmark, Options, SIMULATED_BLOCKS, SIMULATED_LARGEST};
+use crate::all_reduce_perf;
 use crate::contender::{Contender, Variant};
+use crate::foreign::Foreign;
 use crate::harness::Harness;
-use crate::options::{Dtype, GridOptions, LARGEST, SizeOptions};
-use crate::torch::{self, Foreign, Measurement};
+use crate::options::{Dtype, GridOptions, LARGEST, RunOptions, SizeOptions};
+use crate::torch;
 use crate::workloads::{self, KernelInfo, Sum};
 
 /// The flags of `all-reduce`.
@@ -43,11 +45,17 @@ pub struct AllReduce {
     /// processes of its own on the same number of GPUs, before the others
     #[arg(long, value_name = "PYTHON", num_args = 0..=1, default_missing_value = "python3")]
     torch: Option<PathBuf>,
+
+    /// Also run the all-reduces of nccl-tests' own kernels (-D 1 and 2, f32 and f16), by this
+    /// program of nccl-tests, on the same number of GPUs, before the others
+    #[arg(long, value_name = "PROGRAM", num_args = 0..=1)]
+    #[arg(default_missing_value = "all_reduce_perf")]
+    all_reduce_perf: Option<PathBuf>,
 }
 
-/// Torch's processes are ended if they print nothing for this much longer than a wait for a GPU may
-/// take.
-const TORCH_START: Duration = Duration::from_secs(120);
+/// Processes of other programs are ended if they print nothing for this much longer than a wait for
+/// a GPU may take.
+const START: Duration = Duration::from_secs(120);
 
 /// The reductions that the kernel supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -80,6 +88,11 @@ impl Benchmark for AllReduce {
             "torch.ops.symm_mem.one_shot_all_reduce, timed in a run of its own before the others",
         ),
         (Variant::TorchTwoShot, "torch.ops.symm_mem.two_shot_all_reduce_, the same, in place"),
+        (
+            Variant::NcclTestsLsa,
+            "all_reduce_perf -D 1 of nccl-tests, by the host's clock, in a run before the others",
+        ),
+        (Variant::NcclTestsLsaVector, "all_reduce_perf -D 2, the same"),
     ];
 
     const NCCL_TESTS: Option<&'static str> = Some("all_reduce_perf");
@@ -90,37 +103,52 @@ impl Benchmark for AllReduce {
     }
 
     fn foreign(&self, options: &Options, selection: &Selection) -> Result<Vec<Foreign>> {
-        let Some(python) = &self.torch else { return Ok(Vec::new()) };
         let Options { simulate, ranks, run, .. } = options;
+        if self.torch.is_none() && self.all_reduce_perf.is_none() {
+            return Ok(Vec::new());
+        }
         ensure!(
             !World::is_launched() && !ranks.processes,
-            "--torch starts torch's processes itself: the ranks must be threads of this process"
+            "--torch and --all-reduce-perf run once, on all GPUs: the ranks must be threads of \
+             this process"
         );
-        let variants = torch::VARIANTS.into_iter().filter(|variant| selection.has(*variant));
-        let variants: Vec<&str> = variants.map(Variant::name).collect();
-        ensure!(!variants.is_empty(), "--torch, but --variants names none of torch's");
         let largest = if simulate.is_some() { SIMULATED_LARGEST } else { LARGEST };
-        let types = [(f32::NAME, 4), (bf16::NAME, 2)];
-        let counts = types.into_iter().filter(|(name, _)| self.dtype.includes(name));
-        let counts = counts.map(|(name, bytes)| Ok((name, self.sizes.counts(largest, bytes)?)));
-        let measurement = Measurement {
-            counts: counts.collect::<Result<_>>()?,
-            variants,
-            iters: run.iters,
-            warmup: run.warmup,
-            check: run.check,
-            graph: run.graph,
-            rounds: run.rounds,
-            seed: run.seed,
-        };
         let gpus = simulate.or(ranks.gpus).map_or_else(devcomm::visible_gpus, Ok)?;
-        measurement.run(python, gpus, ranks.limit() + TORCH_START)
+        let patience = ranks.limit() + START;
+        let mut results = Vec::new();
+        if let Some(python) = &self.torch {
+            let measurement = self.by_torch(run, largest, selection)?;
+            results.extend(measurement.run(python, gpus, patience)?);
+        }
+        if let Some(program) = &self.all_reduce_perf {
+            let variants = all_reduce_perf::VARIANTS.into_iter();
+            let variants: Vec<_> = variants.filter(|(of, _)| selection.has(*of)).collect();
+            let none = "--all-reduce-perf, but --variants names none of nccl-tests'";
+            ensure!(!variants.is_empty(), none);
+            let types = all_reduce_perf::TYPES.into_iter();
+            let types: Vec<_> = types.filter(|(name, ..)| self.dtype.includes(name)).collect();
+            let none = "--all-reduce-perf: nccl-tests' kernels add f32 and f16, not bf16";
+            ensure!(!types.is_empty(), none);
+            let sizes = &self.sizes;
+            let measurement = all_reduce_perf::Measurement { program, gpus, sizes, largest, run };
+            for dtype in types {
+                for variant in &variants {
+                    results.extend(measurement.run(*variant, dtype, patience)?);
+                }
+            }
+        }
+        Ok(results)
     }
 
     fn run(&self, job: &mut Job<'_>) -> Result<()> {
         if self.torch.is_none() {
             for variant in torch::VARIANTS {
                 job.selection.omit(variant, "--torch [PYTHON] runs it")?;
+            }
+        }
+        if self.all_reduce_perf.is_none() {
+            for (variant, _) in all_reduce_perf::VARIANTS {
+                job.selection.omit(variant, "--all-reduce-perf [PROGRAM] runs it")?;
             }
         }
         job.harness.comm.require_single_lsa_team()?;
@@ -134,6 +162,31 @@ impl Benchmark for AllReduce {
 }
 
 impl AllReduce {
+    /// What torch measures.
+    fn by_torch(
+        &self,
+        run: &RunOptions,
+        largest: usize,
+        selection: &Selection,
+    ) -> Result<torch::Measurement> {
+        let variants = torch::VARIANTS.into_iter().filter(|variant| selection.has(*variant));
+        let variants: Vec<&str> = variants.map(Variant::name).collect();
+        ensure!(!variants.is_empty(), "--torch, but --variants names none of torch's");
+        let types = [(f32::NAME, 4), (bf16::NAME, 2)];
+        let counts = types.into_iter().filter(|(name, _)| self.dtype.includes(name));
+        let counts = counts.map(|(name, bytes)| Ok((name, self.sizes.counts(largest, bytes)?)));
+        Ok(torch::Measurement {
+            counts: counts.collect::<Result<_>>()?,
+            variants,
+            iters: run.iters,
+            warmup: run.warmup,
+            check: run.check,
+            graph: run.graph,
+            rounds: run.rounds,
+            seed: run.seed,
+        })
+    }
+
     fn run_type<T, K>(
         &self,
         job: &mut Job<'_>,

@@ -12,12 +12,12 @@ use super::selection::Selection;
 use crate::contender::{Contender, Variant};
 use crate::documents::Documents;
 use crate::files::TwinFiles;
+use crate::foreign::Foreign;
 use crate::harness::Harness;
 use crate::header::Header;
 use crate::options::OutputOptions;
 use crate::sensors::Reading;
 use crate::table::Report;
-use crate::torch::Foreign;
 
 /// One rank's run of a benchmark.
 pub struct Job<'a> {
@@ -104,7 +104,7 @@ impl<'a> Job<'a> {
                 if !self.foreign.is_empty() {
                     println!(
                         "# time/best: the same over the fastest variant of another library; the \
-                         rounds of torch's were not those of the others"
+                         rounds of other programs' were not those of the others"
                     );
                 }
                 println!(

@@ -31,10 +31,10 @@ use devcomm::{Error, Rank};
 
 use crate::contender::Variant;
 use crate::documents::DocumentOptions;
+use crate::foreign::Foreign;
 use crate::harness::Harness;
 use crate::options::{OutputOptions, RankOptions, RunOptions};
 use crate::ranks;
-use crate::torch::Foreign;
 use job::Job;
 use selection::{Selection, VariantInfo};
 
@@ -101,7 +101,7 @@ pub trait Benchmark: Args + Sync {
     /// Validates its flags.
     fn validate(&self) -> Result<()>;
 
-    /// What another program measures of it, before the ranks start.
+    /// What other programs measure of it, before the ranks start.
     fn foreign(&self, _options: &Options, _selection: &Selection) -> Result<Vec<Foreign>> {
         Ok(Vec::new())
     }

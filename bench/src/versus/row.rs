@@ -11,7 +11,6 @@ use crate::harness::Rounds;
 use crate::sensors::Reading;
 use crate::stats::{Spread, geometric_mean};
 use crate::table;
-use crate::torch;
 
 /// Parameters common to all variants of a comparison.
 #[derive(Clone, Copy, Debug)]
@@ -223,7 +222,7 @@ impl table::Row for Row {
     fn has_column(rows: &[Self], column: &str) -> bool {
         match column {
             "p99" | "spread" => return rows.iter().any(|row| row.p99_us.is_some()),
-            "time/best" => return rows.iter().any(|row| torch::VARIANTS.contains(&row.variant)),
+            "time/best" => return rows.iter().any(|row| row.variant.is_foreign()),
             "power" => return rows.iter().any(|row| row.power_w.is_some()),
             "SM clock" => return rows.iter().any(|row| row.sm_mhz.is_some()),
             "temperature" => return rows.iter().any(|row| row.temperature_c.is_some()),
