@@ -71,8 +71,8 @@ impl Set {
 
 impl ShapeOptions {
     /// The problems of `ranks` ranks, with defaults for empty lists of `m`, `n` and `k`. Rows of A
-    /// and B with elements of one byte are multiples of 16 bytes, to which `k` of sets and defaults is
-    /// padded.
+    /// and B with elements of one byte are multiples of 16 bytes, to which `k` of sets and defaults
+    /// is padded.
     pub fn problems(
         &self,
         default: [&[usize]; 3],
