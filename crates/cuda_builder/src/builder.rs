@@ -428,6 +428,7 @@ impl Modules<'_> {
             file: source.file.clone(),
             kernels: names.clone(),
             max_threads: source.kernels.iter().map(|kernel| kernel.max_threads).collect(),
+            min_blocks: source.kernels.iter().map(|kernel| kernel.min_blocks).collect(),
             clusters: source.kernels.iter().map(|kernel| kernel.cluster).collect(),
             bitcode: source.bitcode.clone(),
             nccl: nccl.map(|nccl| nccl.prepared.clone()),

@@ -57,6 +57,8 @@ pub(crate) struct Link {
     pub(crate) kernels: Vec<String>,
     /// For each kernel, its maximum block size, if declared.
     pub(crate) max_threads: Vec<Option<u32>>,
+    /// For each kernel, the blocks that a multiprocessor has room for, at least, if declared.
+    pub(crate) min_blocks: Vec<Option<u32>>,
     /// For each kernel, its number of blocks per cluster, if declared.
     pub(crate) clusters: Vec<Option<u32>>,
     pub(crate) bitcode: PathBuf,
@@ -95,6 +97,7 @@ pub(crate) fn link(llvm: &Llvm, job: &Link) -> Result<Linked> {
     move_shared_memory(&module)?;
     pass_by_value(&module)?;
     set_attribute(&module, &job.kernels, &job.max_threads, "nvvm.maxntid");
+    set_attribute(&module, &job.kernels, &job.min_blocks, "nvvm.minctasm");
     set_attribute(&module, &job.kernels, &job.clusters, "nvvm.cluster_dim");
     mark_convergent(&module)?;
     export_only(&module, &job.kernels);

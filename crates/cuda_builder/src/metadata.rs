@@ -2,8 +2,8 @@
 //!
 //! The attribute emits one static per kernel in the section `.devcomm.kernel`, whose bytes are
 //! JSON: `{"name":"saxpy_f32","file":"saxpy","params":[{"name":"x","type":"*const
-//! f32"}],"arch":"sm_90a","max_threads":256,"cluster":2}`, the last three optional. Nothing refers
-//! to these statics, so linking drops them.
+//! f32"}],"arch":"sm_90a","max_threads":256,"min_blocks":1,"cluster":2}`, the last four optional.
+//! Nothing refers to these statics, so linking drops them.
 
 use std::collections::BTreeMap;
 
@@ -30,6 +30,9 @@ pub(crate) struct Declared {
     /// Its maximum block size.
     #[serde(default)]
     pub(crate) max_threads: Option<u32>,
+    /// The blocks of that size that a multiprocessor has room for, at least.
+    #[serde(default)]
+    pub(crate) min_blocks: Option<u32>,
     /// Its number of blocks per cluster.
     #[serde(default)]
     pub(crate) cluster: Option<u32>,
@@ -45,6 +48,7 @@ impl Declared {
             params: None,
             arch: None,
             max_threads: None,
+            min_blocks: None,
             cluster: None,
         }
     }

@@ -17,6 +17,8 @@ pub struct KernelArgs {
     pub arch: Option<LitStr>,
     /// The maximum block size, in threads.
     pub max_threads: Option<u32>,
+    /// The blocks of the maximum size that a multiprocessor has room for, at least.
+    pub min_blocks: Option<u32>,
     /// Blocks per cluster.
     pub cluster: Option<u32>,
     /// Conditions on the kernel's arguments, checked by every launch.
@@ -44,6 +46,13 @@ impl Parse for KernelArgs {
             } else if name == "max_threads" {
                 let text = "a block has 1 to 1024 threads";
                 set_count(&mut args.max_threads, name, &input.parse()?, 1024, text)?;
+            } else if name == "min_blocks" {
+                if args.max_threads.is_none() {
+                    let text = "`min_blocks` follows `max_threads`, the size of the blocks";
+                    return Err(Error::new(name.span(), text));
+                }
+                let text = "a multiprocessor has room for 1 to 32 blocks";
+                set_count(&mut args.min_blocks, name, &input.parse()?, 32, text)?;
             } else if name == "cluster" {
                 let text = "a cluster has 1 to 8 blocks";
                 set_count(&mut args.cluster, name, &input.parse()?, 8, text)?;

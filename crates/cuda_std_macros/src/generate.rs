@@ -422,13 +422,14 @@ impl Kernel<'_> {
         let values = instance.names();
         let params = self.names.iter().zip(&self.types);
         let params = params.map(|(name, ty)| (*name, type_text(ty, &values))).collect();
-        let KernelArgs { arch, max_threads, cluster, .. } = self.args;
+        let KernelArgs { arch, max_threads, min_blocks, cluster, .. } = self.args;
         let arch = arch.as_ref();
         Record {
             entry: &entry,
             source: self.source,
             arch,
             max_threads: *max_threads,
+            min_blocks: *min_blocks,
             cluster: *cluster,
             params,
         }

@@ -54,6 +54,9 @@ use proc_macro::TokenStream;
 ///   multiple of it. Needs sm_90.
 /// * `max_threads = 256`: the maximum threads per block of a launch. The compiler may use as many
 ///   registers per thread as fit that block size. PTX: `.maxntid`.
+/// * `min_blocks = 1`, after `max_threads`: the blocks of that size that a multiprocessor has room
+///   for, at least. It limits the registers; 1 keeps the compiler from spilling registers to make
+///   room for more blocks. PTX: `.minnctapersm`.
 /// * `requires(out.len() <= send.len())`: conditions on the arguments. A launch that does not meet
 ///   one is an error.
 ///

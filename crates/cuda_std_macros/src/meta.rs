@@ -43,6 +43,7 @@ pub struct Record<'a> {
     pub source: &'a Source,
     pub arch: Option<&'a LitStr>,
     pub max_threads: Option<u32>,
+    pub min_blocks: Option<u32>,
     pub cluster: Option<u32>,
     pub params: Vec<(&'a Ident, String)>,
 }
@@ -70,14 +71,16 @@ impl Record<'_> {
             .collect();
         let arch = self.arch.map(|arch| format!("\"arch\":{},", quoted(&arch.value())));
         let max_threads = self.max_threads.map(|count| format!("\"max_threads\":{count},"));
+        let min_blocks = self.min_blocks.map(|count| format!("\"min_blocks\":{count},"));
         let cluster = self.cluster.map(|count| format!("\"cluster\":{count},"));
         format!(
-            "{{\"name\":{},\"package\":{},\"file\":{},{}{}{}\"params\":[{}]}}",
+            "{{\"name\":{},\"package\":{},\"file\":{},{}{}{}{}\"params\":[{}]}}",
             quoted(self.entry),
             quoted(&self.source.package),
             quoted(&self.source.stem),
             arch.unwrap_or_default(),
             max_threads.unwrap_or_default(),
+            min_blocks.unwrap_or_default(),
             cluster.unwrap_or_default(),
             params.join(",")
         )
@@ -169,10 +172,16 @@ mod tests {
         let arch: LitStr = syn::parse_quote!("sm_90a");
         let source = Source { package: "tests".into(), stem: "fill".into(), is_dependency: false };
         let params = vec![(&name, "usize".to_owned())];
-        let (arch, max_threads, cluster) = (Some(&arch), Some(256), Some(2));
-        let record =
-            Record { entry: "fill_f32", source: &source, arch, max_threads, cluster, params };
-        let limits = r#""arch":"sm_90a","max_threads":256,"cluster":2,"#;
+        let record = Record {
+            entry: "fill_f32",
+            source: &source,
+            arch: Some(&arch),
+            max_threads: Some(256),
+            min_blocks: Some(1),
+            cluster: Some(2),
+            params,
+        };
+        let limits = r#""arch":"sm_90a","max_threads":256,"min_blocks":1,"cluster":2,"#;
         let rest = format!(r#"{limits}"params":[{{"name":"count","type":"usize"}}]}}"#);
         assert_eq!(
             record.json(),

@@ -28,7 +28,7 @@ pub(super) const MARKS: u32 = warp::WARP_SIZE - 1;
 /// `input` has the messages, in ranks that send, and `output` its bytes. Nothing else accesses
 /// these until the kernel has ended, and they do not overlap, except that a rank's message to
 /// itself may be in its place. `slots` and `state` are as [`LamportSlots`] needs them.
-#[kernel(T = [Vector, u32, u8], max_threads = 512)]
+#[kernel(T = [Vector, u32, u8], max_threads = 512, min_blocks = 1)]
 pub unsafe fn lamport_exchange<T: Unit>(
     comm: DevComm,
     slots: Window<u32>,

@@ -206,6 +206,7 @@ fn uses_the_instructions(ptx: &str) -> Result<(), Failed> {
             &["%cluster_nctarank", "mapa.shared::cluster.u32", "st.shared::cluster.v4.f32"][..],
         ),
         ("pairs_pass_on", &[".reqnctapercluster 2", "st.shared::cluster.v4.f32"]),
+        ("sums_clusters", &[".maxntid 512", ".minnctapersm 1", "st.async.weak.shared::cluster"]),
         ("writes_late", &["griddepcontrol.launch_dependents;", "st.global"]),
         ("adds", &["griddepcontrol.launch_dependents;", "griddepcontrol.wait;", "ld.global"]),
         ("adds_tile_bf16", &["cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group"]),

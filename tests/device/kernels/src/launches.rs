@@ -46,7 +46,7 @@ pub unsafe fn pairs_pass_on(out: *mut f32) {
 
 /// Sums `call` plus the index of each thread over the threads of its cluster, `calls` times; each
 /// thread writes what it got.
-#[kernel]
+#[kernel(max_threads = 512, min_blocks = 1)]
 pub unsafe fn sums_clusters(out: *mut f32, calls: u32) {
     let (i, threads) = (thread::index_1d(), thread::grid_dim_x() * thread::block_dim_x());
     grid::launch_next();
