@@ -89,6 +89,7 @@ fn exported() -> BTreeSet<Exported> {
         of::<kernels::lamport_allreduce<f32>>(),
         of::<kernels::lamport_allreduce<f16>>(),
         of::<kernels::lamport_allreduce<bf16>>(),
+        of::<kernels::lamport_exchange<kernels::collectives::lamport_exchange::Vector>>(),
         of::<kernels::lamport_exchange<u32>>(),
         of::<kernels::lamport_exchange<u8>>(),
         of::<kernels::lamport_exchange_v>(),
