@@ -16,6 +16,7 @@ use litemap::LiteMap;
 use crate::error::{Error, Result, Site, Stall, ThreadId};
 use crate::memory::Memory;
 use crate::nccl::{self, Network};
+use crate::schedule::Choice;
 use crate::scheduler::Scheduler;
 use crate::simulation::Simulation;
 use crate::thread::{OpenSession, Thread};
@@ -54,8 +55,10 @@ pub struct Activity {
     pub switches: u64,
     /// Number of accesses through cuda_std, if [checked](Simulation::watch).
     pub accesses: u64,
-    /// A hash of the order in which threads ran: equal for the same program and seed.
+    /// A hash of the order in which threads ran: equal for the same program and settings.
     pub trace: u64,
+    /// The choices made, with [`Simulation::choices`].
+    pub choices: Vec<Choice>,
     /// LSA barrier sessions that kernels did not close: on a GPU, the next kernel that uses such a
     /// barrier misbehaves.
     pub open_sessions: Vec<OpenSession>,
@@ -98,6 +101,8 @@ pub(crate) struct Gpus {
     /// Network operations in flight.
     pub(crate) network: Rc<Network>,
     scheduler: RefCell<Scheduler>,
+    /// Whether all host threads wait for the GPUs.
+    pub(crate) host_waits: Cell<bool>,
     /// Blocks with a ready thread, by slot.
     pub(crate) queue: RefCell<Vec<u32>>,
     pub(crate) failure: RefCell<Option<Error>>,
@@ -135,6 +140,7 @@ impl Gpus {
             network: Rc::new(Network::new(Rc::clone(&memory))),
             memory,
             scheduler: RefCell::new(Scheduler::new(settings)),
+            host_waits: Cell::new(true),
             queue: RefCell::default(),
             failure: RefCell::default(),
             printed: RefCell::default(),
@@ -199,8 +205,7 @@ impl Gpus {
         self.scheduler.borrow().launches_next(grid)
     }
 
-    /// Ends all running and pending grids, drops operations in flight, and restarts the random
-    /// order from the seed.
+    /// Ends all running and pending grids, and drops operations in flight.
     pub(crate) fn reset(&self) {
         self.scheduler.borrow_mut().reset();
         self.network.clear();
@@ -225,6 +230,11 @@ impl Gpus {
     /// have written what kernels wait for.
     pub(crate) fn recheck_waits(&self) {
         self.scheduler.borrow_mut().recheck_waits();
+    }
+
+    /// The rank that lags in an unfair schedule, and whether all others can only wait.
+    pub(crate) fn late_rank(&self) -> (Option<usize>, bool) {
+        self.scheduler.borrow().late_rank()
     }
 
     /// Chooses an index below `n`: 0, or at random with a seed. All random choices use the same
@@ -268,6 +278,7 @@ impl Gpus {
             switches: self.switches.get(),
             accesses: self.accesses.get(),
             trace: self.scheduler.borrow().trace(),
+            choices: self.scheduler.borrow().choices().to_vec(),
             open_sessions,
         }
     }

@@ -6,26 +6,33 @@
 //! became ready, or in random order with a seed.
 //!
 //! After a pass in which threads wait, the network delivers operations. [`stuck`] handles passes in
-//! which threads only wait.
+//! which threads only wait. In schedules of two kinds passes differ: [`steps`], in which each step
+//! of a thread is chosen, and [`lag`], in which some threads are late.
 
+mod choice;
 mod fiber;
+mod lag;
 mod report;
 mod residency;
+mod steps;
 mod stuck;
 
 use std::rc::Rc;
 use std::time::Duration;
 
 use cuda_std::arch::CTX;
-use fastrand::Rng;
 use litemap::LiteMap;
 
+use self::choice::Chooser;
 pub(crate) use self::fiber::Fiber;
+use self::lag::Lagging;
 use self::residency::Gpu;
+use self::steps::Steps;
 use crate::barrier;
 use crate::error::{Error, Limit, Result};
 use crate::gpus::{Gpus, GridId, Step};
 use crate::hooks::SLICE;
+use crate::schedule::Choice;
 use crate::simulation::Simulation;
 use crate::thread::{Block, Grid, Thread, Wait};
 use crate::trap::{Watchdog, processor_time};
@@ -67,7 +74,7 @@ struct BusyPeriod {
 }
 
 /// Identifies a thread by its block's slot and its number in the block.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct ThreadAt {
     slot: u32,
     tid: u32,
@@ -76,7 +83,11 @@ struct ThreadAt {
 /// The scheduler's state.
 pub(crate) struct Scheduler {
     settings: Simulation,
-    rng: Option<Rng>,
+    chooser: Chooser,
+    /// With a schedule by step.
+    steps: Option<Box<Steps>>,
+    /// With an unfair schedule.
+    lagging: Option<Box<Lagging>>,
     gpus: Vec<Gpu>,
     /// GPUs that may have free resources for pending blocks.
     changed: Vec<usize>,
@@ -102,6 +113,8 @@ pub(crate) struct Scheduler {
     /// The blocks of the current pass and the threads of the current round.
     turns: Vec<u32>,
     round: Vec<u32>,
+    /// Whether the thread that ran last has changed memory, or will do so first when it runs again.
+    changed_memory: bool,
     /// Hash of the order in which threads ran.
     trace: u64,
 }
@@ -114,9 +127,12 @@ impl Drop for Scheduler {
 
 impl Scheduler {
     pub(crate) fn new(settings: &Simulation) -> Self {
+        let mut chooser = Chooser::new(settings);
         Self {
             settings: settings.clone(),
-            rng: settings.seed.map(Rng::with_seed),
+            steps: Steps::new(settings, &mut chooser),
+            lagging: Lagging::new(settings),
+            chooser,
             gpus: (0..settings.gpus).map(|_| Gpu::default()).collect(),
             changed: Vec::new(),
             grids: LiteMap::new(),
@@ -132,15 +148,19 @@ impl Scheduler {
             quiet: 0,
             turns: Vec::new(),
             round: Vec::new(),
+            changed_memory: false,
             trace: NO_TRACE,
         }
     }
 
-    /// Ends all grids. Warps in use are not reused, since their stacks may be corrupt.
+    /// Ends all grids; the choices and the trace go on. Warps in use are not reused, since their
+    /// stacks may be corrupt.
     pub(crate) fn reset(&mut self) {
         let new = Self::new(&self.settings);
         let mut old = std::mem::replace(self, new);
         (self.warps, self.launched) = (std::mem::take(&mut old.warps), old.launched);
+        std::mem::swap(&mut self.chooser, &mut old.chooser);
+        self.trace = old.trace;
     }
 
     #[cfg(test)]
@@ -152,9 +172,20 @@ impl Scheduler {
         self.trace
     }
 
+    /// The choices made by a list.
+    pub(crate) fn choices(&self) -> &[Choice] {
+        self.chooser.made()
+    }
+
+    /// The rank that lags in an unfair schedule, and whether all others can only wait.
+    pub(crate) fn late_rank(&self) -> (Option<usize>, bool) {
+        let lagging = self.lagging.as_ref();
+        (lagging.and_then(|lagging| lagging.rank()), lagging.is_some_and(|l| l.is_still()))
+    }
+
     /// Chooses an index below `n`: 0, or at random with a seed.
     pub(crate) fn choose(&mut self, n: usize) -> usize {
-        self.rng.as_mut().map_or(0, |rng| rng.usize(..n))
+        self.chooser.choose(n)
     }
 
     /// Runs one pass over the ready blocks, then the network.
@@ -170,10 +201,37 @@ impl Scheduler {
             next_check: 0,
             _watchdog: Watchdog::new(settings.time_limit),
         });
+        self.pass = PassStats::default();
+        self.release_late(gpus);
+        let idle = match self.steps {
+            // As `run_steps` sets it first.
+            Some(_) => gpus.idle.get().max(1),
+            None => gpus.idle.get(),
+        };
+        match self.steps {
+            Some(_) => self.run_steps(gpus)?,
+            None => self.run_turns(gpus)?,
+        }
+        self.deliver(gpus)?;
+        self.wake_arrived(gpus);
+        let progressed = self.progressed(gpus, idle);
+        if self.count_still(progressed) {
+            self.quiet = 0;
+            return Ok(Step::Progress);
+        }
+        let ready = self.steps.as_ref().is_some_and(|steps| steps.has_threads());
+        if ready || !gpus.queue.borrow().is_empty() {
+            return Ok(self.detect_stuck(gpus, progressed));
+        }
+        // A thread that ran may have let a dependent launch begin.
+        let idle = !self.pass.other && self.changed.is_empty() && gpus.network.is_idle();
+        Ok(if self.live > 0 && idle { Step::Stuck } else { Step::Progress })
+    }
+
+    /// Runs each ready block's turn.
+    fn run_turns(&mut self, gpus: &Gpus) -> Result<()> {
         let mut turns = std::mem::take(&mut self.turns);
         std::mem::swap(&mut turns, &mut gpus.queue.borrow_mut());
-        self.pass = PassStats::default();
-        let idle = gpus.idle.get();
         for i in 0..turns.len() {
             let k = i + self.choose(turns.len() - i);
             turns.swap(i, k);
@@ -182,14 +240,7 @@ impl Scheduler {
         }
         turns.clear();
         self.turns = turns;
-        self.deliver(gpus)?;
-        self.wake_arrived(gpus);
-        if !gpus.queue.borrow().is_empty() {
-            return Ok(self.detect_stuck(gpus, idle));
-        }
-        // A thread that ran may have let a dependent launch begin.
-        let idle = !self.pass.other && self.changed.is_empty() && gpus.network.is_idle();
-        Ok(if self.live > 0 && idle { Step::Stuck } else { Step::Progress })
+        Ok(())
     }
 
     /// Steps the network while no thread runs.
@@ -205,13 +256,16 @@ impl Scheduler {
     /// Runs a block's turn.
     fn turn(&mut self, gpus: &Gpus, slot: usize) -> Result<()> {
         let Some(block) = self.blocks[slot].clone() else { return Ok(()) };
-        let mut rounds = ROUNDS;
-        if let Some(rng) = &mut self.rng {
-            rounds = rng.usize(1..=64);
+        let mut rounds = self.chooser.random().map_or(ROUNDS, |rng| rng.usize(1..=64));
+        if self.lagging.as_ref().is_some_and(|lagging| lagging.run) {
+            rounds = 1;
         }
         for _ in 0..rounds {
             self.round.clear();
             std::mem::swap(&mut self.round, &mut block.next.borrow_mut());
+            if let Some(lagging) = &mut self.lagging {
+                lagging.hold_back(&block, &mut self.round);
+            }
             if self.round.is_empty() {
                 break;
             }
@@ -253,6 +307,7 @@ impl Scheduler {
         CTX.set(std::ptr::from_ref(thread).cast());
         let ended = fiber.as_mut().is_none_or(Fiber::resume);
         CTX.set(std::ptr::null());
+        self.changed_memory = gpus.idle.get() == 0;
         if ended {
             *fiber = None;
             if !gpus.interrupted.get() {

@@ -1,28 +1,41 @@
 //! The settings of a simulated machine.
 
-use std::str::FromStr;
+mod text;
+
 use std::time::Duration;
 
 use devcomm_types::GinConnectionType;
 
 use crate::error::{Error, Result};
 use crate::memory::page_size;
+use crate::schedule::{Lag, Schedule};
 
 /// Maximum number of GPUs of a machine.
 const MAX_GPUS: usize = 1 << 15;
 /// The largest stack that a simulated thread can have.
 const MAX_STACK: usize = 1 << 30;
+/// Defaults.
+const STACK_SIZE: usize = 64 << 10;
+const TIME_LIMIT: Duration = Duration::from_secs(600);
+const MULTIPROCESSORS: u32 = 132;
+/// The largest depth of a PCT schedule.
+const MAX_DEPTH: u32 = 1000;
+/// The length of a run that PCT assumes by default.
+const PCT_STEPS: u64 = 1000;
 
 /// The settings of a simulated machine.
 ///
 /// The text form, which `DEVCOMM_SIMULATE` takes, is the number of GPUs followed by any of the
-/// settings: `4,team=2,multimem=0,network=rail,seed=7,preempt=1,multiprocessors=8`.
+/// settings: `4,team=2,multimem=0,network=rail,seed=7,preempt=1,multiprocessors=8`. It names the
+/// settings that differ from the default ones, and is complete: a run with the same settings is the
+/// same run.
 ///
 /// ```
 /// use devcomm_sim::Simulation;
 ///
 /// let simulation: Simulation = "4,team=2".parse()?;
 /// assert_eq!((simulation.gpus(), simulation.team()), (4, 2));
+/// assert_eq!(Simulation::new(4).seed(17).pct(3).to_string(), "4,seed=17,pct=3");
 /// # Ok::<(), devcomm_sim::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,6 +52,14 @@ pub struct Simulation {
     pub(crate) step_limit: Option<u64>,
     pub(crate) time_limit: Option<Duration>,
     pub(crate) multiprocessors: u32,
+    pub(crate) schedule: Schedule,
+    pub(crate) preemptions: Option<u32>,
+}
+
+impl From<usize> for Simulation {
+    fn from(gpus: usize) -> Self {
+        Self::new(gpus)
+    }
 }
 
 impl Simulation {
@@ -52,10 +73,12 @@ impl Simulation {
             seed: None,
             preempt: false,
             watch: true,
-            stack_size: 64 << 10,
+            stack_size: STACK_SIZE,
             step_limit: None,
-            time_limit: Some(Duration::from_secs(600)),
-            multiprocessors: 132,
+            time_limit: Some(TIME_LIMIT),
+            multiprocessors: MULTIPROCESSORS,
+            schedule: Schedule::Fair,
+            preemptions: None,
         }
     }
 
@@ -131,6 +154,70 @@ impl Simulation {
         self
     }
 
+    /// Runs warps by random priorities, determined by the seed (0 if none is set): *probabilistic
+    /// concurrency testing* (PCT, Burckhardt et al., ASPLOS 2010). The ready warp of the highest
+    /// priority runs, and at `depth - 1` random steps the running warp's priority becomes the
+    /// lowest. A bug of depth `d` is one that `d` ordered pairs of accesses expose; a schedule of
+    /// that depth finds it with a probability of at least 1 / (n k^(d-1)), for n warps and a run of
+    /// k steps, where random orders may never find it. Threads that only poll wait until another
+    /// one has made progress.
+    ///
+    /// Implies [`preempt`](Self::preempt); a later `preempt(false)` keeps the switches to where
+    /// threads synchronise.
+    pub fn pct(mut self, depth: u32) -> Self {
+        self.schedule = Schedule::Pct { depth, steps: PCT_STEPS };
+        self.preempt = true;
+        self
+    }
+
+    /// After [`pct`](Self::pct): the number of thread switches of a run, so that priorities change
+    /// all over the run. Default: 1000. In the text form: `pct=3/5000`.
+    pub fn pct_steps(mut self, run: u64) -> Self {
+        if let Schedule::Pct { steps, .. } = &mut self.schedule {
+            *steps = run;
+        }
+        self
+    }
+
+    /// An unfair schedule: a thread, warp, block or rank, chosen by the seed (0 if none is set),
+    /// runs only when nothing else can make progress, neither a kernel, nor the network, nor a host
+    /// thread. The others run in random order. So another rank may be in its next launch while one
+    /// is still in this one, where missing barriers at a kernel's begin and end show.
+    pub fn lag(mut self, what: Lag) -> Self {
+        self.schedule = Schedule::Lag(what);
+        self
+    }
+
+    /// Follows a list of choices: with each step of a thread, which of the threads that can run is
+    /// next, by index, where 0 is the thread that ran last. After the list's end, the first. So a
+    /// run can be repeated with another branch:
+    /// [`Activity::choices`](crate::Activity::choices) are those of a run. A step ends before
+    /// the thread's next access to memory. Threads that have polled in vain twice cannot run until
+    /// something has changed. In the text form, `choices=3:1-7:2` means that choice 3 is 1, choice
+    /// 7 is 2, and all others are 0.
+    ///
+    /// Implies [`preempt`](Self::preempt), as [`pct`](Self::pct) does.
+    pub fn choices(mut self, choices: &[u32]) -> Self {
+        let taken = choices.iter().rposition(|choice| *choice != 0).map_or(0, |last| last + 1);
+        self.schedule = Schedule::Choices(choices[..taken].to_vec());
+        self.preempt = true;
+        self
+    }
+
+    /// With [`choices`](Self::choices): how many times a thread that could go on may be preempted;
+    /// there are no alternatives after that. Most bugs need one or two. Default: no limit.
+    pub fn preemptions(mut self, limit: u32) -> Self {
+        self.preemptions = Some(limit);
+        self
+    }
+
+    /// The seed, if the order is random.
+    #[must_use]
+    pub fn random_seed(&self) -> Option<u64> {
+        let needs_one = matches!(self.schedule, Schedule::Pct { .. } | Schedule::Lag(_));
+        self.seed.or(needs_one.then_some(0))
+    }
+
     /// Number of GPUs.
     #[must_use]
     pub fn gpus(&self) -> usize {
@@ -169,83 +256,23 @@ impl Simulation {
         if self.multiprocessors == 0 {
             return refuse("a GPU without multiprocessors".to_owned());
         }
-        Ok(Self { watch: self.watch || self.preempt, ..self.clone() })
-    }
-}
-
-impl FromStr for Simulation {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        const FORM: &str = "a number of GPUs and settings, such as `4,team=2,seed=7`";
-        let refuse =
-            |what: &str| Err(Error::Settings(format!("{what} in {text:?}; expected {FORM}")));
-        let mut parts = text.split(',').map(str::trim);
-        let Some(Ok(gpus)) = parts.next().map(str::parse) else {
-            return refuse("no number of GPUs");
-        };
-        let mut simulation = Self::new(gpus);
-        for part in parts {
-            let Some((name, value)) = part.split_once('=') else {
-                return refuse(&format!("{part:?} has no value"));
-            };
-            if name == "network" {
-                simulation = simulation.network(match value {
-                    "none" => GinConnectionType::None,
-                    "rail" => GinConnectionType::Rail,
-                    "full" => GinConnectionType::Full,
-                    _ => {
-                        return refuse(&format!(
-                            "the network is {value:?}, not none, rail or full"
-                        ));
-                    }
-                });
-                continue;
+        match self.schedule {
+            Schedule::Pct { depth, steps } if !(1..=MAX_DEPTH).contains(&depth) || steps == 0 => {
+                return refuse(format!(
+                    "a PCT schedule of depth {depth} in {steps} steps: the depth is 1 to \
+                     {MAX_DEPTH}, and a run has a step"
+                ));
             }
-            let Ok(number) = value.parse::<u64>() else {
-                return refuse(&format!("{name} is {value:?}, which is not a number"));
-            };
-            let clamped = u32::try_from(number).unwrap_or(u32::MAX);
-            simulation = match name {
-                "team" => simulation.team_size(clamped as usize),
-                "multimem" => simulation.multimem(number != 0),
-                "seed" => simulation.seed(number),
-                "preempt" => simulation.preempt(number != 0),
-                "watch" => simulation.watch(number != 0),
-                "multiprocessors" => simulation.multiprocessors(clamped),
-                _ => return refuse(&format!("unknown setting {name:?}")),
-            };
+            Schedule::Choices(_) if self.seed.is_some() => {
+                return refuse("choices and a seed, but only one of them can decide".to_owned());
+            }
+            Schedule::Choices(_) => {}
+            _ if self.preemptions.is_some() => {
+                return refuse("a limit of preemptions, which is for choices only".to_owned());
+            }
+            _ => {}
         }
-        simulation.checked()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn settings_are_read_from_text() {
-        let read = |text: &str| text.parse::<Simulation>();
-        assert_eq!(read("4").unwrap(), Simulation::new(4));
-        let all = Simulation::new(8).team_size(2).multimem(false).seed(7).preempt(true);
-        assert_eq!(
-            read("8, team=2, multimem=0, seed=7, preempt=1").unwrap(),
-            all.checked().unwrap()
-        );
-        let rails = Simulation::new(4).team_size(2).network(GinConnectionType::Rail);
-        assert_eq!(read("4,team=2,network=rail").unwrap(), rails);
-    }
-
-    #[test]
-    fn text_that_is_no_setting_is_refused_with_the_form() {
-        for bad in
-            ["", "x", "0", "4,team", "4,team=3", "4,speed=1", "4,seed=x", "4,network=1", "-1"]
-        {
-            let refusal = bad.parse::<Simulation>().unwrap_err().to_string();
-            assert!(!refusal.is_empty(), "{bad}");
-        }
-        let refusal = "4,speed=1".parse::<Simulation>().unwrap_err().to_string();
-        assert!(refusal.contains("speed") && refusal.contains("4,team=2"), "{refusal}");
+        let (watch, seed) = (self.watch || self.preempt, self.random_seed());
+        Ok(Self { watch, seed, ..self.clone() })
     }
 }

@@ -1,6 +1,7 @@
 //! Tests of the GPUs: several grids on several GPUs at once.
 
 mod communicators;
+mod schedules;
 
 use std::cell::RefCell;
 use std::rc::Rc;

@@ -93,6 +93,8 @@ struct Entry {
     /// Consecutive checks that found the client blocked.
     blocked_checks: u32,
     call: Option<Call>,
+    /// The GPU whose context was current at its last call.
+    gpu: Option<usize>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -130,11 +132,19 @@ impl Call {
     }
 }
 
+/// A client that waits.
+pub(crate) struct Caller {
+    pub(crate) id: ClientId,
+    /// `None` while it waits for its first turn.
+    pub(crate) call: Option<Call>,
+    /// The GPU whose context is current on its thread.
+    pub(crate) gpu: Option<usize>,
+}
+
 /// What the machine's thread does next.
 pub(crate) enum Next {
-    /// Serve the waiting clients; a client's call is `None` while it waits for its first turn.
-    /// `all`: whether no client is [unscheduled](State::Unscheduled).
-    Waiting { clients: Vec<(ClientId, Option<Call>)>, all: bool },
+    /// Serve the waiting clients. `all`: whether no client is [unscheduled](State::Unscheduled).
+    Waiting { clients: Vec<Caller>, all: bool },
     /// End the machine.
     End,
 }
@@ -201,6 +211,7 @@ impl Shared {
             thread: 0,
             blocked_checks: 0,
             call: None,
+            gpu: None,
         };
         turns.clients.insert(id, entry);
         id
@@ -242,7 +253,9 @@ impl Shared {
             } else {
                 let all = !is_any(State::Unscheduled);
                 let waiting = turns.clients.iter().filter(|(_, e)| e.state == State::Waiting);
-                let clients = waiting.map(|(id, entry)| (*id, entry.call)).collect();
+                let caller =
+                    |(id, e): (&ClientId, &Entry)| Caller { id: *id, call: e.call, gpu: e.gpu };
+                let clients = waiting.map(caller).collect();
                 return Next::Waiting { clients, all };
             }
         }
@@ -379,7 +392,7 @@ impl Client {
                 return false;
             }
             if let Some(entry) = turns.clients.get_mut(&self.id) {
-                entry.call = call;
+                (entry.call, entry.gpu) = (call, self.gpu.get());
                 entry.state = State::Waiting;
             }
             self.shared.changed.notify_one();

@@ -213,8 +213,10 @@ impl Core {
         stream.push(self, op);
     }
 
-    /// Polls the heads of all streams and steps the GPUs.
-    pub(super) fn run_gpus(&self) -> Progress {
+    /// Polls the heads of all streams and steps the GPUs. `host_waits`: whether all host threads
+    /// wait.
+    pub(super) fn run_gpus(&self, host_waits: bool) -> Progress {
+        self.gpus.host_waits.set(host_waits);
         self.streams.borrow_mut().retain(|_, stream| !stream.is_over());
         let streams: Vec<_> = self.streams.borrow().values().cloned().collect();
         let mut advanced = false;

@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use super::baton::{Call, ClientId, Next, Shared};
+use super::baton::{Caller, ClientId, Next, Shared};
 use super::core::{Core, Progress};
 
 /// Runs a machine until no thread uses it.
@@ -31,13 +31,17 @@ struct Turns {
 impl Turns {
     fn new(shared: &Arc<Shared>) -> Self {
         let core = Core::new(Arc::clone(shared));
-        let random = shared.simulation.seed.is_some();
+        let random = shared.simulation.random_seed().is_some();
         Self { shared: Arc::clone(shared), core, random, last: None, served: 0 }
     }
 
     fn run(mut self) {
         while let Next::Waiting { mut clients, all } = self.shared.next() {
             self.order(&mut clients);
+            let late = match self.core.gpus.late_rank().0 {
+                Some(rank) => clients.extract_if(.., |client| client.gpu == Some(rank)).collect(),
+                None => Vec::new(),
+            };
             let gpus_first = match self.random {
                 true => self.core.gpus.choose(2) == 0,
                 // As if concurrent with the clients: once after each round of their turns.
@@ -45,32 +49,32 @@ impl Turns {
             };
             if gpus_first {
                 self.served = 0;
-                if matches!(self.core.run_gpus(), Progress::Streams) {
+                if matches!(self.core.run_gpus(false), Progress::Streams) {
                     self.shared.notify_streams();
                 }
             }
+            self.core.clear_wake_time();
             if !self.serve(&clients) {
-                self.all_blocked(&clients, all);
+                self.all_blocked(&clients, &late, all);
             }
         }
     }
 
     /// Orders the clients: round robin, or at random.
-    fn order(&mut self, clients: &mut [(ClientId, Option<Call>)]) {
+    fn order(&mut self, clients: &mut [Caller]) {
         if self.random {
             for i in 0..clients.len() {
                 clients.swap(i, i + self.core.gpus.choose(clients.len() - i));
             }
             return;
         }
-        let next = clients.iter().position(|(id, _)| Some(*id) > self.last);
+        let next = clients.iter().position(|client| Some(client.id) > self.last);
         clients.rotate_left(next.unwrap_or(0));
     }
 
     /// Passes the baton to the first client whose call is ready; returns whether there is one.
-    fn serve(&mut self, clients: &[(ClientId, Option<Call>)]) -> bool {
-        self.core.clear_wake_time();
-        for (id, call) in clients {
+    fn serve(&mut self, clients: &[Caller]) -> bool {
+        for Caller { id, call, .. } in clients {
             // SAFETY: this is the machine's thread, and the call is of a client that waits.
             if call.is_none_or(|call| unsafe { call.poll(&self.core) }) {
                 self.core.tick();
@@ -84,18 +88,22 @@ impl Turns {
         false
     }
 
-    /// When no call is ready: runs the GPUs, advances the clock, or reports a deadlock.
-    fn all_blocked(&mut self, clients: &[(ClientId, Option<Call>)], all: bool) {
+    /// When no call is ready: runs the GPUs, serves the clients of a late rank, advances the clock,
+    /// or reports a deadlock.
+    fn all_blocked(&mut self, clients: &[Caller], late: &[Caller], all: bool) {
         self.served = 0;
-        match self.core.run_gpus() {
+        let progress = self.core.run_gpus(true);
+        let still = matches!(progress, Progress::Nothing) || self.core.gpus.late_rank().1;
+        match progress {
             Progress::Streams => self.shared.notify_streams(),
+            _ if still && self.serve(late) => {}
             Progress::Something => {}
             Progress::Nothing if self.core.advance_to_deadline() => {}
             Progress::Nothing if !all => self.shared.wait_for_unscheduled(),
             Progress::Nothing => {
                 // One client gets the report; the others then find that its rank is lost.
                 self.core.begin_deadlock();
-                let served = self.serve(clients);
+                let served = self.serve(clients) || self.serve(late);
                 self.core.end_deadlock();
                 assert!(served, "a pending call returns on deadlock");
             }

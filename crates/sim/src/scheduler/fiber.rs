@@ -28,6 +28,11 @@ impl Fiber {
         }))
     }
 
+    /// Whether it has run.
+    pub(super) fn has_begun(&self) -> bool {
+        self.0.started()
+    }
+
     /// Runs the coroutine until it suspends; returns whether it has ended.
     #[inline]
     pub(super) fn resume(&mut self) -> bool {

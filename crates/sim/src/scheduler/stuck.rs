@@ -15,9 +15,9 @@ const IDLE_TIMEOUT: u64 = 1 << 12;
 impl Scheduler {
     /// With a seed: lets the network make 0 to 3 random steps.
     pub(super) fn deliver_at_random(&mut self, gpus: &Gpus) -> Result<()> {
-        if let Some(rng) = self.rng.as_mut().filter(|_| !gpus.network.is_idle()) {
-            for _ in 0..rng.usize(..4) {
-                gpus.network.step(rng)?;
+        if self.chooser.random().is_some() && !gpus.network.is_idle() {
+            for _ in 0..self.choose(4) {
+                gpus.network.step(&mut |n| self.chooser.choose(n))?;
                 gpus.progress();
             }
         }
@@ -27,7 +27,9 @@ impl Scheduler {
     /// Delivers network operations, if any thread waits or none is ready.
     pub(super) fn deliver(&mut self, gpus: &Gpus) -> Result<()> {
         let waits = self.pass.waits + self.pass.spins > 0 || !self.at_network.is_empty();
-        if gpus.network.is_idle() || !(waits || gpus.queue.borrow().is_empty()) {
+        // With a list of choices, a delivery is one of the alternatives.
+        let chosen = self.steps.is_some() && self.chooser.random().is_none();
+        if chosen || gpus.network.is_idle() || !(waits || gpus.queue.borrow().is_empty()) {
             return Ok(());
         }
         self.deliver_some(gpus)
@@ -36,21 +38,26 @@ impl Scheduler {
     /// Lets the network make progress: a random step with a seed, else one in every queue.
     pub(super) fn deliver_some(&mut self, gpus: &Gpus) -> Result<()> {
         gpus.progress();
-        match &mut self.rng {
-            Some(rng) => gpus.network.step(rng),
+        match self.chooser.random() {
+            Some(_) => gpus.network.step(&mut |n| self.chooser.choose(n)),
             None => gpus.network.deliver(),
         }
     }
 
-    /// Checks whether threads only wait for each other. `idle` is [`Gpus::idle`] before the pass.
-    pub(super) fn detect_stuck(&mut self, gpus: &Gpus, idle: u64) -> Step {
+    /// Whether the pass did more than poll. `idle` is [`Gpus::idle`] before the pass.
+    pub(super) fn progressed(&self, gpus: &Gpus, idle: u64) -> bool {
         let PassStats { waits, spins, other } = self.pass;
-        let progressed = gpus.idle.get() != idle + waits + spins || !self.changed.is_empty();
-        if other || progressed || !gpus.network.is_idle() {
+        let changed = gpus.idle.get() != idle + waits + spins || !self.changed.is_empty();
+        other || changed || !gpus.network.is_idle()
+    }
+
+    /// After a pass: checks whether threads only wait for each other.
+    pub(super) fn detect_stuck(&mut self, gpus: &Gpus, progressed: bool) -> Step {
+        if progressed {
             self.quiet = 0;
             return Step::Progress;
         }
-        if spins > 0 {
+        if self.pass.spins > 0 {
             self.quiet = 0;
             // A spinning thread may stop after some iterations: a timeout is still possible, a
             // deadlock report is not.

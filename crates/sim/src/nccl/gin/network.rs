@@ -6,8 +6,9 @@
 //! kernel that lacks a wait fails.
 //!
 //! Without a seed, [`Network::deliver`] delivers all sent operations and sends all posted ones.
-//! With a seed, [`Network::step`] sends or delivers one operation at random; a weak signal, which
-//! is ordered only after its own put, may overtake earlier operations that have no signal.
+//! With a seed, [`Network::step`] sends or delivers one operation at random, and with a list of
+//! choices by the list; a weak signal, which is ordered only after its own put, may overtake earlier
+//! operations that have no signal.
 //!
 //! # Safety
 //!
@@ -20,7 +21,6 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use fastrand::Rng;
 use litemap::LiteMap;
 
 use crate::error::{Error, Result, Site, ThreadId};
@@ -270,19 +270,19 @@ impl Network {
         Ok(())
     }
 
-    /// Sends or delivers one operation, at random.
-    pub(crate) fn step(&self, rng: &mut Rng) -> Result<()> {
+    /// Sends or delivers one operation. `choose` chooses an index below its argument.
+    pub(crate) fn step(&self, choose: &mut dyn FnMut(usize) -> usize) -> Result<()> {
         let (mut queues, mut busy) = (self.queues.borrow_mut(), self.busy.borrow_mut());
         if busy.is_empty() {
             return Ok(());
         }
-        let chosen = rng.usize(..busy.len());
+        let chosen = choose(busy.len());
         let Some(queue) = queues.get_mut(&busy[chosen]) else { return Ok(()) };
-        if queue.sent.is_empty() || !queue.posted.is_empty() && rng.bool() {
+        if queue.sent.is_empty() || !queue.posted.is_empty() && choose(2) == 0 {
             queue.send(&self.memory)?;
         } else {
             let indices = queue.deliverable();
-            queue.deliver(indices[rng.usize(..indices.len())], &self.memory)?;
+            queue.deliver(indices[choose(indices.len())], &self.memory)?;
         }
         if queue.is_empty() {
             busy.swap_remove(chosen);

@@ -1,0 +1,103 @@
+//! Unfair schedules: some threads run only when nothing else can.
+
+use fastrand::Rng;
+
+use super::{Scheduler, ThreadAt};
+use crate::gpus::Gpus;
+use crate::schedule::{Lag, Schedule};
+use crate::simulation::Simulation;
+use crate::thread::Block;
+use crate::warp::WARP;
+
+/// Passes without progress after which nothing but the late threads can make any. (In two, each
+/// thread that polls has read what it polls.)
+const STILL_PASSES: u32 = 2;
+
+/// The state of an unfair schedule.
+pub(super) struct Lagging {
+    what: Lag,
+    /// The late rank, and numbers that give the late block, warp and thread, since grids and blocks
+    /// have different sizes.
+    gpu: usize,
+    block: u32,
+    thread: u32,
+    /// Late threads that are ready.
+    waiting: Vec<ThreadAt>,
+    /// Consecutive passes without progress.
+    still: u32,
+    /// Whether late threads may run in this pass.
+    pub(super) run: bool,
+}
+
+impl Lagging {
+    /// The state for these settings, if their schedule is unfair.
+    pub(super) fn new(settings: &Simulation) -> Option<Box<Self>> {
+        let Schedule::Lag(what) = settings.schedule else { return None };
+        let mut rng = Rng::with_seed(settings.random_seed().unwrap_or(0));
+        let (gpu, block, thread) = (rng.usize(..settings.gpus.max(1)), rng.u32(..), rng.u32(..));
+        let (waiting, still, run) = (Vec::new(), 0, false);
+        Some(Box::new(Self { what, gpu, block, thread, waiting, still, run }))
+    }
+
+    /// The late rank, if all of it is.
+    pub(super) fn rank(&self) -> Option<usize> {
+        matches!(self.what, Lag::Rank).then_some(self.gpu)
+    }
+
+    /// Whether nothing but late threads can make progress.
+    pub(super) fn is_still(&self) -> bool {
+        self.still >= STILL_PASSES
+    }
+
+    /// Whether a thread of a block is late.
+    fn is_late(&self, block: &Block, tid: u32) -> bool {
+        if block.gpu != self.gpu {
+            return false;
+        }
+        let is_block = block.index == self.block % block.grid.blocks;
+        let late = self.thread % block.size;
+        match self.what {
+            Lag::Rank => true,
+            Lag::Block => is_block,
+            Lag::Warp => is_block && tid / WARP == late / WARP,
+            Lag::Thread => is_block && tid == late,
+        }
+    }
+
+    /// Removes the late threads of a round.
+    pub(super) fn hold_back(&mut self, block: &Block, round: &mut Vec<u32>) {
+        if self.run {
+            return;
+        }
+        round.retain(|tid| {
+            let late = self.is_late(block, *tid);
+            if late {
+                self.waiting.push(ThreadAt { slot: block.slot, tid: *tid });
+            }
+            !late
+        });
+    }
+}
+
+impl Scheduler {
+    /// Before a pass: lets the late threads run, if nothing else can make progress.
+    pub(super) fn release_late(&mut self, gpus: &Gpus) {
+        let Some(lagging) = &mut self.lagging else { return };
+        lagging.run = lagging.is_still() && gpus.host_waits.get();
+        if lagging.run {
+            for at in lagging.waiting.drain(..) {
+                if let Some(block) = &self.blocks[at.slot as usize] {
+                    block.thread(at.tid).enqueue();
+                }
+            }
+        }
+    }
+
+    /// After a pass: notes whether there was progress; returns whether late threads wait.
+    pub(super) fn count_still(&mut self, progressed: bool) -> bool {
+        self.lagging.as_mut().is_some_and(|lagging| {
+            lagging.still = if progressed { 0 } else { lagging.still + 1 };
+            !lagging.waiting.is_empty()
+        })
+    }
+}

@@ -1,0 +1,330 @@
+//! Schedules by step: after each step of a thread, the next thread is chosen among all that can
+//! run, of all GPUs. (The other schedules run blocks in turns, which is faster.)
+//!
+//! A thread that has polled in vain twice since anything has changed is set aside until something
+//! changes, or until no other thread can run: it would only delay the others, or starve them. (Once
+//! is not enough: a poll may have begun before the change.)
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+
+use super::choice::Chooser;
+use super::{Scheduler, ThreadAt};
+use crate::error::Result;
+use crate::gpus::Gpus;
+use crate::schedule::Schedule;
+use crate::simulation::Simulation;
+use crate::thread::{Thread, Wait};
+
+/// Polls in vain after which a thread is set aside.
+const POLLS: u32 = 2;
+/// Steps after which a thread, or with PCT its warp, gives way to all others, in case that it polls
+/// in a way that the simulator does not recognise: by plain loads, or for a lock.
+const TIRING_STEPS: u32 = 1 << 12;
+/// Maximum steps of a pass.
+const STEPS_PER_PASS: usize = 64;
+
+/// The state of a schedule by step.
+pub(super) struct Steps {
+    ready: Ready,
+    /// Threads that are set aside, the first one first.
+    aside: VecDeque<ThreadAt>,
+    /// Threads that give way to all others.
+    tired: Vec<ThreadAt>,
+    /// Number of steps and events so far that changed something, and when threads were last taken
+    /// back from aside.
+    changes: u64,
+    taken_back: u64,
+    /// The thread that ran last, and whether it polled.
+    last: Option<ThreadAt>,
+    polled: bool,
+}
+
+/// The threads that can run.
+enum Ready {
+    Pct(Pct),
+    /// In no order; and the preemptions that are left.
+    List {
+        threads: Vec<ThreadAt>,
+        preemptions: u32,
+    },
+}
+
+/// The priorities of *probabilistic concurrency testing*.
+struct Pct {
+    /// The threads that can run: the priority of the warp, a random order within the warp. A
+    /// warp's priority may be lower by now.
+    threads: BinaryHeap<(u64, Reverse<u32>, ThreadAt)>,
+    /// The steps at which the running warp's priority changes, each with the new priority.
+    changes: Vec<(u64, u64)>,
+    /// Number of steps so far.
+    steps: u64,
+    /// A priority that is below all that have not changed.
+    low: u64,
+}
+
+/// Priorities from here on have not changed; those below `LOW` are of planned changes.
+const HIGH: u64 = 1 << 63;
+const LOW: u64 = 1 << 32;
+
+/// What runs next.
+enum Next {
+    Thread(ThreadAt),
+    Network,
+}
+
+impl Steps {
+    /// The state for these settings, if their schedule is by step.
+    pub(super) fn new(settings: &Simulation, chooser: &mut Chooser) -> Option<Box<Self>> {
+        let ready = match settings.schedule {
+            Schedule::Pct { depth, steps } => Ready::Pct(Pct::new(depth, steps, chooser)),
+            Schedule::Choices(_) => Ready::List {
+                threads: Vec::new(),
+                preemptions: settings.preemptions.unwrap_or(u32::MAX),
+            },
+            Schedule::Fair | Schedule::Lag(_) => return None,
+        };
+        Some(Box::new(Self {
+            ready,
+            aside: VecDeque::new(),
+            tired: Vec::new(),
+            changes: 0,
+            taken_back: 0,
+            last: None,
+            polled: false,
+        }))
+    }
+
+    /// Whether a thread can run.
+    pub(super) fn has_threads(&self) -> bool {
+        let ready = match &self.ready {
+            Ready::Pct(pct) => !pct.threads.is_empty(),
+            Ready::List { threads, .. } => !threads.is_empty(),
+        };
+        ready || !self.aside.is_empty() || !self.tired.is_empty()
+    }
+
+    fn is_list(&self) -> bool {
+        matches!(self.ready, Ready::List { .. })
+    }
+
+    fn push(&mut self, thread: &Thread, at: ThreadAt, chooser: &mut Chooser) {
+        match &mut self.ready {
+            Ready::Pct(pct) => pct.push(thread, at, chooser),
+            Ready::List { threads, .. } => threads.push(at),
+        }
+    }
+}
+
+impl Pct {
+    fn new(depth: u32, steps: u64, chooser: &mut Chooser) -> Self {
+        let mut random = |n: u64| chooser.random().map_or(0, |rng| rng.u64(..n));
+        let changes = (1..depth).map(|priority| (random(steps), priority.into())).collect();
+        Self { threads: BinaryHeap::new(), changes, steps: 0, low: LOW }
+    }
+
+    fn push(&mut self, thread: &Thread, at: ThreadAt, chooser: &mut Chooser) {
+        let priority = &thread.warp().priority;
+        let mut random = |n| chooser.random().map_or(0, |rng| rng.u64(..n));
+        if priority.get() == 0 {
+            priority.set(HIGH | random(HIGH));
+        }
+        let order = random(1 << 32) as u32;
+        self.threads.push((priority.get(), Reverse(order), at));
+    }
+
+    /// Removes the first thread of the warp of the highest priority.
+    fn pop(&mut self, scheduler: &Scheduler) -> Option<ThreadAt> {
+        loop {
+            let (priority, order, at) = self.threads.pop()?;
+            let warp = &scheduler.thread_at(at)?.warp().priority;
+            if let Some(change) = self.changes.iter().position(|(step, _)| *step == self.steps) {
+                warp.set(self.changes.swap_remove(change).1);
+            }
+            if warp.get() == priority {
+                self.steps += 1;
+                return Some(at);
+            }
+            self.threads.push((warp.get(), order, at));
+        }
+    }
+
+    /// Gives the thread's warp the lowest priority but the planned ones.
+    fn lower(&mut self, thread: &Thread) {
+        self.low -= 1;
+        thread.warp().priority.set(self.low);
+    }
+}
+
+impl Scheduler {
+    /// The thread, if its block runs.
+    fn thread_at(&self, at: ThreadAt) -> Option<&Thread> {
+        let block = self.blocks.get(at.slot as usize)?.as_ref()?;
+        Some(block.thread(at.tid))
+    }
+
+    /// Runs some steps.
+    pub(super) fn run_steps(&mut self, gpus: &Gpus) -> Result<()> {
+        let Some(mut steps) = self.steps.take() else { return Ok(()) };
+        let ran = self.run_some(gpus, &mut steps);
+        self.steps = Some(steps);
+        ran
+    }
+
+    fn run_some(&mut self, gpus: &Gpus, steps: &mut Steps) -> Result<()> {
+        self.collect(gpus, steps);
+        if gpus.idle.get() == 0 {
+            // The host, the network or another thread's end has changed something.
+            steps.changes += 1;
+            self.take_back(steps);
+        }
+        // So that a change by a step is seen.
+        gpus.idle.set(gpus.idle.get().max(1));
+        // With a list, the streams and the host may go on after each step.
+        let most = if steps.is_list() { 1 } else { 1 + self.chooser.choose(STEPS_PER_PASS) };
+        for _ in 0..most {
+            match self.next(gpus, steps) {
+                Some(Next::Thread(at)) => self.step_thread(gpus, steps, at)?,
+                Some(Next::Network) => {
+                    gpus.progress();
+                    let chooser = &mut self.chooser;
+                    gpus.network.step(&mut |n| chooser.branch(n))?;
+                    break;
+                }
+                None => break,
+            }
+            self.chooser.check()?;
+        }
+        self.check_limits(gpus)
+    }
+
+    /// Adds the threads that became ready.
+    fn collect(&mut self, gpus: &Gpus, steps: &mut Steps) {
+        for slot in gpus.queue.take() {
+            let Some(block) = &self.blocks[slot as usize] else { continue };
+            block.queued.set(false);
+            for tid in block.next.take() {
+                let at = ThreadAt { slot, tid };
+                steps.push(block.thread(tid), at, &mut self.chooser);
+            }
+        }
+    }
+
+    /// Takes all threads back from aside.
+    fn take_back(&mut self, steps: &mut Steps) {
+        steps.taken_back = steps.changes;
+        for at in std::mem::take(&mut steps.aside) {
+            if let Some(block) = &self.blocks[at.slot as usize] {
+                steps.push(block.thread(at.tid), at, &mut self.chooser);
+            }
+        }
+    }
+
+    fn next(&mut self, gpus: &Gpus, steps: &mut Steps) -> Option<Next> {
+        let next = match &mut steps.ready {
+            Ready::Pct(pct) => pct.pop(self).map(Next::Thread),
+            Ready::List { threads, .. } => {
+                if threads.is_empty() {
+                    threads.append(&mut steps.tired);
+                }
+                self.next_of_list(gpus, steps)
+            }
+        };
+        // All others wait too: the one that was set aside first polls again.
+        next.or_else(|| steps.aside.pop_front().map(Next::Thread))
+    }
+
+    fn next_of_list(&mut self, gpus: &Gpus, steps: &mut Steps) -> Option<Next> {
+        let Ready::List { threads, preemptions } = &mut steps.ready else { return None };
+        // A thread's first step, up to its first access, affects no other thread.
+        let begins = |at: &ThreadAt| self.thread_at(*at).is_some_and(Thread::begins);
+        if let Some(first) = threads.iter().position(begins) {
+            return Some(Next::Thread(threads.swap_remove(first)));
+        }
+        let goes_on = steps.last.filter(|last| !steps.polled && threads.contains(last));
+        if let Some(last) = goes_on.filter(|_| *preemptions == 0) {
+            threads.retain(|at| *at != last);
+            return Some(Next::Thread(last));
+        }
+        threads.sort_by_cached_key(|at| {
+            let block = self.blocks[at.slot as usize].as_ref();
+            let key = block.map(|block| (block.gpu, block.grid.id, block.index, at.tid));
+            (Some(*at) != steps.last, key)
+        });
+        let network = !gpus.network.is_idle();
+        if threads.is_empty() {
+            return network.then_some(Next::Network);
+        }
+        let taken = self.chooser.branch(threads.len() + usize::from(network));
+        if taken == threads.len() {
+            return Some(Next::Network);
+        }
+        if goes_on.is_some() && taken > 0 {
+            *preemptions -= 1;
+        }
+        Some(Next::Thread(threads.remove(taken)))
+    }
+
+    /// Runs a step of a thread.
+    fn step_thread(&mut self, gpus: &Gpus, steps: &mut Steps, at: ThreadAt) -> Result<()> {
+        let Some(block) = self.blocks[at.slot as usize].clone() else { return Ok(()) };
+        let thread = block.thread(at.tid);
+        let begins = thread.begins();
+        let polled = self.run(gpus, &block, thread);
+        self.check_failure(gpus)?;
+        gpus.idle.set(gpus.idle.get().max(1));
+        let mut changed = thread.state.changes.replace(self.changed_memory) || self.changed_memory;
+        // An end, or an arrival at a barrier.
+        changed |= !matches!(thread.wait.get(), Wait::Ready | Wait::Spin { .. });
+        let polled = polled && !changed;
+        thread.state.steps.update(|steps| steps + 1);
+        let tired = thread.state.steps.get().is_multiple_of(TIRING_STEPS);
+        // A first step is none of the schedule's.
+        if !begins {
+            (steps.last, steps.polled) = (Some(at), polled);
+        }
+        let in_vain = polled && thread.polls_in_vain(steps.changes) >= POLLS;
+        for tid in block.next.take() {
+            let ready = ThreadAt { slot: at.slot, tid };
+            match &mut steps.ready {
+                _ if tid == at.tid && in_vain => steps.aside.push_back(ready),
+                Ready::List { .. } if tid == at.tid && tired => steps.tired.push(ready),
+                Ready::Pct(pct) if tid == at.tid && tired => {
+                    pct.lower(thread);
+                    pct.push(thread, ready, &mut self.chooser);
+                }
+                _ => steps.push(block.thread(tid), ready, &mut self.chooser),
+            }
+        }
+        self.collect(gpus, steps);
+        if changed {
+            steps.changes += 1;
+            // With many threads aside, not after each change: each of them would poll again.
+            let many = if steps.is_list() { 0 } else { steps.aside.len() as u64 / 4 };
+            if steps.changes - steps.taken_back > many {
+                self.take_back(steps);
+            }
+        }
+        if block.live.get() == 0 {
+            drop(block);
+            self.end_block(gpus, at.slot as usize);
+            self.collect(gpus, steps);
+        }
+        Ok(())
+    }
+}
+
+impl Thread {
+    /// Whether the thread has not run yet.
+    fn begins(&self) -> bool {
+        self.fiber.borrow().as_ref().is_some_and(|fiber| !fiber.has_begun())
+    }
+
+    /// Counts a poll in vain; returns the number of them since change number `changes`.
+    fn polls_in_vain(&self, changes: u64) -> u32 {
+        let (when, polls) = self.state.in_vain.get();
+        let polls = if when == changes { polls + 1 } else { 1 };
+        self.state.in_vain.set((changes, polls));
+        polls
+    }
+}
