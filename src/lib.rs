@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 
+pub use cuda_std_macros::test;
 pub use devcomm_host::{self as host, *};
 pub use devcomm_kernels as kernels;
 pub use devcomm_ops::{

@@ -85,7 +85,7 @@ pub use communicator::{
 };
 pub use devcomm_locate::{NcclVersion, NotFound};
 #[cfg(feature = "simulator")]
-pub use devcomm_sim::{CallRecord, Effect, Fault, Machine as SimulatedMachine, Simulation};
+pub use devcomm_sim::{CallRecord, Effect, Fault, Lag, Machine as SimulatedMachine, Simulation};
 pub use devcomm_types::{
     CounterRange, DataType, Dim3, Element, F8E4M3, F8E5M2, GinConnectionType, GinType, Launch,
     LaunchConfig, LaunchTarget, SignalRange, Team, TensorMap, TensorMapDesc, WaitFor, WaitKind,
@@ -100,4 +100,10 @@ pub use error::{
     StateError, StuckWait, WorldError,
 };
 pub use sys::nccl::DEV_COMM_VERSION;
+/// What `#[devcomm::test]` expands to.
+#[cfg(feature = "simulator")]
+#[doc(hidden)]
+pub use world::run_test;
+#[cfg(feature = "simulator")]
+pub use world::{Check, check, check_exhaustive, check_pct, check_random, replay};
 pub use world::{GinLoopback, LocalJob, Rank, World, WorldBuilder};

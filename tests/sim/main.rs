@@ -21,6 +21,7 @@ mod multimem;
 mod nccl_threads;
 mod pointers;
 mod reduce_copy;
+mod schedules;
 mod teams;
 mod tensor;
 mod typed_multimem;

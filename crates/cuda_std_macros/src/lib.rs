@@ -1,8 +1,8 @@
 //! The macros of `cuda_std`: [`macro@kernel`], [`macro@KernelParam`], [`macro@address_space`],
-//! [`print!`] and [`println!`].
+//! [`print!`] and [`println!`]; and `devcomm`'s [`macro@test`].
 //!
-//! Use them through `cuda_std`, which re-exports them; the code they generate names `::cuda_std`,
-//! and a kernel for GIN `::nccl_device`.
+//! Use them through these crates, which re-export them; the code they generate names `::cuda_std`,
+//! a kernel for GIN `::nccl_device`, and a test `::devcomm`.
 //!
 //! # Safety model
 //!
@@ -26,6 +26,7 @@ mod instances;
 mod meta;
 mod param;
 mod print;
+mod test;
 
 use proc_macro::TokenStream;
 
@@ -136,4 +137,47 @@ pub fn print(input: TokenStream) -> TokenStream {
 pub fn println(input: TokenStream) -> TokenStream {
     let call = syn::parse_macro_input!(input as print::Print);
     call.expand("\n").unwrap_or_else(|error| error.to_compile_error()).into()
+}
+
+/// Makes a function a test that runs on every rank: `#[devcomm::test(ranks = 4)]`.
+///
+/// The function takes a `&devcomm::Rank`, and returns nothing or a `Result` whose error is
+/// `devcomm::Error` or made from it, such as `anyhow::Error`. The test fails if a rank returns an
+/// error or panics.
+///
+/// ```text
+/// #[devcomm::test(ranks = 4)]
+/// fn every_rank_meets_the_others(rank: &Rank) -> Result<(), Error> {
+///     rank.barrier()
+/// }
+/// ```
+///
+/// It runs once on GPUs if this system has as many, with the ranks as threads, and prints
+/// `GPU-TEST name: ran`; under a launcher (mpirun, torchrun, ..) as one rank of the job. Otherwise
+/// it runs on simulated GPUs, under several schedules: a fixed order, one that preempts threads at
+/// each access, three random ones and four in which a thread, a warp, a block or a rank lags far
+/// behind. A failure there ends with the settings that repeat it.
+///
+/// # Arguments
+///
+/// * `ranks = 4`: the number of ranks. Required.
+/// * `simulate = "team=2,network=rail"`: more settings of the simulated machine, in the text form
+///   of `devcomm::Simulation`.
+///
+/// # Environment
+///
+/// * `DEVCOMM_SIMULATE="4,seed=17"`: runs one schedule, on a machine with these settings.
+/// * `DEVCOMM_SCHEDULES=1000`: the number of random schedules, and of those with a lag.
+/// * `DEVCOMM_TEST_GPUS`: `0` simulates even if there are GPUs; `1` does not simulate, but prints
+///   `GPU-TEST name: skipped (reason)` if there are too few.
+///
+/// # Errors
+///
+/// Does not compile: a function that is async, generic, or has another number of parameters than
+/// one.
+#[proc_macro_attribute]
+pub fn test(attr: TokenStream, item: TokenStream) -> TokenStream {
+    let args = syn::parse_macro_input!(attr as test::TestArgs);
+    let function = syn::parse_macro_input!(item as syn::ItemFn);
+    test::expand(&args, &function).unwrap_or_else(|error| error.to_compile_error()).into()
 }

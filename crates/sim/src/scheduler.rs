@@ -256,7 +256,7 @@ impl Scheduler {
     /// Runs a block's turn.
     fn turn(&mut self, gpus: &Gpus, slot: usize) -> Result<()> {
         let Some(block) = self.blocks[slot].clone() else { return Ok(()) };
-        let mut rounds = self.chooser.random().map_or(ROUNDS, |rng| rng.usize(1..=64));
+        let mut rounds = self.chooser.length().unwrap_or(ROUNDS);
         if self.lagging.as_ref().is_some_and(|lagging| lagging.run) {
             rounds = 1;
         }

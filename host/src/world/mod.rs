@@ -1,6 +1,8 @@
 //! Worlds: the ranks of a job, either threads of this process, or processes of which this is one.
 
 mod builder;
+#[cfg(feature = "simulator")]
+mod check;
 mod env;
 mod gin_loopback;
 mod local_job;
@@ -14,6 +16,8 @@ use std::fmt::{self, Display};
 use parking_lot::Mutex;
 
 pub use self::builder::WorldBuilder;
+#[cfg(feature = "simulator")]
+pub use self::check::{Check, check, check_exhaustive, check_pct, check_random, replay, run_test};
 use self::env::{Launched, launched};
 pub use self::gin_loopback::GinLoopback;
 pub use self::local_job::LocalJob;

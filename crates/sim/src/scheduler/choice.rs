@@ -53,6 +53,12 @@ impl Chooser {
         }
     }
 
+    /// In a random order, the length of a turn: 1 to 64, often short, so that short kernels overlap
+    /// too.
+    pub(super) fn length(&mut self) -> Option<usize> {
+        self.random().map(|rng| 1 << rng.usize(..7))
+    }
+
     /// The generator of a random order.
     pub(super) fn random(&mut self) -> Option<&mut Rng> {
         match self {

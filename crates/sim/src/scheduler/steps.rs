@@ -21,8 +21,6 @@ const POLLS: u32 = 2;
 /// Steps after which a thread, or with PCT its warp, gives way to all others, in case that it polls
 /// in a way that the simulator does not recognise: by plain loads, or for a lock.
 const TIRING_STEPS: u32 = 1 << 12;
-/// Maximum steps of a pass.
-const STEPS_PER_PASS: usize = 64;
 
 /// The state of a schedule by step.
 pub(super) struct Steps {
@@ -181,7 +179,7 @@ impl Scheduler {
         // So that a change by a step is seen.
         gpus.idle.set(gpus.idle.get().max(1));
         // With a list, the streams and the host may go on after each step.
-        let most = if steps.is_list() { 1 } else { 1 + self.chooser.choose(STEPS_PER_PASS) };
+        let most = self.chooser.length().unwrap_or(1);
         for _ in 0..most {
             match self.next(gpus, steps) {
                 Some(Next::Thread(at)) => self.step_thread(gpus, steps, at)?,

@@ -1,0 +1,236 @@
+//! Runs a program under many schedules on simulated GPUs: [`check`] and its variants.
+
+mod attribute;
+mod schedules;
+
+use std::fmt::Display;
+
+use devcomm_sim::{Activity, Simulation};
+
+pub use self::attribute::run_test;
+use self::schedules::{Plan, Series};
+use super::{Rank, World};
+use crate::error::Error;
+
+/// Runs `f` on every rank of a simulated machine, once in a fixed order and once in the order in
+/// which threads are preempted at each access to memory. `machine` is the number of ranks, or the
+/// machine's settings.
+///
+/// ```
+/// devcomm_host::check(2, |rank| rank.communicator()?.window::<u32>(16).map(drop));
+/// ```
+///
+/// # Panics
+///
+/// If a rank fails, or the simulator finds an error. The message ends with a line that runs the
+/// same schedule again: see [`replay`].
+#[track_caller]
+pub fn check<T, E, F>(machine: impl Into<Simulation>, f: F)
+where
+    F: Fn(&Rank) -> Result<T, E> + Sync,
+    T: Send,
+    E: From<Error> + Display + Send,
+{
+    Check::new(machine).run(f);
+}
+
+/// As [`check`], in `schedules` random orders.
+///
+/// ```
+/// use devcomm_host::{Simulation, check_random};
+///
+/// check_random(Simulation::new(4).team_size(2), 10, |rank| rank.barrier());
+/// ```
+///
+/// # Panics
+///
+/// As [`check`].
+#[track_caller]
+pub fn check_random<T, E, F>(machine: impl Into<Simulation>, schedules: u64, f: F)
+where
+    F: Fn(&Rank) -> Result<T, E> + Sync,
+    T: Send,
+    E: From<Error> + Display + Send,
+{
+    Check::new(machine).random(schedules).run(f);
+}
+
+/// As [`check`], in `schedules` orders by random priorities that change `depth - 1` times: see
+/// [`Simulation::pct`].
+///
+/// ```
+/// devcomm_host::check_pct(2, 10, 3, |rank| rank.barrier());
+/// ```
+///
+/// # Panics
+///
+/// As [`check`].
+#[track_caller]
+pub fn check_pct<T, E, F>(machine: impl Into<Simulation>, schedules: u64, depth: u32, f: F)
+where
+    F: Fn(&Rank) -> Result<T, E> + Sync,
+    T: Send,
+    E: From<Error> + Display + Send,
+{
+    Check::new(machine).pct(schedules, depth).run(f);
+}
+
+/// As [`check`], in every order of the kernels' accesses to memory; returns their number. For
+/// protocols of a few threads with a few accesses each: see [`Check::exhaustive`].
+///
+/// ```
+/// use devcomm_host::{Simulation, check_exhaustive};
+///
+/// // A program without kernels has one order.
+/// assert_eq!(check_exhaustive(2, 1000, |rank| rank.barrier()), 1);
+/// // Only orders in which threads are preempted at most twice.
+/// check_exhaustive(Simulation::new(2).preemptions(2), 1000, |rank| rank.barrier());
+/// ```
+///
+/// # Panics
+///
+/// As [`check`]; if there are more than `limit` orders.
+#[track_caller]
+pub fn check_exhaustive<T, E, F>(machine: impl Into<Simulation>, limit: u64, f: F) -> u64
+where
+    F: Fn(&Rank) -> Result<T, E> + Sync,
+    T: Send,
+    E: From<Error> + Display + Send,
+{
+    Check::new(machine).exhaustive(limit).run(f)
+}
+
+/// Runs one schedule again. `settings` is the [text form](Simulation) of a machine's settings, as
+/// the message of a failed check has it.
+///
+/// ```
+/// devcomm_host::replay("4,seed=17,pct=3", |rank| rank.barrier());
+/// ```
+///
+/// # Panics
+///
+/// As [`check`], with the same message, if the program is a function of its choices; for settings
+/// that are not valid.
+#[track_caller]
+pub fn replay<T, E, F>(settings: &str, f: F)
+where
+    F: Fn(&Rank) -> Result<T, E> + Sync,
+    T: Send,
+    E: From<Error> + Display + Send,
+{
+    let simulation = settings.parse().map_err(|error: devcomm_sim::Error| error.to_string());
+    if let Err(failure) = simulation.and_then(|simulation| run_once(&simulation, &f)) {
+        panic!("{failure}");
+    }
+}
+
+/// Schedules to run a program under, on a simulated machine.
+///
+/// With the environment variable `DEVCOMM_SCHEDULES=1000`, [`random`](Self::random),
+/// [`pct`](Self::pct) and [`lagging`](Self::lagging) run 1000 schedules each, whatever number they
+/// are given. Seeds count up from that of the settings, or from 0.
+///
+/// ```
+/// use devcomm_host::{Check, Simulation};
+///
+/// let machine = Simulation::new(4).team_size(2);
+/// let schedules = Check::new(machine).random(5).pct(5, 3).lagging(4).run(|rank| rank.barrier());
+/// assert_eq!(schedules, 14);
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "a check does nothing until it runs"]
+pub struct Check {
+    simulation: Simulation,
+    series: Vec<Series>,
+}
+
+impl Check {
+    /// A check on a machine of this many GPUs, or with these settings.
+    pub fn new(machine: impl Into<Simulation>) -> Self {
+        Self { simulation: machine.into(), series: Vec::new() }
+    }
+
+    /// Adds two schedules: a fixed order, and one that preempts threads at each access. The default
+    /// if nothing else is added.
+    pub fn in_order(self) -> Self {
+        self.and(Series::InOrder)
+    }
+
+    /// Adds random orders.
+    pub fn random(self, schedules: u64) -> Self {
+        self.and(Series::Random(schedules))
+    }
+
+    /// Adds orders by random priorities: see [`Simulation::pct`].
+    pub fn pct(self, schedules: u64, depth: u32) -> Self {
+        self.and(Series::Pct { schedules, depth })
+    }
+
+    /// Adds unfair orders, in which in turn a thread, a warp, a block or a rank lags far behind: see
+    /// [`Simulation::lag`].
+    pub fn lagging(self, schedules: u64) -> Self {
+        self.and(Series::Lagging(schedules))
+    }
+
+    /// Adds every order of the kernels' accesses to memory and of the network's deliveries, by
+    /// depth-first search, with host threads in a fixed order and as early as possible. The number
+    /// of orders grows exponentially with the number of accesses; it is polynomial with a limit of
+    /// [`preemptions`](Simulation::preemptions). It is an error if there are more than `limit`.
+    pub fn exhaustive(self, limit: u64) -> Self {
+        self.and(Series::Exhaustive { limit })
+    }
+
+    fn and(mut self, series: Series) -> Self {
+        self.series.push(series);
+        self
+    }
+
+    /// Runs `f` on every rank, under each schedule; returns the number of schedules.
+    ///
+    /// # Panics
+    ///
+    /// At the first schedule in which a rank fails or the simulator finds an error, with a message
+    /// that ends with the [`replay`] of that schedule; for settings that are not valid.
+    #[track_caller]
+    pub fn run<T, E, F>(&self, f: F) -> u64
+    where
+        F: Fn(&Rank) -> Result<T, E> + Sync,
+        T: Send,
+        E: From<Error> + Display + Send,
+    {
+        let ran = Plan::new(&self.simulation, &self.series)
+            .and_then(|plan| plan.run(&mut |simulation| run_once(simulation, &f)));
+        match ran {
+            Ok(schedules) => schedules,
+            Err(failure) => panic!("{failure}"),
+        }
+    }
+}
+
+/// Runs `f` under one schedule; the error is the message for the user.
+fn run_once<T, E, F>(simulation: &Simulation, f: &F) -> Result<Activity, String>
+where
+    F: Fn(&Rank) -> Result<T, E> + Sync,
+    T: Send,
+    E: From<Error> + Display + Send,
+{
+    let world = World::builder().simulate(simulation.clone()).threads(simulation.gpus());
+    let world = world.map_err(|error| error.to_string())?;
+    let ran = world.run(f);
+    // The simulator may have found an error that no rank has returned.
+    let report = world.simulated_machine().and_then(devcomm_sim::Machine::failure);
+    let report = report.map(|report| report.to_string());
+    let message = match (ran.err().map(|error| error.to_string()), report) {
+        (None, None) => {
+            let activity = world.simulated_machine().map(devcomm_sim::Machine::activity);
+            return Ok(activity.unwrap_or_default());
+        }
+        (Some(error), Some(report)) if !error.contains(&report) => format!("{error}\n{report}"),
+        (Some(error), _) => error,
+        (None, Some(report)) => report,
+    };
+    Err(format!(
+        "{message}\n\nTo run this schedule again:\n    \
+         devcomm::replay(\"{simulation}\", |rank| ..)"
+    ))
+}

@@ -1,0 +1,323 @@
+//! Tests of `devcomm::check` and its variants: what each kind of schedule finds, and that a failure
+//! can be replayed.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Mutex;
+
+use cuda_std::mem;
+use cuda_std::prelude::*;
+use devcomm::{
+    Check, DevCommRequirements, Error, Lag, Rank, Result, Simulation, WITHOUT_PTX, World, check,
+    check_exhaustive, check_pct, check_random, replay,
+};
+use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
+
+/// The message with which `f` panics.
+#[track_caller]
+fn panic_of(f: impl FnOnce()) -> String {
+    let payload = catch_unwind(AssertUnwindSafe(f)).expect_err("it does not fail");
+    payload.downcast_ref::<String>().expect("a message").clone()
+}
+
+/// The settings that a message says to replay.
+fn settings_in(message: &str) -> &str {
+    let (_, rest) = message.split_once("devcomm::replay(\"").expect("a line to replay");
+    rest.split_once('"').expect("the end of the settings").0
+}
+
+/// Each rank passes `round` to the next one. A barrier separates the stores from the loads, but
+/// nothing separates the loads from the next launch's stores.
+#[kernel]
+unsafe fn pass_on(comm: DevComm, slot: Window<u32>, seen: Window<u32>, round: u32) {
+    let team = comm.lsa_team();
+    let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
+    let tid = thread::thread_idx_x() as usize;
+    // SAFETY: the windows have an element per thread; the race is what the tests are for.
+    unsafe {
+        slot.lsa((team.rank + 1) % team.n_ranks).store(tid, round);
+        barrier.sync(MemoryOrder::AcqRel);
+        seen.lsa(team.rank).store(tid, slot.lsa(team.rank).load(tid));
+    }
+}
+
+/// As [`pass_on`], with a barrier at the end.
+#[kernel]
+unsafe fn pass_on_and_wait(comm: DevComm, slot: Window<u32>, seen: Window<u32>, round: u32) {
+    let team = comm.lsa_team();
+    let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
+    let tid = thread::thread_idx_x() as usize;
+    // SAFETY: the windows have an element per thread; the barriers order the accesses.
+    unsafe {
+        slot.lsa((team.rank + 1) % team.n_ranks).store(tid, round);
+        barrier.sync(MemoryOrder::AcqRel);
+        seen.lsa(team.rank).store(tid, slot.lsa(team.rank).load(tid));
+        barrier.sync(MemoryOrder::AcqRel);
+    }
+}
+
+const THREADS: u32 = 40;
+
+/// Passes values on in three launches, and checks each.
+fn three_launches(rank: &Rank, waits: bool) -> Result<()> {
+    rank.load(&WITHOUT_PTX)?;
+    let (comm, stream) = (rank.communicator()?, rank.stream()?);
+    let slot = comm.window::<u32>(THREADS as usize)?;
+    let seen = comm.window::<u32>(THREADS as usize)?;
+    let dev = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(1))?;
+    rank.barrier()?;
+    for round in 1..=3 {
+        // SAFETY: all ranks launch the same grids; `waits` selects the kernel that is right.
+        unsafe {
+            if waits {
+                let launch = pass_on_and_wait::args(&dev, &slot, &seen, round);
+                launch.grid(1).block(THREADS).launch(&stream)?;
+            } else {
+                pass_on::args(&dev, &slot, &seen, round).grid(1).block(THREADS).launch(&stream)?;
+            }
+        }
+        stream.synchronize()?;
+        let mut values = [0; THREADS as usize];
+        seen.copy_to_host(&mut values)?;
+        assert_eq!(values, [round; THREADS as usize], "rank {}", rank.rank());
+    }
+    rank.barrier()
+}
+
+#[test]
+fn a_missing_barrier_between_launches_shows_when_a_rank_lags() {
+    // Not in the fixed orders.
+    check(2, |rank| three_launches(rank, false));
+    let message = panic_of(|| {
+        Check::new(2).lagging(8).run(|rank| three_launches(rank, false));
+    });
+    assert!(message.contains("panicked: assertion `left == right` failed: rank "), "{message}");
+    assert!(settings_in(&message).contains(",lag="), "{message}");
+    // With a lagging rank alone, too.
+    let lagging = Simulation::new(2).lag(Lag::Rank);
+    assert!(
+        settings_in(&panic_of(|| check(lagging, |rank| three_launches(rank, false))))
+            .ends_with("lag=rank")
+    );
+    // The right kernel passes all of them.
+    let schedules = Check::new(3).in_order().random(4).pct(4, 3).lagging(8);
+    assert!(schedules.run(|rank| three_launches(rank, true)) >= 4);
+}
+
+/// Adds 1 to rank 0's element, by a load and a store.
+#[kernel]
+unsafe fn add_1(sum: Window<u32>) {
+    let word = sum.lsa(0);
+    // SAFETY: the window has an element; the race is what the tests are for.
+    unsafe { word.store(0, word.load(0) + 1) };
+}
+
+/// Runs [`add_1`] in both ranks; returns the sum.
+fn lost_update(rank: &Rank) -> Result<u32> {
+    rank.load(&WITHOUT_PTX)?;
+    let (comm, stream) = (rank.communicator()?, rank.stream()?);
+    let sum = comm.window::<u32>(1)?;
+    rank.barrier()?;
+    // SAFETY: the race is what the tests are for.
+    unsafe { add_1::args(&sum).grid(1).block(1).launch(&stream)? };
+    stream.synchronize()?;
+    rank.barrier()?;
+    let mut result = [0];
+    sum.copy_to_host(&mut result)?;
+    Ok(if rank.is_root() { result[0] } else { 2 })
+}
+
+#[test]
+fn an_exhaustive_check_runs_each_order_once_and_finds_the_lost_update() {
+    let sums = Mutex::new(Vec::new());
+    let orders = check_exhaustive(2, 100, |rank| {
+        let sum = lost_update(rank)?;
+        if rank.is_root() {
+            sums.lock().unwrap().push(sum);
+        }
+        Ok::<_, Error>(())
+    });
+    let sums = sums.into_inner().unwrap();
+    // Two steps of each rank: 4 choose 2. Two of the orders lose no update.
+    assert_eq!((orders, sums.len()), (6, 6));
+    assert_eq!(sums.iter().filter(|sum| **sum == 2).count(), 2);
+    let message = panic_of(|| {
+        check_exhaustive(2, 100, no_update_is_lost);
+    });
+    assert_eq!(settings_in(&message), "2,choices=1:1");
+    assert_eq!(panic_of(|| replay(settings_in(&message), no_update_is_lost)), message);
+    let too_few = panic_of(|| {
+        check_exhaustive(2, 3, lost_update);
+    });
+    assert!(too_few.contains("more than 3 schedules"), "{too_few}");
+}
+
+/// Fails if an update is lost.
+fn no_update_is_lost(rank: &Rank) -> Result<()> {
+    lost_update(rank).map(|sum| assert_eq!(sum, 2, "rank {}", rank.rank()))
+}
+
+/// Runs `run` with these settings; returns the trace and the error.
+fn traced(settings: &str, run: impl Fn(&Rank) -> Result<()> + Sync) -> (u64, Option<String>) {
+    let simulation: Simulation = settings.parse().unwrap();
+    let world = World::builder().simulate(simulation).threads(2).unwrap();
+    let ran = world.run(run);
+    let activity = world.simulated_machine().unwrap().activity();
+    (activity.trace, ran.err().map(|error| error.to_string()))
+}
+
+#[test]
+fn a_replay_is_the_same_run_with_the_same_message() {
+    type Run = fn(&Rank) -> Result<()>;
+    let (run, late): (Run, Run) = (no_update_is_lost, |rank| three_launches(rank, false));
+    let messages = [
+        (run, panic_of(|| check_random(Simulation::new(2).preempt(true), 100, run))),
+        (run, panic_of(|| check_pct(2, 100, 2, run))),
+        (run, panic_of(|| _ = check_exhaustive(2, 100, run))),
+        (late, panic_of(|| _ = Check::new(2).lagging(8).run(late))),
+    ];
+    let mut traces = Vec::new();
+    for (run, message) in &messages {
+        let settings = settings_in(message);
+        assert_eq!(&panic_of(|| replay(settings, run)), message);
+        let (trace, error) = traced(settings, run);
+        assert!(error.as_ref().is_some_and(|error| message.starts_with(error)), "{message}");
+        assert_eq!(traced(settings, run), (trace, error));
+        traces.push(trace);
+    }
+    assert_ne!(traces[0], traces[3]);
+}
+
+/// Puts a value and a flag in the other rank's window, and waits for its own; with a `swapped`
+/// order of the stores, the value may come late.
+#[kernel]
+unsafe fn exchange(comm: DevComm, words: Window<u32>, swapped: bool) {
+    let team = comm.lsa_team();
+    let (mine, other) = (words.lsa(team.rank), words.lsa(1 - team.rank));
+    // SAFETY: the window has three elements.
+    unsafe {
+        if swapped {
+            other.store_release(1, 1);
+            other.store(0, 7);
+        } else {
+            other.store(0, 7);
+            other.store_release(1, 1);
+        }
+        while mine.load_acquire(1) == 0 {}
+        mine.store(2, mine.load(0));
+    }
+}
+
+fn exchanged(rank: &Rank, swapped: bool) -> Result<()> {
+    rank.load(&WITHOUT_PTX)?;
+    let (comm, stream) = (rank.communicator()?, rank.stream()?);
+    let words = comm.window::<u32>(3)?;
+    let dev = comm.create_dev_comm(DevCommRequirements::new())?;
+    rank.barrier()?;
+    // SAFETY: both ranks launch the same grid.
+    unsafe { exchange::args(&dev, &words, swapped).grid(1).block(1).launch(&stream)? };
+    stream.synchronize()?;
+    rank.barrier()?;
+    let mut values = [0; 3];
+    words.copy_to_host(&mut values)?;
+    assert_eq!(values[2], 7);
+    Ok(())
+}
+
+#[test]
+fn an_exhaustive_check_of_an_exchange_ends_and_finds_the_wrong_order() {
+    let two = || Simulation::new(2).preemptions(2);
+    assert!(check_exhaustive(two(), 1000, |rank| exchanged(rank, false)) > 6);
+    let message = panic_of(|| {
+        check_exhaustive(two(), 1000, |rank| exchanged(rank, true));
+    });
+    assert!(settings_in(&message).ends_with(",preemptions=2"), "{message}");
+}
+
+#[kernel]
+unsafe fn rank_1_skips(comm: DevComm) {
+    let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
+    barrier.sync(MemoryOrder::Acquire);
+    if comm.rank() == 1 {
+        return;
+    }
+    barrier.sync(MemoryOrder::Release);
+}
+
+/// Polls a value that nobody stores.
+#[kernel]
+unsafe fn polls(flag: Window<u32>) {
+    // SAFETY: the window has an element.
+    unsafe { while mem::load_volatile(flag.lsa(0).as_ptr()) == 0 {} }
+}
+
+#[test]
+fn reports_say_who_waits_for_what_under_every_schedule() {
+    let all = ["3", "3,seed=1,preempt=1", "3,seed=1,pct=3", "3,choices=", "3,seed=1,lag=rank"];
+    for settings in all.iter().chain(&["3,seed=2,lag=rank", "3,lag=thread", "3,lag=warp"]) {
+        let deadlock = panic_of(|| {
+            replay(settings, |rank| {
+                rank.load(&WITHOUT_PTX)?;
+                let (comm, stream) = (rank.communicator()?, rank.stream()?);
+                let dev = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(1))?;
+                // SAFETY: all ranks launch the same grid.
+                unsafe { rank_1_skips::args(&dev).grid(1).block(64).launch(&stream)? };
+                stream.synchronize()
+            });
+        });
+        for line in [
+            "\n  rank 2 is in ",
+            "\n  GPU 0: kernel `rank_1_skips` runs",
+            "\n  rank 0 block 0: 1 thread waits for LSA barrier 0, where rank 1 has not arrived, at",
+            "\n  rank 2 block 0: 63 threads wait for sync_threads, at",
+        ] {
+            assert!(deadlock.contains(line), "{settings}: {deadlock}");
+        }
+        let livelock = panic_of(|| {
+            replay(settings, |rank| {
+                rank.load(&WITHOUT_PTX)?;
+                let (comm, stream) = (rank.communicator()?, rank.stream()?);
+                let flag = comm.window::<u32>(1)?;
+                // SAFETY: the kernel only loads.
+                unsafe { polls::args(&flag).grid(1).block(8).launch(&stream)? };
+                stream.synchronize()
+            });
+        });
+        assert!(livelock.contains("livelock in polls: 24 threads poll"), "{settings}: {livelock}");
+        assert!(
+            livelock.contains("rank 1 block 0: 8 threads wait for a value that it polls"),
+            "{settings}: {livelock}"
+        );
+    }
+}
+
+#[test]
+fn settings_that_are_not_valid_are_refused_with_the_reason() {
+    let refused = |settings: &str| panic_of(|| replay(settings, |rank| rank.barrier()));
+    assert!(refused("four").contains("no number of GPUs in \"four\""));
+    assert!(refused("4,pct=0").contains("PCT schedule of depth 0"));
+    assert!(refused("4,lag=gpu").contains("not thread, warp, block or rank"));
+    let none = panic_of(|| check_random(0, 1, |rank| rank.barrier()));
+    assert!(none.contains("0 GPUs"), "{none}");
+    let other = panic_of(|| replay("2,choices=0:5", |rank| lost_update(rank).map(drop)));
+    assert!(other.contains("choice 0 is 5, but there are only 2 alternatives"), "{other}");
+}
+
+#[devcomm::test(ranks = 2)]
+fn a_test_of_the_attribute_runs_on_every_rank(rank: &Rank) -> Result<()> {
+    assert_eq!(rank.n_ranks(), 2);
+    rank.barrier()
+}
+
+#[devcomm::test(ranks = 4, simulate = "team=2,network=rail")]
+fn a_test_of_the_attribute_has_the_settings_of_the_machine(rank: &Rank) {
+    if rank.is_simulated() {
+        assert_eq!(rank.communicator().unwrap().properties().unwrap().n_lsa_teams, 2);
+    }
+}
+
+#[devcomm::test(ranks = 2)]
+#[should_panic(expected = "devcomm::replay(\"2\", |rank| ..)")]
+fn a_test_of_the_attribute_fails_with_what_repeats_it(rank: &Rank) -> Result<()> {
+    assert!(!rank.is_simulated());
+    Ok(())
+}
