@@ -74,3 +74,41 @@ pub fn expand(args: &TestArgs, function: &ItemFn) -> Result<TokenStream> {
         }
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(text: &str) -> Result<TestArgs> {
+        syn::parse_str(text)
+    }
+
+    #[test]
+    fn the_arguments_are_the_text_form_of_the_settings() {
+        let settings = |text| args(text).unwrap().settings;
+        assert_eq!(settings("ranks = 4"), "4");
+        assert_eq!(
+            settings("ranks = 4, simulate = \"team=2,network=rail\","),
+            "4,team=2,network=rail"
+        );
+        for (bad, why) in [
+            ("", "the number of ranks is missing"),
+            ("rank = 4", "no argument `rank`"),
+            ("ranks = \"4\"", "integer literal"),
+        ] {
+            let refusal = args(bad).map(|_| ()).unwrap_err().to_string();
+            assert!(refusal.contains(why), "{refusal}");
+        }
+    }
+
+    #[test]
+    fn a_function_that_is_no_test_is_refused() {
+        let refusal = |function: &str| {
+            let function = syn::parse_str(function).unwrap();
+            expand(&args("ranks = 2").unwrap(), &function).unwrap_err().to_string()
+        };
+        assert!(refusal("fn f() {}").contains("one parameter"));
+        assert!(refusal("async fn f(rank: &Rank) {}").contains("async"));
+        assert!(refusal("fn f<T>(rank: &Rank) {}").contains("generic"));
+    }
+}

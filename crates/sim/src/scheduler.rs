@@ -294,7 +294,7 @@ impl Scheduler {
     }
 
     /// Runs a thread until it suspends; returns whether the thread only polled.
-    #[inline]
+    #[inline(always)]
     fn run(&mut self, gpus: &Gpus, block: &Block, thread: &Thread) -> bool {
         gpus.switches.set(gpus.switches.get() + 1);
         let tid = thread.tid.get();

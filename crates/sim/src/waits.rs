@@ -36,11 +36,6 @@ pub(crate) struct WaitState {
     pub(crate) timed_out: Cell<bool>,
     /// The [streak](Gpus::streak) in which the thread last polled, and its polls in that streak.
     pub(crate) polls: Cell<(u64, u32)>,
-    /// With a schedule by step: the polls in vain since a change, and the change's number; the steps
-    /// so far; and whether the next step begins with a change.
-    pub(crate) in_vain: Cell<(u64, u32)>,
-    pub(crate) steps: Cell<u32>,
-    pub(crate) changes: Cell<bool>,
 }
 
 /// The condition that ends the wait of a parked thread.

@@ -55,8 +55,6 @@ pub(crate) struct Warp {
     pub(crate) stacks: Slab,
     /// Lanes that have not ended.
     live: Cell<u32>,
-    /// The priority of a [PCT schedule](crate::Simulation::pct); 0 until it is set.
-    pub(crate) priority: Cell<u64>,
     barriers: RefCell<Vec<WarpBarrier>>,
 }
 
@@ -67,7 +65,6 @@ impl Warp {
             stacks: Slab::new(WARP as usize, stack_size)?,
             threads: std::array::from_fn(|_| Thread::new()),
             live: Cell::new(0),
-            priority: Cell::new(0),
             barriers: RefCell::default(),
         }))
     }
@@ -82,7 +79,6 @@ impl Warp {
     /// Prepares the warp for a block, with `lanes` lanes.
     pub(crate) fn reset(&self, lanes: u32) {
         self.live.set(u32::MAX >> (WARP - lanes.clamp(1, WARP)));
-        self.priority.set(0);
         self.barriers.borrow_mut().clear();
     }
 }

@@ -374,9 +374,6 @@ impl Thread {
         self.unwinding.set(false);
         self.polled.set([0; 4]);
         self.state.timed_out.set(false);
-        self.state.in_vain.set((0, 0));
-        self.state.steps.set(0);
-        self.state.changes.set(false);
         let fiber = Fiber::new(self);
         self.trap.set(Some(fiber.trap_handler()));
         self.fiber.replace(Some(fiber));

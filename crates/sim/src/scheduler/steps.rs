@@ -15,6 +15,7 @@ use crate::gpus::Gpus;
 use crate::schedule::Schedule;
 use crate::simulation::Simulation;
 use crate::thread::{Thread, Wait};
+use crate::warp::WARP;
 
 /// Polls in vain after which a thread is set aside.
 const POLLS: u32 = 2;
@@ -29,6 +30,9 @@ pub(super) struct Steps {
     aside: VecDeque<ThreadAt>,
     /// Threads that give way to all others.
     tired: Vec<ThreadAt>,
+    /// The threads of running blocks, by slot. (Not in `Thread`, whose size counts for the other
+    /// schedules' speed.)
+    blocks: Vec<Vec<State>>,
     /// Number of steps and events so far that changed something, and when threads were last taken
     /// back from aside.
     changes: u64,
@@ -36,6 +40,18 @@ pub(super) struct Steps {
     /// The thread that ran last, and whether it polled.
     last: Option<ThreadAt>,
     polled: bool,
+}
+
+/// The state of a thread.
+#[derive(Clone, Copy, Default)]
+struct State {
+    /// The polls in vain since a change, and the change's number.
+    polls: u32,
+    since: u64,
+    /// Number of steps.
+    steps: u32,
+    /// Whether the next step begins with a change that the last one announced.
+    changes: bool,
 }
 
 /// The threads that can run.
@@ -53,6 +69,8 @@ struct Pct {
     /// The threads that can run: the priority of the warp, a random order within the warp. A
     /// warp's priority may be lower by now.
     threads: BinaryHeap<(u64, Reverse<u32>, ThreadAt)>,
+    /// The warps' priorities, by slot of the block.
+    priorities: Vec<Vec<u64>>,
     /// The steps at which the running warp's priority changes, each with the new priority.
     changes: Vec<(u64, u64)>,
     /// Number of steps so far.
@@ -86,6 +104,7 @@ impl Steps {
             ready,
             aside: VecDeque::new(),
             tired: Vec::new(),
+            blocks: Vec::new(),
             changes: 0,
             taken_back: 0,
             last: None,
@@ -102,13 +121,25 @@ impl Steps {
         ready || !self.aside.is_empty() || !self.tired.is_empty()
     }
 
+    /// The state of a thread of a block of `size` threads.
+    fn state(&mut self, at: ThreadAt, size: u32) -> &mut State {
+        let (slot, size) = (at.slot as usize, size as usize);
+        if self.blocks.len() <= slot {
+            self.blocks.resize(slot + 1, Vec::new());
+        }
+        if self.blocks[slot].len() < size {
+            self.blocks[slot].resize(size, State::default());
+        }
+        &mut self.blocks[slot][at.tid as usize]
+    }
+
     fn is_list(&self) -> bool {
         matches!(self.ready, Ready::List { .. })
     }
 
     fn push(&mut self, thread: &Thread, at: ThreadAt, chooser: &mut Chooser) {
         match &mut self.ready {
-            Ready::Pct(pct) => pct.push(thread, at, chooser),
+            Ready::Pct(pct) => pct.push(at, thread.begins(), chooser),
             Ready::List { threads, .. } => threads.push(at),
         }
     }
@@ -118,39 +149,55 @@ impl Pct {
     fn new(depth: u32, steps: u64, chooser: &mut Chooser) -> Self {
         let mut random = |n: u64| chooser.random().map_or(0, |rng| rng.u64(..n));
         let changes = (1..depth).map(|priority| (random(steps), priority.into())).collect();
-        Self { threads: BinaryHeap::new(), changes, steps: 0, low: LOW }
+        let (threads, priorities) = (BinaryHeap::new(), Vec::new());
+        Self { threads, priorities, changes, steps: 0, low: LOW }
     }
 
-    fn push(&mut self, thread: &Thread, at: ThreadAt, chooser: &mut Chooser) {
-        let priority = &thread.warp().priority;
+    /// The priority of a thread's warp.
+    fn priority(&mut self, at: ThreadAt) -> &mut u64 {
+        let (slot, warp) = (at.slot as usize, (at.tid / WARP) as usize);
+        if self.priorities.len() <= slot {
+            self.priorities.resize(slot + 1, Vec::new());
+        }
+        let block = &mut self.priorities[slot];
+        if block.len() <= warp {
+            block.resize(warp + 1, 0);
+        }
+        &mut block[warp]
+    }
+
+    /// Adds a thread; `begins`: it has not run yet.
+    fn push(&mut self, at: ThreadAt, begins: bool, chooser: &mut Chooser) {
         let mut random = |n| chooser.random().map_or(0, |rng| rng.u64(..n));
-        if priority.get() == 0 {
-            priority.set(HIGH | random(HIGH));
+        // The threads of a block are added in order.
+        if begins && at.tid.is_multiple_of(WARP) {
+            *self.priority(at) = HIGH | random(HIGH);
         }
         let order = random(1 << 32) as u32;
-        self.threads.push((priority.get(), Reverse(order), at));
+        let priority = *self.priority(at);
+        self.threads.push((priority, Reverse(order), at));
     }
 
     /// Removes the first thread of the warp of the highest priority.
-    fn pop(&mut self, scheduler: &Scheduler) -> Option<ThreadAt> {
+    fn pop(&mut self) -> Option<ThreadAt> {
         loop {
             let (priority, order, at) = self.threads.pop()?;
-            let warp = &scheduler.thread_at(at)?.warp().priority;
             if let Some(change) = self.changes.iter().position(|(step, _)| *step == self.steps) {
-                warp.set(self.changes.swap_remove(change).1);
+                *self.priority(at) = self.changes.swap_remove(change).1;
             }
-            if warp.get() == priority {
+            let now = *self.priority(at);
+            if now == priority {
                 self.steps += 1;
                 return Some(at);
             }
-            self.threads.push((warp.get(), order, at));
+            self.threads.push((now, order, at));
         }
     }
 
     /// Gives the thread's warp the lowest priority but the planned ones.
-    fn lower(&mut self, thread: &Thread) {
+    fn lower(&mut self, at: ThreadAt) {
         self.low -= 1;
-        thread.warp().priority.set(self.low);
+        *self.priority(at) = self.low;
     }
 }
 
@@ -220,7 +267,7 @@ impl Scheduler {
 
     fn next(&mut self, gpus: &Gpus, steps: &mut Steps) -> Option<Next> {
         let next = match &mut steps.ready {
-            Ready::Pct(pct) => pct.pop(self).map(Next::Thread),
+            Ready::Pct(pct) => pct.pop().map(Next::Thread),
             Ready::List { threads, .. } => {
                 if threads.is_empty() {
                     threads.append(&mut steps.tired);
@@ -271,25 +318,31 @@ impl Scheduler {
         let polled = self.run(gpus, &block, thread);
         self.check_failure(gpus)?;
         gpus.idle.set(gpus.idle.get().max(1));
-        let mut changed = thread.state.changes.replace(self.changed_memory) || self.changed_memory;
-        // An end, or an arrival at a barrier.
-        changed |= !matches!(thread.wait.get(), Wait::Ready | Wait::Spin { .. });
+        let changes = steps.changes;
+        let state = steps.state(at, block.size);
+        if begins {
+            *state = State::default();
+        }
+        // An end and an arrival at a barrier are changes too.
+        let waits = !matches!(thread.wait.get(), Wait::Ready | Wait::Spin { .. });
+        let changed = std::mem::replace(&mut state.changes, self.changed_memory);
+        let changed = changed || self.changed_memory || waits;
         let polled = polled && !changed;
-        thread.state.steps.update(|steps| steps + 1);
-        let tired = thread.state.steps.get().is_multiple_of(TIRING_STEPS);
+        let in_vain = polled && state.polls_in_vain(changes) >= POLLS;
+        state.steps = state.steps.wrapping_add(1);
+        let tired = state.steps.is_multiple_of(TIRING_STEPS);
         // A first step is none of the schedule's.
         if !begins {
             (steps.last, steps.polled) = (Some(at), polled);
         }
-        let in_vain = polled && thread.polls_in_vain(steps.changes) >= POLLS;
         for tid in block.next.take() {
             let ready = ThreadAt { slot: at.slot, tid };
             match &mut steps.ready {
                 _ if tid == at.tid && in_vain => steps.aside.push_back(ready),
                 Ready::List { .. } if tid == at.tid && tired => steps.tired.push(ready),
                 Ready::Pct(pct) if tid == at.tid && tired => {
-                    pct.lower(thread);
-                    pct.push(thread, ready, &mut self.chooser);
+                    pct.lower(ready);
+                    pct.push(ready, false, &mut self.chooser);
                 }
                 _ => steps.push(block.thread(tid), ready, &mut self.chooser),
             }
@@ -317,12 +370,13 @@ impl Thread {
     fn begins(&self) -> bool {
         self.fiber.borrow().as_ref().is_some_and(|fiber| !fiber.has_begun())
     }
+}
 
+impl State {
     /// Counts a poll in vain; returns the number of them since change number `changes`.
-    fn polls_in_vain(&self, changes: u64) -> u32 {
-        let (when, polls) = self.state.in_vain.get();
-        let polls = if when == changes { polls + 1 } else { 1 };
-        self.state.in_vain.set((changes, polls));
-        polls
+    fn polls_in_vain(&mut self, changes: u64) -> u32 {
+        self.polls = if self.since == changes { self.polls + 1 } else { 1 };
+        self.since = changes;
+        self.polls
     }
 }
