@@ -5,6 +5,11 @@ use std::sync::Arc;
 
 use super::baton::{Caller, ClientId, Next, Shared};
 use super::core::{Core, Progress};
+use crate::schedule::Schedule;
+
+/// Turns of clients after which the GPUs run even if clients come first: one may ask again and again
+/// whether a stream is idle.
+const MAX_SERVED: usize = 1000;
 
 /// Runs a machine until no thread uses it.
 pub(super) fn run(shared: &Arc<Shared>) {
@@ -22,6 +27,9 @@ struct Turns {
     core: Core,
     /// Whether the order of turns is random, determined by the seed.
     random: bool,
+    /// Whether clients have their turns before the GPUs run: with a list of choices, of which every
+    /// kernel is to be part from its begin.
+    clients_first: bool,
     /// The client that had the last turn.
     last: Option<ClientId>,
     /// Number of clients' turns since the GPUs last ran.
@@ -32,7 +40,8 @@ impl Turns {
     fn new(shared: &Arc<Shared>) -> Self {
         let core = Core::new(Arc::clone(shared));
         let random = shared.simulation.random_seed().is_some();
-        Self { shared: Arc::clone(shared), core, random, last: None, served: 0 }
+        let clients_first = matches!(shared.simulation.schedule, Schedule::Choices(_));
+        Self { shared: Arc::clone(shared), core, random, clients_first, last: None, served: 0 }
     }
 
     fn run(mut self) {
@@ -44,6 +53,7 @@ impl Turns {
             };
             let gpus_first = match self.random {
                 true => self.core.gpus.choose(2) == 0,
+                false if self.clients_first => self.served >= MAX_SERVED,
                 // As if concurrent with the clients: once after each round of their turns.
                 false => self.served >= clients.len(),
             };
