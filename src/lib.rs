@@ -1,5 +1,13 @@
 #![doc = include_str!("../README.md")]
 
+/// ```
+/// use devcomm::{Error, Rank};
+///
+/// #[devcomm::test(ranks = 4)]
+/// fn every_rank_meets_the_others(rank: &Rank) -> Result<(), Error> {
+///     rank.barrier()
+/// }
+/// ```
 pub use cuda_std_macros::test;
 pub use devcomm_host::{self as host, *};
 pub use devcomm_kernels as kernels;

@@ -4,7 +4,7 @@
 //! `cargo run -p devcomm-sim --example speed -- [RANKS [BLOCKS [THREADS [ELEMENTS]]]]`
 
 use cuda_std::prelude::*;
-use devcomm::{DevCommRequirements, Result, Simulation};
+use devcomm::{DevCommRequirements, Lag, Result, Simulation};
 use devcomm_testing::simulated::{Gpu, run, world};
 use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
 
@@ -61,6 +61,9 @@ fn main() -> Result<()> {
         ("random order", all().seed(7)),
         ("preempted", all().preempt(true)),
         ("preempted, random", all().preempt(true).seed(7)),
+        ("PCT", all().pct(3).seed(7)),
+        ("PCT, no preemption", all().pct(3).preempt(false).seed(7)),
+        ("a rank lags", all().lag(Lag::Rank).seed(7)),
     ] {
         let (seconds, switches) = best(simulation, |gpu| {
             let (send, recv) = (gpu.window(&vec![1_f32; count])?, gpu.window(&vec![0_f32; count])?);

@@ -3,7 +3,7 @@
 //!
 //! A [`Machine`] implements the two function tables that the host crate calls ([`devcomm_sys`]), so
 //! a program of the host API runs on it unchanged. Host threads take turns; streams, kernels and
-//! the network make progress between turns, in a fixed order or in a random order chosen by a seed.
+//! the network make progress between turns, in an order that the settings determine.
 //!
 //! # Kernels
 //!
@@ -13,6 +13,12 @@
 //! barriers, clusters, warp operations, atomics and printing behave as on a GPU. Every error is
 //! reported: [`Machine::failure`] returns it, the host's errors contain its message. What would
 //! hang on GPUs is reported too: [`Error::Deadlock`] lists what each thread waits for.
+//!
+//! # Schedules
+//!
+//! In what order threads run is a setting: fixed, random by a seed, by random priorities
+//! ([`Simulation::pct`]), unfair ([`Simulation::lag`]) or chosen step by step
+//! ([`Simulation::choices`]). A run is a function of the settings, whose text form repeats it.
 //!
 //! # The network
 //!

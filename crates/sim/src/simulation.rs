@@ -164,6 +164,11 @@ impl Simulation {
     ///
     /// Implies [`preempt`](Self::preempt); a later `preempt(false)` keeps the switches to where
     /// threads synchronise.
+    ///
+    /// ```
+    /// let simulation = devcomm_sim::Simulation::new(4).seed(17).pct(3).pct_steps(812);
+    /// assert_eq!(simulation.to_string(), "4,seed=17,pct=3/812");
+    /// ```
     pub fn pct(mut self, depth: u32) -> Self {
         self.schedule = Schedule::Pct { depth, steps: PCT_STEPS };
         self.preempt = true;
@@ -183,6 +188,12 @@ impl Simulation {
     /// runs only when nothing else can make progress, neither a kernel, nor the network, nor a host
     /// thread. The others run in random order. So another rank may be in its next launch while one
     /// is still in this one, where missing barriers at a kernel's begin and end show.
+    ///
+    /// ```
+    /// use devcomm_sim::{Lag, Simulation};
+    ///
+    /// assert_eq!(Simulation::new(4).seed(1).lag(Lag::Rank).to_string(), "4,seed=1,lag=rank");
+    /// ```
     pub fn lag(mut self, what: Lag) -> Self {
         self.schedule = Schedule::Lag(what);
         self
@@ -197,6 +208,13 @@ impl Simulation {
     /// 7 is 2, and all others are 0.
     ///
     /// Implies [`preempt`](Self::preempt), as [`pct`](Self::pct) does.
+    ///
+    /// ```
+    /// let simulation = devcomm_sim::Simulation::new(2).choices(&[0, 0, 0, 1, 0, 0, 0, 2]);
+    /// assert_eq!(simulation.to_string(), "2,choices=3:1-7:2");
+    /// assert_eq!("2,choices=3:1-7:2".parse::<devcomm_sim::Simulation>()?, simulation);
+    /// # Ok::<(), devcomm_sim::Error>(())
+    /// ```
     pub fn choices(mut self, choices: &[u32]) -> Self {
         let taken = choices.iter().rposition(|choice| *choice != 0).map_or(0, |last| last + 1);
         self.schedule = Schedule::Choices(choices[..taken].to_vec());

@@ -86,8 +86,8 @@ impl World {
     ///   when torchrun's agent uses that; else derived from the job's id.
     /// * `DEVCOMM_TIMEOUT`: seconds that rank 0 waits for all ranks to connect, and they for rank
     ///   0. Default: 60.
-    /// * `DEVCOMM_SIMULATE`: GPUs to simulate, and how: `4`, or `4,team=2,multimem=0,seed=7`; not
-    ///   under a launcher.
+    /// * `DEVCOMM_SIMULATE`: GPUs to simulate, and how: `4`, or `4,team=2,multimem=0,seed=7`, or
+    ///   what the message of a failed [`check`](crate::check()) says; not under a launcher.
     /// * `DEVCOMM_JOB_ID`: must be the same for all ranks. Default: the launcher's id
     ///   (TORCHELASTIC_RUN_ID, Slurm's job and step, ...), else `devcomm`.
     ///
