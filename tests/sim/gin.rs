@@ -5,7 +5,7 @@ use core::ptr::null_mut;
 
 use crate::common::*;
 use cuda_std::prelude::*;
-use devcomm::{Error, Simulation};
+use devcomm::{Error, Lag, Simulation};
 use devcomm_testing::simulated::{read, simulate};
 use nccl_device::raw::{self, GinRequest};
 use nccl_device::{DevComm, Window};
@@ -63,7 +63,16 @@ fn a_ping_pong_counts_right_in_a_thousand_orders() {
 #[test]
 fn a_ping_pong_counts_right_however_threads_run() {
     let two = || Simulation::new(2);
-    for simulation in [two(), two().watch(false), two().preempt(true).seed(5)] {
+    let lagging = |lag| two().seed(3).lag(lag);
+    for simulation in [
+        two(),
+        two().watch(false),
+        two().preempt(true).seed(5),
+        two().seed(5).pct(3),
+        two().choices(&[]),
+        lagging(Lag::Thread),
+        lagging(Lag::Rank),
+    ] {
         check_ping_pong(simulation, 2, 100);
     }
 }

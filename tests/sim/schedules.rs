@@ -1,9 +1,11 @@
 //! Tests of `devcomm::check` and its variants: what each kind of schedule finds, and that a failure
 //! can be replayed.
 
+use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 
+use crate::common::{SignalMode, flush, full, gin, handle, put, wait};
 use cuda_std::mem;
 use cuda_std::prelude::*;
 use devcomm::{
@@ -235,6 +237,54 @@ fn an_exhaustive_check_of_an_exchange_ends_and_finds_the_wrong_order() {
         check_exhaustive(two(), 1000, |rank| exchanged(rank, true));
     });
     assert!(settings_in(&message).ends_with(",preemptions=2"), "{message}");
+}
+
+/// Rank 0 puts a value to rank 1 and uses the value's place again, with or without a flush before.
+#[kernel]
+unsafe fn put_and_go_on(comm: DevComm, words: Window<u64>, flushes: bool) {
+    let comm = comm.as_raw();
+    let (mut net, window) = (gin(comm, 0), handle(&words));
+    // SAFETY: the window has two elements; the missing flush is what the test is for.
+    unsafe {
+        if comm.rank == 0 {
+            words.local().store(0, 7);
+            let (team, then) = (comm.world_team(), SignalMode::Inc(0, true));
+            put(&mut net, &team, 1, (window, 8), (window, 0), 8, then, None);
+            if flushes {
+                flush(&mut net);
+            }
+            words.local().store(0, 9);
+            flush(&mut net);
+        } else {
+            wait(&mut net, 0, 1);
+        }
+    }
+}
+
+#[test]
+fn an_exhaustive_check_has_the_network_deliver_at_every_time() {
+    let run = |flushes| {
+        let values = Mutex::new(BTreeSet::new());
+        let orders = check_exhaustive(2, 1000, |rank| {
+            rank.load(&WITHOUT_PTX)?;
+            let (comm, stream) = (rank.communicator()?, rank.stream()?);
+            let words = comm.window::<u64>(2)?;
+            let dev = comm.create_dev_comm(full())?;
+            rank.barrier()?;
+            // SAFETY: both ranks launch the same grid.
+            unsafe { put_and_go_on::args(&dev, &words, flushes).grid(1).block(1).launch(&stream)? };
+            stream.synchronize()?;
+            let mut got = [0; 2];
+            words.copy_to_host(&mut got)?;
+            if !rank.is_root() {
+                values.lock().unwrap().insert(got[1]);
+            }
+            rank.barrier()
+        });
+        (orders > 1, values.into_inner().unwrap())
+    };
+    assert_eq!(run(true), (true, [7].into()));
+    assert_eq!(run(false), (true, [7, 9].into()));
 }
 
 #[kernel]

@@ -166,7 +166,8 @@ pub fn println(input: TokenStream) -> TokenStream {
 ///
 /// # Environment
 ///
-/// * `DEVCOMM_SIMULATE="4,seed=17"`: runs one schedule, on a machine with these settings.
+/// * `DEVCOMM_SIMULATE="4,seed=17"`: runs one schedule, on a machine with these settings, if it has
+///   as many GPUs; in any case not on real ones.
 /// * `DEVCOMM_SCHEDULES=1000`: the number of random schedules, and of those with a lag.
 /// * `DEVCOMM_TEST_GPUS`: `0` simulates even if there are GPUs; `1` does not simulate, but prints
 ///   `GPU-TEST name: skipped (reason)` if there are too few.

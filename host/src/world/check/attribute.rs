@@ -35,7 +35,10 @@ where
     let simulation: Simulation = settings.parse().unwrap_or_else(|error| panic!("{error}"));
     let n = simulation.gpus();
     if let Some(value) = std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) {
-        return replay(&value.to_string_lossy(), f);
+        let value = value.to_string_lossy();
+        // Those of another test, or of a program: all schedules, on simulated GPUs.
+        let others = value.parse().is_ok_and(|machine: Simulation| machine.gpus() != n);
+        return if others { simulated(simulation, f) } else { replay(&value, f) };
     }
     let gpus = std::env::var_os(TEST_GPUS).filter(|value| !value.is_empty());
     if gpus.as_ref().is_some_and(|value| value == "0") {
