@@ -9,8 +9,8 @@ use crate::common::{SignalMode, flush, full, gin, handle, put, wait};
 use cuda_std::mem;
 use cuda_std::prelude::*;
 use devcomm::{
-    Check, DevCommRequirements, Error, Lag, Rank, Result, Simulation, WITHOUT_PTX, World, check,
-    check_exhaustive, check_pct, check_random, replay,
+    Check, Collectives, DevCommRequirements, Error, Lag, Rank, ReduceOp, Result, Simulation,
+    WITHOUT_PTX, World, check, check_exhaustive, check_pct, check_random, replay,
 };
 use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
 
@@ -287,6 +287,35 @@ fn an_exhaustive_check_has_the_network_deliver_at_every_time() {
     assert_eq!(run(false), (true, [7, 9].into()));
 }
 
+/// All-reduces by the shipped kernels, one after the other.
+fn all_reduces(rank: &Rank) -> Result<()> {
+    let (comm, stream) = (rank.communicator()?, rank.stream()?);
+    let collectives = Collectives::new(comm)?;
+    for (count, rounds) in [(5, 4), (700, 2)] {
+        let (send, recv) = (comm.mem_alloc::<f32>(count)?, comm.mem_alloc::<f32>(count)?);
+        for round in 0..rounds {
+            let value = (rank.rank() + round) as f32;
+            send.copy_from_host(&vec![value; count])?;
+            collectives.all_reduce(&send, &recv, ReduceOp::Sum, &stream)?;
+            stream.synchronize()?;
+            let mut got = vec![0.0; count];
+            recv.copy_to_host(&mut got)?;
+            let sum = (0..rank.n_ranks()).map(|rank| (rank + round) as f32).sum::<f32>();
+            assert_eq!(got, vec![sum; count], "round {round}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn the_shipped_all_reduces_are_right_under_every_schedule() {
+    let coarse = Simulation::new(3).pct(3).preempt(false);
+    for settings in ["3", "3,choices=", "3,choices=,preempt=0", &coarse.to_string()] {
+        replay(settings, all_reduces);
+    }
+    Check::new(3).in_order().random(3).pct(3, 3).lagging(4).run(all_reduces);
+}
+
 #[kernel]
 unsafe fn rank_1_skips(comm: DevComm) {
     let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
@@ -370,8 +399,7 @@ fn a_test_of_the_attribute_has_the_settings_of_the_machine(rank: &Rank) {
 }
 
 #[devcomm::test(ranks = 2)]
-#[should_panic(expected = "devcomm::replay(\"2\", |rank| ..)")]
-fn a_test_of_the_attribute_fails_with_what_repeats_it(rank: &Rank) -> Result<()> {
-    assert!(!rank.is_simulated());
-    Ok(())
+#[should_panic(expected = "rank 1 panicked: it fails on purpose")]
+fn a_test_of_the_attribute_fails_if_a_rank_does(rank: &Rank) {
+    assert!(rank.is_root(), "it fails on purpose");
 }
