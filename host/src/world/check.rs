@@ -166,8 +166,8 @@ impl Check {
         self.and(Series::Pct { schedules, depth })
     }
 
-    /// Adds unfair orders, in which in turn a thread, a warp, a block or a rank lags far behind: see
-    /// [`Simulation::lag`].
+    /// Adds unfair orders, in which a thread, a warp, a block or a rank, in turn, lags far behind:
+    /// see [`Simulation::lag`].
     pub fn lagging(self, schedules: u64) -> Self {
         self.and(Series::Lagging(schedules))
     }

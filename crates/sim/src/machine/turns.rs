@@ -7,7 +7,7 @@ use super::baton::{Caller, ClientId, Next, Shared};
 use super::core::{Core, Progress};
 use crate::schedule::Schedule;
 
-/// Turns of clients after which the GPUs run even if clients come first: one may ask again and again
+/// Turns of clients after which the GPUs run even if clients come first: one may ask in a loop
 /// whether a stream is idle.
 const MAX_SERVED: usize = 1000;
 

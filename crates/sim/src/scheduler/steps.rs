@@ -75,11 +75,12 @@ struct Pct {
     changes: Vec<(u64, u64)>,
     /// Number of steps so far.
     steps: u64,
-    /// A priority that is below all that have not changed.
+    /// The last priority of a warp that has given way; each is below those before it.
     low: u64,
 }
 
-/// Priorities from here on have not changed; those below `LOW` are of planned changes.
+/// Warps begin with priorities from `HIGH` on, and give way with some below `LOW`; those of planned
+/// changes are the lowest.
 const HIGH: u64 = 1 << 63;
 const LOW: u64 = 1 << 32;
 
@@ -225,7 +226,7 @@ impl Scheduler {
         }
         // So that a change by a step is seen.
         gpus.idle.set(gpus.idle.get().max(1));
-        // With a list, the streams and the host may go on after each step.
+        // With a list, one: the streams and the host may go on after each step.
         let most = self.chooser.length().unwrap_or(1);
         for _ in 0..most {
             match self.next(gpus, steps) {
@@ -331,9 +332,10 @@ impl Scheduler {
         let in_vain = polled && state.polls_in_vain(changes) >= POLLS;
         state.steps = state.steps.wrapping_add(1);
         let tired = state.steps.is_multiple_of(TIRING_STEPS);
-        // A first step is none of the schedule's.
+        // A first step is none of the schedule's, and another thread may get an ended one's place.
         if !begins {
-            (steps.last, steps.polled) = (Some(at), polled);
+            let ended = matches!(thread.wait.get(), Wait::Done);
+            (steps.last, steps.polled) = (Some(at).filter(|_| !ended), polled);
         }
         for tid in block.next.take() {
             let ready = ThreadAt { slot: at.slot, tid };

@@ -109,7 +109,8 @@ fn choices_of_another_program_are_refused() {
 }
 
 /// Block 0 loads a value twice, after many other steps; block 1 changes it at once. So block 0 has
-/// to run far ahead, and then be preempted between its two loads. Returns whether it saw two values.
+/// to run far ahead, and then be preempted between its two loads. Returns whether it saw two
+/// values.
 fn depth_2(gpus: &Gpus) -> bool {
     let words = Words::new(gpus, 3);
     let (other, value, found) = (words.word(0), words.word(1), words.word(2));

@@ -6,8 +6,8 @@
 //! kernel that lacks a wait fails.
 //!
 //! Without a seed, [`Network::deliver`] delivers all sent operations and sends all posted ones.
-//! With a seed, [`Network::step`] sends or delivers one operation at random, and with a list of
-//! choices by the list; a weak signal, which is ordered only after its own put, may overtake earlier
+//! [`Network::step`] sends or delivers one operation: with a seed at random, or by a list of
+//! choices. A weak signal, which is ordered only after its own put, may then overtake earlier
 //! operations that have no signal.
 //!
 //! # Safety
