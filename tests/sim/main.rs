@@ -7,6 +7,7 @@ mod allreduce;
 mod block;
 mod clusters;
 mod common;
+mod coop_misuse;
 mod dependent;
 mod failures;
 mod gin;

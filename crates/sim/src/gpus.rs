@@ -79,8 +79,10 @@ pub(crate) enum Step {
     Failed(Error),
 }
 
-/// An open LSA barrier session.
+/// An open session on an LSA or GIN barrier.
 struct Session {
+    /// The kind of barrier.
+    kind: &'static str,
     kernel: &'static str,
     grid: GridId,
     /// Index in the block of the thread that opened the session.
@@ -294,8 +296,15 @@ impl Gpus {
         self.calls.set(self.calls.get() + 1);
     }
 
-    /// Records that a coop's first thread opened a session on the barrier with its epoch at `word`.
-    pub(crate) fn session_opened(&self, thread: &Thread, word: usize, index: u32, at: Site) {
+    /// Records that a coop's first thread opened a session on a barrier of this kind and index,
+    /// with its epoch or first signal at `word`.
+    pub(crate) fn session_opened(
+        &self,
+        thread: &Thread,
+        word: usize,
+        (kind, index): (&'static str, u32),
+        at: Site,
+    ) {
         let ThreadId { rank, block, thread: tid } = thread.id();
         let (kernel, grid) = (thread.kernel(), thread.block().grid.id);
         let mut sessions = self.sessions.borrow_mut();
@@ -305,15 +314,15 @@ impl Gpus {
         if let Some(Session { kernel, grid: other_grid, open, .. }) = other {
             let of = if *other_grid == grid { String::new() } else { format!(" of {kernel}") };
             let OpenSession { block, at: there, .. } = open;
-            let what = format!("LSA barrier {index} is in use by block {block}{of} ({there})");
+            let what = format!("{kind} {index} is in use by block {block}{of} ({there})");
             drop(sessions);
             thread.misuse(at, what);
         }
         let open = OpenSession { rank, block, index, at };
-        sessions.insert(word, Session { kernel, grid, tid, open });
+        sessions.insert(word, Session { kind, kernel, grid, tid, open });
     }
 
-    /// Records that the session on the barrier with its epoch at `word` was closed.
+    /// Records that the session on the barrier at `word` was closed.
     pub(crate) fn session_closed(&self, word: usize) {
         self.sessions.borrow_mut().remove(&word);
     }
@@ -322,7 +331,8 @@ impl Gpus {
     pub(crate) fn grid_ended(&self, grid: GridId) {
         let mut left_open = self.left_open.borrow_mut();
         self.sessions.borrow_mut().retain(|_, session| {
-            if session.grid == grid {
+            // A GIN barrier has no epoch that closing would store.
+            if session.grid == grid && session.kind == "LSA barrier" {
                 left_open.push(session.open);
             }
             session.grid != grid

@@ -7,6 +7,7 @@
 //! thread is a coroutine with a current [`Thread`]; only one runs at a time. Barrier state lies in
 //! the resource memory of a device communicator, which the launch keeps alive.
 
+mod checks;
 mod coop;
 mod gin;
 mod lsa_barrier;

@@ -255,6 +255,7 @@ impl Scheduler {
         CTX.set(std::ptr::null());
         if ended {
             *fiber = None;
+            thread.returned.set(true);
             if !gpus.interrupted.get() {
                 self.thread_ended(gpus, block, thread);
             }
@@ -293,7 +294,7 @@ impl Scheduler {
         self.live -= 1;
         block.live.set(block.live.get() - 1);
         warp::thread_ended(thread);
-        barrier::thread_ended(block);
+        barrier::thread_ended(block, thread);
         block.cluster.thread_ended();
         if thread.overflowed() {
             gpus.fail(thread.overflow_error());
