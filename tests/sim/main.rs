@@ -10,6 +10,7 @@ mod common;
 mod coop_misuse;
 mod dependent;
 mod failures;
+mod freed;
 mod gin;
 mod gin_barriers;
 mod gin_misuse;

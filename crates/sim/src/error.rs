@@ -357,6 +357,21 @@ pub enum Error {
         /// Where in the kernel.
         at: Site,
     },
+    /// The host ended memory that a kernel still has.
+    #[error(
+        "{call}: {what}, which was passed to {kernel}, and that kernel has not ended on rank \
+        {rank}: synchronize its stream first"
+    )]
+    Closed {
+        /// The host's call.
+        call: &'static str,
+        /// The memory.
+        what: String,
+        /// Name of the kernel.
+        kernel: &'static str,
+        /// The rank on which it runs.
+        rank: usize,
+    },
     /// A block needs more static shared memory than the limit.
     #[error(
         "{kernel}: {thread} needs a shared array of {bytes} bytes, but a block has at most {limit} \
