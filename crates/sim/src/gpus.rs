@@ -15,7 +15,7 @@ use litemap::LiteMap;
 
 use crate::error::{Error, Result, Site, Stall, ThreadId};
 use crate::memory::Memory;
-use crate::nccl::{self, Network};
+use crate::nccl::{self, Network, Unflushed};
 use crate::scheduler::Scheduler;
 use crate::simulation::Simulation;
 use crate::thread::{OpenSession, Thread};
@@ -59,6 +59,8 @@ pub struct Activity {
     /// LSA barrier sessions that kernels did not close: on a GPU, the next kernel that uses such a
     /// barrier misbehaves.
     pub open_sessions: Vec<OpenSession>,
+    /// Puts and gets, at most one of each line and block, that their kernel did not flush.
+    pub unflushed: Vec<Unflushed>,
 }
 
 /// Outcome of a step of the GPUs.
@@ -124,6 +126,8 @@ pub(crate) struct Gpus {
     sessions: RefCell<LiteMap<usize, Session>>,
     /// Sessions left open by grids that have ended.
     left_open: RefCell<Vec<OpenSession>>,
+    /// Puts and gets not flushed by grids that have ended.
+    unflushed: RefCell<Vec<Unflushed>>,
 }
 
 impl Gpus {
@@ -151,6 +155,7 @@ impl Gpus {
             streak: Cell::new(1),
             sessions: RefCell::default(),
             left_open: RefCell::default(),
+            unflushed: RefCell::default(),
         })
     }
 
@@ -210,6 +215,7 @@ impl Gpus {
         self.failure.take();
         self.sessions.borrow_mut().clear();
         self.left_open.borrow_mut().clear();
+        self.unflushed.borrow_mut().clear();
         self.interrupted.set(false);
         self.switches.set(0);
         self.accesses.set(0);
@@ -265,12 +271,15 @@ impl Gpus {
     /// Activity since creation or [reset](Self::reset).
     pub(crate) fn activity(&self) -> Activity {
         let mut open_sessions = self.left_open.borrow().clone();
+        let mut unflushed = self.unflushed.borrow().clone();
+        unflushed.sort_by_key(|put| (put.rank, put.block, put.at.line()));
         open_sessions.sort_by_key(|session| (session.rank, session.block, session.index));
         Activity {
             switches: self.switches.get(),
             accesses: self.accesses.get(),
             trace: self.scheduler.borrow().trace(),
             open_sessions,
+            unflushed,
         }
     }
 }
@@ -329,6 +338,7 @@ impl Gpus {
 
     /// Moves the open sessions of a grid that has ended to those left open.
     pub(crate) fn grid_ended(&self, grid: GridId) {
+        self.unflushed.borrow_mut().extend(self.network.take_unflushed(grid));
         let mut left_open = self.left_open.borrow_mut();
         self.sessions.borrow_mut().retain(|_, session| {
             // A GIN barrier has no epoch that closing would store.

@@ -26,6 +26,7 @@ use crate::memory::{Memory, STRIDE_UNIT};
 use crate::multicast;
 use crate::thread::Thread;
 
+pub use gin::network::Unflushed;
 pub(crate) use gin::network::{Network, QueueKey};
 pub(crate) use gin::{BarrierSet, GinComm, GinRank};
 pub(crate) use lsa_barrier::{InboxWait, arrived, barrier_words};

@@ -312,6 +312,11 @@ impl<B: GinBackend> GinBarrier<'_, B> {
                 };
             }
         }
+        #[cfg(not(target_arch = "nvptx64"))]
+        if result == Outcome::Done && fence.covers_puts() {
+            let context = (!self.set.all_contexts).then_some(self.set.gin.index);
+            (crate::raw::host::checks().puts_fenced)(self.set.gin.comm.as_raw(), context);
+        }
         if result == Outcome::Done && fence.covers_gets() {
             return self.flush(order, deadline);
         }

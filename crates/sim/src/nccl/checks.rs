@@ -9,7 +9,8 @@ use super::coop::{Coop, coop_rank};
 use super::gin::{GinComm, barrier};
 use crate::thread::Thread;
 
-pub(super) const CHECKS: Checks = Checks { begin_call, end_call, signal, counter, gin_barrier };
+pub(super) const CHECKS: Checks =
+    Checks { begin_call, end_call, signal, counter, gin_barrier, puts_fenced };
 
 fn begin_call(coop: &CoopAny, call: CoopCall) {
     let (thread, at) = caller();
@@ -65,5 +66,11 @@ fn gin_barrier(comm: &DevComm, session: &GinBarrierUse) {
     };
     if first {
         gin.session(thread, at, (comm.rank as u32, context), (index, signal), open);
+    }
+}
+
+fn puts_fenced(comm: &DevComm, context: Option<u32>) {
+    if let Some(gin) = gin_of(comm) {
+        gin.network.fenced(gin.id, comm.rank as u32, context);
     }
 }

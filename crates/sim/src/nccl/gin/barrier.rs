@@ -127,6 +127,11 @@ impl Session {
             };
             call.wait_barrier(signal, wanted, what);
         }
+        if fence & FENCE_PUT != 0 {
+            let Handle { rank, context, .. } = self.handle;
+            let context = (!self.all_contexts).then_some(context);
+            call.gin.network.fenced(call.gin.id, rank, context);
+        }
         if fence & FENCE_GET != 0 {
             if self.all_contexts {
                 for i in (rank..contexts * ranks).step_by(size.max(1) as usize) {
