@@ -316,10 +316,10 @@ impl Memory {
             Ok(at) => all.get_indexed(at + 1),
             Err(next) => all.get_indexed(next),
         };
-        if let Some((_, LiveMemory { end, owner, .. })) = before {
-            if address < *end {
-                return format!("in {owner}, which the rank cannot access or the access exceeds");
-            }
+        if let Some((_, LiveMemory { end, owner, .. })) = before
+            && address < *end
+        {
+            return format!("in {owner}, which the rank cannot access or the access exceeds");
         }
         let freed = self.freed.borrow();
         if let Some(old) = freed.iter().find(|old| (old.start..old.end).contains(&address)) {
