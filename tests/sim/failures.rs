@@ -80,7 +80,8 @@ fn a_deadlock_names_who_waits_for_which_peer_and_where() {
         ),
         "{text}"
     );
-    assert!(line("  rank 2 block 1: 63 threads wait for sync_threads, at"), "{text}");
+    let rest = "63 threads wait for the rest of its coop in barrier.sync (LSA barrier 1), at";
+    assert!(line(&format!("  rank 2 block 1: {rest}")), "{text}");
     assert!(line("  rank 2: 1 block has ended"), "{text}");
 }
 

@@ -196,3 +196,43 @@ fn a_wait_for_a_signal_that_nobody_sends_is_a_deadlock_with_its_name() {
         "{text}"
     );
 }
+
+/// Rank 0 puts an element to rank 1, which waits for it. How rank 0 ends is `which`.
+#[kernel]
+unsafe fn puts_and_ends(comm: DevComm, out: Window<u32>, which: u32) {
+    let comm = comm.as_raw();
+    let (team, mut net, window) = (comm.world_team(), gin(comm, 0), handle(&out));
+    let counter = (which == 2).then_some(0);
+    // SAFETY: the window has two elements, and the handles are valid.
+    unsafe {
+        if comm.rank == 0 {
+            let then = SignalMode::Inc(0, true);
+            put(&mut net, &team, 1, (window, 4), (window, 0), 4, then, counter);
+            match which {
+                1 => flush(&mut net),
+                2 => raw::ncclGinWaitCounter(&mut net, &thread_coop(), 0, 1, 56, ACQ_REL),
+                _ => {}
+            }
+        } else {
+            wait(&mut net, 0, 1);
+        }
+    }
+}
+
+#[test]
+fn a_put_that_is_not_flushed_when_its_kernel_ends_is_noted_with_its_line() {
+    for (which, notes) in [(0, 1), (1, 0), (2, 0)] {
+        let world = world(Simulation::new(2));
+        let ran = run(&world, |gpu| {
+            let (comm, out) = (gpu.dev_comm(full())?, gpu.window(&[7_u32, 0])?);
+            gpu.launch(puts_and_ends::args(&comm, &out, which).grid(1).block(1))
+        });
+        ran.unwrap();
+        let unflushed = world.simulated_machine().unwrap().activity().unflushed;
+        assert_eq!(unflushed.len(), notes, "{which}: {unflushed:?}");
+        for put in unflushed {
+            assert_eq!((put.rank, put.block), (0, 0));
+            assert!(put.at.file().ends_with("gin_misuse.rs"), "{}", put.at);
+        }
+    }
+}

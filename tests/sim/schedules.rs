@@ -351,7 +351,7 @@ fn reports_say_who_waits_for_what_under_every_schedule() {
             "\n  rank 2 is in ",
             "\n  GPU 0: kernel `rank_1_skips` runs",
             "\n  rank 0 block 0: 1 thread waits for LSA barrier 0, where rank 1 has not arrived",
-            "\n  rank 2 block 0: 63 threads wait for sync_threads, at",
+            "\n  rank 2 block 0: 63 threads wait for the rest of its coop in barrier.sync (LSA",
         ] {
             assert!(deadlock.contains(line), "{settings}: {deadlock}");
         }

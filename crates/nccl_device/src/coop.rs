@@ -5,6 +5,7 @@ use core::mem::MaybeUninit;
 use cuda_std::strided::{Index, Strided};
 use cuda_std::{thread, warp};
 
+use crate::call::CoopCall;
 use crate::raw;
 
 /// A set of threads of one block that makes cooperative calls together.
@@ -143,6 +144,14 @@ impl Coop {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn sync(&self) {
+        self.sync_in(CoopCall::new("coop.sync"));
+    }
+
+    /// [`sync`](Self::sync) as part of `call`, for the simulator's reports.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub(crate) fn sync_in(&self, call: CoopCall) {
+        let _call = call.begin(&self.any);
         match self.kind {
             Kind::Thread => {}
             // SAFETY: every lane of the coop calls this.
@@ -159,11 +168,19 @@ impl Coop {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn any(&self, mine: bool) -> bool {
+        self.any_in(CoopCall::new("coop.any"), mine)
+    }
+
+    /// [`any`](Self::any) as part of `call`, for the simulator's reports.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub(crate) fn any_in(&self, call: CoopCall, mine: bool) -> bool {
+        let _call = call.begin(&self.any);
         match self.kind {
             Kind::Thread => mine,
             Kind::Lanes(mask) => {
                 // The vote instruction does not order memory, as the barrier does.
-                self.sync();
+                self.sync_in(call);
                 // SAFETY: every lane of the coop calls this.
                 unsafe { warp::warp_vote_any(mask, mine) }
             }

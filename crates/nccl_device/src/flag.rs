@@ -46,6 +46,7 @@ use cuda_std::atomic::{AtomicU32, Order, Scope};
 use cuda_std::{mem, thread};
 use devcomm_types::{WaitFor, WaitKind};
 
+use crate::call::CoopCall;
 use crate::wait::{Deadline, Outcome, finish, finish_timed, has_reached, poll_by_first};
 use crate::{Coop, DevComm, TimedOut, Timeout, Window};
 
@@ -111,7 +112,8 @@ impl<'a> Flag<'a> {
     #[track_caller]
     pub fn post(&self, coop: Coop, peer: i32, value: u32) {
         assert!((peer as u32) < self.comm.lsa_team().n_ranks as u32, "there is no such LSA rank");
-        coop.sync();
+        let call = CoopCall::new("flag.post").arg("peer", peer as u64);
+        coop.sync_in(call.arg("value", value.into()));
         if coop.thread_rank() == 0 {
             // SAFETY: the constructor's contract: the word exists and has ordered accesses only.
             unsafe { self.words.lsa(peer).store_release(self.index, value) };
@@ -132,7 +134,8 @@ impl<'a> Flag<'a> {
     #[track_caller]
     pub fn wait_at_least(&self, coop: Coop, value: u32) {
         let outcome = self.wait(coop, value, Deadline::NEVER);
-        finish(coop, outcome);
+        let call = CoopCall::new("flag.wait_at_least").arg("value", value.into());
+        finish(coop, outcome, call);
     }
 
     /// [`wait_at_least`](Self::wait_at_least) with a timeout.
@@ -149,7 +152,8 @@ impl<'a> Flag<'a> {
         timeout: Timeout,
     ) -> Result<(), TimedOut> {
         let outcome = self.wait(coop, value, Deadline::after(timeout));
-        finish_timed(coop, outcome)
+        let call = CoopCall::new("flag.wait_at_least_timeout").arg("value", value.into());
+        finish_timed(coop, outcome, call)
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]

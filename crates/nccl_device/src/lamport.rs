@@ -58,6 +58,7 @@ use cuda_std::vector::Vec16;
 use cuda_std::{hint, mem};
 use devcomm_types::{Element, WaitFor, WaitKind};
 
+use crate::call::CoopCall;
 use crate::flag::is_last_block;
 use crate::wait::{Deadline, finish, poll};
 use crate::{Coop, DevComm, LsaPtr, Window};
@@ -276,7 +277,7 @@ impl<const N: usize> Lamport<'_, N> {
             seen: 0,
         };
         let outcome = poll(self.slots.comm, Deadline::NEVER, done, what);
-        finish(Coop::thread(), outcome);
+        finish(Coop::thread(), outcome, CoopCall::new("a wait for a slot"));
     }
 
     /// Ends the session for this block. Messages may follow, so that this takes no time: the

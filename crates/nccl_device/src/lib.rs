@@ -67,6 +67,7 @@
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 
 mod barrier;
+mod call;
 mod cft;
 mod comm;
 mod coop;

@@ -57,6 +57,7 @@ use cuda_std::{mem, multimem};
 use devcomm_types::nccl::{LlA2aHandle, MultimemHandle};
 use devcomm_types::{WaitFor, WaitKind};
 
+use crate::call::CoopCall;
 use crate::wait::{Deadline, Outcome, finish, finish_timed, poll};
 use crate::{Coop, DevComm, Team, TimedOut, Timeout};
 
@@ -242,7 +243,7 @@ impl<T: Pod> LlA2a<'_, T> {
     pub fn receive_timeout(&self, element: u32, timeout: Timeout) -> Result<T, TimedOut> {
         let mut lines = [[Line::from_bits([0; 4]); MAX_LINES]];
         let outcome = self.load_lines(&[element], &mut lines, Deadline::after(timeout));
-        finish_timed(Coop::thread(), outcome)?;
+        finish_timed(Coop::thread(), outcome, CoopCall::new("receive_timeout"))?;
         Ok(Self::value(&lines[0]))
     }
 
@@ -255,7 +256,7 @@ impl<T: Pod> LlA2a<'_, T> {
     pub fn receive_each<const N: usize>(&self, elements: [u32; N]) -> [T; N] {
         let mut lines = [[Line::from_bits([0; 4]); MAX_LINES]; N];
         let outcome = self.load_lines(&elements, &mut lines, Deadline::NEVER);
-        finish(Coop::thread(), outcome);
+        finish(Coop::thread(), outcome, CoopCall::new("receive_each"));
         lines.map(|lines| Self::value(&lines))
     }
 

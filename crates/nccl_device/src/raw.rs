@@ -70,6 +70,42 @@ macro_rules! nccl_functions {
                 )*
                 /// The waits of this crate's typed layer, all but `raw`.
                 pub waits: Waits,
+                /// Checks of this crate's typed layer.
+                pub checks: Checks,
+            }
+
+            pub use crate::call::CoopCall;
+
+            /// What the typed layer tells the simulator, which reports misuse.
+            pub struct Checks {
+                /// The running thread begins a cooperative call with this coop.
+                pub begin_call: fn(&CoopAny, CoopCall),
+                /// The call has ended.
+                pub end_call: fn(),
+                /// The kernel uses this signal of those requested with `gin_signals`.
+                pub signal: fn(&DevComm, index: u32),
+                /// The kernel uses this counter of those requested with `gin_counters`.
+                pub counter: fn(&DevComm, index: u32),
+                /// A barrier has fenced this rank's puts on a context, or on all.
+                pub puts_fenced: fn(&DevComm, context: Option<u32>),
+                /// The running thread opens or closes a session on a GIN barrier.
+                pub gin_barrier: fn(&DevComm, &GinBarrierUse),
+            }
+
+            /// A session on a GIN barrier.
+            pub struct GinBarrierUse {
+                /// Whether the session is opened, not closed.
+                pub open: bool,
+                /// The barriers.
+                pub handle: GinBarrierHandle,
+                /// Their team.
+                pub team: Team,
+                /// Index of the barrier.
+                pub index: u32,
+                /// The context; `None` for all.
+                pub context: Option<u32>,
+                /// Whether the thread is the first of its coop.
+                pub first: bool,
             }
 
             /// The simulator's functions for the polling loops of this crate's waits.
@@ -99,6 +135,12 @@ macro_rules! nccl_functions {
             #[track_caller]
             pub(crate) fn waits() -> &'static Waits {
                 &table("a wait").waits
+            }
+
+            /// The installed simulator's checks.
+            #[track_caller]
+            pub(crate) fn checks() -> &'static Checks {
+                &table("a cooperative call").checks
             }
 
             #[track_caller]

@@ -19,6 +19,7 @@ use cuda_std::atomic::{Order, Scope};
 use cuda_std::{clock, mem, thread, warp};
 use devcomm_types::{AbortBlock, STUCK_RECORDS, StuckRecord, WaitFor};
 
+use crate::call::CoopCall;
 use crate::{Coop, DevComm};
 
 /// The number of polls between two reads of the abort flag: a read of host memory takes a
@@ -133,7 +134,7 @@ impl DevComm {
     #[track_caller]
     pub fn wait_until(&self, coop: Coop, done: impl FnMut() -> bool) {
         let outcome = poll_by_first(self, coop, Deadline::NEVER, done, describe_poll);
-        finish(coop, outcome);
+        finish(coop, outcome, CoopCall::new("comm.wait_until"));
     }
 
     /// [`wait_until`](Self::wait_until) with a timeout.
@@ -150,7 +151,7 @@ impl DevComm {
         done: impl FnMut() -> bool,
     ) -> Result<(), TimedOut> {
         let outcome = poll_by_first(self, coop, Deadline::after(timeout), done, describe_poll);
-        finish_timed(coop, outcome)
+        finish_timed(coop, outcome, CoopCall::new("comm.wait_until_timeout"))
     }
 }
 
@@ -296,8 +297,8 @@ impl Drop for TimeoutCheck {
 /// The barrier orders memory as [`Coop::sync`] does.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
-pub(crate) fn finish(coop: Coop, outcome: Outcome) {
-    if coop.any(outcome == Outcome::Aborted) {
+pub(crate) fn finish(coop: Coop, outcome: Outcome, call: CoopCall) {
+    if coop.any_in(call, outcome == Outcome::Aborted) {
         thread::exit();
     }
 }
@@ -305,11 +306,11 @@ pub(crate) fn finish(coop: Coop, outcome: Outcome) {
 /// Ends a wait with a timeout, in every thread of the coop.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
-pub(crate) fn finish_timed(coop: Coop, outcome: Outcome) -> Result<(), TimedOut> {
-    if !coop.any(outcome != Outcome::Done) {
+pub(crate) fn finish_timed(coop: Coop, outcome: Outcome, call: CoopCall) -> Result<(), TimedOut> {
+    if !coop.any_in(call, outcome != Outcome::Done) {
         return Ok(());
     }
-    if coop.any(outcome == Outcome::Aborted) {
+    if coop.any_in(call, outcome == Outcome::Aborted) {
         thread::exit();
     }
     Err(TimedOut)

@@ -2,8 +2,10 @@
 
 use std::cell::Cell;
 
-use crate::error::{Error, Site};
-use crate::thread::{Block, CoopCall, Thread, Wait};
+use nccl_device::raw::host::CoopCall;
+
+use crate::error::{Error, Site, thread_ids};
+use crate::thread::{Block, Thread, Wait};
 
 /// State of one barrier.
 #[derive(Default)]
@@ -11,8 +13,15 @@ pub(crate) struct BlockBarrier {
     arrived: Cell<u32>,
     /// Expected threads; 0: all threads of the block that have not exited.
     count: Cell<u32>,
-    /// Call site of the first arrival.
-    at: Cell<Option<Site>>,
+    first: Cell<Option<Arrival>>,
+}
+
+/// The first arrival at a barrier.
+#[derive(Clone, Copy)]
+struct Arrival {
+    tid: u32,
+    at: Site,
+    coop_call: Option<CoopCall>,
 }
 
 /// Makes the thread arrive at barrier `id` for `count` threads and wait for the others, as part of
@@ -32,35 +41,88 @@ pub(crate) fn arrive(thread: &Thread, id: u32, count: u32, coop_call: Option<Coo
         let threads = block.size;
         thread.misuse(at, format!("barrier {id} for {count} threads of a block of {threads}"));
     }
-    match barrier.at.get() {
+    let coop_call = coop_call.or(thread.coop_call.get());
+    match barrier.first.get() {
         None => {
-            barrier.at.set(Some(at));
+            barrier.first.set(Some(Arrival { tid: thread.tid.get(), at, coop_call }));
             barrier.count.set(count);
         }
-        Some(other) => {
-            if barrier.count.get() != count {
-                let others = barrier.count.get();
-                thread.misuse(
-                    at,
-                    format!(
-                        "barrier {id} for {count} threads, but other threads pass {others} (0 is \
-                        all)"
-                    ),
-                );
-            }
-            // Optimised builds may merge calls from different call sites.
-            if cfg!(debug_assertions) && id == 0 && other != at {
-                let what = "sync_threads".to_owned();
-                let (kernel, thread_id) = (thread.kernel(), thread.id());
-                thread.fail(Error::Divergent { kernel, thread: thread_id, what, at, other });
-            }
-        }
+        Some(first) => check_equal(thread, barrier, (id, count), first, coop_call, at),
     }
     barrier.arrived.set(barrier.arrived.get() + 1);
+    if let Some(what) = block.lacks_threads(id) {
+        thread.misuse(at, what);
+    }
     if !release_if_complete(block, id, Some(thread)) {
         thread.suspend(Wait::Barrier { id, at, coop_call });
     } else if thread.gpus().random() {
         thread.suspend(Wait::Ready);
+    }
+}
+
+/// Fails the kernel if the thread arrives otherwise than the first one.
+fn check_equal(
+    thread: &Thread,
+    barrier: &BlockBarrier,
+    (id, count): (u32, u32),
+    first: Arrival,
+    call: Option<CoopCall>,
+    at: Site,
+) {
+    if barrier.count.get() != count {
+        let others = barrier.count.get();
+        let what =
+            format!("barrier {id} for {count} threads, but other threads pass {others} (0 is all)");
+        thread.misuse(at, what);
+    }
+    if let (Some(call), Some(other)) = (call, first.coop_call)
+        && call.name == other.name
+        && call != other
+    {
+        let Arrival { tid, at: there, .. } = first;
+        let what = format!(
+            "{call}, but thread {tid} of the same coop calls {other}, at {there}: all threads of a \
+            coop pass equal arguments"
+        );
+        thread.misuse(at, what);
+    }
+    // Optimised builds may merge calls from different call sites.
+    if cfg!(debug_assertions) && id == 0 && first.at != at {
+        let what = call.map_or_else(|| "sync_threads".to_owned(), |call| call.to_string());
+        let (kernel, thread_id) = (thread.kernel(), thread.id());
+        thread.fail(Error::Divergent { kernel, thread: thread_id, what, at, other: first.at });
+    }
+}
+
+impl Block {
+    /// Why barrier `id`, at which threads wait, lacks threads that have returned from the kernel.
+    /// `sync_threads` by the kernel itself is for the remaining threads, as on a GPU; but a
+    /// cooperative call gives each thread of its coop a share. (Threads exit when the host aborts:
+    /// these are not meant.)
+    fn lacks_threads(&self, id: u32) -> Option<String> {
+        let barrier = &self.barriers[id as usize];
+        let call = barrier.first.get()?.coop_call;
+        let count = barrier.count.get();
+        let lacks = match count {
+            0 => call.is_some() && self.live.get() < self.size,
+            count => self.live.get() < count.min(self.size),
+        };
+        if !lacks {
+            return None;
+        }
+        let returned = self.threads().filter(|thread| thread.returned.get());
+        let returned: Vec<u32> = returned.map(|thread| thread.tid.get()).collect();
+        if returned.is_empty() {
+            return None;
+        }
+        let count = if count == 0 { self.size } else { count };
+        let call = call.map_or_else(|| format!("barrier {id}"), |call| call.to_string());
+        let have = if returned.len() == 1 { "has" } else { "have" };
+        let returned = thread_ids(&returned);
+        Some(format!(
+            "{call} is for {count} threads, but {returned} of the block {have} returned from the \
+            kernel without it"
+        ))
     }
 }
 
@@ -76,7 +138,7 @@ fn release_if_complete(block: &Block, id: u32, except: Option<&Thread>) -> bool 
         return false;
     }
     barrier.arrived.set(0);
-    barrier.at.set(None);
+    barrier.first.set(None);
     for other in block.threads() {
         if !except.is_some_and(|thread| std::ptr::eq(thread, other))
             && matches!(other.wait.get(), Wait::Barrier { id: at, .. } if at == id)
@@ -87,12 +149,18 @@ fn release_if_complete(block: &Block, id: u32, except: Option<&Thread>) -> bool 
     true
 }
 
-/// Completes barriers for all threads that waited only for a thread that has exited.
-pub(crate) fn thread_ended(block: &Block) {
-    for id in 0..block.barriers.len() {
-        let barrier = &block.barriers[id];
-        if barrier.arrived.get() > 0 && barrier.count.get() == 0 {
-            release_if_complete(block, id as u32, None);
+/// Completes barriers for all threads that waited only for `thread`, which has ended; fails the
+/// kernel if they need it.
+pub(crate) fn thread_ended(block: &Block, thread: &Thread) {
+    for (id, barrier) in (0..).zip(&block.barriers) {
+        if barrier.arrived.get() == 0 {
+            continue;
+        }
+        if let (Some(what), Some(first)) = (block.lacks_threads(id), barrier.first.get()) {
+            let (kernel, waits) = (block.grid.launch.kernel, block.thread(first.tid).id());
+            thread.gpus().fail(Error::Misuse { kernel, thread: waits, what, at: first.at });
+        } else if barrier.count.get() == 0 {
+            release_if_complete(block, id, None);
         }
     }
 }

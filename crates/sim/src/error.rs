@@ -47,15 +47,10 @@ pub enum Waiting {
         /// Lanes that take part.
         mask: u32,
     },
-    /// The other threads of the same coop (NCCL's thread group), in an LSA barrier.
+    /// The other threads of the same coop (NCCL's thread group), in a cooperative call.
     Coop {
-        /// Index of the LSA barrier.
-        index: u32,
-    },
-    /// The other threads of the same coop, in another NCCL call.
-    CoopIn {
-        /// The call.
-        call: &'static str,
+        /// The call and its arguments.
+        call: String,
     },
     /// What a wait in `nccl_device`, or an NCCL call that waits for the network, declares.
     For(WaitFor),
@@ -82,8 +77,7 @@ impl fmt::Display for Waiting {
             Self::Cluster => write!(f, "cluster::sync"),
             Self::Previous => write!(f, "grid::wait_for_previous"),
             Self::Warp { mask } => write!(f, "the lanes {mask:#010x} of the warp"),
-            Self::Coop { index } => write!(f, "the rest of its coop in LSA barrier {index}"),
-            Self::CoopIn { call } => write!(f, "the rest of its coop in {call}"),
+            Self::Coop { call } => write!(f, "the rest of its coop in {call}"),
             Self::For(what) => what.fmt(f),
             Self::Peers { index, missing } => {
                 write!(f, "LSA barrier {index}")?;
@@ -123,10 +117,34 @@ pub struct Waiter {
     pub block: u32,
     /// The number of threads.
     pub threads: u32,
+    /// Their numbers in the block.
+    pub ids: Vec<u32>,
     /// What they wait for.
     pub what: Waiting,
     /// Where they wait in the kernel's source.
     pub at: Option<Site>,
+}
+
+/// Threads of a running block that have left the kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Returned {
+    /// Rank in the world.
+    pub rank: usize,
+    /// The block's number in its grid, x first.
+    pub block: u32,
+    /// The threads' numbers in the block.
+    pub ids: Vec<u32>,
+}
+
+/// Writes numbers as `threads 0 to 62, 64`.
+pub(crate) fn thread_ids(ids: &[u32]) -> String {
+    let runs = ids.chunk_by(|a, b| a + 1 == *b).map(|run| match run {
+        [only] => only.to_string(),
+        [first, .., last] => format!("{first} to {last}"),
+        [] => String::new(),
+    });
+    let text = runs.collect::<Vec<_>>().join(", ");
+    if ids.len() == 1 { format!("thread {text}") } else { format!("threads {text}") }
 }
 
 /// What every thread waits for, at a deadlock or when a kernel reaches a limit.
@@ -138,6 +156,8 @@ pub struct Stall {
     pub kernel: String,
     /// Waiting threads, by rank, block and what they wait for.
     pub waiters: Vec<Waiter>,
+    /// Threads of these blocks that have left the kernel.
+    pub returned: Vec<Returned>,
     /// Blocks that have ended, for each rank.
     pub ended: Vec<u32>,
     /// Blocks of the grid that have not started, for each rank.
@@ -175,6 +195,11 @@ impl fmt::Display for Stall {
             if let Some(at) = w.at {
                 write!(f, ", at {at}")?;
             }
+            write!(f, " ({})", thread_ids(&w.ids))?;
+        }
+        for Returned { rank, block, ids } in self.returned.iter().take(MAX_LINES) {
+            let have = if ids.len() == 1 { "has" } else { "have" };
+            write!(f, "\n  rank {rank} block {block}: {} {have} left the kernel", thread_ids(ids))?;
         }
         if let Some(more) = self.waiters.len().checked_sub(MAX_LINES).filter(|more| *more > 0) {
             write!(f, "\n  and {more} more groups of threads")?;
@@ -331,6 +356,21 @@ pub enum Error {
         what: String,
         /// Where in the kernel.
         at: Site,
+    },
+    /// The host ended memory that a kernel still has.
+    #[error(
+        "{call}: {what}, which was passed to {kernel}, and that kernel has not ended on rank \
+        {rank}: synchronize its stream first"
+    )]
+    Closed {
+        /// The host's call.
+        call: &'static str,
+        /// The memory.
+        what: String,
+        /// Name of the kernel.
+        kernel: &'static str,
+        /// The rank on which it runs.
+        rank: usize,
     },
     /// A block needs more static shared memory than the limit.
     #[error(

@@ -15,7 +15,7 @@ use litemap::LiteMap;
 
 use crate::error::{Error, Result, Site, Stall, ThreadId};
 use crate::memory::Memory;
-use crate::nccl::{self, Network};
+use crate::nccl::{self, Network, Unflushed};
 use crate::schedule::Choice;
 use crate::scheduler::Scheduler;
 use crate::simulation::Simulation;
@@ -62,6 +62,8 @@ pub struct Activity {
     /// LSA barrier sessions that kernels did not close: on a GPU, the next kernel that uses such a
     /// barrier misbehaves.
     pub open_sessions: Vec<OpenSession>,
+    /// Puts and gets, at most one of each line and block, that their kernel did not flush.
+    pub unflushed: Vec<Unflushed>,
 }
 
 /// Outcome of a step of the GPUs.
@@ -82,8 +84,10 @@ pub(crate) enum Step {
     Failed(Error),
 }
 
-/// An open LSA barrier session.
+/// An open session on an LSA or GIN barrier.
 struct Session {
+    /// The kind of barrier.
+    kind: &'static str,
     kernel: &'static str,
     grid: GridId,
     /// Index in the block of the thread that opened the session.
@@ -127,6 +131,8 @@ pub(crate) struct Gpus {
     sessions: RefCell<LiteMap<usize, Session>>,
     /// Sessions left open by grids that have ended.
     left_open: RefCell<Vec<OpenSession>>,
+    /// Puts and gets not flushed by grids that have ended.
+    unflushed: RefCell<Vec<Unflushed>>,
 }
 
 impl Gpus {
@@ -155,6 +161,7 @@ impl Gpus {
             streak: Cell::new(1),
             sessions: RefCell::default(),
             left_open: RefCell::default(),
+            unflushed: RefCell::default(),
         })
     }
 
@@ -213,6 +220,7 @@ impl Gpus {
         self.failure.take();
         self.sessions.borrow_mut().clear();
         self.left_open.borrow_mut().clear();
+        self.unflushed.borrow_mut().clear();
         self.interrupted.set(false);
         self.switches.set(0);
         self.accesses.set(0);
@@ -273,6 +281,8 @@ impl Gpus {
     /// Activity since creation or [reset](Self::reset).
     pub(crate) fn activity(&self) -> Activity {
         let mut open_sessions = self.left_open.borrow().clone();
+        let mut unflushed = self.unflushed.borrow().clone();
+        unflushed.sort_by_key(|put| (put.rank, put.block, put.at.line()));
         open_sessions.sort_by_key(|session| (session.rank, session.block, session.index));
         Activity {
             switches: self.switches.get(),
@@ -280,6 +290,7 @@ impl Gpus {
             trace: self.scheduler.borrow().trace(),
             choices: self.scheduler.borrow().choices().to_vec(),
             open_sessions,
+            unflushed,
         }
     }
 }
@@ -305,8 +316,15 @@ impl Gpus {
         self.calls.set(self.calls.get() + 1);
     }
 
-    /// Records that a coop's first thread opened a session on the barrier with its epoch at `word`.
-    pub(crate) fn session_opened(&self, thread: &Thread, word: usize, index: u32, at: Site) {
+    /// Records that a coop's first thread opened a session on a barrier of this kind and index,
+    /// with its epoch or first signal at `word`.
+    pub(crate) fn session_opened(
+        &self,
+        thread: &Thread,
+        word: usize,
+        (kind, index): (&'static str, u32),
+        at: Site,
+    ) {
         let ThreadId { rank, block, thread: tid } = thread.id();
         let (kernel, grid) = (thread.kernel(), thread.block().grid.id);
         let mut sessions = self.sessions.borrow_mut();
@@ -316,24 +334,26 @@ impl Gpus {
         if let Some(Session { kernel, grid: other_grid, open, .. }) = other {
             let of = if *other_grid == grid { String::new() } else { format!(" of {kernel}") };
             let OpenSession { block, at: there, .. } = open;
-            let what = format!("LSA barrier {index} is in use by block {block}{of} ({there})");
+            let what = format!("{kind} {index} is in use by block {block}{of} ({there})");
             drop(sessions);
             thread.misuse(at, what);
         }
         let open = OpenSession { rank, block, index, at };
-        sessions.insert(word, Session { kernel, grid, tid, open });
+        sessions.insert(word, Session { kind, kernel, grid, tid, open });
     }
 
-    /// Records that the session on the barrier with its epoch at `word` was closed.
+    /// Records that the session on the barrier at `word` was closed.
     pub(crate) fn session_closed(&self, word: usize) {
         self.sessions.borrow_mut().remove(&word);
     }
 
     /// Moves the open sessions of a grid that has ended to those left open.
     pub(crate) fn grid_ended(&self, grid: GridId) {
+        self.unflushed.borrow_mut().extend(self.network.take_unflushed(grid));
         let mut left_open = self.left_open.borrow_mut();
         self.sessions.borrow_mut().retain(|_, session| {
-            if session.grid == grid {
+            // A GIN barrier has no epoch that closing would store.
+            if session.grid == grid && session.kind == "LSA barrier" {
                 left_open.push(session.open);
             }
             session.grid != grid

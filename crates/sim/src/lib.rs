@@ -117,6 +117,7 @@ mod warp;
 pub use error::{Error, Limit, Result, Site, Stall, ThreadId, Waiter, Waiting};
 pub use gpus::Activity;
 pub use machine::{Attached, CallRecord, Effect, EventCount, Fault, Machine, Ticket};
+pub use nccl::Unflushed;
 pub use schedule::{Choice, Lag};
 pub use simulation::Simulation;
 pub use thread::OpenSession;

@@ -13,7 +13,7 @@
 mod shared;
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
 use std::io;
 use std::rc::Rc;
@@ -146,6 +146,18 @@ impl fmt::Display for Owner {
     }
 }
 
+impl Owner {
+    /// How the host ended memory of this kind.
+    fn ended_by(self) -> &'static str {
+        match self {
+            Self::Window { .. } => "which its rank has deregistered (ncclCommWindowDeregister)",
+            Self::Resources { .. } => "which its rank has destroyed (ncclDevCommDestroy)",
+            Self::Buffer { .. } => "which was freed (ncclMemFree)",
+            Self::Pinned => "which was freed (cuMemFreeHost)",
+        }
+    }
+}
+
 /// A set of GPUs.
 #[derive(Clone, Debug)]
 pub(crate) struct GpuSet(Rc<[Run]>);
@@ -189,6 +201,16 @@ struct LiveMemory {
     owner: Owner,
 }
 
+/// Memory that was freed, for reports.
+struct Freed {
+    start: usize,
+    end: usize,
+    owner: Owner,
+}
+
+/// Freed ranges that are remembered.
+const MAX_FREED: usize = 1 << 10;
+
 /// A live memory range, and a run of GPUs that may access it.
 #[derive(Clone, Copy, Debug, Default)]
 struct Range {
@@ -213,6 +235,8 @@ const CACHE_BITS: u32 = 8;
 pub(crate) struct Memory {
     /// Live ranges by start address.
     live: RefCell<LiteMap<usize, LiveMemory>>,
+    /// The latest freed ranges.
+    freed: RefCell<VecDeque<Freed>>,
     cache: Box<[Cell<Range>]>,
     pub(crate) multicast: Multicast,
 }
@@ -220,19 +244,29 @@ pub(crate) struct Memory {
 impl Memory {
     pub(crate) fn new() -> Self {
         let cache = vec![Cell::default(); 1 << CACHE_BITS].into();
-        Self { live: RefCell::default(), cache, multicast: Multicast::default() }
+        Self {
+            live: RefCell::default(),
+            freed: RefCell::default(),
+            cache,
+            multicast: Multicast::default(),
+        }
     }
 
     /// Registers `bytes` from `start`, which `gpus` may access. They must not overlap other live
     /// memory.
     pub(crate) fn insert(&self, start: *mut u8, bytes: usize, gpus: GpuSet, owner: Owner) {
         let live = LiveMemory { end: start.addr() + bytes, gpus, owner };
+        self.freed.borrow_mut().retain(|old| old.end <= start.addr() || old.start >= live.end);
         self.live.borrow_mut().insert(start.addr(), live);
     }
 
     /// Unregisters the memory that starts at `start`.
     pub(crate) fn remove(&self, start: usize) {
-        self.live.borrow_mut().remove(&start);
+        if let Some(LiveMemory { end, owner, .. }) = self.live.borrow_mut().remove(&start) {
+            let mut freed = self.freed.borrow_mut();
+            freed.push_front(Freed { start, end, owner });
+            freed.truncate(MAX_FREED);
+        }
         self.cache.iter().for_each(|entry| entry.set(Range::default()));
     }
 
@@ -269,6 +303,11 @@ impl Memory {
         before.is_some_and(|(_, live)| address <= live.end && bytes <= live.end - address)
     }
 
+    /// The owner of the live memory that starts at `start`.
+    pub(crate) fn owner(&self, start: usize) -> Option<Owner> {
+        self.live.borrow().get(&start).map(|live| live.owner)
+    }
+
     /// Describes `address` relative to live memory.
     pub(crate) fn describe(&self, address: usize) -> String {
         let all = self.live.borrow();
@@ -277,10 +316,16 @@ impl Memory {
             Ok(at) => all.get_indexed(at + 1),
             Err(next) => all.get_indexed(next),
         };
+        if let Some((_, LiveMemory { end, owner, .. })) = before
+            && address < *end
+        {
+            return format!("in {owner}, which the rank cannot access or the access exceeds");
+        }
+        let freed = self.freed.borrow();
+        if let Some(old) = freed.iter().find(|old| (old.start..old.end).contains(&address)) {
+            return format!("in {}, {}", old.owner, old.owner.ended_by());
+        }
         if let Some((start, LiveMemory { end, owner, .. })) = before {
-            if address < *end {
-                return format!("in {owner}, which the rank cannot access or the access exceeds");
-            }
             let behind = address - end;
             if after.is_none_or(|(next, _)| behind <= next - address) {
                 return format!("{behind} bytes after the end of {owner}, {} bytes", end - start);
@@ -396,6 +441,11 @@ impl Allocation {
     /// The offset in multicast groups in units of 4 KiB; 0 for a buffer.
     pub(crate) fn mc_offset_4k(&self) -> u32 {
         self.mc_offset_4k.unwrap_or(0)
+    }
+
+    /// Ends `rank`'s part for all kernels; its pages stay mapped.
+    pub(crate) fn close(&self, rank: usize) {
+        self.memory.remove(self.parts[rank].addr());
     }
 
     /// Sets every byte of `rank`'s part to zero.

@@ -7,6 +7,7 @@
 //! thread is a coroutine with a current [`Thread`]; only one runs at a time. Barrier state lies in
 //! the resource memory of a device communicator, which the launch keeps alive.
 
+mod checks;
 mod coop;
 mod gin;
 mod lsa_barrier;
@@ -25,6 +26,7 @@ use crate::memory::{Memory, STRIDE_UNIT};
 use crate::multicast;
 use crate::thread::Thread;
 
+pub use gin::network::Unflushed;
 pub(crate) use gin::network::{Network, QueueKey};
 pub(crate) use gin::{BarrierSet, GinComm, GinRank};
 pub(crate) use lsa_barrier::{InboxWait, arrived, barrier_words};

@@ -310,6 +310,7 @@ impl Scheduler {
         self.changed_memory = gpus.idle.get() == 0;
         if ended {
             *fiber = None;
+            thread.returned.set(true);
             if !gpus.interrupted.get() {
                 self.thread_ended(gpus, block, thread);
             }
@@ -348,7 +349,7 @@ impl Scheduler {
         self.live -= 1;
         block.live.set(block.live.get() - 1);
         warp::thread_ended(thread);
-        barrier::thread_ended(block);
+        barrier::thread_ended(block, thread);
         block.cluster.thread_ended();
         if thread.overflowed() {
             gpus.fail(thread.overflow_error());

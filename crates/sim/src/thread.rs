@@ -12,6 +12,7 @@ use std::rc::{Rc, Weak};
 use corosensei::Yielder;
 use corosensei::trap::CoroutineTrapHandler;
 use cuda_std::arch::ThreadCtx;
+use nccl_device::raw::host::CoopCall;
 
 use crate::barrier::BlockBarrier;
 use crate::cluster::Cluster;
@@ -53,15 +54,6 @@ pub(crate) enum Wait {
     Done,
 }
 
-/// An NCCL call in which the threads of a coop synchronise.
-#[derive(Clone, Copy)]
-pub(crate) enum CoopCall {
-    /// A call on the LSA barrier with this index.
-    LsaBarrier(u32),
-    /// Another call.
-    Call(&'static str),
-}
-
 /// One simulated thread.
 #[repr(C)]
 pub(crate) struct Thread {
@@ -82,6 +74,10 @@ pub(crate) struct Thread {
     pub(crate) waits: Cell<bool>,
     /// Whether the thread has panicked and is unwinding.
     pub(crate) unwinding: Cell<bool>,
+    /// The cooperative call of `nccl_device` in which the thread is.
+    pub(crate) coop_call: Cell<Option<CoopCall>>,
+    /// Whether the thread has ended by returning from the kernel.
+    pub(crate) returned: Cell<bool>,
     /// Recently polled addresses.
     pub(crate) polled: Cell<[usize; 4]>,
     /// After a fault, resumes the coroutine in a function that ends it.
@@ -186,6 +182,8 @@ impl Thread {
             updating: Cell::new(false),
             waits: Cell::new(false),
             unwinding: Cell::new(false),
+            coop_call: Cell::new(None),
+            returned: Cell::new(false),
             polled: Cell::new([0; 4]),
             trap: Cell::new(None),
             state: WaitState::default(),

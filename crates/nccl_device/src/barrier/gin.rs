@@ -11,8 +11,13 @@ use devcomm_types::{GinType, WaitFor, WaitKind};
 
 use super::arrival::{Arrive, Arrived};
 use super::{Arrival, BarrierIndex};
+use crate::call::CoopCall;
 use crate::gin::calls::{self, Release, Word};
 use crate::gin::{Gin, GinBackend, SignalId};
+#[cfg(not(target_arch = "nvptx64"))]
+use crate::raw::host::GinBarrierUse;
+#[cfg(not(target_arch = "nvptx64"))]
+use crate::wait::is_unwinding;
 use crate::wait::{Deadline, Outcome, finish, finish_timed};
 use crate::{Coop, MemoryOrder, Team, TimedOut, Timeout};
 
@@ -131,6 +136,8 @@ impl<'a, B: GinBackend> GinBarriers<'a, B> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn barrier(self, coop: Coop, index: BarrierIndex) -> GinBarrier<'a, B> {
+        #[cfg(not(target_arch = "nvptx64"))]
+        self.tell_simulator(coop, index.get(), true);
         let ranks = self.team.n_ranks as u32;
         let first = u64::from(self.handle.signal0) + u64::from(index.get()) * u64::from(ranks);
         let reserved = self.gin.comm().as_raw().gin_signal_count;
@@ -140,6 +147,29 @@ impl<'a, B: GinBackend> GinBarriers<'a, B> {
         );
         let first = first as u32;
         GinBarrier { set: self, coop, index: index.get(), first }
+    }
+}
+
+#[cfg(not(target_arch = "nvptx64"))]
+impl<B> GinBarriers<'_, B> {
+    /// Tells the simulator that a session on barrier `index` is opened or closed.
+    #[track_caller]
+    fn tell_simulator(&self, coop: Coop, index: u32, open: bool) {
+        let context = (!self.all_contexts).then_some(self.gin.index);
+        let (handle, team, first) = (self.handle, self.team, coop.thread_rank() == 0);
+        let session = GinBarrierUse { open, handle, team, index, context, first };
+        (crate::raw::host::checks().gin_barrier)(self.gin.comm.as_raw(), &session);
+    }
+}
+
+/// In the simulator the end of a session is told: two sessions at a time on one barrier are an
+/// error.
+#[cfg(not(target_arch = "nvptx64"))]
+impl<B> Drop for GinBarrier<'_, B> {
+    fn drop(&mut self) {
+        if !is_unwinding() {
+            self.set.tell_simulator(self.coop, self.index, false);
+        }
     }
 }
 
@@ -166,7 +196,7 @@ impl<B: GinBackend> GinBarrier<'_, B> {
     #[track_caller]
     pub fn arrive(&mut self, order: MemoryOrder, fence: FenceLevel) -> Arrival<'_, Self> {
         if let Err(outcome) = self.signal_peers(order, fence, Deadline::NEVER) {
-            finish(self.coop, outcome);
+            finish(self.coop, outcome, self.call(fence));
         }
         Arrival::new(self, Arrived { order, fence })
     }
@@ -180,7 +210,7 @@ impl<B: GinBackend> GinBarrier<'_, B> {
     #[track_caller]
     pub fn sync(&mut self, order: MemoryOrder, fence: FenceLevel) {
         let outcome = self.arrive_and_wait(order, fence, Deadline::NEVER);
-        finish(self.coop, outcome);
+        finish(self.coop, outcome, self.call(fence));
     }
 
     /// [`sync`](Self::sync) with a timeout. After a timeout the barrier counts as passed, without
@@ -201,7 +231,7 @@ impl<B: GinBackend> GinBarrier<'_, B> {
         timeout: Timeout,
     ) -> Result<(), TimedOut> {
         let outcome = self.arrive_and_wait(order, fence, Deadline::after(timeout));
-        finish_timed(self.coop, outcome)
+        finish_timed(self.coop, outcome, self.call(fence))
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -228,14 +258,14 @@ impl<B: GinBackend> GinBarrier<'_, B> {
         deadline: Deadline,
     ) -> Result<(), Outcome> {
         let Self { set: GinBarriers { gin, team, .. }, coop, .. } = *self;
-        coop.sync();
+        coop.sync_in(self.call(fence));
         // A weak signal does not imply that earlier puts have arrived: they must complete first.
         let strong = gin.is_strong_by_default() && !matches!(B::TYPE, GinType::EfaGda);
         if fence.covers_puts() && !strong {
             let outcome = self.flush(order, deadline);
             // If the flush failed in any thread, puts may be in flight: then no thread of the coop
             // signals a peer.
-            if coop.any(outcome != Outcome::Done) {
+            if coop.any_in(self.call(fence), outcome != Outcome::Done) {
                 return Err(outcome);
             }
         }
@@ -282,10 +312,22 @@ impl<B: GinBackend> GinBarrier<'_, B> {
                 };
             }
         }
+        #[cfg(not(target_arch = "nvptx64"))]
+        if result == Outcome::Done && fence.covers_puts() {
+            let context = (!self.set.all_contexts).then_some(self.set.gin.index);
+            (crate::raw::host::checks().puts_fenced)(self.set.gin.comm.as_raw(), context);
+        }
         if result == Outcome::Done && fence.covers_gets() {
             return self.flush(order, deadline);
         }
         result
+    }
+
+    /// A synchronisation of this barrier, for the simulator's reports.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn call(&self, fence: FenceLevel) -> CoopCall {
+        let call = CoopCall::new("barrier.sync").arg("GIN barrier", self.index.into());
+        call.arg("fence", fence as u64)
     }
 
     /// The number of ranks to signal. With a fence for puts a rank also signals itself, since it
@@ -359,7 +401,7 @@ impl<B: GinBackend> Arrive for GinBarrier<'_, B> {
     #[track_caller]
     fn complete(&mut self, arrived: Arrived, order: MemoryOrder) {
         let outcome = self.wait_for_peers(order, arrived.fence, Deadline::NEVER);
-        finish(self.coop, outcome);
+        finish(self.coop, outcome, self.call(arrived.fence));
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -371,7 +413,7 @@ impl<B: GinBackend> Arrive for GinBarrier<'_, B> {
         deadline: Deadline,
     ) -> Result<(), TimedOut> {
         let outcome = self.wait_for_peers(order, arrived.fence, deadline);
-        finish_timed(self.coop, outcome)
+        finish_timed(self.coop, outcome, self.call(arrived.fence))
     }
 }
 

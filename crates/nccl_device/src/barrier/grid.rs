@@ -4,6 +4,7 @@ use cuda_std::atomic::{AtomicU32, Order, Scope};
 use cuda_std::thread;
 use devcomm_types::{WaitFor, WaitKind};
 
+use crate::call::CoopCall;
 use crate::wait::{Deadline, Outcome, finish, poll};
 use crate::{Coop, DevComm};
 
@@ -53,7 +54,7 @@ impl<'a> GridBarrier<'a> {
     #[track_caller]
     pub fn sync(&mut self) {
         let coop = Coop::cta();
-        coop.sync();
+        coop.sync_in(CoopCall::new("grid_barrier.sync"));
         let mut outcome = Outcome::Done;
         if coop.thread_rank() == 0 {
             // SAFETY: the constructor's contract.
@@ -73,6 +74,6 @@ impl<'a> GridBarrier<'a> {
             };
             outcome = poll(self.comm, Deadline::NEVER, done, what);
         }
-        finish(coop, outcome);
+        finish(coop, outcome, CoopCall::new("grid_barrier.sync"));
     }
 }

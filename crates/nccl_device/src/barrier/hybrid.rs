@@ -6,6 +6,7 @@
 
 use super::arrival::{Arrive, Arrived};
 use super::{Arrival, BarrierIndex, FenceLevel, GinBarrier, GinBarriers, LsaBarrier};
+use crate::call::CoopCall;
 use crate::gin::{Gin, GinBackend};
 use crate::wait::{Deadline, Outcome, finish, finish_timed};
 use crate::{Coop, MemoryOrder, Team, TimedOut, Timeout};
@@ -84,7 +85,7 @@ impl<'a, B: GinBackend> HybridBarrier<'a, B> {
                 if let Err(outcome) =
                     self.outer(Path::Network).signal_peers(order, fence, Deadline::NEVER)
                 {
-                    finish(self.coop, outcome);
+                    finish(self.coop, outcome, CoopCall::new("hybrid_barrier.sync"));
                 }
             }
             Path::LsaThenRail | Path::LsaThenNetwork => self.lsa.signal_peers(order),
@@ -107,7 +108,7 @@ impl<'a, B: GinBackend> HybridBarrier<'a, B> {
         }
         let mut outer = self.outer(path);
         let outcome = outer.arrive_and_wait(order, fence, Deadline::NEVER);
-        finish(self.coop, outcome);
+        finish(self.coop, outcome, CoopCall::new("hybrid_barrier.sync"));
     }
 
     /// [`sync`](Self::sync) with a timeout. After a timeout the barrier counts as passed, without
@@ -134,7 +135,7 @@ impl<'a, B: GinBackend> HybridBarrier<'a, B> {
         // Runs even if the inner barrier timed out: the peers wait for this rank at both barriers.
         let mut outer = self.outer(path);
         let outcome = outer.arrive_and_wait(order, fence, deadline);
-        finish_timed(self.coop, outcome).and(inner)
+        finish_timed(self.coop, outcome, CoopCall::new("hybrid_barrier.sync")).and(inner)
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -192,7 +193,7 @@ impl<B: GinBackend> Arrive for HybridBarrier<'_, B> {
             self.lsa.wait(order);
         }
         let outcome = self.wait_outer(arrived, order, Deadline::NEVER);
-        finish(self.coop, outcome);
+        finish(self.coop, outcome, CoopCall::new("hybrid_barrier.sync"));
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -209,6 +210,6 @@ impl<B: GinBackend> Arrive for HybridBarrier<'_, B> {
         }
         // Runs even if the inner barrier timed out: the peers wait for this rank at both barriers.
         let outcome = self.wait_outer(arrived, order, deadline);
-        finish_timed(self.coop, outcome).and(inner)
+        finish_timed(self.coop, outcome, CoopCall::new("hybrid_barrier.sync")).and(inner)
     }
 }

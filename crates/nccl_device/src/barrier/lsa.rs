@@ -21,6 +21,7 @@ use devcomm_types::{WaitFor, WaitKind};
 
 use super::arrival::{Arrive, Arrived};
 use super::{Arrival, BarrierIndex, FenceLevel};
+use crate::call::CoopCall;
 #[cfg(not(target_arch = "nvptx64"))]
 use crate::wait::is_unwinding;
 use crate::wait::{Deadline, Outcome, finish, finish_timed, has_reached, poll};
@@ -154,7 +155,7 @@ impl Drop for LsaBarrier<'_> {
             // SAFETY: the word of the stored epoch, which only this session accesses.
             unsafe { store(word, self.epoch) };
         }
-        self.coop.sync();
+        self.coop.sync_in(self.call("the end of a session"));
     }
 }
 
@@ -256,7 +257,7 @@ impl<'a> LsaBarrier<'a> {
         self.forget_addresses();
         let Self { set: LsaBarriers { team, multimem, .. }, coop, .. } = *self;
         self.epoch = self.epoch.wrapping_add(self.step());
-        coop.sync();
+        coop.sync_in(self.call("barrier.sync"));
         if let Some(handle) = multimem {
             if coop.thread_rank() == 0 {
                 let inbox = self.multicast_inbox(handle);
@@ -291,7 +292,7 @@ impl<'a> LsaBarrier<'a> {
     #[track_caller]
     pub(super) fn wait(&mut self, order: MemoryOrder) {
         let outcome = self.wait_for_peers(order, Deadline::NEVER);
-        finish(self.coop, outcome);
+        finish(self.coop, outcome, self.call("barrier.sync"));
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -302,7 +303,7 @@ impl<'a> LsaBarrier<'a> {
         deadline: Deadline,
     ) -> Result<(), TimedOut> {
         let outcome = self.wait_for_peers(order, deadline);
-        finish_timed(self.coop, outcome)
+        finish_timed(self.coop, outcome, self.call("barrier.sync"))
     }
 
     /// Makes the compiler recompute the addresses of epoch and inboxes: kept between two
@@ -360,6 +361,12 @@ impl<'a> LsaBarrier<'a> {
         // SAFETY: an inbox of this rank, which peers write by ordered stores.
         let arrived = || unsafe { load_ordered(inbox, order.of_load(), Scope::Sys) };
         poll(self.set.comm, deadline, || has_reached(arrived(), self.epoch), || self.describe(peer))
+    }
+
+    /// A call on this barrier, for the simulator's reports.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn call(&self, name: &'static str) -> CoopCall {
+        CoopCall::new(name).arg("LSA barrier", self.index.into())
     }
 
     /// Describes a wait for team rank `peer`, or for all ranks over multicast (-1).

@@ -6,6 +6,7 @@ use devcomm_types::{WaitFor, WaitKind};
 
 use super::arrival::{Arrive, Arrived};
 use super::{Arrival, FenceLevel};
+use crate::call::CoopCall;
 use crate::wait::{Deadline, Outcome, finish, finish_timed, has_reached, is_unwinding, poll};
 use crate::{Coop, DevComm, MemoryOrder, Team, TimedOut, Timeout, Window};
 
@@ -85,7 +86,7 @@ impl<'a> NeighborBarrier<'a> {
     pub fn sync(&mut self, order: MemoryOrder) {
         self.signal_neighbors(order);
         let outcome = self.wait_for_both(order, Deadline::NEVER);
-        finish(self.coop, outcome);
+        finish(self.coop, outcome, CoopCall::new("neighbor_barrier.sync"));
     }
 
     /// [`sync`](Self::sync) with a timeout. After a timeout the barrier counts as passed, without
@@ -99,14 +100,14 @@ impl<'a> NeighborBarrier<'a> {
     pub fn sync_timeout(&mut self, order: MemoryOrder, timeout: Timeout) -> Result<(), TimedOut> {
         self.signal_neighbors(order);
         let outcome = self.wait_for_both(order, Deadline::after(timeout));
-        finish_timed(self.coop, outcome)
+        finish_timed(self.coop, outcome, CoopCall::new("neighbor_barrier.sync"))
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn signal_neighbors(&mut self, order: MemoryOrder) {
         self.epoch = self.epoch.wrapping_add(1);
-        self.coop.sync();
+        self.coop.sync_in(CoopCall::new("neighbor_barrier.sync"));
         if self.coop.thread_rank() == 0 {
             order.fence_before_arrival();
             // SAFETY: the constructor's contract; only this rank writes these words.
@@ -161,7 +162,7 @@ impl Arrive for NeighborBarrier<'_> {
     #[track_caller]
     fn complete(&mut self, _arrived: Arrived, order: MemoryOrder) {
         let outcome = self.wait_for_both(order, Deadline::NEVER);
-        finish(self.coop, outcome);
+        finish(self.coop, outcome, CoopCall::new("neighbor_barrier.sync"));
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -173,7 +174,7 @@ impl Arrive for NeighborBarrier<'_> {
         deadline: Deadline,
     ) -> Result<(), TimedOut> {
         let outcome = self.wait_for_both(order, deadline);
-        finish_timed(self.coop, outcome)
+        finish_timed(self.coop, outcome, CoopCall::new("neighbor_barrier.sync"))
     }
 }
 
@@ -187,6 +188,6 @@ impl Drop for NeighborBarrier<'_> {
             // SAFETY: as in `new`.
             unsafe { self.words.local().store(self.first + EPOCH, self.epoch) };
         }
-        self.coop.sync();
+        self.coop.sync_in(CoopCall::new("neighbor_barrier.sync"));
     }
 }

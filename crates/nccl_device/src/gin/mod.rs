@@ -98,8 +98,8 @@ pub enum ResourceSharing {
 /// NCCL: `ncclGin`.
 #[doc(alias = "ncclGin")]
 pub struct Gin<'a, B> {
-    comm: &'a DevComm,
-    index: u32,
+    pub(crate) comm: &'a DevComm,
+    pub(crate) index: u32,
     sharing: ResourceSharing,
     backend: PhantomData<B>,
 }
@@ -134,6 +134,8 @@ impl DevComm {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn signal(&self, index: u32) -> SignalId {
+        #[cfg(not(target_arch = "nvptx64"))]
+        (crate::raw::host::checks().signal)(self.as_raw(), index);
         SignalId::of(self, SignalRange { first: 0, count: u32::MAX }, index)
     }
 
@@ -142,6 +144,8 @@ impl DevComm {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn counter(&self, index: u32) -> CounterId {
+        #[cfg(not(target_arch = "nvptx64"))]
+        (crate::raw::host::checks().counter)(self.as_raw(), index);
         CounterId::of(self, CounterRange { first: 0, count: u32::MAX }, index)
     }
 }

@@ -6,6 +6,7 @@ use devcomm_types::Element;
 use super::calls::{self, Release, RemoteAction, SymAddr};
 use super::signal::SignalAction;
 use super::{CounterId, Gin, GinBackend};
+use crate::call::CoopCall;
 use crate::window::SymPtr;
 use crate::{Coop, Team};
 
@@ -170,7 +171,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn signal(&self, coop: Coop, team: Team, peer: i32, action: SignalAction) {
-        coop.sync();
+        coop.sync_in(CoopCall::new("gin.signal").arg("peer", peer as u64));
         if coop.thread_rank() == 0 {
             self.signal_alone(self.connected(team, peer), action, Release::AT_SYSTEM);
         }
@@ -243,7 +244,10 @@ impl<B: GinBackend> Put<'_, B> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn post(self, coop: Coop) {
-        coop.sync();
+        let call = CoopCall::new("put.post").arg("peer", self.peer as u64);
+        coop.sync_in(
+            call.arg("target's byte", self.target.1 as u64).arg("bytes", self.bytes as u64),
+        );
         if coop.thread_rank() == 0 {
             let strong = self.gin.is_strong_by_default();
             let action = self.action.map_or(RemoteAction::NONE, |action| action.lower(strong));
@@ -281,7 +285,10 @@ impl<B: GinBackend> PutValue<'_, B> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn post(self, coop: Coop) {
-        coop.sync();
+        let call = CoopCall::new("put_value.post").arg("peer", self.peer as u64);
+        coop.sync_in(
+            call.arg("target's byte", self.target.1 as u64).arg("bytes", self.size as u64),
+        );
         if coop.thread_rank() == 0 {
             let strong = self.gin.is_strong_by_default();
             let action = self.action.map_or(RemoteAction::NONE, |action| action.lower(strong));
@@ -308,7 +315,10 @@ impl<B: GinBackend> Get<'_, B> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn post(self, coop: Coop) {
-        coop.sync();
+        let call = CoopCall::new("get.post").arg("peer", self.peer as u64);
+        coop.sync_in(
+            call.arg("target's byte", self.target.1 as u64).arg("bytes", self.bytes as u64),
+        );
         if coop.thread_rank() == 0 {
             let Self { gin, peer, source, target, bytes } = self;
             // SAFETY: the contract of `Gin::get`.

@@ -6,6 +6,7 @@ use devcomm_types::{GinType, WaitFor, WaitKind};
 use super::calls::{self, ALL_BITS, COUNTER_BITS, Word};
 use super::signal::word;
 use super::{CounterId, Gin, GinBackend, Signal, SignalId};
+use crate::call::CoopCall;
 use crate::wait::{Deadline, Outcome, finish, finish_timed};
 use crate::{Coop, MemoryOrder, Team, TimedOut, Timeout, raw};
 
@@ -50,8 +51,9 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn wait_signal(&self, coop: Coop, signal: impl Signal, least: u64, order: MemoryOrder) {
+        let call = CoopCall::new("gin.wait_signal").arg("value", least);
         let outcome = self.wait_by_first(coop, word(signal), least, order, Deadline::NEVER);
-        finish(coop, outcome);
+        finish(coop, outcome, call);
     }
 
     /// [`wait_signal`](Self::wait_signal) with a timeout. NCCL: `ncclGin::waitSignal` with
@@ -72,7 +74,8 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         timeout: Timeout,
     ) -> Result<(), TimedOut> {
         let deadline = Deadline::after(timeout);
-        finish_timed(coop, self.wait_by_first(coop, word(signal), least, order, deadline))
+        let call = CoopCall::new("gin.wait_signal_timeout").arg("value", least);
+        finish_timed(coop, self.wait_by_first(coop, word(signal), least, order, deadline), call)
     }
 
     /// The value of a counter. NCCL: `ncclGin::readCounter`.
@@ -92,8 +95,9 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     #[track_caller]
     pub fn wait_counter(&self, coop: Coop, counter: CounterId, least: u64, order: MemoryOrder) {
         let word = Word::Counter(counter.get());
+        let call = CoopCall::new("gin.wait_counter").arg("value", least);
         let outcome = self.wait_by_first(coop, word, least, order, Deadline::NEVER);
-        finish(coop, outcome);
+        finish(coop, outcome, call);
     }
 
     /// [`wait_counter`](Self::wait_counter) with a timeout. NCCL: `ncclGin::waitCounter` with
@@ -114,7 +118,8 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         timeout: Timeout,
     ) -> Result<(), TimedOut> {
         let (word, deadline) = (Word::Counter(counter.get()), Deadline::after(timeout));
-        finish_timed(coop, self.wait_by_first(coop, word, least, order, deadline))
+        let call = CoopCall::new("gin.wait_counter_timeout").arg("value", least);
+        finish_timed(coop, self.wait_by_first(coop, word, least, order, deadline), call)
     }
 
     /// Sets a signal of this rank, and its shadow, to 0. No peer may update the signal at the same
@@ -270,9 +275,9 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn flush(&self, coop: Coop, order: MemoryOrder) {
-        coop.sync();
+        coop.sync_in(CoopCall::new("gin.flush"));
         let outcome = self.flush_share(coop, order, Deadline::NEVER);
-        finish(coop, outcome);
+        finish(coop, outcome, CoopCall::new("gin.flush"));
     }
 
     /// [`flush`](Self::flush) with a timeout. NCCL: `ncclGin::flush` with `timeoutCycles`, which
@@ -290,9 +295,9 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         order: MemoryOrder,
         timeout: Timeout,
     ) -> Result<(), TimedOut> {
-        coop.sync();
+        coop.sync_in(CoopCall::new("gin.flush"));
         let outcome = self.flush_share(coop, order, Deadline::after(timeout));
-        finish_timed(coop, outcome)
+        finish_timed(coop, outcome, CoopCall::new("gin.flush_timeout"))
     }
 
     /// Begins a flush, by the calling thread, of the operations that this rank has posted to rank
@@ -320,7 +325,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     #[track_caller]
     pub fn wait_request(&self, request: Request<'a, B>, order: MemoryOrder) {
         let outcome = request.wait(order, Deadline::NEVER);
-        finish(Coop::thread(), outcome);
+        finish(Coop::thread(), outcome, CoopCall::new("gin.wait_request"));
     }
 
     /// [`wait_request`](Self::wait_request) with a timeout; the request can be waited for again.
@@ -339,7 +344,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         timeout: Timeout,
     ) -> Result<(), TimedOut> {
         let outcome = request.wait(order, Deadline::after(timeout));
-        finish_timed(Coop::thread(), outcome)
+        finish_timed(Coop::thread(), outcome, CoopCall::new("gin.wait_request"))
     }
 
     /// Flushes the operations to this thread's share of the peers.

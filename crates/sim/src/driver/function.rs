@@ -288,6 +288,12 @@ impl Params {
         Self { bytes, starts }
     }
 
+    /// The 64-bit words of the parameters.
+    fn words(&self) -> impl Iterator<Item = usize> + '_ {
+        let bytes = self.bytes.iter().flat_map(|Aligned(bytes)| bytes.chunks_exact(8));
+        bytes.filter_map(|word| Some(u64::from_ne_bytes(word.try_into().ok()?) as usize))
+    }
+
     fn addresses(&self) -> Vec<*const c_void> {
         let base = self.bytes.as_ptr();
         self.starts.iter().map(|start| base.wrapping_add(*start).cast()).collect()
@@ -375,6 +381,10 @@ impl StreamOp for Kernel {
 
     fn runs_kernel(&self) -> bool {
         self.started.is_some()
+    }
+
+    fn kernel_given(&self, is_given: &dyn Fn(usize) -> bool) -> Option<&'static str> {
+        self.params.words().any(is_given).then(|| self.body.name())
     }
 
     fn describe(&self, _core: &Core) -> String {

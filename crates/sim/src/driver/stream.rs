@@ -10,6 +10,7 @@ use devcomm_sys::driver::{CUresult, CUstream};
 
 use super::graph::StreamCapture;
 use super::{CallContext, CudaResult, call, call_until};
+use crate::error::Error;
 use crate::gpus::GridId;
 use crate::machine::core::Core;
 
@@ -35,6 +36,11 @@ pub(crate) trait StreamOp {
     /// Whether the operation has a running kernel.
     fn runs_kernel(&self) -> bool {
         false
+    }
+
+    /// The operation's kernel, if an argument of the launch has a word that `is_given`.
+    fn kernel_given(&self, _is_given: &dyn Fn(usize) -> bool) -> Option<&'static str> {
+        None
     }
 
     /// Describes the operation and what it waits for, for error messages.
@@ -128,6 +134,11 @@ impl Stream {
         self.queue.borrow().front().is_some_and(|op| op.runs_kernel())
     }
 
+    /// The first kernel, running or queued, that has a word in its arguments that `is_given`.
+    fn kernel_given(&self, is_given: &dyn Fn(usize) -> bool) -> Option<&'static str> {
+        self.queue.borrow().iter().find_map(|op| op.kernel_given(is_given))
+    }
+
     /// Describes the first operation and what it waits for.
     pub(crate) fn describe(&self, core: &Core) -> Option<String> {
         self.queue.borrow().front().map(|op| op.describe(core))
@@ -135,6 +146,32 @@ impl Stream {
 }
 
 impl Core {
+    /// Ends all kernels if one of `gpu` that has not ended was given what the host now ends by
+    /// `call`.
+    ///
+    /// # Errors
+    ///
+    /// The report.
+    pub(crate) fn check_unused(
+        &self,
+        call: &'static str,
+        what: impl Fn() -> String,
+        gpu: usize,
+        is_given: impl Fn(usize) -> bool,
+    ) -> CudaResult<()> {
+        let streams = self.streams.borrow();
+        let of_gpu = streams.values().filter(|stream| stream.gpu == gpu);
+        let kernel = of_gpu.filter_map(|stream| stream.kernel_given(&is_given)).next();
+        drop(streams);
+        match kernel {
+            Some(kernel) if self.check().is_ok() => {
+                self.fail(Error::Closed { call, what: what(), kernel, rank: gpu });
+                self.check()
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// The stream of a handle, with `gpu`'s context current; NULL is the default stream.
     pub(crate) fn stream(&self, gpu: usize, stream: CUstream) -> CudaResult<Rc<Stream>> {
         let handle = if stream.is_null() { Stream::default_of(gpu) } else { stream as u64 };

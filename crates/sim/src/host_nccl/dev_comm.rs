@@ -215,7 +215,8 @@ pub(super) unsafe extern "C" fn create(
 
 /// Destroys the calling rank's device communicator only.
 pub(super) unsafe extern "C" fn destroy(comm: RawComm, dev_comm: *const DevComm) -> c_int {
-    call("ncclDevCommDestroy", comm, |cx| {
+    const NAME: &str = "ncclDevCommDestroy";
+    call(NAME, comm, |cx| {
         let rank_comm = cx.rank_comm(comm)?;
         let (shared, rank) = rank_comm.joined()?;
         // SAFETY: the module's contract.
@@ -228,7 +229,12 @@ pub(super) unsafe extern "C" fn destroy(comm: RawComm, dev_comm: *const DevComm)
             let text = "not an unmodified device communicator of this communicator";
             return Err(NcclError::argument(text));
         }
-        cx.core.defer_drop(all.remove(&handle));
+        let destroyed = all.remove(&handle);
+        drop(all);
+        let gpu = shared.ranks.gpus[rank] as usize;
+        let what = || format!("a device communicator of rank {rank}");
+        cx.core.check_unused(NAME, what, gpu, |word| word == handle)?;
+        cx.core.defer_drop(destroyed);
         Ok(CallProgress::Done(SUCCESS))
     })
 }

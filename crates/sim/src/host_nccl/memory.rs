@@ -64,10 +64,15 @@ pub(super) unsafe extern "C" fn free(address: *mut c_void) -> c_int {
     if address.is_null() {
         return SUCCESS;
     }
-    call_ungrouped("ncclMemFree", null_mut(), |cx| {
+    const NAME: &str = "ncclMemFree";
+    call_ungrouped(NAME, null_mut(), |cx| {
         let freed = cx.core.nccl.memory.borrow_mut().remove(&address.addr());
         let freed =
             freed.ok_or_else(|| NcclError::argument(format!("{address:p} was not allocated")))?;
+        let start = address.addr();
+        let what = || cx.core.memory.owner(start).map_or_else(String::new, |own| own.to_string());
+        let memory = start..start + freed.allocation.lens()[0];
+        cx.core.check_unused(NAME, what, freed.gpu, |word| memory.contains(&word))?;
         let allocated = &cx.core.devices[freed.gpu].allocated;
         allocated.set(allocated.get().saturating_sub(freed.allocation.lens()[0]));
         Ok(())

@@ -157,14 +157,23 @@ pub(super) unsafe extern "C" fn register(
 
 /// Deregisters the window on the calling rank only.
 pub(super) unsafe extern "C" fn deregister(comm: RawComm, window: RawWindow) -> c_int {
-    call("ncclCommWindowDeregister", comm, |cx| {
+    const NAME: &str = "ncclCommWindowDeregister";
+    call(NAME, comm, |cx| {
         let rank_comm = cx.rank_comm(comm)?;
         if window.is_null() {
             return Ok(CallProgress::Done(SUCCESS));
         }
-        if !cx.window(window)?.is_of(&rank_comm) {
+        let own = cx.window(window)?;
+        if !own.is_of(&rank_comm) {
             return Err(NcclError::argument("a window of another communicator"));
         }
+        let gpu = own.comm.ranks.gpus[own.rank] as usize;
+        let what = || {
+            let view = &own.shared.views[own.rank];
+            Owner::Window { id: view.id, rank: own.rank }.to_string()
+        };
+        cx.core.check_unused(NAME, what, gpu, |word| word == window.addr())?;
+        own.shared.allocation.close(own.rank);
         cx.core.defer_drop(cx.core.nccl.windows.borrow_mut().remove(&window.addr()));
         Ok(CallProgress::Done(SUCCESS))
     })

@@ -7,11 +7,11 @@
 use std::mem::MaybeUninit;
 
 use devcomm_types::nccl::CoopAny;
-use nccl_device::raw::host::CALL_SITE;
+use nccl_device::raw::host::{CALL_SITE, CoopCall};
 
 use crate::barrier;
 use crate::error::Site;
-use crate::thread::{CoopCall, Thread};
+use crate::thread::Thread;
 use crate::warp::{self, Lane, Op, WARP};
 
 /// The kind of a coop, in `CoopAny::storage[0]`; `storage[1]` has the lane mask or the warp span.
@@ -165,7 +165,7 @@ pub(super) unsafe extern "C-unwind" fn sync(coop: *const CoopAny) {
     // SAFETY: the kernel passes a coop.
     let coop = Coop::of(unsafe { &*coop }, thread, at);
     coop_rank(coop, thread, at);
-    coop.sync(thread, None, at);
+    coop.sync(thread, Some(CoopCall::new("ncclCoopSync")), at);
 }
 
 /// The thread's rank in the coop; fails the kernel if it is not in the coop.

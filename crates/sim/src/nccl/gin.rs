@@ -18,6 +18,7 @@ use std::rc::Rc;
 use devcomm_types::nccl::{CoopAny, DevComm, Gin, Team};
 use devcomm_types::{WaitFor, WaitKind};
 use litemap::LiteMap;
+use nccl_device::raw::host::CoopCall;
 
 use self::network::{Network, QueueKey};
 use super::caller;
@@ -25,7 +26,7 @@ use super::coop::{Coop, coop_rank};
 use crate::error::Site;
 use crate::gpus::Gpus;
 use crate::ranks;
-use crate::thread::{CoopCall, Thread};
+use crate::thread::Thread;
 
 /// The bit in NCCL's back-end mask of PROXY, the simulated back end.
 const PROXY: u32 = 1 << 2;
@@ -83,6 +84,9 @@ pub(crate) struct GinComm {
     /// Signals and counters per context.
     pub(crate) signals: u32,
     pub(crate) counters: u32,
+    /// Signals and counters that the host requested for kernels; higher ones are those of barriers
+    /// and resources.
+    pub(crate) requested: (u32, u32),
     /// Whether signals are strong by default.
     pub(crate) strong: bool,
     /// Depth of a queue, in operations.
@@ -90,6 +94,30 @@ pub(crate) struct GinComm {
     pub(crate) barriers: Vec<BarrierSet>,
     pub(crate) per_rank: Box<[GinRank]>,
     pub(crate) network: Rc<Network>,
+}
+
+impl GinComm {
+    /// Records that `thread`, the first of its coop, opens or closes a session of a rank on the
+    /// barrier with this index and first signal, on one context or on all.
+    pub(super) fn session(
+        &self,
+        thread: &Thread,
+        at: Site,
+        (rank, context): (u32, Option<u32>),
+        (index, signal): (u32, u32),
+        open: bool,
+    ) {
+        let contexts = context.map_or(0..self.contexts, |context| context..context + 1);
+        for context in contexts {
+            let at_signal = (context * self.signals + signal) as usize;
+            let word = self.per_rank[rank as usize].signals[at_signal].as_ptr().addr();
+            if open {
+                thread.gpus().session_opened(thread, word, ("GIN barrier", index), at);
+            } else {
+                thread.gpus().session_closed(word);
+            }
+        }
+    }
 }
 
 impl Drop for GinComm {
@@ -236,7 +264,7 @@ impl<'a> Call<'a> {
     }
 
     fn sync(&self, coop: Coop, name: &'static str) {
-        coop.sync(self.thread, Some(CoopCall::Call(name)), self.at);
+        coop.sync(self.thread, Some(CoopCall::new(name)), self.at);
     }
 
     fn own_rank(&self) -> &'a GinRank {

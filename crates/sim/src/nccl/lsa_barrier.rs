@@ -13,14 +13,14 @@ use devcomm_types::nccl::{
     CoopAny, DevComm, LsaBarrierHandle, LsaBarrierSession, MultimemHandle, Team,
 };
 use devcomm_types::{WaitFor, WaitKind};
-use nccl_device::raw::host::CALL_SITE;
+use nccl_device::raw::host::{CALL_SITE, CoopCall};
 
 use super::coop::{Coop, coop_rank};
 use super::{RESOURCE_UNIT, record_communicator, view};
 use crate::error::{Site, Waiting};
 use crate::memory::STRIDE_UNIT;
 use crate::multicast::is_multicast;
-use crate::thread::{CoopCall, Thread, Wait};
+use crate::thread::{Thread, Wait};
 use crate::waits::{self, Until};
 
 /// NCCL's session object, field by field.
@@ -63,6 +63,11 @@ pub(crate) fn barrier_words(n: usize, ranks: usize) -> usize {
 }
 
 impl Session {
+    /// A cooperative call of this session.
+    fn call(&self) -> CoopCall {
+        CoopCall::new("an LSA barrier").arg("index", self.index.into())
+    }
+
     /// The barriers' state in the resources of team rank `owner`.
     fn state(&self, owner: i32) -> *mut u32 {
         // SAFETY: a session is used while its kernel's device communicator is in scope.
@@ -136,7 +141,7 @@ impl Session {
     }
 
     pub(super) fn arrive(&self, thread: &Thread, coop: Coop, at: Site) {
-        coop.sync(thread, Some(CoopCall::LsaBarrier(self.index)), at);
+        coop.sync(thread, Some(self.call()), at);
         if self.multimem {
             if coop_rank(coop, thread, at) == 0 {
                 for owner in 0..self.team.n_ranks {
@@ -172,7 +177,7 @@ impl Session {
                 waits::until(thread, until, what, None, at);
                 self.epoch = target;
             }
-            return coop.sync(thread, Some(CoopCall::LsaBarrier(self.index)), at);
+            return coop.sync(thread, Some(self.call()), at);
         }
         let target = self.epoch.wrapping_add(1);
         for peer in self.peers(coop_rank(coop, thread, at), coop.size(thread)) {
@@ -190,7 +195,7 @@ impl Session {
             }
         }
         self.epoch = target;
-        coop.sync(thread, Some(CoopCall::LsaBarrier(self.index)), at);
+        coop.sync(thread, Some(self.call()), at);
     }
 }
 
@@ -209,7 +214,7 @@ impl Session {
         let word = self.epoch_word();
         let thread_rank = coop_rank(Coop::of(&self.coop, thread, at), thread, at);
         if thread_rank == 0 {
-            thread.gpus().session_opened(thread, word.addr(), index, at);
+            thread.gpus().session_opened(thread, word.addr(), ("LSA barrier", index), at);
         }
         // SAFETY: the epoch of a barrier that the device communicator has, by the check above.
         self.epoch = unsafe { word.read_volatile() };
@@ -224,7 +229,7 @@ impl Session {
             unsafe { word.write_volatile(self.epoch) };
             thread.gpus().session_closed(word.addr());
         }
-        coop.sync(thread, Some(CoopCall::LsaBarrier(self.index)), at);
+        coop.sync(thread, Some(self.call()), at);
     }
 }
 

@@ -4,6 +4,7 @@ use devcomm_types::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 use nccl_device::raw::host::NcclDevice;
 
+use super::checks::CHECKS;
 use super::gin::{barrier, hybrid, post, shadow, wait};
 use super::{coop, gin, lsa_barrier, pointers, reduce_copy, teams};
 use crate::waits::WAITS;
@@ -23,6 +24,7 @@ macro_rules! table {
             $( $single: $function, )*
             $($( $member: reduce_copy::$family, )*)*
             waits: WAITS,
+            checks: CHECKS,
         };
     };
 }

@@ -6,8 +6,8 @@ use devcomm_types::{WaitFor, WaitKind};
 use litemap::LiteMap;
 
 use super::Scheduler;
-use crate::error::{Site, Stall, Waiter, Waiting};
-use crate::thread::{Block, CoopCall, Thread, Wait};
+use crate::error::{Returned, Site, Stall, Waiter, Waiting};
+use crate::thread::{Block, Thread, Wait};
 use crate::waits::NamedWait;
 
 impl Scheduler {
@@ -27,6 +27,7 @@ impl Scheduler {
             host: Vec::new(),
             kernel: kernels.join(", "),
             waiters: blocks.iter().flat_map(|block| block.waiters()).collect(),
+            returned: blocks.iter().filter_map(|block| block.returned()).collect(),
             ended,
             pending,
         })
@@ -39,7 +40,8 @@ impl Block {
         // Grouped by message and location. Threads that wait for peers or in a named wait come
         // first, since the others wait for them.
         let mut groups: LiteMap<(bool, String, String), Waiter> = LiteMap::new();
-        for (what, at) in self.threads().filter_map(Thread::waiting) {
+        let waiting = |thread: &Thread| Some((thread.tid.get(), thread.waiting()?));
+        for (tid, (what, at)) in self.threads().filter_map(waiting) {
             let location = at.map_or_else(String::new, |at| at.to_string());
             let last = !matches!(what, Waiting::Peers { .. } | Waiting::For(_));
             // Threads at the same barrier may wait for different peers.
@@ -54,10 +56,12 @@ impl Block {
                 comm_rank: self.comm_rank().filter(|rank| *rank != self.gpu),
                 block: self.index,
                 threads: 0,
+                ids: Vec::new(),
                 what: what.clone(),
                 at,
             });
             waiter.threads += 1;
+            waiter.ids.push(tid);
             if let (Waiting::Peers { missing, .. }, Waiting::Peers { missing: more, .. }) =
                 (&mut waiter.what, what)
             {
@@ -67,6 +71,13 @@ impl Block {
             }
         }
         groups.into_iter().map(|(_, waiter)| waiter)
+    }
+
+    /// The threads that have left the kernel, if any.
+    fn returned(&self) -> Option<Returned> {
+        let ended = |thread: &&Thread| matches!(thread.wait.get(), Wait::Exited | Wait::Done);
+        let ids: Vec<u32> = self.threads().filter(ended).map(|thread| thread.tid.get()).collect();
+        (!ids.is_empty()).then_some(Returned { rank: self.gpu, block: self.index, ids })
     }
 
     /// The block's rank in its kernel's communicator.
@@ -95,11 +106,8 @@ impl Thread {
             }
             Wait::Network | Wait::Ready | Wait::Failed => (Waiting::Nothing, None),
             Wait::Barrier { id, at, coop_call: None } => (Waiting::Block { barrier: id }, Some(at)),
-            Wait::Barrier { coop_call: Some(CoopCall::LsaBarrier(index)), at, .. } => {
-                (Waiting::Coop { index }, Some(at))
-            }
-            Wait::Barrier { coop_call: Some(CoopCall::Call(call)), at, .. } => {
-                (Waiting::CoopIn { call }, Some(at))
+            Wait::Barrier { coop_call: Some(call), at, .. } => {
+                (Waiting::Coop { call: call.to_string() }, Some(at))
             }
             Wait::Previous { at } => (Waiting::Previous, Some(at)),
             Wait::Cluster { at } => (Waiting::Cluster, Some(at)),

@@ -372,6 +372,8 @@ impl Thread {
         self.updating.set(false);
         self.waits.set(false);
         self.unwinding.set(false);
+        self.coop_call.set(None);
+        self.returned.set(false);
         self.polled.set([0; 4]);
         self.state.timed_out.set(false);
         let fiber = Fiber::new(self);

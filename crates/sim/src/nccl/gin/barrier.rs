@@ -4,7 +4,7 @@
 use devcomm_types::nccl::{CoopAny, DevComm, Gin, GinBarrierHandle, GinBarrierSession, Team};
 use devcomm_types::{WaitFor, WaitKind};
 
-use super::{Call, Handle};
+use super::{Call, GinComm, Handle};
 use crate::error::Site;
 use crate::nccl::caller;
 use crate::thread::Thread;
@@ -20,7 +20,7 @@ const FENCE_GET: i32 = 2;
 #[derive(Clone, Copy)]
 pub(super) struct Session {
     coop: CoopAny,
-    handle: Handle,
+    pub(super) handle: Handle,
     team: Team,
     index: u32,
     /// First signal of the barrier.
@@ -30,6 +30,32 @@ pub(super) struct Session {
 }
 
 const _: () = assert!(size_of::<Session>() <= size_of::<GinBarrierSession>());
+
+/// The first signal of barrier `index` of a set.
+///
+/// # Errors
+///
+/// If the device communicator has no such barrier for this team.
+pub(in crate::nccl) fn first_signal(
+    gin: &GinComm,
+    team: Team,
+    barriers: GinBarrierHandle,
+    index: u32,
+) -> Result<u32, String> {
+    let ranks = team.n_ranks;
+    let Some(set) = gin.barriers.iter().find(|set| set.signal0 == barriers.signal0) else {
+        return Err("a GIN barrier whose handle is not of this device communicator".to_owned());
+    };
+    let n = set.ranks.unwrap_or(ranks as u32);
+    if i64::from(ranks) != i64::from(n) {
+        return Err(format!("a GIN barrier of a team of {ranks} ranks, made for {n}"));
+    }
+    let count = set.signals / n.max(1);
+    if index >= count {
+        return Err(format!("GIN barrier {index}: the device communicator was made with {count}"));
+    }
+    Ok(barriers.signal0 + index * n)
+}
 
 impl Session {
     /// Opens a session on barrier `index` of a set of the device communicator.
@@ -41,22 +67,25 @@ impl Session {
         index: u32,
         all_contexts: bool,
     ) -> Self {
-        let ranks = team.n_ranks;
-        let Some(set) = call.gin.barriers.iter().find(|set| set.signal0 == barriers.signal0) else {
-            call.misuse("a GIN barrier whose handle is not of this device communicator")
+        let signal = match first_signal(call.gin, team, barriers, index) {
+            Ok(signal) => signal,
+            Err(what) => call.misuse(what),
         };
-        let n = set.ranks.unwrap_or(ranks as u32);
-        if i64::from(ranks) != i64::from(n) {
-            call.misuse(format!("a GIN barrier of a team of {ranks} ranks, made for {n}"));
+        let new = Self { coop, handle: call.handle, team, index, signal, all_contexts };
+        new.record(call, true);
+        new
+    }
+
+    /// Records that the session is opened or closed, if the thread is the first of the coop.
+    pub(super) fn record(&self, call: &Call, open: bool) {
+        // SAFETY: the session's own coop.
+        let (_, rank) = unsafe { call.coop(&raw const self.coop) };
+        if rank == 0 {
+            let Handle { rank, context, .. } = self.handle;
+            let context = (!self.all_contexts).then_some(context);
+            let barrier = (self.index, self.signal);
+            call.gin.session(call.thread, call.at, (rank, context), barrier, open);
         }
-        let count = set.signals / n.max(1);
-        if index >= count {
-            call.misuse(format!(
-                "GIN barrier {index}: the device communicator was made with {count}"
-            ));
-        }
-        let signal = barriers.signal0 + index * n;
-        Self { coop, handle: call.handle, team, index, signal, all_contexts }
     }
 
     /// Synchronises with the other ranks.
@@ -97,6 +126,11 @@ impl Session {
                 ..call.wait_for(WaitKind::GinBarrier, self.index, wanted.into())
             };
             call.wait_barrier(signal, wanted, what);
+        }
+        if fence & FENCE_PUT != 0 {
+            let Handle { rank, context, .. } = self.handle;
+            let context = (!self.all_contexts).then_some(context);
+            call.gin.network.fenced(call.gin.id, rank, context);
         }
         if fence & FENCE_GET != 0 {
             if self.all_contexts {
@@ -159,8 +193,13 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn sync(
     unsafe { (*session.cast::<Session>()).sync(thread, at, fence) };
 }
 
-/// A no-op, as in NCCL.
-pub(in crate::nccl) unsafe extern "C-unwind" fn destroy(_session: *mut GinBarrierSession) {}
+/// A no-op in NCCL.
+pub(in crate::nccl) unsafe extern "C-unwind" fn destroy(session: *mut GinBarrierSession) {
+    let (thread, at) = caller();
+    // SAFETY: the kernel opened the session.
+    let session = unsafe { &*session.cast::<Session>() };
+    session.record(&Call::with(session.handle, thread, at), false);
+}
 
 pub(in crate::nccl) unsafe extern "C-unwind" fn size() -> usize {
     size_of::<GinBarrierSession>()

@@ -24,6 +24,7 @@ use std::rc::Rc;
 use litemap::LiteMap;
 
 use crate::error::{Error, Result, Site, ThreadId};
+use crate::gpus::GridId;
 use crate::memory::Memory;
 
 /// Identifies a queue.
@@ -59,6 +60,7 @@ pub(super) struct Add {
 #[derive(Clone, Copy)]
 pub(super) struct Poster {
     pub(super) kernel: &'static str,
+    pub(super) grid: GridId,
     pub(super) thread: ThreadId,
     pub(super) at: Site,
 }
@@ -85,6 +87,8 @@ struct Queue {
     sent: VecDeque<InFlight>,
     /// Sequence number of the next operation.
     next: u64,
+    /// The last put or get of each block and line that no flush has covered, by number.
+    unflushed: Vec<(u64, Poster)>,
 }
 
 impl Queue {
@@ -160,13 +164,33 @@ impl Queue {
     }
 }
 
+/// A put or get that its kernel did not flush.
+///
+/// This is no misuse if nothing writes a put's source before its signal has arrived at the peer, or
+/// until the device communicator's next flush; but a get's data may come after its kernel's end.
+#[derive(Clone, Copy, Debug)]
+pub struct Unflushed {
+    /// Rank in the world.
+    pub rank: usize,
+    /// The block's number in its grid, x first.
+    pub block: u32,
+    /// Where it was posted.
+    pub at: Site,
+}
+
 impl Poster {
+    /// Whether the other operation was posted by the same block at the same place.
+    fn is_like(&self, other: &Self) -> bool {
+        let of = |by: &Self| (by.grid, by.thread.block, by.at);
+        of(self) == of(other)
+    }
+
     /// Fails if memory was freed since the operation was posted.
     fn check(self, memory: &Memory, address: usize, bytes: usize) -> Result<()> {
         if memory.is_live(address, bytes) {
             return Ok(());
         }
-        let Self { kernel, thread, at } = self;
+        let Self { kernel, thread, at, .. } = self;
         let what = format!(
             "the operation that it posted was under way when {bytes} bytes at {address:#x} that \
             it accesses were freed: before freeing, flush and wait for the operation's signal"
@@ -213,8 +237,51 @@ impl Network {
         if queue.is_empty() {
             self.busy.borrow_mut().push(key);
         }
+        // A counter tells when a put's source has been read.
+        let needs_flush = match operation.transfer {
+            Transfer::Put { .. } => operation.counter.is_none(),
+            Transfer::Get { .. } => true,
+            Transfer::Value { .. } | Transfer::Nothing => false,
+        };
+        if needs_flush {
+            let by = operation.by;
+            queue.unflushed.retain(|(_, other)| !by.is_like(other));
+            queue.unflushed.push((queue.next, by));
+        }
         queue.posted.push_back(InFlight { number: queue.next, operation, payload: Vec::new() });
         queue.next += 1;
+    }
+
+    /// A flush has covered the operations of a queue before number `before`.
+    pub(super) fn flushed(&self, key: QueueKey, before: u64) {
+        if let Some(queue) = self.queues.borrow_mut().get_mut(&key) {
+            queue.unflushed.retain(|(number, _)| *number >= before);
+        }
+    }
+
+    /// A fence has covered all operations of a rank so far, on one context or on all.
+    pub(in crate::nccl) fn fenced(&self, comm: u32, rank: u32, context: Option<u32>) {
+        for (key, queue) in &mut *self.queues.borrow_mut() {
+            let covered = context.is_none_or(|context| context == key.context);
+            if covered && (key.comm, key.rank) == (comm, rank) {
+                queue.unflushed.clear();
+            }
+        }
+    }
+
+    /// Removes and returns the puts and gets of a grid that no flush has covered.
+    pub(crate) fn take_unflushed(&self, grid: GridId) -> Vec<Unflushed> {
+        let mut left = Vec::new();
+        for (_, queue) in &mut *self.queues.borrow_mut() {
+            queue.unflushed.retain(|(_, by)| {
+                if by.grid == grid {
+                    let ThreadId { rank, block, .. } = by.thread;
+                    left.push(Unflushed { rank, block, at: by.at });
+                }
+                by.grid != grid
+            });
+        }
+        left
     }
 
     /// Number of operations that are posted but not sent.

@@ -140,7 +140,7 @@ impl Call<'_> {
             waits::until(self.thread, space, what, None, self.at);
         }
         let (kernel, thread) = (self.thread.kernel(), self.thread.id());
-        let by = Poster { kernel, thread, at: self.at };
+        let by = Poster { kernel, grid: self.thread.block().grid.id, thread, at: self.at };
         self.gpus.network.post(queue, Operation { transfer, signal, counter, by });
         self.gpus.progress();
     }

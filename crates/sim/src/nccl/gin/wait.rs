@@ -23,12 +23,23 @@ impl Call<'_> {
     fn wait(&self, until: Until, what: WaitFor, timeout: Option<u64>) -> i32 {
         if timeout == Some(0) {
             self.thread.suspend(Wait::Spin { at: self.at });
-            return if until.holds(self.gpus) { SUCCESS } else { TIMEOUT };
+            if !until.holds(self.gpus) {
+                return TIMEOUT;
+            }
+            if let Until::Complete { queue, before, .. } = until {
+                self.gpus.network.flushed(queue, before);
+            }
+            return SUCCESS;
         }
         // A cycle counts as a nanosecond.
         let deadline = timeout.map(|cycles| self.gpus.clock.get().saturating_add(cycles));
         match waits::until(self.thread, until, what, deadline, self.at) {
-            true => SUCCESS,
+            true => {
+                if let Until::Complete { queue, before, .. } = until {
+                    self.gpus.network.flushed(queue, before);
+                }
+                SUCCESS
+            }
             false => TIMEOUT,
         }
     }

@@ -1,0 +1,76 @@
+//! What `nccl_device`'s typed layer tells the simulator: cooperative calls, signals, counters and
+//! sessions on GIN barriers.
+
+use devcomm_types::nccl::{CoopAny, DevComm};
+use nccl_device::raw::host::{Checks, CoopCall, GinBarrierUse};
+
+use super::caller;
+use super::coop::{Coop, coop_rank};
+use super::gin::{GinComm, barrier};
+use crate::thread::Thread;
+
+pub(super) const CHECKS: Checks =
+    Checks { begin_call, end_call, signal, counter, gin_barrier, puts_fenced };
+
+fn begin_call(coop: &CoopAny, call: CoopCall) {
+    let (thread, at) = caller();
+    let coop = Coop::of(coop, thread, at);
+    coop_rank(coop, thread, at);
+    if matches!(coop, Coop::Span { .. } | Coop::Cta) {
+        thread.coop_call.set(Some(call));
+    }
+}
+
+fn end_call() {
+    Thread::current().coop_call.set(None);
+}
+
+/// The GIN state behind a device communicator, if it has any.
+fn gin_of(comm: &DevComm) -> Option<&GinComm> {
+    // SAFETY: a kernel's device communicator points to its `GinComm`, which outlives the launch.
+    unsafe { comm.gin_handles[0].cast::<GinComm>().as_ref() }
+}
+
+/// Fails the kernel if `index` is not below the number that the host requested with `setting`.
+fn check_requested(what: &str, index: u32, requested: u32, setting: &str) {
+    if index < requested {
+        return;
+    }
+    let (thread, at) = caller();
+    thread.misuse(
+        at,
+        format!(
+            "{what} {index}, but the device communicator was made with {setting}({requested}): \
+            higher ids belong to its barriers and resources"
+        ),
+    );
+}
+
+fn signal(comm: &DevComm, index: u32) {
+    let requested = gin_of(comm).map_or(0, |gin| gin.requested.0);
+    check_requested("signal", index, requested, "gin_signals");
+}
+
+fn counter(comm: &DevComm, index: u32) {
+    let requested = gin_of(comm).map_or(0, |gin| gin.requested.1);
+    check_requested("counter", index, requested, "gin_counters");
+}
+
+fn gin_barrier(comm: &DevComm, session: &GinBarrierUse) {
+    let (thread, at) = caller();
+    let GinBarrierUse { open, handle, team, index, context, first } = *session;
+    let Some(gin) = gin_of(comm) else { return };
+    let signal = match barrier::first_signal(gin, team, handle, index) {
+        Ok(signal) => signal,
+        Err(what) => thread.misuse(at, what),
+    };
+    if first {
+        gin.session(thread, at, (comm.rank as u32, context), (index, signal), open);
+    }
+}
+
+fn puts_fenced(comm: &DevComm, context: Option<u32>) {
+    if let Some(gin) = gin_of(comm) {
+        gin.network.fenced(gin.id, comm.rank as u32, context);
+    }
+}

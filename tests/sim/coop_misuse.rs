@@ -1,0 +1,179 @@
+//! Tests that the simulator reports cooperative calls that a part of the coop makes, or with
+//! unequal arguments, and signals and barriers that the host did not reserve.
+
+use cuda_std::prelude::*;
+use devcomm::sim::Error;
+use devcomm::{DevCommRequirements, DevCommResource, GinConnectionType, Result, Simulation};
+use devcomm_testing::simulated::{Gpu, failure, simulate};
+use nccl_device::gin::GinBackend;
+use nccl_device::{BarrierIndex, Coop, DevComm, FenceLevel, MemoryOrder};
+
+fn lsa_barriers(count: u32) -> DevCommRequirements {
+    DevCommRequirements::new().lsa_barriers(count)
+}
+
+/// The text of the misuse that a kernel with a device communicator commits.
+fn misuse(
+    requirements: DevCommRequirements,
+    launch: impl Fn(&Gpu<'_>, &DevCommResource) -> Result<()> + Sync,
+) -> String {
+    let error =
+        failure(Simulation::new(2), |gpu| launch(gpu, &gpu.dev_comm(requirements.clone())?));
+    assert!(matches!(*error, Error::Misuse { .. }), "{error}");
+    let text = error.to_string();
+    assert!(text.contains("coop_misuse.rs:"), "{text}");
+    text
+}
+
+/// Threads from `leave_from` on leave the kernel, before or after the others arrive.
+#[kernel]
+unsafe fn some_leave(comm: DevComm, leave_from: u32, late: bool) {
+    let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
+    let leaves = thread::thread_idx_x() >= leave_from;
+    if leaves && late {
+        core::mem::forget(barrier);
+        thread::nanosleep(1);
+        thread::nanosleep(1);
+        return;
+    }
+    if leaves {
+        core::mem::forget(barrier);
+        return;
+    }
+    barrier.sync(MemoryOrder::AcqRel);
+}
+
+#[test]
+fn a_barrier_whose_threads_have_returned_is_reported_with_them() {
+    for late in [false, true] {
+        let text = misuse(lsa_barriers(1), |gpu, comm| {
+            gpu.launch(some_leave::args(comm, 62, late).grid(1).block(64))
+        });
+        let want = "barrier.sync (LSA barrier 0) is for 64 threads, but thread";
+        assert!(text.contains(want) && text.contains("returned from the kernel"), "{text}");
+    }
+}
+
+#[kernel]
+unsafe fn the_rest_syncs() {
+    if thread::thread_idx_x() >= 40 {
+        return;
+    }
+    thread::sync_threads();
+}
+
+#[kernel]
+unsafe fn a_warp_leaves_its_span() {
+    if thread::thread_idx_x() >= 32 {
+        return;
+    }
+    Coop::warp_span(0, 2, 3).sync();
+}
+
+#[test]
+fn only_sync_threads_is_for_the_threads_that_remain() {
+    simulate(Simulation::new(1), |gpu| gpu.launch(the_rest_syncs::args().grid(1).block(64)));
+    let error = failure(Simulation::new(1), |gpu| {
+        gpu.launch(a_warp_leaves_its_span::args().grid(1).block(64))
+    });
+    let text = error.to_string();
+    assert!(matches!(*error, Error::Misuse { .. }), "{text}");
+    assert!(text.contains("coop.sync is for 64 threads, but thread"), "{text}");
+}
+
+/// A thread waits for a value that no one stores, while the others synchronise.
+#[kernel]
+unsafe fn one_waits_elsewhere(comm: DevComm, never: *mut u32) {
+    if thread::thread_idx_x() == 5 {
+        // SAFETY: the word is a buffer's.
+        comm.wait_until(Coop::thread(), || unsafe {
+            mem::load_ordered(never, cuda_std::atomic::Order::Acquire, cuda_std::atomic::Scope::Gpu)
+        } != 0);
+    }
+    comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block()).sync(MemoryOrder::AcqRel);
+}
+
+#[test]
+fn a_call_that_a_part_of_the_coop_makes_names_who_is_there_and_who_is_not() {
+    let error = failure(Simulation::new(1), |gpu| {
+        let (comm, never) = (gpu.dev_comm(lsa_barriers(1))?, gpu.buffer(&[0_u32])?);
+        gpu.launch(one_waits_elsewhere::args(&comm, &never).grid(1).block(64))
+    });
+    let text = error.to_string();
+    assert!(matches!(*error, Error::Deadlock(_)), "{text}");
+    let there = "63 threads wait for the rest of its coop in barrier.sync (LSA barrier 0), at ";
+    assert!(text.contains(there) && text.contains("(threads 0 to 4, 6 to 63)"), "{text}");
+    assert!(text.contains("(thread 5)"), "{text}");
+}
+
+#[kernel(B = gin)]
+unsafe fn signals_with_unequal_peers<B: GinBackend>(comm: DevComm) {
+    let (gin, signal) = (comm.gin::<B>(0), comm.signal(0));
+    let peer = i32::from(thread::thread_idx_x() == 7);
+    gin.signal(Coop::cta(), comm.world_team(), peer, signal.inc());
+}
+
+/// Uses a signal or counter.
+#[kernel]
+unsafe fn uses(comm: DevComm, counter: bool, index: u32) {
+    if counter {
+        comm.counter(index);
+    } else {
+        comm.signal(index);
+    }
+}
+
+/// Every block synchronises over one barrier of the network.
+#[kernel(B = gin)]
+unsafe fn shares_a_gin_barrier<B: GinBackend>(comm: DevComm, index: u32) {
+    let coop = Coop::cta();
+    let mut barrier = comm.gin::<B>(0).world_barrier(coop, BarrierIndex::new(index));
+    barrier.sync(MemoryOrder::AcqRel, FenceLevel::None);
+}
+
+fn network() -> DevCommRequirements {
+    DevCommRequirements::new()
+        .gin_connection(GinConnectionType::Full)
+        .gin_signals(2)
+        .gin_counters(3)
+        .world_gin_barriers(2)
+}
+
+#[test]
+fn unequal_arguments_of_a_cooperative_call_are_reported_with_both_values() {
+    let text = misuse(network(), |gpu, comm| {
+        gpu.launch(signals_with_unequal_peers::args(comm).grid(1).block(32))
+    });
+    let want = "gin.signal (peer 1), but thread 0 of the same coop calls gin.signal (peer 0), at ";
+    assert!(text.contains(want), "{text}");
+}
+
+#[test]
+fn signals_and_counters_that_the_host_did_not_request_are_reported() {
+    for (counter, index, want) in [
+        (false, 2, "signal 2, but the device communicator was made with gin_signals(2)"),
+        (true, 3, "counter 3, but the device communicator was made with gin_counters(3)"),
+    ] {
+        let text = misuse(network(), |gpu, comm| {
+            gpu.launch(uses::args(comm, counter, index).grid(1).block(1))
+        });
+        assert!(text.contains(want), "{text}");
+        simulate(Simulation::new(2), |gpu| {
+            let comm = gpu.dev_comm(network())?;
+            gpu.launch(uses::args(&comm, counter, index - 1).grid(1).block(1))
+        });
+    }
+}
+
+#[test]
+fn one_gin_barrier_with_two_users_is_reported_and_one_that_is_not_there() {
+    for (grid, index, want) in [
+        (2, 0, "GIN barrier 0 is in use by block"),
+        (1, 2, "GIN barrier 2: the device communicator was made with 2"),
+    ] {
+        let text = misuse(network(), |gpu, comm| {
+            gpu.launch(shares_a_gin_barrier::args(comm, index).grid(grid).block(32))
+        });
+        assert!(text.contains(want), "{text}");
+    }
+}

@@ -1,0 +1,114 @@
+//! Tests that the simulator reports the use of freed memory, and memory that the host ends while a
+//! kernel has it.
+
+use std::ptr::null_mut;
+
+use cuda_std::prelude::*;
+use devcomm::sim::{Error, Machine};
+use devcomm::{Kernel, Result, Simulation};
+use devcomm_sys::nccl::Requirements;
+use devcomm_testing::simulated::{Gpu, failure};
+use devcomm_types::{DevComm as RawDevComm, Window as RawWindow};
+use nccl_device::{Coop, DevComm, Window};
+
+use crate::nccl_threads::*;
+
+#[kernel]
+unsafe fn stores_to(out: *mut u32) {
+    // SAFETY: the simulator reports freed memory.
+    unsafe { mem::store(out, 1) };
+}
+
+#[test]
+fn an_access_to_freed_memory_names_what_it_was_and_who_freed_it() {
+    let error = failure(Simulation::new(1), |gpu| {
+        let buffer = gpu.buffer(&[0_u32; 4])?;
+        let address = buffer.device_address();
+        drop(buffer);
+        gpu.launch(stores_to::args(address + 8).grid(1).block(1))
+    });
+    let text = error.to_string();
+    assert!(matches!(*error, Error::OutOfBounds { .. }), "{text}");
+    assert!(text.contains("of rank 0, which was freed (ncclMemFree)"), "{text}");
+    assert!(text.contains("freed.rs:"), "{text}");
+}
+
+/// Rank 1 stores to rank 0 when the last host action is long over.
+#[kernel]
+unsafe fn stores_late(out: Window<u32>, rank: i32) {
+    if rank == 1 {
+        for _ in 0..100_000 {
+            thread::nanosleep(1);
+        }
+        // SAFETY: the simulator reports a window that was deregistered.
+        unsafe { out.lsa(0).store(0, 1) };
+    }
+}
+
+/// Launches without waiting for the end.
+fn start<K: Kernel, A: devcomm_types::LaunchArgs<K::Args>, S>(
+    gpu: &Gpu<'_>,
+    launch: devcomm::Launch<K, A, S>,
+) -> Result<devcomm::Stream> {
+    let stream = gpu.stream()?;
+    // SAFETY: the simulator reports what the test does wrong.
+    unsafe { launch.into_unsafe().launch(&stream) }?;
+    Ok(stream)
+}
+
+#[test]
+fn a_store_to_a_window_that_its_rank_has_deregistered_is_reported() {
+    let error = failure(Simulation::new(2), |gpu| {
+        let window = gpu.window(&[0_u32])?;
+        let stream = start(gpu, stores_late::args(&window, gpu.rank() as i32).grid(1).block(1))?;
+        if gpu.rank() == 0 {
+            stream.synchronize()?;
+            drop(window);
+            return gpu.barrier();
+        }
+        gpu.barrier()?;
+        stream.synchronize()
+    });
+    let text = error.to_string();
+    assert!(matches!(*error, Error::OutOfBounds { .. }), "{text}");
+    assert!(text.contains("rank 0's part, which its rank has deregistered"), "{text}");
+}
+
+#[kernel]
+unsafe fn waits_for_ever(comm: DevComm, out: Window<u32>, word: *const u32) {
+    let _ = word;
+    // SAFETY: the window has the element.
+    comm.wait_until(Coop::thread(), || unsafe { out.local().load(0) } != 0);
+}
+
+#[test]
+fn what_the_host_ends_under_a_running_kernel_is_reported_at_the_call() {
+    for call in ["ncclCommWindowDeregister", "ncclMemFree", "ncclDevCommDestroy"] {
+        let machine = Machine::new(&Simulation::new(1)).unwrap();
+        on_machine(&machine, |rank| {
+            let (comm, memory, stream) = (rank.init(), rank.zeroed(1024), rank.stream());
+            let (mut window, mut dev_comm) = (null_mut(), RawDevComm::zeroed());
+            ok(nccl!(comm_window_register(comm, memory.ptr(), 4096, &raw mut window, 1)));
+            ok(nccl!(dev_comm_create(comm, &Requirements::new(), &raw mut dev_comm)));
+            let (out, address) = (RawWindow::<u32>::new(window, 1024), memory.ptr());
+            let params = [
+                (&raw const dev_comm).cast(),
+                (&raw const out).cast(),
+                (&raw const address).cast(),
+            ];
+            let body = <waits_for_ever as Kernel>::BODY.unwrap();
+            rank.launch_kernel(&body, (1, 1), stream, &params);
+            let code = match call {
+                "ncclMemFree" => nccl!(mem_free(address)),
+                "ncclDevCommDestroy" => nccl!(dev_comm_destroy(comm, &raw const dev_comm)),
+                _ => nccl!(comm_window_deregister(comm, window)),
+            };
+            assert_ne!(code, 0, "{call}");
+        });
+        let error = machine.failure().unwrap();
+        let text = error.to_string();
+        assert!(matches!(*error, Error::Closed { .. }), "{text}");
+        let want = "which was passed to waits_for_ever, and that kernel has not ended on rank 0";
+        assert!(text.starts_with(call) && text.contains(want), "{text}");
+    }
+}
