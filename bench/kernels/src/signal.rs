@@ -64,7 +64,9 @@ pub unsafe fn gin_signal(comm: DevComm, words: Window<u32>, rounds: u32) {
     }
     let gin = comm.gin::<Proxy>(0);
     let arrived = comm.signal(0);
+    // Before the first lane changes it.
     let base = gin.signal_shadow(arrived);
+    warp.sync();
     let first = world.rank % 2 == 0;
     for step in 0..2 * rounds {
         if first == (step % 2 == 0) {

@@ -139,8 +139,10 @@ impl<'a> LlA2aBuffer<'a> {
         };
         // SAFETY: the header of the block's lines, which only this coop reads and writes.
         session.epoch = unsafe { mem::load(session.header()) }.wrapping_add(FIRST_EPOCH);
+        let first = session.epoch;
         let result = body(&mut session);
-        if coop.thread_rank() == 0 {
+        // The end of an epoch comes after the loads of all threads.
+        if coop.thread_rank() == 0 && session.epoch != first {
             // SAFETY: as for the load.
             unsafe { mem::store(session.header(), session.epoch.wrapping_sub(FIRST_EPOCH)) };
         }
@@ -308,9 +310,10 @@ impl<T: Pod> LlA2a<'_, T> {
             while i < self.buffer.handle.n_slots {
                 // SAFETY: the block's lines in this epoch's bank, all of which have been received.
                 unsafe {
-                    mem::store_vec(
+                    mem::store_vec_relaxed(
                         lines.wrapping_add((self.slots() + i) as usize).cast::<u32>(),
                         Line::from_bits([0; 4]),
+                        Scope::Sys,
                     )
                 };
                 i += self.coop.size();

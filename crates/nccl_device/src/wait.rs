@@ -349,13 +349,13 @@ fn record_wait(comm: &DevComm, what: impl Fn() -> WaitFor) {
     // kernels run. The host reads the records after the kernel has ended.
     unsafe {
         let record = (&raw mut (*abort).records).cast::<StuckRecord>().add(slot);
-        mem::store(&raw mut (*record).block, block);
-        mem::store(&raw mut (*record).thread, thread);
-        mem::store(&raw mut (*record).index, index);
-        mem::store(&raw mut (*record).context, context);
-        mem::store(&raw mut (*record).peer, peer);
-        mem::store(&raw mut (*record).wanted, wanted);
-        mem::store(&raw mut (*record).seen, seen);
+        mem::store_volatile(&raw mut (*record).block, block);
+        mem::store_volatile(&raw mut (*record).thread, thread);
+        mem::store_volatile(&raw mut (*record).index, index);
+        mem::store_volatile(&raw mut (*record).context, context);
+        mem::store_volatile(&raw mut (*record).peer, peer);
+        mem::store_volatile(&raw mut (*record).wanted, wanted);
+        mem::store_volatile(&raw mut (*record).seen, seen);
         mem::store_ordered(&raw mut (*record).kind, kind as u32, Order::Release, Scope::Sys);
     }
 }

@@ -36,6 +36,7 @@ impl<T: Accumulate> Elements<T> {
     ///
     /// The elements are allocated, and nothing writes these.
     #[inline(always)]
+    #[track_caller]
     pub(super) unsafe fn load(self, at: usize) -> Vec16<T> {
         let (address, is_plain) = self.vector(at);
         let left = self.count.saturating_sub(at * Vec16::<T>::LANES);
@@ -57,6 +58,7 @@ impl<T: Accumulate> Elements<T> {
     ///
     /// The elements are allocated, and nothing else accesses these.
     #[inline(always)]
+    #[track_caller]
     pub(super) unsafe fn store(self, at: usize, vector: Vec16<T>) {
         let (address, is_plain) = self.vector(at);
         let left = self.count.saturating_sub(at * Vec16::<T>::LANES);

@@ -767,9 +767,12 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
         };
         epilogue.apply(&mut part);
         // SAFETY: the caller's contract. The buffer is written after its previous stores have read
-        // it, and read after it is written.
+        // it, and read after it is written. The previous tile's last part may be in this buffer,
+        // the previous part of this tile is in the other one.
         unsafe {
-            if lane == 0 {
+            if lane == 0 && first == 0 {
+                tma::wait_stores_read::<0>();
+            } else if lane == 0 {
                 tma::wait_stores_read::<1>();
             }
             thread::named_barrier_sync(WARPGROUP_BARRIER + warpgroup, 128);

@@ -70,8 +70,11 @@ unsafe fn rounds<B: GinBackend>(
                     if contexts > 1 { comm.gin::<B>((p as u32 + round) % contexts) } else { gin };
                 // SAFETY: barriers separate the reads of the targets from the next puts to them.
                 unsafe {
-                    ctx.put(team, p as i32, mail.at(targets + me), mail.at(sources + p), 1)
-                        .post(coop);
+                    // Without a fence of puts nothing orders them.
+                    if fence as i32 & 1 != 0 {
+                        ctx.put(team, p as i32, mail.at(targets + me), mail.at(sources + p), 1)
+                            .post(coop);
+                    }
                     ctx.get(team, p as i32, mail.at(served + me), mail.at(gets + p), 1).post(coop);
                 }
             }

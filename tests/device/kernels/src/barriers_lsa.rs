@@ -59,14 +59,21 @@ fn exchange(
     wrong
 }
 
-/// Calls `sync` of the block's barrier with the order `n & 7`, in `n >> 3` rounds. Stores the
-/// number of errors, one word per thread.
+/// Calls `sync` of the block's barrier with the order `n & 7`, in `n >> 3` rounds; a weaker order
+/// than acquire-release orders no data, so none is exchanged. Stores the number of errors, one word
+/// per thread.
 #[kernel]
 pub unsafe fn lsa_sync(comm: DevComm, mail: Words, out: Words, _extra: Extra, n: u32) {
     let coop = Coop::cta();
     let mut barrier = comm.lsa_barrier(coop, BarrierIndex::this_block());
-    let sync = |_| barrier.sync(order(n & 7));
-    let wrong = exchange(&comm, mail, coop, thread::block_idx_x(), n >> 3, sync);
+    let (orders, rounds) = (n & 7 > 3, n >> 3);
+    let mut sync = |_| barrier.sync(order(n & 7));
+    let wrong = if orders {
+        exchange(&comm, mail, coop, thread::block_idx_x(), rounds, sync)
+    } else {
+        (0..2 * rounds).for_each(&mut sync);
+        0
+    };
     // SAFETY: `out` has one word per thread.
     unsafe { out.local().store(thread::index_1d() as usize, wrong) };
 }
@@ -182,7 +189,7 @@ pub unsafe fn lsa_near_the_end(comm: DevComm, _mail: Words, _out: Words, extra: 
     let (barriers, ranks) = (extra.lsa.n_barriers as usize, comm.lsa_team().n_ranks as usize);
     let words = comm.resource_buffer(extra.lsa.buffer).local::<u32>();
     let mut i = thread::thread_idx_x() as usize;
-    while i < barriers * (3 + ranks) {
+    while thread::block_idx_x() == 0 && i < barriers * (3 + ranks) {
         // SAFETY: these are words of the barriers, and no session is open.
         unsafe { words.store(i, u32::MAX - n) };
         i += thread::block_dim_x() as usize;

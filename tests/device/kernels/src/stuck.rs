@@ -97,11 +97,7 @@ pub unsafe fn stuck_gin<B: GinBackend>(
             1 => gin.wait_signal(coop, VaSignal::new(mail, 5), 4, ORDER),
             2 => gin.wait_counter(coop, CounterId::of(&comm, extra.counters(), 1), 5, ORDER),
             3 => {
-                if thread::index_1d() == 0 {
-                    gin.expect(signal, 1 << 40);
-                }
-                coop.sync();
-                gin.wait_signal_follow_shadow(coop, signal, 6, ORDER);
+                gin.wait_signal_follow_shadow(coop, signal, 1 << 40, ORDER);
             }
             4 => gin.world_barrier(coop, index).sync(ORDER, FenceLevel::None),
             5 => gin.hybrid_barrier(coop, index).sync(ORDER, FenceLevel::None),
