@@ -182,7 +182,9 @@ unsafe fn without_cluster(out: *mut u32) {
     // SAFETY: one word per block.
     unsafe {
         cluster::sync();
-        mem::store(out.add(thread::block_idx_x() as usize), cluster::rank());
+        if thread::thread_idx_x() == 0 {
+            mem::store(out.add(thread::block_idx_x() as usize), cluster::rank());
+        }
     }
 }
 
@@ -206,7 +208,8 @@ unsafe fn counts_starts(started: *mut u32, seen: *mut u32) {
         }
         cluster::sync();
         if thread::thread_idx_x() == 0 {
-            mem::store(seen.add(thread::block_idx_x() as usize), mem::load(started));
+            let started = Atomic::from_ptr(started).load(Order::Relaxed, Scope::Gpu);
+            mem::store(seen.add(thread::block_idx_x() as usize), started);
         }
         cluster::sync();
     }

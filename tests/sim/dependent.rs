@@ -17,7 +17,7 @@ unsafe fn first(flags: *mut u32, meets: bool) {
             for _ in 0..100 {
                 clock::globaltimer();
             }
-            mem::store(flags, 1);
+            Atomic::from_ptr(flags).store(1, Order::Relaxed, Scope::Gpu);
         }
         grid::launch_next();
         let began = Atomic::from_ptr(flags.add(1));
@@ -30,7 +30,7 @@ unsafe fn first(flags: *mut u32, meets: bool) {
 unsafe fn second(flags: *mut u32, seen: *mut u32) {
     // SAFETY: two flags, and two words.
     unsafe {
-        mem::store(seen, mem::load(flags));
+        mem::store(seen, Atomic::from_ptr(flags).load(Order::Relaxed, Scope::Gpu));
         Atomic::from_ptr(flags.add(1)).store(1, Order::Release, Scope::Gpu);
         grid::wait_for_previous();
         mem::store(seen.add(1), mem::load(flags));

@@ -141,7 +141,7 @@ unsafe fn gets_and_syncs(comm: DevComm, out: Window<u64>, all_contexts: bool, fe
     let (team, barriers) = barrier_of(comm, WORLD);
     let mut session = MaybeUninit::<GinBarrierSession>::uninit();
     let (session, coop) = (session.as_mut_ptr(), thread_coop());
-    // SAFETY: the window has two elements.
+    // SAFETY: the window has three elements.
     unsafe {
         let mut net = gin(comm, 0);
         if all_contexts {
@@ -156,23 +156,25 @@ unsafe fn gets_and_syncs(comm: DevComm, out: Window<u64>, all_contexts: bool, fe
         }
         raw::ncclGinBarrierSessionSync(session, &coop, ACQ_REL, fence);
         let seen = out.local().load(1);
-        out.local().store(0, seen);
+        out.local().store(2, seen);
     }
 }
 
 #[test]
 fn a_get_fence_completes_this_ranks_gets() {
     let seen = |seed: u64, all_contexts: bool, fence: i32| {
-        let seen = simulate(Simulation::new(2).seed(seed), |gpu| {
+        // Without a fence it is a race.
+        let simulation = Simulation::new(2).seed(seed).races(fence != NO_FENCE);
+        let seen = simulate(simulation, |gpu| {
             let comm = gpu.dev_comm(requirements(GinConnectionType::Full))?;
-            let out = gpu.window(&[0_u64; 2])?;
+            let out = gpu.window(&[0_u64; 3])?;
             let sees = |_| {
-                out.copy_from_host(&[5 + gpu.rank() as u64, 0])?;
+                out.copy_from_host(&[5 + gpu.rank() as u64, 0, 0])?;
                 gpu.barrier()?;
                 gpu.launch(
                     gets_and_syncs::args(&comm, &out, all_contexts, fence).grid(1).block(1),
                 )?;
-                read(&out).map(|out| out[0])
+                read(&out).map(|out| out[2])
             };
             (0..20).map(sees).collect::<Result<Vec<_>, _>>()
         });

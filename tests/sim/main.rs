@@ -22,6 +22,7 @@ mod machine;
 mod multimem;
 mod nccl_threads;
 mod pointers;
+mod races;
 mod reduce_copy;
 mod schedules;
 mod teams;

@@ -57,7 +57,8 @@ unsafe fn leaves_names(comm: DevComm, out: Window<u32>, buffer: u32) {
 
 #[test]
 fn every_pointer_leads_to_its_rank() {
-    let names = simulate(Simulation::new(6).team_size(3), |gpu| {
+    // Ranks store where others load.
+    let names = simulate(Simulation::new(6).team_size(3).races(false), |gpu| {
         let mut requirements = DevCommRequirements::new().lsa_barriers(1);
         let scratch = requirements.add(ResourceBuffer { bytes: 32, align: 256 });
         let (comm, out) = (gpu.dev_comm(requirements)?, gpu.window(&[0_u32; 8])?);
@@ -109,7 +110,8 @@ fn what_no_pointer_reaches_is_reported() {
         "the window is NULL",
     ];
     for which in 0..11 {
-        let error = failure(Simulation::new(4).team_size(2), |gpu| {
+        // Two ranks make the same mistake.
+        let error = failure(Simulation::new(4).team_size(2).races(false), |gpu| {
             let comm = gpu.dev_comm(DevCommRequirements::new().lsa_barriers(1))?;
             gpu.launch(
                 mistakes::args(&comm, &gpu.window(&[0_u32; 2])?, which as u32).grid(1).block(1),

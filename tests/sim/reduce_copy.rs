@@ -263,7 +263,7 @@ unsafe fn mistakes(comm: DevComm, fp8: Window<F8E4M3>, floats: Window<f32>, whic
 #[test]
 fn misuse_of_reduce_copy_is_reported() {
     let report = |which: u32| {
-        let world = world(Simulation::new(2));
+        let world = world(Simulation::new(2).races(false));
         let result = run(&world, |gpu| {
             let asked = DevCommRequirements::new().lsa_barriers(1).lsa_multimem(true);
             let (fp8, floats) = (gpu.window(&[F8E4M3::default(); 4])?, gpu.window(&[0_f32; 4])?);

@@ -185,7 +185,7 @@ unsafe fn half_leaves(out: Window<u32>) {
     unsafe {
         let voted = warp::warp_vote_ballot(0x5555_5555, true);
         thread::sync_threads();
-        out.local().store(thread::thread_idx_x() as usize, voted);
+        out.local().store(thread::index_1d() as usize, voted);
     }
 }
 
@@ -193,12 +193,12 @@ unsafe fn half_leaves(out: Window<u32>) {
 fn threads_that_exit_leave_barriers_passable() {
     for seed in 0..10 {
         let out = simulate(Simulation::new(1).seed(seed), |gpu| {
-            let out = gpu.window(&[0_u32; 64])?;
+            let out = gpu.window(&[0_u32; 3 * 64])?;
             gpu.launch(half_leaves::args(&out).grid(3).block(64))?;
             read(&out)
         });
         let got = &out[0];
-        assert!((0..64).all(|i| got[i] == if i % 2 == 0 { 0x5555_5555 } else { 0 }), "{got:?}");
+        assert!((0..3 * 64).all(|i| got[i] == if i % 2 == 0 { 0x5555_5555 } else { 0 }), "{got:?}");
     }
 }
 
@@ -232,7 +232,7 @@ unsafe fn passes_on(comm: DevComm, words: Window<u32>, starts: bool) {
         if i > 0 || !starts {
             comm.wait_until(Coop::thread(), || mem::load_volatile(words.add(i)) != 0);
         }
-        mem::store(words.add(i + 1), 1);
+        mem::store_volatile(words.add(i + 1), 1);
     }
 }
 
@@ -282,7 +282,7 @@ unsafe fn times_out(comm: DevComm, words: Window<u32>) {
         if i == 0 {
             let waited = comm.wait_until_timeout(Coop::thread(), Timeout::nanos(0), is_set);
             set = u32::from(waited.is_ok());
-            mem::store(words.add(1), 1);
+            mem::store_volatile(words.add(1), 1);
         } else {
             comm.wait_until(Coop::thread(), is_set);
         }

@@ -204,12 +204,14 @@ pub fn exit() -> ! {
 /// Sequentially consistent fence among the threads of the block.
 #[doc(alias = "__threadfence_block")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
+#[track_caller]
 pub fn block_fence() {
     fence(Order::SeqCst, Scope::Cta);
 }
 
 /// Sequentially consistent fence among the threads of the grid; the same as [`device_fence`].
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
+#[track_caller]
 pub fn grid_fence() {
     device_fence();
 }
@@ -217,6 +219,7 @@ pub fn grid_fence() {
 /// Sequentially consistent fence among the threads of the GPU.
 #[doc(alias = "__threadfence")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
+#[track_caller]
 pub fn device_fence() {
     fence(Order::SeqCst, Scope::Gpu);
 }
@@ -224,6 +227,7 @@ pub fn device_fence() {
 /// Sequentially consistent fence among all GPUs and the host.
 #[doc(alias = "__threadfence_system")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
+#[track_caller]
 pub fn system_fence() {
     fence(Order::SeqCst, Scope::Sys);
 }

@@ -115,6 +115,7 @@ pub unsafe fn reduce_add_tile(map: &TensorMap, row: u32, column: u32, from: *con
 
 /// Commits this thread's stores since the last call as a group. PTX: `cp.async.bulk.commit_group`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
+#[track_caller]
 pub fn commit_stores() {
     arch::commit_stores();
 }
@@ -122,6 +123,7 @@ pub fn commit_stores() {
 /// Waits until at most the newest `N` groups of this thread's stores still read shared memory. PTX:
 /// `cp.async.bulk.wait_group.read`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
+#[track_caller]
 pub fn wait_stores_read<const N: u32>() {
     arch::wait_stores_read::<N>();
 }
@@ -129,6 +131,7 @@ pub fn wait_stores_read<const N: u32>() {
 /// Waits until at most the newest `N` groups of this thread's stores are pending. PTX:
 /// `cp.async.bulk.wait_group`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
+#[track_caller]
 pub fn wait_stores<const N: u32>() {
     arch::wait_stores::<N>();
 }
@@ -136,6 +139,7 @@ pub fn wait_stores<const N: u32>() {
 /// Makes this thread's writes to shared memory visible to TMA and `wgmma`. PTX:
 /// `fence.proxy.async.shared::cta`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
+#[track_caller]
 pub fn fence_async_shared() {
     arch::fence_async_shared();
 }

@@ -175,7 +175,7 @@ fn an_ordered_load_yields_to_other_threads() {
         // SAFETY: the test's simulator maps the address to the copies.
         unsafe { multimem::load_reduce_ordered(Sum, address, Order::Acquire, Scope::Sys) }
     });
-    assert_eq!((sum, events.last()), (6, Some(&Event::Spin)));
+    assert_eq!((sum, events.first()), (6, Some(&Event::Spin)));
 }
 
 #[test]

@@ -58,6 +58,7 @@ impl MemoryOrder {
 
     /// The fence before an arrival, at system scope.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
     pub(crate) fn fence_before_arrival(self) {
         match self {
             Self::Relaxed | Self::Acquire => {}

@@ -3,6 +3,7 @@
 //!
 //! `cargo run -p devcomm-sim --example speed -- [RANKS [BLOCKS [THREADS [ELEMENTS]]]]`
 
+use cuda_std::mem;
 use cuda_std::prelude::*;
 use devcomm::{DevCommRequirements, Lag, Result, Simulation};
 use devcomm_testing::simulated::{Gpu, run, world};
@@ -31,6 +32,15 @@ unsafe fn allreduce(comm: DevComm, send: Window<f32>, recv: Window<f32>, count: 
     barrier.sync(MemoryOrder::Release);
 }
 
+/// Each thread adds to its own elements.
+#[kernel]
+unsafe fn adds(elements: *mut f32, count: usize) {
+    for i in thread::grid_strided(count) {
+        // SAFETY: `i` is below `count`, the buffer's length.
+        unsafe { mem::store(elements.add(i), mem::load(elements.add(i)) + 1.0) };
+    }
+}
+
 #[kernel]
 unsafe fn barriers(count: u32) {
     for _ in 0..count {
@@ -57,6 +67,7 @@ fn main() -> Result<()> {
     let accesses = (2 * count * ranks) as f64;
     for (what, simulation) in [
         ("unchecked", all().watch(false)),
+        ("checked, no races", all().races(false)),
         ("checked (default)", all()),
         ("random order", all().seed(7)),
         ("preempted", all().preempt(true)),
@@ -77,6 +88,16 @@ fn main() -> Result<()> {
             accesses / seconds / 1e6,
             seconds * 1e9 / switches as f64,
         );
+    }
+    for (what, races) in [("without races", false), ("with races", true)] {
+        let count = 1 << 20;
+        let (seconds, _) = best(Simulation::new(1).races(races), |gpu| {
+            let elements = gpu.buffer(&vec![0_f32; count])?;
+            Ok(move |gpu: &Gpu<'_>| {
+                gpu.launch(adds::args(&elements, count).grid(grid).block(block))
+            })
+        })?;
+        println!("loads and stores, {what}: {:.1} M/s", 2.0 * count as f64 / seconds / 1e6);
     }
     let (seconds, switches) = best(all(), |_| {
         Ok(|gpu: &Gpu<'_>| gpu.launch(barriers::args(100_u32).grid(grid).block(block)))

@@ -1,4 +1,5 @@
-//! The 16 barriers of a block (PTX `bar.sync`). Barrier 0 is `sync_threads`.
+//! The 16 barriers of a block (PTX `bar.sync`). Barrier 0 is `sync_threads`. Further ones are for
+//! warpgroups, in which threads only wait for each other.
 
 use std::cell::Cell;
 
@@ -24,13 +25,28 @@ struct Arrival {
     coop_call: Option<CoopCall>,
 }
 
+/// The barriers that kernels can name.
+const NAMED: u32 = 16;
+/// All barriers: a block has at most eight warpgroups.
+pub(crate) const BARRIERS: usize = 24;
+const WARPGROUP: u32 = 128;
+
+/// The threads of a warpgroup wait for each other.
+pub(crate) fn meet_warpgroup(thread: &Thread, at: Site) {
+    let id = NAMED + thread.tid.get() / WARPGROUP;
+    arrive_at(thread, id, WARPGROUP, Some(CoopCall::new("wgmma")), at);
+}
+
 /// Makes the thread arrive at barrier `id` for `count` threads and wait for the others, as part of
 /// the NCCL call `coop_call`, if any.
 pub(crate) fn arrive(thread: &Thread, id: u32, count: u32, coop_call: Option<CoopCall>, at: Site) {
     let block = thread.block();
-    let Some(barrier) = block.barriers.get(id as usize) else {
-        thread.misuse(at, format!("barrier {id} does not exist: a block has barriers 0 to 15"))
-    };
+    if thread.gpus().removes(at) {
+        return;
+    }
+    if id >= NAMED {
+        thread.misuse(at, format!("barrier {id} does not exist: a block has barriers 0 to 15"));
+    }
     if !count.is_multiple_of(32) {
         thread.misuse(
             at,
@@ -41,6 +57,12 @@ pub(crate) fn arrive(thread: &Thread, id: u32, count: u32, coop_call: Option<Coo
         let threads = block.size;
         thread.misuse(at, format!("barrier {id} for {count} threads of a block of {threads}"));
     }
+    arrive_at(thread, id, count, coop_call, at);
+}
+
+fn arrive_at(thread: &Thread, id: u32, count: u32, coop_call: Option<CoopCall>, at: Site) {
+    let block = thread.block();
+    let barrier = &block.barriers[id as usize];
     let coop_call = coop_call.or(thread.coop_call.get());
     match barrier.first.get() {
         None => {
@@ -139,13 +161,18 @@ fn release_if_complete(block: &Block, id: u32, except: Option<&Thread>) -> bool 
     }
     barrier.arrived.set(0);
     barrier.first.set(None);
-    for other in block.threads() {
-        if !except.is_some_and(|thread| std::ptr::eq(thread, other))
-            && matches!(other.wait.get(), Wait::Barrier { id: at, .. } if at == id)
-        {
-            other.wake();
-        }
+    let is_last = |other: &Thread| except.is_some_and(|thread| std::ptr::eq(thread, other));
+    let waits =
+        |other: &Thread| matches!(other.wait.get(), Wait::Barrier { id: at, .. } if at == id);
+    let gpus = &block.threads().next().map(Thread::gpus);
+    if let Some(gpus) = gpus.filter(|gpus| gpus.settings.races && id < NAMED) {
+        let threads = || {
+            let all = block.threads().filter(|other| is_last(other) || waits(other));
+            all.map(|thread| &thread.race)
+        };
+        gpus.memory.races.barrier(threads, barrier.count.get() == 0);
     }
+    block.threads().filter(|other| !is_last(other) && waits(other)).for_each(Thread::wake);
     true
 }
 

@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 
 use crate::error::Site;
+use crate::mutation::Change;
 use crate::shared::SharedMemory;
 use crate::thread::{Block, Thread, Wait};
 
@@ -15,6 +16,8 @@ pub(crate) struct Cluster {
     live: Cell<u32>,
     /// Threads at the barrier.
     arrived: Cell<u32>,
+    /// Whether the barrier orders no accesses.
+    relaxed: Cell<bool>,
     /// The shared memory of blocks that have ended. It is kept since a peer may have been preempted
     /// between the check of an access and the access.
     ended: RefCell<Vec<SharedMemory>>,
@@ -23,8 +26,8 @@ pub(crate) struct Cluster {
 impl Cluster {
     /// A cluster of `threads` threads, without blocks yet.
     pub(crate) fn new(threads: u32) -> Self {
-        let (live, arrived) = (Cell::new(threads), Cell::new(0));
-        Self { blocks: RefCell::default(), live, arrived, ended: RefCell::default() }
+        let (blocks, arrived, relaxed, ended) = Default::default();
+        Self { blocks, live: Cell::new(threads), arrived, relaxed, ended }
     }
 
     /// Adds the block of the next rank.
@@ -58,15 +61,25 @@ impl Cluster {
     }
 
     /// Wakes the threads at the barrier, if all have arrived.
-    fn release_if_complete(&self) -> bool {
+    fn release_if_complete(&self, last: Option<&Thread>) -> bool {
         if self.arrived.get() < self.live.get() {
             return false;
         }
         self.arrived.set(0);
-        for block in self.running() {
-            let at_barrier = |thread: &&Thread| matches!(thread.wait.get(), Wait::Cluster { .. });
-            block.threads().filter(at_barrier).for_each(Thread::wake);
+        let blocks: Vec<_> = self.running().collect();
+        let waits = |thread: &&Thread| matches!(thread.wait.get(), Wait::Cluster { .. });
+        let waiting = || blocks.iter().flat_map(|block| block.threads()).filter(waits);
+        if let Some(thread) = last.or_else(|| waiting().next())
+            && thread.gpus().settings.races
+        {
+            let threads = || last.into_iter().chain(waiting()).map(|thread| &thread.race);
+            let races = &thread.gpus().memory.races;
+            match self.relaxed.get() {
+                true => races.meet(threads),
+                false => races.barrier(threads, true),
+            }
         }
+        waiting().for_each(Thread::wake);
         true
     }
 
@@ -74,16 +87,22 @@ impl Cluster {
     pub(crate) fn thread_ended(&self) {
         self.live.set(self.live.get() - 1);
         if self.arrived.get() > 0 {
-            self.release_if_complete();
+            self.release_if_complete(None);
         }
     }
 }
 
 /// A thread arrives at its cluster's barrier and waits for the others.
-pub(crate) fn sync(thread: &Thread, at: Site) {
+pub(crate) fn sync(thread: &Thread, relaxed: bool, at: Site) {
+    let relaxed = match thread.gpus().change_at(at) {
+        Some(Change::Remove) => return,
+        Some(Change::Relax) => true,
+        _ => relaxed,
+    };
     let cluster = &thread.block().cluster;
+    cluster.relaxed.set(relaxed);
     cluster.arrived.set(cluster.arrived.get() + 1);
-    if !cluster.release_if_complete() {
+    if !cluster.release_if_complete(Some(thread)) {
         thread.suspend(Wait::Cluster { at });
     } else if thread.gpus().random() {
         thread.suspend(Wait::Ready);

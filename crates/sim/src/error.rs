@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use devcomm_types::WaitFor;
 
+pub use crate::race::{Race, RaceAccess};
+
 /// A `Result` with this crate's error.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -254,6 +256,9 @@ pub enum Error {
         /// Why, and what to do.
         reason: String,
     },
+    /// Two accesses to the same memory that nothing orders, one of them a write.
+    #[error("{_0}")]
+    Race(Box<Race>),
     /// Deadlock: every thread waits, and nothing can wake one.
     #[error("deadlock{_0}")]
     Deadlock(Box<Stall>),

@@ -15,9 +15,11 @@ use litemap::LiteMap;
 
 use crate::error::{Error, Result, Site, Stall, ThreadId};
 use crate::memory::Memory;
+use crate::mutation::Change;
 use crate::nccl::{self, Network, Unflushed};
+use crate::race::GridClock;
 use crate::schedule::Choice;
-use crate::scheduler::Scheduler;
+use crate::scheduler::{Chooser, Scheduler};
 use crate::simulation::Simulation;
 use crate::thread::{OpenSession, Thread};
 use crate::{panics, trap};
@@ -105,6 +107,8 @@ pub(crate) struct Gpus {
     /// Network operations in flight.
     pub(crate) network: Rc<Network>,
     scheduler: RefCell<Scheduler>,
+    /// The scheduler's, while a thread with weak loads runs.
+    pub(crate) chooser: RefCell<Chooser>,
     /// Whether all host threads wait for the GPUs.
     pub(crate) host_waits: Cell<bool>,
     /// Blocks with a ready thread, by slot.
@@ -146,6 +150,7 @@ impl Gpus {
             network: Rc::new(Network::new(Rc::clone(&memory))),
             memory,
             scheduler: RefCell::new(Scheduler::new(settings)),
+            chooser: RefCell::new(Chooser::First),
             host_waits: Cell::new(true),
             queue: RefCell::default(),
             failure: RefCell::default(),
@@ -172,7 +177,7 @@ impl Gpus {
     ///
     /// [`Error::Launch`] for a launch that no GPU accepts.
     pub(crate) fn launch(&self, launch: Launch) -> Result<GridId> {
-        let id = self.scheduler.borrow_mut().launch(launch)?;
+        let id = self.scheduler.borrow_mut().launch(self, launch)?;
         self.progress();
         Ok(id)
     }
@@ -200,6 +205,11 @@ impl Gpus {
     /// Checks a launch as [`launch`](Self::launch) does.
     pub(crate) fn check(&self, launch: &Launch) -> Result<()> {
         self.scheduler.borrow().check(launch).map(drop)
+    }
+
+    /// What a grid that has not been [done](Self::is_done) shares with later operations.
+    pub(crate) fn clock_of(&self, grid: GridId) -> Option<GridClock> {
+        self.scheduler.borrow().clock_of(grid)
     }
 
     /// Whether a grid has ended.
@@ -297,6 +307,29 @@ impl Gpus {
 
 /// Calls by threads and hooks.
 impl Gpus {
+    /// Chooses an index below `n` for the running thread.
+    pub(crate) fn chosen(&self, n: usize) -> usize {
+        self.chooser.borrow_mut().branch(n)
+    }
+
+    /// The change that a mutation makes at `at`.
+    #[inline]
+    pub(crate) fn change_at(&self, at: Site) -> Option<Change> {
+        self.settings.mutation.as_ref().and_then(|mutation| mutation.at(at))
+    }
+
+    /// Whether a mutation removes operations at `at`.
+    #[inline]
+    pub(crate) fn removes(&self, at: Site) -> bool {
+        self.settings.mutation.as_ref().is_some_and(|mutation| mutation.removes(at))
+    }
+
+    /// Whether a mutation removes waits at `at`.
+    #[inline]
+    pub(crate) fn skips_wait(&self, at: Site) -> bool {
+        self.settings.mutation.as_ref().is_some_and(|mutation| mutation.skips_wait(at))
+    }
+
     /// Whether threads run in random order.
     pub(crate) fn random(&self) -> bool {
         self.settings.seed.is_some()

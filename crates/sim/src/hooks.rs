@@ -9,12 +9,13 @@
 //! mutable state of threads and GPUs is in cells, so no exclusive references exist.
 
 use corosensei::Yielder;
-use cuda_std::arch::{Access, MulticastParts, Ops, ThreadCtx};
+use cuda_std::arch::{Access, Event, MulticastParts, Ops, Order, Scope, ThreadCtx};
 
 use crate::barrier;
 use crate::cluster;
 use crate::error::{Error, Site};
 use crate::multicast;
+use crate::mutation::Change;
 use crate::nccl;
 use crate::shared::MAX_STATIC;
 use crate::thread::{Thread, Wait};
@@ -69,9 +70,24 @@ fn shared_static(ctx: *const ThreadCtx, key: usize, size: usize) -> *mut u8 {
 
 impl Thread {
     /// Called before an access: fails the thread if it may not access the memory, and may yield.
+    /// Returns the address to access.
     #[inline(always)]
-    pub(crate) fn access(&self, address: usize, bytes: usize, access: Access, at: Site) {
+    pub(crate) fn access(
+        &self,
+        mut address: usize,
+        bytes: usize,
+        mut access: Access,
+        at: Site,
+    ) -> usize {
         let gpus = self.gpus();
+        match gpus.change_at(at) {
+            None => {}
+            Some(Change::Remove) => return self.removed(access),
+            Some(Change::Shift(by)) => {
+                address = address.wrapping_add_signed(by * bytes as isize);
+            }
+            Some(change) => access = change.access(access),
+        }
         let accesses = gpus.accesses.get() + 1;
         gpus.accesses.set(accesses);
         let gpu = self.block().gpu as u32;
@@ -81,11 +97,12 @@ impl Thread {
         if self.updating.replace(false) {
             gpus.progress();
         }
+        let mut may_yield = true;
         match access {
             Access::Read => {}
             Access::Write | Access::AtomicWrite(..) => gpus.progress(),
-            Access::AtomicRmw(..) => self.updating.set(true),
-            Access::AtomicRead(..) => {
+            Access::AtomicRmw(..) | Access::BarrierChange => self.updating.set(true),
+            Access::AtomicRead(..) | Access::BarrierTest => {
                 // A thread that accesses new addresses is not polling, unless it is in a named wait
                 // (`crate::waits`). No yield here: a polling thread yields in `spin`.
                 let [a, b, c, d] = self.polled.get();
@@ -93,12 +110,74 @@ impl Thread {
                     self.polled.set([address, a, b, c]);
                     gpus.progress();
                 }
-                return;
+                may_yield = false;
             }
         }
-        if gpus.settings.preempt || accesses >= gpus.slice_end.get() {
+        if may_yield && (gpus.settings.preempt || accesses >= gpus.slice_end.get()) {
             self.suspend(Wait::Ready);
         }
+        // Right before the access: no other thread runs in between.
+        if gpus.settings.races && !self.is_on_stack(address) {
+            return self.check_race((address, bytes), access, at);
+        }
+        address
+    }
+
+    /// The address for an access that a mutation removes.
+    #[cold]
+    fn removed(&self, access: Access) -> usize {
+        // A barrier that no arrival completes.
+        let changed = matches!(access, Access::BarrierChange);
+        self.scratch.set(if changed { (1 << 40) - 1 } else { 0 });
+        self.suspend(Wait::Ready);
+        self.scratch.as_ptr().expose_provenance()
+    }
+
+    /// Fails the thread if the access races; returns the address to access.
+    #[inline]
+    fn check_race(&self, place: (usize, usize), access: Access, at: Site) -> usize {
+        let gpus = self.gpus();
+        let memory = &gpus.memory;
+        let mut clock = self.race.borrow_mut();
+        let choose = |n| gpus.chosen(n);
+        match memory.races.access(memory, &mut clock, place, access, at, &choose) {
+            Ok([None, None, None, None]) => place.0,
+            Ok(old) => self.stale(place, old),
+            Err(found) => {
+                drop(clock);
+                self.fail(Error::Race(memory.races.report(memory, &found)));
+            }
+        }
+    }
+
+    /// The address of a copy of the memory with old values for some words.
+    #[cold]
+    fn stale(&self, (address, bytes): (usize, usize), old: [Option<u32>; 4]) -> usize {
+        let mut copy = [0_u8; 16];
+        // SAFETY: the access was checked; it has at most 16 bytes.
+        unsafe {
+            std::ptr::with_exposed_provenance::<u8>(address)
+                .copy_to_nonoverlapping(copy.as_mut_ptr(), bytes);
+        }
+        // An access of less than a word lies within one.
+        let skipped = address % 4;
+        for (i, value) in old.into_iter().enumerate() {
+            let Some(value) = value else { continue };
+            let value = &value.to_le_bytes()[skipped..];
+            let n = value.len().min(bytes - 4 * i);
+            copy[4 * i..][..n].copy_from_slice(&value[..n]);
+        }
+        self.scratch.set(u128::from_le_bytes(copy));
+        // A later load will see another value.
+        self.gpus().progress();
+        self.scratch.as_ptr().expose_provenance()
+    }
+
+    /// Whether the address is in the thread's own stack.
+    #[inline]
+    fn is_on_stack(&self, address: usize) -> bool {
+        let (low, high) = self.stack();
+        (low..high).contains(&address)
     }
 
     /// Whether the bytes are in the shared memory of the block or its cluster, or in the thread's
@@ -115,9 +194,9 @@ impl Thread {
 #[cold]
 fn out_of_bounds(thread: &Thread, address: usize, bytes: usize, access: Access, at: Site) -> ! {
     let access = match access {
-        Access::Read | Access::AtomicRead(..) => "loads",
+        Access::Read | Access::AtomicRead(..) | Access::BarrierTest => "loads",
         Access::Write | Access::AtomicWrite(..) => "stores",
-        Access::AtomicRmw(..) => "updates",
+        Access::AtomicRmw(..) | Access::BarrierChange => "updates",
     };
     if multicast::is_multicast(address) {
         thread.misuse(
@@ -179,8 +258,33 @@ fn clock(ctx: *const ThreadCtx) -> u64 {
     now
 }
 
-/// cuda_std's operations. Fences do nothing: threads run one at a time, so memory is sequentially
-/// consistent.
+fn fence(ctx: *const ThreadCtx, order: Order, scope: Scope, at: Site) {
+    let thread = Thread::of(ctx);
+    let fence = match thread.gpus().change_at(at) {
+        None => Some((order, scope)),
+        Some(change) => change.fence(order, scope),
+    };
+    let Some((order, scope)) = fence else { return };
+    thread.gpus().memory.races.fence(&mut thread.race.borrow_mut(), order, scope);
+}
+
+fn event(ctx: *const ThreadCtx, event: Event, at: Site) {
+    let thread = Thread::of(ctx);
+    let gpus = thread.gpus();
+    match event {
+        Event::Commit(_) | Event::ProxyFence if gpus.removes(at) => return,
+        Event::Wait { .. } if gpus.skips_wait(at) => return,
+        _ => {}
+    }
+    let number = || {
+        let count = &thread.block().mbarriers;
+        count.replace(count.get() + 1)
+    };
+    gpus.memory.races.event(&mut thread.race.borrow_mut(), event, number);
+}
+
+/// cuda_std's operations. Threads run one at a time and memory is sequentially consistent: what
+/// fences order matters to the detection of [races](crate::race) only.
 pub(crate) static OPS: Ops = Ops {
     barrier: |ctx, id, count, at| barrier::arrive(Thread::of(ctx), id, count, None, at),
     sync_warp: |ctx, mask, at| {
@@ -202,16 +306,27 @@ pub(crate) static OPS: Ops = Ops {
         block.index % block.grid.launch.cluster
     },
     cluster_size: |ctx| Thread::of(ctx).block().grid.launch.cluster,
-    cluster_sync: |ctx, at| cluster::sync(Thread::of(ctx), at),
+    meet_warpgroup: |ctx, at| barrier::meet_warpgroup(Thread::of(ctx), at),
+    cluster_sync: |ctx, relaxed, at| cluster::sync(Thread::of(ctx), relaxed, at),
     map_shared: |ctx, address, rank, at| cluster::map_shared(Thread::of(ctx), address, rank, at),
     wait_for_previous: |ctx, at| {
         let thread = Thread::of(ctx);
-        if thread.block().grid.follows_running() {
+        if thread.gpus().skips_wait(at) {
+            return;
+        }
+        let grid = &thread.block().grid;
+        if grid.follows_running() {
             thread.suspend(Wait::Previous { at });
+        }
+        if let Some(previous) = &grid.previous_clock {
+            let races = &thread.gpus().memory.races;
+            races.learn(&mut thread.race.borrow_mut(), &races.end_of(previous));
         }
     },
     launch_next: |ctx| Thread::of(ctx).block().launch_next(),
-    fence: |_, _, _| {},
+    fence,
+    event,
+    skips_wait: |ctx, at| Thread::of(ctx).gpus().skips_wait(at),
     exit,
     print,
     clock,

@@ -26,9 +26,17 @@
 //! returns, the operation is in flight: its source is read later, its data is written after that,
 //! then its signal, all while threads wait; with a seed, at random times. A strong signal follows
 //! all operations posted before it in the same context to the same peer. A weak signal follows its
-//! own put, and with a seed may overtake earlier operations. So a kernel that omits a flush or a
-//! wait fails for some seed. Windows, peers, signals and counters are checked when an operation is
-//! posted.
+//! own put and what its rank had flushed before, and with a seed may overtake other operations.
+//! Windows, peers, signals and counters are checked when an operation is posted.
+//!
+//! # Races
+//!
+//! Two accesses to the same memory, one of them a write, that no synchronisation orders by PTX's
+//! memory model, are an error ([`Error::Race`]) that names both: kernel, rank, block, thread and
+//! line. It covers kernels, asynchronous copies, `wgmma`, GIN, streams, graphs, collectives and
+//! copies of the host, and finds most races in any order of execution. Calls of host threads count
+//! as ordered in the order in which they are made. [`Simulation::weak`] has atomic loads see old
+//! values.
 //!
 //! # Time
 //!
@@ -37,10 +45,11 @@
 //!
 //! # Limitations
 //!
-//! Memory is sequentially consistent: a missing fence is not detected, not even before a put. Plain
-//! dereferences of pointers are not checked; only accesses through `cuda_std` and `nccl_device`
-//! are. Threads run one at a time, so simulated time does not predict a GPU's. CFT is not
-//! simulated, PROXY is the only GIN back end, and misuse of its resource sharing is not detected.
+//! Plain dereferences of pointers are not checked; only accesses through `cuda_std` and
+//! `nccl_device` are. Asynchronous copies and `wgmma` move their data at once: what is not ordered
+//! with them is reported, but does not see wrong data. Threads run one at a time, so simulated time
+//! does not predict a GPU's. CFT is not simulated, PROXY is the only GIN back end, and misuse of
+//! its resource sharing is not detected.
 //!
 //! # Safety model
 //!
@@ -101,8 +110,10 @@ mod host_nccl;
 mod machine;
 mod memory;
 mod multicast;
+mod mutation;
 mod nccl;
 mod panics;
+mod race;
 mod ranks;
 mod schedule;
 mod scheduler;
@@ -114,9 +125,10 @@ mod trap;
 mod waits;
 mod warp;
 
-pub use error::{Error, Limit, Result, Site, Stall, ThreadId, Waiter, Waiting};
+pub use error::{Error, Limit, Race, RaceAccess, Result, Site, Stall, ThreadId, Waiter, Waiting};
 pub use gpus::Activity;
 pub use machine::{Attached, CallRecord, Effect, EventCount, Fault, Machine, Ticket};
+pub use mutation::{Change, Mutation};
 pub use nccl::Unflushed;
 pub use schedule::{Choice, Lag};
 pub use simulation::Simulation;

@@ -23,6 +23,7 @@ use litemap::LiteMap;
 
 use crate::error::{Error, Result};
 use crate::multicast::Multicast;
+use crate::race::Races;
 
 /// Initial content of shared memory, and the value that a shuffle reads from missing lanes: a NaN
 /// in every floating-point type, and an unlikely integer.
@@ -196,6 +197,8 @@ impl FromIterator<u32> for GpuSet {
 /// What the registry knows of a live range, besides its start.
 struct LiveMemory {
     end: usize,
+    /// An address for the start that all mappings of the same memory have.
+    canonical: usize,
     /// The GPUs that may access the memory.
     gpus: GpuSet,
     owner: Owner,
@@ -239,35 +242,70 @@ pub(crate) struct Memory {
     freed: RefCell<VecDeque<Freed>>,
     cache: Box<[Cell<Range>]>,
     pub(crate) multicast: Multicast,
+    pub(crate) races: Races,
 }
 
 impl Memory {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(races: Races) -> Self {
         let cache = vec![Cell::default(); 1 << CACHE_BITS].into();
-        Self {
-            live: RefCell::default(),
-            freed: RefCell::default(),
-            cache,
-            multicast: Multicast::default(),
-        }
+        let (live, freed, multicast) = Default::default();
+        Self { live, freed, cache, multicast, races }
     }
 
     /// Registers `bytes` from `start`, which `gpus` may access. They must not overlap other live
     /// memory.
     pub(crate) fn insert(&self, start: *mut u8, bytes: usize, gpus: GpuSet, owner: Owner) {
-        let live = LiveMemory { end: start.addr() + bytes, gpus, owner };
+        self.insert_at(start, start.addr(), bytes, gpus, owner);
+    }
+
+    /// As [`insert`](Self::insert), for memory that is mapped at several addresses: all its
+    /// mappings have the same canonical addresses.
+    fn insert_at(
+        &self,
+        start: *mut u8,
+        canonical: usize,
+        bytes: usize,
+        gpus: GpuSet,
+        owner: Owner,
+    ) {
+        let live = LiveMemory { end: start.addr() + bytes, canonical, gpus, owner };
         self.freed.borrow_mut().retain(|old| old.end <= start.addr() || old.start >= live.end);
         self.live.borrow_mut().insert(start.addr(), live);
+        self.races.remap();
     }
 
     /// Unregisters the memory that starts at `start`.
     pub(crate) fn remove(&self, start: usize) {
-        if let Some(LiveMemory { end, owner, .. }) = self.live.borrow_mut().remove(&start) {
+        let removed = self.live.borrow_mut().remove(&start);
+        if let Some(LiveMemory { end, owner, .. }) = removed {
             let mut freed = self.freed.borrow_mut();
             freed.push_front(Freed { start, end, owner });
             freed.truncate(MAX_FREED);
         }
         self.cache.iter().for_each(|entry| entry.set(Range::default()));
+        // What a window maps may be in use at its other address.
+        match removed.filter(|live| !matches!(live.owner, Owner::Window { .. })) {
+            Some(live) => self.races.forget(live.canonical, live.end - start),
+            None => self.races.remap(),
+        }
+    }
+
+    /// The canonical address of a byte: one for all addresses at which it is mapped.
+    pub(crate) fn canonical(&self, address: usize) -> usize {
+        let all = self.live.borrow();
+        // The pages of a mapping are its own also where they are not live.
+        let found = last_until(&all, address)
+            .filter(|(_, live)| address < live.end.next_multiple_of(page_size()));
+        found.map_or(address, |(start, live)| live.canonical + (address - start))
+    }
+
+    /// Names a byte of live memory.
+    pub(crate) fn locate(&self, address: usize) -> String {
+        let all = self.live.borrow();
+        match last_until(&all, address).filter(|(_, live)| address < live.end) {
+            Some((start, live)) => format!("byte {} of {}", address - start, live.owner),
+            None => "shared memory".to_owned(),
+        }
     }
 
     /// Whether `address..address + bytes` lies in one live range that `gpu` may access.
@@ -361,13 +399,12 @@ impl Allocation {
         owner: impl Fn(usize) -> Owner,
     ) -> Result<Self> {
         let lens = gpus.iter().map(|_| bytes).collect();
-        Self::lay_out(memory, gpus, team, lens, owner, |mapping, _, offset, len| {
-            mapping.protect(offset, len, true)
-        })
+        let open = |mapping: &Mapping, _, offset, len| mapping.protect(offset, len, true);
+        Self::lay_out(memory, gpus, team, lens, owner, open, |_| None)
     }
 
     /// Allocates parts of these lengths in window layout; `open(mapping, rank, offset, len)` makes
-    /// the pages of `rank`'s part accessible.
+    /// the pages of `rank`'s part accessible, `canonical(rank)` is its canonical address.
     fn lay_out(
         memory: &Rc<Memory>,
         gpus: &Rc<[u32]>,
@@ -375,6 +412,7 @@ impl Allocation {
         lens: Rc<[usize]>,
         owner: impl Fn(usize) -> Owner,
         open: impl Fn(&Mapping, usize, usize, usize) -> io::Result<()>,
+        canonical: impl Fn(usize) -> Option<usize>,
     ) -> Result<Self> {
         let (page, ranks) = (page_size(), gpus.len());
         let bytes = lens.iter().copied().max().unwrap_or(0);
@@ -397,7 +435,8 @@ impl Allocation {
         for (i, (parts, gpus)) in parts.chunks(team).zip(gpus.chunks(team)).enumerate() {
             let gpus: GpuSet = gpus.iter().copied().collect();
             for (rank, part) in (i * team..).zip(parts) {
-                memory.insert(*part, lens[rank], gpus.clone(), owner(rank));
+                let canonical = canonical(rank).unwrap_or(part.addr());
+                memory.insert_at(*part, canonical, lens[rank], gpus.clone(), owner(rank));
             }
         }
         let (mc_offset_4k, memory) = (Some(mc_offset_4k), Rc::clone(memory));

@@ -23,7 +23,7 @@ use std::time::Duration;
 use cuda_std::arch::CTX;
 use litemap::LiteMap;
 
-use self::choice::Chooser;
+pub(crate) use self::choice::Chooser;
 pub(crate) use self::fiber::Fiber;
 use self::lag::Lagging;
 use self::residency::Gpu;
@@ -305,7 +305,15 @@ impl Scheduler {
         let waits = thread.waits.get();
         let mut fiber = thread.fiber.borrow_mut();
         CTX.set(std::ptr::from_ref(thread).cast());
+        // A thread with weak loads chooses what they see.
+        let lends = gpus.settings.weak;
+        if lends {
+            std::mem::swap(&mut self.chooser, &mut gpus.chooser.borrow_mut());
+        }
         let ended = fiber.as_mut().is_none_or(Fiber::resume);
+        if lends {
+            std::mem::swap(&mut self.chooser, &mut gpus.chooser.borrow_mut());
+        }
         CTX.set(std::ptr::null());
         self.changed_memory = gpus.idle.get() == 0;
         if ended {
@@ -346,6 +354,14 @@ impl Scheduler {
     fn thread_ended(&mut self, gpus: &Gpus, block: &Block, thread: &Thread) {
         thread.wait.set(Wait::Done);
         gpus.progress();
+        let races = &gpus.memory.races;
+        if let Some(at) = races.end_thread(&mut thread.race.borrow_mut(), &block.grid.clock) {
+            let what = "it ends while a bulk copy that it has started may still read the shared \
+                        memory of its block: commit the copy, and wait for its group"
+                .to_owned();
+            let (kernel, thread) = (block.grid.launch.kernel, thread.id());
+            gpus.fail(Error::Misuse { kernel, thread, what, at });
+        }
         self.live -= 1;
         block.live.set(block.live.get() - 1);
         warp::thread_ended(thread);

@@ -112,6 +112,11 @@ impl SharedMemory {
         self.statics.iter().chain(&self.dynamic).find(|array| array.contains(address, bytes))
     }
 
+    /// Start and length of each array.
+    pub(crate) fn ranges(&self) -> impl Iterator<Item = (usize, usize)> {
+        self.statics.iter().chain(&self.dynamic).map(|array| (array.start().addr(), array.bytes))
+    }
+
     /// Whether the bytes lie within one array.
     pub(crate) fn contains(&self, address: usize, bytes: usize) -> bool {
         self.array(address, bytes).is_some()

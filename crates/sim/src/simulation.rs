@@ -8,6 +8,7 @@ use devcomm_types::GinConnectionType;
 
 use crate::error::{Error, Result};
 use crate::memory::page_size;
+use crate::mutation::Mutation;
 use crate::schedule::{Lag, Schedule};
 
 /// Maximum number of GPUs of a machine.
@@ -48,6 +49,9 @@ pub struct Simulation {
     pub(crate) seed: Option<u64>,
     pub(crate) preempt: bool,
     pub(crate) watch: bool,
+    pub(crate) races: bool,
+    pub(crate) weak: bool,
+    pub(crate) mutation: Option<Mutation>,
     pub(crate) stack_size: usize,
     pub(crate) step_limit: Option<u64>,
     pub(crate) time_limit: Option<Duration>,
@@ -73,6 +77,9 @@ impl Simulation {
             seed: None,
             preempt: false,
             watch: true,
+            races: true,
+            weak: false,
+            mutation: None,
             stack_size: STACK_SIZE,
             step_limit: None,
             time_limit: Some(TIME_LIMIT),
@@ -123,6 +130,28 @@ impl Simulation {
     /// Default: yes.
     pub fn watch(mut self, watch: bool) -> Self {
         self.watch = watch;
+        self
+    }
+
+    /// Whether races are detected: accesses to the same memory that nothing orders, one of them a
+    /// write. Needs [`watch`](Self::watch). Default: yes.
+    pub fn races(mut self, races: bool) -> Self {
+        self.races = races;
+        self
+    }
+
+    /// Whether atomic loads may see old values, where PTX's memory model allows it: values that
+    /// other threads have replaced, unless the replacement happened before the load. Loads of more
+    /// than eight bytes may see halves of different ages. Needs a seed or choices, and
+    /// [`races`](Self::races). Default: no.
+    pub fn weak(mut self, weak: bool) -> Self {
+        self.weak = weak;
+        self
+    }
+
+    /// Changes what kernels do at one line, to test that a bug there is found.
+    pub fn mutation(mut self, mutation: Mutation) -> Self {
+        self.mutation = Some(mutation);
         self
     }
 
@@ -291,6 +320,13 @@ impl Simulation {
             _ => {}
         }
         let (watch, seed) = (self.watch || self.preempt, self.random_seed());
-        Ok(Self { watch, seed, ..self.clone() })
+        let races = self.races && watch;
+        let decides = seed.is_some() || matches!(self.schedule, Schedule::Choices(_));
+        if self.weak && !(races && decides) {
+            return refuse(
+                "weak loads need the detection of races, and a seed or choices".to_owned(),
+            );
+        }
+        Ok(Self { watch, seed, races, ..self.clone() })
     }
 }

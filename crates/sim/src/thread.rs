@@ -14,12 +14,13 @@ use corosensei::trap::CoroutineTrapHandler;
 use cuda_std::arch::ThreadCtx;
 use nccl_device::raw::host::CoopCall;
 
-use crate::barrier::BlockBarrier;
+use crate::barrier::{BARRIERS, BlockBarrier};
 use crate::cluster::Cluster;
 use crate::error::{Error, Site, ThreadId};
 use crate::gpus::{Gpus, GridId, Launch};
 use crate::hooks::OPS;
 use crate::nccl::InboxWait;
+use crate::race::{GridClock, ThreadClock};
 use crate::scheduler::Fiber;
 use crate::shared::SharedMemory;
 use crate::waits::WaitState;
@@ -82,6 +83,10 @@ pub(crate) struct Thread {
     pub(crate) polled: Cell<[usize; 4]>,
     /// After a fault, resumes the coroutine in a function that ends it.
     pub(crate) trap: Cell<Option<CoroutineTrapHandler<()>>>,
+    /// What an access sees or changes instead of memory.
+    pub(crate) scratch: Cell<u128>,
+    /// What the thread knows of other accesses.
+    pub(crate) race: RefCell<ThreadClock>,
     /// The named wait. The last field, since it is seldom accessed.
     pub(crate) state: WaitState,
 }
@@ -98,8 +103,10 @@ pub(crate) struct Grid {
     pub(crate) ended: Cell<u32>,
     /// Blocks that have ended or let the next grid begin.
     pub(crate) launched_next: Cell<u32>,
-    /// The grid beside which this one began.
+    /// The grid beside which this one began, and what is known after it.
     pub(crate) previous: Weak<Grid>,
+    pub(crate) previous_clock: Option<GridClock>,
+    pub(crate) clock: GridClock,
     /// The GPU of each rank of the first communicator that the kernel used, for reports.
     pub(crate) communicator: OnceCell<Rc<[u32]>>,
 }
@@ -123,10 +130,12 @@ pub(crate) struct Block {
     pub(crate) queued: Cell<bool>,
     /// Whether it has let the next grid begin.
     pub(crate) launched_next: Cell<bool>,
-    pub(crate) barriers: [BlockBarrier; 16],
+    pub(crate) barriers: [BlockBarrier; BARRIERS],
     pub(crate) cluster: Rc<Cluster>,
     pub(crate) warps: Vec<Box<Warp>>,
     pub(crate) shared: RefCell<SharedMemory>,
+    /// `mbarrier`s initialised so far.
+    pub(crate) mbarriers: Cell<usize>,
 }
 
 impl Grid {
@@ -186,6 +195,8 @@ impl Thread {
             returned: Cell::new(false),
             polled: Cell::new([0; 4]),
             trap: Cell::new(None),
+            scratch: Cell::new(0),
+            race: RefCell::default(),
             state: WaitState::default(),
         }
     }

@@ -86,6 +86,9 @@ impl Warp {
 /// Takes part in operation `op` of the lanes in `mask`: waits for the other lanes, except those
 /// that have exited or that a partial warp lacks, and returns the lane's result.
 pub(crate) fn converge(thread: &Thread, mask: u32, op: Op, mine: Lane, at: Site) -> (u32, bool) {
+    if op == Op::Sync && thread.gpus().removes(at) {
+        return (0, true);
+    }
     let lane = thread.lane();
     let warp = thread.warp();
     if mask >> lane & 1 == 0 {
@@ -128,6 +131,18 @@ pub(crate) fn converge(thread: &Thread, mask: u32, op: Op, mine: Lane, at: Site)
 
 /// Sets the result of every lane of a complete operation, and wakes all but `except`.
 fn finish(warp: &Warp, barrier: &WarpBarrier, except: Option<&Thread>) {
+    let lanes = || {
+        let all = warp.threads.iter().enumerate();
+        all.filter(|(lane, _)| barrier.arrived >> lane & 1 == 1).map(|(_, thread)| thread)
+    };
+    if let Some(thread) = lanes().next() {
+        let races = &thread.gpus().memory.races;
+        let threads = || lanes().map(|thread| &thread.race);
+        match barrier.op {
+            Op::Sync => races.barrier(threads, false),
+            Op::Shuffle(_) | Op::Ballot => races.meet(threads),
+        }
+    }
     let ballot = barrier
         .lanes
         .iter()

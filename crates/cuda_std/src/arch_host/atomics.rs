@@ -1,6 +1,7 @@
 //! Atomics. A simulated machine runs its threads on one OS thread; host atomics also make accesses
 //! from several OS threads defined.
 
+use std::panic::Location;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::memory::{spin, touch};
@@ -11,7 +12,7 @@ use crate::atomic::raw::{Add, Bits, MinMax};
 #[track_caller]
 pub(crate) fn fence(order: Order, scope: Scope) {
     let (thread, context) = current();
-    (context.ops.fence)(thread, order, scope);
+    (context.ops.fence)(thread, order, scope, Location::caller());
 }
 
 /// Reports a read-modify-write of `address` and executes it by `update`. If the value stays the
@@ -22,10 +23,9 @@ fn modify<T: Copy + PartialEq>(
     address: *mut T,
     order: Order,
     scope: Scope,
-    update: impl FnOnce() -> (T, T),
+    update: impl FnOnce(*mut T) -> (T, T),
 ) -> T {
-    touch(address.cast_const(), Access::AtomicRmw(order, scope));
-    let (old, new) = update();
+    let (old, new) = update(touch(address, Access::AtomicRmw(order, scope)));
     if old == new {
         spin();
     }
@@ -44,9 +44,9 @@ macro_rules! modifications {
                 let $old: Self = $from(bits);
                 $to($new)
             };
-            let old = modify(address.cast::<$word>(), order, scope, || {
+            let old = modify(address.cast::<$word>(), order, scope, |address| {
                 // SAFETY: the caller's contract.
-                let word = unsafe { <$atomic>::from_ptr(address.cast()) };
+                let word = unsafe { <$atomic>::from_ptr(address) };
                 let old = word.update(Ordering::SeqCst, Ordering::SeqCst, update);
                 (old, update(old))
             });
@@ -61,16 +61,16 @@ macro_rules! words {
             #[inline]
             #[track_caller]
             unsafe fn load(address: *const Self, order: Order, scope: Scope) -> Self {
-                touch(address, Access::AtomicRead(order, scope));
                 spin();
+                let address = touch(address, Access::AtomicRead(order, scope));
                 // SAFETY: the caller's contract; a load does not write.
-                unsafe { <$atomic>::from_ptr(address.cast_mut()) }.load(Ordering::SeqCst)
+                unsafe { <$atomic>::from_ptr(address) }.load(Ordering::SeqCst)
             }
 
             #[inline]
             #[track_caller]
             unsafe fn store(address: *mut Self, value: Self, order: Order, scope: Scope) {
-                touch(address.cast_const(), Access::AtomicWrite(order, scope));
+                let address = touch(address, Access::AtomicWrite(order, scope));
                 // SAFETY: the caller's contract.
                 unsafe { <$atomic>::from_ptr(address) }.store(value, Ordering::SeqCst);
             }
@@ -84,7 +84,7 @@ macro_rules! words {
                 order: Order,
                 scope: Scope,
             ) -> Self {
-                modify(address, order, scope, || {
+                modify(address, order, scope, |address| {
                     // SAFETY: the caller's contract.
                     let word = unsafe { <$atomic>::from_ptr(address) };
                     match word.compare_exchange(current, new, Ordering::SeqCst, Ordering::SeqCst) {

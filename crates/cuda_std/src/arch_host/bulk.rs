@@ -1,14 +1,15 @@
-//! `mbarrier`, TMA and clusters in the simulator, where copies complete immediately.
+//! `mbarrier`, TMA and clusters in the simulator. Copies move data at once; what orders it is
+//! reported as on a GPU, where it moves until the thread has waited.
 
 use std::panic::Location;
 
 use devcomm_types::{DataType, TensorMap, TensorMapDesc};
 use half::{bf16, f16};
 
-use super::memory::{spin, touch};
+use super::memory::{event, spin, touch};
 use super::tensor::SharedAddress;
 use super::tensor::swizzled;
-use super::{Access, Order, Scope};
+use super::{Access, Engine, Event, Order, Scope};
 
 /// The state of a barrier, stored in its 64-bit word.
 #[derive(Clone, Copy)]
@@ -40,21 +41,40 @@ impl State {
         u64::from(self.arrivals) | u64::from(self.pending) << 20 | u64::from(bytes) << 40
     }
 
-    /// Changes a barrier's state, and completes the phase if nothing is pending.
+    /// Changes a barrier's state, and completes the phase if nothing is pending. Reports the event
+    /// that `event_of` makes of the barrier's address and of whether the phase ends.
     #[track_caller]
-    fn change(word: SharedAddress, change: impl FnOnce(&mut Self)) {
-        let word = word.cast::<u64>();
-        touch(word, Access::AtomicRmw(Order::AcqRel, Scope::Cta));
+    fn change(
+        word: SharedAddress,
+        event_of: impl FnOnce(usize, bool) -> Event,
+        change: impl FnOnce(&mut Self),
+    ) {
+        let word = touch(word.cast::<u64>(), Access::BarrierChange);
         // SAFETY: the word is a barrier's, by the contract of `MBarrier::at`. Simulated threads run
         // one at a time.
         let mut phase = Self::of(unsafe { word.read() });
         change(&mut phase);
-        if phase.pending == 0 && phase.bytes == 0 {
+        let ends = phase.pending == 0 && phase.bytes == 0;
+        if ends {
             phase.pending = phase.arrivals;
             phase.parity = !phase.parity;
         }
         // SAFETY: as for the read.
         unsafe { word.write(phase.to_word()) }
+        event(event_of(word.addr(), ends));
+    }
+
+    /// Changes a barrier's state by an arrival of the thread.
+    #[track_caller]
+    fn arrive_at(word: SharedAddress, change: impl FnOnce(&mut Self)) {
+        Self::change(word, |barrier, ends| Event::BarrierArrive { barrier, ends }, change);
+    }
+
+    /// Counts bytes that have arrived.
+    #[track_caller]
+    fn receive(word: SharedAddress, bytes: i32) {
+        let event_of = |barrier, ends| Event::BarrierTransaction { barrier, ends };
+        Self::change(word, event_of, |phase| phase.bytes -= bytes);
     }
 
     #[track_caller]
@@ -70,11 +90,11 @@ pub(crate) fn mbarrier_init(word: SharedAddress, arrivals: u32) {
         (1..=FIELD).contains(&arrivals),
         "a barrier's number of arrivals must be 1 to 2^20 - 1"
     );
-    let word = word.cast::<u64>();
-    touch(word, Access::Write);
+    let word = touch(word.cast::<u64>(), Access::BarrierChange);
     let phase = State { arrivals, pending: arrivals, bytes: 0, parity: false };
     // SAFETY: the word is a barrier's, by the contract of `MBarrier::at`.
     unsafe { word.write(phase.to_word()) }
+    event(Event::BarrierInit(word.addr()));
 }
 
 pub(crate) fn mbarrier_fence_init() {
@@ -83,13 +103,13 @@ pub(crate) fn mbarrier_fence_init() {
 
 #[track_caller]
 pub(crate) fn mbarrier_arrive(word: SharedAddress) {
-    State::change(word, State::arrive);
+    State::arrive_at(word, State::arrive);
 }
 
 #[track_caller]
 pub(crate) fn mbarrier_arrive_expect_tx(word: SharedAddress, bytes: u32) {
     assert!(bytes <= FIELD, "a call must expect less than 2^20 bytes");
-    State::change(word, |phase| {
+    State::arrive_at(word, |phase| {
         phase.bytes += bytes as i32;
         phase.arrive();
     });
@@ -97,12 +117,17 @@ pub(crate) fn mbarrier_arrive_expect_tx(word: SharedAddress, bytes: u32) {
 
 #[track_caller]
 pub(crate) fn mbarrier_try_wait(word: SharedAddress, parity: u32) -> bool {
-    let word = word.cast::<u64>();
-    touch(word, Access::AtomicRead(Order::Acquire, Scope::Cta));
+    let (thread, context) = super::current();
+    if (context.ops.skips_wait)(thread, Location::caller()) {
+        return true;
+    }
+    let word = touch(word.cast::<u64>(), Access::BarrierTest);
     // SAFETY: the word is a barrier's, by the contract of `MBarrier::at`.
     let phase = State::of(unsafe { word.read_volatile() });
     let ended = u32::from(phase.parity) != parity;
-    if !ended {
+    if ended {
+        event(Event::BarrierWaited(word.addr()));
+    } else {
         spin();
     }
     ended
@@ -153,18 +178,19 @@ pub(crate) unsafe fn load_tile(
     barrier: SharedAddress,
 ) {
     let map = description(map);
+    event(Event::Uses(Engine::Load(barrier.addr())));
     for (target, from) in chunks(&map, to, row, column) {
         let value = from.map_or(0, |from| {
-            touch(from, Access::Read);
+            let from = touch(from, Access::Read);
             // SAFETY: the chunk lies in the matrix, which is allocated by the caller's contract.
             unsafe { from.read() }
         });
-        touch(target, Access::Write);
+        let target = touch(target, Access::Write);
         // SAFETY: the chunk lies in the tile, which has room by the caller's contract.
         unsafe { target.write(value) }
     }
-    let bytes = (map.tile_rows * 128) as i32;
-    State::change(barrier, |phase| phase.bytes -= bytes);
+    State::receive(barrier, (map.tile_rows * 128) as i32);
+    event(Event::Uses(Engine::Thread));
 }
 
 pub(crate) use load_tile as load_tile_once;
@@ -187,25 +213,29 @@ pub(crate) unsafe fn load_tile_multicast(
 
 #[track_caller]
 pub(crate) unsafe fn store_tile(map: &TensorMap, row: u32, column: u32, from: SharedAddress) {
+    event(Event::Uses(Engine::Bulk));
     for (source, to) in chunks(&description(map), from, row, column) {
         let Some(to) = to else { continue };
-        touch(source, Access::Read);
-        touch(to, Access::Write);
+        let source = touch(source, Access::Read);
+        let to = touch(to, Access::Write);
         // SAFETY: the chunks lie in the tile and in the matrix, valid by the caller's contract.
         unsafe { to.write(source.read()) }
     }
+    event(Event::Uses(Engine::Thread));
 }
 
 #[track_caller]
 pub(crate) unsafe fn reduce_add_tile(map: &TensorMap, row: u32, column: u32, from: SharedAddress) {
     let map = description(map);
+    event(Event::Uses(Engine::Bulk));
     for (source, to) in chunks(&map, from, row, column) {
         let Some(to) = to else { continue };
-        touch(source, Access::Read);
-        touch(to, Access::AtomicRmw(Order::Relaxed, Scope::Gpu));
+        let source = touch(source, Access::Read);
+        let to = touch(to, Access::AtomicRmw(Order::Relaxed, Scope::Gpu));
         // SAFETY: the chunks lie in the tile and in the matrix, valid by the caller's contract.
         unsafe { to.write(sum(map.data_type, to.read(), source.read())) }
     }
+    event(Event::Uses(Engine::Thread));
 }
 
 /// The sums of the numbers of two chunks.
@@ -228,25 +258,29 @@ fn sum(data_type: DataType, a: u128, b: u128) -> u128 {
     }
 }
 
+#[track_caller]
 pub(crate) fn commit_stores() {
-    super::current();
+    event(Event::Commit(Engine::Bulk));
 }
 
+#[track_caller]
 pub(crate) fn wait_stores_read<const N: u32>() {
-    super::current();
+    event(Event::Wait { engine: Engine::Bulk, pending: N, reads_only: true });
 }
 
+#[track_caller]
 pub(crate) fn wait_stores<const N: u32>() {
-    super::current();
+    event(Event::Wait { engine: Engine::Bulk, pending: N, reads_only: false });
 }
 
+#[track_caller]
 pub(crate) fn fence_async_shared() {
-    super::current();
+    event(Event::ProxyFence);
 }
 
 #[track_caller]
 pub(crate) fn mbarrier_arrive_cluster(word: SharedAddress, block: u32) {
-    State::change(map_shared(word, block), State::arrive);
+    State::arrive_at(map_shared(word, block), State::arrive);
 }
 
 /// The address in the shared memory of the cluster's block of this rank.
@@ -260,37 +294,35 @@ fn map_shared<T>(address: *mut T, rank: u32) -> *mut T {
 
 #[track_caller]
 pub(crate) unsafe fn load_shared(from: SharedAddress) -> [u32; 4] {
-    touch(from.cast::<u128>(), Access::Read);
+    let from = touch(from.cast::<u128>(), Access::Read);
     // SAFETY: the caller's contract.
     unsafe { from.cast::<[u32; 4]>().read() }
 }
 
 #[track_caller]
 pub(crate) unsafe fn load_shared_u16(from: SharedAddress) -> u16 {
-    let from = from.cast::<u16>();
-    touch(from, Access::Read);
+    let from = touch(from.cast::<u16>(), Access::Read);
     // SAFETY: the caller's contract.
     unsafe { from.read() }
 }
 
 #[track_caller]
 pub(crate) unsafe fn load_shared_u32(from: SharedAddress) -> u32 {
-    let from = from.cast::<u32>();
-    touch(from, Access::Read);
+    let from = touch(from.cast::<u32>(), Access::Read);
     // SAFETY: the caller's contract.
     unsafe { from.read() }
 }
 
 #[track_caller]
 pub(crate) unsafe fn store_shared_pair(to: SharedAddress, value: [u32; 2]) {
-    touch(to.cast::<u64>(), Access::Write);
+    let to = touch(to.cast::<u64>(), Access::Write);
     // SAFETY: the caller's contract.
     unsafe { to.cast::<[u32; 2]>().write(value) }
 }
 
 #[track_caller]
 pub(crate) unsafe fn store_shared(to: SharedAddress, value: [u32; 4]) {
-    touch(to.cast::<u128>(), Access::Write);
+    let to = touch(to.cast::<u128>(), Access::Write);
     // SAFETY: the caller's contract.
     unsafe { to.cast::<[u32; 4]>().write(value) }
 }
@@ -302,17 +334,19 @@ pub(crate) unsafe fn send_shared(
     value: [u32; 4],
     barrier: SharedAddress,
 ) {
+    let (to, barrier) = (map_shared(to, block), map_shared(barrier, block));
+    event(Event::Uses(Engine::Send(barrier.addr())));
     // SAFETY: the caller's contract.
-    unsafe { store_shared(map_shared(to, block), value) };
-    State::change(map_shared(barrier, block), |phase| phase.bytes -= 16);
+    unsafe { store_shared(to, value) };
+    State::receive(barrier, 16);
+    event(Event::Uses(Engine::Thread));
 }
 
 #[track_caller]
 pub(crate) unsafe fn store_cluster(to: *mut [f32; 4], block: u32, value: [f32; 4]) {
-    let to = map_shared(to, block);
-    touch(to.cast::<u128>(), Access::Write);
+    let to = touch(map_shared(to, block).cast::<u128>(), Access::Write);
     // SAFETY: the caller's contract.
-    unsafe { to.write(value) }
+    unsafe { to.cast::<[f32; 4]>().write(value) }
 }
 
 #[track_caller]
@@ -338,13 +372,14 @@ pub(crate) fn cluster_rank() -> u32 {
 
 #[track_caller]
 pub(crate) fn cluster_sync_relaxed() {
-    cluster_sync();
+    let (thread, context) = super::current();
+    (context.ops.cluster_sync)(thread, true, Location::caller());
 }
 
 #[track_caller]
 pub(crate) fn cluster_sync() {
     let (thread, context) = super::current();
-    (context.ops.cluster_sync)(thread, Location::caller());
+    (context.ops.cluster_sync)(thread, false, Location::caller());
 }
 
 pub(crate) fn raise_registers<const N: u32>() {

@@ -45,6 +45,65 @@ pub enum Access {
     AtomicWrite(Order, Scope),
     /// An atomic read-modify-write.
     AtomicRmw(Order, Scope),
+    /// A test of an `mbarrier`.
+    BarrierTest,
+    /// A change of an `mbarrier`.
+    BarrierChange,
+}
+
+/// The unit that makes the accesses of a thread's operation, and what their end is tied to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Engine {
+    /// The thread itself.
+    Thread,
+    /// A TMA load, which ends with a phase of the `mbarrier` at this address.
+    Load(usize),
+    /// `st.async`, which ends with a phase of the `mbarrier` at this address.
+    Send(usize),
+    /// A copy that ends with the thread's bulk group: TMA stores.
+    Bulk,
+    /// A copy that ends with the thread's `cp.async` group.
+    CpAsync,
+    /// `wgmma`, which ends with the warpgroup's group of products.
+    Wgmma,
+}
+
+/// A step of the synchronisation of asynchronous operations, which orders memory accesses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The thread's next accesses are made by this unit.
+    Uses(Engine),
+    /// The `mbarrier` at this address is initialised.
+    BarrierInit(usize),
+    /// The thread arrives at an `mbarrier`; its last arrival `ends` the phase.
+    BarrierArrive {
+        /// Address of the barrier.
+        barrier: usize,
+        /// Whether the phase has ended with it.
+        ends: bool,
+    },
+    /// Bytes of a copy have arrived at an `mbarrier`.
+    BarrierTransaction {
+        /// Address of the barrier.
+        barrier: usize,
+        /// Whether the phase has ended with them.
+        ends: bool,
+    },
+    /// The thread has seen the end of a phase of the `mbarrier` at this address.
+    BarrierWaited(usize),
+    /// The thread's operations of this kind since the last commit form a group.
+    Commit(Engine),
+    /// At most `pending` of the thread's groups of this kind have not ended.
+    Wait {
+        /// The kind of the groups.
+        engine: Engine,
+        /// Groups that may still be in flight.
+        pending: u32,
+        /// Whether the groups have only read their sources.
+        reads_only: bool,
+    },
+    /// `fence.proxy.async`: asynchronous operations after it see ordinary writes before it.
+    ProxyFence,
 }
 
 /// The copies of a multicast address: the memory of each GPU of the multicast team.
@@ -83,9 +142,15 @@ pub struct Ops {
     /// static's address.
     pub shared_static: fn(*const ThreadCtx, key: usize, size: usize) -> *mut u8,
     /// Called before a memory access (only while [`ThreadCtx::watch`]); the simulator may run other
-    /// threads first.
-    pub access:
-        fn(*const ThreadCtx, address: usize, bytes: usize, Access, at: &'static Location<'static>),
+    /// threads first. Returns the address to access, which is another one if the simulator has the
+    /// access see an old value or removes it.
+    pub access: fn(
+        *const ThreadCtx,
+        address: usize,
+        bytes: usize,
+        Access,
+        at: &'static Location<'static>,
+    ) -> usize,
     /// Called before a `multimem` instruction: returns the copies of the bytes at a multicast
     /// address. For any other address it reports an error and does not return.
     pub multimem: fn(
@@ -100,8 +165,11 @@ pub struct Ops {
     pub cluster_rank: fn(*const ThreadCtx) -> u32,
     /// The number of blocks of the cluster, 1 in a launch without clusters.
     pub cluster_size: fn(*const ThreadCtx) -> u32,
-    /// A barrier of all threads of the cluster.
-    pub cluster_sync: fn(*const ThreadCtx, at: &'static Location<'static>),
+    /// The threads of the warpgroup wait for each other, as for the end of a `wgmma`. It orders no
+    /// memory accesses.
+    pub meet_warpgroup: fn(*const ThreadCtx, at: &'static Location<'static>),
+    /// A barrier of all threads of the cluster; a `relaxed` one orders no memory accesses.
+    pub cluster_sync: fn(*const ThreadCtx, relaxed: bool, at: &'static Location<'static>),
     /// The address that corresponds to `address`, in the block's shared memory, in the shared
     /// memory of the cluster's block `rank`. For any other address, or for a rank that the cluster
     /// does not have, it reports an error and does not return.
@@ -112,7 +180,11 @@ pub struct Ops {
     /// The block lets the dependent launch that follows its kernel begin.
     pub launch_next: fn(*const ThreadCtx),
     /// A fence.
-    pub fence: fn(*const ThreadCtx, Order, Scope),
+    pub fence: fn(*const ThreadCtx, Order, Scope, at: &'static Location<'static>),
+    /// A step of asynchronous operations.
+    pub event: fn(*const ThreadCtx, Event, at: &'static Location<'static>),
+    /// Whether a wait at this place ends at once, since the simulator removes it.
+    pub skips_wait: fn(*const ThreadCtx, at: &'static Location<'static>) -> bool,
     /// `exit`: ends the thread. Does not return.
     pub exit: fn(*const ThreadCtx) -> !,
     /// Text printed by the kernel.

@@ -2,21 +2,36 @@
 
 use std::panic::Location;
 
-use super::{Access, Order, Scope, current};
+use super::{Access, Event, Order, Scope, current};
 use crate::atomic::AtomicValue;
 
-/// Reports an access to a `T` to the simulator before it happens. Panics if it is misaligned, since
-/// a GPU would fault.
+/// Reports an access to a `T` to the simulator before it happens, and returns the address to
+/// access. Panics if it is misaligned, since a GPU would fault.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
-pub(super) fn touch<T>(address: *const T, access: Access) {
+#[must_use]
+pub(super) fn touch<T>(address: *const T, access: Access) -> *mut T {
     if !address.is_aligned() {
         misaligned(address.addr(), align_of::<T>());
     }
     let (thread, context) = current();
-    if context.watch {
-        (context.ops.access)(thread, address.addr(), size_of::<T>(), access, Location::caller());
+    if !context.watch {
+        return address.cast_mut();
     }
+    let (bytes, at) = (size_of::<T>(), Location::caller());
+    let actual = (context.ops.access)(thread, address.addr(), bytes, access, at);
+    if actual == address.addr() {
+        address.cast_mut()
+    } else {
+        std::ptr::with_exposed_provenance_mut(actual)
+    }
+}
+
+/// Reports a step of asynchronous operations.
+#[track_caller]
+pub(super) fn event(event: Event) {
+    let (thread, context) = current();
+    (context.ops.event)(thread, event, Location::caller());
 }
 
 #[cold]
@@ -36,7 +51,7 @@ pub(super) fn spin() {
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub(crate) unsafe fn load<T: Copy>(address: *const T) -> T {
-    touch(address, Access::Read);
+    let address = touch(address, Access::Read);
     // SAFETY: the caller's contract.
     unsafe { address.read() }
 }
@@ -44,7 +59,7 @@ pub(crate) unsafe fn load<T: Copy>(address: *const T) -> T {
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub(crate) unsafe fn store<T: Copy>(address: *mut T, value: T) {
-    touch(address, Access::Write);
+    let address = touch(address, Access::Write);
     // SAFETY: the caller's contract.
     unsafe { address.write(value) }
 }
@@ -52,7 +67,7 @@ pub(crate) unsafe fn store<T: Copy>(address: *mut T, value: T) {
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub(crate) unsafe fn load_v4(address: *const [u32; 4]) -> [u32; 4] {
-    touch(address.cast::<u128>(), Access::Read);
+    let address = touch(address.cast::<u128>(), Access::Read).cast::<[u32; 4]>();
     // SAFETY: the caller's contract.
     unsafe { address.read() }
 }
@@ -60,7 +75,7 @@ pub(crate) unsafe fn load_v4(address: *const [u32; 4]) -> [u32; 4] {
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub(crate) unsafe fn store_v4(address: *mut [u32; 4], value: [u32; 4]) {
-    touch(address.cast::<u128>(), Access::Write);
+    let address = touch(address.cast::<u128>(), Access::Write).cast::<[u32; 4]>();
     // SAFETY: the caller's contract.
     unsafe { address.write(value) }
 }
@@ -68,8 +83,8 @@ pub(crate) unsafe fn store_v4(address: *mut [u32; 4], value: [u32; 4]) {
 #[inline]
 #[track_caller]
 pub(crate) unsafe fn load_volatile<T: AtomicValue>(address: *const T) -> T {
-    touch(address, Access::AtomicRead(Order::Relaxed, Scope::Sys));
     spin();
+    let address = touch(address, Access::AtomicRead(Order::Relaxed, Scope::Sys));
     // SAFETY: the caller's contract.
     unsafe { address.read_volatile() }
 }
@@ -77,7 +92,7 @@ pub(crate) unsafe fn load_volatile<T: AtomicValue>(address: *const T) -> T {
 #[inline]
 #[track_caller]
 pub(crate) unsafe fn store_volatile<T: AtomicValue>(address: *mut T, value: T) {
-    touch(address, Access::AtomicWrite(Order::Relaxed, Scope::Sys));
+    let address = touch(address, Access::AtomicWrite(Order::Relaxed, Scope::Sys));
     // SAFETY: the caller's contract.
     unsafe { address.write_volatile(value) }
 }
@@ -85,8 +100,9 @@ pub(crate) unsafe fn store_volatile<T: AtomicValue>(address: *mut T, value: T) {
 #[inline]
 #[track_caller]
 pub(crate) unsafe fn load_v4_relaxed(address: *const [u32; 4], scope: Scope) -> [u32; 4] {
-    touch(address.cast::<u128>(), Access::AtomicRead(Order::Relaxed, scope));
     spin();
+    let access = Access::AtomicRead(Order::Relaxed, scope);
+    let address = touch(address.cast::<u128>(), access).cast::<[u32; 4]>();
     // SAFETY: the caller's contract.
     unsafe { address.read_volatile() }
 }
@@ -94,7 +110,8 @@ pub(crate) unsafe fn load_v4_relaxed(address: *const [u32; 4], scope: Scope) -> 
 #[inline]
 #[track_caller]
 pub(crate) unsafe fn store_v4_relaxed(address: *mut [u32; 4], value: [u32; 4], scope: Scope) {
-    touch(address.cast::<u128>(), Access::AtomicWrite(Order::Relaxed, scope));
+    let access = Access::AtomicWrite(Order::Relaxed, scope);
+    let address = touch(address.cast::<u128>(), access).cast::<[u32; 4]>();
     // SAFETY: the caller's contract.
     unsafe { address.write_volatile(value) }
 }

@@ -10,7 +10,9 @@ mod numbers;
 mod tensor;
 mod threads;
 
-pub use hooks::{Access, CTX, MulticastParts, Ops, Order, Scope, Shuffle, ThreadCtx};
+pub use hooks::{
+    Access, CTX, Engine, Event, MulticastParts, Ops, Order, Scope, Shuffle, ThreadCtx,
+};
 
 pub(crate) use atomics::fence;
 pub(crate) use bulk::*;

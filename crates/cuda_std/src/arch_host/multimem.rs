@@ -25,7 +25,8 @@ fn copies<V>(address: *const V, access: Access) -> impl Iterator<Item = *mut V> 
     let copy = move |i| found.first.wrapping_add(i * found.stride);
     if context.watch {
         for i in 0..found.n {
-            (context.ops.access)(thread, copy(i).addr(), bytes, access, at);
+            // An instruction that several copies share sees all of them as they are.
+            let _ = (context.ops.access)(thread, copy(i).addr(), bytes, access, at);
         }
     }
     (0..found.n).map(move |i| copy(i).cast())
@@ -59,10 +60,10 @@ unsafe fn load_reduce<V: Value, Op: ReduceOp<V::Element>>(
     strength: Strength,
 ) -> V {
     let access = strength.map_or(Access::Read, |(order, scope)| Access::AtomicRead(order, scope));
-    let copies = copies(address, access);
     if strength.is_some() {
         spin();
     }
+    let copies = copies(address, access);
     let Some(first) = copies.clone().next() else {
         panic!("the multicast address {address:p} has no copies");
     };

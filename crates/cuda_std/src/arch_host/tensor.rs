@@ -1,4 +1,5 @@
-//! Tensor cores in plain arithmetic, and `cp.async` copies, which complete immediately.
+//! Tensor cores in plain arithmetic, and `cp.async` copies. The data moves at once; what orders it
+//! is reported as on a GPU, where it moves until the thread has waited.
 
 use std::cell::UnsafeCell;
 use std::panic::Location;
@@ -6,8 +7,8 @@ use std::panic::Location;
 use devcomm_types::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
-use super::memory::touch;
-use super::{Access, current, lane_id, shared_static};
+use super::memory::{event, touch};
+use super::{Access, Engine, Event, current, lane_id, shared_static};
 use crate::warp::{FULL_MASK, WARP_SIZE};
 use crate::wgmma::Layout;
 
@@ -24,8 +25,8 @@ unsafe impl Sync for Slots {}
 
 static SLOTS: Slots = Slots([const { UnsafeCell::new([[0; 6]; LANES]) }; 32]);
 
-/// Writes `mine` for the warp and calls `f` with the words of all lanes. Barriers separate the
-/// writes from the reads, and the reads from the next writes.
+/// Writes `mine` for the warp and calls `f` with the words of all lanes. Votes, which order no
+/// accesses of the kernel, separate the writes from the reads, and these from the next writes.
 #[track_caller]
 fn exchange<R>(mine: [u32; 6], f: impl FnOnce(&Words) -> R) -> R {
     let (thread, context) = current();
@@ -37,9 +38,9 @@ fn exchange<R>(mine: [u32; 6], f: impl FnOnce(&Words) -> R) -> R {
     // A lane writes only its own words, before the first barrier; between the barriers all read.
     unsafe {
         (&raw mut (*words)[lane]).write(mine);
-        (context.ops.sync_warp)(thread, FULL_MASK, at);
+        (context.ops.ballot)(thread, FULL_MASK, false, at);
         let result = f(&*words);
-        (context.ops.sync_warp)(thread, FULL_MASK, at);
+        (context.ops.ballot)(thread, FULL_MASK, false, at);
         result
     }
 }
@@ -66,7 +67,7 @@ pub(crate) unsafe fn mma_m16n8k16<T: Factor>(d: &mut [f32; 4], a: [u32; 4], b: [
 
 #[track_caller]
 pub(crate) unsafe fn load_matrices<const TRANSPOSED: bool>(row: SharedAddress) -> [u32; 4] {
-    touch(row.cast::<u128>(), Access::Read);
+    let row = touch(row.cast::<u128>(), Access::Read);
     let address = row.expose_provenance() as u64;
     let lane = lane_id() as usize;
     exchange([address as u32, (address >> 32) as u32, 0, 0, 0, 0], |words| {
@@ -93,8 +94,8 @@ pub(crate) unsafe fn store_matrices(row: SharedAddress, words: [u32; 4]) {
     let row = exchange([words[0], words[1], words[2], words[3], 0, 0], |all| {
         std::array::from_fn(|pair| all[lane % 8 * 4 + pair][lane / 8])
     });
-    let to = std::ptr::with_exposed_provenance_mut::<[u32; 4]>(address as usize);
-    touch(to.cast::<u128>(), Access::Write);
+    let to = std::ptr::with_exposed_provenance_mut::<u128>(address as usize);
+    let to = touch(to, Access::Write).cast::<[u32; 4]>();
     // SAFETY: the caller's contract.
     unsafe { to.write(row) }
 }
@@ -116,8 +117,8 @@ pub(crate) unsafe fn store_matrices_transposed<const N: usize>(
         })
     });
     if lane < 8 * N {
-        let to = std::ptr::with_exposed_provenance_mut::<[u16; 8]>(address as usize);
-        touch(to.cast::<u128>(), Access::Write);
+        let to = std::ptr::with_exposed_provenance_mut::<u128>(address as usize);
+        let to = touch(to, Access::Write).cast::<[u16; 8]>();
         // SAFETY: the caller's contract.
         unsafe { to.write(row) }
     }
@@ -142,9 +143,10 @@ pub(crate) unsafe fn copy_4_async(to: SharedAddress, from: *const u8, pred: bool
 /// `to` is valid for writes, and `from`, if `pred`, for reads.
 #[track_caller]
 unsafe fn copy_async<W: Copy + From<u8>>(to: *mut W, from: *const W, pred: bool) {
-    touch(to, Access::Write);
+    event(Event::Uses(Engine::CpAsync));
+    let to = touch(to, Access::Write);
     let value = if pred {
-        touch(from, Access::Read);
+        let from = touch(from, Access::Read);
         // SAFETY: the caller's contract.
         unsafe { from.read() }
     } else {
@@ -152,16 +154,17 @@ unsafe fn copy_async<W: Copy + From<u8>>(to: *mut W, from: *const W, pred: bool)
     };
     // SAFETY: the caller's contract.
     unsafe { to.write(value) }
+    event(Event::Uses(Engine::Thread));
 }
 
 #[track_caller]
 pub(crate) fn commit_copies() {
-    current();
+    event(Event::Commit(Engine::CpAsync));
 }
 
 #[track_caller]
 pub(crate) fn wait_copies<const N: u32>() {
-    current();
+    event(Event::Wait { engine: Engine::CpAsync, pending: N, reads_only: false });
 }
 
 /// An address in shared memory.
@@ -250,7 +253,7 @@ unsafe fn columns<T: Factor, L: Layout<T>>(tile: TileAddress, row: usize) -> [f3
         let row = tile.first.wrapping_add(row / 64 * tile.next_rows + row % 64 * size_of::<T>());
         for (k, value) in values.iter_mut().take(T::TERMS as usize).enumerate() {
             let from = swizzled(row.wrapping_add(128 * k));
-            touch(from.cast::<u16>(), Access::Read);
+            let from = touch(from.cast::<u16>(), Access::Read);
             // SAFETY: the caller's contract.
             *value = T::value(&unsafe { from.cast::<[u8; 2]>().read() });
         }
@@ -259,7 +262,7 @@ unsafe fn columns<T: Factor, L: Layout<T>>(tile: TileAddress, row: usize) -> [f3
     let row = tile.first.wrapping_add(128 * row);
     for (values, chunk) in values.chunks_exact_mut(T::TERMS as usize / 2).zip([0, 16]) {
         let from = swizzled(row.wrapping_add(chunk));
-        touch(from.cast::<u128>(), Access::Read);
+        let from = touch(from.cast::<u128>(), Access::Read);
         // SAFETY: the caller's contract.
         let bytes = unsafe { from.cast::<[u8; 16]>().read() };
         for (value, bytes) in values.iter_mut().zip(bytes.chunks_exact(size_of::<T>())) {
@@ -279,6 +282,7 @@ pub trait Sums: AsMut<[f32]> {
         b: TileAddress,
         accumulate: bool,
     ) {
+        event(Event::Uses(Engine::Wgmma));
         let thread = crate::thread::index_in_block() as usize % 128;
         let (row, pair) = (thread / 32 * 16 + thread % 32 / 4, thread % 4 * 2);
         // SAFETY: the caller's contract.
@@ -295,6 +299,7 @@ pub trait Sums: AsMut<[f32]> {
                 }
             }
         }
+        event(Event::Uses(Engine::Thread));
     }
 
     #[doc(hidden)]
@@ -314,20 +319,22 @@ impl Sums for [f32; 88] {}
 impl Sums for [f32; 96] {}
 impl Sums for [f32; 128] {}
 
-/// A warp barrier: lanes execute the instruction together, so no lane writes the tiles while others
-/// still read them.
+/// A warp executes the instruction together, so no lane writes the tiles while others still read
+/// them. Orders no accesses: it is no barrier.
 #[track_caller]
 pub(crate) fn wgmma_fence() {
-    super::sync_warp(FULL_MASK);
+    super::ballot(FULL_MASK, false);
 }
 
 #[track_caller]
 pub(crate) fn wgmma_commit() {
-    current();
+    event(Event::Commit(Engine::Wgmma));
 }
 
-/// A warp barrier, as in [`wgmma_fence`]: a lane's later writes follow the reads of all lanes.
+/// The products are of the whole warpgroup, so none has ended before all its warps have begun it.
 #[track_caller]
 pub(crate) fn wgmma_wait<const N: u32>() {
-    super::sync_warp(FULL_MASK);
+    let (thread, context) = current();
+    (context.ops.meet_warpgroup)(thread, Location::caller());
+    event(Event::Wait { engine: Engine::Wgmma, pending: N, reads_only: false });
 }

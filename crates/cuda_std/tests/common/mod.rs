@@ -51,6 +51,7 @@ static OPS: Ops = Ops {
     },
     access: |_, address, bytes, access, at| {
         record(Event::Access { address, bytes, access, line: at.line() });
+        address
     },
     multimem: |_, address, _, _| {
         let first = std::ptr::with_exposed_provenance_mut(address);
@@ -59,11 +60,14 @@ static OPS: Ops = Ops {
     spin: |_, _| record(Event::Spin),
     cluster_rank: |_| 0,
     cluster_size: |_| 1,
-    cluster_sync: |_, _| {},
+    meet_warpgroup: |_, _| {},
+    cluster_sync: |_, _, _| {},
     map_shared: |_, address, _, _| address,
     wait_for_previous: |_, _| {},
     launch_next: |_| {},
-    fence: |_, order, scope| record(Event::Fence(order, scope)),
+    fence: |_, order, scope, _| record(Event::Fence(order, scope)),
+    event: |_, _, _| {},
+    skips_wait: |_, _| false,
     exit: |_| panic!("the thread exits"),
     print: |_, text| record(Event::Print(text.to_owned())),
     clock: |_| 42,

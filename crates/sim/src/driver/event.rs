@@ -11,6 +11,7 @@ use super::graph::CapturePoint;
 use super::stream::{Stream, StreamOp};
 use super::{CallContext, CudaResult, call};
 use crate::machine::core::Core;
+use crate::race::Clock;
 
 /// One event. Records are numbered, since an event may be recorded again while its last record is
 /// still pending in a stream.
@@ -21,6 +22,8 @@ pub(crate) struct Event {
     recorded: Cell<u64>,
     /// Number and time of the last completed record.
     completed: Cell<(u64, u64)>,
+    /// What is known after the last completed record.
+    clock: RefCell<Clock>,
     /// The capture point of the last record, if the stream was being captured.
     pub(super) captured: RefCell<Option<CapturePoint>>,
 }
@@ -115,7 +118,10 @@ pub(super) unsafe fn query(event: CUevent) -> CUresult {
             return Err(CUresult::CUDA_ERROR_CAPTURED_EVENT.into());
         }
         match event.is_complete() {
-            true => Ok(()),
+            true => {
+                cx.core.memory.races.host_learns(&event.clock.borrow());
+                Ok(())
+            }
             false => Err(CUresult::CUDA_ERROR_NOT_READY.into()),
         }
     })
@@ -147,6 +153,7 @@ struct EventRecord {
 impl StreamOp for EventRecord {
     fn poll(&mut self, core: &Core) -> Poll<()> {
         self.event.completed.set((self.number, core.clock()));
+        self.event.clock.replace(core.memory.races.known_here());
         Poll::Ready(())
     }
 
@@ -166,10 +173,11 @@ struct EventWait {
 }
 
 impl StreamOp for EventWait {
-    fn poll(&mut self, _core: &Core) -> Poll<()> {
+    fn poll(&mut self, core: &Core) -> Poll<()> {
         if self.event.completed.get().0 < self.number {
             return Poll::Pending;
         }
+        core.memory.races.learn_here(&self.event.clock.borrow());
         Poll::Ready(())
     }
 

@@ -363,10 +363,15 @@ impl Kernel {
 impl StreamOp for Kernel {
     fn poll(&mut self, core: &Core) -> Poll<()> {
         self.start(core, None);
-        match self.started {
-            Some(grid) if core.gpus.is_done(grid) => Poll::Ready(()),
-            _ => Poll::Pending,
+        let Some(grid) = self.started else { return Poll::Pending };
+        let clock = core.gpus.clock_of(grid);
+        if !core.gpus.is_done(grid) {
+            return Poll::Pending;
         }
+        if let Some(clock) = clock {
+            core.memory.races.learn_here(&core.memory.races.end_of(&clock));
+        }
+        Poll::Ready(())
     }
 
     fn launches_next(&self, core: &Core) -> Option<GridId> {

@@ -12,6 +12,7 @@ use devcomm_sys::driver::{
 use super::stream::{Stream, StreamOp};
 use super::{CallContext, CudaResult, call};
 use crate::machine::core::Core;
+use crate::race::{Clock, Races, Run};
 
 /// A node of a graph: an operation and the indices of the nodes that it depends on.
 struct Node {
@@ -219,13 +220,36 @@ struct Launch {
     exec: Rc<Exec>,
     /// The operation of each node; `None` once it is complete.
     ops: Vec<Option<Box<dyn StreamOp>>>,
+    /// The run of each node that has started, and what is known after each that has ended.
+    runs: Vec<Option<Run>>,
+    ended: Vec<Clock>,
     started: bool,
 }
 
 impl Launch {
     fn new(exec: Rc<Exec>) -> Self {
-        let ops = exec.graph.nodes.iter().map(|node| Some(node.op.duplicate())).collect();
-        Self { exec, ops, started: false }
+        let nodes = &exec.graph.nodes;
+        let ops = nodes.iter().map(|node| Some(node.op.duplicate())).collect();
+        let (runs, ended) =
+            (nodes.iter().map(|_| None).collect(), vec![Clock::default(); nodes.len()]);
+        Self { exec, ops, runs, ended, started: false }
+    }
+
+    /// Performs `part` as a part of node `index`, which starts with it if it has not.
+    fn within<R>(
+        &mut self,
+        races: &Races,
+        index: usize,
+        part: impl FnOnce(&mut dyn StreamOp) -> R,
+    ) -> Option<R> {
+        let op = self.ops[index].as_mut()?;
+        let run = self.runs[index].get_or_insert_with(|| races.start_part());
+        Some(races.within(run, || {
+            // What a dependency that ran beside it knows is added when that has ended.
+            let before = &self.exec.graph.nodes[index].dependencies;
+            before.iter().for_each(|before| races.learn_here(&self.ended[*before]));
+            part(&mut **op)
+        }))
     }
 
     fn is_done(&self, index: usize) -> bool {
@@ -245,15 +269,22 @@ impl StreamOp for Launch {
             }
             self.started = true;
         }
-        for (index, node) in self.exec.graph.nodes.iter().enumerate() {
+        let (exec, races) = (Rc::clone(&self.exec), &core.memory.races);
+        for (index, node) in exec.graph.nodes.iter().enumerate() {
             let is_ready = node.dependencies.iter().all(|index| self.is_done(*index));
-            if is_ready && self.ops[index].as_mut().is_some_and(|op| op.poll(core).is_ready()) {
-                self.ops[index] = None;
+            if is_ready {
+                let polled = self.within(races, index, |op| op.poll(core));
+                if polled.is_some_and(|polled| polled.is_ready()) {
+                    self.ops[index] = None;
+                    if let Some(run) = self.runs[index].take() {
+                        self.ended[index] = races.end(run);
+                        races.learn_here(&self.ended[index]);
+                    }
+                }
             } else if let [before] = node.dependencies[..]
                 && let Some(grid) = self.ops[before].as_ref().and_then(|op| op.launches_next(core))
-                && let Some(op) = &mut self.ops[index]
             {
-                op.begin_beside(core, grid);
+                self.within(races, index, |op| op.begin_beside(core, grid));
             }
         }
         if self.ops.iter().any(Option::is_some) {

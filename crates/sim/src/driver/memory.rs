@@ -119,7 +119,7 @@ pub(super) unsafe fn copy_to_device(
             // SAFETY: the module's contract; the target was checked, and no kernel runs now.
             unsafe { to.copy_from(from.cast(), bytes) };
             cx.core.gpus.progress();
-            Ok(())
+            cx.core.host_access("a copy to the device", cx.gpu()?, to.addr(), bytes, true)
         })
     })
 }
@@ -140,7 +140,7 @@ pub(super) unsafe fn copy_to_host(
             let from = cx.device_memory(from, bytes)?;
             // SAFETY: as above.
             unsafe { to.cast::<u8>().copy_from(from, bytes) };
-            Ok(())
+            cx.core.host_access("a copy to the host", cx.gpu()?, from.addr(), bytes, false)
         })
     })
 }
@@ -184,6 +184,21 @@ impl Store {
 
     fn run(&self, core: &Core) -> CudaResult<()> {
         let to = self.check(core)?;
+        let name = match self.kind {
+            StoreKind::Copy { from, bytes } => {
+                core.op_access("a copy", from as usize, bytes, false)?;
+                "a copy"
+            }
+            StoreKind::Fill { .. } => "a memset",
+        };
+        match self.kind {
+            StoreKind::Fill { size, pitch, count, .. } if pitch != size => {
+                for index in 0..count {
+                    core.op_access(name, to.addr() + index * pitch, size, true)?;
+                }
+            }
+            _ => core.op_access(name, to.addr(), self.extent(), true)?,
+        }
         match self.kind {
             // SAFETY: source and target were just checked, and no kernel runs now.
             StoreKind::Copy { from, bytes } => unsafe {

@@ -13,6 +13,7 @@ use super::{CallContext, CudaResult, call, call_until};
 use crate::error::Error;
 use crate::gpus::GridId;
 use crate::machine::core::Core;
+use crate::race::{Clock, Races, Run, Sequence};
 
 /// An operation in a stream.
 pub(crate) trait StreamOp {
@@ -50,10 +51,35 @@ pub(crate) trait StreamOp {
     fn duplicate(&self) -> Box<dyn StreamOp>;
 }
 
+/// An operation in a stream's queue.
+struct Queued {
+    op: Box<dyn StreamOp>,
+    /// What the host knew when it enqueued the operation.
+    enqueued: Clock,
+    /// Its run, once it has started.
+    run: Option<Run>,
+}
+
+impl Queued {
+    /// Performs `part` as a part of the operation, which starts with it if it has not.
+    fn within<R>(
+        &mut self,
+        races: &Races,
+        stream: &Stream,
+        part: impl FnOnce(&mut dyn StreamOp) -> R,
+    ) -> R {
+        let Self { op, enqueued, run } = self;
+        let run = run.get_or_insert_with(|| races.start(&stream.sequence, stream.gpu, enqueued));
+        races.within(run, || part(&mut **op))
+    }
+}
+
 /// One stream.
 pub(crate) struct Stream {
     gpu: usize,
-    queue: RefCell<VecDeque<Box<dyn StreamOp>>>,
+    queue: RefCell<VecDeque<Queued>>,
+    /// Orders its operations, for the detection of races.
+    sequence: Sequence,
     /// Whether its handle was destroyed.
     destroyed: Cell<bool>,
     /// Its capture state, if it is being captured.
@@ -61,9 +87,9 @@ pub(crate) struct Stream {
 }
 
 impl Stream {
-    pub(crate) fn new(gpu: usize) -> Self {
+    pub(crate) fn new(gpu: usize, races: &Races) -> Self {
         let (queue, destroyed, capturing) = Default::default();
-        Self { gpu, queue, destroyed, capturing }
+        Self { gpu, queue, sequence: races.sequence(), destroyed, capturing }
     }
 
     /// The handle of a GPU's default stream.
@@ -91,34 +117,51 @@ impl Stream {
             return capturing.push(op);
         }
         op.enqueued(core);
-        self.queue.borrow_mut().push_back(op);
+        let enqueued = core.memory.races.host();
+        self.queue.borrow_mut().push_back(Queued { op, enqueued, run: None });
     }
 
     /// Runs operations until one is pending; returns whether an operation completed.
     pub(crate) fn advance(&self, core: &Core) -> bool {
+        let races = &core.memory.races;
         let mut has_progressed = false;
         // The operation is not in the queue while it is polled: its failure clears the queue.
-        while let Some(mut op) = self.take_head() {
-            if op.poll(core).is_pending() {
-                if let Some(grid) = op.launches_next(core)
+        while let Some(mut head) = self.take_head() {
+            let before = self.clock();
+            let poll = |op: &mut dyn StreamOp| {
+                // If it began beside the previous operation, that has ended since.
+                races.learn_here(&before);
+                op.poll(core)
+            };
+            if head.within(races, self, poll).is_pending() {
+                if let Some(grid) = head.op.launches_next(core)
                     && let Some(mut next) = self.take_head()
                 {
-                    next.begin_beside(core, grid);
+                    next.within(races, self, |op| op.begin_beside(core, grid));
                     self.put_back(core, next);
                 }
-                self.put_back(core, op);
+                self.put_back(core, head);
                 break;
+            }
+            if let Some(run) = head.run {
+                let ended = races.end(run);
+                races.join(&mut self.sequence.clock.borrow_mut(), &ended);
             }
             has_progressed = true;
         }
         has_progressed
     }
 
-    fn take_head(&self) -> Option<Box<dyn StreamOp>> {
+    /// What is known once the stream is idle.
+    pub(crate) fn clock(&self) -> Clock {
+        self.sequence.clock.borrow().clone()
+    }
+
+    fn take_head(&self) -> Option<Queued> {
         self.queue.borrow_mut().pop_front()
     }
 
-    fn put_back(&self, core: &Core, op: Box<dyn StreamOp>) {
+    fn put_back(&self, core: &Core, op: Queued) {
         if core.check().is_ok() {
             self.queue.borrow_mut().push_front(op);
         }
@@ -131,17 +174,17 @@ impl Stream {
 
     /// Whether the first operation has a running kernel.
     pub(crate) fn runs_kernel(&self) -> bool {
-        self.queue.borrow().front().is_some_and(|op| op.runs_kernel())
+        self.queue.borrow().front().is_some_and(|head| head.op.runs_kernel())
     }
 
     /// The first kernel, running or queued, that has a word in its arguments that `is_given`.
     fn kernel_given(&self, is_given: &dyn Fn(usize) -> bool) -> Option<&'static str> {
-        self.queue.borrow().iter().find_map(|op| op.kernel_given(is_given))
+        self.queue.borrow().iter().find_map(|op| op.op.kernel_given(is_given))
     }
 
     /// Describes the first operation and what it waits for.
     pub(crate) fn describe(&self, core: &Core) -> Option<String> {
-        self.queue.borrow().front().map(|op| op.describe(core))
+        self.queue.borrow().front().map(|head| head.op.describe(core))
     }
 }
 
@@ -204,7 +247,10 @@ impl CallContext<'_> {
     ) -> Poll<CudaResult<()>> {
         match self.synchronizable(stream) {
             Ok(stream) if !stream.is_idle() => Poll::Pending,
-            Ok(_) => Poll::Ready(body()),
+            Ok(stream) => {
+                self.core.memory.races.host_learns(&stream.clock());
+                Poll::Ready(body())
+            }
             Err(error) => Poll::Ready(Err(error)),
         }
     }
@@ -213,7 +259,10 @@ impl CallContext<'_> {
 pub(super) unsafe fn create(stream: *mut CUstream, _flags: c_uint) -> CUresult {
     call("cuStreamCreate", |cx| {
         let handle = cx.core.new_handle();
-        cx.core.streams.borrow_mut().insert(handle, Rc::new(Stream::new(cx.gpu()?)));
+        cx.core
+            .streams
+            .borrow_mut()
+            .insert(handle, Rc::new(Stream::new(cx.gpu()?, &cx.core.memory.races)));
         // SAFETY: the module's contract.
         unsafe { stream.write(handle as CUstream) };
         Ok(())
@@ -232,9 +281,9 @@ pub(super) unsafe fn destroy(stream: CUstream) -> CUresult {
 }
 
 pub(super) unsafe fn query(stream: CUstream) -> CUresult {
-    call("cuStreamQuery", |cx| match cx.synchronizable(stream)?.is_idle() {
-        true => Ok(()),
-        false => Err(CUresult::CUDA_ERROR_NOT_READY.into()),
+    call("cuStreamQuery", |cx| match cx.when_idle(stream, || Ok(())) {
+        Poll::Ready(result) => result,
+        Poll::Pending => Err(CUresult::CUDA_ERROR_NOT_READY.into()),
     })
 }
 

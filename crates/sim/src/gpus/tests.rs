@@ -11,6 +11,7 @@ use cuda_std::prelude::*;
 
 use super::*;
 use crate::memory::{Allocation, GpuSet, Owner};
+use crate::race::Races;
 
 /// One machine that runs in fixed order, and ten with seeds.
 fn machines(gpus: usize, multiprocessors: u32) -> impl Iterator<Item = Rc<Gpus>> {
@@ -18,7 +19,7 @@ fn machines(gpus: usize, multiprocessors: u32) -> impl Iterator<Item = Rc<Gpus>>
     seeds.map(move |seed| {
         let machine = Simulation::new(gpus).multiprocessors(multiprocessors).step_limit(1 << 20);
         let machine = Simulation { seed, time_limit: None, ..machine };
-        Gpus::new(&machine, Rc::new(Memory::new()))
+        Gpus::new(&machine, Rc::new(Memory::new(Races::default())))
     })
 }
 
@@ -250,7 +251,7 @@ fn what_no_gpu_takes_is_refused() {
 
 #[test]
 fn memory_may_be_of_any_gpus() {
-    let memory = Memory::new();
+    let memory = Memory::new(Races::default());
     let owner = Owner::Buffer { id: 0, rank: 0 };
     let at = |address: usize| std::ptr::without_provenance_mut(address);
     memory.insert(at(4096), 64, [5, 0, 3, 4].into_iter().collect(), owner);

@@ -1,6 +1,6 @@
 //! Batches: the stream operations that one call or one group enqueues for a communicator.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::task::Poll;
 
@@ -14,6 +14,7 @@ use super::p2p::Transfer;
 use crate::driver::event::Event;
 use crate::driver::stream::{Stream, StreamOp};
 use crate::machine::core::Core;
+use crate::race::{Clock, OpId};
 
 /// One operation.
 #[derive(Clone)]
@@ -123,6 +124,10 @@ pub(super) struct PendingOp {
     pub(super) rank_comm: Rc<RankComm>,
     epoch: u64,
     pub(super) is_done: Cell<bool>,
+    /// Its identity, and what its stream knew when it began.
+    pub(super) race: (OpId, Clock),
+    /// What its end makes known.
+    pub(super) learned: RefCell<Clock>,
 }
 
 impl PendingOp {
@@ -138,7 +143,9 @@ impl Batch {
         let mut number = launched.first;
         for operation in &*self.operations {
             let (rank_comm, epoch) = (Rc::clone(&self.rank_comm), launched.epoch);
-            let pending = Rc::new(PendingOp { rank_comm, epoch, is_done: Cell::new(false) });
+            let race = core.memory.races.current("an NCCL operation", false);
+            let (is_done, learned) = Default::default();
+            let pending = Rc::new(PendingOp { rank_comm, epoch, is_done, race, learned });
             launched.pending.push(Rc::clone(&pending));
             match operation {
                 Operation::Collective(collective) => {
@@ -180,9 +187,15 @@ impl StreamOp for Batch {
             self.begin(core, comm, rank, &mut launched);
         }
         for (operation, pending) in self.operations.iter().zip(&launched.pending) {
-            if let (Operation::WaitSignals(waits), false) = (operation, pending.is_done.get()) {
-                pending.is_done.set(comm.take_signals(waits));
+            if let (Operation::WaitSignals(waits), false) = (operation, pending.is_done.get())
+                && let Some(clock) = comm.take_signals(core, waits)
+            {
+                pending.learned.replace(clock);
+                pending.is_done.set(true);
             }
+        }
+        for pending in launched.pending.iter().filter(|pending| pending.is_done.get()) {
+            core.memory.races.learn_here(&pending.learned.borrow());
         }
         let is_cancelled =
             self.rank_comm.epoch.get() != launched.epoch || !self.rank_comm.is_usable();

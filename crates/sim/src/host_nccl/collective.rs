@@ -13,6 +13,7 @@ use super::operator::Operator;
 use super::reduce::{self, Input};
 use crate::driver;
 use crate::machine::core::Core;
+use crate::race::Clock;
 
 /// Which collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,6 +156,15 @@ impl Comm {
             check(core, self.gpu(rank), own.send, reads)?;
             check(core, self.gpu(rank), own.recv, writes)?;
         }
+        // All ranks end after all have begun.
+        let mut known = Clock::default();
+        for (rank, (own, pending)) in calls.iter().enumerate() {
+            let (reads, writes) = own.bytes(rank, n);
+            core.access_by(&pending.race, own.send, reads, false)?;
+            core.access_by(&pending.race, own.recv, writes, true)?;
+            core.memory.races.join(&mut known, &pending.race.1);
+        }
+        calls.iter().for_each(|(_, pending)| drop(pending.learned.replace(known.clone())));
         // Addresses of blocks; unused ones may be invalid.
         let send = |rank: usize, index: usize| at(calls[rank].0.send).wrapping_add(index * block);
         let recv = |rank: usize, index: usize| at(calls[rank].0.recv).wrapping_add(index * block);

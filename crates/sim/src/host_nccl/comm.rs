@@ -11,6 +11,7 @@ use litemap::LiteMap;
 use super::call::{CallContext, INTERNAL_ERROR, NcclError, NcclResult};
 use super::collective::PendingCollective;
 use super::config::Settings;
+use super::one_sided::Arrived;
 use super::operator::Operators;
 use super::p2p::Mailbox;
 use super::rendezvous::{Rendezvous, Task};
@@ -37,8 +38,8 @@ pub(crate) struct Comm {
     pub(super) pending_collectives: RefCell<LiteMap<u64, PendingCollective>>,
     /// Sends and receives by (from, to).
     pub(super) mailboxes: RefCell<LiteMap<(usize, usize), Mailbox>>,
-    /// Counts of received signals that no wait has consumed.
-    pub(super) signals: RefCell<LiteMap<SignalKey, u64>>,
+    /// Received signals that no wait has consumed.
+    pub(super) signals: RefCell<LiteMap<SignalKey, Arrived>>,
 }
 
 /// Key of a signal counter.

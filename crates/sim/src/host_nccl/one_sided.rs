@@ -12,6 +12,7 @@ use super::collective::{at, check, data_type};
 use super::comm::{Comm, RankComm, SignalKey};
 use super::window::Window;
 use crate::machine::core::Core;
+use crate::race::Clock;
 
 /// A copy to a peer, if `data` is set, and then a signal.
 #[derive(Clone)]
@@ -20,6 +21,14 @@ pub(super) struct Put {
     data: Option<(usize, Rc<Window>, usize)>,
     bytes: usize,
     signal: SignalKey,
+}
+
+/// Signals that have arrived.
+#[derive(Default)]
+pub(super) struct Arrived {
+    count: u64,
+    /// What they make known.
+    clock: Clock,
 }
 
 /// A wait for a number of signals.
@@ -49,23 +58,35 @@ impl Comm {
             if let Err(error) = check(core, self.gpu(signal.from), *from, *bytes) {
                 return core.fail_with(error);
             }
+            let accessed = core
+                .op_access("a put", *from, *bytes, false)
+                .and_then(|()| core.op_access("a put", to, *bytes, true));
+            if accessed.is_err() {
+                return;
+            }
             // SAFETY: both were checked; `window` keeps its memory alive, and no kernel runs now.
             unsafe { at(to).copy_from(at(*from), *bytes) };
         }
-        *self.signals.borrow_mut().entry(*signal).or_default() += 1;
+        let mut signals = self.signals.borrow_mut();
+        let arrived = signals.entry(*signal).or_default();
+        arrived.count += 1;
+        core.memory.races.join(&mut arrived.clock, &core.memory.races.done_here());
     }
 
-    /// Consumes the signals of all `waits`, if all have arrived.
-    pub(super) fn take_signals(&self, waits: &[SignalWait]) -> bool {
+    /// Consumes the signals of all `waits`, if all have arrived; returns what they make known.
+    pub(super) fn take_signals(&self, core: &Core, waits: &[SignalWait]) -> Option<Clock> {
         let mut signals = self.signals.borrow_mut();
-        let arrived = |wait: &SignalWait| signals.get(&wait.signal).copied().unwrap_or(0);
+        let arrived = |wait: &SignalWait| signals.get(&wait.signal).map_or(0, |of| of.count);
         if waits.iter().any(|wait| arrived(wait) < wait.count) {
-            return false;
+            return None;
         }
+        let mut known = Clock::default();
         for SignalWait { count, signal } in waits {
-            *signals.entry(*signal).or_default() -= count;
+            let arrived = signals.entry(*signal).or_default();
+            arrived.count -= count;
+            core.memory.races.join(&mut known, &arrived.clock);
         }
-        true
+        Some(known)
     }
 }
 

@@ -77,6 +77,13 @@ impl Comm {
         if let Err(error) = checked {
             return core.fail_with(error);
         }
+        let read = core.access_by(&sender.race, send.address, bytes, false);
+        let written = core.access_by(&receiver.race, recv.address, bytes, true);
+        if read.and(written).is_err() {
+            return;
+        }
+        receiver.learned.replace(sender.race.1.clone());
+        sender.learned.replace(receiver.race.1.clone());
         // SAFETY: both buffers were checked, and no kernel runs now.
         unsafe { at(recv.address).copy_from(at(send.address), bytes) };
         sender.is_done.set(true);

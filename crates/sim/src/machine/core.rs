@@ -20,6 +20,7 @@ use crate::error::{Error, Stall};
 use crate::gpus::{Gpus, Step};
 use crate::host_nccl;
 use crate::memory::{Allocation, Memory};
+use crate::race::{Clock, OpId, Races};
 use crate::simulation::Simulation;
 
 /// The result of running the GPUs once.
@@ -74,10 +75,10 @@ impl Core {
     pub(super) fn new(shared: Arc<Shared>) -> Self {
         let simulation = &shared.simulation;
         crate::nccl::install();
-        let memory = Rc::new(Memory::new());
+        let memory = Rc::new(Memory::new(Races::new(simulation.races, simulation.weak)));
         let gpus = Gpus::new(simulation, Rc::clone(&memory));
         let devices = (0..simulation.gpus).map(|_| Device::default()).collect();
-        let default = |gpu| (Stream::default_of(gpu), Rc::new(Stream::new(gpu)));
+        let default = |gpu| (Stream::default_of(gpu), Rc::new(Stream::new(gpu, &memory.races)));
         let streams = RefCell::new((0..simulation.gpus).map(default).collect());
         Self {
             shared,
@@ -199,6 +200,47 @@ impl Core {
         self.gpus.reset();
         drop(self.deferred_drops.take());
         self.streams.borrow().values().for_each(|stream| stream.clear());
+    }
+
+    /// Checks an access of the stream operation that runs now against those of others.
+    pub(crate) fn op_access(
+        &self,
+        name: &'static str,
+        address: usize,
+        bytes: usize,
+        writes: bool,
+    ) -> CudaResult<()> {
+        let op = self.memory.races.current(name, false);
+        self.access_by(&op, address, bytes, writes)
+    }
+
+    /// Checks an access of a call that completes at once.
+    pub(crate) fn host_access(
+        &self,
+        name: &'static str,
+        gpu: usize,
+        address: usize,
+        bytes: usize,
+        writes: bool,
+    ) -> CudaResult<()> {
+        self.memory.races.host_op(gpu, || self.op_access(name, address, bytes, writes))
+    }
+
+    /// Checks an access of an operation.
+    pub(crate) fn access_by(
+        &self,
+        op: &(OpId, Clock),
+        address: usize,
+        bytes: usize,
+        writes: bool,
+    ) -> CudaResult<()> {
+        let races = &self.memory.races;
+        races.op_access(&self.memory, op, address, bytes, writes).map_err(|race| {
+            let error = Error::Race(race);
+            let failure = CudaError::new(CUresult::CUDA_ERROR_LAUNCH_FAILED, error.to_string());
+            self.fail(error);
+            failure
+        })
     }
 
     /// Keeps an object alive until no kernel runs, since a waiting kernel may still poll it.

@@ -149,7 +149,13 @@ impl Machine {
         deadline: Option<Duration>,
     ) -> Result<(), String> {
         self.wait_until(deadline, |core, gpu| {
-            let is_busy = |gpu| core.stream(gpu, stream).is_ok_and(|stream| !stream.is_idle());
+            let is_busy = |gpu| {
+                let Ok(stream) = core.stream(gpu, stream) else { return false };
+                if stream.is_idle() {
+                    core.memory.races.host_learns(&stream.clock());
+                }
+                !stream.is_idle()
+            };
             let now = core.event_count();
             now.is_notify(since) || (now != since && !gpu.is_some_and(is_busy))
         })

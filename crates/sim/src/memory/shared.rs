@@ -4,12 +4,17 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::rc::Rc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::{Allocation, GpuSet, Mapping, Memory, Owner, page_size};
 use crate::error::{Error, Result};
 
 /// Pages that several addresses can map: an anonymous file, initially zero.
-pub(crate) struct Pages(File);
+pub(crate) struct Pages {
+    file: File,
+    /// Their canonical address.
+    canonical: usize,
+}
 
 impl Pages {
     fn new(len: usize) -> io::Result<Self> {
@@ -21,7 +26,9 @@ impl Pages {
         // SAFETY: a new descriptor that nothing else owns.
         let file = unsafe { File::from_raw_fd(fd) };
         file.set_len(len as u64)?;
-        Ok(Self(file))
+        // Above all addresses of a process.
+        static NEXT: AtomicUsize = AtomicUsize::new(1 << 56);
+        Ok(Self { file, canonical: NEXT.fetch_add(len, Ordering::Relaxed) })
     }
 }
 
@@ -36,7 +43,7 @@ impl Mapping {
                 len,
                 libc::PROT_READ | libc::PROT_WRITE,
                 libc::MAP_SHARED | libc::MAP_FIXED,
-                pages.0.as_raw_fd(),
+                pages.file.as_raw_fd(),
                 start as libc::off_t,
             )
         };
@@ -68,7 +75,8 @@ impl Allocation {
         let pages = Pages::new(open).map_err(refused)?;
         mapping.map(page, open, &pages, 0).map_err(refused)?;
         let part = mapping.base().wrapping_add(page);
-        memory.insert(part, bytes, std::iter::once(gpu).collect::<GpuSet>(), owner);
+        let gpus = std::iter::once(gpu).collect::<GpuSet>();
+        memory.insert_at(part, pages.canonical, bytes, gpus, owner);
         let (lens, memory) = ([bytes].into(), Rc::clone(memory));
         let parts = vec![part];
         let new = Self { parts, lens, stride: 0, mc_offset_4k: None, memory, _mapping: mapping };
@@ -84,8 +92,10 @@ impl Allocation {
         owner: impl Fn(usize) -> Owner,
     ) -> Result<Self> {
         let lens = parts.iter().map(|part| part.bytes).collect();
-        Self::lay_out(memory, gpus, team, lens, owner, |mapping, rank, offset, len| {
+        let open = |mapping: &Mapping, rank: usize, offset, len| {
             mapping.map(offset, len, &parts[rank].pages, parts[rank].start)
-        })
+        };
+        let canonical = |rank: usize| Some(parts[rank].pages.canonical + parts[rank].start);
+        Self::lay_out(memory, gpus, team, lens, owner, open, canonical)
     }
 }

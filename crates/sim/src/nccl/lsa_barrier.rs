@@ -140,7 +140,7 @@ impl Session {
         (rank as i32..others).step_by(size.max(1) as usize).map(move |i| i + i32::from(me <= i))
     }
 
-    pub(super) fn arrive(&self, thread: &Thread, coop: Coop, at: Site) {
+    pub(super) fn arrive(&self, thread: &Thread, coop: Coop, order: i32, at: Site) {
         coop.sync(thread, Some(self.call()), at);
         if self.multimem {
             if coop_rank(coop, thread, at) == 0 {
@@ -148,19 +148,22 @@ impl Session {
                     let inbox = self.multimem_inbox(owner);
                     // SAFETY: an inbox of a barrier that Init checked; one thread runs at a time.
                     unsafe { inbox.write_volatile(inbox.read_volatile().wrapping_add(1)) };
+                    release(thread, inbox, order);
                 }
                 thread.gpus().progress();
             }
             return;
         }
         for peer in self.peers(coop_rank(coop, thread, at), coop.size(thread)) {
+            let inbox = self.inbox(peer, self.team.rank);
             // SAFETY: an inbox of a barrier that Init checked; one thread runs at a time.
-            unsafe { self.inbox(peer, self.team.rank).write_volatile(self.epoch.wrapping_add(1)) };
+            unsafe { inbox.write_volatile(self.epoch.wrapping_add(1)) };
+            release(thread, inbox, order);
             thread.gpus().progress();
         }
     }
 
-    pub(super) fn wait(&mut self, thread: &Thread, coop: Coop, at: Site) {
+    pub(super) fn wait(&mut self, thread: &Thread, coop: Coop, order: i32, at: Site) {
         if self.multimem {
             if coop_rank(coop, thread, at) == 0 {
                 let target = self.epoch.wrapping_add(self.team.n_ranks as u32);
@@ -192,6 +195,10 @@ impl Session {
             };
             if !wait.over() {
                 thread.suspend(Wait::Inbox(wait));
+            }
+            if acquires(order) {
+                let memory = &thread.gpus().memory;
+                memory.races.acquire_from(memory, &mut thread.race.borrow_mut(), wait.word.addr());
             }
         }
         self.epoch = target;
@@ -231,6 +238,25 @@ impl Session {
         }
         coop.sync(thread, Some(self.call()), at);
     }
+}
+
+/// The arrival of a thread with this order releases, by its word, what the thread knows.
+fn release(thread: &Thread, inbox: *const u32, order: i32) {
+    if releases(order) {
+        let (memory, mut clock) = (&thread.gpus().memory, thread.race.borrow_mut());
+        let known = memory.races.post(&mut clock);
+        memory.races.release_to(memory, inbox.addr(), thread.id().rank, known);
+    }
+}
+
+/// Whether a C++ memory order is consume, acquire or stronger.
+fn acquires(order: i32) -> bool {
+    matches!(order, 1 | 2 | 4 | 5)
+}
+
+/// Whether a C++ memory order is release or stronger.
+fn releases(order: i32) -> bool {
+    matches!(order, 3..=5)
 }
 
 /// Whether the inbox of a barrier has reached `target`, by NCCL's wrap-around comparison.
@@ -316,19 +342,18 @@ unsafe fn opened<'a>(session: *mut LsaBarrierSession) -> (&'a mut Session, Coop,
     (session, coop, at)
 }
 
-/// Declares the functions of a session. They ignore the coop, which the session already has, and
-/// the memory order: simulated memory is sequentially consistent.
+/// Declares the functions of a session. They ignore the coop, which the session already has.
 macro_rules! on_session {
     ($( $name:ident: $($step:ident),*; )*) => { $(
         pub(super) unsafe extern "C-unwind" fn $name(
             session: *mut LsaBarrierSession,
             _coop: *const CoopAny,
-            _order: i32,
+            order: i32,
         ) {
             let thread = Thread::current();
             // SAFETY: the kernel opened the session.
             let (session, coop, at) = unsafe { opened(session) };
-            $( session.$step(thread, coop, at); )*
+            $( session.$step(thread, coop, order, at); )*
         }
     )* };
 }

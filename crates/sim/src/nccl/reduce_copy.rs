@@ -110,26 +110,32 @@ impl Work<'_> {
         (self.rank..count).step_by(self.size.max(1))
     }
 
-    fn check<T>(&self, address: *const T, access: Access) {
+    fn check<T>(&self, address: *const T, access: Access) -> *mut T {
         if !address.is_aligned() {
             let align = align_of::<T>();
             let what =
                 format!("{:#x} is not a multiple of {align}, the elements' size", address.addr());
             self.thread.misuse(self.at, what);
         }
-        if self.thread.gpus().settings.watch {
-            self.thread.access(address.addr(), size_of::<T>(), access, self.at);
+        if !self.thread.gpus().settings.watch {
+            return address.cast_mut();
+        }
+        let actual = self.thread.access(address.addr(), size_of::<T>(), access, self.at);
+        if actual == address.addr() {
+            address.cast_mut()
+        } else {
+            std::ptr::with_exposed_provenance_mut(actual)
         }
     }
 
     fn load<T: Sum>(&self, address: *const T) -> T {
-        self.check(address, Access::Read);
+        let address = self.check(address, Access::Read);
         // SAFETY: the module's contract; every bit pattern is an element.
         unsafe { address.read_volatile() }
     }
 
     fn store<T: Sum>(&self, address: *mut T, value: T) {
-        self.check(address, Access::Write);
+        let address = self.check(address, Access::Write);
         // SAFETY: the module's contract.
         unsafe { address.write_volatile(value) };
     }

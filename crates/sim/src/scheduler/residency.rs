@@ -12,6 +12,7 @@ use crate::cluster::Cluster;
 use crate::error::{Error, Result};
 use crate::gpus::{Gpus, GridId, Launch};
 use crate::hooks::OPS;
+use crate::race::GridClock;
 use crate::shared::{MAX_SHARED, SharedMemory};
 use crate::thread::{Block, Grid, Thread, Wait};
 use crate::warp::{WARP, Warp};
@@ -190,7 +191,7 @@ impl Scheduler {
     }
 
     /// Checks a grid and queues it.
-    pub(crate) fn launch(&mut self, launch: Launch) -> Result<GridId> {
+    pub(crate) fn launch(&mut self, gpus: &Gpus, launch: Launch) -> Result<GridId> {
         let (blocks, gpu) = (self.check(&launch)?, launch.gpu);
         self.launched += 1;
         let id = GridId(self.launched);
@@ -198,6 +199,8 @@ impl Scheduler {
         let grid = Rc::new(Grid {
             id,
             previous: previous.map_or_else(Weak::new, Rc::downgrade),
+            clock: gpus.memory.races.grid(launch.kernel),
+            previous_clock: previous.map(|grid| grid.clock.clone()),
             launch,
             blocks,
             next: Cell::new(0),
@@ -214,6 +217,10 @@ impl Scheduler {
     /// Whether no grid runs or is pending.
     pub(crate) fn is_idle(&self) -> bool {
         self.live == 0 && self.gpus.iter().all(|gpu| gpu.pending.is_empty())
+    }
+
+    pub(crate) fn clock_of(&self, id: GridId) -> Option<GridClock> {
+        self.grids.get(&id).map(|grid| grid.clock.clone())
     }
 
     /// Whether a grid has ended.
@@ -292,6 +299,7 @@ impl Scheduler {
             cluster: Rc::clone(cluster),
             warps,
             shared: RefCell::new(shared),
+            mbarriers: Cell::new(0),
         });
         let Launch { grid: grid_dim, block: block_dim, .. } = block.grid.launch;
         for (tid, thread) in block.threads().enumerate() {
@@ -338,7 +346,9 @@ impl Scheduler {
         let Block { grid, gpu, size, multiprocessor, warps, cluster, shared, .. } = block;
         self.free.push(slot);
         self.warps.extend(warps);
-        cluster.block_ended(shared.into_inner());
+        let shared = shared.into_inner();
+        shared.ranges().for_each(|(start, bytes)| gpus.memory.races.forget(start, bytes));
+        cluster.block_ended(shared);
         let residency = SmResources::of_block(size, grid.launch.dynamic_shared);
         self.gpus[gpu].free[multiprocessor].give_back(residency);
         if !self.gpus[gpu].pending.is_empty() {
@@ -375,6 +385,8 @@ impl Thread {
         self.coop_call.set(None);
         self.returned.set(false);
         self.polled.set([0; 4]);
+        let (of, mut race) = (&block.grid.clock, self.race.borrow_mut());
+        gpus.memory.races.start_thread(&mut race, (of.op, block.index, tid), &of.start);
         self.state.timed_out.set(false);
         let fiber = Fiber::new(self);
         self.trap.set(Some(fiber.trap_handler()));

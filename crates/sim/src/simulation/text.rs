@@ -47,7 +47,9 @@ impl fmt::Display for Simulation {
         // A schedule by step implies it.
         let differs = self.preempt != self.schedule.is_by_step();
         set("preempt", &u8::from(self.preempt), differs)?;
-        set("watch", &0, !self.watch)
+        set("watch", &0, !self.watch)?;
+        set("races", &0, !self.races && self.watch)?;
+        set("weak", &1, self.weak)
     }
 }
 
@@ -132,6 +134,8 @@ impl Simulation {
             "preemptions" => small().map(|limit| self.preemptions(limit)),
             "preempt" => number().map(|on| self.preempt(on != 0)),
             "watch" => number().map(|on| self.watch(on != 0)),
+            "races" => number().map(|on| self.races(on != 0)),
+            "weak" => number().map(|on| self.weak(on != 0)),
             _ => return None,
         })
     }

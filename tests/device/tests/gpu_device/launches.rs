@@ -2,6 +2,7 @@
 //! tiles.
 
 use cuda_std::{bf16, f16};
+use devcomm::sim;
 use devcomm::{
     Element, Error, LaunchConfig, LaunchError, LaunchRefusal, Rank, Simulation, TensorMap,
     TensorMapDesc,
@@ -11,7 +12,7 @@ use devcomm_device_tests::kernels;
 use devcomm_device_tests::kernels::launches::{THREADS, TILE_SHARED};
 use devcomm_testing::machines::Gpus;
 use devcomm_testing::numbers::Number;
-use devcomm_testing::simulated::{read, simulate};
+use devcomm_testing::simulated::{failure, read, simulate};
 
 /// Runs `body` on one GPU; on a simulated one for several seeds.
 fn on_a_gpu(name: &str, body: impl Fn(&Rank) -> Result<(), Error> + Sync) {
@@ -198,16 +199,28 @@ fn dependent_launches_are_captured() {
     });
 }
 
-/// On simulated GPUs only: a GPU may begin a dependent launch as late as any other.
+/// On simulated GPUs only, and without the detection of races: a GPU may begin a dependent launch
+/// as late as any other.
 #[test]
 fn a_kernel_that_does_not_wait_for_the_previous_one_is_found_out_by_some_seed() {
     for capture in [false, true] {
         let is_found = |seed: &u64| {
-            let simulation = Simulation::new(1).seed(*seed);
+            let simulation = Simulation::new(1).seed(*seed).races(false);
             simulate(simulation, |gpu| chain(gpu, capture, false))[0] != in_order()
         };
         let found = (0..20).filter(is_found).count();
         assert!(found > 10, "{found} of 20");
+    }
+}
+
+#[test]
+fn a_kernel_that_does_not_wait_for_the_previous_one_is_a_race_in_any_order() {
+    for capture in [false, true] {
+        for seed in 0..5 {
+            let failure =
+                failure(Simulation::new(1).seed(seed), |gpu| chain(gpu, capture, false).map(drop));
+            assert!(matches!(*failure, sim::Error::Race(_)), "{failure}");
+        }
     }
 }
 

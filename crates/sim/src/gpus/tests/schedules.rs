@@ -21,7 +21,7 @@ impl Word {
 
 fn machine(simulation: Simulation) -> Rc<Gpus> {
     let simulation = simulation.step_limit(1 << 20).checked().unwrap();
-    Gpus::new(&simulation, Rc::new(Memory::new()))
+    Gpus::new(&simulation, Rc::new(Memory::new(Races::default())))
 }
 
 /// Runs `launch` once for each sequence of choices, and returns what `launch` returned of each.

@@ -56,7 +56,7 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn init(
 pub(in crate::nccl) unsafe extern "C-unwind" fn sync(
     session: *mut BarrierSession,
     _coop: *const CoopAny,
-    _order: i32,
+    order: i32,
     fence: i32,
 ) {
     let (thread, at) = caller();
@@ -79,8 +79,8 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn sync(
         thread.misuse(at, what);
     }
     let coop = Coop::of(&session.lsa.coop, thread, at);
-    session.lsa.arrive(thread, coop, at);
-    session.lsa.wait(thread, coop, at);
+    session.lsa.arrive(thread, coop, order, at);
+    session.lsa.wait(thread, coop, order, at);
     session.rail.sync(thread, at, fence);
 }
 

@@ -7,8 +7,8 @@
 //!
 //! Without a seed, [`Network::deliver`] delivers all sent operations and sends all posted ones.
 //! [`Network::step`] sends or delivers one operation: with a seed at random, or by a list of
-//! choices. A weak signal, which is ordered only after its own put, may then overtake earlier
-//! operations that have no signal.
+//! choices. A weak signal, which is ordered only after its own put and after what was flushed
+//! before, may then overtake other earlier operations that have no signal.
 //!
 //! # Safety
 //!
@@ -26,6 +26,7 @@ use litemap::LiteMap;
 use crate::error::{Error, Result, Site, ThreadId};
 use crate::gpus::GridId;
 use crate::memory::Memory;
+use crate::race::{Clock, OpId, Races, Sequence};
 
 /// Identifies a queue.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -71,27 +72,42 @@ pub(super) struct Operation {
     pub(super) signal: Option<Add>,
     pub(super) counter: Option<*mut u64>,
     pub(super) by: Poster,
+    /// What the thread that posted it knew and had done.
+    pub(super) known: Clock,
 }
 
 /// An operation in flight.
 struct InFlight {
     number: u64,
     operation: Operation,
+    /// Operations before this number had been flushed when it was posted.
+    flushed: u64,
     /// The data read from its source.
     payload: Vec<u8>,
 }
 
-#[derive(Default)]
 struct Queue {
     posted: VecDeque<InFlight>,
     sent: VecDeque<InFlight>,
     /// Sequence number of the next operation.
     next: u64,
+    /// Operations before this number have been flushed.
+    flushed: u64,
+    /// The reads of sources, the deliveries, and the gets: each of these ends in order.
+    reads: Sequence,
+    deliveries: Sequence,
+    gets: Sequence,
     /// The last put or get of each block and line that no flush has covered, by number.
     unflushed: Vec<(u64, Poster)>,
 }
 
 impl Queue {
+    fn new(races: &Races) -> Self {
+        let (posted, sent, next, flushed, unflushed) = Default::default();
+        let [reads, deliveries, gets] = [(); 3].map(|()| races.sequence());
+        Self { posted, sent, next, flushed, reads, deliveries, gets, unflushed }
+    }
+
     fn is_empty(&self) -> bool {
         self.posted.is_empty() && self.sent.is_empty()
     }
@@ -102,6 +118,8 @@ impl Queue {
         match flight.operation.transfer {
             Transfer::Put { from, bytes, .. } => {
                 flight.operation.by.check(memory, from.addr(), bytes)?;
+                let op = flight.part_of(&self.reads, memory);
+                flight.access(memory, op, from.addr(), bytes, false)?;
                 flight.payload.reserve_exact(bytes);
                 // SAFETY: the module's contract; the vector has the capacity.
                 unsafe {
@@ -115,6 +133,8 @@ impl Queue {
         if let Some(counter) = flight.operation.counter {
             // SAFETY: the module's contract.
             unsafe { *counter = (*counter).wrapping_add(1) };
+            let known = memory.races.after(&flight.operation.known, &self.reads, flight.number);
+            memory.races.release_to(memory, counter.addr(), flight.rank(), known);
         }
         self.sent.push_back(flight);
         Ok(())
@@ -122,30 +142,46 @@ impl Queue {
 
     /// Delivers the sent operation with this index.
     fn deliver(&mut self, index: usize, memory: &Memory) -> Result<()> {
-        let Some(InFlight { operation, payload, .. }) = self.sent.remove(index) else {
-            return Ok(());
-        };
+        let Some(flight) = self.sent.remove(index) else { return Ok(()) };
+        let InFlight { operation, payload, number, flushed } = &flight;
         let by = operation.by;
+        let line = match operation.transfer {
+            Transfer::Get { .. } => &self.gets,
+            _ => &self.deliveries,
+        };
+        let op = flight.part_of(line, memory);
         match operation.transfer {
             Transfer::Put { to, .. } | Transfer::Value { to, .. } => {
                 by.check(memory, to.addr(), payload.len())?;
+                flight.access(memory, op, to.addr(), payload.len(), true)?;
                 // SAFETY: the module's contract; `to` has space for the payload.
                 unsafe { to.copy_from_nonoverlapping(payload.as_ptr(), payload.len()) };
             }
             Transfer::Get { from, to, bytes } => {
                 by.check(memory, from.addr(), bytes)?;
                 by.check(memory, to.addr(), bytes)?;
+                flight.access(memory, op, from.addr(), bytes, false)?;
+                flight.access(memory, op, to.addr(), bytes, true)?;
                 // SAFETY: the module's contract; source and target may overlap.
                 unsafe { to.copy_from(from, bytes) };
             }
             Transfer::Nothing => {}
         }
-        if let Some(Add { word, value, in_window, .. }) = operation.signal {
+        if let Some(Add { word, value, in_window, strong }) = operation.signal {
             if in_window {
                 by.check(memory, word.addr(), size_of::<u64>())?;
             }
             // SAFETY: the module's contract. A word in a window is aligned, as its poster checked.
             unsafe { *word = (*word).wrapping_add(value) };
+            let races = &memory.races;
+            let known = match strong {
+                true => races.after(&operation.known, line, *number),
+                false => {
+                    let flushed = races.after(&operation.known, line, flushed.wrapping_sub(1));
+                    races.after_op(&flushed, op)
+                }
+            };
+            races.release_to(memory, word.addr(), flight.rank(), known);
         }
         Ok(())
     }
@@ -154,13 +190,43 @@ impl Queue {
     /// with a signal if that signal is weak.
     fn deliverable(&self) -> Vec<usize> {
         let unsignaled = self.sent.iter().take_while(|f| f.operation.signal.is_none()).count();
-        let weak =
-            self.sent.get(unsignaled).and_then(|f| f.operation.signal).is_some_and(|s| !s.strong);
+        let overtakes = self.sent.get(unsignaled).is_some_and(|flight| {
+            flight.operation.signal.is_some_and(|signal| !signal.strong)
+                && self.sent[0].number >= flight.flushed
+        });
         let mut indices = vec![0];
-        if weak && unsignaled > 0 {
+        if overtakes && unsignaled > 0 {
             indices.push(unsignaled);
         }
         indices
+    }
+}
+
+impl InFlight {
+    fn rank(&self) -> usize {
+        self.operation.by.thread.rank
+    }
+
+    /// The operation's identity on one of the queue's lines.
+    fn part_of(&self, line: &Sequence, memory: &Memory) -> OpId {
+        let name = match self.operation.transfer {
+            Transfer::Get { .. } => "a get",
+            _ => "a put",
+        };
+        memory.races.transfer(line, self.number, name, self.rank(), self.operation.by.at)
+    }
+
+    /// Checks an access against those of others.
+    fn access(
+        &self,
+        memory: &Memory,
+        op: OpId,
+        address: usize,
+        bytes: usize,
+        writes: bool,
+    ) -> Result<()> {
+        let by = (op, self.operation.known.clone());
+        memory.races.op_access(memory, &by, address, bytes, writes).map_err(Error::Race)
     }
 }
 
@@ -233,7 +299,7 @@ impl Network {
     /// Posts an operation.
     pub(super) fn post(&self, key: QueueKey, operation: Operation) {
         let mut queues = self.queues.borrow_mut();
-        let queue = queues.entry(key).or_default();
+        let queue = queues.entry(key).or_insert_with(|| Queue::new(&self.memory.races));
         if queue.is_empty() {
             self.busy.borrow_mut().push(key);
         }
@@ -248,15 +314,9 @@ impl Network {
             queue.unflushed.retain(|(_, other)| !by.is_like(other));
             queue.unflushed.push((queue.next, by));
         }
-        queue.posted.push_back(InFlight { number: queue.next, operation, payload: Vec::new() });
+        let (number, flushed, payload) = (queue.next, queue.flushed, Vec::new());
+        queue.posted.push_back(InFlight { number, operation, flushed, payload });
         queue.next += 1;
-    }
-
-    /// A flush has covered the operations of a queue before number `before`.
-    pub(super) fn flushed(&self, key: QueueKey, before: u64) {
-        if let Some(queue) = self.queues.borrow_mut().get_mut(&key) {
-            queue.unflushed.retain(|(number, _)| *number >= before);
-        }
     }
 
     /// A fence has covered all operations of a rank so far, on one context or on all.
@@ -302,6 +362,17 @@ impl Network {
         let is_get = |f: &&InFlight| matches!(f.operation.transfer, Transfer::Get { .. });
         let first_get = queue.sent.iter().find(is_get).filter(|_| gets);
         first_get.or(queue.posted.front()).map_or(queue.next, |flight| flight.number)
+    }
+
+    /// A thread has found the operations of a queue before `before` complete: what it learns.
+    pub(crate) fn flushed(&self, key: QueueKey, before: u64, gets: bool) -> Clock {
+        let mut queues = self.queues.borrow_mut();
+        let Some(queue) = queues.get_mut(&key) else { return Clock::default() };
+        queue.flushed = queue.flushed.max(before);
+        queue.unflushed.retain(|(number, _)| *number >= before);
+        let (races, last) = (&self.memory.races, before.wrapping_sub(1));
+        let known = races.after(&Clock::default(), &queue.reads, last);
+        if gets { races.after(&known, &queue.gets, last) } else { known }
     }
 
     /// Whether an operation in flight will change this signal or counter.

@@ -7,6 +7,7 @@ use devcomm_types::nccl::{CoopAny, Gin, GinDescriptorSmem, Team};
 
 use super::network::{Add, Operation, Poster, Transfer};
 use super::{Call, SignalOp};
+use crate::mutation::Change;
 use crate::nccl::view;
 use crate::ranks;
 use crate::waits::{self, Until};
@@ -91,6 +92,10 @@ impl Call<'_> {
         let (word, previous, strong, which) = match signal {
             Signal::None => return None,
             Signal::Indexed { id, strong, .. } => {
+                let id = match self.gpus.change_at(self.at) {
+                    Some(Change::Signal(by)) => id.wrapping_add_signed(by),
+                    _ => id,
+                };
                 let index = self.signal(id);
                 let previous = target.ops[index].replace(Some(op));
                 (target.signals[index].as_ptr(), previous, strong, format!("signal {id}"))
@@ -131,6 +136,9 @@ impl Call<'_> {
 
     /// Posts an operation to world rank `peer`, once its queue has space.
     fn post(&self, peer: u32, transfer: Transfer, signal: Option<Add>, counter: Option<*mut u64>) {
+        if self.gpus.removes(self.at) {
+            return;
+        }
         let (queue, depth) = (self.queue(peer), self.gin.depth);
         let mut what = self.wait_for(WaitKind::Request, 0, 0);
         what.peer = peer as i32;
@@ -141,7 +149,8 @@ impl Call<'_> {
         }
         let (kernel, thread) = (self.thread.kernel(), self.thread.id());
         let by = Poster { kernel, grid: self.thread.block().grid.id, thread, at: self.at };
-        self.gpus.network.post(queue, Operation { transfer, signal, counter, by });
+        let known = self.gpus.memory.races.post(&mut self.thread.race.borrow_mut());
+        self.gpus.network.post(queue, Operation { transfer, signal, counter, by, known });
         self.gpus.progress();
     }
 

@@ -21,25 +21,21 @@ impl Call<'_> {
     /// Waits for `until`. A timeout of 0 cycles polls once; a longer one expires only if nothing
     /// else can make progress.
     fn wait(&self, until: Until, what: WaitFor, timeout: Option<u64>) -> i32 {
+        if self.gpus.skips_wait(self.at) {
+            return SUCCESS;
+        }
         if timeout == Some(0) {
             self.thread.suspend(Wait::Spin { at: self.at });
             if !until.holds(self.gpus) {
                 return TIMEOUT;
             }
-            if let Until::Complete { queue, before, .. } = until {
-                self.gpus.network.flushed(queue, before);
-            }
+            until.acquire(self.thread);
             return SUCCESS;
         }
         // A cycle counts as a nanosecond.
         let deadline = timeout.map(|cycles| self.gpus.clock.get().saturating_add(cycles));
         match waits::until(self.thread, until, what, deadline, self.at) {
-            true => {
-                if let Until::Complete { queue, before, .. } = until {
-                    self.gpus.network.flushed(queue, before);
-                }
-                SUCCESS
-            }
+            true => SUCCESS,
             false => TIMEOUT,
         }
     }
@@ -135,6 +131,8 @@ impl Call<'_> {
     fn read(&self, word: *const u64, bits: i32) -> u64 {
         let mask = u64::MAX >> (64 - self.bits(bits));
         self.thread.suspend(Wait::Spin { at: self.at });
+        let memory = &self.gpus.memory;
+        memory.races.acquire_from(memory, &mut self.thread.race.borrow_mut(), word.addr());
         // SAFETY: a signal or counter of the device communicator, or a checked word of a window.
         (unsafe { word.read_volatile() }) & mask
     }

@@ -1,0 +1,88 @@
+//! Mutations: changes of a kernel, to test that its tests, or the simulator, find a bug.
+
+use cuda_std::arch::{Access, Order, Scope};
+
+use crate::error::Site;
+
+/// A change of what kernels do at one line of their source, without compiling them again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mutation {
+    file: String,
+    line: u32,
+    change: Change,
+}
+
+/// What a [`Mutation`] changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Change {
+    /// Removes the operations: stores, barriers, fences, waits, posts; a load reads zero.
+    Remove,
+    /// Removes the waits: each ends at once, and makes nothing known.
+    NoWait,
+    /// Makes atomic accesses relaxed, and removes fences.
+    Relax,
+    /// Narrows the scope of atomic accesses and fences.
+    Narrow(Scope),
+    /// Moves the addresses of accesses by this number of accesses' sizes.
+    Shift(isize),
+    /// Adds this number to the ids of the GIN signals that operations send.
+    Signal(i32),
+}
+
+impl Mutation {
+    /// A change at a line (from 1) of a file, whose path ends with `file`.
+    pub fn new(file: impl Into<String>, line: u32, change: Change) -> Self {
+        Self { file: file.into(), line, change }
+    }
+
+    /// The change of operations at `at`.
+    #[inline]
+    pub(crate) fn at(&self, at: Site) -> Option<Change> {
+        (at.line() == self.line && at.file().ends_with(&self.file)).then_some(self.change)
+    }
+
+    /// Whether waits at `at` end at once.
+    pub(crate) fn skips_wait(&self, at: Site) -> bool {
+        matches!(self.at(at), Some(Change::Remove | Change::NoWait))
+    }
+
+    /// Whether other operations at `at` are removed.
+    pub(crate) fn removes(&self, at: Site) -> bool {
+        matches!(self.at(at), Some(Change::Remove))
+    }
+}
+
+impl Change {
+    /// The changed order of an access or fence.
+    fn order(self, order: Order) -> Order {
+        if self == Self::Relax { Order::Relaxed } else { order }
+    }
+
+    /// The changed scope.
+    fn scope(self, scope: Scope) -> Scope {
+        if let Self::Narrow(scope) = self { scope } else { scope }
+    }
+
+    /// The changed kind of an access.
+    pub(crate) fn access(self, access: Access) -> Access {
+        match access {
+            Access::AtomicRead(order, scope) => {
+                Access::AtomicRead(self.order(order), self.scope(scope))
+            }
+            Access::AtomicWrite(order, scope) => {
+                Access::AtomicWrite(self.order(order), self.scope(scope))
+            }
+            Access::AtomicRmw(order, scope) => {
+                Access::AtomicRmw(self.order(order), self.scope(scope))
+            }
+            other => other,
+        }
+    }
+
+    /// The changed fence, unless it is removed.
+    pub(crate) fn fence(self, order: Order, scope: Scope) -> Option<(Order, Scope)> {
+        let removed = matches!(self, Self::Remove | Self::Relax);
+        (!removed).then(|| (order, self.scope(scope)))
+    }
+}

@@ -1,0 +1,350 @@
+//! Vector clocks: what is known to have happened before.
+//!
+//! A clock per thread with an entry per thread would have billions of entries, so entries are
+//! compressed by what usually becomes known together:
+//!
+//! * An *operation* (a kernel, a copy, a network transfer) has a number on a *line*, such as a
+//!   stream. Operations of a line end in order, so one number stands for all that have ended.
+//! * Of a running kernel, each block has an entry ([`BlockView`]): the time up to which all its
+//!   threads are known, as after `sync_threads`, and later times of single threads.
+//!
+//! Threads that have passed the same barrier share one [`View`].
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+/// Identifies an operation, in order of creation; 0 is none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct OpId(pub(super) u32);
+
+/// Identifies a line of operations that end in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Line(pub(super) u32);
+
+/// Threads of a block have smaller numbers as agents; the others are asynchronous.
+pub(super) const THREADS: u16 = 1024;
+
+/// An agent of a block: a thread, or a unit that works for threads asynchronously.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Agent {
+    pub(super) op: OpId,
+    pub(super) block: u32,
+    pub(super) number: u16,
+}
+
+impl Agent {
+    /// The operation itself, if it is not a kernel.
+    pub(super) fn of_op(op: OpId) -> Self {
+        Self { op, block: 0, number: 0 }
+    }
+
+    fn key(self) -> u64 {
+        u64::from(self.op.0) << 32 | u64::from(self.block)
+    }
+}
+
+/// What is known of a block: the agents' times.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct BlockView {
+    /// The time that is known of every thread.
+    all: u32,
+    /// Later times of threads, and times of other agents, by number.
+    agents: Vec<(u16, u32)>,
+}
+
+impl BlockView {
+    fn covers(&self, agent: u16, time: u32) -> bool {
+        (agent < THREADS && time <= self.all)
+            || self
+                .agents
+                .binary_search_by_key(&agent, |(agent, _)| *agent)
+                .is_ok_and(|at| time <= self.agents[at].1)
+    }
+
+    fn contains(&self, other: &Self) -> bool {
+        other.all <= self.all && other.agents.iter().all(|(agent, time)| self.covers(*agent, *time))
+    }
+
+    fn add(&mut self, agent: u16, time: u32) {
+        if self.covers(agent, time) {
+            return;
+        }
+        match self.agents.binary_search_by_key(&agent, |(agent, _)| *agent) {
+            Ok(at) => self.agents[at].1 = time,
+            Err(at) => self.agents.insert(at, (agent, time)),
+        }
+    }
+
+    fn join(&self, other: &Self) -> Self {
+        let all = self.all.max(other.all);
+        let later = |agents: &[(u16, u32)]| -> Vec<(u16, u32)> {
+            let is_later = |(agent, time): &&(u16, u32)| *agent >= THREADS || *time > all;
+            agents.iter().filter(is_later).copied().collect()
+        };
+        let agents = merge(&later(&self.agents), &later(&other.agents), |a, b| *a.max(b));
+        Self { all, agents }
+    }
+}
+
+/// A set of things that have happened.
+#[derive(Clone, Debug, Default)]
+pub(super) struct View {
+    /// The last known operation of each line, by line.
+    lines: Vec<(Line, u32)>,
+    /// Blocks of operations that `lines` does not cover, by operation and block.
+    blocks: Vec<(u64, Rc<BlockView>)>,
+}
+
+/// Where each operation is: its line, and its number there.
+#[derive(Default)]
+pub(super) struct Places(RefCell<Vec<(Line, u32)>>);
+
+impl Places {
+    pub(super) fn add(&self, line: Line, number: u32) -> OpId {
+        let mut all = self.0.borrow_mut();
+        if all.is_empty() {
+            all.push((Line(u32::MAX), u32::MAX));
+        }
+        all.push((line, number));
+        OpId(all.len() as u32 - 1)
+    }
+
+    pub(super) fn of(&self, op: OpId) -> (Line, u32) {
+        self.0.borrow()[op.0 as usize]
+    }
+}
+
+impl View {
+    fn line(&self, line: Line) -> u32 {
+        match self.lines.binary_search_by_key(&line, |(line, _)| *line) {
+            Ok(at) => self.lines[at].1,
+            Err(_) => 0,
+        }
+    }
+
+    fn has_ended(&self, op: OpId, places: &Places) -> bool {
+        let (line, number) = places.of(op);
+        number <= self.line(line)
+    }
+
+    fn block(&self, key: u64) -> Option<&Rc<BlockView>> {
+        let at = self.blocks.binary_search_by_key(&key, |(key, _)| *key).ok()?;
+        Some(&self.blocks[at].1)
+    }
+
+    /// Whether `agent`'s time `time` is known.
+    pub(super) fn covers(&self, agent: Agent, time: u32, places: &Places) -> bool {
+        self.block(agent.key()).is_some_and(|block| block.covers(agent.number, time))
+            || self.has_ended(agent.op, places)
+    }
+
+    /// The time known of all threads of `agent`'s block.
+    pub(super) fn all(&self, agent: Agent) -> u32 {
+        self.block(agent.key()).map_or(0, |block| block.all)
+    }
+
+    fn contains(&self, other: &Self, places: &Places) -> bool {
+        let has = |key: &u64, block: &Rc<BlockView>| {
+            self.block(*key).is_some_and(|own| Rc::ptr_eq(own, block) || own.contains(block))
+                || self.has_ended(OpId((key >> 32) as u32), places)
+        };
+        other.lines.iter().all(|(line, number)| *number <= self.line(*line))
+            && other.blocks.iter().all(|(key, block)| has(key, block))
+    }
+
+    fn change_block(&mut self, key: u64, change: impl FnOnce(&mut BlockView)) {
+        let at = self.blocks.binary_search_by_key(&key, |(key, _)| *key).unwrap_or_else(|at| {
+            self.blocks.insert(at, (key, Rc::default()));
+            at
+        });
+        change(Rc::make_mut(&mut self.blocks[at].1));
+    }
+
+    /// Adds that `agent`'s time `time` is known.
+    fn add(&mut self, agent: Agent, time: u32) {
+        self.change_block(agent.key(), |block| block.add(agent.number, time));
+    }
+
+    /// Adds that `time` is known of all threads of `agent`'s block.
+    fn add_all(&mut self, agent: Agent, time: u32) {
+        self.change_block(agent.key(), |block| {
+            block.all = block.all.max(time);
+            block.agents.retain(|(agent, time)| *agent >= THREADS || *time > block.all);
+        });
+    }
+
+    /// Adds that the operations of a line up to `number` have ended.
+    fn end(&mut self, line: Line, number: u32, places: &Places) {
+        match self.lines.binary_search_by_key(&line, |(line, _)| *line) {
+            Ok(at) => self.lines[at].1 = self.lines[at].1.max(number),
+            Err(at) => self.lines.insert(at, (line, number)),
+        }
+        self.forget_ended(places);
+    }
+
+    /// Removes the blocks that `lines` covers.
+    fn forget_ended(&mut self, places: &Places) {
+        let mut blocks = std::mem::take(&mut self.blocks);
+        blocks.retain(|(key, _)| !self.has_ended(OpId((key >> 32) as u32), places));
+        self.blocks = blocks;
+    }
+
+    fn join(&self, other: &Self, places: &Places) -> Self {
+        let lines = merge(&self.lines, &other.lines, |a, b| *a.max(b));
+        let blocks = merge(&self.blocks, &other.blocks, |a, b| {
+            if Rc::ptr_eq(a, b) || a.contains(b) {
+                Rc::clone(a)
+            } else if b.contains(a) {
+                Rc::clone(b)
+            } else {
+                Rc::new(a.join(b))
+            }
+        });
+        let mut joined = Self { lines, blocks };
+        joined.forget_ended(places);
+        joined
+    }
+}
+
+/// Merges two sorted maps; `both` combines the values of a key that both have.
+fn merge<K: Ord + Copy, V: Clone>(
+    a: &[(K, V)],
+    b: &[(K, V)],
+    both: impl Fn(&V, &V) -> V,
+) -> Vec<(K, V)> {
+    let mut merged = Vec::with_capacity(a.len() + b.len());
+    let (mut i, mut j) = (0, 0);
+    while i < a.len() && j < b.len() {
+        match a[i].0.cmp(&b[j].0) {
+            std::cmp::Ordering::Less => {
+                merged.push(a[i].clone());
+                i += 1;
+            }
+            std::cmp::Ordering::Greater => {
+                merged.push(b[j].clone());
+                j += 1;
+            }
+            std::cmp::Ordering::Equal => {
+                merged.push((a[i].0, both(&a[i].1, &b[j].1)));
+                (i, j) = (i + 1, j + 1);
+            }
+        }
+    }
+    merged.extend_from_slice(&a[i..]);
+    merged.extend_from_slice(&b[j..]);
+    merged
+}
+
+/// What a thread or an operation knows.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Clock {
+    /// What has happened before.
+    pub(super) seen: Rc<View>,
+    /// The part of it that a `fence.proxy.async` separates from what follows: the writes that
+    /// asynchronous copies and `wgmma` may read.
+    pub(super) fenced: Rc<View>,
+    /// What had ended, although nothing makes it visible, as after a shuffle or a relaxed barrier:
+    /// a write that comes later does not disturb these reads and asynchronous operations.
+    pub(super) passed: Rc<View>,
+}
+
+/// The number of results of joins that are kept.
+const KEPT: usize = 256;
+
+/// Joins clocks, and remembers results: the threads of a block often join the same two.
+pub(super) struct Joins {
+    pub(super) places: Places,
+    kept: RefCell<Vec<Option<[Rc<View>; 3]>>>,
+}
+
+impl Default for Joins {
+    fn default() -> Self {
+        Self { places: Places::default(), kept: RefCell::new(vec![None; KEPT]) }
+    }
+}
+
+impl Joins {
+    fn views(&self, a: &mut Rc<View>, b: &Rc<View>) {
+        if Rc::ptr_eq(a, b) {
+            return;
+        }
+        let hash = (Rc::as_ptr(a).addr() >> 4).wrapping_mul(31) ^ Rc::as_ptr(b).addr() >> 4;
+        let at = hash.wrapping_mul(0x9e37_79b9_7f4a_7c15_u64 as usize) >> 56;
+        let mut kept = self.kept.borrow_mut();
+        if let Some([x, y, joined]) = &kept[at]
+            && Rc::ptr_eq(x, a)
+            && Rc::ptr_eq(y, b)
+        {
+            *a = Rc::clone(joined);
+            return;
+        }
+        let joined = if a.contains(b, &self.places) {
+            Rc::clone(a)
+        } else if b.contains(a, &self.places) {
+            Rc::clone(b)
+        } else {
+            Rc::new(a.join(b, &self.places))
+        };
+        kept[at] = Some([Rc::clone(a), Rc::clone(b), Rc::clone(&joined)]);
+        *a = joined;
+    }
+
+    /// Adds to `clock` what `other` knows.
+    pub(super) fn join(&self, clock: &mut Clock, other: &Clock) {
+        self.views(&mut clock.seen, &other.seen);
+        self.views(&mut clock.fenced, &other.fenced);
+        self.views(&mut clock.passed, &other.passed);
+    }
+
+    /// Adds to what had ended before `clock` all that `other` knows.
+    pub(super) fn pass(&self, clock: &mut Clock, other: &Clock) {
+        self.views(&mut clock.passed, &other.passed);
+        self.views(&mut clock.passed, &other.seen);
+    }
+
+    /// Adds that the operations of a line up to `number` have ended: to both parts, since the end
+    /// of an operation orders its writes before accesses of all kinds.
+    pub(super) fn end(&self, clock: &mut Clock, line: Line, number: u32) {
+        for view in [&mut clock.seen, &mut clock.fenced] {
+            if view.line(line) < number {
+                Rc::make_mut(view).end(line, number, &self.places);
+            }
+        }
+    }
+}
+
+impl Clock {
+    /// Adds that `agent`'s time `time` is known.
+    pub(super) fn add(&mut self, agent: Agent, time: u32, places: &Places) {
+        if !self.seen.covers(agent, time, places) {
+            Rc::make_mut(&mut self.seen).add(agent, time);
+        }
+    }
+
+    /// Adds that `agent`'s time `time` had ended.
+    pub(super) fn add_passed(&mut self, agent: Agent, time: u32, places: &Places) {
+        if !self.passed.covers(agent, time, places) {
+            Rc::make_mut(&mut self.passed).add(agent, time);
+        }
+    }
+
+    /// Adds that `time` is known of all threads of `agent`'s block.
+    pub(super) fn add_all(&mut self, agent: Agent, time: u32) {
+        Rc::make_mut(&mut self.seen).add_all(agent, time);
+    }
+
+    /// Whether `agent`'s time `time` had ended.
+    pub(super) fn has_passed(&self, agent: Agent, time: u32, places: &Places) -> bool {
+        self.passed.covers(agent, time, places) || self.seen.covers(agent, time, places)
+    }
+
+    /// Whether both are the same object.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        Rc::ptr_eq(&self.seen, &other.seen)
+    }
+
+    /// Performs `fence.proxy.async`.
+    pub(super) fn fence_async(&mut self) {
+        self.fenced = Rc::clone(&self.seen);
+    }
+}

@@ -1,0 +1,356 @@
+//! Detects races: two accesses to the same memory, one of them a write, that nothing orders.
+//!
+//! The detector computes what happens before what, from barriers, releases and acquires, waits, and
+//! the order of streams, by vector clocks ([`clock`]). It remembers the last accesses to each word
+//! ([`shadow`]), and reports an access that no chain of synchronisation separates from an earlier
+//! one, even if it came long after: so most races are found in any order of execution.
+//!
+//! The rules are those of PTX's memory model:
+//!
+//! * A release and an acquire order accesses only if the scope of each includes the other's thread.
+//! * Atomic and ordered accesses, also relaxed ones, do not race with each other if their scopes
+//!   include each other. So protocols with the flag in the data, such as LL and Lamport, need no
+//!   declaration: their words are accessed by relaxed operations, and a plain access to them is a
+//!   race.
+//! * Asynchronous copies and `wgmma` are agents of their own: what they read and write is ordered
+//!   by the wait for them, and an ordinary write before they read it needs `fence.proxy.async`.
+//! * Shuffles and votes order nothing; `sync_warp` does.
+
+mod agents;
+mod clock;
+mod ops;
+mod report;
+mod shadow;
+mod sync;
+mod thread;
+mod weak;
+
+use std::cell::{Cell, OnceCell, RefCell};
+
+use cuda_std::arch::{Access, Engine};
+
+use self::agents::Barrier;
+use self::clock::{Agent, Joins};
+pub(crate) use self::clock::{Clock, OpId};
+use self::ops::OpInfo;
+pub(crate) use self::ops::{GridClock, Run, Sequence};
+pub use self::report::{Race, RaceAccess};
+use self::shadow::{Kind, NO_STAMP, NumberMap, PAGE, Shadow, Sites, Stamp, Word};
+use self::sync::{AtomicWord, Position, includes, releases};
+pub(crate) use self::thread::ThreadClock;
+use self::weak::{OldValues, Seen};
+use crate::error::Site;
+use crate::memory::Memory;
+
+/// The detector's state.
+#[derive(Default)]
+pub(crate) struct Races {
+    /// Whether it is on; else it does nothing.
+    on: bool,
+    joins: Joins,
+    shadow: Shadow,
+    sites: Sites,
+    ops: RefCell<Vec<OpInfo>>,
+    lines: Cell<u32>,
+    /// Atomic words by address.
+    words: RefCell<NumberMap<AtomicWord>>,
+    /// `mbarrier`s by address.
+    barriers: RefCell<NumberMap<Barrier>>,
+    /// The calls of host threads, which have one order, and what is known after them.
+    host: OnceCell<Sequence>,
+    /// The stream operation that runs now.
+    current: RefCell<Option<Run>>,
+    /// Chooses which reader of a word to forget.
+    turn: Cell<usize>,
+    /// Old values of atomic words, if loads may see them.
+    old: OldValues,
+    weak: bool,
+}
+
+/// A race that an access has found: the access, and the earlier one.
+pub(crate) struct Found {
+    now: Stamp,
+    before: Stamp,
+    address: usize,
+}
+
+/// The accesses of an operation, before its words are known.
+struct Accessor<'a> {
+    clock: &'a Clock,
+    agent: Agent,
+    /// Whose program order holds: the thread's.
+    own: Agent,
+    /// The time of all threads of the block that the clock has.
+    all: u32,
+}
+
+impl Races {
+    /// A detector; with `weak`, atomic loads may see old values.
+    pub(crate) fn new(on: bool, weak: bool) -> Self {
+        Self { on, weak, ..Self::default() }
+    }
+
+    /// Whether `before` happened before an access of kind `kind` by `who`.
+    #[inline]
+    fn is_ordered(&self, before: Stamp, kind: Kind, who: &Accessor<'_>) -> bool {
+        let (agent, time, earlier) = (before.agent(), before.time(), before.kind());
+        if agent == who.agent {
+            return true;
+        }
+        if (!earlier.writes || agent.number >= clock::THREADS)
+            && who.clock.has_passed(agent, time, &self.joins.places)
+        {
+            return true;
+        }
+        if kind.is_async && earlier.writes && !earlier.is_async {
+            return who.clock.fenced.covers(agent, time, &self.joins.places);
+        }
+        agent == who.own
+            || ((agent.op, agent.block) == (who.own.op, who.own.block)
+                && agent.number < clock::THREADS
+                && time <= who.all)
+            || who.clock.seen.covers(agent, time, &self.joins.places)
+    }
+
+    /// Whether two accesses do not race although nothing orders them: both are atomic, and their
+    /// scopes include each other.
+    fn is_strong(&self, a: Stamp, b: Stamp) -> bool {
+        let (Some(a_scope), Some(b_scope)) = (a.kind().scope, b.kind().scope) else {
+            return false;
+        };
+        let [a, b] = [a, b].map(|stamp| self.position(stamp.agent()));
+        includes(a_scope, a, b) && includes(b_scope, b, a)
+    }
+
+    fn position(&self, agent: Agent) -> Position {
+        Position { gpu: self.ops.borrow()[agent.op.0 as usize].gpu, agent }
+    }
+
+    /// Whether an access conflicts with an earlier one, which nothing orders before it.
+    #[inline]
+    fn conflicts(&self, before: Stamp, now: Stamp, who: &Accessor<'_>) -> bool {
+        !before.is_none()
+            && before.bytes() & now.bytes() != 0
+            && !self.is_ordered(before, now.kind(), who)
+            && !self.is_strong(before, now)
+    }
+
+    /// Checks and records an access of `bytes` bytes, made by `who`.
+    #[inline]
+    fn touch(
+        &self,
+        memory: &Memory,
+        address: usize,
+        bytes: usize,
+        stamp: Stamp,
+        who: &Accessor<'_>,
+    ) -> Result<(), Found> {
+        let end = address + bytes;
+        let mut at = address & !3;
+        while at < end {
+            let first = address.saturating_sub(at).min(3);
+            let last = (end - at).min(4);
+            let now = stamp.of_bytes((0xf_u8 >> (4 - last)) & (0xf << first));
+            self.touch_word(self.shadow.word(at, memory), at, now, who)?;
+            at += 4;
+        }
+        Ok(())
+    }
+
+    /// As [`touch`](Self::touch), for ranges that have whole pages.
+    fn touch_range(
+        &self,
+        memory: &Memory,
+        address: usize,
+        bytes: usize,
+        stamp: Stamp,
+        who: &Accessor<'_>,
+    ) -> Result<(), Found> {
+        let (mut at, end) = (address, address + bytes);
+        while at < end {
+            let next = (at / PAGE + 1) * PAGE;
+            let uniform =
+                (at % PAGE == 0 && next <= end).then(|| self.shadow.uniform(at, memory)).flatten();
+            match uniform {
+                Some(mut words) => {
+                    let word = Cell::new(*words);
+                    self.touch_word(&word, at, stamp.of_bytes(0xf), who)?;
+                    *words = word.get();
+                }
+                None => self.touch(memory, at, next.min(end) - at, stamp, who)?,
+            }
+            at = next;
+        }
+        Ok(())
+    }
+
+    /// Checks and records an access to bytes of the word at `at`.
+    #[inline]
+    fn touch_word(
+        &self,
+        word: &Cell<Word>,
+        at: usize,
+        now: Stamp,
+        who: &Accessor<'_>,
+    ) -> Result<(), Found> {
+        let mut content = word.get();
+        if content.write.is_same_agent(now) && content.write.is_same_access(now) {
+            return Ok(());
+        }
+        if self.conflicts(content.write, now, who) {
+            return Err(Found { now, before: content.write, address: at });
+        }
+        if now.kind().writes {
+            for read in content.reads {
+                if self.conflicts(read, now, who) {
+                    return Err(Found { now, before: read, address: at });
+                }
+            }
+            let covered = |read: Stamp| read.bytes() & !now.bytes() == 0;
+            content.reads = content.reads.map(|r| if covered(r) { NO_STAMP } else { r });
+            content.write = now;
+        } else {
+            self.add_read(&mut content, now, who);
+        }
+        word.set(content);
+        Ok(())
+    }
+
+    #[inline]
+    fn add_read(&self, content: &mut Word, now: Stamp, who: &Accessor<'_>) {
+        let replaces = |read: &Stamp| {
+            read.is_none()
+                || read.is_same_agent(now)
+                || (read.bytes() & !now.bytes() == 0 && self.is_ordered(*read, now.kind(), who))
+        };
+        let found = content.reads.iter().position(replaces);
+        let at = found.unwrap_or_else(|| {
+            let turn = self.turn.get().wrapping_add(1);
+            self.turn.set(turn);
+            turn % content.reads.len()
+        });
+        content.reads[at] = now;
+    }
+
+    /// Checks and records an access of a thread, before it happens. Returns for each word the old
+    /// value that the access sees, if it does; `choose` chooses.
+    pub(crate) fn access(
+        &self,
+        memory: &Memory,
+        thread: &mut ThreadClock,
+        (address, bytes): (usize, usize),
+        access: Access,
+        at: Site,
+        choose: &dyn Fn(usize) -> usize,
+    ) -> Result<[Option<u32>; 4], Found> {
+        const NEWEST: [Option<u32>; 4] = [None; 4];
+        if !self.on {
+            return Ok(NEWEST);
+        }
+        let (writes, strong) = match access {
+            Access::Read => (false, None),
+            Access::Write => (true, None),
+            Access::AtomicRead(order, scope) => (false, Some((order, scope))),
+            Access::AtomicWrite(order, scope) | Access::AtomicRmw(order, scope) => {
+                (true, Some((order, scope)))
+            }
+            Access::BarrierTest | Access::BarrierChange => return Ok(NEWEST),
+        };
+        let (agent, time, is_async) = self.performer(thread, writes);
+        if thread.engine == Engine::Bulk {
+            thread.bulk = Some((time, at));
+        }
+        let kind = Kind { writes, scope: strong.map(|(_, scope)| scope), is_async };
+        let stamp = Stamp::new(agent, time, self.sites.number(at), kind);
+        let me = thread.here.agent;
+        let reads = matches!(access, Access::AtomicRead(..) | Access::AtomicRmw(..));
+        let written = match strong {
+            Some(_) => self.shadow.word(address, memory).get().write,
+            None => NO_STAMP,
+        };
+        let who = Accessor { clock: &thread.clock, agent, own: me, all: thread.all };
+        self.touch(memory, address, bytes, stamp, &who)?;
+        let mut old = [const { None }; 4];
+        if self.weak {
+            match access {
+                Access::AtomicRead(..) => {
+                    old = self.see_old(memory, (address, bytes), stamp, &who, choose);
+                }
+                Access::AtomicWrite(..) | Access::AtomicRmw(..) => {
+                    self.keep_old(memory, (address, bytes), stamp, written);
+                }
+                Access::Write => self.forget_old(memory, address, bytes),
+                _ => {}
+            }
+        }
+        if let (Some((order, scope)), Engine::Thread) = (strong, thread.engine) {
+            for (i, at) in (address..address + bytes).step_by(4).enumerate() {
+                let word = self.shadow.canonical(at, memory);
+                if reads {
+                    let writer = old[i].as_ref().map_or(written, |old: &Seen| old.writer);
+                    if !writer.is_none() && self.is_strong(writer, stamp) {
+                        self.read_start(thread, writer.agent(), order, scope);
+                    }
+                    match &old[i] {
+                        Some(old) => self.read_releases(thread, &old.releases, order, scope),
+                        None => self.read_word(thread, word, order, scope),
+                    }
+                }
+                if writes {
+                    let keeps = matches!(access, Access::AtomicRmw(..));
+                    self.write_word(thread, word, (order, scope), keeps);
+                }
+            }
+            if writes && releases(order) {
+                thread.time += 1;
+            }
+        }
+        Ok(old.map(|old| old.map(|old| old.value)))
+    }
+
+    /// A thread has ended: its kernel's end acquires what its relaxed reads have found. Returns
+    /// where it has started a bulk copy that may still read its shared memory.
+    pub(crate) fn end_thread(&self, thread: &mut ThreadClock, grid: &GridClock) -> Option<Site> {
+        if !self.on {
+            return None;
+        }
+        let (reads, _) = thread.group_agents(Engine::Bulk);
+        let unread =
+            |(group, _): &(u32, Site)| !thread.clock.seen.covers(reads, *group, &self.joins.places);
+        let in_flight = thread.bulk.filter(unread).map(|(_, at)| at);
+        let found = std::mem::take(&mut thread.found);
+        found.iter().for_each(|release| self.acquire(thread, &release.clock));
+        self.joins.join(&mut grid.end.borrow_mut(), &thread.clock);
+        in_flight
+    }
+
+    /// Prepares a thread that starts with what its kernel knows.
+    pub(crate) fn start_thread(
+        &self,
+        thread: &mut ThreadClock,
+        (op, block, number): (OpId, u32, u32),
+        clock: &Clock,
+    ) {
+        if !self.on {
+            return;
+        }
+        let agent = Agent { op, block, number: number as u16 };
+        let here = self.position(agent);
+        *thread = ThreadClock { here, clock: clock.clone(), ..ThreadClock::default() };
+    }
+
+    /// Adds what `other` knows.
+    pub(crate) fn join(&self, clock: &mut Clock, other: &Clock) {
+        self.joins.join(clock, other);
+    }
+
+    /// Forgets the accesses to memory that is freed or used anew.
+    pub(crate) fn forget(&self, start: usize, bytes: usize) {
+        self.shadow.forget(start, bytes);
+    }
+
+    /// Forgets where memory is, since addresses have changed their meaning.
+    pub(crate) fn remap(&self) {
+        self.shadow.remap();
+    }
+}

@@ -1,0 +1,314 @@
+//! Operations: kernels, copies, collectives and network transfers, and what orders them.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use cuda_std::arch::{Order, Scope};
+
+use super::clock::{Agent, Clock, Line, OpId};
+use super::report::{Race, RaceAccess};
+use super::shadow::{Kind, Stamp};
+use super::sync::{Position, Release};
+use super::{Accessor, Found, Races, ThreadClock};
+use crate::error::{Site, ThreadId};
+use crate::memory::Memory;
+
+/// What reports say of an operation.
+#[derive(Clone, Debug)]
+pub(super) struct OpInfo {
+    pub(super) name: &'static str,
+    pub(super) gpu: u32,
+    is_kernel: bool,
+    at: Option<Site>,
+    /// What was known when it started, if it is a kernel.
+    pub(super) start: Option<Clock>,
+}
+
+/// A sequence of operations that end in order, such as a stream, and what is known at its end.
+pub(crate) struct Sequence {
+    line: Line,
+    last: Cell<u32>,
+    pub(crate) clock: RefCell<Clock>,
+}
+
+/// A running operation of a sequence.
+#[derive(Clone, Debug)]
+pub(crate) struct Run {
+    line: Line,
+    number: u32,
+    gpu: u32,
+    /// What it knows: what happened before it, and what it learns.
+    clock: Clock,
+    /// Its identity, once it has accessed memory.
+    op: Option<OpId>,
+}
+
+impl Races {
+    pub(crate) fn sequence(&self) -> Sequence {
+        let line = Line(self.lines.get());
+        self.lines.set(line.0 + 1);
+        Sequence { line, last: Cell::new(0), clock: RefCell::default() }
+    }
+
+    /// Starts the sequence's next operation, of `gpu`, after what `clock` knows.
+    pub(crate) fn start(&self, sequence: &Sequence, gpu: usize, clock: &Clock) -> Run {
+        let number = sequence.last.get() + 1;
+        sequence.last.set(number);
+        let mut known = sequence.clock.borrow().clone();
+        self.joins.join(&mut known, clock);
+        Run { line: sequence.line, number, gpu: gpu as u32, clock: known, op: None }
+    }
+
+    /// Starts an operation that is a part of the stream operation that runs now.
+    pub(crate) fn start_part(&self) -> Run {
+        let (gpu, clock) = match &*self.current.borrow() {
+            Some(run) => (run.gpu, run.clock.clone()),
+            None => (0, Clock::default()),
+        };
+        self.start(&self.sequence(), gpu as usize, &clock)
+    }
+
+    /// Performs `poll` as a part of the operation.
+    pub(crate) fn within<R>(&self, run: &mut Run, poll: impl FnOnce() -> R) -> R {
+        let outer = self.current.replace(Some(run.clone()));
+        let result = poll();
+        if let Some(after) = self.current.replace(outer) {
+            *run = after;
+        }
+        result
+    }
+
+    /// What is known after the operation has ended.
+    pub(crate) fn end(&self, run: Run) -> Clock {
+        let Run { line, number, mut clock, op, .. } = run;
+        if op.is_some() {
+            self.joins.end(&mut clock, line, number);
+        }
+        clock
+    }
+
+    fn new_op(&self, line: Line, number: u32, info: OpInfo) -> OpId {
+        let mut ops = self.ops.borrow_mut();
+        if ops.is_empty() {
+            ops.push(OpInfo { name: "nothing", gpu: 0, is_kernel: false, at: None, start: None });
+        }
+        ops.push(info);
+        self.joins.places.add(line, number)
+    }
+
+    /// The identity of the stream operation that runs now, and what it knows. `kernel` names it.
+    pub(crate) fn current(&self, name: &'static str, is_kernel: bool) -> (OpId, Clock) {
+        let mut current = self.current.borrow_mut();
+        let Some(Run { line, number, gpu, clock, op }) = &mut *current else {
+            drop(current);
+            // Not in a stream: an operation of its own.
+            let sequence = self.sequence();
+            let info = OpInfo { name, gpu: 0, is_kernel, at: None, start: None };
+            return (self.new_op(sequence.line, 1, info), Clock::default());
+        };
+        let info = OpInfo { name, gpu: *gpu, is_kernel, at: None, start: None };
+        let id = *op.get_or_insert_with(|| self.new_op(*line, *number, info));
+        (id, clock.clone())
+    }
+
+    /// The stream operation that runs now learns what `clock` knows.
+    pub(crate) fn learn_here(&self, clock: &Clock) {
+        if let Some(run) = &mut *self.current.borrow_mut() {
+            self.joins.join(&mut run.clock, clock);
+        }
+    }
+
+    /// What the stream operation that runs now knows.
+    pub(crate) fn known_here(&self) -> Clock {
+        self.current.borrow().as_ref().map(|run| run.clock.clone()).unwrap_or_default()
+    }
+
+    /// What the stream operation that runs now knows, and what it has done so far.
+    pub(crate) fn done_here(&self) -> Clock {
+        let current = self.current.borrow();
+        let Some(run) = &*current else { return Clock::default() };
+        self.end(run.clone())
+    }
+
+    /// What host threads know.
+    pub(crate) fn host(&self) -> Clock {
+        self.host_sequence().clock.borrow().clone()
+    }
+
+    fn host_sequence(&self) -> &Sequence {
+        self.host.get_or_init(|| self.sequence())
+    }
+
+    /// Performs an operation of a host thread that completes at once.
+    pub(crate) fn host_op<R>(&self, gpu: usize, access: impl FnOnce() -> R) -> R {
+        let sequence = self.host_sequence();
+        let mut run = self.start(sequence, gpu, &Clock::default());
+        let result = self.within(&mut run, access);
+        sequence.clock.replace(self.end(run));
+        result
+    }
+
+    /// Host threads learn what `clock` knows.
+    pub(crate) fn host_learns(&self, clock: &Clock) {
+        self.joins.join(&mut self.host_sequence().clock.borrow_mut(), clock);
+    }
+
+    /// Checks and records an access of an operation that is not a kernel.
+    pub(crate) fn op_access(
+        &self,
+        memory: &Memory,
+        (op, clock): &(OpId, Clock),
+        address: usize,
+        bytes: usize,
+        writes: bool,
+    ) -> Result<(), Box<Race>> {
+        if !self.on {
+            return Ok(());
+        }
+        let agent = Agent::of_op(*op);
+        let kind = Kind { writes, scope: None, is_async: false };
+        let stamp = Stamp::new(agent, 1, Default::default(), kind);
+        let who = Accessor { clock, agent, own: agent, all: 0 };
+        let touched = self.touch_range(memory, address, bytes, stamp, &who);
+        touched.map_err(|found| self.report(memory, &found))
+    }
+
+    /// A thread posts a transfer: what it knows and has done.
+    pub(crate) fn post(&self, thread: &mut ThreadClock) -> Clock {
+        let clock = self.released(thread);
+        thread.time += 1;
+        clock
+    }
+
+    /// The identity of transfer `number` of a sequence, which a thread of `rank` posted.
+    pub(crate) fn transfer(
+        &self,
+        sequence: &Sequence,
+        number: u64,
+        name: &'static str,
+        rank: usize,
+        at: Site,
+    ) -> OpId {
+        let info = OpInfo { name, gpu: rank as u32, is_kernel: false, at: Some(at), start: None };
+        self.new_op(sequence.line, number as u32 + 1, info)
+    }
+
+    /// What is known after transfer `number` of a sequence and all before it.
+    pub(crate) fn after(&self, clock: &Clock, sequence: &Sequence, number: u64) -> Clock {
+        let mut clock = clock.clone();
+        self.joins.end(&mut clock, sequence.line, (number as u32).wrapping_add(1));
+        clock
+    }
+
+    /// What is known after a transfer.
+    pub(crate) fn after_op(&self, clock: &Clock, op: OpId) -> Clock {
+        let mut clock = clock.clone();
+        clock.add(Agent::of_op(op), 1, &self.joins.places);
+        clock
+    }
+
+    /// A word of a signal or counter makes `clock` known to those that read it.
+    pub(crate) fn release_to(&self, memory: &Memory, word: usize, rank: usize, clock: Clock) {
+        if !self.on {
+            return;
+        }
+        let from = Position { gpu: rank as u32, agent: Agent::default() };
+        let word = self.shadow.canonical(word, memory);
+        let mut words = self.words.borrow_mut();
+        let release = Release { from, scope: Scope::Sys, clock };
+        words.entry(word).or_default().add(&release, |clock, other| self.joins.join(clock, other));
+    }
+
+    /// A thread acquires what the word makes known.
+    pub(crate) fn acquire_from(&self, memory: &Memory, thread: &mut ThreadClock, word: usize) {
+        if !self.on {
+            return;
+        }
+        let word = self.shadow.canonical(word, memory);
+        self.read_word(thread, word, Order::Acquire, Scope::Sys);
+    }
+
+    fn describe(&self, stamp: Stamp) -> RaceAccess {
+        let (agent, kind) = (stamp.agent(), stamp.kind());
+        let info = self.ops.borrow()[agent.op.0 as usize].clone();
+        let rank = info.gpu as usize;
+        let (number, by) = super::agents::performer_of(agent.number);
+        let thread =
+            info.is_kernel.then_some(ThreadId { rank, block: agent.block, thread: number });
+        let verb = if kind.writes { "stores" } else { "loads" };
+        let how = match (kind.scope, by) {
+            (Some(Scope::Cta), _) => " atomically, with the scope of its block",
+            (Some(Scope::Gpu), _) => " atomically, with the scope of its GPU",
+            (Some(Scope::Sys), _) => " atomically, with the scope of the system",
+            (None, by) => by,
+        };
+        let at = self.sites.site(stamp.site()).or(info.at);
+        let operation = info.name.to_owned();
+        RaceAccess { operation, rank, thread, what: format!("{verb}{how}"), scope: kind.scope, at }
+    }
+
+    /// The report of a race.
+    pub(crate) fn report(&self, memory: &Memory, found: &Found) -> Box<Race> {
+        let Found { now, before, address } = *found;
+        let (access, other) = (self.describe(now), self.describe(before));
+        let byte = (now.bytes() & before.bytes()).trailing_zeros() as usize;
+        let memory = memory.locate(address + byte);
+        Box::new(Race { memory, remedy: self.remedy(now, before), access, other })
+    }
+
+    /// What would order two accesses.
+    fn remedy(&self, now: Stamp, before: Stamp) -> String {
+        let (a, b) = (now.agent(), before.agent());
+        let [at, from] = [a, b].map(|agent| self.position(agent));
+        let scopes = (now.kind().scope, before.kind().scope);
+        let text = if let (Some(_), Some(_)) = scopes {
+            "a scope of the accesses that includes both threads is missing"
+        } else if now.kind().is_async && before.kind().writes && !before.kind().is_async {
+            "a `fence_async_shared` (fence.proxy.async) between them and what orders the threads \
+             is missing"
+        } else if b.number >= super::clock::THREADS {
+            "a wait for the end of the asynchronous operation, which orders its accesses before \
+             this one, is missing"
+        } else if (a.op, a.block) == (b.op, b.block) && a.number / 32 == b.number / 32 {
+            "a `sync_warp` or `sync_threads` between them is missing"
+        } else if (a.op, a.block) == (b.op, b.block) {
+            "a `sync_threads` or another barrier of both threads between them is missing"
+        } else if at.gpu == from.gpu {
+            "a release with the scope of the GPU after the first and an acquire of it before the \
+             second, or the end of the kernel, is missing"
+        } else {
+            "a barrier of the ranks between them, or a release with the scope of the system after \
+             the first and an acquire of it before the second, is missing"
+        };
+        text.to_owned()
+    }
+}
+
+/// What a kernel's grid shares with the operations after it.
+#[derive(Clone)]
+pub(crate) struct GridClock {
+    pub(crate) op: OpId,
+    /// What its threads know at their start.
+    pub(crate) start: Clock,
+    /// What its ended threads knew.
+    pub(crate) end: Rc<RefCell<Clock>>,
+}
+
+impl Races {
+    /// A kernel that the current stream operation launches.
+    pub(crate) fn grid(&self, kernel: &'static str) -> GridClock {
+        let (op, mut start) = self.current(kernel, true);
+        // The start of a kernel orders all that is known before accesses of all kinds.
+        start.fence_async();
+        self.ops.borrow_mut()[op.0 as usize].start = Some(start.clone());
+        GridClock { op, end: Rc::new(RefCell::new(start.clone())), start }
+    }
+
+    /// What is known after a kernel has ended.
+    pub(crate) fn end_of(&self, grid: &GridClock) -> Clock {
+        let mut clock = grid.end.borrow().clone();
+        let (line, number) = self.joins.places.of(grid.op);
+        self.joins.end(&mut clock, line, number);
+        clock
+    }
+}

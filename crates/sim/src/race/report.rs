@@ -1,0 +1,58 @@
+//! The report of a race.
+
+use std::fmt;
+
+use cuda_std::arch::Scope;
+
+use crate::error::{Site, ThreadId};
+
+/// One of the accesses of a race.
+#[derive(Clone, Debug)]
+pub struct RaceAccess {
+    /// The kernel or other operation.
+    pub operation: String,
+    /// The GPU's rank in the world.
+    pub rank: usize,
+    /// The thread; `None` for an operation that is not a kernel.
+    pub thread: Option<ThreadId>,
+    /// What it does, such as "stores" or "loads by TMA".
+    pub what: String,
+    /// The scope of an atomic or ordered access.
+    pub scope: Option<Scope>,
+    /// Where, in the kernel's source.
+    pub at: Option<Site>,
+}
+
+impl fmt::Display for RaceAccess {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { operation, rank, thread, what, at, .. } = self;
+        match thread {
+            Some(thread) => write!(f, "{thread} of {operation} {what}")?,
+            None => write!(f, "{operation} of rank {rank} {what}")?,
+        }
+        match at {
+            Some(at) => write!(f, " ({at})"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Two accesses to the same memory that nothing orders.
+#[derive(Clone, Debug)]
+pub struct Race {
+    /// The access that found the race.
+    pub access: RaceAccess,
+    /// The access that was made earlier.
+    pub other: RaceAccess,
+    /// The memory, such as "byte 8 of window 3 of rank 0".
+    pub memory: String,
+    /// What would order them.
+    pub remedy: String,
+}
+
+impl fmt::Display for Race {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { access, other, memory, remedy } = self;
+        write!(f, "a race on {memory}: {access}, and {other}; {remedy}")
+    }
+}

@@ -1,0 +1,312 @@
+//! Shadow memory: the last accesses to each 4-byte word of the memory that kernels have accessed.
+
+use std::cell::{Cell, RefCell, RefMut};
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::panic::Location;
+
+use cuda_std::arch::Scope;
+
+use super::clock::{Agent, OpId};
+use crate::error::Site;
+use crate::memory::Memory;
+
+/// Bytes of memory per page of shadow memory.
+pub(super) const PAGE: usize = 1 << 10;
+const WORDS: usize = PAGE / 4;
+
+/// How an access conflicts with others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Kind {
+    pub(super) writes: bool,
+    /// The scope of an atomic or ordered access; `None` for a weak one.
+    pub(super) scope: Option<Scope>,
+    /// Whether it is made through the asynchronous proxy.
+    pub(super) is_async: bool,
+}
+
+/// An access to a word, packed into 16 bytes: operation 31, block 20, agent 13 bits; time 32,
+/// site 16, the bytes of the word 4, initialised bytes 4, kind 5 bits.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Stamp(u64, u64);
+
+/// No access.
+pub(super) const NO_STAMP: Stamp = Stamp(0, 0);
+
+const BLOCK_BITS: u32 = 20;
+const AGENT_BITS: u32 = 13;
+
+impl Stamp {
+    #[inline]
+    pub(super) fn new(agent: Agent, time: u32, site: SiteId, kind: Kind) -> Self {
+        let block = u64::from(agent.block) & ((1 << BLOCK_BITS) - 1);
+        let scope = match kind.scope {
+            None => 0,
+            Some(Scope::Cta) => 1,
+            Some(Scope::Gpu) => 2,
+            Some(Scope::Sys) => 3,
+        };
+        let kind = scope | u64::from(kind.writes) << 2 | u64::from(kind.is_async) << 3;
+        Self(
+            (u64::from(agent.op.0) << BLOCK_BITS | block) << AGENT_BITS | u64::from(agent.number),
+            u64::from(time) << 32 | u64::from(site.0) << 16 | kind,
+        )
+    }
+
+    /// The same access to these bytes of a word.
+    #[inline]
+    pub(super) fn of_bytes(self, bytes: u8) -> Self {
+        Self(self.0, self.1 & !(0xf << 8) | u64::from(bytes) << 8)
+    }
+
+    #[inline]
+    pub(super) fn is_none(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Whether both are accesses by the same agent.
+    #[inline]
+    pub(super) fn is_same_agent(self, other: Self) -> bool {
+        self.0 == other.0
+    }
+
+    /// Whether both have the same time, kind and bytes.
+    #[inline]
+    pub(super) fn is_same_access(self, other: Self) -> bool {
+        (self.1 ^ other.1) & !(0xffff << 16) == 0
+    }
+
+    /// The bytes of the word, a bit each.
+    #[inline]
+    pub(super) fn bytes(self) -> u8 {
+        (self.1 >> 8) as u8 & 0xf
+    }
+
+    #[inline]
+    pub(super) fn agent(self) -> Agent {
+        let number = (self.0 & ((1 << AGENT_BITS) - 1)) as u16;
+        let block = (self.0 >> AGENT_BITS) as u32 & ((1 << BLOCK_BITS) - 1);
+        Agent { op: OpId((self.0 >> (AGENT_BITS + BLOCK_BITS)) as u32), block, number }
+    }
+
+    #[inline]
+    pub(super) fn time(self) -> u32 {
+        (self.1 >> 32) as u32
+    }
+
+    pub(super) fn site(self) -> SiteId {
+        SiteId((self.1 >> 16) as u16)
+    }
+
+    #[inline]
+    pub(super) fn kind(self) -> Kind {
+        let scope = match self.1 & 3 {
+            0 => None,
+            1 => Some(Scope::Cta),
+            2 => Some(Scope::Gpu),
+            _ => Some(Scope::Sys),
+        };
+        Kind { writes: self.1 & 4 != 0, scope, is_async: self.1 & 8 != 0 }
+    }
+}
+
+/// The last accesses to a word.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Word {
+    pub(super) write: Stamp,
+    /// Reads since the last write. With more readers, later ones replace some of these.
+    pub(super) reads: [Stamp; 2],
+}
+
+pub(super) type Page = [Cell<Word>; WORDS];
+
+/// A hasher for numbers: one multiplication.
+#[derive(Default)]
+pub(super) struct NumberHasher(u64);
+
+impl Hasher for NumberHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("keys are single numbers")
+    }
+
+    fn write_usize(&mut self, number: usize) {
+        let product = (number as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0 = product ^ product >> 32;
+    }
+}
+
+/// A map from numbers.
+pub(super) type NumberMap<V> = HashMap<usize, V, BuildHasherDefault<NumberHasher>>;
+
+const CACHE_BITS: u32 = 12;
+
+/// All shadow memory, by the address of the memory. Its pages are reused, but never freed.
+pub(super) struct Shadow {
+    pages: RefCell<NumberMap<Box<Page>>>,
+    /// Pages whose words all have the same accesses: those of copies.
+    uniform: RefCell<NumberMap<Word>>,
+    free: RefCell<Vec<Box<Page>>>,
+    /// Recently used pages by the number of the page of memory.
+    cache: Box<[Cell<Cached>]>,
+}
+
+/// A page of memory: its number, that of its shadow page, and the shadow page. They differ for
+/// memory that is mapped at several addresses.
+type Cached = (usize, usize, *const Page);
+
+const NO_PAGE: Cached = (usize::MAX, 0, std::ptr::null());
+
+impl Default for Shadow {
+    fn default() -> Self {
+        let (pages, uniform, free) = Default::default();
+        Self { pages, uniform, free, cache: vec![Cell::new(NO_PAGE); 1 << CACHE_BITS].into() }
+    }
+}
+
+impl Shadow {
+    #[inline]
+    fn page(&self, number: usize, memory: &Memory) -> Cached {
+        // A hash, since parts of a window are powers of two apart.
+        let slot = (number as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - CACHE_BITS);
+        let entry = &self.cache[slot as usize];
+        let mut found = entry.get();
+        if found.0 != number {
+            let shadow = memory.canonical(number * PAGE) / PAGE;
+            found = (number, shadow, self.find(shadow));
+            entry.set(found);
+        }
+        found
+    }
+
+    #[cold]
+    fn find(&self, number: usize) -> *const Page {
+        let mut pages = self.pages.borrow_mut();
+        let page = pages.entry(number).or_insert_with(|| {
+            let free = self.free.borrow_mut().pop();
+            let page: Box<Page> = free.unwrap_or_else(|| {
+                let words = vec![Cell::new(Word::default()); WORDS].into_boxed_slice();
+                words.try_into().unwrap_or_else(|_| unreachable!("a page has this many words"))
+            });
+            if let Some(word) = self.uniform.borrow_mut().remove(&number) {
+                page.iter().for_each(|other| other.set(word));
+            }
+            page
+        });
+        std::ptr::from_ref::<Page>(page)
+    }
+
+    /// The accesses that all words of the page at `address` have, if they are the same.
+    pub(super) fn uniform(&self, address: usize, memory: &Memory) -> Option<RefMut<'_, Word>> {
+        let number = memory.canonical(address) / PAGE;
+        if self.pages.borrow().contains_key(&number) {
+            return None;
+        }
+        let uniform = self.uniform.borrow_mut();
+        Some(RefMut::map(uniform, |uniform| uniform.entry(number).or_default()))
+    }
+
+    /// The word at `address`, which is rounded down.
+    #[inline]
+    pub(super) fn word(&self, address: usize, memory: &Memory) -> &Cell<Word> {
+        let (_, _, page) = self.page(address / PAGE, memory);
+        // SAFETY: the boxes live as long as this object, and their content is in cells.
+        unsafe { &(*page)[address % PAGE / 4] }
+    }
+
+    /// The address that stands for all addresses of the memory at `address`.
+    pub(super) fn canonical(&self, address: usize, memory: &Memory) -> usize {
+        self.page(address / PAGE, memory).1 * PAGE + address % PAGE
+    }
+
+    /// Forgets where memory is.
+    pub(super) fn remap(&self) {
+        self.cache.iter().for_each(|entry| entry.set(NO_PAGE));
+    }
+
+    /// Forgets the accesses to memory that is used anew.
+    pub(super) fn forget(&self, start: usize, bytes: usize) {
+        let end = start + bytes;
+        let (first, last) = (start / PAGE, end.div_ceil(PAGE));
+        let mut uniform = self.uniform.borrow_mut();
+        if last - first < uniform.len() {
+            for number in first..last {
+                uniform.remove(&number);
+            }
+        } else {
+            uniform.retain(|number, _| !(first..last).contains(number));
+        }
+        let mut pages = self.pages.borrow_mut();
+        let numbers: Vec<usize> = if last - first < pages.len() {
+            (first..last).filter(|number| pages.contains_key(number)).collect()
+        } else {
+            pages.keys().copied().filter(|number| (first..last).contains(number)).collect()
+        };
+        for number in numbers {
+            let base = number * PAGE;
+            let words = start.max(base) - base..end.min(base + PAGE) - base;
+            let is_whole = words.len() == PAGE;
+            let page = &pages[&number];
+            page[words.start / 4..words.end.div_ceil(4)]
+                .iter()
+                .for_each(|word| word.set(Word::default()));
+            if is_whole {
+                self.free.borrow_mut().extend(pages.remove(&number));
+            }
+        }
+        self.remap();
+    }
+}
+
+/// Identifies a call site.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct SiteId(u16);
+
+/// Call sites by number.
+pub(super) struct Sites {
+    all: RefCell<Vec<Site>>,
+    numbers: RefCell<NumberMap<SiteId>>,
+    /// Recently used sites, by address.
+    cache: [Cell<(usize, SiteId)>; 64],
+}
+
+impl Default for Sites {
+    fn default() -> Self {
+        Self {
+            all: RefCell::default(),
+            numbers: RefCell::default(),
+            cache: std::array::from_fn(|_| Cell::default()),
+        }
+    }
+}
+
+impl Sites {
+    #[inline]
+    pub(super) fn number(&self, site: Site) -> SiteId {
+        let key = std::ptr::from_ref::<Location<'_>>(site).addr();
+        let cached = &self.cache[key / 8 % 64];
+        let (found, mut id) = cached.get();
+        if found != key {
+            id = self.find(key, site);
+            cached.set((key, id));
+        }
+        id
+    }
+
+    #[cold]
+    fn find(&self, key: usize, site: Site) -> SiteId {
+        *self.numbers.borrow_mut().entry(key).or_insert_with(|| {
+            let mut all = self.all.borrow_mut();
+            all.push(site);
+            // Sites beyond the limit share the last number.
+            SiteId(all.len().min(usize::from(u16::MAX)) as u16)
+        })
+    }
+
+    pub(super) fn site(&self, id: SiteId) -> Option<Site> {
+        self.all.borrow().get(usize::from(id.0).checked_sub(1)?).copied()
+    }
+}

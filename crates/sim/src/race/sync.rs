@@ -1,0 +1,278 @@
+//! What makes accesses of other threads known: barriers, fences, and reads of atomic words.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use cuda_std::arch::{Order, Scope};
+
+use super::clock::{Agent, Clock};
+use super::{Races, ThreadClock};
+
+/// A thread's position, which decides whether a scope includes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Position {
+    pub(super) gpu: u32,
+    pub(super) agent: Agent,
+}
+
+/// Whether the threads of `scope` around `from` include `to`.
+pub(super) fn includes(scope: Scope, from: Position, to: Position) -> bool {
+    match scope {
+        Scope::Sys => true,
+        Scope::Gpu => from.gpu == to.gpu,
+        Scope::Cta => (from.agent.op, from.agent.block) == (to.agent.op, to.agent.block),
+    }
+}
+
+/// A release whose effect a word carries: one by the thread that wrote the word, or an earlier one
+/// whose value read-modify-writes have changed since.
+#[derive(Clone, Debug)]
+pub(super) struct Release {
+    pub(super) from: Position,
+    pub(super) scope: Scope,
+    pub(super) clock: Clock,
+}
+
+/// The releases that a read of an atomic word may acquire.
+#[derive(Default)]
+pub(super) struct AtomicWord {
+    pub(super) releases: Vec<Release>,
+}
+
+impl AtomicWord {
+    /// Adds a release; one that the same threads include is joined with it.
+    pub(super) fn add(&mut self, release: &Release, join: impl Fn(&mut Clock, &Clock)) {
+        let alike = |other: &&mut Release| {
+            other.scope == release.scope
+                && match release.scope {
+                    Scope::Sys | Scope::Gpu => other.from.gpu == release.from.gpu,
+                    Scope::Cta => includes(Scope::Cta, other.from, release.from),
+                }
+        };
+        match self.releases.iter_mut().find(alike) {
+            Some(other) => join(&mut other.clock, &release.clock),
+            None => self.releases.push(release.clone()),
+        }
+    }
+}
+
+impl Races {
+    /// What the thread releases: what it knows and what it has done.
+    pub(super) fn released(&self, thread: &ThreadClock) -> Clock {
+        let mut clock = thread.clock.clone();
+        clock.add(thread.here.agent, thread.time, &self.joins.places);
+        clock
+    }
+
+    pub(super) fn acquire(&self, thread: &mut ThreadClock, clock: &Clock) {
+        self.joins.join(&mut thread.clock, clock);
+        thread.all = thread.clock.seen.all(thread.here.agent);
+    }
+
+    /// The thread has read what `writer` wrote. A kernel starts after what it knows is visible to
+    /// all, so each of its atomic stores releases that.
+    pub(super) fn read_start(
+        &self,
+        thread: &mut ThreadClock,
+        writer: Agent,
+        order: Order,
+        scope: Scope,
+    ) {
+        let ops = self.ops.borrow();
+        let Some(clock) = &ops[writer.op.0 as usize].start else { return };
+        if acquires(order) {
+            self.acquire(thread, clock);
+        } else {
+            let from = self.position(writer);
+            self.find(thread, &Release { from, scope, clock: clock.clone() });
+        }
+    }
+
+    /// A relaxed read of the thread finds a release, which a later fence acquires.
+    pub(super) fn find(&self, thread: &mut ThreadClock, release: &Release) {
+        if thread.found.iter().all(|other| !other.clock.is_same(&release.clock)) {
+            thread.found.push(release.clone());
+        }
+    }
+
+    pub(super) fn read_word(
+        &self,
+        thread: &mut ThreadClock,
+        word: usize,
+        order: Order,
+        scope: Scope,
+    ) {
+        let words = self.words.borrow();
+        if let Some(found) = words.get(&word) {
+            self.read_releases(thread, &found.releases, order, scope);
+        }
+    }
+
+    /// A thread has read a value that carries these releases.
+    pub(super) fn read_releases(
+        &self,
+        thread: &mut ThreadClock,
+        releases: &[Release],
+        order: Order,
+        scope: Scope,
+    ) {
+        for release in releases {
+            let here = thread.here;
+            if !includes(release.scope, release.from, here) || !includes(scope, here, release.from)
+            {
+                continue;
+            }
+            if acquires(order) {
+                self.acquire(thread, &release.clock);
+            } else {
+                self.find(thread, release);
+            }
+        }
+    }
+
+    pub(super) fn write_word(
+        &self,
+        thread: &mut ThreadClock,
+        word: usize,
+        (order, scope): (Order, Scope),
+        keeps: bool,
+    ) {
+        let from = thread.here;
+        let mut words = self.words.borrow_mut();
+        if !releases(order) && thread.released.is_empty() {
+            if !keeps {
+                words.remove(&word);
+            }
+            return;
+        }
+        let found = words.entry(word).or_default();
+        if !keeps {
+            found.releases.clear();
+        }
+        let join = |clock: &mut Clock, other: &Clock| self.joins.join(clock, other);
+        if releases(order) {
+            found.add(&Release { from, scope, clock: self.released(thread) }, join);
+            return;
+        }
+        for (of_fence, clock) in &thread.released {
+            let scope = narrower(scope, *of_fence);
+            found.add(&Release { from, scope, clock: clock.clone() }, join);
+        }
+    }
+
+    /// A fence of a thread.
+    pub(crate) fn fence(&self, thread: &mut ThreadClock, order: Order, scope: Scope) {
+        if !self.on {
+            return;
+        }
+        if acquires(order) {
+            let found = std::mem::take(&mut thread.found);
+            for release in found {
+                if includes(scope, thread.here, release.from) {
+                    self.acquire(thread, &release.clock);
+                } else {
+                    thread.found.push(release);
+                }
+            }
+        }
+        if releases(order) {
+            let clock = self.released(thread);
+            thread.released.retain(|(other, _)| narrower(*other, scope) != *other);
+            thread.released.push((scope, clock));
+            thread.time += 1;
+        }
+    }
+
+    /// A barrier of threads. Those of each of `whole` blocks are all threads of the block.
+    pub(crate) fn barrier<'a, I>(&self, threads: impl Fn() -> I, whole: bool)
+    where
+        I: Iterator<Item = &'a RefCell<ThreadClock>>,
+    {
+        if !self.on {
+            return;
+        }
+        let mut joined: Option<Clock> = None;
+        let mut last = 0;
+        for thread in threads() {
+            let thread = thread.borrow();
+            match &mut joined {
+                None => joined = Some(thread.clock.clone()),
+                Some(joined) => self.joins.join(joined, &thread.clock),
+            }
+            last = last.max(thread.time);
+        }
+        let Some(mut joined) = joined else { return };
+        let mut block = None;
+        for thread in threads() {
+            let Agent { op, block: of, .. } = thread.borrow().here.agent;
+            if !whole {
+                let thread = thread.borrow();
+                joined.add(thread.here.agent, thread.time, &self.joins.places);
+            } else if block != Some((op, of)) {
+                block = Some((op, of));
+                joined.add_all(thread.borrow().here.agent, last);
+            }
+        }
+        for thread in threads() {
+            let mut thread = thread.borrow_mut();
+            thread.all = joined.seen.all(thread.here.agent);
+            thread.clock = joined.clone();
+            thread.time = last + 1;
+        }
+    }
+
+    /// Threads wait for each other, but nothing orders their accesses: a shuffle, a vote, or a
+    /// relaxed barrier. What they have read has been read, though.
+    pub(crate) fn meet<'a, I>(&self, threads: impl Fn() -> I)
+    where
+        I: Iterator<Item = &'a RefCell<ThreadClock>>,
+    {
+        if !self.on {
+            return;
+        }
+        let mut all = Clock::default();
+        let mut is_known = true;
+        let mut first: Option<Clock> = None;
+        for thread in threads() {
+            let ThreadClock { here, clock, time, .. } = &*thread.borrow();
+            let first = first.get_or_insert_with(|| clock.clone());
+            is_known &= Rc::ptr_eq(&first.passed, &clock.passed)
+                && Rc::ptr_eq(&first.seen, &clock.seen)
+                && clock.passed.covers(here.agent, *time, &self.joins.places);
+            self.joins.pass(&mut all, clock);
+        }
+        if is_known {
+            return;
+        }
+        for thread in threads() {
+            let ThreadClock { here, time, .. } = &*thread.borrow();
+            all.add_passed(here.agent, *time, &self.joins.places);
+        }
+        threads().for_each(|thread| thread.borrow_mut().clock.passed = all.passed.clone());
+    }
+
+    /// A thread learns what `clock` knows.
+    pub(crate) fn learn(&self, thread: &mut ThreadClock, clock: &Clock) {
+        if !self.on {
+            return;
+        }
+        self.acquire(thread, clock);
+    }
+}
+
+pub(super) fn acquires(order: Order) -> bool {
+    matches!(order, Order::Acquire | Order::AcqRel | Order::SeqCst)
+}
+
+pub(super) fn releases(order: Order) -> bool {
+    matches!(order, Order::Release | Order::AcqRel | Order::SeqCst)
+}
+
+/// The scope that includes fewer threads.
+fn narrower(a: Scope, b: Scope) -> Scope {
+    match (a, b) {
+        (Scope::Cta, _) | (_, Scope::Cta) => Scope::Cta,
+        (Scope::Gpu, _) | (_, Scope::Gpu) => Scope::Gpu,
+        _ => Scope::Sys,
+    }
+}

@@ -1,0 +1,44 @@
+//! A thread's clock.
+
+use cuda_std::arch::{Engine, Scope};
+
+use super::clock::{Agent, Clock};
+use super::sync::{Position, Release};
+use crate::error::Site;
+
+/// What the detector knows of a running thread.
+pub(crate) struct ThreadClock {
+    pub(super) here: Position,
+    /// What happened before the thread's next access. The thread's own past is not part of it.
+    pub(super) clock: Clock,
+    /// The time of the thread's accesses; it advances when the thread releases what it has done.
+    pub(super) time: u32,
+    /// The time of all threads of the block that the clock has.
+    pub(super) all: u32,
+    /// What the thread's fences have released, by scope: later writes carry it.
+    pub(super) released: Vec<(Scope, Clock)>,
+    /// What the thread's relaxed reads have found: a fence acquires it.
+    pub(super) found: Vec<Release>,
+    /// The unit that makes the next accesses.
+    pub(super) engine: Engine,
+    /// Groups committed so far, by [`group_of`].
+    pub(super) groups: [u32; 3],
+    /// The last bulk copy from shared memory: the group that it will be in, and where.
+    pub(super) bulk: Option<(u32, Site)>,
+}
+
+impl Default for ThreadClock {
+    fn default() -> Self {
+        Self {
+            here: Position { gpu: 0, agent: Agent::default() },
+            clock: Clock::default(),
+            time: 1,
+            all: 0,
+            released: Vec::new(),
+            found: Vec::new(),
+            engine: Engine::Thread,
+            groups: [0; 3],
+            bulk: None,
+        }
+    }
+}
