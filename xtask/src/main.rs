@@ -5,6 +5,7 @@
 mod cpp;
 mod cuda;
 mod doctor;
+mod mutants;
 mod nvcc;
 mod pack;
 mod process_group;
@@ -51,6 +52,13 @@ enum Task {
     },
     /// Run every test (setup first): the fast ones first, those that need GPUs last
     Test,
+    /// Plant bugs in the kernels, one at a time: the simulator must find each, and pass the
+    /// originals
+    Mutants {
+        /// The most schedules in which each runs
+        #[arg(long, default_value_t = 100)]
+        schedules: u64,
+    },
     /// Show every component with its version, its path and the command that fixes what is missing
     Doctor {
         /// Print JSON
@@ -108,6 +116,7 @@ fn main() -> ExitCode {
         Task::Setup { quiet, twins } => setup::setup_all(quiet, twins).map(|()| 0),
         Task::Run { example, args } => run::run(&example, &args),
         Task::Test => test::test(),
+        Task::Mutants { schedules } => mutants::mutants(schedules),
         Task::Doctor { json } => doctor::doctor(json),
         Task::Ptx { kernel, all: _, check, arch } => {
             ptx::ptx(kernel.as_deref(), check, arch.as_deref())

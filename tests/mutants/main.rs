@@ -1,0 +1,140 @@
+//! Mutants: planted bugs in the kernels, each of which the simulator must find.
+//!
+//! A mutant changes one line of a kernel: a barrier is removed, an order weakened, a scope
+//! narrowed, a wait left out. The simulator makes the change where the kernel calls it, so that one
+//! build serves all. A mutant is caught if in some schedule the simulator reports an error that
+//! names the right line; the originals must pass in every schedule.
+//!
+//! `cargo xtask mutants` runs it; `DEVCOMM_SCHEDULES` is the number of schedules.
+
+mod programs;
+mod table;
+
+use std::sync::Arc;
+
+use devcomm::sim::{Change, Error, Lag, Mutation, Simulation};
+use devcomm_testing::simulated::{run, world};
+
+use self::programs::Program;
+use self::table::MUTANTS;
+
+/// A planted bug.
+struct Mutant {
+    /// The program that has it.
+    pub program: &'static str,
+    /// The file, the text of the line, and which of the lines with this text.
+    file: &'static str,
+    line: (&'static str, usize),
+    change: Change,
+    /// The texts of the lines, in the same file, one of which the report must name.
+    names: &'static [&'static str],
+}
+
+/// The numbers, from 1, of the lines that contain `text`.
+fn lines_with(file: &str, text: &str) -> Vec<u32> {
+    let path = format!("{}/{file}", env!("CARGO_MANIFEST_DIR"));
+    let source = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
+    let lines = source.lines().zip(1..).filter(|(line, _)| line.contains(text));
+    lines.map(|(_, number)| number).collect()
+}
+
+impl Mutant {
+    fn mutation(&self) -> Mutation {
+        let (text, index) = self.line;
+        let lines = lines_with(self.file, text);
+        let line = lines.get(index).unwrap_or_else(|| {
+            panic!("{}: {} lines with {text:?}, not {}", self.file, lines.len(), index + 1)
+        });
+        Mutation::new(file_name(self.file), *line, self.change)
+    }
+
+    /// Whether a report names one of the right lines.
+    fn is_named_by(&self, report: &str) -> bool {
+        let mut lines = self.names.iter().flat_map(|text| {
+            let lines = lines_with(self.file, text);
+            assert!(!lines.is_empty(), "{}: no line with {text:?}", self.file);
+            lines
+        });
+        lines.any(|line| report.contains(&format!("{}:{line}:", file_name(self.file))))
+    }
+}
+
+/// The last part of a path, as in reports.
+fn file_name(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or(path)
+}
+
+/// The schedules, the fixed order first.
+fn schedules(of: &Program, count: u64) -> impl Iterator<Item = Simulation> {
+    let machine = (of.machine)();
+    let more = (1..count).map({
+        let machine = machine.clone();
+        move |seed| {
+            let machine = machine.clone().seed(seed).weak(seed % 2 == 0);
+            match seed % 6 {
+                1 => machine.lag(Lag::Rank),
+                2 => machine.lag(Lag::Block),
+                3 => machine.lag(Lag::Warp),
+                4 => machine.preempt(true),
+                5 => machine.pct(3).preempt(false),
+                _ => machine,
+            }
+        }
+    });
+    std::iter::once(machine).chain(more)
+}
+
+/// What the simulator finds in one run.
+fn failure(program: &Program, simulation: Simulation) -> Option<Arc<Error>> {
+    let world = world(simulation.step_limit(200_000_000));
+    let ran = run(&world, |gpu| (program.body)(gpu));
+    let failure = world.simulated_machine().and_then(devcomm::sim::Machine::failure);
+    assert!(ran.is_ok() || failure.is_some(), "{}: {ran:?}", program.name);
+    failure
+}
+
+/// The number of schedules: of the variable, or few.
+fn count() -> u64 {
+    let number = std::env::var("DEVCOMM_SCHEDULES").ok().map(|text| {
+        text.parse().unwrap_or_else(|_| panic!("DEVCOMM_SCHEDULES is {text:?}, not a number"))
+    });
+    number.unwrap_or(100)
+}
+
+#[test]
+fn every_mutant_is_caught() {
+    let mut missed = Vec::new();
+    for mutant in MUTANTS {
+        let Mutant { program, file, line, change, .. } = mutant;
+        let what = format!("{program}: {file}: {change:?} of {:?}", line.0);
+        let (of, mutation) = (programs::named(program), mutant.mutation());
+        let mut last = String::new();
+        let caught = schedules(of, count()).zip(1..).find_map(|(simulation, number)| {
+            let error = failure(of, simulation.mutation(mutation.clone()))?;
+            last = error.to_string();
+            mutant.is_named_by(&last).then_some(number)
+        });
+        match caught {
+            Some(number) => println!("{what}: caught in schedule {number}: {last}"),
+            None => {
+                println!("{what}: MISSED: {last}");
+                missed.push(what);
+            }
+        }
+    }
+    println!("{} of {} caught", MUTANTS.len() - missed.len(), MUTANTS.len());
+    assert!(missed.is_empty(), "missed: {missed:#?}");
+}
+
+#[test]
+fn the_originals_pass() {
+    for program in programs::ALL {
+        let count = count().div_ceil(program.one_in);
+        for simulation in schedules(program, count) {
+            let text = simulation.to_string();
+            let found = failure(program, simulation);
+            assert!(found.is_none(), "{}, {text}: {}", program.name, found.unwrap());
+        }
+        println!("{}: nothing found in {count} schedules", program.name);
+    }
+}

@@ -1,0 +1,265 @@
+//! Short programs that run the kernels under test, with nothing between two launches that would
+//! hide a missing barrier of theirs: the host waits only at the end.
+
+use devcomm::sim::Simulation;
+use devcomm::{
+    Algorithm, CollectivePlan, Collectives, DevCommRequirements, Gemm, GemmAllReduce, GemmPlan,
+    GinConnectionType, ReduceOp, Result, kernels,
+};
+use devcomm_testing::simulated::Gpu;
+use half::bf16;
+
+/// What a mutant runs in.
+pub struct Program {
+    pub name: &'static str,
+    pub machine: fn() -> Simulation,
+    /// Of how many schedules the original runs in one: it takes longer than others.
+    pub one_in: u64,
+    pub body: fn(&Gpu<'_>) -> Result<()>,
+}
+
+macro_rules! programs {
+    ($($name:ident on $machine:expr, one in $one_in:literal;)*) => {
+        pub const ALL: &[Program] = &[$(Program {
+            name: stringify!($name),
+            machine: || $machine,
+            one_in: $one_in,
+            body: $name,
+        },)*];
+    };
+}
+
+programs! {
+    lsa_allreduce on Simulation::new(2), one in 1;
+    rmsnorm_allreduce on Simulation::new(2), one in 1;
+    ll_alltoall on Simulation::new(2), one in 1;
+    gin_put_signal on Simulation::new(2).team_size(1), one in 1;
+    gin_alltoall on Simulation::new(2).team_size(1), one in 1;
+    hybrid_allreduce on Simulation::new(4).team_size(2), one in 1;
+    hybrid_alltoall on Simulation::new(4).team_size(2), one in 1;
+    lamport_allreduce on Simulation::new(2), one in 20;
+    push_allreduce on Simulation::new(2), one in 20;
+    push_exchange on Simulation::new(2), one in 20;
+    pull_reduce_scatter on Simulation::new(2), one in 20;
+    gemm_wgmma on Simulation::new(1).multiprocessors(2), one in 50;
+    gemm_swapped on Simulation::new(1).multiprocessors(2), one in 50;
+    gemm_mma on Simulation::new(1).multiprocessors(2), one in 50;
+    gemm_allreduce_wgmma on Simulation::new(2).multiprocessors(2), one in 50;
+    gemm_allreduce_mma on Simulation::new(2).multiprocessors(2), one in 50;
+}
+
+/// The program of this name.
+pub fn named(name: &str) -> &'static Program {
+    ALL.iter().find(|program| program.name == name).unwrap_or_else(|| panic!("no program {name}"))
+}
+
+const LAUNCHES: u8 = 3;
+
+fn lsa_allreduce(gpu: &Gpu<'_>) -> Result<()> {
+    let (send, recv) = (gpu.window(&[1_f32; 300])?, gpu.window(&[0_f32; 300])?);
+    let comm = gpu.dev_comm(DevCommRequirements::new().lsa_barriers(2))?;
+    let stream = gpu.stream()?;
+    for launch in 0..LAUNCHES {
+        stream.fill(&send, f32::from(launch))?;
+        kernels::lsa_allreduce::<f32>::args(&comm, &send, &recv, 299)
+            .grid(2)
+            .block(32)
+            .launch(&stream)?;
+    }
+    stream.synchronize()
+}
+
+fn rmsnorm_allreduce(gpu: &Gpu<'_>) -> Result<()> {
+    let (input, output) = (gpu.window(&[1_f32; 256])?, gpu.window(&[0_f32; 256])?);
+    let weight = gpu.buffer(&[1_f32; 64])?;
+    let comm = gpu.dev_comm(DevCommRequirements::new().lsa_barriers(1))?;
+    let stream = gpu.stream()?;
+    for launch in 0..LAUNCHES {
+        stream.fill(&input, f32::from(launch))?;
+        let args =
+            kernels::rmsnorm_allreduce::<f32>::args(&comm, &input, &weight, &output, 4, 64, 1e-5);
+        // SAFETY: the windows have 4 rows of 64 elements, the weights 64.
+        unsafe { args.grid(1).block(64).launch(&stream)? };
+    }
+    stream.synchronize()
+}
+
+fn ll_alltoall(gpu: &Gpu<'_>) -> Result<()> {
+    let (send, recv) = (gpu.window(&[1_f32; 64])?, gpu.window(&[0_f32; 64])?);
+    let mut requirements = DevCommRequirements::new();
+    let exchange =
+        requirements.add(devcomm::LlA2a { blocks: 1, max_elements: 16, element_size: 8 });
+    let comm = gpu.dev_comm(requirements)?;
+    let (exchange, stream) = (comm.resource(exchange)?, gpu.stream()?);
+    for _ in 0..LAUNCHES {
+        let args = kernels::ll_alltoall::<f32>::args(&comm, exchange, &send, &recv, 30);
+        // SAFETY: the windows have 30 elements for each of two ranks.
+        unsafe { args.grid(1).block(32).launch(&stream)? };
+    }
+    stream.synchronize()
+}
+
+fn signals() -> DevCommRequirements {
+    DevCommRequirements::new().gin_connection(GinConnectionType::Full).gin_signals(2)
+}
+
+fn gin_put_signal(gpu: &Gpu<'_>) -> Result<()> {
+    let (send, recv) = (gpu.window(&[1_u8; 64])?, gpu.window(&[0_u8; 64])?);
+    let nanos = gpu.buffer(&[0_u64; 4])?;
+    let (comm, stream) = (gpu.dev_comm(signals())?, gpu.stream()?);
+    for launch in 0..LAUNCHES {
+        stream.fill(&send, launch)?;
+        let args = kernels::gin_put_signal::args(&comm, &send, &recv, 8, 4, &nanos);
+        // SAFETY: the windows have 32 bytes, and the buffer four times.
+        unsafe { args.grid(1).block(32).launch(&stream)? };
+        // The kernel requires that it has ended in every rank before the windows are used again.
+        stream.synchronize()?;
+        gpu.barrier()?;
+    }
+    Ok(())
+}
+
+fn gin_alltoall(gpu: &Gpu<'_>) -> Result<()> {
+    let (send, recv) = (gpu.window(&[1_f32; 64])?, gpu.window(&[0_f32; 64])?);
+    let comm = gpu.dev_comm(signals().world_gin_barriers(1))?;
+    let (stream, out) = (gpu.stream()?, gpu.buffer(&[0_f32; 64])?);
+    for launch in 0..LAUNCHES {
+        stream.fill(&send, f32::from(launch))?;
+        let args = kernels::gin_alltoall::<f32>::args(&comm, &send, &recv, 30);
+        // SAFETY: the windows have 30 elements for each of two ranks.
+        unsafe { args.grid(1).block(32).launch(&stream)? };
+        stream.copy(&recv, &out)?;
+    }
+    stream.synchronize()
+}
+
+fn hybrid_allreduce(gpu: &Gpu<'_>) -> Result<()> {
+    let (send, recv) = (gpu.window(&[1_f32; 64])?, gpu.window(&[0_f32; 64])?);
+    let partial = gpu.window(&vec![0_f32; kernels::hybrid_allreduce_partials(60, 2, 2)])?;
+    let comm = gpu.dev_comm(signals().barriers(1))?;
+    let stream = gpu.stream()?;
+    for launch in 0..LAUNCHES {
+        stream.fill(&send, f32::from(launch))?;
+        let args = kernels::hybrid_allreduce::<f32>::args(&comm, &send, &recv, &partial, 60);
+        // SAFETY: the windows have the elements.
+        unsafe { args.grid(1).block(32).launch(&stream)? };
+    }
+    stream.synchronize()
+}
+
+fn hybrid_alltoall(gpu: &Gpu<'_>) -> Result<()> {
+    let (send, recv) = (gpu.window(&[1_f32; 64])?, gpu.window(&[0_f32; 64])?);
+    let comm = gpu.dev_comm(signals().barriers(1))?;
+    let (stream, out) = (gpu.stream()?, gpu.buffer(&[0_f32; 64])?);
+    for launch in 0..LAUNCHES {
+        stream.fill(&send, f32::from(launch))?;
+        let args = kernels::hybrid_alltoall::<f32>::args(&comm, &send, &recv, 15);
+        // SAFETY: the windows have 15 elements for each of four ranks.
+        unsafe { args.grid(1).block(32).launch(&stream)? };
+        stream.copy(&recv, &out)?;
+    }
+    stream.synchronize()
+}
+
+/// A plan by an algorithm, with few blocks.
+fn plan_by(plans: Vec<CollectivePlan>, algorithm: Algorithm) -> Option<CollectivePlan> {
+    let plan = plans.into_iter().find(|plan| plan.algorithm == algorithm);
+    plan.map(|plan| CollectivePlan { blocks: 2, ..plan })
+}
+
+/// All-reduces by one algorithm.
+fn all_reduces(gpu: &Gpu<'_>, count: usize, algorithm: Algorithm) -> Result<()> {
+    let (send, recv) = (gpu.window(&vec![1_f32; count])?, gpu.window(&vec![0_f32; count])?);
+    let (collectives, stream) = (Collectives::new(gpu.communicator()?)?, gpu.stream()?);
+    let plans = collectives.plans(|c| c.all_reduce(&send, &recv, ReduceOp::Sum, &stream))?;
+    collectives.set_plan(plan_by(plans, algorithm));
+    for launch in 0..LAUNCHES {
+        stream.fill(&send, f32::from(launch))?;
+        collectives.all_reduce(&send, &recv, ReduceOp::Sum, &stream)?;
+        collectives.all_reduce(&recv, &send, ReduceOp::Sum, &stream)?;
+    }
+    stream.synchronize()
+}
+
+fn lamport_allreduce(gpu: &Gpu<'_>) -> Result<()> {
+    all_reduces(gpu, 200, Algorithm::Lamport)
+}
+
+fn push_allreduce(gpu: &Gpu<'_>) -> Result<()> {
+    all_reduces(gpu, 3000, Algorithm::Push)
+}
+
+fn push_exchange(gpu: &Gpu<'_>) -> Result<()> {
+    let (send, recv) = (gpu.window(&[1_f32; 128])?, gpu.window(&[0_f32; 256])?);
+    let (collectives, stream) = (Collectives::new(gpu.communicator()?)?, gpu.stream()?);
+    let plans = collectives.plans(|c| c.all_gather(&send, &recv, &stream))?;
+    collectives.set_plan(plan_by(plans, Algorithm::Push));
+    let out = gpu.buffer(&[0_f32; 256])?;
+    for launch in 0..LAUNCHES {
+        stream.fill(&send, f32::from(launch))?;
+        collectives.all_gather(&send, &recv, &stream)?;
+        stream.copy(&recv, &out)?;
+    }
+    stream.synchronize()
+}
+
+fn pull_reduce_scatter(gpu: &Gpu<'_>) -> Result<()> {
+    let (send, recv) = (gpu.window(&[1_f32; 256])?, gpu.window(&[0_f32; 128])?);
+    let (collectives, stream) = (Collectives::new(gpu.communicator()?)?, gpu.stream()?);
+    let plans = collectives.plans(|c| c.reduce_scatter(&send, &recv, ReduceOp::Sum, &stream))?;
+    collectives.set_plan(plan_by(plans, Algorithm::Pull));
+    for launch in 0..LAUNCHES {
+        stream.fill(&send, f32::from(launch))?;
+        collectives.reduce_scatter(&send, &recv, ReduceOp::Sum, &stream)?;
+    }
+    stream.synchronize()
+}
+
+/// A product by a plan, and another one of its result.
+fn products(
+    gpu: &Gpu<'_>,
+    shape: [usize; 3],
+    is_planned: impl Fn(&GemmPlan) -> bool,
+) -> Result<()> {
+    let [m, n, k] = shape;
+    let (a, b) = (gpu.buffer(&vec![bf16::ONE; m * k])?, gpu.buffer(&vec![bf16::ONE; n * k])?);
+    let c = gpu.buffer(&vec![bf16::ZERO; m * n])?;
+    let stream = gpu.stream()?;
+    let gemm = Gemm::new(&stream)?;
+    let plan = gemm.plans(shape)?.into_iter().find(is_planned).expect("the plan exists");
+    gemm.set_plan(shape, plan)?;
+    (0..2).try_for_each(|_| gemm.launch(&a, &b, &c, shape))?;
+    stream.synchronize()
+}
+
+fn gemm_wgmma(gpu: &Gpu<'_>) -> Result<()> {
+    products(gpu, [130, 520, 328], |plan| *plan == GemmPlan::Wide)
+}
+
+fn gemm_swapped(gpu: &Gpu<'_>) -> Result<()> {
+    let splits =
+        |plan: &GemmPlan| matches!(plan, GemmPlan::Swapped { cluster, .. } if cluster.splits == 2);
+    products(gpu, [16, 264, 648], splits)
+}
+
+fn gemm_mma(gpu: &Gpu<'_>) -> Result<()> {
+    products(gpu, [70, 136, 264], |plan| *plan == GemmPlan::Portable)
+}
+
+fn gemm_allreduces(gpu: &Gpu<'_>, form: kernels::GemmForm) -> Result<()> {
+    let shape = [130, 40, 520];
+    let [m, n, k] = shape;
+    let (a, b) = (gpu.buffer(&vec![bf16::ONE; m * k])?, gpu.buffer(&vec![bf16::ONE; n * k])?);
+    let (c, stream) = (gpu.window(&vec![bf16::ZERO; m * n])?, gpu.stream()?);
+    let gemm = GemmAllReduce::options().form(form).build(gpu.communicator()?, &stream, m, n)?;
+    (0..LAUNCHES).try_for_each(|_| gemm.launch(&a, &b, &c, shape))?;
+    stream.synchronize()
+}
+
+fn gemm_allreduce_wgmma(gpu: &Gpu<'_>) -> Result<()> {
+    gemm_allreduces(gpu, kernels::GemmForm::Wgmma)
+}
+
+fn gemm_allreduce_mma(gpu: &Gpu<'_>) -> Result<()> {
+    gemm_allreduces(gpu, kernels::GemmForm::Mma)
+}

@@ -1,0 +1,121 @@
+//! The mutants.
+
+use cuda_std::atomic::Scope;
+use devcomm::sim::Change::{self, NoWait, Relax, Remove};
+
+use super::Mutant;
+
+const LSA: &str = "kernels/src/lsa_allreduce.rs";
+const RMSNORM: &str = "kernels/src/rmsnorm_allreduce.rs";
+const PUT_SIGNAL: &str = "kernels/src/gin_put_signal.rs";
+const GIN_A2A: &str = "kernels/src/gin_alltoall.rs";
+const HYBRID: &str = "kernels/src/hybrid_allreduce.rs";
+const HYBRID_A2A: &str = "kernels/src/hybrid_alltoall.rs";
+const LAMPORT: &str = "kernels/src/collectives/lamport_allreduce.rs";
+const PUSH: &str = "kernels/src/collectives/push_allreduce.rs";
+const PUSH_X: &str = "kernels/src/collectives/push_exchange.rs";
+const PULL: &str = "kernels/src/collectives/pull_reduce_scatter.rs";
+const WGMMA: &str = "kernels/src/gemm/gemm_wgmma.rs";
+const SWAPPED: &str = "kernels/src/gemm/gemm_swapped.rs";
+const MMA: &str = "kernels/src/gemm/gemm_mma.rs";
+const FUSED: &str = "kernels/src/gemm_allreduce/exchange.rs";
+const FUSED_WGMMA: &str = "kernels/src/gemm_allreduce/gemm_allreduce_wgmma.rs";
+
+// Lines with the operations that mutants change, or with the accesses that are wrong then.
+const ENTRY: &str = "barrier.sync(MemoryOrder::Acquire";
+const EXIT: &str = "barrier.sync(MemoryOrder::Release";
+const LSA_BARRIER: &str = "barrier.lsa().sync(";
+const ROUND: &str = "barrier.sync(MemoryOrder::AcqRel)";
+const FOLLOW: &str = "gin.wait_signal_follow_shadow(";
+const FLUSH: &str = "gin.flush(";
+const PUT: &str = "put.signal(arrived";
+const LOAD: &str = "from.load_vec(at)";
+const STORE: &str = "to.store_vec(at, sum)";
+const SUM: &str = "mem::load_vec(from(i)";
+const STORE_SUM: &str = "mem::store_vec(to(j)";
+const ROWS: &str = "rows.each(weight";
+const PUSHED: &str = "mem::store_vec(to.wrapping_add(";
+const RECEIVED: &str = "mem::load_vec(from)";
+const GATHERED: &str = "mem::store_vec(self.into";
+const PULLED: &str = "parts[distance].load_vec(";
+const FULL: &str = "pipeline.wait_full(";
+const EMPTY: &str = "pipeline.wait_empty(";
+const MULTIPLY: &str = "wgmma::multiply(";
+const READ: &str = "tma::wait_stores_read::<0>()";
+const FENCE: &str = "tma::fence_async_shared()";
+const STAGED: &str = "store_words(lane";
+const PARTIAL: &str = "mem::load_vec(from.add(source * stride";
+const FLAG: &str = "self.flag(strip, source).get()";
+
+pub const MUTANTS: &[Mutant] = &[
+    mutant("lsa_allreduce", LSA, (ENTRY, 0), Remove, &[LOAD]),
+    mutant("lsa_allreduce", LSA, (ENTRY, 0), NoWait, &[LOAD]),
+    mutant("lsa_allreduce", LSA, (ENTRY, 0), NARROW, &[ENTRY]),
+    mutant("lsa_allreduce", LSA, (EXIT, 0), Remove, &[LOAD]),
+    mutant("lsa_allreduce", LSA, (EXIT, 0), Relax, &[LOAD]),
+    mutant("lsa_allreduce", LSA, (STORE, 0), Change::Shift(1), &[STORE]),
+    mutant("rmsnorm_allreduce", RMSNORM, (ENTRY, 0), Remove, &[ROWS]),
+    mutant("rmsnorm_allreduce", RMSNORM, (EXIT, 0), Remove, &[ROWS]),
+    mutant("gin_put_signal", PUT_SIGNAL, ("gin.wait_signal(", 0), NoWait, &[PUT]),
+    mutant("gin_put_signal", PUT_SIGNAL, (FLUSH, 0), NoWait, &[PUT]),
+    mutant("gin_put_signal", PUT_SIGNAL, (PUT, 0), Change::Signal(1), &["gin.wait_signal("]),
+    mutant("gin_put_signal", PUT_SIGNAL, ("gin.expect(", 0), Remove, &[PUT]),
+    mutant("gin_alltoall", GIN_A2A, (ENTRY, 0), Remove, &[PUT]),
+    mutant("gin_alltoall", GIN_A2A, (FOLLOW, 0), NoWait, &[PUT]),
+    mutant("gin_alltoall", GIN_A2A, (FLUSH, 0), NoWait, &[PUT]),
+    mutant("hybrid_allreduce", HYBRID, (ENTRY, 0), Remove, &[SUM]),
+    mutant("hybrid_allreduce", HYBRID, ("coop.sync()", 0), Remove, &[PUT]),
+    mutant("hybrid_allreduce", HYBRID, (FOLLOW, 0), NoWait, &[PUT]),
+    mutant("hybrid_allreduce", HYBRID, (FLUSH, 0), NoWait, &[PUT]),
+    mutant("hybrid_allreduce", HYBRID, (LSA_BARRIER, 0), Remove, &[SUM, STORE_SUM]),
+    mutant("hybrid_alltoall", HYBRID_A2A, (FOLLOW, 0), NoWait, &[PUT]),
+    mutant("hybrid_alltoall", HYBRID_A2A, (LSA_BARRIER, 0), Remove, &["local_copy("]),
+    mutant("lamport_allreduce", LAMPORT, ("thread::sync_threads()", 0), Remove, &["receive_all("]),
+    mutant("lamport_allreduce", LAMPORT, ("session.end(", 0), Remove, &["receive_all("]),
+    mutant(
+        "lamport_allreduce",
+        LAMPORT,
+        ("wait_for_previous()", 0),
+        NoWait,
+        &["self.input.load(", "self.output.store("],
+    ),
+    mutant("push_allreduce", PUSH, (ROUND, 0), Remove, &[PUSHED, RECEIVED]),
+    mutant("push_allreduce", PUSH, (ROUND, 0), Relax, &[PUSHED, RECEIVED]),
+    mutant("push_allreduce", PUSH, (ROUND, 0), NARROW, &[ROUND]),
+    mutant("push_exchange", PUSH_X, (ENTRY, 0), Remove, &[GATHERED]),
+    mutant("push_exchange", PUSH_X, (EXIT, 0), Remove, &[GATHERED]),
+    mutant("push_exchange", PUSH_X, (EXIT, 0), Relax, &[GATHERED]),
+    mutant("pull_reduce_scatter", PULL, (ENTRY, 0), Remove, &[PULLED]),
+    mutant("pull_reduce_scatter", PULL, (EXIT, 0), Remove, &[PULLED]),
+    mutant("gemm_wgmma", WGMMA, (FULL, 0), NoWait, &[MULTIPLY]),
+    mutant("gemm_wgmma", WGMMA, (EMPTY, 0), NoWait, &[MULTIPLY]),
+    mutant("gemm_wgmma", WGMMA, ("wgmma::wait_groups::<1>()", 0), NoWait, &[MULTIPLY]),
+    mutant("gemm_wgmma", WGMMA, (READ, 0), NoWait, &[STAGED]),
+    mutant("gemm_wgmma", WGMMA, (FENCE, 0), Remove, &[STAGED]),
+    mutant("gemm_wgmma", WGMMA, ("tma::commit_stores()", 0), Remove, &[STAGED]),
+    mutant("gemm_swapped", SWAPPED, (FULL, 0), NoWait, &[MULTIPLY]),
+    mutant("gemm_swapped", SWAPPED, (EMPTY, 0), NoWait, &[MULTIPLY, FULL]),
+    mutant("gemm_swapped", SWAPPED, ("self.received.wait(", 0), NoWait, &["self.memory.send("]),
+    mutant("gemm_swapped", SWAPPED, (READ, 0), NoWait, &["store_transposed("]),
+    mutant("gemm_swapped", SWAPPED, (FENCE, 0), Remove, &["store_transposed("]),
+    mutant("gemm_swapped", SWAPPED, ("named_barrier_sync(", 1), Remove, &["store_transposed("]),
+    mutant("gemm_mma", MMA, ("product.sums::<", 0), NoWait, &["product.sums::<"]),
+    mutant("gemm_allreduce_mma", FUSED, ("named_barrier_sync(", 0), Remove, &[PARTIAL]),
+    mutant("gemm_allreduce_mma", FUSED, ("flag.post(", 0), NARROW, &[FLAG]),
+    mutant("gemm_allreduce_mma", FUSED, ("flag.post(", 0), Relax, &[PARTIAL]),
+    mutant("gemm_allreduce_mma", FUSED, ("self.comm.lsa_barrier(", 0), Remove, &[PARTIAL]),
+    mutant("gemm_allreduce_wgmma", FUSED_WGMMA, (FULL, 0), NoWait, &[MULTIPLY, FULL]),
+    mutant("gemm_allreduce_wgmma", FUSED_WGMMA, (EMPTY, 0), NoWait, &[MULTIPLY, FULL]),
+];
+
+const NARROW: Change = Change::Narrow(Scope::Gpu);
+
+const fn mutant(
+    program: &'static str,
+    file: &'static str,
+    line: (&'static str, usize),
+    change: Change,
+    names: &'static [&'static str],
+) -> Mutant {
+    Mutant { program, file, line, change, names }
+}
