@@ -180,11 +180,14 @@ pub(crate) unsafe fn load_tile(
     let map = description(map);
     event(Event::Uses(Engine::Load(barrier.addr())));
     for (target, from) in chunks(&map, to, row, column) {
-        let value = from.map_or(0, |from| {
+        // No closure, which would be the place of the access in reports.
+        let value = if let Some(from) = from {
             let from = touch(from, Access::Read);
             // SAFETY: the chunk lies in the matrix, which is allocated by the caller's contract.
             unsafe { from.read() }
-        });
+        } else {
+            0
+        };
         let target = touch(target, Access::Write);
         // SAFETY: the chunk lies in the tile, which has room by the caller's contract.
         unsafe { target.write(value) }
