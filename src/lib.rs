@@ -34,3 +34,8 @@ macro_rules! include_kernels {
         $crate::KernelSet::new(include!(concat!(env!("OUT_DIR"), "/kernels/kernels.rs")))
     };
 }
+
+/// The listings of the guide to simulated GPUs.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/simulator.md")]
+mod simulator {}

@@ -41,6 +41,7 @@ const PULLED: &str = "parts[distance].load_vec(";
 const FULL: &str = "pipeline.wait_full(";
 const EMPTY: &str = "pipeline.wait_empty(";
 const MULTIPLY: &str = "wgmma::multiply(";
+const SUMS: &str = "wgmma::wait_groups::<0>()";
 const READ: &str = "tma::wait_stores_read::<0>()";
 const FENCE: &str = "tma::fence_async_shared()";
 const STAGED: &str = "store_words(lane";
@@ -50,6 +51,7 @@ const FLAG: &str = "self.flag(strip, source).get()";
 pub const MUTANTS: &[Mutant] = &[
     mutant("lsa_allreduce", LSA, (ENTRY, 0), Remove, &[LOAD]),
     mutant("lsa_allreduce", LSA, (ENTRY, 0), NoWait, &[LOAD]),
+    mutant("lsa_allreduce", LSA, (ENTRY, 0), Relax, &[LOAD]),
     mutant("lsa_allreduce", LSA, (ENTRY, 0), NARROW, &[ENTRY]),
     mutant("lsa_allreduce", LSA, (EXIT, 0), Remove, &[LOAD]),
     mutant("lsa_allreduce", LSA, (EXIT, 0), Relax, &[LOAD]),
@@ -90,12 +92,20 @@ pub const MUTANTS: &[Mutant] = &[
     mutant("gemm_wgmma", WGMMA, (FULL, 0), NoWait, &[MULTIPLY]),
     mutant("gemm_wgmma", WGMMA, (EMPTY, 0), NoWait, &[MULTIPLY]),
     mutant("gemm_wgmma", WGMMA, ("wgmma::wait_groups::<1>()", 0), NoWait, &[MULTIPLY]),
+    mutant("gemm_wgmma", WGMMA, (SUMS, 0), NoWait, &[MULTIPLY]),
     mutant("gemm_wgmma", WGMMA, (READ, 0), NoWait, &[STAGED]),
     mutant("gemm_wgmma", WGMMA, (FENCE, 0), Remove, &[STAGED]),
     mutant("gemm_wgmma", WGMMA, ("tma::commit_stores()", 0), Remove, &[STAGED]),
     mutant("gemm_swapped", SWAPPED, (FULL, 0), NoWait, &[MULTIPLY]),
     mutant("gemm_swapped", SWAPPED, (EMPTY, 0), NoWait, &[MULTIPLY, FULL]),
-    mutant("gemm_swapped", SWAPPED, ("self.received.wait(", 0), NoWait, &["self.memory.send("]),
+    mutant(
+        "gemm_swapped",
+        SWAPPED,
+        ("self.received.wait(", 0),
+        NoWait,
+        &["self.memory.send(", "let sent = "],
+    ),
+    mutant("gemm_swapped", SWAPPED, (SUMS, 0), NoWait, &[MULTIPLY]),
     mutant("gemm_swapped", SWAPPED, (READ, 0), NoWait, &["store_transposed("]),
     mutant("gemm_swapped", SWAPPED, (FENCE, 0), Remove, &["store_transposed("]),
     mutant("gemm_swapped", SWAPPED, ("named_barrier_sync(", 1), Remove, &["store_transposed("]),

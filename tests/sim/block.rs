@@ -5,7 +5,7 @@ use std::process::Command;
 use cuda_std::atomic::{Atomic, Order, Scope};
 use cuda_std::prelude::*;
 use devcomm::{Element, Kernel, Simulation, SymmetricBuffer};
-use devcomm_testing::simulated::{read, simulate};
+use devcomm_testing::simulated::{Gpu, failure, read, simulate};
 use devcomm_types::LaunchArgs;
 use nccl_device::Coop;
 
@@ -314,4 +314,31 @@ unsafe fn waits_for_a_time(out: *mut u64) {
 fn time_passes_for_those_who_look() {
     let waited = output::<_, waits_for_a_time, _>(Simulation::new(1), (1, 1), [0_u64]);
     assert!(waited[0] >= 1_000_000);
+}
+
+/// The last word is not initialised: read if `reads`.
+#[kernel]
+unsafe fn reads_shared(out: *mut u32, reads: bool) {
+    let words = shared_array![u32; 33];
+    let i = thread::thread_idx_x() as usize;
+    // SAFETY: an element per lane, and one more; the barrier orders the accesses.
+    unsafe {
+        mem::store(words.add(i), 1);
+        thread::sync_threads();
+        let next = if i < 31 || reads { i + 1 } else { i };
+        mem::store(out.add(i), mem::load(words.add(next)));
+    }
+}
+
+#[test]
+fn a_read_of_shared_memory_that_nothing_has_written_is_reported() {
+    let launch = |gpu: &Gpu<'_>, reads| {
+        let out = gpu.buffer(&[0_u32; 32])?;
+        gpu.launch(reads_shared::args(&out, reads).grid(1).block(32))
+    };
+    simulate(Simulation::new(1), |gpu| launch(gpu, false));
+    let error = failure(Simulation::new(1), |gpu| launch(gpu, true)).to_string();
+    let (who, what) = ("reads_shared: rank 0 block 0 thread 31 at ", "reads byte 128 of a shared");
+    assert!(error.starts_with(who) && error.contains("block.rs:"), "{error}");
+    assert!(error.contains(what) && error.ends_with("which nothing has written"), "{error}");
 }

@@ -117,7 +117,7 @@ fn a_machine_of_a_failed_kernel_is_over_and_others_go_on() {
         Ok((launch(), launch()))
     });
     for (first, next) in texts.unwrap() {
-        assert!(first.contains("after the end of window"), "{first}");
+        assert!(first.contains("after the end of `out` (window"), "{first}");
         assert_eq!(first, next);
     }
     simulate(Simulation::new(2), |gpu| {
@@ -228,8 +228,8 @@ fn an_access_outside_a_window_is_reported_before_it_happens() {
         panic!("{error}")
     };
     assert_eq!((thread.rank, thread.block, thread.thread, bytes), (0, 0, 3, 4));
-    assert!(where_to.starts_with("16 bytes after the end of window"), "{where_to}");
-    assert!(where_to.ends_with("rank 1's part, 400 bytes"), "{where_to}");
+    assert!(where_to.starts_with("16 bytes after the end of `out` (window"), "{where_to}");
+    assert!(where_to.ends_with("rank 1's part), 400 bytes"), "{where_to}");
     assert!(at.file().ends_with("failures.rs"));
     let error = error_at(2, 0);
     assert!(error.to_string().contains("rank 2, which is not in the LSA team"), "{error}");
@@ -290,7 +290,7 @@ fn a_plain_access_to_unmapped_memory_is_an_error_and_no_crash() {
     };
     assert!(where_to.contains(&format!("{address:#x}")), "{where_to}");
     assert!(
-        where_to.ends_with("0 bytes after the end of buffer 0 of rank 0, 4096 bytes"),
+        where_to.ends_with("0 bytes after the end of `out` (buffer 0 of rank 0), 4096 bytes"),
         "{where_to}"
     );
     let error = error_at(1 << 52);
@@ -383,6 +383,31 @@ fn threads_that_all_poll_or_wait_are_a_livelock() {
     let polling = stall.waiters.iter().find(|w| w.what == Waiting::Spin).unwrap();
     assert_eq!(polling.threads, 1);
     assert!(polling.at.unwrap().file().ends_with("failures.rs"));
+}
+
+/// Thread 0 polls by plain loads; it reads 200 times before, which is no poll.
+#[kernel]
+unsafe fn polls_by_plain_loads(flag: *mut u32) {
+    if thread::thread_idx_x() == 0 {
+        // SAFETY: the buffer has one element.
+        unsafe {
+            (0..200).for_each(|_| _ = mem::load(flag));
+            while mem::load(flag) == 0 {} // for ever
+        }
+    } else {
+        thread::sync_threads();
+    }
+}
+
+#[test]
+fn a_thread_that_polls_by_plain_loads_is_found_at_once() {
+    for simulation in [Simulation::new(1), Simulation::new(1).seed(1)] {
+        let error = failure_with_word::<polls_by_plain_loads>(simulation, 4);
+        let Error::Livelock(stall) = &*error else { panic!("{error}") };
+        let polling = stall.waiters.iter().find(|w| w.what == Waiting::PlainSpin).unwrap();
+        assert_eq!((polling.threads, polling.at.unwrap().line()), (1, line!() - 13));
+        assert!(error.to_string().contains("that it polls by plain loads"), "{error}");
+    }
 }
 
 #[kernel]

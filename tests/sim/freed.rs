@@ -71,7 +71,7 @@ fn a_store_to_a_window_that_its_rank_has_deregistered_is_reported() {
     });
     let text = error.to_string();
     assert!(matches!(*error, Error::OutOfBounds { .. }), "{text}");
-    assert!(text.contains("rank 0's part, which its rank has deregistered"), "{text}");
+    assert!(text.contains("rank 0's part), which its rank has deregistered"), "{text}");
 }
 
 #[kernel]

@@ -65,8 +65,8 @@ fn what_a_put_may_not_do_is_reported_when_it_is_posted() {
             "rank 1 is not connected to rank 0 over the network: only ranks 2 apart are",
         ),
         (report_of_put(Full, 4, 0, 0, 0), "peer 4 of a team of 4 ranks"),
-        (report_of_put(Full, 1, 5, 0, 0), "a put to 4 bytes at byte 5 of window"),
-        (report_of_put(Full, 1, usize::MAX, 0, 0), "rank 1's part, which has 8"),
+        (report_of_put(Full, 1, 5, 0, 0), "a put to 4 bytes at byte 5 of `out`"),
+        (report_of_put(Full, 1, usize::MAX, 0, 0), "rank 1's part), which has 8"),
         (report_of_put(Full, 1, 0, 16, 0), "signal 16: the device communicator has 16"),
         (report_of_put(Full, 1, 0, 0, 4), "counter 4: the device communicator has 4"),
     ];

@@ -27,6 +27,7 @@ mod reduce_copy;
 mod schedules;
 mod teams;
 mod tensor;
+mod timeline;
 mod typed_multimem;
 mod typed_reduce_copy;
 mod typed_together;

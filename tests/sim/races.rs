@@ -2,12 +2,14 @@
 //! each broken form is reported in the fixed order already, with the lines of both accesses.
 
 use cuda_std::atomic::{Atomic, Order, Scope, fence};
+use cuda_std::mbarrier::{self, MBarrier};
 use cuda_std::prelude::*;
 use cuda_std::vector::Vec16;
-use cuda_std::{mem, shared_array, warp};
+use cuda_std::{mem, shared_array, tma, warp};
 use devcomm::sim::{Error, Race};
-use devcomm::{DevCommRequirements, Result, Simulation};
+use devcomm::{Buffer, DevCommRequirements, Element, Result, Simulation, TensorMap, TensorMapDesc};
 use devcomm_testing::simulated::{Gpu, failure, simulate};
+use devcomm_types::GridConstant;
 use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
 
 /// The fixed order, and others.
@@ -309,11 +311,159 @@ fn a_report_names_memory_both_accesses_and_what_is_missing() {
     });
     let text = race.to_string();
     for part in [
-        "a race on byte 0 of buffer ",
-        " of rank 0: rank 0 block 0 thread 1 of store_bytes stores (tests/sim/races.rs:",
+        "a race on element 0 of `bytes` (buffer ",
+        " of rank 0): rank 0 block 0 thread 1 of store_bytes stores (tests/sim/races.rs:",
         ", and rank 0 block 0 thread 0 of store_bytes stores (tests/sim/races.rs:",
         "`sync_warp`",
     ] {
         assert!(text.contains(part), "{part:?} is not in {text}");
+    }
+}
+
+/// Each rank passes a part of a buffer.
+#[derive(Clone, Copy, KernelParam)]
+#[repr(C)]
+struct Parts {
+    factor: f32,
+    sums: *mut f32,
+}
+
+/// All blocks store the third element.
+#[kernel]
+unsafe fn store_third(parts: Parts) {
+    // SAFETY: the part has the element.
+    unsafe { mem::store(parts.sums.add(2), parts.factor) };
+}
+
+#[test]
+fn a_report_counts_elements_from_the_field_of_the_argument_that_refers_to_them() {
+    let race = race(Simulation::new(1), |gpu| {
+        let sums = gpu.buffer(&[0_f32; 64])?;
+        gpu.launch(
+            store_third::args(PartsArgs { factor: 1.0, sums: &sums.slice(10..)? }).grid(2).block(1),
+        )
+    });
+    assert!(race.memory.starts_with("element 2 of `parts.sums` (buffer "), "{race}");
+}
+
+/// Rank 1's store into rank 0's part races with that of rank 0. Each lane stores into a shared
+/// array too, from which the next reads without a barrier, if `form` is 1.
+#[kernel]
+unsafe fn store_to_first(out: Window<u64>, form: u32) {
+    if form == 1 {
+        let shared = shared_array![u16; 64];
+        let i = thread::thread_idx_x() as usize;
+        // SAFETY: an element per lane.
+        unsafe {
+            mem::store(shared.add(i), 1);
+            mem::load(shared.add((i + 1) % 32));
+        }
+    } else {
+        // SAFETY: the window has the element.
+        unsafe { out.lsa(0).store(5, 1) };
+    }
+}
+
+#[test]
+fn a_report_names_a_peers_part_and_shared_memory() {
+    let of = |form| {
+        race(Simulation::new(2), move |gpu| {
+            gpu.launch(store_to_first::args(&gpu.window(&[0_u64; 6])?, form).grid(1).block(32))
+        })
+    };
+    let part = of(0).memory;
+    assert!(part.starts_with("element 5 of `out` (window ") && part.ends_with("rank 0's part)"));
+    let shared = of(1).memory;
+    assert!(shared.ends_with(" of a shared array of 128 bytes"), "{shared}");
+}
+
+/// Thread 0 writes a matrix and releases it, thread 1 acquires it and loads it by TMA after
+/// `fence.proxy.async.global`. Forms: right; no fence; the fence of shared memory.
+#[kernel]
+unsafe fn load_written_tile(
+    map: GridConstant<TensorMap>,
+    words: *mut u32,
+    flag: *mut u32,
+    form: u32,
+) {
+    let tile = shared::dynamic_shared_mem::<u8>();
+    let tile = tile.wrapping_add(tile.addr().next_multiple_of(1024) - tile.addr());
+    // SAFETY: two threads; a tile of one row in each memory.
+    unsafe {
+        let full = MBarrier::at(shared_array![u64; 1]);
+        if thread::thread_idx_x() == 0 {
+            mem::store(words, 1);
+            mem::store_ordered(flag, 1, Order::Release, Scope::Gpu);
+            return;
+        }
+        while mem::load_ordered(flag, Order::Acquire, Scope::Gpu) == 0 {}
+        match form {
+            0 => tma::fence_async_global(),
+            2 => tma::fence_async_shared(),
+            _ => {}
+        }
+        full.init(1);
+        mbarrier::fence_init();
+        full.arrive_expect_tx(128);
+        tma::load_tile(tile, &map, 0, 0, full);
+        full.wait(0);
+    }
+}
+
+#[test]
+fn what_tma_reads_needs_the_proxy_fence_of_its_memory() {
+    check(&Simulation::new(1), 3, |gpu, form| {
+        let (words, flag) = (gpu.buffer(&[0_u32; 32])?, gpu.buffer(&[0_u32])?);
+        let map = gpu.context().tensor_map(&TensorMapDesc {
+            address: words.device_address(),
+            rows: 1,
+            columns: 32,
+            tile_rows: 1,
+            data_type: u32::DATA_TYPE,
+        })?;
+        let load = load_written_tile::args(map, &words, &flag, form);
+        gpu.launch(load.grid(1).block(2).dynamic_shared(2048))
+    });
+}
+
+#[test]
+fn two_launches_that_share_a_workspace_and_overlap_are_reported_as_such() {
+    let race = race(Simulation::new(1), |gpu| {
+        let (state, streams) = (gpu.buffer(&[0_u32])?, [gpu.stream()?, gpu.stream()?]);
+        for stream in &streams {
+            // SAFETY: the buffer has a word; the race is what the test is for.
+            unsafe { add_1::args(&state).grid(1).block(1).launch(stream)? };
+        }
+        streams.iter().try_for_each(devcomm::Stream::synchronize)
+    });
+    let text = race.to_string();
+    assert!(text.matches("of add_1 ").count() == 2 && text.contains("overlap"), "{text}");
+}
+
+/// Thread 0 changes a shared word that the others load.
+#[kernel]
+unsafe fn change_shared() {
+    let word = shared_array![u32; 1];
+    let store = |value| {
+        // SAFETY: the array has the word, of which all accesses are atomic.
+        unsafe { mem::store_ordered(word, value, Order::Relaxed, Scope::Cta) };
+    };
+    if thread::thread_idx_x() == 0 {
+        store(0);
+    }
+    thread::sync_threads();
+    if thread::thread_idx_x() == 0 {
+        (1..4).for_each(store);
+    } else {
+        // SAFETY: as above.
+        assert!(unsafe { mem::load_ordered(word, Order::Relaxed, Scope::Cta) } < 4);
+    }
+}
+
+#[test]
+fn an_old_value_of_shared_memory_is_not_one_that_nothing_has_written() {
+    for seed in 0..20 {
+        let simulation = Simulation::new(1).seed(seed).preempt(true).weak(true);
+        simulate(simulation, |gpu| gpu.launch(change_shared::args().grid(1).block(8)));
     }
 }

@@ -386,7 +386,7 @@ fn settings_that_are_not_valid_are_refused_with_the_reason() {
     assert!(refused("4,lag=gpu").contains("not thread, warp, block or rank"));
     let none = panic_of(|| check_random(0, 1, |rank| rank.barrier()));
     assert!(none.contains("0 GPUs"), "{none}");
-    let other = panic_of(|| replay("2,choices=0:5", |rank| lost_update(rank, 0).map(drop)));
+    let other = panic_of(|| replay("2,choices=0:5,races=0", |rank| lost_update(rank, 0).map(drop)));
     assert!(other.contains("choice 0 is 5, but there are only 2 alternatives"), "{other}");
 }
 

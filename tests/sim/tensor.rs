@@ -8,7 +8,7 @@ use devcomm::{
     Element, F8E4M3, F8E5M2, Kernel, Simulation, SymmetricBuffer, TensorMap, TensorMapDesc,
 };
 use devcomm_testing::numbers::Number;
-use devcomm_testing::simulated::{failure, read, simulate};
+use devcomm_testing::simulated::{Gpu, failure, read, simulate};
 use devcomm_types::{GridConstant, LaunchArgs};
 
 /// Small whole numbers, which all types hold, so that sums of products are exact.
@@ -128,6 +128,7 @@ unsafe fn warpgroup(a: GridConstant<TensorMap>, b: GridConstant<TensorMap>, d: *
                 tma::load_tile(tile_b, &b, 0, 64 * step, full);
             }
             full.wait(step % 2);
+            wgmma::fence_operand(&mut sums);
             wgmma::fence();
             for k in [0, 16, 32, 48] {
                 let (a, b) = (Tile::<bf16>::at(tile_a), Tile::<bf16>::at(tile_b));
@@ -135,6 +136,7 @@ unsafe fn warpgroup(a: GridConstant<TensorMap>, b: GridConstant<TensorMap>, d: *
             }
             wgmma::commit_group();
             wgmma::wait_groups::<0>();
+            wgmma::fence_operand(&mut sums);
             thread::sync_threads();
         }
         let (row, column) = (t / 32 * 16 + t % 32 / 4, t % 4 * 2);
@@ -457,4 +459,48 @@ fn a_matrix_that_tma_cannot_copy_is_refused_with_the_reason() {
         }
         Ok(())
     });
+}
+
+/// Multiplies zeros. The sums are read after the wait and the operand fence (`form` 0), without the
+/// wait (1), without the fence (2).
+#[kernel(arch = "sm_90a")]
+unsafe fn reads_sums(out: *mut f32, form: u32) {
+    let tile = aligned_shared();
+    let t = thread::thread_idx_x();
+    // SAFETY: the block is one warpgroup, with shared memory for a tile; an element per thread.
+    unsafe {
+        for i in (t..64 * 64).step_by(128) {
+            mem::store(tile.cast::<bf16>().add(i as usize), bf16::ZERO);
+        }
+        tma::fence_async_shared();
+        thread::sync_threads();
+        let mut sums = [0.0; 4];
+        let zeros = Tile::<bf16>::at(tile);
+        wgmma::fence_operand(&mut sums);
+        wgmma::fence();
+        wgmma::multiply(&mut sums, zeros, zeros, false);
+        wgmma::commit_group();
+        if form != 1 {
+            wgmma::wait_groups::<0>();
+        }
+        if form != 2 {
+            wgmma::fence_operand(&mut sums);
+        }
+        mem::store(out.add(t as usize), sums[0]);
+    }
+}
+
+#[test]
+fn sums_are_there_only_after_the_wait_for_their_products() {
+    let launch = |gpu: &Gpu<'_>, form| {
+        let out = gpu.buffer(&[1_f32; 128])?;
+        gpu.launch(reads_sums::args(&out, form).grid(1).block(128).dynamic_shared(BYTES))?;
+        read(&out)
+    };
+    assert_eq!(simulate(Simulation::new(1), |gpu| launch(gpu, 0)), [[0.0; 128]]);
+    for form in [1, 2] {
+        let error = failure(Simulation::new(1), |gpu| launch(gpu, form).map(drop)).to_string();
+        assert!(error.starts_with("reads_sums: rank 0 block 0 thread "), "{error}");
+        assert!(error.contains("tensor.rs:") && error.contains("without the sums"), "{error}");
+    }
 }

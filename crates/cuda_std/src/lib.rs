@@ -141,7 +141,7 @@ mod refusals {}
 pub mod __private {
     pub use devcomm_types::kernel::{
         Arg, ArgInfo, Body, COPIED, HostKernel, IntoArg, Kernel, KernelArgs, KernelParam,
-        LaunchArgs, TakeParam, Taken, Unmet, param,
+        LaunchArgs, MemoryRef, TakeParam, Taken, Unmet, param,
     };
     pub use devcomm_types::{HostBody, Launch, Safe, Unsafe};
 }

@@ -144,6 +144,15 @@ pub fn fence_async_shared() {
     arch::fence_async_shared();
 }
 
+/// Orders the writes to global memory that this thread has made, or knows of by an acquire, before
+/// TMA's accesses that follow: before a load of what another thread or rank has written. PTX:
+/// `fence.proxy.async.global`.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+#[track_caller]
+pub fn fence_async_global() {
+    arch::fence_async_global();
+}
+
 /// Prefetches the tensor map, for the first copy. PTX: `prefetch.tensormap`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn prefetch_map(map: &TensorMap) {

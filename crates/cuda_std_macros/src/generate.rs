@@ -347,7 +347,11 @@ impl Kernel<'_> {
                 type Safety = ::cuda_std::__private::#safety;
                 const BODY: ::core::option::Option<::cuda_std::__private::HostBody> =
                     ::core::option::Option::Some(
-                        ::cuda_std::__private::HostBody::new::<Self>(#max_threads, #cluster),
+                        ::cuda_std::__private::HostBody::new::<Self>(
+                            &[#(stringify!(#names)),*],
+                            #max_threads,
+                            #cluster,
+                        ),
                     );
                 #check
             }

@@ -45,6 +45,13 @@ pub fn derive(input: &DeriveInput) -> Result<TokenStream> {
         unsafe impl #full #private::KernelParam for #ident #arguments #wheres {
             type Abi = #abi<#(<#types as #private::KernelParam>::Abi),*>;
             const IS_DEV_COMM: bool = false #( || <#types as #private::KernelParam>::IS_DEV_COMM )*;
+            const MEMORY: &'static [#private::MemoryRef] = &[#(
+                #private::MemoryRef::of_field(
+                    stringify!(#names),
+                    ::core::mem::offset_of!(Self, #names),
+                    <#types as #private::KernelParam>::MEMORY,
+                )
+            ),*];
             const ENTRY: u8 = #private::COPIED;
         }
         #[cfg(not(target_arch = "nvptx64"))]

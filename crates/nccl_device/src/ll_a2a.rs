@@ -190,8 +190,7 @@ impl<T: Pod> LlA2a<'_, T> {
         let lines =
             comm.resource_buffer(handle.buffer).peer::<u32>(team, peer).as_ptr().cast::<Line>();
         // SAFETY: the peer's lines for this block, as checked; receivers load whole lines.
-        let store = |to, line| unsafe { mem::store_vec_relaxed(to, line, Scope::Sys) };
-        self.store_lines(lines, element, value, store);
+        unsafe { self.store_lines::<false>(lines, element, value) };
     }
 
     /// Sends `value` to every rank of the team including this one. Any thread may call this. Traps
@@ -208,10 +207,7 @@ impl<T: Pod> LlA2a<'_, T> {
             let lines =
                 comm.resource_buffer(handle.buffer).multimem_of::<u32>(multimem).cast::<Line>();
             // SAFETY: the lines for this block in every rank, as checked.
-            let store = |to: *mut u32, line: Line| unsafe {
-                multimem::store_ordered(to.cast(), line, Order::Relaxed, Scope::Sys);
-            };
-            self.store_lines(lines, element, value, store);
+            unsafe { self.store_lines::<true>(lines, element, value) };
             return;
         }
         // Every rank starts with itself, so that at any time each writes to a different peer.
@@ -346,17 +342,14 @@ impl<T: Pod> LlA2a<'_, T> {
         self.own_lines().wrapping_add(line as usize).cast()
     }
 
-    /// Stores the lines of a value by `store`, in the memory of one rank or at the team's multicast
-    /// address.
+    /// Stores the lines of a value in the memory of one rank or, with `MULTICAST`, of all.
+    ///
+    /// # Safety
+    ///
+    /// `lines` is the array of a rank, or its multicast address, and the element exists.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
-    fn store_lines(
-        &self,
-        lines: *mut Line,
-        element: u32,
-        value: T,
-        store: impl Fn(*mut u32, Line),
-    ) {
+    unsafe fn store_lines<const MULTICAST: bool>(&self, lines: *mut Line, element: u32, value: T) {
         let mut words = [[0; 2]; MAX_LINES];
         // SAFETY: the value fits, by `LINES`.
         unsafe { words.as_mut_ptr().cast::<T>().write_unaligned(value) };
@@ -366,7 +359,14 @@ impl<T: Pod> LlA2a<'_, T> {
             let [low, high] = words[i];
             let line = Line::from_bits([low, self.epoch, high, self.epoch]);
             let to = first.wrapping_add(i * self.pitch as usize).cast::<u32>();
-            store(to, line);
+            // SAFETY: the caller's contract.
+            unsafe {
+                if MULTICAST {
+                    multimem::store_ordered(to.cast(), line, Order::Relaxed, Scope::Sys);
+                } else {
+                    mem::store_vec_relaxed(to, line, Scope::Sys);
+                }
+            }
             i += 1;
         }
     }

@@ -75,6 +75,7 @@ macro_rules! nccl_functions {
             }
 
             pub use crate::call::CoopCall;
+            pub use crate::wait::FILE;
 
             /// What the typed layer tells the simulator, which reports misuse.
             pub struct Checks {
@@ -110,6 +111,9 @@ macro_rules! nccl_functions {
 
             /// The simulator's functions for the polling loops of this crate's waits.
             pub struct Waits {
+                /// Called when the running thread begins a wait: what it polls, it polls for the
+                /// kernel's line `at`.
+                pub begin: fn(at: &'static Location<'static>),
                 /// Called after each poll that found the awaited value missing: lets other threads
                 /// run. Returns true once `deadline`, in nanoseconds of the clock, has passed.
                 pub poll:

@@ -22,6 +22,10 @@ use devcomm_types::{AbortBlock, STUCK_RECORDS, StuckRecord, WaitFor};
 use crate::call::CoopCall;
 use crate::{Coop, DevComm};
 
+/// This file, as locations in it name it.
+#[cfg(not(target_arch = "nvptx64"))]
+pub const FILE: &str = file!();
+
 /// The number of polls between two reads of the abort flag: a read of host memory takes a
 /// microsecond or two.
 const POLLS_PER_CHECK: u32 = 1 << 12;
@@ -188,7 +192,7 @@ pub(crate) fn poll(
     what: impl Fn() -> WaitFor,
 ) -> Outcome {
     let mut polls = 0u32;
-    let mut timeout = TimeoutCheck::default();
+    let mut timeout = TimeoutCheck::begin();
     loop {
         if done() {
             return Outcome::Done;
@@ -217,7 +221,7 @@ pub(crate) fn poll_slices(
     what: impl Fn() -> WaitFor,
 ) -> Outcome {
     let mut slice = FIRST_SLICE;
-    let mut timeout = TimeoutCheck::default();
+    let mut timeout = TimeoutCheck::begin();
     loop {
         // In the simulator `done` checks once: other threads run between two calls.
         let cycles =
@@ -252,31 +256,36 @@ pub(crate) const LONG_SLICE: u64 = 1 << 32;
 
 /// Decides whether a wait has timed out. On a GPU: by the clock.
 #[cfg(target_arch = "nvptx64")]
-#[derive(Default)]
 struct TimeoutCheck;
 
 #[cfg(target_arch = "nvptx64")]
 impl TimeoutCheck {
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn begin() -> Self {
+        Self
+    }
+
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn is_over(&mut self, deadline: Deadline, _what: &impl Fn() -> WaitFor) -> bool {
         deadline.has_passed()
     }
 }
 
-/// Decides whether a wait has timed out. In the simulator: each call tells the simulator what the
-/// thread waits for and runs other threads, and the simulator decides. Dropping the check tells the
-/// simulator that the wait has ended.
+/// Decides whether a wait has timed out. In the simulator, which knows when the wait begins and
+/// ends: each call tells it what the thread waits for and runs other threads, and it decides.
 #[cfg(not(target_arch = "nvptx64"))]
-#[derive(Default)]
-struct TimeoutCheck {
-    reported: bool,
-}
+struct TimeoutCheck;
 
 #[cfg(not(target_arch = "nvptx64"))]
 impl TimeoutCheck {
     #[track_caller]
+    fn begin() -> Self {
+        (crate::raw::host::waits().begin)(std::panic::Location::caller());
+        Self
+    }
+
+    #[track_caller]
     fn is_over(&mut self, deadline: Deadline, what: &impl Fn() -> WaitFor) -> bool {
-        self.reported = true;
         let at = std::panic::Location::caller();
         (crate::raw::host::waits().poll)(&what(), deadline.nanos(), at)
     }
@@ -285,9 +294,7 @@ impl TimeoutCheck {
 #[cfg(not(target_arch = "nvptx64"))]
 impl Drop for TimeoutCheck {
     fn drop(&mut self) {
-        if self.reported {
-            (crate::raw::host::waits().end)();
-        }
+        (crate::raw::host::waits().end)();
     }
 }
 

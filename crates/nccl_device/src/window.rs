@@ -5,7 +5,7 @@ use core::ffi::c_void;
 use cuda_std::atomic::{AtomicValue, Order, Scope};
 use cuda_std::mem;
 use cuda_std::vector::Vec16;
-use devcomm_types::kernel::{COPIED, KernelParam};
+use devcomm_types::kernel::{COPIED, KernelParam, MemoryRef};
 use devcomm_types::nccl::{self, MultimemHandle};
 use devcomm_types::{Element, Team};
 
@@ -33,6 +33,7 @@ impl<T> Copy for Window<T> {}
 // SAFETY: a transparent wrapper.
 unsafe impl<T: Element> KernelParam for Window<T> {
     type Abi = nccl::Window<T>;
+    const MEMORY: &'static [MemoryRef] = &[MemoryRef::to::<T>()];
     // Not by value: rustc would pass two integers, and LLVM would not know that the handle points
     // to global memory, which costs 20 registers in the kernel `lsa_allreduce`.
     const ENTRY: u8 = COPIED;

@@ -164,8 +164,7 @@ fn release_if_complete(block: &Block, id: u32, except: Option<&Thread>) -> bool 
     let is_last = |other: &Thread| except.is_some_and(|thread| std::ptr::eq(thread, other));
     let waits =
         |other: &Thread| matches!(other.wait.get(), Wait::Barrier { id: at, .. } if at == id);
-    let gpus = &block.threads().next().map(Thread::gpus);
-    if let Some(gpus) = gpus.filter(|gpus| gpus.settings.races && id < NAMED) {
+    if let Some(gpus) = block.threads().next().map(Thread::gpus).filter(|_| id < NAMED) {
         let threads = || {
             let all = block.threads().filter(|other| is_last(other) || waits(other));
             all.map(|thread| &thread.race)

@@ -69,9 +69,7 @@ impl Cluster {
         let blocks: Vec<_> = self.running().collect();
         let waits = |thread: &&Thread| matches!(thread.wait.get(), Wait::Cluster { .. });
         let waiting = || blocks.iter().flat_map(|block| block.threads()).filter(waits);
-        if let Some(thread) = last.or_else(|| waiting().next())
-            && thread.gpus().settings.races
-        {
+        if let Some(thread) = last.or_else(|| waiting().next()) {
             let threads = || last.into_iter().chain(waiting()).map(|thread| &thread.race);
             let races = &thread.gpus().memory.races;
             match self.relaxed.get() {

@@ -4,7 +4,7 @@ use std::fmt;
 use std::panic::Location;
 use std::time::Duration;
 
-use devcomm_types::WaitFor;
+use devcomm_types::{WaitFor, WaitKind};
 
 pub use crate::race::{Race, RaceAccess};
 
@@ -56,6 +56,13 @@ pub enum Waiting {
     },
     /// What a wait in `nccl_device`, or an NCCL call that waits for the network, declares.
     For(WaitFor),
+    /// Messages of a Lamport session or of an LL all-to-all.
+    Messages {
+        /// The wait for the first of them.
+        first: WaitFor,
+        /// Their slots or elements.
+        indices: Vec<u32>,
+    },
     /// Peers, in an LSA barrier.
     Peers {
         /// Index of the barrier.
@@ -65,6 +72,8 @@ pub enum Waiting {
     },
     /// A store by another thread: the thread polls memory.
     Spin,
+    /// As [`Spin`](Self::Spin), by plain loads.
+    PlainSpin,
     /// Nothing: the thread is ready to run.
     Nothing,
     /// Nothing: the thread runs without calls into the simulator.
@@ -81,6 +90,11 @@ impl fmt::Display for Waiting {
             Self::Warp { mask } => write!(f, "the lanes {mask:#010x} of the warp"),
             Self::Coop { call } => write!(f, "the rest of its coop in {call}"),
             Self::For(what) => what.fmt(f),
+            Self::Messages { first, indices } => match (&indices[..], first.kind) {
+                ([] | [_], _) => first.fmt(f),
+                (_, WaitKind::Lamport) => write!(f, "slots {} of a Lamport session", runs(indices)),
+                (..) => write!(f, "elements {} of an LL all-to-all", runs(indices)),
+            },
             Self::Peers { index, missing } => {
                 write!(f, "LSA barrier {index}")?;
                 for (i, rank) in missing.iter().enumerate() {
@@ -98,6 +112,11 @@ impl fmt::Display for Waiting {
                 }
             }
             Self::Spin => write!(f, "a value that it polls"),
+            Self::PlainSpin => write!(
+                f,
+                "a value that it polls by plain loads, of which a compiler may make one: poll by \
+                 ordered loads"
+            ),
             Self::Nothing => write!(f, "its turn"),
             Self::Computing => {
                 write!(f, "nothing: it loops without a call into cuda_std or nccl_device")
@@ -138,14 +157,19 @@ pub struct Returned {
     pub ids: Vec<u32>,
 }
 
-/// Writes numbers as `threads 0 to 62, 64`.
-pub(crate) fn thread_ids(ids: &[u32]) -> String {
-    let runs = ids.chunk_by(|a, b| a + 1 == *b).map(|run| match run {
+/// Writes numbers as `0 to 62, 64`.
+fn runs(numbers: &[u32]) -> String {
+    let runs = numbers.chunk_by(|a, b| a + 1 == *b).map(|run| match run {
         [only] => only.to_string(),
         [first, .., last] => format!("{first} to {last}"),
         [] => String::new(),
     });
-    let text = runs.collect::<Vec<_>>().join(", ");
+    runs.collect::<Vec<_>>().join(", ")
+}
+
+/// Writes numbers as `threads 0 to 62, 64`.
+pub(crate) fn thread_ids(ids: &[u32]) -> String {
+    let text = runs(ids);
     if ids.len() == 1 { format!("thread {text}") } else { format!("threads {text}") }
 }
 

@@ -13,6 +13,7 @@ use std::rc::Rc;
 
 use litemap::LiteMap;
 
+use crate::arguments::Arguments;
 use crate::error::{Error, Result, Site, Stall, ThreadId};
 use crate::memory::Memory;
 use crate::mutation::Change;
@@ -22,6 +23,7 @@ use crate::schedule::Choice;
 use crate::scheduler::{Chooser, Scheduler};
 use crate::simulation::Simulation;
 use crate::thread::{OpenSession, Thread};
+use crate::timeline::Timeline;
 use crate::{panics, trap};
 
 /// One grid on one GPU.
@@ -41,6 +43,8 @@ pub(crate) struct Launch {
     pub(crate) cooperative: bool,
     /// The grid beside which a dependent launch begins.
     pub(crate) previous: Option<GridId>,
+    /// What its arguments refer to, for reports.
+    pub(crate) arguments: Rc<Arguments>,
     /// Runs one thread of the kernel on its coroutine; contains the arguments.
     pub(crate) body: Rc<dyn Fn()>,
 }
@@ -106,6 +110,7 @@ pub(crate) struct Gpus {
     pub(crate) memory: Rc<Memory>,
     /// Network operations in flight.
     pub(crate) network: Rc<Network>,
+    pub(crate) timeline: Rc<Timeline>,
     scheduler: RefCell<Scheduler>,
     /// The scheduler's, while a thread with weak loads runs.
     pub(crate) chooser: RefCell<Chooser>,
@@ -129,6 +134,8 @@ pub(crate) struct Gpus {
     pub(crate) clock: Cell<u64>,
     /// Polls since the last [progress](Self::progress).
     pub(crate) idle: Cell<u64>,
+    /// Whether the thread that runs has changed something for others.
+    pub(crate) changed: Cell<bool>,
     /// Number of the current streak, a run of passes in which threads only polled.
     pub(crate) streak: Cell<u64>,
     /// Open sessions by address of the barrier's epoch word.
@@ -145,9 +152,11 @@ impl Gpus {
         nccl::install();
         panics::install();
         trap::install();
+        let timeline = Rc::new(Timeline::new(settings.timeline.as_deref()));
         Rc::new(Self {
             settings: settings.clone(),
-            network: Rc::new(Network::new(Rc::clone(&memory))),
+            network: Rc::new(Network::new(Rc::clone(&memory), Rc::clone(&timeline))),
+            timeline,
             memory,
             scheduler: RefCell::new(Scheduler::new(settings)),
             chooser: RefCell::new(Chooser::First),
@@ -163,6 +172,7 @@ impl Gpus {
             slice_end: Cell::new(0),
             clock: Cell::new(0),
             idle: Cell::new(0),
+            changed: Cell::new(false),
             streak: Cell::new(1),
             sessions: RefCell::default(),
             left_open: RefCell::default(),
@@ -224,7 +234,7 @@ impl Gpus {
 
     /// Ends all running and pending grids, and drops operations in flight.
     pub(crate) fn reset(&self) {
-        self.scheduler.borrow_mut().reset();
+        self.scheduler.borrow_mut().reset(self);
         self.network.clear();
         self.queue.borrow_mut().clear();
         self.failure.take();
@@ -241,6 +251,13 @@ impl Gpus {
     /// called after the host has stored to a GPU's memory.
     #[inline]
     pub(crate) fn progress(&self) {
+        self.changed.set(true);
+        self.idle.set(0);
+    }
+
+    /// Records that a thread does more than poll, although it changes nothing for others.
+    #[inline]
+    pub(crate) fn reads_on(&self) {
         self.idle.set(0);
     }
 
@@ -281,6 +298,13 @@ impl Gpus {
     /// What every thread waits for now.
     pub(crate) fn stall(&self) -> Box<Stall> {
         self.scheduler.borrow().stall()
+    }
+
+    /// Writes the timeline, if there is one.
+    pub(crate) fn write_timeline(&self) {
+        if self.timeline.is_on() {
+            self.timeline.write(self.scheduler.borrow().going_on(self.timeline.now()));
+        }
     }
 
     /// Removes and returns what kernels have printed.

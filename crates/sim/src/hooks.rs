@@ -9,7 +9,7 @@
 //! mutable state of threads and GPUs is in cells, so no exclusive references exist.
 
 use corosensei::Yielder;
-use cuda_std::arch::{Access, Event, MulticastParts, Ops, Order, Scope, ThreadCtx};
+use cuda_std::arch::{Access, Engine, Event, MulticastParts, Ops, Order, Scope, Space, ThreadCtx};
 
 use crate::barrier;
 use crate::cluster;
@@ -24,6 +24,10 @@ use crate::warp::{self, Lane, Op};
 /// Accesses after which a thread yields, so that a thread that polls without declaring it does not
 /// block the others.
 pub(crate) const SLICE: u64 = 1 << 16;
+
+/// Plain loads of one address in a row, at the end of a slice, after which a thread counts as
+/// polling.
+const POLLS: u32 = 64;
 
 impl Thread {
     /// The thread whose context is at `ctx`.
@@ -79,7 +83,7 @@ impl Thread {
         mut access: Access,
         at: Site,
     ) -> usize {
-        let gpus = self.gpus();
+        let (gpus, at) = (self.gpus(), self.state.line_of(at));
         match gpus.change_at(at) {
             None => {}
             Some(Change::Remove) => return self.removed(access),
@@ -91,36 +95,61 @@ impl Thread {
         let accesses = gpus.accesses.get() + 1;
         gpus.accesses.set(accesses);
         let gpu = self.block().gpu as u32;
-        if !gpus.memory.contains(gpu, address, bytes) && !self.owns(address, bytes) {
+        let is_global = gpus.memory.contains(gpu, address, bytes);
+        if !is_global && !self.owns(address, bytes) {
             out_of_bounds(self, address, bytes, access, at);
         }
         if self.updating.replace(false) {
             gpus.progress();
         }
-        let mut may_yield = true;
+        // A thread that polls yields in `spin`.
+        let may_yield = !matches!(access, Access::AtomicRead(..) | Access::BarrierTest);
+        if may_yield && (gpus.settings.preempts(access) || accesses >= gpus.slice_end.get()) {
+            self.end_slice(address, access, at);
+        }
         match access {
             Access::Read => {}
             Access::Write | Access::AtomicWrite(..) => gpus.progress(),
             Access::AtomicRmw(..) | Access::BarrierChange => self.updating.set(true),
             Access::AtomicRead(..) | Access::BarrierTest => {
                 // A thread that accesses new addresses is not polling, unless it is in a named wait
-                // (`crate::waits`). No yield here: a polling thread yields in `spin`.
+                // (`crate::waits`).
                 let [a, b, c, d] = self.polled.get();
                 if ![a, b, c, d].contains(&address) && !self.waits.get() {
                     self.polled.set([address, a, b, c]);
-                    gpus.progress();
+                    gpus.reads_on();
                 }
-                may_yield = false;
             }
         }
-        if may_yield && (gpus.settings.preempt || accesses >= gpus.slice_end.get()) {
-            self.suspend(Wait::Ready);
-        }
         // Right before the access: no other thread runs in between.
-        if gpus.settings.races && !self.is_on_stack(address) {
-            return self.check_race((address, bytes), access, at);
+        if gpus.settings.races && (is_global || !self.is_on_stack(address)) {
+            let space = if is_global { Space::Global } else { Space::Shared };
+            let seen = self.check_race((address, bytes, space), access, at);
+            if !is_global {
+                self.check_written(address, bytes, access, at);
+            }
+            return seen;
         }
         address
+    }
+
+    /// Yields before an access. A thread that has used up its slice may poll by plain loads: then
+    /// its next accesses end slices too, and after some of the same address it counts as polling.
+    #[cold]
+    fn end_slice(&self, address: usize, access: Access, at: Site) {
+        let gpus = self.gpus();
+        let same = match self.repeated.get() {
+            _ if access != Access::Read || gpus.settings.preempts(access) => 0,
+            (_, 0) => 1,
+            (last, same) if last == address => same + 1,
+            _ => 0,
+        };
+        self.repeated.set((address, same));
+        let plain = same > POLLS;
+        self.suspend(if plain { Wait::Spin { at, plain } } else { Wait::Ready });
+        if same > 0 {
+            gpus.slice_end.set(gpus.accesses.get() + 1);
+        }
     }
 
     /// The address for an access that a mutation removes.
@@ -135,18 +164,42 @@ impl Thread {
 
     /// Fails the thread if the access races; returns the address to access.
     #[inline]
-    fn check_race(&self, place: (usize, usize), access: Access, at: Site) -> usize {
+    fn check_race(&self, place: (usize, usize, Space), access: Access, at: Site) -> usize {
         let gpus = self.gpus();
         let memory = &gpus.memory;
         let mut clock = self.race.borrow_mut();
         let choose = |n| gpus.chosen(n);
         match memory.races.access(memory, &mut clock, place, access, at, &choose) {
             Ok([None, None, None, None]) => place.0,
-            Ok(old) => self.stale(place, old),
+            Ok(old) => self.stale((place.0, place.1), old),
             Err(found) => {
                 drop(clock);
-                self.fail(Error::Race(memory.races.report(memory, &found)));
+                let shared = |address| self.shared_place(address);
+                self.fail(Error::Race(memory.races.report(memory, &found, shared)));
             }
+        }
+    }
+
+    /// Remembers the block's first read of shared memory that nothing has written: an error when
+    /// the block has ended, unless a write that comes too late shows that they race.
+    #[inline]
+    fn check_written(&self, address: usize, bytes: usize, access: Access, at: Site) {
+        let memory = &self.gpus().memory;
+        if let Access::Read | Access::AtomicRead(..) | Access::AtomicRmw(..) = access
+            && let Some(unwritten) = memory.races.unwritten(memory, address, bytes)
+        {
+            let place = self.shared_place(unwritten);
+            self.block().unwritten.borrow_mut().get_or_insert_with(|| {
+                self.misuse_error(at, format!("it reads {place}, which nothing has written"))
+            });
+        }
+    }
+
+    /// Names a byte of shared memory.
+    fn shared_place(&self, address: usize) -> String {
+        match self.block().shared.borrow().place(address) {
+            Some(place) => place.to_string(),
+            None => "the shared memory of another block of the cluster".to_owned(),
         }
     }
 
@@ -169,7 +222,7 @@ impl Thread {
         }
         self.scratch.set(u128::from_le_bytes(copy));
         // A later load will see another value.
-        self.gpus().progress();
+        self.gpus().reads_on();
         self.scratch.as_ptr().expose_provenance()
     }
 
@@ -207,7 +260,7 @@ fn out_of_bounds(thread: &Thread, address: usize, bytes: usize, access: Access, 
             ),
         );
     }
-    let where_to = nccl::describe(&thread.gpus().memory, address);
+    let where_to = nccl::describe(thread, address);
     let (kernel, who) = (thread.kernel(), thread.id());
     thread.fail(Error::OutOfBounds { kernel, thread: who, access, bytes, address, where_to, at })
 }
@@ -234,7 +287,7 @@ fn spin(ctx: *const ThreadCtx, at: Site) {
     let thread = Thread::of(ctx);
     // The thread spins because its last read-modify-write changed nothing.
     thread.updating.set(false);
-    thread.suspend(Wait::Spin { at });
+    thread.suspend(Wait::Spin { at, plain: false });
 }
 
 fn print(ctx: *const ThreadCtx, text: &str) {
@@ -272,8 +325,15 @@ fn event(ctx: *const ThreadCtx, event: Event, at: Site) {
     let thread = Thread::of(ctx);
     let gpus = thread.gpus();
     match event {
-        Event::Commit(_) | Event::ProxyFence if gpus.removes(at) => return,
+        Event::Commit(_) | Event::ProxyFence(_) if gpus.removes(at) => return,
         Event::Wait { .. } if gpus.skips_wait(at) => return,
+        _ => {}
+    }
+    match event {
+        Event::Commit(Engine::Wgmma) => thread.products.borrow_mut().commit(),
+        Event::Wait { engine: Engine::Wgmma, pending, .. } => {
+            thread.products.borrow_mut().wait(pending);
+        }
         _ => {}
     }
     let number = || {
@@ -306,6 +366,7 @@ pub(crate) static OPS: Ops = Ops {
         block.index % block.grid.launch.cluster
     },
     cluster_size: |ctx| Thread::of(ctx).block().grid.launch.cluster,
+    sums: |ctx, sums, step, at| Thread::of(ctx).products.borrow_mut().step(sums, step, at),
     meet_warpgroup: |ctx, at| barrier::meet_warpgroup(Thread::of(ctx), at),
     cluster_sync: |ctx, relaxed, at| cluster::sync(Thread::of(ctx), relaxed, at),
     map_shared: |ctx, address, rank, at| cluster::map_shared(Thread::of(ctx), address, rank, at),

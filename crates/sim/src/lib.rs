@@ -46,9 +46,9 @@
 //! # Limitations
 //!
 //! Plain dereferences of pointers are not checked; only accesses through `cuda_std` and
-//! `nccl_device` are. Asynchronous copies and `wgmma` move their data at once: what is not ordered
-//! with them is reported, but does not see wrong data. Threads run one at a time, so simulated time
-//! does not predict a GPU's. CFT is not simulated, PROXY is the only GIN back end, and misuse of
+//! `nccl_device` are. Asynchronous copies move their data at once: what is not ordered with them is
+//! reported, but does not see wrong data. Threads run one at a time, so simulated time does not
+//! predict a GPU's. CFT is not simulated, PROXY is the only GIN back end, and misuse of
 //! its resource sharing is not detected.
 //!
 //! # Safety model
@@ -99,6 +99,7 @@
 //! }
 //! ```
 
+mod arguments;
 mod barrier;
 mod cluster;
 mod dev_comm;
@@ -113,6 +114,7 @@ mod multicast;
 mod mutation;
 mod nccl;
 mod panics;
+mod products;
 mod race;
 mod ranks;
 mod schedule;
@@ -121,6 +123,7 @@ mod shared;
 mod simulation;
 mod stack;
 mod thread;
+mod timeline;
 mod trap;
 mod waits;
 mod warp;

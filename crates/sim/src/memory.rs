@@ -21,6 +21,7 @@ use std::rc::Rc;
 pub(crate) use self::shared::{Pages, WindowPart};
 use litemap::LiteMap;
 
+use crate::arguments::Arguments;
 use crate::error::{Error, Result};
 use crate::multicast::Multicast;
 use crate::race::Races;
@@ -299,13 +300,11 @@ impl Memory {
         found.map_or(address, |(start, live)| live.canonical + (address - start))
     }
 
-    /// Names a byte of live memory.
-    pub(crate) fn locate(&self, address: usize) -> String {
+    /// The owner of a byte of live memory, and the byte's offset in the owner's memory.
+    pub(crate) fn owner_at(&self, address: usize) -> Option<(Owner, usize)> {
         let all = self.live.borrow();
-        match last_until(&all, address).filter(|(_, live)| address < live.end) {
-            Some((start, live)) => format!("byte {} of {}", address - start, live.owner),
-            None => "shared memory".to_owned(),
-        }
+        let (start, live) = last_until(&all, address).filter(|(_, live)| address < live.end)?;
+        Some((live.owner, address - start))
     }
 
     /// Whether `address..address + bytes` lies in one live range that `gpu` may access.
@@ -346,31 +345,36 @@ impl Memory {
         self.live.borrow().get(&start).map(|live| live.owner)
     }
 
-    /// Describes `address` relative to live memory.
-    pub(crate) fn describe(&self, address: usize) -> String {
+    /// Describes `address` relative to live memory, to which `arguments` refer.
+    pub(crate) fn describe(&self, address: usize, arguments: &Arguments) -> String {
         let all = self.live.borrow();
         let before = last_until(&all, address);
         let after = match all.find_index(&address) {
             Ok(at) => all.get_indexed(at + 1),
             Err(next) => all.get_indexed(next),
         };
-        if let Some((_, LiveMemory { end, owner, .. })) = before
+        if let Some((start, LiveMemory { end, owner, .. })) = before
             && address < *end
         {
+            let owner = arguments.name(*owner, address - start);
             return format!("in {owner}, which the rank cannot access or the access exceeds");
         }
         let freed = self.freed.borrow();
         if let Some(old) = freed.iter().find(|old| (old.start..old.end).contains(&address)) {
-            return format!("in {}, {}", old.owner, old.owner.ended_by());
+            let owner = arguments.name(old.owner, address - old.start);
+            return format!("in {owner}, {}", old.owner.ended_by());
         }
         if let Some((start, LiveMemory { end, owner, .. })) = before {
             let behind = address - end;
             if after.is_none_or(|(next, _)| behind <= next - address) {
+                let owner = arguments.name(*owner, end - start);
                 return format!("{behind} bytes after the end of {owner}, {} bytes", end - start);
             }
         }
         match after {
-            Some((start, live)) => format!("{} bytes before {}", start - address, live.owner),
+            Some((start, live)) => {
+                format!("{} bytes before {}", start - address, arguments.name(live.owner, 0))
+            }
             None => "while no window or buffer exists".to_owned(),
         }
     }

@@ -22,7 +22,7 @@ use std::rc::Rc;
 use nccl_device::raw::host::CALL_SITE;
 
 use crate::error::Site;
-use crate::memory::{Memory, STRIDE_UNIT};
+use crate::memory::STRIDE_UNIT;
 use crate::multicast;
 use crate::thread::Thread;
 
@@ -89,7 +89,7 @@ impl WindowView {
 }
 
 /// Describes an address that the kernel may not access.
-pub(crate) fn describe(memory: &Memory, address: usize) -> String {
+pub(crate) fn describe(thread: &Thread, address: usize) -> String {
     if address & (0xffff << 48) == UNREACHABLE {
         let peer = (address >> 32) as u16 as i16;
         return format!("in the part of rank {peer}, which is not in the LSA team");
@@ -97,7 +97,7 @@ pub(crate) fn describe(memory: &Memory, address: usize) -> String {
     if multicast::is_multicast(address) {
         return "at a multicast address, which is for multimem instructions only".to_owned();
     }
-    memory.describe(address)
+    thread.gpus().memory.describe(address, thread.arguments())
 }
 
 /// The calling thread and its call site.

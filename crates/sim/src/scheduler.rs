@@ -35,6 +35,7 @@ use crate::hooks::SLICE;
 use crate::schedule::Choice;
 use crate::simulation::Simulation;
 use crate::thread::{Block, Grid, Thread, Wait};
+use crate::timeline::Span;
 use crate::trap::{Watchdog, processor_time};
 use crate::warp::{self, Warp};
 
@@ -113,7 +114,9 @@ pub(crate) struct Scheduler {
     /// The blocks of the current pass and the threads of the current round.
     turns: Vec<u32>,
     round: Vec<u32>,
-    /// Whether the thread that ran last has changed memory, or will do so first when it runs again.
+    /// Whether the thread that ran last did more than poll, and whether it has changed something
+    /// for others.
+    went_on: bool,
     changed_memory: bool,
     /// Hash of the order in which threads ran.
     trace: u64,
@@ -148,6 +151,7 @@ impl Scheduler {
             quiet: 0,
             turns: Vec::new(),
             round: Vec::new(),
+            went_on: false,
             changed_memory: false,
             trace: NO_TRACE,
         }
@@ -155,12 +159,19 @@ impl Scheduler {
 
     /// Ends all grids; the choices and the trace go on. Warps in use are not reused, since their
     /// stacks may be corrupt.
-    pub(crate) fn reset(&mut self) {
+    pub(crate) fn reset(&mut self, gpus: &Gpus) {
+        let now = gpus.timeline.now();
+        gpus.timeline.extend(self.going_on(now));
         let new = Self::new(&self.settings);
         let mut old = std::mem::replace(self, new);
         (self.warps, self.launched) = (std::mem::take(&mut old.warps), old.launched);
         std::mem::swap(&mut self.chooser, &mut old.chooser);
         self.trace = old.trace;
+    }
+
+    /// What the timeline shows of running blocks.
+    pub(crate) fn going_on(&self, now: u64) -> Vec<Span> {
+        self.blocks.iter().flatten().flat_map(|block| block.spans(now)).collect()
     }
 
     #[cfg(test)]
@@ -191,6 +202,9 @@ impl Scheduler {
     /// Runs one pass over the ready blocks, then the network.
     pub(crate) fn pass(&mut self, gpus: &Gpus) -> Result<Step> {
         self.start_blocks(gpus)?;
+        if self.live > 0 || !gpus.network.is_idle() {
+            gpus.timeline.tick();
+        }
         if self.live == 0 {
             return self.step_network(gpus);
         }
@@ -281,6 +295,7 @@ impl Scheduler {
                 break;
             }
         }
+        block.record_waits(&gpus.timeline);
         let ready = !block.next.borrow().is_empty();
         block.queued.set(ready);
         if ready {
@@ -302,6 +317,7 @@ impl Scheduler {
         self.trace = (self.trace ^ who).wrapping_mul(0x100_0000_01b3);
         gpus.slice_end.set(gpus.accesses.get() + SLICE);
         thread.wait.set(Wait::Ready);
+        gpus.changed.set(false);
         let waits = thread.waits.get();
         let mut fiber = thread.fiber.borrow_mut();
         CTX.set(std::ptr::from_ref(thread).cast());
@@ -315,7 +331,7 @@ impl Scheduler {
             std::mem::swap(&mut self.chooser, &mut gpus.chooser.borrow_mut());
         }
         CTX.set(std::ptr::null());
-        self.changed_memory = gpus.idle.get() == 0;
+        (self.went_on, self.changed_memory) = (gpus.idle.get() == 0, gpus.changed.get());
         if ended {
             *fiber = None;
             thread.returned.set(true);
@@ -359,8 +375,13 @@ impl Scheduler {
             let what = "it ends while a bulk copy that it has started may still read the shared \
                         memory of its block: commit the copy, and wait for its group"
                 .to_owned();
-            let (kernel, thread) = (block.grid.launch.kernel, thread.id());
-            gpus.fail(Error::Misuse { kernel, thread, what, at });
+            gpus.fail(thread.misuse_error(at, what));
+        }
+        if let Some(at) = thread.products.borrow_mut().end() {
+            let what = "it ends without the sums of this product: `wgmma::wait_groups` for its \
+                        group, and then `wgmma::fence_operand` of the sums, are missing"
+                .to_owned();
+            gpus.fail(thread.misuse_error(at, what));
         }
         self.live -= 1;
         block.live.set(block.live.get() - 1);
@@ -376,6 +397,9 @@ impl Scheduler {
         if let Some((what, bytes)) = block.shared.borrow().overrun() {
             let (kernel, rank, block) = (block.grid.launch.kernel, block.gpu, block.index);
             gpus.fail(Error::SharedOverrun { kernel, rank, block, what, bytes });
+        }
+        if let Some(error) = block.unwritten.take() {
+            gpus.fail(error);
         }
     }
 

@@ -2,6 +2,7 @@
 //! overruns.
 
 use std::cell::Cell;
+use std::fmt;
 use std::rc::Rc;
 
 use crate::memory::POISON;
@@ -42,6 +43,14 @@ pub(crate) struct Place {
     /// Length of the array.
     pub(crate) bytes: usize,
     offset: usize,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { key, bytes, offset } = self;
+        let kind = if *key == 0 { "the dynamic shared memory" } else { "a shared array" };
+        write!(f, "byte {offset} of {kind} of {bytes} bytes")
+    }
 }
 
 impl SharedArray {

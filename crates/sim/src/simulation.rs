@@ -2,8 +2,10 @@
 
 mod text;
 
+use std::path::PathBuf;
 use std::time::Duration;
 
+use cuda_std::arch::Access;
 use devcomm_types::GinConnectionType;
 
 use crate::error::{Error, Result};
@@ -52,6 +54,7 @@ pub struct Simulation {
     pub(crate) races: bool,
     pub(crate) weak: bool,
     pub(crate) mutation: Option<Mutation>,
+    pub(crate) timeline: Option<PathBuf>,
     pub(crate) stack_size: usize,
     pub(crate) step_limit: Option<u64>,
     pub(crate) time_limit: Option<Duration>,
@@ -80,6 +83,7 @@ impl Simulation {
             races: true,
             weak: false,
             mutation: None,
+            timeline: None,
             stack_size: STACK_SIZE,
             step_limit: None,
             time_limit: Some(TIME_LIMIT),
@@ -130,6 +134,18 @@ impl Simulation {
     /// Default: yes.
     pub fn watch(mut self, watch: bool) -> Self {
         self.watch = watch;
+        self
+    }
+
+    /// Writes a timeline of the run to a file, when the machine ends or fails: what the ranks' host
+    /// threads, streams and blocks ran and waited for, and what they sent over the network. It is a
+    /// picture if the name ends in `.svg`, otherwise a Chrome trace, which Perfetto opens. Default:
+    /// none.
+    ///
+    /// Its time is in rounds of the GPUs, in each of which every ready block runs for a turn: it
+    /// shows order and overlap, not a GPU's durations. In the text form the name has no comma.
+    pub fn timeline(mut self, file: impl Into<PathBuf>) -> Self {
+        self.timeline = Some(file.into());
         self
     }
 
@@ -275,6 +291,15 @@ impl Simulation {
     #[must_use]
     pub fn team(&self) -> usize {
         self.team.unwrap_or(self.gpus)
+    }
+
+    /// Whether threads are preempted before an access of this kind. With a list of choices and the
+    /// detection of races, not before a plain one: its order with others does not matter unless it
+    /// races, and then every order shows the race.
+    #[inline]
+    pub(crate) fn preempts(&self, access: Access) -> bool {
+        let plain = matches!(access, Access::Read | Access::Write);
+        self.preempt && !(plain && self.races && matches!(self.schedule, Schedule::Choices(_)))
     }
 
     /// Validates the settings.

@@ -14,12 +14,14 @@ use corosensei::trap::CoroutineTrapHandler;
 use cuda_std::arch::ThreadCtx;
 use nccl_device::raw::host::CoopCall;
 
+use crate::arguments::Arguments;
 use crate::barrier::{BARRIERS, BlockBarrier};
 use crate::cluster::Cluster;
 use crate::error::{Error, Site, ThreadId};
 use crate::gpus::{Gpus, GridId, Launch};
 use crate::hooks::OPS;
 use crate::nccl::InboxWait;
+use crate::products::Products;
 use crate::race::{GridClock, ThreadClock};
 use crate::scheduler::Fiber;
 use crate::shared::SharedMemory;
@@ -43,8 +45,8 @@ pub(crate) enum Wait {
     Inbox(InboxWait),
     /// The condition in [`Thread::state`].
     Network,
-    /// A store by another thread: it polls.
-    Spin { at: Site },
+    /// A store by another thread: it polls, by plain loads or by atomic ones.
+    Spin { at: Site, plain: bool },
     /// Nothing: it has exited the kernel.
     Exited,
     /// Nothing: it has failed, and all kernels end.
@@ -79,12 +81,16 @@ pub(crate) struct Thread {
     pub(crate) coop_call: Cell<Option<CoopCall>>,
     /// Whether the thread has ended by returning from the kernel.
     pub(crate) returned: Cell<bool>,
+    /// The address of the last plain load that has ended a slice, and how many were of it in a row.
+    pub(crate) repeated: Cell<(usize, u32)>,
     /// Recently polled addresses.
     pub(crate) polled: Cell<[usize; 4]>,
     /// After a fault, resumes the coroutine in a function that ends it.
     pub(crate) trap: Cell<Option<CoroutineTrapHandler<()>>>,
     /// What an access sees or changes instead of memory.
     pub(crate) scratch: Cell<u128>,
+    /// Its `wgmma`s in flight.
+    pub(crate) products: RefCell<Products>,
     /// What the thread knows of other accesses.
     pub(crate) race: RefCell<ThreadClock>,
     /// The named wait. The last field, since it is seldom accessed.
@@ -134,6 +140,11 @@ pub(crate) struct Block {
     pub(crate) cluster: Rc<Cluster>,
     pub(crate) warps: Vec<Box<Warp>>,
     pub(crate) shared: RefCell<SharedMemory>,
+    /// For the timeline: when it began, and the wait in which all its threads are, since when.
+    pub(crate) began: u64,
+    pub(crate) waits: RefCell<Option<(u64, String, Option<Site>)>>,
+    /// The first read of shared memory that nothing had written.
+    pub(crate) unwritten: RefCell<Option<Error>>,
     /// `mbarrier`s initialised so far.
     pub(crate) mbarriers: Cell<usize>,
 }
@@ -193,9 +204,11 @@ impl Thread {
             unwinding: Cell::new(false),
             coop_call: Cell::new(None),
             returned: Cell::new(false),
+            repeated: Cell::default(),
             polled: Cell::new([0; 4]),
             trap: Cell::new(None),
             scratch: Cell::new(0),
+            products: RefCell::default(),
             race: RefCell::default(),
             state: WaitState::default(),
         }
@@ -216,6 +229,11 @@ impl Thread {
     }
 
     /// The name of the thread's kernel.
+    /// What the kernel's arguments refer to.
+    pub(crate) fn arguments(&self) -> &Arguments {
+        &self.block().grid.launch.arguments
+    }
+
     pub(crate) fn kernel(&self) -> &'static str {
         self.block().grid.launch.kernel
     }
@@ -244,13 +262,17 @@ impl Thread {
 
     /// Fails the kernels with a report of misuse.
     pub(crate) fn misuse(&self, at: Site, what: impl Into<String>) -> ! {
-        let (kernel, thread, what) = (self.kernel(), self.id(), what.into());
-        self.fail(Error::Misuse { kernel, thread, what, at })
+        self.fail(self.misuse_error(at, what.into()))
     }
 
-    /// Fails the kernels with an error; does not return.
+    pub(crate) fn misuse_error(&self, at: Site, what: String) -> Error {
+        Error::Misuse { kernel: self.kernel(), thread: self.id(), what, at }
+    }
+
+    /// Fails the kernels with an error, or with what may have caused it; does not return.
     pub(crate) fn fail(&self, error: Error) -> ! {
-        self.gpus().fail(error);
+        let cause = self.block().unwritten.take().filter(|_| !matches!(error, Error::Race(_)));
+        self.gpus().fail(cause.unwrap_or(error));
         loop {
             self.suspend(Wait::Failed);
         }

@@ -32,6 +32,8 @@ pub(crate) struct WaitState {
     pub(crate) named: Cell<Option<NamedWait>>,
     /// The condition that ends the wait, if the thread is parked.
     pub(crate) until: Cell<Option<Until>>,
+    /// The kernel's line of the running wait of `nccl_device`.
+    pub(crate) at: Cell<Option<Site>>,
     /// Whether the wait has timed out.
     pub(crate) timed_out: Cell<bool>,
     /// The [streak](Gpus::streak) in which the thread last polled, and its polls in that streak.
@@ -132,7 +134,29 @@ pub(crate) fn until(
 }
 
 /// What `nccl_device` calls in its own waits.
-pub(crate) const WAITS: Waits = Waits { poll, end };
+pub(crate) const WAITS: Waits = Waits { begin, poll, end };
+
+fn begin(at: Site) {
+    Thread::current().state.at.set(Some(at));
+}
+
+impl WaitState {
+    /// The kernel's line for an access at `at`: what `nccl_device` polls in a wait, it polls for
+    /// the line of the wait.
+    #[inline]
+    pub(crate) fn line_of(&self, at: Site) -> Site {
+        match self.at.get() {
+            Some(wait) if is_of_nccl_device(at) => wait,
+            _ => at,
+        }
+    }
+}
+
+/// Whether a location is in the source of `nccl_device`.
+fn is_of_nccl_device(at: Site) -> bool {
+    let folder = nccl_device::raw::host::FILE.trim_end_matches("wait.rs");
+    at.file().starts_with(folder)
+}
 
 fn poll(what: &WaitFor, deadline: Option<u64>, at: &'static Location<'static>) -> bool {
     let thread = Thread::current();
@@ -146,7 +170,7 @@ fn poll(what: &WaitFor, deadline: Option<u64>, at: &'static Location<'static>) -
     let now = thread.gpus().streak.get();
     state.polls.set((now, if streak == now { polls + 1 } else { 1 }));
     if !state.timed_out.get() {
-        thread.suspend(Wait::Spin { at });
+        thread.suspend(Wait::Spin { at, plain: false });
     }
     // Destructors of an unwinding thread do not wait.
     state.timed_out.replace(false) || thread.unwinding.get()
@@ -154,7 +178,9 @@ fn poll(what: &WaitFor, deadline: Option<u64>, at: &'static Location<'static>) -
 
 fn end() {
     let thread = Thread::current();
-    thread.waits.set(false);
-    thread.state.timed_out.set(false);
-    thread.gpus().progress();
+    thread.state.at.set(None);
+    if thread.waits.replace(false) {
+        thread.state.timed_out.set(false);
+        thread.gpus().progress();
+    }
 }

@@ -24,7 +24,17 @@ impl Deref for Gpu<'_> {
     }
 }
 
-impl Gpu<'_> {
+impl<'a> Gpu<'a> {
+    /// A rank whose kernels are all simulated ones.
+    ///
+    /// # Errors
+    ///
+    /// Those of the host API.
+    pub fn new(rank: &'a Rank) -> Result<Self> {
+        rank.load(&WITHOUT_PTX)?;
+        Ok(Self { rank, stream: rank.stream()? })
+    }
+
     /// A window with these elements in this rank; each rank passes its own. *Collective*.
     ///
     /// # Errors
@@ -107,10 +117,7 @@ pub fn world(simulation: Simulation) -> World {
 ///
 /// The error of the rank that failed first.
 pub fn run<T: Send>(world: &World, body: impl Fn(&Gpu<'_>) -> Result<T> + Sync) -> Result<Vec<T>> {
-    world.run(|rank| {
-        rank.load(&WITHOUT_PTX)?;
-        body(&Gpu { rank, stream: rank.stream()? })
-    })
+    world.run(|rank| body(&Gpu::new(rank)?))
 }
 
 /// Runs `body` in every rank of a simulated machine, and returns the results.

@@ -3,7 +3,7 @@
 use core::ffi::c_void;
 use core::fmt;
 
-use crate::kernel::{HostKernel, KernelArgs};
+use crate::kernel::{HostKernel, KernelArgs, MemoryRef};
 
 /// What a simulated GPU runs instead of a kernel's machine code.
 #[derive(Clone, Copy)]
@@ -11,16 +11,23 @@ pub struct HostBody {
     name: &'static str,
     max_threads: u32,
     cluster: u32,
-    params: &'static [usize],
+    names: &'static [&'static str],
+    sizes: &'static [usize],
+    memory: &'static [&'static [MemoryRef]],
     call: unsafe fn(&[*const c_void]),
 }
 
 impl HostBody {
-    /// The body of `K`, whose blocks have at most `max_threads` threads and whose clusters
-    /// have `cluster` blocks.
+    /// The body of `K`, whose parameters have these names, whose blocks have at most `max_threads`
+    /// threads and whose clusters have `cluster` blocks.
     #[must_use]
-    pub const fn new<K: HostKernel>(max_threads: u32, cluster: u32) -> Self {
-        Self { name: K::NAME, max_threads, cluster, params: K::Args::SIZES, call: call::<K> }
+    pub const fn new<K: HostKernel>(
+        names: &'static [&'static str],
+        max_threads: u32,
+        cluster: u32,
+    ) -> Self {
+        let (sizes, memory) = (K::Args::SIZES, K::Args::MEMORY);
+        Self { name: K::NAME, max_threads, cluster, names, sizes, memory, call: call::<K> }
     }
 
     /// The kernel's name.
@@ -43,8 +50,13 @@ impl HostBody {
 
     /// The size of each parameter in bytes, in order.
     #[must_use]
-    pub const fn params(&self) -> &'static [usize] {
-        self.params
+    pub const fn sizes(&self) -> &'static [usize] {
+        self.sizes
+    }
+
+    /// The name of each parameter, and the memory that it refers to.
+    pub fn memory(&self) -> impl Iterator<Item = (&'static str, &'static [MemoryRef])> {
+        self.names.iter().copied().zip(self.memory.iter().copied())
     }
 
     /// Runs one thread of the kernel.
@@ -54,7 +66,7 @@ impl HostBody {
     /// `params` holds the address of each parameter, in order, readable for its size and aligned
     /// for its type. The kernel's own contract holds. The caller is a simulated thread.
     pub unsafe fn call(&self, params: &[*const c_void]) {
-        debug_assert_eq!(params.len(), self.params.len());
+        debug_assert_eq!(params.len(), self.sizes.len());
         // SAFETY: the caller's contract.
         unsafe { (self.call)(params) }
     }
@@ -76,6 +88,6 @@ impl Eq for HostBody {}
 
 impl fmt::Debug for HostBody {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "HostBody({}, {} parameters)", self.name, self.params.len())
+        write!(f, "HostBody({}, {} parameters)", self.name, self.sizes.len())
     }
 }

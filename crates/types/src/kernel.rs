@@ -122,6 +122,10 @@ pub unsafe trait KernelParam: Copy {
     /// barriers.
     const IS_DEV_COMM: bool = false;
 
+    /// The memory that the parameter refers to, for the simulator's reports.
+    #[doc(hidden)]
+    const MEMORY: &'static [MemoryRef] = &[];
+
     /// How the entry point takes the parameter: [`BY_VALUE`], or by reference to the launch's
     /// parameter memory. By value, a struct of more than two registers would be copied to the
     /// stack as soon as its address is needed.
@@ -141,6 +145,36 @@ pub unsafe trait KernelParam: Copy {
         );
         assert!(size_of::<Self>() != 0, "a kernel parameter has at least one byte");
     };
+}
+
+/// A reference to memory in a kernel's parameter: an address, or the handle of a window.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryRef {
+    /// The field of the parameter; empty for the parameter itself.
+    pub field: &'static str,
+    /// Where in the parameter, in bytes.
+    pub offset: usize,
+    /// The size of the memory's elements in bytes.
+    pub element: usize,
+}
+
+impl MemoryRef {
+    /// A parameter that starts with a reference to memory with elements of type `T`.
+    #[must_use]
+    pub const fn to<T>() -> Self {
+        Self { field: "", offset: 0, element: size_of::<T>() }
+    }
+
+    /// The reference that a field at `offset` starts with, if its type's [`KernelParam::MEMORY`]
+    /// has one; else one of size 0.
+    #[must_use]
+    pub const fn of_field(field: &'static str, offset: usize, memory: &[Self]) -> Self {
+        match memory {
+            [whole] if whole.field.is_empty() => Self { field, offset, element: whole.element },
+            _ => Self { field, offset, element: 0 },
+        }
+    }
 }
 
 /// Converts a launch's bytes into the parameter.
@@ -268,11 +302,13 @@ unsafe impl KernelParam for bool {
 // SAFETY: a device address is 8 bytes on both sides.
 unsafe impl<T: 'static> KernelParam for *const T {
     type Abi = u64;
+    const MEMORY: &'static [MemoryRef] = &[MemoryRef::to::<T>()];
 }
 
 // SAFETY: as for `*const T`.
 unsafe impl<T: 'static> KernelParam for *mut T {
     type Abi = u64;
+    const MEMORY: &'static [MemoryRef] = &[MemoryRef::to::<T>()];
 }
 
 /// A slice of device memory, as a launch passes it: the `Abi` of a kernel's `&[T]`.
@@ -326,6 +362,7 @@ impl<T> fmt::Debug for Slice<T> {
 // exist, and that nothing writes them while the kernel runs, is the contract of the launch.
 unsafe impl<T: Copy + 'static> KernelParam for &[T] {
     type Abi = Slice<T>;
+    const MEMORY: &'static [MemoryRef] = &[MemoryRef::to::<T>()];
 }
 
 /// A host value that a launch can pass for a kernel parameter whose [`KernelParam::Abi`] is `Abi`.
@@ -420,6 +457,9 @@ pub trait KernelArgs: Copy {
     const TAKES_DEV_COMM: bool;
     /// The size of each parameter in bytes, in order.
     const SIZES: &'static [usize];
+    /// The memory that each parameter refers to, in order.
+    #[doc(hidden)]
+    const MEMORY: &'static [&'static [MemoryRef]];
 
     /// Converts a launch's bytes into the parameters.
     ///
@@ -458,6 +498,7 @@ macro_rules! tuples {
             type Abi = ($($param::Abi,)*);
             const TAKES_DEV_COMM: bool = false $(|| $param::IS_DEV_COMM)*;
             const SIZES: &'static [usize] = &[$( size_of::<$param::Abi>() ),*];
+            const MEMORY: &'static [&'static [MemoryRef]] = &[$( $param::MEMORY ),*];
 
             #[inline]
             #[allow(unused_variables, clippy::unused_unit)]

@@ -9,7 +9,7 @@ use half::{bf16, f16};
 use super::memory::{event, spin, touch};
 use super::tensor::SharedAddress;
 use super::tensor::swizzled;
-use super::{Access, Engine, Event, Order, Scope};
+use super::{Access, Engine, Event, Order, Scope, Space};
 
 /// The state of a barrier, stored in its 64-bit word.
 #[derive(Clone, Copy)]
@@ -278,7 +278,12 @@ pub(crate) fn wait_stores<const N: u32>() {
 
 #[track_caller]
 pub(crate) fn fence_async_shared() {
-    event(Event::ProxyFence);
+    event(Event::ProxyFence(Space::Shared));
+}
+
+#[track_caller]
+pub(crate) fn fence_async_global() {
+    event(Event::ProxyFence(Space::Global));
 }
 
 #[track_caller]

@@ -102,8 +102,29 @@ pub enum Event {
         /// Whether the groups have only read their sources.
         reads_only: bool,
     },
-    /// `fence.proxy.async`: asynchronous operations after it see ordinary writes before it.
-    ProxyFence,
+    /// `fence.proxy.async`: asynchronous operations after it see ordinary writes before it, to
+    /// memory of this kind.
+    ProxyFence(Space),
+}
+
+/// A kind of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Space {
+    /// The shared memory of the block and its cluster.
+    Shared,
+    /// All other memory.
+    Global,
+}
+
+/// A step of the sums of `wgmma`, which are in the thread's registers only after a wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SumsStep {
+    /// A product begins, which may add to them.
+    Begin,
+    /// It has added to them, unknown to the thread.
+    End,
+    /// `fence_operand`: the thread may read them if it has waited for their products.
+    Fence,
 }
 
 /// The copies of a multicast address: the memory of each GPU of the multicast team.
@@ -165,6 +186,8 @@ pub struct Ops {
     pub cluster_rank: fn(*const ThreadCtx) -> u32,
     /// The number of blocks of the cluster, 1 in a launch without clusters.
     pub cluster_size: fn(*const ThreadCtx) -> u32,
+    /// A step of the sums of `wgmma`: the simulator changes them to what the thread would find.
+    pub sums: fn(*const ThreadCtx, &mut [f32], SumsStep, at: &'static Location<'static>),
     /// The threads of the warpgroup wait for each other, as for the end of a `wgmma`. It orders no
     /// memory accesses.
     pub meet_warpgroup: fn(*const ThreadCtx, at: &'static Location<'static>),

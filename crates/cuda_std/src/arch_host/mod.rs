@@ -11,7 +11,8 @@ mod tensor;
 mod threads;
 
 pub use hooks::{
-    Access, CTX, Engine, Event, MulticastParts, Ops, Order, Scope, Shuffle, ThreadCtx,
+    Access, CTX, Engine, Event, MulticastParts, Ops, Order, Scope, Shuffle, Space, SumsStep,
+    ThreadCtx,
 };
 
 pub(crate) use atomics::fence;

@@ -8,7 +8,7 @@ use devcomm_types::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
 use super::memory::{event, touch};
-use super::{Access, Engine, Event, current, lane_id, shared_static};
+use super::{Access, Engine, Event, SumsStep, current, lane_id, shared_static};
 use crate::warp::{FULL_MASK, WARP_SIZE};
 use crate::wgmma::Layout;
 
@@ -283,6 +283,7 @@ pub trait Sums: AsMut<[f32]> {
         accumulate: bool,
     ) {
         event(Event::Uses(Engine::Wgmma));
+        step(self.as_mut(), SumsStep::Begin);
         let thread = crate::thread::index_in_block() as usize % 128;
         let (row, pair) = (thread / 32 * 16 + thread % 32 / 4, thread % 4 * 2);
         // SAFETY: the caller's contract.
@@ -299,14 +300,21 @@ pub trait Sums: AsMut<[f32]> {
                 }
             }
         }
+        step(self.as_mut(), SumsStep::End);
         event(Event::Uses(Engine::Thread));
     }
 
     #[doc(hidden)]
     #[track_caller]
     fn fence_operand(&mut self) {
-        current();
+        step(self.as_mut(), SumsStep::Fence);
     }
+}
+
+#[track_caller]
+fn step(sums: &mut [f32], step: SumsStep) {
+    let (thread, context) = current();
+    (context.ops.sums)(thread, sums, step, Location::caller());
 }
 
 impl Sums for [f32; 4] {}

@@ -203,6 +203,12 @@ pub(crate) fn fence_async_shared() {
 }
 
 #[inline(always)]
+pub(crate) fn fence_async_global() {
+    // SAFETY: orders memory.
+    unsafe { asm!("fence.proxy.async.global;", options(nostack)) }
+}
+
+#[inline(always)]
 pub(crate) fn mbarrier_arrive_cluster(word: SharedAddress, block: u32) {
     // SAFETY: as in `mbarrier_init`; each block of the cluster has the barrier at this address.
     unsafe {

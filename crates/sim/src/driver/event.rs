@@ -157,8 +157,8 @@ impl StreamOp for EventRecord {
         Poll::Ready(())
     }
 
-    fn describe(&self, _core: &Core) -> String {
-        "an event record is next".to_owned()
+    fn name(&self) -> String {
+        "an event record".to_owned()
     }
 
     fn duplicate(&self) -> Box<dyn StreamOp> {
@@ -179,6 +179,10 @@ impl StreamOp for EventWait {
         }
         core.memory.races.learn_here(&self.event.clock.borrow());
         Poll::Ready(())
+    }
+
+    fn name(&self) -> String {
+        "a wait for an event".to_owned()
     }
 
     fn describe(&self, _core: &Core) -> String {

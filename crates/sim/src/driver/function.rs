@@ -10,10 +10,12 @@ use devcomm_sys::driver::{
     CUfunction, CUfunction_attribute, CUjit_option, CUlaunchAttributeID, CUlaunchConfig, CUmodule,
     CUresult,
 };
-use devcomm_types::HostBody;
+use devcomm_types::kernel::MemoryRef;
+use devcomm_types::{HostBody, TensorMap, TensorMapDesc};
 
 use super::stream::StreamOp;
 use super::{CallContext, CudaError, CudaResult, call, limits};
+use crate::arguments::Arguments;
 use crate::gpus::{GridId, Launch};
 use crate::machine::core::Core;
 
@@ -233,6 +235,7 @@ pub(super) unsafe fn launch(
         let kernel = Kernel {
             gpu: function.gpu,
             body: function.body,
+            arguments: Rc::new(params.memory(&function.body, cx.core)),
             params: Rc::new(params),
             grid: [config.gridDimX, config.gridDimY, config.gridDimZ],
             block: [config.blockDimX, config.blockDimY, config.blockDimZ],
@@ -272,13 +275,13 @@ impl Params {
     unsafe fn copy(body: &HostBody, from: *mut *mut c_void) -> Self {
         let mut starts = Vec::new();
         let mut len = 0;
-        for size in body.params() {
+        for size in body.sizes() {
             starts.push(len);
             len += size.div_ceil(size_of::<Aligned>());
         }
         let mut bytes = vec![Aligned([0; 128]); len].into_boxed_slice();
         let base = bytes.as_mut_ptr();
-        for (index, (size, start)) in body.params().iter().zip(&starts).enumerate() {
+        for (index, (size, start)) in body.sizes().iter().zip(&starts).enumerate() {
             // SAFETY: the caller's contract; `bytes` has at least `size` bytes from `start` on.
             unsafe {
                 let source = (*from.add(index)).cast::<u8>();
@@ -294,6 +297,36 @@ impl Params {
         bytes.filter_map(|word| Some(u64::from_ne_bytes(word.try_into().ok()?) as usize))
     }
 
+    /// The word at byte `offset` of parameter `index`.
+    fn word(&self, index: usize, offset: usize) -> usize {
+        let words = self.bytes[self.starts[index]..].iter().flat_map(|Aligned(bytes)| {
+            bytes.chunks_exact(8).map(|word| word.try_into().map_or(0, u64::from_ne_bytes))
+        });
+        words.into_iter().nth(offset / 8).unwrap_or(0) as usize
+    }
+
+    /// What the parameters refer to.
+    fn memory(&self, body: &HostBody, core: &Core) -> Arguments {
+        let mut arguments = Arguments::default();
+        for (index, (name, references)) in body.memory().enumerate() {
+            for MemoryRef { field, offset, element } in references {
+                let name = if field.is_empty() { name.into() } else { format!("{name}.{field}") };
+                let word = self.word(index, *offset);
+                let window = core.nccl.owner(word).map(|owner| (owner, 0));
+                if let Some((owner, offset)) = window.or_else(|| core.memory.owner_at(word)) {
+                    arguments.add(name, *element, owner, offset);
+                }
+            }
+            let words = std::array::from_fn(|i| self.word(index, 8 * i) as u64);
+            if let Some(map) = TensorMapDesc::of_simulated(&TensorMap { words })
+                && let Some((owner, offset)) = core.memory.owner_at(map.address as usize)
+            {
+                arguments.add(name.into(), map.data_type.size(), owner, offset);
+            }
+        }
+        arguments
+    }
+
     fn addresses(&self) -> Vec<*const c_void> {
         let base = self.bytes.as_ptr();
         self.starts.iter().map(|start| base.wrapping_add(*start).cast()).collect()
@@ -305,6 +338,7 @@ struct Kernel {
     gpu: usize,
     body: HostBody,
     params: Rc<Params>,
+    arguments: Rc<Arguments>,
     grid: [u32; 3],
     block: [u32; 3],
     dynamic_shared: usize,
@@ -345,6 +379,7 @@ impl Kernel {
             dynamic_shared: self.dynamic_shared,
             cooperative: self.cooperative,
             previous,
+            arguments: Rc::clone(&self.arguments),
             body: Rc::new(run),
         }
     }
@@ -392,13 +427,17 @@ impl StreamOp for Kernel {
         self.params.words().any(is_given).then(|| self.body.name())
     }
 
+    fn name(&self) -> String {
+        format!("kernel `{}`", self.body.name())
+    }
+
     fn describe(&self, _core: &Core) -> String {
         let state = if self.started.is_some() { "runs" } else { "is next" };
-        format!("kernel `{}` {state}", self.body.name())
+        format!("{} {state}", self.name())
     }
 
     fn duplicate(&self) -> Box<dyn StreamOp> {
-        let (params, started) = (Rc::clone(&self.params), None);
-        Box::new(Self { params, started, ..*self })
+        let (params, arguments) = (Rc::clone(&self.params), Rc::clone(&self.arguments));
+        Box::new(Self { params, arguments, started: None, ..*self })
     }
 }

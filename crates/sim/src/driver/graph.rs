@@ -12,7 +12,7 @@ use devcomm_sys::driver::{
 use super::stream::{Stream, StreamOp};
 use super::{CallContext, CudaResult, call};
 use crate::machine::core::Core;
-use crate::race::{Clock, Races, Run};
+use crate::race::{Clock, Races, Run, Sequence};
 
 /// A node of a graph: an operation and the indices of the nodes that it depends on.
 struct Node {
@@ -173,6 +173,8 @@ pub(crate) struct Exec {
     graph: Rc<Graph>,
     /// Whether a launch is running: launches of one instantiated graph do not overlap.
     is_running: Cell<bool>,
+    /// For each node, its runs in all launches.
+    sequences: Vec<Sequence>,
 }
 
 pub(super) unsafe fn instantiate(
@@ -183,7 +185,8 @@ pub(super) unsafe fn instantiate(
     call("cuGraphInstantiate", |cx| {
         let graph = cx.graph(graph)?;
         let handle = cx.core.new_handle();
-        let new = Exec { graph, is_running: Cell::new(false) };
+        let sequences = graph.nodes.iter().map(|_| cx.core.memory.races.sequence()).collect();
+        let new = Exec { graph, is_running: Cell::new(false), sequences };
         cx.core.execs.borrow_mut().insert(handle, Rc::new(new));
         // SAFETY: the module's contract.
         unsafe { exec.write(handle as CUgraphExec) };
@@ -243,7 +246,8 @@ impl Launch {
         part: impl FnOnce(&mut dyn StreamOp) -> R,
     ) -> Option<R> {
         let op = self.ops[index].as_mut()?;
-        let run = self.runs[index].get_or_insert_with(|| races.start_part());
+        let run =
+            self.runs[index].get_or_insert_with(|| races.start_part(&self.exec.sequences[index]));
         Some(races.within(run, || {
             // What a dependency that ran beside it knows is added when that has ended.
             let before = &self.exec.graph.nodes[index].dependencies;
@@ -296,6 +300,10 @@ impl StreamOp for Launch {
 
     fn runs_kernel(&self) -> bool {
         self.ops.iter().flatten().any(|op| op.runs_kernel())
+    }
+
+    fn name(&self) -> String {
+        "a graph".to_owned()
     }
 
     fn describe(&self, core: &Core) -> String {

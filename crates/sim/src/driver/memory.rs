@@ -7,6 +7,7 @@ use devcomm_sys::driver::{CUdeviceptr, CUresult, CUstream};
 
 use super::stream::StreamOp;
 use super::{CallContext, CudaError, CudaResult, call, call_until};
+use crate::arguments::Arguments;
 use crate::machine::core::Core;
 use crate::memory::{Allocation, GpuSet, Owner};
 
@@ -95,7 +96,7 @@ fn device_memory(
 ) -> CudaResult<*mut u8> {
     let start = address as usize;
     if bytes > 0 && !core.memory.contains(gpu as u32, start, bytes) {
-        let location = core.memory.describe(start);
+        let location = core.memory.describe(start, &Arguments::default());
         let text = format!("{bytes} bytes at {address:#x} are not memory of GPU {gpu}: {location}");
         return Err(CudaError::new(CUresult::CUDA_ERROR_INVALID_VALUE, text));
     }
@@ -231,10 +232,10 @@ impl StreamOp for Store {
         }
     }
 
-    fn describe(&self, _core: &Core) -> String {
+    fn name(&self) -> String {
         match self.kind {
-            StoreKind::Copy { .. } => "a copy is next".to_owned(),
-            StoreKind::Fill { .. } => "a memset is next".to_owned(),
+            StoreKind::Copy { .. } => "a copy".to_owned(),
+            StoreKind::Fill { .. } => "a memset".to_owned(),
         }
     }
 

@@ -14,6 +14,7 @@ use crate::error::Error;
 use crate::gpus::GridId;
 use crate::machine::core::Core;
 use crate::race::{Clock, Races, Run, Sequence};
+use crate::timeline::{Span, Timeline};
 
 /// An operation in a stream.
 pub(crate) trait StreamOp {
@@ -44,8 +45,13 @@ pub(crate) trait StreamOp {
         None
     }
 
+    /// The kind of the operation, such as "a copy".
+    fn name(&self) -> String;
+
     /// Describes the operation and what it waits for, for error messages.
-    fn describe(&self, core: &Core) -> String;
+    fn describe(&self, _core: &Core) -> String {
+        format!("{} is next", self.name())
+    }
 
     /// A copy that has not started, for one launch of a graph.
     fn duplicate(&self) -> Box<dyn StreamOp>;
@@ -56,8 +62,9 @@ struct Queued {
     op: Box<dyn StreamOp>,
     /// What the host knew when it enqueued the operation.
     enqueued: Clock,
-    /// Its run, once it has started.
+    /// Its run, once it has started, and the time of that.
     run: Option<Run>,
+    began: u64,
 }
 
 impl Queued {
@@ -68,7 +75,7 @@ impl Queued {
         stream: &Stream,
         part: impl FnOnce(&mut dyn StreamOp) -> R,
     ) -> R {
-        let Self { op, enqueued, run } = self;
+        let Self { op, enqueued, run, .. } = self;
         let run = run.get_or_insert_with(|| races.start(&stream.sequence, stream.gpu, enqueued));
         races.within(run, || part(&mut **op))
     }
@@ -118,7 +125,7 @@ impl Stream {
         }
         op.enqueued(core);
         let enqueued = core.memory.races.host();
-        self.queue.borrow_mut().push_back(Queued { op, enqueued, run: None });
+        self.queue.borrow_mut().push_back(Queued { op, enqueued, run: None, began: 0 });
     }
 
     /// Runs operations until one is pending; returns whether an operation completed.
@@ -127,6 +134,9 @@ impl Stream {
         let mut has_progressed = false;
         // The operation is not in the queue while it is polled: its failure clears the queue.
         while let Some(mut head) = self.take_head() {
+            if head.run.is_none() {
+                head.began = core.gpus.timeline.now();
+            }
             let before = self.clock();
             let poll = |op: &mut dyn StreamOp| {
                 // If it began beside the previous operation, that has ended since.
@@ -143,6 +153,8 @@ impl Stream {
                 self.put_back(core, head);
                 break;
             }
+            core.gpus.timeline.tick();
+            self.record(&core.gpus.timeline, &head);
             if let Some(run) = head.run {
                 let ended = races.end(run);
                 races.join(&mut self.sequence.clock.borrow_mut(), &ended);
@@ -168,8 +180,18 @@ impl Stream {
     }
 
     /// Drops all queued operations.
-    pub(crate) fn clear(&self) {
-        self.queue.take();
+    pub(crate) fn clear(&self, timeline: &Timeline) {
+        let queue = self.queue.take();
+        queue.front().filter(|head| head.run.is_some()).inspect(|head| self.record(timeline, head));
+    }
+
+    /// Records an operation that has ended.
+    fn record(&self, timeline: &Timeline, Queued { op, began: begin, .. }: &Queued) {
+        let (begin, rank, waits, at) = (*begin, self.gpu, false, None);
+        timeline.span(|end| {
+            let row = timeline.stream(rank, std::ptr::from_ref(self).addr());
+            Span { rank, row, begin, end, name: op.name(), waits, at }
+        });
     }
 
     /// Whether the first operation has a running kernel.

@@ -83,6 +83,7 @@ fn grid(gpu: usize, blocks: u32, threads: u32, body: impl Fn() + 'static) -> Lau
         previous: None,
         dynamic_shared: 0,
         cooperative: false,
+        arguments: Rc::default(),
         body: Rc::new(body),
     }
 }

@@ -143,7 +143,7 @@ impl Batch {
         let mut number = launched.first;
         for operation in &*self.operations {
             let (rank_comm, epoch) = (Rc::clone(&self.rank_comm), launched.epoch);
-            let race = core.memory.races.current("an NCCL operation", false);
+            let race = core.memory.races.current("an NCCL operation");
             let (is_done, learned) = Default::default();
             let pending = Rc::new(PendingOp { rank_comm, epoch, is_done, race, learned });
             launched.pending.push(Rc::clone(&pending));
@@ -204,6 +204,16 @@ impl StreamOp for Batch {
         }
         self.launched = Some(launched);
         Poll::Pending
+    }
+
+    fn name(&self) -> String {
+        let names = self.operations.iter().map(|operation| match operation {
+            Operation::Collective(collective) => format!("nccl{:?}", collective.kind),
+            Operation::Transfer(transfer) => transfer.to_string(),
+            Operation::Put(_) => "a put".to_owned(),
+            Operation::WaitSignals(_) => "a wait for signals".to_owned(),
+        });
+        names.collect::<Vec<_>>().join(", ")
     }
 
     fn describe(&self, _core: &Core) -> String {

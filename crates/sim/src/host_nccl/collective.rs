@@ -11,6 +11,7 @@ use super::call::{CallContext, NcclError, NcclResult};
 use super::comm::{Comm, RankComm};
 use super::operator::Operator;
 use super::reduce::{self, Input};
+use crate::arguments::Arguments;
 use crate::driver;
 use crate::machine::core::Core;
 use crate::race::Clock;
@@ -215,7 +216,7 @@ pub(super) fn check(
     if bytes == 0 || core.memory.contains(gpu as u32, address, bytes) {
         return Ok(());
     }
-    let location = core.memory.describe(address);
+    let location = core.memory.describe(address, &Arguments::default());
     let text = format!("an NCCL operation uses {bytes} bytes at {address:#x}: {location}");
     Err(driver::CudaError::new(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS, text))
 }
@@ -252,7 +253,8 @@ impl CallContext<'_> {
         if bytes == 0 || self.core.memory.contains(rank_comm.gpu as u32, address, bytes) {
             return Ok(());
         }
-        let (gpu, location) = (rank_comm.gpu, self.core.memory.describe(address));
+        let (gpu, location) =
+            (rank_comm.gpu, self.core.memory.describe(address, &Arguments::default()));
         let text =
             format!("{bytes} bytes at {address:#x}, which GPU {gpu} cannot access: {location}");
         Err(NcclError::argument(text))

@@ -17,6 +17,7 @@ use super::rendezvous::Rendezvous;
 use super::window::Window;
 use crate::machine::baton::ClientId;
 use crate::machine::core::Core;
+use crate::memory::Owner;
 
 /// A machine's NCCL state.
 #[derive(Default)]
@@ -41,6 +42,11 @@ impl State {
     /// The number of a new window, buffer or device communicator, for error messages.
     pub(super) fn next_id(&self) -> u32 {
         self.ids.replace(self.ids.get() + 1)
+    }
+
+    /// The owner of the memory of the window with this handle.
+    pub(crate) fn owner(&self, handle: usize) -> Option<Owner> {
+        self.windows.borrow().get(&handle).map(|window| window.owner())
     }
 
     /// Registers a call that has begun.

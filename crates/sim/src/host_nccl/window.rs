@@ -71,6 +71,11 @@ impl Window {
             .is_ok_and(|(comm, rank)| Rc::ptr_eq(comm, &self.comm) && rank == self.rank)
     }
 
+    /// The owner of the rank's part.
+    pub(super) fn owner(&self) -> Owner {
+        Owner::Window { id: self.shared.views[self.rank].id, rank: self.rank }
+    }
+
     /// The first rank of its LSA team.
     fn first_lsa_rank(&self) -> usize {
         self.rank - self.rank % self.comm.lsa_size()
@@ -168,10 +173,7 @@ pub(super) unsafe extern "C" fn deregister(comm: RawComm, window: RawWindow) -> 
             return Err(NcclError::argument("a window of another communicator"));
         }
         let gpu = own.comm.ranks.gpus[own.rank] as usize;
-        let what = || {
-            let view = &own.shared.views[own.rank];
-            Owner::Window { id: view.id, rank: own.rank }.to_string()
-        };
+        let what = || own.owner().to_string();
         cx.core.check_unused(NAME, what, gpu, |word| word == window.addr())?;
         own.shared.allocation.close(own.rank);
         cx.core.defer_drop(cx.core.nccl.windows.borrow_mut().remove(&window.addr()));

@@ -32,6 +32,8 @@ use crate::simulation::Simulation;
 
 /// Interval at which the machine checks whether the running client is blocked.
 const CHECK_INTERVAL: Duration = Duration::from_millis(10);
+/// The longest time that the last client waits for the timeline.
+const WRITING_TIME: Duration = Duration::from_secs(10);
 /// A client that this number of consecutive checks finds blocked loses the baton.
 const MAX_BLOCKED_CHECKS: u32 = 10;
 
@@ -61,6 +63,8 @@ pub(crate) struct Shared {
     turns: Mutex<Turns>,
     /// Wakes the machine's thread when a client has called, attached or detached.
     changed: Condvar,
+    /// Wakes the client that waits for the timeline.
+    has_written: Condvar,
     /// Number of notifications by threads.
     notifications: AtomicU64,
     /// Number of times that stream operations completed.
@@ -79,6 +83,8 @@ struct Turns {
     next: u32,
     /// Whether all [`Machine`](crate::Machine) handles are gone: it ends with the last client.
     closed: bool,
+    /// Whether the machine's thread is to write the timeline.
+    writes: bool,
     /// Whether the machine's thread has ended.
     ended: bool,
 }
@@ -145,6 +151,8 @@ pub(crate) struct Caller {
 pub(crate) enum Next {
     /// Serve the waiting clients. `all`: whether no client is [unscheduled](State::Unscheduled).
     Waiting { clients: Vec<Caller>, all: bool },
+    /// Write the timeline, and call [`Shared::has_written`].
+    Write,
     /// End the machine.
     End,
 }
@@ -156,6 +164,7 @@ impl Shared {
             simulation,
             turns: Mutex::default(),
             changed: Condvar::new(),
+            has_written: Condvar::new(),
             notifications: AtomicU64::new(0),
             completions: AtomicU64::new(0),
             clock: AtomicU64::new(0),
@@ -219,8 +228,16 @@ impl Shared {
 
     /// Removes a client.
     pub(crate) fn remove(&self, id: ClientId) {
-        self.turns.lock().clients.remove(&id);
+        let mut turns = self.turns.lock();
+        turns.clients.remove(&id);
+        let is_last = turns.clients.is_empty() && !turns.ended;
+        turns.writes |= is_last && self.simulation.timeline.is_some();
+        drop(turns);
         self.notify();
+        // The process may end after its last client.
+        let mut turns = self.turns.lock();
+        let is_pending = |turns: &mut Turns| turns.writes && !turns.ended;
+        self.has_written.wait_while_for(&mut turns, is_pending, WRITING_TIME);
     }
 
     /// Lets the machine end with its last client.
@@ -229,10 +246,17 @@ impl Shared {
         self.changed.notify_one();
     }
 
+    /// The machine's thread has written the timeline.
+    pub(crate) fn has_written(&self) {
+        self.turns.lock().writes = false;
+        self.has_written.notify_all();
+    }
+
     /// Fails pending and later calls, since the machine's thread ends.
     pub(crate) fn end(&self) {
         let mut turns = self.turns.lock();
         turns.ended = true;
+        self.has_written.notify_all();
         turns.clients.values().for_each(|entry| _ = entry.turn.notify_one());
     }
 
@@ -241,6 +265,9 @@ impl Shared {
         let mut turns = self.turns.lock();
         loop {
             let is_any = |state| turns.clients.values().any(|entry| entry.state == state);
+            if turns.writes {
+                return Next::Write;
+            }
             if turns.clients.is_empty() && turns.closed {
                 return Next::End;
             }
@@ -275,6 +302,11 @@ impl Shared {
             entry.call = None;
             entry.turn.notify_one();
         }
+    }
+
+    /// The name of a client.
+    pub(crate) fn name_of(&self, id: ClientId) -> Arc<str> {
+        self.turns.lock().clients.get(&id).map_or_else(|| "".into(), |entry| entry.name.clone())
     }
 
     /// The waiting clients and the names of their calls, for reports.

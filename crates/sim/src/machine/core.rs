@@ -158,6 +158,8 @@ impl Core {
     pub(super) fn begin_deadlock(&self) {
         let error = Error::Deadlock(self.stall());
         self.deadlock.replace(Some(error.to_string()));
+        self.gpus.timeline.fail(&error.to_string());
+        self.gpus.write_timeline();
         self.shared.record_failure(error);
     }
 
@@ -191,6 +193,8 @@ impl Core {
             _ => CUresult::CUDA_ERROR_LAUNCH_FAILED,
         };
         self.fail_with(CudaError::new(code, error.to_string()));
+        self.gpus.timeline.fail(&error.to_string());
+        self.gpus.write_timeline();
         self.shared.record_failure(error);
     }
 
@@ -199,7 +203,7 @@ impl Core {
         self.failure.borrow_mut().get_or_insert(error);
         self.gpus.reset();
         drop(self.deferred_drops.take());
-        self.streams.borrow().values().for_each(|stream| stream.clear());
+        self.streams.borrow().values().for_each(|stream| stream.clear(&self.gpus.timeline));
     }
 
     /// Checks an access of the stream operation that runs now against those of others.
@@ -210,7 +214,7 @@ impl Core {
         bytes: usize,
         writes: bool,
     ) -> CudaResult<()> {
-        let op = self.memory.races.current(name, false);
+        let op = self.memory.races.current(name);
         self.access_by(&op, address, bytes, writes)
     }
 

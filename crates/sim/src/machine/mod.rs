@@ -29,6 +29,7 @@ pub use self::fault::{CallRecord, Effect, Fault};
 use crate::error::{Error, Result};
 use crate::gpus::Activity;
 use crate::simulation::Simulation;
+use crate::timeline;
 
 /// The machines of this process by number; a context's handle encodes the number.
 static MACHINES: Mutex<LiteMap<u64, Weak<Shared>>> = Mutex::new(LiteMap::new());
@@ -54,6 +55,7 @@ impl Machine {
     pub fn new(simulation: &Simulation) -> Result<Self> {
         static NUMBER: AtomicU64 = AtomicU64::new(1);
         let simulation = simulation.checked()?;
+        simulation.timeline.as_deref().map_or(Ok(()), timeline::check)?;
         let gpus = simulation.gpus;
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let shared = Arc::new(Shared::new(number, simulation));

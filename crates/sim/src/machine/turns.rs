@@ -1,11 +1,13 @@
 //! The machine's thread, which chooses the client (host thread) that runs next.
 
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use super::baton::{Caller, ClientId, Next, Shared};
 use super::core::{Core, Progress};
 use crate::schedule::Schedule;
+use crate::timeline::{Row, Span};
 
 /// Turns of clients after which the GPUs run even if clients come first: one may ask in a loop
 /// whether a stream is idle.
@@ -34,18 +36,42 @@ struct Turns {
     last: Option<ClientId>,
     /// Number of clients' turns since the GPUs last ran.
     served: usize,
+    /// Since when each client waits, for the timeline.
+    waiting: BTreeMap<ClientId, u64>,
 }
 
 impl Turns {
     fn new(shared: &Arc<Shared>) -> Self {
         let core = Core::new(Arc::clone(shared));
         let random = shared.simulation.random_seed().is_some();
+        let waiting = BTreeMap::new();
         let clients_first = matches!(shared.simulation.schedule, Schedule::Choices(_));
-        Self { shared: Arc::clone(shared), core, random, clients_first, last: None, served: 0 }
+        Self {
+            shared: Arc::clone(shared),
+            core,
+            random,
+            clients_first,
+            last: None,
+            served: 0,
+            waiting,
+        }
     }
 
     fn run(mut self) {
-        while let Next::Waiting { mut clients, all } = self.shared.next() {
+        loop {
+            let (mut clients, all) = match self.shared.next() {
+                Next::Waiting { clients, all } => (clients, all),
+                Next::Write => {
+                    self.core.gpus.write_timeline();
+                    self.shared.has_written();
+                    continue;
+                }
+                Next::End => break,
+            };
+            if self.core.gpus.timeline.is_on() {
+                let now = self.core.gpus.timeline.now();
+                clients.iter().for_each(|client| _ = self.waiting.entry(client.id).or_insert(now));
+            }
             self.order(&mut clients);
             let late = match self.core.gpus.late_rank().0 {
                 Some(rank) => clients.extract_if(.., |client| client.gpu == Some(rank)).collect(),
@@ -84,9 +110,10 @@ impl Turns {
 
     /// Passes the baton to the first client whose call is ready; returns whether there is one.
     fn serve(&mut self, clients: &[Caller]) -> bool {
-        for Caller { id, call, .. } in clients {
+        for caller @ Caller { id, call, .. } in clients {
             // SAFETY: this is the machine's thread, and the call is of a client that waits.
             if call.is_none_or(|call| unsafe { call.poll(&self.core) }) {
+                self.record(caller);
                 self.core.tick();
                 self.core.gpus.recheck_waits();
                 self.last = Some(*id);
@@ -96,6 +123,19 @@ impl Turns {
             }
         }
         false
+    }
+
+    /// Records the wait of a client whose call is ready, if it has one.
+    fn record(&mut self, Caller { id, call, gpu }: &Caller) {
+        let timeline = &self.core.gpus.timeline;
+        let begin = self.waiting.remove(id).unwrap_or(timeline.now());
+        if let (Some(call), Some(rank)) = (call, gpu)
+            && begin < timeline.now()
+        {
+            let row = Row::Host(self.shared.name_of(*id).as_ref().into());
+            let (rank, name, at) = (*rank, call.name.to_owned(), None);
+            timeline.span(|end| Span { rank, row, begin, end, name, waits: true, at });
+        }
     }
 
     /// When no call is ready: runs the GPUs, serves the clients of a late rank, advances the clock,

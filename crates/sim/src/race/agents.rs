@@ -168,9 +168,9 @@ impl Races {
                     thread.clock.add(writes, ended, places);
                 }
             }
-            Event::ProxyFence => {
+            Event::ProxyFence(space) => {
                 let clock = self.released(thread);
-                thread.clock.fenced = clock.seen;
+                *thread.clock.fenced(space) = clock.seen;
                 thread.time += 1;
             }
         }

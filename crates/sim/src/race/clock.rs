@@ -13,9 +13,18 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use cuda_std::arch::Space;
+
 /// Identifies an operation, in order of creation; 0 is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct OpId(pub(super) u32);
+
+impl OpId {
+    /// Its index among all operations.
+    pub(super) fn index(self) -> usize {
+        (self.0 as usize).wrapping_sub(1)
+    }
+}
 
 /// Identifies a line of operations that end in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -102,15 +111,12 @@ pub(super) struct Places(RefCell<Vec<(Line, u32)>>);
 impl Places {
     pub(super) fn add(&self, line: Line, number: u32) -> OpId {
         let mut all = self.0.borrow_mut();
-        if all.is_empty() {
-            all.push((Line(u32::MAX), u32::MAX));
-        }
         all.push((line, number));
-        OpId(all.len() as u32 - 1)
+        OpId(all.len() as u32)
     }
 
     pub(super) fn of(&self, op: OpId) -> (Line, u32) {
-        self.0.borrow()[op.0 as usize]
+        self.0.borrow().get(op.index()).copied().unwrap_or((Line(u32::MAX), u32::MAX))
     }
 }
 
@@ -240,9 +246,9 @@ fn merge<K: Ord + Copy, V: Clone>(
 pub(crate) struct Clock {
     /// What has happened before.
     pub(super) seen: Rc<View>,
-    /// The part of it that a `fence.proxy.async` separates from what follows: the writes that
-    /// asynchronous copies and `wgmma` may read.
-    pub(super) fenced: Rc<View>,
+    /// The part of it that a `fence.proxy.async` separates from what follows: the writes to shared
+    /// and to global memory that asynchronous copies and `wgmma` may read.
+    pub(super) fenced: [Rc<View>; 2],
     /// What had ended, although nothing makes it visible, as after a shuffle or a relaxed barrier:
     /// a write that comes later does not disturb these reads and asynchronous operations.
     pub(super) passed: Rc<View>,
@@ -292,7 +298,9 @@ impl Joins {
     /// Adds to `clock` what `other` knows.
     pub(super) fn join(&self, clock: &mut Clock, other: &Clock) {
         self.views(&mut clock.seen, &other.seen);
-        self.views(&mut clock.fenced, &other.fenced);
+        for (view, other) in clock.fenced.iter_mut().zip(&other.fenced) {
+            self.views(view, other);
+        }
         self.views(&mut clock.passed, &other.passed);
     }
 
@@ -302,10 +310,10 @@ impl Joins {
         self.views(&mut clock.passed, &other.seen);
     }
 
-    /// Adds that the operations of a line up to `number` have ended: to both parts, since the end
-    /// of an operation orders its writes before accesses of all kinds.
+    /// Adds that the operations of a line up to `number` have ended: to all parts, since the end of
+    /// an operation orders its writes before accesses of all kinds.
     pub(super) fn end(&self, clock: &mut Clock, line: Line, number: u32) {
-        for view in [&mut clock.seen, &mut clock.fenced] {
+        for view in std::iter::once(&mut clock.seen).chain(&mut clock.fenced) {
             if view.line(line) < number {
                 Rc::make_mut(view).end(line, number, &self.places);
             }
@@ -343,8 +351,13 @@ impl Clock {
         Rc::ptr_eq(&self.seen, &other.seen)
     }
 
-    /// Performs `fence.proxy.async`.
+    /// What `fence.proxy.async` separates from what follows.
+    pub(super) fn fenced(&mut self, space: Space) -> &mut Rc<View> {
+        &mut self.fenced[space as usize]
+    }
+
+    /// Separates all that is known from what follows.
     pub(super) fn fence_async(&mut self) {
-        self.fenced = Rc::clone(&self.seen);
+        self.fenced = [Rc::clone(&self.seen), Rc::clone(&self.seen)];
     }
 }

@@ -27,7 +27,7 @@ mod weak;
 
 use std::cell::{Cell, OnceCell, RefCell};
 
-use cuda_std::arch::{Access, Engine};
+use cuda_std::arch::{Access, Engine, Order, Space};
 
 use self::agents::Barrier;
 use self::clock::{Agent, Joins};
@@ -54,6 +54,8 @@ pub(crate) struct Races {
     lines: Cell<u32>,
     /// Atomic words by address.
     words: RefCell<NumberMap<AtomicWord>>,
+    /// What sequentially consistent fences have released.
+    fences: RefCell<AtomicWord>,
     /// `mbarrier`s by address.
     barriers: RefCell<NumberMap<Barrier>>,
     /// The calls of host threads, which have one order, and what is known after them.
@@ -82,6 +84,15 @@ struct Accessor<'a> {
     own: Agent,
     /// The time of all threads of the block that the clock has.
     all: u32,
+    /// The kind of the memory.
+    space: Space,
+}
+
+/// Which bytes of the word at `at` are in the range, a bit each.
+#[inline]
+fn bytes_of_word(at: usize, address: usize, end: usize) -> u8 {
+    let (first, last) = (address.saturating_sub(at).min(3), (end - at).min(4));
+    (0xf >> (4 - last)) & (0xf << first)
 }
 
 impl Races {
@@ -103,7 +114,7 @@ impl Races {
             return true;
         }
         if kind.is_async && earlier.writes && !earlier.is_async {
-            return who.clock.fenced.covers(agent, time, &self.joins.places);
+            return who.clock.fenced[who.space as usize].covers(agent, time, &self.joins.places);
         }
         agent == who.own
             || ((agent.op, agent.block) == (who.own.op, who.own.block)
@@ -123,7 +134,7 @@ impl Races {
     }
 
     fn position(&self, agent: Agent) -> Position {
-        Position { gpu: self.ops.borrow()[agent.op.0 as usize].gpu, agent }
+        Position { gpu: self.ops.borrow()[agent.op.index()].gpu, agent }
     }
 
     /// Whether an access conflicts with an earlier one, which nothing orders before it.
@@ -148,9 +159,7 @@ impl Races {
         let end = address + bytes;
         let mut at = address & !3;
         while at < end {
-            let first = address.saturating_sub(at).min(3);
-            let last = (end - at).min(4);
-            let now = stamp.of_bytes((0xf_u8 >> (4 - last)) & (0xf << first));
+            let now = stamp.of_bytes(bytes_of_word(at, address, end));
             self.touch_word(self.shadow.word(at, memory), at, now, who)?;
             at += 4;
         }
@@ -208,12 +217,22 @@ impl Races {
             }
             let covered = |read: Stamp| read.bytes() & !now.bytes() == 0;
             content.reads = content.reads.map(|r| if covered(r) { NO_STAMP } else { r });
-            content.write = now;
+            content.write = now.after(content.write);
         } else {
             self.add_read(&mut content, now, who);
         }
         word.set(content);
         Ok(())
+    }
+
+    /// The address of the first byte of the range that nothing has written, if there is one.
+    pub(crate) fn unwritten(&self, memory: &Memory, address: usize, bytes: usize) -> Option<usize> {
+        let end = address + bytes;
+        (address & !3..end).step_by(4).find_map(|at| {
+            let initialised = self.shadow.word(at, memory).get().write.initialised();
+            let unwritten = bytes_of_word(at, address, end) & !initialised;
+            (unwritten != 0).then(|| at + unwritten.trailing_zeros() as usize)
+        })
     }
 
     #[inline]
@@ -232,21 +251,17 @@ impl Races {
         content.reads[at] = now;
     }
 
-    /// Checks and records an access of a thread, before it happens. Returns for each word the old
-    /// value that the access sees, if it does; `choose` chooses.
+    /// Checks and records an access of a thread, before it happens; only while it is on. Returns
+    /// for each word the old value that the access sees, if it does; `choose` chooses.
     pub(crate) fn access(
         &self,
         memory: &Memory,
         thread: &mut ThreadClock,
-        (address, bytes): (usize, usize),
+        (address, bytes, space): (usize, usize, Space),
         access: Access,
         at: Site,
         choose: &dyn Fn(usize) -> usize,
     ) -> Result<[Option<u32>; 4], Found> {
-        const NEWEST: [Option<u32>; 4] = [None; 4];
-        if !self.on {
-            return Ok(NEWEST);
-        }
         let (writes, strong) = match access {
             Access::Read => (false, None),
             Access::Write => (true, None),
@@ -254,8 +269,12 @@ impl Races {
             Access::AtomicWrite(order, scope) | Access::AtomicRmw(order, scope) => {
                 (true, Some((order, scope)))
             }
-            Access::BarrierTest | Access::BarrierChange => return Ok(NEWEST),
+            Access::BarrierTest | Access::BarrierChange => return Ok([None; 4]),
         };
+        if let Some((Order::SeqCst, scope)) = strong {
+            // As PTX has no such access, it is a fence and an acquire or a release.
+            self.fence(thread, Order::SeqCst, scope);
+        }
         let (agent, time, is_async) = self.performer(thread, writes);
         if thread.engine == Engine::Bulk {
             thread.bulk = Some((time, at));
@@ -268,7 +287,7 @@ impl Races {
             Some(_) => self.shadow.word(address, memory).get().write,
             None => NO_STAMP,
         };
-        let who = Accessor { clock: &thread.clock, agent, own: me, all: thread.all };
+        let who = Accessor { clock: &thread.clock, agent, own: me, all: thread.all, space };
         self.touch(memory, address, bytes, stamp, &who)?;
         let mut old = [const { None }; 4];
         if self.weak {

@@ -3,13 +3,14 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use cuda_std::arch::{Order, Scope};
+use cuda_std::arch::{Order, Scope, Space};
 
 use super::clock::{Agent, Clock, Line, OpId};
 use super::report::{Race, RaceAccess};
 use super::shadow::{Kind, Stamp};
 use super::sync::{Position, Release};
 use super::{Accessor, Found, Races, ThreadClock};
+use crate::arguments::Arguments;
 use crate::error::{Site, ThreadId};
 use crate::memory::Memory;
 
@@ -18,10 +19,17 @@ use crate::memory::Memory;
 pub(super) struct OpInfo {
     pub(super) name: &'static str,
     pub(super) gpu: u32,
-    is_kernel: bool,
     at: Option<Site>,
+    /// What a kernel's arguments refer to.
+    arguments: Option<Rc<Arguments>>,
     /// What was known when it started, if it is a kernel.
     pub(super) start: Option<Clock>,
+}
+
+impl OpInfo {
+    fn new(name: &'static str, gpu: u32) -> Self {
+        Self { name, gpu, at: None, arguments: None, start: None }
+    }
 }
 
 /// A sequence of operations that end in order, such as a stream, and what is known at its end.
@@ -59,13 +67,13 @@ impl Races {
         Run { line: sequence.line, number, gpu: gpu as u32, clock: known, op: None }
     }
 
-    /// Starts an operation that is a part of the stream operation that runs now.
-    pub(crate) fn start_part(&self) -> Run {
+    /// Starts the sequence's next operation, a part of the stream operation that runs now.
+    pub(crate) fn start_part(&self, sequence: &Sequence) -> Run {
         let (gpu, clock) = match &*self.current.borrow() {
             Some(run) => (run.gpu, run.clock.clone()),
             None => (0, Clock::default()),
         };
-        self.start(&self.sequence(), gpu as usize, &clock)
+        self.start(sequence, gpu as usize, &clock)
     }
 
     /// Performs `poll` as a part of the operation.
@@ -88,26 +96,24 @@ impl Races {
     }
 
     fn new_op(&self, line: Line, number: u32, info: OpInfo) -> OpId {
-        let mut ops = self.ops.borrow_mut();
-        if ops.is_empty() {
-            ops.push(OpInfo { name: "nothing", gpu: 0, is_kernel: false, at: None, start: None });
+        if !self.on {
+            return OpId::default();
         }
-        ops.push(info);
+        self.ops.borrow_mut().push(info);
         self.joins.places.add(line, number)
     }
 
-    /// The identity of the stream operation that runs now, and what it knows. `kernel` names it.
-    pub(crate) fn current(&self, name: &'static str, is_kernel: bool) -> (OpId, Clock) {
+    /// The identity of the stream operation that runs now, and what it knows. `name` names it.
+    pub(crate) fn current(&self, name: &'static str) -> (OpId, Clock) {
         let mut current = self.current.borrow_mut();
         let Some(Run { line, number, gpu, clock, op }) = &mut *current else {
             drop(current);
             // Not in a stream: an operation of its own.
             let sequence = self.sequence();
-            let info = OpInfo { name, gpu: 0, is_kernel, at: None, start: None };
-            return (self.new_op(sequence.line, 1, info), Clock::default());
+            return (self.new_op(sequence.line, 1, OpInfo::new(name, 0)), Clock::default());
         };
-        let info = OpInfo { name, gpu: *gpu, is_kernel, at: None, start: None };
-        let id = *op.get_or_insert_with(|| self.new_op(*line, *number, info));
+        let new = || self.new_op(*line, *number, OpInfo::new(name, *gpu));
+        let id = *op.get_or_insert_with(new);
         (id, clock.clone())
     }
 
@@ -168,9 +174,9 @@ impl Races {
         let agent = Agent::of_op(*op);
         let kind = Kind { writes, scope: None, is_async: false };
         let stamp = Stamp::new(agent, 1, Default::default(), kind);
-        let who = Accessor { clock, agent, own: agent, all: 0 };
+        let who = Accessor { clock, agent, own: agent, all: 0, space: Space::Global };
         let touched = self.touch_range(memory, address, bytes, stamp, &who);
-        touched.map_err(|found| self.report(memory, &found))
+        touched.map_err(|found| self.report(memory, &found, |_| "shared memory".to_owned()))
     }
 
     /// A thread posts a transfer: what it knows and has done.
@@ -189,7 +195,7 @@ impl Races {
         rank: usize,
         at: Site,
     ) -> OpId {
-        let info = OpInfo { name, gpu: rank as u32, is_kernel: false, at: Some(at), start: None };
+        let info = OpInfo { at: Some(at), ..OpInfo::new(name, rank as u32) };
         self.new_op(sequence.line, number as u32 + 1, info)
     }
 
@@ -230,11 +236,14 @@ impl Races {
 
     fn describe(&self, stamp: Stamp) -> RaceAccess {
         let (agent, kind) = (stamp.agent(), stamp.kind());
-        let info = self.ops.borrow()[agent.op.0 as usize].clone();
+        let info = self.ops.borrow()[agent.op.index()].clone();
         let rank = info.gpu as usize;
         let (number, by) = super::agents::performer_of(agent.number);
-        let thread =
-            info.is_kernel.then_some(ThreadId { rank, block: agent.block, thread: number });
+        let thread = info.arguments.is_some().then_some(ThreadId {
+            rank,
+            block: agent.block,
+            thread: number,
+        });
         let verb = if kind.writes { "stores" } else { "loads" };
         let how = match (kind.scope, by) {
             (Some(Scope::Cta), _) => " atomically, with the scope of its block",
@@ -247,25 +256,47 @@ impl Races {
         RaceAccess { operation, rank, thread, what: format!("{verb}{how}"), scope: kind.scope, at }
     }
 
-    /// The report of a race.
-    pub(crate) fn report(&self, memory: &Memory, found: &Found) -> Box<Race> {
+    /// The report of a race; `shared` names a byte of shared memory.
+    pub(crate) fn report(
+        &self,
+        memory: &Memory,
+        found: &Found,
+        shared: impl FnOnce(usize) -> String,
+    ) -> Box<Race> {
         let Found { now, before, address } = *found;
         let (access, other) = (self.describe(now), self.describe(before));
-        let byte = (now.bytes() & before.bytes()).trailing_zeros() as usize;
-        let memory = memory.locate(address + byte);
-        Box::new(Race { memory, remedy: self.remedy(now, before), access, other })
+        let address = address + (now.bytes() & before.bytes()).trailing_zeros() as usize;
+        let (memory, space) = match memory.owner_at(address) {
+            None => (shared(address), Space::Shared),
+            Some((owner, offset)) => {
+                let ops = self.ops.borrow();
+                let infos = [now, before].map(|stamp| &ops[stamp.agent().op.index()]);
+                let arguments = infos.iter().find_map(|info| info.arguments.as_deref());
+                let none = Arguments::default();
+                (arguments.unwrap_or(&none).locate(owner, offset), Space::Global)
+            }
+        };
+        Box::new(Race { memory, remedy: self.remedy(now, before, space), access, other })
     }
 
     /// What would order two accesses.
-    fn remedy(&self, now: Stamp, before: Stamp) -> String {
+    fn remedy(&self, now: Stamp, before: Stamp, space: Space) -> String {
         let (a, b) = (now.agent(), before.agent());
         let [at, from] = [a, b].map(|agent| self.position(agent));
         let scopes = (now.kind().scope, before.kind().scope);
         let text = if let (Some(_), Some(_)) = scopes {
             "a scope of the accesses that includes both threads is missing"
         } else if now.kind().is_async && before.kind().writes && !before.kind().is_async {
-            "a `fence_async_shared` (fence.proxy.async) between them and what orders the threads \
-             is missing"
+            match space {
+                Space::Shared => {
+                    "a `fence_async_shared` (fence.proxy.async) between them and what orders the \
+                     threads is missing"
+                }
+                Space::Global => {
+                    "a `fence_async_global` (fence.proxy.async.global) between them and what \
+                     orders the threads is missing"
+                }
+            }
         } else if b.number >= super::clock::THREADS {
             "a wait for the end of the asynchronous operation, which orders its accesses before \
              this one, is missing"
@@ -273,6 +304,9 @@ impl Races {
             "a `sync_warp` or `sync_threads` between them is missing"
         } else if (a.op, a.block) == (b.op, b.block) {
             "a `sync_threads` or another barrier of both threads between them is missing"
+        } else if at.gpu == from.gpu && a.op != b.op {
+            "the two operations overlap: one stream or an event that orders them, or memory for \
+             each of them, is missing"
         } else if at.gpu == from.gpu {
             "a release with the scope of the GPU after the first and an acquire of it before the \
              second, or the end of the kernel, is missing"
@@ -296,11 +330,14 @@ pub(crate) struct GridClock {
 
 impl Races {
     /// A kernel that the current stream operation launches.
-    pub(crate) fn grid(&self, kernel: &'static str) -> GridClock {
-        let (op, mut start) = self.current(kernel, true);
+    pub(crate) fn grid(&self, kernel: &'static str, arguments: &Rc<Arguments>) -> GridClock {
+        let (op, mut start) = self.current(kernel);
         // The start of a kernel orders all that is known before accesses of all kinds.
         start.fence_async();
-        self.ops.borrow_mut()[op.0 as usize].start = Some(start.clone());
+        if let Some(info) = self.ops.borrow_mut().get_mut(op.index()) {
+            info.arguments = Some(Rc::clone(arguments));
+            info.start = Some(start.clone());
+        }
         GridClock { op, end: Rc::new(RefCell::new(start.clone())), start }
     }
 

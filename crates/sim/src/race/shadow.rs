@@ -73,7 +73,19 @@ impl Stamp {
     /// Whether both have the same time, kind and bytes.
     #[inline]
     pub(super) fn is_same_access(self, other: Self) -> bool {
-        (self.1 ^ other.1) & !(0xffff << 16) == 0
+        (self.1 ^ other.1) & !(0xffff << 16 | 0xf << 4) == 0
+    }
+
+    /// A write of these bytes after `last`, the last write of the word.
+    #[inline]
+    pub(super) fn after(self, last: Self) -> Self {
+        Self(self.0, self.1 | (u64::from(self.bytes() | last.initialised()) << 4))
+    }
+
+    /// The bytes of the word that this write and those before it have initialised, a bit each.
+    #[inline]
+    pub(super) fn initialised(self) -> u8 {
+        (self.1 >> 4) as u8 & 0xf
     }
 
     /// The bytes of the word, a bit each.

@@ -79,7 +79,7 @@ impl Races {
         scope: Scope,
     ) {
         let ops = self.ops.borrow();
-        let Some(clock) = &ops[writer.op.0 as usize].start else { return };
+        let Some(clock) = &ops[writer.op.index()].start else { return };
         if acquires(order) {
             self.acquire(thread, clock);
         } else {
@@ -174,6 +174,14 @@ impl Races {
                     thread.found.push(release);
                 }
             }
+        }
+        if order == Order::SeqCst {
+            // Such fences have one order, that of the run: each acquires what those before it have
+            // released.
+            self.read_releases(thread, &self.fences.borrow().releases, Order::Acquire, scope);
+            let release = Release { from: thread.here, scope, clock: self.released(thread) };
+            let join = |clock: &mut Clock, other: &Clock| self.joins.join(clock, other);
+            self.fences.borrow_mut().add(&release, join);
         }
         if releases(order) {
             let clock = self.released(thread);

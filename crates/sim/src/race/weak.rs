@@ -17,8 +17,9 @@ use crate::memory::Memory;
 
 /// Old values kept per word.
 const KEPT: usize = 4;
-/// Loads that may see an old value, after which all loads see a later one: stores arrive.
-const LOADS: u32 = 12;
+/// Loads that may see an old value, after which all loads see a later one: stores arrive. Each line
+/// of a thread sees it once, since a poll that sees it again is as one that comes later.
+const LOADS: usize = 64;
 /// Accesses that have seen a later value than an old one, of which each is remembered.
 const SEEN: usize = 8;
 
@@ -32,7 +33,8 @@ struct Old {
     releases: Rc<[Release]>,
     /// The store, and accesses that have seen its value or a later one.
     seen: Vec<Stamp>,
-    loads_left: u32,
+    /// Loads that have seen the old value.
+    loads: Vec<Stamp>,
 }
 
 /// An old value that a load sees, by whom it was stored, and what that makes known.
@@ -78,7 +80,7 @@ impl Races {
                 writer,
                 releases: releases.unwrap_or_default(),
                 seen: vec![stamp],
-                loads_left: LOADS,
+                loads: Vec::new(),
             });
         }
     }
@@ -113,7 +115,10 @@ impl Races {
             let keys: Vec<usize> =
                 (at..unit_end).step_by(4).map(|at| self.shadow.canonical(at, memory)).collect();
             let is_late = |old: &Old| {
-                old.loads_left > 0
+                let saw = |load: &Stamp| load.is_same_agent(stamp) && load.site() == stamp.site();
+                old.seen.len() < SEEN
+                    && old.loads.len() < LOADS
+                    && !old.loads.iter().any(saw)
                     && old.seen.iter().all(|seen| !self.is_ordered(*seen, stamp.kind(), who))
             };
             // The stores that may be late: after the last one that is not.
@@ -135,19 +140,14 @@ impl Races {
             for (i, key) in keys.iter().enumerate() {
                 let Some(olds) = words.get_mut(key) else { continue };
                 let value = olds.iter_mut().find(|old| old.store >= late).map(|old| {
-                    old.loads_left = old.loads_left.saturating_sub(1);
+                    old.loads.push(stamp);
                     let (writer, releases) = (old.writer, Rc::clone(&old.releases));
                     Seen { value: old.value, writer, releases }
                 });
                 seen[(at - first) / 4 + i] = value;
                 // The load has seen the value of each store before.
-                olds.iter_mut().filter(|old| old.store < late).for_each(|old| {
-                    if old.seen.len() < SEEN {
-                        old.seen.push(stamp);
-                    } else {
-                        old.loads_left = 0;
-                    }
-                });
+                let seen = olds.iter_mut().filter(|old| old.store < late && old.seen.len() < SEEN);
+                seen.for_each(|old| old.seen.push(stamp));
             }
             at = unit_end;
         }

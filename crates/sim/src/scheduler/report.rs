@@ -8,6 +8,7 @@ use litemap::LiteMap;
 use super::Scheduler;
 use crate::error::{Returned, Site, Stall, Waiter, Waiting};
 use crate::thread::{Block, Thread, Wait};
+use crate::timeline::{Row, Span, Timeline};
 use crate::waits::NamedWait;
 
 impl Scheduler {
@@ -34,6 +35,13 @@ impl Scheduler {
     }
 }
 
+/// Adds numbers to others, in order and without duplicates.
+fn merge<T: Ord>(all: &mut Vec<T>, more: Vec<T>) {
+    all.extend(more);
+    all.sort_unstable();
+    all.dedup();
+}
+
 impl Block {
     /// What the block's threads wait for.
     fn waiters(&self) -> impl Iterator<Item = Waiter> + use<> {
@@ -43,10 +51,12 @@ impl Block {
         let waiting = |thread: &Thread| Some((thread.tid.get(), thread.waiting()?));
         for (tid, (what, at)) in self.threads().filter_map(waiting) {
             let location = at.map_or_else(String::new, |at| at.to_string());
-            let last = !matches!(what, Waiting::Peers { .. } | Waiting::For(_));
-            // Threads at the same barrier may wait for different peers.
+            let last =
+                !matches!(what, Waiting::Peers { .. } | Waiting::Messages { .. } | Waiting::For(_));
+            // Threads at the same barrier may wait for different peers or messages.
             let text = match &what {
                 Waiting::Peers { index, .. } => index.to_string(),
+                Waiting::Messages { first, .. } => WaitFor { index: 0, ..*first }.to_string(),
                 _ => what.to_string(),
             };
             let group = groups.entry((last, text, location));
@@ -62,12 +72,14 @@ impl Block {
             });
             waiter.threads += 1;
             waiter.ids.push(tid);
-            if let (Waiting::Peers { missing, .. }, Waiting::Peers { missing: more, .. }) =
-                (&mut waiter.what, what)
-            {
-                missing.extend(more);
-                missing.sort_unstable();
-                missing.dedup();
+            match (&mut waiter.what, what) {
+                (Waiting::Peers { missing, .. }, Waiting::Peers { missing: more, .. }) => {
+                    merge(missing, more);
+                }
+                (Waiting::Messages { indices, .. }, Waiting::Messages { indices: more, .. }) => {
+                    merge(indices, more);
+                }
+                _ => {}
             }
         }
         groups.into_iter().map(|(_, waiter)| waiter)
@@ -87,10 +99,64 @@ impl Block {
     }
 
     /// The world rank of rank `peer` of its kernel's communicator.
-    fn world_rank(&self, peer: i32) -> i32 {
+    pub(crate) fn world_rank(&self, peer: i32) -> i32 {
         let communicator = self.grid.communicator.get();
         let gpu = communicator.and_then(|gpus| gpus.get(usize::try_from(peer).ok()?));
         gpu.map_or(peer, |gpu| *gpu as i32)
+    }
+}
+
+/// What the timeline shows of a block.
+impl Block {
+    /// Records a change of what the block waits for.
+    pub(super) fn record_waits(&self, timeline: &Timeline) {
+        if !timeline.is_on() {
+            return;
+        }
+        let now = self.waits_for();
+        let is_same = match (&*self.waits.borrow(), &now) {
+            (Some((_, name, at)), Some((other, place))) => name == other && at == place,
+            (before, now) => before.is_none() && now.is_none(),
+        };
+        if !is_same {
+            timeline.extend(self.wait(timeline.now()));
+            self.waits.replace(now.map(|(name, at)| (timeline.now(), name, at)));
+        }
+    }
+
+    /// The block, and its present wait, up to now.
+    pub(super) fn spans(&self, now: u64) -> impl Iterator<Item = Span> {
+        let name = self.grid.launch.kernel.to_owned();
+        let whole = self.span(self.began, now, name, None, false);
+        std::iter::once(whole).chain(self.wait(now))
+    }
+
+    fn wait(&self, now: u64) -> Option<Span> {
+        let (begin, name, at) = self.waits.borrow().clone().filter(|(begin, ..)| *begin < now)?;
+        Some(self.span(begin, now, name, at, true))
+    }
+
+    fn span(&self, begin: u64, end: u64, name: String, at: Option<Site>, waits: bool) -> Span {
+        let row = Row::Block(self.grid.launch.kernel, self.index);
+        Span { rank: self.gpu, row, begin, end, name, waits, at }
+    }
+
+    /// What all threads wait for: what the first waits for that does not wait for others of the
+    /// block. `None` if one of them runs.
+    fn waits_for(&self) -> Option<(String, Option<Site>)> {
+        let mut found: Option<(bool, String, Option<Site>)> = None;
+        for thread in self.threads() {
+            let Some((what, at)) = thread.waiting() else { continue };
+            let is_inner = match what {
+                Waiting::Nothing | Waiting::Computing => return None,
+                Waiting::Block { .. } | Waiting::Warp { .. } | Waiting::Coop { .. } => true,
+                _ => false,
+            };
+            if found.as_ref().is_none_or(|(inner, ..)| *inner && !is_inner) {
+                found = Some((is_inner, what.to_string(), at));
+            }
+        }
+        found.map(|(_, what, at)| (what, at))
     }
 }
 
@@ -113,7 +179,8 @@ impl Thread {
             Wait::Cluster { at } => (Waiting::Cluster, Some(at)),
             Wait::Warp { mask, at } => (Waiting::Warp { mask }, Some(at)),
             Wait::Inbox(wait) => (wait.waiting(), Some(wait.at)),
-            Wait::Spin { at } => (Waiting::Spin, Some(at)),
+            Wait::Spin { at, plain: false } => (Waiting::Spin, Some(at)),
+            Wait::Spin { at, plain: true } => (Waiting::PlainSpin, Some(at)),
             Wait::Running => (Waiting::Computing, None),
         })
     }
@@ -127,6 +194,9 @@ impl Thread {
         match what {
             WaitFor { kind: WaitKind::LsaBarrier, index, peer: 0.., .. } => {
                 Waiting::Peers { index, missing: vec![what.peer as usize] }
+            }
+            WaitFor { kind: WaitKind::Lamport | WaitKind::LlA2a, index, .. } => {
+                Waiting::Messages { first: what, indices: vec![index] }
             }
             _ => Waiting::For(what),
         }

@@ -199,7 +199,7 @@ impl Scheduler {
         let grid = Rc::new(Grid {
             id,
             previous: previous.map_or_else(Weak::new, Rc::downgrade),
-            clock: gpus.memory.races.grid(launch.kernel),
+            clock: gpus.memory.races.grid(launch.kernel, &launch.arguments),
             previous_clock: previous.map(|grid| grid.clock.clone()),
             launch,
             blocks,
@@ -299,6 +299,9 @@ impl Scheduler {
             cluster: Rc::clone(cluster),
             warps,
             shared: RefCell::new(shared),
+            unwritten: RefCell::default(),
+            began: gpus.timeline.now(),
+            waits: RefCell::default(),
             mbarriers: Cell::new(0),
         });
         let Launch { grid: grid_dim, block: block_dim, .. } = block.grid.launch;
@@ -342,6 +345,9 @@ impl Scheduler {
     /// Frees the resources of a block whose last thread has ended.
     pub(super) fn end_block(&mut self, gpus: &Gpus, slot: usize) {
         let Some(Ok(block)) = self.blocks[slot].take().map(Rc::try_unwrap) else { return };
+        if gpus.timeline.is_on() {
+            gpus.timeline.extend(block.spans(gpus.timeline.now()));
+        }
         block.launch_next();
         let Block { grid, gpu, size, multiprocessor, warps, cluster, shared, .. } = block;
         self.free.push(slot);
@@ -385,9 +391,11 @@ impl Thread {
         self.coop_call.set(None);
         self.returned.set(false);
         self.polled.set([0; 4]);
+        self.repeated.set((0, 0));
         let (of, mut race) = (&block.grid.clock, self.race.borrow_mut());
         gpus.memory.races.start_thread(&mut race, (of.op, block.index, tid), &of.start);
         self.state.timed_out.set(false);
+        self.state.at.set(None);
         let fiber = Fiber::new(self);
         self.trap.set(Some(fiber.trap_handler()));
         self.fiber.replace(Some(fiber));

@@ -50,8 +50,6 @@ struct State {
     since: u64,
     /// Number of steps.
     steps: u32,
-    /// Whether the next step begins with a change that the last one announced.
-    changes: bool,
 }
 
 /// The threads that can run.
@@ -282,7 +280,7 @@ impl Scheduler {
 
     fn next_of_list(&mut self, gpus: &Gpus, steps: &mut Steps) -> Option<Next> {
         let Ready::List { threads, preemptions } = &mut steps.ready else { return None };
-        // A thread's first step, up to its first access, affects no other thread.
+        // A thread's first step ends before its first atomic access: its order does not matter.
         let begins = |at: &ThreadAt| self.thread_at(*at).is_some_and(Thread::begins);
         if let Some(first) = threads.iter().position(begins) {
             return Some(Next::Thread(threads.swap_remove(first)));
@@ -326,9 +324,8 @@ impl Scheduler {
         }
         // An end and an arrival at a barrier are changes too.
         let waits = !matches!(thread.wait.get(), Wait::Ready | Wait::Spin { .. });
-        let changed = std::mem::replace(&mut state.changes, self.changed_memory);
-        let changed = changed || self.changed_memory || waits;
-        let polled = polled && !changed;
+        let changed = self.changed_memory || waits;
+        let polled = polled && !changed && !self.went_on;
         let in_vain = polled && state.polls_in_vain(changes) >= POLLS;
         state.steps = state.steps.wrapping_add(1);
         let tired = state.steps.is_multiple_of(TIRING_STEPS);
@@ -349,6 +346,7 @@ impl Scheduler {
                 _ => steps.push(block.thread(tid), ready, &mut self.chooser),
             }
         }
+        block.record_waits(&gpus.timeline);
         self.collect(gpus, steps);
         if changed {
             steps.changes += 1;

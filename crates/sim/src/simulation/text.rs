@@ -49,7 +49,9 @@ impl fmt::Display for Simulation {
         set("preempt", &u8::from(self.preempt), differs)?;
         set("watch", &0, !self.watch)?;
         set("races", &0, !self.races && self.watch)?;
-        set("weak", &1, self.weak)
+        set("weak", &1, self.weak)?;
+        let timeline = self.timeline.as_ref().map(|path| path.display().to_string());
+        set("timeline", &timeline.as_deref().unwrap_or_default(), timeline.is_some())
     }
 }
 
@@ -135,6 +137,7 @@ impl Simulation {
             "preempt" => number().map(|on| self.preempt(on != 0)),
             "watch" => number().map(|on| self.watch(on != 0)),
             "races" => number().map(|on| self.races(on != 0)),
+            "timeline" => Ok(self.timeline(value)),
             "weak" => number().map(|on| self.weak(on != 0)),
             _ => return None,
         })

@@ -93,9 +93,7 @@ fn faulted(address: Option<usize>) {
         return thread.gpus().fail(thread.overflow_error());
     }
     let where_to = match address {
-        Some(address) => {
-            format!("{address:#x}, {}", nccl::describe(&thread.gpus().memory, address))
-        }
+        Some(address) => format!("{address:#x}, {}", nccl::describe(thread, address)),
         None => "a non-canonical address, such as one of a rank outside the LSA team".into(),
     };
     let (gpus, kernel, thread) = (thread.gpus(), thread.kernel(), thread.id());

@@ -19,8 +19,9 @@ impl Word {
     }
 }
 
+/// A machine without detection of races: each access is a step.
 fn machine(simulation: Simulation) -> Rc<Gpus> {
-    let simulation = simulation.step_limit(1 << 20).checked().unwrap();
+    let simulation = simulation.races(false).step_limit(1 << 20).checked().unwrap();
     Gpus::new(&simulation, Rc::new(Memory::new(Races::default())))
 }
 

@@ -27,6 +27,7 @@ use crate::error::{Error, Result, Site, ThreadId};
 use crate::gpus::GridId;
 use crate::memory::Memory;
 use crate::race::{Clock, OpId, Races, Sequence};
+use crate::timeline::{Message, Row, Timeline};
 
 /// Identifies a queue.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -68,6 +69,8 @@ pub(super) struct Poster {
 
 /// An operation.
 pub(super) struct Operation {
+    /// The GPU of the peer.
+    pub(super) to: usize,
     pub(super) transfer: Transfer,
     pub(super) signal: Option<Add>,
     pub(super) counter: Option<*mut u64>,
@@ -84,6 +87,8 @@ struct InFlight {
     flushed: u64,
     /// The data read from its source.
     payload: Vec<u8>,
+    /// The time of the timeline when it was posted.
+    posted_at: u64,
 }
 
 struct Queue {
@@ -141,9 +146,10 @@ impl Queue {
     }
 
     /// Delivers the sent operation with this index.
-    fn deliver(&mut self, index: usize, memory: &Memory) -> Result<()> {
+    fn deliver(&mut self, index: usize, memory: &Memory, timeline: &Timeline) -> Result<()> {
         let Some(flight) = self.sent.remove(index) else { return Ok(()) };
-        let InFlight { operation, payload, number, flushed } = &flight;
+        timeline.message(|arrived| flight.message(arrived));
+        let InFlight { operation, payload, number, flushed, .. } = &flight;
         let by = operation.by;
         let line = match operation.transfer {
             Transfer::Get { .. } => &self.gets,
@@ -207,6 +213,24 @@ impl InFlight {
         self.operation.by.thread.rank
     }
 
+    /// What the timeline shows of it.
+    fn message(&self, arrived: u64) -> Message {
+        let Operation { to, transfer, signal, by, .. } = &self.operation;
+        let data = match transfer {
+            Transfer::Put { bytes, .. } => format!("put of {bytes} bytes"),
+            Transfer::Value { bytes, .. } => format!("put of a value of {bytes} bytes"),
+            Transfer::Get { bytes, .. } => format!("get of {bytes} bytes"),
+            Transfer::Nothing => String::new(),
+        };
+        let name = match (data.as_str(), signal) {
+            ("", _) => "signal".to_owned(),
+            (_, Some(_)) => format!("{data} with a signal"),
+            (_, None) => data,
+        };
+        let from = (by.thread.rank, Row::Block(by.kernel, by.thread.block));
+        Message { from, posted: self.posted_at, to: *to, arrived, name, at: by.at }
+    }
+
     /// The operation's identity on one of the queue's lines.
     fn part_of(&self, line: &Sequence, memory: &Memory) -> OpId {
         let name = match self.operation.transfer {
@@ -268,6 +292,7 @@ impl Poster {
 /// All operations in flight.
 pub(crate) struct Network {
     memory: Rc<Memory>,
+    timeline: Rc<Timeline>,
     queues: RefCell<LiteMap<QueueKey, Queue>>,
     /// The non-empty queues, in the order in which they became non-empty.
     busy: RefCell<Vec<QueueKey>>,
@@ -275,8 +300,8 @@ pub(crate) struct Network {
 
 impl Network {
     /// An idle network over `memory`.
-    pub(crate) fn new(memory: Rc<Memory>) -> Self {
-        Self { memory, queues: RefCell::default(), busy: RefCell::default() }
+    pub(crate) fn new(memory: Rc<Memory>, timeline: Rc<Timeline>) -> Self {
+        Self { memory, timeline, queues: RefCell::default(), busy: RefCell::default() }
     }
 
     /// Drops all operations in flight.
@@ -315,7 +340,8 @@ impl Network {
             queue.unflushed.push((queue.next, by));
         }
         let (number, flushed, payload) = (queue.next, queue.flushed, Vec::new());
-        queue.posted.push_back(InFlight { number, operation, flushed, payload });
+        let posted_at = self.timeline.now();
+        queue.posted.push_back(InFlight { number, operation, flushed, payload, posted_at });
         queue.next += 1;
     }
 
@@ -396,7 +422,7 @@ impl Network {
         for key in std::mem::take(&mut *busy) {
             let Some(queue) = queues.get_mut(&key) else { continue };
             while !queue.sent.is_empty() {
-                queue.deliver(0, &self.memory)?;
+                queue.deliver(0, &self.memory, &self.timeline)?;
             }
             while !queue.posted.is_empty() {
                 queue.send(&self.memory)?;
@@ -420,7 +446,8 @@ impl Network {
             queue.send(&self.memory)?;
         } else {
             let indices = queue.deliverable();
-            queue.deliver(indices[choose(indices.len())], &self.memory)?;
+            let index = indices[choose(indices.len())];
+            queue.deliver(index, &self.memory, &self.timeline)?;
         }
         if queue.is_empty() {
             busy.swap_remove(chosen);

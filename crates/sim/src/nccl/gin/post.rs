@@ -7,9 +7,11 @@ use devcomm_types::nccl::{CoopAny, Gin, GinDescriptorSmem, Team};
 
 use super::network::{Add, Operation, Poster, Transfer};
 use super::{Call, SignalOp};
+use crate::memory::Owner;
 use crate::mutation::Change;
 use crate::nccl::view;
 use crate::ranks;
+use crate::thread::Thread;
 use crate::waits::{self, Until};
 
 /// The signal of an operation, as specified by a function's parameters.
@@ -64,10 +66,10 @@ impl Call<'_> {
         let view = unsafe { view(window) };
         view.world_address(offset, bytes, rank as usize).unwrap_or_else(|| {
             let len = view.lens[rank as usize];
-            let (id, rank) = (view.id, ranks::name(&view.gpus, rank));
+            let owner = Owner::Window { id: view.id, rank: rank as usize };
+            let window = Thread::current().arguments().name(owner, 0);
             self.misuse(format!(
-                "{what} {bytes} bytes at byte {offset} of window {id}, {rank}'s part, which has \
-                {len}"
+                "{what} {bytes} bytes at byte {offset} of {window}, which has {len}"
             ))
         })
     }
@@ -148,9 +150,10 @@ impl Call<'_> {
             waits::until(self.thread, space, what, None, self.at);
         }
         let (kernel, thread) = (self.thread.kernel(), self.thread.id());
+        let to = self.thread.block().world_rank(peer as i32) as usize;
         let by = Poster { kernel, grid: self.thread.block().grid.id, thread, at: self.at };
         let known = self.gpus.memory.races.post(&mut self.thread.race.borrow_mut());
-        self.gpus.network.post(queue, Operation { transfer, signal, counter, by, known });
+        self.gpus.network.post(queue, Operation { to, transfer, signal, counter, by, known });
         self.gpus.progress();
     }
 

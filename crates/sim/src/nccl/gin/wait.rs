@@ -25,7 +25,7 @@ impl Call<'_> {
             return SUCCESS;
         }
         if timeout == Some(0) {
-            self.thread.suspend(Wait::Spin { at: self.at });
+            self.thread.suspend(Wait::Spin { at: self.at, plain: false });
             if !until.holds(self.gpus) {
                 return TIMEOUT;
             }
@@ -130,7 +130,7 @@ impl Call<'_> {
     /// Reads a word that other threads change; yields, since the caller may be polling it.
     fn read(&self, word: *const u64, bits: i32) -> u64 {
         let mask = u64::MAX >> (64 - self.bits(bits));
-        self.thread.suspend(Wait::Spin { at: self.at });
+        self.thread.suspend(Wait::Spin { at: self.at, plain: false });
         let memory = &self.gpus.memory;
         memory.races.acquire_from(memory, &mut self.thread.race.borrow_mut(), word.addr());
         // SAFETY: a signal or counter of the device communicator, or a checked word of a window.

@@ -1,0 +1,60 @@
+//! The memory that a launch's arguments refer to: reports name it by the kernel's parameter.
+
+use std::fmt;
+
+use crate::memory::Owner;
+
+/// An argument, or a field of one, that refers to memory.
+#[derive(Debug)]
+struct Argument {
+    /// The parameter, such as `out` or `args.out`.
+    name: String,
+    /// The size of the memory's elements in bytes; not 0.
+    element: usize,
+    owner: Owner,
+    /// Where the first element is in the owner's memory, in bytes.
+    offset: usize,
+}
+
+/// The arguments of a launch that refer to memory.
+#[derive(Debug, Default)]
+pub(crate) struct Arguments(Vec<Argument>);
+
+impl Arguments {
+    /// Adds a parameter that refers to byte `offset` of the owner's memory.
+    pub(crate) fn add(&mut self, name: String, element: usize, owner: Owner, offset: usize) {
+        if element != 0 {
+            self.0.push(Argument { name, element, owner, offset });
+        }
+    }
+
+    /// The argument that refers to byte `offset` of the owner's memory, if one does.
+    fn of(&self, owner: Owner, offset: usize) -> Option<&Argument> {
+        let refers = |argument: &&Argument| {
+            let is_same = match (argument.owner, owner) {
+                (Owner::Window { id, .. }, Owner::Window { id: other, .. }) => id == other,
+                (argument, owner) => argument == owner,
+            };
+            is_same && argument.offset <= offset
+        };
+        self.0.iter().filter(refers).max_by_key(|argument| argument.offset)
+    }
+
+    /// Names the owner's memory from byte `offset` on.
+    pub(crate) fn name(&self, owner: Owner, offset: usize) -> impl fmt::Display {
+        match self.of(owner, offset) {
+            Some(Argument { name, .. }) => format!("`{name}` ({owner})"),
+            None => owner.to_string(),
+        }
+    }
+
+    /// Names byte `offset` of the owner's memory.
+    pub(crate) fn locate(&self, owner: Owner, offset: usize) -> String {
+        match self.of(owner, offset) {
+            Some(Argument { name, element, offset: start, .. }) => {
+                format!("element {} of `{name}` ({owner})", (offset - start) / element)
+            }
+            None => format!("byte {offset} of {owner}"),
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! The sums of `wgmma`: a thread that reads them before it has waited for the products finds NaN.
+
+use cuda_std::arch::SumsStep;
+
+use crate::error::Site;
+use crate::memory::POISON;
+
+/// A thread's products in flight.
+#[derive(Default)]
+pub(crate) struct Products {
+    /// Groups committed so far, and those of them that have ended.
+    committed: u32,
+    ended: u32,
+    in_flight: Vec<InFlight>,
+}
+
+/// Sums that are not in the thread's registers yet.
+struct InFlight {
+    /// Where they will be.
+    address: usize,
+    values: Vec<f32>,
+    /// The group of the last product, from 1.
+    group: u32,
+    /// The last product.
+    at: Site,
+}
+
+impl Products {
+    pub(crate) fn commit(&mut self) {
+        self.committed += 1;
+    }
+
+    /// The thread has waited until at most `pending` groups have not ended.
+    pub(crate) fn wait(&mut self, pending: u32) {
+        self.ended = self.ended.max(self.committed.saturating_sub(pending));
+    }
+
+    /// A step of the sums at their place in the thread's registers.
+    pub(crate) fn step(&mut self, sums: &mut [f32], step: SumsStep, at: Site) {
+        let address = sums.as_ptr().addr();
+        let known = self.in_flight.iter().position(|sums| sums.address == address);
+        match (step, known) {
+            (SumsStep::Begin, Some(index)) => sums.copy_from_slice(&self.in_flight[index].values),
+            (SumsStep::Fence, Some(index)) if self.in_flight[index].group <= self.ended => {
+                sums.copy_from_slice(&self.in_flight.swap_remove(index).values);
+            }
+            (SumsStep::End, known) => {
+                let (values, group) = (sums.to_vec(), self.committed + 1);
+                let new = InFlight { address, values, group, at };
+                match known {
+                    Some(index) => self.in_flight[index] = new,
+                    None => self.in_flight.push(new),
+                }
+                sums.fill(f32::from_bits(POISON));
+            }
+            _ => {}
+        }
+    }
+
+    /// The thread has ended. Returns the product whose sums it has not waited for, if there is one.
+    pub(crate) fn end(&mut self) -> Option<Site> {
+        std::mem::take(self).in_flight.first().map(|sums| sums.at)
+    }
+}

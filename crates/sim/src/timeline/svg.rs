@@ -1,0 +1,135 @@
+//! Draws a timeline: a line for each row, what it did as bars, messages as arrows.
+
+use std::fmt::{self, Write};
+
+use super::{Record, Row, Span};
+
+/// Sizes in pixels.
+const LABELS: f64 = 200.0;
+const BARS: f64 = 760.0;
+const ROW: f64 = 22.0;
+const BAR: f64 = 16.0;
+const TOP: f64 = 30.0;
+/// The width of a character of a bar's text.
+const CHARACTER: f64 = 6.8;
+/// Rows that are drawn at most.
+const MOST_ROWS: usize = 100;
+
+/// Text in XML.
+struct Xml<'a>(&'a str);
+
+impl fmt::Display for Xml<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.chars().try_for_each(|char| match char {
+            '<' => f.write_str("&lt;"),
+            '&' => f.write_str("&amp;"),
+            '"' => f.write_str("&quot;"),
+            _ => f.write_char(char),
+        })
+    }
+}
+
+impl Span {
+    fn colour(&self) -> &'static str {
+        match (self.waits, &self.row) {
+            (true, _) => "#f2c879",
+            (false, Row::Block(..)) => "#8cc7a1",
+            (false, Row::Host(_)) => "#c9c9c9",
+            (false, _) => "#9dbfe3",
+        }
+    }
+}
+
+/// The picture as SVG.
+pub(super) fn picture(record: &Record) -> String {
+    let rows = record.rows();
+    let x = |time: u64| LABELS + BARS * time as f64 / record.end().max(1) as f64;
+    // The top of each row; ranks are apart.
+    let mut tops = Vec::new();
+    let (mut y, mut last) = (TOP, None);
+    for (rank, _) in rows.iter().take(MOST_ROWS) {
+        if last.replace(*rank).is_some_and(|last| last != *rank) {
+            y += ROW / 2.0;
+        }
+        tops.push(y);
+        y += ROW;
+    }
+    let top = |rank: usize, row: &Row| {
+        let index = rows.binary_search_by(|(of, other)| (of, other).cmp(&(&rank, row))).ok()?;
+        tops.get(index).copied()
+    };
+    let (width, height) = (LABELS + BARS + 10.0, y + 20.0);
+    let mut out = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" \
+         font-family=\"sans-serif\" font-size=\"11\">\n\
+         <rect width=\"{width}\" height=\"{height}\" fill=\"#ffffff\"/>\n\
+         <defs><marker id=\"tip\" markerWidth=\"7\" markerHeight=\"6\" refX=\"6\" refY=\"3\" \
+         orient=\"auto\"><path d=\"M0,0 L7,3 L0,6 z\" fill=\"#b5392f\"/></marker></defs>\n"
+    );
+    let mut line = |text: String| {
+        out.push_str(&text);
+        out.push('\n');
+    };
+    for ((rank, row), top) in rows.iter().zip(&tops) {
+        let (y, name) = (top + BAR - 4.0, row.to_string());
+        line(format!("<text x=\"4\" y=\"{y}\">rank {rank}: {}</text>", Xml(&name)));
+    }
+    // Waits lie within what they interrupt, and are drawn over it.
+    let mut spans: Vec<&Span> = record.spans.iter().collect();
+    spans.sort_by_key(|span| span.waits);
+    for span in spans {
+        let Some(top) = top(span.rank, &span.row) else { continue };
+        let (left, right) = (x(span.begin), x(span.end));
+        let wide = (right - left).max(1.0);
+        let at = span.at.map_or(String::new(), |at| format!(", {at}"));
+        line(format!(
+            "<rect x=\"{left:.1}\" y=\"{top}\" width=\"{wide:.1}\" height=\"{BAR}\" fill=\"{}\" \
+             stroke=\"#ffffff\" stroke-width=\"0.5\"><title>{}{}</title></rect>",
+            span.colour(),
+            Xml(&span.name),
+            Xml(&at),
+        ));
+        let letters = (wide / CHARACTER) as usize;
+        if letters >= 4 {
+            let whole = span.name.chars().count() <= letters;
+            let text: String = span.name.chars().take(letters - usize::from(!whole)).collect();
+            let more = if whole { "" } else { "…" };
+            let (x, y) = (left + 3.0, top + BAR - 4.0);
+            line(format!("<text x=\"{x:.1}\" y=\"{y}\">{}{more}</text>", Xml(&text)));
+        }
+    }
+    for message in &record.messages {
+        let (rank, row) = &message.from;
+        let (Some(from), Some(to)) = (top(*rank, row), top(message.to, &Row::Network)) else {
+            continue;
+        };
+        line(format!(
+            "<line x1=\"{:.1}\" y1=\"{}\" x2=\"{:.1}\" y2=\"{}\" stroke=\"#b5392f\" \
+             marker-end=\"url(#tip)\"><title>{}, {}</title></line>",
+            x(message.posted),
+            from + BAR / 2.0,
+            x(message.arrived),
+            to + BAR / 2.0,
+            Xml(&message.name),
+            Xml(&message.at.to_string()),
+        ));
+    }
+    if let Some((time, error)) = &record.failure {
+        let x = x(*time);
+        line(format!(
+            "<line x1=\"{x:.1}\" y1=\"{TOP}\" x2=\"{x:.1}\" y2=\"{y}\" stroke=\"#d00000\" \
+             stroke-width=\"2\"><title>{}</title></line>",
+            Xml(error)
+        ));
+    }
+    let left_out = rows.len().saturating_sub(MOST_ROWS);
+    let rest = match (left_out, record.is_cut) {
+        (0, false) => String::new(),
+        (0, true) => "; the end of the run is left out".to_owned(),
+        (more, _) => format!("; {more} rows are left out"),
+    };
+    let title = format!("{} rounds of the simulated GPUs{rest}", record.end());
+    line(format!("<text x=\"4\" y=\"18\" fill=\"#555555\">{}</text>", Xml(&title)));
+    out.push_str("</svg>\n");
+    out
+}
