@@ -1,0 +1,44 @@
+//! LSA barriers: in each of two rounds the ranks store to each other between two barriers.
+
+use cuda_std::atomic::Scope;
+use cuda_std::prelude::*;
+use devcomm::sim::Change;
+use devcomm::{DevCommRequirements, Result, Simulation};
+use devcomm_testing::simulated::Gpu;
+use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
+
+use crate::{explore, is_reported};
+
+/// The ranks pass each other the number of the round.
+#[kernel]
+unsafe fn exchange(comm: DevComm, place: Window<u32>) {
+    let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
+    for round in 1..=2 {
+        // SAFETY: the window has a word.
+        unsafe { place.lsa(comm.lsa_team().next()).store(0, round) };
+        barrier.sync(MemoryOrder::AcqRel); // all have stored
+        // SAFETY: as above.
+        let received = unsafe { place.local().load(0) };
+        barrier.sync(MemoryOrder::AcqRel); // all have read
+        assert_eq!(received, round);
+    }
+}
+
+fn exchanges(gpu: &Gpu<'_>) -> Result<()> {
+    let place = gpu.window(&[0])?;
+    let comm = gpu.dev_comm(DevCommRequirements::new().lsa_barriers(1))?;
+    gpu.launch(exchange::args(&comm, &place).grid(1).block(1))
+}
+
+#[test]
+fn barriers_order_what_is_before_them_and_each_of_them_is_needed() {
+    let two = Simulation::new(2).preemptions(1);
+    explore(two.clone(), exchanges);
+    for line in ["// all have stored", "// all have read"] {
+        for change in [Change::Relax, Change::Remove, Change::NoWait] {
+            let names = ["place.lsa(", "assert_eq!(received"];
+            is_reported(&two, (line, change), &names, exchanges);
+        }
+        is_reported(&two, (line, Change::Narrow(Scope::Gpu)), &[line], exchanges);
+    }
+}
