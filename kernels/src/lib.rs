@@ -13,7 +13,7 @@
 mod share;
 
 // Kernels have the names of their files; this module keeps the two kinds of names apart.
-#[path = "."]
+#[path = ""]
 mod files {
     pub mod collectives;
     pub mod gemm;

@@ -17,6 +17,7 @@ mod limits;
 mod ll;
 mod message_passing;
 mod store_buffering;
+mod tile_exchange;
 mod vectors;
 
 use std::collections::BTreeSet;

@@ -10,7 +10,9 @@
 mod programs;
 mod table;
 
-use std::sync::Arc;
+use std::num::NonZero;
+use std::sync::{Arc, Mutex};
+use std::thread;
 
 use devcomm::sim::{Change, Error, Lag, Mutation, Simulation};
 use devcomm_testing::simulated::{run, world};
@@ -101,10 +103,22 @@ fn count() -> u64 {
     number.unwrap_or(100)
 }
 
+/// Calls `work` with each item, on all cores.
+fn on_all_cores<T>(items: impl Iterator<Item = T> + Send, work: impl Fn(T) + Sync) {
+    let items = Mutex::new(items);
+    let next = || items.lock().unwrap().next();
+    let cores = thread::available_parallelism().map_or(1, NonZero::get);
+    thread::scope(|scope| {
+        for _ in 0..cores {
+            scope.spawn(|| std::iter::from_fn(next).for_each(&work));
+        }
+    });
+}
+
 #[test]
 fn every_mutant_is_caught() {
-    let mut missed = Vec::new();
-    for mutant in MUTANTS {
+    let missed = Mutex::new(Vec::new());
+    on_all_cores(MUTANTS.iter(), |mutant| {
         let Mutant { program, file, line, change, .. } = mutant;
         let what = format!("{program}: {file}: {change:?} of {:?}", line.0);
         let (of, mutation) = (programs::named(program), mutant.mutation());
@@ -118,10 +132,11 @@ fn every_mutant_is_caught() {
             Some(number) => println!("{what}: caught in schedule {number}: {last}"),
             None => {
                 println!("{what}: MISSED: {last}");
-                missed.push(what);
+                missed.lock().unwrap().push(what);
             }
         }
-    }
+    });
+    let missed = missed.into_inner().unwrap();
     println!("{} of {} caught", MUTANTS.len() - missed.len(), MUTANTS.len());
     assert!(missed.is_empty(), "missed: {missed:#?}");
 }
@@ -130,11 +145,11 @@ fn every_mutant_is_caught() {
 fn the_originals_pass() {
     for program in programs::ALL {
         let count = count().div_ceil(program.one_in);
-        for simulation in schedules(program, count) {
+        on_all_cores(schedules(program, count), |simulation| {
             let text = simulation.to_string();
             let found = failure(program, simulation);
             assert!(found.is_none(), "{}, {text}: {}", program.name, found.unwrap());
-        }
+        });
         println!("{}: nothing found in {count} schedules", program.name);
     }
 }

@@ -342,14 +342,21 @@ unsafe fn takes_barrier(comm: DevComm, index: u32) {
     comm.lsa_barrier(Coop::cta(), BarrierIndex::new(index)).sync(MemoryOrder::AcqRel);
 }
 
+/// Each block takes the barrier with its index.
+#[kernel]
+unsafe fn takes_barriers(comm: DevComm) {
+    comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block()).sync(MemoryOrder::AcqRel);
+}
+
 #[test]
-fn a_barrier_index_that_is_not_there_is_reported() {
+fn a_grid_larger_than_its_barriers_is_reported() {
     let error = failure(Simulation::new(2), |gpu| {
-        gpu.launch(takes_barrier::args(&gpu.dev_comm(barriers(1))?, 1_u32).grid(1).block(1))
+        gpu.launch(takes_barriers::args(&gpu.dev_comm(barriers(3))?).grid(4).block(1))
     });
-    // `nccl_device` checks the index in debug builds, the simulator always.
-    assert!(matches!(*error, Error::Panic { .. } | Error::Misuse { .. }), "{error}");
-    assert!(error.to_string().contains("barrier"), "{error}");
+    let text = error.to_string();
+    assert!(matches!(*error, Error::Misuse { .. }), "{text}");
+    assert!(text.contains("block 3 thread 0 at tests/sim/failures.rs:"), "{text}");
+    assert!(text.ends_with(": LSA barrier 3: the device communicator was made with 3"), "{text}");
 }
 
 #[test]
@@ -362,7 +369,11 @@ fn one_barrier_with_two_users_is_reported() {
         world.simulated_machine().and_then(Machine::failure)
     });
     let error = { errors }.next().unwrap();
-    assert!(error.to_string().contains("LSA barrier 0 is in use by block"), "{error}");
+    let text = error.to_string();
+    let (at, what) = text.split_once(": LSA barrier 0 is in use by block ").expect(&text);
+    for line in [at, what] {
+        assert!(line.contains("tests/sim/failures.rs:"), "{text}");
+    }
 }
 
 #[kernel]

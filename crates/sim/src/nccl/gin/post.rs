@@ -11,7 +11,7 @@ use crate::memory::Owner;
 use crate::mutation::Change;
 use crate::nccl::view;
 use crate::ranks;
-use crate::thread::Thread;
+use crate::thread::{Thread, Wait};
 use crate::waits::{self, Until};
 
 /// The signal of an operation, as specified by a function's parameters.
@@ -140,6 +140,9 @@ impl Call<'_> {
     fn post(&self, peer: u32, transfer: Transfer, signal: Option<Add>, counter: Option<*mut u64>) {
         if self.gpus.removes(self.at) {
             return;
+        }
+        if self.gpus.settings.preempt {
+            self.thread.suspend(Wait::Ready);
         }
         let (queue, depth) = (self.queue(peer), self.gin.depth);
         let mut what = self.wait_for(WaitKind::Request, 0, 0);
