@@ -26,6 +26,16 @@ macro_rules! programs {
             one_in: $one_in,
             body: $name,
         },)*];
+
+        /// The programs as they are.
+        mod originals {
+            $(
+                #[test]
+                fn $name() {
+                    crate::passes(super::named(stringify!($name)));
+                }
+            )*
+        }
     };
 }
 
