@@ -214,6 +214,29 @@ fn signals_are_told_apart_by_their_index() {
 }
 
 #[test]
+fn a_put_beyond_the_end_of_a_shorter_window_of_the_peer_is_refused() {
+    let name = "a_put_beyond_the_end_of_a_shorter_window_of_the_peer_is_refused";
+    on_gpus(name, 2, |rank, comm, stream| {
+        let (me, peer) = (rank.rank(), 1 - rank.rank());
+        let source = comm.window::<u8>(COUNT)?;
+        let target = comm.window::<u8>(if rank.is_root() { COUNT } else { COUNT / 2 })?;
+        // Both ranks put as much as the shorter window has, the root also as much as its own has.
+        let half = source.slice(..COUNT / 2)?;
+        half.copy_from_host(&pattern::<u8>(me, 0)[..COUNT / 2])?;
+        if rank.is_root() {
+            let refused = comm.put_signal(&source, &target, 0, Signal::to(peer), stream);
+            let Err(Error::InvalidInput { what }) = refused else { panic!("{refused:?}") };
+            assert!(what.contains(&format!("a window of {} elements on rank 1", COUNT / 2)));
+        }
+        comm.put_signal(&half, &target, 0, Signal::to(peer), stream)?;
+        comm.wait_signal(&[WaitSignalDesc::from(peer)], stream)?;
+        stream.synchronize_within(LIMIT)?;
+        require(&target, 0, &pattern::<u8>(peer, 0)[..COUNT / 2])?;
+        rank.barrier()
+    });
+}
+
+#[test]
 fn what_cannot_be_put_or_waited_for_is_refused() {
     on_gpus("what_cannot_be_put_or_waited_for_is_refused", 2, |rank, comm, stream| {
         let (source, target) = (comm.window::<f32>(COUNT)?, comm.window::<f32>(COUNT)?);

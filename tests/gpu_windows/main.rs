@@ -93,6 +93,13 @@ fn ranks_may_have_windows_of_different_lengths() {
         let peer = 1 - me;
         let address = window.lsa_pointer(peer, 0)?;
         assert_eq!(read(rank.context(), address, lens[peer])?, values(peer, lens[peer]));
+        // The peer's length counts, be it the longer or the shorter one.
+        let last = address + ((lens[peer] - 1) * size_of::<u64>()) as u64;
+        assert_eq!(window.lsa_pointer(peer, lens[peer] - 1)?, last);
+        assert_eq!(window.peer_pointer(peer, lens[peer] - 1)?, Some(last));
+        let what = format!("window of length {} on rank {peer}", lens[peer]);
+        invalid(window.lsa_pointer(peer, lens[peer]), &what);
+        invalid(window.peer_pointer(peer, lens[peer]), &what);
         rank.barrier()
     });
 }

@@ -69,14 +69,16 @@ impl Communicator {
     /// window of this communicator.
     ///
     /// `window` is this rank's handle. Its length on the peer is the limit; for a communicator
-    /// without a [`World`](crate::World), that is assumed to be the length on this rank.
+    /// without a [`World`](crate::World), which does not know that length, there is
+    /// [`put_signal_unchecked`](Self::put_signal_unchecked).
     ///
     /// NCCL: `ncclPutSignal`, which counts the offset in bytes.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for elements beyond the end of the window, or an unknown rank or
-    /// index; [`StateError::Closed`](crate::StateError::Closed),
+    /// [`Error::InvalidInput`] for elements beyond the end of the peer's window, a window whose
+    /// length there is not known, or an unknown rank or index;
+    /// [`StateError::Closed`](crate::StateError::Closed),
     /// [`NcclError::Unsupported`](crate::NcclError::Unsupported),
     /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded),
     /// [`WorldError::RankLost`](crate::WorldError::RankLost), [`Error::Nccl`].
@@ -93,20 +95,52 @@ impl Communicator {
         T: Element,
         B: Buffer<Element = T>,
     {
-        let (local, target) = (local.device_slice(), self.target(to)?);
-        let end = at.checked_add(local.len());
-        let len = window.len_of(to.peer).unwrap_or(window.len());
-        if end.is_none_or(|end| end > len) {
+        let (local, peer) = (local.device_slice(), to.peer);
+        self.peer(peer)?;
+        let Some(len) = window.len_of(peer) else {
             return Err(Error::invalid(format!(
-                "a put of {} elements at element {at} of a window of {len} elements on rank {}",
-                local.len(),
-                to.peer
+                "a put to a window whose length on rank {peer} is not known, because its \
+                 communicator has no World; use put_signal_unchecked"
+            )));
+        };
+        let n = local.len();
+        if at.checked_add(n).is_none_or(|end| end > len) {
+            return Err(Error::invalid(format!(
+                "a put of {n} elements at element {at} of a window of {len} elements on rank {peer}"
             )));
         }
+        // SAFETY: the elements are within the peer's window.
+        unsafe { self.put_signal_unchecked(&local, window, at, to, stream) }
+    }
+
+    /// As [`put_signal`](Self::put_signal), for a window whose length on the peer is not known.
+    ///
+    /// # Safety
+    ///
+    /// The peer's window has `at + local.len()` elements: NCCL compares with this rank's length.
+    ///
+    /// # Errors
+    ///
+    /// As [`put_signal`](Self::put_signal), except for elements beyond the end.
+    pub unsafe fn put_signal_unchecked<T, B>(
+        &self,
+        local: &B,
+        window: &Window<T>,
+        at: usize,
+        to: Signal,
+        stream: &Stream,
+    ) -> Result<()>
+    where
+        T: Element,
+        B: Buffer<Element = T>,
+    {
+        let (local, target) = (local.device_slice(), self.target(to)?);
         if !std::sync::Arc::ptr_eq(window.communicator().handle(), self.handle()) {
             return Err(Error::invalid("the window is registered with another communicator"));
         }
-        let (handle, offset) = (window.handle()?, at * size_of::<T>());
+        let offset = at.checked_mul(size_of::<T>());
+        let offset = offset.ok_or_else(|| Error::invalid("a put beyond all addresses"))?;
+        let handle = window.handle()?;
         let put = Operation::new(self, local.len(), local.data_type()).sends(&local)?;
         put.keep(window.keep())
             .enqueue(stream, |comm, put| calls::put_signal(comm, put, target, handle, offset))

@@ -278,19 +278,22 @@ impl<T: Element> Window<T> {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for an index beyond this rank's window or a rank that is not in the
+    /// [`Error::InvalidInput`] for an index beyond that rank's window or a rank that is not in the
     /// LSA team; as [`user_pointer`](Self::user_pointer).
     #[doc(alias = "ncclGetLsaDevicePointer")]
     pub fn lsa_pointer(&self, lsa_rank: usize, index: usize) -> Result<u64> {
-        let (handle, offset) = (self.inner.handle()?, self.offset(index)?);
-        let n = self.inner.communicator.team_lsa()?.n_ranks;
+        let (handle, team) = (self.inner.handle()?, self.inner.communicator.team_lsa()?);
+        let n = team.n_ranks;
         let rank = i32::try_from(lsa_rank).ok().filter(|rank| *rank < n).ok_or_else(|| {
             Error::invalid(format!("LSA rank {lsa_rank} is not one of the {n} of this team"))
         })?;
-        self.inner.communicator.with_comm(|nccl, _| {
+        let world_rank = self.inner.communicator.rank_to_world(team, lsa_rank)?;
+        let offset = self.offset_on(world_rank, index)?;
+        let start = self.inner.communicator.with_comm(|nccl, _| {
             // SAFETY: the window is live.
-            unsafe { nccl.lsa_pointer(handle, offset, rank) }
-        })
+            unsafe { nccl.lsa_pointer(handle, 0, rank) }
+        })?;
+        Ok(start + offset)
     }
 
     /// The address, on this GPU, of element `index` of rank `peer`; `None` if this rank cannot
@@ -298,16 +301,17 @@ impl<T: Element> Window<T> {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for an index beyond this rank's window or an unknown rank; as
+    /// [`Error::InvalidInput`] for an index beyond that rank's window or an unknown rank; as
     /// [`user_pointer`](Self::user_pointer).
     #[doc(alias = "ncclGetPeerDevicePointer")]
     pub fn peer_pointer(&self, peer: usize, index: usize) -> Result<Option<u64>> {
-        let (handle, offset) = (self.inner.handle()?, self.offset(index)?);
+        let (handle, offset) = (self.inner.handle()?, self.offset_on(peer, index)?);
         let peer = self.inner.communicator.peer(peer)?;
-        self.inner.communicator.with_comm(|nccl, _| {
+        let start = self.inner.communicator.with_comm(|nccl, _| {
             // SAFETY: the window is live.
-            unsafe { nccl.peer_pointer(handle, offset, peer) }.map(non_null)
-        })
+            unsafe { nccl.peer_pointer(handle, 0, peer) }.map(non_null)
+        })?;
+        Ok(start.map(|start| start + offset))
     }
 
     /// The multicast address of element `index` over the LSA team; `None` without multicast.
@@ -446,6 +450,18 @@ impl<T: Element> Window<T> {
             return Err(Error::invalid(format!("element {index} of a window of length {len}")));
         }
         Ok(index * size_of::<T>())
+    }
+
+    /// The offset of element `index` in rank `rank`'s memory, in bytes. NCCL is asked for the
+    /// address of that memory's start, because it limits offsets by this rank's size.
+    fn offset_on(&self, rank: usize, index: usize) -> Result<u64> {
+        let len = self.len_of(rank).unwrap_or(self.len);
+        if index >= len {
+            return Err(Error::invalid(format!(
+                "element {index} of a window of length {len} on rank {rank}"
+            )));
+        }
+        Ok((index * size_of::<T>()) as u64)
     }
 }
 
