@@ -53,16 +53,23 @@
 //!
 //! Everything is safe except launches of kernels that are `unsafe fn`s, whose contract is the
 //! kernel's, and functions that take raw pointers, streams or communicators of other libraries,
-//! whose lifetime only the caller knows. Three rules make the rest safe:
+//! whose lifetime only the caller knows. Four rules make the rest safe:
 //!
 //! * what a rank creates stays on the rank's thread (only [`AbortHandle`] and [`KernelAbortHandle`]
 //!   are `Send`), where its CUDA context is current, as NCCL requires;
 //! * memory, windows, device communicators, graphs and modules are freed only when this rank's
 //!   streams are idle. If the streams cannot become idle, because a rank is lost or a deadline was
 //!   missed, these resources are kept until the process ends;
+//! * what a rank writes to a peer by a launch or a put is within the peer's memory: windows know
+//!   their length on every rank, and where they do not, the call is `unsafe`;
 //! * every wait checks the health of the job, so that a dead rank is an error and not a hang; and
 //!   a communicator that ends early first asks its kernels to exit, so that they do not wait
 //!   forever for a lost rank.
+//!
+//! In one point safe code trusts the other ranks. If they pass another count to a collective of
+//! NCCL, it hangs or writes beyond the end of a buffer. A checked world
+//! ([`WorldBuilder::checked`], on in debug builds) compares the ranks' calls, and refuses different
+//! ones.
 //!
 //! Unsafe code that calls NCCL and the driver is in the private module `sys`.
 

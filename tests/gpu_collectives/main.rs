@@ -1,6 +1,7 @@
 //! Tests of NCCL's collectives on GPUs: every element is compared with a result computed on the
 //! host.
 
+mod checked;
 mod every;
 mod operators;
 mod refusals;

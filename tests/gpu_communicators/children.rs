@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use devcomm::{CommConfig, Communicator, Error, Rank, ReduceOp, ShrinkMode, UniqueId};
 
-use devcomm_testing::machines::{give_time, on_gpus};
+use devcomm_testing::machines::{Gpus, give_time, on_gpus};
 use devcomm_testing::works::{require_kernels_work, require_works};
 
 fn splits(rank: &Rank) -> Result<(), Error> {
@@ -123,11 +123,11 @@ fn shrinks_out_of_an_operation_that_hangs(rank: &Rank) -> Result<(), Error> {
 #[test]
 fn shrinks_out_of_an_operation_that_hangs_on_two_gpus() {
     let name = "shrinks_out_of_an_operation_that_hangs_on_two_gpus";
-    on_gpus(name, 2, shrinks_out_of_an_operation_that_hangs);
+    Gpus::new(2).unchecked().run(name, shrinks_out_of_an_operation_that_hangs);
 }
 
 #[test]
 fn shrinks_out_of_an_operation_that_hangs_on_four_gpus() {
     let name = "shrinks_out_of_an_operation_that_hangs_on_four_gpus";
-    on_gpus(name, 4, shrinks_out_of_an_operation_that_hangs);
+    Gpus::new(4).unchecked().run(name, shrinks_out_of_an_operation_that_hangs);
 }

@@ -8,7 +8,7 @@ use devcomm::{
     MemoryStat, Rank, ReduceOp, StateError, Stream, kernels,
 };
 
-use devcomm_testing::machines::{give_time, on_gpus};
+use devcomm_testing::machines::{Gpus, give_time, on_gpus};
 use devcomm_testing::works::require_works;
 
 /// How long the wait for an aborted or revoked operation may take.
@@ -112,7 +112,7 @@ fn a_finalized_communicator_is_good_for_its_end_and_gives_its_memory_back() {
 #[test]
 fn an_abort_from_another_thread_ends_the_wait() {
     let handle = Mutex::new(None);
-    on_gpus("an_abort_from_another_thread_ends_the_wait", 2, |rank| {
+    Gpus::new(2).unchecked().run("an_abort_from_another_thread_ends_the_wait", |rank| {
         let (comm, stream) = (rank.new_communicator(&CommConfig::new())?, rank.stream()?);
         require_works(&comm, &stream)?;
         let memory = comm.mem_alloc::<f32>(1 << 16)?;
@@ -145,7 +145,7 @@ fn an_abort_from_another_thread_ends_the_wait() {
 
 #[test]
 fn a_revoked_communicator_can_be_split_and_destroyed() {
-    on_gpus("a_revoked_communicator_can_be_split_and_destroyed", 2, |rank| {
+    Gpus::new(2).unchecked().run("a_revoked_communicator_can_be_split_and_destroyed", |rank| {
         let (comm, stream) = (rank.new_communicator(&CommConfig::new())?, rank.stream()?);
         require_works(&comm, &stream)?;
         let memory = comm.mem_alloc::<f32>(1 << 16)?;

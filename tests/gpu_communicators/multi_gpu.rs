@@ -1,7 +1,8 @@
 //! Tests of `MultiGpu`: one thread uses several GPUs.
 
 use devcomm::{
-    Buffer, DeviceSlice, Error, MultiGpu, ReduceOp, Result, SymmetricBuffer, WindowFlags, group,
+    Buffer, DeviceSlice, Error, MultiGpu, ReduceOp, Result, Signal, SymmetricBuffer,
+    WaitSignalDesc, WindowFlags, group,
 };
 
 use devcomm_testing::machines::Gpus;
@@ -124,6 +125,21 @@ fn windows_of_several_communicators_in_one_group() {
         gpus.synchronize()?;
         for recv in &recv {
             require(&recv.device_slice(), |i| value(0, i) + value(1, i), "all_reduce")?;
+        }
+        // Without a World, how long a peer's window is is not known.
+        assert_eq!(recv[0].len_of(1), None);
+        gpus.for_each(|rank, comm, stream| {
+            let to = Signal::to(1 - rank);
+            let refused = comm.put_signal(&send[rank], &recv[rank], 0, to, stream);
+            let Err(Error::InvalidInput { what }) = refused else { panic!("{refused:?}") };
+            assert!(what.contains("put_signal_unchecked"), "{what}");
+            // SAFETY: all windows have the same length.
+            unsafe { comm.put_signal_unchecked(&send[rank], &recv[rank], 0, to, stream) }?;
+            comm.wait_signal(&[WaitSignalDesc::from(1 - rank)], stream)
+        })?;
+        gpus.synchronize()?;
+        for (rank, recv) in recv.iter().enumerate() {
+            require(&recv.device_slice(), |i| value(1 - rank, i), "put_signal_unchecked")?;
         }
         Ok(())
     });

@@ -78,6 +78,7 @@ pub struct Gpus {
     gin: GinConnectionType,
     multimem: bool,
     host_rma: bool,
+    checked: bool,
     /// A feature that the test needs and simulated GPUs lack.
     unsimulated: Option<&'static str>,
 }
@@ -91,6 +92,7 @@ impl From<Simulation> for Gpus {
             gin: GinConnectionType::None,
             multimem: false,
             host_rma: false,
+            checked: true,
             unsimulated: None,
         }
     }
@@ -123,6 +125,12 @@ impl Gpus {
     /// Requires NCCL's host one-sided operations.
     pub fn with_host_rma(mut self) -> Self {
         self.host_rma = true;
+        self
+    }
+
+    /// Collectives are not compared: a rank of the test leaves one out.
+    pub fn unchecked(mut self) -> Self {
+        self.checked = false;
         self
     }
 
@@ -198,14 +206,15 @@ impl Gpus {
 
     /// A world of these GPUs, or why none is suitable.
     fn world(&self) -> Result<Result<World, String>, Error> {
-        let wanted = self.simulation.gpus();
+        let (wanted, builder) = (self.simulation.gpus(), World::builder().checked(self.checked));
         if !Self::are_real() {
             if let Some(what) = self.unsimulated {
                 return Ok(Err(format!("simulated GPUs have no {what}")));
             }
-            return World::builder().simulate(self.simulation.clone()).threads(wanted).map(Ok);
+            let builder = builder.simulate(self.simulation.clone());
+            return builder.threads(wanted).map(Ok);
         }
-        let world = World::threads(wanted)?;
+        let world = builder.threads(wanted)?;
         Ok(self.missing(&world)?.map_or(Ok(world), Err))
     }
 

@@ -324,13 +324,15 @@ pub(crate) struct Operation<'a> {
     communicator: &'a Communicator,
     data_type: DataType,
     operands: Operands,
+    /// What must be equal on all ranks beside count and type: ", root 1".
+    terms: String,
     keep: Vec<Rc<dyn Any>>,
 }
 
 impl<'a> Operation<'a> {
     pub(crate) fn new(communicator: &'a Communicator, count: usize, data_type: DataType) -> Self {
         let operands = Operands { count, data_type: data_type as c_int, ..Operands::default() };
-        Self { communicator, data_type, operands, keep: Vec::new() }
+        Self { communicator, data_type, operands, terms: String::new(), keep: Vec::new() }
     }
 
     pub(crate) fn sends<T>(mut self, slice: &DeviceSlice<T>) -> Result<Self> {
@@ -355,12 +357,14 @@ impl<'a> Operation<'a> {
 
     fn with_root(mut self, root: usize) -> Result<Self> {
         self.operands.root = self.communicator.peer(root)?;
+        self.terms += &format!(", root {root}");
         Ok(self)
     }
 
-    fn combines(mut self, op: &impl Operator) -> Result<Self> {
-        let (op, keep) = op.resolve(self.communicator, self.data_type)?;
+    fn combines(mut self, operator: &impl Operator) -> Result<Self> {
+        let (op, keep) = operator.resolve(self.communicator, self.data_type)?;
         self.operands.op = op;
+        self.terms += &format!(", {}", operator.name());
         self.keep.extend(keep);
         Ok(self)
     }
@@ -376,7 +380,11 @@ impl<'a> Operation<'a> {
         let config = configured.config.clone();
         self.keep.extend(config.clone().map(|config| Rc::new(config) as Rc<dyn Any>));
         self.keep.extend(configured.event.as_ref().map(Event::keep));
-        self.enqueue(stream, |comm, operands| call(comm, operands, config))
+        let Self { communicator, data_type, operands, terms, keep } = self;
+        let terms = format!("{} elements {data_type:?}{terms}", operands.count);
+        let operands = Operands { stream: stream.handle().raw() as u64, ..operands };
+        let call = |comm| call(comm, operands, config);
+        communicator.enqueue_collective(stream, keep, &terms, call)
     }
 
     pub(crate) fn keep(mut self, what: Rc<dyn Any>) -> Self {

@@ -40,6 +40,9 @@ pub(super) struct Inner {
     pub(super) n_ranks: usize,
     pub(super) context: Context,
     pub(super) library: Library,
+    /// How many communicators this process had created before. The ranks of two communicators have
+    /// created them in the same order.
+    pub(super) created: u64,
     /// The exchange with the other ranks on the host; only communicators of a `World` have one.
     pub(super) peers: Option<Rc<dyn Peers>>,
     /// The objects that are closed before the communicator ends, oldest first.
@@ -88,6 +91,11 @@ impl Communicator {
     /// A number that clones share and no other communicator has.
     pub(crate) fn id(&self) -> u64 {
         Arc::as_ptr(self.handle()).addr() as u64
+    }
+
+    /// A number that is larger for communicators that were created later.
+    pub(super) fn created(&self) -> u64 {
+        self.inner.created
     }
 
     /// Number of ranks.
@@ -216,7 +224,7 @@ impl Communicator {
     /// communicator was not created by a [`World`](crate::World).
     pub fn barrier(&self) -> Result<()> {
         match &self.inner.peers {
-            Some(peers) => peers.all_gather(&[]).map(drop),
+            Some(peers) => peers.all_gather("barrier", &[]).map(drop),
             None => Err(Error::invalid("a communicator without a World has no barrier")),
         }
     }
@@ -231,7 +239,7 @@ impl Communicator {
     /// 64 MiB, or the bytes of a rank are not a multiple of the size of `T`.
     pub fn host_all_gather<T: Pod>(&self, values: &[T]) -> Result<Vec<Vec<T>>> {
         match &self.inner.peers {
-            Some(peers) => all_gather(&**peers, values),
+            Some(peers) => all_gather(&**peers, "all_gather", values),
             None => Err(Error::invalid("a communicator without a World has no host exchange")),
         }
     }

@@ -5,6 +5,7 @@ use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::comm::{Communicator, End, Inner};
 use super::handle::{Handle, Status};
@@ -31,6 +32,9 @@ pub enum ShrinkMode {
     #[doc(alias = "NCCL_SHRINK_ABORT")]
     Abort = 1,
 }
+
+/// Number of communicators so far.
+static CREATED: AtomicU64 = AtomicU64::new(0);
 
 /// A communicator to be created: everything but NCCL's handle.
 struct NewComm<'a> {
@@ -60,7 +64,9 @@ impl NewComm<'_> {
         if end != End::Foreign {
             context.health().abort_on_loss(Arc::downgrade(&handle) as _);
         }
-        let inner = Inner { handle, end, rank, n_ranks, context, library, peers, resources };
+        let created = CREATED.fetch_add(1, Ordering::Relaxed);
+        let inner =
+            Inner { handle, end, rank, n_ranks, context, library, created, peers, resources };
         Communicator { inner: Rc::new(inner) }
     }
 }
@@ -241,15 +247,11 @@ impl Communicator {
     fn split_peers(&self, color: i32, key: i32) -> Result<Option<Rc<dyn Peers>>> {
         let Some(peers) = self.peers() else { return Ok(None) };
         let mut members = Vec::new();
-        for (rank, choice) in peers::all_gather(peers, &[color, key])?.iter().enumerate() {
+        for (rank, choice) in peers::all_gather(peers, "split", &[color, key])?.iter().enumerate() {
             match choice[..] {
                 [other, key] if other == color => members.push((key, rank)),
                 [_, _] => {}
-                _ => {
-                    return Err(Error::invalid(format!(
-                        "rank {rank} made another call than split"
-                    )));
-                }
+                _ => return Err(Error::invalid(format!("rank {rank} sent no color and key"))),
             }
         }
         members.sort_unstable();

@@ -83,21 +83,56 @@ impl Communicator {
         keep: Vec<Rc<dyn Any>>,
         call: impl FnOnce(CommPtr) -> Call,
     ) -> Result<()> {
+        self.start(stream, keep, call, None)
+    }
+
+    /// As [`enqueue`](Self::enqueue), for a collective: in a checked world, the ranks first compare
+    /// it and its `terms`, such as count and type.
+    pub(super) fn enqueue_collective(
+        &self,
+        stream: &Stream,
+        keep: Vec<Rc<dyn Any>>,
+        terms: &str,
+        call: impl FnOnce(CommPtr) -> Call,
+    ) -> Result<()> {
+        let compares = self.peers().is_some_and(|peers| peers.is_checked());
+        // While a stream is captured, nothing starts, and the ranks may capture at other times.
+        let compares = compares && !self.context().is_capturing();
+        self.start(stream, keep, call, compares.then_some(terms))
+    }
+
+    fn start(
+        &self,
+        stream: &Stream,
+        keep: Vec<Rc<dyn Any>>,
+        call: impl FnOnce(CommPtr) -> Call,
+        terms: Option<&str>,
+    ) -> Result<()> {
         self.require_own(stream.context(), "a stream")?;
         self.bind()?;
+        let call = call(self.comm()?);
+        let compared = terms.map(|terms| format!("{} of {terms}", call.operation));
         if is_open() {
-            let (call, stream) = (call(self.comm()?), Some(stream.clone()));
+            let (communicator, stream) = (self.clone(), Some(stream.clone()));
             let state = Rc::new(Cell::new(CallState::Deferred));
-            defer(DeferredCall { communicator: self.clone(), call, stream, keep, state });
+            defer(DeferredCall { communicator, call, compared, stream, keep, state });
             return Ok(());
         }
+        self.compare(compared.as_deref())?;
         let entered = self.inner.handle.enter(&[Status::Live])?;
-        let call = call(entered.comm());
         entered.require_ready(call.operation)?;
         entered.perform(call)?;
         drop(entered);
         stream.register_operation(&self.owner(), keep);
         Ok(())
+    }
+
+    /// Compares a collective with those that the other ranks are about to start.
+    pub(super) fn compare(&self, collective: Option<&str>) -> Result<()> {
+        match (self.peers(), collective) {
+            (Some(peers), Some(collective)) => peers.all_gather(collective, &[]).map(drop),
+            _ => Ok(()),
+        }
     }
 
     /// Makes a call that waits for the other ranks, now or when the open group ends. `keep`, which
@@ -111,7 +146,8 @@ impl Communicator {
         self.bind()?;
         if is_open() {
             let (call, state, keep) = (call(self.comm()?), Rc::clone(state), vec![keep]);
-            defer(DeferredCall { communicator: self.clone(), call, stream: None, keep, state });
+            let communicator = self.clone();
+            defer(DeferredCall { communicator, call, compared: None, stream: None, keep, state });
         } else {
             let entered = self.inner.handle.enter(&[Status::Live])?;
             let call = call(entered.comm());

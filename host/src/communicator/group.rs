@@ -35,6 +35,8 @@ pub(super) enum CallState {
 pub(super) struct DeferredCall {
     pub communicator: Communicator,
     pub call: Call,
+    /// What the ranks compare before the call is made.
+    pub compared: Option<String>,
     /// The stream of an operation; `None` for a call that waits for all ranks, such as a
     /// registration.
     pub stream: Option<Stream>,
@@ -188,15 +190,25 @@ pub(super) fn defer(deferred: DeferredCall) {
     });
 }
 
+/// In a checked world, compares the collectives with those of the other ranks: one communicator
+/// after the other, in an order that their common ranks share.
+fn compare(deferred: &[DeferredCall]) -> Result<()> {
+    let mut calls: Vec<&DeferredCall> = deferred.iter().collect();
+    calls.sort_by_key(|deferred| deferred.communicator.created());
+    calls.into_iter().try_for_each(|call| call.communicator.compare(call.compared.as_deref()))
+}
+
 /// Makes deferred calls in one NCCL group.
 fn perform(deferred: Vec<DeferredCall>, simulation: Option<Out<SimInfo>>) -> Result<()> {
     let Some(first) = deferred.first() else { return Ok(()) };
     let nccl = Arc::clone(first.communicator.handle().nccl());
     let context = first.communicator.context().clone();
+    let launched = simulation.is_none();
+    let compared = if launched { compare(&deferred) } else { Ok(()) };
     let mut handles: Vec<Arc<Handle>> = Vec::new();
     let mut rest = Vec::with_capacity(deferred.len());
     let mut batch = Vec::with_capacity(deferred.len());
-    for DeferredCall { communicator, call, stream, keep, state } in deferred {
+    for DeferredCall { communicator, call, stream, keep, state, .. } in deferred {
         let handle = communicator.handle();
         if !handle.nccl().is(&nccl) {
             return Err(Error::invalid("a group has communicators of different NCCL libraries"));
@@ -209,7 +221,6 @@ fn perform(deferred: Vec<DeferredCall>, simulation: Option<Out<SimInfo>>) -> Res
         rest.push((communicator, stream, keep, state));
     }
     let is_collective = rest.iter().any(|(_, stream, ..)| stream.is_none());
-    let launched = simulation.is_none();
     let run = || {
         if is_collective && !launched {
             return Err(StateError::InGroup { what: "the simulation of a collective call" }.into());
@@ -229,7 +240,7 @@ fn perform(deferred: Vec<DeferredCall>, simulation: Option<Out<SimInfo>>) -> Res
         };
         entered.iter().fold(result, |result, entered| entered.or_aborted(result))
     };
-    let mut result = run();
+    let mut result = compared.and_then(|()| run());
     if is_collective {
         // For non-blocking communicators, NCCL may still be writing the results.
         let mut all = rest.iter().map(|(communicator, ..)| communicator);

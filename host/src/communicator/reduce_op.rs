@@ -46,6 +46,9 @@ pub(crate) mod sealed {
             communicator: &Communicator,
             data_type: DataType,
         ) -> Result<(c_int, Option<Rc<dyn Any>>)>;
+
+        /// What must be equal on all ranks: the values of custom operators may differ.
+        fn name(&self) -> String;
     }
 }
 
@@ -54,6 +57,10 @@ impl<E> ReduceOperator<E> for ReduceOp {}
 impl sealed::Operator for ReduceOp {
     fn resolve(&self, _: &Communicator, _: DataType) -> Result<(c_int, Option<Rc<dyn Any>>)> {
         Ok((*self as c_int, None))
+    }
+
+    fn name(&self) -> String {
+        format!("{self:?}")
     }
 }
 
@@ -180,6 +187,10 @@ impl<T> sealed::Operator for &CustomReduceOp<T> {
             return Err(Error::invalid(format!("an operator for {own:?}, not {data_type:?}")));
         }
         Ok((*op, Some(Rc::clone(&self.inner) as _)))
+    }
+
+    fn name(&self) -> String {
+        "a custom operator".to_owned()
     }
 }
 

@@ -140,7 +140,7 @@ impl Communicator {
             ));
         }
         self.context().refuse_capturing("a window is registered")?;
-        let rank_bytes = self.gather_sizes(slice.byte_len())?;
+        let rank_bytes = self.gather_sizes(slice.byte_len(), flags)?;
         let inner = Rc::new(Inner {
             handle: Out::new(0),
             state: Rc::new(Cell::new(CallState::Deferred)),
@@ -168,12 +168,13 @@ impl Communicator {
     }
 
     /// The window's size on each rank; `bytes` on this one.
-    fn gather_sizes(&self, bytes: usize) -> Result<Option<Vec<u64>>> {
+    fn gather_sizes(&self, bytes: usize, flags: WindowFlags) -> Result<Option<Vec<u64>>> {
         if self.n_ranks() == 1 {
             return Ok(Some(vec![bytes as u64]));
         }
         let Some(peers) = self.peers() else { return Ok(None) };
-        let all = peers::all_gather(peers, &[bytes as u64])?;
+        let call = format!("register_window with {flags:?}");
+        let all = peers::all_gather(peers, &call, &[bytes as u64])?;
         Ok(Some(all.concat()))
     }
 }

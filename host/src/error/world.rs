@@ -61,6 +61,12 @@ pub enum WorldError {
         /// What happened.
         why: String,
     },
+    /// The ranks of a communicator make different calls. Nothing has been called.
+    #[error("the ranks make different calls: {}", by_call(calls))]
+    CallsDiffer {
+        /// What each rank calls, by rank of the communicator.
+        calls: Vec<String>,
+    },
     /// Another rank died or is unreachable; the job cannot continue.
     #[error("rank {rank} is lost: {why}")]
     RankLost {
@@ -107,6 +113,22 @@ fn shown(value: &Option<String>) -> String {
 
 fn details(notes: &[String]) -> String {
     if notes.is_empty() { String::new() } else { format!(" ({})", notes.join("; ")) }
+}
+
+/// Which ranks make which call.
+fn by_call(calls: &[String]) -> String {
+    let mut by_call: Vec<(&str, Vec<usize>)> = Vec::new();
+    for (rank, call) in calls.iter().enumerate() {
+        match by_call.iter_mut().find(|(known, _)| known == call) {
+            Some((_, ranks)) => ranks.push(rank),
+            None => by_call.push((call, vec![rank])),
+        }
+    }
+    let line = |(call, who): &(&str, Vec<usize>)| {
+        let verb = if who.len() == 1 { "calls" } else { "call" };
+        format!("{} {verb} {call}", ranks(who))
+    };
+    by_call.iter().map(line).collect::<Vec<_>>().join("; ")
 }
 
 /// `rank 3`, or `ranks 1, 2, 5`; a long list is truncated.

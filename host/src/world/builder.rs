@@ -11,6 +11,7 @@ use crate::machine::{Machine, VARIABLE};
 #[must_use = "a builder makes a world only by from_env, threads or spawn_local"]
 pub struct WorldBuilder {
     gin_loopback: Option<GinLoopback>,
+    checked: Option<bool>,
     #[cfg(feature = "simulator")]
     simulation: Option<devcomm_sim::Simulation>,
 }
@@ -20,6 +21,32 @@ impl WorldBuilder {
     /// card. A simulated machine simulates its network, and uses only the LSA team size set here.
     pub fn gin_loopback(mut self, loopback: GinLoopback) -> Self {
         self.gin_loopback = Some(loopback);
+        self
+    }
+
+    /// Whether the ranks compare each collective of NCCL before it starts: function, count, type,
+    /// operator and root. If they differ, it starts on no rank, and all get
+    /// [`WorldError::CallsDiffer`]; without the comparison NCCL hangs, or writes beyond the end of
+    /// a buffer. Default: yes in debug builds. Ranks compare only if all of them say so.
+    ///
+    /// Then a collective waits, on the host, until all ranks have called it. Captured collectives,
+    /// sends and receives are not compared.
+    ///
+    /// ```
+    /// use devcomm_host::{Buffer, Error, ReduceOp, Simulation, World, WorldError};
+    ///
+    /// let world = World::builder().checked(true).simulate(Simulation::new(2)).from_env()?;
+    /// let failed = world.run(|rank| {
+    ///     let (comm, stream) = (rank.communicator()?, rank.stream()?);
+    ///     let count = 100 + rank.rank(); // not the same on all ranks
+    ///     let part = comm.window::<f32>(200)?.slice(..count)?;
+    ///     comm.all_reduce(&part, &part, ReduceOp::Sum, &stream)
+    /// });
+    /// assert!(matches!(failed, Err(Error::World(WorldError::CallsDiffer { .. }))));
+    /// # Ok::<_, Error>(())
+    /// ```
+    pub fn checked(mut self, checked: bool) -> Self {
+        self.checked = Some(checked);
         self
     }
 
@@ -49,11 +76,12 @@ impl WorldBuilder {
     /// [`WorldError::EnvironmentInUse`], [`WorldError::Environment`].
     pub fn from_env(self) -> Result<World> {
         let (machine, launched) = (self.machine()?, launched(&|name| std::env::var_os(name))?);
-        match launched {
+        let world = match launched {
             None => World::of_threads(machine, None),
             Some(launched) if machine.is_simulated() => Err(no_processes(launched.variable)),
             Some(launched) => World::of_launcher(launched),
-        }
+        };
+        world.map(|world| self.set(world))
     }
 
     /// As [`World::threads`].
@@ -62,7 +90,12 @@ impl WorldBuilder {
     ///
     /// As [`World::threads`], and as [`from_env`](Self::from_env) for the settings.
     pub fn threads(self, n: usize) -> Result<World> {
-        World::of_threads(self.machine()?, Some(n))
+        World::of_threads(self.machine()?, Some(n)).map(|world| self.set(world))
+    }
+
+    /// The world with the settings that it reads itself.
+    fn set(&self, world: World) -> World {
+        World { checked: self.checked.unwrap_or(world.checked), ..world }
     }
 
     /// As [`World::spawn_local`]; the processes inherit the settings.

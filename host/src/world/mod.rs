@@ -50,6 +50,7 @@ pub struct World {
     machine: Machine,
     library: Library,
     mode: RankMode,
+    checked: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -141,7 +142,8 @@ impl World {
         let peer = Peer { host: host_name(), nccl: library.version().code() };
         let local_rank = launched.local_rank;
         let config = RendezvousConfig::new(launched, peer);
-        Ok(Self { machine, library, mode: RankMode::Process { config, local_rank, device } })
+        let mode = RankMode::Process { config, local_rank, device };
+        Ok(Self { machine, library, mode, checked: cfg!(debug_assertions) })
     }
 
     /// A world of `n` threads, or of one per GPU.
@@ -151,7 +153,8 @@ impl World {
             Some(n) => require_gpus(&machine, n)?,
         };
         let library = Library::open_on(&machine, None, DEV_COMM_VERSION)?;
-        Ok(Self { machine, library, mode: RankMode::Threads(n) })
+        let mode = RankMode::Threads(n);
+        Ok(Self { machine, library, mode, checked: cfg!(debug_assertions) })
     }
 
     /// `n` ranks as threads of this process, rank `i` on GPU `i`.
@@ -289,12 +292,13 @@ impl World {
             RankMode::Process { config, local_rank, device } => {
                 let rendezvous = config.join()?;
                 let library = self.library.clone();
-                let make = || Rank::new(rendezvous.clone(), library, *local_rank, *device);
+                let make =
+                    || Rank::new(rendezvous.clone(), library, *local_rank, *device, self.checked);
                 run_rank(&rendezvous, make, |rank| f(0, rank))
             }
             RankMode::Threads(n) => run_threads(&self.machine, *n, |rendezvous| {
                 let (index, library) = (rendezvous.rank(), self.library.clone());
-                let make = || Rank::new(rendezvous.clone(), library, index, index);
+                let make = || Rank::new(rendezvous.clone(), library, index, index, self.checked);
                 run_rank(rendezvous, make, |rank| f(index, rank))
             })
             .map(drop),

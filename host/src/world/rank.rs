@@ -22,6 +22,8 @@ pub struct Rank {
     library: Library,
     rendezvous: Rendezvous,
     local_rank: usize,
+    /// Whether the collectives of its communicators are compared, if all ranks want it.
+    checked: bool,
 }
 
 impl Rank {
@@ -30,9 +32,11 @@ impl Rank {
         library: Library,
         local_rank: usize,
         device: usize,
+        checked: bool,
     ) -> Result<Self> {
         let context = Context::with_health(device, rendezvous.health().clone())?;
-        Ok(Self { communicator: OnceCell::new(), context, library, rendezvous, local_rank })
+        let communicator = OnceCell::new();
+        Ok(Self { communicator, context, library, rendezvous, local_rank, checked })
     }
 
     /// This rank, below [`n_ranks`](Self::n_ranks).
@@ -117,13 +121,15 @@ impl Rank {
     /// As [`Communicator::init_rank`].
     pub fn new_communicator(&self, config: &CommConfig) -> Result<Communicator> {
         let own = if self.is_root() { Some(self.library.unique_id()?) } else { None };
-        let bytes = own.as_ref().map_or(&[][..], |id| &id.as_bytes()[..]);
+        let id = own.as_ref().map_or(&[][..], |id| &id.as_bytes()[..]);
         // NCCL waits for a missing rank forever: no rank calls NCCL before all have arrived here.
-        let bytes = self.broadcast(0, bytes)?;
-        let id = UniqueId::from_bytes(&bytes)
+        let mine = [&[u8::from(self.checked)], id].concat();
+        let all = peers::all_gather(&self.rendezvous, "new_communicator", &mine)?;
+        let id = UniqueId::from_bytes(&all[0][1..])
             .ok_or_else(|| Error::invalid("rank 0 sent no valid NCCL unique id"))?;
+        let checked = all.iter().all(|bytes| bytes.first() == Some(&1));
         let (rank, n_ranks) = (self.rank(), self.n_ranks());
-        let peers: Rc<dyn Peers> = Rc::new(self.rendezvous.clone());
+        let peers: Rc<dyn Peers> = Rc::new(self.rendezvous.clone().checked(checked));
         Communicator::join(&self.library, &self.context, &[id], rank, n_ranks, config, Some(peers))
     }
 
@@ -174,7 +180,7 @@ impl Rank {
     /// [`WorldError::RankLost`](crate::WorldError::RankLost); [`Error::InvalidInput`] when the
     /// values of all ranks exceed 64 MiB, or a rank's bytes are not values of this type.
     pub fn all_gather<T: Pod>(&self, values: &[T]) -> Result<Vec<Vec<T>>> {
-        peers::all_gather(&self.rendezvous, values)
+        peers::all_gather(&self.rendezvous, "all_gather", values)
     }
 
     /// Returns the values of rank `root` on every rank; those of other ranks are ignored.

@@ -96,7 +96,7 @@ impl Communicator {
         );
         match self.peers() {
             Some(peers) => {
-                let all = peers.all_gather(&request.to_bytes()?)?;
+                let all = peers.all_gather("create_dev_comm", &request.to_bytes()?)?;
                 let all = all.iter().enumerate();
                 let all = all.map(|(rank, bytes)| RankRequest::from_bytes(rank, bytes));
                 agree(&all.collect::<Result<Vec<_>>>()?)?;

@@ -23,7 +23,7 @@ pub(super) use self::hub::{Hub, ThreadTransport};
 pub(super) use self::join::RendezvousConfig;
 use self::subset::{Subset, SubsetIds};
 pub(super) use self::wire::Peer;
-use crate::communicator::peers::{Gathered, Peers};
+use crate::communicator::peers::{Gathered, Peers, contribution, same_call};
 use crate::device::Health;
 use crate::error::{Error, Result};
 
@@ -51,6 +51,8 @@ pub(crate) struct Rendezvous {
     subset: Arc<Subset>,
     /// The host of every rank of the subset.
     hosts: Arc<[String]>,
+    /// Whether collectives of NCCL are compared before they start.
+    checked: bool,
     subsets: Arc<SubsetIds>,
     transport: Arc<dyn Transport>,
 }
@@ -59,7 +61,13 @@ impl Rendezvous {
     /// The rendezvous of the world, with the host of every rank.
     pub(crate) fn new(rank: usize, hosts: Vec<String>, transport: Arc<dyn Transport>) -> Self {
         let subset = Arc::new(Subset::world(hosts.len()));
-        Self { rank, subset, hosts: hosts.into(), subsets: Arc::default(), transport }
+        let (hosts, checked) = (hosts.into(), false);
+        Self { rank, subset, hosts, checked, subsets: Arc::default(), transport }
+    }
+
+    /// The same, with checked collectives or without.
+    pub(crate) fn checked(self, checked: bool) -> Self {
+        Self { checked, ..self }
     }
 
     /// The rendezvous of the ranks `members` of this one, which become ranks 0, 1, ... in the order
@@ -81,7 +89,8 @@ impl Rendezvous {
         let rank = members.iter().position(|&member| member == self.rank);
         let rank = rank.ok_or_else(|| Error::invalid("this rank is not in its own subset"))?;
         let transport = Arc::clone(&self.transport);
-        Ok(Self { rank, subset, hosts: hosts.into(), subsets: Arc::default(), transport })
+        let (hosts, checked) = (hosts.into(), self.checked);
+        Ok(Self { rank, subset, hosts, checked, subsets: Arc::default(), transport })
     }
 
     pub(crate) fn rank(&self) -> usize {
@@ -118,7 +127,7 @@ impl Rendezvous {
     }
 
     pub(crate) fn barrier(&self) -> Result<()> {
-        self.all_gather(&[]).map(drop)
+        Peers::all_gather(self, "barrier", &[]).map(drop)
     }
 
     /// Returns the bytes of rank `root` on all ranks; those of other ranks are ignored.
@@ -128,7 +137,8 @@ impl Rendezvous {
             return Err(Error::invalid(format!("rank {root} is not one of {n_ranks} ranks")));
         }
         let contribution = if self.rank == root { bytes } else { &[] };
-        let all = self.all_gather(contribution)?;
+        let call = format!("broadcast from rank {root}");
+        let all = Peers::all_gather(self, &call, contribution)?;
         all.get(root).cloned().ok_or_else(|| Error::invalid("an exchange without its root's bytes"))
     }
 
@@ -146,8 +156,12 @@ impl Peers for Rendezvous {
         self.hosts()
     }
 
-    fn all_gather(&self, bytes: &[u8]) -> Result<Gathered> {
-        self.all_gather(bytes)
+    fn is_checked(&self) -> bool {
+        self.checked
+    }
+
+    fn all_gather(&self, call: &str, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+        same_call(&*self.all_gather(&contribution(call, bytes))?)
     }
 
     fn subset(&self, members: &[usize]) -> Result<Rc<dyn Peers>> {
