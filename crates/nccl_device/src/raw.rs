@@ -83,10 +83,6 @@ macro_rules! nccl_functions {
                 pub begin_call: fn(&CoopAny, CoopCall),
                 /// The call has ended.
                 pub end_call: fn(),
-                /// The kernel uses this signal of those requested with `gin_signals`.
-                pub signal: fn(&DevComm, index: u32),
-                /// The kernel uses this counter of those requested with `gin_counters`.
-                pub counter: fn(&DevComm, index: u32),
                 /// A barrier has fenced this rank's puts on a context, or on all.
                 pub puts_fenced: fn(&DevComm, context: Option<u32>),
                 /// The running thread opens or closes a session on a GIN barrier.

@@ -126,7 +126,9 @@ pub struct DevComm {
     pub gin_connection_count: u8,
     pub backend_index: u8,
     pub gin_net_device_types: [u8; 4],
-    pub _padding0: [u8; 2],
+    /// Padding of NCCL's, in which the host says how many signals it requested by `gin_signals`:
+    /// higher ids belong to barriers and resources. NCCL counts all in `gin_signal_count`.
+    pub requested_signals: u16,
     pub gin_handles: [*mut c_void; 4],
     pub gin_signal_count: u32,
     pub gin_counter_count: u32,
@@ -135,7 +137,9 @@ pub struct DevComm {
     pub gin_connection_stride: u32,
     pub gin_context_stride: u32,
     pub gin_strong_legacy_signals: bool,
-    pub _padding1: [u8; 3],
+    pub _padding: u8,
+    /// Likewise for counters.
+    pub requested_counters: u16,
     pub abort_flag: *mut u32,
     pub hybrid_lsa_barrier: LsaBarrierHandle,
     pub hybrid_rail_gin_barrier: GinBarrierHandle,

@@ -130,13 +130,14 @@ impl DevComm {
     }
 
     /// Signal `index` of those that the host requested with `gin_signals`. Traps if there is no
-    /// such signal. The signals of barriers have higher indices.
+    /// such signal: higher ids are those of barriers and resources. ([`SignalId::of`] takes the
+    /// ranges of resources.)
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn signal(&self, index: u32) -> SignalId {
-        #[cfg(not(target_arch = "nvptx64"))]
-        (crate::raw::host::checks().signal)(self.as_raw(), index);
-        SignalId::of(self, SignalRange { first: 0, count: u32::MAX }, index)
+        let count = self.as_raw().requested_signals.into();
+        assert!(index < count, "signal {index}: the host requested {count} by gin_signals");
+        SignalId::of(self, SignalRange { first: 0, count }, index)
     }
 
     /// Counter `index` of those that the host requested with `gin_counters`. Traps if there is no
@@ -144,9 +145,9 @@ impl DevComm {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn counter(&self, index: u32) -> CounterId {
-        #[cfg(not(target_arch = "nvptx64"))]
-        (crate::raw::host::checks().counter)(self.as_raw(), index);
-        CounterId::of(self, CounterRange { first: 0, count: u32::MAX }, index)
+        let count = self.as_raw().requested_counters.into();
+        assert!(index < count, "counter {index}: the host requested {count} by gin_counters");
+        CounterId::of(self, CounterRange { first: 0, count }, index)
     }
 }
 

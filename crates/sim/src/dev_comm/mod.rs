@@ -124,7 +124,6 @@ pub(crate) fn make(
             contexts: gin.contexts,
             signals: gin.signals,
             counters: gin.counters,
-            requested: (config.gin_signals, config.gin_counters),
             strong: config.gin_strong_signals,
             depth: gin.depth,
             barriers: gin.barriers.clone(),

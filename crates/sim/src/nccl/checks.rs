@@ -1,5 +1,5 @@
-//! What `nccl_device`'s typed layer tells the simulator: cooperative calls, signals, counters and
-//! sessions on GIN barriers.
+//! What `nccl_device`'s typed layer tells the simulator: cooperative calls, and sessions on GIN
+//! barriers.
 
 use devcomm_types::nccl::{CoopAny, DevComm};
 use nccl_device::raw::host::{Checks, CoopCall, GinBarrierUse};
@@ -9,8 +9,7 @@ use super::coop::{Coop, coop_rank};
 use super::gin::{GinComm, barrier};
 use crate::thread::Thread;
 
-pub(super) const CHECKS: Checks =
-    Checks { begin_call, end_call, signal, counter, gin_barrier, puts_fenced };
+pub(super) const CHECKS: Checks = Checks { begin_call, end_call, gin_barrier, puts_fenced };
 
 fn begin_call(coop: &CoopAny, call: CoopCall) {
     let (thread, at) = caller();
@@ -29,31 +28,6 @@ fn end_call() {
 fn gin_of(comm: &DevComm) -> Option<&GinComm> {
     // SAFETY: a kernel's device communicator points to its `GinComm`, which outlives the launch.
     unsafe { comm.gin_handles[0].cast::<GinComm>().as_ref() }
-}
-
-/// Fails the kernel if `index` is not below the number that the host requested with `setting`.
-fn check_requested(what: &str, index: u32, requested: u32, setting: &str) {
-    if index < requested {
-        return;
-    }
-    let (thread, at) = caller();
-    thread.misuse(
-        at,
-        format!(
-            "{what} {index}, but the device communicator was made with {setting}({requested}): \
-            higher ids belong to its barriers and resources"
-        ),
-    );
-}
-
-fn signal(comm: &DevComm, index: u32) {
-    let requested = gin_of(comm).map_or(0, |gin| gin.requested.0);
-    check_requested("signal", index, requested, "gin_signals");
-}
-
-fn counter(comm: &DevComm, index: u32) {
-    let requested = gin_of(comm).map_or(0, |gin| gin.requested.1);
-    check_requested("counter", index, requested, "gin_counters");
 }
 
 fn gin_barrier(comm: &DevComm, session: &GinBarrierUse) {

@@ -84,9 +84,6 @@ pub(crate) struct GinComm {
     /// Signals and counters per context.
     pub(crate) signals: u32,
     pub(crate) counters: u32,
-    /// Signals and counters that the host requested for kernels; higher ones are those of barriers
-    /// and resources.
-    pub(crate) requested: (u32, u32),
     /// Whether signals are strong by default.
     pub(crate) strong: bool,
     /// Depth of a queue, in operations.

@@ -62,10 +62,12 @@ struct Inner {
     /// NCCL writes it when the call is made, possibly at the end of a group.
     out: Out<DevComm>,
     state: Rc<Cell<CallState>>,
-    /// What kernels get: NCCL's struct with this crate's abort flag. Set at the first use.
+    /// What kernels get: NCCL's struct with this crate's abort flag and `requested`. Set at the first use.
     dev_comm: OnceCell<DevComm>,
     flag: Arc<AbortFlag>,
     closed: Cell<bool>,
+    /// Signals and counters that kernels may use.
+    requested: [u16; 2],
     lowered: Lowered,
     communicator: Communicator,
 }
@@ -126,6 +128,9 @@ impl DevCommResource {
             dev_comm: OnceCell::new(),
             flag,
             closed: Cell::new(false),
+            // NCCL has at most 65,536 of each, of which the last one is then left out.
+            requested: [requirements.gin_signals, requirements.gin_counters]
+                .map(|count| count.try_into().unwrap_or(u16::MAX)),
             lowered,
             communicator: communicator.clone(),
         });
@@ -250,7 +255,8 @@ impl Inner {
         }
         Ok(self.dev_comm.get_or_init(|| {
             let abort_flag = self.flag.device_flag() as *mut u32;
-            DevComm { abort_flag, ..self.out.get() }
+            let [requested_signals, requested_counters] = self.requested;
+            DevComm { abort_flag, requested_signals, requested_counters, ..self.out.get() }
         }))
     }
 }
