@@ -12,7 +12,7 @@ use devcomm::{
 };
 use devcomm_testing::simulated::{failure, read, run, simulate, world};
 use devcomm_types::LaunchArgs;
-use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
+use nccl_device::{BarrierIndex, Coop, DevComm, Flag, Flags, LamportSlots, MemoryOrder, Window};
 
 fn barriers(count: u32) -> DevCommRequirements {
     DevCommRequirements::new().lsa_barriers(count)
@@ -357,6 +357,38 @@ fn a_grid_larger_than_its_barriers_is_reported() {
     assert!(matches!(*error, Error::Misuse { .. }), "{text}");
     assert!(text.contains("block 3 thread 0 at tests/sim/failures.rs:"), "{text}");
     assert!(text.ends_with(": LSA barrier 3: the device communicator was made with 3"), "{text}");
+}
+
+/// Asks for something that is not there.
+#[kernel]
+unsafe fn asks_for(comm: DevComm, words: Window<u32>, state: *mut u32, which: u32) {
+    // SAFETY: the window has two flags, or the slots of two ranks, and the state its words.
+    unsafe {
+        match which {
+            0 => drop(Flags::new(&comm, words, 0, 2).at(2)),
+            1 => Flag::new(&comm, words, 0).post(Coop::cta(), 2, 1),
+            2 => Flag::new(&comm, words, 0).post(Coop::cta(), -1, 1),
+            _ => drop(LamportSlots::<2>::new(&comm, words, 1).begin(state, 2)),
+        }
+    }
+}
+
+#[test]
+fn flags_ranks_and_slots_that_are_not_there_are_reported() {
+    for (which, message) in [
+        (0, "there is no such flag"),
+        (1, "there is no such LSA rank"),
+        (2, "there is no such LSA rank"),
+        (3, "a launch uses more slots than there are"),
+    ] {
+        let error = failure(Simulation::new(2), |gpu| {
+            let words = gpu.window(&[0; LamportSlots::<2>::words(1)])?;
+            let (state, comm) = (gpu.buffer(&[0; 2])?, gpu.dev_comm(barriers(0))?);
+            gpu.launch(asks_for::args(&comm, &words, &state, which).grid(1).block(1))
+        });
+        let text = error.to_string();
+        assert!(text.contains(message) && text.contains("failures.rs:"), "{which}: {text}");
+    }
 }
 
 #[test]

@@ -11,7 +11,7 @@
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 
 // A kernel has the name of its file, so the files are modules of an inner module.
-#[path = "."]
+#[path = ""]
 mod files {
     pub mod gin_put;
     pub mod ll_exchange;

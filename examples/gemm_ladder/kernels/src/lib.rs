@@ -13,7 +13,7 @@
 #![allow(clippy::missing_safety_doc, reason = "the contract is the crate's")]
 
 // A kernel has the name of its file, so the files are modules of an inner module.
-#[path = "."]
+#[path = ""]
 mod files {
     pub mod step1_loop;
     pub mod step2_shared;

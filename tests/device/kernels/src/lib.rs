@@ -14,7 +14,7 @@
 
 mod extra;
 
-#[path = "."]
+#[path = ""]
 mod files {
     pub mod barriers_gin;
     pub mod barriers_lsa;

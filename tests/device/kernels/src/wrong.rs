@@ -93,6 +93,7 @@ pub unsafe fn breaks_a_rule<B: GinBackend>(
         12 => buffer.with(coop, 0, extra.ll.n_slots, |session| session.send(0, 0, [0_u64; 2])),
         // SAFETY: none: the put is beyond the window on purpose.
         13 => unsafe { gin.put(comm.world_team(), 0, mail.at(1 << 20), mail.at(0), 1).post(coop) },
+        14 => drop(gin.hybrid_barrier(coop, BarrierIndex::new(1 << 10))),
         // SAFETY: none: there is no such rank, on purpose.
         _ => unsafe {
             gin.put(comm.world_team(), comm.n_ranks(), mail.at(0), mail.at(0), 1).post(coop)

@@ -68,7 +68,8 @@ fn broken_rules_are_reported_where_they_are_broken() {
         (11, "the elements do not fit the session's slots"),
         (12, "the elements do not fit the session's slots"),
         (13, "window"),
-        (14, "peer"),
+        (14, "barrier"),
+        (15, "peer"),
     ] {
         let error = broken(n);
         assert!(error.contains(message) && error.contains("wrong.rs"), "rule {n}: {error}");

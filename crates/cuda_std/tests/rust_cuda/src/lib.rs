@@ -6,7 +6,7 @@
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx))]
 
 // Each kernel is in a file of its name.
-#[path = "."]
+#[path = ""]
 mod files {
     pub mod matrix_product;
     pub mod vector_add;
