@@ -410,7 +410,7 @@ fn perform(library: &Library, context: &Context, rank: usize, call: Call) -> Res
         nccl.check(operation, code, Some(rank))
     };
     // There is no communicator yet to abort.
-    watched(context, work, || ())
+    watched(context, operation, work, || ())
 }
 
 /// The communicator that NCCL wrote to `out`.

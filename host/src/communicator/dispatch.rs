@@ -218,6 +218,6 @@ impl Inner {
             let code = unsafe { call.make(handle.nccl())? };
             handle.nccl().check(operation, code, Some(handle.rank()))
         };
-        entered.or_aborted(watched(&self.context, work, || abort_and_log(&self.handle)))
+        entered.or_aborted(watched(&self.context, operation, work, || abort_and_log(&self.handle)))
     }
 }

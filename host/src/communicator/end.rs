@@ -169,7 +169,7 @@ impl Inner {
             nccl.check("ncclCommDestroy", code, Some(handle.rank()))
         };
         // There is nothing left to abort.
-        watched(&self.context, work, || ())
+        watched(&self.context, "ncclCommDestroy", work, || ())
     }
 
     /// Resumes a suspended communicator, so that its resources can be closed.

@@ -233,7 +233,7 @@ fn perform(deferred: Vec<DeferredCall>, simulation: Option<Out<SimInfo>>) -> Res
             // SAFETY: all communicators are live and locked; `rest` keeps what the calls use, and
             // is leaked if a call never returns.
             let work = move || unsafe { make_all(&nccl, batch, simulation) };
-            watched(&context, work, || handles.iter().for_each(abort_and_log))
+            watched(&context, "ncclGroupEnd", work, || handles.iter().for_each(abort_and_log))
         } else {
             // SAFETY: as above.
             unsafe { make_all(&nccl, batch, simulation) }

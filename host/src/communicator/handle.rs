@@ -201,9 +201,13 @@ impl Entered<'_> {
         self.or_aborted(nccl.check(operation, code, Some(self.handle.rank)))
     }
 
-    /// Replaces the result by an error if another thread has aborted the communicator.
+    /// Replaces the result by an error if the communicator was aborted, unless it says why.
     pub(crate) fn or_aborted<T>(&self, result: Result<T>) -> Result<T> {
-        if self.handle.is_aborted() { Err(self.handle.ended()) } else { result }
+        match result {
+            Err(Error::State(StateError::NotReturned { .. })) => result,
+            _ if self.handle.is_aborted() => Err(self.handle.ended()),
+            _ => result,
+        }
     }
 
     pub(crate) fn poll(&self) -> Result<bool> {

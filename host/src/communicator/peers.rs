@@ -41,20 +41,28 @@ pub(crate) fn contribution(call: &str, bytes: &[u8]) -> Vec<u8> {
     [&(call.len() as u32).to_le_bytes(), call.as_bytes(), bytes].concat()
 }
 
+/// What a rank calls, and its bytes.
+fn split(contribution: &[u8]) -> Option<(String, &[u8])> {
+    let (length, rest) = contribution.split_first_chunk()?;
+    let (call, bytes) = rest.split_at_checked(u32::from_le_bytes(*length) as usize)?;
+    Some((String::from_utf8_lossy(call).into_owned(), bytes))
+}
+
+/// What the rank calls that has made this [contribution].
+pub(crate) fn call_of(contribution: &[u8]) -> Option<String> {
+    split(contribution).map(|(call, _)| call)
+}
+
 /// The bytes of all [contributions](contribution).
 ///
 /// # Errors
 ///
 /// [`WorldError::CallsDiffer`].
 pub(crate) fn same_call(all: &[Vec<u8>]) -> Result<Vec<Vec<u8>>> {
-    let split = |contribution: &Vec<u8>| {
-        let (length, rest) = contribution.split_first_chunk()?;
-        let (call, bytes) = rest.split_at_checked(u32::from_le_bytes(*length) as usize)?;
-        Some((String::from_utf8_lossy(call).into_owned(), bytes.to_vec()))
-    };
-    let parts = all.iter().map(split).collect::<Option<Vec<_>>>();
+    let parts = all.iter().map(|contribution| split(contribution)).collect::<Option<Vec<_>>>();
     let parts = parts.ok_or_else(|| Error::invalid("an exchange without the ranks' calls"))?;
-    let (calls, bytes): (Vec<String>, Vec<Vec<u8>>) = parts.into_iter().unzip();
+    let (calls, bytes): (Vec<String>, Vec<Vec<u8>>) =
+        parts.into_iter().map(|(call, bytes)| (call, bytes.to_vec())).unzip();
     match calls.iter().all(|call| *call == calls[0]) {
         true => Ok(bytes),
         false => Err(WorldError::CallsDiffer { calls }.into()),

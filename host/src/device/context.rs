@@ -87,7 +87,7 @@ impl Context {
 
     /// The GPU of `machine` with this ordinal.
     pub(crate) fn on(machine: &Machine, ordinal: usize) -> Result<Self> {
-        Self::with_health(ordinal, Health::new(machine.clone()))
+        Self::with_health(ordinal, Health::new(machine.clone(), None))
     }
 
     pub(crate) fn with_health(ordinal: usize, health: Arc<Health>) -> Result<Self> {

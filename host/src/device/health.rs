@@ -17,6 +17,8 @@ const LOST_RANK_GRACE: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(crate) struct Health {
     machine: Machine,
+    /// How long a call may wait for the other ranks.
+    deadline: Option<Duration>,
     lost: OnceLock<(usize, String)>,
     /// The communicators of this process.
     communicators: Mutex<Vec<Weak<dyn Issuer>>>,
@@ -25,9 +27,15 @@ pub(crate) struct Health {
 }
 
 impl Health {
-    pub(crate) fn new(machine: Machine) -> Arc<Self> {
+    pub(crate) fn new(machine: Machine, deadline: Option<Duration>) -> Arc<Self> {
         let (lost, communicators, flags) = Default::default();
-        Arc::new(Self { machine, lost, communicators, flags })
+        Arc::new(Self { machine, deadline, lost, communicators, flags })
+    }
+
+    /// How long a call may wait for the other ranks: exchanges on the host, and calls that create
+    /// or end something on all ranks. `None`: forever.
+    pub(crate) fn deadline(&self) -> Option<Duration> {
+        self.deadline
     }
 
     /// The machine that this process's ranks run on: GPUs or the simulator.

@@ -54,6 +54,19 @@ pub enum StateError {
         /// The time waited.
         waited: Duration,
     },
+    /// A call of NCCL that waits for the other ranks has not returned in time; its communicator is
+    /// aborted.
+    #[error(
+        "{operation} had not returned after {:.1} s: another rank does not call it, or is stuck in \
+         it; DEVCOMM_OPERATION_TIMEOUT or WorldBuilder::deadline sets the time",
+        waited.as_secs_f64()
+    )]
+    NotReturned {
+        /// NCCL's function.
+        operation: &'static str,
+        /// The time waited.
+        waited: Duration,
+    },
     /// On a simulated machine: every thread and kernel waits for something that cannot happen. On
     /// GPUs the program would hang.
     #[error("deadlock: {report}")]

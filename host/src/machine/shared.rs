@@ -35,21 +35,25 @@ impl<T> Shared<T> {
         result
     }
 
-    /// Waits until `ready`, which is called after each change, returns a value.
-    ///
-    /// # Errors
-    ///
-    /// [`StateError::Deadlock`]; those of `ready`.
-    pub(crate) fn wait<R>(&self, ready: impl FnMut(&mut T) -> Result<Option<R>>) -> Result<R> {
-        self.wait_polling(None, Duration::MAX, ready)
-    }
-
-    /// As [`wait`](Self::wait), for at most `limit`; `ready` is also called at intervals, for
-    /// changes elsewhere.
+    /// Waits until `ready`, which is called after each change, returns a value; for at most
+    /// `limit`.
     ///
     /// # Errors
     ///
     /// [`StateError::DeadlinePassed`] after `limit`; [`StateError::Deadlock`]; those of `ready`.
+    pub(crate) fn wait<R>(
+        &self,
+        limit: Option<Duration>,
+        ready: impl FnMut(&mut T) -> Result<Option<R>>,
+    ) -> Result<R> {
+        self.wait_polling(limit, Duration::MAX, ready)
+    }
+
+    /// As [`wait`](Self::wait); `ready` is also called at intervals, for changes elsewhere.
+    ///
+    /// # Errors
+    ///
+    /// As [`wait`](Self::wait).
     pub(crate) fn watch<R>(
         &self,
         limit: Option<Duration>,

@@ -1,7 +1,9 @@
 //! The builder of worlds: settings that must be made before the GPUs are used.
 
+use std::time::Duration;
+
 use super::env::launched;
-use super::{GinLoopback, World};
+use super::{GinLoopback, RankMode, World};
 use crate::error::{Error, Result, WorldError};
 use crate::machine::{Machine, VARIABLE};
 
@@ -12,6 +14,7 @@ use crate::machine::{Machine, VARIABLE};
 pub struct WorldBuilder {
     gin_loopback: Option<GinLoopback>,
     checked: Option<bool>,
+    deadline: Option<Option<Duration>>,
     #[cfg(feature = "simulator")]
     simulation: Option<devcomm_sim::Simulation>,
 }
@@ -47,6 +50,28 @@ impl WorldBuilder {
     /// ```
     pub fn checked(mut self, checked: bool) -> Self {
         self.checked = Some(checked);
+        self
+    }
+
+    /// How long a call may wait for the other ranks: [barriers](Rank::barrier) and other exchanges
+    /// on the host, and calls that create or end communicators, windows and device communicators.
+    /// Then the job fails: every rank gets [`WorldError::RankLost`], with a rank that has not come,
+    /// and who waited for it in which call. A process that says nothing for so long, such as a
+    /// stopped one, counts as lost too. `None`: no limit. Default: `DEVCOMM_OPERATION_TIMEOUT`, or
+    /// else 10 minutes; on simulated GPUs none, since deadlocks are found there.
+    ///
+    /// Streams have no deadline but [`synchronize_within`](crate::Stream::synchronize_within), and
+    /// a rank that has ended waits for the others as long as they run.
+    ///
+    /// ```no_run
+    /// use std::time::Duration;
+    ///
+    /// let deadline = Some(Duration::from_secs(60));
+    /// let world = devcomm_host::World::builder().deadline(deadline).from_env()?;
+    /// # Ok::<_, devcomm_host::Error>(())
+    /// ```
+    pub fn deadline(mut self, deadline: Option<Duration>) -> Self {
+        self.deadline = Some(deadline);
         self
     }
 
@@ -95,7 +120,14 @@ impl WorldBuilder {
 
     /// The world with the settings that it reads itself.
     fn set(&self, world: World) -> World {
-        World { checked: self.checked.unwrap_or(world.checked), ..world }
+        let mut world = World { checked: self.checked.unwrap_or(world.checked), ..world };
+        if let Some(deadline) = self.deadline {
+            world.deadline = deadline;
+            if let RankMode::Process { config, .. } = &mut world.mode {
+                config.deadline = deadline;
+            }
+        }
+        world
     }
 
     /// As [`World::spawn_local`]; the processes inherit the settings.

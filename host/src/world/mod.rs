@@ -12,13 +12,14 @@ mod run;
 mod signals;
 
 use std::fmt::{self, Display};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
 pub use self::builder::WorldBuilder;
 #[cfg(feature = "simulator")]
 pub use self::check::{Check, check, check_exhaustive, check_pct, check_random, replay, run_test};
-use self::env::{Launched, launched};
+use self::env::{Launched, deadline, launched};
 pub use self::gin_loopback::GinLoopback;
 pub use self::local_job::LocalJob;
 pub use self::rank::Rank;
@@ -51,6 +52,8 @@ pub struct World {
     library: Library,
     mode: RankMode,
     checked: bool,
+    /// How long a call of threads may wait for the other ranks; processes have it in their mode.
+    deadline: Option<Duration>,
 }
 
 #[derive(Clone, Debug)]
@@ -87,6 +90,8 @@ impl World {
     ///   when torchrun's agent uses that; else derived from the job's id.
     /// * `DEVCOMM_TIMEOUT`: seconds that rank 0 waits for all ranks to connect, and they for rank
     ///   0. Default: 60.
+    /// * `DEVCOMM_OPERATION_TIMEOUT`: seconds that a call may wait for other ranks, see
+    ///   [`WorldBuilder::deadline`]. Default: 600; 0: no limit.
     /// * `DEVCOMM_SIMULATE`: GPUs to simulate, and how: `4`, or `4,team=2,multimem=0,seed=7`, or
     ///   what the message of a failed [`check`](crate::check()) says; not under a launcher.
     /// * `DEVCOMM_JOB_ID`: must be the same for all ranks. Default: the launcher's id
@@ -143,7 +148,7 @@ impl World {
         let local_rank = launched.local_rank;
         let config = RendezvousConfig::new(launched, peer);
         let mode = RankMode::Process { config, local_rank, device };
-        Ok(Self { machine, library, mode, checked: cfg!(debug_assertions) })
+        Ok(Self { machine, library, mode, checked: cfg!(debug_assertions), deadline: None })
     }
 
     /// A world of `n` threads, or of one per GPU.
@@ -154,7 +159,12 @@ impl World {
         };
         let library = Library::open_on(&machine, None, DEV_COMM_VERSION)?;
         let mode = RankMode::Threads(n);
-        Ok(Self { machine, library, mode, checked: cfg!(debug_assertions) })
+        let deadline = match machine.is_simulated() {
+            // What never ends there is a deadlock, which is found at once.
+            true => None,
+            false => deadline(&|name| std::env::var_os(name))?,
+        };
+        Ok(Self { machine, library, mode, checked: cfg!(debug_assertions), deadline })
     }
 
     /// `n` ranks as threads of this process, rank `i` on GPU `i`.
@@ -296,7 +306,7 @@ impl World {
                     || Rank::new(rendezvous.clone(), library, *local_rank, *device, self.checked);
                 run_rank(&rendezvous, make, |rank| f(0, rank))
             }
-            RankMode::Threads(n) => run_threads(&self.machine, *n, |rendezvous| {
+            RankMode::Threads(n) => run_threads(&self.machine, *n, self.deadline, |rendezvous| {
                 let (index, library) = (rendezvous.rank(), self.library.clone());
                 let make = || Rank::new(rendezvous.clone(), library, index, index, self.checked);
                 run_rank(rendezvous, make, |rank| f(index, rank))

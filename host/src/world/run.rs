@@ -6,22 +6,25 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::ScopedJoinHandle;
+use std::time::Duration;
 
 use super::rendezvous::{Hub, Rendezvous, ThreadTransport, host_name};
 use crate::error::{Error, Result, WorldError};
 use crate::machine::{Machine, message};
 
-/// Runs `f` in one thread per rank. The error is that of the rank that failed first.
+/// Runs `f` in one thread per rank; calls wait for other ranks for at most `deadline`. The error is
+/// that of the rank that failed first.
 pub(crate) fn run_threads<T, E>(
     machine: &Machine,
     n: usize,
+    deadline: Option<Duration>,
     f: impl Fn(&Rendezvous) -> Result<T, E> + Sync,
 ) -> Result<Vec<T>, E>
 where
     T: Send,
     E: From<Error> + Send,
 {
-    let hub = Arc::new(Hub::new(machine.clone(), n));
+    let hub = Arc::new(Hub::new(machine.clone(), n, deadline));
     let hosts = vec![host_name(); n];
     // This thread waits for the ranks by the machine's functions.
     let _entered = machine.ticket("the world").enter();

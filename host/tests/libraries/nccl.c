@@ -1,8 +1,10 @@
 // A stub of NCCL: calls succeed without any other rank, and move no data.
 //
 // STUB_NCCL=code    version of ncclGetVersion (default 23203)
+// STUB_STUCK        if set, ncclCommFinalize returns only after an abort
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 // The host finds the CUDA version of the library in this text.
 const char banner[] = "NCCL version 2.32.3+cuda13.4";
@@ -28,9 +30,13 @@ int ncclCommGetAsyncError(Comm *comm, int *state) { *state = 0; return 0; }
 int ncclCommCount(Comm *comm, int *n) { *n = comm->n_ranks; return 0; }
 int ncclCommUserRank(Comm *comm, int *rank) { *rank = comm->rank; return 0; }
 int ncclCommCuDevice(Comm *comm, int *ordinal) { return cuCtxGetDevice(ordinal); }
-int ncclCommFinalize(Comm *comm) { return 0; }
+static volatile int aborted;
+int ncclCommFinalize(Comm *comm) {
+    while (getenv("STUB_STUCK") && !aborted) usleep(1000);
+    return 0;
+}
 int ncclCommDestroy(Comm *comm) { free(comm); return 0; }
-int ncclCommAbort(Comm *comm) { free(comm); return 0; }
+int ncclCommAbort(Comm *comm) { aborted = 1; return 0; }
 
 int ncclMemAlloc(void **memory, size_t bytes) {
     *memory = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);

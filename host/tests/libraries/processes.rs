@@ -2,7 +2,9 @@
 
 use std::net::TcpListener;
 
-use devcomm_host::{DriverError, Error, KernelSet, Rank, Result, Stream, World};
+use devcomm_host::{
+    CommConfig, DriverError, Error, KernelSet, Rank, Result, StateError, Stream, World,
+};
 use devcomm_types::{Kernel, Unsafe};
 use libtest_mimic::Trial;
 
@@ -14,6 +16,9 @@ tests! {
     a_program_starts_its_own_ranks in ["STUB_GPUS" = "2"],
     a_process_that_dies_ends_the_job_although_another_waits_for_a_kernel
         in ["STUB_HANG" = "1", "STUB_GPUS" = "2"],
+    a_call_that_does_not_return_is_an_error_after_the_deadline
+        in ["WORLD_SIZE" = "1", "RANK" = "0", "STUB_STUCK" = "1",
+            "DEVCOMM_OPERATION_TIMEOUT" = "0.2"],
 }
 
 enum Count {}
@@ -92,6 +97,20 @@ fn a_program_starts_its_own_ranks() {
     World::spawn_local(2).unwrap();
     has_worked(&log_of(0));
     has_worked(&log_of(1));
+}
+
+fn a_call_that_does_not_return_is_an_error_after_the_deadline() {
+    let ended = World::from_env().unwrap().run(|rank| {
+        let comm = rank.new_communicator(&CommConfig::new())?;
+        let error = comm.destroy().unwrap_err();
+        let Error::State(StateError::NotReturned { operation, .. }) = error else {
+            panic!("{error}")
+        };
+        assert_eq!(operation, "ncclCommFinalize");
+        assert!(!comm.is_valid());
+        Ok::<_, Error>(())
+    });
+    assert!(ended.is_ok(), "{ended:?}");
 }
 
 /// Rank 1 aborts while rank 0 waits for its GPU.

@@ -6,6 +6,7 @@ use devcomm_host::{Buffer, Context, Error, ReduceOp, Result};
 
 use crate::support::{
     contents, filled, is_capturing, is_invalid, log_of, logged, makes_no_calls, pause, ranks,
+    unchecked_world,
 };
 
 /// The names of the copies, fills and stream waits that `f` calls.
@@ -50,7 +51,7 @@ fn a_copy_from_or_to_the_host_waits_for_its_own_stream_alone() {
 
 #[test]
 fn copies_on_the_device_and_fills_do_not_wait() {
-    ranks(2, |rank| {
+    let ran: Result<Vec<()>> = unchecked_world(2).run(|rank| {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
         let (a, b) = (filled(comm, &[1.0_f32; 4])?, comm.mem_alloc::<f32>(4)?);
         // Rank 0's operation waits for that of rank 1, which is enqueued later.
@@ -68,6 +69,7 @@ fn copies_on_the_device_and_fills_do_not_wait() {
         assert_eq!((contents(&a), contents(&b)), (vec![7.0; 4], vec![2.0; 4]));
         Ok(())
     });
+    ran.unwrap();
 }
 
 #[test]
@@ -149,7 +151,7 @@ fn the_default_stream_is_one_and_is_neither_captured_nor_destroyed() {
 
 #[test]
 fn copies_of_pinned_memory_do_not_wait_and_the_memory_does() {
-    ranks(2, |rank| {
+    let ran: Result<Vec<()>> = unchecked_world(2).run(|rank| {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
         let (a, context) = (comm.mem_alloc::<f32>(4)?, rank.context());
         let (mut input, mut sum) = (context.pinned::<f32>(4)?, context.pinned::<f32>(4)?);
@@ -174,6 +176,7 @@ fn copies_of_pinned_memory_do_not_wait_and_the_memory_does() {
         assert_eq!(contents(&a), [7.0; 4]);
         Ok(())
     });
+    ran.unwrap();
 }
 
 #[test]

@@ -8,7 +8,8 @@ use devcomm_host::{
 };
 
 use crate::support::{
-    contents, count, failed_calls, filled, inject, log_in, log_of, now, pause, world,
+    contents, count, failed_calls, filled, inject, log_in, log_of, now, pause, unchecked_world,
+    world,
 };
 
 /// NCCL functions, each with code that calls it.
@@ -257,7 +258,7 @@ fn a_rank_that_waits_for_an_operation_is_released_when_another_panics() {
 
 #[test]
 fn what_fails_in_the_background_is_the_error_of_who_waits() {
-    let world = world(2);
+    let world = unchecked_world(2);
     inject(&world, "ncclAllReduce", 0, Effect::Later(6));
     let failed = world.run(|rank| {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use devcomm_host::{
     Buffer, CallRecord, Communicator, Effect, Element, Error, Fault, Rank, Result,
-    SimulatedMachine, Simulation, StateError, SymmetricBuffer, World,
+    SimulatedMachine, Simulation, StateError, SymmetricBuffer, World, WorldBuilder,
 };
 use parking_lot::Mutex;
 
@@ -59,7 +59,16 @@ pub(crate) fn world(n: usize) -> World {
 
 /// As [`world`], with other settings of the machine.
 pub(crate) fn world_on(simulation: Simulation, n: usize) -> World {
-    let world = World::builder().simulate(simulation).threads(n).unwrap();
+    recorded(World::builder().simulate(simulation), n)
+}
+
+/// As [`world`], without comparing collectives, which would wait for each other on the host.
+pub(crate) fn unchecked_world(n: usize) -> World {
+    recorded(World::builder().checked(false).simulate(simulation()), n)
+}
+
+fn recorded(builder: WorldBuilder, n: usize) -> World {
+    let world = builder.threads(n).unwrap();
     world.simulated_machine().unwrap().record_calls();
     world
 }

@@ -35,6 +35,8 @@ pub(crate) struct Launched {
     pub port: u16,
     pub job: String,
     pub timeout: Duration,
+    /// How long a call may wait for the other ranks.
+    pub deadline: Option<Duration>,
     /// The file descriptor of a socket that already listens on `port`; for rank 0 only.
     pub listener: Option<i32>,
 }
@@ -58,6 +60,7 @@ pub(crate) const LISTENER: &str = "DEVCOMM_LISTENER";
 const DEFAULT_JOB: &str = "devcomm";
 const MAX_JOB_ID: usize = 1024;
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
+const DEFAULT_DEADLINE: Duration = Duration::from_secs(600);
 /// More ranks than any cluster has, so that a mistyped WORLD_SIZE does not use up the memory.
 const MAX_RANKS: usize = 1 << 20;
 /// Ports that are derived from job ids: above those of services, below the ephemeral ports (from
@@ -95,8 +98,20 @@ pub(crate) fn launched(var: Lookup<'_>) -> Result<Option<Launched>> {
         Some(listener) if rank == 0 => Some(number(LISTENER, listener, 3, 1 << 30)? as i32),
         _ => None,
     };
-    let timeout = timeout(var)?;
-    Ok(Some(Launched { variable, rank, n_ranks, local_rank, host, port, job, timeout, listener }))
+    let timeout = seconds(var, "DEVCOMM_TIMEOUT", "above 0")?.unwrap_or(DEFAULT_TIMEOUT);
+    let deadline = deadline(var)?;
+    Ok(Some(Launched {
+        variable,
+        rank,
+        n_ranks,
+        local_rank,
+        host,
+        port,
+        job,
+        timeout,
+        deadline,
+        listener,
+    }))
 }
 
 fn read(var: Lookup<'_>) -> Result<Option<LauncherVars>> {
@@ -122,19 +137,24 @@ fn port_of(job: &str) -> u16 {
     PORTS.start + ((hash ^ (hash >> 32)) % PORTS.len() as u64) as u16
 }
 
-/// How long ranks wait for each other to connect.
-fn timeout(var: Lookup<'_>) -> Result<Duration> {
-    let Some(value) = text(var, "DEVCOMM_TIMEOUT")? else { return Ok(DEFAULT_TIMEOUT) };
-    let parsed = value.trim().parse::<f64>().ok().filter(|seconds| *seconds > 0.0);
+/// How long a call on GPUs may wait for the other ranks; `None` for ever.
+pub(crate) fn deadline(var: Lookup<'_>) -> Result<Option<Duration>> {
+    let deadline = seconds(var, "DEVCOMM_OPERATION_TIMEOUT", "or 0")?.unwrap_or(DEFAULT_DEADLINE);
+    Ok(Some(deadline).filter(|deadline| !deadline.is_zero()))
+}
+
+/// A number of seconds, "above 0" or "or 0".
+fn seconds(var: Lookup<'_>, variable: &'static str, zero: &str) -> Result<Option<Duration>> {
+    let Some(value) = text(var, variable)? else { return Ok(None) };
+    let is_valid = |seconds: &f64| *seconds > 0.0 || (*seconds == 0.0 && zero == "or 0");
+    let parsed = value.trim().parse::<f64>().ok().filter(is_valid);
     // At most a year, so that deadlines do not overflow.
     match parsed.map(|seconds| Duration::try_from_secs_f64(seconds.min(3.2e7))) {
-        Some(Ok(timeout)) => Ok(timeout),
-        _ => Err(WorldError::Environment {
-            variable: "DEVCOMM_TIMEOUT",
-            value: Some(value),
-            why: "not a number of seconds above 0".to_owned(),
+        Some(Ok(seconds)) => Ok(Some(seconds)),
+        _ => {
+            let (value, why) = (Some(value), format!("not a number of seconds {zero}"));
+            Err(WorldError::Environment { variable, value, why }.into())
         }
-        .into()),
     }
 }
 

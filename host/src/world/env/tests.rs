@@ -104,6 +104,7 @@ fn torchruns_variables_make_one_rank() {
         port: 29500,
         job: "devcomm".into(),
         timeout: Duration::from_secs(60),
+        deadline: Some(Duration::from_secs(600)),
         listener: None,
     };
     assert_eq!(with(&[TORCHRUN]), expected);
@@ -112,6 +113,9 @@ fn torchruns_variables_make_one_rank() {
     assert_eq!(with(&[TORCHRUN, &run, &[("DEVCOMM_JOB_ID", "x")]]).job, "x");
     let short = with(&[TORCHRUN, &[("DEVCOMM_TIMEOUT", "2.5")]]);
     assert_eq!(short.timeout, Duration::from_millis(2500));
+    let deadline = |seconds| with(&[TORCHRUN, &[("DEVCOMM_OPERATION_TIMEOUT", seconds)]]).deadline;
+    assert_eq!(deadline("1.5"), Some(Duration::from_millis(1500)));
+    assert_eq!(deadline("0"), None);
 }
 
 #[test]
@@ -302,7 +306,7 @@ fn a_value_that_makes_no_sense_is_named() {
         }
     }
     // Values out of range: a rank of at least WORLD_SIZE, a local rank of at least the local size.
-    let cases: [(Vars<'_>, &str, &str); 16] = [
+    let cases: [(Vars<'_>, &str, &str); 18] = [
         (TORCHRUN, "RANK", "8"),
         (TORCHRUN, "WORLD_SIZE", "0"),
         (TORCHRUN, "LOCAL_RANK", "9"),
@@ -312,6 +316,8 @@ fn a_value_that_makes_no_sense_is_named() {
         (TORCHRUN, "DEVCOMM_TIMEOUT", "0"),
         (TORCHRUN, "DEVCOMM_TIMEOUT", "NaN"),
         (TORCHRUN, "DEVCOMM_TIMEOUT", "soon"),
+        (TORCHRUN, "DEVCOMM_OPERATION_TIMEOUT", "-1"),
+        (TORCHRUN, "DEVCOMM_OPERATION_TIMEOUT", "NaN"),
         (TORCHRUN, "WORLD_SIZE", "18446744073709551615"),
         (OPEN_MPI, "OMPI_COMM_WORLD_RANK", "4"),
         (OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE", "5"),

@@ -2,12 +2,13 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use super::Transport;
 use super::subset::Subset;
-use crate::communicator::peers::Gathered;
+use crate::communicator::peers::{Gathered, call_of};
 use crate::device::Health;
-use crate::error::Result;
+use crate::error::{Error, Result, StateError, ranks};
 use crate::machine::{Machine, Shared};
 
 pub(crate) struct Hub {
@@ -26,15 +27,36 @@ struct State {
 
 struct Exchange {
     subset: Arc<Subset>,
+    /// When the first rank contributed, by the machine's clock.
+    since: Duration,
     /// The contributions of the subset's ranks so far, with their request numbers.
     parts: Vec<Option<(u64, Vec<u8>)>>,
     outcome: Outcome,
 }
 
 impl Exchange {
-    fn new(subset: &Arc<Subset>) -> Self {
+    fn new(subset: &Arc<Subset>, since: Duration) -> Self {
         let parts = vec![None; subset.members().len()];
-        Self { subset: Arc::clone(subset), parts, outcome: Outcome::default() }
+        Self { subset: Arc::clone(subset), since, parts, outcome: Outcome::default() }
+    }
+
+    /// The first rank that has not contributed, and who waits for it in which call.
+    fn absent(&self, waited: Duration) -> Option<(usize, String)> {
+        let members = || self.subset.members().iter().copied().zip(&self.parts);
+        let absent: Vec<usize> =
+            members().filter(|(_, part)| part.is_none()).map(|(rank, _)| rank).collect();
+        let present: Vec<usize> =
+            members().filter(|(_, part)| part.is_some()).map(|(rank, _)| rank).collect();
+        let call = self.parts.iter().flatten().find_map(|(_, bytes)| call_of(bytes));
+        let call = call.unwrap_or_else(|| "an exchange".to_owned());
+        let verb = if absent.len() == 1 { "has" } else { "have" };
+        let why = format!(
+            "after {} s in {call}, {} waited and {} {verb} not come",
+            waited.as_secs(),
+            ranks(&present),
+            ranks(&absent)
+        );
+        Some((*absent.first()?, why))
     }
 
     /// A rank that has finished without contributing: the exchange will never complete.
@@ -77,10 +99,11 @@ const NOT_A_MEMBER: &str = "it contributed to the exchange of a subset that it i
 
 impl Hub {
     /// The hub of `n_ranks` ranks; those in this process run on `machine`.
-    pub(crate) fn new(machine: Machine, n_ranks: usize) -> Self {
+    /// Exchanges fail after `deadline`.
+    pub(crate) fn new(machine: Machine, n_ranks: usize, deadline: Option<Duration>) -> Self {
         let finished = vec![false; n_ranks];
         let state = State { open: HashMap::new(), finished, released: false };
-        Self { state: Shared::new(machine.clone(), state), health: Health::new(machine) }
+        Self { state: Shared::new(machine.clone(), state), health: Health::new(machine, deadline) }
     }
 
     pub(crate) fn health(&self) -> &Arc<Health> {
@@ -100,7 +123,9 @@ impl Hub {
         };
         let mut state = self.state.lock();
         let State { open, finished, .. } = &mut *state;
-        let exchange = open.entry(subset.key().to_vec()).or_insert_with(|| Exchange::new(subset));
+        let now = self.health.machine().now();
+        let exchange =
+            open.entry(subset.key().to_vec()).or_insert_with(|| Exchange::new(subset, now));
         if exchange.parts[index].replace((request, bytes)).is_some() {
             return ExchangeState::Failed(rank, TWICE);
         }
@@ -120,12 +145,22 @@ impl Hub {
         let _ = self.state.change(|_| complete.outcome.0.set(complete.all));
     }
 
-    /// Waits for the result of an exchange.
-    pub(crate) fn wait_for(&self, outcome: &Outcome) -> Result<Gathered> {
-        self.state.wait(|_| match outcome.0.get() {
+    /// Waits for the result of an exchange, for at most `limit`.
+    pub(crate) fn wait_for(&self, outcome: &Outcome, limit: Option<Duration>) -> Result<Gathered> {
+        self.state.wait(limit, |_| match outcome.0.get() {
             Some(all) => Ok(Some(Arc::clone(all))),
             None => self.health.check().map(|()| None),
         })
+    }
+
+    /// A rank for which others have waited in an exchange until the deadline, and the reason why it
+    /// counts as lost.
+    pub(crate) fn absent(&self) -> Option<(usize, String)> {
+        let (now, deadline) = (self.health.machine().now(), self.health.deadline()?);
+        let state = self.state.lock();
+        let late = |exchange: &&Exchange| now.saturating_sub(exchange.since) >= deadline;
+        let oldest = state.open.values().filter(late).min_by_key(|exchange| exchange.since)?;
+        oldest.absent(now.saturating_sub(oldest.since))
     }
 
     /// Records that a rank has done its work. True if it was the last one: then call
@@ -154,7 +189,7 @@ impl Hub {
 
     /// Waits until every rank has done its work.
     pub(crate) fn wait_for_all(&self) -> Result<()> {
-        self.state.wait(|state| {
+        self.state.wait(None, |state| {
             self.health.check()?;
             Ok(state.released.then_some(()))
         })
@@ -187,10 +222,19 @@ impl Transport for ThreadTransport {
                 self.hub.publish(complete);
                 Ok(all)
             }
-            ExchangeState::Pending(outcome) => self.hub.wait_for(&outcome),
+            ExchangeState::Pending(outcome) => {
+                let waited = self.hub.wait_for(&outcome, self.hub.health.deadline());
+                if let Err(Error::State(StateError::DeadlinePassed { .. })) = waited
+                    && let Some((rank, why)) = self.hub.absent()
+                {
+                    self.hub.mark_lost(rank, &why);
+                    self.hub.health.check()?;
+                }
+                waited
+            }
             ExchangeState::Failed(rank, why) => {
                 self.hub.mark_lost(rank, why);
-                self.hub.wait_for(&Outcome::default())
+                self.hub.wait_for(&Outcome::default(), None)
             }
         }
     }

@@ -26,6 +26,8 @@ pub(crate) struct RendezvousConfig {
     pub n_ranks: usize,
     /// How long rank 0 waits for the others, and they for rank 0.
     pub timeout: Duration,
+    /// How long a call may wait for the other ranks, and how long each may be silent.
+    pub deadline: Option<Duration>,
     pub peer: Peer,
     /// The descriptor of a socket that already listens on this port; for rank 0 only.
     pub listener: Option<i32>,
@@ -33,8 +35,8 @@ pub(crate) struct RendezvousConfig {
 
 impl RendezvousConfig {
     pub(crate) fn new(launched: Launched, peer: Peer) -> Self {
-        let Launched { rank, n_ranks, host, port, job, timeout, listener, .. } = launched;
-        Self { host, port, job, rank, n_ranks, timeout, peer, listener }
+        let Launched { rank, n_ranks, host, port, job, timeout, deadline, listener, .. } = launched;
+        Self { host, port, job, rank, n_ranks, timeout, deadline, peer, listener }
     }
 
     pub(super) fn address(&self) -> String {
@@ -65,16 +67,18 @@ impl RendezvousConfig {
     pub(crate) fn join(&self) -> Result<Rendezvous> {
         let (peers, transport): (Vec<Peer>, Arc<dyn Transport>) = match (self.rank, self.n_ranks) {
             (_, 1) => {
-                let transport = ThreadTransport::new(Arc::new(Hub::new(Machine::Gpus, 1)), 0);
+                let hub = Hub::new(Machine::Gpus, 1, self.deadline);
+                let transport = ThreadTransport::new(Arc::new(hub), 0);
                 (vec![self.peer.clone()], Arc::new(transport))
             }
             (0, _) => {
                 let (peers, streams) = acceptor::wait_for_all(self)?;
-                (peers, Arc::new(TcpRoot::start(streams).map_err(|error| self.error(error))?))
+                let root = TcpRoot::start(streams, self.deadline);
+                (peers, Arc::new(root.map_err(|error| self.error(error))?))
             }
             _ => {
                 let (peers, stream) = connect::join(self)?;
-                let transport = TcpClient::start(stream, self.rank);
+                let transport = TcpClient::start(stream, self.rank, self.deadline);
                 (peers, Arc::new(transport.map_err(|error| self.error(error))?))
             }
         };

@@ -10,6 +10,7 @@
 
 mod acceptor;
 mod connect;
+mod heartbeat;
 mod hub;
 mod join;
 mod subset;
@@ -161,7 +162,7 @@ impl Peers for Rendezvous {
     }
 
     fn all_gather(&self, call: &str, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
-        same_call(&*self.all_gather(&contribution(call, bytes))?)
+        same_call(&self.all_gather(&contribution(call, bytes))?)
     }
 
     fn subset(&self, members: &[usize]) -> Result<Rc<dyn Peers>> {

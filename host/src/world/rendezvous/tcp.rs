@@ -1,6 +1,6 @@
 //! The transport between ranks that are processes, after they have [joined](super::join): every
-//! rank has one connection to rank 0. If it closes before the rank has finished, the rank counts as
-//! dead, and rank 0 tells the others.
+//! rank has one connection to rank 0. If it closes before the rank has finished, or nothing comes
+//! over it until the deadline, the rank counts as lost, and rank 0 tells the others.
 
 use std::collections::HashMap;
 use std::io;
@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 use socket2::{SockRef, TcpKeepalive};
 
 use super::Transport;
+use super::heartbeat::{self, Silence};
 use super::hub::{ExchangeState, Hub, Outcome};
 use super::subset::Subset;
 use super::wire::{
@@ -60,6 +61,8 @@ struct Root {
     hub: Hub,
     /// The connection of rank `i` has index `i - 1`.
     writers: Vec<Mutex<TcpStream>>,
+    /// The silence of rank `i` has index `i - 1`.
+    silences: Vec<Silence>,
     /// Whether a lost rank was reported to the other ranks.
     announced: Mutex<bool>,
 }
@@ -142,6 +145,22 @@ impl Root {
         self.hub.mark_lost(rank, why);
     }
 
+    /// Tells the other ranks that this one runs, and finds those that no longer do, or that others
+    /// have waited for too long. Whether to go on.
+    fn beat(&self) -> bool {
+        self.send_to_all(Kind::Alive, &[]);
+        let deadline = self.hub.health().deadline();
+        for (rank, silence) in (1..).zip(&self.silences) {
+            if let Some(why) = silence.grow(deadline) {
+                self.mark_lost(rank, &why);
+            }
+        }
+        if let Some((rank, why)) = self.hub.absent() {
+            self.mark_lost(rank, &why);
+        }
+        !self.hub.is_finished() && !self.hub.health().is_lost()
+    }
+
     /// Handles the frames of one rank until its connection ends.
     fn serve(&self, rank: usize, mut stream: TcpStream) {
         self.read_frames(rank, &mut stream);
@@ -150,7 +169,10 @@ impl Root {
 
     fn read_frames(&self, rank: usize, stream: &mut TcpStream) {
         loop {
-            match receive(stream, MAX_FRAME) {
+            let received = receive(stream, MAX_FRAME);
+            self.silences[rank - 1].end();
+            match received {
+                Ok((Kind::Alive, _)) => {}
                 Ok((Kind::Contribute, payload)) => {
                     if let Err(error) = self.handle_contribution(rank, &payload) {
                         return self.mark_lost(rank, &format!("it sent {error}"));
@@ -175,19 +197,22 @@ pub(super) struct TcpRoot(Arc<Root>);
 
 impl TcpRoot {
     /// `streams` are the connections of ranks 1, 2, ..., which have joined.
-    pub(super) fn start(streams: Vec<TcpStream>) -> io::Result<Self> {
+    pub(super) fn start(streams: Vec<TcpStream>, deadline: Option<Duration>) -> io::Result<Self> {
         streams.iter().try_for_each(configure)?;
         let readers: Vec<TcpStream> =
             streams.iter().map(TcpStream::try_clone).collect::<Result<_, _>>()?;
-        let hub = Hub::new(Machine::Gpus, 1 + streams.len());
+        let hub = Hub::new(Machine::Gpus, 1 + streams.len(), deadline);
+        let silences = streams.iter().map(|_| Silence::default()).collect();
         let writers = streams.into_iter().map(Mutex::new).collect();
-        let root = Arc::new(Root { hub, writers, announced: Mutex::new(false) });
+        let root = Arc::new(Root { hub, writers, silences, announced: Mutex::new(false) });
         for (index, stream) in readers.into_iter().enumerate() {
             let (root, rank) = (Arc::clone(&root), index + 1);
             std::thread::Builder::new()
                 .name(format!("devcomm-rank-{rank}"))
                 .spawn(move || root.serve(rank, stream))?;
         }
+        let weak = Arc::downgrade(&root);
+        heartbeat::start(0, deadline, move || weak.upgrade().is_some_and(|root| root.beat()))?;
         Ok(Self(root))
     }
 }
@@ -196,7 +221,7 @@ impl Transport for TcpRoot {
     fn all_gather(&self, subset: &Arc<Subset>, bytes: &[u8]) -> Result<Gathered> {
         self.0.hub.health().check()?;
         let outcome = self.0.contribute(0, subset, 0, bytes.to_vec());
-        self.0.hub.wait_for(&outcome)
+        self.0.hub.wait_for(&outcome, None)
     }
 
     fn finish(&self) -> Result<()> {
@@ -232,6 +257,8 @@ struct Client {
     state: Shared<ClientState>,
     health: Arc<Health>,
     writer: Mutex<TcpStream>,
+    /// The silence of rank 0.
+    silence: Silence,
     /// The request number of the next exchange.
     next: AtomicU64,
     rank: usize,
@@ -264,7 +291,10 @@ impl Client {
 
     fn read_frames(&self, mut stream: TcpStream) {
         loop {
-            let handled = receive(&mut stream, MAX_FRAME).and_then(|(kind, payload)| match kind {
+            let received = receive(&mut stream, MAX_FRAME);
+            self.silence.end();
+            let handled = received.and_then(|(kind, payload)| match kind {
+                Kind::Alive => Ok(()),
                 Kind::Gathered => self.handle_gathered(&payload),
                 Kind::Finished => {
                     self.state.change(|state| state.finished = true);
@@ -295,9 +325,18 @@ impl Client {
         }
     }
 
+    /// Tells rank 0 that this rank runs. Whether to go on.
+    fn beat(&self) -> bool {
+        self.send(Kind::Alive, &[]);
+        if let Some(why) = self.silence.grow(self.health.deadline()) {
+            self.mark_lost(0, &why);
+        }
+        !self.state.lock().finished && !self.health.is_lost()
+    }
+
     /// Waits until `ready` returns a value, or a rank is lost.
     fn wait<T>(&self, mut ready: impl FnMut(&mut ClientState) -> Option<T>) -> Result<T> {
-        self.state.wait(|state| match ready(state) {
+        self.state.wait(None, |state| match ready(state) {
             None => self.health.check().map(|()| None),
             found => Ok(found),
         })
@@ -309,13 +348,18 @@ pub(super) struct TcpClient(Arc<Client>);
 
 impl TcpClient {
     /// `stream` is the connection to rank 0, after joining.
-    pub(super) fn start(stream: TcpStream, rank: usize) -> io::Result<Self> {
+    pub(super) fn start(
+        stream: TcpStream,
+        rank: usize,
+        deadline: Option<Duration>,
+    ) -> io::Result<Self> {
         configure(&stream)?;
         let reader = stream.try_clone()?;
         let client = Arc::new(Client {
             state: Shared::new(Machine::Gpus, ClientState::default()),
-            health: Health::new(Machine::Gpus),
+            health: Health::new(Machine::Gpus, deadline),
             writer: Mutex::new(stream),
+            silence: Silence::default(),
             next: AtomicU64::new(0),
             rank,
         });
@@ -323,6 +367,8 @@ impl TcpClient {
         std::thread::Builder::new()
             .name(format!("devcomm-rank-{rank}"))
             .spawn(move || shared.read_frames(reader))?;
+        let weak = Arc::downgrade(&client);
+        heartbeat::start(rank, deadline, move || weak.upgrade().is_some_and(|this| this.beat()))?;
         Ok(Self(client))
     }
 }

@@ -39,14 +39,18 @@ pub(crate) enum Kind {
     Failed,
     /// From rank 0: a rank is lost, [`LostRank`].
     Lost,
+    /// In both directions, at intervals: the sender's process runs.
+    Alive,
 }
 
 impl Kind {
     fn from_byte(byte: u8) -> Option<Self> {
         use Kind::*;
-        [Hello, Waiting, Welcome, Refused, Missing, Contribute, Gathered, Finished, Failed, Lost]
-            .into_iter()
-            .find(|kind| *kind as u8 == byte)
+        let all = [
+            Hello, Waiting, Welcome, Refused, Missing, Contribute, Gathered, Finished, Failed,
+            Lost, Alive,
+        ];
+        all.into_iter().find(|kind| *kind as u8 == byte)
     }
 }
 
@@ -75,7 +79,7 @@ impl Peer {
 }
 
 /// The version of these frames.
-pub(crate) const PROTOCOL: u32 = 2;
+pub(crate) const PROTOCOL: u32 = 3;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct LostRank {

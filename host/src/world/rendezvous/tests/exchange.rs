@@ -43,7 +43,7 @@ fn an_exchange_that_does_not_fit_is_refused() {
 
 #[test]
 fn threads_meet_in_memory() {
-    let sums = run_threads(&Machine::Gpus, 5, |rendezvous| -> Result<usize> {
+    let sums = run_threads(&Machine::Gpus, 5, None, |rendezvous| -> Result<usize> {
         let mut sum = 0;
         for _ in 0..50 {
             let all = rendezvous.all_gather(&[rendezvous.rank() as u8])?;

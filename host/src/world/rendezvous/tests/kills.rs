@@ -15,6 +15,7 @@ use crate::world::local_job::Ranks;
 
 const TEST: &str =
     "world::rendezvous::tests::kills::whoever_is_killed_and_whenever_all_others_end_with_an_error";
+/// How many processes are killed, unless DEVCOMM_KILLS says another number.
 const KILLS: usize = 250;
 /// Concurrent jobs: more than processors, since their processes mostly wait.
 const CONCURRENT: usize = 8;
@@ -149,6 +150,7 @@ fn whoever_is_killed_and_whenever_all_others_end_with_an_error() {
         run_as_rank(&config);
     }
     let folder = tempfile::tempdir().unwrap();
+    let kills = number_of("DEVCOMM_KILLS", KILLS);
     let (next, outcomes) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let start = Instant::now();
     thread::scope(|scope| {
@@ -156,7 +158,7 @@ fn whoever_is_killed_and_whenever_all_others_end_with_an_error() {
             scope.spawn(|| {
                 loop {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
-                    if seed >= KILLS {
+                    if seed >= kills {
                         return;
                     }
                     let outcome = (0..10).find_map(|_| kill_one(seed, folder.path())).unwrap();
@@ -167,7 +169,7 @@ fn whoever_is_killed_and_whenever_all_others_end_with_an_error() {
     });
     assert_eq!(left_over(folder.path()), Vec::<String>::new());
     let outcomes = outcomes.into_inner().unwrap();
-    assert_eq!(outcomes.len(), KILLS);
+    assert_eq!(outcomes.len(), kills);
     for (joining, what) in [(false, "exchanging"), (true, "joining")] {
         let mut took: Vec<Duration> =
             outcomes.iter().filter(|one| one.joining == joining).map(|one| one.took).collect();
@@ -177,5 +179,5 @@ fn whoever_is_killed_and_whenever_all_others_end_with_an_error() {
             "{count} kills while {what}: the others ended after {median:.1?}, at most {last:.1?}"
         );
     }
-    println!("{KILLS} kills in {:.1?}", start.elapsed());
+    println!("{kills} kills in {:.1?}", start.elapsed());
 }

@@ -92,7 +92,7 @@ fn rank_of(
 
 #[test]
 fn a_panic_in_one_thread_names_the_rank_and_releases_the_others() {
-    let error = run_threads(&Machine::Gpus, 3, |rendezvous| {
+    let error = run_threads(&Machine::Gpus, 3, None, |rendezvous| {
         rank_of(rendezvous, |rank| {
             if rank.rank() == 1 {
                 panic!("index out of range");
@@ -107,7 +107,7 @@ fn a_panic_in_one_thread_names_the_rank_and_releases_the_others() {
 
 #[test]
 fn the_error_of_the_rank_that_failed_first_is_the_worlds() {
-    let error = run_threads(&Machine::Gpus, 4, |rendezvous| {
+    let error = run_threads(&Machine::Gpus, 4, None, |rendezvous| {
         rank_of(rendezvous, |rank| match rank.rank() {
             3 => Err("no such file".into()),
             _ => Ok(rank.barrier()?),

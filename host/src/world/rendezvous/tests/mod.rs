@@ -1,5 +1,6 @@
 //! Tests of the rendezvous, over TCP connections of this host and between processes.
 
+mod absence;
 mod exchange;
 mod kills;
 mod loss;
@@ -21,6 +22,11 @@ use super::wire::{Hello, Kind, PROTOCOL, Peer, receive, send_json};
 use crate::error::Result;
 
 const NCCL: u32 = 23203;
+/// The number in an environment variable, or `usual`.
+fn number_of(variable: &str, usual: usize) -> usize {
+    std::env::var(variable).map_or(usual, |number| number.parse().unwrap())
+}
+
 /// Longer than any test takes, even on a loaded machine.
 const AMPLE: Duration = Duration::from_secs(60);
 
@@ -50,6 +56,7 @@ fn configs(n: usize, timeout: Duration) -> Vec<RendezvousConfig> {
         rank,
         n_ranks: n,
         timeout,
+        deadline: None,
         peer: Peer { host: format!("host{rank}"), nccl: NCCL },
         listener: None,
     };
@@ -93,11 +100,11 @@ fn hello(rank: usize, n_ranks: usize) -> Hello {
     Hello { protocol: PROTOCOL, job: "test".into(), rank, n_ranks, peer }
 }
 
-/// The next message of rank 0 other than `Waiting`.
+/// The next message of rank 0 other than `Waiting` and `Alive`.
 fn next_message(stream: &mut TcpStream) -> (Kind, Vec<u8>) {
     loop {
         match receive(stream, 4096).unwrap() {
-            (Kind::Waiting, _) => {}
+            (Kind::Waiting | Kind::Alive, _) => {}
             message => return message,
         }
     }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use super::super::wire::{Hello, Kind, contribution_header, receive, send, send_json};
 use super::*;
+use crate::communicator::peers::contribution;
 use crate::error::{Error, WorldError};
 
 #[test]
@@ -36,7 +37,8 @@ fn strangers_are_refused_with_a_reason_and_the_job_goes_on() {
         let mut rank_1 = join_twice(&configs[0], &hello(1, 3));
         let rank_2 = scope.spawn(|| configs[2].join()?.barrier());
         assert_eq!(next_message(&mut rank_1).0, Kind::Welcome);
-        send(&mut rank_1, Kind::Contribute, &contribution_header(0, &[])).unwrap();
+        let barrier = [contribution_header(0, &[]), contribution("barrier", &[])].concat();
+        send(&mut rank_1, Kind::Contribute, &barrier).unwrap();
         assert_eq!(next_message(&mut rank_1).0, Kind::Gathered);
         root.join().unwrap().unwrap();
         rank_2.join().unwrap().unwrap();

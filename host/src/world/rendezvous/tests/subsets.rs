@@ -9,7 +9,7 @@ use crate::world::run::run_threads;
 
 /// Runs `f` on every rank of two worlds, one of threads in memory and one over TCP.
 fn worlds(n: usize, f: impl Fn(&Rendezvous) -> Result<()> + Sync) {
-    run_threads(&Machine::Gpus, n, &f).unwrap();
+    run_threads(&Machine::Gpus, n, None, &f).unwrap();
     for result in together(&configs(n, AMPLE), |_, rendezvous| f(&rendezvous?)) {
         result.unwrap();
     }

@@ -1,0 +1,73 @@
+//! Heartbeats: each process says at intervals that it runs. One that says nothing until the
+//! deadline counts as lost, as one that was stopped does, whose connection stays open.
+
+use std::io;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+/// The interval, unless the deadline is short.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// The fewest intervals of a deadline.
+const INTERVALS: u32 = 4;
+
+/// Number of intervals in which a peer has said nothing. Intervals, not time: none pass while this
+/// process itself is stopped.
+#[derive(Default)]
+pub(super) struct Silence(AtomicU32);
+
+impl Silence {
+    /// The peer has said something.
+    pub(super) fn end(&self) {
+        self.0.store(0, Ordering::Relaxed);
+    }
+
+    /// An interval has passed. Returns why the peer counts as lost, if the deadline has passed.
+    pub(super) fn grow(&self, deadline: Option<Duration>) -> Option<String> {
+        let silent = interval(deadline) * (self.0.fetch_add(1, Ordering::Relaxed) + 1);
+        deadline.filter(|deadline| silent > *deadline).map(|deadline| {
+            format!(
+                "nothing was heard from it for {:.0} s: its process may be stopped, or its host \
+                 down",
+                deadline.as_secs_f64()
+            )
+        })
+    }
+}
+
+fn interval(deadline: Option<Duration>) -> Duration {
+    deadline.map_or(INTERVAL, |deadline| (deadline / INTERVALS).min(INTERVAL))
+}
+
+/// Starts a thread that calls `beat` at each interval, until it returns false.
+pub(super) fn start(
+    rank: usize,
+    deadline: Option<Duration>,
+    beat: impl Fn() -> bool + Send + 'static,
+) -> io::Result<()> {
+    let beats = move || {
+        while beat() {
+            std::thread::sleep(interval(deadline));
+        }
+    };
+    let thread = std::thread::Builder::new().name(format!("devcomm-heart-{rank}"));
+    thread.spawn(beats).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_is_lost_once_it_was_silent_for_the_deadline() {
+        let silence = Silence::default();
+        let deadline = Some(Duration::from_secs(2));
+        let grow = || silence.grow(deadline);
+        assert!((0..4).all(|_| grow().is_none()));
+        assert!(grow().unwrap().contains("for 2 s"));
+        silence.end();
+        assert!((0..4).all(|_| grow().is_none()));
+        silence.end();
+        assert!((0..10_000).all(|_| silence.grow(None).is_none()));
+        assert_eq!(interval(Some(Duration::from_secs(600))), INTERVAL);
+    }
+}
