@@ -9,7 +9,8 @@ use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use super::env::LISTENER;
+use super::env::{LISTENER, TOKEN};
+use super::rendezvous::Token;
 use super::signals::Signals;
 use crate::error::{Error, Result, WorldError};
 use crate::sys::process::{die_with_parent, spawn_with_listener};
@@ -26,8 +27,8 @@ const GRACE: Duration = Duration::from_secs(3);
 /// Standard output and error are this process's; standard input goes to rank 0.
 ///
 /// Rank 0 inherits a socket that listens already, so that no other process can take its port. The
-/// socket listens on the loopback address only, and a random DEVCOMM_JOB_ID keeps other users of
-/// the host from connecting as a rank.
+/// socket listens on the loopback address only, and a random token (DEVCOMM_JOB_TOKEN) keeps other
+/// users of the host from connecting as a rank.
 ///
 /// ```no_run
 /// # fn main() -> devcomm_host::Result<()> {
@@ -115,7 +116,7 @@ impl LocalJob {
         }
     }
 
-    fn command(&self, rank: usize, port: u16, job: &str) -> Command {
+    fn command(&self, rank: usize, port: u16, job: &str, token: &str) -> Command {
         let mut command = Command::new(&self.program);
         command.args(&self.args);
         // Variables of a launcher of this process must not affect its ranks.
@@ -132,6 +133,7 @@ impl LocalJob {
             .env("MASTER_ADDR", Ipv4Addr::LOCALHOST.to_string())
             .env("MASTER_PORT", port.to_string())
             .env("DEVCOMM_JOB_ID", job)
+            .env(TOKEN, token)
             .envs(self.env.iter().map(|(name, value)| (name, value)));
         if rank > 0 {
             command.stdin(Stdio::null());
@@ -156,16 +158,19 @@ impl Ranks {
             TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(|error| failed(0, error))?;
         let port = listener.local_addr().map_err(|error| failed(0, error))?.port();
         let id = job_id();
+        let token = Token::random().map_err(|error| failed(0, error))?;
         let mut ranks = Self { running: Vec::with_capacity(job.n_ranks) };
-        let mut root = job.command(0, port, &id);
+        let mut root = job.command(0, port, &id, &token);
         root.env(LISTENER, listener.as_raw_fd().to_string());
         let root = spawn_with_listener(root, &listener).map_err(|error| failed(0, error))?;
         ranks.running.push(Some(root));
         // Now only rank 0 has the socket, and connections are refused when rank 0 has ended.
         drop(listener);
         for rank in 1..job.n_ranks {
-            let child =
-                job.command(rank, port, &id).spawn().map_err(|error| failed(rank, error))?;
+            let child = job
+                .command(rank, port, &id, &token)
+                .spawn()
+                .map_err(|error| failed(rank, error))?;
             ranks.running.push(Some(child));
         }
         Ok(ranks)

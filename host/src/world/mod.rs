@@ -96,6 +96,8 @@ impl World {
     ///   what the message of a failed [`check`](crate::check()) says; not under a launcher.
     /// * `DEVCOMM_JOB_ID`: must be the same for all ranks. Default: the launcher's id
     ///   (TORCHELASTIC_RUN_ID, Slurm's job and step, ...), else `devcomm`.
+    /// * `DEVCOMM_JOB_TOKEN`: a secret of the job's ranks, without which no process can join; or
+    ///   `DEVCOMM_JOB_TOKEN_FILE`, a file that has it and that only its owner can read.
     ///
     /// mpiexec of MPICH sets no job id: two jobs at the same time on one host need different
     /// values of DEVCOMM_JOB_ID or MASTER_PORT.

@@ -15,12 +15,16 @@ mod slurm;
 mod torchrun;
 mod value;
 
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
 use value::{number, port, text};
 
 pub(crate) use value::Lookup;
 
+use super::rendezvous::Token;
 use crate::error::{Result, WorldError};
 
 /// A process that a launcher has started as one rank.
@@ -37,6 +41,8 @@ pub(crate) struct Launched {
     pub timeout: Duration,
     /// How long a call may wait for the other ranks.
     pub deadline: Option<Duration>,
+    /// The job's secret.
+    pub token: Option<Token>,
     /// The file descriptor of a socket that already listens on `port`; for rank 0 only.
     pub listener: Option<i32>,
 }
@@ -56,6 +62,10 @@ struct LauncherVars {
 
 /// The variable with the file descriptor that [`LocalJob`](super::LocalJob) passes to rank 0.
 pub(crate) const LISTENER: &str = "DEVCOMM_LISTENER";
+
+/// The variable with the job's token, and the one with the name of a file that has it.
+pub(crate) const TOKEN: &str = "DEVCOMM_JOB_TOKEN";
+const TOKEN_FILE: &str = "DEVCOMM_JOB_TOKEN_FILE";
 
 const DEFAULT_JOB: &str = "devcomm";
 const MAX_JOB_ID: usize = 1024;
@@ -110,6 +120,7 @@ pub(crate) fn launched(var: Lookup<'_>) -> Result<Option<Launched>> {
         job,
         timeout,
         deadline,
+        token: token(var)?,
         listener,
     }))
 }
@@ -141,6 +152,33 @@ fn port_of(job: &str) -> u16 {
 pub(crate) fn deadline(var: Lookup<'_>) -> Result<Option<Duration>> {
     let deadline = seconds(var, "DEVCOMM_OPERATION_TIMEOUT", "or 0")?.unwrap_or(DEFAULT_DEADLINE);
     Ok(Some(deadline).filter(|deadline| !deadline.is_zero()))
+}
+
+/// The job's token, itself or in a file that only its owner can read.
+fn token(var: Lookup<'_>) -> Result<Option<Token>> {
+    if let Some(token) = text(var, TOKEN)? {
+        return Ok(Some(Token::new(&token)));
+    }
+    let Some(path) = text(var, TOKEN_FILE)? else { return Ok(None) };
+    let refused = |why: String| {
+        let (variable, value) = (TOKEN_FILE, Some(path.clone()));
+        WorldError::Environment { variable, value, why }
+    };
+    let read = |path: &String| {
+        let mut file = File::open(path)?;
+        let (mode, mut token) = (file.metadata()?.mode(), String::new());
+        file.read_to_string(&mut token)?;
+        Ok::<_, std::io::Error>((mode, token))
+    };
+    let (mode, token) = read(&path).map_err(|error| refused(error.to_string()))?;
+    if mode & 0o077 != 0 {
+        let mode = mode & 0o777;
+        return Err(refused(format!("others may use it (mode {mode:o}): chmod 600 it")).into());
+    }
+    if token.trim().is_empty() {
+        return Err(refused("it is empty".to_owned()).into());
+    }
+    Ok(Some(Token::new(&token)))
 }
 
 /// A number of seconds, "above 0" or "or 0".

@@ -105,6 +105,7 @@ fn torchruns_variables_make_one_rank() {
         job: "devcomm".into(),
         timeout: Duration::from_secs(60),
         deadline: Some(Duration::from_secs(600)),
+        token: None,
         listener: None,
     };
     assert_eq!(with(&[TORCHRUN]), expected);
@@ -368,4 +369,30 @@ fn only_rank_0_takes_a_socket_over() {
         let error = error(&[TORCHRUN, &[("RANK", "0"), ("DEVCOMM_LISTENER", bad)]]);
         assert!(error.starts_with("DEVCOMM_LISTENER"), "{error}");
     }
+}
+
+#[test]
+fn a_token_in_a_file_is_for_its_owner_only() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("token");
+    let file = [("DEVCOMM_JOB_TOKEN_FILE", path.to_str().unwrap())];
+    let write = |text: &str, mode| {
+        std::fs::write(&path, text).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+    };
+    let error = |file: &[(&str, &str)]| {
+        let vars = [TORCHRUN, file].concat();
+        let var = |name: &str| vars.iter().find(|(own, _)| *own == name).map(|(_, v)| v.into());
+        launched(&var).unwrap_err().to_string()
+    };
+    assert!(error(&file).contains("No such file"));
+    write("secret\n", 0o640);
+    assert!(error(&file).contains("others may use it (mode 640): chmod 600 it"));
+    write(" \n", 0o600);
+    assert!(error(&file).contains("it is empty"));
+    write("secret\n", 0o600);
+    let token = with(&[TORCHRUN, &file]).token;
+    assert_eq!(token, with(&[TORCHRUN, &[("DEVCOMM_JOB_TOKEN", "secret")]]).token);
+    assert!(token.is_some());
 }

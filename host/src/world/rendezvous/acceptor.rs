@@ -1,12 +1,17 @@
 //! How rank 0 accepts the other ranks: it listens, checks each connection, and waits until all
 //! ranks have joined or its timeout has passed.
 
+use std::collections::VecDeque;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{
+    IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs,
+};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use super::join::RendezvousConfig;
+use super::token::{Challenge, Prover, nonce};
 use super::wire::{
     Hello, Kind, MAX_GREETING, MissingRanks, PROTOCOL, Peer, bad, parse, receive, send, send_json,
 };
@@ -21,6 +26,9 @@ const BIND_TIMEOUT: Duration = Duration::from_secs(3);
 const PING_INTERVAL: Duration = Duration::from_secs(1);
 /// How often rank 0 polls for new connections.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
+/// The most connections that have not been heard yet.
+const MAX_STRANGERS: usize = 256;
+const NO_TOKEN: &str = "it does not have the job's token (DEVCOMM_JOB_TOKEN)";
 /// The most notes about refused connections in an error.
 const MAX_NOTES: usize = 16;
 
@@ -34,9 +42,13 @@ pub(super) fn wait_for_all(config: &RendezvousConfig) -> Result<(Vec<Peer>, Vec<
     let joined = (1..config.n_ranks).map(|_| None).collect();
     let mut acceptor = Acceptor { config, joined, notes: Vec::new() };
     let (sender, greetings) = channel();
+    let mut strangers = VecDeque::new();
     let mut pinged = start;
     loop {
-        accept(&listener, &sender).map_err(|error| config.error(error))?;
+        if let Err(error) = accept(&listener, config, &sender, &mut strangers) {
+            // Such as too many open files: later ones may be closed.
+            acceptor.note(format!("a connection could not be accepted: {error}"));
+        }
         acceptor.take_greetings(&greetings);
         if acceptor.missing().is_empty() {
             // A rank may have disconnected while the last ones joined.
@@ -76,7 +88,7 @@ impl Acceptor<'_> {
     }
 
     fn note(&mut self, note: String) {
-        if self.notes.len() < MAX_NOTES {
+        if self.notes.len() < MAX_NOTES && !self.notes.contains(&note) {
             self.notes.push(note);
         }
     }
@@ -93,7 +105,7 @@ impl Acceptor<'_> {
             };
             if let Some(why) = self.refusal(&hello) {
                 tracing::warn!("refused a connection from {from}: {why}");
-                let _ = send(&mut stream, Kind::Refused, why.as_bytes());
+                refuse(&mut stream, &why);
                 self.note(format!("{from} was refused: {why}"));
             } else if send(&mut stream, Kind::Waiting, &[]).is_ok() {
                 self.joined[hello.rank - 1] = Some(JoinedRank { peer: hello.peer, stream });
@@ -102,7 +114,7 @@ impl Acceptor<'_> {
     }
 
     /// Why this rank is refused, if it is.
-    fn refusal(&self, hello: &Hello) -> Option<String> {
+    fn refusal(&mut self, hello: &Hello) -> Option<String> {
         let RendezvousConfig { job: own_job, n_ranks: expected, .. } = self.config;
         let Hello { protocol, job, rank, n_ranks, .. } = hello;
         if *protocol != PROTOCOL {
@@ -118,9 +130,13 @@ impl Acceptor<'_> {
             Some(format!("it was started as one of {n_ranks} ranks, rank 0 as one of {expected}"))
         } else if *rank == 0 || *rank >= *expected {
             Some(format!("rank {rank} is not one of the ranks 1 to {}", expected - 1))
-        } else if self.joined[rank - 1].as_ref().is_some_and(|rank| is_open(&rank.stream)) {
-            Some(format!("rank {rank} has joined already"))
         } else {
+            let joined = self.joined[rank - 1].as_mut().filter(|joined| is_open(&joined.stream))?;
+            if hello.nonce.is_none() {
+                return Some(format!("rank {rank} has joined already"));
+            }
+            // The new one has the token; the other end of the old one may be gone.
+            refuse(&mut joined.stream, &format!("another process has joined as rank {rank}"));
             None
         }
     }
@@ -200,16 +216,35 @@ fn try_bind(host: &str, port: u16) -> io::Result<TcpListener> {
     if literal || host == "localhost" {
         return TcpListener::bind((host, port));
     }
+    // The address that the other ranks connect to, if it is one of this host's.
+    let addresses = (host, port).to_socket_addrs().into_iter().flatten();
+    for address in addresses.filter(|address| !address.ip().is_loopback()) {
+        match TcpListener::bind(address) {
+            Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => {}
+            bound => return bound,
+        }
+    }
     TcpListener::bind((Ipv6Addr::UNSPECIFIED, port))
         .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)))
+}
+
+fn refuse(stream: &mut TcpStream, why: &str) {
+    // If this fails, the rank finds its connection closed.
+    let _ = send(stream, Kind::Refused, why.as_bytes());
 }
 
 /// A new connection: its address, and its first message.
 type Greeting = (SocketAddr, io::Result<(Hello, TcpStream)>);
 
 /// Accepts all pending connections. One thread per connection reads the first message, so that a
-/// connection that sends nothing does not delay others.
-fn accept(listener: &TcpListener, sender: &Sender<Greeting>) -> io::Result<()> {
+/// connection that sends nothing does not delay others; of too many `strangers`, which have not
+/// been heard yet, the oldest are closed.
+fn accept(
+    listener: &TcpListener,
+    config: &RendezvousConfig,
+    sender: &Sender<Greeting>,
+    strangers: &mut VecDeque<(TcpStream, Arc<()>)>,
+) -> io::Result<()> {
     loop {
         let (stream, from) = match listener.accept() {
             Ok(accepted) => accepted,
@@ -218,15 +253,28 @@ fn accept(listener: &TcpListener, sender: &Sender<Greeting>) -> io::Result<()> {
             Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
             Err(error) => return Err(error),
         };
-        let sender = sender.clone();
+        // The other reference is the thread's.
+        strangers.retain(|(_, reading)| Arc::strong_count(reading) > 1);
+        if strangers.len() >= MAX_STRANGERS
+            && let Some((oldest, _)) = strangers.pop_front()
+        {
+            let _ = oldest.shutdown(Shutdown::Both);
+        }
+        let (sender, config, reading) = (sender.clone(), config.clone(), Arc::new(()));
+        strangers.push_back((stream.try_clone()?, Arc::clone(&reading)));
         std::thread::Builder::new().name("devcomm-greeting".to_owned()).spawn(move || {
             // Fails if all ranks have joined meanwhile, which is fine.
-            let _ = sender.send((from, read_greeting(stream)));
+            let _ = sender.send((from, read_greeting(stream, &config)));
+            drop(reading);
         })?;
     }
 }
 
-fn read_greeting(mut stream: TcpStream) -> io::Result<(Hello, TcpStream)> {
+/// Reads the first message; if this rank has a token, both prove that they have it.
+fn read_greeting(
+    mut stream: TcpStream,
+    config: &RendezvousConfig,
+) -> io::Result<(Hello, TcpStream)> {
     stream.set_nonblocking(false)?;
     stream.set_read_timeout(Some(GREETING_TIMEOUT))?;
     stream.set_write_timeout(Some(GREETING_TIMEOUT))?;
@@ -234,7 +282,32 @@ fn read_greeting(mut stream: TcpStream) -> io::Result<(Hello, TcpStream)> {
     if kind != Kind::Hello {
         return Err(bad(format!("its first message was {kind:?}")));
     }
-    Ok((parse(&payload)?, stream))
+    let hello: Hello = parse(&payload)?;
+    // Other jobs and versions are refused for what they are.
+    if hello.job == config.job
+        && hello.protocol == PROTOCOL
+        && let Err(error) = prove(&mut stream, config, &hello)
+    {
+        refuse(&mut stream, &error.to_string());
+        return Err(error);
+    }
+    Ok((hello, stream))
+}
+
+fn prove(stream: &mut TcpStream, config: &RendezvousConfig, hello: &Hello) -> io::Result<()> {
+    let token = match (&config.token, hello.nonce) {
+        (None, None) => return Ok(()),
+        (None, Some(_)) => return Err(bad("it has a token for the job, rank 0 has none")),
+        (Some(_), None) => return Err(bad(NO_TOKEN)),
+        (Some(token), Some(_)) => token,
+    };
+    let nonce = nonce()?;
+    let proof = token.proof(Prover::Root, hello, &nonce);
+    send_json(stream, Kind::Challenge, &Challenge { nonce, proof })?;
+    match receive(stream, MAX_GREETING)? {
+        (Kind::Proof, proof) if token.verify(Prover::Other, hello, &nonce, &proof) => Ok(()),
+        _ => Err(bad(NO_TOKEN)),
+    }
 }
 
 /// Whether the peer has not closed the connection.

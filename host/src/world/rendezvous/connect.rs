@@ -6,7 +6,8 @@ use std::net::{TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
 use super::join::RendezvousConfig;
-use super::wire::{Kind, MAX_PAYLOAD, Peer, parse, receive, send_json};
+use super::token::{Challenge, Prover};
+use super::wire::{Kind, MAX_PAYLOAD, Peer, bad, parse, receive, send, send_json};
 use crate::error::{Error, Result, WorldError};
 
 /// The pause between two attempts to connect.
@@ -18,6 +19,8 @@ const MIN_ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 /// Rank 0 sends a message every second while it waits. Without one for this long, its process or
 /// its host is considered dead.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(15);
+
+const NO_TOKEN: &str = "what listens there does not have the job's token (DEVCOMM_JOB_TOKEN)";
 
 /// Joins the rendezvous of rank 0. Returns the peers of all ranks and the connection to rank 0.
 pub(super) fn join(config: &RendezvousConfig) -> Result<(Vec<Peer>, TcpStream)> {
@@ -52,13 +55,27 @@ fn try_join(
     left: Duration,
 ) -> Result<(Vec<Peer>, TcpStream), JoinError> {
     let mut stream = connect(&config.host, config.port, left)?;
-    send_json(&mut stream, Kind::Hello, &config.hello())?;
+    let hello = config.hello()?;
+    send_json(&mut stream, Kind::Hello, &hello)?;
+    let mut is_root = config.token.is_none();
     // Rank 0 may not run yet: it may inherit a socket that already accepts connections.
     stream.set_read_timeout(Some(left.max(MIN_ANSWER_TIMEOUT)))?;
     loop {
         let (kind, payload) = receive(&mut stream, MAX_PAYLOAD)?;
         let fatal = |why: String| Err(JoinError::Fatal(config.error(why)));
         return match kind {
+            Kind::Challenge => {
+                let Challenge { nonce, proof } = parse(&payload)?;
+                let token = config.token.as_ref().ok_or_else(|| bad("a challenge"))?;
+                is_root = token.verify(Prover::Root, &hello, &nonce, &proof);
+                if !is_root {
+                    return Err(bad(NO_TOKEN).into());
+                }
+                send(&mut stream, Kind::Proof, &token.proof(Prover::Other, &hello, &nonce))?;
+                continue;
+            }
+            // Only rank 0 is believed.
+            Kind::Waiting | Kind::Welcome | Kind::Missing if !is_root => Err(bad(NO_TOKEN).into()),
             Kind::Waiting => {
                 // From here on only rank 0's timeout counts.
                 stream.set_read_timeout(Some(SILENCE_TIMEOUT))?;

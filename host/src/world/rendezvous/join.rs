@@ -5,11 +5,13 @@
 //! every second, and they wait for the next one. When its timeout has passed, it tells them which
 //! ranks are missing.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::hub::{Hub, ThreadTransport};
 use super::tcp::{TcpClient, TcpRoot};
+use super::token::{Token, nonce};
 use super::wire::{Hello, MissingRanks, PROTOCOL, Peer};
 use super::{Rendezvous, Transport, acceptor, connect};
 use crate::error::{Error, NcclError, Result, WorldError};
@@ -29,14 +31,17 @@ pub(crate) struct RendezvousConfig {
     /// How long a call may wait for the other ranks, and how long each may be silent.
     pub deadline: Option<Duration>,
     pub peer: Peer,
+    /// The job's secret.
+    pub token: Option<Token>,
     /// The descriptor of a socket that already listens on this port; for rank 0 only.
     pub listener: Option<i32>,
 }
 
 impl RendezvousConfig {
     pub(crate) fn new(launched: Launched, peer: Peer) -> Self {
-        let Launched { rank, n_ranks, host, port, job, timeout, deadline, listener, .. } = launched;
-        Self { host, port, job, rank, n_ranks, timeout, deadline, peer, listener }
+        let Launched { rank, n_ranks, host, port, job, timeout, deadline, .. } = launched;
+        let (token, listener) = (launched.token, launched.listener);
+        Self { host, port, job, rank, n_ranks, timeout, deadline, peer, token, listener }
     }
 
     pub(super) fn address(&self) -> String {
@@ -53,9 +58,10 @@ impl RendezvousConfig {
         Error::World(WorldError::RanksMissing { missing, address: self.address(), waited, notes })
     }
 
-    pub(super) fn hello(&self) -> Hello {
+    pub(super) fn hello(&self) -> io::Result<Hello> {
         let (job, peer) = (self.job.clone(), self.peer.clone());
-        Hello { protocol: PROTOCOL, job, rank: self.rank, n_ranks: self.n_ranks, peer }
+        let nonce = self.token.as_ref().map(|_| nonce()).transpose()?;
+        Ok(Hello { protocol: PROTOCOL, job, rank: self.rank, n_ranks: self.n_ranks, peer, nonce })
     }
 
     /// Joins the other ranks.

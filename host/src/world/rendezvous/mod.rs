@@ -15,6 +15,7 @@ mod hub;
 mod join;
 mod subset;
 mod tcp;
+mod token;
 mod wire;
 
 use std::rc::Rc;
@@ -23,6 +24,7 @@ use std::sync::Arc;
 pub(super) use self::hub::{Hub, ThreadTransport};
 pub(super) use self::join::RendezvousConfig;
 use self::subset::{Subset, SubsetIds};
+pub(super) use self::token::Token;
 pub(super) use self::wire::Peer;
 use crate::communicator::peers::{Gathered, Peers, contribution, same_call};
 use crate::device::Health;

@@ -7,6 +7,7 @@ use devcomm_locate::NcclVersion;
 use serde::{Deserialize, Serialize};
 
 use super::subset::MAX_KEY;
+use super::token::Nonce;
 
 /// The most bytes of an exchange, all ranks together.
 pub(crate) const MAX_PAYLOAD: usize = 64 << 20;
@@ -41,6 +42,10 @@ pub(crate) enum Kind {
     Lost,
     /// In both directions, at intervals: the sender's process runs.
     Alive,
+    /// From rank 0: a [`Challenge`](super::token::Challenge).
+    Challenge,
+    /// To rank 0: the proof that the sender has the job's token.
+    Proof,
 }
 
 impl Kind {
@@ -48,7 +53,7 @@ impl Kind {
         use Kind::*;
         let all = [
             Hello, Waiting, Welcome, Refused, Missing, Contribute, Gathered, Finished, Failed,
-            Lost, Alive,
+            Lost, Alive, Challenge, Proof,
         ];
         all.into_iter().find(|kind| *kind as u8 == byte)
     }
@@ -62,6 +67,8 @@ pub(crate) struct Hello {
     pub rank: usize,
     pub n_ranks: usize,
     pub peer: Peer,
+    /// If the rank has a token.
+    pub nonce: Option<Nonce>,
 }
 
 /// What rank 0 tells all ranks about each rank.

@@ -8,6 +8,7 @@ mod meeting;
 mod processes;
 mod strangers;
 mod subsets;
+mod tokens;
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -58,6 +59,7 @@ fn configs(n: usize, timeout: Duration) -> Vec<RendezvousConfig> {
         timeout,
         deadline: None,
         peer: Peer { host: format!("host{rank}"), nccl: NCCL },
+        token: None,
         listener: None,
     };
     (0..n).map(config).collect()
@@ -95,9 +97,9 @@ fn send_hello(config: &RendezvousConfig, hello: &Hello) -> (Kind, String) {
     (kind, String::from_utf8(payload).unwrap())
 }
 
-fn hello(rank: usize, n_ranks: usize) -> Hello {
+pub(super) fn hello(rank: usize, n_ranks: usize) -> Hello {
     let peer = Peer { host: "elsewhere".into(), nccl: NCCL };
-    Hello { protocol: PROTOCOL, job: "test".into(), rank, n_ranks, peer }
+    Hello { protocol: PROTOCOL, job: "test".into(), rank, n_ranks, peer, nonce: None }
 }
 
 /// The next message of rank 0 other than `Waiting` and `Alive`.
