@@ -24,7 +24,9 @@ use crate::sys::nccl::calls;
 /// The handle stays on the thread that created it, where the current CUDA context is that of the
 /// rank's GPU. Every rank must call the methods marked *collective*, in the same order.
 /// [`destroy`](Self::destroy), or dropping the last clone, closes these objects and then ends the
-/// communicator together with the other ranks, or aborts it if a rank is lost.
+/// communicator together with the other ranks, or aborts it if a rank is lost. A drop in the
+/// function of a [`Rank`](crate::Rank) takes effect when the function has ended: if it fails, the
+/// other ranks get its error, and do not wait.
 ///
 /// NCCL: `ncclComm_t`.
 #[doc(alias = "ncclComm_t")]

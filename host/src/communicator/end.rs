@@ -1,5 +1,6 @@
 //! Ends a communicator: collectively (finalize, destroy) or by this rank alone (abort).
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
 use super::abort::{abort_and_log, start_abort, wait_for_abort};
@@ -39,7 +40,8 @@ impl Communicator {
     /// windows, registered buffers, operators, device communicators and graphs, newest first.
     /// *Collective*. Idempotent.
     ///
-    /// Dropping the last clone does the same.
+    /// Dropping the last clone does the same; in the function of a [`Rank`](crate::Rank), when that
+    /// function has ended.
     ///
     /// NCCL: `ncclCommFinalize`, `ncclCommDestroy`.
     ///
@@ -139,6 +141,13 @@ impl Communicator {
 }
 
 impl Inner {
+    /// The same communicator, to be dropped later than `self`.
+    fn moved(&self) -> Self {
+        let (handle, library) = (Arc::clone(&self.handle), self.library.clone());
+        let (context, peers, resources) = (self.context.clone(), None, RefCell::default());
+        Self { handle, context, library, peers, resources, ..*self }
+    }
+
     /// Finalizes and destroys; aborts if resuming or finalizing fails.
     fn end(&self) -> Result<()> {
         if self.end == End::Foreign {
@@ -204,6 +213,10 @@ impl Drop for Inner {
             return self.handle.set_status(Status::Destroyed);
         }
         let lost = self.context.health().is_lost();
+        if !lost && self.end == End::Together && self.context.postpones_drops() {
+            // The others may wait for this rank elsewhere.
+            return self.context.postpone(self.created, self.moved());
+        }
         // A GPU that does not become idle would also block `ncclCommDestroy`. After a loss, the
         // abort stops NCCL's own kernels.
         if !lost && !self.context.can_free("the communicator") {

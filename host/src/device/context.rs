@@ -56,7 +56,12 @@ pub(crate) struct ContextInner {
     abort_blocks: RefCell<Vec<SharedBlock>>,
     /// The kernels that its streams can launch.
     kernels: RefCell<Vec<Rc<Modules>>>,
+    /// What is dropped at the end of the rank's function, by number, while that function runs.
+    postponed: RefCell<Option<Vec<Postponed>>>,
 }
+
+/// Something to be dropped, with its number.
+type Postponed = (u64, Box<dyn Any>);
 
 /// What a context needs of its streams.
 pub(super) trait ContextStream {
@@ -94,7 +99,7 @@ impl Context {
         let cuda = PrimaryContext::retain(health.machine(), ordinal)?;
         let limits = limits_of(&cuda)?;
         let (streams, stuck, drop_wait_failed, capture, default_stream) = Default::default();
-        let (flags, abort_blocks, kernels) = Default::default();
+        let (flags, abort_blocks, kernels, postponed) = Default::default();
         let inner = ContextInner {
             cuda,
             limits,
@@ -108,8 +113,35 @@ impl Context {
             flags,
             abort_blocks,
             kernels,
+            postponed,
         };
         Ok(Self { inner: Rc::new(inner) })
+    }
+
+    /// From now on drops that wait for other ranks are postponed to
+    /// [`drop_postponed`](Self::drop_postponed): the rank's function may be failing, and its error
+    /// must reach the other ranks first, which may wait for this rank elsewhere.
+    pub(crate) fn postpone_drops(&self) {
+        *self.inner.postponed.borrow_mut() = Some(Vec::new());
+    }
+
+    /// Whether drops that wait for other ranks are postponed.
+    pub(crate) fn postpones_drops(&self) -> bool {
+        self.inner.postponed.borrow().is_some()
+    }
+
+    /// Takes what is being dropped; `number` is larger for what was made later.
+    pub(crate) fn postpone(&self, number: u64, dropped: impl Any) {
+        if let Some(postponed) = self.inner.postponed.borrow_mut().as_mut() {
+            postponed.push((number, Box::new(dropped)));
+        }
+    }
+
+    /// Drops what was postponed, newest first, which is the same order on all ranks.
+    pub(crate) fn drop_postponed(&self) {
+        let mut postponed = self.inner.postponed.take().unwrap_or_default();
+        postponed.sort_by_key(|(number, _)| *number);
+        while postponed.pop().is_some() {}
     }
 
     /// The device's ordinal among the visible GPUs.

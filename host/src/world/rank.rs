@@ -35,6 +35,7 @@ impl Rank {
         checked: bool,
     ) -> Result<Self> {
         let context = Context::with_health(device, rendezvous.health().clone())?;
+        context.postpone_drops();
         let communicator = OnceCell::new();
         Ok(Self { communicator, context, library, rendezvous, local_rank, checked })
     }
@@ -192,6 +193,13 @@ impl Rank {
     pub fn broadcast<T: Pod>(&self, root: usize, values: &[T]) -> Result<Vec<T>> {
         let bytes = self.rendezvous.broadcast(root, bytemuck::cast_slice(values))?;
         peers::read(root, &bytes)
+    }
+}
+
+/// When a rank is dropped, its function has ended, and the others know its error, if it failed.
+impl Drop for Rank {
+    fn drop(&mut self) {
+        self.context.drop_postponed();
     }
 }
 

@@ -310,3 +310,49 @@ fn a_missed_deadline_ends_the_waits_on_that_gpu() {
     });
     assert!(matches!(missed, Err(Error::State(StateError::DeadlinePassed { .. }))), "{missed:?}");
 }
+
+/// A communicator of its own, which a failing rank drops, waits for the other ranks in its drop:
+/// they wait for that rank elsewhere.
+#[test]
+fn the_error_of_a_rank_that_drops_a_communicator_is_the_jobs_error() {
+    for panics in [false, true] {
+        let world = world(2);
+        let failed: Result<Vec<()>> = world.run(|rank| {
+            let comm = rank.new_communicator(&CommConfig::new())?;
+            let _window = comm.window::<f32>(8)?;
+            if rank.rank() == 0 {
+                assert!(!panics, "the first error");
+                return Err(Error::InvalidInput { what: "the first error".to_owned() });
+            }
+            let waited = rank.barrier().unwrap_err();
+            let Error::World(WorldError::RankLost { rank: 0, why }) = &waited else {
+                panic!("{waited}")
+            };
+            assert!(why.contains("the first error"), "{why}");
+            Err(waited)
+        });
+        assert!(failed.unwrap_err().to_string().contains("the first error"));
+        // It has not waited for the other rank in its drop.
+        let log = log_in(&world, 0);
+        assert_eq!((count(&log, "ncclCommFinalize"), count(&log, "ncclCommAbort")), (0, 1));
+    }
+}
+
+#[test]
+fn communicators_that_are_dropped_end_with_the_ranks_function_in_one_order() {
+    let world = world(2);
+    let ran: Result<Vec<()>> = world.run(|rank| {
+        let mut comms =
+            vec![rank.new_communicator(&CommConfig::new())?, rank.communicator()?.clone()];
+        comms.push(rank.new_communicator(&CommConfig::new())?);
+        comms.rotate_left(rank.rank());
+        drop(comms);
+        assert_eq!(count(&log_of(rank), "ncclCommFinalize"), 0);
+        Ok(())
+    });
+    ran.unwrap();
+    for rank in 0..2 {
+        let log = log_in(&world, rank);
+        assert_eq!((count(&log, "ncclCommFinalize"), count(&log, "ncclCommAbort")), (3, 0));
+    }
+}

@@ -10,7 +10,7 @@ use devcomm_host::{
 
 use crate::kernels::{COUNT, NO_PTX, launch_note};
 use crate::support::{
-    contents, filled, is_capturing, is_closed, is_ended, is_in_group, is_invalid, logged,
+    contents, filled, is_capturing, is_closed, is_ended, is_in_group, is_invalid, log_in, logged,
     makes_no_calls, ranks,
 };
 
@@ -126,7 +126,7 @@ fn a_capture_whose_closure_fails_or_panics_leaves_stream_and_memory_in_order() {
 
 #[test]
 fn a_graph_keeps_what_its_operations_use() {
-    ranks(2, |rank| {
+    let ran = ranks(2, |rank| {
         let (comm, stream) = (rank.new_communicator(&CommConfig::new())?, rank.stream()?);
         let (a, b) = (filled(&comm, &[1.0_f32; 2])?, comm.window::<f32>(2)?);
         let op = comm.pre_mul_sum(3.0_f32)?;
@@ -142,9 +142,13 @@ fn a_graph_keeps_what_its_operations_use() {
         for ended in ["ncclMemFree", "ncclRedOpDestroy 5", "ncclCommWindowDeregister"] {
             assert!(log.iter().any(|line| line == ended), "{ended}: {log:?}");
         }
-        assert_eq!(log.last().unwrap(), "ncclCommDestroy");
         Ok(())
     });
+    // The communicator ends with the rank's function.
+    for rank in 0..2 {
+        let log = log_in(&ran.world, rank);
+        assert_eq!(log[log.len() - 2..], ["ncclCommDestroy", "cuDevicePrimaryCtxRelease"]);
+    }
 }
 
 #[test]
