@@ -62,7 +62,8 @@ struct Inner {
     /// NCCL writes it when the call is made, possibly at the end of a group.
     out: Out<DevComm>,
     state: Rc<Cell<CallState>>,
-    /// What kernels get: NCCL's struct with this crate's abort flag and `requested`. Set at the first use.
+    /// What kernels get: NCCL's struct with this crate's abort flag and `requested`. Set at the
+    /// first use.
     dev_comm: OnceCell<DevComm>,
     flag: Arc<AbortFlag>,
     closed: Cell<bool>,
