@@ -42,9 +42,9 @@ pub struct AbortHandle {
 }
 
 impl AbortHandle {
-    /// Ends the communicator. On this rank, waits for its operations fail with
-    /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded); waits for kernels
-    /// that use its device communicators fail with
+    /// Ends the communicator. On this rank, waits for its operations, and for other ranks in its
+    /// methods, fail with [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded);
+    /// waits for kernels that use its device communicators fail with
     /// [`LaunchError::KernelAborted`](crate::LaunchError::KernelAborted). Idempotent. NCCL returns
     /// only after the CUDA graphs with operations of the communicator are destroyed; the rank's
     /// thread destroys them in [`Communicator::abort`] or [`Communicator::destroy`].

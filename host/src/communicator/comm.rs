@@ -226,7 +226,7 @@ impl Communicator {
     /// communicator was not created by a [`World`](crate::World).
     pub fn barrier(&self) -> Result<()> {
         match &self.inner.peers {
-            Some(peers) => peers.all_gather("barrier", &[]).map(drop),
+            Some(peers) => peers.all_gather("barrier", &[], &|| self.refuse_aborted()).map(drop),
             None => Err(Error::invalid("a communicator without a World has no barrier")),
         }
     }
@@ -241,7 +241,7 @@ impl Communicator {
     /// 64 MiB, or the bytes of a rank are not a multiple of the size of `T`.
     pub fn host_all_gather<T: Pod>(&self, values: &[T]) -> Result<Vec<Vec<T>>> {
         match &self.inner.peers {
-            Some(peers) => all_gather(&**peers, "all_gather", values),
+            Some(peers) => all_gather(&**peers, "all_gather", values, &|| self.refuse_aborted()),
             None => Err(Error::invalid("a communicator without a World has no host exchange")),
         }
     }

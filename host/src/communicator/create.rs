@@ -247,7 +247,8 @@ impl Communicator {
     fn split_peers(&self, color: i32, key: i32) -> Result<Option<Rc<dyn Peers>>> {
         let Some(peers) = self.peers() else { return Ok(None) };
         let mut members = Vec::new();
-        for (rank, choice) in peers::all_gather(peers, "split", &[color, key])?.iter().enumerate() {
+        let choices = peers::all_gather(peers, "split", &[color, key], &|| self.refuse_aborted())?;
+        for (rank, choice) in choices.iter().enumerate() {
             match choice[..] {
                 [other, key] if other == color => members.push((key, rank)),
                 [_, _] => {}

@@ -37,6 +37,12 @@ impl Communicator {
         self.inner.handle.enter(&[Status::Live]).map(drop)
     }
 
+    /// Fails once the communicator is aborted, as another thread may do.
+    pub(super) fn refuse_aborted(&self) -> Result<()> {
+        let handle = &self.inner.handle;
+        if handle.is_aborted() { Err(handle.ended()) } else { Ok(()) }
+    }
+
     /// Fails while the communicator is suspended: its resources can be neither used nor closed.
     pub(super) fn refuse_suspended(&self) -> Result<()> {
         let suspended = self.inner.handle.status() == Status::Suspended;
@@ -130,7 +136,9 @@ impl Communicator {
     /// Compares a collective with those that the other ranks are about to start.
     pub(super) fn compare(&self, collective: Option<&str>) -> Result<()> {
         match (self.peers(), collective) {
-            (Some(peers), Some(collective)) => peers.all_gather(collective, &[]).map(drop),
+            (Some(peers), Some(collective)) => {
+                peers.all_gather(collective, &[], &|| self.refuse_aborted()).map(drop)
+            }
             _ => Ok(()),
         }
     }

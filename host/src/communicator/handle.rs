@@ -159,6 +159,8 @@ impl Handle {
         self.status.store(Status::Aborted as u8, Ordering::Release);
         // Kernels first: an NCCL abort waits for them.
         self.flags.raise(AbortCause::CommunicatorAborted);
+        // The rank's thread may wait for the other ranks on the host.
+        self.machine().notify();
         // Gives short calls time to return.
         let _ = self
             .machine()

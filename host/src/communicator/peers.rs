@@ -14,6 +14,12 @@ use crate::error::{Error, Result, WorldError};
 /// The bytes that each rank sent, in rank order.
 pub(crate) type Gathered = Arc<Vec<Vec<u8>>>;
 
+/// Fails when a rank is not to wait for an exchange any longer.
+pub(crate) type Cancelled<'a> = &'a dyn Fn() -> Result<()>;
+
+/// For exchanges that end only with the other ranks.
+pub(crate) const NEVER: Cancelled<'static> = &|| Ok(());
+
 /// A set of ranks that exchange bytes, including this rank. All of them must make the same calls in
 /// the same order.
 pub(crate) trait Peers {
@@ -28,8 +34,14 @@ pub(crate) trait Peers {
     ///
     /// # Errors
     ///
-    /// Also [`WorldError::CallsDiffer`].
-    fn all_gather(&self, call: &str, bytes: &[u8]) -> Result<Vec<Vec<u8>>>;
+    /// Also [`WorldError::CallsDiffer`]; those of `cancelled`, after which the other ranks wait
+    /// until this one comes again.
+    fn all_gather(
+        &self,
+        call: &str,
+        bytes: &[u8],
+        cancelled: Cancelled<'_>,
+    ) -> Result<Vec<Vec<u8>>>;
 
     /// The subset with the ranks `members`, in that order, which includes this rank. No bytes are
     /// exchanged.
@@ -74,8 +86,9 @@ pub(crate) fn all_gather<T: Pod>(
     peers: &dyn Peers,
     call: &str,
     values: &[T],
+    cancelled: Cancelled<'_>,
 ) -> Result<Vec<Vec<T>>> {
-    let all = peers.all_gather(call, bytemuck::cast_slice(values))?;
+    let all = peers.all_gather(call, bytemuck::cast_slice(values), cancelled)?;
     all.iter().enumerate().map(|(rank, bytes)| read(rank, bytes)).collect()
 }
 

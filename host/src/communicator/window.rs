@@ -174,7 +174,7 @@ impl Communicator {
         }
         let Some(peers) = self.peers() else { return Ok(None) };
         let call = format!("register_window with {flags:?}");
-        let all = peers::all_gather(peers, &call, &[bytes as u64])?;
+        let all = peers::all_gather(peers, &call, &[bytes as u64], &|| self.refuse_aborted())?;
         Ok(Some(all.concat()))
     }
 }

@@ -53,12 +53,13 @@ impl WorldBuilder {
         self
     }
 
-    /// How long a call may wait for the other ranks: [barriers](Rank::barrier) and other exchanges
-    /// on the host, and calls that create or end communicators, windows and device communicators.
-    /// Then the job fails: every rank gets [`WorldError::RankLost`], with a rank that has not come,
-    /// and who waited for it in which call. A process that says nothing for so long, such as a
-    /// stopped one, counts as lost too. `None`: no limit. Default: `DEVCOMM_OPERATION_TIMEOUT`, or
-    /// else 10 minutes; on simulated GPUs none, since deadlocks are found there.
+    /// How long a call may wait for the other ranks: [barriers](crate::Rank::barrier) and other
+    /// exchanges on the host, and calls that create or end communicators, windows and device
+    /// communicators. Then the job fails: every rank gets [`WorldError::RankLost`], with a rank
+    /// that has not come, and who waited for it in which call. A process that says nothing for so
+    /// long, such as a stopped one, counts as lost too. `None`: no limit. Default:
+    /// `DEVCOMM_OPERATION_TIMEOUT`, or else 10 minutes; on simulated GPUs none, since deadlocks are
+    /// found there.
     ///
     /// Streams have no deadline but [`synchronize_within`](crate::Stream::synchronize_within), and
     /// a rank that has ended waits for the others as long as they run.

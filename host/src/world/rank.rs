@@ -6,7 +6,7 @@ use std::rc::Rc;
 use bytemuck::Pod;
 
 use super::rendezvous::Rendezvous;
-use crate::communicator::peers::{self, Peers};
+use crate::communicator::peers::{self, NEVER, Peers};
 use crate::communicator::{CommConfig, Communicator, Library, UniqueId};
 use crate::device::{Context, KernelSet, Stream};
 use crate::error::{Error, Result};
@@ -125,7 +125,7 @@ impl Rank {
         let id = own.as_ref().map_or(&[][..], |id| &id.as_bytes()[..]);
         // NCCL waits for a missing rank forever: no rank calls NCCL before all have arrived here.
         let mine = [&[u8::from(self.checked)], id].concat();
-        let all = peers::all_gather(&self.rendezvous, "new_communicator", &mine)?;
+        let all = peers::all_gather(&self.rendezvous, "new_communicator", &mine, NEVER)?;
         let id = UniqueId::from_bytes(&all[0][1..])
             .ok_or_else(|| Error::invalid("rank 0 sent no valid NCCL unique id"))?;
         let checked = all.iter().all(|bytes| bytes.first() == Some(&1));
@@ -181,7 +181,7 @@ impl Rank {
     /// [`WorldError::RankLost`](crate::WorldError::RankLost); [`Error::InvalidInput`] when the
     /// values of all ranks exceed 64 MiB, or a rank's bytes are not values of this type.
     pub fn all_gather<T: Pod>(&self, values: &[T]) -> Result<Vec<Vec<T>>> {
-        peers::all_gather(&self.rendezvous, "all_gather", values)
+        peers::all_gather(&self.rendezvous, "all_gather", values, NEVER)
     }
 
     /// Returns the values of rank `root` on every rank; those of other ranks are ignored.

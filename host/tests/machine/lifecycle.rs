@@ -11,7 +11,7 @@ use devcomm_host::{
 use crate::kernels::{COUNT, NO_PTX, launch_note};
 use crate::support::{
     calls, contents, count, filled, is_closed, is_ended, is_invalid, later, log_in, log_of, logged,
-    makes_no_calls, ranks,
+    makes_no_calls, pause, ranks,
 };
 
 const _: () = {
@@ -206,6 +206,35 @@ fn an_abort_from_another_thread_releases_who_waits() {
         let log = log_of(rank);
         let ends = [count(&log, "ncclCommAbort"), count(&log, "ncclCommDestroy")];
         assert_eq!(ends, [1, 0], "{log:?}");
+        Ok(())
+    });
+}
+
+#[test]
+fn an_abort_from_another_thread_releases_who_waits_on_the_host() {
+    ranks(2, |rank| {
+        // Rank 0 waits for rank 1, which does not come, in each of them.
+        let waits: [fn(&Communicator) -> Result<()>; 5] = [
+            |comm| comm.barrier(),
+            |comm| comm.window::<f32>(8).map(drop),
+            |comm| comm.split(Some(0), 0, &CommConfig::new()).map(drop),
+            |comm| comm.create_dev_comm(DevCommRequirements::new()).map(drop),
+            |comm| comm.host_all_gather(&[1_u8]).map(drop),
+        ];
+        for wait in waits {
+            let comm = new_comm(rank)?;
+            if rank.rank() == 0 {
+                let handle = comm.abort_handle();
+                let aborter = later(rank, SOON, move || handle.abort());
+                is_ended(wait(&comm), "aborted");
+                aborter.join()?;
+            } else {
+                pause(rank, 2 * SOON);
+            }
+            // The world's other exchanges go on.
+            rank.barrier()?;
+            comm.abort()?;
+        }
         Ok(())
     });
 }

@@ -99,7 +99,9 @@ impl Communicator {
         );
         match self.peers() {
             Some(peers) => {
-                let all = peers.all_gather("create_dev_comm", &request.to_bytes()?)?;
+                let all = peers.all_gather("create_dev_comm", &request.to_bytes()?, &|| {
+                    self.refuse_aborted()
+                })?;
                 let all = all.iter().enumerate();
                 let all = all.map(|(rank, bytes)| RankRequest::from_bytes(rank, bytes));
                 agree(&all.collect::<Result<Vec<_>>>()?)?;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::Transport;
 use super::subset::Subset;
-use crate::communicator::peers::{Gathered, call_of};
+use crate::communicator::peers::{Cancelled, Gathered, call_of};
 use crate::device::Health;
 use crate::error::{Error, Result, StateError, ranks};
 use crate::machine::{Machine, Shared};
@@ -145,11 +145,28 @@ impl Hub {
         let _ = self.state.change(|_| complete.outcome.0.set(complete.all));
     }
 
-    /// Waits for the result of an exchange, for at most `limit`.
-    pub(crate) fn wait_for(&self, outcome: &Outcome, limit: Option<Duration>) -> Result<Gathered> {
-        self.state.wait(limit, |_| match outcome.0.get() {
+    /// Takes back a contribution to an exchange, if that is not complete.
+    pub(crate) fn withdraw(&self, rank: usize, subset: &Subset) {
+        let mut state = self.state.lock();
+        let Some(exchange) = state.open.get_mut(subset.key()) else { return };
+        if let Some(index) = subset.rank_of(rank) {
+            exchange.parts[index] = None;
+        }
+        if exchange.parts.iter().all(Option::is_none) {
+            state.open.remove(subset.key());
+        }
+    }
+
+    /// Waits for the result of an exchange, for at most `limit` and until `cancelled` fails.
+    pub(crate) fn wait_for(
+        &self,
+        outcome: &Outcome,
+        limit: Option<Duration>,
+        cancelled: Cancelled<'_>,
+    ) -> Result<Gathered> {
+        self.state.watch(limit, |_| match outcome.0.get() {
             Some(all) => Ok(Some(Arc::clone(all))),
-            None => self.health.check().map(|()| None),
+            None => self.health.check().and_then(|()| cancelled()).map(|()| None),
         })
     }
 
@@ -214,7 +231,12 @@ impl ThreadTransport {
 }
 
 impl Transport for ThreadTransport {
-    fn all_gather(&self, subset: &Arc<Subset>, bytes: &[u8]) -> Result<Gathered> {
+    fn all_gather(
+        &self,
+        subset: &Arc<Subset>,
+        bytes: &[u8],
+        cancelled: Cancelled<'_>,
+    ) -> Result<Gathered> {
         self.hub.health.check()?;
         match self.hub.contribute(self.rank, subset, 0, bytes.to_vec()) {
             ExchangeState::Complete(complete) => {
@@ -223,7 +245,10 @@ impl Transport for ThreadTransport {
                 Ok(all)
             }
             ExchangeState::Pending(outcome) => {
-                let waited = self.hub.wait_for(&outcome, self.hub.health.deadline());
+                let waited = self.hub.wait_for(&outcome, self.hub.health.deadline(), cancelled);
+                if cancelled().is_err() {
+                    self.hub.withdraw(self.rank, subset);
+                }
                 if let Err(Error::State(StateError::DeadlinePassed { .. })) = waited
                     && let Some((rank, why)) = self.hub.absent()
                 {
@@ -234,7 +259,7 @@ impl Transport for ThreadTransport {
             }
             ExchangeState::Failed(rank, why) => {
                 self.hub.mark_lost(rank, why);
-                self.hub.wait_for(&Outcome::default(), None)
+                self.hub.wait_for(&Outcome::default(), None, cancelled)
             }
         }
     }

@@ -26,15 +26,20 @@ pub(super) use self::join::RendezvousConfig;
 use self::subset::{Subset, SubsetIds};
 pub(super) use self::token::Token;
 pub(super) use self::wire::Peer;
-use crate::communicator::peers::{Gathered, Peers, contribution, same_call};
+use crate::communicator::peers::{Cancelled, Gathered, NEVER, Peers, contribution, same_call};
 use crate::device::Health;
 use crate::error::{Error, Result};
 
 /// How one rank communicates with the others.
 pub(crate) trait Transport: Send + Sync {
     /// Gathers the `bytes` of every rank of the subset, in order of its ranks. All of them call
-    /// this.
-    fn all_gather(&self, subset: &Arc<Subset>, bytes: &[u8]) -> Result<Gathered>;
+    /// this. If `cancelled` fails, this rank takes its contribution back.
+    fn all_gather(
+        &self,
+        subset: &Arc<Subset>,
+        bytes: &[u8],
+        cancelled: Cancelled<'_>,
+    ) -> Result<Gathered>;
 
     /// Reports that this rank has done its work, and waits until all ranks have.
     fn finish(&self) -> Result<()>;
@@ -112,7 +117,12 @@ impl Rendezvous {
         self.transport.health()
     }
 
+    #[cfg(test)]
     pub(crate) fn all_gather(&self, bytes: &[u8]) -> Result<Gathered> {
+        self.gather(bytes, NEVER)
+    }
+
+    fn gather(&self, bytes: &[u8], cancelled: Cancelled<'_>) -> Result<Gathered> {
         // The contributions of all ranks must fit into one frame.
         let limit = wire::MAX_PAYLOAD / self.n_ranks() - size_of::<u32>();
         if bytes.len() > limit {
@@ -126,11 +136,11 @@ impl Rendezvous {
             self.health().check()?;
             return Ok(Arc::new(vec![bytes.to_vec()]));
         }
-        self.transport.all_gather(&self.subset, bytes)
+        self.transport.all_gather(&self.subset, bytes, cancelled)
     }
 
     pub(crate) fn barrier(&self) -> Result<()> {
-        Peers::all_gather(self, "barrier", &[]).map(drop)
+        Peers::all_gather(self, "barrier", &[], NEVER).map(drop)
     }
 
     /// Returns the bytes of rank `root` on all ranks; those of other ranks are ignored.
@@ -141,7 +151,7 @@ impl Rendezvous {
         }
         let contribution = if self.rank == root { bytes } else { &[] };
         let call = format!("broadcast from rank {root}");
-        let all = Peers::all_gather(self, &call, contribution)?;
+        let all = Peers::all_gather(self, &call, contribution, NEVER)?;
         all.get(root).cloned().ok_or_else(|| Error::invalid("an exchange without its root's bytes"))
     }
 
@@ -163,8 +173,13 @@ impl Peers for Rendezvous {
         self.checked
     }
 
-    fn all_gather(&self, call: &str, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
-        same_call(&self.all_gather(&contribution(call, bytes))?)
+    fn all_gather(
+        &self,
+        call: &str,
+        bytes: &[u8],
+        cancelled: Cancelled<'_>,
+    ) -> Result<Vec<Vec<u8>>> {
+        same_call(&self.gather(&contribution(call, bytes), cancelled)?)
     }
 
     fn subset(&self, members: &[usize]) -> Result<Rc<dyn Peers>> {

@@ -20,7 +20,7 @@ use super::wire::{
     self, Kind, LostRank, MAX_FRAME, bad, contribution_header, pack, parse, read_contribution,
     receive, send_all, unpack,
 };
-use crate::communicator::peers::Gathered;
+use crate::communicator::peers::{Cancelled, Gathered, NEVER};
 use crate::device::Health;
 use crate::error::Result;
 use crate::machine::{Machine, Shared};
@@ -123,6 +123,12 @@ impl Root {
         Ok(())
     }
 
+    fn handle_withdrawal(&self, rank: usize, payload: &[u8]) -> io::Result<()> {
+        let subset = Subset::from_key(read_contribution(payload)?.subset, self.n_ranks())?;
+        self.hub.withdraw(rank, &subset);
+        Ok(())
+    }
+
     fn mark_finished(&self, rank: usize) {
         match self.hub.mark_finished(rank) {
             Ok(true) => {
@@ -178,6 +184,11 @@ impl Root {
                         return self.mark_lost(rank, &format!("it sent {error}"));
                     }
                 }
+                Ok((Kind::Withdraw, payload)) => {
+                    if let Err(error) = self.handle_withdrawal(rank, &payload) {
+                        return self.mark_lost(rank, &format!("it sent {error}"));
+                    }
+                }
                 Ok((Kind::Finished, _)) => self.mark_finished(rank),
                 Ok((Kind::Failed, why)) => {
                     return self.mark_lost(rank, &String::from_utf8_lossy(&why));
@@ -218,10 +229,17 @@ impl TcpRoot {
 }
 
 impl Transport for TcpRoot {
-    fn all_gather(&self, subset: &Arc<Subset>, bytes: &[u8]) -> Result<Gathered> {
+    fn all_gather(
+        &self,
+        subset: &Arc<Subset>,
+        bytes: &[u8],
+        cancelled: Cancelled<'_>,
+    ) -> Result<Gathered> {
         self.0.hub.health().check()?;
         let outcome = self.0.contribute(0, subset, 0, bytes.to_vec());
-        self.0.hub.wait_for(&outcome, None)
+        self.0.hub.wait_for(&outcome, None, cancelled).inspect_err(|_| {
+            self.0.hub.withdraw(0, subset);
+        })
     }
 
     fn finish(&self) -> Result<()> {
@@ -334,10 +352,14 @@ impl Client {
         !self.state.lock().finished && !self.health.is_lost()
     }
 
-    /// Waits until `ready` returns a value, or a rank is lost.
-    fn wait<T>(&self, mut ready: impl FnMut(&mut ClientState) -> Option<T>) -> Result<T> {
-        self.state.wait(None, |state| match ready(state) {
-            None => self.health.check().map(|()| None),
+    /// Waits until `ready` returns a value, a rank is lost, or `cancelled` fails.
+    fn wait<T>(
+        &self,
+        cancelled: Cancelled<'_>,
+        mut ready: impl FnMut(&mut ClientState) -> Option<T>,
+    ) -> Result<T> {
+        self.state.watch(None, |state| match ready(state) {
+            None => self.health.check().and_then(|()| cancelled()).map(|()| None),
             found => Ok(found),
         })
     }
@@ -374,21 +396,29 @@ impl TcpClient {
 }
 
 impl Transport for TcpClient {
-    fn all_gather(&self, subset: &Arc<Subset>, bytes: &[u8]) -> Result<Gathered> {
+    fn all_gather(
+        &self,
+        subset: &Arc<Subset>,
+        bytes: &[u8],
+        cancelled: Cancelled<'_>,
+    ) -> Result<Gathered> {
         self.0.health.check()?;
         let request = self.0.next.fetch_add(1, Ordering::Relaxed);
         self.0.state.lock().exchanges.insert(request, (subset.members().len(), None));
-        self.0.send(Kind::Contribute, &[&contribution_header(request, subset.key()), bytes]);
-        self.0.wait(|state| {
+        let header = contribution_header(request, subset.key());
+        self.0.send(Kind::Contribute, &[&header, bytes]);
+        let waited = self.0.wait(cancelled, |state| {
             let result = state.exchanges.get(&request)?.1.clone()?;
             state.exchanges.remove(&request);
             Some(result)
-        })
+        });
+        // The entry stays: the result may be on its way.
+        waited.inspect_err(|_| self.0.send(Kind::Withdraw, &[&header]))
     }
 
     fn finish(&self) -> Result<()> {
         self.0.send(Kind::Finished, &[]);
-        self.0.wait(|state| state.finished.then_some(()))?;
+        self.0.wait(NEVER, |state| state.finished.then_some(()))?;
         self.0.health.check()
     }
 

@@ -32,6 +32,8 @@ pub(crate) enum Kind {
     Missing,
     /// To rank 0: the sender's [`Contribution`] to an exchange.
     Contribute,
+    /// To rank 0: the sender takes back the contribution with this header.
+    Withdraw,
     /// From rank 0: the request number of the receiver's contribution, and all contributions.
     Gathered,
     /// To rank 0: the sender has done its work. From rank 0: all ranks have.
@@ -53,7 +55,7 @@ impl Kind {
         use Kind::*;
         let all = [
             Hello, Waiting, Welcome, Refused, Missing, Contribute, Gathered, Finished, Failed,
-            Lost, Alive, Challenge, Proof,
+            Lost, Alive, Challenge, Proof, Withdraw,
         ];
         all.into_iter().find(|kind| *kind as u8 == byte)
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::processes::{as_rank, job};
 use super::*;
-use crate::communicator::peers::Peers;
+use crate::communicator::peers::{NEVER, Peers};
 use crate::error::{Error, WorldError};
 use crate::machine::Machine;
 use crate::world::local_job::Ranks;
@@ -22,7 +22,7 @@ fn come(world: &Rendezvous, call: &str) {
             world.health().machine().sleep(Duration::from_millis(5));
         }
     }
-    let error = Peers::all_gather(world, call, &[]).unwrap_err();
+    let error = Peers::all_gather(world, call, &[], NEVER).unwrap_err();
     let Error::World(WorldError::RankLost { rank: 1, why }) = &error else { panic!("{error}") };
     assert_eq!(*why, format!("after 0 s in {call}, ranks 0, 2 waited and rank 1 has not come"));
 }

@@ -2,6 +2,7 @@
 
 use super::super::host_name;
 use super::*;
+use crate::communicator::peers::{NEVER, Peers};
 use crate::error::Error;
 use crate::machine::Machine;
 use crate::world::run::run_threads;
@@ -54,4 +55,36 @@ fn threads_meet_in_memory() {
         Ok(sum)
     });
     assert_eq!(sums.unwrap(), [500; 5]);
+}
+
+/// Rank `who` gives up an exchange before the others come, and then takes part in another one.
+fn gives_up(world: &Rendezvous, who: usize) {
+    if world.rank() == who {
+        let start = Instant::now();
+        let cancelled = || match start.elapsed() > Duration::from_millis(50) {
+            true => Err(Error::invalid("given up")),
+            false => Ok(()),
+        };
+        let error = Peers::all_gather(world, "given up", &[1], &cancelled).unwrap_err();
+        assert_eq!(error.to_string(), Error::invalid("given up").to_string());
+    } else {
+        thread::sleep(Duration::from_millis(200));
+    }
+    for round in 0..3 {
+        let all = Peers::all_gather(world, "barrier", &[round], NEVER).unwrap();
+        assert_eq!(all, [[round]; 3]);
+    }
+    world.finish().unwrap();
+}
+
+#[test]
+fn a_rank_that_gives_up_an_exchange_takes_part_in_the_next() {
+    for who in [0, 1] {
+        run_threads(&Machine::Gpus, 3, None, |world| {
+            gives_up(world, who);
+            Ok::<_, Error>(())
+        })
+        .unwrap();
+        together(&configs(3, AMPLE), |_, world| gives_up(&world.unwrap(), who));
+    }
 }
