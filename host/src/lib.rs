@@ -90,6 +90,8 @@ pub use communicator::{
     ResourceRequest, SameElement, ShrinkMode, Signal, Signals, SymmetricBuffer, TeamMultimem,
     UniqueId, VendorValue, Versions, WaitSignalDesc, Window, WindowFlags, group, simulate,
 };
+/// The driver's bindings in use: streams and memory of cudarc's take part in this API.
+pub use cudarc;
 pub use devcomm_locate::{NcclVersion, NotFound};
 #[cfg(feature = "simulator")]
 pub use devcomm_sim::{CallRecord, Effect, Fault, Lag, Machine as SimulatedMachine, Simulation};
@@ -103,8 +105,8 @@ pub use device::{
     visible_gpus,
 };
 pub use error::{
-    AbortCause, DevCommError, DriverError, Error, LaunchError, LaunchRefusal, NcclError, Result,
-    StateError, StuckWait, WorldError,
+    AbortCause, DevCommError, DriverError, Error, LaunchError, LaunchRefusal, NcclError,
+    NcclResult, Result, StateError, StuckWait, WorldError,
 };
 pub use sys::nccl::DEV_COMM_VERSION;
 /// What `#[devcomm::test]` expands to.

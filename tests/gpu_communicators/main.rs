@@ -27,6 +27,8 @@ fn says_what_it_is(rank: &Rank) -> Result<(), Error> {
     assert_eq!(properties.cuda_device, rank.device() as i32);
     assert!(properties.device_api);
     assert_eq!((properties.n_lsa_teams, properties.lsa_size()), (1, n));
+    assert_eq!(comm.gin_type()?, properties.gin_type);
+    assert_eq!(comm.railed_gin_type()?, properties.railed_gin_type);
     // Each communicator has its own hash, the same on all ranks.
     let hash_of = |comm: &Communicator| comm.properties().map(|of| of.comm_hash);
     let hash = hash_of(comm)?;

@@ -41,6 +41,59 @@ impl DataType {
         Self::Float8e5m2,
     ];
 
+    /// NCCL: `ncclChar`.
+    #[doc(alias = "ncclChar")]
+    #[expect(non_upper_case_globals, reason = "NCCL's other name of a type")]
+    pub const Char: Self = Self::Int8;
+    /// NCCL: `ncclInt`.
+    #[doc(alias = "ncclInt")]
+    #[expect(non_upper_case_globals, reason = "as above")]
+    pub const Int: Self = Self::Int32;
+    /// NCCL: `ncclHalf`.
+    #[doc(alias = "ncclHalf")]
+    #[expect(non_upper_case_globals, reason = "as above")]
+    pub const Half: Self = Self::Float16;
+    /// NCCL: `ncclFloat`.
+    #[doc(alias = "ncclFloat")]
+    #[expect(non_upper_case_globals, reason = "as above")]
+    pub const Float: Self = Self::Float32;
+    /// NCCL: `ncclDouble`.
+    #[doc(alias = "ncclDouble")]
+    #[expect(non_upper_case_globals, reason = "as above")]
+    pub const Double: Self = Self::Float64;
+
+    /// The type of this name: one of NCCL's (`ncclBfloat16`), with or without `nccl`; of torch's
+    /// (`torch.bfloat16`), with or without `torch.`; or of Rust's (`bf16`).
+    ///
+    /// ```
+    /// use devcomm_types::DataType;
+    ///
+    /// for name in ["torch.float16", "half", "ncclHalf", "f16"] {
+    ///     assert_eq!(DataType::from_name(name), Some(DataType::Float16));
+    /// }
+    /// assert_eq!(DataType::from_name("torch.complex64"), None);
+    /// ```
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        let nccl = name.strip_prefix("nccl");
+        let torch = name.strip_prefix("torch.").unwrap_or(name);
+        Some(match nccl.unwrap_or(torch) {
+            "Int8" | "Char" | "int8" | "i8" => Self::Int8,
+            "Uint8" | "uint8" | "u8" => Self::Uint8,
+            "Int32" | "Int" | "int32" | "int" | "i32" => Self::Int32,
+            "Uint32" | "uint32" | "u32" => Self::Uint32,
+            "Int64" | "int64" | "long" | "i64" => Self::Int64,
+            "Uint64" | "uint64" | "u64" => Self::Uint64,
+            "Float16" | "Half" | "float16" | "half" | "f16" => Self::Float16,
+            "Float32" | "Float" | "float32" | "float" | "f32" => Self::Float32,
+            "Float64" | "Double" | "float64" | "double" | "f64" => Self::Float64,
+            "Bfloat16" | "bfloat16" | "bf16" => Self::Bfloat16,
+            "Float8e4m3" | "float8_e4m3fn" | "f8e4m3" => Self::Float8e4m3,
+            "Float8e5m2" | "float8_e5m2" | "f8e5m2" => Self::Float8e5m2,
+            _ => return None,
+        })
+    }
+
     /// Size of one element in bytes.
     pub const fn size(self) -> usize {
         match self {
@@ -86,6 +139,8 @@ elements! {
 
 #[cfg(test)]
 mod tests {
+    extern crate std;
+
     use super::*;
 
     /// The data type, the size and the name of `T`.
@@ -101,6 +156,47 @@ mod tests {
         for bits in 0..=u8::MAX {
             assert_eq!(F8E4M3::from_bits(bits).to_bits(), bits);
             assert_eq!(F8E5M2::from_bits(bits).to_bits(), bits);
+        }
+    }
+
+    #[test]
+    fn a_type_has_the_names_of_nccl_torch_and_rust() {
+        let of_elements = [
+            i8::NAME,
+            u8::NAME,
+            i32::NAME,
+            u32::NAME,
+            i64::NAME,
+            u64::NAME,
+            f16::NAME,
+            f32::NAME,
+            f64::NAME,
+            bf16::NAME,
+            F8E4M3::NAME,
+            F8E5M2::NAME,
+        ];
+        let of_torch = [
+            "torch.int8",
+            "torch.uint8",
+            "torch.int32",
+            "torch.uint32",
+            "torch.int64",
+            "torch.uint64",
+            "torch.float16",
+            "torch.float32",
+            "torch.float64",
+            "torch.bfloat16",
+            "torch.float8_e4m3fn",
+            "torch.float8_e5m2",
+        ];
+        for (data_type, names) in DataType::ALL.into_iter().zip(of_elements.iter().zip(of_torch)) {
+            assert_eq!(DataType::from_name(names.0), Some(data_type));
+            assert_eq!(DataType::from_name(names.1), Some(data_type));
+            let own = std::format!("nccl{data_type:?}");
+            assert_eq!(DataType::from_name(&own), Some(data_type));
+        }
+        for other in ["", "nccl", "torch.", "ncclf33", "float8_e4m3fnuz", "bool"] {
+            assert_eq!(DataType::from_name(other), None, "{other}");
         }
     }
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use bytemuck::Pod;
 use devcomm_sys::nccl::CommProperties;
+use devcomm_types::GinType;
 
 use super::handle::{Handle, Status};
 use super::peers::{Peers, all_gather};
@@ -164,6 +165,26 @@ impl Communicator {
     pub fn properties(&self) -> Result<Properties> {
         self.bind()?;
         self.query(Out::new(CommProperties::new()), calls::properties).map(Properties::from)
+    }
+
+    /// The first network back end with which a kernel reaches every rank; [`GinType::None`] where
+    /// there is none. NCCL: `ginType` of `ncclCommProperties_t`.
+    ///
+    /// # Errors
+    ///
+    /// As [`properties`](Self::properties).
+    pub fn gin_type(&self) -> Result<GinType> {
+        Ok(self.properties()?.gin_type)
+    }
+
+    /// The first network back end with which a kernel reaches the ranks of its rail team;
+    /// [`GinType::None`] where there is none. NCCL: `railedGinType` of `ncclCommProperties_t`.
+    ///
+    /// # Errors
+    ///
+    /// As [`properties`](Self::properties).
+    pub fn railed_gin_type(&self) -> Result<GinType> {
+        Ok(self.properties()?.railed_gin_type)
     }
 
     /// One statistic of the memory that NCCL holds for this communicator on this GPU: bytes, or for

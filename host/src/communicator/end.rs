@@ -11,6 +11,9 @@ use crate::device::in_group::refuse_inside;
 use crate::error::{Error, Result};
 use crate::sys::nccl::calls;
 
+/// NCCL: `NCCL_SUSPEND_MEM`.
+pub(crate) const SUSPEND_MEMORY: i32 = 1;
+
 impl Communicator {
     /// Closes what was created from the communicator, as [`destroy`](Self::destroy) does, and
     /// completes outstanding operations on every rank. *Collective*. Afterwards only `destroy` and
@@ -115,10 +118,9 @@ impl Communicator {
     /// [`NcclError::Unsupported`](crate::NcclError::Unsupported), [`Error::Nccl`].
     #[doc(alias = "ncclCommSuspend")]
     pub fn suspend(&self) -> Result<()> {
-        const MEMORY: i32 = 1;
         self.context().synchronize_streams()?;
         let entered = self.inner.handle.enter(&[Status::Live])?;
-        self.perform_watched(&entered, calls::comm_suspend(entered.comm(), MEMORY))?;
+        self.perform_watched(&entered, calls::comm_suspend(entered.comm(), SUSPEND_MEMORY))?;
         self.inner.handle.set_status(Status::Suspended);
         Ok(())
     }

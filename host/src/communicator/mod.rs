@@ -35,6 +35,8 @@ pub use self::dev_comm::{
     Counters, DevCommRequirements, DevCommResource, GinBarriers, LlA2a, LsaBarriers,
     RequirementsRefusal, ResourceBuffer, ResourceKey, ResourceRequest, Signals, TeamMultimem,
 };
+#[cfg(test)]
+pub(crate) use self::end::SUSPEND_MEMORY;
 pub use self::group::{Estimate, Group, group, simulate};
 pub use self::library::{Library, OLDEST_VERSION, UniqueId, Versions};
 pub use self::multi_gpu::MultiGpu;

@@ -76,6 +76,75 @@ pub enum NcclError {
     },
 }
 
+impl NcclError {
+    /// What the call returned, if a call has failed.
+    #[must_use]
+    pub fn result(&self) -> Option<NcclResult> {
+        match self {
+            Self::Failed { code, .. } => Some(NcclResult::from_raw(*code)),
+            _ => None,
+        }
+    }
+}
+
+/// What a call of NCCL returns. NCCL: `ncclResult_t`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[doc(alias = "ncclResult_t")]
+#[non_exhaustive]
+pub enum NcclResult {
+    /// NCCL: `ncclSuccess`.
+    Success,
+    /// A call of CUDA failed. NCCL: `ncclUnhandledCudaError`.
+    UnhandledCudaError,
+    /// A call of the operating system failed. NCCL: `ncclSystemError`.
+    SystemError,
+    /// NCCL: `ncclInternalError`.
+    InternalError,
+    /// NCCL: `ncclInvalidArgument`.
+    InvalidArgument,
+    /// NCCL: `ncclInvalidUsage`.
+    InvalidUsage,
+    /// Another rank failed, or the network. NCCL: `ncclRemoteError`.
+    RemoteError,
+    /// NCCL: `ncclInProgress`.
+    InProgress,
+    /// NCCL: `ncclTimeout`.
+    Timeout,
+    /// A result unknown to this crate, by NCCL's number.
+    Other(i32),
+}
+
+impl NcclResult {
+    /// Those that are known; the index is the number.
+    const ALL: [Self; 9] = [
+        Self::Success,
+        Self::UnhandledCudaError,
+        Self::SystemError,
+        Self::InternalError,
+        Self::InvalidArgument,
+        Self::InvalidUsage,
+        Self::RemoteError,
+        Self::InProgress,
+        Self::Timeout,
+    ];
+
+    /// The result with NCCL's number.
+    #[must_use]
+    pub fn from_raw(code: i32) -> Self {
+        let known = usize::try_from(code).ok().and_then(|code| Self::ALL.get(code));
+        known.copied().unwrap_or(Self::Other(code))
+    }
+
+    /// NCCL's number.
+    #[must_use]
+    pub fn raw(self) -> i32 {
+        match self {
+            Self::Other(code) => code,
+            known => Self::ALL.iter().position(|result| *result == known).unwrap_or(0) as i32,
+        }
+    }
+}
+
 fn on_rank(rank: Option<usize>) -> String {
     rank.map_or_else(String::new, |rank| format!(" on rank {rank}"))
 }

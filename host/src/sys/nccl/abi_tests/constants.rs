@@ -1,12 +1,13 @@
 //! NCCL's constants.
 
-use devcomm_types::DataType;
+use devcomm_types::{DataType, GinConnectionType, GinType};
 
 use super::{compare, printed};
 use crate::communicator::{
     CftTeamMode, CtaPolicy, GraphUsageMode, HostCftMode, MemoryStat, NvlsHostMode, ReduceOp,
-    ShrinkMode, WindowFlags,
+    SUSPEND_MEMORY, ShrinkMode, WindowFlags,
 };
+use crate::error::NcclResult;
 use devcomm_sys::nccl::*;
 
 /// The C name and this crate's value of each constant.
@@ -30,11 +31,36 @@ fn constants() -> Vec<(&'static str, i64)> {
         ("NCCL_CFT_TEAM_FLAT", CftTeamMode::Flat as i64),
         ("NCCL_CFT_TEAM_HIER_MULTIMEM", CftTeamMode::HierarchicalMultimem as i64),
         ("NCCL_CFT_TEAM_HIER_LSA", CftTeamMode::HierarchicalLsa as i64),
+        ("NCCL_SUSPEND_MEM", int(SUSPEND_MEMORY)),
+        ("NCCL_GIN_TYPE_NONE", int(GinType::None.raw())),
+        ("NCCL_GIN_TYPE_PROXY", int(GinType::Proxy.raw())),
+        ("NCCL_GIN_TYPE_GDAKI", int(GinType::Gdaki.raw())),
+        ("NCCL_GIN_TYPE_GPI", int(GinType::Gpi.raw())),
+        ("NCCL_GIN_TYPE_EFA_GDA", int(GinType::EfaGda.raw())),
+        ("NCCL_GIN_CONNECTION_NONE", int(GinConnectionType::None.raw())),
+        ("NCCL_GIN_CONNECTION_FULL", int(GinConnectionType::Full.raw())),
+        ("NCCL_GIN_CONNECTION_RAIL", int(GinConnectionType::Rail.raw())),
+        ("ncclSuccess", int(NcclResult::Success.raw())),
+        ("ncclUnhandledCudaError", int(NcclResult::UnhandledCudaError.raw())),
+        ("ncclSystemError", int(NcclResult::SystemError.raw())),
+        ("ncclInternalError", int(NcclResult::InternalError.raw())),
+        ("ncclInvalidArgument", int(NcclResult::InvalidArgument.raw())),
+        ("ncclInvalidUsage", int(NcclResult::InvalidUsage.raw())),
+        ("ncclRemoteError", int(NcclResult::RemoteError.raw())),
+        ("ncclInProgress", int(NcclResult::InProgress.raw())),
+        ("ncclTimeout", int(NcclResult::Timeout.raw())),
+        // One more than the last, so that a new result is noticed.
+        ("ncclNumResults", int(NcclResult::Timeout.raw()) + 1),
         ("ncclSuccess", int(SUCCESS)),
         ("ncclInProgress", int(IN_PROGRESS)),
         ("ncclInvalidArgument", int(super::super::params::INVALID_ARGUMENT)),
         ("NCCL_ENCRYPTION_MODE_NONE", int(EncryptionConfig::new().mode)),
         ("NCCL_ENCRYPTION_MODE_PSK", int(super::super::params::ENCRYPTION_PSK)),
+        ("ncclChar", DataType::Char as i64),
+        ("ncclInt", DataType::Int as i64),
+        ("ncclHalf", DataType::Half as i64),
+        ("ncclFloat", DataType::Float as i64),
+        ("ncclDouble", DataType::Double as i64),
         ("ncclInt8", DataType::Int8 as i64),
         ("ncclUint8", DataType::Uint8 as i64),
         ("ncclInt32", DataType::Int32 as i64),
