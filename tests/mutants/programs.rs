@@ -3,8 +3,8 @@
 
 use devcomm::sim::Simulation;
 use devcomm::{
-    Algorithm, CollectivePlan, Collectives, DevCommRequirements, Gemm, GemmAllReduce, GemmPlan,
-    GinConnectionType, ReduceOp, Result, kernels,
+    Algorithm, CollectivePlan, Collectives, CollectivesOptions, DevCommRequirements, Gemm,
+    GemmAllReduce, GemmPlan, GinConnectionType, ReduceOp, Result, kernels,
 };
 use devcomm_testing::simulated::Gpu;
 use half::bf16;
@@ -171,6 +171,12 @@ fn hybrid_alltoall(gpu: &Gpu<'_>) -> Result<()> {
     stream.synchronize()
 }
 
+/// Collectives with a workspace for short messages, whose initialisation takes less time than all
+/// that follows.
+fn collectives(gpu: &Gpu<'_>) -> Result<Collectives> {
+    CollectivesOptions::new().lamport_bytes(1 << 10).push_blocks(2).build(gpu.communicator()?)
+}
+
 /// A plan by an algorithm, with few blocks.
 fn plan_by(plans: Vec<CollectivePlan>, algorithm: Algorithm) -> Option<CollectivePlan> {
     let plan = plans.into_iter().find(|plan| plan.algorithm == algorithm);
@@ -180,7 +186,7 @@ fn plan_by(plans: Vec<CollectivePlan>, algorithm: Algorithm) -> Option<Collectiv
 /// All-reduces by one algorithm.
 fn all_reduces(gpu: &Gpu<'_>, count: usize, algorithm: Algorithm) -> Result<()> {
     let (send, recv) = (gpu.window(&vec![1_f32; count])?, gpu.window(&vec![0_f32; count])?);
-    let (collectives, stream) = (Collectives::new(gpu.communicator()?)?, gpu.stream()?);
+    let (collectives, stream) = (collectives(gpu)?, gpu.stream()?);
     let plans = collectives.plans(|c| c.all_reduce(&send, &recv, ReduceOp::Sum, &stream))?;
     collectives.set_plan(plan_by(plans, algorithm));
     for launch in 0..LAUNCHES {
@@ -201,7 +207,7 @@ fn push_allreduce(gpu: &Gpu<'_>) -> Result<()> {
 
 fn push_exchange(gpu: &Gpu<'_>) -> Result<()> {
     let (send, recv) = (gpu.window(&[1_f32; 128])?, gpu.window(&[0_f32; 256])?);
-    let (collectives, stream) = (Collectives::new(gpu.communicator()?)?, gpu.stream()?);
+    let (collectives, stream) = (collectives(gpu)?, gpu.stream()?);
     let plans = collectives.plans(|c| c.all_gather(&send, &recv, &stream))?;
     collectives.set_plan(plan_by(plans, Algorithm::Push));
     let out = gpu.buffer(&[0_f32; 256])?;
@@ -215,7 +221,7 @@ fn push_exchange(gpu: &Gpu<'_>) -> Result<()> {
 
 fn pull_reduce_scatter(gpu: &Gpu<'_>) -> Result<()> {
     let (send, recv) = (gpu.window(&[1_f32; 256])?, gpu.window(&[0_f32; 128])?);
-    let (collectives, stream) = (Collectives::new(gpu.communicator()?)?, gpu.stream()?);
+    let (collectives, stream) = (collectives(gpu)?, gpu.stream()?);
     let plans = collectives.plans(|c| c.reduce_scatter(&send, &recv, ReduceOp::Sum, &stream))?;
     collectives.set_plan(plan_by(plans, Algorithm::Pull));
     for launch in 0..LAUNCHES {

@@ -60,7 +60,8 @@ impl Communicator {
     }
 
     fn dev_comm(&self, rank: usize) -> Comm {
-        Comm(self.state.comms[rank])
+        // As the host crate says.
+        Comm(nccl::DevComm { requested_signals: 1, ..self.state.comms[rank] })
     }
 
     fn window(&self, rank: usize) -> WindowParam<u32> {
