@@ -126,8 +126,8 @@ impl Rank {
         // NCCL waits for a missing rank forever: no rank calls NCCL before all have arrived here.
         let mine = [&[u8::from(self.checked)], id].concat();
         let all = peers::all_gather(&self.rendezvous, "new_communicator", &mine, NEVER)?;
-        let id = UniqueId::from_bytes(&all[0][1..])
-            .ok_or_else(|| Error::invalid("rank 0 sent no valid NCCL unique id"))?;
+        let id = all.first().and_then(|bytes| UniqueId::from_bytes(bytes.get(1..)?));
+        let id = id.ok_or_else(|| Error::invalid("rank 0 sent no valid NCCL unique id"))?;
         let checked = all.iter().all(|bytes| bytes.first() == Some(&1));
         let (rank, n_ranks) = (self.rank(), self.n_ranks());
         let peers: Rc<dyn Peers> = Rc::new(self.rendezvous.clone().checked(checked));
