@@ -296,7 +296,7 @@ impl Communicator {
     pub fn send<S: Buffer>(&self, send: &S, peer: usize, stream: &Stream) -> Result<()> {
         let (send, peer) = (send.device_slice(), self.peer(peer)?);
         let operation = Operation::new(self, send.len(), send.data_type()).sends(&send)?;
-        operation.enqueue(stream, |comm, operands| calls::send(comm, operands, peer))
+        operation.to(peer).enqueue(stream, |comm, operands| calls::send(comm, operands, peer))
     }
 
     /// Receives a buffer from rank `peer`, which [sends](Self::send) one of the same length.
@@ -310,7 +310,7 @@ impl Communicator {
     pub fn recv<R: Buffer>(&self, recv: &R, peer: usize, stream: &Stream) -> Result<()> {
         let (recv, peer) = (recv.device_slice(), self.peer(peer)?);
         let operation = Operation::new(self, recv.len(), recv.data_type()).receives(&recv)?;
-        operation.enqueue(stream, |comm, operands| calls::recv(comm, operands, peer))
+        operation.from(peer).enqueue(stream, |comm, operands| calls::recv(comm, operands, peer))
     }
 
     /// `rank` as NCCL's int; an error for an unknown rank.
@@ -324,7 +324,7 @@ pub(crate) struct Operation<'a> {
     communicator: &'a Communicator,
     data_type: DataType,
     operands: Operands,
-    /// What must be equal on all ranks beside count and type: ", root 1".
+    /// Its terms beside count and type: ", root 1".
     terms: String,
     keep: Vec<Rc<dyn Any>>,
 }
@@ -369,6 +369,21 @@ impl<'a> Operation<'a> {
         Ok(self)
     }
 
+    /// Its terms, which are equal on all ranks if it is a collective.
+    fn terms(&self) -> String {
+        format!("{} elements {:?}{}", self.operands.count, self.data_type, self.terms)
+    }
+
+    pub(crate) fn to(mut self, peer: c_int) -> Self {
+        self.terms += &format!(", to rank {peer}");
+        self
+    }
+
+    fn from(mut self, peer: c_int) -> Self {
+        self.terms += &format!(", from rank {peer}");
+        self
+    }
+
     /// As [`enqueue`](Self::enqueue), with the configuration and its event, which are kept alive as
     /// long as the buffers.
     fn enqueue_configured(
@@ -380,8 +395,8 @@ impl<'a> Operation<'a> {
         let config = configured.config.clone();
         self.keep.extend(config.clone().map(|config| Rc::new(config) as Rc<dyn Any>));
         self.keep.extend(configured.event.as_ref().map(Event::keep));
-        let Self { communicator, data_type, operands, terms, keep } = self;
-        let terms = format!("{} elements {data_type:?}{terms}", operands.count);
+        let terms = self.terms();
+        let Self { communicator, operands, keep, .. } = self;
         let operands = Operands { stream: stream.handle().raw() as u64, ..operands };
         let call = |comm| call(comm, operands, config);
         communicator.enqueue_collective(stream, keep, &terms, call)
@@ -397,8 +412,9 @@ impl<'a> Operation<'a> {
         stream: &Stream,
         call: impl FnOnce(CommPtr, Operands) -> Call,
     ) -> Result<()> {
+        let terms = self.terms();
         let mut operands = self.operands;
         operands.stream = stream.handle().raw() as u64;
-        self.communicator.enqueue(stream, self.keep, |comm| call(comm, operands))
+        self.communicator.enqueue(stream, self.keep, &terms, |comm| call(comm, operands))
     }
 }

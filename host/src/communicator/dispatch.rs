@@ -14,6 +14,7 @@ use super::peers::Peers;
 use super::watched::watched;
 use crate::device::in_group::{is_open, refuse_inside};
 use crate::device::issuer::{Owner, Resource};
+use crate::device::recorder::Operation;
 use crate::device::{Context, Stream};
 use crate::error::{Error, Result};
 use crate::sys::nccl::Nccl;
@@ -82,18 +83,19 @@ impl Communicator {
     }
 
     /// Enqueues an operation to a stream, now or when the open group ends, and keeps alive `keep`,
-    /// which the operation uses.
+    /// which the operation uses. `terms` describe it: count, type, peer.
     pub(super) fn enqueue(
         &self,
         stream: &Stream,
         keep: Vec<Rc<dyn Any>>,
+        terms: &str,
         call: impl FnOnce(CommPtr) -> Call,
     ) -> Result<()> {
-        self.start(stream, keep, call, None)
+        self.start(stream, keep, terms, call, false)
     }
 
     /// As [`enqueue`](Self::enqueue), for a collective: in a checked world, the ranks first compare
-    /// it and its `terms`, such as count and type.
+    /// it and its `terms`.
     pub(super) fn enqueue_collective(
         &self,
         stream: &Stream,
@@ -104,43 +106,43 @@ impl Communicator {
         let compares = self.peers().is_some_and(|peers| peers.is_checked());
         // While a stream is captured, nothing starts, and the ranks may capture at other times.
         let compares = compares && !self.context().is_capturing();
-        self.start(stream, keep, call, compares.then_some(terms))
+        self.start(stream, keep, terms, call, compares)
     }
 
     fn start(
         &self,
         stream: &Stream,
         keep: Vec<Rc<dyn Any>>,
+        terms: &str,
         call: impl FnOnce(CommPtr) -> Call,
-        terms: Option<&str>,
+        compares: bool,
     ) -> Result<()> {
         self.require_own(stream.context(), "a stream")?;
         self.bind()?;
         let call = call(self.comm()?);
-        let compared = terms.map(|terms| format!("{} of {terms}", call.operation));
+        let description = format!("{} of {terms}", call.operation);
         if is_open() {
             let (communicator, stream) = (self.clone(), Some(stream.clone()));
             let state = Rc::new(Cell::new(CallState::Deferred));
-            defer(DeferredCall { communicator, call, compared, stream, keep, state });
+            defer(DeferredCall { communicator, call, description, compares, stream, keep, state });
             return Ok(());
         }
-        self.compare(compared.as_deref())?;
+        if compares {
+            self.compare(&description)?;
+        }
         let entered = self.inner.handle.enter(&[Status::Live])?;
         entered.require_ready(call.operation)?;
+        let in_progress = self.context().recorder().begin(Operation::Nccl(description.into()));
         entered.perform(call)?;
-        drop(entered);
+        drop((in_progress, entered));
         stream.register_operation(&self.owner(), keep);
         Ok(())
     }
 
     /// Compares a collective with those that the other ranks are about to start.
-    pub(super) fn compare(&self, collective: Option<&str>) -> Result<()> {
-        match (self.peers(), collective) {
-            (Some(peers), Some(collective)) => {
-                peers.all_gather(collective, &[], &|| self.refuse_aborted()).map(drop)
-            }
-            _ => Ok(()),
-        }
+    pub(super) fn compare(&self, collective: &str) -> Result<()> {
+        let Some(peers) = self.peers() else { return Ok(()) };
+        peers.all_gather(collective, &[], &|| self.refuse_aborted()).map(drop)
     }
 
     /// Makes a call that waits for the other ranks, now or when the open group ends. `keep`, which
@@ -154,8 +156,9 @@ impl Communicator {
         self.bind()?;
         if is_open() {
             let (call, state, keep) = (call(self.comm()?), Rc::clone(state), vec![keep]);
-            let communicator = self.clone();
-            defer(DeferredCall { communicator, call, compared: None, stream: None, keep, state });
+            let (description, compares) = (call.operation.to_owned(), false);
+            let (communicator, stream) = (self.clone(), None);
+            defer(DeferredCall { communicator, call, description, compares, stream, keep, state });
         } else {
             let entered = self.inner.handle.enter(&[Status::Live])?;
             let call = call(entered.comm());

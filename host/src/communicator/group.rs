@@ -18,6 +18,7 @@ use super::handle::{Handle, Status};
 use super::watched::watched;
 use crate::device::Stream;
 use crate::device::in_group::{refuse_inside, set_open};
+use crate::device::recorder::Operation;
 use crate::error::{Error, Result, StateError};
 use crate::sys::nccl::batch::{BatchedCall, make_all};
 use crate::sys::nccl::call::{Call, Out};
@@ -35,8 +36,10 @@ pub(super) enum CallState {
 pub(super) struct DeferredCall {
     pub communicator: Communicator,
     pub call: Call,
-    /// What the ranks compare before the call is made.
-    pub compared: Option<String>,
+    /// The call with its terms.
+    pub description: String,
+    /// Whether the ranks compare it before it is made.
+    pub compares: bool,
     /// The stream of an operation; `None` for a call that waits for all ranks, such as a
     /// registration.
     pub stream: Option<Stream>,
@@ -193,9 +196,9 @@ pub(super) fn defer(deferred: DeferredCall) {
 /// In a checked world, compares the collectives with those of the other ranks: one communicator
 /// after the other, in an order that their common ranks share.
 fn compare(deferred: &[DeferredCall]) -> Result<()> {
-    let mut calls: Vec<&DeferredCall> = deferred.iter().collect();
+    let mut calls: Vec<_> = deferred.iter().filter(|deferred| deferred.compares).collect();
     calls.sort_by_key(|deferred| deferred.communicator.created());
-    calls.into_iter().try_for_each(|call| call.communicator.compare(call.compared.as_deref()))
+    calls.into_iter().try_for_each(|call| call.communicator.compare(&call.description))
 }
 
 /// Makes deferred calls in one NCCL group.
@@ -205,6 +208,8 @@ fn perform(deferred: Vec<DeferredCall>, simulation: Option<Out<SimInfo>>) -> Res
     let context = first.communicator.context().clone();
     let launched = simulation.is_none();
     let compared = if launched { compare(&deferred) } else { Ok(()) };
+    let calls: Vec<_> = deferred.iter().map(|deferred| &*deferred.description).collect();
+    let calls = format!("ncclGroupEnd of {}", calls.join("; "));
     let mut handles: Vec<Arc<Handle>> = Vec::new();
     let mut rest = Vec::with_capacity(deferred.len());
     let mut batch = Vec::with_capacity(deferred.len());
@@ -221,6 +226,7 @@ fn perform(deferred: Vec<DeferredCall>, simulation: Option<Out<SimInfo>>) -> Res
         rest.push((communicator, stream, keep, state));
     }
     let is_collective = rest.iter().any(|(_, stream, ..)| stream.is_none());
+    let _group = context.recorder().begin(Operation::Nccl(calls.into()));
     let run = || {
         if is_collective && !launched {
             return Err(StateError::InGroup { what: "the simulation of a collective call" }.into());

@@ -143,6 +143,7 @@ impl Communicator {
         let handle = window.handle()?;
         let put = Operation::new(self, local.len(), local.data_type()).sends(&local)?;
         put.keep(window.keep())
+            .to(target.peer)
             .enqueue(stream, |comm, put| calls::put_signal(comm, put, target, handle, offset))
     }
 
@@ -157,7 +158,8 @@ impl Communicator {
     #[doc(alias = "ncclSignal")]
     pub fn signal(&self, to: Signal, stream: &Stream) -> Result<()> {
         let (target, raw_stream) = (self.target(to)?, stream.handle().raw() as u64);
-        self.enqueue(stream, Vec::new(), |comm| calls::signal(comm, target, raw_stream))
+        let terms = format!("rank {}", target.peer);
+        self.enqueue(stream, Vec::new(), &terms, |comm| calls::signal(comm, target, raw_stream))
     }
 
     /// Makes the stream wait for signals: later work in it sees what the peers put before they
@@ -182,8 +184,11 @@ impl Communicator {
             })
         };
         let waits = signals.iter().map(raw).collect::<Result<Vec<_>>>()?;
+        let peers: Vec<_> = signals.iter().map(|signal| signal.peer.to_string()).collect();
+        let terms = format!("ranks {}", peers.join(", "));
         let raw_stream = stream.handle().raw() as u64;
-        self.enqueue(stream, Vec::new(), |comm| calls::wait_signal(comm, waits, raw_stream))
+        let call = |comm| calls::wait_signal(comm, waits, raw_stream);
+        self.enqueue(stream, Vec::new(), &terms, call)
     }
 
     fn target(&self, to: Signal) -> Result<Target> {

@@ -10,6 +10,7 @@
 use std::time::Duration;
 
 use crate::device::Context;
+use crate::device::recorder::Operation;
 use crate::error::{Error, Result, StateError};
 
 /// How long a call may take to return after its communicator was aborted.
@@ -25,6 +26,7 @@ pub(crate) fn watched<T: Send + 'static>(
     abort: impl FnOnce(),
 ) -> Result<T> {
     context.health().check()?;
+    let _call = context.recorder().begin(Operation::Nccl(operation.into()));
     if context.machine().is_simulated() {
         return work().map_err(|error| match context.health().check() {
             Ok(()) => error,
@@ -40,6 +42,7 @@ pub(crate) fn watched<T: Send + 'static>(
     let lost = match task.wait(context.health().deadline(), || context.health().check()) {
         Ok(result) => return result,
         Err(Error::State(StateError::DeadlinePassed { waited })) => {
+            context.recorder().print();
             StateError::NotReturned { operation, waited }.into()
         }
         Err(lost) => lost,

@@ -14,6 +14,7 @@ use super::health::Health;
 use super::issuer::{Issuer, Owner};
 use super::kernels::Modules;
 use super::launch::DeviceLimits;
+use super::recorder::Recorder;
 use super::stream::StreamInner;
 use crate::error::{DriverError, Error, NcclError, Result, StateError, WorldError};
 use crate::machine::{Machine, Wakes};
@@ -39,6 +40,7 @@ pub(crate) struct ContextInner {
     pub(crate) cuda: PrimaryContext,
     pub(crate) limits: DeviceLimits,
     pub(crate) health: Arc<Health>,
+    pub(crate) recorder: Arc<Recorder>,
     ordinal: usize,
     streams: RefCell<Vec<Weak<dyn ContextStream>>>,
     /// Set when work on the GPU did not end in time, or failed with a sticky error: later waits
@@ -92,10 +94,16 @@ impl Context {
 
     /// The GPU of `machine` with this ordinal.
     pub(crate) fn on(machine: &Machine, ordinal: usize) -> Result<Self> {
-        Self::with_health(ordinal, Health::new(machine.clone(), None))
+        let recorder = Recorder::new(format!("GPU {ordinal}"));
+        Self::of_rank(ordinal, Health::new(machine.clone(), None), recorder)
     }
 
-    pub(crate) fn with_health(ordinal: usize, health: Arc<Health>) -> Result<Self> {
+    /// The context of a rank.
+    pub(crate) fn of_rank(
+        ordinal: usize,
+        health: Arc<Health>,
+        recorder: Arc<Recorder>,
+    ) -> Result<Self> {
         let cuda = PrimaryContext::retain(health.machine(), ordinal)?;
         let limits = limits_of(&cuda)?;
         let (streams, stuck, drop_wait_failed, capture, default_stream) = Default::default();
@@ -104,6 +112,7 @@ impl Context {
             cuda,
             limits,
             health,
+            recorder,
             ordinal,
             streams,
             stuck,
@@ -220,6 +229,10 @@ impl Context {
 
     pub(crate) fn cuda(&self) -> &PrimaryContext {
         &self.inner.cuda
+    }
+
+    pub(crate) fn recorder(&self) -> &Recorder {
+        &self.inner.recorder
     }
 
     pub(crate) fn health(&self) -> &Arc<Health> {

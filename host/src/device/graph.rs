@@ -10,6 +10,7 @@ use super::capture::Capture;
 use super::context::Context;
 use super::in_group::refuse_inside;
 use super::issuer::{Issuer, Owner, Resource};
+use super::recorder::Operation;
 use super::stream::Stream;
 use crate::error::{Error, LaunchError, Result, StateError};
 use crate::sys::cuda::graph::{GraphExecHandle, GraphHandle};
@@ -151,6 +152,7 @@ impl Graph {
             }
         }
         context.cuda().bind()?;
+        let _launch = context.recorder().begin(Operation::Graph(self.len()));
         // SAFETY: `exec` keeps memory and communicators; the kernels' arguments are promised by the
         // contract of their captured launches.
         unsafe { exec.handle.launch(stream.handle())? };

@@ -13,6 +13,7 @@ pub(crate) mod issuer;
 mod kernels;
 mod launch;
 mod pinned;
+pub(crate) mod recorder;
 mod slice;
 mod stream;
 

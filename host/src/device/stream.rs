@@ -11,6 +11,7 @@ use super::abort::{self, AbortFlag};
 use super::context::{Context, ContextStream};
 use super::event::Event;
 use super::issuer::{Issuer, Owner};
+use super::recorder::Operation;
 use crate::error::{AbortCause, Error, NcclError, Result, StateError, WorldError};
 use crate::machine::Wakes;
 use crate::sys::cuda::stream::StreamHandle;
@@ -259,6 +260,8 @@ impl StreamInner {
     /// It polls, because `cuStreamSynchronize` would never return if the running kernel waits for a
     /// dead rank.
     fn wait_within(&self, limit: Option<Duration>) -> Result<()> {
+        let stream = self.handle.raw() as usize;
+        let _wait = self.context.recorder().begin(Operation::Wait { stream });
         let machine = self.context.machine();
         let mut checked = machine.now();
         let result = self.poll(limit, || {

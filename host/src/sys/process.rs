@@ -35,6 +35,13 @@ fn die_with(command: &mut Command, parent: u32) {
     }
 }
 
+/// Sends a signal to a child that has not been waited for.
+pub(crate) fn send_signal(child: &Child, signal: i32) {
+    // SAFETY: `kill` has no requirements; the process id is the child's until it is waited for. An
+    // error means that it has ended.
+    unsafe { libc::kill(child.id().cast_signed(), signal) };
+}
+
 /// Starts a process that inherits this socket, at the same descriptor. Other children do not.
 pub(crate) fn spawn_with_listener(
     mut command: Command,

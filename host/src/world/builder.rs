@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::env::launched;
-use super::{GinLoopback, RankMode, World};
+use super::{GinLoopback, RankMode, World, log};
 use crate::error::{Error, Result, WorldError};
 use crate::machine::{Machine, VARIABLE};
 
@@ -143,8 +143,10 @@ impl WorldBuilder {
         World::start_processes(n)
     }
 
-    /// The machine. With GPUs, sets the environment variables of the plugin.
+    /// Starts the log and returns the machine. With GPUs, sets the environment variables of the
+    /// plugin.
     fn machine(&self) -> Result<Machine> {
+        log::start(&|name| std::env::var_os(name))?;
         #[cfg(feature = "simulator")]
         if let Some(simulation) = &self.simulation {
             return Machine::simulate(simulation, self.lsa_team_size());

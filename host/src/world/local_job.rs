@@ -13,7 +13,7 @@ use super::env::{LISTENER, TOKEN};
 use super::rendezvous::Token;
 use super::signals::Signals;
 use crate::error::{Error, Result, WorldError};
-use crate::sys::process::{die_with_parent, spawn_with_listener};
+use crate::sys::process::{die_with_parent, send_signal, spawn_with_listener};
 
 /// How often the processes are polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
@@ -84,8 +84,8 @@ impl LocalJob {
     }
 
     /// Starts all ranks and waits for them. When one fails, the others are killed a few seconds
-    /// later; SIGINT, SIGTERM and SIGHUP end all of them. They do not outlive the calling thread,
-    /// however it ends.
+    /// later; SIGINT, SIGTERM and SIGHUP end all of them; SIGUSR1 makes them print their last
+    /// operations. They do not outlive the calling thread, however it ends.
     ///
     /// # Errors
     ///
@@ -99,6 +99,9 @@ impl LocalJob {
             if let Some(signal) = signals.seen() {
                 // Dropping `ranks` kills the processes.
                 return Err(WorldError::Interrupted { signal }.into());
+            }
+            if signals.is_asked() {
+                ranks.ask();
             }
             let failed = ranks.poll_exits()?;
             if failure.is_none() {
@@ -202,6 +205,13 @@ impl Ranks {
 
     fn all_ended(&self) -> bool {
         self.running.iter().all(Option::is_none)
+    }
+
+    /// Passes SIGUSR1 on.
+    fn ask(&self) {
+        for child in self.running.iter().flatten() {
+            send_signal(child, signal_hook::consts::SIGUSR1);
+        }
     }
 
     fn kill(&mut self) {

@@ -6,6 +6,7 @@ mod check;
 mod env;
 mod gin_loopback;
 mod local_job;
+mod log;
 mod rank;
 mod rendezvous;
 mod run;
@@ -25,6 +26,7 @@ pub use self::local_job::LocalJob;
 pub use self::rank::Rank;
 use self::rendezvous::{Peer, RendezvousConfig, host_name};
 use self::run::{run_rank, run_threads};
+use self::signals::Printer;
 use crate::communicator::Library;
 use crate::device::gpus_of;
 use crate::error::{DriverError, Error, Result};
@@ -92,6 +94,9 @@ impl World {
     ///   0. Default: 60.
     /// * `DEVCOMM_OPERATION_TIMEOUT`: seconds that a call may wait for other ranks, see
     ///   [`WorldBuilder::deadline`]. Default: 600; 0: no limit.
+    /// * `DEVCOMM_LOG`: messages on the standard error, such as `warn`, `debug` for each operation
+    ///   with its duration, or `devcomm_host=debug,devcomm_sim=warn`. Ignored by a program that has
+    ///   a subscriber of `tracing`.
     /// * `DEVCOMM_SIMULATE`: GPUs to simulate, and how: `4`, or `4,team=2,multimem=0,seed=7`, or
     ///   what the message of a failed [`check`](crate::check()) says; not under a launcher.
     /// * `DEVCOMM_JOB_ID`: must be the same for all ranks. Default: the launcher's id
@@ -300,6 +305,7 @@ impl World {
         &self,
         f: &(dyn Fn(usize, &Rank) -> Result<(), Failure> + Sync),
     ) -> Result<(), Failure> {
+        let _printer = Printer::start();
         match &self.mode {
             RankMode::Process { config, local_rank, device } => {
                 let rendezvous = config.join()?;

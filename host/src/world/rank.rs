@@ -2,6 +2,7 @@
 
 use std::cell::OnceCell;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use bytemuck::Pod;
 
@@ -34,7 +35,11 @@ impl Rank {
         device: usize,
         checked: bool,
     ) -> Result<Self> {
-        let context = Context::with_health(device, rendezvous.health().clone())?;
+        let context = Context::of_rank(
+            device,
+            rendezvous.health().clone(),
+            Arc::clone(rendezvous.recorder()),
+        )?;
         context.postpone_drops();
         let communicator = OnceCell::new();
         Ok(Self { communicator, context, library, rendezvous, local_rank, checked })

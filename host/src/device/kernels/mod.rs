@@ -20,6 +20,7 @@ use self::sidecar::check_params;
 use super::abort::AbortFlag;
 use super::context::Context;
 use super::launch::{FunctionInfo, check_communicating, check_dev_comm, check_safe};
+use super::recorder::Operation;
 use super::stream::Stream;
 #[cfg(doc)]
 use crate::error::{DriverError, LaunchError};
@@ -262,6 +263,8 @@ impl Loaded<'_> {
         let checked = self.prepare(stream, &kernel, &config, args.info(), safe)?;
         let abi = args.into_abi();
         K::check(&abi).map_err(|unmet| kernel.refuse(LaunchRefusal::Requirement { unmet }))?;
+        let recorder = self.context.recorder();
+        let _launch = recorder.begin(Operation::launch(K::NAME, &config));
         <K::Args as KernelArgs>::with_pointers(&abi, |addresses| {
             // SAFETY: the addresses are those of the parameters in order, of their compiled sizes;
             // `prepare` has checked the sizes and has made the stream's context current; the caller

@@ -20,6 +20,7 @@ use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
+use tracing_subscriber::filter::Targets;
 use value::{number, port, text};
 
 pub(crate) use value::Lookup;
@@ -152,6 +153,16 @@ fn port_of(job: &str) -> u16 {
 pub(crate) fn deadline(var: Lookup<'_>) -> Result<Option<Duration>> {
     let deadline = seconds(var, "DEVCOMM_OPERATION_TIMEOUT", "or 0")?.unwrap_or(DEFAULT_DEADLINE);
     Ok(Some(deadline).filter(|deadline| !deadline.is_zero()))
+}
+
+/// What DEVCOMM_LOG asks to log.
+pub(crate) fn log_filter(var: Lookup<'_>) -> Result<Option<Targets>> {
+    let variable = "DEVCOMM_LOG";
+    let Some(value) = text(var, variable)? else { return Ok(None) };
+    value.parse().map(Some).map_err(|error| {
+        let why = format!("neither a level, such as debug, nor levels of targets: {error}");
+        WorldError::Environment { variable, value: Some(value), why }.into()
+    })
 }
 
 /// The job's token, itself or in a file that only its owner can read.

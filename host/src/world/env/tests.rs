@@ -338,6 +338,17 @@ fn a_value_that_makes_no_sense_is_named() {
 }
 
 #[test]
+fn devcomm_log_names_levels() {
+    let parsed = |value: &str| log_filter(&|_| Some(value.into()));
+    let filter = parsed("devcomm_host=debug,warn").unwrap().unwrap();
+    assert!(filter.would_enable("devcomm_host::world", &tracing::Level::DEBUG));
+    assert!(!filter.would_enable("devcomm_sim", &tracing::Level::INFO));
+    assert!(parsed("").unwrap().is_none());
+    let error = parsed("devcomm_host=loud").unwrap_err().to_string();
+    assert!(error.starts_with("DEVCOMM_LOG=\"devcomm_host=loud\": neither a level"), "{error}");
+}
+
+#[test]
 fn a_value_that_is_not_text_is_an_error() {
     for variable in ["RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "SLURM_STEP_ID"] {
         let binary = |name: &str| (name == variable).then(|| OsString::from_vec(vec![0xff]));

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::Transport;
 use super::subset::Subset;
 use crate::communicator::peers::{Cancelled, Gathered, call_of};
-use crate::device::Health;
+use crate::device::{Health, recorder};
 use crate::error::{Error, Result, StateError, ranks};
 use crate::machine::{Machine, Shared};
 
@@ -212,6 +212,15 @@ impl Hub {
         })
     }
 
+    /// As [`mark_lost`](Self::mark_lost), for a rank that others wait for: prints what the ranks of
+    /// this process do, once.
+    pub(crate) fn mark_absent(&self, rank: usize, why: &str) {
+        if !self.health.is_lost() {
+            recorder::print_all();
+        }
+        self.mark_lost(rank, why);
+    }
+
     /// Records the first lost rank, and wakes all waits.
     pub(crate) fn mark_lost(&self, rank: usize, why: &str) {
         self.state.change(|_| self.health.mark_lost(rank, why));
@@ -252,7 +261,7 @@ impl Transport for ThreadTransport {
                 if let Err(Error::State(StateError::DeadlinePassed { .. })) = waited
                     && let Some((rank, why)) = self.hub.absent()
                 {
-                    self.hub.mark_lost(rank, &why);
+                    self.hub.mark_absent(rank, &why);
                     self.hub.health.check()?;
                 }
                 waited

@@ -28,6 +28,7 @@ pub(super) use self::token::Token;
 pub(super) use self::wire::Peer;
 use crate::communicator::peers::{Cancelled, Gathered, NEVER, Peers, contribution, same_call};
 use crate::device::Health;
+use crate::device::recorder::{Operation, Recorder};
 use crate::error::{Error, Result};
 
 /// How one rank communicates with the others.
@@ -63,14 +64,16 @@ pub(crate) struct Rendezvous {
     checked: bool,
     subsets: Arc<SubsetIds>,
     transport: Arc<dyn Transport>,
+    recorder: Arc<Recorder>,
 }
 
 impl Rendezvous {
     /// The rendezvous of the world, with the host of every rank.
     pub(crate) fn new(rank: usize, hosts: Vec<String>, transport: Arc<dyn Transport>) -> Self {
         let subset = Arc::new(Subset::world(hosts.len()));
+        let recorder = Recorder::new(format!("rank {rank} of {}", hosts.len()));
         let (hosts, checked) = (hosts.into(), false);
-        Self { rank, subset, hosts, checked, subsets: Arc::default(), transport }
+        Self { rank, subset, hosts, checked, subsets: Arc::default(), transport, recorder }
     }
 
     /// The same, with checked collectives or without.
@@ -97,8 +100,9 @@ impl Rendezvous {
         let rank = members.iter().position(|&member| member == self.rank);
         let rank = rank.ok_or_else(|| Error::invalid("this rank is not in its own subset"))?;
         let transport = Arc::clone(&self.transport);
+        let recorder = Arc::clone(&self.recorder);
         let (hosts, checked) = (hosts.into(), self.checked);
-        Ok(Self { rank, subset, hosts, checked, subsets: Arc::default(), transport })
+        Ok(Self { rank, subset, hosts, checked, subsets: Arc::default(), transport, recorder })
     }
 
     pub(crate) fn rank(&self) -> usize {
@@ -115,6 +119,11 @@ impl Rendezvous {
 
     pub(crate) fn health(&self) -> &Arc<Health> {
         self.transport.health()
+    }
+
+    /// What this rank does, in the world and in subsets.
+    pub(crate) fn recorder(&self) -> &Arc<Recorder> {
+        &self.recorder
     }
 
     #[cfg(test)]
@@ -156,6 +165,7 @@ impl Rendezvous {
     }
 
     pub(crate) fn finish(&self) -> Result<()> {
+        let _finish = self.recorder.begin(Operation::Finish);
         self.transport.finish()
     }
 
@@ -179,6 +189,8 @@ impl Peers for Rendezvous {
         bytes: &[u8],
         cancelled: Cancelled<'_>,
     ) -> Result<Vec<Vec<u8>>> {
+        let operation = Operation::Exchange(call.to_owned(), self.n_ranks());
+        let _exchange = self.recorder.begin(operation);
         same_call(&self.gather(&contribution(call, bytes), cancelled)?)
     }
 

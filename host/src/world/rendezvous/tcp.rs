@@ -21,7 +21,7 @@ use super::wire::{
     receive, send_all, unpack,
 };
 use crate::communicator::peers::{Cancelled, Gathered, NEVER};
-use crate::device::Health;
+use crate::device::{Health, recorder};
 use crate::error::Result;
 use crate::machine::{Machine, Shared};
 
@@ -141,14 +141,25 @@ impl Root {
     }
 
     fn mark_lost(&self, rank: usize, why: &str) {
+        self.announce(&LostRank { rank, why: why.to_owned(), absent: false });
+    }
+
+    /// For a rank that others wait for: all processes print what their ranks do.
+    fn mark_absent(&self, rank: usize, why: String) {
+        self.announce(&LostRank { rank, why, absent: true });
+    }
+
+    fn announce(&self, lost: &LostRank) {
         // Locked until this returns, so that all ranks are told the same lost rank.
         let mut announced = self.announced.lock();
         if !*announced {
             *announced = true;
-            let lost = LostRank { rank, why: why.to_owned() };
-            self.send_to_all(Kind::Lost, &serde_json::to_vec(&lost).unwrap_or_default());
+            self.send_to_all(Kind::Lost, &serde_json::to_vec(lost).unwrap_or_default());
         }
-        self.hub.mark_lost(rank, why);
+        match lost.absent {
+            true => self.hub.mark_absent(lost.rank, &lost.why),
+            false => self.hub.mark_lost(lost.rank, &lost.why),
+        }
     }
 
     /// Tells the other ranks that this one runs, and finds those that no longer do, or that others
@@ -158,11 +169,11 @@ impl Root {
         let deadline = self.hub.health().deadline();
         for (rank, silence) in (1..).zip(&self.silences) {
             if let Some(why) = silence.grow(deadline) {
-                self.mark_lost(rank, &why);
+                self.mark_absent(rank, why);
             }
         }
         if let Some((rank, why)) = self.hub.absent() {
-            self.mark_lost(rank, &why);
+            self.mark_absent(rank, why);
         }
         !self.hub.is_finished() && !self.hub.health().is_lost()
     }
@@ -320,6 +331,9 @@ impl Client {
                 }
                 Kind::Lost => {
                     let lost: LostRank = parse(&payload)?;
+                    if lost.absent {
+                        recorder::print_all();
+                    }
                     self.mark_lost(lost.rank, &lost.why);
                     Ok(())
                 }
@@ -347,6 +361,7 @@ impl Client {
     fn beat(&self) -> bool {
         self.send(Kind::Alive, &[]);
         if let Some(why) = self.silence.grow(self.health.deadline()) {
+            recorder::print_all();
             self.mark_lost(0, &why);
         }
         !self.state.lock().finished && !self.health.is_lost()

@@ -94,6 +94,8 @@ pub(crate) const PROTOCOL: u32 = 3;
 pub(crate) struct LostRank {
     pub rank: usize,
     pub why: String,
+    /// Whether others have waited for it until the deadline.
+    pub absent: bool,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]

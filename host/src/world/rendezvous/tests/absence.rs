@@ -1,6 +1,8 @@
 //! Ranks that are alive but absent: they come too late, or their processes are stopped.
 
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -61,12 +63,16 @@ const STOPS: usize = 16;
 const SOCKET: &str = "DEVCOMM_TEST_SOCKET";
 const LOST: i32 = 100;
 
-/// Exchanges until a rank is lost; exits with its number.
+/// Exchanges until a rank is lost; exits with its number. What it prints goes to a file.
 fn exchange_until_lost(config: &RendezvousConfig) -> ! {
     let world = config.join().unwrap();
     world.barrier().unwrap();
+    let socket = std::env::var_os(SOCKET).unwrap();
+    let printed = std::fs::File::create(printed_by(config.rank, &socket)).unwrap();
+    // SAFETY: both descriptors are open; the standard error stays so.
+    assert_eq!(unsafe { libc::dup2(printed.as_raw_fd(), libc::STDERR_FILENO) }, 2);
     let supervisor = UnixDatagram::unbound().unwrap();
-    supervisor.send_to(&[0], std::env::var_os(SOCKET).unwrap()).unwrap();
+    supervisor.send_to(&[0], socket).unwrap();
     let error = loop {
         if let Err(error) = world.barrier() {
             break error;
@@ -76,13 +82,17 @@ fn exchange_until_lost(config: &RendezvousConfig) -> ! {
     std::process::exit(LOST + rank as i32)
 }
 
+fn printed_by(rank: usize, socket: impl AsRef<Path>) -> PathBuf {
+    socket.as_ref().with_extension(rank.to_string())
+}
+
 fn signal(process: &std::process::Child, signal: i32) {
     // SAFETY: a child that was not waited for, so that its number is its own.
     assert_eq!(unsafe { libc::kill(process.id() as i32, signal) }, 0);
 }
 
 /// Stops one process of a job. The others end, and name it.
-fn stop_one(test: &str, seed: u64, folder: &std::path::Path) {
+fn stop_one(test: &str, seed: u64, folder: &Path) {
     let mut random = fastrand::Rng::with_seed(seed);
     let n = 2 + random.usize(..3);
     let victim = random.usize(..n);
@@ -100,7 +110,12 @@ fn stop_one(test: &str, seed: u64, folder: &std::path::Path) {
     for (rank, process) in ranks.running.iter_mut().enumerate() {
         let Some(process) = process.take() else { continue };
         let code = wait(process).code();
-        assert_eq!(code, Some(LOST + victim as i32), "seed {seed}: rank {rank} of {n}");
+        let printed = std::fs::read_to_string(printed_by(rank, &path)).unwrap();
+        let place = format!("seed {seed}: rank {rank} of {n}: {printed}");
+        assert_eq!(code, Some(LOST + victim as i32), "{place}");
+        let head = format!("rank {rank} of {n}: the last ");
+        assert!(printed.starts_with(&head), "{place}");
+        assert!(printed.ends_with(" ranks for barrier: has not returned\n"), "{place}");
     }
     // Told to go on, it finds out itself.
     signal(&stopped, libc::SIGCONT);
