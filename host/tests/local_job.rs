@@ -54,6 +54,16 @@ fn the_others_are_ended_when_one_fails() {
 }
 
 #[test]
+fn the_others_survive_if_they_are_to() {
+    let start = Instant::now();
+    let job = |script| shell(3, script).survive().run();
+    job("[ $RANK = 1 ] && exit 7; exec sleep 5").unwrap();
+    assert!(start.elapsed() >= Duration::from_secs(5));
+    let error = job("[ $RANK = 1 ] || sleep 0.5; exit $((7 + RANK))").unwrap_err();
+    assert_eq!(error.to_string(), "rank 1 failed: its process ended with exit code 8");
+}
+
+#[test]
 fn every_job_has_an_id_of_its_own() {
     let folder = tempfile::tempdir().unwrap();
     let script = r#"echo "$DEVCOMM_JOB_ID" >> "$OUT/ids""#;

@@ -122,4 +122,11 @@ impl Issuer for Handle {
     fn abort(self: Arc<Self>) {
         abort_and_log(&self);
     }
+
+    fn start_abort(self: Arc<Self>) {
+        // The task goes on without its handle.
+        if let Some(Err(error)) = start_abort(&self) {
+            tracing::warn!("the communicator of rank {} was not aborted: {error}", self.rank());
+        }
+    }
 }

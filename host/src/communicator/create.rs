@@ -56,7 +56,7 @@ impl NewComm<'_> {
     fn communicator(self, slot: CommSlot, end: End) -> Communicator {
         let Self { library, context, rank, n_ranks, peers, blocking } = self;
         tracing::debug!(rank, n_ranks, gpu = context.ordinal(), "joined a communicator");
-        let (nccl, health) = (Arc::clone(library.nccl()), Arc::clone(context.health()));
+        let (nccl, health) = (Arc::clone(library.nccl()), context.health());
         let handle = Handle::new(nccl, slot, rank, blocking, health);
         let (context, library) = (context.clone(), library.clone());
         let resources = RefCell::default();

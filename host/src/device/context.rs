@@ -39,8 +39,10 @@ pub struct Context {
 pub(crate) struct ContextInner {
     pub(crate) cuda: PrimaryContext,
     pub(crate) limits: DeviceLimits,
-    pub(crate) health: Arc<Health>,
-    pub(crate) recorder: Arc<Recorder>,
+    machine: Machine,
+    /// That of the rank's world, which is another one after a loss.
+    health: RefCell<Arc<Health>>,
+    recorder: Arc<Recorder>,
     ordinal: usize,
     streams: RefCell<Vec<Weak<dyn ContextStream>>>,
     /// Set when work on the GPU did not end in time, or failed with a sticky error: later waits
@@ -79,6 +81,9 @@ pub(super) trait ContextStream {
 
     /// The abort flags of kernels that may still run.
     fn running(&self) -> Vec<Arc<AbortFlag>>;
+
+    /// Forgets the operations in the stream, which is idle, and whether they were aborted.
+    fn forget_operations(&self);
 }
 
 impl Context {
@@ -94,7 +99,8 @@ impl Context {
 
     /// The GPU of `machine` with this ordinal.
     pub(crate) fn on(machine: &Machine, ordinal: usize) -> Result<Self> {
-        let recorder = Recorder::new(format!("GPU {ordinal}"));
+        let recorder = Recorder::new();
+        recorder.rename(format!("GPU {ordinal}"));
         Self::of_rank(ordinal, Health::new(machine.clone(), None), recorder)
     }
 
@@ -111,7 +117,8 @@ impl Context {
         let inner = ContextInner {
             cuda,
             limits,
-            health,
+            machine: health.machine().clone(),
+            health: RefCell::new(health),
             recorder,
             ordinal,
             streams,
@@ -127,11 +134,12 @@ impl Context {
         Ok(Self { inner: Rc::new(inner) })
     }
 
-    /// From now on drops that wait for other ranks are postponed to
-    /// [`drop_postponed`](Self::drop_postponed): the rank's function may be failing, and its error
-    /// must reach the other ranks first, which may wait for this rank elsewhere.
-    pub(crate) fn postpone_drops(&self) {
+    /// Postpones drops that wait for other ranks until the result is dropped: the rank's function
+    /// may be failing, and its error must reach the other ranks first, which may wait for this rank
+    /// elsewhere.
+    pub(crate) fn postpone_drops(&self) -> PostponedDrops {
         *self.inner.postponed.borrow_mut() = Some(Vec::new());
+        PostponedDrops { context: self.clone() }
     }
 
     /// Whether drops that wait for other ranks are postponed.
@@ -144,13 +152,6 @@ impl Context {
         if let Some(postponed) = self.inner.postponed.borrow_mut().as_mut() {
             postponed.push((number, Box::new(dropped)));
         }
-    }
-
-    /// Drops what was postponed, newest first, which is the same order on all ranks.
-    pub(crate) fn drop_postponed(&self) {
-        let mut postponed = self.inner.postponed.take().unwrap_or_default();
-        postponed.sort_by_key(|(number, _)| *number);
-        while postponed.pop().is_some() {}
     }
 
     /// The device's ordinal among the visible GPUs.
@@ -235,12 +236,25 @@ impl Context {
         &self.inner.recorder
     }
 
-    pub(crate) fn health(&self) -> &Arc<Health> {
-        &self.inner.health
+    pub(crate) fn health(&self) -> Arc<Health> {
+        Arc::clone(&self.inner.health.borrow())
     }
 
     pub(crate) fn machine(&self) -> &Machine {
-        self.inner.health.machine()
+        &self.inner.machine
+    }
+
+    /// Goes on after a loss: from now on the health is that of the world of those that are left.
+    /// Waits until the streams are idle, and forgets what was aborted in them.
+    ///
+    /// # Errors
+    ///
+    /// [`StateError::DeadlinePassed`] if the GPU stays busy.
+    pub(crate) fn enter_world(&self, health: &Arc<Health>) -> Result<()> {
+        self.inner.health.replace(Arc::clone(health));
+        self.drain()?;
+        self.streams().iter().for_each(|stream| stream.forget_operations());
+        Ok(())
     }
 
     /// Polls `done` until it is true or fails, a rank is lost, or `limit` has passed.
@@ -424,10 +438,24 @@ impl Context {
     }
 }
 
+/// While it exists, drops that wait for other ranks are postponed.
+pub(crate) struct PostponedDrops {
+    context: Context,
+}
+
+/// Drops what was postponed, newest first, which is the same order on all ranks.
+impl Drop for PostponedDrops {
+    fn drop(&mut self) {
+        let mut postponed = self.context.inner.postponed.take().unwrap_or_default();
+        postponed.sort_by_key(|(number, _)| *number);
+        while postponed.pop().is_some() {}
+    }
+}
+
 impl Drop for ContextInner {
     fn drop(&mut self) {
         self.flags.detach();
-        if self.stuck.get() || self.health.is_lost() {
+        if self.stuck.get() || self.health.borrow().is_lost() {
             return;
         }
         let _ = self.cuda.bind();

@@ -69,7 +69,7 @@ impl Health {
         // Kernels first: `ncclCommAbort` waits for them.
         self.flags.raise(AbortCause::RankLost { rank });
         self.machine.notify();
-        let known = std::mem::take(&mut *self.communicators.lock());
+        let known = self.communicators.lock().clone();
         if known.iter().all(|handle| handle.strong_count() == 0) {
             return;
         }
@@ -82,6 +82,12 @@ impl Health {
         if let Err(error) = self.machine.spawn("devcomm-release", abort_all) {
             tracing::warn!("the communicators with a lost rank cannot be aborted: {error}");
         }
+    }
+
+    /// Starts to abort the communicators of this process.
+    pub(crate) fn start_aborts(&self) {
+        let known = self.communicators.lock().clone();
+        known.iter().filter_map(Weak::upgrade).for_each(<dyn Issuer>::start_abort);
     }
 
     /// Registers a communicator to be aborted when a rank is lost.

@@ -27,6 +27,9 @@ pub(crate) trait Issuer: Send + Sync {
     /// Aborts it on this rank alone, as `ncclCommAbort` does.
     fn abort(self: Arc<Self>);
 
+    /// As [`abort`](Self::abort), which goes on in the background.
+    fn start_abort(self: Arc<Self>);
+
     fn require_live(&self) -> Result<()> {
         if self.is_live() { Ok(()) } else { Err(self.ended()) }
     }

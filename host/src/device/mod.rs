@@ -18,6 +18,7 @@ mod slice;
 mod stream;
 
 pub use self::abort::KernelAbortHandle;
+pub(crate) use self::context::PostponedDrops;
 pub(crate) use self::context::gpus_of;
 pub use self::context::{Context, visible_gpus};
 pub use self::event::Event;

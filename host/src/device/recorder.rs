@@ -28,6 +28,8 @@ pub(crate) enum Operation {
     Graph(usize),
     /// An exchange of bytes on the hosts, by what the rank calls, and its number of ranks.
     Exchange(String, usize),
+    /// The wait for the other ranks that are left after a loss.
+    Survivors,
     /// The wait for the other ranks' functions to end.
     Finish,
     /// A wait for a stream.
@@ -49,6 +51,7 @@ impl fmt::Display for Operation {
             }
             Self::Graph(nodes) => write!(f, "launch of a graph of {nodes} nodes"),
             Self::Exchange(call, ranks) => write!(f, "exchange of {ranks} ranks for {call}"),
+            Self::Survivors => f.write_str("wait for the ranks that are left"),
             Self::Finish => f.write_str("end of the rank's function, wait for other ranks"),
             Self::Wait { stream } => write!(f, "wait for stream {stream:#x}"),
         }
@@ -56,9 +59,10 @@ impl fmt::Display for Operation {
 }
 
 /// The last operations of a rank.
+#[derive(Default)]
 pub(crate) struct Recorder {
-    /// Whose operations they are: `rank 3`.
-    owner: String,
+    /// Whose operations they are: `rank 3 of 8`.
+    owner: Mutex<String>,
     entries: Mutex<Entries>,
 }
 
@@ -77,17 +81,23 @@ struct Entry {
 }
 
 impl Recorder {
-    pub(crate) fn new(owner: String) -> Arc<Self> {
-        let recorder = Arc::new(Self { owner, entries: Mutex::default() });
+    pub(crate) fn new() -> Arc<Self> {
+        let recorder = Arc::new(Self::default());
         let mut recorders = RECORDERS.lock();
         recorders.retain(|other| other.strong_count() > 0);
         recorders.push(Arc::downgrade(&recorder));
         recorder
     }
 
+    pub(crate) fn rename(&self, owner: String) {
+        *self.owner.lock() = owner;
+    }
+
     /// Records an operation, which ends when the result is dropped.
     pub(crate) fn begin(&self, operation: Operation) -> InProgress<'_> {
-        let span = tracing::debug_span!("operation", rank = self.owner, what = %operation);
+        let owner = self.owner.lock();
+        let span = tracing::debug_span!("operation", rank = owner.as_str(), what = %operation);
+        drop(owner);
         let mut entries = self.entries.lock();
         if entries.last.len() == KEPT {
             entries.last.pop_front();
@@ -109,7 +119,7 @@ impl fmt::Display for Recorder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let entries = self.entries.lock();
         let (kept, count) = (entries.last.len(), entries.count);
-        writeln!(f, "{}: the last {kept} of {count} operations", self.owner)?;
+        writeln!(f, "{}: the last {kept} of {count} operations", self.owner.lock())?;
         let numbers = 1 + count - kept as u64..;
         for (number, Entry { operation, began, took }) in numbers.zip(&entries.last) {
             let ago = began.elapsed();
@@ -154,7 +164,8 @@ mod tests {
 
     #[test]
     fn the_last_hundred_operations_are_kept_with_what_has_not_returned() {
-        let recorder = Recorder::new("rank 3".to_owned());
+        let recorder = Recorder::new();
+        recorder.rename("rank 3".to_owned());
         let first = recorder.begin(Operation::Nccl("ncclCommFinalize".into()));
         for number in 0..KEPT - 1 {
             recorder.begin(Operation::Exchange(format!("call {number}"), 8));

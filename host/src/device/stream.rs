@@ -408,6 +408,10 @@ impl ContextStream for StreamInner {
     fn running(&self) -> Vec<Arc<AbortFlag>> {
         self.running.borrow().clone()
     }
+
+    fn forget_operations(&self) {
+        drop((self.keep.take(), self.pending.take(), self.running.take()));
+    }
 }
 
 /// Whether a communicator has no operation in progress. Aborts one that has failed: otherwise its

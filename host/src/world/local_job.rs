@@ -43,6 +43,8 @@ pub struct LocalJob {
     program: PathBuf,
     args: Vec<OsString>,
     env: Vec<(OsString, OsString)>,
+    /// Whether the others go on when a rank fails.
+    survives: bool,
 }
 
 impl LocalJob {
@@ -59,7 +61,8 @@ impl LocalJob {
         let program = std::env::current_exe().map_err(|error| {
             Error::World(WorldError::SpawnFailed { rank: 0, why: error.to_string() })
         })?;
-        Ok(Self { n_ranks, program, args: std::env::args_os().skip(1).collect(), env: Vec::new() })
+        let args = std::env::args_os().skip(1).collect();
+        Ok(Self { n_ranks, program, args, env: Vec::new(), survives: false })
     }
 
     /// Starts another program.
@@ -83,9 +86,18 @@ impl LocalJob {
         self
     }
 
+    /// Lets the other ranks go on when one fails, for [`Rank::shrink`](crate::Rank::shrink). The job
+    /// has succeeded if one of them has.
+    #[must_use]
+    pub fn survive(mut self) -> Self {
+        self.survives = true;
+        self
+    }
+
     /// Starts all ranks and waits for them. When one fails, the others are killed a few seconds
-    /// later; SIGINT, SIGTERM and SIGHUP end all of them; SIGUSR1 makes them print their last
-    /// operations. They do not outlive the calling thread, however it ends.
+    /// later, unless they are to [survive](Self::survive). SIGINT, SIGTERM and SIGHUP end all of
+    /// them; SIGUSR1 makes them print their last operations. They do not outlive the calling
+    /// thread, however it ends.
     ///
     /// # Errors
     ///
@@ -108,11 +120,13 @@ impl LocalJob {
                 failure = failed.map(|failed| (failed, Instant::now()));
             }
             if ranks.all_ended() {
+                failure.take_if(|_| self.survives && ranks.one_succeeded);
                 return failure.map_or(Ok(()), |((rank, how), _)| {
                     Err(WorldError::RankFailed { rank, how }.into())
                 });
             }
-            if failure.as_ref().is_some_and(|(_, since)| since.elapsed() > GRACE) {
+            let since = failure.as_ref().filter(|_| !self.survives).map(|(_, since)| since);
+            if since.is_some_and(|since| since.elapsed() > GRACE) {
                 ranks.kill();
             }
             std::thread::sleep(POLL_INTERVAL);
@@ -150,6 +164,7 @@ impl LocalJob {
 pub(super) struct Ranks {
     /// By rank; `None` once the process has ended.
     pub(super) running: Vec<Option<Child>>,
+    one_succeeded: bool,
 }
 
 impl Ranks {
@@ -162,7 +177,8 @@ impl Ranks {
         let port = listener.local_addr().map_err(|error| failed(0, error))?.port();
         let id = job_id();
         let token = Token::random().map_err(|error| failed(0, error))?;
-        let mut ranks = Self { running: Vec::with_capacity(job.n_ranks) };
+        let running = Vec::with_capacity(job.n_ranks);
+        let mut ranks = Self { running, one_succeeded: false };
         let mut root = job.command(0, port, &id, &token);
         root.env(LISTENER, listener.as_raw_fd().to_string());
         let root = spawn_with_listener(root, &listener).map_err(|error| failed(0, error))?;
@@ -194,6 +210,7 @@ impl Ranks {
             })?;
             let Some(status) = ended else { continue };
             *slot = None;
+            self.one_succeeded |= status.success();
             let by_signal = |status: &ExitStatus| status.signal().is_some();
             let worse = failed.is_none_or(|(_, first)| !by_signal(&first) && by_signal(&status));
             if !status.success() && worse {

@@ -9,7 +9,8 @@ use bytemuck::Pod;
 use super::rendezvous::Rendezvous;
 use crate::communicator::peers::{self, NEVER, Peers};
 use crate::communicator::{CommConfig, Communicator, Library, UniqueId};
-use crate::device::{Context, KernelSet, Stream};
+use crate::device::in_group::refuse_inside;
+use crate::device::{Context, KernelSet, PostponedDrops, Stream};
 use crate::error::{Error, Result};
 
 /// One rank: its GPU, its connection to the other ranks, its communicator.
@@ -18,6 +19,9 @@ use crate::error::{Error, Result};
 /// *collective*, in the same order.
 pub struct Rank {
     // In drop order: the communicator needs the context.
+    /// When the world's rank is dropped, its function has ended, and the others know its error, if
+    /// it failed. `None` for a rank that has gone on after a loss, which that function drops.
+    _drops: Option<PostponedDrops>,
     communicator: OnceCell<Communicator>,
     context: Context,
     library: Library,
@@ -40,9 +44,52 @@ impl Rank {
             rendezvous.health().clone(),
             Arc::clone(rendezvous.recorder()),
         )?;
-        context.postpone_drops();
-        let communicator = OnceCell::new();
-        Ok(Self { communicator, context, library, rendezvous, local_rank, checked })
+        let (_drops, communicator) = (Some(context.postpone_drops()), OnceCell::new());
+        Ok(Self { _drops, communicator, context, library, rendezvous, local_rank, checked })
+    }
+
+    /// After the loss of a rank: this rank in a world of those that are left, which all call this.
+    ///
+    /// Their order stays, and their numbers are 0, 1, ... again. The GPU's context, its streams,
+    /// memory and loaded kernels go on; what a communicator of the old world had registered or made
+    /// has ended with it, and so has this `Rank`. The function of [`World::run`](crate::World::run)
+    /// ends when it has ended on all ranks that are left. Another loss can follow.
+    ///
+    /// A rank is left if its process runs (if its function has not failed, if ranks are threads)
+    /// and calls this within the time of the first rendezvous (`DEVCOMM_TIMEOUT`). Later ones are
+    /// left behind with an error; so is a rank that counts as lost and goes on after all, such as
+    /// one that was stopped. At least half of the processes must be left. Local jobs end when a
+    /// rank fails, unless [`LocalJob::survive`](crate::LocalJob::survive) says otherwise.
+    ///
+    /// ```no_run
+    /// use devcomm_host::{Error, Rank, Result, WorldError};
+    ///
+    /// fn train(rank: &Rank, steps: &mut std::ops::Range<usize>) -> Result<()> {
+    ///     match run_steps(rank, steps) {
+    ///         Err(Error::World(WorldError::RankLost { .. })) => train(&rank.shrink()?, steps),
+    ///         done => done,
+    ///     }
+    /// }
+    /// # fn run_steps(rank: &Rank, steps: &mut std::ops::Range<usize>) -> Result<()> { Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`] if no rank is lost, for a second call, or if the others have gone on
+    /// without this rank; [`WorldError::RankLost`](crate::WorldError::RankLost) if this rank is
+    /// the lost one; [`WorldError::Rendezvous`](crate::WorldError::Rendezvous) if the ranks do not
+    /// meet, or too few are left; [`StateError`](crate::StateError)s in a group or a capture, and
+    /// when the GPU does not become idle after the communicators were aborted.
+    pub fn shrink(&self) -> Result<Self> {
+        refuse_inside("going on after a loss")?;
+        self.context.refuse_capturing("ranks go on after a loss")?;
+        // Their kernels would wait for the lost rank.
+        self.rendezvous.health().start_aborts();
+        let rendezvous = self.rendezvous.survivors()?;
+        self.context.enter_world(rendezvous.health())?;
+        let (context, library) = (self.context.clone(), self.library.clone());
+        let (communicator, local_rank, checked) = (OnceCell::new(), self.local_rank, self.checked);
+        Ok(Self { _drops: None, communicator, context, library, rendezvous, local_rank, checked })
     }
 
     /// This rank, below [`n_ranks`](Self::n_ranks).
@@ -198,13 +245,6 @@ impl Rank {
     pub fn broadcast<T: Pod>(&self, root: usize, values: &[T]) -> Result<Vec<T>> {
         let bytes = self.rendezvous.broadcast(root, bytemuck::cast_slice(values))?;
         peers::read(root, &bytes)
-    }
-}
-
-/// When a rank is dropped, its function has ended, and the others know its error, if it failed.
-impl Drop for Rank {
-    fn drop(&mut self) {
-        self.context.drop_postponed();
     }
 }
 

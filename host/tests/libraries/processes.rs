@@ -3,7 +3,7 @@
 use std::net::TcpListener;
 
 use devcomm_host::{
-    CommConfig, DriverError, Error, KernelSet, Rank, Result, StateError, Stream, World,
+    CommConfig, DriverError, Error, KernelSet, LocalJob, Rank, Result, StateError, Stream, World,
 };
 use devcomm_types::{Kernel, Unsafe};
 use libtest_mimic::Trial;
@@ -16,6 +16,7 @@ tests! {
     a_program_starts_its_own_ranks in ["STUB_GPUS" = "2"],
     a_process_that_dies_ends_the_job_although_another_waits_for_a_kernel
         in ["STUB_HANG" = "1", "STUB_GPUS" = "2"],
+    a_process_goes_on_after_another_has_died in ["STUB_GPUS" = "2"],
     a_call_that_does_not_return_is_an_error_after_the_deadline
         in ["WORLD_SIZE" = "1", "RANK" = "0", "STUB_STUCK" = "1",
             "DEVCOMM_OPERATION_TIMEOUT" = "0.2"],
@@ -135,4 +136,35 @@ fn a_process_that_dies_ends_the_job_although_another_waits_for_a_kernel() {
         matches!(error, Error::Driver(DriverError::TooFewGpus { asked: 3, visible: 2 })),
         "{error}"
     );
+}
+
+/// The other rank aborts; this one goes on alone, on the same GPU.
+fn go_on(rank: &Rank, victim: usize) -> Result<()> {
+    let (comm, stream) = (rank.communicator()?, start(rank)?);
+    if rank.rank() == victim {
+        std::process::abort();
+    }
+    let lost = comm.barrier().unwrap_err().to_string();
+    assert!(lost.starts_with(&format!("rank {victim} is lost")), "{lost}");
+    let alone = rank.shrink()?;
+    assert!(!comm.is_valid() && rank.barrier().is_err());
+    let identity = alone.communicator()?.identity()?;
+    assert_eq!(identity, (0, 1, 1 - victim as i32));
+    stream.synchronize()?;
+    start(&alone)?.synchronize()?;
+    alone.barrier()
+}
+
+fn a_process_goes_on_after_another_has_died() {
+    const VICTIM: &str = "VICTIM";
+    if let Ok(victim) = std::env::var(VICTIM) {
+        let victim = victim.parse().unwrap();
+        return World::from_env().unwrap().run(|rank| go_on(rank, victim)).map(drop).unwrap();
+    }
+    for victim in ["0", "1"] {
+        let job = || LocalJob::new(2).unwrap().env(VICTIM, victim);
+        job().survive().run().unwrap();
+        let error = job().run().unwrap_err().to_string();
+        assert!(error.contains("(SIGABRT)"), "{error}");
+    }
 }

@@ -19,3 +19,4 @@ mod one_sided;
 mod requirements;
 mod streams;
 mod support;
+mod survivors;

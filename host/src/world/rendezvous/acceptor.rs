@@ -1,5 +1,5 @@
-//! How rank 0 accepts the other ranks: it listens, checks each connection, and waits until all
-//! ranks have joined or its timeout has passed.
+//! How rank 0, or the first rank that is left after a loss, accepts the other ranks: it listens,
+//! checks each connection, and waits until all ranks have joined or its timeout has passed.
 
 use std::collections::VecDeque;
 use std::io;
@@ -10,10 +10,13 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
+use super::connect::connect;
 use super::join::RendezvousConfig;
+use super::survivors::Members;
 use super::token::{Challenge, Prover, nonce};
 use super::wire::{
-    Hello, Kind, MAX_GREETING, MissingRanks, PROTOCOL, Peer, bad, parse, receive, send, send_json,
+    Hello, Kind, MAX_GREETING, Member, MissingRanks, PROTOCOL, Peer, bad, parse, receive, send,
+    send_json,
 };
 use crate::error::{Error, Result};
 use crate::sys::process::inherited_listener;
@@ -26,65 +29,112 @@ const BIND_TIMEOUT: Duration = Duration::from_secs(3);
 const PING_INTERVAL: Duration = Duration::from_secs(1);
 /// How often rank 0 polls for new connections.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
+/// How long a rank that is missing after a loss may take to accept a connection, or to refuse it.
+const PROBE_TIMEOUT: Duration = Duration::from_millis(200);
 /// The most connections that have not been heard yet.
 const MAX_STRANGERS: usize = 256;
 const NO_TOKEN: &str = "it does not have the job's token (DEVCOMM_JOB_TOKEN)";
 /// The most notes about refused connections in an error.
 const MAX_NOTES: usize = 16;
 
-/// Waits for all other ranks. Returns the peers of all ranks, and the connections of ranks 1, 2,
-/// ..., to which [`Kind::Welcome`] was sent.
-pub(super) fn wait_for_all(config: &RendezvousConfig) -> Result<(Vec<Peer>, Vec<TcpStream>)> {
-    let start = Instant::now();
-    let listener = listen(config).map_err(|error| {
+/// Waits for all other ranks. Returns the members, and the connections to ranks 1, 2, ..., to which
+/// [`Kind::Welcome`] was sent.
+pub(super) fn wait_for_all(config: &RendezvousConfig) -> Result<(Members, Vec<TcpStream>)> {
+    let cannot_listen = |error| {
         config.error(format!("cannot listen there: {error}; DEVCOMM_PORT names another port"))
-    })?;
-    let joined = (1..config.n_ranks).map(|_| None).collect();
-    let mut acceptor = Acceptor { config, joined, notes: Vec::new() };
-    let (sender, greetings) = channel();
-    let mut strangers = VecDeque::new();
-    let mut pinged = start;
-    loop {
-        if let Err(error) = accept(&listener, config, &sender, &mut strangers) {
-            // Such as too many open files: later ones may be closed.
-            acceptor.note(format!("a connection could not be accepted: {error}"));
-        }
-        acceptor.take_greetings(&greetings);
-        if acceptor.missing().is_empty() {
-            // A rank may have disconnected while the last ones joined.
-            acceptor.ping_joined();
-            if acceptor.missing().is_empty() {
-                return Ok(acceptor.welcome());
-            }
-        }
-        if start.elapsed() >= config.timeout {
-            return Err(acceptor.time_out());
-        }
-        if pinged.elapsed() >= PING_INTERVAL {
-            pinged = Instant::now();
-            acceptor.ping_joined();
-        }
-        std::thread::sleep(POLL_INTERVAL);
+    };
+    let listener = listen(config).map_err(cannot_listen)?;
+    let mut acceptor = Acceptor::new(config);
+    if !acceptor.wait(&listener, |_| ()) {
+        return Err(acceptor.time_out());
     }
+    let own = try_bind(&config.host, 0).map_err(cannot_listen)?;
+    acceptor.welcome(own)
+}
+
+/// As [`wait_for_all`], for those of `members` that are left after the loss of rank `lost`.
+pub(super) fn wait_for_survivors(
+    config: &RendezvousConfig,
+    members: &Members,
+    lost: usize,
+) -> Result<(Members, Vec<TcpStream>)> {
+    members.listener.set_nonblocking(true).map_err(|error| config.error(error))?;
+    let mut acceptor = Acceptor::new(config);
+    acceptor.gone[lost] = true;
+    acceptor.wait(&members.listener, |acceptor| {
+        for rank in acceptor.missing() {
+            let (host, port) = &members.list[rank].address;
+            let connected = connect(host, *port, PROBE_TIMEOUT);
+            acceptor.gone[rank] =
+                connected.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused);
+        }
+    });
+    let left = 1 + acceptor.joined.iter().flatten().count();
+    if 2 * left < config.n_ranks {
+        let why = format!("only {left} of {} ranks are left, fewer than half", config.n_ranks);
+        acceptor.joined.iter_mut().flatten().for_each(|rank| refuse(&mut rank.stream, &why));
+        return Err(config.error(why));
+    }
+    let address = members.listener.local_addr().map(|address| address.ip());
+    let own = address.and_then(|address| TcpListener::bind((address, 0)));
+    acceptor.welcome(own.map_err(|error| config.error(error))?)
 }
 
 struct JoinedRank {
     peer: Peer,
+    address: (String, u16),
     stream: TcpStream,
 }
 
 struct Acceptor<'a> {
     config: &'a RendezvousConfig,
-    /// Rank `i` has index `i - 1`.
+    /// By rank; those up to this process's own are never used.
     joined: Vec<Option<JoinedRank>>,
+    /// Those that are not waited for, by rank.
+    gone: Vec<bool>,
     /// Notes for errors: refused connections, ranks that disconnected.
     notes: Vec<String>,
 }
 
-impl Acceptor<'_> {
+impl<'a> Acceptor<'a> {
+    fn new(config: &'a RendezvousConfig) -> Self {
+        let joined = (0..config.n_ranks).map(|_| None).collect();
+        Self { config, joined, gone: vec![false; config.n_ranks], notes: Vec::new() }
+    }
+
+    /// Waits until no rank is missing; calls `check` at intervals. False after the timeout.
+    fn wait(&mut self, listener: &TcpListener, check: impl Fn(&mut Self)) -> bool {
+        let (start, mut checked) = (Instant::now(), None::<Instant>);
+        let (sender, greetings) = channel();
+        let mut strangers = VecDeque::new();
+        loop {
+            if let Err(error) = accept(listener, self.config, &sender, &mut strangers) {
+                // Such as too many open files: later ones may be closed.
+                self.note(format!("a connection could not be accepted: {error}"));
+            }
+            self.take_greetings(&greetings);
+            if self.missing().is_empty() {
+                // A rank may have disconnected while the last ones joined.
+                self.ping_joined();
+                if self.missing().is_empty() {
+                    return true;
+                }
+            }
+            if start.elapsed() >= self.config.timeout {
+                return false;
+            }
+            if checked.is_none_or(|checked| checked.elapsed() >= PING_INTERVAL) {
+                checked = Some(Instant::now());
+                self.ping_joined();
+                check(self);
+            }
+            std::thread::sleep(POLL_INTERVAL);
+        }
+    }
+
     fn missing(&self) -> Vec<usize> {
-        let ranks = (1..).zip(&self.joined);
-        ranks.filter(|(_, rank)| rank.is_none()).map(|(rank, _)| rank).collect()
+        let others = self.config.rank + 1..self.config.n_ranks;
+        others.filter(|rank| self.joined[*rank].is_none() && !self.gone[*rank]).collect()
     }
 
     fn note(&mut self, note: String) {
@@ -108,14 +158,24 @@ impl Acceptor<'_> {
                 refuse(&mut stream, &why);
                 self.note(format!("{from} was refused: {why}"));
             } else if send(&mut stream, Kind::Waiting, &[]).is_ok() {
-                self.joined[hello.rank - 1] = Some(JoinedRank { peer: hello.peer, stream });
+                let address = (self.host_of(&stream), hello.port);
+                self.joined[hello.rank] = Some(JoinedRank { peer: hello.peer, address, stream });
             }
+        }
+    }
+
+    /// The host at which others reach the rank at the other end.
+    fn host_of(&self, stream: &TcpStream) -> String {
+        match stream.peer_addr().map(|address| address.ip()) {
+            Ok(ip) if !ip.is_loopback() => ip.to_string(),
+            // This host, which other hosts know by another name.
+            _ => self.config.host.clone(),
         }
     }
 
     /// Why this rank is refused, if it is.
     fn refusal(&mut self, hello: &Hello) -> Option<String> {
-        let RendezvousConfig { job: own_job, n_ranks: expected, .. } = self.config;
+        let RendezvousConfig { job: own_job, rank: own, n_ranks: expected, .. } = self.config;
         let Hello { protocol, job, rank, n_ranks, .. } = hello;
         if *protocol != PROTOCOL {
             Some(format!(
@@ -128,10 +188,12 @@ impl Acceptor<'_> {
             )
         } else if n_ranks != expected {
             Some(format!("it was started as one of {n_ranks} ranks, rank 0 as one of {expected}"))
-        } else if *rank == 0 || *rank >= *expected {
-            Some(format!("rank {rank} is not one of the ranks 1 to {}", expected - 1))
+        } else if rank <= own || rank >= expected {
+            Some(format!("rank {rank} is not one of the ranks {} to {}", own + 1, expected - 1))
+        } else if self.gone[*rank] {
+            Some(format!("rank {rank} counts as lost"))
         } else {
-            let joined = self.joined[rank - 1].as_mut().filter(|joined| is_open(&joined.stream))?;
+            let joined = self.joined[*rank].as_mut().filter(|joined| is_open(&joined.stream))?;
             if hello.nonce.is_none() {
                 return Some(format!("rank {rank} has joined already"));
             }
@@ -148,20 +210,28 @@ impl Acceptor<'_> {
             let Some(rank) = &mut self.joined[index] else { continue };
             if !is_open(&rank.stream) || send(&mut rank.stream, Kind::Waiting, &[]).is_err() {
                 self.joined[index] = None;
-                self.note(format!("rank {} connected and disconnected again", index + 1));
+                self.note(format!("rank {index} connected and disconnected again"));
             }
         }
     }
 
-    fn welcome(self) -> (Vec<Peer>, Vec<TcpStream>) {
-        let (others, mut streams): (Vec<Peer>, Vec<TcpStream>) =
-            self.joined.into_iter().flatten().map(|rank| (rank.peer, rank.stream)).unzip();
-        let peers: Vec<Peer> = std::iter::once(self.config.peer.clone()).chain(others).collect();
+    /// Tells the ranks that have joined who they are. This one listens at `own` from now on.
+    fn welcome(self, own: TcpListener) -> Result<(Members, Vec<TcpStream>)> {
+        let config = self.config;
+        let port = own.local_addr().map_err(|error| config.error(error))?.port();
+        let (peer, address) = (config.peer.clone(), (config.host.clone(), port));
+        let mut list = vec![Member { rank: config.rank, peer, address }];
+        let mut streams = Vec::new();
+        for (rank, joined) in self.joined.into_iter().enumerate() {
+            let Some(JoinedRank { peer, address, stream }) = joined else { continue };
+            list.push(Member { rank, peer, address });
+            streams.push(stream);
+        }
         for stream in &mut streams {
             // If a rank died meanwhile, the thread that reads its connection reports it.
-            let _ = send_json(stream, Kind::Welcome, &peers);
+            let _ = send_json(stream, Kind::Welcome, &list);
         }
-        (peers, streams)
+        Ok((Members::new(config, list, own)?, streams))
     }
 
     /// Tells the ranks that have joined which ranks are missing, and returns the error.
@@ -226,6 +296,11 @@ fn try_bind(host: &str, port: u16) -> io::Result<TcpListener> {
     }
     TcpListener::bind((Ipv6Addr::UNSPECIFIED, port))
         .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)))
+}
+
+/// Listens at any port of this address of this host, or of the host of rank 0 if that is this one.
+pub(super) fn listen_beside(host: &str, address: IpAddr) -> io::Result<TcpListener> {
+    if address.is_loopback() { try_bind(host, 0) } else { TcpListener::bind((address, 0)) }
 }
 
 fn refuse(stream: &mut TcpStream, why: &str) {

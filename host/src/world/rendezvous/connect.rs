@@ -1,13 +1,15 @@
 //! How ranks other than 0 join: a rank tries to connect to rank 0 until it is accepted, it is
 //! refused, or its timeout has passed.
 
-use std::io;
+use std::io::{self, ErrorKind};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
+use super::acceptor::listen_beside;
 use super::join::RendezvousConfig;
+use super::survivors::Members;
 use super::token::{Challenge, Prover};
-use super::wire::{Kind, MAX_PAYLOAD, Peer, bad, parse, receive, send, send_json};
+use super::wire::{Kind, MAX_PAYLOAD, bad, parse, receive, send, send_json};
 use crate::error::{Error, Result, WorldError};
 
 /// The pause between two attempts to connect.
@@ -22,14 +24,18 @@ const SILENCE_TIMEOUT: Duration = Duration::from_secs(15);
 
 const NO_TOKEN: &str = "what listens there does not have the job's token (DEVCOMM_JOB_TOKEN)";
 
-/// Joins the rendezvous of rank 0. Returns the peers of all ranks and the connection to rank 0.
-pub(super) fn join(config: &RendezvousConfig) -> Result<(Vec<Peer>, TcpStream)> {
+/// Joins the rendezvous of rank 0. Returns the members and the connection to rank 0.
+pub(super) fn join(config: &RendezvousConfig) -> Result<(Members, TcpStream)> {
     let start = Instant::now();
     let mut notes: Vec<String> = Vec::new();
     loop {
         let left = config.timeout.saturating_sub(start.elapsed());
         let last = match try_join(config, left) {
-            Ok(joined) => return Ok(joined),
+            Ok(joined) if joined.0.list.len() == config.n_ranks => return Ok(joined),
+            Ok((members, _)) => {
+                let (welcomed, n_ranks) = (members.list.len(), config.n_ranks);
+                return Err(config.error(format!("rank 0 has {welcomed} ranks, not {n_ranks}")));
+            }
             Err(JoinError::Fatal(error)) => return Err(error),
             Err(JoinError::Retry(error)) => error.to_string(),
         };
@@ -50,12 +56,31 @@ pub(super) fn join(config: &RendezvousConfig) -> Result<(Vec<Peer>, TcpStream)> 
     }
 }
 
-fn try_join(
-    config: &RendezvousConfig,
-    left: Duration,
-) -> Result<(Vec<Peer>, TcpStream), JoinError> {
+/// As [`join`], for the ranks that are left after a loss. `None` if the process of what would be
+/// rank 0 has ended.
+pub(super) fn join_survivors(config: &RendezvousConfig) -> Result<Option<(Members, TcpStream)>> {
+    let start = Instant::now();
+    loop {
+        let left = config.timeout.saturating_sub(start.elapsed());
+        match try_join(config, left) {
+            Ok(joined) => return Ok(Some(joined)),
+            Err(JoinError::Fatal(error)) => return Err(error),
+            Err(JoinError::Retry(error)) if error.kind() == ErrorKind::ConnectionRefused => {
+                return Ok(None);
+            }
+            Err(JoinError::Retry(error)) if start.elapsed() + RETRY >= config.timeout => {
+                let why = format!("the ranks that are left did not meet in time: {error}");
+                return Err(config.error(why));
+            }
+            Err(JoinError::Retry(_)) => std::thread::sleep(RETRY),
+        }
+    }
+}
+
+fn try_join(config: &RendezvousConfig, left: Duration) -> Result<(Members, TcpStream), JoinError> {
     let mut stream = connect(&config.host, config.port, left)?;
-    let hello = config.hello()?;
+    let listener = listen_beside(&config.host, stream.local_addr()?.ip())?;
+    let hello = config.hello(listener.local_addr()?.port())?;
     send_json(&mut stream, Kind::Hello, &hello)?;
     let mut is_root = config.token.is_none();
     // Rank 0 may not run yet: it may inherit a socket that already accepts connections.
@@ -82,12 +107,8 @@ fn try_join(
                 continue;
             }
             Kind::Welcome => {
-                let peers: Vec<Peer> = parse(&payload)?;
-                if peers.len() != config.n_ranks {
-                    let (welcomed, n_ranks) = (peers.len(), config.n_ranks);
-                    return fatal(format!("rank 0 has {welcomed} ranks, not {n_ranks}"));
-                }
-                Ok((peers, stream))
+                let members = Members::new(config, parse(&payload)?, listener);
+                members.map(|members| (members, stream)).map_err(JoinError::Fatal)
             }
             Kind::Missing => Err(JoinError::Fatal(config.missing(parse(&payload)?))),
             Kind::Refused => {
@@ -110,15 +131,15 @@ impl From<io::Error> for JoinError {
     }
 }
 
-fn connect(host: &str, port: u16, left: Duration) -> io::Result<TcpStream> {
+pub(super) fn connect(host: &str, port: u16, left: Duration) -> io::Result<TcpStream> {
     // An address that does not answer must not use up the whole timeout.
     let timeout = left.clamp(Duration::from_millis(100), Duration::from_secs(2));
-    let mut last = io::Error::new(io::ErrorKind::NotFound, "the host name has no address");
+    let mut last = io::Error::new(ErrorKind::NotFound, "the host name has no address");
     for address in (host, port).to_socket_addrs()? {
         match TcpStream::connect_timeout(&address, timeout) {
             // On a free port of this host, the system may connect a socket to itself.
             Ok(stream) if stream.local_addr()? == stream.peer_addr()? => {
-                last = io::ErrorKind::ConnectionRefused.into();
+                last = ErrorKind::ConnectionRefused.into();
             }
             Ok(stream) => return Ok(stream),
             Err(error) => last = error,

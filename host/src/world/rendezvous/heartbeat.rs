@@ -34,7 +34,7 @@ impl Silence {
     }
 }
 
-fn interval(deadline: Option<Duration>) -> Duration {
+pub(super) fn interval(deadline: Option<Duration>) -> Duration {
     deadline.map_or(INTERVAL, |deadline| (deadline / INTERVALS).min(INTERVAL))
 }
 

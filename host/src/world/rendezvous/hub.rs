@@ -4,8 +4,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use super::Transport;
 use super::subset::Subset;
+use super::survivors::Joined;
+use super::{Transport, host_name};
 use crate::communicator::peers::{Cancelled, Gathered, call_of};
 use crate::device::{Health, recorder};
 use crate::error::{Error, Result, StateError, ranks};
@@ -20,7 +21,15 @@ struct State {
     /// The incomplete exchanges, by the keys of their subsets. Each subset has at most one: a rank
     /// contributes to the next exchange only after it has the result of the previous one.
     open: HashMap<Vec<u64>, Exchange>,
+    /// The time of the last [`Hub::beat`].
+    beaten: Option<Duration>,
     finished: Vec<bool>,
+    /// The ranks that are lost, or have failed.
+    gone: Vec<bool>,
+    /// After a loss, the ranks that go on and have come so far.
+    left: Vec<bool>,
+    /// Their ranks and their hub, once all have come.
+    survivors: Option<(Vec<usize>, Arc<Hub>)>,
     /// Whether the waits of finished ranks are over, because all ranks have finished.
     released: bool,
 }
@@ -101,8 +110,10 @@ impl Hub {
     /// The hub of `n_ranks` ranks; those in this process run on `machine`.
     /// Exchanges fail after `deadline`.
     pub(crate) fn new(machine: Machine, n_ranks: usize, deadline: Option<Duration>) -> Self {
-        let finished = vec![false; n_ranks];
-        let state = State { open: HashMap::new(), finished, released: false };
+        let flags = || vec![false; n_ranks];
+        let (finished, gone, left) = (flags(), flags(), flags());
+        let (open, beaten, survivors, released) = Default::default();
+        let state = State { open, beaten, finished, gone, left, survivors, released };
         Self { state: Shared::new(machine.clone(), state), health: Health::new(machine, deadline) }
     }
 
@@ -170,6 +181,18 @@ impl Hub {
         })
     }
 
+    /// Counts no time for which this process was stopped, which is what lies between two of these
+    /// calls beyond their `interval`.
+    pub(crate) fn beat(&self, interval: Duration) {
+        let now = self.health.machine().now();
+        let mut state = self.state.lock();
+        let last = state.beaten.replace(now).unwrap_or(now);
+        let stopped = now.saturating_sub(last + interval);
+        state.open.values_mut().for_each(|exchange| {
+            exchange.since = (exchange.since + stopped).min(now);
+        });
+    }
+
     /// A rank for which others have waited in an exchange until the deadline, and the reason why it
     /// counts as lost.
     pub(crate) fn absent(&self) -> Option<(usize, String)> {
@@ -187,12 +210,13 @@ impl Hub {
     ///
     /// Why the rank counts as lost: others wait for it in an exchange.
     pub(crate) fn mark_finished(&self, rank: usize) -> Result<bool, &'static str> {
-        let mut state = self.state.lock();
-        state.finished[rank] = true;
-        if state.open.values().any(|exchange| exchange.finished_early(&state.finished).is_some()) {
-            return Err(FINISHED_EARLY);
-        }
-        Ok(state.finished.iter().all(|finished| *finished) && !self.health.is_lost())
+        self.state.change(|State { open, finished, .. }| {
+            finished[rank] = true;
+            if open.values().any(|exchange| exchange.finished_early(finished).is_some()) {
+                return Err(FINISHED_EARLY);
+            }
+            Ok(finished.iter().all(|finished| *finished) && !self.health.is_lost())
+        })
     }
 
     pub(crate) fn is_finished(&self) -> bool {
@@ -223,7 +247,43 @@ impl Hub {
 
     /// Records the first lost rank, and wakes all waits.
     pub(crate) fn mark_lost(&self, rank: usize, why: &str) {
-        self.state.change(|_| self.health.mark_lost(rank, why));
+        self.state.change(|state| {
+            state.gone[rank] = true;
+            self.health.mark_lost(rank, why);
+        });
+    }
+
+    /// Waits until all ranks that are left after a loss have called this, or the deadline has
+    /// passed: who has not come then is left behind. Returns their ranks, and their hub.
+    fn survivors(&self, rank: usize) -> Result<(Vec<usize>, Arc<Self>)> {
+        self.state.change(|state| state.left[rank] = true);
+        let limit = self.health.deadline();
+        let all_here = |state: &mut State| {
+            let mut settled = state.gone.iter().zip(&state.left).zip(&state.finished);
+            settled.all(|((gone, left), finished)| *gone || *left || *finished)
+        };
+        let waited = self.state.wait(limit, |state| Ok(all_here(state).then_some(())));
+        if let Err(error) = waited
+            && !matches!(error, Error::State(StateError::DeadlinePassed { .. }))
+        {
+            return Err(error);
+        }
+        let machine = self.health.machine();
+        let survivors = self.state.change(|state| {
+            let ranks = || (0..state.left.len()).filter(|rank| state.left[*rank]);
+            let make = || {
+                let members: Vec<usize> = ranks().filter(|rank| !state.gone[*rank]).collect();
+                let hub = Self::new(machine.clone(), members.len(), limit);
+                (members, Arc::new(hub))
+            };
+            if state.survivors.is_none() {
+                state.survivors = Some(make());
+            }
+            state.survivors.clone()
+        });
+        survivors
+            .filter(|(members, _)| members.contains(&rank))
+            .ok_or_else(|| Error::invalid("the ranks that are left have gone on without this one"))
     }
 }
 
@@ -288,5 +348,12 @@ impl Transport for ThreadTransport {
 
     fn health(&self) -> &Arc<Health> {
         &self.hub.health
+    }
+
+    fn join_survivors(&self, _lost: usize) -> Result<Joined> {
+        let (members, hub) = self.hub.survivors(self.rank)?;
+        let rank = members.iter().position(|member| *member == self.rank).unwrap_or_default();
+        let hosts = vec![host_name(); members.len()];
+        Ok(Joined { rank, hosts, transport: Arc::new(Self::new(hub, rank)) })
     }
 }

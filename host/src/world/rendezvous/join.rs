@@ -1,21 +1,21 @@
 //! How ranks that are processes join: rank 0 listens ([`acceptor`]), the others connect to it
-//! ([`connect`]), and when all have joined, rank 0 sends each the list of all.
+//! ([`connect`]), and when all have joined, rank 0 sends each the list of all. After a loss, those
+//! that are left do the same again ([`survivors`](super::survivors)).
 //!
 //! Only rank 0's timeout counts for ranks that have joined: while it waits, it sends them a message
 //! every second, and they wait for the next one. When its timeout has passed, it tells them which
 //! ranks are missing.
 
 use std::io;
-use std::sync::Arc;
 use std::time::Duration;
 
-use super::hub::{Hub, ThreadTransport};
-use super::tcp::{TcpClient, TcpRoot};
+use super::survivors::alone;
 use super::token::{Token, nonce};
 use super::wire::{Hello, MissingRanks, PROTOCOL, Peer};
-use super::{Rendezvous, Transport, acceptor, connect};
-use crate::error::{Error, NcclError, Result, WorldError};
-use crate::machine::Machine;
+use super::{Rendezvous, acceptor, connect};
+#[cfg(doc)]
+use crate::error::NcclError;
+use crate::error::{Error, Result, WorldError};
 use crate::world::env::Launched;
 
 /// The address of a job's rendezvous, and this process's rank.
@@ -58,10 +58,12 @@ impl RendezvousConfig {
         Error::World(WorldError::RanksMissing { missing, address: self.address(), waited, notes })
     }
 
-    pub(super) fn hello(&self) -> io::Result<Hello> {
+    /// The first message of a rank that listens at `port` for those that are left after a loss.
+    pub(super) fn hello(&self, port: u16) -> io::Result<Hello> {
+        let Self { rank, n_ranks, .. } = *self;
         let (job, peer) = (self.job.clone(), self.peer.clone());
         let nonce = self.token.as_ref().map(|_| nonce()).transpose()?;
-        Ok(Hello { protocol: PROTOCOL, job, rank: self.rank, n_ranks: self.n_ranks, peer, nonce })
+        Ok(Hello { protocol: PROTOCOL, job, rank, n_ranks, peer, port, nonce })
     }
 
     /// Joins the other ranks.
@@ -71,38 +73,17 @@ impl RendezvousConfig {
     /// [`WorldError::RanksMissing`] after the deadline, [`NcclError::VersionsDiffer`],
     /// [`WorldError::Rendezvous`] when rank 0 refuses this rank.
     pub(crate) fn join(&self) -> Result<Rendezvous> {
-        let (peers, transport): (Vec<Peer>, Arc<dyn Transport>) = match (self.rank, self.n_ranks) {
-            (_, 1) => {
-                let hub = Hub::new(Machine::Gpus, 1, self.deadline);
-                let transport = ThreadTransport::new(Arc::new(hub), 0);
-                (vec![self.peer.clone()], Arc::new(transport))
-            }
+        let joined = match (self.rank, self.n_ranks) {
+            (_, 1) => alone(self),
             (0, _) => {
-                let (peers, streams) = acceptor::wait_for_all(self)?;
-                let root = TcpRoot::start(streams, self.deadline);
-                (peers, Arc::new(root.map_err(|error| self.error(error))?))
+                let (members, streams) = acceptor::wait_for_all(self)?;
+                members.start_root(streams)?
             }
             _ => {
-                let (peers, stream) = connect::join(self)?;
-                let transport = TcpClient::start(stream, self.rank, self.deadline);
-                (peers, Arc::new(transport.map_err(|error| self.error(error))?))
+                let (members, stream) = connect::join(self)?;
+                members.start_client(stream)?
             }
         };
-        same_version(&peers)?;
-        let hosts = peers.into_iter().map(|peer| peer.host).collect();
-        Ok(Rendezvous::new(self.rank, hosts, transport))
-    }
-}
-
-/// Fails if NCCL's versions differ. Every rank compares the same list, and gets the same error.
-fn same_version(peers: &[Peer]) -> Result<()> {
-    let Some(first) = peers.first() else { return Ok(()) };
-    match peers.iter().position(|peer| peer.nccl != first.nccl) {
-        None => Ok(()),
-        Some(other) => Err(NcclError::VersionsDiffer {
-            first: (0, first.version()),
-            second: (other, peers[other].version()),
-        }
-        .into()),
+        Ok(Rendezvous::new(joined))
     }
 }

@@ -14,16 +14,18 @@ mod heartbeat;
 mod hub;
 mod join;
 mod subset;
+mod survivors;
 mod tcp;
 mod token;
 mod wire;
 
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 pub(super) use self::hub::{Hub, ThreadTransport};
 pub(super) use self::join::RendezvousConfig;
 use self::subset::{Subset, SubsetIds};
+pub(super) use self::survivors::Joined;
 pub(super) use self::token::Token;
 pub(super) use self::wire::Peer;
 use crate::communicator::peers::{Cancelled, Gathered, NEVER, Peers, contribution, same_call};
@@ -50,6 +52,9 @@ pub(crate) trait Transport: Send + Sync {
     fn fail(&self, why: &str);
 
     fn health(&self) -> &Arc<Health>;
+
+    /// Joins the ranks that are left after the loss of rank `lost`, which all call this.
+    fn join_survivors(&self, lost: usize) -> Result<Joined>;
 }
 
 /// The rendezvous of the world or of a subset, as one rank uses it.
@@ -65,15 +70,48 @@ pub(crate) struct Rendezvous {
     subsets: Arc<SubsetIds>,
     transport: Arc<dyn Transport>,
     recorder: Arc<Recorder>,
+    /// The rendezvous of those that were left after a loss.
+    survivors: Arc<OnceLock<Rendezvous>>,
 }
 
 impl Rendezvous {
-    /// The rendezvous of the world, with the host of every rank.
-    pub(crate) fn new(rank: usize, hosts: Vec<String>, transport: Arc<dyn Transport>) -> Self {
+    /// The rendezvous of a world.
+    pub(crate) fn new(world: Joined) -> Self {
+        Self::of_world(world, Recorder::new())
+    }
+
+    fn of_world(world: Joined, recorder: Arc<Recorder>) -> Self {
+        let Joined { rank, hosts, transport } = world;
+        recorder.rename(format!("rank {rank} of {}", hosts.len()));
         let subset = Arc::new(Subset::world(hosts.len()));
-        let recorder = Recorder::new(format!("rank {rank} of {}", hosts.len()));
         let (hosts, checked) = (hosts.into(), false);
-        Self { rank, subset, hosts, checked, subsets: Arc::default(), transport, recorder }
+        let (subsets, survivors) = Default::default();
+        Self { rank, subset, hosts, checked, subsets, transport, recorder, survivors }
+    }
+
+    /// The rendezvous of the ranks that are left after a loss, all of which call this, on the
+    /// rendezvous of the world. From now on [`finish`](Self::finish) and [`fail`](Self::fail) apply
+    /// to the new world.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`] if no rank is lost, or for a second call;
+    /// [`WorldError::RankLost`](crate::WorldError::RankLost) if this rank is the lost one;
+    /// [`WorldError::Rendezvous`](crate::WorldError::Rendezvous) if the ranks do not meet.
+    pub(crate) fn survivors(&self) -> Result<Self> {
+        let lost = self.health().lost_rank();
+        let lost = lost.ok_or_else(|| Error::invalid("no rank is lost"))?;
+        if lost == self.rank {
+            self.health().check()?;
+        }
+        if self.survivors.get().is_some() {
+            return Err(Error::invalid("the ranks that are left have a world already"));
+        }
+        let _joining = self.recorder.begin(Operation::Survivors);
+        let joined = self.transport.join_survivors(lost)?;
+        let world = Self::of_world(joined, Arc::clone(&self.recorder)).checked(self.checked);
+        let _ = self.survivors.set(world.clone());
+        Ok(world)
     }
 
     /// The same, with checked collectives or without.
@@ -102,7 +140,8 @@ impl Rendezvous {
         let transport = Arc::clone(&self.transport);
         let recorder = Arc::clone(&self.recorder);
         let (hosts, checked) = (hosts.into(), self.checked);
-        Ok(Self { rank, subset, hosts, checked, subsets: Arc::default(), transport, recorder })
+        let (subsets, survivors) = Default::default();
+        Ok(Self { rank, subset, hosts, checked, subsets, transport, recorder, survivors })
     }
 
     pub(crate) fn rank(&self) -> usize {
@@ -164,13 +203,20 @@ impl Rendezvous {
         all.get(root).cloned().ok_or_else(|| Error::invalid("an exchange without its root's bytes"))
     }
 
+    /// Waits until the functions of all ranks have ended.
     pub(crate) fn finish(&self) -> Result<()> {
+        if let Some(survivors) = self.survivors.get() {
+            return survivors.finish();
+        }
         let _finish = self.recorder.begin(Operation::Finish);
         self.transport.finish()
     }
 
     pub(crate) fn fail(&self, why: &str) {
-        self.transport.fail(why);
+        match self.survivors.get() {
+            None => self.transport.fail(why),
+            Some(survivors) => survivors.fail(why),
+        }
     }
 }
 

@@ -16,6 +16,7 @@ use super::Transport;
 use super::heartbeat::{self, Silence};
 use super::hub::{ExchangeState, Hub, Outcome};
 use super::subset::Subset;
+use super::survivors::{Joined, Members};
 use super::wire::{
     self, Kind, LostRank, MAX_FRAME, bad, contribution_header, pack, parse, read_contribution,
     receive, send_all, unpack,
@@ -65,6 +66,7 @@ struct Root {
     silences: Vec<Silence>,
     /// Whether a lost rank was reported to the other ranks.
     announced: Mutex<bool>,
+    members: Members,
 }
 
 impl Root {
@@ -172,6 +174,7 @@ impl Root {
                 self.mark_absent(rank, why);
             }
         }
+        self.hub.beat(heartbeat::interval(deadline));
         if let Some((rank, why)) = self.hub.absent() {
             self.mark_absent(rank, why);
         }
@@ -204,6 +207,10 @@ impl Root {
                 Ok((Kind::Failed, why)) => {
                     return self.mark_lost(rank, &String::from_utf8_lossy(&why));
                 }
+                Ok((Kind::Lost, payload)) => match parse::<LostRank>(&payload) {
+                    Ok(lost) => return self.mark_lost(0, &lost.why),
+                    Err(error) => return self.mark_lost(rank, &format!("it sent {error}")),
+                },
                 Ok((kind, _)) => {
                     return self.mark_lost(rank, &format!("it sent an unexpected {kind:?} frame"));
                 }
@@ -219,14 +226,16 @@ pub(super) struct TcpRoot(Arc<Root>);
 
 impl TcpRoot {
     /// `streams` are the connections of ranks 1, 2, ..., which have joined.
-    pub(super) fn start(streams: Vec<TcpStream>, deadline: Option<Duration>) -> io::Result<Self> {
+    pub(super) fn start(streams: Vec<TcpStream>, members: Members) -> io::Result<Self> {
+        let deadline = members.config.deadline;
         streams.iter().try_for_each(configure)?;
         let readers: Vec<TcpStream> =
             streams.iter().map(TcpStream::try_clone).collect::<Result<_, _>>()?;
         let hub = Hub::new(Machine::Gpus, 1 + streams.len(), deadline);
         let silences = streams.iter().map(|_| Silence::default()).collect();
         let writers = streams.into_iter().map(Mutex::new).collect();
-        let root = Arc::new(Root { hub, writers, silences, announced: Mutex::new(false) });
+        let announced = Mutex::new(false);
+        let root = Arc::new(Root { hub, writers, silences, announced, members });
         for (index, stream) in readers.into_iter().enumerate() {
             let (root, rank) = (Arc::clone(&root), index + 1);
             std::thread::Builder::new()
@@ -265,6 +274,10 @@ impl Transport for TcpRoot {
     fn health(&self) -> &Arc<Health> {
         self.0.hub.health()
     }
+
+    fn join_survivors(&self, lost: usize) -> Result<Joined> {
+        self.0.members.join_survivors(lost)
+    }
 }
 
 impl Drop for TcpRoot {
@@ -290,7 +303,7 @@ struct Client {
     silence: Silence,
     /// The request number of the next exchange.
     next: AtomicU64,
-    rank: usize,
+    members: Members,
 }
 
 #[derive(Default)]
@@ -362,6 +375,9 @@ impl Client {
         self.send(Kind::Alive, &[]);
         if let Some(why) = self.silence.grow(self.health.deadline()) {
             recorder::print_all();
+            // For the case that it goes on later.
+            let lost = LostRank { rank: 0, why: why.clone(), absent: true };
+            self.send(Kind::Lost, &[&serde_json::to_vec(&lost).unwrap_or_default()]);
             self.mark_lost(0, &why);
         }
         !self.state.lock().finished && !self.health.is_lost()
@@ -385,11 +401,8 @@ pub(super) struct TcpClient(Arc<Client>);
 
 impl TcpClient {
     /// `stream` is the connection to rank 0, after joining.
-    pub(super) fn start(
-        stream: TcpStream,
-        rank: usize,
-        deadline: Option<Duration>,
-    ) -> io::Result<Self> {
+    pub(super) fn start(stream: TcpStream, members: Members) -> io::Result<Self> {
+        let (rank, deadline) = (members.config.rank, members.config.deadline);
         configure(&stream)?;
         let reader = stream.try_clone()?;
         let client = Arc::new(Client {
@@ -398,7 +411,7 @@ impl TcpClient {
             writer: Mutex::new(stream),
             silence: Silence::default(),
             next: AtomicU64::new(0),
-            rank,
+            members,
         });
         let shared = Arc::clone(&client);
         std::thread::Builder::new()
@@ -439,11 +452,15 @@ impl Transport for TcpClient {
 
     fn fail(&self, why: &str) {
         self.0.send(Kind::Failed, &[why.as_bytes()]);
-        self.0.mark_lost(self.0.rank, why);
+        self.0.mark_lost(self.0.members.config.rank, why);
     }
 
     fn health(&self) -> &Arc<Health> {
         &self.0.health
+    }
+
+    fn join_survivors(&self, lost: usize) -> Result<Joined> {
+        self.0.members.join_survivors(lost)
     }
 }
 

@@ -24,7 +24,7 @@ pub(crate) enum Kind {
     Hello = 0xd1,
     /// From rank 0: the receiver has joined, others have not yet. Sent once a second.
     Waiting,
-    /// From rank 0: all ranks have joined; the payload has their [`Peer`]s.
+    /// From rank 0: all ranks have joined; the payload is the list of [`Member`]s.
     Welcome,
     /// From rank 0: the receiver is refused; the payload is the reason.
     Refused,
@@ -40,7 +40,7 @@ pub(crate) enum Kind {
     Finished,
     /// To rank 0: the sender cannot continue; the payload is the reason.
     Failed,
-    /// From rank 0: a rank is lost, [`LostRank`].
+    /// From rank 0: a rank is lost, [`LostRank`]. To rank 0: it is lost itself.
     Lost,
     /// In both directions, at intervals: the sender's process runs.
     Alive,
@@ -69,11 +69,22 @@ pub(crate) struct Hello {
     pub rank: usize,
     pub n_ranks: usize,
     pub peer: Peer,
+    /// The port of [`Member::address`].
+    pub port: u16,
     /// If the rank has a token.
     pub nonce: Option<Nonce>,
 }
 
-/// What rank 0 tells all ranks about each rank.
+/// A rank that has joined.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Member {
+    pub rank: usize,
+    pub peer: Peer,
+    /// Host and port at which it listens for the other ranks once one is lost.
+    pub address: (String, u16),
+}
+
+/// What a rank tells the others about itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Peer {
     pub host: String,

@@ -1,12 +1,11 @@
 //! Ranks that are alive but absent: they come too late, or their processes are stopped.
 
-use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixDatagram;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::processes::{as_rank, job};
+use super::processes::{as_rank, job, print_to, printed_by};
 use super::*;
 use crate::communicator::peers::{NEVER, Peers};
 use crate::error::{Error, WorldError};
@@ -68,9 +67,7 @@ fn exchange_until_lost(config: &RendezvousConfig) -> ! {
     let world = config.join().unwrap();
     world.barrier().unwrap();
     let socket = std::env::var_os(SOCKET).unwrap();
-    let printed = std::fs::File::create(printed_by(config.rank, &socket)).unwrap();
-    // SAFETY: both descriptors are open; the standard error stays so.
-    assert_eq!(unsafe { libc::dup2(printed.as_raw_fd(), libc::STDERR_FILENO) }, 2);
+    print_to(&printed_by(config.rank, &socket));
     let supervisor = UnixDatagram::unbound().unwrap();
     supervisor.send_to(&[0], socket).unwrap();
     let error = loop {
@@ -80,10 +77,6 @@ fn exchange_until_lost(config: &RendezvousConfig) -> ! {
     };
     let Error::World(WorldError::RankLost { rank, .. }) = error else { panic!("{error}") };
     std::process::exit(LOST + rank as i32)
-}
-
-fn printed_by(rank: usize, socket: impl AsRef<Path>) -> PathBuf {
-    socket.as_ref().with_extension(rank.to_string())
 }
 
 fn signal(process: &std::process::Child, signal: i32) {

@@ -79,7 +79,9 @@ fn a_rank_that_is_let_in_waits_as_long_as_rank_0_does() {
     let mut config = configs(2, Duration::from_millis(200)).remove(1);
     let root = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     config.port = root.local_addr().unwrap().port();
-    let peers = vec![config.peer.clone(); 2];
+    let (peer, address) = (config.peer.clone(), ("127.0.0.1".to_owned(), 1));
+    let member = |rank| Member { rank, peer: peer.clone(), address: address.clone() };
+    let members = [0, 1].map(member);
     thread::scope(|scope| {
         let rank = scope.spawn(|| config.join());
         let (mut stream, _) = root.accept().unwrap();
@@ -87,7 +89,7 @@ fn a_rank_that_is_let_in_waits_as_long_as_rank_0_does() {
             send(&mut stream, Kind::Waiting, &[]).unwrap();
             thread::sleep(Duration::from_millis(100));
         }
-        send_json(&mut stream, Kind::Welcome, &peers).unwrap();
+        send_json(&mut stream, Kind::Welcome, &members).unwrap();
         assert_eq!(rank.join().unwrap().unwrap().n_ranks(), 2);
     });
 }

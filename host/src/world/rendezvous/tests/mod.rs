@@ -8,6 +8,7 @@ mod meeting;
 mod processes;
 mod strangers;
 mod subsets;
+mod survivors;
 mod tokens;
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -19,7 +20,7 @@ use socket2::{Domain, Socket, Type};
 
 use super::Rendezvous;
 use super::join::RendezvousConfig;
-use super::wire::{Hello, Kind, PROTOCOL, Peer, receive, send_json};
+use super::wire::{Hello, Kind, Member, PROTOCOL, Peer, receive, send_json};
 use crate::error::Result;
 
 const NCCL: u32 = 23203;
@@ -99,7 +100,7 @@ fn send_hello(config: &RendezvousConfig, hello: &Hello) -> (Kind, String) {
 
 pub(super) fn hello(rank: usize, n_ranks: usize) -> Hello {
     let peer = Peer { host: "elsewhere".into(), nccl: NCCL };
-    Hello { protocol: PROTOCOL, job: "test".into(), rank, n_ranks, peer, nonce: None }
+    Hello { protocol: PROTOCOL, job: "test".into(), rank, n_ranks, peer, port: 1, nonce: None }
 }
 
 /// The next message of rank 0 other than `Waiting` and `Alive`.

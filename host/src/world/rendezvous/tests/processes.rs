@@ -2,6 +2,9 @@
 
 use std::ffi::OsStr;
 use std::fmt::Display;
+use std::io::Write;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
 
 use super::*;
 use crate::sys::process::inherited_listener;
@@ -25,6 +28,22 @@ pub(super) fn as_rank(test: &str) -> Option<RendezvousConfig> {
     let launched = launched(&|name| std::env::var_os(name)).unwrap().unwrap();
     let peer = Peer { host: format!("host{}", launched.rank), nccl: NCCL };
     Some(RendezvousConfig::new(launched, peer))
+}
+
+/// The file to which a rank prints, beside a socket.
+pub(super) fn printed_by(rank: usize, socket: impl AsRef<Path>) -> PathBuf {
+    socket.as_ref().with_extension(rank.to_string())
+}
+
+/// From now on, the standard error of this process is this file, for panics too.
+pub(super) fn print_to(path: &Path) {
+    let file = std::fs::File::create(path).unwrap();
+    // SAFETY: both descriptors are open; the standard error stays so.
+    assert_eq!(unsafe { libc::dup2(file.as_raw_fd(), libc::STDERR_FILENO) }, 2);
+    // That of the test harness keeps what panics print.
+    std::panic::set_hook(Box::new(|panic| {
+        let _ = writeln!(std::io::stderr(), "{panic}");
+    }));
 }
 
 /// Exchanges of the world and of a subset, and then finishes.

@@ -97,7 +97,7 @@ fn a_rank_takes_the_place_of_a_connection_that_was_left_behind() {
         let root = scope.spawn(|| configs[0].join()?.barrier());
         // As rank 1 whose host went down after it had joined.
         let mut old = connect(&configs[0]);
-        let hello = configs[1].hello().unwrap();
+        let hello = configs[1].hello(1).unwrap();
         send_json(&mut old, Kind::Hello, &hello).unwrap();
         let (kind, challenge) = receive(&mut old, 4096).unwrap();
         assert_eq!(kind, Kind::Challenge);

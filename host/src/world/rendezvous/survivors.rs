@@ -1,0 +1,109 @@
+//! What the ranks that are left do once one is lost: they join again and make a world of their own,
+//! in the order of their old ranks.
+//!
+//! Ranks that are threads meet in the [hub](super::hub). Ranks that are processes connect to the
+//! first of them: from the beginning each listens at an address that all know, and a process that
+//! has ended refuses connections. It waits for all that neither are known to be lost nor refuse, at
+//! most as long as for the first rendezvous; who comes later is left behind. At least half of the
+//! ranks must be left, so that a world that falls apart does not go on twice.
+
+use std::net::TcpListener;
+use std::sync::Arc;
+
+use super::join::RendezvousConfig;
+use super::tcp::{TcpClient, TcpRoot};
+use super::wire::{Member, Peer};
+use super::{Hub, ThreadTransport, Transport, acceptor, connect};
+use crate::error::{Error, NcclError, Result};
+use crate::machine::Machine;
+
+/// The ranks of a world, as one of them uses it.
+pub(crate) struct Joined {
+    pub rank: usize,
+    pub hosts: Vec<String>,
+    pub transport: Arc<dyn Transport>,
+}
+
+/// The ranks of a world of processes, and what this one needs to join those that are left.
+pub(super) struct Members {
+    /// With this process's rank.
+    pub config: RendezvousConfig,
+    /// In order; `rank` is that of the world before.
+    pub list: Vec<Member>,
+    /// Where this process listens.
+    pub listener: TcpListener,
+}
+
+impl Members {
+    /// The members of a world that were `list` in the one of `config`.
+    pub(super) fn new(
+        config: &RendezvousConfig,
+        list: Vec<Member>,
+        listener: TcpListener,
+    ) -> Result<Self> {
+        let rank = list.iter().position(|member| member.rank == config.rank);
+        let rank = rank.ok_or_else(|| config.error("this rank is not one of those that joined"))?;
+        same_version(&list)?;
+        let config = RendezvousConfig { rank, n_ranks: list.len(), ..config.clone() };
+        Ok(Self { config, list, listener })
+    }
+
+    /// The world whose rank 0 this is, with the connections to the others.
+    pub(super) fn start_root(self, streams: Vec<std::net::TcpStream>) -> Result<Joined> {
+        let (config, hosts) = (self.config.clone(), self.hosts());
+        if hosts.len() == 1 {
+            return Ok(alone(&config));
+        }
+        let root = TcpRoot::start(streams, self).map_err(|error| config.error(error))?;
+        Ok(Joined { rank: config.rank, hosts, transport: Arc::new(root) })
+    }
+
+    /// A world whose rank 0 is at the other end of `stream`.
+    pub(super) fn start_client(self, stream: std::net::TcpStream) -> Result<Joined> {
+        let (config, hosts) = (self.config.clone(), self.hosts());
+        let client = TcpClient::start(stream, self).map_err(|error| config.error(error))?;
+        Ok(Joined { rank: config.rank, hosts, transport: Arc::new(client) })
+    }
+
+    fn hosts(&self) -> Vec<String> {
+        self.list.iter().map(|member| member.peer.host.clone()).collect()
+    }
+
+    /// Joins those that are left after the loss of rank `lost`.
+    pub(super) fn join_survivors(&self, lost: usize) -> Result<Joined> {
+        let own = self.config.rank;
+        for first in (0..own).filter(|rank| *rank != lost) {
+            let config = self.survivors_at(first);
+            if let Some((members, stream)) = connect::join_survivors(&config)? {
+                return members.start_client(stream);
+            }
+        }
+        let config = self.survivors_at(own);
+        let (members, streams) = acceptor::wait_for_survivors(&config, self, lost)?;
+        members.start_root(streams)
+    }
+
+    /// How the ranks that are left join, if rank `first` is the first of them.
+    fn survivors_at(&self, first: usize) -> RendezvousConfig {
+        let (host, port) = self.list[first].address.clone();
+        let job = format!("{}/survivors", self.config.job);
+        RendezvousConfig { host, port, job, listener: None, ..self.config.clone() }
+    }
+}
+
+/// The world of one rank.
+pub(super) fn alone(config: &RendezvousConfig) -> Joined {
+    let hub = Hub::new(Machine::Gpus, 1, config.deadline);
+    let transport = Arc::new(ThreadTransport::new(Arc::new(hub), 0));
+    Joined { rank: 0, hosts: vec![config.peer.host.clone()], transport }
+}
+
+/// Fails if NCCL's versions differ. Every rank compares the same list, and gets the same error.
+fn same_version(members: &[Member]) -> Result<()> {
+    let versions = || members.iter().map(|member| Peer::version(&member.peer));
+    let Some(first) = versions().next() else { return Ok(()) };
+    match versions().enumerate().find(|(_, version)| *version != first) {
+        None => Ok(()),
+        Some(second) => Err(Error::Nccl(NcclError::VersionsDiffer { first: (0, first), second })),
+    }
+}

@@ -1,0 +1,217 @@
+//! After a loss, those that are left go on in a world of their own.
+
+use std::collections::BTreeMap;
+use std::os::unix::net::UnixDatagram;
+use std::path::Path;
+
+use super::processes::{as_rank, job, print_to, printed_by};
+use super::*;
+use crate::error::{Error, WorldError};
+use crate::machine::Machine;
+use crate::world::local_job::Ranks;
+use crate::world::run::run_threads;
+
+/// Exchanges until a rank is lost; returns its number.
+fn wait_for_loss(world: &Rendezvous) -> usize {
+    loop {
+        match world.barrier() {
+            Ok(()) => {}
+            Err(Error::World(WorldError::RankLost { rank, .. })) => return rank,
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// All ranks say who they were in the beginning.
+fn originals(world: &Rendezvous, own: usize) -> Vec<u8> {
+    world.all_gather(&[own as u8]).unwrap().concat()
+}
+
+/// Rank 2 of 4 fails, and then rank 0 of those that are left. Rank 3 fails last.
+fn fails_one_after_the_other(world: &Rendezvous) -> Result<usize> {
+    let own = world.rank();
+    assert!(world.survivors().err().unwrap().to_string().contains("no rank is lost"));
+    world.barrier()?;
+    let failure = Err(Error::invalid("it fails"));
+    if own == 2 {
+        world.fail("it fails");
+        return failure;
+    }
+    assert_eq!(wait_for_loss(world), 2);
+    let three = world.survivors()?;
+    assert_eq!((three.rank(), three.n_ranks()), ([0, 1, 9, 2][own], 3));
+    assert_eq!(originals(&three, own), [0, 1, 3]);
+    assert!(world.survivors().err().unwrap().to_string().contains("a world already"));
+    if own == 0 {
+        // As the rank's function does, which knows the first world only.
+        world.fail("it fails, too");
+        return failure;
+    }
+    assert_eq!(wait_for_loss(&three), 0);
+    let two = three.survivors()?;
+    assert_eq!((two.rank(), two.n_ranks()), ([9, 0, 9, 1][own], 2));
+    assert_eq!(originals(&two, own), [1, 3]);
+    world.finish()?;
+    Ok(two.rank())
+}
+
+#[test]
+fn threads_that_are_left_go_on() {
+    let mut machines = vec![Machine::Gpus];
+    #[cfg(feature = "simulator")]
+    machines.push(Machine::simulate(&devcomm_sim::Simulation::new(4), None).unwrap());
+    for machine in machines {
+        let ended = std::sync::Mutex::new(Vec::new());
+        let failed = run_threads(&machine, 4, None, |world| {
+            let result = fails_one_after_the_other(world);
+            ended.lock().unwrap().push((world.rank(), result.as_ref().ok().copied()));
+            result
+        });
+        assert!(failed.unwrap_err().to_string().contains("it fails"));
+        let mut ended = ended.into_inner().unwrap();
+        ended.sort_unstable();
+        assert_eq!(ended, [(0, None), (1, Some(0)), (2, None), (3, Some(1))]);
+    }
+}
+
+#[test]
+fn who_comes_too_late_is_left_behind_and_too_few_do_not_go_on() {
+    let mut configs = configs(5, Duration::from_secs(2));
+    configs.iter_mut().for_each(|config| config.deadline = Some(AMPLE));
+    together(&configs, |config, world| {
+        let world = world.unwrap();
+        if config.rank == 4 {
+            // Its process has ended.
+            return drop(world);
+        }
+        assert_eq!(wait_for_loss(&world), 4);
+        if config.rank == 3 {
+            thread::sleep(Duration::from_secs(3));
+            // Those that are left listen, but not for it.
+            let error = world.survivors().err().unwrap().to_string();
+            assert!(error.contains("did not meet in time"), "{error}");
+            return;
+        }
+        let three = world.survivors().unwrap();
+        assert_eq!(originals(&three, config.rank), [0, 1, 2]);
+        if config.rank > 0 {
+            return drop((three, world));
+        }
+        wait_for_loss(&three);
+        let error = three.survivors().err().unwrap().to_string();
+        assert!(error.ends_with("only 1 of 3 ranks are left, fewer than half"), "{error}");
+        thread::sleep(Duration::from_secs(2));
+    });
+}
+
+const SOCKET: &str = "DEVCOMM_TEST_SOCKET";
+
+/// A rank that goes on after each loss, and says so. Ends well when it is the last one, and with
+/// code 7 when the others have gone on without it.
+fn go_on(config: &RendezvousConfig) -> ! {
+    let (own, supervisor) = (config.rank as u8, UnixDatagram::unbound().unwrap());
+    let socket = std::env::var_os(SOCKET).unwrap();
+    print_to(&printed_by(config.rank, &socket));
+    let mut worlds = vec![config.join().unwrap()];
+    loop {
+        let world = worlds.last().unwrap();
+        assert!(originals(world, config.rank).is_sorted());
+        let report = [own, world.rank() as u8, world.n_ranks() as u8];
+        supervisor.send_to(&report, &socket).unwrap();
+        if world.n_ranks() == 1 {
+            worlds[0].finish().unwrap();
+            std::process::exit(0);
+        }
+        wait_for_loss(world);
+        match world.survivors() {
+            Ok(next) => worlds.push(next),
+            Err(Error::World(WorldError::RankLost { rank, .. })) if rank == world.rank() => {
+                std::process::exit(7);
+            }
+            Err(error) => panic!("rank {own}: {error}"),
+        }
+    }
+}
+
+/// What the ranks of a job have printed.
+fn printed(n: usize, path: &Path) -> String {
+    let read = |rank| std::fs::read_to_string(printed_by(rank, path)).unwrap_or_default();
+    (0..n).map(|rank| format!("\n--- rank {rank}\n{}", read(rank))).collect()
+}
+
+/// Ends processes of a job, one after the other or two at once, until one is left.
+fn end_all_but_one(test: &str, seed: u64, folder: &Path) {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let n = 2 + random.usize(..5);
+    let path = folder.join(seed.to_string());
+    let reports = UnixDatagram::bind(&path).unwrap();
+    reports.set_read_timeout(Some(AMPLE)).unwrap();
+    let job = job(test, n).env(SOCKET, &path).env("DEVCOMM_OPERATION_TIMEOUT", "1");
+    let mut ranks = Ranks::start(&job).unwrap();
+    let mut alive: Vec<u8> = (0..n as u8).collect();
+    let mut stopped = Vec::new();
+    loop {
+        // Until all that are left are in one world.
+        let mut known = BTreeMap::new();
+        let expected: BTreeMap<u8, [u8; 2]> =
+            (0..).zip(&alive).map(|(rank, own)| (*own, [rank, alive.len() as u8])).collect();
+        while known != expected {
+            let mut report = [0; 3];
+            let read = reports.recv(&mut report);
+            assert!(read.is_ok(), "seed {seed}: {alive:?} of {n}: {known:?}{}", printed(n, &path));
+            known.insert(report[0], [report[1], report[2]]);
+            known.retain(|own, _| alive.contains(own));
+        }
+        if alive.len() == 1 {
+            break;
+        }
+        thread::sleep(Duration::from_micros(random.u64(..12_000)));
+        let at_once = if alive.len() > 3 && random.bool() { 2 } else { 1 };
+        for _ in 0..at_once {
+            let victim = alive.remove(random.usize(..alive.len()));
+            let mut process = ranks.running[victim as usize].take().unwrap();
+            if at_once == 1 && random.u8(..4) == 0 {
+                // SAFETY: a child that was not waited for, so that its number is its own.
+                assert_eq!(unsafe { libc::kill(process.id() as i32, libc::SIGSTOP) }, 0);
+                stopped.push(process);
+            } else {
+                process.kill().unwrap();
+                process.wait().unwrap();
+            }
+        }
+    }
+    let mut last = ranks.running[alive[0] as usize].take().unwrap();
+    assert!(last.wait().unwrap().success(), "seed {seed}: {}", printed(n, &path));
+    // Told to go on, they find out that they are lost, or that all others have ended.
+    for mut process in stopped {
+        // SAFETY: as above.
+        assert_eq!(unsafe { libc::kill(process.id() as i32, libc::SIGCONT) }, 0);
+        let code = process.wait().unwrap().code();
+        assert_eq!(code, Some(7), "seed {seed}: stopped, of {n}: {}", printed(n, &path));
+    }
+}
+
+#[test]
+fn whoever_is_killed_or_stopped_those_that_are_left_go_on() {
+    const TEST: &str = "world::rendezvous::tests::survivors::\
+        whoever_is_killed_or_stopped_those_that_are_left_go_on";
+    if let Some(config) = as_rank(TEST) {
+        go_on(&config);
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let next = std::sync::atomic::AtomicUsize::new(0);
+    let jobs = number_of("DEVCOMM_SHRINKS", 16);
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= jobs {
+                        return;
+                    }
+                    end_all_but_one(TEST, seed as u64, folder.path());
+                }
+            });
+        }
+    });
+}
