@@ -1,11 +1,11 @@
 //! Finds and opens the NCCL library.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use devcomm_locate::{NcclPart, NcclVersion, find_nccl};
+use devcomm_locate::{FoundBy, NcclPart, NcclTree, NcclVersion, find_nccl};
 use devcomm_sys::nccl::RawUniqueId;
 use parking_lot::Mutex;
 
@@ -19,6 +19,11 @@ pub const OLDEST_VERSION: NcclVersion = NcclVersion { major: 2, minor: 28, patch
 
 /// The shortest encryption key that NCCL accepts, in bytes.
 const MIN_KEY_BYTES: usize = 32;
+
+/// The libraries that were loaded here.
+static LOADED: Mutex<BTreeMap<PathBuf, Library>> = Mutex::new(BTreeMap::new());
+
+const NO_LIBRARY: &str = "it has no lib/libnccl.so.2";
 
 /// The 128 opaque bytes with which the ranks of one communicator find each other, created by one
 /// rank.
@@ -65,7 +70,8 @@ pub struct Library {
 
 impl Library {
     /// Opens the first NCCL, in the [search order](devcomm_locate), that is new enough for device
-    /// communicators.
+    /// communicators. If another part of the program has loaded one, such as PyTorch, it is that
+    /// one.
     ///
     /// `explicit` names the root of an NCCL tree or the folder of its library, and is tried first.
     /// On a simulated machine this is the simulated NCCL, whatever `explicit` names.
@@ -73,7 +79,8 @@ impl Library {
     /// # Errors
     ///
     /// [`NcclError::NotFound`] lists every path tried and why it was not used, for example because
-    /// its version is too old.
+    /// its version is too old. [`NcclError::TwoLibraries`] if `explicit` or `DEVCOMM_NCCL_HOME`
+    /// names another library than the one that is loaded, [`NcclError::TooOld`] if that is.
     pub fn open(explicit: Option<&Path>) -> Result<Self> {
         Self::open_at_least(explicit, DEV_COMM_VERSION)
     }
@@ -97,14 +104,34 @@ impl Library {
             let library = Self { nccl: Arc::new(nccl?) };
             return library.at_least(needs).map(|()| library);
         }
+        if let Some(loaded) = loaded_by_others() {
+            return Self::adopt(loaded, explicit, needs);
+        }
         let mut opened = None;
         find_nccl(explicit, NcclPart::Library, |tree| {
-            let path = tree.library.as_deref().ok_or("it has no lib/libnccl.so.2")?;
+            let path = tree.library.as_deref().ok_or(NO_LIBRARY)?;
             opened = Some(Self::load_real(path, needs).map_err(|error| reason(&error))?);
             Ok(())
         })
         .map_err(NcclError::NotFound)?;
         opened.ok_or_else(|| Error::invalid("the search for NCCL accepted nothing"))
+    }
+
+    /// Opens the library that another part of the program has loaded, unless another one is named.
+    fn adopt(loaded: PathBuf, explicit: Option<&Path>, needs: NcclVersion) -> Result<Self> {
+        let mut named = None;
+        let is_named = |tree: &NcclTree| {
+            let by = matches!(tree.found_by, FoundBy::Explicit | FoundBy::DevcommNcclHome);
+            let path = tree.library.as_deref().filter(|_| by).ok_or(NO_LIBRARY)?;
+            named = Some(canonical(path));
+            Ok(())
+        };
+        // Nothing else of the search counts.
+        let _ = find_nccl(explicit, NcclPart::Library, is_named);
+        match named {
+            Some(named) if named != loaded => Err(NcclError::TwoLibraries { loaded, named }.into()),
+            _ => Self::load_real(&loaded, needs),
+        }
     }
 
     /// Opens this file, without a search.
@@ -121,11 +148,9 @@ impl Library {
     }
 
     fn load_real(path: &Path, needs: NcclVersion) -> Result<Self> {
-        static LOADED: Mutex<Option<HashMap<PathBuf, Library>>> = Mutex::new(None);
         // Each file is loaded once, whatever the spelling of its path.
-        let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        let path = canonical(path);
         let mut loaded = LOADED.lock();
-        let loaded = loaded.get_or_insert_default();
         if let Some(library) = loaded.get(&path) {
             return library.at_least(needs).map(|()| library.clone());
         }
@@ -263,6 +288,25 @@ impl std::fmt::Display for Versions {
         }
         write!(f, ", {}", self.path.display())
     }
+}
+
+fn canonical(path: &Path) -> PathBuf {
+    path.canonicalize().unwrap_or_else(|_| path.to_owned())
+}
+
+/// An NCCL library that another part of the program has loaded.
+fn loaded_by_others() -> Option<PathBuf> {
+    // Locked while a library is loaded and perhaps unloaded again.
+    let own = LOADED.lock();
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    // A line ends with the path of the mapped file.
+    let files =
+        maps.lines().filter_map(|line| line.find('/').map(|start| Path::new(&line[start..])));
+    let is_nccl = |path: &&Path| {
+        let name = path.file_name().map(|name| name.to_string_lossy());
+        name.is_some_and(|name| name == "libnccl.so" || name.starts_with("libnccl.so."))
+    };
+    files.filter(is_nccl).map(canonical).find(|path| !own.contains_key(path))
 }
 
 /// The reason for a list entry that already names the path.

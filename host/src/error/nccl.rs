@@ -33,6 +33,19 @@ pub enum NcclError {
         /// The library.
         path: PathBuf,
     },
+    /// Another part of the program has loaded another NCCL than the one that was named.
+    #[error(
+        "this process has loaded {}, but {} was named: two NCCL libraries in one process do not \
+         know of each other's communicators; name the one that is loaded, or load the other before \
+         it",
+        loaded.display(), named.display()
+    )]
+    TwoLibraries {
+        /// The library that is loaded.
+        loaded: PathBuf,
+        /// The one that the caller or DEVCOMM_NCCL_HOME names.
+        named: PathBuf,
+    },
     /// Two ranks loaded different NCCL libraries.
     #[error(
         "rank {} loaded NCCL {} but rank {} loaded NCCL {}; point DEVCOMM_NCCL_HOME at one \

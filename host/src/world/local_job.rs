@@ -86,8 +86,8 @@ impl LocalJob {
         self
     }
 
-    /// Lets the other ranks go on when one fails, for [`Rank::shrink`](crate::Rank::shrink). The job
-    /// has succeeded if one of them has.
+    /// Lets the other ranks go on when one fails, for [`Rank::shrink`](crate::Rank::shrink). The
+    /// job has succeeded if one of them has.
     #[must_use]
     pub fn survive(mut self) -> Self {
         self.survives = true;

@@ -1,6 +1,6 @@
 //! Tests of drivers and NCCL libraries that are too old, or too new for each other.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use devcomm_host::{
     CollectiveConfig, CommConfig, Communicator, Context, DEV_COMM_VERSION, DevCommRequirements,
@@ -13,6 +13,7 @@ tests! {
     a_machine_without_a_gpu_is_named in ["STUB_GPUS" = "0"],
     a_driver_that_is_too_old_is_named in ["STUB_CUDA" = "12020"],
     an_nccl_of_a_later_cuda_than_the_drivers_makes_no_communicator in ["STUB_CUDA" = "12080"],
+    an_nccl_that_is_loaded_is_used_and_not_mixed_with_another,
     an_older_library_says_what_it_is_too_old_for in ["STUB_NCCL" = "22902"],
 }
 
@@ -34,6 +35,32 @@ fn an_nccl_of_a_later_cuda_than_the_drivers_makes_no_communicator() {
     for part in [library, "built for CUDA 13.4", "supports CUDA 12.8"] {
         assert!(text.contains(part), "{text}");
     }
+}
+
+/// Loads a library as another part of the program does.
+fn load(path: &Path) {
+    // SAFETY: a stub without initialisers.
+    std::mem::forget(unsafe { libloading::Library::new(path) }.unwrap());
+}
+
+fn an_nccl_that_is_loaded_is_used_and_not_mixed_with_another() {
+    let home = PathBuf::from(std::env::var_os("DEVCOMM_NCCL_HOME").unwrap());
+    let (named, folder) = (home.join("lib/libnccl.so.2"), tempfile::tempdir().unwrap());
+    let other = folder.path().canonicalize().unwrap().join("libnccl.so.2.28.9");
+    std::fs::copy(&named, &other).unwrap();
+    load(&other);
+    let text = Library::open(None).unwrap_err().to_string();
+    for part in [other.to_str().unwrap(), named.to_str().unwrap(), "two NCCL libraries"] {
+        assert!(text.contains(part), "{text}");
+    }
+    // By its folder or its tree.
+    let text = Library::open(Some(&home)).unwrap_err().to_string();
+    assert!(text.contains("two NCCL libraries"), "{text}");
+    // SAFETY: this process has one thread.
+    unsafe { std::env::remove_var("DEVCOMM_NCCL_HOME") };
+    assert_eq!(Library::open(None).unwrap().path(), other);
+    // It is its own now.
+    assert_eq!(Library::load(&named, OLDEST_VERSION).unwrap().path(), named);
 }
 
 fn an_older_library_says_what_it_is_too_old_for() {
