@@ -299,9 +299,9 @@ fn loaded_by_others() -> Option<PathBuf> {
     // Locked while a library is loaded and perhaps unloaded again.
     let own = LOADED.lock();
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
-    // A line ends with the path of the mapped file.
-    let files =
-        maps.lines().filter_map(|line| line.find('/').map(|start| Path::new(&line[start..])));
+    // A line ends with the path of the mapped file, and says whether that was deleted since.
+    let files = maps.lines().filter_map(|line| line.find('/').map(|start| &line[start..]));
+    let files = files.map(|path| Path::new(path.trim_end_matches(" (deleted)")));
     let is_nccl = |path: &&Path| {
         let name = path.file_name().map(|name| name.to_string_lossy());
         name.is_some_and(|name| name == "libnccl.so" || name.starts_with("libnccl.so."))
