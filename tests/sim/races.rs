@@ -467,3 +467,29 @@ fn an_old_value_of_shared_memory_is_not_one_that_nothing_has_written() {
         simulate(simulation, |gpu| gpu.launch(change_shared::args().grid(1).block(8)));
     }
 }
+
+/// Thread 0 loads both bytes, one after the other, and thread 1 stores the first. Forms: a barrier
+/// between them; none.
+#[kernel]
+unsafe fn load_two_bytes(bytes: *mut u8, form: u32) {
+    // SAFETY: two bytes; the race is what the test is for.
+    unsafe {
+        if thread::thread_idx_x() == 0 {
+            assert_eq!((mem::load(bytes), mem::load(bytes.add(1))), (7, 7));
+        }
+        if form == 0 {
+            thread::sync_threads();
+        }
+        if thread::thread_idx_x() == 1 {
+            mem::store(bytes, 8);
+        }
+    }
+}
+
+#[test]
+fn a_load_of_another_byte_of_the_word_hides_no_earlier_one() {
+    check(&Simulation::new(1), 2, |gpu, form| {
+        let bytes = gpu.buffer(&[7_u8; 2])?;
+        gpu.launch(load_two_bytes::args(&bytes, form).grid(1).block(2))
+    });
+}

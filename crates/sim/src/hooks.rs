@@ -95,10 +95,10 @@ impl Thread {
         let accesses = gpus.accesses.get() + 1;
         gpus.accesses.set(accesses);
         let gpu = self.block().gpu as u32;
-        let is_global = gpus.memory.contains(gpu, address, bytes);
-        if !is_global && !self.owns(address, bytes) {
-            out_of_bounds(self, address, bytes, access, at);
-        }
+        let is_global = gpus.memory.was_found(gpu, address, bytes)
+            || (!self.owns(address, bytes)
+                && (gpus.memory.contains(gpu, address, bytes)
+                    || out_of_bounds(self, address, bytes, access, at)));
         if self.updating.replace(false) {
             gpus.progress();
         }
@@ -235,7 +235,7 @@ impl Thread {
 
     /// Whether the bytes are in the shared memory of the block or its cluster, or in the thread's
     /// own stack.
-    #[cold]
+    #[inline(never)]
     fn owns(&self, address: usize, bytes: usize) -> bool {
         let (low, high) = self.stack();
         (address >= low && address <= high && bytes <= high - address)

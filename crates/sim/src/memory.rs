@@ -17,6 +17,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
 use std::io;
 use std::rc::Rc;
+use std::sync::LazyLock;
 
 pub(crate) use self::shared::{Pages, WindowPart};
 use litemap::LiteMap;
@@ -38,9 +39,12 @@ const BUFFER_ALIGN: usize = 256;
 
 /// Size of a page in bytes.
 pub(crate) fn page_size() -> usize {
-    // SAFETY: sysconf only reads a number.
-    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    usize::try_from(size).unwrap_or(4096)
+    static SIZE: LazyLock<usize> = LazyLock::new(|| {
+        // SAFETY: sysconf only reads a number.
+        let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+        usize::try_from(size).unwrap_or(4096)
+    });
+    *SIZE
 }
 
 /// Reserved address space, initially inaccessible.
@@ -307,18 +311,28 @@ impl Memory {
         Some((live.owner, address - start))
     }
 
-    /// Whether `address..address + bytes` lies in one live range that `gpu` may access.
+    /// The cache entry for this address: one per 64 KiB of address space.
     #[inline(always)]
+    fn entry(&self, address: usize) -> &Cell<Range> {
+        // The multiplication is a hash.
+        let slot =
+            ((address >> 16) as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - CACHE_BITS);
+        &self.cache[slot as usize]
+    }
+
+    /// Whether [`contains`](Self::contains) has lately found that `gpu` may access these bytes.
+    #[inline(always)]
+    pub(crate) fn was_found(&self, gpu: u32, address: usize, bytes: usize) -> bool {
+        self.entry(address).get().contains(gpu, address, bytes)
+    }
+
+    /// Whether `address..address + bytes` lies in one live range that `gpu` may access.
     pub(crate) fn contains(&self, gpu: u32, address: usize, bytes: usize) -> bool {
-        // Caches per 64 KiB of address space; the multiplication is a hash.
-        let piece = (address >> 16) as u64;
-        let slot = piece.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - CACHE_BITS);
-        let entry = &self.cache[slot as usize];
-        entry.get().contains(gpu, address, bytes) || self.find(gpu, address, bytes, entry)
+        self.was_found(gpu, address, bytes) || self.find(gpu, address, bytes)
     }
 
     #[cold]
-    fn find(&self, gpu: u32, address: usize, bytes: usize, entry: &Cell<Range>) -> bool {
+    fn find(&self, gpu: u32, address: usize, bytes: usize) -> bool {
         let all = self.live.borrow();
         let before = last_until(&all, address);
         let range = before.and_then(|(start, live)| {
@@ -326,7 +340,7 @@ impl Memory {
         });
         match range.filter(|range| range.contains(gpu, address, bytes)) {
             Some(range) => {
-                entry.set(range);
+                self.entry(address).set(range);
                 true
             }
             None => false,

@@ -71,7 +71,16 @@ impl BlockView {
     }
 
     fn contains(&self, other: &Self) -> bool {
-        other.all <= self.all && other.agents.iter().all(|(agent, time)| self.covers(*agent, *time))
+        let mut own = self.agents.iter();
+        let mut next = own.next();
+        let mut covers = |(agent, time): &(u16, u32)| {
+            while next.is_some_and(|(own, _)| own < agent) {
+                next = own.next();
+            }
+            (*agent < THREADS && *time <= self.all)
+                || next.is_some_and(|(own, last)| own == agent && time <= last)
+        };
+        other.all <= self.all && other.agents.iter().all(&mut covers)
     }
 
     fn add(&mut self, agent: u16, time: u32) {

@@ -18,6 +18,7 @@
 
 mod agents;
 mod clock;
+mod memo;
 mod ops;
 mod report;
 mod shadow;
@@ -32,6 +33,7 @@ use cuda_std::arch::{Access, Engine, Order, Space};
 use self::agents::Barrier;
 use self::clock::{Agent, Joins};
 pub(crate) use self::clock::{Clock, OpId};
+use self::memo::Memo;
 use self::ops::OpInfo;
 pub(crate) use self::ops::{GridClock, Run, Sequence};
 pub use self::report::{Race, RaceAccess};
@@ -79,13 +81,14 @@ pub(crate) struct Found {
 /// The accesses of an operation, before its words are known.
 struct Accessor<'a> {
     clock: &'a Clock,
-    agent: Agent,
     /// Whose program order holds: the thread's.
     own: Agent,
     /// The time of all threads of the block that the clock has.
     all: u32,
     /// The kind of the memory.
     space: Space,
+    /// What has been found of the same clock before.
+    memo: Option<&'a Memo>,
 }
 
 /// Which bytes of the word at `at` are in the range, a bit each.
@@ -101,13 +104,23 @@ impl Races {
         Self { on, weak, ..Self::default() }
     }
 
-    /// Whether `before` happened before an access of kind `kind` by `who`.
+    /// Whether `before` happened before `now`, an access by `who`.
     #[inline]
-    fn is_ordered(&self, before: Stamp, kind: Kind, who: &Accessor<'_>) -> bool {
-        let (agent, time, earlier) = (before.agent(), before.time(), before.kind());
-        if agent == who.agent {
+    fn is_ordered(&self, before: Stamp, now: Stamp, who: &Accessor<'_>) -> bool {
+        if before.is_same_agent(now) {
             return true;
         }
+        match who.memo {
+            None => self.is_known(before, now.kind(), who),
+            Some(memo) => {
+                memo.check((before, now, who.space), || self.is_known(before, now.kind(), who))
+            }
+        }
+    }
+
+    /// As [`is_ordered`](Self::is_ordered), for accesses by different agents.
+    fn is_known(&self, before: Stamp, kind: Kind, who: &Accessor<'_>) -> bool {
+        let (agent, time, earlier) = (before.agent(), before.time(), before.kind());
         if (!earlier.writes || agent.number >= clock::THREADS)
             && who.clock.has_passed(agent, time, &self.joins.places)
         {
@@ -142,7 +155,7 @@ impl Races {
     fn conflicts(&self, before: Stamp, now: Stamp, who: &Accessor<'_>) -> bool {
         !before.is_none()
             && before.bytes() & now.bytes() != 0
-            && !self.is_ordered(before, now.kind(), who)
+            && !self.is_ordered(before, now, who)
             && !self.is_strong(before, now)
     }
 
@@ -237,12 +250,11 @@ impl Races {
 
     #[inline]
     fn add_read(&self, content: &mut Word, now: Stamp, who: &Accessor<'_>) {
-        let replaces = |read: &Stamp| {
-            read.is_none()
-                || read.is_same_agent(now)
-                || (read.bytes() & !now.bytes() == 0 && self.is_ordered(*read, now.kind(), who))
-        };
-        let found = content.reads.iter().position(replaces);
+        let reads = &content.reads;
+        let covers = |read: &Stamp| read.bytes() & !now.bytes() == 0;
+        let is_own = |read: &Stamp| read.is_none() || (read.is_same_agent(now) && covers(read));
+        let is_before = |read: &Stamp| covers(read) && self.is_ordered(*read, now, who);
+        let found = reads.iter().position(is_own).or_else(|| reads.iter().position(is_before));
         let at = found.unwrap_or_else(|| {
             let turn = self.turn.get().wrapping_add(1);
             self.turn.set(turn);
@@ -287,7 +299,8 @@ impl Races {
             Some(_) => self.shadow.word(address, memory).get().write,
             None => NO_STAMP,
         };
-        let who = Accessor { clock: &thread.clock, agent, own: me, all: thread.all, space };
+        let (clock, memo) = (&thread.clock, Some(&thread.memo));
+        let who = Accessor { clock, own: me, all: thread.all, space, memo };
         self.touch(memory, address, bytes, stamp, &who)?;
         let mut old = [const { None }; 4];
         if self.weak {

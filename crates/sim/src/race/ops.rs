@@ -174,7 +174,7 @@ impl Races {
         let agent = Agent::of_op(*op);
         let kind = Kind { writes, scope: None, is_async: false };
         let stamp = Stamp::new(agent, 1, Default::default(), kind);
-        let who = Accessor { clock, agent, own: agent, all: 0, space: Space::Global };
+        let who = Accessor { clock, own: agent, all: 0, space: Space::Global, memo: None };
         let touched = self.touch_range(memory, address, bytes, stamp, &who);
         touched.map_err(|found| self.report(memory, &found, |_| "shared memory".to_owned()))
     }

@@ -76,6 +76,13 @@ impl Stamp {
         (self.1 ^ other.1) & !(0xffff << 16 | 0xf << 4) == 0
     }
 
+    /// What the order of this access and others depends on: its agent, and its time and kind
+    /// without its site and bytes.
+    #[inline]
+    pub(super) fn order_key(self) -> (u64, u64) {
+        (self.0, self.1 & !(0xffff << 16 | 0xff << 4))
+    }
+
     /// A write of these bytes after `last`, the last write of the word.
     #[inline]
     pub(super) fn after(self, last: Self) -> Self {

@@ -3,6 +3,7 @@
 use cuda_std::arch::{Engine, Scope};
 
 use super::clock::{Agent, Clock};
+use super::memo::Memo;
 use super::sync::{Position, Release};
 use crate::error::Site;
 
@@ -25,6 +26,8 @@ pub(crate) struct ThreadClock {
     pub(super) groups: [u32; 3],
     /// The last bulk copy from shared memory: the group that it will be in, and where.
     pub(super) bulk: Option<(u32, Site)>,
+    /// Accesses that the clock is known to have.
+    pub(super) memo: Memo,
 }
 
 impl Default for ThreadClock {
@@ -39,6 +42,7 @@ impl Default for ThreadClock {
             engine: Engine::Thread,
             groups: [0; 3],
             bulk: None,
+            memo: Memo::default(),
         }
     }
 }

@@ -119,7 +119,7 @@ impl Races {
                 old.seen.len() < SEEN
                     && old.loads.len() < LOADS
                     && !old.loads.iter().any(saw)
-                    && old.seen.iter().all(|seen| !self.is_ordered(*seen, stamp.kind(), who))
+                    && old.seen.iter().all(|seen| !self.is_ordered(*seen, stamp, who))
             };
             // The stores that may be late: after the last one that is not.
             let mut stores = Vec::new();
