@@ -26,6 +26,8 @@ pub enum Variant {
     CopyEngine,
     /// The operation of `devcomm`, which chooses among kernels and NCCL
     RustOps,
+    /// The same on memory that is not registered
+    RustOpsPlain,
     /// The operation in several launches of `devcomm`
     RustUnfused,
     /// cuBLASLt's matrix product and then `devcomm`'s collective
@@ -72,6 +74,7 @@ impl Variant {
             Self::Tma => "tma",
             Self::CopyEngine => "copy-engine",
             Self::RustOps => "rust-ops",
+            Self::RustOpsPlain => "rust-ops-plain",
             Self::RustUnfused => "rust-unfused",
             Self::CublasLtRust => "cublaslt-rust",
             Self::Cpp => "cpp",
@@ -95,8 +98,15 @@ impl Variant {
 
     /// Whether it is a kernel, not a host call.
     pub fn is_kernel(self) -> bool {
-        !matches!(self, Self::CopyEngine | Self::RustOps | Self::RustUnfused | Self::CublasLtRust)
-            && !self.is_of_others()
+        let is_operation = matches!(
+            self,
+            Self::CopyEngine
+                | Self::RustOps
+                | Self::RustOpsPlain
+                | Self::RustUnfused
+                | Self::CublasLtRust
+        );
+        !is_operation && !self.is_of_others()
     }
 
     /// Whether it is of another library.

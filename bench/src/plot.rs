@@ -64,8 +64,9 @@ fn series<'a>(rows: &[&'a Row]) -> Vec<Series<'a>> {
 
 /// A variant has the same colour in all plots. The colours are those of Okabe and Ito, which can be
 /// told apart with any kind of colour vision.
-const COLOURS: [(Variant, &str); 8] = [
+const COLOURS: [(Variant, &str); 9] = [
     (Variant::RustOps, "#d55e00"),
+    (Variant::RustOpsPlain, "#f0e442"),
     (Variant::Rust, "#e69f00"),
     (Variant::RustLsa, "#cc79a7"),
     (Variant::RustUnfused, "#d55e00"),

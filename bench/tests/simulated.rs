@@ -11,6 +11,9 @@ use serde_json::Value;
 /// The columns of every comparison. Ratios to the host's calls that ran follow.
 const COLUMNS: &str = "size count type redop shape variant grid time algbw busbw #wrong noise";
 
+/// The variants of `devcomm::Collectives`.
+const OF_OPS: [&str; 2] = ["rust-ops", "rust-ops-plain"];
+
 /// NCCL's variants.
 const OF_NCCL: [&str; 2] = ["nccl", "nccl-sym"];
 
@@ -59,17 +62,17 @@ fn an_all_reduce_is_right_for_every_type_and_size_and_is_not_timed() {
     for ranks in ["1", "2", "3", "4", "8"] {
         let args = ["all-reduce", "--simulate", ranks, "-b", "4", "-e", "16K", "-f", "16"];
         let (comments, rows) = table(&args);
-        assert_eq!(rows.len(), 3 * 4 * 4, "{rows:?}");
+        assert_eq!(rows.len(), 3 * 4 * 5, "{rows:?}");
         let algorithm = if ["2", "4", "8"].contains(&ranks) { "Lamport" } else { "Nccl" };
-        for of_size in rows.chunks(4) {
-            assert_eq!(column(of_size, 5), ["rust", "rust-ops", OF_NCCL[0], OF_NCCL[1]]);
+        for of_size in rows.chunks(5) {
+            assert_eq!(column(of_size, 5), [&["rust"], &OF_OPS[..], &OF_NCCL].concat());
             for row in of_size {
                 assert_eq!((&*row[3], &*row[4]), ("sum", "-"), "{row:?}");
-                let chosen = if row[5] == "rust-ops" { algorithm } else { "-" };
+                let chosen = if OF_OPS.contains(&&*row[5]) { algorithm } else { "-" };
                 assert_eq!(row[7..], ["-", "-", "-", "0", "-", "-", "-", chosen], "{row:?}");
             }
         }
-        let of_rust: Vec<_> = rows.into_iter().step_by(4).collect();
+        let of_rust: Vec<_> = rows.into_iter().step_by(5).collect();
         assert_eq!(column(&of_rust, 0)[..4], ["4", "64", "1024", "16384"]);
         assert_eq!(column(&of_rust, 1)[4..8], ["2", "32", "512", "8192"]);
         assert_eq!(column(&of_rust, 2)[8..], ["bf16"; 4]);
@@ -90,8 +93,8 @@ fn the_other_collectives_are_right_and_count_bytes_as_nccl_tests() {
     ] {
         let args = [name, "--simulate", ranks, "-b", "4", "-e", "16K", "-f", "2"];
         let (comments, rows) = table(&args);
-        let last = rows.len() - 3;
-        assert_eq!(column(&rows[last..], 5), ["rust-ops", OF_NCCL[0], OF_NCCL[1]]);
+        let last = rows.len() - 4;
+        assert_eq!(column(&rows[last..], 5), [OF_OPS, OF_NCCL].concat());
         assert_eq!([&*rows[last][0], &*rows[last][14]], ["16384", algorithm]);
         let at = rows.iter().position(|row| row[0] == smallest).unwrap();
         assert_eq!(rows[at][1], count);
@@ -99,7 +102,7 @@ fn the_other_collectives_are_right_and_count_bytes_as_nccl_tests() {
     }
     let args = ["all-to-all", "--simulate", "2", "-b", "16K", "-e", "16K", "-d", "f16"];
     let (comments, rows) = table(&[&args[..], &["--lamport-bytes", "1K"]].concat());
-    assert_eq!(column(&rows, 14), ["Push", "-", "-"]);
+    assert_eq!(column(&rows, 14), ["Push", "Nccl", "-", "-"]);
     are_right(&comments, &rows);
 }
 
@@ -295,7 +298,7 @@ fn what_is_captured_to_a_graph_is_checked_too() {
     are_right(&comments, &rows);
     let args = ["all-reduce", "--simulate", "2", "-e", "8K", "-d", "f16", "-G", "1"];
     let (comments, rows) = table(&args);
-    assert_eq!(rows.len(), 4);
+    assert_eq!(rows.len(), 5);
     are_right(&comments, &rows);
 }
 
@@ -319,7 +322,7 @@ fn the_environment_chooses_the_machine_as_the_flag_does() {
 fn a_size_that_is_no_multiple_of_the_element_is_rounded_down() {
     let args = ["all-reduce", "--simulate", "2", "-b", "5", "-e", "11", "-i", "1", "-d", "float"];
     let (_, rows) = table(&args);
-    assert_eq!(column(&rows, 0), ["4", "4", "4", "4", "8", "8", "8", "8"]);
+    assert_eq!(column(&rows, 0), [["4"; 5], ["8"; 5]].concat());
     let args = ["all-reduce", "--simulate", "2", "-b", "1", "-e", "3", "-d", "f32"];
     refuses_late(&args, "no message holds an element of 4 bytes: raise -e");
 }
@@ -328,7 +331,7 @@ fn a_size_that_is_no_multiple_of_the_element_is_rounded_down() {
 fn without_checks_nothing_is_called_right() {
     let args = ["all-reduce", "--simulate", "2", "-e", "8K", "-c", "0", "-d", "half"];
     let (comments, rows) = table(&args);
-    assert_eq!(column(&rows, 10), ["N/A"; 4]);
+    assert_eq!(column(&rows, 10), ["N/A"; 5]);
     assert_eq!(comments.last().unwrap(), "# results were not checked");
 }
 
@@ -347,6 +350,7 @@ fn csv_and_json_hold_the_rows_of_the_table() {
                     p99_us,spread_percent\n\
                     16,8,bf16,sum,,,,rust,false,1,128,,,,,0,,,,,,,,,,,,\n\
                     16,8,bf16,sum,,,,rust-ops,false,1,64,,,,,0,,,,,,Lamport,,,,,,\n\
+                    16,8,bf16,sum,,,,rust-ops-plain,false,1,64,,,,,0,,,,,,Lamport,,,,,,\n\
                     16,8,bf16,sum,,,,nccl,false,,,,,,,0,,,,,,,,,,,,\n\
                     16,8,bf16,sum,,,,nccl-sym,false,,,,,,,0,,,,,,,,,,,,\n";
     assert_eq!(csv, expected);
@@ -359,7 +363,7 @@ fn csv_and_json_hold_the_rows_of_the_table() {
         header["command"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
     assert_eq!(command[..4], ["devcomm-bench", "all-reduce", "--simulate", "2"]);
     let rows = json["rows"].as_array().unwrap();
-    assert_eq!(rows.len(), 4);
+    assert_eq!(rows.len(), 5);
     assert_eq!(rows[0]["variant"], "rust");
     assert_eq!(rows[0]["type"], "bf16");
     assert_eq!(rows[0]["wrong"], 0);
@@ -454,7 +458,7 @@ fn torchs_rows_join_the_table() {
     let rows = json["rows"].as_array().unwrap();
     let variants: Vec<&str> = rows.iter().filter_map(|row| row["variant"].as_str()).collect();
     let (of_host, of_torch) =
-        (["rust", "rust-ops", "nccl", "nccl-sym"], ["torch-one-shot", "torch-two-shot"]);
+        ([&["rust"], &OF_OPS[..], &OF_NCCL].concat(), ["torch-one-shot", "torch-two-shot"]);
     assert_eq!(variants, [&of_host[..], &of_host, &of_torch].concat());
 
     refuses(

@@ -1,6 +1,8 @@
 //! Tests of `devcomm::Collectives`.
 
+mod any;
 mod exchange;
+mod repeated;
 
 use devcomm::{
     Algorithm, Buffer, Collectives, CollectivesOptions, DeviceSlice, Element, F8E4M3, Rank,
@@ -274,6 +276,35 @@ fn nccl_does_what_load_and_store_do_not() {
         let mut got = [0; 4];
         data.copy_to_host(&mut got)?;
         assert_eq!(got, [i32::MIN, 1, 2, 4]);
+        Ok(())
+    });
+}
+
+/// Each rank's elements are multiplied by a scalar of its own.
+#[test]
+fn scaled_elements_are_summed() {
+    on_gpus("scaled_elements_are_summed", 2, |rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let collectives = Collectives::new(comm)?;
+        let data = comm.mem_alloc::<bf16>(100)?;
+        data.copy_from_host(&[bf16::from_f32(3.0); 100])?;
+        let by = bf16::from_f32([2.0, -0.5][rank.rank()]);
+        let operator = comm.pre_mul_sum(by)?;
+        let how = collectives.explain(|c| c.all_reduce(&data, &data, &operator, &stream))?;
+        assert_eq!(how.plan.algorithm, Algorithm::Lamport, "{how}");
+        collectives.all_reduce(&data, &data, &operator, &stream)?;
+        stream.synchronize()?;
+        let mut got = [bf16::ZERO; 100];
+        data.copy_to_host(&mut got)?;
+        assert_eq!(got, [bf16::from_f32(4.5); 100]);
+        // A scalar in device memory is NCCL's, and an operator that is closed nobody's.
+        let operator = comm.pre_mul_sum_from(&data.slice(..1)?)?;
+        let how = collectives.explain(|c| c.all_reduce(&data, &data, &operator, &stream))?;
+        assert_eq!(how.plan.algorithm, Algorithm::Nccl, "{how}");
+        operator.close()?;
+        let refused = collectives.all_reduce(&data, &data, &operator, &stream);
+        let message = refused.err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(message.contains("operator"), "{message}");
         Ok(())
     });
 }

@@ -5,7 +5,9 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
-use serde::Deserialize;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
+use serde_json::Value;
 
 use crate::contender::Variant;
 use crate::plot;
@@ -29,7 +31,20 @@ pub struct File {
 #[derive(Deserialize)]
 pub struct Content {
     pub header: Header,
+    #[serde(deserialize_with = "rows")]
     pub rows: Vec<Row>,
+}
+
+/// The rows of a comparison; of `twins`, each is one for each language.
+fn rows<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Row>, D::Error> {
+    let mut rows = Vec::new();
+    for row in Vec::<Value>::deserialize(from)? {
+        match row.get("rust_us") {
+            Some(_) => rows.extend(Twins::deserialize(row).map_err(D::Error::custom)?.rows()),
+            None => rows.push(Row::deserialize(row).map_err(D::Error::custom)?),
+        }
+    }
+    Ok(rows)
 }
 
 /// What is read of the header; what other versions do not write is missing.
@@ -65,9 +80,12 @@ pub struct State {
 }
 
 /// What is read of a row.
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 pub struct Row {
     pub variant: String,
+    /// Of `twins`.
+    #[serde(skip)]
+    pub kernel: Option<String>,
     #[serde(default)]
     pub in_place: bool,
     #[serde(rename = "type")]
@@ -86,6 +104,40 @@ pub struct Row {
     pub l2: Option<String>,
     pub power_w: Option<f64>,
     pub sm_mhz: Option<f64>,
+}
+
+/// What is read of a row of `twins`.
+#[derive(Deserialize)]
+struct Twins {
+    kernel: String,
+    dtype: String,
+    bytes: u64,
+    blocks: u32,
+    threads: u32,
+    rust_us: f64,
+    cpp_us: f64,
+    rust_wrong: Option<u64>,
+    cpp_wrong: Option<u64>,
+}
+
+impl Twins {
+    fn rows(&self) -> [Row; 2] {
+        let sides = [
+            (Variant::Rust, self.rust_us, self.rust_wrong),
+            (Variant::Cpp, self.cpp_us, self.cpp_wrong),
+        ];
+        sides.map(|(variant, time_us, wrong)| Row {
+            variant: variant.name().to_owned(),
+            kernel: Some(self.kernel.clone()),
+            dtype: Some(self.dtype.clone()),
+            size: Some(self.bytes),
+            blocks: Some(self.blocks),
+            threads: Some(self.threads),
+            time_us: Some(time_us),
+            wrong,
+            ..Row::default()
+        })
+    }
 }
 
 /// A variant, in place or not.
@@ -205,9 +257,12 @@ pub fn fastest(case: &[Row], side: Side) -> Option<&Row> {
     Some(timed.min_by(|a, b| a.0.total_cmp(&b.0))?.1)
 }
 
-/// The time of the fastest variant in Rust divided by that of the fastest of another library.
+/// The time of the fastest variant in Rust divided by that of the fastest of another library or,
+/// without one, by that of the kernel in C++.
 pub fn ratio(case: &[Row]) -> Option<f64> {
-    Some(fastest(case, Side::Rust)?.time_us? / fastest(case, Side::Others)?.time_us?)
+    let cpp = || case.iter().find(|row| row.variant == Variant::Cpp.name());
+    let others = fastest(case, Side::Others).or_else(cpp)?;
+    Some(fastest(case, Side::Rust)?.time_us? / others.time_us?)
 }
 
 impl Row {
@@ -218,7 +273,7 @@ impl Row {
     /// Whether it is of the same type, size and shape.
     fn is_like(&self, other: &Self) -> bool {
         let case = |row: &Self| (row.size, row.shape());
-        let text = |row: &Self| [row.dtype.clone(), row.l2.clone()];
+        let text = |row: &Self| [row.kernel.clone(), row.dtype.clone(), row.l2.clone()];
         case(self) == case(other) && text(self) == text(other)
     }
 

@@ -22,7 +22,7 @@ launched one by one or, with `-G 1`, as one CUDA graph. Sizes and bandwidths are
   `cublaslt` cuBLASLt's product, `torch-...` PyTorch's kernels on symmetric memory,
   `nccl-tests-...` nccl-tests' kernels.
 * *ratio*: the time of the row's fastest variant in Rust divided by that of the fastest variant of
-  another library. Below 1, Rust is faster.
+  another library or, without one, by that of `cpp`. Below 1, Rust is faster.
 * *busbw* (bus bandwidth) and *TFLOP/s* are of the fastest variant in Rust.
 * *algorithm*: what a library or operation chose.
 * *#wrong*: wrong elements in the results of all variants and ranks.
@@ -51,6 +51,7 @@ const TITLES: &[(&str, &str)] = &[
     ("gemm", "Matrix product"),
     ("gemm-allreduce", "Matrix product and all-reduce"),
     ("gemm-ladder", "Matrix product, step by step"),
+    ("twins", "Kernels in Rust and in C++"),
 ];
 
 /// The page. `folder` is where its links find the files.
@@ -153,6 +154,9 @@ fn cases(file: &File) -> Table {
         number(fastest(case, side).and_then(value), digits)
     };
     let mut table = Table::default();
+    if file.rows().any(|row| row.kernel.is_some()) {
+        table.column("kernel", cells(&|case| case[0].kernel.clone().unwrap_or_default()));
+    }
     if types(file).len() > 1 {
         table.column("type", cells(&|case| case[0].dtype.clone().unwrap_or(NONE.to_owned())));
     }

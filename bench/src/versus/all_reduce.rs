@@ -6,8 +6,8 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use clap::{Args, ValueEnum};
 use devcomm::{
-    Buffer, Collectives, Element, KERNELS, Kernel, Kernels, ReduceOp, Window, World, device,
-    kernels,
+    Buffer, Collectives, DeviceSlice, Element, KERNELS, Kernel, Kernels, ReduceOp, Window, World,
+    device, kernels,
 };
 use devcomm_testing::numbers::Number;
 use half::{bf16, f16};
@@ -77,6 +77,7 @@ impl Benchmark for AllReduce {
     const VARIANTS: &'static [VariantInfo] = &[
         (Variant::Rust, "kernels::lsa_allreduce on symmetric windows"),
         (Variant::RustOps, "devcomm::Collectives::all_reduce on the windows"),
+        (Variant::RustOpsPlain, "the same on memory of ncclMemAlloc that is not registered"),
         (Variant::Cpp, "the same kernel in C++ on the same windows"),
         (
             Variant::Nccl,
@@ -211,7 +212,13 @@ impl AllReduce {
                 let recv = &workload.recv;
                 let send = if in_place { recv } else { &workload.send };
                 if job.selection.has(Variant::RustOps) {
-                    contenders.push(by_collectives(harness, collectives, send, recv)?);
+                    let variant = Variant::RustOps;
+                    contenders.push(by_collectives(harness, variant, collectives, send, recv)?);
+                }
+                if job.selection.has(Variant::RustOpsPlain) {
+                    let (send, recv) = plain::<T>(harness, count, in_place)?;
+                    let variant = Variant::RustOpsPlain;
+                    contenders.push(by_collectives(harness, variant, collectives, &send, &recv)?);
                 }
                 if job.selection.has(Variant::Nccl) {
                     contenders.push(by_nccl::<T>(harness, count, in_place)?);
@@ -240,13 +247,17 @@ pub fn bus(ranks: usize) -> f64 {
     2.0 * (ranks - 1) as f64 / ranks as f64
 }
 
-/// The operation of `devcomm` on windows, with this rank's input.
-fn by_collectives<'a, T: Number>(
+/// The operation of `devcomm`, with this rank's input.
+fn by_collectives<'a, B>(
     harness: &'a Harness<'a>,
+    variant: Variant,
     collectives: &'a Collectives,
-    send: &Window<T>,
-    recv: &Window<T>,
-) -> Result<Contender<'a>> {
+    send: &B,
+    recv: &B,
+) -> Result<Contender<'a>>
+where
+    B: Buffer<Element: Number>,
+{
     let sum = Sum::new(harness, send, recv)?;
     let (send, recv) = (send.device_slice(), recv.device_slice());
     let launch = move |collectives: &Collectives| {
@@ -254,7 +265,7 @@ fn by_collectives<'a, T: Number>(
     };
     let plan = collectives.explain(&launch)?.plan;
     let in_place = sum.is_in_place();
-    let contender = Contender::new(Variant::RustOps, move || launch(collectives), sum);
+    let contender = Contender::new(variant, move || launch(collectives), sum);
     Ok(contender.in_place(in_place).by_plan(plan))
 }
 
@@ -264,8 +275,22 @@ pub fn by_nccl<'a, T: Number>(
     count: usize,
     in_place: bool,
 ) -> Result<Contender<'a>> {
-    let (send, recv) = (harness.comm.mem_alloc::<T>(count)?, harness.comm.mem_alloc(count)?);
-    by_host(harness, Variant::Nccl, if in_place { &recv } else { &send }, &recv)
+    let (send, recv) = plain::<T>(harness, count, in_place)?;
+    by_host(harness, Variant::Nccl, &send, &recv)
+}
+
+/// Memory of `ncclMemAlloc` to send and to receive in, the same in place.
+fn plain<T: Number>(
+    harness: &Harness<'_>,
+    count: usize,
+    in_place: bool,
+) -> Result<(DeviceSlice<T>, DeviceSlice<T>)> {
+    let recv = harness.comm.mem_alloc(count)?.device_slice();
+    let send = match in_place {
+        true => recv.clone(),
+        false => harness.comm.mem_alloc(count)?.device_slice(),
+    };
+    Ok((send, recv))
 }
 
 /// NCCL's host call, on windows, with this rank's input.

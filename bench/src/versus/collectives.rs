@@ -59,6 +59,10 @@ macro_rules! benchmarks {
                     concat!("devcomm::Collectives::", $method, " on symmetric windows"),
                 ),
                 (
+                    Variant::RustOpsPlain,
+                    "the same on memory of ncclMemAlloc that is not registered",
+                ),
+                (
                     Variant::Nccl,
                     concat!($nccl, " on memory of ncclMemAlloc that is not registered"),
                 ),
@@ -144,7 +148,7 @@ impl Benchmark for Launch {
             }
         }
         if job.selection.has(Variant::RustOps) {
-            contenders.push(call.clone().by_collectives(&collectives)?);
+            contenders.push(call.clone().by_collectives(Variant::RustOps, &collectives)?);
         }
         if job.selection.has(Variant::Nccl) {
             let [send, recv] = [(); 2].map(|()| harness.comm.mem_alloc::<f32>(ranks * COUNT));
@@ -259,13 +263,18 @@ impl Flags {
                 let call =
                     |buffers: [DeviceSlice<T>; 2]| Call::new(harness, operation, in_place, buffers);
                 let in_windows = || call(windows.each_ref().map(Buffer::device_slice));
+                let plain = || {
+                    let memory = |len| Ok::<_, Error>(harness.comm.mem_alloc(len)?.device_slice());
+                    call([memory(sent)?, memory(received)?])
+                };
                 if job.selection.has(Variant::RustOps) {
-                    contenders.push(in_windows()?.by_collectives(collectives)?);
+                    contenders.push(in_windows()?.by_collectives(Variant::RustOps, collectives)?);
+                }
+                if job.selection.has(Variant::RustOpsPlain) {
+                    contenders.push(plain()?.by_collectives(Variant::RustOpsPlain, collectives)?);
                 }
                 if job.selection.has(Variant::Nccl) {
-                    let memory = |len| Ok::<_, Error>(harness.comm.mem_alloc(len)?.device_slice());
-                    let call = call([memory(sent)?, memory(received)?])?;
-                    contenders.push(call.by_nccl(Variant::Nccl));
+                    contenders.push(plain()?.by_nccl(Variant::Nccl));
                 }
                 if job.selection.has(Variant::NcclSym) {
                     contenders.push(in_windows()?.by_nccl(Variant::NcclSym));
@@ -333,11 +342,15 @@ impl<'a, T: Number> Call<'a, T> {
         (self.harness.rank.rank() == ROOT).then(|| self.send.clone())
     }
 
-    fn by_collectives(self, collectives: &'a Collectives) -> Result<Contender<'a>> {
+    fn by_collectives(
+        self,
+        variant: Variant,
+        collectives: &'a Collectives,
+    ) -> Result<Contender<'a>> {
         let (outcome, in_place) = (self.clone(), self.in_place);
         let plan = collectives.explain(|collectives| self.launch(collectives))?.plan;
         let work = move || self.launch(collectives);
-        let contender = Contender::new(Variant::RustOps, work, outcome).in_place(in_place);
+        let contender = Contender::new(variant, work, outcome).in_place(in_place);
         Ok(contender.by_plan(plan))
     }
 

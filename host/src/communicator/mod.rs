@@ -43,7 +43,7 @@ pub use self::multi_gpu::MultiGpu;
 pub use self::one_sided::{Signal, WaitSignalDesc};
 pub use self::params::Params;
 pub use self::properties::{GinTypes, Properties};
-pub use self::reduce_op::{CustomReduceOp, ReduceOp, ReduceOperator};
+pub use self::reduce_op::{CustomReduceOp, ReduceOp, ReduceOperator, ReduceScale};
 pub use self::registered_buffer::RegisteredBuffer;
 pub use self::symmetric_buffer::SymmetricBuffer;
 pub use self::teams::CftTeamMode;

@@ -3,7 +3,6 @@
 use std::any::Any;
 use std::cell::Cell;
 use std::ffi::c_int;
-use std::marker::PhantomData;
 use std::rc::Rc;
 
 use devcomm_types::{DataType, Element};
@@ -34,7 +33,26 @@ pub enum ReduceOp {
 }
 
 /// An operator for reductions of `E`: a [`ReduceOp`], or a [`CustomReduceOp`] of that type.
-pub trait ReduceOperator<E>: sealed::Operator {}
+pub trait ReduceOperator<E>: sealed::Operator {
+    /// What the operator does, for those who reduce without NCCL: the operator that combines the
+    /// elements, and what this rank's are multiplied by before.
+    ///
+    /// # Errors
+    ///
+    /// [`StateError::Closed`]; [`Error::InvalidInput`] for an operator of another communicator.
+    fn parts(&self, communicator: &Communicator) -> Result<(ReduceOp, ReduceScale<E>)>;
+}
+
+/// What a rank's elements are multiplied by before a reduction.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum ReduceScale<E> {
+    /// Nothing.
+    One,
+    /// This value.
+    Value(E),
+    /// A value in device memory, or of a type that the program does not know.
+    Unknown,
+}
 
 pub(crate) mod sealed {
     use super::{Any, Communicator, DataType, Rc, Result, c_int};
@@ -52,7 +70,11 @@ pub(crate) mod sealed {
     }
 }
 
-impl<E> ReduceOperator<E> for ReduceOp {}
+impl<E> ReduceOperator<E> for ReduceOp {
+    fn parts(&self, _: &Communicator) -> Result<(ReduceOp, ReduceScale<E>)> {
+        Ok((*self, ReduceScale::One))
+    }
+}
 
 impl sealed::Operator for ReduceOp {
     fn resolve(&self, _: &Communicator, _: DataType) -> Result<(c_int, Option<Rc<dyn Any>>)> {
@@ -74,7 +96,8 @@ impl sealed::Operator for ReduceOp {
 #[doc(alias = "ncclRedOpDestroy")]
 pub struct CustomReduceOp<T> {
     inner: Rc<Inner>,
-    element: PhantomData<T>,
+    /// The scalar, unless it is in device memory.
+    scalar: Option<T>,
 }
 
 struct Inner {
@@ -98,7 +121,7 @@ impl Communicator {
         let mut bytes = vec![0u64; size_of::<T>().div_ceil(8)];
         // SAFETY: `bytes` has room for a T, which is plain data.
         unsafe { bytes.as_mut_ptr().cast::<T>().write_unaligned(scalar) };
-        self.custom(Scalar::Host(bytes), None)
+        self.custom(Scalar::Host(bytes), Some(scalar), None)
     }
 
     /// As [`pre_mul_sum`](Self::pre_mul_sum), with a scalar in device memory: a buffer of one
@@ -119,12 +142,13 @@ impl Communicator {
         if slice.len() != 1 {
             return Err(Error::invalid(format!("a scalar has 1 element, not {}", slice.len())));
         }
-        self.custom(Scalar::Device(slice.device_address()), slice.keep())
+        self.custom(Scalar::Device(slice.device_address()), None, slice.keep())
     }
 
     fn custom<T: Element>(
         &self,
         scalar: Scalar,
+        value: Option<T>,
         keep: Option<Rc<dyn Any>>,
     ) -> Result<CustomReduceOp<T>> {
         self.bind()?;
@@ -139,7 +163,7 @@ impl Communicator {
             _scalar: keep,
         });
         self.adopt(&inner);
-        Ok(CustomReduceOp { inner, element: PhantomData })
+        Ok(CustomReduceOp { inner, scalar: value })
     }
 }
 
@@ -163,10 +187,34 @@ impl<T> CustomReduceOp<T> {
     }
 }
 
-impl<T: Element> ReduceOperator<T> for &CustomReduceOp<T> {}
+impl<T: Element> ReduceOperator<T> for &CustomReduceOp<T> {
+    fn parts(&self, communicator: &Communicator) -> Result<(ReduceOp, ReduceScale<T>)> {
+        self.require_usable(communicator)?;
+        Ok((ReduceOp::Sum, self.scalar.map_or(ReduceScale::Unknown, ReduceScale::Value)))
+    }
+}
 
 /// The element types are compared at run time.
-impl<T: Element> ReduceOperator<Dynamic> for &CustomReduceOp<T> {}
+impl<T: Element> ReduceOperator<Dynamic> for &CustomReduceOp<T> {
+    fn parts(&self, communicator: &Communicator) -> Result<(ReduceOp, ReduceScale<Dynamic>)> {
+        self.require_usable(communicator)?;
+        Ok((ReduceOp::Sum, ReduceScale::Unknown))
+    }
+}
+
+impl<T> CustomReduceOp<T> {
+    fn require_usable(&self, communicator: &Communicator) -> Result<()> {
+        if !self.is_valid() {
+            return Err(
+                StateError::Closed { what: "the operator", rank: communicator.rank() }.into()
+            );
+        }
+        if !std::sync::Arc::ptr_eq(self.inner.communicator.handle(), communicator.handle()) {
+            return Err(Error::invalid("the operator belongs to another communicator"));
+        }
+        Ok(())
+    }
+}
 
 impl<T> sealed::Operator for &CustomReduceOp<T> {
     fn resolve(
@@ -174,15 +222,8 @@ impl<T> sealed::Operator for &CustomReduceOp<T> {
         communicator: &Communicator,
         data_type: DataType,
     ) -> Result<(c_int, Option<Rc<dyn Any>>)> {
-        let Inner { op, data_type: own, communicator: creator, .. } = &*self.inner;
-        if !self.is_valid() {
-            return Err(
-                StateError::Closed { what: "the operator", rank: communicator.rank() }.into()
-            );
-        }
-        if !std::sync::Arc::ptr_eq(creator.handle(), communicator.handle()) {
-            return Err(Error::invalid("the operator belongs to another communicator"));
-        }
+        self.require_usable(communicator)?;
+        let Inner { op, data_type: own, .. } = &*self.inner;
         if *own != data_type {
             return Err(Error::invalid(format!("an operator for {own:?}, not {data_type:?}")));
         }

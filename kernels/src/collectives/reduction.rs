@@ -23,6 +23,9 @@ impl Reduction {
     pub const MAX: u32 = 1;
     /// The operator of smallest elements.
     pub const MIN: u32 = 2;
+    /// The operator of products, of
+    /// [`lamport_allreduce_any`](super::lamport_allreduce_any::lamport_allreduce_any) only.
+    pub const PROD: u32 = 3;
 
     /// This rank's contribution.
     #[inline(always)]

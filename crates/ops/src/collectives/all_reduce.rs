@@ -1,16 +1,17 @@
 //! All-reduces.
 
-use devcomm_host::{Buffer, DataType, DeviceSlice, ReduceOp, Result, Stream, Window};
+use devcomm_host::{Buffer, DataType, DeviceSlice, ReduceOperator, Result, Stream, Window};
 use devcomm_kernels as kernels;
 use devcomm_kernels::collectives::lamport_allreduce::ROWS;
-use devcomm_kernels::collectives::push_allreduce;
-use devcomm_kernels::collectives::reduction::{Reduction, ReductionArgs};
-use devcomm_types::Element;
+use devcomm_kernels::collectives::reduction::ReductionArgs;
+use devcomm_kernels::collectives::{lamport_exchange, push_allreduce};
+use devcomm_types::{Element, F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
+use super::reduction::Reducing;
 use super::{
     Algorithm, CollectivePlan, Collectives, Grid, INVALID, Operation, PLAIN, Request, THREADS,
-    UNREACHED, UNREDUCED, Way, Workspace, config, reduces,
+    UNREACHED, UNREDUCED, Way, Workspace, config,
 };
 use crate::check::refuse;
 
@@ -25,7 +26,7 @@ impl Collectives {
         &self,
         send: &DeviceSlice<T>,
         recv: &DeviceSlice<T>,
-        op: ReduceOp,
+        reducing: Option<Reducing>,
     ) -> Request {
         let (ranks, bytes) = (self.communicator.n_ranks(), send.byte_len());
         let by_nccl = |reason| Request::by_nccl(Operation::AllReduce, reason);
@@ -33,10 +34,21 @@ impl Collectives {
         if send.is_empty() || send.len() != recv.len() {
             return by_nccl(INVALID);
         }
-        if !reduces::<T>(op) {
-            return by_nccl(UNREDUCED);
-        }
         let options = workspace.options;
+        match reducing {
+            Some(Reducing::Floats(_)) => {}
+            Some(Reducing::Any { .. }) => {
+                let slots = lamport_exchange::slots(bytes);
+                return Request {
+                    data_type: T::DATA_TYPE,
+                    bytes,
+                    slots: (slots <= options.slots(ranks)).then_some(slots as u32),
+                    most_blocks: self.multiprocessors(),
+                    ..by_nccl("as the message is too long for one step")
+                };
+            }
+            None => return by_nccl(UNREDUCED),
+        }
         let most_blocks = 2 * self.multiprocessors();
         // Two ranks move as many bytes in one step as in two.
         let rows = (ranks > 2).then_some(ROWS as u32);
@@ -63,17 +75,22 @@ impl Collectives {
     }
 
     /// Every rank's `recv` gets the reduction of all ranks' `send`; both have the same length.
+    /// Elements of 8 bits and integers, and those of 64 bits, are sent in one step or by NCCL;
+    /// products of other floats, and scalars in device memory, are left to NCCL.
     ///
     /// # Errors
     ///
     /// As [`Communicator::all_reduce`](devcomm_host::Communicator::all_reduce).
-    pub fn all_reduce<S, R>(&self, send: &S, recv: &R, op: ReduceOp, stream: &Stream) -> Result<()>
+    pub fn all_reduce<S, R, O>(&self, send: &S, recv: &R, op: O, stream: &Stream) -> Result<()>
     where
         S: Buffer<Element: Element>,
         R: Buffer<Element = S::Element>,
+        O: ReduceOperator<S::Element>,
     {
         let (send, recv) = (send.device_slice(), recv.device_slice());
-        let (workspace, plan) = match self.way(self.request(&send, &recv, op)) {
+        let (operator, scale) = op.parts(&self.communicator)?;
+        let reducing = Reducing::new(operator, scale, self.communicator.n_ranks());
+        let (workspace, plan) = match self.way(self.request(&send, &recv, reducing)) {
             Way::None => return Ok(()),
             Way::Nccl => return self.communicator.all_reduce(&send, &recv, op, stream),
             Way::Kernel(workspace, plan) => (workspace, plan),
@@ -82,21 +99,19 @@ impl Collectives {
         self.order(stream)?;
         // SAFETY: both buffers have the elements; dropping one waits for the stream.
         unsafe {
-            match plan.algorithm {
-                Algorithm::Push => self.push(workspace, plan, &send, &recv, op, stream),
-                _ => self.lamport(workspace, plan, &send, &recv, op, stream),
+            match (reducing, plan.algorithm) {
+                (Some(Reducing::Floats(reduction)), Algorithm::Push) => {
+                    self.push(workspace, plan, &send, &recv, reduction, stream)
+                }
+                (Some(Reducing::Floats(reduction)), _) => {
+                    self.lamport(workspace, plan, &send, &recv, reduction, stream)
+                }
+                (Some(Reducing::Any { operator, divisor }), _) => {
+                    self.lamport_any(workspace, plan, &send, &recv, [operator, divisor], stream)
+                }
+                (None, _) => refuse(UNREDUCED.to_owned()),
             }
         }
-    }
-
-    pub(super) fn reduction(&self, op: ReduceOp) -> ReductionArgs<u32, f32, f32> {
-        let (operator, output) = match op {
-            ReduceOp::Max => (Reduction::MAX, 1.0),
-            ReduceOp::Min => (Reduction::MIN, 1.0),
-            ReduceOp::Avg => (Reduction::SUM, 1.0 / self.communicator.n_ranks() as f32),
-            _ => (Reduction::SUM, 1.0),
-        };
-        ReductionArgs { operator, input: 1.0, output }
     }
 
     /// Launches `lamport_allreduce`.
@@ -110,14 +125,14 @@ impl Collectives {
         plan: CollectivePlan,
         send: &DeviceSlice<T>,
         recv: &DeviceSlice<T>,
-        op: ReduceOp,
+        reduction: ReductionArgs<u32, f32, f32>,
         stream: &Stream,
     ) -> Result<()> {
         let Workspace { dev_comm, options, slots, slots_state, .. } = workspace;
         let capacity = options.capacity(self.communicator.n_ranks()) as u32;
         let (count, config) = (send.len(), config(plan));
         let (send, recv) = (send.device_address(), recv.device_address());
-        let (reduction, target) = (self.reduction(op), self.compiled.on(stream));
+        let target = self.compiled.on(stream);
         macro_rules! launch {
             ($type:ty) => {{
                 let launch = kernels::lamport_allreduce::<$type>::args(
@@ -138,6 +153,59 @@ impl Collectives {
         of_floats!(T::DATA_TYPE, launch)
     }
 
+    /// Launches `lamport_allreduce_any`.
+    ///
+    /// # Safety
+    ///
+    /// As [`lamport`](Self::lamport).
+    unsafe fn lamport_any<T: Element>(
+        &self,
+        workspace: &Workspace,
+        plan: CollectivePlan,
+        send: &DeviceSlice<T>,
+        recv: &DeviceSlice<T>,
+        [operator, divisor]: [u32; 2],
+        stream: &Stream,
+    ) -> Result<()> {
+        let Workspace { dev_comm, options, slots, slots_state, .. } = workspace;
+        let capacity = options.capacity(self.communicator.n_ranks()) as u32;
+        let (count, config) = (send.len(), config(plan));
+        let (send, recv) = (send.device_address(), recv.device_address());
+        let target = self.compiled.on(stream);
+        macro_rules! launch {
+            ($type:ty) => {{
+                let launch = kernels::lamport_allreduce_any::<$type>::args(
+                    dev_comm,
+                    slots,
+                    slots_state,
+                    capacity,
+                    send,
+                    recv,
+                    count,
+                    operator,
+                    divisor,
+                );
+                // SAFETY: the caller's contract; the workspace is as the kernel needs it, and the
+                // launches that use it are ordered.
+                unsafe { launch.config(config).launch(&target) }
+            }};
+        }
+        match T::DATA_TYPE {
+            DataType::Int8 => launch!(i8),
+            DataType::Uint8 => launch!(u8),
+            DataType::Int32 => launch!(i32),
+            DataType::Uint32 => launch!(u32),
+            DataType::Int64 => launch!(i64),
+            DataType::Uint64 => launch!(u64),
+            DataType::Float64 => launch!(f64),
+            DataType::Float8e4m3 => launch!(F8E4M3),
+            DataType::Float8e5m2 => launch!(F8E5M2),
+            DataType::Float32 | DataType::Float16 | DataType::Bfloat16 => {
+                refuse(UNREDUCED.to_owned())
+            }
+        }
+    }
+
     /// Launches `push_allreduce`.
     ///
     /// # Safety
@@ -149,7 +217,7 @@ impl Collectives {
         plan: CollectivePlan,
         send: &DeviceSlice<T>,
         recv: &DeviceSlice<T>,
-        op: ReduceOp,
+        reduction: ReductionArgs<u32, f32, f32>,
         stream: &Stream,
     ) -> Result<()> {
         let Workspace { dev_comm, inbox, .. } = workspace;
@@ -160,7 +228,7 @@ impl Collectives {
         let rounds = each.div_ceil(most_pushed(ranks));
         let chunk = each.div_ceil(rounds).next_multiple_of(64) as u32;
         let send = send.device_address();
-        let (reduction, target) = (self.reduction(op), self.compiled.on(stream));
+        let target = self.compiled.on(stream);
         macro_rules! launch {
             ($type:ty) => {{
                 let Some((window, first)) = Window::<$type>::containing(recv) else {

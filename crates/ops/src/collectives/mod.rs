@@ -16,15 +16,15 @@ mod all_to_all_v;
 mod exchange;
 mod plan;
 mod reduce_scatter;
+mod reduction;
 mod rmsnorm;
 
 use std::cell::{Cell, RefCell};
 use std::sync::LazyLock;
 
 use devcomm_host::{
-    Buffer, Communicator, DataType, DevCommRequirements, DevCommResource, DeviceSlice, Element,
-    KernelSet, Kernels, LaunchConfig, ModuleSource, ReduceOp, Result, Stream, SymmetricBuffer,
-    Window,
+    Buffer, Communicator, DevCommRequirements, DevCommResource, DeviceSlice, KernelSet, Kernels,
+    LaunchConfig, ModuleSource, Result, Stream, SymmetricBuffer, Window,
 };
 use devcomm_kernels as kernels;
 use devcomm_kernels::collectives::push_allreduce;
@@ -198,6 +198,7 @@ impl Default for CollectivesOptions {
 static MODULES: LazyLock<Vec<ModuleSource>> = LazyLock::new(|| {
     modules(&[
         kernels::lamport_allreduce::<f32>::FILE,
+        kernels::lamport_allreduce_any::<i32>::FILE,
         kernels::lamport_exchange::<u32>::FILE,
         kernels::lamport_exchange_v::FILE,
         kernels::lamport_reduce_scatter::<f32>::FILE,
@@ -218,12 +219,6 @@ const UNREACHED: &str = "as load and store do not reach 2, 4 or 8 ranks";
 const INVALID: &str = "as there is nothing to send, or the lengths do not match";
 const UNREDUCED: &str = "as no kernel reduces this type by this operator";
 const PLAIN: &str = "as the message is too long for one step, and not aligned in a window";
-
-/// Whether kernels reduce elements `T` by this operation.
-fn reduces<T: Element>(op: ReduceOp) -> bool {
-    op != ReduceOp::Prod
-        && matches!(T::DATA_TYPE, DataType::Float32 | DataType::Float16 | DataType::Bfloat16)
-}
 
 /// The table of the ranks' GPUs; empty if these are of several kinds, whose tables differ.
 fn measured(comm: &Communicator) -> Result<Table> {

@@ -1,13 +1,14 @@
 //! Reduce-scatter.
 
-use devcomm_host::{Buffer, DataType, DeviceSlice, ReduceOp, Result, Stream, Window};
+use devcomm_host::{Buffer, DataType, DeviceSlice, ReduceOperator, Result, Stream, Window};
 use devcomm_kernels as kernels;
 use devcomm_types::Element;
 use half::{bf16, f16};
 
+use super::reduction::Reducing;
 use super::{
     Algorithm, Collectives, INVALID, Operation, PLAIN, Request, UNREACHED, UNREDUCED, Way,
-    Workspace, config, reduces,
+    Workspace, config,
 };
 use crate::check::refuse;
 
@@ -18,28 +19,29 @@ impl Collectives {
     /// # Errors
     ///
     /// As [`Communicator::reduce_scatter`](devcomm_host::Communicator::reduce_scatter).
-    pub fn reduce_scatter<S, R>(
-        &self,
-        send: &S,
-        recv: &R,
-        op: ReduceOp,
-        stream: &Stream,
-    ) -> Result<()>
+    pub fn reduce_scatter<S, R, O>(&self, send: &S, recv: &R, op: O, stream: &Stream) -> Result<()>
     where
         S: Buffer<Element: Element>,
         R: Buffer<Element = S::Element>,
+        O: ReduceOperator<S::Element>,
     {
         let (send, recv) = (send.device_slice(), recv.device_slice());
-        let (workspace, plan) = match self.way(self.request_reduce_scatter(&send, &recv, op)) {
-            Way::None => return Ok(()),
-            Way::Nccl => return self.communicator.reduce_scatter(&send, &recv, op, stream),
-            Way::Kernel(workspace, plan) => (workspace, plan),
+        let (operator, scale) = op.parts(&self.communicator)?;
+        let reducing = Reducing::new(operator, scale, self.communicator.n_ranks());
+        let is_reduced = matches!(reducing, Some(Reducing::Floats(_)));
+        let request = self.request_reduce_scatter(&send, &recv, is_reduced);
+        let (workspace, plan, reduction) = match (self.way(request), reducing) {
+            (Way::None, _) => return Ok(()),
+            (Way::Kernel(workspace, plan), Some(Reducing::Floats(reduction))) => {
+                (workspace, plan, reduction)
+            }
+            _ => return self.communicator.reduce_scatter(&send, &recv, op, stream),
         };
         self.require_own(Some(&send), &recv, stream)?;
         self.order(stream)?;
         let Workspace { dev_comm, options, slots, slots_state, .. } = workspace;
         let (count, data_type) = (recv.len(), S::Element::DATA_TYPE);
-        let (reduction, target) = (self.reduction(op), self.compiled.on(stream));
+        let target = self.compiled.on(stream);
         let (output, config) = (recv.device_address(), config(plan));
         macro_rules! by_lamport {
             ($type:ty) => {{
@@ -88,7 +90,7 @@ impl Collectives {
         &self,
         send: &DeviceSlice<T>,
         recv: &DeviceSlice<T>,
-        op: ReduceOp,
+        is_reduced: bool,
     ) -> Request {
         let (ranks, bytes) = (self.communicator.n_ranks(), recv.byte_len());
         let by_nccl = |reason| Request::by_nccl(Operation::ReduceScatter, reason);
@@ -96,7 +98,7 @@ impl Collectives {
         if recv.is_empty() || recv.len().checked_mul(ranks) != Some(send.len()) {
             return by_nccl(INVALID);
         }
-        if !reduces::<T>(op) {
+        if !is_reduced {
             return by_nccl(UNREDUCED);
         }
         let slots = bytes.div_ceil(16);

@@ -1,0 +1,171 @@
+//! All-reduce within the LSA team in one step, of elements of which every bit counts: integers,
+//! 64-bit and 8-bit floats. Every rank sends its input to all ranks, in messages that are their own
+//! flags, with marks as those of [`lamport_exchange`](super::lamport_exchange).
+
+use cuda_std::grid;
+use cuda_std::prelude::*;
+use cuda_std::reduce::Number;
+use cuda_std::vector::{Accumulate, Vec16};
+use devcomm_types::{F8E4M3, F8E5M2};
+use nccl_device::{Coop, DevComm, Lamport, LamportSlots, Window};
+
+use super::elements::Elements;
+use super::lamport_exchange::{MARKS, marked, slots, unmarked};
+use super::reduction::Reduction;
+
+/// `output[i]` becomes the reduction over the ranks of `input[i]`, for `i < count`, in every rank
+/// of the LSA team, which has 2, 4 or 8.
+///
+/// `operator` is one of [`Reduction`]'s; the result is divided by `divisor`. 8-bit floats are
+/// reduced in f32 and rounded once; integers wrap around, and quotients are rounded towards zero.
+/// All ranks get the same bits. `output` may be `input`.
+///
+/// `slots` and `state` are the memory of [`Lamport`] messages, with `capacity` slots for vectors
+/// from each rank, of which the launch uses [`slots`] of the message's bytes.
+///
+/// Grid: any. Block: a multiple of 32 threads up to 512, one-dimensional. May be a dependent
+/// launch. `count` is in elements, the same in every rank.
+///
+/// # Safety
+///
+/// `input` and `output` have `count` elements, and nothing else accesses them until the kernel has
+/// ended. `slots` and `state` are as [`LamportSlots`] needs them.
+#[kernel(
+    T = [i8, u8, i32, u32, i64, u64, f64, F8E4M3, F8E5M2],
+    max_threads = 512,
+    min_blocks = 1
+)]
+pub unsafe fn lamport_allreduce_any<T: Accumulate>(
+    comm: DevComm,
+    slots: Window<u32>,
+    state: *mut u32,
+    capacity: u32,
+    input: *const T,
+    output: *mut T,
+    count: usize,
+    operator: u32,
+    divisor: u32,
+) {
+    let part = Part {
+        input: Elements::new(input.cast_mut(), count),
+        output: Elements::new(output, count),
+        used: self::slots(count * size_of::<T>()) as u32,
+        operator,
+        divisor,
+    };
+    // SAFETY: the kernel's contract.
+    unsafe {
+        match comm.lsa_team().n_ranks {
+            2 => part.reduce(LamportSlots::<2>::new(&comm, slots, capacity), state),
+            4 => part.reduce(LamportSlots::<4>::new(&comm, slots, capacity), state),
+            8 => part.reduce(LamportSlots::<8>::new(&comm, slots, capacity), state),
+            _ => panic!("the LSA team has 2, 4 or 8 ranks"),
+        }
+    }
+}
+
+struct Part<T> {
+    input: Elements<T>,
+    output: Elements<T>,
+    used: u32,
+    operator: u32,
+    divisor: u32,
+}
+
+impl<T: Accumulate> Part<T> {
+    /// # Safety
+    ///
+    /// The kernel's contract.
+    #[inline(always)]
+    unsafe fn reduce<const N: usize>(&self, slots: LamportSlots<'_, N>, state: *mut u32) {
+        let threads = thread::grid_dim_x() * thread::block_dim_x();
+        let first = thread::index_1d();
+        grid::launch_next();
+        grid::wait_for_previous();
+        // SAFETY: the caller's contract. Each slot is used by one thread, and all lanes of a warp
+        // use those of a row together.
+        unsafe {
+            let session = slots.begin(state, self.used);
+            let mut slot = first;
+            while slot < self.used {
+                let message = marked(self.load(slot));
+                let mut distance = 1;
+                while distance < N {
+                    session.send(distance, slot, message);
+                    distance += 1;
+                }
+                slot += threads;
+            }
+            // While the messages are on their way.
+            thread::sync_threads();
+            session.end(Coop::cta());
+            slot = first;
+            while slot < self.used {
+                self.receive(&session, slot);
+                slot += threads;
+            }
+        }
+    }
+
+    /// The vector that a slot carries; `None` for marks.
+    #[inline(always)]
+    fn vector(slot: u32) -> Option<usize> {
+        let (row, lane) = (slot / warp::WARP_SIZE, slot % warp::WARP_SIZE);
+        (lane != MARKS).then_some((row * MARKS + lane) as usize)
+    }
+
+    /// The payload of a slot; 0 behind the last element, and in the lane of the marks.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract.
+    #[inline(always)]
+    unsafe fn load(&self, slot: u32) -> Vec16<T> {
+        match Self::vector(slot) {
+            // SAFETY: the caller's contract.
+            Some(at) => unsafe { self.input.load(at) },
+            None => Vec16::from_bits([0; 4]),
+        }
+    }
+
+    /// Receives what all ranks have sent to a slot, and stores the result.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract; all lanes of the warp call this together.
+    #[inline(always)]
+    unsafe fn receive<const N: usize>(&self, session: &Lamport<'_, N>, slot: u32) {
+        let mut result = None;
+        // SAFETY: the caller's contract.
+        unsafe {
+            // The input is loaded again: it would take registers.
+            let mine = self.load(slot);
+            let all = session.receive_all(slot, mine);
+            let mut rank = 0;
+            while rank < N {
+                let vector = T::widen(unmarked(all[rank]));
+                match &mut result {
+                    None => result = Some(vector),
+                    Some(result) => self.combine(result, vector),
+                }
+                rank += 1;
+            }
+            if let (Some(mut result), Some(at)) = (result, Self::vector(slot)) {
+                if self.divisor > 1 {
+                    T::map(&mut result, |x| x.div_count(self.divisor));
+                }
+                self.output.store(at, T::narrow(result));
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn combine(&self, result: &mut T::Wide, vector: T::Wide) {
+        match self.operator {
+            Reduction::SUM => T::zip(result, vector, Number::wrapping_add),
+            Reduction::PROD => T::zip(result, vector, Number::wrapping_mul),
+            Reduction::MAX => T::zip(result, vector, Number::max),
+            _ => T::zip(result, vector, Number::min),
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! Every collective, in a graph that is replayed with other data each time.
+
+use devcomm::{
+    Algorithm, Collectives, CollectivesOptions, DeviceSlice, Rank, ReduceOp, Result, Stream,
+};
+use devcomm_testing::machines::on_gpus;
+
+use super::{normalised, reduced, sent};
+
+/// Elements of a message.
+const COUNT: usize = 1000;
+const EPS: f32 = 0.25;
+
+/// An operation of all ranks on what each of them sends, a message for every rank.
+#[derive(Clone, Copy)]
+enum Operation {
+    AllReduce(ReduceOp),
+    AllGather,
+    ReduceScatter,
+    AllToAll,
+    Broadcast(usize),
+    RmsNorm,
+}
+use Operation::{AllGather, AllReduce, AllToAll, Broadcast, ReduceScatter, RmsNorm};
+
+/// An operation with its memory: windows, and what a rank adds in RMSNorm.
+struct Call {
+    operation: Operation,
+    send: DeviceSlice<f32>,
+    residual: DeviceSlice<f32>,
+    weight: DeviceSlice<f32>,
+    recv: DeviceSlice<f32>,
+}
+
+impl Call {
+    fn launch(&self, collectives: &Collectives, rank: usize, stream: &Stream) -> Result<()> {
+        let Self { send, residual, weight, recv, .. } = self;
+        let first = send.slice(..COUNT)?;
+        match self.operation {
+            AllReduce(op) => collectives.all_reduce(send, recv, op, stream),
+            AllGather => collectives.all_gather(&first, recv, stream),
+            ReduceScatter => {
+                collectives.reduce_scatter(send, &recv.slice(..COUNT)?, ReduceOp::Sum, stream)
+            }
+            AllToAll => collectives.all_to_all(send, recv, stream),
+            Broadcast(root) => {
+                collectives.broadcast((rank == root).then(|| send.clone()), recv, root, stream)
+            }
+            RmsNorm => collectives.all_reduce_rmsnorm(send, residual, weight, recv, EPS, stream),
+        }
+    }
+
+    /// The elements that a rank receives of those that all send.
+    fn expected(&self, rank: usize, ranks: usize, replay: usize) -> Vec<f32> {
+        let of = |from, i| sent(from, replay, i);
+        let all = |op, i| reduced(op, (0..ranks).map(|from| of(from, i)));
+        let one = |i: usize| match self.operation {
+            AllReduce(op) => all(op, i),
+            AllGather => of(i / COUNT, i % COUNT) as f32,
+            ReduceScatter => all(ReduceOp::Sum, rank * COUNT + i),
+            AllToAll => of(i / COUNT, rank * COUNT + i % COUNT) as f32,
+            Broadcast(root) => of(root, i) as f32,
+            RmsNorm => all(ReduceOp::Sum, i) + 1.0,
+        };
+        let count = if matches!(self.operation, ReduceScatter) { COUNT } else { ranks * COUNT };
+        let expected: Vec<f32> = (0..count).map(one).collect();
+        match self.operation {
+            RmsNorm => expected
+                .chunks(COUNT)
+                .flat_map(|row| {
+                    let row: Vec<f64> = row.iter().copied().map(f64::from).collect();
+                    normalised(&row, &[2.0; COUNT], EPS.into())
+                })
+                .map(|x| x as f32)
+                .collect(),
+            _ => expected,
+        }
+    }
+
+    fn check(&self, rank: &Rank, by: Algorithm, replay: usize) -> Result<()> {
+        let expected = self.expected(rank.rank(), rank.n_ranks(), replay);
+        let mut got = vec![f32::NAN; expected.len()];
+        self.recv.slice(..expected.len())?.copy_to_host(&mut got)?;
+        let error = if matches!(self.operation, RmsNorm) { 1e-6 } else { 0.0 };
+        for (i, (got, want)) in got.into_iter().zip(expected).enumerate() {
+            let is_right = (got - want).abs() <= error * want.abs();
+            assert!(is_right, "{by}, replay {replay}: element {i} is {got} and not {want}");
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn a_thousand_replays_of_every_collective_are_right() {
+    on_gpus("a_thousand_replays_of_every_collective_are_right", 2, |rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let long = CollectivesOptions::new().lamport_bytes(64).push_blocks(2).build(comm)?;
+        let len = rank.n_ranks() * COUNT;
+        let window = || comm.window::<f32>(len)?.slice(..);
+        let (send, weight) = (window()?, comm.mem_alloc::<f32>(COUNT)?.slice(..)?);
+        weight.copy_from_host(&[2.0; COUNT])?;
+        let mut calls = Vec::new();
+        for (collectives, is_short) in [(&Collectives::new(comm)?, true), (&long, false)] {
+            for (operation, by) in [
+                (AllReduce(ReduceOp::Sum), Algorithm::Push),
+                (AllReduce(ReduceOp::Max), Algorithm::Push),
+                (AllGather, Algorithm::Push),
+                (ReduceScatter, Algorithm::Pull),
+                (AllToAll, Algorithm::Push),
+                (Broadcast(0), Algorithm::Push),
+                (Broadcast(1), Algorithm::Push),
+                (RmsNorm, Algorithm::Lamport),
+            ] {
+                // RMSNorm has one kernel.
+                let by = if is_short { Algorithm::Lamport } else { by };
+                if !is_short && matches!(operation, RmsNorm) {
+                    continue;
+                }
+                let (send, weight) = (send.clone(), weight.clone());
+                let (residual, recv) = (comm.mem_alloc::<f32>(len)?.slice(..)?, window()?);
+                let call = Call { operation, send, residual, weight, recv };
+                let how = collectives.explain(|c| call.launch(c, rank.rank(), &stream))?;
+                assert_eq!(how.plan.algorithm, by, "{how}");
+                calls.push((collectives, by, call));
+            }
+        }
+        let graph = stream.capture(|| {
+            let launch = |(collectives, _, call): &(&Collectives, _, Call)| {
+                call.launch(collectives, rank.rank(), &stream)
+            };
+            calls.iter().try_for_each(launch)
+        })?;
+        for replay in 0..if rank.is_simulated() { 3 } else { 1000 } {
+            let own: Vec<f32> = (0..len).map(|i| sent(rank.rank(), replay, i) as f32).collect();
+            send.copy_from_host(&own)?;
+            calls
+                .iter()
+                .try_for_each(|(_, _, call)| call.residual.copy_from_host(&vec![1.0; len]))?;
+            // Peers write to this rank's memory, and load from it.
+            rank.barrier()?;
+            graph.launch(&stream)?;
+            stream.synchronize()?;
+            rank.barrier()?;
+            calls.iter().try_for_each(|(_, by, call)| call.check(rank, *by, replay))?;
+        }
+        Ok(())
+    });
+}
