@@ -13,9 +13,9 @@ pub use devcomm_host::{self as host, *};
 pub use devcomm_kernels as kernels;
 pub use devcomm_ops::{
     Activation, Algorithm, CollectivePlan, Collectives, CollectivesOptions, Explanation, Gemm,
-    GemmAllReduce, GemmElement, GemmOptions, GemmOutput, GemmPlan, KERNELS,
-    ParseCollectivePlanError, ParsePlanError, Parts, Product, ScaledElement, TransposableElement,
-    WITHOUT_PTX,
+    GemmAllReduce, GemmAllReducePlan, GemmElement, GemmOptions, GemmOutput, GemmPlan, KERNELS,
+    ParseCollectivePlanError, ParseGemmAllReducePlanError, ParsePlanError, Parts, Product,
+    ScaledElement, TransposableElement, WITHOUT_PTX,
 };
 pub use devcomm_sim as sim;
 pub use devcomm_types::{HostKernel, Kernel, Safe, Unsafe};

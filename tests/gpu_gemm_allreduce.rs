@@ -3,7 +3,9 @@
 use std::num::NonZeroU32;
 
 use devcomm::kernels::GemmForm;
-use devcomm::{CommConfig, Error, GemmAllReduce, Rank, Simulation, StateError, Window};
+use devcomm::{
+    CommConfig, Error, GemmAllReduce, GemmAllReducePlan, Rank, Simulation, StateError, Window,
+};
 use devcomm_testing::gemm::{Factor, Problem};
 use devcomm_testing::machines::{Gpus, on_gpus};
 use half::bf16;
@@ -208,6 +210,156 @@ fn many_launches_need_no_reset() {
             }
         }
         Ok(())
+    });
+}
+
+/// The element that two ranks get if each rounds its product, and then the sum.
+fn rounded_twice(problem: Problem, (row, column): (usize, usize)) -> bf16 {
+    let product = |rank| problem.exact(rank..rank + 1, row, column) as f32;
+    let [left, right] = [0, 1].map(|rank| bf16::from_f32(product(rank)).to_f32());
+    bf16::from_f32(left + right)
+}
+
+/// The plans that round each rank's product, on two ranks.
+fn rounding_plans(gemm: &GemmAllReduce, shape: [usize; 3]) -> Vec<GemmAllReducePlan> {
+    let plans = gemm.plans(shape).into_iter();
+    plans.filter(|plan| *plan != GemmAllReducePlan::Strips).collect()
+}
+
+/// Checks products of these shapes by each of those plans, `launches` times in a row.
+fn is_rounded_twice(
+    rank: &Rank,
+    shapes: &[[usize; 3]],
+    seed: u64,
+    launches: usize,
+) -> Result<(), Error> {
+    let (comm, stream) = (rank.communicator()?, rank.stream()?);
+    let [m, n] = [0, 1].map(|i| shapes.iter().map(|shape| shape[i]).max().unwrap_or(0));
+    let gemm = GemmAllReduce::new(comm, &stream, m, n)?;
+    for plan in rounding_plans(&gemm, shapes[0]) {
+        gemm.set_plan(Some(plan))?;
+        let mut sets = Vec::new();
+        for &shape @ [m, n, k] in shapes {
+            let (problem, me) = (Problem { m, n, k, seed }, rank.rank());
+            let (a, b) = (comm.mem_alloc::<bf16>(m * k)?, comm.mem_alloc::<bf16>(n * k)?);
+            a.copy_from_host(&problem.factor(Factor::A, me))?;
+            b.copy_from_host(&problem.factor(Factor::B, me))?;
+            let c = comm.window::<bf16>(m * n)?;
+            // An element that no rank writes stays NaN.
+            c.fill_bytes(0xff)?;
+            assert_eq!(gemm.explain(shape).plan, plan, "{shape:?}");
+            sets.push((problem, a, b, c));
+        }
+        rank.barrier()?;
+        for _ in 0..launches {
+            for (problem, a, b, c) in &sets {
+                gemm.launch(a, b, c, problem.shape())?;
+            }
+        }
+        stream.synchronize()?;
+        for (problem, _, _, c) in &sets {
+            let mut got = vec![bf16::NAN; problem.m * problem.n];
+            c.copy_to_host(&mut got)?;
+            let all = problem.all().collect::<Vec<_>>();
+            let checked = match rank.is_simulated() || all.len() <= SAMPLES * 16 {
+                true => all,
+                false => problem.samples(SAMPLES).collect(),
+            };
+            let is_wrong = |&&(row, column): &&(usize, usize)| {
+                got[row * problem.n + column] != rounded_twice(*problem, (row, column))
+            };
+            let wrong = checked.iter().filter(is_wrong).count();
+            assert_eq!(wrong, 0, "{rank:?}, {plan}, {problem:?}");
+        }
+        rank.barrier()?;
+    }
+    Ok(())
+}
+
+/// Rows and columns that are no multiples of a tile, a cluster's tiles beyond C, and more tiles
+/// than blocks.
+#[test]
+fn rounded_products_are_added_on_both_ranks() {
+    let name = "rounded_products_are_added_on_both_ranks";
+    Gpus::from(small_gpus(2)).run(name, |rank| {
+        let shapes: &[[usize; 3]] = match rank.is_simulated() {
+            true => &[[1, 8, 8], [130, 264, 72], [260, 520, 24]],
+            false => &[[1, 8, 8], [130, 264, 72], [1000, 4104, 1000], [4096, 8192, 1024]],
+        };
+        is_rounded_twice(rank, shapes, 7, 1)
+    });
+}
+
+/// More steps than those after which a tile is sent, and launches in a row, which take turns with
+/// the slots.
+#[test]
+fn rounded_products_follow_each_other_without_a_reset() {
+    let name = "rounded_products_follow_each_other_without_a_reset";
+    Gpus::from(small_gpus(2)).run(name, |rank| {
+        let shapes = [[130, 264, 520], [9, 16, 16]];
+        is_rounded_twice(rank, &shapes, 9, if rank.is_simulated() { 3 } else { 50 })
+    });
+}
+
+#[test]
+fn rounded_products_are_added_whatever_the_order_in_which_threads_run() {
+    let name = "rounded_products_are_added_whatever_the_order_in_which_threads_run";
+    let shapes = [[70, 272, 24], [140, 24, 8]];
+    Gpus::from(small_gpus(2))
+        .run_seeds(name, 0..4, |rank, seed| is_rounded_twice(rank, &shapes, seed, 2));
+}
+
+/// Of a rank's two neighbours that are zeros, one negative, a message has only positive ones.
+#[test]
+fn both_ranks_get_the_same_zeros() {
+    on_gpus("both_ranks_get_the_same_zeros", 2, |rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let (a, b) = (comm.mem_alloc::<bf16>(8)?, comm.mem_alloc::<bf16>(64)?);
+        // The products are +0 or 1, and so small a negative number that it is rounded to -0.
+        let tiny = bf16::from_f32(2.0_f32.powi(-70));
+        let mut of_a = [bf16::ZERO; 8];
+        (of_a[0], of_a[1]) = (tiny, bf16::ONE);
+        let mut of_b = [bf16::ZERO; 64];
+        for column in 0..8 {
+            of_b[8 * column] = if column % 2 == 1 { -tiny } else { bf16::ZERO };
+            let one = column % 2 == 0 && rank.rank() == 1;
+            of_b[8 * column + 1] = if one { bf16::ONE } else { bf16::ZERO };
+        }
+        a.copy_from_host(&of_a)?;
+        b.copy_from_host(&of_b)?;
+        let (c, other) = (comm.window::<bf16>(8)?, comm.mem_alloc::<bf16>(16)?);
+        let gemm = GemmAllReduce::new(comm, &stream, 1, 8)?;
+        for plan in rounding_plans(&gemm, [1, 8, 8]) {
+            // By NCCL's sum or the short messages of `Collectives`, zeros may differ.
+            if plan == GemmAllReducePlan::Unfused {
+                continue;
+            }
+            gemm.set_plan(Some(plan))?;
+            gemm.launch(&a, &b, &c, [1, 8, 8])?;
+            comm.all_gather(&c, &other, &stream)?;
+            stream.synchronize()?;
+            let mut got = [bf16::NAN; 16];
+            other.copy_to_host(&mut got)?;
+            let bits = got.map(bf16::to_bits);
+            assert_eq!(bits[..8], bits[8..], "{plan}");
+            assert_eq!(got[..2], [bf16::ONE, bf16::ZERO], "{plan}");
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn a_plan_that_a_machine_cannot_do_is_refused_with_the_reason() {
+    on_gpus("a_plan_that_a_machine_cannot_do_is_refused_with_the_reason", 1, |rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let gemm = GemmAllReduce::new(comm, &stream, 64, 64)?;
+        let error = gemm.set_plan(Some(GemmAllReducePlan::Wide)).unwrap_err().to_string();
+        assert!(error.contains("`wide` needs two ranks"), "{error}");
+        let why = gemm.explain([64, 64, 64]).to_string();
+        assert_eq!(why, "strips, as no other plan was set that can do it");
+        gemm.set_plan(Some(GemmAllReducePlan::Unfused))?;
+        assert_eq!(gemm.explain([64, 64, 64]).to_string(), "unfused, as it was set");
+        gemm.set_plan(None)
     });
 }
 

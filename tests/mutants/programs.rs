@@ -4,7 +4,7 @@
 use devcomm::sim::Simulation;
 use devcomm::{
     Algorithm, CollectivePlan, Collectives, CollectivesOptions, DevCommRequirements, Gemm,
-    GemmAllReduce, GemmPlan, GinConnectionType, ReduceOp, Result, kernels,
+    GemmAllReduce, GemmAllReducePlan, GemmPlan, GinConnectionType, ReduceOp, Result, kernels,
 };
 use devcomm_testing::simulated::Gpu;
 use half::bf16;
@@ -56,6 +56,7 @@ programs! {
     gemm_mma on Simulation::new(1).multiprocessors(2), one in 50;
     gemm_allreduce_wgmma on Simulation::new(2).multiprocessors(2), one in 50;
     gemm_allreduce_mma on Simulation::new(2).multiprocessors(2), one in 50;
+    gemm_allreduce_wide on Simulation::new(2).multiprocessors(2), one in 50;
 }
 
 /// The program of this name.
@@ -278,4 +279,16 @@ fn gemm_allreduce_wgmma(gpu: &Gpu<'_>) -> Result<()> {
 
 fn gemm_allreduce_mma(gpu: &Gpu<'_>) -> Result<()> {
     gemm_allreduces(gpu, kernels::GemmForm::Mma)
+}
+
+fn gemm_allreduce_wide(gpu: &Gpu<'_>) -> Result<()> {
+    // Two tiles, and more steps than those after which the first one is sent.
+    let shape = [9, 264, 456];
+    let [m, n, k] = shape;
+    let (a, b) = (gpu.buffer(&vec![bf16::ONE; m * k])?, gpu.buffer(&vec![bf16::ONE; n * k])?);
+    let (c, stream) = (gpu.window(&vec![bf16::ZERO; m * n])?, gpu.stream()?);
+    let gemm = GemmAllReduce::new(gpu.communicator()?, &stream, m, n)?;
+    gemm.set_plan(Some(GemmAllReducePlan::Wide))?;
+    (0..LAUNCHES).try_for_each(|_| gemm.launch(&a, &b, &c, shape))?;
+    stream.synchronize()
 }

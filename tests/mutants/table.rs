@@ -19,6 +19,7 @@ const WGMMA: &str = "kernels/src/gemm/gemm_wgmma.rs";
 const SWAPPED: &str = "kernels/src/gemm/gemm_swapped.rs";
 const MMA: &str = "kernels/src/gemm/gemm_mma.rs";
 const FUSED: &str = "kernels/src/gemm_allreduce/exchange.rs";
+const MESSAGES: &str = "kernels/src/gemm_allreduce/messages.rs";
 const FUSED_WGMMA: &str = "kernels/src/gemm_allreduce/gemm_allreduce_wgmma.rs";
 
 // Lines with the operations that mutants change, or with the accesses that are wrong then.
@@ -46,6 +47,7 @@ const READ: &str = "tma::wait_stores_read::<0>()";
 const FENCE: &str = "tma::fence_async_shared()";
 const STAGED: &str = "store_words(lane";
 const PARTIAL: &str = "mem::load_vec(from.add(source * stride";
+const OWN_PART: &str = "mem::load_vec_relaxed(self";
 const FLAG: &str = "self.flag(strip, source).get()";
 
 pub const MUTANTS: &[Mutant] = &[
@@ -116,6 +118,8 @@ pub const MUTANTS: &[Mutant] = &[
     mutant("gemm_allreduce_mma", FUSED, ("self.comm.lsa_barrier(", 0), Remove, &[PARTIAL]),
     mutant("gemm_allreduce_wgmma", FUSED_WGMMA, (FULL, 0), NoWait, &[MULTIPLY, FULL]),
     mutant("gemm_allreduce_wgmma", FUSED_WGMMA, (EMPTY, 0), NoWait, &[MULTIPLY, FULL]),
+    mutant("gemm_allreduce_wide", WGMMA, ("tma::wait_stores::<0>()", 1), NoWait, &["from.store(c"]),
+    mutant("gemm_allreduce_wide", MESSAGES, ("mem::store_ordered(stored", 0), Relax, &[OWN_PART]),
 ];
 
 const NARROW: Change = Change::Narrow(Scope::Gpu);

@@ -1,10 +1,11 @@
 //! Matrix product followed by all-reduce, `C = sum over the ranks of A x B^T` in bf16: one kernel,
 //! `kernels/src/gemm_allreduce`, against cuBLASLt's product and then `ncclAllReduce`.
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use clap::Args;
 use devcomm::{
-    Buffer, Collectives, DataType, DeviceSlice, Gemm, GemmAllReduce as Fused, ReduceOp, Window,
+    Buffer, Collectives, DataType, DeviceSlice, Gemm, GemmAllReduce as Fused, GemmAllReducePlan,
+    ReduceOp, Window,
 };
 use devcomm_testing::gemm::Problem;
 use half::bf16;
@@ -28,6 +29,11 @@ pub struct GemmAllReduce {
     /// What the L2 cache holds when a product begins
     #[arg(long, value_enum, default_value = "warm")]
     l2: L2,
+
+    /// Plans of devcomm::GemmAllReduce, comma-separated, instead of its default, a row for each:
+    /// `strips`, `wide` or `unfused`
+    #[arg(long = "plan", value_delimiter = ',', value_name = "PLAN")]
+    plans: Vec<GemmAllReducePlan>,
 }
 
 impl Benchmark for GemmAllReduce {
@@ -89,8 +95,20 @@ impl Benchmark for GemmAllReduce {
             }
             let mut contenders = Vec::new();
             if job.selection.has(Variant::Rust) {
-                let gemm = Fused::new(comm, stream, m, n)?;
-                contenders.push(fused(&matrices, gemm, c, sum));
+                let plans: Vec<_> = match self.plans.is_empty() {
+                    true => vec![None],
+                    false => self.plans.iter().copied().map(Some).collect(),
+                };
+                for plan in plans {
+                    let gemm = Fused::new(comm, stream, m, n)?;
+                    let known = gemm.plans(shape);
+                    if let Some(plan) = plan.filter(|plan| !known.contains(plan)) {
+                        let known: Vec<_> = known.iter().map(ToString::to_string).collect();
+                        bail!("--plan {plan}: {shape:?} has only {} here", known.join(", "));
+                    }
+                    gemm.set_plan(plan)?;
+                    contenders.push(fused(&matrices, gemm, c, sum));
+                }
             }
             let by_nccl = |c: &_| comm.all_reduce(c, c, ReduceOp::Sum, stream);
             let by_kernels = |c: &_| collectives.all_reduce(c, c, ReduceOp::Sum, stream);
@@ -151,7 +169,7 @@ impl GemmAllReduce {
     }
 }
 
-/// One kernel.
+/// One kernel, or what another plan launches.
 fn fused<'a>(
     matrices: &'a Matrices<'a, bf16>,
     gemm: Fused,
@@ -159,11 +177,13 @@ fn fused<'a>(
     sum: Option<&'a Sum>,
 ) -> Contender<'a> {
     let (Matrices { problem, a, .. }, b) = (matrices, matrices.b_in_turn());
+    let plan = gemm.explain(problem.shape()).plan;
     // SAFETY: the graphs of a comparison end before its contenders, which own or borrow these
     // buffers, and are launched on one stream.
     let work = move || unsafe { gemm.launch_capturable(a, b(), c, problem.shape()) };
-    let product = Product::new(matrices, c.device_slice(), sum);
-    Contender::new(Variant::Rust, work, product)
+    let rounded_once = plan == GemmAllReducePlan::Strips;
+    let product = Product { rounded_once, ..Product::new(matrices, c.device_slice(), sum) };
+    Contender::new(Variant::Rust, work, product).by_algorithm(plan.to_string())
 }
 
 /// A product on every rank, and then their sum: `parts` enqueue the two, the sum in place.

@@ -77,6 +77,12 @@ const BANK: usize = 1;
 /// Words of a slot.
 const SLOT: usize = 4;
 
+/// A vector as peers receive it: words that are [`EMPTY`] become 0.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub fn message<T: Element>(vector: Vec16<T>) -> Vec16<T> {
+    Vec16::from_bits(vector.to_bits().map(|word| if word == EMPTY { 0 } else { word }))
+}
+
 /// The memory of Lamport messages among the `N` ranks of the LSA team: slots in a window.
 #[derive(Clone, Copy)]
 pub struct LamportSlots<'a, const N: usize> {
@@ -88,11 +94,14 @@ pub struct LamportSlots<'a, const N: usize> {
 }
 
 impl<'a, const N: usize> LamportSlots<'a, N> {
+    /// The source ranks that have slots of their own: with two ranks only the peer sends.
+    const SOURCES: usize = if N == 2 { 1 } else { N };
+
     /// The words of the window for `capacity` slots for each source rank, all [`EMPTY`] before the
     /// first launch.
     #[must_use]
     pub const fn words(capacity: usize) -> usize {
-        BANKS as usize * N * capacity * SLOT
+        BANKS as usize * Self::SOURCES * capacity * SLOT
     }
 
     /// The slots of a window. Reads nothing that a kernel writes: a dependent launch calls it
@@ -151,8 +160,10 @@ impl<const N: usize> Lamport<'_, N> {
     /// The address of the slot of source rank `source` in one of the parts.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn slot(&self, part: usize, source: usize, slot: u32) -> *mut u32 {
-        let index =
-            (self.bank as usize * N + source) * self.slots.capacity as usize + slot as usize;
+        let sources = LamportSlots::<'_, N>::SOURCES;
+        let source = if sources == 1 { 0 } else { source };
+        let place = self.bank as usize * sources + source;
+        let index = place * self.slots.capacity as usize + slot as usize;
         self.slots.parts[part].as_ptr().wrapping_add(SLOT * index)
     }
 
@@ -166,10 +177,9 @@ impl<const N: usize> Lamport<'_, N> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn send<T: Element>(&self, distance: usize, slot: u32, vector: Vec16<T>) {
-        let full = vector.to_bits().map(|word| if word == EMPTY { 0 } else { word });
         let to = self.slot(distance, self.me(), slot);
         // SAFETY: the caller's contract.
-        unsafe { mem::store_vec_relaxed(to, Vec16::from_bits(full), Scope::Sys) };
+        unsafe { mem::store_vec_relaxed(to.cast(), message(vector), Scope::Sys) };
     }
 
     /// Waits for the vectors that all ranks sent to a slot, empties it, and returns them in the
@@ -233,6 +243,44 @@ impl<const N: usize> Lamport<'_, N> {
         // SAFETY: the caller's contract.
         unsafe { self.empty(source, slot) };
         vector
+    }
+
+    /// Waits for the vectors that one rank sent to `K` slots, of which all are polled at once;
+    /// empties them. `slot` gives a slot, or `None` for a vector that nobody sends, which is 0.
+    ///
+    /// # Safety
+    ///
+    /// As [`receive_all`](Self::receive_all), for this peer and each of the slots.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub unsafe fn receive_several<T: Element, const K: usize>(
+        &self,
+        source: usize,
+        slot: impl Fn(usize) -> Option<u32>,
+    ) -> [Vec16<T>; K] {
+        let mut vectors = [Vec16::from_bits([0; 4]); K];
+        self.wait(slot(0).unwrap_or(0), || {
+            let (mut all, mut i) = (true, 0);
+            while i < K {
+                if let Some(slot) = slot(i) {
+                    // SAFETY: the caller's contract.
+                    let (vector, has_arrived) = unsafe { self.poll(source, slot) };
+                    vectors[i] = vector;
+                    all &= has_arrived;
+                }
+                i += 1;
+            }
+            all
+        });
+        let mut i = 0;
+        while i < K {
+            if let Some(slot) = slot(i) {
+                // SAFETY: the caller's contract.
+                unsafe { self.empty(source, slot) };
+            }
+            i += 1;
+        }
+        vectors
     }
 
     /// Empties a slot.

@@ -16,7 +16,8 @@ use devcomm_types::{F8E4M3, Kernel};
 use half::bf16;
 
 pub use self::element::{GemmElement, GemmOutput, ScaledElement, TransposableElement};
-use self::hopper::{Matrices, Prepared};
+use self::hopper::Prepared;
+pub(crate) use self::hopper::{Matrices, wide_maps};
 pub use self::plan::{GemmPlan, ParsePlanError};
 pub use self::product::{Activation, Product};
 use crate::check::{check_extents, refuse};

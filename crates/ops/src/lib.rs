@@ -16,7 +16,9 @@ pub use self::gemm::{
     Activation, Gemm, GemmElement, GemmOutput, GemmPlan, ParsePlanError, Product, ScaledElement,
     TransposableElement,
 };
-pub use self::gemm_allreduce::{GemmAllReduce, GemmOptions};
+pub use self::gemm_allreduce::{
+    GemmAllReduce, GemmAllReducePlan, GemmOptions, ParseGemmAllReducePlanError,
+};
 
 /// A set without kernels, for a program built with its feature `ptx` off. Simulated GPUs run
 /// kernels without PTX; loading this set on a GPU is an error.

@@ -1,5 +1,7 @@
 //! What becomes of a product's sums before they are rounded and stored.
 
+use core::marker::PhantomData;
+
 use cuda_std::convert::Float;
 use cuda_std::prelude::*;
 use cuda_std::{math, mem};
@@ -39,6 +41,37 @@ pub trait Epilogue: Copy {
     #[inline(always)]
     fn is_identity(&self) -> bool {
         false
+    }
+}
+
+/// No epilogue, for C of `O`.
+#[derive(Clone, Copy)]
+pub struct Identity<O>(PhantomData<O>);
+
+impl<O> Identity<O> {
+    /// The epilogue.
+    #[inline(always)]
+    #[must_use]
+    pub const fn new() -> Self {
+        Self(PhantomData)
+    }
+}
+
+impl<O> Default for Identity<O> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<O: Float> Epilogue for Identity<O> {
+    type Output = O;
+
+    #[inline(always)]
+    fn apply<F: Fragment>(&self, _sums: &mut F) {}
+
+    #[inline(always)]
+    fn is_identity(&self) -> bool {
+        true
     }
 }
 

@@ -68,10 +68,11 @@ pub unsafe fn product<T: GemmFactor, E: Epilogue>(
 ) {
     // SAFETY: the caller's contract.
     unsafe {
-        run::<T>([a, b], [m, n, k], [false; 2], |shared, order| {
+        let multiply = |shared, order| {
             let c = Output { map: c, unaligned, m, n };
             multiply(c, shared, order, k.div_ceil(BLOCK), scales, epilogue);
-        });
+        };
+        run::<T>([a, b], [m, n, k], [false; 2], multiply, &());
     }
 }
 

@@ -9,7 +9,7 @@
 
 use core::marker::PhantomData;
 
-use cuda_std::convert::{Float, Half};
+use cuda_std::convert::Half;
 use cuda_std::mbarrier::MBarrier;
 use cuda_std::prelude::*;
 use cuda_std::tile::{Pipeline, PipelineState, Schedule, SharedTile, TileMemory};
@@ -17,7 +17,7 @@ use cuda_std::vector::Vec16;
 use cuda_std::{cluster, grid, tma, wgmma};
 use devcomm_types::{GridConstant, TensorMap};
 
-use super::epilogue::{Epilogue, Fragment, Fused};
+use super::epilogue::{Epilogue, Fragment, Fused, Identity};
 
 /// Columns of C of a warpgroup: rows of B in one of its tiles.
 pub const WARPGROUP_N: u32 = 64;
@@ -555,7 +555,7 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
                 }
                 let received = work.split.then_some(split);
                 if self.is_plain {
-                    self.store_tile(c, &sums, received, origin, Identity::<E::Output>(PhantomData));
+                    self.store_tile(c, &sums, received, origin, Identity::<E::Output>::new());
                 } else {
                     self.store_tile(c, &sums, received, origin, self.epilogue);
                 }
@@ -794,17 +794,6 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
             }
         }
     }
-}
-
-/// No epilogue.
-#[derive(Clone, Copy)]
-struct Identity<O>(PhantomData<O>);
-
-impl<O: Float> Epilogue for Identity<O> {
-    type Output = O;
-
-    #[inline(always)]
-    fn apply<F: Fragment>(&self, _sums: &mut F) {}
 }
 
 /// A thread's sums of a group of eight rows.

@@ -17,6 +17,7 @@ use cuda_std::{cluster, grid, hint, tma, wgmma};
 use devcomm_types::{F8E4M3, F8E5M2, GridConstant, TensorMap};
 
 use super::epilogue::{Epilogue, Fragment, Fused};
+use super::follow::Follow;
 
 /// Rows of a tile of C.
 pub const TILE_M: u32 = 128;
@@ -35,7 +36,11 @@ const STAGES: u32 = 4;
 /// Rows of tiles of C that are computed at the same time, of two blocks each.
 const GROUP: u32 = 8;
 /// Multiplying warps: two warpgroups.
-const MULTIPLYING_WARPS: u32 = 8;
+pub(crate) const MULTIPLYING_WARPS: u32 = 8;
+/// Warps that neither load nor multiply.
+pub(crate) const IDLE_WARPS: u32 = 3;
+/// Terms of a tile behind whose products the previous tile is in C.
+const STORED: u32 = 6 * 64;
 /// Rows of a warpgroup.
 pub(super) const WARPGROUP_M: u32 = 64;
 /// Terms that one load of a transposed factor has, and rows of A or B.
@@ -141,7 +146,7 @@ type A<T> = SharedTile<T, TILE_M>;
 type B<T> = SharedTile<T, TILE_N>;
 pub(super) type Store<O> = SharedTile<O, STORE_M>;
 /// The order of the clusters' tiles.
-pub(super) type Order = TileOrder<GROUP>;
+pub(crate) type Order = TileOrder<GROUP>;
 
 /// Tiles have as many bytes for every type.
 const STAGE_BYTES: u32 = A::<bf16>::BYTES + B::<bf16>::BYTES;
@@ -229,10 +234,33 @@ pub unsafe fn product<T: GemmFactor, E: Epilogue>(
 ) {
     // SAFETY: the caller's contract.
     unsafe {
-        run::<T>([a, b], [m, n, k], transposed, |shared, order| {
-            multiply(Output { map: c, unaligned, m, n }, shared, order, k, epilogue);
-        });
+        product_and::<T, E>([a, b, c], unaligned, [m, n, k], transposed, epilogue, &());
     }
+}
+
+/// As [`product`], with what a kernel does beside it.
+///
+/// # Safety
+///
+/// As there.
+#[inline(always)]
+pub(crate) unsafe fn product_and<T: GemmFactor, E: Epilogue>(
+    [a, b, c]: [&TensorMap; 3],
+    unaligned: *mut E::Output,
+    [m, n, k]: [u32; 3],
+    transposed: [bool; 2],
+    epilogue: E,
+    follow: &impl Follow,
+) {
+    let multiply = |shared: Shared<T>, order| {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let c = Output { map: c, unaligned, m, n };
+            multiply(c, shared, order, k, epilogue, follow);
+        }
+    };
+    // SAFETY: the caller's contract.
+    unsafe { run::<T>([a, b], [m, n, k], transposed, multiply, follow) }
 }
 
 /// Loads the tiles of A and B, and lets the multiplying warps call `multiply`.
@@ -246,6 +274,7 @@ pub(super) unsafe fn run<T: GemmFactor>(
     [m, n, k]: [u32; 3],
     transposed: [bool; 2],
     multiply: impl FnOnce(Shared<T>, Order),
+    follow: &impl Follow,
 ) {
     grid::launch_next();
     let order = Order { rows: m.div_ceil(CLUSTER * TILE_M), columns: n.div_ceil(TILE_N) };
@@ -267,17 +296,52 @@ pub(super) unsafe fn run<T: GemmFactor>(
         }
         cluster::sync_relaxed();
         if warp < MULTIPLYING_WARPS {
-            wgmma::raise_registers::<232>();
+            raise_registers(follow);
             multiply(shared, order);
+            follow.last(order, warp);
         } else {
-            wgmma::lower_registers::<40>();
-            if warp == MULTIPLYING_WARPS && warp::lane_id() == 0 {
+            lower_registers(follow);
+            if warp > MULTIPLYING_WARPS {
+                follow.beside(order, warp - MULTIPLYING_WARPS - 1);
+            } else if warp::lane_id() == 0 {
                 grid::wait_for_previous();
                 load(a, b, shared, order, k);
             }
         }
         // No block ends while the other one still writes to its shared memory.
         cluster::sync();
+    }
+}
+
+/// Takes a multiplying warpgroup's registers: fewer if the other warps have more to do.
+///
+/// # Safety
+///
+/// As [`wgmma::raise_registers`].
+#[inline(always)]
+unsafe fn raise_registers<F: Follow>(_: &F) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        match F::ANY {
+            true => wgmma::raise_registers::<184>(),
+            false => wgmma::raise_registers::<232>(),
+        }
+    }
+}
+
+/// Leaves them to it.
+///
+/// # Safety
+///
+/// As [`wgmma::lower_registers`].
+#[inline(always)]
+unsafe fn lower_registers<F: Follow>(_: &F) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        match F::ANY {
+            true => wgmma::lower_registers::<144>(),
+            false => wgmma::lower_registers::<40>(),
+        }
     }
 }
 
@@ -349,7 +413,7 @@ impl<T: GemmFactor> Shared<T> {
 
 /// The row and column of C from which this block computes the tile.
 #[inline(always)]
-pub(super) fn origin(order: Order, number: u32) -> (u32, u32) {
+pub(crate) fn origin(order: Order, number: u32) -> (u32, u32) {
     let (row, column) = order.position(number);
     ((CLUSTER * row + cluster::rank()) * TILE_M, column * TILE_N)
 }
@@ -421,12 +485,13 @@ unsafe fn load<T: GemmFactor>(
 ///
 /// The kernel's contract, and the first [`MULTIPLYING_WARPS`] warps of the block call it.
 #[inline(always)]
-unsafe fn multiply<T: GemmFactor, E: Epilogue>(
+unsafe fn multiply<T: GemmFactor, E: Epilogue, F: Follow>(
     c: Output<'_, E::Output>,
     shared: Shared<T>,
     order: Order,
     k: u32,
     epilogue: E,
+    follow: &F,
 ) {
     // If C has 16 bits, the last slices wait in registers.
     let slices = TILE_N / Store::<E::Output>::COLUMNS;
@@ -440,6 +505,7 @@ unsafe fn multiply<T: GemmFactor, E: Epilogue>(
     // The last slices, rounded.
     let mut rest = [0; SLICES_WORDS];
     let mut any_done = false;
+    let mut tiles = 0;
     while tile < order.count() {
         let mut sums = [0.0; 128];
         let (mut term, mut last) = (0, state);
@@ -468,10 +534,20 @@ unsafe fn multiply<T: GemmFactor, E: Epilogue>(
             let (row, column) = origin(order, tile);
             let row = hint::opaque(row + warp * STORE_M);
             done = Done { row, column: hint::opaque(column) };
-            while term < k {
-                shared.step(&mut sums, state, last, (warpgroup, rank), term == 0);
-                (state, last, term) =
-                    (shared.pipeline.next(state), state, term + Shared::<T>::TILE_K);
+            let mut until = if F::ANY { k.min(STORED) } else { k };
+            loop {
+                while term < until {
+                    shared.step(&mut sums, state, last, (warpgroup, rank), term == 0);
+                    (state, last, term) =
+                        (shared.pipeline.next(state), state, term + Shared::<T>::TILE_K);
+                }
+                if F::ANY && any_done {
+                    report(follow, lane, warp, tiles);
+                }
+                if until == k {
+                    break;
+                }
+                until = k;
             }
             wgmma::wait_groups::<0>();
             wgmma::fence_operand(&mut sums);
@@ -510,6 +586,7 @@ unsafe fn multiply<T: GemmFactor, E: Epilogue>(
             slice += SLICES;
         }
         tile += thread::grid_dim_x() / CLUSTER;
+        tiles += 1;
     }
     if any_done {
         // SAFETY: the caller's contract.
@@ -521,7 +598,20 @@ unsafe fn multiply<T: GemmFactor, E: Epilogue>(
             }
         }
     }
-    tma::wait_stores::<0>();
+    if F::ANY {
+        report(follow, lane, warp, tiles);
+    } else {
+        tma::wait_stores::<0>();
+    }
+}
+
+/// Reports the parts of tiles that the warp has stored, when these are in C.
+#[inline(always)]
+fn report(follow: &impl Follow, lane: u32, warp: u32, tiles: u32) {
+    if lane == 0 {
+        tma::wait_stores::<0>();
+        follow.stored(warp, tiles);
+    }
 }
 
 /// A thread's sums of a tile, from `row` and `column` on.

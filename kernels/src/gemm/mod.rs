@@ -8,6 +8,7 @@
 //! rows that begin at multiples of 16 bytes; [`gemm_mma`] for every GPU since Ampere and any rows.
 
 pub mod epilogue;
+pub(crate) mod follow;
 pub mod gemm_blocks;
 pub mod gemm_mma;
 pub mod gemm_swapped;

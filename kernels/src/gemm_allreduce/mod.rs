@@ -14,6 +14,10 @@
 //! TMA, and [`gemm_allreduce_mma`] for every GPU since Ampere. [`GemmForm`] gives the launch
 //! parameters of each.
 //!
+//! For two ranks with Hopper GPUs there is [`gemm_allreduce_wide`] too, which exchanges products
+//! that are rounded to bf16: half of the bytes. Its schedule is that of
+//! [`gemm_wgmma`](crate::gemm::gemm_wgmma); what follows is about the two forms.
+//!
 //! # Schedule
 //!
 //! C is divided into *tiles* of 128 rows, and each tile into two *strips* of 64. Strip `s` is owned
@@ -55,6 +59,8 @@ mod exchange;
 mod form;
 pub(crate) mod gemm_allreduce_mma;
 pub(crate) mod gemm_allreduce_wgmma;
+pub mod gemm_allreduce_wide;
+mod messages;
 mod tiles;
 
 pub use form::{GemmForm, GemmWorkspace};

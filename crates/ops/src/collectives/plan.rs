@@ -87,14 +87,14 @@ impl FromStr for CollectivePlan {
 /// [`Collectives::explain`](super::Collectives::explain) returns. As text:
 /// `lamport:16x128, as the message is short`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Explanation {
+pub struct Explanation<P = CollectivePlan> {
     /// The plan.
-    pub plan: CollectivePlan,
+    pub plan: P,
     /// Why.
     pub reason: &'static str,
 }
 
-impl fmt::Display for Explanation {
+impl<P: fmt::Display> fmt::Display for Explanation<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}, {}", self.plan, self.reason)
     }

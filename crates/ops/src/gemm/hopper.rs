@@ -16,12 +16,27 @@ use super::plan::GemmPlan;
 /// A launch's matrices, as their addresses, and its epilogue. A and B may be stored transposed.
 #[derive(Clone, Copy)]
 pub struct Matrices {
-    pub(super) a: u64,
-    pub(super) b: u64,
-    pub(super) c: u64,
-    pub(super) shape: [u32; 3],
-    pub(super) transposed: [bool; 2],
-    pub(super) epilogue: FusedArgs<u64, u64, u64, u64, f32, f32>,
+    pub(crate) a: u64,
+    pub(crate) b: u64,
+    pub(crate) c: u64,
+    pub(crate) shape: [u32; 3],
+    pub(crate) transposed: [bool; 2],
+    pub(crate) epilogue: FusedArgs<u64, u64, u64, u64, f32, f32>,
+}
+
+impl Matrices {
+    /// Matrices at these addresses, without an epilogue.
+    pub(crate) fn plain([a, b, c]: [u64; 3], shape: [u32; 3]) -> Self {
+        let epilogue = FusedArgs {
+            scale_a: 0,
+            scale_b: 0,
+            bias: 0,
+            residual: 0,
+            linear: 0.0,
+            cubic: 0.0,
+        };
+        Self { a, b, c, shape, transposed: [false; 2], epilogue }
+    }
 }
 
 /// The map of a matrix of `T`.
@@ -130,7 +145,7 @@ impl Prepared {
 }
 
 /// The maps of A, B and C for these kernels, and C's address if its map is not used.
-pub(super) fn wide_maps<T: GemmElement, O: GemmOutput<T>>(
+pub(crate) fn wide_maps<T: GemmElement, O: GemmOutput<T>>(
     stream: &Stream,
     Matrices { a, b, c, shape: [m, n, k], transposed, .. }: Matrices,
 ) -> Result<([TensorMap; 3], u64)> {

@@ -1,17 +1,25 @@
 //! The matrix product fused with an all-reduce: its workspace and its launches, with their checks.
 
+mod agree;
 mod plan;
+mod wide;
+
+use std::cell::{Cell, OnceCell};
 
 use devcomm_host::{
     Buffer, Communicator, Context, DevCommRequirements, DevCommResource, DeviceSlice, Element,
-    Kernels, LaunchConfig, Result, Stream, TensorMapDesc, Window,
+    Kernels, LaunchConfig, ReduceOp, Result, Stream, TensorMapDesc, Window,
 };
 use devcomm_kernels::{self as kernels, GemmForm};
 use half::bf16;
 
-pub use self::plan::GemmOptions;
-use self::plan::Plan;
+pub use self::agree::GemmOptions;
+use self::agree::Plan;
+pub use self::plan::{GemmAllReducePlan, ParseGemmAllReducePlanError};
+use self::wide::Wide;
 use crate::check::{check_buffer, check_shape, refuse, require_context};
+use crate::gemm::Matrices;
+use crate::{Collectives, Explanation, Gemm};
 
 /// `C = sum over the ranks of A x B^T`, on one communicator and one stream: owns the loaded kernels
 /// and their workspace, and launches them.
@@ -19,6 +27,9 @@ use crate::check::{check_buffer, check_shape, refuse, require_context};
 /// Each rank has `m x k` elements of A and `n x k` of B, row-major: its slice of the dimension that
 /// is summed over. Every rank gets the `m x n` elements of C, row-major. Sums are in f32, also over
 /// the ranks, and rounded once. [`GemmForm`] lists the kernels.
+///
+/// That is [`GemmAllReducePlan::Strips`]; [`set_plan`](Self::set_plan) selects another plan, some
+/// of which round each rank's product before the sum. Which is fastest is not measured yet.
 ///
 /// ```no_run
 /// use devcomm::{GemmAllReduce, World};
@@ -44,6 +55,14 @@ pub struct GemmAllReduce {
     dev_comm: DevCommResource,
     partials: Window<f32>,
     flags: Window<u32>,
+    /// The largest product, `m x n`.
+    most: [usize; 2],
+    /// Whether all GPUs are of the Hopper family.
+    hopper: bool,
+    /// The plan that was asked for, and what the plans need that were.
+    plan: Cell<Option<GemmAllReducePlan>>,
+    wide: OnceCell<Wide>,
+    unfused: OnceCell<(Gemm, Collectives)>,
 }
 
 impl GemmAllReduce {
@@ -74,21 +93,94 @@ impl GemmAllReduce {
         GemmOptions::new()
     }
 
-    fn build(plan: Plan, comm: &Communicator, stream: &Stream) -> Result<Self> {
-        let Plan { compiled, form, blocks, workspace } = plan;
+    fn build(plan: Plan, comm: &Communicator, stream: &Stream, most: [usize; 2]) -> Result<Self> {
+        let Plan { compiled, form, blocks, workspace, hopper } = plan;
         let dev_comm = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(blocks))?;
         // New windows are zeroed, as the flags must be.
         let (partials, flags) = (comm.window(workspace.partials)?, comm.window(workspace.flags)?);
         // All ranks' flags are zeroed before any kernel sets one.
         comm.barrier()?;
         let (communicator, stream) = (comm.clone(), stream.clone());
-        Ok(Self { compiled, stream, communicator, form, blocks, dev_comm, partials, flags })
+        Ok(Self {
+            compiled,
+            stream,
+            communicator,
+            form,
+            blocks,
+            dev_comm,
+            partials,
+            flags,
+            most,
+            hopper,
+            plan: Cell::default(),
+            wide: OnceCell::new(),
+            unfused: OnceCell::new(),
+        })
     }
 
     /// The selected form.
     #[must_use]
     pub fn form(&self) -> GemmForm {
         self.form
+    }
+
+    /// The plans by which a product of `[m, n, k]` can be done, the default first.
+    #[must_use]
+    pub fn plans(&self, shape: [usize; 3]) -> Vec<GemmAllReducePlan> {
+        let [m, n] = self.most;
+        let is_wide = self.hopper
+            && self.communicator.n_ranks() == 2
+            && wide::supports(shape, m.saturating_mul(n.div_ceil(8)));
+        let wide = is_wide.then_some(GemmAllReducePlan::Wide);
+        let both = [GemmAllReducePlan::Strips, GemmAllReducePlan::Unfused];
+        both.into_iter().chain(wide).collect()
+    }
+
+    /// How a product of `[m, n, k]` would be done, and why.
+    #[must_use]
+    pub fn explain(&self, shape: [usize; 3]) -> Explanation<GemmAllReducePlan> {
+        match self.plan.get().filter(|plan| self.plans(shape).contains(plan)) {
+            Some(plan) => Explanation { plan, reason: "as it was set" },
+            None => Explanation {
+                plan: GemmAllReducePlan::Strips,
+                reason: "as no other plan was set that can do it",
+            },
+        }
+    }
+
+    /// Does all products that this plan can do by it. Every rank sets the same plan between the
+    /// same products. *Collective*.
+    ///
+    /// The first time that a plan is set, its workspace is allocated: for
+    /// [`Wide`](GemmAllReducePlan::Wide) `4 * m * n` bytes of the largest product, for
+    /// [`Unfused`](GemmAllReducePlan::Unfused) that of [`Collectives`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a plan that needs other GPUs
+    /// or another number of ranks; those of loading kernels and of creating windows and a device
+    /// communicator.
+    pub fn set_plan(&self, plan: Option<GemmAllReducePlan>) -> Result<()> {
+        let (comm, [m, n]) = (&self.communicator, self.most);
+        match plan {
+            Some(GemmAllReducePlan::Wide) if self.wide.get().is_none() => {
+                if !self.hopper || comm.n_ranks() != 2 {
+                    return refuse(format!(
+                        "the plan `{}` needs two ranks with Hopper GPUs: there are {}",
+                        GemmAllReducePlan::Wide,
+                        comm.n_ranks()
+                    ));
+                }
+                let _ = self.wide.set(Wide::new(comm, m, n)?);
+            }
+            Some(GemmAllReducePlan::Unfused) if self.unfused.get().is_none() => {
+                let gemm = agree::agree_on(comm, Gemm::new(&self.stream).map(|gemm| (gemm, 0)))?;
+                let _ = self.unfused.set((gemm.0, Collectives::new(comm)?));
+            }
+            _ => {}
+        }
+        self.plan.set(plan);
+        Ok(())
     }
 
     /// Enqueues one product of `[m, n, k]`: reads `m * k` elements of `a` and `n * k` of `b`, and
@@ -190,6 +282,24 @@ impl GemmAllReduce {
         check_buffer("A", a.device_address(), a.len(), rows, terms)?;
         check_buffer("B", b.device_address(), b.len(), columns, terms)?;
         check_buffer("C", c.device_address(), c.min_len(), rows, columns)?;
+        let plan = if local_only { GemmAllReducePlan::Strips } else { self.explain(shape).plan };
+        match (plan, self.wide.get(), self.unfused.get()) {
+            (GemmAllReducePlan::Wide, Some(wide), _) => {
+                let addresses = [a.device_address(), b.device_address(), c.device_address()];
+                let matrices = Matrices::plain(addresses, [m, n, k]);
+                // SAFETY: the plan does the shape; the buffers are long enough, begin at multiples
+                // of 16 bytes, and dropping one waits for the stream; the caller ensures what a
+                // graph needs. Launches on one stream are ordered.
+                return unsafe { wide.launch(&self.stream, matrices) };
+            }
+            (GemmAllReducePlan::Unfused, _, Some((gemm, collectives))) => {
+                let c = c.slice(..rows * columns)?;
+                // SAFETY: the caller ensures what a graph needs.
+                unsafe { gemm.launch_capturable(a, b, &c, shape)? };
+                return collectives.all_reduce(&c, &c, ReduceOp::Sum, &self.stream);
+            }
+            _ => {}
+        }
         let needed = self.form.workspace(rows, columns, self.communicator.n_ranks());
         let needed = needed.filter(|sizes| {
             sizes.partials <= self.partials.len() && sizes.flags <= self.flags.len()
