@@ -1,7 +1,7 @@
 //! Every collective, in a graph that is replayed with other data each time.
 
 use devcomm::{
-    Algorithm, Collectives, CollectivesOptions, DeviceSlice, Rank, ReduceOp, Result, Stream,
+    Algorithm, Buffer, Collectives, CollectivesOptions, DeviceSlice, Rank, ReduceOp, Result, Stream,
 };
 use devcomm_testing::machines::on_gpus;
 
@@ -94,13 +94,14 @@ impl Call {
 fn a_thousand_replays_of_every_collective_are_right() {
     on_gpus("a_thousand_replays_of_every_collective_are_right", 2, |rank| {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let short = Collectives::new(comm)?;
         let long = CollectivesOptions::new().lamport_bytes(64).push_blocks(2).build(comm)?;
         let len = rank.n_ranks() * COUNT;
         let window = || comm.window::<f32>(len)?.slice(..);
         let (send, weight) = (window()?, comm.mem_alloc::<f32>(COUNT)?.slice(..)?);
         weight.copy_from_host(&[2.0; COUNT])?;
         let mut calls = Vec::new();
-        for (collectives, is_short) in [(&Collectives::new(comm)?, true), (&long, false)] {
+        for (collectives, is_short) in [(&short, true), (&long, false)] {
             for (operation, by) in [
                 (AllReduce(ReduceOp::Sum), Algorithm::Push),
                 (AllReduce(ReduceOp::Max), Algorithm::Push),
