@@ -146,10 +146,6 @@ impl Comm {
             self.connection.locals().map(|local| (local, local.inbound.accepted())).collect();
         let links: Vec<_> =
             self.links.iter().flatten().map(|link| (link, link.accepted())).collect();
-        for (local, last) in &queues {
-            // An error fails the connection, and so the progress below.
-            let _ = self.guarded(|| local.inbound.release(*last));
-        }
         let unused = self.progress_until("a region was deregistered", || {
             queues.iter().all(|(local, last)| local.inbound.done(*last))
                 && links.iter().all(|(link, last)| link.done(*last))
@@ -270,12 +266,6 @@ impl Comm {
     /// Waits for the requests of a context to end, and releases their capacity.
     pub(crate) fn release_requests(&self, context: ContextId, count: usize) {
         let outstanding = self.requests().outstanding_of(context);
-        for request in &outstanding {
-            if let Request::Inbound { rank, sequence } = request {
-                // As above.
-                let _ = self.guarded(|| self.release(*rank, *sequence));
-            }
-        }
         self.progress_until("a context was destroyed", || {
             outstanding.iter().all(|request| self.is_done(*request).unwrap_or(false))
         });
@@ -307,24 +297,16 @@ impl Comm {
     }
 
     fn is_done(&self, request: Request) -> Result<bool> {
+        let lost = || Error::Internal(format!("{request:?} belongs to no rank"));
         match request {
-            Request::Inbound { rank, sequence } => Ok(self.local(rank)?.inbound.done(sequence)),
+            Request::Inbound { rank, sequence } => {
+                Ok(self.connection.local(rank).ok_or_else(lost)?.inbound.done(sequence))
+            }
             Request::Link { rank, sequence } => {
                 let link = self.links.get(rank).and_then(Option::as_ref);
-                let lost = || Error::Internal(format!("{request:?} belongs to no rank"));
                 Ok(link.ok_or_else(lost)?.done(sequence))
             }
         }
-    }
-
-    fn local(&self, rank: usize) -> Result<&Arc<LocalRank>> {
-        let lost = || Error::Internal(format!("rank {rank} is not in this process"));
-        self.connection.local(rank).ok_or_else(lost)
-    }
-
-    /// Releases the operations into a rank of this process up to this number.
-    pub(crate) fn release(&self, rank: usize, sequence: u64) -> Result<()> {
-        self.local(rank)?.inbound.release(sequence)
     }
 
     /// Makes progress on all pending operations.

@@ -1,6 +1,6 @@
 //! Contexts and their operations: put, get, signal.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use crate::abi::{MAX_REQUESTS, Opaque, SIGNAL_ADD, SIGNAL_INC};
 use crate::comm::{Comm, Peer};
@@ -14,19 +14,6 @@ use crate::transfer::{Buffer, Data, Source, Transfer};
 /// The plugin's `max_recvs`, by which NCCL multiplies [`MAX_REQUESTS`].
 pub(crate) const MAX_RECVS: usize = 4;
 
-/// Most operations of a burst.
-const MAX_BURST: usize = 64;
-
-/// Operations that are enqueued together. NCCL submits one operation into each rank, then calls
-/// `progress`: a burst ends with a call before which nothing was submitted.
-struct Burst {
-    length: usize,
-    /// The length at the last call of `progress`.
-    seen: usize,
-    /// Sequence number of the last operation into each rank of this process.
-    last: Vec<Option<u64>>,
-}
-
 /// Contexts of a connection. NCCL: `rmaCtx`.
 pub(crate) struct Context {
     pub(crate) comm: Arc<Comm>,
@@ -34,7 +21,6 @@ pub(crate) struct Context {
     n_contexts: usize,
     /// Maximum outstanding requests of the contexts.
     requests: usize,
-    burst: Mutex<Burst>,
 }
 
 impl AsRef<Comm> for Context {
@@ -82,36 +68,7 @@ impl Context {
             .map_err(|_| Error::Argument(format!("cannot create {count} contexts")))?;
         let requests = n_contexts * comm.n_ranks() * MAX_REQUESTS * MAX_RECVS;
         let id = comm.reserve_requests(requests);
-        let burst = Mutex::new(Burst { length: 0, seen: 0, last: vec![None; comm.n_ranks()] });
-        Ok(Self { comm: Arc::clone(comm), id, n_contexts, requests, burst })
-    }
-
-    /// Submits a transfer into `to`, rank `rank`.
-    fn submit(&self, to: &LocalRank, rank: usize, transfer: Transfer) -> Result<Opaque> {
-        self.comm.track(self.id, || {
-            let sequence = to.inbound.submit(transfer)?;
-            let mut burst = self.burst.lock().unwrap_or_else(PoisonError::into_inner);
-            burst.length += 1;
-            burst.last[rank] = Some(sequence);
-            Ok(Request::Inbound { rank, sequence })
-        })
-    }
-
-    /// Makes progress on all pending operations.
-    pub(crate) fn progress(&self) -> Result<()> {
-        let mut burst = self.burst.lock().unwrap_or_else(PoisonError::into_inner);
-        if burst.length > burst.seen && burst.length < MAX_BURST {
-            burst.seen = burst.length;
-        } else if burst.length > 0 {
-            (burst.length, burst.seen) = (0, 0);
-            for (rank, last) in burst.last.iter_mut().enumerate() {
-                if let Some(last) = last.take() {
-                    self.comm.guarded(|| self.comm.release(rank, last))?;
-                }
-            }
-        }
-        drop(burst);
-        self.comm.progress()
+        Ok(Self { comm: Arc::clone(comm), id, n_contexts, requests })
     }
 
     fn require(&self, context: i32) -> Result<()> {
@@ -146,7 +103,10 @@ impl Context {
                         ),
                     };
                     let signal = peer.regions.signal_of(signal)?;
-                    self.submit(peer, rank as usize, Transfer { data, signal })
+                    comm.track(self.id, || {
+                        let sequence = peer.inbound.submit(Transfer { data, signal })?;
+                        Ok(Request::Inbound { rank: rank as usize, sequence })
+                    })
                 }
                 Peer::Remote(link) => {
                     let (region, kind) = match bytes {
@@ -182,7 +142,10 @@ impl Context {
                         0 => Data::None,
                         _ => Data::of(peer.source(from, bytes, &comm.me)?, buffer, bytes),
                     };
-                    self.submit(&comm.me, comm.rank, Transfer { data, signal: None })
+                    comm.track(self.id, || {
+                        let sequence = comm.me.inbound.submit(Transfer { data, signal: None })?;
+                        Ok(Request::Inbound { rank: comm.rank, sequence })
+                    })
                 }
                 Peer::Remote(link) => {
                     let (region, kind) = (id_of(from.region)?, RemoteKind::Get(buffer));

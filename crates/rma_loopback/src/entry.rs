@@ -418,7 +418,7 @@ pub(crate) unsafe extern "C" fn test(comm: Opaque, request: Opaque, done: *mut c
 
 pub(crate) unsafe extern "C" fn rma_progress(context: Opaque) -> Status {
     // SAFETY: from `create_context`, not destroyed yet.
-    unsafe { operation("rmaProgress", context, Context::progress) }
+    unsafe { operation("rmaProgress", context, |context: &Context| context.comm.progress()) }
 }
 
 pub(crate) unsafe extern "C" fn query_last_error(context: Opaque, has_error: *mut bool) -> Status {

@@ -4,9 +4,6 @@
 //! and signals. So a signal follows everything put before it, by any context and rank: every signal
 //! is strong. An operation that cannot be enqueued yet (no free slot, queue depth reached, a step
 //! that the host must do first) delays all later ones; every call of `progress` retries it.
-//!
-//! A call of the driver takes longer than a signal, so signals are enqueued together: one that
-//! comes alone is held until it is *released*, or until an operation with data follows.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::config::Config;
 use crate::driver::Device;
 use crate::error::Result;
-use crate::stream::{Operations, TrackedStream};
+use crate::stream::TrackedStream;
 use crate::transfer::{HostStep, IssueResult, Transfer};
 
 /// The queue of operations into a rank.
@@ -23,7 +20,7 @@ pub(crate) struct InboundQueue {
     stream: Arc<TrackedStream>,
     config: Config,
     state: Mutex<State>,
-    /// Whether released operations are pending; read without the lock.
+    /// Whether operations are pending; read without the lock.
     waiting: AtomicBool,
 }
 
@@ -33,11 +30,7 @@ struct State {
     transfers: VecDeque<Transfer>,
     /// The host step of the first transfer, to be run once the stream has passed the mark.
     step: Option<(u64, HostStep)>,
-    /// Empty, except while transfers are enqueued.
-    operations: Operations,
     accepted: u64,
-    /// Sequence number of the last transfer that may be enqueued.
-    released: u64,
     issued: u64,
     /// The connection has failed: nothing more is enqueued.
     cancelled: bool,
@@ -48,9 +41,7 @@ impl InboundQueue {
         let state = State {
             transfers: VecDeque::with_capacity(config.depth as usize),
             step: None,
-            operations: Operations::default(),
             accepted: 0,
-            released: 0,
             issued: 0,
             cancelled: false,
         };
@@ -62,25 +53,14 @@ impl InboundQueue {
         })
     }
 
-    /// Accepts a transfer; returns its sequence number. One of memory operations alone is held
-    /// until it is released.
+    /// Accepts a transfer; returns its sequence number.
     pub(crate) fn submit(&self, transfer: Transfer) -> Result<u64> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.transfers.push_back(transfer);
         state.accepted += 1;
         let sequence = state.accepted;
-        if !transfer.is_operations() {
-            state.released = sequence;
-        }
-        state.transfers.push_back(transfer);
         self.enqueue_pending(&mut state)?;
         Ok(sequence)
-    }
-
-    /// Releases all transfers up to this number.
-    pub(crate) fn release(&self, sequence: u64) -> Result<()> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.released = state.released.max(sequence);
-        self.enqueue_pending(&mut state)
     }
 
     /// Whether the transfer with this number is complete.
@@ -118,7 +98,6 @@ impl InboundQueue {
         state.cancelled = true;
         state.transfers.clear();
         state.step = None;
-        state.operations = Operations::default();
     }
 
     /// Whether the stream is idle; an error if one of its operations has failed.
@@ -138,9 +117,7 @@ impl InboundQueue {
         }
         let stream = &self.stream;
         let mut entered = None;
-        while state.issued < state.released
-            && let Some(first) = state.transfers.front_mut()
-        {
+        while let Some(first) = state.transfers.front_mut() {
             if let Some((mark, _)) = state.step
                 && !stream.passed(mark)
             {
@@ -154,13 +131,13 @@ impl InboundQueue {
             }
             let next = state.issued + 1;
             if let Some((_, step)) = state.step.take() {
-                if first.step(step, stream, &mut state.operations, next)? {
+                if first.step(step, stream, next)? {
                     state.issued = next;
                     state.transfers.pop_front();
                 }
                 continue;
             }
-            match first.issue(stream, &mut state.operations, &self.config, next)? {
+            match first.issue(stream, &self.config, next)? {
                 IssueResult::Whole => {
                     state.issued = next;
                     state.transfers.pop_front();
@@ -169,8 +146,7 @@ impl InboundQueue {
                 IssueResult::NoSlot => break,
             }
         }
-        state.operations.enqueue(stream)?;
-        self.waiting.store(state.issued < state.released, Ordering::Release);
+        self.waiting.store(!state.transfers.is_empty(), Ordering::Release);
         Ok(())
     }
 }

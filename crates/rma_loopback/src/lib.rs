@@ -23,10 +23,9 @@
 //! signals into the rank. A rank that puts enqueues on the target's inbound stream, under a lock:
 //! the copy, then in one batch the writes of the signal and of a sequence number in pinned memory.
 //! So an operation is complete when the target has the data, and NCCL's test for completion is one
-//! load. Signals in succession, such as those of a barrier of many blocks, share one batch. Within
-//! a process copies go from device to device, by the memory's mapping or one that the plugin adds.
-//! Between processes they go through shared pinned memory, and the target rank enqueues them in its
-//! `rmaProgress`. Operations that cannot be enqueued yet wait in the plugin.
+//! load. Within a process copies go from device to device, by the memory's mapping or one that
+//! the plugin adds. Between processes they go through shared pinned memory, and the target rank
+//! enqueues them in its `rmaProgress`. Operations that cannot be enqueued yet wait in the plugin.
 //!
 //! # Environment
 //!

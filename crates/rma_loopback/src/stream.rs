@@ -10,8 +10,6 @@ use crate::config;
 use crate::driver::{Address, Device, MemOp, NOT_READY, Pinned, RawEvent, RawStream, call};
 use crate::error::{Error, Result};
 
-/// Most operations that one call of the driver takes.
-const MAX_OPERATIONS: usize = 255;
 /// Bytes from one word to the next, so that no two share a cache line.
 const WORD_STRIDE: usize = 128;
 const DONE: usize = 0;
@@ -55,6 +53,11 @@ impl TrackedStream {
         self.word(DONE).store(sequence, Ordering::Release);
     }
 
+    /// The memory operation by which the stream marks operation `sequence` complete.
+    pub(crate) fn done_op(&self, sequence: u64) -> MemOp {
+        MemOp::write_64(self.words.address + DONE as Address, sequence)
+    }
+
     /// Enqueues the next mark and returns it.
     pub(crate) fn mark(&self) -> Result<u64> {
         let mut mark = self.marks.lock().unwrap_or_else(PoisonError::into_inner);
@@ -74,7 +77,7 @@ impl TrackedStream {
     }
 
     /// Enqueues memory operations, in order.
-    fn enqueue(&self, operations: &mut [MemOp]) -> Result<()> {
+    pub(crate) fn enqueue(&self, operations: &mut [MemOp]) -> Result<()> {
         let count = operations.len() as u32;
         call!(
             *self.device.driver,
@@ -173,41 +176,5 @@ impl Drop for TrackedStream {
         let Ok(_entered) = self.device.enter() else { return };
         let driver = &*self.device.driver;
         let _ = call!(*driver, "at close", cuStreamDestroy_v2(self.raw));
-    }
-}
-
-/// Memory operations that wait to be enqueued together, by one call of the driver.
-#[derive(Default)]
-pub(crate) struct Operations {
-    waiting: Vec<MemOp>,
-    /// Sequence number that the stream marks complete behind them.
-    completes: Option<u64>,
-}
-
-impl Operations {
-    /// Appends an operation.
-    pub(crate) fn push(&mut self, stream: &TrackedStream, operation: MemOp) -> Result<()> {
-        if self.waiting.len() + 1 == MAX_OPERATIONS {
-            self.enqueue(stream)?;
-        }
-        self.waiting.push(operation);
-        Ok(())
-    }
-
-    /// Marks operation `sequence`, and all before it, complete behind the others.
-    pub(crate) fn complete(&mut self, sequence: u64) {
-        self.completes = Some(sequence);
-    }
-
-    /// Enqueues them.
-    pub(crate) fn enqueue(&mut self, stream: &TrackedStream) -> Result<()> {
-        if let Some(sequence) = self.completes.take() {
-            self.waiting.push(MemOp::write_64(stream.words.address + DONE as Address, sequence));
-        }
-        if !self.waiting.is_empty() {
-            stream.enqueue(&mut self.waiting)?;
-            self.waiting.clear();
-        }
-        Ok(())
     }
 }

@@ -7,7 +7,7 @@ use crate::config::{Config, SignalMethod};
 use crate::driver::{Address, MemOp};
 use crate::error::{Error, Result};
 use crate::staging::Staging;
-use crate::stream::{Operations, TrackedStream};
+use crate::stream::TrackedStream;
 
 /// Source of data.
 pub(crate) enum Source {
@@ -123,31 +123,20 @@ pub(crate) enum IssueResult {
 }
 
 impl Transfer {
-    /// Whether memory operations alone perform it.
-    pub(crate) fn is_operations(&self) -> bool {
-        !matches!(self.data, Data::Range { .. })
-            && self.signal.as_ref().is_none_or(|signal| signal.shadow.is_some())
-    }
-
-    /// Enqueues as much as possible on `stream`, whose context is current; its last memory
-    /// operations, which also mark `sequence` complete, are left in `operations`.
+    /// Enqueues as much as possible on `stream`, whose context is current. At its end the transfer
+    /// marks `sequence` complete.
     pub(crate) fn issue(
         &mut self,
         stream: &Arc<TrackedStream>,
-        operations: &mut Operations,
         config: &Config,
         sequence: u64,
     ) -> Result<IssueResult> {
+        let mut last = TrailingOps::new();
         match &mut self.data {
             Data::None => {}
-            Data::Word { to, value, bytes: 8 } => {
-                operations.push(stream, MemOp::write_64(*to, *value))?;
-            }
-            Data::Word { to, value, .. } => {
-                operations.push(stream, MemOp::write_32(*to, *value as u32))?;
-            }
+            Data::Word { to, value, bytes: 8 } => last.push(MemOp::write_64(*to, *value)),
+            Data::Word { to, value, .. } => last.push(MemOp::write_32(*to, *value as u32)),
             Data::Range { from, to, bytes, moved } => {
-                operations.enqueue(stream)?;
                 let begun = move_range(stream, config, from, *to, *bytes, moved)?;
                 if !matches!(begun, IssueResult::Whole) {
                     return Ok(begun);
@@ -159,15 +148,14 @@ impl Transfer {
                 Buffer::Device(word)
                     if stream.device.reductions && config.signal == SignalMethod::Auto =>
                 {
-                    operations.push(stream, MemOp::barrier())?;
-                    operations.push(stream, MemOp::add_64(word, signal.add))?;
+                    last.push(MemOp::barrier());
+                    last.push(MemOp::add_64(word, signal.add));
                 }
                 Buffer::Device(word) => match &signal.shadow {
                     Some((shadow, index)) => {
                         // The inbound queue's lock keeps sums and writes in the same order.
                         let before = shadow[*index].fetch_add(signal.add, Ordering::Relaxed);
-                        let sum = before.wrapping_add(signal.add);
-                        operations.push(stream, MemOp::write_64(word, sum))?;
+                        last.push(MemOp::write_64(word, before.wrapping_add(signal.add)));
                     }
                     // Another connection, with its own stream, may add to the same word.
                     None if config.connections > 1 => {
@@ -179,29 +167,29 @@ impl Transfer {
                         )));
                     }
                     None => {
-                        operations.enqueue(stream)?;
+                        last.enqueue(stream)?;
                         stream.copy_d2h(stream.scratch().cast(), word, 8)?;
                         let step = HostStep::WriteSum { word, add: signal.add };
                         return Ok(IssueResult::Until { mark: stream.mark()?, step });
                     }
                 },
                 Buffer::Host(word) | Buffer::Pinned(word) => {
-                    operations.enqueue(stream)?;
+                    last.enqueue(stream)?;
                     let step = HostStep::AddOnHost { word: word.cast(), add: signal.add };
                     return Ok(IssueResult::Until { mark: stream.mark()?, step });
                 }
             }
         }
-        operations.complete(sequence);
+        last.push(stream.done_op(sequence));
+        last.enqueue(stream)?;
         Ok(IssueResult::Whole)
     }
 
-    /// Runs the host step. `true`: the transfer is complete, or its rest is in `operations`.
+    /// Runs the host step. `true`: the transfer is completely enqueued, or complete.
     pub(crate) fn step(
         &mut self,
         step: HostStep,
         stream: &TrackedStream,
-        operations: &mut Operations,
         sequence: u64,
     ) -> Result<bool> {
         match step {
@@ -229,8 +217,7 @@ impl Transfer {
                 let before =
                     unsafe { AtomicU64::from_ptr(stream.scratch()) }.load(Ordering::Relaxed);
                 let sum = before.wrapping_add(add);
-                operations.push(stream, MemOp::write_64(word, sum))?;
-                operations.complete(sequence);
+                stream.enqueue(&mut [MemOp::write_64(word, sum), stream.done_op(sequence)])?;
                 Ok(true)
             }
         }
@@ -304,4 +291,29 @@ fn move_range(
         }
     }
     Ok(IssueResult::Whole)
+}
+
+/// The memory operations at the end of a transfer, enqueued by one driver call.
+struct TrailingOps {
+    operations: [MemOp; 4],
+    count: usize,
+}
+
+impl TrailingOps {
+    fn new() -> Self {
+        Self { operations: [MemOp::barrier(); 4], count: 0 }
+    }
+
+    fn push(&mut self, operation: MemOp) {
+        self.operations[self.count] = operation;
+        self.count += 1;
+    }
+
+    fn enqueue(&mut self, stream: &TrackedStream) -> Result<()> {
+        if self.count > 0 {
+            stream.enqueue(&mut self.operations[..self.count])?;
+            self.count = 0;
+        }
+        Ok(())
+    }
 }

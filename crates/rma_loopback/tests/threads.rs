@@ -165,37 +165,6 @@ fn a_signal_to_an_address_counts_from_what_a_kernel_left_there() {
     });
 }
 
-/// A barrier of many blocks: NCCL submits their signals one by one, each followed by `progress`.
-#[test]
-fn signals_in_succession_take_one_call_of_the_driver() {
-    for reductions in [false, true] {
-        world(&Options { reductions, ..Options::default() }, |rank, bootstrap| {
-            let signals = Memory::new(16 * 8);
-            let signals_at = rank.signals(&signals);
-            let batches = || rank.device.batches.load(Ordering::Relaxed);
-            let before = batches();
-            bootstrap.barrier.wait();
-            for block in 0..16 {
-                rank.signal(0, 1 - rank.rank, (signals_at, 8 * block), 1);
-                assert_eq!(rank.try_progress(), SUCCESS);
-            }
-            rank.drain();
-            bootstrap.barrier.wait();
-            assert!((0..16).all(|block| signals.load(block) == 1));
-            assert_eq!(batches() - before, 1);
-            bootstrap.barrier.wait();
-
-            // More than one call of the driver takes.
-            for _ in 0..400 {
-                rank.signal(0, 1 - rank.rank, (signals_at, 0), 1);
-            }
-            rank.drain();
-            bootstrap.barrier.wait();
-            assert_eq!(signals.load(0), 401);
-        });
-    }
-}
-
 #[test]
 fn signals_to_an_address_are_refused_where_several_connections_would_lose_some() {
     let config = Config { connections: 2, ..config() };

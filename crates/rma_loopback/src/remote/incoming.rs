@@ -32,16 +32,10 @@ impl Incoming {
 
     pub(crate) fn progress(&mut self, ring: Ring<'_>, me: &LocalRank) -> Result<()> {
         let published = self.checked(ring.published())?;
-        let mut last = None;
         while self.enqueued < published {
             let transfer = transfer(ring, ring.read(self.enqueued)?, me)?;
-            let sequence = me.inbound.submit(transfer)?;
-            self.sequences.push_back(sequence);
+            self.sequences.push_back(me.inbound.submit(transfer)?);
             self.enqueued += 1;
-            last = Some(sequence);
-        }
-        if let Some(last) = last {
-            me.inbound.release(last)?;
         }
         let before = self.acknowledged;
         while self.sequences.front().is_some_and(|sequence| me.inbound.done(*sequence)) {
