@@ -10,9 +10,13 @@
 
 mod acceptor;
 mod connect;
+mod connection;
 mod heartbeat;
 mod hub;
 mod join;
+mod listen;
+mod service;
+mod strangers;
 mod subset;
 mod survivors;
 mod tcp;
@@ -171,8 +175,7 @@ impl Rendezvous {
     }
 
     fn gather(&self, bytes: &[u8], cancelled: Cancelled<'_>) -> Result<Gathered> {
-        // The contributions of all ranks must fit into one frame.
-        let limit = wire::MAX_PAYLOAD / self.n_ranks() - size_of::<u32>();
+        let limit = wire::max_contribution(self.n_ranks());
         if bytes.len() > limit {
             return Err(Error::invalid(format!(
                 "{} bytes in an exchange of {} ranks; at most {limit} per rank are allowed",

@@ -58,13 +58,23 @@ fn work(config: &RendezvousConfig) -> Result<()> {
         let all = subset.all_gather(&text(&own))?;
         assert_eq!(*all, members.iter().map(|r| text(r)).collect::<Vec<_>>());
     }
+    assert_eq!(threads(), [format!("devcomm-rank-{own}")]);
     world.finish()
 }
 
+/// The names of this process's threads for the rendezvous.
+fn threads() -> Vec<String> {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let name = |task: std::io::Result<std::fs::DirEntry>| {
+        std::fs::read_to_string(task.unwrap().path().join("comm")).unwrap().trim().to_owned()
+    };
+    tasks.map(name).filter(|name| name.starts_with("devcomm-")).collect()
+}
+
 #[test]
-fn sixty_four_processes_meet_exchange_and_finish() {
-    const TEST: &str =
-        "world::rendezvous::tests::processes::sixty_four_processes_meet_exchange_and_finish";
+fn sixty_four_processes_with_one_thread_each_meet_exchange_and_finish() {
+    const TEST: &str = "world::rendezvous::tests::processes::\
+        sixty_four_processes_with_one_thread_each_meet_exchange_and_finish";
     if let Some(config) = as_rank(TEST) {
         assert_eq!(config.n_ranks, 64);
         return work(&config).unwrap();

@@ -78,6 +78,7 @@ fn threads_that_are_left_go_on() {
 fn who_comes_too_late_is_left_behind_and_too_few_do_not_go_on() {
     let mut configs = configs(5, Duration::from_secs(2));
     configs.iter_mut().for_each(|config| config.deadline = Some(AMPLE));
+    let left_behind = std::sync::Barrier::new(2);
     together(&configs, |config, world| {
         let world = world.unwrap();
         if config.rank == 4 {
@@ -89,6 +90,7 @@ fn who_comes_too_late_is_left_behind_and_too_few_do_not_go_on() {
             thread::sleep(Duration::from_secs(3));
             // Those that are left listen, but not for it.
             let error = world.survivors().err().unwrap().to_string();
+            left_behind.wait();
             assert!(error.contains("did not meet in time"), "{error}");
             return;
         }
@@ -99,8 +101,8 @@ fn who_comes_too_late_is_left_behind_and_too_few_do_not_go_on() {
         }
         wait_for_loss(&three);
         let error = three.survivors().err().unwrap().to_string();
+        left_behind.wait();
         assert!(error.ends_with("only 1 of 3 ranks are left, fewer than half"), "{error}");
-        thread::sleep(Duration::from_secs(2));
     });
 }
 
