@@ -4,6 +4,7 @@ mod absence;
 mod addresses;
 mod crowds;
 mod exchange;
+mod fuzz;
 mod kills;
 mod loss;
 mod meeting;

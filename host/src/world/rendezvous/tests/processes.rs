@@ -1,5 +1,6 @@
 //! Ranks that are processes: this test program starts itself as a job.
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fmt::Display;
 use std::io::Write;
@@ -44,6 +45,27 @@ pub(super) fn print_to(path: &Path) {
     std::panic::set_hook(Box::new(|panic| {
         let _ = writeln!(std::io::stderr(), "{panic}");
     }));
+}
+
+/// The names in /dev/shm that NCCL or devcomm may have made.
+pub(super) fn shared_memory() -> BTreeSet<String> {
+    let entries = std::fs::read_dir("/dev/shm").into_iter().flatten().flatten();
+    let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    names.filter(|name| name.contains("nccl") || name.contains("devcomm")).collect()
+}
+
+/// Checks that no process has this folder in its environment, and that no shared memory is new.
+pub(super) fn require_nothing_left(folder: &Path, shared_before: &BTreeSet<String>) {
+    let folder = folder.to_str().unwrap().as_bytes();
+    let processes = std::fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path());
+    // Reading fails for entries that are not processes, and for those of other users.
+    let ours = |process: &PathBuf| {
+        let environment = std::fs::read(process.join("environ")).unwrap_or_default();
+        environment.windows(folder.len()).any(|part| part == folder)
+    };
+    assert_eq!(processes.filter(ours).collect::<Vec<_>>(), Vec::<PathBuf>::new());
+    let left: Vec<_> = shared_memory().difference(shared_before).cloned().collect();
+    assert_eq!(left, Vec::<String>::new());
 }
 
 /// Exchanges of the world and of a subset, and then finishes.

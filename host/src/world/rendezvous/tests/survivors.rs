@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 
-use super::processes::{as_rank, job, print_to, printed_by};
+use super::processes::{as_rank, job, print_to, printed_by, require_nothing_left, shared_memory};
 use super::*;
 use crate::error::{Error, WorldError};
 use crate::machine::Machine;
@@ -200,7 +200,7 @@ fn whoever_is_killed_or_stopped_those_that_are_left_go_on() {
     if let Some(config) = as_rank(TEST) {
         go_on(&config);
     }
-    let folder = tempfile::tempdir().unwrap();
+    let (folder, shared_before) = (tempfile::tempdir().unwrap(), shared_memory());
     let next = std::sync::atomic::AtomicUsize::new(0);
     let jobs = number_of("DEVCOMM_SHRINKS", 16);
     thread::scope(|scope| {
@@ -216,4 +216,5 @@ fn whoever_is_killed_or_stopped_those_that_are_left_go_on() {
             });
         }
     });
+    require_nothing_left(folder.path(), &shared_before);
 }
