@@ -4,6 +4,9 @@
 //! that are threads share a hub in memory ([`hub`]). Ranks that are processes use TCP ([`join`],
 //! [`tcp`]), with the hub in rank 0.
 //!
+//! The ranks of another library's communicator may exchange over a store of keys and values that
+//! the caller passes ([`side_channel`]).
+//!
 //! Its operation is an exchange: an all-gather of bytes on the host. A subset of the ranks can
 //! exchange ([`Rendezvous::subset`]), at the same time as other subsets; [`subset`] says how the
 //! exchanges are distinguished. Lost and finished ranks are always those of the whole world.
@@ -16,6 +19,7 @@ mod hub;
 mod join;
 mod listen;
 mod service;
+mod side_channel;
 mod strangers;
 mod subset;
 mod survivors;
@@ -28,6 +32,7 @@ use std::sync::{Arc, OnceLock};
 
 pub(super) use self::hub::{Hub, ThreadTransport};
 pub(super) use self::join::RendezvousConfig;
+pub use self::side_channel::SideChannel;
 use self::subset::{Subset, SubsetIds};
 pub(super) use self::survivors::Joined;
 pub(super) use self::token::Token;

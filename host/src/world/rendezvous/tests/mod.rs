@@ -9,6 +9,7 @@ mod kills;
 mod loss;
 mod meeting;
 mod processes;
+mod side_channel;
 mod strangers;
 mod subsets;
 mod survivors;

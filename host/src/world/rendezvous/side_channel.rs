@@ -11,9 +11,12 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 
-use super::rendezvous::{
-    Joined, LostRank, Rendezvous, Silence, Subset, Transport, absence, host_name, interval,
-};
+use super::heartbeat::{Silence, interval};
+use super::hub::absence;
+use super::subset::Subset;
+use super::survivors::Joined;
+use super::wire::{LostRank, json, parse};
+use super::{Rendezvous, Transport, host_name};
 use crate::communicator::peers::{
     Cancelled, Gathered, NEVER, Peers, call_of, contribution, same_call,
 };
@@ -91,12 +94,12 @@ impl Communicator {
             _ => join(channel, context.health(), deadline, rank, n_ranks).map(Some),
         };
         // SAFETY: the caller's.
-        unsafe { Self::adopt(library, context, raw, peers) }
+        unsafe { Self::adopt_raw(library, context, raw, peers) }
     }
 }
 
 /// Joins the ranks of a communicator over a channel.
-fn join(
+pub(super) fn join(
     channel: Arc<dyn SideChannel>,
     health: Arc<Health>,
     deadline: Option<Duration>,
@@ -153,17 +156,23 @@ impl Member {
         self.channel.get(key, Duration::ZERO)
     }
 
+    /// The rank that was announced as lost.
+    fn announced(&self) -> io::Result<Option<LostRank>> {
+        Ok(self.peek(LOST)?.and_then(|lost| parse(&lost).ok()))
+    }
+
     /// Tells the others that a rank is lost, unless one is already.
     fn announce(&self, rank: usize, why: String) {
-        let lost = LostRank { rank, why, absent: false };
-        let known = self.peek(LOST).ok().flatten();
-        let known = known.and_then(|known| serde_json::from_slice(&known).ok());
-        if known.is_none() {
-            // If this fails, the others find out themselves.
-            let _ = self.set(LOST, &serde_json::to_vec(&lost).unwrap_or_default());
-        }
-        let LostRank { rank, why, .. } = known.unwrap_or(lost);
-        self.health.mark_lost(rank.min(self.n_ranks), &why);
+        let lost = match self.announced() {
+            Ok(Some(lost)) => lost,
+            _ => {
+                let lost = LostRank { rank, why, absent: false };
+                // If this fails, the others find out themselves.
+                let _ = self.set(LOST, &json(&lost));
+                lost
+            }
+        };
+        self.health.mark_lost(lost.rank, &lost.why);
     }
 
     /// Says at intervals that this rank runs, until it is stopped or a rank is lost.
@@ -172,19 +181,15 @@ impl Member {
         // The ranks watch each other in a ring: this is the one that this rank watches.
         let mut watched = (self.rank + 1) % self.n_ranks;
         for beat in 0_u64.. {
-            match self.beat(beat, &mut watched, &mut last, &mut silence) {
-                Ok(()) => {}
-                Err(error) => {
-                    let why = format!("its side channel failed: {error}");
-                    self.health.mark_lost(self.rank, &why);
-                }
+            if let Err(error) = self.beat(beat, &mut watched, &mut last, &mut silence) {
+                self.health.mark_lost(self.rank, &format!("its side channel failed: {error}"));
             }
             if self.health.is_lost() {
                 return;
             }
-            let stopped = self.stopped.wait(Some(interval(self.deadline)), |stopped| {
-                Ok(stopped.then_some(()))
-            });
+            let stopped = self
+                .stopped
+                .wait(Some(interval(self.deadline)), |stopped| Ok(stopped.then_some(())));
             if !matches!(stopped, Err(Error::State(StateError::DeadlinePassed { .. }))) {
                 return;
             }
@@ -199,8 +204,8 @@ impl Member {
         silence: &mut Silence,
     ) -> io::Result<()> {
         self.set(&heartbeat_of(self.rank), &beat.to_le_bytes())?;
-        if self.peek(LOST)?.is_some() {
-            self.announce(self.rank, String::new());
+        if let Some(lost) = self.announced()? {
+            self.health.mark_lost(lost.rank, &lost.why);
             return Ok(());
         }
         let heard = self.peek(&heartbeat_of(*watched))?;
@@ -279,12 +284,19 @@ impl Transport for OverChannel {
             match self.0.wait(&key(round, member), member, limit, cancelled) {
                 Ok(part) => parts.push(part),
                 Err(Error::State(StateError::DeadlinePassed { .. })) => {
-                    let here = |member: &usize| matches!(self.0.peek(&key(round, *member)), Ok(Some(_)));
+                    let here =
+                        |member: &usize| matches!(self.0.peek(&key(round, *member)), Ok(Some(_)));
                     let (here, absent): (Vec<usize>, Vec<usize>) =
                         subset.members().iter().partition(|member| here(member));
                     let waited = machine.now().saturating_sub(start);
-                    let why = absence(waited, call_of(bytes), &here, &absent);
-                    self.0.announce(absent.first().copied().unwrap_or(member), why);
+                    let (lost, why) = match absent.contains(rank) {
+                        true => (*rank, "its side channel keeps nothing".to_owned()),
+                        false => {
+                            let lost = absent.first().copied().unwrap_or(member);
+                            (lost, absence(waited, call_of(bytes), &here, &absent))
+                        }
+                    };
+                    self.0.announce(lost, why);
                     health.check()?;
                 }
                 Err(error) => {
