@@ -146,7 +146,7 @@ impl Root {
         }
     }
 
-    /// Handles a frame of a rank, or the end of its connection. Returns why it counts as lost.
+    /// Handles a frame of a rank, or the end of its connection. Fails with why it counts as lost.
     fn take(&self, rank: usize, received: io::Result<(Kind, Vec<u8>)>) -> Result<(), String> {
         let sent = |error| format!("it sent {error}");
         let (kind, payload) = received.map_err(|error| closed(&error))?;
