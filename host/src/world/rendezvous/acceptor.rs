@@ -126,7 +126,7 @@ impl<'a> Acceptor<'a> {
             for (from, result) in heard {
                 let joined = result.map(|(hello, connection)| self.join(from, hello, connection));
                 if let Err(error) = &joined {
-                    self.note(format!("a connection from {from} was not a rank's: {error}"));
+                    self.note(format!("a connection from {} was not a rank's: {error}", from.ip()));
                 }
                 if !joined.unwrap_or(false) {
                     strangers.blame(from);
