@@ -1,14 +1,19 @@
-//! Tests that when a rank dies, every rank that waits for it gets an error that names it, within a
-//! deadline.
+//! Tests that when a rank dies, or its process is stopped, every rank that waits for it gets an
+//! error that names it, within a deadline.
+//!
+//! On GPUs the ranks are processes, which get signals at random moments; DEVCOMM_KILLS and
+//! DEVCOMM_STOPS say how many. On simulated GPUs they are threads: a call of one of them fails or
+//! does not return.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use devcomm::{
-    DevCommRequirements, DevCommResource, Error, GinConnectionType, KERNELS, LocalJob, Rank,
-    ReduceOp, SymmetricBuffer, Window, World, kernels, visible_gpus,
+    DevCommRequirements, Effect, Error, Fault, GinConnectionType, KERNELS, LocalJob, Rank,
+    ReduceOp, Simulation, World, kernels, visible_gpus,
 };
 use devcomm_testing::machines::Gpus;
 use rustix::process::{Signal, getpid, kill_process};
@@ -17,79 +22,147 @@ use rustix::process::{Signal, getpid, kill_process};
 const DEADLINE: Duration = Duration::from_secs(15);
 /// How long the start and the end of a job may take in addition.
 const OVERHEAD: Duration = Duration::from_secs(30);
+/// How long a process may be silent, in seconds.
+const SILENCE: u64 = 3;
 
 /// The folder of a job's reports. Its path also identifies the job's processes.
 const REPORTS: &str = "DEVCOMM_TEST_REPORTS";
 const VICTIM: &str = "DEVCOMM_TEST_VICTIM";
-/// Microseconds after which the victim is killed.
-const KILL_AFTER: &str = "DEVCOMM_TEST_KILL_AFTER";
+/// Microseconds after which the victim is lost, if not at once.
+const LOSS_AFTER: &str = "DEVCOMM_TEST_LOSS_AFTER";
+/// The name of a [`Loss`].
+const LOSS: &str = "DEVCOMM_TEST_LOSS";
 
-/// One of the ranks that run all-reduces is killed.
+/// How a rank is lost.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Loss {
+    /// By SIGKILL.
+    Killed,
+    /// By SIGSTOP: it is alive but absent.
+    Stopped,
+    /// It ends itself before it takes part.
+    Aborted,
+}
+
+impl Loss {
+    /// How often a rank is lost.
+    fn times(self) -> usize {
+        let of = |variable, usual| {
+            std::env::var(variable).map_or(usual, |times: String| times.parse().unwrap())
+        };
+        match self {
+            Self::Killed => of("DEVCOMM_KILLS", 20),
+            Self::Stopped => of("DEVCOMM_STOPS", 5),
+            Self::Aborted => 3,
+        }
+    }
+}
+
+/// What the ranks do until one is lost. It calls its second argument once all ranks work.
+type Work = fn(&Rank, &dyn Fn()) -> Result<(), Error>;
+
 #[test]
 fn a_rank_killed_among_collectives_is_an_error_on_every_other() {
     let name = "a_rank_killed_among_collectives_is_an_error_on_every_other";
-    if World::is_launched() {
-        return run_rank(collectives);
-    }
-    gpus(max_ranks()).with_world(name, |world| {
-        let shared_before = shared_memory();
-        kill_at_random(name, world.n_ranks(), 11);
-        let left: Vec<_> = shared_memory().difference(&shared_before).cloned().collect();
-        assert!(left.is_empty(), "left in /dev/shm: {left:?}");
-    });
+    lose(name, Gpus::new(max_ranks()), Loss::Killed, collectives, Some("ncclAllReduce"));
 }
 
-/// One rank aborts before it launches a kernel that the others' kernels wait for.
+#[test]
+fn a_rank_stopped_among_collectives_is_an_error_on_every_other() {
+    let name = "a_rank_stopped_among_collectives_is_an_error_on_every_other";
+    lose(name, Gpus::new(max_ranks()), Loss::Stopped, collectives, Some("ncclAllReduce"));
+}
+
 #[test]
 fn a_rank_that_a_kernel_waits_for_is_an_error() {
     let name = "a_rank_that_a_kernel_waits_for_is_an_error";
-    if World::is_launched() {
-        return run_rank(kernel);
-    }
-    gpus(2).with_world(name, |world| {
-        for round in 0..3 {
-            let job = Job::new(name, world.n_ranks(), 1);
-            let error = job.run(&[]);
-            assert!(error.contains("SIGABRT"), "round {round}: {error}");
-            job.require_reports(round);
-            job.require_no_process_left();
-        }
-    });
+    lose(name, Gpus::new(2), Loss::Aborted, in_kernels, Some("cuLaunchKernelEx"));
 }
 
-/// One of the ranks whose kernels exchange messages over the network is killed.
+#[test]
+fn a_rank_stopped_among_kernels_is_an_error_on_every_other() {
+    let name = "a_rank_stopped_among_kernels_is_an_error_on_every_other";
+    lose(name, Gpus::new(2), Loss::Stopped, in_kernels, Some("cuLaunchKernelEx"));
+}
+
+#[test]
+fn a_rank_stopped_among_exchanges_is_an_error_on_every_other() {
+    let name = "a_rank_stopped_among_exchanges_is_an_error_on_every_other";
+    lose(name, Gpus::new(max_ranks()), Loss::Stopped, exchanges, Some("cuStreamCreate"));
+}
+
 #[test]
 fn a_rank_killed_among_kernels_that_use_the_network_is_an_error_on_every_other() {
     let name = "a_rank_killed_among_kernels_that_use_the_network_is_an_error_on_every_other";
-    if World::is_launched() {
-        return run_rank(network);
-    }
-    let gpus = gpus(max_ranks()).with_gin(GinConnectionType::Full);
-    gpus.with_world(name, |world| kill_at_random(name, world.n_ranks(), 23));
-}
-
-/// Real GPUs, as the ranks must be processes.
-fn gpus(n: usize) -> Gpus {
-    Gpus::new(n).only_real("ranks that are processes")
+    let gpus = Gpus::new(max_ranks()).with_gin(GinConnectionType::Full);
+    lose(name, gpus.only_real("ranks that are processes"), Loss::Killed, network, None);
 }
 
 fn max_ranks() -> usize {
     if visible_gpus().is_ok_and(|n| n >= 4) { 4 } else { 2 }
 }
 
-/// Runs twenty jobs of this test, each of which loses a rank at a random time in the first 0.1 s of
-/// its loop.
-fn kill_at_random(test: &'static str, n_ranks: usize, seed: u64) {
-    const TIMES: usize = 20;
-    /// The latest kill, in microseconds.
+/// Loses a rank at random moments of its work: on GPUs in the first 0.1 s, on simulated ones in one
+/// of its first calls of `simulated`, if that is a function.
+fn lose(test: &'static str, gpus: Gpus, loss: Loss, work: Work, simulated: Option<&'static str>) {
+    /// The latest loss, in microseconds.
     const LATEST: u64 = 100_000;
-    for round in 0..TIMES {
-        let job = Job::new(test, n_ranks, round % n_ranks);
-        let delay = fastrand::Rng::with_seed(seed + round as u64).u64(..LATEST);
-        let error = job.run(&[(KILL_AFTER, &delay.to_string())]);
-        assert!(error.contains("SIGKILL"), "round {round}: {error}");
-        job.require_reports(round);
-        job.require_no_process_left();
+    if World::is_launched() {
+        return run_rank(work);
+    }
+    if let (Some(function), false) = (simulated, Gpus::are_real()) {
+        return (0..loss.times()).for_each(|round| lose_simulated(round, loss, work, function));
+    }
+    gpus.with_world(test, |world| {
+        let shared_before = shared_memory();
+        let mut random = fastrand::Rng::with_seed(11);
+        for round in 0..loss.times() {
+            let job = Job::new(test, world.n_ranks(), round % world.n_ranks(), loss);
+            let error = job.run(random.u64(..LATEST));
+            let signal = match loss {
+                Loss::Killed => Some("SIGKILL"),
+                Loss::Aborted => Some("SIGABRT"),
+                // The job's error is that of the first process that ended.
+                Loss::Stopped => None,
+            };
+            let named =
+                |signal| error.contains(&format!("rank {} ", job.victim)) && error.contains(signal);
+            assert!(signal.is_none_or(named), "round {round}: {error}");
+            job.require_reports(round);
+            job.require_no_process_left();
+        }
+        let left: Vec<_> = shared_memory().difference(&shared_before).cloned().collect();
+        assert!(left.is_empty(), "left in /dev/shm: {left:?}");
+    });
+}
+
+/// One of 2 to 4 simulated ranks fails in a call, or does not return from it. If the others wait
+/// for a stream then, the simulator finds the deadlock, and says who is where.
+fn lose_simulated(round: usize, loss: Loss, work: Work, function: &'static str) {
+    let mut random = fastrand::Rng::with_seed(round as u64);
+    let n = random.usize(2..=4);
+    let victim = random.usize(..n);
+    let world = World::builder()
+        .deadline(Some(Duration::from_secs(SILENCE)))
+        .simulate(Simulation::new(n).seed(round as u64))
+        .threads(n)
+        .unwrap();
+    let effect = if loss == Loss::Stopped { Effect::Hang } else { Effect::Fail(1) };
+    let (gpu, nth) = (Some(victim), Some(random.usize(..30)));
+    world.simulated_machine().unwrap().inject(Fault { function, gpu, nth, effect });
+    let errors = Mutex::new(Vec::new());
+    let failed = world.run(|rank| {
+        let error = work(rank, &|| ()).expect_err("a rank was lost");
+        errors.lock().unwrap().push((rank.rank(), error.to_string()));
+        Err::<(), _>(error)
+    });
+    failed.unwrap_err();
+    let errors = errors.into_inner().unwrap();
+    assert_eq!(errors.len(), n, "round {round}: {errors:?}");
+    for (rank, error) in errors.iter().filter(|(rank, _)| *rank != victim) {
+        let named = error.contains(&format!("rank {victim} is lost"))
+            || loss == Loss::Stopped && error.contains(&format!("rank {victim} is in {function}"));
+        assert!(named, "round {round}: rank {rank} of {n}, rank {victim} is not named: {error}");
     }
 }
 
@@ -98,31 +171,33 @@ struct Job {
     test: &'static str,
     n_ranks: usize,
     victim: usize,
+    loss: Loss,
     reports: tempfile::TempDir,
 }
 
 impl Job {
-    fn new(test: &'static str, n_ranks: usize, victim: usize) -> Self {
+    fn new(test: &'static str, n_ranks: usize, victim: usize, loss: Loss) -> Self {
         let reports = tempfile::Builder::new().prefix("devcomm-lost-rank-").tempdir().unwrap();
-        Self { test, n_ranks, victim, reports }
+        Self { test, n_ranks, victim, loss, reports }
     }
 
-    /// Runs the ranks to their end, and returns the job's error, which must name the victim.
-    fn run(&self, env: &[(&str, &str)]) -> String {
-        let job = LocalJob::new(self.n_ranks).unwrap();
-        let mut job = job
+    /// Runs the ranks to their end, and returns the job's error. The victim is lost after this
+    /// many microseconds.
+    fn run(&self, loss_after: u64) -> String {
+        let mut job = LocalJob::new(self.n_ranks)
+            .unwrap()
             .args([self.test, "--exact", "--nocapture"])
             .env(REPORTS, self.reports.path())
-            .env(VICTIM, self.victim.to_string());
-        for (name, value) in env {
-            job = job.env(name, value);
+            .env(VICTIM, self.victim.to_string())
+            .env(LOSS, format!("{:?}", self.loss))
+            .env(LOSS_AFTER, loss_after.to_string());
+        if self.loss == Loss::Stopped {
+            job = job.env("DEVCOMM_OPERATION_TIMEOUT", SILENCE.to_string());
         }
         let started = Instant::now();
         let error = job.run().expect_err("a rank was lost").to_string();
         let took = started.elapsed();
         assert!(took < DEADLINE + OVERHEAD, "{took:?}");
-        let victim = self.victim;
-        assert!(error.contains(&format!("rank {victim} ")), "rank {victim} was lost: {error}");
         error
     }
 
@@ -174,23 +249,46 @@ fn shared_memory() -> BTreeSet<OsString> {
 }
 
 /// What a rank's environment says about the job.
+#[derive(Clone)]
 struct RankEnv {
     reports: PathBuf,
     victim: usize,
+    loss: Loss,
+    loss_after: Duration,
 }
 
 impl RankEnv {
-    /// If this rank is the victim, starts a thread that kills the process after its delay.
-    fn schedule_kill(&self, rank: &Rank) {
+    fn new() -> Self {
+        let of = |name| std::env::var(name).unwrap();
+        let losses = [Loss::Killed, Loss::Stopped, Loss::Aborted];
+        let loss = losses.into_iter().find(|loss| format!("{loss:?}") == of(LOSS));
+        Self {
+            reports: of(REPORTS).into(),
+            victim: of(VICTIM).parse().unwrap(),
+            loss: loss.unwrap(),
+            loss_after: Duration::from_micros(of(LOSS_AFTER).parse().unwrap()),
+        }
+    }
+
+    /// If this rank is the victim, it is lost, at once or by a thread after its delay.
+    fn begin(&self, rank: &Rank) {
         if rank.rank() != self.victim {
             return;
         }
-        let delay = std::env::var(KILL_AFTER).unwrap().parse().map(Duration::from_micros).unwrap();
-        let (me, reports) = (rank.rank(), self.reports.clone());
+        let signal = match self.loss {
+            Loss::Killed => Signal::KILL,
+            Loss::Stopped => Signal::STOP,
+            Loss::Aborted => {
+                self.report(self.victim, &now().to_string());
+                // As when killed, no destructor runs.
+                std::process::abort();
+            }
+        };
+        let this = self.clone();
         std::thread::spawn(move || {
-            std::thread::sleep(delay);
-            RankEnv { reports, victim: me }.report(me, &now().to_string());
-            let _ = kill_process(getpid(), Signal::KILL);
+            std::thread::sleep(this.loss_after);
+            this.report(this.victim, &now().to_string());
+            let _ = kill_process(getpid(), signal);
         });
     }
 
@@ -207,16 +305,13 @@ fn now() -> u128 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis()
 }
 
-/// Runs `body`, which must return an error, and reports it. Exits the process, as kernels on the
-/// GPU may never end.
-fn run_rank(body: fn(&Rank, &RankEnv) -> Result<(), Error>) {
-    let env = RankEnv {
-        reports: std::env::var_os(REPORTS).unwrap().into(),
-        victim: std::env::var(VICTIM).unwrap().parse().unwrap(),
-    };
+/// Works until there is an error, and reports it. Exits the process, as kernels on the GPU may
+/// never end.
+fn run_rank(work: Work) {
+    let env = RankEnv::new();
     let ended = World::from_env().and_then(|world| {
         world.run(|rank| {
-            let error = body(rank, &env).expect_err("a rank was lost");
+            let error = work(rank, &|| env.begin(rank)).expect_err("a rank was lost");
             env.report(rank.rank(), &format!("{} {error}", now()));
             Err::<(), _>(error)
         })
@@ -228,75 +323,76 @@ fn run_rank(body: fn(&Rank, &RankEnv) -> Result<(), Error>) {
     std::process::exit(1);
 }
 
-/// All-reduces until one fails.
-fn collectives(rank: &Rank, env: &RankEnv) -> Result<(), Error> {
-    const WARM_UP: usize = 5;
+/// Makes some steps, and then steps without end.
+fn repeat(
+    rank: &Rank,
+    begin: &dyn Fn(),
+    step: impl Fn() -> Result<(), Error>,
+) -> Result<(), Error> {
+    for _ in 0..5 {
+        step()?;
+    }
+    rank.barrier()?;
+    begin();
+    loop {
+        step()?;
+    }
+}
+
+/// All-reduces, and waits for the stream.
+fn collectives(rank: &Rank, begin: &dyn Fn()) -> Result<(), Error> {
+    let count = if rank.is_simulated() { 8 } else { 1 << 20 };
     let (comm, stream) = (rank.communicator()?, rank.stream()?);
-    let (send, recv) = (comm.mem_alloc::<f32>(1 << 20)?, comm.mem_alloc::<f32>(1 << 20)?);
-    let step = || {
+    let (send, recv) = (comm.mem_alloc::<f32>(count)?, comm.mem_alloc::<f32>(count)?);
+    repeat(rank, begin, || {
         for _ in 0..4 {
             comm.all_reduce(&send, &recv, ReduceOp::Sum, &stream)?;
         }
         stream.synchronize()
-    };
-    for _ in 0..WARM_UP {
-        step()?;
-    }
-    rank.barrier()?;
-    env.schedule_kill(rank);
-    loop {
-        step()?;
-    }
+    })
 }
 
-/// The device communicator, window and times of a ping-pong over the network.
-fn resources(rank: &Rank) -> Result<(DevCommResource, Window<u8>, SymmetricBuffer<u64>), Error> {
-    let comm = rank.communicator()?;
-    let requirements = DevCommRequirements::new().gin_connection(GinConnectionType::Full);
-    let dev_comm = comm.create_dev_comm(requirements.gin_signals(BLOCKS))?;
-    let slots = (BLOCKS * ROUNDS) as usize;
-    Ok((dev_comm, comm.window(slots * BYTES)?, comm.mem_alloc(slots)?))
-}
-
-/// Blocks and rounds of a launch, and bytes per message.
-const BLOCKS: u32 = 4;
-const ROUNDS: u32 = 50;
-const BYTES: usize = 1 << 12;
-
-/// Kernels that wait for each other's signals, until one fails.
-fn network(rank: &Rank, env: &RankEnv) -> Result<(), Error> {
-    let (dev_comm, window, nanos) = resources(rank)?;
-    rank.load(&KERNELS)?;
-    let stream = rank.stream()?;
-    let step = || {
-        let put = kernels::gin_put_signal::args(&dev_comm, &window, &window, BYTES, ROUNDS, &nanos);
-        // SAFETY: window and times have room for every round of every block; nothing reads what
-        // arrives.
-        unsafe { put.grid(BLOCKS).block(32).launch(&stream)? };
-        stream.synchronize()
-    };
-    step()?;
-    rank.barrier()?;
-    env.schedule_kill(rank);
-    loop {
-        step()?;
-    }
-}
-
-/// The victim aborts where the others launch a kernel that waits for it.
-fn kernel(rank: &Rank, env: &RankEnv) -> Result<(), Error> {
+/// Kernels that wait for each other.
+fn in_kernels(rank: &Rank, begin: &dyn Fn()) -> Result<(), Error> {
     let comm = rank.communicator()?;
     let (send, recv) = (comm.window::<f32>(1024)?, comm.window::<f32>(1024)?);
     let dev_comm = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(1))?;
     rank.load(&KERNELS)?;
     let stream = rank.stream()?;
-    if rank.rank() == env.victim {
-        env.report(rank.rank(), &now().to_string());
-        // As when killed, no destructor runs.
-        std::process::abort();
-    }
-    // The victim launches no kernel, so this one never ends.
-    let sum = kernels::lsa_allreduce::args(&dev_comm, &send, &recv, 1024);
-    sum.grid(1).block(128).launch(&stream)?;
-    stream.synchronize()
+    repeat(rank, begin, || {
+        let sum = kernels::lsa_allreduce::args(&dev_comm, &send, &recv, 1024);
+        sum.grid(1).block(128).launch(&stream)?;
+        stream.synchronize()
+    })
+}
+
+/// Exchanges on the host.
+fn exchanges(rank: &Rank, begin: &dyn Fn()) -> Result<(), Error> {
+    rank.communicator()?;
+    repeat(rank, begin, || {
+        rank.stream()?;
+        rank.barrier()
+    })
+}
+
+/// Kernels that wait for each other's signals over the network.
+fn network(rank: &Rank, begin: &dyn Fn()) -> Result<(), Error> {
+    const BLOCKS: u32 = 4;
+    /// Bytes per message.
+    const BYTES: usize = 1 << 12;
+    const ROUNDS: u32 = 50;
+    let comm = rank.communicator()?;
+    let requirements = DevCommRequirements::new().gin_connection(GinConnectionType::Full);
+    let dev_comm = comm.create_dev_comm(requirements.gin_signals(BLOCKS))?;
+    let slots = (BLOCKS * ROUNDS) as usize;
+    let (window, nanos) = (comm.window::<u8>(slots * BYTES)?, comm.mem_alloc::<u64>(slots)?);
+    rank.load(&KERNELS)?;
+    let stream = rank.stream()?;
+    repeat(rank, begin, || {
+        let put = kernels::gin_put_signal::args(&dev_comm, &window, &window, BYTES, ROUNDS, &nanos);
+        // SAFETY: window and times have room for every round of every block; nothing reads what
+        // arrives.
+        unsafe { put.grid(BLOCKS).block(32).launch(&stream)? };
+        stream.synchronize()
+    })
 }

@@ -116,4 +116,4 @@ pub use sys::nccl::DEV_COMM_VERSION;
 pub use world::run_test;
 #[cfg(feature = "simulator")]
 pub use world::{Check, check, check_exhaustive, check_pct, check_random, replay};
-pub use world::{GinLoopback, LocalJob, Rank, World, WorldBuilder};
+pub use world::{GinLoopback, LocalJob, Rank, SideChannel, World, WorldBuilder};

@@ -180,7 +180,8 @@ impl Communicator {
     }
 
     /// A communicator that another library created, such as PyTorch. Destroying or dropping it here
-    /// does not end it.
+    /// does not end it. Its ranks neither compare their calls nor notice a lost rank, unless they
+    /// have a channel: `from_raw_with`, or `Rank::communicator_from_raw`.
     ///
     /// NCCL: `ncclCommUserRank`, `ncclCommCount`, `ncclCommCuDevice`, `ncclCommGetAsyncError`.
     ///
@@ -194,6 +195,22 @@ impl Communicator {
     ///
     /// [`Error::InvalidInput`] for NULL or a communicator of another GPU, [`Error::Nccl`].
     pub unsafe fn from_raw(library: &Library, context: &Context, raw: *mut c_void) -> Result<Self> {
+        // SAFETY: the caller's.
+        unsafe { Self::adopt_raw(library, context, raw, |_, _| Ok(None)) }
+    }
+
+    /// As [`from_raw`](Self::from_raw); the ranks exchange over `peers` of this rank and the number
+    /// of ranks.
+    ///
+    /// # Safety
+    ///
+    /// As [`from_raw`](Self::from_raw).
+    pub(crate) unsafe fn adopt_raw(
+        library: &Library,
+        context: &Context,
+        raw: *mut c_void,
+        peers: impl FnOnce(usize, usize) -> Result<Option<Rc<dyn Peers>>>,
+    ) -> Result<Self> {
         if raw.is_null() {
             return Err(Error::invalid("the communicator is NULL"));
         }
@@ -208,7 +225,8 @@ impl Communicator {
                 context.ordinal()
             )));
         }
-        let new = NewComm { library, context, rank, n_ranks, peers: None, blocking: false };
+        let peers = peers(rank, n_ranks)?;
+        let new = NewComm { library, context, rank, n_ranks, peers, blocking: false };
         Ok(new.communicator(CommSlot::from_raw(raw), End::Foreign))
     }
 

@@ -24,6 +24,7 @@ use self::env::{Launched, deadline, launched};
 pub use self::gin_loopback::GinLoopback;
 pub use self::local_job::LocalJob;
 pub use self::rank::Rank;
+pub use self::rendezvous::SideChannel;
 use self::rendezvous::{Peer, RendezvousConfig, host_name};
 use self::run::{run_rank, run_threads};
 use self::signals::Printer;

@@ -1,6 +1,7 @@
 //! One rank of a world, the argument of the function that a world runs.
 
 use std::cell::OnceCell;
+use std::ffi::c_void;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -184,6 +185,34 @@ impl Rank {
         let (rank, n_ranks) = (self.rank(), self.n_ranks());
         let peers: Rc<dyn Peers> = Rc::new(self.rendezvous.clone().checked(checked));
         Communicator::join(&self.library, &self.context, &[id], rank, n_ranks, config, Some(peers))
+    }
+
+    /// A communicator that another library made of the ranks of this world, in their order, such as
+    /// PyTorch's of its default group. Its ranks compare requirements and notice a lost rank over
+    /// the connections of this world; else as [`Communicator::from_raw`]. *Collective*.
+    ///
+    /// # Safety
+    ///
+    /// As [`Communicator::from_raw`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::from_raw`]; [`Error::InvalidInput`] if the communicator has other ranks.
+    pub unsafe fn communicator_from_raw(&self, raw: *mut c_void) -> Result<Communicator> {
+        let peers = |rank, n_ranks| {
+            if (rank, n_ranks) != (self.rank(), self.n_ranks()) {
+                return Err(Error::invalid(format!(
+                    "the communicator has rank {rank} of {n_ranks} here, and the world rank {} of \
+                     {}",
+                    self.rank(),
+                    self.n_ranks()
+                )));
+            }
+            let all: Vec<usize> = (0..n_ranks).collect();
+            Ok(Some(Rc::new(self.rendezvous.subset(&all)?) as Rc<dyn Peers>))
+        };
+        // SAFETY: the caller's.
+        unsafe { Communicator::adopt_raw(&self.library, &self.context, raw, peers) }
     }
 
     /// Loads a program's kernels on this rank's GPU, for launches to its streams.

@@ -17,6 +17,7 @@ mod life;
 mod lifecycle;
 mod one_sided;
 mod requirements;
+mod side_channel;
 mod streams;
 mod support;
 mod survivors;

@@ -5,11 +5,12 @@ use std::io::{self, ErrorKind};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
-use super::acceptor::listen_beside;
+use super::connection::Connection;
 use super::join::RendezvousConfig;
+use super::listen::listen_beside;
 use super::survivors::Members;
-use super::token::{Challenge, Prover};
-use super::wire::{Kind, MAX_PAYLOAD, bad, parse, receive, send, send_json};
+use super::token::{Challenge, Prover, Token};
+use super::wire::{Hello, Kind, MAX_GREETING, MAX_PAYLOAD, bad, json, parse};
 use crate::error::{Error, Result, WorldError};
 
 /// The pause between two attempts to connect.
@@ -18,6 +19,9 @@ const RETRY: Duration = Duration::from_millis(50);
 const MAX_NOTES: usize = 4;
 /// A rank that connected just before its timeout still waits this long for rank 0's answer.
 const MIN_ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
+/// After this long a rank tries again: rank 0 may not run yet, and another process that listens in
+/// its place may never answer.
+const MAX_ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Rank 0 sends a message every second while it waits. Without one for this long, its process or
 /// its host is considered dead.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(15);
@@ -25,7 +29,7 @@ const SILENCE_TIMEOUT: Duration = Duration::from_secs(15);
 const NO_TOKEN: &str = "what listens there does not have the job's token (DEVCOMM_JOB_TOKEN)";
 
 /// Joins the rendezvous of rank 0. Returns the members and the connection to rank 0.
-pub(super) fn join(config: &RendezvousConfig) -> Result<(Members, TcpStream)> {
+pub(super) fn join(config: &RendezvousConfig) -> Result<(Members, Connection)> {
     let start = Instant::now();
     let mut notes: Vec<String> = Vec::new();
     loop {
@@ -58,7 +62,7 @@ pub(super) fn join(config: &RendezvousConfig) -> Result<(Members, TcpStream)> {
 
 /// As [`join`], for the ranks that are left after a loss. `None` if the process of what would be
 /// rank 0 has ended.
-pub(super) fn join_survivors(config: &RendezvousConfig) -> Result<Option<(Members, TcpStream)>> {
+pub(super) fn join_survivors(config: &RendezvousConfig) -> Result<Option<(Members, Connection)>> {
     let start = Instant::now();
     loop {
         let left = config.timeout.saturating_sub(start.elapsed());
@@ -77,46 +81,59 @@ pub(super) fn join_survivors(config: &RendezvousConfig) -> Result<Option<(Member
     }
 }
 
-fn try_join(config: &RendezvousConfig, left: Duration) -> Result<(Members, TcpStream), JoinError> {
-    let mut stream = connect(&config.host, config.port, left)?;
-    let listener = listen_beside(&config.host, stream.local_addr()?.ip())?;
+fn try_join(config: &RendezvousConfig, left: Duration) -> Result<(Members, Connection), JoinError> {
+    let connection = Connection::new(connect(&config.host, config.port, left)?)?;
+    let listener = listen_beside(&config.host, connection.stream().local_addr()?.ip())?;
     let hello = config.hello(listener.local_addr()?.port())?;
-    send_json(&mut stream, Kind::Hello, &hello)?;
-    let mut is_root = config.token.is_none();
+    connection.send(Kind::Hello, &[&json(&hello)])?;
     // Rank 0 may not run yet: it may inherit a socket that already accepts connections.
-    stream.set_read_timeout(Some(left.max(MIN_ANSWER_TIMEOUT)))?;
+    let mut deadline = Instant::now() + left.clamp(MIN_ANSWER_TIMEOUT, MAX_ANSWER_TIMEOUT);
+    if let Some(token) = &config.token {
+        prove(&connection, &hello, token, deadline)?;
+    }
     loop {
-        let (kind, payload) = receive(&mut stream, MAX_PAYLOAD)?;
+        let (kind, payload) = connection.receive(MAX_PAYLOAD, deadline)?;
         let fatal = |why: String| Err(JoinError::Fatal(config.error(why)));
         return match kind {
-            Kind::Challenge => {
-                let Challenge { nonce, proof } = parse(&payload)?;
-                let token = config.token.as_ref().ok_or_else(|| bad("a challenge"))?;
-                is_root = token.verify(Prover::Root, &hello, &nonce, &proof);
-                if !is_root {
-                    return Err(bad(NO_TOKEN).into());
-                }
-                send(&mut stream, Kind::Proof, &token.proof(Prover::Other, &hello, &nonce))?;
-                continue;
-            }
-            // Only rank 0 is believed.
-            Kind::Waiting | Kind::Welcome | Kind::Missing if !is_root => Err(bad(NO_TOKEN).into()),
             Kind::Waiting => {
                 // From here on only rank 0's timeout counts.
-                stream.set_read_timeout(Some(SILENCE_TIMEOUT))?;
+                deadline = Instant::now() + SILENCE_TIMEOUT;
                 continue;
             }
             Kind::Welcome => {
                 let members = Members::new(config, parse(&payload)?, listener);
-                members.map(|members| (members, stream)).map_err(JoinError::Fatal)
+                members.map(|members| (members, connection)).map_err(JoinError::Fatal)
             }
             Kind::Missing => Err(JoinError::Fatal(config.missing(parse(&payload)?))),
-            Kind::Refused => {
-                fatal(format!("rank 0 refused this rank: {}", String::from_utf8_lossy(&payload)))
-            }
+            Kind::Refused => fatal(refused(&payload)),
             other => fatal(format!("rank 0 answered with {other:?}")),
         };
     }
+}
+
+/// Both prove that they have the token. Until then nothing is believed: all errors lead to another
+/// attempt, since it may not be rank 0 that answers.
+fn prove(
+    connection: &Connection,
+    hello: &Hello,
+    token: &Token,
+    deadline: Instant,
+) -> io::Result<()> {
+    match connection.receive(MAX_GREETING, deadline)? {
+        (Kind::Challenge, payload) => {
+            let Challenge { nonce, proof } = parse(&payload)?;
+            if !token.verify(Prover::Root, hello, &nonce, &proof) {
+                return Err(bad(NO_TOKEN));
+            }
+            connection.send(Kind::Proof, &[&token.proof(Prover::Other, hello, &nonce)]).map(drop)
+        }
+        (Kind::Refused, payload) => Err(bad(format!("{NO_TOKEN}: {}", refused(&payload)))),
+        _ => Err(bad(NO_TOKEN)),
+    }
+}
+
+fn refused(why: &[u8]) -> String {
+    format!("rank 0 refused this rank: {}", String::from_utf8_lossy(why))
 }
 
 /// Why an attempt to join failed.

@@ -1,7 +1,6 @@
 //! Heartbeats: each process says at intervals that it runs. One that says nothing until the
 //! deadline counts as lost, as one that was stopped does, whose connection stays open.
 
-use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -36,21 +35,6 @@ impl Silence {
 
 pub(super) fn interval(deadline: Option<Duration>) -> Duration {
     deadline.map_or(INTERVAL, |deadline| (deadline / INTERVALS).min(INTERVAL))
-}
-
-/// Starts a thread that calls `beat` at each interval, until it returns false.
-pub(super) fn start(
-    rank: usize,
-    deadline: Option<Duration>,
-    beat: impl Fn() -> bool + Send + 'static,
-) -> io::Result<()> {
-    let beats = move || {
-        while beat() {
-            std::thread::sleep(interval(deadline));
-        }
-    };
-    let thread = std::thread::Builder::new().name(format!("devcomm-heart-{rank}"));
-    thread.spawn(beats).map(drop)
 }
 
 #[cfg(test)]

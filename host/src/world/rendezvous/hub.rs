@@ -57,14 +57,7 @@ impl Exchange {
         let present: Vec<usize> =
             members().filter(|(_, part)| part.is_some()).map(|(rank, _)| rank).collect();
         let call = self.parts.iter().flatten().find_map(|(_, bytes)| call_of(bytes));
-        let call = call.unwrap_or_else(|| "an exchange".to_owned());
-        let verb = if absent.len() == 1 { "has" } else { "have" };
-        let why = format!(
-            "after {} s in {call}, {} waited and {} {verb} not come",
-            waited.as_secs(),
-            ranks(&present),
-            ranks(&absent)
-        );
+        let why = absence(waited, call, &present, &absent);
         Some((*absent.first()?, why))
     }
 
@@ -74,6 +67,19 @@ impl Exchange {
             self.subset.members().iter().zip(&self.parts).filter(|(_, part)| part.is_none());
         awaited.map(|(&rank, _)| rank).find(|&rank| finished[rank])
     }
+}
+
+/// Why ranks that have not come to an exchange count as lost.
+pub(super) fn absence(
+    waited: Duration,
+    call: Option<String>,
+    present: &[usize],
+    absent: &[usize],
+) -> String {
+    let call = call.unwrap_or_else(|| "an exchange".to_owned());
+    let verb = if absent.len() == 1 { "has" } else { "have" };
+    let (seconds, present, absent) = (waited.as_secs(), ranks(present), ranks(absent));
+    format!("after {seconds} s in {call}, {present} waited and {absent} {verb} not come")
 }
 
 /// The result of an exchange, once it is complete, for the ranks that wait for it.

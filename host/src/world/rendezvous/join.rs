@@ -76,12 +76,12 @@ impl RendezvousConfig {
         let joined = match (self.rank, self.n_ranks) {
             (_, 1) => alone(self),
             (0, _) => {
-                let (members, streams) = acceptor::wait_for_all(self)?;
-                members.start_root(streams)?
+                let (members, connections) = acceptor::wait_for_all(self)?;
+                members.start_root(connections)?
             }
             _ => {
-                let (members, stream) = connect::join(self)?;
-                members.start_client(stream)?
+                let (members, connection) = connect::join(self)?;
+                members.start_client(connection)?
             }
         };
         Ok(Rendezvous::new(joined))

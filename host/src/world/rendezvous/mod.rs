@@ -4,15 +4,23 @@
 //! that are threads share a hub in memory ([`hub`]). Ranks that are processes use TCP ([`join`],
 //! [`tcp`]), with the hub in rank 0.
 //!
+//! The ranks of another library's communicator may exchange over a store of keys and values that
+//! the caller passes ([`side_channel`]).
+//!
 //! Its operation is an exchange: an all-gather of bytes on the host. A subset of the ranks can
 //! exchange ([`Rendezvous::subset`]), at the same time as other subsets; [`subset`] says how the
 //! exchanges are distinguished. Lost and finished ranks are always those of the whole world.
 
 mod acceptor;
 mod connect;
+mod connection;
 mod heartbeat;
 mod hub;
 mod join;
+mod listen;
+mod service;
+mod side_channel;
+mod strangers;
 mod subset;
 mod survivors;
 mod tcp;
@@ -24,6 +32,7 @@ use std::sync::{Arc, OnceLock};
 
 pub(super) use self::hub::{Hub, ThreadTransport};
 pub(super) use self::join::RendezvousConfig;
+pub use self::side_channel::SideChannel;
 use self::subset::{Subset, SubsetIds};
 pub(super) use self::survivors::Joined;
 pub(super) use self::token::Token;
@@ -171,8 +180,7 @@ impl Rendezvous {
     }
 
     fn gather(&self, bytes: &[u8], cancelled: Cancelled<'_>) -> Result<Gathered> {
-        // The contributions of all ranks must fit into one frame.
-        let limit = wire::MAX_PAYLOAD / self.n_ranks() - size_of::<u32>();
+        let limit = wire::max_contribution(self.n_ranks());
         if bytes.len() > limit {
             return Err(Error::invalid(format!(
                 "{} bytes in an exchange of {} ranks; at most {limit} per rank are allowed",

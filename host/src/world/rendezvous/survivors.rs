@@ -10,6 +10,7 @@
 use std::net::TcpListener;
 use std::sync::Arc;
 
+use super::connection::Connection;
 use super::join::RendezvousConfig;
 use super::tcp::{TcpClient, TcpRoot};
 use super::wire::{Member, Peer};
@@ -49,19 +50,19 @@ impl Members {
     }
 
     /// The world whose rank 0 this is, with the connections to the others.
-    pub(super) fn start_root(self, streams: Vec<std::net::TcpStream>) -> Result<Joined> {
+    pub(super) fn start_root(self, connections: Vec<Connection>) -> Result<Joined> {
         let (config, hosts) = (self.config.clone(), self.hosts());
         if hosts.len() == 1 {
             return Ok(alone(&config));
         }
-        let root = TcpRoot::start(streams, self).map_err(|error| config.error(error))?;
+        let root = TcpRoot::start(connections, self).map_err(|error| config.error(error))?;
         Ok(Joined { rank: config.rank, hosts, transport: Arc::new(root) })
     }
 
-    /// A world whose rank 0 is at the other end of `stream`.
-    pub(super) fn start_client(self, stream: std::net::TcpStream) -> Result<Joined> {
+    /// A world whose rank 0 is at the other end of `connection`.
+    pub(super) fn start_client(self, connection: Connection) -> Result<Joined> {
         let (config, hosts) = (self.config.clone(), self.hosts());
-        let client = TcpClient::start(stream, self).map_err(|error| config.error(error))?;
+        let client = TcpClient::start(connection, self).map_err(|error| config.error(error))?;
         Ok(Joined { rank: config.rank, hosts, transport: Arc::new(client) })
     }
 
@@ -74,13 +75,13 @@ impl Members {
         let own = self.config.rank;
         for first in (0..own).filter(|rank| *rank != lost) {
             let config = self.survivors_at(first);
-            if let Some((members, stream)) = connect::join_survivors(&config)? {
-                return members.start_client(stream);
+            if let Some((members, connection)) = connect::join_survivors(&config)? {
+                return members.start_client(connection);
             }
         }
         let config = self.survivors_at(own);
-        let (members, streams) = acceptor::wait_for_survivors(&config, self, lost)?;
-        members.start_root(streams)
+        let (members, connections) = acceptor::wait_for_survivors(&config, self, lost)?;
+        members.start_root(connections)
     }
 
     /// How the ranks that are left join, if rank `first` is the first of them.

@@ -4,64 +4,51 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use socket2::{SockRef, TcpKeepalive};
 
 use super::Transport;
+use super::connection::Connection;
 use super::heartbeat::{self, Silence};
 use super::hub::{ExchangeState, Hub, Outcome};
+use super::service::{Links, Running, Service};
 use super::subset::Subset;
 use super::survivors::{Joined, Members};
 use super::wire::{
-    self, Kind, LostRank, MAX_FRAME, bad, contribution_header, pack, parse, read_contribution,
-    receive, send_all, unpack,
+    self, Kind, LostRank, bad, contribution_header, json, max_contribution, pack, parse,
+    read_contribution, unpack,
 };
 use crate::communicator::peers::{Cancelled, Gathered, NEVER};
 use crate::device::{Health, recorder};
 use crate::error::Result;
 use crate::machine::{Machine, Shared};
 
-/// A peer that reads nothing for this long counts as dead.
-const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a rank that closes its connection waits for its peer to have read everything.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// The interval of the three TCP keepalive probes, which detect a host that went down.
 const KEEPALIVE: Duration = Duration::from_secs(5);
 
-/// Sets a connection's options after the rank has joined.
-fn configure(stream: &TcpStream) -> io::Result<()> {
-    stream.set_read_timeout(None)?;
-    stream.set_write_timeout(Some(WRITE_TIMEOUT))?;
-    stream.set_nodelay(true)?;
+/// The connections to ranks that have joined.
+fn links(connections: Vec<Connection>) -> io::Result<Links> {
     let keepalive =
         TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE).with_retries(3);
-    SockRef::from(stream).set_tcp_keepalive(&keepalive)
+    let configure =
+        |connection: &Connection| SockRef::from(connection.stream()).set_tcp_keepalive(&keepalive);
+    connections.iter().try_for_each(configure)?;
+    Links::new(connections)
 }
 
 fn closed(error: &io::Error) -> String {
     format!("its connection closed ({error}): its process or its host may have gone down")
 }
 
-/// Waits, at most [`CLOSE_TIMEOUT`], until the reader threads, which have references to `shared`
-/// too, have ended. If a socket is closed with unread data, TCP resets the connection, and its peer
-/// may lose messages, such as why a rank is lost.
-fn wait_for_readers<T>(shared: &Arc<T>) {
-    let start = Instant::now();
-    while Arc::strong_count(shared) > 1 && start.elapsed() < CLOSE_TIMEOUT {
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
 /// The state of rank 0: the hub, and the connections to the other ranks.
 struct Root {
     hub: Hub,
     /// The connection of rank `i` has index `i - 1`.
-    writers: Vec<Mutex<TcpStream>>,
+    links: Links,
     /// The silence of rank `i` has index `i - 1`.
     silences: Vec<Silence>,
     /// Whether a lost rank was reported to the other ranks.
@@ -71,20 +58,11 @@ struct Root {
 
 impl Root {
     fn n_ranks(&self) -> usize {
-        1 + self.writers.len()
-    }
-
-    /// Sends a frame to one other rank.
-    fn send_to(&self, rank: usize, kind: Kind, payload: &[&[u8]]) {
-        let mut writer = self.writers[rank - 1].lock();
-        if send_all(&mut *writer, kind, payload).is_err() {
-            // The thread that reads the connection then finds it closed, and reports the rank.
-            let _ = writer.shutdown(Shutdown::Both);
-        }
+        1 + self.links.len()
     }
 
     fn send_to_all(&self, kind: Kind, payload: &[u8]) {
-        (1..self.n_ranks()).for_each(|rank| self.send_to(rank, kind, &[payload]));
+        (0..self.links.len()).for_each(|index| self.links.send(index, kind, &[payload]));
     }
 
     // The functions below send to the other ranks before they wake rank 0's thread, which may then
@@ -103,7 +81,8 @@ impl Root {
                 let (payload, outcome) = (pack(&complete.all), complete.outcome.clone());
                 for (&member, request) in subset.members().iter().zip(&complete.requests) {
                     if member > 0 {
-                        self.send_to(member, Kind::Gathered, &[&request.to_le_bytes(), &payload]);
+                        let payload = [&request.to_le_bytes(), payload.as_slice()];
+                        self.links.send(member - 1, Kind::Gathered, &payload);
                     }
                 }
                 self.hub.publish(complete);
@@ -121,6 +100,9 @@ impl Root {
     fn handle_contribution(&self, rank: usize, payload: &[u8]) -> io::Result<()> {
         let part = read_contribution(payload)?;
         let subset = Arc::new(Subset::from_key(part.subset, self.n_ranks())?);
+        if part.bytes.len() > max_contribution(subset.members().len()) {
+            return Err(bad(format!("{} bytes in an exchange", part.bytes.len())));
+        }
         self.contribute(rank, &subset, part.request, part.bytes);
         Ok(())
     }
@@ -156,7 +138,7 @@ impl Root {
         let mut announced = self.announced.lock();
         if !*announced {
             *announced = true;
-            self.send_to_all(Kind::Lost, &serde_json::to_vec(lost).unwrap_or_default());
+            self.send_to_all(Kind::Lost, &json(lost));
         }
         match lost.absent {
             true => self.hub.mark_absent(lost.rank, &lost.why),
@@ -164,8 +146,44 @@ impl Root {
         }
     }
 
-    /// Tells the other ranks that this one runs, and finds those that no longer do, or that others
-    /// have waited for too long. Whether to go on.
+    /// Handles a frame of a rank, or the end of its connection. Fails with why it counts as lost.
+    fn take(&self, rank: usize, received: io::Result<(Kind, Vec<u8>)>) -> Result<(), String> {
+        let sent = |error| format!("it sent {error}");
+        let (kind, payload) = received.map_err(|error| closed(&error))?;
+        match kind {
+            Kind::Alive => {}
+            Kind::Contribute => self.handle_contribution(rank, &payload).map_err(sent)?,
+            Kind::Withdraw => self.handle_withdrawal(rank, &payload).map_err(sent)?,
+            Kind::Finished => self.mark_finished(rank),
+            Kind::Failed => return Err(String::from_utf8_lossy(&payload).into_owned()),
+            Kind::Lost => {
+                let lost: LostRank = parse(&payload).map_err(sent)?;
+                self.mark_lost(0, &lost.why);
+            }
+            other => return Err(format!("it sent an unexpected {other:?} frame")),
+        }
+        Ok(())
+    }
+}
+
+impl Service for Root {
+    fn links(&self) -> &Links {
+        &self.links
+    }
+
+    fn handle(&self, index: usize, received: io::Result<(Kind, Vec<u8>)>) -> bool {
+        self.silences[index].end();
+        if received.is_err() && self.hub.is_finished() {
+            return false;
+        }
+        let taken = self.take(index + 1, received);
+        if let Err(why) = &taken {
+            self.mark_lost(index + 1, why);
+        }
+        taken.is_ok()
+    }
+
+    /// Also finds ranks that others have waited for too long.
     fn beat(&self) -> bool {
         self.send_to_all(Kind::Alive, &[]);
         let deadline = self.hub.health().deadline();
@@ -174,77 +192,29 @@ impl Root {
                 self.mark_absent(rank, why);
             }
         }
-        self.hub.beat(heartbeat::interval(deadline));
+        self.hub.beat(self.interval());
         if let Some((rank, why)) = self.hub.absent() {
             self.mark_absent(rank, why);
         }
         !self.hub.is_finished() && !self.hub.health().is_lost()
     }
 
-    /// Handles the frames of one rank until its connection ends.
-    fn serve(&self, rank: usize, mut stream: TcpStream) {
-        self.read_frames(rank, &mut stream);
-        let _ = stream.shutdown(Shutdown::Both);
-    }
-
-    fn read_frames(&self, rank: usize, stream: &mut TcpStream) {
-        loop {
-            let received = receive(stream, MAX_FRAME);
-            self.silences[rank - 1].end();
-            match received {
-                Ok((Kind::Alive, _)) => {}
-                Ok((Kind::Contribute, payload)) => {
-                    if let Err(error) = self.handle_contribution(rank, &payload) {
-                        return self.mark_lost(rank, &format!("it sent {error}"));
-                    }
-                }
-                Ok((Kind::Withdraw, payload)) => {
-                    if let Err(error) = self.handle_withdrawal(rank, &payload) {
-                        return self.mark_lost(rank, &format!("it sent {error}"));
-                    }
-                }
-                Ok((Kind::Finished, _)) => self.mark_finished(rank),
-                Ok((Kind::Failed, why)) => {
-                    return self.mark_lost(rank, &String::from_utf8_lossy(&why));
-                }
-                Ok((Kind::Lost, payload)) => match parse::<LostRank>(&payload) {
-                    Ok(lost) => return self.mark_lost(0, &lost.why),
-                    Err(error) => return self.mark_lost(rank, &format!("it sent {error}")),
-                },
-                Ok((kind, _)) => {
-                    return self.mark_lost(rank, &format!("it sent an unexpected {kind:?} frame"));
-                }
-                Err(_) if self.hub.is_finished() => return,
-                Err(error) => return self.mark_lost(rank, &closed(&error)),
-            }
-        }
+    fn interval(&self) -> Duration {
+        heartbeat::interval(self.hub.health().deadline())
     }
 }
 
 /// The transport of rank 0.
-pub(super) struct TcpRoot(Arc<Root>);
+pub(super) struct TcpRoot(Running<Root>);
 
 impl TcpRoot {
-    /// `streams` are the connections of ranks 1, 2, ..., which have joined.
-    pub(super) fn start(streams: Vec<TcpStream>, members: Members) -> io::Result<Self> {
-        let deadline = members.config.deadline;
-        streams.iter().try_for_each(configure)?;
-        let readers: Vec<TcpStream> =
-            streams.iter().map(TcpStream::try_clone).collect::<Result<_, _>>()?;
-        let hub = Hub::new(Machine::Gpus, 1 + streams.len(), deadline);
-        let silences = streams.iter().map(|_| Silence::default()).collect();
-        let writers = streams.into_iter().map(Mutex::new).collect();
-        let announced = Mutex::new(false);
-        let root = Arc::new(Root { hub, writers, silences, announced, members });
-        for (index, stream) in readers.into_iter().enumerate() {
-            let (root, rank) = (Arc::clone(&root), index + 1);
-            std::thread::Builder::new()
-                .name(format!("devcomm-rank-{rank}"))
-                .spawn(move || root.serve(rank, stream))?;
-        }
-        let weak = Arc::downgrade(&root);
-        heartbeat::start(0, deadline, move || weak.upgrade().is_some_and(|root| root.beat()))?;
-        Ok(Self(root))
+    /// `connections` are those of ranks 1, 2, ..., which have joined.
+    pub(super) fn start(connections: Vec<Connection>, members: Members) -> io::Result<Self> {
+        let hub = Hub::new(Machine::Gpus, 1 + connections.len(), members.config.deadline);
+        let silences = connections.iter().map(|_| Silence::default()).collect();
+        let (links, announced) = (links(connections)?, Mutex::new(false));
+        let root = Root { hub, links, silences, announced, members };
+        Running::start(0, root).map(Self)
     }
 }
 
@@ -284,13 +254,6 @@ impl Drop for TcpRoot {
     fn drop(&mut self) {
         // From here on, ranks that close their connections are not reported as lost.
         *self.0.announced.lock() = true;
-        for writer in &self.0.writers {
-            let _ = writer.lock().shutdown(Shutdown::Write);
-        }
-        wait_for_readers(&self.0);
-        for writer in &self.0.writers {
-            let _ = writer.lock().shutdown(Shutdown::Both);
-        }
     }
 }
 
@@ -298,7 +261,8 @@ impl Drop for TcpRoot {
 struct Client {
     state: Shared<ClientState>,
     health: Arc<Health>,
-    writer: Mutex<TcpStream>,
+    /// The connection to rank 0.
+    links: Links,
     /// The silence of rank 0.
     silence: Silence,
     /// The request number of the next exchange.
@@ -331,56 +295,8 @@ impl Client {
         })
     }
 
-    fn read_frames(&self, mut stream: TcpStream) {
-        loop {
-            let received = receive(&mut stream, MAX_FRAME);
-            self.silence.end();
-            let handled = received.and_then(|(kind, payload)| match kind {
-                Kind::Alive => Ok(()),
-                Kind::Gathered => self.handle_gathered(&payload),
-                Kind::Finished => {
-                    self.state.change(|state| state.finished = true);
-                    Ok(())
-                }
-                Kind::Lost => {
-                    let lost: LostRank = parse(&payload)?;
-                    if lost.absent {
-                        recorder::print_all();
-                    }
-                    self.mark_lost(lost.rank, &lost.why);
-                    Ok(())
-                }
-                other => Err(bad(format!("an unexpected {other:?} frame"))),
-            });
-            if let Err(error) = handled {
-                if !self.state.lock().finished {
-                    self.mark_lost(0, &closed(&error));
-                }
-                let _ = stream.shutdown(Shutdown::Both);
-                return;
-            }
-        }
-    }
-
     fn send(&self, kind: Kind, payload: &[&[u8]]) {
-        let mut writer = self.writer.lock();
-        if send_all(&mut *writer, kind, payload).is_err() {
-            // The reader thread continues: rank 0 may have sent the reason before it closed.
-            let _ = writer.shutdown(Shutdown::Write);
-        }
-    }
-
-    /// Tells rank 0 that this rank runs. Whether to go on.
-    fn beat(&self) -> bool {
-        self.send(Kind::Alive, &[]);
-        if let Some(why) = self.silence.grow(self.health.deadline()) {
-            recorder::print_all();
-            // For the case that it goes on later.
-            let lost = LostRank { rank: 0, why: why.clone(), absent: true };
-            self.send(Kind::Lost, &[&serde_json::to_vec(&lost).unwrap_or_default()]);
-            self.mark_lost(0, &why);
-        }
-        !self.state.lock().finished && !self.health.is_lost()
+        self.links.send(0, kind, payload);
     }
 
     /// Waits until `ready` returns a value, a rank is lost, or `cancelled` fails.
@@ -396,30 +312,70 @@ impl Client {
     }
 }
 
+impl Service for Client {
+    fn links(&self) -> &Links {
+        &self.links
+    }
+
+    fn handle(&self, _: usize, received: io::Result<(Kind, Vec<u8>)>) -> bool {
+        self.silence.end();
+        let handled = received.and_then(|(kind, payload)| {
+            match kind {
+                Kind::Alive => {}
+                Kind::Gathered => self.handle_gathered(&payload)?,
+                Kind::Finished => self.state.change(|state| state.finished = true),
+                Kind::Lost => {
+                    let lost: LostRank = parse(&payload)?;
+                    if lost.absent {
+                        recorder::print_all();
+                    }
+                    self.mark_lost(lost.rank, &lost.why);
+                }
+                other => return Err(bad(format!("an unexpected {other:?} frame"))),
+            }
+            Ok(())
+        });
+        if let Err(error) = &handled
+            && !self.state.lock().finished
+        {
+            self.mark_lost(0, &closed(error));
+        }
+        handled.is_ok()
+    }
+
+    fn beat(&self) -> bool {
+        self.send(Kind::Alive, &[]);
+        if let Some(why) = self.silence.grow(self.health.deadline()) {
+            recorder::print_all();
+            // For the case that it goes on later.
+            let lost = LostRank { rank: 0, why: why.clone(), absent: true };
+            self.send(Kind::Lost, &[&json(&lost)]);
+            self.mark_lost(0, &why);
+        }
+        !self.state.lock().finished && !self.health.is_lost()
+    }
+
+    fn interval(&self) -> Duration {
+        heartbeat::interval(self.health.deadline())
+    }
+}
+
 /// The transport of a rank other than 0.
-pub(super) struct TcpClient(Arc<Client>);
+pub(super) struct TcpClient(Running<Client>);
 
 impl TcpClient {
-    /// `stream` is the connection to rank 0, after joining.
-    pub(super) fn start(stream: TcpStream, members: Members) -> io::Result<Self> {
+    /// `connection` is the one to rank 0, after joining.
+    pub(super) fn start(connection: Connection, members: Members) -> io::Result<Self> {
         let (rank, deadline) = (members.config.rank, members.config.deadline);
-        configure(&stream)?;
-        let reader = stream.try_clone()?;
-        let client = Arc::new(Client {
+        let client = Client {
             state: Shared::new(Machine::Gpus, ClientState::default()),
             health: Health::new(Machine::Gpus, deadline),
-            writer: Mutex::new(stream),
+            links: links(vec![connection])?,
             silence: Silence::default(),
             next: AtomicU64::new(0),
             members,
-        });
-        let shared = Arc::clone(&client);
-        std::thread::Builder::new()
-            .name(format!("devcomm-rank-{rank}"))
-            .spawn(move || shared.read_frames(reader))?;
-        let weak = Arc::downgrade(&client);
-        heartbeat::start(rank, deadline, move || weak.upgrade().is_some_and(|this| this.beat()))?;
-        Ok(Self(client))
+        };
+        Running::start(rank, client).map(Self)
     }
 }
 
@@ -461,13 +417,5 @@ impl Transport for TcpClient {
 
     fn join_survivors(&self, lost: usize) -> Result<Joined> {
         self.0.members.join_survivors(lost)
-    }
-}
-
-impl Drop for TcpClient {
-    fn drop(&mut self) {
-        let _ = self.0.writer.lock().shutdown(Shutdown::Write);
-        wait_for_readers(&self.0);
-        let _ = self.0.writer.lock().shutdown(Shutdown::Both);
     }
 }

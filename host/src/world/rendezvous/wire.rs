@@ -1,7 +1,7 @@
 //! The protocol of rendezvous connections: a frame is one byte of kind, four bytes of length, and
 //! the payload.
 
-use std::io::{self, Read, Write};
+use std::io;
 
 use devcomm_locate::NcclVersion;
 use serde::{Deserialize, Serialize};
@@ -11,6 +11,11 @@ use super::token::Nonce;
 
 /// The most bytes of an exchange, all ranks together.
 pub(crate) const MAX_PAYLOAD: usize = 64 << 20;
+/// The most bytes that each of some ranks can contribute: those of all must fit into one frame.
+pub(crate) fn max_contribution(n_ranks: usize) -> usize {
+    (MAX_PAYLOAD / n_ranks.max(1)).saturating_sub(size_of::<u32>())
+}
+
 /// The largest payload of a frame: an exchange, a subset's key, the key's length, the request
 /// number.
 pub(crate) const MAX_FRAME: usize = MAX_PAYLOAD + MAX_KEY + 16;
@@ -116,43 +121,32 @@ pub(crate) struct MissingRanks {
     pub notes: Vec<String>,
 }
 
-pub(crate) fn send(to: &mut impl Write, kind: Kind, payload: &[u8]) -> io::Result<()> {
-    send_all(to, kind, &[payload])
-}
+/// The number of bytes before the payload of a frame.
+pub(crate) const HEAD: usize = 5;
 
-/// Sends a payload that consists of several slices.
-pub(crate) fn send_all(to: &mut impl Write, kind: Kind, pieces: &[&[u8]]) -> io::Result<()> {
-    let length: usize = pieces.iter().map(|piece| piece.len()).sum();
+/// What precedes a payload of `length` bytes.
+pub(crate) fn header(kind: Kind, length: usize) -> io::Result<[u8; HEAD]> {
     if length > MAX_FRAME {
         return Err(bad(format!("a frame of {length} bytes is too long")));
     }
-    // One write per frame.
-    let mut frame = Vec::with_capacity(5 + length);
-    frame.push(kind as u8);
-    frame.extend_from_slice(&(length as u32).to_le_bytes());
-    pieces.iter().for_each(|piece| frame.extend_from_slice(piece));
-    to.write_all(&frame)
+    let [a, b, c, d] = (length as u32).to_le_bytes();
+    Ok([kind as u8, a, b, c, d])
 }
 
-pub(crate) fn send_json(to: &mut impl Write, kind: Kind, value: &impl Serialize) -> io::Result<()> {
-    send(to, kind, &serde_json::to_vec(value)?)
-}
-
-pub(crate) fn receive(from: &mut impl Read, limit: usize) -> io::Result<(Kind, Vec<u8>)> {
-    let mut head = [0; 5];
-    from.read_exact(&mut head)?;
+/// The kind of a frame and the length of its payload, at most `limit`.
+pub(crate) fn read_header(head: [u8; HEAD], limit: usize) -> io::Result<(Kind, usize)> {
     let [kind, length @ ..] = head;
     let kind = Kind::from_byte(kind).ok_or_else(|| bad("not a rank of this program"))?;
     let length = u32::from_le_bytes(length) as usize;
     if length > limit {
         return Err(bad(format!("a frame of {length} bytes, but at most {limit} are allowed")));
     }
-    let mut payload = Vec::new();
-    from.take(length as u64).read_to_end(&mut payload)?;
-    if payload.len() < length {
-        return Err(io::ErrorKind::UnexpectedEof.into());
-    }
-    Ok((kind, payload))
+    Ok((kind, length))
+}
+
+pub(crate) fn json(value: &impl Serialize) -> Vec<u8> {
+    // The types of these frames can be written as JSON.
+    serde_json::to_vec(value).unwrap_or_default()
 }
 
 pub(crate) fn parse<'a, T: Deserialize<'a>>(payload: &'a [u8]) -> io::Result<T> {
@@ -223,26 +217,6 @@ pub(crate) fn bad(what: impl Into<String>) -> io::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_frame_arrives_as_it_was_sent() {
-        let mut buffer = Vec::new();
-        send(&mut buffer, Kind::Contribute, b"abc").unwrap();
-        send(&mut buffer, Kind::Finished, b"").unwrap();
-        let mut from = buffer.as_slice();
-        assert_eq!(receive(&mut from, 16).unwrap(), (Kind::Contribute, b"abc".to_vec()));
-        assert_eq!(receive(&mut from, 16).unwrap(), (Kind::Finished, Vec::new()));
-        assert_eq!(receive(&mut from, 16).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
-    }
-
-    #[test]
-    fn garbage_is_an_error_and_allocates_nothing() {
-        for bytes in
-            [&b"GET / HTTP/1.1\r\n"[..], &[0xd1, 255, 255, 255, 255], &[0xd1, 9, 0, 0, 0, 1]]
-        {
-            assert!(receive(&mut &bytes[..], MAX_GREETING).is_err());
-        }
-    }
 
     #[test]
     fn a_part_is_read_as_it_was_written_and_garbage_is_refused() {

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::processes::{as_rank, job, print_to, printed_by};
+use super::processes::{as_rank, job, print_to, printed_by, require_nothing_left, shared_memory};
 use super::*;
 use crate::communicator::peers::{NEVER, Peers};
 use crate::error::{Error, WorldError};
@@ -136,7 +136,7 @@ fn whoever_is_stopped_all_others_end_and_name_it() {
     if let Some(config) = as_rank(TEST) {
         exchange_until_lost(&config);
     }
-    let folder = tempfile::tempdir().unwrap();
+    let (folder, shared_before) = (tempfile::tempdir().unwrap(), shared_memory());
     let stops = number_of("DEVCOMM_STOPS", STOPS);
     let next = std::sync::atomic::AtomicUsize::new(0);
     thread::scope(|scope| {
@@ -152,4 +152,5 @@ fn whoever_is_stopped_all_others_end_and_name_it() {
             });
         }
     });
+    require_nothing_left(folder.path(), &shared_before);
 }

@@ -8,7 +8,7 @@ use std::process::ExitStatus;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::processes::{as_rank, job};
+use super::processes::{as_rank, job, require_nothing_left, shared_memory};
 use super::*;
 use crate::error::{Error, WorldError};
 use crate::world::local_job::Ranks;
@@ -25,8 +25,6 @@ const JOIN_LIMIT: Duration = Duration::from_secs(1);
 const DEADLINE: Duration = Duration::from_secs(10);
 /// Exit code of a rank: ranks were missing.
 const MISSING: i32 = 50;
-/// Exit code of a rank: another job had rank 0's port by then, and refused this rank.
-const REFUSED: i32 = 51;
 /// Exit code of a rank, plus the number of the rank that was lost.
 const LOST: i32 = 100;
 
@@ -54,9 +52,6 @@ fn run_as_rank(config: &RendezvousConfig) -> ! {
     let code = match exchange_until_lost(config) {
         Err(Error::World(WorldError::RankLost { rank, .. })) => LOST + rank as i32,
         Err(Error::World(WorldError::RanksMissing { .. })) => MISSING,
-        Err(Error::World(WorldError::Rendezvous { why, .. })) if why.contains("another job") => {
-            REFUSED
-        }
         other => {
             eprintln!("{other:?}");
             1
@@ -120,7 +115,6 @@ fn kill_one(seed: usize, folder: &Path) -> Option<Outcome> {
         let lost = Some(LOST + victim as i32);
         let expected = match code {
             Some(MISSING) => joining,
-            Some(REFUSED) => joining && victim == 0,
             code => code == lost,
         };
         assert!(
@@ -132,24 +126,12 @@ fn kill_one(seed: usize, folder: &Path) -> Option<Outcome> {
     Some(Outcome { took, joining })
 }
 
-/// All processes with this folder in their environment.
-fn left_over(folder: &Path) -> Vec<String> {
-    let folder = folder.to_str().unwrap().as_bytes();
-    let processes = std::fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap());
-    let ours = processes.filter(|process| {
-        // Reading fails for entries that are not processes, and for those of other users.
-        let environment = std::fs::read(process.path().join("environ")).unwrap_or_default();
-        environment.windows(folder.len()).any(|part| part == folder)
-    });
-    ours.map(|process| process.file_name().to_string_lossy().into_owned()).collect()
-}
-
 #[test]
 fn whoever_is_killed_and_whenever_all_others_end_with_an_error() {
     if let Some(config) = as_rank(TEST) {
         run_as_rank(&config);
     }
-    let folder = tempfile::tempdir().unwrap();
+    let (folder, shared_before) = (tempfile::tempdir().unwrap(), shared_memory());
     let kills = number_of("DEVCOMM_KILLS", KILLS);
     let (next, outcomes) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let start = Instant::now();
@@ -167,7 +149,7 @@ fn whoever_is_killed_and_whenever_all_others_end_with_an_error() {
             });
         }
     });
-    assert_eq!(left_over(folder.path()), Vec::<String>::new());
+    require_nothing_left(folder.path(), &shared_before);
     let outcomes = outcomes.into_inner().unwrap();
     assert_eq!(outcomes.len(), kills);
     for (joining, what) in [(false, "exchanging"), (true, "joining")] {

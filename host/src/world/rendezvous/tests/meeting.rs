@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::super::join::RendezvousConfig;
-use super::super::wire::{Kind, send, send_json};
+use super::super::wire::Kind;
 use super::*;
 use crate::error::{Error, NcclError, WorldError};
 

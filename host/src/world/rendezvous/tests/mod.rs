@@ -1,26 +1,32 @@
 //! Tests of the rendezvous, over TCP connections of this host and between processes.
 
 mod absence;
+mod addresses;
+mod crowds;
 mod exchange;
+mod fuzz;
 mod kills;
 mod loss;
 mod meeting;
 mod processes;
+mod side_channel;
 mod strangers;
 mod subsets;
 mod survivors;
 mod tokens;
 
+use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use serde::Serialize;
 use socket2::{Domain, Socket, Type};
 
 use super::Rendezvous;
 use super::join::RendezvousConfig;
-use super::wire::{Hello, Kind, Member, PROTOCOL, Peer, receive, send_json};
+use super::wire::{HEAD, Hello, Kind, Member, PROTOCOL, Peer, header, json, read_header};
 use crate::error::Result;
 
 const NCCL: u32 = 23203;
@@ -81,14 +87,44 @@ fn together<T: Send>(
 
 /// Connects to rank 0 without joining; retries until rank 0 listens.
 fn connect(config: &RendezvousConfig) -> TcpStream {
+    connect_from(1, config)
+}
+
+/// The same from one of the addresses of this host, 127.0.0.1 and so on.
+fn connect_from(last: u8, config: &RendezvousConfig) -> TcpStream {
+    let from = SocketAddr::from(([127, 0, 0, last], 0));
+    let to = SocketAddr::from(([127, 0, 0, 1], config.port));
     let start = Instant::now();
     loop {
-        match TcpStream::connect((config.host.as_str(), config.port)) {
-            Ok(stream) => return stream,
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        socket.bind(&from.into()).unwrap();
+        match socket.connect(&to.into()) {
+            Ok(()) => return socket.into(),
             Err(error) => assert!(start.elapsed() < AMPLE, "{error}"),
         }
         thread::sleep(Duration::from_millis(5));
     }
+}
+
+fn send(to: &mut impl Write, kind: Kind, payload: &[u8]) -> io::Result<()> {
+    // One write per frame.
+    to.write_all(&[&header(kind, payload.len())?, payload].concat())
+}
+
+fn send_json(to: &mut impl Write, kind: Kind, value: &impl Serialize) -> io::Result<()> {
+    send(to, kind, &json(value))
+}
+
+fn receive(from: &mut impl Read, limit: usize) -> io::Result<(Kind, Vec<u8>)> {
+    let mut head = [0; HEAD];
+    from.read_exact(&mut head)?;
+    let (kind, length) = read_header(head, limit)?;
+    let mut payload = Vec::new();
+    from.take(length as u64).read_to_end(&mut payload)?;
+    if payload.len() < length {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    Ok((kind, payload))
 }
 
 fn send_hello(config: &RendezvousConfig, hello: &Hello) -> (Kind, String) {

@@ -1,5 +1,6 @@
 //! Ranks that are processes: this test program starts itself as a job.
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fmt::Display;
 use std::io::Write;
@@ -46,6 +47,27 @@ pub(super) fn print_to(path: &Path) {
     }));
 }
 
+/// The names in /dev/shm that NCCL or devcomm may have made.
+pub(super) fn shared_memory() -> BTreeSet<String> {
+    let entries = std::fs::read_dir("/dev/shm").into_iter().flatten().flatten();
+    let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    names.filter(|name| name.contains("nccl") || name.contains("devcomm")).collect()
+}
+
+/// Checks that no process has this folder in its environment, and that no shared memory is new.
+pub(super) fn require_nothing_left(folder: &Path, shared_before: &BTreeSet<String>) {
+    let folder = folder.to_str().unwrap().as_bytes();
+    let processes = std::fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path());
+    // Reading fails for entries that are not processes, and for those of other users.
+    let ours = |process: &PathBuf| {
+        let environment = std::fs::read(process.join("environ")).unwrap_or_default();
+        environment.windows(folder.len()).any(|part| part == folder)
+    };
+    assert_eq!(processes.filter(ours).collect::<Vec<_>>(), Vec::<PathBuf>::new());
+    let left: Vec<_> = shared_memory().difference(shared_before).cloned().collect();
+    assert_eq!(left, Vec::<String>::new());
+}
+
 /// Exchanges of the world and of a subset, and then finishes.
 fn work(config: &RendezvousConfig) -> Result<()> {
     let world = config.join()?;
@@ -58,13 +80,23 @@ fn work(config: &RendezvousConfig) -> Result<()> {
         let all = subset.all_gather(&text(&own))?;
         assert_eq!(*all, members.iter().map(|r| text(r)).collect::<Vec<_>>());
     }
+    assert_eq!(threads(), [format!("devcomm-rank-{own}")]);
     world.finish()
 }
 
+/// The names of this process's threads for the rendezvous.
+fn threads() -> Vec<String> {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let name = |task: std::io::Result<std::fs::DirEntry>| {
+        std::fs::read_to_string(task.unwrap().path().join("comm")).unwrap().trim().to_owned()
+    };
+    tasks.map(name).filter(|name| name.starts_with("devcomm-")).collect()
+}
+
 #[test]
-fn sixty_four_processes_meet_exchange_and_finish() {
-    const TEST: &str =
-        "world::rendezvous::tests::processes::sixty_four_processes_meet_exchange_and_finish";
+fn sixty_four_processes_with_one_thread_each_meet_exchange_and_finish() {
+    const TEST: &str = "world::rendezvous::tests::processes::\
+        sixty_four_processes_with_one_thread_each_meet_exchange_and_finish";
     if let Some(config) = as_rank(TEST) {
         assert_eq!(config.n_ranks, 64);
         return work(&config).unwrap();

@@ -6,7 +6,7 @@ use std::net::TcpListener;
 use std::thread;
 use std::time::Duration;
 
-use super::super::wire::{Hello, Kind, contribution_header, receive, send, send_json};
+use super::super::wire::{Hello, Kind, contribution_header};
 use super::*;
 use crate::communicator::peers::contribution;
 use crate::error::{Error, WorldError};

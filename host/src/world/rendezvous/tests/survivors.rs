@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 
-use super::processes::{as_rank, job, print_to, printed_by};
+use super::processes::{as_rank, job, print_to, printed_by, require_nothing_left, shared_memory};
 use super::*;
 use crate::error::{Error, WorldError};
 use crate::machine::Machine;
@@ -78,6 +78,7 @@ fn threads_that_are_left_go_on() {
 fn who_comes_too_late_is_left_behind_and_too_few_do_not_go_on() {
     let mut configs = configs(5, Duration::from_secs(2));
     configs.iter_mut().for_each(|config| config.deadline = Some(AMPLE));
+    let left_behind = std::sync::Barrier::new(2);
     together(&configs, |config, world| {
         let world = world.unwrap();
         if config.rank == 4 {
@@ -89,6 +90,7 @@ fn who_comes_too_late_is_left_behind_and_too_few_do_not_go_on() {
             thread::sleep(Duration::from_secs(3));
             // Those that are left listen, but not for it.
             let error = world.survivors().err().unwrap().to_string();
+            left_behind.wait();
             assert!(error.contains("did not meet in time"), "{error}");
             return;
         }
@@ -99,8 +101,8 @@ fn who_comes_too_late_is_left_behind_and_too_few_do_not_go_on() {
         }
         wait_for_loss(&three);
         let error = three.survivors().err().unwrap().to_string();
+        left_behind.wait();
         assert!(error.ends_with("only 1 of 3 ranks are left, fewer than half"), "{error}");
-        thread::sleep(Duration::from_secs(2));
     });
 }
 
@@ -115,12 +117,15 @@ fn go_on(config: &RendezvousConfig) -> ! {
     let mut worlds = vec![config.join().unwrap()];
     loop {
         let world = worlds.last().unwrap();
-        assert!(originals(world, config.rank).is_sorted());
-        let report = [own, world.rank() as u8, world.n_ranks() as u8];
-        supervisor.send_to(&report, &socket).unwrap();
-        if world.n_ranks() == 1 {
-            worlds[0].finish().unwrap();
-            std::process::exit(0);
+        // Another rank may be lost already.
+        if let Ok(originals) = world.all_gather(&[own]) {
+            assert!(originals.concat().is_sorted());
+            let report = [own, world.rank() as u8, world.n_ranks() as u8];
+            supervisor.send_to(&report, &socket).unwrap();
+            if world.n_ranks() == 1 {
+                worlds[0].finish().unwrap();
+                std::process::exit(0);
+            }
         }
         wait_for_loss(world);
         match world.survivors() {
@@ -198,7 +203,7 @@ fn whoever_is_killed_or_stopped_those_that_are_left_go_on() {
     if let Some(config) = as_rank(TEST) {
         go_on(&config);
     }
-    let folder = tempfile::tempdir().unwrap();
+    let (folder, shared_before) = (tempfile::tempdir().unwrap(), shared_memory());
     let next = std::sync::atomic::AtomicUsize::new(0);
     let jobs = number_of("DEVCOMM_SHRINKS", 16);
     thread::scope(|scope| {
@@ -214,4 +219,5 @@ fn whoever_is_killed_or_stopped_those_that_are_left_go_on() {
             });
         }
     });
+    require_nothing_left(folder.path(), &shared_before);
 }

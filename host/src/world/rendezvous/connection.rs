@@ -1,0 +1,272 @@
+//! A connection that never blocks: what arrives is kept until it makes a frame, and what cannot be
+//! sent yet until it can.
+
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{IpAddr, Shutdown, TcpStream};
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd};
+use rustix::io::Errno;
+
+use super::wire::{HEAD, Kind, header, read_header};
+
+/// How much is read at once, so that a connection does not keep the others waiting.
+const CHUNK: usize = 64 << 10;
+/// The pause after the system could not poll.
+const POLL_FAILED: Duration = Duration::from_millis(10);
+
+pub(super) struct Connection {
+    stream: TcpStream,
+    unread: Mutex<Unread>,
+    unsent: Mutex<VecDeque<u8>>,
+}
+
+/// What has arrived. The first bytes, up to `start`, were read.
+#[derive(Default)]
+struct Unread {
+    bytes: Vec<u8>,
+    start: usize,
+}
+
+impl Connection {
+    pub(super) fn new(stream: TcpStream) -> io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        stream.set_nodelay(true)?;
+        Ok(Self { stream, unread: Mutex::default(), unsent: Mutex::default() })
+    }
+
+    pub(super) fn stream(&self) -> &TcpStream {
+        &self.stream
+    }
+
+    /// The address of the other end.
+    pub(super) fn peer(&self) -> io::Result<IpAddr> {
+        self.stream.peer_addr().map(|address| address.ip())
+    }
+
+    /// Whether the peer has not closed the connection.
+    pub(super) fn is_open(&self) -> bool {
+        match self.stream.peek(&mut [0]) {
+            Ok(read) => read > 0,
+            Err(error) => error.kind() == ErrorKind::WouldBlock,
+        }
+    }
+
+    /// What to poll: whether something has arrived, and whether what is unsent can be sent.
+    pub(super) fn poll_fd(&self) -> PollFd<'_> {
+        let unsent = !self.unsent.lock().is_empty();
+        let events = if unsent { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+        PollFd::new(&self.stream, events)
+    }
+
+    /// Reads what has arrived, a limited part of it.
+    ///
+    /// # Errors
+    ///
+    /// If the connection has ended.
+    pub(super) fn read(&self) -> io::Result<()> {
+        let mut unread = self.unread.lock();
+        let Unread { bytes, start } = &mut *unread;
+        bytes.drain(..std::mem::take(start));
+        let arrived = (&self.stream).take(CHUNK as u64).read_to_end(bytes);
+        match arrived {
+            Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
+            Err(error) if error.kind() != ErrorKind::WouldBlock => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// The next frame of what was read, if it is complete.
+    ///
+    /// # Errors
+    ///
+    /// If it is none, or its payload longer than `limit`.
+    pub(super) fn next(&self, limit: usize) -> io::Result<Option<(Kind, Vec<u8>)>> {
+        let mut unread = self.unread.lock();
+        let Unread { bytes, start } = &mut *unread;
+        let Some((head, rest)) = bytes[*start..].split_first_chunk() else { return Ok(None) };
+        let (kind, length) = read_header(*head, limit)?;
+        let Some(payload) = rest.get(..length) else { return Ok(None) };
+        let frame = (kind, payload.to_vec());
+        *start += HEAD + length;
+        Ok(Some(frame))
+    }
+
+    /// Waits for the next frame, until `deadline`.
+    ///
+    /// # Errors
+    ///
+    /// As [`read`](Self::read) and [`next`](Self::next); if the time has passed.
+    pub(super) fn receive(&self, limit: usize, deadline: Instant) -> io::Result<(Kind, Vec<u8>)> {
+        loop {
+            if let Some(frame) = self.next(limit)? {
+                return Ok(frame);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(io::Error::new(ErrorKind::TimedOut, "no answer in time"));
+            }
+            poll(&mut [self.poll_fd()], Some(left));
+            self.read()?;
+        }
+    }
+
+    /// Sends a frame, whose payload consists of several slices. Whether all of it was sent: else
+    /// [`flush`](Self::flush) sends the rest.
+    ///
+    /// # Errors
+    ///
+    /// If the connection has ended.
+    pub(super) fn send(&self, kind: Kind, payload: &[&[u8]]) -> io::Result<bool> {
+        let head = header(kind, payload.iter().map(|piece| piece.len()).sum())?;
+        let mut unsent = self.unsent.lock();
+        unsent.extend(head);
+        payload.iter().for_each(|piece| unsent.extend(*piece));
+        self.write(&mut unsent)?;
+        Ok(unsent.is_empty())
+    }
+
+    /// Sends what is unsent, as far as possible. Whether that was all.
+    ///
+    /// # Errors
+    ///
+    /// If the connection has ended.
+    pub(super) fn flush(&self) -> io::Result<bool> {
+        let mut unsent = self.unsent.lock();
+        self.write(&mut unsent)?;
+        Ok(unsent.is_empty())
+    }
+
+    fn write(&self, unsent: &mut VecDeque<u8>) -> io::Result<()> {
+        while !unsent.is_empty() {
+            match (&self.stream).write(unsent.as_slices().0) {
+                Ok(sent) => drop(unsent.drain(..sent)),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => {
+                    *unsent = VecDeque::new();
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn shutdown(&self, how: Shutdown) {
+        // An error means that the connection has ended.
+        let _ = self.stream.shutdown(how);
+    }
+}
+
+/// Wakes a thread that polls.
+pub(super) struct Waker(OwnedFd);
+
+impl Waker {
+    pub(super) fn new() -> io::Result<Self> {
+        Ok(Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
+    }
+
+    pub(super) fn wake(&self) {
+        // Fails only if it is awake already.
+        let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
+    }
+
+    /// Lets the thread sleep again.
+    pub(super) fn clear(&self) {
+        let _ = rustix::io::read(&self.0, &mut [0; 8]);
+    }
+
+    pub(super) fn poll_fd(&self) -> PollFd<'_> {
+        PollFd::new(&self.0, PollFlags::IN)
+    }
+}
+
+/// Waits until one of `fds` is ready, at most for `limit`. Returns which ones are.
+pub(super) fn poll(fds: &mut [PollFd<'_>], limit: Option<Duration>) -> Vec<bool> {
+    let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
+    match rustix::event::poll(fds, limit.as_ref()) {
+        Ok(_) => fds.iter().map(|fd| !fd.revents().is_empty()).collect(),
+        Err(Errno::INTR) => vec![false; fds.len()],
+        Err(error) => {
+            tracing::warn!("connections cannot be polled: {error}");
+            std::thread::sleep(POLL_FAILED);
+            vec![true; fds.len()]
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, TcpListener};
+
+    use super::*;
+    use crate::world::rendezvous::wire::MAX_GREETING;
+
+    /// A connection, and its other end.
+    fn pair() -> (Connection, TcpStream) {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (Connection::new(listener.accept().unwrap().0).unwrap(), peer)
+    }
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(60)
+    }
+
+    #[test]
+    fn frames_arrive_as_they_were_sent_however_they_are_cut() {
+        let ((from, mut there), (to, mut here)) = (pair(), pair());
+        assert!(from.send(Kind::Contribute, &[b"ab", b"", b"c"]).unwrap());
+        assert!(from.send(Kind::Finished, &[]).unwrap());
+        let mut bytes = [0; 2 * HEAD + 3];
+        there.read_exact(&mut bytes).unwrap();
+        for _ in 0..2 {
+            for piece in bytes.chunks(4) {
+                here.write_all(piece).unwrap();
+                assert!(to.next(16).is_ok());
+            }
+        }
+        for _ in 0..2 {
+            assert_eq!(to.receive(3, soon()).unwrap(), (Kind::Contribute, b"abc".to_vec()));
+            assert_eq!(to.receive(3, soon()).unwrap(), (Kind::Finished, Vec::new()));
+        }
+        let late = to.receive(3, Instant::now()).unwrap_err();
+        assert_eq!(late.kind(), ErrorKind::TimedOut);
+        drop(here);
+        let ended = to.receive(3, soon()).unwrap_err();
+        assert_eq!(ended.kind(), ErrorKind::UnexpectedEof);
+    }
+
+    #[test]
+    fn what_is_no_frame_or_too_long_is_an_error() {
+        let starts =
+            [&b"GET / HTTP/1.1\r\n"[..], &[0xd1, 255, 255, 255, 255], &[0xd1, 1, 16, 0, 0]];
+        for bytes in starts {
+            let (connection, mut peer) = pair();
+            peer.write_all(bytes).unwrap();
+            let error = connection.receive(MAX_GREETING, soon()).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidData, "{error}");
+        }
+    }
+
+    #[test]
+    fn what_a_peer_does_not_take_yet_is_sent_later() {
+        let (connection, peer) = pair();
+        let payload = vec![7; 32 << 20];
+        assert!(!connection.send(Kind::Gathered, &[&payload]).unwrap());
+        let peer = Connection::new(peer).unwrap();
+        let frame = loop {
+            connection.flush().unwrap();
+            if let Some(frame) = peer.next(payload.len()).unwrap() {
+                break frame;
+            }
+            poll(&mut [peer.poll_fd(), connection.poll_fd()], Some(Duration::from_secs(60)));
+            peer.read().unwrap();
+        };
+        assert!(frame == (Kind::Gathered, payload));
+        assert!(connection.flush().unwrap());
+    }
+}

@@ -1,0 +1,151 @@
+//! The one thread that a process has for its connections to ranks that have joined. It hands over
+//! what arrives, sends what could not be sent at once, and beats at intervals.
+
+use std::io;
+use std::net::Shutdown;
+use std::ops::Deref;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::connection::{Connection, Waker, poll};
+use super::wire::{Kind, MAX_FRAME};
+
+/// How long a process that closes its connections waits for its peers to have read everything.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long to retry while the system has no room for a thread, and the pause in between.
+const SPAWN_TIMEOUT: Duration = Duration::from_secs(10);
+const SPAWN_RETRY: Duration = Duration::from_millis(50);
+
+/// The connections of a process, to which any of its threads can send.
+pub(super) struct Links {
+    connections: Vec<Connection>,
+    waker: Waker,
+    closing: AtomicBool,
+}
+
+impl Links {
+    pub(super) fn new(connections: Vec<Connection>) -> io::Result<Self> {
+        Ok(Self { connections, waker: Waker::new()?, closing: AtomicBool::new(false) })
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.connections.len()
+    }
+
+    /// Sends a frame, whose payload consists of several slices.
+    pub(super) fn send(&self, index: usize, kind: Kind, payload: &[&[u8]]) {
+        let connection = &self.connections[index];
+        match connection.send(kind, payload) {
+            Ok(true) => {}
+            Ok(false) => self.waker.wake(),
+            // What the peer has sent before it closed is read first: it may be the reason.
+            Err(_) => connection.shutdown(Shutdown::Write),
+        }
+    }
+}
+
+/// What a process does with what arrives.
+pub(super) trait Service: Send + Sync + 'static {
+    fn links(&self) -> &Links;
+
+    /// Handles a frame, or the end of a connection. Whether to go on, which is not after its end;
+    /// else it is closed.
+    fn handle(&self, index: usize, received: io::Result<(Kind, Vec<u8>)>) -> bool;
+
+    /// Tells the peers that this process runs, and finds those that do not. Whether to go on.
+    fn beat(&self) -> bool;
+
+    /// The time between two beats.
+    fn interval(&self) -> Duration;
+}
+
+/// A service and its thread, which ends when this is dropped.
+pub(super) struct Running<S: Service> {
+    service: Arc<S>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl<S: Service> Running<S> {
+    pub(super) fn start(rank: usize, service: S) -> io::Result<Self> {
+        let (service, start) = (Arc::new(service), Instant::now());
+        loop {
+            let (thread, shared) = (std::thread::Builder::new(), Arc::clone(&service));
+            match thread.name(format!("devcomm-rank-{rank}")).spawn(move || run(&*shared)) {
+                Err(_) if start.elapsed() < SPAWN_TIMEOUT => std::thread::sleep(SPAWN_RETRY),
+                thread => return Ok(Self { service, thread: Some(thread?) }),
+            }
+        }
+    }
+}
+
+impl<S: Service> Deref for Running<S> {
+    type Target = S;
+
+    fn deref(&self) -> &S {
+        &self.service
+    }
+}
+
+impl<S: Service> Drop for Running<S> {
+    /// Waits, at most [`CLOSE_TIMEOUT`], until the peers have closed their connections too. If a
+    /// socket is closed with unread data, TCP resets the connection, and its peer may lose
+    /// messages, such as why a rank is lost.
+    fn drop(&mut self) {
+        let links = self.service.links();
+        links.closing.store(true, Ordering::Release);
+        links.waker.wake();
+        // An error is a panic of the thread, which has reported it.
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+fn run(service: &impl Service) {
+    let Links { connections, waker, closing } = service.links();
+    let (mut beat, mut end) = (Some(Instant::now()), None);
+    let mut open: Vec<usize> = (0..connections.len()).collect();
+    // What has arrived earlier may have been read.
+    let mut ready = vec![true; open.len()];
+    loop {
+        let mut ready_ones = ready.into_iter();
+        open.retain(|&index| ready_ones.next() != Some(true) || hear(service, index));
+        if beat.is_some_and(|beat| beat <= Instant::now()) {
+            beat = service.beat().then(|| Instant::now() + service.interval());
+        }
+        if closing.load(Ordering::Acquire) {
+            end.get_or_insert_with(|| Instant::now() + CLOSE_TIMEOUT);
+            for &index in &open {
+                if !matches!(connections[index].flush(), Ok(false)) {
+                    connections[index].shutdown(Shutdown::Write);
+                }
+            }
+        }
+        let now = Instant::now();
+        if open.is_empty() || end.is_some_and(|end| end <= now) {
+            break;
+        }
+        let next = [beat, end].into_iter().flatten().min();
+        let fds = open.iter().map(|&index| connections[index].poll_fd());
+        let mut fds: Vec<_> = fds.chain([waker.poll_fd()]).collect();
+        ready = poll(&mut fds, next.map(|next| next.saturating_duration_since(now)));
+        if ready.pop() == Some(true) {
+            waker.clear();
+        }
+    }
+    connections.iter().for_each(|connection| connection.shutdown(Shutdown::Both));
+}
+
+/// Handles what has arrived at a connection, and sends what is unsent. Whether it stays open.
+fn hear(service: &impl Service, index: usize) -> bool {
+    let connection = &service.links().connections[index];
+    // If this fails, so does reading.
+    let _ = connection.flush();
+    let end = connection.read().err();
+    let frames = std::iter::from_fn(|| connection.next(MAX_FRAME).transpose());
+    let open = frames.chain(end.map(Err)).all(|received| service.handle(index, received));
+    if !open {
+        connection.shutdown(Shutdown::Both);
+    }
+    open
+}

@@ -1,0 +1,238 @@
+//! Connections that are not known to be a rank's yet. Each says who it is and, if the job has a
+//! token, proves that it has it. One that does not do so soon is closed. There is a limit to their
+//! number, and for each address to how many may fail in a second, so that nobody keeps the ranks
+//! away.
+
+use std::collections::HashMap;
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
+
+use super::connection::{Connection, poll};
+use super::join::RendezvousConfig;
+use super::token::{Challenge, Nonce, Prover, nonce};
+use super::wire::{Hello, Kind, MAX_GREETING, PROTOCOL, bad, json, parse};
+
+/// How long a connection may take to say who it is.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// The most connections at a time.
+const MAX_STRANGERS: usize = 256;
+/// How many are accepted before those that have said something are heard.
+const MAX_ACCEPTS: usize = 32;
+/// After so many failures in one [`PERIOD`], the connections of an address are heard in the next.
+const MAX_FAILURES: u32 = 1000;
+const PERIOD: Duration = Duration::from_secs(1);
+/// The pause after a connection could not be accepted.
+const ACCEPT_FAILED: Duration = Duration::from_millis(50);
+const NO_TOKEN: &str = "it does not have the job's token (DEVCOMM_JOB_TOKEN)";
+
+struct Stranger {
+    from: SocketAddr,
+    since: Instant,
+    connection: Connection,
+    /// Who it says it is, and what it is to prove that with.
+    challenged: Option<(Hello, Nonce)>,
+}
+
+/// Who a connection is from, or why it was closed.
+pub(super) type Heard = (SocketAddr, io::Result<(Hello, Connection)>);
+
+pub(super) struct Strangers<'a> {
+    config: &'a RendezvousConfig,
+    /// In the order in which they came.
+    list: Vec<Stranger>,
+    /// The failures of each network in this period.
+    failures: HashMap<IpAddr, u32>,
+    period: Instant,
+    /// When to accept again.
+    resume: Instant,
+}
+
+impl<'a> Strangers<'a> {
+    pub(super) fn new(config: &'a RendezvousConfig) -> Self {
+        let (now, list, failures) = (Instant::now(), Vec::new(), HashMap::new());
+        Self { config, list, failures, period: now, resume: now }
+    }
+
+    /// Waits until something happens, at most for `limit`; adds it to `heard`.
+    ///
+    /// # Errors
+    ///
+    /// If a connection cannot be accepted; then others are accepted later.
+    pub(super) fn wait(
+        &mut self,
+        listener: &TcpListener,
+        limit: Duration,
+        heard: &mut Vec<Heard>,
+    ) -> io::Result<()> {
+        let now = Instant::now();
+        if self.period.elapsed() >= PERIOD {
+            (self.period, self.failures) = (now, HashMap::new());
+        }
+        let mut next = now + limit.min(PERIOD);
+        let mut fds = Vec::with_capacity(1 + self.list.len());
+        if self.resume <= now {
+            fds.push(PollFd::new(listener, PollFlags::IN));
+        } else {
+            next = next.min(self.resume);
+        }
+        let accepts = fds.len();
+        let (mut polled, failures) = (Vec::new(), &self.failures);
+        for (index, stranger) in self.list.iter().enumerate() {
+            if failures.get(&network(stranger.from)).is_none_or(|failed| *failed < MAX_FAILURES) {
+                polled.push(index);
+                fds.push(stranger.connection.poll_fd());
+            }
+        }
+        let ready = poll(&mut fds, Some(next - now));
+        let (accept, ready) = ready.split_at(accepts);
+        let mut ready: Vec<usize> =
+            polled.into_iter().zip(ready).filter(|(_, ready)| **ready).map(|(i, _)| i).collect();
+        // From the last one, as those that are heard are removed.
+        while let Some(index) = ready.pop() {
+            self.hear(index, heard);
+        }
+        self.close_silent(heard);
+        if accept == [true] { self.accept(listener, heard) } else { Ok(()) }
+    }
+
+    /// Counts a failure of this address.
+    pub(super) fn blame(&mut self, from: SocketAddr) {
+        *self.failures.entry(network(from)).or_default() += 1;
+    }
+
+    /// Reads what a stranger has said.
+    fn hear(&mut self, index: usize, heard: &mut Vec<Heard>) {
+        let stranger = &mut self.list[index];
+        match stranger.listen(self.config) {
+            Ok(None) => {}
+            Ok(Some(hello)) => {
+                let Stranger { from, connection, .. } = self.list.remove(index);
+                heard.push((from, Ok((hello, connection))));
+            }
+            Err(error) => self.close(index, error, heard),
+        }
+    }
+
+    fn close(&mut self, index: usize, error: io::Error, heard: &mut Vec<Heard>) {
+        heard.push((self.list.remove(index).from, Err(error)));
+    }
+
+    fn close_silent(&mut self, heard: &mut Vec<Heard>) {
+        while self.list.first().is_some_and(|oldest| oldest.since.elapsed() >= TIMEOUT) {
+            self.close(0, silent(), heard);
+        }
+    }
+
+    /// Accepts pending connections.
+    fn accept(&mut self, listener: &TcpListener, heard: &mut Vec<Heard>) -> io::Result<()> {
+        for _ in 0..MAX_ACCEPTS {
+            let accepted = listener.accept().and_then(|(stream, from)| {
+                Ok(Stranger {
+                    from,
+                    since: Instant::now(),
+                    connection: Connection::new(stream)?,
+                    challenged: None,
+                })
+            });
+            match accepted {
+                Ok(stranger) => self.list.push(stranger),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                // The peer has closed the connection already.
+                Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
+                // Such as too many open files.
+                Err(error) if !self.make_room(heard) => {
+                    self.resume = Instant::now() + ACCEPT_FAILED;
+                    return Err(error);
+                }
+                Err(error) => tracing::warn!("a connection could not be accepted: {error}"),
+            }
+            if self.list.len() > MAX_STRANGERS {
+                self.make_room(heard);
+            }
+        }
+        Ok(())
+    }
+
+    /// Closes a connection of the network that has most: the oldest one that has said nothing, or
+    /// the oldest. False if there is none.
+    fn make_room(&mut self, heard: &mut Vec<Heard>) -> bool {
+        let mut numbers = HashMap::<IpAddr, usize>::new();
+        for stranger in &self.list {
+            *numbers.entry(network(stranger.from)).or_default() += 1;
+        }
+        let Some((&most, _)) = numbers.iter().max_by_key(|(_, number)| **number) else {
+            return false;
+        };
+        let of_most = |stranger: &Stranger| network(stranger.from) == most;
+        let said_nothing = |stranger: &Stranger| of_most(stranger) && stranger.challenged.is_none();
+        let oldest = self.list.iter().position(said_nothing);
+        if let Some(index) = oldest.or_else(|| self.list.iter().position(of_most)) {
+            self.close(index, silent(), heard);
+        }
+        true
+    }
+}
+
+impl Stranger {
+    /// Reads what it has said. Returns who it is once that is known.
+    fn listen(&mut self, config: &RendezvousConfig) -> io::Result<Option<Hello>> {
+        self.connection.read()?;
+        while let Some((kind, payload)) = self.connection.next(MAX_GREETING)? {
+            if let Some((hello, nonce)) = self.challenged.take() {
+                let valid = kind == Kind::Proof
+                    && config
+                        .token
+                        .as_ref()
+                        .is_some_and(|token| token.verify(Prover::Other, &hello, &nonce, &payload));
+                return if valid { Ok(Some(hello)) } else { Err(self.refused(NO_TOKEN)) };
+            }
+            if kind != Kind::Hello {
+                return Err(bad(format!("its first message was {kind:?}")));
+            }
+            let hello: Hello = parse(&payload)?;
+            let token = match (&config.token, hello.nonce) {
+                // Other jobs and versions are refused for what they are.
+                _ if hello.job != config.job || hello.protocol != PROTOCOL => {
+                    return Ok(Some(hello));
+                }
+                (None, None) => return Ok(Some(hello)),
+                (None, Some(_)) => {
+                    return Err(self.refused("it has a token for the job, rank 0 has none"));
+                }
+                (Some(_), None) => return Err(self.refused(NO_TOKEN)),
+                (Some(token), Some(_)) => token,
+            };
+            let nonce = nonce()?;
+            let proof = token.proof(Prover::Root, &hello, &nonce);
+            self.connection.send(Kind::Challenge, &[&json(&Challenge { nonce, proof })])?;
+            self.challenged = Some((hello, nonce));
+        }
+        Ok(None)
+    }
+
+    fn refused(&self, why: &str) -> io::Error {
+        refuse(&self.connection, why);
+        bad(why)
+    }
+}
+
+/// Tells the other end why it is refused.
+pub(super) fn refuse(connection: &Connection, why: &str) {
+    // If this fails, the rank finds its connection closed.
+    let _ = connection.send(Kind::Refused, &[why.as_bytes()]);
+}
+
+fn silent() -> io::Error {
+    io::Error::new(ErrorKind::TimedOut, "it did not say who it is")
+}
+
+/// What counts as one address: all that one host can choose from, as far as is known.
+fn network(address: SocketAddr) -> IpAddr {
+    match address.ip().to_canonical() {
+        IpAddr::V6(ip) => IpAddr::V6(Ipv6Addr::from_bits(ip.to_bits() & !u128::from(u64::MAX))),
+        ip => ip,
+    }
+}

@@ -1,0 +1,107 @@
+//! More connections, files or threads than there is room for.
+
+use std::fs::File;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::Path;
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use super::super::strangers::Strangers;
+use super::processes::{as_rank, job};
+use super::*;
+
+#[test]
+fn hundreds_of_silent_strangers_do_not_keep_the_ranks_away() {
+    let configs = configs(2, AMPLE);
+    thread::scope(|scope| {
+        let root = scope.spawn(|| configs[0].join()?.barrier());
+        // The first one speaks late: of those that must go, it is not one.
+        let mut slow = connect_from(2, &configs[0]);
+        let strangers: Vec<_> = (0..400).map(|_| connect_from(3, &configs[0])).collect();
+        send_json(&mut slow, Kind::Hello, &Hello { protocol: 9, ..hello(1, 2) }).unwrap();
+        let (kind, why) = next_message(&mut slow);
+        assert_eq!((kind, why.starts_with(b"it uses version 9")), (Kind::Refused, true));
+        configs[1].join().unwrap().barrier().unwrap();
+        root.join().unwrap().unwrap();
+        drop(strangers);
+    });
+}
+
+#[test]
+fn an_address_that_fails_too_often_is_heard_after_the_others() {
+    let config = configs(2, AMPLE).remove(0);
+    let listener = TcpListener::bind(("127.0.0.1", config.port)).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let mut strangers = Strangers::new(&config);
+    (0..1000).for_each(|port| strangers.blame(SocketAddr::from(([127, 0, 0, 2], port))));
+    let mut streams = [2, 3].map(|last| connect_from(last, &config));
+    for stream in &mut streams {
+        send_json(stream, Kind::Hello, &hello(1, 2)).unwrap();
+    }
+    let (start, mut heard) = (Instant::now(), Vec::new());
+    while heard.len() < 2 {
+        assert!(start.elapsed() < AMPLE);
+        strangers.wait(&listener, AMPLE, &mut heard).unwrap();
+    }
+    let from: Vec<IpAddr> = heard.iter().map(|(from, _)| from.ip()).collect();
+    assert_eq!(from, [3, 2].map(|last| IpAddr::from([127, 0, 0, last])));
+    assert!(heard.iter().all(|(_, result)| result.is_ok()));
+    assert_eq!(from[1], Ipv4Addr::new(127, 0, 0, 2));
+}
+
+const SILENT: usize = 100;
+const WELCOMED: &str = "DEVCOMM_TEST_WELCOMED";
+
+/// How much more of a resource this process may use than it does.
+fn limit(resource: Resource, more: u64, used: u64) -> Rlimit {
+    let before = getrlimit(resource);
+    setrlimit(resource, Rlimit { current: Some(used + more), ..before }).unwrap();
+    before
+}
+
+/// A rank 0 that can open few files, and start no thread until rank 1 was welcomed.
+fn poor_root(config: &RendezvousConfig, welcomed: &Path) -> Result<()> {
+    let open = std::fs::read_dir("/proc/self/fd").unwrap().count();
+    limit(Resource::Nofile, 8, open as u64);
+    let files: Vec<File> = (0..SILENT).map_while(|_| File::open("/dev/null").ok()).collect();
+    assert!(files.len() < SILENT / 2, "{files:?}");
+    drop(files);
+    thread::scope(|scope| {
+        let (ready, go) = std::sync::mpsc::channel();
+        scope.spawn(move || {
+            let unlimited = go.recv().unwrap();
+            while !welcomed.exists() {
+                thread::sleep(Duration::from_millis(2));
+            }
+            thread::sleep(Duration::from_millis(200));
+            setrlimit(Resource::As, unlimited).unwrap();
+        });
+        let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+        let pages: u64 = pages.split(' ').next().unwrap().parse().unwrap();
+        // Less than a thread's stack.
+        ready.send(limit(Resource::As, 1 << 20, pages * 4096)).unwrap();
+        assert!(thread::Builder::new().spawn(|| ()).is_err());
+        let world = config.join()?;
+        world.barrier()?;
+        world.finish()
+    })
+}
+
+#[test]
+fn too_many_open_files_and_threads_that_do_not_start_do_not_end_the_job() {
+    const TEST: &str = "world::rendezvous::tests::crowds::\
+        too_many_open_files_and_threads_that_do_not_start_do_not_end_the_job";
+    if let Some(config) = as_rank(TEST) {
+        let welcomed = std::env::var_os(WELCOMED).unwrap();
+        if config.rank == 0 {
+            return poor_root(&config, welcomed.as_ref()).unwrap();
+        }
+        let _silent: Vec<_> = (0..SILENT).map(|_| connect(&config)).collect();
+        let world = config.join().unwrap();
+        File::create(welcomed).unwrap();
+        world.barrier().unwrap();
+        return world.finish().unwrap();
+    }
+    let folder = tempfile::tempdir().unwrap();
+    job(TEST, 2).env(WELCOMED, folder.path().join("welcomed")).run().unwrap();
+}

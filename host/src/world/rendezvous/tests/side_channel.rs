@@ -1,0 +1,103 @@
+//! Exchanges over a store of keys and values.
+
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use parking_lot::{Condvar, Mutex};
+
+use super::super::SideChannel;
+use super::super::side_channel;
+use super::*;
+use crate::communicator::peers::{NEVER, Peers};
+use crate::device::Health;
+use crate::error::{Error, WorldError};
+use crate::machine::Machine;
+
+#[derive(Default)]
+struct Store {
+    values: Mutex<HashMap<String, Vec<u8>>>,
+    changed: Condvar,
+}
+
+impl SideChannel for Store {
+    fn set(&self, key: &str, value: &[u8]) -> io::Result<()> {
+        self.values.lock().insert(key.to_owned(), value.to_vec());
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    fn get(&self, key: &str, timeout: Duration) -> io::Result<Option<Vec<u8>>> {
+        let mut values = self.values.lock();
+        let absent = |values: &mut HashMap<String, Vec<u8>>| !values.contains_key(key);
+        self.changed.wait_while_for(&mut values, absent, timeout);
+        Ok(values.get(key).cloned())
+    }
+}
+
+/// A channel that ends.
+struct Ended;
+
+impl SideChannel for Ended {
+    fn set(&self, _: &str, _: &[u8]) -> io::Result<()> {
+        Err(io::ErrorKind::BrokenPipe.into())
+    }
+
+    fn get(&self, _: &str, _: Duration) -> io::Result<Option<Vec<u8>>> {
+        Err(io::ErrorKind::BrokenPipe.into())
+    }
+}
+
+/// Joins as three ranks, each in its thread, and runs `f`.
+fn three(deadline: Duration, f: impl Fn(usize, Rc<dyn Peers>) + Sync) {
+    let store = Arc::new(Store::default());
+    thread::scope(|scope| {
+        for rank in 0..3 {
+            let (f, store) = (&f, Arc::clone(&store));
+            scope.spawn(move || {
+                let health = Health::new(Machine::Gpus, None);
+                f(rank, side_channel::join(store, health, Some(deadline), rank, 3).unwrap());
+            });
+        }
+    });
+}
+
+#[test]
+fn ranks_and_their_groups_exchange_over_it() {
+    three(AMPLE, |rank, world| {
+        assert_eq!(world.hosts(), vec![super::super::host_name(); 3]);
+        let pair = (rank != 1).then(|| world.subset(&[2, 0]).unwrap());
+        for round in 0..50 {
+            let all = world.all_gather("all", &[rank as u8, round], NEVER).unwrap();
+            assert_eq!(all, [0, 1, 2].map(|rank| [rank, round]));
+            if let Some(pair) = &pair {
+                let all = pair.all_gather("pair", &[rank as u8; 5], NEVER).unwrap();
+                assert_eq!(all, [[2; 5], [0; 5]]);
+            }
+        }
+        let error = world.all_gather(&format!("call {}", rank / 2), &[], NEVER).unwrap_err();
+        assert!(matches!(error, Error::World(WorldError::CallsDiffer { .. })), "{error}");
+    });
+}
+
+#[test]
+fn who_does_not_come_is_named_with_the_call() {
+    let told = std::sync::Barrier::new(3);
+    three(Duration::from_secs(2), |rank, world| {
+        if rank > 0 {
+            let error = world.all_gather("split", &[], NEVER).unwrap_err().to_string();
+            let why =
+                "rank 0 is lost: after 2 s in split, ranks 1, 2 waited and rank 0 has not come";
+            assert_eq!(error, why);
+        }
+        told.wait();
+    });
+}
+
+#[test]
+fn a_channel_that_ends_is_an_error() {
+    let health = Health::new(Machine::Gpus, None);
+    let error = side_channel::join(Arc::new(Ended), health, None, 0, 2).err().unwrap();
+    let text = error.to_string();
+    assert!(text.contains("the side channel") && text.contains("broken pipe"), "{text}");
+}
