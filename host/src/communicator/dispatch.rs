@@ -6,7 +6,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use super::abort::abort_and_log;
+use super::abort::start_abort_and_log;
 use super::comm::{Communicator, Inner};
 use super::group::{CallState, DeferredCall, defer};
 use super::handle::{Entered, Handle, Status};
@@ -222,13 +222,15 @@ impl Communicator {
 impl Inner {
     /// Makes a call that may never return; if a rank is lost meanwhile, aborts the communicator.
     pub(super) fn perform_watched(&self, entered: &Entered<'_>, call: Call) -> Result<()> {
-        let (handle, operation) = (Arc::clone(&self.handle), call.operation);
+        let (used, operation) = (entered.call_elsewhere(&self.handle), call.operation);
         let work = move || {
-            // SAFETY: the communicator is live and locked; what the call uses is leaked if the call
-            // does not return.
+            let handle = used.handle();
+            // SAFETY: the communicator is live and locked, and stays allocated until `used` is
+            // dropped; what the call uses is leaked if the call does not return.
             let code = unsafe { call.make(handle.nccl())? };
             handle.nccl().check(operation, code, Some(handle.rank()))
         };
-        entered.or_aborted(watched(&self.context, operation, work, || abort_and_log(&self.handle)))
+        let abort = || start_abort_and_log(&self.handle);
+        entered.or_aborted(watched(&self.context, operation, work, abort))
     }
 }

@@ -86,7 +86,8 @@ impl Communicator {
         // then waits until the graphs with its operations are destroyed.
         let _ = self.context().drain();
         self.close_resources();
-        aborting.map_or(Ok(()), |aborting| wait_for_abort(&aborting?))
+        aborting?;
+        wait_for_abort(&self.inner.handle)
     }
 
     /// Stops running operations. Afterwards, the communicator can only be split, shrunk or ended.
@@ -170,12 +171,11 @@ impl Inner {
             abort_and_log(&self.handle);
             return Err(error);
         }
-        let Some(entered) = self.handle.enter_last() else { return Ok(()) };
-        self.handle.set_status(Status::Destroyed);
-        let (handle, call) = (Arc::clone(&self.handle), calls::comm_destroy(entered.comm()));
+        let Some(comm) = self.handle.take_to_destroy() else { return Ok(()) };
+        let (handle, call) = (Arc::clone(&self.handle), calls::comm_destroy(comm));
         let work = move || {
             let nccl = handle.nccl();
-            // SAFETY: the communicator was live and taken out of its slot; no other call uses it.
+            // SAFETY: the communicator was taken out of its slot while no call used it.
             let code = unsafe { call.make(nccl)? };
             nccl.check("ncclCommDestroy", code, Some(handle.rank()))
         };
@@ -192,7 +192,7 @@ impl Inner {
         let resumed = self.perform_watched(&entered, calls::comm_resume(entered.comm()));
         drop(entered);
         match resumed {
-            Ok(()) => self.handle.set_status(Status::Live),
+            Ok(()) => _ = self.handle.set_status(Status::Live),
             Err(_) => abort_and_log(&self.handle),
         }
         resumed
@@ -209,10 +209,12 @@ impl Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         if self.handle.status() >= Status::Destroyed {
-            return;
+            // The context ends later than an abort in progress.
+            return abort_and_log(&self.handle);
         }
         if self.end == End::Foreign {
-            return self.handle.set_status(Status::Destroyed);
+            self.handle.set_status(Status::Destroyed);
+            return;
         }
         let lost = self.context.health().is_lost();
         if !lost && self.end == End::Together && self.context.postpones_drops() {

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use devcomm_sys::nccl::SimInfo;
 
 use super::Communicator;
-use super::abort::abort_and_log;
+use super::abort::start_abort_and_log;
 use super::handle::{Handle, Status};
 use super::watched::watched;
 use crate::device::Stream;
@@ -236,10 +236,17 @@ fn perform(deferred: Vec<DeferredCall>, simulation: Option<Out<SimInfo>>) -> Res
         entered.iter().try_for_each(|entered| entered.require_ready("a group"))?;
         let result = if is_collective {
             let nccl = Arc::clone(&nccl);
-            // SAFETY: all communicators are live and locked; `rest` keeps what the calls use, and
-            // is leaked if a call never returns.
-            let work = move || unsafe { make_all(&nccl, batch, simulation) };
-            watched(&context, "ncclGroupEnd", work, || handles.iter().for_each(abort_and_log))
+            let entered = entered.iter().zip(&handles);
+            let used: Vec<_> = entered.map(|(entered, of)| entered.call_elsewhere(of)).collect();
+            let work = move || {
+                let _used = used;
+                // SAFETY: all communicators are live and locked, and stay allocated until `used` is
+                // dropped; `rest` keeps what the calls use, and is leaked if a call never returns.
+                unsafe { make_all(&nccl, batch, simulation) }
+            };
+            watched(&context, "ncclGroupEnd", work, || {
+                handles.iter().for_each(start_abort_and_log);
+            })
         } else {
             // SAFETY: as above.
             unsafe { make_all(&nccl, batch, simulation) }

@@ -26,8 +26,8 @@ pub struct Fault {
 pub enum Effect {
     /// The call returns this code of the driver or NCCL, and does nothing.
     Fail(i32),
-    /// The call blocks until a communicator of its GPU is aborted or the machine is deadlocked,
-    /// and then fails.
+    /// The call blocks until a communicator of its GPU is aborted or revoked or the machine is
+    /// deadlocked, and then fails.
     Hang,
     /// The call succeeds and returns NULL as its memory, communicator or window.
     Null,
@@ -68,7 +68,7 @@ struct State {
     /// Faults, each with the number of calls that it has matched.
     faults: Vec<(Fault, usize)>,
     records: Option<Vec<CallRecord>>,
-    /// Number of aborted communicators per GPU.
+    /// Number of aborted and revoked communicators per GPU.
     aborts: LiteMap<usize, u64>,
 }
 
@@ -78,7 +78,7 @@ pub(crate) struct Entry {
     pub(crate) effect: Option<Effect>,
     record: Option<usize>,
     gpu: Option<usize>,
-    /// Aborted communicators of the call's GPU when the call began.
+    /// `State::aborts` of the call's GPU when the call began.
     aborts: u64,
 }
 
@@ -137,7 +137,7 @@ impl Faults {
         }
     }
 
-    /// Ends a GPU's hanging calls, since a communicator was aborted.
+    /// Ends a GPU's hanging calls, since a communicator was aborted or revoked.
     pub(crate) fn release(&self, gpu: usize) {
         *self.state.lock().aborts.entry(gpu).or_default() += 1;
     }
