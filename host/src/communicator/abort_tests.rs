@@ -1,4 +1,5 @@
-//! Tests of aborts while a thread is about to make a call, on a simulated machine.
+//! Tests of aborts while a thread is about to make a call, and of recorded waits, on a simulated
+//! machine.
 
 use devcomm_sim::Simulation;
 
@@ -15,17 +16,20 @@ fn codes(machine: &Machine, function: &str) -> Vec<Option<i32>> {
     calls.iter().filter(|call| call.function == function).map(|call| call.code).collect()
 }
 
+/// A communicator of one rank, on a machine that this thread has entered.
+fn alone(machine: &Machine, config: &CommConfig) -> Communicator {
+    machine.simulated().unwrap().record_calls();
+    let library = Library::open_on(machine, None, DEV_COMM_VERSION).unwrap();
+    let context = Context::on(machine, 0).unwrap();
+    let id = library.unique_id().unwrap();
+    Communicator::init_rank(&library, &context, &id, 0, 1, config).unwrap()
+}
+
 #[test]
 fn a_communicator_is_not_freed_between_the_check_and_the_call_of_a_thread() {
     let machine = Machine::simulate(&Simulation::new(1), None).unwrap();
     let _entered = machine.enter_if_outside();
-    machine.simulated().unwrap().record_calls();
-    let library = Library::open_on(&machine, None, DEV_COMM_VERSION).unwrap();
-    let context = Context::on(&machine, 0).unwrap();
-    let id = library.unique_id().unwrap();
-    let comm =
-        Communicator::init_rank(&library, &context, &id, 0, 1, &CommConfig::new()).unwrap();
-
+    let comm = alone(&machine, &CommConfig::new());
     let (handle, start) = (comm.handle(), machine.now());
     let entered = handle.enter(&[Status::Live]).unwrap();
     // Whoever aborts returns, and so do running calls, but the communicator is still there.
@@ -42,4 +46,16 @@ fn a_communicator_is_not_freed_between_the_check_and_the_call_of_a_thread() {
     machine.poll(Wakes::Anything, Some(ABORT_LIMIT), freed).unwrap();
     comm.destroy().unwrap();
     assert!(codes(&machine, "ncclCommDestroy").is_empty());
+}
+
+#[test]
+fn a_wait_for_a_communicator_that_does_not_block_is_recorded() {
+    let machine = Machine::simulate(&Simulation::new(1), None).unwrap();
+    let _entered = machine.enter_if_outside();
+    let comm = alone(&machine, &CommConfig::new().blocking(false));
+    let waits = || comm.context().recorder().to_string().matches("communicator is ready").count();
+    comm.wait(ABORT_LIMIT).unwrap();
+    assert_eq!(waits(), 1);
+    comm.revoke().unwrap();
+    assert_eq!(waits(), 2);
 }

@@ -15,6 +15,7 @@ use super::peers::{Peers, all_gather};
 use super::{Library, Properties};
 use crate::device::Context;
 use crate::device::issuer::{Issuer, Owner, Resource};
+use crate::device::recorder::Operation;
 use crate::error::{Error, Result};
 use crate::sys::nccl::call::Out;
 use crate::sys::nccl::calls;
@@ -236,6 +237,7 @@ impl Communicator {
     /// [`WorldError::RankLost`](crate::WorldError::RankLost); as
     /// [`async_error`](Self::async_error).
     pub fn wait(&self, limit: Duration) -> Result<()> {
+        let _wait = self.context().recorder().begin(Operation::Ready);
         self.context().poll(Some(limit), || self.is_ready())
     }
 

@@ -16,7 +16,7 @@ use crate::device::in_group::{is_open, refuse_inside};
 use crate::device::issuer::{Owner, Resource};
 use crate::device::recorder::Operation;
 use crate::device::{Context, Stream};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, StateError};
 use crate::sys::nccl::Nccl;
 use crate::sys::nccl::call::{Call, CommPtr, Out};
 
@@ -162,12 +162,13 @@ impl Communicator {
         } else {
             let entered = self.inner.handle.enter(&[Status::Live])?;
             let call = call(entered.comm());
-            entered.require_ready(call.operation)?;
+            let operation = call.operation;
+            entered.require_ready(operation)?;
             let done = self.inner.perform_watched(&entered, call);
             drop(entered);
-            if let Err(error) = done.and_then(|()| self.wait_until_ready()) {
+            if let Err(error) = done.and_then(|()| self.wait_until_ready(operation)) {
                 state.set(CallState::Failed);
-                self.leak_if_lost(keep);
+                self.leak_if_unfinished(&error, keep);
                 return Err(error);
             }
             state.set(CallState::Made);
@@ -175,9 +176,10 @@ impl Communicator {
         Ok(())
     }
 
-    /// After a loss, leaks what a call uses: the call may not have returned.
-    pub(super) fn leak_if_lost<T>(&self, keep: T) {
-        if self.context().health().is_lost() {
+    /// Leaks what a call uses that has failed with `error`, if NCCL may still be at it.
+    pub(super) fn leak_if_unfinished<T>(&self, error: &Error, keep: T) {
+        let late = matches!(error, Error::State(StateError::NotReturned { .. }));
+        if late || self.context().health().is_lost() {
             std::mem::forget(keep);
         }
     }

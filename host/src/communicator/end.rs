@@ -3,12 +3,13 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use super::abort::{abort_and_log, start_abort, wait_for_abort};
+use super::abort::{abort_and_log, start_abort, start_abort_and_log, wait_for_abort};
 use super::comm::{Communicator, End, Inner};
 use super::handle::Status;
 use super::watched::watched;
 use crate::device::in_group::refuse_inside;
-use crate::error::{Error, Result};
+use crate::device::recorder::Operation;
+use crate::error::{Error, Result, StateError};
 use crate::sys::nccl::calls;
 
 /// NCCL: `NCCL_SUSPEND_MEM`.
@@ -36,7 +37,7 @@ impl Communicator {
         self.perform_watched(&entered, calls::comm_finalize(entered.comm()))?;
         self.inner.handle.set_status(Status::Finalized);
         drop(entered);
-        self.wait_until_ready()
+        self.wait_until_ready("ncclCommFinalize")
     }
 
     /// Ends the communicator together with the other ranks, after closing what was created from it:
@@ -105,7 +106,7 @@ impl Communicator {
         self.perform_watched(&entered, calls::comm_revoke(entered.comm(), 0))?;
         self.inner.handle.set_status(Status::Revoked);
         drop(entered);
-        self.wait_until_ready()
+        self.wait_until_ready("ncclCommRevoke")
     }
 
     /// Releases the GPU memory that NCCL does not need until [`resume`](Self::resume); until then
@@ -202,7 +203,25 @@ impl Inner {
     fn finalize_only(&self) -> Result<(), Error> {
         let entered = self.handle.enter(&[Status::Live])?;
         self.perform_watched(&entered, calls::comm_finalize(entered.comm()))?;
-        self.context.poll(None, || entered.poll())
+        drop(entered);
+        self.wait_until_ready("ncclCommFinalize")
+    }
+
+    /// As [`Communicator::wait_until_ready`].
+    fn wait_until_ready(&self, operation: &'static str) -> Result<()> {
+        if self.handle.is_blocking() {
+            return Ok(());
+        }
+        let recorder = self.context.recorder();
+        let _wait = recorder.begin(Operation::Ready);
+        match self.context.poll(self.context.health().deadline(), || self.handle.poll()) {
+            Err(Error::State(StateError::DeadlinePassed { waited })) => {
+                recorder.print();
+                start_abort_and_log(&self.handle);
+                Err(StateError::NotReturned { operation, waited }.into())
+            }
+            result => result,
+        }
     }
 }
 
@@ -234,12 +253,10 @@ impl Drop for Inner {
 }
 
 impl Communicator {
-    /// Waits for the asynchronous operations of a non-blocking communicator; fails if one failed.
-    pub(crate) fn wait_until_ready(&self) -> Result<()> {
-        if self.inner.handle.is_blocking() {
-            return Ok(());
-        }
-        self.context().poll(None, || self.inner.handle.poll())
+    /// Waits until `operation` of a non-blocking communicator is done; fails if it failed. After
+    /// the job's deadline, aborts the communicator.
+    pub(crate) fn wait_until_ready(&self, operation: &'static str) -> Result<()> {
+        self.inner.wait_until_ready(operation)
     }
 
     fn close_resources(&self) {

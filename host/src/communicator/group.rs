@@ -23,6 +23,9 @@ use crate::error::{Error, Result, StateError};
 use crate::sys::nccl::batch::{BatchedCall, make_all};
 use crate::sys::nccl::call::{Call, Out};
 
+/// NCCL's function that starts the operations of a group.
+const END: &str = "ncclGroupEnd";
+
 /// The state of a deferred call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CallState {
@@ -209,7 +212,7 @@ fn perform(deferred: Vec<DeferredCall>, simulation: Option<Out<SimInfo>>) -> Res
     let launched = simulation.is_none();
     let compared = if launched { compare(&deferred) } else { Ok(()) };
     let calls: Vec<_> = deferred.iter().map(|deferred| &*deferred.description).collect();
-    let calls = format!("ncclGroupEnd of {}", calls.join("; "));
+    let calls = format!("{END} of {}", calls.join("; "));
     let mut handles: Vec<Arc<Handle>> = Vec::new();
     let mut rest = Vec::with_capacity(deferred.len());
     let mut batch = Vec::with_capacity(deferred.len());
@@ -244,7 +247,7 @@ fn perform(deferred: Vec<DeferredCall>, simulation: Option<Out<SimInfo>>) -> Res
                 // dropped; `rest` keeps what the calls use, and is leaked if a call never returns.
                 unsafe { make_all(&nccl, batch, simulation) }
             };
-            watched(&context, "ncclGroupEnd", work, || {
+            watched(&context, END, work, || {
                 handles.iter().for_each(start_abort_and_log);
             })
         } else {
@@ -257,14 +260,16 @@ fn perform(deferred: Vec<DeferredCall>, simulation: Option<Out<SimInfo>>) -> Res
     if is_collective {
         // For non-blocking communicators, NCCL may still be writing the results.
         let mut all = rest.iter().map(|(communicator, ..)| communicator);
-        result = result.and_then(|()| all.try_for_each(Communicator::wait_until_ready));
+        result = result.and_then(|()| all.try_for_each(|comm| comm.wait_until_ready(END)));
     }
     for (communicator, stream, keep, state) in rest {
         state.set(if result.is_ok() { CallState::Made } else { CallState::Failed });
-        if let (Ok(()), true, Some(stream)) = (&result, launched, stream) {
-            stream.register_operation(&communicator.owner(), keep);
-        } else if result.is_err() {
-            communicator.leak_if_lost(keep);
+        match (&result, stream) {
+            (Ok(()), Some(stream)) if launched => {
+                stream.register_operation(&communicator.owner(), keep);
+            }
+            (Ok(()), _) => {}
+            (Err(error), _) => communicator.leak_if_unfinished(error, keep),
         }
     }
     result

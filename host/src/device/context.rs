@@ -87,21 +87,37 @@ pub(super) trait ContextStream {
 }
 
 impl Context {
-    /// The visible GPU with this ordinal.
+    /// The visible GPU with this ordinal. Calls that wait for other ranks have the deadline of
+    /// `DEVCOMM_OPERATION_TIMEOUT`, by default 10 minutes and on simulated GPUs none.
     ///
     /// # Errors
     ///
     /// [`DriverError::NoDriver`], [`DriverError::NoGpu`], [`DriverError::TooFewGpus`], or the
-    /// driver's error.
+    /// driver's error; [`WorldError::Environment`] for an invalid variable.
     pub fn new(ordinal: usize) -> Result<Self> {
         Self::on(&Machine::current()?, ordinal)
     }
 
+    /// As [`new`](Self::new). Calls of its communicators that wait for other ranks fail with
+    /// [`StateError::NotReturned`] after `deadline`; `None`: they wait for ever.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new).
+    pub fn with_deadline(ordinal: usize, deadline: Option<Duration>) -> Result<Self> {
+        Self::alone(&Machine::current()?, ordinal, deadline)
+    }
+
     /// The GPU of `machine` with this ordinal.
     pub(crate) fn on(machine: &Machine, ordinal: usize) -> Result<Self> {
+        Self::alone(machine, ordinal, machine.deadline()?)
+    }
+
+    /// A context outside of a world.
+    fn alone(machine: &Machine, ordinal: usize, deadline: Option<Duration>) -> Result<Self> {
         let recorder = Recorder::new();
         recorder.rename(format!("GPU {ordinal}"));
-        Self::of_rank(ordinal, Health::new(machine.clone(), None), recorder)
+        Self::of_rank(ordinal, Health::new(machine.clone(), deadline), recorder)
     }
 
     /// The context of a rank.

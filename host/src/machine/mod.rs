@@ -9,6 +9,7 @@ mod shared;
 #[cfg(feature = "simulator")]
 mod simulated;
 mod threads;
+pub(crate) mod variables;
 
 use std::cell::RefCell;
 use std::path::Path;
@@ -124,6 +125,20 @@ impl Machine {
         match self {
             Self::Gpus => None,
             Self::Simulated(machine) => Some(machine.machine()),
+        }
+    }
+
+    /// How long a call may wait for the other ranks, unless the program says so; `None` for ever.
+    ///
+    /// # Errors
+    ///
+    /// [`WorldError::Environment`](crate::WorldError::Environment) for an invalid value of
+    /// DEVCOMM_OPERATION_TIMEOUT.
+    pub(crate) fn deadline(&self) -> Result<Option<Duration>> {
+        match self.is_simulated() {
+            // What never ends there is a deadlock, which is found at once.
+            true => Ok(None),
+            false => variables::deadline(&|name| std::env::var_os(name)),
         }
     }
 
