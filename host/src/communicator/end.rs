@@ -236,9 +236,9 @@ impl Drop for Inner {
             return;
         }
         let lost = self.context.health().is_lost();
-        if !lost && self.end == End::Together && self.context.postpones_drops() {
+        if !lost && self.end == End::Together && self.context.postpones_ends() {
             // The others may wait for this rank elsewhere.
-            return self.context.postpone(self.created, self.moved());
+            return self.context.postpone_end(self.created, self.moved());
         }
         // A GPU that does not become idle would also block `ncclCommDestroy`. After a loss, the
         // abort stops NCCL's own kernels.
@@ -260,6 +260,7 @@ impl Communicator {
     }
 
     fn close_resources(&self) {
+        self.context().free_kept();
         // Newest first: a resource may use an older one.
         for resource in self.inner.resources.take().into_iter().rev() {
             if let Some(resource) = resource.upgrade()

@@ -510,6 +510,22 @@ impl Inner {
         }
     }
 
+    /// The same registration, to be dropped later than `self`.
+    fn moved(&self) -> Self {
+        let closed = Cell::new(self.closed.replace(true));
+        Self {
+            handle: self.handle.clone(),
+            state: Rc::clone(&self.state),
+            closed,
+            address: self.address,
+            bytes: self.bytes,
+            flags: self.flags,
+            rank_bytes: None,
+            memory: Cell::new(self.memory.take()),
+            communicator: self.communicator.clone(),
+        }
+    }
+
     /// Leaks the memory: a GPU may still use it.
     fn leak(&self) {
         std::mem::forget(self.memory.take());
@@ -551,8 +567,17 @@ impl Drop for Inner {
         if self.registered().is_err() {
             return;
         }
+        let context = self.communicator.context().clone();
         let suspended = self.communicator.refuse_suspended().is_err();
-        if suspended || !self.communicator.context().can_free("a window") {
+        let memory = self.memory.take();
+        let is_kept = memory.is_some();
+        self.memory.set(memory);
+        // Memory of another library may be freed after this.
+        let can_free = || match is_kept {
+            true => context.can_free_or_keep("a window", || self.moved()),
+            false => context.can_free("a window"),
+        };
+        if suspended || !can_free() {
             return self.leak();
         }
         if let Err(error) = self.close() {
