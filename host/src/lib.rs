@@ -82,13 +82,14 @@ mod sys;
 mod world;
 
 pub use communicator::{
-    AbortHandle, CftTeamMode, CollectiveConfig, CommConfig, Communicator, Configured, Counters,
-    CtaPolicy, CustomReduceOp, DevCommRequirements, DevCommResource, Estimate, GinBarriers,
-    GinTypes, GraphUsageMode, Group, HostCftMode, Library, LlA2a, LogicalEndpoint, LsaBarriers,
-    MemoryStat, MultiGpu, NvlsHostMode, OLDEST_VERSION, Params, Properties, ReduceOp,
-    ReduceOperator, RegisteredBuffer, RequirementsRefusal, ResourceBuffer, ResourceKey,
-    ResourceRequest, SameElement, ShrinkMode, Signal, Signals, SymmetricBuffer, TeamMultimem,
-    UniqueId, VendorValue, Versions, WaitSignalDesc, Window, WindowFlags, group, simulate,
+    AbortHandle, BorrowedRegistration, CftTeamMode, CollectiveConfig, CommConfig, CommResource,
+    Communicator, Configured, Counters, CtaPolicy, CustomReduceOp, DevCommRequirements,
+    DevCommResource, Estimate, GinBarriers, GinTypes, GraphUsageMode, Group, HostCftMode, Library,
+    LlA2a, LogicalEndpoint, LsaBarriers, MemoryStat, MultiGpu, NvlsHostMode, OLDEST_VERSION,
+    Params, Properties, ReduceOp, ReduceOperator, RegisteredBuffer, RequirementsRefusal,
+    ResourceBuffer, ResourceKey, ResourceRequest, SameElement, ShrinkMode, Signal, Signals,
+    SymmetricBuffer, TeamMultimem, UniqueId, VendorValue, Versions, WaitSignalDesc, Window,
+    WindowFlags, group, simulate,
 };
 /// The driver's bindings in use: streams and memory of cudarc's take part in this API.
 pub use cudarc;

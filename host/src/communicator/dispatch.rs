@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::abort::start_abort_and_log;
-use super::comm::{Communicator, Inner};
+use super::comm::{Communicator, Inner, Made};
 use super::group::{CallState, DeferredCall, defer};
 use super::handle::{Entered, Handle, Status};
 use super::peers::Peers;
@@ -44,10 +44,8 @@ impl Communicator {
         if handle.is_aborted() { Err(handle.ended()) } else { Ok(()) }
     }
 
-    /// Fails while the communicator is suspended: its resources can be neither used nor closed.
     pub(super) fn refuse_suspended(&self) -> Result<()> {
-        let suspended = self.inner.handle.status() == Status::Suspended;
-        if suspended { Err(self.inner.handle.ended()) } else { Ok(()) }
+        self.inner.handle.refuse_suspended()
     }
 
     pub(super) fn peers(&self) -> Option<&dyn Peers> {
@@ -58,6 +56,11 @@ impl Communicator {
     pub(super) fn adopt(&self, resource: &Rc<impl Resource + 'static>) {
         let resource: Rc<dyn Resource> = Rc::clone(resource) as _;
         self.inner.adopt(Rc::downgrade(&resource));
+    }
+
+    /// Adds a resource that the communicator owns until it is closed.
+    pub(super) fn own(&self, resource: &Rc<impl Resource + 'static>) {
+        self.inner.add(Made::Owned(Rc::clone(resource) as _));
     }
 
     /// A reference with which streams and graphs keep the communicator alive.
@@ -190,10 +193,8 @@ impl Communicator {
         entered.perform(call(entered.comm()))
     }
 
-    /// Makes a call that closes a resource, which a revoked communicator allows too.
     pub(super) fn release(&self, call: impl FnOnce(CommPtr) -> Call) -> Result<()> {
-        let entered = self.inner.handle.enter(&[Status::Live, Status::Revoked])?;
-        entered.perform(call(entered.comm()))
+        self.inner.handle.release(call)
     }
 
     /// Makes a query, which returns at once.

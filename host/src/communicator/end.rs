@@ -148,7 +148,8 @@ impl Inner {
     /// The same communicator, to be dropped later than `self`.
     fn moved(&self) -> Self {
         let (handle, library) = (Arc::clone(&self.handle), self.library.clone());
-        let (context, peers, resources) = (self.context.clone(), None, RefCell::default());
+        let (context, peers) = (self.context.clone(), None);
+        let resources = RefCell::new(self.resources.take());
         Self { handle, context, library, peers, resources, ..*self }
     }
 
@@ -199,6 +200,25 @@ impl Inner {
         resumed
     }
 
+    /// Closes what was created from the communicator, and returns the first error.
+    pub(super) fn close_resources(&self) -> Result<()> {
+        self.context.free_kept();
+        let mut result = Ok(());
+        // Newest first: a resource may use an older one.
+        for made in self.resources.take().into_iter().rev() {
+            let closed = made.open().map_or(Ok(()), |object| object.close());
+            match &result {
+                Ok(()) => result = closed,
+                Err(_) => log(closed),
+            }
+        }
+        result
+    }
+
+    fn close_resources_and_log(&self) {
+        log(self.close_resources());
+    }
+
     /// Finalizes without closing resources.
     fn finalize_only(&self) -> Result<(), Error> {
         let entered = self.handle.enter(&[Status::Live])?;
@@ -231,7 +251,9 @@ impl Drop for Inner {
             // The context ends later than an abort in progress.
             return abort_and_log(&self.handle);
         }
-        if self.end == End::Foreign {
+        if self.end == End::Foreign
+            && !self.resources.borrow().iter().any(|made| made.open().is_some())
+        {
             self.handle.set_status(Status::Destroyed);
             return;
         }
@@ -246,9 +268,18 @@ impl Drop for Inner {
             return;
         }
         let _ = self.context.cuda().bind();
-        if let Err(error) = self.end() {
-            tracing::warn!("{error}");
+        if !lost {
+            // What is left is owned by the communicator.
+            log(self.resume_to_end());
+            self.close_resources_and_log();
         }
+        log(self.end());
+    }
+}
+
+fn log(result: Result<()>) {
+    if let Err(error) = result {
+        tracing::warn!("{error}");
     }
 }
 
@@ -260,14 +291,6 @@ impl Communicator {
     }
 
     fn close_resources(&self) {
-        self.context().free_kept();
-        // Newest first: a resource may use an older one.
-        for resource in self.inner.resources.take().into_iter().rev() {
-            if let Some(resource) = resource.upgrade()
-                && let Err(error) = resource.close()
-            {
-                tracing::warn!("{error}");
-            }
-        }
+        self.inner.close_resources_and_log();
     }
 }

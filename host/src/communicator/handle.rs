@@ -146,6 +146,17 @@ impl Handle {
         self.set_status(Status::Destroyed).then(|| self.slot.take()).flatten()
     }
 
+    /// Fails while the communicator is suspended: its resources can be neither used nor closed.
+    pub(crate) fn refuse_suspended(&self) -> Result<()> {
+        if self.status() == Status::Suspended { Err(self.ended()) } else { Ok(()) }
+    }
+
+    /// Makes a call that closes a resource, which a revoked communicator allows too.
+    pub(crate) fn release(&self, call: impl FnOnce(CommPtr) -> Call) -> Result<()> {
+        let entered = self.enter(&[Status::Live, Status::Revoked])?;
+        entered.perform(call(entered.comm()))
+    }
+
     pub(crate) fn is_aborted(&self) -> bool {
         self.status() == Status::Aborted
     }

@@ -50,6 +50,7 @@ bitflags::bitflags! {
 /// NCCL: `ncclCommWindowRegister`, `ncclCommWindowDeregister`.
 #[doc(alias = "ncclCommWindowRegister")]
 #[doc(alias = "ncclWindow_t")]
+#[must_use = "dropping it ends the registration"]
 pub struct Window<T: Element> {
     inner: Rc<Inner>,
     len: usize,
@@ -466,6 +467,15 @@ impl<T: Element> Window<T> {
     }
 }
 
+/// What keeps the memory of a slice allocated: not the window that it may be of, which keeps its
+/// communicator.
+pub(super) fn allocation_of<T>(slice: &DeviceSlice<T>) -> Option<Rc<dyn Any>> {
+    match slice.keep()?.downcast::<Inner>() {
+        Ok(window) => window.allocation(),
+        Err(owner) => Some(owner),
+    }
+}
+
 fn non_null(address: u64) -> Option<u64> {
     (address != 0).then_some(address)
 }
@@ -510,6 +520,13 @@ impl Inner {
         }
     }
 
+    /// What keeps the memory allocated, without the registration.
+    fn allocation(&self) -> Option<Rc<dyn Any>> {
+        let memory = self.memory.take();
+        self.memory.set(memory.clone());
+        memory
+    }
+
     /// The same registration, to be dropped later than `self`.
     fn moved(&self) -> Self {
         let closed = Cell::new(self.closed.replace(true));
@@ -533,6 +550,10 @@ impl Inner {
 }
 
 impl Resource for Inner {
+    fn is_open(&self) -> bool {
+        !self.closed.get() && self.state.get() != CallState::Failed
+    }
+
     fn close(&self) -> Result<()> {
         self.communicator.refuse_suspended()?;
         let Ok(handle) = self.handle() else {
@@ -569,11 +590,8 @@ impl Drop for Inner {
         }
         let context = self.communicator.context().clone();
         let suspended = self.communicator.refuse_suspended().is_err();
-        let memory = self.memory.take();
-        let is_kept = memory.is_some();
-        self.memory.set(memory);
         // Memory of another library may be freed after this.
-        let can_free = || match is_kept {
+        let can_free = || match self.allocation().is_some() {
             true => context.can_free_or_keep("a window", || self.moved()),
             false => context.can_free("a window"),
         };

@@ -199,6 +199,10 @@ impl Graph {
 }
 
 impl Resource for Inner {
+    fn is_open(&self) -> bool {
+        self.exec.borrow().is_some()
+    }
+
     fn close(&self) -> Result<()> {
         if self.exec.borrow().is_none() {
             return Ok(());

@@ -31,7 +31,7 @@ fn a_wait_counts_the_signals_of_each_rank_index_and_context() {
     let config = CommConfig::new().num_rma_ctx(3).num_rma_sig(8);
     ranks(3, |rank| {
         let (comm, stream, me) = (rank.new_communicator(&config)?, rank.stream()?, rank.rank());
-        comm.window::<f32>(1)?;
+        drop(comm.window::<f32>(1)?);
         if me == 0 {
             let from_1 =
                 WaitSignalDesc { index: 7, context: 2, ..WaitSignalDesc::from(1).count(3) };

@@ -54,6 +54,7 @@ use crate::sys::nccl::calls;
 #[doc(alias = "ncclDevComm")]
 #[doc(alias = "ncclDevCommCreate")]
 #[doc(alias = "ncclDevCommDestroy")]
+#[must_use = "dropping it closes it"]
 pub struct DevCommResource {
     inner: Rc<Inner>,
 }
@@ -281,6 +282,10 @@ impl Inner {
 }
 
 impl Resource for Inner {
+    fn is_open(&self) -> bool {
+        !self.closed.get()
+    }
+
     fn close(&self) -> Result<()> {
         self.communicator.refuse_suspended()?;
         let context = self.communicator.context();
