@@ -95,7 +95,10 @@ pub use communicator::{
 pub use cudarc;
 pub use devcomm_locate::{NcclVersion, NotFound};
 #[cfg(feature = "simulator")]
-pub use devcomm_sim::{CallRecord, Effect, Fault, Lag, Machine as SimulatedMachine, Simulation};
+pub use devcomm_sim::{
+    CallRecord, Effect, Fault, Lag, Machine as SimulatedMachine, Simulation, ThreadEffect,
+    ThreadFault,
+};
 pub use devcomm_types::{
     CounterRange, DataType, Dim3, Element, F8E4M3, F8E5M2, GinConnectionType, GinType, Launch,
     LaunchConfig, LaunchTarget, SignalRange, Team, TensorMap, TensorMapDesc, WaitFor, WaitKind,

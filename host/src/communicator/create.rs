@@ -387,16 +387,31 @@ impl Communicator {
         let (library, context) = (self.library(), self.context());
         // A child inherits the parent's setting if `config` does not set it.
         let blocking = config.is_blocking() && self.inner.handle.is_blocking();
-        // Only NCCL knows the new rank; dropping this temporary handle does not end `comm`.
+        // Only NCCL knows the new rank.
         let new = NewComm { library, context, rank: 0, n_ranks: 1, peers: None, blocking };
-        let temporary = new.communicator(CommSlot::new(comm), End::Foreign);
-        let ready = made.and_then(|()| temporary.wait_until_ready(operation));
-        let (rank, n_ranks, _) = ready
-            .and_then(|()| temporary.identity())
-            .inspect_err(|_| abort_and_log(temporary.handle()))?;
+        let unready = Unready(new.communicator(CommSlot::new(comm), End::Foreign));
+        let ready = made.and_then(|()| unready.0.wait_until_ready(operation));
+        let (rank, n_ranks, _) = ready.and_then(|()| unready.0.identity())?;
+        unready.keep();
         let (rank, n_ranks) = (rank.unsigned_abs() as usize, n_ranks.unsigned_abs() as usize);
         let new = NewComm { library, context, rank, n_ranks, peers, blocking };
         Ok(Some(new.communicator(CommSlot::new(comm), End::Together)))
+    }
+}
+
+/// A temporary handle of a communicator that nobody owns yet: dropping it aborts the communicator.
+struct Unready(Communicator);
+
+impl Unready {
+    /// Leaves the communicator to another handle.
+    fn keep(self) {
+        self.0.handle().set_status(Status::Destroyed);
+    }
+}
+
+impl Drop for Unready {
+    fn drop(&mut self) {
+        abort_and_log(self.0.handle());
     }
 }
 

@@ -32,6 +32,10 @@ use crate::error::{DriverError, Result, StateError};
 /// The environment variable that selects the simulator: `4`, or `4,team=2,seed=7`.
 pub(crate) const VARIABLE: &str = "DEVCOMM_SIMULATE";
 
+/// A poll that notices its deadline so much later was itself stopped, with its process or thread:
+/// it goes on, with the time that it had.
+const STOPPED: Duration = Duration::from_secs(1);
+
 /// What wakes a poll on a simulated machine. With real GPUs, a poll repeats after a pause.
 #[derive(Clone, Copy)]
 #[cfg_attr(not(feature = "simulator"), expect(dead_code, reason = "read by the simulator only"))]
@@ -255,7 +259,7 @@ impl Machine {
         }
     }
 
-    /// Polls `done` until it is true or fails, for at most `limit`.
+    /// Polls `done` until it is true or fails, for at most `limit`, in which this thread runs.
     ///
     /// # Errors
     ///
@@ -266,14 +270,17 @@ impl Machine {
         limit: Option<Duration>,
         mut done: impl FnMut() -> Result<bool>,
     ) -> Result<()> {
-        let start = self.now();
+        let mut start = self.now();
         loop {
             let seen = self.event_count();
             if done()? {
                 return Ok(());
             }
-            let waited = self.since(start);
-            if limit.is_some_and(|limit| waited >= limit) {
+            let mut waited = self.since(start);
+            if limit.is_some_and(|limit| waited >= limit.saturating_add(STOPPED)) {
+                start = self.now();
+                waited = Duration::ZERO;
+            } else if limit.is_some_and(|limit| waited >= limit) {
                 return Err(StateError::DeadlinePassed { waited }.into());
             }
             self.pause(wakes, seen, waited, limit.map(|limit| start.saturating_add(limit)))?;

@@ -3,6 +3,7 @@
 //! Every driver and NCCL call begins with [`Faults::enter`].
 
 use std::fmt;
+use std::time::Duration;
 
 use litemap::LiteMap;
 use parking_lot::Mutex;
@@ -34,6 +35,28 @@ pub enum Effect {
     /// The call succeeds, and an asynchronous error with this code follows: of the communicator for
     /// an NCCL function, of the context for a driver function.
     Later(i32),
+}
+
+/// A fault to inject into a host thread.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ThreadFault {
+    /// The thread's name: `rank 1`.
+    pub thread: String,
+    /// Index of the entry, from 0: the thread [enters](crate::Machine::enter) the machine before
+    /// each call of the driver and of NCCL, and before each wait.
+    pub nth: usize,
+    /// The effect.
+    pub effect: ThreadEffect,
+}
+
+/// The effect of a fault of a host thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ThreadEffect {
+    /// The thread panics: it unwinds.
+    Die,
+    /// The thread is absent for this time on the virtual clock, and then goes on.
+    Sleep(Duration),
 }
 
 /// A recorded call.
@@ -70,6 +93,9 @@ struct State {
     records: Option<Vec<CallRecord>>,
     /// Number of aborted and revoked communicators per GPU.
     aborts: LiteMap<usize, u64>,
+    threads: Vec<ThreadFault>,
+    /// How often each thread has entered the machine, while calls are recorded.
+    entries: LiteMap<String, usize>,
 }
 
 /// A call in progress.
@@ -85,6 +111,31 @@ pub(crate) struct Entry {
 impl Faults {
     pub(super) fn inject(&self, fault: Fault) {
         self.state.lock().faults.push((fault, 0));
+    }
+
+    pub(super) fn inject_into_thread(&self, fault: ThreadFault) {
+        self.record();
+        self.state.lock().threads.push(fault);
+    }
+
+    /// How often a thread has entered the machine.
+    pub(super) fn entries(&self, thread: &str) -> usize {
+        self.state.lock().entries.get(thread).copied().unwrap_or(0)
+    }
+
+    /// Whether [`pass`](Self::pass) is to be called.
+    pub(super) fn counts_entries(&self) -> bool {
+        self.state.lock().records.is_some()
+    }
+
+    /// Counts an entry of a thread; the effect of a fault, if one was injected into it.
+    pub(super) fn pass(&self, thread: &str) -> Option<ThreadEffect> {
+        let mut state = self.state.lock();
+        let nth = state.entries.entry(thread.to_owned()).or_insert(0);
+        let now = *nth;
+        *nth += 1;
+        let mut faults = state.threads.iter();
+        faults.find(|fault| fault.thread == thread && fault.nth == now).map(|fault| fault.effect)
     }
 
     pub(super) fn record(&self) {
