@@ -1,5 +1,6 @@
 //! Tests of `devcomm::Collectives`.
 
+mod checked;
 mod exchange;
 
 use devcomm::{

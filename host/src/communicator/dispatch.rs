@@ -106,10 +106,20 @@ impl Communicator {
         terms: &str,
         call: impl FnOnce(CommPtr) -> Call,
     ) -> Result<()> {
-        let compares = self.peers().is_some_and(|peers| peers.is_checked());
+        self.start(stream, keep, terms, call, self.compares())
+    }
+
+    /// Whether collectives that start now are compared.
+    fn compares(&self) -> bool {
         // While a stream is captured, nothing starts, and the ranks may capture at other times.
-        let compares = compares && !self.context().is_capturing();
-        self.start(stream, keep, terms, call, compares)
+        self.peers().is_some_and(|peers| peers.is_checked()) && !self.context().is_capturing()
+    }
+
+    /// In a checked world, compares a collective that a kernel does, with its terms, with those
+    /// that the other ranks are about to start.
+    #[doc(hidden)]
+    pub fn compare_kernel(&self, collective: impl FnOnce() -> String) -> Result<()> {
+        if self.compares() { self.compare(&collective()) } else { Ok(()) }
     }
 
     fn start(
