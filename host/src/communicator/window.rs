@@ -82,6 +82,13 @@ pub struct LogicalEndpoint {
     pub offset: usize,
 }
 
+impl LogicalEndpoint {
+    /// The endpoint `bytes` behind.
+    fn at(self, bytes: u64) -> Self {
+        Self { offset: self.offset + bytes as usize, ..self }
+    }
+}
+
 impl From<RawEndpoint> for LogicalEndpoint {
     fn from(raw: RawEndpoint) -> Self {
         Self { id: raw.id, offset: raw.offset }
@@ -357,13 +364,16 @@ impl<T: Element> Window<T> {
     /// As [`peer_pointer`](Self::peer_pointer).
     #[doc(alias = "ncclGetCftDeviceLeInfo")]
     pub fn cft_endpoint(&self, team: Team, rank: usize, index: usize) -> Result<LogicalEndpoint> {
-        let (handle, offset) = (self.inner.handle()?, self.offset(index)?);
-        let rank = i32::try_from(rank).ok().filter(|rank| *rank < team.n_ranks);
-        let rank = rank.ok_or_else(|| Error::invalid("the rank is not in the CFT team"))?;
-        self.inner.communicator.with_comm(|nccl, _| {
+        let handle = self.inner.handle()?;
+        let number = i32::try_from(rank).ok().filter(|rank| *rank < team.n_ranks);
+        let number = number.ok_or_else(|| Error::invalid("the rank is not in the CFT team"))?;
+        let world_rank = self.inner.communicator.rank_to_world(team, rank)?;
+        let offset = self.offset_on(world_rank, index)?;
+        let start = self.inner.communicator.with_comm(|nccl, _| {
             // SAFETY: the window is live.
-            unsafe { nccl.cft_endpoint(handle, offset, rank, team) }.map(Into::into)
-        })
+            unsafe { nccl.cft_endpoint(handle, 0, number, team) }.map(LogicalEndpoint::from)
+        })?;
+        Ok(start.at(offset))
     }
 
     /// The CFT endpoint and offset of element `index` of rank `peer`. NCCL:
@@ -374,12 +384,13 @@ impl<T: Element> Window<T> {
     /// As [`peer_pointer`](Self::peer_pointer).
     #[doc(alias = "ncclGetPeerDeviceLeInfo")]
     pub fn peer_endpoint(&self, peer: usize, index: usize) -> Result<LogicalEndpoint> {
-        let (handle, offset) = (self.inner.handle()?, self.offset(index)?);
+        let (handle, offset) = (self.inner.handle()?, self.offset_on(peer, index)?);
         let peer = self.inner.communicator.peer(peer)?;
-        self.inner.communicator.with_comm(|nccl, _| {
+        let start = self.inner.communicator.with_comm(|nccl, _| {
             // SAFETY: the window is live.
-            unsafe { nccl.peer_endpoint(handle, offset, peer) }.map(Into::into)
-        })
+            unsafe { nccl.peer_endpoint(handle, 0, peer) }.map(LogicalEndpoint::from)
+        })?;
+        Ok(start.at(offset))
     }
 
     /// The CFT endpoint and offset of element `index` for all ranks of the multicast group. NCCL:
