@@ -82,20 +82,23 @@ mod sys;
 mod world;
 
 pub use communicator::{
-    AbortHandle, CftTeamMode, CollectiveConfig, CommConfig, Communicator, Configured, Counters,
-    CtaPolicy, CustomReduceOp, DevCommRequirements, DevCommResource, Estimate, GinBarriers,
-    GinTypes, GraphUsageMode, Group, HostCftMode, Library, LlA2a, LogicalEndpoint, LsaBarriers,
-    MemoryStat, MultiGpu, NvlsHostMode, OLDEST_VERSION, Params, Properties, ReduceOp,
-    ReduceOperator, ReduceScale, RegisteredBuffer, RequirementsRefusal, ResourceBuffer,
-    ResourceKey, ResourceRequest, SameElement, ShrinkMode, Signal, Signals, SymmetricBuffer,
-    TeamMultimem, UniqueId, VendorValue, Versions, WaitSignalDesc, Window, WindowFlags, group,
-    simulate,
+    AbortHandle, BorrowedRegistration, CftTeamMode, CollectiveConfig, CommConfig, CommResource,
+    Communicator, Configured, Counters, CtaPolicy, CustomReduceOp, DevCommRequirements,
+    DevCommResource, Estimate, GinBarriers, GinTypes, GraphUsageMode, Group, HostCftMode, Library,
+    LlA2a, LogicalEndpoint, LsaBarriers, MemoryStat, MultiGpu, NvlsHostMode, OLDEST_VERSION,
+    Params, Properties, ReduceOp, ReduceOperator, ReduceScale, RegisteredBuffer,
+    RequirementsRefusal, ResourceBuffer, ResourceKey, ResourceRequest, SameElement, ShrinkMode,
+    Signal, Signals, SymmetricBuffer, TeamMultimem, UniqueId, VendorValue, Versions,
+    WaitSignalDesc, Window, WindowFlags, group, simulate,
 };
 /// The driver's bindings in use: streams and memory of cudarc's take part in this API.
 pub use cudarc;
 pub use devcomm_locate::{NcclVersion, NotFound};
 #[cfg(feature = "simulator")]
-pub use devcomm_sim::{CallRecord, Effect, Fault, Lag, Machine as SimulatedMachine, Simulation};
+pub use devcomm_sim::{
+    CallRecord, Effect, Fault, Lag, Machine as SimulatedMachine, Simulation, ThreadEffect,
+    ThreadFault,
+};
 pub use devcomm_types::{
     CounterRange, DataType, Dim3, Element, F8E4M3, F8E5M2, GinConnectionType, GinType, Launch,
     LaunchConfig, LaunchTarget, SignalRange, Team, TensorMap, TensorMapDesc, WaitFor, WaitKind,

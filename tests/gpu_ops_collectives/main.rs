@@ -1,6 +1,7 @@
 //! Tests of `devcomm::Collectives`.
 
 mod any;
+mod checked;
 mod exchange;
 mod repeated;
 

@@ -130,7 +130,9 @@ mod warp;
 
 pub use error::{Error, Limit, Race, RaceAccess, Result, Site, Stall, ThreadId, Waiter, Waiting};
 pub use gpus::Activity;
-pub use machine::{Attached, CallRecord, Effect, EventCount, Fault, Machine, Ticket};
+pub use machine::{
+    Attached, CallRecord, Effect, EventCount, Fault, Machine, ThreadEffect, ThreadFault, Ticket,
+};
 pub use mutation::{Change, Mutation};
 pub use nccl::Unflushed;
 pub use schedule::{Choice, Lag};

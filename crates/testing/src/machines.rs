@@ -248,8 +248,8 @@ impl Gpus {
             comm.require_single_lsa_team()?;
         }
         let requirements = DevCommRequirements::new().lsa_barriers(1).gin_connection(self.gin);
-        comm.create_dev_comm(requirements.lsa_multimem(self.multimem))?;
-        comm.window::<u32>(1)?;
+        drop(comm.create_dev_comm(requirements.lsa_multimem(self.multimem))?);
+        drop(comm.window::<u32>(1)?);
         Ok(!self.host_rma || comm.properties()?.host_rma)
     }
 }

@@ -6,10 +6,11 @@ use std::time::Duration;
 use super::Communicator;
 use super::handle::{Handle, Status};
 use crate::device::issuer::Issuer;
-use crate::error::{Error, Result};
-use crate::machine::Task;
+use crate::error::{Error, Result, StateError};
 use crate::sys::nccl::calls;
 
+/// How long an abort waits for a running call to return, before it stops the call.
+const CALL_LIMIT: Duration = Duration::from_millis(200);
 /// How long to wait for an abort, which a running kernel can block.
 const ABORT_LIMIT: Duration = Duration::from_secs(5);
 
@@ -49,12 +50,15 @@ impl AbortHandle {
     /// only after the CUDA graphs with operations of the communicator are destroyed; the rank's
     /// thread destroys them in [`Communicator::abort`] or [`Communicator::destroy`].
     ///
+    /// A call in progress is stopped (`ncclCommRevoke`), and the communicator is freed once the
+    /// call has returned: never while a thread may still use it.
+    ///
     /// NCCL: `ncclCommAbort`.
     ///
     /// # Errors
     ///
-    /// [`Error::Nccl`]; [`StateError::DeadlinePassed`](crate::StateError::DeadlinePassed) when NCCL
-    /// has not returned within 5 s: the abort continues in the background.
+    /// [`Error::Nccl`]; [`StateError::DeadlinePassed`](crate::StateError::DeadlinePassed) when the
+    /// abort has not ended within 5 s: it continues in the background.
     #[doc(alias = "ncclCommAbort")]
     pub fn abort(&self) -> Result<()> {
         abort(&self.handle)
@@ -62,34 +66,71 @@ impl AbortHandle {
 }
 
 /// Starts an abort on a new thread, unless the communicator has already ended.
-pub(super) fn start_abort(handle: &Arc<Handle>) -> Option<Result<Task<()>>> {
-    if handle.status() >= Status::Destroyed {
-        return None;
+pub(super) fn start_abort(handle: &Arc<Handle>) -> Result<()> {
+    if !handle.begin_abort() {
+        return Ok(());
     }
-    let comm = handle.take_for_abort()?;
     let aborted = Arc::clone(handle);
-    let work = move || {
-        // SAFETY: the communicator was taken out of its slot, so no other call can start on it;
-        // NCCL allows an abort during a call.
-        let code = unsafe { calls::comm_abort(comm).make(aborted.nccl())? };
-        aborted.nccl().check("ncclCommAbort", code, Some(aborted.rank()))
-    };
-    Some(handle.machine().spawn("devcomm-abort", work))
+    let task = handle.machine().spawn("devcomm-abort", move || free(&aborted))?;
+    *handle.aborting().lock() = Some(task);
+    Ok(())
 }
 
-/// Waits with a timeout: running kernels and undestroyed CUDA graphs block `ncclCommAbort`.
-pub(super) fn wait_for_abort(aborting: &Task<()>) -> Result<()> {
-    aborting.wait(Some(ABORT_LIMIT), || Ok(()))?
+/// Frees an aborted communicator once no call uses it. A call that does not return soon is stopped;
+/// one that does not return even then keeps the communicator allocated, and this thread.
+fn free(handle: &Handle) -> Result<()> {
+    let unused = match handle.take_unused(Some(CALL_LIMIT)) {
+        Err(Error::State(StateError::DeadlinePassed { .. })) => {
+            stop(handle);
+            handle.take_unused(None)?
+        }
+        taken => taken?,
+    };
+    let Some(comm) = unused else { return Ok(()) };
+    // SAFETY: the communicator was taken out of its slot, and no call uses it.
+    let code = unsafe { calls::comm_abort(comm).make(handle.nccl())? };
+    handle.nccl().check("ncclCommAbort", code, Some(handle.rank()))
+}
+
+/// Makes running calls of an aborted communicator return, without freeing it. NCCL refuses this to
+/// one that is finalized, and before 2.28.7 it cannot.
+fn stop(handle: &Handle) {
+    let Some(comm) = handle.to_be_aborted() else { return };
+    // SAFETY: only this thread frees the communicator, later; NCCL allows a revocation during a
+    // call, which is what it is for.
+    let stopped = unsafe { calls::comm_revoke(comm, 0).make(handle.nccl()) };
+    let rank = handle.rank();
+    let stopped = stopped.and_then(|code| handle.nccl().check("ncclCommRevoke", code, Some(rank)));
+    if let Err(error) = stopped {
+        tracing::warn!("a call of an aborted communicator may not return: {error}");
+    }
+}
+
+/// Waits for an abort in progress, with a limit: running kernels, undestroyed CUDA graphs and calls
+/// that do not return block it. Only the first wait does.
+pub(super) fn wait_for_abort(handle: &Handle) -> Result<()> {
+    let aborting = handle.aborting().lock().take();
+    aborting.map_or(Ok(()), |aborting| aborting.wait(Some(ABORT_LIMIT), || Ok(()))?)
 }
 
 /// Aborts, and waits at most [`ABORT_LIMIT`].
 fn abort(handle: &Arc<Handle>) -> Result<()> {
-    start_abort(handle).map_or(Ok(()), |aborting| wait_for_abort(&aborting?))
+    start_abort(handle)?;
+    wait_for_abort(handle)
 }
 
 /// Aborts a communicator that is no longer used, and only logs an error.
 pub(super) fn abort_and_log(handle: &Arc<Handle>) {
-    if let Err(error) = abort(handle) {
+    log(handle, abort(handle));
+}
+
+/// Starts to abort a communicator that this thread or a call may use, and only logs an error.
+pub(super) fn start_abort_and_log(handle: &Arc<Handle>) {
+    log(handle, start_abort(handle));
+}
+
+fn log(handle: &Handle, aborted: Result<()>) {
+    if let Err(error) = aborted {
         tracing::warn!("the communicator of rank {} was not aborted: {error}", handle.rank());
     }
 }
@@ -124,9 +165,10 @@ impl Issuer for Handle {
     }
 
     fn start_abort(self: Arc<Self>) {
-        // The task goes on without its handle.
-        if let Some(Err(error)) = start_abort(&self) {
-            tracing::warn!("the communicator of rank {} was not aborted: {error}", self.rank());
-        }
+        start_abort_and_log(&self);
     }
 }
+
+#[cfg(all(test, feature = "simulator"))]
+#[path = "abort_tests.rs"]
+mod tests;

@@ -15,6 +15,7 @@ use super::peers::{Peers, all_gather};
 use super::{Library, Properties};
 use crate::device::Context;
 use crate::device::issuer::{Issuer, Owner, Resource};
+use crate::device::recorder::Operation;
 use crate::error::{Error, Result};
 use crate::sys::nccl::call::Out;
 use crate::sys::nccl::calls;
@@ -49,7 +50,26 @@ pub(super) struct Inner {
     /// The exchange with the other ranks on the host; only communicators of a `World` have one.
     pub(super) peers: Option<Rc<dyn Peers>>,
     /// The objects that are closed before the communicator ends, oldest first.
-    pub(super) resources: RefCell<Vec<Weak<dyn Resource>>>,
+    pub(super) resources: RefCell<Vec<Made>>,
+}
+
+/// Something that is closed before its communicator ends.
+pub(super) enum Made {
+    /// Owned by its handle, which keeps the communicator.
+    Elsewhere(Weak<dyn Resource>),
+    /// Owned by the communicator.
+    Owned(Rc<dyn Resource>),
+}
+
+impl Made {
+    /// The object, if it is open.
+    pub(super) fn open(&self) -> Option<Rc<dyn Resource>> {
+        let object = match self {
+            Self::Elsewhere(object) => object.upgrade(),
+            Self::Owned(object) => Some(Rc::clone(object)),
+        };
+        object.filter(|object| object.is_open())
+    }
 }
 
 /// Who ends a communicator, and how.
@@ -236,6 +256,7 @@ impl Communicator {
     /// [`WorldError::RankLost`](crate::WorldError::RankLost); as
     /// [`async_error`](Self::async_error).
     pub fn wait(&self, limit: Duration) -> Result<()> {
+        let _wait = self.context().recorder().begin(Operation::Ready);
         self.context().poll(Some(limit), || self.is_ready())
     }
 
@@ -274,9 +295,16 @@ impl Owner for Inner {
     }
 
     fn adopt(&self, resource: Weak<dyn Resource>) {
-        let mut resources = self.resources.borrow_mut();
-        resources.retain(|resource| resource.strong_count() > 0);
-        resources.push(resource);
+        self.add(Made::Elsewhere(resource));
+    }
+}
+
+impl Inner {
+    pub(super) fn add(&self, made: Made) {
+        // What is not open any more is dropped here, and may drop the memory that it owned.
+        let resources = self.resources.take().into_iter().filter(|made| made.open().is_some());
+        let resources = resources.chain([made]).collect();
+        self.resources.replace(resources);
     }
 }
 

@@ -7,6 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::abort::abort_and_log;
 use super::comm::{Communicator, End, Inner};
 use super::handle::{Handle, Status};
 use super::peers::{self, Peers};
@@ -49,8 +50,8 @@ struct NewComm<'a> {
 impl NewComm<'_> {
     /// The communicator that NCCL wrote to `out`.
     fn read(self, out: &Out<RawComm>, operation: &'static str, end: End) -> Result<Communicator> {
-        let slot = CommSlot::new(created(out, self.rank, operation)?);
-        Ok(self.communicator(slot, end))
+        let comm = out.communicator().ok_or_else(|| none_created(self.rank, operation))?;
+        Ok(self.communicator(CommSlot::new(comm), end))
     }
 
     fn communicator(self, slot: CommSlot, end: End) -> Communicator {
@@ -249,15 +250,10 @@ impl Communicator {
         let color = color.unwrap_or(NO_COLOR);
         let lowered = config.lower(self.library().version())?;
         let peers = self.split_peers(color, key)?;
-        let out = Out::new(std::ptr::null_mut());
-        let call = |comm| calls::split(comm, color, key, out.clone(), lowered);
-        self.derive(&[Status::Live, Status::Revoked], call)?;
-        match out.communicator() {
-            None if color == NO_COLOR => Ok(None),
-            _ => {
-                let comm = created(&out, self.rank(), "ncclCommSplit")?;
-                self.child(comm, peers, config).map(Some)
-            }
+        let call = |comm, out| calls::split(comm, color, key, out, lowered);
+        match self.derive(&[Status::Live, Status::Revoked], peers, config, call)? {
+            None if color != NO_COLOR => Err(none_created(self.rank(), "ncclCommSplit")),
+            child => Ok(child),
         }
     }
 
@@ -307,10 +303,9 @@ impl Communicator {
         let members: Vec<usize> = (0..n_ranks).filter(|&rank| !excluded[rank]).collect();
         let peers = self.peers().map(|peers| peers.subset(&members)).transpose()?;
         let exclude = exclude.iter().map(|&rank| number(rank)).collect::<Result<_>>()?;
-        let out = Out::new(std::ptr::null_mut());
-        let call = |comm| calls::shrink(comm, exclude, out.clone(), lowered, mode as c_int);
-        self.derive(&[Status::Live, Status::Revoked], call)?;
-        self.child(created(&out, self.rank(), "ncclCommShrink")?, peers, config)
+        let call = |comm, out| calls::shrink(comm, exclude, out, lowered, mode as c_int);
+        let child = self.derive(&[Status::Live, Status::Revoked], peers, config, call)?;
+        child.ok_or_else(|| none_created(self.rank(), "ncclCommShrink"))
     }
 
     /// The id with which new ranks join by [`join_grown`](Self::join_grown). One rank calls this,
@@ -348,10 +343,9 @@ impl Communicator {
         }
         let lowered = config.lower(self.library().version())?;
         let (id, c_n_ranks) = (id.map(|id| id.0), number(n_ranks)?);
-        let out = Out::new(std::ptr::null_mut());
-        let call = |comm| calls::grow(Some(comm), c_n_ranks, id, SAME_RANK, out.clone(), lowered);
-        self.derive(&[Status::Live], call)?;
-        self.child(created(&out, self.rank(), "ncclCommGrow")?, None, config)
+        let call = |comm, out| calls::grow(Some(comm), c_n_ranks, id, SAME_RANK, out, lowered);
+        let grown = self.derive(&[Status::Live], None, config, call)?;
+        grown.ok_or_else(|| none_created(self.rank(), "ncclCommGrow"))
     }
 
     /// Joins a communicator that [grows](Self::grow), as one of its new ranks.
@@ -380,37 +374,62 @@ impl Communicator {
         let blocking = config.is_blocking();
         let new = NewComm { library, context, rank, n_ranks, peers: None, blocking };
         let grown = new.read(&out, "ncclCommGrow", End::Together)?;
-        grown.wait_until_ready()?;
+        grown.wait_until_ready("ncclCommGrow")?;
         Ok(grown)
     }
 
-    /// Makes a call that creates a communicator from this one, and waits until the call is done.
-    fn derive(&self, allowed: &[Status], call: impl FnOnce(CommPtr) -> Call) -> Result<()> {
-        let entered = self.inner.handle.enter(allowed)?;
-        let call = call(entered.comm());
-        entered.require_ready(call.operation)?;
-        self.perform_watched(&entered, call)?;
-        drop(entered);
-        self.wait_until_ready()
-    }
-
-    fn child(
+    /// Makes a call that creates a communicator from this one, if it creates one, and waits until
+    /// the new one is ready. If that fails, aborts it.
+    fn derive(
         &self,
-        comm: CommPtr,
+        allowed: &[Status],
         peers: Option<Rc<dyn Peers>>,
         config: &CommConfig,
-    ) -> Result<Self> {
+        call: impl FnOnce(CommPtr, Out<RawComm>) -> Call,
+    ) -> Result<Option<Self>> {
+        let out = Out::new(std::ptr::null_mut());
+        let entered = self.inner.handle.enter(allowed)?;
+        let call = call(entered.comm(), out.clone());
+        let operation = call.operation;
+        entered.require_ready(operation)?;
+        let made = self.perform_watched(&entered, call);
+        drop(entered);
+        let made = made.and_then(|()| self.wait_until_ready(operation));
+        let Some(comm) = out.communicator() else {
+            if made.is_err() && !self.inner.handle.is_blocking() {
+                // NCCL may still write to it.
+                std::mem::forget(out);
+            }
+            return made.map(|()| None);
+        };
         let (library, context) = (self.library(), self.context());
         // A child inherits the parent's setting if `config` does not set it.
         let blocking = config.is_blocking() && self.inner.handle.is_blocking();
-        // Only NCCL knows the new rank; dropping this temporary handle does not end `comm`.
+        // Only NCCL knows the new rank.
         let new = NewComm { library, context, rank: 0, n_ranks: 1, peers: None, blocking };
-        let temporary = new.communicator(CommSlot::new(comm), End::Foreign);
-        temporary.wait_until_ready()?;
-        let (rank, n_ranks, _) = temporary.identity()?;
+        let unready = Unready(new.communicator(CommSlot::new(comm), End::Foreign));
+        let ready = made.and_then(|()| unready.0.wait_until_ready(operation));
+        let (rank, n_ranks, _) = ready.and_then(|()| unready.0.identity())?;
+        unready.keep();
         let (rank, n_ranks) = (rank.unsigned_abs() as usize, n_ranks.unsigned_abs() as usize);
         let new = NewComm { library, context, rank, n_ranks, peers, blocking };
-        Ok(new.communicator(CommSlot::new(comm), End::Together))
+        Ok(Some(new.communicator(CommSlot::new(comm), End::Together)))
+    }
+}
+
+/// A temporary handle of a communicator that nobody owns yet: dropping it aborts the communicator.
+struct Unready(Communicator);
+
+impl Unready {
+    /// Leaves the communicator to another handle.
+    fn keep(self) {
+        self.0.handle().set_status(Status::Destroyed);
+    }
+}
+
+impl Drop for Unready {
+    fn drop(&mut self) {
+        abort_and_log(self.0.handle());
     }
 }
 
@@ -432,17 +451,15 @@ fn perform(library: &Library, context: &Context, rank: usize, call: Call) -> Res
     watched(context, operation, work, || ())
 }
 
-/// The communicator that NCCL wrote to `out`.
-fn created(out: &Out<RawComm>, rank: usize, operation: &'static str) -> Result<CommPtr> {
-    out.communicator().ok_or_else(|| {
-        Error::Nccl(NcclError::Failed {
-            operation,
-            code: 0,
-            text: "success, but no communicator".to_owned(),
-            last_error: String::new(),
-            rank: Some(rank),
-            hint: "run again with NCCL_DEBUG=INFO for NCCL's own log",
-        })
+/// The error of a call that succeeds without a communicator.
+fn none_created(rank: usize, operation: &'static str) -> Error {
+    Error::Nccl(NcclError::Failed {
+        operation,
+        code: 0,
+        text: "success, but no communicator".to_owned(),
+        last_error: String::new(),
+        rank: Some(rank),
+        hint: "run again with NCCL_DEBUG=INFO for NCCL's own log",
     })
 }
 

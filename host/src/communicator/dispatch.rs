@@ -6,8 +6,8 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use super::abort::abort_and_log;
-use super::comm::{Communicator, Inner};
+use super::abort::start_abort_and_log;
+use super::comm::{Communicator, Inner, Made};
 use super::group::{CallState, DeferredCall, defer};
 use super::handle::{Entered, Handle, Status};
 use super::peers::Peers;
@@ -16,7 +16,7 @@ use crate::device::in_group::{is_open, refuse_inside};
 use crate::device::issuer::{Owner, Resource};
 use crate::device::recorder::Operation;
 use crate::device::{Context, Stream};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, StateError};
 use crate::sys::nccl::Nccl;
 use crate::sys::nccl::call::{Call, CommPtr, Out};
 
@@ -44,10 +44,8 @@ impl Communicator {
         if handle.is_aborted() { Err(handle.ended()) } else { Ok(()) }
     }
 
-    /// Fails while the communicator is suspended: its resources can be neither used nor closed.
     pub(super) fn refuse_suspended(&self) -> Result<()> {
-        let suspended = self.inner.handle.status() == Status::Suspended;
-        if suspended { Err(self.inner.handle.ended()) } else { Ok(()) }
+        self.inner.handle.refuse_suspended()
     }
 
     pub(super) fn peers(&self) -> Option<&dyn Peers> {
@@ -58,6 +56,11 @@ impl Communicator {
     pub(super) fn adopt(&self, resource: &Rc<impl Resource + 'static>) {
         let resource: Rc<dyn Resource> = Rc::clone(resource) as _;
         self.inner.adopt(Rc::downgrade(&resource));
+    }
+
+    /// Adds a resource that the communicator owns until it is closed.
+    pub(super) fn own(&self, resource: &Rc<impl Resource + 'static>) {
+        self.inner.add(Made::Owned(Rc::clone(resource) as _));
     }
 
     /// A reference with which streams and graphs keep the communicator alive.
@@ -103,10 +106,20 @@ impl Communicator {
         terms: &str,
         call: impl FnOnce(CommPtr) -> Call,
     ) -> Result<()> {
-        let compares = self.peers().is_some_and(|peers| peers.is_checked());
+        self.start(stream, keep, terms, call, self.compares())
+    }
+
+    /// Whether collectives that start now are compared.
+    fn compares(&self) -> bool {
         // While a stream is captured, nothing starts, and the ranks may capture at other times.
-        let compares = compares && !self.context().is_capturing();
-        self.start(stream, keep, terms, call, compares)
+        self.peers().is_some_and(|peers| peers.is_checked()) && !self.context().is_capturing()
+    }
+
+    /// In a checked world, compares a collective that a kernel does, with its terms, with those
+    /// that the other ranks are about to start.
+    #[doc(hidden)]
+    pub fn compare_kernel(&self, collective: impl FnOnce() -> String) -> Result<()> {
+        if self.compares() { self.compare(&collective()) } else { Ok(()) }
     }
 
     fn start(
@@ -162,12 +175,13 @@ impl Communicator {
         } else {
             let entered = self.inner.handle.enter(&[Status::Live])?;
             let call = call(entered.comm());
-            entered.require_ready(call.operation)?;
+            let operation = call.operation;
+            entered.require_ready(operation)?;
             let done = self.inner.perform_watched(&entered, call);
             drop(entered);
-            if let Err(error) = done.and_then(|()| self.wait_until_ready()) {
+            if let Err(error) = done.and_then(|()| self.wait_until_ready(operation)) {
                 state.set(CallState::Failed);
-                self.leak_if_lost(keep);
+                self.leak_if_unfinished(&error, keep);
                 return Err(error);
             }
             state.set(CallState::Made);
@@ -175,9 +189,10 @@ impl Communicator {
         Ok(())
     }
 
-    /// After a loss, leaks what a call uses: the call may not have returned.
-    pub(super) fn leak_if_lost<T>(&self, keep: T) {
-        if self.context().health().is_lost() {
+    /// Leaks what a call uses that has failed with `error`, if NCCL may still be at it.
+    pub(super) fn leak_if_unfinished<T>(&self, error: &Error, keep: T) {
+        let late = matches!(error, Error::State(StateError::NotReturned { .. }));
+        if late || self.context().health().is_lost() {
             std::mem::forget(keep);
         }
     }
@@ -188,10 +203,8 @@ impl Communicator {
         entered.perform(call(entered.comm()))
     }
 
-    /// Makes a call that closes a resource, which a revoked communicator allows too.
     pub(super) fn release(&self, call: impl FnOnce(CommPtr) -> Call) -> Result<()> {
-        let entered = self.inner.handle.enter(&[Status::Live, Status::Revoked])?;
-        entered.perform(call(entered.comm()))
+        self.inner.handle.release(call)
     }
 
     /// Makes a query, which returns at once.
@@ -222,13 +235,15 @@ impl Communicator {
 impl Inner {
     /// Makes a call that may never return; if a rank is lost meanwhile, aborts the communicator.
     pub(super) fn perform_watched(&self, entered: &Entered<'_>, call: Call) -> Result<()> {
-        let (handle, operation) = (Arc::clone(&self.handle), call.operation);
+        let (used, operation) = (entered.call_elsewhere(&self.handle), call.operation);
         let work = move || {
-            // SAFETY: the communicator is live and locked; what the call uses is leaked if the call
-            // does not return.
+            let handle = used.handle();
+            // SAFETY: the communicator is live and locked, and stays allocated until `used` is
+            // dropped; what the call uses is leaked if the call does not return.
             let code = unsafe { call.make(handle.nccl())? };
             handle.nccl().check(operation, code, Some(handle.rank()))
         };
-        entered.or_aborted(watched(&self.context, operation, work, || abort_and_log(&self.handle)))
+        let abort = || start_abort_and_log(&self.handle);
+        entered.or_aborted(watched(&self.context, operation, work, abort))
     }
 }

@@ -3,12 +3,13 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use super::abort::{abort_and_log, start_abort, wait_for_abort};
+use super::abort::{abort_and_log, start_abort, start_abort_and_log, wait_for_abort};
 use super::comm::{Communicator, End, Inner};
 use super::handle::Status;
 use super::watched::watched;
 use crate::device::in_group::refuse_inside;
-use crate::error::{Error, Result};
+use crate::device::recorder::Operation;
+use crate::error::{Error, Result, StateError};
 use crate::sys::nccl::calls;
 
 /// NCCL: `NCCL_SUSPEND_MEM`.
@@ -36,7 +37,7 @@ impl Communicator {
         self.perform_watched(&entered, calls::comm_finalize(entered.comm()))?;
         self.inner.handle.set_status(Status::Finalized);
         drop(entered);
-        self.wait_until_ready()
+        self.wait_until_ready("ncclCommFinalize")
     }
 
     /// Ends the communicator together with the other ranks, after closing what was created from it:
@@ -86,7 +87,8 @@ impl Communicator {
         // then waits until the graphs with its operations are destroyed.
         let _ = self.context().drain();
         self.close_resources();
-        aborting.map_or(Ok(()), |aborting| wait_for_abort(&aborting?))
+        aborting?;
+        wait_for_abort(&self.inner.handle)
     }
 
     /// Stops running operations. Afterwards, the communicator can only be split, shrunk or ended.
@@ -104,7 +106,7 @@ impl Communicator {
         self.perform_watched(&entered, calls::comm_revoke(entered.comm(), 0))?;
         self.inner.handle.set_status(Status::Revoked);
         drop(entered);
-        self.wait_until_ready()
+        self.wait_until_ready("ncclCommRevoke")
     }
 
     /// Releases the GPU memory that NCCL does not need until [`resume`](Self::resume); until then
@@ -146,7 +148,8 @@ impl Inner {
     /// The same communicator, to be dropped later than `self`.
     fn moved(&self) -> Self {
         let (handle, library) = (Arc::clone(&self.handle), self.library.clone());
-        let (context, peers, resources) = (self.context.clone(), None, RefCell::default());
+        let (context, peers) = (self.context.clone(), None);
+        let resources = RefCell::new(self.resources.take());
         Self { handle, context, library, peers, resources, ..*self }
     }
 
@@ -170,12 +173,11 @@ impl Inner {
             abort_and_log(&self.handle);
             return Err(error);
         }
-        let Some(entered) = self.handle.enter_last() else { return Ok(()) };
-        self.handle.set_status(Status::Destroyed);
-        let (handle, call) = (Arc::clone(&self.handle), calls::comm_destroy(entered.comm()));
+        let Some(comm) = self.handle.take_to_destroy() else { return Ok(()) };
+        let (handle, call) = (Arc::clone(&self.handle), calls::comm_destroy(comm));
         let work = move || {
             let nccl = handle.nccl();
-            // SAFETY: the communicator was live and taken out of its slot; no other call uses it.
+            // SAFETY: the communicator was taken out of its slot while no call used it.
             let code = unsafe { call.make(nccl)? };
             nccl.check("ncclCommDestroy", code, Some(handle.rank()))
         };
@@ -192,32 +194,73 @@ impl Inner {
         let resumed = self.perform_watched(&entered, calls::comm_resume(entered.comm()));
         drop(entered);
         match resumed {
-            Ok(()) => self.handle.set_status(Status::Live),
+            Ok(()) => _ = self.handle.set_status(Status::Live),
             Err(_) => abort_and_log(&self.handle),
         }
         resumed
+    }
+
+    /// Closes what was created from the communicator, and returns the first error.
+    pub(super) fn close_resources(&self) -> Result<()> {
+        self.context.free_kept();
+        let mut result = Ok(());
+        // Newest first: a resource may use an older one.
+        for made in self.resources.take().into_iter().rev() {
+            let closed = made.open().map_or(Ok(()), |object| object.close());
+            match &result {
+                Ok(()) => result = closed,
+                Err(_) => log(closed),
+            }
+        }
+        result
+    }
+
+    fn close_resources_and_log(&self) {
+        log(self.close_resources());
     }
 
     /// Finalizes without closing resources.
     fn finalize_only(&self) -> Result<(), Error> {
         let entered = self.handle.enter(&[Status::Live])?;
         self.perform_watched(&entered, calls::comm_finalize(entered.comm()))?;
-        self.context.poll(None, || entered.poll())
+        drop(entered);
+        self.wait_until_ready("ncclCommFinalize")
+    }
+
+    /// As [`Communicator::wait_until_ready`].
+    fn wait_until_ready(&self, operation: &'static str) -> Result<()> {
+        if self.handle.is_blocking() {
+            return Ok(());
+        }
+        let recorder = self.context.recorder();
+        let _wait = recorder.begin(Operation::Ready);
+        match self.context.poll(self.context.health().deadline(), || self.handle.poll()) {
+            Err(Error::State(StateError::DeadlinePassed { waited })) => {
+                recorder.print();
+                start_abort_and_log(&self.handle);
+                Err(StateError::NotReturned { operation, waited }.into())
+            }
+            result => result,
+        }
     }
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
         if self.handle.status() >= Status::Destroyed {
+            // The context ends later than an abort in progress.
+            return abort_and_log(&self.handle);
+        }
+        if self.end == End::Foreign
+            && !self.resources.borrow().iter().any(|made| made.open().is_some())
+        {
+            self.handle.set_status(Status::Destroyed);
             return;
         }
-        if self.end == End::Foreign {
-            return self.handle.set_status(Status::Destroyed);
-        }
         let lost = self.context.health().is_lost();
-        if !lost && self.end == End::Together && self.context.postpones_drops() {
+        if !lost && self.end == End::Together && self.context.postpones_ends() {
             // The others may wait for this rank elsewhere.
-            return self.context.postpone(self.created, self.moved());
+            return self.context.postpone_end(self.created, self.moved());
         }
         // A GPU that does not become idle would also block `ncclCommDestroy`. After a loss, the
         // abort stops NCCL's own kernels.
@@ -225,29 +268,29 @@ impl Drop for Inner {
             return;
         }
         let _ = self.context.cuda().bind();
-        if let Err(error) = self.end() {
-            tracing::warn!("{error}");
+        if !lost {
+            // What is left is owned by the communicator.
+            log(self.resume_to_end());
+            self.close_resources_and_log();
         }
+        log(self.end());
+    }
+}
+
+fn log(result: Result<()>) {
+    if let Err(error) = result {
+        tracing::warn!("{error}");
     }
 }
 
 impl Communicator {
-    /// Waits for the asynchronous operations of a non-blocking communicator; fails if one failed.
-    pub(crate) fn wait_until_ready(&self) -> Result<()> {
-        if self.inner.handle.is_blocking() {
-            return Ok(());
-        }
-        self.context().poll(None, || self.inner.handle.poll())
+    /// Waits until `operation` of a non-blocking communicator is done; fails if it failed. After
+    /// the job's deadline, aborts the communicator.
+    pub(crate) fn wait_until_ready(&self, operation: &'static str) -> Result<()> {
+        self.inner.wait_until_ready(operation)
     }
 
     fn close_resources(&self) {
-        // Newest first: a resource may use an older one.
-        for resource in self.inner.resources.take().into_iter().rev() {
-            if let Some(resource) = resource.upgrade()
-                && let Err(error) = resource.close()
-            {
-                tracing::warn!("{error}");
-            }
-        }
+        self.inner.close_resources_and_log();
     }
 }

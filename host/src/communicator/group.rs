@@ -13,7 +13,7 @@ use std::sync::Arc;
 use devcomm_sys::nccl::SimInfo;
 
 use super::Communicator;
-use super::abort::abort_and_log;
+use super::abort::start_abort_and_log;
 use super::handle::{Handle, Status};
 use super::watched::watched;
 use crate::device::Stream;
@@ -22,6 +22,9 @@ use crate::device::recorder::Operation;
 use crate::error::{Error, Result, StateError};
 use crate::sys::nccl::batch::{BatchedCall, make_all};
 use crate::sys::nccl::call::{Call, Out};
+
+/// NCCL's function that starts the operations of a group.
+const END: &str = "ncclGroupEnd";
 
 /// The state of a deferred call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -209,7 +212,7 @@ fn perform(deferred: Vec<DeferredCall>, simulation: Option<Out<SimInfo>>) -> Res
     let launched = simulation.is_none();
     let compared = if launched { compare(&deferred) } else { Ok(()) };
     let calls: Vec<_> = deferred.iter().map(|deferred| &*deferred.description).collect();
-    let calls = format!("ncclGroupEnd of {}", calls.join("; "));
+    let calls = format!("{END} of {}", calls.join("; "));
     let mut handles: Vec<Arc<Handle>> = Vec::new();
     let mut rest = Vec::with_capacity(deferred.len());
     let mut batch = Vec::with_capacity(deferred.len());
@@ -236,10 +239,17 @@ fn perform(deferred: Vec<DeferredCall>, simulation: Option<Out<SimInfo>>) -> Res
         entered.iter().try_for_each(|entered| entered.require_ready("a group"))?;
         let result = if is_collective {
             let nccl = Arc::clone(&nccl);
-            // SAFETY: all communicators are live and locked; `rest` keeps what the calls use, and
-            // is leaked if a call never returns.
-            let work = move || unsafe { make_all(&nccl, batch, simulation) };
-            watched(&context, "ncclGroupEnd", work, || handles.iter().for_each(abort_and_log))
+            let entered = entered.iter().zip(&handles);
+            let used: Vec<_> = entered.map(|(entered, of)| entered.call_elsewhere(of)).collect();
+            let work = move || {
+                let _used = used;
+                // SAFETY: all communicators are live and locked, and stay allocated until `used` is
+                // dropped; `rest` keeps what the calls use, and is leaked if a call never returns.
+                unsafe { make_all(&nccl, batch, simulation) }
+            };
+            watched(&context, END, work, || {
+                handles.iter().for_each(start_abort_and_log);
+            })
         } else {
             // SAFETY: as above.
             unsafe { make_all(&nccl, batch, simulation) }
@@ -250,14 +260,16 @@ fn perform(deferred: Vec<DeferredCall>, simulation: Option<Out<SimInfo>>) -> Res
     if is_collective {
         // For non-blocking communicators, NCCL may still be writing the results.
         let mut all = rest.iter().map(|(communicator, ..)| communicator);
-        result = result.and_then(|()| all.try_for_each(Communicator::wait_until_ready));
+        result = result.and_then(|()| all.try_for_each(|comm| comm.wait_until_ready(END)));
     }
     for (communicator, stream, keep, state) in rest {
         state.set(if result.is_ok() { CallState::Made } else { CallState::Failed });
-        if let (Ok(()), true, Some(stream)) = (&result, launched, stream) {
-            stream.register_operation(&communicator.owner(), keep);
-        } else if result.is_err() {
-            communicator.leak_if_lost(keep);
+        match (&result, stream) {
+            (Ok(()), Some(stream)) if launched => {
+                stream.register_operation(&communicator.owner(), keep);
+            }
+            (Ok(()), _) => {}
+            (Err(error), _) => communicator.leak_if_unfinished(error, keep),
         }
     }
     result

@@ -1,8 +1,12 @@
 //! The handle of a communicator, shared by its rank's thread, threads that make blocking calls and
 //! threads that abort.
+//!
+//! A communicator is freed only while no call uses it, by the one thread that takes it out of its
+//! slot. So a thread that has checked a communicator can use it, however long it is stopped before
+//! its call.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use devcomm_sys::nccl::IN_PROGRESS;
@@ -11,13 +15,10 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::device::Health;
 use crate::device::abort::{AbortFlag, AbortFlags};
 use crate::error::{AbortCause, Error, Result, StateError};
-use crate::machine::{Machine, Wakes};
+use crate::machine::{Machine, Task, Wakes};
 use crate::sys::nccl::Nccl;
 use crate::sys::nccl::call::{Call, CommPtr, CommSlot, Out};
 use crate::sys::nccl::calls;
-
-/// How long an abort waits for a running call to return, before it aborts during the call.
-const ABORT_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// What a communicator can still be used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -63,6 +64,10 @@ pub(crate) struct Handle {
     status: AtomicU8,
     /// Held while a call is made.
     busy: Mutex<()>,
+    /// Calls on other threads that have not returned. Incremented only while `busy` is held.
+    calls: AtomicUsize,
+    /// The abort, while it is in progress.
+    aborting: Mutex<Option<Task<()>>>,
     rank: usize,
     blocking: bool,
     health: Arc<Health>,
@@ -79,8 +84,8 @@ impl Handle {
         health: Arc<Health>,
     ) -> Self {
         let status = AtomicU8::new(Status::Live as u8);
-        let (busy, flags) = (Mutex::new(()), AbortFlags::default());
-        Self { nccl, slot, status, busy, rank, blocking, health, flags }
+        let (busy, calls, aborting, flags) = Default::default();
+        Self { nccl, slot, status, busy, calls, aborting, rank, blocking, health, flags }
     }
 
     pub(crate) fn nccl(&self) -> &Arc<Nccl> {
@@ -107,11 +112,12 @@ impl Handle {
         Status::ALL[usize::from(self.status.load(Ordering::Acquire)).min(5)]
     }
 
-    pub(crate) fn set_status(&self, status: Status) {
-        // An abort is final.
-        let _ = self.status.fetch_update(Ordering::AcqRel, Ordering::Acquire, |now| {
-            (now != Status::Aborted as u8).then_some(status as u8)
+    /// Changes the status, unless the communicator has ended; returns whether it did.
+    pub(crate) fn set_status(&self, status: Status) -> bool {
+        let changed = self.status.fetch_update(Ordering::AcqRel, Ordering::Acquire, |now| {
+            (now < Status::Destroyed as u8).then_some(status as u8)
         });
+        changed.is_ok()
     }
 
     /// The error of a call that the status does not allow: the loss of a rank if there is one.
@@ -130,13 +136,25 @@ impl Handle {
             return Err(self.ended());
         }
         let comm = self.slot.get().ok_or_else(|| self.ended())?;
-        Ok(Entered { handle: self, comm, _busy: busy })
+        Ok(Entered { handle: self, comm, busy: Some(busy) })
     }
 
-    /// Locks the communicator to end it: empties the slot, so that later calls fail.
-    pub(crate) fn enter_last(&self) -> Option<Entered<'_>> {
-        let busy = self.busy.lock();
-        self.slot.take().map(|comm| Entered { handle: self, comm, _busy: busy })
+    /// Takes the communicator to destroy it; `None` if it has ended already.
+    pub(crate) fn take_to_destroy(&self) -> Option<CommPtr> {
+        let _busy = self.busy.lock();
+        // An abort that has begun ends it.
+        self.set_status(Status::Destroyed).then(|| self.slot.take()).flatten()
+    }
+
+    /// Fails while the communicator is suspended: its resources can be neither used nor closed.
+    pub(crate) fn refuse_suspended(&self) -> Result<()> {
+        if self.status() == Status::Suspended { Err(self.ended()) } else { Ok(()) }
+    }
+
+    /// Makes a call that closes a resource, which a revoked communicator allows too.
+    pub(crate) fn release(&self, call: impl FnOnce(CommPtr) -> Call) -> Result<()> {
+        let entered = self.enter(&[Status::Live, Status::Revoked])?;
+        entered.perform(call(entered.comm()))
     }
 
     pub(crate) fn is_aborted(&self) -> bool {
@@ -153,19 +171,41 @@ impl Handle {
         }
     }
 
-    /// Marks the communicator aborted, asks its kernels to exit, and empties its slot, even during
-    /// a call that blocks.
-    pub(crate) fn take_for_abort(&self) -> Option<CommPtr> {
-        self.status.store(Status::Aborted as u8, Ordering::Release);
+    /// Marks the communicator aborted, and asks its kernels and those who wait for other ranks on
+    /// the host to leave. Returns whether it had not ended before: then the caller frees it.
+    pub(crate) fn begin_abort(&self) -> bool {
+        if !self.set_status(Status::Aborted) {
+            return false;
+        }
         // Kernels first: an NCCL abort waits for them.
         self.flags.raise(AbortCause::CommunicatorAborted);
-        // The rank's thread may wait for the other ranks on the host.
         self.machine().notify();
-        // Gives short calls time to return.
-        let _ = self
-            .machine()
-            .poll(Wakes::Anything, Some(ABORT_TIMEOUT), || Ok(self.busy.try_lock().is_some()));
-        self.slot.take()
+        true
+    }
+
+    /// The communicator during its abort, whether calls use it or not. It stays allocated until the
+    /// abort [takes](Self::take_unused) it.
+    pub(crate) fn to_be_aborted(&self) -> Option<CommPtr> {
+        self.slot.get().filter(|_| self.is_aborted())
+    }
+
+    /// Waits, for at most `limit`, until no call uses the aborted communicator, and takes it.
+    pub(crate) fn take_unused(&self, limit: Option<Duration>) -> Result<Option<CommPtr>> {
+        let mut taken = None;
+        self.machine().poll(Wakes::Anything, limit, || {
+            let Some(_busy) = self.busy.try_lock() else { return Ok(false) };
+            if self.calls.load(Ordering::Acquire) > 0 {
+                return Ok(false);
+            }
+            taken = self.slot.take();
+            Ok(true)
+        })?;
+        Ok(taken)
+    }
+
+    /// The abort in progress, to wait for.
+    pub(crate) fn aborting(&self) -> &Mutex<Option<Task<()>>> {
+        &self.aborting
     }
 
     /// Whether the asynchronous operations are done, or the error of one that failed.
@@ -185,12 +225,46 @@ impl std::fmt::Debug for Handle {
 pub(crate) struct Entered<'a> {
     handle: &'a Handle,
     comm: CommPtr,
-    _busy: MutexGuard<'a, ()>,
+    /// `None` only while dropping.
+    busy: Option<MutexGuard<'a, ()>>,
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        self.busy.take();
+        if self.handle.is_aborted() {
+            // The abort waits for this.
+            self.handle.machine().notify();
+        }
+    }
+}
+
+/// A call on another thread, during which the communicator is not freed. Never dropped if the call
+/// never returns.
+pub(crate) struct CallElsewhere(Arc<Handle>);
+
+impl CallElsewhere {
+    pub(crate) fn handle(&self) -> &Handle {
+        &self.0
+    }
+}
+
+impl Drop for CallElsewhere {
+    fn drop(&mut self) {
+        self.0.calls.fetch_sub(1, Ordering::Release);
+    }
 }
 
 impl Entered<'_> {
     pub(crate) fn comm(&self) -> CommPtr {
         self.comm
+    }
+
+    /// Keeps the communicator, whose handle is `handle`, for a call on another thread.
+    pub(crate) fn call_elsewhere(&self, handle: &Arc<Handle>) -> CallElsewhere {
+        debug_assert!(std::ptr::eq(self.handle, Arc::as_ptr(handle)));
+        handle.calls.fetch_add(1, Ordering::Relaxed);
+        CallElsewhere(Arc::clone(handle))
     }
 
     /// Makes the call on this thread, where the communicator's context must be current.

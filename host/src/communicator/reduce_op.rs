@@ -89,11 +89,13 @@ impl sealed::Operator for ReduceOp {
 /// The sum of every rank's elements multiplied by that rank's scalar.
 ///
 /// Created by [`Communicator::pre_mul_sum`] and [`Communicator::pre_mul_sum_from`], valid for
-/// reductions of `T` on that communicator. It is closed with the communicator.
+/// reductions of `T` on that communicator. It is closed with the communicator, or when
+/// dropped.
 ///
 /// NCCL: `ncclRedOpCreatePreMulSum`, `ncclRedOpDestroy`.
 #[doc(alias = "ncclRedOpCreatePreMulSum")]
 #[doc(alias = "ncclRedOpDestroy")]
+#[must_use = "dropping it closes it"]
 pub struct CustomReduceOp<T> {
     inner: Rc<Inner>,
     /// The scalar, unless it is in device memory.
@@ -236,6 +238,10 @@ impl<T> sealed::Operator for &CustomReduceOp<T> {
 }
 
 impl Resource for Inner {
+    fn is_open(&self) -> bool {
+        !self.closed.get()
+    }
+
     fn close(&self) -> Result<()> {
         if self.closed.replace(true) || !self.communicator.is_valid() {
             return Ok(());

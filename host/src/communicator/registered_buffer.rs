@@ -2,13 +2,17 @@
 
 use std::any::Any;
 use std::cell::Cell;
+use std::ops::Deref;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use super::Communicator;
 use super::group::CallState;
-use crate::device::Buffer;
+use super::handle::{Handle, Status};
+use super::window::allocation_of;
 use crate::device::in_group::refuse_inside;
 use crate::device::issuer::Resource;
+use crate::device::{Buffer, Context};
 use crate::error::{Error, Result, StateError};
 use crate::sys::nccl::call::Out;
 use crate::sys::nccl::calls;
@@ -16,36 +20,84 @@ use crate::sys::nccl::calls;
 /// Memory registered with one communicator, on this rank alone. Where possible, NCCL's collectives
 /// use it directly, without internal buffers.
 ///
-/// Created by [`Communicator::register_buffer`]; closed by [`close`](Self::close), with the
-/// communicator, or when dropped.
+/// Created by [`Communicator::register_buffer`]. The communicator owns the registration and keeps
+/// the memory allocated, until [`close`](Self::close) or its own end: dropping this handle changes
+/// nothing.
 ///
 /// NCCL: `ncclCommRegister`, `ncclCommDeregister`.
 #[doc(alias = "ncclCommRegister")]
 #[doc(alias = "ncclCommDeregister")]
 pub struct RegisteredBuffer {
     inner: Rc<Inner>,
+    _communicator: Communicator,
 }
 
+/// A registration of memory that the program frees itself; dropping it ends the registration.
+///
+/// Created by [`Communicator::register_borrowed`].
+#[derive(Debug)]
+#[must_use = "dropping it ends the registration"]
+pub struct BorrowedRegistration(RegisteredBuffer);
+
+/// A communicator may own this, so it does not keep the communicator.
 struct Inner {
+    /// Whether the communicator owns it.
+    is_owned: bool,
     handle: Out<u64>,
     state: Rc<Cell<CallState>>,
     closed: Cell<bool>,
     bytes: usize,
-    communicator: Communicator,
+    communicator: Arc<Handle>,
+    context: Context,
+    /// Keeps the memory allocated; `None` for memory that the program frees itself.
     memory: Cell<Option<Rc<dyn Any>>>,
 }
 
 impl Communicator {
-    /// Registers memory for zero-copy collectives. Each rank registers its own buffers.
+    /// Registers memory for zero-copy collectives, until the communicator ends or the result is
+    /// [closed](RegisteredBuffer::close). Each rank registers its own buffers.
     ///
     /// NCCL: `ncclCommRegister`.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for empty memory or memory of another context;
-    /// [`StateError::Capturing`], [`StateError::CommunicatorEnded`],
-    /// [`WorldError::RankLost`](crate::WorldError::RankLost), [`Error::Nccl`].
+    /// [`Error::InvalidInput`] for empty memory, memory of another context, or memory that nothing
+    /// keeps allocated, as a slice [from raw parts](crate::DeviceSlice::from_raw_parts): see
+    /// [`register_borrowed`](Self::register_borrowed). [`StateError::Capturing`],
+    /// [`StateError::CommunicatorEnded`], [`WorldError::RankLost`](crate::WorldError::RankLost),
+    /// [`Error::Nccl`].
     pub fn register_buffer<B: Buffer>(&self, buffer: &B) -> Result<RegisteredBuffer> {
+        let memory = allocation_of(&buffer.device_slice());
+        let memory = memory.ok_or_else(|| {
+            Error::invalid(
+                "the program frees this memory itself: register it with register_borrowed, and \
+                 drop the result before",
+            )
+        })?;
+        let registered = self.register(buffer, Some(memory), true)?;
+        self.own(&registered.inner);
+        Ok(registered)
+    }
+
+    /// As [`register_buffer`](Self::register_buffer), for memory that the program frees itself: the
+    /// registration ends when the result is dropped, which must happen before.
+    ///
+    /// # Errors
+    ///
+    /// As [`register_buffer`](Self::register_buffer), which refuses such memory.
+    pub fn register_borrowed<B: Buffer>(&self, buffer: &B) -> Result<BorrowedRegistration> {
+        let memory = allocation_of(&buffer.device_slice());
+        let registered = self.register(buffer, memory, false)?;
+        self.adopt(&registered.inner);
+        Ok(BorrowedRegistration(registered))
+    }
+
+    fn register<B: Buffer>(
+        &self,
+        buffer: &B,
+        memory: Option<Rc<dyn Any>>,
+        is_owned: bool,
+    ) -> Result<RegisteredBuffer> {
         let slice = buffer.device_slice();
         self.require_own(slice.context(), "memory to be registered")?;
         if slice.is_empty() {
@@ -53,12 +105,14 @@ impl Communicator {
         }
         self.context().refuse_capturing("a buffer is registered")?;
         let inner = Rc::new(Inner {
+            is_owned,
             handle: Out::new(0),
             state: Rc::new(Cell::new(CallState::Deferred)),
             closed: Cell::new(false),
             bytes: slice.byte_len(),
-            communicator: self.clone(),
-            memory: Cell::new(slice.keep()),
+            communicator: Arc::clone(self.handle()),
+            context: self.context().clone(),
+            memory: Cell::new(memory),
         });
         // A deferred call keeps `inner` alive: until the call is made, the registration cannot be
         // ended and the memory cannot be freed.
@@ -66,8 +120,7 @@ impl Communicator {
             let (address, bytes) = (slice.device_address(), slice.byte_len());
             calls::register_buffer(comm, address, bytes, inner.handle.clone())
         })?;
-        self.adopt(&inner);
-        Ok(RegisteredBuffer { inner })
+        Ok(RegisteredBuffer { inner, _communicator: self.clone() })
     }
 }
 
@@ -95,7 +148,8 @@ impl RegisteredBuffer {
         self.inner.handle().is_ok()
     }
 
-    /// Ends the registration, after waiting for this rank's streams. Idempotent.
+    /// Ends the registration, after waiting for this rank's streams, and releases the memory.
+    /// Idempotent.
     ///
     /// NCCL: `ncclCommDeregister`.
     ///
@@ -109,6 +163,14 @@ impl RegisteredBuffer {
     }
 }
 
+impl Deref for BorrowedRegistration {
+    type Target = RegisteredBuffer;
+
+    fn deref(&self) -> &RegisteredBuffer {
+        &self.0
+    }
+}
+
 impl Inner {
     fn handle(&self) -> Result<u64> {
         self.communicator.refuse_suspended()?;
@@ -119,7 +181,9 @@ impl Inner {
     fn registered(&self) -> Result<u64> {
         let rank = self.communicator.rank();
         match self.state.get() {
-            CallState::Made if !self.closed.get() && self.communicator.is_valid() => {
+            CallState::Made
+                if !self.closed.get() && self.communicator.status() < Status::Destroyed =>
+            {
                 Ok(self.handle.get())
             }
             CallState::Deferred => {
@@ -132,24 +196,30 @@ impl Inner {
 }
 
 impl Resource for Inner {
+    fn is_open(&self) -> bool {
+        !self.closed.get() && self.state.get() != CallState::Failed
+    }
+
     fn close(&self) -> Result<()> {
         self.communicator.refuse_suspended()?;
-        let Ok(handle) = self.handle() else {
+        let Ok(handle) = self.registered() else {
             // The registration failed, or has ended already.
             self.closed.set(true);
+            self.memory.take();
             return Ok(());
         };
-        let context = self.communicator.context();
-        context.refuse_capturing("a registration is ended")?;
-        context.drain()?;
+        self.context.refuse_capturing("a registration is ended")?;
+        self.context.drain()?;
         self.closed.set(true);
-        let _ = context.cuda().bind();
-        if handle == 0 {
-            return Ok(());
-        }
-        let ended = self.communicator.release(|comm| calls::deregister_buffer(comm, handle));
+        let _ = self.context.cuda().bind();
+        let ended = match handle {
+            0 => Ok(()),
+            _ => self.communicator.release(|comm| calls::deregister_buffer(comm, handle)),
+        };
+        let memory = self.memory.take();
         if ended.is_err() {
-            std::mem::forget(self.memory.take());
+            // NCCL may still use it.
+            std::mem::forget(memory);
         }
         ended
     }
@@ -160,12 +230,11 @@ impl Drop for Inner {
         if self.registered().is_err() {
             return;
         }
-        let suspended = self.communicator.refuse_suspended().is_err();
-        if suspended || !self.communicator.context().can_free("a registered buffer") {
+        // An owned one is still registered only if its communicator could not end it.
+        let ends = !self.is_owned && self.communicator.refuse_suspended().is_ok();
+        if !ends || !self.context.can_free("a registration") {
             std::mem::forget(self.memory.take());
-            return;
-        }
-        if let Err(error) = self.close() {
+        } else if let Err(error) = self.close() {
             tracing::warn!("{error}");
         }
     }

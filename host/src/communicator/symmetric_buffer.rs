@@ -17,9 +17,10 @@ use crate::sys::nccl::query::Allocation;
 /// that may still write to this memory; that needs a barrier.
 ///
 /// After the last clone, [`Window`](crate::Window), [`DeviceSlice`] and [`Graph`](crate::Graph)
-/// that uses the memory is dropped, it is freed when this rank's streams are idle. If they are not
-/// idle within 10 s, or cannot become idle (a rank is lost, a deadline was missed), the memory
-/// stays allocated until the process ends.
+/// that uses the memory is dropped, it is freed when this rank's streams are idle: at once, or if
+/// they are still busy after 100 ms, at a later drop or allocation, or when the rank's function has
+/// ended. If they are not idle 10 s later, or cannot become idle (a rank is lost, a deadline was
+/// missed), the memory stays allocated until the process ends.
 ///
 /// NCCL: `ncclMemAlloc`, `ncclMemFree`.
 #[doc(alias = "ncclMemAlloc")]
@@ -75,6 +76,7 @@ impl<T: Element> SymmetricBuffer<T> {
         };
         context.refuse_capturing("device memory is allocated")?;
         context.health().check()?;
+        context.free_kept();
         context.cuda().bind()?;
         let allocation = Some(library.nccl().alloc(bytes)?);
         let memory = Memory { allocation, context: context.clone(), library: library.clone() };
@@ -161,10 +163,15 @@ impl<T: Element> Clone for SymmetricBuffer<T> {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        let Some(allocation) = self.allocation.take() else { return };
-        if self.context.health().is_lost() || !self.context.can_free("device memory") {
+        let context = self.context.clone();
+        let moved = || {
+            let (allocation, library) = (self.allocation.take(), self.library.clone());
+            Self { allocation, context: context.clone(), library }
+        };
+        if context.health().is_lost() || !context.can_free_or_keep("device memory", moved) {
             return;
         }
+        let Some(allocation) = self.allocation.take() else { return };
         let _ = self.context.cuda().bind();
         // SAFETY: this rank's streams are idle, and no window over the memory is left. That peers
         // have finished with it is part of the contract of launches.

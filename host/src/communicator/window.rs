@@ -50,6 +50,7 @@ bitflags::bitflags! {
 /// NCCL: `ncclCommWindowRegister`, `ncclCommWindowDeregister`.
 #[doc(alias = "ncclCommWindowRegister")]
 #[doc(alias = "ncclWindow_t")]
+#[must_use = "dropping it ends the registration"]
 pub struct Window<T: Element> {
     inner: Rc<Inner>,
     len: usize,
@@ -79,6 +80,13 @@ pub struct LogicalEndpoint {
     pub id: u32,
     /// In bytes.
     pub offset: usize,
+}
+
+impl LogicalEndpoint {
+    /// The endpoint `bytes` behind.
+    fn at(self, bytes: u64) -> Self {
+        Self { offset: self.offset + bytes as usize, ..self }
+    }
 }
 
 impl From<RawEndpoint> for LogicalEndpoint {
@@ -356,13 +364,16 @@ impl<T: Element> Window<T> {
     /// As [`peer_pointer`](Self::peer_pointer).
     #[doc(alias = "ncclGetCftDeviceLeInfo")]
     pub fn cft_endpoint(&self, team: Team, rank: usize, index: usize) -> Result<LogicalEndpoint> {
-        let (handle, offset) = (self.inner.handle()?, self.offset(index)?);
-        let rank = i32::try_from(rank).ok().filter(|rank| *rank < team.n_ranks);
-        let rank = rank.ok_or_else(|| Error::invalid("the rank is not in the CFT team"))?;
-        self.inner.communicator.with_comm(|nccl, _| {
+        let handle = self.inner.handle()?;
+        let number = i32::try_from(rank).ok().filter(|rank| *rank < team.n_ranks);
+        let number = number.ok_or_else(|| Error::invalid("the rank is not in the CFT team"))?;
+        let world_rank = self.inner.communicator.rank_to_world(team, rank)?;
+        let offset = self.offset_on(world_rank, index)?;
+        let start = self.inner.communicator.with_comm(|nccl, _| {
             // SAFETY: the window is live.
-            unsafe { nccl.cft_endpoint(handle, offset, rank, team) }.map(Into::into)
-        })
+            unsafe { nccl.cft_endpoint(handle, 0, number, team) }.map(LogicalEndpoint::from)
+        })?;
+        Ok(start.at(offset))
     }
 
     /// The CFT endpoint and offset of element `index` of rank `peer`. NCCL:
@@ -373,12 +384,13 @@ impl<T: Element> Window<T> {
     /// As [`peer_pointer`](Self::peer_pointer).
     #[doc(alias = "ncclGetPeerDeviceLeInfo")]
     pub fn peer_endpoint(&self, peer: usize, index: usize) -> Result<LogicalEndpoint> {
-        let (handle, offset) = (self.inner.handle()?, self.offset(index)?);
+        let (handle, offset) = (self.inner.handle()?, self.offset_on(peer, index)?);
         let peer = self.inner.communicator.peer(peer)?;
-        self.inner.communicator.with_comm(|nccl, _| {
+        let start = self.inner.communicator.with_comm(|nccl, _| {
             // SAFETY: the window is live.
-            unsafe { nccl.peer_endpoint(handle, offset, peer) }.map(Into::into)
-        })
+            unsafe { nccl.peer_endpoint(handle, 0, peer) }.map(LogicalEndpoint::from)
+        })?;
+        Ok(start.at(offset))
     }
 
     /// The CFT endpoint and offset of element `index` for all ranks of the multicast group. NCCL:
@@ -466,6 +478,15 @@ impl<T: Element> Window<T> {
     }
 }
 
+/// What keeps the memory of a slice allocated: not the window that it may be of, which keeps its
+/// communicator.
+pub(super) fn allocation_of<T>(slice: &DeviceSlice<T>) -> Option<Rc<dyn Any>> {
+    match slice.keep()?.downcast::<Inner>() {
+        Ok(window) => window.allocation(),
+        Err(owner) => Some(owner),
+    }
+}
+
 fn non_null(address: u64) -> Option<u64> {
     (address != 0).then_some(address)
 }
@@ -510,6 +531,29 @@ impl Inner {
         }
     }
 
+    /// What keeps the memory allocated, without the registration.
+    fn allocation(&self) -> Option<Rc<dyn Any>> {
+        let memory = self.memory.take();
+        self.memory.set(memory.clone());
+        memory
+    }
+
+    /// The same registration, to be dropped later than `self`.
+    fn moved(&self) -> Self {
+        let closed = Cell::new(self.closed.replace(true));
+        Self {
+            handle: self.handle.clone(),
+            state: Rc::clone(&self.state),
+            closed,
+            address: self.address,
+            bytes: self.bytes,
+            flags: self.flags,
+            rank_bytes: None,
+            memory: Cell::new(self.memory.take()),
+            communicator: self.communicator.clone(),
+        }
+    }
+
     /// Leaks the memory: a GPU may still use it.
     fn leak(&self) {
         std::mem::forget(self.memory.take());
@@ -517,6 +561,10 @@ impl Inner {
 }
 
 impl Resource for Inner {
+    fn is_open(&self) -> bool {
+        !self.closed.get() && self.state.get() != CallState::Failed
+    }
+
     fn close(&self) -> Result<()> {
         self.communicator.refuse_suspended()?;
         let Ok(handle) = self.handle() else {
@@ -551,8 +599,14 @@ impl Drop for Inner {
         if self.registered().is_err() {
             return;
         }
+        let context = self.communicator.context().clone();
         let suspended = self.communicator.refuse_suspended().is_err();
-        if suspended || !self.communicator.context().can_free("a window") {
+        // Memory of another library may be freed after this.
+        let can_free = || match self.allocation().is_some() {
+            true => context.can_free_or_keep("a window", || self.moved()),
+            false => context.can_free("a window"),
+        };
+        if suspended || !can_free() {
             return self.leak();
         }
         if let Err(error) = self.close() {

@@ -10,6 +10,7 @@ use devcomm_types::{DevComm, TensorMap, TensorMapDesc};
 
 use super::abort::{AbortFlag, AbortFlags};
 use super::capture::Capture;
+use super::drops::Postponed;
 use super::health::Health;
 use super::issuer::{Issuer, Owner};
 use super::kernels::Modules;
@@ -21,8 +22,6 @@ use crate::machine::{Machine, Wakes};
 use crate::sys::cuda::abort_block::SharedBlock;
 use crate::sys::cuda::{self, DeviceAttribute, PrimaryContext};
 
-/// How long destructors wait for the GPU before they leak the memory that it may still use.
-const DROP_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long after an NCCL error the rendezvous may report the lost rank that caused it.
 const LOST_RANK_DELAY: Duration = Duration::from_millis(200);
 
@@ -60,12 +59,9 @@ pub(crate) struct ContextInner {
     abort_blocks: RefCell<Vec<SharedBlock>>,
     /// The kernels that its streams can launch.
     kernels: RefCell<Vec<Rc<Modules>>>,
-    /// What is dropped at the end of the rank's function, by number, while that function runs.
-    postponed: RefCell<Option<Vec<Postponed>>>,
+    /// What was dropped, while the rank's function runs.
+    postponed: RefCell<Option<Postponed>>,
 }
-
-/// Something to be dropped, with its number.
-type Postponed = (u64, Box<dyn Any>);
 
 /// What a context needs of its streams.
 pub(super) trait ContextStream {
@@ -87,21 +83,37 @@ pub(super) trait ContextStream {
 }
 
 impl Context {
-    /// The visible GPU with this ordinal.
+    /// The visible GPU with this ordinal. Calls that wait for other ranks have the deadline of
+    /// `DEVCOMM_OPERATION_TIMEOUT`, by default 10 minutes and on simulated GPUs none.
     ///
     /// # Errors
     ///
     /// [`DriverError::NoDriver`], [`DriverError::NoGpu`], [`DriverError::TooFewGpus`], or the
-    /// driver's error.
+    /// driver's error; [`WorldError::Environment`] for an invalid variable.
     pub fn new(ordinal: usize) -> Result<Self> {
         Self::on(&Machine::current()?, ordinal)
     }
 
+    /// As [`new`](Self::new). Calls of its communicators that wait for other ranks fail with
+    /// [`StateError::NotReturned`] after `deadline`; `None`: they wait for ever.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new).
+    pub fn with_deadline(ordinal: usize, deadline: Option<Duration>) -> Result<Self> {
+        Self::alone(&Machine::current()?, ordinal, deadline)
+    }
+
     /// The GPU of `machine` with this ordinal.
     pub(crate) fn on(machine: &Machine, ordinal: usize) -> Result<Self> {
+        Self::alone(machine, ordinal, machine.deadline()?)
+    }
+
+    /// A context outside of a world.
+    fn alone(machine: &Machine, ordinal: usize, deadline: Option<Duration>) -> Result<Self> {
         let recorder = Recorder::new();
         recorder.rename(format!("GPU {ordinal}"));
-        Self::of_rank(ordinal, Health::new(machine.clone(), None), recorder)
+        Self::of_rank(ordinal, Health::new(machine.clone(), deadline), recorder)
     }
 
     /// The context of a rank.
@@ -132,26 +144,6 @@ impl Context {
             postponed,
         };
         Ok(Self { inner: Rc::new(inner) })
-    }
-
-    /// Postpones drops that wait for other ranks until the result is dropped: the rank's function
-    /// may be failing, and its error must reach the other ranks first, which may wait for this rank
-    /// elsewhere.
-    pub(crate) fn postpone_drops(&self) -> PostponedDrops {
-        *self.inner.postponed.borrow_mut() = Some(Vec::new());
-        PostponedDrops { context: self.clone() }
-    }
-
-    /// Whether drops that wait for other ranks are postponed.
-    pub(crate) fn postpones_drops(&self) -> bool {
-        self.inner.postponed.borrow().is_some()
-    }
-
-    /// Takes what is being dropped; `number` is larger for what was made later.
-    pub(crate) fn postpone(&self, number: u64, dropped: impl Any) {
-        if let Some(postponed) = self.inner.postponed.borrow_mut().as_mut() {
-            postponed.push((number, Box::new(dropped)));
-        }
     }
 
     /// The device's ordinal among the visible GPUs.
@@ -269,6 +261,14 @@ impl Context {
         })
     }
 
+    pub(super) fn postponed(&self) -> &RefCell<Option<Postponed>> {
+        &self.inner.postponed
+    }
+
+    pub(super) fn drop_wait_failed(&self) -> &Cell<bool> {
+        &self.inner.drop_wait_failed
+    }
+
     pub(super) fn kernels(&self) -> &RefCell<Vec<Rc<Modules>>> {
         &self.inner.kernels
     }
@@ -378,10 +378,9 @@ impl Context {
         self.each_stream("the GPU's streams are waited for", |stream| stream.wait())
     }
 
-    /// Waits, with a timeout, until all streams of this context are idle, whether their work
-    /// succeeded or not. Then the memory that they used can be freed.
-    pub(crate) fn drain(&self) -> Result<()> {
-        let limit = self.drop_timeout();
+    /// Waits, for at most `limit`, until all streams of this context are idle, whether their work
+    /// succeeded or not.
+    pub(super) fn drain_within(&self, limit: Duration) -> Result<()> {
         let (machine, start) = (self.machine(), self.machine().now());
         self.each_stream("the GPU's streams are waited for", |stream| {
             stream.drain(limit.saturating_sub(machine.since(start)))
@@ -408,47 +407,6 @@ impl Context {
     pub(crate) fn is_idle_now(&self) -> bool {
         let query = |stream: &dyn ContextStream| stream.drain(Duration::ZERO);
         self.each_stream("the GPU's streams are queried", query).is_ok()
-    }
-
-    /// Whether a destructor can free `what`: every stream is idle, after a wait. Otherwise the
-    /// memory stays allocated until the process ends, because a kernel may still use it, or the
-    /// free would block.
-    pub(crate) fn can_free(&self, what: &str) -> bool {
-        if self.is_capturing() {
-            // Streams cannot be waited for during a capture; the GPU may be healthy.
-            tracing::warn!("{what} is left allocated: it was dropped while a stream was captured");
-            return false;
-        }
-        match self.drain() {
-            Ok(()) => true,
-            Err(error) => {
-                self.inner.drop_wait_failed.set(true);
-                tracing::warn!("{what} is left allocated: {error}");
-                false
-            }
-        }
-    }
-
-    /// How long a destructor waits. It is bounded because a function that returns early with an
-    /// error may drop its objects while its kernel waits for other ranks, which wait for this rank:
-    /// the caller must still get the error.
-    pub(crate) fn drop_timeout(&self) -> Duration {
-        let no_wait = self.inner.drop_wait_failed.get() || std::thread::panicking();
-        if no_wait { Duration::ZERO } else { DROP_TIMEOUT }
-    }
-}
-
-/// While it exists, drops that wait for other ranks are postponed.
-pub(crate) struct PostponedDrops {
-    context: Context,
-}
-
-/// Drops what was postponed, newest first, which is the same order on all ranks.
-impl Drop for PostponedDrops {
-    fn drop(&mut self) {
-        let mut postponed = self.context.inner.postponed.take().unwrap_or_default();
-        postponed.sort_by_key(|(number, _)| *number);
-        while postponed.pop().is_some() {}
     }
 }
 

@@ -5,6 +5,7 @@ use std::ffi::c_void;
 use std::rc::Rc;
 
 use super::context::Context;
+use super::recorder::Operation;
 use super::stream::ASYNC_ERROR_INTERVAL;
 use crate::error::Result;
 use crate::sys::cuda::stream::EventHandle;
@@ -74,6 +75,7 @@ impl Event {
     pub fn synchronize(&self) -> Result<()> {
         self.inner.context.refuse_capturing("an event is waited for")?;
         let (context, machine) = (&self.inner.context, self.inner.context.machine());
+        let _wait = context.recorder().begin(Operation::Event { event: self.as_raw() as usize });
         let mut checked = machine.now();
         context.poll(None, || {
             let reached = self.is_reached()?;
@@ -118,5 +120,26 @@ impl Event {
 impl std::fmt::Debug for Event {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Event({:?})", self.inner.context)
+    }
+}
+
+#[cfg(all(test, feature = "simulator"))]
+mod tests {
+    use devcomm_sim::Simulation;
+
+    use super::*;
+    use crate::machine::Machine;
+
+    #[test]
+    fn a_wait_for_an_event_is_recorded() {
+        let machine = Machine::simulate(&Simulation::new(1), None).unwrap();
+        let _entered = machine.enter_if_outside();
+        let context = Context::on(&machine, 0).unwrap();
+        let (event, stream) = (context.event().unwrap(), context.stream().unwrap());
+        stream.record(&event).unwrap();
+        event.synchronize().unwrap();
+        let text = context.recorder().to_string();
+        let wait = format!("wait for event {:#x}: returned after", event.as_raw() as usize);
+        assert!(text.contains(&wait), "{text}");
     }
 }

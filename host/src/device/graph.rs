@@ -199,6 +199,10 @@ impl Graph {
 }
 
 impl Resource for Inner {
+    fn is_open(&self) -> bool {
+        self.exec.borrow().is_some()
+    }
+
     fn close(&self) -> Result<()> {
         if self.exec.borrow().is_none() {
             return Ok(());
@@ -215,7 +219,12 @@ impl Drop for Inner {
         if self.exec.borrow().is_none() {
             return;
         }
-        if self.context.can_free("a graph") {
+        let context = self.context.clone();
+        let moved = || {
+            let exec = RefCell::new(self.exec.take());
+            Self { exec, context: context.clone(), len: self.len }
+        };
+        if context.can_free_or_keep("a graph", moved) {
             let _ = self.context.cuda().bind();
         } else {
             std::mem::forget(self.exec.take());

@@ -45,6 +45,9 @@ pub(crate) trait Owner {
 
 /// Something that is closed before its issuer ends.
 pub(crate) trait Resource {
+    /// Whether it is still to be closed.
+    fn is_open(&self) -> bool;
+
     /// Closes it. Idempotent.
     fn close(&self) -> Result<()>;
 }

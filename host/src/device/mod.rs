@@ -5,6 +5,7 @@ pub(crate) mod abort;
 mod capture;
 mod context;
 mod copy;
+mod drops;
 mod event;
 mod graph;
 mod health;
@@ -18,9 +19,9 @@ mod slice;
 mod stream;
 
 pub use self::abort::KernelAbortHandle;
-pub(crate) use self::context::PostponedDrops;
 pub(crate) use self::context::gpus_of;
 pub use self::context::{Context, visible_gpus};
+pub(crate) use self::drops::PostponedDrops;
 pub use self::event::Event;
 pub use self::graph::Graph;
 pub(crate) use self::health::Health;

@@ -15,8 +15,8 @@ use crate::sys::cuda::memory::HostAllocation;
 /// [`Stream::copy_to_host_async`](crate::Stream::copy_to_host_async).
 ///
 /// The program accesses the elements through [`as_slice`](Self::as_slice) and
-/// [`as_mut_slice`](Self::as_mut_slice), which wait for the copies first. Dropping the buffer waits
-/// for the context's streams.
+/// [`as_mut_slice`](Self::as_mut_slice), which wait for the copies first. The memory is freed when
+/// the context's streams are idle.
 ///
 /// CUDA: `cuMemHostAlloc`, `cuMemFreeHost`.
 #[doc(alias = "cudaMallocHost")]
@@ -105,10 +105,15 @@ impl<T: Element> PinnedBuffer<T> {
 
 impl<T: Element> Drop for PinnedBuffer<T> {
     fn drop(&mut self) {
-        let Some(memory) = self.memory.take() else { return };
-        if self.context.health().is_lost() || !self.context.can_free("pinned memory") {
+        let context = self.context.clone();
+        let moved = || {
+            let (memory, copies) = (self.memory.take(), self.copies.take().into());
+            Self { memory, copies, len: self.len, context: context.clone(), element: PhantomData }
+        };
+        if context.health().is_lost() || !context.can_free_or_keep("pinned memory", moved) {
             return;
         }
+        let Some(memory) = self.memory.take() else { return };
         let _ = self.context.cuda().bind();
         // SAFETY: the context is current, and its streams are idle: no copy uses the memory.
         if let Err(error) = unsafe { memory.free() } {

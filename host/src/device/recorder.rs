@@ -34,6 +34,10 @@ pub(crate) enum Operation {
     Finish,
     /// A wait for a stream.
     Wait { stream: usize },
+    /// A wait for an event.
+    Event { event: usize },
+    /// A wait for the last operation of a non-blocking communicator.
+    Ready,
 }
 
 impl Operation {
@@ -54,6 +58,8 @@ impl fmt::Display for Operation {
             Self::Survivors => f.write_str("wait for the ranks that are left"),
             Self::Finish => f.write_str("end of the rank's function, wait for other ranks"),
             Self::Wait { stream } => write!(f, "wait for stream {stream:#x}"),
+            Self::Event { event } => write!(f, "wait for event {event:#x}"),
+            Self::Ready => f.write_str("wait until the communicator is ready"),
         }
     }
 }

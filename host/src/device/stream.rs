@@ -22,7 +22,8 @@ pub(super) const ASYNC_ERROR_INTERVAL: Duration = Duration::from_millis(20);
 /// polls, which takes far less.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A CUDA stream. Clones are the same stream. Dropping the last clone waits for the stream's work.
+/// A CUDA stream. Clones are the same stream. Dropping the last clone waits for the stream's work;
+/// in a rank's function for at most 100 ms, after which the stream lasts until it is idle.
 #[derive(Clone)]
 pub struct Stream {
     inner: Rc<StreamInner>,
@@ -420,6 +421,17 @@ fn poll(issuer: &Arc<dyn Issuer>) -> Result<bool> {
     issuer.poll().inspect_err(|_| Arc::clone(issuer).abort())
 }
 
+impl Drop for Stream {
+    fn drop(&mut self) {
+        let context = self.context();
+        let is_last = Rc::strong_count(&self.inner) == 1 && context.keeps();
+        if is_last && !context.is_capturing() && self.inner.drain(context.stream_timeout()).is_err()
+        {
+            context.keep(Self { inner: Rc::clone(&self.inner) });
+        }
+    }
+}
+
 impl Drop for StreamInner {
     fn drop(&mut self) {
         if self.context.is_capturing() {
@@ -427,7 +439,7 @@ impl Drop for StreamInner {
         }
         // Memory is freed once all registered streams are idle, and this one will no longer be
         // registered.
-        if self.drain(self.context.drop_timeout()).is_err() {
+        if self.drain(self.context.stream_timeout()).is_err() {
             self.context.mark_stuck();
         }
     }

@@ -58,7 +58,8 @@ pub enum StateError {
     /// aborted.
     #[error(
         "{operation} had not returned after {:.1} s: another rank does not call it, or is stuck in \
-         it; DEVCOMM_OPERATION_TIMEOUT or WorldBuilder::deadline sets the time",
+         it; DEVCOMM_OPERATION_TIMEOUT, WorldBuilder::deadline or Context::with_deadline sets the \
+         time",
         waited.as_secs_f64()
     )]
     NotReturned {

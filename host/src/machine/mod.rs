@@ -9,6 +9,7 @@ mod shared;
 #[cfg(feature = "simulator")]
 mod simulated;
 mod threads;
+pub(crate) mod variables;
 
 use std::cell::RefCell;
 use std::path::Path;
@@ -30,6 +31,10 @@ use crate::error::{DriverError, Result, StateError};
 
 /// The environment variable that selects the simulator: `4`, or `4,team=2,seed=7`.
 pub(crate) const VARIABLE: &str = "DEVCOMM_SIMULATE";
+
+/// A poll that notices its deadline so much later was itself stopped, with its process or thread:
+/// it goes on, with the time that it had.
+const STOPPED: Duration = Duration::from_secs(1);
 
 /// What wakes a poll on a simulated machine. With real GPUs, a poll repeats after a pause.
 #[derive(Clone, Copy)]
@@ -124,6 +129,20 @@ impl Machine {
         match self {
             Self::Gpus => None,
             Self::Simulated(machine) => Some(machine.machine()),
+        }
+    }
+
+    /// How long a call may wait for the other ranks, unless the program says so; `None` for ever.
+    ///
+    /// # Errors
+    ///
+    /// [`WorldError::Environment`](crate::WorldError::Environment) for an invalid value of
+    /// DEVCOMM_OPERATION_TIMEOUT.
+    pub(crate) fn deadline(&self) -> Result<Option<Duration>> {
+        match self.is_simulated() {
+            // What never ends there is a deadlock, which is found at once.
+            true => Ok(None),
+            false => variables::deadline(&|name| std::env::var_os(name)),
         }
     }
 
@@ -240,7 +259,7 @@ impl Machine {
         }
     }
 
-    /// Polls `done` until it is true or fails, for at most `limit`.
+    /// Polls `done` until it is true or fails, for at most `limit`, in which this thread runs.
     ///
     /// # Errors
     ///
@@ -251,14 +270,17 @@ impl Machine {
         limit: Option<Duration>,
         mut done: impl FnMut() -> Result<bool>,
     ) -> Result<()> {
-        let start = self.now();
+        let mut start = self.now();
         loop {
             let seen = self.event_count();
             if done()? {
                 return Ok(());
             }
-            let waited = self.since(start);
-            if limit.is_some_and(|limit| waited >= limit) {
+            let mut waited = self.since(start);
+            if limit.is_some_and(|limit| waited >= limit.saturating_add(STOPPED)) {
+                start = self.now();
+                waited = Duration::ZERO;
+            } else if limit.is_some_and(|limit| waited >= limit) {
                 return Err(StateError::DeadlinePassed { waited }.into());
             }
             self.pause(wakes, seen, waited, limit.map(|limit| start.saturating_add(limit)))?;

@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 pub use self::builder::WorldBuilder;
 #[cfg(feature = "simulator")]
 pub use self::check::{Check, check, check_exhaustive, check_pct, check_random, replay, run_test};
-use self::env::{Launched, deadline, launched};
+use self::env::{Launched, launched};
 pub use self::gin_loopback::GinLoopback;
 pub use self::local_job::LocalJob;
 pub use self::rank::Rank;
@@ -167,12 +167,8 @@ impl World {
         };
         let library = Library::open_on(&machine, None, DEV_COMM_VERSION)?;
         let mode = RankMode::Threads(n);
-        let deadline = match machine.is_simulated() {
-            // What never ends there is a deadlock, which is found at once.
-            true => None,
-            false => deadline(&|name| std::env::var_os(name))?,
-        };
-        Ok(Self { machine, library, mode, checked: cfg!(debug_assertions), deadline })
+        let (checked, deadline) = (cfg!(debug_assertions), machine.deadline()?);
+        Ok(Self { machine, library, mode, checked, deadline })
     }
 
     /// `n` ranks as threads of this process, rank `i` on GPU `i`.

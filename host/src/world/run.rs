@@ -93,26 +93,26 @@ pub(crate) fn run_rank<R, T, E>(
 where
     E: From<Error> + Display,
 {
-    let rank = make().inspect_err(|error| rendezvous.fail(&error.to_string()))?;
-    // Unwind safe: after a panic, nothing of the rank is used but its destructors.
-    let result = match catch_unwind(AssertUnwindSafe(|| f(&rank))) {
-        Ok(result) => result,
-        Err(panic) => Err(panicked(rendezvous.rank(), &*panic).into()),
-    };
-    match result {
-        Ok(result) => {
-            // Destroying the communicator is collective: first wait until no rank uses it any more,
-            // or one is lost.
-            rendezvous.finish()?;
-            drop(rank);
-            Ok(result)
-        }
-        Err(error) => {
-            rendezvous.fail(&error.to_string());
-            drop(rank);
-            Err(error)
-        }
-    }
+    let fail = |error: &E| rendezvous.fail(&error.to_string());
+    let rank = caught(rendezvous, || make().map_err(E::from)).inspect_err(fail)?;
+    // The others get the error before the rank is dropped.
+    let result = caught(rendezvous, || f(&rank)).inspect_err(fail)?;
+    // Destroying the communicator is collective: first wait until no rank uses it any more, or one
+    // is lost.
+    let finish = || rendezvous.finish().map_err(E::from);
+    caught(rendezvous, finish).inspect_err(fail)?;
+    drop(rank);
+    Ok(result)
+}
+
+/// Runs a part of a rank; a panic is an error. Unwind safe: after a panic, nothing of the rank is
+/// used but its destructors.
+fn caught<T, E: From<Error>>(
+    rendezvous: &Rendezvous,
+    part: impl FnOnce() -> Result<T, E>,
+) -> Result<T, E> {
+    catch_unwind(AssertUnwindSafe(part))
+        .unwrap_or_else(|panic| Err(panicked(rendezvous.rank(), &*panic).into()))
 }
 
 fn panicked(rank: usize, panic: &(dyn Any + Send)) -> Error {

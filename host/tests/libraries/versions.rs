@@ -86,6 +86,6 @@ fn an_older_library_says_what_it_is_too_old_for() {
     unsupported(comm.properties().unwrap_err());
     unsupported(comm.create_dev_comm(DevCommRequirements::new()).unwrap_err());
     unsupported(comm.configured(&CollectiveConfig::new()).unwrap_err());
-    comm.window::<f32>(8).unwrap();
+    drop(comm.window::<f32>(8).unwrap());
     comm.destroy().unwrap();
 }

@@ -390,3 +390,55 @@ fn kernels_that_have_ended_are_not_aborted() {
         Ok(())
     });
 }
+
+#[test]
+fn a_rank_that_fails_while_its_kernels_wait_tells_the_others_before_it_waits_for_its_gpu() {
+    let world = world(2);
+    let failed = world.run(|rank| {
+        let setup = Setup::new(rank)?;
+        let (dev, memory) = (setup.dev()?, setup.comm.mem_alloc::<f32>(COUNT)?);
+        if rank.is_root() {
+            setup.launch(&setup.stream, &dev)?;
+            let _dropped_last = (rank.context().pinned::<f32>(COUNT)?, rank.stream()?);
+            return Err(Error::Driver(DriverError::NoGpu));
+        }
+        let lost = rank.barrier().unwrap_err();
+        assert!(lost.to_string().starts_with("rank 0 is lost: "), "{lost}");
+        assert!(clock(rank) < Duration::from_secs(1), "{:?}", clock(rank));
+        drop(memory);
+        Err::<(), _>(lost)
+    });
+    assert!(matches!(failed, Err(Error::Driver(DriverError::NoGpu))), "{failed:?}");
+    assert!(now(&world) < SOON, "{:?}", now(&world));
+}
+
+#[test]
+fn what_is_dropped_while_the_gpu_uses_it_is_freed_when_the_gpu_has_finished() {
+    let ran = ranks(2, |rank| {
+        let Setup { comm, window, stream } = Setup::new(rank)?;
+        let dev = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(BLOCKS))?;
+        if rank.rank() == 1 {
+            pause(rank, SOON);
+        }
+        // SAFETY: the kernel accesses no memory but barriers, at which both ranks meet.
+        unsafe { meet::args(&dev, 0).grid(BLOCKS).block(32).launch(&stream) }?;
+        let event = rank.context().event()?;
+        stream.record(&event)?;
+        let start = clock(rank);
+        drop((window, dev, stream));
+        assert!(clock(rank) - start < SOON / 2);
+        let ends = |log: &[String]| {
+            ["ncclDevCommDestroy", "ncclCommWindowDeregister", "ncclMemFree", "cuStreamDestroy"]
+                .map(|call| count(log, call))
+        };
+        if rank.is_root() {
+            assert_eq!(ends(&log_of(rank)), [0; 4]);
+        }
+        event.synchronize()?;
+        let later = comm.mem_alloc::<f32>(COUNT)?;
+        assert_eq!(ends(&log_of(rank)), [1; 4]);
+        drop(later);
+        Ok(())
+    });
+    assert_eq!(count(&log_in(&ran.world, 0), "ncclMemFree"), 2);
+}

@@ -1,12 +1,15 @@
 //! Tests of communicators created from others by split, shrink and grow.
 
+use std::time::Duration;
+
 use devcomm_host::{
-    CommConfig, Communicator, DevCommError, DevCommRequirements, Error, Rank, ReduceOp, Result,
-    ShrinkMode,
+    CommConfig, Communicator, Context, DevCommError, DevCommRequirements, Effect, Error, Rank,
+    ReduceOp, Result, ShrinkMode, StateError, UniqueId, World,
 };
 
 use crate::support::{
-    contents, filled, is_invalid, log_in, logged, makes_no_calls, ranks, ranks_on, simulation,
+    contents, count, filled, inject, is_ended, is_invalid, log_in, logged, makes_no_calls, now,
+    pause, ranks, ranks_on, simulation, world,
 };
 
 /// The sum of the world ranks of a communicator's ranks.
@@ -142,4 +145,113 @@ fn a_communicator_grows_by_new_ranks_and_old_ones_keep_their_numbers() {
     assert_eq!(first, "ncclCommGrow to 3 rank -1 with id");
     assert_eq!(second, "ncclCommGrow to 3 rank -1");
     assert_eq!(new, "ncclCommGrow to 3 rank 2 with id new");
+}
+
+const LIMIT: Duration = Duration::from_secs(5);
+
+/// A communicator that does not block, ready for use.
+fn not_blocking(rank: &Rank) -> Result<Communicator> {
+    let comm = rank.new_communicator(&CommConfig::new().blocking(false))?;
+    comm.wait(LIMIT).map(|()| comm)
+}
+
+/// Ranks 0 and 1 grow by rank 2.
+fn grow(rank: &Rank) -> Result<()> {
+    let (library, context, config) =
+        (rank.library(), rank.context(), CommConfig::new().blocking(false));
+    let id_of_root = |own: &UniqueId| {
+        let bytes = rank.broadcast(0, own.as_bytes())?;
+        Ok::<_, Error>(UniqueId::from_bytes(&bytes).unwrap())
+    };
+    let own = library.unique_id()?;
+    let id = id_of_root(&own)?;
+    if rank.rank() == 2 {
+        let id = id_of_root(&own)?;
+        return Communicator::join_grown(library, context, &id, 2, 3, &config).map(drop);
+    }
+    let comm = Communicator::init_rank(library, context, &id, rank.rank(), 2, &config)?;
+    comm.wait(LIMIT)?;
+    let own = if rank.is_root() { comm.unique_id()? } else { own };
+    id_of_root(&own)?;
+    comm.grow(3, rank.is_root().then_some(&own), &config).map(drop)
+}
+
+#[test]
+fn a_child_that_is_not_ready_for_use_is_ended() {
+    let config = CommConfig::new().blocking(false);
+    let split = |rank: &Rank| not_blocking(rank)?.split(Some(0), 0, &config).map(drop);
+    let shrink = |rank: &Rank| {
+        let comm = not_blocking(rank)?;
+        comm.shrink(&[(rank.rank() + 1) % 2], ShrinkMode::Idle, &config).map(drop)
+    };
+    type Makes<'a> = &'a (dyn Fn(&Rank) -> Result<()> + Sync);
+    let ways: [(_, _, Makes<'_>); 3] =
+        [("ncclCommSplit", 2, &split), ("ncclCommShrink", 2, &shrink), ("ncclCommGrow", 3, &grow)];
+    for (function, n, makes) in ways {
+        for (fails, effect) in [(function, Effect::Later(6)), ("ncclCommCount", Effect::Fail(2))] {
+            let world = world(n);
+            inject(&world, fails, None, effect);
+            let made = world.run(|rank| {
+                let made = makes(rank);
+                rank.barrier()?;
+                Ok::<_, Error>(made.is_ok())
+            });
+            // A rank that joins has no parent, and asks for no count.
+            assert_eq!(made.unwrap(), (0..n).map(|rank| rank == 2).collect::<Vec<_>>());
+            for gpu in 0..n {
+                let log = log_in(&world, gpu);
+                let count = |call| count(&log, call);
+                let made = count("ncclCommInitRankScalable") + count(function);
+                let ended = count("ncclCommDestroy") + count("ncclCommAbort");
+                assert_eq!(made, ended, "{fails}: {log:#?}");
+            }
+        }
+    }
+}
+
+const DEADLINE: Duration = Duration::from_secs(1);
+
+/// Rank 0 splits `comm`, which does not block, and rank 1 is absent until long after the deadline.
+fn split_alone(rank: &Rank, comm: &Communicator) -> Result<()> {
+    let start = rank.simulated_machine().unwrap().now();
+    let made = comm.split(Some(0), 0, &CommConfig::new());
+    if rank.rank() == 1 {
+        pause(rank, 10 * DEADLINE);
+        return Ok(());
+    }
+    match made {
+        Err(Error::State(StateError::NotReturned { operation: "ncclCommSplit", waited })) => {
+            assert!(waited >= DEADLINE);
+        }
+        other => panic!("{other:?}"),
+    }
+    assert!(rank.simulated_machine().unwrap().now() - start < 2 * DEADLINE);
+    is_ended(comm.identity(), "aborted");
+    Ok(())
+}
+
+fn with_an_absent_rank(f: impl Fn(&Rank) -> Result<()> + Sync) {
+    let builder = World::builder().deadline(Some(DEADLINE)).simulate(simulation());
+    let world = builder.threads(2).unwrap();
+    inject(&world, "ncclCommSplit", 1, Effect::Fail(2));
+    world.run(f).unwrap();
+    assert!(now(&world) > 10 * DEADLINE);
+}
+
+#[test]
+fn what_goes_on_in_the_background_has_the_deadline_of_the_job() {
+    with_an_absent_rank(|rank| split_alone(rank, &not_blocking(rank)?));
+}
+
+#[test]
+fn a_communicator_without_a_world_has_the_deadline_of_its_context() {
+    with_an_absent_rank(|rank| {
+        let context = Context::with_deadline(rank.device(), Some(DEADLINE))?;
+        let bytes = rank.broadcast(0, rank.library().unique_id()?.as_bytes())?;
+        let (id, config) =
+            (UniqueId::from_bytes(&bytes).unwrap(), CommConfig::new().blocking(false));
+        let comm = Communicator::init_rank(rank.library(), &context, &id, rank.rank(), 2, &config)?;
+        comm.wait(LIMIT)?;
+        split_alone(rank, &comm)
+    });
 }

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use devcomm_host::{
-    CommConfig, DevCommRequirements, DevCommResource, Effect, Error, NcclError, Rank, ReduceOp,
-    Result, ShrinkMode, StateError, World, WorldError, group,
+    CommConfig, DevCommRequirements, DevCommResource, Effect, Error, Fault, NcclError, Rank,
+    ReduceOp, Result, ShrinkMode, StateError, World, WorldError, group,
 };
 
 use crate::support::{
@@ -180,7 +180,9 @@ fn a_rank_that_hangs_in_nccl_is_released_when_another_dies() {
         "ncclCommDestroy",
     ] {
         let world = world(2);
-        inject(&world, function, 0, Effect::Hang);
+        // Once: what stops a hanging call may call the same function.
+        let hang = Fault { function, gpu: Some(0), nth: Some(0), effect: Effect::Hang };
+        world.simulated_machine().unwrap().inject(hang);
         inject(&world, function, 1, REFUSAL);
         let died = world.run(|rank| {
             // Both ranks create the communicator before the function is called.

@@ -95,7 +95,7 @@ fn an_inner_group_that_fails_and_is_ignored_drops_only_its_own() {
                 comm.all_reduce(&b, &b, ReduceOp::Sum, &stream)?;
                 let inner: Result<()> = group(|_| {
                     comm.all_reduce(&c, &c, ReduceOp::Sum, &stream)?;
-                    comm.register_window(&c, WindowFlags::COLL_SYMMETRIC)?;
+                    drop(comm.register_window(&c, WindowFlags::COLL_SYMMETRIC)?);
                     comm.send(&c, 9, &stream)
                 });
                 assert!(inner.is_err());
@@ -198,8 +198,8 @@ fn what_was_made_and_dropped_inside_a_group_is_closed_after_it() {
         let comm = rank.communicator()?;
         let log = calls(rank, || {
             group(|_| {
-                comm.window::<f32>(10)?;
-                comm.register_buffer(&comm.mem_alloc::<f32>(3)?)?;
+                drop(comm.window::<f32>(10)?);
+                drop(comm.register_borrowed(&comm.mem_alloc::<f32>(3)?)?);
                 comm.create_dev_comm(DevCommRequirements::new()).map(drop)
             })
         })?;

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use devcomm_host::{
-    AbortHandle, Buffer, CommConfig, Communicator, Context, DevCommRequirements, Error,
-    LaunchConfig, LaunchError, LaunchRefusal, MemoryStat, Rank, ReduceOp, Result, StateError,
-    World,
+    AbortHandle, Buffer, CommConfig, CommResource, Communicator, Context, DevCommRequirements,
+    DeviceSlice, Error, LaunchConfig, LaunchError, LaunchRefusal, MemoryStat, Rank, ReduceOp,
+    Result, StateError, World,
 };
 
 use crate::kernels::{COUNT, NO_PTX, launch_note};
@@ -36,6 +36,7 @@ fn destroy_closes_what_was_made_the_latest_first_and_does_so_once() {
         let log = calls(rank, || comm.destroy())?;
         let closed = [
             "ncclCommDeregister",
+            "ncclMemFree",
             "cuGraphExecDestroy",
             "cuGraphDestroy",
             "ncclDevCommDestroy",
@@ -51,8 +52,83 @@ fn destroy_closes_what_was_made_the_latest_first_and_does_so_once() {
         assert!(log.is_empty(), "{log:?}");
         // Window memory is freed when the last handle is dropped.
         let ((), log) = logged(rank, || drop((window, registered)));
-        assert_eq!(log, ["ncclMemFree", "ncclMemFree"]);
+        assert_eq!(log, ["ncclMemFree"]);
         Ok(())
+    });
+}
+
+#[test]
+fn a_registration_lasts_until_it_is_closed_or_its_communicator_ends() {
+    let ran = ranks(2, |rank| {
+        let comm = new_comm(rank)?;
+        let register = || -> Result<()> {
+            comm.register_buffer(&comm.mem_alloc::<f32>(8)?)?;
+            // Its memory is that of a window, which is closed here.
+            comm.register_buffer(&comm.window::<f32>(8)?)?;
+            Ok(())
+        };
+        let log = calls(rank, register)?;
+        let made = ["ncclMemAlloc 32", "ncclCommRegister 32"];
+        assert_eq!((&log[..2], &*log[log.len() - 1]), (&made.map(str::to_owned)[..], CLOSED));
+        assert_eq!(count(&log, "ncclCommDeregister") + count(&log, "ncclMemFree"), 0, "{log:?}");
+        let registered = comm.register_buffer(&comm.mem_alloc::<f32>(4)?)?;
+        let log = calls(rank, || registered.close())?;
+        assert_eq!(log, ["ncclCommDeregister", "ncclMemFree"]);
+        drop((comm, registered));
+        Ok(())
+    });
+    let end = ["ncclCommDeregister", "ncclMemFree"];
+    ends_with(&ran.world, &[&end[..], &end, &["ncclCommFinalize", "ncclCommDestroy"]].concat());
+}
+
+const CLOSED: &str = "ncclCommWindowDeregister";
+
+#[test]
+fn memory_that_the_program_frees_itself_is_registered_as_long_as_its_guard_lives() {
+    ranks(2, |rank| {
+        let (comm, memory) = (new_comm(rank)?, rank.communicator()?.mem_alloc::<f32>(8)?);
+        // SAFETY: the memory outlives its registration.
+        let foreign = unsafe {
+            DeviceSlice::<f32>::from_raw_parts(rank.context(), memory.device_address(), 8)
+        };
+        makes_no_calls(rank, || is_invalid(comm.register_buffer(&foreign)));
+        let registered = comm.register_borrowed(&foreign)?;
+        assert!(registered.is_valid() && registered.byte_len() == 32);
+        let ((), log) = logged(rank, || drop(registered));
+        assert_eq!(log, ["ncclCommDeregister"]);
+        // A window of such memory has no owner either.
+        let window = comm.register_window(&foreign, Default::default())?;
+        is_invalid(comm.register_buffer(&window));
+        drop(comm.register_borrowed(&window)?);
+        Ok(())
+    });
+}
+
+#[test]
+fn all_resources_of_a_communicator_are_closed_at_once_and_it_goes_on() {
+    ranks(2, |rank| {
+        let (comm, stream) = (new_comm(rank)?, rank.stream()?);
+        let (op, window) = (comm.pre_mul_sum(2.0_f32)?, comm.window::<f32>(8)?);
+        let dev = comm.create_dev_comm(DevCommRequirements::new())?;
+        let registered = comm.register_buffer(&comm.mem_alloc::<f32>(8)?)?;
+        let all: [&dyn CommResource; 4] = [&op, &window, &dev, &registered];
+        assert!(all.iter().all(|resource| resource.is_valid()));
+        let log = calls(rank, || comm.close_all())?;
+        let closed = [
+            "ncclCommDeregister",
+            "ncclMemFree",
+            "ncclDevCommDestroy",
+            CLOSED,
+            "ncclRedOpDestroy 5",
+        ];
+        assert_eq!(log, closed);
+        assert!(!all.iter().any(|resource| resource.is_valid()));
+        makes_no_calls(rank, || {
+            all.iter().for_each(|resource| resource.close().unwrap());
+            comm.close_all().unwrap();
+        });
+        comm.all_reduce(&window, &window, ReduceOp::Sum, &stream)?;
+        stream.synchronize()
     });
 }
 

@@ -9,6 +9,7 @@ mod children;
 mod collectives;
 mod copies;
 mod failures;
+mod faults;
 mod graphs;
 mod groups;
 mod kernels;

@@ -1,8 +1,10 @@
 //! Tests of host puts and signals: the NCCL calls, the results, and arguments that are refused.
 
-use devcomm_host::{Buffer, CommConfig, Error, Signal, WaitSignalDesc, group};
+use devcomm_host::{Buffer, CommConfig, Error, NcclError, Signal, WaitSignalDesc, group};
 
-use crate::support::{calls, contents, is_closed, is_invalid, logged, makes_no_calls, ranks};
+use crate::support::{
+    calls, contents, is_closed, is_invalid, logged, makes_no_calls, ranks, world,
+};
 
 #[test]
 fn a_put_reaches_the_peers_window_at_the_offset_of_its_element() {
@@ -31,7 +33,7 @@ fn a_wait_counts_the_signals_of_each_rank_index_and_context() {
     let config = CommConfig::new().num_rma_ctx(3).num_rma_sig(8);
     ranks(3, |rank| {
         let (comm, stream, me) = (rank.new_communicator(&config)?, rank.stream()?, rank.rank());
-        comm.window::<f32>(1)?;
+        drop(comm.window::<f32>(1)?);
         if me == 0 {
             let from_1 =
                 WaitSignalDesc { index: 7, context: 2, ..WaitSignalDesc::from(1).count(3) };
@@ -109,4 +111,22 @@ fn a_put_in_a_group_is_made_at_its_end() {
         assert_eq!(contents(&to), [7.0; 4]);
         Ok(())
     });
+}
+
+#[test]
+fn endpoints_in_another_ranks_window_are_limited_by_its_length() {
+    let asked = world(2).run(|rank| {
+        let (comm, me) = (rank.communicator()?, rank.rank());
+        let (lengths, peer) = ([8, 4], 1 - me);
+        let window = comm.window::<f32>(lengths[me])?;
+        let (team, last) = (comm.team_world()?, lengths[peer] - 1);
+        is_invalid(window.peer_endpoint(peer, last + 1));
+        is_invalid(window.cft_endpoint(team, peer, last + 1));
+        // These reach NCCL, which has no endpoints here.
+        for asked in [window.peer_endpoint(peer, last), window.cft_endpoint(team, peer, last)] {
+            assert!(matches!(asked, Err(Error::Nccl(NcclError::Failed { .. }))), "{asked:?}");
+        }
+        Ok::<_, Error>(())
+    });
+    asked.unwrap();
 }

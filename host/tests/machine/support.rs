@@ -207,7 +207,7 @@ pub(crate) fn pause(rank: &Rank, time: Duration) {
     sleep(rank.simulated_machine().unwrap(), time);
 }
 
-fn sleep(machine: &SimulatedMachine, time: Duration) {
+pub(crate) fn sleep(machine: &SimulatedMachine, time: Duration) {
     let end = machine.now() + time;
     while machine.now() < end {
         machine.wait(machine.event_count(), Some(end)).unwrap();

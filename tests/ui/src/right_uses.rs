@@ -15,9 +15,9 @@ fn barrier(comm: &DevComm) -> u32 {
 }
 
 fn put<B: GinBackend>(comm: &DevComm, a: Window<f32>, b: Window<f32>, signals: SignalRange) {
-    let signal = SignalId::of(comm, signals, 0).inc();
     // SAFETY: only compiled.
     unsafe {
+        let signal = SignalId::of(comm, signals, 0).inc();
         comm.gin::<B>(0)
             .put(comm.world_team(), 0, a.at(0), b.at(0), 1)
             .signal(signal)

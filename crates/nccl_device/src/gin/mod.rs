@@ -137,7 +137,8 @@ impl DevComm {
     pub fn signal(&self, index: u32) -> SignalId {
         let count = self.as_raw().requested_signals.into();
         assert!(index < count, "signal {index}: the host requested {count} by gin_signals");
-        SignalId::of(self, SignalRange { first: 0, count }, index)
+        // SAFETY: NCCL gives the requested signals the lowest ids.
+        unsafe { SignalId::of(self, SignalRange { first: 0, count }, index) }
     }
 
     /// Counter `index` of those that the host requested with `gin_counters`. Traps if there is no
@@ -147,7 +148,8 @@ impl DevComm {
     pub fn counter(&self, index: u32) -> CounterId {
         let count = self.as_raw().requested_counters.into();
         assert!(index < count, "counter {index}: the host requested {count} by gin_counters");
-        CounterId::of(self, CounterRange { first: 0, count }, index)
+        // SAFETY: NCCL gives the requested counters the lowest ids.
+        unsafe { CounterId::of(self, CounterRange { first: 0, count }, index) }
     }
 }
 

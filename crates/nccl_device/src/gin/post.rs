@@ -250,7 +250,11 @@ impl<B: GinBackend> Put<'_, B> {
         );
         if coop.thread_rank() == 0 {
             let strong = self.gin.is_strong_by_default();
-            let action = self.action.map_or(RemoteAction::NONE, |action| action.lower(strong));
+            // No closure, so that a trap names the caller.
+            let action = match self.action {
+                Some(action) => action.lower(strong),
+                None => RemoteAction::NONE,
+            };
             let counter = self.counter.map(CounterId::get);
             let context = self.gin.context();
             let Self { peer, target, source, bytes, release, .. } = self;
@@ -291,7 +295,11 @@ impl<B: GinBackend> PutValue<'_, B> {
         );
         if coop.thread_rank() == 0 {
             let strong = self.gin.is_strong_by_default();
-            let action = self.action.map_or(RemoteAction::NONE, |action| action.lower(strong));
+            // No closure, so that a trap names the caller.
+            let action = match self.action {
+                Some(action) => action.lower(strong),
+                None => RemoteAction::NONE,
+            };
             let context = self.gin.context();
             let Self { peer, target, bits, size, release, .. } = self;
             // SAFETY: the contract of `Gin::put_value`.

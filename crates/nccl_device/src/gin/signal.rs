@@ -16,9 +16,14 @@ pub struct SignalId(u32);
 impl SignalId {
     /// Signal `index` of a range that the host reserved. Traps when the range, or the device
     /// communicator, has no such signal.
+    ///
+    /// # Safety
+    ///
+    /// The host reserved the range for this device communicator: other signals may be those of its
+    /// barriers.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
-    pub fn of(comm: &DevComm, range: SignalRange, index: u32) -> Self {
+    pub unsafe fn of(comm: &DevComm, range: SignalRange, index: u32) -> Self {
         let id = u64::from(range.first) + u64::from(index);
         let reserved = comm.as_raw().gin_signal_count;
         assert!(index < range.count && id < reserved.into(), "the signal is not reserved");
@@ -182,6 +187,7 @@ impl SignalAction {
 
     /// The action as parameters of NCCL's functions.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
     pub(super) fn lower(self, strong_by_default: bool) -> RemoteAction {
         const VA: i32 = 1;
         const INDEXED: i32 = 2;
@@ -217,9 +223,14 @@ pub struct CounterId(u32);
 impl CounterId {
     /// Counter `index` of a range that the host reserved. Traps when the range, or the device
     /// communicator, has no such counter.
+    ///
+    /// # Safety
+    ///
+    /// The host reserved the range for this device communicator: other counters may be those of
+    /// other users.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
-    pub fn of(comm: &DevComm, range: CounterRange, index: u32) -> Self {
+    pub unsafe fn of(comm: &DevComm, range: CounterRange, index: u32) -> Self {
         let id = u64::from(range.first) + u64::from(index);
         let reserved = comm.as_raw().gin_counter_count;
         assert!(index < range.count && id < reserved.into(), "the counter is not reserved");

@@ -96,6 +96,8 @@ impl Collectives {
             Way::Kernel(workspace, plan) => (workspace, plan),
         };
         self.require_own(Some(&send), &recv, stream)?;
+        let (count, name) = (send.len(), S::Element::NAME);
+        self.compare(Some(plan), || format!("all_reduce of {count} {name}, {op:?}"))?;
         self.order(stream)?;
         // SAFETY: both buffers have the elements; dropping one waits for the stream.
         unsafe {

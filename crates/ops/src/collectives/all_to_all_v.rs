@@ -102,6 +102,8 @@ impl Collectives {
         if let Way::None = self.way(request) {
             return Ok(());
         }
+        // The ranks' counts and grids differ.
+        self.compare(None, || format!("all_to_all_v of {}", S::Element::NAME))?;
         self.order(stream)?;
         let Workspace { dev_comm, options, slots, slots_state, offers, arrived, .. } = workspace;
         let capacity = options.capacity(ranks) as u32;

@@ -12,7 +12,7 @@ use super::{
 use crate::check::refuse;
 
 /// Who gets what.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 enum Pattern {
     AllGather,
     Broadcast { root: usize },
@@ -124,6 +124,8 @@ impl Collectives {
         let messages = exchange.messages(self.communicator.n_ranks());
         let mut input = send.as_ref().map_or(0, DeviceSlice::device_address);
         let (target, config) = (self.compiled.on(stream), config(plan));
+        let (pattern, count, name) = (exchange.pattern, recv.len(), T::NAME);
+        self.compare(Some(plan), || format!("{pattern:?} of {count} {name}"))?;
         self.order(stream)?;
         if plan.algorithm == Algorithm::Lamport {
             let capacity = options.capacity(self.communicator.n_ranks()) as u32;

@@ -321,6 +321,14 @@ impl Collectives {
         }
     }
 
+    /// In a checked world, compares a kernel's operation with those of the other ranks.
+    fn compare(&self, plan: Option<CollectivePlan>, terms: impl FnOnce() -> String) -> Result<()> {
+        self.communicator.compare_kernel(|| match plan {
+            Some(plan) => format!("{} by {plan}", terms()),
+            None => terms(),
+        })
+    }
+
     /// Fails unless the stream and the buffers are of the communicator's context.
     fn require_own<T>(
         &self,

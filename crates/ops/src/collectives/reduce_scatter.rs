@@ -38,6 +38,8 @@ impl Collectives {
             _ => return self.communicator.reduce_scatter(&send, &recv, op, stream),
         };
         self.require_own(Some(&send), &recv, stream)?;
+        let (count, name) = (recv.len(), S::Element::NAME);
+        self.compare(Some(plan), || format!("reduce_scatter to {count} {name}, {op:?}"))?;
         self.order(stream)?;
         let Workspace { dev_comm, options, slots, slots_state, .. } = workspace;
         let (count, data_type) = (recv.len(), S::Element::DATA_TYPE);

@@ -145,7 +145,12 @@ impl Collectives {
         let workspace = match self.way(request) {
             Way::None => return Ok(()),
             Way::Nccl => None,
-            Way::Kernel(workspace, _) => Some(workspace),
+            Way::Kernel(workspace, _) => {
+                let what =
+                    || format!("all_reduce_rmsnorm of {count} {}, rows of {hidden}", T::NAME);
+                self.compare(Some(plan), what)?;
+                Some(workspace)
+            }
         };
         let target = self.compiled.on(stream);
         let [input_at, residual, weight, output_at] =

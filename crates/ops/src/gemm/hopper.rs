@@ -27,14 +27,8 @@ pub struct Matrices {
 impl Matrices {
     /// Matrices at these addresses, without an epilogue.
     pub(crate) fn plain([a, b, c]: [u64; 3], shape: [u32; 3]) -> Self {
-        let epilogue = FusedArgs {
-            scale_a: 0,
-            scale_b: 0,
-            bias: 0,
-            residual: 0,
-            linear: 0.0,
-            cubic: 0.0,
-        };
+        let epilogue =
+            FusedArgs { scale_a: 0, scale_b: 0, bias: 0, residual: 0, linear: 0.0, cubic: 0.0 };
         Self { a, b, c, shape, transposed: [false; 2], epilogue }
     }
 }

@@ -263,14 +263,19 @@ impl RankComm {
         self.epoch.set(self.epoch.get() + 1);
     }
 
+    /// Cancels all operations and calls in progress.
+    pub(super) fn stop(&self, core: &Core, why: &str) {
+        self.cancel();
+        for task in self.tasks.take() {
+            task.cancel(core, &NcclError::new(INTERNAL_ERROR, why));
+        }
+        core.notify();
+    }
+
     /// Destroys the rank's communicator. Idempotent.
     pub(super) fn end(self: &Rc<Self>, core: &Core) {
         self.life.set(Lifecycle::Ended);
-        self.cancel();
-        let why = NcclError::new(INTERNAL_ERROR, "the communicator was destroyed during the call");
-        for task in self.tasks.take() {
-            task.cancel(core, &why);
-        }
+        self.stop(core, "the communicator was destroyed during the call");
         core.nccl.rank_comms.borrow_mut().remove(&self.handle);
         if let Some((comm, rank)) = self.joined.get() {
             let mut windows = core.nccl.windows.borrow_mut();

@@ -77,16 +77,21 @@ pub(super) unsafe extern "C" fn abort(comm: RawComm) -> c_int {
     })
 }
 
-/// Cancels operations in progress; the communicator can still be split and shrunk.
+/// Cancels operations and calls in progress; the communicator can still be split and shrunk.
 pub(super) unsafe extern "C" fn revoke(comm: RawComm, flags: c_int) -> c_int {
     call("ncclCommRevoke", comm, |cx| {
         cx.note(|| format!("flags {flags}"));
-        let rank_comm = cx.live(comm)?;
+        let rank_comm = cx.rank_comm(comm)?;
         if flags != 0 {
             return Err(NcclError::argument(format!("flags {flags}")));
         }
-        rank_comm.life.set(Lifecycle::Revoked);
-        rank_comm.cancel();
+        let life = rank_comm.life.replace(Lifecycle::Revoked);
+        if life != Lifecycle::Live {
+            rank_comm.life.set(life);
+            return Err(NcclError::usage(format!("the communicator is {life:?}").to_lowercase()));
+        }
+        rank_comm.stop(cx.core, "the communicator was revoked during the call");
+        cx.core.faults().release(rank_comm.gpu);
         Ok(CallProgress::Done(rank_comm.code()))
     })
 }

@@ -3,6 +3,7 @@
 //! Every driver and NCCL call begins with [`Faults::enter`].
 
 use std::fmt;
+use std::time::Duration;
 
 use litemap::LiteMap;
 use parking_lot::Mutex;
@@ -26,14 +27,36 @@ pub struct Fault {
 pub enum Effect {
     /// The call returns this code of the driver or NCCL, and does nothing.
     Fail(i32),
-    /// The call blocks until a communicator of its GPU is aborted or the machine is deadlocked,
-    /// and then fails.
+    /// The call blocks until a communicator of its GPU is aborted or revoked or the machine is
+    /// deadlocked, and then fails.
     Hang,
     /// The call succeeds and returns NULL as its memory, communicator or window.
     Null,
     /// The call succeeds, and an asynchronous error with this code follows: of the communicator for
     /// an NCCL function, of the context for a driver function.
     Later(i32),
+}
+
+/// A fault to inject into a host thread.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ThreadFault {
+    /// The thread's name: `rank 1`.
+    pub thread: String,
+    /// Index of the entry, from 0: the thread [enters](crate::Machine::enter) the machine before
+    /// each call of the driver and of NCCL, and before each wait.
+    pub nth: usize,
+    /// The effect.
+    pub effect: ThreadEffect,
+}
+
+/// The effect of a fault of a host thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ThreadEffect {
+    /// The thread panics: it unwinds.
+    Die,
+    /// The thread is absent for this time on the virtual clock, and then goes on.
+    Sleep(Duration),
 }
 
 /// A recorded call.
@@ -68,8 +91,11 @@ struct State {
     /// Faults, each with the number of calls that it has matched.
     faults: Vec<(Fault, usize)>,
     records: Option<Vec<CallRecord>>,
-    /// Number of aborted communicators per GPU.
+    /// Number of aborted and revoked communicators per GPU.
     aborts: LiteMap<usize, u64>,
+    threads: Vec<ThreadFault>,
+    /// How often each thread has entered the machine, while calls are recorded.
+    entries: LiteMap<String, usize>,
 }
 
 /// A call in progress.
@@ -78,13 +104,38 @@ pub(crate) struct Entry {
     pub(crate) effect: Option<Effect>,
     record: Option<usize>,
     gpu: Option<usize>,
-    /// Aborted communicators of the call's GPU when the call began.
+    /// `State::aborts` of the call's GPU when the call began.
     aborts: u64,
 }
 
 impl Faults {
     pub(super) fn inject(&self, fault: Fault) {
         self.state.lock().faults.push((fault, 0));
+    }
+
+    pub(super) fn inject_into_thread(&self, fault: ThreadFault) {
+        self.record();
+        self.state.lock().threads.push(fault);
+    }
+
+    /// How often a thread has entered the machine.
+    pub(super) fn entries(&self, thread: &str) -> usize {
+        self.state.lock().entries.get(thread).copied().unwrap_or(0)
+    }
+
+    /// Whether [`pass`](Self::pass) is to be called.
+    pub(super) fn counts_entries(&self) -> bool {
+        self.state.lock().records.is_some()
+    }
+
+    /// Counts an entry of a thread; the effect of a fault, if one was injected into it.
+    pub(super) fn pass(&self, thread: &str) -> Option<ThreadEffect> {
+        let mut state = self.state.lock();
+        let nth = state.entries.entry(thread.to_owned()).or_insert(0);
+        let now = *nth;
+        *nth += 1;
+        let mut faults = state.threads.iter();
+        faults.find(|fault| fault.thread == thread && fault.nth == now).map(|fault| fault.effect)
     }
 
     pub(super) fn record(&self) {
@@ -137,7 +188,7 @@ impl Faults {
         }
     }
 
-    /// Ends a GPU's hanging calls, since a communicator was aborted.
+    /// Ends a GPU's hanging calls, since a communicator was aborted or revoked.
     pub(crate) fn release(&self, gpu: usize) {
         *self.state.lock().aborts.entry(gpu).or_default() += 1;
     }

@@ -10,6 +10,7 @@ pub(crate) mod fault;
 mod processor;
 mod turns;
 
+use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::Poll;
@@ -25,7 +26,7 @@ use parking_lot::Mutex;
 pub use self::baton::EventCount;
 use self::baton::{Call, Client, ClientId, Shared};
 use self::core::Core;
-pub use self::fault::{CallRecord, Effect, Fault};
+pub use self::fault::{CallRecord, Effect, Fault, ThreadEffect, ThreadFault};
 use crate::error::{Error, Result};
 use crate::gpus::Activity;
 use crate::simulation::Simulation;
@@ -95,9 +96,28 @@ impl Machine {
         Ticket { shared, id, used: false }
     }
 
-    /// Attaches the calling thread to this machine until the thread ends. Idempotent.
+    /// Attaches the calling thread to this machine until the thread ends. Idempotent. Faults of
+    /// threads take effect here.
+    ///
+    /// # Panics
+    ///
+    /// For a [`ThreadEffect::Die`] only, but not while the thread unwinds.
     pub fn enter(&self) {
-        join(&self.inner.shared);
+        let shared = &self.inner.shared;
+        join(shared);
+        if !shared.faults.counts_entries() || thread::panicking() {
+            return;
+        }
+        let name = Client::with(|client| shared.name_of(client.id()));
+        match name.and_then(|name| shared.faults.pass(&name)) {
+            None => {}
+            // Without the message that a panic prints.
+            Some(ThreadEffect::Die) => resume_unwind(Box::new("an injected fault".to_owned())),
+            Some(ThreadEffect::Sleep(time)) => {
+                let end = self.now() + time;
+                let _ = self.wait_until(Some(end), |_, _| false);
+            }
+        }
     }
 
     /// The time of the virtual clock, which advances with the machine's work.
@@ -122,6 +142,7 @@ impl Machine {
     ///
     /// A deadlock report: every thread waits, and no wait has a deadline.
     pub fn wait(&self, since: EventCount, deadline: Option<Duration>) -> Result<(), String> {
+        self.enter();
         self.wait_until(deadline, |core, _| core.event_count() != since)
     }
 
@@ -135,6 +156,7 @@ impl Machine {
         since: EventCount,
         deadline: Option<Duration>,
     ) -> Result<(), String> {
+        self.enter();
         self.wait_until(deadline, |core, _| core.event_count().is_notify(since))
     }
 
@@ -150,6 +172,7 @@ impl Machine {
         since: EventCount,
         deadline: Option<Duration>,
     ) -> Result<(), String> {
+        self.enter();
         self.wait_until(deadline, |core, gpu| {
             let is_busy = |gpu| {
                 let Ok(stream) = core.stream(gpu, stream) else { return false };
@@ -168,7 +191,7 @@ impl Machine {
         deadline: Option<Duration>,
         has_happened: impl Fn(&Core, Option<usize>) -> bool,
     ) -> Result<(), String> {
-        self.enter();
+        join(&self.inner.shared);
         let deadline = deadline.map(|time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
         let waited = Client::with(|client| {
             let gpu = client.gpu.get();
@@ -210,6 +233,18 @@ impl Machine {
     /// Injects a fault into calls from now on. For tests.
     pub fn inject(&self, fault: Fault) {
         self.inner.shared.faults.inject(fault);
+    }
+
+    /// Injects a fault into a host thread, and records calls from now on. For tests.
+    pub fn inject_into_thread(&self, fault: ThreadFault) {
+        self.inner.shared.faults.inject_into_thread(fault);
+    }
+
+    /// How often a host thread of this name has [entered](Self::enter) the machine while calls were
+    /// recorded.
+    #[must_use]
+    pub fn entries(&self, thread: &str) -> usize {
+        self.inner.shared.faults.entries(thread)
     }
 
     /// Records calls from now on. For tests.

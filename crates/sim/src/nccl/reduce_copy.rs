@@ -158,6 +158,21 @@ impl Work<'_> {
         self.parts(address).for_each(|part| unsafe { part.write_volatile(value) });
     }
 
+    /// Checks `count` elements at a multicast address: those of 16 bits are accessed in pairs.
+    fn check_pairs<T: Sum>(&self, multicast: *const T, count: usize) {
+        if size_of::<T>() != 2 {
+            return;
+        }
+        let address = multicast.addr();
+        let what = match (count % 2, address % 4) {
+            (0, 0) => return,
+            (0, _) => format!("the multicast address {address:#x} is not a multiple of 4"),
+            _ => format!("{count} elements, which is odd"),
+        };
+        let what = format!("a multimem operation of {}: {what}: NCCL traps here", T::NAME);
+        self.thread.misuse(self.at, what);
+    }
+
     /// `dst(j)[i] = sum over k of src(k)[i]`, for the thread's elements.
     fn reduce_copy<T: Sum>(
         &self,
@@ -183,6 +198,7 @@ impl Work<'_> {
             );
             self.thread.misuse(self.at, what);
         }
+        self.check_pairs(src, count);
         for i in self.own_elements(count) {
             if let Some(total) = self.load_sum(src.wrapping_add(i)) {
                 store(i, total);
@@ -272,6 +288,7 @@ pub(super) unsafe extern "C-unwind" fn multimem_copy<T: Sum>(
 ) {
     // SAFETY: the kernel passes a coop.
     let work = unsafe { Work::of(coop) };
+    work.check_pairs(mc_dst, count);
     for i in work.own_elements(count) {
         let element = work.load(src.wrapping_add(i));
         work.store_all(mc_dst.wrapping_add(i), element);
@@ -286,6 +303,7 @@ pub(super) unsafe extern "C-unwind" fn multimem_reduce_sum_copy<T: Sum>(
 ) {
     // SAFETY: the kernel passes a coop.
     let work = unsafe { Work::of(coop) };
+    work.check_pairs(mc_dst, count);
     work.sum_in_switch(mc_src, count, |i, total| work.store_all(mc_dst.wrapping_add(i), total));
 }
 

@@ -18,6 +18,7 @@ const CFT_MULTIMEM: c_int = 2;
 /// Requirements for one call of `ncclDevCommCreate`, and the memory that it writes handles to.
 /// Their addresses are stable when this value moves, also to another thread. It is kept until NCCL
 /// has completed the call.
+#[derive(Clone)]
 pub(crate) struct Lowered {
     lists: Arc<RequirementLists>,
     resources: Vec<Resource>,

@@ -54,6 +54,7 @@ use crate::sys::nccl::calls;
 #[doc(alias = "ncclDevComm")]
 #[doc(alias = "ncclDevCommCreate")]
 #[doc(alias = "ncclDevCommDestroy")]
+#[must_use = "dropping it closes it"]
 pub struct DevCommResource {
     inner: Rc<Inner>,
 }
@@ -264,7 +265,27 @@ impl Inner {
     }
 }
 
+impl Inner {
+    /// The same device communicator, to be dropped later than `self`.
+    fn moved(&self) -> Self {
+        Self {
+            out: self.out.clone(),
+            state: Rc::clone(&self.state),
+            dev_comm: self.dev_comm.clone(),
+            flag: Arc::clone(&self.flag),
+            closed: Cell::new(self.closed.replace(true)),
+            requested: self.requested,
+            lowered: self.lowered.clone(),
+            communicator: self.communicator.clone(),
+        }
+    }
+}
+
 impl Resource for Inner {
+    fn is_open(&self) -> bool {
+        !self.closed.get()
+    }
+
     fn close(&self) -> Result<()> {
         self.communicator.refuse_suspended()?;
         let context = self.communicator.context();
@@ -306,8 +327,10 @@ impl IntoArg<DevComm> for &DevCommResource {
 impl Drop for Inner {
     fn drop(&mut self) {
         let context = self.communicator.context();
-        let lost = context.health().is_lost();
-        if self.closed.get() || lost || !context.can_free("a device communicator") {
+        if self.closed.get() || context.health().is_lost() {
+            return;
+        }
+        if !context.can_free_or_keep("a device communicator", || self.moved()) {
             return;
         }
         if let Err(error) = self.close() {

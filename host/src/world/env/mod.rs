@@ -13,7 +13,6 @@ mod mpi;
 mod node_list;
 mod slurm;
 mod torchrun;
-mod value;
 
 use std::fs::File;
 use std::io::Read;
@@ -21,12 +20,12 @@ use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
 use tracing_subscriber::filter::Targets;
-use value::{number, port, text};
-
-pub(crate) use value::Lookup;
 
 use super::rendezvous::Token;
 use crate::error::{Result, WorldError};
+use crate::machine::variables::{deadline, number, port, seconds, text};
+
+pub(crate) use crate::machine::variables::Lookup;
 
 /// A process that a launcher has started as one rank.
 #[derive(Clone, Debug, PartialEq)]
@@ -71,7 +70,6 @@ const TOKEN_FILE: &str = "DEVCOMM_JOB_TOKEN_FILE";
 const DEFAULT_JOB: &str = "devcomm";
 const MAX_JOB_ID: usize = 1024;
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
-const DEFAULT_DEADLINE: Duration = Duration::from_secs(600);
 /// More ranks than any cluster has, so that a mistyped WORLD_SIZE does not use up the memory.
 const MAX_RANKS: usize = 1 << 20;
 /// Ports that are derived from job ids: above those of services, below the ephemeral ports (from
@@ -149,12 +147,6 @@ fn port_of(job: &str) -> u16 {
     PORTS.start + ((hash ^ (hash >> 32)) % PORTS.len() as u64) as u16
 }
 
-/// How long a call on GPUs may wait for the other ranks; `None` for ever.
-pub(crate) fn deadline(var: Lookup<'_>) -> Result<Option<Duration>> {
-    let deadline = seconds(var, "DEVCOMM_OPERATION_TIMEOUT", "or 0")?.unwrap_or(DEFAULT_DEADLINE);
-    Ok(Some(deadline).filter(|deadline| !deadline.is_zero()))
-}
-
 /// What DEVCOMM_LOG asks to log.
 pub(crate) fn log_filter(var: Lookup<'_>) -> Result<Option<Targets>> {
     let variable = "DEVCOMM_LOG";
@@ -190,21 +182,6 @@ fn token(var: Lookup<'_>) -> Result<Option<Token>> {
         return Err(refused("it is empty".to_owned()).into());
     }
     Ok(Some(Token::new(&token)))
-}
-
-/// A number of seconds, "above 0" or "or 0".
-fn seconds(var: Lookup<'_>, variable: &'static str, zero: &str) -> Result<Option<Duration>> {
-    let Some(value) = text(var, variable)? else { return Ok(None) };
-    let is_valid = |seconds: &f64| *seconds > 0.0 || (*seconds == 0.0 && zero == "or 0");
-    let parsed = value.trim().parse::<f64>().ok().filter(is_valid);
-    // At most a year, so that deadlines do not overflow.
-    match parsed.map(|seconds| Duration::try_from_secs_f64(seconds.min(3.2e7))) {
-        Some(Ok(seconds)) => Ok(Some(seconds)),
-        _ => {
-            let (value, why) = (Some(value), format!("not a number of seconds {zero}"));
-            Err(WorldError::Environment { variable, value, why }.into())
-        }
-    }
 }
 
 #[cfg(test)]

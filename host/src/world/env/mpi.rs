@@ -4,9 +4,9 @@
 //! They tell a process its rank, but not the host of rank 0. That is known only if all ranks are on
 //! one host.
 
-use super::value::{Lookup, first, number, port, text, unset};
 use super::{LauncherVars, MAX_RANKS, slurm};
 use crate::error::{Result, WorldError};
+use crate::machine::variables::{Lookup, first, number, port, text, unset};
 
 /// The names of a launcher's variables. Of several alternatives, the first that is set is used.
 pub(super) struct Names {

@@ -5,9 +5,9 @@
 //! SLURM_STEP_ID, and the steps that Slurm makes for batch scripts and interactive shells have
 //! reserved numbers. `srun --pty` with one task is an interactive shell too.
 
-use super::value::{Lookup, first, number, port, text, unset};
 use super::{LauncherVars, MAX_RANKS, node_list};
 use crate::error::{Result, WorldError};
+use crate::machine::variables::{Lookup, first, number, port, text, unset};
 
 const TOGETHER: &str =
     "srun sets SLURM_STEP_ID, SLURM_PROCID, SLURM_LOCALID and SLURM_STEP_NUM_TASKS together";

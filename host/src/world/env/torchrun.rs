@@ -1,9 +1,9 @@
 //! The variables of torchrun and compatible launchers: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR,
 //! MASTER_PORT.
 
-use super::value::{Lookup, number, port, text, unset};
 use super::{LauncherVars, MAX_RANKS};
 use crate::error::{Error, Result, WorldError};
+use crate::machine::variables::{Lookup, number, port, text, unset};
 
 const TOGETHER: &str = "a launcher such as torchrun sets RANK, WORLD_SIZE, LOCAL_RANK, \
                         MASTER_ADDR and MASTER_PORT together";

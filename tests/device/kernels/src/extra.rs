@@ -4,6 +4,7 @@ use bytemuck::{Pod, Zeroable};
 use devcomm_types::kernel::KernelParam;
 use devcomm_types::nccl::{GinBarrierHandle, LlA2aHandle, LsaBarrierHandle, ResourceHandle};
 use devcomm_types::{CounterRange, SignalRange};
+use nccl_device::gin::{CounterId, SignalId};
 use nccl_device::{Coop, DevComm, Window};
 
 /// A window of 64-bit words.
@@ -43,16 +44,22 @@ pub struct Range {
 }
 
 impl Extra {
-    /// The signals as the device API's type.
+    /// Signal `index` of `signals`.
     #[inline(always)]
-    pub fn signals(&self) -> SignalRange {
-        SignalRange { first: self.signals.first, count: self.signals.count }
+    #[track_caller]
+    pub(crate) fn signal(&self, comm: &DevComm, index: u32) -> SignalId {
+        let Range { first, count } = self.signals;
+        // SAFETY: the host reserved them for the kernel's device communicator.
+        unsafe { SignalId::of(comm, SignalRange { first, count }, index) }
     }
 
-    /// The counters as the device API's type.
+    /// Counter `index` of `counters`.
     #[inline(always)]
-    pub fn counters(&self) -> CounterRange {
-        CounterRange { first: self.counters.first, count: self.counters.count }
+    #[track_caller]
+    pub(crate) fn counter(&self, comm: &DevComm, index: u32) -> CounterId {
+        let Range { first, count } = self.counters;
+        // SAFETY: as above.
+        unsafe { CounterId::of(comm, CounterRange { first, count }, index) }
     }
 }
 

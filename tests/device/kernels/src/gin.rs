@@ -2,7 +2,7 @@
 
 use cuda_std::atomic::Scope;
 use cuda_std::prelude::*;
-use nccl_device::gin::{CounterId, Gin, GinBackend, ResourceSharing, SignalId, VaSignal};
+use nccl_device::gin::{Gin, GinBackend, ResourceSharing, SignalId, VaSignal};
 use nccl_device::{Coop, DevComm, MemoryOrder, Team, Window};
 
 use crate::extra::{Extra, Words, share};
@@ -85,7 +85,7 @@ pub unsafe fn gin_put<B: GinBackend>(comm: DevComm, mail: Words, out: Words, ext
         // SAFETY: the test gives each block its own context.
         gin = unsafe { gin.shared_by(ResourceSharing::Cta) };
     }
-    let signal = SignalId::of(&comm, extra.signals(), 1);
+    let signal = extra.signal(&comm, 1);
     let before = gin.signal_shadow(signal);
     // SAFETY: each block has its own words in both halves; a target is read after its signal.
     unsafe {
@@ -118,7 +118,7 @@ pub unsafe fn gin_put_value<B: GinBackend>(
 ) {
     let (coop, world) = (Coop::warp(), comm.world_team());
     let gin = comm.gin::<B>(0);
-    let signal = SignalId::of(&comm, extra.signals(), 0);
+    let signal = extra.signal(&comm, 0);
     let before = gin.signal_shadow(signal);
     let (me, n_ranks) = (comm.rank() as usize, comm.n_ranks() as u64);
     for p in 0..world.n_ranks {
@@ -153,7 +153,7 @@ pub unsafe fn gin_value_sizes<B: GinBackend>(
         return;
     }
     let gin = comm.gin::<B>(0);
-    let signal = SignalId::of(&comm, extra.signals(), 0);
+    let signal = extra.signal(&comm, 0);
     let before = gin.signal_shadow(signal);
     let right = (world.rank + 1) % world.n_ranks;
     // SAFETY: only this rank writes these four words of the neighbor; every offset is aligned.
@@ -188,7 +188,7 @@ pub(crate) unsafe fn cast<T>(window: Words) -> Window<T> {
 pub unsafe fn gin_get<B: GinBackend>(comm: DevComm, mail: Words, out: Words, extra: Extra, n: u32) {
     let (coop, world, count) = (Coop::cta(), comm.world_team(), n as usize);
     let (half, gin) = (count * world.n_ranks as usize, comm.gin::<B>(0));
-    let ready = SignalId::of(&comm, extra.signals(), 0);
+    let ready = extra.signal(&comm, 0);
     let before = gin.signal_shadow(ready);
     // SAFETY: the first half is written before the signals, the second only by this rank's gets.
     unsafe {
@@ -218,7 +218,7 @@ pub unsafe fn gin_strong<B: GinBackend>(
     n: u32,
 ) {
     let (coop, world, gin) = (Coop::cta(), comm.world_team(), comm.gin::<B>(0));
-    let signal = SignalId::of(&comm, extra.signals(), 0);
+    let signal = extra.signal(&comm, 0);
     let before = gin.signal_shadow(signal);
     let right = (world.rank + 1) % world.n_ranks;
     let left = (world.rank + world.n_ranks - 1) % world.n_ranks;
@@ -255,7 +255,7 @@ pub unsafe fn gin_weak_and_va<B: GinBackend>(
 ) {
     let (coop, world, gin) = (Coop::cta(), comm.world_team(), comm.gin::<B>(0));
     let (me, ranks) = (world.rank as usize, world.n_ranks as usize);
-    let signal = SignalId::of(&comm, extra.signals(), 0);
+    let signal = extra.signal(&comm, 0);
     let before = gin.signal_shadow(signal);
     // SAFETY: the test registers the window for VA signals; the two words after the data are
     // signals, and start at 0.
@@ -306,8 +306,7 @@ pub unsafe fn gin_counter<B: GinBackend>(
     n: u32,
 ) {
     let (coop, world, gin) = (Coop::warp(), comm.world_team(), comm.gin::<B>(0));
-    let (counter, signal) =
-        (CounterId::of(&comm, extra.counters(), 1), SignalId::of(&comm, extra.signals(), 0));
+    let (counter, signal) = (extra.counter(&comm, 1), extra.signal(&comm, 0));
     let right = (world.rank + 1) % world.n_ranks;
     let left = (world.rank + world.n_ranks - 1) % world.n_ranks;
     let before = gin.signal_shadow(signal);
@@ -359,7 +358,7 @@ pub unsafe fn gin_requests<B: GinBackend>(
     n: u32,
 ) {
     let (world, gin, single) = (comm.world_team(), comm.gin::<B>(0), Coop::thread());
-    let signal = SignalId::of(&comm, extra.signals(), 0);
+    let signal = extra.signal(&comm, 0);
     let (ranks, me) = (world.n_ranks as usize, world.rank as usize);
     let before = gin.signal_shadow(signal);
     Coop::cta().sync();
@@ -405,7 +404,7 @@ pub unsafe fn gin_contexts<B: GinBackend>(
         return;
     }
     let gin: Gin<'_, B> = comm.gin(t);
-    let signal = SignalId::of(&comm, extra.signals(), 0);
+    let signal = extra.signal(&comm, 0);
     let before = gin.signal_shadow(signal);
     for p in 0..world.n_ranks {
         gin.signal(single, world, p, signal.add(u64::from(t) + 1));

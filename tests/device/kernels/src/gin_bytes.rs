@@ -1,7 +1,7 @@
 //! A kernel that tests GIN puts and gets of any length and alignment, on several contexts.
 
 use cuda_std::prelude::*;
-use nccl_device::gin::{GinBackend, SignalId};
+use nccl_device::gin::GinBackend;
 use nccl_device::{BarrierIndex, Coop, DevComm, FenceLevel, LsaPtr, MemoryOrder};
 
 use crate::extra::{Extra, Words, share};
@@ -82,7 +82,7 @@ pub unsafe fn gin_bytes<B: GinBackend>(
     let [sources, puts, gets] = [0, 1, 2].map(|i| (3 * block as usize + i) * area);
     let slot = |area: usize, rank: i32, k: usize| area + (rank as usize * MESSAGES + k) * SLOT;
     let gin = comm.gin::<B>(block);
-    let arrived = SignalId::of(&comm, extra.signals(), 0);
+    let arrived = extra.signal(&comm, 0);
     let world = |rank: i32| team.to_world(comm.rank(), rank);
     let me = comm.rank();
 

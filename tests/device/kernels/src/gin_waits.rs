@@ -1,7 +1,7 @@
 //! Kernels that test GIN's signal shadows, resets, and waits with timeouts.
 
 use cuda_std::prelude::*;
-use nccl_device::gin::{CounterId, GinBackend, SignalId, VaSignal};
+use nccl_device::gin::{GinBackend, VaSignal};
 use nccl_device::{BarrierIndex, Coop, DevComm, FenceLevel, MemoryOrder, Timeout};
 
 use crate::extra::{Extra, Words};
@@ -19,8 +19,7 @@ pub unsafe fn gin_shadows<B: GinBackend>(
     n: u32,
 ) {
     let (coop, world, gin) = (Coop::cta(), comm.world_team(), comm.gin::<B>(0));
-    let (first, second) =
-        (SignalId::of(&comm, extra.signals(), 0), SignalId::of(&comm, extra.signals(), 1));
+    let (first, second) = (extra.signal(&comm, 0), extra.signal(&comm, 1));
     let right = (world.rank + 1) % world.n_ranks;
     let t = 6 * thread::thread_idx_x() as usize;
     let start = gin.signal_shadow(first);
@@ -69,8 +68,7 @@ pub unsafe fn gin_never<B: GinBackend>(
     n: u32,
 ) {
     let (coop, gin) = (if n == 0 { Coop::cta() } else { Coop::warp() }, comm.gin::<B>(0));
-    let (signal, counter) =
-        (SignalId::of(&comm, extra.signals(), 0), CounterId::of(&comm, extra.counters(), 0));
+    let (signal, counter) = (extra.signal(&comm, 0), extra.counter(&comm, 0));
     let soon = Timeout::micros(100);
     // SAFETY: the test registers the window for VA signals, zeroed.
     let va = unsafe { VaSignal::new(mail, 0) };
@@ -113,7 +111,7 @@ pub unsafe fn gin_wraps<B: GinBackend>(
 ) {
     const QUARTER: u64 = 1 << 62;
     let (coop, world, gin) = (Coop::cta(), comm.world_team(), comm.gin::<B>(0));
-    let (signal, soon) = (SignalId::of(&comm, extra.signals(), 0), Timeout::micros(100));
+    let (signal, soon) = (extra.signal(&comm, 0), Timeout::micros(100));
     let right = (world.rank + 1) % world.n_ranks;
     let mut barrier = gin.world_barrier(coop, BarrierIndex::new(0));
     let mut expected = gin.signal_shadow(signal);
@@ -175,7 +173,7 @@ pub unsafe fn gin_resets<B: GinBackend>(
     n: u32,
 ) {
     let (coop, world, gin) = (Coop::cta(), comm.world_team(), comm.gin::<B>(0));
-    let signal = SignalId::of(&comm, extra.signals(), 0);
+    let signal = extra.signal(&comm, 0);
     let right = (world.rank + 1) % world.n_ranks;
     let mut barrier = gin.world_barrier(coop, BarrierIndex::new(0));
     let mut wrong = 0;

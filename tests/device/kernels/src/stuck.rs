@@ -4,7 +4,7 @@
 //! the wait leave 2.
 
 use cuda_std::prelude::*;
-use nccl_device::gin::{CounterId, GinBackend, SignalId, VaSignal};
+use nccl_device::gin::{GinBackend, VaSignal};
 use nccl_device::{BarrierIndex, Coop, DevComm, FenceLevel, LlA2a, LlA2aBuffer, MemoryOrder};
 
 use crate::extra::{Extra, Words};
@@ -88,14 +88,14 @@ pub unsafe fn stuck_gin<B: GinBackend>(
         return;
     }
     let (coop, gin, index) = (Coop::cta(), comm.gin::<B>(0), BarrierIndex::this_block());
-    let signal = SignalId::of(&comm, extra.signals(), 0);
+    let signal = extra.signal(&comm, 0);
     // SAFETY: `out` has one word per thread; the test creates the resources.
     unsafe {
         store_step(out, 2);
         match n {
             0 => gin.wait_signal(coop, signal, 3, ORDER),
             1 => gin.wait_signal(coop, VaSignal::new(mail, 5), 4, ORDER),
-            2 => gin.wait_counter(coop, CounterId::of(&comm, extra.counters(), 1), 5, ORDER),
+            2 => gin.wait_counter(coop, extra.counter(&comm, 1), 5, ORDER),
             3 => {
                 gin.wait_signal_follow_shadow(coop, signal, 1 << 40, ORDER);
             }

@@ -1,7 +1,9 @@
 //! Incorrect kernels, which the simulator must detect.
 
 use cuda_std::prelude::*;
-use nccl_device::gin::{GinBackend, SignalId};
+use nccl_device::gin::GinBackend;
+use nccl_device::raw;
+use nccl_device::reduce_copy::nccl;
 use nccl_device::{BarrierIndex, Coop, DevComm, LlA2a, LlA2aBuffer, MemoryOrder};
 
 use crate::extra::{Extra, Words};
@@ -45,7 +47,7 @@ pub unsafe fn reads_before_the_signal<B: GinBackend>(
     n: u32,
 ) {
     let (coop, world, gin) = (Coop::cta(), comm.world_team(), comm.gin::<B>(0));
-    let signal = SignalId::of(&comm, extra.signals(), 0);
+    let signal = extra.signal(&comm, 0);
     let right = (world.rank + 1) % world.n_ranks;
     // SAFETY: one word per put; the read is too early on purpose.
     unsafe {
@@ -78,7 +80,7 @@ pub unsafe fn breaks_a_rule<B: GinBackend>(
     match n {
         0 => drop(comm.lsa_barrier(coop, BarrierIndex::new(comm.n_lsa_barriers()))),
         1 => drop(comm.gin::<B>(comm.n_gin_contexts())),
-        2 => drop(SignalId::of(&comm, extra.signals(), extra.signals.count)),
+        2 => drop(extra.signal(&comm, extra.signals.count)),
         3 => drop(comm.signal(1 << 20)),
         4 => drop(comm.counter(1 << 20)),
         5 => drop(gin.world_barrier(coop, BarrierIndex::new(1 << 10))),
@@ -94,9 +96,30 @@ pub unsafe fn breaks_a_rule<B: GinBackend>(
         // SAFETY: none: the put is beyond the window on purpose.
         13 => unsafe { gin.put(comm.world_team(), 0, mail.at(1 << 20), mail.at(0), 1).post(coop) },
         14 => drop(gin.hybrid_barrier(coop, BarrierIndex::new(1 << 10))),
+        16 => gin.signal(coop, comm.world_team(), 0, extra.signal(&comm, 0).inc().strong()),
+        17.. => breaks_a_rule_of_the_switch(coop, mail.multimem(&comm), mail.local().as_ptr(), n),
         // SAFETY: none: there is no such rank, on purpose.
         _ => unsafe {
             gin.put(comm.world_team(), comm.n_ranks(), mail.at(0), mail.at(0), 1).post(coop)
         },
+    }
+}
+
+/// NCCL's multicast functions take numbers of 16 bits in pairs, and sum no numbers of 8 bits.
+#[track_caller]
+fn breaks_a_rule_of_the_switch(coop: Coop, all: *mut u64, own: *mut u64, n: u32) {
+    let (all_f16, own_f16) = (all.cast::<f16>(), own.cast::<f16>());
+    let (all_bf16, own_bf16) = (all.cast::<bf16>(), own.cast::<bf16>());
+    // SAFETY: the ranges are in a window; what else NCCL asks for is violated on purpose.
+    unsafe {
+        match n {
+            17 => nccl::multimem_reduce_sum(coop, all_f16, own_f16, 3),
+            18 => nccl::multimem_reduce_sum(coop, all_bf16.add(1), own_bf16, 2),
+            19 => nccl::multimem_copy(coop, own_bf16, all_bf16, 1),
+            20 => nccl::multimem_copy(coop, own_f16, all_f16.add(3), 4),
+            21 => nccl::multimem_reduce_sum_copy(coop, all_f16, all_f16.add(8), 5),
+            22 => nccl::multimem_reduce_sum_copy(coop, all_bf16, all_bf16.add(7), 2),
+            _ => raw::ncclMultimemReduceSum_F8E4M3(&coop.as_raw(), all.cast(), own.cast(), 8),
+        }
     }
 }

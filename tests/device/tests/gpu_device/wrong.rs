@@ -42,7 +42,13 @@ fn a_kernel_that_reads_before_the_signal_is_a_race_in_any_order() {
 
 #[test]
 fn broken_rules_are_reported_where_they_are_broken() {
-    let setup = Setup { ll: (1, 2, 8), world_barriers: 1, ..Setup::with_gin(1, 32) };
+    let setup = Setup {
+        ll: (1, 2, 8),
+        world_barriers: 1,
+        strong: false,
+        multimem: true,
+        ..Setup::with_gin(1, 32)
+    };
     let broken = |n: u32| {
         let failure = simulated::failure(Simulation::new(2), |gpu| {
             let job = Job::new(gpu, &setup)?;
@@ -70,6 +76,14 @@ fn broken_rules_are_reported_where_they_are_broken() {
         (13, "window"),
         (14, "barrier"),
         (15, "peer"),
+        (16, "the device communicator was made without gin_strong_signals"),
+        (17, "3 elements"),
+        (18, "not a multiple of 4"),
+        (19, "1 elements"),
+        (20, "not a multiple of 4"),
+        (21, "5 elements"),
+        (22, "not a multiple of 4"),
+        (23, "NCCL's device library traps here"),
     ] {
         let error = broken(n);
         assert!(error.contains(message) && error.contains("wrong.rs"), "rule {n}: {error}");

@@ -1,14 +1,18 @@
 //! Parsing environment variables, with errors that name the variable.
 
 use std::ffi::OsString;
+use std::time::Duration;
 
 use crate::error::{Error, Result, WorldError};
+
+/// How long a call may wait for the other ranks, by default.
+const DEFAULT_DEADLINE: Duration = Duration::from_secs(600);
 
 /// Reads an environment variable.
 pub(crate) type Lookup<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 
 /// A variable's text; an empty value counts as unset.
-pub(super) fn text(var: Lookup<'_>, variable: &'static str) -> Result<Option<String>> {
+pub(crate) fn text(var: Lookup<'_>, variable: &'static str) -> Result<Option<String>> {
     match var(variable).filter(|value| !value.is_empty()).map(OsString::into_string) {
         None => Ok(None),
         Some(Ok(value)) => Ok(Some(value)),
@@ -22,7 +26,7 @@ pub(super) fn text(var: Lookup<'_>, variable: &'static str) -> Result<Option<Str
 }
 
 /// The first of several variables that is set, and its text.
-pub(super) fn first(
+pub(crate) fn first(
     var: Lookup<'_>,
     variables: &[&'static str],
 ) -> Result<Option<(&'static str, String)>> {
@@ -34,7 +38,7 @@ pub(super) fn first(
     Ok(None)
 }
 
-pub(super) fn number(
+pub(crate) fn number(
     variable: &'static str,
     value: String,
     least: usize,
@@ -52,13 +56,38 @@ pub(super) fn number(
 }
 
 /// A port, if this variable is set.
-pub(super) fn port(var: Lookup<'_>, variable: &'static str) -> Result<Option<u16>> {
+pub(crate) fn port(var: Lookup<'_>, variable: &'static str) -> Result<Option<u16>> {
     let Some(value) = text(var, variable)? else { return Ok(None) };
     number(variable, value, 1, usize::from(u16::MAX)).map(|port| Some(port as u16))
 }
 
 /// The error of a missing variable that its launcher always sets.
-pub(super) fn unset(variable: &'static str, although: &str, launcher: &str) -> Error {
+pub(crate) fn unset(variable: &'static str, although: &str, launcher: &str) -> Error {
     let why = format!("not set although {although} is; {launcher}");
     Error::World(WorldError::Environment { variable, value: None, why })
+}
+
+/// A number of seconds, "above 0" or "or 0".
+pub(crate) fn seconds(
+    var: Lookup<'_>,
+    variable: &'static str,
+    zero: &str,
+) -> Result<Option<Duration>> {
+    let Some(value) = text(var, variable)? else { return Ok(None) };
+    let is_valid = |seconds: &f64| *seconds > 0.0 || (*seconds == 0.0 && zero == "or 0");
+    let parsed = value.trim().parse::<f64>().ok().filter(is_valid);
+    // At most a year, so that deadlines do not overflow.
+    match parsed.map(|seconds| Duration::try_from_secs_f64(seconds.min(3.2e7))) {
+        Some(Ok(seconds)) => Ok(Some(seconds)),
+        _ => {
+            let (value, why) = (Some(value), format!("not a number of seconds {zero}"));
+            Err(WorldError::Environment { variable, value, why }.into())
+        }
+    }
+}
+
+/// How long a call on GPUs may wait for the other ranks; `None` for ever.
+pub(crate) fn deadline(var: Lookup<'_>) -> Result<Option<Duration>> {
+    let deadline = seconds(var, "DEVCOMM_OPERATION_TIMEOUT", "or 0")?.unwrap_or(DEFAULT_DEADLINE);
+    Ok(Some(deadline).filter(|deadline| !deadline.is_zero()))
 }

@@ -1,0 +1,61 @@
+//! Tests of aborts while a thread is about to make a call, and of recorded waits, on a simulated
+//! machine.
+
+use devcomm_sim::Simulation;
+
+use super::*;
+use crate::communicator::{CommConfig, Library};
+use crate::device::Context;
+use crate::machine::{Machine, Wakes};
+use crate::sys::nccl::DEV_COMM_VERSION;
+use crate::sys::nccl::call::Out;
+
+/// The return codes of all calls of a function so far.
+fn codes(machine: &Machine, function: &str) -> Vec<Option<i32>> {
+    let calls = machine.simulated().unwrap().calls();
+    calls.iter().filter(|call| call.function == function).map(|call| call.code).collect()
+}
+
+/// A communicator of one rank, on a machine that this thread has entered.
+fn alone(machine: &Machine, config: &CommConfig) -> Communicator {
+    machine.simulated().unwrap().record_calls();
+    let library = Library::open_on(machine, None, DEV_COMM_VERSION).unwrap();
+    let context = Context::on(machine, 0).unwrap();
+    let id = library.unique_id().unwrap();
+    Communicator::init_rank(&library, &context, &id, 0, 1, config).unwrap()
+}
+
+#[test]
+fn a_communicator_is_not_freed_between_the_check_and_the_call_of_a_thread() {
+    let machine = Machine::simulate(&Simulation::new(1), None).unwrap();
+    let _entered = machine.enter_if_outside();
+    let comm = alone(&machine, &CommConfig::new());
+    let (handle, start) = (comm.handle(), machine.now());
+    let entered = handle.enter(&[Status::Live]).unwrap();
+    // Whoever aborts returns, and so do running calls, but the communicator is still there.
+    let late = comm.abort_handle().abort().unwrap_err();
+    assert!(matches!(late, Error::State(StateError::DeadlinePassed { .. })), "{late}");
+    assert!(machine.since(start) >= ABORT_LIMIT);
+    assert_eq!(codes(&machine, "ncclCommRevoke"), [Some(0)]);
+    assert!(codes(&machine, "ncclCommAbort").is_empty());
+    let late = entered.perform(calls::comm_count(entered.comm(), Out::new(0))).unwrap_err();
+    assert!(matches!(late, Error::State(StateError::CommunicatorEnded { .. })), "{late}");
+    assert_eq!(codes(&machine, "ncclCommCount"), [Some(0)]);
+    drop(entered);
+    let freed = || Ok(codes(&machine, "ncclCommAbort") == [Some(0)]);
+    machine.poll(Wakes::Anything, Some(ABORT_LIMIT), freed).unwrap();
+    comm.destroy().unwrap();
+    assert!(codes(&machine, "ncclCommDestroy").is_empty());
+}
+
+#[test]
+fn a_wait_for_a_communicator_that_does_not_block_is_recorded() {
+    let machine = Machine::simulate(&Simulation::new(1), None).unwrap();
+    let _entered = machine.enter_if_outside();
+    let comm = alone(&machine, &CommConfig::new().blocking(false));
+    let waits = || comm.context().recorder().to_string().matches("communicator is ready").count();
+    comm.wait(ABORT_LIMIT).unwrap();
+    assert_eq!(waits(), 1);
+    comm.revoke().unwrap();
+    assert_eq!(waits(), 2);
+}

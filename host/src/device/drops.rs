@@ -1,0 +1,150 @@
+//! Destructors of what the GPU or other ranks may still use.
+//!
+//! A destructor in a rank's function must not wait for long: the function may be failing while its
+//! kernels wait for other ranks, which wait for this one until they know its error. So what the GPU
+//! does not release soon is kept, and freed when the streams are idle at a later drop or
+//! allocation, or else when the function has ended. The ends of communicators, for which all ranks
+//! meet, are always postponed until then.
+
+use std::any::Any;
+use std::time::Duration;
+
+use super::context::Context;
+use crate::error::Result;
+
+/// How long destructors wait for the GPU before they leak the memory that it may still use.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// The same in a rank's function, where they then keep the memory for later.
+const SHORT_TIMEOUT: Duration = Duration::from_millis(100);
+
+/// What is kept while a rank's function runs.
+#[derive(Default)]
+pub(super) struct Postponed {
+    /// Communicators, by number.
+    ends: Vec<(u64, Box<dyn Any>)>,
+    /// What the GPU may still use, in the order of the drops.
+    frees: Vec<Box<dyn Any>>,
+    /// Whether more is kept in `frees`.
+    keeps: bool,
+}
+
+impl Context {
+    /// Postpones drops that would wait until the result is dropped: the rank's function may be
+    /// failing, and its error must reach the other ranks first, which may wait for this rank
+    /// elsewhere.
+    pub(crate) fn postpone_drops(&self) -> PostponedDrops {
+        self.postponed().replace(Some(Postponed { keeps: true, ..Postponed::default() }));
+        PostponedDrops { context: self.clone() }
+    }
+
+    /// Whether the ends of communicators are postponed.
+    pub(crate) fn postpones_ends(&self) -> bool {
+        self.postponed().borrow().is_some()
+    }
+
+    /// Takes a communicator that is being dropped; `number` is larger for one that was made later.
+    pub(crate) fn postpone_end(&self, number: u64, dropped: impl Any) {
+        if let Some(postponed) = self.postponed().borrow_mut().as_mut() {
+            postponed.ends.push((number, Box::new(dropped)));
+        }
+    }
+
+    /// Whether a destructor can free `what` now: every stream is idle, after a wait. Otherwise the
+    /// memory stays allocated until the process ends, because a kernel may still use it, or the
+    /// free would block.
+    pub(crate) fn can_free(&self, what: &str) -> bool {
+        self.free_kept();
+        let idle = self.wait_to_free(TIMEOUT);
+        idle.inspect_err(|why| tracing::warn!("{what} is left allocated: {why}")).is_ok()
+    }
+
+    /// As [`can_free`](Self::can_free), after a short wait in a rank's function. If the GPU is
+    /// still busy there, keeps the result of `moved`, to drop it later.
+    pub(crate) fn can_free_or_keep<T: Any>(&self, what: &str, moved: impl FnOnce() -> T) -> bool {
+        if !self.keeps() || self.is_capturing() {
+            return self.can_free(what);
+        }
+        self.free_kept();
+        let idle = self.wait_to_free(SHORT_TIMEOUT).is_ok();
+        if !idle {
+            self.keep(moved());
+        }
+        idle
+    }
+
+    /// Waits for the streams in a destructor.
+    fn wait_to_free(&self, limit: Duration) -> Result<()> {
+        // Streams cannot be waited for during a capture; the GPU may be healthy.
+        self.refuse_capturing("memory is freed")?;
+        let idle = self.drain_within(self.drop_timeout(limit));
+        self.drop_wait_failed().set(idle.is_err());
+        idle
+    }
+
+    /// How long a destructor waits, if not for `limit`: after one that has waited in vain, and
+    /// during a panic, not at all.
+    fn drop_timeout(&self, limit: Duration) -> Duration {
+        let no_wait = self.drop_wait_failed().get() || std::thread::panicking();
+        if no_wait { Duration::ZERO } else { limit }
+    }
+
+    /// How long the destructor of a stream waits for it.
+    pub(super) fn stream_timeout(&self) -> Duration {
+        self.drop_timeout(if self.keeps() { SHORT_TIMEOUT } else { TIMEOUT })
+    }
+
+    /// Waits, with a timeout, until all streams of this context are idle, whether their work
+    /// succeeded or not. Then the memory that they used can be freed.
+    pub(crate) fn drain(&self) -> Result<()> {
+        self.drain_within(if std::thread::panicking() { Duration::ZERO } else { TIMEOUT })
+    }
+
+    /// Whether something that the GPU may still use can be [kept](Self::keep).
+    pub(super) fn keeps(&self) -> bool {
+        self.postponed().borrow().as_ref().is_some_and(|postponed| postponed.keeps)
+    }
+
+    /// Keeps what the GPU may still use, to drop it later.
+    pub(super) fn keep(&self, dropped: impl Any) {
+        if let Some(postponed) = self.postponed().borrow_mut().as_mut() {
+            postponed.frees.push(Box::new(dropped));
+        }
+    }
+
+    /// Drops what was kept, if the streams are idle now.
+    pub(crate) fn free_kept(&self) {
+        let any = self.postponed().borrow().as_ref().is_some_and(|kept| !kept.frees.is_empty());
+        if any && self.is_idle_now() {
+            self.drop_wait_failed().set(false);
+            self.drop_frees();
+        }
+    }
+
+    /// Drops what the GPU may still use, newest first.
+    fn drop_frees(&self) {
+        let frees =
+            self.postponed().borrow_mut().as_mut().map(|kept| std::mem::take(&mut kept.frees));
+        let mut frees = frees.unwrap_or_default();
+        while frees.pop().is_some() {}
+    }
+}
+
+/// While it exists, drops that would wait are postponed.
+pub(crate) struct PostponedDrops {
+    context: Context,
+}
+
+/// Drops what was postponed. Communicators, which may be kept by what the GPU uses, end last: the
+/// newest first, which is the same order on all ranks.
+impl Drop for PostponedDrops {
+    fn drop(&mut self) {
+        if let Some(postponed) = self.context.postponed().borrow_mut().as_mut() {
+            postponed.keeps = false;
+        }
+        self.context.drop_wait_failed().set(false);
+        self.context.drop_frees();
+        let mut ends = self.context.postponed().take().unwrap_or_default().ends;
+        ends.sort_by_key(|(number, _)| *number);
+        while ends.pop().is_some() {}
+    }
+}
