@@ -263,7 +263,7 @@ fn gemm_mma(gpu: &Gpu<'_>) -> Result<()> {
 }
 
 fn gemm_allreduces(gpu: &Gpu<'_>, form: kernels::GemmForm) -> Result<()> {
-    let shape = [130, 40, 520];
+    let shape = [130, 40, 328];
     let [m, n, k] = shape;
     let (a, b) = (gpu.buffer(&vec![bf16::ONE; m * k])?, gpu.buffer(&vec![bf16::ONE; n * k])?);
     let (c, stream) = (gpu.window(&vec![bf16::ZERO; m * n])?, gpu.stream()?);

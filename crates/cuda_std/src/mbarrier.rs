@@ -113,7 +113,7 @@ impl MBarrier {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn wait(self, parity: u32) {
-        while !self.try_wait(parity) {}
+        arch::mbarrier_wait(self.0, parity);
     }
 }
 

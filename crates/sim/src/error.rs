@@ -42,6 +42,8 @@ pub enum Waiting {
     },
     /// The barrier of the cluster.
     Cluster,
+    /// The end of a phase of an `mbarrier`.
+    Phase,
     /// The end of the previous kernel of the stream.
     Previous,
     /// The other lanes of `mask`, in a shuffle, a vote or `sync_warp`.
@@ -86,6 +88,7 @@ impl fmt::Display for Waiting {
             Self::Block { barrier: 0 } => write!(f, "sync_threads"),
             Self::Block { barrier } => write!(f, "barrier {barrier} of the block"),
             Self::Cluster => write!(f, "cluster::sync"),
+            Self::Phase => write!(f, "a phase of an mbarrier"),
             Self::Previous => write!(f, "grid::wait_for_previous"),
             Self::Warp { mask } => write!(f, "the lanes {mask:#010x} of the warp"),
             Self::Coop { call } => write!(f, "the rest of its coop in {call}"),

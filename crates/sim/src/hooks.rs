@@ -99,6 +99,9 @@ impl Thread {
             || (!self.owns(address, bytes)
                 && (gpus.memory.contains(gpu, address, bytes)
                     || out_of_bounds(self, address, bytes, access, at)));
+        if access == Access::ReadByOther {
+            return address;
+        }
         if self.updating.replace(false) {
             gpus.progress();
         }
@@ -108,7 +111,7 @@ impl Thread {
             self.end_slice(address, access, at);
         }
         match access {
-            Access::Read => {}
+            Access::Read | Access::ReadByOther => {}
             Access::Write | Access::AtomicWrite(..) => gpus.progress(),
             Access::AtomicRmw(..) | Access::BarrierChange => self.updating.set(true),
             Access::AtomicRead(..) | Access::BarrierTest => {
@@ -247,7 +250,9 @@ impl Thread {
 #[cold]
 fn out_of_bounds(thread: &Thread, address: usize, bytes: usize, access: Access, at: Site) -> ! {
     let access = match access {
-        Access::Read | Access::AtomicRead(..) | Access::BarrierTest => "loads",
+        Access::Read | Access::ReadByOther | Access::AtomicRead(..) | Access::BarrierTest => {
+            "loads"
+        }
         Access::Write | Access::AtomicWrite(..) => "stores",
         Access::AtomicRmw(..) | Access::BarrierChange => "updates",
     };
@@ -288,6 +293,10 @@ fn spin(ctx: *const ThreadCtx, at: Site) {
     // The thread spins because its last read-modify-write changed nothing.
     thread.updating.set(false);
     thread.suspend(Wait::Spin { at, plain: false });
+}
+
+fn wait_phase(ctx: *const ThreadCtx, barrier: usize, at: Site) {
+    Thread::of(ctx).suspend(Wait::Phase { barrier, at });
 }
 
 fn print(ctx: *const ThreadCtx, text: &str) {
@@ -336,6 +345,12 @@ fn event(ctx: *const ThreadCtx, event: Event, at: Site) {
         }
         _ => {}
     }
+    match event {
+        Event::BarrierArrive { barrier, ends: true }
+        | Event::BarrierTransaction { barrier, ends: true }
+        | Event::BarrierInit(barrier) => thread.block().cluster.phase_ended(barrier),
+        _ => {}
+    }
     let number = || {
         let count = &thread.block().mbarriers;
         count.replace(count.get() + 1)
@@ -361,6 +376,7 @@ pub(crate) static OPS: Ops = Ops {
     access: |ctx, address, bytes, access, at| Thread::of(ctx).access(address, bytes, access, at),
     multimem: |ctx, address, bytes, at| Thread::of(ctx).multimem(address, bytes, at),
     spin,
+    wait_phase,
     cluster_rank: |ctx| {
         let block = Thread::of(ctx).block();
         block.index % block.grid.launch.cluster
@@ -387,7 +403,11 @@ pub(crate) static OPS: Ops = Ops {
     launch_next: |ctx| Thread::of(ctx).block().launch_next(),
     fence,
     event,
-    skips_wait: |ctx, at| Thread::of(ctx).gpus().skips_wait(at),
+    // A thread that has panicked does not wait in its destructors.
+    skips_wait: |ctx, at| {
+        let thread = Thread::of(ctx);
+        thread.unwinding.get() || thread.gpus().skips_wait(at)
+    },
     exit,
     print,
     clock,

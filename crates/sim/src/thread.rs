@@ -37,6 +37,8 @@ pub(crate) enum Wait {
     Barrier { id: u32, at: Site, coop_call: Option<CoopCall> },
     /// The barrier of its cluster.
     Cluster { at: Site },
+    /// The end of a phase of the `mbarrier` at this address.
+    Phase { barrier: usize, at: Site },
     /// The end of the grid beside which its own began.
     Previous { at: Site },
     /// Other lanes of its warp.
@@ -228,12 +230,12 @@ impl Thread {
         unsafe { &*self.block.get() }
     }
 
-    /// The name of the thread's kernel.
     /// What the kernel's arguments refer to.
     pub(crate) fn arguments(&self) -> &Arguments {
         &self.block().grid.launch.arguments
     }
 
+    /// The name of the thread's kernel.
     pub(crate) fn kernel(&self) -> &'static str {
         self.block().grid.launch.kernel
     }

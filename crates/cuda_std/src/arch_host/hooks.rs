@@ -37,6 +37,9 @@ pub struct ThreadCtx {
 pub enum Access {
     /// A plain load.
     Read,
+    /// A load of a warpgroup's operand, which another thread of the warpgroup reports as
+    /// [`Read`](Self::Read).
+    ReadByOther,
     /// A plain store.
     Write,
     /// An atomic or ordered load.
@@ -182,6 +185,8 @@ pub struct Ops {
     ) -> MulticastParts,
     /// The thread may be polling: runs other threads. Every atomic load and `nanosleep` calls it.
     pub spin: fn(*const ThreadCtx, at: &'static Location<'static>),
+    /// Runs other threads until a phase of the `mbarrier` at this address ends.
+    pub wait_phase: fn(*const ThreadCtx, barrier: usize, at: &'static Location<'static>),
     /// The block's rank in its cluster, 0 in a launch without clusters.
     pub cluster_rank: fn(*const ThreadCtx) -> u32,
     /// The number of blocks of the cluster, 1 in a launch without clusters.
@@ -206,7 +211,8 @@ pub struct Ops {
     pub fence: fn(*const ThreadCtx, Order, Scope, at: &'static Location<'static>),
     /// A step of asynchronous operations.
     pub event: fn(*const ThreadCtx, Event, at: &'static Location<'static>),
-    /// Whether a wait at this place ends at once, since the simulator removes it.
+    /// Whether a wait at this place ends at once, since the simulator removes it or the thread has
+    /// panicked.
     pub skips_wait: fn(*const ThreadCtx, at: &'static Location<'static>) -> bool,
     /// `exit`: ends the thread. Does not return.
     pub exit: fn(*const ThreadCtx) -> !,

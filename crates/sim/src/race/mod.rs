@@ -281,7 +281,9 @@ impl Races {
             Access::AtomicWrite(order, scope) | Access::AtomicRmw(order, scope) => {
                 (true, Some((order, scope)))
             }
-            Access::BarrierTest | Access::BarrierChange => return Ok([None; 4]),
+            Access::ReadByOther | Access::BarrierTest | Access::BarrierChange => {
+                return Ok([None; 4]);
+            }
         };
         if let Some((Order::SeqCst, scope)) = strong {
             // As PTX has no such access, it is a fence and an acquire or a release.

@@ -176,6 +176,7 @@ impl Thread {
                 (Waiting::Coop { call: call.to_string() }, Some(at))
             }
             Wait::Previous { at } => (Waiting::Previous, Some(at)),
+            Wait::Phase { at, .. } => (Waiting::Phase, Some(at)),
             Wait::Cluster { at } => (Waiting::Cluster, Some(at)),
             Wait::Warp { mask, at } => (Waiting::Warp { mask }, Some(at)),
             Wait::Inbox(wait) => (wait.waiting(), Some(wait.at)),
