@@ -25,10 +25,6 @@ use crate::warp::{self, Lane, Op};
 /// block the others.
 pub(crate) const SLICE: u64 = 1 << 16;
 
-/// Plain loads of one address in a row, at the end of a slice, after which a thread counts as
-/// polling.
-const POLLS: u32 = 64;
-
 impl Thread {
     /// The thread whose context is at `ctx`.
     #[inline(always)]
@@ -95,10 +91,13 @@ impl Thread {
         let accesses = gpus.accesses.get() + 1;
         gpus.accesses.set(accesses);
         let gpu = self.block().gpu as u32;
-        let is_global = gpus.memory.was_found(gpu, address, bytes)
-            || (!self.owns(address, bytes)
-                && (gpus.memory.contains(gpu, address, bytes)
-                    || out_of_bounds(self, address, bytes, access, at)));
+        let mut is_global = gpus.memory.was_found(gpu, address, bytes);
+        if !is_global && !self.owns(address, bytes) {
+            is_global = gpus.memory.contains(gpu, address, bytes);
+            if !is_global {
+                out_of_bounds(self, address, bytes, access, at);
+            }
+        }
         if access == Access::ReadByOther {
             return address;
         }
@@ -108,13 +107,14 @@ impl Thread {
         // A thread that polls yields in `spin`.
         let may_yield = !matches!(access, Access::AtomicRead(..) | Access::BarrierTest);
         if may_yield && (gpus.settings.preempts(access) || accesses >= gpus.slice_end.get()) {
-            self.end_slice(address, access, at);
+            self.end_slice((address, bytes), access, at);
         }
         match access {
             Access::Read | Access::ReadByOther => {}
             Access::Write | Access::AtomicWrite(..) => gpus.progress(),
             Access::AtomicRmw(..) | Access::BarrierChange => self.updating.set(true),
             Access::AtomicRead(..) | Access::BarrierTest => {
+                self.read.set((address, bytes));
                 // A thread that accesses new addresses is not polling, unless it is in a named wait
                 // (`crate::waits`).
                 let [a, b, c, d] = self.polled.get();
@@ -125,7 +125,9 @@ impl Thread {
             }
         }
         // Right before the access: no other thread runs in between.
-        if gpus.settings.races && (is_global || !self.is_on_stack(address)) {
+        if let Access::BarrierTest | Access::BarrierChange = access {
+            self.check_barrier(address, at);
+        } else if gpus.settings.races && (is_global || !self.is_on_stack(address)) {
             let space = if is_global { Space::Global } else { Space::Shared };
             let seen = self.check_race((address, bytes, space), access, at);
             if !is_global {
@@ -134,25 +136,6 @@ impl Thread {
             return seen;
         }
         address
-    }
-
-    /// Yields before an access. A thread that has used up its slice may poll by plain loads: then
-    /// its next accesses end slices too, and after some of the same address it counts as polling.
-    #[cold]
-    fn end_slice(&self, address: usize, access: Access, at: Site) {
-        let gpus = self.gpus();
-        let same = match self.repeated.get() {
-            _ if access != Access::Read || gpus.settings.preempts(access) => 0,
-            (_, 0) => 1,
-            (last, same) if last == address => same + 1,
-            _ => 0,
-        };
-        self.repeated.set((address, same));
-        let plain = same > POLLS;
-        self.suspend(if plain { Wait::Spin { at, plain } } else { Wait::Ready });
-        if same > 0 {
-            gpus.slice_end.set(gpus.accesses.get() + 1);
-        }
     }
 
     /// The address for an access that a mutation removes.
@@ -183,6 +166,16 @@ impl Thread {
         }
     }
 
+    /// Fails the thread if the `mbarrier` that it uses may not be initialised.
+    fn check_barrier(&self, address: usize, at: Site) {
+        let races = &self.gpus().memory.races;
+        let checked = races.check_barrier(&self.race.borrow(), address);
+        if let Err(why) = checked {
+            let place = self.shared_place(address);
+            self.misuse(at, format!("it uses the mbarrier at {place}, {why}"));
+        }
+    }
+
     /// Remembers the block's first read of shared memory that nothing has written: an error when
     /// the block has ended, unless a write that comes too late shows that they race.
     #[inline]
@@ -199,7 +192,7 @@ impl Thread {
     }
 
     /// Names a byte of shared memory.
-    fn shared_place(&self, address: usize) -> String {
+    pub(crate) fn shared_place(&self, address: usize) -> String {
         match self.block().shared.borrow().place(address) {
             Some(place) => place.to_string(),
             None => "the shared memory of another block of the cluster".to_owned(),
@@ -295,8 +288,8 @@ fn spin(ctx: *const ThreadCtx, at: Site) {
     thread.suspend(Wait::Spin { at, plain: false });
 }
 
-fn wait_phase(ctx: *const ThreadCtx, barrier: usize, at: Site) {
-    Thread::of(ctx).suspend(Wait::Phase { barrier, at });
+fn wait_phase(ctx: *const ThreadCtx, barrier: usize, parity: u32, at: Site) {
+    Thread::of(ctx).suspend(Wait::Phase { barrier, parity, at });
 }
 
 fn print(ctx: *const ThreadCtx, text: &str) {
@@ -334,12 +327,18 @@ fn event(ctx: *const ThreadCtx, event: Event, at: Site) {
     let thread = Thread::of(ctx);
     let gpus = thread.gpus();
     match event {
-        Event::Commit(_) | Event::ProxyFence(_) if gpus.removes(at) => return,
+        Event::Commit(_) | Event::BarrierInit(_) if gpus.removes(at) => return,
+        Event::ProxyFence(_) | Event::BarrierFence | Event::RegisterFence
+            if matches!(gpus.change_at(at), Some(Change::Remove | Change::Relax)) =>
+        {
+            return;
+        }
         Event::Wait { .. } if gpus.skips_wait(at) => return,
         _ => {}
     }
     match event {
         Event::Commit(Engine::Wgmma) => thread.products.borrow_mut().commit(),
+        Event::RegisterFence => thread.products.borrow_mut().fence(),
         Event::Wait { engine: Engine::Wgmma, pending, .. } => {
             thread.products.borrow_mut().wait(pending);
         }
@@ -355,7 +354,7 @@ fn event(ctx: *const ThreadCtx, event: Event, at: Site) {
         let count = &thread.block().mbarriers;
         count.replace(count.get() + 1)
     };
-    gpus.memory.races.event(&mut thread.race.borrow_mut(), event, number);
+    gpus.memory.races.event(&mut thread.race.borrow_mut(), event, at, number);
 }
 
 /// cuda_std's operations. Threads run one at a time and memory is sequentially consistent: what
@@ -363,14 +362,15 @@ fn event(ctx: *const ThreadCtx, event: Event, at: Site) {
 pub(crate) static OPS: Ops = Ops {
     barrier: |ctx, id, count, at| barrier::arrive(Thread::of(ctx), id, count, None, at),
     sync_warp: |ctx, mask, at| {
-        warp::converge(Thread::of(ctx), mask, Op::Sync, Lane::default(), at);
+        warp::converge(Thread::of(ctx), mask, Op::Sync, Lane::default(), None, at);
     },
     shuffle: |ctx, mask, kind, value, operand, width, at| {
-        warp::converge(Thread::of(ctx), mask, Op::Shuffle(kind), Lane { value, operand, width }, at)
+        let mine = Lane { value, operand, width };
+        warp::converge(Thread::of(ctx), mask, Op::Shuffle(kind), mine, None, at)
     },
     ballot: |ctx, mask, predicate, at| {
         let mine = Lane { value: predicate.into(), ..Lane::default() };
-        warp::converge(Thread::of(ctx), mask, Op::Ballot, mine, at).0
+        warp::converge(Thread::of(ctx), mask, Op::Ballot, mine, None, at).0
     },
     shared_static,
     access: |ctx, address, bytes, access, at| Thread::of(ctx).access(address, bytes, access, at),
@@ -382,7 +382,13 @@ pub(crate) static OPS: Ops = Ops {
         block.index % block.grid.launch.cluster
     },
     cluster_size: |ctx| Thread::of(ctx).block().grid.launch.cluster,
-    sums: |ctx, sums, step, at| Thread::of(ctx).products.borrow_mut().step(sums, step, at),
+    sums: |ctx, sums, step, at| {
+        let thread = Thread::of(ctx);
+        let stepped = thread.products.borrow_mut().step(sums, step, at);
+        if let Err(what) = stepped {
+            thread.misuse(at, what);
+        }
+    },
     meet_warpgroup: |ctx, at| barrier::meet_warpgroup(Thread::of(ctx), at),
     cluster_sync: |ctx, relaxed, at| cluster::sync(Thread::of(ctx), relaxed, at),
     map_shared: |ctx, address, rank, at| cluster::map_shared(Thread::of(ctx), address, rank, at),

@@ -85,21 +85,29 @@ impl State {
     }
 }
 
+/// The arrivals and bytes that the phase of an `mbarrier` with this word lacks.
+#[must_use]
+pub fn pending_of_mbarrier(word: u64) -> (u32, i32) {
+    let State { pending, bytes, .. } = State::of(word);
+    (pending, bytes)
+}
+
 #[track_caller]
 pub(crate) fn mbarrier_init(word: SharedAddress, arrivals: u32) {
     assert!(
         (1..=FIELD).contains(&arrivals),
         "a barrier's number of arrivals must be 1 to 2^20 - 1"
     );
-    let word = touch(word.cast::<u64>(), Access::BarrierChange);
+    let word = touch(word.cast::<u64>(), Access::Write);
     let phase = State { arrivals, pending: arrivals, bytes: 0, parity: false };
     // SAFETY: the word is a barrier's, by the contract of `MBarrier::at`.
     unsafe { word.write(phase.to_word()) }
     event(Event::BarrierInit(word.addr()));
 }
 
+#[track_caller]
 pub(crate) fn mbarrier_fence_init() {
-    super::current();
+    event(Event::BarrierFence);
 }
 
 #[track_caller]
@@ -143,7 +151,7 @@ pub(crate) fn mbarrier_try_wait(word: SharedAddress, parity: u32) -> bool {
 pub(crate) fn mbarrier_wait(word: SharedAddress, parity: u32) {
     while let Some(barrier) = pending(word, parity) {
         let (thread, context) = super::current();
-        (context.ops.wait_phase)(thread, barrier, Location::caller());
+        (context.ops.wait_phase)(thread, barrier, parity, Location::caller());
     }
 }
 

@@ -78,6 +78,8 @@ pub enum Event {
     Uses(Engine),
     /// The `mbarrier` at this address is initialised.
     BarrierInit(usize),
+    /// `fence.mbarrier_init`: TMA and other blocks see what the thread has initialised.
+    BarrierFence,
     /// The thread arrives at an `mbarrier`; its last arrival `ends` the phase.
     BarrierArrive {
         /// Address of the barrier.
@@ -108,6 +110,8 @@ pub enum Event {
     /// `fence.proxy.async`: asynchronous operations after it see ordinary writes before it, to
     /// memory of this kind.
     ProxyFence(Space),
+    /// `wgmma.fence`: products after it see what is in the registers.
+    RegisterFence,
 }
 
 /// A kind of memory.
@@ -185,8 +189,9 @@ pub struct Ops {
     ) -> MulticastParts,
     /// The thread may be polling: runs other threads. Every atomic load and `nanosleep` calls it.
     pub spin: fn(*const ThreadCtx, at: &'static Location<'static>),
-    /// Runs other threads until a phase of the `mbarrier` at this address ends.
-    pub wait_phase: fn(*const ThreadCtx, barrier: usize, at: &'static Location<'static>),
+    /// Runs other threads until the phase of this parity of the `mbarrier` at this address ends.
+    pub wait_phase:
+        fn(*const ThreadCtx, barrier: usize, parity: u32, at: &'static Location<'static>),
     /// The block's rank in its cluster, 0 in a launch without clusters.
     pub cluster_rank: fn(*const ThreadCtx) -> u32,
     /// The number of blocks of the cluster, 1 in a launch without clusters.

@@ -342,6 +342,7 @@ impl Sums for [f32; 128] {}
 #[track_caller]
 pub(crate) fn wgmma_fence() {
     super::ballot(FULL_MASK, false);
+    event(Event::RegisterFence);
 }
 
 #[track_caller]
