@@ -3,8 +3,9 @@
 
 use devcomm::sim::Simulation;
 use devcomm::{
-    Algorithm, CollectivePlan, Collectives, CollectivesOptions, DevCommRequirements, Gemm,
-    GemmAllReduce, GemmAllReducePlan, GemmPlan, GinConnectionType, ReduceOp, Result, kernels,
+    Algorithm, CollectivePlan, Collectives, CollectivesOptions, DevCommRequirements, F8E4M3, Gemm,
+    GemmAllReduce, GemmAllReducePlan, GemmPlan, GinConnectionType, Parts, ReduceOp, Result,
+    kernels,
 };
 use devcomm_testing::simulated::Gpu;
 use half::bf16;
@@ -51,8 +52,14 @@ programs! {
     push_allreduce on Simulation::new(2), one in 20;
     push_exchange on Simulation::new(2), one in 20;
     pull_reduce_scatter on Simulation::new(2), one in 20;
+    lamport_exchange on Simulation::new(2), one in 20;
+    lamport_exchange_v on Simulation::new(2), one in 20;
+    push_exchange_v on Simulation::new(2), one in 20;
+    lamport_reduce_scatter on Simulation::new(2), one in 20;
+    lamport_rmsnorm on Simulation::new(2), one in 20;
     gemm_wgmma on Simulation::new(1).multiprocessors(2), one in 50;
     gemm_swapped on Simulation::new(1).multiprocessors(2), one in 50;
+    gemm_blocks on Simulation::new(1).multiprocessors(2), one in 50;
     gemm_mma on Simulation::new(1).multiprocessors(2), one in 50;
     gemm_allreduce_wgmma on Simulation::new(2).multiprocessors(2), one in 50;
     gemm_allreduce_mma on Simulation::new(2).multiprocessors(2), one in 50;
@@ -232,6 +239,70 @@ fn pull_reduce_scatter(gpu: &Gpu<'_>) -> Result<()> {
     stream.synchronize()
 }
 
+fn lamport_exchange(gpu: &Gpu<'_>) -> Result<()> {
+    let (send, recv) = (gpu.buffer(&[1_f32; 40])?, gpu.buffer(&[0_f32; 80])?);
+    let all = gpu.buffer(&[0_f32; 160])?;
+    let (collectives, stream) = (collectives(gpu)?, gpu.stream()?);
+    let plans = collectives.plans(|c| c.all_gather(&send, &recv, &stream))?;
+    collectives.set_plan(plan_by(plans, Algorithm::Lamport));
+    for launch in 0..LAUNCHES {
+        stream.fill(&send, f32::from(launch))?;
+        collectives.all_gather(&send, &recv, &stream)?;
+        // Begins while the first one runs, whose output it sends.
+        collectives.all_gather(&recv, &all, &stream)?;
+    }
+    stream.synchronize()
+}
+
+/// All-to-alls of unequal messages, of up to `count` elements.
+fn exchanges_v(gpu: &Gpu<'_>, count: usize) -> Result<()> {
+    let counts = [[2, count], [count - 1, 3]];
+    let me = gpu.rank();
+    let sent = Parts { counts: &counts[me], offsets: &[0, count] };
+    let received = Parts { counts: &[counts[0][me], counts[1][me]], offsets: &[0, count] };
+    let (send, recv) = (gpu.window(&vec![1_f32; 2 * count])?, gpu.window(&vec![0_f32; 2 * count])?);
+    let (collectives, stream) = (collectives(gpu)?, gpu.stream()?);
+    for launch in 0..LAUNCHES {
+        stream.fill(&send, f32::from(launch))?;
+        collectives.all_to_all_v(&send, sent, &recv, received, &stream)?;
+    }
+    stream.synchronize()
+}
+
+fn lamport_exchange_v(gpu: &Gpu<'_>) -> Result<()> {
+    exchanges_v(gpu, 40)
+}
+
+fn push_exchange_v(gpu: &Gpu<'_>) -> Result<()> {
+    exchanges_v(gpu, 3000)
+}
+
+fn lamport_reduce_scatter(gpu: &Gpu<'_>) -> Result<()> {
+    let (send, recv) = (gpu.buffer(&[1_f32; 80])?, gpu.buffer(&[0_f32; 40])?);
+    let half = gpu.buffer(&[0_f32; 20])?;
+    let (collectives, stream) = (collectives(gpu)?, gpu.stream()?);
+    let plans = collectives.plans(|c| c.reduce_scatter(&send, &recv, ReduceOp::Sum, &stream))?;
+    collectives.set_plan(plan_by(plans, Algorithm::Lamport));
+    for launch in 0..LAUNCHES {
+        stream.fill(&send, f32::from(launch))?;
+        collectives.reduce_scatter(&send, &recv, ReduceOp::Sum, &stream)?;
+        // Begins while the first one runs, whose output it sends.
+        collectives.reduce_scatter(&recv, &half, ReduceOp::Sum, &stream)?;
+    }
+    stream.synchronize()
+}
+
+fn lamport_rmsnorm(gpu: &Gpu<'_>) -> Result<()> {
+    let (input, output) = (gpu.buffer(&[1_f32; 128])?, gpu.buffer(&[0_f32; 128])?);
+    let (residual, weight) = (gpu.buffer(&[0_f32; 128])?, gpu.buffer(&[1_f32; 64])?);
+    let (collectives, stream) = (collectives(gpu)?, gpu.stream()?);
+    for launch in 0..LAUNCHES {
+        stream.fill(&input, f32::from(launch))?;
+        collectives.all_reduce_rmsnorm(&input, &residual, &weight, &output, 1e-5, &stream)?;
+    }
+    stream.synchronize()
+}
+
 /// A product by a plan, and another one of its result.
 fn products(
     gpu: &Gpu<'_>,
@@ -259,12 +330,25 @@ fn gemm_swapped(gpu: &Gpu<'_>) -> Result<()> {
     products(gpu, [16, 264, 648], splits)
 }
 
+fn gemm_blocks(gpu: &Gpu<'_>) -> Result<()> {
+    let shape @ [m, n, k] = [130, 136, 784];
+    let one = F8E4M3::from_f32(1.0);
+    let (a, b) = (gpu.buffer(&vec![one; m * k])?, gpu.buffer(&vec![one; n * k])?);
+    let blocks = k.div_ceil(128);
+    let (of_a, of_b) =
+        (gpu.buffer(&vec![1_f32; blocks * m])?, gpu.buffer(&vec![1_f32; 2 * blocks])?);
+    let (c, stream) = (gpu.buffer(&vec![bf16::ZERO; m * n])?, gpu.stream()?);
+    let gemm = Gemm::new(&stream)?;
+    (0..2).try_for_each(|_| gemm.product(shape).block_scales(&of_a, &of_b).launch(&a, &b, &c))?;
+    stream.synchronize()
+}
+
 fn gemm_mma(gpu: &Gpu<'_>) -> Result<()> {
     products(gpu, [70, 136, 264], |plan| *plan == GemmPlan::Portable)
 }
 
 fn gemm_allreduces(gpu: &Gpu<'_>, form: kernels::GemmForm) -> Result<()> {
-    let shape = [130, 40, 520];
+    let shape = [130, 40, 328];
     let [m, n, k] = shape;
     let (a, b) = (gpu.buffer(&vec![bf16::ONE; m * k])?, gpu.buffer(&vec![bf16::ONE; n * k])?);
     let (c, stream) = (gpu.window(&vec![bf16::ZERO; m * n])?, gpu.stream()?);

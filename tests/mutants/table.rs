@@ -15,6 +15,13 @@ const LAMPORT: &str = "kernels/src/collectives/lamport_allreduce.rs";
 const PUSH: &str = "kernels/src/collectives/push_allreduce.rs";
 const PUSH_X: &str = "kernels/src/collectives/push_exchange.rs";
 const PULL: &str = "kernels/src/collectives/pull_reduce_scatter.rs";
+const LL: &str = "kernels/src/ll_alltoall.rs";
+const LAMPORT_X: &str = "kernels/src/collectives/lamport_exchange.rs";
+const LAMPORT_XV: &str = "kernels/src/collectives/lamport_exchange_v.rs";
+const LAMPORT_RS: &str = "kernels/src/collectives/lamport_reduce_scatter.rs";
+const LAMPORT_RMS: &str = "kernels/src/collectives/lamport_rmsnorm.rs";
+const PUSH_XV: &str = "kernels/src/collectives/push_exchange_v.rs";
+const BLOCKS: &str = "kernels/src/gemm/gemm_blocks.rs";
 const WGMMA: &str = "kernels/src/gemm/gemm_wgmma.rs";
 const SWAPPED: &str = "kernels/src/gemm/gemm_swapped.rs";
 const MMA: &str = "kernels/src/gemm/gemm_mma.rs";
@@ -49,6 +56,13 @@ const STAGED: &str = "store_words(lane";
 const PARTIAL: &str = "mem::load_vec(from.add(source * stride";
 const OWN_PART: &str = "mem::load_vec_relaxed(self";
 const FLAG: &str = "self.flag(strip, source).get()";
+
+const SEND: &str = "session.send(";
+const RECEIVE: &str = "session.receive(";
+const RECEIVE_ALL: &str = "session.receive_all(";
+const END: &str = "session.end(";
+const PREVIOUS: &str = "wait_for_previous()";
+const INIT: &str = "pipeline.init(";
 
 pub const MUTANTS: &[Mutant] = &[
     mutant("lsa_allreduce", LSA, (ENTRY, 0), Remove, &[LOAD]),
@@ -91,6 +105,46 @@ pub const MUTANTS: &[Mutant] = &[
     mutant("push_exchange", PUSH_X, (EXIT, 0), Relax, &[GATHERED]),
     mutant("pull_reduce_scatter", PULL, (ENTRY, 0), Remove, &[PULLED]),
     mutant("pull_reduce_scatter", PULL, (EXIT, 0), Remove, &[PULLED]),
+    mutant("ll_alltoall", LL, (SEND, 0), Remove, &[RECEIVE]),
+    mutant("ll_alltoall", LL, (SEND, 0), NARROW, &[SEND, RECEIVE]),
+    mutant("lamport_exchange", LAMPORT_X, (END, 0), Remove, &[RECEIVE_ALL]),
+    mutant("lamport_exchange", LAMPORT_X, (SEND, 0), NARROW, &[SEND, RECEIVE_ALL]),
+    mutant("lamport_exchange", LAMPORT_X, (PREVIOUS, 0), NoWait, &["mem::load", "mem::store"]),
+    mutant("lamport_exchange_v", LAMPORT_XV, (END, 0), Remove, &[RECEIVE]),
+    mutant("lamport_exchange_v", LAMPORT_XV, (SEND, 0), NARROW, &[SEND, RECEIVE]),
+    mutant("push_exchange_v", PUSH_XV, ("flag(team.rank).post(", 0), NARROW, &[".wait_at_least("]),
+    mutant(
+        "push_exchange_v",
+        PUSH_XV,
+        (".wait_at_least(", 0),
+        NoWait,
+        &["post(", "store_release("],
+    ),
+    mutant("push_exchange_v", PUSH_XV, (PREVIOUS, 0), NoWait, &["mem::load(offers"]),
+    mutant("lamport_reduce_scatter", LAMPORT_RS, (END, 0), Remove, &[RECEIVE_ALL]),
+    mutant("lamport_reduce_scatter", LAMPORT_RS, (SEND, 0), NARROW, &[SEND, RECEIVE_ALL]),
+    mutant(
+        "lamport_reduce_scatter",
+        LAMPORT_RS,
+        (PREVIOUS, 0),
+        NoWait,
+        &["self.part(", "self.output.store("],
+    ),
+    mutant("lamport_rmsnorm", LAMPORT_RMS, (END, 0), Remove, &[RECEIVE_ALL]),
+    mutant("lamport_rmsnorm", LAMPORT_RMS, (SEND, 0), NARROW, &[SEND, RECEIVE_ALL]),
+    mutant("gemm_wgmma", WGMMA, (INIT, 0), Remove, &["wait_empty(", FULL, "arrive_expect_tx("]),
+    mutant("gemm_wgmma", WGMMA, (INIT, 0), Relax, &["wait_empty(", FULL, ".load(", "arrive"]),
+    mutant(
+        "gemm_wgmma",
+        WGMMA,
+        ("cluster::sync_relaxed()", 0),
+        Remove,
+        &["wait_", "arrive_expect"],
+    ),
+    mutant("gemm_wgmma", WGMMA, ("wgmma::fence()", 0), Remove, &[MULTIPLY]),
+    mutant("gemm_blocks", BLOCKS, (FULL, 0), NoWait, &[MULTIPLY]),
+    mutant("gemm_blocks", BLOCKS, (SUMS, 0), NoWait, &[MULTIPLY]),
+    mutant("gemm_blocks", BLOCKS, ("wgmma::fence()", 0), Remove, &[MULTIPLY]),
     mutant("gemm_wgmma", WGMMA, (FULL, 0), NoWait, &[MULTIPLY]),
     mutant("gemm_wgmma", WGMMA, (EMPTY, 0), NoWait, &[MULTIPLY]),
     mutant("gemm_wgmma", WGMMA, ("wgmma::wait_groups::<1>()", 0), NoWait, &[MULTIPLY]),
@@ -116,6 +170,14 @@ pub const MUTANTS: &[Mutant] = &[
     mutant("gemm_allreduce_mma", FUSED, ("flag.post(", 0), NARROW, &[FLAG]),
     mutant("gemm_allreduce_mma", FUSED, ("flag.post(", 0), Relax, &[PARTIAL]),
     mutant("gemm_allreduce_mma", FUSED, ("self.comm.lsa_barrier(", 0), Remove, &[PARTIAL]),
+    mutant(
+        "gemm_allreduce_wgmma",
+        FUSED_WGMMA,
+        ("thread::sync_threads()", 0),
+        Remove,
+        &["wait_", "arrive_expect_tx("],
+    ),
+    mutant("gemm_allreduce_wgmma", FUSED_WGMMA, (INIT, 0), Relax, &[".load("]),
     mutant("gemm_allreduce_wgmma", FUSED_WGMMA, (FULL, 0), NoWait, &[MULTIPLY, FULL]),
     mutant("gemm_allreduce_wgmma", FUSED_WGMMA, (EMPTY, 0), NoWait, &[MULTIPLY, FULL]),
     mutant("gemm_allreduce_wide", WGMMA, ("tma::wait_stores::<0>()", 1), NoWait, &["from.store(c"]),

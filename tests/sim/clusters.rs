@@ -97,6 +97,7 @@ unsafe fn loads_ahead(map: GridConstant<TensorMap>, out: *mut u32) {
         let full = MBarrier::at(full);
         if cluster::rank() == 1 {
             full.init(1);
+            mbarrier::fence_init();
             full.arrive_expect_tx(128);
         }
         cluster::sync();

@@ -6,7 +6,7 @@ use devcomm::sim::Error;
 use devcomm::{DevCommRequirements, DevCommResource, GinConnectionType, Result, Simulation};
 use devcomm_testing::simulated::{Gpu, failure, simulate};
 use nccl_device::gin::GinBackend;
-use nccl_device::{BarrierIndex, Coop, DevComm, FenceLevel, MemoryOrder};
+use nccl_device::{BarrierIndex, Coop, DevComm, FenceLevel, MemoryOrder, Window};
 
 fn lsa_barriers(count: u32) -> DevCommRequirements {
     DevCommRequirements::new().lsa_barriers(count)
@@ -81,6 +81,49 @@ fn only_sync_threads_is_for_the_threads_that_remain() {
     assert!(text.contains("coop.sync is for 64 threads, but thread"), "{text}");
 }
 
+/// Lanes from 20 on leave the kernel, before or after the others arrive.
+#[kernel]
+unsafe fn lanes_leave(late: bool) {
+    if thread::thread_idx_x() >= 20 {
+        if late {
+            thread::nanosleep(1);
+            thread::nanosleep(1);
+        }
+        return;
+    }
+    Coop::warp().sync();
+}
+
+#[test]
+fn a_warp_whose_lanes_have_returned_is_reported_with_them() {
+    for late in [false, true] {
+        let error = failure(Simulation::new(1), |gpu| {
+            gpu.launch(lanes_leave::args(late).grid(1).block(32))
+        });
+        let text = error.to_string();
+        let want = "coop.sync is for 32 threads, but thread";
+        assert!(matches!(*error, Error::Misuse { .. }) && text.contains(want), "{text}");
+    }
+}
+
+/// Lane 0 waits elsewhere.
+#[kernel]
+unsafe fn a_lane_waits_elsewhere() {
+    if thread::thread_idx_x() == 0 {
+        thread::sync_threads();
+    }
+    Coop::warp().sync();
+}
+
+#[test]
+fn a_call_that_a_part_of_a_warp_makes_is_named() {
+    let error = failure(Simulation::new(1), |gpu| {
+        gpu.launch(a_lane_waits_elsewhere::args().grid(1).block(33))
+    });
+    let text = error.to_string();
+    assert!(text.contains("31 threads wait for the rest of its coop in coop.sync, at "), "{text}");
+}
+
 /// A thread waits for a value that no one stores, while the others synchronise.
 #[kernel]
 unsafe fn one_waits_elsewhere(comm: DevComm, never: *mut u32) {
@@ -111,6 +154,27 @@ unsafe fn signals_with_unequal_peers<B: GinBackend>(comm: DevComm) {
     let (gin, signal) = (comm.gin::<B>(0), comm.signal(0));
     let peer = i32::from(thread::thread_idx_x() == 7);
     gin.signal(Coop::cta(), comm.world_team(), peer, signal.inc());
+}
+
+/// The threads of a coop put from elements of their own.
+#[kernel(B = gin)]
+unsafe fn puts_from_unequal_sources<B: GinBackend>(comm: DevComm, out: Window<u32>, warp: bool) {
+    let (gin, source) = (comm.gin::<B>(0), usize::from(thread::thread_idx_x() == 7));
+    let coop = if warp { Coop::warp() } else { Coop::cta() };
+    // SAFETY: the window has two elements; the mistake is what the test is for.
+    unsafe { gin.put(comm.world_team(), 0, out.at(0), out.at(source), 1) }.post(coop);
+}
+
+#[test]
+fn unequal_arguments_of_a_put_are_reported_for_every_coop() {
+    for warp in [false, true] {
+        let text = misuse(network(), |gpu, comm| {
+            let out = gpu.window(&[0_u32; 2])?;
+            gpu.launch(puts_from_unequal_sources::args(comm, &out, warp).grid(1).block(32))
+        });
+        let differ = text.contains("source's byte 4") && text.contains("source's byte 0");
+        assert!(differ && text.contains("all threads of a coop pass equal arguments"), "{text}");
+    }
 }
 
 /// Uses a signal or counter.

@@ -7,7 +7,7 @@ use crate::common::*;
 use cuda_std::prelude::*;
 use devcomm::sim::{Error, Machine, Waiting};
 use devcomm::{DevCommRequirements, GinConnectionType, Simulation};
-use devcomm_testing::simulated::{failure, run, simulate, world};
+use devcomm_testing::simulated::{Gpu, failure, run, simulate, world};
 use nccl_device::raw::{self, GinRequest};
 use nccl_device::{DevComm, Window};
 
@@ -231,8 +231,18 @@ fn a_put_that_is_not_flushed_when_its_kernel_ends_is_noted_with_its_line() {
         let unflushed = world.simulated_machine().unwrap().activity().unflushed;
         assert_eq!(unflushed.len(), notes, "{which}: {unflushed:?}");
         for put in unflushed {
-            assert_eq!((put.rank, put.block), (0, 0));
+            assert_eq!((put.thread.rank, put.thread.block, put.is_get), (0, 0, false));
+            assert!(put.memory.starts_with("`out` (window "), "{put}");
             assert!(put.at.file().ends_with("gin_misuse.rs"), "{}", put.at);
         }
     }
+    let strict = Simulation::new(2).flush(true);
+    let put = |gpu: &Gpu<'_>, which| {
+        let (comm, out) = (gpu.dev_comm(full())?, gpu.window(&[7_u32, 0])?);
+        gpu.launch(puts_and_ends::args(&comm, &out, which).grid(1).block(1))
+    };
+    simulate(strict.clone(), |gpu| put(gpu, 1));
+    let error = failure(strict, |gpu| put(gpu, 0));
+    let want = "its kernel ends, and its put from `out` (window ";
+    assert!(error.to_string().contains(want), "{error}");
 }

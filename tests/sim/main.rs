@@ -4,16 +4,19 @@
 //! Tests that also run on real GPUs are in `tests/gpu_*` and `tests/device`.
 
 mod allreduce;
+mod asynchronous;
 mod block;
 mod clusters;
 mod common;
 mod coop_misuse;
 mod dependent;
+mod endless;
 mod failures;
 mod freed;
 mod gin;
 mod gin_barriers;
 mod gin_misuse;
+mod gin_races;
 mod host_nccl;
 mod host_nccl_faults;
 mod host_nccl_windows;

@@ -18,9 +18,9 @@ fn orders(of: &Simulation) -> impl Iterator<Item = Simulation> + use<'_> {
     [of.clone(), of.clone().preempt(true)].into_iter().chain(random)
 }
 
-/// Checks that `form(0)` passes, and that each other form is a race between lines of this file.
+/// Checks that `form(0)` passes, and that each other form is a race between lines of such tests.
 #[track_caller]
-fn check(of: &Simulation, forms: u32, form: impl Fn(&Gpu<'_>, u32) -> Result<()> + Sync) {
+pub fn check(of: &Simulation, forms: u32, form: impl Fn(&Gpu<'_>, u32) -> Result<()> + Sync) {
     for simulation in orders(of) {
         simulate(simulation, |gpu| form(gpu, 0));
     }
@@ -35,7 +35,7 @@ fn check(of: &Simulation, forms: u32, form: impl Fn(&Gpu<'_>, u32) -> Result<()>
 
 /// The race that the simulator reports.
 #[track_caller]
-fn race(simulation: Simulation, body: impl Fn(&Gpu<'_>) -> Result<()> + Sync) -> Race {
+pub fn race(simulation: Simulation, body: impl Fn(&Gpu<'_>) -> Result<()> + Sync) -> Race {
     let error = failure(simulation, body);
     let Error::Race(race) = &*error else { panic!("{error}") };
     Race::clone(race)

@@ -58,6 +58,9 @@ enum Task {
         /// The most schedules in which each runs
         #[arg(long, default_value_t = 100)]
         schedules: u64,
+        /// Also run the originals that take long in as many; otherwise in one of 20 or 50
+        #[arg(long)]
+        all: bool,
     },
     /// Show every component with its version, its path and the command that fixes what is missing
     Doctor {
@@ -116,7 +119,7 @@ fn main() -> ExitCode {
         Task::Setup { quiet, twins } => setup::setup_all(quiet, twins).map(|()| 0),
         Task::Run { example, args } => run::run(&example, &args),
         Task::Test => test::test(),
-        Task::Mutants { schedules } => mutants::mutants(schedules),
+        Task::Mutants { schedules, all } => mutants::mutants(schedules, all),
         Task::Doctor { json } => doctor::doctor(json),
         Task::Ptx { kernel, all: _, check, arch } => {
             ptx::ptx(kernel.as_deref(), check, arch.as_deref())

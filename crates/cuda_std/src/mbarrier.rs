@@ -113,12 +113,14 @@ impl MBarrier {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn wait(self, parity: u32) {
-        while !self.try_wait(parity) {}
+        arch::mbarrier_wait(self.0, parity);
     }
 }
 
-/// Makes initialized barriers visible to TMA. PTX: `fence.mbarrier_init`, `fence.proxy.async`.
+/// Makes initialized barriers visible to TMA and to other blocks of the cluster. PTX:
+/// `fence.mbarrier_init`, `fence.proxy.async`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
+#[track_caller]
 pub fn fence_init() {
     arch::mbarrier_fence_init();
 }

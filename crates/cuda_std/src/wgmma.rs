@@ -9,8 +9,8 @@
 //!
 //! The operations are `unsafe`: all 128 threads of the warpgroup make the same call together. A
 //! call borrows the sums only while the instruction is issued; the caller must not access them
-//! until the wait. In the simulator they are NaN until [`fence_operand`] after the wait; it does
-//! not detect a missing [`fence`]. Needs sm_90a, and runs on Hopper only.
+//! until the wait. In the simulator they are NaN until [`fence_operand`] after the wait. Needs
+//! sm_90a, and runs on Hopper only.
 //!
 //! # Example
 //!

@@ -8,7 +8,7 @@ pub struct CoopCall {
     /// The call, such as `barrier.sync`.
     pub name: &'static str,
     /// Names and values of arguments; those without a name are unused.
-    pub args: [(&'static str, u64); 3],
+    pub args: [(&'static str, u64); 5],
 }
 
 #[cfg(not(target_arch = "nvptx64"))]
@@ -16,7 +16,7 @@ impl CoopCall {
     /// A call without arguments.
     #[must_use]
     pub const fn new(name: &'static str) -> Self {
-        Self { name, args: [("", 0); 3] }
+        Self { name, args: [("", 0); 5] }
     }
 
     /// Adds an argument, if there is space.

@@ -1,11 +1,12 @@
-//! Measures the simulator's speed: element accesses per second and time per thread switch, for an
-//! all-reduce over LSA. In processor time, the best of five launches.
+//! Measures the simulator's speed: first against its targets, then element accesses per second and
+//! time per thread switch for an all-reduce over LSA in each kind of schedule. In processor time,
+//! the best of five launches.
 //!
-//! `cargo run -p devcomm-sim --example speed -- [RANKS [BLOCKS [THREADS [ELEMENTS]]]]`
+//! `cargo run --release -p devcomm-sim --example speed -- [RANKS [BLOCKS [THREADS [ELEMENTS]]]]`
 
 use cuda_std::mem;
 use cuda_std::prelude::*;
-use devcomm::{DevCommRequirements, Lag, Result, Simulation};
+use devcomm::{DevCommRequirements, Lag, Result, Simulation, kernels};
 use devcomm_testing::simulated::{Gpu, run, world};
 use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
 
@@ -56,7 +57,56 @@ fn processor_time() -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }
 
+/// Loads and stores per second, in millions, of a grid in which each thread adds to elements of its
+/// own, `adds` times.
+fn adds_per_second(races: bool, (grid, block): (u32, u32), adds: usize) -> Result<f64> {
+    let count = adds * (grid * block) as usize;
+    let (seconds, _) = best(Simulation::new(1).races(races), |gpu| {
+        let elements = gpu.buffer(&vec![0_f32; count])?;
+        Ok(move |gpu: &Gpu<'_>| gpu.launch(adds::args(&elements, count).grid(grid).block(block)))
+    })?;
+    Ok(2.0 * count as f64 / seconds / 1e6)
+}
+
+/// Prints what was measured, and whether it meets the target.
+fn verdict(what: &str, measured: f64, unit: &str, meets: bool, target: &str) {
+    let verdict = if meets { "met" } else { "MISSED" };
+    println!("{what:60} {measured:8.2} {unit:9} target {target:10} {verdict}");
+}
+
+/// Measures what the simulator is to achieve on one core.
+fn targets() -> Result<()> {
+    for (races, target) in [(false, 20.0), (true, 8.0)] {
+        let speed = adds_per_second(races, (8, 256), 512)?;
+        let what = if races { "with" } else { "without" };
+        let what = format!("loads and stores, {what} race detection");
+        verdict(&what, speed, "M/s", speed >= target, &format!(">= {target}"));
+    }
+    let count = (1 << 20) / size_of::<f32>();
+    let (seconds, _) = best(Simulation::new(8), |gpu| {
+        let (send, recv) = (gpu.window(&vec![1_f32; count])?, gpu.window(&vec![0_f32; count])?);
+        let comm = gpu.dev_comm(DevCommRequirements::new().lsa_barriers(8))?;
+        Ok(move |gpu: &Gpu<'_>| {
+            let args = kernels::lsa_allreduce::<f32>::args(&comm, &send, &recv, count);
+            gpu.launch(args.grid(8).block(256))
+        })
+    })?;
+    let what = "lsa_allreduce of 1 MiB, 8 ranks x 8 blocks x 256 threads, races";
+    verdict(what, seconds, "s", seconds < 10.0, "< 10 s");
+    // The same work for each thread.
+    let costs = [1, 4, 16, 64].map(|grid| {
+        let speed = adds_per_second(true, (grid, 256), 64)?;
+        println!("  {:5} threads: {:.1} ns per access", grid * 256, 1e3 / speed);
+        Ok(1.0 / speed)
+    });
+    let costs = costs.into_iter().collect::<Result<Vec<f64>>>()?;
+    let ratio = costs[3] / costs[0];
+    verdict("cost of an access, 16384 threads to 256", ratio, "times", ratio < 1.5, "< 1.5");
+    Ok(())
+}
+
 fn main() -> Result<()> {
+    targets()?;
     let number = |at: usize, or: usize| {
         std::env::args().nth(at).and_then(|text| text.parse().ok()).unwrap_or(or)
     };
@@ -88,16 +138,6 @@ fn main() -> Result<()> {
             accesses / seconds / 1e6,
             seconds * 1e9 / switches as f64,
         );
-    }
-    for (what, races) in [("without races", false), ("with races", true)] {
-        let count = 1 << 20;
-        let (seconds, _) = best(Simulation::new(1).races(races), |gpu| {
-            let elements = gpu.buffer(&vec![0_f32; count])?;
-            Ok(move |gpu: &Gpu<'_>| {
-                gpu.launch(adds::args(&elements, count).grid(grid).block(block))
-            })
-        })?;
-        println!("loads and stores, {what}: {:.1} M/s", 2.0 * count as f64 / seconds / 1e6);
     }
     let (seconds, switches) = best(all(), |_| {
         Ok(|gpu: &Gpu<'_>| gpu.launch(barriers::args(100_u32).grid(grid).block(block)))

@@ -97,23 +97,43 @@ fn check_equal(
             format!("barrier {id} for {count} threads, but other threads pass {others} (0 is all)");
         thread.misuse(at, what);
     }
-    if let (Some(call), Some(other)) = (call, first.coop_call)
-        && call.name == other.name
-        && call != other
-    {
-        let Arrival { tid, at: there, .. } = first;
-        let what = format!(
-            "{call}, but thread {tid} of the same coop calls {other}, at {there}: all threads of a \
-            coop pass equal arguments"
-        );
-        thread.misuse(at, what);
-    }
+    check_arguments(thread, call, (first.coop_call, first.tid, first.at), at);
     // Optimised builds may merge calls from different call sites.
     if cfg!(debug_assertions) && id == 0 && first.at != at {
         let what = call.map_or_else(|| "sync_threads".to_owned(), |call| call.to_string());
         let (kernel, thread_id) = (thread.kernel(), thread.id());
         thread.fail(Error::Divergent { kernel, thread: thread_id, what, at, other: first.at });
     }
+}
+
+/// Fails the kernel if a thread's cooperative call has other arguments than that of another thread
+/// of the coop.
+pub(crate) fn check_arguments(
+    thread: &Thread,
+    call: Option<CoopCall>,
+    (other, tid, there): (Option<CoopCall>, u32, Site),
+    at: Site,
+) {
+    if let (Some(call), Some(other)) = (call, other)
+        && call.name == other.name
+        && call != other
+    {
+        let what = format!(
+            "{call}, but thread {tid} of the same coop calls {other}, at {there}: all threads of a \
+            coop pass equal arguments"
+        );
+        thread.misuse(at, what);
+    }
+}
+
+/// What is wrong with a cooperative call without threads that have returned.
+pub(crate) fn lacks_threads(call: &str, count: u32, returned: &[u32]) -> String {
+    let have = if returned.len() == 1 { "has" } else { "have" };
+    let returned = thread_ids(returned);
+    format!(
+        "{call} is for {count} threads, but {returned} of the block {have} returned from the \
+        kernel without it"
+    )
 }
 
 impl Block {
@@ -139,12 +159,7 @@ impl Block {
         }
         let count = if count == 0 { self.size } else { count };
         let call = call.map_or_else(|| format!("barrier {id}"), |call| call.to_string());
-        let have = if returned.len() == 1 { "has" } else { "have" };
-        let returned = thread_ids(&returned);
-        Some(format!(
-            "{call} is for {count} threads, but {returned} of the block {have} returned from the \
-            kernel without it"
-        ))
+        Some(lacks_threads(&call, count, &returned))
     }
 }
 

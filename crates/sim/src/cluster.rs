@@ -81,6 +81,15 @@ impl Cluster {
         true
     }
 
+    /// Wakes the threads that wait for a phase of the `mbarrier` at this address.
+    pub(crate) fn phase_ended(&self, barrier: usize) {
+        let waits = |thread: &&Thread| match thread.wait.get() {
+            Wait::Phase { barrier: other, .. } => other == barrier,
+            _ => false,
+        };
+        self.running().for_each(|block| block.threads().filter(waits).for_each(Thread::wake));
+    }
+
     /// Completes the barrier for threads that waited only for a thread that has exited.
     pub(crate) fn thread_ended(&self) {
         self.live.set(self.live.get() - 1);

@@ -42,6 +42,17 @@ pub enum Waiting {
     },
     /// The barrier of the cluster.
     Cluster,
+    /// The end of a phase of an `mbarrier`.
+    Phase {
+        /// Where the barrier is.
+        memory: String,
+        /// The parity of the phase.
+        parity: u32,
+        /// Arrivals that it lacks.
+        arrivals: u32,
+        /// Bytes of copies that it lacks; negative if more have arrived than are expected so far.
+        bytes: i32,
+    },
     /// The end of the previous kernel of the stream.
     Previous,
     /// The other lanes of `mask`, in a shuffle, a vote or `sync_warp`.
@@ -86,6 +97,11 @@ impl fmt::Display for Waiting {
             Self::Block { barrier: 0 } => write!(f, "sync_threads"),
             Self::Block { barrier } => write!(f, "barrier {barrier} of the block"),
             Self::Cluster => write!(f, "cluster::sync"),
+            Self::Phase { memory, parity, arrivals, bytes } => write!(
+                f,
+                "the phase of parity {parity} of the mbarrier at {memory}, which lacks {arrivals} \
+                 arrivals and {bytes} bytes"
+            ),
             Self::Previous => write!(f, "grid::wait_for_previous"),
             Self::Warp { mask } => write!(f, "the lanes {mask:#010x} of the warp"),
             Self::Coop { call } => write!(f, "the rest of its coop in {call}"),
@@ -125,6 +141,18 @@ impl fmt::Display for Waiting {
     }
 }
 
+impl Waiting {
+    /// Whether it is a poll of memory that a report names.
+    pub(crate) fn is_poll(&self) -> bool {
+        use WaitKind::{Flag, GridBarrier, Lamport, LlA2a, Poll};
+        match self {
+            Self::Spin | Self::PlainSpin | Self::Messages { .. } => true,
+            Self::For(what) => matches!(what.kind, Poll | Flag | GridBarrier | Lamport | LlA2a),
+            _ => false,
+        }
+    }
+}
+
 /// Threads of one block that wait for the same thing.
 #[derive(Clone, Debug)]
 pub struct Waiter {
@@ -142,6 +170,8 @@ pub struct Waiter {
     pub ids: Vec<u32>,
     /// What they wait for.
     pub what: Waiting,
+    /// The memory that the first of them polls, and its value.
+    pub polled: Option<String>,
     /// Where they wait in the kernel's source.
     pub at: Option<Site>,
 }
@@ -218,6 +248,9 @@ impl fmt::Display for Stall {
                 write!(f, "{} ", w.threads)?;
             }
             write!(f, "{threads} for {}", w.what)?;
+            if let Some(polled) = &w.polled {
+                write!(f, " ({polled})")?;
+            }
             if let Some(at) = w.at {
                 write!(f, ", at {at}")?;
             }
@@ -439,6 +472,8 @@ pub enum Limit {
     Steps(u64),
     /// Processor time.
     Time(Duration),
+    /// Processor time without a call into the simulator.
+    Calls(Duration),
 }
 
 impl fmt::Display for Limit {
@@ -446,6 +481,7 @@ impl fmt::Display for Limit {
         match self {
             Self::Steps(steps) => write!(f, "its limit of {steps} steps"),
             Self::Time(time) => write!(f, "its limit of {time:?}"),
+            Self::Calls(time) => write!(f, "{time:?} without a call into cuda_std or nccl_device"),
         }
     }
 }

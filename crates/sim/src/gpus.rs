@@ -22,7 +22,7 @@ use crate::race::GridClock;
 use crate::schedule::Choice;
 use crate::scheduler::{Chooser, Scheduler};
 use crate::simulation::Simulation;
-use crate::thread::{OpenSession, Thread};
+use crate::thread::{Grid, OpenSession, Thread};
 use crate::timeline::Timeline;
 use crate::{panics, trap};
 
@@ -134,8 +134,10 @@ pub(crate) struct Gpus {
     pub(crate) clock: Cell<u64>,
     /// Polls since the last [progress](Self::progress).
     pub(crate) idle: Cell<u64>,
-    /// Whether the thread that runs has changed something for others.
+    /// Whether the thread that runs has changed something for others, and how many such changes
+    /// there have been.
     pub(crate) changed: Cell<bool>,
+    pub(crate) changes: Cell<u64>,
     /// Number of the current streak, a run of passes in which threads only polled.
     pub(crate) streak: Cell<u64>,
     /// Open sessions by address of the barrier's epoch word.
@@ -173,6 +175,7 @@ impl Gpus {
             clock: Cell::new(0),
             idle: Cell::new(0),
             changed: Cell::new(false),
+            changes: Cell::new(0),
             streak: Cell::new(1),
             sessions: RefCell::default(),
             left_open: RefCell::default(),
@@ -252,6 +255,7 @@ impl Gpus {
     #[inline]
     pub(crate) fn progress(&self) {
         self.changed.set(true);
+        self.changes.set(self.changes.get() + 1);
         self.idle.set(0);
     }
 
@@ -316,7 +320,7 @@ impl Gpus {
     pub(crate) fn activity(&self) -> Activity {
         let mut open_sessions = self.left_open.borrow().clone();
         let mut unflushed = self.unflushed.borrow().clone();
-        unflushed.sort_by_key(|put| (put.rank, put.block, put.at.line()));
+        unflushed.sort_by_key(|left| (left.thread.rank, left.thread.block, left.at.line()));
         open_sessions.sort_by_key(|session| (session.rank, session.block, session.index));
         Activity {
             switches: self.switches.get(),
@@ -397,16 +401,55 @@ impl Gpus {
         }
         let open = OpenSession { rank, block, index, at };
         sessions.insert(word, Session { kind, kernel, grid, tid, open });
+        drop(sessions);
+        self.use_session(thread, word, (kind, index), at);
     }
 
     /// Records that the session on the barrier at `word` was closed.
-    pub(crate) fn session_closed(&self, word: usize) {
+    pub(crate) fn session_closed(
+        &self,
+        thread: &Thread,
+        word: usize,
+        barrier: (&'static str, u32),
+        at: Site,
+    ) {
         self.sessions.borrow_mut().remove(&word);
+        self.use_session(thread, word, barrier, at);
+    }
+
+    /// Fails the thread if another session on the barrier is ordered neither before nor after its
+    /// own.
+    fn use_session(
+        &self,
+        thread: &Thread,
+        word: usize,
+        (kind, index): (&'static str, u32),
+        at: Site,
+    ) {
+        let races = &self.memory.races;
+        let used = races.use_session(&self.memory, &mut thread.race.borrow_mut(), word, at);
+        if let Err(other) = used {
+            let by = other.thread.map_or_else(String::new, |by| format!(" by block {}", by.block));
+            let there = other.at.map_or_else(String::new, |at| format!(" ({at})"));
+            let what = format!(
+                "{kind} {index} is in use{by} of {}{there}: nothing orders the two sessions, so \
+                 each needs a barrier of its own",
+                other.operation
+            );
+            thread.misuse(at, what);
+        }
     }
 
     /// Moves the open sessions of a grid that has ended to those left open.
-    pub(crate) fn grid_ended(&self, grid: GridId) {
-        self.unflushed.borrow_mut().extend(self.network.take_unflushed(grid));
+    pub(crate) fn grid_ended(&self, grid: &Grid) {
+        let unflushed = self.network.take_unflushed(grid);
+        if let Some(left) = unflushed.first().filter(|_| self.settings.flush) {
+            let Unflushed { thread, at, .. } = *left;
+            let what = format!("its kernel ends, and {}", left.what());
+            self.fail(Error::Misuse { kernel: grid.launch.kernel, thread, what, at });
+        }
+        self.unflushed.borrow_mut().extend(unflushed);
+        let grid = grid.id;
         let mut left_open = self.left_open.borrow_mut();
         self.sessions.borrow_mut().retain(|_, session| {
             // A GIN barrier has no epoch that closing would store.

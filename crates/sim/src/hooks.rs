@@ -25,10 +25,6 @@ use crate::warp::{self, Lane, Op};
 /// block the others.
 pub(crate) const SLICE: u64 = 1 << 16;
 
-/// Plain loads of one address in a row, at the end of a slice, after which a thread counts as
-/// polling.
-const POLLS: u32 = 64;
-
 impl Thread {
     /// The thread whose context is at `ctx`.
     #[inline(always)]
@@ -95,23 +91,30 @@ impl Thread {
         let accesses = gpus.accesses.get() + 1;
         gpus.accesses.set(accesses);
         let gpu = self.block().gpu as u32;
-        let is_global = gpus.memory.was_found(gpu, address, bytes)
-            || (!self.owns(address, bytes)
-                && (gpus.memory.contains(gpu, address, bytes)
-                    || out_of_bounds(self, address, bytes, access, at)));
+        let mut is_global = gpus.memory.was_found(gpu, address, bytes);
+        if !is_global && !self.owns(address, bytes) {
+            is_global = gpus.memory.contains(gpu, address, bytes);
+            if !is_global {
+                out_of_bounds(self, address, bytes, access, at);
+            }
+        }
+        if access == Access::ReadByOther {
+            return address;
+        }
         if self.updating.replace(false) {
             gpus.progress();
         }
         // A thread that polls yields in `spin`.
         let may_yield = !matches!(access, Access::AtomicRead(..) | Access::BarrierTest);
         if may_yield && (gpus.settings.preempts(access) || accesses >= gpus.slice_end.get()) {
-            self.end_slice(address, access, at);
+            self.end_slice((address, bytes), access, at);
         }
         match access {
-            Access::Read => {}
+            Access::Read | Access::ReadByOther => {}
             Access::Write | Access::AtomicWrite(..) => gpus.progress(),
             Access::AtomicRmw(..) | Access::BarrierChange => self.updating.set(true),
             Access::AtomicRead(..) | Access::BarrierTest => {
+                self.read.set((address, bytes));
                 // A thread that accesses new addresses is not polling, unless it is in a named wait
                 // (`crate::waits`).
                 let [a, b, c, d] = self.polled.get();
@@ -122,7 +125,9 @@ impl Thread {
             }
         }
         // Right before the access: no other thread runs in between.
-        if gpus.settings.races && (is_global || !self.is_on_stack(address)) {
+        if let Access::BarrierTest | Access::BarrierChange = access {
+            self.check_barrier(address, at);
+        } else if gpus.settings.races && (is_global || !self.is_on_stack(address)) {
             let space = if is_global { Space::Global } else { Space::Shared };
             let seen = self.check_race((address, bytes, space), access, at);
             if !is_global {
@@ -131,25 +136,6 @@ impl Thread {
             return seen;
         }
         address
-    }
-
-    /// Yields before an access. A thread that has used up its slice may poll by plain loads: then
-    /// its next accesses end slices too, and after some of the same address it counts as polling.
-    #[cold]
-    fn end_slice(&self, address: usize, access: Access, at: Site) {
-        let gpus = self.gpus();
-        let same = match self.repeated.get() {
-            _ if access != Access::Read || gpus.settings.preempts(access) => 0,
-            (_, 0) => 1,
-            (last, same) if last == address => same + 1,
-            _ => 0,
-        };
-        self.repeated.set((address, same));
-        let plain = same > POLLS;
-        self.suspend(if plain { Wait::Spin { at, plain } } else { Wait::Ready });
-        if same > 0 {
-            gpus.slice_end.set(gpus.accesses.get() + 1);
-        }
     }
 
     /// The address for an access that a mutation removes.
@@ -180,6 +166,16 @@ impl Thread {
         }
     }
 
+    /// Fails the thread if the `mbarrier` that it uses may not be initialised.
+    fn check_barrier(&self, address: usize, at: Site) {
+        let races = &self.gpus().memory.races;
+        let checked = races.check_barrier(&self.race.borrow(), address);
+        if let Err(why) = checked {
+            let place = self.shared_place(address);
+            self.misuse(at, format!("it uses the mbarrier at {place}, {why}"));
+        }
+    }
+
     /// Remembers the block's first read of shared memory that nothing has written: an error when
     /// the block has ended, unless a write that comes too late shows that they race.
     #[inline]
@@ -196,7 +192,7 @@ impl Thread {
     }
 
     /// Names a byte of shared memory.
-    fn shared_place(&self, address: usize) -> String {
+    pub(crate) fn shared_place(&self, address: usize) -> String {
         match self.block().shared.borrow().place(address) {
             Some(place) => place.to_string(),
             None => "the shared memory of another block of the cluster".to_owned(),
@@ -247,7 +243,9 @@ impl Thread {
 #[cold]
 fn out_of_bounds(thread: &Thread, address: usize, bytes: usize, access: Access, at: Site) -> ! {
     let access = match access {
-        Access::Read | Access::AtomicRead(..) | Access::BarrierTest => "loads",
+        Access::Read | Access::ReadByOther | Access::AtomicRead(..) | Access::BarrierTest => {
+            "loads"
+        }
         Access::Write | Access::AtomicWrite(..) => "stores",
         Access::AtomicRmw(..) | Access::BarrierChange => "updates",
     };
@@ -290,6 +288,10 @@ fn spin(ctx: *const ThreadCtx, at: Site) {
     thread.suspend(Wait::Spin { at, plain: false });
 }
 
+fn wait_phase(ctx: *const ThreadCtx, barrier: usize, parity: u32, at: Site) {
+    Thread::of(ctx).suspend(Wait::Phase { barrier, parity, at });
+}
+
 fn print(ctx: *const ThreadCtx, text: &str) {
     let gpus = Thread::of(ctx).gpus();
     gpus.called();
@@ -325,22 +327,34 @@ fn event(ctx: *const ThreadCtx, event: Event, at: Site) {
     let thread = Thread::of(ctx);
     let gpus = thread.gpus();
     match event {
-        Event::Commit(_) | Event::ProxyFence(_) if gpus.removes(at) => return,
+        Event::Commit(_) | Event::BarrierInit(_) if gpus.removes(at) => return,
+        Event::ProxyFence(_) | Event::BarrierFence | Event::RegisterFence
+            if matches!(gpus.change_at(at), Some(Change::Remove | Change::Relax)) =>
+        {
+            return;
+        }
         Event::Wait { .. } if gpus.skips_wait(at) => return,
         _ => {}
     }
     match event {
         Event::Commit(Engine::Wgmma) => thread.products.borrow_mut().commit(),
+        Event::RegisterFence => thread.products.borrow_mut().fence(),
         Event::Wait { engine: Engine::Wgmma, pending, .. } => {
             thread.products.borrow_mut().wait(pending);
         }
+        _ => {}
+    }
+    match event {
+        Event::BarrierArrive { barrier, ends: true }
+        | Event::BarrierTransaction { barrier, ends: true }
+        | Event::BarrierInit(barrier) => thread.block().cluster.phase_ended(barrier),
         _ => {}
     }
     let number = || {
         let count = &thread.block().mbarriers;
         count.replace(count.get() + 1)
     };
-    gpus.memory.races.event(&mut thread.race.borrow_mut(), event, number);
+    gpus.memory.races.event(&mut thread.race.borrow_mut(), event, at, number);
 }
 
 /// cuda_std's operations. Threads run one at a time and memory is sequentially consistent: what
@@ -348,25 +362,33 @@ fn event(ctx: *const ThreadCtx, event: Event, at: Site) {
 pub(crate) static OPS: Ops = Ops {
     barrier: |ctx, id, count, at| barrier::arrive(Thread::of(ctx), id, count, None, at),
     sync_warp: |ctx, mask, at| {
-        warp::converge(Thread::of(ctx), mask, Op::Sync, Lane::default(), at);
+        warp::converge(Thread::of(ctx), mask, Op::Sync, Lane::default(), None, at);
     },
     shuffle: |ctx, mask, kind, value, operand, width, at| {
-        warp::converge(Thread::of(ctx), mask, Op::Shuffle(kind), Lane { value, operand, width }, at)
+        let mine = Lane { value, operand, width };
+        warp::converge(Thread::of(ctx), mask, Op::Shuffle(kind), mine, None, at)
     },
     ballot: |ctx, mask, predicate, at| {
         let mine = Lane { value: predicate.into(), ..Lane::default() };
-        warp::converge(Thread::of(ctx), mask, Op::Ballot, mine, at).0
+        warp::converge(Thread::of(ctx), mask, Op::Ballot, mine, None, at).0
     },
     shared_static,
     access: |ctx, address, bytes, access, at| Thread::of(ctx).access(address, bytes, access, at),
     multimem: |ctx, address, bytes, at| Thread::of(ctx).multimem(address, bytes, at),
     spin,
+    wait_phase,
     cluster_rank: |ctx| {
         let block = Thread::of(ctx).block();
         block.index % block.grid.launch.cluster
     },
     cluster_size: |ctx| Thread::of(ctx).block().grid.launch.cluster,
-    sums: |ctx, sums, step, at| Thread::of(ctx).products.borrow_mut().step(sums, step, at),
+    sums: |ctx, sums, step, at| {
+        let thread = Thread::of(ctx);
+        let stepped = thread.products.borrow_mut().step(sums, step, at);
+        if let Err(what) = stepped {
+            thread.misuse(at, what);
+        }
+    },
     meet_warpgroup: |ctx, at| barrier::meet_warpgroup(Thread::of(ctx), at),
     cluster_sync: |ctx, relaxed, at| cluster::sync(Thread::of(ctx), relaxed, at),
     map_shared: |ctx, address, rank, at| cluster::map_shared(Thread::of(ctx), address, rank, at),
@@ -387,7 +409,11 @@ pub(crate) static OPS: Ops = Ops {
     launch_next: |ctx| Thread::of(ctx).block().launch_next(),
     fence,
     event,
-    skips_wait: |ctx, at| Thread::of(ctx).gpus().skips_wait(at),
+    // A thread that has panicked does not wait in its destructors.
+    skips_wait: |ctx, at| {
+        let thread = Thread::of(ctx);
+        thread.unwinding.get() || thread.gpus().skips_wait(at)
+    },
     exit,
     print,
     clock,

@@ -114,6 +114,7 @@ mod multicast;
 mod mutation;
 mod nccl;
 mod panics;
+mod polls;
 mod products;
 mod race;
 mod ranks;

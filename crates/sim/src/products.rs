@@ -12,6 +12,9 @@ pub(crate) struct Products {
     committed: u32,
     ended: u32,
     in_flight: Vec<InFlight>,
+    /// Whether `wgmma.fence` has followed the last point at which the thread had sums in its
+    /// registers.
+    fenced: bool,
 }
 
 /// Sums that are not in the thread's registers yet.
@@ -35,14 +38,33 @@ impl Products {
         self.ended = self.ended.max(self.committed.saturating_sub(pending));
     }
 
+    /// `wgmma.fence`.
+    pub(crate) fn fence(&mut self) {
+        self.fenced = true;
+    }
+
     /// A step of the sums at their place in the thread's registers.
-    pub(crate) fn step(&mut self, sums: &mut [f32], step: SumsStep, at: Site) {
+    ///
+    /// # Errors
+    ///
+    /// For a product whose sums the thread may have written since the last `wgmma.fence`.
+    pub(crate) fn step(
+        &mut self,
+        sums: &mut [f32],
+        step: SumsStep,
+        at: Site,
+    ) -> Result<(), &'static str> {
         let address = sums.as_ptr().addr();
         let known = self.in_flight.iter().position(|sums| sums.address == address);
         match (step, known) {
             (SumsStep::Begin, Some(index)) => sums.copy_from_slice(&self.in_flight[index].values),
+            (SumsStep::Begin, None) if !self.fenced => {
+                return Err("a product whose sums are in the thread's registers: `wgmma::fence` \
+                            before it is missing");
+            }
             (SumsStep::Fence, Some(index)) if self.in_flight[index].group <= self.ended => {
                 sums.copy_from_slice(&self.in_flight.swap_remove(index).values);
+                self.fenced = false;
             }
             (SumsStep::End, known) => {
                 let (values, group) = (sums.to_vec(), self.committed + 1);
@@ -55,6 +77,7 @@ impl Products {
             }
             _ => {}
         }
+        Ok(())
     }
 
     /// The thread has ended. Returns the product whose sums it has not waited for, if there is one.

@@ -36,7 +36,7 @@ use crate::schedule::Choice;
 use crate::simulation::Simulation;
 use crate::thread::{Block, Grid, Thread, Wait};
 use crate::timeline::Span;
-use crate::trap::{Watchdog, processor_time};
+use crate::trap::{PATIENCE, Watchdog, processor_time};
 use crate::warp::{self, Warp};
 
 /// Maximum rounds per turn of a block, without a seed.
@@ -341,7 +341,7 @@ impl Scheduler {
         } else {
             match thread.wait.get() {
                 Wait::Ready if !(waits && thread.waits.get()) => {
-                    gpus.progress();
+                    gpus.reads_on();
                     block.next.borrow_mut().push(tid);
                 }
                 Wait::Ready | Wait::Spin { .. } => {
@@ -401,6 +401,12 @@ impl Scheduler {
         if let Some(error) = block.unwritten.take() {
             gpus.fail(error);
         }
+        if let Some(at) = races.copy_in_flight(block.grid.clock.op, block.index) {
+            let what = "its block ends while a copy may still write to its shared memory: a wait \
+                        for the phase of the copy's mbarrier is missing"
+                .to_owned();
+            gpus.fail(thread.misuse_error(at, what));
+        }
     }
 
     /// Wakes the threads whose peer has arrived at an LSA barrier, or whose network wait is over.
@@ -453,7 +459,8 @@ impl Scheduler {
     #[inline]
     fn check_failure(&self, gpus: &Gpus) -> Result<()> {
         if gpus.interrupted.get() {
-            let limit = Limit::Time(self.settings.time_limit.unwrap_or_default());
+            let limit = self.settings.time_limit.unwrap_or_default();
+            let limit = if limit < PATIENCE { Limit::Time(limit) } else { Limit::Calls(PATIENCE) };
             return Err(Error::Limit { limit, stall: self.stall() });
         }
         match gpus.failed() {

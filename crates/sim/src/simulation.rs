@@ -53,6 +53,7 @@ pub struct Simulation {
     pub(crate) watch: bool,
     pub(crate) races: bool,
     pub(crate) weak: bool,
+    pub(crate) flush: bool,
     pub(crate) mutation: Option<Mutation>,
     pub(crate) timeline: Option<PathBuf>,
     pub(crate) stack_size: usize,
@@ -82,6 +83,7 @@ impl Simulation {
             watch: true,
             races: true,
             weak: false,
+            flush: false,
             mutation: None,
             timeline: None,
             stack_size: STACK_SIZE,
@@ -165,6 +167,14 @@ impl Simulation {
         self
     }
 
+    /// Whether it is an error if a kernel ends with a put or get that it has not flushed. Kernels
+    /// may rely on a later kernel's flush, or on the signal of a put's target. Otherwise
+    /// [`Activity::unflushed`](crate::Activity::unflushed) lists them. Default: no.
+    pub fn flush(mut self, flush: bool) -> Self {
+        self.flush = flush;
+        self
+    }
+
     /// Changes what kernels do at one line, to test that a bug there is found.
     pub fn mutation(mut self, mutation: Mutation) -> Self {
         self.mutation = Some(mutation);
@@ -186,7 +196,8 @@ impl Simulation {
 
     /// Fails the kernels with [`Error::Limit`] when they have run for this long. On Linux on x86-64
     /// and aarch64, a signal also stops a kernel that loops without calls into cuda_std or
-    /// nccl_device. Default: ten minutes.
+    /// nccl_device, after 3 to 6 seconds of processor time. `seconds=0` in the text form: never.
+    /// Default: ten minutes.
     pub fn time_limit(mut self, limit: Duration) -> Self {
         self.time_limit = Some(limit);
         self

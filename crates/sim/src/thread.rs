@@ -21,6 +21,7 @@ use crate::error::{Error, Site, ThreadId};
 use crate::gpus::{Gpus, GridId, Launch};
 use crate::hooks::OPS;
 use crate::nccl::InboxWait;
+use crate::polls::Repeated;
 use crate::products::Products;
 use crate::race::{GridClock, ThreadClock};
 use crate::scheduler::Fiber;
@@ -37,10 +38,12 @@ pub(crate) enum Wait {
     Barrier { id: u32, at: Site, coop_call: Option<CoopCall> },
     /// The barrier of its cluster.
     Cluster { at: Site },
+    /// The end of a phase of the `mbarrier` at this address.
+    Phase { barrier: usize, parity: u32, at: Site },
     /// The end of the grid beside which its own began.
     Previous { at: Site },
     /// Other lanes of its warp.
-    Warp { mask: u32, at: Site },
+    Warp { mask: u32, at: Site, coop_call: Option<CoopCall> },
     /// A peer's arrival in an LSA barrier.
     Inbox(InboxWait),
     /// The condition in [`Thread::state`].
@@ -81,8 +84,10 @@ pub(crate) struct Thread {
     pub(crate) coop_call: Cell<Option<CoopCall>>,
     /// Whether the thread has ended by returning from the kernel.
     pub(crate) returned: Cell<bool>,
-    /// The address of the last plain load that has ended a slice, and how many were of it in a row.
-    pub(crate) repeated: Cell<(usize, u32)>,
+    /// The last plain loads, each of which has ended a slice.
+    pub(crate) repeated: Cell<Repeated>,
+    /// The address and the bytes of the last read of a poll.
+    pub(crate) read: Cell<(usize, usize)>,
     /// Recently polled addresses.
     pub(crate) polled: Cell<[usize; 4]>,
     /// After a fault, resumes the coroutine in a function that ends it.
@@ -205,6 +210,7 @@ impl Thread {
             coop_call: Cell::new(None),
             returned: Cell::new(false),
             repeated: Cell::default(),
+            read: Cell::default(),
             polled: Cell::new([0; 4]),
             trap: Cell::new(None),
             scratch: Cell::new(0),
@@ -228,12 +234,12 @@ impl Thread {
         unsafe { &*self.block.get() }
     }
 
-    /// The name of the thread's kernel.
     /// What the kernel's arguments refer to.
     pub(crate) fn arguments(&self) -> &Arguments {
         &self.block().grid.launch.arguments
     }
 
+    /// The name of the thread's kernel.
     pub(crate) fn kernel(&self) -> &'static str {
         self.block().grid.launch.kernel
     }

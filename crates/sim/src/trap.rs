@@ -20,7 +20,10 @@ use crate::gpus::Gpus;
 #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod linux;
 
-/// Processor time that a kernel may use after its time limit without a call into the simulator.
+/// Processor time after which a kernel that has made no call into the simulator is stopped; it may
+/// take up to twice as long.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(3);
+/// The same after a time limit that is shorter.
 const GRACE_PERIOD: Duration = Duration::from_millis(250);
 
 /// Processor time of this OS thread.
@@ -42,7 +45,7 @@ pub(crate) fn install() {
     linux::install();
 }
 
-/// Stops threads that compute past a time limit without calls. Active until dropped.
+/// Stops threads that compute for long, or past a time limit, without calls. Active until dropped.
 pub(crate) struct Watchdog {
     #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
     _timer: Option<linux::Timer>,
@@ -57,7 +60,7 @@ impl Watchdog {
             any(target_arch = "x86_64", target_arch = "aarch64")
         )))]
         {
-            let _ = (limit, GRACE_PERIOD, activity);
+            let _ = (limit, PATIENCE, GRACE_PERIOD, activity);
             Self {}
         }
     }

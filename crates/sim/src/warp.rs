@@ -4,11 +4,13 @@ use std::cell::{Cell, RefCell};
 use std::io;
 
 use cuda_std::arch::Shuffle;
+use nccl_device::raw::host::CoopCall;
 
+use crate::barrier;
 use crate::error::{Error, Site};
 use crate::memory::POISON;
 use crate::stack::Slab;
-use crate::thread::{Thread, Wait};
+use crate::thread::{Block, Thread, Wait};
 
 pub(crate) const WARP: u32 = 32;
 
@@ -45,6 +47,9 @@ struct WarpBarrier {
     mask: u32,
     op: Op,
     at: Site,
+    /// The cooperative call of which it is a part, by the first lane that has arrived.
+    coop_call: Option<CoopCall>,
+    first: u32,
     arrived: u32,
     lanes: [Lane; WARP as usize],
 }
@@ -85,7 +90,14 @@ impl Warp {
 
 /// Takes part in operation `op` of the lanes in `mask`: waits for the other lanes, except those
 /// that have exited or that a partial warp lacks, and returns the lane's result.
-pub(crate) fn converge(thread: &Thread, mask: u32, op: Op, mine: Lane, at: Site) -> (u32, bool) {
+pub(crate) fn converge(
+    thread: &Thread,
+    mask: u32,
+    op: Op,
+    mine: Lane,
+    coop_call: Option<CoopCall>,
+    at: Site,
+) -> (u32, bool) {
     if op == Op::Sync && thread.gpus().removes(at) {
         return (0, true);
     }
@@ -98,10 +110,12 @@ pub(crate) fn converge(thread: &Thread, mask: u32, op: Op, mine: Lane, at: Site)
         let width = mine.width;
         thread.misuse(at, format!("shuffle width {width} is not 1, 2, 4, 8, 16 or 32"));
     }
+    let coop_call = coop_call.or(thread.coop_call.get());
     let mut barriers = warp.barriers.borrow_mut();
     let found = barriers.iter().position(|barrier| barrier.mask == mask);
     let index = found.unwrap_or_else(|| {
-        barriers.push(WarpBarrier { mask, op, at, arrived: 0, lanes: Default::default() });
+        let (first, arrived, lanes) = (thread.tid.get(), 0, Default::default());
+        barriers.push(WarpBarrier { mask, op, at, coop_call, first, arrived, lanes });
         barriers.len() - 1
     });
     let barrier = &mut barriers[index];
@@ -113,6 +127,17 @@ pub(crate) fn converge(thread: &Thread, mask: u32, op: Op, mine: Lane, at: Site)
         let what = op.name().to_owned();
         thread.fail(Error::Divergent { kernel, thread: thread_id, what, at, other });
     }
+    let other = (barrier.coop_call, barrier.first, barrier.at);
+    if let Some(what) = coop_call.and_then(|call| lacks_lanes(thread.block(), warp, mask, &call)) {
+        drop(barriers);
+        thread.misuse(at, what);
+    }
+    if coop_call.is_some_and(|call| other.0.is_some_and(|other| call != other)) {
+        drop(barriers);
+        barrier::check_arguments(thread, coop_call, other, at);
+        barriers = warp.barriers.borrow_mut();
+    }
+    let barrier = &mut barriers[index];
     barrier.arrived |= 1 << lane;
     barrier.lanes[lane as usize] = mine;
     if warp.live.get() & mask & !barrier.arrived == 0 {
@@ -124,9 +149,26 @@ pub(crate) fn converge(thread: &Thread, mask: u32, op: Op, mine: Lane, at: Site)
         }
     } else {
         drop(barriers);
-        thread.suspend(Wait::Warp { mask, at });
+        thread.suspend(Wait::Warp { mask, at, coop_call });
     }
     thread.result.get()
+}
+
+/// Why a cooperative call lacks lanes that have returned from the kernel, if it does.
+fn lacks_lanes(block: &Block, warp: &Warp, mask: u32, call: &CoopCall) -> Option<String> {
+    if warp.live.get() & mask == mask {
+        return None;
+    }
+    let threads = || warp.threads.iter().enumerate().filter(|(lane, _)| mask >> lane & 1 == 1);
+    let has_returned = |thread: &&Thread| {
+        matches!(thread.wait.get(), Wait::Done)
+            && thread.returned.get()
+            && std::ptr::eq(thread.block.get(), block)
+    };
+    let returned = threads().map(|(_, thread)| thread).filter(has_returned);
+    let returned: Vec<u32> = returned.map(|thread| thread.tid.get()).collect();
+    let count = mask.count_ones();
+    (!returned.is_empty()).then(|| barrier::lacks_threads(&call.to_string(), count, &returned))
 }
 
 /// Sets the result of every lane of a complete operation, and wakes all but `except`.
@@ -193,6 +235,12 @@ pub(crate) fn thread_ended(thread: &Thread) {
         let Some(i) = barriers.iter().position(|m| live & m.mask & !m.arrived == 0) else { return };
         let barrier = barriers.swap_remove(i);
         drop(barriers);
+        let block = thread.block();
+        let lacks = barrier.coop_call.and_then(|c| lacks_lanes(block, warp, barrier.mask, &c));
+        if let Some(what) = lacks {
+            let (kernel, waits) = (thread.kernel(), block.thread(barrier.first).id());
+            thread.gpus().fail(Error::Misuse { kernel, thread: waits, what, at: barrier.at });
+        }
         finish(warp, &barrier, None);
     }
 }

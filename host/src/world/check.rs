@@ -3,6 +3,7 @@
 mod attribute;
 mod schedules;
 
+use std::collections::BTreeSet;
 use std::fmt::Display;
 
 use devcomm_sim::{Activity, Simulation};
@@ -185,7 +186,8 @@ impl Check {
         self
     }
 
-    /// Runs `f` on every rank, under each schedule; returns the number of schedules.
+    /// Runs `f` on every rank, under each schedule; returns the number of schedules. Notes on
+    /// standard error name the puts and gets that kernels have left [unflushed](Simulation::flush).
     ///
     /// # Panics
     ///
@@ -198,10 +200,18 @@ impl Check {
         T: Send,
         E: From<Error> + Display + Send,
     {
-        let ran = Plan::new(&self.simulation, &self.series)
-            .and_then(|plan| plan.run(&mut |simulation| run_once(simulation, &f)));
+        let mut notes = BTreeSet::new();
+        let mut run = |simulation: &Simulation| {
+            let activity = run_once(simulation, &f)?;
+            notes.extend(activity.unflushed.iter().map(ToString::to_string));
+            Ok(activity)
+        };
+        let ran = Plan::new(&self.simulation, &self.series).and_then(|plan| plan.run(&mut run));
         match ran {
-            Ok(schedules) => schedules,
+            Ok(schedules) => {
+                notes.iter().for_each(|note| eprintln!("note: {note}"));
+                schedules
+            }
             Err(failure) => panic!("{failure}"),
         }
     }

@@ -41,19 +41,25 @@ impl State {
         u64::from(self.arrivals) | u64::from(self.pending) << 20 | u64::from(bytes) << 40
     }
 
-    /// Changes a barrier's state, and completes the phase if nothing is pending. Reports the event
-    /// that `event_of` makes of the barrier's address and of whether the phase ends.
+    /// Changes the pending arrivals and bytes of a barrier, and completes the phase if nothing is
+    /// pending. Reports the event that `event_of` makes of the barrier's address and of whether the
+    /// phase ends.
     #[track_caller]
     fn change(
         word: SharedAddress,
         event_of: impl FnOnce(usize, bool) -> Event,
-        change: impl FnOnce(&mut Self),
+        (arrivals, bytes): (u32, i32),
     ) {
         let word = touch(word.cast::<u64>(), Access::BarrierChange);
         // SAFETY: the word is a barrier's, by the contract of `MBarrier::at`. Simulated threads run
         // one at a time.
         let mut phase = Self::of(unsafe { word.read() });
-        change(&mut phase);
+        assert!(
+            phase.pending >= arrivals,
+            "more arrivals at a barrier than it was initialized for"
+        );
+        phase.pending -= arrivals;
+        phase.bytes += bytes;
         let ends = phase.pending == 0 && phase.bytes == 0;
         if ends {
             phase.pending = phase.arrivals;
@@ -64,24 +70,26 @@ impl State {
         event(event_of(word.addr(), ends));
     }
 
-    /// Changes a barrier's state by an arrival of the thread.
+    /// The thread arrives, and expects bytes.
     #[track_caller]
-    fn arrive_at(word: SharedAddress, change: impl FnOnce(&mut Self)) {
-        Self::change(word, |barrier, ends| Event::BarrierArrive { barrier, ends }, change);
+    fn arrive_at(word: SharedAddress, bytes: i32) {
+        let event_of = |barrier, ends| Event::BarrierArrive { barrier, ends };
+        Self::change(word, event_of, (1, bytes));
     }
 
     /// Counts bytes that have arrived.
     #[track_caller]
     fn receive(word: SharedAddress, bytes: i32) {
         let event_of = |barrier, ends| Event::BarrierTransaction { barrier, ends };
-        Self::change(word, event_of, |phase| phase.bytes -= bytes);
+        Self::change(word, event_of, (0, -bytes));
     }
+}
 
-    #[track_caller]
-    fn arrive(&mut self) {
-        assert!(self.pending > 0, "more arrivals at a barrier than it was initialized for");
-        self.pending -= 1;
-    }
+/// The arrivals and bytes that the phase of an `mbarrier` with this word lacks.
+#[must_use]
+pub fn pending_of_mbarrier(word: u64) -> (u32, i32) {
+    let State { pending, bytes, .. } = State::of(word);
+    (pending, bytes)
 }
 
 #[track_caller]
@@ -90,47 +98,61 @@ pub(crate) fn mbarrier_init(word: SharedAddress, arrivals: u32) {
         (1..=FIELD).contains(&arrivals),
         "a barrier's number of arrivals must be 1 to 2^20 - 1"
     );
-    let word = touch(word.cast::<u64>(), Access::BarrierChange);
+    let word = touch(word.cast::<u64>(), Access::Write);
     let phase = State { arrivals, pending: arrivals, bytes: 0, parity: false };
     // SAFETY: the word is a barrier's, by the contract of `MBarrier::at`.
     unsafe { word.write(phase.to_word()) }
     event(Event::BarrierInit(word.addr()));
 }
 
+#[track_caller]
 pub(crate) fn mbarrier_fence_init() {
-    super::current();
+    event(Event::BarrierFence);
 }
 
 #[track_caller]
 pub(crate) fn mbarrier_arrive(word: SharedAddress) {
-    State::arrive_at(word, State::arrive);
+    State::arrive_at(word, 0);
 }
 
 #[track_caller]
 pub(crate) fn mbarrier_arrive_expect_tx(word: SharedAddress, bytes: u32) {
     assert!(bytes <= FIELD, "a call must expect less than 2^20 bytes");
-    State::arrive_at(word, |phase| {
-        phase.bytes += bytes as i32;
-        phase.arrive();
-    });
+    State::arrive_at(word, bytes as i32);
 }
 
+/// The address of the barrier whose phase has not ended, if it has not.
 #[track_caller]
-pub(crate) fn mbarrier_try_wait(word: SharedAddress, parity: u32) -> bool {
+fn pending(word: SharedAddress, parity: u32) -> Option<usize> {
     let (thread, context) = super::current();
     if (context.ops.skips_wait)(thread, Location::caller()) {
-        return true;
+        return None;
     }
     let word = touch(word.cast::<u64>(), Access::BarrierTest);
     // SAFETY: the word is a barrier's, by the contract of `MBarrier::at`.
     let phase = State::of(unsafe { word.read_volatile() });
-    let ended = u32::from(phase.parity) != parity;
-    if ended {
-        event(Event::BarrierWaited(word.addr()));
-    } else {
+    if u32::from(phase.parity) == parity {
+        return Some(word.addr());
+    }
+    event(Event::BarrierWaited(word.addr()));
+    None
+}
+
+#[track_caller]
+pub(crate) fn mbarrier_try_wait(word: SharedAddress, parity: u32) -> bool {
+    let has_ended = pending(word, parity).is_none();
+    if !has_ended {
         spin();
     }
-    ended
+    has_ended
+}
+
+#[track_caller]
+pub(crate) fn mbarrier_wait(word: SharedAddress, parity: u32) {
+    while let Some(barrier) = pending(word, parity) {
+        let (thread, context) = super::current();
+        (context.ops.wait_phase)(thread, barrier, parity, Location::caller());
+    }
 }
 
 /// The description of a map, which must be of the simulator.
@@ -288,7 +310,7 @@ pub(crate) fn fence_async_global() {
 
 #[track_caller]
 pub(crate) fn mbarrier_arrive_cluster(word: SharedAddress, block: u32) {
-    State::arrive_at(map_shared(word, block), State::arrive);
+    State::arrive_at(map_shared(word, block), 0);
 }
 
 /// The address in the shared memory of the cluster's block of this rank.

@@ -37,6 +37,9 @@ pub struct ThreadCtx {
 pub enum Access {
     /// A plain load.
     Read,
+    /// A load of a warpgroup's operand, which another thread of the warpgroup reports as
+    /// [`Read`](Self::Read).
+    ReadByOther,
     /// A plain store.
     Write,
     /// An atomic or ordered load.
@@ -75,6 +78,8 @@ pub enum Event {
     Uses(Engine),
     /// The `mbarrier` at this address is initialised.
     BarrierInit(usize),
+    /// `fence.mbarrier_init`: TMA and other blocks see what the thread has initialised.
+    BarrierFence,
     /// The thread arrives at an `mbarrier`; its last arrival `ends` the phase.
     BarrierArrive {
         /// Address of the barrier.
@@ -105,6 +110,8 @@ pub enum Event {
     /// `fence.proxy.async`: asynchronous operations after it see ordinary writes before it, to
     /// memory of this kind.
     ProxyFence(Space),
+    /// `wgmma.fence`: products after it see what is in the registers.
+    RegisterFence,
 }
 
 /// A kind of memory.
@@ -182,6 +189,9 @@ pub struct Ops {
     ) -> MulticastParts,
     /// The thread may be polling: runs other threads. Every atomic load and `nanosleep` calls it.
     pub spin: fn(*const ThreadCtx, at: &'static Location<'static>),
+    /// Runs other threads until the phase of this parity of the `mbarrier` at this address ends.
+    pub wait_phase:
+        fn(*const ThreadCtx, barrier: usize, parity: u32, at: &'static Location<'static>),
     /// The block's rank in its cluster, 0 in a launch without clusters.
     pub cluster_rank: fn(*const ThreadCtx) -> u32,
     /// The number of blocks of the cluster, 1 in a launch without clusters.
@@ -206,7 +216,8 @@ pub struct Ops {
     pub fence: fn(*const ThreadCtx, Order, Scope, at: &'static Location<'static>),
     /// A step of asynchronous operations.
     pub event: fn(*const ThreadCtx, Event, at: &'static Location<'static>),
-    /// Whether a wait at this place ends at once, since the simulator removes it.
+    /// Whether a wait at this place ends at once, since the simulator removes it or the thread has
+    /// panicked.
     pub skips_wait: fn(*const ThreadCtx, at: &'static Location<'static>) -> bool,
     /// `exit`: ends the thread. Does not return.
     pub exit: fn(*const ThreadCtx) -> !,

@@ -16,6 +16,7 @@ pub use hooks::{
 };
 
 pub(crate) use atomics::fence;
+pub use bulk::pending_of_mbarrier;
 pub(crate) use bulk::*;
 pub(crate) use memory::*;
 pub(crate) use numbers::*;

@@ -241,19 +241,23 @@ impl Factor for F8E5M2 {
     }
 }
 
-/// The first columns of row `row` of a factor, [`Factor::TERMS`] of them.
+/// The first columns of row `row` of a factor, [`Factor::TERMS`] of them, read by `access`.
 ///
 /// # Safety
 ///
 /// The factor has the row.
 #[track_caller]
-unsafe fn columns<T: Factor, L: Layout<T>>(tile: TileAddress, row: usize) -> [f32; 32] {
+unsafe fn columns<T: Factor, L: Layout<T>>(
+    tile: TileAddress,
+    row: usize,
+    access: Access,
+) -> [f32; 32] {
     let mut values = [0.0; 32];
     if L::TRANSPOSED {
         let row = tile.first.wrapping_add(row / 64 * tile.next_rows + row % 64 * size_of::<T>());
         for (k, value) in values.iter_mut().take(T::TERMS as usize).enumerate() {
             let from = swizzled(row.wrapping_add(128 * k));
-            let from = touch(from.cast::<u16>(), Access::Read);
+            let from = touch(from.cast::<u16>(), access);
             // SAFETY: the caller's contract.
             *value = T::value(&unsafe { from.cast::<[u8; 2]>().read() });
         }
@@ -262,7 +266,7 @@ unsafe fn columns<T: Factor, L: Layout<T>>(tile: TileAddress, row: usize) -> [f3
     let row = tile.first.wrapping_add(128 * row);
     for (values, chunk) in values.chunks_exact_mut(T::TERMS as usize / 2).zip([0, 16]) {
         let from = swizzled(row.wrapping_add(chunk));
-        let from = touch(from.cast::<u128>(), Access::Read);
+        let from = touch(from.cast::<u128>(), access);
         // SAFETY: the caller's contract.
         let bytes = unsafe { from.cast::<[u8; 16]>().read() };
         for (value, bytes) in values.iter_mut().zip(bytes.chunks_exact(size_of::<T>())) {
@@ -287,11 +291,17 @@ pub trait Sums: AsMut<[f32]> {
         let thread = crate::thread::index_in_block() as usize % 128;
         let (row, pair) = (thread / 32 * 16 + thread % 32 / 4, thread % 4 * 2);
         // SAFETY: the caller's contract.
-        let rows = unsafe { [columns::<T, LA>(a, row), columns::<T, LA>(a, row + 8)] };
+        let rows = unsafe {
+            [columns::<T, LA>(a, row, Access::Read), columns::<T, LA>(a, row + 8, Access::Read)]
+        };
+        // Each column is for 32 threads, of which this is number `reader`: one of them reports it.
+        let (reader, columns_each) = (thread / 4, self.as_mut().len() / 2);
         for (j, sums) in self.as_mut().chunks_exact_mut(4).enumerate() {
             for side in 0..2 {
+                let is_reader = (2 * j + side) % 32 == reader % columns_each;
+                let access = if is_reader { Access::Read } else { Access::ReadByOther };
                 // SAFETY: the caller's contract.
-                let column = unsafe { columns::<T, LB>(b, 8 * j + pair + side) };
+                let column = unsafe { columns::<T, LB>(b, 8 * j + pair + side, access) };
                 for (half, row) in rows.iter().enumerate() {
                     let sum = &mut sums[2 * half + side];
                     let first = if accumulate { *sum } else { 0.0 };
@@ -332,6 +342,7 @@ impl Sums for [f32; 128] {}
 #[track_caller]
 pub(crate) fn wgmma_fence() {
     super::ballot(FULL_MASK, false);
+    event(Event::RegisterFence);
 }
 
 #[track_caller]

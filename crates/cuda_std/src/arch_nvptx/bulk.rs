@@ -73,6 +73,11 @@ pub(crate) fn mbarrier_try_wait(word: SharedAddress, parity: u32) -> bool {
 }
 
 #[inline(always)]
+pub(crate) fn mbarrier_wait(word: SharedAddress, parity: u32) {
+    while !mbarrier_try_wait(word, parity) {}
+}
+
+#[inline(always)]
 pub(crate) unsafe fn load_tile(
     to: SharedAddress,
     map: &TensorMap,

@@ -58,6 +58,7 @@ static OPS: Ops = Ops {
         MulticastParts { first, stride: STRIDE, n: COPIES }
     },
     spin: |_, _| record(Event::Spin),
+    wait_phase: |_, _, _, _| record(Event::Spin),
     cluster_rank: |_| 0,
     cluster_size: |_| 1,
     sums: |_, _, _, _| {},

@@ -245,9 +245,10 @@ impl<B: GinBackend> Put<'_, B> {
     #[track_caller]
     pub fn post(self, coop: Coop) {
         let call = CoopCall::new("put.post").arg("peer", self.peer as u64);
-        coop.sync_in(
-            call.arg("target's byte", self.target.1 as u64).arg("bytes", self.bytes as u64),
-        );
+        let call = call.arg("target's window", self.target.0.addr() as u64);
+        let call = call.arg("target's byte", self.target.1 as u64);
+        let call = call.arg("source's byte", self.source.1 as u64);
+        coop.sync_in(call.arg("bytes", self.bytes as u64));
         if coop.thread_rank() == 0 {
             let strong = self.gin.is_strong_by_default();
             // No closure, so that a trap names the caller.
@@ -290,9 +291,9 @@ impl<B: GinBackend> PutValue<'_, B> {
     #[track_caller]
     pub fn post(self, coop: Coop) {
         let call = CoopCall::new("put_value.post").arg("peer", self.peer as u64);
-        coop.sync_in(
-            call.arg("target's byte", self.target.1 as u64).arg("bytes", self.size as u64),
-        );
+        let call = call.arg("target's window", self.target.0.addr() as u64);
+        let call = call.arg("target's byte", self.target.1 as u64);
+        coop.sync_in(call.arg("bytes", self.size as u64).arg("value", self.bits));
         if coop.thread_rank() == 0 {
             let strong = self.gin.is_strong_by_default();
             // No closure, so that a trap names the caller.
@@ -324,9 +325,10 @@ impl<B: GinBackend> Get<'_, B> {
     #[track_caller]
     pub fn post(self, coop: Coop) {
         let call = CoopCall::new("get.post").arg("peer", self.peer as u64);
-        coop.sync_in(
-            call.arg("target's byte", self.target.1 as u64).arg("bytes", self.bytes as u64),
-        );
+        let call = call.arg("source's window", self.source.0.addr() as u64);
+        let call = call.arg("source's byte", self.source.1 as u64);
+        let call = call.arg("target's byte", self.target.1 as u64);
+        coop.sync_in(call.arg("bytes", self.bytes as u64));
         if coop.thread_rank() == 0 {
             let Self { gin, peer, source, target, bytes } = self;
             // SAFETY: the contract of `Gin::get`.

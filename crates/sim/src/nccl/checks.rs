@@ -15,7 +15,7 @@ fn begin_call(coop: &CoopAny, call: CoopCall) {
     let (thread, at) = caller();
     let coop = Coop::of(coop, thread, at);
     coop_rank(coop, thread, at);
-    if matches!(coop, Coop::Span { .. } | Coop::Cta) {
+    if !matches!(coop, Coop::Thread) {
         thread.coop_call.set(Some(call));
     }
 }

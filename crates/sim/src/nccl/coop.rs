@@ -85,7 +85,7 @@ impl Coop {
         match self {
             Self::Thread => {}
             Self::Lanes { mask } => {
-                warp::converge(thread, mask, Op::Sync, Lane::default(), at);
+                warp::converge(thread, mask, Op::Sync, Lane::default(), coop_call, at);
             }
             Self::Span { warps, id, .. } => {
                 barrier::arrive(thread, 1 + id, warps * WARP, coop_call, at);

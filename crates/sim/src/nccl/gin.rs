@@ -105,13 +105,14 @@ impl GinComm {
         open: bool,
     ) {
         let contexts = context.map_or(0..self.contexts, |context| context..context + 1);
+        let barrier = ("GIN barrier", index);
         for context in contexts {
             let at_signal = (context * self.signals + signal) as usize;
             let word = self.per_rank[rank as usize].signals[at_signal].as_ptr().addr();
             if open {
-                thread.gpus().session_opened(thread, word, ("GIN barrier", index), at);
+                thread.gpus().session_opened(thread, word, barrier, at);
             } else {
-                thread.gpus().session_closed(word);
+                thread.gpus().session_closed(thread, word, barrier, at);
             }
         }
     }
@@ -119,7 +120,8 @@ impl GinComm {
 
 impl Drop for GinComm {
     fn drop(&mut self) {
-        self.network.forget(self.id);
+        let words = self.per_rank.iter().map(|rank| std::ptr::from_ref(&*rank.signals));
+        self.network.forget(self.id, words);
     }
 }
 

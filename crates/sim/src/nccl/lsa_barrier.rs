@@ -234,7 +234,8 @@ impl Session {
             let word = self.epoch_word();
             // SAFETY: the epoch word of a barrier that Init checked.
             unsafe { word.write_volatile(self.epoch) };
-            thread.gpus().session_closed(word.addr());
+            let barrier = ("LSA barrier", self.index);
+            thread.gpus().session_closed(thread, word.addr(), barrier, at);
         }
         coop.sync(thread, Some(self.call()), at);
     }

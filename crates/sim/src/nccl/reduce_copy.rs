@@ -140,22 +140,28 @@ impl Work<'_> {
         unsafe { address.write_volatile(value) };
     }
 
-    /// Each rank's copy of the element at a multicast address.
-    fn parts<T>(&self, address: *const T) -> impl Iterator<Item = *mut T> + use<T> {
-        let bytes = size_of::<T>();
-        let MulticastParts { first, stride, n } =
-            self.thread.multimem(address.addr(), bytes, self.at);
-        (0..n).map(move |i| first.wrapping_add(i * stride).cast())
+    /// Each rank's copy of the element at a multicast address, all of them accessed at once.
+    fn parts<T>(&self, address: *const T, access: Access) -> impl Iterator<Item = *mut T> + use<T> {
+        let (bytes, at) = (size_of::<T>(), self.at);
+        let MulticastParts { first, stride, n } = self.thread.multimem(address.addr(), bytes, at);
+        let part = move |i| first.wrapping_add(i * stride).cast::<T>();
+        if self.thread.gpus().settings.watch {
+            for i in 0..n {
+                self.thread.access(part(i).addr(), bytes, access, at);
+            }
+        }
+        (0..n).map(part)
     }
 
     fn load_sum<T: Sum>(&self, address: *const T) -> Option<T> {
         // SAFETY: `parts` resolves the address to elements of a window.
-        sum(self.parts(address).map(|part| unsafe { part.read_volatile() }))
+        sum(self.parts(address, Access::Read).map(|part| unsafe { part.read_volatile() }))
     }
 
     fn store_all<T: Sum>(&self, address: *mut T, value: T) {
+        let parts = self.parts(address, Access::Write);
         // SAFETY: as above.
-        self.parts(address).for_each(|part| unsafe { part.write_volatile(value) });
+        parts.for_each(|part| unsafe { part.write_volatile(value) });
     }
 
     /// Checks `count` elements at a multicast address: those of 16 bits are accessed in pairs.

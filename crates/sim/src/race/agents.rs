@@ -2,8 +2,9 @@
 
 use cuda_std::arch::{Engine, Event};
 
-use super::clock::{Agent, Clock};
+use super::clock::{Agent, Clock, OpId};
 use super::{Races, ThreadClock};
+use crate::error::Site;
 
 /// The kind of an engine's groups.
 pub(super) fn group_of(engine: Engine) -> Option<usize> {
@@ -69,6 +70,13 @@ pub(super) struct Barrier {
     pub(super) pending: Clock,
     /// What the end of the last phase makes known.
     pub(super) ended: Clock,
+    /// Who has initialised it, when and where, and whether `fence.mbarrier_init` has followed.
+    init: (Agent, u32, Site),
+    is_fenced: bool,
+    /// The last copy that ends at it: the number of its phase, from 1, and where it was started.
+    copy: Option<(u32, Site)>,
+    /// The last phase that a thread has waited for.
+    waited: u32,
 }
 
 impl Barrier {
@@ -105,6 +113,7 @@ impl Races {
         &self,
         thread: &mut ThreadClock,
         event: Event,
+        at: Site,
         number: impl FnOnce() -> usize,
     ) {
         if !self.on {
@@ -112,16 +121,27 @@ impl Races {
         }
         match event {
             Event::Uses(engine) => thread.engine = engine,
-            Event::BarrierInit(at) => {
+            Event::BarrierInit(word) => {
                 let me = thread.here.agent;
                 let new = Barrier {
                     agent: barrier_agent(me, number()),
                     phase: 0,
                     pending: Clock::default(),
                     ended: Clock::default(),
+                    init: (me, thread.time, at),
+                    is_fenced: false,
+                    copy: None,
+                    waited: 0,
                 };
-                self.barriers.borrow_mut().insert(at, new);
+                self.barriers.borrow_mut().insert(word, new);
             }
+            Event::BarrierFence => {
+                let me = thread.here.agent;
+                let mut barriers = self.barriers.borrow_mut();
+                let own = barriers.values_mut().filter(|barrier| barrier.init.0 == me);
+                own.for_each(|barrier| barrier.is_fenced = true);
+            }
+            Event::RegisterFence => {}
             Event::BarrierArrive { barrier, ends } => {
                 let mut barriers = self.barriers.borrow_mut();
                 let Some(barrier) = barriers.get_mut(&barrier) else { return };
@@ -138,6 +158,7 @@ impl Races {
                 let Some(barrier) = barriers.get_mut(&barrier) else { return };
                 let (agent, time) = (barrier.agent, barrier.phase + 1);
                 barrier.pending.add(agent, time, &self.joins.places);
+                barrier.copy = Some((time, at));
                 if let Engine::Send(_) = thread.engine {
                     // The message comes after what its sender has read.
                     let sender = thread.here.agent;
@@ -148,9 +169,10 @@ impl Races {
                     barrier.end_phase();
                 }
             }
-            Event::BarrierWaited(at) => {
-                let barriers = self.barriers.borrow();
-                let Some(barrier) = barriers.get(&at) else { return };
+            Event::BarrierWaited(word) => {
+                let mut barriers = self.barriers.borrow_mut();
+                let Some(barrier) = barriers.get_mut(&word) else { return };
+                barrier.waited = barrier.phase;
                 self.acquire(thread, &barrier.ended);
             }
             Event::Commit(engine) => {
@@ -174,5 +196,57 @@ impl Races {
                 thread.time += 1;
             }
         }
+    }
+}
+
+impl Races {
+    /// Checks that the `mbarrier` at `word` is initialised for what the thread does with it.
+    ///
+    /// # Errors
+    ///
+    /// Why it may not be.
+    pub(crate) fn check_barrier(&self, thread: &ThreadClock, word: usize) -> Result<(), String> {
+        if !self.on {
+            return Ok(());
+        }
+        let barriers = self.barriers.borrow();
+        let Some(barrier) = barriers.get(&word) else {
+            return Err("which nothing has initialised: `MBarrier::init`, `mbarrier::fence_init` \
+                        and a barrier of all its users come first"
+                .to_owned());
+        };
+        let (by, time, at) = barrier.init;
+        let (me, places) = (thread.here.agent, &self.joins.places);
+        let is_of_block = (by.op, by.block) == (me.op, me.block);
+        let is_known = by == me
+            || (is_of_block && time <= thread.all)
+            || thread.clock.seen.covers(by, time, places)
+            // As it is a release, also a relaxed barrier of the cluster orders what precedes it.
+            || (barrier.is_fenced && thread.clock.has_passed(by, time, places));
+        if !is_known {
+            return Err(format!(
+                "which thread {} initialises ({at}), and nothing orders the two: a `sync_threads`, \
+                 or a barrier of the cluster, between them is missing",
+                by.number
+            ));
+        }
+        let by_tma = matches!(thread.engine, Engine::Load(_));
+        if !barrier.is_fenced && (by_tma || !is_of_block) {
+            let who = if by_tma { "TMA" } else { "another block of the cluster" };
+            return Err(format!(
+                "but an `mbarrier::fence_init` after its `init` ({at}), which makes it visible to \
+                 {who}, is missing"
+            ));
+        }
+        Ok(())
+    }
+
+    /// Where a copy was started that ends at an `mbarrier` of the block, and whose end no thread
+    /// has waited for.
+    pub(crate) fn copy_in_flight(&self, op: OpId, block: u32) -> Option<Site> {
+        let barriers = self.barriers.borrow();
+        let of_block = barriers.values().filter(|b| (b.agent.op, b.agent.block) == (op, block));
+        let mut copies = of_block.filter_map(|b| b.copy.filter(|(phase, _)| *phase > b.waited));
+        copies.next().map(|(_, at)| at)
     }
 }

@@ -1,7 +1,7 @@
 //! What a thread has found ordered before its accesses.
 //!
-//! A tile has thousands of words, all written by the same copy. A thread's clock only grows, so what
-//! it has found of one word holds for the others, and later.
+//! A tile has thousands of words, all written by the same copy. A thread's clock only grows, so
+//! what it has found of one word holds for the others, and later.
 
 use std::cell::Cell;
 

@@ -35,7 +35,7 @@ use self::clock::{Agent, Joins};
 pub(crate) use self::clock::{Clock, OpId};
 use self::memo::Memo;
 use self::ops::OpInfo;
-pub(crate) use self::ops::{GridClock, Run, Sequence};
+pub(crate) use self::ops::{GridClock, Run, Sequence, Transfer};
 pub use self::report::{Race, RaceAccess};
 use self::shadow::{Kind, NO_STAMP, NumberMap, PAGE, Shadow, Sites, Stamp, Word};
 use self::sync::{AtomicWord, Position, includes, releases};
@@ -281,7 +281,9 @@ impl Races {
             Access::AtomicWrite(order, scope) | Access::AtomicRmw(order, scope) => {
                 (true, Some((order, scope)))
             }
-            Access::BarrierTest | Access::BarrierChange => return Ok([None; 4]),
+            Access::ReadByOther | Access::BarrierTest | Access::BarrierChange => {
+                return Ok([None; 4]);
+            }
         };
         if let Some((Order::SeqCst, scope)) = strong {
             // As PTX has no such access, it is a fence and an acquire or a release.
@@ -379,6 +381,7 @@ impl Races {
     /// Forgets the accesses to memory that is freed or used anew.
     pub(crate) fn forget(&self, start: usize, bytes: usize) {
         self.shadow.forget(start, bytes);
+        self.barriers.borrow_mut().retain(|word, _| !(start..start + bytes).contains(word));
     }
 
     /// Forgets where memory is, since addresses have changed their meaning.

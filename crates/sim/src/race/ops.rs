@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use cuda_std::arch::{Order, Scope, Space};
+use cuda_std::arch::{Access, Order, Scope, Space};
 
 use super::clock::{Agent, Clock, Line, OpId};
 use super::report::{Race, RaceAccess};
@@ -20,6 +20,8 @@ pub(super) struct OpInfo {
     pub(super) name: &'static str,
     pub(super) gpu: u32,
     at: Option<Site>,
+    /// What it moves over the network, and which thread posted it.
+    pub(super) transfer: Option<(Transfer, ThreadId)>,
     /// What a kernel's arguments refer to.
     arguments: Option<Rc<Arguments>>,
     /// What was known when it started, if it is a kernel.
@@ -28,8 +30,15 @@ pub(super) struct OpInfo {
 
 impl OpInfo {
     fn new(name: &'static str, gpu: u32) -> Self {
-        Self { name, gpu, at: None, arguments: None, start: None }
+        Self { name, gpu, at: None, transfer: None, arguments: None, start: None }
     }
+}
+
+/// An operation of the network that reads memory, writes it, or both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Transfer {
+    Put,
+    Get,
 }
 
 /// A sequence of operations that end in order, such as a stream, and what is known at its end.
@@ -186,16 +195,20 @@ impl Races {
         clock
     }
 
-    /// The identity of transfer `number` of a sequence, which a thread of `rank` posted.
+    /// The identity of transfer `number` of a sequence, which a thread posted.
     pub(crate) fn transfer(
         &self,
         sequence: &Sequence,
         number: u64,
-        name: &'static str,
-        rank: usize,
-        at: Site,
+        transfer: Transfer,
+        (thread, at): (ThreadId, Site),
     ) -> OpId {
-        let info = OpInfo { at: Some(at), ..OpInfo::new(name, rank as u32) };
+        let name = match transfer {
+            Transfer::Put => "a put",
+            Transfer::Get => "a get",
+        };
+        let transfer = Some((transfer, thread));
+        let info = OpInfo { at: Some(at), transfer, ..OpInfo::new(name, thread.rank as u32) };
         self.new_op(sequence.line, number as u32 + 1, info)
     }
 
@@ -232,6 +245,26 @@ impl Races {
         }
         let word = self.shadow.canonical(word, memory);
         self.read_word(thread, word, Order::Acquire, Scope::Sys);
+    }
+
+    /// A thread opens or closes a session on the barrier whose state is at `word`.
+    ///
+    /// # Errors
+    ///
+    /// What uses the barrier, and is ordered neither before nor after the thread's session.
+    pub(crate) fn use_session(
+        &self,
+        memory: &Memory,
+        thread: &mut ThreadClock,
+        word: usize,
+        at: Site,
+    ) -> Result<(), RaceAccess> {
+        if !self.on {
+            return Ok(());
+        }
+        let place = (word, size_of::<u32>(), Space::Global);
+        let used = self.access(memory, thread, place, Access::Write, at, &|_| 0);
+        used.map(drop).map_err(|found| self.describe(found.before))
     }
 
     fn describe(&self, stamp: Stamp) -> RaceAccess {
@@ -284,7 +317,9 @@ impl Races {
         let (a, b) = (now.agent(), before.agent());
         let [at, from] = [a, b].map(|agent| self.position(agent));
         let scopes = (now.kind().scope, before.kind().scope);
-        let text = if let (Some(_), Some(_)) = scopes {
+        let text = if let Some(text) = self.remedy_of_transfer(now, before) {
+            text
+        } else if let (Some(_), Some(_)) = scopes {
             "a scope of the accesses that includes both threads is missing"
         } else if now.kind().is_async && before.kind().writes && !before.kind().is_async {
             match space {
@@ -315,6 +350,53 @@ impl Races {
              the first and an acquire of it before the second, is missing"
         };
         text.to_owned()
+    }
+}
+
+impl Races {
+    /// What would order two accesses, of which one is a transfer's.
+    fn remedy_of_transfer(&self, now: Stamp, before: Stamp) -> Option<&'static str> {
+        let of = |stamp: Stamp| self.ops.borrow()[stamp.agent().op.index()].transfer;
+        let ((transfer, poster), moves, other) = match (of(before), of(now)) {
+            (None, None) => return None,
+            (Some(_), Some(_)) => {
+                return Some(
+                    "a wait for the end of the first transfer (its signal, or a flush) before the \
+                     second one is posted is missing",
+                );
+            }
+            (Some(transfer), None) => (transfer, before, now),
+            (None, Some(transfer)) => (transfer, now, before),
+        };
+        Some(match (transfer, moves.kind().writes) {
+            (Transfer::Put, false) if self.describe(other).thread == Some(poster) => {
+                "the put may not have read its source yet: a flush (`gin.flush`) after the put, or \
+                 a wait for its counter, is missing before the store"
+            }
+            (Transfer::Put, false) => {
+                "the put may not have read its source yet: a flush (`gin.flush`) after the put, or \
+                 a wait for its counter, and a barrier with the storing thread are missing before \
+                 the store; or, if the put is to send what is stored, a barrier of both threads \
+                 before the put"
+            }
+            (Transfer::Put, true) if moves == before => {
+                "a wait for the put's signal (`gin.wait_signal`) before the access is missing"
+            }
+            (Transfer::Put, true) => {
+                "a wait for the put's signal (`gin.wait_signal`) before the access is missing; or, \
+                 if the access is to what the put replaces, a barrier of the ranks or a signal \
+                 between the access and the put"
+            }
+            (Transfer::Get, true) => {
+                "a flush (`gin.flush`) after the get, or a wait for its request, is missing before \
+                 the access to the get's target"
+            }
+            (Transfer::Get, false) => {
+                "a barrier of the ranks or a signal is missing: between the store and the get that \
+                 is to read it, or between the get's flush and the store that replaces what it \
+                 reads"
+            }
+        })
     }
 }
 

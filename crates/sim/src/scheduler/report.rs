@@ -68,6 +68,7 @@ impl Block {
                 threads: 0,
                 ids: Vec::new(),
                 what: what.clone(),
+                polled: if what.is_poll() { self.thread(tid).polled_memory() } else { None },
                 at,
             });
             waiter.threads += 1;
@@ -176,8 +177,14 @@ impl Thread {
                 (Waiting::Coop { call: call.to_string() }, Some(at))
             }
             Wait::Previous { at } => (Waiting::Previous, Some(at)),
+            Wait::Phase { barrier, parity, at } => {
+                (self.waits_for_phase(barrier, parity), Some(at))
+            }
             Wait::Cluster { at } => (Waiting::Cluster, Some(at)),
-            Wait::Warp { mask, at } => (Waiting::Warp { mask }, Some(at)),
+            Wait::Warp { coop_call: Some(call), at, .. } => {
+                (Waiting::Coop { call: call.to_string() }, Some(at))
+            }
+            Wait::Warp { mask, at, .. } => (Waiting::Warp { mask }, Some(at)),
             Wait::Inbox(wait) => (wait.waiting(), Some(wait.at)),
             Wait::Spin { at, plain: false } => (Waiting::Spin, Some(at)),
             Wait::Spin { at, plain: true } => (Waiting::PlainSpin, Some(at)),

@@ -12,6 +12,7 @@ use crate::cluster::Cluster;
 use crate::error::{Error, Result};
 use crate::gpus::{Gpus, GridId, Launch};
 use crate::hooks::OPS;
+use crate::polls::Repeated;
 use crate::race::GridClock;
 use crate::shared::{MAX_SHARED, SharedMemory};
 use crate::thread::{Block, Grid, Thread, Wait};
@@ -362,7 +363,7 @@ impl Scheduler {
         }
         grid.ended.set(grid.ended.get() + 1);
         if grid.has_ended() {
-            gpus.grid_ended(grid.id);
+            gpus.grid_ended(&grid);
             let waits = |thread: &&Thread| matches!(thread.wait.get(), Wait::Previous { .. });
             let released = |thread: &&Thread| !thread.block().grid.follows_running();
             self.threads().filter(waits).filter(released).for_each(Thread::wake);
@@ -390,8 +391,9 @@ impl Thread {
         self.unwinding.set(false);
         self.coop_call.set(None);
         self.returned.set(false);
+        self.read.set((0, 0));
         self.polled.set([0; 4]);
-        self.repeated.set((0, 0));
+        self.repeated.set(Repeated::default());
         let (of, mut race) = (&block.grid.clock, self.race.borrow_mut());
         gpus.memory.races.start_thread(&mut race, (of.op, block.index, tid), &of.start);
         self.state.timed_out.set(false);

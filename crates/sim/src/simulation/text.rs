@@ -50,6 +50,7 @@ impl fmt::Display for Simulation {
         set("watch", &0, !self.watch)?;
         set("races", &0, !self.races && self.watch)?;
         set("weak", &1, self.weak)?;
+        set("flush", &1, self.flush)?;
         let timeline = self.timeline.as_ref().map(|path| path.display().to_string());
         set("timeline", &timeline.as_deref().unwrap_or_default(), timeline.is_some())
     }
@@ -139,6 +140,7 @@ impl Simulation {
             "races" => number().map(|on| self.races(on != 0)),
             "timeline" => Ok(self.timeline(value)),
             "weak" => number().map(|on| self.weak(on != 0)),
+            "flush" => number().map(|on| self.flush(on != 0)),
             _ => return None,
         })
     }
@@ -193,6 +195,7 @@ mod tests {
             "4",
             "8,team=2,multimem=0,network=rail,multiprocessors=8,stack=131072,steps=9,seconds=3",
             "2,seconds=0,watch=0",
+            "2,flush=1",
             "4,seed=17,pct=3",
             "4,seed=17,pct=3/812,preempt=0",
             "4,seed=1,lag=rank,preempt=1",

@@ -9,7 +9,7 @@ use corosensei::trap::TrapHandlerRegs;
 use cuda_std::arch::CTX;
 use libc::{SIGBUS, SIGSEGV, sigaction, siginfo_t, timer_t, ucontext_t};
 
-use super::{GRACE_PERIOD, activity};
+use super::{GRACE_PERIOD, PATIENCE, activity};
 use crate::error::Error;
 use crate::nccl;
 use crate::thread::{Thread, Wait};
@@ -119,12 +119,14 @@ fn interrupted() {
     thread.gpus().interrupted.set(true);
 }
 
-/// A timer that signals when the calling thread has used some processor time, and then at intervals
-/// of [`GRACE_PERIOD`].
+/// A timer that signals when the calling thread has used some processor time, and then at
+/// intervals.
 pub(crate) struct Timer(timer_t);
 
 impl Timer {
-    pub(crate) fn new(first: Duration) -> Option<Self> {
+    pub(crate) fn new(limit: Duration) -> Option<Self> {
+        let first = limit.clamp(GRACE_PERIOD, PATIENCE);
+        let then = if limit < PATIENCE { GRACE_PERIOD } else { PATIENCE };
         let mut timer = MaybeUninit::<timer_t>::uninit();
         // SAFETY: all zero is a valid event. The timer counts this thread's processor time and
         // signals this thread.
@@ -139,10 +141,7 @@ impl Timer {
             }
             Self(timer.assume_init())
         };
-        let times = libc::itimerspec {
-            it_value: timespec(first.max(GRACE_PERIOD)),
-            it_interval: timespec(GRACE_PERIOD),
-        };
+        let times = libc::itimerspec { it_value: timespec(first), it_interval: timespec(then) };
         // SAFETY: this object owns the timer. If setting it fails, there is no watchdog.
         unsafe { libc::timer_settime(timer.0, 0, &times, std::ptr::null_mut()) };
         Some(timer)

@@ -17,8 +17,9 @@
 //! device communicator, which removes its queues, and windows are checked again. No operation has a
 //! reference to a kernel's memory.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
+use std::fmt;
 use std::rc::Rc;
 
 use litemap::LiteMap;
@@ -26,7 +27,8 @@ use litemap::LiteMap;
 use crate::error::{Error, Result, Site, ThreadId};
 use crate::gpus::GridId;
 use crate::memory::Memory;
-use crate::race::{Clock, OpId, Races, Sequence};
+use crate::race::{self, Clock, OpId, Races, Sequence};
+use crate::thread::Grid;
 use crate::timeline::{Message, Row, Timeline};
 
 /// Identifies a queue.
@@ -102,8 +104,17 @@ struct Queue {
     reads: Sequence,
     deliveries: Sequence,
     gets: Sequence,
-    /// The last put or get of each block and line that no flush has covered, by number.
-    unflushed: Vec<(u64, Poster)>,
+    /// The last put or get of each block and line that no flush has covered.
+    unflushed: Vec<Open>,
+}
+
+/// A put or get that no flush has covered.
+struct Open {
+    number: u64,
+    by: Poster,
+    is_get: bool,
+    /// Its local memory.
+    local: usize,
 }
 
 impl Queue {
@@ -233,11 +244,12 @@ impl InFlight {
 
     /// The operation's identity on one of the queue's lines.
     fn part_of(&self, line: &Sequence, memory: &Memory) -> OpId {
-        let name = match self.operation.transfer {
-            Transfer::Get { .. } => "a get",
-            _ => "a put",
+        let transfer = match self.operation.transfer {
+            Transfer::Get { .. } => race::Transfer::Get,
+            _ => race::Transfer::Put,
         };
-        memory.races.transfer(line, self.number, name, self.rank(), self.operation.by.at)
+        let Poster { thread, at, .. } = self.operation.by;
+        memory.races.transfer(line, self.number, transfer, (thread, at))
     }
 
     /// Checks an access against those of others.
@@ -258,14 +270,33 @@ impl InFlight {
 ///
 /// This is no misuse if nothing writes a put's source before its signal has arrived at the peer, or
 /// until the device communicator's next flush; but a get's data may come after its kernel's end.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Unflushed {
-    /// Rank in the world.
-    pub rank: usize,
-    /// The block's number in its grid, x first.
-    pub block: u32,
+    /// The thread that posted it.
+    pub thread: ThreadId,
+    /// The local memory that it reads, if it is a put, or writes.
+    pub memory: String,
+    /// Whether it is a get.
+    pub is_get: bool,
     /// Where it was posted.
     pub at: Site,
+}
+
+impl Unflushed {
+    /// The fact, after "the kernel ends, and".
+    pub(crate) fn what(&self) -> String {
+        let memory = &self.memory;
+        match self.is_get {
+            true => format!("its get into {memory} is not flushed: its data may come later"),
+            false => format!("its put from {memory} is not flushed: it may read its source later"),
+        }
+    }
+}
+
+impl fmt::Display for Unflushed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} at {}: the kernel ends, and {}", self.thread, self.at, self.what())
+    }
 }
 
 impl Poster {
@@ -310,8 +341,11 @@ impl Network {
         self.busy.borrow_mut().clear();
     }
 
-    /// Drops a device communicator's operations in flight.
-    pub(super) fn forget(&self, comm: u32) {
+    /// Drops a device communicator's operations in flight, and forgets the accesses to its signals.
+    pub(super) fn forget(&self, comm: u32, signals: impl Iterator<Item = *const [Cell<u64>]>) {
+        for words in signals {
+            self.memory.races.forget(words.addr(), words.len() * size_of::<u64>());
+        }
         self.queues.borrow_mut().retain(|key, _| key.comm != comm);
         self.busy.borrow_mut().retain(|key| key.comm != comm);
     }
@@ -329,15 +363,15 @@ impl Network {
             self.busy.borrow_mut().push(key);
         }
         // A counter tells when a put's source has been read.
-        let needs_flush = match operation.transfer {
-            Transfer::Put { .. } => operation.counter.is_none(),
-            Transfer::Get { .. } => true,
-            Transfer::Value { .. } | Transfer::Nothing => false,
+        let local = match operation.transfer {
+            Transfer::Put { from, .. } => Some((false, from.addr())),
+            Transfer::Get { to, .. } => Some((true, to.addr())),
+            Transfer::Value { .. } | Transfer::Nothing => None,
         };
-        if needs_flush {
-            let by = operation.by;
-            queue.unflushed.retain(|(_, other)| !by.is_like(other));
-            queue.unflushed.push((queue.next, by));
+        if let (Some((is_get, local)), None) = (local, operation.counter) {
+            let (number, by) = (queue.next, operation.by);
+            queue.unflushed.retain(|open| !by.is_like(&open.by));
+            queue.unflushed.push(Open { number, by, is_get, local });
         }
         let (number, flushed, payload) = (queue.next, queue.flushed, Vec::new());
         let posted_at = self.timeline.now();
@@ -356,15 +390,20 @@ impl Network {
     }
 
     /// Removes and returns the puts and gets of a grid that no flush has covered.
-    pub(crate) fn take_unflushed(&self, grid: GridId) -> Vec<Unflushed> {
+    pub(crate) fn take_unflushed(&self, grid: &Grid) -> Vec<Unflushed> {
         let mut left = Vec::new();
         for (_, queue) in &mut *self.queues.borrow_mut() {
-            queue.unflushed.retain(|(_, by)| {
-                if by.grid == grid {
-                    let ThreadId { rank, block, .. } = by.thread;
-                    left.push(Unflushed { rank, block, at: by.at });
+            queue.unflushed.retain(|Open { by, is_get, local, .. }| {
+                if by.grid != grid.id {
+                    return true;
                 }
-                by.grid != grid
+                let arguments = &grid.launch.arguments;
+                let place = self.memory.owner_at(*local);
+                let memory = place.map(|(owner, at)| arguments.name(owner, at).to_string());
+                let memory = memory.unwrap_or_else(|| "freed memory".to_owned());
+                let Poster { thread, at, .. } = *by;
+                left.push(Unflushed { thread, memory, is_get: *is_get, at });
+                false
             });
         }
         left
@@ -395,7 +434,7 @@ impl Network {
         let mut queues = self.queues.borrow_mut();
         let Some(queue) = queues.get_mut(&key) else { return Clock::default() };
         queue.flushed = queue.flushed.max(before);
-        queue.unflushed.retain(|(number, _)| *number >= before);
+        queue.unflushed.retain(|open| open.number >= before);
         let (races, last) = (&self.memory.races, before.wrapping_sub(1));
         let known = races.after(&Clock::default(), &queue.reads, last);
         if gets { races.after(&known, &queue.gets, last) } else { known }

@@ -1,0 +1,94 @@
+//! What a thread polls: it is recognised by its loads, and named in reports.
+//!
+//! # Safety
+//!
+//! Reports read a word that the thread has read before: its memory is checked to be live still.
+
+use cuda_std::arch::{Access, pending_of_mbarrier};
+
+use crate::error::{Site, Waiting};
+use crate::thread::{Thread, Wait};
+
+/// Plain loads of the same few addresses in a row, each of which ends a slice, after which a thread
+/// counts as polling.
+const POLLS: u32 = 64;
+
+/// Plain loads in a row that may be a poll.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Repeated {
+    /// Where they are from; 0: none yet.
+    addresses: [usize; 4],
+    loads: u32,
+    /// The [changes](crate::gpus::Gpus::changes) so far.
+    changes: u64,
+}
+
+impl Repeated {
+    /// With one more load, unless it shows that the thread does not poll.
+    fn and(mut self, address: usize, changes: u64) -> Option<Self> {
+        let known = |other: &usize| *other == address || *other == 0;
+        let at = self.addresses.iter().position(known)?;
+        self.addresses[at] = address;
+        let loads = if self.changes == changes { self.loads + 1 } else { 1 };
+        Some(Self { loads, changes, ..self })
+    }
+}
+
+impl Thread {
+    /// Yields before an access. A thread that has used up its slice may poll by plain loads: then
+    /// its next accesses end slices too. After some of the same few addresses, while nothing has
+    /// changed, it counts as polling.
+    #[cold]
+    pub(crate) fn end_slice(&self, (address, bytes): (usize, usize), access: Access, at: Site) {
+        let gpus = self.gpus();
+        let repeated = Some(self.repeated.get()).filter(|_| access == Access::Read);
+        let repeated = repeated.and_then(|loads| loads.and(address, gpus.changes.get()));
+        let repeated = repeated.unwrap_or_default();
+        self.repeated.set(repeated);
+        let plain = repeated.loads > POLLS;
+        if plain {
+            self.read.set((address, bytes));
+        }
+        self.suspend(if plain { Wait::Spin { at, plain } } else { Wait::Ready });
+        if repeated.loads > 0 {
+            gpus.slice_end.set(gpus.accesses.get() + 1);
+        }
+    }
+
+    /// The memory that the thread has read last in a poll, and its value.
+    pub(crate) fn polled_memory(&self) -> Option<String> {
+        let (address, bytes) = self.read.get();
+        let memory = &self.gpus().memory;
+        let place = if bytes == 0 {
+            return None;
+        } else if self.block().shared.borrow().contains(address, bytes) {
+            self.shared_place(address)
+        } else if memory.is_live(address, bytes) {
+            let (owner, offset) = memory.owner_at(address)?;
+            self.arguments().locate(owner, offset)
+        } else {
+            return None;
+        };
+        let mut value = [0; 16];
+        // SAFETY: the memory is live, and an access has at most 16 bytes.
+        unsafe {
+            std::ptr::with_exposed_provenance::<u8>(address)
+                .copy_to_nonoverlapping(value.as_mut_ptr(), bytes);
+        }
+        let value = u128::from_le_bytes(value);
+        Some(if bytes > 8 {
+            format!("{place} is {value:#x}")
+        } else {
+            format!("{place} is {value}")
+        })
+    }
+
+    /// What ends the phase of an `mbarrier` for which the thread waits.
+    pub(crate) fn waits_for_phase(&self, barrier: usize, parity: u32) -> Waiting {
+        let is_here = self.block().shared.borrow().contains(barrier, 8);
+        // SAFETY: the word is in the block's shared memory.
+        let word = is_here.then(|| unsafe { *std::ptr::with_exposed_provenance::<u64>(barrier) });
+        let (arrivals, bytes) = word.map_or((0, 0), pending_of_mbarrier);
+        Waiting::Phase { memory: self.shared_place(barrier), parity, arrivals, bytes }
+    }
+}

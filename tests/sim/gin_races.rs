@@ -1,0 +1,107 @@
+//! Tests of the detection of races with what moves data for a kernel: the network, and the switch.
+//! As in [`races`](crate::races), form 0 is right, and each other form is reported.
+
+use crate::common::*;
+use crate::races::{check, race};
+use cuda_std::prelude::*;
+use devcomm::{DevCommRequirements, Result, Simulation};
+use devcomm_testing::simulated::Gpu;
+use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window, raw};
+
+/// Rank 0 sends element 0 to rank 1's element 1, or rank 1 gets it; then element 0 is stored again.
+/// Forms: right; no flush before the store; no wait before the load; a get that is right; one
+/// without a flush.
+#[kernel]
+unsafe fn transfers(comm: DevComm, out: Window<u32>, form: u32) {
+    let raw = comm.as_raw();
+    let (team, mut net, window, out) = (raw.world_team(), gin(raw, 0), handle(&out), out.local());
+    // SAFETY: the window has two elements; the races are what the tests are for.
+    unsafe {
+        match (form, raw.rank) {
+            (0..=2, 0) => {
+                let then = SignalMode::Inc(0, true);
+                put(&mut net, &team, 1, (window, 4), (window, 0), 4, then, None);
+                if form != 1 {
+                    flush(&mut net);
+                }
+                out.store(0, 8);
+            }
+            (0..=2, _) => {
+                if form != 2 {
+                    wait(&mut net, 0, 1);
+                }
+                let _ = out.load(1);
+            }
+            (_, 0) => {}
+            (_, _) => {
+                let one = thread_coop();
+                let (none, to) = (core::ptr::null_mut(), (window, 4));
+                raw::ncclGinGet(&mut net, &team, 0, window, 0, to.0, to.1, 4, &one, false, none, 0);
+                if form != 4 {
+                    flush(&mut net);
+                }
+                let _ = out.load(1);
+            }
+        }
+    }
+}
+
+fn transfer(gpu: &Gpu<'_>, form: u32) -> Result<()> {
+    let (comm, out) = (gpu.dev_comm(full())?, gpu.window(&[7_u32, 0])?);
+    gpu.launch(transfers::args(&comm, &out, form).grid(1).block(1))
+}
+
+#[test]
+fn what_the_network_reads_and_writes_is_ordered_by_flushes_and_signals() {
+    check(&Simulation::new(2), 3, transfer);
+    check(&Simulation::new(2), 2, |gpu, form| transfer(gpu, form + 3));
+}
+
+#[test]
+fn a_race_with_the_network_says_which_flush_or_signal_is_missing() {
+    for (form, remedy) in [
+        (1, "a flush (`gin.flush`) after the put, or a wait for its counter, is missing before"),
+        (2, "a wait for the put's signal (`gin.wait_signal`) before the access is missing"),
+        (4, "a flush (`gin.flush`) after the get, or a wait for its request, is missing before"),
+    ] {
+        for simulation in [Simulation::new(2), Simulation::new(2).seed(3).preempt(true)] {
+            let race = race(simulation, |gpu| transfer(gpu, form));
+            assert!(race.remedy.contains(remedy), "form {form}: {race}");
+        }
+    }
+}
+
+/// Every rank stores its element, and rank 0 sums them in the switch or stores to all of them.
+/// Forms: right; no barrier before the sum; a store to all that other ranks load.
+#[kernel]
+unsafe fn by_the_switch(comm: DevComm, out: Window<f32>, form: u32) {
+    let (raw, coop) = (comm.as_raw(), cta());
+    let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
+    // SAFETY: the window has two elements; the races are what the tests are for.
+    unsafe {
+        let all = raw::ncclGetLsaMultimemPointer(handle(&out), 0, raw).cast::<f32>();
+        out.local().store(0, 1.0);
+        if form != 1 {
+            barrier.sync(MemoryOrder::AcqRel);
+        }
+        if form == 2 && raw.rank == 1 {
+            let _ = out.local().load(0);
+        }
+        if raw.rank == 0 {
+            let sum = out.local().as_ptr().add(1);
+            match form {
+                2 => raw::ncclMultimemCopy_F32(&coop, sum, all, 1),
+                _ => raw::ncclMultimemReduceSum_F32(&coop, all, sum, 1),
+            }
+        }
+    }
+}
+
+#[test]
+fn nccls_functions_in_the_switch_access_each_ranks_part() {
+    check(&Simulation::new(2), 3, |gpu, form| {
+        let out = gpu.window(&[0_f32; 2])?;
+        let asked = DevCommRequirements::new().lsa_barriers(1).lsa_multimem(true);
+        gpu.launch(by_the_switch::args(&gpu.dev_comm(asked)?, &out, form).grid(1).block(1))
+    });
+}
