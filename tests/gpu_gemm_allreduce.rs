@@ -220,15 +220,13 @@ fn rounded_twice(problem: Problem, (row, column): (usize, usize)) -> bf16 {
     bf16::from_f32(left + right)
 }
 
-/// The plans that round each rank's product, on two ranks.
-fn rounding_plans(gemm: &GemmAllReduce, shape: [usize; 3]) -> Vec<GemmAllReducePlan> {
-    let plans = gemm.plans(shape).into_iter();
-    plans.filter(|plan| *plan != GemmAllReducePlan::Strips).collect()
-}
+/// The plans for any number of rows that round each rank's product.
+const ROUNDING: [GemmAllReducePlan; 2] = [GemmAllReducePlan::Unfused, GemmAllReducePlan::Wide];
 
-/// Checks products of these shapes by each of those plans, `launches` times in a row.
+/// Checks products of these shapes by each of the plans, `launches` times in a row.
 fn is_rounded_twice(
     rank: &Rank,
+    plans: &[GemmAllReducePlan],
     shapes: &[[usize; 3]],
     seed: u64,
     launches: usize,
@@ -236,7 +234,7 @@ fn is_rounded_twice(
     let (comm, stream) = (rank.communicator()?, rank.stream()?);
     let [m, n] = [0, 1].map(|i| shapes.iter().map(|shape| shape[i]).max().unwrap_or(0));
     let gemm = GemmAllReduce::new(comm, &stream, m, n)?;
-    for plan in rounding_plans(&gemm, shapes[0]) {
+    for &plan in plans {
         gemm.set_plan(Some(plan))?;
         let mut sets = Vec::new();
         for &shape @ [m, n, k] in shapes {
@@ -286,7 +284,7 @@ fn rounded_products_are_added_on_both_ranks() {
             true => &[[1, 8, 8], [130, 264, 72], [260, 520, 24]],
             false => &[[1, 8, 8], [130, 264, 72], [1000, 4104, 1000], [4096, 8192, 1024]],
         };
-        is_rounded_twice(rank, shapes, 7, 1)
+        is_rounded_twice(rank, &ROUNDING, shapes, 7, 1)
     });
 }
 
@@ -297,7 +295,8 @@ fn rounded_products_follow_each_other_without_a_reset() {
     let name = "rounded_products_follow_each_other_without_a_reset";
     Gpus::from(small_gpus(2)).run(name, |rank| {
         let shapes = [[130, 264, 520], [9, 16, 16]];
-        is_rounded_twice(rank, &shapes, 9, if rank.is_simulated() { 3 } else { 50 })
+        let launches = if rank.is_simulated() { 3 } else { 50 };
+        is_rounded_twice(rank, &ROUNDING, &shapes, 9, launches)
     });
 }
 
@@ -306,7 +305,7 @@ fn rounded_products_are_added_whatever_the_order_in_which_threads_run() {
     let name = "rounded_products_are_added_whatever_the_order_in_which_threads_run";
     let shapes = [[70, 272, 24], [140, 24, 8]];
     Gpus::from(small_gpus(2))
-        .run_seeds(name, 0..4, |rank, seed| is_rounded_twice(rank, &shapes, seed, 2));
+        .run_seeds(name, 0..4, |rank, seed| is_rounded_twice(rank, &ROUNDING, &shapes, seed, 2));
 }
 
 /// Of a rank's two neighbours that are zeros, one negative, a message has only positive ones.
@@ -329,11 +328,8 @@ fn both_ranks_get_the_same_zeros() {
         b.copy_from_host(&of_b)?;
         let (c, other) = (comm.window::<bf16>(8)?, comm.mem_alloc::<bf16>(16)?);
         let gemm = GemmAllReduce::new(comm, &stream, 1, 8)?;
-        for plan in rounding_plans(&gemm, [1, 8, 8]) {
-            // By NCCL's sum or the short messages of `Collectives`, zeros may differ.
-            if plan == GemmAllReducePlan::Unfused {
-                continue;
-            }
+        // By NCCL's sum or the short messages of `Collectives`, zeros may differ.
+        for plan in ["wide", "swapped:8x64:1"].map(|plan| plan.parse().unwrap()) {
             gemm.set_plan(Some(plan))?;
             gemm.launch(&a, &b, &c, [1, 8, 8])?;
             comm.all_gather(&c, &other, &stream)?;
@@ -345,6 +341,37 @@ fn both_ranks_get_the_same_zeros() {
             assert_eq!(got[..2], [bf16::ONE, bf16::ZERO], "{plan}");
         }
         Ok(())
+    });
+}
+
+/// Tiles of few rows: whole ones, and those that a cluster shares, whose blocks send their shares.
+#[test]
+fn rounded_products_of_few_rows_are_added_on_both_ranks() {
+    let name = "rounded_products_of_few_rows_are_added_on_both_ranks";
+    let gpus = Gpus::from(Simulation::new(2).multiprocessors(4));
+    gpus.run(name, |rank| {
+        for (plans, m) in [
+            (&["swapped:8x64:1", "swapped:8x128:2", "swapped:16x64:2"][..], 7),
+            (&["swapped:32x64:4", "swapped:32x128:1"], 30),
+            (&["swapped:64x64:2", "swapped:64x128:4"], 64),
+            (&["swapped:128x64:2", "swapped:128x128:1", "swapped:128x128:1:2x1"], 130),
+        ] {
+            let plans: Vec<_> = plans.iter().map(|plan| plan.parse().unwrap()).collect();
+            // Less than a tile, then more tiles than there are clusters.
+            let shapes = [[m, 40, 72], [m, 584, 136]];
+            is_rounded_twice(rank, &plans, &shapes, 11, 2)?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn rounded_products_of_few_rows_are_added_whatever_the_order_in_which_threads_run() {
+    let name = "rounded_products_of_few_rows_are_added_whatever_the_order_in_which_threads_run";
+    let gpus = Gpus::from(Simulation::new(2).multiprocessors(4));
+    gpus.run_seeds(name, 0..4, |rank, seed| {
+        let plans = ["swapped:16x64:2", "swapped:64x64:1"].map(|plan| plan.parse().unwrap());
+        is_rounded_twice(rank, &plans, &[[9, 200, 72], [50, 8, 8]], seed, 2)
     });
 }
 

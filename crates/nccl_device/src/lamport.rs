@@ -141,6 +141,7 @@ impl<'a, const N: usize> LamportSlots<'a, N> {
 }
 
 /// A session of a launch.
+#[derive(Clone, Copy)]
 pub struct Lamport<'a, const N: usize> {
     slots: LamportSlots<'a, N>,
     state: *mut u32,

@@ -17,7 +17,8 @@ use half::bf16;
 
 pub use self::element::{GemmElement, GemmOutput, ScaledElement, TransposableElement};
 use self::hopper::Prepared;
-pub(crate) use self::hopper::{Matrices, wide_maps};
+pub(crate) use self::hopper::{Matrices, map, wide_maps};
+pub(crate) use self::plan::{candidates, measured};
 pub use self::plan::{GemmPlan, ParsePlanError};
 pub use self::product::{Activation, Product};
 use crate::check::{check_extents, refuse};

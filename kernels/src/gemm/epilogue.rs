@@ -36,6 +36,26 @@ pub trait Epilogue: Copy {
     /// of C, when the kernels before a dependent launch have ended.
     fn apply<F: Fragment>(&self, sums: &mut F);
 
+    /// Whether [`ahead`](Self::ahead) does anything; only [`gemm_swapped`](super::gemm_swapped)
+    /// calls it.
+    const AHEAD: bool = false;
+
+    /// The epilogue of this launch. The threads that multiply call it before the first product.
+    #[inline(always)]
+    #[must_use]
+    fn begin(self) -> Self {
+        self
+    }
+
+    /// Called for all of a thread's sums of a tile before `apply` is for any: to send them, if
+    /// `apply` receives others.
+    #[inline(always)]
+    fn ahead<F: Fragment>(&self, _sums: &mut F) {}
+
+    /// The threads that multiply, of this number in a block, call it behind the last tile.
+    #[inline(always)]
+    fn end(&self, _threads: u32) {}
+
     /// Whether `apply` changes nothing. Kernels then pass over its code at once, for a tile, which
     /// is one miss of the instruction cache and not one for each part.
     #[inline(always)]

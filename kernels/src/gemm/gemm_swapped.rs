@@ -505,6 +505,7 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
         let mut state = PipelineState::FIRST;
         let mut work = self.schedule.first();
         let mut split = 0;
+        let epilogue = self.epilogue.begin();
         // C may be what the previous kernels read.
         let mut waited = false;
         while self.schedule.contains(work) {
@@ -557,7 +558,7 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
                 if self.is_plain {
                     self.store_tile(c, &sums, received, origin, Identity::<E::Output>::new());
                 } else {
-                    self.store_tile(c, &sums, received, origin, self.epilogue);
+                    self.store_tile(c, &sums, received, origin, epilogue);
                 }
                 if work.split {
                     split += 1;
@@ -571,6 +572,7 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
             }
             work = self.schedule.next(work);
         }
+        epilogue.end(2 * S::N);
         tma::wait_stores::<0>();
     }
 
@@ -631,18 +633,26 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
     /// As [`store`](Self::store), and for a split tile as
     /// [`store_received`](Self::store_received).
     #[inline(always)]
-    unsafe fn store_tile(
+    unsafe fn store_tile<P: Epilogue<Output: Half>>(
         &self,
         c: &TensorMap,
         sums: &S::Sums,
         received: Option<u32>,
         origin: (u32, u32),
-        epilogue: impl Epilogue<Output: Half>,
+        epilogue: P,
     ) {
         // SAFETY: the caller's contract.
         unsafe {
             if let Some(split) = received {
                 return self.store_received(c, split, origin, epilogue);
+            }
+            if P::AHEAD {
+                let mut first = 0;
+                while first < S::M / 8 {
+                    let sums = from::<S>(sums, first);
+                    epilogue.ahead(&mut self.part(first, origin, self.end.0, sums));
+                    first += STORE_EIGHTS;
+                }
             }
             // Written out: a loop of this length would not be unrolled.
             self.store_whole::<0>(c, sums, origin, epilogue);
@@ -663,12 +673,12 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
     ///
     /// As [`send`](Self::send), which was called before.
     #[inline(always)]
-    unsafe fn store_received(
+    unsafe fn store_received<P: Epilogue<Output: Half>>(
         &self,
         c: &TensorMap,
         split: u32,
         (row, column): (u32, u32),
-        epilogue: impl Epilogue<Output: Half>,
+        epilogue: P,
     ) {
         let thread = thread::thread_idx_x();
         let Schedule { rank, splits, .. } = self.schedule;
@@ -685,27 +695,48 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
         // The other blocks store the rows behind.
         let end = self.end.0.min(row + 8 * count);
         let mut first = 0;
-        while first < count {
-            let mut sums = [0.0; 4 * STORE_EIGHTS as usize];
-            let mut eight = 0;
-            while eight < STORE_EIGHTS {
-                let mut from = 0;
-                while from < splits && first + eight < count {
-                    // SAFETY: the slots are this thread's, and were received.
-                    let sent = unsafe { self.memory.read::<f32>(self.slot(from, first + eight)) };
-                    let mut i = 0;
-                    while i < 4 {
-                        sums[4 * eight as usize + i] += f32::from_bits(sent.to_bits()[i]);
-                        i += 1;
-                    }
-                    from += 1;
-                }
-                eight += 1;
-            }
-            // SAFETY: the caller's contract.
-            unsafe { self.store(c, (first, count), (row, column), end, sums, epilogue) };
+        while P::AHEAD && first < count {
+            // SAFETY: the slots were received.
+            let sums = unsafe { self.received(first, count) };
+            epilogue.ahead(&mut self.part(first, (row, column), end, sums));
             first += STORE_EIGHTS;
         }
+        let mut first = 0;
+        while first < count {
+            // SAFETY: the caller's contract.
+            unsafe {
+                let sums = self.received(first, count);
+                self.store(c, (first, count), (row, column), end, sums, epilogue);
+            }
+            first += STORE_EIGHTS;
+        }
+    }
+
+    /// This thread's sums of up to [`STORE_EIGHTS`] of `count` groups of eight rows of the block's
+    /// share, from the `first` on, over all blocks of the cluster.
+    ///
+    /// # Safety
+    ///
+    /// They were received.
+    #[inline(always)]
+    unsafe fn received(&self, first: u32, count: u32) -> Sums {
+        let mut sums = [0.0; 4 * STORE_EIGHTS as usize];
+        let mut eight = 0;
+        while eight < STORE_EIGHTS {
+            let mut from = 0;
+            while from < self.schedule.splits && first + eight < count {
+                // SAFETY: the slots are this thread's, and were received.
+                let sent = unsafe { self.memory.read::<f32>(self.slot(from, first + eight)) };
+                let mut i = 0;
+                while i < 4 {
+                    sums[4 * eight as usize + i] += f32::from_bits(sent.to_bits()[i]);
+                    i += 1;
+                }
+                from += 1;
+            }
+            eight += 1;
+        }
+        sums
     }
 
     /// Stores [`STORE_EIGHTS`] groups of eight rows of a whole tile of this origin, from the
@@ -723,14 +754,23 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
         epilogue: impl Epilogue<Output: Half>,
     ) {
         if FIRST < S::M / 8 {
-            let mut sums = [0.0; 4 * STORE_EIGHTS as usize];
-            let mut i = 0;
-            while i < sums.len() && 4 * FIRST as usize + i < all.as_ref().len() {
-                sums[i] = all.as_ref()[4 * FIRST as usize + i];
-                i += 1;
-            }
+            let sums = from::<S>(all, FIRST);
             // SAFETY: the caller's contract.
             unsafe { self.store(c, (FIRST, S::M / 8), origin, self.end.0, sums, epilogue) };
+        }
+    }
+
+    /// A thread's sums of groups of eight rows from the `first` on; the group 0 begins at `row` and
+    /// `column`, and rows from `end` on are not stored.
+    #[inline(always)]
+    fn part(&self, first: u32, (row, column): (u32, u32), end: u32, sums: Sums) -> Part<S> {
+        let (warp, lane) = (thread::thread_idx_x() / warp::WARP_SIZE % 4, warp::lane_id());
+        Part {
+            sums,
+            row: row + 8 * first + lane % 4 * 2,
+            column: column + 16 * warp + lane / 4,
+            end: (end, self.end.1),
+            shape: PhantomData,
         }
     }
 
@@ -748,7 +788,7 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
         (first, count): (u32, u32),
         (row, column): (u32, u32),
         end: u32,
-        sums: [f32; 4 * STORE_EIGHTS as usize],
+        sums: Sums,
         epilogue: P,
     ) {
         let thread = thread::thread_idx_x();
@@ -758,13 +798,7 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
             let index = buffer * STORE_EIGHTS + eight;
             self.memory.tile(self.division.stages * S::STAGE + index * Eight::<P::Output>::BYTES)
         };
-        let mut part = Part::<S> {
-            sums,
-            row: row + 8 * first + lane % 4 * 2,
-            column: column + 16 * warp + lane / 4,
-            end: (end, self.end.1),
-            shape: PhantomData,
-        };
+        let mut part = self.part(first, (row, column), end, sums);
         epilogue.apply(&mut part);
         // SAFETY: the caller's contract. The buffer is written after its previous stores have read
         // it, and read after it is written. The previous tile's last part may be in this buffer,
@@ -803,9 +837,26 @@ fn four(sums: &[f32], eight: u32) -> [f32; 4] {
     [sums[first], sums[first + 1], sums[first + 2], sums[first + 3]]
 }
 
-/// A thread's sums that are stored together, from `row` and `column` on.
+/// A thread's sums that are stored together.
+type Sums = [f32; 4 * STORE_EIGHTS as usize];
+
+/// A thread's sums of a whole tile that are stored together, of groups of eight rows from the
+/// `first` on.
+#[inline(always)]
+fn from<S: Shape>(all: &S::Sums, first: u32) -> Sums {
+    let (all, first) = (all.as_ref(), 4 * first as usize);
+    let mut sums = [0.0; 4 * STORE_EIGHTS as usize];
+    let mut i = 0;
+    while i < sums.len() && first + i < all.len() {
+        sums[i] = all[first + i];
+        i += 1;
+    }
+    sums
+}
+
+/// These sums, from `row` and `column` on.
 struct Part<S> {
-    sums: [f32; 4 * STORE_EIGHTS as usize],
+    sums: Sums,
     row: u32,
     column: u32,
     end: (u32, u32),

@@ -313,7 +313,20 @@ pub(super) unsafe fn run<T: GemmFactor>(
     }
 }
 
-/// Takes a multiplying warpgroup's registers: fewer if the other warps have more to do.
+/// Registers of a thread that multiplies, and of another one; both also if the others have more to
+/// do. Three warpgroups share what the launch gave them: 168 for each thread.
+const REGISTERS: [[u32; 2]; 2] = [[232, 40], [184, 136]];
+
+const _: () = {
+    let mut i = 0;
+    while i < REGISTERS.len() {
+        let [multiplying, other] = REGISTERS[i];
+        assert!(2 * multiplying + other <= 3 * 168, "the block waits for registers forever");
+        i += 1;
+    }
+};
+
+/// Takes a multiplying warpgroup's registers.
 ///
 /// # Safety
 ///
@@ -323,8 +336,8 @@ unsafe fn raise_registers<F: Follow>(_: &F) {
     // SAFETY: the caller's contract.
     unsafe {
         match F::ANY {
-            true => wgmma::raise_registers::<184>(),
-            false => wgmma::raise_registers::<232>(),
+            false => wgmma::raise_registers::<{ REGISTERS[0][0] }>(),
+            true => wgmma::raise_registers::<{ REGISTERS[1][0] }>(),
         }
     }
 }
@@ -339,8 +352,8 @@ unsafe fn lower_registers<F: Follow>(_: &F) {
     // SAFETY: the caller's contract.
     unsafe {
         match F::ANY {
-            true => wgmma::lower_registers::<144>(),
-            false => wgmma::lower_registers::<40>(),
+            false => wgmma::lower_registers::<{ REGISTERS[0][1] }>(),
+            true => wgmma::lower_registers::<{ REGISTERS[1][1] }>(),
         }
     }
 }

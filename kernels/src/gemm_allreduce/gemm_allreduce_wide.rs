@@ -7,7 +7,7 @@
 
 use cuda_std::prelude::*;
 use devcomm_types::{GridConstant, TensorMap};
-use nccl_device::{DevComm, Lamport, LamportSlots, Window};
+use nccl_device::{DevComm, Window};
 
 use super::messages::Messages;
 use crate::files::gemm::epilogue::Identity;
@@ -19,13 +19,16 @@ use crate::files::gemm::gemm_wgmma::product_and;
 /// The grid, the block, the maps and the layouts of A and B are those of
 /// [`gemm_wgmma`](crate::gemm::gemm_wgmma::gemm_wgmma()); `to` is C's address, a multiple of 16
 /// bytes, and `n` a multiple of 8. `slots` and `state` are the memory of [`Lamport`] messages, with
-/// `capacity` slots: [`slots`] of them are used. Ranks launch with the same grid and the same `m`,
-/// `n` and `k`. -0 counts as +0.
+/// `capacity` slots: [`slots()`] of them are used. Ranks launch with the same grid and the same
+/// `m`, `n` and `k`. -0 counts as +0.
 ///
 /// # Safety
 ///
 /// As for `gemm_wgmma`. `slots` and `state` are as [`LamportSlots`] needs them, for the two ranks
 /// of the LSA team.
+///
+/// [`Lamport`]: nccl_device::Lamport
+/// [`LamportSlots`]: nccl_device::LamportSlots
 #[kernel(arch = "sm_90a", max_threads = 384, cluster = 2)]
 pub unsafe fn gemm_allreduce_wide(
     comm: DevComm,
@@ -56,12 +59,3 @@ pub unsafe fn gemm_allreduce_wide(
 pub fn slots(m: usize, n: usize) -> Option<u32> {
     u32::try_from(m.checked_mul(n.div_ceil(8))?).ok()
 }
-
-/// The words of the window of slots, all [`EMPTY`](nccl_device::EMPTY) before the first launch.
-#[must_use]
-pub const fn words(capacity: usize) -> usize {
-    LamportSlots::<2>::words(capacity)
-}
-
-/// The words of the state, 0 before the first launch.
-pub const STATE: usize = Lamport::<2>::STATE;

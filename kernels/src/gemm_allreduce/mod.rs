@@ -58,6 +58,7 @@
 mod exchange;
 mod form;
 pub(crate) mod gemm_allreduce_mma;
+pub mod gemm_allreduce_swapped;
 pub(crate) mod gemm_allreduce_wgmma;
 pub mod gemm_allreduce_wide;
 mod messages;

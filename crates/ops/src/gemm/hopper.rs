@@ -34,7 +34,7 @@ impl Matrices {
 }
 
 /// The map of a matrix of `T`.
-fn map<T: Element>(
+pub(crate) fn map<T: Element>(
     stream: &Stream,
     address: u64,
     [rows, columns, tile_rows]: [u32; 3],

@@ -97,7 +97,7 @@ fn clusters(tile: (u32, u32)) -> impl Iterator<Item = Cluster> {
 
 /// Plans for a shape on Hopper, the one that the model expects to be fastest first. The GPU has
 /// this many multiprocessors.
-pub(super) fn candidates([m, n, k]: [u32; 3], multiprocessors: u32) -> Vec<GemmPlan> {
+pub(crate) fn candidates([m, n, k]: [u32; 3], multiprocessors: u32) -> Vec<GemmPlan> {
     let mut plans = vec![GemmPlan::Wide];
     // C's rows are stored by TMA.
     if n.is_multiple_of(8) {
@@ -159,7 +159,7 @@ fn clocks(plan: GemmPlan, [m, n, k]: [u32; 3], multiprocessors: u32) -> f64 {
 
 /// The plan of a measurement for this shape on the GPU of this name: one of the same `n` and `k`,
 /// and the same `m` or the next larger one.
-pub(super) fn measured(gpu: &str, [m, n, k]: [u32; 3]) -> Option<GemmPlan> {
+pub(crate) fn measured(gpu: &str, [m, n, k]: [u32; 3]) -> Option<GemmPlan> {
     let (_, table) = TABLES.iter().find(|(name, _)| gpu.contains(name))?;
     let entries = table.lines().filter_map(Entry::parse);
     let larger = entries.filter(|entry| entry.n == n && entry.k == k && entry.m >= m);

@@ -161,11 +161,14 @@ fn code(form: Option<GemmForm>) -> u64 {
 
 /// What every rank has of its own, in the order of the ranks, or the error of one of them: its own
 /// here, and in the others that it cannot take part. *Collective*.
-pub(super) fn agree_on<T>(comm: &Communicator, mine: Result<(T, u32)>) -> Result<(T, Vec<u32>)> {
+pub(super) fn agree_on<T>(
+    comm: &Communicator,
+    mine: Result<(T, [u32; 2])>,
+) -> Result<(T, Vec<[u32; 2]>)> {
     let sent = mine.as_ref().map_or(&[][..], |(_, number)| slice::from_ref(number));
     let all = comm.host_all_gather(sent)?;
     let (own, _) = mine?;
-    let known = |(rank, number): (usize, &Vec<u32>)| match number[..] {
+    let known = |(rank, number): (usize, &Vec<[u32; 2]>)| match number[..] {
         [number] => Ok(number),
         _ => refuse(format!("rank {rank} cannot take part: its own error says why")),
     };

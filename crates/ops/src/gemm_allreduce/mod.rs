@@ -1,7 +1,9 @@
 //! The matrix product fused with an all-reduce: its workspace and its launches, with their checks.
 
 mod agree;
+mod messages;
 mod plan;
+mod swapped;
 mod wide;
 
 use std::cell::{Cell, OnceCell};
@@ -16,9 +18,10 @@ use half::bf16;
 pub use self::agree::GemmOptions;
 use self::agree::Plan;
 pub use self::plan::{GemmAllReducePlan, ParseGemmAllReducePlanError};
+use self::swapped::Swapped;
 use self::wide::Wide;
 use crate::check::{check_buffer, check_shape, refuse, require_context};
-use crate::gemm::Matrices;
+use crate::gemm::{Matrices, candidates, measured};
 use crate::{Collectives, Explanation, Gemm};
 
 /// `C = sum over the ranks of A x B^T`, on one communicator and one stream: owns the loaded kernels
@@ -59,9 +62,11 @@ pub struct GemmAllReduce {
     most: [usize; 2],
     /// Whether all GPUs are of the Hopper family.
     hopper: bool,
+    constant_b: bool,
     /// The plan that was asked for, and what the plans need that were.
     plan: Cell<Option<GemmAllReducePlan>>,
     wide: OnceCell<Wide>,
+    swapped: OnceCell<Swapped>,
     unfused: OnceCell<(Gemm, Collectives)>,
 }
 
@@ -112,8 +117,10 @@ impl GemmAllReduce {
             flags,
             most,
             hopper,
+            constant_b: false,
             plan: Cell::default(),
             wide: OnceCell::new(),
+            swapped: OnceCell::new(),
             unfused: OnceCell::new(),
         })
     }
@@ -124,22 +131,65 @@ impl GemmAllReduce {
         self.form
     }
 
-    /// The plans by which a product of `[m, n, k]` can be done, the default first.
+    /// Lets [`Swapped`](GemmAllReducePlan::Swapped) read B before the previous kernels of the
+    /// stream have ended: weights, for instance, which no kernel writes. Before
+    /// [`set_plan`](Self::set_plan) also [`Unfused`](GemmAllReducePlan::Unfused).
+    ///
+    /// # Safety
+    ///
+    /// No kernel that may still run when a product is launched writes its B.
     #[must_use]
-    pub fn plans(&self, shape: [usize; 3]) -> Vec<GemmAllReducePlan> {
-        let [m, n] = self.most;
-        let is_wide = self.hopper
-            && self.communicator.n_ranks() == 2
-            && wide::supports(shape, m.saturating_mul(n.div_ceil(8)));
-        let wide = is_wide.then_some(GemmAllReducePlan::Wide);
-        let both = [GemmAllReducePlan::Strips, GemmAllReducePlan::Unfused];
-        both.into_iter().chain(wide).collect()
+    pub unsafe fn with_constant_b(mut self) -> Self {
+        self.constant_b = true;
+        self
+    }
+
+    /// The plans for products of `[m, n, k]`, the default first, those for few rows last, and of
+    /// these first the one by which [`Gemm`] multiplies.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a shape that no product has;
+    /// those of the driver.
+    pub fn plans(&self, shape: [usize; 3]) -> Result<Vec<GemmAllReducePlan>> {
+        let mut plans = vec![GemmAllReducePlan::Strips, GemmAllReducePlan::Unfused];
+        let extents = check_shape(shape)?;
+        if !self.exchanges() {
+            return Ok(plans);
+        }
+        if wide::supports(shape, self.most) {
+            plans.push(GemmAllReducePlan::Wide);
+        }
+        if swapped::is_for(shape) {
+            let multiprocessors = self.context().limits().multiprocessors;
+            let measured = measured(&self.context().device_name()?, extents);
+            let all = measured.into_iter().chain(candidates(extents, multiprocessors));
+            for plan in all.filter_map(GemmAllReducePlan::of_few_rows) {
+                if !plans.contains(&plan) {
+                    plans.push(plan);
+                }
+            }
+        }
+        Ok(plans)
+    }
+
+    /// Whether two ranks can exchange rounded products.
+    fn exchanges(&self) -> bool {
+        self.hopper && self.communicator.n_ranks() == 2
     }
 
     /// How a product of `[m, n, k]` would be done, and why.
     #[must_use]
     pub fn explain(&self, shape: [usize; 3]) -> Explanation<GemmAllReducePlan> {
-        match self.plan.get().filter(|plan| self.plans(shape).contains(plan)) {
+        let can = |plan: &GemmAllReducePlan| match *plan {
+            GemmAllReducePlan::Strips | GemmAllReducePlan::Unfused => true,
+            GemmAllReducePlan::Wide => wide::supports(shape, self.most),
+            GemmAllReducePlan::Swapped { rows, columns, cluster } => {
+                let swapped = self.swapped.get();
+                swapped.is_some_and(|swapped| swapped.supports((rows, columns, cluster), shape))
+            }
+        };
+        match self.plan.get().filter(can) {
             Some(plan) => Explanation { plan, reason: "as it was set" },
             None => Explanation {
                 plan: GemmAllReducePlan::Strips,
@@ -153,6 +203,7 @@ impl GemmAllReduce {
     ///
     /// The first time that a plan is set, its workspace is allocated: for
     /// [`Wide`](GemmAllReducePlan::Wide) `4 * m * n` bytes of the largest product, for
+    /// [`Swapped`](GemmAllReducePlan::Swapped) twice as many for up to 256 rows, for
     /// [`Unfused`](GemmAllReducePlan::Unfused) that of [`Collectives`].
     ///
     /// # Errors
@@ -163,21 +214,39 @@ impl GemmAllReduce {
     pub fn set_plan(&self, plan: Option<GemmAllReducePlan>) -> Result<()> {
         let (comm, [m, n]) = (&self.communicator, self.most);
         match plan {
-            Some(GemmAllReducePlan::Wide) if self.wide.get().is_none() => {
-                if !self.hopper || comm.n_ranks() != 2 {
-                    return refuse(format!(
-                        "the plan `{}` needs two ranks with Hopper GPUs: there are {}",
-                        GemmAllReducePlan::Wide,
-                        comm.n_ranks()
-                    ));
+            None | Some(GemmAllReducePlan::Strips) => {}
+            Some(GemmAllReducePlan::Unfused) => {
+                if self.unfused.get().is_none() {
+                    let own = Gemm::new(&self.stream).map(|gemm| (gemm, [0; 2]));
+                    let (mut gemm, _) = agree::agree_on(comm, own)?;
+                    if self.constant_b {
+                        // SAFETY: the contract of `with_constant_b`.
+                        gemm = unsafe { gemm.with_constant_b() };
+                    }
+                    let _ = self.unfused.set((gemm, Collectives::new(comm)?));
                 }
-                let _ = self.wide.set(Wide::new(comm, m, n)?);
             }
-            Some(GemmAllReducePlan::Unfused) if self.unfused.get().is_none() => {
-                let gemm = agree::agree_on(comm, Gemm::new(&self.stream).map(|gemm| (gemm, 0)))?;
-                let _ = self.unfused.set((gemm.0, Collectives::new(comm)?));
+            Some(plan) if !self.exchanges() => {
+                return refuse(format!(
+                    "the plan `{plan}` needs two ranks with Hopper GPUs: there are {} ranks, form \
+                     {:?}",
+                    comm.n_ranks(),
+                    self.form
+                ));
             }
-            _ => {}
+            Some(GemmAllReducePlan::Wide) => {
+                if self.wide.get().is_none() {
+                    let _ = self.wide.set(Wide::new(comm, m, n)?);
+                }
+            }
+            Some(GemmAllReducePlan::Swapped { rows, columns, cluster }) => {
+                if self.swapped.get().is_none() {
+                    let _ = self.swapped.set(Swapped::new(comm, m, n)?);
+                }
+                if let Some(swapped) = self.swapped.get() {
+                    swapped.prepare(comm, (rows, columns, cluster))?;
+                }
+            }
         }
         self.plan.set(plan);
         Ok(())
@@ -283,22 +352,28 @@ impl GemmAllReduce {
         check_buffer("B", b.device_address(), b.len(), columns, terms)?;
         check_buffer("C", c.device_address(), c.min_len(), rows, columns)?;
         let plan = if local_only { GemmAllReducePlan::Strips } else { self.explain(shape).plan };
-        match (plan, self.wide.get(), self.unfused.get()) {
-            (GemmAllReducePlan::Wide, Some(wide), _) => {
-                let addresses = [a.device_address(), b.device_address(), c.device_address()];
-                let matrices = Matrices::plain(addresses, [m, n, k]);
-                // SAFETY: the plan does the shape; the buffers are long enough, begin at multiples
-                // of 16 bytes, and dropping one waits for the stream; the caller ensures what a
-                // graph needs. Launches on one stream are ordered.
-                return unsafe { wide.launch(&self.stream, matrices) };
+        let addresses = [a.device_address(), b.device_address(), c.device_address()];
+        let matrices = Matrices::plain(addresses, [m, n, k]);
+        // SAFETY: the plan does the shape; the buffers are long enough, begin at multiples of 16
+        // bytes, and dropping one waits for the stream; the caller ensures what a graph needs.
+        // Launches on one stream are ordered.
+        unsafe {
+            if let (GemmAllReducePlan::Wide, Some(wide)) = (plan, self.wide.get()) {
+                return wide.launch(&self.stream, matrices);
             }
-            (GemmAllReducePlan::Unfused, _, Some((gemm, collectives))) => {
+            if let (GemmAllReducePlan::Swapped { rows, columns, cluster }, Some(swapped)) =
+                (plan, self.swapped.get())
+            {
+                let tile = (rows, columns, cluster);
+                return swapped.launch(&self.stream, tile, matrices, self.constant_b);
+            }
+            if let (GemmAllReducePlan::Unfused, Some((gemm, collectives))) =
+                (plan, self.unfused.get())
+            {
                 let c = c.slice(..rows * columns)?;
-                // SAFETY: the caller ensures what a graph needs.
-                unsafe { gemm.launch_capturable(a, b, &c, shape)? };
+                gemm.launch_capturable(a, b, &c, shape)?;
                 return collectives.all_reduce(&c, &c, ReduceOp::Sum, &self.stream);
             }
-            _ => {}
         }
         let needed = self.form.workspace(rows, columns, self.communicator.n_ranks());
         let needed = needed.filter(|sizes| {

@@ -3,8 +3,13 @@
 use std::fmt;
 use std::str::FromStr;
 
+use devcomm_kernels::gemm::gemm_swapped::Cluster;
+
+use super::swapped;
+use crate::GemmPlan;
+
 /// How [`GemmAllReduce`](super::GemmAllReduce) does a product. As text: `strips`, `wide`,
-/// `unfused`.
+/// `unfused`, or `swapped:8x64:2` with a tile and the number of blocks that share its sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GemmAllReducePlan {
@@ -14,33 +19,63 @@ pub enum GemmAllReducePlan {
     /// In one kernel, two Hopper GPUs, large matrices: every rank's product is rounded to bf16 and
     /// sent to the peer while the next tiles are multiplied. A sum is rounded again.
     Wide,
+    /// In one kernel, two Hopper GPUs, few rows: every rank's product is rounded to bf16 and sent
+    /// to the peer before it is stored. A sum is rounded again. As [`GemmPlan::Swapped`].
+    Swapped {
+        /// Rows of a tile of C.
+        rows: u32,
+        /// Columns of a tile of C.
+        columns: u32,
+        /// The blocks of a cluster.
+        cluster: Cluster,
+    },
     /// By [`Gemm`](crate::Gemm), and then [`Collectives::all_reduce`](crate::Collectives).
     Unfused,
 }
 
 impl GemmAllReducePlan {
-    const ALL: [(Self, &str); 3] =
-        [(Self::Strips, "strips"), (Self::Wide, "wide"), (Self::Unfused, "unfused")];
+    /// The fused form of a plan of few rows.
+    pub(super) fn of_few_rows(plan: GemmPlan) -> Option<Self> {
+        match plan {
+            GemmPlan::Swapped { rows, columns, cluster } if swapped::has(rows, columns) => {
+                Some(Self::Swapped { rows, columns, cluster })
+            }
+            _ => None,
+        }
+    }
 }
+
+/// The plans without parameters.
+const PLAIN: [(GemmAllReducePlan, &str); 3] = [
+    (GemmAllReducePlan::Strips, "strips"),
+    (GemmAllReducePlan::Wide, "wide"),
+    (GemmAllReducePlan::Unfused, "unfused"),
+];
 
 impl fmt::Display for GemmAllReducePlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = Self::ALL.iter().find(|(plan, _)| plan == self);
+        if let Self::Swapped { rows, columns, cluster } = *self {
+            return GemmPlan::Swapped { rows, columns, cluster }.fmt(f);
+        }
+        let name = PLAIN.iter().find(|(plan, _)| plan == self);
         f.write_str(name.map_or("", |(_, name)| name))
     }
 }
 
 /// The text is not a plan's.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no plan: strips, wide or unfused")]
+#[error("`{0}` is no plan: strips, wide, unfused, or swapped:<rows>x<columns>:<splits>")]
 pub struct ParseGemmAllReducePlanError(String);
 
 impl FromStr for GemmAllReducePlan {
     type Err = ParseGemmAllReducePlanError;
 
     fn from_str(text: &str) -> Result<Self, ParseGemmAllReducePlanError> {
-        let plan = Self::ALL.iter().find(|(_, name)| *name == text);
-        plan.map(|(plan, _)| *plan).ok_or_else(|| ParseGemmAllReducePlanError(text.to_owned()))
+        if let Some((plan, _)) = PLAIN.iter().find(|(_, name)| *name == text) {
+            return Ok(*plan);
+        }
+        let few_rows = text.parse().ok().and_then(Self::of_few_rows);
+        few_rows.ok_or_else(|| ParseGemmAllReducePlanError(text.to_owned()))
     }
 }
 
@@ -50,10 +85,14 @@ mod tests {
 
     #[test]
     fn plans_are_read_as_they_are_written() {
-        for (plan, name) in GemmAllReducePlan::ALL {
-            assert_eq!((plan.to_string().as_str(), name.parse()), (name, Ok(plan)));
+        for text in ["strips", "wide", "unfused", "swapped:8x64:2", "swapped:128x128:1:2x1"] {
+            let plan: GemmAllReducePlan = text.parse().unwrap();
+            assert_eq!(plan.to_string(), text);
         }
-        let error = "ring".parse::<GemmAllReducePlan>().unwrap_err().to_string();
-        assert!(error.starts_with("`ring` is no plan"), "{error}");
+        // Of 256 rows there is no kernel.
+        for wrong in ["ring", "portable", "swapped:256x64:2"] {
+            let error = wrong.parse::<GemmAllReducePlan>().unwrap_err().to_string();
+            assert!(error.starts_with(&format!("`{wrong}` is no plan")), "{error}");
+        }
     }
 }

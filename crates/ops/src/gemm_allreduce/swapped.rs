@@ -1,0 +1,190 @@
+//! The fused product of few rows on two Hopper GPUs: its workspace and launches.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::LazyLock;
+
+use devcomm_host::{Communicator, KernelSet, Kernels, LaunchConfig, ModuleSource, Result, Stream};
+use devcomm_kernels as kernels;
+use devcomm_kernels::gemm::gemm_swapped::{self as tiles, Cluster, Division, Shape};
+use devcomm_kernels::gemm_allreduce::gemm_allreduce_swapped::slots;
+use devcomm_types::Kernel;
+use half::bf16;
+
+use super::agree::agree_on;
+use super::messages::Messages;
+use crate::check::refuse;
+use crate::gemm::{Matrices, map};
+use crate::{KERNELS, modules};
+
+static MODULES: LazyLock<Vec<ModuleSource>> =
+    LazyLock::new(|| modules(&[kernels::gemm_allreduce_swapped::<tiles::M8N64>::FILE]));
+
+/// The most rows of C.
+pub(super) const MOST_ROWS: usize = 256;
+
+/// Rows and columns of a tile, and the blocks that share it.
+pub(super) type Tile = (u32, u32, Cluster);
+
+/// The kernels, and the memory of their messages.
+pub(super) struct Swapped {
+    compiled: Kernels,
+    messages: Messages,
+    /// Of each plan that was set, the clusters that are resident on both GPUs, and the dynamic
+    /// shared memory that a block may have.
+    resident: RefCell<HashMap<Tile, [u32; 2]>>,
+}
+
+impl Swapped {
+    /// With slots for products of up to `m x n` elements. *Collective*.
+    pub(super) fn new(comm: &Communicator, m: usize, n: usize) -> Result<Self> {
+        let own = || {
+            let set = KernelSet { modules: &MODULES, unavailable: KERNELS.unavailable };
+            let compiled = Kernels::load(comm.context(), &set)?;
+            let Some(capacity) = slots(m.min(MOST_ROWS), n) else {
+                return refuse(format!("a product of {m} x {n} elements is too large"));
+            };
+            Ok(((compiled, capacity), [0; 2]))
+        };
+        let ((compiled, capacity), _) = agree_on(comm, own())?;
+        let messages = Messages::new(comm, capacity)?;
+        Ok(Self { compiled, messages, resident: RefCell::default() })
+    }
+
+    /// Prepares a plan. *Collective*.
+    pub(super) fn prepare(&self, comm: &Communicator, tile: Tile) -> Result<()> {
+        if self.resident.borrow().contains_key(&tile) {
+            return Ok(());
+        }
+        let own = || {
+            let form = form(tile)?;
+            let most = comm.context().limits().shared_per_block_optin;
+            Ok(((), (form.resident)(&self.compiled, tile.2, most)?))
+        };
+        let ((), all) = agree_on(comm, own())?;
+        let fewest = all.into_iter().reduce(|a, b| [a[0].min(b[0]), a[1].min(b[1])]);
+        self.resident.borrow_mut().insert(tile, fewest.unwrap_or_default());
+        Ok(())
+    }
+
+    /// How a product is divided by a plan that was prepared; `None` if it cannot do it.
+    fn division(&self, tile: Tile, [m, n, k]: [usize; 3]) -> Option<(Division, LaunchConfig)> {
+        let fits = slots(m, n).is_some_and(|slots| slots <= self.messages.capacity);
+        let [clusters, shared] = *self.resident.borrow().get(&tile)?;
+        let form = form(tile).ok().filter(|_| fits && is_for([m, n, k]))?;
+        let shape = [m, n, k].map(|extent| extent as u32);
+        let (division, clusters, shared) = (form.divide)(shape, tile.2, clusters, shared)?;
+        let blocks = tile.2.blocks();
+        let config = LaunchConfig::new(clusters * blocks, form.threads)
+            .with_dynamic_shared(shared)
+            .with_cluster(blocks)
+            .with_dependent();
+        Some((division, config.without_cooperation()))
+    }
+
+    /// Whether a plan that was prepared does a product.
+    pub(super) fn supports(&self, tile: Tile, shape: [usize; 3]) -> bool {
+        self.division(tile, shape).is_some()
+    }
+
+    /// Enqueues a product. `constant_b`: see [`Division::constant_b`].
+    ///
+    /// # Safety
+    ///
+    /// The matrices begin at multiples of 16 bytes, have the elements of the shape, which the plan
+    /// [supports](Self::supports), and stay allocated until the product has ended. Launches are
+    /// ordered, and the same in both ranks.
+    pub(super) unsafe fn launch(
+        &self,
+        stream: &Stream,
+        tile: Tile,
+        matrices: Matrices,
+        constant_b: bool,
+    ) -> Result<()> {
+        let shape = matrices.shape.map(|extent| extent as usize);
+        let Some((division, config)) = self.division(tile, shape) else {
+            return refuse(format!("the plan does no product of {shape:?}"));
+        };
+        let division = Division { constant_b, ..division };
+        // SAFETY: the caller's contract.
+        unsafe { (form(tile)?.launch)(self, stream, matrices, division, config) }
+    }
+}
+
+/// Whether products of this shape have few rows, and rows of C begin at multiples of 16 bytes.
+pub(super) fn is_for([m, n, _]: [usize; 3]) -> bool {
+    m <= MOST_ROWS && n.is_multiple_of(8)
+}
+
+/// Whether there is a kernel with these tiles.
+pub(super) fn has(rows: u32, columns: u32) -> bool {
+    FORMS.iter().any(|form| form.tile == (rows, columns))
+}
+
+fn form((rows, columns, _): Tile) -> Result<&'static Form> {
+    match FORMS.iter().find(|form| form.tile == (rows, columns)) {
+        Some(form) => Ok(form),
+        None => refuse(format!("no kernel exchanges tiles of {rows} x {columns}")),
+    }
+}
+
+/// The kernel of a shape of tiles.
+struct Form {
+    tile: (u32, u32),
+    threads: u32,
+    /// The clusters that are resident, and the dynamic shared memory of a block.
+    resident: fn(&Kernels, Cluster, u32) -> Result<[u32; 2]>,
+    divide: fn([u32; 3], Cluster, u32, u32) -> Option<(Division, u32, u32)>,
+    launch: unsafe fn(&Swapped, &Stream, Matrices, Division, LaunchConfig) -> Result<()>,
+}
+
+fn resident<S: Shape, K: Kernel>(
+    compiled: &Kernels,
+    cluster: Cluster,
+    most: u32,
+) -> Result<[u32; 2]> {
+    let shared = most.saturating_sub(compiled.info::<K>()?.static_shared);
+    Ok([compiled.resident_clusters::<K>(cluster.blocks(), S::THREADS, shared)?, shared])
+}
+
+macro_rules! forms {
+    ($($shape:ident)*) => {
+        static FORMS: [Form; [$(stringify!($shape)),*].len()] = [$({
+            type Tiles = tiles::$shape;
+            type Product = kernels::gemm_allreduce_swapped<Tiles>;
+
+            /// # Safety
+            ///
+            /// As [`Swapped::launch`].
+            unsafe fn launch(
+                swapped: &Swapped,
+                stream: &Stream,
+                Matrices { a, b, c, shape: [m, n, k], .. }: Matrices,
+                division: Division,
+                config: LaunchConfig,
+            ) -> Result<()> {
+                let Division { across, down, stages, whole, sums, constant_b } = division;
+                let a = map::<bf16>(stream, a, [m, k, Tiles::M / across])?;
+                let b = map::<bf16>(stream, b, [n, k, Tiles::N / down])?;
+                let c = map::<bf16>(stream, c, [m, n, tiles::STORE_M])?;
+                let division =
+                    tiles::DivisionArgs { across, down, stages, whole, sums, constant_b };
+                let Messages { dev_comm, slots, state, capacity } = &swapped.messages;
+                let product =
+                    Product::args(dev_comm, a, b, c, slots, state, *capacity, m, n, k, division);
+                // SAFETY: the caller's contract; the workspace is as the kernel needs it.
+                unsafe { product.config(config).launch(&swapped.compiled.on(stream)) }
+            }
+
+            Form {
+                tile: (Tiles::M, Tiles::N),
+                threads: Tiles::THREADS,
+                resident: resident::<Tiles, Product>,
+                divide: Division::of::<Tiles>,
+                launch,
+            }
+        }),*];
+    };
+}
+
+forms! { M8N64 M16N64 M32N64 M64N64 M128N64 M8N128 M16N128 M32N128 M64N128 M128N128 }

@@ -1,0 +1,173 @@
+//! The product of few rows of A and its sum over two ranks, on Hopper.
+//!
+//! The product is that of [`gemm_swapped`], with an epilogue that sends a thread's rounded sums to
+//! the same thread of the peer, and adds what that one sent, before they are stored: all of a tile
+//! is sent before any of it is received. A vector has the sums as they lie in registers.
+
+use cuda_std::grid;
+use cuda_std::prelude::*;
+use cuda_std::vector::{Accumulate, Vec16};
+use devcomm_types::{GridConstant, TensorMap};
+use nccl_device::{Coop, DevComm, Lamport, LamportSlots, Window, message};
+
+use crate::files::gemm::epilogue::{Epilogue, Fragment};
+use crate::files::gemm::gemm_swapped::{
+    Division, M8N64, M8N128, M16N64, M16N128, M32N64, M32N128, M64N64, M64N128, M128N64, M128N128,
+    Shape, WARPGROUP_N, product,
+};
+
+/// The most vectors of sums that a thread stores together.
+const VECTORS: usize = 2;
+/// Rows of C of which a thread sends sums in one vector.
+const ROWS: u32 = 16;
+/// The slots of eight rows and [`WARPGROUP_N`] columns: one for each thread.
+const SLOTS: u32 = 128;
+/// The named barrier of the threads that multiply.
+const BARRIER: u32 = 8;
+
+/// `C = sum over the two ranks of A x B^T` in bf16, for few rows: each rank's product is rounded,
+/// and then their sum.
+///
+/// The grid, the block and the maps are those of
+/// [`gemm_swapped`](crate::gemm::gemm_swapped::gemm_swapped()). `slots` and `state` are the memory
+/// of [`Lamport`] messages, with `capacity` slots: [`slots()`] of them are used. Ranks launch with
+/// the same grid, `m`, `n`, `k` and `division`. -0 counts as +0.
+///
+/// # Safety
+///
+/// As for `gemm_swapped`. `slots` and `state` are as [`LamportSlots`] needs them, for the two ranks
+/// of the LSA team.
+#[kernel(arch = "sm_90a", max_threads = 384, S = [
+    M8N64, M16N64, M32N64, M64N64, M128N64, M8N128, M16N128, M32N128, M64N128, M128N128
+])]
+pub unsafe fn gemm_allreduce_swapped<S: Shape>(
+    comm: DevComm,
+    a: GridConstant<TensorMap>,
+    b: GridConstant<TensorMap>,
+    c: GridConstant<TensorMap>,
+    slots: Window<u32>,
+    state: *mut u32,
+    capacity: u32,
+    m: u32,
+    n: u32,
+    k: u32,
+    division: Division,
+) {
+    let used = m.div_ceil(8) * n.div_ceil(WARPGROUP_N) * SLOTS;
+    let (comm, slots) = (&comm, &slots);
+    let exchange = Exchange { comm, slots, state, capacity, used, session: None };
+    // SAFETY: the kernel's contract.
+    unsafe { product::<S, _>([&a, &b, &c], [m, n, k], division, exchange) }
+}
+
+/// The slots that a product of `m x n` elements uses, if 32 bits count them.
+#[must_use]
+pub fn slots(m: usize, n: usize) -> Option<u32> {
+    let blocks = m.div_ceil(8).checked_mul(n.div_ceil(WARPGROUP_N as usize))?;
+    u32::try_from(blocks.checked_mul(SLOTS as usize)?).ok()
+}
+
+/// The epilogue.
+#[derive(Clone, Copy)]
+struct Exchange<'a> {
+    comm: &'a DevComm,
+    slots: &'a Window<u32>,
+    state: *mut u32,
+    capacity: u32,
+    used: u32,
+    session: Option<Lamport<'a, 2>>,
+}
+
+impl Exchange<'_> {
+    /// The slot of a thread's `i`-th vector, if some of its sums are stored.
+    #[inline(always)]
+    fn slot<F: Fragment>(&self, sums: &F, i: usize) -> Option<u32> {
+        let (row, first) = (sums.row(0), ROWS * i as u32);
+        let (end, n) = sums.end();
+        let (column, columns) = (sums.column(0) / WARPGROUP_N, n.div_ceil(WARPGROUP_N));
+        // A cluster may have tiles beyond C.
+        let is_stored = first < 4 * F::ROWS && row + first < end && column < columns;
+        let block = (row + first) / 8 * columns + column;
+        is_stored.then(|| block * SLOTS + thread::thread_idx_x() % SLOTS)
+    }
+
+    /// The row and the column of the sum in a lane of a thread's `i`-th vector.
+    #[inline(always)]
+    fn place(i: usize, lane: usize) -> (u32, u32) {
+        (4 * i as u32 + (lane / 4 * 2 + lane % 2) as u32, (lane / 2 % 2) as u32)
+    }
+
+    /// A thread's `i`-th vector, as peers receive it.
+    #[inline(always)]
+    fn vector<F: Fragment>(sums: &mut F, i: usize) -> Vec16<bf16> {
+        let mut wide = [0.0; 8];
+        let mut lane = 0;
+        while lane < wide.len() {
+            let (row, column) = Self::place(i, lane);
+            if row < F::ROWS {
+                wide[lane] = *sums.sum(row, column);
+            }
+            lane += 1;
+        }
+        message(bf16::narrow(wide))
+    }
+}
+
+impl Epilogue for Exchange<'_> {
+    type Output = bf16;
+    const AHEAD: bool = true;
+
+    #[inline(always)]
+    fn begin(self) -> Self {
+        grid::wait_for_previous();
+        // SAFETY: the kernel's contract.
+        let session = unsafe {
+            LamportSlots::new(self.comm, *self.slots, self.capacity).begin(self.state, self.used)
+        };
+        Self { session: Some(session), ..self }
+    }
+
+    #[inline(always)]
+    fn ahead<F: Fragment>(&self, sums: &mut F) {
+        let Some(session) = &self.session else { return };
+        let mut i = 0;
+        while i < VECTORS {
+            if let Some(slot) = self.slot(sums, i) {
+                // SAFETY: the slot is one of those used, and this thread's.
+                unsafe { session.send(1, slot, Self::vector(sums, i)) };
+            }
+            i += 1;
+        }
+    }
+
+    #[inline(always)]
+    fn apply<F: Fragment>(&self, sums: &mut F) {
+        let Some(session) = &self.session else { return };
+        let peer = self.comm.lsa_team().rank as usize ^ 1;
+        // SAFETY: the peer's thread sends to these slots, and this one receives.
+        let theirs: [_; VECTORS] = unsafe { session.receive_several(peer, |i| self.slot(sums, i)) };
+        let mut i = 0;
+        while i < VECTORS {
+            let mut wide = bf16::widen(Self::vector(sums, i));
+            bf16::add(&mut wide, theirs[i]);
+            let mut lane = 0;
+            while lane < wide.len() {
+                let (row, column) = Self::place(i, lane);
+                if row < F::ROWS {
+                    *sums.sum(row, column) = wide[lane];
+                }
+                lane += 1;
+            }
+            i += 1;
+        }
+    }
+
+    #[inline(always)]
+    fn end(&self, threads: u32) {
+        thread::named_barrier_sync(BARRIER, threads);
+        if let (0, Some(session)) = (thread::thread_idx_x(), &self.session) {
+            // SAFETY: all threads that use the session have received all messages.
+            unsafe { session.end(Coop::thread()) };
+        }
+    }
+}
