@@ -97,7 +97,7 @@ impl Collectives {
         };
         self.require_own(Some(&send), &recv, stream)?;
         let (count, name) = (send.len(), S::Element::NAME);
-        self.compare(Some(plan), || format!("all_reduce of {count} {name}, {op:?}"))?;
+        self.compare(Some(plan), || format!("all_reduce of {count} {name}, {operator:?}"))?;
         self.order(stream)?;
         // SAFETY: both buffers have the elements; dropping one waits for the stream.
         unsafe {

@@ -39,7 +39,7 @@ impl Collectives {
         };
         self.require_own(Some(&send), &recv, stream)?;
         let (count, name) = (recv.len(), S::Element::NAME);
-        self.compare(Some(plan), || format!("reduce_scatter to {count} {name}, {op:?}"))?;
+        self.compare(Some(plan), || format!("reduce_scatter to {count} {name}, {operator:?}"))?;
         self.order(stream)?;
         let Workspace { dev_comm, options, slots, slots_state, .. } = workspace;
         let (count, data_type) = (recv.len(), S::Element::DATA_TYPE);
