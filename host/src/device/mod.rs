@@ -6,6 +6,7 @@ mod capture;
 mod context;
 mod copy;
 mod event;
+mod foreign;
 mod graph;
 mod health;
 pub(crate) mod in_group;

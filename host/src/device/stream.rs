@@ -104,14 +104,7 @@ impl Stream {
         stream: &Arc<cudarc::driver::CudaStream>,
     ) -> Result<Self> {
         context.machine().refuse_simulated(|| "a stream of cudarc's".to_owned())?;
-        let cudarc_context = stream.context();
-        if !context.cuda().is(cudarc_context.cu_ctx()) {
-            return Err(Error::invalid(format!(
-                "cudarc's stream is of GPU {} and another context than that of GPU {}",
-                cudarc_context.ordinal(),
-                context.ordinal()
-            )));
-        }
+        context.require_cudarc(stream.context(), "stream")?;
         let keep: Box<dyn Any> = Box::new(Arc::clone(stream));
         // SAFETY: a stream of the same CUDA context, which the `Arc` keeps alive.
         let handle = unsafe { context.cuda().foreign_stream(stream.cu_stream(), Some(keep)) };
