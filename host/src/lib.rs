@@ -108,6 +108,7 @@ pub use error::{
     AbortCause, DevCommError, DriverError, Error, LaunchError, LaunchRefusal, NcclError,
     NcclResult, Result, StateError, StuckWait, WorldError,
 };
+pub use sys::dlpack::DlpackTensor;
 pub use sys::nccl::DEV_COMM_VERSION;
 /// What `#[devcomm::test]` expands to.
 #[cfg(feature = "simulator")]

@@ -5,6 +5,7 @@ pub(crate) mod abort;
 mod capture;
 mod context;
 mod copy;
+mod dlpack;
 mod event;
 mod foreign;
 mod graph;
