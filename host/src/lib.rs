@@ -101,7 +101,7 @@ pub use devcomm_types::{
 };
 pub use device::{
     Buffer, Context, DeviceLimits, DeviceSlice, Dynamic, Event, FunctionInfo, Graph,
-    KernelAbortHandle, KernelSet, Kernels, KernelsOn, ModuleSource, PinnedBuffer, Stream,
+    KernelAbortHandle, KernelSet, Kernels, KernelsOn, ModuleSource, OnStream, PinnedBuffer, Stream,
     visible_gpus,
 };
 pub use error::{

@@ -147,7 +147,8 @@ impl Inner {
     fn moved(&self) -> Self {
         let (handle, library) = (Arc::clone(&self.handle), self.library.clone());
         let (context, peers, resources) = (self.context.clone(), None, RefCell::default());
-        Self { handle, context, library, peers, resources, ..*self }
+        let default_stream = self.default_stream.clone();
+        Self { handle, context, library, peers, default_stream, resources, ..*self }
     }
 
     /// Finalizes and destroys; aborts if resuming or finalizing fails.

@@ -30,4 +30,4 @@ pub use self::kernels::{KernelSet, Kernels, KernelsOn, ModuleSource};
 pub use self::launch::{DeviceLimits, FunctionInfo};
 pub use self::pinned::PinnedBuffer;
 pub use self::slice::{Buffer, DeviceSlice, Dynamic};
-pub use self::stream::Stream;
+pub use self::stream::{OnStream, Stream};

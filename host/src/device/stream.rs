@@ -39,6 +39,29 @@ pub(super) struct StreamInner {
     keep: RefCell<Vec<Rc<dyn Any>>>,
 }
 
+/// What an operation of a communicator is enqueued to: a stream, or `None` for the context's
+/// [default stream](Context::default_stream).
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a stream",
+    label = "expected `&Stream`, or `None` for the context's default stream"
+)]
+pub trait OnStream {
+    /// The stream, unless it is the default stream.
+    fn named(&self) -> Option<&Stream>;
+}
+
+impl OnStream for &Stream {
+    fn named(&self) -> Option<&Stream> {
+        Some(self)
+    }
+}
+
+impl OnStream for Option<&Stream> {
+    fn named(&self) -> Option<&Stream> {
+        *self
+    }
+}
+
 impl Context {
     /// A new stream. It is non-blocking: it runs concurrently with every other stream, the default
     /// stream included.
