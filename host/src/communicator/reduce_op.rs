@@ -33,7 +33,44 @@ pub enum ReduceOp {
     Avg = 4,
 }
 
+impl ReduceOp {
+    /// All of them; the index is the number.
+    pub const ALL: [Self; 5] = [Self::Sum, Self::Prod, Self::Max, Self::Min, Self::Avg];
+
+    /// The operator of this name: one of NCCL's (`ncclProd`), with or without `nccl`; of torch's
+    /// (`ReduceOp.PRODUCT`), with or without `ReduceOp.` and what precedes it; or in small letters.
+    ///
+    /// Torch's `PREMUL_SUM` has a factor: it is [`Communicator::pre_mul_sum`]. `BAND`, `BOR` and
+    /// `BXOR` are not NCCL's.
+    ///
+    /// ```
+    /// use devcomm_host::ReduceOp;
+    ///
+    /// for name in ["ReduceOp.PRODUCT", "RedOpType.PRODUCT", "ncclProd", "prod"] {
+    ///     assert_eq!(ReduceOp::from_name(name), Some(ReduceOp::Prod));
+    /// }
+    /// assert_eq!(ReduceOp::from_name("BXOR"), None);
+    /// ```
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        let name = name.rsplit_once('.').map_or(name, |(_, name)| name);
+        let name = name.strip_prefix("nccl").unwrap_or(name).to_ascii_lowercase();
+        Some(match name.as_str() {
+            "sum" => Self::Sum,
+            "prod" | "product" => Self::Prod,
+            "max" => Self::Max,
+            "min" => Self::Min,
+            "avg" => Self::Avg,
+            _ => return None,
+        })
+    }
+}
+
 /// An operator for reductions of `E`: a [`ReduceOp`], or a [`CustomReduceOp`] of that type.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not an operator for reductions of `{E}`",
+    label = "expected a `ReduceOp`, or a `&CustomReduceOp<{E}>`"
+)]
 pub trait ReduceOperator<E>: sealed::Operator {}
 
 pub(crate) mod sealed {
@@ -215,5 +252,32 @@ impl Drop for Inner {
 impl<T> std::fmt::Debug for CustomReduceOp<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "CustomReduceOp({}, {:?})", self.inner.op, self.inner.data_type)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_operator_has_the_names_of_nccl_and_torch() {
+        for (number, op) in ReduceOp::ALL.into_iter().enumerate() {
+            assert_eq!(op as usize, number);
+            let (own, torch) = (format!("{op:?}"), format!("{op:?}").to_uppercase());
+            let torch = if op == ReduceOp::Prod { "PRODUCT".to_owned() } else { torch };
+            for name in [
+                format!("nccl{own}"),
+                format!("ReduceOp.{torch}"),
+                format!("torch.distributed.ReduceOp.{torch}"),
+                own.to_lowercase(),
+                torch,
+                own,
+            ] {
+                assert_eq!(ReduceOp::from_name(&name), Some(op), "{name}");
+            }
+        }
+        for name in ["", "PREMUL_SUM", "BAND", "BOR", "BXOR", "ncclNumOps", "sum.", "summe"] {
+            assert_eq!(ReduceOp::from_name(name), None, "{name}");
+        }
     }
 }
