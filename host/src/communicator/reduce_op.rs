@@ -181,6 +181,17 @@ impl Communicator {
 }
 
 impl<T> CustomReduceOp<T> {
+    /// NCCL's number of the operator (`ncclRedOp_t`), for use with other libraries.
+    ///
+    /// # Errors
+    ///
+    /// [`StateError::Closed`].
+    pub fn as_raw(&self) -> Result<i32> {
+        let rank = self.inner.communicator.rank();
+        let closed = || StateError::Closed { what: "the operator", rank };
+        if self.is_valid() { Ok(self.inner.op) } else { Err(closed().into()) }
+    }
+
     /// Whether it can still be used.
     #[must_use]
     pub fn is_valid(&self) -> bool {
@@ -211,19 +222,15 @@ impl<T> sealed::Operator for &CustomReduceOp<T> {
         communicator: &Communicator,
         data_type: DataType,
     ) -> Result<(c_int, Option<Rc<dyn Any>>)> {
-        let Inner { op, data_type: own, communicator: creator, .. } = &*self.inner;
-        if !self.is_valid() {
-            return Err(
-                StateError::Closed { what: "the operator", rank: communicator.rank() }.into()
-            );
-        }
+        let op = self.as_raw()?;
+        let Inner { data_type: own, communicator: creator, .. } = &*self.inner;
         if !std::sync::Arc::ptr_eq(creator.handle(), communicator.handle()) {
             return Err(Error::invalid("the operator belongs to another communicator"));
         }
         if *own != data_type {
             return Err(Error::invalid(format!("an operator for {own:?}, not {data_type:?}")));
         }
-        Ok((*op, Some(Rc::clone(&self.inner) as _)))
+        Ok((op, Some(Rc::clone(&self.inner) as _)))
     }
 
     fn name(&self) -> String {

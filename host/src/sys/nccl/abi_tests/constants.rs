@@ -5,7 +5,7 @@ use devcomm_types::{DataType, GinConnectionType, GinType};
 use super::{compare, printed};
 use crate::communicator::{
     CftTeamMode, CtaPolicy, GraphUsageMode, HostCftMode, MemoryStat, NvlsHostMode, ReduceOp,
-    SUSPEND_MEMORY, ShrinkMode, WindowFlags,
+    SUSPEND_MEMORY, ShrinkMode, UniqueId, WindowFlags,
 };
 use crate::error::NcclResult;
 use devcomm_sys::nccl::*;
@@ -16,6 +16,7 @@ fn constants() -> Vec<(&'static str, i64)> {
     vec![
         ("NCCL_VERSION_CODE", ABI_VERSION.into()),
         ("NCCL_API_MAGIC", API_MAGIC.into()),
+        ("NCCL_UNIQUE_ID_BYTES", UniqueId::BYTES as i64),
         ("NCCL_CONFIG_UNDEF_INT", int(UNDEF_INT)),
         ("NCCL_WIN_DEFAULT", int(WindowFlags::empty().bits())),
         ("NCCL_WIN_COLL_SYMMETRIC", int(WindowFlags::COLL_SYMMETRIC.bits())),
