@@ -49,9 +49,9 @@ impl<T: Element> DeviceSlice<T> {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for a tensor in memory of the host or of another GPU, with elements
-    /// of another type than `T` or gaps between them, that may not be written to, or of another
-    /// major version of DLPack. The tensor is given back then.
+    /// [`Error::InvalidInput`] for a tensor in memory of the host or of another GPU, of another type
+    /// than `T`, that is not contiguous, that may not be written to, or of another major version of
+    /// DLPack. The tensor is given back then.
     pub fn from_dlpack(context: &Context, tensor: DlpackTensor) -> Result<Self> {
         let elements = Elements::of(context, &tensor)?;
         if elements.data_type != T::DATA_TYPE {
@@ -159,7 +159,7 @@ impl Elements {
     }
 }
 
-/// The number of elements of a tensor without gaps.
+/// The number of elements of a tensor, which must be contiguous in row-major order.
 fn row_major(shape: &[i64], strides: Option<&[i64]>) -> Result<usize> {
     let mut len = 1_usize;
     for &extent in shape {
@@ -175,8 +175,8 @@ fn row_major(shape: &[i64], strides: Option<&[i64]>) -> Result<usize> {
         // The stride of a single element has no meaning.
         if extent != 1 && stride != expected {
             return Err(Error::invalid(format!(
-                "a DLPack tensor with gaps between its elements: shape {shape:?}, strides \
-                 {strides:?}; copy it first (torch: contiguous())"
+                "a DLPack tensor that is not contiguous in row-major order: shape {shape:?}, \
+                 strides {strides:?}; copy it first (torch: contiguous())"
             )));
         }
         expected *= extent;
