@@ -75,7 +75,8 @@ impl DeviceSlice<Dynamic> {
 
 impl<T> DeviceSlice<T> {
     /// These elements as a tensor of one dimension, for another library, which may use the memory
-    /// until it gives the tensor back. Until then what this slice keeps stays allocated.
+    /// until it gives the tensor back. Until then what this slice keeps stays allocated; memory of
+    /// [`from_raw_parts`](DeviceSlice::from_raw_parts) is the caller's.
     ///
     /// A tensor that another thread gives back is freed when this thread next takes or makes a
     /// tensor. The work that writes the elements must be done, or be ordered before the other
