@@ -1,5 +1,6 @@
 //! Checks documents and sources: the tests that docs/host_api.md and docs/device_api.md name exist,
-//! what docs/gemm.md quotes is in the kernels, and lines have at most 100 columns.
+//! every name of other host APIs has its row, what docs/gemm.md quotes is in the kernels, and lines
+//! have at most 100 columns.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -79,13 +80,55 @@ fn every_test_that_the_table_of_the_host_api_names_exists() {
     let tests: Vec<String> =
         rows_with_tests("host_api.md").into_iter().flat_map(|(_, tests)| tests).collect();
     for test in &tests {
-        assert!(sources.iter().any(|(_, text)| has_test(text, test)), "{test} does not exist");
+        // What must not compile is a file of `tests/ui`.
+        let found = |(stem, text): &Source| stem == test || has_test(text, test);
+        assert!(sources.iter().any(found), "{test} does not exist");
     }
     assert!(
         tests.len() >= 80,
         "only {} tests were found: did the table's form change?",
         tests.len()
     );
+}
+
+/// The names of other host APIs are those of the list, in its order, and a row that is not equal
+/// has a reason. What is here exists in the sources.
+#[test]
+fn every_name_of_the_other_host_apis_has_a_row() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let names = fs::read_to_string(root.join("tests/host_api_names.txt")).unwrap();
+    let names: Vec<&str> =
+        names.lines().filter(|line| !line.is_empty() && !line.starts_with('#')).collect();
+    let document = fs::read_to_string(root.join("docs/host_api.md")).unwrap();
+    let (_, table) = document.split_once("\n## Name by name\n").unwrap();
+    let (table, _) = table.split_once("\n## ").unwrap_or((table, ""));
+    let rows: Vec<Vec<&str>> = table
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `")?.strip_suffix(" |"))
+        .map(|row| row.split(" | ").collect())
+        .collect();
+    let found: Vec<&str> = rows.iter().map(|row| row[0].trim_end_matches('`')).collect();
+    assert_eq!(found, names);
+    assert_eq!(names.len(), 156);
+
+    let mut code = Vec::new();
+    for folder in ["host/src", "crates/types/src", "crates/sys/src"] {
+        sources(&root.join(folder), &mut code);
+    }
+    let word = |c: char| c.is_alphanumeric() || c == '_';
+    let words: BTreeSet<&str> =
+        code.iter().flat_map(|(_, text)| text.split(|c: char| !word(c))).collect();
+    for row in &rows {
+        let [_, here, verdict] = row[..] else { panic!("{row:?}") };
+        assert!(!verdict.is_empty() && (verdict != "equal" || here != "-"), "{row:?}");
+        for quoted in here.split('`').skip(1).step_by(2) {
+            let unknown = quoted.split(|c: char| !word(c)).find(|part| !words.contains(part));
+            assert_eq!(unknown, None, "{row:?} names what does not exist");
+        }
+    }
+    let equal = rows.iter().filter(|row| row[2] == "equal").count();
+    assert!(equal >= 150, "only {equal} names are equal");
+    assert!(table.contains(&format!("{equal} are equal")), "{equal} are equal");
 }
 
 #[test]

@@ -105,13 +105,14 @@ pub use devcomm_types::{
 };
 pub use device::{
     Buffer, Context, DeviceLimits, DeviceSlice, Dynamic, Event, FunctionInfo, Graph,
-    KernelAbortHandle, KernelSet, Kernels, KernelsOn, ModuleSource, PinnedBuffer, Stream,
+    KernelAbortHandle, KernelSet, Kernels, KernelsOn, ModuleSource, OnStream, PinnedBuffer, Stream,
     visible_gpus,
 };
 pub use error::{
     AbortCause, DevCommError, DriverError, Error, LaunchError, LaunchRefusal, NcclError,
     NcclResult, Result, StateError, StuckWait, WorldError,
 };
+pub use sys::dlpack::DlpackTensor;
 pub use sys::nccl::DEV_COMM_VERSION;
 /// What `#[devcomm::test]` expands to.
 #[cfg(feature = "simulator")]

@@ -46,8 +46,8 @@ pub use files::gemm::gemm_swapped::gemm_swapped;
 pub use files::gemm::gemm_wgmma::{gemm_wgmma, gemm_wgmma_f32};
 pub use files::gemm_allreduce;
 pub use files::gemm_allreduce::gemm_allreduce_mma::gemm_allreduce_mma;
-pub use files::gemm_allreduce::gemm_allreduce_wgmma::gemm_allreduce_wgmma;
 pub use files::gemm_allreduce::gemm_allreduce_swapped::gemm_allreduce_swapped;
+pub use files::gemm_allreduce::gemm_allreduce_wgmma::gemm_allreduce_wgmma;
 pub use files::gemm_allreduce::gemm_allreduce_wide::gemm_allreduce_wide;
 pub use files::gemm_allreduce::{GemmForm, GemmWorkspace};
 pub use files::{

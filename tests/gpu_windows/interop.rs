@@ -1,7 +1,9 @@
 //! Tests with memory and streams of other libraries: cudarc's types, and raw stream handles.
 
-use cudarc::driver::{CudaContext, DevicePtrMut};
-use devcomm::{DeviceSlice, Error, ReduceOp, Stream, visible_gpus};
+use std::sync::Arc;
+
+use devcomm::cudarc::driver::CudaContext;
+use devcomm::{Buffer, DeviceSlice, Error, ReduceOp, Stream, visible_gpus};
 
 use devcomm_testing::machines::{Gpus, on_gpus};
 use devcomm_testing::works::{require_kernels_work, require_works};
@@ -20,28 +22,36 @@ fn cudarcs_memory_on_cudarcs_stream() {
         require_works(comm, &stream)?;
         require_kernels_work(rank, comm, &stream)?;
 
-        let mut memory = theirs.clone_htod(&[rank.rank() as f32 + 1.0; COUNT]).unwrap();
-        {
-            let (address, _written) = memory.device_ptr_mut(&theirs);
-            // SAFETY: cudarc's memory on this GPU, which lives until the stream has run the
-            // all-reduce.
-            let slice =
-                unsafe { DeviceSlice::<f32>::from_raw_parts(rank.context(), address, COUNT) };
-            comm.all_reduce(&slice, &slice, ReduceOp::Sum, &stream)?;
-        }
+        let memory = Arc::new(theirs.clone_htod(&[rank.rank() as f32 + 1.0; COUNT]).unwrap());
+        let slice = DeviceSlice::from_cudarc(rank.context(), &memory)?;
+        assert_eq!(slice.len(), COUNT);
+        comm.all_reduce(&slice, &slice, ReduceOp::Sum, &stream)?;
         // In the same stream, after the all-reduce.
-        let sums = theirs.clone_dtoh(&memory).unwrap();
+        let sums = theirs.clone_dtoh(&*memory).unwrap();
         assert!(sums.iter().all(|&x| x == 3.0));
 
         let other = CudaContext::new((rank.device() + 1) % visible_gpus()?).unwrap();
         let elsewhere = Stream::from_cudarc(rank.context(), &other.new_stream().unwrap());
         assert!(matches!(elsewhere, Err(Error::InvalidInput { .. })), "{elsewhere:?}");
+        let memory_elsewhere = Arc::new(other.default_stream().alloc_zeros::<f32>(1).unwrap());
+        let elsewhere = DeviceSlice::from_cudarc(rank.context(), &memory_elsewhere);
+        assert!(matches!(elsewhere, Err(Error::InvalidInput { .. })), "{elsewhere:?}");
         // cudarc has made the other GPU's context current on this thread.
         require_works(comm, &stream)?;
 
+        // The slice, and an operation on a part of it, keep cudarc's memory.
+        let weak = Arc::downgrade(&memory);
+        drop(memory);
+        let part = slice.slice(..10)?;
+        drop(slice);
+        assert!(weak.upgrade().is_some());
+        comm.all_reduce(&part, &part, ReduceOp::Sum, &stream)?;
+        drop(part);
+        assert!(weak.upgrade().is_none());
+
         // devcomm's `Stream` keeps cudarc's stream alive.
         let handle = theirs.cu_stream();
-        drop((memory, theirs));
+        drop(theirs);
         assert_eq!(stream.as_raw(), handle.cast());
         require_works(comm, &stream)
     });

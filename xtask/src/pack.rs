@@ -6,7 +6,8 @@
 //! programs.tar.xz  unpacked once by run.sh into the user's cache:
 //!     examples/    the programs              tests/   the test programs that need GPUs
 //!     bench/       devcomm-bench             twins/   its kernels in Rust and in C++
-//!     kernels/     PTX, cubins, metadata     lib/     GinLoopback's NCCL plugin
+//!     kernels/     PTX, cubins, metadata     lib/     GinLoopback's NCCL plugin, and the library
+//!                                                     of the tests with PyTorch
 //! nccl/            lib/libnccl.so.2 (or .xz) and include/nccl.h
 //! licences/        the project's and NCCL's
 //! ```
@@ -14,6 +15,7 @@
 //! Each program contains the kernels' PTX; one archive compresses the copies together. Results of
 //! slow steps are kept in the target folder, so that packing again takes seconds.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::BufReader;
 use std::os::unix::fs::PermissionsExt;
@@ -203,8 +205,10 @@ fn copy_programs(project: &Project, to: &Path) -> Result<()> {
         .collect();
     build(project, "test", &[&["--no-run"], &selected[..]].concat(), to, &mut made)?;
 
-    let plugin = made.plugin.context("the build made no plugin for GinLoopback")?;
-    copy_into(&plugin, &to.join("lib/libdevcomm_rma_loopback.so"))?;
+    for name in ["libdevcomm_rma_loopback.so", "libdevcomm_torch_tests.so"] {
+        let library = made.libraries.get(name).with_context(|| format!("the build made no {name}"));
+        copy_into(library?, &to.join("lib").join(name))?;
+    }
     fs::write(to.join("lib/network.sh"), network_sh())?;
     let kernels = made.kernels.context("the build script of devcomm-ops made no kernels")?;
     copy_kinds(&kernels, &["ptx", "json", "cubin"], &to.join("kernels"))
@@ -223,8 +227,8 @@ fn network_sh() -> String {
 struct BuildOutputs {
     /// The folder of the kernels.
     kernels: Option<PathBuf>,
-    /// devcomm's RMA plugin, for GIN without an RDMA card.
-    plugin: Option<PathBuf>,
+    /// Shared libraries, by file name.
+    libraries: BTreeMap<String, PathBuf>,
 }
 
 /// Runs cargo, copies the programs that it reports, and records its other outputs.
@@ -259,7 +263,10 @@ fn build(
                     copy_into(program.as_std_path(), &to.join(folder).join(&artifact.target.name))?;
                 } else if kinds.contains(&TargetKind::CDyLib) {
                     let shared = |path: &&Utf8PathBuf| path.extension() == Some("so");
-                    made.plugin = artifact.filenames.iter().find(shared).map(PathBuf::from);
+                    if let Some(path) = artifact.filenames.iter().find(shared) {
+                        let name = format!("lib{}.so", artifact.target.name);
+                        made.libraries.insert(name, path.into());
+                    }
                 }
             }
             Message::BuildScriptExecuted(script) => {

@@ -144,8 +144,8 @@ fn by_nccl_sym<'a>(
 ) -> Result<Contender<'a>> {
     let Harness { comm, stream, .. } = harness;
     let message = Message::new(harness, send, recv)?;
-    let send = |peer| comm.put_signal(send, recv, 0, Signal::to(peer), stream);
-    let receive = |peer| comm.wait_signal(&[WaitSignalDesc::from(peer)], stream);
+    let send = move |peer| comm.put_signal(send, recv, 0, Signal::to(peer), stream);
+    let receive = move |peer| comm.wait_signal(&[WaitSignalDesc::from(peer)], stream);
     Ok(by_host(Variant::NcclSym, message, send, receive))
 }
 

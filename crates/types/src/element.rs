@@ -26,7 +26,7 @@ pub enum DataType {
 
 impl DataType {
     /// All of them; the index is the number.
-    pub(crate) const ALL: [Self; 12] = [
+    pub const ALL: [Self; 12] = [
         Self::Int8,
         Self::Uint8,
         Self::Int32,

@@ -1,9 +1,9 @@
 //! NCCL's collectives and sends, launched by the host.
 //!
 //! They take [`Buffer`]s, whose lengths give the number of elements; lengths that do not match are
-//! an error. Every method enqueues to the caller's stream and returns at once. The memory stays
-//! allocated until the operation is done. Where NCCL allows it, the two buffers may be the same
-//! memory, or one may be part of the other: *in place*.
+//! an error. Every method enqueues to the caller's stream, or with `None` to the context's default
+//! stream, and returns at once. The memory stays allocated until the operation is done. Where NCCL
+//! allows it, the two buffers may be the same memory, or one may be part of the other: *in place*.
 
 use std::any::Any;
 use std::ffi::c_int;
@@ -16,7 +16,7 @@ use super::config::LoweredCollectiveConfig;
 use super::create::rank_of;
 use super::reduce_op::sealed::Operator;
 use super::{CollectiveConfig, Communicator, ReduceOperator};
-use crate::device::{Buffer, DeviceSlice, Event, Stream};
+use crate::device::{Buffer, DeviceSlice, Event, OnStream};
 use crate::error::{Error, Result};
 use crate::sys::nccl::call::{Call, CommPtr};
 use crate::sys::nccl::calls::{self, Operands};
@@ -84,7 +84,7 @@ collectives! {
     /// Every rank's `recv` gets the reduction of all ranks' `send`; both have the same length.
     #[nccl("ncclAllReduce", "ncclAllReduceConfig")]
     fn all_reduce<S: Buffer, R: SameElement<S>, O: ReduceOperator<S::Element>>(
-        send: &S, recv: &R, op: O, stream: &Stream,
+        send: &S, recv: &R, op: O, stream: impl OnStream,
     ) |this| {
         let (send, recv) = (send.device_slice(), recv.device_slice());
         same_length("an all-reduce", send.len(), recv.len())?;
@@ -96,7 +96,7 @@ collectives! {
     /// other ranks' `recv` is not used and may be `None`.
     #[nccl("ncclReduce", "ncclReduceConfig")]
     fn reduce<S: Buffer, O: ReduceOperator<S::Element>>(
-        send: &S, recv: Option<DeviceSlice<S::Element>>, op: O, root: usize, stream: &Stream,
+        send: &S, recv: Option<DeviceSlice<S::Element>>, op: O, root: usize, stream: impl OnStream,
     ) |this| {
         let send = send.device_slice();
         let mut operation = this.operation(&send).with_root(root)?.sends(&send)?;
@@ -112,7 +112,7 @@ collectives! {
     /// is not used and may be `None`.
     #[nccl("ncclBroadcast", "ncclBroadcastConfig")]
     fn broadcast<R: Buffer>(
-        send: Option<DeviceSlice<R::Element>>, recv: &R, root: usize, stream: &Stream,
+        send: Option<DeviceSlice<R::Element>>, recv: &R, root: usize, stream: impl OnStream,
     ) |this| {
         let recv = recv.device_slice();
         let mut operation = this.operation(&recv).with_root(root)?.receives(&recv)?;
@@ -127,7 +127,7 @@ collectives! {
     /// Every rank's `recv` gets all ranks' `send`, in rank order: its length is that of `send`
     /// times the number of ranks. In place, `send` is this rank's chunk of `recv`.
     #[nccl("ncclAllGather", "ncclAllGatherConfig")]
-    fn all_gather<S: Buffer, R: SameElement<S>>(send: &S, recv: &R, stream: &Stream) |this| {
+    fn all_gather<S: Buffer, R: SameElement<S>>(send: &S, recv: &R, stream: impl OnStream) |this| {
         let (send, recv) = (send.device_slice(), recv.device_slice());
         this.require_chunks("an all-gather", recv.len(), send.len())?;
         let operation = this.operation(&send).sends(&send)?.receives(&recv)?;
@@ -138,7 +138,7 @@ collectives! {
     /// that of `recv` times the number of ranks. In place, `recv` is this rank's chunk of `send`.
     #[nccl("ncclReduceScatter", "ncclReduceScatterConfig")]
     fn reduce_scatter<S: Buffer, R: SameElement<S>, O: ReduceOperator<S::Element>>(
-        send: &S, recv: &R, op: O, stream: &Stream,
+        send: &S, recv: &R, op: O, stream: impl OnStream,
     ) |this| {
         let (send, recv) = (send.device_slice(), recv.device_slice());
         this.require_chunks("a reduce-scatter", send.len(), recv.len())?;
@@ -150,7 +150,7 @@ collectives! {
     /// Chunk `i` of rank `r`'s `recv` gets chunk `r` of rank `i`'s `send`; both have the same
     /// length, one chunk per rank. Not in place.
     #[nccl("ncclAlltoAll", "ncclAlltoAllConfig")]
-    fn all_to_all<S: Buffer, R: SameElement<S>>(send: &S, recv: &R, stream: &Stream) |this| {
+    fn all_to_all<S: Buffer, R: SameElement<S>>(send: &S, recv: &R, stream: impl OnStream) |this| {
         let (send, recv) = (send.device_slice(), recv.device_slice());
         same_length("an all-to-all", send.len(), recv.len())?;
         let chunk = send.len() / this.communicator.n_ranks();
@@ -164,7 +164,7 @@ collectives! {
     /// `root`'s `send` is its chunk of `recv`.
     #[nccl("ncclGather", "ncclGatherConfig")]
     fn gather<S: Buffer>(
-        send: &S, recv: Option<DeviceSlice<S::Element>>, root: usize, stream: &Stream,
+        send: &S, recv: Option<DeviceSlice<S::Element>>, root: usize, stream: impl OnStream,
     ) |this| {
         let send = send.device_slice();
         let mut operation = this.operation(&send).with_root(root)?.sends(&send)?;
@@ -181,7 +181,7 @@ collectives! {
     /// `root`'s `recv` is its chunk of `send`.
     #[nccl("ncclScatter", "ncclScatterConfig")]
     fn scatter<R: Buffer>(
-        send: Option<DeviceSlice<R::Element>>, recv: &R, root: usize, stream: &Stream,
+        send: Option<DeviceSlice<R::Element>>, recv: &R, root: usize, stream: impl OnStream,
     ) |this| {
         let recv = recv.device_slice();
         let mut operation = this.operation(&recv).with_root(root)?.receives(&recv)?;
@@ -293,7 +293,7 @@ impl Communicator {
     ///
     /// As the collectives; [`Error::InvalidInput`] for an unknown rank.
     #[doc(alias = "ncclSend")]
-    pub fn send<S: Buffer>(&self, send: &S, peer: usize, stream: &Stream) -> Result<()> {
+    pub fn send<S: Buffer>(&self, send: &S, peer: usize, stream: impl OnStream) -> Result<()> {
         let (send, peer) = (send.device_slice(), self.peer(peer)?);
         let operation = Operation::new(self, send.len(), send.data_type()).sends(&send)?;
         operation.to(peer).enqueue(stream, |comm, operands| calls::send(comm, operands, peer))
@@ -307,7 +307,7 @@ impl Communicator {
     ///
     /// As [`send`](Self::send).
     #[doc(alias = "ncclRecv")]
-    pub fn recv<R: Buffer>(&self, recv: &R, peer: usize, stream: &Stream) -> Result<()> {
+    pub fn recv<R: Buffer>(&self, recv: &R, peer: usize, stream: impl OnStream) -> Result<()> {
         let (recv, peer) = (recv.device_slice(), self.peer(peer)?);
         let operation = Operation::new(self, recv.len(), recv.data_type()).receives(&recv)?;
         operation.from(peer).enqueue(stream, |comm, operands| calls::recv(comm, operands, peer))
@@ -389,7 +389,7 @@ impl<'a> Operation<'a> {
     fn enqueue_configured(
         mut self,
         configured: &Configured<'_>,
-        stream: &Stream,
+        stream: impl OnStream,
         call: impl FnOnce(CommPtr, Operands, Option<Arc<LoweredCollectiveConfig>>) -> Call,
     ) -> Result<()> {
         let config = configured.config.clone();
@@ -397,6 +397,7 @@ impl<'a> Operation<'a> {
         self.keep.extend(configured.event.as_ref().map(Event::keep));
         let terms = self.terms();
         let Self { communicator, operands, keep, .. } = self;
+        let stream = communicator.stream(&stream);
         let operands = Operands { stream: stream.handle().raw() as u64, ..operands };
         let call = |comm| call(comm, operands, config);
         communicator.enqueue_collective(stream, keep, &terms, call)
@@ -409,9 +410,10 @@ impl<'a> Operation<'a> {
 
     pub(crate) fn enqueue(
         self,
-        stream: &Stream,
+        stream: impl OnStream,
         call: impl FnOnce(CommPtr, Operands) -> Call,
     ) -> Result<()> {
+        let stream = self.communicator.stream(&stream);
         let terms = self.terms();
         let mut operands = self.operands;
         operands.stream = stream.handle().raw() as u64;

@@ -1,6 +1,6 @@
 //! The communicator: its identity, its properties, its state.
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::ffi::c_void;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
@@ -13,9 +13,9 @@ use devcomm_types::GinType;
 use super::handle::{Handle, Status};
 use super::peers::{Peers, all_gather};
 use super::{Library, Properties};
-use crate::device::Context;
 use crate::device::issuer::{Issuer, Owner, Resource};
 use crate::device::recorder::Operation;
+use crate::device::{Context, Stream};
 use crate::error::{Error, Result};
 use crate::sys::nccl::call::Out;
 use crate::sys::nccl::calls;
@@ -49,6 +49,9 @@ pub(super) struct Inner {
     pub(super) created: u64,
     /// The exchange with the other ranks on the host; only communicators of a `World` have one.
     pub(super) peers: Option<Rc<dyn Peers>>,
+    /// The context's default stream, once an operation was enqueued to it without naming it:
+    /// dropping the last handle of a stream waits for its work.
+    pub(super) default_stream: OnceCell<Stream>,
     /// The objects that are closed before the communicator ends, oldest first.
     pub(super) resources: RefCell<Vec<Made>>,
 }

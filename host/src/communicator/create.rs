@@ -1,7 +1,6 @@
 //! Creates communicators: from unique ids, for all GPUs of a process, from an `ncclComm_t`, and
 //! from other communicators (split, shrink, grow).
 
-use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -60,14 +59,24 @@ impl NewComm<'_> {
         let (nccl, health) = (Arc::clone(library.nccl()), context.health());
         let handle = Handle::new(nccl, slot, rank, blocking, health);
         let (context, library) = (context.clone(), library.clone());
-        let resources = RefCell::default();
+        let (default_stream, resources) = Default::default();
         let handle = Arc::new(handle);
         if end != End::Foreign {
             context.health().abort_on_loss(Arc::downgrade(&handle) as _);
         }
         let created = CREATED.fetch_add(1, Ordering::Relaxed);
-        let inner =
-            Inner { handle, end, rank, n_ranks, context, library, created, peers, resources };
+        let inner = Inner {
+            handle,
+            end,
+            rank,
+            n_ranks,
+            context,
+            library,
+            created,
+            peers,
+            default_stream,
+            resources,
+        };
         Communicator { inner: Rc::new(inner) }
     }
 }

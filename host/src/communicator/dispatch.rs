@@ -15,7 +15,7 @@ use super::watched::watched;
 use crate::device::in_group::{is_open, refuse_inside};
 use crate::device::issuer::{Owner, Resource};
 use crate::device::recorder::Operation;
-use crate::device::{Context, Stream};
+use crate::device::{Context, OnStream, Stream};
 use crate::error::{Error, Result, StateError};
 use crate::sys::nccl::Nccl;
 use crate::sys::nccl::call::{Call, CommPtr, Out};
@@ -78,6 +78,12 @@ impl Communicator {
         Err(Error::invalid(format!(
             "rank {rank}: {what} is of another context than the communicator"
         )))
+    }
+
+    /// `stream`, or the context's default stream.
+    pub(super) fn stream<'a>(&'a self, stream: &'a impl OnStream) -> &'a Stream {
+        let default = || self.inner.default_stream.get_or_init(|| self.context().default_stream());
+        stream.named().unwrap_or_else(default)
     }
 
     /// The communicator's address for a call that may be deferred.

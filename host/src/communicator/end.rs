@@ -149,8 +149,9 @@ impl Inner {
     fn moved(&self) -> Self {
         let (handle, library) = (Arc::clone(&self.handle), self.library.clone());
         let (context, peers) = (self.context.clone(), None);
+        let default_stream = self.default_stream.clone();
         let resources = RefCell::new(self.resources.take());
-        Self { handle, context, library, peers, resources, ..*self }
+        Self { handle, context, library, peers, default_stream, resources, ..*self }
     }
 
     /// Finalizes and destroys; aborts if resuming or finalizing fails.

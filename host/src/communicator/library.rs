@@ -49,9 +49,13 @@ impl std::fmt::Debug for UniqueId {
 }
 
 impl UniqueId {
+    /// Size in bytes. NCCL: `NCCL_UNIQUE_ID_BYTES`.
+    #[doc(alias = "NCCL_UNIQUE_ID_BYTES")]
+    pub const BYTES: usize = 128;
+
     /// The bytes, to be sent to the other ranks.
     #[must_use]
-    pub fn as_bytes(&self) -> &[u8; 128] {
+    pub fn as_bytes(&self) -> &[u8; Self::BYTES] {
         &self.0.0
     }
 

@@ -7,7 +7,7 @@ use devcomm_types::Element;
 
 use super::collectives::Operation;
 use super::{Communicator, Window};
-use crate::device::{Buffer, Stream};
+use crate::device::{Buffer, OnStream};
 use crate::error::{Error, Result};
 use crate::sys::nccl::calls::{self, Target};
 use devcomm_sys::nccl::RawWaitSignal;
@@ -89,7 +89,7 @@ impl Communicator {
         window: &Window<T>,
         at: usize,
         to: Signal,
-        stream: &Stream,
+        stream: impl OnStream,
     ) -> Result<()>
     where
         T: Element,
@@ -128,7 +128,7 @@ impl Communicator {
         window: &Window<T>,
         at: usize,
         to: Signal,
-        stream: &Stream,
+        stream: impl OnStream,
     ) -> Result<()>
     where
         T: Element,
@@ -156,8 +156,9 @@ impl Communicator {
     /// As [`put_signal`](Self::put_signal). NCCL initializes one-sided operations with the first
     /// window; before that, this fails unless the configuration sets `rma_eager_init`.
     #[doc(alias = "ncclSignal")]
-    pub fn signal(&self, to: Signal, stream: &Stream) -> Result<()> {
-        let (target, raw_stream) = (self.target(to)?, stream.handle().raw() as u64);
+    pub fn signal(&self, to: Signal, stream: impl OnStream) -> Result<()> {
+        let (target, stream) = (self.target(to)?, self.stream(&stream));
+        let raw_stream = stream.handle().raw() as u64;
         let terms = format!("rank {}", target.peer);
         self.enqueue(stream, Vec::new(), &terms, |comm| calls::signal(comm, target, raw_stream))
     }
@@ -171,7 +172,7 @@ impl Communicator {
     ///
     /// As [`signal`](Self::signal); [`Error::InvalidInput`] for no signals at all.
     #[doc(alias = "ncclWaitSignal")]
-    pub fn wait_signal(&self, signals: &[WaitSignalDesc], stream: &Stream) -> Result<()> {
+    pub fn wait_signal(&self, signals: &[WaitSignalDesc], stream: impl OnStream) -> Result<()> {
         if signals.is_empty() {
             return Err(Error::invalid("no signals to wait for"));
         }
@@ -186,6 +187,7 @@ impl Communicator {
         let waits = signals.iter().map(raw).collect::<Result<Vec<_>>>()?;
         let peers: Vec<_> = signals.iter().map(|signal| signal.peer.to_string()).collect();
         let terms = format!("ranks {}", peers.join(", "));
+        let stream = self.stream(&stream);
         let raw_stream = stream.handle().raw() as u64;
         let call = |comm| calls::wait_signal(comm, waits, raw_stream);
         self.enqueue(stream, Vec::new(), &terms, call)

@@ -115,6 +115,28 @@ mod tests {
         assert_eq!(params.get("NCCL_DEBUG\0").unwrap(), None);
     }
 
+    /// Runs itself in a process of its own, whose standard output it reads.
+    #[test]
+    fn a_dump_prints_every_parameter_with_its_value() {
+        const TEST: &str = "a_dump_prints_every_parameter_with_its_value";
+        let Some(params) = real() else { return };
+        if std::env::var_os("DEVCOMM_TEST_DUMP").is_some() {
+            return params.library.dump_params().unwrap();
+        }
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        child
+            .args([TEST, "--nocapture"])
+            .envs([("DEVCOMM_TEST_DUMP", "1"), ("NCCL_DEBUG", "WARN")]);
+        let output = child.output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let text = String::from_utf8_lossy(&output.stdout);
+        for key in params.keys().unwrap() {
+            assert!(text.contains(&key), "{key} is not in:\n{text}");
+        }
+        let line = text.lines().find(|line| line.contains("NCCL_DEBUG=") || line.contains("WARN"));
+        assert!(line.is_some(), "the value of NCCL_DEBUG is not in:\n{text}");
+    }
+
     #[test]
     fn the_map_holds_what_single_reads_give_on_any_thread() {
         let Some(params) = real() else { return };

@@ -32,7 +32,44 @@ pub enum ReduceOp {
     Avg = 4,
 }
 
+impl ReduceOp {
+    /// All of them; the index is the number.
+    pub const ALL: [Self; 5] = [Self::Sum, Self::Prod, Self::Max, Self::Min, Self::Avg];
+
+    /// The operator of this name: one of NCCL's (`ncclProd`), with or without `nccl`; of torch's
+    /// (`ReduceOp.PRODUCT`), with or without `ReduceOp.` and what precedes it; or in small letters.
+    ///
+    /// Torch's `PREMUL_SUM` has a factor: it is [`Communicator::pre_mul_sum`]. `BAND`, `BOR` and
+    /// `BXOR` are not NCCL's.
+    ///
+    /// ```
+    /// use devcomm_host::ReduceOp;
+    ///
+    /// for name in ["ReduceOp.PRODUCT", "RedOpType.PRODUCT", "ncclProd", "prod"] {
+    ///     assert_eq!(ReduceOp::from_name(name), Some(ReduceOp::Prod));
+    /// }
+    /// assert_eq!(ReduceOp::from_name("BXOR"), None);
+    /// ```
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        let name = name.rsplit_once('.').map_or(name, |(_, name)| name);
+        let name = name.strip_prefix("nccl").unwrap_or(name).to_ascii_lowercase();
+        Some(match name.as_str() {
+            "sum" => Self::Sum,
+            "prod" | "product" => Self::Prod,
+            "max" => Self::Max,
+            "min" => Self::Min,
+            "avg" => Self::Avg,
+            _ => return None,
+        })
+    }
+}
+
 /// An operator for reductions of `E`: a [`ReduceOp`], or a [`CustomReduceOp`] of that type.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not an operator for reductions of `{E}`",
+    label = "expected a `ReduceOp`, or a `&CustomReduceOp<{E}>`"
+)]
 pub trait ReduceOperator<E>: sealed::Operator {
     /// What the operator does, for those who reduce without NCCL: the operator that combines the
     /// elements, and what this rank's are multiplied by before.
@@ -170,6 +207,17 @@ impl Communicator {
 }
 
 impl<T> CustomReduceOp<T> {
+    /// NCCL's number of the operator (`ncclRedOp_t`), for use with other libraries.
+    ///
+    /// # Errors
+    ///
+    /// [`StateError::Closed`].
+    pub fn as_raw(&self) -> Result<i32> {
+        let rank = self.inner.communicator.rank();
+        let closed = || StateError::Closed { what: "the operator", rank };
+        if self.is_valid() { Ok(self.inner.op) } else { Err(closed().into()) }
+    }
+
     /// Whether it can still be used.
     #[must_use]
     pub fn is_valid(&self) -> bool {
@@ -225,11 +273,12 @@ impl<T> sealed::Operator for &CustomReduceOp<T> {
         data_type: DataType,
     ) -> Result<(c_int, Option<Rc<dyn Any>>)> {
         self.require_usable(communicator)?;
-        let Inner { op, data_type: own, .. } = &*self.inner;
+        let op = self.as_raw()?;
+        let own = &self.inner.data_type;
         if *own != data_type {
             return Err(Error::invalid(format!("an operator for {own:?}, not {data_type:?}")));
         }
-        Ok((*op, Some(Rc::clone(&self.inner) as _)))
+        Ok((op, Some(Rc::clone(&self.inner) as _)))
     }
 
     fn name(&self) -> String {
@@ -262,5 +311,32 @@ impl Drop for Inner {
 impl<T> std::fmt::Debug for CustomReduceOp<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "CustomReduceOp({}, {:?})", self.inner.op, self.inner.data_type)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_operator_has_the_names_of_nccl_and_torch() {
+        for (number, op) in ReduceOp::ALL.into_iter().enumerate() {
+            assert_eq!(op as usize, number);
+            let (own, torch) = (format!("{op:?}"), format!("{op:?}").to_uppercase());
+            let torch = if op == ReduceOp::Prod { "PRODUCT".to_owned() } else { torch };
+            for name in [
+                format!("nccl{own}"),
+                format!("ReduceOp.{torch}"),
+                format!("torch.distributed.ReduceOp.{torch}"),
+                own.to_lowercase(),
+                torch,
+                own,
+            ] {
+                assert_eq!(ReduceOp::from_name(&name), Some(op), "{name}");
+            }
+        }
+        for name in ["", "PREMUL_SUM", "BAND", "BOR", "BXOR", "ncclNumOps", "sum.", "summe"] {
+            assert_eq!(ReduceOp::from_name(name), None, "{name}");
+        }
     }
 }

@@ -88,8 +88,7 @@ impl<T: Element> DeviceSlice<T> {
     }
 
     pub(crate) fn owned(context: &Context, address: u64, len: usize, owner: Rc<dyn Any>) -> Self {
-        let (data_type, context) = (T::DATA_TYPE, context.clone());
-        Self { address, len, data_type, context, owner: Some(owner), element: PhantomData }
+        Self::of_type(context, address, len, T::DATA_TYPE, owner)
     }
 
     /// Copies `data` to the first `data.len()` elements, after waiting for this rank's streams.
@@ -190,6 +189,17 @@ impl<T> DeviceSlice<T> {
     unsafe fn borrowed(context: &Context, address: u64, len: usize, data_type: DataType) -> Self {
         let context = context.clone();
         Self { address, len, data_type, context, owner: None, element: PhantomData }
+    }
+
+    pub(super) fn of_type(
+        context: &Context,
+        address: u64,
+        len: usize,
+        data_type: DataType,
+        owner: Rc<dyn Any>,
+    ) -> Self {
+        let (context, owner) = (context.clone(), Some(owner));
+        Self { address, len, data_type, context, owner, element: PhantomData }
     }
 
     /// Number of elements.

@@ -40,6 +40,29 @@ pub(super) struct StreamInner {
     keep: RefCell<Vec<Rc<dyn Any>>>,
 }
 
+/// What an operation of a communicator is enqueued to: a stream, or `None` for the context's
+/// [default stream](Context::default_stream).
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a stream",
+    label = "expected `&Stream`, or `None` for the context's default stream"
+)]
+pub trait OnStream {
+    /// The stream, unless it is the default stream.
+    fn named(&self) -> Option<&Stream>;
+}
+
+impl OnStream for &Stream {
+    fn named(&self) -> Option<&Stream> {
+        Some(self)
+    }
+}
+
+impl OnStream for Option<&Stream> {
+    fn named(&self) -> Option<&Stream> {
+        *self
+    }
+}
+
 impl Context {
     /// A new stream. It is non-blocking: it runs concurrently with every other stream, the default
     /// stream included.
@@ -105,14 +128,7 @@ impl Stream {
         stream: &Arc<cudarc::driver::CudaStream>,
     ) -> Result<Self> {
         context.machine().refuse_simulated(|| "a stream of cudarc's".to_owned())?;
-        let cudarc_context = stream.context();
-        if !context.cuda().is(cudarc_context.cu_ctx()) {
-            return Err(Error::invalid(format!(
-                "cudarc's stream is of GPU {} and another context than that of GPU {}",
-                cudarc_context.ordinal(),
-                context.ordinal()
-            )));
-        }
+        context.require_cudarc(stream.context(), "stream")?;
         let keep: Box<dyn Any> = Box::new(Arc::clone(stream));
         // SAFETY: a stream of the same CUDA context, which the `Arc` keeps alive.
         let handle = unsafe { context.cuda().foreign_stream(stream.cu_stream(), Some(keep)) };

@@ -5,6 +5,7 @@
 
 pub(crate) mod banner;
 pub(crate) mod cuda;
+pub(crate) mod dlpack;
 pub(crate) mod nccl;
 pub(crate) mod nccl_build;
 pub(crate) mod process;

@@ -1,13 +1,16 @@
 //! Tests with stub CUDA and NCCL libraries, written in C: how libraries are found and loaded, their
-//! versions, loading of kernels, and jobs of processes. This program compiles the libraries. Each
-//! test runs its body in a child process, whose environment variables name the libraries' folder.
+//! versions, answers about groups and windows, loading of kernels, and jobs of processes. This
+//! program compiles the libraries. Each test runs its body in a child process, whose environment
+//! variables name the libraries' folder.
 
 mod gin_entries;
 mod gin_loopback;
+mod groups;
 mod kernel_files;
 mod processes;
 mod support;
 mod versions;
+mod windows;
 
 use libtest_mimic::{Arguments, Trial};
 use support::{Environment, Test, end_after_20_seconds, remove_libraries, run};
@@ -15,9 +18,11 @@ use support::{Environment, Test, end_after_20_seconds, remove_libraries, run};
 const MODULES: &[(&str, &[Test])] = &[
     ("gin_entries", gin_entries::TESTS),
     ("gin_loopback", gin_loopback::TESTS),
+    ("groups", groups::TESTS),
     ("kernel_files", kernel_files::TESTS),
     ("processes", processes::TESTS),
     ("versions", versions::TESTS),
+    ("windows", windows::TESTS),
 ];
 
 /// One libtest-mimic trial for each environment of a test.

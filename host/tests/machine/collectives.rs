@@ -339,7 +339,7 @@ fn an_operator_is_good_for_its_communicator_its_type_and_its_life_only() {
         let other = rank.new_communicator(&devcomm_host::CommConfig::new())?;
         let (b, two) = (comm.mem_alloc::<f32>(1)?, comm.mem_alloc::<f32>(2)?);
         let op = comm.pre_mul_sum(2.0_f32)?;
-        assert!(op.is_valid());
+        assert!(op.is_valid() && op.as_raw()? >= ReduceOp::ALL.len() as i32);
         is_invalid(other.all_reduce(&b, &b, &op, &stream));
         let integers = comm.mem_alloc::<i32>(1)?;
         let dynamic = integers.device_slice().into_dynamic();
@@ -350,6 +350,7 @@ fn an_operator_is_good_for_its_communicator_its_type_and_its_life_only() {
         again?;
         assert!(log.is_empty() && !op.is_valid());
         is_closed(comm.all_reduce(&b, &b, &op, &stream));
+        is_closed(op.as_raw());
         Ok(())
     });
 }

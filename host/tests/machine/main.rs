@@ -8,6 +8,7 @@ mod aborts;
 mod children;
 mod collectives;
 mod copies;
+mod dlpack;
 mod failures;
 mod faults;
 mod graphs;

@@ -9,7 +9,9 @@ use devcomm_host::{
     Signals, StateError, Team, TeamMultimem,
 };
 
-use crate::support::{is_invalid, logged, ranks, ranks_on, simulation};
+use devcomm_types::nccl::MultimemHandle;
+
+use crate::support::{is_invalid, logged, ranks, ranks_on, simulation, world};
 
 /// The error of `create_dev_comm`, which must make no NCCL call.
 fn refused(rank: &Rank, requirements: DevCommRequirements) -> Error {
@@ -160,6 +162,61 @@ fn a_device_communicator_has_what_was_asked_for() {
         assert_eq!(multicast(2)?, multicast(0)? + 8);
         Ok(())
     });
+}
+
+#[test]
+fn a_windows_multicast_addresses_are_at_its_place_in_the_teams_memory() {
+    ranks(2, |rank| {
+        let comm = rank.communicator()?;
+        let team = comm.team_lsa()?;
+        let mut requirements = DevCommRequirements::new().lsa_multimem(true);
+        let multimem = requirements.add(TeamMultimem { team, multimem: true });
+        let dev = comm.create_dev_comm(requirements)?;
+        let (own, all) = (dev.resource(multimem)?.unwrap(), dev.dev_comm()?.lsa_multimem);
+        // Each window has its own place, the same for both handles and on both ranks.
+        let windows = [comm.window::<f32>(8)?, comm.window::<f32>(8)?];
+        let mut places = Vec::new();
+        for window in &windows {
+            let start = window.multimem_pointer(own, 0)?.unwrap();
+            assert_eq!(window.multimem_pointer(own, 7)?, Some(start + 28));
+            let place = start - own.base.addr() as u64;
+            let of_lsa_team = window.multimem_pointer(all, 0)?.unwrap();
+            assert_eq!(of_lsa_team - all.base.addr() as u64, place);
+            places.push(place);
+            is_invalid(window.multimem_pointer(own, 8));
+            is_invalid(window.multimem_pointer(MultimemHandle::NULL, 0));
+        }
+        assert!(places[0].abs_diff(places[1]) >= 32, "{places:?}");
+        assert_eq!(comm.host_all_gather(&places)?, [places.clone(), places]);
+        Ok(())
+    });
+}
+
+#[test]
+fn logical_endpoints_are_nccls_answer_and_wrong_ranks_and_elements_are_refused_before() {
+    let ran: Result<Vec<()>, Error> = world(2).run(|rank| {
+        let (comm, team) = (rank.communicator()?, rank.communicator()?.team_lsa()?);
+        let window = comm.window::<f32>(8)?;
+        for (endpoint, call) in [
+            (window.cft_endpoint(team, 1, 7), "ncclGetCftDeviceLeInfo"),
+            (window.peer_endpoint(1, 7), "ncclGetPeerDeviceLeInfo"),
+            (window.multimem_endpoint(7), "ncclGetMultimemDeviceLeInfo"),
+        ] {
+            let Err(Error::Nccl(error)) = endpoint else { panic!("{call}: {endpoint:?}") };
+            let error = error.to_string();
+            assert!(error.contains(call) && error.contains("have no CFT"), "{error}");
+        }
+        let ((), log) = logged(rank, || {
+            is_invalid(window.cft_endpoint(team, 2, 0));
+            is_invalid(window.cft_endpoint(team, 0, 8));
+            is_invalid(window.peer_endpoint(2, 0));
+            is_invalid(window.peer_endpoint(0, 8));
+            is_invalid(window.multimem_endpoint(8));
+        });
+        assert!(log.is_empty(), "{log:?}");
+        Ok(())
+    });
+    ran.unwrap();
 }
 
 fn why(error: Error) -> String {

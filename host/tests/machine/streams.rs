@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use devcomm_host::{Context, Rank, ReduceOp, Result, Stream};
+use devcomm_host::{Context, Rank, ReduceOp, Result, Signal, Stream, WaitSignalDesc};
 
 use crate::support::{
-    contents, filled, is_invalid, log_of, logged, makes_no_calls, pause, ranks, world,
+    contents, filled, is_invalid, log_of, logged, makes_no_calls, pause, ranks, unchecked_world,
+    world,
 };
 
 #[test]
@@ -43,6 +44,41 @@ fn clones_of_a_stream_are_one_and_the_last_one_waits_for_its_work() {
         assert!(event.is_reached()?);
         Ok(())
     });
+}
+
+#[test]
+fn operations_without_a_stream_go_to_the_default_stream_and_are_not_waited_for() {
+    let ran: Result<Vec<()>> = unchecked_world(2).run(|rank| {
+        let (comm, me) = (rank.communicator()?, rank.rank());
+        let (a, b) = (filled(comm, &[me as f32 + 1.0; 2])?, comm.mem_alloc::<f32>(2)?);
+        let (from, to) = (comm.window::<f32>(2)?, comm.window::<f32>(2)?);
+        from.copy_from_host(&[me as f32 + 5.0; 2])?;
+        let enqueue = || {
+            comm.all_reduce(&a, &a, ReduceOp::Sum, None)?;
+            if me == 0 {
+                comm.send(&a, 1, None)?;
+            } else {
+                comm.recv(&b, 0, None)?;
+            }
+            comm.put_signal(&from, &to, 0, Signal::to(1 - me), None)?;
+            comm.signal(Signal::to(1 - me), None)?;
+            comm.wait_signal(&[WaitSignalDesc::from(1 - me).count(2)], None)
+        };
+        // Rank 1 begins after the barrier, which rank 0 would not reach if it waited.
+        if me == 0 {
+            enqueue()?;
+            assert!(!rank.default_stream().is_idle()?);
+        }
+        rank.barrier()?;
+        if me == 1 {
+            enqueue()?;
+        }
+        rank.default_stream().synchronize()?;
+        assert_eq!((contents(&a), contents(&to)), (vec![3.0; 2], vec![6.0 - me as f32; 2]));
+        assert_eq!(contents(&b), [3.0 * me as f32; 2]);
+        Ok(())
+    });
+    ran.unwrap();
 }
 
 #[test]

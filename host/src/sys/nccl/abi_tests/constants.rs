@@ -5,7 +5,7 @@ use devcomm_types::{DataType, GinConnectionType, GinType};
 use super::{compare, printed};
 use crate::communicator::{
     CftTeamMode, CtaPolicy, GraphUsageMode, HostCftMode, MemoryStat, NvlsHostMode, ReduceOp,
-    SUSPEND_MEMORY, ShrinkMode, WindowFlags,
+    SUSPEND_MEMORY, ShrinkMode, UniqueId, WindowFlags,
 };
 use crate::error::NcclResult;
 use devcomm_sys::nccl::*;
@@ -16,6 +16,7 @@ fn constants() -> Vec<(&'static str, i64)> {
     vec![
         ("NCCL_VERSION_CODE", ABI_VERSION.into()),
         ("NCCL_API_MAGIC", API_MAGIC.into()),
+        ("NCCL_UNIQUE_ID_BYTES", UniqueId::BYTES as i64),
         ("NCCL_CONFIG_UNDEF_INT", int(UNDEF_INT)),
         ("NCCL_WIN_DEFAULT", int(WindowFlags::empty().bits())),
         ("NCCL_WIN_COLL_SYMMETRIC", int(WindowFlags::COLL_SYMMETRIC.bits())),
@@ -40,6 +41,7 @@ fn constants() -> Vec<(&'static str, i64)> {
         ("NCCL_GIN_CONNECTION_NONE", int(GinConnectionType::None.raw())),
         ("NCCL_GIN_CONNECTION_FULL", int(GinConnectionType::Full.raw())),
         ("NCCL_GIN_CONNECTION_RAIL", int(GinConnectionType::Rail.raw())),
+        ("NCCL_GIN_CONNECTION_CUSTOM_STRIDE", int(GinConnectionType::CustomStride.raw())),
         ("ncclSuccess", int(NcclResult::Success.raw())),
         ("ncclUnhandledCudaError", int(NcclResult::UnhandledCudaError.raw())),
         ("ncclSystemError", int(NcclResult::SystemError.raw())),
@@ -73,14 +75,13 @@ fn constants() -> Vec<(&'static str, i64)> {
         ("ncclBfloat16", DataType::Bfloat16 as i64),
         ("ncclFloat8e4m3", DataType::Float8e4m3 as i64),
         ("ncclFloat8e5m2", DataType::Float8e5m2 as i64),
-        // One more than the last, so that a new type is noticed.
-        ("ncclNumTypes", DataType::Float8e5m2 as i64 + 1),
+        ("ncclNumTypes", DataType::ALL.len() as i64),
         ("ncclSum", ReduceOp::Sum as i64),
         ("ncclProd", ReduceOp::Prod as i64),
         ("ncclMax", ReduceOp::Max as i64),
         ("ncclMin", ReduceOp::Min as i64),
         ("ncclAvg", ReduceOp::Avg as i64),
-        ("ncclNumOps", ReduceOp::Avg as i64 + 1),
+        ("ncclNumOps", ReduceOp::ALL.len() as i64),
         ("NCCL_CTA_POLICY_DEFAULT", int(CtaPolicy::DEFAULT.bits())),
         ("NCCL_CTA_POLICY_EFFICIENCY", int(CtaPolicy::EFFICIENCY.bits())),
         ("NCCL_CTA_POLICY_ZERO", int(CtaPolicy::ZERO.bits())),
