@@ -185,3 +185,31 @@ fn waits_for_an_mbarrier_end_while_a_kernel_panics() {
     });
     assert!(matches!(*error, Error::Panic { .. }), "{error}");
 }
+
+/// Two warpgroups raise their registers, and one lowers them: enough in form 0.
+///
+/// # Safety
+///
+/// The block has 384 threads.
+#[kernel(max_threads = 384)]
+pub unsafe fn shares_registers(form: u32) {
+    // SAFETY: whole warpgroups call each of these.
+    unsafe {
+        if thread::thread_idx_x() < 256 {
+            wgmma::raise_registers::<184>();
+        } else if form == 0 {
+            wgmma::lower_registers::<136>();
+        } else {
+            wgmma::lower_registers::<144>();
+        }
+    }
+}
+
+#[test]
+fn warpgroups_that_ask_for_more_registers_than_the_block_has_wait_for_ever() {
+    let launch = |gpu: &Gpu<'_>, form| gpu.launch(shares_registers::args(form).grid(1).block(384));
+    simulate(Simulation::new(1), |gpu| launch(gpu, 0));
+    let text = failure(Simulation::new(1), |gpu| launch(gpu, 1)).to_string();
+    let waits = "184 registers for each thread of its warpgroup: 2048 more, of which the block has";
+    assert!(text.starts_with("deadlock") && text.contains(waits), "{text}");
+}

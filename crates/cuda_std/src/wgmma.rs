@@ -174,14 +174,16 @@ pub fn fence_operand<D: Sums>(d: &mut D) {
 }
 
 /// Raises the number of registers of each thread of the warpgroup to `N`, a multiple of 8 from 24
-/// to 256; waits until other warpgroups of the block have [lowered](lower_registers) theirs. PTX:
-/// `setmaxnreg.inc`.
+/// to 256; waits until other warpgroups of the block have [lowered](lower_registers) theirs. All
+/// together have what the launch gave them: `65536 / max_threads` for each thread, rounded down to
+/// a multiple of 8. If they ask for more, the wait does not end. PTX: `setmaxnreg.inc`.
 ///
 /// # Safety
 ///
 /// The 128 threads of a warpgroup call this together. The kernel has a `max_threads`, and the
 /// block's registers suffice.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
+#[track_caller]
 pub unsafe fn raise_registers<const N: u32>() {
     arch::raise_registers::<N>();
 }
@@ -193,6 +195,7 @@ pub unsafe fn raise_registers<const N: u32>() {
 ///
 /// As [`raise_registers`]; the code that follows needs no more.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
+#[track_caller]
 pub unsafe fn lower_registers<const N: u32>() {
     arch::lower_registers::<N>();
 }

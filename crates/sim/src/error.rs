@@ -53,6 +53,15 @@ pub enum Waiting {
         /// Bytes of copies that it lacks; negative if more have arrived than are expected so far.
         bytes: i32,
     },
+    /// Registers, which other threads of the block have to give back.
+    Registers {
+        /// How many each thread of the warpgroup is to have.
+        count: u32,
+        /// How many more the warpgroup needs.
+        more: u32,
+        /// How many the block has left.
+        spare: u32,
+    },
     /// The end of the previous kernel of the stream.
     Previous,
     /// The other lanes of `mask`, in a shuffle, a vote or `sync_warp`.
@@ -101,6 +110,11 @@ impl fmt::Display for Waiting {
                 f,
                 "the phase of parity {parity} of the mbarrier at {memory}, which lacks {arrivals} \
                  arrivals and {bytes} bytes"
+            ),
+            Self::Registers { count, more, spare } => write!(
+                f,
+                "{count} registers for each thread of its warpgroup: {more} more, of which the \
+                 block has {spare} left"
             ),
             Self::Previous => write!(f, "grid::wait_for_previous"),
             Self::Warp { mask } => write!(f, "the lanes {mask:#010x} of the warp"),

@@ -17,6 +17,7 @@ use crate::error::{Error, Site};
 use crate::multicast;
 use crate::mutation::Change;
 use crate::nccl;
+use crate::registers;
 use crate::shared::MAX_STATIC;
 use crate::thread::{Thread, Wait};
 use crate::warp::{self, Lane, Op};
@@ -377,6 +378,7 @@ pub(crate) static OPS: Ops = Ops {
     multimem: |ctx, address, bytes, at| Thread::of(ctx).multimem(address, bytes, at),
     spin,
     wait_phase,
+    set_registers: |ctx, count, raise, at| registers::set(Thread::of(ctx), count, raise, at),
     cluster_rank: |ctx| {
         let block = Thread::of(ctx).block();
         block.index % block.grid.launch.cluster

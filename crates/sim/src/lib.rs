@@ -118,6 +118,7 @@ mod polls;
 mod products;
 mod race;
 mod ranks;
+mod registers;
 mod schedule;
 mod scheduler;
 mod shared;

@@ -40,6 +40,8 @@ pub(crate) enum Wait {
     Cluster { at: Site },
     /// The end of a phase of the `mbarrier` at this address.
     Phase { barrier: usize, parity: u32, at: Site },
+    /// So many registers for each thread of its warpgroup.
+    Registers { count: u32, at: Site },
     /// The end of the grid beside which its own began.
     Previous { at: Site },
     /// Other lanes of its warp.
@@ -88,6 +90,8 @@ pub(crate) struct Thread {
     pub(crate) repeated: Cell<Repeated>,
     /// The address and the bytes of the last read of a poll.
     pub(crate) read: Cell<(usize, usize)>,
+    /// Its registers, if it has changed their number; else 0.
+    pub(crate) registers: Cell<u32>,
     /// Recently polled addresses.
     pub(crate) polled: Cell<[usize; 4]>,
     /// After a fault, resumes the coroutine in a function that ends it.
@@ -152,6 +156,8 @@ pub(crate) struct Block {
     pub(crate) unwritten: RefCell<Option<Error>>,
     /// `mbarrier`s initialised so far.
     pub(crate) mbarriers: Cell<usize>,
+    /// The registers that its threads have given back.
+    pub(crate) spare_registers: Cell<u32>,
 }
 
 impl Grid {
@@ -211,6 +217,7 @@ impl Thread {
             returned: Cell::new(false),
             repeated: Cell::default(),
             read: Cell::default(),
+            registers: Cell::new(0),
             polled: Cell::new([0; 4]),
             trap: Cell::new(None),
             scratch: Cell::new(0),

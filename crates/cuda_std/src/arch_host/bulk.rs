@@ -412,12 +412,24 @@ pub(crate) fn cluster_sync() {
     (context.ops.cluster_sync)(thread, false, Location::caller());
 }
 
+#[track_caller]
 pub(crate) fn raise_registers<const N: u32>() {
-    super::current();
+    set_registers(N, true);
 }
 
+#[track_caller]
 pub(crate) fn lower_registers<const N: u32>() {
-    super::current();
+    set_registers(N, false);
+}
+
+#[track_caller]
+fn set_registers(count: u32, raise: bool) {
+    assert!(
+        (24..=256).contains(&count) && count.is_multiple_of(8),
+        "setmaxnreg takes a multiple of 8 from 24 to 256, not {count}"
+    );
+    let (thread, context) = super::current();
+    (context.ops.set_registers)(thread, count, raise, Location::caller());
 }
 
 pub(crate) fn prefetch_map(_map: &TensorMap) {

@@ -59,6 +59,7 @@ static OPS: Ops = Ops {
     },
     spin: |_, _| record(Event::Spin),
     wait_phase: |_, _, _, _| record(Event::Spin),
+    set_registers: |_, _, _, _| {},
     cluster_rank: |_| 0,
     cluster_size: |_| 1,
     sums: |_, _, _, _| {},

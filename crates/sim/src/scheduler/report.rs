@@ -7,6 +7,7 @@ use litemap::LiteMap;
 
 use super::Scheduler;
 use crate::error::{Returned, Site, Stall, Waiter, Waiting};
+use crate::registers;
 use crate::thread::{Block, Thread, Wait};
 use crate::timeline::{Row, Span, Timeline};
 use crate::waits::NamedWait;
@@ -180,6 +181,7 @@ impl Thread {
             Wait::Phase { barrier, parity, at } => {
                 (self.waits_for_phase(barrier, parity), Some(at))
             }
+            Wait::Registers { count, at } => (registers::waiting(self, count), Some(at)),
             Wait::Cluster { at } => (Waiting::Cluster, Some(at)),
             Wait::Warp { coop_call: Some(call), at, .. } => {
                 (Waiting::Coop { call: call.to_string() }, Some(at))

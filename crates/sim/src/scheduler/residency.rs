@@ -304,6 +304,7 @@ impl Scheduler {
             began: gpus.timeline.now(),
             waits: RefCell::default(),
             mbarriers: Cell::new(0),
+            spare_registers: Cell::new(0),
         });
         let Launch { grid: grid_dim, block: block_dim, .. } = block.grid.launch;
         for (tid, thread) in block.threads().enumerate() {
@@ -391,6 +392,7 @@ impl Thread {
         self.unwinding.set(false);
         self.coop_call.set(None);
         self.returned.set(false);
+        self.registers.set(0);
         self.read.set((0, 0));
         self.polled.set([0; 4]);
         self.repeated.set(Repeated::default());

@@ -1,0 +1,53 @@
+//! The registers of a block, which its warpgroups share (`setmaxnreg`).
+
+use crate::error::{Site, Waiting};
+use crate::thread::{Block, Thread, Wait};
+
+/// Registers of a multiprocessor.
+const REGISTERS: u32 = 64 << 10;
+/// They are given to threads in multiples of this.
+const UNIT: u32 = 8;
+/// Threads that ask together.
+const WARPGROUP: u32 = 128;
+
+/// What a launch gives to each thread: as many as a block of so many threads can have.
+fn of_launch(block: &Block) -> u32 {
+    (REGISTERS / block.size.next_multiple_of(32)).min(255) / UNIT * UNIT
+}
+
+/// The thread's registers.
+fn own(thread: &Thread) -> u32 {
+    match thread.registers.get() {
+        0 => of_launch(thread.block()),
+        count => count,
+    }
+}
+
+/// The thread gives registers back, or takes more when its block has them.
+pub(crate) fn set(thread: &Thread, count: u32, raise: bool, at: Site) {
+    let (block, own) = (thread.block(), own(thread));
+    if raise && count < own {
+        thread.misuse(at, format!("registers are raised to {count}, from {own}"));
+    }
+    if !raise && count > own {
+        thread.misuse(at, format!("registers are lowered to {count}, from {own}"));
+    }
+    let more = count.saturating_sub(own);
+    while block.spare_registers.get() < more {
+        thread.suspend(Wait::Registers { count, at });
+        if thread.unwinding.get() {
+            return;
+        }
+    }
+    block.spare_registers.set(block.spare_registers.get() - more + own.saturating_sub(count));
+    thread.registers.set(count);
+    let waits = |thread: &&Thread| matches!(thread.wait.get(), Wait::Registers { .. });
+    block.threads().filter(waits).for_each(Thread::wake);
+}
+
+/// What the thread waits for.
+pub(crate) fn waiting(thread: &Thread, count: u32) -> Waiting {
+    let block = thread.block();
+    let more = WARPGROUP.min(block.size) * count.saturating_sub(own(thread));
+    Waiting::Registers { count, more, spare: block.spare_registers.get() }
+}
