@@ -159,7 +159,7 @@ fn steps(rank: &Rank, state: &mut State, fails: Option<usize>) -> Result<()> {
             own.iter_mut().zip(x).for_each(|(own, x)| *own += error * x);
         }
         gradient.copy_from_host(&own)?;
-        comm.all_reduce(gradient, gradient, ReduceOp::Sum, stream)?;
+        comm.all_reduce(gradient, gradient, ReduceOp::Sum, &*stream)?;
         stream.copy_to_host(gradient, &mut own)?;
         weights.iter_mut().zip(own).for_each(|(weight, sum)| *weight -= RATE * sum / POINTS as f32);
         *step += 1;
