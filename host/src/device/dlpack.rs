@@ -49,9 +49,9 @@ impl<T: Element> DeviceSlice<T> {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for a tensor in memory of the host or of another GPU, of another type
-    /// than `T`, that is not contiguous, that may not be written to, or of another major version of
-    /// DLPack. The tensor is given back then.
+    /// [`Error::InvalidInput`] for a tensor in memory of the host or of another GPU, of another
+    /// type than `T`, that is not contiguous, that may not be written to, or of another major
+    /// version of DLPack. The tensor is given back then.
     pub fn from_dlpack(context: &Context, tensor: DlpackTensor) -> Result<Self> {
         let elements = Elements::of(context, &tensor)?;
         if elements.data_type != T::DATA_TYPE {
