@@ -224,7 +224,9 @@ fn a_report_shows_rows_of_any_version() {
         {"variant": "of-tomorrow", "size": 3145728, "type": "f32", "time_us": 9}"#;
     write("some.json", r#""all-of-it", "-e", "3M", "--csv", "rows.csv""#, sizes);
     let twins = r#"{"kernel": "gin_put", "dtype": "f32", "bytes": 8192, "blocks": 4, "threads": 128,
-        "rust_us": 4.1, "cpp_us": 4, "rust_wrong": 0, "cpp_wrong": null}"#;
+        "rust_us": 4.1, "cpp_us": 4, "rust_wrong": 0, "cpp_wrong": null},
+        {"kernel": "reduce_copy", "dtype": "f16", "bytes": 64, "blocks": 1, "threads": 256,
+        "rust_us": 2, "cpp_us": 4, "rust_wrong": null, "cpp_wrong": null}"#;
     write("twins.json", r#""twins", "-g", "2""#, twins);
     let page = folder.path().join("page.md");
     let (from, to) = (rows.to_str().unwrap(), page.to_str().unwrap());
@@ -240,8 +242,9 @@ fn a_report_shows_rows_of_any_version() {
         "### all-of-it, f32, 2 simulated GPUs, plain launches",
         "$ devcomm-bench all-of-it -e 3M\n",
         "`nccl` in place us | `of-tomorrow` us | ratio |",
-        "| kernel | size | `rust` us | `cpp` us | ratio |",
-        "| gin_put | 8 KiB | 4.10 | 4.00 | 1.025 |",
+        "| kernel | type | size | `rust` us | `cpp` us | ratio |",
+        "| gin_put | f32 | 8 KiB | 4.10 | 4.00 | 1.025 |",
+        "| reduce_copy | f16 | 64 B | 2.00 | 4.00 | 0.500 |",
         "| 12 B | 1.00 | 4.00 | 2.00 | - | 0.500 |\n| 3 MiB | - | - | - | 9.00 | - |",
     ] {
         assert!(page.contains(part), "{part}: {page}");

@@ -172,6 +172,9 @@ macro_rules! by_multimem {
         mod $test {
             use super::*;
 
+            /// Elements of 16 bits are accessed in pairs.
+            const COUNT: usize = super::COUNT + 1;
+
             #[kernel]
             unsafe fn all_of_them(comm: DevComm, input: Window<$type>, out: Window<$type>) {
                 let comm = comm.as_raw();

@@ -1,8 +1,8 @@
 //! Collectives within the LSA team. Short messages are their own flags ([`lamport_allreduce`],
 //! [`lamport_allreduce_any`], [`lamport_exchange`], [`lamport_exchange_v`],
-//! [`lamport_reduce_scatter`], [`lamport_rmsnorm`]); long ones are pushed to the peers, in rounds that end with a barrier ([`push_allreduce`]),
-//! between two barriers ([`push_exchange`]) or with a flag for each peer ([`push_exchange_v`]), or
-//! loaded from them ([`pull_reduce_scatter`]).
+//! [`lamport_reduce_scatter`], [`lamport_rmsnorm`]); long ones are pushed to the peers, in rounds
+//! that end with a barrier ([`push_allreduce`]), between two barriers ([`push_exchange`]) or with a
+//! flag for each peer ([`push_exchange_v`]), or loaded from them ([`pull_reduce_scatter`]).
 
 mod elements;
 pub mod exchange;
