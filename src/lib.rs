@@ -13,8 +13,9 @@ pub use devcomm_host::{self as host, *};
 pub use devcomm_kernels as kernels;
 pub use devcomm_ops::{
     Activation, Algorithm, CollectivePlan, Collectives, CollectivesOptions, Explanation, Gemm,
-    GemmAllReduce, GemmAllReducePlan, GemmElement, GemmOptions, GemmOutput, GemmPlan, KERNELS,
-    ParseCollectivePlanError, ParseGemmAllReducePlanError, ParsePlanError, Parts, Product,
+    GemmAllReduce, GemmAllReducePlan, GemmElement, GemmOptions, GemmOutput, GemmPlan,
+    GemmReduceScatter, GemmReduceScatterPlan, KERNELS, ParseCollectivePlanError,
+    ParseGemmAllReducePlanError, ParseGemmReduceScatterPlanError, ParsePlanError, Parts, Product,
     ScaledElement, TransposableElement, WITHOUT_PTX,
 };
 pub use devcomm_sim as sim;

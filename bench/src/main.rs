@@ -103,6 +103,10 @@ enum Bench {
     /// Matrix product followed by an all-reduce: one kernel against cuBLASLt and then ncclAllReduce
     #[command(name = "gemm-allreduce")]
     GemmAllReduce(versus::Command<versus::GemmAllReduce>),
+    /// Matrix product followed by the reduce-scatter of its rows: one kernel, or two, against
+    /// cuBLASLt and then ncclReduceScatter
+    #[command(name = "gemm-reduce-scatter")]
+    GemmReduceScatter(versus::Command<versus::GemmReduceScatter>),
     /// The matrix products of docs/gemm.md, from a loop to the shipped kernel, against cuBLASLt
     #[command(name = "gemm-ladder")]
     GemmLadder(versus::Command<versus::GemmLadder>),
@@ -181,6 +185,7 @@ fn main() -> ExitCode {
         Bench::P2p(command) => versus::run(command),
         Bench::Gemm(command) => versus::run(command),
         Bench::GemmAllReduce(command) => versus::run(command),
+        Bench::GemmReduceScatter(command) => versus::run(command),
         Bench::GemmLadder(command) => versus::run(command),
         Bench::Tune { what } => what.run(),
         Bench::Model(options) => model::run(options),

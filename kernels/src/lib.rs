@@ -49,6 +49,7 @@ pub use files::gemm_allreduce::gemm_allreduce_mma::gemm_allreduce_mma;
 pub use files::gemm_allreduce::gemm_allreduce_swapped::gemm_allreduce_swapped;
 pub use files::gemm_allreduce::gemm_allreduce_wgmma::gemm_allreduce_wgmma;
 pub use files::gemm_allreduce::gemm_allreduce_wide::gemm_allreduce_wide;
+pub use files::gemm_allreduce::gemm_reduce_scatter_wide::gemm_reduce_scatter_wide;
 pub use files::gemm_allreduce::{GemmForm, GemmWorkspace};
 pub use files::{
     gin_alltoall::*, gin_put_signal::*, hybrid_allreduce::*, hybrid_alltoall::*, ll_alltoall::*,

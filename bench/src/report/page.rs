@@ -50,6 +50,7 @@ const TITLES: &[(&str, &str)] = &[
     ("p2p", "Copies between two GPUs"),
     ("gemm", "Matrix product"),
     ("gemm-allreduce", "Matrix product and all-reduce"),
+    ("gemm-reduce-scatter", "Matrix product and reduce-scatter"),
     ("gemm-ladder", "Matrix product, step by step"),
     ("twins", "Kernels in Rust and in C++"),
 ];

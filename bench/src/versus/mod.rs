@@ -10,6 +10,7 @@ mod collectives;
 mod gemm;
 mod gemm_allreduce;
 mod gemm_ladder;
+mod gemm_reduce_scatter;
 mod job;
 mod nccl_tests;
 mod p2p;
@@ -44,6 +45,7 @@ pub use collectives::{AllGather, AllToAll, Broadcast, Launch, Operation, ReduceS
 pub use gemm::Gemm;
 pub use gemm_allreduce::GemmAllReduce;
 pub use gemm_ladder::GemmLadder;
+pub use gemm_reduce_scatter::GemmReduceScatter;
 pub use p2p::P2p;
 pub use put::Put;
 pub use rmsnorm_allreduce::RmsNormAllReduce;

@@ -1,6 +1,7 @@
 //! What the benchmarks of matrix products share: the factors, cuBLASLt, and the check of C.
 
 use std::cell::Cell;
+use std::ops::Range;
 use std::rc::Rc;
 
 use anyhow::{Result, ensure};
@@ -197,11 +198,13 @@ impl Sum {
     }
 }
 
-/// C on this rank.
+/// C, or some of its rows, on this rank.
 pub struct Product<'a, O> {
     pub harness: &'a Harness<'a>,
     pub problem: Problem,
     pub c: DeviceSlice<O>,
+    /// The rows that it has: all if it is `rounded_once`.
+    pub rows: Range<usize>,
     pub sum: Option<&'a Sum>,
     /// Whether C is rounded once, from an exact sum.
     pub rounded_once: bool,
@@ -217,7 +220,8 @@ impl<'a, O> Product<'a, O> {
         sum: Option<&'a Sum>,
     ) -> Self {
         let Matrices { harness, problem, .. } = *matrices;
-        Self { harness, problem, c, sum, rounded_once: true, scale: 1.0 }
+        let rows = 0..problem.m;
+        Self { harness, problem, c, rows, sum, rounded_once: true, scale: 1.0 }
     }
 }
 
@@ -229,7 +233,7 @@ impl<O: Number> Outcome for Product<'_, O> {
 
     /// Counts wrong elements: of all elements, or without `sum` on GPUs only of the samples.
     fn count_wrong(&self) -> Result<usize> {
-        let Self { harness: Harness { rank, .. }, problem, .. } = self;
+        let Self { harness: Harness { rank, .. }, problem, rows, .. } = self;
         let mut c = vec![O::nearest(0.0); self.c.len()];
         self.c.copy_to_host(&mut c)?;
         if self.scale != 1.0 {
@@ -247,17 +251,19 @@ impl<O: Number> Outcome for Product<'_, O> {
             let product = |rank| problem.exact(rank..rank + 1, row, column).abs();
             let largest = ranks.clone().map(product).fold(0.0, f64::max);
             let right = problem.exact(ranks.clone(), row, column) as f32;
-            is_beyond_rounding(right, c[row * problem.n + column], largest, n_ranks)
+            is_beyond_rounding(right, c[(row - rows.start) * problem.n + column], largest, n_ranks)
         };
+        let is_here = |(row, _): &(usize, usize)| rows.contains(row);
         Ok(match self.sum {
             None if self.rounded_once => problem.count_wrong(ranks.clone(), &c, some()),
-            None => some().filter(is_beyond).count(),
+            None => some().filter(is_here).filter(is_beyond).count(),
             Some(sum) => {
                 let is_wrong = |&(&right, &got): &(&f32, &O)| match self.rounded_once {
                     true => got != O::nearest(right),
                     false => is_beyond_rounding(right, got, sum.largest, n_ranks),
                 };
-                sum.elements.iter().zip(&c).filter(is_wrong).count()
+                let sums = &sum.elements[rows.start * problem.n..];
+                sums.iter().zip(&c).filter(is_wrong).count()
             }
         })
     }

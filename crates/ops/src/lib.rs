@@ -5,6 +5,7 @@ mod check;
 mod collectives;
 mod gemm;
 mod gemm_allreduce;
+mod gemm_reduce_scatter;
 
 use devcomm_host::{KernelSet, ModuleSource};
 
@@ -18,6 +19,9 @@ pub use self::gemm::{
 };
 pub use self::gemm_allreduce::{
     GemmAllReduce, GemmAllReducePlan, GemmOptions, ParseGemmAllReducePlanError,
+};
+pub use self::gemm_reduce_scatter::{
+    GemmReduceScatter, GemmReduceScatterPlan, ParseGemmReduceScatterPlanError,
 };
 
 /// A set without kernels, for a program built with its feature `ptx` off. Simulated GPUs run

@@ -1,13 +1,19 @@
 //! What a kernel does beside a product of large matrices, with the tiles that are done.
 
-use super::gemm_wgmma::Order;
+use super::order::Order;
 
 /// What the warps of a block of [`gemm_wgmma`](super::gemm_wgmma) do beside the product.
 pub(crate) trait Follow {
     /// Whether it is anything.
     const ANY: bool;
 
-    /// A multiplying warp has this many of its parts of tiles in C. One lane calls it, maybe twice.
+    /// The order of the tiles of clusters, of this many rows and columns.
+    #[inline(always)]
+    fn order(&self, rows: u32, columns: u32) -> Order {
+        Order::whole(rows, columns)
+    }
+
+    /// A multiplying warp has this many of its parts of tiles in C. One lane calls it.
     fn stored(&self, warp: u32, tiles: u32);
 
     /// What the `index`-th of the warps does that neither load nor multiply.

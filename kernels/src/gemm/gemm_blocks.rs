@@ -14,9 +14,10 @@ use devcomm_types::{F8E4M3, F8E5M2, GridConstant, TensorMap, TensorMapDesc};
 
 use super::epilogue::{Epilogue, Fused};
 use super::gemm_wgmma::{
-    CLUSTER, Done, GemmFactor, Order, Output, Part, SLICES, SLICES_WORDS, STORE_M, Shared, Store,
-    TILE_N, WARPGROUP_M, origin, run,
+    CLUSTER, Done, GemmFactor, Output, Part, SLICES, SLICES_WORDS, STORE_M, Shared, Store, TILE_N,
+    WARPGROUP_M, origin, run,
 };
+use super::order::Order;
 
 /// Terms, and rows of B, that share a scale: the terms of a step, and half of a tile's columns.
 pub const BLOCK: u32 = 128;

@@ -11,13 +11,14 @@ use core::marker::PhantomData;
 
 use cuda_std::convert::Float;
 use cuda_std::prelude::*;
-use cuda_std::tile::{Pipeline, PipelineState, SharedTile, TileMemory, TileOrder};
+use cuda_std::tile::{Pipeline, PipelineState, SharedTile, TileMemory};
 use cuda_std::wgmma::{Factor, Layout};
 use cuda_std::{cluster, grid, hint, tma, wgmma};
 use devcomm_types::{F8E4M3, F8E5M2, GridConstant, TensorMap};
 
 use super::epilogue::{Epilogue, Fragment, Fused};
 use super::follow::Follow;
+use super::order::Order;
 
 /// Rows of a tile of C.
 pub const TILE_M: u32 = 128;
@@ -33,8 +34,6 @@ pub(super) const SLICES_WORDS: usize = 32;
 pub const CLUSTER: u32 = 2;
 /// Stages of the pipeline.
 const STAGES: u32 = 4;
-/// Rows of tiles of C that are computed at the same time, of two blocks each.
-const GROUP: u32 = 8;
 /// Multiplying warps: two warpgroups.
 pub(crate) const MULTIPLYING_WARPS: u32 = 8;
 /// Warps that neither load nor multiply.
@@ -145,8 +144,6 @@ unsafe fn multiply_factors<T: Factor, A: Layout<T>, B: Layout<T>>(
 type A<T> = SharedTile<T, TILE_M>;
 type B<T> = SharedTile<T, TILE_N>;
 pub(super) type Store<O> = SharedTile<O, STORE_M>;
-/// The order of the clusters' tiles.
-pub(crate) type Order = TileOrder<GROUP>;
 
 /// Tiles have as many bytes for every type.
 const STAGE_BYTES: u32 = A::<bf16>::BYTES + B::<bf16>::BYTES;
@@ -277,7 +274,7 @@ pub(super) unsafe fn run<T: GemmFactor>(
     follow: &impl Follow,
 ) {
     grid::launch_next();
-    let order = Order { rows: m.div_ceil(CLUSTER * TILE_M), columns: n.div_ceil(TILE_N) };
+    let order = follow.order(m.div_ceil(CLUSTER * TILE_M), n.div_ceil(TILE_N));
     // SAFETY: only this pipeline uses the words; it is initialised first.
     let shared = unsafe {
         Shared::<T> {
@@ -315,7 +312,7 @@ pub(super) unsafe fn run<T: GemmFactor>(
 
 /// Registers of a thread that multiplies, and of another one; both also if the others have more to
 /// do. Three warpgroups share what the launch gave them: 168 for each thread.
-const REGISTERS: [[u32; 2]; 2] = [[232, 40], [184, 136]];
+const REGISTERS: [[u32; 2]; 2] = [[232, 40], [176, 152]];
 
 const _: () = {
     let mut i = 0;
@@ -547,6 +544,7 @@ unsafe fn multiply<T: GemmFactor, E: Epilogue, F: Follow>(
             let (row, column) = origin(order, tile);
             let row = hint::opaque(row + warp * STORE_M);
             done = Done { row, column: hint::opaque(column) };
+            let mut reports = F::ANY && any_done;
             let mut until = if F::ANY { k.min(STORED) } else { k };
             loop {
                 while term < until {
@@ -554,8 +552,9 @@ unsafe fn multiply<T: GemmFactor, E: Epilogue, F: Follow>(
                     (state, last, term) =
                         (shared.pipeline.next(state), state, term + Shared::<T>::TILE_K);
                 }
-                if F::ANY && any_done {
+                if reports {
                     report(follow, lane, warp, tiles);
+                    reports = false;
                 }
                 if until == k {
                     break;

@@ -13,3 +13,4 @@ pub mod gemm_blocks;
 pub mod gemm_mma;
 pub mod gemm_swapped;
 pub mod gemm_wgmma;
+pub(crate) mod order;

@@ -43,7 +43,17 @@ pub unsafe fn gemm_allreduce_wide(
     n: u32,
     k: u32,
 ) {
-    let messages = Messages { comm: &comm, slots: &slots, state, capacity, c: to, m, n };
+    let messages = Messages {
+        comm: &comm,
+        slots: &slots,
+        state,
+        capacity,
+        product: to,
+        c: to,
+        m,
+        n,
+        scatters: false,
+    };
     messages.prepare();
     // SAFETY: the kernel's contract.
     unsafe {

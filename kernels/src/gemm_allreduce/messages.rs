@@ -5,6 +5,9 @@
 //! that multiply wait neither for the peer nor for NVLink. Only of its last tile each of them sends
 //! and adds its own rows. Who sends a row adds to it: so it is sent before the sum replaces it.
 //!
+//! In a reduce-scatter a block computes the tiles of the peer's rows first, and sends them; then it
+//! computes the same tiles of its own rows, and adds what has arrived.
+//!
 //! # Why it cannot deadlock
 //!
 //! A block waits only for the peer's block with its index, which computes the same tiles. Warps
@@ -25,9 +28,8 @@ use cuda_std::vector::{Accumulate, Vec16};
 use nccl_device::{Coop, DevComm, Lamport, LamportSlots, Window, message};
 
 use crate::files::gemm::follow::Follow;
-use crate::files::gemm::gemm_wgmma::{
-    CLUSTER, IDLE_WARPS, MULTIPLYING_WARPS, Order, STORE_M, TILE_M, origin,
-};
+use crate::files::gemm::gemm_wgmma::{IDLE_WARPS, MULTIPLYING_WARPS, STORE_M, TILE_M, origin};
+use crate::files::gemm::order::{Order, cluster, clusters};
 
 /// Rows that a warp takes at a time: their loads are in flight together.
 const ROWS: u32 = 8;
@@ -44,28 +46,44 @@ fn stored() -> *mut u32 {
     shared_array![u32; MULTIPLYING_WARPS as usize]
 }
 
-/// The exchange of `m x n` elements of C with the peer. There is a slot for each vector of C.
+/// The index of a vector's first element.
+#[inline(always)]
+fn element(vector: u32) -> usize {
+    vector as usize * LANES as usize
+}
+
+/// The exchange of `m x n` elements of a product with the peer, for all rows of its sum or for one
+/// half. There is a slot for each vector of what a rank receives.
 #[derive(Clone, Copy)]
 pub(super) struct Messages<'a> {
     pub(super) comm: &'a DevComm,
     pub(super) slots: &'a Window<u32>,
     pub(super) state: *mut u32,
     pub(super) capacity: u32,
+    /// This rank's product, and where the sums go: may be the same.
+    pub(super) product: *const bf16,
     pub(super) c: *mut bf16,
     pub(super) m: u32,
     pub(super) n: u32,
+    /// Whether each rank gets the sums of its half of the rows only: C has these.
+    pub(super) scatters: bool,
 }
 
 /// A lane's vectors of a group.
 type Vectors = [Vec16<bf16>; ROWS as usize];
 
-/// Which they are: that of the first row, and how many rows.
+/// Which they are.
 #[derive(Clone, Copy)]
 struct Group {
+    /// That of the first row, in C, and how many vectors of the product precede C.
     first: u32,
+    before: u32,
     rows: u32,
     /// Vectors from a row to the next.
     stride: u32,
+    /// Whether this rank sends them, and whether it adds the peer's.
+    is_sent: bool,
+    is_added: bool,
 }
 
 impl Group {
@@ -102,7 +120,7 @@ impl Messages<'_> {
         // SAFETY: the caller's contract.
         unsafe {
             let slots = LamportSlots::new(self.comm, *self.slots, self.capacity);
-            slots.begin(self.state, self.m * (self.n / LANES))
+            slots.begin(self.state, self.rows() * (self.n / LANES))
         }
     }
 
@@ -120,29 +138,36 @@ impl Messages<'_> {
         }
     }
 
+    /// Rows of C.
+    #[inline(always)]
+    fn rows(&self) -> u32 {
+        if self.scatters { self.m / 2 } else { self.m }
+    }
+
     /// The tiles of this block.
     #[inline(always)]
     fn tiles(order: Order) -> u32 {
-        let (cluster, clusters) = (thread::block_idx_x() / CLUSTER, thread::grid_dim_x() / CLUSTER);
-        order.count().saturating_sub(cluster).div_ceil(clusters)
+        order.count().saturating_sub(cluster()).div_ceil(clusters())
     }
 
     /// A group of the block's tiles, counted from the first one of its first tile.
     #[inline(always)]
     fn group(&self, order: Order, number: u32) -> Group {
-        let (cluster, clusters) = (thread::block_idx_x() / CLUSTER, thread::grid_dim_x() / CLUSTER);
-        let (row, column) = origin(order, cluster + number / GROUPS * clusters);
+        let (row, column) = origin(order, cluster() + number / GROUPS * clusters());
         let (row, column) = (row + number % GROUPS * ROWS, column / LANES + warp::lane_id());
         let stride = self.n / LANES;
         let left = if column < stride { self.m.saturating_sub(row) } else { 0 };
-        let first = row.wrapping_mul(stride).wrapping_add(column);
-        Group { first, rows: left.min(ROWS), stride }
-    }
-
-    /// The address of a vector of C.
-    #[inline(always)]
-    fn address(&self, vector: u32) -> *mut bf16 {
-        self.c.wrapping_add(vector as usize * LANES as usize)
+        let owner = if self.scatters { row / self.rows() } else { 0 };
+        let is_own = owner == self.comm.lsa_team().rank as u32;
+        let first = (row - owner * self.rows()).wrapping_mul(stride).wrapping_add(column);
+        Group {
+            first,
+            before: owner * self.rows() * stride,
+            rows: left.min(ROWS),
+            stride,
+            is_sent: !(self.scatters && is_own),
+            is_added: !self.scatters || is_own,
+        }
     }
 
     /// This rank's part of the sums.
@@ -156,8 +181,10 @@ impl Messages<'_> {
         let mut i = 0;
         while i < vectors.len() {
             if let Some(vector) = group.vector(i) {
+                let from = element(group.before + vector);
                 // SAFETY: the caller's contract. TMA has stored it, past the L1 cache.
-                vectors[i] = unsafe { mem::load_vec_relaxed(self.address(vector), Scope::Gpu) };
+                vectors[i] =
+                    unsafe { mem::load_vec_relaxed(self.product.wrapping_add(from), Scope::Gpu) };
             }
             i += 1;
         }
@@ -170,14 +197,19 @@ impl Messages<'_> {
         let (tile, warp) = (number / GROUPS, number % GROUPS * ROWS / STORE_M);
         self.comm.wait_until(Coop::warp(), || {
             // SAFETY: the word is one of the block's, and written by ordered stores.
-            unsafe {
+            let is_stored = unsafe {
                 let stored = stored().add(warp as usize);
                 mem::load_ordered(stored, MemoryOrder::Acquire, Scope::Cta) > tile
+            };
+            if !is_stored {
+                // A tile takes 10,000 and more: the warps that multiply need the power.
+                thread::nanosleep(200);
             }
+            is_stored
         });
     }
 
-    /// Sends a group.
+    /// Sends a group to the peer.
     ///
     /// # Safety
     ///
@@ -211,7 +243,7 @@ impl Messages<'_> {
                     // As the peer received it, so that both ranks add the same zeros.
                     let mut sum = bf16::widen(message(ours[i]));
                     bf16::add(&mut sum, theirs[i]);
-                    mem::store_vec(self.address(vector), bf16::narrow(sum));
+                    mem::store_vec(self.c.wrapping_add(element(vector)), bf16::narrow(sum));
                 }
                 i += 1;
             }
@@ -221,6 +253,14 @@ impl Messages<'_> {
 
 impl Follow for Messages<'_> {
     const ANY: bool = true;
+
+    #[inline(always)]
+    fn order(&self, rows: u32, columns: u32) -> Order {
+        match self.scatters {
+            true => Order::halves(rows, columns, self.comm.lsa_team().rank as u32 ^ 1),
+            false => Order::whole(rows, columns),
+        }
+    }
 
     #[inline(always)]
     fn stored(&self, warp: u32, tiles: u32) {
@@ -243,12 +283,16 @@ impl Follow for Messages<'_> {
                 if sent < end {
                     self.wait_for(sent);
                     let group = self.group(order, sent);
-                    self.send(&session, group, &self.load(group));
+                    if group.is_sent {
+                        self.send(&session, group, &self.load(group));
+                    }
                 }
                 sent += IDLE_WARPS;
                 if sent > added + BEHIND * IDLE_WARPS || sent >= end {
                     let group = self.group(order, added);
-                    self.add(&session, group, &self.load(group));
+                    if group.is_added {
+                        self.add(&session, group, &self.load(group));
+                    }
                     added += IDLE_WARPS;
                 }
             }
@@ -265,8 +309,10 @@ impl Follow for Messages<'_> {
             let session = self.session();
             let groups = [self.group(order, number), self.group(order, number + 1)];
             let ours = [self.load(groups[0]), self.load(groups[1])];
-            self.send(&session, groups[0], &ours[0]);
-            self.send(&session, groups[1], &ours[1]);
+            if groups[0].is_sent {
+                self.send(&session, groups[0], &ours[0]);
+                self.send(&session, groups[1], &ours[1]);
+            }
             self.add(&session, groups[0], &ours[0]);
             self.add(&session, groups[1], &ours[1]);
         }

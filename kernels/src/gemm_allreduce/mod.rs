@@ -61,6 +61,7 @@ pub(crate) mod gemm_allreduce_mma;
 pub mod gemm_allreduce_swapped;
 pub(crate) mod gemm_allreduce_wgmma;
 pub mod gemm_allreduce_wide;
+pub mod gemm_reduce_scatter_wide;
 mod messages;
 mod tiles;
 

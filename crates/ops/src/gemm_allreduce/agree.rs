@@ -161,7 +161,7 @@ fn code(form: Option<GemmForm>) -> u64 {
 
 /// What every rank has of its own, in the order of the ranks, or the error of one of them: its own
 /// here, and in the others that it cannot take part. *Collective*.
-pub(super) fn agree_on<T>(
+pub(crate) fn agree_on<T>(
     comm: &Communicator,
     mine: Result<(T, [u32; 2])>,
 ) -> Result<(T, Vec<[u32; 2]>)> {

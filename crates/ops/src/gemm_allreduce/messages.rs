@@ -6,16 +6,16 @@ use devcomm_host::{
 use nccl_device::{EMPTY, Lamport, LamportSlots};
 
 /// Slots in a window, the state of their session, and a device communicator.
-pub(super) struct Messages {
-    pub(super) dev_comm: DevCommResource,
-    pub(super) slots: Window<u32>,
-    pub(super) state: SymmetricBuffer<u32>,
-    pub(super) capacity: u32,
+pub(crate) struct Messages {
+    pub(crate) dev_comm: DevCommResource,
+    pub(crate) slots: Window<u32>,
+    pub(crate) state: SymmetricBuffer<u32>,
+    pub(crate) capacity: u32,
 }
 
 impl Messages {
     /// This many slots. *Collective*.
-    pub(super) fn new(comm: &Communicator, capacity: u32) -> Result<Self> {
+    pub(crate) fn new(comm: &Communicator, capacity: u32) -> Result<Self> {
         let slots = comm.window::<u32>(LamportSlots::<2>::words(capacity as usize))?;
         let empty = vec![EMPTY; slots.len().min(1 << 20)];
         for first in (0..slots.len()).step_by(empty.len()) {

@@ -17,6 +17,8 @@ use half::bf16;
 
 pub use self::agree::GemmOptions;
 use self::agree::Plan;
+pub(crate) use self::agree::agree_on;
+pub(crate) use self::messages::Messages;
 pub use self::plan::{GemmAllReducePlan, ParseGemmAllReducePlanError};
 use self::swapped::Swapped;
 use self::wide::Wide;

@@ -128,13 +128,16 @@ fn form((rows, columns, _): Tile) -> Result<&'static Form> {
     }
 }
 
+/// [`Division::of`].
+type Divide = fn([u32; 3], Cluster, u32, u32) -> Option<(Division, u32, u32)>;
+
 /// The kernel of a shape of tiles.
 struct Form {
     tile: (u32, u32),
     threads: u32,
     /// The clusters that are resident, and the dynamic shared memory of a block.
     resident: fn(&Kernels, Cluster, u32) -> Result<[u32; 2]>,
-    divide: fn([u32; 3], Cluster, u32, u32) -> Option<(Division, u32, u32)>,
+    divide: Divide,
     launch: unsafe fn(&Swapped, &Stream, Matrices, Division, LaunchConfig) -> Result<()>,
 }
 

@@ -1,0 +1,323 @@
+//! A matrix product and the reduce-scatter of its rows: its workspace and launches, with checks.
+
+use std::cell::{Cell, OnceCell};
+use std::fmt;
+use std::str::FromStr;
+use std::sync::LazyLock;
+
+use devcomm_host::{
+    Buffer, Communicator, DeviceSlice, KernelSet, Kernels, LaunchConfig, ModuleSource, ReduceOp,
+    Result, Stream, SymmetricBuffer,
+};
+use devcomm_kernels as kernels;
+use devcomm_kernels::gemm::gemm_wgmma::{CLUSTER, SHARED, THREADS, TILE_N};
+use devcomm_kernels::gemm_allreduce::gemm_allreduce_wide::slots;
+use devcomm_kernels::gemm_allreduce::gemm_reduce_scatter_wide::ROWS;
+use devcomm_types::Kernel;
+use half::bf16;
+
+use crate::check::{check_extents, check_len, refuse, require_context};
+use crate::gemm::{Matrices, wide_maps};
+use crate::gemm_allreduce::{Messages, agree_on};
+use crate::{Collectives, Explanation, Gemm, KERNELS, modules};
+
+type WideKernel = kernels::gemm_reduce_scatter_wide;
+
+static MODULES: LazyLock<Vec<ModuleSource>> = LazyLock::new(|| modules(&[WideKernel::FILE]));
+
+/// How [`GemmReduceScatter`] does a product. As text: `unfused`, `wide`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum GemmReduceScatterPlan {
+    /// By [`Gemm`], and then [`Collectives::reduce_scatter`].
+    Unfused,
+    /// In one kernel, on two Hopper GPUs, for large matrices: a rank computes the peer's rows
+    /// first, and sends them while it multiplies.
+    Wide,
+}
+
+impl fmt::Display for GemmReduceScatterPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Unfused => "unfused",
+            Self::Wide => "wide",
+        })
+    }
+}
+
+/// The text is not a plan's.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is no plan: unfused or wide")]
+pub struct ParseGemmReduceScatterPlanError(String);
+
+impl FromStr for GemmReduceScatterPlan {
+    type Err = ParseGemmReduceScatterPlanError;
+
+    fn from_str(text: &str) -> Result<Self, ParseGemmReduceScatterPlanError> {
+        let plan = [Self::Unfused, Self::Wide].into_iter().find(|plan| plan.to_string() == text);
+        plan.ok_or_else(|| ParseGemmReduceScatterPlanError(text.to_owned()))
+    }
+}
+
+/// This rank's rows of the sum over the ranks of `A x B^T`, on one communicator and one stream:
+/// owns the kernels and their workspace, and launches them.
+///
+/// Each rank has `m x k` elements of A and `n x k` of B in bf16, row-major: its slice of the
+/// dimension that is summed over. Rank `r` gets the `r`-th of as many equal parts of the `m` rows
+/// as there are ranks, `m / ranks x n` elements. Every rank's product, with sums in f32, is rounded
+/// to bf16, and so is the sum of the products, in f32.
+///
+/// By default that is [`GemmReduceScatterPlan::Unfused`]; [`set_plan`](Self::set_plan) selects
+/// another plan. Which is fastest is not measured yet.
+pub struct GemmReduceScatter {
+    gemm: Gemm,
+    collectives: Collectives,
+    stream: Stream,
+    communicator: Communicator,
+    product: SymmetricBuffer<bf16>,
+    /// The largest product, `m x n`.
+    most: [usize; 2],
+    plan: Cell<GemmReduceScatterPlan>,
+    wide: OnceCell<Wide>,
+}
+
+/// The kernel, and the memory of its messages.
+struct Wide {
+    compiled: Kernels,
+    messages: Messages,
+    blocks: u32,
+}
+
+impl GemmReduceScatter {
+    /// For products of up to `m x n` elements, launched on `stream`. *Collective*, with the same
+    /// `m` and `n` on every rank. The workspace takes `2 * m * n` bytes on each GPU.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a product without elements or
+    /// one that is too large, and for a stream of another context; those of [`Gemm::new`] and
+    /// [`Collectives::new`].
+    pub fn new(comm: &Communicator, stream: &Stream, m: usize, n: usize) -> Result<Self> {
+        let own = || {
+            require_context("the stream", stream.context(), comm.context())?;
+            check_extents([m, n, 1])?;
+            let Some(elements) = m.checked_mul(n) else {
+                return refuse(format!("a product of {m} x {n} elements is too large"));
+            };
+            Ok(((Gemm::new(stream)?, elements), [m as u32, n as u32]))
+        };
+        let ((gemm, elements), all) = agree_on(comm, own())?;
+        if all.iter().any(|sizes| *sizes != [m as u32, n as u32]) {
+            return refuse("the ranks ask for products of different sizes".to_owned());
+        }
+        Ok(Self {
+            gemm,
+            collectives: Collectives::new(comm)?,
+            stream: stream.clone(),
+            communicator: comm.clone(),
+            product: comm.mem_alloc(elements)?,
+            most: [m, n],
+            plan: Cell::new(GemmReduceScatterPlan::Unfused),
+            wide: OnceCell::new(),
+        })
+    }
+
+    /// How a product of `[m, n, k]` would be done, and why.
+    #[must_use]
+    pub fn explain(&self, shape: [usize; 3]) -> Explanation<GemmReduceScatterPlan> {
+        let [m, n, k] = shape;
+        let is_wide = m.is_multiple_of(ROWS as usize) && n.is_multiple_of(8) && k.is_multiple_of(8);
+        match self.plan.get() {
+            GemmReduceScatterPlan::Wide if is_wide => {
+                Explanation { plan: GemmReduceScatterPlan::Wide, reason: "as it was set" }
+            }
+            GemmReduceScatterPlan::Wide => Explanation {
+                plan: GemmReduceScatterPlan::Unfused,
+                reason: "as m is no multiple of 512, or n or k none of 8",
+            },
+            plan => Explanation { plan, reason: "as no other plan was set" },
+        }
+    }
+
+    /// Does all products that this plan can do by it. Every rank sets the same plan between the
+    /// same products. *Collective*.
+    ///
+    /// The first time that [`Wide`](GemmReduceScatterPlan::Wide) is set, it allocates `2 * m * n`
+    /// bytes for the largest product.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for another number of ranks than
+    /// two; [`LaunchError::WrongArch`](devcomm_host::LaunchError::WrongArch) for other GPUs; those
+    /// of loading kernels and of creating windows and a device communicator.
+    pub fn set_plan(&self, plan: GemmReduceScatterPlan) -> Result<()> {
+        if plan == GemmReduceScatterPlan::Wide && self.wide.get().is_none() {
+            let _ = self.wide.set(Wide::new(&self.communicator, self.most)?);
+        }
+        self.plan.set(plan);
+        Ok(())
+    }
+
+    /// Enqueues one product of `[m, n, k]`: reads `m * k` elements of `a` and `n * k` of `b`, and
+    /// writes this rank's `m / ranks * n` sums to `c`. Every rank calls it with the same shape, in
+    /// the same order. Only work on this stream may access `c` until the product has ended.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a shape without elements, `m`
+    /// that is no multiple of the number of ranks, buffers that are too short or of another
+    /// context, or a product that is too large for this workspace;
+    /// [`StateError::Capturing`](devcomm_host::StateError::Capturing) during a stream capture (use
+    /// [`launch_capturable`](Self::launch_capturable)); errors of the launch.
+    pub fn launch<A, B, C>(&self, a: &A, b: &B, c: &C, shape: [usize; 3]) -> Result<()>
+    where
+        A: Buffer<Element = bf16>,
+        B: Buffer<Element = bf16>,
+        C: Buffer<Element = bf16>,
+    {
+        self.communicator.context().refuse_capturing("GemmReduceScatter::launch is called")?;
+        // SAFETY: no capture is active.
+        unsafe { self.launch_capturable(a, b, c, shape) }
+    }
+
+    /// As [`launch`](Self::launch), but also allowed during a stream capture.
+    ///
+    /// # Errors
+    ///
+    /// As [`launch`](Self::launch), except
+    /// [`StateError::Capturing`](devcomm_host::StateError::Capturing).
+    ///
+    /// # Safety
+    ///
+    /// In a capture: while the graph can be launched, the buffers and this object are not dropped.
+    /// The graph is launched on this object's stream, or events order it with all other launches of
+    /// this object.
+    pub unsafe fn launch_capturable<A, B, C>(
+        &self,
+        a: &A,
+        b: &B,
+        c: &C,
+        shape: [usize; 3],
+    ) -> Result<()>
+    where
+        A: Buffer<Element = bf16>,
+        B: Buffer<Element = bf16>,
+        C: Buffer<Element = bf16>,
+    {
+        let (a, b, c) = (a.device_slice(), b.device_slice(), c.device_slice());
+        let extents = check_extents(shape)?;
+        let [m, n, k] = shape;
+        let ranks = self.communicator.n_ranks();
+        if !m.is_multiple_of(ranks) {
+            return refuse(format!("m is {m}, and no multiple of the {ranks} ranks"));
+        }
+        if m * n > self.product.len() {
+            return refuse(format!(
+                "a product of {m} x {n} elements needs a larger workspace: make another \
+                 GemmReduceScatter for it"
+            ));
+        }
+        let check = |name: &str, slice: &DeviceSlice<bf16>, rows, columns| {
+            require_context(name, slice.context(), self.communicator.context())?;
+            check_len(name, slice.len(), rows, columns)
+        };
+        check("A", &a, m, k)?;
+        check("B", &b, n, k)?;
+        check("C", &c, m / ranks, n)?;
+        let addresses = [a.device_address(), b.device_address(), c.device_address()];
+        let is_aligned = addresses.iter().all(|address| address.is_multiple_of(16));
+        // SAFETY: the buffers have the elements, and dropping one waits for the stream; the caller
+        // ensures what a graph needs. Launches on one stream are ordered.
+        unsafe {
+            if let (GemmReduceScatterPlan::Wide, Some(wide)) =
+                (self.explain(shape).plan, self.wide.get())
+            {
+                if !is_aligned {
+                    return refuse(
+                        "the plan `wide` needs A, B and C at multiples of 16 bytes".to_owned(),
+                    );
+                }
+                return wide.launch(&self.stream, addresses, &self.product, extents);
+            }
+            let product = self.product.slice(..m * n)?;
+            self.gemm.launch_capturable(&a, &b, &product, shape)?;
+            let c = c.slice(..m / ranks * n)?;
+            self.collectives.reduce_scatter(&product, &c, ReduceOp::Sum, &self.stream)
+        }
+    }
+}
+
+impl Wide {
+    /// With slots for half of a product of up to `m x n` elements. *Collective*.
+    fn new(comm: &Communicator, [m, n]: [usize; 2]) -> Result<Self> {
+        let own = || {
+            if comm.n_ranks() != 2 {
+                return refuse(format!(
+                    "the plan `wide` is for two ranks, and there are {}",
+                    comm.n_ranks()
+                ));
+            }
+            comm.require_single_lsa_team()?;
+            let set = KernelSet { modules: &MODULES, unavailable: KERNELS.unavailable };
+            let compiled = Kernels::load(comm.context(), &set)?;
+            let blocks = compiled.resident_blocks::<WideKernel>(THREADS, SHARED)?;
+            let Some(capacity) = slots(m, n) else {
+                return refuse(format!("a product of {m} x {n} elements is too large"));
+            };
+            Ok(((compiled, capacity.div_ceil(2)), [blocks, 0]))
+        };
+        let ((compiled, capacity), all) = agree_on(comm, own())?;
+        // The same grid in both ranks.
+        let blocks = all.into_iter().map(|[blocks, _]| blocks).min().unwrap_or(0);
+        Ok(Self { compiled, messages: Messages::new(comm, capacity)?, blocks })
+    }
+
+    /// Enqueues a product.
+    ///
+    /// # Safety
+    ///
+    /// The matrices begin at multiples of 16 bytes, and have the elements of the shape, which the
+    /// kernel supports, for C half of them; `product` has all. All stay allocated until the kernel
+    /// has ended. Launches are ordered, and the same in both ranks.
+    unsafe fn launch(
+        &self,
+        stream: &Stream,
+        [a, b, c]: [u64; 3],
+        product: &SymmetricBuffer<bf16>,
+        [m, n, k]: [u32; 3],
+    ) -> Result<()> {
+        let product = product.device_address();
+        let matrices = Matrices::plain([a, b, product], [m, n, k]);
+        let ([a, b, map], _) = wide_maps::<bf16, bf16>(stream, matrices)?;
+        // A cluster computes as many tiles of both halves.
+        let pairs = u64::from(m / ROWS) * u64::from(n.div_ceil(TILE_N));
+        let blocks = u64::from(self.blocks / CLUSTER).min(pairs) as u32 * CLUSTER;
+        let config = LaunchConfig::new(blocks, THREADS).with_dynamic_shared(SHARED);
+        let Messages { dev_comm, slots, state, capacity } = &self.messages;
+        let launch =
+            WideKernel::args(dev_comm, a, b, map, product, c, slots, state, *capacity, m, n, k);
+        let config = config.with_dependent().without_cooperation();
+        // SAFETY: the caller's contract; the workspace is as the kernel needs it.
+        unsafe { launch.config(config).launch(&self.compiled.on(stream)) }
+    }
+}
+
+impl fmt::Debug for GemmReduceScatter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "GemmReduceScatter({} ranks)", self.communicator.n_ranks())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plans_are_read_as_they_are_written() {
+        for text in ["unfused", "wide"] {
+            assert_eq!(text.parse::<GemmReduceScatterPlan>().unwrap().to_string(), text);
+        }
+        let error = "ring".parse::<GemmReduceScatterPlan>().unwrap_err().to_string();
+        assert_eq!(error, "`ring` is no plan: unfused or wide");
+    }
+}

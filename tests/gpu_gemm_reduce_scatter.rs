@@ -1,0 +1,141 @@
+//! Tests of the matrix product and the reduce-scatter of its rows.
+
+use devcomm::{Error, GemmReduceScatter, GemmReduceScatterPlan, Rank, Simulation};
+use devcomm_testing::gemm::{Factor, Problem};
+use devcomm_testing::machines::{Gpus, on_gpus};
+use half::bf16;
+
+use GemmReduceScatterPlan::{Unfused, Wide};
+
+/// Elements of a large product on GPUs that are checked. Small and simulated products are checked
+/// in full.
+const SAMPLES: usize = 512;
+
+/// The element that two ranks get if each rounds its product, and then the sum.
+fn rounded_twice(problem: Problem, row: usize, column: usize) -> bf16 {
+    let product = |rank| problem.exact(rank..rank + 1, row, column) as f32;
+    let [left, right] = [0, 1].map(|rank| bf16::from_f32(product(rank)).to_f32());
+    bf16::from_f32(left + right)
+}
+
+/// Checks products of these shapes by a plan that was asked for, `launches` times in a row; each
+/// shape with the plan by which it is done.
+fn is_right(
+    rank: &Rank,
+    asked: GemmReduceScatterPlan,
+    shapes: &[([usize; 3], GemmReduceScatterPlan)],
+    seed: u64,
+    launches: usize,
+) -> Result<(), Error> {
+    let (comm, stream) = (rank.communicator()?, rank.stream()?);
+    let [m, n] = [0, 1].map(|i| shapes.iter().map(|(shape, _)| shape[i]).max().unwrap_or(0));
+    let product = GemmReduceScatter::new(comm, &stream, m, n)?;
+    product.set_plan(asked)?;
+    let mut sets = Vec::new();
+    for &(shape @ [m, n, k], plan) in shapes {
+        let (problem, me) = (Problem { m, n, k, seed }, rank.rank());
+        let (a, b) = (comm.mem_alloc::<bf16>(m * k)?, comm.mem_alloc::<bf16>(n * k)?);
+        a.copy_from_host(&problem.factor(Factor::A, me))?;
+        b.copy_from_host(&problem.factor(Factor::B, me))?;
+        let c = comm.mem_alloc::<bf16>(m / 2 * n)?;
+        // An element that is not written stays NaN.
+        c.fill_bytes(0xff)?;
+        assert_eq!(product.explain(shape).plan, plan, "{shape:?}");
+        sets.push((problem, a, b, c));
+    }
+    rank.barrier()?;
+    for _ in 0..launches {
+        for (problem, a, b, c) in &sets {
+            product.launch(a, b, c, problem.shape())?;
+        }
+    }
+    stream.synchronize()?;
+    for (problem, _, _, c) in &sets {
+        let (own, mut got) = (Problem { m: problem.m / 2, ..*problem }, vec![bf16::NAN; c.len()]);
+        c.copy_to_host(&mut got)?;
+        let checked: Vec<_> = match rank.is_simulated() || got.len() <= SAMPLES * 16 {
+            true => own.all().collect(),
+            false => own.samples(SAMPLES).collect(),
+        };
+        let first = rank.rank() * own.m;
+        let wrong = checked.iter().filter(|(row, column)| {
+            got[row * own.n + column] != rounded_twice(*problem, first + row, *column)
+        });
+        assert_eq!(wrong.count(), 0, "{rank:?}, {asked}, {problem:?}");
+    }
+    rank.barrier()
+}
+
+/// Simulated GPUs with fewer resident blocks than tiles.
+fn small_gpus() -> Gpus {
+    Gpus::from(Simulation::new(2).multiprocessors(2))
+}
+
+/// More tiles than blocks, also an odd number of them in each half, and a shape that the kernel
+/// does not do.
+#[test]
+fn each_rank_gets_the_sums_of_its_rows() {
+    small_gpus().run("each_rank_gets_the_sums_of_its_rows", |rank| {
+        let wide: &[_] = match rank.is_simulated() {
+            true => &[([512, 520, 24], Wide), ([1024, 16, 72], Wide), ([6, 24, 9], Unfused)],
+            false => &[([512, 4104, 1000], Wide), ([8192, 8192, 1024], Wide)],
+        };
+        is_right(rank, Wide, wide, 7, 1)?;
+        is_right(rank, Unfused, &[([512, 24, 72], Unfused), ([6, 7, 9], Unfused)], 8, 1)
+    });
+}
+
+/// More steps than those after which a tile is sent, and launches in a row, which take turns with
+/// the slots.
+#[test]
+fn launches_follow_each_other_without_a_reset() {
+    small_gpus().run("launches_follow_each_other_without_a_reset", |rank| {
+        let launches = if rank.is_simulated() { 3 } else { 50 };
+        is_right(rank, Wide, &[([512, 40, 520], Wide), ([512, 8, 8], Wide)], 9, launches)
+    });
+}
+
+#[test]
+fn is_right_whatever_the_order_in_which_threads_run() {
+    let name = "is_right_whatever_the_order_in_which_threads_run";
+    small_gpus().run_seeds(name, 0..3, |rank, seed| {
+        is_right(rank, Wide, &[([512, 272, 8], Wide)], seed, 2)
+    });
+}
+
+#[test]
+fn bad_input_is_refused_with_the_reason() {
+    on_gpus("bad_input_is_refused_with_the_reason", 1, |rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let (a, b) = (comm.mem_alloc::<bf16>(64 * 64)?, comm.mem_alloc::<bf16>(64 * 64)?);
+        let c = comm.mem_alloc::<bf16>(300)?;
+        let product = GemmReduceScatter::new(comm, &stream, 64, 64)?;
+        for (shape, reason) in [
+            ([64, 0, 8], "nothing to do"),
+            ([64, 4, 65], "A has 4096 elements"),
+            ([4, 64, 65], "B has 4096 elements"),
+            ([64, 64, 8], "C has 300 elements"),
+            ([65, 64, 8], "larger workspace"),
+        ] {
+            let error = product.launch(&a, &b, &c, shape).err().map(|e| e.to_string());
+            assert!(error.as_ref().is_some_and(|e| e.contains(reason)), "{shape:?}: {error:?}");
+        }
+        let error = product.set_plan(Wide).unwrap_err().to_string();
+        assert!(error.contains("for two ranks, and there are 1"), "{error}");
+        assert_eq!(product.explain([64; 3]).to_string(), "unfused, as no other plan was set");
+        product.launch(&a, &b, &c, [4, 64, 64])?;
+        stream.synchronize()
+    });
+}
+
+#[test]
+fn rows_that_ranks_cannot_share_are_refused() {
+    on_gpus("rows_that_ranks_cannot_share_are_refused", 2, |rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let a = comm.mem_alloc::<bf16>(64)?;
+        let product = GemmReduceScatter::new(comm, &stream, 8, 8)?;
+        let error = product.launch(&a, &a, &a, [7, 8, 8]).unwrap_err().to_string();
+        assert!(error.contains("m is 7, and no multiple of the 2 ranks"), "{error}");
+        Ok(())
+    });
+}
