@@ -74,6 +74,13 @@ int ncclGetCftDeviceLeInfo(void *window, size_t offset, int rank, Team team, uns
     *at = offset;
     return 0;
 }
+// Of rank 0.
+int ncclTeamRankToWorld(Comm *comm, Team team, int rank) {
+    return (rank - team.rank) * team.stride;
+}
+int ncclTeamRankToLsa(Comm *comm, Team team, int rank) {
+    return (rank - team.rank) * team.stride;
+}
 int ncclGetMultimemDeviceLeInfo(void *window, size_t offset, unsigned *id, size_t *at) {
     *id = 7;
     *at = offset;
