@@ -367,12 +367,12 @@ fn gemm_allreduce_mma(gpu: &Gpu<'_>) -> Result<()> {
 
 fn gemm_allreduce_wide(gpu: &Gpu<'_>) -> Result<()> {
     // Two tiles, and more steps than those after which the first one is sent.
-    let shape = [9, 264, 456];
+    let shape = [9, 264, 392];
     let [m, n, k] = shape;
     let (a, b) = (gpu.buffer(&vec![bf16::ONE; m * k])?, gpu.buffer(&vec![bf16::ONE; n * k])?);
     let (c, stream) = (gpu.window(&vec![bf16::ZERO; m * n])?, gpu.stream()?);
     let gemm = GemmAllReduce::new(gpu.communicator()?, &stream, m, n)?;
     gemm.set_plan(Some(GemmAllReducePlan::Wide))?;
-    (0..LAUNCHES).try_for_each(|_| gemm.launch(&a, &b, &c, shape))?;
+    (0..2).try_for_each(|_| gemm.launch(&a, &b, &c, shape))?;
     stream.synchronize()
 }

@@ -18,14 +18,14 @@ pub const ROWS: u32 = 512;
 /// The grid, the block and the maps are those of
 /// [`gemm_wgmma`](crate::gemm::gemm_wgmma::gemm_wgmma()), with `m` a multiple of [`ROWS`] and `n`
 /// of 8. `map` and `product` are of this rank's product, `m x n` elements that only this kernel
-/// uses, and `c` has the `m / 2 x n` sums of this rank's rows. `slots` and `state` are the memory of
-/// [`Lamport`] messages, with `capacity` slots: one is used for eight elements of C. Ranks launch
-/// with the same grid and the same `m`, `n` and `k`. -0 counts as +0.
+/// uses, and `c` has the `m / 2 x n` sums of this rank's rows. `slots` and `state` are the memory
+/// of [`Lamport`] messages, with `capacity` slots: one is used for eight elements of C. Ranks
+/// launch with the same grid and the same `m`, `n` and `k`. -0 counts as +0.
 ///
 /// # Safety
 ///
-/// As for `gemm_wgmma`; `product` and `c` begin at multiples of 16 bytes. `slots` and `state` are as
-/// [`LamportSlots`] needs them, for the two ranks of the LSA team.
+/// As for `gemm_wgmma`; `product` and `c` begin at multiples of 16 bytes. `slots` and `state` are
+/// as [`LamportSlots`] needs them, for the two ranks of the LSA team.
 ///
 /// [`Lamport`]: nccl_device::Lamport
 /// [`LamportSlots`]: nccl_device::LamportSlots
