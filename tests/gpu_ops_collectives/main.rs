@@ -250,6 +250,15 @@ fn zeros_of_either_sign_arrive() {
         let mut got = [f32::NAN; 8];
         data.copy_to_host(&mut got)?;
         assert_eq!(got, [0.0, 0.0, 0.0, 2.0, 0.0, 0.0, 0.0, 0.0]);
+        // Two halves of a word that has the bits of an empty slot in one rank: both get the same.
+        let own = if rank.rank() == 0 { [0.0, -0.0] } else { [-0.0, -0.0] };
+        let data = comm.mem_alloc::<bf16>(2)?;
+        data.copy_from_host(&own.map(bf16::from_f32))?;
+        collectives.all_reduce(&data, &data, ReduceOp::Sum, &stream)?;
+        stream.synchronize()?;
+        let mut got = [bf16::NAN; 2];
+        data.copy_to_host(&mut got)?;
+        assert_eq!(got.map(bf16::to_bits), [0; 2]);
         Ok(())
     });
 }

@@ -184,7 +184,8 @@ impl<const N: usize> Lamport<'_, N> {
     }
 
     /// Waits for the vectors that all ranks sent to a slot, empties it, and returns them in the
-    /// order of the ranks, with `mine` for this one.
+    /// order of the ranks, with `mine` for this one: a [`message`], if all ranks are to have the
+    /// same bits.
     ///
     /// # Safety
     ///

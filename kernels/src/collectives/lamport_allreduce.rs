@@ -6,7 +6,7 @@ use cuda_std::grid;
 use cuda_std::prelude::*;
 use cuda_std::vector::{Accumulate, Vec16};
 use half::{bf16, f16};
-use nccl_device::{Coop, DevComm, Lamport, LamportSlots, Window};
+use nccl_device::{Coop, DevComm, Lamport, LamportSlots, Window, message};
 
 use super::elements::Elements;
 use super::reduction::Reduction;
@@ -162,7 +162,8 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
         // SAFETY: the caller's contract. The input is loaded again: it would take registers.
         unsafe {
             let mine = self.reduction.scale(self.input.load(at as usize));
-            let all = session.receive_all(at, mine);
+            // As the peers have it: all ranks reduce the same.
+            let all = session.receive_all(at, message(mine));
             self.output.store(at as usize, self.reduction.reduce(all));
         }
     }

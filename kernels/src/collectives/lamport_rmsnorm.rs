@@ -5,7 +5,7 @@ use cuda_std::grid;
 use cuda_std::prelude::*;
 use cuda_std::vector::Accumulate;
 use half::{bf16, f16};
-use nccl_device::{Coop, DevComm, LamportSlots, Window};
+use nccl_device::{Coop, DevComm, LamportSlots, Window, message};
 
 use super::rmsnorm::{Quantised, Row};
 
@@ -92,7 +92,7 @@ unsafe fn reduce<T: Accumulate<Acc = f32>, const N: usize>(
         session.end(Coop::cta());
         row.normalise(place, cluster, |at| {
             // Loaded again: it would take registers during the wait.
-            let all = session.receive_all(at, row.load(at));
+            let all = session.receive_all(at, message(row.load(at)));
             let mut sum = T::widen(all[0]);
             let mut rank = 1;
             while rank < N {
