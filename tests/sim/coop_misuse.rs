@@ -94,6 +94,20 @@ unsafe fn lanes_leave(late: bool) {
     Coop::warp().sync();
 }
 
+#[kernel]
+unsafe fn warps_meet() {
+    Coop::warp().sync();
+}
+
+#[test]
+fn the_last_warp_of_a_block_may_have_fewer_lanes() {
+    simulate(Simulation::new(1).multiprocessors(1), |gpu| {
+        // The blocks of the second launch have the warps of those of the first.
+        gpu.launch(warps_meet::args().grid(2).block(96))?;
+        gpu.launch(warps_meet::args().grid(4).block(72))
+    });
+}
+
 #[test]
 fn a_warp_whose_lanes_have_returned_is_reported_with_them() {
     for late in [false, true] {

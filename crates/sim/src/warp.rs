@@ -10,7 +10,7 @@ use crate::barrier;
 use crate::error::{Error, Site};
 use crate::memory::POISON;
 use crate::stack::Slab;
-use crate::thread::{Block, Thread, Wait};
+use crate::thread::{Thread, Wait};
 
 pub(crate) const WARP: u32 = 32;
 
@@ -128,7 +128,7 @@ pub(crate) fn converge(
         thread.fail(Error::Divergent { kernel, thread: thread_id, what, at, other });
     }
     let other = (barrier.coop_call, barrier.first, barrier.at);
-    if let Some(what) = coop_call.and_then(|call| lacks_lanes(thread.block(), warp, mask, &call)) {
+    if let Some(what) = coop_call.and_then(|call| lacks_lanes(thread, mask, &call)) {
         drop(barriers);
         thread.misuse(at, what);
     }
@@ -154,19 +154,19 @@ pub(crate) fn converge(
     thread.result.get()
 }
 
-/// Why a cooperative call lacks lanes that have returned from the kernel, if it does.
-fn lacks_lanes(block: &Block, warp: &Warp, mask: u32, call: &CoopCall) -> Option<String> {
+/// Why a cooperative call of the thread's warp lacks lanes that have returned from the kernel, if it
+/// does. The last warp of a block may have fewer lanes.
+fn lacks_lanes(thread: &Thread, mask: u32, call: &CoopCall) -> Option<String> {
+    let warp = thread.warp();
     if warp.live.get() & mask == mask {
         return None;
     }
-    let threads = || warp.threads.iter().enumerate().filter(|(lane, _)| mask >> lane & 1 == 1);
-    let has_returned = |thread: &&Thread| {
-        matches!(thread.wait.get(), Wait::Done)
-            && thread.returned.get()
-            && std::ptr::eq(thread.block.get(), block)
-    };
-    let returned = threads().map(|(_, thread)| thread).filter(has_returned);
-    let returned: Vec<u32> = returned.map(|thread| thread.tid.get()).collect();
+    let lanes = thread.block().size - thread.tid.get() / WARP * WARP;
+    let threads = warp.threads.iter().enumerate().take(lanes as usize);
+    let of_call = threads.filter(|(lane, _)| mask >> lane & 1 == 1).map(|(_, thread)| thread);
+    let has_returned =
+        |thread: &&Thread| matches!(thread.wait.get(), Wait::Done) && thread.returned.get();
+    let returned: Vec<u32> = of_call.filter(has_returned).map(|thread| thread.tid.get()).collect();
     let count = mask.count_ones();
     (!returned.is_empty()).then(|| barrier::lacks_threads(&call.to_string(), count, &returned))
 }
@@ -236,7 +236,7 @@ pub(crate) fn thread_ended(thread: &Thread) {
         let barrier = barriers.swap_remove(i);
         drop(barriers);
         let block = thread.block();
-        let lacks = barrier.coop_call.and_then(|c| lacks_lanes(block, warp, barrier.mask, &c));
+        let lacks = barrier.coop_call.and_then(|call| lacks_lanes(thread, barrier.mask, &call));
         if let Some(what) = lacks {
             let (kernel, waits) = (thread.kernel(), block.thread(barrier.first).id());
             thread.gpus().fail(Error::Misuse { kernel, thread: waits, what, at: barrier.at });
