@@ -105,18 +105,15 @@ impl Collectives {
                 (Some(Reducing::Floats(reduction)), Algorithm::Push) => {
                     self.push(workspace, plan, &send, &recv, reduction, stream)
                 }
-                (Some(Reducing::Floats(reduction)), _) => {
-                    self.lamport(workspace, plan, &send, &recv, reduction, stream)
-                }
-                (Some(Reducing::Any { operator, divisor }), _) => {
-                    self.lamport_any(workspace, plan, &send, &recv, [operator, divisor], stream)
+                (Some(reducing), _) => {
+                    self.lamport(workspace, plan, &send, &recv, reducing, stream)
                 }
                 (None, _) => refuse(UNREDUCED.to_owned()),
             }
         }
     }
 
-    /// Launches `lamport_allreduce`.
+    /// Launches `lamport_allreduce` or `lamport_allreduce_any`.
     ///
     /// # Safety
     ///
@@ -127,7 +124,7 @@ impl Collectives {
         plan: CollectivePlan,
         send: &DeviceSlice<T>,
         recv: &DeviceSlice<T>,
-        reduction: ReductionArgs<u32, f32, f32>,
+        reducing: Reducing,
         stream: &Stream,
     ) -> Result<()> {
         let Workspace { dev_comm, options, slots, slots_state, .. } = workspace;
@@ -136,8 +133,8 @@ impl Collectives {
         let (send, recv) = (send.device_address(), recv.device_address());
         let target = self.compiled.on(stream);
         macro_rules! launch {
-            ($type:ty) => {{
-                let launch = kernels::lamport_allreduce::<$type>::args(
+            ($kernel:ident::<$type:ty>, $($how:expr),*) => {{
+                let launch = kernels::$kernel::<$type>::args(
                     dev_comm,
                     slots,
                     slots_state,
@@ -145,65 +142,42 @@ impl Collectives {
                     send,
                     recv,
                     count,
-                    reduction,
+                    $($how),*
                 );
                 // SAFETY: the caller's contract; the workspace is as the kernel needs it, and the
                 // launches that use it are ordered.
                 unsafe { launch.config(config).launch(&target) }
             }};
         }
-        of_floats!(T::DATA_TYPE, launch)
-    }
-
-    /// Launches `lamport_allreduce_any`.
-    ///
-    /// # Safety
-    ///
-    /// As [`lamport`](Self::lamport).
-    unsafe fn lamport_any<T: Element>(
-        &self,
-        workspace: &Workspace,
-        plan: CollectivePlan,
-        send: &DeviceSlice<T>,
-        recv: &DeviceSlice<T>,
-        [operator, divisor]: [u32; 2],
-        stream: &Stream,
-    ) -> Result<()> {
-        let Workspace { dev_comm, options, slots, slots_state, .. } = workspace;
-        let capacity = options.capacity(self.communicator.n_ranks()) as u32;
-        let (count, config) = (send.len(), config(plan));
-        let (send, recv) = (send.device_address(), recv.device_address());
-        let target = self.compiled.on(stream);
-        macro_rules! launch {
-            ($type:ty) => {{
-                let launch = kernels::lamport_allreduce_any::<$type>::args(
-                    dev_comm,
-                    slots,
-                    slots_state,
-                    capacity,
-                    send,
-                    recv,
-                    count,
-                    operator,
-                    divisor,
-                );
-                // SAFETY: the caller's contract; the workspace is as the kernel needs it, and the
-                // launches that use it are ordered.
-                unsafe { launch.config(config).launch(&target) }
-            }};
-        }
-        match T::DATA_TYPE {
-            DataType::Int8 => launch!(i8),
-            DataType::Uint8 => launch!(u8),
-            DataType::Int32 => launch!(i32),
-            DataType::Uint32 => launch!(u32),
-            DataType::Int64 => launch!(i64),
-            DataType::Uint64 => launch!(u64),
-            DataType::Float64 => launch!(f64),
-            DataType::Float8e4m3 => launch!(F8E4M3),
-            DataType::Float8e5m2 => launch!(F8E5M2),
-            DataType::Float32 | DataType::Float16 | DataType::Bfloat16 => {
-                refuse(UNREDUCED.to_owned())
+        match reducing {
+            Reducing::Floats(reduction) => {
+                macro_rules! floats {
+                    ($type:ty) => {
+                        launch!(lamport_allreduce::<$type>, reduction)
+                    };
+                }
+                of_floats!(T::DATA_TYPE, floats)
+            }
+            Reducing::Any { operator, divisor } => {
+                macro_rules! any {
+                    ($type:ty) => {
+                        launch!(lamport_allreduce_any::<$type>, operator, divisor)
+                    };
+                }
+                match T::DATA_TYPE {
+                    DataType::Int8 => any!(i8),
+                    DataType::Uint8 => any!(u8),
+                    DataType::Int32 => any!(i32),
+                    DataType::Uint32 => any!(u32),
+                    DataType::Int64 => any!(i64),
+                    DataType::Uint64 => any!(u64),
+                    DataType::Float64 => any!(f64),
+                    DataType::Float8e4m3 => any!(F8E4M3),
+                    DataType::Float8e5m2 => any!(F8E5M2),
+                    DataType::Float32 | DataType::Float16 | DataType::Bfloat16 => {
+                        refuse(UNREDUCED.to_owned())
+                    }
+                }
             }
         }
     }
