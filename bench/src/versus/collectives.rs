@@ -6,7 +6,7 @@ use clap::Args;
 use devcomm::kernels::collectives::exchange::{Messages, MessagesArgs};
 use devcomm::kernels::push_exchange;
 use devcomm::{
-    Buffer, Collectives, CollectivesOptions, DevCommRequirements, DeviceSlice, Error, KERNELS,
+    Buffer, Collectives, CollectivesOptions, DevCommRequirements, DeviceSlice, KERNELS,
     LaunchConfig, ReduceOp, Window,
 };
 use devcomm_testing::numbers::{Number, count_wrong_from, input, inputs};
@@ -251,33 +251,37 @@ impl Flags {
         let [to_send, to_receive] = operation.chunks(ranks);
         let chunks = to_send.max(to_receive);
         let largest = harness.choose(LARGEST, SIMULATED_LARGEST);
-        for count in self.sizes.counts(largest, chunks * size_of::<T>())? {
+        let counts = self.sizes.counts(largest, chunks * size_of::<T>())?;
+        // As in nccl-tests, all sizes use the same memory.
+        let most = counts.iter().copied().max().unwrap_or(0);
+        let lens = [to_send, to_receive].map(|chunks| chunks * most);
+        let windows = [harness.comm.window(lens[0])?, harness.comm.window(lens[1])?];
+        let memory = [harness.comm.mem_alloc(lens[0])?, harness.comm.mem_alloc(lens[1])?];
+        for count in counts {
             let [sent, received] = [to_send * count, to_receive * count];
-            let windows = [harness.comm.window(sent)?, harness.comm.window(received)?];
+            let in_windows = [windows[0].slice(..sent)?, windows[1].slice(..received)?];
+            let plain = [memory[0].slice(..sent)?, memory[1].slice(..received)?];
             let mut contenders = Vec::new();
             for &in_place in job.places() {
                 // An all-to-all is not in place.
                 if in_place && operation == Operation::AllToAll {
                     continue;
                 }
-                let call =
-                    |buffers: [DeviceSlice<T>; 2]| Call::new(harness, operation, in_place, buffers);
-                let in_windows = || call(windows.each_ref().map(Buffer::device_slice));
-                let plain = || {
-                    let memory = |len| Ok::<_, Error>(harness.comm.mem_alloc(len)?.device_slice());
-                    call([memory(sent)?, memory(received)?])
+                let call = |buffers: &[DeviceSlice<T>; 2]| {
+                    Call::new(harness, operation, in_place, buffers.clone())
                 };
-                if job.selection.has(Variant::RustOps) {
-                    contenders.push(in_windows()?.by_collectives(Variant::RustOps, collectives)?);
+                for (variant, buffers) in
+                    [(Variant::RustOps, &in_windows), (Variant::RustOpsPlain, &plain)]
+                {
+                    if job.selection.has(variant) {
+                        contenders.push(call(buffers)?.by_collectives(variant, collectives)?);
+                    }
                 }
-                if job.selection.has(Variant::RustOpsPlain) {
-                    contenders.push(plain()?.by_collectives(Variant::RustOpsPlain, collectives)?);
-                }
-                if job.selection.has(Variant::Nccl) {
-                    contenders.push(plain()?.by_nccl(Variant::Nccl));
-                }
-                if job.selection.has(Variant::NcclSym) {
-                    contenders.push(in_windows()?.by_nccl(Variant::NcclSym));
+                for (variant, buffers) in [(Variant::Nccl, &plain), (Variant::NcclSym, &in_windows)]
+                {
+                    if job.selection.has(variant) {
+                        contenders.push(call(buffers)?.by_nccl(variant));
+                    }
                 }
             }
             let case = Case {
