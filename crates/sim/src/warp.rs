@@ -154,8 +154,8 @@ pub(crate) fn converge(
     thread.result.get()
 }
 
-/// Why a cooperative call of the thread's warp lacks lanes that have returned from the kernel, if it
-/// does. The last warp of a block may have fewer lanes.
+/// Why a cooperative call of the thread's warp lacks lanes that have returned from the kernel, if
+/// it does. The last warp of a block may have fewer lanes.
 fn lacks_lanes(thread: &Thread, mask: u32, call: &CoopCall) -> Option<String> {
     let warp = thread.warp();
     if warp.live.get() & mask == mask {

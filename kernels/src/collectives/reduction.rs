@@ -24,7 +24,7 @@ impl Reduction {
     /// The operator of smallest elements.
     pub const MIN: u32 = 2;
     /// The operator of products, of
-    /// [`lamport_allreduce_any`](super::lamport_allreduce_any::lamport_allreduce_any) only.
+    /// [`lamport_allreduce_any`](super::lamport_allreduce_any::lamport_allreduce_any()) only.
     pub const PROD: u32 = 3;
 
     /// This rank's contribution.

@@ -1,8 +1,9 @@
 //! The product of few rows of A and its sum over two ranks, on Hopper.
 //!
-//! The product is that of [`gemm_swapped`], with an epilogue that sends a thread's rounded sums to
-//! the same thread of the peer, and adds what that one sent, before they are stored: all of a tile
-//! is sent before any of it is received. A vector has the sums as they lie in registers.
+//! The product is that of [`gemm_swapped`](crate::gemm::gemm_swapped), with an epilogue that sends
+//! a thread's rounded sums to the same thread of the peer, and adds what that one sent, before they
+//! are stored: all of a tile is sent before any of it is received. A vector has the sums as they
+//! lie in registers.
 
 use cuda_std::grid;
 use cuda_std::prelude::*;

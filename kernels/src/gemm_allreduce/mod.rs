@@ -10,13 +10,15 @@
 //!
 //! # Forms
 //!
-//! Two kernels with the same exchange of sums: [`gemm_allreduce_wgmma`] with Hopper's `wgmma` and
-//! TMA, and [`gemm_allreduce_mma`] for every GPU since Ampere. [`GemmForm`] gives the launch
-//! parameters of each.
+//! Two kernels with the same exchange of sums:
+//! [`gemm_allreduce_wgmma`](crate::gemm_allreduce_wgmma()) with Hopper's `wgmma` and TMA, and
+//! [`gemm_allreduce_mma`](crate::gemm_allreduce_mma()) for every GPU since Ampere. [`GemmForm`]
+//! gives the launch parameters of each.
 //!
-//! For two ranks with Hopper GPUs there is [`gemm_allreduce_wide`] too, which exchanges products
-//! that are rounded to bf16: half of the bytes. Its schedule is that of
-//! [`gemm_wgmma`](crate::gemm::gemm_wgmma); what follows is about the two forms.
+//! For two ranks with Hopper GPUs there are [`gemm_allreduce_wide`] and [`gemm_allreduce_swapped`]
+//! too, which exchange products that are rounded to bf16: half of the bytes. Their schedules are
+//! those of [`gemm_wgmma`](crate::gemm::gemm_wgmma) and
+//! [`gemm_swapped`](crate::gemm::gemm_swapped); what follows is about the two forms.
 //!
 //! # Schedule
 //!
