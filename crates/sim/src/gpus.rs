@@ -35,6 +35,8 @@ pub(crate) struct Launch {
     pub(crate) grid: [u32; 3],
     /// Threads per block in each dimension.
     pub(crate) block: [u32; 3],
+    /// The most threads per block that the kernel allows.
+    pub(crate) max_threads: u32,
     /// Blocks per cluster.
     pub(crate) cluster: u32,
     /// Dynamic shared memory per block in bytes.

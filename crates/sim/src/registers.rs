@@ -10,9 +10,9 @@ const UNIT: u32 = 8;
 /// Threads that ask together.
 const WARPGROUP: u32 = 128;
 
-/// What a launch gives to each thread: as many as a block of so many threads can have.
+/// What a launch gives to each thread: as many as the largest block of the kernel can have.
 fn of_launch(block: &Block) -> u32 {
-    (REGISTERS / block.size.next_multiple_of(32)).min(255) / UNIT * UNIT
+    (REGISTERS / block.grid.launch.max_threads.next_multiple_of(32)).min(255) / UNIT * UNIT
 }
 
 /// The thread's registers.

@@ -372,6 +372,7 @@ impl Kernel {
         };
         Launch {
             kernel: self.body.name(),
+            max_threads: self.body.max_threads(),
             gpu: self.gpu,
             grid: self.grid,
             block: self.block,

@@ -79,6 +79,7 @@ fn grid(gpu: usize, blocks: u32, threads: u32, body: impl Fn() + 'static) -> Lau
         gpu,
         grid: [blocks, 1, 1],
         block: [threads, 1, 1],
+        max_threads: 1024,
         cluster: 1,
         previous: None,
         dynamic_shared: 0,
