@@ -113,6 +113,19 @@ fn a_machine_of_a_failed_kernel_is_over_and_others_go_on() {
     });
 }
 
+#[test]
+fn a_launch_after_a_failed_kernel_says_what_has_failed() {
+    let text = run(&world(Simulation::new(2)), |gpu| {
+        let (dev, out) = (gpu.dev_comm(barriers(1))?, gpu.window(&[0_u32])?);
+        let first = gpu.launch(stores_behind::args(&out, 1, 1_usize).grid(1).block(4));
+        let next = gpu.launch(rank_1_skips::args(&dev).grid(1).block(32));
+        Ok([first, next].map(|launch| launch.unwrap_err().to_string()))
+    });
+    for text in text.unwrap().concat() {
+        assert!(text.contains("after the end of `out` (window"), "{text}");
+    }
+}
+
 #[kernel]
 unsafe fn half_a_block_syncs() {
     if thread::thread_idx_x() < 32 {

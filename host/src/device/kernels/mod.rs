@@ -295,7 +295,11 @@ impl Loaded<'_> {
         }
         self.context.health().check()?;
         if let Some(what) = args.closed {
-            return Err(refuse(LaunchRefusal::Closed { what }));
+            // After a failure on the GPU nothing can be used: that says more.
+            return Err(match stream.is_idle() {
+                Err(failed @ Error::Driver(_)) => failed,
+                _ => refuse(LaunchRefusal::Closed { what }),
+            });
         }
         if safe {
             check_safe(args).map_err(refuse)?;
