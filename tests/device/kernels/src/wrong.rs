@@ -97,7 +97,7 @@ pub unsafe fn breaks_a_rule<B: GinBackend>(
         13 => unsafe { gin.put(comm.world_team(), 0, mail.at(1 << 20), mail.at(0), 1).post(coop) },
         14 => drop(gin.hybrid_barrier(coop, BarrierIndex::new(1 << 10))),
         16 => gin.signal(coop, comm.world_team(), 0, extra.signal(&comm, 0).inc().strong()),
-        17.. => breaks_a_rule_of_the_switch(coop, mail.multimem(&comm), mail.local().as_ptr(), n),
+        17.. => breaks_a_rule_of_the_switch(mail.multimem(&comm), mail.local().as_ptr(), n),
         // SAFETY: none: there is no such rank, on purpose.
         _ => unsafe {
             gin.put(comm.world_team(), comm.n_ranks(), mail.at(0), mail.at(0), 1).post(coop)
@@ -107,7 +107,9 @@ pub unsafe fn breaks_a_rule<B: GinBackend>(
 
 /// NCCL's multicast functions take numbers of 16 bits in pairs, and sum no numbers of 8 bits.
 #[track_caller]
-fn breaks_a_rule_of_the_switch(coop: Coop, all: *mut u64, own: *mut u64, n: u32) {
+fn breaks_a_rule_of_the_switch(all: *mut u64, own: *mut u64, n: u32) {
+    // Made here: LLVM resolves NCCL's calls through a coop only if it sees which coop it is.
+    let coop = Coop::cta();
     let (all_f16, own_f16) = (all.cast::<f16>(), own.cast::<f16>());
     let (all_bf16, own_bf16) = (all.cast::<bf16>(), own.cast::<bf16>());
     // SAFETY: the ranges are in a window; what else NCCL asks for is violated on purpose.
