@@ -28,7 +28,7 @@ const CLEAN: &str = "globaldce,function(lower-invoke)";
 const OPTIMISE: &str = "default<O3>,default<O3>";
 
 /// Part of each cache key: change it when equal inputs give another result.
-pub(crate) const REVISION: u32 = 9;
+pub(crate) const REVISION: u32 = 10;
 
 /// A request to prepare NCCL's bitcode.
 #[derive(Debug, Serialize, Deserialize)]
@@ -38,16 +38,27 @@ pub(crate) struct PrepareNccl {
 }
 
 /// Prepares NCCL's bitcode for linking, once for all modules: marks calls through coops (NCCL's
-/// cooperative groups), and makes each function `linkonce`, linked only if used.
+/// cooperative groups), lets loops be unrolled, and makes each function `linkonce`, linked only if
+/// used.
 pub(crate) fn prepare_nccl(llvm: &Llvm, job: &PrepareNccl) -> Result<usize> {
     let context = Context::new(llvm);
     let nccl = context.read(&job.bitcode)?;
     let marked = coop::mark_coop_calls(&nccl)?;
     coop::pass_coops_by_pointer(&nccl)?;
+    allow_unrolling(&nccl);
     split::make_linkonce(&nccl, |_| false);
     nccl.verify()?;
     nccl.write_bitcode(&job.prepared)?;
     Ok(marked)
+}
+
+/// Lets LLVM unroll NCCL's loops. The bitcode forbids it for every one, as clang notes where it
+/// does not unroll itself. But a put sets its descriptor in a loop, which stays in local memory
+/// until the loop is unrolled.
+fn allow_unrolling(nccl: &Module<'_>) {
+    for function in nccl.functions() {
+        function.instructions().into_iter().for_each(|one| one.remove_metadata("llvm.loop"));
+    }
 }
 
 /// A request to link.

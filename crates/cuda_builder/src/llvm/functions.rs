@@ -161,6 +161,8 @@ functions! {
     LLVMBuildLoad2(Ref, Ref, Ref, *const c_char) -> Ref;
     LLVMBuildStore(Ref, Ref, Ref) -> Ref;
     LLVMInstructionEraseFromParent(Ref);
+    LLVMGetMDKindIDInContext(Ref, *const c_char, c_uint) -> c_uint;
+    LLVMSetMetadata(Ref, c_uint, Ref);
 
     LLVMGetEnumAttributeKindForName(*const c_char, usize) -> c_uint;
     LLVMGetEnumAttributeKind(Ref) -> c_uint;

@@ -433,6 +433,19 @@ impl<'m> Instruction<'m> {
         }
     }
 
+    /// Removes the metadata of a kind; no-op for an instruction without it.
+    pub(crate) fn remove_metadata(self, kind: &str) {
+        let f = self.f;
+        // SAFETY: the value is an instruction, name and length belong together, and null stands for
+        // no metadata.
+        unsafe {
+            let context = (f.LLVMGetTypeContext)((f.LLVMTypeOf)(self.raw));
+            let length = kind.len() as u32;
+            let kind = (f.LLVMGetMDKindIDInContext)(context, kind.as_ptr().cast(), length);
+            (f.LLVMSetMetadata)(self.raw, kind, std::ptr::null_mut());
+        }
+    }
+
     /// Removes a call's attribute of the same kind; no-op for other instructions.
     pub(crate) fn remove_attribute(self, at: AttributePlace, attribute: Attribute<'_>) {
         if self.opcode() == Opcode::Call {
