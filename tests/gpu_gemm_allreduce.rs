@@ -52,9 +52,8 @@ fn require(
     Ok(())
 }
 
-/// Checks products of these shapes, with one workspace per form. They are summed over the ranks
-/// unless `local`.
-fn is_right(rank: &Rank, shapes: &[[usize; 3]], seed: u64, local: bool) -> Result<(), Error> {
+/// Checks products of these shapes, with one workspace per form.
+fn is_right(rank: &Rank, shapes: &[[usize; 3]], seed: u64) -> Result<(), Error> {
     let (comm, stream) = (rank.communicator()?, rank.stream()?);
     let [m, n, k] = [0, 1, 2].map(|i| shapes.iter().map(|shape| shape[i]).max().unwrap_or(0));
     let (a, b) = (comm.mem_alloc::<bf16>(m * k)?, comm.mem_alloc::<bf16>(n * k)?);
@@ -68,15 +67,9 @@ fn is_right(rank: &Rank, shapes: &[[usize; 3]], seed: u64, local: bool) -> Resul
             // An element that no rank writes stays NaN.
             c.fill_bytes(0xff)?;
             rank.barrier()?;
-            let summed = if local {
-                gemm.launch_local(&a, &b, &c, [m, n, k])?;
-                me..me + 1
-            } else {
-                gemm.launch(&a, &b, &c, [m, n, k])?;
-                0..rank.n_ranks()
-            };
+            gemm.launch(&a, &b, &c, [m, n, k])?;
             stream.synchronize()?;
-            require(rank, problem, summed, &c, form)?;
+            require(rank, problem, 0..rank.n_ranks(), &c, form)?;
             rank.barrier()?;
         }
     }
@@ -89,7 +82,7 @@ fn small_gpus(gpus: usize) -> Simulation {
 }
 
 fn is_right_for_mixed_shapes(name: &str, gpus: usize) {
-    Gpus::from(small_gpus(gpus)).run(name, |rank| is_right(rank, &mixed_shapes(rank), 7, false));
+    Gpus::from(small_gpus(gpus)).run(name, |rank| is_right(rank, &mixed_shapes(rank), 7));
 }
 
 #[test]
@@ -113,26 +106,17 @@ fn is_right_on_four_gpus() {
 }
 
 #[test]
-fn alone_each_rank_has_its_own_product() {
-    let gpus = Gpus::from(small_gpus(2));
-    gpus.run("alone_each_rank_has_its_own_product", |rank| {
-        is_right(rank, &mixed_shapes(rank), 7, true)
-    });
-}
-
-#[test]
 fn is_right_whatever_the_order_in_which_threads_run() {
     let name = "is_right_whatever_the_order_in_which_threads_run";
     let shapes = [[140, 300, 24]];
-    Gpus::from(small_gpus(3))
-        .run_seeds(name, 0..4, |rank, seed| is_right(rank, &shapes, seed, false));
+    Gpus::from(small_gpus(3)).run_seeds(name, 0..4, |rank, seed| is_right(rank, &shapes, seed));
 }
 
 #[test]
 fn is_right_when_threads_are_interrupted_anywhere() {
     let name = "is_right_when_threads_are_interrupted_anywhere";
     let gpus = Gpus::from(small_gpus(2).preempt(true));
-    gpus.run_seeds(name, 1..2, |rank, seed| is_right(rank, &[[70, 20, 8]], seed, false));
+    gpus.run_seeds(name, 1..2, |rank, seed| is_right(rank, &[[70, 20, 8]], seed));
 }
 
 /// More steps along `k` than pipeline stages, so that stages are refilled while slower threads may
@@ -141,7 +125,7 @@ fn is_right_when_threads_are_interrupted_anywhere() {
 fn a_stage_is_not_filled_again_before_all_have_read_it() {
     let name = "a_stage_is_not_filled_again_before_all_have_read_it";
     let shapes = [[70, 40, 328]];
-    Gpus::new(1).run_seeds(name, 0..4, |rank, seed| is_right(rank, &shapes, seed, false));
+    Gpus::new(1).run_seeds(name, 0..4, |rank, seed| is_right(rank, &shapes, seed));
 }
 
 /// On a split communicator, with fewer blocks than multiprocessors, on the default stream.
@@ -169,9 +153,7 @@ fn the_ranks_of_a_split_agree_among_themselves() {
 #[test]
 fn one_block_is_enough_for_many_tiles() {
     let gpus = Gpus::from(Simulation::new(2).multiprocessors(1));
-    gpus.run("one_block_is_enough_for_many_tiles", |rank| {
-        is_right(rank, &[[300, 520, 16]], 3, false)
-    });
+    gpus.run("one_block_is_enough_for_many_tiles", |rank| is_right(rank, &[[300, 520, 16]], 3));
 }
 
 /// Launches back to back in a stream, with alternating shapes: the workspace's flags are not
@@ -221,12 +203,14 @@ fn rounded_twice(problem: Problem, (row, column): (usize, usize)) -> bf16 {
 }
 
 /// The plans for any number of rows that round each rank's product.
-const ROUNDING: [GemmAllReducePlan; 2] = [GemmAllReducePlan::Unfused, GemmAllReducePlan::Wide];
+const ROUNDING: [Option<GemmAllReducePlan>; 2] =
+    [Some(GemmAllReducePlan::Unfused), Some(GemmAllReducePlan::Wide)];
 
-/// Checks products of these shapes by each of the plans, `launches` times in a row.
+/// Checks products of these shapes by each of the plans, `launches` times in a row. `None` is for
+/// those of the shapes.
 fn is_rounded_twice(
     rank: &Rank,
-    plans: &[GemmAllReducePlan],
+    plans: &[Option<GemmAllReducePlan>],
     shapes: &[[usize; 3]],
     seed: u64,
     launches: usize,
@@ -235,7 +219,7 @@ fn is_rounded_twice(
     let [m, n] = [0, 1].map(|i| shapes.iter().map(|shape| shape[i]).max().unwrap_or(0));
     let gemm = GemmAllReduce::new(comm, &stream, m, n)?;
     for &plan in plans {
-        gemm.set_plan(Some(plan))?;
+        gemm.set_plan(plan)?;
         let mut sets = Vec::new();
         for &shape @ [m, n, k] in shapes {
             let (problem, me) = (Problem { m, n, k, seed }, rank.rank());
@@ -245,7 +229,8 @@ fn is_rounded_twice(
             let c = comm.window::<bf16>(m * n)?;
             // An element that no rank writes stays NaN.
             c.fill_bytes(0xff)?;
-            assert_eq!(gemm.explain(shape).plan, plan, "{shape:?}");
+            let how = gemm.explain(shape).plan;
+            assert_eq!(how, plan.unwrap_or(how), "{shape:?}");
             sets.push((problem, a, b, c));
         }
         rank.barrier()?;
@@ -267,7 +252,7 @@ fn is_rounded_twice(
                 got[row * problem.n + column] != rounded_twice(*problem, (row, column))
             };
             let wrong = checked.iter().filter(is_wrong).count();
-            assert_eq!(wrong, 0, "{rank:?}, {plan}, {problem:?}");
+            assert_eq!(wrong, 0, "{rank:?}, {plan:?}, {problem:?}");
         }
         rank.barrier()?;
     }
@@ -285,6 +270,25 @@ fn rounded_products_are_added_on_both_ranks() {
             false => &[[1, 8, 8], [130, 264, 72], [1000, 4104, 1000], [4096, 8192, 1024]],
         };
         is_rounded_twice(rank, &ROUNDING, shapes, 7, 1)
+    });
+}
+
+/// Few rows, tiles that do not fill the GPU, and tiles that fill it more than once; by launches in a
+/// row, which the plans take turns with.
+#[test]
+fn the_plan_follows_from_the_shape() {
+    let name = "the_plan_follows_from_the_shape";
+    Gpus::from(Simulation::new(2).multiprocessors(8)).run(name, |rank| {
+        let shapes: &[_] = match rank.is_simulated() {
+            true => &[[9, 40, 72], [300, 520, 16], [300, 1040, 16]],
+            false => &[[9, 4096, 1024], [300, 520, 1000], [4096, 8192, 1024]],
+        };
+        let gemm = GemmAllReduce::new(rank.communicator()?, &rank.stream()?, 4096, 8192)?;
+        let plans = shapes.iter().map(|shape| gemm.explain(*shape).plan.to_string());
+        let plans: Vec<_> = plans.collect();
+        assert!(plans[0].starts_with("swapped:"), "{plans:?}");
+        assert_eq!(plans[1..], ["unfused", "wide"]);
+        is_rounded_twice(rank, &[None], shapes, 3, 2)
     });
 }
 
@@ -356,7 +360,7 @@ fn rounded_products_of_few_rows_are_added_on_both_ranks() {
             (&["swapped:64x64:2", "swapped:64x128:4"], 64),
             (&["swapped:128x64:2", "swapped:128x128:1", "swapped:128x128:1:2x1"], 130),
         ] {
-            let plans: Vec<_> = plans.iter().map(|plan| plan.parse().unwrap()).collect();
+            let plans: Vec<_> = plans.iter().map(|plan| plan.parse().ok()).collect();
             // Less than a tile, then more tiles than there are clusters.
             let shapes = [[m, 40, 72], [m, 584, 136]];
             is_rounded_twice(rank, &plans, &shapes, 11, 2)?;
@@ -370,7 +374,7 @@ fn rounded_products_of_few_rows_are_added_whatever_the_order_in_which_threads_ru
     let name = "rounded_products_of_few_rows_are_added_whatever_the_order_in_which_threads_run";
     let gpus = Gpus::from(Simulation::new(2).multiprocessors(4));
     gpus.run_seeds(name, 0..4, |rank, seed| {
-        let plans = ["swapped:16x64:2", "swapped:64x64:1"].map(|plan| plan.parse().unwrap());
+        let plans = ["swapped:16x64:2", "swapped:64x64:1"].map(|plan| plan.parse().ok());
         is_rounded_twice(rank, &plans, &[[9, 200, 72], [50, 8, 8]], seed, 2)
     });
 }

@@ -19,7 +19,7 @@ pub use self::element::{GemmElement, GemmOutput, ScaledElement, TransposableElem
 use self::hopper::Prepared;
 pub(crate) use self::hopper::{Matrices, map, wide_maps};
 pub use self::plan::{GemmPlan, ParsePlanError};
-pub(crate) use self::plan::{candidates, measured};
+pub(crate) use self::plan::{candidates, clusters, measured};
 pub use self::product::{Activation, Product};
 use crate::check::{check_extents, refuse};
 use crate::{KERNELS, modules};
@@ -104,6 +104,11 @@ impl Gemm {
         };
         let (stream, plans) = (stream.clone(), Mutex::default());
         Ok(Self { compiled, stream, hopper, constant_b: false, plans })
+    }
+
+    /// Whether it has the kernels for Hopper.
+    pub(crate) fn is_hopper(&self) -> bool {
+        self.hopper.is_some()
     }
 
     /// Lets a product read B before the previous kernels of the stream have ended: weights, for

@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 
 use devcomm_host::{
     Buffer, Communicator, DeviceSlice, KernelSet, Kernels, LaunchConfig, ModuleSource, ReduceOp,
-    Result, Stream, SymmetricBuffer,
+    Result, Stream, Window,
 };
 use devcomm_kernels as kernels;
 use devcomm_kernels::gemm::gemm_wgmma::{CLUSTER, SHARED, THREADS, TILE_N};
@@ -18,7 +18,7 @@ use half::bf16;
 
 use crate::check::{check_extents, check_len, refuse, require_context};
 use crate::gemm::{Matrices, wide_maps};
-use crate::gemm_allreduce::{Messages, agree_on};
+use crate::gemm_allreduce::{Messages, agree_on, fills};
 use crate::{Collectives, Explanation, Gemm, KERNELS, modules};
 
 type WideKernel = kernels::gemm_reduce_scatter_wide;
@@ -67,17 +67,20 @@ impl FromStr for GemmReduceScatterPlan {
 /// as there are ranks, `m / ranks x n` elements. Every rank's product, with sums in f32, is rounded
 /// to bf16, and so is the sum of the products, in f32.
 ///
-/// By default that is [`GemmReduceScatterPlan::Unfused`]; [`set_plan`](Self::set_plan) selects
-/// another plan. Which is fastest is not measured yet.
+/// On two Hopper GPUs products whose tiles fill the GPU more than once exchange them in the
+/// product's kernel; others are followed by a reduce-scatter, as all are elsewhere.
+/// [`explain`](Self::explain) says which plan a shape gets; [`set_plan`](Self::set_plan) selects
+/// another one.
 pub struct GemmReduceScatter {
     gemm: Gemm,
     collectives: Collectives,
     stream: Stream,
     communicator: Communicator,
-    product: SymmetricBuffer<bf16>,
+    product: Window<bf16>,
     /// The largest product, `m x n`.
     most: [usize; 2],
-    plan: Cell<GemmReduceScatterPlan>,
+    /// The plan that was set.
+    plan: Cell<Option<GemmReduceScatterPlan>>,
     wide: OnceCell<Wide>,
 }
 
@@ -90,7 +93,8 @@ struct Wide {
 
 impl GemmReduceScatter {
     /// For products of up to `m x n` elements, launched on `stream`. *Collective*, with the same
-    /// `m` and `n` on every rank. The workspace takes `2 * m * n` bytes on each GPU.
+    /// `m` and `n` on every rank. The workspace takes `2 * m * n` bytes on each GPU, and as many
+    /// again for [`Wide`](GemmReduceScatterPlan::Wide).
     ///
     /// # Errors
     ///
@@ -110,49 +114,70 @@ impl GemmReduceScatter {
         if all.iter().any(|sizes| *sizes != [m as u32, n as u32]) {
             return refuse("the ranks ask for products of different sizes".to_owned());
         }
-        Ok(Self {
+        let is_hopper = comm.n_ranks() == 2 && gemm.is_hopper();
+        let ((), all) = agree_on(comm, Ok(((), [u32::from(is_hopper), 0])))?;
+        let exchanges = all.iter().all(|[is_hopper, _]| *is_hopper == 1);
+        let operation = Self {
             gemm,
             collectives: Collectives::new(comm)?,
             stream: stream.clone(),
             communicator: comm.clone(),
-            product: comm.mem_alloc(elements)?,
+            product: comm.window(elements)?,
             most: [m, n],
-            plan: Cell::new(GemmReduceScatterPlan::Unfused),
+            plan: Cell::default(),
             wide: OnceCell::new(),
-        })
+        };
+        if exchanges && comm.require_single_lsa_team().is_ok() && operation.fills([m, n]) {
+            operation.prepare_wide()?;
+        }
+        Ok(operation)
     }
 
     /// How a product of `[m, n, k]` would be done, and why.
     #[must_use]
     pub fn explain(&self, shape: [usize; 3]) -> Explanation<GemmReduceScatterPlan> {
+        use GemmReduceScatterPlan::{Unfused, Wide};
         let [m, n, k] = shape;
-        let is_wide = m.is_multiple_of(ROWS as usize) && n.is_multiple_of(8) && k.is_multiple_of(8);
-        match self.plan.get() {
-            GemmReduceScatterPlan::Wide if is_wide => {
-                Explanation { plan: GemmReduceScatterPlan::Wide, reason: "as it was set" }
+        let (plan, reason) = match self.plan.get() {
+            Some(Unfused) => (Unfused, "as it was set"),
+            _ if self.wide.get().is_none() => (Unfused, "as no kernel was prepared"),
+            _ if !m.is_multiple_of(ROWS as usize) || !(n | k).is_multiple_of(8) => {
+                (Unfused, "as m is no multiple of 512, or n or k none of 8")
             }
-            GemmReduceScatterPlan::Wide => Explanation {
-                plan: GemmReduceScatterPlan::Unfused,
-                reason: "as m is no multiple of 512, or n or k none of 8",
-            },
-            plan => Explanation { plan, reason: "as no other plan was set" },
-        }
+            Some(Wide) => (Wide, "as it was set"),
+            None if self.fills([m, n]) => (Wide, "as its tiles fill the GPU more than once"),
+            None => (Unfused, "as its tiles fill the GPU once"),
+        };
+        Explanation { plan, reason }
     }
 
-    /// Does all products that this plan can do by it. Every rank sets the same plan between the
-    /// same products. *Collective*.
+    /// Whether tiles of a product of this size fill the GPU more than once.
+    fn fills(&self, size: [usize; 2]) -> bool {
+        fills(size, self.communicator.context().limits().multiprocessors)
+    }
+
+    /// *Collective*.
+    fn prepare_wide(&self) -> Result<()> {
+        if self.wide.get().is_none() {
+            let _ = self.wide.set(Wide::new(&self.communicator, self.most)?);
+        }
+        Ok(())
+    }
+
+    /// Does all products that this plan can do by it, or by the plan of their shape again. Every
+    /// rank sets the same plan between the same products. *Collective*.
     ///
-    /// The first time that [`Wide`](GemmReduceScatterPlan::Wide) is set, it allocates `2 * m * n`
-    /// bytes for the largest product.
+    /// The first time that [`Wide`](GemmReduceScatterPlan::Wide) is needed, it allocates
+    /// `2 * m * n` bytes for the largest product.
     ///
     /// # Errors
     ///
     /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for another number of ranks than
     /// two; [`LaunchError::WrongArch`](devcomm_host::LaunchError::WrongArch) for other GPUs; those
     /// of loading kernels and of creating windows and a device communicator.
-    pub fn set_plan(&self, plan: GemmReduceScatterPlan) -> Result<()> {
-        if plan == GemmReduceScatterPlan::Wide && self.wide.get().is_none() {
-            let _ = self.wide.set(Wide::new(&self.communicator, self.most)?);
+    pub fn set_plan(&self, plan: Option<GemmReduceScatterPlan>) -> Result<()> {
+        if plan == Some(GemmReduceScatterPlan::Wide) {
+            self.prepare_wide()?;
         }
         self.plan.set(plan);
         Ok(())
@@ -283,7 +308,7 @@ impl Wide {
         &self,
         stream: &Stream,
         [a, b, c]: [u64; 3],
-        product: &SymmetricBuffer<bf16>,
+        product: &Window<bf16>,
         [m, n, k]: [u32; 3],
     ) -> Result<()> {
         let product = product.device_address();

@@ -13,7 +13,7 @@ const GROUP: u32 = 8;
 pub(crate) struct Order {
     /// The tiles, or those of a half of the rows.
     tiles: TileOrder<GROUP>,
-    /// The half of which a cluster computes all its tiles before those of the other one.
+    /// If clusters compute the same tiles of both halves, by turns, the half that comes first.
     first_half: Option<u32>,
 }
 
@@ -25,7 +25,7 @@ impl Order {
     }
 
     /// A cluster computes the same tiles of both halves of the rows, of which there is an even
-    /// number.
+    /// number, by turns: first that of half `first`.
     #[inline(always)]
     pub(crate) fn halves(rows: u32, columns: u32, first: u32) -> Self {
         Self { tiles: TileOrder { rows: rows / 2, columns }, first_half: Some(first) }
@@ -51,9 +51,9 @@ impl Order {
     #[inline(always)]
     pub(crate) fn position(self, number: u32) -> (u32, u32) {
         let Some(first) = self.first_half else { return self.tiles.position(number) };
-        let (turn, turns) = (number / clusters(), self.turns());
-        let (half, turn) = if turn < turns { (first, turn) } else { (1 - first, turn - turns) };
-        let (row, column) = self.tiles.position(cluster() + turn * clusters());
+        let turn = number / clusters();
+        let half = first ^ turn % 2;
+        let (row, column) = self.tiles.position(cluster() + turn / 2 * clusters());
         (half * self.tiles.rows + row, column)
     }
 }

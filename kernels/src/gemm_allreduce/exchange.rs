@@ -71,7 +71,6 @@ impl<'a, const COLUMNS: u32> Exchange<'a, COLUMNS> {
         c: Window<bf16>,
         partials: Window<f32>,
         flags: Window<u32>,
-        local_only: bool,
     ) -> Self {
         // SAFETY: the caller's contract.
         let epoch = unsafe { Epoch::begin(flags.local().as_ptr()) }.get();
@@ -83,7 +82,7 @@ impl<'a, const COLUMNS: u32> Exchange<'a, COLUMNS> {
             }
         }
         let team = comm.lsa_team();
-        let local_only = local_only || team.n_ranks == 1;
+        let local_only = team.n_ranks == 1;
         Self { comm, team, tiles, c, partials, flags, epoch, local_only }
     }
 

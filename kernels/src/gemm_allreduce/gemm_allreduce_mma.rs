@@ -26,9 +26,6 @@ type Product = MmaProduct<bf16, TILE_ROWS, COLUMNS, STAGES, COMPUTING>;
 
 /// The product and its all-reduce, as [`GemmForm`] describes, on every GPU since Ampere.
 ///
-/// With `local_only` each rank stores its own product to its own memory of `c`, without an
-/// exchange.
-///
 /// Grid: at most as many blocks as the device communicator has LSA barriers, the same in every
 /// rank. Block: [`GemmForm::threads`] threads, with [`GemmForm::dynamic_shared`] bytes.
 ///
@@ -55,12 +52,11 @@ pub unsafe fn gemm_allreduce_mma(
     m: u32,
     n: u32,
     k: u32,
-    local_only: bool,
 ) {
     let tiles = Tiles::<COLUMNS> { m, n };
     // SAFETY: the kernel's contract. All warps reach `reduce` and `finish`.
     unsafe {
-        let exchange = Exchange::new(&comm, tiles, c, partials, flags, local_only);
+        let exchange = Exchange::new(&comm, tiles, c, partials, flags);
         thread::sync_threads();
         if thread::thread_idx_x() < COMPUTING {
             let product = Product {

@@ -36,8 +36,7 @@ const STRIP_BARRIER: u32 = 1;
 /// The product and its all-reduce, as [`GemmForm`] describes, on Hopper.
 ///
 /// `a` and `b` are [`TensorMapDesc`]s of the two matrices, with tiles of [`GemmForm::TILE_ROWS`]
-/// and of [`GemmForm::tile_columns`] rows. With `local_only` each rank stores its own product to
-/// its own memory of `c`, without an exchange.
+/// and of [`GemmForm::tile_columns`] rows.
 ///
 /// Grid: at most as many blocks as the device communicator has LSA barriers, the same in every
 /// rank. Block: [`GemmForm::threads`] threads, with [`GemmForm::dynamic_shared`] bytes.
@@ -68,13 +67,12 @@ pub unsafe fn gemm_allreduce_wgmma(
     m: u32,
     n: u32,
     k: u32,
-    local_only: bool,
 ) {
     let tiles = Tiles::<COLUMNS> { m, n };
     let steps = k.div_ceil(TILE_K);
     // SAFETY: the kernel's contract. All warps reach `reduce` and `finish`.
     unsafe {
-        let exchange = Exchange::new(&comm, tiles, c, partials, flags, local_only);
+        let exchange = Exchange::new(&comm, tiles, c, partials, flags);
         let shared = Shared {
             memory: TileMemory::dynamic(),
             pipeline: Pipeline::at(shared_array![u64; Pipeline::words(STAGES)], STAGES),

@@ -5,8 +5,8 @@
 //! that multiply wait neither for the peer nor for NVLink. Only of its last tile each of them sends
 //! and adds its own rows. Who sends a row adds to it: so it is sent before the sum replaces it.
 //!
-//! In a reduce-scatter a block computes the tiles of the peer's rows first, and sends them; then it
-//! computes the same tiles of its own rows, and adds what has arrived.
+//! In a reduce-scatter a block takes turns: a tile of the peer's rows, which it sends, and the same
+//! tile of its own rows, to which it adds what has arrived.
 //!
 //! # Why it cannot deadlock
 //!
@@ -226,17 +226,24 @@ impl Messages<'_> {
         }
     }
 
-    /// Adds what the peer sent of a group, and stores the sums.
+    /// Adds what the peer sent of a group, and stores the sums. `meanwhile` runs while the first
+    /// loads are in flight.
     ///
     /// # Safety
     ///
     /// The kernel's contract, and one warp calls it.
     #[inline(always)]
-    unsafe fn add(&self, session: &Lamport<'_, 2>, group: Group, ours: &Vectors) {
+    unsafe fn add(
+        &self,
+        session: &Lamport<'_, 2>,
+        group: Group,
+        ours: &Vectors,
+        meanwhile: impl FnOnce(),
+    ) {
         let peer = self.comm.lsa_team().rank as usize ^ 1;
         // SAFETY: the caller's contract.
         unsafe {
-            let theirs: Vectors = session.receive_several(peer, |i| group.vector(i));
+            let theirs: Vectors = session.receive_several(peer, |i| group.vector(i), meanwhile);
             let mut i = 0;
             while i < ours.len() {
                 if let Some(vector) = group.vector(i) {
@@ -280,19 +287,29 @@ impl Follow for Messages<'_> {
             let session = self.session();
             let (mut sent, mut added) = (index, index);
             while added < end {
+                let mut outgoing = None;
                 if sent < end {
                     self.wait_for(sent);
                     let group = self.group(order, sent);
                     if group.is_sent {
-                        self.send(&session, group, &self.load(group));
+                        outgoing = Some((group, self.load(group)));
                     }
                 }
-                sent += IDLE_WARPS;
-                if sent > added + BEHIND * IDLE_WARPS || sent >= end {
-                    let group = self.group(order, added);
-                    if group.is_added {
-                        self.add(&session, group, &self.load(group));
+                // Behind all loads of this turn: a store waits for what it stores.
+                let send = || {
+                    if let Some((group, ours)) = &outgoing {
+                        self.send(&session, *group, ours);
                     }
+                };
+                sent += IDLE_WARPS;
+                let is_due = sent > added + BEHIND * IDLE_WARPS || sent >= end;
+                let group = self.group(order, added);
+                if is_due && group.is_added {
+                    self.add(&session, group, &self.load(group), send);
+                } else {
+                    send();
+                }
+                if is_due {
                     added += IDLE_WARPS;
                 }
             }
@@ -313,8 +330,8 @@ impl Follow for Messages<'_> {
                 self.send(&session, groups[0], &ours[0]);
                 self.send(&session, groups[1], &ours[1]);
             }
-            self.add(&session, groups[0], &ours[0]);
-            self.add(&session, groups[1], &ours[1]);
+            self.add(&session, groups[0], &ours[0], || {});
+            self.add(&session, groups[1], &ours[1], || {});
         }
     }
 }

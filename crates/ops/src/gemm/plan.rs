@@ -84,7 +84,7 @@ impl FromStr for GemmPlan {
 }
 
 /// The clusters of plans with tiles of these rows and columns: at most four blocks.
-fn clusters(tile: (u32, u32)) -> impl Iterator<Item = Cluster> {
+pub(crate) fn clusters(tile: (u32, u32)) -> impl Iterator<Item = Cluster> {
     let sizes = || [1, 2, 4].into_iter();
     let all = sizes().flat_map(move |across| {
         sizes().flat_map(move |down| sizes().map(move |splits| Cluster { splits, across, down }))

@@ -1,5 +1,6 @@
 //! What the ranks agree on before they allocate: the form of the kernel, its grid, its workspace.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::num::NonZeroU32;
 use std::slice;
 use std::sync::LazyLock;
@@ -34,7 +35,8 @@ impl GemmOptions {
         Self { form: None, max_blocks: None }
     }
 
-    /// Selects this form of the kernel. Default: the fastest that the GPUs of all ranks support.
+    /// Selects this form of [`Strips`](crate::GemmAllReducePlan::Strips), which is then the plan of
+    /// all shapes. Default: the fastest that the GPUs of all ranks support.
     pub const fn form(mut self, form: GemmForm) -> Self {
         self.form = Some(form);
         self
@@ -86,8 +88,10 @@ pub(super) struct Plan {
     pub(super) form: GemmForm,
     pub(super) blocks: u32,
     pub(super) workspace: GemmWorkspace,
-    /// Whether all GPUs are of the Hopper family, and the portable form was not asked for.
-    pub(super) hopper: bool,
+    /// Whether two ranks can exchange rounded products, and whether they do so by default: if no
+    /// form was asked for, and the GPUs are the same.
+    pub(super) exchanges: bool,
+    pub(super) exchanges_by_default: bool,
 }
 
 impl Plan {
@@ -105,11 +109,13 @@ impl Plan {
         let all = comm.host_all_gather(sent)?;
         let (compiled, _) = mine?;
         let (form, blocks) = agree(&all)?;
-        let hopper = form == GemmForm::Wgmma;
+        let exchanges = form == GemmForm::Wgmma && comm.n_ranks() == 2;
+        let is_same = all.iter().flatten().all(|proposal| *proposal == all[0][0]);
+        let exchanges_by_default = exchanges && options.form.is_none() && is_same;
         let Some(workspace) = form.workspace(m, n, comm.n_ranks()) else {
             return refuse(format!("a product of {m} x {n} elements is too large"));
         };
-        Ok(Self { compiled, form, blocks, workspace, hopper })
+        Ok(Self { compiled, form, blocks, workspace, exchanges, exchanges_by_default })
     }
 }
 
@@ -120,6 +126,8 @@ struct Proposal {
     form: u64,
     m: u64,
     n: u64,
+    /// A hash of the GPU's name, by which tables have plans.
+    gpu: u64,
     /// Resident blocks of the Hopper form and of the portable one; 0 for a form that is not asked
     /// for or not supported here.
     blocks: [u32; 2],
@@ -149,7 +157,10 @@ impl Proposal {
             Some(GemmForm::Wgmma) => 0,
             _ => options.blocks::<kernels::gemm_allreduce_mma>(&compiled, GemmForm::Mma)?,
         };
-        let proposal = Self { form: code(form), m: m as u64, n: n as u64, blocks: [wgmma, mma] };
+        let mut gpu = DefaultHasher::new();
+        comm.context().device_name()?.hash(&mut gpu);
+        let (gpu, blocks) = (gpu.finish(), [wgmma, mma]);
+        let proposal = Self { form: code(form), m: m as u64, n: n as u64, gpu, blocks };
         Ok((compiled, proposal))
     }
 }
@@ -209,7 +220,8 @@ mod tests {
 
     #[test]
     fn ranks_agree_on_what_all_can_do_or_say_who_differs() {
-        let proposal = |form, n, blocks| vec![Proposal { form: code(form), m: 7, n, blocks }];
+        let proposal =
+            |form, n, blocks| vec![Proposal { form: code(form), m: 7, n, gpu: 1, blocks }];
         let hopper = proposal(None, 9, [132, 264]);
         let other = proposal(None, 9, [0, 100]);
         assert_eq!(agree(&[hopper.clone(), hopper.clone()]).unwrap(), (GemmForm::Wgmma, 132));

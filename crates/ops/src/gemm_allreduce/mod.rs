@@ -3,23 +3,24 @@
 mod agree;
 mod messages;
 mod plan;
+mod strips;
 mod swapped;
 mod wide;
 
-use std::cell::{Cell, OnceCell};
+use std::cell::{Cell, OnceCell, RefCell};
+use std::collections::HashMap;
 
-use devcomm_host::{
-    Buffer, Communicator, Context, DevCommRequirements, DevCommResource, DeviceSlice, Element,
-    Kernels, LaunchConfig, ReduceOp, Result, Stream, TensorMapDesc, Window,
-};
-use devcomm_kernels::{self as kernels, GemmForm};
+use devcomm_host::{Buffer, Communicator, Context, DeviceSlice, ReduceOp, Result, Stream, Window};
+use devcomm_kernels::GemmForm;
 use half::bf16;
 
 pub use self::agree::GemmOptions;
 use self::agree::Plan;
 pub(crate) use self::agree::agree_on;
 pub(crate) use self::messages::Messages;
+pub(crate) use self::plan::fills;
 pub use self::plan::{GemmAllReducePlan, ParseGemmAllReducePlanError};
+use self::strips::Strips;
 use self::swapped::Swapped;
 use self::wide::Wide;
 use crate::check::{check_buffer, check_shape, refuse, require_context};
@@ -30,11 +31,14 @@ use crate::{Collectives, Explanation, Gemm};
 /// and their workspace, and launches them.
 ///
 /// Each rank has `m x k` elements of A and `n x k` of B, row-major: its slice of the dimension that
-/// is summed over. Every rank gets the `m x n` elements of C, row-major. Sums are in f32, also over
-/// the ranks, and rounded once. [`GemmForm`] lists the kernels.
+/// is summed over. Every rank gets the `m x n` elements of C, row-major.
 ///
-/// That is [`GemmAllReducePlan::Strips`]; [`set_plan`](Self::set_plan) selects another plan, some
-/// of which round each rank's product before the sum. Which is fastest is not measured yet.
+/// On two Hopper GPUs the plan follows from the shape: products of up to 256 rows, and those that
+/// fill the GPU more than once, exchange their tiles in the product's kernel; others are followed
+/// by an all-reduce. Every rank's product, with sums in f32, is rounded to bf16, and so is the sum
+/// of the products. Elsewhere that is [`GemmAllReducePlan::Strips`], whose sums are rounded once.
+/// [`explain`](Self::explain) says which plan a shape gets; [`set_plan`](Self::set_plan) selects
+/// another one.
 ///
 /// ```no_run
 /// use devcomm::{GemmAllReduce, World};
@@ -52,32 +56,28 @@ use crate::{Collectives, Explanation, Gemm};
 /// # Ok::<_, devcomm::Error>(())
 /// ```
 pub struct GemmAllReduce {
-    compiled: Kernels,
     stream: Stream,
     communicator: Communicator,
-    form: GemmForm,
-    blocks: u32,
-    dev_comm: DevCommResource,
-    partials: Window<f32>,
-    flags: Window<u32>,
     /// The largest product, `m x n`.
     most: [usize; 2],
-    /// Whether all GPUs are of the Hopper family.
-    hopper: bool,
+    /// Whether two ranks can exchange rounded products.
+    exchanges: bool,
     constant_b: bool,
-    /// The plan that was asked for, and what the plans need that were.
+    /// The plan that was set, and those of the shapes.
     plan: Cell<Option<GemmAllReducePlan>>,
+    of_shapes: RefCell<HashMap<[usize; 3], Explanation<GemmAllReducePlan>>>,
+    strips: Strips,
     wide: OnceCell<Wide>,
     swapped: OnceCell<Swapped>,
     unfused: OnceCell<(Gemm, Collectives)>,
 }
 
 impl GemmAllReduce {
-    /// For products of up to `m x n` elements, launched on `stream`. Selects the fastest form that
-    /// the GPUs of all ranks support, from this crate's [`KERNELS`](crate::KERNELS); [`options`]
-    /// selects others. *Collective*, with the same `m` and `n` on every rank.
+    /// For products of up to `m x n` elements, launched on `stream`; [`options`] selects other
+    /// kernels. *Collective*, with the same `m` and `n` on every rank.
     ///
-    /// The workspace takes `4 * m * n` bytes on each GPU, rounded up to whole tiles.
+    /// The workspace takes up to `4 * m * n` bytes on each GPU, rounded up to whole tiles, and on
+    /// two Hopper GPUs that of [`Collectives`], and `4 * m * n` for at most 256 rows.
     ///
     /// [`options`]: Self::options
     ///
@@ -101,41 +101,41 @@ impl GemmAllReduce {
     }
 
     fn build(plan: Plan, comm: &Communicator, stream: &Stream, most: [usize; 2]) -> Result<Self> {
-        let Plan { compiled, form, blocks, workspace, hopper } = plan;
-        let dev_comm = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(blocks))?;
-        // New windows are zeroed, as the flags must be.
-        let (partials, flags) = (comm.window(workspace.partials)?, comm.window(workspace.flags)?);
-        // All ranks' flags are zeroed before any kernel sets one.
-        comm.barrier()?;
-        let (communicator, stream) = (comm.clone(), stream.clone());
-        Ok(Self {
-            compiled,
-            stream,
-            communicator,
-            form,
-            blocks,
-            dev_comm,
-            partials,
-            flags,
+        let (exchanges, by_default) = (plan.exchanges, plan.exchanges_by_default);
+        let gemm = Self {
+            stream: stream.clone(),
+            communicator: comm.clone(),
             most,
-            hopper,
+            exchanges,
             constant_b: false,
             plan: Cell::default(),
+            of_shapes: RefCell::default(),
+            strips: Strips::new(plan),
             wide: OnceCell::new(),
             swapped: OnceCell::new(),
             unfused: OnceCell::new(),
-        })
+        };
+        if !by_default {
+            gemm.strips.prepare(comm)?;
+            return Ok(gemm);
+        }
+        gemm.prepare_unfused()?;
+        gemm.prepare_swapped()?;
+        if wide::supports([most[0], most[1], 1], most) && gemm.fills(most) {
+            gemm.prepare_wide()?;
+        }
+        Ok(gemm)
     }
 
-    /// The selected form.
+    /// The form of [`Strips`](GemmAllReducePlan::Strips).
     #[must_use]
     pub fn form(&self) -> GemmForm {
-        self.form
+        self.strips.form()
     }
 
-    /// Lets [`Swapped`](GemmAllReducePlan::Swapped) read B before the previous kernels of the
-    /// stream have ended: weights, for instance, which no kernel writes. Before
-    /// [`set_plan`](Self::set_plan) also [`Unfused`](GemmAllReducePlan::Unfused).
+    /// Lets [`Swapped`](GemmAllReducePlan::Swapped) and [`Unfused`](GemmAllReducePlan::Unfused)
+    /// read B before the previous kernels of the stream have ended: weights, for instance, which no
+    /// kernel writes.
     ///
     /// # Safety
     ///
@@ -143,11 +143,16 @@ impl GemmAllReduce {
     #[must_use]
     pub unsafe fn with_constant_b(mut self) -> Self {
         self.constant_b = true;
+        if let Some((gemm, collectives)) = self.unfused.take() {
+            // SAFETY: the caller's contract.
+            let gemm = unsafe { gemm.with_constant_b() };
+            let _ = self.unfused.set((gemm, collectives));
+        }
         self
     }
 
-    /// The plans for products of `[m, n, k]`, the default first, those for few rows last, and of
-    /// these first the one by which [`Gemm`] multiplies.
+    /// The plans for products of `[m, n, k]`, those for few rows last, and of these first the one
+    /// by which [`Gemm`] multiplies.
     ///
     /// # Errors
     ///
@@ -156,16 +161,15 @@ impl GemmAllReduce {
     pub fn plans(&self, shape: [usize; 3]) -> Result<Vec<GemmAllReducePlan>> {
         let mut plans = vec![GemmAllReducePlan::Strips, GemmAllReducePlan::Unfused];
         let extents = check_shape(shape)?;
-        if !self.exchanges() {
+        if !self.exchanges {
             return Ok(plans);
         }
         if wide::supports(shape, self.most) {
             plans.push(GemmAllReducePlan::Wide);
         }
         if swapped::is_for(shape) {
-            let multiprocessors = self.context().limits().multiprocessors;
             let measured = measured(&self.context().device_name()?, extents);
-            let all = measured.into_iter().chain(candidates(extents, multiprocessors));
+            let all = measured.into_iter().chain(candidates(extents, self.multiprocessors()));
             for plan in all.filter_map(GemmAllReducePlan::of_few_rows) {
                 if !plans.contains(&plan) {
                     plans.push(plan);
@@ -175,38 +179,70 @@ impl GemmAllReduce {
         Ok(plans)
     }
 
-    /// Whether two ranks can exchange rounded products.
-    fn exchanges(&self) -> bool {
-        self.hopper && self.communicator.n_ranks() == 2
-    }
-
     /// How a product of `[m, n, k]` would be done, and why.
     #[must_use]
     pub fn explain(&self, shape: [usize; 3]) -> Explanation<GemmAllReducePlan> {
-        let can = |plan: &GemmAllReducePlan| match *plan {
-            GemmAllReducePlan::Strips | GemmAllReducePlan::Unfused => true,
-            GemmAllReducePlan::Wide => wide::supports(shape, self.most),
+        if let Some(plan) = self.plan.get().filter(|plan| self.can(*plan, shape)) {
+            return Explanation { plan, reason: "as it was set" };
+        }
+        if let Some(known) = self.of_shapes.borrow().get(&shape) {
+            return *known;
+        }
+        let chosen = self.choose(shape);
+        self.of_shapes.borrow_mut().insert(shape, chosen);
+        chosen
+    }
+
+    /// The plan for a shape if none was set.
+    fn choose(&self, shape: [usize; 3]) -> Explanation<GemmAllReducePlan> {
+        if self.unfused.get().is_none() || self.strips.is_prepared() {
+            let reason = "as no other plan was set that can do it";
+            return Explanation { plan: GemmAllReducePlan::Strips, reason };
+        }
+        let plans = self.plans(shape).unwrap_or_default();
+        let few = |plan: &&_| matches!(plan, GemmAllReducePlan::Swapped { .. });
+        if let Some(plan) = plans.iter().filter(few).find(|plan| self.can(**plan, shape)) {
+            return Explanation { plan: *plan, reason: "as there are few rows" };
+        }
+        let wide = GemmAllReducePlan::Wide;
+        if self.fills([shape[0], shape[1]]) && self.can(wide, shape) {
+            return Explanation { plan: wide, reason: "as its tiles fill the GPU more than once" };
+        }
+        let reason = "as its tiles fill the GPU once, or no kernel exchanges them";
+        Explanation { plan: GemmAllReducePlan::Unfused, reason }
+    }
+
+    /// Whether a plan that was prepared does a product.
+    fn can(&self, plan: GemmAllReducePlan, shape: [usize; 3]) -> bool {
+        match plan {
+            GemmAllReducePlan::Strips => self.strips.is_prepared(),
+            GemmAllReducePlan::Unfused => self.unfused.get().is_some(),
+            GemmAllReducePlan::Wide => {
+                self.wide.get().is_some() && wide::supports(shape, self.most)
+            }
             GemmAllReducePlan::Swapped { rows, columns, cluster } => {
                 let swapped = self.swapped.get();
                 swapped.is_some_and(|swapped| swapped.supports((rows, columns, cluster), shape))
             }
-        };
-        match self.plan.get().filter(can) {
-            Some(plan) => Explanation { plan, reason: "as it was set" },
-            None => Explanation {
-                plan: GemmAllReducePlan::Strips,
-                reason: "as no other plan was set that can do it",
-            },
         }
     }
 
-    /// Does all products that this plan can do by it. Every rank sets the same plan between the
-    /// same products. *Collective*.
+    /// Whether tiles of a product of this size fill the GPU more than once.
+    fn fills(&self, size: [usize; 2]) -> bool {
+        fills(size, self.multiprocessors())
+    }
+
+    fn multiprocessors(&self) -> u32 {
+        self.context().limits().multiprocessors
+    }
+
+    /// Does all products that this plan can do by it, or by the plan of their shape again. Every
+    /// rank sets the same plan between the same products. *Collective*.
     ///
-    /// The first time that a plan is set, its workspace is allocated: for
-    /// [`Wide`](GemmAllReducePlan::Wide) `4 * m * n` bytes of the largest product, for
-    /// [`Swapped`](GemmAllReducePlan::Swapped) twice as many for up to 256 rows, for
-    /// [`Unfused`](GemmAllReducePlan::Unfused) that of [`Collectives`].
+    /// The first time that a plan is needed, its workspace is allocated: for
+    /// [`Strips`](GemmAllReducePlan::Strips) and [`Wide`](GemmAllReducePlan::Wide) `4 * m * n`
+    /// bytes of the largest product, for [`Swapped`](GemmAllReducePlan::Swapped) as many for up to
+    /// 256 rows, for [`Unfused`](GemmAllReducePlan::Unfused) that of [`Collectives`].
     ///
     /// # Errors
     ///
@@ -214,43 +250,55 @@ impl GemmAllReduce {
     /// or another number of ranks; those of loading kernels and of creating windows and a device
     /// communicator.
     pub fn set_plan(&self, plan: Option<GemmAllReducePlan>) -> Result<()> {
-        let (comm, [m, n]) = (&self.communicator, self.most);
         match plan {
-            None | Some(GemmAllReducePlan::Strips) => {}
-            Some(GemmAllReducePlan::Unfused) => {
-                if self.unfused.get().is_none() {
-                    let own = Gemm::new(&self.stream).map(|gemm| (gemm, [0; 2]));
-                    let (mut gemm, _) = agree::agree_on(comm, own)?;
-                    if self.constant_b {
-                        // SAFETY: the contract of `with_constant_b`.
-                        gemm = unsafe { gemm.with_constant_b() };
-                    }
-                    let _ = self.unfused.set((gemm, Collectives::new(comm)?));
-                }
-            }
-            Some(plan) if !self.exchanges() => {
+            None => {}
+            Some(GemmAllReducePlan::Strips) => self.strips.prepare(&self.communicator)?,
+            Some(GemmAllReducePlan::Unfused) => self.prepare_unfused()?,
+            Some(plan) if !self.exchanges => {
                 return refuse(format!(
                     "the plan `{plan}` needs two ranks with Hopper GPUs: there are {} ranks, form \
                      {:?}",
-                    comm.n_ranks(),
-                    self.form
+                    self.communicator.n_ranks(),
+                    self.form()
                 ));
             }
-            Some(GemmAllReducePlan::Wide) => {
-                if self.wide.get().is_none() {
-                    let _ = self.wide.set(Wide::new(comm, m, n)?);
-                }
-            }
+            Some(GemmAllReducePlan::Wide) => self.prepare_wide()?,
             Some(GemmAllReducePlan::Swapped { rows, columns, cluster }) => {
-                if self.swapped.get().is_none() {
-                    let _ = self.swapped.set(Swapped::new(comm, m, n)?);
-                }
-                if let Some(swapped) = self.swapped.get() {
-                    swapped.prepare(comm, (rows, columns, cluster))?;
-                }
+                self.prepare_swapped()?;
+                swapped::require((rows, columns, cluster))?;
             }
         }
         self.plan.set(plan);
+        Ok(())
+    }
+
+    /// *Collective*, as are the following.
+    fn prepare_unfused(&self) -> Result<()> {
+        if self.unfused.get().is_none() {
+            let own = Gemm::new(&self.stream).map(|gemm| (gemm, [0; 2]));
+            let (mut gemm, _) = agree_on(&self.communicator, own)?;
+            if self.constant_b {
+                // SAFETY: the contract of `with_constant_b`.
+                gemm = unsafe { gemm.with_constant_b() };
+            }
+            let _ = self.unfused.set((gemm, Collectives::new(&self.communicator)?));
+        }
+        Ok(())
+    }
+
+    fn prepare_wide(&self) -> Result<()> {
+        if self.wide.get().is_none() {
+            let [m, n] = self.most;
+            let _ = self.wide.set(Wide::new(&self.communicator, m, n)?);
+        }
+        Ok(())
+    }
+
+    fn prepare_swapped(&self) -> Result<()> {
+        if self.swapped.get().is_none() {
+            let [m, n] = self.most;
+            let _ = self.swapped.set(Swapped::new(&self.communicator, m, n)?);
+        }
         Ok(())
     }
 
@@ -276,7 +324,7 @@ impl GemmAllReduce {
     {
         self.context().refuse_capturing("GemmAllReduce::launch is called")?;
         // SAFETY: no capture is active.
-        unsafe { self.enqueue(&a.device_slice(), &b.device_slice(), c, shape, false) }
+        unsafe { self.enqueue(&a.device_slice(), &b.device_slice(), c, shape) }
     }
 
     /// As [`launch`](Self::launch), but also allowed during a stream capture.
@@ -303,29 +351,7 @@ impl GemmAllReduce {
         B: Buffer<Element = bf16>,
     {
         // SAFETY: the caller's contract.
-        unsafe { self.enqueue(&a.device_slice(), &b.device_slice(), c, shape, false) }
-    }
-
-    /// The product without the all-reduce: each rank stores its own product to its own memory of
-    /// `c`. For measurements.
-    ///
-    /// # Errors
-    ///
-    /// As [`launch`](Self::launch).
-    pub fn launch_local<A, B>(
-        &self,
-        a: &A,
-        b: &B,
-        c: &Window<bf16>,
-        shape: [usize; 3],
-    ) -> Result<()>
-    where
-        A: Buffer<Element = bf16>,
-        B: Buffer<Element = bf16>,
-    {
-        self.context().refuse_capturing("GemmAllReduce::launch_local is called")?;
-        // SAFETY: no capture is active.
-        unsafe { self.enqueue(&a.device_slice(), &b.device_slice(), c, shape, true) }
+        unsafe { self.enqueue(&a.device_slice(), &b.device_slice(), c, shape) }
     }
 
     fn context(&self) -> &Context {
@@ -341,7 +367,6 @@ impl GemmAllReduce {
         b: &DeviceSlice<bf16>,
         c: &Window<bf16>,
         shape: [usize; 3],
-        local_only: bool,
     ) -> Result<()> {
         if !c.communicator().is(&self.communicator) {
             return refuse("C is a window of another communicator".to_owned());
@@ -353,13 +378,13 @@ impl GemmAllReduce {
         check_buffer("A", a.device_address(), a.len(), rows, terms)?;
         check_buffer("B", b.device_address(), b.len(), columns, terms)?;
         check_buffer("C", c.device_address(), c.min_len(), rows, columns)?;
-        let plan = if local_only { GemmAllReducePlan::Strips } else { self.explain(shape).plan };
         let addresses = [a.device_address(), b.device_address(), c.device_address()];
         let matrices = Matrices::plain(addresses, [m, n, k]);
         // SAFETY: the plan does the shape; the buffers are long enough, begin at multiples of 16
         // bytes, and dropping one waits for the stream; the caller ensures what a graph needs.
         // Launches on one stream are ordered.
         unsafe {
+            let plan = self.explain(shape).plan;
             if let (GemmAllReducePlan::Wide, Some(wide)) = (plan, self.wide.get()) {
                 return wide.launch(&self.stream, matrices);
             }
@@ -376,62 +401,13 @@ impl GemmAllReduce {
                 gemm.launch_capturable(a, b, &c, shape)?;
                 return collectives.all_reduce(&c, &c, ReduceOp::Sum, &self.stream);
             }
-        }
-        let needed = self.form.workspace(rows, columns, self.communicator.n_ranks());
-        let needed = needed.filter(|sizes| {
-            sizes.partials <= self.partials.len() && sizes.flags <= self.flags.len()
-        });
-        let (Some(_), Some(tiles)) = (needed, self.form.tiles(rows, columns)) else {
-            return refuse(format!(
-                "a product of {rows} x {columns} elements needs a larger workspace: make another \
-                 GemmAllReduce for it"
-            ));
-        };
-        let config = LaunchConfig::new(self.blocks.min(tiles), self.form.threads())
-            .with_dynamic_shared(self.form.dynamic_shared());
-        let (comm, partials, flags) = (&self.dev_comm, &self.partials, &self.flags);
-        let target = self.compiled.on(&self.stream);
-        // SAFETY: the kernel supports the shape; buffers and windows are long enough and 16-byte
-        // aligned, and dropping them waits for the stream; the caller ensures what a graph needs.
-        // The workspace is large enough, its flags were zeroed, and launches on one stream are
-        // ordered. Equal shapes give equal grids. Ranks that launch different shapes or windows get
-        // wrong sums or deadlock, as in every collective, but access nothing outside the windows:
-        // every index is below the lengths checked here, which for C is the minimum over the ranks,
-        // and the workspace has the same length in all ranks.
-        unsafe {
-            match self.form {
-                GemmForm::Wgmma => {
-                    let map = |address, rows, tile_rows| {
-                        let tiling = TensorMapDesc {
-                            address,
-                            rows,
-                            columns: k,
-                            tile_rows,
-                            data_type: bf16::DATA_TYPE,
-                        };
-                        self.context().tensor_map(&tiling)
-                    };
-                    let a = map(a.device_address(), m, GemmForm::TILE_ROWS as u32)?;
-                    let b = map(b.device_address(), n, self.form.tile_columns() as u32)?;
-                    let product = kernels::gemm_allreduce_wgmma::args(
-                        comm, a, b, c, partials, flags, m, n, k, local_only,
-                    );
-                    product.config(config).launch(&target)
-                }
-                GemmForm::Mma => {
-                    let (a, b) = (a.device_address(), b.device_address());
-                    let product = kernels::gemm_allreduce_mma::args(
-                        comm, a, b, c, partials, flags, m, n, k, local_only,
-                    );
-                    product.config(config).launch(&target)
-                }
-            }
+            self.strips.launch(self.communicator.n_ranks(), &self.stream, matrices, c)
         }
     }
 }
 
 impl std::fmt::Debug for GemmAllReduce {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "GemmAllReduce({:?}, {} blocks)", self.form, self.blocks)
+        write!(f, "GemmAllReduce({:?}, {} blocks)", self.form(), self.strips.blocks())
     }
 }

@@ -1,24 +1,22 @@
 //! The fused product of few rows on two Hopper GPUs: its workspace and launches.
 
-use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
 use devcomm_host::{Communicator, KernelSet, Kernels, LaunchConfig, ModuleSource, Result, Stream};
 use devcomm_kernels as kernels;
-use devcomm_kernels::gemm::gemm_swapped::{self as tiles, Cluster, Division, Shape};
+use devcomm_kernels::gemm::gemm_swapped::{self as shapes, Cluster, Division, Shape};
 use devcomm_kernels::gemm_allreduce::gemm_allreduce_swapped::slots;
 use devcomm_types::Kernel;
 use half::bf16;
 
-use super::agree::agree_on;
 use super::messages::Messages;
 use crate::check::refuse;
-use crate::gemm::{Matrices, map};
+use crate::gemm::{Matrices, clusters, map};
 use crate::{KERNELS, modules};
 
 static MODULES: LazyLock<Vec<ModuleSource>> =
-    LazyLock::new(|| modules(&[kernels::gemm_allreduce_swapped::<tiles::M8N64>::FILE]));
+    LazyLock::new(|| modules(&[kernels::gemm_allreduce_swapped::<shapes::M8N64>::FILE]));
 
 /// The most rows of C.
 pub(super) const MOST_ROWS: usize = 256;
@@ -30,9 +28,9 @@ pub(super) type Tile = (u32, u32, Cluster);
 pub(super) struct Swapped {
     compiled: Kernels,
     messages: Messages,
-    /// Of each plan that was set, the clusters that are resident on both GPUs, and the dynamic
-    /// shared memory that a block may have.
-    resident: RefCell<HashMap<Tile, [u32; 2]>>,
+    /// For each tile, the clusters that are resident on both GPUs, and the dynamic shared memory
+    /// that a block may have.
+    resident: HashMap<Tile, [u32; 2]>,
 }
 
 impl Swapped {
@@ -44,33 +42,32 @@ impl Swapped {
             let Some(capacity) = slots(m.min(MOST_ROWS), n) else {
                 return refuse(format!("a product of {m} x {n} elements is too large"));
             };
-            Ok(((compiled, capacity), [0; 2]))
-        };
-        let ((compiled, capacity), _) = agree_on(comm, own())?;
-        let messages = Messages::new(comm, capacity)?;
-        Ok(Self { compiled, messages, resident: RefCell::default() })
-    }
-
-    /// Prepares a plan. *Collective*.
-    pub(super) fn prepare(&self, comm: &Communicator, tile: Tile) -> Result<()> {
-        if self.resident.borrow().contains_key(&tile) {
-            return Ok(());
-        }
-        let own = || {
-            let form = form(tile)?;
             let most = comm.context().limits().shared_per_block_optin;
-            Ok(((), (form.resident)(&self.compiled, tile.2, most)?))
+            let resident =
+                |(_, _, cluster): Tile, form: &Form| (form.resident)(&compiled, cluster, most);
+            let own = tiles().map(|(tile, form)| resident(tile, form)).collect::<Result<_>>()?;
+            Ok((compiled, capacity, own))
         };
-        let ((), all) = agree_on(comm, own())?;
-        let fewest = all.into_iter().reduce(|a, b| [a[0].min(b[0]), a[1].min(b[1])]);
-        self.resident.borrow_mut().insert(tile, fewest.unwrap_or_default());
-        Ok(())
+        let own: Result<(Kernels, u32, Vec<[u32; 2]>)> = own();
+        // A rank with an error sends an empty list, so that the others do not wait for it.
+        let all = comm.host_all_gather(own.as_ref().map_or(&[][..], |(.., own)| own))?;
+        let (compiled, capacity, own) = own?;
+        if all.iter().any(|theirs| theirs.len() != own.len()) {
+            return refuse("another rank cannot take part: its own error says why".to_owned());
+        }
+        // The same grids in both ranks.
+        let fewest = |i: usize| {
+            all.iter().fold(own[i], |[a, b], theirs| [a.min(theirs[i][0]), b.min(theirs[i][1])])
+        };
+        let resident = tiles().enumerate().map(|(i, (tile, _))| (tile, fewest(i))).collect();
+        let messages = Messages::new(comm, capacity)?;
+        Ok(Self { compiled, messages, resident })
     }
 
-    /// How a product is divided by a plan that was prepared; `None` if it cannot do it.
+    /// How a product is divided by a plan; `None` if it cannot do it.
     fn division(&self, tile: Tile, [m, n, k]: [usize; 3]) -> Option<(Division, LaunchConfig)> {
         let fits = slots(m, n).is_some_and(|slots| slots <= self.messages.capacity);
-        let [clusters, shared] = *self.resident.borrow().get(&tile)?;
+        let [clusters, shared] = *self.resident.get(&tile)?;
         let form = form(tile).ok().filter(|_| fits && is_for([m, n, k]))?;
         let shape = [m, n, k].map(|extent| extent as u32);
         let (division, clusters, shared) = (form.divide)(shape, tile.2, clusters, shared)?;
@@ -82,7 +79,7 @@ impl Swapped {
         Some((division, config.without_cooperation()))
     }
 
-    /// Whether a plan that was prepared does a product.
+    /// Whether a plan does a product.
     pub(super) fn supports(&self, tile: Tile, shape: [usize; 3]) -> bool {
         self.division(tile, shape).is_some()
     }
@@ -121,6 +118,19 @@ pub(super) fn has(rows: u32, columns: u32) -> bool {
     FORMS.iter().any(|form| form.tile == (rows, columns))
 }
 
+/// All tiles, each with its kernel.
+fn tiles() -> impl Iterator<Item = (Tile, &'static Form)> {
+    FORMS.iter().flat_map(|form| {
+        let (rows, columns) = form.tile;
+        clusters(form.tile).map(move |cluster| ((rows, columns, cluster), form))
+    })
+}
+
+/// Refuses a tile that no kernel has.
+pub(super) fn require(tile: Tile) -> Result<()> {
+    form(tile).map(drop)
+}
+
 fn form((rows, columns, _): Tile) -> Result<&'static Form> {
     match FORMS.iter().find(|form| form.tile == (rows, columns)) {
         Some(form) => Ok(form),
@@ -153,7 +163,7 @@ fn resident<S: Shape, K: Kernel>(
 macro_rules! forms {
     ($($shape:ident)*) => {
         static FORMS: [Form; [$(stringify!($shape)),*].len()] = [$({
-            type Tiles = tiles::$shape;
+            type Tiles = shapes::$shape;
             type Product = kernels::gemm_allreduce_swapped<Tiles>;
 
             /// # Safety
@@ -169,9 +179,9 @@ macro_rules! forms {
                 let Division { across, down, stages, whole, sums, constant_b } = division;
                 let a = map::<bf16>(stream, a, [m, k, Tiles::M / across])?;
                 let b = map::<bf16>(stream, b, [n, k, Tiles::N / down])?;
-                let c = map::<bf16>(stream, c, [m, n, tiles::STORE_M])?;
+                let c = map::<bf16>(stream, c, [m, n, shapes::STORE_M])?;
                 let division =
-                    tiles::DivisionArgs { across, down, stages, whole, sums, constant_b };
+                    shapes::DivisionArgs { across, down, stages, whole, sums, constant_b };
                 let Messages { dev_comm, slots, state, capacity } = &swapped.messages;
                 let product =
                     Product::args(dev_comm, a, b, c, slots, state, *capacity, m, n, k, division);
