@@ -24,6 +24,22 @@ pub struct ShapeOptions {
     /// The shapes of a set, instead of the lists
     #[arg(long, value_enum, conflicts_with_all = ["m", "n", "k"])]
     set: Option<Set>,
+
+    /// So many random shapes that --seed chooses, instead of the lists: 1 to 8192 rows, 256 to 16384
+    /// columns, 256 to 16384 terms
+    #[arg(long, value_name = "N", conflicts_with_all = ["m", "n", "k", "set"])]
+    random: Option<usize>,
+}
+
+/// Random shapes: the logarithms of the dimensions are uniform; n and k are multiples of 8.
+fn random(count: usize, seed: u64) -> Vec<[usize; 3]> {
+    let mut source = fastrand::Rng::with_seed(seed);
+    let mut between = |least: f64, most: f64| least * (most / least).powf(source.f64());
+    let mut shape = || {
+        let [n, k] = [0, 1].map(|_| between(32.0, 2048.0) as usize * 8);
+        [between(1.0, 8192.0) as usize, n, k]
+    };
+    (0..count).map(|_| shape()).collect()
 }
 
 /// A named set of shapes.
@@ -86,7 +102,10 @@ impl ShapeOptions {
             let with = |&k| columns.iter().flat_map(move |&n| rows.iter().map(move |&m| [m, n, k]));
             terms.iter().flat_map(with).collect()
         };
-        let shapes: Vec<[usize; 3]> = self.set.map_or_else(combinations, Set::shapes);
+        let shapes: Vec<[usize; 3]> = match self.random {
+            Some(count) => random(count, seed),
+            None => self.set.map_or_else(combinations, Set::shapes),
+        };
         let problem = |[m, n, k]: [usize; 3]| {
             let k = if self.k.is_empty() { k.next_multiple_of(unit) } else { k };
             ensure!(m > 0 && n > 0 && k > 0, "{m} x {n} with {k} terms is empty");
@@ -147,6 +166,17 @@ mod tests {
         assert_eq!(shapes("--set llama70b-tp2")[5], [4096, 5120, 8192]);
         let refused = parse("--set odd --n 8").unwrap_err().to_string();
         assert!(refused.contains("--set") && refused.contains("--n"), "{refused}");
+    }
+
+    #[test]
+    fn random_shapes_depend_on_nothing_but_the_seed() {
+        let some = random(200, 1);
+        assert!(some == random(200, 1) && some != random(200, 2));
+        assert!(some.iter().all(|[m, n, k]| {
+            (1..=8192).contains(m)
+                && [n, k].iter().all(|x| (256..=16384).contains(*x) && *x % 8 == 0)
+        }));
+        assert_eq!(shapes("--random 3").len(), 3);
     }
 
     #[test]

@@ -96,14 +96,18 @@ impl TuneCollective {
         let [to_send, to_receive] = operation.chunks(ranks);
         let chunks = to_send.max(to_receive);
         let mut order = fastrand::Rng::with_seed(self.run.seed);
-        for count in self.sizes.counts(LARGEST, chunks * size_of::<T>())? {
+        let counts = self.sizes.counts(LARGEST, chunks * size_of::<T>())?;
+        // Once for all sizes: NCCL registers the buffers of its calls in graphs, and had wrong
+        // results in memory that was allocated again.
+        let most = counts.iter().copied().max().unwrap_or(0);
+        let send = harness.comm.window::<T>(to_send * most)?;
+        let recv = harness.comm.window::<T>(to_receive * most)?;
+        for count in counts {
             let bytes = count * size_of::<T>();
             let (name, largest) = (operation.name(), chunks * bytes);
             harness.progress(&format!("{name} of {largest} B ..."));
-            let send = harness.comm.window::<T>(to_send * count)?;
-            let recv = harness.comm.window::<T>(to_receive * count)?;
-            let call =
-                Call::new(harness, operation, false, [send.device_slice(), recv.device_slice()])?;
+            let buffers = [send.slice(..to_send * count)?, recv.slice(..to_receive * count)?];
+            let call = Call::new(harness, operation, false, buffers)?;
             let [all, finals] = time(harness, collectives, &call, &mut order)?;
             let Timed { plan, seconds, .. } = choose(&finals).context("there is no plan")?;
             if !rank.is_root() {

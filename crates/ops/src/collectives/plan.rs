@@ -283,7 +283,8 @@ pub(super) fn threads(slots: u32) -> u32 {
 }
 
 /// Tables that `devcomm-bench tune` wrote, each for the GPUs whose name contains a text.
-const TABLES: [(&str, &str); 1] = [("H200", include_str!("plans/h200.txt"))];
+const TABLES: [(&str, &str); 2] =
+    [("H200", include_str!("plans/h200.txt")), ("H100", include_str!("plans/h100.txt"))];
 
 /// The plans of a table for this many ranks.
 #[derive(Debug, Default)]
