@@ -1,17 +1,20 @@
 //! Returns the experts' results to the ranks of the tokens, within the LSA team, and adds them up.
 
 use cuda_std::prelude::*;
-use cuda_std::{grid, math, mem};
+use cuda_std::{grid, hint, math, mem};
 use half::bf16;
 use nccl_device::{Coop, DevComm, Lamport, LamportSlots, Window};
 
 use super::ep_layout::{DROPPED, NONE, RETURN_WORDS};
 use super::numbered::{Numbered, NumberedSlots};
-use super::parts::{Part, Parts, warp_index, warps};
+use super::parts::{Part, Parts, at, warp_index, warps};
 use super::shape::{Received, Shape, Steps};
 
 /// Vectors of a part that each lane has.
 const VECTORS: usize = 2;
+
+/// Vectors of the part of a row that a warp sends at a time.
+pub const PART_VECTORS: u32 = warp::WARP_SIZE * VECTORS as u32;
 
 /// Results that are loaded together.
 const TOGETHER: usize = 4;
@@ -133,24 +136,25 @@ impl Combine<'_> {
                     distance += 1;
                 }
             }
-            if first < sent {
-                self.send(&session, &counts, parts.at(first));
-            }
-            if receives {
-                // While the rows are on their way; all threads have the launch's number.
-                thread::sync_threads();
-                session.end(Coop::cta());
-            }
-            let (mut index, mut ahead) = (first, first + step);
-            while index < sent.max(own) {
+            // The first round only sends; in each later one a part is received.
+            let (mut index, mut ahead) = (first, first);
+            while index < sent.max(own) || ahead == first {
                 if ahead < sent {
                     self.send(&session, &counts, parts.at(ahead));
+                }
+                ahead += step;
+                if ahead == first + step {
+                    if receives {
+                        // While the rows are on their way; all threads have the launch's number.
+                        thread::sync_threads();
+                        session.end(Coop::cta());
+                    }
+                    continue;
                 }
                 if index < own {
                     self.receive(&session, parts.at(index));
                 }
                 index += step;
-                ahead += step;
             }
             if receives && thread::index_1d() == 0 {
                 self.wait_for_peers(&numbered);
@@ -186,20 +190,21 @@ impl Combine<'_> {
         counts: &[u32; N],
         part: Part<VECTORS>,
     ) {
+        // Not unrolled for many ranks: the sum is long.
+        let ranks = if N > 2 { hint::opaque_usize(N) } else { N };
         let mut distance = 1;
-        while distance < N {
-            if part.row < counts[distance] {
-                let to = self.comm.lsa_team().rotated(distance as i32) as usize;
+        while distance < ranks {
+            let to = self.comm.lsa_team().rotated(distance as i32) as usize;
+            if part.row < at(counts, distance) {
                 // SAFETY: the caller's contract.
-                unsafe {
-                    if let Some(row) = self.sum(to, part) {
-                        let mut i = 0;
-                        while i < VECTORS {
-                            if let Some(at) = part.vector_of(part.row as usize, i) {
-                                session.send(distance, at as u32, row[i]);
-                            }
-                            i += 1;
+                if let Some(row) = unsafe { self.sum(to, part) } {
+                    let mut peer = 1;
+                    while peer < N {
+                        if peer == distance {
+                            // SAFETY: the caller's contract.
+                            unsafe { send(session, peer, part, &row) };
                         }
+                        peer += 1;
                     }
                 }
             }
@@ -279,14 +284,14 @@ impl Combine<'_> {
             if !self.residual.is_null() {
                 residual = load(self.residual, token, part);
             }
-            let mut rank = 0;
-            while rank < N {
+            let (mut rank, ranks) = (0, if N > 2 { hint::opaque_usize(N) } else { N });
+            while rank < ranks {
                 if rank == me {
                     if let Some(mine) = mine {
                         add(&mut sums, &mine, 1.0);
                     }
                 } else if targets >> rank & 1 == 1 {
-                    let slot = |i| part.vector_of(token, i).map(|at| at as u32);
+                    let slot = |i| part.vector_of(token, i).map(|vector| vector as u32);
                     add(&mut sums, &session.receive_several(rank, slot), 1.0);
                 }
                 rank += 1;
@@ -300,6 +305,28 @@ impl Combine<'_> {
                 i += 1;
             }
         }
+    }
+}
+
+/// Sends a part of a row.
+///
+/// # Safety
+///
+/// Only this warp sends the part.
+#[inline(always)]
+unsafe fn send<const N: usize>(
+    session: &Lamport<'_, N>,
+    distance: usize,
+    part: Part<VECTORS>,
+    row: &Row,
+) {
+    let mut i = 0;
+    while i < VECTORS {
+        if let Some(at) = part.vector_of(part.row as usize, i) {
+            // SAFETY: the caller's contract.
+            unsafe { session.send(distance, at as u32, row[i]) };
+        }
+        i += 1;
     }
 }
 

@@ -1,15 +1,23 @@
 //! Sends the rows of tokens to the ranks of their experts, within the LSA team.
 
 use cuda_std::prelude::*;
-use cuda_std::{grid, mem};
+use cuda_std::{grid, hint, mem};
 use nccl_device::{Coop, DevComm, Lamport, LamportSlots, Window};
 
 use super::numbered::{Numbered, NumberedSlots};
-use super::parts::{Part, Parts, warp_index, warps};
+use super::parts::{Part, Parts, at, warp_index, warps};
 use super::shape::{Faults, Received, Shape, Steps};
 
-/// Vectors of a part that each lane has.
-const VECTORS: usize = 4;
+/// Vectors of a part that each lane has: with more ranks fewer, as their addresses take registers.
+const fn lane_vectors(ranks: usize) -> usize {
+    8 / ranks
+}
+
+/// Vectors of the part of a row that a warp sends at a time.
+#[must_use]
+pub const fn part_vectors(ranks: usize) -> u32 {
+    warp::WARP_SIZE * lane_vectors(ranks) as u32
+}
 
 /// The slot of a numbered message with a rank's number of tokens; the others are for each token and
 /// expert.
@@ -71,7 +79,8 @@ pub unsafe fn ep_dispatch(
         macro_rules! run {
             ($ranks:literal) => {{
                 let numbered = NumberedSlots::new(&comm, numbered, messages);
-                dispatch.run(LamportSlots::<$ranks>::new(&comm, slots, capacity), numbered, state);
+                let slots = LamportSlots::<$ranks>::new(&comm, slots, capacity);
+                dispatch.run::<$ranks, { lane_vectors($ranks) }>(slots, numbered, state);
             }};
         }
         match comm.lsa_team().n_ranks {
@@ -96,7 +105,7 @@ struct Dispatch<'a> {
 }
 
 /// A part of a row on its way, with the token's experts: lane `k` has the `k`-th one, if it exists.
-struct Outgoing {
+struct Outgoing<const VECTORS: usize> {
     part: Part<VECTORS>,
     row: [Vec16<u32>; VECTORS],
     /// The expert's rank and its number there.
@@ -111,7 +120,7 @@ impl Dispatch<'_> {
     ///
     /// The kernel's contract.
     #[inline(always)]
-    unsafe fn run<const N: usize>(
+    unsafe fn run<const N: usize, const VECTORS: usize>(
         &self,
         slots: LamportSlots<'_, N>,
         numbered: NumberedSlots<N>,
@@ -127,46 +136,42 @@ impl Dispatch<'_> {
         // these together.
         unsafe {
             // The launch's number and the first row are in flight together.
-            let outgoing = (first < own).then(|| self.load::<N>(parts.at(first)));
+            let load = |at| (at < own).then(|| self.load::<N, VECTORS>(parts.at(at)));
+            let mut outgoing = load(first);
             let session = slots.begin(state, self.shape.slots());
             let numbered = numbered.of(session.launch());
             if self.steps & Steps::SEND != 0 && thread::index_1d() == 0 {
                 self.send_count(&numbered);
             }
-            if let Some(outgoing) = outgoing {
-                self.send(&session, &numbered, &outgoing);
-            }
-            if receives {
-                // While the rows are on their way; all threads have the launch's number.
-                thread::sync_threads();
-                session.end(Coop::cta());
-            }
-            let mut ahead = first + step;
-            if ahead < own {
-                self.send(&session, &numbered, &self.load::<N>(parts.at(ahead)));
-            }
-            let counts = if receives { self.receive_counts(&numbered) } else { [0; N] };
-            let mut end = own;
-            let mut distance = 1;
-            while distance < N {
-                end = end.max(parts.count(counts[distance]));
-                distance += 1;
-            }
-            let mut index = first;
+            // The first round only sends; in each later one a part is received. What is sent in the
+            // next round is loaded before the wait, if there are registers for it.
+            let (mut index, mut end, mut ahead) = (first, u32::MAX, first);
+            let mut counts = [0; N];
             while index < end {
-                let part = parts.at(index);
-                let mut distance = 1;
-                while distance < N {
-                    if part.row < counts[distance] {
-                        self.receive(&session, &numbered, distance, part);
-                    }
-                    distance += 1;
+                if let Some(outgoing) = &outgoing {
+                    self.send(&session, &numbered, outgoing);
                 }
                 ahead += step;
-                if ahead < own {
-                    self.send(&session, &numbered, &self.load::<N>(parts.at(ahead)));
+                if N == 2 {
+                    outgoing = load(ahead);
                 }
-                index += step;
+                if ahead > first + step {
+                    if end == u32::MAX {
+                        if receives {
+                            counts = self.receive_counts(&numbered);
+                        }
+                        end = counts.into_iter().fold(own, |end, all| end.max(parts.count(all)));
+                    }
+                    self.receive_all(&session, &numbered, &counts, parts.at(index));
+                    index += step;
+                } else if receives {
+                    // While the rows are on their way; all threads have the launch's number.
+                    thread::sync_threads();
+                    session.end(Coop::cta());
+                }
+                if N > 2 {
+                    outgoing = load(ahead);
+                }
             }
         }
     }
@@ -229,7 +234,10 @@ impl Dispatch<'_> {
     ///
     /// The kernel's contract; all lanes of the warp call this together.
     #[inline(always)]
-    unsafe fn load<const N: usize>(&self, part: Part<VECTORS>) -> Outgoing {
+    unsafe fn load<const N: usize, const VECTORS: usize>(
+        &self,
+        part: Part<VECTORS>,
+    ) -> Outgoing<VECTORS> {
         let (lane, Shape { top_k, experts, .. }) = (warp::lane_id(), self.shape);
         let index = part.row * top_k + lane;
         let (mut id, mut weight) = (-1, 0.0);
@@ -264,7 +272,7 @@ impl Dispatch<'_> {
 
     /// What a rank is told of this lane's expert.
     #[inline(always)]
-    fn message(outgoing: &Outgoing, to: u32) -> [u32; 2] {
+    fn message<const VECTORS: usize>(outgoing: &Outgoing<VECTORS>, to: u32) -> [u32; 2] {
         let comes = if outgoing.targets >> to & 1 == 1 { COMES } else { 0 };
         let expert = match outgoing.expert {
             Some((rank, number)) if rank == to => number + 1,
@@ -279,23 +287,30 @@ impl Dispatch<'_> {
     ///
     /// The kernel's contract; all lanes of the warp call this together.
     #[inline(always)]
-    unsafe fn send<const N: usize>(
+    unsafe fn send<const N: usize, const VECTORS: usize>(
         &self,
         session: &Lamport<'_, N>,
         numbered: &Numbered<N>,
-        outgoing: &Outgoing,
+        outgoing: &Outgoing<VECTORS>,
     ) {
         let (team, lane) = (self.comm.lsa_team(), warp::lane_id());
         let (part, top_k) = (outgoing.part, self.shape.top_k);
         // SAFETY: the caller's contract.
         unsafe {
+            if part.is_first && lane < top_k {
+                let slot = COUNT + 1 + part.row * top_k + lane;
+                // Not unrolled for many ranks, whose addresses would take registers.
+                let ranks = if N > 2 { hint::opaque_usize(N) } else { N };
+                let mut distance = 1;
+                while distance < ranks {
+                    let to = team.rotated(distance as i32) as u32;
+                    numbered.send(distance, slot, Self::message(outgoing, to));
+                    distance += 1;
+                }
+            }
             let mut distance = 1;
             while distance < N {
                 let to = team.rotated(distance as i32) as u32;
-                if part.is_first && lane < top_k {
-                    let slot = COUNT + 1 + part.row * top_k + lane;
-                    numbered.send(distance, slot, Self::message(outgoing, to));
-                }
                 if outgoing.targets >> to & 1 == 1 {
                     let mut i = 0;
                     while i < VECTORS {
@@ -321,13 +336,38 @@ impl Dispatch<'_> {
         }
     }
 
+    /// Receives a part of a row of all peers.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract; all lanes of the warp call this together.
+    #[inline(always)]
+    unsafe fn receive_all<const N: usize, const VECTORS: usize>(
+        &self,
+        session: &Lamport<'_, N>,
+        numbered: &Numbered<N>,
+        counts: &[u32; N],
+        part: Part<VECTORS>,
+    ) {
+        // Not unrolled for many ranks, whose addresses would take registers.
+        let ranks = if N > 2 { hint::opaque_usize(N) } else { N };
+        let mut distance = 1;
+        while distance < ranks {
+            if part.row < at(counts, distance) {
+                // SAFETY: the caller's contract.
+                unsafe { self.receive(session, numbered, distance, part) };
+            }
+            distance += 1;
+        }
+    }
+
     /// Receives a part of a row of the rank to which this one is at a distance, if it comes.
     ///
     /// # Safety
     ///
     /// The kernel's contract; all lanes of the warp call this together.
     #[inline(always)]
-    unsafe fn receive<const N: usize>(
+    unsafe fn receive<const N: usize, const VECTORS: usize>(
         &self,
         session: &Lamport<'_, N>,
         numbered: &Numbered<N>,
@@ -378,7 +418,12 @@ impl Dispatch<'_> {
     ///
     /// The kernel's contract; only this warp has the part.
     #[inline(always)]
-    unsafe fn store_row(&self, source: usize, part: Part<VECTORS>, row: &[Vec16<u32>; VECTORS]) {
+    unsafe fn store_row<const VECTORS: usize>(
+        &self,
+        source: usize,
+        part: Part<VECTORS>,
+        row: &[Vec16<u32>; VECTORS],
+    ) {
         let place = source * self.shape.tokens as usize + part.row as usize;
         let mut i = 0;
         while i < VECTORS {
@@ -396,7 +441,12 @@ impl Dispatch<'_> {
     ///
     /// The kernel's contract; only this warp has the token.
     #[inline(always)]
-    unsafe fn store_expert(&self, source: usize, part: Part<VECTORS>, [word, weight]: [u32; 2]) {
+    unsafe fn store_expert<const VECTORS: usize>(
+        &self,
+        source: usize,
+        part: Part<VECTORS>,
+        [word, weight]: [u32; 2],
+    ) {
         let (lane, Shape { tokens, top_k, .. }) = (warp::lane_id(), self.shape);
         if lane < top_k {
             let token = source * tokens as usize + part.row as usize;

@@ -8,6 +8,7 @@
 use cuda_std::atomic::Scope;
 use cuda_std::mem;
 use cuda_std::vector::Vec16;
+use devcomm_types::Team;
 use nccl_device::{DevComm, LsaPtr, Window};
 
 /// Banks of slots.
@@ -26,9 +27,11 @@ pub const fn words(ranks: usize, capacity: usize) -> usize {
 /// The slots of a window.
 #[derive(Clone, Copy)]
 pub(super) struct NumberedSlots<const N: usize> {
-    /// Those of this rank and of the ranks after it.
-    parts: [LsaPtr<u32>; N],
-    me: usize,
+    window: Window<u32>,
+    /// Those of this rank and, of two, of the other: more addresses would take registers.
+    local: LsaPtr<u32>,
+    peer: Option<LsaPtr<u32>>,
+    team: Team,
     /// Slots for a source rank in a bank.
     capacity: u32,
 }
@@ -43,13 +46,8 @@ impl<const N: usize> NumberedSlots<N> {
     #[track_caller]
     pub(super) unsafe fn new(comm: &DevComm, window: Window<u32>, capacity: u32) -> Self {
         let team = comm.lsa_team();
-        let mut parts = [window.local(); N];
-        let mut distance = 1;
-        while distance < N {
-            parts[distance] = window.lsa(team.rotated(distance as i32));
-            distance += 1;
-        }
-        Self { parts, me: team.rank as usize, capacity }
+        let peer = if N == 2 { Some(window.lsa(team.next())) } else { None };
+        Self { window, local: window.local(), peer, team, capacity }
     }
 
     /// The messages of a launch, given how many there were before it.
@@ -74,9 +72,9 @@ impl<const N: usize> Numbered<N> {
     }
 
     #[inline(always)]
-    fn slot(&self, part: usize, source: usize, slot: u32) -> *mut u32 {
+    fn slot(&self, part: LsaPtr<u32>, source: usize, slot: u32) -> *mut u32 {
         let place = (self.launch as usize % BANKS * N + source) * self.slots.capacity as usize;
-        self.slots.parts[part].as_ptr().wrapping_add(SLOT * (place + slot as usize))
+        part.as_ptr().wrapping_add(SLOT * (place + slot as usize))
     }
 
     /// Sends two words to a slot of the rank that is `distance` after this one, modulo `N`.
@@ -87,7 +85,12 @@ impl<const N: usize> Numbered<N> {
     #[inline(always)]
     #[track_caller]
     pub(super) unsafe fn send(&self, distance: usize, slot: u32, [a, b]: [u32; 2]) {
-        let (to, number) = (self.slot(distance, self.slots.me, slot), self.number());
+        let NumberedSlots { window, peer, team, .. } = self.slots;
+        let part = match peer {
+            Some(peer) => peer,
+            None => window.lsa(team.rotated(distance as i32)),
+        };
+        let (to, number) = (self.slot(part, team.rank as usize, slot), self.number());
         let message = Vec16::<u32>::from_bits([a, number, b, number]);
         // SAFETY: the caller's contract.
         unsafe { mem::store_vec_relaxed(to, message, Scope::Sys) };
@@ -101,7 +104,7 @@ impl<const N: usize> Numbered<N> {
     #[inline(always)]
     #[track_caller]
     pub(super) unsafe fn peek(&self, source: usize, slot: u32) -> Option<[u32; 2]> {
-        let from = self.slot(0, source, slot);
+        let from = self.slot(self.slots.local, source, slot);
         // SAFETY: the caller's contract.
         let [a, first, b, second] = unsafe { mem::load_vec_relaxed(from, Scope::Sys) }.to_bits();
         (first == self.number() && second == self.number()).then_some([a, b])

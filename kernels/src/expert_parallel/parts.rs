@@ -69,3 +69,15 @@ pub(super) fn warp_index() -> u32 {
 pub(super) fn warps() -> u32 {
     thread::block_dim_x() / warp::WARP_SIZE * thread::grid_dim_x()
 }
+
+/// The element of an array at an index that varies, by comparisons: by its address it would be in
+/// memory.
+#[inline(always)]
+pub(super) fn at<const N: usize>(all: &[u32; N], index: usize) -> u32 {
+    let (mut element, mut i) = (0, 0);
+    while i < N {
+        element = if i == index { all[i] } else { element };
+        i += 1;
+    }
+    element
+}

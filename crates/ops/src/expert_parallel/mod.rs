@@ -140,9 +140,6 @@ const THREADS: u32 = 256;
 const MANY_THREADS: u32 = 512;
 /// Blocks that receive, at least, as a peer may have many tokens.
 const FEWEST_BLOCKS: u32 = 32;
-/// Vectors of the part of a row that a warp sends at once.
-const DISPATCH_PART: u32 = 128;
-const COMBINE_PART: u32 = 64;
 
 impl ExpertParallel {
     /// With these sizes. *Collective*. It allocates what
@@ -328,7 +325,8 @@ impl ExpertParallel {
             &self.faults,
             steps,
         );
-        let parts = count as u32 * self.shape.vectors.div_ceil(DISPATCH_PART);
+        let part = ep_dispatch::part_vectors(self.communicator.n_ranks());
+        let parts = count as u32 * self.shape.vectors.div_ceil(part);
         let config = self.config(parts, THREADS);
         // SAFETY: the buffers have the elements; dropping one waits for the stream. The memory is as
         // the kernel needs it, and the launches that use it are ordered.
@@ -479,7 +477,7 @@ impl ExpertParallel {
             residual,
             steps,
         );
-        let parts = tokens * self.shape.vectors.div_ceil(COMBINE_PART);
+        let parts = tokens * self.shape.vectors.div_ceil(ep_combine::PART_VECTORS);
         let is_long = parts > multiprocessors * (THREADS / 32);
         let config = self.config(parts, if is_long { MANY_THREADS } else { THREADS });
         // SAFETY: the buffers have the elements; dropping one waits for the stream. The memory is as
