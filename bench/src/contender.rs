@@ -30,6 +30,10 @@ pub enum Variant {
     RustOpsPlain,
     /// The operation in several launches of `devcomm`
     RustUnfused,
+    /// The operation by `devcomm`'s all-gather and reduce-scatter
+    #[serde(rename = "rust-allgather")]
+    #[value(name = "rust-allgather")]
+    RustAllGather,
     /// cuBLASLt's matrix product and then `devcomm`'s collective
     #[serde(rename = "cublaslt-rust")]
     #[value(name = "cublaslt-rust")]
@@ -76,6 +80,7 @@ impl Variant {
             Self::RustOps => "rust-ops",
             Self::RustOpsPlain => "rust-ops-plain",
             Self::RustUnfused => "rust-unfused",
+            Self::RustAllGather => "rust-allgather",
             Self::CublasLtRust => "cublaslt-rust",
             Self::Cpp => "cpp",
             Self::CublasLt => "cublaslt",
@@ -104,6 +109,7 @@ impl Variant {
                 | Self::RustOps
                 | Self::RustOpsPlain
                 | Self::RustUnfused
+                | Self::RustAllGather
                 | Self::CublasLtRust
         );
         !is_operation && !self.is_of_others()

@@ -83,6 +83,8 @@ enum Bench {
     /// All-reduce, residual add and RMSNorm: one kernel against ncclAllReduce and then a kernel
     #[command(name = "rmsnorm-allreduce")]
     RmsNormAllReduce(versus::Command<versus::RmsNormAllReduce>),
+    /// Expert parallelism: devcomm::ExpertParallel against all-gather and reduce-scatter
+    Ep(versus::Command<versus::Experts>),
     /// Launches of one small all-to-all, with and without attributes; with --host, what the host's
     /// calls take
     Launch(versus::Command<versus::Launch>),
@@ -178,6 +180,7 @@ fn main() -> ExitCode {
         Bench::Broadcast(command) => versus::run(command),
         Bench::AllToAll(command) => versus::run(command),
         Bench::RmsNormAllReduce(command) => versus::run(command),
+        Bench::Ep(command) => versus::run(command),
         Bench::Launch(command) => versus::run(command),
         Bench::Barrier(command) => versus::run(command),
         Bench::Put(command) => versus::run(command),

@@ -16,6 +16,7 @@ mod share;
 #[path = ""]
 mod files {
     pub mod collectives;
+    pub mod expert_parallel;
     pub mod gemm;
     pub mod gemm_allreduce;
     pub mod gin_alltoall;
@@ -39,6 +40,10 @@ pub use files::collectives::push_allreduce::push_allreduce;
 pub use files::collectives::push_exchange::push_exchange;
 pub use files::collectives::push_exchange_v::push_exchange_v;
 pub use files::collectives::rmsnorm::rmsnorm;
+pub use files::expert_parallel;
+pub use files::expert_parallel::ep_combine::ep_combine;
+pub use files::expert_parallel::ep_dispatch::ep_dispatch;
+pub use files::expert_parallel::ep_layout::ep_layout;
 pub use files::gemm;
 pub use files::gemm::gemm_blocks::gemm_blocks;
 pub use files::gemm::gemm_mma::{gemm_mma, gemm_mma_f32};

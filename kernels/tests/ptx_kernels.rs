@@ -45,6 +45,9 @@ fn exported() -> BTreeSet<Exported> {
         suffixes.map(|suffix| entry(format!("{}_{suffix}", K::NAME))).collect()
     }
     let kernels = [
+        of::<kernels::ep_combine>(),
+        of::<kernels::ep_dispatch>(),
+        of::<kernels::ep_layout>(),
         of::<kernels::gemm_allreduce_mma>(),
         of::<kernels::gemm_allreduce_wgmma>(),
         of::<kernels::gemm_allreduce_swapped<swapped::M8N64>>(),

@@ -7,6 +7,7 @@
 mod all_reduce;
 mod barrier;
 mod collectives;
+mod expert_parallel;
 mod gemm;
 mod gemm_allreduce;
 mod gemm_ladder;
@@ -42,6 +43,7 @@ use selection::{Selection, VariantInfo};
 pub use all_reduce::AllReduce;
 pub use barrier::Barrier;
 pub use collectives::{AllGather, AllToAll, Broadcast, Launch, Operation, ReduceScatter};
+pub use expert_parallel::Experts;
 pub use gemm::Gemm;
 pub use gemm_allreduce::GemmAllReduce;
 pub use gemm_ladder::GemmLadder;

@@ -12,7 +12,11 @@
 //!
 //! In every launch each rank sends at least one vector to every peer, and receives every vector
 //! that was sent to it: then a rank that begins a launch has a message of each peer's last launch,
-//! so that the launch before that one has ended in the peer, and its slots are empty.
+//! so that the launch before that one has ended in the peer, and its slots are empty. Any other
+//! message that each peer sends in every launch will do too.
+//!
+//! A launch may be two kernels, of which one sends and the next one receives: then only that one
+//! ends the session.
 //!
 //! # Example
 //!
@@ -70,9 +74,9 @@ pub const EMPTY: u32 = 0x8000_0000;
 const BANKS: u32 = 2;
 
 /// Offsets of the words of a session's state: how many blocks of this launch have ended the
-/// session, and its bank.
+/// session, and how many launches there were before it, modulo 2^32.
 const ENDED: usize = 0;
-const BANK: usize = 1;
+const LAUNCHES: usize = 1;
 
 /// Words of a slot.
 const SLOT: usize = 4;
@@ -135,8 +139,8 @@ impl<'a, const N: usize> LamportSlots<'a, N> {
     pub unsafe fn begin(self, state: *mut u32, used: u32) -> Lamport<'a, N> {
         assert!(used <= self.capacity, "a launch uses more slots than there are");
         // SAFETY: the caller's contract; the word changes only after all blocks ended the session.
-        let bank = unsafe { mem::load_ordered(state.add(BANK), Order::Relaxed, Scope::Gpu) };
-        Lamport { slots: self, state, bank }
+        let launch = unsafe { mem::load_ordered(state.add(LAUNCHES), Order::Relaxed, Scope::Gpu) };
+        Lamport { slots: self, state, launch }
     }
 }
 
@@ -145,12 +149,19 @@ impl<'a, const N: usize> LamportSlots<'a, N> {
 pub struct Lamport<'a, const N: usize> {
     slots: LamportSlots<'a, N>,
     state: *mut u32,
-    bank: u32,
+    launch: u32,
 }
 
 impl<const N: usize> Lamport<'_, N> {
     /// The words of a session's state.
     pub const STATE: usize = 2;
+
+    /// How many launches there were before this one, modulo 2^32: the same in all ranks, and its
+    /// lowest bit is the bank.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub fn launch(&self) -> u32 {
+        self.launch
+    }
 
     /// This rank.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -163,7 +174,7 @@ impl<const N: usize> Lamport<'_, N> {
     fn slot(&self, part: usize, source: usize, slot: u32) -> *mut u32 {
         let sources = LamportSlots::<'_, N>::SOURCES;
         let source = if sources == 1 { 0 } else { source };
-        let place = self.bank as usize * sources + source;
+        let place = (self.launch % BANKS) as usize * sources + source;
         let index = place * self.slots.capacity as usize + slot as usize;
         self.slots.parts[part].as_ptr().wrapping_add(SLOT * index)
     }
@@ -293,14 +304,28 @@ impl<const N: usize> Lamport<'_, N> {
         vectors
     }
 
+    /// The vector that one rank sent to a slot, if it has arrived: for a wait of one's own
+    /// ([`DevComm::wait_until`]), after which who has the vector [`empties`](Self::empty) the slot.
+    ///
+    /// # Safety
+    ///
+    /// As [`receive_all`](Self::receive_all), but this peer need not send to the slot.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub unsafe fn peek<T: Element>(&self, source: usize, slot: u32) -> Option<Vec16<T>> {
+        // SAFETY: the caller's contract.
+        let (vector, has_arrived) = unsafe { self.poll(source, slot) };
+        has_arrived.then_some(vector)
+    }
+
     /// Empties a slot.
     ///
     /// # Safety
     ///
-    /// The contract of [`receive`](Self::receive), whose message has arrived.
+    /// The contract of [`receive`](Self::receive), whose message has arrived: this thread has it.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
-    unsafe fn empty(&self, source: usize, slot: u32) {
+    pub unsafe fn empty(&self, source: usize, slot: u32) {
         let slot = self.slot(0, source, slot);
         // SAFETY: the caller's contract: no peer sends to this slot before the launch after next.
         unsafe { mem::store_vec_relaxed(slot, Vec16::<u32>::from_bits([EMPTY; 4]), Scope::Sys) };
@@ -349,12 +374,13 @@ impl<const N: usize> Lamport<'_, N> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn end(&self, coop: Coop) {
-        // SAFETY: the caller's contract. Relaxed: the block's threads have used the bank's number.
+        // SAFETY: the caller's contract. Relaxed: the block's threads have used the launch's number.
         unsafe {
             let ended = self.state.add(ENDED);
             if coop.thread_rank() == 0 && is_last_block(ended, Order::Relaxed) {
-                let bank = self.state.add(BANK);
-                mem::store_ordered(bank, self.bank ^ 1, Order::Relaxed, Scope::Gpu);
+                let launches = self.state.add(LAUNCHES);
+                let next = self.launch.wrapping_add(1);
+                mem::store_ordered(launches, next, Order::Relaxed, Scope::Gpu);
             }
         }
     }

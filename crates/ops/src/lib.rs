@@ -3,15 +3,21 @@
 
 mod check;
 mod collectives;
+mod expert_parallel;
 mod gemm;
 mod gemm_allreduce;
 mod gemm_reduce_scatter;
+mod order;
+mod slots;
 
 use devcomm_host::{KernelSet, ModuleSource};
 
 pub use self::collectives::{
     Algorithm, CollectivePlan, Collectives, CollectivesOptions, Explanation,
     ParseCollectivePlanError, Parts,
+};
+pub use self::expert_parallel::{
+    ExpertParallel, ExpertParallelMemory, ExpertParallelOptions, Returning, Sent, Tokens,
 };
 pub use self::gemm::{
     Activation, Gemm, GemmElement, GemmOutput, GemmPlan, ParsePlanError, Product, ScaledElement,

@@ -3,6 +3,7 @@
 //! Inputs are functions of a seed, a rank and an index, so that each rank can compute every other
 //! rank's input, and the expected result.
 
+pub mod experts;
 pub mod gemm;
 pub mod machines;
 pub mod messages;

@@ -19,23 +19,25 @@ mod reduce_scatter;
 mod reduction;
 mod rmsnorm;
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::sync::LazyLock;
 
 use devcomm_host::{
-    Buffer, Communicator, DevCommRequirements, DevCommResource, DeviceSlice, KernelSet, Kernels,
+    Communicator, DevCommRequirements, DevCommResource, DeviceSlice, KernelSet, Kernels,
     LaunchConfig, ModuleSource, Result, Stream, SymmetricBuffer, Window,
 };
 use devcomm_kernels as kernels;
 use devcomm_kernels::collectives::push_allreduce;
 use devcomm_types::Kernel;
-use nccl_device::{EMPTY, Lamport, LamportSlots};
+use nccl_device::Lamport;
 
 use self::all_reduce::most_pushed;
 pub use self::all_to_all_v::Parts;
 pub use self::plan::{Algorithm, CollectivePlan, Explanation, ParseCollectivePlanError};
 use self::plan::{Grid, Operation, Request, Table};
 use crate::check::{refuse, require_context};
+use crate::order::LastStream;
+use crate::slots::{empty_slots, slot_words};
 use crate::{KERNELS, modules};
 
 /// Collectives on a communicator: by kernels where load and store reach all ranks, and by NCCL.
@@ -63,8 +65,7 @@ pub struct Collectives {
     compiled: Kernels,
     /// `None` where load and store do not reach all ranks.
     workspace: Option<Workspace>,
-    /// The stream of the last launch: the workspace is used by one launch at a time.
-    last: RefCell<Option<Stream>>,
+    last: LastStream,
     /// Measured plans.
     table: Table,
     /// The plan that was asked for.
@@ -149,7 +150,7 @@ impl CollectivesOptions {
             communicator: comm.clone(),
             compiled,
             workspace,
-            last: RefCell::default(),
+            last: LastStream::default(),
             table,
             plan: Cell::default(),
             asked: Cell::default(),
@@ -349,19 +350,9 @@ impl Collectives {
         self.communicator.context().limits().multiprocessors
     }
 
-    /// Orders this launch behind the last one, if that was on another stream.
+    /// Orders this launch behind the last one.
     fn order(&self, stream: &Stream) -> Result<()> {
-        let mut last = self.last.borrow_mut();
-        if last.as_ref().is_some_and(|last| last.as_raw() == stream.as_raw()) {
-            return Ok(());
-        }
-        if let Some(last) = &*last {
-            let event = stream.context().event_without_timing()?;
-            last.record(&event)?;
-            stream.wait_event(&event)?;
-        }
-        *last = Some(stream.clone());
-        Ok(())
+        self.last.order(stream)
     }
 }
 
@@ -374,13 +365,7 @@ impl Workspace {
 
     fn new(comm: &Communicator, options: CollectivesOptions) -> Result<Self> {
         let (ranks, blocks) = (comm.n_ranks(), options.blocks());
-        let words = ranks * LamportSlots::<1>::words(options.capacity(ranks));
-        let slots = comm.window::<u32>(words)?;
-        let empty = vec![EMPTY; words.min(1 << 16)];
-        for first in (0..words).step_by(empty.len()) {
-            let part = slots.slice(first..words.min(first + empty.len()))?;
-            part.copy_from_host(&empty[..part.len()])?;
-        }
+        let slots = empty_slots(comm, slot_words(ranks, options.capacity(ranks)))?;
         let slots_state = comm.mem_alloc::<u32>(Lamport::<1>::STATE)?;
         slots_state.fill_bytes(0)?;
         let workspace = Self {

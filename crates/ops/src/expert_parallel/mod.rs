@@ -1,0 +1,588 @@
+//! Expert parallelism: tokens to the ranks of their experts, and the experts' results back.
+
+mod in_flight;
+mod options;
+
+use std::cell::Cell;
+use std::fmt;
+use std::sync::LazyLock;
+
+use devcomm_host::{
+    Buffer, Communicator, DevCommRequirements, DevCommResource, DeviceSlice, Error, KernelSet,
+    Kernels, LaunchConfig, ModuleSource, Result, Stream, SymmetricBuffer, Window,
+};
+use devcomm_kernels as kernels;
+use devcomm_kernels::expert_parallel::ep_layout::{GroupedArgs, RETURN_WORDS};
+use devcomm_kernels::expert_parallel::shape::{ReceivedArgs, ShapeArgs};
+use devcomm_kernels::expert_parallel::{
+    Faults, Shape, Steps, ep_combine, ep_dispatch, numbered_words,
+};
+use devcomm_types::Kernel;
+use half::bf16;
+use nccl_device::Lamport;
+
+pub use self::in_flight::{Returning, Sent};
+pub use self::options::{ExpertParallelMemory, ExpertParallelOptions};
+use crate::check::{check_buffer, check_len, refuse, require_context};
+use crate::order::LastStream;
+use crate::slots::{empty_slots, slot_words};
+use crate::{KERNELS, modules};
+
+/// Expert parallelism on a communicator of 2, 4 or 8 ranks that load and store reach: owns the
+/// kernels and their memory, and launches them.
+///
+/// Each rank has as many experts, rank 0 the first ones, and tokens of its own, rows in bf16. A step
+/// of a layer is
+///
+/// 1. [`dispatch`](Self::dispatch): each token's row goes once to each rank with one of its experts;
+/// 2. [`group`](Self::group): what a rank has received is put in the order of its experts, once for
+///    each expert of a row, for a grouped product;
+/// 3. [`combine`](Self::combine): the experts' rows return, times the token's weights, and are added
+///    up in f32.
+///
+/// Every rank calls the same operations in the same order; the number of tokens may be another one
+/// in each rank, also 0. Launches are dependent ones, use no memory of the host, and may be captured
+/// in graphs. Only work on the operation's stream may access its buffers until it has ended. All
+/// results are determined by the inputs.
+///
+/// ```no_run
+/// use devcomm::{Buffer, ExpertParallel, ExpertParallelOptions, Tokens, World};
+/// use half::bf16;
+///
+/// World::from_env()?.run(|rank| {
+///     let (comm, stream) = (rank.communicator()?, rank.stream()?);
+///     // At most 128 tokens of 7168 elements, with 8 of 256 experts each.
+///     let experts = ExpertParallelOptions::new(7168, 128, 256, 8).build(comm)?;
+///     let input = comm.mem_alloc::<bf16>(128 * 7168)?;
+///     let (ids, weights) = (comm.mem_alloc::<i32>(128 * 8)?, comm.mem_alloc::<f32>(128 * 8)?);
+///     let rows = comm.mem_alloc::<bf16>(experts.most_rows() * 7168)?;
+///     let tokens = Tokens { count: 128, input: &input, ids: &ids, weights: &weights };
+///     experts.dispatch(tokens, &stream)?;
+///     experts.group(&rows, &stream)?;
+///     // A grouped product in place: expert `e` has rows `offsets[e]` to `offsets[e] + sizes[e]`.
+///     let (_offsets, _sizes) = (experts.offsets(), experts.sizes());
+///     experts.combine(&rows, &input, None, &stream)?;
+///     experts.check()
+/// })?;
+/// # Ok::<_, devcomm::Error>(())
+/// ```
+pub struct ExpertParallel {
+    communicator: Communicator,
+    compiled: Kernels,
+    dev_comm: DevCommResource,
+    options: ExpertParallelOptions,
+    shape: Shape,
+    dispatch: Messages,
+    combine: Messages,
+    received: Received,
+    returns: SymmetricBuffer<u32>,
+    offsets: SymmetricBuffer<u32>,
+    sizes: SymmetricBuffer<u32>,
+    origins: SymmetricBuffer<u32>,
+    faults: SymmetricBuffer<u32>,
+    last: LastStream,
+    stage: Cell<Stage>,
+    /// The tokens of the last dispatch.
+    tokens: Cell<usize>,
+    /// The rows of the last layout.
+    grouped: Cell<usize>,
+}
+
+/// What has been done of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Begin,
+    /// Tokens have been sent but not received.
+    Sent,
+    Received,
+    Grouped,
+    /// Results have been sent but not received.
+    Returning,
+}
+
+/// The memory of a session of messages.
+struct Messages {
+    slots: Window<u32>,
+    numbered: Window<u32>,
+    state: SymmetricBuffer<u32>,
+}
+
+/// What a rank keeps of all tokens.
+struct Received {
+    rows: SymmetricBuffer<u32>,
+    experts: SymmetricBuffer<u32>,
+    weights: SymmetricBuffer<f32>,
+    counts: SymmetricBuffer<u32>,
+    targets: SymmetricBuffer<u32>,
+}
+
+/// Tokens of this rank, with their routing.
+#[derive(Clone, Copy, Debug)]
+pub struct Tokens<'a, X, I, W> {
+    /// How many there are.
+    pub count: usize,
+    /// `count` rows, aligned to 16 bytes. Bits of zeros may change their sign on the way.
+    pub input: &'a X,
+    /// The experts of each token, in any order: 0 up to their number, or -1 for none. Other numbers
+    /// count as -1, and are reported by [`ExpertParallel::check`].
+    pub ids: &'a I,
+    /// Their weights.
+    pub weights: &'a W,
+}
+
+static MODULES: LazyLock<Vec<ModuleSource>> = LazyLock::new(|| {
+    modules(&[kernels::ep_combine::FILE, kernels::ep_dispatch::FILE, kernels::ep_layout::FILE])
+});
+
+/// Threads of a block.
+const THREADS: u32 = 256;
+/// And where many results return, which come from many rows.
+const MANY_THREADS: u32 = 512;
+/// Blocks that receive, at least, as a peer may have many tokens.
+const FEWEST_BLOCKS: u32 = 32;
+
+impl ExpertParallel {
+    /// With these sizes. *Collective*. It allocates what
+    /// [`ExpertParallelOptions::memory`] says, and [`most_rows`](Self::most_rows) words.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for sizes that the kernels do not
+    /// support, or that differ between ranks; those of loading kernels, and of creating windows and
+    /// a device communicator.
+    pub fn new(comm: &Communicator, options: ExpertParallelOptions) -> Result<Self> {
+        let ranks = comm.n_ranks();
+        let own = || {
+            let shape = options.shape(ranks)?;
+            comm.require_single_lsa_team()?;
+            let set = KernelSet { modules: &MODULES, unavailable: KERNELS.unavailable };
+            Ok::<_, Error>((shape, Kernels::load(comm.context(), &set)?))
+        };
+        let own = own();
+        let sizes = [options.hidden, options.tokens, options.experts, options.top_k];
+        let all = comm.host_all_gather(if own.is_ok() { &sizes[..] } else { &[] })?;
+        let (shape, compiled) = own?;
+        if let Some(rank) = all.iter().position(|other| other[..] != sizes) {
+            let other = &all[rank];
+            return refuse(format!(
+                "rank {rank} has sizes {other:?} (hidden, tokens, experts, top-k) and this rank \
+                 {sizes:?}; none: its own error says why"
+            ));
+        }
+        let (tokens, top_k) = (ranks * options.tokens, options.top_k);
+        let messages = |numbered: u32| {
+            let state = comm.mem_alloc::<u32>(Lamport::<1>::STATE)?;
+            Ok::<_, Error>(Messages {
+                slots: empty_slots(comm, slot_words(ranks, shape.slots() as usize))?,
+                // New windows and buffers are zeroed, as these must be.
+                numbered: comm.window(numbered_words(ranks, numbered as usize))?,
+                state,
+            })
+        };
+        let this = Self {
+            communicator: comm.clone(),
+            compiled,
+            dev_comm: comm.create_dev_comm(DevCommRequirements::new())?,
+            options,
+            shape,
+            dispatch: messages(ep_dispatch::numbered_slots(shape))?,
+            combine: messages(ep_combine::NUMBERED_SLOTS)?,
+            received: Received {
+                rows: comm.mem_alloc(tokens * options.hidden / 2)?,
+                experts: comm.mem_alloc(tokens * top_k)?,
+                weights: comm.mem_alloc(tokens * top_k)?,
+                counts: comm.mem_alloc(ranks)?,
+                targets: comm.mem_alloc(options.tokens)?,
+            },
+            returns: comm.mem_alloc(tokens * RETURN_WORDS)?,
+            offsets: comm.mem_alloc(options.local(ranks) + 1)?,
+            sizes: comm.mem_alloc(options.local(ranks))?,
+            origins: comm.mem_alloc(most_rows(options, ranks))?,
+            faults: comm.mem_alloc(Faults::WORDS)?,
+            last: LastStream::default(),
+            stage: Cell::new(Stage::Begin),
+            tokens: Cell::new(0),
+            grouped: Cell::new(0),
+        };
+        // No rank sends before all slots are empty.
+        comm.barrier()?;
+        Ok(this)
+    }
+
+    /// The most rows in the order of a rank's experts: if all ranks have the most tokens, which have
+    /// all the experts that they can in this rank.
+    #[must_use]
+    pub fn most_rows(&self) -> usize {
+        most_rows(self.options, self.communicator.n_ranks())
+    }
+
+    /// For each expert of this rank the index of its first row, and the index behind the last row.
+    /// Written by [`group`](Self::group).
+    #[must_use]
+    pub fn offsets(&self) -> DeviceSlice<u32> {
+        self.offsets.device_slice()
+    }
+
+    /// For each expert of this rank the number of its rows. Written by [`group`](Self::group).
+    #[must_use]
+    pub fn sizes(&self) -> DeviceSlice<u32> {
+        self.sizes.device_slice()
+    }
+
+    /// For each row in the order of the experts its token: the rank times the most tokens of a rank,
+    /// plus the number of the token there. Written by [`group`](Self::group).
+    #[must_use]
+    pub fn origins(&self) -> DeviceSlice<u32> {
+        self.origins.device_slice()
+    }
+
+    /// Sends the tokens to the ranks of their experts, and receives those of all ranks.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for more tokens than there is
+    /// memory for, buffers that are too short, not aligned or of another context, and if what was
+    /// sent has not been received; those of the launch.
+    pub fn dispatch<X, I, W>(&self, tokens: Tokens<'_, X, I, W>, stream: &Stream) -> Result<()>
+    where
+        X: Buffer<Element = bf16>,
+        I: Buffer<Element = i32>,
+        W: Buffer<Element = f32>,
+    {
+        self.launch_dispatch(tokens, Steps::SEND | Steps::RECEIVE, stream)?;
+        self.stage.set(Stage::Received);
+        Ok(())
+    }
+
+    /// The first half of [`dispatch`](Self::dispatch): sends the tokens. Work that is enqueued
+    /// before [`Sent::receive`] overlaps their way.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn start_dispatch<X, I, W>(
+        &self,
+        tokens: Tokens<'_, X, I, W>,
+        stream: &Stream,
+    ) -> Result<Sent<'_>>
+    where
+        X: Buffer<Element = bf16>,
+        I: Buffer<Element = i32>,
+        W: Buffer<Element = f32>,
+    {
+        self.launch_dispatch(tokens, Steps::SEND, stream)?;
+        self.stage.set(Stage::Sent);
+        Ok(Sent { experts: self, stream: stream.clone() })
+    }
+
+    fn launch_dispatch<X, I, W>(
+        &self,
+        tokens: Tokens<'_, X, I, W>,
+        steps: u32,
+        stream: &Stream,
+    ) -> Result<()>
+    where
+        X: Buffer<Element = bf16>,
+        I: Buffer<Element = i32>,
+        W: Buffer<Element = f32>,
+    {
+        self.require_nothing_sent()?;
+        let (count, most) = (tokens.count, self.options.tokens);
+        if count > most {
+            return refuse(format!("{count} tokens, and there is memory for {most} of a rank"));
+        }
+        let (input, top_k) = (tokens.input.device_slice(), self.options.top_k);
+        self.check_rows("the tokens' rows", &input, count)?;
+        let (ids, weights) = (tokens.ids.device_slice(), tokens.weights.device_slice());
+        self.check_numbers("the experts of the tokens", &ids, count * top_k)?;
+        self.check_numbers("the weights of the tokens", &weights, count * top_k)?;
+        let addresses = [input.device_address(), ids.device_address(), weights.device_address()];
+        self.communicator.compare_kernel(|| format!("dispatch to experts, steps {steps}"))?;
+        self.tokens.set(count);
+        self.enqueue_dispatch(addresses, count, steps, stream)
+    }
+
+    fn enqueue_dispatch(
+        &self,
+        [input, ids, weights]: [u64; 3],
+        count: usize,
+        steps: u32,
+        stream: &Stream,
+    ) -> Result<()> {
+        self.begin(stream)?;
+        let Messages { slots, numbered, state } = &self.dispatch;
+        let launch = kernels::ep_dispatch::args(
+            &self.dev_comm,
+            slots,
+            numbered,
+            state,
+            self.shape_args(),
+            input,
+            ids,
+            weights,
+            count as u32,
+            self.received_args(),
+            &self.faults,
+            steps,
+        );
+        let part = ep_dispatch::part_vectors(self.communicator.n_ranks());
+        let parts = count as u32 * self.shape.vectors.div_ceil(part);
+        let config = self.config(parts, THREADS);
+        // SAFETY: the buffers have the elements; dropping one waits for the stream. The memory is as
+        // the kernel needs it, and the launches that use it are ordered.
+        unsafe { launch.config(config).launch(&self.compiled.on(stream)) }
+    }
+
+    /// Puts what was received in the order of this rank's experts: `rows` gets a row for each token
+    /// and expert, those of an expert in the order of the ranks and tokens. Fewer than
+    /// [`most_rows`](Self::most_rows) are enough if the routing is known to be even; rows for which
+    /// there is no room are left out, and reported by [`check`](Self::check).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) if nothing was received, for rows
+    /// that are not aligned to 16 bytes or of another context; those of the launch.
+    pub fn group<R>(&self, rows: &R, stream: &Stream) -> Result<()>
+    where
+        R: Buffer<Element = bf16>,
+    {
+        self.require_nothing_sent()?;
+        if self.stage.get() == Stage::Begin {
+            return refuse("no tokens have been received: `dispatch` does that".to_owned());
+        }
+        let rows = rows.device_slice();
+        let capacity = (rows.len() / self.options.hidden).min(self.most_rows());
+        self.check_rows("the rows of the experts", &rows, capacity)?;
+        self.begin(stream)?;
+        let grouped = GroupedArgs {
+            rows: rows.device_address(),
+            capacity: capacity as u32,
+            alignment: self.options.alignment as u32,
+            offsets: &self.offsets,
+            sizes: &self.sizes,
+            origins: &self.origins,
+            returns: &self.returns,
+        };
+        let ranks = self.communicator.n_ranks() as u32;
+        let launch = kernels::ep_layout::args(
+            self.shape_args(),
+            ranks,
+            self.received_args(),
+            grouped,
+            &self.faults,
+        );
+        // Of a peer's tokens this rank knows nothing: as many as it has itself.
+        let tokens = (self.tokens.get().max(1) as u32).saturating_mul(ranks);
+        let blocks = tokens.min(2 * self.multiprocessors());
+        let config = LaunchConfig::new(blocks, THREADS).with_dependent();
+        // SAFETY: as above; there is room for the rows.
+        unsafe { launch.config(config).launch(&self.compiled.on(stream)) }?;
+        self.stage.set(Stage::Grouped);
+        self.grouped.set(capacity);
+        Ok(())
+    }
+
+    /// Returns the experts' results to the tokens: `output` gets for each token of the last dispatch
+    /// the sum of the rows of its experts times their weights, plus its row of `residual`, in f32,
+    /// with one rounding for each rank and one at the end.
+    ///
+    /// `rows` are the results, where [`group`](Self::group) has put the rows.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) if there was no `group` since the
+    /// last dispatch, for buffers that are too short, not aligned or of another context; those of
+    /// the launch.
+    pub fn combine<R, O>(
+        &self,
+        rows: &R,
+        output: &O,
+        residual: Option<&DeviceSlice<bf16>>,
+        stream: &Stream,
+    ) -> Result<()>
+    where
+        R: Buffer<Element = bf16>,
+        O: Buffer<Element = bf16>,
+    {
+        let rows = self.check_results(rows)?;
+        let outputs = self.check_outputs(output, residual)?;
+        self.enqueue_combine(rows, outputs, Steps::SEND | Steps::RECEIVE, stream)
+    }
+
+    /// The first half of [`combine`](Self::combine): sends the results. Work that is enqueued before
+    /// [`Returning::receive`] overlaps their way; it leaves `rows` as they are.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn start_combine<R>(&self, rows: &R, stream: &Stream) -> Result<Returning<'_>>
+    where
+        R: Buffer<Element = bf16>,
+    {
+        let at = self.check_results(rows)?;
+        self.enqueue_combine(at, [0; 2], Steps::SEND, stream)?;
+        self.stage.set(Stage::Returning);
+        Ok(Returning { experts: self, rows: rows.device_slice(), stream: stream.clone() })
+    }
+
+    fn check_results<R>(&self, rows: &R) -> Result<u64>
+    where
+        R: Buffer<Element = bf16>,
+    {
+        self.require_nothing_sent()?;
+        if self.stage.get() != Stage::Grouped {
+            return refuse(
+                "the rows of the last dispatch are in no order: `group` does that".to_owned(),
+            );
+        }
+        let rows = rows.device_slice();
+        self.check_rows("the experts' results", &rows, self.grouped.get())?;
+        Ok(rows.device_address())
+    }
+
+    fn check_outputs<O>(&self, output: &O, residual: Option<&DeviceSlice<bf16>>) -> Result<[u64; 2]>
+    where
+        O: Buffer<Element = bf16>,
+    {
+        let (output, tokens) = (output.device_slice(), self.tokens.get());
+        self.check_rows("the output", &output, tokens)?;
+        if let Some(residual) = residual {
+            self.check_rows("the residual", residual, tokens)?;
+        }
+        Ok([output.device_address(), residual.map_or(0, DeviceSlice::device_address)])
+    }
+
+    fn enqueue_combine(
+        &self,
+        rows: u64,
+        [output, residual]: [u64; 2],
+        steps: u32,
+        stream: &Stream,
+    ) -> Result<()> {
+        self.communicator.compare_kernel(|| format!("results of experts, steps {steps}"))?;
+        self.begin(stream)?;
+        let (tokens, multiprocessors) = (self.tokens.get() as u32, self.multiprocessors());
+        let Messages { slots, numbered, state } = &self.combine;
+        let launch = kernels::ep_combine::args(
+            &self.dev_comm,
+            slots,
+            numbered,
+            state,
+            self.shape_args(),
+            rows,
+            &self.returns,
+            self.received_args(),
+            tokens,
+            output,
+            residual,
+            steps,
+        );
+        let parts = tokens * self.shape.vectors.div_ceil(ep_combine::PART_VECTORS);
+        let is_long = parts > multiprocessors * (THREADS / 32);
+        let config = self.config(parts, if is_long { MANY_THREADS } else { THREADS });
+        // SAFETY: the buffers have the elements; dropping one waits for the stream. The memory is as
+        // the kernel needs it, and the launches that use it are ordered.
+        unsafe { launch.config(config).launch(&self.compiled.on(stream)) }
+    }
+
+    /// Waits for the last operation, and fails if the routing of any since the last check was
+    /// wrong: experts that do not exist, which count as none, or more rows than
+    /// [`group`](Self::group) had room for, which are missing. Not for a stream capture.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) with what was wrong; those of the
+    /// kernels.
+    pub fn check(&self) -> Result<()> {
+        let mut words = [0; Faults::WORDS];
+        self.faults.copy_to_host(&mut words)?;
+        if words == [0; Faults::WORDS] {
+            return Ok(());
+        }
+        self.faults.fill_bytes(0)?;
+        let (ids, id, rows) = (words[Faults::IDS], words[Faults::ID] as i32, words[Faults::ROWS]);
+        if ids > 0 {
+            let (index, top_k) = (words[Faults::INDEX].saturating_sub(1), self.shape.top_k);
+            let (token, k) = (index / top_k, index % top_k);
+            return refuse(format!(
+                "{ids} experts of tokens do not exist: among them {id}, number {k} of token \
+                 {token}; there are {} experts, and -1 is none",
+                self.options.experts
+            ));
+        }
+        refuse(format!(
+            "the experts of this rank need {rows} rows, and there was room for {}",
+            self.grouped.get()
+        ))
+    }
+
+    /// Fails while rows are on their way.
+    fn require_nothing_sent(&self) -> Result<()> {
+        match self.stage.get() {
+            Stage::Sent => refuse("the tokens that were sent are not received yet".to_owned()),
+            Stage::Returning => {
+                refuse("the results that were sent are not received yet".to_owned())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Before each launch.
+    fn begin(&self, stream: &Stream) -> Result<()> {
+        require_context("the stream", stream.context(), self.communicator.context())?;
+        self.last.order(stream)
+    }
+
+    fn check_numbers<T>(&self, name: &str, slice: &DeviceSlice<T>, len: usize) -> Result<()> {
+        require_context(name, slice.context(), self.communicator.context())?;
+        check_len(name, slice.len(), 1, len)
+    }
+
+    fn check_rows(&self, name: &str, slice: &DeviceSlice<bf16>, rows: usize) -> Result<()> {
+        require_context(name, slice.context(), self.communicator.context())?;
+        check_buffer(name, slice.device_address(), slice.len(), rows, self.options.hidden)
+    }
+
+    fn multiprocessors(&self) -> u32 {
+        self.communicator.context().limits().multiprocessors
+    }
+
+    /// The shape of a launch with so many parts to send, one for each warp. Its blocks need not run
+    /// at the same time as the peers', but as each other: one multiprocessor has room for one.
+    fn config(&self, parts: u32, threads: u32) -> LaunchConfig {
+        let multiprocessors = self.multiprocessors();
+        let blocks = self.options.blocks.unwrap_or_else(|| parts.max(FEWEST_BLOCKS));
+        let threads = self.options.threads.unwrap_or(threads);
+        let config = LaunchConfig::new(blocks.min(multiprocessors), threads);
+        config.with_dependent().without_cooperation()
+    }
+
+    fn shape_args(&self) -> ShapeArgs<u32, u32, u32, u32> {
+        let Shape { tokens, vectors, top_k, experts } = self.shape;
+        ShapeArgs { tokens, vectors, top_k, experts }
+    }
+
+    fn received_args(&self) -> ReceivedArgs<u64, u64, u64, u64, u64> {
+        let Received { rows, experts, weights, counts, targets } = &self.received;
+        ReceivedArgs {
+            rows: rows.device_address(),
+            experts: experts.device_address(),
+            weights: weights.device_address(),
+            counts: counts.device_address(),
+            targets: targets.device_address(),
+        }
+    }
+}
+
+/// A token has no more experts in a rank than it has.
+fn most_rows(options: ExpertParallelOptions, ranks: usize) -> usize {
+    let rows = ranks * options.tokens * options.top_k;
+    let padding = options.local(ranks) * (options.alignment - 1);
+    rows + padding
+}
+
+impl fmt::Debug for ExpertParallel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ExpertParallel({} ranks)", self.communicator.n_ranks())
+    }
+}

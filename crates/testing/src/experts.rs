@@ -1,0 +1,236 @@
+//! Tokens of expert parallelism with their routing, and what becomes of them.
+
+use half::bf16;
+
+/// How tokens choose their experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Routing {
+    /// Any experts, each at most once.
+    Random,
+    /// The first experts much more often than others.
+    Skewed,
+    /// All tokens one expert.
+    One,
+    /// No expert at all.
+    None,
+    /// Any experts, also one twice, and sometimes none.
+    Repeated,
+}
+
+/// Sizes, and tokens of all ranks.
+pub struct Batch {
+    /// Elements of a token.
+    pub hidden: usize,
+    /// Experts of all ranks.
+    pub experts: usize,
+    /// Experts of a token.
+    pub top_k: usize,
+    /// An expert's rows begin at a multiple of this.
+    pub alignment: usize,
+    /// How many tokens each rank has.
+    pub tokens: Vec<usize>,
+    /// Of each rank: the tokens' rows.
+    pub inputs: Vec<Vec<bf16>>,
+    /// Of each rank: the tokens' experts, -1 for none.
+    pub ids: Vec<Vec<i32>>,
+    /// Of each rank: their weights.
+    pub weights: Vec<Vec<f32>>,
+}
+
+/// The order of a rank's rows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// Where each expert's rows begin, and the end.
+    pub offsets: Vec<u32>,
+    /// How many rows each expert has.
+    pub sizes: Vec<u32>,
+    /// Of each row that is used: its index, the rank and the number of its token.
+    pub rows: Vec<(usize, usize, usize)>,
+}
+
+impl Batch {
+    /// Tokens with random rows, as many in each rank as said, without experts.
+    #[must_use]
+    pub fn new(hidden: usize, experts: usize, top_k: usize, tokens: &[usize], seed: u64) -> Self {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let row = |tokens: &usize| (0..tokens * hidden).map(|_| number(&mut random)).collect();
+        Self {
+            hidden,
+            experts,
+            top_k,
+            alignment: 1,
+            inputs: tokens.iter().map(row).collect(),
+            ids: tokens.iter().map(|tokens| vec![-1; tokens * top_k]).collect(),
+            weights: tokens.iter().map(|tokens| vec![0.0; tokens * top_k]).collect(),
+            tokens: tokens.to_vec(),
+        }
+    }
+
+    /// Gives the tokens other experts and weights.
+    #[must_use]
+    pub fn routed(mut self, routing: Routing, seed: u64) -> Self {
+        self.route(routing, seed);
+        self
+    }
+
+    /// Gives the tokens other experts and weights.
+    pub fn route(&mut self, routing: Routing, seed: u64) {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let favourite = random.usize(..self.experts) as i32;
+        for (ids, weights) in self.ids.iter_mut().zip(&mut self.weights) {
+            for (ids, weights) in ids.chunks_mut(self.top_k).zip(weights.chunks_mut(self.top_k)) {
+                weights.fill_with(|| random.f32());
+                for k in 0..self.top_k {
+                    ids[k] = match routing {
+                        Routing::None => -1,
+                        Routing::One if k == 0 => favourite,
+                        Routing::One => -1,
+                        Routing::Repeated => random.usize(..self.experts + 2) as i32 - 2,
+                        Routing::Random | Routing::Skewed => loop {
+                            let at = random.f32();
+                            let at =
+                                if routing == Routing::Skewed { at * at * at * at } else { at };
+                            let id = (at * self.experts as f32) as i32;
+                            // With few experts a token may have them all.
+                            if !ids[..k].contains(&id) || self.experts < 2 * self.top_k {
+                                break id;
+                            }
+                        },
+                    };
+                    ids[k] = ids[k].max(-1);
+                }
+            }
+        }
+    }
+
+    /// Experts of a rank.
+    #[must_use]
+    pub fn local(&self) -> usize {
+        self.experts / self.tokens.len()
+    }
+
+    /// A token's row.
+    #[must_use]
+    pub fn row(&self, rank: usize, token: usize) -> &[bf16] {
+        &self.inputs[rank][token * self.hidden..][..self.hidden]
+    }
+
+    /// A token's experts with their weights, in their order, without those that do not exist.
+    fn chosen(&self, rank: usize, token: usize) -> impl Iterator<Item = (usize, f32)> {
+        let all = token * self.top_k..(token + 1) * self.top_k;
+        let ids = self.ids[rank][all.clone()].iter().zip(&self.weights[rank][all]);
+        ids.filter_map(|(id, weight)| {
+            let id = usize::try_from(*id).ok().filter(|id| *id < self.experts)?;
+            Some((id, *weight))
+        })
+    }
+
+    /// The order of a rank's rows.
+    #[must_use]
+    pub fn layout(&self, rank: usize) -> Layout {
+        let (mut offsets, mut sizes, mut rows) = (vec![0], Vec::new(), Vec::new());
+        let mut of_expert = vec![Vec::new(); self.experts];
+        for (source, tokens) in self.tokens.iter().enumerate() {
+            for token in 0..*tokens {
+                for (expert, _) in self.chosen(source, token) {
+                    of_expert[expert].push((source, token));
+                }
+            }
+        }
+        let mut first = 0;
+        for of_expert in &of_expert[rank * self.local()..(rank + 1) * self.local()] {
+            rows.extend(of_expert.iter().enumerate().map(|(i, (s, t))| (first + i, *s, *t)));
+            sizes.push(of_expert.len() as u32);
+            first += of_expert.len().next_multiple_of(self.alignment);
+            offsets.push(first as u32);
+        }
+        Layout { offsets, sizes, rows }
+    }
+
+    /// The rows that a rank receives from its peers: each once.
+    #[must_use]
+    pub fn received(&self, rank: usize) -> usize {
+        let peers = (0..self.tokens.len()).filter(|source| *source != rank);
+        let is_here = |expert: usize| expert / self.local() == rank;
+        peers
+            .flat_map(|source| (0..self.tokens[source]).map(move |token| (source, token)))
+            .filter(|(source, token)| self.chosen(*source, *token).any(|(e, _)| is_here(e)))
+            .count()
+    }
+
+    /// How many elements of a rank's rows, in the order of its experts, are wrong.
+    #[must_use]
+    pub fn count_wrong_rows(&self, layout: &Layout, rows: &[bf16]) -> usize {
+        let wrong = |(at, source, token): &(usize, usize, usize)| {
+            let got = &rows[at * self.hidden..][..self.hidden];
+            let want = self.row(*source, *token);
+            // Most rows are right, and comparing bits is fast. Zeros may have either sign.
+            if bits(got) == bits(want) {
+                return 0;
+            }
+            got.iter().zip(want).filter(|(got, want)| got != want).count()
+        };
+        layout.rows.iter().map(wrong).sum()
+    }
+
+    /// What a rank's experts contribute to a token if expert `e` multiplies rows by `factor(e)`,
+    /// exactly; `None` without an expert there.
+    #[must_use]
+    pub fn partial(
+        &self,
+        at: usize,
+        (rank, token): (usize, usize),
+        factor: impl Fn(usize) -> f32,
+    ) -> Option<Vec<bf16>> {
+        let local = self.local();
+        let here = self.chosen(rank, token).filter(|(expert, _)| expert / local == at);
+        let here: Vec<_> = here.map(|(expert, weight)| (factor(expert), weight)).collect();
+        if here.is_empty() {
+            return None;
+        }
+        let sum = |x: &bf16| {
+            let terms = here.iter().map(|(factor, weight)| (x.to_f32() * factor, *weight));
+            bf16::from_f32(terms.fold(0.0, |sum, (x, weight)| f32::mul_add(weight, x, sum)))
+        };
+        Some(self.row(rank, token).iter().map(sum).collect())
+    }
+
+    /// The results for a rank's tokens, with `residual` if there is one.
+    #[must_use]
+    pub fn combined(
+        &self,
+        rank: usize,
+        residual: Option<&[bf16]>,
+        factor: impl Fn(usize) -> f32,
+    ) -> Vec<bf16> {
+        let mut results = Vec::new();
+        for token in 0..self.tokens[rank] {
+            let mut sums = vec![0.0; self.hidden];
+            let mut add = |row: &[bf16]| {
+                sums.iter_mut().zip(row).for_each(|(sum, x)| *sum += x.to_f32());
+            };
+            for at in 0..self.tokens.len() {
+                if let Some(partial) = self.partial(at, (rank, token), &factor) {
+                    add(&partial);
+                }
+            }
+            if let Some(residual) = residual {
+                add(&residual[token * self.hidden..][..self.hidden]);
+            }
+            results.extend(sums.into_iter().map(bf16::from_f32));
+        }
+        results
+    }
+}
+
+fn bits(row: &[bf16]) -> &[u16] {
+    half::slice::HalfFloatSliceExt::reinterpret_cast(row)
+}
+
+/// A number with few bits, so that a power of two times it is exact. Sometimes a zero of either
+/// sign.
+fn number(random: &mut fastrand::Rng) -> bf16 {
+    let bits = random.u32(..);
+    let value = ((bits & 0xff) as f32 - 128.0) / 64.0;
+    bf16::from_f32(if bits >> 8 & 0xff == 0 { -0.0 } else { value })
+}

@@ -1,0 +1,461 @@
+//! Sends the rows of tokens to the ranks of their experts, within the LSA team.
+
+use cuda_std::prelude::*;
+use cuda_std::{grid, hint, mem};
+use nccl_device::{Coop, DevComm, Lamport, LamportSlots, Window};
+
+use super::numbered::{Numbered, NumberedSlots};
+use super::parts::{Part, Parts, at, warp_index, warps};
+use super::shape::{Faults, Received, Shape, Steps};
+
+/// Vectors of a part that each lane has: with more ranks fewer, as their addresses take registers.
+const fn lane_vectors(ranks: usize) -> usize {
+    8 / ranks
+}
+
+/// Vectors of the part of a row that a warp sends at a time.
+#[must_use]
+pub const fn part_vectors(ranks: usize) -> u32 {
+    warp::WARP_SIZE * lane_vectors(ranks) as u32
+}
+
+/// The slot of a numbered message with a rank's number of tokens; the others are for each token and
+/// expert.
+const COUNT: u32 = 0;
+
+/// The bit of a message that says that the row comes.
+const COMES: u32 = 1 << 31;
+
+/// The slots for numbered messages from each rank.
+#[must_use]
+#[inline(always)]
+pub const fn numbered_slots(shape: Shape) -> u32 {
+    1 + shape.tokens * shape.top_k
+}
+
+/// Sends the rows of this rank's `tokens` tokens to the ranks of the LSA team that have one of their
+/// experts, and receives the rows of all ranks that have experts here. The team has 2, 4 or 8 ranks.
+///
+/// `input` has a row for each token, `ids` and `weights` `shape.top_k` numbers: experts, from 0 up
+/// to `shape.experts` times the number of ranks, or -1 for none. Other numbers count as -1, and are
+/// counted in `faults`. Rows are 16-bit floats: -0 counts as +0.
+///
+/// `steps` is a sum of [`Steps`]. A launch that only sends is followed by one that only receives,
+/// in this rank, before any other launch with the same memory.
+///
+/// `slots` and `state` are the memory of [`Lamport`] messages, with [`Shape::slots`] from each rank,
+/// `numbered` that of numbered ones, with [`numbered_slots`].
+///
+/// Grid: any, also another one in each rank, of blocks that are resident together. Block: a multiple
+/// of 32 threads up to 512, one-dimensional. May be a dependent launch. `tokens` may be another
+/// number in each rank, also 0.
+///
+/// # Safety
+///
+/// `input`, `ids` and `weights` have the elements, `received` those for `shape.tokens` tokens of
+/// each rank, and `faults` [`Faults::WORDS`] words; rows are aligned to 16 bytes. Nothing else
+/// accesses these until the kernel has ended. `slots` and `state` are as [`LamportSlots`] needs
+/// them, and `numbered` was 0 before the first launch.
+#[kernel(max_threads = 512, requires(tokens <= shape.tokens, shape.top_k <= 16))]
+pub unsafe fn ep_dispatch(
+    comm: DevComm,
+    slots: Window<u32>,
+    numbered: Window<u32>,
+    state: *mut u32,
+    shape: Shape,
+    input: *const u32,
+    ids: *const i32,
+    weights: *const f32,
+    tokens: u32,
+    received: Received,
+    faults: *mut u32,
+    steps: u32,
+) {
+    let dispatch =
+        Dispatch { comm: &comm, shape, tokens, input, ids, weights, received, faults, steps };
+    let (capacity, messages) = (shape.slots(), numbered_slots(shape));
+    // SAFETY: the kernel's contract.
+    unsafe {
+        macro_rules! run {
+            ($ranks:literal) => {{
+                let numbered = NumberedSlots::new(&comm, numbered, messages);
+                let slots = LamportSlots::<$ranks>::new(&comm, slots, capacity);
+                dispatch.run::<$ranks, { lane_vectors($ranks) }>(slots, numbered, state);
+            }};
+        }
+        match comm.lsa_team().n_ranks {
+            2 => run!(2),
+            4 => run!(4),
+            8 => run!(8),
+            _ => panic!("the LSA team has 2, 4 or 8 ranks"),
+        }
+    }
+}
+
+struct Dispatch<'a> {
+    comm: &'a DevComm,
+    shape: Shape,
+    tokens: u32,
+    input: *const u32,
+    ids: *const i32,
+    weights: *const f32,
+    received: Received,
+    faults: *mut u32,
+    steps: u32,
+}
+
+/// A part of a row on its way, with the token's experts: lane `k` has the `k`-th one, if it exists.
+struct Outgoing<const VECTORS: usize> {
+    part: Part<VECTORS>,
+    row: [Vec16<u32>; VECTORS],
+    /// The expert's rank and its number there.
+    expert: Option<(u32, u32)>,
+    weight: f32,
+    /// A bit for each rank that has one.
+    targets: u32,
+}
+
+impl Dispatch<'_> {
+    /// # Safety
+    ///
+    /// The kernel's contract.
+    #[inline(always)]
+    unsafe fn run<const N: usize, const VECTORS: usize>(
+        &self,
+        slots: LamportSlots<'_, N>,
+        numbered: NumberedSlots<N>,
+        state: *mut u32,
+    ) {
+        let parts = Parts::new(self.shape.vectors);
+        let (first, step) = (warp_index(), warps());
+        let receives = self.steps & Steps::RECEIVE != 0;
+        let own = if self.steps & Steps::SEND != 0 { parts.count(self.tokens) } else { 0 };
+        grid::launch_next();
+        grid::wait_for_previous();
+        // SAFETY: the caller's contract. Each slot is used by one thread; all lanes of a warp call
+        // these together.
+        unsafe {
+            // The launch's number and the first row are in flight together.
+            let load = |at| (at < own).then(|| self.load::<N, VECTORS>(parts.at(at)));
+            let mut outgoing = load(first);
+            let session = slots.begin(state, self.shape.slots());
+            let numbered = numbered.of(session.launch());
+            if self.steps & Steps::SEND != 0 && thread::index_1d() == 0 {
+                self.send_count(&numbered);
+            }
+            // The first round only sends; in each later one a part is received. What is sent in the
+            // next round is loaded before the wait, if there are registers for it.
+            let (mut index, mut end, mut ahead) = (first, u32::MAX, first);
+            let mut counts = [0; N];
+            while index < end {
+                if let Some(outgoing) = &outgoing {
+                    self.send(&session, &numbered, outgoing);
+                }
+                ahead += step;
+                if N == 2 {
+                    outgoing = load(ahead);
+                }
+                if ahead > first + step {
+                    if end == u32::MAX {
+                        if receives {
+                            counts = self.receive_counts(&numbered);
+                        }
+                        end = counts.into_iter().fold(own, |end, all| end.max(parts.count(all)));
+                    }
+                    self.receive_all(&session, &numbered, &counts, parts.at(index));
+                    index += step;
+                } else if receives {
+                    // While the rows are on their way; all threads have the launch's number.
+                    thread::sync_threads();
+                    session.end(Coop::cta());
+                }
+                if N > 2 {
+                    outgoing = load(ahead);
+                }
+            }
+        }
+    }
+
+    /// Sends the number of this rank's tokens to all ranks.
+    ///
+    /// # Safety
+    ///
+    /// One thread of the grid calls this.
+    #[inline(always)]
+    unsafe fn send_count<const N: usize>(&self, numbered: &Numbered<N>) {
+        let mut distance = 1;
+        while distance < N {
+            // SAFETY: the caller's contract.
+            unsafe { numbered.send(distance, COUNT, [self.tokens, 0]) };
+            distance += 1;
+        }
+        let me = self.comm.lsa_team().rank as usize;
+        // SAFETY: the kernel's contract.
+        unsafe { mem::store(self.received.counts.wrapping_add(me), self.tokens) };
+    }
+
+    /// Waits for the peers' numbers of tokens: at index `d` is that of the rank to which this one is
+    /// at distance `d`.
+    ///
+    /// # Safety
+    ///
+    /// All threads of the grid call this.
+    #[inline(always)]
+    unsafe fn receive_counts<const N: usize>(&self, numbered: &Numbered<N>) -> [u32; N] {
+        let mut counts = [0; N];
+        let mut distance = 1;
+        while distance < N {
+            let source = self.source::<N>(distance);
+            self.comm.wait_until(Coop::thread(), || {
+                // SAFETY: the caller's contract.
+                let count = unsafe { numbered.peek(source, COUNT) };
+                counts[distance] = count.map_or(0, |[count, _]| count);
+                count.is_some()
+            });
+            if thread::index_1d() == 0 {
+                let count = self.received.counts.wrapping_add(source);
+                // SAFETY: the kernel's contract.
+                unsafe { mem::store(count, counts[distance]) };
+            }
+            distance += 1;
+        }
+        counts
+    }
+
+    /// The rank to which this one is at a distance.
+    #[inline(always)]
+    fn source<const N: usize>(&self, distance: usize) -> usize {
+        self.comm.lsa_team().rotated((N - distance) as i32) as usize
+    }
+
+    /// Loads a part of a row of this rank, and the token's experts.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract; all lanes of the warp call this together.
+    #[inline(always)]
+    unsafe fn load<const N: usize, const VECTORS: usize>(
+        &self,
+        part: Part<VECTORS>,
+    ) -> Outgoing<VECTORS> {
+        let (lane, Shape { top_k, experts, .. }) = (warp::lane_id(), self.shape);
+        let index = part.row * top_k + lane;
+        let (mut id, mut weight) = (-1, 0.0);
+        let mut row = [Vec16::from_bits([0; 4]); VECTORS];
+        // SAFETY: the caller's contract.
+        unsafe {
+            if lane < top_k {
+                id = mem::load(self.ids.wrapping_add(index as usize));
+                weight = mem::load(self.weights.wrapping_add(index as usize));
+            }
+            let mut i = 0;
+            while i < VECTORS {
+                if let Some(at) = part.vector_of(part.row as usize, i) {
+                    row[i] = mem::load_vec(self.input.wrapping_add(4 * at));
+                }
+                i += 1;
+            }
+            let expert = ((id as u32) < experts * N as u32)
+                .then(|| (id as u32 / experts, id as u32 % experts));
+            if expert.is_none() && id != -1 && part.is_first {
+                Faults::record_id(self.faults, index, id);
+            }
+            let (mut targets, mut rank) = (0, 0);
+            while rank < N as u32 {
+                let is_one = warp::any(expert.is_some_and(|(its, _)| its == rank));
+                targets |= u32::from(is_one) << rank;
+                rank += 1;
+            }
+            Outgoing { part, row, expert, weight, targets }
+        }
+    }
+
+    /// What a rank is told of this lane's expert.
+    #[inline(always)]
+    fn message<const VECTORS: usize>(outgoing: &Outgoing<VECTORS>, to: u32) -> [u32; 2] {
+        let comes = if outgoing.targets >> to & 1 == 1 { COMES } else { 0 };
+        let expert = match outgoing.expert {
+            Some((rank, number)) if rank == to => number + 1,
+            _ => 0,
+        };
+        [comes | expert, outgoing.weight.to_bits()]
+    }
+
+    /// Sends a part of a row, or stores it if the expert is here.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract; all lanes of the warp call this together.
+    #[inline(always)]
+    unsafe fn send<const N: usize, const VECTORS: usize>(
+        &self,
+        session: &Lamport<'_, N>,
+        numbered: &Numbered<N>,
+        outgoing: &Outgoing<VECTORS>,
+    ) {
+        let (team, lane) = (self.comm.lsa_team(), warp::lane_id());
+        let (part, top_k) = (outgoing.part, self.shape.top_k);
+        // SAFETY: the caller's contract.
+        unsafe {
+            if part.is_first && lane < top_k {
+                let slot = COUNT + 1 + part.row * top_k + lane;
+                // Not unrolled for many ranks, whose addresses would take registers.
+                let ranks = if N > 2 { hint::opaque_usize(N) } else { N };
+                let mut distance = 1;
+                while distance < ranks {
+                    let to = team.rotated(distance as i32) as u32;
+                    numbered.send(distance, slot, Self::message(outgoing, to));
+                    distance += 1;
+                }
+            }
+            let mut distance = 1;
+            while distance < N {
+                let to = team.rotated(distance as i32) as u32;
+                if outgoing.targets >> to & 1 == 1 {
+                    let mut i = 0;
+                    while i < VECTORS {
+                        if let Some(at) = part.vector_of(part.row as usize, i) {
+                            session.send(distance, at as u32, outgoing.row[i]);
+                        }
+                        i += 1;
+                    }
+                }
+                distance += 1;
+            }
+            let me = team.rank as u32;
+            if outgoing.targets >> me & 1 == 1 {
+                self.store_row(me as usize, part, &outgoing.row);
+            }
+            if part.is_first {
+                self.store_expert(me as usize, part, Self::message(outgoing, me));
+                if lane == 0 {
+                    let targets = self.received.targets.wrapping_add(part.row as usize);
+                    mem::store(targets, outgoing.targets);
+                }
+            }
+        }
+    }
+
+    /// Receives a part of a row of all peers.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract; all lanes of the warp call this together.
+    #[inline(always)]
+    unsafe fn receive_all<const N: usize, const VECTORS: usize>(
+        &self,
+        session: &Lamport<'_, N>,
+        numbered: &Numbered<N>,
+        counts: &[u32; N],
+        part: Part<VECTORS>,
+    ) {
+        // Not unrolled for many ranks, whose addresses would take registers.
+        let ranks = if N > 2 { hint::opaque_usize(N) } else { N };
+        let mut distance = 1;
+        while distance < ranks {
+            if part.row < at(counts, distance) {
+                // SAFETY: the caller's contract.
+                unsafe { self.receive(session, numbered, distance, part) };
+            }
+            distance += 1;
+        }
+    }
+
+    /// Receives a part of a row of the rank to which this one is at a distance, if it comes.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract; all lanes of the warp call this together.
+    #[inline(always)]
+    unsafe fn receive<const N: usize, const VECTORS: usize>(
+        &self,
+        session: &Lamport<'_, N>,
+        numbered: &Numbered<N>,
+        distance: usize,
+        part: Part<VECTORS>,
+    ) {
+        let (source, top_k) = (self.source::<N>(distance), self.shape.top_k);
+        // Every lane has a message that says whether the row comes.
+        let slot = COUNT + 1 + part.row * top_k + warp::lane_id() % top_k;
+        let (mut row, mut message) = ([Vec16::from_bits([0; 4]); VECTORS], [0; 2]);
+        self.comm.wait_until(Coop::thread(), || {
+            // SAFETY: the caller's contract.
+            let told = unsafe { numbered.peek(source, slot) };
+            let (mut all, mut i) = (true, 0);
+            while i < VECTORS {
+                if let Some(at) = part.vector_of(part.row as usize, i) {
+                    // SAFETY: the caller's contract.
+                    let vector = unsafe { session.peek(source, at as u32) };
+                    all &= vector.is_some();
+                    row[i] = vector.unwrap_or(row[i]);
+                }
+                i += 1;
+            }
+            message = told.unwrap_or(message);
+            told.is_some() && (all || message[0] & COMES == 0)
+        });
+        // SAFETY: the caller's contract; the vectors have arrived.
+        unsafe {
+            if message[0] & COMES != 0 {
+                self.store_row(source, part, &row);
+                let mut i = 0;
+                while i < VECTORS {
+                    if let Some(at) = part.vector_of(part.row as usize, i) {
+                        session.empty(source, at as u32);
+                    }
+                    i += 1;
+                }
+            }
+            if part.is_first {
+                self.store_expert(source, part, message);
+            }
+        }
+    }
+
+    /// Keeps a part of a row of a rank.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract; only this warp has the part.
+    #[inline(always)]
+    unsafe fn store_row<const VECTORS: usize>(
+        &self,
+        source: usize,
+        part: Part<VECTORS>,
+        row: &[Vec16<u32>; VECTORS],
+    ) {
+        let place = source * self.shape.tokens as usize + part.row as usize;
+        let mut i = 0;
+        while i < VECTORS {
+            if let Some(at) = part.vector_of(place, i) {
+                // SAFETY: the caller's contract.
+                unsafe { mem::store_vec(self.received.rows.wrapping_add(4 * at), row[i]) };
+            }
+            i += 1;
+        }
+    }
+
+    /// Keeps what this rank is told of this lane's expert, if there is one.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract; only this warp has the token.
+    #[inline(always)]
+    unsafe fn store_expert<const VECTORS: usize>(
+        &self,
+        source: usize,
+        part: Part<VECTORS>,
+        [word, weight]: [u32; 2],
+    ) {
+        let (lane, Shape { tokens, top_k, .. }) = (warp::lane_id(), self.shape);
+        if lane < top_k {
+            let token = source * tokens as usize + part.row as usize;
+            let at = token * top_k as usize + lane as usize;
+            // SAFETY: the caller's contract.
+            unsafe {
+                mem::store(self.received.experts.wrapping_add(at), word & !COMES);
+                mem::store(self.received.weights.wrapping_add(at), f32::from_bits(weight));
+            }
+        }
+    }
+}

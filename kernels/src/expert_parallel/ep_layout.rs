@@ -1,0 +1,445 @@
+//! Puts the rows that a rank has received in the order of its experts, for a grouped product.
+
+use cuda_std::atomic::{AtomicU32, Order, Scope};
+use cuda_std::prelude::*;
+use cuda_std::{grid, mem};
+
+use super::parts::Parts;
+use super::shape::{Faults, Received, Shape};
+use crate::share::share;
+
+/// Vectors of a part that each lane has.
+const VECTORS: usize = 4;
+
+/// The rows that a block does at a time.
+const BATCH: u32 = 64;
+
+/// The most warps of a block.
+const WARPS: usize = 16;
+
+/// Words for a token in [`Grouped::returns`]: a position and a weight for each expert.
+pub const RETURN_WORDS: usize = 2 * Shape::TOP_K;
+
+/// A position behind the last one of a token.
+pub(super) const NONE: u32 = u32::MAX;
+
+/// The position of a row for which there was no room.
+pub(super) const DROPPED: u32 = u32::MAX - 1;
+
+/// Rows in the order of the experts. A row is there once for each of its experts in this rank;
+/// within an expert, rows are in the order of the ranks and of their tokens.
+#[repr(C)]
+#[derive(Clone, Copy, KernelParam)]
+pub struct Grouped {
+    /// Gets the rows, as words.
+    pub rows: *mut u32,
+    /// The rows that there is room for.
+    pub capacity: u32,
+    /// An expert's rows begin at a multiple of this.
+    pub alignment: u32,
+    /// Gets for each expert the index of its first row, and the index behind the last one's rows.
+    pub offsets: *mut u32,
+    /// Gets for each expert the number of its rows.
+    pub sizes: *mut u32,
+    /// Gets for each row the token that it is of: its index in [`Received`].
+    pub origins: *mut u32,
+    /// Gets for each token in [`Received`] the rows and weights of its experts here.
+    pub returns: *mut u32,
+}
+
+/// Puts the rows of `received` in the order of the experts.
+///
+/// A row beyond `grouped.capacity` is left out, and the number of rows that were needed is recorded
+/// in `faults`. Rows between those of two experts, for alignment, are not written. All of it is
+/// determined by the routing.
+///
+/// Grid: any, best a block for each row. Block: a multiple of 32 threads up to 512. May be a
+/// dependent launch. `ranks` is the number of ranks whose tokens `received` has.
+///
+/// # Safety
+///
+/// `received` is what `ep_dispatch` has left there, `faults` points to [`Faults::WORDS`] words, and
+/// `grouped` has room: `capacity` for rows and origins, `shape.experts` for sizes and one more for
+/// offsets, [`RETURN_WORDS`] for each token. Nothing else accesses these until the kernel has ended.
+#[kernel(
+    max_threads = 512,
+    requires(shape.experts <= 1024, shape.top_k <= 16, grouped.alignment > 0)
+)]
+pub unsafe fn ep_layout(
+    shape: Shape,
+    ranks: u32,
+    received: Received,
+    grouped: Grouped,
+    faults: *mut u32,
+) {
+    grid::launch_next();
+    grid::wait_for_previous();
+    let layout = Layout { shape, ranks, received, grouped, faults, shared: Shared::new() };
+    // SAFETY: the kernel's contract.
+    unsafe {
+        let rows = layout.tokens();
+        let own = share(rows as usize, thread::block_idx_x() as usize, blocks() as usize);
+        let (first, count) = (own.0 as u32, own.1 as u32);
+        layout.count(first);
+        layout.sum_up();
+        let mut at = first;
+        while at < first + count {
+            let batch = BATCH.min(first + count - at);
+            layout.stage(at, batch);
+            thread::sync_threads();
+            if thread::thread_idx_x() < warp::WARP_SIZE {
+                layout.place(at, batch);
+            }
+            thread::sync_threads();
+            layout.copy(at, batch);
+            at += BATCH;
+        }
+    }
+}
+
+#[inline(always)]
+fn blocks() -> u32 {
+    thread::grid_dim_x()
+}
+
+/// The block's shared memory.
+#[derive(Clone, Copy)]
+struct Shared {
+    /// For each expert how many rows there are.
+    totals: *mut u32,
+    /// For each expert how many rows come before this block's, and then where its next one belongs.
+    next: *mut u32,
+    /// The sums of each warp.
+    sums: *mut u32,
+    /// Of a batch: experts and weights, and then the positions of each row.
+    experts: *mut u32,
+    weights: *mut f32,
+    positions: *mut u32,
+    /// Of a batch: how many positions a row has.
+    lens: *mut u32,
+}
+
+impl Shared {
+    #[inline(always)]
+    fn new() -> Self {
+        const ENTRIES: usize = BATCH as usize * Shape::TOP_K;
+        Self {
+            totals: shared_array![u32; Shape::EXPERTS],
+            next: shared_array![u32; Shape::EXPERTS],
+            sums: shared_array![u32; WARPS],
+            experts: shared_array![u32; ENTRIES],
+            weights: shared_array![f32; ENTRIES],
+            positions: shared_array![u32; ENTRIES],
+            lens: shared_array![u32; BATCH as usize],
+        }
+    }
+}
+
+struct Layout {
+    shape: Shape,
+    ranks: u32,
+    received: Received,
+    grouped: Grouped,
+    faults: *mut u32,
+    shared: Shared,
+}
+
+impl Layout {
+    /// How many tokens a rank has.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract.
+    #[inline(always)]
+    unsafe fn tokens_of(&self, rank: u32) -> u32 {
+        // SAFETY: the caller's contract.
+        unsafe { mem::load(self.received.counts.wrapping_add(rank as usize)) }
+    }
+
+    /// How many tokens there are.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract.
+    #[inline(always)]
+    unsafe fn tokens(&self) -> u32 {
+        let (mut all, mut rank) = (0, 0);
+        while rank < self.ranks {
+            // SAFETY: the caller's contract.
+            all += unsafe { self.tokens_of(rank) };
+            rank += 1;
+        }
+        all
+    }
+
+    /// Where a token is in [`Received`], given its number among those of all ranks.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract.
+    #[inline(always)]
+    unsafe fn index(&self, mut token: u32) -> usize {
+        let mut rank = 0;
+        loop {
+            // SAFETY: the caller's contract; the token is one of a rank.
+            let count = unsafe { self.tokens_of(rank) };
+            if token < count || rank + 1 == self.ranks {
+                return (rank * self.shape.tokens + token) as usize;
+            }
+            token -= count;
+            rank += 1;
+        }
+    }
+
+    /// Counts the rows of each expert, and those before the token `first`.
+    ///
+    /// # Safety
+    ///
+    /// All threads of the block call this.
+    #[inline(always)]
+    unsafe fn count(&self, first: u32) {
+        let Shape { tokens, top_k, experts, .. } = self.shape;
+        let (thread, threads) = (thread::thread_idx_x(), thread::block_dim_x());
+        // SAFETY: the caller's contract; there are as many words.
+        unsafe {
+            let mut i = thread;
+            while i < experts {
+                mem::store(self.shared.totals.wrapping_add(i as usize), 0);
+                mem::store(self.shared.next.wrapping_add(i as usize), 0);
+                i += threads;
+            }
+            thread::sync_threads();
+            let (mut rank, mut before) = (0, first);
+            while rank < self.ranks {
+                let count = self.tokens_of(rank);
+                let of_rank = (rank * tokens * top_k) as usize;
+                let mut i = thread;
+                while i < count * top_k {
+                    let of = of_rank + i as usize;
+                    let expert = mem::load(self.received.experts.wrapping_add(of)) as usize;
+                    if expert > 0 {
+                        add_one(self.shared.totals.wrapping_add(expert - 1));
+                        if i < before * top_k {
+                            add_one(self.shared.next.wrapping_add(expert - 1));
+                        }
+                    }
+                    i += threads;
+                }
+                before = before.saturating_sub(count);
+                rank += 1;
+            }
+            thread::sync_threads();
+        }
+    }
+
+    /// Computes where the experts' rows begin. The first block stores it.
+    ///
+    /// # Safety
+    ///
+    /// All threads of the block call this.
+    #[inline(always)]
+    unsafe fn sum_up(&self) {
+        let (experts, grouped) = (self.shape.experts, &self.grouped);
+        let (thread, lane) = (thread::thread_idx_x(), warp::lane_id());
+        let each = experts.div_ceil(thread::block_dim_x());
+        let (first, end) = (thread * each, (thread * each + each).min(experts));
+        // SAFETY: the caller's contract; there are as many words.
+        unsafe {
+            let mut mine = 0;
+            let mut i = first;
+            while i < end {
+                mine += self.padded(i);
+                i += 1;
+            }
+            let mut sum = mine;
+            let mut distance = 1;
+            while distance < warp::WARP_SIZE {
+                let lower = warp::shuffle_up(sum, distance);
+                sum += if lane >= distance { lower } else { 0 };
+                distance *= 2;
+            }
+            if lane == warp::WARP_SIZE - 1 {
+                mem::store(self.shared.sums.wrapping_add(warp::warp_id() as usize), sum);
+            }
+            thread::sync_threads();
+            let (mut at, mut warp) = (sum - mine, 0);
+            while warp < thread / warp::WARP_SIZE {
+                at += mem::load(self.shared.sums.wrapping_add(warp as usize));
+                warp += 1;
+            }
+            let stores = thread::block_idx_x() == 0;
+            let mut i = first;
+            while i < end {
+                let next = self.shared.next.wrapping_add(i as usize);
+                mem::store(next, at + mem::load(next));
+                if stores {
+                    let total = mem::load(self.shared.totals.wrapping_add(i as usize));
+                    mem::store(grouped.offsets.wrapping_add(i as usize), at);
+                    mem::store(grouped.sizes.wrapping_add(i as usize), total);
+                }
+                at += self.padded(i);
+                i += 1;
+            }
+            if stores && first < end && end == experts {
+                mem::store(grouped.offsets.wrapping_add(experts as usize), at);
+                if at > grouped.capacity {
+                    Faults::record_rows(self.faults, at);
+                }
+            }
+        }
+    }
+
+    /// The rows of an expert, and those that are left free behind them.
+    ///
+    /// # Safety
+    ///
+    /// The rows have been counted.
+    #[inline(always)]
+    unsafe fn padded(&self, expert: u32) -> u32 {
+        // SAFETY: the caller's contract.
+        let rows = unsafe { mem::load(self.shared.totals.wrapping_add(expert as usize)) };
+        rows.div_ceil(self.grouped.alignment) * self.grouped.alignment
+    }
+
+    /// Loads the experts and weights of a batch.
+    ///
+    /// # Safety
+    ///
+    /// All threads of the block call this.
+    #[inline(always)]
+    unsafe fn stage(&self, first: u32, batch: u32) {
+        let top_k = self.shape.top_k;
+        let mut i = thread::thread_idx_x();
+        while i < batch * top_k {
+            let (row, k) = (i / top_k, (i % top_k) as usize);
+            let to = row as usize * Shape::TOP_K + k;
+            // SAFETY: the caller's contract.
+            unsafe {
+                let from = self.index(first + row) * top_k as usize + k;
+                let expert = mem::load(self.received.experts.wrapping_add(from));
+                let weight = mem::load(self.received.weights.wrapping_add(from));
+                mem::store(self.shared.experts.wrapping_add(to), expert);
+                mem::store(self.shared.weights.wrapping_add(to), weight);
+            }
+            i += thread::block_dim_x();
+        }
+    }
+
+    /// Gives the rows of a batch their positions, in their order.
+    ///
+    /// # Safety
+    ///
+    /// The first warp of the block calls this.
+    #[inline(always)]
+    unsafe fn place(&self, first: u32, batch: u32) {
+        let (lane, Shared { next, .. }) = (warp::lane_id(), self.shared);
+        let Grouped { origins, returns, capacity, .. } = self.grouped;
+        let mut row = 0;
+        while row < batch {
+            let staged = row as usize * Shape::TOP_K;
+            // SAFETY: the caller's contract.
+            unsafe {
+                let index = self.index(first + row);
+                let (mut expert, mut weight) = (0, 0.0);
+                if lane < self.shape.top_k {
+                    expert = mem::load(self.shared.experts.wrapping_add(staged + lane as usize));
+                    weight = mem::load(self.shared.weights.wrapping_add(staged + lane as usize));
+                }
+                // A token may have an expert twice.
+                let (mut position, mut k) = (0, 0);
+                while k < Shape::TOP_K as u32 {
+                    let other = warp::shuffle_idx(expert, k);
+                    position += u32::from(k < lane && other == expert);
+                    k += 1;
+                }
+                let is_here = expert > 0;
+                let of_expert = next.wrapping_add(expert.saturating_sub(1) as usize);
+                if is_here {
+                    position += mem::load(of_expert);
+                }
+                warp::sync();
+                if is_here {
+                    add_one(of_expert);
+                }
+                warp::sync();
+                let here = warp::ballot(is_here);
+                let (at, len) = ((here & ((1 << lane) - 1)).count_ones(), here.count_ones());
+                let entries = returns.wrapping_add(index * RETURN_WORDS);
+                if is_here {
+                    if position < capacity {
+                        mem::store(origins.wrapping_add(position as usize), index as u32);
+                    } else {
+                        position = DROPPED;
+                    }
+                    let to = staged + at as usize;
+                    mem::store(self.shared.positions.wrapping_add(to), position);
+                    mem::store(entries.wrapping_add(2 * at as usize), position);
+                    mem::store(entries.wrapping_add(2 * at as usize + 1), weight.to_bits());
+                }
+                if lane >= len && lane < Shape::TOP_K as u32 {
+                    mem::store(entries.wrapping_add(2 * lane as usize), NONE);
+                    mem::store(entries.wrapping_add(2 * lane as usize + 1), 0);
+                }
+                if lane == 0 {
+                    mem::store(self.shared.lens.wrapping_add(row as usize), len);
+                }
+            }
+            row += 1;
+        }
+    }
+
+    /// Copies the rows of a batch to their positions.
+    ///
+    /// # Safety
+    ///
+    /// All threads of the block call this.
+    #[inline(always)]
+    unsafe fn copy(&self, first: u32, batch: u32) {
+        let parts = Parts::<VECTORS>::new(self.shape.vectors);
+        let mut index = warp::warp_id();
+        while index < parts.count(batch) {
+            let part = parts.at(index);
+            // SAFETY: the caller's contract.
+            unsafe {
+                let len = mem::load(self.shared.lens.wrapping_add(part.row as usize));
+                if len > 0 {
+                    let from = self.index(first + part.row);
+                    let mut vectors = [Vec16::<u32>::from_bits([0; 4]); VECTORS];
+                    let mut i = 0;
+                    while i < VECTORS {
+                        if let Some(at) = part.vector_of(from, i) {
+                            vectors[i] = mem::load_vec(self.received.rows.wrapping_add(4 * at));
+                        }
+                        i += 1;
+                    }
+                    let mut k = 0;
+                    while k < len {
+                        let of = part.row as usize * Shape::TOP_K + k as usize;
+                        let to = mem::load(self.shared.positions.wrapping_add(of));
+                        let mut i = 0;
+                        while i < VECTORS && to != DROPPED {
+                            if let Some(at) = part.vector_of(to as usize, i) {
+                                mem::store_vec(self.grouped.rows.wrapping_add(4 * at), vectors[i]);
+                            }
+                            i += 1;
+                        }
+                        k += 1;
+                    }
+                }
+            }
+            index += thread::block_dim_x() / warp::WARP_SIZE;
+        }
+    }
+}
+
+/// Adds 1 to a word of shared memory.
+///
+/// # Safety
+///
+/// Other threads access the word atomically, or on the other side of a barrier.
+#[inline(always)]
+#[track_caller]
+unsafe fn add_one(word: *mut u32) {
+    // SAFETY: the caller's contract.
+    unsafe { AtomicU32::from_ptr(word) }.fetch_add(1, Order::Relaxed, Scope::Cta);
+}

@@ -1,0 +1,37 @@
+//! Expert parallelism: the tokens of all ranks go to the ranks of their experts ([`ep_dispatch`]),
+//! where their rows are put in the order of the experts ([`ep_layout`]) for a grouped product, and
+//! the experts' results return to the tokens' ranks, which add them up ([`ep_combine`]).
+//!
+//! Each rank has as many experts, rank 0 the first ones. A token has 1 to [`Shape::TOP_K`] of them,
+//! with a weight each; its row is sent once to each rank that has one or more of them.
+//!
+//! # The protocol
+//!
+//! Rows are their own flags ([`Lamport`](nccl_device::Lamport)): each vector has a slot of its own
+//! in the receiver's memory, given by the rank and the number of its token, so that nobody has to
+//! count before the first row leaves, and a row takes one-way latency. What says which rows are on
+//! their way has the number of the launch in it (`numbered.rs`), and is not emptied, since many
+//! warps read it: for each rank how many tokens it has, and for each token and expert whether the
+//! row comes, the expert and the weight. Counts also tell a rank that the peer's last launch has
+//! ended, as a session of Lamport messages needs.
+//!
+//! A warp sends a part of a row, and receives the same part of the peers' rows. It sends two parts
+//! ahead of the one that it waits for, so that short and long messages take the same way: of long
+//! ones as much is in flight as fills NVLink. A launch's blocks send before they wait for anything,
+//! so that they need not run at the same time, and grids may differ between ranks.
+//!
+//! # Wrong routing
+//!
+//! -1 is no expert. Any other number that is no expert's is dropped, and so are rows for which there
+//! is no room in the order of the experts. Both are counted in words that the host reads
+//! ([`Faults`]).
+
+pub mod ep_combine;
+pub mod ep_dispatch;
+pub mod ep_layout;
+mod numbered;
+mod parts;
+pub mod shape;
+
+pub use self::numbered::words as numbered_words;
+pub use self::shape::{Faults, Received, Shape, Steps};

@@ -1,0 +1,83 @@
+//! How rows are divided among the warps of a grid.
+
+use cuda_std::prelude::*;
+
+/// Rows of vectors in parts of [`WARP_SIZE`](warp::WARP_SIZE) `* VECTORS`, for a warp each.
+#[derive(Clone, Copy)]
+pub(super) struct Parts<const VECTORS: usize> {
+    vectors: u32,
+    per_row: u32,
+}
+
+/// This lane's vectors of a part.
+#[derive(Clone, Copy)]
+pub(super) struct Part<const VECTORS: usize> {
+    /// The index of the row.
+    pub(super) row: u32,
+    /// Whether it is the row's first part.
+    pub(super) is_first: bool,
+    first: u32,
+    end: u32,
+}
+
+impl<const VECTORS: usize> Parts<VECTORS> {
+    /// Of rows of so many vectors.
+    #[inline(always)]
+    pub(super) fn new(vectors: u32) -> Self {
+        Self { vectors, per_row: vectors.div_ceil(warp::WARP_SIZE * VECTORS as u32) }
+    }
+
+    /// The parts of so many rows.
+    #[inline(always)]
+    pub(super) fn count(self, rows: u32) -> u32 {
+        rows * self.per_row
+    }
+
+    /// A part, by its index.
+    #[inline(always)]
+    pub(super) fn at(self, index: u32) -> Part<VECTORS> {
+        let (row, part) = (index / self.per_row, index % self.per_row);
+        let first = part * warp::WARP_SIZE * VECTORS as u32 + warp::lane_id();
+        Part { row, is_first: part == 0, first, end: self.vectors }
+    }
+}
+
+impl<const VECTORS: usize> Part<VECTORS> {
+    /// The index in the row of vector `i` of this lane, if there is one.
+    #[inline(always)]
+    pub(super) fn vector(self, i: usize) -> Option<u32> {
+        let at = self.first + i as u32 * warp::WARP_SIZE;
+        (at < self.end).then_some(at)
+    }
+
+    /// The index of that vector among those of all rows, if this is a part of row `row`.
+    #[inline(always)]
+    pub(super) fn vector_of(self, row: usize, i: usize) -> Option<usize> {
+        self.vector(i).map(|at| row * self.end as usize + at as usize)
+    }
+}
+
+/// The index of this warp in its grid. Neighbouring warps are in different blocks, so that few
+/// parts are on many multiprocessors.
+#[inline(always)]
+pub(super) fn warp_index() -> u32 {
+    thread::thread_idx_x() / warp::WARP_SIZE * thread::grid_dim_x() + thread::block_idx_x()
+}
+
+/// The warps of the grid.
+#[inline(always)]
+pub(super) fn warps() -> u32 {
+    thread::block_dim_x() / warp::WARP_SIZE * thread::grid_dim_x()
+}
+
+/// The element of an array at an index that varies, by comparisons: by its address it would be in
+/// memory.
+#[inline(always)]
+pub(super) fn at<const N: usize>(all: &[u32; N], index: usize) -> u32 {
+    let (mut element, mut i) = (0, 0);
+    while i < N {
+        element = if i == index { all[i] } else { element };
+        i += 1;
+    }
+    element
+}

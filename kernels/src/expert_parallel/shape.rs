@@ -1,0 +1,105 @@
+//! The sizes of expert parallelism, and what a rank keeps of the tokens that it has received.
+
+use cuda_std::atomic::{AtomicU32, Order, Scope};
+use cuda_std::prelude::*;
+
+/// Sizes on which all ranks agree.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, KernelParam)]
+pub struct Shape {
+    /// The most tokens of a rank.
+    pub tokens: u32,
+    /// Vectors of 16 bytes of a token's row.
+    pub vectors: u32,
+    /// Experts of a token, from 1 to [`TOP_K`](Self::TOP_K).
+    pub top_k: u32,
+    /// Experts of a rank, at most [`EXPERTS`](Self::EXPERTS).
+    pub experts: u32,
+}
+
+impl Shape {
+    /// The most experts of a token.
+    pub const TOP_K: usize = 16;
+    /// The most experts of a rank.
+    pub const EXPERTS: usize = 1024;
+
+    /// The slots that a rank has for vectors from each rank.
+    #[must_use]
+    #[inline(always)]
+    pub const fn slots(self) -> u32 {
+        self.tokens * self.vectors
+    }
+}
+
+/// What a launch does.
+pub struct Steps;
+
+impl Steps {
+    /// It sends.
+    pub const SEND: u32 = 1;
+    /// It receives what this launch, or the one before it, and its peers have sent.
+    pub const RECEIVE: u32 = 2;
+}
+
+/// What a rank has of the tokens of all ranks. Those of rank `r` begin at index `r *
+/// Shape::tokens`.
+#[repr(C)]
+#[derive(Clone, Copy, KernelParam)]
+pub struct Received {
+    /// Rows, as words: only those of tokens with an expert in this rank.
+    pub rows: *mut u32,
+    /// For each expert of a token 1 plus its number among this rank's, or 0 if it is elsewhere.
+    pub experts: *mut u32,
+    /// The weights of these experts.
+    pub weights: *mut f32,
+    /// How many tokens each rank has.
+    pub counts: *mut u32,
+    /// For each token of this rank, a bit for each rank that gets its row.
+    pub targets: *mut u32,
+}
+
+/// Offsets of the words that tell the host of wrong routing; all are 0 if there was none.
+pub struct Faults;
+
+impl Faults {
+    /// How many numbers of experts do not exist.
+    pub const IDS: usize = 0;
+    /// 1 plus the index of one of them among the experts of this rank's tokens.
+    pub const INDEX: usize = 1;
+    /// That number.
+    pub const ID: usize = 2;
+    /// The rows that were needed in the order of the experts, if there was no room for them.
+    pub const ROWS: usize = 3;
+    /// The number of words.
+    pub const WORDS: usize = 4;
+
+    /// Records the number of an expert that does not exist.
+    ///
+    /// # Safety
+    ///
+    /// `words` points to [`WORDS`](Self::WORDS) words of this GPU.
+    #[inline(always)]
+    pub(super) unsafe fn record_id(words: *mut u32, index: u32, id: i32) {
+        // SAFETY: the caller's contract; all accesses are atomic.
+        unsafe {
+            let word = |at| AtomicU32::from_ptr(words.wrapping_add(at));
+            word(Self::IDS).fetch_add(1, Order::Relaxed, Scope::Gpu);
+            let first = word(Self::INDEX);
+            if first.compare_exchange(0, index + 1, Order::Relaxed, Scope::Gpu).is_ok() {
+                word(Self::ID).store(id as u32, Order::Relaxed, Scope::Gpu);
+            }
+        }
+    }
+
+    /// Records that there is no room for so many rows.
+    ///
+    /// # Safety
+    ///
+    /// As [`record_id`](Self::record_id).
+    #[inline(always)]
+    pub(super) unsafe fn record_rows(words: *mut u32, needed: u32) {
+        // SAFETY: the caller's contract.
+        let word = unsafe { AtomicU32::from_ptr(words.wrapping_add(Self::ROWS)) };
+        word.fetch_max(needed, Order::Relaxed, Scope::Gpu);
+    }
+}

@@ -1,0 +1,474 @@
+//! Tests of `devcomm::ExpertParallel`: every row of every rank is checked.
+
+use devcomm::{
+    Buffer, DeviceSlice, ExpertParallel, ExpertParallelOptions, Rank, Result, Simulation, Stream,
+    SymmetricBuffer, Tokens,
+};
+use devcomm_testing::experts::{Batch, Layout, Routing};
+use devcomm_testing::machines::{Gpus, on_gpus};
+use half::bf16;
+
+/// The memory of a rank's steps.
+struct Memory {
+    experts: ExpertParallel,
+    stream: Stream,
+    input: SymmetricBuffer<bf16>,
+    ids: SymmetricBuffer<i32>,
+    weights: SymmetricBuffer<f32>,
+    rows: SymmetricBuffer<bf16>,
+    output: SymmetricBuffer<bf16>,
+    residual: SymmetricBuffer<bf16>,
+}
+
+/// What expert `expert` multiplies a row by: exact.
+fn factor(expert: usize) -> f32 {
+    [1.0, -2.0, 0.5, 4.0, -0.25][expert % 5]
+}
+
+/// The residual of a rank.
+fn residual(rank: usize, len: usize) -> Vec<bf16> {
+    (0..len).map(|i| bf16::from_f32(((i * 7 + rank * 3) % 64) as f32 / 16.0)).collect()
+}
+
+impl Memory {
+    fn new(
+        rank: &Rank,
+        options: ExpertParallelOptions,
+        batch: &Batch,
+        most: usize,
+    ) -> Result<Self> {
+        let comm = rank.communicator()?;
+        let (experts, stream) = (options.build(comm)?, rank.stream()?);
+        let row = batch.hidden;
+        let memory = Self {
+            stream,
+            input: comm.mem_alloc(most * row)?,
+            ids: comm.mem_alloc(most * batch.top_k)?,
+            weights: comm.mem_alloc(most * batch.top_k)?,
+            rows: comm.mem_alloc(experts.most_rows() * row)?,
+            output: comm.mem_alloc(most * row)?,
+            residual: comm.mem_alloc(most * row)?,
+            experts,
+        };
+        memory.residual.copy_from_host(&residual(rank.rank(), most * row))?;
+        Ok(memory)
+    }
+
+    /// For a batch whose ranks have at most `most` tokens.
+    fn of(rank: &Rank, batch: &Batch, most: usize) -> Result<Self> {
+        let options = options(batch, most);
+        // Simulated blocks take time, also without work.
+        let few = options.blocks(3).threads(96);
+        Self::new(rank, if rank.is_simulated() { few } else { options }, batch, most)
+    }
+
+    /// Writes this rank's part of a batch.
+    fn write(&self, rank: &Rank, batch: &Batch) -> Result<()> {
+        let rank = rank.rank();
+        self.input.copy_from_host(&batch.inputs[rank])?;
+        self.write_routing(rank, batch)
+    }
+
+    fn write_routing(&self, rank: usize, batch: &Batch) -> Result<()> {
+        self.ids.copy_from_host(&batch.ids[rank])?;
+        self.weights.copy_from_host(&batch.weights[rank])?;
+        self.rows.fill_bytes(0xff)?;
+        self.output.fill_bytes(0xff)
+    }
+
+    fn tokens(
+        &self,
+        count: usize,
+    ) -> Tokens<'_, SymmetricBuffer<bf16>, SymmetricBuffer<i32>, SymmetricBuffer<f32>> {
+        Tokens { count, input: &self.input, ids: &self.ids, weights: &self.weights }
+    }
+
+    /// A step whose experts leave the rows as they are.
+    fn step(&self, count: usize) -> Result<()> {
+        let Self { experts, stream, rows, output, .. } = self;
+        experts.dispatch(self.tokens(count), stream)?;
+        experts.group(rows, stream)?;
+        experts.combine(rows, output, None, stream)
+    }
+
+    /// Checks the order of the rows, and the rows.
+    fn check_rows(&self, rank: &Rank, batch: &Batch) -> Result<Layout> {
+        let layout = batch.layout(rank.rank());
+        let read = |from: DeviceSlice<u32>| {
+            let mut to = vec![0; from.len()];
+            from.copy_to_host(&mut to)?;
+            Ok::<_, devcomm::Error>(to)
+        };
+        assert_eq!(read(self.experts.offsets())?, layout.offsets);
+        assert_eq!(read(self.experts.sizes())?, layout.sizes);
+        let (origins, most) = (read(self.experts.origins())?, self.most(batch));
+        for (at, source, token) in &layout.rows {
+            assert_eq!(origins[*at] as usize, source * most + token, "row {at}");
+        }
+        let mut rows = vec![bf16::ZERO; self.rows.len()];
+        self.rows.copy_to_host(&mut rows)?;
+        assert_eq!(batch.count_wrong_rows(&layout, &rows), 0);
+        Ok(layout)
+    }
+
+    fn most(&self, batch: &Batch) -> usize {
+        self.input.len() / batch.hidden
+    }
+
+    /// Multiplies the rows by their experts' factors.
+    fn apply(&self, rank: &Rank, batch: &Batch, layout: &Layout) -> Result<()> {
+        let mut rows = vec![bf16::NAN; self.rows.len()];
+        let first = rank.rank() * batch.local();
+        for (expert, (at, size)) in layout.offsets.iter().zip(&layout.sizes).enumerate() {
+            for at in *at as usize..(at + size) as usize {
+                let (_, source, token) = layout.rows.iter().find(|row| row.0 == at).unwrap();
+                let to = &mut rows[at * batch.hidden..][..batch.hidden];
+                for (to, x) in to.iter_mut().zip(batch.row(*source, *token)) {
+                    *to = bf16::from_f32(x.to_f32() * factor(first + expert));
+                }
+            }
+        }
+        self.rows.copy_from_host(&rows)
+    }
+
+    /// Checks the results.
+    fn check_output(&self, expected: &[bf16]) -> Result<()> {
+        let mut output = vec![bf16::ZERO; self.output.len()];
+        self.output.copy_to_host(&mut output)?;
+        let wrong = output.iter().zip(expected).position(|(got, want)| got != want);
+        assert_eq!(wrong, None, "{:?}", wrong.map(|i| (output[i], expected[i])));
+        let behind = &output[expected.len()..];
+        assert!(behind.iter().all(|x| x.is_nan()), "wrote behind the last token");
+        Ok(())
+    }
+}
+
+fn options(batch: &Batch, most: usize) -> ExpertParallelOptions {
+    ExpertParallelOptions::new(batch.hidden, most, batch.experts, batch.top_k)
+        .alignment(batch.alignment)
+}
+
+/// A step with everything checked, in two halves or whole.
+fn whole_step(rank: &Rank, memory: &Memory, batch: &Batch, in_halves: bool) -> Result<()> {
+    let Memory { experts, stream, rows, output, .. } = memory;
+    memory.write(rank, batch)?;
+    let tokens = memory.tokens(batch.tokens[rank.rank()]);
+    let (residual, mine) = match in_halves {
+        true => {
+            experts.start_dispatch(tokens, stream)?.receive()?;
+            (Some(memory.residual.device_slice()), rank.rank())
+        }
+        false => {
+            experts.dispatch(tokens, stream)?;
+            (None, rank.rank())
+        }
+    };
+    experts.group(rows, stream)?;
+    let layout = memory.check_rows(rank, batch)?;
+    memory.apply(rank, batch, &layout)?;
+    match in_halves {
+        true => experts.start_combine(rows, stream)?.receive(output, residual.as_ref())?,
+        false => experts.combine(rows, output, residual.as_ref(), stream)?,
+    }
+    let host = self::residual(mine, batch.inputs[mine].len());
+    let expected = batch.combined(mine, residual.is_some().then_some(&host), factor);
+    memory.check_output(&expected)?;
+    experts.check()
+}
+
+/// Elements of a token: more than a warp's part of a row, and no whole number of parts.
+fn hidden(ranks: usize) -> usize {
+    if ranks == 2 { 1048 } else { 528 }
+}
+
+#[test]
+fn rows_go_to_their_experts_and_results_return() {
+    let name = "rows_go_to_their_experts_and_results_return";
+    for ranks in [2, 4, 8] {
+        on_gpus(name, ranks, |rank| {
+            for (i, (routing, top_k)) in [
+                (Routing::Random, 3),
+                (Routing::Skewed, 8),
+                (Routing::One, 2),
+                (Routing::None, 1),
+                (Routing::Repeated, 16),
+            ]
+            .into_iter()
+            .enumerate()
+            {
+                // Another number of tokens in each rank, none in one of them.
+                let tokens: Vec<_> = (0..ranks).map(|rank| (rank * 3 + i) % 5).collect();
+                let mut batch = Batch::new(hidden(ranks), 4 * ranks, top_k, &tokens, i as u64);
+                batch.alignment = [1, 4][i % 2];
+                let memory = Memory::of(rank, &batch, 5)?;
+                for launch in 0..3 {
+                    batch.route(routing, launch);
+                    whole_step(rank, &memory, &batch, launch == 1)?;
+                }
+            }
+            Ok(())
+        });
+    }
+}
+
+#[test]
+fn rows_are_short_or_long_and_experts_few_or_many() {
+    let name = "rows_are_short_or_long_and_experts_few_or_many";
+    on_gpus(name, 2, |rank| {
+        let many = if rank.is_simulated() { 1 } else { 300 };
+        for (hidden, experts, top_k, most) in [
+            (8, 2, 1, many + 1),
+            (8192, 1024, 16, many + 1),
+            (256, 64, 8, 40 + many),
+            (7168, 256, 8, many + 2),
+        ] {
+            let batch = Batch::new(hidden, experts, top_k, &[most, most - 1], 7);
+            let batch = batch.routed(Routing::Random, 3);
+            let memory = Memory::of(rank, &batch, most)?;
+            for in_halves in [false, true] {
+                whole_step(rank, &memory, &batch, in_halves)?;
+            }
+        }
+        Ok(())
+    });
+}
+
+/// Steps that follow each other without a wait, with other tokens each time.
+#[test]
+fn steps_follow_each_other_on_any_stream() {
+    on_gpus("steps_follow_each_other_on_any_stream", 2, |rank| {
+        let streams = [rank.stream()?, rank.stream()?];
+        let batches: Vec<Batch> = (0..4)
+            .map(|i| {
+                let batch = Batch::new(264, 8, 2, &[i * 2, 5 - i], i as u64);
+                batch.routed(Routing::Random, i as u64)
+            })
+            .collect();
+        let mut memory = Memory::of(rank, &batches[0], 6)?;
+        let comm = rank.communicator()?;
+        let mut all = Vec::new();
+        for batch in &batches {
+            let own = (&batch.inputs[rank.rank()], &batch.ids[rank.rank()]);
+            let input = comm.mem_alloc::<bf16>(own.0.len().max(1))?;
+            let ids = comm.mem_alloc::<i32>(own.1.len().max(1))?;
+            let weights = comm.mem_alloc::<f32>(own.1.len().max(1))?;
+            input.copy_from_host(own.0)?;
+            ids.copy_from_host(own.1)?;
+            weights.copy_from_host(&batch.weights[rank.rank()])?;
+            let output = comm.mem_alloc::<bf16>(6 * batch.hidden)?;
+            output.fill_bytes(0xff)?;
+            all.push((input, ids, weights, output));
+        }
+        for (i, (input, ids, weights, output)) in all.iter().enumerate() {
+            let (stream, experts) = (&streams[i % 2], &memory.experts);
+            let count = batches[i].tokens[rank.rank()];
+            experts.dispatch(Tokens { count, input, ids, weights }, stream)?;
+            experts.group(&memory.rows, stream)?;
+            experts.combine(&memory.rows, output, None, stream)?;
+        }
+        for (batch, (.., output)) in batches.iter().zip(all) {
+            memory.output = output;
+            memory.check_output(&batch.combined(rank.rank(), None, |_| 1.0))?;
+        }
+        Ok(())
+    });
+}
+
+/// Dispatches and combines without the other one between them.
+#[test]
+fn each_half_of_a_step_may_be_repeated() {
+    on_gpus("each_half_of_a_step_may_be_repeated", 4, |rank| {
+        let mut batch = Batch::new(520, 16, 4, &[3, 1, 0, 4], 1);
+        let memory = Memory::of(rank, &batch, 4)?;
+        let Memory { experts, stream, rows, output, .. } = &memory;
+        for launch in 0..5 {
+            batch.route(Routing::Random, launch);
+            memory.write(rank, &batch)?;
+            for _ in 0..3 {
+                experts.dispatch(memory.tokens(batch.tokens[rank.rank()]), stream)?;
+            }
+            for _ in 0..2 {
+                experts.group(rows, stream)?;
+            }
+            for _ in 0..3 {
+                experts.combine(rows, output, None, stream)?;
+            }
+            memory.check_rows(rank, &batch)?;
+            memory.check_output(&batch.combined(rank.rank(), None, |_| 1.0))?;
+        }
+        Ok(())
+    });
+}
+
+/// With two objects a program may have two steps on their way.
+#[test]
+fn steps_of_two_objects_overlap() {
+    on_gpus("steps_of_two_objects_overlap", 2, |rank| {
+        let batches = [1, 2]
+            .map(|seed| Batch::new(hidden(2), 8, 2, &[3, 4], seed).routed(Routing::Random, seed));
+        let first = Memory::of(rank, &batches[0], 4)?;
+        let second = Memory::of(rank, &batches[1], 4)?;
+        let count = batches[0].tokens[rank.rank()];
+        for _ in 0..2 {
+            first.write(rank, &batches[0])?;
+            second.write(rank, &batches[1])?;
+            let on_the_way = first.experts.start_dispatch(first.tokens(count), &first.stream)?;
+            second.step(count)?;
+            on_the_way.receive()?;
+            first.experts.group(&first.rows, &first.stream)?;
+            let returning = first.experts.start_combine(&first.rows, &first.stream)?;
+            second.step(count)?;
+            returning.receive(&first.output, None)?;
+            for (memory, batch) in [(&first, &batches[0]), (&second, &batches[1])] {
+                memory.check_rows(rank, batch)?;
+                memory.check_output(&batch.combined(rank.rank(), None, |_| 1.0))?;
+            }
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn a_thousand_replays_of_a_step_are_right() {
+    on_gpus("a_thousand_replays_of_a_step_are_right", 2, |rank| {
+        let [hidden, tokens, replays] =
+            if rank.is_simulated() { [264, 3, 3] } else { [7168, 128, 1000] };
+        let mut batch = Batch::new(hidden, 256, 8, &[tokens, tokens], 5);
+        let memory = Memory::new(rank, options(&batch, tokens), &batch, tokens)?;
+        let graph = memory.stream.capture(|| memory.step(tokens))?;
+        memory.write(rank, &batch)?;
+        for replay in 0..replays {
+            let routing = [Routing::Random, Routing::Skewed, Routing::Repeated][replay % 3];
+            batch.route(routing, replay as u64);
+            memory.write_routing(rank.rank(), &batch)?;
+            graph.launch(&memory.stream)?;
+            memory.check_rows(rank, &batch)?;
+            memory.check_output(&batch.combined(rank.rank(), None, |_| 1.0))?;
+        }
+        memory.experts.check()
+    });
+}
+
+/// On other schedules of the simulator.
+#[test]
+fn steps_are_right_in_many_schedules() {
+    let name = "steps_are_right_in_many_schedules";
+    for simulation in [Simulation::new(2).weak(true), Simulation::new(4).preempt(true)] {
+        Gpus::from(simulation).run_seeds(name, 1..6, |rank, seed| {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let tokens: Vec<_> = (0..rank.n_ranks()).map(|_| random.usize(..4)).collect();
+            let mut batch = Batch::new(72, 8, 3, &tokens, seed);
+            let memory = Memory::of(rank, &batch, 4)?;
+            for launch in 0..3 {
+                batch.route(Routing::Repeated, seed + launch);
+                whole_step(rank, &memory, &batch, launch == 2)?;
+            }
+            Ok(())
+        });
+    }
+}
+
+#[test]
+fn experts_that_do_not_exist_are_dropped_and_reported() {
+    on_gpus("experts_that_do_not_exist_are_dropped_and_reported", 2, |rank| {
+        let mut batch = Batch::new(64, 8, 4, &[5, 5], 1).routed(Routing::Random, 1);
+        let memory = Memory::of(rank, &batch, 5)?;
+        whole_step(rank, &memory, &batch, false)?;
+        for ids in &mut batch.ids {
+            (ids[6], ids[9], ids[19]) = (8, i32::MIN, i32::MAX);
+        }
+        let error = whole_step(rank, &memory, &batch, true).unwrap_err().to_string();
+        assert!(error.contains("3 experts of tokens do not exist"), "{error}");
+        let named = ["8, number 2 of token 1", "-2147483648, number 1", "2147483647, number 3"];
+        assert!(named.iter().any(|text| error.contains(text)), "{error}");
+        // Reported once.
+        memory.experts.check()
+    });
+}
+
+#[test]
+fn rows_for_which_there_is_no_room_are_reported() {
+    on_gpus("rows_for_which_there_is_no_room_are_reported", 2, |rank| {
+        let batch = Batch::new(64, 8, 4, &[5, 5], 1).routed(Routing::Random, 1);
+        let memory = Memory::of(rank, &batch, 5)?;
+        memory.write(rank, &batch)?;
+        let layout = batch.layout(rank.rank());
+        let (needed, room) = (layout.rows.len(), 7);
+        let rows = memory.rows.slice(..room * batch.hidden)?;
+        memory.experts.dispatch(memory.tokens(5), &memory.stream)?;
+        memory.experts.group(&rows, &memory.stream)?;
+        // The results arrive nevertheless.
+        memory.experts.combine(&rows, &memory.output, None, &memory.stream)?;
+        let mut got = vec![bf16::ZERO; memory.rows.len()];
+        memory.rows.copy_to_host(&mut got)?;
+        let (there, behind) = got.split_at(room * batch.hidden);
+        let there_is_room = Layout { rows: layout.rows[..room].to_vec(), ..layout };
+        assert_eq!(batch.count_wrong_rows(&there_is_room, there), 0);
+        assert!(behind.iter().all(|x| x.is_nan()), "wrote behind the last row");
+        let error = memory.experts.check().unwrap_err().to_string();
+        let text = format!("need {needed} rows, and there was room for {room}");
+        assert!(error.contains(&text), "{error}");
+        Ok(())
+    });
+}
+
+#[test]
+fn what_cannot_be_done_is_refused() {
+    on_gpus("what_cannot_be_done_is_refused", 2, |rank| {
+        let comm = rank.communicator()?;
+        let refused = |options: ExpertParallelOptions, why: &str| {
+            let error = options.build(comm).unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        };
+        let new = ExpertParallelOptions::new;
+        refused(new(12, 4, 8, 2), "12 elements");
+        refused(new(8200, 4, 8, 2), "8200 elements");
+        refused(new(64, 4, 7, 2), "7 experts on 2 ranks");
+        refused(new(64, 4, 1026, 2), "at most 1024");
+        refused(new(64, 4, 8, 17), "17 experts");
+        refused(new(64, 0, 8, 2), "up to 0 tokens");
+        refused(new(64, 4, 8, 2).alignment(0), "multiples of 0");
+        refused(new(64, 4, 8, 2).threads(33), "33 threads");
+        refused(new(64, 4 + rank.rank(), 8, 2), "rank ");
+
+        let batch = Batch::new(64, 8, 2, &[4, 4], 1).routed(Routing::Random, 1);
+        let memory = Memory::of(rank, &batch, 4)?;
+        let Memory { experts, stream, rows, output, .. } = &memory;
+        let refused = |result: Result<()>, why: &str| {
+            let error = result.unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        };
+        memory.write(rank, &batch)?;
+        refused(experts.group(rows, stream), "no tokens have been received");
+        refused(experts.dispatch(memory.tokens(5), stream), "memory for 4");
+        let input = memory.input.slice(..64 * 3)?;
+        let short = Tokens { count: 4, input: &input, ids: &memory.ids, weights: &memory.weights };
+        refused(experts.dispatch(short, stream), "the tokens' rows has 192 elements");
+        let input = memory.input.slice(1..65)?;
+        let odd = Tokens { count: 1, input: &input, ids: &memory.ids, weights: &memory.weights };
+        refused(experts.dispatch(odd, stream), "not a multiple of 16");
+        refused(experts.combine(rows, output, None, stream), "in no order");
+        let sent = experts.start_dispatch(memory.tokens(4), stream)?;
+        refused(experts.dispatch(memory.tokens(4), stream), "not received yet");
+        refused(experts.group(rows, stream), "not received yet");
+        sent.receive()?;
+        refused(experts.combine(rows, output, None, stream), "in no order");
+        experts.group(rows, stream)?;
+        let few = output.slice(..64)?;
+        refused(experts.combine(rows, &few, None, stream), "the output has 64 elements");
+        experts.combine(rows, output, None, stream)?;
+        memory.check_output(&batch.combined(rank.rank(), None, |_| 1.0))
+    });
+}
+
+#[test]
+fn memory_is_as_large_as_it_says() {
+    let memory = ExpertParallelOptions::new(7168, 128, 256, 8).memory(2).unwrap();
+    // Two banks of a row for each token of the peer.
+    assert_eq!(memory.dispatch_slots, 2 * 128 * 14336);
+    assert_eq!(memory.combine_slots, memory.dispatch_slots);
+    assert_eq!(memory.rows, 2 * 128 * 14336);
+    assert_eq!(memory.messages, 2 * 2 * (1 + 128 * 8 + 1) * 16);
+    assert!(memory.to_string().starts_with(&format!("{} B: ", memory.total())));
+    assert!(ExpertParallelOptions::new(7168, 128, 256, 8).memory(3).is_err());
+}
