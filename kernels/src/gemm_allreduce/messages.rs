@@ -27,7 +27,7 @@ use cuda_std::prelude::*;
 use cuda_std::vector::{Accumulate, Vec16};
 use nccl_device::{Coop, DevComm, Lamport, LamportSlots, Window, message};
 
-use crate::files::gemm::follow::Follow;
+use crate::files::gemm::follow::{Beside, Follow};
 use crate::files::gemm::gemm_wgmma::{IDLE_WARPS, MULTIPLYING_WARPS, STORE_M, TILE_M, origin};
 use crate::files::gemm::order::{Order, cluster, clusters};
 
@@ -252,7 +252,7 @@ impl Messages<'_> {
 }
 
 impl Follow for Messages<'_> {
-    const ANY: bool = true;
+    const BESIDE: Beside = Beside::Sums;
 
     #[inline(always)]
     fn order(&self, rows: u32, columns: u32) -> Order {
