@@ -12,12 +12,13 @@ pub use cuda_std_macros::test;
 pub use devcomm_host::{self as host, *};
 pub use devcomm_kernels as kernels;
 pub use devcomm_ops::{
-    Activation, Algorithm, CollectivePlan, Collectives, CollectivesOptions, ExpertParallel,
-    ExpertParallelMemory, ExpertParallelOptions, Explanation, Gemm, GemmAllReduce,
-    GemmAllReducePlan, GemmElement, GemmOptions, GemmOutput, GemmPlan, GemmReduceScatter,
-    GemmReduceScatterPlan, KERNELS, ParseCollectivePlanError, ParseGemmAllReducePlanError,
-    ParseGemmReduceScatterPlanError, ParsePlanError, Parts, Product, Returning, ScaledElement,
-    Sent, Tokens, TransposableElement, WITHOUT_PTX,
+    Activation, Algorithm, AllGatherGemm, AllGatherGemmPlan, CollectivePlan, Collectives,
+    CollectivesOptions, ExpertParallel, ExpertParallelMemory, ExpertParallelOptions, Explanation,
+    Gemm, GemmAllReduce, GemmAllReducePlan, GemmElement, GemmOptions, GemmOutput, GemmPlan,
+    GemmReduceScatter, GemmReduceScatterPlan, KERNELS, ParseAllGatherGemmPlanError,
+    ParseCollectivePlanError, ParseGemmAllReducePlanError, ParseGemmReduceScatterPlanError,
+    ParsePlanError, Parts, Product, Returning, ScaledElement, Sent, Tokens, TransposableElement,
+    WITHOUT_PTX,
 };
 pub use devcomm_sim as sim;
 pub use devcomm_types::{HostKernel, Kernel, Safe, Unsafe};

@@ -12,8 +12,8 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use devcomm::{
-    DevCommRequirements, Effect, Error, Fault, GinConnectionType, KERNELS, LocalJob, Rank,
-    ReduceOp, Simulation, World, kernels, visible_gpus,
+    AllGatherGemm, AllGatherGemmPlan, DevCommRequirements, Effect, Error, Fault, GinConnectionType,
+    KERNELS, LocalJob, Rank, ReduceOp, Simulation, World, kernels, visible_gpus,
 };
 use devcomm_testing::machines::Gpus;
 use rustix::process::{Signal, getpid, kill_process};
@@ -83,6 +83,12 @@ fn a_rank_that_a_kernel_waits_for_is_an_error() {
 fn a_rank_stopped_among_kernels_is_an_error_on_every_other() {
     let name = "a_rank_stopped_among_kernels_is_an_error_on_every_other";
     lose(name, Gpus::new(2), Loss::Stopped, in_kernels, Some("cuLaunchKernelEx"));
+}
+
+#[test]
+fn a_rank_stopped_among_gathered_products_is_an_error_on_every_other() {
+    let name = "a_rank_stopped_among_gathered_products_is_an_error_on_every_other";
+    lose(name, Gpus::new(2), Loss::Stopped, gathered_products, Some("cuLaunchKernelEx"));
 }
 
 #[test]
@@ -362,6 +368,20 @@ fn in_kernels(rank: &Rank, begin: &dyn Fn()) -> Result<(), Error> {
     repeat(rank, begin, || {
         let sum = kernels::lsa_allreduce::args(&dev_comm, &send, &recv, 1024);
         sum.grid(1).block(128).launch(&stream)?;
+        stream.synchronize()
+    })
+}
+
+/// Products whose loading threads wait for the rows of other ranks.
+fn gathered_products(rank: &Rank, begin: &dyn Fn()) -> Result<(), Error> {
+    let (comm, stream, n_ranks) = (rank.communicator()?, rank.stream()?, rank.n_ranks());
+    let shape @ [m, n, k] = if rank.is_simulated() { [12, 8, 8] } else { [4096, 1024, 1024] };
+    let (a, b) = (comm.mem_alloc(m / n_ranks * k)?, comm.mem_alloc(n * k)?);
+    let c = comm.mem_alloc(m * n)?;
+    let product = AllGatherGemm::new(comm, &stream, m, k)?;
+    product.set_plan(AllGatherGemmPlan::Fused)?;
+    repeat(rank, begin, || {
+        product.launch(&a, &b, &c, shape)?;
         stream.synchronize()
     })
 }

@@ -15,6 +15,7 @@ mod share;
 // Kernels have the names of their files; this module keeps the two kinds of names apart.
 #[path = ""]
 mod files {
+    pub mod allgather_gemm;
     pub mod collectives;
     pub mod expert_parallel;
     pub mod gemm;
@@ -28,6 +29,7 @@ mod files {
     pub mod rmsnorm_allreduce;
 }
 
+pub use files::allgather_gemm::*;
 pub use files::collectives;
 pub use files::collectives::lamport_allreduce::lamport_allreduce;
 pub use files::collectives::lamport_allreduce_any::lamport_allreduce_any;

@@ -45,6 +45,7 @@ fn exported() -> BTreeSet<Exported> {
         suffixes.map(|suffix| entry(format!("{}_{suffix}", K::NAME))).collect()
     }
     let kernels = [
+        of::<kernels::allgather_gemm>(),
         of::<kernels::ep_combine>(),
         of::<kernels::ep_dispatch>(),
         of::<kernels::ep_layout>(),
@@ -269,7 +270,9 @@ fn runs_with_512_threads(kernel: &KernelReport) -> bool {
         name if name.starts_with("gemm_swapped") && name.ends_with("N64") => M8N64::THREADS,
         name if name.starts_with("gemm_swapped") => M64N128::THREADS,
         name if name.starts_with("gemm_blocks") => kernels::gemm::gemm_wgmma::THREADS,
-        "gemm_allreduce_wide" | "gemm_reduce_scatter_wide" => kernels::gemm::gemm_wgmma::THREADS,
+        "allgather_gemm" | "gemm_allreduce_wide" | "gemm_reduce_scatter_wide" => {
+            kernels::gemm::gemm_wgmma::THREADS
+        }
         name if name.starts_with("gemm_allreduce_swapped") => M64N128::THREADS,
         name if name.starts_with("gemm_wgmma") => kernels::gemm::gemm_wgmma::THREADS,
         _ => THREADS,

@@ -3,9 +3,9 @@
 
 use devcomm::sim::Simulation;
 use devcomm::{
-    Algorithm, CollectivePlan, Collectives, CollectivesOptions, DevCommRequirements, F8E4M3, Gemm,
-    GemmAllReduce, GemmAllReducePlan, GemmPlan, GinConnectionType, Parts, ReduceOp, Result,
-    kernels,
+    Algorithm, AllGatherGemm, AllGatherGemmPlan, CollectivePlan, Collectives, CollectivesOptions,
+    DevCommRequirements, F8E4M3, Gemm, GemmAllReduce, GemmAllReducePlan, GemmPlan,
+    GinConnectionType, Parts, ReduceOp, Result, kernels,
 };
 use devcomm_testing::simulated::Gpu;
 use half::bf16;
@@ -64,6 +64,7 @@ programs! {
     gemm_allreduce_wgmma on Simulation::new(2).multiprocessors(2), one in 50;
     gemm_allreduce_mma on Simulation::new(2).multiprocessors(2), one in 50;
     gemm_allreduce_wide on Simulation::new(2).multiprocessors(2), one in 50;
+    allgather_gemm on Simulation::new(2).multiprocessors(2), one in 50;
 }
 
 /// The program of this name.
@@ -374,5 +375,17 @@ fn gemm_allreduce_wide(gpu: &Gpu<'_>) -> Result<()> {
     let gemm = GemmAllReduce::new(gpu.communicator()?, &stream, m, n)?;
     gemm.set_plan(Some(GemmAllReducePlan::Wide))?;
     (0..2).try_for_each(|_| gemm.launch(&a, &b, &c, shape))?;
+    stream.synchronize()
+}
+
+fn allgather_gemm(gpu: &Gpu<'_>) -> Result<()> {
+    // Tiles with the rows of one rank, and one with those of both.
+    let shape = [264, 8, 16];
+    let [m, n, k] = shape;
+    let (a, b) = (gpu.buffer(&vec![bf16::ONE; m / 2 * k])?, gpu.buffer(&vec![bf16::ONE; n * k])?);
+    let (c, stream) = (gpu.buffer(&vec![bf16::ZERO; m * n])?, gpu.stream()?);
+    let gemm = AllGatherGemm::new(gpu.communicator()?, &stream, m, k)?;
+    gemm.set_plan(AllGatherGemmPlan::Fused)?;
+    (0..LAUNCHES).try_for_each(|_| gemm.launch(&a, &b, &c, shape))?;
     stream.synchronize()
 }

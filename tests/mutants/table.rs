@@ -27,6 +27,7 @@ const SWAPPED: &str = "kernels/src/gemm/gemm_swapped.rs";
 const MMA: &str = "kernels/src/gemm/gemm_mma.rs";
 const FUSED: &str = "kernels/src/gemm_allreduce/exchange.rs";
 const MESSAGES: &str = "kernels/src/gemm_allreduce/messages.rs";
+const GATHER: &str = "kernels/src/allgather_gemm.rs";
 const FUSED_WGMMA: &str = "kernels/src/gemm_allreduce/gemm_allreduce_wgmma.rs";
 
 // Lines with the operations that mutants change, or with the accesses that are wrong then.
@@ -56,6 +57,11 @@ const STAGED: &str = "store_words(lane";
 const PARTIAL: &str = "mem::load_vec(from.add(source * stride";
 const OWN_PART: &str = "mem::load_vec_relaxed(self";
 const FLAG: &str = "self.flag(strip, source).get()";
+
+const PUSHED_ROWS: &str = "mem::store_vec::<bf16>(into";
+const POST: &str = ".post(Coop::warp()";
+const ARRIVAL: &str = "flag.is_at_least(";
+const BANK: &str = "arrived().add(1)";
 
 const SEND: &str = "session.send(";
 const RECEIVE: &str = "session.receive(";
@@ -182,6 +188,12 @@ pub const MUTANTS: &[Mutant] = &[
     mutant("gemm_allreduce_wgmma", FUSED_WGMMA, (EMPTY, 0), NoWait, &[MULTIPLY, FULL]),
     mutant("gemm_allreduce_wide", WGMMA, ("tma::wait_stores::<0>()", 1), NoWait, &["from.store(c"]),
     mutant("gemm_allreduce_wide", MESSAGES, ("mem::store_ordered(stored", 0), Relax, &[OWN_PART]),
+    mutant("allgather_gemm", GATHER, (PREVIOUS, 0), NoWait, &[PUSHED_ROWS]),
+    mutant("allgather_gemm", GATHER, (POST, 0), NARROW, &[ARRIVAL]),
+    mutant("allgather_gemm", GATHER, (POST, 0), Relax, &[PUSHED_ROWS]),
+    mutant("allgather_gemm", GATHER, (ARRIVAL, 0), Relax, &[PUSHED_ROWS]),
+    mutant("allgather_gemm", GATHER, ("store_ordered(arrived()", 0), Relax, &[BANK]),
+    mutant("allgather_gemm", GATHER, ("fence_async_global()", 0), Remove, &[PUSHED_ROWS]),
 ];
 
 const NARROW: Change = Change::Narrow(Scope::Gpu);

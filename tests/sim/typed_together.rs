@@ -66,6 +66,23 @@ fn flags_wrap_around() {
 }
 
 #[test]
+fn odd_and_even_epochs_take_turns_also_where_they_wrap_around() {
+    let found = simulate(Simulation::new(2), |gpu| {
+        let (comm, x) = (comm(gpu)?, gpu.window(&[0_u32])?);
+        let (y, flags) = (gpu.window(&[0_u32])?, gpu.window(&[u32::MAX - 1; 2])?);
+        let epoch = gpu.buffer(&[0, u32::MAX - 1])?;
+        let pass_on = pass_on::args(&comm, &x, &y, &flags, &epoch, 1_usize, 1_u32);
+        let mut epochs = Vec::new();
+        for _ in 0..3 {
+            gpu.launch(pass_on.clone().grid(1).block(1))?;
+            epochs.push(read(&epoch)?[1]);
+        }
+        Ok(epochs)
+    });
+    assert!(found.iter().all(|epochs| *epochs == [u32::MAX, 2, 3]), "{found:?}");
+}
+
+#[test]
 fn a_flag_that_nobody_posts_is_named() {
     let error = failure(Simulation::new(2), |gpu| {
         let (comm, x) = (comm(gpu)?, gpu.window(&[0_u32; 1])?);

@@ -128,6 +128,14 @@ impl<'a> Flag<'a> {
         unsafe { self.words.local().load_acquire(self.index) }
     }
 
+    /// Whether this rank's flag is `value`, or less than 2^31 above it, modulo 2^32. The poster's
+    /// earlier writes are then visible to this thread.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub fn is_at_least(&self, value: u32) -> bool {
+        has_reached(self.get(), value)
+    }
+
     /// Waits until this rank's flag is `value`, or less than 2^31 above it, modulo 2^32. The
     /// poster's earlier writes are then visible to every thread of the coop.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -167,12 +175,12 @@ impl<'a> Flag<'a> {
             wanted: value.into(),
             seen: self.get().into(),
         };
-        poll_by_first(self.comm, coop, deadline, || has_reached(self.get(), value), what)
+        poll_by_first(self.comm, coop, deadline, || self.is_at_least(value), what)
     }
 }
 
-/// The number of a launch: 1, 2, .., 2^32 - 1, then 1 again. It is never 0, the value of a flag
-/// that no rank has set.
+/// The number of a launch: 1, 2, .., 2^32 - 1, then 2. So odd and even numbers always take turns,
+/// and it is never 0, the value of a flag that no rank has set.
 ///
 /// The count is in this GPU's memory, so that the number also changes when a CUDA graph replays the
 /// launch with the same parameters. Ranks that launch equally often have the same number.
@@ -201,7 +209,7 @@ impl Epoch {
     pub unsafe fn begin(words: *mut u32) -> Self {
         // SAFETY: the caller's contract; the word changes only after all blocks ended the epoch.
         let last = unsafe { mem::load_ordered(words.add(LAST), Order::Relaxed, Scope::Gpu) };
-        Self { words, now: if last == u32::MAX { 1 } else { last + 1 } }
+        Self { words, now: if last == u32::MAX { 2 } else { last + 1 } }
     }
 
     /// The number of this launch.

@@ -95,5 +95,5 @@ pub use lamport::{EMPTY, Lamport, LamportSlots, message};
 pub use ll_a2a::{LlA2a, LlA2aBuffer};
 pub use order::MemoryOrder;
 pub use resource::ResourceBuffer;
-pub use wait::{TimedOut, Timeout};
+pub use wait::{Aborted, TimedOut, Timeout};
 pub use window::{LsaPtr, SymPtr, Window};

@@ -63,6 +63,10 @@ impl Timeout {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TimedOut;
 
+/// The host has aborted the kernels of the device communicator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Aborted;
+
 /// How a wait ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outcome {
@@ -156,6 +160,22 @@ impl DevComm {
     ) -> Result<(), TimedOut> {
         let outcome = poll_by_first(self, coop, Deadline::after(timeout), done, describe_poll);
         finish_timed(coop, outcome, CoopCall::new("comm.wait_until_timeout"))
+    }
+
+    /// [`wait_until`](Self::wait_until) of one thread, which goes on after an abort instead of
+    /// exiting: for a thread that others of its block wait for, by an mbarrier for instance, which
+    /// an abort does not end. What it waited for is not there then, but these threads can end.
+    ///
+    /// # Errors
+    ///
+    /// [`Aborted`]; the host knows already.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub fn wait_until_or_abort(&self, done: impl FnMut() -> bool) -> Result<(), Aborted> {
+        match poll(self, Deadline::NEVER, done, describe_poll) {
+            Outcome::Aborted => Err(Aborted),
+            Outcome::Done | Outcome::TimedOut => Ok(()),
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Operations for applications, built on devcomm's kernels: each checks its arguments before it
 //! launches. Also the compiled kernels, [`KERNELS`].
 
+mod allgather_gemm;
 mod check;
 mod collectives;
 mod expert_parallel;
@@ -12,6 +13,7 @@ mod slots;
 
 use devcomm_host::{KernelSet, ModuleSource};
 
+pub use self::allgather_gemm::{AllGatherGemm, AllGatherGemmPlan, ParseAllGatherGemmPlanError};
 pub use self::collectives::{
     Algorithm, CollectivePlan, Collectives, CollectivesOptions, Explanation,
     ParseCollectivePlanError, Parts,

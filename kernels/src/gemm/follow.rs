@@ -1,11 +1,33 @@
-//! What a kernel does beside a product of large matrices, with the tiles that are done.
+//! What a kernel does beside a product of large matrices.
+
+use devcomm_types::TensorMap;
 
 use super::order::Order;
 
-/// What the warps of a block of [`gemm_wgmma`](super::gemm_wgmma) do beside the product.
+/// What the warps do that neither load nor multiply: how a block's registers are divided.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Beside {
+    Nothing,
+    /// They copy.
+    Copies,
+    /// They add to the tiles that are stored, of which multiplying warps report theirs.
+    Sums,
+    /// They add to half of them.
+    SumsOfHalf,
+}
+
+impl Beside {
+    /// Whether multiplying warps report what they have stored.
+    #[inline(always)]
+    pub(crate) const fn is_sums(self) -> bool {
+        matches!(self, Self::Sums | Self::SumsOfHalf)
+    }
+}
+
+/// What a block of [`gemm_wgmma`](super::gemm_wgmma) does beside the product.
 pub(crate) trait Follow {
-    /// Whether it is anything.
-    const ANY: bool;
+    /// What the warps do that neither load nor multiply.
+    const BESIDE: Beside;
 
     /// The order of the tiles of clusters, of this many rows and columns.
     #[inline(always)]
@@ -13,34 +35,44 @@ pub(crate) trait Follow {
         Order::whole(rows, columns)
     }
 
+    /// From where the rows of A of a block's tile are loaded, if they begin at `row`: by default
+    /// from `a`. The loading thread calls it for each tile, behind `tiles` others, and loads then.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract.
+    #[inline(always)]
+    unsafe fn source<'a>(
+        &'a self,
+        a: &'a TensorMap,
+        _tiles: u32,
+        row: u32,
+    ) -> (&'a TensorMap, u32) {
+        (a, row)
+    }
+
     /// A multiplying warp has this many of its parts of tiles in C. One lane calls it.
-    fn stored(&self, warp: u32, tiles: u32);
+    #[inline(always)]
+    fn stored(&self, _warp: u32, _tiles: u32) {}
 
     /// What the `index`-th of the warps does that neither load nor multiply.
     ///
     /// # Safety
     ///
     /// The kernel's contract, and all lanes of the warp call it.
-    unsafe fn beside(&self, order: Order, index: u32);
+    #[inline(always)]
+    unsafe fn beside(&self, _order: Order, _index: u32) {}
 
     /// What a multiplying warp does when all its parts of tiles are in C.
     ///
     /// # Safety
     ///
     /// As [`beside`](Self::beside).
-    unsafe fn last(&self, order: Order, warp: u32);
+    #[inline(always)]
+    unsafe fn last(&self, _order: Order, _warp: u32) {}
 }
 
 /// Nothing.
 impl Follow for () {
-    const ANY: bool = false;
-
-    #[inline(always)]
-    fn stored(&self, _warp: u32, _tiles: u32) {}
-
-    #[inline(always)]
-    unsafe fn beside(&self, _order: Order, _index: u32) {}
-
-    #[inline(always)]
-    unsafe fn last(&self, _order: Order, _warp: u32) {}
+    const BESIDE: Beside = Beside::Nothing;
 }

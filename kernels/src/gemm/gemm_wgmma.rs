@@ -17,7 +17,7 @@ use cuda_std::{cluster, grid, hint, tma, wgmma};
 use devcomm_types::{F8E4M3, F8E5M2, GridConstant, TensorMap};
 
 use super::epilogue::{Epilogue, Fragment, Fused};
-use super::follow::Follow;
+use super::follow::{Beside, Follow};
 use super::order::Order;
 
 /// Rows of a tile of C.
@@ -302,7 +302,7 @@ pub(super) unsafe fn run<T: GemmFactor>(
                 follow.beside(order, warp - MULTIPLYING_WARPS - 1);
             } else if warp::lane_id() == 0 {
                 grid::wait_for_previous();
-                load(a, b, shared, order, k);
+                load([a, b], shared, order, k, follow);
             }
         }
         // No block ends while the other one still writes to its shared memory.
@@ -310,9 +310,9 @@ pub(super) unsafe fn run<T: GemmFactor>(
     }
 }
 
-/// Registers of a thread that multiplies, and of another one; both also if the others have more to
-/// do. Three warpgroups share what the launch gave them: 168 for each thread.
-const REGISTERS: [[u32; 2]; 2] = [[232, 40], [176, 152]];
+/// Registers of a thread that multiplies, and of another one, which may have more to do
+/// ([`Beside`]). Three warpgroups share what the launch gave them: 168 for each thread.
+const REGISTERS: [[u32; 2]; 4] = [[232, 40], [208, 88], [176, 152], [184, 136]];
 
 const _: () = {
     let mut i = 0;
@@ -332,9 +332,11 @@ const _: () = {
 unsafe fn raise_registers<F: Follow>(_: &F) {
     // SAFETY: the caller's contract.
     unsafe {
-        match F::ANY {
-            false => wgmma::raise_registers::<{ REGISTERS[0][0] }>(),
-            true => wgmma::raise_registers::<{ REGISTERS[1][0] }>(),
+        match F::BESIDE {
+            Beside::Nothing => wgmma::raise_registers::<{ REGISTERS[0][0] }>(),
+            Beside::Copies => wgmma::raise_registers::<{ REGISTERS[1][0] }>(),
+            Beside::Sums => wgmma::raise_registers::<{ REGISTERS[2][0] }>(),
+            Beside::SumsOfHalf => wgmma::raise_registers::<{ REGISTERS[3][0] }>(),
         }
     }
 }
@@ -348,9 +350,11 @@ unsafe fn raise_registers<F: Follow>(_: &F) {
 unsafe fn lower_registers<F: Follow>(_: &F) {
     // SAFETY: the caller's contract.
     unsafe {
-        match F::ANY {
-            false => wgmma::lower_registers::<{ REGISTERS[0][1] }>(),
-            true => wgmma::lower_registers::<{ REGISTERS[1][1] }>(),
+        match F::BESIDE {
+            Beside::Nothing => wgmma::lower_registers::<{ REGISTERS[0][1] }>(),
+            Beside::Copies => wgmma::lower_registers::<{ REGISTERS[1][1] }>(),
+            Beside::Sums => wgmma::lower_registers::<{ REGISTERS[2][1] }>(),
+            Beside::SumsOfHalf => wgmma::lower_registers::<{ REGISTERS[3][1] }>(),
         }
     }
 }
@@ -435,11 +439,11 @@ pub(crate) fn origin(order: Order, number: u32) -> (u32, u32) {
 /// The kernel's contract, and one thread of each block calls it.
 #[inline(always)]
 unsafe fn load<T: GemmFactor>(
-    a: &TensorMap,
-    b: &TensorMap,
+    [a, b]: [&TensorMap; 2],
     shared: Shared<T>,
     order: Order,
     k: u32,
+    follow: &impl Follow,
 ) {
     const HALF: u32 = TILE_N / CLUSTER;
     const BOTH: u16 = (1 << CLUSTER) - 1;
@@ -449,8 +453,11 @@ unsafe fn load<T: GemmFactor>(
     let half = cluster::rank() * HALF;
     let mut state = PipelineState::FIRST;
     let mut tile = thread::block_idx_x() / CLUSTER;
+    let mut tiles = 0;
     while tile < order.count() {
         let (row, column) = origin(order, tile);
+        // SAFETY: the caller's contract.
+        let (a, row) = unsafe { follow.source(a, tiles, row) };
         let mut term = 0;
         while term < k {
             shared.pipeline.wait_empty(state);
@@ -486,6 +493,7 @@ unsafe fn load<T: GemmFactor>(
             term += Shared::<T>::TILE_K;
         }
         tile += thread::grid_dim_x() / CLUSTER;
+        tiles += 1;
     }
 }
 
@@ -544,8 +552,8 @@ unsafe fn multiply<T: GemmFactor, E: Epilogue, F: Follow>(
             let (row, column) = origin(order, tile);
             let row = hint::opaque(row + warp * STORE_M);
             done = Done { row, column: hint::opaque(column) };
-            let mut reports = F::ANY && any_done;
-            let mut until = if F::ANY { k.min(STORED) } else { k };
+            let mut reports = F::BESIDE.is_sums() && any_done;
+            let mut until = if F::BESIDE.is_sums() { k.min(STORED) } else { k };
             loop {
                 while term < until {
                     shared.step(&mut sums, state, last, (warpgroup, rank), term == 0);
@@ -610,7 +618,7 @@ unsafe fn multiply<T: GemmFactor, E: Epilogue, F: Follow>(
             }
         }
     }
-    if F::ANY {
+    if F::BESIDE.is_sums() {
         report(follow, lane, warp, tiles);
     } else {
         tma::wait_stores::<0>();

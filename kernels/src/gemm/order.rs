@@ -13,22 +13,45 @@ const GROUP: u32 = 8;
 pub(crate) struct Order {
     /// The tiles, or those of a half of the rows.
     tiles: TileOrder<GROUP>,
-    /// If clusters compute the same tiles of both halves, by turns, the half that comes first.
-    first_half: Option<u32>,
+    division: Division,
+}
+
+/// The division of the rows.
+#[derive(Clone, Copy)]
+enum Division {
+    None,
+    /// A cluster computes the same tiles of both halves, by turns.
+    Halves {
+        second: u32,
+    },
+    /// All clusters compute the tiles of as many rows, from the first on, before those of the next
+    /// ones; the last row is followed by row 0.
+    Parts {
+        first: u32,
+        height: u32,
+    },
 }
 
 impl Order {
     /// Of all rows.
     #[inline(always)]
     pub(crate) fn whole(rows: u32, columns: u32) -> Self {
-        Self { tiles: TileOrder { rows, columns }, first_half: None }
+        Self { tiles: TileOrder { rows, columns }, division: Division::None }
     }
 
     /// A cluster computes the same tiles of both halves of the rows, of which there is an even
-    /// number, by turns: first that of half `first`.
+    /// number, by turns: that of half `second` follows that of the other one.
     #[inline(always)]
-    pub(crate) fn halves(rows: u32, columns: u32, first: u32) -> Self {
-        Self { tiles: TileOrder { rows: rows / 2, columns }, first_half: Some(first) }
+    pub(crate) fn halves(rows: u32, columns: u32, second: u32) -> Self {
+        let tiles = TileOrder { rows: rows / 2, columns };
+        Self { tiles, division: Division::Halves { second } }
+    }
+
+    /// All clusters compute the tiles of `height` rows, from row `first` on, and then those of the
+    /// next ones; the last row is followed by row 0.
+    #[inline(always)]
+    pub(crate) fn parts(rows: u32, columns: u32, first: u32, height: u32) -> Self {
+        Self { tiles: TileOrder { rows, columns }, division: Division::Parts { first, height } }
     }
 
     /// The tiles of a half that this cluster computes.
@@ -41,21 +64,41 @@ impl Order {
     /// others follow at distances of the number of clusters.
     #[inline(always)]
     pub(crate) fn count(self) -> u32 {
-        match self.first_half {
-            None => self.tiles.count(),
-            Some(_) => cluster() + 2 * self.turns() * clusters(),
+        match self.division {
+            Division::Halves { .. } => cluster() + 2 * self.turns() * clusters(),
+            _ => self.tiles.count(),
         }
     }
 
     /// The row and the column of one of this cluster's tiles, in tiles of clusters.
     #[inline(always)]
     pub(crate) fn position(self, number: u32) -> (u32, u32) {
-        let Some(first) = self.first_half else { return self.tiles.position(number) };
-        let turn = number / clusters();
-        let half = first ^ turn % 2;
-        let (row, column) = self.tiles.position(cluster() + turn / 2 * clusters());
-        (half * self.tiles.rows + row, column)
+        match self.division {
+            Division::None => self.tiles.position(number),
+            Division::Halves { second } => {
+                let turn = number / clusters();
+                let half = second ^ (turn + 1) % 2;
+                let (row, column) = self.tiles.position(cluster() + turn / 2 * clusters());
+                (half * self.tiles.rows + row, column)
+            }
+            Division::Parts { first, height } => {
+                position_in_parts(self.tiles, first, height, number)
+            }
+        }
     }
+}
+
+/// The row and the column of a tile, of [`Division::Parts`].
+#[inline(always)]
+fn position_in_parts(tiles: TileOrder<GROUP>, first: u32, height: u32, number: u32) -> (u32, u32) {
+    let TileOrder { rows, columns } = tiles;
+    let in_part = (height * columns).max(1);
+    let (part, rest) = (number / in_part, number % in_part);
+    let before = part * height;
+    let part = TileOrder::<GROUP> { rows: height.min(rows - before), columns };
+    let (row, column) = part.position(rest);
+    let row = first + before + row;
+    (if row < rows { row } else { row - rows }, column)
 }
 
 /// This cluster's number.
@@ -68,4 +111,31 @@ pub(crate) fn cluster() -> u32 {
 #[inline(always)]
 pub(crate) fn clusters() -> u32 {
     thread::grid_dim_x() / CLUSTER
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_have_every_tile_once_and_the_first_rows_first() {
+        for (rows, columns, first, height) in [
+            (1, 1, 0, 1),
+            (32, 16, 16, 16),
+            (5, 3, 3, 2),
+            (17, 2, 9, 4),
+            (8, 5, 7, 1),
+            (3, 2, 0, 9),
+        ] {
+            let tiles = TileOrder { rows, columns };
+            let positions =
+                (0..rows * columns).map(|number| position_in_parts(tiles, first, height, number));
+            let mut positions: Vec<_> = positions.collect();
+            let turn = |row: u32| (row + rows - first) % rows / height;
+            assert!(positions.is_sorted_by_key(|(row, _)| turn(*row)), "{positions:?}");
+            positions.sort_unstable();
+            let all = (0..rows).flat_map(|row| (0..columns).map(move |column| (row, column)));
+            assert_eq!(positions, all.collect::<Vec<_>>(), "{rows} x {columns}");
+        }
+    }
 }

@@ -43,17 +43,8 @@ pub unsafe fn gemm_allreduce_wide(
     n: u32,
     k: u32,
 ) {
-    let messages = Messages {
-        comm: &comm,
-        slots: &slots,
-        state,
-        capacity,
-        product: to,
-        c: to,
-        m,
-        n,
-        scatters: false,
-    };
+    let messages =
+        Messages::<false> { comm: &comm, slots: &slots, state, capacity, product: to, c: to, m, n };
     messages.prepare();
     // SAFETY: the kernel's contract.
     unsafe {

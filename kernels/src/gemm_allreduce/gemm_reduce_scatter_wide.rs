@@ -45,7 +45,7 @@ pub unsafe fn gemm_reduce_scatter_wide(
     k: u32,
 ) {
     let messages =
-        Messages { comm: &comm, slots: &slots, state, capacity, product, c, m, n, scatters: true };
+        Messages::<true> { comm: &comm, slots: &slots, state, capacity, product, c, m, n };
     messages.prepare();
     // SAFETY: the kernel's contract.
     unsafe {

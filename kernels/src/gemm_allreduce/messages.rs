@@ -22,12 +22,12 @@
 //! one, so the peer has begun that, and has ended the one before: no rank is two launches ahead.
 
 use cuda_std::atomic::{Order as MemoryOrder, Scope};
-use cuda_std::grid;
 use cuda_std::prelude::*;
 use cuda_std::vector::{Accumulate, Vec16};
+use cuda_std::{grid, hint};
 use nccl_device::{Coop, DevComm, Lamport, LamportSlots, Window, message};
 
-use crate::files::gemm::follow::Follow;
+use crate::files::gemm::follow::{Beside, Follow};
 use crate::files::gemm::gemm_wgmma::{IDLE_WARPS, MULTIPLYING_WARPS, STORE_M, TILE_M, origin};
 use crate::files::gemm::order::{Order, cluster, clusters};
 
@@ -52,10 +52,11 @@ fn element(vector: u32) -> usize {
     vector as usize * LANES as usize
 }
 
-/// The exchange of `m x n` elements of a product with the peer, for all rows of its sum or for one
-/// half. There is a slot for each vector of what a rank receives.
+/// The exchange of `m x n` elements of a product with the peer. If it `SCATTERS`, each rank gets the
+/// sums of its half of the rows only, which C has. There is a slot for each vector of what a rank
+/// receives.
 #[derive(Clone, Copy)]
-pub(super) struct Messages<'a> {
+pub(super) struct Messages<'a, const SCATTERS: bool> {
     pub(super) comm: &'a DevComm,
     pub(super) slots: &'a Window<u32>,
     pub(super) state: *mut u32,
@@ -65,8 +66,6 @@ pub(super) struct Messages<'a> {
     pub(super) c: *mut bf16,
     pub(super) m: u32,
     pub(super) n: u32,
-    /// Whether each rank gets the sums of its half of the rows only: C has these.
-    pub(super) scatters: bool,
 }
 
 /// A lane's vectors of a group.
@@ -93,7 +92,7 @@ impl Group {
     }
 }
 
-impl Messages<'_> {
+impl<const SCATTERS: bool> Messages<'_, SCATTERS> {
     /// Prepares the block's shared memory. All threads of the block call it first.
     #[inline(always)]
     pub(super) fn prepare(&self) {
@@ -141,7 +140,7 @@ impl Messages<'_> {
     /// Rows of C.
     #[inline(always)]
     fn rows(&self) -> u32 {
-        if self.scatters { self.m / 2 } else { self.m }
+        if SCATTERS { self.m / 2 } else { self.m }
     }
 
     /// The tiles of this block.
@@ -157,7 +156,7 @@ impl Messages<'_> {
         let (row, column) = (row + number % GROUPS * ROWS, column / LANES + warp::lane_id());
         let stride = self.n / LANES;
         let left = if column < stride { self.m.saturating_sub(row) } else { 0 };
-        let owner = if self.scatters { row / self.rows() } else { 0 };
+        let owner = if SCATTERS { row / self.rows() } else { 0 };
         let is_own = owner == self.comm.lsa_team().rank as u32;
         let first = (row - owner * self.rows()).wrapping_mul(stride).wrapping_add(column);
         Group {
@@ -165,8 +164,8 @@ impl Messages<'_> {
             before: owner * self.rows() * stride,
             rows: left.min(ROWS),
             stride,
-            is_sent: !(self.scatters && is_own),
-            is_added: !self.scatters || is_own,
+            is_sent: !(SCATTERS && is_own),
+            is_added: !SCATTERS || is_own,
         }
     }
 
@@ -181,7 +180,8 @@ impl Messages<'_> {
         let mut i = 0;
         while i < vectors.len() {
             if let Some(vector) = group.vector(i) {
-                let from = element(group.before + vector);
+                // Opaque: as addresses, they would take registers from here to the sums' stores.
+                let from = element(hint::opaque(group.before + vector));
                 // SAFETY: the caller's contract. TMA has stored it, past the L1 cache.
                 vectors[i] =
                     unsafe { mem::load_vec_relaxed(self.product.wrapping_add(from), Scope::Gpu) };
@@ -258,13 +258,13 @@ impl Messages<'_> {
     }
 }
 
-impl Follow for Messages<'_> {
-    const ANY: bool = true;
+impl<const SCATTERS: bool> Follow for Messages<'_, SCATTERS> {
+    const BESIDE: Beside = if SCATTERS { Beside::SumsOfHalf } else { Beside::Sums };
 
     #[inline(always)]
     fn order(&self, rows: u32, columns: u32) -> Order {
-        match self.scatters {
-            true => Order::halves(rows, columns, self.comm.lsa_team().rank as u32 ^ 1),
+        match SCATTERS {
+            true => Order::halves(rows, columns, self.comm.lsa_team().rank as u32),
             false => Order::whole(rows, columns),
         }
     }

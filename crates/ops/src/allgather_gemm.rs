@@ -1,0 +1,333 @@
+//! The all-gather of A's rows and a matrix product: its workspace and launches, with checks.
+
+use std::cell::{Cell, OnceCell};
+use std::fmt;
+use std::str::FromStr;
+use std::sync::LazyLock;
+
+use devcomm_host::{
+    Buffer, Communicator, DevCommRequirements, DevCommResource, DeviceSlice, KernelSet, Kernels,
+    LaunchConfig, ModuleSource, Result, Stream, SymmetricBuffer, Window,
+};
+use devcomm_kernels as kernels;
+use devcomm_kernels::gemm::gemm_wgmma::{CLUSTER, SHARED, THREADS, TILE_M, TILE_N};
+use devcomm_kernels::{GatheredArgs, gather_flags};
+use devcomm_types::Kernel;
+use half::bf16;
+use nccl_device::Epoch;
+
+use crate::check::{check_extents, check_len, refuse, require_context};
+use crate::gemm::{Matrices, map, wide_maps};
+use crate::gemm_allreduce::agree_on;
+use crate::{Collectives, Explanation, Gemm, KERNELS, modules};
+
+type FusedKernel = kernels::allgather_gemm;
+
+static MODULES: LazyLock<Vec<ModuleSource>> = LazyLock::new(|| modules(&[FusedKernel::FILE]));
+
+/// How [`AllGatherGemm`] does a product. As text: `unfused`, `fused`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum AllGatherGemmPlan {
+    /// By [`Collectives::all_gather`], and then [`Gemm`].
+    Unfused,
+    /// In one kernel, on Hopper GPUs, any number of ranks: a rank multiplies its own rows while
+    /// those of the others arrive.
+    Fused,
+}
+
+impl fmt::Display for AllGatherGemmPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Unfused => "unfused",
+            Self::Fused => "fused",
+        })
+    }
+}
+
+/// The text is not a plan's.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is no plan: unfused or fused")]
+pub struct ParseAllGatherGemmPlanError(String);
+
+impl FromStr for AllGatherGemmPlan {
+    type Err = ParseAllGatherGemmPlanError;
+
+    fn from_str(text: &str) -> Result<Self, ParseAllGatherGemmPlanError> {
+        let plan = [Self::Unfused, Self::Fused].into_iter().find(|plan| plan.to_string() == text);
+        plan.ok_or_else(|| ParseAllGatherGemmPlanError(text.to_owned()))
+    }
+}
+
+/// `C = A x B^T`, where every rank has some rows of A, and its own B and C: owns the kernels and
+/// their workspace, on one communicator and one stream, and launches them.
+///
+/// In bf16 and row-major: rank `r` has the `r`-th of as many equal parts of the `m` rows of A as
+/// there are ranks, `m / ranks x k` elements, `n x k` elements of B, and gets `m x n` elements of
+/// C: its columns of a layer whose weights the ranks share. Sums are in f32 and rounded once. `n`
+/// may differ between the ranks.
+///
+/// By default that is [`AllGatherGemmPlan::Unfused`]; [`set_plan`](Self::set_plan) selects another
+/// plan. Which is fastest is not measured yet.
+pub struct AllGatherGemm {
+    gemm: Gemm,
+    collectives: Collectives,
+    stream: Stream,
+    communicator: Communicator,
+    gathered: Window<bf16>,
+    /// The largest A, `m x k`.
+    most: [usize; 2],
+    plan: Cell<AllGatherGemmPlan>,
+    fused: OnceCell<Fused>,
+}
+
+/// The kernel, and the memory that the rows of A arrive in.
+struct Fused {
+    compiled: Kernels,
+    dev_comm: DevCommResource,
+    banks: Window<bf16>,
+    flags: Window<u32>,
+    state: SymmetricBuffer<u32>,
+    clusters: u32,
+}
+
+impl AllGatherGemm {
+    /// For products with up to `m` rows and `m * k` elements of A, launched on `stream`.
+    /// *Collective*, with the same `m` and `k` on every rank. The workspace takes `2 * m * k` bytes
+    /// on each GPU.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for an A without elements or one
+    /// that is too large, and for a stream of another context; those of [`Gemm::new`] and
+    /// [`Collectives::new`].
+    pub fn new(comm: &Communicator, stream: &Stream, m: usize, k: usize) -> Result<Self> {
+        let own = || {
+            require_context("the stream", stream.context(), comm.context())?;
+            check_extents([m, 1, k])?;
+            let Some(elements) = m.checked_mul(k) else {
+                return refuse(format!("{m} x {k} elements of A are too many"));
+            };
+            Ok(((Gemm::new(stream)?, elements), [m as u32, k as u32]))
+        };
+        let ((gemm, elements), all) = agree_on(comm, own())?;
+        if all.iter().any(|sizes| *sizes != [m as u32, k as u32]) {
+            return refuse("the ranks ask for factors A of different sizes".to_owned());
+        }
+        Ok(Self {
+            gemm,
+            collectives: Collectives::new(comm)?,
+            stream: stream.clone(),
+            communicator: comm.clone(),
+            gathered: comm.window(elements)?,
+            most: [m, k],
+            plan: Cell::new(AllGatherGemmPlan::Unfused),
+            fused: OnceCell::new(),
+        })
+    }
+
+    /// How a product of `[m, n, k]` would be done, and why.
+    #[must_use]
+    pub fn explain(&self, shape: [usize; 3]) -> Explanation<AllGatherGemmPlan> {
+        match self.plan.get() {
+            AllGatherGemmPlan::Fused if shape[2].is_multiple_of(8) => {
+                Explanation { plan: AllGatherGemmPlan::Fused, reason: "as it was set" }
+            }
+            AllGatherGemmPlan::Fused => {
+                Explanation { plan: AllGatherGemmPlan::Unfused, reason: "as k is no multiple of 8" }
+            }
+            plan => Explanation { plan, reason: "as no other plan was set" },
+        }
+    }
+
+    /// Does all products that this plan can do by it. Every rank sets the same plan between the
+    /// same products. *Collective*.
+    ///
+    /// The first time that [`Fused`](AllGatherGemmPlan::Fused) is set, it allocates `4 * m * k`
+    /// bytes for the largest A.
+    ///
+    /// # Errors
+    ///
+    /// [`DevCommError::SeveralLsaTeams`](devcomm_host::DevCommError::SeveralLsaTeams) where load
+    /// and store do not reach all ranks;
+    /// [`LaunchError::WrongArch`](devcomm_host::LaunchError::WrongArch) for other GPUs; those of
+    /// loading kernels and of creating windows and a device communicator.
+    pub fn set_plan(&self, plan: AllGatherGemmPlan) -> Result<()> {
+        if plan == AllGatherGemmPlan::Fused && self.fused.get().is_none() {
+            let _ = self.fused.set(Fused::new(&self.communicator, self.most)?);
+        }
+        self.plan.set(plan);
+        Ok(())
+    }
+
+    /// Enqueues one product of `[m, n, k]`: reads this rank's `m / ranks * k` elements of `a` and
+    /// `n * k` of `b`, and writes the first `m * n` of `c`, which overlaps neither. Every rank
+    /// calls it with the same `m` and `k`, in the same order. Only work on this stream may access
+    /// `c` until the product has ended.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a shape without elements, `m`
+    /// that is no multiple of the number of ranks, buffers that are too short or of another
+    /// context, or an A that is too large for this workspace;
+    /// [`StateError::Capturing`](devcomm_host::StateError::Capturing) during a stream capture (use
+    /// [`launch_capturable`](Self::launch_capturable)); errors of the launch.
+    pub fn launch<A, B, C>(&self, a: &A, b: &B, c: &C, shape: [usize; 3]) -> Result<()>
+    where
+        A: Buffer<Element = bf16>,
+        B: Buffer<Element = bf16>,
+        C: Buffer<Element = bf16>,
+    {
+        self.communicator.context().refuse_capturing("AllGatherGemm::launch is called")?;
+        // SAFETY: no capture is active.
+        unsafe { self.launch_capturable(a, b, c, shape) }
+    }
+
+    /// As [`launch`](Self::launch), but also allowed during a stream capture.
+    ///
+    /// # Errors
+    ///
+    /// As [`launch`](Self::launch), except
+    /// [`StateError::Capturing`](devcomm_host::StateError::Capturing).
+    ///
+    /// # Safety
+    ///
+    /// In a capture: while the graph can be launched, the buffers and this object are not dropped.
+    /// The graph is launched on this object's stream, or events order it with all other launches of
+    /// this object.
+    pub unsafe fn launch_capturable<A, B, C>(
+        &self,
+        a: &A,
+        b: &B,
+        c: &C,
+        shape: [usize; 3],
+    ) -> Result<()>
+    where
+        A: Buffer<Element = bf16>,
+        B: Buffer<Element = bf16>,
+        C: Buffer<Element = bf16>,
+    {
+        let (a, b, c) = (a.device_slice(), b.device_slice(), c.device_slice());
+        let extents = check_extents(shape)?;
+        let ([m, n, k], ranks) = (shape, self.communicator.n_ranks());
+        if !m.is_multiple_of(ranks) {
+            return refuse(format!("m is {m}, and no multiple of the {ranks} ranks"));
+        }
+        if m > self.most[0] || m * k > self.gathered.len() {
+            return refuse(format!(
+                "{m} x {k} elements of A need a larger workspace: make another AllGatherGemm for \
+                 them"
+            ));
+        }
+        let check = |name: &str, slice: &DeviceSlice<bf16>, rows, columns| {
+            require_context(name, slice.context(), self.communicator.context())?;
+            check_len(name, slice.len(), rows, columns)
+        };
+        check("A", &a, m / ranks, k)?;
+        check("B", &b, n, k)?;
+        check("C", &c, m, n)?;
+        let addresses = [a.device_address(), b.device_address(), c.device_address()];
+        let is_aligned = addresses.iter().all(|address| address.is_multiple_of(16));
+        // SAFETY: the buffers have the elements, and dropping one waits for the stream; the caller
+        // ensures what a graph needs. Launches on one stream are ordered.
+        unsafe {
+            if let (AllGatherGemmPlan::Fused, Some(fused)) =
+                (self.explain(shape).plan, self.fused.get())
+            {
+                if !is_aligned {
+                    return refuse(
+                        "the plan `fused` needs A, B and C at multiples of 16 bytes".to_owned(),
+                    );
+                }
+                return fused.launch(&self.stream, addresses, ranks as u32, extents);
+            }
+            let gathered = self.gathered.slice(..m * k)?;
+            self.collectives.all_gather(&a.slice(..m / ranks * k)?, &gathered, &self.stream)?;
+            self.gemm.launch_capturable(&gathered, &b, &c, shape)
+        }
+    }
+}
+
+impl Fused {
+    /// With two banks for up to `m x k` elements. *Collective*.
+    fn new(comm: &Communicator, [m, k]: [usize; 2]) -> Result<Self> {
+        /// A bank begins at a multiple of so many elements.
+        const ALIGNMENT: usize = 128;
+        let own = || {
+            comm.require_single_lsa_team()?;
+            let set = KernelSet { modules: &MODULES, unavailable: KERNELS.unavailable };
+            let compiled = Kernels::load(comm.context(), &set)?;
+            let clusters = compiled.resident_clusters::<FusedKernel>(CLUSTER, THREADS, SHARED)?;
+            if clusters == 0 {
+                return refuse("the GPU has no room for a block of the kernel".to_owned());
+            }
+            Ok(((compiled, clusters), [0; 2]))
+        };
+        let ((compiled, clusters), _) = agree_on(comm, own())?;
+        // New windows are zeroed, as the flags must be.
+        let fused = Self {
+            compiled,
+            dev_comm: comm.create_dev_comm(DevCommRequirements::new())?,
+            banks: comm.window(2 * (m * k).next_multiple_of(ALIGNMENT))?,
+            flags: comm.window(gather_flags(m, comm.n_ranks()).max(1))?,
+            state: comm.mem_alloc(Epoch::WORDS)?,
+            clusters,
+        };
+        fused.state.fill_bytes(0)?;
+        // All ranks' flags are zeroed before any kernel sets one.
+        comm.barrier()?;
+        Ok(fused)
+    }
+
+    /// Enqueues a product.
+    ///
+    /// # Safety
+    ///
+    /// The matrices begin at multiples of 16 bytes, and have the elements of the shape, for A those
+    /// of this rank; the banks have all of A, and `k` is a multiple of 8. All stay allocated until
+    /// the kernel has ended. Launches are ordered, and the same in all ranks.
+    unsafe fn launch(
+        &self,
+        stream: &Stream,
+        [a, b, c]: [u64; 3],
+        ranks: u32,
+        [m, n, k]: [u32; 3],
+    ) -> Result<()> {
+        let Self { compiled, dev_comm, banks, flags, state, clusters } = self;
+        let first = banks.device_address();
+        let matrices = Matrices::plain([first, b, c], [m, n, k]);
+        let ([gathered, b, map_of_c], unaligned) = wide_maps::<bf16, bf16>(stream, matrices)?;
+        let factor = |address, rows| map::<bf16>(stream, address, [rows, k, TILE_M]);
+        let second = first + banks.len() as u64 / 2 * size_of::<bf16>() as u64;
+        let (own, second) = (factor(a, m / ranks)?, factor(second, m)?);
+        let tiles = u64::from(m.div_ceil(CLUSTER * TILE_M)) * u64::from(n.div_ceil(TILE_N));
+        let blocks = u64::from(*clusters).min(tiles) as u32 * CLUSTER;
+        let config = LaunchConfig::new(blocks, THREADS).with_dynamic_shared(SHARED);
+        let memory = GatheredArgs { rows: a, banks, flags, state };
+        let launch = FusedKernel::args(
+            dev_comm, memory, own, gathered, second, b, map_of_c, unaligned, m, n, k,
+        );
+        // SAFETY: the caller's contract; the workspace is as the kernel needs it.
+        unsafe { launch.config(config.with_dependent()).launch(&compiled.on(stream)) }
+    }
+}
+
+impl fmt::Debug for AllGatherGemm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "AllGatherGemm({} ranks)", self.communicator.n_ranks())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plans_are_read_as_they_are_written() {
+        for text in ["unfused", "fused"] {
+            assert_eq!(text.parse::<AllGatherGemmPlan>().unwrap().to_string(), text);
+        }
+        let error = "ring".parse::<AllGatherGemmPlan>().unwrap_err().to_string();
+        assert_eq!(error, "`ring` is no plan: unfused or fused");
+    }
+}

@@ -1,0 +1,375 @@
+//! The all-gather of A's rows and the product, in one kernel, on Hopper.
+//!
+//! The product is that of [`gemm_wgmma`](crate::gemm::gemm_wgmma). Two of the three warps that
+//! neither load nor multiply push the rank's own rows to the peers, a few rows at a time, each with
+//! a flag. The third one waits for the flags of the rows that the block needs next, and lets the
+//! loading thread go on. A rank computes the tiles of its own rows first, then those of the next
+//! rank's, and so on, in the order in which the rows arrive: while it multiplies its own, most
+//! others come.
+//!
+//! # Why it cannot deadlock
+//!
+//! A warp that pushes waits for nothing but the previous kernel of its stream, and a cooperative
+//! launch lets all of them run. Everything else waits for what they push, or within its block.
+//!
+//! # Why no row is overwritten that is still read
+//!
+//! The rows of a launch go to one of two banks, which take turns. Every rank waits for rows of each
+//! peer in each launch. So when a rank begins its next launch but one, each peer had begun the
+//! launch between, and had ended this one before it pushed anything in that.
+
+use cuda_std::atomic::{Order as MemoryOrder, Scope};
+use cuda_std::prelude::*;
+use cuda_std::vector::Vec16;
+use cuda_std::{grid, tma};
+use devcomm_types::{GridConstant, TensorMap};
+use nccl_device::{Coop, DevComm, Epoch, Flag, Team, Window};
+
+use crate::files::gemm::epilogue::Identity;
+use crate::files::gemm::follow::{Beside, Follow};
+use crate::files::gemm::gemm_wgmma::{CLUSTER, IDLE_WARPS, TILE_M, origin, product_and};
+use crate::files::gemm::order::{Order, cluster, clusters};
+
+/// Rows that a warp pushes before it sets their flag.
+const ROWS: u32 = 4;
+/// Warps of a block that push; one more waits.
+const PUSHING: u32 = IDLE_WARPS - 1;
+/// Vectors that a lane has in flight.
+const UNROLL: u32 = 8;
+/// Elements of a vector.
+const LANES: u32 = Vec16::<bf16>::LANES as u32;
+/// Rows of a cluster's tile.
+const CLUSTER_M: u32 = CLUSTER * TILE_M;
+
+/// Where the rows of A come from, and the memory that peers push theirs to.
+#[repr(C)]
+#[derive(Clone, Copy, KernelParam)]
+pub struct Gathered {
+    /// This rank's `m / ranks` rows of A.
+    pub rows: *const bf16,
+    /// Two banks with room for all of A, at the begin and in the middle of each rank's part.
+    pub banks: Window<bf16>,
+    /// [`gather_flags()`] words.
+    pub flags: Window<u32>,
+    /// The words of an [`Epoch`].
+    pub state: *mut u32,
+}
+
+/// `C = A x B^T` in bf16, where each rank has the same number of rows of A.
+///
+/// `own` is the map of this rank's rows, `first` and `second` are those of A in the two banks.
+/// They, `b`, `c`, `unaligned`, the block and the grid are as for
+/// [`gemm_wgmma`](crate::gemm::gemm_wgmma::gemm_wgmma()), with `k` a multiple of 8 and no factor
+/// stored transposed. `n` may differ between the ranks.
+///
+/// # Safety
+///
+/// As for `gemm_wgmma`; `m` is a multiple of the number of ranks, all in the LSA team. The rows and
+/// the banks begin at multiples of 16 bytes. Only this kernel uses the banks, the flags and the
+/// state, whose words were 0 in every rank before the first launch in any. All ranks launch it in
+/// the same order, with the same `m` and `k` and with windows of the same lengths.
+#[kernel(arch = "sm_90a", max_threads = 384, cluster = 2)]
+pub unsafe fn allgather_gemm(
+    comm: DevComm,
+    gathered: Gathered,
+    own: GridConstant<TensorMap>,
+    first: GridConstant<TensorMap>,
+    second: GridConstant<TensorMap>,
+    b: GridConstant<TensorMap>,
+    c: GridConstant<TensorMap>,
+    unaligned: *mut bf16,
+    m: u32,
+    n: u32,
+    k: u32,
+) {
+    let (team, maps) = (comm.lsa_team(), [&*first, &*second]);
+    let gather = Gather { comm: &comm, team, gathered: &gathered, maps, m, k };
+    gather.prepare();
+    // SAFETY: the kernel's contract. All threads of the block have ended their work at `end`.
+    unsafe {
+        let (maps, epilogue) = ([&*own, &*b, &*c], Identity::<bf16>::new());
+        product_and::<bf16, _>(maps, unaligned, [m, n, k], [false; 2], epilogue, &gather);
+        gather.end();
+    }
+}
+
+/// The words of the flags' window, for up to `m` rows over so many ranks.
+#[must_use]
+pub const fn gather_flags(m: usize, ranks: usize) -> usize {
+    ranks * (m / ranks).div_ceil(ROWS as usize)
+}
+
+/// The number of tiles when no more arrive.
+const ABORTED: u32 = u32::MAX;
+
+/// In shared memory: of how many of the block's tiles all rows have arrived, and the bank.
+#[inline(always)]
+fn arrived() -> *mut u32 {
+    shared_array![u32; 2]
+}
+
+/// The rows of A, of all ranks.
+#[derive(Clone, Copy)]
+struct Gather<'a> {
+    comm: &'a DevComm,
+    team: Team,
+    gathered: &'a Gathered,
+    /// A's maps in the two banks.
+    maps: [&'a TensorMap; 2],
+    m: u32,
+    k: u32,
+}
+
+impl Gather<'_> {
+    /// Prepares the block's shared memory. All threads of the block call it first.
+    #[inline(always)]
+    fn prepare(&self) {
+        if thread::thread_idx_x() == 0 {
+            // SAFETY: no other thread uses the word before the barrier.
+            unsafe { mem::store(arrived(), 0) };
+        }
+        thread::sync_threads();
+    }
+
+    /// The number of this launch.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract; the previous kernels have ended.
+    #[inline(always)]
+    unsafe fn epoch(&self) -> Epoch {
+        // SAFETY: the caller's contract.
+        unsafe { Epoch::begin(self.gathered.state) }
+    }
+
+    /// Ends this launch.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract. All threads of the block call it behind the product, which ends with
+    /// a barrier.
+    #[inline(always)]
+    unsafe fn end(&self) {
+        if thread::thread_idx_x() == 0 {
+            // SAFETY: the caller's contract.
+            unsafe { self.epoch().end(Coop::thread()) };
+        }
+    }
+
+    /// Rows of each rank.
+    #[inline(always)]
+    fn each(&self) -> u32 {
+        self.m / self.team.n_ranks as u32
+    }
+
+    /// This rank's first row of A.
+    #[inline(always)]
+    fn first(&self) -> u32 {
+        self.team.rank as u32 * self.each()
+    }
+
+    /// Whether all rows of a block's tile, from `row` on, are this rank's.
+    #[inline(always)]
+    fn is_own(&self, row: u32) -> bool {
+        row >= self.first() && (row + TILE_M).min(self.m) <= self.first() + self.each()
+    }
+
+    /// Messages of each rank to each other one.
+    #[inline(always)]
+    fn messages(&self) -> u32 {
+        self.each().div_ceil(ROWS)
+    }
+
+    /// The message with a row, among those of all ranks.
+    #[inline(always)]
+    fn message(&self, row: u32) -> u32 {
+        row / self.each() * self.messages() + row % self.each() / ROWS
+    }
+
+    /// The flag of a message.
+    #[inline(always)]
+    fn flag(&self, message: u32) -> Flag<'_> {
+        // SAFETY: the kernel's contract: it is one of the window's flags.
+        unsafe { Flag::new(self.comm, self.gathered.flags, message as usize) }
+    }
+
+    /// Waits for the rows of the block's tiles, one tile after the other.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract; one warp of the block calls it, all lanes together.
+    #[inline(always)]
+    unsafe fn watch(&self, order: Order) {
+        // SAFETY: the caller's contract.
+        let epoch = unsafe { self.epoch().get() };
+        let bank = epoch % 2;
+        if warp::lane_id() == 0 {
+            tma::prefetch_map(if bank == 0 { self.maps[0] } else { self.maps[1] });
+            // SAFETY: the word is read only after what this lane releases below.
+            unsafe { mem::store(arrived().add(1), bank) };
+        }
+        let (mut tile, mut tiles, mut all) = (cluster(), 0, true);
+        while all && tile < order.count() {
+            let (row, _) = origin(order, tile);
+            let end = (row + TILE_M).min(self.m);
+            if row < end && !self.is_own(row) {
+                let last = self.message(end - 1);
+                let mut message = self.message(row) + warp::lane_id();
+                while all && message <= last {
+                    all = self.wait_for(message, epoch);
+                    message += warp::WARP_SIZE;
+                }
+            }
+            tile += clusters();
+            tiles += 1;
+            // SAFETY: all lanes call these; the word is one of the block's, and written by ordered
+            // stores.
+            unsafe {
+                all = warp::all(all);
+                warp::sync();
+                if warp::lane_id() == 0 {
+                    let tiles = if all { tiles } else { ABORTED };
+                    mem::store_ordered(arrived(), tiles, MemoryOrder::Release, Scope::Cta);
+                }
+            }
+        }
+    }
+
+    /// Waits for a message; whether it has arrived, or else the host has aborted the wait.
+    #[inline(always)]
+    fn wait_for(&self, message: u32, epoch: u32) -> bool {
+        let flag = self.flag(message);
+        let arrives = self.comm.wait_until_or_abort(|| {
+            let has_arrived = flag.is_at_least(epoch);
+            if !has_arrived {
+                // The warps that multiply need the power.
+                thread::nanosleep(500);
+            }
+            has_arrived
+        });
+        arrives.is_ok()
+    }
+
+    /// Pushes the rank's rows to the peers; to itself only those in tiles with rows of a peer.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract; the `index`-th pushing warp of each block calls it, all lanes
+    /// together.
+    #[inline(always)]
+    unsafe fn push(&self, index: u32) {
+        // SAFETY: the caller's contract.
+        let epoch = unsafe { self.epoch().get() };
+        let (ranks, messages) = (self.team.n_ranks as u32, self.messages());
+        let mut item = thread::block_idx_x() * PUSHING + index;
+        while item < ranks * messages {
+            let (distance, message) = (item / messages, item % messages);
+            if distance > 0 || self.is_shared(message) {
+                // The rank before this one needs these rows first.
+                let to = self.team.rotated((ranks - distance) as i32);
+                // SAFETY: the caller's contract.
+                unsafe { self.send(message, to, epoch % 2) };
+                let first = self.team.rank as u32 * messages;
+                self.flag(first + message).post(Coop::warp(), to, epoch);
+            }
+            item += thread::grid_dim_x() * PUSHING;
+        }
+    }
+
+    /// Whether rows of an own message are in tiles with rows of a peer.
+    #[inline(always)]
+    fn is_shared(&self, message: u32) -> bool {
+        let first = self.first() + message * ROWS;
+        let last = (first + ROWS).min(self.first() + self.each()) - 1;
+        !self.is_own(first / TILE_M * TILE_M) || !self.is_own(last / TILE_M * TILE_M)
+    }
+
+    /// Stores the rows of a message to a rank's bank.
+    ///
+    /// # Safety
+    ///
+    /// As [`push`](Self::push); nothing else accesses these rows of the bank before their flag is
+    /// set.
+    #[inline(always)]
+    unsafe fn send(&self, message: u32, to: i32, bank: u32) {
+        let vectors = self.k / LANES;
+        let row = message * ROWS;
+        let count = (self.each() - row).min(ROWS) * vectors;
+        let element = |row: u32| row as usize * self.k as usize;
+        let from = self.gathered.rows.wrapping_add(element(row)).cast::<Vec16<bf16>>();
+        let banks = self.gathered.banks;
+        let bank = bank as usize * (banks.len() / 2);
+        let into = banks.lsa(to).as_ptr().wrapping_add(bank + element(self.first() + row));
+        let into = into.cast::<Vec16<bf16>>();
+        let mut at = warp::lane_id();
+        while at < count {
+            let mut vectors = [Vec16::from_bits([0; 4]); UNROLL as usize];
+            let mut i = 0;
+            while i < UNROLL {
+                let vector = at + i * warp::WARP_SIZE;
+                if vector < count {
+                    let from = from.wrapping_add(vector as usize).cast();
+                    // SAFETY: the kernel's contract: the vector is one of the rank's rows.
+                    vectors[i as usize] = unsafe { mem::load_vec::<bf16>(from) };
+                }
+                i += 1;
+            }
+            let mut i = 0;
+            while i < UNROLL {
+                let vector = at + i * warp::WARP_SIZE;
+                if vector < count {
+                    let into = into.wrapping_add(vector as usize).cast();
+                    // SAFETY: the caller's contract; the bank has the row.
+                    unsafe { mem::store_vec::<bf16>(into, vectors[i as usize]) };
+                }
+                i += 1;
+            }
+            at += UNROLL * warp::WARP_SIZE;
+        }
+    }
+}
+
+impl Follow for Gather<'_> {
+    const BESIDE: Beside = Beside::Copies;
+
+    /// A rank's own rows first.
+    #[inline(always)]
+    fn order(&self, rows: u32, columns: u32) -> Order {
+        let first = self.first().div_ceil(CLUSTER_M);
+        Order::parts(rows, columns, first % rows, (self.each() / CLUSTER_M).max(1))
+    }
+
+    #[inline(always)]
+    unsafe fn source<'m>(&'m self, a: &'m TensorMap, tiles: u32, row: u32) -> (&'m TensorMap, u32) {
+        if self.is_own(row) {
+            return (a, row - self.first());
+        }
+        let mut arrived_tiles = 0;
+        let arrives = self.comm.wait_until_or_abort(|| {
+            // SAFETY: the word is one of the block's, and written by ordered stores.
+            arrived_tiles =
+                unsafe { mem::load_ordered(arrived(), MemoryOrder::Acquire, Scope::Cta) };
+            arrived_tiles > tiles
+        });
+        if arrives.is_err() || arrived_tiles == ABORTED {
+            // A product of no use, so that the block ends.
+            return (a, 0);
+        }
+        tma::fence_async_global();
+        // SAFETY: it was stored before what was acquired.
+        let bank = unsafe { mem::load(arrived().add(1)) };
+        (if bank == 0 { self.maps[0] } else { self.maps[1] }, row)
+    }
+
+    #[inline(always)]
+    unsafe fn beside(&self, order: Order, index: u32) {
+        grid::wait_for_previous();
+        // SAFETY: the caller's contract.
+        unsafe {
+            match index {
+                PUSHING => self.watch(order),
+                _ => self.push(index),
+            }
+        }
+    }
+}

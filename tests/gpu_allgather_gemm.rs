@@ -1,0 +1,252 @@
+//! Tests of the all-gather of A's rows and the product.
+
+use devcomm::sim::Lag;
+use devcomm::{
+    AllGatherGemm, AllGatherGemmPlan, Buffer, Error, Rank, Simulation, Stream, SymmetricBuffer,
+};
+use devcomm_testing::gemm::{Factor, Problem};
+use devcomm_testing::machines::{Gpus, on_gpus};
+use half::bf16;
+
+use AllGatherGemmPlan::{Fused, Unfused};
+
+/// Elements of a large product on GPUs that are checked. Small and simulated products are checked
+/// in full.
+const SAMPLES: usize = 512;
+
+/// A product on this rank: its rows of A, which all ranks have of one matrix, its B and its C.
+struct Set {
+    problem: Problem,
+    a: SymmetricBuffer<bf16>,
+    b: SymmetricBuffer<bf16>,
+    c: SymmetricBuffer<bf16>,
+}
+
+impl Set {
+    fn new(rank: &Rank, shape: [usize; 3], seed: u64) -> Result<Self, Error> {
+        let comm = rank.communicator()?;
+        let [m, n, k] = shape;
+        let problem = Problem { m, n, k, seed };
+        let all: Vec<bf16> = problem.factor(Factor::A, 0);
+        let part = all.len() / rank.n_ranks();
+        let set = Self {
+            problem,
+            a: comm.mem_alloc(part)?,
+            b: comm.mem_alloc(n * k)?,
+            c: comm.mem_alloc(m * n)?,
+        };
+        set.a.copy_from_host(&all[rank.rank() * part..][..part])?;
+        set.b.copy_from_host(&problem.factor(Factor::B, 0))?;
+        set.poison()?;
+        Ok(set)
+    }
+
+    /// An element that is not written stays NaN.
+    fn poison(&self) -> Result<(), Error> {
+        self.c.fill_bytes(0xff)
+    }
+
+    fn launch(&self, product: &AllGatherGemm) -> Result<(), Error> {
+        product.launch(&self.a, &self.b, &self.c, self.problem.shape())
+    }
+
+    fn check(&self, rank: &Rank) -> Result<(), Error> {
+        let (problem, mut got) = (self.problem, vec![bf16::NAN; self.c.len()]);
+        self.c.copy_to_host(&mut got)?;
+        let wrong = match rank.is_simulated() || got.len() <= SAMPLES * 16 {
+            true => problem.count_wrong(0..1, &got, problem.all()),
+            false => problem.count_wrong(0..1, &got, problem.samples(SAMPLES)),
+        };
+        assert_eq!(wrong, 0, "{rank:?}, {problem:?}");
+        Ok(())
+    }
+}
+
+/// For products of these sets, on this stream.
+fn product(
+    rank: &Rank,
+    stream: &Stream,
+    sets: &[Set],
+    plan: AllGatherGemmPlan,
+) -> Result<AllGatherGemm, Error> {
+    let most = |extent: fn(&Problem) -> usize| sets.iter().map(|set| extent(&set.problem)).max();
+    let (m, k) = (most(|problem| problem.m).unwrap_or(1), most(|problem| problem.k).unwrap_or(1));
+    let product = AllGatherGemm::new(rank.communicator()?, stream, m, k)?;
+    product.set_plan(plan)?;
+    Ok(product)
+}
+
+/// Checks products of these shapes by a plan that was asked for, `launches` times in a row; each
+/// shape with the plan by which it is done.
+fn is_right(
+    rank: &Rank,
+    asked: AllGatherGemmPlan,
+    shapes: &[([usize; 3], AllGatherGemmPlan)],
+    seed: u64,
+    launches: usize,
+) -> Result<(), Error> {
+    let set = |(i, (shape, _)): (usize, &([usize; 3], _))| Set::new(rank, *shape, seed + i as u64);
+    let sets: Vec<_> = shapes.iter().enumerate().map(set).collect::<Result<_, _>>()?;
+    let stream = rank.stream()?;
+    let product = product(rank, &stream, &sets, asked)?;
+    for (shape, plan) in shapes {
+        assert_eq!(product.explain(*shape).plan, *plan, "{shape:?}");
+    }
+    rank.barrier()?;
+    for _ in 0..launches {
+        sets.iter().try_for_each(|set| set.launch(&product))?;
+    }
+    stream.synchronize()?;
+    sets.iter().try_for_each(|set| set.check(rank))?;
+    rank.barrier()
+}
+
+/// Simulated GPUs with fewer resident blocks than tiles.
+fn small_gpus(ranks: usize) -> Gpus {
+    Gpus::from(Simulation::new(ranks).multiprocessors(2))
+}
+
+/// Tiles with rows of one rank and of several, a last tile that is not whole, columns that TMA does
+/// not store, and shapes that the kernel does not do.
+#[test]
+fn each_rank_gets_its_product_with_the_rows_of_two() {
+    small_gpus(2).run("each_rank_gets_its_product_with_the_rows_of_two", |rank| {
+        let fused: &[_] = match rank.is_simulated() {
+            true => &[
+                ([512, 264, 72], Fused),
+                ([522, 7, 24], Fused),
+                ([2, 24, 8], Fused),
+                ([6, 24, 9], Unfused),
+            ],
+            false => &[
+                ([8192, 4096, 2048], Fused),
+                ([4098, 1001, 520], Fused),
+                ([2, 24, 8], Fused),
+                ([6, 24, 9], Unfused),
+            ],
+        };
+        is_right(rank, Fused, fused, 7, 1)?;
+        is_right(rank, Unfused, &[([512, 24, 72], Unfused), ([6, 7, 9], Unfused)], 8, 1)
+    });
+}
+
+#[test]
+fn each_rank_gets_its_product_with_the_rows_of_four() {
+    small_gpus(4).run("each_rank_gets_its_product_with_the_rows_of_four", |rank| {
+        let shapes: &[_] = match rank.is_simulated() {
+            true => &[([1024, 24, 40], Fused), ([300, 264, 16], Fused), ([4, 8, 8], Fused)],
+            false => &[([8192, 4096, 2048], Fused), ([4100, 1001, 520], Fused)],
+        };
+        is_right(rank, Fused, shapes, 3, 1)
+    });
+}
+
+/// The banks take turns, and A is another one in each launch.
+#[test]
+fn launches_follow_each_other_without_a_reset() {
+    small_gpus(2).run("launches_follow_each_other_without_a_reset", |rank| {
+        let (launches, shapes): (_, &[_]) = match rank.is_simulated() {
+            true => (2, &[([260, 8, 24], Fused), ([256, 8, 40], Fused), ([260, 8, 24], Fused)]),
+            false => (50, &[([4096, 512, 1024], Fused); 3]),
+        };
+        is_right(rank, Fused, shapes, 9, launches)
+    });
+}
+
+#[test]
+fn is_right_whatever_the_order_in_which_threads_run() {
+    let name = "is_right_whatever_the_order_in_which_threads_run";
+    small_gpus(2).run_seeds(name, 0..3, |rank, seed| {
+        is_right(rank, Fused, &[([264, 16, 16], Fused); 2], 10 * seed, 2)
+    });
+}
+
+/// One rank has many columns, so that the other one is a launch ahead.
+#[test]
+fn a_rank_in_its_next_launch_overwrites_no_rows_that_are_read() {
+    let name = "a_rank_in_its_next_launch_overwrites_no_rows_that_are_read";
+    for lag in [None, Some(Lag::Rank)] {
+        let gpus = Simulation::new(2).multiprocessors(2);
+        let gpus = lag.map_or(gpus.clone(), |lag| gpus.lag(lag));
+        Gpus::from(gpus).run_seeds(name, 0..2, |rank, seed| {
+            let (m, few, many, k) = match rank.is_simulated() {
+                true => (256, 8, 520, 16),
+                false => (4096, 256, 8192, 2048),
+            };
+            let is_slow = rank.rank() as u64 == seed % 2;
+            let shape = [m, if is_slow { many } else { few }, k];
+            is_right(rank, Fused, &[(shape, Fused); 4], 20 + seed, 1)
+        });
+    }
+}
+
+/// What comes before a product in its stream writes A.
+#[test]
+fn graphs_are_replayed_with_new_rows() {
+    small_gpus(2).run("graphs_are_replayed_with_new_rows", |rank| {
+        let shape = if rank.is_simulated() { [256, 8, 24] } else { [4096, 1024, 1024] };
+        let sets = [Set::new(rank, shape, 1)?, Set::new(rank, shape, 2)?];
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let product = product(rank, &stream, &sets, Fused)?;
+        let a = comm.mem_alloc(sets[0].a.len())?;
+        let graph = stream.capture(|| {
+            for set in &sets {
+                stream.copy(&set.a, &a)?;
+                // SAFETY: the graph ends before what it uses, and is launched on this stream.
+                unsafe { product.launch_capturable(&a, &set.b, &set.c, shape)? };
+            }
+            Ok::<_, Error>(())
+        })?;
+        for _ in 0..3 {
+            sets.iter().try_for_each(Set::poison)?;
+            graph.launch(&stream)?;
+            stream.synchronize()?;
+            sets.iter().try_for_each(|set| set.check(rank))?;
+        }
+        rank.barrier()
+    });
+}
+
+#[test]
+fn bad_input_is_refused_with_the_reason() {
+    on_gpus("bad_input_is_refused_with_the_reason", 1, |rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let (a, b) = (comm.mem_alloc::<bf16>(64 * 64)?, comm.mem_alloc::<bf16>(64 * 64)?);
+        let c = comm.mem_alloc::<bf16>(300)?;
+        let product = AllGatherGemm::new(comm, &stream, 64, 64)?;
+        for (shape, reason) in [
+            ([64, 0, 8], "nothing to do"),
+            ([4, 64, 65], "B has 4096 elements"),
+            ([64, 64, 8], "C has 300 elements"),
+            ([64, 64, 65], "larger workspace"),
+            ([65, 64, 8], "larger workspace"),
+        ] {
+            let error = product.launch(&a, &b, &c, shape).err().map(|e| e.to_string());
+            assert!(error.as_ref().is_some_and(|e| e.contains(reason)), "{shape:?}: {error:?}");
+        }
+        let few = a.slice(..100)?;
+        let error = product.launch(&few, &b, &c, [4, 8, 64]).unwrap_err().to_string();
+        assert!(error.contains("A has 100 elements"), "{error}");
+        assert_eq!(product.explain([64; 3]).to_string(), "unfused, as no other plan was set");
+        product.launch(&a, &b, &c, [4, 64, 64])?;
+        product.set_plan(Fused)?;
+        assert_eq!(product.explain([64; 3]).to_string(), "fused, as it was set");
+        assert_eq!(product.explain([4, 4, 9]).to_string(), "unfused, as k is no multiple of 8");
+        product.launch(&a, &b, &c, [4, 64, 64])?;
+        let error = product.launch(&a.slice(1..)?, &b, &c, [4, 64, 64]).unwrap_err().to_string();
+        assert!(error.contains("multiples of 16 bytes"), "{error}");
+        stream.synchronize()
+    });
+}
+
+#[test]
+fn rows_that_ranks_cannot_share_are_refused() {
+    on_gpus("rows_that_ranks_cannot_share_are_refused", 2, |rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let a = comm.mem_alloc::<bf16>(64)?;
+        let product = AllGatherGemm::new(comm, &stream, 8, 8)?;
+        let error = product.launch(&a, &a, &a, [7, 8, 8]).unwrap_err().to_string();
+        assert!(error.contains("m is 7, and no multiple of the 2 ranks"), "{error}");
+        Ok(())
+    });
+}
