@@ -260,7 +260,6 @@ impl<const N: usize> Lamport<'_, N> {
 
     /// Waits for the vectors that one rank sent to `K` slots, of which all are polled at once;
     /// empties them. `slot` gives a slot, or `None` for a vector that nobody sends, which is 0.
-    /// `meanwhile` runs while the first loads are in flight.
     ///
     /// # Safety
     ///
@@ -271,11 +270,10 @@ impl<const N: usize> Lamport<'_, N> {
         &self,
         source: usize,
         slot: impl Fn(usize) -> Option<u32>,
-        meanwhile: impl FnOnce(),
     ) -> [Vec16<T>; K] {
         let mut vectors = [Vec16::from_bits([0; 4]); K];
         // Slots are opaque, as their addresses would take registers from here to the end.
-        let mut poll = || {
+        self.wait(slot(0).unwrap_or(0), || {
             let (mut all, mut i) = (true, 0);
             while i < K {
                 if let Some(slot) = slot(i) {
@@ -287,12 +285,7 @@ impl<const N: usize> Lamport<'_, N> {
                 i += 1;
             }
             all
-        };
-        let have_arrived = poll();
-        meanwhile();
-        if !have_arrived {
-            self.wait(slot(0).unwrap_or(0), poll);
-        }
+        });
         let mut i = 0;
         while i < K {
             if let Some(slot) = slot(i) {

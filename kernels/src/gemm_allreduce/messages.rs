@@ -226,24 +226,17 @@ impl<const SCATTERS: bool> Messages<'_, SCATTERS> {
         }
     }
 
-    /// Adds what the peer sent of a group, and stores the sums. `meanwhile` runs while the first
-    /// loads are in flight.
+    /// Adds what the peer sent of a group, and stores the sums.
     ///
     /// # Safety
     ///
     /// The kernel's contract, and one warp calls it.
     #[inline(always)]
-    unsafe fn add(
-        &self,
-        session: &Lamport<'_, 2>,
-        group: Group,
-        ours: &Vectors,
-        meanwhile: impl FnOnce(),
-    ) {
+    unsafe fn add(&self, session: &Lamport<'_, 2>, group: Group, ours: &Vectors) {
         let peer = self.comm.lsa_team().rank as usize ^ 1;
         // SAFETY: the caller's contract.
         unsafe {
-            let theirs: Vectors = session.receive_several(peer, |i| group.vector(i), meanwhile);
+            let theirs: Vectors = session.receive_several(peer, |i| group.vector(i));
             let mut i = 0;
             while i < ours.len() {
                 if let Some(vector) = group.vector(i) {
@@ -287,29 +280,19 @@ impl<const SCATTERS: bool> Follow for Messages<'_, SCATTERS> {
             let session = self.session();
             let (mut sent, mut added) = (index, index);
             while added < end {
-                let mut outgoing = None;
                 if sent < end {
                     self.wait_for(sent);
                     let group = self.group(order, sent);
                     if group.is_sent {
-                        outgoing = Some((group, self.load(group)));
+                        self.send(&session, group, &self.load(group));
                     }
                 }
-                // Behind all loads of this turn: a store waits for what it stores.
-                let send = || {
-                    if let Some((group, ours)) = &outgoing {
-                        self.send(&session, *group, ours);
-                    }
-                };
                 sent += IDLE_WARPS;
-                let is_due = sent > added + BEHIND * IDLE_WARPS || sent >= end;
-                let group = self.group(order, added);
-                if is_due && group.is_added {
-                    self.add(&session, group, &self.load(group), send);
-                } else {
-                    send();
-                }
-                if is_due {
+                if sent > added + BEHIND * IDLE_WARPS || sent >= end {
+                    let group = self.group(order, added);
+                    if group.is_added {
+                        self.add(&session, group, &self.load(group));
+                    }
                     added += IDLE_WARPS;
                 }
             }
@@ -330,8 +313,8 @@ impl<const SCATTERS: bool> Follow for Messages<'_, SCATTERS> {
                 self.send(&session, groups[0], &ours[0]);
                 self.send(&session, groups[1], &ours[1]);
             }
-            self.add(&session, groups[0], &ours[0], || {});
-            self.add(&session, groups[1], &ours[1], || {});
+            self.add(&session, groups[0], &ours[0]);
+            self.add(&session, groups[1], &ours[1]);
         }
     }
 }
