@@ -28,7 +28,7 @@ const CLEAN: &str = "globaldce,function(lower-invoke)";
 const OPTIMISE: &str = "default<O3>,default<O3>";
 
 /// Part of each cache key: change it when equal inputs give another result.
-pub(crate) const REVISION: u32 = 10;
+pub(crate) const REVISION: u32 = 11;
 
 /// A request to prepare NCCL's bitcode.
 #[derive(Debug, Serialize, Deserialize)]
@@ -244,21 +244,20 @@ fn mark_convergent(module: &Module<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Inlines functions with one caller, regardless of size, such as the closure of an LL all-to-all.
-/// A call costs a stack frame, and LLVM does not propagate the caller's constants through it.
+/// Inlines functions with one caller, regardless of size, such as the closure of an LL all-to-all,
+/// or a put of GIN. A call costs a stack frame, LLVM does not propagate the caller's constants
+/// through it, and a kernel's parameters are then read through a generic address. `inline(never)` is
+/// for functions that are large and called more than once; only cold ones stay as they are.
 fn inline_single_callers(module: &Module<'_>) -> Result<()> {
     let context = module.context();
-    let excluded = [context.attribute("noinline")?, context.attribute("cold")?];
+    let (never, cold) = (context.attribute("noinline")?, context.attribute("cold")?);
     let inline = context.attribute("alwaysinline")?;
+    let at = AttributePlace::Function;
     for function in module.functions() {
         let is_ours = !function.is_declaration() && !function.is_kernel();
-        if is_ours
-            && function.is_called_once()
-            && !excluded
-                .iter()
-                .any(|attribute| function.has_attribute(AttributePlace::Function, *attribute))
-        {
-            function.add_attribute(AttributePlace::Function, inline);
+        if is_ours && function.is_called_once() && !function.has_attribute(at, cold) {
+            function.remove_attribute(at, never);
+            function.add_attribute(at, inline);
         }
     }
     Ok(())

@@ -113,6 +113,24 @@ pub unsafe fn reduce_add_tile(map: &TensorMap, row: u32, column: u32, from: *con
     unsafe { arch::reduce_add_tile(map, row, column, arch::shared_address(from)) }
 }
 
+/// Starts the copy of words from shared memory to global memory, of this GPU or of a peer. They
+/// arrive in any order, each as a whole: messages that are their own flags. PTX:
+/// `cp.async.bulk.global.shared::cta.bulk_group`.
+///
+/// # Safety
+///
+/// `from` has `bytes` bytes of shared memory, and `to` of global memory, both aligned to 16 bytes, a
+/// multiple of 16; they are written before a [`fence_async_shared`] of the writing threads and a
+/// barrier with this thread. Until a wait of this thread for the group, no thread writes them; until
+/// they have arrived, none reads `to` but by relaxed loads at system scope.
+#[doc(alias = "cp.async.bulk")]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+#[track_caller]
+pub unsafe fn store_words(to: *mut u32, from: *const u8, bytes: u32) {
+    // SAFETY: the caller's contract.
+    unsafe { arch::store_words(to, arch::shared_address(from), bytes) }
+}
+
 /// Commits this thread's stores since the last call as a group. PTX: `cp.async.bulk.commit_group`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]

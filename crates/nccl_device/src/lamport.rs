@@ -58,6 +58,7 @@
 //! ```
 
 use cuda_std::atomic::{Order, Scope};
+use cuda_std::tile::SharedTile;
 use cuda_std::vector::Vec16;
 use cuda_std::{hint, mem};
 use devcomm_types::{Element, WaitFor, WaitKind};
@@ -84,7 +85,13 @@ const SLOT: usize = 4;
 /// A vector as peers receive it: words that are [`EMPTY`] become 0.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn message<T: Element>(vector: Vec16<T>) -> Vec16<T> {
-    Vec16::from_bits(vector.to_bits().map(|word| if word == EMPTY { 0 } else { word }))
+    Vec16::from_bits(vector.to_bits().map(message_word))
+}
+
+/// A word as peers receive it.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub fn message_word(word: u32) -> u32 {
+    if word == EMPTY { 0 } else { word }
 }
 
 /// The memory of Lamport messages among the `N` ranks of the LSA team: slots in a window.
@@ -138,6 +145,18 @@ impl<'a, const N: usize> LamportSlots<'a, N> {
     #[track_caller]
     pub unsafe fn begin(self, state: *mut u32, used: u32) -> Lamport<'a, N> {
         assert!(used <= self.capacity, "a launch uses more slots than there are");
+        // SAFETY: the caller's contract.
+        unsafe { self.join(state) }
+    }
+
+    /// The session of a launch that other threads of the grid [`begin`](Self::begin).
+    ///
+    /// # Safety
+    ///
+    /// As there; the slots that a thread uses are among those.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub unsafe fn join(self, state: *mut u32) -> Lamport<'a, N> {
         // SAFETY: the caller's contract; the word changes only after all blocks ended the session.
         let launch = unsafe { mem::load_ordered(state.add(LAUNCHES), Order::Relaxed, Scope::Gpu) };
         Lamport { slots: self, state, launch }
@@ -192,6 +211,25 @@ impl<const N: usize> Lamport<'_, N> {
         let to = self.slot(distance, self.me(), slot);
         // SAFETY: the caller's contract.
         unsafe { mem::store_vec_relaxed(to.cast(), message(vector), Scope::Sys) };
+    }
+
+    /// Sends a tile in shared memory, whose words are [`message`]s, to the slots from `slot` on: one
+    /// for each 16 bytes, in the order in which they lie there. It is a part of the thread's bulk
+    /// group.
+    ///
+    /// # Safety
+    ///
+    /// As [`send`](Self::send), for each of the slots, and [`SharedTile::store_as_it_is`].
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub unsafe fn send_tile<T, const ROWS: u32>(
+        &self,
+        distance: usize,
+        slot: u32,
+        tile: SharedTile<T, ROWS>,
+    ) {
+        // SAFETY: the caller's contract.
+        unsafe { tile.store_as_it_is(self.slot(distance, self.me(), slot)) };
     }
 
     /// Waits for the vectors that all ranks sent to a slot, empties it, and returns them in the

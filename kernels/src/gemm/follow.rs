@@ -1,7 +1,9 @@
 //! What a kernel does beside a product of large matrices.
 
+use cuda_std::tile::SharedTile;
 use devcomm_types::TensorMap;
 
+use super::gemm_wgmma::STORE_M;
 use super::order::Order;
 
 /// What the warps do that neither load nor multiply: how a block's registers are divided.
@@ -12,15 +14,13 @@ pub(crate) enum Beside {
     Copies,
     /// They add to the tiles that are stored, of which multiplying warps report theirs.
     Sums,
-    /// They add to half of them.
-    SumsOfHalf,
 }
 
 impl Beside {
     /// Whether multiplying warps report what they have stored.
     #[inline(always)]
     pub(crate) const fn is_sums(self) -> bool {
-        matches!(self, Self::Sums | Self::SumsOfHalf)
+        matches!(self, Self::Sums)
     }
 }
 
@@ -50,6 +50,27 @@ pub(crate) trait Follow {
     ) -> (&'a TensorMap, u32) {
         (a, row)
     }
+
+    /// What is stored of a word of the product.
+    #[inline(always)]
+    fn word(&self, word: u32) -> u32 {
+        word
+    }
+
+    /// Whether C gets the rows from `row` on, as many as a warp stores.
+    #[inline(always)]
+    fn keeps(&self, _row: u32) -> bool {
+        true
+    }
+
+    /// Sends a slice of a warp's part of a tile from shared memory, in a bulk group of its own. One
+    /// lane calls it.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract; the tile is as [`SharedTile::store`] needs it.
+    #[inline(always)]
+    unsafe fn send<O>(&self, _row: u32, _column: u32, _tile: SharedTile<O, STORE_M>) {}
 
     /// A multiplying warp has this many of its parts of tiles in C. One lane calls it.
     #[inline(always)]

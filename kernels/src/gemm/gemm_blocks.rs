@@ -179,7 +179,7 @@ unsafe fn multiply<T: GemmFactor, E: Epilogue>(
             // SAFETY: the caller's contract.
             unsafe {
                 done.write::<T, E::Output>(shared, warp, lane, word);
-                done.send(&c, shared, warp, lane, slice);
+                done.send(&c, shared, (warp, lane), slice, &());
             }
             slice += SLICES;
         }

@@ -312,7 +312,7 @@ pub(super) unsafe fn run<T: GemmFactor>(
 
 /// Registers of a thread that multiplies, and of another one, which may have more to do
 /// ([`Beside`]). Three warpgroups share what the launch gave them: 168 for each thread.
-const REGISTERS: [[u32; 2]; 4] = [[232, 40], [208, 88], [176, 152], [184, 136]];
+const REGISTERS: [[u32; 2]; 3] = [[232, 40], [208, 88], [192, 120]];
 
 const _: () = {
     let mut i = 0;
@@ -336,7 +336,6 @@ unsafe fn raise_registers<F: Follow>(_: &F) {
             Beside::Nothing => wgmma::raise_registers::<{ REGISTERS[0][0] }>(),
             Beside::Copies => wgmma::raise_registers::<{ REGISTERS[1][0] }>(),
             Beside::Sums => wgmma::raise_registers::<{ REGISTERS[2][0] }>(),
-            Beside::SumsOfHalf => wgmma::raise_registers::<{ REGISTERS[3][0] }>(),
         }
     }
 }
@@ -354,7 +353,6 @@ unsafe fn lower_registers<F: Follow>(_: &F) {
             Beside::Nothing => wgmma::lower_registers::<{ REGISTERS[0][1] }>(),
             Beside::Copies => wgmma::lower_registers::<{ REGISTERS[1][1] }>(),
             Beside::Sums => wgmma::lower_registers::<{ REGISTERS[2][1] }>(),
-            Beside::SumsOfHalf => wgmma::lower_registers::<{ REGISTERS[3][1] }>(),
         }
     }
 }
@@ -544,7 +542,7 @@ unsafe fn multiply<T: GemmFactor, E: Epilogue, F: Follow>(
                     if slice == at_once {
                         done.write::<T, E::Output>(shared, warp, lane, |i| rest[i]);
                     }
-                    done.send(&c, shared, warp, lane, slice);
+                    done.send(&c, shared, (warp, lane), slice, follow);
                 }
                 slice += SLICES;
             }
@@ -587,12 +585,12 @@ unsafe fn multiply<T: GemmFactor, E: Epilogue, F: Follow>(
         let mut slice = 0;
         while slice < slices {
             let first = (slice / SLICES) as usize * SLICES_WORDS;
-            let word = |i| E::Output::word(first + i, |i| sums[i]);
+            let word = |i| follow.word(E::Output::word(first + i, |i| sums[i]));
             if slice < at_once {
                 // SAFETY: the caller's contract.
                 unsafe {
                     if slice > 0 {
-                        done.send(&c, shared, warp, lane, slice - SLICES);
+                        done.send(&c, shared, (warp, lane), slice - SLICES, follow);
                     }
                     done.write::<T, E::Output>(shared, warp, lane, word);
                 }
@@ -611,25 +609,25 @@ unsafe fn multiply<T: GemmFactor, E: Epilogue, F: Follow>(
     if any_done {
         // SAFETY: the caller's contract.
         unsafe {
-            done.send(&c, shared, warp, lane, at_once - SLICES);
+            done.send(&c, shared, (warp, lane), at_once - SLICES, follow);
             if at_once < slices {
                 done.write::<T, E::Output>(shared, warp, lane, |i| rest[i]);
-                done.send(&c, shared, warp, lane, at_once);
+                done.send(&c, shared, (warp, lane), at_once, follow);
             }
         }
     }
     if F::BESIDE.is_sums() {
         report(follow, lane, warp, tiles);
-    } else {
-        tma::wait_stores::<0>();
     }
+    tma::wait_stores::<0>();
 }
 
 /// Reports the parts of tiles that the warp has stored, when these are in C.
 #[inline(always)]
 fn report(follow: &impl Follow, lane: u32, warp: u32, tiles: u32) {
     if lane == 0 {
-        tma::wait_stores::<0>();
+        // What is on its way to a peer is behind the last store.
+        tma::wait_stores::<1>();
         follow.stored(warp, tiles);
     }
 }
@@ -713,9 +711,9 @@ impl Done {
         &self,
         c: &Output<'_, O>,
         shared: Shared<T>,
-        warp: u32,
-        lane: u32,
+        (warp, lane): (u32, u32),
         slice: u32,
+        follow: &impl Follow,
     ) {
         // SAFETY: the caller's contract.
         unsafe {
@@ -735,10 +733,18 @@ impl Done {
             } else if lane == 0 {
                 while which < SLICES {
                     let (column, from) = tile(which);
-                    from.store(c.map, self.row, column);
+                    if follow.keeps(self.row) {
+                        from.store(c.map, self.row, column);
+                    }
                     which += 1;
                 }
                 tma::commit_stores();
+                which = 0;
+                while which < SLICES {
+                    let (column, from) = tile(which);
+                    follow.send(self.row, column, from);
+                    which += 1;
+                }
             }
         }
     }

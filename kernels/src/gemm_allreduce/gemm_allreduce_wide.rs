@@ -1,8 +1,8 @@
 //! The product of large matrices and its sum over two ranks, on Hopper.
 //!
-//! The product is that of [`gemm_wgmma`](crate::gemm::gemm_wgmma), stored to C in bf16. The warps
-//! that neither load nor multiply send each stored tile to the peer, and add the peer's tile to it,
-//! behind the products of the next tiles. Both ranks add the same two numbers, in f32, and round
+//! The product is that of [`gemm_wgmma`](crate::gemm::gemm_wgmma), stored to C in bf16, and sent to
+//! the peer from the same shared memory. The warps that neither load nor multiply add the peer's
+//! tile to each stored one, behind the products of the next tiles. Both ranks add the same two numbers, in f32, and round
 //! the sum: both get the same bits.
 
 use cuda_std::prelude::*;
@@ -57,6 +57,6 @@ pub unsafe fn gemm_allreduce_wide(
 
 /// The slots that a product of `m x n` elements uses, if 32 bits count them.
 #[must_use]
-pub fn slots(m: usize, n: usize) -> Option<u32> {
-    u32::try_from(m.checked_mul(n.div_ceil(8))?).ok()
+pub const fn slots(m: usize, n: usize) -> Option<u32> {
+    super::messages::slots(m, n)
 }

@@ -1,19 +1,18 @@
 //! The exchange of a product's tiles between two ranks, by messages that are their own flags.
 //!
-//! Three warps that do not multiply take the rows of the block's tiles in turn. Each sends rows as
-//! soon as they are stored, and then adds the peer's to those that it sent a tile ago. So the warps
-//! that multiply wait neither for the peer nor for NVLink. Only of its last tile each of them sends
-//! and adds its own rows. Who sends a row adds to it: so it is sent before the sum replaces it.
+//! A warp that multiplies sends what it stores, from the same shared memory by TMA, and waits for
+//! nothing but the room there. Three warps that do not multiply take the rows of the block's tiles
+//! in turn, and add the peer's to those that are stored. Only of its last tile each multiplying warp
+//! adds to its own rows.
 //!
 //! In a reduce-scatter a block takes turns: a tile of the peer's rows, which it sends, and the same
 //! tile of its own rows, to which it adds what has arrived.
 //!
 //! # Why it cannot deadlock
 //!
-//! A block waits only for the peer's block with its index, which computes the same tiles. Warps
-//! that multiply wait for nothing outside their block before their last tile, and a warp sends the
-//! rows that it waits for, and those before, first. So the first wait that did not end would be for
-//! rows that the peer's warp is about to send.
+//! A block waits only for what the peer's block with its index sends, which computes the same tiles.
+//! Warps that multiply wait for nothing outside their block before they have sent all, and the
+//! warps that wait for the peer are not awaited by them.
 //!
 //! # Why a slot is empty when the peer writes it
 //!
@@ -23,22 +22,25 @@
 
 use cuda_std::atomic::{Order as MemoryOrder, Scope};
 use cuda_std::prelude::*;
+use cuda_std::tile::SharedTile;
 use cuda_std::vector::{Accumulate, Vec16};
-use cuda_std::{grid, hint};
-use nccl_device::{Coop, DevComm, Lamport, LamportSlots, Window, message};
+use cuda_std::{grid, hint, tma};
+use nccl_device::{Coop, DevComm, Lamport, LamportSlots, Window, message_word};
 
 use crate::files::gemm::follow::{Beside, Follow};
 use crate::files::gemm::gemm_wgmma::{IDLE_WARPS, MULTIPLYING_WARPS, STORE_M, TILE_M, origin};
 use crate::files::gemm::order::{Order, cluster, clusters};
 
-/// Rows that a warp takes at a time: their loads are in flight together.
+/// Rows that a warp takes at a time: their loads are in flight together. Their chunks are swizzled
+/// in every way.
 const ROWS: u32 = 8;
 /// Groups of so many rows in a tile.
 const GROUPS: u32 = TILE_M / ROWS;
-/// Groups of a warp between the one that it sends and the one that it adds to: about a tile.
-const BEHIND: u32 = GROUPS / IDLE_WARPS;
 /// Elements of a message.
 const LANES: u32 = Vec16::<bf16>::LANES as u32;
+/// Columns and slots of a tile that is sent.
+const COLUMNS: u32 = SharedTile::<bf16, STORE_M>::COLUMNS;
+const SLOTS: u32 = STORE_M * COLUMNS / LANES;
 
 /// In shared memory: how many parts of tiles each multiplying warp has stored.
 #[inline(always)]
@@ -52,9 +54,22 @@ fn element(vector: u32) -> usize {
     vector as usize * LANES as usize
 }
 
+/// The slots that a product of `m x n` elements uses, whole tiles, if 32 bits count them.
+#[must_use]
+pub(super) const fn slots(m: usize, n: usize) -> Option<u32> {
+    let tiles = m.div_ceil(STORE_M as usize).checked_mul(n.div_ceil(COLUMNS as usize));
+    let Some(slots) = (match tiles {
+        Some(tiles) => tiles.checked_mul(SLOTS as usize),
+        None => None,
+    }) else {
+        return None;
+    };
+    if slots <= u32::MAX as usize { Some(slots as u32) } else { None }
+}
+
 /// The exchange of `m x n` elements of a product with the peer. If it `SCATTERS`, each rank gets the
 /// sums of its half of the rows only, which C has. There is a slot for each vector of what a rank
-/// receives.
+/// receives, in the order of the tiles that multiplying warps send.
 #[derive(Clone, Copy)]
 pub(super) struct Messages<'a, const SCATTERS: bool> {
     pub(super) comm: &'a DevComm,
@@ -77,11 +92,14 @@ struct Group {
     /// That of the first row, in C, and how many vectors of the product precede C.
     first: u32,
     before: u32,
-    rows: u32,
     /// Vectors from a row to the next.
     stride: u32,
-    /// Whether this rank sends them, and whether it adds the peer's.
-    is_sent: bool,
+    /// The rows that C has.
+    rows: u32,
+    /// The slot of the first row's chunk 0, if the group is sent, and the lane's chunk.
+    slot: Option<u32>,
+    chunk: u32,
+    /// Whether this rank adds to it.
     is_added: bool,
 }
 
@@ -89,6 +107,12 @@ impl Group {
     #[inline(always)]
     fn vector(&self, i: usize) -> Option<u32> {
         ((i as u32) < self.rows).then(|| self.first + i as u32 * self.stride)
+    }
+
+    #[inline(always)]
+    fn slot(&self, i: usize) -> Option<u32> {
+        let i = i as u32;
+        self.slot.map(|first| first + COLUMNS / LANES * i + (self.chunk ^ i))
     }
 }
 
@@ -119,7 +143,7 @@ impl<const SCATTERS: bool> Messages<'_, SCATTERS> {
         // SAFETY: the caller's contract.
         unsafe {
             let slots = LamportSlots::new(self.comm, *self.slots, self.capacity);
-            slots.begin(self.state, self.rows() * (self.n / LANES))
+            slots.begin(self.state, self.slot(self.rows().next_multiple_of(STORE_M), 0))
         }
     }
 
@@ -149,23 +173,44 @@ impl<const SCATTERS: bool> Messages<'_, SCATTERS> {
         order.count().saturating_sub(cluster()).div_ceil(clusters())
     }
 
+    /// The slot of a tile that is sent, at a row and a column of C.
+    #[inline(always)]
+    fn slot(&self, row: u32, column: u32) -> u32 {
+        (row / STORE_M * self.n.div_ceil(COLUMNS) + column / COLUMNS) * SLOTS
+    }
+
+    /// The rank whose rows these are, and the row in its C.
+    #[inline(always)]
+    fn owner(&self, row: u32) -> (u32, u32) {
+        let owner = if SCATTERS { row / self.rows() } else { 0 };
+        (owner, row - owner * self.rows())
+    }
+
+    #[inline(always)]
+    fn is_own(&self, owner: u32) -> bool {
+        !SCATTERS || owner == self.comm.lsa_team().rank as u32
+    }
+
     /// A group of the block's tiles, counted from the first one of its first tile.
     #[inline(always)]
     fn group(&self, order: Order, number: u32) -> Group {
         let (row, column) = origin(order, cluster() + number / GROUPS * clusters());
-        let (row, column) = (row + number % GROUPS * ROWS, column / LANES + warp::lane_id());
-        let stride = self.n / LANES;
-        let left = if column < stride { self.m.saturating_sub(row) } else { 0 };
-        let owner = if SCATTERS { row / self.rows() } else { 0 };
-        let is_own = owner == self.comm.lsa_team().rank as u32;
-        let first = (row - owner * self.rows()).wrapping_mul(stride).wrapping_add(column);
+        let row = row + number % GROUPS * ROWS;
+        let (stride, column) = (self.n / LANES, column / LANES + warp::lane_id());
+        // Tiles are sent as a whole.
+        let is_sent =
+            row - row % STORE_M < self.m && column * LANES < self.n.next_multiple_of(COLUMNS);
+        let left = self.m.saturating_sub(row);
+        let (owner, row) = self.owner(row);
+        let slot = self.slot(row, column * LANES) + row % STORE_M * (COLUMNS / LANES);
         Group {
-            first,
+            first: row.wrapping_mul(stride).wrapping_add(column),
             before: owner * self.rows() * stride,
-            rows: left.min(ROWS),
             stride,
-            is_sent: !(SCATTERS && is_own),
-            is_added: !SCATTERS || is_own,
+            rows: if column < stride { left.min(ROWS) } else { 0 },
+            slot: is_sent.then_some(slot),
+            chunk: column % (COLUMNS / LANES),
+            is_added: self.is_own(owner),
         }
     }
 
@@ -209,39 +254,22 @@ impl<const SCATTERS: bool> Messages<'_, SCATTERS> {
         });
     }
 
-    /// Sends a group to the peer.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract, and one warp sends it.
-    #[inline(always)]
-    unsafe fn send(&self, session: &Lamport<'_, 2>, group: Group, ours: &Vectors) {
-        let mut i = 0;
-        while i < ours.len() {
-            if let Some(vector) = group.vector(i) {
-                // SAFETY: the caller's contract.
-                unsafe { session.send(1, vector, ours[i]) };
-            }
-            i += 1;
-        }
-    }
-
     /// Adds what the peer sent of a group, and stores the sums.
     ///
     /// # Safety
     ///
     /// The kernel's contract, and one warp calls it.
     #[inline(always)]
-    unsafe fn add(&self, session: &Lamport<'_, 2>, group: Group, ours: &Vectors) {
+    unsafe fn add(&self, session: &Lamport<'_, 2>, group: Group) {
         let peer = self.comm.lsa_team().rank as usize ^ 1;
         // SAFETY: the caller's contract.
         unsafe {
-            let theirs: Vectors = session.receive_several(peer, |i| group.vector(i));
+            let ours = self.load(group);
+            let theirs: Vectors = session.receive_several(peer, |i| group.slot(i));
             let mut i = 0;
             while i < ours.len() {
                 if let Some(vector) = group.vector(i) {
-                    // As the peer received it, so that both ranks add the same zeros.
-                    let mut sum = bf16::widen(message(ours[i]));
+                    let mut sum = bf16::widen(ours[i]);
                     bf16::add(&mut sum, theirs[i]);
                     mem::store_vec(self.c.wrapping_add(element(vector)), bf16::narrow(sum));
                 }
@@ -252,7 +280,7 @@ impl<const SCATTERS: bool> Messages<'_, SCATTERS> {
 }
 
 impl<const SCATTERS: bool> Follow for Messages<'_, SCATTERS> {
-    const BESIDE: Beside = if SCATTERS { Beside::SumsOfHalf } else { Beside::Sums };
+    const BESIDE: Beside = Beside::Sums;
 
     #[inline(always)]
     fn order(&self, rows: u32, columns: u32) -> Order {
@@ -260,6 +288,30 @@ impl<const SCATTERS: bool> Follow for Messages<'_, SCATTERS> {
             true => Order::halves(rows, columns, self.comm.lsa_team().rank as u32),
             false => Order::whole(rows, columns),
         }
+    }
+
+    /// As the peer receives it, so that both ranks add the same zeros.
+    #[inline(always)]
+    fn word(&self, word: u32) -> u32 {
+        message_word(word)
+    }
+
+    #[inline(always)]
+    fn keeps(&self, row: u32) -> bool {
+        self.is_own(self.owner(row).0)
+    }
+
+    #[inline(always)]
+    unsafe fn send<O>(&self, row: u32, column: u32, tile: SharedTile<O, STORE_M>) {
+        let (owner, row_of_owner) = self.owner(row);
+        if !(SCATTERS && self.is_own(owner)) && row < self.m && column < self.n {
+            // SAFETY: the caller's contract. The launches before this one have ended.
+            unsafe {
+                let slots = LamportSlots::<2>::new(self.comm, *self.slots, self.capacity);
+                slots.join(self.state).send_tile(1, self.slot(row_of_owner, column), tile);
+            }
+        }
+        tma::commit_stores();
     }
 
     #[inline(always)]
@@ -278,23 +330,14 @@ impl<const SCATTERS: bool> Follow for Messages<'_, SCATTERS> {
         // SAFETY: the caller's contract. The groups are this warp's.
         unsafe {
             let session = self.session();
-            let (mut sent, mut added) = (index, index);
-            while added < end {
-                if sent < end {
-                    self.wait_for(sent);
-                    let group = self.group(order, sent);
-                    if group.is_sent {
-                        self.send(&session, group, &self.load(group));
-                    }
+            let mut number = index;
+            while number < end {
+                let group = self.group(order, number);
+                if group.is_added {
+                    self.wait_for(number);
+                    self.add(&session, group);
                 }
-                sent += IDLE_WARPS;
-                if sent > added + BEHIND * IDLE_WARPS || sent >= end {
-                    let group = self.group(order, added);
-                    if group.is_added {
-                        self.add(&session, group, &self.load(group));
-                    }
-                    added += IDLE_WARPS;
-                }
+                number += IDLE_WARPS;
             }
         }
     }
@@ -307,14 +350,8 @@ impl<const SCATTERS: bool> Follow for Messages<'_, SCATTERS> {
         unsafe {
             warp::sync();
             let session = self.session();
-            let groups = [self.group(order, number), self.group(order, number + 1)];
-            let ours = [self.load(groups[0]), self.load(groups[1])];
-            if groups[0].is_sent {
-                self.send(&session, groups[0], &ours[0]);
-                self.send(&session, groups[1], &ours[1]);
-            }
-            self.add(&session, groups[0], &ours[0]);
-            self.add(&session, groups[1], &ours[1]);
+            self.add(&session, self.group(order, number));
+            self.add(&session, self.group(order, number + 1));
         }
     }
 }

@@ -284,6 +284,23 @@ fn sum(data_type: DataType, a: u128, b: u128) -> u128 {
 }
 
 #[track_caller]
+pub(crate) unsafe fn store_words(to: *mut u32, from: SharedAddress, bytes: u32) {
+    assert!(
+        bytes.is_multiple_of(16) && to.addr().is_multiple_of(16) && from.addr().is_multiple_of(16),
+        "a bulk copy has whole, aligned chunks of 16 bytes"
+    );
+    event(Event::Uses(Engine::Bulk));
+    for chunk in 0..bytes as usize / 16 {
+        let source = touch(from.cast::<u128>().wrapping_add(chunk), Access::Read);
+        let access = Access::AtomicWrite(Order::Relaxed, Scope::Sys);
+        let to = touch(to.cast::<u128>().wrapping_add(chunk), access);
+        // SAFETY: the caller's contract: both have the chunk.
+        unsafe { to.write(source.read()) }
+    }
+    event(Event::Uses(Engine::Thread));
+}
+
+#[track_caller]
 pub(crate) fn commit_stores() {
     event(Event::Commit(Engine::Bulk));
 }

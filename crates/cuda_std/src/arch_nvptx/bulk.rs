@@ -184,6 +184,20 @@ pub(crate) unsafe fn reduce_add_tile(map: &TensorMap, row: u32, column: u32, fro
 }
 
 #[inline(always)]
+pub(crate) unsafe fn store_words(to: *mut u32, from: SharedAddress, bytes: u32) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        asm!(
+            "cp.async.bulk.global.shared::cta.bulk_group [{to}], [{from}], {bytes};",
+            to = in(reg64) to,
+            from = in(reg32) from,
+            bytes = in(reg32) bytes,
+            options(nostack),
+        );
+    }
+}
+
+#[inline(always)]
 pub(crate) fn commit_stores() {
     // SAFETY: commits copies; no memory access.
     unsafe { asm!("cp.async.bulk.commit_group;", options(nostack)) }

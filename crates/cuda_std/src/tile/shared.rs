@@ -165,6 +165,19 @@ impl<T, const ROWS: u32> SharedTile<T, ROWS> {
         // SAFETY: the caller's contract.
         unsafe { arch::store_tile(map, row, column, self.address) }
     }
+
+    /// Copies this tile as it lies here, in [swizzled](Self) order, as
+    /// [`tma::store_words`](crate::tma::store_words).
+    ///
+    /// # Safety
+    ///
+    /// As there, for [`BYTES`](Self::BYTES) bytes.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub unsafe fn store_as_it_is(self, to: *mut u32) {
+        // SAFETY: the caller's contract.
+        unsafe { arch::store_words(to, self.address, Self::BYTES) }
+    }
 }
 
 impl<T: Float, const ROWS: u32> SharedTile<T, ROWS> {
