@@ -50,6 +50,9 @@ pub fn ptx(kernel: Option<&str>, check: bool, arch: Option<&str>) -> Result<u8> 
     for violation in &violations {
         eprintln!("violation: {violation}");
     }
+    for (kernel, lines) in artifacts.checks_in_loops()? {
+        eprintln!("note: {kernel}: checks that can fail in a loop: {}", lines.join(", "));
+    }
     if violations.is_empty() {
         eprintln!("checked {} kernels: no violations", reports.len());
     }

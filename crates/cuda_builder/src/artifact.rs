@@ -1,5 +1,6 @@
 //! Artifacts of a build: one PTX module per kernel file, its sidecar, and an index to `include!`.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -7,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::error::Error;
+use crate::lines::Lines;
 use crate::metadata::Declared;
 use crate::ptx::{self, Ptx};
 use crate::ptxas::Resources;
@@ -112,6 +114,24 @@ impl ModuleArtifact {
 
 pub(crate) fn read_ptx(file: &str, text: &str) -> Result<Ptx, Error> {
     ptx::read(text).map_err(|message| Error::Ptx { file: file.to_owned(), message })
+}
+
+/// The error of a module in which indirect calls are left.
+pub(crate) fn indirect_calls(file: &str, kernels: &[String], text: &str) -> Error {
+    let lines = Lines::of(text);
+    let calls = lines.lines().iter().enumerate();
+    let calls = calls.filter(|(_, line)| line.contains(".callprototype"));
+    let indices: Vec<usize> = calls.map(|(index, _)| index).collect();
+    let places: BTreeSet<_> = indices.iter().filter_map(|index| lines.place(*index)).collect();
+    let message = format!(
+        "{} indirect calls are left (.callprototype) in the code of {}, at {}: a `dyn` or \
+         function-pointer call that LLVM cannot resolve, for which a generic function may stand, \
+         or a function declared with other types than NCCL's",
+        indices.len(),
+        kernels.join(", "),
+        Vec::from_iter(places).join(", ")
+    );
+    Error::Ptx { file: file.to_owned(), message }
 }
 
 /// The sidecar's kernels: declarations from the source, with sizes from the PTX.

@@ -12,7 +12,7 @@ use devcomm_locate::{NcclPart, find_nccl};
 
 use crate::arch::NvvmArch;
 use crate::artifact::{self, Artifacts, ModuleArtifact, NcclCode, Sidecar};
-use crate::cache::{Cache, copy_if_changed, write_if_changed};
+use crate::cache::{Cache, Entry, copy_if_changed, write_if_changed};
 use crate::compile::Compile;
 use crate::error::Error;
 use crate::link::{self, Link, Linked, PrepareNccl};
@@ -377,9 +377,7 @@ impl Modules<'_> {
         let linked = cached.is_none();
         let (entry, info) = match cached {
             Some(cached) => cached,
-            None => self
-                .cache
-                .make(&key, |entry| self.link(source, arch, nccl, &entry.ptx(), &entry.cubin()))?,
+            None => self.cache.make(&key, |entry| self.link(source, arch, nccl, entry, folder))?,
         };
         let output = |extension: &str| folder.join(format!("{}.{extension}", source.file));
         let (ptx, sidecar, cubin) = (output("ptx"), output("json"), output("cubin"));
@@ -420,9 +418,10 @@ impl Modules<'_> {
         source: &KernelFile,
         arch: NvvmArch,
         nccl: Option<&Nccl>,
-        ptx_path: &Path,
-        cubin: &Path,
+        entry: &Entry,
+        folder: &Path,
     ) -> Result<Sidecar, Error> {
+        let (ptx_path, cubin) = (&entry.ptx(), &entry.cubin());
         let names: Vec<String> = source.kernels.iter().map(|kernel| kernel.name.clone()).collect();
         let job = Job::Link(Link {
             file: source.file.clone(),
@@ -441,19 +440,13 @@ impl Modules<'_> {
         fs::write(ptx_path, &text).map_err(Error::io("write", ptx_path))?;
         let ptx = artifact::read_ptx(&source.file, &text)?;
         if ptx.call_prototypes > 0 && !self.debug {
-            return Err(Error::Ptx {
-                file: source.file.clone(),
-                message: format!(
-                    "{} indirect calls are left (.callprototype) in the code of {}: a `dyn` or \
-                     function-pointer call that LLVM cannot resolve, or a function declared with \
-                     other types than NCCL's",
-                    ptx.call_prototypes,
-                    names.join(", ")
-                ),
-            });
+            return Err(artifact::indirect_calls(&source.file, &names, &text));
         }
         let resources = match &self.ptxas {
-            Some(ptxas) => Some(ptxas.assemble(&source.file, arch.name(), ptx_path, cubin)?),
+            Some(ptxas) => {
+                let made = ptxas.assemble(&source.file, arch.name(), ptx_path, cubin);
+                Some(made.map_err(|error| error.with_ptx_in(folder))?)
+            }
             None => None,
         };
         Ok(Sidecar {

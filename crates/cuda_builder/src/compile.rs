@@ -3,6 +3,7 @@
 use std::env;
 use std::ffi::OsStr;
 use std::fs;
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -10,6 +11,7 @@ use cargo_metadata::camino::Utf8PathBuf;
 use cargo_metadata::{Artifact, CrateType, Message};
 
 use crate::arch::NvvmArch;
+use crate::diagnostics::Diagnostics;
 use crate::error::Error;
 use crate::package::KernelPackage;
 use crate::sysroot::sysroot;
@@ -51,7 +53,7 @@ pub(crate) struct Library {
 }
 
 impl Compile<'_> {
-    /// Compiles the kernel package. Messages of cargo and rustc go to standard error unchanged.
+    /// Compiles the kernel package. Messages of cargo and rustc go to standard error.
     pub(crate) fn run(&self) -> Result<Compiled, Error> {
         let sysroot = sysroot(self)?;
         let package = self.package;
@@ -80,27 +82,33 @@ impl Compile<'_> {
         let stderr = if self.quiet { Stdio::piped() } else { Stdio::inherit() };
         let output = command.stdin(Stdio::null()).stderr(stderr).output();
         let output = output.map_err(|e| self.failed(e.to_string()))?;
-        let messages = String::from_utf8_lossy(&output.stderr);
-        eprint!("{messages}");
-        if !output.status.success() {
-            let package = self.package.name.clone();
-            // Cargo reports the end of every build that it started.
-            let begun = String::from_utf8_lossy(&output.stdout).contains("\"build-finished\"");
-            return Err(if begun {
-                Error::Compile { package }
-            } else {
-                Error::NotBegun { package, messages: messages.trim().to_owned() }
-            });
-        }
-        let mut libraries = Vec::new();
+        let cargos = String::from_utf8_lossy(&output.stderr);
+        let (mut libraries, mut diagnostics) = (Vec::new(), Diagnostics::default());
         for message in Message::parse_stream(&output.stdout[..]) {
-            if let Message::CompilerArtifact(artifact) =
-                message.map_err(|e| self.failed(e.to_string()))?
-            {
-                libraries.extend(self.library(&artifact)?);
+            match message.map_err(|e| self.failed(e.to_string()))? {
+                Message::CompilerArtifact(artifact) => libraries.extend(self.library(&artifact)?),
+                Message::CompilerMessage(message) => diagnostics.add(message),
+                // Cargo reports the end of every build that it started.
+                Message::BuildFinished(_) => diagnostics.begun = true,
+                _ => {}
             }
         }
-        Ok(libraries)
+        if output.status.success() || !diagnostics.begun {
+            eprint!("{}{cargos}", diagnostics.text);
+        }
+        if output.status.success() {
+            return Ok(libraries);
+        }
+        if !diagnostics.begun {
+            let (package, messages) = (self.package.name.clone(), cargos.trim().to_owned());
+            return Err(Error::NotBegun { package, messages });
+        }
+        let error = diagnostics.error(&self.package.name, &self.package.root_file);
+        // A dependency without `std` has an error for each of its uses: the first one says it all.
+        if !matches!(error, Error::NeedsStd { .. }) {
+            eprint!("{}{cargos}", diagnostics.text);
+        }
+        Err(error)
     }
 
     /// The GPU library of a cargo artifact, if it is one.
@@ -167,7 +175,7 @@ impl Compile<'_> {
             .env("CARGO_PROFILE_RELEASE_BUILD_OVERRIDE_DEBUG_ASSERTIONS", "false")
             .env("CARGO_PROFILE_RELEASE_BUILD_OVERRIDE_OVERFLOW_CHECKS", "false")
             .args(["rustc", "--release", "--lib", "--crate-type", "rlib"])
-            .args(["--target", TARGET, "--message-format=json-render-diagnostics"])
+            .args(["--target", TARGET, message_format()])
             .args(["--package", package, "--manifest-path"])
             .arg(manifest)
             .arg("--target-dir")
@@ -198,6 +206,14 @@ impl Compile<'_> {
     fn missing_features(&self) -> impl Iterator<Item = &'static str> {
         let root = fs::read_to_string(&self.package.root_file).unwrap_or_default();
         FEATURES.into_iter().filter(move |feature| !root.contains(feature))
+    }
+}
+
+/// Messages as JSON, with colours for a terminal.
+fn message_format() -> &'static str {
+    match std::io::stderr().is_terminal() {
+        true => "--message-format=json,json-diagnostic-rendered-ansi",
+        false => "--message-format=json",
     }
 }
 

@@ -122,7 +122,7 @@ impl ReadOnlyParams {
                 Opcode::Load => true,
                 Opcode::Address => self.only_reads(*user),
                 Opcode::Call => self.call_only_reads(user, pointer),
-                Opcode::Other => false,
+                Opcode::FloatCast | Opcode::Other => false,
             }
         })
     }

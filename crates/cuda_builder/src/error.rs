@@ -113,11 +113,29 @@ pub enum Error {
     /// The kernel package does not compile.
     #[error(
         "the kernel package `{package}` does not compile for the GPU; the compiler's messages are \
-         above"
+         above{}",
+        lines_of(advice)
     )]
     Compile {
         /// The package.
         package: String,
+        /// What to do about mistakes that the compiler's messages do not explain.
+        advice: Vec<&'static str>,
+    },
+    /// A dependency of the kernel package needs the standard library.
+    #[error(
+        "`{dependency}`, which the kernel package `{package}` depends on, needs `std` or `alloc`, \
+         which GPUs do not have; leave out its default features in the manifest: \
+         `{dependency} = {{ version = \"{version}\", default-features = false }}`, or find a crate \
+         that is `no_std` (`cargo tree -p {package} -i {dependency}` shows what needs it)"
+    )]
+    NeedsStd {
+        /// The kernel package.
+        package: String,
+        /// The dependency.
+        dependency: String,
+        /// Its version.
+        version: String,
     },
     /// Cargo could not start the build: `core` has dependencies, which it downloads once.
     #[error(
@@ -147,10 +165,12 @@ pub enum Error {
         message: String,
     },
     /// `ptxas` rejects the PTX.
-    #[error("ptxas rejects the PTX of {file}.rs ({ptx}):\n{message}", ptx = ptx.display())]
+    #[error("{file}.rs: {reason}\nptxas says of {ptx}:\n{message}", ptx = ptx.display())]
     Ptxas {
         /// The kernel file.
         file: String,
+        /// What is wrong, where, and what to do.
+        reason: String,
         /// The PTX.
         ptx: PathBuf,
         /// ptxas' output.
@@ -169,13 +189,30 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether a component must be installed or downloaded, which should not fail a `cargo check`.
+    /// Whether kernels for GPUs cannot be built here, because a component must be installed or a
+    /// dependency be changed: a `cargo check` and simulated runs should not fail for that.
     pub fn is_missing_part(&self) -> bool {
-        use Error::{LlvmTooOld, NoLlvm, NoNccl, NoRustSource, NotBegun};
+        use Error::{LlvmTooOld, NeedsStd, NoLlvm, NoNccl, NoRustSource, NotBegun};
         matches!(
             self,
-            NoRustSource { .. } | NoNccl(_) | NoLlvm { .. } | LlvmTooOld { .. } | NotBegun { .. }
+            NoRustSource { .. }
+                | NoNccl(_)
+                | NoLlvm { .. }
+                | LlvmTooOld { .. }
+                | NotBegun { .. }
+                | NeedsStd { .. }
         )
+    }
+
+    /// With the PTX that `ptxas` has rejected kept in this folder, for whoever reads its message.
+    pub(crate) fn with_ptx_in(mut self, folder: &Path) -> Self {
+        if let Self::Ptxas { file, ptx, .. } = &mut self {
+            let kept = folder.join(format!("{file}.ptx"));
+            if std::fs::copy(&*ptx, &kept).is_ok() {
+                *ptx = kept;
+            }
+        }
+        self
     }
 
     pub(crate) fn io(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
@@ -187,6 +224,11 @@ impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
+}
+
+/// Each on a line of its own.
+fn lines_of(advice: &[&str]) -> String {
+    advice.iter().map(|advice| format!("\n  note: {advice}")).collect()
 }
 
 fn known_architectures() -> String {

@@ -54,8 +54,10 @@ mod builder;
 mod cache;
 mod compile;
 mod coop;
+mod diagnostics;
 mod error;
 mod foreign;
+mod lines;
 mod link;
 mod llvm;
 mod metadata;
@@ -68,6 +70,7 @@ mod signature;
 mod split;
 mod sysroot;
 mod toolchain;
+mod traps;
 mod worker;
 
 pub use arch::NvvmArch;

@@ -124,6 +124,7 @@ pub(crate) fn link(llvm: &Llvm, job: &Link) -> Result<Linked> {
     dump(&module, job, "after")?;
 
     check_resolved(&module)?;
+    check_supported(&module)?;
     Ok(Linked { ptx: module.emit(&machine)?, lsa_barriers })
 }
 
@@ -282,28 +283,61 @@ fn check_resolved(module: &Module<'_>) -> Result<()> {
         if DRIVER_FUNCTIONS.contains(&name.as_str()) {
             continue;
         }
-        faults.push(format!("`{}`, used by {}", demangled(&name), users(module, &name)));
+        let by = users(module, &name);
+        faults.push(format!("`{}`, used by {by}; {}", demangled(&name), instead_of(&name)));
     }
     if faults.is_empty() {
         return Ok(());
     }
     Err(Failure(format!(
         "unresolved device symbol: {}",
-        faults.join("; unresolved device symbol: ")
+        faults.join("\nunresolved device symbol: ")
     )))
 }
 
-/// The functions that use a symbol, for messages.
+/// What provides a symbol that is not there, or what to use instead.
+fn instead_of(name: &str) -> &'static str {
+    if name.starts_with("nccl") {
+        "NCCL's device code has no function of this name: `nccl_device::raw` lists all"
+    } else if name.starts_with("__nv_") {
+        "it is of CUDA's libdevice, which is not linked: `cuda_std::math` and `GpuFloat` have such \
+         functions"
+    } else if name.starts_with("nvshmem") {
+        "NVSHMEM is not linked: `nccl_device` has puts, signals and barriers"
+    } else if name.starts_with("cuda") || name.starts_with("cu") {
+        "a function of the CUDA runtime or driver runs on the host"
+    } else {
+        "kernels are linked with NCCL's device code and Rust's `core`: write the function in Rust, \
+         or find its like in `cuda_std`"
+    }
+}
+
+/// Fails on what the GPU has no code for, where LLVM would abort without a line.
+fn check_supported(module: &Module<'_>) -> Result<()> {
+    let mut faults = Vec::new();
+    for function in module.functions() {
+        for instruction in function.instructions() {
+            if let Some(what) = instruction.unsupported() {
+                let place = instruction.place().unwrap_or_else(|| "a line unknown".to_owned());
+                faults.push(format!("`{}` at {place}: {what}", demangled(&function.name())));
+            }
+        }
+    }
+    faults.dedup();
+    if faults.is_empty() { Ok(()) } else { Err(Failure(faults.join("\n"))) }
+}
+
+/// The functions that use a symbol, with their lines, for messages.
 fn users(module: &Module<'_>, name: &str) -> String {
-    let functions = module.functions();
-    let uses = |function: &&Function<'_>| {
-        function
-            .instructions()
-            .into_iter()
-            .any(|instruction| instruction.operands().iter().any(|operand| operand.name() == name))
-    };
-    let mut users: Vec<String> =
-        functions.iter().filter(uses).map(|f| format!("`{}`", demangled(&f.name()))).collect();
+    let mut users = Vec::new();
+    for function in module.functions() {
+        for instruction in function.instructions() {
+            if instruction.operands().iter().any(|operand| operand.name() == name) {
+                let place = instruction.place().map_or(String::new(), |at| format!(" at {at}"));
+                users.push(format!("`{}`{place}", demangled(&function.name())));
+            }
+        }
+    }
     users.dedup();
     if users.is_empty() { "a static".to_owned() } else { users.join(", ") }
 }

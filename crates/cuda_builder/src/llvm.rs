@@ -13,6 +13,7 @@
 
 mod functions;
 mod module;
+mod place;
 mod target_machine;
 mod types;
 mod value;
@@ -26,6 +27,7 @@ use std::ptr::null_mut;
 
 use functions::{Functions, Ref};
 pub(crate) use module::Module;
+pub(crate) use place::is_of_rust;
 pub(crate) use target_machine::TargetMachine;
 pub(crate) use value::{Function, Instruction, Linkage, Opcode, Value};
 

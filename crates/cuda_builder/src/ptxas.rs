@@ -1,12 +1,14 @@
 //! Assembles PTX with NVIDIA's `ptxas`, if found, and parses its report on each kernel.
 
 use std::collections::BTreeSet;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
+use crate::lines::Lines;
 
 /// Resources of a kernel, from `ptxas`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -77,8 +79,10 @@ impl Ptxas {
         let text =
             String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
         if !output.status.success() {
+            let source = fs::read_to_string(ptx).unwrap_or_default();
             return Err(Error::Ptxas {
                 file: file.to_owned(),
+                reason: reason(&text, &Lines::of(&source)),
                 ptx: ptx.to_owned(),
                 message: text.trim().to_owned(),
             });
@@ -121,6 +125,45 @@ fn read(text: &str) -> Vec<(String, Resources)> {
         resources.serialized = serialized.contains(name.as_str());
     }
     kernels
+}
+
+/// What `ptxas` says, with the user's lines and what to do; its first error if nothing is known.
+fn reason(text: &str, lines: &Lines<'_>) -> String {
+    for line in text.lines() {
+        if let Some(of_shared) = too_much_shared(line, lines) {
+            return of_shared;
+        }
+        // `ptxas module.ptx, line 24; error   : Unknown modifier '.bar'`
+        let Some((before, error)) = line.split_once("; error") else { continue };
+        let number = before.rsplit(' ').next().and_then(|number| number.parse::<usize>().ok());
+        let place = number.and_then(|number| lines.place(number.checked_sub(1)?));
+        let error = error.trim_start_matches([' ', ':']);
+        return place.map_or_else(|| error.to_owned(), |place| format!("{place}: {error}"));
+    }
+    text.lines().find(|line| line.contains("error")).unwrap_or(text.trim()).to_owned()
+}
+
+/// `Entry function 'k' uses too much shared data (0x40000 bytes, 0xc000 max)`.
+fn too_much_shared(line: &str, lines: &Lines<'_>) -> Option<String> {
+    let (entry, numbers) = line.split_once(" uses too much shared data (0x")?;
+    let kernel = entry.split('\'').nth(1)?;
+    let (bytes, most) = numbers.split_once(" bytes, 0x")?;
+    let number = |text: &str| u32::from_str_radix(text.split(' ').next()?, 16).ok();
+    let (bytes, most) = (number(bytes)?, number(most)?);
+    // The largest static of the module, with the line that first uses it.
+    let array = |line: &&str| {
+        let declared = line.split_once(".shared ")?.1.split_once('[')?;
+        let len = declared.1.split(']').next()?.parse::<u32>().ok()?;
+        Some((len, declared.0.rsplit(' ').next()?.to_owned()))
+    };
+    let largest = lines.lines().iter().filter_map(array).max()?;
+    let place = lines.first_use(&largest.1).map_or(String::new(), |at| format!(", used at {at}"));
+    Some(format!(
+        "`{kernel}` has {bytes} bytes of static shared memory, and a block has at most {most} (the \
+         largest array has {}{place}); take `shared::dynamic_shared_mem()` for large arrays, \
+         and `.dynamic_shared(bytes)` in the launch: up to 227 KiB on Hopper",
+        largest.0
+    ))
 }
 
 /// The number before the given words; 0 if they are missing.

@@ -6,8 +6,10 @@ use std::fs;
 use crate::arch::NvvmArch;
 use crate::artifact::{self, Artifacts, Kernel, ModuleArtifact};
 use crate::error::Error;
+use crate::lines::Lines;
 use crate::ptx::Ptx;
 use crate::ptxas::{Ptxas, Resources};
+use crate::traps::in_loops;
 
 /// Report on one kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,6 +93,24 @@ impl Artifacts {
     pub fn report(&self) -> Result<Vec<KernelReport>, Error> {
         let of_module = |module| reports(module, |kernel| kernel.resources);
         Ok(self.modules.iter().map(of_module).collect::<Result<Vec<_>, _>>()?.concat())
+    }
+
+    /// The checks that can fail in a loop: for each kernel that has some, its name and their lines,
+    /// as `file:line:column`. Each round of the loop computes them, and the compiler may not move
+    /// what follows a check in front of it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] when the PTX on disk cannot be read.
+    pub fn checks_in_loops(&self) -> Result<Vec<(String, Vec<String>)>, Error> {
+        let mut all = Vec::new();
+        for module in &self.modules {
+            let text = fs::read_to_string(&module.ptx).map_err(Error::io("read", &module.ptx))?;
+            let lines = Lines::of(&text);
+            let of = |kernel: &Kernel| (kernel.name.clone(), in_loops(&lines, &kernel.name));
+            all.extend(module.info.kernels.iter().map(of).filter(|(_, found)| !found.is_empty()));
+        }
+        Ok(all)
     }
 
     /// As [`report`](Self::report), for the same PTX assembled by `ptxas` for a newer architecture,

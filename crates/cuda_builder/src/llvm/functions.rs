@@ -148,6 +148,16 @@ functions! {
     LLVMGetCalledValue(Ref) -> Ref;
     LLVMGetNumArgOperands(Ref) -> c_uint;
     LLVMGetGEPSourceElementType(Ref) -> Ref;
+    LLVMGetTypeKind(Ref) -> c_int;
+    LLVMGetIntTypeWidth(Ref) -> c_uint;
+
+    LLVMInstructionGetDebugLoc(Ref) -> Ref;
+    LLVMDILocationGetLine(Ref) -> c_uint;
+    LLVMDILocationGetColumn(Ref) -> c_uint;
+    LLVMDILocationGetScope(Ref) -> Ref;
+    LLVMDILocationGetInlinedAt(Ref) -> Ref;
+    LLVMDIScopeGetFile(Ref) -> Ref;
+    LLVMDIFileGetFilename(Ref, *mut c_uint) -> *const c_char;
 
     LLVMGetAllocatedType(Ref) -> Ref;
     LLVMIsAAllocaInst(Ref) -> Ref;

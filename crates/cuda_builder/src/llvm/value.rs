@@ -154,7 +154,7 @@ impl<'m> Value<'m> {
 /// # Safety
 ///
 /// `start` is null, or points to `length` live bytes.
-unsafe fn bytes<'a>(start: *const u8, length: usize) -> &'a [u8] {
+pub(super) unsafe fn bytes<'a>(start: *const u8, length: usize) -> &'a [u8] {
     if start.is_null() {
         return &[];
     }
@@ -352,6 +352,8 @@ pub(crate) enum Opcode {
     Call,
     Load,
     Address,
+    /// A conversion between an integer and a float.
+    FloatCast,
     Other,
 }
 
@@ -374,6 +376,7 @@ impl<'m> Instruction<'m> {
             45 | 5 | 67 => Opcode::Call,
             27 => Opcode::Load,
             29 => Opcode::Address,
+            33..=36 => Opcode::FloatCast,
             _ => Opcode::Other,
         }
     }

@@ -6,7 +6,7 @@ use std::process::Command;
 use cuda_builder::CudaBuilder;
 use libtest_mimic::Trial;
 
-use crate::support::Needs::{Nccl, RustSource};
+use crate::support::Needs::{Nccl, Ptxas, RustSource};
 use crate::support::{Package, TestResult, ensure, hide_nccl, run, script, stderr, stdout, test};
 
 pub fn tests() -> Vec<Trial> {
@@ -19,7 +19,17 @@ pub fn tests() -> Vec<Trial> {
             other_types,
         ),
         test("a_rust_error_is_printed_by_rustc", &[RustSource], rust_error),
+        test("a_use_of_std_is_explained", &[RustSource], uses_std),
+        test("a_dependency_that_needs_std_is_named_first", &[RustSource], dependency_with_std),
+        test("a_type_that_gpus_lack_is_named_with_its_line", &[RustSource], unsupported_type),
         test("an_abort_of_llvm_is_an_error", &[RustSource], llvm_abort),
+        test(
+            "too_much_shared_memory_is_explained_with_its_line",
+            &[RustSource, Ptxas],
+            too_much_shared,
+        ),
+        test("wrong_assembly_is_named_with_its_line", &[RustSource, Ptxas], wrong_assembly),
+        test("checks_that_can_fail_in_a_loop_are_named", &[RustSource], checks_in_loops),
         test("an_indirect_call_that_stays_is_an_error", &[RustSource], indirect),
         test("a_shared_static_with_a_value_is_an_error", &[RustSource], shared_value),
         test("a_parameter_of_no_size_is_an_error", &[RustSource], no_size),
@@ -66,13 +76,18 @@ fn contains_all(message: &str, texts: &[&str]) -> TestResult {
 fn unresolved() -> TestResult {
     let before = "unsafe extern \"C\" { fn nowhere(x: u32) -> u32; }";
     let package = kernel("unresolved", before, "*p = nowhere(*p)");
-    fails(&package, &["unresolved device symbol", "`nowhere`", "`unresolved`", "unresolved.rs"])
+    let line = "`unresolved` at src/lib.rs:7:";
+    fails(&package, &["unresolved device symbol", "`nowhere`", line, "unresolved.rs", "in Rust"])?;
+    let before = "unsafe extern \"C\" { fn __nv_sinf(x: f32) -> f32; }";
+    let package = kernel("of_libdevice", before, "*p = __nv_sinf(*p as f32) as u32");
+    fails(&package, &["`__nv_sinf`", "`of_libdevice` at src/lib.rs:7:", "cuda_std::math"])
 }
 
 fn misspelt() -> TestResult {
     let before = "unsafe extern \"C\" { fn ncclGetLsaPinter(x: u32) -> u32; }";
     let package = kernel("misspelt", before, "*p = ncclGetLsaPinter(*p)");
-    fails(&package, &["unresolved device symbol", "`ncclGetLsaPinter`", "`misspelt`"])
+    let texts = ["unresolved device symbol", "`ncclGetLsaPinter`", "`misspelt`", "raw` lists all"];
+    fails(&package, &texts)
 }
 
 fn other_types() -> TestResult {
@@ -94,14 +109,105 @@ fn rust_error() -> TestResult {
     contains_all(&stderr(&output), &texts)
 }
 
+fn unsupported_type() -> TestResult {
+    let package = kernel("wide_float", "", "*p = (*p.cast::<u128>() as f32) as u32");
+    fails(&package, &["`wide_float` at src/lib.rs:7:", "a 128-bit integer and a float"])?;
+    let package = kernel("quad", "", "*p.cast::<f128>() /= 3.0");
+    with_feature(&package, "f128");
+    fails(&package, &["`quad` at src/lib.rs:", "f128", "f32 and f64"])
+}
+
+/// Enables an unstable feature in a package.
+fn with_feature(package: &Package, feature: &str) {
+    let line = format!("#![no_std]\n#![feature({feature})]");
+    package.write("src/lib.rs", &package.source().replacen("#![no_std]", &line, 1));
+}
+
+/// LLVM has no code for the power of f64, which nothing else looks for.
 fn llvm_abort() -> TestResult {
-    let package = kernel("llvm_abort", "", "*p = (*p.cast::<u128>() as f32) as u32");
+    let before = "unsafe extern \"C\" { #[link_name = \"llvm.pow.f64\"] safe fn pow(x: f64, y: f64) -> \
+                  f64; }";
+    let package = kernel("llvm_abort", before, "*p = pow(f64::from(*p), 2.5) as u32");
+    with_feature(&package, "link_llvm_intrinsics");
     fails(&package, &["llvm_abort.rs", "kernels: llvm_abort", "LLVM aborted"])
 }
 
 fn indirect() -> TestResult {
     let package = kernel("indirect", "", "let f: fn(u32) -> u32 = *p.cast(); *p = f(*p)");
-    fails(&package, &["indirect.rs", ".callprototype"])
+    fails(&package, &["indirect.rs", ".callprototype", "/src/lib.rs:7:", "generic"])
+}
+
+/// 64 KiB of static shared memory.
+fn too_much_shared() -> TestResult {
+    let before = "#[unsafe(link_section = \".shared\")]\nstatic mut TILE: \
+                  core::mem::MaybeUninit<[u32; 16384]> = core::mem::MaybeUninit::uninit();";
+    let body = "let t = (&raw mut TILE).cast::<u32>(); t.add(*p as usize).write_volatile(1); *p = \
+                t.add(3).read_volatile()";
+    let package = kernel("too_much_shared", before, body);
+    let texts = [
+        "`too_much_shared` has 65536 bytes of static shared memory",
+        "at most 49152",
+        "src/lib.rs:8:",
+        "dynamic_shared_mem",
+    ];
+    fails(&package, &texts)?;
+    let kept = package.folder.join("out/too_much_shared.ptx");
+    ensure(kept.is_file(), "the PTX that the message names is gone")
+}
+
+fn wrong_assembly() -> TestResult {
+    let package = kernel("wrong_assembly", "", "core::arch::asm!(\"fly.high;\"); *p = 1");
+    fails(&package, &["wrong_assembly.rs: ", "/src/lib.rs:7:", "fly"])
+}
+
+fn checks_in_loops() -> TestResult {
+    let body = "let table = core::slice::from_raw_parts(p, 40);\nfor _ in 0..*p {\n*p ^= \
+                table[*p as usize % 64];\n}\nassert!(*p > 3)";
+    let artifacts = kernel("checks_in_loops", "", body).builder().build()?;
+    let found = artifacts.checks_in_loops()?;
+    let [(kernel, lines)] = &found[..] else { return Err(format!("{found:?}").into()) };
+    let [line] = &lines[..] else { return Err(format!("{lines:?}").into()) };
+    ensure(kernel == "checks_in_loops" && line.contains("/src/lib.rs:9:"), line)
+}
+
+fn uses_std() -> TestResult {
+    let texts = [
+        ("let v = vec![1]; *p = v[0]", "no heap on GPUs"),
+        ("println!(\"{}\", *p)", "cuda_std::println!"),
+        ("*p = (*p as f32).sin() as u32", "cuda_std::math"),
+        ("let m: std::collections::BTreeMap<u32, u32>; *p = 1", "`cuda_std` threads"),
+    ];
+    for (body, advice) in texts {
+        let output = kernel("uses_std", "", body).as_build_script(|_| {});
+        ensure(!output.status.success(), "the build did not fail")?;
+        contains_all(&stderr(&output), &["src/lib.rs:7:", "\n  note: ", advice])?;
+    }
+    let package = kernel("uses_std", "", "*p = 1");
+    package.write("src/lib.rs", &package.source().replacen("#![no_std]", "", 1));
+    let output = package.as_build_script(|_| {});
+    contains_all(&stderr(&output), &["note: the kernel package begins with `#![no_std]`"])
+}
+
+/// A dependency with an error for each use of `std`: only what to do is said.
+fn dependency_with_std() -> TestResult {
+    let package = kernel("needs_std", "pub use dependency::f;", "*p = 1");
+    let manifest = "[package]\nname = \"dependency\"\nversion = \"2.7.1\"\nedition = \"2024\"\n";
+    package.write("dependency/Cargo.toml", manifest);
+    package.write("dependency/src/lib.rs", "pub fn f() { println!(\"{}\", String::new()) }\n");
+    package.add_to_manifest("[dependencies]\ndependency = { path = \"dependency\" }\n");
+    let message = "`dependency`, which the kernel package `needs-std` depends on, needs `std`";
+    let fix = "`dependency = { version = \"2.7.1\", default-features = false }`";
+    let required = package.as_build_script(|command| {
+        command.env("DEVCOMM_REQUIRE_KERNELS", "1");
+    });
+    ensure(required.status.code() == Some(1), stderr(&required))?;
+    contains_all(&stderr(&required), &[message, fix])?;
+    ensure(!stderr(&required).contains("error["), stderr(&required))?;
+    // Simulated runs need no kernels for GPUs.
+    let output = package.as_build_script(|_| {});
+    ensure(output.status.success(), stderr(&output))?;
+    contains_all(&stdout(&output), &["cargo::warning=kernels were not built: ", message])?;
+    contains_all(&package.index(), &["Some(\"kernels were not built", "default-features = false"])
 }
 
 fn shared_value() -> TestResult {
@@ -154,7 +260,11 @@ fn fake_nccl(package: &Package, source: &str) -> std::path::PathBuf {
     let arguments =
         ["--crate-type=rlib", "--edition=2024", "-O", "-Ccodegen-units=1", "-Cpanic=abort"];
     let mut rustc = Command::new("rustc");
-    let rustc = rustc.args(arguments).arg(format!("--emit=llvm-bc={}", bitcode.display()));
+    // rustc writes files of the crate's name to the current folder.
+    let rustc = rustc
+        .current_dir(&root)
+        .args(arguments)
+        .arg(format!("--emit=llvm-bc={}", bitcode.display()));
     let output = rustc.arg(&file).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
     root

@@ -132,6 +132,18 @@ impl Package {
         fs::write(path, contents).unwrap();
     }
 
+    /// The source of its library.
+    pub fn source(&self) -> String {
+        fs::read_to_string(self.folder.join("src/lib.rs")).unwrap()
+    }
+
+    /// Writes these lines before the manifest's last section.
+    pub fn add_to_manifest(&self, lines: &str) {
+        let manifest = fs::read_to_string(self.folder.join("Cargo.toml")).unwrap();
+        let manifest = manifest.replacen("[workspace]\n", &format!("{lines}\n[workspace]\n"), 1);
+        self.write("Cargo.toml", &manifest);
+    }
+
     pub fn builder(&self) -> CudaBuilder {
         CudaBuilder::new(&self.name)
             .manifest_dir(&self.folder)

@@ -1,0 +1,52 @@
+//! All-reduces in one step and in two.
+
+use cuda_std::prelude::*;
+use cuda_std::reduce::Sum;
+use nccl_device::reduce_copy::{lsa_reduce, lsa_reduce_copy};
+use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
+
+/// A block's share of `count` elements, in whole vectors of 16 bytes: the first, and how many.
+fn share(count: usize, part: usize, parts: usize) -> (usize, usize) {
+    let each = count.div_ceil(parts).next_multiple_of(4);
+    let first = (part * each).min(count);
+    (first, each.min(count - first))
+}
+
+// ANCHOR: one_shot
+/// Every rank loads all ranks' elements, and adds them up itself.
+///
+/// Grid and block: any.
+#[kernel(requires(x.len() <= out.len()))]
+pub fn one_shot(comm: DevComm, x: Window<f32>, out: Window<f32>) {
+    let team = comm.lsa_team();
+    let (block, blocks) = (thread::block_idx_x() as usize, thread::grid_dim_x() as usize);
+    let (first, len) = share(x.len(), block, blocks);
+    let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
+    barrier.sync(MemoryOrder::Acquire);
+    // SAFETY: the launch has checked the lengths; each block writes its share.
+    unsafe {
+        let to = out.local().as_ptr().add(first);
+        lsa_reduce(Coop::cta(), Sum, x, first, to, len, team);
+    }
+    barrier.sync(MemoryOrder::Release);
+}
+// ANCHOR_END: one_shot
+
+// ANCHOR: two_shot
+/// Every rank adds up a part of the elements, and stores the sums to all ranks.
+///
+/// Grid and block: any.
+#[kernel(requires(x.len() <= out.len()))]
+pub fn two_shot(comm: DevComm, x: Window<f32>, out: Window<f32>) {
+    let team = comm.lsa_team();
+    let (block, blocks) = (thread::block_idx_x() as usize, thread::grid_dim_x() as usize);
+    // The part of this block among the blocks of all ranks.
+    let part = team.rank as usize * blocks + block;
+    let (first, len) = share(x.len(), part, team.n_ranks as usize * blocks);
+    let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
+    barrier.sync(MemoryOrder::Acquire);
+    // SAFETY: the launch has checked the lengths; one block of one rank writes a part.
+    unsafe { lsa_reduce_copy(Coop::cta(), Sum, x, first, out, first, len, team) };
+    barrier.sync(MemoryOrder::Release);
+}
+// ANCHOR_END: two_shot

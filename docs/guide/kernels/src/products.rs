@@ -1,0 +1,265 @@
+//! From a product to a product fused with an all-reduce.
+//!
+//! `C = sum over the ranks of A x B^T`: A has `m x k` elements and B `n x k`, a slice of the terms
+//! in each rank. `m` and `n` are multiples of [`TILE`] and `k` of 8; A and B are aligned to 16
+//! bytes.
+
+use cuda_std::prelude::*;
+use cuda_std::tile::{Matrix, MmaProduct};
+use nccl_device::{BarrierIndex, Coop, DevComm, Epoch, Flag, MemoryOrder, Window};
+
+// ANCHOR: tile
+/// Rows and columns of a tile of C.
+pub const TILE: u32 = 64;
+/// Threads of a block.
+pub const THREADS: u32 = 128;
+/// A tile through three stages of shared memory.
+type Product = MmaProduct<bf16, TILE, TILE, 3, THREADS>;
+
+/// A and B of a rank.
+#[derive(Clone, Copy)]
+struct Factors {
+    a: Matrix<bf16>,
+    b: Matrix<bf16>,
+}
+
+/// A thread's sums: a warp has 32 x 32 of the tile's, in fragments of 16 x 8.
+type Sums = [[[f32; 4]; 4]; 2];
+
+impl Factors {
+    fn new(a: *const bf16, b: *const bf16, (m, n, k): (u32, u32, u32)) -> Self {
+        let matrix = |address, rows| Matrix { address, rows, columns: k };
+        Self { a: matrix(a, m), b: matrix(b, n) }
+    }
+
+    fn tiles(&self) -> u32 {
+        self.a.rows / TILE * (self.b.rows / TILE)
+    }
+
+    /// The first row and column of a tile.
+    fn origin(&self, tile: u32) -> (u32, u32) {
+        let columns = self.b.rows / TILE;
+        (tile / columns * TILE, tile % columns * TILE)
+    }
+
+    /// The index in C of an element of a tile.
+    fn index(&self, tile: u32, row: u32, column: u32) -> usize {
+        let (first_row, first_column) = self.origin(tile);
+        (first_row + row) as usize * self.b.rows as usize + (first_column + column) as usize
+    }
+
+    /// The sums of a tile.
+    ///
+    /// # Safety
+    ///
+    /// All threads of the block call it; the matrices are allocated.
+    unsafe fn sums(&self, tile: u32) -> Sums {
+        let memory = shared_array![u8; Product::BYTES as usize];
+        let product = Product { a: self.a, b: self.b, memory };
+        // SAFETY: the caller's contract; rows are aligned to 16 bytes.
+        unsafe { product.sums::<16, 2, 4>(self.origin(tile), warps_part(), thread::sync_threads) }
+    }
+}
+
+/// The first row and column of this warp's part of a tile.
+fn warps_part() -> (u32, u32) {
+    (warp::warp_id() / 2 * 32, warp::warp_id() % 2 * 32)
+}
+
+/// Calls `f` with the row and the column in the tile, and the value, of each of a thread's sums.
+fn for_each(sums: &Sums, mut f: impl FnMut(u32, u32, f32)) {
+    let ((row, column), lane) = (warps_part(), warp::lane_id());
+    for (i, rows) in sums.iter().enumerate() {
+        for (j, fragment) in rows.iter().enumerate() {
+            for (e, value) in fragment.iter().enumerate() {
+                let row = row + 16 * i as u32 + lane / 4 + 8 * (e as u32 / 2);
+                let column = column + 8 * j as u32 + lane % 4 * 2 + e as u32 % 2;
+                f(row, column, *value);
+            }
+        }
+    }
+}
+// ANCHOR_END: tile
+
+// ANCHOR: local
+/// Step 1: this rank's product. Grid: a block for each tile.
+#[kernel(max_threads = 128)]
+pub unsafe fn product(a: *const bf16, b: *const bf16, c: *mut f32, m: u32, n: u32, k: u32) {
+    let (factors, tile) = (Factors::new(a, b, (m, n, k)), thread::block_idx_x());
+    // SAFETY: the contract; each thread has elements of its own.
+    unsafe {
+        let sums = factors.sums(tile);
+        for_each(&sums, |row, column, sum| {
+            mem::store(c.add(factors.index(tile, row, column)), sum)
+        });
+    }
+}
+// ANCHOR_END: local
+
+// ANCHOR: then
+/// Step 2: the product of all ranks, by an all-reduce behind the last tile. Grid: any.
+#[kernel(max_threads = 128, requires((m * n) as usize <= part.len(), (m * n) as usize <= c.len()))]
+pub unsafe fn product_then_reduce(
+    comm: DevComm,
+    a: *const bf16,
+    b: *const bf16,
+    part: Window<f32>,
+    c: Window<f32>,
+    m: u32,
+    n: u32,
+    k: u32,
+) {
+    let (factors, team, coop) = (Factors::new(a, b, (m, n, k)), comm.lsa_team(), Coop::cta());
+    // This block's tiles, in every rank the same.
+    let mine = || (thread::block_idx_x()..factors.tiles()).step_by(thread::grid_dim_x() as usize);
+    let mut barrier = comm.lsa_barrier(coop, BarrierIndex::this_block());
+    for tile in mine() {
+        // SAFETY: the contract; each thread has elements of its own.
+        unsafe {
+            let sums = factors.sums(tile);
+            for_each(&sums, |row, column, sum| {
+                part.local().store(factors.index(tile, row, column), sum);
+            });
+        }
+    }
+    // The same block of every rank has stored the same tiles.
+    barrier.sync(MemoryOrder::AcqRel);
+    let (rank, ranks) = (team.rank as u32, team.n_ranks as u32);
+    let (first, end) = (TILE * rank / ranks, TILE * (rank + 1) / ranks);
+    for tile in mine() {
+        // This rank's rows of the tile, summed and stored to all ranks.
+        for i in coop.strided((end - first) * TILE) {
+            let at = factors.index(tile, first + i / TILE, i % TILE);
+            let mut sum = 0.0;
+            for peer in 0..team.n_ranks {
+                // SAFETY: the launch has checked the lengths; the barriers order the accesses.
+                sum += unsafe { part.lsa(peer).load(at) };
+            }
+            for peer in team.all_from_self() {
+                // SAFETY: as above; one thread of one rank writes the element.
+                unsafe { c.lsa(peer).store(at, sum) };
+            }
+        }
+    }
+    barrier.sync(MemoryOrder::Release);
+}
+// ANCHOR_END: then
+
+// ANCHOR: fused
+/// Step 3: the same, tile by tile. A tile's sums are sent to its owner as soon as they are there,
+/// and reduced while the next tile is multiplied.
+///
+/// `inbox` has, for each rank and each tile that this rank owns, [`TILE`] x [`TILE`] elements;
+/// `flags` as many words, and `epoch` points to [`Epoch::WORDS`]. Both were 0 before the first
+/// launch. Grid: any, in all launches the same.
+#[kernel(max_threads = 128, requires((m * n) as usize <= c.len()))]
+pub unsafe fn product_all_reduce(
+    comm: DevComm,
+    a: *const bf16,
+    b: *const bf16,
+    inbox: Window<f32>,
+    flags: Window<u32>,
+    epoch: *mut u32,
+    c: Window<f32>,
+    m: u32,
+    n: u32,
+    k: u32,
+) {
+    let (factors, coop) = (Factors::new(a, b, (m, n, k)), Coop::cta());
+    // SAFETY: the contract.
+    let epoch = unsafe { Epoch::begin(epoch) };
+    let exchange = Exchange { comm: &comm, factors, inbox, flags, c, epoch: epoch.get() };
+    let mut barrier = comm.lsa_barrier(coop, BarrierIndex::this_block());
+    // Every rank has begun: its inbox and its C are free.
+    barrier.sync(MemoryOrder::Acquire);
+    let (mut tile, mut last) = (thread::block_idx_x(), None);
+    while tile < factors.tiles() {
+        // SAFETY: the contract; all threads are here.
+        unsafe {
+            exchange.send(tile, &factors.sums(tile));
+            // The one before: its sums have had the time of a tile to arrive.
+            if let Some(last) = last {
+                exchange.reduce(last);
+            }
+        }
+        (last, tile) = (Some(tile), tile + thread::grid_dim_x());
+    }
+    // SAFETY: as above; each block ends the epoch once.
+    unsafe {
+        if let Some(last) = last {
+            exchange.reduce(last);
+        }
+        epoch.end(coop);
+    }
+    barrier.sync(MemoryOrder::Release);
+}
+
+struct Exchange<'a> {
+    comm: &'a DevComm,
+    factors: Factors,
+    inbox: Window<f32>,
+    flags: Window<u32>,
+    c: Window<f32>,
+    epoch: u32,
+}
+
+impl Exchange<'_> {
+    /// The rank that reduces a tile.
+    fn owner(&self, tile: u32) -> i32 {
+        (tile % self.comm.lsa_team().n_ranks as u32) as i32
+    }
+
+    /// Where the owner of a tile receives a rank's sums of it.
+    fn slot(&self, tile: u32, source: i32) -> usize {
+        let ranks = self.comm.lsa_team().n_ranks as u32;
+        (source as u32 * self.factors.tiles().div_ceil(ranks) + tile / ranks) as usize
+    }
+
+    /// Sends this rank's sums of a tile to its owner.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract; all threads of the block call it.
+    unsafe fn send(&self, tile: u32, sums: &Sums) {
+        let (owner, slot) = (self.owner(tile), self.slot(tile, self.comm.lsa_team().rank));
+        let to = self.inbox.lsa(owner);
+        // SAFETY: the kernel's contract: the slot is this rank's, and its word a flag.
+        unsafe {
+            for_each(sums, |row, column, sum| {
+                to.store(slot * (TILE * TILE) as usize + (row * TILE + column) as usize, sum);
+            });
+            Flag::new(self.comm, self.flags, slot).post(Coop::cta(), owner, self.epoch);
+        }
+    }
+
+    /// Adds up what all ranks have sent of a tile, if this rank owns it, and stores it to all.
+    ///
+    /// # Safety
+    ///
+    /// As for [`send`](Self::send).
+    unsafe fn reduce(&self, tile: u32) {
+        let (team, coop) = (self.comm.lsa_team(), Coop::cta());
+        if self.owner(tile) != team.rank {
+            return;
+        }
+        for source in 0..team.n_ranks {
+            // SAFETY: the kernel's contract.
+            let flag = unsafe { Flag::new(self.comm, self.flags, self.slot(tile, source)) };
+            flag.wait_at_least(coop, self.epoch);
+        }
+        for i in coop.strided(TILE * TILE) {
+            let mut sum = 0.0;
+            for source in 0..team.n_ranks {
+                let at = self.slot(tile, source) * (TILE * TILE) as usize + i as usize;
+                // SAFETY: the flag says that the sums are there.
+                sum += unsafe { self.inbox.local().load(at) };
+            }
+            for peer in team.all_from_self() {
+                let at = self.factors.index(tile, i / TILE, i % TILE);
+                // SAFETY: only the owner writes the tile.
+                unsafe { self.c.lsa(peer).store(at, sum) };
+            }
+        }
+    }
+}
+// ANCHOR_END: fused

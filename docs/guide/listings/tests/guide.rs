@@ -1,0 +1,188 @@
+//! The guide itself: its listings are included from files that are compiled, its links lead
+//! somewhere, the names in its tables exist, and its pictures are those that the program draws.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The folder `docs/guide/src`.
+fn book() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../src")
+}
+
+/// Every page: its name and its text.
+fn pages() -> Vec<(String, String)> {
+    let entries = fs::read_dir(book()).unwrap().map(|entry| entry.unwrap().path());
+    let pages = entries.filter(|path| path.extension().is_some_and(|kind| kind == "md"));
+    let page = |path: PathBuf| {
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        (name, fs::read_to_string(path).unwrap())
+    };
+    pages.map(page).collect()
+}
+
+/// What mdBook's `{{#include file:anchor}}` inserts.
+fn included(what: &str) -> String {
+    let (file, anchor) = what.split_once(':').map_or((what, None), |(f, a)| (f, Some(a)));
+    let text = fs::read_to_string(book().join(file)).unwrap_or_else(|e| panic!("{file}: {e}"));
+    let Some(anchor) = anchor else { return text };
+    let line_of = |mark: &str| {
+        let is_mark = |line: &str| line.trim().strip_prefix("// ") == Some(mark);
+        let lines: Vec<usize> =
+            text.lines().enumerate().filter(|(_, line)| is_mark(line)).map(|(i, _)| i).collect();
+        assert_eq!(lines.len(), 1, "`// {mark}` in {file}");
+        lines[0]
+    };
+    let (first, end) =
+        (line_of(&format!("ANCHOR: {anchor}")), line_of(&format!("ANCHOR_END: {anchor}")));
+    text.lines().skip(first + 1).take(end.saturating_sub(first + 1)).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn every_listing_in_rust_is_a_part_of_a_file_that_is_compiled() {
+    let mut listings = 0;
+    for (page, text) in pages() {
+        for block in text.split("```rust").skip(1) {
+            let (language, block) = block.split_once('\n').unwrap();
+            assert_eq!(language, "", "{page}: a listing that is not compiled");
+            let (block, _) = block.split_once("\n```").unwrap();
+            let what = block.strip_prefix("{{#include ").and_then(|rest| rest.strip_suffix("}}"));
+            let what = what.unwrap_or_else(|| panic!("{page} has code of its own:\n{block}"));
+            let code = included(what);
+            assert!(code.lines().count() > 2, "{page}: {what} is empty");
+            listings += 1;
+        }
+        for what in text.split("{{#include ").skip(1) {
+            let (what, _) = what.split_once("}}").unwrap();
+            assert!(!included(what).is_empty(), "{page}: {what}");
+        }
+    }
+    assert!(listings >= 20, "{listings}");
+}
+
+/// What a kernel file has between its anchors is shown.
+#[test]
+fn every_anchor_is_shown() {
+    let guide: String = pages().into_iter().map(|(_, text)| text).collect();
+    for folder in ["kernels/src", "listings/src", "listings/tests", "listings/tests/gpu_guide"] {
+        for entry in fs::read_dir(book().join("..").join(folder)).unwrap() {
+            let path = entry.unwrap().path();
+            if path.extension().is_none_or(|kind| kind != "rs") || path.ends_with("guide.rs") {
+                continue;
+            }
+            let file = path.file_name().unwrap().to_string_lossy().into_owned();
+            for line in fs::read_to_string(&path).unwrap().lines() {
+                let Some(anchor) = line.trim().strip_prefix("// ANCHOR: ") else { continue };
+                let shown = format!("{folder}/{file}:{anchor}}}}}");
+                assert!(guide.contains(&shown), "{shown} is in no chapter");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_page_is_in_the_summary_and_every_link_leads_to_a_file() {
+    let pages = pages();
+    let (_, summary) = pages.iter().find(|(name, _)| name == "SUMMARY.md").unwrap();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..");
+    for (page, text) in &pages {
+        assert!(page == "SUMMARY.md" || summary.contains(&format!("({page})")), "{page}");
+        for link in text.split("](").skip(1) {
+            let (link, _) = link.split_once(')').unwrap();
+            let repository = "https://github.com/devcomm/devcomm/blob/main/";
+            let target = match link.strip_prefix(repository) {
+                Some(file) => root.join(file),
+                None if link.starts_with("https://") => continue,
+                None => book().join(link.split('#').next().unwrap()),
+            };
+            assert!(target.exists(), "{page}: {link}");
+        }
+    }
+    let titles: BTreeSet<&str> =
+        pages.iter().map(|(_, text)| text.lines().next().unwrap()).collect();
+    assert_eq!(titles.len(), pages.len(), "each page has a title of its own");
+}
+
+#[test]
+fn the_manifests_name_packages_of_the_workspace() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..");
+    let workspace = fs::read_to_string(root.join("Cargo.toml")).unwrap();
+    let readme = ("README.md".to_owned(), fs::read_to_string(root.join("README.md")).unwrap());
+    let mut names = 0;
+    for (page, text) in pages().into_iter().chain([readme]) {
+        for line in text.lines().filter(|line| line.contains(" = { package = ")) {
+            let (dependency, _) = line.split_once(", ").unwrap();
+            assert!(workspace.contains(dependency), "{page}: {line}");
+            names += 1;
+        }
+    }
+    assert!(names >= 4, "{names}");
+}
+
+/// Words of all sources of the crates that users see.
+fn words() -> BTreeSet<String> {
+    fn add(folder: &Path, words: &mut BTreeSet<String>) {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() && !path.ends_with("target") {
+                add(&path, words);
+            } else if path.extension().is_some_and(|kind| kind == "rs") {
+                let text = fs::read_to_string(path).unwrap();
+                let parts = text.split(|c: char| !(c.is_alphanumeric() || c == '_'));
+                words.extend(parts.map(str::to_owned));
+            }
+        }
+    }
+    let mut words = BTreeSet::new();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..");
+    for folder in [
+        "crates/cuda_std/src",
+        "crates/cuda_std_macros/src",
+        "crates/nccl_device/src",
+        "crates/types/src",
+        "crates/cuda_builder/src",
+        "host/src",
+        "src",
+        "crates/ops/src",
+    ] {
+        add(&root.join(folder), &mut words);
+    }
+    words
+}
+
+/// The last cell of each row of the tables in `porting.md` is devcomm's name.
+#[test]
+fn every_name_in_the_tables_of_the_porting_chapter_exists() {
+    let words = words();
+    let text = fs::read_to_string(book().join("porting.md")).unwrap();
+    let rows = text.lines().filter_map(|line| line.strip_prefix("| ")?.strip_suffix(" |"));
+    let mut names = 0;
+    for row in rows {
+        let here = row.split(" | ").nth(1).unwrap();
+        for quoted in here.split('`').skip(1).step_by(2) {
+            for part in quoted.split(|c: char| !(c.is_alphanumeric() || c == '_')) {
+                let number = part.chars().all(|c| c.is_ascii_digit());
+                assert!(number || words.contains(part), "`{part}` in: {row}");
+            }
+            names += 1;
+        }
+    }
+    assert!(names >= 60, "{names}");
+}
+
+/// With `DEVCOMM_BLESS=1` it writes them.
+#[test]
+fn the_pictures_are_those_that_the_program_draws() {
+    let folder = book().join("pictures");
+    for (name, drawn) in norm::pictures::all() {
+        let path = folder.join(name);
+        if std::env::var_os("DEVCOMM_BLESS").is_some() {
+            fs::write(path, drawn).unwrap();
+            continue;
+        }
+        let there = fs::read_to_string(&path).unwrap_or_default();
+        assert!(there == drawn, "DEVCOMM_BLESS=1 writes {}", path.display());
+    }
+    let files = fs::read_dir(folder).unwrap().count();
+    assert_eq!(files, norm::pictures::all().len(), "a picture that the program does not draw");
+}
