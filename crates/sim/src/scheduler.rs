@@ -401,6 +401,9 @@ impl Scheduler {
         if let Some(error) = block.unwritten.take() {
             gpus.fail(error);
         }
+        if let Some((at, what)) = block.call_of_a_part() {
+            gpus.fail(thread.misuse_error(at, what));
+        }
         if let Some(at) = races.copy_in_flight(block.grid.clock.op, block.index) {
             let what = "its block ends while a copy may still write to its shared memory: a wait \
                         for the phase of the copy's mbarrier is missing"
