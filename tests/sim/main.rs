@@ -20,6 +20,7 @@ mod gin_races;
 mod host_nccl;
 mod host_nccl_faults;
 mod host_nccl_windows;
+mod host_order;
 mod lsa_barriers;
 mod machine;
 mod multimem;

@@ -145,29 +145,6 @@ impl Races {
         self.end(run.clone())
     }
 
-    /// What host threads know.
-    pub(crate) fn host(&self) -> Clock {
-        self.host_sequence().clock.borrow().clone()
-    }
-
-    fn host_sequence(&self) -> &Sequence {
-        self.host.get_or_init(|| self.sequence())
-    }
-
-    /// Performs an operation of a host thread that completes at once.
-    pub(crate) fn host_op<R>(&self, gpu: usize, access: impl FnOnce() -> R) -> R {
-        let sequence = self.host_sequence();
-        let mut run = self.start(sequence, gpu, &Clock::default());
-        let result = self.within(&mut run, access);
-        sequence.clock.replace(self.end(run));
-        result
-    }
-
-    /// Host threads learn what `clock` knows.
-    pub(crate) fn host_learns(&self, clock: &Clock) {
-        self.joins.join(&mut self.host_sequence().clock.borrow_mut(), clock);
-    }
-
     /// Checks and records an access of an operation that is not a kernel.
     pub(crate) fn op_access(
         &self,
