@@ -35,4 +35,5 @@ mod timeline;
 mod typed_multimem;
 mod typed_reduce_copy;
 mod typed_together;
+mod unwritten;
 mod waits;

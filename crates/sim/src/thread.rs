@@ -152,7 +152,7 @@ pub(crate) struct Block {
     /// For the timeline: when it began, and the wait in which all its threads are, since when.
     pub(crate) began: u64,
     pub(crate) waits: RefCell<Option<(u64, String, Option<Site>)>>,
-    /// The first read of shared memory that nothing had written.
+    /// The first read of memory that nothing had written.
     pub(crate) unwritten: RefCell<Option<Error>>,
     /// Cooperative calls without a wait.
     pub(crate) calls: RefCell<CallsApart>,

@@ -239,8 +239,7 @@ impl Core {
         writes: bool,
     ) -> CudaResult<()> {
         let races = &self.memory.races;
-        races.op_access(&self.memory, op, address, bytes, writes).map_err(|race| {
-            let error = Error::Race(race);
+        races.op_access(&self.memory, op, address, bytes, writes).map_err(|error| {
             let failure = CudaError::new(CUresult::CUDA_ERROR_LAUNCH_FAILED, error.to_string());
             self.fail(error);
             failure

@@ -250,6 +250,25 @@ impl Races {
         })
     }
 
+    /// As [`unwritten`](Self::unwritten), for ranges that have whole pages.
+    fn unwritten_range(&self, memory: &Memory, address: usize, bytes: usize) -> Option<usize> {
+        let (mut at, end) = (address, address + bytes);
+        while at < end {
+            let next = ((at / PAGE + 1) * PAGE).min(end);
+            let uniform = self.shadow.uniform(at, memory).map(|word| word.write.initialised());
+            let unwritten = match uniform {
+                Some(0xf) => None,
+                Some(0) => Some(at),
+                _ => self.unwritten(memory, at, next - at),
+            };
+            if unwritten.is_some() {
+                return unwritten;
+            }
+            at = next;
+        }
+        None
+    }
+
     #[inline]
     fn add_read(&self, content: &mut Word, now: Stamp, who: &Accessor<'_>) {
         let reads = &content.reads;
