@@ -135,7 +135,7 @@ impl Thread {
             if let Some(unwritten) = unwritten {
                 self.reads_unwritten(unwritten, at);
             }
-            return seen;
+            return self.late(address, bytes, access).unwrap_or(seen);
         }
         address
     }
@@ -352,6 +352,7 @@ fn event(ctx: *const ThreadCtx, event: Event, at: Site) {
         Event::Wait { .. } if gpus.skips_wait(at) => return,
         _ => {}
     }
+    thread.land_late(&event);
     match event {
         Event::Commit(Engine::Wgmma) => thread.products.borrow_mut().commit(),
         Event::RegisterFence => thread.products.borrow_mut().fence(),

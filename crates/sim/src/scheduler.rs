@@ -370,6 +370,7 @@ impl Scheduler {
     fn thread_ended(&mut self, gpus: &Gpus, block: &Block, thread: &Thread) {
         thread.wait.set(Wait::Done);
         gpus.progress();
+        thread.land_all_late();
         let races = &gpus.memory.races;
         if let Some(at) = races.end_thread(&mut thread.race.borrow_mut(), &block.grid.clock) {
             let what = "it ends while a bulk copy that it has started may still read the shared \
