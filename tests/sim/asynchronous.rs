@@ -282,15 +282,16 @@ fn with_weak_memory_a_copy_in_a_stream_lands_some_time_after_it_has_begun() {
             let (late, soon) = (thread.pinned(4), thread.pinned(4));
             let [a, b] = [(); 2].map(|()| thread.stream());
             let source = thread.filled(&[7_u32]);
-            // SAFETY: the memory is pinned and has four bytes, here and below.
+            // SAFETY: the memory is pinned and has four bytes.
             unsafe { late.cast::<u32>().write_volatile(1) };
             let from = source.ptr() as u64;
             assert_eq!(cuda!(cuMemcpyDtoDAsync_v2(late as u64, from, 4, a.cast())), OK);
             assert_eq!(cuda!(cuMemsetD32Async(soon as u64, 2, 1, b.cast())), OK);
-            thread.synchronize(b);
-            let early = unsafe { late.cast::<u32>().read_volatile() };
-            thread.synchronize(a);
-            [early, unsafe { late.cast::<u32>().read_volatile() }]
+            [b, a].map(|stream| {
+                thread.synchronize(stream);
+                // SAFETY: as above.
+                unsafe { late.cast::<u32>().read_volatile() }
+            })
         });
         values[0]
     };

@@ -32,6 +32,7 @@ struct Late {
 }
 
 /// The writes that are under way.
+#[expect(clippy::vec_box, reason = "threads write to their addresses")]
 #[derive(Default)]
 pub(crate) struct LateWrites(RefCell<LiteMap<Awaited, Vec<Box<Late>>>>);
 
@@ -76,7 +77,7 @@ impl Thread {
         let late = Box::new(Late { address, bytes, value: Cell::new(0) });
         let place = late.value.as_ptr().expose_provenance();
         let mut writes = gpus.late.0.borrow_mut();
-        writes.entry(awaited).or_insert_with(Vec::new).push(late);
+        writes.entry(awaited).or_default().push(late);
         Some(place)
     }
 

@@ -65,8 +65,11 @@ pub(super) fn call(thread: &Thread, coop: Coop, call: CoopCall, at: Site) {
 
 impl Block {
     /// A call that a part of its coop has not made, at the end of the block: where, and what is
-    /// wrong.
+    /// wrong. (Threads that exit when the host aborts are not meant.)
     pub(crate) fn call_of_a_part(&self) -> Option<(Site, String)> {
+        if !self.threads().all(|thread| thread.returned.get()) {
+            return None;
+        }
         let calls = self.calls.borrow();
         let (_, Open { call, at, made, size, .. }) = calls.open.iter().next()?;
         let what = format!(

@@ -54,7 +54,7 @@ impl Races {
     ) -> R {
         if self.on {
             let mut threads = self.hosts.threads.borrow_mut();
-            threads.entry(id).or_insert_with(HostThread::default).gpu = gpu;
+            threads.entry(id).or_default().gpu = gpu;
         }
         self.hosts.current.set(Some(id));
         let result = part();
@@ -88,7 +88,7 @@ impl Races {
             return;
         }
         let mut threads = self.hosts.threads.borrow_mut();
-        let thread = threads.entry(id).or_insert_with(HostThread::default);
+        let thread = threads.entry(id).or_default();
         self.joins.join(&mut thread.clock, clock);
         if let Some(gpu) = thread.gpu {
             let mut gpus = self.hosts.gpus.borrow_mut();
