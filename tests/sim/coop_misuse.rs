@@ -6,6 +6,7 @@ use devcomm::sim::Error;
 use devcomm::{DevCommRequirements, DevCommResource, GinConnectionType, Result, Simulation};
 use devcomm_testing::simulated::{Gpu, failure, simulate};
 use nccl_device::gin::GinBackend;
+use nccl_device::reduce_copy::lsa_copy;
 use nccl_device::{BarrierIndex, Coop, DevComm, FenceLevel, MemoryOrder, Window};
 
 fn lsa_barriers(count: u32) -> DevCommRequirements {
@@ -253,5 +254,37 @@ fn one_gin_barrier_with_two_users_is_reported_and_one_that_is_not_there() {
             gpu.launch(shares_a_gin_barrier::args(comm, index).grid(grid).block(32))
         });
         assert!(text.contains(want), "{text}");
+    }
+}
+
+/// The threads of a coop reduce with unequal counts, or only a part of them does.
+#[kernel]
+unsafe fn reduces_unequally(comm: DevComm, x: Window<f32>, form: u32) {
+    let (team, me) = (comm.lsa_team(), thread::thread_idx_x());
+    let coop = if form == 2 { Coop::warp() } else { Coop::cta() };
+    let count = if me == 7 && form != 1 { 31 } else { 32 };
+    if me == 9 && form == 1 {
+        return;
+    }
+    // SAFETY: the windows have 64 elements, of which the call writes the second half; the mistake is
+    // what the test is for.
+    unsafe { lsa_copy(coop, x.local().as_ptr(), x, 32, count, team) };
+}
+
+#[test]
+fn unequal_arguments_of_a_reduction_or_copy_are_reported_although_nothing_waits() {
+    for form in 0..3 {
+        let text = misuse(DevCommRequirements::new(), |gpu, comm| {
+            let x = gpu.window(&[1.0_f32; 64])?;
+            gpu.launch(reduces_unequally::args(comm, &x, form).grid(1).block(32))
+        });
+        if form == 1 {
+            let want = "only 31 of the 32 threads of the coop have made this call";
+            assert!(text.contains(want), "{text}");
+            continue;
+        }
+        assert!(text.contains("lsa_copy (source ") && text.contains("count 31"), "{text}");
+        assert!(text.contains("count 32") && text.contains("thread 0 of the same coop"), "{text}");
+        assert!(text.contains("all threads of a coop pass equal arguments"), "{text}");
     }
 }

@@ -55,12 +55,15 @@ enum Task {
     /// Plant bugs in the kernels, one at a time: the simulator must find each, and pass the
     /// originals
     Mutants {
-        /// The most schedules in which each runs
-        #[arg(long, default_value_t = 100)]
-        schedules: u64,
+        /// The most schedules in which each runs, or a range of them: a long run in parts
+        #[arg(long, default_value = "100", value_name = "N|A..B")]
+        schedules: String,
         /// Also run the originals that take long in as many; otherwise in one of 20 or 50
         #[arg(long)]
         all: bool,
+        /// Only these programs as they are, no mutants; see tests/mutants/programs.rs
+        #[arg(long, value_delimiter = ',')]
+        programs: Vec<String>,
     },
     /// Show every component with its version, its path and the command that fixes what is missing
     Doctor {
@@ -119,7 +122,7 @@ fn main() -> ExitCode {
         Task::Setup { quiet, twins } => setup::setup_all(quiet, twins).map(|()| 0),
         Task::Run { example, args } => run::run(&example, &args),
         Task::Test => test::test(),
-        Task::Mutants { schedules, all } => mutants::mutants(schedules, all),
+        Task::Mutants { schedules, all, programs } => mutants::mutants(&schedules, all, &programs),
         Task::Doctor { json } => doctor::doctor(json),
         Task::Ptx { kernel, all: _, check, arch } => {
             ptx::ptx(kernel.as_deref(), check, arch.as_deref())

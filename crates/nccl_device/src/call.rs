@@ -8,7 +8,7 @@ pub struct CoopCall {
     /// The call, such as `barrier.sync`.
     pub name: &'static str,
     /// Names and values of arguments; those without a name are unused.
-    pub args: [(&'static str, u64); 5],
+    pub args: [(&'static str, u64); 6],
 }
 
 #[cfg(not(target_arch = "nvptx64"))]
@@ -16,7 +16,7 @@ impl CoopCall {
     /// A call without arguments.
     #[must_use]
     pub const fn new(name: &'static str) -> Self {
-        Self { name, args: [("", 0); 5] }
+        Self { name, args: [("", 0); 6] }
     }
 
     /// Adds an argument, if there is space.

@@ -83,6 +83,9 @@ macro_rules! nccl_functions {
                 pub begin_call: fn(&CoopAny, CoopCall),
                 /// The call has ended.
                 pub end_call: fn(),
+                /// The running thread makes a cooperative call in which the threads of the coop do
+                /// not wait for each other.
+                pub call_without_wait: fn(&CoopAny, CoopCall),
                 /// A barrier has fenced this rank's puts on a context, or on all.
                 pub puts_fenced: fn(&DevComm, context: Option<u32>),
                 /// The running thread opens or closes a session on a GIN barrier.

@@ -330,6 +330,14 @@ pub enum Error {
     /// Two accesses to the same memory that nothing orders, one of them a write.
     #[error("{_0}")]
     Race(Box<Race>),
+    /// An operation that is not a kernel reads memory that nothing has written.
+    #[error("{access}: {memory}, which nothing has written")]
+    Unwritten {
+        /// The operation.
+        access: Box<RaceAccess>,
+        /// The first byte that nothing has written.
+        memory: String,
+    },
     /// Deadlock: every thread waits, and nothing can wake one.
     #[error("deadlock{_0}")]
     Deadlock(Box<Stall>),

@@ -15,6 +15,7 @@ use litemap::LiteMap;
 
 use crate::arguments::Arguments;
 use crate::error::{Error, Result, Site, Stall, ThreadId};
+use crate::late::LateWrites;
 use crate::memory::Memory;
 use crate::mutation::Change;
 use crate::nccl::{self, Network, Unflushed};
@@ -114,6 +115,8 @@ pub(crate) struct Gpus {
     pub(crate) network: Rc<Network>,
     pub(crate) timeline: Rc<Timeline>,
     scheduler: RefCell<Scheduler>,
+    /// What asynchronous copies of kernels have not written yet.
+    pub(crate) late: LateWrites,
     /// The scheduler's, while a thread with weak loads runs.
     pub(crate) chooser: RefCell<Chooser>,
     /// Whether all host threads wait for the GPUs.
@@ -163,6 +166,7 @@ impl Gpus {
             timeline,
             memory,
             scheduler: RefCell::new(Scheduler::new(settings)),
+            late: LateWrites::default(),
             chooser: RefCell::new(Chooser::First),
             host_waits: Cell::new(true),
             queue: RefCell::default(),
@@ -241,6 +245,7 @@ impl Gpus {
     pub(crate) fn reset(&self) {
         self.scheduler.borrow_mut().reset(self);
         self.network.clear();
+        self.late.clear();
         self.queue.borrow_mut().clear();
         self.failure.take();
         self.sessions.borrow_mut().clear();

@@ -130,11 +130,12 @@ impl Thread {
             self.check_barrier(address, at);
         } else if gpus.settings.races && (is_global || !self.is_on_stack(address)) {
             let space = if is_global { Space::Global } else { Space::Shared };
+            let unwritten = self.unwritten((address, bytes, space), access);
             let seen = self.check_race((address, bytes, space), access, at);
-            if !is_global {
-                self.check_written(address, bytes, access, at);
+            if let Some(unwritten) = unwritten {
+                self.reads_unwritten(unwritten, at);
             }
-            return seen;
+            return self.late(address, bytes, access).unwrap_or(seen);
         }
         address
     }
@@ -177,19 +178,33 @@ impl Thread {
         }
     }
 
-    /// Remembers the block's first read of shared memory that nothing has written: an error when
-    /// the block has ended, unless a write that comes too late shows that they race.
+    /// The first byte that the access reads and that nothing has written, of shared memory and of
+    /// what NCCL has allocated.
     #[inline]
-    fn check_written(&self, address: usize, bytes: usize, access: Access, at: Site) {
+    fn unwritten(
+        &self,
+        (address, bytes, space): (usize, usize, Space),
+        access: Access,
+    ) -> Option<usize> {
+        let (Access::Read | Access::AtomicRead(..) | Access::AtomicRmw(..)) = access else {
+            return None;
+        };
         let memory = &self.gpus().memory;
-        if let Access::Read | Access::AtomicRead(..) | Access::AtomicRmw(..) = access
-            && let Some(unwritten) = memory.races.unwritten(memory, address, bytes)
-        {
-            let place = self.shared_place(unwritten);
-            self.block().unwritten.borrow_mut().get_or_insert_with(|| {
-                self.misuse_error(at, format!("it reads {place}, which nothing has written"))
-            });
-        }
+        let unwritten = memory.races.unwritten(memory, address, bytes)?;
+        (space == Space::Shared || memory.is_of_nccl(unwritten)).then_some(unwritten)
+    }
+
+    /// Remembers the block's first read of memory that nothing has written: an error when the block
+    /// has ended, unless a write that comes too late shows that they race.
+    #[cold]
+    fn reads_unwritten(&self, unwritten: usize, at: Site) {
+        let place = match self.gpus().memory.owner_at(unwritten) {
+            Some((owner, offset)) => self.arguments().locate(owner, offset),
+            None => self.shared_place(unwritten),
+        };
+        self.block().unwritten.borrow_mut().get_or_insert_with(|| {
+            self.misuse_error(at, format!("it reads {place}, which nothing has written"))
+        });
     }
 
     /// Names a byte of shared memory.
@@ -337,6 +352,7 @@ fn event(ctx: *const ThreadCtx, event: Event, at: Site) {
         Event::Wait { .. } if gpus.skips_wait(at) => return,
         _ => {}
     }
+    thread.land_late(&event);
     match event {
         Event::Commit(Engine::Wgmma) => thread.products.borrow_mut().commit(),
         Event::RegisterFence => thread.products.borrow_mut().fence(),

@@ -34,9 +34,9 @@
 //! Two accesses to the same memory, one of them a write, that no synchronisation orders by PTX's
 //! memory model, are an error ([`Error::Race`]) that names both: kernel, rank, block, thread and
 //! line. It covers kernels, asynchronous copies, `wgmma`, GIN, streams, graphs, collectives and
-//! copies of the host, and finds most races in any order of execution. Calls of host threads count
-//! as ordered in the order in which they are made. [`Simulation::weak`] has atomic loads see old
-//! values.
+//! copies of the host, and finds most races in any order of execution. Host threads are ordered by
+//! what they wait for ([`Machine::exchange`]). [`Simulation::weak`] has atomic loads see old values,
+//! and copies land late.
 //!
 //! # Time
 //!
@@ -46,8 +46,8 @@
 //! # Limitations
 //!
 //! Plain dereferences of pointers are not checked; only accesses through `cuda_std` and
-//! `nccl_device` are. Asynchronous copies move their data at once: what is not ordered with them is
-//! reported, but does not see wrong data. Threads run one at a time, so simulated time does not
+//! `nccl_device` are. Asynchronous copies read their source at once: what is not ordered with that is
+//! reported, but the copies do not see wrong data. Threads run one at a time, so simulated time does not
 //! predict a GPU's. CFT is not simulated, PROXY is the only GIN back end, and misuse of
 //! its resource sharing is not detected.
 //!
@@ -108,6 +108,7 @@ mod error;
 mod gpus;
 mod hooks;
 mod host_nccl;
+mod late;
 mod machine;
 mod memory;
 mod multicast;

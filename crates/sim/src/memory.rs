@@ -19,6 +19,7 @@ use std::io;
 use std::rc::Rc;
 use std::sync::LazyLock;
 
+use self::shared::is_canonical_of_pages;
 pub(crate) use self::shared::{Pages, WindowPart};
 use litemap::LiteMap;
 
@@ -27,7 +28,7 @@ use crate::error::{Error, Result};
 use crate::multicast::Multicast;
 use crate::race::Races;
 
-/// Initial content of shared memory, and the value that a shuffle reads from missing lanes: a NaN
+/// Initial content of shared and of NCCL's memory, and the value that a shuffle reads from missing lanes: a NaN
 /// in every floating-point type, and an unlikely integer.
 pub(crate) const POISON: u32 = 0x7fff_7fff;
 
@@ -302,6 +303,11 @@ impl Memory {
         let found = last_until(&all, address)
             .filter(|(_, live)| address < live.end.next_multiple_of(page_size()));
         found.map_or(address, |(start, live)| live.canonical + (address - start))
+    }
+
+    /// Whether NCCL has allocated the memory: it has no content until something writes it.
+    pub(crate) fn is_of_nccl(&self, address: usize) -> bool {
+        is_canonical_of_pages(self.canonical(address))
     }
 
     /// The owner of a byte of live memory, and the byte's offset in the owner's memory.

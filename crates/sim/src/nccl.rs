@@ -7,6 +7,7 @@
 //! thread is a coroutine with a current [`Thread`]; only one runs at a time. Barrier state lies in
 //! the resource memory of a device communicator, which the launch keeps alive.
 
+mod apart;
 mod checks;
 mod coop;
 mod gin;
@@ -26,6 +27,7 @@ use crate::memory::STRIDE_UNIT;
 use crate::multicast;
 use crate::thread::Thread;
 
+pub(crate) use apart::CallsApart;
 pub use gin::network::Unflushed;
 pub(crate) use gin::network::{Network, QueueKey};
 pub(crate) use gin::{BarrierSet, GinComm, GinRank};

@@ -370,6 +370,7 @@ impl Scheduler {
     fn thread_ended(&mut self, gpus: &Gpus, block: &Block, thread: &Thread) {
         thread.wait.set(Wait::Done);
         gpus.progress();
+        thread.land_all_late();
         let races = &gpus.memory.races;
         if let Some(at) = races.end_thread(&mut thread.race.borrow_mut(), &block.grid.clock) {
             let what = "it ends while a bulk copy that it has started may still read the shared \
@@ -400,6 +401,9 @@ impl Scheduler {
         }
         if let Some(error) = block.unwritten.take() {
             gpus.fail(error);
+        }
+        if let Some((at, what)) = block.call_of_a_part() {
+            gpus.fail(thread.misuse_error(at, what));
         }
         if let Some(at) = races.copy_in_flight(block.grid.clock.op, block.index) {
             let what = "its block ends while a copy may still write to its shared memory: a wait \

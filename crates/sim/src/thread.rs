@@ -20,7 +20,7 @@ use crate::cluster::Cluster;
 use crate::error::{Error, Site, ThreadId};
 use crate::gpus::{Gpus, GridId, Launch};
 use crate::hooks::OPS;
-use crate::nccl::InboxWait;
+use crate::nccl::{CallsApart, InboxWait};
 use crate::polls::Repeated;
 use crate::products::Products;
 use crate::race::{GridClock, ThreadClock};
@@ -152,8 +152,10 @@ pub(crate) struct Block {
     /// For the timeline: when it began, and the wait in which all its threads are, since when.
     pub(crate) began: u64,
     pub(crate) waits: RefCell<Option<(u64, String, Option<Site>)>>,
-    /// The first read of shared memory that nothing had written.
+    /// The first read of memory that nothing had written.
     pub(crate) unwritten: RefCell<Option<Error>>,
+    /// Cooperative calls without a wait.
+    pub(crate) calls: RefCell<CallsApart>,
     /// `mbarrier`s initialised so far.
     pub(crate) mbarriers: Cell<usize>,
     /// The registers that its threads have given back.

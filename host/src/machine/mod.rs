@@ -230,6 +230,15 @@ impl Machine {
         }
     }
 
+    /// Tells a simulated machine that the thread sends or receives messages of other threads.
+    fn exchange(&self) {
+        match self {
+            Self::Gpus => {}
+            #[cfg(feature = "simulator")]
+            Self::Simulated(machine) => machine.exchange(),
+        }
+    }
+
     /// Pauses a poll that has `waited` so long already and ends at `deadline`. `since` is the
     /// [`event_count`](Self::event_count) before the poll's last test.
     ///
@@ -273,6 +282,9 @@ impl Machine {
         let mut start = self.now();
         loop {
             let seen = self.event_count();
+            if let Wakes::Notified = wakes {
+                self.exchange();
+            }
             if done()? {
                 return Ok(());
             }
@@ -292,6 +304,7 @@ impl Machine {
     pub(crate) fn wait_for_threads(&self, done: impl Fn() -> bool) {
         loop {
             let seen = self.event_count();
+            self.exchange();
             if !self.is_simulated() || done() {
                 return;
             }

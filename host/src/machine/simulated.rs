@@ -86,6 +86,10 @@ impl Simulated {
         self.0.notify();
     }
 
+    pub(super) fn exchange(&self) {
+        self.0.exchange();
+    }
+
     pub(super) fn event_count(&self) -> EventCount {
         self.0.event_count()
     }

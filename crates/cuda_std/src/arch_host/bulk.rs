@@ -1,5 +1,5 @@
-//! `mbarrier`, TMA and clusters in the simulator. Copies move data at once; what orders it is
-//! reported as on a GPU, where it moves until the thread has waited.
+//! `mbarrier`, TMA and clusters in the simulator. Copies move data at once, or the simulator
+//! keeps it until a thread waits; what orders it is reported as on a GPU.
 
 use std::panic::Location;
 

@@ -8,6 +8,7 @@ use super::pass::Plan;
 use super::sink::{Many, One};
 use super::source::{Copied, ReducedMany};
 use super::threads::Threads;
+use crate::call::CoopCall;
 
 /// `dst[i] = op over j < n_src of src[j * src_stride + i]`, for `i < count`.
 ///
@@ -30,10 +31,17 @@ pub unsafe fn local_reduce<T: Accumulate>(
     dst: *mut T,
     count: usize,
 ) {
+    let call = CoopCall::new("local_reduce")
+        .arg("sources", n_src as u64)
+        .arg("source", src.addr() as u64)
+        .arg("their stride", src_stride as u64)
+        .arg("destination", dst.addr() as u64)
+        .arg("count", count as u64);
+    let threads: Threads = threads.into().call(call);
     let from = Buffers::strided(src.cast_mut(), src_stride, n_src);
     let (from, to) = (ReducedMany { op, from }, One(dst));
     // SAFETY: the caller's contract.
-    unsafe { Plan::new(threads.into(), &from, &to, count).all::<T, 2>(from, to) }
+    unsafe { Plan::new(threads, &from, &to, count).all::<T, 2>(from, to) }
 }
 
 /// `dst[j * dst_stride + i] = src[i]` for every `j < n_dst`, for `i < count`.
@@ -56,9 +64,16 @@ pub unsafe fn local_copy<T: Accumulate>(
     dst_stride: usize,
     count: usize,
 ) {
+    let call = CoopCall::new("local_copy")
+        .arg("source", src.addr() as u64)
+        .arg("destinations", n_dst as u64)
+        .arg("destination", dst.addr() as u64)
+        .arg("their stride", dst_stride as u64)
+        .arg("count", count as u64);
+    let threads: Threads = threads.into().call(call);
     let (from, to) = (Copied(src), Many(Buffers::strided(dst, dst_stride, n_dst)));
     // SAFETY: the caller's contract.
-    unsafe { Plan::new(threads.into(), &from, &to, count).all::<T, 8>(from, to) }
+    unsafe { Plan::new(threads, &from, &to, count).all::<T, 8>(from, to) }
 }
 
 /// `dst[k * dst_stride + i] = op over j < n_src of src[j * src_stride + i]` for every `k < n_dst`,
@@ -86,8 +101,15 @@ pub unsafe fn local_reduce_copy<T: Accumulate>(
     dst_stride: usize,
     count: usize,
 ) {
+    let call = CoopCall::new("local_reduce_copy")
+        .arg("sources", n_src as u64)
+        .arg("source", src.addr() as u64)
+        .arg("destinations", n_dst as u64)
+        .arg("destination", dst.addr() as u64)
+        .arg("count", count as u64);
+    let threads: Threads = threads.into().call(call);
     let from = Buffers::strided(src.cast_mut(), src_stride, n_src);
     let (from, to) = (ReducedMany { op, from }, Many(Buffers::strided(dst, dst_stride, n_dst)));
     // SAFETY: the caller's contract.
-    unsafe { Plan::new(threads.into(), &from, &to, count).all::<T, 2>(from, to) }
+    unsafe { Plan::new(threads, &from, &to, count).all::<T, 2>(from, to) }
 }

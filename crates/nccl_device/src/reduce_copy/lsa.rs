@@ -13,6 +13,7 @@ use super::sink::{Each, Many, One};
 use super::source::{Copied, Reduced, ReducedMany};
 use super::threads::Threads;
 use crate::Window;
+use crate::call::CoopCall;
 
 // `U` of `Plan::vectors`, the vectors in flight per thread and buffer, is chosen to hide latency,
 // which decides the speed over NVLink: about twelve loads in flight for the usual numbers of ranks,
@@ -47,9 +48,16 @@ pub unsafe fn lsa_reduce<T: Accumulate>(
     count: usize,
     team: Team,
 ) {
+    let call = CoopCall::new("lsa_reduce")
+        .arg("source's window", src.as_raw().addr() as u64)
+        .arg("source's index", src_index as u64)
+        .arg("destination", dst.addr() as u64)
+        .arg("count", count as u64)
+        .arg("ranks", team.n_ranks as u64);
+    let threads: Threads = threads.into().call(call);
     let from = Buffers::of_team(src, src_index, team);
     let (many, to) = (ReducedMany { op, from }, One(dst));
-    let plan = Plan::new(threads.into(), &many, &to, count);
+    let plan = Plan::new(threads, &many, &to, count);
     let fourfold = const { widens_fourfold::<T>() };
     // SAFETY: the caller's contract.
     unsafe {
@@ -86,9 +94,16 @@ pub unsafe fn lsa_copy<T: Accumulate>(
     count: usize,
     team: Team,
 ) {
+    let call = CoopCall::new("lsa_copy")
+        .arg("source", src.addr() as u64)
+        .arg("destination's window", dst.as_raw().addr() as u64)
+        .arg("destination's index", dst_index as u64)
+        .arg("count", count as u64)
+        .arg("ranks", team.n_ranks as u64);
+    let threads: Threads = threads.into().call(call);
     let (from, to) = (Copied(src), Many(Buffers::of_team_from_own(dst, dst_index, team)));
     // SAFETY: the caller's contract.
-    unsafe { Plan::new(threads.into(), &from, &to, count).all::<T, 8>(from, to) }
+    unsafe { Plan::new(threads, &from, &to, count).all::<T, 8>(from, to) }
 }
 
 /// `dst[dst_index + i] = op over the ranks of team of src[src_index + i]` in every rank of `team`,
@@ -117,7 +132,14 @@ pub unsafe fn lsa_reduce_copy<T: Accumulate>(
     count: usize,
     team: Team,
 ) {
-    let threads = threads.into();
+    let call = CoopCall::new("lsa_reduce_copy")
+        .arg("source's window", src.as_raw().addr() as u64)
+        .arg("source's index", src_index as u64)
+        .arg("destination's window", dst.as_raw().addr() as u64)
+        .arg("destination's index", dst_index as u64)
+        .arg("count", count as u64)
+        .arg("ranks", team.n_ranks as u64);
+    let threads: Threads = threads.into().call(call);
     let operands = |team: Team| {
         let from = Buffers::of_team_from_own(src, src_index, team);
         let to = Buffers::of_team_from_own(dst, dst_index, team);

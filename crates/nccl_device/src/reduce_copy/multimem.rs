@@ -18,6 +18,7 @@ use super::sink::{Each, Many, One, Sink};
 use super::source::{Copied, Reduced, ReducedMany, Source};
 use super::threads::Threads;
 use crate::Window;
+use crate::call::CoopCall;
 
 /// An element type that the switch can reduce by `Op`: `Sum` takes all types except 8-bit ones;
 /// `Min` and `Max` take integers, `f16` and `bf16`; [`And`], [`Or`] and
@@ -203,9 +204,14 @@ pub unsafe fn multimem_reduce<T: MultimemReduce<Op>, Op: ReduceOp<T>>(
     dst: *mut T,
     count: usize,
 ) {
+    let call = CoopCall::new("multimem_reduce")
+        .arg("source", src.addr() as u64)
+        .arg("destination", dst.addr() as u64)
+        .arg("count", count as u64);
+    let threads: Threads = threads.into().call(call);
     let (from, to) = (Multicast { op, from: src }, One(dst));
     // SAFETY: the caller's contract.
-    unsafe { Plan::new(threads.into(), &from, &to, count).all::<T, 8>(from, to) }
+    unsafe { Plan::new(threads, &from, &to, count).all::<T, 8>(from, to) }
 }
 
 /// Stores `src[i]` to every copy of `dst[i]`, for `i < count`.
@@ -226,9 +232,14 @@ pub unsafe fn multimem_copy<T: Accumulate>(
     dst: *mut T,
     count: usize,
 ) {
+    let call = CoopCall::new("multimem_copy")
+        .arg("source", src.addr() as u64)
+        .arg("destination", dst.addr() as u64)
+        .arg("count", count as u64);
+    let threads: Threads = threads.into().call(call);
     let (from, to) = (Copied(src), ToMulticast(dst));
     // SAFETY: the caller's contract.
-    unsafe { Plan::new(threads.into(), &from, &to, count).all::<T, 8>(from, to) }
+    unsafe { Plan::new(threads, &from, &to, count).all::<T, 8>(from, to) }
 }
 
 /// Stores `op over the copies of src[i]` to every copy of `dst[i]`, for `i < count`.
@@ -250,9 +261,14 @@ pub unsafe fn multimem_reduce_copy<T: MultimemReduce<Op>, Op: ReduceOp<T>>(
     dst: *mut T,
     count: usize,
 ) {
+    let call = CoopCall::new("multimem_reduce_copy")
+        .arg("source", src.addr() as u64)
+        .arg("destination", dst.addr() as u64)
+        .arg("count", count as u64);
+    let threads: Threads = threads.into().call(call);
     let (from, to) = (Multicast { op, from: src }, ToMulticast(dst));
     // SAFETY: the caller's contract.
-    unsafe { Plan::new(threads.into(), &from, &to, count).all::<T, 8>(from, to) }
+    unsafe { Plan::new(threads, &from, &to, count).all::<T, 8>(from, to) }
 }
 
 /// Stores `op over the ranks of team of src[src_index + i]` to every copy of `dst[i]`, for
@@ -275,9 +291,16 @@ pub unsafe fn lsa_reduce_multimem_copy<T: Accumulate>(
     count: usize,
     team: Team,
 ) {
+    let call = CoopCall::new("lsa_reduce_multimem_copy")
+        .arg("source's window", src.as_raw().addr() as u64)
+        .arg("source's index", src_index as u64)
+        .arg("destination", dst.addr() as u64)
+        .arg("count", count as u64)
+        .arg("ranks", team.n_ranks as u64);
+    let threads: Threads = threads.into().call(call);
     let from = Buffers::of_team_from_own(src, src_index, team);
     let (many, to) = (ReducedMany { op, from }, ToMulticast(dst));
-    let plan = Plan::new(threads.into(), &many, &to, count);
+    let plan = Plan::new(threads, &many, &to, count);
     // SAFETY: the caller's contract.
     unsafe {
         match team.n_ranks {
@@ -309,8 +332,15 @@ pub unsafe fn multimem_reduce_lsa_copy<T: MultimemReduce<Op>, Op: ReduceOp<T>>(
     count: usize,
     team: Team,
 ) {
+    let call = CoopCall::new("multimem_reduce_lsa_copy")
+        .arg("source", src.addr() as u64)
+        .arg("destination's window", dst.as_raw().addr() as u64)
+        .arg("destination's index", dst_index as u64)
+        .arg("count", count as u64)
+        .arg("ranks", team.n_ranks as u64);
+    let threads: Threads = threads.into().call(call);
     let (from, to) = (Multicast { op, from: src }, Buffers::of_team_from_own(dst, dst_index, team));
-    let plan = Plan::new(threads.into(), &from, &Many(to), count);
+    let plan = Plan::new(threads, &from, &Many(to), count);
     // SAFETY: the caller's contract.
     unsafe {
         match team.n_ranks {

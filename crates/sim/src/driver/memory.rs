@@ -81,7 +81,7 @@ impl CallContext<'_> {
 
     /// Enqueues a copy or memset.
     fn store(&self, to: CUdeviceptr, kind: StoreKind, stream: CUstream) -> CudaResult<()> {
-        let (stream, store) = (self.stream(stream)?, Store { gpu: self.gpu()?, to, kind });
+        let (stream, store) = (self.stream(stream)?, Store::new(self.gpu()?, to, kind));
         store.check(self.core)?;
         self.core.enqueue(&stream, Box::new(store));
         Ok(())
@@ -146,12 +146,20 @@ pub(super) unsafe fn copy_to_host(
     })
 }
 
-/// Stream operation: a copy or memset between addresses that the GPU can access.
-#[derive(Clone, Copy)]
+/// Stream operation: a copy or memset between addresses that the GPU can access. With weak memory
+/// it lands some time after it has read its source.
 struct Store {
     gpu: usize,
     to: CUdeviceptr,
     kind: StoreKind,
+    under_way: Option<UnderWay>,
+}
+
+/// A copy that has read its source.
+struct UnderWay {
+    data: Vec<u8>,
+    /// How often it will be polled before it lands.
+    polls: usize,
 }
 
 #[derive(Clone, Copy)]
@@ -183,13 +191,33 @@ impl Store {
         Ok(to)
     }
 
-    fn run(&self, core: &Core) -> CudaResult<()> {
+    fn new(gpu: usize, to: CUdeviceptr, kind: StoreKind) -> Self {
+        Self { gpu, to, kind, under_way: None }
+    }
+
+    /// Reads the source.
+    fn begin(&self, core: &Core) -> CudaResult<UnderWay> {
+        self.check(core)?;
+        let polls = core.lateness();
+        let StoreKind::Copy { from, bytes } = self.kind else {
+            return Ok(UnderWay { data: Vec::new(), polls });
+        };
+        core.op_access("a copy", from as usize, bytes, false)?;
+        let mut data = Vec::with_capacity(bytes);
+        // SAFETY: the source was just checked, and no kernel runs now; the vector has the capacity.
+        unsafe {
+            let from = std::ptr::with_exposed_provenance::<u8>(from as usize);
+            from.copy_to_nonoverlapping(data.as_mut_ptr(), bytes);
+            data.set_len(bytes);
+        }
+        Ok(UnderWay { data, polls })
+    }
+
+    /// Writes the target.
+    fn land(&self, core: &Core, data: &[u8]) -> CudaResult<()> {
         let to = self.check(core)?;
         let name = match self.kind {
-            StoreKind::Copy { from, bytes } => {
-                core.op_access("a copy", from as usize, bytes, false)?;
-                "a copy"
-            }
+            StoreKind::Copy { .. } => "a copy",
             StoreKind::Fill { .. } => "a memset",
         };
         match self.kind {
@@ -201,9 +229,9 @@ impl Store {
             _ => core.op_access(name, to.addr(), self.extent(), true)?,
         }
         match self.kind {
-            // SAFETY: source and target were just checked, and no kernel runs now.
-            StoreKind::Copy { from, bytes } => unsafe {
-                to.copy_from(std::ptr::with_exposed_provenance(from as usize), bytes);
+            // SAFETY: the target was just checked, and no kernel runs now.
+            StoreKind::Copy { .. } => unsafe {
+                to.copy_from_nonoverlapping(data.as_ptr(), data.len());
             },
             // SAFETY: as above.
             StoreKind::Fill { value, size: 1, pitch: 1, count } => unsafe {
@@ -223,13 +251,23 @@ impl Store {
 
 impl StreamOp for Store {
     fn poll(&mut self, core: &Core) -> Poll<()> {
-        match self.run(core) {
-            Ok(()) => Poll::Ready(()),
-            Err(error) => {
-                core.fail_with(error);
-                Poll::Pending
+        let mut run = || {
+            let under_way = match &mut self.under_way {
+                Some(under_way) => under_way,
+                None => self.under_way.insert(self.begin(core)?),
+            };
+            if let Some(polls) = under_way.polls.checked_sub(1) {
+                under_way.polls = polls;
+                core.goes_on();
+                return Ok(Poll::Pending);
             }
-        }
+            let data = std::mem::take(&mut under_way.data);
+            self.land(core, &data).map(Poll::Ready)
+        };
+        run().unwrap_or_else(|error: CudaError| {
+            core.fail_with(error);
+            Poll::Pending
+        })
     }
 
     fn name(&self) -> String {
@@ -240,7 +278,7 @@ impl StreamOp for Store {
     }
 
     fn duplicate(&self) -> Box<dyn StreamOp> {
-        Box::new(*self)
+        Box::new(Self::new(self.gpu, self.to, self.kind))
     }
 }
 

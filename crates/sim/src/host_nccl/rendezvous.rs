@@ -12,7 +12,9 @@ use super::call::{NcclError, NcclResult};
 use super::comm::{Comm, Lifecycle, RankComm};
 use super::dev_comm::{self, Creation};
 use super::window::{self, Registration};
+use crate::machine::baton::ClientId;
 use crate::machine::core::Core;
+use crate::race::Clock;
 
 /// One rank's call of a function that needs all ranks.
 pub(super) struct Task {
@@ -25,6 +27,8 @@ pub(super) struct Task {
     pub(super) kind: TaskKind,
     /// Whether the call has begun; in a group it begins at the group's end.
     has_started: Cell<bool>,
+    /// The thread that calls, and what it knows when it arrives.
+    host: RefCell<Option<(ClientId, Clock)>>,
     rendezvous: RefCell<Option<Rc<Rendezvous>>>,
     result: RefCell<Option<NcclResult<()>>>,
 }
@@ -104,9 +108,8 @@ impl Task {
         created: Option<(Rc<RankComm>, *mut RawComm)>,
         kind: TaskKind,
     ) -> Rc<Self> {
-        let (has_started, rendezvous, result) =
-            (Cell::default(), RefCell::default(), RefCell::default());
-        Rc::new(Self { name, rank_comm, created, kind, has_started, rendezvous, result })
+        let (has_started, host, rendezvous, result) = Default::default();
+        Rc::new(Self { name, rank_comm, created, kind, has_started, host, rendezvous, result })
     }
 
     /// Whether the call blocks its caller.
@@ -136,6 +139,8 @@ impl Task {
     /// Begins the rank's call. The last rank to call completes the call on all ranks.
     pub(super) fn arrive(self: &Rc<Self>, core: &Core) {
         self.has_started.set(true);
+        let races = &core.memory.races;
+        self.host.replace(races.current_host().map(|id| (id, races.host())));
         self.rank_comms().for_each(|rank_comm| rank_comm.tasks.borrow_mut().push(Rc::clone(self)));
         let (rendezvous, rank) = match self.find_rendezvous(core) {
             Ok(found) => found,
@@ -149,6 +154,7 @@ impl Task {
         rendezvous.tasks.borrow_mut().insert(rank, Rc::clone(self));
         if rendezvous.tasks.borrow().len() == rendezvous.expected.get() {
             let tasks = rendezvous.close(core);
+            meet(core, &tasks);
             let result = complete(core, &tasks);
             tasks.iter().for_each(|task| task.finish(core, result.clone()));
         }
@@ -216,6 +222,15 @@ impl Task {
         }
         self.finish(core, Err(why.clone()));
     }
+}
+
+/// The threads of all ranks learn what each knew when it called.
+fn meet(core: &Core, tasks: &[Rc<Task>]) {
+    let races = &core.memory.races;
+    let mut known = Clock::default();
+    let hosts = || tasks.iter().filter_map(|task| task.host.borrow().clone());
+    hosts().for_each(|(_, clock)| races.join(&mut known, &clock));
+    hosts().for_each(|(id, _)| races.thread_learns(id, &known));
 }
 
 /// Runs a call that all ranks have made.

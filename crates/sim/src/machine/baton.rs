@@ -28,6 +28,7 @@ use super::core::Core;
 use super::fault::Faults;
 use super::processor::{Allowed, Processor};
 use crate::error::Error;
+use crate::race::HostEvent;
 use crate::simulation::Simulation;
 
 /// Interval at which the machine checks whether the running client is blocked.
@@ -61,6 +62,8 @@ pub(crate) struct Shared {
     pub(crate) number: u64,
     pub(crate) simulation: Simulation,
     turns: Mutex<Turns>,
+    /// What has happened to clients between their calls, in order.
+    events: Mutex<Vec<(ClientId, HostEvent)>>,
     /// Wakes the machine's thread when a client has called, attached or detached.
     changed: Condvar,
     /// Wakes the client that waits for the timeline.
@@ -163,6 +166,7 @@ impl Shared {
             number,
             simulation,
             turns: Mutex::default(),
+            events: Mutex::default(),
             changed: Condvar::new(),
             has_written: Condvar::new(),
             notifications: AtomicU64::new(0),
@@ -223,13 +227,37 @@ impl Shared {
             gpu: None,
         };
         turns.clients.insert(id, entry);
+        drop(turns);
+        self.event(id, HostEvent::Start(self.current()));
         id
+    }
+
+    /// The client that is the calling thread.
+    fn current(&self) -> Option<ClientId> {
+        Client::with(|client| (client.shared.number == self.number).then_some(client.id)).flatten()
+    }
+
+    fn event(&self, id: ClientId, event: HostEvent) {
+        self.events.lock().push((id, event));
+    }
+
+    /// The calling thread sends messages to other threads, or receives theirs.
+    pub(crate) fn exchange(&self) {
+        if let Some(id) = self.current() {
+            self.event(id, HostEvent::Message);
+        }
+    }
+
+    /// What has happened to clients since the last call.
+    pub(crate) fn take_events(&self) -> Vec<(ClientId, HostEvent)> {
+        std::mem::take(&mut self.events.lock())
     }
 
     /// Removes a client.
     pub(crate) fn remove(&self, id: ClientId) {
         let mut turns = self.turns.lock();
         turns.clients.remove(&id);
+        self.event(id, HostEvent::End);
         let is_last = turns.clients.is_empty() && !turns.ended;
         turns.writes |= is_last && self.simulation.timeline.is_some();
         drop(turns);
@@ -273,7 +301,10 @@ impl Shared {
             }
             if is_any(State::Running) {
                 if self.changed.wait_for(&mut turns, CHECK_INTERVAL).timed_out() {
-                    turns.check_blocked();
+                    turns
+                        .check_blocked()
+                        .into_iter()
+                        .for_each(|id| self.event(id, HostEvent::Unseen));
                 }
             } else if is_any(State::Registered) || !is_any(State::Waiting) {
                 self.changed.wait(&mut turns);
@@ -318,14 +349,16 @@ impl Shared {
 }
 
 impl Turns {
-    /// Takes the baton from a client that is blocked outside the machine.
-    fn check_blocked(&mut self) {
-        let clients = self.clients.iter_mut().map(|(_, entry)| entry);
-        for entry in clients.filter(|entry| entry.state == State::Running) {
+    /// Takes the baton from a client that is blocked outside the machine, and returns the client.
+    fn check_blocked(&mut self) -> Option<ClientId> {
+        let mut blocked = None;
+        let clients = self.clients.iter_mut();
+        for (id, entry) in clients.filter(|(_, entry)| entry.state == State::Running) {
             entry.blocked_checks =
                 if is_blocked(entry.thread) { entry.blocked_checks + 1 } else { 0 };
             if entry.blocked_checks >= MAX_BLOCKED_CHECKS {
                 entry.state = State::Unscheduled;
+                blocked = Some(*id);
                 tracing::warn!(
                     "{} is blocked outside the simulated machine: from here on the run is not \
                      determined by the seed",
@@ -333,6 +366,7 @@ impl Turns {
                 );
             }
         }
+        blocked
     }
 }
 
@@ -425,6 +459,9 @@ impl Client {
             }
             if let Some(entry) = turns.clients.get_mut(&self.id) {
                 (entry.call, entry.gpu) = (call, self.gpu.get());
+                if entry.state == State::Unscheduled {
+                    self.shared.event(self.id, HostEvent::Unseen);
+                }
                 entry.state = State::Waiting;
             }
             self.shared.changed.notify_one();

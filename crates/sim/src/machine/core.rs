@@ -66,6 +66,8 @@ pub(crate) struct Core {
     deadlock: RefCell<Option<String>>,
     /// The earliest deadline of a waiting client (host thread).
     wake_at: Cell<Option<u64>>,
+    /// Whether an operation of a stream has made progress that only it sees.
+    goes_on: Cell<bool>,
 }
 
 /// First handle of objects other than default streams.
@@ -97,6 +99,7 @@ impl Core {
             failure: RefCell::default(),
             deadlock: RefCell::default(),
             wake_at: Cell::new(None),
+            goes_on: Cell::new(false),
         }
     }
 
@@ -239,8 +242,7 @@ impl Core {
         writes: bool,
     ) -> CudaResult<()> {
         let races = &self.memory.races;
-        races.op_access(&self.memory, op, address, bytes, writes).map_err(|race| {
-            let error = Error::Race(race);
+        races.op_access(&self.memory, op, address, bytes, writes).map_err(|error| {
             let failure = CudaError::new(CUresult::CUDA_ERROR_LAUNCH_FAILED, error.to_string());
             self.fail(error);
             failure
@@ -259,6 +261,19 @@ impl Core {
         stream.push(self, op);
     }
 
+    /// How often a copy in a stream is polled, after it has read its source, before it lands.
+    pub(crate) fn lateness(&self) -> usize {
+        match self.simulation().weak && self.gpus.random() {
+            true => self.gpus.choose(4),
+            false => 0,
+        }
+    }
+
+    /// An operation of a stream will go on when it is polled again.
+    pub(crate) fn goes_on(&self) {
+        self.goes_on.set(true);
+    }
+
     /// Polls the heads of all streams and steps the GPUs. `host_waits`: whether all host threads
     /// wait.
     pub(super) fn run_gpus(&self, host_waits: bool) -> Progress {
@@ -269,6 +284,7 @@ impl Core {
         for stream in streams {
             advanced |= stream.advance(self);
         }
+        let goes_on = self.goes_on.take();
         self.shared.advance(self.gpus.now());
         let step = self.gpus.step();
         self.shared.advance(self.gpus.now());
@@ -286,6 +302,7 @@ impl Core {
             }
             _ if advanced => Progress::Streams,
             Step::Progress => Progress::Something,
+            _ if goes_on => Progress::Something,
             // A spinning thread may stop after some iterations, so this is no deadlock; but
             // deadlines of kernels and clients pass.
             Step::Spinning if self.first_deadline().is_none() => Progress::Something,

@@ -209,9 +209,18 @@ impl Machine {
         waited.flatten().unwrap_or_else(|| Err("the simulated machine has ended".to_owned()))
     }
 
-    /// Wakes threads in [`wait`](Self::wait), after an event outside the machine.
+    /// Wakes threads in [`wait`](Self::wait), after an event outside the machine. It also counts as
+    /// an [`exchange`](Self::exchange).
     pub fn notify(&self) {
+        self.exchange();
         self.inner.shared.notify();
+    }
+
+    /// Tells the detection of races that the calling thread sends messages to other threads or
+    /// receives theirs: the work that it starts from now on comes after all that was known to the
+    /// threads that have called this before.
+    pub fn exchange(&self) {
+        self.inner.shared.exchange();
     }
 
     /// The first failure: the error with which driver calls fail, or the reported deadlock.

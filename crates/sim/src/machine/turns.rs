@@ -72,6 +72,9 @@ impl Turns {
                 let now = self.core.gpus.timeline.now();
                 clients.iter().for_each(|client| _ = self.waiting.entry(client.id).or_insert(now));
             }
+            for (id, event) in self.shared.take_events() {
+                self.core.memory.races.host_event(id, event);
+            }
             self.order(&mut clients);
             let late = match self.core.gpus.late_rank().0 {
                 Some(rank) => clients.extract_if(.., |client| client.gpu == Some(rank)).collect(),
@@ -110,9 +113,12 @@ impl Turns {
 
     /// Passes the baton to the first client whose call is ready; returns whether there is one.
     fn serve(&mut self, clients: &[Caller]) -> bool {
-        for caller @ Caller { id, call, .. } in clients {
-            // SAFETY: this is the machine's thread, and the call is of a client that waits.
-            if call.is_none_or(|call| unsafe { call.poll(&self.core) }) {
+        for caller @ Caller { id, call, gpu } in clients {
+            let is_ready = call.is_none_or(|call| {
+                // SAFETY: this is the machine's thread, and the call is of a client that waits.
+                self.core.memory.races.as_host(*id, *gpu, || unsafe { call.poll(&self.core) })
+            });
+            if is_ready {
                 self.record(caller);
                 self.core.tick();
                 self.core.gpus.recheck_waits();

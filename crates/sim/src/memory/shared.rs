@@ -6,10 +6,21 @@ use std::os::fd::{AsRawFd, FromRawFd};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::{Allocation, GpuSet, Mapping, Memory, Owner, page_size};
+use super::{Allocation, GpuSet, Mapping, Memory, Owner, POISON, page_size};
 use crate::error::{Error, Result};
 
-/// Pages that several addresses can map: an anonymous file, initially zero.
+/// The first canonical address of pages: above all addresses of a process.
+const CANONICAL: usize = 1 << 56;
+/// Bytes from the start of new memory that are poisoned. A program may allocate much more than it
+/// uses, and what is written takes memory of the host.
+const POISONED: usize = 1 << 20;
+
+/// Whether pages have this canonical address.
+pub(super) fn is_canonical_of_pages(address: usize) -> bool {
+    address >= CANONICAL
+}
+
+/// Pages that several addresses can map: an anonymous file.
 pub(crate) struct Pages {
     file: File,
     /// Their canonical address.
@@ -26,8 +37,7 @@ impl Pages {
         // SAFETY: a new descriptor that nothing else owns.
         let file = unsafe { File::from_raw_fd(fd) };
         file.set_len(len as u64)?;
-        // Above all addresses of a process.
-        static NEXT: AtomicUsize = AtomicUsize::new(1 << 56);
+        static NEXT: AtomicUsize = AtomicUsize::new(CANONICAL);
         Ok(Self { file, canonical: NEXT.fetch_add(len, Ordering::Relaxed) })
     }
 }
@@ -62,7 +72,7 @@ pub(crate) struct WindowPart {
 }
 
 impl Allocation {
-    /// Page-aligned memory of `gpu` that windows can map.
+    /// Page-aligned memory of `gpu` that windows can map, poisoned.
     pub(crate) fn shareable(
         memory: &Rc<Memory>,
         gpu: u32,
@@ -75,6 +85,10 @@ impl Allocation {
         let pages = Pages::new(open).map_err(refused)?;
         mapping.map(page, open, &pages, 0).map_err(refused)?;
         let part = mapping.base().wrapping_add(page);
+        for word in 0..open.min(POISONED) / size_of::<u32>() {
+            // SAFETY: the pages are mapped, and nothing else uses them yet.
+            unsafe { part.cast::<u32>().add(word).write(POISON) };
+        }
         let gpus = std::iter::once(gpu).collect::<GpuSet>();
         memory.insert_at(part, pages.canonical, bytes, gpus, owner);
         let (lens, memory) = ([bytes].into(), Rc::clone(memory));

@@ -4,12 +4,14 @@
 use devcomm_types::nccl::{CoopAny, DevComm};
 use nccl_device::raw::host::{Checks, CoopCall, GinBarrierUse};
 
+use super::apart;
 use super::caller;
 use super::coop::{Coop, coop_rank};
 use super::gin::{GinComm, barrier};
 use crate::thread::Thread;
 
-pub(super) const CHECKS: Checks = Checks { begin_call, end_call, gin_barrier, puts_fenced };
+pub(super) const CHECKS: Checks =
+    Checks { begin_call, end_call, call_without_wait, gin_barrier, puts_fenced };
 
 fn begin_call(coop: &CoopAny, call: CoopCall) {
     let (thread, at) = caller();
@@ -22,6 +24,11 @@ fn begin_call(coop: &CoopAny, call: CoopCall) {
 
 fn end_call() {
     Thread::current().coop_call.set(None);
+}
+
+fn call_without_wait(coop: &CoopAny, call: CoopCall) {
+    let (thread, at) = caller();
+    apart::call(thread, Coop::of(coop, thread, at), call, at);
 }
 
 /// The GIN state behind a device communicator, if it has any.

@@ -16,9 +16,10 @@ use cuda_std::arch::{Access, MulticastParts};
 use devcomm_types::nccl::{CoopAny, Team};
 use devcomm_types::{Element, F8E4M3, F8E5M2};
 use half::{bf16, f16};
+use nccl_device::raw::host::CoopCall;
 
 use super::coop::{Coop, coop_rank};
-use super::{caller, view};
+use super::{apart, caller, view};
 use crate::error::Site;
 use crate::thread::Thread;
 
@@ -92,15 +93,16 @@ struct Work<'a> {
 }
 
 impl Work<'_> {
-    /// The calling thread's share, by its rank in `coop`.
+    /// The calling thread's share of a call, by its rank in `coop`.
     ///
     /// # Safety
     ///
     /// `coop` is a coop.
-    unsafe fn of<'a>(coop: *const CoopAny) -> Work<'a> {
+    unsafe fn of<'a>(coop: *const CoopAny, call: CoopCall) -> Work<'a> {
         let (thread, at) = caller();
         // SAFETY: the caller's contract.
         let coop = Coop::of(unsafe { &*coop }, thread, at);
+        apart::call(thread, coop, call, at);
         let rank = coop_rank(coop, thread, at) as usize;
         Work { thread, at, rank, size: coop.size(thread) as usize }
     }
@@ -237,8 +239,12 @@ pub(super) unsafe extern "C-unwind" fn lsa_reduce_sum<T: Sum>(
     count: usize,
     team: *const Team,
 ) {
+    let call = CoopCall::new("ncclLsaReduceSum")
+        .arg("source's byte", src_offset as u64)
+        .arg("destination", dst.addr() as u64)
+        .arg("count", count as u64);
     // SAFETY: the kernel passes a coop, a window and a team.
-    let (work, src) = unsafe { (Work::of(coop), parts_of(src_window, src_offset, team)) };
+    let (work, src) = unsafe { (Work::of(coop, call), parts_of(src_window, src_offset, team)) };
     work.reduce_copy(src, (1, |_| dst), count);
 }
 
@@ -250,8 +256,12 @@ pub(super) unsafe extern "C-unwind" fn lsa_copy<T: Sum>(
     count: usize,
     team: *const Team,
 ) {
+    let call = CoopCall::new("ncclLsaCopy")
+        .arg("source", src.addr() as u64)
+        .arg("destination's byte", dst_offset as u64)
+        .arg("count", count as u64);
     // SAFETY: the kernel passes a coop, a window and a team.
-    let (work, dst) = unsafe { (Work::of(coop), parts_of(dst_window, dst_offset, team)) };
+    let (work, dst) = unsafe { (Work::of(coop, call), parts_of(dst_window, dst_offset, team)) };
     work.reduce_copy((1, |_| src), dst, count);
 }
 
@@ -264,10 +274,14 @@ pub(super) unsafe extern "C-unwind" fn lsa_reduce_sum_copy<T: Sum>(
     count: usize,
     team: *const Team,
 ) {
+    let call = CoopCall::new("ncclLsaReduceSumCopy")
+        .arg("source's byte", src_offset as u64)
+        .arg("destination's byte", dst_offset as u64)
+        .arg("count", count as u64);
     // SAFETY: the kernel passes a coop, windows and a team.
     let (work, src, dst) = unsafe {
         (
-            Work::of(coop),
+            Work::of(coop, call),
             parts_of::<T>(src_window, src_offset, team),
             parts_of(dst_window, dst_offset, team),
         )
@@ -281,8 +295,12 @@ pub(super) unsafe extern "C-unwind" fn multimem_reduce_sum<T: Sum>(
     dst: *mut T,
     count: usize,
 ) {
+    let call = CoopCall::new("ncclMultimemReduceSum")
+        .arg("source", mc_src.addr() as u64)
+        .arg("destination", dst.addr() as u64)
+        .arg("count", count as u64);
     // SAFETY: the kernel passes a coop.
-    let work = unsafe { Work::of(coop) };
+    let work = unsafe { Work::of(coop, call) };
     work.sum_in_switch(mc_src, count, |i, total| work.store(dst.wrapping_add(i), total));
 }
 
@@ -292,8 +310,12 @@ pub(super) unsafe extern "C-unwind" fn multimem_copy<T: Sum>(
     mc_dst: *mut T,
     count: usize,
 ) {
+    let call = CoopCall::new("ncclMultimemCopy")
+        .arg("source", src.addr() as u64)
+        .arg("destination", mc_dst.addr() as u64)
+        .arg("count", count as u64);
     // SAFETY: the kernel passes a coop.
-    let work = unsafe { Work::of(coop) };
+    let work = unsafe { Work::of(coop, call) };
     work.check_pairs(mc_dst, count);
     for i in work.own_elements(count) {
         let element = work.load(src.wrapping_add(i));
@@ -307,8 +329,12 @@ pub(super) unsafe extern "C-unwind" fn multimem_reduce_sum_copy<T: Sum>(
     mc_dst: *mut T,
     count: usize,
 ) {
+    let call = CoopCall::new("ncclMultimemReduceSumCopy")
+        .arg("source", mc_src.addr() as u64)
+        .arg("destination", mc_dst.addr() as u64)
+        .arg("count", count as u64);
     // SAFETY: the kernel passes a coop.
-    let work = unsafe { Work::of(coop) };
+    let work = unsafe { Work::of(coop, call) };
     work.check_pairs(mc_dst, count);
     work.sum_in_switch(mc_src, count, |i, total| work.store_all(mc_dst.wrapping_add(i), total));
 }
@@ -324,8 +350,12 @@ pub(super) unsafe extern "C-unwind" fn local_reduce_sum_copy<T: Sum>(
     dst_displ: usize,
     count: usize,
 ) {
+    let call = CoopCall::new("ncclLocalReduceSumCopy")
+        .arg("source", src_base.addr() as u64)
+        .arg("destination", dst_base.addr() as u64)
+        .arg("count", count as u64);
     // SAFETY: the kernel passes a coop.
-    let work = unsafe { Work::of(coop) };
+    let work = unsafe { Work::of(coop, call) };
     let src = |k: usize| src_base.wrapping_byte_add(k.wrapping_mul(src_displ));
     let dst = |j: usize| dst_base.wrapping_byte_add(j.wrapping_mul(dst_displ));
     work.reduce_copy((n_src.max(0) as usize, src), (n_dst.max(0) as usize, dst), count);

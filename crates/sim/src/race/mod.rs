@@ -18,6 +18,7 @@
 
 mod agents;
 mod clock;
+mod host;
 mod memo;
 mod ops;
 mod report;
@@ -26,13 +27,15 @@ mod sync;
 mod thread;
 mod weak;
 
-use std::cell::{Cell, OnceCell, RefCell};
+use std::cell::{Cell, RefCell};
 
 use cuda_std::arch::{Access, Engine, Order, Space};
 
 use self::agents::Barrier;
 use self::clock::{Agent, Joins};
 pub(crate) use self::clock::{Clock, OpId};
+pub(crate) use self::host::HostEvent;
+use self::host::Hosts;
 use self::memo::Memo;
 use self::ops::OpInfo;
 pub(crate) use self::ops::{GridClock, Run, Sequence, Transfer};
@@ -60,8 +63,7 @@ pub(crate) struct Races {
     fences: RefCell<AtomicWord>,
     /// `mbarrier`s by address.
     barriers: RefCell<NumberMap<Barrier>>,
-    /// The calls of host threads, which have one order, and what is known after them.
-    host: OnceCell<Sequence>,
+    hosts: Hosts,
     /// The stream operation that runs now.
     current: RefCell<Option<Run>>,
     /// Chooses which reader of a word to forget.
@@ -246,6 +248,25 @@ impl Races {
             let unwritten = bytes_of_word(at, address, end) & !initialised;
             (unwritten != 0).then(|| at + unwritten.trailing_zeros() as usize)
         })
+    }
+
+    /// As [`unwritten`](Self::unwritten), for ranges that have whole pages.
+    fn unwritten_range(&self, memory: &Memory, address: usize, bytes: usize) -> Option<usize> {
+        let (mut at, end) = (address, address + bytes);
+        while at < end {
+            let next = ((at / PAGE + 1) * PAGE).min(end);
+            let uniform = self.shadow.uniform(at, memory).map(|word| word.write.initialised());
+            let unwritten = match uniform {
+                Some(0xf) => None,
+                Some(0) => Some(at),
+                _ => self.unwritten(memory, at, next - at),
+            };
+            if unwritten.is_some() {
+                return unwritten;
+            }
+            at = next;
+        }
+        None
     }
 
     #[inline]

@@ -11,7 +11,7 @@ use super::shadow::{Kind, Stamp};
 use super::sync::{Position, Release};
 use super::{Accessor, Found, Races, ThreadClock};
 use crate::arguments::Arguments;
-use crate::error::{Site, ThreadId};
+use crate::error::{Error, Site, ThreadId};
 use crate::memory::Memory;
 
 /// What reports say of an operation.
@@ -145,30 +145,11 @@ impl Races {
         self.end(run.clone())
     }
 
-    /// What host threads know.
-    pub(crate) fn host(&self) -> Clock {
-        self.host_sequence().clock.borrow().clone()
-    }
-
-    fn host_sequence(&self) -> &Sequence {
-        self.host.get_or_init(|| self.sequence())
-    }
-
-    /// Performs an operation of a host thread that completes at once.
-    pub(crate) fn host_op<R>(&self, gpu: usize, access: impl FnOnce() -> R) -> R {
-        let sequence = self.host_sequence();
-        let mut run = self.start(sequence, gpu, &Clock::default());
-        let result = self.within(&mut run, access);
-        sequence.clock.replace(self.end(run));
-        result
-    }
-
-    /// Host threads learn what `clock` knows.
-    pub(crate) fn host_learns(&self, clock: &Clock) {
-        self.joins.join(&mut self.host_sequence().clock.borrow_mut(), clock);
-    }
-
     /// Checks and records an access of an operation that is not a kernel.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Race`], and [`Error::Unwritten`] if it reads what nothing has written.
     pub(crate) fn op_access(
         &self,
         memory: &Memory,
@@ -176,7 +157,7 @@ impl Races {
         address: usize,
         bytes: usize,
         writes: bool,
-    ) -> Result<(), Box<Race>> {
+    ) -> Result<(), Error> {
         if !self.on {
             return Ok(());
         }
@@ -185,7 +166,18 @@ impl Races {
         let stamp = Stamp::new(agent, 1, Default::default(), kind);
         let who = Accessor { clock, own: agent, all: 0, space: Space::Global, memo: None };
         let touched = self.touch_range(memory, address, bytes, stamp, &who);
-        touched.map_err(|found| self.report(memory, &found, |_| "shared memory".to_owned()))
+        touched.map_err(|found| {
+            Error::Race(self.report(memory, &found, |_| "shared memory".to_owned()))
+        })?;
+        let unwritten = match !writes && memory.is_of_nccl(address) {
+            true => self.unwritten_range(memory, address, bytes),
+            false => None,
+        };
+        if let Some((owner, offset)) = unwritten.and_then(|at| memory.owner_at(at)) {
+            let memory = Arguments::default().locate(owner, offset);
+            return Err(Error::Unwritten { access: Box::new(self.describe(stamp)), memory });
+        }
+        Ok(())
     }
 
     /// A thread posts a transfer: what it knows and has done.

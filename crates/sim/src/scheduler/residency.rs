@@ -301,6 +301,7 @@ impl Scheduler {
             warps,
             shared: RefCell::new(shared),
             unwritten: RefCell::default(),
+            calls: RefCell::default(),
             began: gpus.timeline.now(),
             waits: RefCell::default(),
             mbarriers: Cell::new(0),

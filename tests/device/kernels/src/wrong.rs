@@ -97,6 +97,7 @@ pub unsafe fn breaks_a_rule<B: GinBackend>(
         13 => unsafe { gin.put(comm.world_team(), 0, mail.at(1 << 20), mail.at(0), 1).post(coop) },
         14 => drop(gin.hybrid_barrier(coop, BarrierIndex::new(1 << 10))),
         16 => gin.signal(coop, comm.world_team(), 0, extra.signal(&comm, 0).inc().strong()),
+        24 => drop(extra.counter(&comm, extra.counters.count)),
         17.. => breaks_a_rule_of_the_switch(mail.multimem(&comm), mail.local().as_ptr(), n),
         // SAFETY: none: there is no such rank, on purpose.
         _ => unsafe {

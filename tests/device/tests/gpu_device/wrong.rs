@@ -84,6 +84,7 @@ fn broken_rules_are_reported_where_they_are_broken() {
         (21, "5 elements"),
         (22, "not a multiple of 4"),
         (23, "NCCL's device library traps here"),
+        (24, "the counter is not reserved"),
     ] {
         let error = broken(n);
         assert!(error.contains(message) && error.contains("wrong.rs"), "rule {n}: {error}");

@@ -262,7 +262,7 @@ impl InFlight {
         writes: bool,
     ) -> Result<()> {
         let by = (op, self.operation.known.clone());
-        memory.races.op_access(memory, &by, address, bytes, writes).map_err(Error::Race)
+        memory.races.op_access(memory, &by, address, bytes, writes)
     }
 }
 

@@ -1,0 +1,116 @@
+//! What orders the work that the host threads of several ranks start: nothing but what a thread has
+//! waited for. A form without it is reported, in every order in which the threads run.
+
+use std::ptr::null_mut;
+use std::sync::Barrier;
+
+use cuda_std::prelude::*;
+use devcomm::sim::{Error, Machine};
+use devcomm::{CommConfig, Result, Simulation};
+use devcomm_testing::simulated::{Gpu, failure, simulate};
+use nccl_device::{DevComm, Window};
+
+use crate::nccl_threads::{OK, cuda, retain};
+
+/// Rank 1 reads what is in rank 0's part.
+#[kernel]
+unsafe fn reads_rank_0(comm: DevComm, words: Window<u32>, out: Window<u32>) {
+    if comm.rank() == 1 {
+        // SAFETY: the windows have an element; the race is what the test is for.
+        unsafe { out.local().store(0, words.lsa(0).load(0)) };
+    }
+}
+
+/// Rank 0's stream writes, and after what `order` does, rank 1's kernel reads.
+fn write_then_read(gpu: &Gpu<'_>, order: impl Fn(&Gpu<'_>) -> Result<()>) -> Result<()> {
+    let (words, out) = (gpu.window(&[1_u32])?, gpu.window(&[0_u32])?);
+    let comm = gpu.dev_comm(devcomm::DevCommRequirements::new())?;
+    let stream = gpu.stream()?;
+    if gpu.rank() == 0 {
+        stream.fill(&words, 7)?;
+        stream.synchronize()?;
+    }
+    order(gpu)?;
+    // SAFETY: as in the kernel.
+    unsafe { reads_rank_0::args(&comm, &words, &out).grid(1).block(1).launch(&stream)? };
+    stream.synchronize()?;
+    gpu.barrier()
+}
+
+/// The fixed order, and random ones.
+fn orders() -> impl Iterator<Item = Simulation> {
+    let random = (0..4).map(|seed| Simulation::new(2).seed(seed));
+    [Simulation::new(2)].into_iter().chain(random)
+}
+
+#[test]
+fn work_of_two_ranks_races_although_the_host_happens_to_start_one_after_the_other() {
+    for simulation in orders() {
+        let error = failure(simulation, |gpu| write_then_read(gpu, |_| Ok(())));
+        let Error::Race(race) = &*error else { panic!("{error}") };
+        assert_eq!([race.access.rank, race.other.rank].iter().sum::<usize>(), 1, "{race}");
+        let text = race.to_string();
+        assert!(text.contains("a memset of rank 0 stores"), "{text}");
+        assert!(text.contains("reads_rank_0 loads (tests/sim/host_order.rs:"), "{text}");
+        assert!(text.contains("a barrier of the ranks between them"), "{text}");
+    }
+}
+
+#[test]
+fn barriers_of_the_ranks_and_calls_that_wait_for_all_ranks_order_their_work() {
+    for simulation in orders() {
+        simulate(simulation, |gpu| {
+            write_then_read(gpu, |gpu| gpu.barrier())?;
+            write_then_read(gpu, |gpu| {
+                let split = gpu.communicator()?.split(Some(0), 0, &CommConfig::new())?;
+                drop(split);
+                Ok(())
+            })?;
+            write_then_read(gpu, |gpu| {
+                let (sum, stream) = (gpu.buffer(&[1_u32])?, gpu.stream()?);
+                let comm = gpu.communicator()?;
+                comm.all_reduce(&sum, &sum, devcomm::ReduceOp::Sum, &stream)?;
+                stream.synchronize()
+            })
+        });
+    }
+}
+
+#[test]
+fn threads_that_wait_for_each_other_outside_the_machine_do_not_race() {
+    let outside = Barrier::new(2);
+    simulate(Simulation::new(2), |gpu| {
+        write_then_read(gpu, |_| {
+            outside.wait();
+            Ok(())
+        })
+    });
+}
+
+/// Writes to a word by a new stream of this GPU, and waits for it.
+fn write(gpu: usize, word: usize) {
+    retain(gpu);
+    let mut stream = null_mut();
+    assert_eq!(cuda!(cuStreamCreate(&raw mut stream, 1)), OK);
+    assert_eq!(cuda!(cuMemsetD32Async(word as u64, 7, 1, stream)), OK);
+    assert_eq!(cuda!(cuStreamSynchronize(stream)), OK);
+}
+
+#[test]
+fn a_thread_knows_what_the_one_that_started_it_knew_and_the_reverse_at_its_end() {
+    let machine = Machine::new(&Simulation::new(3)).unwrap();
+    let _attached = machine.ticket("the first thread").attach();
+    retain(0);
+    let mut word = null_mut();
+    assert_eq!(cuda!(cuMemHostAlloc(&raw mut word, 4, 0)), OK);
+    let word = word.addr();
+    write(0, word);
+    std::thread::scope(|scope| {
+        let ticket = machine.ticket("a worker");
+        scope.spawn(move || {
+            let _attached = ticket.attach();
+            write(1, word);
+        });
+    });
+    write(2, word);
+}
