@@ -30,6 +30,8 @@ pub enum Variant {
     RustOpsPlain,
     /// The operation in several launches of `devcomm`
     RustUnfused,
+    /// `devcomm`'s matrix product, without the operation's communication
+    RustGemm,
     /// cuBLASLt's matrix product and then `devcomm`'s collective
     #[serde(rename = "cublaslt-rust")]
     #[value(name = "cublaslt-rust")]
@@ -76,6 +78,7 @@ impl Variant {
             Self::RustOps => "rust-ops",
             Self::RustOpsPlain => "rust-ops-plain",
             Self::RustUnfused => "rust-unfused",
+            Self::RustGemm => "rust-gemm",
             Self::CublasLtRust => "cublaslt-rust",
             Self::Cpp => "cpp",
             Self::CublasLt => "cublaslt",
@@ -104,6 +107,7 @@ impl Variant {
                 | Self::RustOps
                 | Self::RustOpsPlain
                 | Self::RustUnfused
+                | Self::RustGemm
                 | Self::CublasLtRust
         );
         !is_operation && !self.is_of_others()
