@@ -34,6 +34,8 @@ pub enum Variant {
     #[serde(rename = "rust-allgather")]
     #[value(name = "rust-allgather")]
     RustAllGather,
+    /// `devcomm`'s matrix product, without the operation's communication
+    RustGemm,
     /// cuBLASLt's matrix product and then `devcomm`'s collective
     #[serde(rename = "cublaslt-rust")]
     #[value(name = "cublaslt-rust")]
@@ -81,6 +83,7 @@ impl Variant {
             Self::RustOpsPlain => "rust-ops-plain",
             Self::RustUnfused => "rust-unfused",
             Self::RustAllGather => "rust-allgather",
+            Self::RustGemm => "rust-gemm",
             Self::CublasLtRust => "cublaslt-rust",
             Self::Cpp => "cpp",
             Self::CublasLt => "cublaslt",
@@ -110,6 +113,7 @@ impl Variant {
                 | Self::RustOpsPlain
                 | Self::RustUnfused
                 | Self::RustAllGather
+                | Self::RustGemm
                 | Self::CublasLtRust
         );
         !is_operation && !self.is_of_others()

@@ -109,6 +109,10 @@ enum Bench {
     /// cuBLASLt and then ncclReduceScatter
     #[command(name = "gemm-reduce-scatter")]
     GemmReduceScatter(versus::Command<versus::GemmReduceScatter>),
+    /// All-gather of A's rows followed by a matrix product: one kernel, or two, against
+    /// ncclAllGather and then cuBLASLt
+    #[command(name = "allgather-gemm")]
+    AllGatherGemm(versus::Command<versus::AllGatherGemm>),
     /// The matrix products of docs/gemm.md, from a loop to the shipped kernel, against cuBLASLt
     #[command(name = "gemm-ladder")]
     GemmLadder(versus::Command<versus::GemmLadder>),
@@ -189,6 +193,7 @@ fn main() -> ExitCode {
         Bench::Gemm(command) => versus::run(command),
         Bench::GemmAllReduce(command) => versus::run(command),
         Bench::GemmReduceScatter(command) => versus::run(command),
+        Bench::AllGatherGemm(command) => versus::run(command),
         Bench::GemmLadder(command) => versus::run(command),
         Bench::Tune { what } => what.run(),
         Bench::Model(options) => model::run(options),

@@ -202,6 +202,37 @@ fn a_product_and_its_all_reduce_are_right() {
 }
 
 #[test]
+fn a_product_and_the_reduce_scatter_of_its_rows_are_right() {
+    let args = ["gemm-reduce-scatter", "--m", "8,512", "--n", "40", "--k", "72", "--plan"];
+    let mut small = program(&[&args[..], &["wide,unfused"]].concat());
+    small.env("DEVCOMM_SIMULATE", "2,multiprocessors=2");
+    let (comments, rows) = table_of(small);
+    assert_eq!(column(&rows, 4), ["8x40x72", "512x40x72", "512x40x72"]);
+    assert_eq!(column(&rows, 5), ["rust"; 3]);
+    let left_out = |line: &String| line.contains("left out: wide of [8, 40, 72]: as m is no");
+    assert!(comments.iter().any(left_out), "{comments:?}");
+    are_right(&comments, &rows);
+    let odd = ["gemm-reduce-scatter", "--simulate", "2", "--m", "7"];
+    refuses_late(&odd, "--m 7: 2 ranks share the rows");
+}
+
+#[test]
+fn a_product_and_the_all_gather_before_it_are_right() {
+    let args = ["allgather-gemm", "--m", "260", "--n", "40", "--k", "9,24", "--plan"];
+    let mut small = program(&[&args[..], &["fused,unfused"]].concat());
+    small.env("DEVCOMM_SIMULATE", "2,multiprocessors=2");
+    let (comments, rows) = table_of(small);
+    let shapes = [["260x40x9"; 2].as_slice(), &["260x40x24"; 3]].concat();
+    assert_eq!(column(&rows, 4), shapes);
+    assert_eq!(column(&rows, 5), ["rust", "rust-gemm", "rust", "rust", "rust-gemm"]);
+    let left_out = |line: &String| line.contains("left out: fused of [260, 40, 9]: as k is no");
+    assert!(comments.iter().any(left_out), "{comments:?}");
+    are_right(&comments, &rows);
+    let odd = ["allgather-gemm", "--simulate", "2", "--m", "7"];
+    refuses_late(&odd, "--m 7: 2 ranks share the rows");
+}
+
+#[test]
 fn a_product_alone_is_right_and_runs_on_one_gpu() {
     let args = ["gemm", "--simulate", "1", "--m", "5,130", "--n", "72,264", "--k", "8,72"];
     let (comments, rows) = table(&args);

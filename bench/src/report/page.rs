@@ -51,6 +51,7 @@ const TITLES: &[(&str, &str)] = &[
     ("gemm", "Matrix product"),
     ("gemm-allreduce", "Matrix product and all-reduce"),
     ("gemm-reduce-scatter", "Matrix product and reduce-scatter"),
+    ("allgather-gemm", "All-gather and matrix product"),
     ("gemm-ladder", "Matrix product, step by step"),
     ("twins", "Kernels in Rust and in C++"),
 ];

@@ -173,7 +173,7 @@ impl Gemm {
         let (mut ran, mut kept) = (0, None);
         for (problem, copies) in problems {
             let shape @ [m, n, k] = problem.shape();
-            let matrices = Matrices::<T>::new(harness, problem, copies, &mut kept)?;
+            let matrices = Matrices::<T>::new(harness, problem, 0..1, copies, &mut kept)?;
             let plan = |types, scales| match &library {
                 Some(library) => library.plan(shape, types, scales),
                 None => Ok(None),

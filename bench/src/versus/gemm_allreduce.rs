@@ -1,26 +1,25 @@
 //! Matrix product followed by all-reduce, `C = sum over the ranks of A x B^T` in bf16: one kernel,
 //! `kernels/src/gemm_allreduce`, against cuBLASLt's product and then `ncclAllReduce`.
 
+use std::fmt;
 use std::str::FromStr;
 
 use anyhow::{Result, ensure};
 use clap::Args;
 use devcomm::{
-    Buffer, Collectives, DataType, DeviceSlice, Gemm, GemmAllReduce as Fused, GemmAllReducePlan,
-    ParseGemmAllReducePlanError, ReduceOp, Window,
+    Communicator, DeviceSlice, GemmAllReduce as Operation, GemmAllReducePlan,
+    ParseGemmAllReducePlanError, Stream, Window,
 };
 use devcomm_testing::gemm::Problem;
 use half::bf16;
 
 use super::Benchmark;
-use super::all_reduce::bus;
+use super::fusion::{self, Collective, Fusion};
 use super::job::Job;
-use super::product::{Matrices, Product, Sum, load_cublaslt, tune};
-use super::row::{Case, L2};
+use super::row::L2;
 use super::selection::VariantInfo;
 use super::shapes::ShapeOptions;
-use crate::contender::{Contender, Variant};
-use crate::cublaslt::Types;
+use crate::contender::Variant;
 
 /// The flags of `gemm-allreduce`. Every combination of the lists runs.
 #[derive(Args, Clone, Debug)]
@@ -41,7 +40,7 @@ pub struct GemmAllReduce {
 
 /// A plan that was asked for.
 #[derive(Clone, Copy, Debug)]
-enum Asked {
+pub enum Asked {
     Plan(GemmAllReducePlan),
     /// The first one for few rows.
     Swapped,
@@ -54,6 +53,15 @@ impl FromStr for Asked {
         match text {
             "swapped" => Ok(Self::Swapped),
             _ => text.parse().map(Self::Plan),
+        }
+    }
+}
+
+impl fmt::Display for Asked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Plan(plan) => plan.fmt(f),
+            Self::Swapped => f.write_str("swapped"),
         }
     }
 }
@@ -85,153 +93,61 @@ impl Benchmark for GemmAllReduce {
     ];
 
     fn validate(&self) -> Result<()> {
-        self.problems([&[8]; 3], 1, 0).map(drop)
+        fusion::problems(self, [&[8]; 3], 1, 0).map(drop)
     }
 
     fn run(&self, job: &mut Job<'_>) -> Result<()> {
-        let harness = job.harness;
-        let (comm, stream) = (harness.comm, &harness.stream);
-        comm.require_single_lsa_team()?;
-        let types = |product| Types { factors: DataType::Bfloat16, product };
-        let (exact, rounded) = (types(DataType::Float32), types(DataType::Bfloat16));
-        let library = load_cublaslt(job, rounded, &OF_CUBLASLT)?;
-        let collectives = &Collectives::new(comm)?;
-        // SAFETY: what writes B has ended before any launch.
-        let gemm = &unsafe { Gemm::new(stream)?.with_constant_b() };
-        job.begin()?;
-        let defaults: [&[usize]; 3] =
-            harness.choose([&[512, 4096], &[4096], &[1024, 4096]], [&[1, 130], &[7, 264], &[72]]);
-        let ranks = harness.rank.n_ranks();
-        let mut kept = None;
-        for problem in self.problems(defaults, ranks, harness.run.seed)? {
-            let shape @ [m, n, _] = problem.shape();
-            let copies = self.l2.copies_of_b(harness, &problem, size_of::<bf16>())?;
-            let matrices = Matrices::new(harness, problem, copies, &mut kept)?;
-            let plan = |types| match &library {
-                Some(library) => library.plan(shape, types, None),
-                None => Ok(None),
-            };
-            // `exact` is for checks; `theirs` are omitted if cuBLASLt has no algorithm.
-            let (exact, theirs) = (plan(exact)?, plan(rounded)?);
-            if library.is_some() && theirs.is_none() && harness.rank.is_root() {
-                println!("# left out: cuBLASLt's variants of {shape:?}: it has no algorithm");
-            }
-            let sum = match &exact {
-                Some(exact) if harness.run.check > 0 => Some(Sum::new(&matrices, exact)?),
-                _ => None,
-            };
-            let sum = sum.as_ref();
-            let c = &comm.window::<bf16>(m * n)?;
-            if let Some(plan) = &theirs {
-                tune(&matrices, plan, c.device_address())?;
-            }
-            let mut contenders = Vec::new();
-            if job.selection.has(Variant::Rust) {
-                // SAFETY: what writes B has ended before any launch.
-                let new = || Fused::new(comm, stream, m, n).map(|f| unsafe { f.with_constant_b() });
-                if self.plans.is_empty() {
-                    contenders.push(fused(&matrices, new()?, c, sum));
-                }
-                for asked in &self.plans {
-                    let gemm = new()?;
-                    let Some(plan) = asked.find(&gemm.plans(shape)?) else {
-                        if harness.rank.is_root() {
-                            println!("# left out: {asked:?} of {shape:?}: it cannot do it here");
-                        }
-                        continue;
-                    };
-                    gemm.set_plan(Some(plan))?;
-                    contenders.push(fused(&matrices, gemm, c, sum));
-                }
-            }
-            let by_nccl = |c: &_| comm.all_reduce(c, c, ReduceOp::Sum, stream);
-            let by_kernels = |c: &_| collectives.all_reduce(c, c, ReduceOp::Sum, stream);
-            if job.selection.has(Variant::RustUnfused) {
-                let (a, b, product) = (&matrices.a, matrices.b_in_turn(), gemm.product(shape));
-                // SAFETY: the graphs of a comparison end before its contenders, which own or borrow
-                // these buffers.
-                let multiply = move |c: &_| unsafe { product.launch_capturable(a, b(), c) };
-                let parts = (multiply, by_kernels);
-                contenders.push(unfused(Variant::RustUnfused, &matrices, c, parts, sum));
-            }
-            for variant in OF_CUBLASLT.into_iter().filter(|variant| job.selection.has(*variant)) {
-                let Some(plan) = &theirs else { continue };
-                let (a, b) = (matrices.a.device_address(), matrices.b_in_turn());
-                let multiply = move |c: &DeviceSlice<bf16>| {
-                    // SAFETY: the buffers have the elements of the plan's shape, and only this
-                    // stream uses them.
-                    unsafe { plan.enqueue([a, b().device_address(), c.device_address()], stream) }
-                };
-                let contender = match variant {
-                    Variant::CublasLtRust => {
-                        unfused(variant, &matrices, c, (multiply, by_kernels), sum)
-                    }
-                    Variant::NcclSym => unfused(variant, &matrices, c, (multiply, by_nccl), sum),
-                    _ => {
-                        let c = comm.mem_alloc(c.len())?;
-                        unfused(variant, &matrices, &c, (multiply, by_nccl), sum)
-                    }
-                };
-                contenders.push(contender.by_algorithm(plan.describe()));
-            }
-            let case = Case {
-                size: m * n * size_of::<bf16>(),
-                count: m * n,
-                dtype: "bf16",
-                redop: "sum",
-                bus: bus(ranks),
-                shape: Some(shape),
-                l2: Some(self.l2),
-            };
-            job.compare_refilled(case, &contenders, || matrices.fill_for_timing())?;
-        }
+        fusion::compare(self, job)
+    }
+}
+
+impl Fusion for GemmAllReduce {
+    const COLLECTIVE: Collective = Collective::AllReduce;
+    type Operation = Operation;
+    type Asked = Asked;
+
+    fn inputs(&self) -> (&ShapeOptions, L2) {
+        (&self.shapes, self.l2)
+    }
+
+    fn asked(&self) -> &[Asked] {
+        &self.plans
+    }
+
+    fn defaults() -> [[&'static [usize]; 3]; 2] {
+        [[&[512, 4096], &[4096], &[1024, 4096]], [&[1, 130], &[7, 264], &[72]]]
+    }
+
+    fn require(Problem { k, .. }: &Problem, _: usize) -> Result<()> {
+        ensure!(k.is_multiple_of(8), "--k {k}: rows of A and B need a multiple of 8 elements");
         Ok(())
     }
-}
 
-/// The variants with cuBLASLt's product.
-const OF_CUBLASLT: [Variant; 3] = [Variant::CublasLtRust, Variant::Nccl, Variant::NcclSym];
-
-impl GemmAllReduce {
-    /// The problems, with defaults for empty lists of `m`, `n` and `k`.
-    fn problems(&self, default: [&[usize]; 3], ranks: usize, seed: u64) -> Result<Vec<Problem>> {
-        let problems = self.shapes.problems(default, size_of::<bf16>(), ranks, seed)?;
-        for Problem { k, .. } in &problems {
-            ensure!(k.is_multiple_of(8), "--k {k}: rows of A and B need a multiple of 8 elements");
-        }
-        Ok(problems)
+    fn new(comm: &Communicator, stream: &Stream, [m, n, _]: [usize; 3]) -> Result<Operation> {
+        // SAFETY: what writes B has ended before any launch.
+        Ok(unsafe { Operation::new(comm, stream, m, n)?.with_constant_b() })
     }
-}
 
-/// One kernel, or what another plan launches.
-fn fused<'a>(
-    matrices: &'a Matrices<'a, bf16>,
-    gemm: Fused,
-    c: &'a Window<bf16>,
-    sum: Option<&'a Sum>,
-) -> Contender<'a> {
-    let (Matrices { problem, a, .. }, b) = (matrices, matrices.b_in_turn());
-    let plan = gemm.explain(problem.shape()).plan;
-    // SAFETY: the graphs of a comparison end before its contenders, which own or borrow these
-    // buffers, and are launched on one stream.
-    let work = move || unsafe { gemm.launch_capturable(a, b(), c, problem.shape()) };
-    let rounded_once = plan == GemmAllReducePlan::Strips;
-    let product = Product { rounded_once, ..Product::new(matrices, c.device_slice(), sum) };
-    Contender::new(Variant::Rust, work, product).by_algorithm(plan.to_string())
-}
+    fn set(operation: &Operation, asked: &Asked, shape: [usize; 3]) -> Result<Result<(), String>> {
+        let Some(plan) = asked.find(&operation.plans(shape)?) else {
+            return Ok(Err("it cannot do it here".to_owned()));
+        };
+        operation.set_plan(Some(plan))?;
+        Ok(Ok(()))
+    }
 
-/// A product on every rank, and then their sum: `parts` enqueue the two, the sum in place.
-fn unfused<'a, B: Buffer<Element = bf16>>(
-    variant: Variant,
-    matrices: &Matrices<'a, bf16>,
-    c: &B,
-    (multiply, reduce): (
-        impl Fn(&DeviceSlice<bf16>) -> devcomm::Result<()> + 'a,
-        impl Fn(&DeviceSlice<bf16>) -> devcomm::Result<()> + 'a,
-    ),
-    sum: Option<&'a Sum>,
-) -> Contender<'a> {
-    let c = c.device_slice();
-    let product = Product { rounded_once: false, ..Product::new(matrices, c.clone(), sum) };
-    Contender::new(variant, move || multiply(&c).and_then(|()| reduce(&c)), product)
+    fn plan(operation: &Operation, shape: [usize; 3]) -> (String, bool) {
+        let plan = operation.explain(shape).plan;
+        (plan.to_string(), plan == GemmAllReducePlan::Strips)
+    }
+
+    unsafe fn launch(
+        operation: &Operation,
+        [a, b]: [&DeviceSlice<bf16>; 2],
+        c: &Window<bf16>,
+        shape: [usize; 3],
+    ) -> devcomm::Result<()> {
+        // SAFETY: the caller's contract.
+        unsafe { operation.launch_capturable(a, b, c, shape) }
+    }
 }

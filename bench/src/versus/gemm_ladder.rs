@@ -79,7 +79,7 @@ impl Benchmark for GemmLadder {
         let mut kept = None;
         for problem in self.problems(defaults, harness.run.seed)? {
             let shape @ [m, n, _] = problem.shape();
-            let matrices = Matrices::new(harness, problem, 1, &mut kept)?;
+            let matrices = Matrices::new(harness, problem, 0..1, 1, &mut kept)?;
             let plan = |types| match &library {
                 Some(library) => library.plan(shape, types, None),
                 None => Ok(None),

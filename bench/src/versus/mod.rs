@@ -5,9 +5,11 @@
 //! times one batch of each, in random order; a ratio is the median of ratios within a round.
 
 mod all_reduce;
+mod allgather_gemm;
 mod barrier;
 mod collectives;
 mod expert_parallel;
+mod fusion;
 mod gemm;
 mod gemm_allreduce;
 mod gemm_ladder;
@@ -41,6 +43,7 @@ use job::Job;
 use selection::{Selection, VariantInfo};
 
 pub use all_reduce::AllReduce;
+pub use allgather_gemm::AllGatherGemm;
 pub use barrier::Barrier;
 pub use collectives::{AllGather, AllToAll, Broadcast, Launch, Operation, ReduceScatter};
 pub use expert_parallel::Experts;

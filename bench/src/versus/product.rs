@@ -92,6 +92,8 @@ impl L2 {
 pub struct Matrices<'a, T: Element> {
     pub harness: &'a Harness<'a>,
     pub problem: Problem,
+    /// The ranks whose products C is the sum of.
+    ranks: Range<usize>,
     pub a: SymmetricBuffer<T>,
     b: Rc<Weights<T>>,
 }
@@ -106,8 +108,13 @@ pub struct Weights<T: Element> {
 }
 
 impl<T: Number> Weights<T> {
-    fn new(harness: &Harness<'_>, problem: Problem, copies: usize) -> Result<Rc<Self>> {
-        let (len, rank) = (problem.n * problem.k, harness.rank.rank());
+    fn new(
+        harness: &Harness<'_>,
+        problem: Problem,
+        rank: usize,
+        copies: usize,
+    ) -> Result<Rc<Self>> {
+        let len = problem.n * problem.k;
         // A copy begins at a multiple of 256 bytes.
         let stride = len.next_multiple_of(256 / size_of::<T>());
         let all = harness.comm.mem_alloc(copies * stride)?;
@@ -121,22 +128,25 @@ impl<T: Number> Weights<T> {
 }
 
 impl<'a, T: Number> Matrices<'a, T> {
+    /// For a C that is the sum of these ranks' products; others have the elements of the first.
     /// With this many copies of B: those of `kept`, which are of the same run, if they have the
     /// shape; else new ones, which are kept.
     pub fn new(
         harness: &'a Harness<'a>,
         problem: Problem,
+        ranks: Range<usize>,
         copies: usize,
         kept: &mut Option<Rc<Weights<T>>>,
     ) -> Result<Self> {
+        let rank = owner(harness, &ranks);
         // Frees another B first.
         let b = match kept.take().filter(|b| b.shape == [problem.n, problem.k]) {
             Some(b) => b,
-            None => Weights::new(harness, problem, copies)?,
+            None => Weights::new(harness, problem, rank, copies)?,
         };
         let a = harness.comm.mem_alloc(problem.m * problem.k)?;
-        let matrices = Self { harness, problem, a, b: Rc::clone(kept.insert(b)) };
-        let elements = problem.factor(Factor::A, harness.rank.rank());
+        let matrices = Self { harness, problem, ranks, a, b: Rc::clone(kept.insert(b)) };
+        let elements = problem.factor(Factor::A, rank);
         matrices.fill(&elements, &matrices.b.exact)?;
         Ok(matrices)
     }
@@ -156,8 +166,15 @@ impl<'a, T: Number> Matrices<'a, T> {
     /// Fills A and B with random bits: with the few distinct values of the checked inputs a GPU
     /// draws less power, and is faster.
     pub fn fill_for_timing(&self) -> Result<()> {
-        self.fill(&self.problem.noise(Factor::A, self.harness.rank.rank()), &self.b.noise)
+        let rank = owner(self.harness, &self.ranks);
+        self.fill(&self.problem.noise(Factor::A, rank), &self.b.noise)
     }
+}
+
+/// The rank whose elements this rank has, if C is the sum of the products of `ranks`.
+fn owner(harness: &Harness<'_>, ranks: &Range<usize>) -> usize {
+    let own = harness.rank.rank();
+    if ranks.contains(&own) { own } else { ranks.start }
 }
 
 /// C before it is scaled and rounded: cuBLASLt and NCCL sum in f32, exactly for these elements.
@@ -170,7 +187,7 @@ pub struct Sum {
 impl Sum {
     /// Computes C, and compares a few elements with the host's. *Collective*.
     pub fn new<T: Number>(matrices: &Matrices<'_, T>, plan: &Plan<'_>) -> Result<Self> {
-        let Matrices { harness, problem, a, b } = matrices;
+        let Matrices { harness, problem, ranks: summed, a, b } = matrices;
         let (a, b) = (a.device_address(), b.copies[0].device_address());
         let sum: SymmetricBuffer<f32> = harness.comm.mem_alloc(problem.m * problem.n)?;
         let mut elements = vec![0.0; sum.len()];
@@ -181,13 +198,14 @@ impl Sum {
         sum.copy_to_host(&mut elements)?;
         let largest = elements.iter().fold(0.0, |most: f32, x| most.max(x.abs()));
         let largest = ranks::slowest(harness.rank, &[largest.into()])?;
-        harness.comm.all_reduce(&sum, &sum, ReduceOp::Sum, &harness.stream)?;
-        harness.finish()?;
-        sum.copy_to_host(&mut elements)?;
-        let ranks = 0..harness.rank.n_ranks();
+        if summed.len() > 1 {
+            harness.comm.all_reduce(&sum, &sum, ReduceOp::Sum, &harness.stream)?;
+            harness.finish()?;
+            sum.copy_to_host(&mut elements)?;
+        }
         for (row, column) in problem.samples(SAMPLES) {
             let (got, right) =
-                (elements[row * problem.n + column], problem.exact(ranks.clone(), row, column));
+                (elements[row * problem.n + column], problem.exact(summed.clone(), row, column));
             ensure!(
                 f64::from(got) == right,
                 "the reference of cuBLASLt and ncclAllReduce is wrong: {got} at ({row}, \
@@ -202,6 +220,8 @@ impl Sum {
 pub struct Product<'a, O> {
     pub harness: &'a Harness<'a>,
     pub problem: Problem,
+    /// The ranks whose products it is the sum of.
+    pub ranks: Range<usize>,
     pub c: DeviceSlice<O>,
     /// The rows that it has: all if it is `rounded_once`.
     pub rows: Range<usize>,
@@ -219,9 +239,9 @@ impl<'a, O> Product<'a, O> {
         c: DeviceSlice<O>,
         sum: Option<&'a Sum>,
     ) -> Self {
-        let Matrices { harness, problem, .. } = *matrices;
-        let rows = 0..problem.m;
-        Self { harness, problem, c, rows, sum, rounded_once: true, scale: 1.0 }
+        let Matrices { harness, problem, ref ranks, .. } = *matrices;
+        let (ranks, rows) = (ranks.clone(), 0..problem.m);
+        Self { harness, problem, ranks, c, rows, sum, rounded_once: true, scale: 1.0 }
     }
 }
 
@@ -233,14 +253,14 @@ impl<O: Number> Outcome for Product<'_, O> {
 
     /// Counts wrong elements: of all elements, or without `sum` on GPUs only of the samples.
     fn count_wrong(&self) -> Result<usize> {
-        let Self { harness: Harness { rank, .. }, problem, rows, .. } = self;
+        let Self { harness: Harness { rank, .. }, problem, ranks, rows, .. } = self;
         let mut c = vec![O::nearest(0.0); self.c.len()];
         self.c.copy_to_host(&mut c)?;
         if self.scale != 1.0 {
             let sum = |x: &O| O::nearest((x.value() / f64::from(self.scale)) as f32);
             c = c.iter().map(sum).collect();
         }
-        let (n_ranks, ranks) = (rank.n_ranks(), 0..rank.n_ranks());
+        let n_ranks = ranks.len();
         let some = || -> Box<dyn Iterator<Item = _>> {
             match rank.is_simulated() {
                 true => Box::new(problem.all()),

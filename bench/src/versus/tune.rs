@@ -100,7 +100,7 @@ impl Tune {
         for (problem, copies) in problems {
             let shape @ [m, n, k] = problem.shape();
             harness.progress(&format!("{m}x{n}x{k} ..."));
-            let matrices = Matrices::new(&harness, problem, copies, &mut kept)?;
+            let matrices = Matrices::new(&harness, problem, 0..1, copies, &mut kept)?;
             let [all, finals] = time(&matrices, &gemm, &mut order)?;
             print_times(&format!("{m}x{n}x{k}"), &all, &finals);
             let Timed { plan, seconds, .. } = choose(&finals).context("there is no plan")?;
@@ -399,7 +399,7 @@ mod tests {
                 for (shape @ [m, n, k], plans) in [([5, 72, 8], 7), ([9, 72, 8], 7), ([5, 7, 9], 1)]
                 {
                     let problem = Problem { m, n, k, seed: 1 };
-                    let matrices = Matrices::new(&harness, problem, 2, &mut kept)?;
+                    let matrices = Matrices::new(&harness, problem, 0..1, 2, &mut kept)?;
                     let [all, finals] = time(&matrices, &gemm, &mut fastrand::Rng::with_seed(1))?;
                     let all: Vec<_> = all.into_iter().map(|timed| timed.plan).collect();
                     assert_eq!(all, gemm.plans(shape)?[..plans]);

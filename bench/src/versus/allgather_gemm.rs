@@ -1,0 +1,108 @@
+//! All-gather of A's rows followed by a matrix product, in bf16: `devcomm::AllGatherGemm` against
+//! `ncclAllGather` and then cuBLASLt's product.
+
+use anyhow::{Result, ensure};
+use clap::Args;
+use devcomm::{
+    AllGatherGemm as Operation, AllGatherGemmPlan, Communicator, DeviceSlice, Stream, Window,
+};
+use devcomm_testing::gemm::Problem;
+use half::bf16;
+
+use super::Benchmark;
+use super::fusion::{self, Collective, Fusion};
+use super::job::Job;
+use super::row::L2;
+use super::selection::VariantInfo;
+use super::shapes::ShapeOptions;
+use crate::contender::Variant;
+
+/// The flags of `allgather-gemm`: `n` is the columns of each rank. Every combination of the lists
+/// runs.
+#[derive(Args, Clone, Debug)]
+pub struct AllGatherGemm {
+    #[command(flatten)]
+    shapes: ShapeOptions,
+
+    /// What the L2 cache holds when a product begins
+    #[arg(long, value_enum, default_value = "warm")]
+    l2: L2,
+
+    /// Plans of devcomm::AllGatherGemm, comma-separated, instead of its default, a row for each
+    /// that can do the shape: `unfused` or `fused`
+    #[arg(long = "plan", value_delimiter = ',', value_name = "PLAN")]
+    plans: Vec<AllGatherGemmPlan>,
+}
+
+impl Benchmark for AllGatherGemm {
+    const NAME: &'static str = "allgather-gemm";
+    const VARIANTS: &'static [VariantInfo] = &[
+        (Variant::Rust, "devcomm::AllGatherGemm, by its default or by the plans of --plan"),
+        (Variant::RustGemm, "devcomm::Gemm alone, where all ranks have all rows"),
+        (
+            Variant::CublasLtRust,
+            "devcomm::Collectives::all_gather on symmetric windows, then cuBLASLt",
+        ),
+        (Variant::Nccl, "ncclAllGather on memory that is not registered, then cuBLASLt"),
+        (Variant::NcclSym, "ncclAllGather on symmetric windows, then cuBLASLt"),
+    ];
+
+    fn validate(&self) -> Result<()> {
+        fusion::problems(self, [&[8]; 3], 1, 0).map(drop)
+    }
+
+    fn run(&self, job: &mut Job<'_>) -> Result<()> {
+        fusion::compare(self, job)
+    }
+}
+
+impl Fusion for AllGatherGemm {
+    const COLLECTIVE: Collective = Collective::AllGather;
+    type Operation = Operation;
+    type Asked = AllGatherGemmPlan;
+
+    fn inputs(&self) -> (&ShapeOptions, L2) {
+        (&self.shapes, self.l2)
+    }
+
+    fn asked(&self) -> &[AllGatherGemmPlan] {
+        &self.plans
+    }
+
+    fn defaults() -> [[&'static [usize]; 3]; 2] {
+        [[&[8192], &[4096], &[2048, 4096, 8192]], [&[8, 260], &[264], &[72]]]
+    }
+
+    fn require(Problem { m, .. }: &Problem, ranks: usize) -> Result<()> {
+        ensure!(m.is_multiple_of(ranks), "--m {m}: {ranks} ranks share the rows");
+        Ok(())
+    }
+
+    fn new(comm: &Communicator, stream: &Stream, [m, _, k]: [usize; 3]) -> Result<Operation> {
+        Ok(Operation::new(comm, stream, m, k)?)
+    }
+
+    fn set(
+        operation: &Operation,
+        asked: &AllGatherGemmPlan,
+        shape: [usize; 3],
+    ) -> Result<Result<(), String>> {
+        operation.set_plan(*asked)?;
+        let how = operation.explain(shape);
+        Ok(if how.plan == *asked { Ok(()) } else { Err(how.reason.to_owned()) })
+    }
+
+    fn plan(operation: &Operation, shape: [usize; 3]) -> (String, bool) {
+        (operation.explain(shape).plan.to_string(), true)
+    }
+
+    unsafe fn launch(
+        operation: &Operation,
+        [a, b]: [&DeviceSlice<bf16>; 2],
+        c: &Window<bf16>,
+        shape: [usize; 3],
+    ) -> devcomm::Result<()> {
+        // SAFETY: the caller's contract.
+        unsafe { operation.launch_capturable(a, b, c, shape) }
+    }
+}

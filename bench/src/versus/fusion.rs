@@ -1,0 +1,357 @@
+//! Matrix products in bf16 with a collective, as one operation of `devcomm`, against cuBLASLt and
+//! NCCL: the comparison that all of them share.
+
+use std::fmt::Display;
+
+use anyhow::Result;
+use devcomm::{
+    Buffer, Collectives, Communicator, DataType, DeviceSlice, Gemm, ReduceOp, Stream, Window,
+};
+use devcomm_testing::gemm::Problem;
+use half::bf16;
+
+use super::all_reduce::bus;
+use super::job::Job;
+use super::product::{Matrices, Product, Sum, load_cublaslt, tune};
+use super::row::{Case, L2};
+use super::shapes::ShapeOptions;
+use crate::contender::{Contender, Variant};
+use crate::cublaslt::Types;
+use crate::harness::Harness;
+
+/// The collective of a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Collective {
+    /// Of the ranks' products, in place.
+    AllReduce,
+    /// Of the rows of the ranks' products.
+    ReduceScatter,
+    /// Of the rows of A, before the product. All ranks have the same A and B.
+    AllGather,
+}
+
+/// The flags of a benchmark of such a product.
+pub trait Fusion {
+    /// The collective.
+    const COLLECTIVE: Collective;
+
+    /// The operation of `devcomm`.
+    type Operation;
+
+    /// A plan on the command line.
+    type Asked: Display;
+
+    /// The shapes, and what the L2 cache holds.
+    fn inputs(&self) -> (&ShapeOptions, L2);
+
+    /// The plans that were asked for, instead of the default.
+    fn asked(&self) -> &[Self::Asked];
+
+    /// Lists of `m`, `n` and `k` that replace empty ones: on GPUs, and simulated.
+    fn defaults() -> [[&'static [usize]; 3]; 2];
+
+    /// Refuses a problem that so many ranks do not have.
+    fn require(problem: &Problem, ranks: usize) -> Result<()>;
+
+    /// The operation for a shape, by its default plan.
+    fn new(comm: &Communicator, stream: &Stream, shape: [usize; 3]) -> Result<Self::Operation>;
+
+    /// Sets the plan; why not, if it does not do the shape.
+    fn set(
+        operation: &Self::Operation,
+        asked: &Self::Asked,
+        shape: [usize; 3],
+    ) -> Result<Result<(), String>>;
+
+    /// The plan by which it does a shape, and whether that rounds C once.
+    fn plan(operation: &Self::Operation, shape: [usize; 3]) -> (String, bool);
+
+    /// Enqueues a product; `a` has this rank's elements.
+    ///
+    /// # Safety
+    ///
+    /// As the operation's `launch_capturable`.
+    unsafe fn launch(
+        operation: &Self::Operation,
+        factors: [&DeviceSlice<bf16>; 2],
+        c: &Window<bf16>,
+        shape: [usize; 3],
+    ) -> devcomm::Result<()>;
+}
+
+/// The variants of cuBLASLt's product and a collective.
+const OF_CUBLASLT: [Variant; 3] = [Variant::CublasLtRust, Variant::Nccl, Variant::NcclSym];
+
+/// The problems, with defaults for empty lists.
+pub fn problems<F: Fusion>(
+    fusion: &F,
+    default: [&[usize]; 3],
+    ranks: usize,
+    seed: u64,
+) -> Result<Vec<Problem>> {
+    let problems = fusion.inputs().0.problems(default, size_of::<bf16>(), ranks, seed)?;
+    problems.iter().try_for_each(|problem| F::require(problem, ranks))?;
+    Ok(problems)
+}
+
+/// Compares the variants of a benchmark.
+pub fn compare<F: Fusion>(fusion: &F, job: &mut Job<'_>) -> Result<()> {
+    let harness = job.harness;
+    let (comm, stream) = (harness.comm, &harness.stream);
+    comm.require_single_lsa_team()?;
+    let types = |product| Types { factors: DataType::Bfloat16, product };
+    let (exact, rounded) = (types(DataType::Float32), types(DataType::Bfloat16));
+    let library = load_cublaslt(job, rounded, &OF_CUBLASLT)?;
+    let collectives = &Collectives::new(comm)?;
+    // SAFETY: what writes B has ended before any launch.
+    let gemm = &unsafe { Gemm::new(stream)?.with_constant_b() };
+    job.begin()?;
+    let [on_gpus, simulated] = F::defaults();
+    let (ranks, seed) = (harness.rank.n_ranks(), harness.run.seed);
+    let (mut kept, l2) = (None, fusion.inputs().1);
+    for problem in problems(fusion, harness.choose(on_gpus, simulated), ranks, seed)? {
+        let shape = problem.shape();
+        let leave_out = |what: &dyn Display, why: &str| {
+            if harness.rank.is_root() {
+                println!("# left out: {what} of {shape:?}: {why}");
+            }
+        };
+        let copies = l2.copies_of_b(harness, &problem, size_of::<bf16>())?;
+        let summed = if F::COLLECTIVE == Collective::AllGather { 1 } else { ranks };
+        let matrices = &Matrices::new(harness, problem, 0..summed, copies, &mut kept)?;
+        let plan = |types| match &library {
+            Some(library) => library.plan(shape, types, None),
+            None => Ok(None),
+        };
+        // `exact` is for checks; `theirs` are omitted if cuBLASLt has no algorithm.
+        let (exact, theirs) = (plan(exact)?, plan(rounded)?);
+        if library.is_some() && theirs.is_none() {
+            leave_out(&"cuBLASLt's variants", "it has no algorithm");
+        }
+        let sum = match &exact {
+            Some(exact) if harness.run.check > 0 => Some(Sum::new(matrices, exact)?),
+            _ => None,
+        };
+        let data = Data::new::<F>(matrices, sum.as_ref())?;
+        let c = &comm.window::<bf16>(data.result_len())?;
+        if let Some(plan) = &theirs {
+            let scratch = comm.mem_alloc::<bf16>(problem.m * problem.n)?;
+            tune(matrices, plan, scratch.device_address())?;
+        }
+        let mut contenders = Vec::new();
+        let asked = fusion.asked();
+        let asked: Vec<_> =
+            if asked.is_empty() { vec![None] } else { asked.iter().map(Some).collect() };
+        for asked in asked.into_iter().filter(|_| job.selection.has(Variant::Rust)) {
+            let operation = F::new(comm, stream, shape)?;
+            if let Some(asked) = asked
+                && let Err(why) = F::set(&operation, asked, shape)?
+            {
+                leave_out(asked, &why);
+                continue;
+            }
+            let (algorithm, rounded_once) = F::plan(&operation, shape);
+            let (a, b) = (&data.own, matrices.b_in_turn());
+            // SAFETY: the graphs of a comparison end before its contenders, which own or borrow
+            // these buffers, and are launched on one stream.
+            let work = move || unsafe { F::launch(&operation, [a, b()], c, shape) };
+            let checked = data.result(c.device_slice(), rounded_once);
+            let contender = Contender::new(Variant::Rust, work, checked);
+            contenders.push(contender.by_algorithm(algorithm));
+        }
+        let multiply_in_rust = || {
+            let (b, product) = (matrices.b_in_turn(), gemm.product(shape));
+            move |a: &DeviceSlice<bf16>, c: &DeviceSlice<bf16>| {
+                // SAFETY: as above.
+                unsafe { product.launch_capturable(a, b(), c) }
+            }
+        };
+        if job.selection.has(Variant::RustGemm) {
+            let (multiply, a, c) = (multiply_in_rust(), &matrices.a, c.device_slice());
+            let (a, checked) = (a.device_slice(), data.result(c.clone(), true));
+            let work = move || multiply(&a, &c);
+            contenders.push(Contender::new(Variant::RustGemm, work, checked));
+        }
+        if job.selection.has(Variant::RustUnfused) {
+            let collect =
+                Collect { collective: F::COLLECTIVE, stream, by: By::Kernels(collectives) };
+            let parts = (multiply_in_rust(), collect);
+            contenders.push(data.in_two(Variant::RustUnfused, c.device_slice(), parts)?);
+        }
+        for variant in OF_CUBLASLT.into_iter().filter(|variant| job.selection.has(*variant)) {
+            let Some(plan) = &theirs else { continue };
+            let b = matrices.b_in_turn();
+            let multiply = move |a: &DeviceSlice<bf16>, c: &DeviceSlice<bf16>| {
+                let addresses = [a.device_address(), b().device_address(), c.device_address()];
+                // SAFETY: the buffers have the elements of the plan's shape, and only this stream
+                // uses them.
+                unsafe { plan.enqueue(addresses, stream) }
+            };
+            let by = match variant {
+                Variant::CublasLtRust => By::Kernels(collectives),
+                _ => By::Nccl(comm),
+            };
+            let c = match variant {
+                Variant::Nccl => comm.mem_alloc(c.len())?.device_slice(),
+                _ => c.device_slice(),
+            };
+            let collect = Collect { collective: F::COLLECTIVE, stream, by };
+            let contender = data.in_two(variant, c, (multiply, collect))?;
+            contenders.push(contender.by_algorithm(plan.describe()));
+        }
+        let (bus, Problem { m, n, k, .. }) = (bus(ranks), problem);
+        let (count, redop, bus) = match F::COLLECTIVE {
+            Collective::AllReduce => (m * n, "sum", bus),
+            Collective::ReduceScatter => (m * n, "sum", bus / 2.0),
+            Collective::AllGather => (m * k, "-", bus / 2.0),
+        };
+        let case = Case {
+            size: count * size_of::<bf16>(),
+            count,
+            dtype: "bf16",
+            redop,
+            bus,
+            shape: Some(shape),
+            l2: Some(l2),
+        };
+        job.compare_refilled(case, &contenders, || {
+            matrices.fill_for_timing()?;
+            Ok(data.fill()?)
+        })?;
+    }
+    Ok(())
+}
+
+/// What a rank has and gets of a problem.
+struct Data<'a> {
+    collective: Collective,
+    harness: &'a Harness<'a>,
+    matrices: &'a Matrices<'a, bf16>,
+    sum: Option<&'a Sum>,
+    /// The rank's elements of A: a window if others get them.
+    own: DeviceSlice<bf16>,
+    /// The same, within A.
+    within: DeviceSlice<bf16>,
+}
+
+impl<'a> Data<'a> {
+    fn new<F: Fusion>(
+        matrices: &'a Matrices<'a, bf16>,
+        sum: Option<&'a Sum>,
+    ) -> devcomm::Result<Self> {
+        let (harness, collective) = (matrices.harness, F::COLLECTIVE);
+        let all = matrices.a.device_slice();
+        let (own, within) = match collective {
+            Collective::AllGather => {
+                let len = all.len() / harness.rank.n_ranks();
+                let first = harness.rank.rank() * len;
+                let within = all.slice(first..first + len)?;
+                (harness.comm.window(len)?.device_slice(), within)
+            }
+            _ => (all.clone(), all),
+        };
+        let data = Self { collective, harness, matrices, sum, own, within };
+        data.fill()?;
+        Ok(data)
+    }
+
+    /// Copies the rank's elements of A to where the others get them.
+    fn fill(&self) -> devcomm::Result<()> {
+        if self.collective == Collective::AllGather {
+            self.harness.stream.copy(&self.within, &self.own)?;
+            self.harness.stream.synchronize()?;
+        }
+        Ok(())
+    }
+
+    /// The rows of C that the rank gets.
+    fn rows(&self) -> std::ops::Range<usize> {
+        let m = self.matrices.problem.m;
+        match self.collective {
+            Collective::ReduceScatter => {
+                let part = m / self.harness.rank.n_ranks();
+                let first = self.harness.rank.rank() * part;
+                first..first + part
+            }
+            _ => 0..m,
+        }
+    }
+
+    /// The elements of C that the rank gets.
+    fn result_len(&self) -> usize {
+        self.rows().len() * self.matrices.problem.n
+    }
+
+    /// The check of C.
+    fn result(&self, c: DeviceSlice<bf16>, rounded_once: bool) -> Product<'a, bf16> {
+        let product = Product::new(self.matrices, c, self.sum);
+        Product { rows: self.rows(), rounded_once, ..product }
+    }
+
+    /// A product and a collective, one after the other.
+    fn in_two(
+        &self,
+        variant: Variant,
+        c: DeviceSlice<bf16>,
+        (multiply, collect): (
+            impl Fn(&DeviceSlice<bf16>, &DeviceSlice<bf16>) -> devcomm::Result<()> + 'a,
+            Collect<'a>,
+        ),
+    ) -> Result<Contender<'a>> {
+        let Problem { m, n, k, .. } = self.matrices.problem;
+        let alloc = |len| -> devcomm::Result<_> {
+            Ok(match variant {
+                Variant::Nccl => self.harness.comm.mem_alloc(len)?.device_slice(),
+                _ => self.harness.comm.window(len)?.device_slice(),
+            })
+        };
+        let checked = |rounded_once| self.result(c.clone(), rounded_once);
+        Ok(match self.collective {
+            Collective::AllReduce => {
+                let (a, checked) = (self.own.clone(), checked(false));
+                let work = move || multiply(&a, &c).and_then(|()| collect.enqueue(&c, &c));
+                Contender::new(variant, work, checked)
+            }
+            Collective::ReduceScatter => {
+                let (a, product, checked) = (self.own.clone(), alloc(m * n)?, checked(false));
+                let work =
+                    move || multiply(&a, &product).and_then(|()| collect.enqueue(&product, &c));
+                Contender::new(variant, work, checked)
+            }
+            Collective::AllGather => {
+                let own = if variant == Variant::Nccl { &self.within } else { &self.own };
+                let (own, a, checked) = (own.clone(), alloc(m * k)?, checked(true));
+                let work = move || collect.enqueue(&own, &a).and_then(|()| multiply(&a, &c));
+                Contender::new(variant, work, checked)
+            }
+        })
+    }
+}
+
+/// A collective on a stream.
+struct Collect<'a> {
+    collective: Collective,
+    stream: &'a Stream,
+    by: By<'a>,
+}
+
+/// By what it is done.
+#[derive(Clone, Copy)]
+enum By<'a> {
+    Kernels(&'a Collectives),
+    Nccl(&'a Communicator),
+}
+
+impl Collect<'_> {
+    fn enqueue(&self, from: &DeviceSlice<bf16>, to: &DeviceSlice<bf16>) -> devcomm::Result<()> {
+        let (op, stream) = (ReduceOp::Sum, self.stream);
+        match (self.collective, self.by) {
+            (Collective::AllReduce, By::Kernels(by)) => by.all_reduce(from, to, op, stream),
+            (Collective::AllReduce, By::Nccl(by)) => by.all_reduce(from, to, op, stream),
+            (Collective::ReduceScatter, By::Kernels(by)) => by.reduce_scatter(from, to, op, stream),
+            (Collective::ReduceScatter, By::Nccl(by)) => by.reduce_scatter(from, to, op, stream),
+            (Collective::AllGather, By::Kernels(by)) => by.all_gather(from, to, stream),
+            (Collective::AllGather, By::Nccl(by)) => by.all_gather(from, to, stream),
+        }
+    }
+}
