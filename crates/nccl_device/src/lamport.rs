@@ -366,7 +366,8 @@ impl<const N: usize> Lamport<'_, N> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn end(&self, coop: Coop) {
-        // SAFETY: the caller's contract. Relaxed: the block's threads have used the launch's number.
+        // SAFETY: the caller's contract. Relaxed: the block's threads have used the number of the
+        // launch.
         unsafe {
             let ended = self.state.add(ENDED);
             if coop.thread_rank() == 0 && is_last_block(ended, Order::Relaxed) {

@@ -39,18 +39,19 @@ type Row = [Vec16<bf16>; VECTORS];
 /// `steps` is a sum of [`Steps`]. A launch that only sends is followed by one that only receives,
 /// in this rank, before any other launch with the same memory.
 ///
-/// `slots` and `state` are the memory of [`Lamport`] messages, with [`Shape::slots`] from each rank,
-/// `numbered` that of numbered ones, with [`NUMBERED_SLOTS`]: other memory than `ep_dispatch` has.
+/// `slots` and `state` are the memory of [`Lamport`] messages, with [`Shape::slots`] from each
+/// rank, `numbered` that of numbered ones, with [`NUMBERED_SLOTS`]: other memory than `ep_dispatch`
+/// has.
 ///
-/// Grid: any, also another one in each rank, of blocks that are resident together. Block: a multiple
-/// of 32 threads up to 512, one-dimensional. May be a dependent launch.
+/// Grid: any, also another one in each rank, of blocks that are resident together. Block: a
+/// multiple of 32 threads up to 512, one-dimensional. May be a dependent launch.
 ///
 /// # Safety
 ///
 /// `rows` has those of `ep_layout`, `output` and the residual `tokens` rows, aligned to 16 bytes.
-/// Nothing else accesses these, `returns` and `received` until the kernel has ended. `output` may be
-/// the residual. `slots` and `state` are as [`LamportSlots`] needs them, and `numbered` was 0 before
-/// the first launch.
+/// Nothing else accesses these, `returns` and `received` until the kernel has ended. `output` may
+/// be the residual. `slots` and `state` are as [`LamportSlots`] needs them, and `numbered` was 0
+/// before the first launch.
 #[kernel(max_threads = 512)]
 pub unsafe fn ep_combine(
     comm: DevComm,

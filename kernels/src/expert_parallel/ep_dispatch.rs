@@ -33,8 +33,9 @@ pub const fn numbered_slots(shape: Shape) -> u32 {
     1 + shape.tokens * shape.top_k
 }
 
-/// Sends the rows of this rank's `tokens` tokens to the ranks of the LSA team that have one of their
-/// experts, and receives the rows of all ranks that have experts here. The team has 2, 4 or 8 ranks.
+/// Sends the rows of this rank's `tokens` tokens to the ranks of the LSA team that have one of
+/// their experts, and receives the rows of all ranks that have experts here. The team has 2, 4 or 8
+/// ranks.
 ///
 /// `input` has a row for each token, `ids` and `weights` `shape.top_k` numbers: experts, from 0 up
 /// to `shape.experts` times the number of ranks, or -1 for none. Other numbers count as -1, and are
@@ -43,12 +44,12 @@ pub const fn numbered_slots(shape: Shape) -> u32 {
 /// `steps` is a sum of [`Steps`]. A launch that only sends is followed by one that only receives,
 /// in this rank, before any other launch with the same memory.
 ///
-/// `slots` and `state` are the memory of [`Lamport`] messages, with [`Shape::slots`] from each rank,
-/// `numbered` that of numbered ones, with [`numbered_slots`].
+/// `slots` and `state` are the memory of [`Lamport`] messages, with [`Shape::slots`] from each
+/// rank, `numbered` that of numbered ones, with [`numbered_slots`].
 ///
-/// Grid: any, also another one in each rank, of blocks that are resident together. Block: a multiple
-/// of 32 threads up to 512, one-dimensional. May be a dependent launch. `tokens` may be another
-/// number in each rank, also 0.
+/// Grid: any, also another one in each rank, of blocks that are resident together. Block: a
+/// multiple of 32 threads up to 512, one-dimensional. May be a dependent launch. `tokens` may be
+/// another number in each rank, also 0.
 ///
 /// # Safety
 ///
@@ -194,8 +195,8 @@ impl Dispatch<'_> {
         unsafe { mem::store(self.received.counts.wrapping_add(me), self.tokens) };
     }
 
-    /// Waits for the peers' numbers of tokens: at index `d` is that of the rank to which this one is
-    /// at distance `d`.
+    /// Waits for the peers' numbers of tokens: at index `d` is that of the rank to which this one
+    /// is at distance `d`.
     ///
     /// # Safety
     ///

@@ -60,7 +60,8 @@ pub struct Grouped {
 ///
 /// `received` is what `ep_dispatch` has left there, `faults` points to [`Faults::WORDS`] words, and
 /// `grouped` has room: `capacity` for rows and origins, `shape.experts` for sizes and one more for
-/// offsets, [`RETURN_WORDS`] for each token. Nothing else accesses these until the kernel has ended.
+/// offsets, [`RETURN_WORDS`] for each token. Nothing else accesses these until the kernel has
+/// ended.
 #[kernel(
     max_threads = 512,
     requires(shape.experts <= 1024, shape.top_k <= 16, grouped.alignment > 0)
