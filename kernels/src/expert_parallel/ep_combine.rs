@@ -22,6 +22,9 @@ const TOGETHER: usize = 4;
 /// The slots for numbered messages from each rank: one that says that the rank has come so far.
 pub const NUMBERED_SLOTS: u32 = 1;
 
+/// Positions and weights of some of a token's experts.
+type Entries = [(u32, f32); TOGETHER];
+
 /// A lane's vectors of a part of a row.
 type Row = [Vec16<bf16>; VECTORS];
 
@@ -137,18 +140,29 @@ impl Combine<'_> {
                     distance += 1;
                 }
             }
+            // Of the first part, the entries are in flight together with the numbers above. There
+            // are some for the most tokens.
+            let mut early = None;
+            if N == 2 && sends && first < parts.count(self.shape.tokens) {
+                let peer = self.comm.lsa_team().next() as usize;
+                early = Some(self.entries(self.token(peer, parts.at(first)), 0));
+            }
             // The first round only sends; in each later one a part is received.
             let (mut index, mut ahead) = (first, first);
             while index < sent.max(own) || ahead == first {
                 if ahead < sent {
-                    self.send(&session, &counts, parts.at(ahead));
+                    self.send(&session, &counts, parts.at(ahead), early);
                 }
+                early = None;
                 ahead += step;
                 if ahead == first + step {
                     if receives {
                         // While the rows are on their way; all threads have the launch's number.
                         thread::sync_threads();
                         session.end(Coop::cta());
+                        if thread::index_1d() == 0 {
+                            self.wait_for_peers(&numbered);
+                        }
                     }
                     continue;
                 }
@@ -156,9 +170,6 @@ impl Combine<'_> {
                     self.receive(&session, parts.at(index));
                 }
                 index += step;
-            }
-            if receives && thread::index_1d() == 0 {
-                self.wait_for_peers(&numbered);
             }
         }
     }
@@ -190,6 +201,7 @@ impl Combine<'_> {
         session: &Lamport<'_, N>,
         counts: &[u32; N],
         part: Part<VECTORS>,
+        early: Option<Entries>,
     ) {
         // Not unrolled for many ranks: the sum is long.
         let ranks = if N > 2 { hint::opaque_usize(N) } else { N };
@@ -198,7 +210,7 @@ impl Combine<'_> {
             let to = self.comm.lsa_team().rotated(distance as i32) as usize;
             if part.row < at(counts, distance) {
                 // SAFETY: the caller's contract.
-                if let Some(row) = unsafe { self.sum(to, part) } {
+                if let Some(row) = unsafe { self.sum(to, part, early) } {
                     let mut peer = 1;
                     while peer < N {
                         if peer == distance {
@@ -213,19 +225,29 @@ impl Combine<'_> {
         }
     }
 
-    /// The sum of this rank's experts for a token of a rank; `None` if it has none here.
+    /// The index of a token of a rank among those of all ranks.
+    #[inline(always)]
+    fn token(&self, rank: usize, part: Part<VECTORS>) -> usize {
+        rank * self.shape.tokens as usize + part.row as usize
+    }
+
+    /// The sum of this rank's experts for a token of a rank; `None` if it has none here. The first
+    /// entries may have been loaded.
     ///
     /// # Safety
     ///
     /// The kernel's contract.
     #[inline(always)]
-    unsafe fn sum(&self, rank: usize, part: Part<VECTORS>) -> Option<Row> {
-        let token = rank * self.shape.tokens as usize + part.row as usize;
+    unsafe fn sum(&self, rank: usize, part: Part<VECTORS>, early: Option<Entries>) -> Option<Row> {
+        let token = self.token(rank, part);
         let mut sums = [[0.0; 8]; VECTORS];
         let mut k = 0;
         while k < Shape::TOP_K {
-            // SAFETY: the caller's contract.
-            let entries = unsafe { self.entries(token, k) };
+            let entries = match early {
+                Some(early) if k == 0 => early,
+                // SAFETY: the caller's contract.
+                _ => unsafe { self.entries(token, k) },
+            };
             if entries[0].0 == NONE {
                 if k == 0 {
                     return None;
@@ -259,7 +281,7 @@ impl Combine<'_> {
     ///
     /// The kernel's contract.
     #[inline(always)]
-    unsafe fn entries(&self, token: usize, k: usize) -> [(u32, f32); TOGETHER] {
+    unsafe fn entries(&self, token: usize, k: usize) -> Entries {
         let from = self.returns.wrapping_add(token * RETURN_WORDS + 2 * k);
         // SAFETY: the caller's contract; a token has whole vectors.
         let [[a, b, c, d], [e, f, g, h]] =
@@ -280,7 +302,7 @@ impl Combine<'_> {
         unsafe {
             let targets = mem::load(self.received.targets.wrapping_add(token));
             // What there is here is loaded while the others' rows are on their way.
-            let mine = if targets >> me & 1 == 1 { self.sum(me, part) } else { None };
+            let mine = if targets >> me & 1 == 1 { self.sum(me, part, None) } else { None };
             let mut residual = [Vec16::from_bits([0; 4]); VECTORS];
             if !self.residual.is_null() {
                 residual = load(self.residual, token, part);
