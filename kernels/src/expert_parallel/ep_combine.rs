@@ -10,11 +10,16 @@ use super::numbered::{Numbered, NumberedSlots};
 use super::parts::{Part, Parts, at, warp_index, warps};
 use super::shape::{Received, Shape, Steps};
 
-/// Vectors of a part that each lane has.
-const VECTORS: usize = 2;
+/// Vectors of a part that each lane has: with more ranks fewer, as their addresses take registers.
+const fn lane_vectors(ranks: usize) -> usize {
+    if ranks == 2 { 2 } else { 1 }
+}
 
 /// Vectors of the part of a row that a warp sends at a time.
-pub const PART_VECTORS: u32 = warp::WARP_SIZE * VECTORS as u32;
+#[must_use]
+pub const fn part_vectors(ranks: usize) -> u32 {
+    warp::WARP_SIZE * lane_vectors(ranks) as u32
+}
 
 /// Results that are loaded together.
 const TOGETHER: usize = 4;
@@ -26,7 +31,7 @@ pub const NUMBERED_SLOTS: u32 = 1;
 type Entries = [(u32, f32); TOGETHER];
 
 /// A lane's vectors of a part of a row.
-type Row = [Vec16<bf16>; VECTORS];
+type Row<const VECTORS: usize> = [Vec16<bf16>; VECTORS];
 
 /// `output[t]` becomes `residual[t]` plus the sum over the experts of token `t` of the expert's row
 /// times its weight, for the `tokens` tokens of this rank. Without a `residual` (null), or without
@@ -78,7 +83,8 @@ pub unsafe fn ep_combine(
         macro_rules! run {
             ($ranks:literal) => {{
                 let numbered = NumberedSlots::new(&comm, numbered, NUMBERED_SLOTS);
-                combine.run(LamportSlots::<$ranks>::new(&comm, slots, capacity), numbered, state);
+                let slots = LamportSlots::<$ranks>::new(&comm, slots, capacity);
+                combine.run::<$ranks, { lane_vectors($ranks) }>(slots, numbered, state);
             }};
         }
         match comm.lsa_team().n_ranks {
@@ -107,13 +113,13 @@ impl Combine<'_> {
     ///
     /// The kernel's contract.
     #[inline(always)]
-    unsafe fn run<const N: usize>(
+    unsafe fn run<const N: usize, const VECTORS: usize>(
         &self,
         slots: LamportSlots<'_, N>,
         numbered: NumberedSlots<N>,
         state: *mut u32,
     ) {
-        let parts = Parts::new(self.shape.vectors);
+        let parts = Parts::<VECTORS>::new(self.shape.vectors);
         let (first, step) = (warp_index(), warps());
         let (sends, receives) = (self.steps & Steps::SEND != 0, self.steps & Steps::RECEIVE != 0);
         grid::launch_next();
@@ -196,7 +202,7 @@ impl Combine<'_> {
     ///
     /// The kernel's contract.
     #[inline(always)]
-    unsafe fn send<const N: usize>(
+    unsafe fn send<const N: usize, const VECTORS: usize>(
         &self,
         session: &Lamport<'_, N>,
         counts: &[u32; N],
@@ -227,7 +233,7 @@ impl Combine<'_> {
 
     /// The index of a token of a rank among those of all ranks.
     #[inline(always)]
-    fn token(&self, rank: usize, part: Part<VECTORS>) -> usize {
+    fn token<const VECTORS: usize>(&self, rank: usize, part: Part<VECTORS>) -> usize {
         rank * self.shape.tokens as usize + part.row as usize
     }
 
@@ -238,7 +244,12 @@ impl Combine<'_> {
     ///
     /// The kernel's contract.
     #[inline(always)]
-    unsafe fn sum(&self, rank: usize, part: Part<VECTORS>, early: Option<Entries>) -> Option<Row> {
+    unsafe fn sum<const VECTORS: usize>(
+        &self,
+        rank: usize,
+        part: Part<VECTORS>,
+        early: Option<Entries>,
+    ) -> Option<Row<VECTORS>> {
         let token = self.token(rank, part);
         let mut sums = [[0.0; 8]; VECTORS];
         let mut k = 0;
@@ -295,7 +306,11 @@ impl Combine<'_> {
     ///
     /// The kernel's contract.
     #[inline(always)]
-    unsafe fn receive<const N: usize>(&self, session: &Lamport<'_, N>, part: Part<VECTORS>) {
+    unsafe fn receive<const N: usize, const VECTORS: usize>(
+        &self,
+        session: &Lamport<'_, N>,
+        part: Part<VECTORS>,
+    ) {
         let (me, token) = (self.comm.lsa_team().rank as usize, part.row as usize);
         let mut sums = [[0.0; 8]; VECTORS];
         // SAFETY: the caller's contract.
@@ -337,11 +352,11 @@ impl Combine<'_> {
 ///
 /// Only this warp sends the part.
 #[inline(always)]
-unsafe fn send<const N: usize>(
+unsafe fn send<const N: usize, const VECTORS: usize>(
     session: &Lamport<'_, N>,
     distance: usize,
     part: Part<VECTORS>,
-    row: &Row,
+    row: &Row<VECTORS>,
 ) {
     let mut i = 0;
     while i < VECTORS {
@@ -360,7 +375,11 @@ unsafe fn send<const N: usize>(
 /// The row is allocated, and nothing writes it.
 #[inline(always)]
 #[track_caller]
-unsafe fn load(rows: *const bf16, row: usize, part: Part<VECTORS>) -> Row {
+unsafe fn load<const VECTORS: usize>(
+    rows: *const bf16,
+    row: usize,
+    part: Part<VECTORS>,
+) -> Row<VECTORS> {
     let mut vectors = [Vec16::from_bits([0; 4]); VECTORS];
     let mut i = 0;
     while i < VECTORS {
@@ -375,7 +394,7 @@ unsafe fn load(rows: *const bf16, row: usize, part: Part<VECTORS>) -> Row {
 
 /// Adds a row times a weight.
 #[inline(always)]
-fn add(sums: &mut [[f32; 8]; VECTORS], row: &Row, weight: f32) {
+fn add<const VECTORS: usize>(sums: &mut [[f32; 8]; VECTORS], row: &Row<VECTORS>, weight: f32) {
     let mut i = 0;
     while i < VECTORS {
         let wide = bf16::widen(row[i]);

@@ -137,7 +137,7 @@ static MODULES: LazyLock<Vec<ModuleSource>> = LazyLock::new(|| {
 
 /// Threads of a block.
 const THREADS: u32 = 256;
-/// And where many results return, which come from many rows.
+/// And where there are many rows.
 const MANY_THREADS: u32 = 512;
 /// Blocks that receive, at least, as a peer may have many tokens.
 const FEWEST_BLOCKS: u32 = 32;
@@ -375,7 +375,8 @@ impl ExpertParallel {
         // Of a peer's tokens this rank knows nothing: as many as it has itself.
         let tokens = (self.tokens.get().max(1) as u32).saturating_mul(ranks);
         let blocks = tokens.min(2 * self.multiprocessors());
-        let config = LaunchConfig::new(blocks, THREADS).with_dependent();
+        let threads = if tokens > blocks * (THREADS / 32) { MANY_THREADS } else { THREADS };
+        let config = LaunchConfig::new(blocks, threads).with_dependent();
         // SAFETY: as above; there is room for the rows.
         unsafe { launch.config(config).launch(&self.compiled.on(stream)) }?;
         self.stage.set(Stage::Grouped);
@@ -478,7 +479,8 @@ impl ExpertParallel {
             residual,
             steps,
         );
-        let parts = tokens * self.shape.vectors.div_ceil(ep_combine::PART_VECTORS);
+        let part = ep_combine::part_vectors(self.communicator.n_ranks());
+        let parts = tokens * self.shape.vectors.div_ceil(part);
         let is_long = parts > multiprocessors * (THREADS / 32);
         let config = self.config(parts, if is_long { MANY_THREADS } else { THREADS });
         // SAFETY: the buffers have the elements; dropping one waits for the stream. The memory is
