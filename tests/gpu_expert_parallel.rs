@@ -1,8 +1,10 @@
 //! Tests of `devcomm::ExpertParallel`: every row of every rank is checked.
 
+use std::time::Duration;
+
 use devcomm::{
-    Buffer, DeviceSlice, ExpertParallel, ExpertParallelOptions, Rank, Result, Simulation, Stream,
-    SymmetricBuffer, Tokens,
+    Buffer, DeviceSlice, Error, ExpertParallel, ExpertParallelOptions, LaunchError, Rank, Result,
+    Simulation, Stream, SymmetricBuffer, Tokens,
 };
 use devcomm_testing::experts::{Batch, Layout, Routing};
 use devcomm_testing::machines::{Gpus, on_gpus};
@@ -459,6 +461,39 @@ fn what_cannot_be_done_is_refused() {
         experts.combine(rows, output, None, stream)?;
         memory.check_output(&batch.combined(rank.rank(), None, |_| 1.0))
     });
+}
+
+/// A rank that does not come leaves the others' kernels waiting.
+#[test]
+fn the_host_ends_waits_for_a_rank_that_does_not_come() {
+    for (name, combines) in [("in a dispatch", false), ("in a combine", true)] {
+        let name = format!("the_host_ends_waits_for_a_rank_that_does_not_come {name}");
+        Gpus::new(2).unchecked().run(&name, |rank| {
+            let batch = Batch::new(264, 8, 2, &[5, 5], 1).routed(Routing::Random, 1);
+            let memory = Memory::of(rank, &batch, 5)?;
+            memory.write(rank, &batch)?;
+            let Memory { experts, stream, rows, output, .. } = &memory;
+            if combines {
+                experts.dispatch(memory.tokens(5), stream)?;
+                experts.group(rows, stream)?;
+            }
+            stream.synchronize()?;
+            rank.barrier()?;
+            if rank.rank() == 0 {
+                match combines {
+                    false => experts.dispatch(memory.tokens(5), stream)?,
+                    true => experts.combine(rows, output, None, stream)?,
+                }
+                let ended = stream.synchronize_within(Duration::from_millis(200));
+                let Err(Error::Launch(LaunchError::KernelAborted { rank: 0, stuck, .. })) = ended
+                else {
+                    panic!("the kernel was not ended: {ended:?}");
+                };
+                assert!(!stuck.is_empty());
+            }
+            rank.barrier()
+        });
+    }
 }
 
 #[test]

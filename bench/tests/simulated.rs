@@ -58,6 +58,29 @@ fn refuses_late(args: &[&str], words: &str) {
 }
 
 #[test]
+fn operations_of_expert_parallelism_are_right_beside_collectives() {
+    let args = ["ep", "--simulate", "2", "--tokens", "3", "-G", "1"];
+    let (comments, rows) = table(&args);
+    are_right(&comments, &rows);
+    let others = ["rust-allgather", "nccl", "nccl-sym"];
+    let with = |operation, more: &[&'static str]| {
+        let variants = ["rust"].iter().chain(more).copied();
+        variants.map(|variant| [operation, variant]).collect::<Vec<_>>()
+    };
+    let stores = [&others[..], &["write"]].concat();
+    let expected = [
+        with("dispatch", &stores),
+        with("group", &[]),
+        with("combine", &stores),
+        with("layer", &others),
+    ];
+    let got: Vec<_> = rows.iter().map(|row| [row[3].as_str(), row[5].as_str()]).collect();
+    assert_eq!(got, expected.concat());
+    refuses(&["ep", "--simulate", "2", "--tokens", "0"], &["at least one token"]);
+    refuses_late(&["ep", "--simulate", "2", "--experts", "15"], "15 experts on 2 ranks");
+}
+
+#[test]
 fn an_all_reduce_is_right_for_every_type_and_size_and_is_not_timed() {
     for ranks in ["1", "2", "3", "4", "8"] {
         let args = ["all-reduce", "--simulate", ranks, "-b", "4", "-e", "16K", "-f", "16"];

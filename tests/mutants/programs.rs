@@ -4,8 +4,8 @@
 use devcomm::sim::Simulation;
 use devcomm::{
     Algorithm, AllGatherGemm, AllGatherGemmPlan, CollectivePlan, Collectives, CollectivesOptions,
-    DevCommRequirements, F8E4M3, Gemm, GemmAllReduce, GemmAllReducePlan, GemmPlan,
-    GinConnectionType, Parts, ReduceOp, Result, kernels,
+    DevCommRequirements, ExpertParallelOptions, F8E4M3, Gemm, GemmAllReduce, GemmAllReducePlan,
+    GemmPlan, GinConnectionType, Parts, ReduceOp, Result, Tokens, kernels,
 };
 use devcomm_testing::simulated::Gpu;
 use half::bf16;
@@ -57,6 +57,9 @@ programs! {
     push_exchange_v on Simulation::new(2), one in 20;
     lamport_reduce_scatter on Simulation::new(2), one in 20;
     lamport_rmsnorm on Simulation::new(2), one in 20;
+    expert_parallel on Simulation::new(2), one in 20;
+    ep_dispatch on Simulation::new(2), one in 20;
+    ep_combine on Simulation::new(2), one in 20;
     gemm_wgmma on Simulation::new(1).multiprocessors(2), one in 50;
     gemm_swapped on Simulation::new(1).multiprocessors(2), one in 50;
     gemm_blocks on Simulation::new(1).multiprocessors(2), one in 50;
@@ -291,6 +294,42 @@ fn lamport_reduce_scatter(gpu: &Gpu<'_>) -> Result<()> {
         collectives.reduce_scatter(&recv, &half, ReduceOp::Sum, &stream)?;
     }
     stream.synchronize()
+}
+
+/// Steps of expert parallelism, with their operations repeated so often.
+fn experts(gpu: &Gpu<'_>, [steps, dispatches, groups, combines]: [u8; 4]) -> Result<()> {
+    const TOKENS: usize = 3;
+    let options = ExpertParallelOptions::new(64, TOKENS, 4, 2).blocks(2).threads(32);
+    let (experts, stream) = (options.build(gpu.communicator()?)?, gpu.stream()?);
+    let (input, output) = (gpu.buffer(&[bf16::ONE; TOKENS * 64])?, gpu.buffer(&[bf16::ONE; 192])?);
+    // A token with an expert in each rank, one with an expert twice, and one with one.
+    let (ids, weights) = (gpu.buffer(&[0, 3, 1, 1, 2, -1])?, gpu.buffer(&[0.5_f32; 6])?);
+    let rows = gpu.buffer(&vec![bf16::ZERO; experts.most_rows() * 64])?;
+    for _ in 0..steps {
+        for _ in 0..dispatches {
+            let tokens = Tokens { count: TOKENS, input: &input, ids: &ids, weights: &weights };
+            experts.dispatch(tokens, &stream)?;
+        }
+        for _ in 0..groups {
+            experts.group(&rows, &stream)?;
+        }
+        for _ in 0..combines {
+            experts.combine(&rows, &output, None, &stream)?;
+        }
+    }
+    stream.synchronize()
+}
+
+fn expert_parallel(gpu: &Gpu<'_>) -> Result<()> {
+    experts(gpu, [LAUNCHES, 1, 1, 1])
+}
+
+fn ep_dispatch(gpu: &Gpu<'_>) -> Result<()> {
+    experts(gpu, [1, LAUNCHES, 0, 0])
+}
+
+fn ep_combine(gpu: &Gpu<'_>) -> Result<()> {
+    experts(gpu, [1, 1, 1, LAUNCHES])
 }
 
 fn lamport_rmsnorm(gpu: &Gpu<'_>) -> Result<()> {

@@ -21,6 +21,9 @@ const LAMPORT_XV: &str = "kernels/src/collectives/lamport_exchange_v.rs";
 const LAMPORT_RS: &str = "kernels/src/collectives/lamport_reduce_scatter.rs";
 const LAMPORT_RMS: &str = "kernels/src/collectives/lamport_rmsnorm.rs";
 const PUSH_XV: &str = "kernels/src/collectives/push_exchange_v.rs";
+const EP_DISPATCH: &str = "kernels/src/expert_parallel/ep_dispatch.rs";
+const EP_LAYOUT: &str = "kernels/src/expert_parallel/ep_layout.rs";
+const EP_COMBINE: &str = "kernels/src/expert_parallel/ep_combine.rs";
 const BLOCKS: &str = "kernels/src/gemm/gemm_blocks.rs";
 const WGMMA: &str = "kernels/src/gemm/gemm_wgmma.rs";
 const SWAPPED: &str = "kernels/src/gemm/gemm_swapped.rs";
@@ -66,6 +69,11 @@ const BANK: &str = "arrived().add(1)";
 const SEND: &str = "session.send(";
 const RECEIVE: &str = "session.receive(";
 const RECEIVE_ALL: &str = "session.receive_all(";
+const PEEK: &str = "session.peek(";
+const WAIT: &str = "wait_until(";
+const SEVERAL: &str = "session.receive_several(";
+const NUMBERED: &str = "numbered.send(";
+const TOLD: &str = "numbered.peek(";
 const END: &str = "session.end(";
 const PREVIOUS: &str = "wait_for_previous()";
 const INIT: &str = "pipeline.init(";
@@ -138,6 +146,18 @@ pub const MUTANTS: &[Mutant] = &[
     ),
     mutant("lamport_rmsnorm", LAMPORT_RMS, (END, 0), Remove, &[RECEIVE_ALL]),
     mutant("lamport_rmsnorm", LAMPORT_RMS, (SEND, 0), NARROW, &[SEND, RECEIVE_ALL]),
+    mutant("ep_dispatch", EP_DISPATCH, (SEND, 0), NARROW, &[SEND, PEEK]),
+    mutant("ep_dispatch", EP_DISPATCH, (NUMBERED, 0), NARROW, &[NUMBERED, TOLD]),
+    mutant("ep_dispatch", EP_DISPATCH, (NUMBERED, 1), NARROW, &[NUMBERED, TOLD]),
+    mutant("ep_dispatch", EP_DISPATCH, (END, 0), Remove, &[WAIT, PEEK, TOLD]),
+    mutant("ep_dispatch", EP_DISPATCH, (PREVIOUS, 0), NoWait, &["mem::store"]),
+    mutant("expert_parallel", EP_LAYOUT, (PREVIOUS, 0), NoWait, &["mem::load", "mem::store"]),
+    mutant("expert_parallel", EP_LAYOUT, ("warp::sync()", 0), Remove, &["add_one(", "mem::load("]),
+    mutant("expert_parallel", EP_LAYOUT, ("thread::sync_threads()", 0), Remove, &["mem::load("]),
+    mutant("expert_parallel", EP_LAYOUT, ("thread::sync_threads()", 1), Remove, &["mem::load("]),
+    mutant("ep_combine", EP_COMBINE, (SEND, 0), NARROW, &[SEND, SEVERAL]),
+    mutant("ep_combine", EP_COMBINE, (END, 0), Remove, &[SEVERAL]),
+    mutant("ep_combine", EP_COMBINE, (PREVIOUS, 0), NoWait, &["mem::load", "mem::store"]),
     mutant("gemm_wgmma", WGMMA, (INIT, 0), Remove, &["wait_empty(", FULL, "arrive_expect_tx("]),
     mutant("gemm_wgmma", WGMMA, (INIT, 0), Relax, &["wait_empty(", FULL, ".load(", "arrive"]),
     mutant(

@@ -24,8 +24,8 @@ use crate::workloads::Message;
 
 /// The flags of `ep`. A row's operation is in the column of reductions: `dispatch` until rows and
 /// counts are received, `group` puts the rows in the order of the experts, `combine`, and `layer`,
-/// all three. A size is what the busiest rank receives from its peers without duplicates, in `group`
-/// what it writes; a count is the elements of a rank's tokens.
+/// all three. A size is what the busiest rank receives from its peers without duplicates, in
+/// `group` what it writes; a count is the elements of a rank's tokens.
 #[derive(Args, Clone, Debug)]
 pub struct Experts {
     /// Tokens of each rank, comma-separated [default: 1,8,32,128,512,4096; 1,5 when simulated]
@@ -110,8 +110,8 @@ impl Benchmark for Experts {
         (Variant::Rust, "devcomm::ExpertParallel"),
         (
             Variant::RustAllGather,
-            "devcomm::Collectives on the windows: all_gather of rows and routing, reduce_scatter of \
-             results",
+            "devcomm::Collectives on the windows: all_gather of rows and routing, reduce_scatter \
+             of results",
         ),
         (Variant::Write, "plain stores of as many bytes to the other of two ranks, both at once"),
         (
@@ -139,7 +139,7 @@ impl Benchmark for Experts {
         let default = harness.choose(&TOKENS[..], &SIMULATED_TOKENS);
         for &tokens in if self.tokens.is_empty() { default } else { &self.tokens } {
             let batch = self.batch(harness, tokens);
-            let experts = self.options(&batch, tokens).build(harness.comm)?;
+            let experts = self.options(harness, &batch, tokens).build(harness.comm)?;
             let layer = Layer::new(harness, experts, batch)?;
             let gathered = Gathered::new(&layer, &collectives)?;
             for operation in Operation::ALL {
@@ -166,10 +166,16 @@ impl Experts {
         Batch::new(hidden, experts, top_k, &tokens, seed).routed(routing, seed)
     }
 
-    fn options(&self, batch: &Batch, tokens: usize) -> ExpertParallelOptions {
+    fn options(
+        &self,
+        harness: &Harness<'_>,
+        batch: &Batch,
+        tokens: usize,
+    ) -> ExpertParallelOptions {
         let Batch { hidden, experts, top_k, .. } = *batch;
         let mut options = ExpertParallelOptions::new(hidden, tokens, experts, top_k);
-        if let Some(blocks) = self.grid.blocks {
+        let simulated = harness.choose(None, Some(SIMULATED_BLOCKS));
+        if let Some(blocks) = self.grid.blocks.or(simulated) {
             options = options.blocks(blocks);
         }
         if let Some(threads) = self.grid.threads {

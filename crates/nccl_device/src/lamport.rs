@@ -57,7 +57,7 @@
 //! # fn main() {}
 //! ```
 
-use cuda_std::atomic::{Order, Scope};
+use cuda_std::atomic::{AtomicU32, Order, Scope};
 use cuda_std::tile::SharedTile;
 use cuda_std::vector::Vec16;
 use cuda_std::{hint, mem};
@@ -159,7 +159,7 @@ impl<'a, const N: usize> LamportSlots<'a, N> {
     pub unsafe fn join(self, state: *mut u32) -> Lamport<'a, N> {
         // SAFETY: the caller's contract; the word changes only after all blocks ended the session.
         let launch = unsafe { mem::load_ordered(state.add(LAUNCHES), Order::Relaxed, Scope::Gpu) };
-        Lamport { slots: self, state, launch }
+        Lamport { slots: self, state, launch, bank: launch % BANKS }
     }
 }
 
@@ -169,6 +169,7 @@ pub struct Lamport<'a, const N: usize> {
     slots: LamportSlots<'a, N>,
     state: *mut u32,
     launch: u32,
+    bank: u32,
 }
 
 impl<const N: usize> Lamport<'_, N> {
@@ -193,7 +194,7 @@ impl<const N: usize> Lamport<'_, N> {
     fn slot(&self, part: usize, source: usize, slot: u32) -> *mut u32 {
         let sources = LamportSlots::<'_, N>::SOURCES;
         let source = if sources == 1 { 0 } else { source };
-        let place = (self.launch % BANKS) as usize * sources + source;
+        let place = self.bank as usize * sources + source;
         let index = place * self.slots.capacity as usize + slot as usize;
         self.slots.parts[part].as_ptr().wrapping_add(SLOT * index)
     }
@@ -405,13 +406,14 @@ impl<const N: usize> Lamport<'_, N> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn end(&self, coop: Coop) {
-        // SAFETY: the caller's contract. Relaxed: the block's threads have used the launch's number.
+        // SAFETY: the caller's contract. Relaxed: the block's threads have used the number of the
+        // launch.
         unsafe {
             let ended = self.state.add(ENDED);
             if coop.thread_rank() == 0 && is_last_block(ended, Order::Relaxed) {
-                let launches = self.state.add(LAUNCHES);
-                let next = self.launch.wrapping_add(1);
-                mem::store_ordered(launches, next, Order::Relaxed, Scope::Gpu);
+                // Not from this launch's number, which would take a register until then.
+                let launches = AtomicU32::from_ptr(self.state.add(LAUNCHES));
+                launches.fetch_add(1, Order::Relaxed, Scope::Gpu);
             }
         }
     }

@@ -10,11 +10,16 @@ use super::numbered::{Numbered, NumberedSlots};
 use super::parts::{Part, Parts, at, warp_index, warps};
 use super::shape::{Received, Shape, Steps};
 
-/// Vectors of a part that each lane has.
-const VECTORS: usize = 2;
+/// Vectors of a part that each lane has: with more ranks fewer, as their addresses take registers.
+const fn lane_vectors(ranks: usize) -> usize {
+    if ranks == 2 { 2 } else { 1 }
+}
 
 /// Vectors of the part of a row that a warp sends at a time.
-pub const PART_VECTORS: u32 = warp::WARP_SIZE * VECTORS as u32;
+#[must_use]
+pub const fn part_vectors(ranks: usize) -> u32 {
+    warp::WARP_SIZE * lane_vectors(ranks) as u32
+}
 
 /// Results that are loaded together.
 const TOGETHER: usize = 4;
@@ -22,8 +27,11 @@ const TOGETHER: usize = 4;
 /// The slots for numbered messages from each rank: one that says that the rank has come so far.
 pub const NUMBERED_SLOTS: u32 = 1;
 
+/// Positions and weights of some of a token's experts.
+type Entries = [(u32, f32); TOGETHER];
+
 /// A lane's vectors of a part of a row.
-type Row = [Vec16<bf16>; VECTORS];
+type Row<const VECTORS: usize> = [Vec16<bf16>; VECTORS];
 
 /// `output[t]` becomes `residual[t]` plus the sum over the experts of token `t` of the expert's row
 /// times its weight, for the `tokens` tokens of this rank. Without a `residual` (null), or without
@@ -39,18 +47,19 @@ type Row = [Vec16<bf16>; VECTORS];
 /// `steps` is a sum of [`Steps`]. A launch that only sends is followed by one that only receives,
 /// in this rank, before any other launch with the same memory.
 ///
-/// `slots` and `state` are the memory of [`Lamport`] messages, with [`Shape::slots`] from each rank,
-/// `numbered` that of numbered ones, with [`NUMBERED_SLOTS`]: other memory than `ep_dispatch` has.
+/// `slots` and `state` are the memory of [`Lamport`] messages, with [`Shape::slots`] from each
+/// rank, `numbered` that of numbered ones, with [`NUMBERED_SLOTS`]: other memory than `ep_dispatch`
+/// has.
 ///
-/// Grid: any, also another one in each rank, of blocks that are resident together. Block: a multiple
-/// of 32 threads up to 512, one-dimensional. May be a dependent launch.
+/// Grid: any, also another one in each rank, of blocks that are resident together. Block: a
+/// multiple of 32 threads up to 512, one-dimensional. May be a dependent launch.
 ///
 /// # Safety
 ///
 /// `rows` has those of `ep_layout`, `output` and the residual `tokens` rows, aligned to 16 bytes.
-/// Nothing else accesses these, `returns` and `received` until the kernel has ended. `output` may be
-/// the residual. `slots` and `state` are as [`LamportSlots`] needs them, and `numbered` was 0 before
-/// the first launch.
+/// Nothing else accesses these, `returns` and `received` until the kernel has ended. `output` may
+/// be the residual. `slots` and `state` are as [`LamportSlots`] needs them, and `numbered` was 0
+/// before the first launch.
 #[kernel(max_threads = 512)]
 pub unsafe fn ep_combine(
     comm: DevComm,
@@ -74,7 +83,8 @@ pub unsafe fn ep_combine(
         macro_rules! run {
             ($ranks:literal) => {{
                 let numbered = NumberedSlots::new(&comm, numbered, NUMBERED_SLOTS);
-                combine.run(LamportSlots::<$ranks>::new(&comm, slots, capacity), numbered, state);
+                let slots = LamportSlots::<$ranks>::new(&comm, slots, capacity);
+                combine.run::<$ranks, { lane_vectors($ranks) }>(slots, numbered, state);
             }};
         }
         match comm.lsa_team().n_ranks {
@@ -103,13 +113,13 @@ impl Combine<'_> {
     ///
     /// The kernel's contract.
     #[inline(always)]
-    unsafe fn run<const N: usize>(
+    unsafe fn run<const N: usize, const VECTORS: usize>(
         &self,
         slots: LamportSlots<'_, N>,
         numbered: NumberedSlots<N>,
         state: *mut u32,
     ) {
-        let parts = Parts::new(self.shape.vectors);
+        let parts = Parts::<VECTORS>::new(self.shape.vectors);
         let (first, step) = (warp_index(), warps());
         let (sends, receives) = (self.steps & Steps::SEND != 0, self.steps & Steps::RECEIVE != 0);
         grid::launch_next();
@@ -136,18 +146,29 @@ impl Combine<'_> {
                     distance += 1;
                 }
             }
+            // Of the first part, the entries are in flight together with the numbers above. There
+            // are some for the most tokens.
+            let mut early = None;
+            if N == 2 && sends && first < parts.count(self.shape.tokens) {
+                let peer = self.comm.lsa_team().next() as usize;
+                early = Some(self.entries(self.token(peer, parts.at(first)), 0));
+            }
             // The first round only sends; in each later one a part is received.
             let (mut index, mut ahead) = (first, first);
             while index < sent.max(own) || ahead == first {
                 if ahead < sent {
-                    self.send(&session, &counts, parts.at(ahead));
+                    self.send(&session, &counts, parts.at(ahead), early);
                 }
+                early = None;
                 ahead += step;
                 if ahead == first + step {
                     if receives {
                         // While the rows are on their way; all threads have the launch's number.
                         thread::sync_threads();
                         session.end(Coop::cta());
+                        if thread::index_1d() == 0 {
+                            self.wait_for_peers(&numbered);
+                        }
                     }
                     continue;
                 }
@@ -155,9 +176,6 @@ impl Combine<'_> {
                     self.receive(&session, parts.at(index));
                 }
                 index += step;
-            }
-            if receives && thread::index_1d() == 0 {
-                self.wait_for_peers(&numbered);
             }
         }
     }
@@ -184,11 +202,12 @@ impl Combine<'_> {
     ///
     /// The kernel's contract.
     #[inline(always)]
-    unsafe fn send<const N: usize>(
+    unsafe fn send<const N: usize, const VECTORS: usize>(
         &self,
         session: &Lamport<'_, N>,
         counts: &[u32; N],
         part: Part<VECTORS>,
+        early: Option<Entries>,
     ) {
         // Not unrolled for many ranks: the sum is long.
         let ranks = if N > 2 { hint::opaque_usize(N) } else { N };
@@ -197,7 +216,7 @@ impl Combine<'_> {
             let to = self.comm.lsa_team().rotated(distance as i32) as usize;
             if part.row < at(counts, distance) {
                 // SAFETY: the caller's contract.
-                if let Some(row) = unsafe { self.sum(to, part) } {
+                if let Some(row) = unsafe { self.sum(to, part, early) } {
                     let mut peer = 1;
                     while peer < N {
                         if peer == distance {
@@ -212,19 +231,34 @@ impl Combine<'_> {
         }
     }
 
-    /// The sum of this rank's experts for a token of a rank; `None` if it has none here.
+    /// The index of a token of a rank among those of all ranks.
+    #[inline(always)]
+    fn token<const VECTORS: usize>(&self, rank: usize, part: Part<VECTORS>) -> usize {
+        rank * self.shape.tokens as usize + part.row as usize
+    }
+
+    /// The sum of this rank's experts for a token of a rank; `None` if it has none here. The first
+    /// entries may have been loaded.
     ///
     /// # Safety
     ///
     /// The kernel's contract.
     #[inline(always)]
-    unsafe fn sum(&self, rank: usize, part: Part<VECTORS>) -> Option<Row> {
-        let token = rank * self.shape.tokens as usize + part.row as usize;
+    unsafe fn sum<const VECTORS: usize>(
+        &self,
+        rank: usize,
+        part: Part<VECTORS>,
+        early: Option<Entries>,
+    ) -> Option<Row<VECTORS>> {
+        let token = self.token(rank, part);
         let mut sums = [[0.0; 8]; VECTORS];
         let mut k = 0;
         while k < Shape::TOP_K {
-            // SAFETY: the caller's contract.
-            let entries = unsafe { self.entries(token, k) };
+            let entries = match early {
+                Some(early) if k == 0 => early,
+                // SAFETY: the caller's contract.
+                _ => unsafe { self.entries(token, k) },
+            };
             if entries[0].0 == NONE {
                 if k == 0 {
                     return None;
@@ -258,7 +292,7 @@ impl Combine<'_> {
     ///
     /// The kernel's contract.
     #[inline(always)]
-    unsafe fn entries(&self, token: usize, k: usize) -> [(u32, f32); TOGETHER] {
+    unsafe fn entries(&self, token: usize, k: usize) -> Entries {
         let from = self.returns.wrapping_add(token * RETURN_WORDS + 2 * k);
         // SAFETY: the caller's contract; a token has whole vectors.
         let [[a, b, c, d], [e, f, g, h]] =
@@ -272,14 +306,18 @@ impl Combine<'_> {
     ///
     /// The kernel's contract.
     #[inline(always)]
-    unsafe fn receive<const N: usize>(&self, session: &Lamport<'_, N>, part: Part<VECTORS>) {
+    unsafe fn receive<const N: usize, const VECTORS: usize>(
+        &self,
+        session: &Lamport<'_, N>,
+        part: Part<VECTORS>,
+    ) {
         let (me, token) = (self.comm.lsa_team().rank as usize, part.row as usize);
         let mut sums = [[0.0; 8]; VECTORS];
         // SAFETY: the caller's contract.
         unsafe {
             let targets = mem::load(self.received.targets.wrapping_add(token));
             // What there is here is loaded while the others' rows are on their way.
-            let mine = if targets >> me & 1 == 1 { self.sum(me, part) } else { None };
+            let mine = if targets >> me & 1 == 1 { self.sum(me, part, None) } else { None };
             let mut residual = [Vec16::from_bits([0; 4]); VECTORS];
             if !self.residual.is_null() {
                 residual = load(self.residual, token, part);
@@ -314,11 +352,11 @@ impl Combine<'_> {
 ///
 /// Only this warp sends the part.
 #[inline(always)]
-unsafe fn send<const N: usize>(
+unsafe fn send<const N: usize, const VECTORS: usize>(
     session: &Lamport<'_, N>,
     distance: usize,
     part: Part<VECTORS>,
-    row: &Row,
+    row: &Row<VECTORS>,
 ) {
     let mut i = 0;
     while i < VECTORS {
@@ -337,7 +375,11 @@ unsafe fn send<const N: usize>(
 /// The row is allocated, and nothing writes it.
 #[inline(always)]
 #[track_caller]
-unsafe fn load(rows: *const bf16, row: usize, part: Part<VECTORS>) -> Row {
+unsafe fn load<const VECTORS: usize>(
+    rows: *const bf16,
+    row: usize,
+    part: Part<VECTORS>,
+) -> Row<VECTORS> {
     let mut vectors = [Vec16::from_bits([0; 4]); VECTORS];
     let mut i = 0;
     while i < VECTORS {
@@ -352,7 +394,7 @@ unsafe fn load(rows: *const bf16, row: usize, part: Part<VECTORS>) -> Row {
 
 /// Adds a row times a weight.
 #[inline(always)]
-fn add(sums: &mut [[f32; 8]; VECTORS], row: &Row, weight: f32) {
+fn add<const VECTORS: usize>(sums: &mut [[f32; 8]; VECTORS], row: &Row<VECTORS>, weight: f32) {
     let mut i = 0;
     while i < VECTORS {
         let wide = bf16::widen(row[i]);

@@ -5,7 +5,7 @@ use cuda_std::{grid, hint, mem};
 use nccl_device::{Coop, DevComm, Lamport, LamportSlots, Window};
 
 use super::numbered::{Numbered, NumberedSlots};
-use super::parts::{Part, Parts, at, warp_index, warps};
+use super::parts::{Part, Parts, warp_index, warps};
 use super::shape::{Faults, Received, Shape, Steps};
 
 /// Vectors of a part that each lane has: with more ranks fewer, as their addresses take registers.
@@ -33,8 +33,9 @@ pub const fn numbered_slots(shape: Shape) -> u32 {
     1 + shape.tokens * shape.top_k
 }
 
-/// Sends the rows of this rank's `tokens` tokens to the ranks of the LSA team that have one of their
-/// experts, and receives the rows of all ranks that have experts here. The team has 2, 4 or 8 ranks.
+/// Sends the rows of this rank's `tokens` tokens to the ranks of the LSA team that have one of
+/// their experts, and receives the rows of all ranks that have experts here. The team has 2, 4 or 8
+/// ranks.
 ///
 /// `input` has a row for each token, `ids` and `weights` `shape.top_k` numbers: experts, from 0 up
 /// to `shape.experts` times the number of ranks, or -1 for none. Other numbers count as -1, and are
@@ -43,12 +44,12 @@ pub const fn numbered_slots(shape: Shape) -> u32 {
 /// `steps` is a sum of [`Steps`]. A launch that only sends is followed by one that only receives,
 /// in this rank, before any other launch with the same memory.
 ///
-/// `slots` and `state` are the memory of [`Lamport`] messages, with [`Shape::slots`] from each rank,
-/// `numbered` that of numbered ones, with [`numbered_slots`].
+/// `slots` and `state` are the memory of [`Lamport`] messages, with [`Shape::slots`] from each
+/// rank, `numbered` that of numbered ones, with [`numbered_slots`].
 ///
-/// Grid: any, also another one in each rank, of blocks that are resident together. Block: a multiple
-/// of 32 threads up to 512, one-dimensional. May be a dependent launch. `tokens` may be another
-/// number in each rank, also 0.
+/// Grid: any, also another one in each rank, of blocks that are resident together. Block: a
+/// multiple of 32 threads up to 512, one-dimensional. May be a dependent launch. `tokens` may be
+/// another number in each rank, also 0.
 ///
 /// # Safety
 ///
@@ -104,15 +105,12 @@ struct Dispatch<'a> {
     steps: u32,
 }
 
-/// A part of a row on its way, with the token's experts: lane `k` has the `k`-th one, if it exists.
+/// A part of a row that is to be sent, with the token's experts: lane `k` has the `k`-th one.
 struct Outgoing<const VECTORS: usize> {
     part: Part<VECTORS>,
     row: [Vec16<u32>; VECTORS],
-    /// The expert's rank and its number there.
-    expert: Option<(u32, u32)>,
+    id: i32,
     weight: f32,
-    /// A bit for each rank that has one.
-    targets: u32,
 }
 
 impl Dispatch<'_> {
@@ -136,8 +134,8 @@ impl Dispatch<'_> {
         // these together.
         unsafe {
             // The launch's number and the first row are in flight together.
-            let load = |at| (at < own).then(|| self.load::<N, VECTORS>(parts.at(at)));
-            let mut outgoing = load(first);
+            let load = |at| (at < own).then(|| self.load(parts.at(at)));
+            let mut outgoing: Option<Outgoing<VECTORS>> = load(first);
             let session = slots.begin(state, self.shape.slots());
             let numbered = numbered.of(session.launch());
             if self.steps & Steps::SEND != 0 && thread::index_1d() == 0 {
@@ -145,9 +143,9 @@ impl Dispatch<'_> {
             }
             // The first round only sends; in each later one a part is received. What is sent in the
             // next round is loaded before the wait, if there are registers for it.
-            let (mut index, mut end, mut ahead) = (first, u32::MAX, first);
-            let mut counts = [0; N];
-            while index < end {
+            let (mut index, mut ahead) = (first, first);
+            let mut end = if receives { parts.count(self.shape.tokens) } else { own };
+            while index < end || ahead == first {
                 if let Some(outgoing) = &outgoing {
                     self.send(&session, &numbered, outgoing);
                 }
@@ -156,13 +154,10 @@ impl Dispatch<'_> {
                     outgoing = load(ahead);
                 }
                 if ahead > first + step {
-                    if end == u32::MAX {
-                        if receives {
-                            counts = self.receive_counts(&numbered);
-                        }
-                        end = counts.into_iter().fold(own, |end, all| end.max(parts.count(all)));
+                    if receives {
+                        let most = self.receive_all(&session, &numbered, parts.at(index));
+                        end = own.max(parts.count(most));
                     }
-                    self.receive_all(&session, &numbered, &counts, parts.at(index));
                     index += step;
                 } else if receives {
                     // While the rows are on their way; all threads have the launch's number.
@@ -194,34 +189,6 @@ impl Dispatch<'_> {
         unsafe { mem::store(self.received.counts.wrapping_add(me), self.tokens) };
     }
 
-    /// Waits for the peers' numbers of tokens: at index `d` is that of the rank to which this one is
-    /// at distance `d`.
-    ///
-    /// # Safety
-    ///
-    /// All threads of the grid call this.
-    #[inline(always)]
-    unsafe fn receive_counts<const N: usize>(&self, numbered: &Numbered<N>) -> [u32; N] {
-        let mut counts = [0; N];
-        let mut distance = 1;
-        while distance < N {
-            let source = self.source::<N>(distance);
-            self.comm.wait_until(Coop::thread(), || {
-                // SAFETY: the caller's contract.
-                let count = unsafe { numbered.peek(source, COUNT) };
-                counts[distance] = count.map_or(0, |[count, _]| count);
-                count.is_some()
-            });
-            if thread::index_1d() == 0 {
-                let count = self.received.counts.wrapping_add(source);
-                // SAFETY: the kernel's contract.
-                unsafe { mem::store(count, counts[distance]) };
-            }
-            distance += 1;
-        }
-        counts
-    }
-
     /// The rank to which this one is at a distance.
     #[inline(always)]
     fn source<const N: usize>(&self, distance: usize) -> usize {
@@ -232,21 +199,18 @@ impl Dispatch<'_> {
     ///
     /// # Safety
     ///
-    /// The kernel's contract; all lanes of the warp call this together.
+    /// The kernel's contract.
     #[inline(always)]
-    unsafe fn load<const N: usize, const VECTORS: usize>(
-        &self,
-        part: Part<VECTORS>,
-    ) -> Outgoing<VECTORS> {
-        let (lane, Shape { top_k, experts, .. }) = (warp::lane_id(), self.shape);
-        let index = part.row * top_k + lane;
+    unsafe fn load<const VECTORS: usize>(&self, part: Part<VECTORS>) -> Outgoing<VECTORS> {
+        let (lane, top_k) = (warp::lane_id(), self.shape.top_k);
         let (mut id, mut weight) = (-1, 0.0);
         let mut row = [Vec16::from_bits([0; 4]); VECTORS];
         // SAFETY: the caller's contract.
         unsafe {
             if lane < top_k {
-                id = mem::load(self.ids.wrapping_add(index as usize));
-                weight = mem::load(self.weights.wrapping_add(index as usize));
+                let index = (part.row * top_k + lane) as usize;
+                id = mem::load(self.ids.wrapping_add(index));
+                weight = mem::load(self.weights.wrapping_add(index));
             }
             let mut i = 0;
             while i < VECTORS {
@@ -255,30 +219,41 @@ impl Dispatch<'_> {
                 }
                 i += 1;
             }
-            let expert = ((id as u32) < experts * N as u32)
-                .then(|| (id as u32 / experts, id as u32 % experts));
-            if expert.is_none() && id != -1 && part.is_first {
-                Faults::record_id(self.faults, index, id);
-            }
-            let (mut targets, mut rank) = (0, 0);
-            while rank < N as u32 {
-                let is_one = warp::any(expert.is_some_and(|(its, _)| its == rank));
-                targets |= u32::from(is_one) << rank;
-                rank += 1;
-            }
-            Outgoing { part, row, expert, weight, targets }
         }
+        Outgoing { part, row, id, weight }
+    }
+
+    /// The rank of this lane's expert, and its number there; `None` if it does not exist.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract.
+    #[inline(always)]
+    unsafe fn expert<const N: usize, const VECTORS: usize>(
+        &self,
+        outgoing: &Outgoing<VECTORS>,
+    ) -> Option<(u32, u32)> {
+        let (id, Shape { top_k, experts, .. }) = (outgoing.id, self.shape);
+        if (id as u32) < experts * N as u32 {
+            return Some((id as u32 / experts, id as u32 % experts));
+        }
+        if id != -1 && outgoing.part.is_first {
+            let index = outgoing.part.row * top_k + warp::lane_id();
+            // SAFETY: the caller's contract.
+            unsafe { Faults::record_id(self.faults, index, id) };
+        }
+        None
     }
 
     /// What a rank is told of this lane's expert.
     #[inline(always)]
-    fn message<const VECTORS: usize>(outgoing: &Outgoing<VECTORS>, to: u32) -> [u32; 2] {
-        let comes = if outgoing.targets >> to & 1 == 1 { COMES } else { 0 };
-        let expert = match outgoing.expert {
+    fn message(expert: Option<(u32, u32)>, weight: f32, targets: u32, to: u32) -> [u32; 2] {
+        let comes = if targets >> to & 1 == 1 { COMES } else { 0 };
+        let expert = match expert {
             Some((rank, number)) if rank == to => number + 1,
             _ => 0,
         };
-        [comes | expert, outgoing.weight.to_bits()]
+        [comes | expert, weight.to_bits()]
     }
 
     /// Sends a part of a row, or stores it if the expert is here.
@@ -294,9 +269,17 @@ impl Dispatch<'_> {
         outgoing: &Outgoing<VECTORS>,
     ) {
         let (team, lane) = (self.comm.lsa_team(), warp::lane_id());
-        let (part, top_k) = (outgoing.part, self.shape.top_k);
+        let (part, weight, top_k) = (outgoing.part, outgoing.weight, self.shape.top_k);
         // SAFETY: the caller's contract.
         unsafe {
+            let expert = self.expert::<N, VECTORS>(outgoing);
+            // A bit for each rank that gets the row.
+            let (mut targets, mut rank) = (0, 0);
+            while rank < N as u32 {
+                let is_one = warp::any(expert.is_some_and(|(its, _)| its == rank));
+                targets |= u32::from(is_one) << rank;
+                rank += 1;
+            }
             if part.is_first && lane < top_k {
                 let slot = COUNT + 1 + part.row * top_k + lane;
                 // Not unrolled for many ranks, whose addresses would take registers.
@@ -304,14 +287,15 @@ impl Dispatch<'_> {
                 let mut distance = 1;
                 while distance < ranks {
                     let to = team.rotated(distance as i32) as u32;
-                    numbered.send(distance, slot, Self::message(outgoing, to));
+                    let message = Self::message(expert, weight, targets, to);
+                    numbered.send(distance, slot, message);
                     distance += 1;
                 }
             }
             let mut distance = 1;
             while distance < N {
                 let to = team.rotated(distance as i32) as u32;
-                if outgoing.targets >> to & 1 == 1 {
+                if targets >> to & 1 == 1 {
                     let mut i = 0;
                     while i < VECTORS {
                         if let Some(at) = part.vector_of(part.row as usize, i) {
@@ -323,20 +307,21 @@ impl Dispatch<'_> {
                 distance += 1;
             }
             let me = team.rank as u32;
-            if outgoing.targets >> me & 1 == 1 {
+            if targets >> me & 1 == 1 {
                 self.store_row(me as usize, part, &outgoing.row);
             }
             if part.is_first {
-                self.store_expert(me as usize, part, Self::message(outgoing, me));
+                let message = Self::message(expert, weight, targets, me);
+                self.store_expert(me as usize, part, message);
                 if lane == 0 {
-                    let targets = self.received.targets.wrapping_add(part.row as usize);
-                    mem::store(targets, outgoing.targets);
+                    let to = self.received.targets.wrapping_add(part.row as usize);
+                    mem::store(to, targets);
                 }
             }
         }
     }
 
-    /// Receives a part of a row of all peers.
+    /// Receives a part of a row of all peers, and returns the most tokens that one of them has.
     ///
     /// # Safety
     ///
@@ -346,22 +331,21 @@ impl Dispatch<'_> {
         &self,
         session: &Lamport<'_, N>,
         numbered: &Numbered<N>,
-        counts: &[u32; N],
         part: Part<VECTORS>,
-    ) {
+    ) -> u32 {
         // Not unrolled for many ranks, whose addresses would take registers.
         let ranks = if N > 2 { hint::opaque_usize(N) } else { N };
-        let mut distance = 1;
+        let (mut most, mut distance) = (0, 1);
         while distance < ranks {
-            if part.row < at(counts, distance) {
-                // SAFETY: the caller's contract.
-                unsafe { self.receive(session, numbered, distance, part) };
-            }
+            // SAFETY: the caller's contract.
+            most = most.max(unsafe { self.receive(session, numbered, distance, part) });
             distance += 1;
         }
+        most
     }
 
-    /// Receives a part of a row of the rank to which this one is at a distance, if it comes.
+    /// Receives a part of a row of the rank to which this one is at a distance, if there is such a
+    /// row and it comes. Returns how many tokens that rank has.
     ///
     /// # Safety
     ///
@@ -373,14 +357,17 @@ impl Dispatch<'_> {
         numbered: &Numbered<N>,
         distance: usize,
         part: Part<VECTORS>,
-    ) {
+    ) -> u32 {
         let (source, top_k) = (self.source::<N>(distance), self.shape.top_k);
         // Every lane has a message that says whether the row comes.
         let slot = COUNT + 1 + part.row * top_k + warp::lane_id() % top_k;
         let (mut row, mut message) = ([Vec16::from_bits([0; 4]); VECTORS], [0; 2]);
+        let mut tokens = 0;
+        // All that may be there is polled at once.
         self.comm.wait_until(Coop::thread(), || {
-            // SAFETY: the caller's contract.
-            let told = unsafe { numbered.peek(source, slot) };
+            // SAFETY: the caller's contract; there are slots for the most tokens.
+            let (count, told) =
+                unsafe { (numbered.peek(source, COUNT), numbered.peek(source, slot)) };
             let (mut all, mut i) = (true, 0);
             while i < VECTORS {
                 if let Some(at) = part.vector_of(part.row as usize, i) {
@@ -391,12 +378,17 @@ impl Dispatch<'_> {
                 }
                 i += 1;
             }
+            let Some([count, _]) = count else { return false };
+            tokens = count;
+            if part.row >= count {
+                return true;
+            }
             message = told.unwrap_or(message);
             told.is_some() && (all || message[0] & COMES == 0)
         });
         // SAFETY: the caller's contract; the vectors have arrived.
         unsafe {
-            if message[0] & COMES != 0 {
+            if part.row < tokens && message[0] & COMES != 0 {
                 self.store_row(source, part, &row);
                 let mut i = 0;
                 while i < VECTORS {
@@ -407,9 +399,15 @@ impl Dispatch<'_> {
                 }
             }
             if part.is_first {
-                self.store_expert(source, part, message);
+                if part.row < tokens {
+                    self.store_expert(source, part, message);
+                }
+                if part.row == 0 && warp::lane_id() == 0 {
+                    mem::store(self.received.counts.wrapping_add(source), tokens);
+                }
             }
         }
+        tokens
     }
 
     /// Keeps a part of a row of a rank.

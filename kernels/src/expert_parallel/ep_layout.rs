@@ -11,6 +11,9 @@ use crate::share::share;
 /// Vectors of a part that each lane has.
 const VECTORS: usize = 4;
 
+/// Experts that a thread loads together.
+const UNROLL: usize = 8;
+
 /// The rows that a block does at a time.
 const BATCH: u32 = 64;
 
@@ -60,7 +63,8 @@ pub struct Grouped {
 ///
 /// `received` is what `ep_dispatch` has left there, `faults` points to [`Faults::WORDS`] words, and
 /// `grouped` has room: `capacity` for rows and origins, `shape.experts` for sizes and one more for
-/// offsets, [`RETURN_WORDS`] for each token. Nothing else accesses these until the kernel has ended.
+/// offsets, [`RETURN_WORDS`] for each token. Nothing else accesses these until the kernel has
+/// ended.
 #[kernel(
     max_threads = 512,
     requires(shape.experts <= 1024, shape.top_k <= 16, grouped.alignment > 0)
@@ -213,17 +217,29 @@ impl Layout {
             while rank < self.ranks {
                 let count = self.tokens_of(rank);
                 let of_rank = (rank * tokens * top_k) as usize;
-                let mut i = thread;
-                while i < count * top_k {
-                    let of = of_rank + i as usize;
-                    let expert = mem::load(self.received.experts.wrapping_add(of)) as usize;
-                    if expert > 0 {
-                        add_one(self.shared.totals.wrapping_add(expert - 1));
-                        if i < before * top_k {
-                            add_one(self.shared.next.wrapping_add(expert - 1));
+                let mut at = thread;
+                while at < count * top_k {
+                    // Several are in flight together.
+                    let (mut loaded, mut u) = ([0; UNROLL], 0);
+                    while u < UNROLL {
+                        let i = at + u as u32 * threads;
+                        if i < count * top_k {
+                            let from = self.received.experts.wrapping_add(of_rank + i as usize);
+                            loaded[u] = mem::load(from) as usize;
                         }
+                        u += 1;
                     }
-                    i += threads;
+                    let mut u = 0;
+                    while u < UNROLL {
+                        if loaded[u] > 0 {
+                            add_one(self.shared.totals.wrapping_add(loaded[u] - 1));
+                            if at + (u as u32) * threads < before * top_k {
+                                add_one(self.shared.next.wrapping_add(loaded[u] - 1));
+                            }
+                        }
+                        u += 1;
+                    }
+                    at += UNROLL as u32 * threads;
                 }
                 before = before.saturating_sub(count);
                 rank += 1;

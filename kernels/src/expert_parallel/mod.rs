@@ -22,8 +22,8 @@
 //!
 //! # Wrong routing
 //!
-//! -1 is no expert. Any other number that is no expert's is dropped, and so are rows for which there
-//! is no room in the order of the experts. Both are counted in words that the host reads
+//! -1 is no expert. Any other number that is no expert's is dropped, and so are rows for which
+//! there is no room in the order of the experts. Both are counted in words that the host reads
 //! ([`Faults`]).
 
 pub mod ep_combine;

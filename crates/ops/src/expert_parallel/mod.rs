@@ -31,19 +31,20 @@ use crate::{KERNELS, modules};
 /// Expert parallelism on a communicator of 2, 4 or 8 ranks that load and store reach: owns the
 /// kernels and their memory, and launches them.
 ///
-/// Each rank has as many experts, rank 0 the first ones, and tokens of its own, rows in bf16. A step
-/// of a layer is
+/// Each rank has as many experts, rank 0 the first ones, and tokens of its own, rows in bf16. A
+/// step of a layer is
 ///
-/// 1. [`dispatch`](Self::dispatch): each token's row goes once to each rank with one of its experts;
+/// 1. [`dispatch`](Self::dispatch): each token's row goes once to each rank with one of its
+///    experts;
 /// 2. [`group`](Self::group): what a rank has received is put in the order of its experts, once for
 ///    each expert of a row, for a grouped product;
-/// 3. [`combine`](Self::combine): the experts' rows return, times the token's weights, and are added
-///    up in f32.
+/// 3. [`combine`](Self::combine): the experts' rows return, times the token's weights, and are
+///    added up in f32.
 ///
 /// Every rank calls the same operations in the same order; the number of tokens may be another one
-/// in each rank, also 0. Launches are dependent ones, use no memory of the host, and may be captured
-/// in graphs. Only work on the operation's stream may access its buffers until it has ended. All
-/// results are determined by the inputs.
+/// in each rank, also 0. Launches are dependent ones, use no memory of the host, and may be
+/// captured in graphs. Only work on the operation's stream may access its buffers until it has
+/// ended. All results are determined by the inputs.
 ///
 /// ```no_run
 /// use devcomm::{Buffer, ExpertParallel, ExpertParallelOptions, Tokens, World};
@@ -136,7 +137,7 @@ static MODULES: LazyLock<Vec<ModuleSource>> = LazyLock::new(|| {
 
 /// Threads of a block.
 const THREADS: u32 = 256;
-/// And where many results return, which come from many rows.
+/// And where there are many rows.
 const MANY_THREADS: u32 = 512;
 /// Blocks that receive, at least, as a peer may have many tokens.
 const FEWEST_BLOCKS: u32 = 32;
@@ -209,8 +210,8 @@ impl ExpertParallel {
         Ok(this)
     }
 
-    /// The most rows in the order of a rank's experts: if all ranks have the most tokens, which have
-    /// all the experts that they can in this rank.
+    /// The most rows in the order of a rank's experts: if all ranks have the most tokens, which
+    /// have all the experts that they can in this rank.
     #[must_use]
     pub fn most_rows(&self) -> usize {
         most_rows(self.options, self.communicator.n_ranks())
@@ -229,8 +230,8 @@ impl ExpertParallel {
         self.sizes.device_slice()
     }
 
-    /// For each row in the order of the experts its token: the rank times the most tokens of a rank,
-    /// plus the number of the token there. Written by [`group`](Self::group).
+    /// For each row in the order of the experts its token: the rank times the most tokens of a
+    /// rank, plus the number of the token there. Written by [`group`](Self::group).
     #[must_use]
     pub fn origins(&self) -> DeviceSlice<u32> {
         self.origins.device_slice()
@@ -328,8 +329,8 @@ impl ExpertParallel {
         let part = ep_dispatch::part_vectors(self.communicator.n_ranks());
         let parts = count as u32 * self.shape.vectors.div_ceil(part);
         let config = self.config(parts, THREADS);
-        // SAFETY: the buffers have the elements; dropping one waits for the stream. The memory is as
-        // the kernel needs it, and the launches that use it are ordered.
+        // SAFETY: the buffers have the elements; dropping one waits for the stream. The memory is
+        // as the kernel needs it, and the launches that use it are ordered.
         unsafe { launch.config(config).launch(&self.compiled.on(stream)) }
     }
 
@@ -374,7 +375,8 @@ impl ExpertParallel {
         // Of a peer's tokens this rank knows nothing: as many as it has itself.
         let tokens = (self.tokens.get().max(1) as u32).saturating_mul(ranks);
         let blocks = tokens.min(2 * self.multiprocessors());
-        let config = LaunchConfig::new(blocks, THREADS).with_dependent();
+        let threads = if tokens > blocks * (THREADS / 32) { MANY_THREADS } else { THREADS };
+        let config = LaunchConfig::new(blocks, threads).with_dependent();
         // SAFETY: as above; there is room for the rows.
         unsafe { launch.config(config).launch(&self.compiled.on(stream)) }?;
         self.stage.set(Stage::Grouped);
@@ -382,9 +384,9 @@ impl ExpertParallel {
         Ok(())
     }
 
-    /// Returns the experts' results to the tokens: `output` gets for each token of the last dispatch
-    /// the sum of the rows of its experts times their weights, plus its row of `residual`, in f32,
-    /// with one rounding for each rank and one at the end.
+    /// Returns the experts' results to the tokens: `output` gets for each token of the last
+    /// dispatch the sum of the rows of its experts times their weights, plus its row of `residual`,
+    /// in f32, with one rounding for each rank and one at the end.
     ///
     /// `rows` are the results, where [`group`](Self::group) has put the rows.
     ///
@@ -409,8 +411,8 @@ impl ExpertParallel {
         self.enqueue_combine(rows, outputs, Steps::SEND | Steps::RECEIVE, stream)
     }
 
-    /// The first half of [`combine`](Self::combine): sends the results. Work that is enqueued before
-    /// [`Returning::receive`] overlaps their way; it leaves `rows` as they are.
+    /// The first half of [`combine`](Self::combine): sends the results. Work that is enqueued
+    /// before [`Returning::receive`] overlaps their way; it leaves `rows` as they are.
     ///
     /// # Errors
     ///
@@ -477,11 +479,12 @@ impl ExpertParallel {
             residual,
             steps,
         );
-        let parts = tokens * self.shape.vectors.div_ceil(ep_combine::PART_VECTORS);
+        let part = ep_combine::part_vectors(self.communicator.n_ranks());
+        let parts = tokens * self.shape.vectors.div_ceil(part);
         let is_long = parts > multiprocessors * (THREADS / 32);
         let config = self.config(parts, if is_long { MANY_THREADS } else { THREADS });
-        // SAFETY: the buffers have the elements; dropping one waits for the stream. The memory is as
-        // the kernel needs it, and the launches that use it are ordered.
+        // SAFETY: the buffers have the elements; dropping one waits for the stream. The memory is
+        // as the kernel needs it, and the launches that use it are ordered.
         unsafe { launch.config(config).launch(&self.compiled.on(stream)) }
     }
 

@@ -153,8 +153,8 @@ pub struct ExpertParallelMemory {
     pub dispatch_slots: usize,
     /// Where results arrive: likewise.
     pub combine_slots: usize,
-    /// Where numbers of tokens and experts with weights arrive: two banks of 16 bytes for each token
-    /// and expert of each rank.
+    /// Where numbers of tokens and experts with weights arrive: two banks of 16 bytes for each
+    /// token and expert of each rank.
     pub messages: usize,
     /// The rows that have been received, of the most tokens of all ranks.
     pub rows: usize,
