@@ -21,10 +21,14 @@ const BLOCKS: u32 = 4;
 pub fn sum_over_ranks(rank: &Rank, input: &[f32]) -> Result<Vec<f32>, Error> {
     rank.load(&KERNELS)?;
     let (comm, stream) = (rank.communicator()?, rank.stream()?);
-    let (send, out) = (comm.window::<f32>(input.len())?, comm.window::<f32>(input.len())?);
+    let send = comm.window::<f32>(input.len())?;
+    let out = comm.window::<f32>(input.len())?;
     let dev = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(BLOCKS))?;
     stream.copy_to_device(input, &send)?;
-    sum_of_all::args(&dev, &send, &out).grid(BLOCKS).block(128).launch(&stream)?;
+    sum_of_all::args(&dev, &send, &out)
+        .grid(BLOCKS)
+        .block(128)
+        .launch(&stream)?;
     let mut sums = vec![0.0; input.len()];
     stream.copy_to_host(&out, &mut sums)?;
     Ok(sums)

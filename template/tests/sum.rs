@@ -1,6 +1,7 @@
 //! The kernel against a sum on the host.
 
 use devcomm::{Error, Rank};
+
 use {{crate_name}}::sum_over_ranks;
 
 /// Distinct inputs whose sums are exact.

@@ -8,7 +8,7 @@ mod mutants;
 mod nvcc;
 mod pack;
 mod process_group;
-mod project;
+mod release;
 mod run;
 mod slim;
 mod test;
@@ -20,6 +20,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use devcomm_cli::setup::{self, Setup};
 use devcomm_cli::{doctor::Doctor, new::New, ptx::Ptx};
+use xtask::project;
 
 /// The tasks of devcomm.
 #[derive(Parser)]
@@ -76,6 +77,9 @@ enum Task {
     /// Compile and run the CUDA C++ programs that use NCCL without devcomm, to show that GIN works
     /// for any program here (nvcc is fetched)
     Cpp,
+    /// Check what must hold before the crates are published: packages, a project on the packages
+    /// alone, documentation without NCCL, the minimum Rust version, cargo-deny, cargo-semver-checks
+    ReleaseCheck,
     /// Make a folder with the examples and GPU tests, to run on a machine with GPUs but no Rust,
     /// network or recent NCCL
     Pack {
@@ -129,6 +133,7 @@ fn main() -> ExitCode {
             .and_then(|()| xtask::raw::raw(&project::root(), check)),
         Task::Twins => twins::twins().map(|()| 0),
         Task::Cpp => cpp::cpp().map(|()| 0),
+        Task::ReleaseCheck => release::release_check(),
         Task::Pack { limit, slim, out } => pack::pack(limit, slim, out.as_deref()).map(|()| 0),
     };
     match done {
