@@ -146,6 +146,29 @@ fn every_row_of_the_device_api_names_tests_that_exist_in_their_files() {
     assert!(rows.len() >= 70, "only {} rows were found: did the table's form change?", rows.len());
 }
 
+#[test]
+fn the_manifests_of_the_readme_are_those_of_a_new_project() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let template: String = ["Cargo.toml.liquid", "kernels/Cargo.toml.liquid"]
+        .map(|name| fs::read_to_string(root.join("template").join(name)).unwrap())
+        .concat();
+    let template = template.replace("{{project-name}}", "my-sums");
+    let readme = fs::read_to_string(root.join("README.md")).unwrap();
+    let listings = readme.split("```toml\n").skip(1).filter_map(|rest| rest.split("```").next());
+    let mut found = 0;
+    for line in listings.flat_map(str::lines) {
+        let line = line.split(" #").next().unwrap_or_default().trim();
+        if line.starts_with('#') || line.is_empty() {
+            continue;
+        }
+        // A dependency that most projects do not need is a comment there.
+        let is_there = template.lines().any(|other| other.trim_start_matches("# ") == line);
+        assert!(is_there, "the template does not have: {line}");
+        found += 1;
+    }
+    assert!(found >= 20, "only {found} lines were found: did the README's form change?");
+}
+
 /// A quotation begins with the name of its file. Parts of the file follow, with `// ...` between.
 #[test]
 fn what_the_chapter_on_products_quotes_is_in_the_kernels() {

@@ -12,11 +12,11 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 use cuda_builder::NvvmArch;
+use devcomm_cli::setup::{Optional, find_pinned_nccl, setup};
 use devcomm_locate::NcclTree;
 
 use crate::nvcc::{self, Nvcc};
 use crate::project::Project;
-use crate::setup::{Optional, find_pinned_nccl, setup};
 
 /// Compiles and runs the programs.
 pub fn cpp() -> Result<()> {

@@ -1,3 +1,5 @@
 //! The modules of xtask that its integration tests use.
 
+pub mod packages;
+pub mod project;
 pub mod raw;

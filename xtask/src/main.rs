@@ -1,18 +1,15 @@
 //! The project's tasks, run as `cargo xtask <task>`: set up, run, test, inspect and pack.
 //!
-//! This file is the command line; each task is a module.
+//! This file is the command line; each task is a module, here or, if users need it too, of
+//! `devcomm-cli`.
 
 mod cpp;
-mod cuda;
-mod doctor;
 mod mutants;
 mod nvcc;
 mod pack;
 mod process_group;
-mod project;
-mod ptx;
+mod release;
 mod run;
-mod setup;
 mod slim;
 mod test;
 mod twins;
@@ -21,6 +18,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use devcomm_cli::setup::{self, Setup};
+use devcomm_cli::{doctor::Doctor, new::New, ptx::Ptx};
+use xtask::project;
 
 /// The tasks of devcomm.
 #[derive(Parser)]
@@ -35,9 +35,8 @@ enum Task {
     /// Fetch what the build needs: rust-src by rustup, NCCL and ptxas by pip into a cache shared by
     /// checkouts
     Setup {
-        /// Print nothing if nothing is missing
-        #[arg(long)]
-        quiet: bool,
+        #[command(flatten)]
+        setup: Setup,
         /// Also fetch nvcc, which compiles the C++ twins (the C++ versions of Rust kernels)
         #[arg(long)]
         twins: bool,
@@ -65,29 +64,10 @@ enum Task {
         #[arg(long, value_delimiter = ',')]
         programs: Vec<String>,
     },
-    /// Show every component with its version, its path and the command that fixes what is missing
-    Doctor {
-        /// Print JSON
-        #[arg(long)]
-        json: bool,
-    },
-    /// Print one kernel's PTX, or write that of all kernels, and print each kernel's resources
+    Doctor(Doctor),
     #[command(override_usage = "cargo xtask ptx <KERNEL | --all> [--check] [--arch <ARCH>]")]
-    Ptx {
-        /// The kernel's name
-        #[arg(required_unless_present = "all")]
-        kernel: Option<String>,
-        /// All kernels: their PTX is written to a folder
-        #[arg(long, conflicts_with = "kernel")]
-        all: bool,
-        /// Fail if a kernel has calls except GIN's operations, stack or spills, cannot be launched,
-        /// or does not assemble for sm_100
-        #[arg(long)]
-        check: bool,
-        /// The architecture to build for instead of the default, e.g. sm_100
-        #[arg(long)]
-        arch: Option<String>,
-    },
+    Ptx(Ptx),
+    New(New),
     /// Write the list of NCCL's C functions for kernels, from NCCL's device bitcode and headers
     Raw {
         /// Write nothing, and fail if the checked-in list is outdated
@@ -100,6 +80,9 @@ enum Task {
     /// Compile and run the CUDA C++ programs that use NCCL without devcomm, to show that GIN works
     /// for any program here (nvcc is fetched)
     Cpp,
+    /// Check what must hold before the crates are published: packages, a project on the packages
+    /// alone, documentation without NCCL, the minimum Rust version, cargo-deny, cargo-semver-checks
+    ReleaseCheck,
     /// Make a folder with the examples and GPU tests, to run on a machine with GPUs but no Rust,
     /// network or recent NCCL
     Pack {
@@ -115,22 +98,45 @@ enum Task {
     },
 }
 
+/// The package of the kernels.
+const KERNELS: &str = "devcomm-kernels";
+
+/// `cargo xtask setup`: everything, and with `twins` nvcc too.
+fn set_up(setup: &Setup, twins: bool) -> anyhow::Result<u8> {
+    setup.run()?;
+    if twins {
+        let nvcc = nvcc::find_or_fetch()?;
+        if !setup.quiet {
+            println!("{:<9} {} ({})", "nvcc", nvcc.path.display(), nvcc.version);
+        }
+    }
+    Ok(0)
+}
+
 fn main() -> ExitCode {
     // A kernel build starts this program again as its LLVM worker.
     cuda_builder::link_worker();
     let done = match Cli::parse().task {
-        Task::Setup { quiet, twins } => setup::setup_all(quiet, twins).map(|()| 0),
+        Task::Setup { setup, twins } => set_up(&setup, twins),
         Task::Run { example, args } => run::run(&example, &args),
         Task::Test => test::test(),
         Task::Mutants { schedules, all, programs } => mutants::mutants(&schedules, all, &programs),
-        Task::Doctor { json } => doctor::doctor(json),
-        Task::Ptx { kernel, all: _, check, arch } => {
-            ptx::ptx(kernel.as_deref(), check, arch.as_deref())
+        Task::Doctor(doctor) => doctor.run("cargo xtask setup"),
+        Task::Ptx(mut ptx) => {
+            ptx.package.get_or_insert_with(|| KERNELS.to_owned());
+            ptx.folder = Some(project::root());
+            ptx.run()
+        }
+        Task::New(mut new) => {
+            // The crates of this checkout, published or not.
+            new.crates.get_or_insert_with(project::root);
+            new.run()
         }
         Task::Raw { check } => setup::setup(true, setup::Optional::Ptxas)
             .and_then(|()| xtask::raw::raw(&project::root(), check)),
         Task::Twins => twins::twins().map(|()| 0),
         Task::Cpp => cpp::cpp().map(|()| 0),
+        Task::ReleaseCheck => release::release_check(),
         Task::Pack { limit, slim, out } => pack::pack(limit, slim, out.as_deref()).map(|()| 0),
     };
     match done {

@@ -7,10 +7,10 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
+use devcomm_cli::setup::fetch;
 use devcomm_locate::wheel_dir;
 
 use crate::project::root;
-use crate::setup::fetch;
 
 /// The wheels of nvcc: compiler driver, front end, back end and headers. Those with [`VERSION`]
 /// must match: the headers refuse another compiler.

@@ -25,11 +25,11 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail, ensure};
 use cargo_metadata::camino::Utf8PathBuf;
 use cargo_metadata::{Message, TargetKind};
+use devcomm_cli::setup::{NCCL_VERSION, Optional, find_pinned_nccl, setup};
 use devcomm_locate::{NcclTree, NcclVersion};
 use libloading::Library;
 
 use crate::project::{EXAMPLES_PACKAGE, Project, cargo, root};
-use crate::setup::{NCCL_VERSION, Optional, find_pinned_nccl, setup};
 use crate::{cpp, slim, twins};
 
 const RUN_SH: &str = include_str!("pack_run.sh");

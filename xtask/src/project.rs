@@ -60,6 +60,13 @@ impl Project {
         self.0.packages.iter().map(of).filter(|(_, tests)| !tests.is_empty()).collect()
     }
 
+    /// The packages that are published.
+    pub fn published(&self) -> Vec<String> {
+        // The others have an empty list of registries.
+        let published = self.0.packages.iter().filter(|package| package.publish.is_none());
+        published.map(|package| package.name.to_string()).collect()
+    }
+
     /// Cargo's target folder.
     pub fn target_folder(&self) -> PathBuf {
         self.0.target_directory.clone().into()

@@ -3,10 +3,10 @@
 use std::ffi::OsString;
 
 use anyhow::{Context, Result, bail};
+use devcomm_cli::cuda;
+use devcomm_cli::setup::{Optional, setup};
 
-use crate::cuda;
 use crate::project::{EXAMPLES_PACKAGE, Project, cargo, exit_code};
-use crate::setup::{Optional, setup};
 
 /// The environment variable that describes the simulated machine.
 const SIMULATE: &str = "DEVCOMM_SIMULATE";

@@ -25,12 +25,12 @@ use std::thread::available_parallelism;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use devcomm_cli::cuda;
+use devcomm_cli::setup::{Optional, setup};
 use devcomm_locate::{find_gin_loopback, gin_support};
 
-use crate::cuda;
 use crate::process_group::{End, ProcessGroup};
 use crate::project::{Project, cargo};
-use crate::setup::{Optional, setup};
 use hangs::HangDetector;
 use programs::{Phase, Program};
 use tally::Tally;

@@ -42,8 +42,8 @@ pub struct CudaBuilder {
 }
 
 impl CudaBuilder {
-    /// A builder for the kernel package with this name, in the calling package's workspace or among
-    /// its path dependencies.
+    /// A builder for the kernel package with this name, in the calling package's workspace, among
+    /// its path dependencies, or a dependency of its own from a registry.
     pub fn new(package: impl Into<String>) -> Self {
         Self {
             package: package.into(),

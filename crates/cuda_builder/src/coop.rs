@@ -164,7 +164,7 @@ impl ReadOnlyParams {
 fn refuse<T>(reason: &str) -> Result<T> {
     Err(Failure(format!(
         "this NCCL's device bitcode is not of the form that devcomm knows: {reason}; use the \
-         NCCL that `cargo xtask setup` downloads"
+         NCCL that `devcomm setup` downloads"
     )))
 }
 

@@ -47,8 +47,8 @@ pub enum Error {
     },
     /// There is no kernel package of this name.
     #[error(
-        "no package `{package}` in the workspace of {manifest} or among its path \
-         dependencies; there are: {known}",
+        "no package `{package}` in the workspace of {manifest} or among its dependencies; there \
+         are: {known}",
         manifest = manifest.display()
     )]
     NoPackage {

@@ -5,12 +5,14 @@ use std::path::{Path, PathBuf};
 
 use cargo_metadata::{DependencyKind, Metadata, MetadataCommand, Package, TargetKind};
 
+use crate::compile::TARGET;
 use crate::error::Error;
 
 /// The kernel package.
 #[derive(Debug)]
 pub(crate) struct KernelPackage {
     pub(crate) name: String,
+    /// A manifest of the workspace that has it, as a member or as a dependency.
     pub(crate) manifest: PathBuf,
     /// Root source file of its library.
     pub(crate) root_file: PathBuf,
@@ -22,7 +24,8 @@ pub(crate) struct KernelPackage {
     pub(crate) target: PathBuf,
 }
 
-/// Looks for `name` in the workspace of `manifest_dir`, then among its path dependencies.
+/// Looks for `name` in the workspace of `manifest_dir`, then among its path dependencies, then
+/// among its other dependencies.
 pub(crate) fn find(name: &str, manifest_dir: &Path) -> Result<KernelPackage, Error> {
     let manifest = manifest_dir.join("Cargo.toml");
     let mut graph = PackageGraph::default();
@@ -34,7 +37,15 @@ pub(crate) fn find(name: &str, manifest_dir: &Path) -> Result<KernelPackage, Err
         let folders: Vec<PathBuf> = graph.packages.values().flat_map(path_dependencies).collect();
         graph.follow(folders)?;
     }
-    let Some(package) = graph.packages.get(name).cloned() else {
+    let mut package = graph.packages.get(name).cloned();
+    let built_by = match &package {
+        Some(package) => package.manifest_path.clone().into_std_path_buf(),
+        None => {
+            package = graph.dependency(name, &manifest)?;
+            manifest.clone()
+        }
+    };
+    let Some(package) = package else {
         let known = graph.packages.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
         return Err(Error::NoPackage { package: name.to_owned(), manifest, known });
     };
@@ -48,7 +59,7 @@ pub(crate) fn find(name: &str, manifest_dir: &Path) -> Result<KernelPackage, Err
     sources.extend(Some(lock).filter(|lock| lock.is_file()));
     Ok(KernelPackage {
         name: name.to_owned(),
-        manifest: package.manifest_path.clone().into_std_path_buf(),
+        manifest: built_by,
         root_file: library.src_path.clone().into_std_path_buf(),
         sources,
         workspace,
@@ -91,6 +102,23 @@ impl PackageGraph {
             folders.extend(metadata.packages.iter().flat_map(path_dependencies));
         }
         Ok(())
+    }
+
+    /// Looks for `name` among the direct dependencies of the packages found so far, of any source.
+    ///
+    /// Such a package is built as a dependency of `manifest`, whose lock file has its version and
+    /// those of its dependencies.
+    fn dependency(&self, name: &str, manifest: &Path) -> Result<Option<Package>, Error> {
+        let depends = |package: &Package| package.dependencies.iter().any(|one| one.name == name);
+        if !self.packages.values().any(depends) {
+            return Ok(None);
+        }
+        let metadata = MetadataCommand::new()
+            .manifest_path(manifest)
+            .other_options(["--filter-platform", TARGET].map(str::to_owned))
+            .exec()
+            .map_err(|source| Error::Workspace { manifest: manifest.to_owned(), source })?;
+        Ok(metadata.packages.into_iter().find(|package| package.name == name))
     }
 
     /// The sources of a package and of its path dependencies.

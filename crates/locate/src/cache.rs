@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::env::Env;
 
-/// The folder that `cargo xtask setup` fills and all checkouts share: `$DEVCOMM_CACHE`, else
+/// The folder that `devcomm setup` fills and all projects share: `$DEVCOMM_CACHE`, else
 /// `$XDG_CACHE_HOME/devcomm`, else `$HOME/.cache/devcomm`. It need not exist.
 #[must_use]
 pub fn cache_dir() -> PathBuf {

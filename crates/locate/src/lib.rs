@@ -10,7 +10,7 @@
 //! | 2 | `DEVCOMM_NCCL_HOME` | `CUDA_HOME/bin` |
 //! | 3 | `NCCL_HOME` | `PATH` |
 //! | 4 | `nvidia/nccl` in the active Python's site-packages | site-packages |
-//! | 5 | the cache that `cargo xtask setup` fills ([`cache_dir`]) | the cache |
+//! | 5 | the cache that `devcomm setup` fills ([`cache_dir`]) | the cache |
 //! | 6 | `LD_LIBRARY_PATH`, `/usr/local`, `/usr`, `ldconfig`'s list | `/usr/local/cuda/bin` |
 //!
 //! [`find_gin_loopback`] searches beside the running program for devcomm's RMA plugin;

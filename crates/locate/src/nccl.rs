@@ -12,8 +12,9 @@ use crate::version::NcclVersion;
 /// Debian's multiarch folders, and the root itself, for a path that names the library's folder.
 const LIB_DIRS: [&str; 5] = ["lib", "lib64", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu", ""];
 
-const ADVICE: &str = "run `cargo xtask setup`, which downloads NCCL's wheel into the cache, or set \
-                      DEVCOMM_NCCL_HOME to a folder that holds NCCL's lib/ and include/";
+const ADVICE: &str = "run `devcomm setup` (in a checkout of devcomm: `cargo xtask setup`), which \
+                      downloads NCCL's wheel into the cache, or set DEVCOMM_NCCL_HOME to a folder \
+                      that holds NCCL's lib/ and include/";
 
 /// A component of NCCL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +48,7 @@ pub enum FoundBy {
     NcclHome,
     /// The wheel in the active Python's site-packages.
     SitePackages,
-    /// The cache that `cargo xtask setup` fills.
+    /// The cache that `devcomm setup` fills.
     Cache,
     /// The system's library folders.
     System,

@@ -154,7 +154,7 @@ fn not_found_lists_every_place_and_what_to_do() {
             system.path("cache/wheels").display()
         ),
         format!("{} (the system): it has no lib/libnccl_device.bc", system.path("usr").display()),
-        "what to do: run `cargo xtask setup`".to_owned(),
+        "what to do: run `devcomm setup`".to_owned(),
     ];
     for line in lines {
         assert!(text.contains(&line), "{line:?} is not in:\n{text}");

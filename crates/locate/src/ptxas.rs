@@ -13,8 +13,9 @@ pub const PTXAS_MIN: (u32, u32) = (12, 8);
 /// The path of `ptxas` in a Python wheel: of CUDA 13, then of CUDA 12.
 const IN_WHEEL: [&str; 2] = ["nvidia/cu13/bin/ptxas", "nvidia/cuda_nvcc/bin/ptxas"];
 
-const ADVICE: &str = "run `cargo xtask setup`, which downloads its wheel into the cache, or set \
-                      DEVCOMM_PTXAS to a ptxas of CUDA 12.8 or newer";
+const ADVICE: &str = "run `devcomm setup` (in a checkout of devcomm: `cargo xtask setup`), which \
+                      downloads its wheel into the cache, or set DEVCOMM_PTXAS to a ptxas of CUDA \
+                      12.8 or newer";
 
 /// Finds the first `ptxas`, in the order of the [crate's table](crate), that runs and is at least
 /// [`PTXAS_MIN`].

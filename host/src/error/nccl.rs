@@ -21,8 +21,8 @@ pub enum NcclError {
     },
     /// The loaded NCCL is older than the program needs.
     #[error(
-        "NCCL {has} ({}) is too old: {needs} or newer is needed; run `cargo xtask setup`, or name \
-         a newer one in DEVCOMM_NCCL_HOME",
+        "NCCL {has} ({}) is too old: {needs} or newer is needed; run `devcomm setup`, or name a \
+         newer one in DEVCOMM_NCCL_HOME",
         path.display()
     )]
     TooOld {

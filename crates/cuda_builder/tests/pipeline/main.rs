@@ -10,6 +10,7 @@ mod errors;
 mod gin;
 mod layout;
 mod linked;
+mod registry;
 mod support;
 
 use libtest_mimic::{Arguments, Conclusion, Trial};
@@ -23,6 +24,7 @@ fn main() {
         barriers::tests(),
         layout::tests(),
         linked::tests(),
+        registry::tests(),
         gin::tests(),
         cache::tests(),
         errors::tests(),

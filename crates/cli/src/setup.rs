@@ -1,6 +1,6 @@
-//! `cargo xtask setup`: fetches missing components of the build. Idempotent.
+//! `devcomm setup`: fetches missing components of kernel builds. Idempotent.
 //!
-//! NCCL and ptxas are Python wheels, in a cache that all checkouts share
+//! NCCL and ptxas are Python wheels, in a cache that all projects share
 //! (`devcomm_locate::cache_dir`). A wheel is unpacked under a temporary name and renamed when
 //! complete, under a lock, so that killed or concurrent setups leave no partial wheel.
 
@@ -15,9 +15,7 @@ use devcomm_locate::{
     NcclPart, NcclTree, NcclVersion, NotFound, cache_dir, find_nccl, find_ptxas, wheel_dir,
 };
 
-use crate::nvcc;
-
-/// The NCCL version that the project is built and tested with; defined only here.
+/// The NCCL version that devcomm is built and tested with; defined only here.
 pub const NCCL_VERSION: NcclVersion = NcclVersion { major: 2, minor: 32, patch: 3 };
 
 /// NCCL's wheel.
@@ -36,19 +34,31 @@ pub enum Optional {
     Ptxas,
 }
 
-/// `cargo xtask setup`: everything, and with `twins` nvcc too.
-pub fn setup_all(quiet: bool, twins: bool) -> Result<()> {
-    setup(quiet, Optional::Nothing)?;
-    if twins {
-        let nvcc = nvcc::find_or_fetch()?;
-        if !quiet {
-            println!("{:<9} {} ({})", "nvcc", nvcc.path.display(), nvcc.version);
-        }
+/// Fetch what kernel builds need: rust-src by rustup, NCCL and ptxas by pip into a cache that all
+/// projects share
+#[derive(Debug, clap::Args)]
+pub struct Setup {
+    /// Print nothing if nothing is missing
+    #[arg(long)]
+    pub quiet: bool,
+}
+
+impl Setup {
+    /// Fetches what is missing; all components are required.
+    ///
+    /// # Errors
+    ///
+    /// As [`setup`].
+    pub fn run(&self) -> Result<u8> {
+        setup(self.quiet, Optional::Nothing).map(|()| 0)
     }
-    Ok(())
 }
 
 /// Fetches missing components. With `quiet`, present ones are not reported.
+///
+/// # Errors
+///
+/// If a component cannot be fetched: it is said what that needs, the network or a program.
 pub fn setup(quiet: bool, without: Optional) -> Result<()> {
     let report = |name: &str, what: &str| {
         if !quiet {
@@ -81,6 +91,10 @@ pub fn setup(quiet: bool, without: Optional) -> Result<()> {
 }
 
 /// Finds a tree of [`NCCL_VERSION`] with library and bitcode.
+///
+/// # Errors
+///
+/// If there is none, with every place tried and its reason.
 pub fn find_pinned_nccl() -> Result<NcclTree, NotFound> {
     find_nccl(None, NcclPart::Bitcode, |tree| match (tree.version, &tree.library) {
         (Some(NCCL_VERSION), Some(_)) => Ok(()),
@@ -122,6 +136,10 @@ fn rust_src() -> Result<PathBuf> {
 }
 
 /// The root folder of the active toolchain.
+///
+/// # Errors
+///
+/// If rustc does not run.
 pub fn sysroot() -> Result<PathBuf> {
     let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let output = Command::new(&rustc)
@@ -135,6 +153,10 @@ pub fn sysroot() -> Result<PathBuf> {
 /// Downloads wheels, given by package and version, with pip and unpacks them into the folder
 /// `name`-`version` of the cache. Does nothing if another process has done so before this one
 /// gets the cache's lock: `is_there` is then true.
+///
+/// # Errors
+///
+/// If there is no pip, or it cannot download, or the cache cannot be written.
 pub fn fetch(
     name: &str,
     version: &str,
@@ -220,7 +242,7 @@ fn remove_leftovers(wheels: &Path) -> Result<()> {
 }
 
 /// A Python with pip; that of a virtual environment often has none.
-pub fn python_with_pip() -> Result<&'static str> {
+pub(crate) fn python_with_pip() -> Result<&'static str> {
     let has_pip = |python: &&str| {
         let mut pip = Command::new(python);
         pip.args(["-m", "pip", "--version"]).stdout(Stdio::null()).stderr(Stdio::null());

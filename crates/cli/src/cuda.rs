@@ -26,7 +26,11 @@ const P2P_ATOMICS: c_int = 3;
 /// `CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED`.
 const RDMA_WITH_VMM: c_int = 110;
 
-/// Queries the driver; the error says why that failed.
+/// Queries the driver.
+///
+/// # Errors
+///
+/// Why that failed: the driver's library is missing, or a call failed.
 pub fn driver_info() -> Result<DriverInfo, String> {
     let driver = Driver::open()?;
     let count = driver.number("cuDeviceGetCount")?;

@@ -1,62 +1,137 @@
-//! `cargo xtask ptx`: prints the kernels' PTX and resources, and checks calls, stack and registers.
+//! `devcomm ptx`: prints the PTX and the resources of a project's kernels, and checks calls, stack
+//! and registers.
 
 use std::fs;
+use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
+use cargo_metadata::{DependencyKind, Metadata, MetadataCommand, Package};
 use comfy_table::{Table, presets};
 use cuda_builder::{Artifacts, CalleeKind, CudaBuilder, KernelReport, ModuleArtifact, NvvmArch};
 
-use crate::project::{Project, root};
 use crate::setup::{Optional, setup};
-
-/// The package of the kernels.
-const KERNELS: &str = "devcomm-kernels";
 
 /// Maximum stack of a GIN operation in bytes: the size of NCCL's request descriptor.
 const DESCRIPTOR: usize = 128;
 
-/// The block size that a kernel must support, unless its PTX declares a smaller maximum
-/// (`.maxntid`).
-const THREADS: u32 = 512;
-
 /// A newer architecture for which the PTX must also pass the checks.
 const NEWER_ARCH: NvvmArch = NvvmArch::Compute100;
 
-/// Builds the kernels, prints one or writes all, and prints the table. The exit code is 1 if
-/// `check` finds a violation.
-pub fn ptx(kernel: Option<&str>, check: bool, arch: Option<&str>) -> Result<u8> {
-    let arch = arch.map_or(Ok(NvvmArch::Compute90), str::parse)?;
-    setup(true, if check { Optional::Nothing } else { Optional::Ptxas })?;
-    let folder = Project::open()?.target_folder().join("ptx").join(arch.name());
-    let mut builder = CudaBuilder::new(KERNELS).arch(arch).manifest_dir(root()).out_dir(&folder);
-    if let Some(name) = kernel {
-        builder = builder.only(name);
+/// Print one kernel's PTX, or write that of all kernels, and print each kernel's resources
+#[derive(Debug, clap::Args)]
+pub struct Ptx {
+    /// The kernel's name
+    #[arg(required_unless_present = "all")]
+    kernel: Option<String>,
+    /// All kernels: their PTX is written to a folder
+    #[arg(long, conflicts_with = "kernel")]
+    all: bool,
+    /// Fail if a kernel has calls except GIN's operations, stack or spills, cannot be launched, or
+    /// does not assemble for sm_100
+    #[arg(long)]
+    check: bool,
+    /// The architecture to build for instead of the default, e.g. sm_100
+    #[arg(long)]
+    arch: Option<String>,
+    /// The kernel package [default: this folder's, or the only one of the workspace]
+    #[arg(short, long)]
+    pub package: Option<String>,
+    /// The block size that `--check` requires of a kernel without `max_threads`
+    #[arg(long, default_value_t = 512)]
+    threads: u32,
+    /// The folder whose workspace has the package [default: the working directory]
+    #[arg(skip)]
+    pub folder: Option<PathBuf>,
+}
+
+impl Ptx {
+    /// Builds the kernels, prints one or writes all, and prints the table. The exit code is 1 if
+    /// `--check` finds a violation.
+    ///
+    /// # Errors
+    ///
+    /// If there is no kernel package or kernel of that name, or the kernels do not build.
+    pub fn run(&self) -> Result<u8> {
+        let arch = self.arch.as_deref().map_or(Ok(NvvmArch::Compute90), str::parse)?;
+        let folder = match &self.folder {
+            Some(folder) => folder.clone(),
+            None => std::env::current_dir().context("the working directory")?,
+        };
+        let metadata = MetadataCommand::new().current_dir(&folder).no_deps().exec();
+        let metadata =
+            metadata.with_context(|| format!("{} is not in a cargo project", folder.display()))?;
+        let package = kernel_package(&metadata, &folder, self.package.as_deref())?;
+        setup(true, if self.check { Optional::Nothing } else { Optional::Ptxas })?;
+        let out = metadata.target_directory.as_std_path().join("ptx");
+        let out = out.join(package).join(arch.name());
+        let mut builder = CudaBuilder::new(package).arch(arch).out_dir(&out);
+        builder = builder.manifest_dir(metadata.workspace_root.as_std_path());
+        if let Some(name) = &self.kernel {
+            builder = builder.only(name);
+        }
+        let artifacts = builder.build()?;
+        let mut reports = artifacts.report()?;
+        if let Some(name) = &self.kernel {
+            reports = select(reports, name);
+            print!("{}", text_of(&artifacts, &reports, name)?);
+            // To standard error, so that `> kernel.ptx` gets only PTX.
+            eprintln!("{}", table(&artifacts, &reports)?);
+        } else {
+            println!("{}", table(&artifacts, &reports)?);
+            println!("\nPTX, sidecars and cubins: {}", artifacts.folder.display());
+        }
+        if !self.check {
+            return Ok(0);
+        }
+        let violations = check_all(&artifacts, &reports, self.threads)?;
+        for violation in &violations {
+            eprintln!("violation: {violation}");
+        }
+        for (kernel, lines) in artifacts.checks_in_loops()? {
+            eprintln!("note: {kernel}: checks that can fail in a loop: {}", lines.join(", "));
+        }
+        if violations.is_empty() {
+            eprintln!("checked {} kernels: no violations", reports.len());
+        }
+        Ok(u8::from(!violations.is_empty()))
     }
-    let artifacts = builder.build()?;
-    let mut reports = artifacts.report()?;
-    if let Some(name) = kernel {
-        reports = select(reports, name);
-        print!("{}", text_of(&artifacts, &reports, name)?);
-        // To standard error, so that `> kernel.ptx` gets only PTX.
-        eprintln!("{}", table(&artifacts, &reports));
-    } else {
-        println!("{}", table(&artifacts, &reports));
-        println!("\nPTX, sidecars and cubins: {}", artifacts.folder.display());
+}
+
+/// The kernel package to build: the wanted one, else the one in this folder, else the only one.
+fn kernel_package<'a>(
+    metadata: &'a Metadata,
+    folder: &Path,
+    wanted: Option<&'a str>,
+) -> Result<&'a str> {
+    if let Some(wanted) = wanted {
+        return Ok(wanted);
     }
-    if !check {
-        return Ok(0);
+    let all: Vec<&Package> = metadata.packages.iter().filter(|one| is_kernels(one)).collect();
+    let here = all
+        .iter()
+        .find(|package| package.manifest_path.parent().is_some_and(|parent| parent == folder));
+    match (here, &all[..]) {
+        (Some(package), _) | (None, [package]) => Ok(package.name.as_str()),
+        (None, []) => bail!(
+            "the workspace of {} has no kernel package: a library that depends on \
+             devcomm-cuda-std, and not on devcomm",
+            metadata.workspace_root
+        ),
+        (None, several) => {
+            let names: Vec<&str> = several.iter().map(|package| package.name.as_str()).collect();
+            bail!("choose a kernel package by --package: {}", names.join(", "))
+        }
     }
-    let violations = check_all(&artifacts, &reports)?;
-    for violation in &violations {
-        eprintln!("violation: {violation}");
-    }
-    for (kernel, lines) in artifacts.checks_in_loops()? {
-        eprintln!("note: {kernel}: checks that can fail in a loop: {}", lines.join(", "));
-    }
-    if violations.is_empty() {
-        eprintln!("checked {} kernels: no violations", reports.len());
-    }
-    Ok(u8::from(!violations.is_empty()))
+}
+
+/// Whether it is a library for GPUs: it has `cuda_std`, and not the host crates.
+fn is_kernels(package: &Package) -> bool {
+    let depends = |on: &str| {
+        let of_build = package.dependencies.iter().filter(|one| one.kind == DependencyKind::Normal);
+        of_build.into_iter().any(|one| one.name == on)
+    };
+    let is_library = package.targets.iter().any(|target| target.is_lib());
+    is_library && depends("devcomm-cuda-std") && !depends("devcomm") && !depends("devcomm-host")
 }
 
 /// The kernel with this name, or the kernels of the file with this name.
@@ -70,12 +145,15 @@ fn module_of<'a>(artifacts: &'a Artifacts, report: &KernelReport) -> Option<&'a 
     artifacts.modules.iter().find(|module| module.file == report.file)
 }
 
+fn read(module: &ModuleArtifact) -> Result<String> {
+    fs::read_to_string(&module.ptx).with_context(|| format!("cannot read {}", module.ptx.display()))
+}
+
 /// The PTX of one kernel, or of the file with this name.
 fn text_of(artifacts: &Artifacts, reports: &[KernelReport], name: &str) -> Result<String> {
     let report = reports.first().context("no kernel is selected")?;
     let module = module_of(artifacts, report).context("the kernel has no module")?;
-    let text = fs::read_to_string(&module.ptx)
-        .with_context(|| format!("cannot read {}", module.ptx.display()))?;
+    let text = read(module)?;
     if report.name != name {
         return Ok(text);
     }
@@ -121,7 +199,7 @@ fn thread_bound(entry: &str) -> Option<u32> {
     bound.split(',').map(|extent| extent.trim().parse::<u32>().ok()).product()
 }
 
-fn table(artifacts: &Artifacts, reports: &[KernelReport]) -> Table {
+fn table(artifacts: &Artifacts, reports: &[KernelReport]) -> Result<Table> {
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_header([
         "kernel",
@@ -131,25 +209,27 @@ fn table(artifacts: &Artifacts, reports: &[KernelReport]) -> Table {
         "spills",
         "shared",
         "calls",
+        "panics",
         "max threads",
     ]);
     for report in reports {
-        let arch = module_of(artifacts, report).map_or("-", |module| &module.info.arch);
+        let module = module_of(artifacts, report).context("the kernel has no module")?;
         // Unknown without ptxas.
         let known = |value: Option<u32>| value.map_or("-".to_owned(), |value| value.to_string());
         let resources = report.resources;
         table.add_row([
             report.name.clone(),
-            arch.to_owned(),
+            module.info.arch.clone(),
             known(resources.map(|r| r.registers)),
             stack(report),
             known(resources.map(|r| r.spill_stores + r.spill_loads)),
             known(resources.map(|r| r.static_shared)),
             calls(report),
+            panics(&read(module)?, &report.name).to_string(),
             known(report.max_threads),
         ]);
     }
-    table
+    Ok(table)
 }
 
 /// The stack from ptxas, and that of the kernel itself in the PTX.
@@ -171,14 +251,38 @@ fn calls(report: &KernelReport) -> String {
     if names.is_empty() { "none".to_owned() } else { names.join("\n") }
 }
 
+/// The number of places in a kernel's own code that panic: those that trap in `core`'s panicking
+/// functions, which are inlined, as their lines say.
+fn panics(module: &str, kernel: &str) -> usize {
+    let source = |line: &str| line.trim().strip_prefix(".file").map(str::to_owned);
+    let is_core = |line: &String| line.trim_end_matches('"').ends_with("/core/src/panicking.rs");
+    let number = |line: &str| line.split_whitespace().next().map(str::to_owned);
+    let core: Vec<String> = module
+        .lines()
+        .filter_map(source)
+        .filter(is_core)
+        .filter_map(|line| number(&line))
+        .collect();
+    let (mut at, mut count) = (None, 0);
+    for line in body(module, kernel).unwrap_or_default().lines() {
+        let line = line.trim();
+        if let Some(place) = line.strip_prefix(".loc") {
+            at = number(place);
+        } else if line.ends_with("trap;") {
+            count += usize::from(at.as_ref().is_some_and(|file| core.contains(file)));
+        }
+    }
+    count
+}
+
 /// All violations in all kernels.
-fn check_all(artifacts: &Artifacts, reports: &[KernelReport]) -> Result<Vec<String>> {
+fn check_all(artifacts: &Artifacts, reports: &[KernelReport], threads: u32) -> Result<Vec<String>> {
     let mut violations = Vec::new();
     if reports.is_empty() {
         violations.push("there are no kernels".to_owned());
     }
     for module in &artifacts.modules {
-        let text = fs::read_to_string(&module.ptx)?;
+        let text = read(module)?;
         let of_module: Vec<&KernelReport> =
             reports.iter().filter(|report| report.file == module.file).collect();
         if of_module.is_empty() {
@@ -186,7 +290,7 @@ fn check_all(artifacts: &Artifacts, reports: &[KernelReport]) -> Result<Vec<Stri
         }
         for report in of_module {
             let bound = body(&text, &report.name).and_then(|entry| thread_bound(&entry));
-            violations.extend(check_kernel(report, bound.unwrap_or(THREADS)));
+            violations.extend(check_kernel(report, bound.unwrap_or(threads)));
         }
         if text.contains(".callprototype") {
             violations
@@ -292,6 +396,33 @@ mod tests {
         assert!(!text.contains("sum_f16"));
         assert_eq!(body(MODULE, "sum"), None);
         assert_eq!(head(MODULE), ".version 8.6\n.target sm_90\n.address_size 64\n");
+    }
+
+    #[test]
+    fn a_panic_is_a_trap_in_cores_panicking_functions() {
+        let module = "\
+.visible .entry sum(
+)
+{
+	.loc	1 7 5
+	trap;
+	.loc	2 62 9
+	@%p1 trap;
+	add.u32 	%r1, %r2, %r3;
+	.loc	12 62 9
+	trap;
+	ret;
+}
+.visible .entry copy(
+)
+{
+	ret;
+}
+	.file	1 \"/mine/kernels/src/sum.rs\"
+	.file	2 \"/rust/library/core/src/panicking.rs\"
+	.file	12 \"/mine/src/core.rs\"
+";
+        assert_eq!((panics(module, "sum"), panics(module, "copy")), (1, 0));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! `cargo xtask doctor`: reports every component with its version and path, or the command that
+//! `devcomm doctor`: reports every component with its version and path, or the command that
 //! installs it.
 
 use std::fs;
@@ -13,8 +13,13 @@ use serde::Serialize;
 use crate::cuda;
 use crate::setup::{NCCL_VERSION, python_with_pip, sysroot};
 
-/// The command that installs most components.
-const SETUP: &str = "cargo xtask setup";
+/// Show every component with its version, its path and the command that fixes what is missing
+#[derive(Debug, clap::Args)]
+pub struct Doctor {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
 
 /// Why a component is needed.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize)]
@@ -63,23 +68,31 @@ impl Component {
     }
 }
 
-/// Prints the report; the exit code is 0 if the build has everything it needs.
-pub fn doctor(json: bool) -> Result<u8> {
-    let machine = cuda::driver_info();
-    let components = examine(&machine);
-    let networks = networks(machine.as_ref().ok().and_then(|machine| machine.gin));
-    let ready =
-        components.iter().all(|component| component.found || component.need != NeededFor::Build);
-    if json {
-        let report =
-            serde_json::json!({ "ready": ready, "components": components, "gin": networks });
-        println!("{report:#}");
-    } else {
-        print_components(&components);
-        print_networks(&networks);
-        println!("\n{}", if ready { "ready to build" } else { "not ready to build" });
+impl Doctor {
+    /// Prints the report; the exit code is 0 if kernel builds have everything they need. `setup` is
+    /// the command that installs most components.
+    ///
+    /// # Errors
+    ///
+    /// None: what is missing is part of the report.
+    pub fn run(&self, setup: &str) -> Result<u8> {
+        let machine = cuda::driver_info();
+        let components = examine(&machine, setup);
+        let networks = networks(machine.as_ref().ok().and_then(|machine| machine.gin));
+        let ready = components
+            .iter()
+            .all(|component| component.found || component.need != NeededFor::Build);
+        if self.json {
+            let report =
+                serde_json::json!({ "ready": ready, "components": components, "gin": networks });
+            println!("{report:#}");
+        } else {
+            print_components(&components);
+            print_networks(&networks);
+            println!("\n{}", if ready { "ready to build" } else { "not ready to build" });
+        }
+        Ok(u8::from(!ready))
     }
-    Ok(u8::from(!ready))
 }
 
 fn print_components(components: &[Component]) {
@@ -151,16 +164,16 @@ fn print_networks(networks: &[Network]) {
     }
 }
 
-fn examine(machine: &Result<cuda::DriverInfo, String>) -> Vec<Component> {
+fn examine(machine: &Result<cuda::DriverInfo, String>, setup: &str) -> Vec<Component> {
     let mut all =
         vec![rust_tool("rustc", "RUSTC"), rust_tool("cargo", "CARGO"), rust_src(), llvm()];
-    all.push(nccl("NCCL library", NcclPart::Library, NeededFor::Extra, |tree| {
+    all.push(nccl("NCCL library", NcclPart::Library, NeededFor::Extra, setup, |tree| {
         tree.library.clone()
     }));
-    all.push(nccl("NCCL bitcode", NcclPart::Bitcode, NeededFor::Build, |tree| {
+    all.push(nccl("NCCL bitcode", NcclPart::Bitcode, NeededFor::Build, setup, |tree| {
         tree.bitcode.clone()
     }));
-    all.push(ptxas());
+    all.push(ptxas(setup));
     all.push(python());
     all.extend(gpus(machine));
     all
@@ -258,6 +271,7 @@ fn nccl(
     name: &'static str,
     part: NcclPart,
     need: NeededFor,
+    setup: &str,
     path: impl Fn(&NcclTree) -> Option<PathBuf>,
 ) -> Component {
     match find_nccl(None, part, |_| Ok(())) {
@@ -273,15 +287,15 @@ fn nccl(
                         tree.found_by
                     )
                 }),
-                fix: other.then(|| SETUP.to_owned()),
+                fix: other.then(|| setup.to_owned()),
                 ..Component::new(name, need)
             }
         }
-        Err(not_found) => Component::missing(name, need, not_found, SETUP),
+        Err(not_found) => Component::missing(name, need, not_found, setup),
     }
 }
 
-fn ptxas() -> Component {
+fn ptxas(setup: &str) -> Component {
     match find_ptxas() {
         Ok(path) => Component {
             version: first_of(Command::new(&path).arg("--version"), |line| {
@@ -290,7 +304,7 @@ fn ptxas() -> Component {
             path: Some(path),
             ..Component::new("ptxas", NeededFor::Extra)
         },
-        Err(not_found) => Component::missing("ptxas", NeededFor::Extra, not_found, SETUP),
+        Err(not_found) => Component::missing("ptxas", NeededFor::Extra, not_found, setup),
     }
 }
 

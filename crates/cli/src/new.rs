@@ -1,0 +1,221 @@
+//! `devcomm new`: starts a project, from the files in the folder `template`, which cargo-generate
+//! can use too.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+use cargo_metadata::MetadataCommand;
+
+/// Start a project in a new folder: a package of kernels, a program that launches them, and a test
+/// on simulated GPUs
+#[derive(Debug, clap::Args)]
+pub struct New {
+    /// The folder, which must be empty or not exist
+    folder: PathBuf,
+    /// The name of the package [default: the folder's]
+    #[arg(long)]
+    name: Option<String>,
+    /// Take devcomm's crates from this checkout of devcomm instead of the registry
+    #[arg(long, value_name = "CHECKOUT")]
+    pub crates: Option<PathBuf>,
+}
+
+impl New {
+    /// Writes the project, and prints what to do next.
+    ///
+    /// # Errors
+    ///
+    /// If the folder is not empty or cannot be written, the name is no package's, or the checkout
+    /// is none.
+    pub fn run(&self) -> Result<u8> {
+        let patch = self.crates.as_deref().map(patch).transpose()?;
+        create(&self.folder, self.name.as_deref())?;
+        if let Some(patch) = patch {
+            let manifest = self.folder.join("Cargo.toml");
+            let text = fs::read_to_string(&manifest).map(|text| text + &patch);
+            text.and_then(|text| fs::write(&manifest, text))
+                .with_context(|| format!("cannot write {}", manifest.display()))?;
+        }
+        println!(
+            "{} has a project:\n  cd {}\n  cargo test\n  DEVCOMM_SIMULATE=2 cargo run\nIts \
+             README.md says how to build it for GPUs",
+            self.folder.display(),
+            self.folder.display()
+        );
+        Ok(0)
+    }
+}
+
+/// The template: each file's path and text.
+const TEMPLATE: [(&str, &str); 12] = [
+    (".github/workflows/ci.yml", include_str!("../template/.github/workflows/ci.yml")),
+    (".gitignore", include_str!("../template/.gitignore")),
+    (".vscode/settings.json", include_str!("../template/.vscode/settings.json")),
+    // A folder with a Cargo.toml is not packaged with the crate around it.
+    ("Cargo.toml", include_str!("../template/Cargo.toml.liquid")),
+    ("README.md", include_str!("../template/README.md")),
+    ("build.rs", include_str!("../template/build.rs")),
+    ("kernels/Cargo.toml", include_str!("../template/kernels/Cargo.toml.liquid")),
+    ("kernels/src/lib.rs", include_str!("../template/kernels/src/lib.rs")),
+    ("kernels/src/sum.rs", include_str!("../template/kernels/src/sum.rs")),
+    ("src/lib.rs", include_str!("../template/src/lib.rs")),
+    ("src/main.rs", include_str!("../template/src/main.rs")),
+    ("tests/sum.rs", include_str!("../template/tests/sum.rs")),
+];
+
+/// Writes a project into `folder`, which has its name unless `name` is given. Its manifests name
+/// devcomm's crates on the registry.
+///
+/// # Errors
+///
+/// If the folder is not empty or cannot be written, or the name is no package's.
+pub fn create(folder: &Path, name: Option<&str>) -> Result<()> {
+    let absolute = std::path::absolute(folder)?;
+    let name = match name {
+        Some(name) => name.to_owned(),
+        None => absolute.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+    };
+    check_name(&name)?;
+    let is_empty = |folder: &Path| fs::read_dir(folder).is_ok_and(|mut all| all.next().is_none());
+    ensure!(
+        !folder.exists() || is_empty(folder),
+        "{} is not an empty folder; a new project needs one of its own",
+        folder.display()
+    );
+    for (path, text) in TEMPLATE {
+        let path = folder.join(path);
+        let text = fill(text, &name);
+        fs::create_dir_all(path.parent().unwrap_or(folder))
+            .and_then(|()| fs::write(&path, text))
+            .with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// The text with cargo-generate's two placeholders replaced.
+fn fill(text: &str, name: &str) -> String {
+    text.replace("{{project-name}}", name).replace("{{crate_name}}", &name.replace('-', "_"))
+}
+
+/// Refuses what cargo or rustc refuse as the name of a package and of its library.
+fn check_name(name: &str) -> Result<()> {
+    const TAKEN: [&str; 9] =
+        ["devcomm", "kernels", "cuda_std", "nccl_device", "half", "core", "std", "alloc", "test"];
+    let letters = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+    if !name.chars().all(letters) || !name.starts_with(|c: char| c.is_ascii_alphabetic()) {
+        bail!(
+            "{name:?} cannot be a package's name: letters, digits, - and _, beginning with a \
+             letter; choose one by --name"
+        );
+    }
+    let library = name.replace('-', "_");
+    if TAKEN.contains(&library.as_str()) || is_keyword(&library) {
+        bail!("{name:?} has another meaning in the project's code; choose a name by --name");
+    }
+    Ok(())
+}
+
+/// Whether Rust has this word as a keyword, so that no `use` can name such a library.
+fn is_keyword(word: &str) -> bool {
+    const KEYWORDS: &str = "abstract as async await become box break const continue crate do dyn \
+                            else enum extern false final fn for gen if impl in let loop macro \
+                            match mod move mut override priv pub ref return self static struct \
+                            super trait true try type typeof unsafe unsized use virtual where \
+                            while yield";
+    KEYWORDS.split_whitespace().any(|keyword| keyword == word)
+}
+
+/// The section of a manifest that takes devcomm's crates from a checkout.
+fn patch(checkout: &Path) -> Result<String> {
+    let metadata = MetadataCommand::new().current_dir(checkout).no_deps().exec();
+    let metadata =
+        metadata.with_context(|| format!("{} is not a checkout of devcomm", checkout.display()))?;
+    let mut lines = String::from("\n# Not from the registry:\n[patch.crates-io]\n");
+    let mut published: Vec<_> = metadata.packages.iter().collect();
+    // A package that is not published has an empty list of registries. No project depends on this
+    // command.
+    published.retain(|one| one.publish.is_none() && one.name != env!("CARGO_PKG_NAME"));
+    ensure!(
+        published.iter().any(|package| package.name == "devcomm"),
+        "{} is not a checkout of devcomm: its workspace has no package devcomm",
+        checkout.display()
+    );
+    for package in published {
+        let folder = package.manifest_path.parent().context("a manifest without a folder")?;
+        lines += &format!("{} = {{ path = {:?} }}\n", package.name, folder.as_str());
+    }
+    Ok(lines)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// All files below a folder, as paths relative to `root`.
+    fn files(folder: &Path, root: &Path, all: &mut Vec<String>) {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            match path.is_dir() {
+                true => files(&path, root, all),
+                false => all.push(path.strip_prefix(root).unwrap().display().to_string()),
+            }
+        }
+    }
+
+    #[test]
+    fn a_project_has_every_file_of_the_template() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("template");
+        let mut all = Vec::new();
+        files(&root, &root, &mut all);
+        // cargo-generate removes this ending, and its own settings.
+        let mut all: Vec<&str> = all.iter().map(|name| name.trim_end_matches(".liquid")).collect();
+        all.retain(|name| *name != "cargo-generate.toml");
+        all.sort_unstable();
+        assert_eq!(all, TEMPLATE.map(|(path, _)| path));
+    }
+
+    #[test]
+    fn a_project_has_its_name_in_place_of_all_placeholders() {
+        let folder = tempfile::tempdir().unwrap();
+        let project = folder.path().join("norm-squared");
+        create(&project, None).unwrap();
+        let text = |path: &str| fs::read_to_string(project.join(path)).unwrap();
+        for (path, _) in TEMPLATE {
+            assert!(!text(path).contains("{{"), "{path}");
+        }
+        assert!(text("Cargo.toml").contains("name = \"norm-squared\""));
+        assert!(text("build.rs").contains("\"norm-squared-kernels\""));
+        assert!(text("src/main.rs").contains("use norm_squared::"));
+    }
+
+    #[test]
+    fn a_folder_with_files_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("notes"), "mine").unwrap();
+        let error = create(folder.path(), Some("mine")).unwrap_err().to_string();
+        assert!(error.contains("not an empty folder"), "{error}");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn names_that_do_not_compile_are_refused_before_anything_is_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let project = folder.path().join("project");
+        for name in ["", "3d", "a b", "ü", "match", "devcomm", "cuda-std", "../x"] {
+            let error = create(&project, Some(name)).unwrap_err().to_string();
+            assert!(error.contains("--name"), "{name}: {error}");
+        }
+        assert!(!project.exists());
+    }
+
+    #[test]
+    fn another_workspace_is_not_taken_for_devcomms() {
+        let folder = tempfile::tempdir().unwrap();
+        let error = format!("{:#}", patch(folder.path()).unwrap_err());
+        assert!(error.contains("is not a checkout of devcomm"), "{error}");
+        create(folder.path(), Some("other")).unwrap();
+        let error = format!("{:#}", patch(folder.path()).unwrap_err());
+        assert!(error.contains("has no package devcomm"), "{error}");
+    }
+}

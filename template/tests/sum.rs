@@ -1,0 +1,23 @@
+//! The kernel against a sum on the host.
+
+use devcomm::{Error, Rank};
+
+use {{crate_name}}::sum_over_ranks;
+
+/// Distinct inputs whose sums are exact.
+fn input(rank: usize) -> Vec<f32> {
+    (0..1000).map(|i| (1000 * rank + i) as f32).collect()
+}
+
+/// On simulated GPUs in several schedules, with races detected; with the feature `ptx` and four
+/// GPUs, on those.
+#[devcomm::test(ranks = 4)]
+fn every_rank_gets_the_sum_of_all(rank: &Rank) -> Result<(), Error> {
+    let sums = sum_over_ranks(rank, &input(rank.rank()))?;
+    let inputs: Vec<Vec<f32>> = (0..rank.n_ranks()).map(input).collect();
+    for (i, sum) in sums.into_iter().enumerate() {
+        let expected = inputs.iter().map(|input| input[i]).sum::<f32>();
+        assert_eq!(sum, expected, "element {i} on rank {}", rank.rank());
+    }
+    Ok(())
+}
