@@ -50,8 +50,9 @@ pub fn ptx(kernel: Option<&str>, check: bool, arch: Option<&str>) -> Result<u8> 
     for violation in &violations {
         eprintln!("violation: {violation}");
     }
-    for (kernel, lines) in artifacts.checks_in_loops()? {
-        eprintln!("note: {kernel}: checks that can fail in a loop: {}", lines.join(", "));
+    for (place, kernels) in artifacts.checks_in_loops()? {
+        let others = if kernels.len() > 1 { ", .." } else { "" };
+        eprintln!("note: {place}: a check that can fail in a loop, in {}{others}", kernels[0]);
     }
     if violations.is_empty() {
         eprintln!("checked {} kernels: no violations", reports.len());
