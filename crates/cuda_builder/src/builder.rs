@@ -13,14 +13,14 @@ use devcomm_locate::{NcclPart, find_nccl};
 use crate::arch::NvvmArch;
 use crate::artifact::{self, Artifacts, ModuleArtifact, NcclCode, Sidecar};
 use crate::cache::{Cache, Entry, copy_if_changed, write_if_changed};
-use crate::compile::Compile;
+use crate::compile::{Compile, Panics};
 use crate::error::Error;
 use crate::link::{self, Link, Linked, PrepareNccl};
 use crate::metadata;
 use crate::package::{self, KernelPackage};
 use crate::ptxas::Ptxas;
 use crate::script;
-use crate::split::{KernelFile, Split};
+use crate::split::{self, KernelFile, Split};
 use crate::toolchain::Toolchain;
 use crate::worker::{Job, Workers, link_worker};
 
@@ -32,6 +32,7 @@ pub struct CudaBuilder {
     arch: Option<NvvmArch>,
     copy_to: Option<PathBuf>,
     debug: bool,
+    panic_messages: bool,
     assemble: bool,
     only: Option<String>,
     out_dir: Option<PathBuf>,
@@ -50,6 +51,7 @@ impl CudaBuilder {
             arch: None,
             copy_to: None,
             debug: false,
+            panic_messages: false,
             assemble: true,
             only: None,
             out_dir: None,
@@ -77,6 +79,17 @@ impl CudaBuilder {
     /// still optimised.
     pub fn debug(mut self, debug: bool) -> Self {
         self.debug = debug;
+        self
+    }
+
+    /// A kernel that panics prints the message, the file and line, rank, block and thread before it
+    /// traps, in kernels that are otherwise the same. It takes registers, stack and a call of the
+    /// driver's `vprintf` at each panic. Default: no; in a build script
+    /// `DEVCOMM_PANIC_MESSAGES=1` asks for it.
+    ///
+    /// A message is printed if it is a plain string, without arguments to format.
+    pub fn panic_messages(mut self, messages: bool) -> Self {
+        self.panic_messages = messages;
         self
     }
 
@@ -173,6 +186,12 @@ impl CudaBuilder {
 
     fn build_into(&self, folder: &Path) -> Result<Artifacts, Error> {
         let in_script = self.out_dir.is_none();
+        let wanted = in_script && script::is_on("DEVCOMM_PANIC_MESSAGES");
+        let panics = match (self.debug, self.panic_messages || wanted) {
+            (true, _) => Panics::Checked,
+            (false, true) => Panics::Reported,
+            (false, false) => Panics::Silent,
+        };
         let manifest_dir = match &self.manifest_dir {
             Some(folder) => folder.clone(),
             None => script_variable("CARGO_MANIFEST_DIR", "manifest_dir")?,
@@ -189,7 +208,7 @@ impl CudaBuilder {
             toolchain: &toolchain,
             package: &package,
             arch,
-            debug: self.debug,
+            panics,
             target_dir: &target,
             quiet: in_script,
         };
@@ -207,9 +226,9 @@ impl CudaBuilder {
         let what = format!("cannot split the bitcode of `{}`", package.name);
         let mut sources: Vec<KernelFile> = workers.run("split", &what, split)?;
         if let Some(name) = &self.only {
-            sources = only(sources, name)?;
+            sources = split::only(sources, name)?;
         }
-        let nccl = match sources.iter().any(uses_nccl) {
+        let nccl = match sources.iter().any(KernelFile::uses_nccl) {
             true => Some(self.prepare_nccl(&workers, &target)?),
             false => None,
         };
@@ -223,7 +242,7 @@ impl CudaBuilder {
             ptxas: if self.assemble { Ptxas::find()? } else { None },
             cache: Cache { folder: target.join("modules") },
             arch,
-            debug: self.debug,
+            panics,
             dump: dump_folder()?,
         };
         let made = modules.build(&sources, folder)?;
@@ -310,27 +329,6 @@ struct Nccl {
     code: NcclCode,
 }
 
-/// Whether the kernels call NCCL: all of its C functions, and no others, have this prefix.
-fn uses_nccl(source: &KernelFile) -> bool {
-    source.wanted.iter().any(|name| name.starts_with("nccl"))
-}
-
-/// The file with this kernel, or else the file with this name.
-fn only(sources: Vec<KernelFile>, name: &str) -> Result<Vec<KernelFile>, Error> {
-    let kernels = || sources.iter().flat_map(|source| &source.kernels).map(|kernel| &*kernel.name);
-    let is_kernel = kernels().any(|kernel| kernel == name);
-    let known = kernels().collect::<Vec<_>>().join(", ");
-    let is_wanted = |source: &KernelFile| match is_kernel {
-        true => source.kernels.iter().any(|kernel| kernel.name == name),
-        false => source.file == name,
-    };
-    let wanted: Vec<KernelFile> = sources.into_iter().filter(is_wanted).collect();
-    match wanted.is_empty() {
-        true => Err(Error::NoKernel { kernel: name.to_owned(), known }),
-        false => Ok(wanted),
-    }
-}
-
 /// Builds the modules of one build.
 struct Modules<'a> {
     toolchain: &'a Toolchain,
@@ -339,7 +337,7 @@ struct Modules<'a> {
     ptxas: Option<Ptxas>,
     cache: Cache,
     arch: NvvmArch,
-    debug: bool,
+    panics: Panics,
     dump: Option<PathBuf>,
 }
 
@@ -369,7 +367,7 @@ impl Modules<'_> {
 
     fn module(&self, source: &KernelFile, folder: &Path) -> Result<ModuleArtifact, Error> {
         let arch = metadata::arch_of(&source.file, &source.kernels, self.arch)?;
-        let nccl = self.nccl.as_ref().filter(|_| uses_nccl(source));
+        let nccl = self.nccl.as_ref().filter(|_| source.uses_nccl());
         let key = self.key(source, arch, nccl)?;
         // `DEVCOMM_DUMP_IR` dumps every module, so bypass the cache.
         let cached = if self.dump.is_none() { self.cache.find(&key) } else { None };
@@ -407,7 +405,7 @@ impl Modules<'_> {
             self.toolchain.version,
             self.toolchain.llvm_version,
             arch.name(),
-            self.debug,
+            self.panics as u8,
             self.ptxas.as_ref().map(|ptxas| &ptxas.version),
         ]);
         Ok(artifact::sha256(inputs.to_string().as_bytes()))
@@ -439,7 +437,8 @@ impl Modules<'_> {
         let Linked { ptx: text, lsa_barriers } = self.workers.run(&source.file, &what, job)?;
         fs::write(ptx_path, &text).map_err(Error::io("write", ptx_path))?;
         let ptx = artifact::read_ptx(&source.file, &text)?;
-        if ptx.call_prototypes > 0 && !self.debug {
+        // Code that would format a message has some, though none runs.
+        if ptx.call_prototypes > 0 && self.panics == Panics::Silent {
             return Err(artifact::indirect_calls(&source.file, &names, &text));
         }
         let resources = match &self.ptxas {

@@ -23,13 +23,24 @@ pub(crate) const TARGET: &str = "nvptx64-nvidia-cuda";
 /// root already enables are not added.
 const FEATURES: [&str; 2] = ["abi_ptx", "asm_experimental_arch"];
 
+/// What is compiled of a kernel's checks and panics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Panics {
+    /// A panic is a trap.
+    Silent,
+    /// A panic prints its message, and traps.
+    Reported,
+    /// As reported, with debug assertions and checks of overflow.
+    Checked,
+}
+
 /// Parameters of a compilation.
 #[derive(Debug)]
 pub(crate) struct Compile<'a> {
     pub(crate) toolchain: &'a Toolchain,
     pub(crate) package: &'a KernelPackage,
     pub(crate) arch: NvvmArch,
-    pub(crate) debug: bool,
+    pub(crate) panics: Panics,
     pub(crate) target_dir: &'a Path,
     /// Whether to run cargo with `--quiet` and print its messages only at the end.
     pub(crate) quiet: bool,
@@ -151,7 +162,7 @@ impl Compile<'_> {
                 command.env_remove(name);
             }
         }
-        let switch = |on: bool| if on { "true" } else { "false" };
+        let checks = if self.panics == Panics::Checked { "true" } else { "false" };
         command
             .env("RUSTC", &self.toolchain.rustc)
             // Unstable features for this child only: kernels need them, and stable rustc has them.
@@ -169,8 +180,8 @@ impl Compile<'_> {
             .env("CARGO_PROFILE_RELEASE_LTO", "off")
             .env("CARGO_PROFILE_RELEASE_STRIP", "none")
             .env("CARGO_INCREMENTAL", "0")
-            .env("CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS", switch(self.debug))
-            .env("CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS", switch(self.debug))
+            .env("CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS", checks)
+            .env("CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS", checks)
             // Macros and build scripts are compiled once for kernels with and without checks.
             .env("CARGO_PROFILE_RELEASE_BUILD_OVERRIDE_DEBUG_ASSERTIONS", "false")
             .env("CARGO_PROFILE_RELEASE_BUILD_OVERRIDE_OVERFLOW_CHECKS", "false")
@@ -196,9 +207,13 @@ impl Compile<'_> {
             "-Cno-prepopulate-passes".to_owned(),
             "-Zmir-enable-passes=-JumpThreading".to_owned(),
         ];
-        if !self.debug {
+        match self.panics {
             // A failed check traps, without code for its message.
-            flags.extend(["-Zunstable-options".to_owned(), "-Cpanic=immediate-abort".to_owned()]);
+            Panics::Silent => flags
+                .extend(["-Zunstable-options".to_owned(), "-Cpanic=immediate-abort".to_owned()]),
+            // Read by the panic handler in `cuda_std`.
+            Panics::Reported => flags.push("--cfg=devcomm_panic_messages".to_owned()),
+            Panics::Checked => {}
         }
         flags
     }

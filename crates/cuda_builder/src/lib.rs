@@ -39,6 +39,7 @@
 //! | `DEVCOMM_CUDA_ARCH` | the architecture, `sm_90a` |
 //! | `DEVCOMM_BUILD_SKIP=1`, `DOCS_RS` | build no kernels |
 //! | `DEVCOMM_REQUIRE_KERNELS=1` | a missing component, e.g. NCCL, is an error, not a warning |
+//! | `DEVCOMM_PANIC_MESSAGES=1` | as [`CudaBuilder::panic_messages`] |
 //! | `DEVCOMM_DUMP_IR=folder` | each module's LLVM IR before and after optimisation |
 //! | `DEVCOMM_NCCL_HOME`, `DEVCOMM_PTXAS` | paths of NCCL and `ptxas`, see `devcomm-locate` |
 //!

@@ -95,20 +95,26 @@ impl Artifacts {
         Ok(self.modules.iter().map(of_module).collect::<Result<Vec<_>, _>>()?.concat())
     }
 
-    /// The checks that can fail in a loop: for each kernel that has some, its name and their lines,
-    /// as `file:line:column`. Each round of the loop computes them, and the compiler may not move
-    /// what follows a check in front of it.
+    /// The checks that can fail in a loop: by their place, `file:line:column`, the kernels that
+    /// have them. Each round of the loop computes them, and the compiler may not move what follows
+    /// a check in front of it.
+    ///
+    /// A check that is inlined from Rust's standard library has the place of the user's code that
+    /// precedes it in the PTX.
     ///
     /// # Errors
     ///
     /// [`Error::Io`] when the PTX on disk cannot be read.
-    pub fn checks_in_loops(&self) -> Result<Vec<(String, Vec<String>)>, Error> {
-        let mut all = Vec::new();
+    pub fn checks_in_loops(&self) -> Result<BTreeMap<String, Vec<String>>, Error> {
+        let mut all: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for module in &self.modules {
             let text = fs::read_to_string(&module.ptx).map_err(Error::io("read", &module.ptx))?;
             let lines = Lines::of(&text);
-            let of = |kernel: &Kernel| (kernel.name.clone(), in_loops(&lines, &kernel.name));
-            all.extend(module.info.kernels.iter().map(of).filter(|(_, found)| !found.is_empty()));
+            for kernel in &module.info.kernels {
+                for place in in_loops(&lines, &kernel.name) {
+                    all.entry(place).or_default().push(kernel.name.clone());
+                }
+            }
         }
         Ok(all)
     }

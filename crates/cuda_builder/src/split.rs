@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::error::Error;
 use crate::llvm::{Context, Linkage, Llvm, Module, Result};
 use crate::metadata::{self, Declared};
 
@@ -37,6 +38,32 @@ pub(crate) struct KernelFile {
     pub(crate) bitcode: PathBuf,
     /// Undefined functions that are not the driver's: NCCL's.
     pub(crate) wanted: Vec<String>,
+}
+
+impl KernelFile {
+    /// Whether the kernels call NCCL: all of its C functions, and no others, have this prefix.
+    pub(crate) fn uses_nccl(&self) -> bool {
+        self.wanted.iter().any(|name| name.starts_with("nccl"))
+    }
+}
+
+/// The file with this kernel, or else the file with this name.
+pub(crate) fn only(
+    sources: Vec<KernelFile>,
+    name: &str,
+) -> std::result::Result<Vec<KernelFile>, Error> {
+    let kernels = || sources.iter().flat_map(|source| &source.kernels).map(|kernel| &*kernel.name);
+    let is_kernel = kernels().any(|kernel| kernel == name);
+    let known = kernels().collect::<Vec<_>>().join(", ");
+    let is_wanted = |source: &KernelFile| match is_kernel {
+        true => source.kernels.iter().any(|kernel| kernel.name == name),
+        false => source.file == name,
+    };
+    let wanted: Vec<KernelFile> = sources.into_iter().filter(is_wanted).collect();
+    match wanted.is_empty() {
+        true => Err(Error::NoKernel { kernel: name.to_owned(), known }),
+        false => Ok(wanted),
+    }
 }
 
 /// Splits the package.

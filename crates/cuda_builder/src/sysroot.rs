@@ -60,7 +60,7 @@ fn key(compile: &Compile<'_>) -> String {
         REVISION,
         toolchain.version,
         toolchain.libllvm,
-        compile.debug,
+        compile.panics as u8,
         compile.rustflags(ARCH),
     ]);
     artifact::sha256(inputs.to_string().as_bytes())[..16].to_owned()

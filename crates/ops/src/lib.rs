@@ -1,5 +1,24 @@
 //! Operations for applications, built on devcomm's kernels: each checks its arguments before it
 //! launches. Also the compiled kernels, [`KERNELS`].
+//!
+//! # Example
+//!
+//! ```
+//! use devcomm::{Collectives, Error, ReduceOp, World};
+//!
+//! World::simulated(2)?.run(|rank| {
+//!     let (comm, stream) = (rank.communicator()?, rank.stream()?);
+//!     let collectives = Collectives::new(comm)?;
+//!     let x = comm.window::<f32>(100)?;
+//!     stream.fill(&x, 1.5)?;
+//!     collectives.all_reduce(&x, &x, ReduceOp::Sum, &stream)?;
+//!     let mut sums = [0.0; 100];
+//!     stream.copy_to_host(&x, &mut sums)?;
+//!     assert_eq!(sums, [3.0; 100]);
+//!     Ok::<_, Error>(())
+//! })?;
+//! # Ok::<_, Error>(())
+//! ```
 
 mod allgather_gemm;
 mod check;

@@ -42,6 +42,8 @@ pub(crate) struct ContextInner {
     /// That of the rank's world, which is another one after a loss.
     health: RefCell<Arc<Health>>,
     recorder: Arc<Recorder>,
+    /// The number of its rank, in a world.
+    rank: Cell<Option<usize>>,
     ordinal: usize,
     streams: RefCell<Vec<Weak<dyn ContextStream>>>,
     /// Set when work on the GPU did not end in time, or failed with a sticky error: later waits
@@ -124,7 +126,8 @@ impl Context {
     ) -> Result<Self> {
         let cuda = PrimaryContext::retain(health.machine(), ordinal)?;
         let limits = limits_of(&cuda)?;
-        let (streams, stuck, drop_wait_failed, capture, default_stream) = Default::default();
+        let (rank, streams, stuck, drop_wait_failed) = Default::default();
+        let (capture, default_stream) = Default::default();
         let (flags, abort_blocks, kernels, postponed) = Default::default();
         let inner = ContextInner {
             cuda,
@@ -132,6 +135,7 @@ impl Context {
             machine: health.machine().clone(),
             health: RefCell::new(health),
             recorder,
+            rank,
             ordinal,
             streams,
             stuck,
@@ -242,11 +246,22 @@ impl Context {
     /// # Errors
     ///
     /// [`StateError::DeadlinePassed`] if the GPU stays busy.
-    pub(crate) fn enter_world(&self, health: &Arc<Health>) -> Result<()> {
+    pub(crate) fn enter_world(&self, health: &Arc<Health>, rank: usize) -> Result<()> {
         self.inner.health.replace(Arc::clone(health));
+        self.set_rank(rank);
         self.drain()?;
         self.streams().iter().for_each(|stream| stream.forget_operations());
         Ok(())
+    }
+
+    /// The number of its rank; `None` outside of a world.
+    pub(super) fn rank(&self) -> Option<usize> {
+        self.inner.rank.get()
+    }
+
+    /// Makes it the context of the rank with this number.
+    pub(crate) fn set_rank(&self, rank: usize) {
+        self.inner.rank.set(Some(rank));
     }
 
     /// Polls `done` until it is true or fails, a rank is lost, or `limit` has passed.

@@ -45,6 +45,7 @@ impl Rank {
             rendezvous.health().clone(),
             Arc::clone(rendezvous.recorder()),
         )?;
+        context.set_rank(rendezvous.rank());
         let (_drops, communicator) = (Some(context.postpone_drops()), OnceCell::new());
         Ok(Self { _drops, communicator, context, library, rendezvous, local_rank, checked })
     }
@@ -87,7 +88,7 @@ impl Rank {
         // Their kernels would wait for the lost rank.
         self.rendezvous.health().start_aborts();
         let rendezvous = self.rendezvous.survivors()?;
-        self.context.enter_world(rendezvous.health())?;
+        self.context.enter_world(rendezvous.health(), rendezvous.rank())?;
         let (context, library) = (self.context.clone(), self.library.clone());
         let (communicator, local_rank, checked) = (OnceCell::new(), self.local_rank, self.checked);
         Ok(Self { _drops: None, communicator, context, library, rendezvous, local_rank, checked })

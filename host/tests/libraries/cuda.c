@@ -79,10 +79,13 @@ int cuModuleLoad(void **module, const char *path) {
     return strstr(path, "broken") ? 200 : 0;
 }
 // PTX of version 99 is too new. For broken PTX it writes the JIT error log (options 5, 6: buffer
-// and size).
+// and size). It logs whether PTX with line directives is loaded with them (option 13).
 int cuModuleLoadDataEx(void **module, const char *image, unsigned n, const uint32_t *options,
                        void **values) {
     *module = malloc(1);
+    for (unsigned i = 0; i < n; i++)
+        if (options[i] == 13 && values[i] && strstr(image, ".loc"))
+            log_call("cuModuleLoadDataEx with lines");
     if (strstr(image, ".version 99")) return 222;
     if (!strstr(image, "broken")) return 0;
     for (unsigned i = 0; i + 1 < n; i++)

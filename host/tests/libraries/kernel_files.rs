@@ -11,10 +11,12 @@ use crate::support::{FakeDevComm, Fill, SIDECAR, Unknown, log_of, tests};
 tests! {
     kernels_of_a_file_are_launched_under_the_type_of_its_name,
     a_file_that_cannot_be_loaded_says_why,
+    ptx_is_loaded_with_its_source_lines,
     what_would_hang_or_is_not_there_is_refused_before_the_driver_sees_it,
 }
 
 const KERNELS: KernelSet = KernelSet::new((&[("fill", ".version 8.6", SIDECAR)], None));
+const LINES: KernelSet = KernelSet::new((&[("fill", ".version 8.6\n.loc 1 2 3", SIDECAR)], None));
 const NEWER: KernelSet = KernelSet::new((&[("fill", ".version 99", SIDECAR)], None));
 const BROKEN: KernelSet = KernelSet::new((&[("fill", "broken", SIDECAR)], None));
 
@@ -29,6 +31,12 @@ fn kernels_of_a_file_are_launched_under_the_type_of_its_name() {
         .unwrap();
     stream.synchronize().unwrap();
     assert_eq!(log_of(0), ["cuModuleLoad fill.cubin", "cuLaunchKernelEx fill grid 2 block 64"]);
+}
+
+fn ptx_is_loaded_with_its_source_lines() {
+    let context = Context::new(0).unwrap();
+    let _kernels = Kernels::load(&context, &LINES).unwrap();
+    assert_eq!(log_of(0), ["cuModuleLoadDataEx with lines"]);
 }
 
 fn a_file_that_cannot_be_loaded_says_why() {

@@ -131,7 +131,7 @@ pub fn deadlock(comm: DevComm) {
 // ANCHOR: panic
 /// Fails a check in one thread.
 #[kernel]
-pub fn panic(x: &[f32], out: *mut f32) {
+pub unsafe fn panic(x: &[f32], out: *mut f32) {
     let i = thread::index_1d() as usize;
     assert!(i < 40, "the table has 40 entries");
     // SAFETY: one thread writes each element.

@@ -3,6 +3,7 @@
 //! The harness is libtest-mimic: `main` calls `link_worker` first, as the kernel builder also
 //! starts this program as its worker process.
 
+use std::fs;
 use std::path::Path;
 
 use cuda_builder::{CalleeKind, CudaBuilder, Error, KernelReport};
@@ -10,21 +11,41 @@ use libtest_mimic::{Arguments, Completion, Failed, Trial};
 
 fn main() {
     cuda_builder::link_worker();
-    let name = "the_kernels_of_the_guide_have_no_stack_and_no_calls";
-    let trial = Trial::ignorable_test(name, || match reports() {
-        Ok(reports) => stay_in_registers(&reports).map(|()| Completion::Completed),
-        Err(error) if error.is_missing_part() => skip(error.to_string()),
-        Err(error) => Err(error.to_string().into()),
-    });
-    libtest_mimic::run(&Arguments::from_args(), vec![trial]).exit();
+    let whole = || {
+        let reports = builder("guide").build().and_then(|made| made.report());
+        ended(reports, |reports| stay_in_registers(reports))
+    };
+    let messages = || {
+        let ptx = |builder: CudaBuilder| Ok(builder.only("panic").build()?.modules.remove(0).ptx);
+        let both = ptx(builder("silent"))
+            .and_then(|silent| Ok((silent, ptx(builder("messages").panic_messages(true))?)));
+        ended(both, |(silent, messages)| {
+            say_what_failed(&fs::read_to_string(silent)?, &fs::read_to_string(messages)?)
+        })
+    };
+    let trials = vec![
+        Trial::ignorable_test("the_kernels_of_the_guide_have_no_stack_and_no_calls", whole),
+        Trial::ignorable_test("panics_have_messages_on_request_and_cost_nothing_without", messages),
+    ];
+    libtest_mimic::run(&Arguments::from_args(), trials).exit();
 }
 
-fn reports() -> Result<Vec<KernelReport>, Error> {
+fn builder(folder: &str) -> CudaBuilder {
     CudaBuilder::new("devcomm-guide-kernels")
         .manifest_dir(env!("CARGO_MANIFEST_DIR"))
-        .out_dir(Path::new(env!("CARGO_TARGET_TMPDIR")).join("guide"))
-        .build()?
-        .report()
+        .out_dir(Path::new(env!("CARGO_TARGET_TMPDIR")).join(folder))
+}
+
+/// Checks what a build has made; a test that lacks a component is skipped.
+fn ended<T>(
+    built: Result<T, Error>,
+    check: impl FnOnce(&T) -> Result<(), Failed>,
+) -> Result<Completion, Failed> {
+    match built {
+        Ok(made) => check(&made).map(|()| Completion::Completed),
+        Err(error) if error.is_missing_part() => skip(error.to_string()),
+        Err(error) => Err(error.to_string().into()),
+    }
 }
 
 /// But for GIN's operations, and for printing.
@@ -41,6 +62,26 @@ fn stay_in_registers(reports: &[KernelReport]) -> Result<(), Failed> {
         true => Ok(()),
         false => Err(format!("{} kernels; {bad:#?}", reports.len()).into()),
     }
+}
+
+/// The message, its file, and the variable that the host sets to the rank are in the PTX that was
+/// asked for them, and the other has none of it.
+fn say_what_failed(silent: &str, messages: &str) -> Result<(), Failed> {
+    let bytes =
+        |text: &str| text.bytes().map(|byte| byte.to_string()).collect::<Vec<_>>().join(", ");
+    let parts = [
+        bytes("the table has 40 entries"),
+        bytes("docs/guide/kernels/src/mistakes.rs"),
+        "vprintf".to_owned(),
+        " DEVCOMM_RANK[4] = {255, 255, 255, 255};".to_owned(),
+    ];
+    for part in parts {
+        if !messages.contains(&part) || silent.contains(&part) {
+            let (with, without) = (messages.contains(&part), silent.contains(&part));
+            return Err(format!("{part}: {with} with messages, {without} without").into());
+        }
+    }
+    Ok(())
 }
 
 /// A test that lacks a component is skipped; with `DEVCOMM_REQUIRE_KERNELS=1` it fails.

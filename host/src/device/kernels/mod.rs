@@ -3,6 +3,7 @@
 mod entry;
 mod lookup;
 mod modules;
+mod rank;
 mod set;
 mod sidecar;
 

@@ -10,6 +10,7 @@ use std::rc::Rc;
 use devcomm_locate::NcclVersion;
 
 use super::entry::Entry;
+use super::rank::with_rank;
 use super::set::{KernelSet, ModuleSource};
 use super::sidecar::Sidecar;
 use crate::device::context::Context;
@@ -52,7 +53,8 @@ impl Modules {
                 loaded.skipped.insert(file.to_owned(), sidecar.arch);
                 continue;
             }
-            let image = CString::new(ptx).map_err(|_| nul_error(file))?;
+            let ptx = with_rank(ptx, context.rank());
+            let image = CString::new(ptx.as_ref()).map_err(|_| nul_error(file))?;
             loaded.add(context, file, Image::Ptx(&image), sidecar)?;
         }
         Ok(loaded)

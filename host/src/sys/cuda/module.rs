@@ -1,7 +1,7 @@
 //! CUDA modules: loading them, their functions, and launches.
 
 use std::ffi::{CStr, CString, c_int, c_uint, c_void};
-use std::ptr::null_mut;
+use std::ptr::{null_mut, without_provenance_mut};
 
 use devcomm_sys::driver::{
     CUfunction, CUjit_option, CUlaunchAttribute, CUlaunchAttributeID, CUlaunchAttributeValue,
@@ -73,10 +73,12 @@ fn load_ptx(driver: &'static Driver, ptx: &CStr) -> Result<ModuleHandle, LoadFai
         CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
         CUjit_option::CU_JIT_INFO_LOG_BUFFER,
         CUjit_option::CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES,
+        // The lines of the source, for debuggers and profilers. The code is the same.
+        CUjit_option::CU_JIT_GENERATE_LINE_INFO,
     ];
-    // The size options are numbers cast to pointers; the driver writes the used size back.
-    let size = LOG_BYTES as *mut c_void;
-    let mut values = [errors.as_mut_ptr().cast(), size, infos.as_mut_ptr().cast(), size];
+    // Options that are numbers are cast to pointers; the driver writes the used sizes back.
+    let (size, on) = (without_provenance_mut(LOG_BYTES), without_provenance_mut(1));
+    let mut values = [errors.as_mut_ptr().cast(), size, infos.as_mut_ptr().cast(), size, on];
     let mut raw = null_mut();
     // SAFETY: the caller made the context current; the image is NUL-terminated PTX; each option has
     // a value, and the log buffers outlive the call and have the given size.

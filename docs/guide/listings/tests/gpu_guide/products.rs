@@ -6,8 +6,8 @@ use half::bf16;
 use kernels::products::{THREADS, TILE, product, product_all_reduce, product_then_reduce};
 use norm::KERNELS;
 
-/// Six tiles of C, and terms that are no multiple of a stage's.
-const PROBLEM: Problem = Problem { m: 2 * TILE as usize, n: 3 * TILE as usize, k: 72, seed: 4 };
+/// Three tiles of C, and terms that are no multiple of a stage's.
+const PROBLEM: Problem = Problem { m: TILE as usize, n: 3 * TILE as usize, k: 40, seed: 4 };
 
 /// A rank's factors in its memory.
 fn factors(rank: &Rank) -> Result<[SymmetricBuffer<bf16>; 2], Error> {
@@ -37,10 +37,10 @@ fn each_step_computes_its_product(rank: &Rank) -> Result<(), Error> {
     rank.load(&KERNELS)?;
     let (comm, stream) = (rank.communicator()?, rank.stream()?);
     let [a, b] = factors(rank)?;
-    let (count, tiles, ranks) = (PROBLEM.m * PROBLEM.n, 6, rank.n_ranks());
+    let (count, tiles, ranks) = (PROBLEM.m * PROBLEM.n, 3, rank.n_ranks());
     let (part, c) = (comm.window::<f32>(count)?, comm.window::<f32>(count)?);
     let [m, n, k] = PROBLEM.shape().map(|extent| extent as u32);
-    let dev = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(4))?;
+    let dev = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(2))?;
 
     let own = SymmetricBuffer::<f32>::new(rank.library(), rank.context(), count)?;
     // SAFETY: the kernels' contracts; each launch has ended before the next one.
@@ -49,7 +49,7 @@ fn each_step_computes_its_product(rank: &Rank) -> Result<(), Error> {
 
     let launch = product_then_reduce::args(&dev, &a, &b, &part, &c, m, n, k);
     // SAFETY: as above.
-    unsafe { launch.grid(4).block(THREADS).launch(&stream)? };
+    unsafe { launch.grid(2).block(THREADS).launch(&stream)? };
     check(&c, 0..ranks, &stream)?;
 
     let slots = ranks * (tiles as usize).div_ceil(ranks);
