@@ -266,8 +266,8 @@ unsafe fn reduces_unequally(comm: DevComm, x: Window<f32>, form: u32) {
     if me == 9 && form == 1 {
         return;
     }
-    // SAFETY: the windows have 64 elements, of which the call writes the second half; the mistake is
-    // what the test is for.
+    // SAFETY: the windows have 64 elements, of which the call writes the second half; the mistake
+    // is what the test is for.
     unsafe { lsa_copy(coop, x.local().as_ptr(), x, 32, count, team) };
 }
 

@@ -35,8 +35,8 @@
 //! memory model, are an error ([`Error::Race`]) that names both: kernel, rank, block, thread and
 //! line. It covers kernels, asynchronous copies, `wgmma`, GIN, streams, graphs, collectives and
 //! copies of the host, and finds most races in any order of execution. Host threads are ordered by
-//! what they wait for ([`Machine::exchange`]). [`Simulation::weak`] has atomic loads see old values,
-//! and copies land late.
+//! what they wait for ([`Machine::exchange`]). [`Simulation::weak`] has atomic loads see old
+//! values, and copies land late.
 //!
 //! # Time
 //!
@@ -46,9 +46,9 @@
 //! # Limitations
 //!
 //! Plain dereferences of pointers are not checked; only accesses through `cuda_std` and
-//! `nccl_device` are. Asynchronous copies read their source at once: what is not ordered with that is
-//! reported, but the copies do not see wrong data. Threads run one at a time, so simulated time does not
-//! predict a GPU's. CFT is not simulated, PROXY is the only GIN back end, and misuse of
+//! `nccl_device` are. Asynchronous copies read their source at once: what is not ordered with that
+//! is reported, but the copies do not see wrong data. Threads run one at a time, so simulated time
+//! does not predict a GPU's. CFT is not simulated, PROXY is the only GIN back end, and misuse of
 //! its resource sharing is not detected.
 //!
 //! # Safety model

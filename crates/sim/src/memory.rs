@@ -28,8 +28,8 @@ use crate::error::{Error, Result};
 use crate::multicast::Multicast;
 use crate::race::Races;
 
-/// Initial content of shared and of NCCL's memory, and the value that a shuffle reads from missing lanes: a NaN
-/// in every floating-point type, and an unlikely integer.
+/// Initial content of shared and of NCCL's memory, and the value that a shuffle reads from missing
+/// lanes: a NaN in every floating-point type, and an unlikely integer.
 pub(crate) const POISON: u32 = 0x7fff_7fff;
 
 /// NCCL's unit of the distance between two ranks' parts of a window.
