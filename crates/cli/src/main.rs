@@ -41,3 +41,13 @@ fn main() -> ExitCode {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn every_command_parses() {
+        super::Cli::command().debug_assert();
+    }
+}

@@ -37,6 +37,8 @@ pub enum Optional {
 /// Fetch what kernel builds need: rust-src by rustup, NCCL and ptxas by pip into a cache that all
 /// projects share
 #[derive(Debug, clap::Args)]
+// xtask adds an option to it.
+#[group(skip)]
 pub struct Setup {
     /// Print nothing if nothing is missing
     #[arg(long)]
