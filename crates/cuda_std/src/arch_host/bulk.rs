@@ -250,6 +250,20 @@ pub(crate) unsafe fn store_tile(map: &TensorMap, row: u32, column: u32, from: Sh
 }
 
 #[track_caller]
+pub(crate) unsafe fn store_bulk(to: *mut u8, from: SharedAddress, bytes: u32) {
+    let ends = [to.addr(), from.addr(), bytes as usize];
+    assert!(ends.iter().all(|end| end.is_multiple_of(16)), "a bulk copy is of multiples of 16");
+    event(Event::Uses(Engine::Bulk));
+    for chunk in 0..bytes as usize / 16 {
+        let source = touch(from.cast::<u128>().wrapping_add(chunk), Access::Read);
+        let to = touch(to.cast::<u128>().wrapping_add(chunk), Access::Write);
+        // SAFETY: the chunks are valid by the caller's contract.
+        unsafe { to.write(source.read()) }
+    }
+    event(Event::Uses(Engine::Thread));
+}
+
+#[track_caller]
 pub(crate) unsafe fn reduce_add_tile(map: &TensorMap, row: u32, column: u32, from: SharedAddress) {
     let map = description(map);
     event(Event::Uses(Engine::Bulk));
