@@ -25,7 +25,7 @@
 //! /// `inbox` has 8 numbers for each rank, and `flags` a word. `state` points to two words of this
 //! /// GPU's memory. The words were 0 before the first launch. `mine` and `sum` have four numbers.
 //! #[kernel]
-//! pub unsafe fn sum(
+//! pub unsafe fn sum_numbers(
 //!     comm: DevComm,
 //!     inbox: Window<f32>,
 //!     flags: Window<u32>,
