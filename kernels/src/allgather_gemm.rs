@@ -14,16 +14,14 @@
 //!
 //! # Why no row is overwritten that is still read
 //!
-//! The rows of a launch go to one of two banks, which take turns. Every rank waits for rows of each
-//! peer in each launch. So when a rank begins its next launch but one, each peer had begun the
-//! launch between, and had ended this one before it pushed anything in that.
+//! The rows arrive in a bank of a [`TileExchange`], and every rank waits for rows of each peer in
+//! each launch.
 
 use cuda_std::atomic::{Order as MemoryOrder, Scope};
 use cuda_std::prelude::*;
-use cuda_std::vector::Vec16;
 use cuda_std::{grid, tma};
 use devcomm_types::{GridConstant, TensorMap};
-use nccl_device::{Coop, DevComm, Epoch, Flag, Team, Window};
+use nccl_device::{Coop, DevComm, Team, TileExchange, Window};
 
 use crate::files::gemm::epilogue::Identity;
 use crate::files::gemm::follow::{Beside, Follow};
@@ -34,10 +32,6 @@ use crate::files::gemm::order::{Order, cluster, clusters};
 const ROWS: u32 = 4;
 /// Warps of a block that push; one more waits.
 const PUSHING: u32 = IDLE_WARPS - 1;
-/// Vectors that a lane has in flight.
-const UNROLL: u32 = 8;
-/// Elements of a vector.
-const LANES: u32 = Vec16::<bf16>::LANES as u32;
 /// Rows of a cluster's tile.
 const CLUSTER_M: u32 = CLUSTER * TILE_M;
 
@@ -51,7 +45,7 @@ pub struct Gathered {
     pub banks: Window<bf16>,
     /// [`gather_flags()`] words.
     pub flags: Window<u32>,
-    /// The words of an [`Epoch`].
+    /// The state of a [`TileExchange`].
     pub state: *mut u32,
 }
 
@@ -131,15 +125,16 @@ impl Gather<'_> {
         thread::sync_threads();
     }
 
-    /// The number of this launch.
+    /// The exchange of this launch.
     ///
     /// # Safety
     ///
     /// The kernel's contract; the previous kernels have ended.
     #[inline(always)]
-    unsafe fn epoch(&self) -> Epoch {
+    unsafe fn exchange(&self) -> TileExchange<'_, bf16> {
+        let Gathered { banks, flags, state, .. } = *self.gathered;
         // SAFETY: the caller's contract.
-        unsafe { Epoch::begin(self.gathered.state) }
+        unsafe { TileExchange::begin(self.comm, banks, flags, state) }
     }
 
     /// Ends this launch.
@@ -152,7 +147,7 @@ impl Gather<'_> {
     unsafe fn end(&self) {
         if thread::thread_idx_x() == 0 {
             // SAFETY: the caller's contract.
-            unsafe { self.epoch().end(Coop::thread()) };
+            unsafe { self.exchange().end(Coop::thread()) };
         }
     }
 
@@ -186,13 +181,6 @@ impl Gather<'_> {
         row / self.each() * self.messages() + row % self.each() / ROWS
     }
 
-    /// The flag of a message.
-    #[inline(always)]
-    fn flag(&self, message: u32) -> Flag<'_> {
-        // SAFETY: the kernel's contract: it is one of the window's flags.
-        unsafe { Flag::new(self.comm, self.gathered.flags, message as usize) }
-    }
-
     /// Waits for the rows of the block's tiles, one tile after the other.
     ///
     /// # Safety
@@ -201,8 +189,8 @@ impl Gather<'_> {
     #[inline(always)]
     unsafe fn watch(&self, order: Order) {
         // SAFETY: the caller's contract.
-        let epoch = unsafe { self.epoch().get() };
-        let bank = epoch % 2;
+        let exchange = unsafe { self.exchange() };
+        let bank = exchange.bank();
         if warp::lane_id() == 0 {
             tma::prefetch_map(if bank == 0 { self.maps[0] } else { self.maps[1] });
             // SAFETY: the word is read only after what this lane releases below.
@@ -216,7 +204,7 @@ impl Gather<'_> {
                 let last = self.message(end - 1);
                 let mut message = self.message(row) + warp::lane_id();
                 while all && message <= last {
-                    all = self.wait_for(message, epoch);
+                    all = self.wait_for(&exchange, message);
                     message += warp::WARP_SIZE;
                 }
             }
@@ -237,10 +225,9 @@ impl Gather<'_> {
 
     /// Waits for a message; whether it has arrived, or else the host has aborted the wait.
     #[inline(always)]
-    fn wait_for(&self, message: u32, epoch: u32) -> bool {
-        let flag = self.flag(message);
+    fn wait_for(&self, exchange: &TileExchange<'_, bf16>, message: u32) -> bool {
         let arrives = self.comm.wait_until_or_abort(|| {
-            let has_arrived = flag.is_at_least(epoch);
+            let has_arrived = exchange.has_arrived(message);
             if !has_arrived {
                 // The warps that multiply need the power.
                 thread::nanosleep(500);
@@ -259,18 +246,23 @@ impl Gather<'_> {
     #[inline(always)]
     unsafe fn push(&self, index: u32) {
         // SAFETY: the caller's contract.
-        let epoch = unsafe { self.epoch().get() };
+        let exchange = unsafe { self.exchange() };
         let (ranks, messages) = (self.team.n_ranks as u32, self.messages());
+        let element = |row: u32| row as usize * self.k as usize;
         let mut item = thread::block_idx_x() * PUSHING + index;
         while item < ranks * messages {
             let (distance, message) = (item / messages, item % messages);
             if distance > 0 || self.is_shared(message) {
                 // The rank before this one needs these rows first.
                 let to = self.team.rotated((ranks - distance) as i32);
-                // SAFETY: the caller's contract.
-                unsafe { self.send(message, to, epoch % 2) };
-                let first = self.team.rank as u32 * messages;
-                self.flag(first + message).post(Coop::warp(), to, epoch);
+                let row = message * ROWS;
+                let from = self.gathered.rows.wrapping_add(element(row));
+                let len = element((self.each() - row).min(ROWS));
+                let (tile, at) =
+                    (self.team.rank as u32 * messages + message, element(self.first() + row));
+                // SAFETY: the kernel's contract: the rank has the rows, the bank has room for them,
+                // and nothing else accesses them before their flag is set.
+                unsafe { exchange.push(Coop::warp(), to, tile, at, from, len) };
             }
             item += thread::grid_dim_x() * PUSHING;
         }
@@ -282,50 +274,6 @@ impl Gather<'_> {
         let first = self.first() + message * ROWS;
         let last = (first + ROWS).min(self.first() + self.each()) - 1;
         !self.is_own(first / TILE_M * TILE_M) || !self.is_own(last / TILE_M * TILE_M)
-    }
-
-    /// Stores the rows of a message to a rank's bank.
-    ///
-    /// # Safety
-    ///
-    /// As [`push`](Self::push); nothing else accesses these rows of the bank before their flag is
-    /// set.
-    #[inline(always)]
-    unsafe fn send(&self, message: u32, to: i32, bank: u32) {
-        let vectors = self.k / LANES;
-        let row = message * ROWS;
-        let count = (self.each() - row).min(ROWS) * vectors;
-        let element = |row: u32| row as usize * self.k as usize;
-        let from = self.gathered.rows.wrapping_add(element(row)).cast::<Vec16<bf16>>();
-        let banks = self.gathered.banks;
-        let bank = bank as usize * (banks.len() / 2);
-        let into = banks.lsa(to).as_ptr().wrapping_add(bank + element(self.first() + row));
-        let into = into.cast::<Vec16<bf16>>();
-        let mut at = warp::lane_id();
-        while at < count {
-            let mut vectors = [Vec16::from_bits([0; 4]); UNROLL as usize];
-            let mut i = 0;
-            while i < UNROLL {
-                let vector = at + i * warp::WARP_SIZE;
-                if vector < count {
-                    let from = from.wrapping_add(vector as usize).cast();
-                    // SAFETY: the kernel's contract: the vector is one of the rank's rows.
-                    vectors[i as usize] = unsafe { mem::load_vec::<bf16>(from) };
-                }
-                i += 1;
-            }
-            let mut i = 0;
-            while i < UNROLL {
-                let vector = at + i * warp::WARP_SIZE;
-                if vector < count {
-                    let into = into.wrapping_add(vector as usize).cast();
-                    // SAFETY: the caller's contract; the bank has the row.
-                    unsafe { mem::store_vec::<bf16>(into, vectors[i as usize]) };
-                }
-                i += 1;
-            }
-            at += UNROLL * warp::WARP_SIZE;
-        }
     }
 }
 

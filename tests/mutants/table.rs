@@ -61,9 +61,8 @@ const PARTIAL: &str = "mem::load_vec(from.add(source * stride";
 const OWN_PART: &str = "mem::load_vec_relaxed(self";
 const FLAG: &str = "self.flag(strip, source).get()";
 
-const PUSHED_ROWS: &str = "mem::store_vec::<bf16>(into";
-const POST: &str = ".post(Coop::warp()";
-const ARRIVAL: &str = "flag.is_at_least(";
+const PUSHED_ROWS: &str = "exchange.push(";
+const ARRIVAL: &str = "exchange.has_arrived(";
 const BANK: &str = "arrived().add(1)";
 
 const SEND: &str = "session.send(";
@@ -209,8 +208,8 @@ pub const MUTANTS: &[Mutant] = &[
     mutant("gemm_allreduce_wide", WGMMA, ("tma::wait_stores::<0>()", 1), NoWait, &["from.store(c"]),
     mutant("gemm_allreduce_wide", MESSAGES, ("mem::store_ordered(stored", 0), Relax, &[OWN_PART]),
     mutant("allgather_gemm", GATHER, (PREVIOUS, 0), NoWait, &[PUSHED_ROWS]),
-    mutant("allgather_gemm", GATHER, (POST, 0), NARROW, &[ARRIVAL]),
-    mutant("allgather_gemm", GATHER, (POST, 0), Relax, &[PUSHED_ROWS]),
+    mutant("allgather_gemm", GATHER, (PUSHED_ROWS, 0), NARROW, &[ARRIVAL]),
+    mutant("allgather_gemm", GATHER, (PUSHED_ROWS, 0), Relax, &[PUSHED_ROWS]),
     mutant("allgather_gemm", GATHER, (ARRIVAL, 0), Relax, &[PUSHED_ROWS]),
     mutant("allgather_gemm", GATHER, ("store_ordered(arrived()", 0), Relax, &[BANK]),
     mutant("allgather_gemm", GATHER, ("fence_async_global()", 0), Remove, &[PUSHED_ROWS]),

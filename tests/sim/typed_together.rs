@@ -74,7 +74,7 @@ fn odd_and_even_epochs_take_turns_also_where_they_wrap_around() {
         let pass_on = pass_on::args(&comm, &x, &y, &flags, &epoch, 1_usize, 1_u32);
         let mut epochs = Vec::new();
         for _ in 0..3 {
-            gpu.launch(pass_on.clone().grid(1).block(1))?;
+            gpu.launch(pass_on.grid(1).block(1))?;
             epochs.push(read(&epoch)?[1]);
         }
         Ok(epochs)

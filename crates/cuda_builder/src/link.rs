@@ -24,11 +24,11 @@ const SHARED_SECTION: &str = ".shared";
 /// Removes dead code first, to save time. Nothing unwinds on a GPU: invokes become calls.
 const CLEAN: &str = "globaldce,function(lower-invoke)";
 
-/// The second O3 is needed: after one, arrays indexed in loops stay in local memory.
-const OPTIMISE: &str = "default<O3>,default<O3>";
+/// Runs twice: after once, arrays indexed in loops stay in local memory.
+const OPTIMISE: &str = "default<O3>";
 
 /// Part of each cache key: change it when equal inputs give another result.
-pub(crate) const REVISION: u32 = 11;
+pub(crate) const REVISION: u32 = 12;
 
 /// A request to prepare NCCL's bitcode.
 #[derive(Debug, Serialize, Deserialize)]
@@ -118,8 +118,11 @@ pub(crate) fn link(llvm: &Llvm, job: &Link) -> Result<Linked> {
 
     let machine = TargetMachine::new(llvm, &job.cpu, &job.features)?;
     module.optimise(&machine, CLEAN)?;
-    inline_single_callers(&module)?;
-    module.optimise(&machine, OPTIMISE)?;
+    for _ in 0..2 {
+        // After the first time, also functions whose other calls were dead code.
+        inline_single_callers(&module)?;
+        module.optimise(&machine, OPTIMISE)?;
+    }
     module.functions().into_iter().for_each(Function::remove_personality);
     dump(&module, job, "after")?;
 

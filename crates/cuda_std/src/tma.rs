@@ -97,6 +97,21 @@ pub unsafe fn store_tile(map: &TensorMap, row: u32, column: u32, from: *const u8
     unsafe { arch::store_tile(map, row, column, arch::shared_address(from)) }
 }
 
+/// Starts the copy of `bytes` bytes from shared to global memory. PTX:
+/// `cp.async.bulk.global.shared::cta.bulk_group`.
+///
+/// # Safety
+///
+/// `from` lies in shared memory and `to` in global, of this GPU or of a peer; both are valid for
+/// the bytes and, like their number, multiples of 16. The rest is as in [`store_tile`].
+#[doc(alias = "cp.async.bulk")]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+#[track_caller]
+pub unsafe fn store_bulk(to: *mut u8, from: *const u8, bytes: u32) {
+    // SAFETY: the caller's contract.
+    unsafe { arch::store_bulk(to, arch::shared_address(from), bytes) }
+}
+
 /// As [`store_tile`], but adds the tile to the matrix, atomically for each element. The type of the
 /// elements is the map's; a sum is rounded to it. PTX:
 /// `cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group`.
@@ -113,16 +128,12 @@ pub unsafe fn reduce_add_tile(map: &TensorMap, row: u32, column: u32, from: *con
     unsafe { arch::reduce_add_tile(map, row, column, arch::shared_address(from)) }
 }
 
-/// Starts the copy of words from shared memory to global memory, of this GPU or of a peer. They
-/// arrive in any order, each as a whole: messages that are their own flags. PTX:
-/// `cp.async.bulk.global.shared::cta.bulk_group`.
+/// As [`store_bulk`], of words that arrive in any order, each as a whole: messages that are their own
+/// flags.
 ///
 /// # Safety
 ///
-/// `from` has `bytes` bytes of shared memory, and `to` of global memory, both aligned to 16 bytes, a
-/// multiple of 16; they are written before a [`fence_async_shared`] of the writing threads and a
-/// barrier with this thread. Until a wait of this thread for the group, no thread writes them; until
-/// they have arrived, none reads `to` but by relaxed loads at system scope.
+/// As there, but other threads may read `to` by relaxed loads at system scope.
 #[doc(alias = "cp.async.bulk")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]

@@ -60,7 +60,7 @@
 use cuda_std::atomic::{AtomicU32, Order, Scope};
 use cuda_std::tile::SharedTile;
 use cuda_std::vector::Vec16;
-use cuda_std::{hint, mem};
+use cuda_std::{hint, mem, thread};
 use devcomm_types::{Element, WaitFor, WaitKind};
 
 use crate::call::CoopCall;
@@ -298,7 +298,8 @@ impl<const N: usize> Lamport<'_, N> {
     }
 
     /// Waits for the vectors that one rank sent to `K` slots, of which all are polled at once;
-    /// empties them. `slot` gives a slot, or `None` for a vector that nobody sends, which is 0.
+    /// empties them. `slot` gives a slot, or `None` for a vector that nobody sends, which is 0. The
+    /// thread sleeps about `pause` nanoseconds between polls, for others that need the memory.
     ///
     /// # Safety
     ///
@@ -309,6 +310,7 @@ impl<const N: usize> Lamport<'_, N> {
         &self,
         source: usize,
         slot: impl Fn(usize) -> Option<u32>,
+        pause: u32,
     ) -> [Vec16<T>; K] {
         let mut vectors = [Vec16::from_bits([0; 4]); K];
         // Slots are opaque, as their addresses would take registers from here to the end.
@@ -322,6 +324,9 @@ impl<const N: usize> Lamport<'_, N> {
                     all &= has_arrived;
                 }
                 i += 1;
+            }
+            if !all && pause > 0 {
+                thread::nanosleep(pause);
             }
             all
         });

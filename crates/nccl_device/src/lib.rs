@@ -17,6 +17,7 @@
 //!   barrier of the blocks of a grid.
 //! * [`Flag`]: a word by which one rank tells another that its data is written; [`Epoch`]: the
 //!   number of a launch, as the flags' value.
+//! * [`TileExchange`]: tiles that ranks push to each other while they compute.
 //! * [`gin`]: puts, gets, signals, counters, flushes.
 //! * [`Lamport`]: messages of floats that are their own flags.
 //! * [`LlA2a`]: NCCL's low-latency (LL) all-to-all, whose messages carry their own flags.
@@ -79,6 +80,7 @@ mod order;
 pub mod raw;
 pub mod reduce_copy;
 mod resource;
+mod tile_exchange;
 mod wait;
 mod window;
 
@@ -95,5 +97,6 @@ pub use lamport::{EMPTY, Lamport, LamportSlots, message, message_word};
 pub use ll_a2a::{LlA2a, LlA2aBuffer};
 pub use order::MemoryOrder;
 pub use resource::ResourceBuffer;
+pub use tile_exchange::TileExchange;
 pub use wait::{Aborted, TimedOut, Timeout};
 pub use window::{LsaPtr, SymPtr, Window};

@@ -14,7 +14,7 @@ use devcomm_kernels::gemm::gemm_wgmma::{CLUSTER, SHARED, THREADS, TILE_M, TILE_N
 use devcomm_kernels::{GatheredArgs, gather_flags};
 use devcomm_types::Kernel;
 use half::bf16;
-use nccl_device::Epoch;
+use nccl_device::TileExchange;
 
 use crate::check::{check_extents, check_len, refuse, require_context};
 use crate::gemm::{Matrices, map, wide_maps};
@@ -270,7 +270,7 @@ impl Fused {
             dev_comm: comm.create_dev_comm(DevCommRequirements::new())?,
             banks: comm.window(2 * (m * k).next_multiple_of(ALIGNMENT))?,
             flags: comm.window(gather_flags(m, comm.n_ranks()).max(1))?,
-            state: comm.mem_alloc(Epoch::WORDS)?,
+            state: comm.mem_alloc(TileExchange::<bf16>::STATE)?,
             clusters,
         };
         fused.state.fill_bytes(0)?;

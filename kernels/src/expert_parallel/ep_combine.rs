@@ -330,7 +330,7 @@ impl Combine<'_> {
                     }
                 } else if targets >> rank & 1 == 1 {
                     let slot = |i| part.vector_of(token, i).map(|vector| vector as u32);
-                    add(&mut sums, &session.receive_several(rank, slot), 1.0);
+                    add(&mut sums, &session.receive_several(rank, slot, 0), 1.0);
                 }
                 rank += 1;
             }

@@ -146,7 +146,8 @@ impl Epilogue for Exchange<'_> {
         let Some(session) = &self.session else { return };
         let peer = self.comm.lsa_team().rank as usize ^ 1;
         // SAFETY: the peer's thread sends to these slots, and this one receives.
-        let theirs: [_; VECTORS] = unsafe { session.receive_several(peer, |i| self.slot(sums, i)) };
+        let theirs: [_; VECTORS] =
+            unsafe { session.receive_several(peer, |i| self.slot(sums, i), 0) };
         let mut i = 0;
         while i < VECTORS {
             let mut wide = bf16::widen(Self::vector(sums, i));

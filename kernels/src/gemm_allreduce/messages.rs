@@ -38,6 +38,9 @@ const ROWS: u32 = 8;
 const GROUPS: u32 = TILE_M / ROWS;
 /// Elements of a message.
 const LANES: u32 = Vec16::<bf16>::LANES as u32;
+/// Nanoseconds between polls: a tile takes 10,000 and more, and the warps that multiply need the
+/// power.
+const PAUSE: u32 = 500;
 /// Columns and slots of a tile that is sent.
 const COLUMNS: u32 = SharedTile::<bf16, STORE_M>::COLUMNS;
 const SLOTS: u32 = STORE_M * COLUMNS / LANES;
@@ -247,8 +250,7 @@ impl<const SCATTERS: bool> Messages<'_, SCATTERS> {
                 mem::load_ordered(stored, MemoryOrder::Acquire, Scope::Cta) > tile
             };
             if !is_stored {
-                // A tile takes 10,000 and more: the warps that multiply need the power.
-                thread::nanosleep(200);
+                thread::nanosleep(PAUSE);
             }
             is_stored
         });
@@ -265,7 +267,7 @@ impl<const SCATTERS: bool> Messages<'_, SCATTERS> {
         // SAFETY: the caller's contract.
         unsafe {
             let ours = self.load(group);
-            let theirs: Vectors = session.receive_several(peer, |i| group.slot(i));
+            let theirs: Vectors = session.receive_several(peer, |i| group.slot(i), PAUSE);
             let mut i = 0;
             while i < ours.len() {
                 if let Some(vector) = group.vector(i) {

@@ -51,6 +51,13 @@ fn main() {
             Err(error) => missing(&error),
         }
     };
+    let exchange = || {
+        let kernels = builder("tile_exchange", "devcomm-device-test-kernels", "tile_exchange");
+        match build(kernels) {
+            Ok(module) => pushes_tiles(&module),
+            Err(error) => missing(&error),
+        }
+    };
     let trials = vec![
         Trial::ignorable_test(
             "kernels_with_checks_say_what_went_wrong_and_others_carry_no_messages",
@@ -60,6 +67,7 @@ fn main() {
         Trial::ignorable_test("a_pipeline_of_tiles_is_what_one_writes_by_hand", tiles),
         Trial::ignorable_test("the_ladders_kernels_stay_in_registers", ladder),
         Trial::ignorable_test("a_kernel_around_a_shipped_body_keeps_it_in_registers", own),
+        Trial::ignorable_test("a_tile_is_pushed_before_its_flag_is_set", exchange),
     ];
     libtest_mimic::run(&Arguments::from_args(), trials).exit();
 }
@@ -198,8 +206,42 @@ fn has_its_own_entry_only(ptx: &str) -> Result<(), Failed> {
     }
 }
 
+/// By a bulk copy; all of the product stays in registers.
+fn pushes_tiles(module: &ModuleArtifact) -> Result<Completion, Failed> {
+    let instructions = [
+        "mma.sync",
+        "fence.proxy.async.shared::cta",
+        "cp.async.bulk.global.shared::cta.bulk_group",
+        "cp.async.bulk.commit_group",
+        "cp.async.bulk.wait_group 0",
+        "st.release.sys",
+        "ld.acquire.sys",
+    ];
+    has_in_order(&ptx(module)?, "product_and_sum", &instructions)?;
+    let reports: Vec<_> = module.info.kernels.iter().map(|kernel| kernel.resources).collect();
+    match reports[..] {
+        [Some(resources)] if resources.stack + resources.spill_stores == 0 => {
+            Ok(Completion::Completed)
+        }
+        [None] => skip("there is no ptxas".to_owned()),
+        _ => Err(format!("{reports:?}").into()),
+    }
+}
+
+/// Whether a kernel has these instructions, in this order.
+fn has_in_order(ptx: &str, kernel: &str, instructions: &[&str]) -> Result<(), Failed> {
+    let body = body(ptx, kernel)?;
+    let mut rest = body;
+    for instruction in instructions {
+        let Some((_, after)) = rest.split_once(instruction) else {
+            return Err(format!("{kernel} has no {instruction} there:\n{body}").into());
+        };
+        rest = after;
+    }
+    Ok(())
+}
+
 fn uses_the_instructions(ptx: &str) -> Result<(), Failed> {
-    // In this order.
     for (kernel, instructions) in [
         (
             "passes_on",
@@ -218,14 +260,7 @@ fn uses_the_instructions(ptx: &str) -> Result<(), Failed> {
             ],
         ),
     ] {
-        let body = body(ptx, kernel)?;
-        let mut rest = body;
-        for instruction in instructions {
-            let Some((_, after)) = rest.split_once(instruction) else {
-                return Err(format!("{kernel} has no {instruction} there:\n{body}").into());
-            };
-            rest = after;
-        }
+        has_in_order(ptx, kernel, instructions)?;
     }
     Ok(())
 }

@@ -250,6 +250,37 @@ pub(crate) unsafe fn store_tile(map: &TensorMap, row: u32, column: u32, from: Sh
 }
 
 #[track_caller]
+pub(crate) unsafe fn store_bulk(to: *mut u8, from: SharedAddress, bytes: u32) {
+    // SAFETY: the caller's contract.
+    unsafe { copy_bulk(to, from, bytes, Access::Write) }
+}
+
+#[track_caller]
+pub(crate) unsafe fn store_words(to: *mut u32, from: SharedAddress, bytes: u32) {
+    // SAFETY: the caller's contract.
+    unsafe { copy_bulk(to.cast(), from, bytes, Access::AtomicWrite(Order::Relaxed, Scope::Sys)) }
+}
+
+/// A bulk copy, whose stores are of this kind.
+///
+/// # Safety
+///
+/// `from` and `to` are valid for the bytes.
+#[track_caller]
+unsafe fn copy_bulk(to: *mut u8, from: SharedAddress, bytes: u32, kind: Access) {
+    let ends = [to.addr(), from.addr(), bytes as usize];
+    assert!(ends.iter().all(|end| end.is_multiple_of(16)), "a bulk copy is of multiples of 16");
+    event(Event::Uses(Engine::Bulk));
+    for chunk in 0..bytes as usize / 16 {
+        let source = touch(from.cast::<u128>().wrapping_add(chunk), Access::Read);
+        let to = touch(to.cast::<u128>().wrapping_add(chunk), kind);
+        // SAFETY: the chunks are valid by the caller's contract.
+        unsafe { to.write(source.read()) }
+    }
+    event(Event::Uses(Engine::Thread));
+}
+
+#[track_caller]
 pub(crate) unsafe fn reduce_add_tile(map: &TensorMap, row: u32, column: u32, from: SharedAddress) {
     let map = description(map);
     event(Event::Uses(Engine::Bulk));
@@ -281,23 +312,6 @@ fn sum(data_type: DataType, a: u128, b: u128) -> u128 {
         DataType::Float32 => each(32, |a, b| (f32::from_bits(a) + f32::from_bits(b)).to_bits()),
         other => panic!("the simulator adds tiles of f16, bf16 and f32, not of {other:?}"),
     }
-}
-
-#[track_caller]
-pub(crate) unsafe fn store_words(to: *mut u32, from: SharedAddress, bytes: u32) {
-    assert!(
-        bytes.is_multiple_of(16) && to.addr().is_multiple_of(16) && from.addr().is_multiple_of(16),
-        "a bulk copy has whole, aligned chunks of 16 bytes"
-    );
-    event(Event::Uses(Engine::Bulk));
-    for chunk in 0..bytes as usize / 16 {
-        let source = touch(from.cast::<u128>().wrapping_add(chunk), Access::Read);
-        let access = Access::AtomicWrite(Order::Relaxed, Scope::Sys);
-        let to = touch(to.cast::<u128>().wrapping_add(chunk), access);
-        // SAFETY: the caller's contract: both have the chunk.
-        unsafe { to.write(source.read()) }
-    }
-    event(Event::Uses(Engine::Thread));
 }
 
 #[track_caller]

@@ -168,6 +168,21 @@ pub(crate) unsafe fn store_tile(map: &TensorMap, row: u32, column: u32, from: Sh
 }
 
 #[inline(always)]
+pub(crate) unsafe fn store_bulk(to: *mut u8, from: SharedAddress, bytes: u32) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        asm!(
+            "{{ .reg .u64 to; cvta.to.global.u64 to, {to}; \
+             cp.async.bulk.global.shared::cta.bulk_group [to], [{from}], {bytes}; }}",
+            to = in(reg64) to,
+            from = in(reg32) from,
+            bytes = in(reg32) bytes,
+            options(nostack),
+        );
+    }
+}
+
+#[inline(always)]
 pub(crate) unsafe fn reduce_add_tile(map: &TensorMap, row: u32, column: u32, from: SharedAddress) {
     // SAFETY: the caller's contract.
     unsafe {
@@ -186,15 +201,7 @@ pub(crate) unsafe fn reduce_add_tile(map: &TensorMap, row: u32, column: u32, fro
 #[inline(always)]
 pub(crate) unsafe fn store_words(to: *mut u32, from: SharedAddress, bytes: u32) {
     // SAFETY: the caller's contract.
-    unsafe {
-        asm!(
-            "cp.async.bulk.global.shared::cta.bulk_group [{to}], [{from}], {bytes};",
-            to = in(reg64) to,
-            from = in(reg32) from,
-            bytes = in(reg32) bytes,
-            options(nostack),
-        );
-    }
+    unsafe { store_bulk(to.cast(), from, bytes) }
 }
 
 #[inline(always)]

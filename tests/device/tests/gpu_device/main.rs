@@ -6,5 +6,6 @@ mod launches;
 mod ll_a2a;
 mod lsa;
 mod stuck;
+mod tile_exchange;
 mod tiles;
 mod wrong;

@@ -1,0 +1,237 @@
+//! Tiles that ranks push to each other while they compute, without a barrier and without a reset.
+//!
+//! Every rank has an *inbox*, a window, where peers store tiles, and a flag for each of them. The
+//! sender sets the flag to the number of the launch, its [`Epoch`], once the tile is there. The
+//! inbox has two *banks*, which take turns: what a launch receives is in one, and the next launch
+//! overwrites the other.
+//!
+//! # What an exchange requires
+//!
+//! In every launch each rank waits for a tile of each peer, and pushes nothing before the previous
+//! kernel of its stream has ended. Then a rank that begins a launch has tiles of each peer's last
+//! launch, so the one before that has ended in the peer, and nothing reads the bank any more. A
+//! grid whose blocks wait for tiles that other blocks push is launched cooperatively.
+//!
+//! # Example
+//!
+//! ```
+//! use cuda_std::prelude::*;
+//! use nccl_device::{Coop, DevComm, TileExchange, Window};
+//!
+//! /// The sum of four numbers of each rank. One block, of a warp.
+//! ///
+//! /// # Safety
+//! ///
+//! /// `inbox` has 8 numbers for each rank, and `flags` a word. `state` points to two words of this
+//! /// GPU's memory. The words were 0 before the first launch. `mine` and `sum` have four numbers.
+//! #[kernel]
+//! pub unsafe fn sum_numbers(
+//!     comm: DevComm,
+//!     inbox: Window<f32>,
+//!     flags: Window<u32>,
+//!     state: *mut u32,
+//!     mine: *const f32,
+//!     sum: *mut f32,
+//! ) {
+//!     let (team, warp) = (comm.lsa_team(), Coop::warp());
+//!     // SAFETY: the kernel's contract. Tile `r` is that of rank `r`.
+//!     unsafe {
+//!         let exchange = TileExchange::begin(&comm, inbox, flags, state);
+//!         for peer in team.all_from_self() {
+//!             exchange.push(warp, peer, team.rank as u32, 4 * team.rank as usize, mine, 4);
+//!         }
+//!         let mut sums = [0.0; 4];
+//!         for rank in 0..team.n_ranks as usize {
+//!             exchange.wait_for(warp, rank as u32);
+//!             let theirs = exchange.load_vec(4 * rank).to_bits().map(f32::from_bits);
+//!             sums = [0, 1, 2, 3].map(|i: usize| sums[i] + theirs[i]);
+//!         }
+//!         if warp.thread_rank() == 0 {
+//!             mem::store_vec(sum, Vec16::from_bits(sums.map(f32::to_bits)));
+//!         }
+//!         exchange.end(warp);
+//!     }
+//! }
+//! # fn main() {}
+//! ```
+
+use cuda_std::vector::Vec16;
+use cuda_std::{mem, tma};
+use devcomm_types::Element;
+
+use crate::{Coop, DevComm, Epoch, Flag, Window};
+
+/// Vectors that a thread has in flight.
+const UNROLL: usize = 8;
+
+/// An exchange of tiles in one launch, within the LSA team.
+pub struct TileExchange<'a, T> {
+    comm: &'a DevComm,
+    inbox: Window<T>,
+    flags: Window<u32>,
+    epoch: Epoch,
+}
+
+impl<'a, T: Element> TileExchange<'a, T> {
+    /// The number of words of an exchange's state.
+    pub const STATE: usize = Epoch::WORDS;
+
+    /// Begins a launch. Both banks have the same length, half of the inbox's.
+    ///
+    /// # Safety
+    ///
+    /// Each rank's part of `inbox` and each bank begin at a multiple of 16 bytes. `flags` has a
+    /// word for each tile that a rank receives, and `state` points to [`STATE`](Self::STATE) words
+    /// of this GPU's memory, all 0 before the first launch. The windows have the same lengths in
+    /// every rank, and only exchanges with this state use them. One launch at a time does, the
+    /// previous one has ended, and all blocks of it [`end`](Self::end) the exchange.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub unsafe fn begin(
+        comm: &'a DevComm,
+        inbox: Window<T>,
+        flags: Window<u32>,
+        state: *mut u32,
+    ) -> Self {
+        // SAFETY: the caller's contract.
+        Self { comm, inbox, flags, epoch: unsafe { Epoch::begin(state) } }
+    }
+
+    /// The bank of this launch, 0 or 1: the first or the second half of the inbox.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub fn bank(&self) -> u32 {
+        self.epoch.get() % 2
+    }
+
+    /// Element `at` of a rank's bank.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    fn element(&self, peer: i32, at: usize) -> *mut T {
+        let bank = self.bank() as usize * (self.inbox.len() / 2);
+        self.inbox.lsa(peer).as_ptr().wrapping_add(bank + at)
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn flag(&self, tile: u32) -> Flag<'_> {
+        // SAFETY: the constructor's contract, and that of the methods: it is one of the flags.
+        unsafe { Flag::new(self.comm, self.flags, tile as usize) }
+    }
+
+    /// Stores `len` elements to rank `peer`'s bank, from element `at` on, and sets the flag `tile`
+    /// there. All threads of the coop call it.
+    ///
+    /// # Safety
+    ///
+    /// `from` has the elements, in this GPU's memory, the bank too, and both begin at multiples of
+    /// 16 bytes, of which `len` is a multiple. There is such a flag, which nothing else sets in
+    /// this launch. Until then nothing else accesses these elements.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub unsafe fn push(
+        &self,
+        coop: Coop,
+        peer: i32,
+        tile: u32,
+        at: usize,
+        from: *const T,
+        len: usize,
+    ) {
+        let (count, threads) = (len / Vec16::<T>::LANES, coop.size() as usize);
+        let into = self.element(peer, at);
+        let offset = |vector: usize| vector * Vec16::<T>::LANES;
+        let mut at = coop.thread_rank() as usize;
+        while at < count {
+            let mut vectors = [Vec16::from_bits([0; 4]); UNROLL];
+            let mut i = 0;
+            while i < UNROLL {
+                let vector = at + i * threads;
+                if vector < count {
+                    // SAFETY: the caller's contract.
+                    vectors[i] = unsafe { mem::load_vec(from.wrapping_add(offset(vector))) };
+                }
+                i += 1;
+            }
+            let mut i = 0;
+            while i < UNROLL {
+                let vector = at + i * threads;
+                if vector < count {
+                    // SAFETY: the caller's contract.
+                    unsafe { mem::store_vec(into.wrapping_add(offset(vector)), vectors[i]) };
+                }
+                i += 1;
+            }
+            at += UNROLL * threads;
+        }
+        self.flag(tile).post(coop, peer, self.epoch.get());
+    }
+
+    /// As [`push`](Self::push), from shared memory, to each of `peers`: by bulk copies, for which
+    /// one thread waits. Needs sm_90. PTX: `cp.async.bulk.global.shared::cta.bulk_group`.
+    ///
+    /// # Safety
+    ///
+    /// As there; `from` lies in shared memory. It is written before a
+    /// [`fence_async_shared`](tma::fence_async_shared) of the writing threads and a barrier with
+    /// this one, and not again before it returns.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub unsafe fn push_shared(
+        &self,
+        peers: impl Iterator<Item = i32> + Clone,
+        tile: u32,
+        at: usize,
+        from: *const T,
+        len: usize,
+    ) {
+        for peer in peers.clone() {
+            let (into, bytes) = (self.element(peer, at), (len * size_of::<T>()) as u32);
+            // SAFETY: the caller's contract.
+            unsafe { tma::store_bulk(into.cast(), from.cast(), bytes) };
+        }
+        tma::commit_stores();
+        tma::wait_stores::<0>();
+        for peer in peers {
+            self.flag(tile).post(Coop::thread(), peer, self.epoch.get());
+        }
+    }
+
+    /// Whether a tile has arrived in this rank's bank. The calling thread sees it then.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub fn has_arrived(&self, tile: u32) -> bool {
+        self.flag(tile).is_at_least(self.epoch.get())
+    }
+
+    /// Waits until a tile has arrived in this rank's bank. All threads of the coop see it then.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub fn wait_for(&self, coop: Coop, tile: u32) {
+        self.flag(tile).wait_at_least(coop, self.epoch.get());
+    }
+
+    /// 16 bytes of this rank's bank, from element `at` on.
+    ///
+    /// # Safety
+    ///
+    /// They are in a tile that has arrived, as this thread knows, and begin at a multiple of 16
+    /// bytes.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub unsafe fn load_vec(&self, at: usize) -> Vec16<T> {
+        // SAFETY: the caller's contract.
+        unsafe { mem::load_vec(self.element(self.comm.lsa_team().rank, at)) }
+    }
+
+    /// Ends the exchange for this block.
+    ///
+    /// # Safety
+    ///
+    /// One coop of each block calls it, once per launch, when no thread of the block uses the
+    /// exchange any more.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub unsafe fn end(&self, coop: Coop) {
+        // SAFETY: the caller's contract.
+        unsafe { self.epoch.end(coop) };
+    }
+}
