@@ -72,7 +72,7 @@ fn product(
     let most = |extent: fn(&Problem) -> usize| sets.iter().map(|set| extent(&set.problem)).max();
     let (m, k) = (most(|problem| problem.m).unwrap_or(1), most(|problem| problem.k).unwrap_or(1));
     let product = AllGatherGemm::new(rank.communicator()?, stream, m, k)?;
-    product.set_plan(plan)?;
+    product.set_plan(Some(plan))?;
     Ok(product)
 }
 
@@ -227,9 +227,9 @@ fn bad_input_is_refused_with_the_reason() {
         let few = a.slice(..100)?;
         let error = product.launch(&few, &b, &c, [4, 8, 64]).unwrap_err().to_string();
         assert!(error.contains("A has 100 elements"), "{error}");
-        assert_eq!(product.explain([64; 3]).to_string(), "unfused, as no other plan was set");
+        assert_eq!(product.explain([64; 3]).to_string(), "unfused, as no kernel was prepared");
         product.launch(&a, &b, &c, [4, 64, 64])?;
-        product.set_plan(Fused)?;
+        product.set_plan(Some(Fused))?;
         assert_eq!(product.explain([64; 3]).to_string(), "fused, as it was set");
         assert_eq!(product.explain([4, 4, 9]).to_string(), "unfused, as k is no multiple of 8");
         product.launch(&a, &b, &c, [4, 64, 64])?;

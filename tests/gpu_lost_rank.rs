@@ -379,7 +379,7 @@ fn gathered_products(rank: &Rank, begin: &dyn Fn()) -> Result<(), Error> {
     let (a, b) = (comm.mem_alloc(m / n_ranks * k)?, comm.mem_alloc(n * k)?);
     let c = comm.mem_alloc(m * n)?;
     let product = AllGatherGemm::new(comm, &stream, m, k)?;
-    product.set_plan(AllGatherGemmPlan::Fused)?;
+    product.set_plan(Some(AllGatherGemmPlan::Fused))?;
     repeat(rank, begin, || {
         product.launch(&a, &b, &c, shape)?;
         stream.synchronize()

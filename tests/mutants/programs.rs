@@ -424,7 +424,7 @@ fn allgather_gemm(gpu: &Gpu<'_>) -> Result<()> {
     let (a, b) = (gpu.buffer(&vec![bf16::ONE; m / 2 * k])?, gpu.buffer(&vec![bf16::ONE; n * k])?);
     let (c, stream) = (gpu.buffer(&vec![bf16::ZERO; m * n])?, gpu.stream()?);
     let gemm = AllGatherGemm::new(gpu.communicator()?, &stream, m, k)?;
-    gemm.set_plan(AllGatherGemmPlan::Fused)?;
+    gemm.set_plan(Some(AllGatherGemmPlan::Fused))?;
     (0..LAUNCHES).try_for_each(|_| gemm.launch(&a, &b, &c, shape))?;
     stream.synchronize()
 }

@@ -87,7 +87,7 @@ impl Fusion for AllGatherGemm {
         asked: &AllGatherGemmPlan,
         shape: [usize; 3],
     ) -> Result<Result<(), String>> {
-        operation.set_plan(*asked)?;
+        operation.set_plan(Some(*asked))?;
         let how = operation.explain(shape);
         Ok(if how.plan == *asked { Ok(()) } else { Err(how.reason.to_owned()) })
     }

@@ -67,8 +67,9 @@ impl FromStr for AllGatherGemmPlan {
 /// C: its columns of a layer whose weights the ranks share. Sums are in f32 and rounded once. `n`
 /// may differ between the ranks.
 ///
-/// By default that is [`AllGatherGemmPlan::Unfused`]; [`set_plan`](Self::set_plan) selects another
-/// plan. Which is fastest is not measured yet.
+/// On two Hopper GPUs products of many rows are multiplied while rows arrive; others follow an
+/// all-gather, as all do elsewhere. [`explain`](Self::explain) says which plan a shape gets;
+/// [`set_plan`](Self::set_plan) selects another one.
 pub struct AllGatherGemm {
     gemm: Gemm,
     collectives: Collectives,
@@ -77,9 +78,14 @@ pub struct AllGatherGemm {
     gathered: Window<bf16>,
     /// The largest A, `m x k`.
     most: [usize; 2],
-    plan: Cell<AllGatherGemmPlan>,
+    /// The plan that was set.
+    plan: Cell<Option<AllGatherGemmPlan>>,
     fused: OnceCell<Fused>,
 }
+
+/// Rows from which on the fused kernel does a product by default. Not a matter of columns, of which
+/// ranks may have different numbers.
+const MANY_ROWS: usize = 4096;
 
 /// The kernel, and the memory that the rows of A arrive in.
 struct Fused {
@@ -94,7 +100,7 @@ struct Fused {
 impl AllGatherGemm {
     /// For products with up to `m` rows and `m * k` elements of A, launched on `stream`.
     /// *Collective*, with the same `m` and `k` on every rank. The workspace takes `2 * m * k` bytes
-    /// on each GPU.
+    /// on each GPU, and twice as many again for [`Fused`](AllGatherGemmPlan::Fused).
     ///
     /// # Errors
     ///
@@ -114,36 +120,53 @@ impl AllGatherGemm {
         if all.iter().any(|sizes| *sizes != [m as u32, k as u32]) {
             return refuse("the ranks ask for factors A of different sizes".to_owned());
         }
-        Ok(Self {
+        let is_hopper = comm.n_ranks() == 2 && gemm.is_hopper();
+        let ((), all) = agree_on(comm, Ok(((), [u32::from(is_hopper), 0])))?;
+        let operation = Self {
             gemm,
             collectives: Collectives::new(comm)?,
             stream: stream.clone(),
             communicator: comm.clone(),
             gathered: comm.window(elements)?,
             most: [m, k],
-            plan: Cell::new(AllGatherGemmPlan::Unfused),
+            plan: Cell::default(),
             fused: OnceCell::new(),
-        })
+        };
+        let overlaps = all.iter().all(|[is_hopper, _]| *is_hopper == 1) && m >= MANY_ROWS;
+        if overlaps && comm.require_single_lsa_team().is_ok() {
+            operation.prepare()?;
+        }
+        Ok(operation)
+    }
+
+    /// *Collective*.
+    fn prepare(&self) -> Result<()> {
+        if self.fused.get().is_none() {
+            let _ = self.fused.set(Fused::new(&self.communicator, self.most)?);
+        }
+        Ok(())
     }
 
     /// How a product of `[m, n, k]` would be done, and why.
     #[must_use]
     pub fn explain(&self, shape: [usize; 3]) -> Explanation<AllGatherGemmPlan> {
-        match self.plan.get() {
-            AllGatherGemmPlan::Fused if shape[2].is_multiple_of(8) => {
-                Explanation { plan: AllGatherGemmPlan::Fused, reason: "as it was set" }
-            }
-            AllGatherGemmPlan::Fused => {
-                Explanation { plan: AllGatherGemmPlan::Unfused, reason: "as k is no multiple of 8" }
-            }
-            plan => Explanation { plan, reason: "as no other plan was set" },
-        }
+        use AllGatherGemmPlan::{Fused, Unfused};
+        let [m, _, k] = shape;
+        let (plan, reason) = match self.plan.get() {
+            Some(Unfused) => (Unfused, "as it was set"),
+            _ if self.fused.get().is_none() => (Unfused, "as no kernel was prepared"),
+            _ if !k.is_multiple_of(8) => (Unfused, "as k is no multiple of 8"),
+            Some(Fused) => (Fused, "as it was set"),
+            None if m >= MANY_ROWS => (Fused, "as it has many rows"),
+            None => (Unfused, "as it has few rows"),
+        };
+        Explanation { plan, reason }
     }
 
-    /// Does all products that this plan can do by it. Every rank sets the same plan between the
-    /// same products. *Collective*.
+    /// Does all products that this plan can do by it, or by the plan of their shape again. Every
+    /// rank sets the same plan between the same products. *Collective*.
     ///
-    /// The first time that [`Fused`](AllGatherGemmPlan::Fused) is set, it allocates `4 * m * k`
+    /// The first time that [`Fused`](AllGatherGemmPlan::Fused) is needed, it allocates `4 * m * k`
     /// bytes for the largest A.
     ///
     /// # Errors
@@ -152,9 +175,9 @@ impl AllGatherGemm {
     /// and store do not reach all ranks;
     /// [`LaunchError::WrongArch`](devcomm_host::LaunchError::WrongArch) for other GPUs; those of
     /// loading kernels and of creating windows and a device communicator.
-    pub fn set_plan(&self, plan: AllGatherGemmPlan) -> Result<()> {
-        if plan == AllGatherGemmPlan::Fused && self.fused.get().is_none() {
-            let _ = self.fused.set(Fused::new(&self.communicator, self.most)?);
+    pub fn set_plan(&self, plan: Option<AllGatherGemmPlan>) -> Result<()> {
+        if plan == Some(AllGatherGemmPlan::Fused) {
+            self.prepare()?;
         }
         self.plan.set(plan);
         Ok(())

@@ -145,15 +145,16 @@ impl GemmReduceScatter {
                 (Unfused, "as m is no multiple of 512, or n or k none of 8")
             }
             Some(Wide) => (Wide, "as it was set"),
-            None if self.fills([m, n]) => (Wide, "as its tiles fill the GPU more than once"),
-            None => (Unfused, "as its tiles fill the GPU once"),
+            None if self.fills([m, n]) => (Wide, "as it has many tiles"),
+            None => (Unfused, "as it has few tiles"),
         };
         Explanation { plan, reason }
     }
 
-    /// Whether tiles of a product of this size fill the GPU more than once.
+    /// Whether tiles of a product of this size fill the GPU more than once, and a rank has more
+    /// than one row of them.
     fn fills(&self, size: [usize; 2]) -> bool {
-        fills(size, self.communicator.context().limits().multiprocessors)
+        size[0] > ROWS as usize && fills(size, self.communicator.context().limits().multiprocessors)
     }
 
     /// *Collective*.
