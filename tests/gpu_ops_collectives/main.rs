@@ -430,13 +430,23 @@ fn all_reduces_with_rmsnorm() {
                 return Ok(());
             }
             // In one step, and more than the messages hold.
-            for tokens in [64, 300] {
+            for tokens in [64, 128, 256, 300] {
                 normalises::<bf16>(rank, tokens, 8192, bf16s * 1.01, None)?;
                 normalises::<bf16>(rank, tokens, 8192, 8.0 * single, Some(0.01))?;
             }
             Ok(())
         });
     }
+}
+
+#[test]
+fn more_tokens_than_resident_blocks_are_normalised_after_the_all_reduce() {
+    let gpus = Gpus::from(Simulation::new(2).multiprocessors(2));
+    gpus.run("more_tokens_than_resident_blocks_are_normalised_after_the_all_reduce", |rank| {
+        // The messages hold them, but the GPU does not have as many blocks at once.
+        let tokens = if rank.is_simulated() { 100 } else { 4500 };
+        normalises::<f32>(rank, tokens, 4, 2f64.powi(-19), None)
+    });
 }
 
 #[test]

@@ -9,6 +9,7 @@ use devcomm::{
     Buffer, Collectives, DeviceSlice, KERNELS, Kernel, Kernels, LaunchConfig, ReduceOp, Window,
 };
 use devcomm_testing::numbers::{Number, input, inputs};
+use devcomm_testing::rmsnorm;
 use half::{bf16, f16};
 
 use super::Benchmark;
@@ -209,8 +210,8 @@ impl<T: Number> Outcome for Norm<'_, T> {
         Ok(self.output.fill_bytes(0xff)?)
     }
 
-    /// An element is wrong if its error exceeds what rounding allows: f32 roundings of the sum and
-    /// of the mean, one rounding to `T` of each result, and those of NCCL's partial sums.
+    /// An element is wrong if its error exceeds what rounding allows: f32 roundings of the sum,
+    /// roundings to `T` of NCCL's partial sums, and those of RMSNorm.
     fn count_wrong(&self) -> Result<usize> {
         let Harness { rank, run, .. } = self.harness;
         let (ranks, hidden) = (rank.n_ranks(), self.weight.len());
@@ -234,25 +235,8 @@ impl<T: Number> Outcome for Norm<'_, T> {
                     (sum, magnitude * (partial + (ranks + 1) as f64 * single / 2.0))
                 })
                 .collect();
-            let squares: f64 = sums.iter().map(|(sum, _)| sum * sum).sum();
-            let of_squares: f64 =
-                sums.iter().map(|(sum, error)| 2.0 * sum.abs() * error + error * error).sum();
-            let scale = 1.0 / (squares / hidden as f64 + f64::from(EPS)).sqrt();
-            // Relative: that of the mean's root, and the roundings of reduction, root and products.
-            let of_scale = of_squares / squares / 2.0 + 32.0 * single;
-            for (i, (sum, error)) in sums.into_iter().enumerate() {
-                let factor = scale * weight[i].value();
-                let out = sum * factor;
-                let of_out = (error * factor).abs() * (1.0 + of_scale) + out.abs() * of_scale;
-                let differs = |got: T, right: f64, error: f64| {
-                    let rounding = half_ulp * (right.abs() + error);
-                    let off = (got.value() - right).abs();
-                    off.is_nan() || off > error + rounding.max(T::HALF_STEP_AT_ZERO)
-                };
-                let at = row * hidden + i;
-                wrong += usize::from(differs(got[0][at], out, of_out));
-                wrong += usize::from(differs(got[1][at], sum, error));
-            }
+            let got = got.each_ref().map(|got| &got[row * hidden..][..hidden]);
+            wrong += rmsnorm::count_wrong(&sums, &weight, EPS, got);
         }
         Ok(wrong)
     }

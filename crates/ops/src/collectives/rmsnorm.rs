@@ -130,11 +130,20 @@ impl Collectives {
         require_context("the stream", stream.context(), self.communicator.context())?;
         let tokens = (count / hidden) as u32;
         let slots = |workspace: &Workspace| workspace.options.slots(self.communicator.n_ranks());
-        let is_short = self.workspace.as_ref().is_some_and(|workspace| {
-            count > 0 && count * data_type.size() <= 16 * slots(workspace)
-        });
         let (cluster, threads) = cluster(row);
         let blocks = cluster * tokens;
+        macro_rules! resident {
+            ($type:ty) => {
+                self.compiled.resident_blocks::<kernels::lamport_rmsnorm<$type>>(threads, 0)?
+            };
+        }
+        let is_short = match &self.workspace {
+            // A block waits for that of its token in the other ranks, so all are resident.
+            Some(workspace) if count > 0 && count * data_type.size() <= 16 * slots(workspace) => {
+                blocks <= of_floats!(data_type, resident)
+            }
+            _ => false,
+        };
         let plan = CollectivePlan { algorithm: Algorithm::Lamport, blocks, threads };
         let request = match (&self.workspace, is_short) {
             (None, _) => Request::by_nccl(Operation::Other, UNREACHED),

@@ -1,0 +1,61 @@
+//! The reference of residual addition and RMSNorm.
+
+use crate::numbers::Number;
+
+/// How many elements of a row are wrong, of the normalised one and of the new residual, `got` in
+/// this order. `sums` are the elements of the sum of input and residual, each with the error that
+/// it may have before it is rounded to `T`.
+///
+/// What RMSNorm itself may add is f32 roundings of the mean, its root and the products, and one
+/// rounding to `T` of each result.
+pub fn count_wrong<T: Number>(
+    sums: &[(f64, f64)],
+    weight: &[T],
+    eps: f32,
+    got: [&[T]; 2],
+) -> usize {
+    let squares: f64 = sums.iter().map(|(sum, _)| sum * sum).sum();
+    let of_squares: f64 =
+        sums.iter().map(|(sum, error)| 2.0 * sum.abs() * error + error * error).sum();
+    let scale = 1.0 / (squares / sums.len() as f64 + f64::from(eps)).sqrt();
+    // Relative: that of the mean's root, and the roundings of reduction, root and products.
+    let of_scale = of_squares / squares / 2.0 + 32.0 * f64::from(f32::EPSILON);
+    let mut wrong = 0;
+    for (i, (sum, error)) in sums.iter().enumerate() {
+        let factor = scale * weight[i].value();
+        let out = sum * factor;
+        let of_out = (error * factor).abs() * (1.0 + of_scale) + out.abs() * of_scale;
+        wrong += usize::from(differs(got[0][i], out, of_out));
+        wrong += usize::from(differs(got[1][i], *sum, *error));
+    }
+    wrong
+}
+
+/// Whether a number is not `right`, with an error of at most `error`, rounded to `T`.
+pub fn differs<T: Number>(got: T, right: f64, error: f64) -> bool {
+    let rounding = T::EPSILON / 2.0 * (right.abs() + error);
+    let off = (got.value() - right).abs();
+    off.is_nan() || off > error + rounding.max(T::HALF_STEP_AT_ZERO)
+}
+
+#[cfg(test)]
+mod tests {
+    use half::bf16;
+
+    use super::*;
+
+    #[test]
+    fn a_wrong_element_of_either_result_is_counted() {
+        let sums = [(3.0, 0.0), (4.0, 0.0)];
+        let weight = [bf16::ONE; 2];
+        let root = 12.5f32.sqrt();
+        let mut out = [3.0, 4.0].map(|x: f32| bf16::from_f32(x / root));
+        let mut residual = [3.0, 4.0].map(bf16::from_f32);
+        let count =
+            |out: &[bf16], residual: &[bf16]| count_wrong(&sums, &weight, 0.0, [out, residual]);
+        assert_eq!(count(&out, &residual), 0);
+        out[1] = bf16::from_f32(1.01 * out[1].to_f32());
+        residual[0] = bf16::NAN;
+        assert_eq!(count(&out, &residual), 2);
+    }
+}
