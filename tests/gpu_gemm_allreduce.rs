@@ -273,8 +273,8 @@ fn rounded_products_are_added_on_both_ranks() {
     });
 }
 
-/// Few rows, tiles that do not fill the GPU, and tiles that fill it more than once; by launches in a
-/// row, which the plans take turns with.
+/// Few rows, tiles that do not fill the GPU, and tiles that fill it more than once; by launches in
+/// a row, among which the plans take turns.
 #[test]
 fn the_plan_follows_from_the_shape() {
     let name = "the_plan_follows_from_the_shape";

@@ -205,7 +205,7 @@ pub const MUTANTS: &[Mutant] = &[
     mutant("gemm_allreduce_wgmma", FUSED_WGMMA, (INIT, 0), Relax, &[".load("]),
     mutant("gemm_allreduce_wgmma", FUSED_WGMMA, (FULL, 0), NoWait, &[MULTIPLY, FULL]),
     mutant("gemm_allreduce_wgmma", FUSED_WGMMA, (EMPTY, 0), NoWait, &[MULTIPLY, FULL]),
-    mutant("gemm_allreduce_wide", WGMMA, ("tma::wait_stores::<0>()", 1), NoWait, &["from.store(c"]),
+    mutant("gemm_allreduce_wide", WGMMA, ("tma::wait_stores::<1>()", 0), NoWait, &["from.store(c"]),
     mutant("gemm_allreduce_wide", MESSAGES, ("mem::store_ordered(stored", 0), Relax, &[OWN_PART]),
     mutant("allgather_gemm", GATHER, (PREVIOUS, 0), NoWait, &[PUSHED_ROWS]),
     mutant("allgather_gemm", GATHER, (PUSHED_ROWS, 0), NARROW, &[ARRIVAL]),

@@ -25,8 +25,8 @@ pub struct ShapeOptions {
     #[arg(long, value_enum, conflicts_with_all = ["m", "n", "k"])]
     set: Option<Set>,
 
-    /// So many random shapes that --seed chooses, instead of the lists: 1 to 8192 rows, 256 to 16384
-    /// columns, 256 to 16384 terms
+    /// So many random shapes that --seed chooses, instead of the lists: 1 to 8192 rows, 256 to
+    /// 16384 columns, 256 to 16384 terms
     #[arg(long, value_name = "N", conflicts_with_all = ["m", "n", "k", "set"])]
     random: Option<usize>,
 }

@@ -250,8 +250,8 @@ fn mark_convergent(module: &Module<'_>) -> Result<()> {
 
 /// Inlines functions with one caller, regardless of size, such as the closure of an LL all-to-all,
 /// or a put of GIN. A call costs a stack frame, LLVM does not propagate the caller's constants
-/// through it, and a kernel's parameters are then read through a generic address. `inline(never)` is
-/// for functions that are large and called more than once; only cold ones stay as they are.
+/// through it, and a kernel's parameters are then read through a generic address. `inline(never)`
+/// is for functions that are large and called more than once; only cold ones stay as they are.
 fn inline_single_callers(module: &Module<'_>) -> Result<()> {
     let context = module.context();
     let (never, cold) = (context.attribute("noinline")?, context.attribute("cold")?);

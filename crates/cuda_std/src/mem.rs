@@ -109,6 +109,19 @@ pub unsafe fn store_vec<T: Element>(address: *mut T, value: Vec16<T>) {
     unsafe { arch::store_v4(address.cast(), value.to_bits()) }
 }
 
+/// Begins to bring what is at an address into the L2 cache, for a load that follows: as many bytes
+/// can be on their way as a GPU has room for, since none of them takes a register. Does nothing to
+/// the memory. PTX: `prefetch.global.L2`.
+///
+/// # Safety
+///
+/// `address` is in the global memory of a GPU, and valid for reads.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub unsafe fn prefetch<T>(address: *const T) {
+    // SAFETY: the caller's contract.
+    unsafe { arch::prefetch(address.cast()) }
+}
+
 /// Loads 16 bytes of elements by one access; other threads may store all 16 at the same time by
 /// [`store_vec_relaxed`]. PTX: `ld.relaxed.<scope>.v4.b32`.
 ///

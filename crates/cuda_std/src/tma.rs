@@ -128,8 +128,8 @@ pub unsafe fn reduce_add_tile(map: &TensorMap, row: u32, column: u32, from: *con
     unsafe { arch::reduce_add_tile(map, row, column, arch::shared_address(from)) }
 }
 
-/// As [`store_bulk`], of words that arrive in any order, each as a whole: messages that are their own
-/// flags.
+/// As [`store_bulk`], of words that arrive in any order, each as a whole: messages that are their
+/// own flags.
 ///
 /// # Safety
 ///

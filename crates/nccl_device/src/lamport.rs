@@ -214,9 +214,9 @@ impl<const N: usize> Lamport<'_, N> {
         unsafe { mem::store_vec_relaxed(to.cast(), message(vector), Scope::Sys) };
     }
 
-    /// Sends a tile in shared memory, whose words are [`message`]s, to the slots from `slot` on: one
-    /// for each 16 bytes, in the order in which they lie there. It is a part of the thread's bulk
-    /// group.
+    /// Sends a tile in shared memory, whose words are [`message`]s, to the slots from `slot` on:
+    /// one for each 16 bytes, in the order in which they lie there. It is a part of the thread's
+    /// bulk group.
     ///
     /// # Safety
     ///

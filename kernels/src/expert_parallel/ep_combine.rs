@@ -27,8 +27,19 @@ const TOGETHER: usize = 4;
 /// The slots for numbered messages from each rank: one that says that the rank has come so far.
 pub const NUMBERED_SLOTS: u32 = 1;
 
-/// Positions and weights of some of a token's experts.
-type Entries = [(u32, f32); TOGETHER];
+/// What `ep_layout` has left of a token, a word in each lane: position and weight of each expert in
+/// this rank. All are [`NONE`] without a token.
+type Entries = u32;
+
+const _: () = assert!(RETURN_WORDS == warp::WARP_SIZE as usize);
+
+/// What a warp loads ahead for a part of a row that it receives.
+#[derive(Clone, Copy)]
+struct Incoming {
+    entries: Entries,
+    /// A bit for each rank that sends.
+    targets: u32,
+}
 
 /// A lane's vectors of a part of a row.
 type Row<const VECTORS: usize> = [Vec16<bf16>; VECTORS];
@@ -46,6 +57,14 @@ type Row<const VECTORS: usize> = [Vec16<bf16>; VECTORS];
 ///
 /// `steps` is a sum of [`Steps`]. A launch that only sends is followed by one that only receives,
 /// in this rank, before any other launch with the same memory.
+///
+/// Of many tokens the time is that of the memory: each rank reads the rows of its experts, once. So
+/// a warp, which sends and receives in turns, must not wait for one load after another. While it
+/// does one step it loads the entries of the step after next, one word in each lane, and brings the
+/// rows of the next step into the L2 cache, which takes no registers. Of few tokens the time is one
+/// latency after another: the entries of the first steps are loaded together with the number of the
+/// launch, before anything is known of the peers' tokens, and what ends the session is done by a
+/// warp that has nothing to send then.
 ///
 /// `slots` and `state` are the memory of [`Lamport`] messages, with [`Shape::slots`] from each
 /// rank, `numbered` that of numbered ones, with [`NUMBERED_SLOTS`]: other memory than `ep_dispatch`
@@ -122,12 +141,13 @@ impl Combine<'_> {
         let parts = Parts::<VECTORS>::new(self.shape.vectors);
         let (first, step) = (warp_index(), warps());
         let (sends, receives) = (self.steps & Steps::SEND != 0, self.steps & Steps::RECEIVE != 0);
+        let is_last_warp = thread::thread_idx_x() + warp::WARP_SIZE >= thread::block_dim_x();
+        let speaks = is_last_warp && thread::block_idx_x() == 0 && warp::lane_id() == 0;
         grid::launch_next();
         grid::wait_for_previous();
-        // SAFETY: the caller's contract. Each slot is used by one thread.
+        // SAFETY: the caller's contract. Each slot is used by one thread; all lanes of a warp call
+        // these together.
         unsafe {
-            let session = slots.begin(state, self.shape.slots());
-            let numbered = numbered.of(session.launch());
             // The peers' tokens, by the distance to the peer, whose rows this rank returns.
             let (mut counts, mut all) = ([0; N], 0);
             let mut distance = 1;
@@ -137,43 +157,48 @@ impl Combine<'_> {
                 all = all.max(counts[distance]);
                 distance += 1;
             }
-            let (sent, own) =
-                (parts.count(all), if receives { parts.count(self.tokens) } else { 0 });
-            if sends && thread::index_1d() == 0 {
+            let mut outgoing = self.outgoing(&counts, 1, parts.at(first));
+            let mut incoming = self.incoming(parts.at(first));
+            let session = slots.begin(state, self.shape.slots());
+            let numbered = numbered.of(session.launch());
+            if sends && speaks {
                 let mut distance = 1;
                 while distance < N {
                     numbered.send(distance, 0, [0; 2]);
                     distance += 1;
                 }
             }
-            // Of the first part, the entries are in flight together with the numbers above. There
-            // are some for the most tokens.
-            let mut early = None;
-            if N == 2 && sends && first < parts.count(self.shape.tokens) {
-                let peer = self.comm.lsa_team().next() as usize;
-                early = Some(self.entries(self.token(peer, parts.at(first)), 0));
-            }
+            let (sent, own) =
+                (parts.count(all), if receives { parts.count(self.tokens) } else { 0 });
             // The first round only sends; in each later one a part is received.
             let (mut index, mut ahead) = (first, first);
             while index < sent.max(own) || ahead == first {
+                let next = self.outgoing(&counts, 1, parts.at(ahead + step));
                 if ahead < sent {
-                    self.send(&session, &counts, parts.at(ahead), early);
+                    self.send(&session, &counts, parts.at(ahead), outgoing);
                 }
-                early = None;
+                outgoing = next;
                 ahead += step;
+                self.prefetch(outgoing, parts.at(ahead));
                 if ahead == first + step {
                     if receives {
                         // While the rows are on their way; all threads have the launch's number.
+                        self.prefetch(incoming.entries, parts.at(first));
                         thread::sync_threads();
-                        session.end(Coop::cta());
-                        if thread::index_1d() == 0 {
+                        if is_last_warp {
+                            session.end(Coop::warp());
+                        }
+                        if speaks {
                             self.wait_for_peers(&numbered);
                         }
                     }
                     continue;
                 }
                 if index < own {
-                    self.receive(&session, parts.at(index));
+                    let next = self.incoming(parts.at(index + step));
+                    self.receive(&session, parts.at(index), incoming);
+                    incoming = next;
+                    self.prefetch(incoming.entries, parts.at(index + step));
                 }
                 index += step;
             }
@@ -196,32 +221,34 @@ impl Combine<'_> {
         }
     }
 
-    /// Returns a part of a row to each rank that has such a token, with an expert here.
+    /// Returns a part of a row to each rank that has such a token, with an expert here. The entries
+    /// for the next rank have been loaded.
     ///
     /// # Safety
     ///
-    /// The kernel's contract.
+    /// The kernel's contract. All lanes of a warp call this together.
     #[inline(always)]
     unsafe fn send<const N: usize, const VECTORS: usize>(
         &self,
         session: &Lamport<'_, N>,
         counts: &[u32; N],
         part: Part<VECTORS>,
-        early: Option<Entries>,
+        mut entries: Entries,
     ) {
         // Not unrolled for many ranks: the sum is long.
         let ranks = if N > 2 { hint::opaque_usize(N) } else { N };
         let mut distance = 1;
         while distance < ranks {
-            let to = self.comm.lsa_team().rotated(distance as i32) as usize;
-            if part.row < at(counts, distance) {
-                // SAFETY: the caller's contract.
-                if let Some(row) = unsafe { self.sum(to, part, early) } {
+            // SAFETY: the caller's contract.
+            unsafe {
+                if distance > 1 {
+                    entries = self.outgoing(counts, distance, part);
+                }
+                if let Some(row) = self.sum(entries, part) {
                     let mut peer = 1;
                     while peer < N {
                         if peer == distance {
-                            // SAFETY: the caller's contract.
-                            unsafe { send(session, peer, part, &row) };
+                            send(session, peer, part, &row);
                         }
                         peer += 1;
                     }
@@ -231,93 +258,150 @@ impl Combine<'_> {
         }
     }
 
-    /// The index of a token of a rank among those of all ranks.
-    #[inline(always)]
-    fn token<const VECTORS: usize>(&self, rank: usize, part: Part<VECTORS>) -> usize {
-        rank * self.shape.tokens as usize + part.row as usize
-    }
-
-    /// The sum of this rank's experts for a token of a rank; `None` if it has none here. The first
-    /// entries may have been loaded.
+    /// Loads the entries of a token of the rank at a distance.
     ///
     /// # Safety
     ///
     /// The kernel's contract.
     #[inline(always)]
-    unsafe fn sum<const VECTORS: usize>(
+    unsafe fn outgoing<const N: usize, const VECTORS: usize>(
+        &self,
+        counts: &[u32; N],
+        distance: usize,
+        part: Part<VECTORS>,
+    ) -> Entries {
+        let to = self.comm.lsa_team().rotated(distance as i32) as usize;
+        // SAFETY: the caller's contract.
+        unsafe { self.entries(to, part, at(counts, distance)) }
+    }
+
+    /// Loads what says which ranks have experts of a token of this rank.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract.
+    #[inline(always)]
+    unsafe fn incoming<const VECTORS: usize>(&self, part: Part<VECTORS>) -> Incoming {
+        let (me, mut targets) = (self.comm.lsa_team().rank as usize, 0);
+        // SAFETY: the caller's contract.
+        unsafe {
+            if part.row < self.tokens {
+                targets = mem::load(self.received.targets.wrapping_add(part.row as usize));
+            }
+            Incoming { entries: self.entries(me, part, self.tokens), targets }
+        }
+    }
+
+    /// Loads the entries of a token of a rank that has `tokens`.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract.
+    #[inline(always)]
+    unsafe fn entries<const VECTORS: usize>(
         &self,
         rank: usize,
         part: Part<VECTORS>,
-        early: Option<Entries>,
-    ) -> Option<Row<VECTORS>> {
-        let token = self.token(rank, part);
-        let mut sums = [[0.0; 8]; VECTORS];
-        let mut k = 0;
-        while k < Shape::TOP_K {
-            let entries = match early {
-                Some(early) if k == 0 => early,
-                // SAFETY: the caller's contract.
-                _ => unsafe { self.entries(token, k) },
-            };
-            if entries[0].0 == NONE {
-                if k == 0 {
-                    return None;
-                }
-                break;
-            }
-            let mut rows = [[Vec16::from_bits([0; 4]); VECTORS]; TOGETHER];
-            let mut entry = 0;
-            while entry < TOGETHER {
-                if entries[entry].0 < DROPPED {
-                    // SAFETY: the caller's contract.
-                    rows[entry] = unsafe { load(self.rows, entries[entry].0 as usize, part) };
-                }
-                entry += 1;
-            }
-            let mut entry = 0;
-            while entry < TOGETHER {
-                if entries[entry].0 < DROPPED {
-                    add(&mut sums, &rows[entry], entries[entry].1);
-                }
-                entry += 1;
-            }
-            k += TOGETHER;
+        tokens: u32,
+    ) -> Entries {
+        let mut entries = NONE;
+        if part.row < self.shape.tokens {
+            let token = rank * self.shape.tokens as usize + part.row as usize;
+            let from = token * RETURN_WORDS + warp::lane_id() as usize;
+            // SAFETY: the caller's contract; there are words for the most tokens.
+            entries = unsafe { mem::load(self.returns.wrapping_add(from)) };
         }
-        Some(sums.map(bf16::narrow))
+        // No condition of the load, which then would wait for this number.
+        if part.row < tokens { entries } else { NONE }
     }
 
-    /// The positions and weights of some of a token's experts.
+    /// Begins to bring the rows of a token's experts into the L2 cache.
     ///
     /// # Safety
     ///
-    /// The kernel's contract.
+    /// The kernel's contract. All lanes of a warp call this together.
     #[inline(always)]
-    unsafe fn entries(&self, token: usize, k: usize) -> Entries {
-        let from = self.returns.wrapping_add(token * RETURN_WORDS + 2 * k);
-        // SAFETY: the caller's contract; a token has whole vectors.
-        let [[a, b, c, d], [e, f, g, h]] =
-            [0, 4].map(|at| unsafe { mem::load_vec(from.wrapping_add(at)) }.to_bits());
-        [(a, b), (c, d), (e, f), (g, h)].map(|(at, weight)| (at, f32::from_bits(weight)))
+    unsafe fn prefetch<const VECTORS: usize>(&self, entries: Entries, part: Part<VECTORS>) {
+        // SAFETY: the caller's contract; positions are those of rows.
+        unsafe {
+            let (mut k, len) = (0, len(entries));
+            while k < len {
+                let row = warp::shuffle_idx(entries, 2 * k);
+                let mut i = 0;
+                while i < VECTORS && row < DROPPED {
+                    if let Some(at) = part.vector_of(row as usize, i) {
+                        mem::prefetch(self.rows.wrapping_add(8 * at));
+                    }
+                    i += 1;
+                }
+                k += 1;
+            }
+        }
+    }
+
+    /// The sum of this rank's experts for a token; `None` if it has none here.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract. All lanes of a warp call this together.
+    #[inline(always)]
+    unsafe fn sum<const VECTORS: usize>(
+        &self,
+        entries: Entries,
+        part: Part<VECTORS>,
+    ) -> Option<Row<VECTORS>> {
+        // SAFETY: the caller's contract.
+        let (mut k, len) = (0, unsafe { len(entries) });
+        if len == 0 {
+            return None;
+        }
+        let mut sums = [[0.0; 8]; VECTORS];
+        while k < len {
+            let mut at = [NONE; TOGETHER];
+            let mut rows = [[Vec16::from_bits([0; 4]); VECTORS]; TOGETHER];
+            let mut entry = 0;
+            while entry < TOGETHER {
+                // SAFETY: the caller's contract.
+                unsafe {
+                    at[entry] = warp::shuffle_idx(entries, 2 * (k + entry as u32));
+                    if at[entry] < DROPPED {
+                        rows[entry] = load(self.rows, at[entry] as usize, part);
+                    }
+                }
+                entry += 1;
+            }
+            let mut entry = 0;
+            while entry < TOGETHER {
+                // SAFETY: the caller's contract.
+                let weight = unsafe { warp::shuffle_idx(entries, 2 * (k + entry as u32) + 1) };
+                if at[entry] < DROPPED {
+                    add(&mut sums, &rows[entry], f32::from_bits(weight));
+                }
+                entry += 1;
+            }
+            k += TOGETHER as u32;
+        }
+        Some(sums.map(bf16::narrow))
     }
 
     /// Receives a part of a row of this rank from all ranks that have an expert of the token.
     ///
     /// # Safety
     ///
-    /// The kernel's contract.
+    /// The kernel's contract. All lanes of a warp call this together.
     #[inline(always)]
     unsafe fn receive<const N: usize, const VECTORS: usize>(
         &self,
         session: &Lamport<'_, N>,
         part: Part<VECTORS>,
+        Incoming { entries, targets }: Incoming,
     ) {
         let (me, token) = (self.comm.lsa_team().rank as usize, part.row as usize);
         let mut sums = [[0.0; 8]; VECTORS];
         // SAFETY: the caller's contract.
         unsafe {
-            let targets = mem::load(self.received.targets.wrapping_add(token));
             // What there is here is loaded while the others' rows are on their way.
-            let mine = if targets >> me & 1 == 1 { self.sum(me, part, None) } else { None };
+            let mine = self.sum(entries, part);
             let mut residual = [Vec16::from_bits([0; 4]); VECTORS];
             if !self.residual.is_null() {
                 residual = load(self.residual, token, part);
@@ -344,6 +428,18 @@ impl Combine<'_> {
             }
         }
     }
+}
+
+/// How many experts a token has in this rank.
+///
+/// # Safety
+///
+/// All lanes of a warp call this together.
+#[inline(always)]
+#[track_caller]
+unsafe fn len(entries: Entries) -> u32 {
+    // SAFETY: the caller's contract. Words of even lanes are positions.
+    unsafe { warp::ballot(warp::lane_id().is_multiple_of(2) && entries != NONE) }.count_ones()
 }
 
 /// Sends a part of a row.

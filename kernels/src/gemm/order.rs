@@ -77,7 +77,7 @@ impl Order {
             Division::None => self.tiles.position(number),
             Division::Halves { second } => {
                 let turn = number / clusters();
-                let half = second ^ (turn + 1) % 2;
+                let half = second ^ ((turn + 1) % 2);
                 let (row, column) = self.tiles.position(cluster() + turn / 2 * clusters());
                 (half * self.tiles.rows + row, column)
             }

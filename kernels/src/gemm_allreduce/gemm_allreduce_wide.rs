@@ -2,8 +2,8 @@
 //!
 //! The product is that of [`gemm_wgmma`](crate::gemm::gemm_wgmma), stored to C in bf16, and sent to
 //! the peer from the same shared memory. The warps that neither load nor multiply add the peer's
-//! tile to each stored one, behind the products of the next tiles. Both ranks add the same two numbers, in f32, and round
-//! the sum: both get the same bits.
+//! tile to each stored one, behind the products of the next tiles. Both ranks add the same two
+//! numbers, in f32, and round the sum: both get the same bits.
 
 use cuda_std::prelude::*;
 use devcomm_types::{GridConstant, TensorMap};

@@ -2,17 +2,17 @@
 //!
 //! A warp that multiplies sends what it stores, from the same shared memory by TMA, and waits for
 //! nothing but the room there. Three warps that do not multiply take the rows of the block's tiles
-//! in turn, and add the peer's to those that are stored. Only of its last tile each multiplying warp
-//! adds to its own rows.
+//! in turn, and add the peer's to those that are stored. Only of its last tile each multiplying
+//! warp adds to its own rows.
 //!
 //! In a reduce-scatter a block takes turns: a tile of the peer's rows, which it sends, and the same
 //! tile of its own rows, to which it adds what has arrived.
 //!
 //! # Why it cannot deadlock
 //!
-//! A block waits only for what the peer's block with its index sends, which computes the same tiles.
-//! Warps that multiply wait for nothing outside their block before they have sent all, and the
-//! warps that wait for the peer are not awaited by them.
+//! A block waits only for what the peer's block with its index sends, which computes the same
+//! tiles. Warps that multiply wait for nothing outside their block before they have sent all, and
+//! do not await the warps that wait for the peer.
 //!
 //! # Why a slot is empty when the peer writes it
 //!
@@ -70,9 +70,9 @@ pub(super) const fn slots(m: usize, n: usize) -> Option<u32> {
     if slots <= u32::MAX as usize { Some(slots as u32) } else { None }
 }
 
-/// The exchange of `m x n` elements of a product with the peer. If it `SCATTERS`, each rank gets the
-/// sums of its half of the rows only, which C has. There is a slot for each vector of what a rank
-/// receives, in the order of the tiles that multiplying warps send.
+/// The exchange of `m x n` elements of a product with the peer. If it `SCATTERS`, each rank gets
+/// the sums of its half of the rows only, which C has. There is a slot for each vector of what a
+/// rank receives, in the order of the tiles that multiplying warps send.
 #[derive(Clone, Copy)]
 pub(super) struct Messages<'a, const SCATTERS: bool> {
     pub(super) comm: &'a DevComm,

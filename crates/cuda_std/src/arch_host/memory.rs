@@ -81,6 +81,9 @@ pub(crate) unsafe fn store_v4(address: *mut [u32; 4], value: [u32; 4]) {
 }
 
 #[inline]
+pub(crate) unsafe fn prefetch(_address: *const u8) {}
+
+#[inline]
 #[track_caller]
 pub(crate) unsafe fn load_volatile<T: AtomicValue>(address: *const T) -> T {
     spin();

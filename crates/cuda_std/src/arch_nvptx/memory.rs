@@ -84,6 +84,18 @@ pub(crate) unsafe fn store_v4(address: *mut [u32; 4], value: [u32; 4]) {
 }
 
 #[inline(always)]
+pub(crate) unsafe fn prefetch(address: *const u8) {
+    // SAFETY: the caller's contract. Loads may move across it.
+    unsafe {
+        asm!(
+            "prefetch.global.L2 [{address}];",
+            address = in(reg64) address,
+            options(nostack, readonly),
+        );
+    }
+}
+
+#[inline(always)]
 pub(crate) unsafe fn load_volatile<T: AtomicValue>(address: *const T) -> T {
     // SAFETY: the caller's contract.
     unsafe { address.read_volatile() }
