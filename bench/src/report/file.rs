@@ -90,6 +90,7 @@ pub struct Row {
     pub in_place: bool,
     #[serde(rename = "type")]
     pub dtype: Option<String>,
+    pub redop: Option<String>,
     pub size: Option<u64>,
     pub m: Option<u64>,
     pub n: Option<u64>,

@@ -53,6 +53,7 @@ const TITLES: &[(&str, &str)] = &[
     ("gemm-reduce-scatter", "Matrix product and reduce-scatter"),
     ("allgather-gemm", "All-gather and matrix product"),
     ("gemm-ladder", "Matrix product, step by step"),
+    ("ep", "Expert parallelism"),
     ("twins", "Kernels in Rust and in C++"),
 ];
 
@@ -161,6 +162,10 @@ fn cases(file: &File) -> Table {
     }
     if types(file).len() > 1 {
         table.column("type", cells(&|case| case[0].dtype.clone().unwrap_or(NONE.to_owned())));
+    }
+    let operations: BTreeSet<_> = file.rows().filter_map(|row| row.redop.as_deref()).collect();
+    if operations.len() > 1 {
+        table.column("operation", cells(&|case| case[0].redop.clone().unwrap_or_default()));
     }
     table.column(case_heading(file), cells(&|case| label(&case[0])));
     for column in &file.columns {
