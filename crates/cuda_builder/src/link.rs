@@ -24,11 +24,11 @@ const SHARED_SECTION: &str = ".shared";
 /// Removes dead code first, to save time. Nothing unwinds on a GPU: invokes become calls.
 const CLEAN: &str = "globaldce,function(lower-invoke)";
 
-/// Runs twice: after once, arrays indexed in loops stay in local memory.
-const OPTIMISE: &str = "default<O3>";
+/// The second O3 is needed: after one, arrays indexed in loops stay in local memory.
+const OPTIMISE: &str = "default<O3>,default<O3>";
 
 /// Part of each cache key: change it when equal inputs give another result.
-pub(crate) const REVISION: u32 = 12;
+pub(crate) const REVISION: u32 = 14;
 
 /// A request to prepare NCCL's bitcode.
 #[derive(Debug, Serialize, Deserialize)]
@@ -118,11 +118,8 @@ pub(crate) fn link(llvm: &Llvm, job: &Link) -> Result<Linked> {
 
     let machine = TargetMachine::new(llvm, &job.cpu, &job.features)?;
     module.optimise(&machine, CLEAN)?;
-    for _ in 0..2 {
-        // After the first time, also functions whose other calls were dead code.
-        inline_single_callers(&module)?;
-        module.optimise(&machine, OPTIMISE)?;
-    }
+    inline_single_callers(&module)?;
+    module.optimise(&machine, OPTIMISE)?;
     module.functions().into_iter().for_each(Function::remove_personality);
     dump(&module, job, "after")?;
 
@@ -248,20 +245,21 @@ fn mark_convergent(module: &Module<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Inlines functions with one caller, regardless of size, such as the closure of an LL all-to-all,
-/// or a put of GIN. A call costs a stack frame, LLVM does not propagate the caller's constants
-/// through it, and a kernel's parameters are then read through a generic address. `inline(never)`
-/// is for functions that are large and called more than once; only cold ones stay as they are.
+/// Inlines functions with one caller, regardless of size, such as the closure of an LL all-to-all.
+/// A call costs a stack frame, and LLVM does not propagate the caller's constants through it.
 fn inline_single_callers(module: &Module<'_>) -> Result<()> {
     let context = module.context();
-    let (never, cold) = (context.attribute("noinline")?, context.attribute("cold")?);
+    let excluded = [context.attribute("noinline")?, context.attribute("cold")?];
     let inline = context.attribute("alwaysinline")?;
-    let at = AttributePlace::Function;
     for function in module.functions() {
         let is_ours = !function.is_declaration() && !function.is_kernel();
-        if is_ours && function.is_called_once() && !function.has_attribute(at, cold) {
-            function.remove_attribute(at, never);
-            function.add_attribute(at, inline);
+        if is_ours
+            && function.is_called_once()
+            && !excluded
+                .iter()
+                .any(|attribute| function.has_attribute(AttributePlace::Function, *attribute))
+        {
+            function.add_attribute(AttributePlace::Function, inline);
         }
     }
     Ok(())
