@@ -34,9 +34,10 @@ use crate::{Collectives, Explanation, Gemm};
 /// is summed over. Every rank gets the `m x n` elements of C, row-major.
 ///
 /// On two Hopper GPUs the plan follows from the shape: most products of up to 256 rows, and those
-/// that fill the GPU more than once, exchange their tiles in the product's kernel; others are followed
-/// by an all-reduce. Every rank's product, with sums in f32, is rounded to bf16, and so is the sum
-/// of the products. Elsewhere that is [`GemmAllReducePlan::Strips`], whose sums are rounded once.
+/// that fill the GPU more than once, exchange their tiles in the product's kernel; others are
+/// followed by an all-reduce. Every rank's product, with sums in f32, is rounded to bf16, and so is
+/// the sum of the products. Elsewhere that is [`GemmAllReducePlan::Strips`], whose sums are rounded
+/// once.
 /// [`explain`](Self::explain) says which plan a shape gets; [`set_plan`](Self::set_plan) selects
 /// another one.
 ///
