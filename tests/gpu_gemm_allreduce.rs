@@ -288,6 +288,11 @@ fn the_plan_follows_from_the_shape() {
         let plans: Vec<_> = plans.collect();
         assert!(plans[0].starts_with("swapped:"), "{plans:?}");
         assert_eq!(plans[1..], ["unfused", "wide"]);
+        // A plan that was set and given up leaves nothing behind, nor for shapes not asked about.
+        gemm.set_plan(Some(GemmAllReducePlan::Strips))?;
+        gemm.set_plan(None)?;
+        let other = gemm.explain([shapes[0][0] - 1, shapes[0][1], shapes[0][2]]).plan.to_string();
+        assert!(other.starts_with("swapped:"), "{other}");
         is_rounded_twice(rank, &[None], shapes, 3, 2)
     });
 }

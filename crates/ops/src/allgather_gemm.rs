@@ -18,7 +18,7 @@ use nccl_device::TileExchange;
 
 use crate::check::{check_extents, check_len, refuse, require_context};
 use crate::gemm::{Matrices, map, wide_maps};
-use crate::gemm_allreduce::agree_on;
+use crate::gemm_allreduce::{agree_on, are_two_hoppers};
 use crate::{Collectives, Explanation, Gemm, KERNELS, modules};
 
 type FusedKernel = kernels::allgather_gemm;
@@ -120,8 +120,7 @@ impl AllGatherGemm {
         if all.iter().any(|sizes| *sizes != [m as u32, k as u32]) {
             return refuse("the ranks ask for factors A of different sizes".to_owned());
         }
-        let is_hopper = comm.n_ranks() == 2 && gemm.is_hopper();
-        let ((), all) = agree_on(comm, Ok(((), [u32::from(is_hopper), 0])))?;
+        let overlaps = are_two_hoppers(comm, &gemm)?;
         let operation = Self {
             gemm,
             collectives: Collectives::new(comm)?,
@@ -132,8 +131,7 @@ impl AllGatherGemm {
             plan: Cell::default(),
             fused: OnceCell::new(),
         };
-        let overlaps = all.iter().all(|[is_hopper, _]| *is_hopper == 1) && m >= MANY_ROWS;
-        if overlaps && comm.require_single_lsa_team().is_ok() {
+        if overlaps && m >= MANY_ROWS {
             operation.prepare()?;
         }
         Ok(operation)

@@ -18,7 +18,7 @@ use half::bf16;
 
 use crate::check::{check_extents, check_len, refuse, require_context};
 use crate::gemm::{Matrices, wide_maps};
-use crate::gemm_allreduce::{Messages, agree_on, fills};
+use crate::gemm_allreduce::{Messages, agree_on, are_two_hoppers, fills};
 use crate::{Collectives, Explanation, Gemm, KERNELS, modules};
 
 type WideKernel = kernels::gemm_reduce_scatter_wide;
@@ -114,9 +114,7 @@ impl GemmReduceScatter {
         if all.iter().any(|sizes| *sizes != [m as u32, n as u32]) {
             return refuse("the ranks ask for products of different sizes".to_owned());
         }
-        let is_hopper = comm.n_ranks() == 2 && gemm.is_hopper();
-        let ((), all) = agree_on(comm, Ok(((), [u32::from(is_hopper), 0])))?;
-        let exchanges = all.iter().all(|[is_hopper, _]| *is_hopper == 1);
+        let exchanges = are_two_hoppers(comm, &gemm)?;
         let operation = Self {
             gemm,
             collectives: Collectives::new(comm)?,
@@ -127,7 +125,7 @@ impl GemmReduceScatter {
             plan: Cell::default(),
             wide: OnceCell::new(),
         };
-        if exchanges && comm.require_single_lsa_team().is_ok() && operation.fills([m, n]) {
+        if exchanges && operation.fills([m, n]) {
             operation.prepare_wide()?;
         }
         Ok(operation)

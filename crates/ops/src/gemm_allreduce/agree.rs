@@ -12,7 +12,7 @@ use devcomm_types::Kernel;
 
 use super::GemmAllReduce;
 use crate::check::{refuse, require_context};
-use crate::{KERNELS, modules};
+use crate::{Gemm, KERNELS, modules};
 
 /// The options of a [`GemmAllReduce`], the same on every rank.
 ///
@@ -184,6 +184,13 @@ pub(crate) fn agree_on<T>(
         _ => refuse(format!("rank {rank} cannot take part: its own error says why")),
     };
     Ok((own, all.iter().enumerate().map(known).collect::<Result<_>>()?))
+}
+
+/// Whether two ranks in one LSA team both have kernels for Hopper. *Collective*.
+pub(crate) fn are_two_hoppers(comm: &Communicator, gemm: &Gemm) -> Result<bool> {
+    let ((), all) = agree_on(comm, Ok(((), [u32::from(gemm.is_hopper()), 0])))?;
+    let are_hoppers = all.len() == 2 && all.iter().all(|[is_hopper, _]| *is_hopper == 1);
+    Ok(are_hoppers && comm.require_single_lsa_team().is_ok())
 }
 
 /// The form and the grid of all ranks: the Hopper form if all support it and none asks for another,

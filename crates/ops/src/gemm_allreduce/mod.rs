@@ -16,7 +16,7 @@ use half::bf16;
 
 pub use self::agree::GemmOptions;
 use self::agree::Plan;
-pub(crate) use self::agree::agree_on;
+pub(crate) use self::agree::{agree_on, are_two_hoppers};
 pub(crate) use self::messages::Messages;
 pub(crate) use self::plan::fills;
 pub use self::plan::{GemmAllReducePlan, ParseGemmAllReducePlanError};
@@ -37,9 +37,8 @@ use crate::{Collectives, Explanation, Gemm};
 /// that fill the GPU more than once, exchange their tiles in the product's kernel; others are
 /// followed by an all-reduce. Every rank's product, with sums in f32, is rounded to bf16, and so is
 /// the sum of the products. Elsewhere that is [`GemmAllReducePlan::Strips`], whose sums are rounded
-/// once.
-/// [`explain`](Self::explain) says which plan a shape gets; [`set_plan`](Self::set_plan) selects
-/// another one.
+/// once. [`explain`](Self::explain) says which plan a shape gets; [`set_plan`](Self::set_plan)
+/// selects another one.
 ///
 /// ```no_run
 /// use devcomm::{GemmAllReduce, World};
@@ -61,8 +60,9 @@ pub struct GemmAllReduce {
     communicator: Communicator,
     /// The largest product, `m x n`.
     most: [usize; 2],
-    /// Whether two ranks can exchange rounded products.
+    /// Whether two ranks can exchange rounded products, and whether they do so by default.
     exchanges: bool,
+    exchanges_by_default: bool,
     constant_b: bool,
     /// The plan that was set, and those of the shapes.
     plan: Cell<Option<GemmAllReducePlan>>,
@@ -102,12 +102,13 @@ impl GemmAllReduce {
     }
 
     fn build(plan: Plan, comm: &Communicator, stream: &Stream, most: [usize; 2]) -> Result<Self> {
-        let (exchanges, by_default) = (plan.exchanges, plan.exchanges_by_default);
+        let Plan { exchanges, exchanges_by_default, .. } = plan;
         let gemm = Self {
             stream: stream.clone(),
             communicator: comm.clone(),
             most,
             exchanges,
+            exchanges_by_default,
             constant_b: false,
             plan: Cell::default(),
             of_shapes: RefCell::default(),
@@ -116,7 +117,7 @@ impl GemmAllReduce {
             swapped: OnceCell::new(),
             unfused: OnceCell::new(),
         };
-        if !by_default {
+        if !exchanges_by_default {
             gemm.strips.prepare(comm)?;
             return Ok(gemm);
         }
@@ -196,7 +197,7 @@ impl GemmAllReduce {
 
     /// The plan for a shape if none was set.
     fn choose(&self, shape: [usize; 3]) -> Explanation<GemmAllReducePlan> {
-        if self.unfused.get().is_none() || self.strips.is_prepared() {
+        if !self.exchanges_by_default {
             let reason = "as no other plan was set that can do it";
             return Explanation { plan: GemmAllReducePlan::Strips, reason };
         }
@@ -273,6 +274,9 @@ impl GemmAllReduce {
                 swapped::require((rows, columns, cluster))?;
             }
         }
+        // What was prepared decides too, and ranks ask when they like: one may have kept a choice
+        // that the others make only now.
+        self.of_shapes.borrow_mut().clear();
         self.plan.set(plan);
         Ok(())
     }
