@@ -18,6 +18,7 @@ use crate::error::Error;
 use crate::link::{self, Link, Linked, PrepareNccl};
 use crate::metadata;
 use crate::package::{self, KernelPackage};
+use crate::packed;
 use crate::ptxas::Ptxas;
 use crate::script;
 use crate::split::{self, KernelFile, Split};
@@ -93,8 +94,8 @@ impl CudaBuilder {
         self
     }
 
-    /// Whether `ptxas`, if found, assembles the PTX, which gives cubins and each kernel's
-    /// resources. Default: yes.
+    /// Whether `ptxas`, if found, assembles the PTX, which gives each kernel's resources and the
+    /// cubins that programs include. Default: yes.
     pub fn assemble(mut self, assemble: bool) -> Self {
         self.assemble = assemble;
         self
@@ -308,7 +309,8 @@ impl CudaBuilder {
             [Some(module.ptx.clone()), Some(module.sidecar.clone()), module.cubin.clone()]
         };
         let current: Vec<PathBuf> = modules.iter().flat_map(files).flatten().collect();
-        remove_stale(folder, &current)?;
+        let packed = modules.iter().flat_map(ModuleArtifact::packed);
+        remove_stale(folder, &current.iter().cloned().chain(packed).collect::<Vec<_>>())?;
         if let Some(copy) = &self.copy_to {
             fs::create_dir_all(copy).map_err(Error::io("create", copy))?;
             for file in &current {
@@ -386,7 +388,13 @@ impl Modules<'_> {
             copy_if_changed(&entry.cubin(), &cubin)?;
         }
         let cubin = assembled.then_some(cubin);
-        Ok(ModuleArtifact { file: source.file.clone(), ptx, sidecar, cubin, info, linked })
+        let module =
+            ModuleArtifact { file: source.file.clone(), ptx, sidecar, cubin, info, linked };
+        let packed = [entry.ptx(), entry.cubin()].map(|path| packed::path(&path));
+        for (from, to) in packed.into_iter().zip(module.packed()) {
+            copy_if_changed(&from, &to)?;
+        }
+        Ok(module)
     }
 
     /// The hash of all inputs of a module.
@@ -448,6 +456,15 @@ impl Modules<'_> {
             }
             None => None,
         };
+        packed::write(ptx_path)?;
+        let cubin_sha256 = match self.panics {
+            Panics::Silent if self.ptxas.is_some() => {
+                packed::write(cubin)?;
+                Some(artifact::sha256_of(cubin)?)
+            }
+            // The host writes the rank into the PTX.
+            _ => None,
+        };
         Ok(Sidecar {
             package: source.kernels.iter().find_map(|kernel| kernel.package.clone()),
             arch: ptx.target.clone(),
@@ -455,6 +472,7 @@ impl Modules<'_> {
             rustc: self.toolchain.version.clone(),
             llvm: self.toolchain.llvm_version.clone(),
             nccl: nccl.map(|nccl| nccl.code.clone()),
+            cubin_sha256,
             kernels: artifact::kernels(
                 &source.file,
                 &source.kernels,
@@ -493,7 +511,7 @@ fn remove_stale(folder: &Path, current: &[PathBuf]) -> Result<(), Error> {
     let entries = fs::read_dir(folder).map_err(Error::io("read", folder))?;
     for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
         let extension = path.extension().unwrap_or_default();
-        let ours = ["ptx", "json", "cubin"].iter().any(|ours| extension == *ours);
+        let ours = ["ptx", "json", "cubin", "z"].iter().any(|ours| extension == *ours);
         if ours && !current.contains(&path) {
             fs::remove_file(&path).map_err(Error::io("remove", &path))?;
         }

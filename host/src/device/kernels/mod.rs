@@ -1,5 +1,6 @@
 //! Loading and launching compiled kernels.
 
+mod embedded;
 mod entry;
 mod lookup;
 mod modules;
@@ -150,6 +151,9 @@ impl Context {
     /// All kernels are loaded now, not lazily: a load while a kernel waits for another rank would
     /// block on that kernel. A module for another architecture only (`sm_90a`, on a GPU that is not
     /// Hopper) is skipped, and a launch of its kernels is [`LaunchError::WrongArch`].
+    ///
+    /// A module's cubin is loaded if the program has one for this GPU. Otherwise, with a warning
+    /// when the driver has refused it, and with `CUDA_FORCE_PTX_JIT=1` the driver compiles the PTX.
     ///
     /// A simulated machine runs a kernel's body in Rust, compiled into the program, and loads no
     /// module.

@@ -10,7 +10,6 @@ use std::rc::Rc;
 use devcomm_locate::NcclVersion;
 
 use super::entry::Entry;
-use super::rank::with_rank;
 use super::set::{KernelSet, ModuleSource};
 use super::sidecar::Sidecar;
 use crate::device::context::Context;
@@ -47,15 +46,13 @@ impl Modules {
         if context.machine().is_simulated() {
             return Ok(loaded);
         }
-        for (file, ptx, sidecar) in set.describe()? {
-            let device = context.limits().compute_capability;
-            if sidecar.is_arch_specific() && !sidecar.runs_on(device) {
-                loaded.skipped.insert(file.to_owned(), sidecar.arch);
+        for module in set.describe()? {
+            let (file, sidecar) = (module.file, &module.sidecar);
+            if sidecar.is_arch_specific() && !sidecar.runs_on(context.limits().compute_capability) {
+                loaded.skipped.insert(file.to_owned(), sidecar.arch.clone());
                 continue;
             }
-            let ptx = with_rank(ptx, context.rank());
-            let image = CString::new(ptx.as_ref()).map_err(|_| nul_error(file))?;
-            loaded.add(context, file, Image::Ptx(&image), sidecar)?;
+            loaded.add(context, file, sidecar, || module.load(context))?;
         }
         Ok(loaded)
     }
@@ -69,12 +66,17 @@ impl Modules {
             else {
                 return Err(Error::invalid(format!("{} is not UTF-8", path.display())));
             };
-            let image = CString::new(text).map_err(|_| nul_error(file))?;
+            let image = CString::new(text)
+                .map_err(|_| Error::invalid(format!("{text:?} is no path: it has a NUL")))?;
             let json = std::fs::read_to_string(path.with_extension("json")).map_err(|error| {
                 let why = format!("{}: {error}", path.with_extension("json").display());
                 LaunchError::BadSidecar { file: file.to_owned(), why }
             })?;
-            loaded.add(context, file, Image::File(&image), Sidecar::parse(file, &json)?)?;
+            let sidecar = Sidecar::parse(file, &json)?;
+            loaded.add(context, file, &sidecar, || {
+                let loaded = context.cuda().load_module(Image::File(&image));
+                loaded.map_err(|failure| refused(file, &sidecar.ptx_isa, failure))
+            })?;
         }
         Ok(loaded)
     }
@@ -83,28 +85,26 @@ impl Modules {
         &mut self,
         context: &Context,
         file: &str,
-        image: Image<'_>,
-        sidecar: Sidecar,
+        sidecar: &Sidecar,
+        load: impl FnOnce() -> Result<ModuleHandle>,
     ) -> Result<()> {
-        let stamp = checked_stamp(file, &sidecar)?;
+        let stamp = checked_stamp(file, sidecar)?;
         let device = context.limits().compute_capability;
         if !sidecar.runs_on(device) {
-            let (file, arch) = (file.to_owned(), sidecar.arch);
+            let (file, arch) = (file.to_owned(), sidecar.arch.clone());
             return Err(LaunchError::WrongArch { file, arch, device }.into());
         }
-        let module = match context.cuda().load_module(image) {
-            Ok(module) => module,
-            Err(failure) => return Err(refused(file, &sidecar.ptx_isa, failure)),
-        };
+        let module = load()?;
         let mut entries = BTreeMap::new();
-        for kernel in sidecar.kernels {
+        for kernel in &sidecar.kernels {
             let mut entry = Entry::new(module.function(&kernel.name)?)?;
-            entry.params = Some(kernel.params);
+            entry.params = Some(kernel.params.clone());
             entry.lsa_barriers = kernel.lsa_barriers;
             entry.stamp = stamp;
-            entries.insert(kernel.name, Rc::new(entry));
+            entries.insert(kernel.name.clone(), Rc::new(entry));
         }
-        self.files.insert(file.to_owned(), File { package: sidecar.package, entries });
+        let package = sidecar.package.clone();
+        self.files.insert(file.to_owned(), File { package, entries });
         self.handles.borrow_mut().push(module);
         Ok(())
     }
@@ -158,12 +158,8 @@ fn checked_stamp(file: &str, sidecar: &Sidecar) -> Result<Option<NcclVersion>> {
     }
 }
 
-fn nul_error(file: &str) -> Error {
-    let name = "its PTX or path contains a NUL".to_owned();
-    LaunchError::ModuleRejected { file: file.to_owned(), name, log: String::new() }.into()
-}
-
-fn refused(file: &str, ptx_isa: &str, failure: LoadFailure) -> Error {
+/// The error of a module that the driver has refused.
+pub(super) fn refused(file: &str, ptx_isa: &str, failure: LoadFailure) -> Error {
     let file = file.to_owned();
     match failure {
         LoadFailure::Other(error) => error,
