@@ -38,8 +38,12 @@ const STAGES: u32 = 4;
 pub(crate) const MULTIPLYING_WARPS: u32 = 8;
 /// Warps that neither load nor multiply.
 pub(crate) const IDLE_WARPS: u32 = 3;
-/// Terms of a tile behind whose products the previous tile is in C.
-const STORED: u32 = 6 * 64;
+/// Terms of a tile behind whose products the last slices of the previous tile are written, if
+/// slices are also sent to a peer. All blocks send at the same time, and shared memory has room
+/// again when the first slices are on their way.
+const SENT: u32 = 24 * 64;
+/// Terms behind these for whose time the previous tile is on its way to C.
+const STORED: u32 = 4 * 64;
 /// Rows of a warpgroup.
 pub(super) const WARPGROUP_M: u32 = 64;
 /// Terms that one load of a transposed factor has, and rows of A or B.
@@ -532,12 +536,14 @@ unsafe fn multiply<T: GemmFactor, E: Epilogue, F: Follow>(
             // What is left of the previous tile is stored between the first products of this one,
             // which do not wait for it.
             let mut slice = at_once - SLICES;
+            let mut until = 0;
             while slice < at_once + SLICES {
-                if term < k {
+                while term < k && term <= until {
                     shared.step(&mut sums, state, last, (warpgroup, rank), term == 0);
                     (state, last, term) =
                         (shared.pipeline.next(state), state, term + Shared::<T>::TILE_K);
                 }
+                until = if F::BESIDE.is_sums() { SENT.min(k / 2) } else { term };
                 if any_done && slice < slices {
                     if slice == at_once {
                         done.write::<T, E::Output>(shared, warp, lane, |i| rest[i]);
@@ -551,7 +557,7 @@ unsafe fn multiply<T: GemmFactor, E: Epilogue, F: Follow>(
             let row = hint::opaque(row + warp * STORE_M);
             done = Done { row, column: hint::opaque(column) };
             let mut reports = F::BESIDE.is_sums() && any_done;
-            let mut until = if F::BESIDE.is_sums() { k.min(STORED) } else { k };
+            let mut until = if F::BESIDE.is_sums() { k.min(term + STORED) } else { k };
             loop {
                 while term < until {
                     shared.step(&mut sums, state, last, (warpgroup, rank), term == 0);
