@@ -48,6 +48,8 @@ pub use files::expert_parallel::ep_dispatch::ep_dispatch;
 pub use files::expert_parallel::ep_layout::ep_layout;
 pub use files::gemm;
 pub use files::gemm::gemm_blocks::gemm_blocks;
+pub use files::gemm::gemm_grouped::gemm_grouped;
+pub use files::gemm::gemm_grouped_mma::gemm_grouped_mma;
 pub use files::gemm::gemm_mma::{gemm_mma, gemm_mma_f32};
 pub use files::gemm::gemm_swapped::gemm_swapped;
 pub use files::gemm::gemm_wgmma::{gemm_wgmma, gemm_wgmma_f32};

@@ -24,6 +24,7 @@ use nccl_device::Lamport;
 pub use self::in_flight::{Returning, Sent};
 pub use self::options::{ExpertParallelMemory, ExpertParallelOptions};
 use crate::check::{check_buffer, check_len, refuse, require_context};
+use crate::gemm::RowGroups;
 use crate::order::LastStream;
 use crate::slots::{empty_slots, slot_words};
 use crate::{KERNELS, modules};
@@ -60,9 +61,9 @@ use crate::{KERNELS, modules};
 ///     let tokens = Tokens { count: 128, input: &input, ids: &ids, weights: &weights };
 ///     experts.dispatch(tokens, &stream)?;
 ///     experts.group(&rows, &stream)?;
-///     // A grouped product in place: expert `e` has rows `offsets[e]` to `offsets[e] + sizes[e]`.
-///     let (_offsets, _sizes) = (experts.offsets(), experts.sizes());
-///     experts.combine(&rows, &input, None, &stream)?;
+///     // The experts: a `GroupedGemm` of these groups, or any other work on their rows.
+///     let (_groups, results) = (experts.groups(), rows);
+///     experts.combine(&results, &input, None, &stream)?;
 ///     experts.check()
 /// })?;
 /// # Ok::<_, devcomm::Error>(())
@@ -228,6 +229,13 @@ impl ExpertParallel {
     #[must_use]
     pub fn sizes(&self) -> DeviceSlice<u32> {
         self.sizes.device_slice()
+    }
+
+    /// The rows of each expert, for a [`GroupedGemm`](crate::GroupedGemm). Written by
+    /// [`group`](Self::group).
+    #[must_use]
+    pub fn groups(&self) -> RowGroups {
+        RowGroups { offsets: self.offsets(), sizes: self.sizes() }
     }
 
     /// For each row in the order of the experts its token: the rank times the most tokens of a
