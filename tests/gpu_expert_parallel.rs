@@ -213,6 +213,31 @@ fn rows_go_to_their_experts_and_results_return() {
     }
 }
 
+/// Numbers of ranks without code of their own.
+#[test]
+fn any_number_of_ranks_takes_part() {
+    let name = "any_number_of_ranks_takes_part";
+    for ranks in [1, 3, 5, 6, 7] {
+        on_gpus(name, ranks, |rank| {
+            let tokens: Vec<_> = (0..ranks).map(|rank| (rank + 2) % 4).collect();
+            let mut batch = Batch::new(784, 2 * ranks, 3, &tokens, ranks as u64);
+            let memory = Memory::of(rank, &batch, 4)?;
+            for (launch, routing) in [Routing::Random, Routing::Repeated].into_iter().enumerate() {
+                batch.route(routing, launch as u64);
+                whole_step(rank, &memory, &batch, launch == 1)?;
+            }
+            Ok(())
+        });
+    }
+    on_gpus(name, 64, |rank| {
+        let tokens: Vec<_> = (0..64).map(|rank| rank % 3).collect();
+        let batch = Batch::new(16, 128, 16, &tokens, 64).routed(Routing::Repeated, 1);
+        let options = options(&batch, 2).blocks(1).threads(32);
+        let memory = Memory::new(rank, options, &batch, 2)?;
+        (0..2).try_for_each(|launch| whole_step(rank, &memory, &batch, launch == 1))
+    });
+}
+
 #[test]
 fn rows_are_short_or_long_and_experts_few_or_many() {
     let name = "rows_are_short_or_long_and_experts_few_or_many";
@@ -505,5 +530,5 @@ fn memory_is_as_large_as_it_says() {
     assert_eq!(memory.rows, 2 * 128 * 14336);
     assert_eq!(memory.messages, 2 * 2 * (1 + 128 * 8 + 1) * 16);
     assert!(memory.to_string().starts_with(&format!("{} B: ", memory.total())));
-    assert!(ExpertParallelOptions::new(7168, 128, 256, 8).memory(3).is_err());
+    assert!(ExpertParallelOptions::new(7168, 128, 260, 8).memory(65).is_err());
 }

@@ -1,13 +1,14 @@
 //! Returns the experts' results to the ranks of the tokens, within the LSA team, and adds them up.
 
 use cuda_std::prelude::*;
-use cuda_std::{grid, hint, math, mem};
+use cuda_std::{grid, math, mem};
 use half::bf16;
-use nccl_device::{Coop, DevComm, Lamport, LamportSlots, Window};
+use nccl_device::{ANY_RANKS, Coop, DevComm, Lamport, LamportSlots, Window};
 
 use super::ep_layout::{DROPPED, NONE, RETURN_WORDS};
 use super::numbered::{Numbered, NumberedSlots};
 use super::parts::{Part, Parts, at, warp_index, warps};
+use super::ranks::{ranks, rolled, with_ranks};
 use super::shape::{Received, Shape, Steps};
 
 /// Vectors of a part that each lane has: with more ranks fewer, as their addresses take registers.
@@ -38,7 +39,7 @@ const _: () = assert!(RETURN_WORDS == warp::WARP_SIZE as usize);
 struct Incoming {
     entries: Entries,
     /// A bit for each rank that sends.
-    targets: u32,
+    targets: u64,
 }
 
 /// A lane's vectors of a part of a row.
@@ -96,23 +97,8 @@ pub unsafe fn ep_combine(
 ) {
     let combine =
         Combine { comm: &comm, shape, rows, returns, received, tokens, output, residual, steps };
-    let capacity = shape.slots();
     // SAFETY: the kernel's contract.
-    unsafe {
-        macro_rules! run {
-            ($ranks:literal) => {{
-                let numbered = NumberedSlots::new(&comm, numbered, NUMBERED_SLOTS);
-                let slots = LamportSlots::<$ranks>::new(&comm, slots, capacity);
-                combine.run::<$ranks, { lane_vectors($ranks) }>(slots, numbered, state);
-            }};
-        }
-        match comm.lsa_team().n_ranks {
-            2 => run!(2),
-            4 => run!(4),
-            8 => run!(8),
-            _ => panic!("the LSA team has 2, 4 or 8 ranks"),
-        }
-    }
+    unsafe { with_ranks!(comm, lane_vectors, combine.run(slots, numbered, state)) }
 }
 
 struct Combine<'a> {
@@ -134,10 +120,16 @@ impl Combine<'_> {
     #[inline(always)]
     unsafe fn run<const N: usize, const VECTORS: usize>(
         &self,
-        slots: LamportSlots<'_, N>,
-        numbered: NumberedSlots<N>,
+        slots: Window<u32>,
+        numbered: Window<u32>,
         state: *mut u32,
     ) {
+        // SAFETY: the caller's contract.
+        let (slots, numbered) = unsafe {
+            let slots = LamportSlots::<N>::new(self.comm, slots, self.shape.slots());
+            (slots, NumberedSlots::<N>::new(self.comm, numbered, NUMBERED_SLOTS))
+        };
+        let ranks = ranks::<N>(self.comm);
         let parts = Parts::<VECTORS>::new(self.shape.vectors);
         let (first, step) = (warp_index(), warps());
         let (sends, receives) = (self.steps & Steps::SEND != 0, self.steps & Steps::RECEIVE != 0);
@@ -151,10 +143,12 @@ impl Combine<'_> {
             // The peers' tokens, by the distance to the peer, whose rows this rank returns.
             let (mut counts, mut all) = ([0; N], 0);
             let mut distance = 1;
-            while distance < N && sends {
-                let to = self.comm.lsa_team().rotated(distance as i32) as usize;
-                counts[distance] = mem::load(self.received.counts.wrapping_add(to));
-                all = all.max(counts[distance]);
+            while distance < ranks && sends {
+                let count = self.tokens_of(distance);
+                if N != ANY_RANKS {
+                    counts[distance] = count;
+                }
+                all = all.max(count);
                 distance += 1;
             }
             let mut outgoing = self.outgoing(&counts, 1, parts.at(first));
@@ -163,7 +157,7 @@ impl Combine<'_> {
             let numbered = numbered.of(session.launch());
             if sends && speaks {
                 let mut distance = 1;
-                while distance < N {
+                while distance < ranks {
                     numbered.send(distance, 0, [0; 2]);
                     distance += 1;
                 }
@@ -213,7 +207,7 @@ impl Combine<'_> {
     #[inline(always)]
     unsafe fn wait_for_peers<const N: usize>(&self, numbered: &Numbered<N>) {
         let mut distance = 1;
-        while distance < N {
+        while distance < ranks::<N>(self.comm) {
             let source = self.comm.lsa_team().rotated(distance as i32) as usize;
             // SAFETY: the caller's contract.
             self.comm.wait_until(Coop::thread(), || unsafe { numbered.peek(source, 0) }.is_some());
@@ -236,8 +230,7 @@ impl Combine<'_> {
         mut entries: Entries,
     ) {
         // Not unrolled for many ranks: the sum is long.
-        let ranks = if N > 2 { hint::opaque_usize(N) } else { N };
-        let mut distance = 1;
+        let (mut distance, ranks) = (1, rolled::<N>(self.comm));
         while distance < ranks {
             // SAFETY: the caller's contract.
             unsafe {
@@ -245,6 +238,9 @@ impl Combine<'_> {
                     entries = self.outgoing(counts, distance, part);
                 }
                 if let Some(row) = self.sum(entries, part) {
+                    if N == ANY_RANKS {
+                        send(session, distance, part, &row);
+                    }
                     let mut peer = 1;
                     while peer < N {
                         if peer == distance {
@@ -256,6 +252,18 @@ impl Combine<'_> {
             }
             distance += 1;
         }
+    }
+
+    /// How many tokens the rank at a distance has.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract.
+    #[inline(always)]
+    unsafe fn tokens_of(&self, distance: usize) -> u32 {
+        let rank = self.comm.lsa_team().rotated(distance as i32) as usize;
+        // SAFETY: the caller's contract.
+        unsafe { mem::load(self.received.counts.wrapping_add(rank)) }
     }
 
     /// Loads the entries of a token of the rank at a distance.
@@ -272,7 +280,11 @@ impl Combine<'_> {
     ) -> Entries {
         let to = self.comm.lsa_team().rotated(distance as i32) as usize;
         // SAFETY: the caller's contract.
-        unsafe { self.entries(to, part, at(counts, distance)) }
+        unsafe {
+            let known = N != ANY_RANKS;
+            let tokens = if known { at(counts, distance) } else { self.tokens_of(distance) };
+            self.entries(to, part, tokens)
+        }
     }
 
     /// Loads what says which ranks have experts of a token of this rank.
@@ -406,7 +418,7 @@ impl Combine<'_> {
             if !self.residual.is_null() {
                 residual = load(self.residual, token, part);
             }
-            let (mut rank, ranks) = (0, if N > 2 { hint::opaque_usize(N) } else { N });
+            let (mut rank, ranks) = (0, rolled::<N>(self.comm));
             while rank < ranks {
                 if rank == me {
                     if let Some(mine) = mine {

@@ -1,16 +1,21 @@
 //! Sends the rows of tokens to the ranks of their experts, within the LSA team.
 
 use cuda_std::prelude::*;
-use cuda_std::{grid, hint, mem};
+use cuda_std::{grid, mem};
 use nccl_device::{Coop, DevComm, Lamport, LamportSlots, Window};
 
 use super::numbered::{Numbered, NumberedSlots};
 use super::parts::{Part, Parts, warp_index, warps};
+use super::ranks::{ranks, rolled, with_ranks};
 use super::shape::{Faults, Received, Shape, Steps};
 
 /// Vectors of a part that each lane has: with more ranks fewer, as their addresses take registers.
 const fn lane_vectors(ranks: usize) -> usize {
-    8 / ranks
+    match ranks {
+        2 => 4,
+        4 => 2,
+        _ => 1,
+    }
 }
 
 /// Vectors of the part of a row that a warp sends at a time.
@@ -34,8 +39,8 @@ pub const fn numbered_slots(shape: Shape) -> u32 {
 }
 
 /// Sends the rows of this rank's `tokens` tokens to the ranks of the LSA team that have one of
-/// their experts, and receives the rows of all ranks that have experts here. The team has 2, 4 or 8
-/// ranks.
+/// their experts, and receives the rows of all ranks that have experts here. The team has up to
+/// [`RANKS`](super::RANKS).
 ///
 /// `input` has a row for each token, `ids` and `weights` `shape.top_k` numbers: experts, from 0 up
 /// to `shape.experts` times the number of ranks, or -1 for none. Other numbers count as -1, and are
@@ -74,23 +79,8 @@ pub unsafe fn ep_dispatch(
 ) {
     let dispatch =
         Dispatch { comm: &comm, shape, tokens, input, ids, weights, received, faults, steps };
-    let (capacity, messages) = (shape.slots(), numbered_slots(shape));
     // SAFETY: the kernel's contract.
-    unsafe {
-        macro_rules! run {
-            ($ranks:literal) => {{
-                let numbered = NumberedSlots::new(&comm, numbered, messages);
-                let slots = LamportSlots::<$ranks>::new(&comm, slots, capacity);
-                dispatch.run::<$ranks, { lane_vectors($ranks) }>(slots, numbered, state);
-            }};
-        }
-        match comm.lsa_team().n_ranks {
-            2 => run!(2),
-            4 => run!(4),
-            8 => run!(8),
-            _ => panic!("the LSA team has 2, 4 or 8 ranks"),
-        }
-    }
+    unsafe { with_ranks!(comm, lane_vectors, dispatch.run(slots, numbered, state)) }
 }
 
 struct Dispatch<'a> {
@@ -120,10 +110,16 @@ impl Dispatch<'_> {
     #[inline(always)]
     unsafe fn run<const N: usize, const VECTORS: usize>(
         &self,
-        slots: LamportSlots<'_, N>,
-        numbered: NumberedSlots<N>,
+        slots: Window<u32>,
+        numbered: Window<u32>,
         state: *mut u32,
     ) {
+        let (capacity, messages) = (self.shape.slots(), numbered_slots(self.shape));
+        // SAFETY: the caller's contract.
+        let (slots, numbered) = unsafe {
+            let slots = LamportSlots::<N>::new(self.comm, slots, capacity);
+            (slots, NumberedSlots::<N>::new(self.comm, numbered, messages))
+        };
         let parts = Parts::new(self.shape.vectors);
         let (first, step) = (warp_index(), warps());
         let receives = self.steps & Steps::RECEIVE != 0;
@@ -164,7 +160,7 @@ impl Dispatch<'_> {
                     thread::sync_threads();
                     session.end(Coop::cta());
                 }
-                if N > 2 {
+                if N != 2 {
                     outgoing = load(ahead);
                 }
             }
@@ -179,7 +175,7 @@ impl Dispatch<'_> {
     #[inline(always)]
     unsafe fn send_count<const N: usize>(&self, numbered: &Numbered<N>) {
         let mut distance = 1;
-        while distance < N {
+        while distance < ranks::<N>(self.comm) {
             // SAFETY: the caller's contract.
             unsafe { numbered.send(distance, COUNT, [self.tokens, 0]) };
             distance += 1;
@@ -192,7 +188,7 @@ impl Dispatch<'_> {
     /// The rank to which this one is at a distance.
     #[inline(always)]
     fn source<const N: usize>(&self, distance: usize) -> usize {
-        self.comm.lsa_team().rotated((N - distance) as i32) as usize
+        self.comm.lsa_team().rotated((ranks::<N>(self.comm) - distance) as i32) as usize
     }
 
     /// Loads a part of a row of this rank, and the token's experts.
@@ -234,7 +230,7 @@ impl Dispatch<'_> {
         outgoing: &Outgoing<VECTORS>,
     ) -> Option<(u32, u32)> {
         let (id, Shape { top_k, experts, .. }) = (outgoing.id, self.shape);
-        if (id as u32) < experts * N as u32 {
+        if (id as u32) < experts * ranks::<N>(self.comm) as u32 {
             return Some((id as u32 / experts, id as u32 % experts));
         }
         if id != -1 && outgoing.part.is_first {
@@ -247,7 +243,7 @@ impl Dispatch<'_> {
 
     /// What a rank is told of this lane's expert.
     #[inline(always)]
-    fn message(expert: Option<(u32, u32)>, weight: f32, targets: u32, to: u32) -> [u32; 2] {
+    fn message(expert: Option<(u32, u32)>, weight: f32, targets: u64, to: u32) -> [u32; 2] {
         let comes = if targets >> to & 1 == 1 { COMES } else { 0 };
         let expert = match expert {
             Some((rank, number)) if rank == to => number + 1,
@@ -275,16 +271,14 @@ impl Dispatch<'_> {
             let expert = self.expert::<N, VECTORS>(outgoing);
             // A bit for each rank that gets the row.
             let (mut targets, mut rank) = (0, 0);
-            while rank < N as u32 {
+            while rank < ranks::<N>(self.comm) as u32 {
                 let is_one = warp::any(expert.is_some_and(|(its, _)| its == rank));
-                targets |= u32::from(is_one) << rank;
+                targets |= u64::from(is_one) << rank;
                 rank += 1;
             }
             if part.is_first && lane < top_k {
                 let slot = COUNT + 1 + part.row * top_k + lane;
-                // Not unrolled for many ranks, whose addresses would take registers.
-                let ranks = if N > 2 { hint::opaque_usize(N) } else { N };
-                let mut distance = 1;
+                let (mut distance, ranks) = (1, rolled::<N>(self.comm));
                 while distance < ranks {
                     let to = team.rotated(distance as i32) as u32;
                     let message = Self::message(expert, weight, targets, to);
@@ -293,7 +287,7 @@ impl Dispatch<'_> {
                 }
             }
             let mut distance = 1;
-            while distance < N {
+            while distance < ranks::<N>(self.comm) {
                 let to = team.rotated(distance as i32) as u32;
                 if targets >> to & 1 == 1 {
                     let mut i = 0;
@@ -333,9 +327,7 @@ impl Dispatch<'_> {
         numbered: &Numbered<N>,
         part: Part<VECTORS>,
     ) -> u32 {
-        // Not unrolled for many ranks, whose addresses would take registers.
-        let ranks = if N > 2 { hint::opaque_usize(N) } else { N };
-        let (mut most, mut distance) = (0, 1);
+        let (mut most, mut distance, ranks) = (0, 1, rolled::<N>(self.comm));
         while distance < ranks {
             // SAFETY: the caller's contract.
             most = most.max(unsafe { self.receive(session, numbered, distance, part) });

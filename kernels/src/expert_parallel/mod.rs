@@ -31,7 +31,9 @@ pub mod ep_dispatch;
 pub mod ep_layout;
 mod numbered;
 mod parts;
+mod ranks;
 pub mod shape;
 
 pub use self::numbered::words as numbered_words;
+pub use self::ranks::RANKS;
 pub use self::shape::{Faults, Received, Shape, Steps};

@@ -55,7 +55,7 @@ pub struct Received {
     /// How many tokens each rank has.
     pub counts: *mut u32,
     /// For each token of this rank, a bit for each rank that gets its row.
-    pub targets: *mut u32,
+    pub targets: *mut u64,
 }
 
 /// Offsets of the words that tell the host of wrong routing; all are 0 if there was none.

@@ -19,18 +19,18 @@ use devcomm_kernels::expert_parallel::{
 };
 use devcomm_types::Kernel;
 use half::bf16;
-use nccl_device::Lamport;
+use nccl_device::{Lamport, lamport_words};
 
 pub use self::in_flight::{Returning, Sent};
 pub use self::options::{ExpertParallelMemory, ExpertParallelOptions};
 use crate::check::{check_buffer, check_len, refuse, require_context};
 use crate::gemm::RowGroups;
 use crate::order::LastStream;
-use crate::slots::{empty_slots, slot_words};
+use crate::slots::empty_slots;
 use crate::{KERNELS, modules};
 
-/// Expert parallelism on a communicator of 2, 4 or 8 ranks that load and store reach: owns the
-/// kernels and their memory, and launches them.
+/// Expert parallelism on a communicator of up to 64 ranks that load and store reach: owns the
+/// kernels and their memory, and launches them. 2, 4 and 8 ranks have kernels of their own.
 ///
 /// Each rank has as many experts, rank 0 the first ones, and tokens of its own, rows in bf16. A
 /// step of a layer is
@@ -115,7 +115,7 @@ struct Received {
     experts: SymmetricBuffer<u32>,
     weights: SymmetricBuffer<f32>,
     counts: SymmetricBuffer<u32>,
-    targets: SymmetricBuffer<u32>,
+    targets: SymmetricBuffer<u64>,
 }
 
 /// Tokens of this rank, with their routing.
@@ -175,7 +175,7 @@ impl ExpertParallel {
         let messages = |numbered: u32| {
             let state = comm.mem_alloc::<u32>(Lamport::<1>::STATE)?;
             Ok::<_, Error>(Messages {
-                slots: empty_slots(comm, slot_words(ranks, shape.slots() as usize))?,
+                slots: empty_slots(comm, lamport_words(ranks, shape.slots() as usize))?,
                 // New windows and buffers are zeroed, as these must be.
                 numbered: comm.window(numbered_words(ranks, numbered as usize))?,
                 state,
@@ -382,8 +382,9 @@ impl ExpertParallel {
         );
         // Of a peer's tokens this rank knows nothing: as many as it has itself.
         let tokens = (self.tokens.get().max(1) as u32).saturating_mul(ranks);
-        let blocks = tokens.min(2 * self.multiprocessors());
+        let blocks = tokens.min(self.options.blocks.unwrap_or(2 * self.multiprocessors()));
         let threads = if tokens > blocks * (THREADS / 32) { MANY_THREADS } else { THREADS };
+        let threads = self.options.threads.unwrap_or(threads);
         let config = LaunchConfig::new(blocks, threads).with_dependent();
         // SAFETY: as above; there is room for the rows.
         unsafe { launch.config(config).launch(&self.compiled.on(stream)) }?;

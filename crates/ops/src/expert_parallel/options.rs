@@ -4,13 +4,12 @@ use std::fmt;
 
 use devcomm_host::{Communicator, Result};
 use devcomm_kernels::expert_parallel::{
-    Faults, Shape, ep_combine, ep_dispatch, ep_layout, numbered_words,
+    Faults, RANKS, Shape, ep_combine, ep_dispatch, ep_layout, numbered_words,
 };
-use nccl_device::Lamport;
+use nccl_device::{Lamport, lamport_words};
 
 use super::ExpertParallel;
 use crate::check::refuse;
-use crate::slots::slot_words;
 
 /// The sizes of an [`ExpertParallel`], the same on every rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,14 +47,14 @@ impl ExpertParallelOptions {
         Self { alignment: rows, ..self }
     }
 
-    /// The blocks that send and receive, at most the GPU's multiprocessors. Default: as many as
-    /// there is work for.
+    /// The most blocks of a kernel; those that send and receive are also at most the GPU's
+    /// multiprocessors. Default: as many as there is work for.
     pub const fn blocks(self, blocks: u32) -> Self {
         Self { blocks: Some(blocks), ..self }
     }
 
-    /// The threads of these blocks: a multiple of 32 up to 512. Default: 256, or 512 where results
-    /// of many tokens return.
+    /// The threads of a block: a multiple of 32 up to 512. Default: 256, or 512 where there is more
+    /// work.
     pub const fn threads(self, threads: u32) -> Self {
         Self { threads: Some(threads), ..self }
     }
@@ -69,7 +68,7 @@ impl ExpertParallelOptions {
         ExpertParallel::new(comm, self)
     }
 
-    /// What an [`ExpertParallel`] allocates on each GPU for 2, 4 or 8 ranks.
+    /// What an [`ExpertParallel`] allocates on each GPU for so many ranks.
     ///
     /// # Errors
     ///
@@ -78,12 +77,13 @@ impl ExpertParallelOptions {
     pub fn memory(self, ranks: usize) -> Result<ExpertParallelMemory> {
         let shape = self.shape(ranks)?;
         let word = size_of::<u32>();
-        let slots = word * slot_words(ranks, shape.slots() as usize);
+        let slots = word * lamport_words(ranks, shape.slots() as usize);
         let numbered = ep_dispatch::numbered_slots(shape) + ep_combine::NUMBERED_SLOTS;
         let all = ranks * self.tokens;
         let per_token = 2 * self.top_k + ep_layout::RETURN_WORDS;
         let states = 2 * Lamport::<1>::STATE + Faults::WORDS;
-        let routing = all * per_token + ranks + self.tokens + states + 2 * self.local(ranks) + 1;
+        let routing =
+            all * per_token + ranks + 2 * self.tokens + states + 2 * self.local(ranks) + 1;
         Ok(ExpertParallelMemory {
             dispatch_slots: slots,
             combine_slots: slots,
@@ -101,8 +101,10 @@ impl ExpertParallelOptions {
     /// The sizes for kernels, if these support them.
     pub(super) fn shape(self, ranks: usize) -> Result<Shape> {
         let Self { hidden, tokens, experts, top_k, alignment, blocks, threads } = self;
-        if !matches!(ranks, 2 | 4 | 8) {
-            return refuse(format!("expert parallelism among {ranks} ranks: it needs 2, 4 or 8"));
+        if ranks == 0 || ranks > RANKS {
+            return refuse(format!(
+                "expert parallelism among {ranks} ranks: it is for 1 to {RANKS}"
+            ));
         }
         if hidden == 0 || !hidden.is_multiple_of(8) || hidden > HIDDEN {
             return refuse(format!(
@@ -148,7 +150,7 @@ impl ExpertParallelOptions {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertParallelMemory {
     /// Where rows of tokens arrive: two banks, which take turns, with room for the most tokens of
-    /// each other rank (with 4 and 8 ranks also of this one). Vectors are their own flags, so there
+    /// each other rank (but with 2 ranks also of this one). Vectors are their own flags, so there
     /// is nothing else.
     pub dispatch_slots: usize,
     /// Where results arrive: likewise.
