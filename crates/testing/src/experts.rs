@@ -103,6 +103,23 @@ impl Batch {
         }
     }
 
+    /// What is left of the batch without some ranks' tokens and experts.
+    #[must_use]
+    pub fn without(&self, ranks: &[usize]) -> Self {
+        let is_left = |rank: usize| !ranks.contains(&rank);
+        let left = |id: &i32| {
+            let rank = usize::try_from(*id).map_or(0, |id| id / self.local());
+            if is_left(rank) { *id } else { -1 }
+        };
+        Self {
+            inputs: self.inputs.clone(),
+            ids: self.ids.iter().map(|ids| ids.iter().map(left).collect()).collect(),
+            weights: self.weights.clone(),
+            tokens: (0..).zip(&self.tokens).map(|(r, n)| if is_left(r) { *n } else { 0 }).collect(),
+            ..*self
+        }
+    }
+
     /// Experts of a rank.
     #[must_use]
     pub fn local(&self) -> usize {

@@ -11,7 +11,7 @@ use nccl_device::{Coop, DevComm, Lamport, LamportSlots, Window};
 
 use super::numbered::{Numbered, NumberedSlots};
 use super::parts::{Part, Parts, warp_index, warps};
-use super::ranks::{ranks, rolled, with_ranks};
+use super::ranks::{Ranks, ranks, rolled, with_ranks};
 use super::rows::{AsTheyAre, Rows};
 use super::shape::{Faults, Received, Shape, Steps};
 
@@ -161,12 +161,13 @@ impl<R: Rows> Dispatch<'_, R> {
         // these together.
         unsafe {
             // The launch's number and the first row are in flight together.
+            let absent = self.received.absent();
             let load = |at| (at < own).then(|| self.load(parts.at(at)));
             let mut outgoing: Option<Outgoing<R, VECTORS>> = load(first);
             let session = slots.begin(state, used);
             let numbered = numbered.of(session.launch());
             if self.steps & Steps::SEND != 0 && thread::index_1d() == 0 {
-                self.send_count(&numbered);
+                self.send_count(&numbered, absent);
             }
             // The first round only sends; in each later one a part is received. What is sent in the
             // next round is loaded before the wait, if there are registers for it.
@@ -174,7 +175,7 @@ impl<R: Rows> Dispatch<'_, R> {
             let mut end = if receives { parts.count(self.shape.tokens) } else { own };
             while index < end || ahead == first {
                 if let Some(outgoing) = &outgoing {
-                    self.send(&session, &numbered, outgoing);
+                    self.send(&session, &numbered, outgoing, absent);
                 }
                 ahead += step;
                 if N == 2 {
@@ -182,7 +183,7 @@ impl<R: Rows> Dispatch<'_, R> {
                 }
                 if ahead > first + step {
                     if receives {
-                        let most = self.receive_all(&session, &numbered, parts.at(index));
+                        let most = self.receive_all(&session, &numbered, parts.at(index), absent);
                         end = own.max(parts.count(most));
                     }
                     index += step;
@@ -204,14 +205,17 @@ impl<R: Rows> Dispatch<'_, R> {
     ///
     /// One thread of the grid calls this.
     #[inline(always)]
-    unsafe fn send_count<const N: usize>(&self, numbered: &Numbered<N>) {
+    unsafe fn send_count<const N: usize>(&self, numbered: &Numbered<N>, absent: Ranks) {
+        let team = self.comm.lsa_team();
         let mut distance = 1;
         while distance < ranks::<N>(self.comm) {
-            // SAFETY: the caller's contract.
-            unsafe { numbered.send(distance, COUNT, [self.tokens, 0]) };
+            if !absent.contains(team.rotated(distance as i32) as usize) {
+                // SAFETY: the caller's contract.
+                unsafe { numbered.send(distance, COUNT, [self.tokens, 0]) };
+            }
             distance += 1;
         }
-        let me = self.comm.lsa_team().rank as usize;
+        let me = team.rank as usize;
         // SAFETY: the kernel's contract.
         unsafe { mem::store(self.received.counts.wrapping_add(me), self.tokens) };
     }
@@ -287,7 +291,8 @@ impl<R: Rows> Dispatch<'_, R> {
         at.map(|at| self.shape.slots() + at as u32)
     }
 
-    /// The rank of this lane's expert, and its number there; `None` if it does not exist.
+    /// The rank of this lane's expert, and its number there; `None` if it does not exist or is
+    /// absent.
     ///
     /// # Safety
     ///
@@ -296,10 +301,12 @@ impl<R: Rows> Dispatch<'_, R> {
     unsafe fn expert<const N: usize, const VECTORS: usize>(
         &self,
         outgoing: &Outgoing<R, VECTORS>,
+        absent: Ranks,
     ) -> Option<(u32, u32)> {
         let (id, Shape { top_k, experts, .. }) = (outgoing.id, self.shape);
         if (id as u32) < experts * ranks::<N>(self.comm) as u32 {
-            return Some((id as u32 / experts, id as u32 % experts));
+            let rank = id as u32 / experts;
+            return (!absent.contains(rank as usize)).then_some((rank, id as u32 % experts));
         }
         if id != -1 && outgoing.part.is_first {
             let index = outgoing.part.row * top_k + warp::lane_id();
@@ -331,12 +338,13 @@ impl<R: Rows> Dispatch<'_, R> {
         session: &Lamport<'_, N>,
         numbered: &Numbered<N>,
         outgoing: &Outgoing<R, VECTORS>,
+        absent: Ranks,
     ) {
         let (team, lane) = (self.comm.lsa_team(), warp::lane_id());
         let (part, weight, top_k) = (outgoing.part, outgoing.weight, self.shape.top_k);
         // SAFETY: the caller's contract.
         unsafe {
-            let expert = self.expert::<N, VECTORS>(outgoing);
+            let expert = self.expert::<N, VECTORS>(outgoing, absent);
             // A bit for each rank that gets the row.
             let (mut targets, mut rank) = (0, 0);
             while rank < ranks::<N>(self.comm) as u32 {
@@ -349,8 +357,10 @@ impl<R: Rows> Dispatch<'_, R> {
                 let (mut distance, ranks) = (1, rolled::<N>(self.comm));
                 while distance < ranks {
                     let to = team.rotated(distance as i32) as u32;
-                    let message = Self::message(expert, weight, targets, to);
-                    numbered.send(distance, slot, message);
+                    if !absent.contains(to as usize) {
+                        let message = Self::message(expert, weight, targets, to);
+                        numbered.send(distance, slot, message);
+                    }
                     distance += 1;
                 }
             }
@@ -398,11 +408,12 @@ impl<R: Rows> Dispatch<'_, R> {
         session: &Lamport<'_, N>,
         numbered: &Numbered<N>,
         part: Part<VECTORS>,
+        absent: Ranks,
     ) -> u32 {
         let (mut most, mut distance, ranks) = (0, 1, rolled::<N>(self.comm));
         while distance < ranks {
             // SAFETY: the caller's contract.
-            most = most.max(unsafe { self.receive(session, numbered, distance, part) });
+            most = most.max(unsafe { self.receive(session, numbered, distance, part, absent) });
             distance += 1;
         }
         most
@@ -421,6 +432,7 @@ impl<R: Rows> Dispatch<'_, R> {
         numbered: &Numbered<N>,
         distance: usize,
         part: Part<VECTORS>,
+        absent: Ranks,
     ) -> u32 {
         let (source, top_k) = (self.source::<N>(distance), self.shape.top_k);
         // Every lane has a message that says whether the row comes.
@@ -429,6 +441,9 @@ impl<R: Rows> Dispatch<'_, R> {
         let mut tokens = 0;
         // All that may be there is polled at once.
         self.comm.wait_until(Coop::thread(), || {
+            if absent.contains(source) {
+                return true;
+            }
             // SAFETY: the caller's contract; there are slots for the most tokens.
             let (count, told) =
                 unsafe { (numbered.peek(source, COUNT), numbered.peek(source, slot)) };

@@ -3,6 +3,8 @@
 use cuda_std::atomic::{AtomicU32, Order, Scope};
 use cuda_std::prelude::*;
 
+use super::ranks::Ranks;
+
 /// Sizes on which all ranks agree.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, KernelParam)]
@@ -72,6 +74,23 @@ pub struct Received {
     pub counts: *mut u32,
     /// For each token of this rank, a bit for each rank that gets its row.
     pub targets: *mut u64,
+    /// A bit for each rank that is absent: nothing is sent to it, nothing awaited from it, its
+    /// tokens count as none, and its experts too. The same during a launch.
+    pub absent: *const u64,
+}
+
+impl Received {
+    /// The ranks that are absent.
+    ///
+    /// # Safety
+    ///
+    /// The word is allocated, and nothing writes it.
+    #[inline(always)]
+    #[track_caller]
+    pub(super) unsafe fn absent(&self) -> Ranks {
+        // SAFETY: the caller's contract.
+        Ranks(unsafe { mem::load(self.absent) })
+    }
 }
 
 /// Offsets of the words that tell the host of wrong routing; all are 0 if there was none.

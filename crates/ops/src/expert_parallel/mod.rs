@@ -88,6 +88,8 @@ pub struct ExpertParallel {
     faults: SymmetricBuffer<u32>,
     last: LastStream,
     stage: Cell<Stage>,
+    /// The ranks that are absent, a bit each.
+    absent: Cell<u64>,
     /// The tokens of the last dispatch.
     tokens: Cell<usize>,
     /// The rows of the last layout.
@@ -122,6 +124,7 @@ struct Received {
     weights: SymmetricBuffer<f32>,
     counts: SymmetricBuffer<u32>,
     targets: SymmetricBuffer<u64>,
+    absent: SymmetricBuffer<u64>,
 }
 
 /// Tokens of this rank, with their routing.
@@ -212,6 +215,7 @@ impl ExpertParallel {
                 weights: comm.mem_alloc(tokens * top_k)?,
                 counts: comm.mem_alloc(ranks)?,
                 targets: comm.mem_alloc(options.tokens)?,
+                absent: comm.mem_alloc(1)?,
             },
             returns: comm.mem_alloc(tokens * RETURN_WORDS)?,
             offsets: comm.mem_alloc(options.local(ranks) + 1)?,
@@ -220,6 +224,7 @@ impl ExpertParallel {
             faults: comm.mem_alloc(Faults::WORDS)?,
             last: LastStream::default(),
             stage: Cell::new(Stage::Begin),
+            absent: Cell::new(0),
             tokens: Cell::new(0),
             grouped: Cell::new(0),
         };
@@ -289,7 +294,7 @@ impl ExpertParallel {
         self.check_numbers("the experts of the tokens", &ids, count * top_k)?;
         self.check_numbers("the weights of the tokens", &weights, count * top_k)?;
         let addresses = [input.device_address(), ids.device_address(), weights.device_address()];
-        self.communicator.compare_kernel(|| format!("dispatch to experts, steps {steps}"))?;
+        self.compare("dispatch to experts", steps)?;
         self.tokens.set(count);
         self.enqueue_dispatch(addresses, count, steps, stream)
     }
@@ -407,7 +412,7 @@ impl ExpertParallel {
         steps: u32,
         stream: &Stream,
     ) -> Result<()> {
-        self.communicator.compare_kernel(|| format!("results of experts, steps {steps}"))?;
+        self.compare("results of experts", steps)?;
         self.begin(stream)?;
         let (tokens, multiprocessors) = (self.tokens.get() as u32, self.multiprocessors());
         let Messages { slots, numbered, state } = &self.combine;
@@ -465,6 +470,43 @@ impl ExpertParallel {
         ))
     }
 
+    /// From here on these ranks are absent, and no others, in the order of the stream: nothing is
+    /// sent to them and nothing awaited from them. Their tokens count as none, and so do their
+    /// experts, whose part of a result is left out. Not for a stream capture; graphs that were
+    /// captured before know it when they are launched.
+    ///
+    /// An absent rank has no need to run. If it comes back, all operations of all ranks have ended
+    /// before, and it has done as many dispatches and combines as the others, for whom it was absent,
+    /// and they for it. Of two ranks both count the other one as absent, or neither does.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a rank that does not exist,
+    /// this one, and while rows are on their way; those of the stream.
+    pub fn set_absent(&self, ranks: &[usize], stream: &Stream) -> Result<()> {
+        self.require_nothing_sent()?;
+        let (me, n_ranks) = (self.communicator.rank(), self.communicator.n_ranks());
+        if let Some(rank) = ranks.iter().find(|rank| **rank >= n_ranks || **rank == me) {
+            return refuse(format!(
+                "rank {rank} is absent: it is another one of {n_ranks} than this one, {me}"
+            ));
+        }
+        let absent = ranks.iter().fold(0, |absent, rank| absent | 1 << rank);
+        self.begin(stream)?;
+        stream.fill(&self.received.absent, absent)?;
+        self.absent.set(absent);
+        Ok(())
+    }
+
+    /// In a checked world, compares an operation with those of the other ranks, which must be
+    /// there.
+    fn compare(&self, operation: &str, steps: u32) -> Result<()> {
+        if self.absent.get() != 0 {
+            return Ok(());
+        }
+        self.communicator.compare_kernel(|| format!("{operation}, steps {steps}"))
+    }
+
     /// Fails while rows are on their way.
     fn require_nothing_sent(&self) -> Result<()> {
         match self.stage.get() {
@@ -510,8 +552,8 @@ impl ExpertParallel {
         shape_args(self.sent)
     }
 
-    fn received_args(&self) -> ReceivedArgs<u64, u64, u64, u64, u64, u64> {
-        let Received { rows, scales, experts, weights, counts, targets } = &self.received;
+    fn received_args(&self) -> ReceivedArgs<u64, u64, u64, u64, u64, u64, u64> {
+        let Received { rows, scales, experts, weights, counts, targets, absent } = &self.received;
         ReceivedArgs {
             rows: rows.device_address(),
             scales: scales.as_ref().map_or(0, SymmetricBuffer::device_address),
@@ -519,6 +561,7 @@ impl ExpertParallel {
             weights: weights.device_address(),
             counts: counts.device_address(),
             targets: targets.device_address(),
+            absent: absent.device_address(),
         }
     }
 }

@@ -106,7 +106,7 @@ impl ExpertParallelOptions {
         let per_token = 2 * self.top_k + ep_layout::RETURN_WORDS;
         let states = 2 * Lamport::<1>::STATE + Faults::WORDS;
         let routing =
-            all * per_token + ranks + 2 * self.tokens + states + 2 * self.local(ranks) + 1;
+            all * per_token + ranks + 2 * (self.tokens + 1) + states + 2 * self.local(ranks) + 1;
         Ok(ExpertParallelMemory {
             dispatch_slots: slots(self.sent_slots(sent)),
             combine_slots: slots(shape.slots()),
