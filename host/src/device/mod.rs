@@ -20,6 +20,7 @@ mod lifecycle;
 mod operations;
 mod pinned;
 pub(crate) mod recorder;
+mod scope;
 mod slice;
 mod stream;
 
@@ -35,5 +36,6 @@ pub use self::kernels::{KernelSet, Kernels, KernelsOn, ModuleSource};
 pub use self::launch::{DeviceLimits, FunctionInfo};
 pub(crate) use self::lifecycle::Lifecycle;
 pub use self::pinned::PinnedBuffer;
+pub use self::scope::{Scope, ScopeThread};
 pub use self::slice::{Buffer, DeviceSlice, Dynamic};
 pub use self::stream::{OnStream, Stream};
