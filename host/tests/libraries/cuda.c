@@ -72,6 +72,10 @@ int cuStreamCreate(void **stream, unsigned flags) { *stream = malloc(1); return 
 int cuStreamDestroy_v2(void *stream) { free(stream); return 0; }
 int cuStreamQuery(void *stream) { return hangs ? 600 : 0; }
 int cuStreamSynchronize(void *stream) { return 0; }
+int cuEventCreate(void **event, unsigned flags) { *event = malloc(1); return 0; }
+int cuEventRecord(void *event, void *stream) { return 0; }
+int cuEventQuery(void *event) { return 0; }
+int cuEventDestroy_v2(void *event) { free(event); return 0; }
 
 int cuModuleLoad(void **module, const char *path) {
     log_call("cuModuleLoad %s", strrchr(path, '/') + 1);

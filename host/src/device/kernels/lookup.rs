@@ -1,7 +1,7 @@
 //! Finds the entry of a kernel: in a loaded module or, on a simulated machine, its body in Rust.
 
 use std::any::TypeId;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use devcomm_types::{DevComm, Dim3, GinType, HostBody, Kernel, KernelArgs, LaunchConfig};
 
@@ -46,7 +46,7 @@ impl KernelDesc {
 /// The modules that a launch looks its kernel up in.
 pub(super) struct Loaded<'a> {
     pub(super) context: &'a Context,
-    pub(super) modules: &'a [Rc<Modules>],
+    pub(super) modules: &'a [Arc<Modules>],
 }
 
 impl Loaded<'_> {
@@ -97,7 +97,7 @@ impl Loaded<'_> {
         &self,
         kernel: &KernelDesc,
         comm: Option<&DevComm>,
-    ) -> Result<Rc<Entry>> {
+    ) -> Result<Arc<Entry>> {
         let refuse = |refusal| kernel.refuse(refusal);
         let back_end = || check_dev_comm(comm).and_then(check_gin).map_err(refuse);
         let back_end = kernel.gin.then(back_end).transpose()?;
@@ -118,7 +118,7 @@ impl Loaded<'_> {
     }
 
     /// All entries, at least one.
-    fn entries_of(&self, kernel: &KernelDesc) -> Result<Vec<Rc<Entry>>> {
+    fn entries_of(&self, kernel: &KernelDesc) -> Result<Vec<Arc<Entry>>> {
         if !kernel.gin || self.context.machine().is_simulated() {
             return Ok(vec![self.known_entry(kernel)?]);
         }
@@ -130,33 +130,34 @@ impl Loaded<'_> {
     /// The entry of a kernel that has one: looked up at its first launch. On a simulated machine
     /// that is every kernel; kernel sets are not read there, but at least one must be loaded, as on
     /// GPUs.
-    fn known_entry(&self, kernel: &KernelDesc) -> Result<Rc<Entry>> {
+    fn known_entry(&self, kernel: &KernelDesc) -> Result<Arc<Entry>> {
         let modules = self.modules.first().ok_or_else(|| self.not_found(kernel))?;
-        if let Some(entry) = modules.known.borrow().get(&kernel.id) {
-            return Ok(Rc::clone(entry));
+        let known = modules.known.lock().get(&kernel.id).cloned();
+        if let Some(entry) = known {
+            return Ok(entry);
         }
         let entry = match self.context.machine().is_simulated() {
             true => self.simulated_entry(kernel)?,
             false => self.entry(kernel, kernel.name).ok_or_else(|| self.not_found(kernel))?,
         };
-        modules.known.borrow_mut().insert(kernel.id, Rc::clone(&entry));
-        Ok(entry)
+        // Another thread may have looked it up meanwhile.
+        Ok(Arc::clone(modules.known.lock().entry(kernel.id).or_insert(entry)))
     }
 
     /// A new entry on a simulated machine.
-    fn simulated_entry(&self, kernel: &KernelDesc) -> Result<Rc<Entry>> {
+    fn simulated_entry(&self, kernel: &KernelDesc) -> Result<Arc<Entry>> {
         let body = kernel.body.ok_or_else(|| DriverError::NotSimulated {
             what: format!("the kernel `{}`, which has no body in Rust,", kernel.name),
         })?;
         let function = self.context.cuda().bind_body(self.context.machine(), &body)?;
-        Ok(Rc::new(Entry::new(function)?))
+        Ok(Arc::new(Entry::new(function)?))
     }
 
-    fn gin_entry(&self, kernel: &KernelDesc, back_end: GinType) -> Option<Rc<Entry>> {
+    fn gin_entry(&self, kernel: &KernelDesc, back_end: GinType) -> Option<Arc<Entry>> {
         self.entry(kernel, &format!("{}_{}", kernel.name, back_end.suffix()?))
     }
 
-    fn entry(&self, kernel: &KernelDesc, name: &str) -> Option<Rc<Entry>> {
+    fn entry(&self, kernel: &KernelDesc, name: &str) -> Option<Arc<Entry>> {
         self.modules.iter().find_map(|modules| modules.entry(kernel.package, kernel.file, name))
     }
 

@@ -9,7 +9,6 @@ mod set;
 mod sidecar;
 
 use std::path::Path;
-use std::rc::Rc;
 use std::sync::Arc;
 
 use devcomm_types::{ArgInfo, Kernel, KernelArgs, LaunchArgs, LaunchConfig, LaunchTarget};
@@ -48,7 +47,7 @@ use crate::sys::cuda::module::Shape;
 /// # }
 /// ```
 pub struct Kernels {
-    modules: [Rc<Modules>; 1],
+    modules: [Arc<Modules>; 1],
     context: Context,
 }
 
@@ -61,7 +60,7 @@ pub struct KernelsOn<'a> {
 
 /// A launch that has passed its checks.
 struct CheckedLaunch {
-    entry: Rc<Entry>,
+    entry: Arc<Entry>,
     shape: Shape,
     /// The abort flag of its device communicator.
     flag: Option<Arc<AbortFlag>>,
@@ -74,7 +73,7 @@ impl Kernels {
     ///
     /// As [`Context::load`].
     pub fn load(context: &Context, set: &KernelSet) -> Result<Self> {
-        let modules = [Rc::new(Modules::load(context, set)?)];
+        let modules = [Arc::new(Modules::load(context, set)?)];
         Ok(Self { modules, context: context.clone() })
     }
 
@@ -92,7 +91,7 @@ impl Kernels {
             let what = || format!("the machine code of {}", first.as_ref().display());
             context.machine().refuse_simulated(what)?;
         }
-        let modules = [Rc::new(Modules::load_files(context, files)?)];
+        let modules = [Arc::new(Modules::load_files(context, files)?)];
         Ok(Self { modules, context: context.clone() })
     }
 
@@ -165,11 +164,21 @@ impl Context {
     /// [`LaunchError::PtxTooNew`], [`LaunchError::ModuleRejected`] with the log of the driver's
     /// compiler.
     pub fn load(&self, set: &KernelSet) -> Result<()> {
-        if self.kernels().borrow().iter().any(|modules| modules.is_of(set)) {
+        let has_it = |loaded: &[Arc<Modules>]| loaded.iter().any(|modules| modules.is_of(set));
+        if has_it(&self.kernels().read()) {
             return Ok(());
         }
-        let modules = Modules::load(self, set)?;
-        self.kernels().borrow_mut().push(Rc::new(modules));
+        let modules = Arc::new(Modules::load(self, set)?);
+        let mut loaded = self.kernels().write();
+        if !has_it(&loaded) {
+            *loaded = loaded.iter().cloned().chain([modules]).collect();
+            return Ok(());
+        }
+        drop(loaded);
+        self.cuda().bind()?;
+        // SAFETY: another thread has loaded the set meanwhile, and nothing has used these modules;
+        // the context is current.
+        unsafe { modules.unload() };
         Ok(())
     }
 
@@ -217,7 +226,8 @@ impl Context {
     }
 
     fn with_loaded<R>(&self, f: impl FnOnce(&Loaded<'_>) -> R) -> R {
-        f(&Loaded { context: self, modules: &self.kernels().borrow() })
+        let modules = Arc::clone(&self.kernels().read());
+        f(&Loaded { context: self, modules: &modules })
     }
 }
 
@@ -265,6 +275,7 @@ impl Loaded<'_> {
         safe: bool,
     ) -> Result<()> {
         let kernel = KernelDesc::new::<K>();
+        let _enqueue = self.context.begin_enqueue()?;
         let checked = self.prepare(stream, &kernel, &config, args.info(), safe)?;
         let abi = args.into_abi();
         K::check(&abi).map_err(|unmet| kernel.refuse(LaunchRefusal::Requirement { unmet }))?;

@@ -1,13 +1,13 @@
 //! Kernel modules loaded on a GPU, from a kernel set or from files.
 
 use std::any::TypeId;
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::path::Path;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use devcomm_locate::NcclVersion;
+use parking_lot::Mutex;
 
 use super::entry::Entry;
 use super::set::{KernelSet, ModuleSource};
@@ -26,17 +26,17 @@ pub(crate) struct Modules {
     files: BTreeMap<String, File>,
     /// Files that were skipped because they run on one architecture only, and that architecture.
     pub(super) skipped: BTreeMap<String, String>,
-    handles: RefCell<Vec<ModuleHandle>>,
+    handles: Mutex<Vec<ModuleHandle>>,
     /// The set that they were loaded from.
     set: Option<&'static [ModuleSource]>,
     /// The entries of the kernels that were used so far, by the kernels' types.
-    pub(super) known: RefCell<BTreeMap<TypeId, Rc<Entry>>>,
+    pub(super) known: Mutex<BTreeMap<TypeId, Arc<Entry>>>,
 }
 
 struct File {
     /// Its package, if the sidecar names it.
     package: Option<String>,
-    entries: BTreeMap<String, Rc<Entry>>,
+    entries: BTreeMap<String, Arc<Entry>>,
 }
 
 impl Modules {
@@ -101,11 +101,11 @@ impl Modules {
             entry.params = Some(kernel.params.clone());
             entry.lsa_barriers = kernel.lsa_barriers;
             entry.stamp = stamp;
-            entries.insert(kernel.name.clone(), Rc::new(entry));
+            entries.insert(kernel.name.clone(), Arc::new(entry));
         }
         let package = sidecar.package.clone();
         self.files.insert(file.to_owned(), File { package, entries });
-        self.handles.borrow_mut().push(module);
+        self.handles.get_mut().push(module);
         Ok(())
     }
 
@@ -115,11 +115,11 @@ impl Modules {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.handles.borrow().is_empty()
+        self.handles.lock().is_empty()
     }
 
     /// The entry `name` of a file of a package.
-    pub(super) fn entry(&self, package: &str, file: &str, name: &str) -> Option<Rc<Entry>> {
+    pub(super) fn entry(&self, package: &str, file: &str, name: &str) -> Option<Arc<Entry>> {
         let file = self.files.get(file)?;
         let other = file.package.as_deref().is_some_and(|of| of != package);
         if other { None } else { file.entries.get(name).cloned() }
@@ -136,7 +136,8 @@ impl Modules {
     ///
     /// None of the kernels runs or is launched again, and the context is current.
     pub(crate) unsafe fn unload(&self) {
-        for module in self.handles.take() {
+        let handles = std::mem::take(&mut *self.handles.lock());
+        for module in handles {
             // SAFETY: the caller's contract.
             if let Err(error) = unsafe { module.unload() } {
                 tracing::warn!("{error}");

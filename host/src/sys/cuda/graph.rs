@@ -38,6 +38,9 @@ pub(crate) struct GraphHandle {
     raw: CUgraph,
 }
 
+// SAFETY: an opaque handle, which any thread may use, one at a time.
+unsafe impl Send for GraphHandle {}
+
 impl GraphHandle {
     /// The number of its nodes.
     pub(crate) fn len(&self) -> Result<usize> {
@@ -70,6 +73,9 @@ pub(crate) struct GraphExecHandle {
     driver: &'static Driver,
     raw: CUgraphExec,
 }
+
+// SAFETY: an opaque handle, which any thread may use, one at a time.
+unsafe impl Send for GraphExecHandle {}
 
 impl GraphExecHandle {
     /// Enqueues the graph.

@@ -121,6 +121,9 @@ pub(crate) struct ModuleHandle {
     raw: CUmodule,
 }
 
+// SAFETY: an opaque handle, which any thread may use.
+unsafe impl Send for ModuleHandle {}
+
 impl ModuleHandle {
     /// The entry point `name`, loaded now: a lazy load while a kernel runs could wait for that
     /// kernel.
@@ -152,6 +155,11 @@ pub(crate) struct FunctionHandle {
     driver: &'static Driver,
     raw: CUfunction,
 }
+
+// SAFETY: an opaque handle, which any thread may use, several at a time.
+unsafe impl Send for FunctionHandle {}
+// SAFETY: as above.
+unsafe impl Sync for FunctionHandle {}
 
 /// Grid, block and attributes of one launch.
 pub(crate) struct Shape {
