@@ -2,7 +2,7 @@
 //! without Rust, network or a recent NCCL.
 //!
 //! ```text
-//! run.sh           ./run.sh list | tests | bench ... | EXAMPLE [ARGS...]
+//! run.sh           ./run.sh list | tests | bench ... | EXAMPLE [ARGS...], under a tool too
 //! programs.tar.xz  unpacked once by run.sh into the user's cache:
 //!     examples/    the programs              tests/   the test programs that need GPUs
 //!     bench/       devcomm-bench             twins/   its kernels in Rust and in C++
@@ -12,8 +12,8 @@
 //! licences/        the project's and NCCL's
 //! ```
 //!
-//! Each program contains the kernels' PTX; one archive compresses the copies together. Results of
-//! slow steps are kept in the target folder, so that packing again takes seconds.
+//! Each program contains the kernels' PTX and cubins, compressed; one archive has each only once.
+//! Results of slow steps are kept in the target folder, so that packing again takes seconds.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -408,14 +408,15 @@ fn version_of_library(path: &Path) -> Result<NcclVersion> {
 
 /// Compresses a file to `target` atomically, with `xz` or else Python's lzma.
 fn compress(file: &Path, target: &Path) -> Result<()> {
-    // The dictionary of 64 MiB spans several programs, which contain the same PTX.
+    // The dictionary of 64 MiB spans several programs, which contain the same kernels. With more
+    // than one thread `xz` makes independent blocks, and each would have the kernels again.
     let lzma = "import lzma, shutil, sys; filters = [{'id': lzma.FILTER_LZMA2, 'preset': 6, \
                 'dict_size': 1 << 26}]; packed = lzma.open(sys.stdout.buffer, 'wb', \
                 filters=filters); shutil.copyfileobj(sys.stdin.buffer, packed, 1 << 20); \
                 packed.close()";
     let unfinished = target.with_extension("unfinished");
     for (program, args) in
-        [("xz", ["--lzma2=preset=6,dict=64MiB", "-cT0"]), ("python3", ["-c", lzma])]
+        [("xz", ["--lzma2=preset=6,dict=64MiB", "-cT1"]), ("python3", ["-c", lzma])]
     {
         let status = Command::new(program)
             .args(args)
@@ -462,6 +463,31 @@ mod tests {
             let line = format!("{name}={value}");
             assert!(text.lines().any(|found| found == line), "{line} is not in:\n{text}");
         }
+    }
+
+    #[test]
+    fn a_packed_program_runs_by_itself_or_under_a_tool() {
+        let folder = tempfile::tempdir().unwrap();
+        let (programs, pack) = (folder.path().join("programs"), folder.path().join("pack"));
+        let example = programs.join("examples/sums");
+        fs::create_dir_all(example.parent().unwrap()).unwrap();
+        fs::write(&example, "#!/bin/sh\necho \"$@\"\n").unwrap();
+        fs::set_permissions(&example, fs::Permissions::from_mode(0o755)).unwrap();
+        copy_into(&archive(&programs).unwrap(), &pack.join("programs.tar.xz")).unwrap();
+        let script = pack.join("run.sh");
+        fs::write(&script, RUN_SH).unwrap();
+        let run = |args: &[&str]| {
+            let mut command = Command::new("sh");
+            command.arg(&script).args(args).env("DEVCOMM_CACHE", folder.path().join("cache"));
+            let output = command.env("DEVCOMM_NCCL_HOME", "/nowhere").output().unwrap();
+            assert!(output.status.success(), "{output:?}");
+            String::from_utf8(output.stdout).unwrap()
+        };
+        assert_eq!(run(&["list"]), "sums\ntests\nbench\n");
+        assert_eq!(run(&["sums", "-b", "two words"]), "-b two words\n");
+        // The tool gets the program's path and arguments.
+        let shown = run(&["--with", "printf %s|", "sums", "-b", "two words"]);
+        assert!(shown.ends_with("/examples/sums|-b|two words|"), "{shown}");
     }
 
     #[test]

@@ -5,7 +5,9 @@ set -eu
 here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
 
 usage() {
-    echo "usage: ./run.sh list | tests [PROGRAM...] [FILTER...] | bench BENCHMARK [ARGS...] | EXAMPLE [ARGS...]"
+    echo "usage: ./run.sh list | tests [PROGRAM...] [FILTER...] | [--with COMMAND] bench BENCHMARK [ARGS...]"
+    echo "       | [--with COMMAND] EXAMPLE [ARGS...]"
+    echo "--with starts the program by a command, such as --with 'compute-sanitizer --tool memcheck'"
 }
 
 list() {
@@ -134,6 +136,11 @@ run_tests() {
     return "$code"
 }
 
+with=
+if [ "${1:-}" = --with ] && [ $# -ge 2 ]; then
+    with=$2
+    shift 2
+fi
 case ${1:-} in
 "")
     usage
@@ -173,8 +180,9 @@ tests)
         provide_network
         ;;
     esac
-    [ -n "$scratch" ] || exec "$program" "$@"
-    "$program" "$@" || code=$?
+    # The words of --with.
+    [ -n "$scratch" ] || exec $with "$program" "$@"
+    $with "$program" "$@" || code=$?
     ;;
 esac
 [ -z "$scratch" ] || rm -rf $scratch

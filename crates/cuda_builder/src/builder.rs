@@ -1,12 +1,8 @@
 //! [`CudaBuilder`]: compiles a kernel package to PTX.
 
-use std::collections::VecDeque;
 use std::env;
 use std::fs;
-use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
-use std::thread;
 
 use devcomm_locate::{NcclPart, find_nccl};
 
@@ -19,6 +15,7 @@ use crate::link::{self, Link, Linked, PrepareNccl};
 use crate::metadata;
 use crate::package::{self, KernelPackage};
 use crate::packed;
+use crate::parallel;
 use crate::ptxas::Ptxas;
 use crate::script;
 use crate::split::{self, KernelFile, Split};
@@ -344,24 +341,9 @@ struct Modules<'a> {
 }
 
 impl Modules<'_> {
-    /// Builds all modules, one thread per processor.
+    /// Builds all modules.
     fn build(&self, sources: &[KernelFile], folder: &Path) -> Result<Vec<ModuleArtifact>, Error> {
-        let waiting = Mutex::new(sources.iter().collect::<VecDeque<_>>());
-        let next = || waiting.lock().ok()?.pop_front();
-        let work = || {
-            let mut made = Vec::new();
-            while let Some(source) = next() {
-                made.push(self.module(source, folder));
-            }
-            made
-        };
-        let count = thread::available_parallelism().map_or(1, |n| n.get()).min(sources.len());
-        let made = thread::scope(|scope| {
-            let threads: Vec<_> = (0..count).map(|_| scope.spawn(work)).collect();
-            let joined = threads.into_iter().map(|thread| thread.join());
-            let made = joined.map(|made| made.unwrap_or_else(|panic| resume_unwind(panic)));
-            made.flatten().collect::<Vec<_>>()
-        });
+        let made = parallel::map(sources, |source| self.module(source, folder));
         let mut modules = made.into_iter().collect::<Result<Vec<_>, _>>()?;
         modules.sort_by(|a, b| a.file.cmp(&b.file));
         Ok(modules)

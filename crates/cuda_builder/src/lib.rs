@@ -66,6 +66,7 @@ mod llvm;
 mod metadata;
 mod package;
 mod packed;
+mod parallel;
 mod ptx;
 mod ptxas;
 mod report;
