@@ -27,7 +27,7 @@ pub(crate) use self::drops::PostponedDrops;
 pub use self::event::Event;
 pub use self::graph::Graph;
 pub(crate) use self::health::Health;
-pub use self::kernels::{KernelSet, Kernels, KernelsOn, ModuleSource};
+pub use self::kernels::{KernelSet, Kernels, KernelsOn, ModuleSource, ParamInfo, RawArg};
 pub use self::launch::{DeviceLimits, FunctionInfo};
 pub use self::pinned::PinnedBuffer;
 pub use self::slice::{Buffer, DeviceSlice, Dynamic};
