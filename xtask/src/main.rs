@@ -82,8 +82,8 @@ enum Task {
     /// for any program here (nvcc is fetched)
     Cpp,
     /// Check what must hold before the crates are published: packages, a project on the packages
-    /// alone, documentation without NCCL, the minimum Rust version, the wheel for Python, cargo-deny,
-    /// cargo-semver-checks
+    /// alone, documentation without NCCL, the minimum Rust version, the wheel for Python,
+    /// cargo-deny, cargo-semver-checks
     ReleaseCheck,
     /// Make a folder with the examples and GPU tests, to run on a machine with GPUs but no Rust,
     /// network or recent NCCL
