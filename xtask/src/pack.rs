@@ -2,12 +2,14 @@
 //! without Rust, network or a recent NCCL.
 //!
 //! ```text
-//! run.sh           ./run.sh list | tests | bench ... | EXAMPLE [ARGS...], under a tool too
+//! run.sh           ./run.sh list | tests | bench ... | python ... | EXAMPLE [ARGS...], under a tool
+//!                  too
 //! programs.tar.xz  unpacked once by run.sh into the user's cache:
 //!     examples/    the programs              tests/   the test programs that need GPUs
 //!     bench/       devcomm-bench             twins/   its kernels in Rust and in C++
 //!     kernels/     PTX, cubins, metadata     lib/     GinLoopback's NCCL plugin, and the library
 //!                                                     of the tests with PyTorch
+//!     python/      with `--wheel`, the wheel, unpacked, and its tests
 //! nccl/            lib/libnccl.so.2 (or .xz) and include/nccl.h
 //! licences/        the project's and NCCL's
 //! ```
@@ -30,7 +32,7 @@ use devcomm_locate::{NcclTree, NcclVersion};
 use libloading::Library;
 
 use crate::project::{EXAMPLES_PACKAGE, Project, cargo, root};
-use crate::{cpp, slim, twins};
+use crate::{cpp, slim, twins, wheel};
 
 const RUN_SH: &str = include_str!("pack_run.sh");
 /// The package of the benchmarks.
@@ -54,8 +56,8 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
 }
 
 /// Makes the folder `out`, default `pack` in the checkout, of at most `limit` bytes. With `slim`,
-/// NCCL's library is reduced to that architecture and compressed.
-pub fn pack(limit: u64, slim: Option<u32>, out: Option<&Path>) -> Result<()> {
+/// NCCL's library is reduced to that architecture and compressed. `wheel` is packed too.
+pub fn pack(limit: u64, slim: Option<u32>, wheel: Option<&Path>, out: Option<&Path>) -> Result<()> {
     let out = match out {
         Some(out) => std::path::absolute(out)?,
         None => root().join("pack"),
@@ -73,6 +75,11 @@ pub fn pack(limit: u64, slim: Option<u32>, out: Option<&Path>) -> Result<()> {
     step("kernels in Rust and in C++");
     copy_twins(&programs.join("twins"))?;
     copy_cpp(&programs.join("examples"))?;
+    if let Some(file) = wheel {
+        let python = programs.join("python");
+        wheel::unpack(file, &python)?;
+        copy_kinds(&root().join("python/tests"), &["py"], &python.join("tests"))?;
+    }
     step("archive");
     let archive = archive(&programs)?;
     step("NCCL");

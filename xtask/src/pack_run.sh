@@ -6,7 +6,7 @@ here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
 
 usage() {
     echo "usage: ./run.sh list | tests [PROGRAM...] [FILTER...] | [--with COMMAND] bench BENCHMARK [ARGS...]"
-    echo "       | [--with COMMAND] EXAMPLE [ARGS...]"
+    echo "       | python [ARGS...] | [--with COMMAND] EXAMPLE [ARGS...]"
     echo "--with starts the program by a command, such as --with 'compute-sanitizer --tool memcheck'"
 }
 
@@ -161,6 +161,21 @@ list) list ;;
 tests)
     provide_nccl
     run_tests "$@" || code=$?
+    ;;
+python)
+    # Python with the packed wheel; `python tests [GPUS]` runs its tests on GPUs.
+    if [ ! -d "$programs/python/devcomm" ]; then
+        echo "error: the pack has no wheel: \`cargo xtask pack --wheel FILE\` adds it" >&2
+        exit 1
+    fi
+    provide_nccl
+    export PYTHONPATH="$programs/python${PYTHONPATH:+:$PYTHONPATH}"
+    if [ "${1:-}" = tests ]; then
+        export DEVCOMM_TEST_KERNELS="$programs/kernels"
+        set -- -m torch.distributed.run --nproc-per-node "${2:-2}" -m pytest -x -p no:cacheprovider \
+            "$programs/python/tests/test_gpus.py"
+    fi
+    python3 "$@" || code=$?
     ;;
 *)
     case $task in

@@ -188,6 +188,20 @@ impl Stream {
         Ok(self.inner().is_all_enqueued()? && self.handle().is_idle()?)
     }
 
+    /// Whether the stream's work goes to a graph, of this crate's or of another library that has
+    /// begun a capture, such as torch.
+    ///
+    /// CUDA: `cuStreamIsCapturing`.
+    ///
+    /// # Errors
+    ///
+    /// The driver's errors; for the default stream, if a stream that waits for it is captured.
+    #[doc(alias = "cudaStreamIsCapturing")]
+    pub fn is_capturing(&self) -> Result<bool> {
+        self.context().cuda().bind()?;
+        self.handle().is_capturing()
+    }
+
     /// Makes later work of this stream wait for `event`, which may be of another stream.
     ///
     /// # Errors

@@ -3,15 +3,18 @@
 use std::fs::{self, File};
 use std::sync::Arc;
 
-use devcomm_host::{Context, Error, KernelSet, Kernels, LaunchError, LaunchRefusal, Result};
+use devcomm_host::{
+    Context, Error, KernelSet, Kernels, LaunchConfig, LaunchError, LaunchRefusal, RawArg, Result,
+};
 
-use devcomm_types::Kernel;
+use devcomm_types::{DevComm, Kernel};
 use sha2::{Digest, Sha256};
 
 use crate::support::{FakeDevComm, Fill, SIDECAR, Unknown, log_of, set, tests};
 
 tests! {
     kernels_of_a_file_are_launched_under_the_type_of_its_name,
+    a_kernel_of_a_file_is_launched_by_its_name_with_arguments_of_its_sizes,
     a_file_that_cannot_be_loaded_says_why,
     ptx_is_loaded_with_its_source_lines,
     a_cubin_for_the_gpu_is_loaded_instead_of_the_ptx,
@@ -46,6 +49,36 @@ fn kernels_of_a_file_are_launched_under_the_type_of_its_name() {
         .unwrap();
     stream.synchronize().unwrap();
     assert_eq!(log_of(0), ["cuModuleLoad fill.cubin", "cuLaunchKernelEx fill grid 2 block 64"]);
+}
+
+fn a_kernel_of_a_file_is_launched_by_its_name_with_arguments_of_its_sizes() {
+    let (folder, context) = (tempfile::tempdir().unwrap(), Context::new(0).unwrap());
+    fs::write(folder.path().join("fill.json"), SIDECAR).unwrap();
+    let kernels = Kernels::load_files(&context, &[folder.path().join("fill.cubin")]).unwrap();
+    let params = kernels.params("fill").unwrap();
+    let params: Vec<_> = params.iter().map(|p| (&*p.name, &*p.type_name, p.size)).collect();
+    assert_eq!(params, [("comm", "DevComm", 248), ("count", "usize", 8)]);
+    assert!(kernels.params("unknown").is_none());
+
+    let (stream, dev) = (context.stream().unwrap(), FakeDevComm::new(2, &[]));
+    let launch = |name: &str, grid: u32, args: &[RawArg<'_>]| {
+        // SAFETY: the stub driver runs no kernel.
+        unsafe { kernels.on(&stream).launch_by_name(name, LaunchConfig::new(grid, 64), args) }
+    };
+    let comm = || RawArg::new::<DevComm, _>(&dev);
+    launch("fill", 2, &[comm(), RawArg::new(7_usize)]).unwrap();
+    launch("fill", 1, &[comm(), RawArg::of_bytes(&[0; 8])]).unwrap();
+    let log = ["cuLaunchKernelEx fill grid 2 block 64", "cuLaunchKernelEx fill grid 1 block 64"];
+    assert_eq!(log_of(0)[1..], log);
+
+    for args in [vec![comm()], vec![comm(), RawArg::new(7_u32)], vec![]] {
+        assert!(matches!(refusal(launch("fill", 1, &args)), LaunchRefusal::Parameters { .. }));
+    }
+    let beyond = launch("fill", 3, &[comm(), RawArg::new(7_usize)]);
+    assert!(matches!(refusal(beyond), LaunchRefusal::TooFewBarriers { .. }));
+    let error = launch("unknown", 1, &[]).unwrap_err();
+    assert!(matches!(error, Error::Launch(LaunchError::KernelNotFound { .. })), "{error}");
+    assert_eq!(log_of(0).len(), 3);
 }
 
 fn ptx_is_loaded_with_its_source_lines() {

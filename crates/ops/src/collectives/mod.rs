@@ -45,8 +45,8 @@ use crate::{KERNELS, modules};
 /// As with a [`Communicator`], every rank calls the same operations in the same order, with buffers
 /// of the same lengths and types. All are at the same place of a window or all in none, and all
 /// begin at a multiple of 16 bytes or none does. Launches are dependent ones. Only work on the
-/// operation's stream may access its buffers until it has ended. During a stream capture all
-/// operations are on the captured stream, also the last one before.
+/// operation's stream may access its buffers until it has ended. A graph with captured operations
+/// is launched when those on other streams before it have ended.
 ///
 /// ```no_run
 /// use devcomm::{Collectives, ReduceOp, World};

@@ -7,7 +7,7 @@ use devcomm_locate::NcclVersion;
 use devcomm_types::{Dim3, LaunchConfig};
 use parking_lot::Mutex;
 
-use super::sidecar::Param;
+use super::sidecar::ParamInfo;
 use crate::device::context::Context;
 use crate::device::launch::{FunctionInfo, check_shape};
 use crate::error::{Error, LaunchError, Result};
@@ -20,7 +20,7 @@ pub(super) struct Entry {
     pub(super) function: FunctionHandle,
     pub(super) info: FunctionInfo,
     /// The compiled parameters; `None` for a body in Rust, which the Rust compiler has checked.
-    pub(super) params: Option<Vec<Param>>,
+    pub(super) params: Option<Vec<ParamInfo>>,
     /// Whether the kernel opens sessions on LSA barriers.
     pub(super) lsa_barriers: bool,
     /// The version of NCCL's device code in the module.

@@ -1,5 +1,6 @@
 //! Loading and launching compiled kernels.
 
+mod by_name;
 mod embedded;
 mod entry;
 mod lookup;
@@ -13,10 +14,12 @@ use std::sync::Arc;
 
 use devcomm_types::{ArgInfo, Kernel, KernelArgs, LaunchArgs, LaunchConfig, LaunchTarget};
 
+pub use self::by_name::RawArg;
 use self::entry::Entry;
 use self::lookup::{KernelDesc, Loaded};
 pub(super) use self::modules::Modules;
 pub use self::set::{KernelSet, ModuleSource};
+pub use self::sidecar::ParamInfo;
 use self::sidecar::check_params;
 use super::abort::AbortFlag;
 use super::context::Context;
@@ -297,7 +300,7 @@ impl Loaded<'_> {
     fn prepare(
         &self,
         stream: &Stream,
-        kernel: &KernelDesc,
+        kernel: &KernelDesc<'_>,
         config: &LaunchConfig,
         args: ArgInfo<'_>,
         safe: bool,

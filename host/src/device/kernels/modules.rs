@@ -125,6 +125,11 @@ impl Modules {
         if other { None } else { file.entries.get(name).cloned() }
     }
 
+    /// The first entry `name` of any file.
+    pub(super) fn entry_named(&self, name: &str) -> Option<Arc<Entry>> {
+        self.files.values().find_map(|file| file.entries.get(name)).cloned()
+    }
+
     /// The names of the kernels, in order of their files.
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {
         self.files.values().flat_map(|file| file.entries.keys().map(String::as_str))

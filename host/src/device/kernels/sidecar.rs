@@ -29,17 +29,22 @@ pub(crate) struct NcclStamp {
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct KernelInfo {
     pub name: String,
-    pub params: Vec<Param>,
+    pub params: Vec<ParamInfo>,
     /// Whether it opens sessions on LSA barriers.
     #[serde(default)]
     pub lsa_barriers: bool,
 }
 
-#[derive(Clone, Debug, Deserialize)]
-pub(crate) struct Param {
+/// A parameter of a compiled kernel.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[non_exhaustive]
+pub struct ParamInfo {
+    /// The name in the source.
     pub name: String,
+    /// The type in the source, such as `Window<f32>`.
     #[serde(rename = "type")]
     pub type_name: String,
+    /// The size in bytes.
     pub size: usize,
 }
 
@@ -100,7 +105,7 @@ impl Sidecar {
 
 /// Compares the sizes in bytes of the parameters that a launch passes with those of the compiled
 /// kernel: the driver copies as many bytes per parameter as the compiled kernel declares.
-pub(crate) fn check_params(compiled: &[Param], sizes: &[usize]) -> Result<(), LaunchRefusal> {
+pub(crate) fn check_params(compiled: &[ParamInfo], sizes: &[usize]) -> Result<(), LaunchRefusal> {
     let describe = || {
         let list: Vec<_> = compiled
             .iter()
@@ -193,9 +198,9 @@ mod tests {
 
     #[test]
     fn parameters_of_another_number_or_size_are_refused() {
-        let param = |size| Param { name: "p".into(), type_name: "T".into(), size };
+        let param = |size| ParamInfo { name: "p".into(), type_name: "T".into(), size };
         let check = |compiled: &[usize]| {
-            let params: Vec<Param> = compiled.iter().map(|&size| param(size)).collect();
+            let params: Vec<ParamInfo> = compiled.iter().map(|&size| param(size)).collect();
             check_params(&params, &[8, 4, 4])
         };
         assert_eq!(check(&[8, 4, 4]), Ok(()));
