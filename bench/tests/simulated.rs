@@ -256,6 +256,20 @@ fn a_product_and_the_all_gather_before_it_are_right() {
 }
 
 #[test]
+fn products_of_groups_are_right_for_every_split_and_run_on_one_gpu() {
+    for split in ["even", "random", "skewed", "one"] {
+        let args = ["grouped-gemm", "--simulate", "1", "--rows", "3,70", "--split", split];
+        let (comments, rows) = table(&args);
+        assert_eq!(column(&rows, 4), ["3x72x40", "3x72x40", "70x72x40", "70x72x40"], "{split}");
+        assert_eq!(column(&rows, 5), ["rust", "rust-gemm", "rust", "rust-gemm"]);
+        assert!(comments.iter().any(|line| line.contains("left out: cublaslt")), "{comments:?}");
+        are_right(&comments, &rows);
+    }
+    refuses(&["grouped-gemm", "--groups", "0"], &["--groups", "at least one"]);
+    refuses_late(&["grouped-gemm", "--simulate", "2"], "grouped-gemm runs on one GPU: -g 1");
+}
+
+#[test]
 fn a_product_alone_is_right_and_runs_on_one_gpu() {
     let args = ["gemm", "--simulate", "1", "--m", "5,130", "--n", "72,264", "--k", "8,72"];
     let (comments, rows) = table(&args);
