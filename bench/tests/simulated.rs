@@ -62,7 +62,7 @@ fn operations_of_expert_parallelism_are_right_beside_collectives() {
     let args = ["ep", "--simulate", "2", "--tokens", "3", "-G", "1"];
     let (comments, rows) = table(&args);
     are_right(&comments, &rows);
-    let others = ["rust-allgather", "nccl", "nccl-sym"];
+    let others = ["rust-allgather", "nccl", "nccl-sym", "nccl-alltoall"];
     let with = |operation, more: &[&'static str]| {
         let variants = ["rust"].iter().chain(more).copied();
         variants.map(|variant| [operation, variant]).collect::<Vec<_>>()
