@@ -180,15 +180,17 @@ impl Batch {
         Layout { offsets, sizes, rows }
     }
 
+    /// The tokens of a rank that have experts in another one, or the same.
+    pub fn tokens_to(&self, from: usize, to: usize) -> impl Iterator<Item = usize> {
+        let is_there = move |(expert, _): (usize, f32)| expert / self.local() == to;
+        (0..self.tokens[from]).filter(move |token| self.chosen(from, *token).any(is_there))
+    }
+
     /// The rows that a rank receives from its peers: each once.
     #[must_use]
     pub fn received(&self, rank: usize) -> usize {
         let peers = (0..self.tokens.len()).filter(|source| *source != rank);
-        let is_here = |expert: usize| expert / self.local() == rank;
-        peers
-            .flat_map(|source| (0..self.tokens[source]).map(move |token| (source, token)))
-            .filter(|(source, token)| self.chosen(*source, *token).any(|(e, _)| is_here(e)))
-            .count()
+        peers.map(|source| self.tokens_to(source, rank).count()).sum()
     }
 
     /// How many elements of a rank's rows, in the order of its experts, are wrong.
