@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use devcomm::{
-    Buffer, DeviceSlice, Error, ExpertParallel, ExpertParallelOptions, LaunchError, Rank, Result,
-    Simulation, Stream, SymmetricBuffer, Tokens,
+    Buffer, DeviceSlice, Error, ExpertParallel, ExpertParallelOptions, F8E4M3, LaunchError, Rank,
+    Result, Simulation, Stream, SymmetricBuffer, Tokens,
 };
 use devcomm_testing::experts::{Batch, Layout, Routing};
 use devcomm_testing::machines::{Gpus, on_gpus};
@@ -95,6 +95,14 @@ impl Memory {
 
     /// Checks the order of the rows, and the rows.
     fn check_rows(&self, rank: &Rank, batch: &Batch) -> Result<Layout> {
+        let layout = self.check_order(rank, batch)?;
+        let mut rows = vec![bf16::ZERO; self.rows.len()];
+        self.rows.copy_to_host(&mut rows)?;
+        assert_eq!(batch.count_wrong_rows(&layout, &rows), 0);
+        Ok(layout)
+    }
+
+    fn check_order(&self, rank: &Rank, batch: &Batch) -> Result<Layout> {
         let layout = batch.layout(rank.rank());
         let read = |from: DeviceSlice<u32>| {
             let mut to = vec![0; from.len()];
@@ -107,9 +115,6 @@ impl Memory {
         for (at, source, token) in &layout.rows {
             assert_eq!(origins[*at] as usize, source * most + token, "row {at}");
         }
-        let mut rows = vec![bf16::ZERO; self.rows.len()];
-        self.rows.copy_to_host(&mut rows)?;
-        assert_eq!(batch.count_wrong_rows(&layout, &rows), 0);
         Ok(layout)
     }
 
@@ -235,6 +240,89 @@ fn any_number_of_ranks_takes_part() {
         let options = options(&batch, 2).blocks(1).threads(32);
         let memory = Memory::new(rank, options, &batch, 2)?;
         (0..2).try_for_each(|launch| whole_step(rank, &memory, &batch, launch == 1))
+    });
+}
+
+/// A dispatch of 8-bit floats, of which every element and scale is checked.
+fn dispatch_f8(rank: &Rank, memory: &Memory, batch: &Batch, in_halves: bool) -> Result<Layout> {
+    let (Memory { experts, stream, .. }, comm) = (memory, rank.communicator()?);
+    memory.write(rank, batch)?;
+    let tokens = memory.tokens(batch.tokens[rank.rank()]);
+    match in_halves {
+        true => experts.start_dispatch(tokens, stream)?.receive()?,
+        false => experts.dispatch(tokens, stream)?,
+    }
+    let (most, blocks) = (experts.most_rows(), batch.hidden / 128);
+    let rows = comm.mem_alloc::<F8E4M3>(most * batch.hidden)?;
+    let scales = comm.mem_alloc::<f32>(most * blocks)?;
+    experts.group_f8(&rows, &scales, stream)?;
+    let layout = memory.check_order(rank, batch)?;
+    let (mut got, mut got_scales) = (vec![F8E4M3::ZERO; rows.len()], vec![0.0; scales.len()]);
+    rows.copy_to_host(&mut got)?;
+    scales.copy_to_host(&mut got_scales)?;
+    for (at, source, token) in &layout.rows {
+        let (wanted, of_blocks) = batch.rounded(*source, *token);
+        for (i, want) in wanted.iter().enumerate() {
+            let scale = got_scales[i / 128 * most + at];
+            let got = got[at * batch.hidden + i].to_f32() * scale;
+            let is_right = got == *want || got.is_nan() && want.is_nan();
+            assert!(is_right, "row {at}, element {i}: {got}, not {want}");
+            assert_eq!(scale, of_blocks[i / 128], "row {at}, scale {}", i / 128);
+        }
+    }
+    Ok(layout)
+}
+
+#[test]
+fn rows_arrive_as_8_bit_floats_with_scales() {
+    let name = "rows_arrive_as_8_bit_floats_with_scales";
+    for ranks in [2, 3, 4, 8] {
+        on_gpus(name, ranks, |rank| {
+            let tokens: Vec<_> = (0..ranks).map(|rank| (rank * 3 + 1) % 5).collect();
+            // More than a warp's part of a row, and no whole number of parts.
+            let mut batch =
+                Batch::new(if ranks == 2 { 1152 } else { 640 }, 8 * ranks, 3, &tokens, 1);
+            // Blocks of other sizes.
+            for (i, x) in batch.inputs.iter_mut().flatten().enumerate() {
+                let size = ((i / 128 * 7 % 41) as f32 - 20.0).exp2();
+                *x = bf16::from_f32(x.to_f32() * size);
+            }
+            let options = options(&batch, 5).f8();
+            let few = if rank.is_simulated() { options.blocks(3).threads(96) } else { options };
+            let memory = Memory::new(rank, few, &batch, 5)?;
+            for (launch, routing) in [Routing::Random, Routing::Repeated].into_iter().enumerate() {
+                batch.route(routing, launch as u64);
+                let layout = dispatch_f8(rank, &memory, &batch, launch == 1)?;
+                memory.apply(rank, &batch, &layout)?;
+                memory.experts.combine(&memory.rows, &memory.output, None, &memory.stream)?;
+                memory.check_output(&batch.combined(rank.rank(), None, factor))?;
+            }
+            memory.experts.check()
+        });
+    }
+}
+
+#[test]
+fn scales_fit_the_largest_and_the_smallest_numbers() {
+    on_gpus("scales_fit_the_largest_and_the_smallest_numbers", 2, |rank| {
+        let mut batch = Batch::new(1024, 8, 2, &[3, 2], 1).routed(Routing::Random, 1);
+        let blocks = [
+            [bf16::ZERO, bf16::ZERO],
+            [bf16::MAX, bf16::MIN_POSITIVE],
+            [bf16::MIN_POSITIVE_SUBNORMAL, bf16::ZERO],
+            [bf16::INFINITY, bf16::ONE],
+            [bf16::NAN, bf16::ONE],
+            // The largest number of its scale, and the smallest of the next one.
+            [bf16::from_f32(448.0), bf16::from_f32(-0.4375)],
+            [bf16::from_f32(-450.0), bf16::from_f32(449.0)],
+            [bf16::NEG_INFINITY, bf16::MAX],
+        ];
+        for (i, x) in batch.inputs.iter_mut().flatten().enumerate() {
+            *x = blocks[i / 128 % blocks.len()][usize::from(!i.is_multiple_of(5))];
+        }
+        let memory = Memory::new(rank, options(&batch, 3).f8().blocks(2).threads(64), &batch, 3)?;
+        dispatch_f8(rank, &memory, &batch, false)?;
+        memory.experts.check()
     });
 }
 
@@ -376,6 +464,61 @@ fn a_thousand_replays_of_a_step_are_right() {
     });
 }
 
+/// Ranks that are absent to the others, and the others to them, in graphs.
+#[test]
+fn ranks_may_be_absent_and_come_back() {
+    on_gpus("ranks_may_be_absent_and_come_back", 4, |rank| {
+        let me = rank.rank();
+        let mut batch = Batch::new(528, 8, 3, &[3, 1, 4, 2], 1);
+        let memory = Memory::of(rank, &batch, 4)?;
+        let graph = memory.stream.capture(|| memory.step(batch.tokens[me]))?;
+        for (launch, absent) in [&[][..], &[2], &[1, 3], &[], &[0]].into_iter().enumerate() {
+            batch.route(Routing::Repeated, launch as u64);
+            memory.write(rank, &batch)?;
+            let others: Vec<_> = (0..4).filter(|other| *other != me).collect();
+            let gone = if absent.contains(&me) { &others } else { absent };
+            memory.experts.set_absent(gone, &memory.stream)?;
+            for _ in 0..=launch % 2 {
+                graph.launch(&memory.stream)?;
+            }
+            let left = batch.without(gone);
+            memory.check_rows(rank, &left)?;
+            memory.check_output(&left.combined(me, None, |_| 1.0))?;
+            // All have ended before one of them comes back.
+            rank.barrier()?;
+        }
+        memory.experts.check()
+    });
+}
+
+#[test]
+fn an_absent_rank_need_not_run() {
+    for ranks in [2, 3] {
+        on_gpus("an_absent_rank_need_not_run", ranks, |rank| {
+            let (me, gone) = (rank.rank(), [1]);
+            let tokens: Vec<_> = (0..ranks).map(|rank| rank + 2).collect();
+            let batch = Batch::new(264, 2 * ranks, 2, &tokens, 1).routed(Routing::Random, 1);
+            let memory = Memory::of(rank, &batch, 4)?;
+            whole_step(rank, &memory, &batch, false)?;
+            if me == 1 {
+                return Ok(());
+            }
+            let Memory { experts, stream, rows, output, .. } = &memory;
+            experts.set_absent(&gone, stream)?;
+            let left = batch.without(&gone);
+            for _ in 0..3 {
+                memory.write(rank, &batch)?;
+                experts.start_dispatch(memory.tokens(tokens[me]), stream)?.receive()?;
+                experts.group(rows, stream)?;
+                memory.check_rows(rank, &left)?;
+                experts.start_combine(rows, stream)?.receive(output, None)?;
+                memory.check_output(&left.combined(me, None, |_| 1.0))?;
+            }
+            experts.check()
+        });
+    }
+}
+
 /// On other schedules of the simulator.
 #[test]
 fn steps_are_right_in_many_schedules() {
@@ -450,6 +593,7 @@ fn what_cannot_be_done_is_refused() {
         let new = ExpertParallelOptions::new;
         refused(new(12, 4, 8, 2), "12 elements");
         refused(new(8200, 4, 8, 2), "8200 elements");
+        refused(new(192, 4, 8, 2).f8(), "a multiple of 128");
         refused(new(64, 4, 7, 2), "7 experts on 2 ranks");
         refused(new(64, 4, 1026, 2), "at most 1024");
         refused(new(64, 4, 8, 17), "17 experts");
@@ -467,6 +611,8 @@ fn what_cannot_be_done_is_refused() {
         };
         memory.write(rank, &batch)?;
         refused(experts.group(rows, stream), "no tokens have been received");
+        let (f8, scales) = (comm.mem_alloc::<F8E4M3>(64)?, comm.mem_alloc::<f32>(64)?);
+        refused(experts.group_f8(&f8, &scales, stream), "no 8-bit floats");
         refused(experts.dispatch(memory.tokens(5), stream), "memory for 4");
         let input = memory.input.slice(..64 * 3)?;
         let short = Tokens { count: 4, input: &input, ids: &memory.ids, weights: &memory.weights };
@@ -481,6 +627,8 @@ fn what_cannot_be_done_is_refused() {
         sent.receive()?;
         refused(experts.combine(rows, output, None, stream), "in no order");
         experts.group(rows, stream)?;
+        refused(experts.set_absent(&[2], stream), "rank 2 is absent");
+        refused(experts.set_absent(&[rank.rank()], stream), "than this one");
         let few = output.slice(..64)?;
         refused(experts.combine(rows, &few, None, stream), "the output has 64 elements");
         experts.combine(rows, output, None, stream)?;

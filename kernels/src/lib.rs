@@ -45,6 +45,7 @@ pub use files::collectives::rmsnorm::rmsnorm;
 pub use files::expert_parallel;
 pub use files::expert_parallel::ep_combine::ep_combine;
 pub use files::expert_parallel::ep_dispatch::ep_dispatch;
+pub use files::expert_parallel::ep_dispatch_f8::ep_dispatch_f8;
 pub use files::expert_parallel::ep_layout::ep_layout;
 pub use files::gemm;
 pub use files::gemm::gemm_blocks::gemm_blocks;

@@ -48,6 +48,7 @@ fn exported() -> BTreeSet<Exported> {
         of::<kernels::allgather_gemm>(),
         of::<kernels::ep_combine>(),
         of::<kernels::ep_dispatch>(),
+        of::<kernels::ep_dispatch_f8>(),
         of::<kernels::ep_layout>(),
         of::<kernels::gemm_allreduce_mma>(),
         of::<kernels::gemm_allreduce_wgmma>(),

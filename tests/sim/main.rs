@@ -37,3 +37,4 @@ mod typed_reduce_copy;
 mod typed_together;
 mod unwritten;
 mod waits;
+mod weak_copies;

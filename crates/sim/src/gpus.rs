@@ -14,8 +14,8 @@ use std::rc::Rc;
 use litemap::LiteMap;
 
 use crate::arguments::Arguments;
+use crate::copies::Copies;
 use crate::error::{Error, Result, Site, Stall, ThreadId};
-use crate::late::LateWrites;
 use crate::memory::Memory;
 use crate::mutation::Change;
 use crate::nccl::{self, Network, Unflushed};
@@ -115,8 +115,8 @@ pub(crate) struct Gpus {
     pub(crate) network: Rc<Network>,
     pub(crate) timeline: Rc<Timeline>,
     scheduler: RefCell<Scheduler>,
-    /// What asynchronous copies of kernels have not written yet.
-    pub(crate) late: LateWrites,
+    /// Asynchronous copies of kernels under way.
+    pub(crate) copies: Copies,
     /// The scheduler's, while a thread with weak loads runs.
     pub(crate) chooser: RefCell<Chooser>,
     /// Whether all host threads wait for the GPUs.
@@ -166,7 +166,7 @@ impl Gpus {
             timeline,
             memory,
             scheduler: RefCell::new(Scheduler::new(settings)),
-            late: LateWrites::default(),
+            copies: Copies::default(),
             chooser: RefCell::new(Chooser::First),
             host_waits: Cell::new(true),
             queue: RefCell::default(),
@@ -245,7 +245,7 @@ impl Gpus {
     pub(crate) fn reset(&self) {
         self.scheduler.borrow_mut().reset(self);
         self.network.clear();
-        self.late.clear();
+        self.copies.clear();
         self.queue.borrow_mut().clear();
         self.failure.take();
         self.sessions.borrow_mut().clear();

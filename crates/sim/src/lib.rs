@@ -36,7 +36,7 @@
 //! line. It covers kernels, asynchronous copies, `wgmma`, GIN, streams, graphs, collectives and
 //! copies of the host, and finds most races in any order of execution. Host threads are ordered by
 //! what they wait for ([`Machine::exchange`]). [`Simulation::weak`] has atomic loads see old
-//! values, and copies land late.
+//! values, and copies read and land late.
 //!
 //! # Time
 //!
@@ -102,13 +102,13 @@
 mod arguments;
 mod barrier;
 mod cluster;
+mod copies;
 mod dev_comm;
 mod driver;
 mod error;
 mod gpus;
 mod hooks;
 mod host_nccl;
-mod late;
 mod machine;
 mod memory;
 mod multicast;

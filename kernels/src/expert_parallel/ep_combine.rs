@@ -8,7 +8,7 @@ use nccl_device::{ANY_RANKS, Coop, DevComm, Lamport, LamportSlots, Window};
 use super::ep_layout::{DROPPED, NONE, RETURN_WORDS};
 use super::numbered::{Numbered, NumberedSlots};
 use super::parts::{Part, Parts, at, warp_index, warps};
-use super::ranks::{ranks, rolled, with_ranks};
+use super::ranks::{Ranks, ranks, rolled, with_ranks};
 use super::shape::{Received, Shape, Steps};
 
 /// Vectors of a part that each lane has: with more ranks fewer, as their addresses take registers.
@@ -38,8 +38,8 @@ const _: () = assert!(RETURN_WORDS == warp::WARP_SIZE as usize);
 #[derive(Clone, Copy)]
 struct Incoming {
     entries: Entries,
-    /// A bit for each rank that sends.
-    targets: u64,
+    /// The ranks that send.
+    targets: Ranks,
 }
 
 /// A lane's vectors of a part of a row.
@@ -140,25 +140,29 @@ impl Combine<'_> {
         // SAFETY: the caller's contract. Each slot is used by one thread; all lanes of a warp call
         // these together.
         unsafe {
+            let absent = self.received.absent();
             // The peers' tokens, by the distance to the peer, whose rows this rank returns.
             let (mut counts, mut all) = ([0; N], 0);
             let mut distance = 1;
             while distance < ranks && sends {
-                let count = self.tokens_of(distance);
+                let count = self.tokens_of(distance, absent);
                 if N != ANY_RANKS {
                     counts[distance] = count;
                 }
                 all = all.max(count);
                 distance += 1;
             }
-            let mut outgoing = self.outgoing(&counts, 1, parts.at(first));
-            let mut incoming = self.incoming(parts.at(first));
+            let mut outgoing = self.outgoing(&counts, 1, parts.at(first), absent);
+            let mut incoming = self.incoming(parts.at(first), absent);
             let session = slots.begin(state, self.shape.slots());
             let numbered = numbered.of(session.launch());
             if sends && speaks {
                 let mut distance = 1;
                 while distance < ranks {
-                    numbered.send(distance, 0, [0; 2]);
+                    let to = self.comm.lsa_team().rotated(distance as i32) as usize;
+                    if !absent.contains(to) {
+                        numbered.send(distance, 0, [0; 2]);
+                    }
                     distance += 1;
                 }
             }
@@ -167,9 +171,9 @@ impl Combine<'_> {
             // The first round only sends; in each later one a part is received.
             let (mut index, mut ahead) = (first, first);
             while index < sent.max(own) || ahead == first {
-                let next = self.outgoing(&counts, 1, parts.at(ahead + step));
+                let next = self.outgoing(&counts, 1, parts.at(ahead + step), absent);
                 if ahead < sent {
-                    self.send(&session, &counts, parts.at(ahead), outgoing);
+                    self.send(&session, &counts, parts.at(ahead), outgoing, absent);
                 }
                 outgoing = next;
                 ahead += step;
@@ -183,13 +187,13 @@ impl Combine<'_> {
                             session.end(Coop::warp());
                         }
                         if speaks {
-                            self.wait_for_peers(&numbered);
+                            self.wait_for_peers(&numbered, absent);
                         }
                     }
                     continue;
                 }
                 if index < own {
-                    let next = self.incoming(parts.at(index + step));
+                    let next = self.incoming(parts.at(index + step), absent);
                     self.receive(&session, parts.at(index), incoming);
                     incoming = next;
                     self.prefetch(incoming.entries, parts.at(index + step));
@@ -205,12 +209,14 @@ impl Combine<'_> {
     ///
     /// The kernel's contract.
     #[inline(always)]
-    unsafe fn wait_for_peers<const N: usize>(&self, numbered: &Numbered<N>) {
+    unsafe fn wait_for_peers<const N: usize>(&self, numbered: &Numbered<N>, absent: Ranks) {
         let mut distance = 1;
         while distance < ranks::<N>(self.comm) {
             let source = self.comm.lsa_team().rotated(distance as i32) as usize;
-            // SAFETY: the caller's contract.
-            self.comm.wait_until(Coop::thread(), || unsafe { numbered.peek(source, 0) }.is_some());
+            self.comm.wait_until(Coop::thread(), || {
+                // SAFETY: the caller's contract.
+                absent.contains(source) || unsafe { numbered.peek(source, 0) }.is_some()
+            });
             distance += 1;
         }
     }
@@ -228,6 +234,7 @@ impl Combine<'_> {
         counts: &[u32; N],
         part: Part<VECTORS>,
         mut entries: Entries,
+        absent: Ranks,
     ) {
         // Not unrolled for many ranks: the sum is long.
         let (mut distance, ranks) = (1, rolled::<N>(self.comm));
@@ -235,7 +242,7 @@ impl Combine<'_> {
             // SAFETY: the caller's contract.
             unsafe {
                 if distance > 1 {
-                    entries = self.outgoing(counts, distance, part);
+                    entries = self.outgoing(counts, distance, part, absent);
                 }
                 if let Some(row) = self.sum(entries, part) {
                     if N == ANY_RANKS {
@@ -260,10 +267,11 @@ impl Combine<'_> {
     ///
     /// The kernel's contract.
     #[inline(always)]
-    unsafe fn tokens_of(&self, distance: usize) -> u32 {
+    unsafe fn tokens_of(&self, distance: usize, absent: Ranks) -> u32 {
         let rank = self.comm.lsa_team().rotated(distance as i32) as usize;
         // SAFETY: the caller's contract.
-        unsafe { mem::load(self.received.counts.wrapping_add(rank)) }
+        let tokens = unsafe { mem::load(self.received.counts.wrapping_add(rank)) };
+        if absent.contains(rank) { 0 } else { tokens }
     }
 
     /// Loads the entries of a token of the rank at a distance.
@@ -277,12 +285,14 @@ impl Combine<'_> {
         counts: &[u32; N],
         distance: usize,
         part: Part<VECTORS>,
+        absent: Ranks,
     ) -> Entries {
         let to = self.comm.lsa_team().rotated(distance as i32) as usize;
         // SAFETY: the caller's contract.
         unsafe {
             let known = N != ANY_RANKS;
-            let tokens = if known { at(counts, distance) } else { self.tokens_of(distance) };
+            let tokens =
+                if known { at(counts, distance) } else { self.tokens_of(distance, absent) };
             self.entries(to, part, tokens)
         }
     }
@@ -293,12 +303,17 @@ impl Combine<'_> {
     ///
     /// The kernel's contract.
     #[inline(always)]
-    unsafe fn incoming<const VECTORS: usize>(&self, part: Part<VECTORS>) -> Incoming {
-        let (me, mut targets) = (self.comm.lsa_team().rank as usize, 0);
+    unsafe fn incoming<const VECTORS: usize>(
+        &self,
+        part: Part<VECTORS>,
+        absent: Ranks,
+    ) -> Incoming {
+        let (me, mut targets) = (self.comm.lsa_team().rank as usize, Ranks(0));
         // SAFETY: the caller's contract.
         unsafe {
             if part.row < self.tokens {
-                targets = mem::load(self.received.targets.wrapping_add(part.row as usize));
+                let of_row = self.received.targets.wrapping_add(part.row as usize);
+                targets = Ranks(mem::load(of_row)).without(absent);
             }
             Incoming { entries: self.entries(me, part, self.tokens), targets }
         }
@@ -424,7 +439,7 @@ impl Combine<'_> {
                     if let Some(mine) = mine {
                         add(&mut sums, &mine, 1.0);
                     }
-                } else if targets >> rank & 1 == 1 {
+                } else if targets.contains(rank) {
                     let slot = |i| part.vector_of(token, i).map(|vector| vector as u32);
                     add(&mut sums, &session.receive_several(rank, slot, 0), 1.0);
                 }

@@ -1,12 +1,18 @@
 //! Sends the rows of tokens to the ranks of their experts, within the LSA team.
+//!
+//! [`ep_dispatch_f8`](super::ep_dispatch_f8) has the same body.
+
+use core::marker::PhantomData;
 
 use cuda_std::prelude::*;
 use cuda_std::{grid, mem};
+use half::bf16;
 use nccl_device::{Coop, DevComm, Lamport, LamportSlots, Window};
 
 use super::numbered::{Numbered, NumberedSlots};
 use super::parts::{Part, Parts, warp_index, warps};
-use super::ranks::{ranks, rolled, with_ranks};
+use super::ranks::{Ranks, ranks, rolled, with_ranks};
+use super::rows::{AsTheyAre, Rows};
 use super::shape::{Faults, Received, Shape, Steps};
 
 /// Vectors of a part that each lane has: with more ranks fewer, as their addresses take registers.
@@ -69,7 +75,7 @@ pub unsafe fn ep_dispatch(
     numbered: Window<u32>,
     state: *mut u32,
     shape: Shape,
-    input: *const u32,
+    input: *const bf16,
     ids: *const i32,
     weights: *const f32,
     tokens: u32,
@@ -77,47 +83,72 @@ pub unsafe fn ep_dispatch(
     faults: *mut u32,
     steps: u32,
 ) {
-    let dispatch =
-        Dispatch { comm: &comm, shape, tokens, input, ids, weights, received, faults, steps };
+    let dispatch = Dispatch::<AsTheyAre> {
+        comm: &comm,
+        shape,
+        tokens,
+        input,
+        ids,
+        weights,
+        received,
+        faults,
+        steps,
+        rows: PhantomData,
+    };
     // SAFETY: the kernel's contract.
     unsafe { with_ranks!(comm, lane_vectors, dispatch.run(slots, numbered, state)) }
 }
 
-struct Dispatch<'a> {
-    comm: &'a DevComm,
-    shape: Shape,
-    tokens: u32,
-    input: *const u32,
-    ids: *const i32,
-    weights: *const f32,
-    received: Received,
-    faults: *mut u32,
-    steps: u32,
+/// A launch's arguments.
+pub(super) struct Dispatch<'a, R> {
+    pub(super) comm: &'a DevComm,
+    pub(super) shape: Shape,
+    pub(super) tokens: u32,
+    pub(super) input: *const bf16,
+    pub(super) ids: *const i32,
+    pub(super) weights: *const f32,
+    pub(super) received: Received,
+    pub(super) faults: *mut u32,
+    pub(super) steps: u32,
+    pub(super) rows: PhantomData<R>,
 }
 
 /// A part of a row that is to be sent, with the token's experts: lane `k` has the `k`-th one.
-struct Outgoing<const VECTORS: usize> {
+struct Outgoing<R: Rows, const VECTORS: usize> {
     part: Part<VECTORS>,
-    row: [Vec16<u32>; VECTORS],
+    row: [R::Loaded; VECTORS],
     id: i32,
     weight: f32,
 }
 
-impl Dispatch<'_> {
+/// A lane's vectors of a part, and its vector of scales, if there are any.
+#[derive(Clone, Copy)]
+struct Payload<const VECTORS: usize> {
+    row: [Vec16<u32>; VECTORS],
+    scales: Vec16<u32>,
+}
+
+impl<const VECTORS: usize> Payload<VECTORS> {
+    const ZERO: Self =
+        Self { row: [Vec16::from_bits([0; 4]); VECTORS], scales: Vec16::from_bits([0; 4]) };
+}
+
+impl<R: Rows> Dispatch<'_, R> {
     /// # Safety
     ///
     /// The kernel's contract.
     #[inline(always)]
-    unsafe fn run<const N: usize, const VECTORS: usize>(
+    pub(super) unsafe fn run<const N: usize, const VECTORS: usize>(
         &self,
         slots: Window<u32>,
         numbered: Window<u32>,
         state: *mut u32,
     ) {
-        let (capacity, messages) = (self.shape.slots(), numbered_slots(self.shape));
+        let used = if R::HAS_SCALES { self.shape.scaled_slots() } else { self.shape.slots() };
+        let messages = numbered_slots(self.shape);
         // SAFETY: the caller's contract.
         let (slots, numbered) = unsafe {
-            let slots = LamportSlots::<N>::new(self.comm, slots, capacity);
+            let slots = LamportSlots::<N>::new(self.comm, slots, used);
             (slots, NumberedSlots::<N>::new(self.comm, numbered, messages))
         };
         let parts = Parts::new(self.shape.vectors);
@@ -130,12 +161,13 @@ impl Dispatch<'_> {
         // these together.
         unsafe {
             // The launch's number and the first row are in flight together.
+            let absent = self.received.absent();
             let load = |at| (at < own).then(|| self.load(parts.at(at)));
-            let mut outgoing: Option<Outgoing<VECTORS>> = load(first);
-            let session = slots.begin(state, self.shape.slots());
+            let mut outgoing: Option<Outgoing<R, VECTORS>> = load(first);
+            let session = slots.begin(state, used);
             let numbered = numbered.of(session.launch());
             if self.steps & Steps::SEND != 0 && thread::index_1d() == 0 {
-                self.send_count(&numbered);
+                self.send_count(&numbered, absent);
             }
             // The first round only sends; in each later one a part is received. What is sent in the
             // next round is loaded before the wait, if there are registers for it.
@@ -143,7 +175,7 @@ impl Dispatch<'_> {
             let mut end = if receives { parts.count(self.shape.tokens) } else { own };
             while index < end || ahead == first {
                 if let Some(outgoing) = &outgoing {
-                    self.send(&session, &numbered, outgoing);
+                    self.send(&session, &numbered, outgoing, absent);
                 }
                 ahead += step;
                 if N == 2 {
@@ -151,7 +183,7 @@ impl Dispatch<'_> {
                 }
                 if ahead > first + step {
                     if receives {
-                        let most = self.receive_all(&session, &numbered, parts.at(index));
+                        let most = self.receive_all(&session, &numbered, parts.at(index), absent);
                         end = own.max(parts.count(most));
                     }
                     index += step;
@@ -173,14 +205,17 @@ impl Dispatch<'_> {
     ///
     /// One thread of the grid calls this.
     #[inline(always)]
-    unsafe fn send_count<const N: usize>(&self, numbered: &Numbered<N>) {
+    unsafe fn send_count<const N: usize>(&self, numbered: &Numbered<N>, absent: Ranks) {
+        let team = self.comm.lsa_team();
         let mut distance = 1;
         while distance < ranks::<N>(self.comm) {
-            // SAFETY: the caller's contract.
-            unsafe { numbered.send(distance, COUNT, [self.tokens, 0]) };
+            if !absent.contains(team.rotated(distance as i32) as usize) {
+                // SAFETY: the caller's contract.
+                unsafe { numbered.send(distance, COUNT, [self.tokens, 0]) };
+            }
             distance += 1;
         }
-        let me = self.comm.lsa_team().rank as usize;
+        let me = team.rank as usize;
         // SAFETY: the kernel's contract.
         unsafe { mem::store(self.received.counts.wrapping_add(me), self.tokens) };
     }
@@ -197,10 +232,10 @@ impl Dispatch<'_> {
     ///
     /// The kernel's contract.
     #[inline(always)]
-    unsafe fn load<const VECTORS: usize>(&self, part: Part<VECTORS>) -> Outgoing<VECTORS> {
+    unsafe fn load<const VECTORS: usize>(&self, part: Part<VECTORS>) -> Outgoing<R, VECTORS> {
         let (lane, top_k) = (warp::lane_id(), self.shape.top_k);
         let (mut id, mut weight) = (-1, 0.0);
-        let mut row = [Vec16::from_bits([0; 4]); VECTORS];
+        let mut row = [R::NOTHING; VECTORS];
         // SAFETY: the caller's contract.
         unsafe {
             if lane < top_k {
@@ -211,7 +246,7 @@ impl Dispatch<'_> {
             let mut i = 0;
             while i < VECTORS {
                 if let Some(at) = part.vector_of(part.row as usize, i) {
-                    row[i] = mem::load_vec(self.input.wrapping_add(4 * at));
+                    row[i] = R::load(self.input, at);
                 }
                 i += 1;
             }
@@ -219,7 +254,45 @@ impl Dispatch<'_> {
         Outgoing { part, row, id, weight }
     }
 
-    /// The rank of this lane's expert, and its number there; `None` if it does not exist.
+    /// What a part is on its way.
+    ///
+    /// # Safety
+    ///
+    /// All lanes of a warp call this together.
+    #[inline(always)]
+    unsafe fn payload<const VECTORS: usize>(outgoing: &Outgoing<R, VECTORS>) -> Payload<VECTORS> {
+        let (mut payload, mut i) = (Payload::ZERO, 0);
+        while i < VECTORS {
+            // SAFETY: the caller's contract; parts begin at multiples of a warp's vectors.
+            unsafe {
+                let (vector, scale) = R::vector(outgoing.row[i]);
+                payload.row[i] = vector;
+                if R::HAS_SCALES {
+                    let scales = [
+                        warp::shuffle_idx(scale, 0),
+                        warp::shuffle_idx(scale, 8),
+                        warp::shuffle_idx(scale, 16),
+                        warp::shuffle_idx(scale, 24),
+                    ];
+                    if warp::lane_id() == i as u32 {
+                        payload.scales = Vec16::from_bits(scales);
+                    }
+                }
+            }
+            i += 1;
+        }
+        payload
+    }
+
+    /// The slot of this lane's vector of scales: behind those of all rows.
+    #[inline(always)]
+    fn scales_slot<const VECTORS: usize>(&self, part: Part<VECTORS>) -> Option<u32> {
+        let at = part.scales_of(part.row as usize).filter(|_| R::HAS_SCALES);
+        at.map(|at| self.shape.slots() + at as u32)
+    }
+
+    /// The rank of this lane's expert, and its number there; `None` if it does not exist or is
+    /// absent.
     ///
     /// # Safety
     ///
@@ -227,11 +300,13 @@ impl Dispatch<'_> {
     #[inline(always)]
     unsafe fn expert<const N: usize, const VECTORS: usize>(
         &self,
-        outgoing: &Outgoing<VECTORS>,
+        outgoing: &Outgoing<R, VECTORS>,
+        absent: Ranks,
     ) -> Option<(u32, u32)> {
         let (id, Shape { top_k, experts, .. }) = (outgoing.id, self.shape);
         if (id as u32) < experts * ranks::<N>(self.comm) as u32 {
-            return Some((id as u32 / experts, id as u32 % experts));
+            let rank = id as u32 / experts;
+            return (!absent.contains(rank as usize)).then_some((rank, id as u32 % experts));
         }
         if id != -1 && outgoing.part.is_first {
             let index = outgoing.part.row * top_k + warp::lane_id();
@@ -262,13 +337,14 @@ impl Dispatch<'_> {
         &self,
         session: &Lamport<'_, N>,
         numbered: &Numbered<N>,
-        outgoing: &Outgoing<VECTORS>,
+        outgoing: &Outgoing<R, VECTORS>,
+        absent: Ranks,
     ) {
         let (team, lane) = (self.comm.lsa_team(), warp::lane_id());
         let (part, weight, top_k) = (outgoing.part, outgoing.weight, self.shape.top_k);
         // SAFETY: the caller's contract.
         unsafe {
-            let expert = self.expert::<N, VECTORS>(outgoing);
+            let expert = self.expert::<N, VECTORS>(outgoing, absent);
             // A bit for each rank that gets the row.
             let (mut targets, mut rank) = (0, 0);
             while rank < ranks::<N>(self.comm) as u32 {
@@ -281,11 +357,14 @@ impl Dispatch<'_> {
                 let (mut distance, ranks) = (1, rolled::<N>(self.comm));
                 while distance < ranks {
                     let to = team.rotated(distance as i32) as u32;
-                    let message = Self::message(expert, weight, targets, to);
-                    numbered.send(distance, slot, message);
+                    if !absent.contains(to as usize) {
+                        let message = Self::message(expert, weight, targets, to);
+                        numbered.send(distance, slot, message);
+                    }
                     distance += 1;
                 }
             }
+            let payload = Self::payload(outgoing);
             let mut distance = 1;
             while distance < ranks::<N>(self.comm) {
                 let to = team.rotated(distance as i32) as u32;
@@ -293,16 +372,19 @@ impl Dispatch<'_> {
                     let mut i = 0;
                     while i < VECTORS {
                         if let Some(at) = part.vector_of(part.row as usize, i) {
-                            session.send(distance, at as u32, outgoing.row[i]);
+                            session.send(distance, at as u32, payload.row[i]);
                         }
                         i += 1;
+                    }
+                    if let Some(slot) = self.scales_slot(part) {
+                        session.send(distance, slot, payload.scales);
                     }
                 }
                 distance += 1;
             }
             let me = team.rank as u32;
             if targets >> me & 1 == 1 {
-                self.store_row(me as usize, part, &outgoing.row);
+                self.store_row(me as usize, part, &payload);
             }
             if part.is_first {
                 let message = Self::message(expert, weight, targets, me);
@@ -326,11 +408,12 @@ impl Dispatch<'_> {
         session: &Lamport<'_, N>,
         numbered: &Numbered<N>,
         part: Part<VECTORS>,
+        absent: Ranks,
     ) -> u32 {
         let (mut most, mut distance, ranks) = (0, 1, rolled::<N>(self.comm));
         while distance < ranks {
             // SAFETY: the caller's contract.
-            most = most.max(unsafe { self.receive(session, numbered, distance, part) });
+            most = most.max(unsafe { self.receive(session, numbered, distance, part, absent) });
             distance += 1;
         }
         most
@@ -349,14 +432,18 @@ impl Dispatch<'_> {
         numbered: &Numbered<N>,
         distance: usize,
         part: Part<VECTORS>,
+        absent: Ranks,
     ) -> u32 {
         let (source, top_k) = (self.source::<N>(distance), self.shape.top_k);
         // Every lane has a message that says whether the row comes.
         let slot = COUNT + 1 + part.row * top_k + warp::lane_id() % top_k;
-        let (mut row, mut message) = ([Vec16::from_bits([0; 4]); VECTORS], [0; 2]);
+        let (mut payload, mut message) = (Payload::ZERO, [0; 2]);
         let mut tokens = 0;
         // All that may be there is polled at once.
         self.comm.wait_until(Coop::thread(), || {
+            if absent.contains(source) {
+                return true;
+            }
             // SAFETY: the caller's contract; there are slots for the most tokens.
             let (count, told) =
                 unsafe { (numbered.peek(source, COUNT), numbered.peek(source, slot)) };
@@ -366,9 +453,15 @@ impl Dispatch<'_> {
                     // SAFETY: the caller's contract.
                     let vector = unsafe { session.peek(source, at as u32) };
                     all &= vector.is_some();
-                    row[i] = vector.unwrap_or(row[i]);
+                    payload.row[i] = vector.unwrap_or(payload.row[i]);
                 }
                 i += 1;
+            }
+            if let Some(slot) = self.scales_slot(part) {
+                // SAFETY: the caller's contract.
+                let scales = unsafe { session.peek(source, slot) };
+                all &= scales.is_some();
+                payload.scales = scales.unwrap_or(payload.scales);
             }
             let Some([count, _]) = count else { return false };
             tokens = count;
@@ -381,13 +474,16 @@ impl Dispatch<'_> {
         // SAFETY: the caller's contract; the vectors have arrived.
         unsafe {
             if part.row < tokens && message[0] & COMES != 0 {
-                self.store_row(source, part, &row);
+                self.store_row(source, part, &payload);
                 let mut i = 0;
                 while i < VECTORS {
                     if let Some(at) = part.vector_of(part.row as usize, i) {
                         session.empty(source, at as u32);
                     }
                     i += 1;
+                }
+                if let Some(slot) = self.scales_slot(part) {
+                    session.empty(source, slot);
                 }
             }
             if part.is_first {
@@ -412,16 +508,21 @@ impl Dispatch<'_> {
         &self,
         source: usize,
         part: Part<VECTORS>,
-        row: &[Vec16<u32>; VECTORS],
+        payload: &Payload<VECTORS>,
     ) {
         let place = source * self.shape.tokens as usize + part.row as usize;
         let mut i = 0;
         while i < VECTORS {
             if let Some(at) = part.vector_of(place, i) {
                 // SAFETY: the caller's contract.
-                unsafe { mem::store_vec(self.received.rows.wrapping_add(4 * at), row[i]) };
+                unsafe { mem::store_vec(self.received.rows.wrapping_add(4 * at), payload.row[i]) };
             }
             i += 1;
+        }
+        if let (true, Some(at)) = (R::HAS_SCALES, part.scales_of(place)) {
+            let to = self.received.scales.wrapping_add(4 * at).cast();
+            // SAFETY: as above.
+            unsafe { mem::store_vec(to, payload.scales) };
         }
     }
 

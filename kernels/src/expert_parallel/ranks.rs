@@ -6,6 +6,24 @@ use nccl_device::{ANY_RANKS, DevComm};
 /// The most ranks: each has a bit of a word.
 pub const RANKS: usize = 64;
 
+/// Some of the ranks: a bit for each.
+#[derive(Clone, Copy)]
+pub(super) struct Ranks(pub(super) u64);
+
+impl Ranks {
+    /// Whether a rank is among them.
+    #[inline(always)]
+    pub(super) fn contains(self, rank: usize) -> bool {
+        self.0 >> rank & 1 == 1
+    }
+
+    /// Those that are not among others.
+    #[inline(always)]
+    pub(super) fn without(self, others: Self) -> Self {
+        Self(self.0 & !others.0)
+    }
+}
+
 /// Calls a method with the number of ranks and the vectors of each lane as constants. Numbers of
 /// ranks that have no code of their own are [`ANY_RANKS`].
 macro_rules! with_ranks {

@@ -228,7 +228,7 @@ operation! {
         low: u64 = request.0[0], high: u64 = request.0[1], order: i32 = order as i32,
         cycles: u64 = cycles,
     )
-    |net, coop, comm| {
+    |net, coop, _comm| {
         let mut request = raw::GinRequest([low, high]);
         let wait = raw::ncclGinWaitTimeout;
         wait(net, &mut request, coop, false, null_mut(), order, cycles) != NCCL_TIMEOUT
@@ -240,7 +240,7 @@ operation! {
     /// whether they are complete.
     fn is_flushed, gin_flush(order: MemoryOrder, cycles: u64) -> bool
     as (order: i32 = order as i32, cycles: u64 = cycles)
-    |net, coop, comm| {
+    |net, coop, _comm| {
         raw::ncclGinFlushTimeout(net, coop, order, false, null_mut(), cycles) != NCCL_TIMEOUT
     }
 }

@@ -1,5 +1,6 @@
 //! Expert parallelism: tokens to the ranks of their experts, and the experts' results back.
 
+mod grouping;
 mod in_flight;
 mod options;
 
@@ -12,19 +13,19 @@ use devcomm_host::{
     Kernels, LaunchConfig, ModuleSource, Result, Stream, SymmetricBuffer, Window,
 };
 use devcomm_kernels as kernels;
-use devcomm_kernels::expert_parallel::ep_layout::{GroupedArgs, RETURN_WORDS};
+use devcomm_kernels::expert_parallel::ep_layout::RETURN_WORDS;
 use devcomm_kernels::expert_parallel::shape::{ReceivedArgs, ShapeArgs};
 use devcomm_kernels::expert_parallel::{
-    Faults, Shape, Steps, ep_combine, ep_dispatch, numbered_words,
+    Faults, Shape, Steps, ep_combine, ep_dispatch, ep_dispatch_f8, numbered_words,
 };
 use devcomm_types::Kernel;
 use half::bf16;
 use nccl_device::{Lamport, lamport_words};
 
+use self::grouping::most_rows;
 pub use self::in_flight::{Returning, Sent};
 pub use self::options::{ExpertParallelMemory, ExpertParallelOptions};
 use crate::check::{check_buffer, check_len, refuse, require_context};
-use crate::gemm::RowGroups;
 use crate::order::LastStream;
 use crate::slots::empty_slots;
 use crate::{KERNELS, modules};
@@ -73,6 +74,9 @@ pub struct ExpertParallel {
     compiled: Kernels,
     dev_comm: DevCommResource,
     options: ExpertParallelOptions,
+    /// The sizes of tokens on their way to the experts.
+    sent: Shape,
+    /// And of results.
     shape: Shape,
     dispatch: Messages,
     combine: Messages,
@@ -84,6 +88,8 @@ pub struct ExpertParallel {
     faults: SymmetricBuffer<u32>,
     last: LastStream,
     stage: Cell<Stage>,
+    /// The ranks that are absent, a bit each.
+    absent: Cell<u64>,
     /// The tokens of the last dispatch.
     tokens: Cell<usize>,
     /// The rows of the last layout.
@@ -112,10 +118,13 @@ struct Messages {
 /// What a rank keeps of all tokens.
 struct Received {
     rows: SymmetricBuffer<u32>,
+    /// Of 8-bit floats.
+    scales: Option<SymmetricBuffer<f32>>,
     experts: SymmetricBuffer<u32>,
     weights: SymmetricBuffer<f32>,
     counts: SymmetricBuffer<u32>,
     targets: SymmetricBuffer<u64>,
+    absent: SymmetricBuffer<u64>,
 }
 
 /// Tokens of this rank, with their routing.
@@ -133,7 +142,12 @@ pub struct Tokens<'a, X, I, W> {
 }
 
 static MODULES: LazyLock<Vec<ModuleSource>> = LazyLock::new(|| {
-    modules(&[kernels::ep_combine::FILE, kernels::ep_dispatch::FILE, kernels::ep_layout::FILE])
+    modules(&[
+        kernels::ep_combine::FILE,
+        kernels::ep_dispatch::FILE,
+        kernels::ep_dispatch_f8::FILE,
+        kernels::ep_layout::FILE,
+    ])
 });
 
 /// Threads of a block.
@@ -161,21 +175,22 @@ impl ExpertParallel {
             Ok::<_, Error>((shape, Kernels::load(comm.context(), &set)?))
         };
         let own = own();
-        let sizes = [options.hidden, options.tokens, options.experts, options.top_k];
+        let sizes = options.sizes();
         let all = comm.host_all_gather(if own.is_ok() { &sizes[..] } else { &[] })?;
         let (shape, compiled) = own?;
         if let Some(rank) = all.iter().position(|other| other[..] != sizes) {
             let other = &all[rank];
             return refuse(format!(
-                "rank {rank} has sizes {other:?} (hidden, tokens, experts, top-k) and this rank \
-                 {sizes:?}; none: its own error says why"
+                "rank {rank} has sizes {other:?} (hidden, tokens, experts, top-k, bits of an \
+                 element) and this rank {sizes:?}; none: its own error says why"
             ));
         }
         let (tokens, top_k) = (ranks * options.tokens, options.top_k);
-        let messages = |numbered: u32| {
+        let sent = options.sent(ranks)?;
+        let messages = |slots: u32, numbered: u32| {
             let state = comm.mem_alloc::<u32>(Lamport::<1>::STATE)?;
             Ok::<_, Error>(Messages {
-                slots: empty_slots(comm, lamport_words(ranks, shape.slots() as usize))?,
+                slots: empty_slots(comm, lamport_words(ranks, slots as usize))?,
                 // New windows and buffers are zeroed, as these must be.
                 numbered: comm.window(numbered_words(ranks, numbered as usize))?,
                 state,
@@ -186,15 +201,21 @@ impl ExpertParallel {
             compiled,
             dev_comm: comm.create_dev_comm(DevCommRequirements::new())?,
             options,
+            sent,
             shape,
-            dispatch: messages(ep_dispatch::numbered_slots(shape))?,
-            combine: messages(ep_combine::NUMBERED_SLOTS)?,
+            dispatch: messages(options.sent_slots(sent), ep_dispatch::numbered_slots(shape))?,
+            combine: messages(shape.slots(), ep_combine::NUMBERED_SLOTS)?,
             received: Received {
-                rows: comm.mem_alloc(tokens * options.hidden / 2)?,
+                rows: comm.mem_alloc(tokens * 4 * sent.vectors as usize)?,
+                scales: match options.f8 {
+                    true => Some(comm.mem_alloc(tokens * 4 * sent.scale_vectors() as usize)?),
+                    false => None,
+                },
                 experts: comm.mem_alloc(tokens * top_k)?,
                 weights: comm.mem_alloc(tokens * top_k)?,
                 counts: comm.mem_alloc(ranks)?,
                 targets: comm.mem_alloc(options.tokens)?,
+                absent: comm.mem_alloc(1)?,
             },
             returns: comm.mem_alloc(tokens * RETURN_WORDS)?,
             offsets: comm.mem_alloc(options.local(ranks) + 1)?,
@@ -203,46 +224,13 @@ impl ExpertParallel {
             faults: comm.mem_alloc(Faults::WORDS)?,
             last: LastStream::default(),
             stage: Cell::new(Stage::Begin),
+            absent: Cell::new(0),
             tokens: Cell::new(0),
             grouped: Cell::new(0),
         };
         // No rank sends before all slots are empty.
         comm.barrier()?;
         Ok(this)
-    }
-
-    /// The most rows in the order of a rank's experts: if all ranks have the most tokens, which
-    /// have all the experts that they can in this rank.
-    #[must_use]
-    pub fn most_rows(&self) -> usize {
-        most_rows(self.options, self.communicator.n_ranks())
-    }
-
-    /// For each expert of this rank the index of its first row, and the index behind the last row.
-    /// Written by [`group`](Self::group).
-    #[must_use]
-    pub fn offsets(&self) -> DeviceSlice<u32> {
-        self.offsets.device_slice()
-    }
-
-    /// For each expert of this rank the number of its rows. Written by [`group`](Self::group).
-    #[must_use]
-    pub fn sizes(&self) -> DeviceSlice<u32> {
-        self.sizes.device_slice()
-    }
-
-    /// The rows of each expert, for a [`GroupedGemm`](crate::GroupedGemm). Written by
-    /// [`group`](Self::group).
-    #[must_use]
-    pub fn groups(&self) -> RowGroups {
-        RowGroups { offsets: self.offsets(), sizes: self.sizes() }
-    }
-
-    /// For each row in the order of the experts its token: the rank times the most tokens of a
-    /// rank, plus the number of the token there. Written by [`group`](Self::group).
-    #[must_use]
-    pub fn origins(&self) -> DeviceSlice<u32> {
-        self.origins.device_slice()
     }
 
     /// Sends the tokens to the ranks of their experts, and receives those of all ranks.
@@ -306,7 +294,7 @@ impl ExpertParallel {
         self.check_numbers("the experts of the tokens", &ids, count * top_k)?;
         self.check_numbers("the weights of the tokens", &weights, count * top_k)?;
         let addresses = [input.device_address(), ids.device_address(), weights.device_address()];
-        self.communicator.compare_kernel(|| format!("dispatch to experts, steps {steps}"))?;
+        self.compare("dispatch to experts", steps)?;
         self.tokens.set(count);
         self.enqueue_dispatch(addresses, count, steps, stream)
     }
@@ -320,77 +308,31 @@ impl ExpertParallel {
     ) -> Result<()> {
         self.begin(stream)?;
         let Messages { slots, numbered, state } = &self.dispatch;
-        let launch = kernels::ep_dispatch::args(
-            &self.dev_comm,
-            slots,
-            numbered,
-            state,
-            self.shape_args(),
-            input,
-            ids,
-            weights,
-            count as u32,
-            self.received_args(),
-            &self.faults,
-            steps,
-        );
-        let part = ep_dispatch::part_vectors(self.communicator.n_ranks());
-        let parts = count as u32 * self.shape.vectors.div_ceil(part);
-        let config = self.config(parts, THREADS);
-        // SAFETY: the buffers have the elements; dropping one waits for the stream. The memory is
-        // as the kernel needs it, and the launches that use it are ordered.
-        unsafe { launch.config(config).launch(&self.compiled.on(stream)) }
-    }
-
-    /// Puts what was received in the order of this rank's experts: `rows` gets a row for each token
-    /// and expert, those of an expert in the order of the ranks and tokens. Fewer than
-    /// [`most_rows`](Self::most_rows) are enough if the routing is known to be even; rows for which
-    /// there is no room are left out, and reported by [`check`](Self::check).
-    ///
-    /// # Errors
-    ///
-    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) if nothing was received, for rows
-    /// that are not aligned to 16 bytes or of another context; those of the launch.
-    pub fn group<R>(&self, rows: &R, stream: &Stream) -> Result<()>
-    where
-        R: Buffer<Element = bf16>,
-    {
-        self.require_nothing_sent()?;
-        if self.stage.get() == Stage::Begin {
-            return refuse("no tokens have been received: `dispatch` does that".to_owned());
+        macro_rules! launch {
+            ($kernel:ident) => {{
+                let launch = kernels::$kernel::args(
+                    &self.dev_comm,
+                    slots,
+                    numbered,
+                    state,
+                    self.sent_args(),
+                    input,
+                    ids,
+                    weights,
+                    count as u32,
+                    self.received_args(),
+                    &self.faults,
+                    steps,
+                );
+                let part = $kernel::part_vectors(self.communicator.n_ranks());
+                let parts = count as u32 * self.sent.vectors.div_ceil(part);
+                let config = self.config(parts, THREADS);
+                // SAFETY: the buffers have the elements; dropping one waits for the stream. The
+                // memory is as the kernel needs it, and the launches that use it are ordered.
+                unsafe { launch.config(config).launch(&self.compiled.on(stream)) }
+            }};
         }
-        let rows = rows.device_slice();
-        let capacity = (rows.len() / self.options.hidden).min(self.most_rows());
-        self.check_rows("the rows of the experts", &rows, capacity)?;
-        self.begin(stream)?;
-        let grouped = GroupedArgs {
-            rows: rows.device_address(),
-            capacity: capacity as u32,
-            alignment: self.options.alignment as u32,
-            offsets: &self.offsets,
-            sizes: &self.sizes,
-            origins: &self.origins,
-            returns: &self.returns,
-        };
-        let ranks = self.communicator.n_ranks() as u32;
-        let launch = kernels::ep_layout::args(
-            self.shape_args(),
-            ranks,
-            self.received_args(),
-            grouped,
-            &self.faults,
-        );
-        // Of a peer's tokens this rank knows nothing: as many as it has itself.
-        let tokens = (self.tokens.get().max(1) as u32).saturating_mul(ranks);
-        let blocks = tokens.min(self.options.blocks.unwrap_or(2 * self.multiprocessors()));
-        let threads = if tokens > blocks * (THREADS / 32) { MANY_THREADS } else { THREADS };
-        let threads = self.options.threads.unwrap_or(threads);
-        let config = LaunchConfig::new(blocks, threads).with_dependent();
-        // SAFETY: as above; there is room for the rows.
-        unsafe { launch.config(config).launch(&self.compiled.on(stream)) }?;
-        self.stage.set(Stage::Grouped);
-        self.grouped.set(capacity);
-        Ok(())
+        if self.options.f8 { launch!(ep_dispatch_f8) } else { launch!(ep_dispatch) }
     }
 
     /// Returns the experts' results to the tokens: `output` gets for each token of the last
@@ -470,7 +412,7 @@ impl ExpertParallel {
         steps: u32,
         stream: &Stream,
     ) -> Result<()> {
-        self.communicator.compare_kernel(|| format!("results of experts, steps {steps}"))?;
+        self.compare("results of experts", steps)?;
         self.begin(stream)?;
         let (tokens, multiprocessors) = (self.tokens.get() as u32, self.multiprocessors());
         let Messages { slots, numbered, state } = &self.combine;
@@ -479,7 +421,7 @@ impl ExpertParallel {
             slots,
             numbered,
             state,
-            self.shape_args(),
+            shape_args(self.shape),
             rows,
             &self.returns,
             self.received_args(),
@@ -528,6 +470,43 @@ impl ExpertParallel {
         ))
     }
 
+    /// From here on these ranks are absent, and no others, in the order of the stream: nothing is
+    /// sent to them and nothing awaited from them. Their tokens count as none, and so do their
+    /// experts, whose part of a result is left out. Not for a stream capture; graphs that were
+    /// captured before know it when they are launched.
+    ///
+    /// An absent rank has no need to run. If it comes back, all operations of all ranks have ended
+    /// before, and it has done as many dispatches and combines as the others, for whom it was absent,
+    /// and they for it. Of two ranks both count the other one as absent, or neither does.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a rank that does not exist,
+    /// this one, and while rows are on their way; those of the stream.
+    pub fn set_absent(&self, ranks: &[usize], stream: &Stream) -> Result<()> {
+        self.require_nothing_sent()?;
+        let (me, n_ranks) = (self.communicator.rank(), self.communicator.n_ranks());
+        if let Some(rank) = ranks.iter().find(|rank| **rank >= n_ranks || **rank == me) {
+            return refuse(format!(
+                "rank {rank} is absent: it is another one of {n_ranks} than this one, {me}"
+            ));
+        }
+        let absent = ranks.iter().fold(0, |absent, rank| absent | 1 << rank);
+        self.begin(stream)?;
+        stream.fill(&self.received.absent, absent)?;
+        self.absent.set(absent);
+        Ok(())
+    }
+
+    /// In a checked world, compares an operation with those of the other ranks, which must be
+    /// there.
+    fn compare(&self, operation: &str, steps: u32) -> Result<()> {
+        if self.absent.get() != 0 {
+            return Ok(());
+        }
+        self.communicator.compare_kernel(|| format!("{operation}, steps {steps}"))
+    }
+
     /// Fails while rows are on their way.
     fn require_nothing_sent(&self) -> Result<()> {
         match self.stage.get() {
@@ -569,28 +548,26 @@ impl ExpertParallel {
         config.with_dependent().without_cooperation()
     }
 
-    fn shape_args(&self) -> ShapeArgs<u32, u32, u32, u32> {
-        let Shape { tokens, vectors, top_k, experts } = self.shape;
-        ShapeArgs { tokens, vectors, top_k, experts }
+    fn sent_args(&self) -> ShapeArgs<u32, u32, u32, u32> {
+        shape_args(self.sent)
     }
 
-    fn received_args(&self) -> ReceivedArgs<u64, u64, u64, u64, u64> {
-        let Received { rows, experts, weights, counts, targets } = &self.received;
+    fn received_args(&self) -> ReceivedArgs<u64, u64, u64, u64, u64, u64, u64> {
+        let Received { rows, scales, experts, weights, counts, targets, absent } = &self.received;
         ReceivedArgs {
             rows: rows.device_address(),
+            scales: scales.as_ref().map_or(0, SymmetricBuffer::device_address),
             experts: experts.device_address(),
             weights: weights.device_address(),
             counts: counts.device_address(),
             targets: targets.device_address(),
+            absent: absent.device_address(),
         }
     }
 }
 
-/// A token has no more experts in a rank than it has.
-fn most_rows(options: ExpertParallelOptions, ranks: usize) -> usize {
-    let rows = ranks * options.tokens * options.top_k;
-    let padding = options.local(ranks) * (options.alignment - 1);
-    rows + padding
+fn shape_args(Shape { tokens, vectors, top_k, experts }: Shape) -> ShapeArgs<u32, u32, u32, u32> {
+    ShapeArgs { tokens, vectors, top_k, experts }
 }
 
 impl fmt::Debug for ExpertParallel {

@@ -4,7 +4,7 @@ use std::fmt;
 
 use devcomm_host::{Communicator, Result};
 use devcomm_kernels::expert_parallel::{
-    Faults, RANKS, Shape, ep_combine, ep_dispatch, ep_layout, numbered_words,
+    Faults, RANKS, SCALED, Shape, ep_combine, ep_dispatch, ep_layout, numbered_words,
 };
 use nccl_device::{Lamport, lamport_words};
 
@@ -24,6 +24,8 @@ pub struct ExpertParallelOptions {
     /// Experts of a token.
     pub(super) top_k: usize,
     pub(super) alignment: usize,
+    /// Whether tokens go to the experts as 8-bit floats.
+    pub(super) f8: bool,
     pub(super) blocks: Option<u32>,
     pub(super) threads: Option<u32>,
 }
@@ -38,13 +40,33 @@ impl ExpertParallelOptions {
     /// For at most `tokens` tokens of each rank, of `hidden` elements, which have `top_k` of
     /// `experts` experts each.
     pub const fn new(hidden: usize, tokens: usize, experts: usize, top_k: usize) -> Self {
-        Self { hidden, tokens, experts, top_k, alignment: 1, blocks: None, threads: None }
+        Self {
+            hidden,
+            tokens,
+            experts,
+            top_k,
+            alignment: 1,
+            f8: false,
+            blocks: None,
+            threads: None,
+        }
     }
 
     /// An expert's rows begin at a multiple of this many rows, for products whose tiles do not have
     /// rows of several experts. Default: 1.
     pub const fn alignment(self, rows: usize) -> Self {
         Self { alignment: rows, ..self }
+    }
+
+    /// Tokens become `F8E4M3` with an `f32` scale for each 128 elements on their way to the experts,
+    /// where [`ExpertParallel::group_f8`] puts them in order: half of the bytes. Results return in
+    /// `bf16`. `hidden` is a multiple of 128.
+    ///
+    /// The scale is the least power of two, at least `2^-126`, times which 448 is no less than each
+    /// of the 128 elements. So an element divided by it is exact, and rounded once: to nearest, ties
+    /// to even. Infinities become 448 times the scale; NaN stays, and does not count for the scale.
+    pub const fn f8(self) -> Self {
+        Self { f8: true, ..self }
     }
 
     /// The most blocks of a kernel; those that send and receive are also at most the GPU's
@@ -77,20 +99,39 @@ impl ExpertParallelOptions {
     pub fn memory(self, ranks: usize) -> Result<ExpertParallelMemory> {
         let shape = self.shape(ranks)?;
         let word = size_of::<u32>();
-        let slots = word * lamport_words(ranks, shape.slots() as usize);
+        let sent = self.sent(ranks)?;
+        let slots = |slots: u32| word * lamport_words(ranks, slots as usize);
         let numbered = ep_dispatch::numbered_slots(shape) + ep_combine::NUMBERED_SLOTS;
         let all = ranks * self.tokens;
         let per_token = 2 * self.top_k + ep_layout::RETURN_WORDS;
         let states = 2 * Lamport::<1>::STATE + Faults::WORDS;
         let routing =
-            all * per_token + ranks + 2 * self.tokens + states + 2 * self.local(ranks) + 1;
+            all * per_token + ranks + 2 * (self.tokens + 1) + states + 2 * self.local(ranks) + 1;
         Ok(ExpertParallelMemory {
-            dispatch_slots: slots,
-            combine_slots: slots,
+            dispatch_slots: slots(self.sent_slots(sent)),
+            combine_slots: slots(shape.slots()),
             messages: word * numbered_words(ranks, numbered as usize),
-            rows: 2 * self.hidden * all,
+            rows: 16 * (self.sent_slots(sent) as usize) * ranks,
             routing: word * routing,
         })
+    }
+
+    /// What is the same on every rank.
+    pub(super) fn sizes(self) -> [usize; 5] {
+        let bits = if self.f8 { 8 } else { 16 };
+        [self.hidden, self.tokens, self.experts, self.top_k, bits]
+    }
+
+    /// [`shape`](Self::shape) of tokens on their way to the experts.
+    pub(super) fn sent(self, ranks: usize) -> Result<Shape> {
+        let shape = self.shape(ranks)?;
+        let vectors = if self.f8 { shape.vectors / 2 } else { shape.vectors };
+        Ok(Shape { vectors, ..shape })
+    }
+
+    /// The slots that a rank has for tokens from each rank.
+    pub(super) fn sent_slots(self, sent: Shape) -> u32 {
+        if self.f8 { sent.scaled_slots() } else { sent.slots() }
     }
 
     /// Experts of a rank.
@@ -100,7 +141,7 @@ impl ExpertParallelOptions {
 
     /// The sizes for kernels, if these support them.
     pub(super) fn shape(self, ranks: usize) -> Result<Shape> {
-        let Self { hidden, tokens, experts, top_k, alignment, blocks, threads } = self;
+        let Self { hidden, tokens, experts, top_k, alignment, f8, blocks, threads } = self;
         if ranks == 0 || ranks > RANKS {
             return refuse(format!(
                 "expert parallelism among {ranks} ranks: it is for 1 to {RANKS}"
@@ -109,6 +150,12 @@ impl ExpertParallelOptions {
         if hidden == 0 || !hidden.is_multiple_of(8) || hidden > HIDDEN {
             return refuse(format!(
                 "a token has {hidden} elements: they are a multiple of 8, up to {HIDDEN}"
+            ));
+        }
+        if f8 && !hidden.is_multiple_of(SCALED) {
+            return refuse(format!(
+                "a token has {hidden} elements: as 8-bit floats a multiple of {SCALED}, which \
+                 share a scale"
             ));
         }
         if experts == 0 || !experts.is_multiple_of(ranks) || experts > EXPERTS {
@@ -158,7 +205,7 @@ pub struct ExpertParallelMemory {
     /// Where numbers of tokens and experts with weights arrive: two banks of 16 bytes for each
     /// token and expert of each rank.
     pub messages: usize,
-    /// The rows that have been received, of the most tokens of all ranks.
+    /// The rows that have been received, of the most tokens of all ranks, with their scales.
     pub rows: usize,
     /// Which rows these are, and where they are among those of the experts.
     pub routing: usize,
