@@ -11,6 +11,7 @@ mod common;
 mod coop_misuse;
 mod dependent;
 mod endless;
+mod expert_traffic;
 mod failures;
 mod freed;
 mod gin;

@@ -25,6 +25,7 @@ use crate::scheduler::{Chooser, Scheduler};
 use crate::simulation::Simulation;
 use crate::thread::{Grid, OpenSession, Thread};
 use crate::timeline::Timeline;
+use crate::traffic::Counters;
 use crate::{panics, trap};
 
 /// One grid on one GPU.
@@ -128,6 +129,8 @@ pub(crate) struct Gpus {
     /// Switches to threads.
     pub(crate) switches: Cell<u64>,
     pub(crate) accesses: Cell<u64>,
+    /// What kernels send to other ranks.
+    pub(crate) traffic: Counters,
     /// Hook calls other than accesses and switches.
     pub(crate) calls: Cell<u64>,
     /// All hook calls when the watchdog last checked.
@@ -174,6 +177,7 @@ impl Gpus {
             printed: RefCell::default(),
             switches: Cell::new(0),
             accesses: Cell::new(0),
+            traffic: Counters::default(),
             calls: Cell::new(0),
             last_activity: Cell::new(u64::MAX),
             interrupted: Cell::new(false),

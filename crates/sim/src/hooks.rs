@@ -102,6 +102,9 @@ impl Thread {
         if access == Access::ReadByOther {
             return address;
         }
+        if is_global {
+            gpus.traffic.access(&gpus.memory, gpu as usize, (address, bytes), access);
+        }
         if self.updating.replace(false) {
             gpus.progress();
         }
