@@ -310,6 +310,7 @@ impl Resource for Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        self.life.set_unused();
         if let Err(error) = self.close() {
             tracing::warn!("{error}");
         }

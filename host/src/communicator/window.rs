@@ -615,6 +615,7 @@ impl Resource for Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        self.life.set_unused();
         if self.registered().is_err() {
             return;
         }

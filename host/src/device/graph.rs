@@ -23,7 +23,8 @@ use crate::sys::cuda::graph::{GraphExecHandle, GraphHandle};
 /// operations use; the caller keeps alive the arguments of captured kernel launches. It is closed
 /// when the first of the communicators whose operations it contains ends.
 ///
-/// It can move to another thread, but is not `Sync`: CUDA allows one thread at a time to use a graph.
+/// It can move to another thread, but is not `Sync`: CUDA allows one thread at a time to use a
+/// graph.
 ///
 /// ```no_run
 /// # use devcomm_host::{Communicator, ReduceOp, Result, Stream, SymmetricBuffer};

@@ -14,6 +14,8 @@ pub(crate) struct Lifecycle {
     has_ended: AtomicBool,
     /// Held by the thread that ends it.
     ending: CallLock,
+    /// Whether it is being dropped, so that no call uses it.
+    is_unused: bool,
 }
 
 /// The right to end something: no call uses it any more. Dropping this leaves it open.
@@ -49,8 +51,15 @@ impl Lifecycle {
         }
         self.is_refused.store(true, Ordering::Release);
         let ending = Ending { lifecycle: self, _held: held };
-        context.wait_for_enqueues()?;
+        if !self.is_unused {
+            context.wait_for_enqueues()?;
+        }
         Ok(Some(ending))
+    }
+
+    /// It is being dropped: its end waits for no call.
+    pub(crate) fn set_unused(&mut self) {
+        self.is_unused = true;
     }
 
     /// The same life, for an object that takes the place of this one, which has ended.
@@ -58,7 +67,7 @@ impl Lifecycle {
         let (is_refused, has_ended) = (&self.is_refused, &self.has_ended);
         let [is_refused, has_ended] =
             [is_refused, has_ended].map(|flag| flag.swap(true, Ordering::AcqRel).into());
-        Self { is_refused, has_ended, ending: CallLock::default() }
+        Self { is_refused, has_ended, ..Self::default() }
     }
 }
 

@@ -1,6 +1,6 @@
 //! A lock that is held during calls of the driver and of NCCL, which may take long.
 
-use std::sync::atomic::{AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
@@ -13,8 +13,8 @@ use crate::error::{Error, Result};
 #[derive(Debug, Default)]
 pub(crate) struct CallLock {
     held: Mutex<()>,
-    /// How many threads wait for it.
-    waiting: AtomicUsize,
+    /// Whether another thread has found it held.
+    is_awaited: AtomicBool,
 }
 
 /// A guard: the lock is held while it lives.
@@ -41,33 +41,35 @@ impl CallLock {
         if let Some(held) = self.try_lock(machine) {
             return Ok(held);
         }
-        self.waiting.fetch_add(1, Ordering::SeqCst);
         let mut held = None;
-        let waited = machine.poll(Wakes::Notified, limit, || {
+        machine.poll(Wakes::Notified, limit, || {
             held = self.try_lock(machine);
             if held.is_none() {
                 watch()?;
             }
             Ok(held.is_some())
-        });
-        self.waiting.fetch_sub(1, Ordering::SeqCst);
-        waited?;
+        })?;
         held.ok_or_else(|| Error::invalid("a wait for a lock that ended without it"))
     }
 
-    /// Locks it, unless another thread holds it.
+    /// Locks it, unless another thread holds it. Then the machine is notified when that thread lets
+    /// it go.
     pub(crate) fn try_lock<'a>(&'a self, machine: &'a Machine) -> Option<Held<'a>> {
-        let guard = Some(self.held.try_lock()?);
-        Some(Held { lock: self, machine, guard })
+        let guard = self.held.try_lock().or_else(|| {
+            self.is_awaited.store(true, Ordering::SeqCst);
+            // Either this finds it free, or its holder finds it awaited.
+            fence(Ordering::SeqCst);
+            self.held.try_lock()
+        })?;
+        Some(Held { lock: self, machine, guard: Some(guard) })
     }
 }
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
         self.guard = None;
-        // Either this sees the waiting thread, or that one sees the free lock.
         fence(Ordering::SeqCst);
-        if self.lock.waiting.load(Ordering::SeqCst) > 0 {
+        if self.lock.is_awaited.swap(false, Ordering::SeqCst) {
             self.machine.notify();
         }
     }

@@ -345,6 +345,7 @@ impl IntoArg<DevComm> for &DevCommResource {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        self.life.set_unused();
         let context = self.communicator.context();
         if !self.life.is_open() || context.health().is_lost() {
             return;
