@@ -19,7 +19,7 @@ tests! {
     ptx_is_loaded_with_its_source_lines,
     a_cubin_for_the_gpu_is_loaded_instead_of_the_ptx,
     ptx_is_compiled_where_the_cubin_is_for_another_gpu_or_not_wanted
-        in ["CUDA_FORCE_PTX_JIT" = "0"] ["CUDA_FORCE_PTX_JIT" = "1"],
+        in ["DEVCOMM_JIT" = "0"] ["DEVCOMM_JIT" = "1"],
     a_cubin_that_is_damaged_or_refused_is_replaced_by_the_ptx_with_a_warning,
     what_would_hang_or_is_not_there_is_refused_before_the_driver_sees_it,
 }
@@ -99,7 +99,7 @@ fn ptx_is_compiled_where_the_cubin_is_for_another_gpu_or_not_wanted() {
     let context = Context::new(0).unwrap();
     Kernels::load(&context, &cubin("\x7fELF\0", "sm_80", None)).unwrap();
     Kernels::load(&context, &cubin("\x7fELF\0", "sm_90", None)).unwrap();
-    let last = match std::env::var("CUDA_FORCE_PTX_JIT").as_deref() {
+    let last = match std::env::var("DEVCOMM_JIT").as_deref() {
         Ok("1") => "cuModuleLoadDataEx with lines",
         _ => "cuModuleLoadDataEx ELF",
     };

@@ -31,8 +31,8 @@ impl Embedded {
     /// driver compiles the PTX, which takes over a minute for a large matrix product.
     pub(super) fn load(&self, context: &Context) -> Result<ModuleHandle> {
         let device = context.limits().compute_capability;
-        // CUDA's own variable, which asks for the same of a fat binary.
-        let compile = env::var_os("CUDA_FORCE_PTX_JIT").is_some_and(|value| value == "1");
+        // CUDA's own variable for this also keeps NCCL from loading its kernels.
+        let compile = env::var_os("DEVCOMM_JIT").is_some_and(|value| value == "1");
         let cubin = self.cubin.filter(|_| !compile && self.sidecar.cubin_runs_on(device));
         match cubin.map(|cubin| self.load_cubin(context, cubin)) {
             Some(Ok(module)) => return Ok(module),

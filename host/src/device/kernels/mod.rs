@@ -155,7 +155,7 @@ impl Context {
     /// Hopper) is skipped, and a launch of its kernels is [`LaunchError::WrongArch`].
     ///
     /// A module's cubin is loaded if the program has one for this GPU. Otherwise, with a warning
-    /// when the driver has refused it, and with `CUDA_FORCE_PTX_JIT=1` the driver compiles the PTX.
+    /// when the driver has refused it, and with `DEVCOMM_JIT=1` the driver compiles the PTX.
     ///
     /// A simulated machine runs a kernel's body in Rust, compiled into the program, and loads no
     /// module.
