@@ -28,8 +28,8 @@ pub struct Comm {
 }
 
 impl Comm {
-    pub fn new(communicator: Communicator, gpu: Rc<Gpu>) -> Self {
-        Self { communicator, gpu, windows: RefCell::default() }
+    pub fn new(communicator: Communicator, gpu: Rc<Gpu>) -> Rc<Self> {
+        Rc::new(Self { communicator, gpu, windows: RefCell::default() })
     }
 
     /// The windows that Python has.
@@ -64,10 +64,10 @@ pub struct PyCommunicator {
 }
 
 impl PyCommunicator {
-    pub fn new(comm: Comm) -> Self {
+    pub fn new(comm: Rc<Comm>) -> Self {
         let (rank, n_ranks) = (comm.communicator.rank(), comm.communicator.n_ranks());
         let (device, is_simulated) = (comm.gpu.context.ordinal(), comm.gpu.simulated);
-        Self { own: Own::new(Rc::new(comm)), rank, n_ranks, device, is_simulated }
+        Self { own: Own::new(comm), rank, n_ranks, device, is_simulated }
     }
 
     pub fn get(&self) -> PyResult<Rc<Comm>> {

@@ -57,8 +57,9 @@ struct Fused {
 /// The product `c = sum over the ranks of a @ b.T` in bfloat16, by one kernel that communicates
 /// while it multiplies where that is faster. Collective, with the same m and n on every rank.
 ///
-/// m, n: the largest product's rows and columns. stream: where the products are quickest; those on
-/// another stream are ordered by events. None: torch's current one.
+/// m, n: the largest product's rows and columns. stream: the one that runs the products; those
+/// that are enqueued to another one are ordered with its work by events. None: torch's current one,
+/// or devcomm's own if that is the default stream.
 #[pyclass(name = "GemmAllReduce", module = "devcomm", frozen)]
 pub struct PyGemmAllReduce {
     own: Own<Fused>,
@@ -76,7 +77,7 @@ impl PyGemmAllReduce {
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let comm = communicator.get()?;
-        let stream = comm.gpu.stream(stream, py)?;
+        let stream = comm.gpu.capturable(stream, py)?;
         let gemm = detached(py, || GemmAllReduce::new(&comm.communicator, &stream, m, n));
         Ok(Self { own: Own::new(Fused { gemm: gemm.map_err(exception)?, comm, stream }) })
     }
@@ -156,7 +157,7 @@ impl PyGemm {
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let comm = communicator.get()?;
-        let stream = comm.gpu.stream(stream, py)?;
+        let stream = comm.gpu.capturable(stream, py)?;
         let gemm = detached(py, || Gemm::new(&stream)).map_err(exception)?;
         Ok(Self { own: Own::new(Alone { comm, stream, gemm }) })
     }

@@ -20,6 +20,9 @@ use crate::own::detached;
 pub fn load_nccl(py: Python<'_>, path: Option<PathBuf>) -> PyResult<(String, String)> {
     let library = detached(py, || Library::open(path.as_deref())).map_err(exception)?;
     let path = library.path();
+    // For all: torch finds these functions before those of the library that it loads by its path.
+    let ctypes = py.import("ctypes")?;
+    ctypes.call_method1("CDLL", (path.to_str(), ctypes.getattr("RTLD_GLOBAL")?))?;
     // What is opened later is this one, and not the first that is new enough for it.
     let variables = py.import("os")?.getattr("environ")?;
     let folder = path.parent().unwrap_or(path).display().to_string();

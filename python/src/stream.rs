@@ -56,6 +56,13 @@ impl Gpu {
         Ok(stream)
     }
 
+    /// As [`stream`](Self::stream), but devcomm's own instead of the default stream, which cannot
+    /// be captured.
+    pub fn capturable(&self, asked: Option<&Bound<'_, PyAny>>, py: Python<'_>) -> PyResult<Stream> {
+        let stream = self.stream(asked, py)?;
+        Ok(if stream.as_raw().is_null() { self.own.clone() } else { stream })
+    }
+
     /// Waits until the stream's work is done.
     pub fn synchronize(&self, py: Python<'_>, asked: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let stream = self.stream(asked, py)?;

@@ -1,7 +1,7 @@
 //! Windows: memory that all ranks' kernels access, as arrays of Python.
 
 use std::any::Any;
-use std::ffi::CStr;
+use std::ffi::{CStr, c_void};
 use std::rc::Rc;
 
 use devcomm::{Buffer, DataType, DeviceSlice, DlpackTensor, Dynamic, Element, Error, Window};
@@ -217,11 +217,12 @@ fn device_of(window: &Win) -> (i32, i32) {
 /// A capsule with a tensor, which gives the tensor back if nobody takes it.
 fn capsule(py: Python<'_>, tensor: DlpackTensor) -> PyResult<Bound<'_, PyCapsule>> {
     unsafe extern "C" fn give_back(capsule: *mut pyo3::ffi::PyObject) {
-        let take: [(&CStr, unsafe fn(_) -> devcomm::Result<DlpackTensor>); 2] = [
+        type Take = unsafe fn(*mut c_void) -> devcomm::Result<DlpackTensor>;
+        let names: [(&CStr, Take); 2] = [
             (c"dltensor", DlpackTensor::from_raw),
             (c"dltensor_versioned", DlpackTensor::from_raw_versioned),
         ];
-        for (name, take) in take {
+        for (name, take) in names {
             // SAFETY: Python passes a live capsule; one with this name has the tensor, since who
             // takes it renames the capsule.
             unsafe {

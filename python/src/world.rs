@@ -1,5 +1,6 @@
 //! Worlds, and the ranks that run a function of Python.
 
+use std::cell::OnceCell;
 use std::fmt::{self, Display};
 use std::ptr::NonNull;
 use std::rc::Rc;
@@ -135,6 +136,8 @@ impl Display for Failure {
 struct Running {
     rank: NonNull<Rank>,
     gpu: Rc<Gpu>,
+    /// The rank's communicator, once it is made.
+    comm: OnceCell<Rc<Comm>>,
 }
 
 impl Running {
@@ -169,7 +172,8 @@ pub struct PyRank {
 impl PyRank {
     fn new(rank: &Rank) -> devcomm::Result<Self> {
         let gpu = Gpu::new(rank.context(), rank.is_simulated())?;
-        let running = Running { rank: NonNull::from(rank), gpu: Rc::new(gpu) };
+        let (gpu, comm) = (Rc::new(gpu), OnceCell::new());
+        let running = Running { rank: NonNull::from(rank), gpu, comm };
         Ok(Self {
             own: Own::new(running),
             rank: rank.rank(),
@@ -195,8 +199,9 @@ impl PyRank {
     /// The communicator of all ranks. The first call is collective.
     fn communicator(&self, py: Python<'_>) -> PyResult<PyCommunicator> {
         let made = self.with(py, |running| {
-            let communicator = running.rank().communicator()?.clone();
-            Ok(Comm::new(communicator, Rc::clone(&running.gpu)))
+            let communicator = running.rank().communicator()?;
+            let make = || Comm::new(communicator.clone(), Rc::clone(&running.gpu));
+            Ok(Rc::clone(running.comm.get_or_init(make)))
         });
         made.map(PyCommunicator::new)
     }

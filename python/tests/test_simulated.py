@@ -36,6 +36,13 @@ def test_a_world_says_what_it_is():
     assert world.run(describe, "x", 1) == [(r, r, ("x", 1)) for r in range(3)]
 
 
+def test_the_environment_says_how_many_gpus_are_simulated(monkeypatch):
+    monkeypatch.setenv("DEVCOMM_SIMULATE", "3,team=1")
+    world = devcomm.World.from_env()
+    assert (world.n_ranks, world.is_simulated) == (3, True)
+    assert world.run(lambda rank: rank.n_ranks) == [3] * 3
+
+
 def test_bytes_of_all_ranks_are_gathered_in_order():
     assert on_ranks(lambda rank: rank.all_gather(bytes([rank.rank] * rank.rank))) == [
         [bytes([r] * r) for r in range(N)]
