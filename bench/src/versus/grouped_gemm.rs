@@ -102,12 +102,19 @@ impl Benchmark for GroupedGemm {
         let harness = job.harness;
         ensure!(harness.rank.n_ranks() == 1, "grouped-gemm runs on one GPU: -g 1");
         let types = Types { factors: bf16::DATA_TYPE, product: bf16::DATA_TYPE };
-        let library = load_cublaslt(job, types, &[Variant::CublasLt])?;
         let groups = self.groups.unwrap_or(harness.choose(32, 6));
         let [n, k] = [
             self.n.unwrap_or(harness.choose(2048, 72)),
             self.k.unwrap_or(harness.choose(7168, 40)),
         ];
+        let library = if (n | k).is_multiple_of(256 / size_of::<bf16>()) {
+            load_cublaslt(job, types, &[Variant::CublasLt])?
+        } else {
+            let why = "its algorithms are for groups that begin at multiples of 256 bytes: n and k \
+                       that are multiples of 128";
+            job.selection.omit(Variant::CublasLt, why)?;
+            None
+        };
         let kernel = Kernel::new(&harness.stream)?;
         // SAFETY: what writes B has ended before any launch.
         let gemm = unsafe { Gemm::new(&harness.stream)?.with_constant_b() };
