@@ -60,6 +60,7 @@ programs! {
     expert_parallel on Simulation::new(2), one in 20;
     ep_dispatch on Simulation::new(2), one in 20;
     ep_combine on Simulation::new(2), one in 20;
+    ep_combine_in_one_round on Simulation::new(2), one in 20;
     ep_dispatch_f8 on Simulation::new(2), one in 20;
     ep_of_any_ranks on Simulation::new(3), one in 20;
     gemm_wgmma on Simulation::new(1).multiprocessors(2), one in 50;
@@ -346,6 +347,11 @@ fn ep_dispatch_f8(gpu: &Gpu<'_>) -> Result<()> {
 
 fn ep_combine(gpu: &Gpu<'_>) -> Result<()> {
     experts(gpu, [1, 1, 1, LAUNCHES], 2, false)
+}
+
+/// With a warp for each part of a row.
+fn ep_combine_in_one_round(gpu: &Gpu<'_>) -> Result<()> {
+    experts(gpu, [1, 1, 1, LAUNCHES], 6, false)
 }
 
 /// Among ranks whose number has no code of its own.
