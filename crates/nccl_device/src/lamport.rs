@@ -229,8 +229,8 @@ impl<const N: usize> Lamport<'_, N> {
     ///
     /// # Safety
     ///
-    /// `distance` is from 1 to that number less 1. `slot` is below the number of slots that the launch uses,
-    /// and no other thread sends to it.
+    /// `distance` is from 1 to that number less 1. `slot` is below the number of slots that the
+    /// launch uses, and no other thread sends to it.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn send<T: Element>(&self, distance: usize, slot: u32, vector: Vec16<T>) {

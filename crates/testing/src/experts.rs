@@ -132,8 +132,8 @@ impl Batch {
         &self.inputs[rank][token * self.hidden..][..self.hidden]
     }
 
-    /// A token's row as it arrives as 8-bit floats with scales: for each element what it stands for,
-    /// and for each 128 of them the scale.
+    /// A token's row as it arrives as 8-bit floats with scales: for each element what it stands
+    /// for, and for each 128 of them the scale.
     #[must_use]
     pub fn rounded(&self, rank: usize, token: usize) -> (Vec<f32>, Vec<f32>) {
         let (mut row, mut scales) = (Vec::new(), Vec::new());

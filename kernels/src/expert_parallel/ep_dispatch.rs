@@ -12,7 +12,7 @@ use nccl_device::{Coop, DevComm, Lamport, LamportSlots, Window};
 use super::numbered::{Numbered, NumberedSlots};
 use super::parts::{Part, Parts, warp_index, warps};
 use super::ranks::{Ranks, ranks, rolled, with_ranks};
-use super::rows::{AsTheyAre, Rows};
+use super::rows::{AsTheyAre, Payload, Rows};
 use super::shape::{Faults, Received, Shape, Steps};
 
 /// Vectors of a part that each lane has: with more ranks fewer, as their addresses take registers.
@@ -119,18 +119,6 @@ struct Outgoing<R: Rows, const VECTORS: usize> {
     row: [R::Loaded; VECTORS],
     id: i32,
     weight: f32,
-}
-
-/// A lane's vectors of a part, and its vector of scales, if there are any.
-#[derive(Clone, Copy)]
-struct Payload<const VECTORS: usize> {
-    row: [Vec16<u32>; VECTORS],
-    scales: Vec16<u32>,
-}
-
-impl<const VECTORS: usize> Payload<VECTORS> {
-    const ZERO: Self =
-        Self { row: [Vec16::from_bits([0; 4]); VECTORS], scales: Vec16::from_bits([0; 4]) };
 }
 
 impl<R: Rows> Dispatch<'_, R> {
@@ -254,36 +242,6 @@ impl<R: Rows> Dispatch<'_, R> {
         Outgoing { part, row, id, weight }
     }
 
-    /// What a part is on its way.
-    ///
-    /// # Safety
-    ///
-    /// All lanes of a warp call this together.
-    #[inline(always)]
-    unsafe fn payload<const VECTORS: usize>(outgoing: &Outgoing<R, VECTORS>) -> Payload<VECTORS> {
-        let (mut payload, mut i) = (Payload::ZERO, 0);
-        while i < VECTORS {
-            // SAFETY: the caller's contract; parts begin at multiples of a warp's vectors.
-            unsafe {
-                let (vector, scale) = R::vector(outgoing.row[i]);
-                payload.row[i] = vector;
-                if R::HAS_SCALES {
-                    let scales = [
-                        warp::shuffle_idx(scale, 0),
-                        warp::shuffle_idx(scale, 8),
-                        warp::shuffle_idx(scale, 16),
-                        warp::shuffle_idx(scale, 24),
-                    ];
-                    if warp::lane_id() == i as u32 {
-                        payload.scales = Vec16::from_bits(scales);
-                    }
-                }
-            }
-            i += 1;
-        }
-        payload
-    }
-
     /// The slot of this lane's vector of scales: behind those of all rows.
     #[inline(always)]
     fn scales_slot<const VECTORS: usize>(&self, part: Part<VECTORS>) -> Option<u32> {
@@ -364,7 +322,7 @@ impl<R: Rows> Dispatch<'_, R> {
                     distance += 1;
                 }
             }
-            let payload = Self::payload(outgoing);
+            let payload = Payload::of::<R>(&outgoing.row);
             let mut distance = 1;
             while distance < ranks::<N>(self.comm) {
                 let to = team.rotated(distance as i32) as u32;

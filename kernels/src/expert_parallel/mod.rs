@@ -36,6 +36,7 @@ mod parts;
 mod ranks;
 mod rows;
 pub mod shape;
+mod sums;
 
 pub use self::numbered::words as numbered_words;
 pub use self::ranks::RANKS;

@@ -41,7 +41,8 @@ impl<const N: usize> NumberedSlots<N> {
     ///
     /// # Safety
     ///
-    /// The team has `N` ranks, or that is [`ANY_RANKS`], and each rank's part of the window the [`words`].
+    /// The team has `N` ranks, or that is [`ANY_RANKS`], and each rank's part of the window the
+    /// [`words`].
     #[inline(always)]
     #[track_caller]
     pub(super) unsafe fn new(comm: &DevComm, window: Window<u32>, capacity: u32) -> Self {
@@ -79,7 +80,8 @@ impl<const N: usize> Numbered<N> {
         part.as_ptr().wrapping_add(SLOT * (place + slot as usize))
     }
 
-    /// Sends two words to a slot of the rank that is `distance` after this one, modulo their number.
+    /// Sends two words to a slot of the rank that is `distance` after this one, modulo their
+    /// number.
     ///
     /// # Safety
     ///

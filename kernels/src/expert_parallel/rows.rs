@@ -119,3 +119,45 @@ impl Rows for Scaled {
         (Vec16::from_bits(F8E4M3::narrow(wide).to_bits()), exponent << FRACTION)
     }
 }
+
+/// A lane's vectors of a part of a row on its way, and its vector of scales, if there are any.
+#[derive(Clone, Copy)]
+pub(super) struct Payload<const VECTORS: usize> {
+    pub(super) row: [Vec16<u32>; VECTORS],
+    pub(super) scales: Vec16<u32>,
+}
+
+impl<const VECTORS: usize> Payload<VECTORS> {
+    pub(super) const ZERO: Self =
+        Self { row: [Vec16::from_bits([0; 4]); VECTORS], scales: Vec16::from_bits([0; 4]) };
+
+    /// What a part is made of. Lane `i` gets the scales of the `i`-th vectors of all lanes.
+    ///
+    /// # Safety
+    ///
+    /// All lanes of a warp call this together, with a part of a row.
+    #[inline(always)]
+    pub(super) unsafe fn of<R: Rows>(row: &[R::Loaded; VECTORS]) -> Self {
+        let (mut payload, mut i) = (Self::ZERO, 0);
+        while i < VECTORS {
+            // SAFETY: the caller's contract; parts begin at multiples of a warp's vectors.
+            unsafe {
+                let (vector, scale) = R::vector(row[i]);
+                payload.row[i] = vector;
+                if R::HAS_SCALES {
+                    let scales = [
+                        warp::shuffle_idx(scale, 0),
+                        warp::shuffle_idx(scale, SCALED_LANES),
+                        warp::shuffle_idx(scale, 2 * SCALED_LANES),
+                        warp::shuffle_idx(scale, 3 * SCALED_LANES),
+                    ];
+                    if warp::lane_id() == i as u32 {
+                        payload.scales = Vec16::from_bits(scales);
+                    }
+                }
+            }
+            i += 1;
+        }
+        payload
+    }
+}

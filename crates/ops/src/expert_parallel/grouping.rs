@@ -69,8 +69,8 @@ impl ExpertParallel {
 
     /// [`group`](Self::group) of tokens that arrive as 8-bit floats
     /// ([`ExpertParallelOptions::f8`]). `scales` gets their scales, in the form of
-    /// [`Product::block_scales`](crate::Product::block_scales): a row-major matrix with a column for
-    /// each of `rows`, and a row for each 128 elements.
+    /// [`Product::block_scales`](crate::Product::block_scales): a row-major matrix with a column
+    /// for each of `rows`, and a row for each 128 elements.
     ///
     /// # Errors
     ///

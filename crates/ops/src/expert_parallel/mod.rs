@@ -476,8 +476,8 @@ impl ExpertParallel {
     /// captured before know it when they are launched.
     ///
     /// An absent rank has no need to run. If it comes back, all operations of all ranks have ended
-    /// before, and it has done as many dispatches and combines as the others, for whom it was absent,
-    /// and they for it. Of two ranks both count the other one as absent, or neither does.
+    /// before, and it has done as many dispatches and combines as the others, for whom it was
+    /// absent, and they for it. Of two ranks both count the other one as absent, or neither does.
     ///
     /// # Errors
     ///

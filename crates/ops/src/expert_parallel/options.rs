@@ -58,13 +58,14 @@ impl ExpertParallelOptions {
         Self { alignment: rows, ..self }
     }
 
-    /// Tokens become `F8E4M3` with an `f32` scale for each 128 elements on their way to the experts,
-    /// where [`ExpertParallel::group_f8`] puts them in order: half of the bytes. Results return in
-    /// `bf16`. `hidden` is a multiple of 128.
+    /// Tokens become `F8E4M3` with an `f32` scale for each 128 elements on their way to the
+    /// experts, where [`ExpertParallel::group_f8`] puts them in order: half of the bytes. Results
+    /// return in `bf16`. `hidden` is a multiple of 128.
     ///
     /// The scale is the least power of two, at least `2^-126`, times which 448 is no less than each
-    /// of the 128 elements. So an element divided by it is exact, and rounded once: to nearest, ties
-    /// to even. Infinities become 448 times the scale; NaN stays, and does not count for the scale.
+    /// of the 128 elements. So an element divided by it is exact, and rounded once: to nearest,
+    /// ties to even. Infinities become 448 times the scale; NaN stays, and does not count for the
+    /// scale.
     pub const fn f8(self) -> Self {
         Self { f8: true, ..self }
     }
