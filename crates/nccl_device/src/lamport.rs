@@ -94,10 +94,13 @@ pub fn message_word(word: u32) -> u32 {
     if word == EMPTY { 0 } else { word }
 }
 
-/// The memory of Lamport messages among the `N` ranks of the LSA team: slots in a window.
+/// The memory of Lamport messages among the `N` ranks of the LSA team: slots in a window. With an
+/// `N` of 0 among any number of ranks, whose addresses are computed when they are used: they take
+/// no registers until then.
 #[derive(Clone, Copy)]
 pub struct LamportSlots<'a, const N: usize> {
     comm: &'a DevComm,
+    window: Window<u32>,
     /// The slots of this rank and of those after it.
     parts: [LsaPtr<u32>; N],
     /// Slots for a source rank in a bank.
@@ -105,14 +108,27 @@ pub struct LamportSlots<'a, const N: usize> {
 }
 
 impl<'a, const N: usize> LamportSlots<'a, N> {
-    /// The source ranks that have slots of their own: with two ranks only the peer sends.
-    const SOURCES: usize = if N == 2 { 1 } else { N };
+    /// The source ranks that have slots of their own, of so many: with two ranks only the peer
+    /// sends.
+    const fn sources(ranks: usize) -> usize {
+        match N {
+            0 => ranks,
+            2 => 1,
+            _ => N,
+        }
+    }
 
     /// The words of the window for `capacity` slots for each source rank, all [`EMPTY`] before the
-    /// first launch.
+    /// first launch. With an `N` of 0 see [`words_of`](Self::words_of).
     #[must_use]
     pub const fn words(capacity: usize) -> usize {
-        BANKS as usize * Self::SOURCES * capacity * SLOT
+        Self::words_of(N, capacity)
+    }
+
+    /// As [`words`](Self::words), among so many ranks: `N`, or any number if `N` is 0.
+    #[must_use]
+    pub const fn words_of(ranks: usize, capacity: usize) -> usize {
+        BANKS as usize * Self::sources(ranks) * capacity * SLOT
     }
 
     /// The slots of a window. Reads nothing that a kernel writes: a dependent launch calls it
@@ -120,7 +136,8 @@ impl<'a, const N: usize> LamportSlots<'a, N> {
     ///
     /// # Safety
     ///
-    /// The team has `N` ranks, and each rank's part of the window the [`words`](Self::words).
+    /// The team has `N` ranks, or `N` is 0, and each rank's part of the window the
+    /// [`words`](Self::words_of).
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn new(comm: &'a DevComm, window: Window<u32>, capacity: u32) -> Self {
@@ -131,7 +148,17 @@ impl<'a, const N: usize> LamportSlots<'a, N> {
             parts[distance] = window.lsa(team.rotated(distance as i32));
             distance += 1;
         }
-        Self { comm, parts, capacity }
+        Self { comm, window, parts, capacity }
+    }
+
+    /// The slots of the rank that is `distance` after this one.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn part(&self, distance: usize) -> LsaPtr<u32> {
+        match (N, distance) {
+            (0, 0) => self.window.local(),
+            (0, _) => self.window.lsa(self.comm.lsa_team().rotated(distance as i32)),
+            _ => self.parts[distance],
+        }
     }
 
     /// Begins a launch that uses `used` slots for each source rank. Traps if there are fewer.
@@ -192,20 +219,25 @@ impl<const N: usize> Lamport<'_, N> {
     /// The address of the slot of source rank `source` in one of the parts.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn slot(&self, part: usize, source: usize, slot: u32) -> *mut u32 {
-        let sources = LamportSlots::<'_, N>::SOURCES;
-        let source = if sources == 1 { 0 } else { source };
-        let place = self.bank as usize * sources + source;
-        let index = place * self.slots.capacity as usize + slot as usize;
-        self.slots.parts[part].as_ptr().wrapping_add(SLOT * index)
+        self.in_part(self.slots.part(part), source, slot)
     }
 
-    /// Sends a vector to a slot of the rank that is `distance` after this one, modulo `N`. If all
-    /// ranks begin with 1, they send to different ranks.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn in_part(&self, part: LsaPtr<u32>, source: usize, slot: u32) -> *mut u32 {
+        let sources = LamportSlots::<'_, N>::sources(self.slots.comm.lsa_team().n_ranks as usize);
+        let source = if N == 2 { 0 } else { source };
+        let place = self.bank as usize * sources + source;
+        let index = place * self.slots.capacity as usize + slot as usize;
+        part.as_ptr().wrapping_add(SLOT * index)
+    }
+
+    /// Sends a vector to a slot of the rank that is `distance` after this one, modulo the number of
+    /// ranks. If all ranks begin with 1, they send to different ranks.
     ///
     /// # Safety
     ///
-    /// `distance` is from 1 to `N - 1`. `slot` is below the number of slots that the launch uses,
-    /// and no other thread sends to it.
+    /// `distance` is at least 1, and below the number of ranks. `slot` is below the number of slots
+    /// that the launch uses, and no other thread sends to it.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn send<T: Element>(&self, distance: usize, slot: u32, vector: Vec16<T>) {
@@ -229,13 +261,15 @@ impl<const N: usize> Lamport<'_, N> {
         slot: u32,
         tile: SharedTile<T, ROWS>,
     ) {
+        // Not the one that is known: an index that is not would put them into memory.
+        let part = self.slots.window.lsa(self.slots.comm.lsa_team().rotated(distance as i32));
         // SAFETY: the caller's contract.
-        unsafe { tile.store_as_it_is(self.slot(distance, self.me(), slot)) };
+        unsafe { tile.store_as_it_is(self.in_part(part, self.me(), slot)) };
     }
 
     /// Waits for the vectors that all ranks sent to a slot, empties it, and returns them in the
     /// order of the ranks, with `mine` for this one: a [`message`], if all ranks are to have the
-    /// same bits.
+    /// same bits. Not for an `N` of 0.
     ///
     /// # Safety
     ///
@@ -244,6 +278,7 @@ impl<const N: usize> Lamport<'_, N> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn receive_all<T: Element>(&self, slot: u32, mine: Vec16<T>) -> [Vec16<T>; N] {
+        const { assert!(N > 0, "the number of ranks is known") };
         let me = self.me();
         let mut vectors = [mine; N];
         // Four at a time: the addresses of more would take registers.
@@ -312,12 +347,28 @@ impl<const N: usize> Lamport<'_, N> {
         slot: impl Fn(usize) -> Option<u32>,
         pause: u32,
     ) -> [Vec16<T>; K] {
+        // SAFETY: the caller's contract.
+        unsafe { self.receive_each(|i| slot(i).map(|slot| (source, slot)), pause) }
+    }
+
+    /// As [`receive_several`](Self::receive_several), of a rank and a slot for each vector.
+    ///
+    /// # Safety
+    ///
+    /// As there, for each of the peers and its slot.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub unsafe fn receive_each<T: Element, const K: usize>(
+        &self,
+        message: impl Fn(usize) -> Option<(usize, u32)>,
+        pause: u32,
+    ) -> [Vec16<T>; K] {
         let mut vectors = [Vec16::from_bits([0; 4]); K];
         // Slots are opaque, as their addresses would take registers from here to the end.
-        self.wait(slot(0).unwrap_or(0), || {
+        self.wait(message(0).map_or(0, |(_, slot)| slot), || {
             let (mut all, mut i) = (true, 0);
             while i < K {
-                if let Some(slot) = slot(i) {
+                if let Some((source, slot)) = message(i) {
                     // SAFETY: the caller's contract.
                     let (vector, has_arrived) = unsafe { self.poll(source, hint::opaque(slot)) };
                     vectors[i] = vector;
@@ -332,7 +383,7 @@ impl<const N: usize> Lamport<'_, N> {
         });
         let mut i = 0;
         while i < K {
-            if let Some(slot) = slot(i) {
+            if let Some((source, slot)) = message(i) {
                 // SAFETY: the caller's contract.
                 unsafe { self.empty(source, hint::opaque(slot)) };
             }

@@ -1,5 +1,6 @@
 //! The matrix product on one GPU, with the checks of its launches.
 
+mod added;
 mod blocks;
 mod element;
 mod hopper;
@@ -15,12 +16,14 @@ use devcomm_kernels as kernels;
 use devcomm_types::{F8E4M3, Kernel};
 use half::bf16;
 
+pub use self::added::Activation;
+pub(crate) use self::added::{Added, address};
 pub use self::element::{GemmElement, GemmOutput, ScaledElement, TransposableElement};
 use self::hopper::Prepared;
 pub(crate) use self::hopper::{Matrices, map, wide_maps};
 pub use self::plan::{GemmPlan, ParsePlanError};
 pub(crate) use self::plan::{candidates, clusters, measured};
-pub use self::product::{Activation, Product};
+pub use self::product::Product;
 use crate::check::{check_extents, refuse};
 use crate::{KERNELS, modules};
 

@@ -10,6 +10,7 @@ use devcomm_kernels::gemm::gemm_wgmma as wide;
 use devcomm_types::Kernel;
 use half::bf16;
 
+use super::added::EpilogueArgs;
 use super::element::{GemmElement, GemmOutput};
 use super::plan::GemmPlan;
 
@@ -21,7 +22,7 @@ pub struct Matrices {
     pub(crate) c: u64,
     pub(crate) shape: [u32; 3],
     pub(crate) transposed: [bool; 2],
-    pub(crate) epilogue: FusedArgs<u64, u64, u64, u64, f32, f32>,
+    pub(crate) epilogue: EpilogueArgs,
 }
 
 impl Matrices {

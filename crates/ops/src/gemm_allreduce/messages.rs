@@ -1,11 +1,11 @@
-//! The memory of messages that are their own flags, between two ranks.
+//! The memory of messages that are their own flags, of products.
 
 use devcomm_host::{
     Communicator, DevCommRequirements, DevCommResource, Result, SymmetricBuffer, Window,
 };
-use nccl_device::Lamport;
+use nccl_device::{Lamport, LamportSlots};
 
-use crate::slots::{empty_slots, slot_words};
+use crate::slots::empty_slots;
 
 /// Slots in a window, the state of their session, and a device communicator.
 pub(crate) struct Messages {
@@ -16,12 +16,18 @@ pub(crate) struct Messages {
 }
 
 impl Messages {
-    /// This many slots. *Collective*.
-    pub(crate) fn new(comm: &Communicator, capacity: u32) -> Result<Self> {
-        let slots = empty_slots(comm, slot_words(2, capacity as usize))?;
-        let state = comm.mem_alloc::<u32>(Lamport::<2>::STATE)?;
+    /// This many slots for each rank's messages, and LSA barriers for as many blocks.
+    /// *Collective*.
+    pub(crate) fn new(comm: &Communicator, capacity: u32, barriers: u32) -> Result<Self> {
+        let words = match comm.n_ranks() {
+            2 => LamportSlots::<2>::words(capacity as usize),
+            // As with a number of ranks that the kernel knows.
+            ranks => LamportSlots::<0>::words_of(ranks, capacity as usize),
+        };
+        let slots = empty_slots(comm, words)?;
+        let state = comm.mem_alloc::<u32>(Lamport::<0>::STATE)?;
         state.fill_bytes(0)?;
-        let dev_comm = comm.create_dev_comm(DevCommRequirements::new())?;
+        let dev_comm = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(barriers))?;
         // No rank sends before all slots are empty.
         comm.barrier()?;
         Ok(Self { dev_comm, slots, state, capacity })

@@ -38,7 +38,7 @@ use crate::{Collectives, Explanation, Gemm};
 /// followed by an all-reduce. Every rank's product, with sums in f32, is rounded to bf16, and so is
 /// the sum of the products. Elsewhere that is [`GemmAllReducePlan::Strips`], whose sums are rounded
 /// once. [`explain`](Self::explain) says which plan a shape gets; [`set_plan`](Self::set_plan)
-/// selects another one.
+/// selects another one. More Hopper GPUs have the same plans, but none of them was measured.
 ///
 /// ```no_run
 /// use devcomm::{GemmAllReduce, World};
@@ -60,7 +60,7 @@ pub struct GemmAllReduce {
     communicator: Communicator,
     /// The largest product, `m x n`.
     most: [usize; 2],
-    /// Whether two ranks can exchange rounded products, and whether they do so by default.
+    /// Whether the ranks can exchange rounded products, and whether they do so by default.
     exchanges: bool,
     exchanges_by_default: bool,
     constant_b: bool,
@@ -123,7 +123,7 @@ impl GemmAllReduce {
         }
         gemm.prepare_unfused()?;
         gemm.prepare_swapped()?;
-        if wide::supports([most[0], most[1], 1], most) && gemm.fills(most) {
+        if wide::supports([most[0], most[1], 1], most, comm.n_ranks()) && gemm.fills(most) {
             gemm.prepare_wide()?;
         }
         Ok(gemm)
@@ -166,7 +166,7 @@ impl GemmAllReduce {
         if !self.exchanges {
             return Ok(plans);
         }
-        if wide::supports(shape, self.most) {
+        if wide::supports(shape, self.most, self.communicator.n_ranks()) {
             plans.push(GemmAllReducePlan::Wide);
         }
         if swapped::is_for(shape) {
@@ -224,7 +224,8 @@ impl GemmAllReduce {
             GemmAllReducePlan::Strips => self.strips.is_prepared(),
             GemmAllReducePlan::Unfused => self.unfused.get().is_some(),
             GemmAllReducePlan::Wide => {
-                self.wide.get().is_some() && wide::supports(shape, self.most)
+                let ranks = self.communicator.n_ranks();
+                self.wide.get().is_some() && wide::supports(shape, self.most, ranks)
             }
             GemmAllReducePlan::Swapped { rows, columns, cluster } => {
                 let swapped = self.swapped.get();
@@ -248,7 +249,8 @@ impl GemmAllReduce {
     /// The first time that a plan is needed, its workspace is allocated: for
     /// [`Strips`](GemmAllReducePlan::Strips) and [`Wide`](GemmAllReducePlan::Wide) `4 * m * n`
     /// bytes of the largest product, for [`Swapped`](GemmAllReducePlan::Swapped) as many for up to
-    /// 256 rows, for [`Unfused`](GemmAllReducePlan::Unfused) that of [`Collectives`].
+    /// 256 rows, from each rank if there are more than two, for
+    /// [`Unfused`](GemmAllReducePlan::Unfused) that of [`Collectives`].
     ///
     /// # Errors
     ///
@@ -262,7 +264,7 @@ impl GemmAllReduce {
             Some(GemmAllReducePlan::Unfused) => self.prepare_unfused()?,
             Some(plan) if !self.exchanges => {
                 return refuse(format!(
-                    "the plan `{plan}` needs two ranks with Hopper GPUs: there are {} ranks, form \
+                    "the plan `{plan}` needs several ranks with Hopper GPUs: there are {}, form \
                      {:?}",
                     self.communicator.n_ranks(),
                     self.form()
@@ -395,7 +397,7 @@ impl GemmAllReduce {
         unsafe {
             let plan = self.explain(shape).plan;
             if let (GemmAllReducePlan::Wide, Some(wide)) = (plan, self.wide.get()) {
-                return wide.launch(&self.stream, matrices);
+                return wide.launch(&self.stream, matrices, c);
             }
             if let (GemmAllReducePlan::Swapped { rows, columns, cluster }, Some(swapped)) =
                 (plan, self.swapped.get())

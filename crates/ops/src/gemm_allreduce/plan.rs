@@ -17,11 +17,14 @@ pub enum GemmAllReducePlan {
     /// In one kernel, any number of ranks: strips of partial sums in f32 go to the rank that owns
     /// them, and the sums to all ranks. Each is rounded once.
     Strips,
-    /// In one kernel, two Hopper GPUs, large matrices: every rank's product is rounded to bf16 and
-    /// sent to the peer while the next tiles are multiplied. A sum is rounded again.
+    /// In one kernel, 2, 4 or 8 Hopper GPUs, large matrices: every rank's product is rounded to
+    /// bf16, and its tiles are sent while the next ones are multiplied. A sum is rounded again. Two
+    /// ranks send each other all tiles; of more ranks each tile has an owner, which adds the
+    /// others' parts in the order of the ranks and sends the sums to all.
     Wide,
-    /// In one kernel, two Hopper GPUs, few rows: every rank's product is rounded to bf16 and sent
-    /// to the peer before it is stored. A sum is rounded again. As [`GemmPlan::Swapped`].
+    /// In one kernel, Hopper GPUs, few rows: every rank's product is rounded to bf16 and sent to
+    /// all others before it is stored. A sum, in the order of the ranks, is rounded again. As
+    /// [`GemmPlan::Swapped`].
     Swapped {
         /// Rows of a tile of C.
         rows: u32,
