@@ -311,6 +311,84 @@ fn rounded_products_follow_each_other_without_a_reset() {
     });
 }
 
+/// Parts of whole tiles and a smaller one, at the end; a graph of two products, which another one
+/// follows on the stream.
+#[test]
+fn parts_of_a_product_are_added_while_the_next_ones_are_multiplied() {
+    let name = "parts_of_a_product_are_added_while_the_next_ones_are_multiplied";
+    Gpus::from(Simulation::new(2).multiprocessors(4)).run(name, |rank| {
+        let shape = if rank.is_simulated() { [600, 40, 24] } else { [4000, 4104, 1000] };
+        let plans: [GemmAllReducePlan; 2] =
+            ["chunked:2", "chunked:3"].map(|plan| plan.parse().unwrap());
+        is_rounded_twice(rank, &plans.map(Some), &[shape], 4, 2)?;
+        let ([m, n, k], seed) = (shape, 8);
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let (problem, me) = (Problem { m, n, k, seed }, rank.rank());
+        let (a, b) = (comm.mem_alloc::<bf16>(m * k)?, comm.mem_alloc::<bf16>(n * k)?);
+        a.copy_from_host(&problem.factor(Factor::A, me))?;
+        b.copy_from_host(&problem.factor(Factor::B, me))?;
+        let (first, second) = (comm.window::<bf16>(m * n)?, comm.window::<bf16>(m * n)?);
+        // SAFETY: what writes B has ended before any launch.
+        let gemm = unsafe { GemmAllReduce::new(comm, &stream, m, n)?.with_constant_b() };
+        gemm.set_plan(Some(plans[0]))?;
+        let graph = stream.capture(|| {
+            // SAFETY: the graph ends before what it uses, and is launched on this stream.
+            unsafe {
+                gemm.launch_capturable(&a, &b, &first, shape)?;
+                gemm.launch_capturable(&a, &b, &second, shape)
+            }
+        })?;
+        for _ in 0..3 {
+            let copies = [vec![bf16::NAN; m * n], vec![bf16::NAN; m * n]];
+            first.copy_from_host(&copies[0])?;
+            second.copy_from_host(&copies[1])?;
+            rank.barrier()?;
+            graph.launch(&stream)?;
+            stream.synchronize()?;
+            for (c, mut got) in [&first, &second].into_iter().zip(copies) {
+                c.copy_to_host(&mut got)?;
+                for (row, column) in problem.samples(SAMPLES) {
+                    let right = rounded_twice(problem, rank.n_ranks(), (row, column));
+                    assert_eq!(got[row * n + column], right, "{rank:?}, ({row}, {column})");
+                }
+            }
+            rank.barrier()?;
+        }
+        Ok(())
+    });
+}
+
+/// A measurement chooses one of the plans, the same on all ranks, until a plan is set.
+#[test]
+fn a_measurement_decides_on_all_ranks_alike() {
+    let name = "a_measurement_decides_on_all_ranks_alike";
+    Gpus::from(small_gpus(2)).run(name, |rank| {
+        let shape = if rank.is_simulated() { [260, 8, 16] } else { [512, 4096, 1024] };
+        let [m, n, k] = shape;
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let (a, b) = (comm.mem_alloc::<bf16>(m * k)?, comm.mem_alloc::<bf16>(n * k)?);
+        stream.fill(&a, bf16::ONE)?;
+        stream.fill(&b, bf16::ONE)?;
+        let c = comm.window::<bf16>(m * n)?;
+        let gemm = GemmAllReduce::new(comm, &stream, m, n)?;
+        let plan = gemm.measure(&a, &b, &c, shape)?;
+        assert!(gemm.plans(shape)?.contains(&plan), "{plan}");
+        assert_eq!(gemm.explain(shape).to_string(), format!("{plan}, as it was measured"));
+        let all = comm.host_all_gather(plan.to_string().as_bytes())?;
+        assert_eq!(all[0], all[1]);
+        gemm.set_plan(Some(GemmAllReducePlan::Unfused))?;
+        assert_eq!(gemm.explain(shape).to_string(), "unfused, as it was set");
+        gemm.set_plan(None)?;
+        assert_eq!(gemm.explain(shape).plan, plan);
+        // Another shape on one rank is an error on all.
+        let other = [m, n, if rank.rank() == 0 { k } else { k - 8 }];
+        let error = gemm.measure(&a, &b, &c, other).unwrap_err().to_string();
+        assert!(error.contains("different shapes or plans"), "{error}");
+        gemm.launch(&a, &b, &c, shape)?;
+        stream.synchronize()
+    });
+}
+
 #[test]
 fn rounded_products_are_added_whatever_the_order_in_which_threads_run() {
     let name = "rounded_products_are_added_whatever_the_order_in_which_threads_run";

@@ -70,6 +70,8 @@ pub struct Gemm {
     /// The GPU's name if it is of the Hopper family.
     hopper: Option<String>,
     constant_b: bool,
+    /// Multiprocessors that [`GemmPlan::Wide`] does not use.
+    left: u32,
     plans: Mutex<HashMap<Problem, Planned>>,
 }
 
@@ -106,7 +108,12 @@ impl Gemm {
             }
         };
         let (stream, plans) = (stream.clone(), Mutex::default());
-        Ok(Self { compiled, stream, hopper, constant_b: false, plans })
+        Ok(Self { compiled, stream, hopper, constant_b: false, left: 0, plans })
+    }
+
+    /// Leaves so many multiprocessors to other kernels in large products.
+    pub(crate) fn leaving(self, left: u32) -> Self {
+        Self { left, ..self }
     }
 
     /// Whether it has the kernels for Hopper.
@@ -214,7 +221,7 @@ impl Gemm {
         plan: GemmPlan,
         shape: [u32; 3],
     ) -> Result<Option<Prepared>> {
-        hopper::prepare::<T, O>(&self.compiled, self.stream.context(), plan, shape)
+        hopper::prepare::<T, O>(&self.compiled, self.stream.context(), plan, shape, self.left)
     }
 
     /// Enqueues one product of `[m, n, k]`: reads `m * k` elements of `a` and `n * k` of `b`, and
