@@ -60,8 +60,8 @@ pub unsafe fn gemm_allreduce_swapped<S: Shape, const N: usize>(
 ) {
     let used = m.div_ceil(8) * n.div_ceil(WARPGROUP_N) * SLOTS;
     let (comm, slots) = (&comm, &slots);
-    // Large tiles leave few registers.
-    let at_once = if S::M * S::N < 128 * 128 { AT_ONCE } else { AT_ONCE / 2 };
+    // Tall tiles leave few registers.
+    let at_once = if S::M < 128 { AT_ONCE } else { 1 };
     let exchange = Exchange::<N> { comm, slots, state, capacity, used, session: None, at_once };
     // SAFETY: the kernel's contract.
     unsafe { product::<S, _>([&a, &b, &c], [m, n, k], division, exchange) }
