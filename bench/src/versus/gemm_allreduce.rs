@@ -35,7 +35,8 @@ pub struct GemmAllReduce {
 
     /// Plans of devcomm::GemmAllReduce, comma-separated, instead of its default, a row for each
     /// that can do the shape: `strips`, `wide`, `unfused`, `chunked:<parts>`,
-    /// `swapped:<rows>x<columns>:<splits>` as of `gemm`, or `swapped`, with the tile by which devcomm::Gemm multiplies
+    /// `swapped:<rows>x<columns>:<splits>` as of `gemm`, or `swapped`, with the tile by which
+    /// devcomm::Gemm multiplies
     #[arg(long = "plan", value_delimiter = ',', value_name = "PLAN")]
     plans: Vec<Asked>,
 
