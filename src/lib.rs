@@ -14,8 +14,8 @@ pub use devcomm_kernels as kernels;
 pub use devcomm_ops::{
     Activation, Algorithm, AllGatherGemm, AllGatherGemmPlan, CollectivePlan, Collectives,
     CollectivesOptions, ExpertParallel, ExpertParallelMemory, ExpertParallelOptions, Explanation,
-    Gemm, GemmAllReduce, GemmAllReducePlan, GemmElement, GemmOptions, GemmOutput, GemmPlan,
-    GemmReduceScatter, GemmReduceScatterPlan, GroupedElement, GroupedGemm, KERNELS,
+    GatheredProduct, Gemm, GemmAllReduce, GemmAllReducePlan, GemmElement, GemmOptions, GemmOutput,
+    GemmPlan, GemmReduceScatter, GemmReduceScatterPlan, GroupedElement, GroupedGemm, KERNELS,
     ParseAllGatherGemmPlanError, ParseCollectivePlanError, ParseGemmAllReducePlanError,
     ParseGemmReduceScatterPlanError, ParsePlanError, Parts, Product, Returning, RowGroups,
     ScaledElement, Sent, Tokens, TransposableElement, WITHOUT_PTX,

@@ -2,7 +2,8 @@
 
 use devcomm::sim::Lag;
 use devcomm::{
-    AllGatherGemm, AllGatherGemmPlan, Buffer, Error, Rank, Simulation, Stream, SymmetricBuffer,
+    Activation, AllGatherGemm, AllGatherGemmPlan, Buffer, Error, Rank, Simulation, Stream,
+    SymmetricBuffer,
 };
 use devcomm_testing::gemm::{Factor, Problem};
 use devcomm_testing::machines::{Gpus, on_gpus};
@@ -138,6 +139,75 @@ fn each_rank_gets_its_product_with_the_rows_of_four() {
             false => &[([8192, 4096, 2048], Fused), ([4100, 1001, 520], Fused)],
         };
         is_right(rank, Fused, shapes, 3, 1)
+    });
+}
+
+#[test]
+fn each_rank_gets_its_product_with_the_rows_of_eight() {
+    small_gpus(8).run("each_rank_gets_its_product_with_the_rows_of_eight", |rank| {
+        let shape = if rank.is_simulated() { [520, 8, 16] } else { [8192, 4096, 1024] };
+        is_right(rank, Fused, &[(shape, Fused)], 5, 2)
+    });
+}
+
+/// Each rank adds something else to its columns: numbers that are exact, and an activation.
+#[test]
+fn every_plan_adds_bias_and_residual_behind_an_activation() {
+    small_gpus(2).run("every_plan_adds_bias_and_residual_behind_an_activation", |rank| {
+        let shape = if rank.is_simulated() { [260, 264, 24] } else { [4100, 1032, 1000] };
+        let ([m, n, _], comm) = (shape, rank.communicator()?);
+        for (seed, plan) in [(1, Fused), (2, Unfused)] {
+            let (stream, sets) = (rank.stream()?, [Set::new(rank, shape, seed)?]);
+            // SAFETY: what writes B has ended before a launch.
+            let product = unsafe { product(rank, &stream, &sets, plan)?.with_constant_b() };
+            let [Set { problem, a, b, c }] = &sets;
+            // Multiples of 1/8, others in each rank.
+            let numbers =
+                |m, k, seed| Problem { m, n: 1, k, seed }.factor::<bf16>(Factor::A, rank.rank());
+            let (bias, residual) = (numbers(1, n, 6), numbers(m, n, 7));
+            let (of_bias, of_residual) =
+                (comm.mem_alloc::<bf16>(n)?, comm.mem_alloc::<bf16>(m * n)?);
+            of_bias.copy_from_host(&bias)?;
+            of_residual.copy_from_host(&residual)?;
+            let samples: Vec<_> = problem.samples(SAMPLES).collect();
+            let require = |right: &dyn Fn(f64, usize, usize) -> f64, error: f64| {
+                let mut got = vec![bf16::NAN; m * n];
+                c.copy_to_host(&mut got)?;
+                for &(row, column) in &samples {
+                    let right = right(problem.exact(0..1, row, column), row, column);
+                    let got = got[row * n + column].to_f64();
+                    let most = error * right.abs().max(1.0);
+                    assert!(
+                        (got - right).abs() <= most,
+                        "{plan}, ({row}, {column}): {got} {right}"
+                    );
+                }
+                Ok::<_, Error>(())
+            };
+            rank.barrier()?;
+            let sum = |x: f64, row: usize, column: usize| {
+                let exact = x + bias[column].to_f64() + residual[row * n + column].to_f64();
+                bf16::from_f32(exact as f32).to_f64()
+            };
+            // In place: the residual is C.
+            c.copy_from_host(&residual)?;
+            product.product(shape).bias(&of_bias).residual(c).launch(a, b, c)?;
+            stream.synchronize()?;
+            require(&sum, 0.0)?;
+            let silu = |x: f64| x / (1.0 + (-x).exp());
+            let activated = |x: f64, row: usize, column: usize| {
+                silu(x + bias[column].to_f64()) + residual[row * n + column].to_f64()
+            };
+            let with_all = product.product(shape).bias(&of_bias).residual(&of_residual);
+            with_all.activation(Activation::Silu).launch(a, b, c)?;
+            stream.synchronize()?;
+            // Half of a step of bf16.
+            require(&activated, 1.0 / 256.0)?;
+            let short = product.product(shape).bias(&of_bias.slice(1..)?).launch(a, b, c);
+            let error = short.unwrap_err().to_string();
+            assert!(error.contains("the bias has"), "{error}");
+        }
+        rank.barrier()
     });
 }
 

@@ -195,11 +195,12 @@ fn many_launches_need_no_reset() {
     });
 }
 
-/// The element that two ranks get if each rounds its product, and then the sum.
-fn rounded_twice(problem: Problem, (row, column): (usize, usize)) -> bf16 {
+/// The element that ranks get if each rounds its product, and then the sum, which is in the order
+/// of the ranks.
+fn rounded_twice(problem: Problem, ranks: usize, (row, column): (usize, usize)) -> bf16 {
     let product = |rank| problem.exact(rank..rank + 1, row, column) as f32;
-    let [left, right] = [0, 1].map(|rank| bf16::from_f32(product(rank)).to_f32());
-    bf16::from_f32(left + right)
+    let products = (0..ranks).map(|rank| bf16::from_f32(product(rank)).to_f32());
+    bf16::from_f32(products.fold(0.0, |sum, product| sum + product))
 }
 
 /// The plans for any number of rows that round each rank's product.
@@ -249,7 +250,8 @@ fn is_rounded_twice(
                 false => problem.samples(SAMPLES).collect(),
             };
             let is_wrong = |&&(row, column): &&(usize, usize)| {
-                got[row * problem.n + column] != rounded_twice(*problem, (row, column))
+                let right = rounded_twice(*problem, rank.n_ranks(), (row, column));
+                got[row * problem.n + column] != right
             };
             let wrong = checked.iter().filter(is_wrong).count();
             assert_eq!(wrong, 0, "{rank:?}, {plan:?}, {problem:?}");
@@ -306,6 +308,84 @@ fn rounded_products_follow_each_other_without_a_reset() {
         let shapes = [[130, 264, 520], [9, 16, 16]];
         let launches = if rank.is_simulated() { 3 } else { 50 };
         is_rounded_twice(rank, &ROUNDING, &shapes, 9, launches)
+    });
+}
+
+/// Parts of whole tiles and a smaller one, at the end; a graph of two products, which another one
+/// follows on the stream.
+#[test]
+fn parts_of_a_product_are_added_while_the_next_ones_are_multiplied() {
+    let name = "parts_of_a_product_are_added_while_the_next_ones_are_multiplied";
+    Gpus::from(Simulation::new(2).multiprocessors(4)).run(name, |rank| {
+        let shape = if rank.is_simulated() { [600, 40, 24] } else { [4000, 4104, 1000] };
+        let plans: [GemmAllReducePlan; 2] =
+            ["chunked:2", "chunked:3"].map(|plan| plan.parse().unwrap());
+        is_rounded_twice(rank, &plans.map(Some), &[shape], 4, 2)?;
+        let ([m, n, k], seed) = (shape, 8);
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let (problem, me) = (Problem { m, n, k, seed }, rank.rank());
+        let (a, b) = (comm.mem_alloc::<bf16>(m * k)?, comm.mem_alloc::<bf16>(n * k)?);
+        a.copy_from_host(&problem.factor(Factor::A, me))?;
+        b.copy_from_host(&problem.factor(Factor::B, me))?;
+        let (first, second) = (comm.window::<bf16>(m * n)?, comm.window::<bf16>(m * n)?);
+        // SAFETY: what writes B has ended before any launch.
+        let gemm = unsafe { GemmAllReduce::new(comm, &stream, m, n)?.with_constant_b() };
+        gemm.set_plan(Some(plans[0]))?;
+        let graph = stream.capture(|| {
+            // SAFETY: the graph ends before what it uses, and is launched on this stream.
+            unsafe {
+                gemm.launch_capturable(&a, &b, &first, shape)?;
+                gemm.launch_capturable(&a, &b, &second, shape)
+            }
+        })?;
+        for _ in 0..3 {
+            let copies = [vec![bf16::NAN; m * n], vec![bf16::NAN; m * n]];
+            first.copy_from_host(&copies[0])?;
+            second.copy_from_host(&copies[1])?;
+            rank.barrier()?;
+            graph.launch(&stream)?;
+            stream.synchronize()?;
+            for (c, mut got) in [&first, &second].into_iter().zip(copies) {
+                c.copy_to_host(&mut got)?;
+                for (row, column) in problem.samples(SAMPLES) {
+                    let right = rounded_twice(problem, rank.n_ranks(), (row, column));
+                    assert_eq!(got[row * n + column], right, "{rank:?}, ({row}, {column})");
+                }
+            }
+            rank.barrier()?;
+        }
+        Ok(())
+    });
+}
+
+/// A measurement chooses one of the plans, the same on all ranks, until a plan is set.
+#[test]
+fn a_measurement_decides_on_all_ranks_alike() {
+    let name = "a_measurement_decides_on_all_ranks_alike";
+    Gpus::from(small_gpus(2)).run(name, |rank| {
+        let shape = if rank.is_simulated() { [260, 8, 16] } else { [512, 4096, 1024] };
+        let [m, n, k] = shape;
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let (a, b) = (comm.mem_alloc::<bf16>(m * k)?, comm.mem_alloc::<bf16>(n * k)?);
+        stream.fill(&a, bf16::ONE)?;
+        stream.fill(&b, bf16::ONE)?;
+        let c = comm.window::<bf16>(m * n)?;
+        let gemm = GemmAllReduce::new(comm, &stream, m, n)?;
+        let plan = gemm.measure(&a, &b, &c, shape)?;
+        assert!(gemm.plans(shape)?.contains(&plan), "{plan}");
+        assert_eq!(gemm.explain(shape).to_string(), format!("{plan}, as it was measured"));
+        let all = comm.host_all_gather(plan.to_string().as_bytes())?;
+        assert_eq!(all[0], all[1]);
+        gemm.set_plan(Some(GemmAllReducePlan::Unfused))?;
+        assert_eq!(gemm.explain(shape).to_string(), "unfused, as it was set");
+        gemm.set_plan(None)?;
+        assert_eq!(gemm.explain(shape).plan, plan);
+        // Another shape on one rank is an error on all.
+        let other = [m, n, if rank.rank() == 0 { k } else { k - 8 }];
+        let error = gemm.measure(&a, &b, &c, other).unwrap_err().to_string();
+        assert!(error.contains("different shapes or plans"), "{error}");
+        gemm.launch(&a, &b, &c, shape)?;
+        stream.synchronize()
     });
 }
 
@@ -384,13 +464,65 @@ fn rounded_products_of_few_rows_are_added_whatever_the_order_in_which_threads_ru
     });
 }
 
+/// On as many ranks, of so many multiprocessors if they are simulated; twice in a row.
+fn are_rounded_twice(
+    name: &str,
+    (ranks, multiprocessors): (usize, u32),
+    plans: &[&str],
+    simulated: &[[usize; 3]],
+    large: &[[usize; 3]],
+) {
+    let plans: Vec<_> = plans.iter().map(|plan| plan.parse().ok()).collect();
+    Gpus::from(Simulation::new(ranks).multiprocessors(multiprocessors)).run(name, |rank| {
+        let shapes = if rank.is_simulated() { simulated } else { large };
+        is_rounded_twice(rank, &plans, shapes, 5, 2)
+    });
+}
+
+/// Fewer tiles than ranks, and more columns of tiles than ranks take turns in.
+#[test]
+fn rounded_tiles_of_many_ranks_are_added_by_their_owners() {
+    let name = "rounded_tiles_of_many_ranks_are_added_by_their_owners";
+    let large = [[1, 8, 8], [1000, 4104, 1000], [4096, 8192, 1024]];
+    let shapes = [[1, 8, 8], [600, 520, 24], [130, 2312, 72]];
+    are_rounded_twice(name, (4, 4), &["wide"], &shapes, &large);
+    are_rounded_twice(name, (8, 2), &["wide"], &[[300, 520, 8]], &large);
+}
+
+#[test]
+fn rounded_tiles_of_many_ranks_are_added_whatever_the_order_in_which_threads_run() {
+    let name = "rounded_tiles_of_many_ranks_are_added_whatever_the_order_in_which_threads_run";
+    Gpus::from(small_gpus(4)).run_seeds(name, 0..3, |rank, seed| {
+        is_rounded_twice(rank, &[Some(GemmAllReducePlan::Wide)], &[[270, 520, 8]], seed, 2)
+    });
+}
+
+#[test]
+fn rounded_products_of_few_rows_are_added_on_many_ranks() {
+    let name = "rounded_products_of_few_rows_are_added_on_many_ranks";
+    let large = [[7, 4104, 1000], [7, 8192, 4096]];
+    let small = ["swapped:8x64:1", "swapped:16x64:2"];
+    are_rounded_twice(name, (3, 4), &small, &[[7, 40, 72], [7, 392, 136]], &large);
+    are_rounded_twice(name, (8, 2), &small, &[[7, 136, 24]], &large);
+    let tall = ["swapped:32x64:4", "swapped:64x128:2", "swapped:128x128:1:2x1"];
+    are_rounded_twice(name, (4, 4), &tall, &[[130, 584, 72]], &[[130, 4104, 1000]]);
+}
+
+#[test]
+fn rounded_products_of_few_rows_are_added_on_many_ranks_whatever_the_order_of_threads() {
+    let name = "rounded_products_of_few_rows_are_added_on_many_ranks_whatever_the_order_of_threads";
+    Gpus::from(Simulation::new(4).multiprocessors(4)).run_seeds(name, 0..3, |rank, seed| {
+        is_rounded_twice(rank, &["swapped:16x64:2".parse().ok()], &[[9, 200, 72]], seed, 2)
+    });
+}
+
 #[test]
 fn a_plan_that_a_machine_cannot_do_is_refused_with_the_reason() {
     on_gpus("a_plan_that_a_machine_cannot_do_is_refused_with_the_reason", 1, |rank| {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
         let gemm = GemmAllReduce::new(comm, &stream, 64, 64)?;
         let error = gemm.set_plan(Some(GemmAllReducePlan::Wide)).unwrap_err().to_string();
-        assert!(error.contains("`wide` needs two ranks"), "{error}");
+        assert!(error.contains("`wide` needs several ranks"), "{error}");
         let why = gemm.explain([64, 64, 64]).to_string();
         assert_eq!(why, "strips, as no other plan was set that can do it");
         gemm.set_plan(Some(GemmAllReducePlan::Unfused))?;

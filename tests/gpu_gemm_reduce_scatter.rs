@@ -11,11 +11,12 @@ use GemmReduceScatterPlan::{Unfused, Wide};
 /// in full.
 const SAMPLES: usize = 512;
 
-/// The element that two ranks get if each rounds its product, and then the sum.
-fn rounded_twice(problem: Problem, row: usize, column: usize) -> bf16 {
+/// The element that ranks get if each rounds its product, and then the sum, which is in the order
+/// of the ranks.
+fn rounded_twice(problem: Problem, ranks: usize, row: usize, column: usize) -> bf16 {
     let product = |rank| problem.exact(rank..rank + 1, row, column) as f32;
-    let [left, right] = [0, 1].map(|rank| bf16::from_f32(product(rank)).to_f32());
-    bf16::from_f32(left + right)
+    let products = (0..ranks).map(|rank| bf16::from_f32(product(rank)).to_f32());
+    bf16::from_f32(products.fold(0.0, |sum, product| sum + product))
 }
 
 /// Checks products of these shapes by a plan that was asked for, if any, `launches` times in a row;
@@ -37,7 +38,7 @@ fn is_right(
         let (a, b) = (comm.mem_alloc::<bf16>(m * k)?, comm.mem_alloc::<bf16>(n * k)?);
         a.copy_from_host(&problem.factor(Factor::A, me))?;
         b.copy_from_host(&problem.factor(Factor::B, me))?;
-        let c = comm.mem_alloc::<bf16>(m / 2 * n)?;
+        let c = comm.mem_alloc::<bf16>(m / rank.n_ranks() * n)?;
         // An element that is not written stays NaN.
         c.fill_bytes(0xff)?;
         assert_eq!(product.explain(shape).plan, plan, "{shape:?}");
@@ -51,7 +52,8 @@ fn is_right(
     }
     stream.synchronize()?;
     for (problem, _, _, c) in &sets {
-        let (own, mut got) = (Problem { m: problem.m / 2, ..*problem }, vec![bf16::NAN; c.len()]);
+        let own = Problem { m: problem.m / rank.n_ranks(), ..*problem };
+        let mut got = vec![bf16::NAN; c.len()];
         c.copy_to_host(&mut got)?;
         let checked: Vec<_> = match rank.is_simulated() || got.len() <= SAMPLES * 16 {
             true => own.all().collect(),
@@ -59,7 +61,8 @@ fn is_right(
         };
         let first = rank.rank() * own.m;
         let wrong = checked.iter().filter(|(row, column)| {
-            got[row * own.n + column] != rounded_twice(*problem, first + row, *column)
+            let right = rounded_twice(*problem, rank.n_ranks(), first + row, *column);
+            got[row * own.n + column] != right
         });
         assert_eq!(wrong.count(), 0, "{rank:?}, {asked:?}, {problem:?}");
     }
@@ -67,15 +70,15 @@ fn is_right(
 }
 
 /// Simulated GPUs with fewer resident blocks than tiles.
-fn small_gpus() -> Gpus {
-    Gpus::from(Simulation::new(2).multiprocessors(2))
+fn small_gpus(ranks: usize) -> Gpus {
+    Gpus::from(Simulation::new(ranks).multiprocessors(2))
 }
 
 /// More tiles than blocks, also an odd number of them in each half, and a shape that the kernel
 /// does not do.
 #[test]
 fn each_rank_gets_the_sums_of_its_rows() {
-    small_gpus().run("each_rank_gets_the_sums_of_its_rows", |rank| {
+    small_gpus(2).run("each_rank_gets_the_sums_of_its_rows", |rank| {
         let wide: &[_] = match rank.is_simulated() {
             true => &[([512, 520, 24], Wide), ([1024, 16, 72], Wide), ([6, 24, 9], Unfused)],
             false => &[([512, 4104, 1000], Wide), ([8192, 8192, 1024], Wide)],
@@ -85,11 +88,24 @@ fn each_rank_gets_the_sums_of_its_rows() {
     });
 }
 
+#[test]
+fn each_of_many_ranks_gets_the_sums_of_its_rows() {
+    for (ranks, n) in [(4, 520), (8, 16)] {
+        small_gpus(ranks).run("each_of_many_ranks_gets_the_sums_of_its_rows", |rank| {
+            let shapes = match rank.is_simulated() {
+                true => [([ranks * 256, n, 24], Wide), ([2 * ranks * 256, 8, 8], Wide)],
+                false => [([3072 * ranks, 4104, 1000], Wide), ([ranks * 256, 8, 8], Wide)],
+            };
+            is_right(rank, Some(Wide), &shapes, 3, 2)
+        });
+    }
+}
+
 /// More steps than those after which a tile is sent, and launches in a row, which take turns with
 /// the slots.
 #[test]
 fn launches_follow_each_other_without_a_reset() {
-    small_gpus().run("launches_follow_each_other_without_a_reset", |rank| {
+    small_gpus(2).run("launches_follow_each_other_without_a_reset", |rank| {
         let launches = if rank.is_simulated() { 3 } else { 50 };
         is_right(rank, Some(Wide), &[([512, 40, 520], Wide), ([512, 8, 8], Wide)], 9, launches)
     });
@@ -98,8 +114,11 @@ fn launches_follow_each_other_without_a_reset() {
 #[test]
 fn is_right_whatever_the_order_in_which_threads_run() {
     let name = "is_right_whatever_the_order_in_which_threads_run";
-    small_gpus().run_seeds(name, 0..3, |rank, seed| {
+    small_gpus(2).run_seeds(name, 0..3, |rank, seed| {
         is_right(rank, Some(Wide), &[([512, 272, 8], Wide)], seed, 2)
+    });
+    small_gpus(4).run_seeds(name, 0..2, |rank, seed| {
+        is_right(rank, Some(Wide), &[([1024, 272, 8], Wide)], seed, 2)
     });
 }
 
@@ -121,7 +140,7 @@ fn bad_input_is_refused_with_the_reason() {
             assert!(error.as_ref().is_some_and(|e| e.contains(reason)), "{shape:?}: {error:?}");
         }
         let error = product.set_plan(Some(Wide)).unwrap_err().to_string();
-        assert!(error.contains("for two ranks, and there are 1"), "{error}");
+        assert!(error.contains("for 2, 4 or 8 ranks, not 1"), "{error}");
         assert_eq!(product.explain([64; 3]).to_string(), "unfused, as no kernel was prepared");
         product.launch(&a, &b, &c, [4, 64, 64])?;
         stream.synchronize()

@@ -63,7 +63,7 @@ impl Measurement<'_> {
             ensure!(has >= rounds, "{program} has printed {has} of {rounds} rows of {size} B");
             // Sizes that are rounded down to the same one have rows of their own.
             times.truncate(rounds);
-            Ok(Foreign { variant, dtype: dtype.to_owned(), size, times, wrong })
+            Ok(Foreign { variant, dtype: dtype.to_owned(), size, shape: None, times, wrong })
         };
         self.sizes.counts(self.largest, bytes)?.into_iter().map(result).collect()
     }
@@ -171,6 +171,7 @@ END
             variant: Variant::NcclTestsLsaVector,
             dtype: "f32".to_owned(),
             size,
+            shape: None,
             times: times.map(|us| us / 1e6).to_vec(),
             wrong: Some(wrong),
         };

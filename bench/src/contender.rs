@@ -58,6 +58,8 @@ pub enum Variant {
     TorchOneShot,
     /// PyTorch's two-shot all-reduce on symmetric memory, in place
     TorchTwoShot,
+    /// PyTorch's product in one operation with its collective, on symmetric memory
+    TorchFused,
     /// nccl-tests' kernel that loads and stores over NVLink (`-D 1`)
     NcclTestsLsa,
     /// The same by vectors of 16 bytes (`-D 2`)
@@ -96,6 +98,7 @@ impl Variant {
             Self::NcclAllToAll => "nccl-alltoall",
             Self::TorchOneShot => "torch-one-shot",
             Self::TorchTwoShot => "torch-two-shot",
+            Self::TorchFused => "torch-fused",
             Self::NcclTestsLsa => "nccl-tests-lsa",
             Self::NcclTestsLsaVector => "nccl-tests-lsa-vector",
             Self::Step1Loop => "step1-loop",
@@ -132,7 +135,7 @@ impl Variant {
 
     /// Whether another program runs it.
     pub fn is_foreign(self) -> bool {
-        let of_torch = matches!(self, Self::TorchOneShot | Self::TorchTwoShot);
+        let of_torch = matches!(self, Self::TorchOneShot | Self::TorchTwoShot | Self::TorchFused);
         of_torch || matches!(self, Self::NcclTestsLsa | Self::NcclTestsLsaVector)
     }
 }

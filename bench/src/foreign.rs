@@ -21,6 +21,8 @@ pub struct Foreign {
     pub dtype: String,
     /// Bytes of a message.
     pub size: usize,
+    /// `[m, n, k]` of a matrix product.
+    pub shape: Option<[usize; 3]>,
     /// Seconds per operation in every round, on the slowest rank.
     pub times: Vec<f64>,
     pub wrong: Option<usize>,

@@ -502,6 +502,36 @@ fn rows_of_nccl_tests_join_the_table() {
     refuses(&[&["all-reduce", "--simulate", "2"], &more[..]].concat(), &["none of nccl-tests'"]);
 }
 
+/// By their shapes: two of the same size.
+#[test]
+fn torchs_products_join_the_table() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let json = path("rows.json");
+    let row = |shape: &str, rest: &str| {
+        let of = format!(r#""variant": "torch-fused", "type": "bf16", "size": 128"#);
+        format!("echo '{{{of}, \"shape\": {shape}, {rest}}}'\n")
+    };
+    let script = format!(
+        "#!/bin/sh\n[ $RANK = 0 ] || exit 0\n\
+         case \"$3\" in *'\"collective\":\"reduce-scatter\",\"shapes\":[[8,8,72],[8,8,16]]'*) ;; \
+         *) exit 1 ;; esac\n{}{}",
+        row("[8, 8, 72]", r#""times_us": [1], "wrong": 0"#),
+        row("[8, 8, 16]", r#""left_out": "too few terms""#),
+    );
+    let python = write_program(path("python"), &script);
+    let args = ["gemm-reduce-scatter", "--simulate", "2", "--m", "8", "--n", "8", "--k", "72,16"];
+    let more = ["--rounds", "1", "--torch", &python, "--json", &json];
+    let (code, stdout, stderr) = run(&[&args[..], &more].concat());
+    assert_eq!(code, Some(0), "{stdout}{stderr}");
+    assert!(stdout.contains("# left out: torch-fused of 128 B"), "{stdout}");
+    let json: Value = serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();
+    let rows = json["rows"].as_array().unwrap();
+    let of_torch: Vec<_> = rows.iter().filter(|row| row["variant"] == "torch-fused").collect();
+    assert_eq!(of_torch.len(), 1, "{rows:?}");
+    assert_eq!(of_torch[0]["k"], 72, "{rows:?}");
+}
+
 #[test]
 fn torchs_rows_join_the_table() {
     let folder = tempfile::tempdir().unwrap();

@@ -52,18 +52,32 @@ fn exported() -> BTreeSet<Exported> {
         of::<kernels::ep_layout>(),
         of::<kernels::gemm_allreduce_mma>(),
         of::<kernels::gemm_allreduce_wgmma>(),
-        of::<kernels::gemm_allreduce_swapped<swapped::M8N64>>(),
-        of::<kernels::gemm_allreduce_swapped<swapped::M16N64>>(),
-        of::<kernels::gemm_allreduce_swapped<swapped::M32N64>>(),
-        of::<kernels::gemm_allreduce_swapped<swapped::M64N64>>(),
-        of::<kernels::gemm_allreduce_swapped<swapped::M128N64>>(),
-        of::<kernels::gemm_allreduce_swapped<swapped::M8N128>>(),
-        of::<kernels::gemm_allreduce_swapped<swapped::M16N128>>(),
-        of::<kernels::gemm_allreduce_swapped<swapped::M32N128>>(),
-        of::<kernels::gemm_allreduce_swapped<swapped::M64N128>>(),
-        of::<kernels::gemm_allreduce_swapped<swapped::M128N128>>(),
+        of::<kernels::gemm_allreduce_swapped<swapped::M8N64, 2>>(),
+        of::<kernels::gemm_allreduce_swapped<swapped::M8N64, 0>>(),
+        of::<kernels::gemm_allreduce_swapped<swapped::M16N64, 2>>(),
+        of::<kernels::gemm_allreduce_swapped<swapped::M16N64, 0>>(),
+        of::<kernels::gemm_allreduce_swapped<swapped::M32N64, 2>>(),
+        of::<kernels::gemm_allreduce_swapped<swapped::M32N64, 0>>(),
+        of::<kernels::gemm_allreduce_swapped<swapped::M64N64, 2>>(),
+        of::<kernels::gemm_allreduce_swapped<swapped::M64N64, 0>>(),
+        of::<kernels::gemm_allreduce_swapped<swapped::M128N64, 2>>(),
+        of::<kernels::gemm_allreduce_swapped<swapped::M128N64, 0>>(),
+        of::<kernels::gemm_allreduce_swapped<swapped::M8N128, 2>>(),
+        of::<kernels::gemm_allreduce_swapped<swapped::M8N128, 0>>(),
+        of::<kernels::gemm_allreduce_swapped<swapped::M16N128, 2>>(),
+        of::<kernels::gemm_allreduce_swapped<swapped::M16N128, 0>>(),
+        of::<kernels::gemm_allreduce_swapped<swapped::M32N128, 2>>(),
+        of::<kernels::gemm_allreduce_swapped<swapped::M32N128, 0>>(),
+        of::<kernels::gemm_allreduce_swapped<swapped::M64N128, 2>>(),
+        of::<kernels::gemm_allreduce_swapped<swapped::M64N128, 0>>(),
+        of::<kernels::gemm_allreduce_swapped<swapped::M128N128, 2>>(),
+        of::<kernels::gemm_allreduce_swapped<swapped::M128N128, 0>>(),
+        of::<kernels::gemm_allreduce_two_shot<4>>(),
+        of::<kernels::gemm_allreduce_two_shot<8>>(),
         of::<kernels::gemm_allreduce_wide>(),
-        of::<kernels::gemm_reduce_scatter_wide>(),
+        of::<kernels::gemm_reduce_scatter_wide<2>>(),
+        of::<kernels::gemm_reduce_scatter_wide<4>>(),
+        of::<kernels::gemm_reduce_scatter_wide<8>>(),
         of::<kernels::gemm_blocks<F8E4M3>>(),
         of::<kernels::gemm_blocks<F8E5M2>>(),
         of::<kernels::gemm_grouped<f16>>(),
@@ -277,9 +291,13 @@ fn runs_with_512_threads(kernel: &KernelReport) -> bool {
         name if name.starts_with("gemm_swapped") && name.ends_with("N64") => M8N64::THREADS,
         name if name.starts_with("gemm_swapped") => M64N128::THREADS,
         name if name.starts_with("gemm_blocks") => kernels::gemm::gemm_wgmma::THREADS,
-        "allgather_gemm" | "gemm_allreduce_wide" | "gemm_reduce_scatter_wide" => {
+        name if ["allgather_gemm", "gemm_allreduce_two_shot", "gemm_reduce_scatter_wide"]
+            .iter()
+            .any(|wide| name.starts_with(wide)) =>
+        {
             kernels::gemm::gemm_wgmma::THREADS
         }
+        "gemm_allreduce_wide" => kernels::gemm::gemm_wgmma::THREADS,
         name if name.starts_with("gemm_allreduce_swapped") => M64N128::THREADS,
         name if name.starts_with("gemm_wgmma") || name.starts_with("gemm_grouped") => {
             kernels::gemm::gemm_wgmma::THREADS

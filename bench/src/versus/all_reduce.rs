@@ -1,13 +1,12 @@
 //! All-reduce (sum): `kernels/src/lsa_allreduce.rs` against `ncclAllReduce`.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use clap::{Args, ValueEnum};
 use devcomm::{
-    Buffer, Collectives, DeviceSlice, Element, KERNELS, Kernel, Kernels, ReduceOp, Window, World,
-    device, kernels,
+    Buffer, Collectives, DeviceSlice, Element, KERNELS, Kernel, Kernels, ReduceOp, Window, device,
+    kernels,
 };
 use devcomm_testing::numbers::Number;
 use half::{bf16, f16};
@@ -20,8 +19,8 @@ use crate::all_reduce_perf;
 use crate::contender::{Contender, Variant};
 use crate::foreign::Foreign;
 use crate::harness::Harness;
-use crate::options::{Dtype, GridOptions, LARGEST, RunOptions, SizeOptions};
-use crate::torch;
+use crate::options::{Dtype, GridOptions, LARGEST, SizeOptions};
+use crate::torch::{self, TorchOptions, Work};
 use crate::workloads::{self, KernelInfo, Sum};
 
 /// The flags of `all-reduce`.
@@ -41,10 +40,8 @@ pub struct AllReduce {
     #[arg(short = 'o', long = "op", value_enum, default_value = "sum")]
     op: Op,
 
-    /// Also run the all-reduces of PyTorch's symmetric memory, by this Python with torch, in
-    /// processes of its own on the same number of GPUs, before the others
-    #[arg(long, value_name = "PYTHON", num_args = 0..=1, default_missing_value = "python3")]
-    torch: Option<PathBuf>,
+    #[command(flatten)]
+    torch: TorchOptions,
 
     /// Also run the all-reduces of nccl-tests' own kernels (-D 1 and 2, f32 and f16), by this
     /// program of nccl-tests, on the same number of GPUs, before the others
@@ -52,10 +49,6 @@ pub struct AllReduce {
     #[arg(default_missing_value = "all_reduce_perf")]
     all_reduce_perf: Option<PathBuf>,
 }
-
-/// Processes of other programs are ended if they print nothing for this much longer than a wait for
-/// a GPU may take.
-const START: Duration = Duration::from_secs(120);
 
 /// The reductions that the kernel supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -104,21 +97,19 @@ impl Benchmark for AllReduce {
     }
 
     fn foreign(&self, options: &Options, selection: &Selection) -> Result<Vec<Foreign>> {
-        let Options { simulate, ranks, run, .. } = options;
-        if self.torch.is_none() && self.all_reduce_perf.is_none() {
+        let Options { simulate, run, .. } = options;
+        if self.torch.python().is_none() && self.all_reduce_perf.is_none() {
             return Ok(Vec::new());
         }
-        ensure!(
-            !World::is_launched() && !ranks.processes,
-            "--torch and --all-reduce-perf run once, on all GPUs: the ranks must be threads of \
-             this process"
-        );
+        let (gpus, patience) = options.for_others()?;
         let largest = if simulate.is_some() { SIMULATED_LARGEST } else { LARGEST };
-        let gpus = simulate.or(ranks.gpus).map_or_else(devcomm::visible_gpus, Ok)?;
-        let patience = ranks.limit() + START;
         let mut results = Vec::new();
-        if let Some(python) = &self.torch {
-            let measurement = self.by_torch(run, largest, selection)?;
+        if let Some(python) = self.torch.python() {
+            let types = [(f32::NAME, 4), (bf16::NAME, 2)];
+            let counts = types.into_iter().filter(|(name, _)| self.dtype.includes(name));
+            let counts = counts.map(|(name, bytes)| Ok((name, self.sizes.counts(largest, bytes)?)));
+            let work = Work::Counts(counts.collect::<Result<_>>()?);
+            let measurement = torch::Measurement::new(work, &torch::ALL_REDUCES, selection, run)?;
             results.extend(measurement.run(python, gpus, patience)?);
         }
         if let Some(program) = &self.all_reduce_perf {
@@ -142,11 +133,7 @@ impl Benchmark for AllReduce {
     }
 
     fn run(&self, job: &mut Job<'_>) -> Result<()> {
-        if self.torch.is_none() {
-            for variant in torch::VARIANTS {
-                job.selection.omit(variant, "--torch [PYTHON] runs it")?;
-            }
-        }
+        self.torch.select(&mut job.selection, &torch::ALL_REDUCES)?;
         if self.all_reduce_perf.is_none() {
             for (variant, _) in all_reduce_perf::VARIANTS {
                 job.selection.omit(variant, "--all-reduce-perf [PROGRAM] runs it")?;
@@ -163,31 +150,6 @@ impl Benchmark for AllReduce {
 }
 
 impl AllReduce {
-    /// What torch measures.
-    fn by_torch(
-        &self,
-        run: &RunOptions,
-        largest: usize,
-        selection: &Selection,
-    ) -> Result<torch::Measurement> {
-        let variants = torch::VARIANTS.into_iter().filter(|variant| selection.has(*variant));
-        let variants: Vec<&str> = variants.map(Variant::name).collect();
-        ensure!(!variants.is_empty(), "--torch, but --variants names none of torch's");
-        let types = [(f32::NAME, 4), (bf16::NAME, 2)];
-        let counts = types.into_iter().filter(|(name, _)| self.dtype.includes(name));
-        let counts = counts.map(|(name, bytes)| Ok((name, self.sizes.counts(largest, bytes)?)));
-        Ok(torch::Measurement {
-            counts: counts.collect::<Result<_>>()?,
-            variants,
-            iters: run.iters,
-            warmup: run.warmup,
-            check: run.check,
-            graph: run.graph,
-            rounds: run.rounds,
-            seed: run.seed,
-        })
-    }
-
     fn run_type<T, K>(
         &self,
         job: &mut Job<'_>,

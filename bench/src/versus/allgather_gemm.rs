@@ -9,13 +9,15 @@ use devcomm::{
 use devcomm_testing::gemm::Problem;
 use half::bf16;
 
-use super::Benchmark;
 use super::fusion::{self, Collective, Fusion};
 use super::job::Job;
 use super::row::L2;
-use super::selection::VariantInfo;
+use super::selection::{Selection, VariantInfo};
 use super::shapes::ShapeOptions;
+use super::{Benchmark, Options};
 use crate::contender::Variant;
+use crate::foreign::Foreign;
+use crate::torch::TorchOptions;
 
 /// The flags of `allgather-gemm`: `n` is the columns of each rank. Every combination of the lists
 /// runs.
@@ -32,6 +34,9 @@ pub struct AllGatherGemm {
     /// that can do the shape: `unfused` or `fused`
     #[arg(long = "plan", value_delimiter = ',', value_name = "PLAN")]
     plans: Vec<AllGatherGemmPlan>,
+
+    #[command(flatten)]
+    torch: TorchOptions,
 }
 
 impl Benchmark for AllGatherGemm {
@@ -45,10 +50,18 @@ impl Benchmark for AllGatherGemm {
         ),
         (Variant::Nccl, "ncclAllGather on memory that is not registered, then cuBLASLt"),
         (Variant::NcclSym, "ncclAllGather on symmetric windows, then cuBLASLt"),
+        (
+            Variant::TorchFused,
+            "torch.ops.symm_mem.fused_all_gather_matmul, in a run before the others",
+        ),
     ];
 
     fn validate(&self) -> Result<()> {
         fusion::problems(self, [&[8]; 3], 1, 0).map(drop)
+    }
+
+    fn foreign(&self, options: &Options, selection: &Selection) -> Result<Vec<Foreign>> {
+        fusion::foreign(self, options, selection)
     }
 
     fn run(&self, job: &mut Job<'_>) -> Result<()> {
@@ -58,8 +71,13 @@ impl Benchmark for AllGatherGemm {
 
 impl Fusion for AllGatherGemm {
     const COLLECTIVE: Collective = Collective::AllGather;
+    const OF_TORCH: &'static [Variant] = &[Variant::TorchFused];
     type Operation = Operation;
     type Asked = AllGatherGemmPlan;
+
+    fn torch(&self) -> &TorchOptions {
+        &self.torch
+    }
 
     fn inputs(&self) -> (&ShapeOptions, L2) {
         (&self.shapes, self.l2)

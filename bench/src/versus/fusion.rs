@@ -10,14 +10,18 @@ use devcomm::{
 use devcomm_testing::gemm::Problem;
 use half::bf16;
 
+use super::Options;
 use super::all_reduce::bus;
 use super::job::Job;
 use super::product::{Matrices, Product, Sum, load_cublaslt, tune};
 use super::row::{Case, L2};
+use super::selection::Selection;
 use super::shapes::ShapeOptions;
 use crate::contender::{Contender, Variant};
 use crate::cublaslt::Types;
+use crate::foreign::Foreign;
 use crate::harness::Harness;
+use crate::torch::{self, TorchOptions, Work};
 
 /// The collective of a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +39,9 @@ pub trait Fusion {
     /// The collective.
     const COLLECTIVE: Collective;
 
+    /// Torch's variants.
+    const OF_TORCH: &'static [Variant];
+
     /// The operation of `devcomm`.
     type Operation;
 
@@ -43,6 +50,9 @@ pub trait Fusion {
 
     /// The shapes, and what the L2 cache holds.
     fn inputs(&self) -> (&ShapeOptions, L2);
+
+    /// Whether torch runs too.
+    fn torch(&self) -> &TorchOptions;
 
     /// The plans that were asked for, instead of the default.
     fn asked(&self) -> &[Self::Asked];
@@ -94,9 +104,32 @@ pub fn problems<F: Fusion>(
     Ok(problems)
 }
 
+/// What torch measures of a benchmark.
+pub fn foreign<F: Fusion>(
+    fusion: &F,
+    options: &Options,
+    selection: &Selection,
+) -> Result<Vec<Foreign>> {
+    let Some(python) = fusion.torch().python() else { return Ok(Vec::new()) };
+    let (gpus, patience) = options.for_others()?;
+    let [on_gpus, simulated] = F::defaults();
+    let default = if options.simulate.is_some() { simulated } else { on_gpus };
+    let problems = problems(fusion, default, gpus, options.run.seed)?;
+    let collective = match F::COLLECTIVE {
+        Collective::AllReduce => "all-reduce",
+        Collective::ReduceScatter => "reduce-scatter",
+        Collective::AllGather => "all-gather",
+    };
+    let shapes = problems.iter().map(Problem::shape).collect();
+    let work = Work::Product { collective, shapes, cold: fusion.inputs().1 == L2::Cold };
+    let measurement = torch::Measurement::new(work, F::OF_TORCH, selection, &options.run)?;
+    measurement.run(python, gpus, patience)
+}
+
 /// Compares the variants of a benchmark.
 pub fn compare<F: Fusion>(fusion: &F, job: &mut Job<'_>) -> Result<()> {
     let harness = job.harness;
+    fusion.torch().select(&mut job.selection, F::OF_TORCH)?;
     let (comm, stream) = (harness.comm, &harness.stream);
     comm.require_single_lsa_team()?;
     let types = |product| Types { factors: DataType::Bfloat16, product };

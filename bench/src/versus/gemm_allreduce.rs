@@ -13,13 +13,15 @@ use devcomm::{
 use devcomm_testing::gemm::Problem;
 use half::bf16;
 
-use super::Benchmark;
 use super::fusion::{self, Collective, Fusion};
 use super::job::Job;
 use super::row::L2;
-use super::selection::VariantInfo;
+use super::selection::{Selection, VariantInfo};
 use super::shapes::ShapeOptions;
+use super::{Benchmark, Options};
 use crate::contender::Variant;
+use crate::foreign::Foreign;
+use crate::torch::{self, TorchOptions};
 
 /// The flags of `gemm-allreduce`. Every combination of the lists runs.
 #[derive(Args, Clone, Debug)]
@@ -32,10 +34,14 @@ pub struct GemmAllReduce {
     l2: L2,
 
     /// Plans of devcomm::GemmAllReduce, comma-separated, instead of its default, a row for each
-    /// that can do the shape: `strips`, `wide`, `unfused`, `swapped:<rows>x<columns>:<splits>` as
-    /// of `gemm`, or `swapped`, with the tile by which devcomm::Gemm multiplies
+    /// that can do the shape: `strips`, `wide`, `unfused`, `chunked:<parts>`,
+    /// `swapped:<rows>x<columns>:<splits>` as of `gemm`, or `swapped`, with the tile by which
+    /// devcomm::Gemm multiplies
     #[arg(long = "plan", value_delimiter = ',', value_name = "PLAN")]
     plans: Vec<Asked>,
+
+    #[command(flatten)]
+    torch: TorchOptions,
 }
 
 /// A plan that was asked for.
@@ -90,10 +96,19 @@ impl Benchmark for GemmAllReduce {
         ),
         (Variant::Nccl, "cuBLASLt, then ncclAllReduce in place, on memory that is not registered"),
         (Variant::NcclSym, "cuBLASLt, then ncclAllReduce in place, on a symmetric window"),
+        (
+            Variant::TorchOneShot,
+            "torch.mm, then torch.ops.symm_mem.one_shot_all_reduce, in a run before the others",
+        ),
+        (Variant::TorchTwoShot, "the same by torch.ops.symm_mem.two_shot_all_reduce_, in place"),
     ];
 
     fn validate(&self) -> Result<()> {
         fusion::problems(self, [&[8]; 3], 1, 0).map(drop)
+    }
+
+    fn foreign(&self, options: &Options, selection: &Selection) -> Result<Vec<Foreign>> {
+        fusion::foreign(self, options, selection)
     }
 
     fn run(&self, job: &mut Job<'_>) -> Result<()> {
@@ -103,8 +118,13 @@ impl Benchmark for GemmAllReduce {
 
 impl Fusion for GemmAllReduce {
     const COLLECTIVE: Collective = Collective::AllReduce;
+    const OF_TORCH: &'static [Variant] = &torch::ALL_REDUCES;
     type Operation = Operation;
     type Asked = Asked;
+
+    fn torch(&self) -> &TorchOptions {
+        &self.torch
+    }
 
     fn inputs(&self) -> (&ShapeOptions, L2) {
         (&self.shapes, self.l2)

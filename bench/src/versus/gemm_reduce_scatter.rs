@@ -10,13 +10,15 @@ use devcomm::{
 use devcomm_testing::gemm::Problem;
 use half::bf16;
 
-use super::Benchmark;
 use super::fusion::{self, Collective, Fusion};
 use super::job::Job;
 use super::row::L2;
-use super::selection::VariantInfo;
+use super::selection::{Selection, VariantInfo};
 use super::shapes::ShapeOptions;
+use super::{Benchmark, Options};
 use crate::contender::Variant;
+use crate::foreign::Foreign;
+use crate::torch::TorchOptions;
 
 /// The flags of `gemm-reduce-scatter`. Every combination of the lists runs.
 #[derive(Args, Clone, Debug)]
@@ -32,6 +34,9 @@ pub struct GemmReduceScatter {
     /// each that can do the shape: `unfused` or `wide`
     #[arg(long = "plan", value_delimiter = ',', value_name = "PLAN")]
     plans: Vec<GemmReduceScatterPlan>,
+
+    #[command(flatten)]
+    torch: TorchOptions,
 }
 
 impl Benchmark for GemmReduceScatter {
@@ -44,10 +49,18 @@ impl Benchmark for GemmReduceScatter {
         ),
         (Variant::Nccl, "cuBLASLt, then ncclReduceScatter, on memory that is not registered"),
         (Variant::NcclSym, "cuBLASLt, then ncclReduceScatter, on symmetric windows"),
+        (
+            Variant::TorchFused,
+            "torch.ops.symm_mem.fused_matmul_reduce_scatter, in a run before the others",
+        ),
     ];
 
     fn validate(&self) -> Result<()> {
         fusion::problems(self, [&[8]; 3], 1, 0).map(drop)
+    }
+
+    fn foreign(&self, options: &Options, selection: &Selection) -> Result<Vec<Foreign>> {
+        fusion::foreign(self, options, selection)
     }
 
     fn run(&self, job: &mut Job<'_>) -> Result<()> {
@@ -57,8 +70,13 @@ impl Benchmark for GemmReduceScatter {
 
 impl Fusion for GemmReduceScatter {
     const COLLECTIVE: Collective = Collective::ReduceScatter;
+    const OF_TORCH: &'static [Variant] = &[Variant::TorchFused];
     type Operation = Operation;
     type Asked = GemmReduceScatterPlan;
+
+    fn torch(&self) -> &TorchOptions {
+        &self.torch
+    }
 
     fn inputs(&self) -> (&ShapeOptions, L2) {
         (&self.shapes, self.l2)

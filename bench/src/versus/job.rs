@@ -150,8 +150,10 @@ impl<'a> Job<'a> {
             VariantResult { variant, in_place, launch, algorithm, wrong, reading }
         });
         let mut ran: Vec<VariantResult> = ran.collect();
-        for foreign in
-            self.foreign.iter().filter(|f| (f.size, &*f.dtype) == (case.size, case.dtype))
+        for foreign in self
+            .foreign
+            .iter()
+            .filter(|f| (f.size, &*f.dtype, f.shape) == (case.size, case.dtype, case.shape))
         {
             let Foreign { variant, wrong, ref times, .. } = *foreign;
             let (in_place, launch, algorithm) = (false, None, None);
@@ -302,7 +304,7 @@ mod tests {
     fn the_results_of_others_join_the_cases_that_they_belong_to() {
         let foreign = |variant, dtype: &str, wrong| {
             let (dtype, times) = (dtype.to_owned(), vec![2e-6, 4e-6, 3e-6]);
-            Foreign { variant, dtype, size: 4, times, wrong: Some(wrong) }
+            Foreign { variant, dtype, size: 4, shape: None, times, wrong: Some(wrong) }
         };
         let of_torch = [(Variant::TorchOneShot, "f32", 5), (Variant::TorchTwoShot, "bf16", 0)];
         let foreign = of_torch.map(|(variant, dtype, wrong)| foreign(variant, dtype, wrong));

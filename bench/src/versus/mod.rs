@@ -29,10 +29,11 @@ mod tune;
 mod tune_collectives;
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use clap::Args;
-use devcomm::{Error, Rank};
+use devcomm::{Error, Rank, World};
 
 use crate::contender::Variant;
 use crate::documents::DocumentOptions;
@@ -41,7 +42,8 @@ use crate::harness::Harness;
 use crate::options::{OutputOptions, RankOptions, RunOptions};
 use crate::ranks;
 use job::Job;
-use selection::{Selection, VariantInfo};
+pub use selection::Selection;
+use selection::VariantInfo;
 
 pub use all_reduce::AllReduce;
 pub use allgather_gemm::AllGatherGemm;
@@ -94,6 +96,23 @@ pub struct Options {
 
     #[command(flatten)]
     documents: DocumentOptions,
+}
+
+/// Processes of other programs are ended if they print nothing for this much longer than a wait for
+/// a GPU may take.
+const START: Duration = Duration::from_secs(120);
+
+impl Options {
+    /// The GPUs that other programs use, and for how long these may print nothing.
+    fn for_others(&self) -> Result<(usize, Duration)> {
+        ensure!(
+            !World::is_launched() && !self.ranks.processes,
+            "--torch and --all-reduce-perf run once, on all GPUs: the ranks must be threads of \
+             this process"
+        );
+        let gpus = self.simulate.or(self.ranks.gpus).map_or_else(devcomm::visible_gpus, Ok)?;
+        Ok((gpus, self.ranks.limit() + START))
+    }
 }
 
 /// A benchmark, with its flags in addition to [`Options`].

@@ -153,6 +153,16 @@ impl<'a, const N: usize> LamportSlots<'a, N> {
         if N == ANY_RANKS { self.comm.lsa_team().n_ranks as usize } else { N }
     }
 
+    /// The slots of the rank that is `distance` after this one.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn part(&self, distance: usize) -> LsaPtr<u32> {
+        match (N, distance) {
+            (ANY_RANKS, 0) => self.window.local(),
+            (ANY_RANKS, _) => self.window.lsa(self.comm.lsa_team().rotated(distance as i32)),
+            _ => self.parts[distance],
+        }
+    }
+
     /// Begins a launch that uses `used` slots for each source rank. Traps if there are fewer.
     ///
     /// # Safety
@@ -211,16 +221,15 @@ impl<const N: usize> Lamport<'_, N> {
     /// The address of the slot of source rank `source` in the part of the rank at a distance.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn slot(&self, distance: usize, source: usize, slot: u32) -> *mut u32 {
-        let LamportSlots { comm, window, parts, capacity } = self.slots;
+        self.in_part(self.slots.part(distance), source, slot)
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn in_part(&self, part: LsaPtr<u32>, source: usize, slot: u32) -> *mut u32 {
         let sources = sources(self.slots.ranks());
         let source = if sources == 1 { 0 } else { source };
         let place = self.bank as usize * sources + source;
-        let index = place * capacity as usize + slot as usize;
-        let part = match (N, distance) {
-            (ANY_RANKS, 0) => window.local(),
-            (ANY_RANKS, _) => window.lsa(comm.lsa_team().rotated(distance as i32)),
-            _ => parts[distance],
-        };
+        let index = place * self.slots.capacity as usize + slot as usize;
         part.as_ptr().wrapping_add(SLOT * index)
     }
 
@@ -254,8 +263,10 @@ impl<const N: usize> Lamport<'_, N> {
         slot: u32,
         tile: SharedTile<T, ROWS>,
     ) {
+        // Not the one that is known: an index that is not would put them into memory.
+        let part = self.slots.window.lsa(self.slots.comm.lsa_team().rotated(distance as i32));
         // SAFETY: the caller's contract.
-        unsafe { tile.store_as_it_is(self.slot(distance, self.me(), slot)) };
+        unsafe { tile.store_as_it_is(self.in_part(part, self.me(), slot)) };
     }
 
     /// Waits for the vectors that all ranks sent to a slot, empties it, and returns them in the
@@ -338,12 +349,28 @@ impl<const N: usize> Lamport<'_, N> {
         slot: impl Fn(usize) -> Option<u32>,
         pause: u32,
     ) -> [Vec16<T>; K] {
+        // SAFETY: the caller's contract.
+        unsafe { self.receive_each(|i| slot(i).map(|slot| (source, slot)), pause) }
+    }
+
+    /// As [`receive_several`](Self::receive_several), of a rank and a slot for each vector.
+    ///
+    /// # Safety
+    ///
+    /// As there, for each of the peers and its slot.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub unsafe fn receive_each<T: Element, const K: usize>(
+        &self,
+        message: impl Fn(usize) -> Option<(usize, u32)>,
+        pause: u32,
+    ) -> [Vec16<T>; K] {
         let mut vectors = [Vec16::from_bits([0; 4]); K];
         // Slots are opaque, as their addresses would take registers from here to the end.
-        self.wait(slot(0).unwrap_or(0), || {
+        self.wait(message(0).map_or(0, |(_, slot)| slot), || {
             let (mut all, mut i) = (true, 0);
             while i < K {
-                if let Some(slot) = slot(i) {
+                if let Some((source, slot)) = message(i) {
                     // SAFETY: the caller's contract.
                     let (vector, has_arrived) = unsafe { self.poll(source, hint::opaque(slot)) };
                     vectors[i] = vector;
@@ -358,7 +385,7 @@ impl<const N: usize> Lamport<'_, N> {
         });
         let mut i = 0;
         while i < K {
-            if let Some(slot) = slot(i) {
+            if let Some((source, slot)) = message(i) {
                 // SAFETY: the caller's contract.
                 unsafe { self.empty(source, hint::opaque(slot)) };
             }

@@ -6,8 +6,8 @@ use std::str::FromStr;
 use std::sync::LazyLock;
 
 use devcomm_host::{
-    Buffer, Communicator, DevCommRequirements, DevCommResource, DeviceSlice, KernelSet, Kernels,
-    LaunchConfig, ModuleSource, Result, Stream, SymmetricBuffer, Window,
+    Buffer, Communicator, DevCommRequirements, DevCommResource, KernelSet, Kernels, LaunchConfig,
+    ModuleSource, Result, Stream, SymmetricBuffer, Window,
 };
 use devcomm_kernels as kernels;
 use devcomm_kernels::gemm::gemm_wgmma::{CLUSTER, SHARED, THREADS, TILE_M, TILE_N};
@@ -16,8 +16,8 @@ use devcomm_types::Kernel;
 use half::bf16;
 use nccl_device::TileExchange;
 
-use crate::check::{check_extents, check_len, refuse, require_context};
-use crate::gemm::{Matrices, map, wide_maps};
+use crate::check::{check_extents, refuse, require_aligned, require_context, rows_of_each};
+use crate::gemm::{Activation, Added, Matrices, address, map, wide_maps};
 use crate::gemm_allreduce::{agree_on, are_two_hoppers};
 use crate::{Collectives, Explanation, Gemm, KERNELS, modules};
 
@@ -64,8 +64,8 @@ impl FromStr for AllGatherGemmPlan {
 ///
 /// In bf16 and row-major: rank `r` has the `r`-th of as many equal parts of the `m` rows of A as
 /// there are ranks, `m / ranks x k` elements, `n x k` elements of B, and gets `m x n` elements of
-/// C: its columns of a layer whose weights the ranks share. Sums are in f32 and rounded once. `n`
-/// may differ between the ranks.
+/// C: its columns of a layer whose weights the ranks share. Sums are in f32, and rounded once, with
+/// what a [`product`](Self::product) adds to them. `n` may differ between the ranks.
 ///
 /// On two Hopper GPUs products of many rows are multiplied while rows arrive; others follow an
 /// all-gather, as all do elsewhere. [`explain`](Self::explain) says which plan a shape gets;
@@ -181,41 +181,48 @@ impl AllGatherGemm {
         Ok(())
     }
 
-    /// Enqueues one product of `[m, n, k]`: reads this rank's `m / ranks * k` elements of `a` and
-    /// `n * k` of `b`, and writes the first `m * n` of `c`, which overlaps neither. Every rank
-    /// calls it with the same `m` and `k`, in the same order. Only work on this stream may access
-    /// `c` until the product has ended.
+    /// Lets [`Unfused`](AllGatherGemmPlan::Unfused) read B before the previous kernels of the
+    /// stream have ended: weights, for instance, which no kernel writes.
+    ///
+    /// # Safety
+    ///
+    /// No kernel that may still run when a product is launched writes its B.
+    #[must_use]
+    pub unsafe fn with_constant_b(self) -> Self {
+        // SAFETY: the caller's contract.
+        Self { gemm: unsafe { self.gemm.with_constant_b() }, ..self }
+    }
+
+    /// A product of `[m, n, k]`, as [`launch`](Self::launch) computes it until more is added.
+    pub fn product(&self, shape: [usize; 3]) -> GatheredProduct<'_> {
+        GatheredProduct { operation: self, shape, added: Added::NOTHING }
+    }
+
+    /// Enqueues one product of `[m, n, k]`, with nothing added to it: see
+    /// [`GatheredProduct::launch`].
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a shape without elements, `m`
-    /// that is no multiple of the number of ranks, buffers that are too short or of another
-    /// context, or an A that is too large for this workspace;
-    /// [`StateError::Capturing`](devcomm_host::StateError::Capturing) during a stream capture (use
-    /// [`launch_capturable`](Self::launch_capturable)); errors of the launch.
+    /// As there.
     pub fn launch<A, B, C>(&self, a: &A, b: &B, c: &C, shape: [usize; 3]) -> Result<()>
     where
         A: Buffer<Element = bf16>,
         B: Buffer<Element = bf16>,
         C: Buffer<Element = bf16>,
     {
-        self.communicator.context().refuse_capturing("AllGatherGemm::launch is called")?;
-        // SAFETY: no capture is active.
-        unsafe { self.launch_capturable(a, b, c, shape) }
+        self.product(shape).launch(a, b, c)
     }
 
-    /// As [`launch`](Self::launch), but also allowed during a stream capture.
+    /// As [`launch`](Self::launch), but also allowed during a stream capture: see
+    /// [`GatheredProduct::launch_capturable`].
     ///
     /// # Errors
     ///
-    /// As [`launch`](Self::launch), except
-    /// [`StateError::Capturing`](devcomm_host::StateError::Capturing).
+    /// As there.
     ///
     /// # Safety
     ///
-    /// In a capture: while the graph can be launched, the buffers and this object are not dropped.
-    /// The graph is launched on this object's stream, or events order it with all other launches of
-    /// this object.
+    /// As there.
     pub unsafe fn launch_capturable<A, B, C>(
         &self,
         a: &A,
@@ -228,44 +235,124 @@ impl AllGatherGemm {
         B: Buffer<Element = bf16>,
         C: Buffer<Element = bf16>,
     {
+        // SAFETY: the caller's contract.
+        unsafe { self.product(shape).launch_capturable(a, b, c) }
+    }
+}
+
+/// A product of `[m, n, k]` that [`AllGatherGemm::product`] began, with all of A: `C =
+/// activation(A x B^T + bias) + residual`, of which only the product itself is always there. All is
+/// computed in f32, and rounded once.
+///
+/// With something added it follows an all-gather ([`Unfused`](AllGatherGemmPlan::Unfused)): the
+/// fused kernel has no registers left. So all ranks add something, or none does.
+#[must_use = "it is launched by `launch`"]
+pub struct GatheredProduct<'g> {
+    operation: &'g AllGatherGemm,
+    shape: [usize; 3],
+    added: Added<bf16>,
+}
+
+impl GatheredProduct<'_> {
+    /// Adds the first `n` elements of `bias` to each row.
+    pub fn bias<D: Buffer<Element = bf16>>(mut self, bias: &D) -> Self {
+        self.added.bias = Some(bias.device_slice());
+        self
+    }
+
+    /// Replaces each element, after the bias, by a function of it.
+    pub fn activation(mut self, activation: Activation) -> Self {
+        self.added.activation = Some(activation);
+        self
+    }
+
+    /// Adds the first `m * n` elements of `residual`, row-major, after the activation. It may be C.
+    pub fn residual<R: Buffer<Element = bf16>>(mut self, residual: &R) -> Self {
+        self.added.residual = Some(residual.device_slice());
+        self
+    }
+
+    /// Enqueues the product: reads this rank's `m / ranks * k` elements of `a` and `n * k` of `b`,
+    /// and writes the first `m * n` of `c`, which overlaps no other buffer, but may begin where the
+    /// residual does. Every rank calls it with the same `m` and `k`, in the same order. Only work
+    /// on this stream may access `c` until the product has ended.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a shape without elements, `m`
+    /// that is no multiple of the number of ranks, buffers that are too short or of another
+    /// context, or an A that is too large for this workspace;
+    /// [`StateError::Capturing`](devcomm_host::StateError::Capturing) during a stream capture (use
+    /// [`launch_capturable`](Self::launch_capturable)); errors of the launch.
+    pub fn launch<A, B, C>(&self, a: &A, b: &B, c: &C) -> Result<()>
+    where
+        A: Buffer<Element = bf16>,
+        B: Buffer<Element = bf16>,
+        C: Buffer<Element = bf16>,
+    {
+        let context = self.operation.communicator.context();
+        context.refuse_capturing("a product of AllGatherGemm is launched")?;
+        // SAFETY: no capture is active.
+        unsafe { self.launch_capturable(a, b, c) }
+    }
+
+    /// As [`launch`](Self::launch), but also allowed during a stream capture.
+    ///
+    /// # Errors
+    ///
+    /// As [`launch`](Self::launch), except
+    /// [`StateError::Capturing`](devcomm_host::StateError::Capturing).
+    ///
+    /// # Safety
+    ///
+    /// In a capture: while the graph can be launched, the buffers, also those added to the product,
+    /// and the [`AllGatherGemm`] are not dropped. The graph is launched on its stream, or events
+    /// order it with all other launches of it.
+    pub unsafe fn launch_capturable<A, B, C>(&self, a: &A, b: &B, c: &C) -> Result<()>
+    where
+        A: Buffer<Element = bf16>,
+        B: Buffer<Element = bf16>,
+        C: Buffer<Element = bf16>,
+    {
         let (a, b, c) = (a.device_slice(), b.device_slice(), c.device_slice());
-        let extents = check_extents(shape)?;
-        let ([m, n, k], ranks) = (shape, self.communicator.n_ranks());
-        if !m.is_multiple_of(ranks) {
-            return refuse(format!("m is {m}, and no multiple of the {ranks} ranks"));
-        }
-        if m > self.most[0] || m * k > self.gathered.len() {
+        let AllGatherGemm { gemm, communicator, gathered, stream, .. } = self.operation;
+        let (extents, [m, n, k]) = (check_extents(self.shape)?, self.shape);
+        let rows = rows_of_each(m, communicator.n_ranks())?;
+        if m > self.operation.most[0] || m * k > gathered.len() {
             return refuse(format!(
                 "{m} x {k} elements of A need a larger workspace: make another AllGatherGemm for \
                  them"
             ));
         }
-        let check = |name: &str, slice: &DeviceSlice<bf16>, rows, columns| {
-            require_context(name, slice.context(), self.communicator.context())?;
-            check_len(name, slice.len(), rows, columns)
-        };
-        check("A", &a, m / ranks, k)?;
-        check("B", &b, n, k)?;
-        check("C", &c, m, n)?;
-        let addresses = [a.device_address(), b.device_address(), c.device_address()];
-        let is_aligned = addresses.iter().all(|address| address.is_multiple_of(16));
+        let context = communicator.context();
+        let addresses = [
+            address(context, "A", &a, rows, k)?,
+            address(context, "B", &b, n, k)?,
+            address(context, "C", &c, m, n)?,
+        ];
         // SAFETY: the buffers have the elements, and dropping one waits for the stream; the caller
         // ensures what a graph needs. Launches on one stream are ordered.
         unsafe {
+            let fused = self.operation.fused.get().filter(|_| self.added.is_nothing());
             if let (AllGatherGemmPlan::Fused, Some(fused)) =
-                (self.explain(shape).plan, self.fused.get())
+                (self.operation.explain(self.shape).plan, fused)
             {
-                if !is_aligned {
-                    return refuse(
-                        "the plan `fused` needs A, B and C at multiples of 16 bytes".to_owned(),
-                    );
-                }
-                return fused.launch(&self.stream, addresses, ranks as u32, extents);
+                require_aligned("fused", addresses)?;
+                return fused.launch(stream, Matrices::plain(addresses, extents), rows as u32);
             }
-            let gathered = self.gathered.slice(..m * k)?;
-            self.collectives.all_gather(&a.slice(..m / ranks * k)?, &gathered, &self.stream)?;
-            self.gemm.launch_capturable(&gathered, &b, &c, shape)
+            // Before the all-gather, which other ranks wait for.
+            self.added.args(context, [m, n])?;
+            let gathered = gathered.slice(..m * k)?;
+            self.operation.collectives.all_gather(&a.slice(..rows * k)?, &gathered, stream)?;
+            gemm.product_with(self.shape, self.added.clone()).launch_capturable(&gathered, &b, &c)
         }
+    }
+}
+
+impl fmt::Debug for GatheredProduct<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [m, n, k] = self.shape;
+        write!(f, "GatheredProduct({m} x {n} x {k})")
     }
 }
 
@@ -305,22 +392,17 @@ impl Fused {
     /// # Safety
     ///
     /// The matrices begin at multiples of 16 bytes, and have the elements of the shape, for A those
-    /// of this rank; the banks have all of A, and `k` is a multiple of 8. All stay allocated until
-    /// the kernel has ended. Launches are ordered, and the same in all ranks.
-    unsafe fn launch(
-        &self,
-        stream: &Stream,
-        [a, b, c]: [u64; 3],
-        ranks: u32,
-        [m, n, k]: [u32; 3],
-    ) -> Result<()> {
+    /// of this rank's `rows`; the banks have all of A, and `k` is a multiple of 8. All stay
+    /// allocated until the kernel has ended. Launches are ordered, and the same in all ranks.
+    unsafe fn launch(&self, stream: &Stream, matrices: Matrices, rows: u32) -> Result<()> {
         let Self { compiled, dev_comm, banks, flags, state, clusters } = self;
+        let Matrices { a, shape: [m, n, k], .. } = matrices;
         let first = banks.device_address();
-        let matrices = Matrices::plain([first, b, c], [m, n, k]);
-        let ([gathered, b, map_of_c], unaligned) = wide_maps::<bf16, bf16>(stream, matrices)?;
+        let in_first = Matrices { a: first, ..matrices };
+        let ([gathered, b, map_of_c], unaligned) = wide_maps::<bf16, bf16>(stream, in_first)?;
         let factor = |address, rows| map::<bf16>(stream, address, [rows, k, TILE_M]);
         let second = first + banks.len() as u64 / 2 * size_of::<bf16>() as u64;
-        let (own, second) = (factor(a, m / ranks)?, factor(second, m)?);
+        let (own, second) = (factor(a, rows)?, factor(second, m)?);
         let tiles = u64::from(m.div_ceil(CLUSTER * TILE_M)) * u64::from(n.div_ceil(TILE_N));
         let blocks = u64::from(*clusters).min(tiles) as u32 * CLUSTER;
         let config = LaunchConfig::new(blocks, THREADS).with_dynamic_shared(SHARED);

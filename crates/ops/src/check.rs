@@ -50,6 +50,22 @@ pub(crate) fn check_buffer(
     Ok(())
 }
 
+/// The rows of each rank, if ranks share `m` of them equally.
+pub(crate) fn rows_of_each(m: usize, ranks: usize) -> Result<usize> {
+    if !m.is_multiple_of(ranks) {
+        return refuse(format!("m is {m}, and no multiple of the {ranks} ranks"));
+    }
+    Ok(m / ranks)
+}
+
+/// Refuses matrices that TMA does not load, for a plan of this name.
+pub(crate) fn require_aligned(plan: &str, addresses: [u64; 3]) -> Result<()> {
+    if addresses.iter().any(|address| !address.is_multiple_of(16)) {
+        return refuse(format!("the plan `{plan}` needs A, B and C at multiples of 16 bytes"));
+    }
+    Ok(())
+}
+
 /// An [`Error::InvalidInput`] with this text.
 pub(crate) fn refuse<T>(what: String) -> Result<T> {
     Err(Error::InvalidInput { what })

@@ -1,5 +1,6 @@
 //! The matrix product on one GPU, with the checks of its launches.
 
+mod added;
 mod blocks;
 mod element;
 mod grouped;
@@ -16,13 +17,15 @@ use devcomm_kernels as kernels;
 use devcomm_types::{F8E4M3, Kernel};
 use half::bf16;
 
+pub use self::added::Activation;
+pub(crate) use self::added::{Added, address};
 pub use self::element::{GemmElement, GemmOutput, ScaledElement, TransposableElement};
 pub use self::grouped::{GroupedElement, GroupedGemm, RowGroups};
 use self::hopper::Prepared;
 pub(crate) use self::hopper::{Matrices, map, wide_maps};
 pub use self::plan::{GemmPlan, ParsePlanError};
 pub(crate) use self::plan::{candidates, clusters, measured};
-pub use self::product::{Activation, Product};
+pub use self::product::Product;
 use crate::check::{check_extents, refuse};
 use crate::{KERNELS, modules};
 
@@ -69,6 +72,8 @@ pub struct Gemm {
     /// The GPU's name if it is of the Hopper family.
     hopper: Option<String>,
     constant_b: bool,
+    /// Multiprocessors that [`GemmPlan::Wide`] does not use.
+    left: u32,
     plans: Mutex<HashMap<Problem, Planned>>,
 }
 
@@ -105,7 +110,12 @@ impl Gemm {
             }
         };
         let (stream, plans) = (stream.clone(), Mutex::default());
-        Ok(Self { compiled, stream, hopper, constant_b: false, plans })
+        Ok(Self { compiled, stream, hopper, constant_b: false, left: 0, plans })
+    }
+
+    /// Leaves so many multiprocessors to other kernels in large products.
+    pub(crate) fn leaving(self, left: u32) -> Self {
+        Self { left, ..self }
     }
 
     /// Whether it has the kernels for Hopper.
@@ -213,7 +223,7 @@ impl Gemm {
         plan: GemmPlan,
         shape: [u32; 3],
     ) -> Result<Option<Prepared>> {
-        hopper::prepare::<T, O>(&self.compiled, self.stream.context(), plan, shape)
+        hopper::prepare::<T, O>(&self.compiled, self.stream.context(), plan, shape, self.left)
     }
 
     /// Enqueues one product of `[m, n, k]`: reads `m * k` elements of `a` and `n * k` of `b`, and

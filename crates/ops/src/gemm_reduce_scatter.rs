@@ -6,24 +6,25 @@ use std::str::FromStr;
 use std::sync::LazyLock;
 
 use devcomm_host::{
-    Buffer, Communicator, DeviceSlice, KernelSet, Kernels, LaunchConfig, ModuleSource, ReduceOp,
-    Result, Stream, Window,
+    Buffer, Communicator, KernelSet, Kernels, LaunchConfig, ModuleSource, ReduceOp, Result, Stream,
+    Window,
 };
 use devcomm_kernels as kernels;
 use devcomm_kernels::gemm::gemm_wgmma::{CLUSTER, SHARED, THREADS, TILE_N};
-use devcomm_kernels::gemm_allreduce::gemm_allreduce_wide::slots;
-use devcomm_kernels::gemm_allreduce::gemm_reduce_scatter_wide::ROWS;
+use devcomm_kernels::gemm_allreduce::gemm_reduce_scatter_wide::{ROWS, slots};
 use devcomm_types::Kernel;
 use half::bf16;
 
-use crate::check::{check_extents, check_len, refuse, require_context};
-use crate::gemm::{Matrices, wide_maps};
+use crate::check::{check_extents, refuse, require_aligned, require_context, rows_of_each};
+use crate::gemm::{Matrices, address, wide_maps};
 use crate::gemm_allreduce::{Messages, agree_on, are_two_hoppers, fills};
 use crate::{Collectives, Explanation, Gemm, KERNELS, modules};
 
-type WideKernel = kernels::gemm_reduce_scatter_wide;
+type OfTwo = kernels::gemm_reduce_scatter_wide<2>;
+type OfFour = kernels::gemm_reduce_scatter_wide<4>;
+type OfEight = kernels::gemm_reduce_scatter_wide<8>;
 
-static MODULES: LazyLock<Vec<ModuleSource>> = LazyLock::new(|| modules(&[WideKernel::FILE]));
+static MODULES: LazyLock<Vec<ModuleSource>> = LazyLock::new(|| modules(&[OfTwo::FILE]));
 
 /// How [`GemmReduceScatter`] does a product. As text: `unfused`, `wide`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -31,8 +32,8 @@ static MODULES: LazyLock<Vec<ModuleSource>> = LazyLock::new(|| modules(&[WideKer
 pub enum GemmReduceScatterPlan {
     /// By [`Gemm`], and then [`Collectives::reduce_scatter`].
     Unfused,
-    /// In one kernel, on two Hopper GPUs, for large matrices: a rank computes the peer's rows
-    /// first, and sends them while it multiplies.
+    /// In one kernel, on 2, 4 or 8 Hopper GPUs, for large matrices: of each tile a rank computes
+    /// those of the other ranks' rows first, and sends them while it multiplies.
     Wide,
 }
 
@@ -89,6 +90,7 @@ struct Wide {
     compiled: Kernels,
     messages: Messages,
     blocks: u32,
+    ranks: usize,
 }
 
 impl GemmReduceScatter {
@@ -139,8 +141,8 @@ impl GemmReduceScatter {
         let (plan, reason) = match self.plan.get() {
             Some(Unfused) => (Unfused, "as it was set"),
             _ if self.wide.get().is_none() => (Unfused, "as no kernel was prepared"),
-            _ if !m.is_multiple_of(ROWS as usize) || !(n | k).is_multiple_of(8) => {
-                (Unfused, "as m is no multiple of 512, or n or k none of 8")
+            _ if !m.is_multiple_of(self.rows()) || !(n | k).is_multiple_of(8) => {
+                (Unfused, "as m is no multiple of 256 for each rank, or n or k none of 8")
             }
             Some(Wide) => (Wide, "as it was set"),
             None if self.fills([m, n]) => (Wide, "as it has many tiles"),
@@ -149,10 +151,15 @@ impl GemmReduceScatter {
         Explanation { plan, reason }
     }
 
+    /// What `m` is a multiple of in the kernel.
+    fn rows(&self) -> usize {
+        self.communicator.n_ranks() * ROWS as usize
+    }
+
     /// Whether tiles of a product of this size fill the GPU more than once, and a rank has more
     /// than one row of them.
     fn fills(&self, size: [usize; 2]) -> bool {
-        size[0] > ROWS as usize && fills(size, self.communicator.context().limits().multiprocessors)
+        size[0] > self.rows() && fills(size, self.communicator.context().limits().multiprocessors)
     }
 
     /// *Collective*.
@@ -171,9 +178,11 @@ impl GemmReduceScatter {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for another number of ranks than
-    /// two; [`LaunchError::WrongArch`](devcomm_host::LaunchError::WrongArch) for other GPUs; those
-    /// of loading kernels and of creating windows and a device communicator.
+    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for other numbers of ranks;
+    /// [`DevCommError::SeveralLsaTeams`](devcomm_host::DevCommError::SeveralLsaTeams) where load
+    /// and store do not reach all ranks;
+    /// [`LaunchError::WrongArch`](devcomm_host::LaunchError::WrongArch) for other GPUs; those of
+    /// loading kernels and of creating windows and a device communicator.
     pub fn set_plan(&self, plan: Option<GemmReduceScatterPlan>) -> Result<()> {
         if plan == Some(GemmReduceScatterPlan::Wide) {
             self.prepare_wide()?;
@@ -229,71 +238,62 @@ impl GemmReduceScatter {
         C: Buffer<Element = bf16>,
     {
         let (a, b, c) = (a.device_slice(), b.device_slice(), c.device_slice());
-        let extents = check_extents(shape)?;
-        let [m, n, k] = shape;
-        let ranks = self.communicator.n_ranks();
-        if !m.is_multiple_of(ranks) {
-            return refuse(format!("m is {m}, and no multiple of the {ranks} ranks"));
-        }
+        let (extents, [m, n, k]) = (check_extents(shape)?, shape);
+        let rows = rows_of_each(m, self.communicator.n_ranks())?;
         if m * n > self.product.len() {
             return refuse(format!(
                 "a product of {m} x {n} elements needs a larger workspace: make another \
                  GemmReduceScatter for it"
             ));
         }
-        let check = |name: &str, slice: &DeviceSlice<bf16>, rows, columns| {
-            require_context(name, slice.context(), self.communicator.context())?;
-            check_len(name, slice.len(), rows, columns)
-        };
-        check("A", &a, m, k)?;
-        check("B", &b, n, k)?;
-        check("C", &c, m / ranks, n)?;
-        let addresses = [a.device_address(), b.device_address(), c.device_address()];
-        let is_aligned = addresses.iter().all(|address| address.is_multiple_of(16));
+        let context = self.communicator.context();
+        let addresses = [
+            address(context, "A", &a, m, k)?,
+            address(context, "B", &b, n, k)?,
+            address(context, "C", &c, rows, n)?,
+        ];
         // SAFETY: the buffers have the elements, and dropping one waits for the stream; the caller
         // ensures what a graph needs. Launches on one stream are ordered.
         unsafe {
             if let (GemmReduceScatterPlan::Wide, Some(wide)) =
                 (self.explain(shape).plan, self.wide.get())
             {
-                if !is_aligned {
-                    return refuse(
-                        "the plan `wide` needs A, B and C at multiples of 16 bytes".to_owned(),
-                    );
-                }
+                require_aligned("wide", addresses)?;
                 return wide.launch(&self.stream, addresses, &self.product, extents);
             }
             let product = self.product.slice(..m * n)?;
             self.gemm.launch_capturable(&a, &b, &product, shape)?;
-            let c = c.slice(..m / ranks * n)?;
+            let c = c.slice(..rows * n)?;
             self.collectives.reduce_scatter(&product, &c, ReduceOp::Sum, &self.stream)
         }
     }
 }
 
 impl Wide {
-    /// With slots for half of a product of up to `m x n` elements. *Collective*.
+    /// With slots for a rank's share of a product of up to `m x n` elements. *Collective*.
     fn new(comm: &Communicator, [m, n]: [usize; 2]) -> Result<Self> {
+        let ranks = comm.n_ranks();
         let own = || {
-            if comm.n_ranks() != 2 {
-                return refuse(format!(
-                    "the plan `wide` is for two ranks, and there are {}",
-                    comm.n_ranks()
-                ));
+            if ![2, 4, 8].contains(&ranks) {
+                return refuse(format!("the plan `wide` is for 2, 4 or 8 ranks, not {ranks}"));
             }
             comm.require_single_lsa_team()?;
             let set = KernelSet { modules: &MODULES, unavailable: KERNELS.unavailable };
             let compiled = Kernels::load(comm.context(), &set)?;
-            let blocks = compiled.resident_blocks::<WideKernel>(THREADS, SHARED)?;
-            let Some(capacity) = slots(m, n) else {
+            let blocks = match ranks {
+                2 => compiled.resident_blocks::<OfTwo>(THREADS, SHARED)?,
+                4 => compiled.resident_blocks::<OfFour>(THREADS, SHARED)?,
+                _ => compiled.resident_blocks::<OfEight>(THREADS, SHARED)?,
+            };
+            let Some(capacity) = slots(m.div_ceil(ranks), n) else {
                 return refuse(format!("a product of {m} x {n} elements is too large"));
             };
-            Ok(((compiled, capacity.div_ceil(2)), [blocks, 0]))
+            Ok(((compiled, capacity), [blocks, 0]))
         };
         let ((compiled, capacity), all) = agree_on(comm, own())?;
-        // The same grid in both ranks.
+        // The same grid in all ranks.
         let blocks = all.into_iter().map(|[blocks, _]| blocks).min().unwrap_or(0);
-        Ok(Self { compiled, messages: Messages::new(comm, capacity)?, blocks })
+        Ok(Self { compiled, messages: Messages::new(comm, capacity, 0)?, blocks, ranks })
     }
 
     /// Enqueues a product.
@@ -301,8 +301,8 @@ impl Wide {
     /// # Safety
     ///
     /// The matrices begin at multiples of 16 bytes, and have the elements of the shape, which the
-    /// kernel supports, for C half of them; `product` has all. All stay allocated until the kernel
-    /// has ended. Launches are ordered, and the same in both ranks.
+    /// kernel supports, for C this rank's; `product` has all. All stay allocated until the kernel
+    /// has ended. Launches are ordered, and the same in all ranks.
     unsafe fn launch(
         &self,
         stream: &Stream,
@@ -313,16 +313,29 @@ impl Wide {
         let product = product.device_address();
         let matrices = Matrices::plain([a, b, product], [m, n, k]);
         let ([a, b, map], _) = wide_maps::<bf16, bf16>(stream, matrices)?;
-        // A cluster computes as many tiles of both halves.
-        let pairs = u64::from(m / ROWS) * u64::from(n.div_ceil(TILE_N));
-        let blocks = u64::from(self.blocks / CLUSTER).min(pairs) as u32 * CLUSTER;
+        // A cluster computes as many tiles of each rank's rows.
+        let tiles = u64::from(m / (self.ranks as u32 * ROWS)) * u64::from(n.div_ceil(TILE_N));
+        let blocks = u64::from(self.blocks / CLUSTER).min(tiles) as u32 * CLUSTER;
         let config = LaunchConfig::new(blocks, THREADS).with_dynamic_shared(SHARED);
-        let Messages { dev_comm, slots, state, capacity } = &self.messages;
-        let launch =
-            WideKernel::args(dev_comm, a, b, map, product, c, slots, state, *capacity, m, n, k);
         let config = config.with_dependent().without_cooperation();
-        // SAFETY: the caller's contract; the workspace is as the kernel needs it.
-        unsafe { launch.config(config).launch(&self.compiled.on(stream)) }
+        let Messages { dev_comm, slots, state, capacity } = &self.messages;
+        let (target, capacity) = (self.compiled.on(stream), *capacity);
+        // SAFETY: the caller's contract; the workspace is as the kernels need it.
+        unsafe {
+            if self.ranks == 2 {
+                let launch =
+                    OfTwo::args(dev_comm, a, b, map, product, c, slots, state, capacity, m, n, k);
+                return launch.config(config).launch(&target);
+            }
+            if self.ranks == 4 {
+                let launch =
+                    OfFour::args(dev_comm, a, b, map, product, c, slots, state, capacity, m, n, k);
+                return launch.config(config).launch(&target);
+            }
+            let launch =
+                OfEight::args(dev_comm, a, b, map, product, c, slots, state, capacity, m, n, k);
+            launch.config(config).launch(&target)
+        }
     }
 }
 

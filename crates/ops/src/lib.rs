@@ -32,7 +32,9 @@ mod slots;
 
 use devcomm_host::{KernelSet, ModuleSource};
 
-pub use self::allgather_gemm::{AllGatherGemm, AllGatherGemmPlan, ParseAllGatherGemmPlanError};
+pub use self::allgather_gemm::{
+    AllGatherGemm, AllGatherGemmPlan, GatheredProduct, ParseAllGatherGemmPlanError,
+};
 pub use self::collectives::{
     Algorithm, CollectivePlan, Collectives, CollectivesOptions, Explanation,
     ParseCollectivePlanError, Parts,

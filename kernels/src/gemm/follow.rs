@@ -14,13 +14,15 @@ pub(crate) enum Beside {
     Copies,
     /// They add to the tiles that are stored, of which multiplying warps report theirs.
     Sums,
+    /// The same, of several peers: who gets what takes more registers, and the sums fewer.
+    SumsOfSeveral,
 }
 
 impl Beside {
     /// Whether multiplying warps report what they have stored.
     #[inline(always)]
     pub(crate) const fn is_sums(self) -> bool {
-        matches!(self, Self::Sums)
+        matches!(self, Self::Sums | Self::SumsOfSeveral)
     }
 }
 
@@ -60,9 +62,9 @@ pub(crate) trait Follow {
         word
     }
 
-    /// Whether C gets the rows from `row` on, as many as a warp stores.
+    /// Whether C gets what a warp stores from this row and column on.
     #[inline(always)]
-    fn keeps(&self, _row: u32) -> bool {
+    fn keeps(&self, _row: u32, _column: u32) -> bool {
         true
     }
 

@@ -755,8 +755,11 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
     ) {
         if FIRST < S::M / 8 {
             let sums = from::<S>(all, FIRST);
+            // Of rows behind the tile an epilogue would read what other blocks may store.
+            let whole = S::M < 8 * STORE_EIGHTS || S::M.is_multiple_of(8 * STORE_EIGHTS);
+            let end = if whole { self.end.0 } else { self.end.0.min(origin.0 + S::M) };
             // SAFETY: the caller's contract.
-            unsafe { self.store(c, (FIRST, S::M / 8), origin, self.end.0, sums, epilogue) };
+            unsafe { self.store(c, (FIRST, S::M / 8), origin, end, sums, epilogue) };
         }
     }
 

@@ -316,7 +316,7 @@ pub(super) unsafe fn run<T: GemmFactor>(
 
 /// Registers of a thread that multiplies, and of another one, which may have more to do
 /// ([`Beside`]). Three warpgroups share what the launch gave them: 168 for each thread.
-const REGISTERS: [[u32; 2]; 3] = [[232, 40], [208, 88], [192, 120]];
+const REGISTERS: [[u32; 2]; 4] = [[232, 40], [208, 88], [192, 120], [200, 104]];
 
 const _: () = {
     let mut i = 0;
@@ -340,6 +340,7 @@ unsafe fn raise_registers<F: Follow>(_: &F) {
             Beside::Nothing => wgmma::raise_registers::<{ REGISTERS[0][0] }>(),
             Beside::Copies => wgmma::raise_registers::<{ REGISTERS[1][0] }>(),
             Beside::Sums => wgmma::raise_registers::<{ REGISTERS[2][0] }>(),
+            Beside::SumsOfSeveral => wgmma::raise_registers::<{ REGISTERS[3][0] }>(),
         }
     }
 }
@@ -357,6 +358,7 @@ unsafe fn lower_registers<F: Follow>(_: &F) {
             Beside::Nothing => wgmma::lower_registers::<{ REGISTERS[0][1] }>(),
             Beside::Copies => wgmma::lower_registers::<{ REGISTERS[1][1] }>(),
             Beside::Sums => wgmma::lower_registers::<{ REGISTERS[2][1] }>(),
+            Beside::SumsOfSeveral => wgmma::lower_registers::<{ REGISTERS[3][1] }>(),
         }
     }
 }
@@ -765,7 +767,7 @@ impl Done {
             } else if lane == 0 {
                 while which < SLICES {
                     let (column, from) = tile(which);
-                    if follow.keeps(self.row) {
+                    if follow.keeps(self.row, column) {
                         from.store(c.map, self.row, column);
                     }
                     which += 1;

@@ -12,7 +12,7 @@ const GROUP: u32 = 8;
 /// The tiles of clusters: one of a cluster has those of its blocks, one below the other.
 #[derive(Clone, Copy)]
 pub(crate) struct Order {
-    /// The tiles, or those of a half of the rows.
+    /// The tiles, or those of a part of the rows.
     tiles: TileOrder<GROUP>,
     division: Division,
 }
@@ -21,9 +21,10 @@ pub(crate) struct Order {
 #[derive(Clone, Copy)]
 enum Division {
     None,
-    /// A cluster computes the same tiles of both halves, by turns.
-    Halves {
-        second: u32,
+    /// A cluster computes the same tile of each part of the rows, by turns.
+    Turns {
+        first: u32,
+        parts: u32,
     },
     /// All clusters compute the tiles of as many rows, from the first on, before those of the next
     /// ones; the last row is followed by row 0.
@@ -68,12 +69,12 @@ impl Order {
         Self { tiles: TileOrder { rows, columns }, division: Division::None }
     }
 
-    /// A cluster computes the same tiles of both halves of the rows, of which there is an even
-    /// number, by turns: that of half `second` follows that of the other one.
+    /// A cluster computes the same tile of each of `parts` parts of the rows, of which there is a
+    /// multiple, by turns: from part `first` on, modulo their number.
     #[inline(always)]
-    pub(crate) fn halves(rows: u32, columns: u32, second: u32) -> Self {
-        let tiles = TileOrder { rows: rows / 2, columns };
-        Self { tiles, division: Division::Halves { second } }
+    pub(crate) fn turns(rows: u32, columns: u32, first: u32, parts: u32) -> Self {
+        let tiles = TileOrder { rows: rows / parts, columns };
+        Self { tiles, division: Division::Turns { first, parts } }
     }
 
     /// All clusters compute the tiles of `height` rows, from row `first` on, and then those of the
@@ -90,9 +91,9 @@ impl Order {
         Self { tiles: TileOrder { rows, columns }, division: Division::Groups(groups) }
     }
 
-    /// The tiles of a half that this cluster computes.
+    /// The tiles of a part that this cluster computes.
     #[inline(always)]
-    fn turns(self) -> u32 {
+    fn in_part(self) -> u32 {
         self.tiles.count().saturating_sub(cluster()).div_ceil(clusters())
     }
 
@@ -101,7 +102,7 @@ impl Order {
     #[inline(always)]
     pub(crate) fn count(self) -> u32 {
         match self.division {
-            Division::Halves { .. } => cluster() + 2 * self.turns() * clusters(),
+            Division::Turns { parts, .. } => cluster() + parts * self.in_part() * clusters(),
             _ => self.tiles.count(),
         }
     }
@@ -111,11 +112,11 @@ impl Order {
     pub(super) fn position(self, number: u32) -> Position {
         let (row, column) = match self.division {
             Division::None => self.tiles.position(number),
-            Division::Halves { second } => {
+            Division::Turns { first, parts } => {
                 let turn = number / clusters();
-                let half = second ^ ((turn + 1) % 2);
-                let (row, column) = self.tiles.position(cluster() + turn / 2 * clusters());
-                (half * self.tiles.rows + row, column)
+                let part = (first + turn) % parts;
+                let (row, column) = self.tiles.position(cluster() + turn / parts * clusters());
+                (part * self.tiles.rows + row, column)
             }
             Division::Parts { first, height } => {
                 position_in_parts(self.tiles, first, height, number)

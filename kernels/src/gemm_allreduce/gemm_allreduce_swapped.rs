@@ -1,7 +1,7 @@
-//! The product of few rows of A and its sum over two ranks, on Hopper.
+//! The product of few rows of A and its sum over the ranks, on Hopper.
 //!
 //! The product is that of [`gemm_swapped`](crate::gemm::gemm_swapped), with an epilogue that sends
-//! a thread's rounded sums to the same thread of the peer, and adds what that one sent, before they
+//! a thread's rounded sums to the same thread of each peer, and adds what those sent, before they
 //! are stored: all of a tile is sent before any of it is received. A vector has the sums as they
 //! lie in registers.
 
@@ -23,11 +23,15 @@ const VECTORS: usize = 2;
 const ROWS: u32 = 16;
 /// The slots of eight rows and [`WARPGROUP_N`] columns: one for each thread.
 const SLOTS: u32 = 128;
+/// The most ranks of which a thread polls a vector at the same time.
+const AT_ONCE: usize = 4;
 /// The named barrier of the threads that multiply.
 const BARRIER: u32 = 8;
 
-/// `C = sum over the two ranks of A x B^T` in bf16, for few rows: each rank's product is rounded,
-/// and then their sum.
+/// `C = sum over the ranks of A x B^T` in bf16, for few rows: each rank's product is rounded, and
+/// then their sum, which is in f32 and in the order of the ranks. All ranks get the same bits.
+///
+/// `N` is 2 for two ranks, and 0 for any other number.
 ///
 /// The grid, the block and the maps are those of
 /// [`gemm_swapped`](crate::gemm::gemm_swapped::gemm_swapped()). `slots` and `state` are the memory
@@ -36,12 +40,12 @@ const BARRIER: u32 = 8;
 ///
 /// # Safety
 ///
-/// As for `gemm_swapped`. `slots` and `state` are as [`LamportSlots`] needs them, for the two ranks
-/// of the LSA team.
+/// As for `gemm_swapped`. `slots` and `state` are as [`LamportSlots`] needs them, for the ranks of
+/// the LSA team.
 #[kernel(arch = "sm_90a", max_threads = 384, S = [
     M8N64, M16N64, M32N64, M64N64, M128N64, M8N128, M16N128, M32N128, M64N128, M128N128
-])]
-pub unsafe fn gemm_allreduce_swapped<S: Shape>(
+], N = [2, 0])]
+pub unsafe fn gemm_allreduce_swapped<S: Shape, const N: usize>(
     comm: DevComm,
     a: GridConstant<TensorMap>,
     b: GridConstant<TensorMap>,
@@ -56,7 +60,9 @@ pub unsafe fn gemm_allreduce_swapped<S: Shape>(
 ) {
     let used = m.div_ceil(8) * n.div_ceil(WARPGROUP_N) * SLOTS;
     let (comm, slots) = (&comm, &slots);
-    let exchange = Exchange { comm, slots, state, capacity, used, session: None };
+    // Tall tiles leave few registers.
+    let at_once = if S::M < 128 { AT_ONCE } else { 1 };
+    let exchange = Exchange::<N> { comm, slots, state, capacity, used, session: None, at_once };
     // SAFETY: the kernel's contract.
     unsafe { product::<S, _>([&a, &b, &c], [m, n, k], division, exchange) }
 }
@@ -70,16 +76,18 @@ pub fn slots(m: usize, n: usize) -> Option<u32> {
 
 /// The epilogue.
 #[derive(Clone, Copy)]
-struct Exchange<'a> {
+struct Exchange<'a, const N: usize> {
     comm: &'a DevComm,
     slots: &'a Window<u32>,
     state: *mut u32,
     capacity: u32,
     used: u32,
-    session: Option<Lamport<'a, 2>>,
+    session: Option<Lamport<'a, N>>,
+    /// At most [`AT_ONCE`].
+    at_once: usize,
 }
 
-impl Exchange<'_> {
+impl<const N: usize> Exchange<'_, N> {
     /// The slot of a thread's `i`-th vector, if some of its sums are stored.
     #[inline(always)]
     fn slot<F: Fragment>(&self, sums: &F, i: usize) -> Option<u32> {
@@ -90,6 +98,52 @@ impl Exchange<'_> {
         let is_stored = first < 4 * F::ROWS && row + first < end && column < columns;
         let block = (row + first) / 8 * columns + column;
         is_stored.then(|| block * SLOTS + thread::thread_idx_x() % SLOTS)
+    }
+
+    #[inline(always)]
+    fn ranks(&self) -> usize {
+        if N == 0 { self.comm.lsa_team().n_ranks as usize } else { N }
+    }
+
+    /// The sum over the ranks, in their order, of the vectors of a slot, of which one is `mine`.
+    ///
+    /// # Safety
+    ///
+    /// The peers' threads send to the slot, and this one receives.
+    #[inline(always)]
+    unsafe fn sum(&self, session: &Lamport<'_, N>, slot: u32, mine: Vec16<bf16>) -> [f32; 8] {
+        let own = self.comm.lsa_team().rank as usize;
+        let (mut sum, mut first) = ([0.0; 8], 0);
+        while first < self.ranks() {
+            let source = |i| {
+                let is_polled = i < self.at_once && first + i < self.ranks();
+                is_polled.then_some((first + i, slot))
+            };
+            // SAFETY: the caller's contract.
+            let theirs: [_; AT_ONCE] =
+                unsafe { session.receive_each(|i| source(i).filter(|(rank, _)| *rank != own), 0) };
+            let mut i = 0;
+            while i < self.at_once {
+                // Of no rank it is 0.
+                bf16::add(&mut sum, if first + i == own { mine } else { theirs[i] });
+                i += 1;
+            }
+            first += self.at_once;
+        }
+        sum
+    }
+
+    /// Replaces the sums of a thread's `i`-th vector.
+    #[inline(always)]
+    fn replace<F: Fragment>(sums: &mut F, i: usize, by: [f32; 8]) {
+        let mut lane = 0;
+        while lane < by.len() {
+            let (row, column) = Self::place(i, lane);
+            if row < F::ROWS {
+                *sums.sum(row, column) = by[lane];
+            }
+            lane += 1;
+        }
     }
 
     /// The row and the column of the sum in a lane of a thread's `i`-th vector.
@@ -114,7 +168,7 @@ impl Exchange<'_> {
     }
 }
 
-impl Epilogue for Exchange<'_> {
+impl<const N: usize> Epilogue for Exchange<'_, N> {
     type Output = bf16;
     const AHEAD: bool = true;
 
@@ -134,8 +188,12 @@ impl Epilogue for Exchange<'_> {
         let mut i = 0;
         while i < VECTORS {
             if let Some(slot) = self.slot(sums, i) {
-                // SAFETY: the slot is one of those used, and this thread's.
-                unsafe { session.send(1, slot, Self::vector(sums, i)) };
+                let (vector, mut distance) = (Self::vector(sums, i), 1);
+                while distance < self.ranks() {
+                    // SAFETY: the slot is one of those used, and this thread's.
+                    unsafe { session.send(distance, slot, vector) };
+                    distance += 1;
+                }
             }
             i += 1;
         }
@@ -144,22 +202,26 @@ impl Epilogue for Exchange<'_> {
     #[inline(always)]
     fn apply<F: Fragment>(&self, sums: &mut F) {
         let Some(session) = &self.session else { return };
+        let mut i = 0;
+        if N != 2 {
+            while i < VECTORS {
+                if let Some(slot) = self.slot(sums, i) {
+                    let mine = Self::vector(sums, i);
+                    // SAFETY: the peers' threads send to the slot, and this one receives.
+                    Self::replace(sums, i, unsafe { self.sum(session, slot, mine) });
+                }
+                i += 1;
+            }
+            return;
+        }
         let peer = self.comm.lsa_team().rank as usize ^ 1;
         // SAFETY: the peer's thread sends to these slots, and this one receives.
         let theirs: [_; VECTORS] =
             unsafe { session.receive_several(peer, |i| self.slot(sums, i), 0) };
-        let mut i = 0;
         while i < VECTORS {
             let mut wide = bf16::widen(Self::vector(sums, i));
             bf16::add(&mut wide, theirs[i]);
-            let mut lane = 0;
-            while lane < wide.len() {
-                let (row, column) = Self::place(i, lane);
-                if row < F::ROWS {
-                    *sums.sum(row, column) = wide[lane];
-                }
-                lane += 1;
-            }
+            Self::replace(sums, i, wide);
             i += 1;
         }
     }

@@ -5,11 +5,14 @@
 //! tile to each stored one, behind the products of the next tiles. Both ranks add the same two
 //! numbers, in f32, and round the sum: both get the same bits.
 
+use core::marker::PhantomData;
+
 use cuda_std::prelude::*;
 use devcomm_types::{GridConstant, TensorMap};
 use nccl_device::{DevComm, Window};
 
 use super::messages::Messages;
+use super::owners::{self, All};
 use crate::files::gemm::epilogue::Identity;
 use crate::files::gemm::gemm_wgmma::product_and;
 
@@ -43,8 +46,9 @@ pub unsafe fn gemm_allreduce_wide(
     n: u32,
     k: u32,
 ) {
+    let (comm, slots, of_all, owners) = (&comm, &slots, None, PhantomData::<All>);
     let messages =
-        Messages::<false> { comm: &comm, slots: &slots, state, capacity, product: to, c: to, m, n };
+        Messages::<_, 2> { comm, slots, state, capacity, product: to, c: to, of_all, m, n, owners };
     messages.prepare();
     // SAFETY: the kernel's contract.
     unsafe {
@@ -57,6 +61,6 @@ pub unsafe fn gemm_allreduce_wide(
 
 /// The slots that a product of `m x n` elements uses, if 32 bits count them.
 #[must_use]
-pub const fn slots(m: usize, n: usize) -> Option<u32> {
-    super::messages::slots(m, n)
+pub fn slots(m: usize, n: usize) -> Option<u32> {
+    owners::slots(m, n)
 }

@@ -1,36 +1,43 @@
-//! The product of large matrices and the reduce-scatter of its rows over two ranks, on Hopper: as
-//! [`gemm_allreduce_wide`](crate::gemm_allreduce_wide()), of half of the rows.
+//! The product of large matrices and the reduce-scatter of its rows, on Hopper.
+//!
+//! The product is that of [`gemm_wgmma`](crate::gemm::gemm_wgmma). A rank stores its part of its
+//! own rows, and sends the other ranks theirs from shared memory. Warps that neither load nor
+//! multiply add what the others sent to each stored tile, in the order of the ranks, behind the
+//! products of the next tiles.
+
+use core::marker::PhantomData;
 
 use cuda_std::prelude::*;
 use devcomm_types::{GridConstant, TensorMap};
 use nccl_device::{DevComm, Window};
 
 use super::messages::Messages;
+use super::owners::{self, CLUSTER_M, OfRows};
 use crate::files::gemm::epilogue::Identity;
 use crate::files::gemm::gemm_wgmma::product_and;
 
-/// `m` is a multiple of it: tiles of a cluster for each rank.
-pub const ROWS: u32 = 512;
+/// `m` is a multiple of so many rows for each rank: those of a cluster's tile.
+pub const ROWS: u32 = CLUSTER_M;
 
-/// A rank's half of the rows of the sum over the two ranks of `A x B^T` in bf16: each rank's
-/// product is rounded, and then their sum.
+/// A rank's rows of the sum over N ranks of `A x B^T` in bf16: each rank's product is rounded,
+/// and then their sum, which is in f32 and in the order of the ranks.
 ///
 /// The grid, the block and the maps are those of
-/// [`gemm_wgmma`](crate::gemm::gemm_wgmma::gemm_wgmma()), with `m` a multiple of [`ROWS`] and `n`
-/// of 8. `map` and `product` are of this rank's product, `m x n` elements that only this kernel
-/// uses, and `c` has the `m / 2 x n` sums of this rank's rows. `slots` and `state` are the memory
-/// of [`Lamport`] messages, with `capacity` slots: one is used for eight elements of C. Ranks
-/// launch with the same grid and the same `m`, `n` and `k`. -0 counts as +0.
+/// [`gemm_wgmma`](crate::gemm::gemm_wgmma::gemm_wgmma()), with `m` a multiple of [`ROWS`] times the
+/// ranks and `n` of 8. `map` and `product` are of this rank's product, `m x n` elements that only
+/// this kernel uses, and `c` has the `m / ranks x n` sums of this rank's rows. `slots` and `state`
+/// are the memory of [`Lamport`] messages, with `capacity` slots: one is used for eight elements of
+/// C. Ranks launch with the same grid and the same `m`, `n` and `k`. -0 counts as +0.
 ///
 /// # Safety
 ///
 /// As for `gemm_wgmma`; `product` and `c` begin at multiples of 16 bytes. `slots` and `state` are
-/// as [`LamportSlots`] needs them, for the two ranks of the LSA team.
+/// as [`LamportSlots`] needs them, for the ranks of the LSA team.
 ///
 /// [`Lamport`]: nccl_device::Lamport
 /// [`LamportSlots`]: nccl_device::LamportSlots
-#[kernel(arch = "sm_90a", max_threads = 384, cluster = 2)]
-pub unsafe fn gemm_reduce_scatter_wide(
+#[kernel(arch = "sm_90a", max_threads = 384, cluster = 2, N = [2, 4, 8])]
+pub unsafe fn gemm_reduce_scatter_wide<const N: usize>(
     comm: DevComm,
     a: GridConstant<TensorMap>,
     b: GridConstant<TensorMap>,
@@ -44,8 +51,9 @@ pub unsafe fn gemm_reduce_scatter_wide(
     n: u32,
     k: u32,
 ) {
+    let (comm, slots, of_all, owners) = (&comm, &slots, None, PhantomData::<OfRows>);
     let messages =
-        Messages::<true> { comm: &comm, slots: &slots, state, capacity, product, c, m, n };
+        Messages::<_, N> { comm, slots, state, capacity, product, c, of_all, m, n, owners };
     messages.prepare();
     // SAFETY: the kernel's contract.
     unsafe {
@@ -54,4 +62,10 @@ pub unsafe fn gemm_reduce_scatter_wide(
         product_and::<bf16, _>(maps, aligned, [m, n, k], [false; 2], epilogue, &messages);
         messages.end();
     }
+}
+
+/// The slots that a rank has for each other one's messages of its rows, if 32 bits count them.
+#[must_use]
+pub fn slots(rows: usize, n: usize) -> Option<u32> {
+    owners::slots(rows, n)
 }

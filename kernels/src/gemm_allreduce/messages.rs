@@ -1,54 +1,63 @@
-//! The exchange of a product's tiles between two ranks, by messages that are their own flags.
+//! The exchange of a product's tiles between ranks, by messages that are their own flags.
 //!
 //! A warp that multiplies sends what it stores, from the same shared memory by TMA, and waits for
 //! nothing but the room there. Three warps that do not multiply take the rows of the block's tiles
-//! in turn, and add the peer's to those that are stored. Only of its last tile each multiplying
-//! warp adds to its own rows.
-//!
-//! In a reduce-scatter a block takes turns: a tile of the peer's rows, which it sends, and the same
-//! tile of its own rows, to which it adds what has arrived.
+//! in turn, and add the peers' to those that are stored. Only of its last tile each multiplying
+//! warp adds to its own rows. [`Owners`] says which rank adds to which tile.
 //!
 //! # Why it cannot deadlock
 //!
-//! A block waits only for what the peer's block with its index sends, which computes the same
+//! A block waits only for what the peers' blocks with its index send, which compute the same
 //! tiles. Warps that multiply wait for nothing outside their block before they have sent all, and
-//! do not await the warps that wait for the peer.
+//! do not await the warps that wait for peers. Where the sums are sent too, blocks meet at a
+//! barrier behind all of this.
 //!
-//! # Why a slot is empty when the peer writes it
+//! # Why a slot is empty when a peer writes it
 //!
 //! The receiver empties a slot as soon as it has read it, and the peer writes that slot again two
-//! launches later. A rank that begins a launch has received all of the peer's messages of the last
-//! one, so the peer has begun that, and has ended the one before: no rank is two launches ahead.
+//! launches later. A rank that begins a launch has received all of the peers' messages of the last
+//! one, so they have begun that, and have ended the one before: no rank is two launches ahead.
+//! Where a rank may have no message of some peer, the barrier says the same.
 
-use cuda_std::atomic::{Order as MemoryOrder, Scope};
+use core::marker::PhantomData;
+
+use cuda_std::atomic::{AtomicU32, Order as MemoryOrder, Scope};
 use cuda_std::prelude::*;
 use cuda_std::tile::SharedTile;
 use cuda_std::vector::{Accumulate, Vec16};
 use cuda_std::{grid, hint, tma};
-use nccl_device::{Coop, DevComm, Lamport, LamportSlots, Window, message_word};
+use nccl_device::{
+    BarrierIndex, Coop, DevComm, Lamport, LamportSlots, MemoryOrder as Visible, Window,
+    message_word,
+};
 
+use super::owners::{Owners, Problem};
 use crate::files::gemm::follow::{Beside, Follow};
 use crate::files::gemm::gemm_wgmma::{IDLE_WARPS, MULTIPLYING_WARPS, STORE_M, TILE_M, origin};
 use crate::files::gemm::order::{Order, cluster, clusters};
 
-/// Rows that a warp takes at a time: their loads are in flight together. Their chunks are swizzled
-/// in every way.
-const ROWS: u32 = 8;
-/// Groups of so many rows in a tile.
-const GROUPS: u32 = TILE_M / ROWS;
+/// The most rows that a warp takes at a time: their loads are in flight together. Their chunks are
+/// swizzled in every way.
+const MOST_ROWS: usize = 8;
 /// Elements of a message.
 const LANES: u32 = Vec16::<bf16>::LANES as u32;
 /// Nanoseconds between polls: a tile takes 10,000 and more, and the warps that multiply need the
 /// power.
 const PAUSE: u32 = 500;
 /// Columns and slots of a tile that is sent.
-const COLUMNS: u32 = SharedTile::<bf16, STORE_M>::COLUMNS;
-const SLOTS: u32 = STORE_M * COLUMNS / LANES;
+pub(super) const COLUMNS: u32 = SharedTile::<bf16, STORE_M>::COLUMNS;
+pub(super) const SLOTS: u32 = STORE_M * COLUMNS / LANES;
 
-/// In shared memory: how many parts of tiles each multiplying warp has stored.
+/// In shared memory: how many parts of tiles each multiplying warp has stored, and how many threads
+/// have added all that they add.
 #[inline(always)]
 fn stored() -> *mut u32 {
-    shared_array![u32; MULTIPLYING_WARPS as usize]
+    shared_array![u32; MULTIPLYING_WARPS as usize + 1]
+}
+
+#[inline(always)]
+fn ended() -> *mut u32 {
+    stored().wrapping_add(MULTIPLYING_WARPS as usize)
 }
 
 /// The index of a vector's first element.
@@ -57,24 +66,10 @@ fn element(vector: u32) -> usize {
     vector as usize * LANES as usize
 }
 
-/// The slots that a product of `m x n` elements uses, whole tiles, if 32 bits count them.
-#[must_use]
-pub(super) const fn slots(m: usize, n: usize) -> Option<u32> {
-    let tiles = m.div_ceil(STORE_M as usize).checked_mul(n.div_ceil(COLUMNS as usize));
-    let Some(slots) = (match tiles {
-        Some(tiles) => tiles.checked_mul(SLOTS as usize),
-        None => None,
-    }) else {
-        return None;
-    };
-    if slots <= u32::MAX as usize { Some(slots as u32) } else { None }
-}
-
-/// The exchange of `m x n` elements of a product with the peer. If it `SCATTERS`, each rank gets
-/// the sums of its half of the rows only, which C has. There is a slot for each vector of what a
-/// rank receives, in the order of the tiles that multiplying warps send.
+/// The exchange of `m x n` elements of a product among `N` ranks. There is a slot for each vector
+/// of what a rank receives from another one, in the order of the tiles that multiplying warps send.
 #[derive(Clone, Copy)]
-pub(super) struct Messages<'a, const SCATTERS: bool> {
+pub(super) struct Messages<'a, D, const N: usize> {
     pub(super) comm: &'a DevComm,
     pub(super) slots: &'a Window<u32>,
     pub(super) state: *mut u32,
@@ -82,12 +77,15 @@ pub(super) struct Messages<'a, const SCATTERS: bool> {
     /// This rank's product, and where the sums go: may be the same.
     pub(super) product: *const bf16,
     pub(super) c: *mut bf16,
+    /// C in all ranks, if they send the sums to each other.
+    pub(super) of_all: Option<&'a Window<bf16>>,
     pub(super) m: u32,
     pub(super) n: u32,
+    pub(super) owners: PhantomData<D>,
 }
 
 /// A lane's vectors of a group.
-type Vectors = [Vec16<bf16>; ROWS as usize];
+type Vectors = [Vec16<bf16>; MOST_ROWS];
 
 /// Which they are.
 #[derive(Clone, Copy)]
@@ -102,6 +100,8 @@ struct Group {
     /// The slot of the first row's chunk 0, if the group is sent, and the lane's chunk.
     slot: Option<u32>,
     chunk: u32,
+    /// The first row's swizzle.
+    swizzle: u32,
     /// Whether this rank adds to it.
     is_added: bool,
 }
@@ -112,28 +112,41 @@ impl Group {
         ((i as u32) < self.rows).then(|| self.first + i as u32 * self.stride)
     }
 
+    /// The slot of one of `rows` rows.
     #[inline(always)]
-    fn slot(&self, i: usize) -> Option<u32> {
+    fn slot(&self, i: usize, rows: u32) -> Option<u32> {
         let i = i as u32;
-        self.slot.map(|first| first + COLUMNS / LANES * i + (self.chunk ^ i))
+        let first = self.slot.filter(|_| i < rows);
+        first.map(|first| first + COLUMNS / LANES * i + (self.chunk ^ (self.swizzle + i)))
     }
 }
 
-impl<const SCATTERS: bool> Messages<'_, SCATTERS> {
+impl<D: Owners, const N: usize> Messages<'_, D, N> {
+    /// Rows that a warp takes at a time: fewer if it adds those of several peers, of which it keeps
+    /// the sums in f32.
+    const ROWS: u32 = if N == 2 { MOST_ROWS as u32 } else { 4 };
+    /// Groups of so many rows in a tile.
+    const GROUPS: u32 = TILE_M / Self::ROWS;
+
     /// Prepares the block's shared memory. All threads of the block call it first.
     #[inline(always)]
     pub(super) fn prepare(&self) {
         if thread::thread_idx_x() == 0 {
             // SAFETY: no other thread uses the words before the barrier.
             unsafe {
-                let mut warp = 0;
-                while warp < MULTIPLYING_WARPS {
-                    mem::store(stored().add(warp as usize), 0);
-                    warp += 1;
+                let mut word = 0;
+                while word <= MULTIPLYING_WARPS {
+                    mem::store(stored().add(word as usize), 0);
+                    word += 1;
                 }
             }
         }
         thread::sync_threads();
+    }
+
+    #[inline(always)]
+    fn problem(&self) -> Problem<N> {
+        Problem { team: self.comm.lsa_team(), m: self.m, n: self.n }
     }
 
     /// The session of this launch.
@@ -142,15 +155,17 @@ impl<const SCATTERS: bool> Messages<'_, SCATTERS> {
     ///
     /// The kernel's contract; the previous kernels have ended.
     #[inline(always)]
-    unsafe fn session(&self) -> Lamport<'_, 2> {
+    unsafe fn session(&self) -> Lamport<'_, N> {
         // SAFETY: the caller's contract.
         unsafe {
             let slots = LamportSlots::new(self.comm, *self.slots, self.capacity);
-            slots.begin(self.state, self.slot(self.rows().next_multiple_of(STORE_M), 0))
+            slots.begin(self.state, D::used(&self.problem()))
         }
     }
 
-    /// Ends the session.
+    /// Ends the session. If sums are sent, all of C is there on return; a block of which a warp has
+    /// exited because the host aborted its wait exits here, as the peers would take its sums for
+    /// complete.
     ///
     /// # Safety
     ///
@@ -158,16 +173,27 @@ impl<const SCATTERS: bool> Messages<'_, SCATTERS> {
     /// a barrier.
     #[inline(always)]
     pub(super) unsafe fn end(&self) {
+        if D::RETURNS {
+            // SAFETY: no thread changes the word any more.
+            if unsafe { mem::load(ended()) } != (MULTIPLYING_WARPS + IDLE_WARPS) * warp::WARP_SIZE {
+                thread::exit();
+            }
+            self.comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block()).sync(Visible::AcqRel);
+        }
         if thread::thread_idx_x() == 0 {
             // SAFETY: the caller's contract.
             unsafe { self.session().end(Coop::thread()) };
         }
     }
 
-    /// Rows of C.
+    /// A thread has added all that it adds.
     #[inline(always)]
-    fn rows(&self) -> u32 {
-        if SCATTERS { self.m / 2 } else { self.m }
+    fn thread_ends(&self) {
+        if D::RETURNS {
+            // SAFETY: the word is one of the block's.
+            let ended = unsafe { AtomicU32::from_ptr(ended()) };
+            ended.fetch_add(1, MemoryOrder::Relaxed, Scope::Cta);
+        }
     }
 
     /// The tiles of this block.
@@ -176,44 +202,32 @@ impl<const SCATTERS: bool> Messages<'_, SCATTERS> {
         order.count().saturating_sub(cluster()).div_ceil(clusters())
     }
 
-    /// The slot of a tile that is sent, at a row and a column of C.
-    #[inline(always)]
-    fn slot(&self, row: u32, column: u32) -> u32 {
-        (row / STORE_M * self.n.div_ceil(COLUMNS) + column / COLUMNS) * SLOTS
-    }
-
-    /// The rank whose rows these are, and the row in its C.
-    #[inline(always)]
-    fn owner(&self, row: u32) -> (u32, u32) {
-        let owner = if SCATTERS { row / self.rows() } else { 0 };
-        (owner, row - owner * self.rows())
-    }
-
     #[inline(always)]
     fn is_own(&self, owner: u32) -> bool {
-        !SCATTERS || owner == self.comm.lsa_team().rank as u32
+        owner == self.problem().rank()
     }
 
     /// A group of the block's tiles, counted from the first one of its first tile.
     #[inline(always)]
     fn group(&self, order: Order, number: u32) -> Group {
-        let (row, column) = origin(order, cluster() + number / GROUPS * clusters());
-        let row = row + number % GROUPS * ROWS;
+        let (row, column) = origin(order, cluster() + number / Self::GROUPS * clusters());
+        let row = row + number % Self::GROUPS * Self::ROWS;
         let (stride, column) = (self.n / LANES, column / LANES + warp::lane_id());
         // Tiles are sent as a whole.
         let is_sent =
             row - row % STORE_M < self.m && column * LANES < self.n.next_multiple_of(COLUMNS);
         let left = self.m.saturating_sub(row);
-        let (owner, row) = self.owner(row);
-        let slot = self.slot(row, column * LANES) + row % STORE_M * (COLUMNS / LANES);
+        let place = D::place(&self.problem(), row, column * LANES);
+        let slot = place.slot + row % STORE_M * (COLUMNS / LANES);
         Group {
-            first: row.wrapping_mul(stride).wrapping_add(column),
-            before: owner * self.rows() * stride,
+            first: place.row.wrapping_mul(stride).wrapping_add(column),
+            before: (row - place.row) * stride,
             stride,
-            rows: if column < stride { left.min(ROWS) } else { 0 },
+            rows: if column < stride { left.min(Self::ROWS) } else { 0 },
             slot: is_sent.then_some(slot),
             chunk: column % (COLUMNS / LANES),
-            is_added: self.is_own(owner),
+            swizzle: row % MOST_ROWS as u32,
+            is_added: self.is_own(place.owner),
         }
     }
 
@@ -224,9 +238,9 @@ impl<const SCATTERS: bool> Messages<'_, SCATTERS> {
     /// The kernel's contract, and the group was stored.
     #[inline(always)]
     unsafe fn load(&self, group: Group) -> Vectors {
-        let mut vectors = [Vec16::from_bits([0; 4]); ROWS as usize];
+        let mut vectors = [Vec16::from_bits([0; 4]); MOST_ROWS];
         let mut i = 0;
-        while i < vectors.len() {
+        while i < Self::ROWS as usize {
             if let Some(vector) = group.vector(i) {
                 // Opaque: as addresses, they would take registers from here to the sums' stores.
                 let from = element(hint::opaque(group.before + vector));
@@ -242,7 +256,7 @@ impl<const SCATTERS: bool> Messages<'_, SCATTERS> {
     /// Waits until a multiplying warp has stored a group.
     #[inline(always)]
     fn wait_for(&self, number: u32) {
-        let (tile, warp) = (number / GROUPS, number % GROUPS * ROWS / STORE_M);
+        let (tile, warp) = (number / Self::GROUPS, number % Self::GROUPS * Self::ROWS / STORE_M);
         self.comm.wait_until(Coop::warp(), || {
             // SAFETY: the word is one of the block's, and written by ordered stores.
             let is_stored = unsafe {
@@ -256,61 +270,117 @@ impl<const SCATTERS: bool> Messages<'_, SCATTERS> {
         });
     }
 
-    /// Adds what the peer sent of a group, and stores the sums.
+    /// What a peer sent of a group.
     ///
     /// # Safety
     ///
     /// The kernel's contract, and one warp calls it.
     #[inline(always)]
-    unsafe fn add(&self, session: &Lamport<'_, 2>, group: Group) {
-        let peer = self.comm.lsa_team().rank as usize ^ 1;
+    unsafe fn receive(&self, session: &Lamport<'_, N>, peer: usize, group: Group) -> Vectors {
+        // SAFETY: the caller's contract.
+        unsafe { session.receive_several(peer, |i| group.slot(i, Self::ROWS), PAUSE) }
+    }
+
+    /// Adds what the peers sent of a group, and stores the sums.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract, and one warp calls it.
+    #[inline(always)]
+    unsafe fn add(&self, session: &Lamport<'_, N>, group: Group) {
+        let own = self.problem().rank();
         // SAFETY: the caller's contract.
         unsafe {
-            let ours = self.load(group);
-            let theirs: Vectors = session.receive_several(peer, |i| group.slot(i), PAUSE);
-            let mut i = 0;
-            while i < ours.len() {
-                if let Some(vector) = group.vector(i) {
-                    let mut sum = bf16::widen(ours[i]);
-                    bf16::add(&mut sum, theirs[i]);
-                    mem::store_vec(self.c.wrapping_add(element(vector)), bf16::narrow(sum));
+            if N == 2 {
+                let ours = self.load(group);
+                let theirs = self.receive(session, own as usize ^ 1, group);
+                let mut i = 0;
+                while i < MOST_ROWS {
+                    if let Some(vector) = group.vector(i) {
+                        let mut sum = bf16::widen(ours[i]);
+                        bf16::add(&mut sum, theirs[i]);
+                        mem::store_vec(self.c.wrapping_add(element(vector)), bf16::narrow(sum));
+                    }
+                    i += 1;
                 }
-                i += 1;
+                return;
             }
+            // In the order of the ranks, whoever adds.
+            let mut sums = [[0.0; LANES as usize]; MOST_ROWS];
+            let (mut rank, ranks) = (0, hint::opaque(N as u32));
+            while rank < ranks {
+                let part = match rank == own {
+                    true => self.load(group),
+                    false => self.receive(session, rank as usize, group),
+                };
+                let mut i = 0;
+                while i < Self::ROWS as usize {
+                    bf16::add(&mut sums[i], part[i]);
+                    i += 1;
+                }
+                rank += 1;
+            }
+            let sums = sums.map(|sum| bf16::narrow(sum));
+            match self.of_all {
+                None => Self::store(self.c, group, &sums),
+                Some(c) => {
+                    for rank in self.comm.lsa_team().all_from_self() {
+                        Self::store(c.lsa(rank).as_ptr(), group, &sums);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Stores the sums of a group to a C.
+    ///
+    /// # Safety
+    ///
+    /// C is as this rank's, and only this warp stores the group.
+    #[inline(always)]
+    unsafe fn store(c: *mut bf16, group: Group, sums: &Vectors) {
+        let mut i = 0;
+        while i < Self::ROWS as usize {
+            if let Some(vector) = group.vector(i) {
+                // SAFETY: the caller's contract.
+                unsafe { mem::store_vec(c.wrapping_add(element(vector)), sums[i]) };
+            }
+            i += 1;
         }
     }
 }
 
-impl<const SCATTERS: bool> Follow for Messages<'_, SCATTERS> {
-    const BESIDE: Beside = Beside::Sums;
+impl<D: Owners, const N: usize> Follow for Messages<'_, D, N> {
+    const BESIDE: Beside = if N == 2 { Beside::Sums } else { Beside::SumsOfSeveral };
 
     #[inline(always)]
     fn order(&self, rows: u32, columns: u32) -> Order {
-        match SCATTERS {
-            true => Order::halves(rows, columns, self.comm.lsa_team().rank as u32),
-            false => Order::whole(rows, columns),
-        }
+        D::order(&self.problem(), rows, columns)
     }
 
-    /// As the peer receives it, so that both ranks add the same zeros.
+    /// As the peers receive it, so that all ranks add the same zeros.
     #[inline(always)]
     fn word(&self, word: u32) -> u32 {
         message_word(word)
     }
 
     #[inline(always)]
-    fn keeps(&self, row: u32) -> bool {
-        self.is_own(self.owner(row).0)
+    fn keeps(&self, row: u32, column: u32) -> bool {
+        self.is_own(D::place(&self.problem(), row, column).owner)
     }
 
     #[inline(always)]
     unsafe fn send<O>(&self, row: u32, column: u32, tile: SharedTile<O, STORE_M>) {
-        let (owner, row_of_owner) = self.owner(row);
-        if !(SCATTERS && self.is_own(owner)) && row < self.m && column < self.n {
+        let problem = self.problem();
+        let place = D::place(&problem, row, column);
+        if let Some(distance) = D::receiver(&problem, place)
+            && row < self.m
+            && column < self.n
+        {
             // SAFETY: the caller's contract. The launches before this one have ended.
             unsafe {
-                let slots = LamportSlots::<2>::new(self.comm, *self.slots, self.capacity);
-                slots.join(self.state).send_tile(1, self.slot(row_of_owner, column), tile);
+                let slots = LamportSlots::<N>::new(self.comm, *self.slots, self.capacity);
+                slots.join(self.state).send_tile(distance, place.slot, tile);
             }
         }
         tma::commit_stores();
@@ -328,7 +398,7 @@ impl<const SCATTERS: bool> Follow for Messages<'_, SCATTERS> {
     #[inline(always)]
     unsafe fn beside(&self, order: Order, index: u32) {
         grid::wait_for_previous();
-        let end = Self::tiles(order).saturating_sub(1) * GROUPS;
+        let end = Self::tiles(order).saturating_sub(1) * Self::GROUPS;
         // SAFETY: the caller's contract. The groups are this warp's.
         unsafe {
             let session = self.session();
@@ -342,18 +412,35 @@ impl<const SCATTERS: bool> Follow for Messages<'_, SCATTERS> {
                 number += IDLE_WARPS;
             }
         }
+        self.thread_ends();
     }
 
     #[inline(always)]
     unsafe fn last(&self, order: Order, warp: u32) {
-        let Some(last) = Self::tiles(order).checked_sub(1) else { return };
-        let number = last * GROUPS + warp * (STORE_M / ROWS);
-        // SAFETY: the caller's contract. The groups are this warp's.
-        unsafe {
-            warp::sync();
-            let session = self.session();
-            self.add(&session, self.group(order, number));
-            self.add(&session, self.group(order, number + 1));
+        if let Some(last) = Self::tiles(order).checked_sub(1) {
+            let number = last * Self::GROUPS + warp * (STORE_M / Self::ROWS);
+            // SAFETY: the caller's contract. The groups are this warp's.
+            unsafe {
+                warp::sync();
+                let session = self.session();
+                if N == 2 {
+                    // All ranks' last tiles are their own.
+                    self.add(&session, self.group(order, number));
+                    self.add(&session, self.group(order, number + 1));
+                    return self.thread_ends();
+                }
+                // Not unrolled, which would take more registers.
+                let end = hint::opaque(number + STORE_M / Self::ROWS);
+                let mut number = number;
+                while number < end {
+                    let group = self.group(order, number);
+                    if group.is_added {
+                        self.add(&session, group);
+                    }
+                    number += 1;
+                }
+            }
         }
+        self.thread_ends();
     }
 }

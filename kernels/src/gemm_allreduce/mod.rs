@@ -15,10 +15,10 @@
 //! [`gemm_allreduce_mma`](crate::gemm_allreduce_mma()) for every GPU since Ampere. [`GemmForm`]
 //! gives the launch parameters of each.
 //!
-//! For two ranks with Hopper GPUs there are [`gemm_allreduce_wide`] and [`gemm_allreduce_swapped`]
-//! too, which exchange products that are rounded to bf16: half of the bytes. Their schedules are
-//! those of [`gemm_wgmma`](crate::gemm::gemm_wgmma) and
-//! [`gemm_swapped`](crate::gemm::gemm_swapped); what follows is about the two forms.
+//! For Hopper GPUs there are [`gemm_allreduce_swapped`], and [`gemm_allreduce_wide`] for two ranks
+//! or [`gemm_allreduce_two_shot`] for more, which exchange products that are rounded to bf16: half
+//! of the bytes. Their schedules are those of [`gemm_swapped`](crate::gemm::gemm_swapped) and
+//! [`gemm_wgmma`](crate::gemm::gemm_wgmma); what follows is about the two forms.
 //!
 //! # Schedule
 //!
@@ -61,10 +61,12 @@ mod exchange;
 mod form;
 pub(crate) mod gemm_allreduce_mma;
 pub mod gemm_allreduce_swapped;
+pub mod gemm_allreduce_two_shot;
 pub(crate) mod gemm_allreduce_wgmma;
 pub mod gemm_allreduce_wide;
 pub mod gemm_reduce_scatter_wide;
 mod messages;
+mod owners;
 mod tiles;
 
 pub use form::{GemmForm, GemmWorkspace};

@@ -12,10 +12,10 @@ use devcomm_kernels::gemm::{gemm_mma as portable, gemm_wgmma as wide};
 use devcomm_types::Kernel;
 use half::{bf16, f16};
 
+use super::added::{Activation, address};
 use super::element::TransposableElement;
 use super::hopper::{Matrices, map};
-use super::product::Activation;
-use crate::check::{check_extents, check_len, refuse, require_context};
+use crate::check::{check_extents, refuse};
 use crate::{KERNELS, modules};
 
 /// `C = A x B^T` for each group of rows of A and C, with a B for each group, on one GPU and one
@@ -194,9 +194,7 @@ impl GroupedGemm {
         rows: usize,
         columns: usize,
     ) -> Result<u64> {
-        require_context(name, slice.context(), self.stream.context())?;
-        check_len(name, slice.len(), rows, columns)?;
-        Ok(slice.device_address())
+        address(self.stream.context(), name, slice, rows, columns)
     }
 
     /// A launch of `K`, whose blocks have `tile` in work at a time: clusters of so many blocks,

@@ -10,6 +10,7 @@ use devcomm_kernels::gemm::gemm_wgmma as wide;
 use devcomm_types::Kernel;
 use half::bf16;
 
+use super::added::EpilogueArgs;
 use super::element::{GemmElement, GemmOutput};
 use super::plan::GemmPlan;
 
@@ -21,7 +22,7 @@ pub struct Matrices {
     pub(crate) c: u64,
     pub(crate) shape: [u32; 3],
     pub(crate) transposed: [bool; 2],
-    pub(crate) epilogue: FusedArgs<u64, u64, u64, u64, f32, f32>,
+    pub(crate) epilogue: EpilogueArgs,
 }
 
 impl Matrices {
@@ -54,15 +55,17 @@ pub(super) enum Prepared {
 type LaunchSwapped =
     unsafe fn(&Kernels, &Stream, Matrices, LaunchConfig, swapped::Division) -> Result<()>;
 
-/// Prepares a plan; `None` if the GPU has no room for it, or the type no such kernel.
+/// Prepares a plan, which leaves so many multiprocessors to other kernels if it can; `None` if the
+/// GPU has no room for it, or the type no such kernel.
 pub(super) fn prepare<T: GemmElement, O: GemmOutput<T>>(
     compiled: &Kernels,
     context: &Context,
     plan: GemmPlan,
     shape: [u32; 3],
+    left: u32,
 ) -> Result<Option<Prepared>> {
     match plan {
-        GemmPlan::Wide => Ok(wide_config(compiled, shape)?.map(Prepared::Wide)),
+        GemmPlan::Wide => Ok(wide_config(compiled, shape, left)?.map(Prepared::Wide)),
         GemmPlan::Swapped { rows, columns, cluster }
             if [T::DATA_TYPE, O::DATA_TYPE] == [bf16::DATA_TYPE; 2] =>
         {
@@ -75,10 +78,16 @@ pub(super) fn prepare<T: GemmElement, O: GemmOutput<T>>(
     }
 }
 
-/// How `gemm_wgmma` and `gemm_blocks` are launched; `None` if the GPU has no room.
-pub(super) fn wide_config(compiled: &Kernels, [m, n, _]: [u32; 3]) -> Result<Option<LaunchConfig>> {
+/// How `gemm_wgmma` and `gemm_blocks` are launched, with as many blocks as are resident but those
+/// `left`; `None` if the GPU has no room.
+pub(super) fn wide_config(
+    compiled: &Kernels,
+    [m, n, _]: [u32; 3],
+    left: u32,
+) -> Result<Option<LaunchConfig>> {
     let resident =
         compiled.resident_blocks::<kernels::gemm_wgmma<bf16>>(wide::THREADS, wide::SHARED)?;
+    let resident = resident.saturating_sub(left);
     let pairs =
         u64::from(m.div_ceil(wide::CLUSTER * wide::TILE_M)) * u64::from(n.div_ceil(wide::TILE_N));
     let blocks = u64::from(resident / wide::CLUSTER).min(pairs) as u32 * wide::CLUSTER;

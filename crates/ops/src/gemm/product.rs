@@ -3,34 +3,13 @@
 use std::marker::PhantomData;
 
 use devcomm_host::{Buffer, DeviceSlice, Result};
-use devcomm_kernels::gemm::epilogue::{self, FusedArgs};
 use devcomm_kernels::gemm::gemm_blocks::BLOCK;
 
+use super::added::{Activation, Added, EpilogueArgs, address};
 use super::element::{GemmElement, GemmOutput, ScaledElement, TransposableElement};
 use super::hopper::Matrices;
 use super::{Gemm, GemmPlan, blocks};
-use crate::check::{check_extents, check_len, refuse, require_context};
-
-/// A function of each sum, after the bias.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Activation {
-    /// GELU's `tanh` approximation, `x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3))) / 2`.
-    /// PyTorch: `gelu(x, approximate="tanh")`. cuBLASLt: `CUBLASLT_EPILOGUE_GELU`.
-    Gelu,
-    /// SiLU, `x * sigmoid(x)`, also known as Swish.
-    Silu,
-}
-
-impl Activation {
-    /// The factors of `x` and `x^3` in the sigmoid's argument.
-    pub(super) fn factors(self) -> [f32; 2] {
-        match self {
-            Self::Gelu => epilogue::GELU,
-            Self::Silu => epilogue::SILU,
-        }
-    }
-}
+use crate::check::{check_extents, refuse};
 
 /// A product of `[m, n, k]` that [`Gemm::product`] began: `C = activation(scale_a * scale_b * (A x
 /// B^T) + bias) + residual`, of which only the product itself is always there. All is computed in
@@ -46,9 +25,7 @@ pub struct Product<'g, T, O> {
     scales: Option<[DeviceSlice<f32>; 2]>,
     /// Matrices of scales, and the launch of the kernel that takes them.
     block_scales: Option<([DeviceSlice<f32>; 2], LaunchBlocks)>,
-    bias: Option<DeviceSlice<O>>,
-    activation: Option<Activation>,
-    residual: Option<DeviceSlice<O>>,
+    added: Added<O>,
     factors: PhantomData<T>,
 }
 
@@ -75,15 +52,22 @@ impl Gemm {
         T: GemmElement,
         O: GemmOutput<T>,
     {
+        self.product_with(shape, Added::NOTHING)
+    }
+
+    /// As [`product`](Self::product), with this added.
+    pub(crate) fn product_with<T, O>(&self, shape: [usize; 3], added: Added<O>) -> Product<'_, T, O>
+    where
+        T: GemmElement,
+        O: GemmOutput<T>,
+    {
         Product {
             gemm: self,
             shape,
             transposed: [false; 2],
             scales: None,
             block_scales: None,
-            bias: None,
-            activation: None,
-            residual: None,
+            added,
             factors: PhantomData,
         }
     }
@@ -143,20 +127,20 @@ impl<T: TransposableElement, O: GemmOutput<T>> Product<'_, T, O> {
 impl<T: GemmElement, O: GemmOutput<T>> Product<'_, T, O> {
     /// Adds the first `n` elements of `bias` to each row.
     pub fn bias<D: Buffer<Element = O>>(mut self, bias: &D) -> Self {
-        self.bias = Some(bias.device_slice());
+        self.added.bias = Some(bias.device_slice());
         self
     }
 
     /// Replaces each element, after scales and bias, by a function of it.
     pub fn activation(mut self, activation: Activation) -> Self {
-        self.activation = Some(activation);
+        self.added.activation = Some(activation);
         self
     }
 
     /// Adds the first `m * n` elements of `residual`, row-major, after the activation. It may be C:
     /// the product is then added to what C is.
     pub fn residual<R: Buffer<Element = O>>(mut self, residual: &R) -> Self {
-        self.residual = Some(residual.device_slice());
+        self.added.residual = Some(residual.device_slice());
         self
     }
 
@@ -207,14 +191,12 @@ impl<T: GemmElement, O: GemmOutput<T>> Product<'_, T, O> {
         let c = self.address("C", &c.device_slice(), m, n)?;
         let [of_a, of_b] =
             self.scales.as_ref().map_or([None; 2], |scales| scales.each_ref().map(Some));
-        let [linear, cubic] = self.activation.map_or([0.0; 2], Activation::factors);
-        let epilogue = FusedArgs {
-            scale_a: self.optional("the scale of A", of_a, 1, 1)?,
-            scale_b: self.optional("the scale of B", of_b, 1, 1)?,
-            bias: self.optional("the bias", self.bias.as_ref(), 1, n)?,
-            residual: self.optional("the residual", self.residual.as_ref(), m, n)?,
-            linear,
-            cubic,
+        let scale =
+            |name, scale: Option<_>| scale.map_or(Ok(0), |scale| self.address(name, scale, 1, 1));
+        let epilogue = EpilogueArgs {
+            scale_a: scale("the scale of A", of_a)?,
+            scale_b: scale("the scale of B", of_b)?,
+            ..self.added.args(self.gemm.stream.context(), [m, n])?
         };
         let matrices = Matrices { a, b, c, shape, transposed: self.transposed(), epilogue };
         // SAFETY: the buffers have the elements; dropping one waits for the stream, and the caller
@@ -234,17 +216,6 @@ impl<T: GemmElement, O: GemmOutput<T>> Product<'_, T, O> {
     fn transposed(&self) -> [bool; 2] {
         let ([a, b], [m, n, k]) = (self.transposed, self.shape);
         [a && m > 1 && k > 1, b && n > 1 && k > 1]
-    }
-
-    /// As [`address`](Self::address), or 0 if there is no buffer.
-    fn optional<E>(
-        &self,
-        name: &str,
-        slice: Option<&DeviceSlice<E>>,
-        rows: usize,
-        columns: usize,
-    ) -> Result<u64> {
-        slice.map_or(Ok(0), |slice| self.address(name, slice, rows, columns))
     }
 
     /// How it is computed, if the buffers are aligned to 16 bytes.
@@ -267,9 +238,7 @@ impl<T: GemmElement, O: GemmOutput<T>> Product<'_, T, O> {
         rows: usize,
         columns: usize,
     ) -> Result<u64> {
-        require_context(name, slice.context(), self.gemm.stream.context())?;
-        check_len(name, slice.len(), rows, columns)?;
-        Ok(slice.device_address())
+        address(self.gemm.stream.context(), name, slice, rows, columns)
     }
 }
 

@@ -88,8 +88,8 @@ pub(super) struct Plan {
     pub(super) form: GemmForm,
     pub(super) blocks: u32,
     pub(super) workspace: GemmWorkspace,
-    /// Whether two ranks can exchange rounded products, and whether they do so by default: if no
-    /// form was asked for, and the GPUs are the same.
+    /// Whether the ranks can exchange rounded products, and whether they do so by default: if there
+    /// are two, no form was asked for, and the GPUs are the same.
     pub(super) exchanges: bool,
     pub(super) exchanges_by_default: bool,
 }
@@ -109,9 +109,10 @@ impl Plan {
         let all = comm.host_all_gather(sent)?;
         let (compiled, _) = mine?;
         let (form, blocks) = agree(&all)?;
-        let exchanges = form == GemmForm::Wgmma && comm.n_ranks() == 2;
+        let exchanges = form == GemmForm::Wgmma && comm.n_ranks() >= 2;
         let is_same = all.iter().flatten().all(|proposal| *proposal == all[0][0]);
-        let exchanges_by_default = exchanges && options.form.is_none() && is_same;
+        let is_measured = comm.n_ranks() == 2 && options.form.is_none();
+        let exchanges_by_default = exchanges && is_measured && is_same;
         let Some(workspace) = form.workspace(m, n, comm.n_ranks()) else {
             return refuse(format!("a product of {m} x {n} elements is too large"));
         };

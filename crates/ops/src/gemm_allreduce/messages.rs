@@ -1,9 +1,9 @@
-//! The memory of messages that are their own flags, between two ranks.
+//! The memory of messages that are their own flags, of products.
 
 use devcomm_host::{
     Communicator, DevCommRequirements, DevCommResource, Result, SymmetricBuffer, Window,
 };
-use nccl_device::{Lamport, lamport_words};
+use nccl_device::{ANY_RANKS, Lamport, lamport_words};
 
 use crate::slots::empty_slots;
 
@@ -16,12 +16,13 @@ pub(crate) struct Messages {
 }
 
 impl Messages {
-    /// This many slots. *Collective*.
-    pub(crate) fn new(comm: &Communicator, capacity: u32) -> Result<Self> {
-        let slots = empty_slots(comm, lamport_words(2, capacity as usize))?;
-        let state = comm.mem_alloc::<u32>(Lamport::<2>::STATE)?;
+    /// This many slots for each rank's messages, and LSA barriers for as many blocks.
+    /// *Collective*.
+    pub(crate) fn new(comm: &Communicator, capacity: u32, barriers: u32) -> Result<Self> {
+        let slots = empty_slots(comm, lamport_words(comm.n_ranks(), capacity as usize))?;
+        let state = comm.mem_alloc::<u32>(Lamport::<ANY_RANKS>::STATE)?;
         state.fill_bytes(0)?;
-        let dev_comm = comm.create_dev_comm(DevCommRequirements::new())?;
+        let dev_comm = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(barriers))?;
         // No rank sends before all slots are empty.
         comm.barrier()?;
         Ok(Self { dev_comm, slots, state, capacity })

@@ -1,6 +1,8 @@
 //! The matrix product fused with an all-reduce: its workspace and its launches, with their checks.
 
 mod agree;
+mod chunked;
+mod measure;
 mod messages;
 mod plan;
 mod strips;
@@ -17,6 +19,7 @@ use half::bf16;
 pub use self::agree::GemmOptions;
 use self::agree::Plan;
 pub(crate) use self::agree::{agree_on, are_two_hoppers};
+use self::chunked::Chunked;
 pub(crate) use self::messages::Messages;
 pub(crate) use self::plan::fills;
 pub use self::plan::{GemmAllReducePlan, ParseGemmAllReducePlanError};
@@ -38,7 +41,8 @@ use crate::{Collectives, Explanation, Gemm};
 /// followed by an all-reduce. Every rank's product, with sums in f32, is rounded to bf16, and so is
 /// the sum of the products. Elsewhere that is [`GemmAllReducePlan::Strips`], whose sums are rounded
 /// once. [`explain`](Self::explain) says which plan a shape gets; [`set_plan`](Self::set_plan)
-/// selects another one.
+/// selects another one, and [`measure`](Self::measure) the fastest. More Hopper GPUs have the same
+/// plans, but none of them was measured.
 ///
 /// ```no_run
 /// use devcomm::{GemmAllReduce, World};
@@ -60,17 +64,19 @@ pub struct GemmAllReduce {
     communicator: Communicator,
     /// The largest product, `m x n`.
     most: [usize; 2],
-    /// Whether two ranks can exchange rounded products, and whether they do so by default.
+    /// Whether the ranks can exchange rounded products, and whether they do so by default.
     exchanges: bool,
     exchanges_by_default: bool,
     constant_b: bool,
     /// The plan that was set, and those of the shapes.
     plan: Cell<Option<GemmAllReducePlan>>,
     of_shapes: RefCell<HashMap<[usize; 3], Explanation<GemmAllReducePlan>>>,
+    measured: RefCell<HashMap<[usize; 3], GemmAllReducePlan>>,
     strips: Strips,
     wide: OnceCell<Wide>,
     swapped: OnceCell<Swapped>,
     unfused: OnceCell<(Gemm, Collectives)>,
+    chunked: OnceCell<Chunked>,
 }
 
 impl GemmAllReduce {
@@ -112,10 +118,12 @@ impl GemmAllReduce {
             constant_b: false,
             plan: Cell::default(),
             of_shapes: RefCell::default(),
+            measured: RefCell::default(),
             strips: Strips::new(plan),
             wide: OnceCell::new(),
             swapped: OnceCell::new(),
             unfused: OnceCell::new(),
+            chunked: OnceCell::new(),
         };
         if !exchanges_by_default {
             gemm.strips.prepare(comm)?;
@@ -123,7 +131,7 @@ impl GemmAllReduce {
         }
         gemm.prepare_unfused()?;
         gemm.prepare_swapped()?;
-        if wide::supports([most[0], most[1], 1], most) && gemm.fills(most) {
+        if wide::supports([most[0], most[1], 1], most, comm.n_ranks()) && gemm.fills(most) {
             gemm.prepare_wide()?;
         }
         Ok(gemm)
@@ -135,9 +143,9 @@ impl GemmAllReduce {
         self.strips.form()
     }
 
-    /// Lets [`Swapped`](GemmAllReducePlan::Swapped) and [`Unfused`](GemmAllReducePlan::Unfused)
-    /// read B before the previous kernels of the stream have ended: weights, for instance, which no
-    /// kernel writes.
+    /// Lets [`Swapped`](GemmAllReducePlan::Swapped), [`Unfused`](GemmAllReducePlan::Unfused) and
+    /// [`Chunked`](GemmAllReducePlan::Chunked) read B before the previous kernels of the stream
+    /// have ended: weights, for instance, which no kernel writes.
     ///
     /// # Safety
     ///
@@ -149,6 +157,10 @@ impl GemmAllReduce {
             // SAFETY: the caller's contract.
             let gemm = unsafe { gemm.with_constant_b() };
             let _ = self.unfused.set((gemm, collectives));
+        }
+        if let Some(chunked) = self.chunked.take() {
+            // SAFETY: the caller's contract.
+            let _ = self.chunked.set(unsafe { chunked.with_constant_b() });
         }
         self
     }
@@ -163,10 +175,12 @@ impl GemmAllReduce {
     pub fn plans(&self, shape: [usize; 3]) -> Result<Vec<GemmAllReducePlan>> {
         let mut plans = vec![GemmAllReducePlan::Strips, GemmAllReducePlan::Unfused];
         let extents = check_shape(shape)?;
+        let chunked = [2, 4].into_iter().filter(|parts| chunked::supports(shape[0], *parts));
+        plans.extend(chunked.map(|parts| GemmAllReducePlan::Chunked { parts }));
         if !self.exchanges {
             return Ok(plans);
         }
-        if wide::supports(shape, self.most) {
+        if wide::supports(shape, self.most, self.communicator.n_ranks()) {
             plans.push(GemmAllReducePlan::Wide);
         }
         if swapped::is_for(shape) {
@@ -186,6 +200,10 @@ impl GemmAllReduce {
     pub fn explain(&self, shape: [usize; 3]) -> Explanation<GemmAllReducePlan> {
         if let Some(plan) = self.plan.get().filter(|plan| self.can(*plan, shape)) {
             return Explanation { plan, reason: "as it was set" };
+        }
+        let measured = self.measured.borrow().get(&shape).copied();
+        if let Some(plan) = measured.filter(|plan| self.can(*plan, shape)) {
+            return Explanation { plan, reason: "as it was measured" };
         }
         if let Some(known) = self.of_shapes.borrow().get(&shape) {
             return *known;
@@ -223,8 +241,12 @@ impl GemmAllReduce {
         match plan {
             GemmAllReducePlan::Strips => self.strips.is_prepared(),
             GemmAllReducePlan::Unfused => self.unfused.get().is_some(),
+            GemmAllReducePlan::Chunked { parts } => {
+                self.chunked.get().is_some() && chunked::supports(shape[0], parts)
+            }
             GemmAllReducePlan::Wide => {
-                self.wide.get().is_some() && wide::supports(shape, self.most)
+                let ranks = self.communicator.n_ranks();
+                self.wide.get().is_some() && wide::supports(shape, self.most, ranks)
             }
             GemmAllReducePlan::Swapped { rows, columns, cluster } => {
                 let swapped = self.swapped.get();
@@ -248,7 +270,9 @@ impl GemmAllReduce {
     /// The first time that a plan is needed, its workspace is allocated: for
     /// [`Strips`](GemmAllReducePlan::Strips) and [`Wide`](GemmAllReducePlan::Wide) `4 * m * n`
     /// bytes of the largest product, for [`Swapped`](GemmAllReducePlan::Swapped) as many for up to
-    /// 256 rows, for [`Unfused`](GemmAllReducePlan::Unfused) that of [`Collectives`].
+    /// 256 rows, from each rank if there are more than two, for
+    /// [`Unfused`](GemmAllReducePlan::Unfused) and [`Chunked`](GemmAllReducePlan::Chunked) that of
+    /// [`Collectives`].
     ///
     /// # Errors
     ///
@@ -260,9 +284,10 @@ impl GemmAllReduce {
             None => {}
             Some(GemmAllReducePlan::Strips) => self.strips.prepare(&self.communicator)?,
             Some(GemmAllReducePlan::Unfused) => self.prepare_unfused()?,
+            Some(GemmAllReducePlan::Chunked { .. }) => self.prepare_chunked()?,
             Some(plan) if !self.exchanges => {
                 return refuse(format!(
-                    "the plan `{plan}` needs two ranks with Hopper GPUs: there are {} ranks, form \
+                    "the plan `{plan}` needs several ranks with Hopper GPUs: there are {}, form \
                      {:?}",
                     self.communicator.n_ranks(),
                     self.form()
@@ -291,6 +316,14 @@ impl GemmAllReduce {
                 gemm = unsafe { gemm.with_constant_b() };
             }
             let _ = self.unfused.set((gemm, Collectives::new(&self.communicator)?));
+        }
+        Ok(())
+    }
+
+    fn prepare_chunked(&self) -> Result<()> {
+        if self.chunked.get().is_none() {
+            let chunked = Chunked::new(&self.communicator, &self.stream, self.constant_b)?;
+            let _ = self.chunked.set(chunked);
         }
         Ok(())
     }
@@ -395,7 +428,7 @@ impl GemmAllReduce {
         unsafe {
             let plan = self.explain(shape).plan;
             if let (GemmAllReducePlan::Wide, Some(wide)) = (plan, self.wide.get()) {
-                return wide.launch(&self.stream, matrices);
+                return wide.launch(&self.stream, matrices, c);
             }
             if let (GemmAllReducePlan::Swapped { rows, columns, cluster }, Some(swapped)) =
                 (plan, self.swapped.get())
@@ -409,6 +442,11 @@ impl GemmAllReduce {
                 let c = c.slice(..rows * columns)?;
                 gemm.launch_capturable(a, b, &c, shape)?;
                 return collectives.all_reduce(&c, &c, ReduceOp::Sum, &self.stream);
+            }
+            if let (GemmAllReducePlan::Chunked { parts }, Some(chunked)) =
+                (plan, self.chunked.get())
+            {
+                return chunked.launch(&self.stream, [a, b], c, shape, parts);
             }
             self.strips.launch(self.communicator.n_ranks(), &self.stream, matrices, c)
         }

@@ -6,22 +6,27 @@ use std::str::FromStr;
 use devcomm_kernels::gemm::gemm_swapped::Cluster;
 use devcomm_kernels::gemm::gemm_wgmma::{CLUSTER, TILE_M, TILE_N};
 
+use super::chunked::MOST_PARTS;
 use super::swapped;
 use crate::GemmPlan;
 
 /// How [`GemmAllReduce`](super::GemmAllReduce) does a product. As text: `strips`, `wide`,
-/// `unfused`, or `swapped:8x64:2` with a tile and the number of blocks that share its sums.
+/// `unfused`, `chunked:4` with the number of parts, or `swapped:8x64:2` with a tile and the number
+/// of blocks that share its sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GemmAllReducePlan {
     /// In one kernel, any number of ranks: strips of partial sums in f32 go to the rank that owns
     /// them, and the sums to all ranks. Each is rounded once.
     Strips,
-    /// In one kernel, two Hopper GPUs, large matrices: every rank's product is rounded to bf16 and
-    /// sent to the peer while the next tiles are multiplied. A sum is rounded again.
+    /// In one kernel, 2, 4 or 8 Hopper GPUs, large matrices: every rank's product is rounded to
+    /// bf16, and its tiles are sent while the next ones are multiplied. A sum is rounded again. Two
+    /// ranks send each other all tiles; of more ranks each tile has an owner, which adds the
+    /// others' parts in the order of the ranks and sends the sums to all.
     Wide,
-    /// In one kernel, two Hopper GPUs, few rows: every rank's product is rounded to bf16 and sent
-    /// to the peer before it is stored. A sum is rounded again. As [`GemmPlan::Swapped`].
+    /// In one kernel, Hopper GPUs, few rows: every rank's product is rounded to bf16 and sent to
+    /// all others before it is stored. A sum, in the order of the ranks, is rounded again. As
+    /// [`GemmPlan::Swapped`].
     Swapped {
         /// Rows of a tile of C.
         rows: u32,
@@ -32,6 +37,12 @@ pub enum GemmAllReducePlan {
     },
     /// By [`Gemm`](crate::Gemm), and then [`Collectives::all_reduce`](crate::Collectives).
     Unfused,
+    /// The same in parts of the rows: a part is summed, on a stream of its own, while the next one
+    /// is multiplied. The product leaves some multiprocessors to the sums.
+    Chunked {
+        /// The parts, from 2 to 64: fewer if they would have less than 256 rows.
+        parts: u32,
+    },
 }
 
 impl GemmAllReducePlan {
@@ -61,10 +72,16 @@ const PLAIN: [(GemmAllReducePlan, &str); 3] = [
     (GemmAllReducePlan::Unfused, "unfused"),
 ];
 
+/// What the text of [`GemmAllReducePlan::Chunked`] begins with.
+const CHUNKED: &str = "chunked:";
+
 impl fmt::Display for GemmAllReducePlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Self::Swapped { rows, columns, cluster } = *self {
             return GemmPlan::Swapped { rows, columns, cluster }.fmt(f);
+        }
+        if let Self::Chunked { parts } = *self {
+            return write!(f, "{CHUNKED}{parts}");
         }
         let name = PLAIN.iter().find(|(plan, _)| plan == self);
         f.write_str(name.map_or("", |(_, name)| name))
@@ -73,7 +90,9 @@ impl fmt::Display for GemmAllReducePlan {
 
 /// The text is not a plan's.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no plan: strips, wide, unfused, or swapped:<rows>x<columns>:<splits>")]
+#[error(
+    "`{0}` is no plan: strips, wide, unfused, chunked:<parts>, or swapped:<rows>x<columns>:<splits>"
+)]
 pub struct ParseGemmAllReducePlanError(String);
 
 impl FromStr for GemmAllReducePlan {
@@ -82,6 +101,11 @@ impl FromStr for GemmAllReducePlan {
     fn from_str(text: &str) -> Result<Self, ParseGemmAllReducePlanError> {
         if let Some((plan, _)) = PLAIN.iter().find(|(_, name)| *name == text) {
             return Ok(*plan);
+        }
+        if let Some(parts) = text.strip_prefix(CHUNKED) {
+            let parts = parts.parse().ok().filter(|parts| (2..=MOST_PARTS).contains(parts));
+            let error = || ParseGemmAllReducePlanError(text.to_owned());
+            return parts.map(|parts| Self::Chunked { parts }).ok_or_else(error);
         }
         let few_rows = text.parse().ok().and_then(Self::of_few_rows);
         few_rows.ok_or_else(|| ParseGemmAllReducePlanError(text.to_owned()))
@@ -94,12 +118,13 @@ mod tests {
 
     #[test]
     fn plans_are_read_as_they_are_written() {
-        for text in ["strips", "wide", "unfused", "swapped:8x64:2", "swapped:128x128:1:2x1"] {
+        let swapped = ["swapped:8x64:2", "swapped:128x128:1:2x1"];
+        for text in ["strips", "wide", "unfused", "chunked:4"].into_iter().chain(swapped) {
             let plan: GemmAllReducePlan = text.parse().unwrap();
             assert_eq!(plan.to_string(), text);
         }
         // Of 256 rows there is no kernel.
-        for wrong in ["ring", "portable", "swapped:256x64:2"] {
+        for wrong in ["ring", "portable", "swapped:256x64:2", "chunked:1", "chunked:x"] {
             let error = wrong.parse::<GemmAllReducePlan>().unwrap_err().to_string();
             assert!(error.starts_with(&format!("`{wrong}` is no plan")), "{error}");
         }

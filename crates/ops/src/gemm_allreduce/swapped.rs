@@ -1,4 +1,4 @@
-//! The fused product of few rows on two Hopper GPUs: its workspace and launches.
+//! The fused product of few rows on Hopper GPUs: its workspace and launches.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -16,7 +16,7 @@ use crate::gemm::{Matrices, clusters, map};
 use crate::{KERNELS, modules};
 
 static MODULES: LazyLock<Vec<ModuleSource>> =
-    LazyLock::new(|| modules(&[kernels::gemm_allreduce_swapped::<shapes::M8N64>::FILE]));
+    LazyLock::new(|| modules(&[kernels::gemm_allreduce_swapped::<shapes::M8N64, 2>::FILE]));
 
 /// The most rows of C.
 pub(super) const MOST_ROWS: usize = 256;
@@ -28,14 +28,16 @@ pub(super) type Tile = (u32, u32, Cluster);
 pub(super) struct Swapped {
     compiled: Kernels,
     messages: Messages,
-    /// For each tile, the clusters that are resident on both GPUs, and the dynamic shared memory
+    /// For each tile, the clusters that are resident on all GPUs, and the dynamic shared memory
     /// that a block may have.
     resident: HashMap<Tile, [u32; 2]>,
+    ranks: usize,
 }
 
 impl Swapped {
     /// With slots for products of up to `m x n` elements. *Collective*.
     pub(super) fn new(comm: &Communicator, m: usize, n: usize) -> Result<Self> {
+        let ranks = comm.n_ranks();
         let own = || {
             let set = KernelSet { modules: &MODULES, unavailable: KERNELS.unavailable };
             let compiled = Kernels::load(comm.context(), &set)?;
@@ -43,8 +45,9 @@ impl Swapped {
                 return refuse(format!("a product of {m} x {n} elements is too large"));
             };
             let most = comm.context().limits().shared_per_block_optin;
-            let resident =
-                |(_, _, cluster): Tile, form: &Form| (form.resident)(&compiled, cluster, most);
+            let resident = |(_, _, cluster): Tile, form: &Form| {
+                (form.resident)(&compiled, ranks, cluster, most)
+            };
             let own = tiles().map(|(tile, form)| resident(tile, form)).collect::<Result<_>>()?;
             Ok((compiled, capacity, own))
         };
@@ -55,13 +58,13 @@ impl Swapped {
         if all.iter().any(|theirs| theirs.len() != own.len()) {
             return refuse("another rank cannot take part: its own error says why".to_owned());
         }
-        // The same grids in both ranks.
+        // The same grids in all ranks.
         let fewest = |i: usize| {
             all.iter().fold(own[i], |[a, b], theirs| [a.min(theirs[i][0]), b.min(theirs[i][1])])
         };
         let resident = tiles().enumerate().map(|(i, (tile, _))| (tile, fewest(i))).collect();
-        let messages = Messages::new(comm, capacity)?;
-        Ok(Self { compiled, messages, resident })
+        let messages = Messages::new(comm, capacity, 0)?;
+        Ok(Self { compiled, messages, resident, ranks })
     }
 
     /// How a product is divided by a plan; `None` if it cannot do it.
@@ -90,7 +93,7 @@ impl Swapped {
     ///
     /// The matrices begin at multiples of 16 bytes, have the elements of the shape, which the plan
     /// [supports](Self::supports), and stay allocated until the product has ended. Launches are
-    /// ordered, and the same in both ranks.
+    /// ordered, and the same in all ranks.
     pub(super) unsafe fn launch(
         &self,
         stream: &Stream,
@@ -141,17 +144,17 @@ fn form((rows, columns, _): Tile) -> Result<&'static Form> {
 /// [`Division::of`].
 type Divide = fn([u32; 3], Cluster, u32, u32) -> Option<(Division, u32, u32)>;
 
-/// The kernel of a shape of tiles.
+/// The kernels of a shape of tiles.
 struct Form {
     tile: (u32, u32),
     threads: u32,
     /// The clusters that are resident, and the dynamic shared memory of a block.
-    resident: fn(&Kernels, Cluster, u32) -> Result<[u32; 2]>,
+    resident: fn(&Kernels, usize, Cluster, u32) -> Result<[u32; 2]>,
     divide: Divide,
     launch: unsafe fn(&Swapped, &Stream, Matrices, Division, LaunchConfig) -> Result<()>,
 }
 
-fn resident<S: Shape, K: Kernel>(
+fn resident_of<S: Shape, K: Kernel>(
     compiled: &Kernels,
     cluster: Cluster,
     most: u32,
@@ -164,7 +167,20 @@ macro_rules! forms {
     ($($shape:ident)*) => {
         static FORMS: [Form; [$(stringify!($shape)),*].len()] = [$({
             type Tiles = shapes::$shape;
-            type Product = kernels::gemm_allreduce_swapped<Tiles>;
+            type OfTwo = kernels::gemm_allreduce_swapped<Tiles, 2>;
+            type OfMany = kernels::gemm_allreduce_swapped<Tiles, 0>;
+
+            fn resident(
+                compiled: &Kernels,
+                ranks: usize,
+                cluster: Cluster,
+                most: u32,
+            ) -> Result<[u32; 2]> {
+                match ranks {
+                    2 => resident_of::<Tiles, OfTwo>(compiled, cluster, most),
+                    _ => resident_of::<Tiles, OfMany>(compiled, cluster, most),
+                }
+            }
 
             /// # Safety
             ///
@@ -183,16 +199,26 @@ macro_rules! forms {
                 let division =
                     shapes::DivisionArgs { across, down, stages, whole, sums, constant_b };
                 let Messages { dev_comm, slots, state, capacity } = &swapped.messages;
-                let product =
-                    Product::args(dev_comm, a, b, c, slots, state, *capacity, m, n, k, division);
-                // SAFETY: the caller's contract; the workspace is as the kernel needs it.
-                unsafe { product.config(config).launch(&swapped.compiled.on(stream)) }
+                let (target, capacity) = (swapped.compiled.on(stream), *capacity);
+                // SAFETY: the caller's contract; the workspace is as the kernels need it.
+                unsafe {
+                    if swapped.ranks == 2 {
+                        let product = OfTwo::args(
+                            dev_comm, a, b, c, slots, state, capacity, m, n, k, division,
+                        );
+                        return product.config(config).launch(&target);
+                    }
+                    let product = OfMany::args(
+                        dev_comm, a, b, c, slots, state, capacity, m, n, k, division,
+                    );
+                    product.config(config).launch(&target)
+                }
             }
 
             Form {
                 tile: (Tiles::M, Tiles::N),
                 threads: Tiles::THREADS,
-                resident: resident::<Tiles, Product>,
+                resident,
                 divide: Division::of::<Tiles>,
                 launch,
             }

@@ -1,12 +1,15 @@
-//! The fused product of two Hopper GPUs that exchange rounded products: its workspace and launch.
+//! The fused product of Hopper GPUs that exchange rounded products: its workspace and launch.
 
 use std::sync::LazyLock;
 
-use devcomm_host::{Communicator, KernelSet, Kernels, LaunchConfig, ModuleSource, Result, Stream};
+use devcomm_host::{
+    Communicator, KernelSet, Kernels, LaunchConfig, ModuleSource, Result, Stream, Window,
+};
 use devcomm_kernels as kernels;
 use devcomm_kernels::gemm::gemm_wgmma::{CLUSTER, SHARED, THREADS, TILE_M, TILE_N};
-use devcomm_kernels::gemm_allreduce::gemm_allreduce_wide as wide;
+use devcomm_kernels::gemm_allreduce::{gemm_allreduce_two_shot as two_shot, gemm_allreduce_wide};
 use devcomm_types::Kernel;
+use half::bf16;
 
 use super::agree::agree_on;
 use super::messages::Messages;
@@ -14,40 +17,63 @@ use crate::check::refuse;
 use crate::gemm::{Matrices, wide_maps};
 use crate::{KERNELS, modules};
 
-type WideKernel = kernels::gemm_allreduce_wide;
+type OneShot = kernels::gemm_allreduce_wide;
+type OfFour = kernels::gemm_allreduce_two_shot<4>;
+type OfEight = kernels::gemm_allreduce_two_shot<8>;
 
-static MODULES: LazyLock<Vec<ModuleSource>> = LazyLock::new(|| modules(&[WideKernel::FILE]));
+static MODULES: LazyLock<[Vec<ModuleSource>; 2]> =
+    LazyLock::new(|| [OneShot::FILE, OfFour::FILE].map(|file| modules(&[file])));
 
-/// The kernel, and the memory of its messages.
+/// The kernel for this number of ranks, and the memory of its messages.
 pub(super) struct Wide {
     compiled: Kernels,
     messages: Messages,
     blocks: u32,
+    ranks: usize,
 }
 
-/// Whether two ranks exchange products of this shape so, with slots for `most`.
-pub(super) fn supports([m, n, _]: [usize; 3], most: [usize; 2]) -> bool {
-    let capacity = wide::slots(most[0], most[1]);
-    n.is_multiple_of(8) && wide::slots(m, n).is_some_and(|slots| Some(slots) <= capacity)
+/// Whether so many ranks exchange products of this shape so, with slots for `most`.
+pub(super) fn supports([m, n, _]: [usize; 3], most: [usize; 2], ranks: usize) -> bool {
+    let capacity = slots(most, ranks);
+    n.is_multiple_of(8) && slots([m, n], ranks).is_some_and(|used| Some(used) <= capacity)
+}
+
+/// The slots of a product, if there is a kernel for so many ranks.
+fn slots([m, n]: [usize; 2], ranks: usize) -> Option<u32> {
+    match ranks {
+        2 => gemm_allreduce_wide::slots(m, n),
+        4 | 8 => two_shot::slots(m, n, ranks as u32),
+        _ => None,
+    }
 }
 
 impl Wide {
     /// With slots for products of up to `m x n` elements. *Collective*.
     pub(super) fn new(comm: &Communicator, m: usize, n: usize) -> Result<Self> {
+        let ranks = comm.n_ranks();
         let own = || {
-            let set = KernelSet { modules: &MODULES, unavailable: KERNELS.unavailable };
-            let compiled = Kernels::load(comm.context(), &set)?;
-            let blocks = compiled.resident_blocks::<WideKernel>(THREADS, SHARED)?;
-            let Some(capacity) = wide::slots(m, n) else {
+            if ![2, 4, 8].contains(&ranks) {
+                return refuse(format!("the plan `wide` is for 2, 4 or 8 ranks, not {ranks}"));
+            }
+            let Some(capacity) = slots([m, n], ranks) else {
                 return refuse(format!("a product of {m} x {n} elements is too large"));
+            };
+            let [one_shot, two_shot] = &*MODULES;
+            let modules = if ranks == 2 { one_shot } else { two_shot };
+            let set = KernelSet { modules, unavailable: KERNELS.unavailable };
+            let compiled = Kernels::load(comm.context(), &set)?;
+            let blocks = match ranks {
+                2 => compiled.resident_blocks::<OneShot>(THREADS, SHARED)?,
+                4 => compiled.resident_clusters::<OfFour>(CLUSTER, THREADS, SHARED)? * CLUSTER,
+                _ => compiled.resident_clusters::<OfEight>(CLUSTER, THREADS, SHARED)? * CLUSTER,
             };
             Ok(((compiled, capacity), [blocks, 0]))
         };
         let ((compiled, capacity), blocks) = agree_on(comm, own())?;
-        // The same grid in both ranks.
+        // The same grid in all ranks.
         let blocks = blocks.into_iter().map(|[blocks, _]| blocks).min().unwrap_or(0);
-        let messages = Messages::new(comm, capacity)?;
-        Ok(Self { compiled, messages, blocks })
+        let barriers = if ranks == 2 { 0 } else { blocks };
+        Ok(Self { compiled, messages: Messages::new(comm, capacity, barriers)?, blocks, ranks })
     }
 
     /// Enqueues a product.
@@ -55,18 +81,37 @@ impl Wide {
     /// # Safety
     ///
     /// The matrices begin at multiples of 16 bytes, have the elements of the shape, which is
-    /// [supported](supports), and stay allocated until the product has ended. Launches are ordered,
-    /// and the same in both ranks.
-    pub(super) unsafe fn launch(&self, stream: &Stream, matrices: Matrices) -> Result<()> {
+    /// [supported](supports), and stay allocated until the product has ended; C is the window.
+    /// Launches are ordered, and the same in all ranks.
+    pub(super) unsafe fn launch(
+        &self,
+        stream: &Stream,
+        matrices: Matrices,
+        window: &Window<bf16>,
+    ) -> Result<()> {
         let Matrices { c, shape: [m, n, k], .. } = matrices;
-        let ([a, b, map], _) = wide_maps::<half::bf16, half::bf16>(stream, matrices)?;
+        let ([a, b, map], _) = wide_maps::<bf16, bf16>(stream, matrices)?;
         let pairs = u64::from(m.div_ceil(CLUSTER * TILE_M)) * u64::from(n.div_ceil(TILE_N));
         let blocks = u64::from(self.blocks / CLUSTER).min(pairs) as u32 * CLUSTER;
         let config = LaunchConfig::new(blocks, THREADS).with_dynamic_shared(SHARED);
+        let config = config.with_dependent();
         let Messages { dev_comm, slots, state, capacity } = &self.messages;
-        let product = WideKernel::args(dev_comm, a, b, map, c, slots, state, *capacity, m, n, k);
-        let config = config.with_dependent().without_cooperation();
-        // SAFETY: the caller's contract; the workspace is as the kernel needs it.
-        unsafe { product.config(config).launch(&self.compiled.on(stream)) }
+        let target = self.compiled.on(stream);
+        // SAFETY: the caller's contract; the workspace is as the kernels need it.
+        unsafe {
+            if self.ranks == 2 {
+                let product =
+                    OneShot::args(dev_comm, a, b, map, c, slots, state, *capacity, m, n, k);
+                return product.config(config.without_cooperation()).launch(&target);
+            }
+            if self.ranks == 4 {
+                let product =
+                    OfFour::args(dev_comm, a, b, map, window, slots, state, *capacity, m, n, k);
+                return product.config(config).launch(&target);
+            }
+            let product =
+                OfEight::args(dev_comm, a, b, map, window, slots, state, *capacity, m, n, k);
+            product.config(config).launch(&target)
+        }
     }
 }

@@ -10,6 +10,7 @@
 
 pub mod all_reduce;
 pub mod debugging;
+pub mod exchange;
 pub mod gin;
 pub mod mistakes;
 pub mod products;

@@ -18,22 +18,27 @@ type Product = MmaProduct<bf16, TILE, TILE, 3, THREADS>;
 
 /// A and B of a rank.
 #[derive(Clone, Copy)]
-struct Factors {
+pub(crate) struct Factors {
     a: Matrix<bf16>,
     b: Matrix<bf16>,
 }
 
 /// A thread's sums: a warp has 32 x 32 of the tile's, in fragments of 16 x 8.
-type Sums = [[[f32; 4]; 4]; 2];
+pub(crate) type Sums = [[[f32; 4]; 4]; 2];
 
 impl Factors {
-    fn new(a: *const bf16, b: *const bf16, (m, n, k): (u32, u32, u32)) -> Self {
+    pub(crate) fn new(a: *const bf16, b: *const bf16, (m, n, k): (u32, u32, u32)) -> Self {
         let matrix = |address, rows| Matrix { address, rows, columns: k };
         Self { a: matrix(a, m), b: matrix(b, n) }
     }
 
-    fn tiles(&self) -> u32 {
+    pub(crate) fn tiles(&self) -> u32 {
         self.a.rows / TILE * (self.b.rows / TILE)
+    }
+
+    /// Columns of C.
+    pub(crate) fn columns(&self) -> u32 {
+        self.b.rows
     }
 
     /// The first row and column of a tile.
@@ -43,7 +48,7 @@ impl Factors {
     }
 
     /// The index in C of an element of a tile.
-    fn index(&self, tile: u32, row: u32, column: u32) -> usize {
+    pub(crate) fn index(&self, tile: u32, row: u32, column: u32) -> usize {
         let (first_row, first_column) = self.origin(tile);
         (first_row + row) as usize * self.b.rows as usize + (first_column + column) as usize
     }
@@ -53,7 +58,7 @@ impl Factors {
     /// # Safety
     ///
     /// All threads of the block call it; the matrices are allocated.
-    unsafe fn sums(&self, tile: u32) -> Sums {
+    pub(crate) unsafe fn sums(&self, tile: u32) -> Sums {
         let memory = shared_array![u8; Product::BYTES as usize];
         let product = Product { a: self.a, b: self.b, memory };
         // SAFETY: the caller's contract; rows are aligned to 16 bytes.
@@ -62,7 +67,7 @@ impl Factors {
 }
 
 /// The first row and column of this warp's part of a tile.
-fn warps_part() -> (u32, u32) {
+pub(crate) fn warps_part() -> (u32, u32) {
     (warp::warp_id() / 2 * 32, warp::warp_id() % 2 * 32)
 }
 

@@ -1,8 +1,10 @@
 //! The steps from a product to a product fused with an all-reduce.
 
+use devcomm::device::TileExchange;
 use devcomm::{Buffer, DevCommRequirements, Error, Rank, Stream, SymmetricBuffer};
 use devcomm_testing::gemm::{Factor, Problem};
 use half::bf16;
+use kernels::exchange::{ELEMENTS, product_exchange, product_exchange_relu};
 use kernels::products::{THREADS, TILE, product, product_all_reduce, product_then_reduce};
 use norm::KERNELS;
 
@@ -68,3 +70,54 @@ fn each_step_computes_its_product(rank: &Rank) -> Result<(), Error> {
     Ok(())
 }
 // ANCHOR_END: steps
+
+/// Checks C, of which each element is what `of` makes of the sum of the ranks' rounded products.
+fn check_rounded(
+    c: &impl Buffer<Element = bf16>,
+    ranks: usize,
+    stream: &Stream,
+    of: impl Fn(f32) -> f32,
+) -> Result<(), Error> {
+    let mut found = vec![bf16::NAN; PROBLEM.m * PROBLEM.n];
+    stream.copy_to_host(&c.device_slice(), &mut found)?;
+    for (row, column) in PROBLEM.all() {
+        let product = |rank| PROBLEM.exact(rank..rank + 1, row, column) as f32;
+        let sum = (0..ranks).fold(0.0, |sum, rank| sum + bf16::from_f32(product(rank)).to_f32());
+        let right = bf16::from_f32(of(sum));
+        assert_eq!(found[row * PROBLEM.n + column], right, "({row}, {column})");
+    }
+    Ok(())
+}
+
+// ANCHOR: exchange
+#[devcomm::test(ranks = 3)]
+fn tiles_that_are_pushed_are_added_in_all_ranks(rank: &Rank) -> Result<(), Error> {
+    rank.load(&KERNELS)?;
+    let (comm, stream, ranks) = (rank.communicator()?, rank.stream()?, rank.n_ranks());
+    let [a, b] = factors(rank)?;
+    let [m, n, k] = PROBLEM.shape().map(|extent| extent as u32);
+    let dev = comm.create_dev_comm(DevCommRequirements::new())?;
+    let parts = 3 * ranks;
+    let (inbox, flags) = (comm.window::<bf16>(2 * parts * ELEMENTS)?, comm.window::<u32>(parts)?);
+    let state = comm.mem_alloc::<u32>(TileExchange::<bf16>::STATE)?;
+    let (bias, c) =
+        (comm.mem_alloc::<f32>(PROBLEM.n)?, comm.mem_alloc::<bf16>(PROBLEM.m * PROBLEM.n)?);
+    flags.fill_bytes(0)?;
+    state.fill_bytes(0)?;
+    stream.fill(&bias, -1.5)?;
+    rank.barrier()?;
+    // The banks of the inbox take turns.
+    for _ in 0..3 {
+        stream.fill(&c, bf16::NAN)?;
+        let launch = product_exchange::args(&dev, &a, &b, &inbox, &flags, &state, &c, m, n, k);
+        // SAFETY: the kernel's contract: all ranks launch the same.
+        unsafe { launch.grid(2).block(THREADS).launch(&stream)? };
+        check_rounded(&c, ranks, &stream, |sum| sum)?;
+    }
+    let launch =
+        product_exchange_relu::args(&dev, &a, &b, &inbox, &flags, &state, &bias, &c, m, n, k);
+    // SAFETY: as above.
+    unsafe { launch.grid(2).block(THREADS).launch(&stream)? };
+    check_rounded(&c, ranks, &stream, |sum| (sum - 1.5).max(0.0))
+}
+// ANCHOR_END: exchange

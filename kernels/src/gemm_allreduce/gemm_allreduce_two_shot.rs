@@ -1,0 +1,69 @@
+//! The product of large matrices and its sum over more than two ranks, on Hopper.
+//!
+//! The product is that of [`gemm_wgmma`](crate::gemm::gemm_wgmma). Each tile has an owner, which
+//! stores its part of it; the other ranks send it theirs from shared memory. Warps that neither
+//! load nor multiply add these, behind the products of the next tiles, and store the sums to all
+//! ranks. At the end the blocks of all ranks with the same index meet at a barrier.
+
+use core::marker::PhantomData;
+
+use cuda_std::prelude::*;
+use devcomm_types::{GridConstant, TensorMap};
+use nccl_device::{DevComm, Window};
+
+use super::messages::Messages;
+use super::owners::{self, OfTiles};
+use crate::files::gemm::epilogue::Identity;
+use crate::files::gemm::gemm_wgmma::product_and;
+
+/// `C = sum over the N ranks of A x B^T` in bf16: each rank's product is rounded, and then their
+/// sum, which is in f32 and in the order of the ranks. All ranks get the same bits.
+///
+/// The grid, the block and the maps are those of
+/// [`gemm_wgmma`](crate::gemm::gemm_wgmma::gemm_wgmma()); C is the window `to`, and `n` a multiple
+/// of 8. `slots` and `state` are the memory of [`Lamport`] messages, with `capacity` slots:
+/// [`slots()`] of them are used. Ranks launch with the same grid, of at most as many blocks as the
+/// device communicator has LSA barriers, and the same `m`, `n` and `k`. -0 counts as +0.
+///
+/// # Safety
+///
+/// As for `gemm_wgmma`; `to` begins at a multiple of 16 bytes in every rank. Nothing accesses it
+/// until the kernel has ended but what comes before it in its stream. `slots` and `state` are as
+/// [`LamportSlots`] needs them, for the ranks of the LSA team.
+///
+/// [`Lamport`]: nccl_device::Lamport
+/// [`LamportSlots`]: nccl_device::LamportSlots
+#[kernel(arch = "sm_90a", max_threads = 384, cluster = 2, N = [4, 8])]
+pub unsafe fn gemm_allreduce_two_shot<const N: usize>(
+    comm: DevComm,
+    a: GridConstant<TensorMap>,
+    b: GridConstant<TensorMap>,
+    c: GridConstant<TensorMap>,
+    to: Window<bf16>,
+    slots: Window<u32>,
+    state: *mut u32,
+    capacity: u32,
+    m: u32,
+    n: u32,
+    k: u32,
+) {
+    let (comm, slots, own) = (&comm, &slots, to.local().as_ptr());
+    let (product, of_all, owners) = (own, Some(&to), PhantomData::<OfTiles>);
+    let messages =
+        Messages::<_, N> { comm, slots, state, capacity, product, c: own, of_all, m, n, owners };
+    messages.prepare();
+    // SAFETY: the kernel's contract.
+    unsafe {
+        let (maps, aligned) = ([&*a, &*b, &*c], core::ptr::null_mut());
+        let epilogue = Identity::<bf16>::new();
+        product_and::<bf16, _>(maps, aligned, [m, n, k], [false; 2], epilogue, &messages);
+        messages.end();
+    }
+}
+
+/// The slots that a rank has for each other one's messages of a product of `m x n` elements, if 32
+/// bits count them.
+#[must_use]
+pub fn slots(m: usize, n: usize, ranks: u32) -> Option<u32> {
+    owners::tile_slots(m, n, ranks)
+}
