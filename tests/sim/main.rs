@@ -29,6 +29,7 @@ mod pointers;
 mod races;
 mod reduce_copy;
 mod schedules;
+mod stream_races;
 mod teams;
 mod tensor;
 mod timeline;

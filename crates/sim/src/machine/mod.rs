@@ -115,7 +115,7 @@ impl Machine {
             Some(ThreadEffect::Die) => resume_unwind(Box::new("an injected fault".to_owned())),
             Some(ThreadEffect::Sleep(time)) => {
                 let end = self.now() + time;
-                let _ = self.wait_until(Some(end), |_, _| false);
+                let _ = self.wait_until("a wait for a time", Some(end), |_, _| false);
             }
         }
     }
@@ -143,7 +143,7 @@ impl Machine {
     /// A deadlock report: every thread waits, and no wait has a deadline.
     pub fn wait(&self, since: EventCount, deadline: Option<Duration>) -> Result<(), String> {
         self.enter();
-        self.wait_until(deadline, |core, _| core.event_count() != since)
+        self.wait_until("a wait for an event", deadline, |core, _| core.event_count() != since)
     }
 
     /// As [`wait`](Self::wait), but only for [notifications](Self::notify) by threads.
@@ -157,7 +157,9 @@ impl Machine {
         deadline: Option<Duration>,
     ) -> Result<(), String> {
         self.enter();
-        self.wait_until(deadline, |core, _| core.event_count().is_notify(since))
+        self.wait_until("a wait for another thread", deadline, |core, _| {
+            core.event_count().is_notify(since)
+        })
     }
 
     /// As [`wait_for_notify`](Self::wait_for_notify), or until this stream of the current context
@@ -173,7 +175,7 @@ impl Machine {
         deadline: Option<Duration>,
     ) -> Result<(), String> {
         self.enter();
-        self.wait_until(deadline, |core, gpu| {
+        self.wait_until("a wait for a stream", deadline, |core, gpu| {
             let is_busy = |gpu| {
                 let Ok(stream) = core.stream(gpu, stream) else { return false };
                 if stream.is_idle() {
@@ -188,6 +190,7 @@ impl Machine {
 
     fn wait_until(
         &self,
+        name: &'static str,
         deadline: Option<Duration>,
         has_happened: impl Fn(&Core, Option<usize>) -> bool,
     ) -> Result<(), String> {
@@ -195,7 +198,7 @@ impl Machine {
         let deadline = deadline.map(|time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
         let waited = Client::with(|client| {
             let gpu = client.gpu.get();
-            client.call("a wait", |core, _| {
+            client.call(name, |core, _| {
                 if has_happened(core, gpu) || deadline.is_some_and(|end| core.clock() >= end) {
                     return Poll::Ready(Ok(()));
                 }
