@@ -42,6 +42,8 @@ fn sends_two(gpu: &Gpu<'_>) -> Result<()> {
 fn messages_through_one_place_arrive_and_no_part_of_the_protocol_is_too_much() {
     let two = Simulation::new(2).preemptions(1);
     explore(two.clone(), sends_two);
+    // With loads that see old values.
+    explore(two.clone().preemptions(0).weak(true), sends_two);
     let narrow = Change::Narrow(Scope::Gpu);
     for (line, change, names) in [
         ("flag.post(coop, 1, message)", Change::Relax, "place.local()"),

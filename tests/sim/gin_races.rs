@@ -67,6 +67,7 @@ fn a_race_with_the_network_says_which_flush_or_signal_is_missing() {
         for simulation in [Simulation::new(2), Simulation::new(2).seed(3).preempt(true)] {
             let race = race(simulation, |gpu| transfer(gpu, form));
             assert!(race.remedy.contains(remedy), "form {form}: {race}");
+            assert!(race.memory.contains(" of `out` (window "), "form {form}: {race}");
         }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Barrier;
 
 use cuda_std::prelude::*;
 use devcomm::sim::{Error, Machine};
-use devcomm::{CommConfig, Result, Simulation};
+use devcomm::{CommConfig, Lag, Result, Simulation};
 use devcomm_testing::simulated::{Gpu, failure, simulate};
 use nccl_device::{DevComm, Window};
 
@@ -37,10 +37,11 @@ fn write_then_read(gpu: &Gpu<'_>, order: impl Fn(&Gpu<'_>) -> Result<()>) -> Res
     gpu.barrier()
 }
 
-/// The fixed order, and random ones.
+/// The fixed order, random ones, and some in which a rank is late.
 fn orders() -> impl Iterator<Item = Simulation> {
     let random = (0..4).map(|seed| Simulation::new(2).seed(seed));
-    [Simulation::new(2)].into_iter().chain(random)
+    let late = (0..4).map(|seed| Simulation::new(2).seed(seed).lag(Lag::Rank));
+    [Simulation::new(2)].into_iter().chain(random).chain(late)
 }
 
 #[test]
@@ -50,6 +51,8 @@ fn work_of_two_ranks_races_although_the_host_happens_to_start_one_after_the_othe
         let Error::Race(race) = &*error else { panic!("{error}") };
         assert_eq!([race.access.rank, race.other.rank].iter().sum::<usize>(), 1, "{race}");
         let text = race.to_string();
+        // By the kernel's name for it, whichever of the two comes later.
+        assert!(text.contains("a race on element 0 of `words` (window "), "{text}");
         assert!(text.contains("a memset of rank 0 stores"), "{text}");
         assert!(text.contains("reads_rank_0 loads (tests/sim/host_order.rs:"), "{text}");
         assert!(text.contains("a barrier of the ranks between them"), "{text}");

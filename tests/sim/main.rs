@@ -30,6 +30,7 @@ mod pointers;
 mod races;
 mod reduce_copy;
 mod schedules;
+mod stream_races;
 mod teams;
 mod tensor;
 mod timeline;

@@ -353,7 +353,7 @@ fn reports_say_who_waits_for_what_under_every_schedule() {
             });
         });
         for line in [
-            "\n  rank 2 is in ",
+            "\n  host: rank 2 is in a wait for a stream",
             "\n  GPU 0: kernel `rank_1_skips` runs",
             "\n  rank 0 block 0: 1 thread waits for LSA barrier 0, where rank 1 has not arrived",
             "\n  rank 2 block 0: 63 threads wait for the rest of its coop in barrier.sync (LSA",

@@ -10,7 +10,7 @@ use devcomm::Simulation;
 use devcomm::sim::{Error, Waiting};
 use devcomm_testing::simulated::{failure, read, run, simulate, world};
 use nccl_device::raw::{self, GinRequest};
-use nccl_device::{Coop, DevComm, Timeout, Window};
+use nccl_device::{Coop, DevComm, EMPTY, Lamport, LamportSlots, Timeout, Window};
 
 /// A long timeout, in cycles.
 const LONG: u64 = 1 << 40;
@@ -300,4 +300,31 @@ fn a_poll_with_a_timeout_is_over_when_nothing_else_can_go_on() {
         });
         assert_eq!(words, [[0, 1, 10, 11]]);
     }
+}
+
+/// Rank 0 waits for a message of rank 1, which sends none.
+#[kernel]
+unsafe fn waits_for_a_message(comm: DevComm, slots: Window<u32>, state: *mut u32) {
+    if comm.rank() == 0 {
+        // SAFETY: the window and the state are for one slot.
+        unsafe {
+            let session = LamportSlots::<2>::new(&comm, slots, 1).begin(state, 1);
+            session.receive_all::<f32>(0, Vec16::from_bits([1; 4]));
+        }
+    }
+}
+
+#[test]
+fn a_wait_for_a_message_names_its_place_and_what_is_there() {
+    let error = failure(Simulation::new(2), |gpu| {
+        let slots = gpu.window(&[EMPTY; LamportSlots::<2>::words(1)])?;
+        let (state, comm) =
+            (gpu.buffer(&[0; Lamport::<2>::STATE])?, gpu.dev_comm(Default::default())?);
+        gpu.launch(waits_for_a_message::args(&comm, &slots, &state).grid(1).block(1))
+    });
+    let Error::Deadlock(stall) = &*error else { panic!("{error}") };
+    let [waiter] = &stall.waiters[..] else { panic!("{error}") };
+    assert!(matches!(waiter.what, Waiting::Messages { .. }), "{error}");
+    let polled = waiter.polled.as_deref().unwrap();
+    assert!(polled.contains(" of `slots` (window ") && polled.contains(" is 0x"), "{polled}");
 }

@@ -48,13 +48,14 @@ impl Arguments {
         }
     }
 
+    /// Names byte `offset` of the owner's memory, if an argument refers to it.
+    pub(crate) fn find(&self, owner: Owner, offset: usize) -> Option<String> {
+        let Argument { name, element, offset: start, .. } = self.of(owner, offset)?;
+        Some(format!("element {} of `{name}` ({owner})", (offset - start) / element))
+    }
+
     /// Names byte `offset` of the owner's memory.
     pub(crate) fn locate(&self, owner: Owner, offset: usize) -> String {
-        match self.of(owner, offset) {
-            Some(Argument { name, element, offset: start, .. }) => {
-                format!("element {} of `{name}` ({owner})", (offset - start) / element)
-            }
-            None => format!("byte {offset} of {owner}"),
-        }
+        self.find(owner, offset).unwrap_or_else(|| format!("byte {offset} of {owner}"))
     }
 }

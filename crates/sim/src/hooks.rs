@@ -118,7 +118,7 @@ impl Thread {
             Access::Write | Access::AtomicWrite(..) => gpus.progress(),
             Access::AtomicRmw(..) | Access::BarrierChange => self.updating.set(true),
             Access::AtomicRead(..) | Access::BarrierTest => {
-                self.read.set((address, bytes));
+                self.read.set([(address, bytes), self.read.get()[0]]);
                 // A thread that accesses new addresses is not polling, unless it is in a named wait
                 // (`crate::waits`).
                 let [a, b, c, d] = self.polled.get();

@@ -145,7 +145,7 @@ impl fmt::Display for Owner {
         match self {
             Self::Window { id, rank } => write!(f, "window {id}, rank {rank}'s part"),
             Self::Resources { id, rank } => {
-                write!(f, "device communicator {id}'s resources of rank {rank}")
+                write!(f, "barriers and buffers of device communicator {id}, rank {rank}'s part")
             }
             Self::Pinned => write!(f, "pinned memory of the host"),
             Self::Buffer { id, rank } => write!(f, "buffer {id} of rank {rank}"),
@@ -315,6 +315,20 @@ impl Memory {
         let all = self.live.borrow();
         let (start, live) = last_until(&all, address).filter(|(_, live)| address < live.end)?;
         Some((live.owner, address - start))
+    }
+
+    /// As [`owner_at`](Self::owner_at), for each address at which the byte is mapped.
+    pub(crate) fn owners_at(&self, address: usize) -> Vec<(Owner, usize)> {
+        let canonical = self.canonical(address);
+        let of = |(start, live): (&usize, &LiveMemory)| {
+            let offset = canonical.checked_sub(live.canonical)?;
+            (offset < live.end - start).then_some((live.owner, offset))
+        };
+        let mut all: Vec<_> = self.live.borrow().iter().filter_map(of).collect();
+        // The address itself first.
+        let here = self.owner_at(address);
+        all.sort_by_key(|owner| Some(*owner) != here);
+        all
     }
 
     /// The cache entry for this address: one per 64 KiB of address space.

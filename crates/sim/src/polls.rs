@@ -7,6 +7,7 @@
 use cuda_std::arch::{Access, pending_of_mbarrier};
 
 use crate::error::{Site, Waiting};
+use crate::memory::Owner;
 use crate::thread::{Thread, Wait};
 
 /// Plain loads of the same few addresses in a row, each of which ends a slice, after which a thread
@@ -47,7 +48,7 @@ impl Thread {
         self.repeated.set(repeated);
         let plain = repeated.loads > POLLS;
         if plain {
-            self.read.set((address, bytes));
+            self.read.set([(address, bytes); 2]);
         }
         self.suspend(if plain { Wait::Spin { at, plain } } else { Wait::Ready });
         if repeated.loads > 0 {
@@ -55,9 +56,18 @@ impl Thread {
         }
     }
 
-    /// The memory that the thread has read last in a poll, and its value.
+    /// The memory that the thread has read last in a poll, and its value. After what it waits for, a
+    /// wait of `nccl_device` reads a flag of the host, by which the host ends it.
     pub(crate) fn polled_memory(&self) -> Option<String> {
-        let (address, bytes) = self.read.get();
+        let [last, before] = self.read.get();
+        let memory = &self.gpus().memory;
+        let is_pinned = memory.owner_at(last.0).is_some_and(|(owner, _)| owner == Owner::Pinned);
+        let place = if is_pinned { self.value_at(before) } else { None };
+        place.or_else(|| self.value_at(last))
+    }
+
+    /// Names memory that the thread has read, with its value.
+    fn value_at(&self, (address, bytes): (usize, usize)) -> Option<String> {
         let memory = &self.gpus().memory;
         let place = if bytes == 0 {
             return None;

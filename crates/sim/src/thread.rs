@@ -88,8 +88,8 @@ pub(crate) struct Thread {
     pub(crate) returned: Cell<bool>,
     /// The last plain loads, each of which has ended a slice.
     pub(crate) repeated: Cell<Repeated>,
-    /// The address and the bytes of the last read of a poll.
-    pub(crate) read: Cell<(usize, usize)>,
+    /// The addresses and the bytes of the last two reads of a poll, the last one first.
+    pub(crate) read: Cell<[(usize, usize); 2]>,
     /// Its registers, if it has changed their number; else 0.
     pub(crate) registers: Cell<u32>,
     /// Recently polled addresses.

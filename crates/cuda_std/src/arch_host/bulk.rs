@@ -6,7 +6,7 @@ use std::panic::Location;
 use devcomm_types::{DataType, TensorMap, TensorMapDesc};
 use half::{bf16, f16};
 
-use super::copies::{Source, copy, put};
+use super::copies::{copy, put};
 use super::memory::{event, spin, touch};
 use super::tensor::SharedAddress;
 use super::tensor::swizzled;
@@ -210,7 +210,7 @@ pub(crate) unsafe fn load_tile(
             unsafe { copy(engine, target, from, Access::Write, None) }
         } else {
             // SAFETY: the chunk lies in the tile.
-            unsafe { put(engine, target, Source::Value(0), Access::Write, None) }
+            unsafe { put(engine, target, 0) }
         }
     }
     State::receive(barrier, (map.tile_rows * 128) as i32);
@@ -402,7 +402,7 @@ pub(crate) unsafe fn send_shared(
     event(Event::Uses(engine));
     let value = value.iter().rev().fold(0, |all, word| all << 32 | u128::from(*word));
     // SAFETY: the caller's contract.
-    unsafe { put(engine, to.cast::<u128>(), Source::Value(value), Access::Write, None) };
+    unsafe { put(engine, to.cast::<u128>(), value) };
     State::receive(barrier, 16);
     event(Event::Uses(Engine::Thread));
 }

@@ -77,36 +77,47 @@ impl Piece {
 ///
 /// `from` is valid for reads and `to` for writes, until then.
 #[track_caller]
-pub(super) unsafe fn copy<W>(
+pub(super) unsafe fn copy<W: Copy>(
     engine: Engine,
     to: *mut W,
     from: *const W,
     kind: Access,
     sum: Option<fn(u128, u128) -> u128>,
 ) {
-    let from = Source::Memory(touch(from, Access::Read).expose_provenance());
-    // SAFETY: the caller's contract.
-    unsafe { put(engine, to, from, kind, sum) }
+    let from = touch(from, Access::Read);
+    let to = touch(to, kind);
+    let piece = piece(to, Source::Memory(from.expose_provenance()), sum);
+    match (keeps(engine, piece), sum) {
+        (true, _) => {}
+        // SAFETY: the caller's contract.
+        (false, None) => unsafe { to.write(from.read()) },
+        // SAFETY: the caller's contract.
+        (false, Some(_)) => unsafe { piece.land(piece.read()) },
+    }
 }
 
-/// As [`copy`], from any source, which is not reported.
+/// As [`copy`], of these bytes.
 ///
 /// # Safety
 ///
-/// As there.
+/// `to` is valid for writes.
 #[track_caller]
-pub(super) unsafe fn put<W>(
-    engine: Engine,
-    to: *mut W,
-    from: Source,
-    kind: Access,
-    sum: Option<fn(u128, u128) -> u128>,
-) {
-    let to = touch(to, kind).expose_provenance();
-    let piece = Piece { to, from, bytes: size_of::<W>(), sum };
-    let (thread, context) = current();
-    if !(context.ops.keeps)(thread, engine, piece, Location::caller()) {
+pub(super) unsafe fn put<W: Copy>(engine: Engine, to: *mut W, value: u128) {
+    let to = touch(to, Access::Write);
+    let piece = piece(to, Source::Value(value), None);
+    if !keeps(engine, piece) {
         // SAFETY: the caller's contract.
-        unsafe { piece.land(piece.read()) }
+        unsafe { piece.land(value) }
     }
+}
+
+fn piece<W>(to: *mut W, from: Source, sum: Option<fn(u128, u128) -> u128>) -> Piece {
+    Piece { to: to.expose_provenance(), from, bytes: size_of::<W>(), sum }
+}
+
+/// Whether the simulator keeps the piece.
+#[track_caller]
+fn keeps(engine: Engine, piece: Piece) -> bool {
+    let (thread, context) = current();
+    (context.ops.keeps)(thread, engine, piece, Location::caller())
 }

@@ -6,7 +6,7 @@ use std::panic::Location;
 use devcomm_types::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
-use super::copies::{Source, copy, put};
+use super::copies::{copy, put};
 use super::memory::{event, touch};
 use super::{Access, Engine, Event, SumsStep, current, lane_id, shared_static};
 use crate::warp::{FULL_MASK, WARP_SIZE};
@@ -142,14 +142,14 @@ pub(crate) unsafe fn copy_4_async(to: SharedAddress, from: *const u8, pred: bool
 ///
 /// `to` is valid for writes, and `from`, if `pred`, for reads.
 #[track_caller]
-unsafe fn copy_async<W>(to: *mut W, from: *const W, pred: bool) {
+unsafe fn copy_async<W: Copy>(to: *mut W, from: *const W, pred: bool) {
     event(Event::Uses(Engine::CpAsync));
     if pred {
         // SAFETY: the caller's contract.
         unsafe { copy(Engine::CpAsync, to, from, Access::Write, None) }
     } else {
         // SAFETY: the caller's contract.
-        unsafe { put(Engine::CpAsync, to, Source::Value(0), Access::Write, None) }
+        unsafe { put(Engine::CpAsync, to, 0) }
     }
     event(Event::Uses(Engine::Thread));
 }

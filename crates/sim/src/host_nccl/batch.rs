@@ -141,9 +141,15 @@ impl Batch {
     /// Begins all operations.
     fn begin(&self, core: &Core, comm: &Comm, rank: usize, launched: &mut Launched) {
         let mut number = launched.first;
+        let name = match *self.operations {
+            [Operation::Collective(Collective { kind, .. })] => kind.name(),
+            [Operation::Transfer(_)] => "a send or receive",
+            [Operation::Put(_)] => "a put of the host",
+            _ => "a group of NCCL operations",
+        };
         for operation in &*self.operations {
             let (rank_comm, epoch) = (Rc::clone(&self.rank_comm), launched.epoch);
-            let race = core.memory.races.current("an NCCL operation");
+            let race = core.memory.races.current(name);
             let (is_done, learned) = Default::default();
             let pending = Rc::new(PendingOp { rank_comm, epoch, is_done, race, learned });
             launched.pending.push(Rc::clone(&pending));
@@ -208,7 +214,7 @@ impl StreamOp for Batch {
 
     fn name(&self) -> String {
         let names = self.operations.iter().map(|operation| match operation {
-            Operation::Collective(collective) => format!("nccl{:?}", collective.kind),
+            Operation::Collective(collective) => collective.kind.name().to_owned(),
             Operation::Transfer(transfer) => transfer.to_string(),
             Operation::Put(_) => "a put".to_owned(),
             Operation::WaitSignals(_) => "a wait for signals".to_owned(),

@@ -29,6 +29,22 @@ pub(super) enum Kind {
     Scatter,
 }
 
+impl Kind {
+    /// The function that performs it.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::AllReduce => "ncclAllReduce",
+            Self::Broadcast => "ncclBroadcast",
+            Self::Reduce => "ncclReduce",
+            Self::AllGather => "ncclAllGather",
+            Self::ReduceScatter => "ncclReduceScatter",
+            Self::AllToAll => "ncclAlltoAll",
+            Self::Gather => "ncclGather",
+            Self::Scatter => "ncclScatter",
+        }
+    }
+}
+
 /// One rank's arguments of a collective.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Collective {

@@ -173,7 +173,7 @@ impl Core {
     /// What every thread and stream waits for.
     fn stall(&self) -> Box<Stall> {
         let callers = self.shared.callers();
-        let callers = callers.iter().map(|(name, call)| format!("{name} is in {call}"));
+        let callers = callers.iter().map(|(name, call)| format!("host: {name} is in {call}"));
         let streams = self.streams.borrow();
         let heads = streams
             .values()

@@ -117,7 +117,7 @@ impl Machine {
             Some(ThreadEffect::Die) => resume_unwind(Box::new("an injected fault".to_owned())),
             Some(ThreadEffect::Sleep(time)) => {
                 let end = self.now() + time;
-                let _ = self.wait_until(Some(end), |_, _| false);
+                let _ = self.wait_until("a wait for a time", Some(end), |_, _| false);
             }
         }
     }
@@ -145,7 +145,7 @@ impl Machine {
     /// A deadlock report: every thread waits, and no wait has a deadline.
     pub fn wait(&self, since: EventCount, deadline: Option<Duration>) -> Result<(), String> {
         self.enter();
-        self.wait_until(deadline, |core, _| core.event_count() != since)
+        self.wait_until("a wait for an event", deadline, |core, _| core.event_count() != since)
     }
 
     /// As [`wait`](Self::wait), but only for [notifications](Self::notify) by threads.
@@ -159,7 +159,9 @@ impl Machine {
         deadline: Option<Duration>,
     ) -> Result<(), String> {
         self.enter();
-        self.wait_until(deadline, |core, _| core.event_count().is_notify(since))
+        self.wait_until("a wait for another thread", deadline, |core, _| {
+            core.event_count().is_notify(since)
+        })
     }
 
     /// As [`wait_for_notify`](Self::wait_for_notify), or until this stream of the current context
@@ -175,7 +177,7 @@ impl Machine {
         deadline: Option<Duration>,
     ) -> Result<(), String> {
         self.enter();
-        self.wait_until(deadline, |core, gpu| {
+        self.wait_until("a wait for a stream", deadline, |core, gpu| {
             let is_busy = |gpu| {
                 let Ok(stream) = core.stream(gpu, stream) else { return false };
                 if stream.is_idle() {
@@ -190,6 +192,7 @@ impl Machine {
 
     fn wait_until(
         &self,
+        name: &'static str,
         deadline: Option<Duration>,
         has_happened: impl Fn(&Core, Option<usize>) -> bool,
     ) -> Result<(), String> {
@@ -197,7 +200,7 @@ impl Machine {
         let deadline = deadline.map(|time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
         let waited = Client::with(|client| {
             let gpu = client.gpu.get();
-            client.call("a wait", |core, _| {
+            client.call(name, |core, _| {
                 if has_happened(core, gpu) || deadline.is_some_and(|end| core.clock() >= end) {
                     return Poll::Ready(Ok(()));
                 }

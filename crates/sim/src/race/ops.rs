@@ -22,7 +22,7 @@ pub(super) struct OpInfo {
     at: Option<Site>,
     /// What it moves over the network, and which thread posted it.
     pub(super) transfer: Option<(Transfer, ThreadId)>,
-    /// What a kernel's arguments refer to.
+    /// What the arguments of the kernel, or of the one that posted a transfer, refer to.
     arguments: Option<Rc<Arguments>>,
     /// What was known when it started, if it is a kernel.
     pub(super) start: Option<Clock>,
@@ -193,14 +193,15 @@ impl Races {
         sequence: &Sequence,
         number: u64,
         transfer: Transfer,
-        (thread, at): (ThreadId, Site),
+        (thread, at, arguments): (ThreadId, Site, &Rc<Arguments>),
     ) -> OpId {
         let name = match transfer {
             Transfer::Put => "a put",
             Transfer::Get => "a get",
         };
         let transfer = Some((transfer, thread));
-        let info = OpInfo { at: Some(at), transfer, ..OpInfo::new(name, thread.rank as u32) };
+        let (at, arguments) = (Some(at), Some(Rc::clone(arguments)));
+        let info = OpInfo { at, transfer, arguments, ..OpInfo::new(name, thread.rank as u32) };
         self.new_op(sequence.line, number as u32 + 1, info)
     }
 
@@ -264,11 +265,8 @@ impl Races {
         let info = self.ops.borrow()[agent.op.index()].clone();
         let rank = info.gpu as usize;
         let (number, by) = super::agents::performer_of(agent.number);
-        let thread = info.arguments.is_some().then_some(ThreadId {
-            rank,
-            block: agent.block,
-            thread: number,
-        });
+        let thread =
+            info.start.is_some().then_some(ThreadId { rank, block: agent.block, thread: number });
         let verb = if kind.writes { "stores" } else { "loads" };
         let how = match (kind.scope, by) {
             (Some(Scope::Cta), _) => " atomically, with the scope of its block",
@@ -295,10 +293,15 @@ impl Races {
             None => (shared(address), Space::Shared),
             Some((owner, offset)) => {
                 let ops = self.ops.borrow();
-                let infos = [now, before].map(|stamp| &ops[stamp.agent().op.index()]);
-                let arguments = infos.iter().find_map(|info| info.arguments.as_deref());
-                let none = Arguments::default();
-                (arguments.unwrap_or(&none).locate(owner, offset), Space::Global)
+                let of = |stamp: Stamp| ops[stamp.agent().op.index()].arguments.as_deref();
+                // By a name that one of the kernels has for it, at any address.
+                let all = memory.owners_at(address);
+                let arguments = [now, before].into_iter().filter_map(of);
+                let mut named = arguments.flat_map(|arguments| {
+                    all.iter().filter_map(|&(owner, offset)| arguments.find(owner, offset))
+                });
+                let place = named.next().unwrap_or_else(|| format!("byte {offset} of {owner}"));
+                (place, Space::Global)
             }
         };
         Box::new(Race { memory, remedy: self.remedy(now, before, space), access, other })
@@ -312,7 +315,16 @@ impl Races {
         let text = if let Some(text) = self.remedy_of_transfer(now, before) {
             text
         } else if let (Some(_), Some(_)) = scopes {
-            "a scope of the accesses that includes both threads is missing"
+            match at.gpu == from.gpu {
+                true => {
+                    "a scope of the accesses that includes both threads is missing: `Scope::Gpu` \
+                     for threads of two blocks"
+                }
+                false => {
+                    "a scope of the accesses that includes both threads is missing: `Scope::Sys` \
+                     for threads of two ranks"
+                }
+            }
         } else if now.kind().is_async && before.kind().writes && !before.kind().is_async {
             match space {
                 Space::Shared => {
@@ -335,11 +347,11 @@ impl Races {
             "the two operations overlap: one stream or an event that orders them, or memory for \
              each of them, is missing"
         } else if at.gpu == from.gpu {
-            "a release with the scope of the GPU after the first and an acquire of it before the \
-             second, or the end of the kernel, is missing"
+            "a release with the scope of the GPU after the one that is to come first and an \
+             acquire of it before the other, or the end of the kernel between them, is missing"
         } else {
             "a barrier of the ranks between them, or a release with the scope of the system after \
-             the first and an acquire of it before the second, is missing"
+             the one that is to come first and an acquire of it before the other, is missing"
         };
         text.to_owned()
     }
@@ -353,8 +365,8 @@ impl Races {
             (None, None) => return None,
             (Some(_), Some(_)) => {
                 return Some(
-                    "a wait for the end of the first transfer (its signal, or a flush) before the \
-                     second one is posted is missing",
+                    "a wait for the end of the transfer that is to come first (its signal, or a \
+                     flush) before the other one is posted is missing",
                 );
             }
             (Some(transfer), None) => (transfer, before, now),

@@ -397,7 +397,7 @@ impl Thread {
         self.coop_call.set(None);
         self.returned.set(false);
         self.registers.set(0);
-        self.read.set((0, 0));
+        self.read.set(Default::default());
         self.polled.set([0; 4]);
         self.repeated.set(Repeated::default());
         let (of, mut race) = (&block.grid.clock, self.race.borrow_mut());

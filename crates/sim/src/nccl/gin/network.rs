@@ -24,6 +24,7 @@ use std::rc::Rc;
 
 use litemap::LiteMap;
 
+use crate::arguments::Arguments;
 use crate::error::{Error, Result, Site, ThreadId};
 use crate::gpus::GridId;
 use crate::memory::Memory;
@@ -77,6 +78,8 @@ pub(super) struct Operation {
     pub(super) signal: Option<Add>,
     pub(super) counter: Option<*mut u64>,
     pub(super) by: Poster,
+    /// What the arguments of its kernel refer to.
+    pub(super) arguments: Rc<Arguments>,
     /// What the thread that posted it knew and had done.
     pub(super) known: Clock,
 }
@@ -248,8 +251,8 @@ impl InFlight {
             Transfer::Get { .. } => race::Transfer::Get,
             _ => race::Transfer::Put,
         };
-        let Poster { thread, at, .. } = self.operation.by;
-        memory.races.transfer(line, self.number, transfer, (thread, at))
+        let Operation { by: Poster { thread, at, .. }, arguments, .. } = &self.operation;
+        memory.races.transfer(line, self.number, transfer, (*thread, at, arguments))
     }
 
     /// Checks an access against those of others.

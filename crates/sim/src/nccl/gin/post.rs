@@ -1,6 +1,7 @@
 //! Checks and posts GIN operations: put, put of a value, get and signal.
 
 use std::ffi::c_void;
+use std::rc::Rc;
 
 use devcomm_types::WaitKind;
 use devcomm_types::nccl::{CoopAny, Gin, GinDescriptorSmem, Team};
@@ -11,7 +12,7 @@ use crate::memory::Owner;
 use crate::mutation::Change;
 use crate::nccl::view;
 use crate::ranks;
-use crate::thread::{Thread, Wait};
+use crate::thread::{Grid, Thread, Wait};
 use crate::waits::{self, Until};
 
 /// The signal of an operation, as specified by a function's parameters.
@@ -162,9 +163,12 @@ impl Call<'_> {
         if let Some(bytes) = bytes {
             self.gpus.traffic.put(self.thread.block().gpu, to, bytes);
         }
-        let by = Poster { kernel, grid: self.thread.block().grid.id, thread, at: self.at };
+        let Grid { id, launch, .. } = &*self.thread.block().grid;
+        let by = Poster { kernel, grid: *id, thread, at: self.at };
+        let arguments = Rc::clone(&launch.arguments);
         let known = self.gpus.memory.races.post(&mut self.thread.race.borrow_mut());
-        self.gpus.network.post(queue, Operation { to, transfer, signal, counter, by, known });
+        let operation = Operation { to, transfer, signal, counter, by, arguments, known };
+        self.gpus.network.post(queue, operation);
         self.gpus.progress();
     }
 

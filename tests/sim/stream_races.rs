@@ -1,0 +1,62 @@
+//! Tests that what streams do without kernels, copies, memsets and collectives, races with kernels of
+//! other streams unless an event orders them.
+
+use cuda_std::mem;
+use cuda_std::prelude::*;
+use devcomm::{ReduceOp, Result, Simulation, Stream, SymmetricBuffer};
+use devcomm_testing::simulated::{Gpu, simulate};
+
+use crate::races::race;
+
+#[kernel]
+unsafe fn add_1(word: *mut u32) {
+    // SAFETY: the buffer has a word.
+    unsafe { mem::store(word, mem::load(word) + 1) };
+}
+
+/// Does `first` with two words in one stream, and then adds to the second one in another stream,
+/// which waits for the first one if `ordered`.
+fn then_add(
+    gpu: &Gpu<'_>,
+    ordered: bool,
+    first: impl Fn(&Stream, [&SymmetricBuffer<u32>; 2]) -> Result<()>,
+) -> Result<()> {
+    let (source, word) = (gpu.buffer(&[1_u32])?, gpu.buffer(&[0_u32])?);
+    let (one, two) = (gpu.stream()?, gpu.stream()?);
+    first(&one, [&source, &word])?;
+    if ordered {
+        let event = gpu.context().event()?;
+        one.record(&event)?;
+        two.wait_event(&event)?;
+    }
+    // SAFETY: the buffer has a word; the races are what the tests are for.
+    unsafe { add_1::args(&word).grid(1).block(1).launch(&two)? };
+    one.synchronize()?;
+    two.synchronize()
+}
+
+#[test]
+fn copies_memsets_and_collectives_race_with_kernels_that_nothing_orders() {
+    let copy = |gpu: &Gpu<'_>, ordered| {
+        then_add(gpu, ordered, |stream, [source, word]| stream.copy(source, word))
+    };
+    let fill =
+        |gpu: &Gpu<'_>, ordered| then_add(gpu, ordered, |stream, [_, word]| stream.fill(word, 7));
+    let reduce = |gpu: &Gpu<'_>, ordered| {
+        let comm = gpu.communicator()?;
+        then_add(gpu, ordered, |stream, [source, word]| {
+            comm.all_reduce(source, word, ReduceOp::Sum, stream)
+        })
+    };
+    let ways: [(&str, &(dyn Fn(&Gpu<'_>, bool) -> Result<()> + Sync)); 3] =
+        [("a copy", &copy), ("a memset", &fill), ("ncclAllReduce", &reduce)];
+    for (name, way) in ways {
+        for simulation in [Simulation::new(2), Simulation::new(2).seed(1)] {
+            simulate(simulation.clone(), |gpu| way(gpu, true));
+            let race = race(simulation, |gpu| way(gpu, false));
+            let operations = [&race.access, &race.other].map(|access| &*access.operation);
+            assert!(operations.contains(&name) && operations.contains(&"add_1"), "{race}");
+            assert!(race.memory.starts_with("element 0 of `word` (buffer "), "{race}");
+        }
+    }
+}
