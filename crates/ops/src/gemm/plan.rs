@@ -115,14 +115,14 @@ pub(crate) fn candidates([m, n, k]: [u32; 3], multiprocessors: u32) -> Vec<GemmP
         }
     }
     // Larger clusters are for what takes more loads, or leaves much of the GPU idle, and other
-    // tiles that share loads for the former.
+    // tiles that share loads too, but in the latter case only for many rows.
     plans.retain(|plan| match *plan {
         GemmPlan::Swapped { rows, columns, cluster } if has_whole_lines(k) => {
             let tiles = u64::from(m.div_ceil(rows)) * u64::from(n.div_ceil(columns));
             let is_idle = tiles * u64::from(cluster.splits) <= multiprocessors.into();
             let shares = cluster.across * cluster.down > 1;
-            (cluster.blocks() <= 4 || !shares && is_idle)
-                && (!shares || (rows, columns) == (128, 128))
+            is_idle && (!shares || m > 512)
+                || cluster.blocks() <= 4 && (!shares || (rows, columns) == (128, 128))
         }
         _ => true,
     });
