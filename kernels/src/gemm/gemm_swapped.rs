@@ -102,7 +102,7 @@ shapes! {
     M16N64: 16 x 64, 2, false;
     M32N64: 32 x 64, 2, false;
     M64N64: 64 x 64, 2, false;
-    M128N64: 128 x 64, 1, true;
+    M128N64: 128 x 64, 1, false;
     M256N64: 256 x 64, 1, false;
     M8N128: 8 x 128, 1, false;
     M16N128: 16 x 128, 1, false;
