@@ -10,6 +10,9 @@ use devcomm_testing::experts::{Batch, Layout, Routing};
 use devcomm_testing::machines::{Gpus, on_gpus};
 use half::bf16;
 
+#[path = "gpu_expert_parallel/hybrid.rs"]
+mod hybrid;
+
 /// The memory of a rank's steps.
 struct Memory {
     experts: ExpertParallel,

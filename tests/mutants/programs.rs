@@ -60,6 +60,9 @@ programs! {
     expert_parallel on Simulation::new(2), one in 20;
     ep_dispatch on Simulation::new(2), one in 20;
     ep_combine on Simulation::new(2), one in 20;
+    experts_in_teams on Simulation::new(4).team_size(2).multiprocessors(2), one in 20;
+    dispatches_in_teams on Simulation::new(4).team_size(2).multiprocessors(2), one in 20;
+    combines_in_teams on Simulation::new(4).team_size(2).multiprocessors(2), one in 20;
     gemm_wgmma on Simulation::new(1).multiprocessors(2), one in 50;
     gemm_swapped on Simulation::new(1).multiprocessors(2), one in 50;
     gemm_blocks on Simulation::new(1).multiprocessors(2), one in 50;
@@ -322,6 +325,21 @@ fn experts(gpu: &Gpu<'_>, [steps, dispatches, groups, combines]: [u8; 4]) -> Res
 
 fn expert_parallel(gpu: &Gpu<'_>) -> Result<()> {
     experts(gpu, [LAUNCHES, 1, 1, 1])
+}
+
+/// The same over several LSA teams.
+fn experts_in_teams(gpu: &Gpu<'_>) -> Result<()> {
+    experts(gpu, [LAUNCHES, 1, 1, 1])
+}
+
+/// Without results, which keep the ranks' dispatches apart.
+fn dispatches_in_teams(gpu: &Gpu<'_>) -> Result<()> {
+    experts(gpu, [LAUNCHES, 1, 1, 0])
+}
+
+/// Without a dispatch between two launches.
+fn combines_in_teams(gpu: &Gpu<'_>) -> Result<()> {
+    experts(gpu, [1, 1, 1, LAUNCHES])
 }
 
 fn ep_dispatch(gpu: &Gpu<'_>) -> Result<()> {

@@ -29,7 +29,7 @@ pub const NUMBERED_SLOTS: u32 = 1;
 
 /// What `ep_layout` has left of a token, a word in each lane: position and weight of each expert in
 /// this rank. All are [`NONE`] without a token.
-type Entries = u32;
+pub(super) type Entries = u32;
 
 const _: () = assert!(RETURN_WORDS == warp::WARP_SIZE as usize);
 
@@ -42,7 +42,7 @@ struct Incoming {
 }
 
 /// A lane's vectors of a part of a row.
-type Row<const VECTORS: usize> = [Vec16<bf16>; VECTORS];
+pub(super) type Row<const VECTORS: usize> = [Vec16<bf16>; VECTORS];
 
 /// `output[t]` becomes `residual[t]` plus the sum over the experts of token `t` of the expert's row
 /// times its weight, for the `tokens` tokens of this rank. Without a `residual` (null), or without
@@ -115,16 +115,16 @@ pub unsafe fn ep_combine(
     }
 }
 
-struct Combine<'a> {
-    comm: &'a DevComm,
-    shape: Shape,
-    rows: *const bf16,
-    returns: *const u32,
-    received: Received,
-    tokens: u32,
-    output: *mut bf16,
-    residual: *const bf16,
-    steps: u32,
+pub(super) struct Combine<'a> {
+    pub(super) comm: &'a DevComm,
+    pub(super) shape: Shape,
+    pub(super) rows: *const bf16,
+    pub(super) returns: *const u32,
+    pub(super) received: Received,
+    pub(super) tokens: u32,
+    pub(super) output: *mut bf16,
+    pub(super) residual: *const bf16,
+    pub(super) steps: u32,
 }
 
 impl Combine<'_> {
@@ -298,7 +298,7 @@ impl Combine<'_> {
     ///
     /// The kernel's contract.
     #[inline(always)]
-    unsafe fn entries<const VECTORS: usize>(
+    pub(super) unsafe fn entries<const VECTORS: usize>(
         &self,
         rank: usize,
         part: Part<VECTORS>,
@@ -345,7 +345,7 @@ impl Combine<'_> {
     ///
     /// The kernel's contract. All lanes of a warp call this together.
     #[inline(always)]
-    unsafe fn sum<const VECTORS: usize>(
+    pub(super) unsafe fn sum<const VECTORS: usize>(
         &self,
         entries: Entries,
         part: Part<VECTORS>,
@@ -365,7 +365,7 @@ impl Combine<'_> {
                 unsafe {
                     at[entry] = warp::shuffle_idx(entries, 2 * (k + entry as u32));
                     if at[entry] < DROPPED {
-                        rows[entry] = load(self.rows, at[entry] as usize, part);
+                        rows[entry] = part.load(self.rows, at[entry] as usize);
                     }
                 }
                 entry += 1;
@@ -402,10 +402,7 @@ impl Combine<'_> {
         unsafe {
             // What there is here is loaded while the others' rows are on their way.
             let mine = self.sum(entries, part);
-            let mut residual = [Vec16::from_bits([0; 4]); VECTORS];
-            if !self.residual.is_null() {
-                residual = load(self.residual, token, part);
-            }
+            let residual = self.residual(part);
             let (mut rank, ranks) = (0, if N > 2 { hint::opaque_usize(N) } else { N });
             while rank < ranks {
                 if rank == me {
@@ -419,14 +416,25 @@ impl Combine<'_> {
                 rank += 1;
             }
             add(&mut sums, &residual, 1.0);
-            let mut i = 0;
-            while i < VECTORS {
-                if let Some(at) = part.vector_of(token, i) {
-                    mem::store_vec(self.output.wrapping_add(8 * at), bf16::narrow(sums[i]));
-                }
-                i += 1;
-            }
+            part.store(self.output, token, &sums.map(bf16::narrow));
         }
+    }
+
+    /// Loads the residual of a token.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract.
+    #[inline(always)]
+    pub(super) unsafe fn residual<const VECTORS: usize>(
+        &self,
+        part: Part<VECTORS>,
+    ) -> Row<VECTORS> {
+        if self.residual.is_null() {
+            return [Vec16::from_bits([0; 4]); VECTORS];
+        }
+        // SAFETY: the caller's contract.
+        unsafe { part.load(self.residual, part.row as usize) }
     }
 }
 
@@ -464,33 +472,13 @@ unsafe fn send<const N: usize, const VECTORS: usize>(
     }
 }
 
-/// Loads a part of a row; what is behind its end is 0.
-///
-/// # Safety
-///
-/// The row is allocated, and nothing writes it.
-#[inline(always)]
-#[track_caller]
-unsafe fn load<const VECTORS: usize>(
-    rows: *const bf16,
-    row: usize,
-    part: Part<VECTORS>,
-) -> Row<VECTORS> {
-    let mut vectors = [Vec16::from_bits([0; 4]); VECTORS];
-    let mut i = 0;
-    while i < VECTORS {
-        if let Some(at) = part.vector_of(row, i) {
-            // SAFETY: the caller's contract.
-            vectors[i] = unsafe { mem::load_vec(rows.wrapping_add(8 * at)) };
-        }
-        i += 1;
-    }
-    vectors
-}
-
 /// Adds a row times a weight.
 #[inline(always)]
-fn add<const VECTORS: usize>(sums: &mut [[f32; 8]; VECTORS], row: &Row<VECTORS>, weight: f32) {
+pub(super) fn add<const VECTORS: usize>(
+    sums: &mut [[f32; 8]; VECTORS],
+    row: &Row<VECTORS>,
+    weight: f32,
+) {
     let mut i = 0;
     while i < VECTORS {
         let wide = bf16::widen(row[i]);

@@ -1,5 +1,6 @@
 //! Expert parallelism: tokens to the ranks of their experts, and the experts' results back.
 
+mod hybrid;
 mod in_flight;
 mod options;
 
@@ -21,6 +22,7 @@ use devcomm_types::Kernel;
 use half::bf16;
 use nccl_device::Lamport;
 
+use self::hybrid::{Division, Hybrid};
 pub use self::in_flight::{Returning, Sent};
 pub use self::options::{ExpertParallelMemory, ExpertParallelOptions};
 use crate::check::{check_buffer, check_len, refuse, require_context};
@@ -28,8 +30,11 @@ use crate::order::LastStream;
 use crate::slots::{empty_slots, slot_words};
 use crate::{KERNELS, modules};
 
-/// Expert parallelism on a communicator of 2, 4 or 8 ranks that load and store reach: owns the
-/// kernels and their memory, and launches them.
+/// Expert parallelism on a communicator of 2, 4 or 8 ranks that load and store reach, or of several
+/// LSA teams of any number of ranks: owns the kernels and their memory, and launches them.
+///
+/// Between LSA teams rows go over the network (GIN), once to each team with one of the token's
+/// experts, and each team returns one row.
 ///
 /// Each rank has as many experts, rank 0 the first ones, and tokens of its own, rows in bf16. A
 /// step of a layer is
@@ -73,9 +78,7 @@ pub struct ExpertParallel {
     dev_comm: DevCommResource,
     options: ExpertParallelOptions,
     shape: Shape,
-    dispatch: Messages,
-    combine: Messages,
-    received: Received,
+    form: Form,
     returns: SymmetricBuffer<u32>,
     offsets: SymmetricBuffer<u32>,
     sizes: SymmetricBuffer<u32>,
@@ -99,6 +102,21 @@ enum Stage {
     Grouped,
     /// Results have been sent but not received.
     Returning,
+}
+
+/// How rows reach other ranks.
+enum Form {
+    /// By load and store.
+    Lsa(Lsa),
+    /// Over the network between LSA teams.
+    Hybrid(Box<Hybrid>),
+}
+
+/// The memory of the form for one LSA team.
+struct Lsa {
+    dispatch: Messages,
+    combine: Messages,
+    received: Received,
 }
 
 /// The memory of a session of messages.
@@ -135,12 +153,44 @@ static MODULES: LazyLock<Vec<ModuleSource>> = LazyLock::new(|| {
     modules(&[kernels::ep_combine::FILE, kernels::ep_dispatch::FILE, kernels::ep_layout::FILE])
 });
 
+static HYBRID_MODULES: LazyLock<Vec<ModuleSource>> = LazyLock::new(|| {
+    let hybrid = [kernels::ep_combine_hybrid::FILE, kernels::ep_dispatch_hybrid::FILE];
+    modules(&[hybrid[0], hybrid[1], kernels::ep_layout::FILE])
+});
+
 /// Threads of a block.
 const THREADS: u32 = 256;
 /// And where there are many rows.
 const MANY_THREADS: u32 = 512;
 /// Blocks that receive, at least, as a peer may have many tokens.
 const FEWEST_BLOCKS: u32 = 32;
+
+impl Lsa {
+    fn new(comm: &Communicator, options: ExpertParallelOptions, shape: Shape) -> Result<Self> {
+        let ranks = comm.n_ranks();
+        let (tokens, top_k) = (ranks * options.tokens, options.top_k);
+        let messages = |numbered: u32| {
+            let state = comm.mem_alloc::<u32>(Lamport::<1>::STATE)?;
+            Ok::<_, Error>(Messages {
+                slots: empty_slots(comm, slot_words(ranks, shape.slots() as usize))?,
+                // New windows and buffers are zeroed, as these must be.
+                numbered: comm.window(numbered_words(ranks, numbered as usize))?,
+                state,
+            })
+        };
+        Ok(Self {
+            dispatch: messages(ep_dispatch::numbered_slots(shape))?,
+            combine: messages(ep_combine::NUMBERED_SLOTS)?,
+            received: Received {
+                rows: comm.mem_alloc(tokens * options.hidden / 2)?,
+                experts: comm.mem_alloc(tokens * top_k)?,
+                weights: comm.mem_alloc(tokens * top_k)?,
+                counts: comm.mem_alloc(ranks)?,
+                targets: comm.mem_alloc(options.tokens)?,
+            },
+        })
+    }
+}
 
 impl ExpertParallel {
     /// With these sizes. *Collective*. It allocates what
@@ -154,48 +204,50 @@ impl ExpertParallel {
     pub fn new(comm: &Communicator, options: ExpertParallelOptions) -> Result<Self> {
         let ranks = comm.n_ranks();
         let own = || {
-            let shape = options.shape(ranks)?;
-            comm.require_single_lsa_team()?;
-            let set = KernelSet { modules: &MODULES, unavailable: KERNELS.unavailable };
-            Ok::<_, Error>((shape, Kernels::load(comm.context(), &set)?))
+            let teams = comm.properties()?.n_lsa_teams;
+            let limits = comm.context().limits();
+            let division = match teams {
+                0 | 1 => None,
+                _ => Some(Division::new(options, teams, ranks, limits.multiprocessors)?),
+            };
+            let (shape, modules) = match division {
+                None => (options.shape(ranks)?, &MODULES),
+                Some(_) => (options.shape_of_any(ranks)?, &HYBRID_MODULES),
+            };
+            let set = KernelSet { modules, unavailable: KERNELS.unavailable };
+            Ok::<_, Error>((shape, division, Kernels::load(comm.context(), &set)?))
         };
         let own = own();
-        let sizes = [options.hidden, options.tokens, options.experts, options.top_k];
+        // Blocks of several LSA teams send to those of the same number.
+        let blocks = own.as_ref().ok().and_then(|own| own.1).map_or(0, |own| own.blocks as usize);
+        let sizes = [options.hidden, options.tokens, options.experts, options.top_k, blocks];
         let all = comm.host_all_gather(if own.is_ok() { &sizes[..] } else { &[] })?;
-        let (shape, compiled) = own?;
+        let (shape, division, compiled) = own?;
         if let Some(rank) = all.iter().position(|other| other[..] != sizes) {
             let other = &all[rank];
             return refuse(format!(
-                "rank {rank} has sizes {other:?} (hidden, tokens, experts, top-k) and this rank \
-                 {sizes:?}; none: its own error says why"
+                "rank {rank} has sizes {other:?} (hidden, tokens, experts, top-k, and blocks of \
+                 several LSA teams) and this rank {sizes:?}; none: its own error says why"
             ));
         }
-        let (tokens, top_k) = (ranks * options.tokens, options.top_k);
-        let messages = |numbered: u32| {
-            let state = comm.mem_alloc::<u32>(Lamport::<1>::STATE)?;
-            Ok::<_, Error>(Messages {
-                slots: empty_slots(comm, slot_words(ranks, shape.slots() as usize))?,
-                // New windows and buffers are zeroed, as these must be.
-                numbered: comm.window(numbered_words(ranks, numbered as usize))?,
-                state,
-            })
+        let (form, dev_comm) = match division {
+            None => {
+                let lsa = Lsa::new(comm, options, shape)?;
+                (Form::Lsa(lsa), comm.create_dev_comm(DevCommRequirements::new())?)
+            }
+            Some(division) => {
+                let (hybrid, dev_comm) = Hybrid::new(comm, shape, division)?;
+                (Form::Hybrid(Box::new(hybrid)), dev_comm)
+            }
         };
         let this = Self {
             communicator: comm.clone(),
             compiled,
-            dev_comm: comm.create_dev_comm(DevCommRequirements::new())?,
+            dev_comm,
             options,
             shape,
-            dispatch: messages(ep_dispatch::numbered_slots(shape))?,
-            combine: messages(ep_combine::NUMBERED_SLOTS)?,
-            received: Received {
-                rows: comm.mem_alloc(tokens * options.hidden / 2)?,
-                experts: comm.mem_alloc(tokens * top_k)?,
-                weights: comm.mem_alloc(tokens * top_k)?,
-                counts: comm.mem_alloc(ranks)?,
-                targets: comm.mem_alloc(options.tokens)?,
-            },
-            returns: comm.mem_alloc(tokens * RETURN_WORDS)?,
+            form,
+            returns: comm.mem_alloc(ranks * options.tokens * RETURN_WORDS)?,
             offsets: comm.mem_alloc(options.local(ranks) + 1)?,
             sizes: comm.mem_alloc(options.local(ranks))?,
             origins: comm.mem_alloc(most_rows(options, ranks))?,
@@ -311,7 +363,28 @@ impl ExpertParallel {
         stream: &Stream,
     ) -> Result<()> {
         self.begin(stream)?;
-        let Messages { slots, numbered, state } = &self.dispatch;
+        let lsa = match &self.form {
+            Form::Lsa(lsa) => lsa,
+            Form::Hybrid(hybrid) => {
+                let launch = kernels::ep_dispatch_hybrid::args(
+                    &self.dev_comm,
+                    hybrid.dispatch(),
+                    &hybrid.received,
+                    self.shape_args(),
+                    input,
+                    ids,
+                    weights,
+                    count as u32,
+                    hybrid.relayed(),
+                    &self.faults,
+                    steps,
+                );
+                let config = hybrid.config(self.options);
+                // SAFETY: as below.
+                return unsafe { launch.config(config).launch(&self.compiled.on(stream)) };
+            }
+        };
+        let Messages { slots, numbered, state } = &lsa.dispatch;
         let launch = kernels::ep_dispatch::args(
             &self.dev_comm,
             slots,
@@ -464,7 +537,29 @@ impl ExpertParallel {
         self.communicator.compare_kernel(|| format!("results of experts, steps {steps}"))?;
         self.begin(stream)?;
         let (tokens, multiprocessors) = (self.tokens.get() as u32, self.multiprocessors());
-        let Messages { slots, numbered, state } = &self.combine;
+        let lsa = match &self.form {
+            Form::Lsa(lsa) => lsa,
+            Form::Hybrid(hybrid) => {
+                let launch = kernels::ep_combine_hybrid::args(
+                    &self.dev_comm,
+                    hybrid.combine(),
+                    &hybrid.partials,
+                    self.shape_args(),
+                    rows,
+                    &self.returns,
+                    self.received_args(),
+                    hybrid.relayed(),
+                    tokens,
+                    output,
+                    residual,
+                    steps,
+                );
+                let config = hybrid.config(self.options);
+                // SAFETY: as below.
+                return unsafe { launch.config(config).launch(&self.compiled.on(stream)) };
+            }
+        };
+        let Messages { slots, numbered, state } = &lsa.combine;
         let launch = kernels::ep_combine::args(
             &self.dev_comm,
             slots,
@@ -566,7 +661,15 @@ impl ExpertParallel {
     }
 
     fn received_args(&self) -> ReceivedArgs<u64, u64, u64, u64, u64> {
-        let Received { rows, experts, weights, counts, targets } = &self.received;
+        let lsa = match &self.form {
+            Form::Lsa(lsa) => lsa,
+            Form::Hybrid(hybrid) => {
+                let [rows, experts, weights, counts] = hybrid.received();
+                // What this rank's tokens get is in what the dispatch has relayed.
+                return ReceivedArgs { rows, experts, weights, counts, targets: 0 };
+            }
+        };
+        let Received { rows, experts, weights, counts, targets } = &lsa.received;
         ReceivedArgs {
             rows: rows.device_address(),
             experts: experts.device_address(),
@@ -586,6 +689,17 @@ fn most_rows(options: ExpertParallelOptions, ranks: usize) -> usize {
 
 impl fmt::Debug for ExpertParallel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ExpertParallel({} ranks)", self.communicator.n_ranks())
+        let ranks = self.communicator.n_ranks();
+        match &self.form {
+            Form::Lsa(_) => write!(f, "ExpertParallel({ranks} ranks)"),
+            Form::Hybrid(hybrid) => {
+                let Division { teams, blocks, batch } = hybrid.division;
+                write!(
+                    f,
+                    "ExpertParallel({ranks} ranks in {teams} LSA teams, {blocks} blocks, messages \
+                     of {batch} tokens)"
+                )
+            }
+        }
     }
 }

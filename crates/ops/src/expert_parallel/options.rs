@@ -4,11 +4,12 @@ use std::fmt;
 
 use devcomm_host::{Communicator, Result};
 use devcomm_kernels::expert_parallel::{
-    Faults, Shape, ep_combine, ep_dispatch, ep_layout, numbered_words,
+    Faults, Received, Shape, ep_combine, ep_combine_hybrid, ep_dispatch, ep_layout, numbered_words,
 };
-use nccl_device::Lamport;
+use nccl_device::{Epoch, Lamport};
 
 use super::ExpertParallel;
+use super::hybrid::Division;
 use crate::check::refuse;
 use crate::slots::slot_words;
 
@@ -49,13 +50,14 @@ impl ExpertParallelOptions {
     }
 
     /// The blocks that send and receive, at most the GPU's multiprocessors. Default: as many as
-    /// there is work for.
+    /// there is work for. In several LSA teams the same in every rank, and by default at most 32,
+    /// as each sends messages of its own.
     pub const fn blocks(self, blocks: u32) -> Self {
         Self { blocks: Some(blocks), ..self }
     }
 
     /// The threads of these blocks: a multiple of 32 up to 512. Default: 256, or 512 where results
-    /// of many tokens return.
+    /// of many tokens return and in several LSA teams.
     pub const fn threads(self, threads: u32) -> Self {
         Self { threads: Some(threads), ..self }
     }
@@ -69,7 +71,7 @@ impl ExpertParallelOptions {
         ExpertParallel::new(comm, self)
     }
 
-    /// What an [`ExpertParallel`] allocates on each GPU for 2, 4 or 8 ranks.
+    /// What an [`ExpertParallel`] allocates on each GPU for 2, 4 or 8 ranks in one LSA team.
     ///
     /// # Errors
     ///
@@ -93,6 +95,31 @@ impl ExpertParallelOptions {
         })
     }
 
+    /// What it allocates for so many ranks in `teams` LSA teams, at least two.
+    ///
+    /// # Errors
+    ///
+    /// As [`memory`](Self::memory).
+    pub fn memory_in_teams(self, ranks: usize, teams: usize) -> Result<ExpertParallelMemory> {
+        if teams < 2 || !ranks.is_multiple_of(teams) {
+            return refuse(format!("{ranks} ranks in {teams} LSA teams"));
+        }
+        let shape = self.shape_of_any(ranks)?;
+        let division = Division::new(self, teams, ranks, u32::MAX)?;
+        let (word, all) = (size_of::<u32>(), ranks * self.tokens);
+        let [dispatch, combine] = division.words(shape);
+        let [_, experts, .., end] = Received::offsets(shape, ranks);
+        let relayed = (teams + 1) * self.tokens;
+        let words = 2 * Epoch::WORDS + Faults::WORDS + 2 * self.local(ranks) + 1;
+        Ok(ExpertParallelMemory {
+            dispatch_slots: word * dispatch,
+            combine_slots: word * combine + 2 * ep_combine_hybrid::partials(shape, ranks),
+            messages: 0,
+            rows: word * experts,
+            routing: word * (end - experts + all * ep_layout::RETURN_WORDS + relayed + words),
+        })
+    }
+
     /// Experts of a rank.
     pub(super) fn local(self, ranks: usize) -> usize {
         self.experts / ranks
@@ -100,10 +127,15 @@ impl ExpertParallelOptions {
 
     /// The sizes for kernels, if these support them.
     pub(super) fn shape(self, ranks: usize) -> Result<Shape> {
-        let Self { hidden, tokens, experts, top_k, alignment, blocks, threads } = self;
         if !matches!(ranks, 2 | 4 | 8) {
             return refuse(format!("expert parallelism among {ranks} ranks: it needs 2, 4 or 8"));
         }
+        self.shape_of_any(ranks)
+    }
+
+    /// The same, for any number of ranks.
+    pub(super) fn shape_of_any(self, ranks: usize) -> Result<Shape> {
+        let Self { hidden, tokens, experts, top_k, alignment, blocks, threads } = self;
         if hidden == 0 || !hidden.is_multiple_of(8) || hidden > HIDDEN {
             return refuse(format!(
                 "a token has {hidden} elements: they are a multiple of 8, up to {HIDDEN}"
@@ -149,9 +181,10 @@ impl ExpertParallelOptions {
 pub struct ExpertParallelMemory {
     /// Where rows of tokens arrive: two banks, which take turns, with room for the most tokens of
     /// each other rank (with 4 and 8 ranks also of this one). Vectors are their own flags, so there
-    /// is nothing else.
+    /// is nothing else. In several LSA teams: three times the most tokens of a rank of each team,
+    /// one of them for what is sent, with their experts and weights.
     pub dispatch_slots: usize,
-    /// Where results arrive: likewise.
+    /// Where results arrive: likewise; in several LSA teams also the most tokens of each rank.
     pub combine_slots: usize,
     /// Where numbers of tokens and experts with weights arrive: two banks of 16 bytes for each
     /// token and expert of each rank.
