@@ -10,7 +10,7 @@ use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Team, Window};
 
 use super::ep_combine::{Combine, Row, add};
 use super::parts::{Part, Parts};
-use super::rail::{BATCH, Batch, Mail, Rail, Relayed, block_warps, position};
+use super::rail::{Batch, Mail, Rail, Relayed, block_warps, position};
 use super::shape::{Received, Shape, Steps};
 
 /// Vectors of a part of a row that each lane has.
@@ -57,7 +57,7 @@ pub const fn partials(shape: Shape, ranks: usize) -> usize {
     requires(
         tokens <= shape.tokens,
         mail.batch > 0,
-        mail.batch <= BATCH,
+        mail.batch <= super::rail::BATCH,
         partials(shape, comm.n_ranks() as usize) <= partials_of_team.len(),
         Mail::words(
             shape,
