@@ -15,10 +15,10 @@ pub use devcomm_ops::{
     Activation, Algorithm, AllGatherGemm, AllGatherGemmPlan, CollectivePlan, Collectives,
     CollectivesOptions, ExpertParallel, ExpertParallelMemory, ExpertParallelOptions, Explanation,
     Gemm, GemmAllReduce, GemmAllReducePlan, GemmElement, GemmOptions, GemmOutput, GemmPlan,
-    GemmReduceScatter, GemmReduceScatterPlan, KERNELS, ParseAllGatherGemmPlanError,
-    ParseCollectivePlanError, ParseGemmAllReducePlanError, ParseGemmReduceScatterPlanError,
-    ParsePlanError, Parts, Product, Returning, ScaledElement, Sent, Tokens, TransposableElement,
-    WITHOUT_PTX,
+    GemmReduceScatter, GemmReduceScatterPlan, GroupedElement, GroupedGemm, KERNELS,
+    ParseAllGatherGemmPlanError, ParseCollectivePlanError, ParseGemmAllReducePlanError,
+    ParseGemmReduceScatterPlanError, ParsePlanError, Parts, Product, Returning, RowGroups,
+    ScaledElement, Sent, Tokens, TransposableElement, WITHOUT_PTX,
 };
 pub use devcomm_sim as sim;
 pub use devcomm_types::{HostKernel, Kernel, Safe, Unsafe};

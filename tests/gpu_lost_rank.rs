@@ -113,6 +113,8 @@ fn max_ranks() -> usize {
 fn lose(test: &'static str, gpus: Gpus, loss: Loss, work: Work, simulated: Option<&'static str>) {
     /// The latest loss, in microseconds.
     const LATEST: u64 = 100_000;
+    /// Jobs that share the GPUs.
+    const AT_ONCE: usize = 4;
     if World::is_launched() {
         return run_rank(work);
     }
@@ -122,24 +124,33 @@ fn lose(test: &'static str, gpus: Gpus, loss: Loss, work: Work, simulated: Optio
     gpus.with_world(test, |world| {
         let shared_before = shared_memory();
         let mut random = fastrand::Rng::with_seed(11);
-        for round in 0..loss.times() {
-            let job = Job::new(test, world.n_ranks(), round % world.n_ranks(), loss);
-            let error = job.run(random.u64(..LATEST));
-            let signal = match loss {
-                Loss::Killed => Some("SIGKILL"),
-                Loss::Aborted => Some("SIGABRT"),
-                // The job's error is that of the first process that ended.
-                Loss::Stopped => None,
-            };
-            let named =
-                |signal| error.contains(&format!("rank {} ", job.victim)) && error.contains(signal);
-            assert!(signal.is_none_or(named), "round {round}: {error}");
-            job.require_reports(round);
-            job.require_no_process_left();
+        let rounds: Vec<_> = (0..loss.times()).map(|round| (round, random.u64(..LATEST))).collect();
+        for rounds in rounds.chunks(AT_ONCE) {
+            std::thread::scope(|scope| {
+                for &(round, loss_after) in rounds {
+                    scope.spawn(move || lose_once(test, world.n_ranks(), loss, round, loss_after));
+                }
+            });
         }
         let left: Vec<_> = shared_memory().difference(&shared_before).cloned().collect();
         assert!(left.is_empty(), "left in /dev/shm: {left:?}");
     });
+}
+
+/// One job of processes, of which one is lost.
+fn lose_once(test: &'static str, n_ranks: usize, loss: Loss, round: usize, loss_after: u64) {
+    let job = Job::new(test, n_ranks, round % n_ranks, loss);
+    let error = job.run(loss_after);
+    let signal = match loss {
+        Loss::Killed => Some("SIGKILL"),
+        Loss::Aborted => Some("SIGABRT"),
+        // The job's error is that of the first process that ended.
+        Loss::Stopped => None,
+    };
+    let named = |signal| error.contains(&format!("rank {} ", job.victim)) && error.contains(signal);
+    assert!(signal.is_none_or(named), "round {round}: {error}");
+    job.require_reports(round);
+    job.require_no_process_left();
 }
 
 /// One of 2 to 4 simulated ranks fails in a call, or does not return from it. If the others wait

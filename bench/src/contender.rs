@@ -50,6 +50,10 @@ pub enum Variant {
     Nccl,
     /// NCCL's call on the host, on registered symmetric windows
     NcclSym,
+    /// The operation by `ncclAlltoAll`, on registered symmetric windows
+    #[serde(rename = "nccl-alltoall")]
+    #[value(name = "nccl-alltoall")]
+    NcclAllToAll,
     /// PyTorch's one-shot all-reduce on symmetric memory
     TorchOneShot,
     /// PyTorch's two-shot all-reduce on symmetric memory, in place
@@ -89,6 +93,7 @@ impl Variant {
             Self::CublasLt => "cublaslt",
             Self::Nccl => "nccl",
             Self::NcclSym => "nccl-sym",
+            Self::NcclAllToAll => "nccl-alltoall",
             Self::TorchOneShot => "torch-one-shot",
             Self::TorchTwoShot => "torch-two-shot",
             Self::NcclTestsLsa => "nccl-tests-lsa",
@@ -121,7 +126,8 @@ impl Variant {
 
     /// Whether it is of another library.
     pub fn is_of_others(self) -> bool {
-        self.is_foreign() || matches!(self, Self::CublasLt | Self::Nccl | Self::NcclSym)
+        let of_nccl = matches!(self, Self::Nccl | Self::NcclSym | Self::NcclAllToAll);
+        self.is_foreign() || of_nccl || self == Self::CublasLt
     }
 
     /// Whether another program runs it.

@@ -102,6 +102,10 @@ enum Bench {
     /// Matrix product on one GPU, C = A x B^T with A of m x k and B of n x k: a kernel against
     /// cuBLASLt
     Gemm(versus::Command<versus::Gemm>),
+    /// Products of groups of rows, each with a B of its own, such as experts', on one GPU: one kernel
+    /// against a product of cuBLASLt for each
+    #[command(name = "grouped-gemm")]
+    GroupedGemm(versus::Command<versus::GroupedGemm>),
     /// Matrix product followed by an all-reduce: one kernel against cuBLASLt and then ncclAllReduce
     #[command(name = "gemm-allreduce")]
     GemmAllReduce(versus::Command<versus::GemmAllReduce>),
@@ -191,6 +195,7 @@ fn main() -> ExitCode {
         Bench::Signal(command) => versus::run(command),
         Bench::P2p(command) => versus::run(command),
         Bench::Gemm(command) => versus::run(command),
+        Bench::GroupedGemm(command) => versus::run(command),
         Bench::GemmAllReduce(command) => versus::run(command),
         Bench::GemmReduceScatter(command) => versus::run(command),
         Bench::AllGatherGemm(command) => versus::run(command),

@@ -62,7 +62,7 @@ fn operations_of_expert_parallelism_are_right_beside_collectives() {
     let args = ["ep", "--simulate", "2", "--tokens", "3", "-G", "1"];
     let (comments, rows) = table(&args);
     are_right(&comments, &rows);
-    let others = ["rust-allgather", "nccl", "nccl-sym"];
+    let others = ["rust-allgather", "nccl", "nccl-sym", "nccl-alltoall"];
     let with = |operation, more: &[&'static str]| {
         let variants = ["rust"].iter().chain(more).copied();
         variants.map(|variant| [operation, variant]).collect::<Vec<_>>()
@@ -253,6 +253,20 @@ fn a_product_and_the_all_gather_before_it_are_right() {
     are_right(&comments, &rows);
     let odd = ["allgather-gemm", "--simulate", "2", "--m", "7"];
     refuses_late(&odd, "--m 7: 2 ranks share the rows");
+}
+
+#[test]
+fn products_of_groups_are_right_for_every_split_and_run_on_one_gpu() {
+    for split in ["even", "random", "skewed", "one"] {
+        let args = ["grouped-gemm", "--simulate", "1", "--rows", "3,70", "--split", split];
+        let (comments, rows) = table(&args);
+        assert_eq!(column(&rows, 4), ["3x72x40", "3x72x40", "70x72x40", "70x72x40"], "{split}");
+        assert_eq!(column(&rows, 5), ["rust", "rust-gemm", "rust", "rust-gemm"]);
+        assert!(comments.iter().any(|line| line.contains("left out: cublaslt")), "{comments:?}");
+        are_right(&comments, &rows);
+    }
+    refuses(&["grouped-gemm", "--groups", "0"], &["--groups", "at least one"]);
+    refuses_late(&["grouped-gemm", "--simulate", "2"], "grouped-gemm runs on one GPU: -g 1");
 }
 
 #[test]

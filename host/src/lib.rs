@@ -55,8 +55,10 @@
 //! kernel's, and functions that take raw pointers, streams or communicators of other libraries,
 //! whose lifetime only the caller knows. Four rules make the rest safe:
 //!
-//! * what a rank creates stays on the rank's thread (only [`AbortHandle`] and [`KernelAbortHandle`]
-//!   are `Send`), where its CUDA context is current, as NCCL requires;
+//! * any thread may use what a rank creates: each call makes the rank's CUDA context current, NCCL
+//!   is called for one thread at a time per communicator, and what a thread closes was neither
+//!   passed to an operation that another one has not enqueued yet, nor is used by the GPU
+//!   ([`Context`] says more);
 //! * memory, windows, device communicators, graphs and modules are freed only when this rank's
 //!   streams are idle. If the streams cannot become idle, because a rank is lost or a deadline was
 //!   missed, these resources are kept until the process ends;
@@ -105,8 +107,8 @@ pub use devcomm_types::{
 };
 pub use device::{
     Buffer, Context, DeviceLimits, DeviceSlice, Dynamic, Event, FunctionInfo, Graph,
-    KernelAbortHandle, KernelSet, Kernels, KernelsOn, ModuleSource, OnStream, PinnedBuffer, Stream,
-    visible_gpus,
+    KernelAbortHandle, KernelSet, Kernels, KernelsOn, ModuleSource, OnStream, ParamInfo,
+    PinnedBuffer, RawArg, Scope, ScopeThread, Stream, visible_gpus,
 };
 pub use error::{
     AbortCause, DevCommError, DriverError, Error, LaunchError, LaunchRefusal, NcclError,

@@ -1,9 +1,10 @@
 //! The all-gather of A's rows and the product, in one kernel, on Hopper.
 //!
-//! The product is that of [`gemm_wgmma`](crate::gemm::gemm_wgmma). Two of the three warps that
-//! neither load nor multiply push the rank's own rows to the peers, a few rows at a time, each with
-//! a flag. The third one waits for the flags of the rows that the block needs next, and lets the
-//! loading thread go on. A rank computes the tiles of its own rows first, then those of the next
+//! The product is that of [`gemm_wgmma`](crate::gemm::gemm_wgmma). One of the three warps that
+//! neither load nor multiply pushes the rank's own rows to the peers, a few rows at a time, each
+//! with a flag: as fast as the products need them, since faster pushes slow the products' loads.
+//! Another one waits for the flags of the rows that the block needs next, and lets the loading
+//! thread go on. A rank computes the tiles of its own rows first, then those of the next
 //! rank's, and so on, in the order in which the rows arrive: while it multiplies its own, most
 //! others come.
 //!
@@ -25,13 +26,11 @@ use nccl_device::{Coop, DevComm, Team, TileExchange, Window};
 
 use crate::files::gemm::epilogue::Identity;
 use crate::files::gemm::follow::{Beside, Follow};
-use crate::files::gemm::gemm_wgmma::{CLUSTER, IDLE_WARPS, TILE_M, origin, product_and};
+use crate::files::gemm::gemm_wgmma::{CLUSTER, TILE_M, origin, product_and};
 use crate::files::gemm::order::{Order, cluster, clusters};
 
 /// Rows that a warp pushes before it sets their flag.
 const ROWS: u32 = 4;
-/// Warps of a block that push; one more waits.
-const PUSHING: u32 = IDLE_WARPS - 1;
 /// Rows of a cluster's tile.
 const CLUSTER_M: u32 = CLUSTER * TILE_M;
 
@@ -241,15 +240,14 @@ impl Gather<'_> {
     ///
     /// # Safety
     ///
-    /// The kernel's contract; the `index`-th pushing warp of each block calls it, all lanes
-    /// together.
+    /// The kernel's contract; one warp of each block calls it, all lanes together.
     #[inline(always)]
-    unsafe fn push(&self, index: u32) {
+    unsafe fn push(&self) {
         // SAFETY: the caller's contract.
         let exchange = unsafe { self.exchange() };
         let (ranks, messages) = (self.team.n_ranks as u32, self.messages());
         let element = |row: u32| row as usize * self.k as usize;
-        let mut item = thread::block_idx_x() * PUSHING + index;
+        let mut item = thread::block_idx_x();
         while item < ranks * messages {
             let (distance, message) = (item / messages, item % messages);
             if distance > 0 || self.is_shared(message) {
@@ -264,7 +262,7 @@ impl Gather<'_> {
                 // and nothing else accesses them before their flag is set.
                 unsafe { exchange.push(Coop::warp(), to, tile, at, from, len) };
             }
-            item += thread::grid_dim_x() * PUSHING;
+            item += thread::grid_dim_x();
         }
     }
 
@@ -315,8 +313,9 @@ impl Follow for Gather<'_> {
         // SAFETY: the caller's contract.
         unsafe {
             match index {
-                PUSHING => self.watch(order),
-                _ => self.push(index),
+                0 => self.push(),
+                1 => self.watch(order),
+                _ => {}
             }
         }
     }

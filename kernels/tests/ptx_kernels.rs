@@ -49,6 +49,7 @@ fn exported() -> BTreeSet<Exported> {
         of::<kernels::ep_combine>(),
         of::<kernels::ep_combine_hybrid>(),
         of::<kernels::ep_dispatch>(),
+        of::<kernels::ep_dispatch_f8>(),
         of::<kernels::ep_dispatch_hybrid>(),
         of::<kernels::ep_layout>(),
         of::<kernels::gemm_allreduce_mma>(),
@@ -67,6 +68,10 @@ fn exported() -> BTreeSet<Exported> {
         of::<kernels::gemm_reduce_scatter_wide>(),
         of::<kernels::gemm_blocks<F8E4M3>>(),
         of::<kernels::gemm_blocks<F8E5M2>>(),
+        of::<kernels::gemm_grouped<f16>>(),
+        of::<kernels::gemm_grouped<bf16>>(),
+        of::<kernels::gemm_grouped_mma<f16>>(),
+        of::<kernels::gemm_grouped_mma<bf16>>(),
         of::<kernels::gemm_mma<f16>>(),
         of::<kernels::gemm_mma<bf16>>(),
         of::<kernels::gemm_mma_f32<f16>>(),
@@ -268,7 +273,9 @@ fn runs_with_512_threads(kernel: &KernelReport) -> bool {
     let wanted = match &*kernel.name {
         "gemm_allreduce_mma" => GemmForm::Mma.threads(),
         "gemm_allreduce_wgmma" => GemmForm::Wgmma.threads(),
-        name if name.starts_with("gemm_mma") => kernels::gemm::gemm_mma::THREADS,
+        name if name.starts_with("gemm_mma") || name.starts_with("gemm_grouped_mma") => {
+            kernels::gemm::gemm_mma::THREADS
+        }
         name if name.starts_with("gemm_swapped") && name.ends_with("N64") => M8N64::THREADS,
         name if name.starts_with("gemm_swapped") => M64N128::THREADS,
         name if name.starts_with("gemm_blocks") => kernels::gemm::gemm_wgmma::THREADS,
@@ -276,7 +283,9 @@ fn runs_with_512_threads(kernel: &KernelReport) -> bool {
             kernels::gemm::gemm_wgmma::THREADS
         }
         name if name.starts_with("gemm_allreduce_swapped") => M64N128::THREADS,
-        name if name.starts_with("gemm_wgmma") => kernels::gemm::gemm_wgmma::THREADS,
+        name if name.starts_with("gemm_wgmma") || name.starts_with("gemm_grouped") => {
+            kernels::gemm::gemm_wgmma::THREADS
+        }
         _ => THREADS,
     };
     kernel.max_threads.is_some_and(|threads| threads >= wanted)

@@ -3,6 +3,7 @@
 mod children;
 mod ends;
 mod multi_gpu;
+mod threads;
 
 use std::time::{Duration, Instant};
 

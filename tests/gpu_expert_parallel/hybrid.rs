@@ -1,6 +1,8 @@
 //! Several LSA teams: rows go over the network between them.
 
-use devcomm::ExpertParallelMemory;
+use std::time::Duration;
+
+use devcomm::{Error, ExpertParallelMemory, LaunchError};
 
 use super::*;
 
@@ -207,7 +209,11 @@ fn what_several_teams_cannot_do_is_refused() {
         };
         refused(new().blocks(1 + rank.rank() as u32), "blocks of several LSA teams");
         refused(ExpertParallelOptions::new(64, 40, experts + 1, 2), "each rank has as many");
+        refused(ExpertParallelOptions::new(128, 40, experts, 2).f8(), "8-bit floats among several");
         let built = new().blocks(2).build(comm)?;
+        let absent = built.set_absent(&[(rank.rank() + 1) % 4], &rank.stream()?);
+        let absent = absent.unwrap_err().to_string();
+        assert!(absent.contains("absent ranks among 2 LSA teams"), "{absent}");
         let said = format!("{built:?}");
         assert!(said.contains("LSA teams, 2 blocks, messages of 20 tokens"), "{said}");
         Ok(())

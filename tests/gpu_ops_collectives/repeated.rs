@@ -147,3 +147,33 @@ fn a_thousand_replays_of_every_collective_are_right() {
         Ok(())
     });
 }
+
+/// As torch does, whose graphs are captured on a stream of their own.
+#[test]
+fn an_operation_is_captured_behind_one_on_another_stream() {
+    on_gpus("an_operation_is_captured_behind_one_on_another_stream", 2, |rank| {
+        let (comm, streams) = (rank.communicator()?, [rank.stream()?, rank.stream()?]);
+        let (collectives, op) = (Collectives::new(comm)?, ReduceOp::Sum);
+        let (first, captured) = (comm.window::<f32>(100)?, comm.window::<f32>(100)?);
+        streams[0].fill(&first, 1.0)?;
+        collectives.all_reduce(&first, &first, op, &streams[0])?;
+        assert!(!streams[1].is_capturing()?);
+        let graph = streams[1].capture(|| {
+            assert!(streams[1].is_capturing()?);
+            collectives.all_reduce(&captured, &captured, op, &streams[1])
+        })?;
+        streams[0].synchronize()?;
+        for replay in 0..3 {
+            streams[1].fill(&captured, replay as f32)?;
+            graph.launch(&streams[1])?;
+            streams[1].synchronize()?;
+            collectives.all_reduce(&first, &first, op, &streams[0])?;
+            streams[0].synchronize()?;
+            let mut sums = [[0.0; 100]; 2];
+            streams[0].copy_to_host(&first, &mut sums[0])?;
+            streams[0].copy_to_host(&captured, &mut sums[1])?;
+            assert_eq!(sums, [[4.0 * (1 << replay) as f32; 100], [2.0 * replay as f32; 100]]);
+        }
+        Ok(())
+    });
+}

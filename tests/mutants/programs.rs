@@ -60,6 +60,9 @@ programs! {
     expert_parallel on Simulation::new(2), one in 20;
     ep_dispatch on Simulation::new(2), one in 20;
     ep_combine on Simulation::new(2), one in 20;
+    ep_combine_in_one_round on Simulation::new(2), one in 20;
+    ep_dispatch_f8 on Simulation::new(2), one in 20;
+    ep_of_any_ranks on Simulation::new(3), one in 20;
     experts_in_teams on Simulation::new(4).team_size(2).multiprocessors(2), one in 20;
     dispatches_in_teams on Simulation::new(4).team_size(2).multiprocessors(2), one in 20;
     combines_in_teams on Simulation::new(4).team_size(2).multiprocessors(2), one in 20;
@@ -299,15 +302,24 @@ fn lamport_reduce_scatter(gpu: &Gpu<'_>) -> Result<()> {
     stream.synchronize()
 }
 
-/// Steps of expert parallelism, with their operations repeated so often.
-fn experts(gpu: &Gpu<'_>, [steps, dispatches, groups, combines]: [u8; 4]) -> Result<()> {
+/// Steps of expert parallelism, with their operations repeated so often, in blocks of a warp.
+fn experts(
+    gpu: &Gpu<'_>,
+    [steps, dispatches, groups, combines]: [u8; 4],
+    blocks: u32,
+    is_f8: bool,
+) -> Result<()> {
     const TOKENS: usize = 3;
-    let options = ExpertParallelOptions::new(64, TOKENS, 4, 2).blocks(2).threads(32);
-    let (experts, stream) = (options.build(gpu.communicator()?)?, gpu.stream()?);
-    let (input, output) = (gpu.buffer(&[bf16::ONE; TOKENS * 64])?, gpu.buffer(&[bf16::ONE; 192])?);
+    const HIDDEN: usize = 128;
+    let comm = gpu.communicator()?;
+    let options = ExpertParallelOptions::new(HIDDEN, TOKENS, 2 * comm.n_ranks(), 2);
+    let options = if is_f8 { options.f8() } else { options };
+    let (experts, stream) = (options.blocks(blocks).threads(32).build(comm)?, gpu.stream()?);
+    let row = [bf16::ONE; TOKENS * HIDDEN];
+    let (input, output) = (gpu.buffer(&row)?, gpu.buffer(&row)?);
     // A token with an expert in each rank, one with an expert twice, and one with one.
     let (ids, weights) = (gpu.buffer(&[0, 3, 1, 1, 2, -1])?, gpu.buffer(&[0.5_f32; 6])?);
-    let rows = gpu.buffer(&vec![bf16::ZERO; experts.most_rows() * 64])?;
+    let rows = gpu.buffer(&vec![bf16::ZERO; experts.most_rows() * HIDDEN])?;
     for _ in 0..steps {
         for _ in 0..dispatches {
             let tokens = Tokens { count: TOKENS, input: &input, ids: &ids, weights: &weights };
@@ -323,31 +335,46 @@ fn experts(gpu: &Gpu<'_>, [steps, dispatches, groups, combines]: [u8; 4]) -> Res
     stream.synchronize()
 }
 
+/// With a block for each row that a rank receives.
 fn expert_parallel(gpu: &Gpu<'_>) -> Result<()> {
-    experts(gpu, [LAUNCHES, 1, 1, 1])
+    experts(gpu, [LAUNCHES, 1, 1, 1], 6, false)
 }
 
 /// The same over several LSA teams.
 fn experts_in_teams(gpu: &Gpu<'_>) -> Result<()> {
-    experts(gpu, [LAUNCHES, 1, 1, 1])
+    experts(gpu, [LAUNCHES, 1, 1, 1], 2, false)
 }
 
 /// Without results, which keep the ranks' dispatches apart.
 fn dispatches_in_teams(gpu: &Gpu<'_>) -> Result<()> {
-    experts(gpu, [LAUNCHES, 1, 1, 0])
+    experts(gpu, [LAUNCHES, 1, 1, 0], 2, false)
 }
 
 /// Without a dispatch between two launches.
 fn combines_in_teams(gpu: &Gpu<'_>) -> Result<()> {
-    experts(gpu, [1, 1, 1, LAUNCHES])
+    experts(gpu, [1, 1, 1, LAUNCHES], 2, false)
 }
 
 fn ep_dispatch(gpu: &Gpu<'_>) -> Result<()> {
-    experts(gpu, [1, LAUNCHES, 0, 0])
+    experts(gpu, [1, LAUNCHES, 0, 0], 2, false)
+}
+
+fn ep_dispatch_f8(gpu: &Gpu<'_>) -> Result<()> {
+    experts(gpu, [1, LAUNCHES, 0, 0], 2, true)
 }
 
 fn ep_combine(gpu: &Gpu<'_>) -> Result<()> {
-    experts(gpu, [1, 1, 1, LAUNCHES])
+    experts(gpu, [1, 1, 1, LAUNCHES], 2, false)
+}
+
+/// With a warp for each part of a row.
+fn ep_combine_in_one_round(gpu: &Gpu<'_>) -> Result<()> {
+    experts(gpu, [1, 1, 1, LAUNCHES], 6, false)
+}
+
+/// Among ranks whose number has no code of its own.
+fn ep_of_any_ranks(gpu: &Gpu<'_>) -> Result<()> {
+    experts(gpu, [LAUNCHES, 1, 1, 1], 2, false)
 }
 
 fn lamport_rmsnorm(gpu: &Gpu<'_>) -> Result<()> {

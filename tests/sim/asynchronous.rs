@@ -5,11 +5,10 @@ use cuda_std::prelude::*;
 use cuda_std::wgmma::{self, Tile};
 use cuda_std::{mem, tma};
 use devcomm::sim::{Error, Waiting};
-use devcomm::{Element, Result, Simulation, SymmetricBuffer, TensorMap, TensorMapDesc};
-use devcomm_testing::simulated::{Gpu, failure, read, simulate};
+use devcomm::{Element, Result, Simulation, TensorMap, TensorMapDesc};
+use devcomm_testing::simulated::{Gpu, failure, simulate};
 use devcomm_types::GridConstant;
 
-use crate::nccl_threads::{OK, cuda, on};
 use crate::tensor::aligned_shared;
 
 /// Checks that `form(0)` passes in several orders, and that each other form is misuse that the
@@ -213,90 +212,4 @@ fn warpgroups_that_ask_for_more_registers_than_the_block_has_wait_for_ever() {
     let text = failure(Simulation::new(1), |gpu| launch(gpu, 1)).to_string();
     let waits = "184 registers for each thread of its warpgroup: 2048 more, of which the block has";
     assert!(text.starts_with("deadlock") && text.contains(waits), "{text}");
-}
-
-/// A thread loads a row by TMA and stores it by TMA. It looks at both targets before it waits, by
-/// dereferences, which the simulator does not see, and after.
-#[kernel]
-unsafe fn looks_early(
-    from: GridConstant<TensorMap>,
-    to: GridConstant<TensorMap>,
-    target: *mut u32,
-    out: *mut u32,
-) {
-    // SAFETY: one thread, with shared memory for a row, and `out` for four words.
-    unsafe {
-        let (tile, full) = (aligned_shared(), MBarrier::at(shared_array![u64; 1]));
-        let first = tile.cast::<u32>();
-        mem::store(first, 1);
-        tma::fence_async_shared();
-        full.init(1);
-        mbarrier::fence_init();
-        full.arrive_expect_tx(128);
-        tma::load_tile(tile, &from, 0, 0, full);
-        mem::store(out, first.read_volatile());
-        full.wait(0);
-        mem::store(out.add(1), mem::load(first));
-        tma::store_tile(&to, 0, 0, tile);
-        tma::commit_stores();
-        mem::store(out.add(2), target.read_volatile());
-        tma::wait_stores::<0>();
-        mem::store(out.add(3), mem::load(target));
-    }
-}
-
-#[test]
-fn with_weak_memory_copies_of_kernels_land_when_a_thread_waits_or_before() {
-    let seen = |simulation: Simulation| -> [u32; 4] {
-        let outs = simulate(simulation, |gpu| {
-            let (from, to) = (gpu.buffer(&[7_u32; 32])?, gpu.buffer(&[1_u32; 32])?);
-            let out = gpu.buffer(&[0_u32; 4])?;
-            let map = |words: &SymmetricBuffer<u32>| {
-                gpu.context().tensor_map(&TensorMapDesc {
-                    address: words.device_address(),
-                    rows: 1,
-                    columns: 32,
-                    tile_rows: 1,
-                    data_type: u32::DATA_TYPE,
-                })
-            };
-            let launch = looks_early::args(map(&from)?, map(&to)?, &to, &out).grid(1).block(1);
-            gpu.launch(launch.dynamic_shared(2048))?;
-            read(&out)
-        });
-        outs[0].clone().try_into().expect("four words")
-    };
-    assert_eq!(seen(Simulation::new(1)), [7; 4]);
-    let weak: Vec<_> = (0..16).map(|seed| seen(Simulation::new(1).seed(seed).weak(true))).collect();
-    assert!(weak.iter().all(|[_, loaded, _, stored]| [*loaded, *stored] == [7; 2]), "{weak:?}");
-    for early in [0, 2] {
-        let seen = |value| weak.iter().any(|words| words[early] == value);
-        assert!(seen(1) && seen(7), "{weak:?}");
-    }
-}
-
-#[test]
-fn with_weak_memory_a_copy_in_a_stream_lands_some_time_after_it_has_begun() {
-    let seen = |simulation: Simulation| {
-        let values = on(simulation, |thread| {
-            let (late, soon) = (thread.pinned(4), thread.pinned(4));
-            let [a, b] = [(); 2].map(|()| thread.stream());
-            let source = thread.filled(&[7_u32]);
-            // SAFETY: the memory is pinned and has four bytes.
-            unsafe { late.cast::<u32>().write_volatile(1) };
-            let from = source.ptr() as u64;
-            assert_eq!(cuda!(cuMemcpyDtoDAsync_v2(late as u64, from, 4, a.cast())), OK);
-            assert_eq!(cuda!(cuMemsetD32Async(soon as u64, 2, 1, b.cast())), OK);
-            [b, a].map(|stream| {
-                thread.synchronize(stream);
-                // SAFETY: as above.
-                unsafe { late.cast::<u32>().read_volatile() }
-            })
-        });
-        values[0]
-    };
-    assert_eq!(seen(Simulation::new(1)), [7, 7]);
-    let weak: Vec<_> = (0..16).map(|seed| seen(Simulation::new(1).seed(seed).weak(true))).collect();
-    assert!(weak.iter().all(|[_, end]| *end == 7), "{weak:?}");
-    assert!([1, 7].iter().all(|value| weak.iter().any(|[early, _]| early == value)), "{weak:?}");
 }

@@ -58,7 +58,7 @@ fn timeline(
 fn the_picture_in_the_guide_is_what_the_program_draws() {
     let (picture, ran) = timeline(Simulation::new(2), "ring.svg", rings);
     ran.unwrap();
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/timeline.svg");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/guide/src/pictures/timeline.svg");
     if std::env::var_os("DEVCOMM_BLESS").is_some() {
         fs::write(&path, &picture).unwrap();
     }

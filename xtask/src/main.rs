@@ -13,6 +13,7 @@ mod run;
 mod slim;
 mod test;
 mod twins;
+mod wheel;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -81,7 +82,8 @@ enum Task {
     /// for any program here (nvcc is fetched)
     Cpp,
     /// Check what must hold before the crates are published: packages, a project on the packages
-    /// alone, documentation without NCCL, the minimum Rust version, cargo-deny, cargo-semver-checks
+    /// alone, documentation without NCCL, the minimum Rust version, the wheel for Python,
+    /// cargo-deny, cargo-semver-checks
     ReleaseCheck,
     /// Make a folder with the examples and GPU tests, to run on a machine with GPUs but no Rust,
     /// network or recent NCCL
@@ -92,6 +94,9 @@ enum Task {
         /// Reduce NCCL's library to one GPU architecture, e.g. sm_90, and compress it
         #[arg(long, value_parser = slim::parse_arch)]
         slim: Option<u32>,
+        /// Add this wheel for Python, which maturin has built in the folder python, and its tests
+        #[arg(long)]
+        wheel: Option<PathBuf>,
         /// The folder to write; an earlier pack is replaced [default: pack in the checkout]
         #[arg(long)]
         out: Option<PathBuf>,
@@ -137,7 +142,9 @@ fn main() -> ExitCode {
         Task::Twins => twins::twins().map(|()| 0),
         Task::Cpp => cpp::cpp().map(|()| 0),
         Task::ReleaseCheck => release::release_check(),
-        Task::Pack { limit, slim, out } => pack::pack(limit, slim, out.as_deref()).map(|()| 0),
+        Task::Pack { limit, slim, wheel, out } => {
+            pack::pack(limit, slim, wheel.as_deref(), out.as_deref()).map(|()| 0)
+        }
     };
     match done {
         Ok(code) => ExitCode::from(code),

@@ -5,7 +5,9 @@ set -eu
 here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
 
 usage() {
-    echo "usage: ./run.sh list | tests [PROGRAM...] [FILTER...] | bench BENCHMARK [ARGS...] | EXAMPLE [ARGS...]"
+    echo "usage: ./run.sh list | tests [PROGRAM...] [FILTER...] | [--with COMMAND] bench BENCHMARK [ARGS...]"
+    echo "       | python [ARGS...] | [--with COMMAND] EXAMPLE [ARGS...]"
+    echo "--with starts the program by a command, such as --with 'compute-sanitizer --tool memcheck'"
 }
 
 list() {
@@ -134,6 +136,11 @@ run_tests() {
     return "$code"
 }
 
+with=
+if [ "${1:-}" = --with ] && [ $# -ge 2 ]; then
+    with=$2
+    shift 2
+fi
 case ${1:-} in
 "")
     usage
@@ -155,6 +162,21 @@ tests)
     provide_nccl
     run_tests "$@" || code=$?
     ;;
+python)
+    # Python with the packed wheel; `python tests [GPUS]` runs its tests on GPUs.
+    if [ ! -d "$programs/python/devcomm" ]; then
+        echo "error: the pack has no wheel: \`cargo xtask pack --wheel FILE\` adds it" >&2
+        exit 1
+    fi
+    provide_nccl
+    export PYTHONPATH="$programs/python${PYTHONPATH:+:$PYTHONPATH}"
+    if [ "${1:-}" = tests ]; then
+        export DEVCOMM_TEST_KERNELS="$programs/kernels"
+        set -- -m torch.distributed.run --nproc-per-node "${2:-2}" -m pytest -x -p no:cacheprovider \
+            "$programs/python/tests/test_gpus.py"
+    fi
+    python3 "$@" || code=$?
+    ;;
 *)
     case $task in
     bench) program="$programs/bench/devcomm-bench" ;;
@@ -173,8 +195,9 @@ tests)
         provide_network
         ;;
     esac
-    [ -n "$scratch" ] || exec "$program" "$@"
-    "$program" "$@" || code=$?
+    # The words of --with.
+    [ -n "$scratch" ] || exec $with "$program" "$@"
+    $with "$program" "$@" || code=$?
     ;;
 esac
 [ -z "$scratch" ] || rm -rf $scratch

@@ -4,7 +4,7 @@ use std::io::{self, Read};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -19,7 +19,14 @@ const TICK: Duration = Duration::from_millis(100);
 pub struct ProcessGroup {
     /// The program, whose process id is also the group's; `None` once waited for.
     leader: Option<Child>,
-    output: Receiver<io::Result<Vec<u8>>>,
+    output: Receiver<io::Result<Chunk>>,
+}
+
+/// What a program has written.
+pub struct Chunk {
+    /// Whether it is from the standard error.
+    pub is_error: bool,
+    pub bytes: Vec<u8>,
 }
 
 /// How a group ended.
@@ -32,41 +39,30 @@ pub enum End {
 }
 
 impl ProcessGroup {
-    /// Starts `command` with its standard output piped to [`run`](Self::run).
+    /// Starts `command` with its standard output and error piped to [`run`](Self::run).
     pub fn spawn(mut command: Command) -> Result<Self> {
         // The terminal's Ctrl-C signals only this process's group: `run` then kills the child's.
         interrupted()?;
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).process_group(0);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.process_group(0);
         let program = command.get_program().to_string_lossy().into_owned();
         let mut child = command.spawn().with_context(|| format!("{program} does not start"))?;
-        let pipe = child.stdout.take();
+        let pipes = child.stdout.take().zip(child.stderr.take());
         let (sender, output) = sync_channel(16);
         let group = Self { leader: Some(child), output };
-        let mut pipe = pipe.context("the output was not piped")?;
-        // Never joined: a process that left the group may keep the pipe open.
-        thread::spawn(move || {
-            loop {
-                let mut chunk = vec![0; 1 << 16];
-                let read = pipe.read(&mut chunk).map(|length| {
-                    chunk.truncate(length);
-                    chunk
-                });
-                let last = !matches!(&read, Ok(chunk) if !chunk.is_empty());
-                if sender.send(read).is_err() || last {
-                    return;
-                }
-            }
-        });
+        let (stdout, stderr) = pipes.context("the output was not piped")?;
+        forward(stdout, false, sender.clone());
+        forward(stderr, true, sender);
         Ok(group)
     }
 
     /// Passes output to `on_output`, which also sets the deadline, until the program has exited and
-    /// the pipe is closed, or the deadline has passed. An error, including a signal to this
+    /// the pipes are closed, or the deadline has passed. An error, including a signal to this
     /// process, kills the group.
     pub fn run(
         mut self,
         mut deadline: Option<Instant>,
-        mut on_output: impl FnMut(&[u8]) -> Result<Option<Instant>>,
+        mut on_output: impl FnMut(&Chunk) -> Result<Option<Instant>>,
     ) -> Result<End> {
         let mut open = true;
         loop {
@@ -115,6 +111,29 @@ impl Drop for ProcessGroup {
     }
 }
 
+/// Sends what comes out of a pipe.
+fn forward(
+    mut pipe: impl Read + Send + 'static,
+    is_error: bool,
+    to: SyncSender<io::Result<Chunk>>,
+) {
+    // Never joined: a process that left the group may keep the pipe open.
+    thread::spawn(move || {
+        loop {
+            let mut bytes = vec![0; 1 << 16];
+            let length = pipe.read(&mut bytes);
+            let last = !matches!(length, Ok(length) if length > 0);
+            let read = length.map(|length| {
+                bytes.truncate(length);
+                Chunk { is_error, bytes }
+            });
+            if to.send(read).is_err() || last {
+                return;
+            }
+        }
+    });
+}
+
 /// Whether this process got a termination signal. The first call disables their default action.
 fn interrupted() -> Result<&'static AtomicBool> {
     static FLAG: OnceLock<Arc<AtomicBool>> = OnceLock::new();
@@ -147,22 +166,22 @@ mod tests {
 
     #[test]
     fn the_whole_output_comes_before_the_end() {
-        let mut output = Vec::new();
-        let take = |chunk: &[u8]| {
-            output.extend_from_slice(chunk);
+        let mut outputs = [Vec::new(), Vec::new()];
+        let take = |chunk: &Chunk| {
+            outputs[usize::from(chunk.is_error)].extend_from_slice(&chunk.bytes);
             Ok(None)
         };
-        let end = shell("echo one; sleep 0.1; printf two; exit 3").run(None, take);
+        let end = shell("echo one; echo 1 >&2; sleep 0.1; printf two; exit 3").run(None, take);
         assert!(matches!(end, Ok(End::Exit(status)) if status.code() == Some(3)));
-        assert_eq!(output, b"one\ntwo");
+        assert_eq!(outputs, [&b"one\ntwo"[..], b"1\n"]);
     }
 
     #[test]
     fn nothing_of_a_group_outlives_its_time() {
         let mut output = String::new();
         let deadline = Instant::now() + Duration::from_millis(500);
-        let take = |chunk: &[u8]| {
-            output.push_str(&String::from_utf8_lossy(chunk));
+        let take = |chunk: &Chunk| {
+            output.push_str(&String::from_utf8_lossy(&chunk.bytes));
             Ok(Some(deadline))
         };
         // A program whose child keeps running.

@@ -8,6 +8,7 @@ use devcomm_cli::setup::{Optional, setup};
 use xtask::packages::Stranger;
 
 use crate::project::{Project, cargo};
+use crate::wheel;
 
 /// How a check ended that did not fail.
 enum Outcome {
@@ -19,12 +20,13 @@ enum Outcome {
 type Check = fn() -> Result<Outcome>;
 
 /// The checks, quick ones first.
-const CHECKS: [(&str, Check); 6] = [
+const CHECKS: [(&str, Check); 7] = [
     ("dependencies (cargo deny)", deny),
     ("compatibility (cargo semver-checks)", semver),
     ("minimum supported Rust version", msrv),
     ("documentation as on docs.rs, without NCCL", docs),
     ("cargo publish --dry-run", publish),
+    ("the wheel for Python", wheel),
     ("a new project on the packages and today's registry", stranger),
 ];
 
@@ -133,6 +135,10 @@ fn docs() -> Result<Outcome> {
 fn publish() -> Result<Outcome> {
     let arguments = ["publish", "--dry-run", "--allow-dirty", "--registry", "crates-io"];
     run(of_published(&arguments)?, "cargo publish")
+}
+
+fn wheel() -> Result<Outcome> {
+    Ok(wheel::check()?.map_or(Outcome::Passed, Outcome::Skipped))
 }
 
 fn stranger() -> Result<Outcome> {

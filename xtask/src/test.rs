@@ -1,9 +1,10 @@
 //! `cargo xtask test`: runs every test of the workspace, fast ones first, and prints one summary at
 //! the end.
 //!
-//! First everything is built, without a time limit. Then the programs run, one after the other; a
-//! test that hangs is killed with its program, and named. Tests in `gpu_*` run on simulated GPUs
-//! and then, if present, on this system's.
+//! First everything is built, without a time limit. Then the programs run, one after the other: a
+//! line for each, with its time, and all its output if a test fails. A test that hangs is killed
+//! with its program, and named. Tests in `gpu_*` run on simulated GPUs and then, if present, on
+//! this system's.
 //!
 //! A test that cannot run here, without GPUs or a C++ compiler, reports success to its harness.
 //! These lines, which tests print past the harness's capture, tell which tests to count as skipped:
@@ -22,7 +23,7 @@ mod tally;
 use std::io::Write;
 use std::process::Command;
 use std::thread::available_parallelism;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use devcomm_cli::cuda;
@@ -103,14 +104,12 @@ fn run_program(
     limit: Duration,
     tally: &mut Tally,
 ) -> Result<()> {
-    println!("\n{}", program.name);
     let watch = HangDetector::new(limit, true);
     run(&program.name, command, watch, tally, |watch| watch.unfinished(&program.tests(), at_once))
 }
 
 /// Runs the examples in the documentation (doctests), which cargo also compiles.
 fn run_documentation(features: &[&str], limit: Duration, tally: &mut Tally) -> Result<()> {
-    println!("\n== examples in the documentation ==");
     let mut command = cargo();
     command.args(["test", "--workspace", "--doc", "--no-fail-fast"]).args(features);
     let watch = HangDetector::new(limit, false);
@@ -127,14 +126,16 @@ fn run(
     tally: &mut Tally,
     unfinished: impl FnOnce(&HangDetector) -> Vec<String>,
 ) -> Result<()> {
-    let failed_before = tally.failures();
-    let mut line = Vec::new();
-    let end = ProcessGroup::spawn(command)?.run(watch.deadline(), |output| {
-        // Printed at once, even without a newline: the line may name a test that hangs.
-        let mut stdout = std::io::stdout();
-        stdout.write_all(output)?;
-        stdout.flush()?;
-        line.extend_from_slice(output);
+    print!("{name} ... ");
+    std::io::stdout().flush()?;
+    let (began, failed_before) = (Instant::now(), tally.failures());
+    let (mut output, mut line) = (Vec::new(), Vec::new());
+    let end = ProcessGroup::spawn(command)?.run(watch.deadline(), |chunk| {
+        output.extend_from_slice(&chunk.bytes);
+        if chunk.is_error {
+            return Ok(watch.deadline());
+        }
+        line.extend_from_slice(&chunk.bytes);
         while let Some(end) = line.iter().position(|byte| *byte == b'\n') {
             let rest = line.split_off(end + 1);
             let whole = String::from_utf8_lossy(&line).trim_end().to_owned();
@@ -144,25 +145,38 @@ fn run(
         }
         watch.read(&String::from_utf8_lossy(&line));
         Ok(watch.deadline())
-    })?;
+    });
     match end {
-        End::Exit(status) => {
+        Ok(End::Exit(status)) => {
             tally.read(String::from_utf8_lossy(&line).trim_end());
             // A program that crashes reports no failing test.
             if !status.success() && tally.failures() == failed_before {
                 tally.fail(format!("{name}: ended with {status}, see above"));
             }
         }
-        End::Killed => {
+        Ok(End::Killed) => {
             let tests = unfinished(&watch);
-            println!();
             tally.fail(format!(
                 "{name}: {} hangs ({TIMEOUT_VARIABLE} sets the time limit of a test)",
                 if tests.is_empty() { "a test".to_owned() } else { tests.join(" or ") },
             ));
         }
+        // The output tells what ran when a signal came.
+        Err(_) => {}
     }
-    Ok(())
+    let passed = end.is_ok() && tally.failures() == failed_before;
+    println!("{}", ending(passed, began.elapsed(), &output));
+    end.map(|_| ())
+}
+
+/// The end of a program's line. What passing tests print, such as the histories of ranks that are
+/// lost on purpose, is for nobody.
+fn ending(passed: bool, took: Duration, output: &[u8]) -> String {
+    let seconds = took.as_secs_f64();
+    match passed {
+        true => format!("ok, {seconds:.1} s"),
+        false => format!("FAILED after {seconds:.1} s\n{}", String::from_utf8_lossy(output)),
+    }
 }
 
 /// Environment variables that enable GIN for GPU tests without an RDMA card: devcomm's plugin,
@@ -187,6 +201,13 @@ mod tests {
         for bad in ["", "0", "-1", "1h"] {
             assert!(time_limit(Some(bad)).unwrap_err().to_string().contains(TIMEOUT_VARIABLE));
         }
+    }
+
+    #[test]
+    fn only_a_program_whose_tests_fail_has_its_output_printed() {
+        let ending = |passed| ending(passed, Duration::from_millis(1230), b"rank 0: lost\n");
+        assert_eq!(ending(true), "ok, 1.2 s");
+        assert_eq!(ending(false), "FAILED after 1.2 s\nrank 0: lost\n");
     }
 
     #[test]

@@ -242,6 +242,7 @@ mod tests {
             rustc: String::new(),
             llvm: String::new(),
             nccl: None,
+            cubin_sha256: None,
             kernels: kernels.iter().map(kernel).collect(),
         };
         let path = || PathBuf::from("sum");

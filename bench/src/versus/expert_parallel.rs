@@ -1,5 +1,7 @@
 //! Expert parallelism: `devcomm::ExpertParallel` against an all-gather of all tokens and a
-//! reduce-scatter of the results, by NCCL and by `devcomm::Collectives`.
+//! reduce-scatter of the results, by NCCL and by `devcomm::Collectives`, and `ncclAlltoAll`.
+
+mod all_to_all;
 
 use std::rc::Rc;
 
@@ -13,6 +15,7 @@ use devcomm_bench_kernels::p2p_copy;
 use devcomm_testing::experts::{Batch, Layout, Routing};
 use half::bf16;
 
+use self::all_to_all::AllToAll;
 use super::job::Job;
 use super::row::Case;
 use super::selection::VariantInfo;
@@ -120,6 +123,12 @@ impl Benchmark for Experts {
              of ncclMemAlloc that is not registered",
         ),
         (Variant::NcclSym, "the same on the windows"),
+        (
+            Variant::NcclAllToAll,
+            "ncclAlltoAll on windows, of rows and routing in a group, and of results: without what \
+             puts rows in the order of the ranks and adds results up, and with chunks as long as \
+             the longest",
+        ),
     ];
 
     fn validate(&self) -> Result<()> {
@@ -142,9 +151,10 @@ impl Benchmark for Experts {
             let experts = self.options(harness, &batch, tokens).build(harness.comm)?;
             let layer = Layer::new(harness, experts, batch)?;
             let gathered = Gathered::new(&layer, &collectives)?;
+            let exchanged = AllToAll::new(&layer)?;
             for operation in Operation::ALL {
                 if self.operations.is_empty() || self.operations.contains(&operation) {
-                    self.compare(job, operation, &layer, &gathered, &stores)?;
+                    self.compare(job, operation, &layer, (&gathered, &exchanged), &stores)?;
                 }
             }
         }
@@ -189,7 +199,7 @@ impl Experts {
         job: &mut Job<'_>,
         operation: Operation,
         layer: &Rc<Layer<'a>>,
-        gathered: &Rc<Gathered<'a>>,
+        (gathered, exchanged): (&Rc<Gathered<'a>>, &Rc<AllToAll<'a>>),
         stores: &'a Kernels,
     ) -> Result<()> {
         let (harness, batch) = (layer.harness, &layer.batch);
@@ -210,6 +220,9 @@ impl Experts {
                 if job.selection.has(variant) {
                     contenders.push(gathered.contender(operation, variant));
                 }
+            }
+            if job.selection.has(Variant::NcclAllToAll) {
+                contenders.push(exchanged.contender(operation));
             }
             if job.selection.has(Variant::Write) && operation != Operation::Layer && size > 0 {
                 contenders.push(by_stores(harness, stores, size, &self.grid)?);

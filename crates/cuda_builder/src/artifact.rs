@@ -10,6 +10,7 @@ use sha2::{Digest, Sha256};
 use crate::error::Error;
 use crate::lines::Lines;
 use crate::metadata::Declared;
+use crate::packed;
 use crate::ptx::{self, Ptx};
 use crate::ptxas::Resources;
 
@@ -29,6 +30,10 @@ pub struct Sidecar {
     pub llvm: String,
     /// NCCL's device code in the module; `None` when it uses none.
     pub nccl: Option<NcclCode>,
+    /// SHA-256 of the cubin that programs include, in hexadecimal; `None` without `ptxas`, and for
+    /// kernels whose panics print: the host writes the rank into their PTX.
+    #[serde(default)]
+    pub cubin_sha256: Option<String>,
     /// The kernels, by name.
     pub kernels: Vec<Kernel>,
 }
@@ -77,9 +82,9 @@ pub struct Param {
 pub struct Artifacts {
     /// The output folder.
     pub folder: PathBuf,
-    /// A Rust file with one expression, of type `(&[(&str, &str, &str)], Option<&str>)`, to
-    /// `include!`: name, PTX and sidecar of each module, and the reason if kernels could not be
-    /// built.
+    /// A Rust file with one expression, of type
+    /// `(&[(&str, &[u8], &str, Option<&[u8]>)], Option<&str>)`, to `include!`: name, PTX (zlib),
+    /// sidecar and cubin (zlib) of each module, and the reason if kernels could not be built.
     pub index: PathBuf,
     /// The modules, by name. Empty when kernels were skipped or could not be built.
     pub modules: Vec<ModuleArtifact>,
@@ -109,6 +114,16 @@ impl ModuleArtifact {
     #[must_use]
     pub fn is_bound(&self) -> bool {
         self.info.arch.ends_with('a')
+    }
+
+    /// The cubin, if programs include it.
+    fn included_cubin(&self) -> Option<&Path> {
+        self.cubin.as_deref().filter(|_| self.info.cubin_sha256.is_some())
+    }
+
+    /// The compressed files that programs include: the PTX, and the cubin.
+    pub(crate) fn packed(&self) -> impl Iterator<Item = PathBuf> {
+        [Some(self.ptx.as_path()), self.included_cubin()].into_iter().flatten().map(packed::path)
     }
 }
 
@@ -181,12 +196,17 @@ pub(crate) fn kernels(
 pub(crate) fn index(modules: &[ModuleArtifact], missing: Option<&str>) -> String {
     let mut text = "(&[\n".to_owned();
     for module in modules {
+        let bytes = |path| format!("include_bytes!({:?}) as &[u8]", packed::path(path));
+        let cubin = module.included_cubin().map(bytes);
         text += &format!(
-            "    ({:?}, include_str!({:?}), include_str!({:?})),\n",
-            module.file, module.ptx, module.sidecar
+            "    ({:?}, {}, include_str!({:?}), {}),\n",
+            module.file,
+            bytes(&module.ptx),
+            module.sidecar,
+            cubin.map_or("None".to_owned(), |cubin| format!("Some({cubin})"))
         );
     }
-    text + &format!("] as &[(&str, &str, &str)], {missing:?} as Option<&str>)\n")
+    text + &format!("] as &[(&str, &[u8], &str, Option<&[u8]>)], {missing:?} as Option<&str>)\n")
 }
 
 /// SHA-256 of some bytes, in hexadecimal.
@@ -208,7 +228,8 @@ mod tests {
         let text = index(&[], Some("run \"setup\""));
         assert_eq!(
             text,
-            "(&[\n] as &[(&str, &str, &str)], Some(\"run \\\"setup\\\"\") as Option<&str>)\n"
+            "(&[\n] as &[(&str, &[u8], &str, Option<&[u8]>)], Some(\"run \\\"setup\\\"\") as \
+             Option<&str>)\n"
         );
     }
 }

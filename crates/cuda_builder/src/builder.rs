@@ -1,12 +1,8 @@
 //! [`CudaBuilder`]: compiles a kernel package to PTX.
 
-use std::collections::VecDeque;
 use std::env;
 use std::fs;
-use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
-use std::thread;
 
 use devcomm_locate::{NcclPart, find_nccl};
 
@@ -18,6 +14,8 @@ use crate::error::Error;
 use crate::link::{self, Link, Linked, PrepareNccl};
 use crate::metadata;
 use crate::package::{self, KernelPackage};
+use crate::packed;
+use crate::parallel;
 use crate::ptxas::Ptxas;
 use crate::script;
 use crate::split::{self, KernelFile, Split};
@@ -93,8 +91,8 @@ impl CudaBuilder {
         self
     }
 
-    /// Whether `ptxas`, if found, assembles the PTX, which gives cubins and each kernel's
-    /// resources. Default: yes.
+    /// Whether `ptxas`, if found, assembles the PTX, which gives each kernel's resources and the
+    /// cubins that programs include. Default: yes.
     pub fn assemble(mut self, assemble: bool) -> Self {
         self.assemble = assemble;
         self
@@ -308,7 +306,8 @@ impl CudaBuilder {
             [Some(module.ptx.clone()), Some(module.sidecar.clone()), module.cubin.clone()]
         };
         let current: Vec<PathBuf> = modules.iter().flat_map(files).flatten().collect();
-        remove_stale(folder, &current)?;
+        let packed = modules.iter().flat_map(ModuleArtifact::packed);
+        remove_stale(folder, &current.iter().cloned().chain(packed).collect::<Vec<_>>())?;
         if let Some(copy) = &self.copy_to {
             fs::create_dir_all(copy).map_err(Error::io("create", copy))?;
             for file in &current {
@@ -342,24 +341,9 @@ struct Modules<'a> {
 }
 
 impl Modules<'_> {
-    /// Builds all modules, one thread per processor.
+    /// Builds all modules.
     fn build(&self, sources: &[KernelFile], folder: &Path) -> Result<Vec<ModuleArtifact>, Error> {
-        let waiting = Mutex::new(sources.iter().collect::<VecDeque<_>>());
-        let next = || waiting.lock().ok()?.pop_front();
-        let work = || {
-            let mut made = Vec::new();
-            while let Some(source) = next() {
-                made.push(self.module(source, folder));
-            }
-            made
-        };
-        let count = thread::available_parallelism().map_or(1, |n| n.get()).min(sources.len());
-        let made = thread::scope(|scope| {
-            let threads: Vec<_> = (0..count).map(|_| scope.spawn(work)).collect();
-            let joined = threads.into_iter().map(|thread| thread.join());
-            let made = joined.map(|made| made.unwrap_or_else(|panic| resume_unwind(panic)));
-            made.flatten().collect::<Vec<_>>()
-        });
+        let made = parallel::map(sources, |source| self.module(source, folder));
         let mut modules = made.into_iter().collect::<Result<Vec<_>, _>>()?;
         modules.sort_by(|a, b| a.file.cmp(&b.file));
         Ok(modules)
@@ -386,7 +370,13 @@ impl Modules<'_> {
             copy_if_changed(&entry.cubin(), &cubin)?;
         }
         let cubin = assembled.then_some(cubin);
-        Ok(ModuleArtifact { file: source.file.clone(), ptx, sidecar, cubin, info, linked })
+        let module =
+            ModuleArtifact { file: source.file.clone(), ptx, sidecar, cubin, info, linked };
+        let packed = [entry.ptx(), entry.cubin()].map(|path| packed::path(&path));
+        for (from, to) in packed.into_iter().zip(module.packed()) {
+            copy_if_changed(&from, &to)?;
+        }
+        Ok(module)
     }
 
     /// The hash of all inputs of a module.
@@ -448,6 +438,15 @@ impl Modules<'_> {
             }
             None => None,
         };
+        packed::write(ptx_path)?;
+        let cubin_sha256 = match self.panics {
+            Panics::Silent if self.ptxas.is_some() => {
+                packed::write(cubin)?;
+                Some(artifact::sha256_of(cubin)?)
+            }
+            // The host writes the rank into the PTX.
+            _ => None,
+        };
         Ok(Sidecar {
             package: source.kernels.iter().find_map(|kernel| kernel.package.clone()),
             arch: ptx.target.clone(),
@@ -455,6 +454,7 @@ impl Modules<'_> {
             rustc: self.toolchain.version.clone(),
             llvm: self.toolchain.llvm_version.clone(),
             nccl: nccl.map(|nccl| nccl.code.clone()),
+            cubin_sha256,
             kernels: artifact::kernels(
                 &source.file,
                 &source.kernels,
@@ -493,7 +493,7 @@ fn remove_stale(folder: &Path, current: &[PathBuf]) -> Result<(), Error> {
     let entries = fs::read_dir(folder).map_err(Error::io("read", folder))?;
     for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
         let extension = path.extension().unwrap_or_default();
-        let ours = ["ptx", "json", "cubin"].iter().any(|ours| extension == *ours);
+        let ours = ["ptx", "json", "cubin", "z"].iter().any(|ours| extension == *ours);
         if ours && !current.contains(&path) {
             fs::remove_file(&path).map_err(Error::io("remove", &path))?;
         }

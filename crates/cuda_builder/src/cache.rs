@@ -154,6 +154,7 @@ mod tests {
             rustc: String::new(),
             llvm: String::new(),
             nccl: None,
+            cubin_sha256: None,
             kernels: Vec::new(),
         }
     }

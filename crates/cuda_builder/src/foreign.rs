@@ -38,6 +38,7 @@ impl ModuleArtifact {
             rustc: compiler.to_owned(),
             llvm: String::new(),
             nccl,
+            cubin_sha256: None,
             kernels: kernels(&file, &declared, &read, resources.as_deref(), &[])?,
         };
         let sidecar = ptx.with_extension("json");

@@ -23,7 +23,9 @@
 //! ```
 //!
 //! and in the crate, `include!(concat!(env!("OUT_DIR"), "/kernels/kernels.rs"))`: an expression
-//! with name, PTX and sidecar (JSON metadata) of each module, and the reason if there are none.
+//! with name, PTX, sidecar (JSON metadata) and cubin of each module, and the reason if there are
+//! none. With the cubin a GPU of that architecture starts at once; without one, or on a newer GPU,
+//! the driver compiles the PTX, which takes over a minute for a large matrix product.
 //!
 //! # Barriers
 //!
@@ -63,6 +65,8 @@ mod link;
 mod llvm;
 mod metadata;
 mod package;
+mod packed;
+mod parallel;
 mod ptx;
 mod ptxas;
 mod report;

@@ -7,6 +7,7 @@ use crate::arch::NvvmArch;
 use crate::artifact::{self, Artifacts, Kernel, ModuleArtifact};
 use crate::error::Error;
 use crate::lines::Lines;
+use crate::parallel;
 use crate::ptx::Ptx;
 use crate::ptxas::{Ptxas, Resources};
 use crate::traps::in_loops;
@@ -131,17 +132,18 @@ impl Artifacts {
         let temp = std::env::temp_dir();
         let scratch =
             tempfile::tempdir_in(&temp).map_err(Error::io("create a folder in", &temp))?;
-        let cubin = scratch.path().join("module.cubin");
-        let mut all = Vec::new();
-        for module in self.modules.iter().filter(|module| !module.is_bound()) {
+        let modules: Vec<_> = self.modules.iter().filter(|module| !module.is_bound()).collect();
+        let report = |module: &&ModuleArtifact| {
+            let cubin = scratch.path().join(&module.file);
             let made = match &ptxas {
                 Some(ptxas) => ptxas.assemble(&module.file, arch.name(), &module.ptx, &cubin)?,
                 None => Vec::new(),
             };
             let made: BTreeMap<_, _> = made.into_iter().collect();
-            all.extend(reports(module, |kernel| made.get(&kernel.name).copied())?);
-        }
-        Ok(all)
+            reports(module, |kernel| made.get(&kernel.name).copied())
+        };
+        let made = parallel::map(&modules, report).into_iter();
+        Ok(made.collect::<Result<Vec<_>, Error>>()?.concat())
     }
 }
 

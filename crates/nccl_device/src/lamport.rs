@@ -71,6 +71,9 @@ use crate::{Coop, DevComm, LsaPtr, Window};
 /// The value of a word of a slot without a message: -0 in `f32`.
 pub const EMPTY: u32 = 0x8000_0000;
 
+/// Instead of a number of ranks: one that is known only when the kernel runs.
+pub const ANY_RANKS: usize = 0;
+
 /// Banks of slots.
 const BANKS: u32 = 2;
 
@@ -94,25 +97,35 @@ pub fn message_word(word: u32) -> u32 {
     if word == EMPTY { 0 } else { word }
 }
 
-/// The memory of Lamport messages among the `N` ranks of the LSA team: slots in a window.
+/// The source ranks that have slots of their own: with two ranks only the peer sends.
+const fn sources(ranks: usize) -> usize {
+    if ranks == 2 { 1 } else { ranks }
+}
+
+/// The words of a window for `capacity` slots for each source rank of so many ranks, all [`EMPTY`]
+/// before the first launch.
+#[must_use]
+pub const fn lamport_words(ranks: usize, capacity: usize) -> usize {
+    BANKS as usize * sources(ranks) * capacity * SLOT
+}
+
+/// The memory of Lamport messages among the `N` ranks of the LSA team, or [`ANY_RANKS`]: slots in a
+/// window.
 #[derive(Clone, Copy)]
 pub struct LamportSlots<'a, const N: usize> {
     comm: &'a DevComm,
-    /// The slots of this rank and of those after it.
+    window: Window<u32>,
+    /// The slots of this rank and of those after it, of a known number of ranks.
     parts: [LsaPtr<u32>; N],
     /// Slots for a source rank in a bank.
     capacity: u32,
 }
 
 impl<'a, const N: usize> LamportSlots<'a, N> {
-    /// The source ranks that have slots of their own: with two ranks only the peer sends.
-    const SOURCES: usize = if N == 2 { 1 } else { N };
-
-    /// The words of the window for `capacity` slots for each source rank, all [`EMPTY`] before the
-    /// first launch.
+    /// The [`lamport_words`] of `N` ranks.
     #[must_use]
     pub const fn words(capacity: usize) -> usize {
-        BANKS as usize * Self::SOURCES * capacity * SLOT
+        lamport_words(N, capacity)
     }
 
     /// The slots of a window. Reads nothing that a kernel writes: a dependent launch calls it
@@ -120,7 +133,7 @@ impl<'a, const N: usize> LamportSlots<'a, N> {
     ///
     /// # Safety
     ///
-    /// The team has `N` ranks, and each rank's part of the window the [`words`](Self::words).
+    /// The team has `N` ranks, and each rank's part of the window the [`lamport_words`] of them.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn new(comm: &'a DevComm, window: Window<u32>, capacity: u32) -> Self {
@@ -131,7 +144,13 @@ impl<'a, const N: usize> LamportSlots<'a, N> {
             parts[distance] = window.lsa(team.rotated(distance as i32));
             distance += 1;
         }
-        Self { comm, parts, capacity }
+        Self { comm, window, parts, capacity }
+    }
+
+    /// The number of ranks.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub fn ranks(&self) -> usize {
+        if N == ANY_RANKS { self.comm.lsa_team().n_ranks as usize } else { N }
     }
 
     /// Begins a launch that uses `used` slots for each source rank. Traps if there are fewer.
@@ -189,23 +208,29 @@ impl<const N: usize> Lamport<'_, N> {
         self.slots.comm.lsa_team().rank as usize
     }
 
-    /// The address of the slot of source rank `source` in one of the parts.
+    /// The address of the slot of source rank `source` in the part of the rank at a distance.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn slot(&self, part: usize, source: usize, slot: u32) -> *mut u32 {
-        let sources = LamportSlots::<'_, N>::SOURCES;
+    fn slot(&self, distance: usize, source: usize, slot: u32) -> *mut u32 {
+        let LamportSlots { comm, window, parts, capacity } = self.slots;
+        let sources = sources(self.slots.ranks());
         let source = if sources == 1 { 0 } else { source };
         let place = self.bank as usize * sources + source;
-        let index = place * self.slots.capacity as usize + slot as usize;
-        self.slots.parts[part].as_ptr().wrapping_add(SLOT * index)
+        let index = place * capacity as usize + slot as usize;
+        let part = match (N, distance) {
+            (ANY_RANKS, 0) => window.local(),
+            (ANY_RANKS, _) => window.lsa(comm.lsa_team().rotated(distance as i32)),
+            _ => parts[distance],
+        };
+        part.as_ptr().wrapping_add(SLOT * index)
     }
 
-    /// Sends a vector to a slot of the rank that is `distance` after this one, modulo `N`. If all
-    /// ranks begin with 1, they send to different ranks.
+    /// Sends a vector to a slot of the rank that is `distance` after this one, modulo the number of
+    /// ranks. If all ranks begin with 1, they send to different ranks.
     ///
     /// # Safety
     ///
-    /// `distance` is from 1 to `N - 1`. `slot` is below the number of slots that the launch uses,
-    /// and no other thread sends to it.
+    /// `distance` is from 1 to that number less 1. `slot` is below the number of slots that the
+    /// launch uses, and no other thread sends to it.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn send<T: Element>(&self, distance: usize, slot: u32, vector: Vec16<T>) {
@@ -235,7 +260,7 @@ impl<const N: usize> Lamport<'_, N> {
 
     /// Waits for the vectors that all ranks sent to a slot, empties it, and returns them in the
     /// order of the ranks, with `mine` for this one: a [`message`], if all ranks are to have the
-    /// same bits.
+    /// same bits. Not for [`ANY_RANKS`].
     ///
     /// # Safety
     ///
@@ -244,6 +269,7 @@ impl<const N: usize> Lamport<'_, N> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn receive_all<T: Element>(&self, slot: u32, mine: Vec16<T>) -> [Vec16<T>; N] {
+        const { assert!(N != ANY_RANKS, "their vectors have no array") };
         let me = self.me();
         let mut vectors = [mine; N];
         // Four at a time: the addresses of more would take registers.

@@ -2,6 +2,7 @@
 
 mod blocks;
 mod element;
+mod grouped;
 mod hopper;
 mod plan;
 mod portable;
@@ -16,6 +17,7 @@ use devcomm_types::{F8E4M3, Kernel};
 use half::bf16;
 
 pub use self::element::{GemmElement, GemmOutput, ScaledElement, TransposableElement};
+pub use self::grouped::{GroupedElement, GroupedGemm, RowGroups};
 use self::hopper::Prepared;
 pub(crate) use self::hopper::{Matrices, map, wide_maps};
 pub use self::plan::{GemmPlan, ParsePlanError};

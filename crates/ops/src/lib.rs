@@ -41,8 +41,8 @@ pub use self::expert_parallel::{
     ExpertParallel, ExpertParallelMemory, ExpertParallelOptions, Returning, Sent, Tokens,
 };
 pub use self::gemm::{
-    Activation, Gemm, GemmElement, GemmOutput, GemmPlan, ParsePlanError, Product, ScaledElement,
-    TransposableElement,
+    Activation, Gemm, GemmElement, GemmOutput, GemmPlan, GroupedElement, GroupedGemm,
+    ParsePlanError, Product, RowGroups, ScaledElement, TransposableElement,
 };
 pub use self::gemm_allreduce::{
     GemmAllReduce, GemmAllReducePlan, GemmOptions, ParseGemmAllReducePlanError,

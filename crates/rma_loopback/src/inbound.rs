@@ -4,6 +4,9 @@
 //! and signals. So a signal follows everything put before it, by any context and rank: every signal
 //! is strong. An operation that cannot be enqueued yet (no free slot, queue depth reached, a step
 //! that the host must do first) delays all later ones; every call of `progress` retries it.
+//!
+//! Operations that come while the stream is busy form a [`Group`], whose words one call of the
+//! driver enqueues when it is less so.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,8 +15,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::config::Config;
 use crate::driver::Device;
 use crate::error::Result;
+use crate::group::Group;
 use crate::stream::TrackedStream;
 use crate::transfer::{HostStep, IssueResult, Transfer};
+
+/// Groups in the stream, at most: the next one is there when one has ended.
+const GROUPS: usize = 2;
 
 /// The queue of operations into a rank.
 pub(crate) struct InboundQueue {
@@ -32,6 +39,9 @@ struct State {
     step: Option<(u64, HostStep)>,
     accepted: u64,
     issued: u64,
+    group: Group,
+    /// The last transfer of each group in the stream.
+    groups: Vec<u64>,
     /// The connection has failed: nothing more is enqueued.
     cancelled: bool,
 }
@@ -43,6 +53,8 @@ impl InboundQueue {
             step: None,
             accepted: 0,
             issued: 0,
+            group: Group::default(),
+            groups: Vec::with_capacity(GROUPS),
             cancelled: false,
         };
         Ok(Self {
@@ -112,18 +124,20 @@ impl InboundQueue {
     }
 
     fn enqueue_pending(&self, state: &mut State) -> Result<()> {
-        if state.cancelled {
+        if state.cancelled || state.transfers.is_empty() {
             return Ok(());
         }
         let stream = &self.stream;
+        let done = stream.done();
+        state.groups.retain(|last| *last > done);
         let mut entered = None;
         while let Some(first) = state.transfers.front_mut() {
-            if let Some((mark, _)) = state.step
-                && !stream.passed(mark)
-            {
-                break;
-            }
-            if state.issued - stream.done() >= self.config.depth {
+            let is_stepping = match &state.step {
+                Some((mark, _)) if !stream.passed(*mark) => break,
+                step => step.is_some(),
+            };
+            let in_stream = state.issued - stream.done();
+            if in_stream >= self.config.depth || state.groups.len() >= GROUPS && !is_stepping {
                 break;
             }
             if entered.is_none() {
@@ -137,14 +151,20 @@ impl InboundQueue {
                 }
                 continue;
             }
-            match first.issue(stream, &self.config, next)? {
+            match first.issue(stream, &self.config, &mut state.group)? {
                 IssueResult::Whole => {
                     state.issued = next;
                     state.transfers.pop_front();
+                    if !state.group.has_whole(next) {
+                        state.groups.extend(state.group.enqueue(stream)?);
+                    }
                 }
                 IssueResult::Until { mark, step } => state.step = Some((mark, step)),
                 IssueResult::NoSlot => break,
             }
+        }
+        if entered.is_some() {
+            state.groups.extend(state.group.enqueue(stream)?);
         }
         self.waiting.store(!state.transfers.is_empty(), Ordering::Release);
         Ok(())

@@ -98,6 +98,7 @@ pub mod driver;
 mod endpoint;
 mod entry;
 mod error;
+mod group;
 mod inbound;
 mod log;
 mod peer_mapping;

@@ -1,4 +1,7 @@
 //! A transfer: one operation into a rank. It has data and an optional signal.
+//!
+//! The data is copied by operations of a stream, one for each transfer; words and signals are
+//! written behind the copies of a whole [`Group`] of transfers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::config::{Config, SignalMethod};
 use crate::driver::{Address, MemOp};
 use crate::error::{Error, Result};
+use crate::group::Group;
 use crate::staging::Staging;
 use crate::stream::TrackedStream;
 
@@ -114,7 +118,7 @@ unsafe impl Send for HostStep {}
 
 /// Result of issuing a transfer.
 pub(crate) enum IssueResult {
-    /// Completely enqueued.
+    /// Completely enqueued, or in the group.
     Whole,
     /// A host step follows once the stream has passed the mark.
     Until { mark: u64, step: HostStep },
@@ -123,69 +127,70 @@ pub(crate) enum IssueResult {
 }
 
 impl Transfer {
-    /// Enqueues as much as possible on `stream`, whose context is current. At its end the transfer
-    /// marks `sequence` complete.
+    /// Enqueues as much as possible on `stream`, whose context is current: copies at once, and
+    /// what follows them in `group`. A host step needs the stream idle, and so ends the group.
     pub(crate) fn issue(
         &mut self,
         stream: &Arc<TrackedStream>,
         config: &Config,
-        sequence: u64,
+        group: &mut Group,
     ) -> Result<IssueResult> {
-        let mut last = TrailingOps::new();
         match &mut self.data {
             Data::None => {}
-            Data::Word { to, value, bytes: 8 } => last.push(MemOp::write_64(*to, *value)),
-            Data::Word { to, value, .. } => last.push(MemOp::write_32(*to, *value as u32)),
+            Data::Word { to, value, bytes: 8 } => group.write_64(*to, *value),
+            Data::Word { to, value, .. } => group.write_32(*to, *value as u32),
             Data::Range { from, to, bytes, moved } => {
-                let begun = move_range(stream, config, from, *to, *bytes, moved)?;
+                if let Buffer::Device(to) = *to
+                    && group.writes_to(to, *bytes)
+                {
+                    group.enqueue(stream)?;
+                }
+                let begun = move_range(stream, config, group, from, *to, *bytes, moved)?;
                 if !matches!(begun, IssueResult::Whole) {
                     return Ok(begun);
                 }
             }
         }
-        if let Some(signal) = &self.signal {
-            match signal.buffer {
-                Buffer::Device(word)
-                    if stream.device.reductions && config.signal == SignalMethod::Auto =>
-                {
-                    last.push(MemOp::barrier());
-                    last.push(MemOp::add_64(word, signal.add));
+        let Some(signal) = &self.signal else { return Ok(IssueResult::Whole) };
+        match signal.buffer {
+            Buffer::Device(word)
+                if stream.device.reductions && config.signal == SignalMethod::Auto =>
+            {
+                group.add_64(word, signal.add);
+            }
+            Buffer::Device(word) => match &signal.shadow {
+                Some((shadow, index)) => {
+                    // The inbound queue's lock keeps sums and writes in the same order.
+                    let before = shadow[*index].fetch_add(signal.add, Ordering::Relaxed);
+                    group.write_64(word, before.wrapping_add(signal.add));
                 }
-                Buffer::Device(word) => match &signal.shadow {
-                    Some((shadow, index)) => {
-                        // The inbound queue's lock keeps sums and writes in the same order.
-                        let before = shadow[*index].fetch_add(signal.add, Ordering::Relaxed);
-                        last.push(MemOp::write_64(word, before.wrapping_add(signal.add)));
-                    }
-                    // Another connection, with its own stream, may add to the same word.
-                    None if config.connections > 1 => {
-                        return Err(Error::Unsupported(format!(
-                            "VA signals need one connection, not {} (DEVCOMM_GIN_CONNECTIONS), or \
-                             devices with atomic additions (a driver for CUDA 13.1, and \
-                             DEVCOMM_GIN_SIGNAL not set)",
-                            config.connections
-                        )));
-                    }
-                    None => {
-                        last.enqueue(stream)?;
-                        stream.copy_d2h(stream.scratch().cast(), word, 8)?;
-                        let step = HostStep::WriteSum { word, add: signal.add };
-                        return Ok(IssueResult::Until { mark: stream.mark()?, step });
-                    }
-                },
-                Buffer::Host(word) | Buffer::Pinned(word) => {
-                    last.enqueue(stream)?;
-                    let step = HostStep::AddOnHost { word: word.cast(), add: signal.add };
+                // Another connection, with its own stream, may add to the same word.
+                None if config.connections > 1 => {
+                    return Err(Error::Unsupported(format!(
+                        "VA signals need one connection, not {} (DEVCOMM_GIN_CONNECTIONS), or \
+                         devices with atomic additions (a driver for CUDA 13.1, and \
+                         DEVCOMM_GIN_SIGNAL not set)",
+                        config.connections
+                    )));
+                }
+                None => {
+                    group.enqueue(stream)?;
+                    stream.copy_d2h(stream.scratch().cast(), word, 8)?;
+                    let step = HostStep::WriteSum { word, add: signal.add };
                     return Ok(IssueResult::Until { mark: stream.mark()?, step });
                 }
+            },
+            Buffer::Host(word) | Buffer::Pinned(word) => {
+                group.enqueue(stream)?;
+                let step = HostStep::AddOnHost { word: word.cast(), add: signal.add };
+                return Ok(IssueResult::Until { mark: stream.mark()?, step });
             }
         }
-        last.push(stream.done_op(sequence));
-        last.enqueue(stream)?;
         Ok(IssueResult::Whole)
     }
 
-    /// Runs the host step. `true`: the transfer is completely enqueued, or complete.
+    /// Runs the host step, after the group. `true`: the transfer is completely enqueued, or
+    /// complete.
     pub(crate) fn step(
         &mut self,
         step: HostStep,
@@ -228,6 +233,7 @@ impl Transfer {
 fn move_range(
     stream: &Arc<TrackedStream>,
     config: &Config,
+    group: &mut Group,
     from: &Source,
     to: Buffer,
     bytes: usize,
@@ -254,6 +260,7 @@ fn move_range(
             (Source::Host { address: from, .. } | Source::Pinned(from), Buffer::Host(to))
             | (Source::Host { address: from, .. } | Source::Pinned(from), Buffer::Pinned(to)) => {
                 let step = HostStep::Copy { from: *from, to, bytes, slot: None };
+                group.enqueue(stream)?;
                 return Ok(IssueResult::Until { mark: stream.mark()?, step });
             }
             (Source::Device { staging, address, .. }, to) => {
@@ -274,6 +281,7 @@ fn move_range(
                         let from: *const u8 = staging.slot_memory(slot);
                         let to = to.wrapping_add(*moved);
                         let step = HostStep::Copy { from, to, bytes: chunk, slot: Some(slot) };
+                        group.enqueue(stream)?;
                         return Ok(IssueResult::Until { mark: stream.mark()?, step });
                     }
                 }
@@ -291,29 +299,4 @@ fn move_range(
         }
     }
     Ok(IssueResult::Whole)
-}
-
-/// The memory operations at the end of a transfer, enqueued by one driver call.
-struct TrailingOps {
-    operations: [MemOp; 4],
-    count: usize,
-}
-
-impl TrailingOps {
-    fn new() -> Self {
-        Self { operations: [MemOp::barrier(); 4], count: 0 }
-    }
-
-    fn push(&mut self, operation: MemOp) {
-        self.operations[self.count] = operation;
-        self.count += 1;
-    }
-
-    fn enqueue(&mut self, stream: &TrackedStream) -> Result<()> {
-        if self.count > 0 {
-            stream.enqueue(&mut self.operations[..self.count])?;
-            self.count = 0;
-        }
-        Ok(())
-    }
 }

@@ -149,6 +149,29 @@ fn short_values_of_every_width_and_place_arrive() {
 }
 
 #[test]
+fn signals_that_come_while_a_stream_is_busy_are_written_together() {
+    const SIGNALS: u64 = 200;
+    for reductions in [false, true] {
+        let options = Options { delay: 3000, reductions, ..Options::default() };
+        world(&options, |rank, bootstrap| {
+            let words = Memory::new(16);
+            let words_at = rank.signals(&words);
+            bootstrap.barrier.wait();
+            for signal in 0..SIGNALS {
+                let to = (words_at, 8 * (signal % 2) as usize);
+                rank.put_signal(0, NOWHERE, 0, NOWHERE, 1 - rank.rank, to, 3, SIGNAL_ADD);
+            }
+            rank.drain();
+            bootstrap.barrier.wait();
+            assert_eq!([0, 1].map(|word| words.load(word)), [SIGNALS / 2 * 3; 2]);
+            let batches = rank.device.batches.load(Ordering::Relaxed);
+            assert!((1..SIGNALS / 4).contains(&batches), "{batches} calls");
+            bootstrap.barrier.wait();
+        });
+    }
+}
+
+#[test]
 fn a_signal_to_an_address_counts_from_what_a_kernel_left_there() {
     world(&Options::default(), |rank, bootstrap| {
         let words = Memory::new(8);

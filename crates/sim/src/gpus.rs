@@ -14,8 +14,8 @@ use std::rc::Rc;
 use litemap::LiteMap;
 
 use crate::arguments::Arguments;
+use crate::copies::Copies;
 use crate::error::{Error, Result, Site, Stall, ThreadId};
-use crate::late::LateWrites;
 use crate::memory::Memory;
 use crate::mutation::Change;
 use crate::nccl::{self, Network, Unflushed};
@@ -25,6 +25,7 @@ use crate::scheduler::{Chooser, Scheduler};
 use crate::simulation::Simulation;
 use crate::thread::{Grid, OpenSession, Thread};
 use crate::timeline::Timeline;
+use crate::traffic::Counters;
 use crate::{panics, trap};
 
 /// One grid on one GPU.
@@ -115,8 +116,8 @@ pub(crate) struct Gpus {
     pub(crate) network: Rc<Network>,
     pub(crate) timeline: Rc<Timeline>,
     scheduler: RefCell<Scheduler>,
-    /// What asynchronous copies of kernels have not written yet.
-    pub(crate) late: LateWrites,
+    /// Asynchronous copies of kernels under way.
+    pub(crate) copies: Copies,
     /// The scheduler's, while a thread with weak loads runs.
     pub(crate) chooser: RefCell<Chooser>,
     /// Whether all host threads wait for the GPUs.
@@ -128,6 +129,8 @@ pub(crate) struct Gpus {
     /// Switches to threads.
     pub(crate) switches: Cell<u64>,
     pub(crate) accesses: Cell<u64>,
+    /// What kernels send to other ranks.
+    pub(crate) traffic: Counters,
     /// Hook calls other than accesses and switches.
     pub(crate) calls: Cell<u64>,
     /// All hook calls when the watchdog last checked.
@@ -166,7 +169,7 @@ impl Gpus {
             timeline,
             memory,
             scheduler: RefCell::new(Scheduler::new(settings)),
-            late: LateWrites::default(),
+            copies: Copies::default(),
             chooser: RefCell::new(Chooser::First),
             host_waits: Cell::new(true),
             queue: RefCell::default(),
@@ -174,6 +177,7 @@ impl Gpus {
             printed: RefCell::default(),
             switches: Cell::new(0),
             accesses: Cell::new(0),
+            traffic: Counters::default(),
             calls: Cell::new(0),
             last_activity: Cell::new(u64::MAX),
             interrupted: Cell::new(false),
@@ -245,7 +249,7 @@ impl Gpus {
     pub(crate) fn reset(&self) {
         self.scheduler.borrow_mut().reset(self);
         self.network.clear();
-        self.late.clear();
+        self.copies.clear();
         self.queue.borrow_mut().clear();
         self.failure.take();
         self.sessions.borrow_mut().clear();

@@ -102,6 +102,9 @@ impl Thread {
         if access == Access::ReadByOther {
             return address;
         }
+        if is_global {
+            gpus.traffic.access(&gpus.memory, gpu as usize, (address, bytes), access);
+        }
         if self.updating.replace(false) {
             gpus.progress();
         }
@@ -135,7 +138,7 @@ impl Thread {
             if let Some(unwritten) = unwritten {
                 self.reads_unwritten(unwritten, at);
             }
-            return self.late(address, bytes, access).unwrap_or(seen);
+            return seen;
         }
         address
     }
@@ -352,7 +355,7 @@ fn event(ctx: *const ThreadCtx, event: Event, at: Site) {
         Event::Wait { .. } if gpus.skips_wait(at) => return,
         _ => {}
     }
-    thread.land_late(&event);
+    thread.end_copies(&event);
     match event {
         Event::Commit(Engine::Wgmma) => thread.products.borrow_mut().commit(),
         Event::RegisterFence => thread.products.borrow_mut().fence(),
@@ -391,6 +394,7 @@ pub(crate) static OPS: Ops = Ops {
     },
     shared_static,
     access: |ctx, address, bytes, access, at| Thread::of(ctx).access(address, bytes, access, at),
+    keeps: |ctx, engine, piece, at| Thread::of(ctx).keeps(engine, piece, at),
     multimem: |ctx, address, bytes, at| Thread::of(ctx).multimem(address, bytes, at),
     spin,
     wait_phase,

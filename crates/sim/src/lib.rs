@@ -36,7 +36,7 @@
 //! line. It covers kernels, asynchronous copies, `wgmma`, GIN, streams, graphs, collectives and
 //! copies of the host, and finds most races in any order of execution. Host threads are ordered by
 //! what they wait for ([`Machine::exchange`]). [`Simulation::weak`] has atomic loads see old
-//! values, and copies land late.
+//! values, and copies read and land late.
 //!
 //! # Time
 //!
@@ -102,13 +102,13 @@
 mod arguments;
 mod barrier;
 mod cluster;
+mod copies;
 mod dev_comm;
 mod driver;
 mod error;
 mod gpus;
 mod hooks;
 mod host_nccl;
-mod late;
 mod machine;
 mod memory;
 mod multicast;
@@ -127,6 +127,7 @@ mod simulation;
 mod stack;
 mod thread;
 mod timeline;
+mod traffic;
 mod trap;
 mod waits;
 mod warp;
@@ -141,3 +142,4 @@ pub use nccl::Unflushed;
 pub use schedule::{Choice, Lag};
 pub use simulation::Simulation;
 pub use thread::OpenSession;
+pub use traffic::Traffic;

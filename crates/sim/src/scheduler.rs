@@ -227,6 +227,7 @@ impl Scheduler {
             None => self.run_turns(gpus)?,
         }
         self.deliver(gpus)?;
+        self.step_copies(gpus);
         self.wake_arrived(gpus);
         let progressed = self.progressed(gpus, idle);
         if self.count_still(progressed) {
@@ -239,6 +240,7 @@ impl Scheduler {
         }
         // A thread that ran may have let a dependent launch begin.
         let idle = !self.pass.other && self.changed.is_empty() && gpus.network.is_idle();
+        let idle = idle && gpus.copies.is_idle();
         Ok(if self.live > 0 && idle { Step::Stuck } else { Step::Progress })
     }
 
@@ -251,6 +253,7 @@ impl Scheduler {
             turns.swap(i, k);
             self.turn(gpus, turns[i] as usize)?;
             self.deliver_at_random(gpus)?;
+            self.step_copies(gpus);
         }
         turns.clear();
         self.turns = turns;
@@ -370,7 +373,7 @@ impl Scheduler {
     fn thread_ended(&mut self, gpus: &Gpus, block: &Block, thread: &Thread) {
         thread.wait.set(Wait::Done);
         gpus.progress();
-        thread.land_all_late();
+        thread.end_all_copies();
         let races = &gpus.memory.races;
         if let Some(at) = races.end_thread(&mut thread.race.borrow_mut(), &block.grid.clock) {
             let what = "it ends while a bulk copy that it has started may still read the shared \

@@ -160,9 +160,10 @@ impl Simulation {
 
     /// Whether atomic loads may see old values, where PTX's memory model allows it: values that
     /// other threads have replaced, unless the replacement happened before the load. Loads of more
-    /// than eight bytes may see halves of different ages. With a seed, what TMA, bulk copies,
-    /// `cp.async`, and copies and memsets in streams write may land late. Needs a seed or choices,
-    /// and [`races`](Self::races). Default: no.
+    /// than eight bytes may see halves of different ages. With a seed, TMA, bulk copies and
+    /// `cp.async` read their source and write at any time until the wait for that, and copies and
+    /// memsets in streams land late. Needs a seed or choices, and [`races`](Self::races).
+    /// Default: no.
     pub fn weak(mut self, weak: bool) -> Self {
         self.weak = weak;
         self

@@ -9,8 +9,8 @@ pub use cudarc::driver::sys::{
     CUdeviceptr, CUevent, CUevent_flags, CUfunction, CUfunction_attribute, CUgraph, CUgraphExec,
     CUgraphNode, CUjit_option, CUlaunchAttribute, CUlaunchAttributeID, CUlaunchAttributeValue,
     CUlaunchAttributeValue_union__bindgen_ty_1, CUlaunchConfig, CUmodule, CUresult, CUstream,
-    CUstream_flags, CUstreamCaptureMode, CUtensorMap, CUtensorMapDataType, CUtensorMapFloatOOBfill,
-    CUtensorMapInterleave, CUtensorMapL2promotion, CUtensorMapSwizzle,
+    CUstream_flags, CUstreamCaptureMode, CUstreamCaptureStatus, CUtensorMap, CUtensorMapDataType,
+    CUtensorMapFloatOOBfill, CUtensorMapInterleave, CUtensorMapL2promotion, CUtensorMapSwizzle,
 };
 
 /// Declares the function table, and the static table with cudarc's functions.
@@ -98,6 +98,7 @@ functions! {
     // Graphs.
     cuStreamBeginCapture_v2(stream: CUstream, mode: CUstreamCaptureMode);
     cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph);
+    cuStreamIsCapturing(stream: CUstream, status: *mut CUstreamCaptureStatus);
     cuGraphGetNodes(graph: CUgraph, nodes: *mut CUgraphNode, num_nodes: *mut usize);
     cuGraphInstantiateWithFlags(exec: *mut CUgraphExec, graph: CUgraph, flags: c_ulonglong);
     cuGraphLaunch(exec: CUgraphExec, stream: CUstream);

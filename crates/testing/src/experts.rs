@@ -106,6 +106,23 @@ impl Batch {
         }
     }
 
+    /// What is left of the batch without some ranks' tokens and experts.
+    #[must_use]
+    pub fn without(&self, ranks: &[usize]) -> Self {
+        let is_left = |rank: usize| !ranks.contains(&rank);
+        let left = |id: &i32| {
+            let rank = usize::try_from(*id).map_or(0, |id| id / self.local());
+            if is_left(rank) { *id } else { -1 }
+        };
+        Self {
+            inputs: self.inputs.clone(),
+            ids: self.ids.iter().map(|ids| ids.iter().map(left).collect()).collect(),
+            weights: self.weights.clone(),
+            tokens: (0..).zip(&self.tokens).map(|(r, n)| if is_left(r) { *n } else { 0 }).collect(),
+            ..*self
+        }
+    }
+
     /// Experts of a rank.
     #[must_use]
     pub fn local(&self) -> usize {
@@ -116,6 +133,22 @@ impl Batch {
     #[must_use]
     pub fn row(&self, rank: usize, token: usize) -> &[bf16] {
         &self.inputs[rank][token * self.hidden..][..self.hidden]
+    }
+
+    /// A token's row as it arrives as 8-bit floats with scales: for each element what it stands
+    /// for, and for each 128 of them the scale.
+    #[must_use]
+    pub fn rounded(&self, rank: usize, token: usize) -> (Vec<f32>, Vec<f32>) {
+        let (mut row, mut scales) = (Vec::new(), Vec::new());
+        for block in self.row(rank, token).chunks(128) {
+            let values = block.iter().map(|x| x.to_f64());
+            let largest = values.clone().fold(0.0, |most: f64, x| most.max(x.abs()));
+            let mut powers = (-126..=120).map(|exponent| 2_f64.powi(exponent));
+            let scale = powers.find(|scale| 448.0 * scale >= largest).unwrap_or(2_f64.powi(120));
+            row.extend(values.map(|x| (e4m3(x / scale) * scale) as f32));
+            scales.push(scale as f32);
+        }
+        (row, scales)
     }
 
     /// A token's experts with their weights, in their order, without those that do not exist.
@@ -150,15 +183,17 @@ impl Batch {
         Layout { offsets, sizes, rows }
     }
 
+    /// The tokens of a rank that have experts in another one, or the same.
+    pub fn tokens_to(&self, from: usize, to: usize) -> impl Iterator<Item = usize> {
+        let is_there = move |(expert, _): (usize, f32)| expert / self.local() == to;
+        (0..self.tokens[from]).filter(move |token| self.chosen(from, *token).any(is_there))
+    }
+
     /// The rows that a rank receives from its peers: each once.
     #[must_use]
     pub fn received(&self, rank: usize) -> usize {
         let peers = (0..self.tokens.len()).filter(|source| *source != rank);
-        let is_here = |expert: usize| expert / self.local() == rank;
-        peers
-            .flat_map(|source| (0..self.tokens[source]).map(move |token| (source, token)))
-            .filter(|(source, token)| self.chosen(*source, *token).any(|(e, _)| is_here(e)))
-            .count()
+        peers.map(|source| self.tokens_to(source, rank).count()).sum()
     }
 
     /// How many elements of a rank's rows, in the order of its experts, are wrong.
@@ -233,6 +268,14 @@ impl Batch {
         }
         sums.into_iter().map(bf16::from_f32).collect()
     }
+}
+
+/// The nearest number with a fraction of three bits, of two the even one: as a float of 8 bits with
+/// an exponent of four bits, of which the least is -6 and the greatest number 448.
+fn e4m3(x: f64) -> f64 {
+    let exponent = if x == 0.0 { -6.0 } else { x.abs().log2().floor().max(-6.0) };
+    let step = (exponent - 3.0).exp2();
+    if x.is_infinite() { 448_f64.copysign(x) } else { (x / step).round_ties_even() * step }
 }
 
 fn bits(row: &[bf16]) -> &[u16] {

@@ -5,18 +5,18 @@
 //! stream, and returns at once. The memory stays allocated until the operation is done. Where NCCL
 //! allows it, the two buffers may be the same memory, or one may be part of the other: *in place*.
 
-use std::any::Any;
 use std::ffi::c_int;
-use std::rc::Rc;
 use std::sync::Arc;
 
 use devcomm_types::DataType;
 
 use super::config::LoweredCollectiveConfig;
 use super::create::rank_of;
-use super::reduce_op::sealed::Operator;
+use super::dispatch::Uses;
+use super::reduce_op::sealed::{Opened, Operator};
 use super::{CollectiveConfig, Communicator, ReduceOperator};
-use crate::device::{Buffer, DeviceSlice, Event, OnStream};
+use crate::device::issuer::Resource;
+use crate::device::{Buffer, DeviceSlice, Event, Kept, OnStream};
 use crate::error::{Error, Result};
 use crate::sys::nccl::call::{Call, CommPtr};
 use crate::sys::nccl::calls::{self, Operands};
@@ -326,13 +326,14 @@ pub(crate) struct Operation<'a> {
     operands: Operands,
     /// Its terms beside count and type: ", root 1".
     terms: String,
-    keep: Vec<Rc<dyn Any>>,
+    uses: Uses,
 }
 
 impl<'a> Operation<'a> {
     pub(crate) fn new(communicator: &'a Communicator, count: usize, data_type: DataType) -> Self {
         let operands = Operands { count, data_type: data_type as c_int, ..Operands::default() };
-        Self { communicator, data_type, operands, terms: String::new(), keep: Vec::new() }
+        let (terms, uses) = Default::default();
+        Self { communicator, data_type, operands, terms, uses }
     }
 
     pub(crate) fn sends<T>(mut self, slice: &DeviceSlice<T>) -> Result<Self> {
@@ -351,7 +352,7 @@ impl<'a> Operation<'a> {
         if slice.data_type() as c_int != self.operands.data_type {
             return Err(Error::invalid(format!("{slice:?} with elements of another type")));
         }
-        self.keep.extend(slice.keep());
+        self.uses.keep.extend(slice.keep());
         Ok(slice.device_address())
     }
 
@@ -362,10 +363,10 @@ impl<'a> Operation<'a> {
     }
 
     fn combines(mut self, operator: &impl Operator) -> Result<Self> {
-        let (op, keep) = operator.resolve(self.communicator, self.data_type)?;
+        let (op, resource) = operator.resolve(self.communicator, self.data_type)?;
         self.operands.op = op;
         self.terms += &format!(", {}", operator.name());
-        self.keep.extend(keep);
+        self.uses.open.extend(resource.map(|Opened(resource)| resource));
         Ok(self)
     }
 
@@ -393,18 +394,19 @@ impl<'a> Operation<'a> {
         call: impl FnOnce(CommPtr, Operands, Option<Arc<LoweredCollectiveConfig>>) -> Call,
     ) -> Result<()> {
         let config = configured.config.clone();
-        self.keep.extend(config.clone().map(|config| Rc::new(config) as Rc<dyn Any>));
-        self.keep.extend(configured.event.as_ref().map(Event::keep));
+        self.uses.keep.extend(config.clone().map(|config| config as Kept));
+        self.uses.keep.extend(configured.event.as_ref().map(Event::keep));
         let terms = self.terms();
-        let Self { communicator, operands, keep, .. } = self;
+        let Self { communicator, operands, uses, .. } = self;
         let stream = communicator.stream(&stream);
         let operands = Operands { stream: stream.handle().raw() as u64, ..operands };
         let call = |comm| call(comm, operands, config);
-        communicator.enqueue_collective(stream, keep, &terms, call)
+        communicator.enqueue_collective(stream, uses, &terms, call)
     }
 
-    pub(crate) fn keep(mut self, what: Rc<dyn Any>) -> Self {
-        self.keep.push(what);
+    /// Uses a resource, which must be open.
+    pub(super) fn uses(mut self, resource: Arc<dyn Resource>) -> Self {
+        self.uses.open.push(resource);
         self
     }
 
@@ -417,6 +419,6 @@ impl<'a> Operation<'a> {
         let terms = self.terms();
         let mut operands = self.operands;
         operands.stream = stream.handle().raw() as u64;
-        self.communicator.enqueue(stream, self.keep, &terms, |comm| call(comm, operands))
+        self.communicator.enqueue(stream, self.uses, &terms, |comm| call(comm, operands))
     }
 }

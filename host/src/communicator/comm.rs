@@ -1,14 +1,13 @@
 //! The communicator: its identity, its properties, its state.
 
-use std::cell::{OnceCell, RefCell};
 use std::ffi::c_void;
-use std::rc::{Rc, Weak};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use bytemuck::Pod;
 use devcomm_sys::nccl::CommProperties;
 use devcomm_types::GinType;
+use parking_lot::Mutex;
 
 use super::handle::{Handle, Status};
 use super::peers::{Peers, all_gather};
@@ -23,8 +22,9 @@ use crate::sys::nccl::calls;
 /// One rank's handle of a communicator, shared by its clones and kept alive by what is created from
 /// it: windows, registered buffers, operators, device communicators, graphs.
 ///
-/// The handle stays on the thread that created it, where the current CUDA context is that of the
-/// rank's GPU. Every rank must call the methods marked *collective*, in the same order.
+/// Any thread may use it: calls are made one after the other, so one waits while another waits for
+/// the other ranks. Every rank must call the methods marked *collective*, in the same order,
+/// whichever thread does.
 /// [`destroy`](Self::destroy), or dropping the last clone, closes these objects and then ends the
 /// communicator together with the other ranks, or aborts it if a rank is lost. A drop in the
 /// function of a [`Rank`](crate::Rank) takes effect when the function has ended: if it fails, the
@@ -34,7 +34,7 @@ use crate::sys::nccl::calls;
 #[doc(alias = "ncclComm_t")]
 #[derive(Clone)]
 pub struct Communicator {
-    pub(super) inner: Rc<Inner>,
+    pub(super) inner: Arc<Inner>,
 }
 
 pub(super) struct Inner {
@@ -48,12 +48,12 @@ pub(super) struct Inner {
     /// created them in the same order.
     pub(super) created: u64,
     /// The exchange with the other ranks on the host; only communicators of a `World` have one.
-    pub(super) peers: Option<Rc<dyn Peers>>,
+    pub(super) peers: Option<Arc<dyn Peers>>,
     /// The context's default stream, once an operation was enqueued to it without naming it:
     /// dropping the last handle of a stream waits for its work.
-    pub(super) default_stream: OnceCell<Stream>,
+    pub(super) default_stream: OnceLock<Stream>,
     /// The objects that are closed before the communicator ends, oldest first.
-    pub(super) resources: RefCell<Vec<Made>>,
+    pub(super) resources: Mutex<Vec<Made>>,
 }
 
 /// Something that is closed before its communicator ends.
@@ -61,17 +61,21 @@ pub(super) enum Made {
     /// Owned by its handle, which keeps the communicator.
     Elsewhere(Weak<dyn Resource>),
     /// Owned by the communicator.
-    Owned(Rc<dyn Resource>),
+    Owned(Arc<dyn Resource>),
 }
 
 impl Made {
-    /// The object, if it is open.
-    pub(super) fn open(&self) -> Option<Rc<dyn Resource>> {
-        let object = match self {
+    /// The object, if it exists.
+    fn object(&self) -> Option<Arc<dyn Resource>> {
+        match self {
             Self::Elsewhere(object) => object.upgrade(),
-            Self::Owned(object) => Some(Rc::clone(object)),
-        };
-        object.filter(|object| object.is_open())
+            Self::Owned(object) => Some(Arc::clone(object)),
+        }
+    }
+
+    /// The object, if it is open.
+    pub(super) fn open(&self) -> Option<Arc<dyn Resource>> {
+        self.object().filter(|object| object.is_open())
     }
 }
 
@@ -304,10 +308,15 @@ impl Owner for Inner {
 
 impl Inner {
     pub(super) fn add(&self, made: Made) {
-        // What is not open any more is dropped here, and may drop the memory that it owned.
-        let resources = self.resources.take().into_iter().filter(|made| made.open().is_some());
-        let resources = resources.chain([made]).collect();
-        self.resources.replace(resources);
+        let mut resources = self.resources.lock();
+        let objects: Vec<_> = resources.iter().map(Made::object).collect();
+        let mut is_open = objects.iter().map(|object| object.as_ref().is_some_and(|o| o.is_open()));
+        let closed: Vec<_> =
+            resources.extract_if(.., |_| !is_open.next().unwrap_or_default()).collect();
+        resources.push(made);
+        drop(resources);
+        // This may drop the memory that they owned.
+        drop((closed, objects));
     }
 }
 

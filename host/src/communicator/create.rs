@@ -2,7 +2,6 @@
 //! from other communicators (split, shrink, grow).
 
 use std::ffi::{c_int, c_void};
-use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -42,7 +41,7 @@ struct NewComm<'a> {
     context: &'a Context,
     rank: usize,
     n_ranks: usize,
-    peers: Option<Rc<dyn Peers>>,
+    peers: Option<Arc<dyn Peers>>,
     blocking: bool,
 }
 
@@ -77,7 +76,7 @@ impl NewComm<'_> {
             default_stream,
             resources,
         };
-        Communicator { inner: Rc::new(inner) }
+        Communicator { inner: Arc::new(inner) }
     }
 }
 
@@ -135,7 +134,7 @@ impl Communicator {
         rank: usize,
         n_ranks: usize,
         config: &CommConfig,
-        peers: Option<Rc<dyn Peers>>,
+        peers: Option<Arc<dyn Peers>>,
     ) -> Result<Self> {
         refuse_inside("ncclCommInitRankScalable")?;
         let c_rank = rank_of(rank, n_ranks)?;
@@ -219,7 +218,7 @@ impl Communicator {
         library: &Library,
         context: &Context,
         raw: *mut c_void,
-        peers: impl FnOnce(usize, usize) -> Result<Option<Rc<dyn Peers>>>,
+        peers: impl FnOnce(usize, usize) -> Result<Option<Arc<dyn Peers>>>,
     ) -> Result<Self> {
         if raw.is_null() {
             return Err(Error::invalid("the communicator is NULL"));
@@ -267,7 +266,7 @@ impl Communicator {
     }
 
     /// The host exchange between the ranks of the new communicator, if there is one.
-    fn split_peers(&self, color: i32, key: i32) -> Result<Option<Rc<dyn Peers>>> {
+    fn split_peers(&self, color: i32, key: i32) -> Result<Option<Arc<dyn Peers>>> {
         let Some(peers) = self.peers() else { return Ok(None) };
         let mut members = Vec::new();
         let choices = peers::all_gather(peers, "split", &[color, key], &|| self.refuse_aborted())?;
@@ -392,7 +391,7 @@ impl Communicator {
     fn derive(
         &self,
         allowed: &[Status],
-        peers: Option<Rc<dyn Peers>>,
+        peers: Option<Arc<dyn Peers>>,
         config: &CommConfig,
         call: impl FnOnce(CommPtr, Out<RawComm>) -> Call,
     ) -> Result<Option<Self>> {

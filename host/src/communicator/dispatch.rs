@@ -1,24 +1,50 @@
 //! Makes a communicator's NCCL calls: now or when a group ends, on this thread or on one that is
 //! leaked if the call hangs.
 
-use std::any::Any;
-use std::cell::Cell;
-use std::rc::Rc;
 use std::sync::Arc;
 
 use super::abort::start_abort_and_log;
 use super::comm::{Communicator, Inner, Made};
-use super::group::{CallState, DeferredCall, defer};
+use super::group::{CallState, DeferredCall, SharedState, defer};
 use super::handle::{Entered, Handle, Status};
 use super::peers::Peers;
 use super::watched::watched;
 use crate::device::in_group::{is_open, refuse_inside};
 use crate::device::issuer::{Owner, Resource};
 use crate::device::recorder::Operation;
-use crate::device::{Context, OnStream, Stream};
+use crate::device::{Context, Kept, OnStream, Stream};
 use crate::error::{Error, Result, StateError};
 use crate::sys::nccl::Nccl;
 use crate::sys::nccl::call::{Call, CommPtr, Out};
+
+/// What an operation uses.
+#[derive(Default)]
+pub(super) struct Uses {
+    /// Kept alive until the operation is done.
+    pub(super) keep: Vec<Kept>,
+    /// Kept alive too; must be open when the operation is enqueued.
+    pub(super) open: Vec<Arc<dyn Resource>>,
+}
+
+impl Uses {
+    pub(super) fn keeping(kept: Kept) -> Self {
+        Self { keep: vec![kept], ..Self::default() }
+    }
+
+    /// Fails if another thread has closed something.
+    pub(super) fn require_open(&self, rank: usize) -> Result<()> {
+        self.open.iter().try_for_each(|resource| resource.require_open(rank))
+    }
+
+    /// All of it, to be kept.
+    pub(super) fn kept(&self) -> Vec<Kept> {
+        let mut keep = self.keep.clone();
+        if !self.open.is_empty() {
+            keep.push(Arc::new(self.open.clone()));
+        }
+        keep
+    }
+}
 
 impl Communicator {
     pub(super) fn handle(&self) -> &Arc<Handle> {
@@ -53,19 +79,19 @@ impl Communicator {
     }
 
     /// Adds a resource to be closed with the communicator.
-    pub(super) fn adopt(&self, resource: &Rc<impl Resource + 'static>) {
-        let resource: Rc<dyn Resource> = Rc::clone(resource) as _;
-        self.inner.adopt(Rc::downgrade(&resource));
+    pub(super) fn adopt(&self, resource: &Arc<impl Resource + 'static>) {
+        let resource: Arc<dyn Resource> = Arc::clone(resource) as _;
+        self.inner.adopt(Arc::downgrade(&resource));
     }
 
     /// Adds a resource that the communicator owns until it is closed.
-    pub(super) fn own(&self, resource: &Rc<impl Resource + 'static>) {
-        self.inner.add(Made::Owned(Rc::clone(resource) as _));
+    pub(super) fn own(&self, resource: &Arc<impl Resource + 'static>) {
+        self.inner.add(Made::Owned(Arc::clone(resource) as _));
     }
 
     /// A reference with which streams and graphs keep the communicator alive.
-    pub(super) fn owner(&self) -> Rc<dyn Owner> {
-        Rc::clone(&self.inner) as _
+    pub(super) fn owner(&self) -> Arc<dyn Owner> {
+        Arc::clone(&self.inner) as _
     }
 
     /// Fails for a stream or memory of another context: memory is freed when the streams of its own
@@ -91,16 +117,16 @@ impl Communicator {
         Ok(self.inner.handle.enter(&[Status::Live])?.comm())
     }
 
-    /// Enqueues an operation to a stream, now or when the open group ends, and keeps alive `keep`,
-    /// which the operation uses. `terms` describe it: count, type, peer.
+    /// Enqueues an operation to a stream, now or when the open group ends, and keeps alive what it
+    /// uses. `terms` describe it: count, type, peer.
     pub(super) fn enqueue(
         &self,
         stream: &Stream,
-        keep: Vec<Rc<dyn Any>>,
+        uses: Uses,
         terms: &str,
         call: impl FnOnce(CommPtr) -> Call,
     ) -> Result<()> {
-        self.start(stream, keep, terms, call, false)
+        self.start(stream, uses, terms, call, false)
     }
 
     /// As [`enqueue`](Self::enqueue), for a collective: in a checked world, the ranks first compare
@@ -108,11 +134,11 @@ impl Communicator {
     pub(super) fn enqueue_collective(
         &self,
         stream: &Stream,
-        keep: Vec<Rc<dyn Any>>,
+        uses: Uses,
         terms: &str,
         call: impl FnOnce(CommPtr) -> Call,
     ) -> Result<()> {
-        self.start(stream, keep, terms, call, self.compares())
+        self.start(stream, uses, terms, call, self.compares())
     }
 
     /// Whether collectives that start now are compared.
@@ -131,7 +157,7 @@ impl Communicator {
     fn start(
         &self,
         stream: &Stream,
-        keep: Vec<Rc<dyn Any>>,
+        uses: Uses,
         terms: &str,
         call: impl FnOnce(CommPtr) -> Call,
         compares: bool,
@@ -142,19 +168,21 @@ impl Communicator {
         let description = format!("{} of {terms}", call.operation);
         if is_open() {
             let (communicator, stream) = (self.clone(), Some(stream.clone()));
-            let state = Rc::new(Cell::new(CallState::Deferred));
-            defer(DeferredCall { communicator, call, description, compares, stream, keep, state });
+            let state = SharedState::new();
+            defer(DeferredCall { communicator, call, description, compares, stream, uses, state });
             return Ok(());
         }
         if compares {
             self.compare(&description)?;
         }
+        let _enqueue = self.context().begin_enqueue()?;
+        uses.require_open(self.rank())?;
         let entered = self.inner.handle.enter(&[Status::Live])?;
         entered.require_ready(call.operation)?;
         let in_progress = self.context().recorder().begin(Operation::Nccl(description.into()));
         entered.perform(call)?;
         drop((in_progress, entered));
-        stream.register_operation(&self.owner(), keep);
+        stream.register_operation(&self.owner(), uses.kept());
         Ok(())
     }
 
@@ -168,16 +196,26 @@ impl Communicator {
     /// the call uses or writes to, stays alive until `state` is set.
     pub(super) fn call_collective(
         &self,
-        state: &Rc<Cell<CallState>>,
-        keep: Rc<dyn Any>,
+        state: &SharedState,
+        keep: Kept,
+        call: impl FnOnce(CommPtr) -> Call,
+    ) -> Result<()> {
+        let called = self.call_or_defer(state, keep, call);
+        called.inspect_err(|_| state.set(CallState::Failed))
+    }
+
+    fn call_or_defer(
+        &self,
+        state: &SharedState,
+        keep: Kept,
         call: impl FnOnce(CommPtr) -> Call,
     ) -> Result<()> {
         self.bind()?;
         if is_open() {
-            let (call, state, keep) = (call(self.comm()?), Rc::clone(state), vec![keep]);
+            let (call, state, uses) = (call(self.comm()?), state.clone(), Uses::keeping(keep));
             let (description, compares) = (call.operation.to_owned(), false);
             let (communicator, stream) = (self.clone(), None);
-            defer(DeferredCall { communicator, call, description, compares, stream, keep, state });
+            defer(DeferredCall { communicator, call, description, compares, stream, uses, state });
         } else {
             let entered = self.inner.handle.enter(&[Status::Live])?;
             let call = call(entered.comm());
@@ -186,7 +224,6 @@ impl Communicator {
             let done = self.inner.perform_watched(&entered, call);
             drop(entered);
             if let Err(error) = done.and_then(|()| self.wait_until_ready(operation)) {
-                state.set(CallState::Failed);
                 self.leak_if_unfinished(&error, keep);
                 return Err(error);
             }

@@ -1,7 +1,8 @@
 //! Ends a communicator: collectively (finalize, destroy) or by this rank alone (abort).
 
-use std::cell::RefCell;
 use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use super::abort::{abort_and_log, start_abort, start_abort_and_log, wait_for_abort};
 use super::comm::{Communicator, End, Inner};
@@ -150,7 +151,7 @@ impl Inner {
         let (handle, library) = (Arc::clone(&self.handle), self.library.clone());
         let (context, peers) = (self.context.clone(), None);
         let default_stream = self.default_stream.clone();
-        let resources = RefCell::new(self.resources.take());
+        let resources = Mutex::new(std::mem::take(&mut *self.resources.lock()));
         Self { handle, context, library, peers, default_stream, resources, ..*self }
     }
 
@@ -174,7 +175,7 @@ impl Inner {
             abort_and_log(&self.handle);
             return Err(error);
         }
-        let Some(comm) = self.handle.take_to_destroy() else { return Ok(()) };
+        let Some(comm) = self.handle.take_to_destroy()? else { return Ok(()) };
         let (handle, call) = (Arc::clone(&self.handle), calls::comm_destroy(comm));
         let work = move || {
             let nccl = handle.nccl();
@@ -206,7 +207,8 @@ impl Inner {
         self.context.free_kept();
         let mut result = Ok(());
         // Newest first: a resource may use an older one.
-        for made in self.resources.take().into_iter().rev() {
+        let resources = std::mem::take(&mut *self.resources.lock());
+        for made in resources.into_iter().rev() {
             let closed = made.open().map_or(Ok(()), |object| object.close());
             match &result {
                 Ok(()) => result = closed,
@@ -253,7 +255,7 @@ impl Drop for Inner {
             return abort_and_log(&self.handle);
         }
         if self.end == End::Foreign
-            && !self.resources.borrow().iter().any(|made| made.open().is_some())
+            && !self.resources.get_mut().iter().any(|made| made.open().is_some())
         {
             self.handle.set_status(Status::Destroyed);
             return;

@@ -4,21 +4,21 @@
 //! thread, must be in one group. Inside [`group`] the operations are checked and recorded; NCCL is
 //! called when the closure returns. If the closure fails or panics, NCCL is not called.
 
-use std::any::Any;
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::marker::PhantomData;
-use std::rc::Rc;
 use std::sync::Arc;
 
 use devcomm_sys::nccl::SimInfo;
+use parking_lot::Mutex;
 
 use super::Communicator;
 use super::abort::start_abort_and_log;
+use super::dispatch::Uses;
 use super::handle::{Handle, Status};
 use super::watched::watched;
-use crate::device::Stream;
 use crate::device::in_group::{refuse_inside, set_open};
 use crate::device::recorder::Operation;
+use crate::device::{Context, Stream};
 use crate::error::{Error, Result, StateError};
 use crate::sys::nccl::batch::{BatchedCall, make_all};
 use crate::sys::nccl::call::{Call, Out};
@@ -35,6 +35,25 @@ pub(super) enum CallState {
     Failed,
 }
 
+/// The state of a call, shared by what the call makes. Results of the call are read after it is
+/// [made](CallState::Made).
+#[derive(Clone)]
+pub(super) struct SharedState(Arc<Mutex<CallState>>);
+
+impl SharedState {
+    pub(super) fn new() -> Self {
+        Self(Arc::new(Mutex::new(CallState::Deferred)))
+    }
+
+    pub(super) fn get(&self) -> CallState {
+        *self.0.lock()
+    }
+
+    pub(super) fn set(&self, state: CallState) {
+        *self.0.lock() = state;
+    }
+}
+
 /// A call that is made when its group ends.
 pub(super) struct DeferredCall {
     pub communicator: Communicator,
@@ -47,8 +66,8 @@ pub(super) struct DeferredCall {
     /// registration.
     pub stream: Option<Stream>,
     /// The memory and handles that the call uses.
-    pub keep: Vec<Rc<dyn Any>>,
-    pub state: Rc<Cell<CallState>>,
+    pub uses: Uses,
+    pub state: SharedState,
 }
 
 struct Recording {
@@ -209,6 +228,10 @@ fn perform(deferred: Vec<DeferredCall>, simulation: Option<Out<SimInfo>>) -> Res
     let Some(first) = deferred.first() else { return Ok(()) };
     let nccl = Arc::clone(first.communicator.handle().nccl());
     let context = first.communicator.context().clone();
+    if deferred.iter().any(|deferred| !deferred.communicator.handle().nccl().is(&nccl)) {
+        deferred.iter().for_each(|deferred| deferred.state.set(CallState::Failed));
+        return Err(Error::invalid("a group has communicators of different NCCL libraries"));
+    }
     let launched = simulation.is_none();
     let compared = if launched { compare(&deferred) } else { Ok(()) };
     let calls: Vec<_> = deferred.iter().map(|deferred| &*deferred.description).collect();
@@ -216,23 +239,29 @@ fn perform(deferred: Vec<DeferredCall>, simulation: Option<Out<SimInfo>>) -> Res
     let mut handles: Vec<Arc<Handle>> = Vec::new();
     let mut rest = Vec::with_capacity(deferred.len());
     let mut batch = Vec::with_capacity(deferred.len());
-    for DeferredCall { communicator, call, stream, keep, state, .. } in deferred {
+    let mut contexts: Vec<Context> = Vec::new();
+    for DeferredCall { communicator, call, stream, uses, state, .. } in deferred {
         let handle = communicator.handle();
-        if !handle.nccl().is(&nccl) {
-            return Err(Error::invalid("a group has communicators of different NCCL libraries"));
-        }
         if !handles.iter().any(|other| Arc::ptr_eq(other, handle)) {
             handles.push(Arc::clone(handle));
         }
+        if !contexts.iter().any(|other| other.is(communicator.context())) {
+            contexts.push(communicator.context().clone());
+        }
         let binder = communicator.context().cuda().binder();
         batch.push(BatchedCall { call, binder, rank: handle.rank() });
-        rest.push((communicator, stream, keep, state));
+        rest.push((communicator, stream, uses, state));
     }
+    // One order, so that two threads with the same communicators do not wait for each other.
+    handles.sort_by_key(|handle| Arc::as_ptr(handle).addr());
     let is_collective = rest.iter().any(|(_, stream, ..)| stream.is_none());
     let _group = context.recorder().begin(Operation::Nccl(calls.into()));
     let run = || {
         if is_collective && !launched {
             return Err(StateError::InGroup { what: "the simulation of a collective call" }.into());
+        }
+        for (communicator, _, uses, _) in &rest {
+            uses.require_open(communicator.rank())?;
         }
         let entered: Vec<_> =
             handles.iter().map(|handle| handle.enter(&[Status::Live])).collect::<Result<_>>()?;
@@ -256,20 +285,27 @@ fn perform(deferred: Vec<DeferredCall>, simulation: Option<Out<SimInfo>>) -> Res
         };
         entered.iter().fold(result, |result, entered| entered.or_aborted(result))
     };
-    let mut result = compared.and_then(|()| run());
+    let begun = || contexts.iter().map(Context::begin_enqueue).collect::<Result<Vec<_>>>();
+    let (mut result, enqueues) = match compared.and_then(|()| begun()) {
+        Ok(enqueues) => (run(), enqueues),
+        Err(error) => (Err(error), Vec::new()),
+    };
     if is_collective {
         // For non-blocking communicators, NCCL may still be writing the results.
         let mut all = rest.iter().map(|(communicator, ..)| communicator);
         result = result.and_then(|()| all.try_for_each(|comm| comm.wait_until_ready(END)));
     }
-    for (communicator, stream, keep, state) in rest {
+    for (communicator, stream, uses, state) in &rest {
         state.set(if result.is_ok() { CallState::Made } else { CallState::Failed });
-        match (&result, stream) {
-            (Ok(()), Some(stream)) if launched => {
-                stream.register_operation(&communicator.owner(), keep);
-            }
-            (Ok(()), _) => {}
-            (Err(error), _) => communicator.leak_if_unfinished(error, keep),
+        if let (Ok(()), Some(stream), true) = (&result, stream, launched) {
+            stream.register_operation(&communicator.owner(), uses.kept());
+        }
+    }
+    // Before `rest`, whose drop may end what other threads wait to end.
+    drop(enqueues);
+    if let Err(error) = &result {
+        for (communicator, _, uses, _) in rest {
+            communicator.leak_if_unfinished(error, uses);
         }
     }
     result

@@ -10,12 +10,12 @@ use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use devcomm_sys::nccl::IN_PROGRESS;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use crate::device::Health;
 use crate::device::abort::{AbortFlag, AbortFlags};
 use crate::error::{AbortCause, Error, Result, StateError};
-use crate::machine::{Machine, Task, Wakes};
+use crate::machine::{CallLock, Held, Machine, Task, Wakes};
 use crate::sys::nccl::Nccl;
 use crate::sys::nccl::call::{Call, CommPtr, CommSlot, Out};
 use crate::sys::nccl::calls;
@@ -63,7 +63,7 @@ pub(crate) struct Handle {
     slot: CommSlot,
     status: AtomicU8,
     /// Held while a call is made.
-    busy: Mutex<()>,
+    busy: CallLock,
     /// Calls on other threads that have not returned. Incremented only while `busy` is held.
     calls: AtomicUsize,
     /// The abort, while it is in progress.
@@ -131,19 +131,34 @@ impl Handle {
 
     /// Locks the communicator for calls; fails unless its status is one of `allowed`.
     pub(crate) fn enter(&self, allowed: &[Status]) -> Result<Entered<'_>> {
-        let busy = self.busy.lock();
-        if !allowed.contains(&self.status()) {
-            return Err(self.ended());
-        }
+        self.require(allowed)?;
+        // While another thread makes a call. One that waits for other ranks ends by its deadline.
+        let busy = self.busy.lock(self.machine(), None, || self.require(allowed))?;
+        self.entered(allowed, busy)
+    }
+
+    /// As [`enter`](Self::enter); `None` while another thread makes a call.
+    fn try_enter(&self, allowed: &[Status]) -> Result<Option<Entered<'_>>> {
+        self.require(allowed)?;
+        let busy = self.busy.try_lock(self.machine());
+        busy.map(|busy| self.entered(allowed, busy)).transpose()
+    }
+
+    fn require(&self, allowed: &[Status]) -> Result<()> {
+        if allowed.contains(&self.status()) { Ok(()) } else { Err(self.ended()) }
+    }
+
+    fn entered<'a>(&'a self, allowed: &[Status], busy: Held<'a>) -> Result<Entered<'a>> {
+        self.require(allowed)?;
         let comm = self.slot.get().ok_or_else(|| self.ended())?;
         Ok(Entered { handle: self, comm, busy: Some(busy) })
     }
 
     /// Takes the communicator to destroy it; `None` if it has ended already.
-    pub(crate) fn take_to_destroy(&self) -> Option<CommPtr> {
-        let _busy = self.busy.lock();
+    pub(crate) fn take_to_destroy(&self) -> Result<Option<CommPtr>> {
+        let _busy = self.busy.lock(self.machine(), None, || Ok(()))?;
         // An abort that has begun ends it.
-        self.set_status(Status::Destroyed).then(|| self.slot.take()).flatten()
+        Ok(self.set_status(Status::Destroyed).then(|| self.slot.take()).flatten())
     }
 
     /// Fails while the communicator is suspended: its resources can be neither used nor closed.
@@ -193,7 +208,7 @@ impl Handle {
     pub(crate) fn take_unused(&self, limit: Option<Duration>) -> Result<Option<CommPtr>> {
         let mut taken = None;
         self.machine().poll(Wakes::Anything, limit, || {
-            let Some(_busy) = self.busy.try_lock() else { return Ok(false) };
+            let Some(_busy) = self.busy.try_lock(self.machine()) else { return Ok(false) };
             if self.calls.load(Ordering::Acquire) > 0 {
                 return Ok(false);
             }
@@ -208,10 +223,13 @@ impl Handle {
         &self.aborting
     }
 
-    /// Whether the asynchronous operations are done, or the error of one that failed.
+    /// Whether the asynchronous operations are done, or the error of one that failed. While another
+    /// thread makes a call, the operations of a non-blocking communicator count as not done.
     pub(crate) fn poll(&self) -> Result<bool> {
-        let entered = self.enter(&[Status::Live, Status::Revoked, Status::Finalized])?;
-        entered.poll()
+        match self.try_enter(&[Status::Live, Status::Revoked, Status::Finalized])? {
+            Some(entered) => entered.poll(),
+            None => Ok(self.blocking),
+        }
     }
 }
 
@@ -226,7 +244,7 @@ pub(crate) struct Entered<'a> {
     handle: &'a Handle,
     comm: CommPtr,
     /// `None` only while dropping.
-    busy: Option<MutexGuard<'a, ()>>,
+    busy: Option<Held<'a>>,
 }
 
 impl Drop for Entered<'_> {

@@ -13,6 +13,7 @@ use crate::error::{Error, NcclError, Result};
 use crate::machine::Machine;
 use crate::sys::banner::build_of;
 use crate::sys::nccl::{DEV_COMM_VERSION, Nccl};
+use crate::sys::process::file_of_global;
 
 /// The oldest supported NCCL: it has host collectives and window registration.
 pub const OLDEST_VERSION: NcclVersion = NcclVersion { major: 2, minor: 28, patch: 0 };
@@ -298,8 +299,12 @@ fn canonical(path: &Path) -> PathBuf {
     path.canonicalize().unwrap_or_else(|_| path.to_owned())
 }
 
-/// An NCCL library that another part of the program has loaded.
+/// The NCCL library that another part of the program uses.
 fn loaded_by_others() -> Option<PathBuf> {
+    // If one was loaded for all, others call that, even if they have loaded another one too.
+    if let Some(path) = file_of_global(c"ncclGetVersion") {
+        return Some(canonical(&path));
+    }
     // Locked while a library is loaded and perhaps unloaded again.
     let own = LOADED.lock();
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();

@@ -6,6 +6,7 @@ use std::ffi::c_int;
 use devcomm_types::Element;
 
 use super::collectives::Operation;
+use super::dispatch::Uses;
 use super::{Communicator, Window};
 use crate::device::{Buffer, OnStream};
 use crate::error::{Error, Result};
@@ -142,7 +143,7 @@ impl Communicator {
         let offset = offset.ok_or_else(|| Error::invalid("a put beyond all addresses"))?;
         let handle = window.handle()?;
         let put = Operation::new(self, local.len(), local.data_type()).sends(&local)?;
-        put.keep(window.keep())
+        put.uses(window.resource())
             .to(target.peer)
             .enqueue(stream, |comm, put| calls::put_signal(comm, put, target, handle, offset))
     }
@@ -160,7 +161,9 @@ impl Communicator {
         let (target, stream) = (self.target(to)?, self.stream(&stream));
         let raw_stream = stream.handle().raw() as u64;
         let terms = format!("rank {}", target.peer);
-        self.enqueue(stream, Vec::new(), &terms, |comm| calls::signal(comm, target, raw_stream))
+        self.enqueue(stream, Uses::default(), &terms, |comm| {
+            calls::signal(comm, target, raw_stream)
+        })
     }
 
     /// Makes the stream wait for signals: later work in it sees what the peers put before they
@@ -190,7 +193,7 @@ impl Communicator {
         let stream = self.stream(&stream);
         let raw_stream = stream.handle().raw() as u64;
         let call = |comm| calls::wait_signal(comm, waits, raw_stream);
-        self.enqueue(stream, Vec::new(), &terms, call)
+        self.enqueue(stream, Uses::default(), &terms, call)
     }
 
     fn target(&self, to: Signal) -> Result<Target> {

@@ -4,7 +4,6 @@
 //! all ranks. In *checked* worlds each collective of NCCL is preceded by an exchange of such a text
 //! alone, which contains its count, type, operator and root.
 
-use std::rc::Rc;
 use std::sync::Arc;
 
 use bytemuck::Pod;
@@ -22,7 +21,7 @@ pub(crate) const NEVER: Cancelled<'static> = &|| Ok(());
 
 /// A set of ranks that exchange bytes, including this rank. All of them must make the same calls in
 /// the same order.
-pub(crate) trait Peers {
+pub(crate) trait Peers: Send + Sync {
     /// The hosts of all ranks.
     fn hosts(&self) -> &[String];
 
@@ -45,7 +44,7 @@ pub(crate) trait Peers {
 
     /// The subset with the ranks `members`, in that order, which includes this rank. No bytes are
     /// exchanged.
-    fn subset(&self, members: &[usize]) -> Result<Rc<dyn Peers>>;
+    fn subset(&self, members: &[usize]) -> Result<Arc<dyn Peers>>;
 }
 
 /// The contribution to an exchange: what the rank calls, and its bytes.

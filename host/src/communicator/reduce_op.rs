@@ -1,16 +1,14 @@
 //! Reduction operators: NCCL's own, and sums of scaled elements.
 
-use std::any::Any;
-use std::cell::Cell;
 use std::ffi::c_int;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use devcomm_types::{DataType, Element};
 
 use super::Communicator;
 use crate::device::in_group::refuse_inside;
 use crate::device::issuer::Resource;
-use crate::device::{Buffer, Dynamic};
+use crate::device::{Buffer, Dynamic, Kept, Lifecycle};
 use crate::error::{Error, Result, StateError};
 use crate::sys::nccl::call::Out;
 use crate::sys::nccl::calls::{self, Scalar};
@@ -92,15 +90,18 @@ pub enum ReduceScale<E> {
 }
 
 pub(crate) mod sealed {
-    use super::{Any, Communicator, DataType, Rc, Result, c_int};
+    use super::{Arc, Communicator, DataType, Resource, Result, c_int};
+
+    /// What must be open when the operator is used.
+    pub struct Opened(pub(crate) Arc<dyn Resource>);
 
     pub trait Operator {
-        /// NCCL's value of the operator, and what keeps the operator alive.
+        /// NCCL's value of the operator, and what it is made of.
         fn resolve(
             &self,
             communicator: &Communicator,
             data_type: DataType,
-        ) -> Result<(c_int, Option<Rc<dyn Any>>)>;
+        ) -> Result<(c_int, Option<Opened>)>;
 
         /// What must be equal on all ranks: the values of custom operators may differ.
         fn name(&self) -> String;
@@ -114,7 +115,7 @@ impl<E> ReduceOperator<E> for ReduceOp {
 }
 
 impl sealed::Operator for ReduceOp {
-    fn resolve(&self, _: &Communicator, _: DataType) -> Result<(c_int, Option<Rc<dyn Any>>)> {
+    fn resolve(&self, _: &Communicator, _: DataType) -> Result<(c_int, Option<sealed::Opened>)> {
         Ok((*self as c_int, None))
     }
 
@@ -134,7 +135,7 @@ impl sealed::Operator for ReduceOp {
 #[doc(alias = "ncclRedOpDestroy")]
 #[must_use = "dropping it closes it"]
 pub struct CustomReduceOp<T> {
-    inner: Rc<Inner>,
+    inner: Arc<Inner>,
     /// The scalar, unless it is in device memory.
     scalar: Option<T>,
 }
@@ -142,10 +143,10 @@ pub struct CustomReduceOp<T> {
 struct Inner {
     op: c_int,
     data_type: DataType,
-    closed: Cell<bool>,
+    life: Lifecycle,
     communicator: Communicator,
     /// Keeps a scalar in device memory alive: every operation reads it.
-    _scalar: Option<Rc<dyn Any>>,
+    _scalar: Option<Kept>,
 }
 
 impl Communicator {
@@ -188,16 +189,16 @@ impl Communicator {
         &self,
         scalar: Scalar,
         value: Option<T>,
-        keep: Option<Rc<dyn Any>>,
+        keep: Option<Kept>,
     ) -> Result<CustomReduceOp<T>> {
         self.bind()?;
         let out = Out::new(0);
         let data_type = T::DATA_TYPE as c_int;
         self.call(|comm| calls::pre_mul_sum(comm, scalar, data_type, out.clone()))?;
-        let inner = Rc::new(Inner {
+        let inner = Arc::new(Inner {
             op: out.get(),
             data_type: T::DATA_TYPE,
-            closed: Cell::new(false),
+            life: Lifecycle::default(),
             communicator: self.clone(),
             _scalar: keep,
         });
@@ -221,7 +222,7 @@ impl<T> CustomReduceOp<T> {
     /// Whether it can still be used.
     #[must_use]
     pub fn is_valid(&self) -> bool {
-        !self.inner.closed.get() && self.inner.communicator.is_valid()
+        self.inner.is_open() && self.inner.communicator.is_valid()
     }
 
     /// Releases the operator. Operations that were enqueued with it are not affected. Idempotent.
@@ -259,7 +260,7 @@ impl<T> CustomReduceOp<T> {
                 StateError::Closed { what: "the operator", rank: communicator.rank() }.into()
             );
         }
-        if !std::sync::Arc::ptr_eq(self.inner.communicator.handle(), communicator.handle()) {
+        if !Arc::ptr_eq(self.inner.communicator.handle(), communicator.handle()) {
             return Err(Error::invalid("the operator belongs to another communicator"));
         }
         Ok(())
@@ -271,14 +272,14 @@ impl<T> sealed::Operator for &CustomReduceOp<T> {
         &self,
         communicator: &Communicator,
         data_type: DataType,
-    ) -> Result<(c_int, Option<Rc<dyn Any>>)> {
+    ) -> Result<(c_int, Option<sealed::Opened>)> {
         self.require_usable(communicator)?;
         let op = self.as_raw()?;
         let own = &self.inner.data_type;
         if *own != data_type {
             return Err(Error::invalid(format!("an operator for {own:?}, not {data_type:?}")));
         }
-        Ok((op, Some(Rc::clone(&self.inner) as _)))
+        Ok((op, Some(sealed::Opened(Arc::clone(&self.inner) as _))))
     }
 
     fn name(&self) -> String {
@@ -287,12 +288,19 @@ impl<T> sealed::Operator for &CustomReduceOp<T> {
 }
 
 impl Resource for Inner {
+    fn name(&self) -> &'static str {
+        "the operator"
+    }
+
     fn is_open(&self) -> bool {
-        !self.closed.get()
+        self.life.is_open()
     }
 
     fn close(&self) -> Result<()> {
-        if self.closed.replace(true) || !self.communicator.is_valid() {
+        let context = self.communicator.context();
+        let Some(ending) = self.life.begin_end(context)? else { return Ok(()) };
+        ending.done();
+        if !self.communicator.is_valid() {
             return Ok(());
         }
         let op = self.op;
@@ -302,6 +310,7 @@ impl Resource for Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        self.life.set_unused();
         if let Err(error) = self.close() {
             tracing::warn!("{error}");
         }

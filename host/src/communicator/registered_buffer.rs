@@ -1,18 +1,17 @@
 //! Registered buffers: memory that NCCL's collectives use without copying it.
 
-use std::any::Any;
-use std::cell::Cell;
 use std::ops::Deref;
-use std::rc::Rc;
 use std::sync::Arc;
 
+use parking_lot::Mutex;
+
 use super::Communicator;
-use super::group::CallState;
+use super::group::{CallState, SharedState};
 use super::handle::{Handle, Status};
 use super::window::allocation_of;
 use crate::device::in_group::refuse_inside;
 use crate::device::issuer::Resource;
-use crate::device::{Buffer, Context};
+use crate::device::{Buffer, Context, Kept, Lifecycle};
 use crate::error::{Error, Result, StateError};
 use crate::sys::nccl::call::Out;
 use crate::sys::nccl::calls;
@@ -28,7 +27,7 @@ use crate::sys::nccl::calls;
 #[doc(alias = "ncclCommRegister")]
 #[doc(alias = "ncclCommDeregister")]
 pub struct RegisteredBuffer {
-    inner: Rc<Inner>,
+    inner: Arc<Inner>,
     _communicator: Communicator,
 }
 
@@ -44,13 +43,13 @@ struct Inner {
     /// Whether the communicator owns it.
     is_owned: bool,
     handle: Out<u64>,
-    state: Rc<Cell<CallState>>,
-    closed: Cell<bool>,
+    state: SharedState,
+    life: Lifecycle,
     bytes: usize,
     communicator: Arc<Handle>,
     context: Context,
     /// Keeps the memory allocated; `None` for memory that the program frees itself.
-    memory: Cell<Option<Rc<dyn Any>>>,
+    memory: Mutex<Option<Kept>>,
 }
 
 impl Communicator {
@@ -95,7 +94,7 @@ impl Communicator {
     fn register<B: Buffer>(
         &self,
         buffer: &B,
-        memory: Option<Rc<dyn Any>>,
+        memory: Option<Kept>,
         is_owned: bool,
     ) -> Result<RegisteredBuffer> {
         let slice = buffer.device_slice();
@@ -104,19 +103,19 @@ impl Communicator {
             return Err(Error::invalid("a registration of 0 elements"));
         }
         self.context().refuse_capturing("a buffer is registered")?;
-        let inner = Rc::new(Inner {
+        let inner = Arc::new(Inner {
             is_owned,
             handle: Out::new(0),
-            state: Rc::new(Cell::new(CallState::Deferred)),
-            closed: Cell::new(false),
+            state: SharedState::new(),
+            life: Lifecycle::default(),
             bytes: slice.byte_len(),
             communicator: Arc::clone(self.handle()),
             context: self.context().clone(),
-            memory: Cell::new(memory),
+            memory: Mutex::new(memory),
         });
         // A deferred call keeps `inner` alive: until the call is made, the registration cannot be
         // ended and the memory cannot be freed.
-        self.call_collective(&inner.state, Rc::clone(&inner) as _, |comm| {
+        self.call_collective(&inner.state, Arc::clone(&inner) as _, |comm| {
             let (address, bytes) = (slice.device_address(), slice.byte_len());
             calls::register_buffer(comm, address, bytes, inner.handle.clone())
         })?;
@@ -179,44 +178,59 @@ impl Inner {
 
     /// The handle, also while the communicator is suspended.
     fn registered(&self) -> Result<u64> {
+        self.require_open(self.communicator.rank())?;
+        self.made()
+    }
+
+    /// The handle, also while another thread closes it.
+    fn made(&self) -> Result<u64> {
         let rank = self.communicator.rank();
         match self.state.get() {
-            CallState::Made
-                if !self.closed.get() && self.communicator.status() < Status::Destroyed =>
-            {
+            CallState::Made if self.communicator.status() < Status::Destroyed => {
                 Ok(self.handle.get())
             }
             CallState::Deferred => {
                 Err(StateError::InGroup { what: "the use of a buffer that the group registers" }
                     .into())
             }
-            _ => Err(StateError::Closed { what: "the registered buffer", rank }.into()),
+            _ => Err(StateError::Closed { what: self.name(), rank }.into()),
         }
     }
 }
 
 impl Resource for Inner {
+    fn name(&self) -> &'static str {
+        "the registered buffer"
+    }
+
     fn is_open(&self) -> bool {
-        !self.closed.get() && self.state.get() != CallState::Failed
+        self.life.is_open() && self.state.get() != CallState::Failed
     }
 
     fn close(&self) -> Result<()> {
         self.communicator.refuse_suspended()?;
-        let Ok(handle) = self.registered() else {
-            // The registration failed, or has ended already.
-            self.closed.set(true);
-            self.memory.take();
-            return Ok(());
+        let Some(ending) = self.life.begin_end(&self.context)? else { return Ok(()) };
+        let handle = match self.made() {
+            Ok(handle) => handle,
+            // The group of another thread registers it.
+            Err(deferred) if self.state.get() == CallState::Deferred => return Err(deferred),
+            Err(_) => {
+                // The registration failed, or has ended with its communicator.
+                ending.done();
+                let memory = self.memory.lock().take();
+                drop(memory);
+                return Ok(());
+            }
         };
         self.context.refuse_capturing("a registration is ended")?;
         self.context.drain()?;
-        self.closed.set(true);
         let _ = self.context.cuda().bind();
         let ended = match handle {
             0 => Ok(()),
             _ => self.communicator.release(|comm| calls::deregister_buffer(comm, handle)),
         };
-        let memory = self.memory.take();
+        ending.done();
+        let memory = self.memory.lock().take();
         if ended.is_err() {
             // NCCL may still use it.
             std::mem::forget(memory);
@@ -227,13 +241,14 @@ impl Resource for Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        self.life.set_unused();
         if self.registered().is_err() {
             return;
         }
         // An owned one is still registered only if its communicator could not end it.
         let ends = !self.is_owned && self.communicator.refuse_suspended().is_ok();
         if !ends || !self.context.can_free("a registration") {
-            std::mem::forget(self.memory.take());
+            std::mem::forget(self.memory.lock().take());
         } else if let Err(error) = self.close() {
             tracing::warn!("{error}");
         }

@@ -24,7 +24,7 @@ use crate::error::Result;
 ///     all.iter().rev().try_for_each(|resource| resource.close())
 /// }
 /// ```
-pub trait CommResource: sealed::Sealed {
+pub trait CommResource: sealed::Sealed + Send + Sync {
     /// Ends it, after waiting for this rank's streams if they may use it. Idempotent.
     ///
     /// # Errors

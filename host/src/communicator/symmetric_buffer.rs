@@ -1,7 +1,7 @@
 //! Device memory that NCCL can share between ranks.
 
 use std::marker::PhantomData;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use devcomm_types::{Element, IntoArg, Slice};
 
@@ -26,7 +26,7 @@ use crate::sys::nccl::query::Allocation;
 #[doc(alias = "ncclMemAlloc")]
 #[doc(alias = "ncclMemFree")]
 pub struct SymmetricBuffer<T: Element> {
-    memory: Rc<Memory>,
+    memory: Arc<Memory>,
     len: usize,
     element: PhantomData<T>,
 }
@@ -80,8 +80,8 @@ impl<T: Element> SymmetricBuffer<T> {
         context.cuda().bind()?;
         let allocation = Some(library.nccl().alloc(bytes)?);
         let memory = Memory { allocation, context: context.clone(), library: library.clone() };
-        let buffer = Self { memory: Rc::new(memory), len, element: PhantomData };
-        buffer.fill_bytes(0)?;
+        let buffer = Self { memory: Arc::new(memory), len, element: PhantomData };
+        buffer.device_slice().fill_new(0)?;
         Ok(buffer)
     }
 
@@ -136,7 +136,7 @@ impl<T: Element> Buffer for SymmetricBuffer<T> {
     type Element = T;
 
     fn device_slice(&self) -> DeviceSlice<T> {
-        let owner = Rc::clone(&self.memory);
+        let owner = Arc::clone(&self.memory);
         DeviceSlice::owned(&self.memory.context, self.device_address(), self.len, owner)
     }
 }
@@ -157,7 +157,7 @@ impl<T: Element> IntoArg<Slice<T>> for &SymmetricBuffer<T> {
 
 impl<T: Element> Clone for SymmetricBuffer<T> {
     fn clone(&self) -> Self {
-        Self { memory: Rc::clone(&self.memory), len: self.len, element: PhantomData }
+        Self { memory: Arc::clone(&self.memory), len: self.len, element: PhantomData }
     }
 }
 

@@ -1,20 +1,19 @@
 //! Symmetric windows: memory that the kernels of every rank can access.
 
-use std::any::Any;
-use std::cell::Cell;
 use std::ffi::c_void;
 use std::marker::PhantomData;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use devcomm_types::nccl::{MultimemHandle, Team};
 use devcomm_types::{ArgInfo, Element, IntoArg, Window as DeviceWindow};
+use parking_lot::Mutex;
 
 use super::Communicator;
-use super::group::CallState;
+use super::group::{CallState, SharedState};
 use super::peers;
 use crate::device::in_group::refuse_inside;
 use crate::device::issuer::Resource;
-use crate::device::{Buffer, DeviceSlice};
+use crate::device::{Buffer, DeviceSlice, Kept, Lifecycle};
 use crate::error::{DevCommError, Error, Result, StateError};
 use crate::sys::nccl::call::Out;
 use crate::sys::nccl::calls;
@@ -52,7 +51,7 @@ bitflags::bitflags! {
 #[doc(alias = "ncclWindow_t")]
 #[must_use = "dropping it ends the registration"]
 pub struct Window<T: Element> {
-    inner: Rc<Inner>,
+    inner: Arc<Inner>,
     len: usize,
     element: PhantomData<T>,
 }
@@ -60,15 +59,15 @@ pub struct Window<T: Element> {
 struct Inner {
     /// NCCL writes it when the call is made, possibly at the end of a group.
     handle: Out<u64>,
-    state: Rc<Cell<CallState>>,
-    closed: Cell<bool>,
+    state: SharedState,
+    life: Lifecycle,
     address: u64,
     bytes: usize,
     flags: WindowFlags,
     /// The window's size on each rank; `None` if the ranks have no host exchange.
     rank_bytes: Option<Vec<u64>>,
     /// Keeps the memory allocated; `None` for memory of another library.
-    memory: Cell<Option<Rc<dyn Any>>>,
+    memory: Mutex<Option<Kept>>,
     communicator: Communicator,
 }
 
@@ -149,20 +148,20 @@ impl Communicator {
         }
         self.context().refuse_capturing("a window is registered")?;
         let rank_bytes = self.gather_sizes(slice.byte_len(), flags)?;
-        let inner = Rc::new(Inner {
+        let inner = Arc::new(Inner {
             handle: Out::new(0),
-            state: Rc::new(Cell::new(CallState::Deferred)),
-            closed: Cell::new(false),
+            state: SharedState::new(),
+            life: Lifecycle::default(),
             address: slice.device_address(),
             bytes: slice.byte_len(),
             flags,
             rank_bytes,
-            memory: Cell::new(slice.keep()),
+            memory: Mutex::new(slice.keep()),
             communicator: self.clone(),
         });
         // A deferred call keeps `inner` alive: until the call is made, the registration cannot be
         // ended and the memory cannot be freed.
-        self.call_collective(&inner.state, Rc::clone(&inner) as _, |comm| {
+        self.call_collective(&inner.state, Arc::clone(&inner) as _, |comm| {
             let (address, bytes) = (slice.device_address(), slice.byte_len());
             calls::register_window(comm, address, bytes, flags.bits(), inner.handle.clone())
         })?;
@@ -248,8 +247,11 @@ impl<T: Element> Window<T> {
     /// [`StateError::Closed`]; [`StateError::InGroup`] before the group of the registration has
     /// ended; [`DevCommError::NoWindow`].
     pub fn device_window(&self) -> Result<DeviceWindow<T>> {
-        let new = |handle| DeviceWindow::new(handle as *mut c_void, self.min_len());
-        self.inner.handle().map(new)
+        self.inner.handle().map(|handle| self.window_of(handle))
+    }
+
+    fn window_of(&self, handle: u64) -> DeviceWindow<T> {
+        DeviceWindow::new(handle as *mut c_void, self.min_len())
     }
 
     /// Ends the registration, after waiting for this rank's streams. Idempotent. The memory stays
@@ -452,8 +454,12 @@ impl<T: Element> Window<T> {
     }
 
     /// Keeps the window registered.
-    pub(crate) fn keep(&self) -> Rc<dyn Any> {
-        Rc::clone(&self.inner) as _
+    pub(crate) fn keep(&self) -> Kept {
+        Arc::clone(&self.inner) as _
+    }
+
+    pub(super) fn resource(&self) -> Arc<dyn Resource> {
+        Arc::clone(&self.inner) as _
     }
 
     /// The offset of element `index` in bytes.
@@ -480,7 +486,7 @@ impl<T: Element> Window<T> {
 
 /// What keeps the memory of a slice allocated: not the window that it may be of, which keeps its
 /// communicator.
-pub(super) fn allocation_of<T>(slice: &DeviceSlice<T>) -> Option<Rc<dyn Any>> {
+pub(super) fn allocation_of<T>(slice: &DeviceSlice<T>) -> Option<Kept> {
     match slice.keep()?.downcast::<Inner>() {
         Ok(window) => window.allocation(),
         Err(owner) => Some(owner),
@@ -510,11 +516,17 @@ impl Inner {
     /// The handle, also while the communicator is suspended.
     fn registered(&self) -> Result<u64> {
         let rank = self.communicator.rank();
-        if self.closed.get()
-            || self.state.get() == CallState::Failed
-            || !self.communicator.is_valid()
-        {
-            return Err(StateError::Closed { what: "the window", rank }.into());
+        if !self.life.is_open() {
+            return Err(StateError::Closed { what: self.name(), rank }.into());
+        }
+        self.made()
+    }
+
+    /// The handle, also while another thread closes the window.
+    fn made(&self) -> Result<u64> {
+        let rank = self.communicator.rank();
+        if self.state.get() == CallState::Failed || !self.communicator.is_valid() {
+            return Err(StateError::Closed { what: self.name(), rank }.into());
         }
         if self.state.get() == CallState::Deferred {
             return Err(StateError::InGroup {
@@ -532,60 +544,67 @@ impl Inner {
     }
 
     /// What keeps the memory allocated, without the registration.
-    fn allocation(&self) -> Option<Rc<dyn Any>> {
-        let memory = self.memory.take();
-        self.memory.set(memory.clone());
-        memory
+    fn allocation(&self) -> Option<Kept> {
+        self.memory.lock().clone()
     }
 
     /// The same registration, to be dropped later than `self`.
     fn moved(&self) -> Self {
-        let closed = Cell::new(self.closed.replace(true));
         Self {
             handle: self.handle.clone(),
-            state: Rc::clone(&self.state),
-            closed,
+            state: self.state.clone(),
+            life: self.life.take(),
             address: self.address,
             bytes: self.bytes,
             flags: self.flags,
             rank_bytes: None,
-            memory: Cell::new(self.memory.take()),
+            memory: Mutex::new(self.memory.lock().take()),
             communicator: self.communicator.clone(),
         }
     }
 
     /// Leaks the memory: a GPU may still use it.
     fn leak(&self) {
-        std::mem::forget(self.memory.take());
+        std::mem::forget(self.memory.lock().take());
     }
 }
 
 impl Resource for Inner {
+    fn name(&self) -> &'static str {
+        "the window"
+    }
+
     fn is_open(&self) -> bool {
-        !self.closed.get() && self.state.get() != CallState::Failed
+        self.life.is_open() && self.state.get() != CallState::Failed
     }
 
     fn close(&self) -> Result<()> {
         self.communicator.refuse_suspended()?;
-        let Ok(handle) = self.handle() else {
-            // The registration failed, or has ended already.
-            self.closed.set(true);
-            return Ok(());
-        };
         let communicator = &self.communicator;
         let context = communicator.context();
+        let Some(ending) = self.life.begin_end(context)? else { return Ok(()) };
+        let handle = match self.made() {
+            Ok(handle) => handle,
+            // The group of another thread registers it.
+            Err(deferred) if self.state.get() == CallState::Deferred => return Err(deferred),
+            Err(_) => {
+                // The registration failed, or has ended with its communicator.
+                ending.done();
+                return Ok(());
+            }
+        };
         if context.health().is_lost() {
             // A rank is lost: the registration cannot be ended any more.
-            self.closed.set(true);
+            ending.done();
             self.leak();
             return Ok(());
         }
         context.refuse_capturing("a window is closed")?;
         context.drain()?;
-        self.closed.set(true);
         let _ = context.cuda().bind();
         // This rank's streams are idle; that peers are done is part of the contract of launches.
         let ended = communicator.release(|comm| calls::deregister_window(comm, handle));
+        ending.done();
         if ended.is_err() {
             // NCCL may still use the memory.
             self.leak();
@@ -596,6 +615,7 @@ impl Resource for Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        self.life.set_unused();
         if self.registered().is_err() {
             return;
         }
@@ -617,7 +637,11 @@ impl Drop for Inner {
 
 impl<T: Element> IntoArg<DeviceWindow<T>> for &Window<T> {
     fn into_arg(self) -> DeviceWindow<T> {
-        self.device_window().unwrap_or(DeviceWindow::new(std::ptr::null_mut(), 0))
+        // The launch has found it open. Meanwhile another thread may have begun to close it.
+        match self.inner.made() {
+            Ok(handle) if !self.inner.life.has_ended() => self.window_of(handle),
+            _ => DeviceWindow::new(std::ptr::null_mut(), 0),
+        }
     }
 
     fn info(&self) -> ArgInfo<'_> {

@@ -1,17 +1,15 @@
 //! The objects that captured operations use, and that the graph must keep alive.
 
-use std::any::Any;
-use std::rc::Rc;
 use std::sync::Arc;
 
 use super::abort::AbortFlag;
-use super::issuer::Owner;
+use super::issuer::{Kept, Owner};
 
 /// What the operations captured so far use.
 #[derive(Default)]
 pub(crate) struct Capture {
-    pub(super) owners: Vec<Rc<dyn Owner>>,
-    pub(super) keep: Vec<Rc<dyn Any>>,
+    pub(super) owners: Vec<Arc<dyn Owner>>,
+    pub(super) keep: Vec<Kept>,
     /// One entry per device communicator: its flag, and the first kernel launched with it.
     pub(super) kernels: Vec<(&'static str, Arc<AbortFlag>)>,
 }
@@ -23,9 +21,9 @@ impl Capture {
         }
     }
 
-    pub(super) fn add(&mut self, owner: &Rc<dyn Owner>, keep: Vec<Rc<dyn Any>>) {
-        if !self.owners.iter().any(|own| Rc::ptr_eq(own, owner)) {
-            self.owners.push(Rc::clone(owner));
+    pub(super) fn add(&mut self, owner: &Arc<dyn Owner>, keep: Vec<Kept>) {
+        if !self.owners.iter().any(|own| Arc::ptr_eq(own, owner)) {
+            self.owners.push(Arc::clone(owner));
         }
         self.keep.extend(keep);
     }

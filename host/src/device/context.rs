@@ -1,22 +1,21 @@
 //! A rank's GPU: its context, its limits, and whether its streams are idle.
 
-use std::any::Any;
-use std::cell::{Cell, RefCell};
-use std::rc::{Rc, Weak};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use devcomm_types::{DevComm, TensorMap, TensorMapDesc};
+use parking_lot::{Mutex, RwLock};
 
 use super::abort::{AbortFlag, AbortFlags};
-use super::capture::Capture;
 use super::drops::Postponed;
+use super::enqueues::Enqueues;
 use super::health::Health;
-use super::issuer::{Issuer, Owner};
+use super::issuer::{Issuer, Kept, Owner};
 use super::kernels::Modules;
 use super::launch::DeviceLimits;
 use super::recorder::Recorder;
-use super::stream::StreamInner;
+use super::stream::{LastHandle, StreamInner};
 use crate::error::{DriverError, Error, NcclError, Result, StateError, WorldError};
 use crate::machine::{Machine, Wakes};
 use crate::sys::cuda::abort_block::SharedBlock;
@@ -25,14 +24,22 @@ use crate::sys::cuda::{self, DeviceAttribute, PrimaryContext};
 /// How long after an NCCL error the rendezvous may report the lost rank that caused it.
 const LOST_RANK_DELAY: Duration = Duration::from_millis(200);
 
-/// A GPU as one rank uses it: the device's primary context, bound to the rank's thread.
+/// A GPU as one rank uses it: the device's primary context.
 ///
-/// Everything made from it (streams, memory, modules, communicators) keeps it alive. None of them
-/// is `Send`: NCCL allows one thread at a time per communicator, and a CUDA context is current to a
-/// thread.
+/// Everything made from it (streams, memory, modules, communicators) keeps it alive.
+///
+/// # Threads
+///
+/// The context and what is made from it can move to other threads and be used by several at a time:
+/// each call makes the CUDA context current on its thread. Calls of NCCL on one communicator are
+/// made one after the other. Collective calls must come in one order on all ranks, which is for the
+/// program to see to if several threads make them. What waits for the rank's streams, such as a
+/// copy without a stream or the end of a window, waits for the work of all threads. While a thread
+/// captures a stream, other threads of the rank can neither enqueue work nor wait for it: their
+/// calls fail with [`StateError::Capturing`].
 #[derive(Clone)]
 pub struct Context {
-    inner: Rc<ContextInner>,
+    inner: Arc<ContextInner>,
 }
 
 pub(crate) struct ContextInner {
@@ -40,48 +47,29 @@ pub(crate) struct ContextInner {
     pub(crate) limits: DeviceLimits,
     machine: Machine,
     /// That of the rank's world, which is another one after a loss.
-    health: RefCell<Arc<Health>>,
+    health: RwLock<Arc<Health>>,
     recorder: Arc<Recorder>,
     /// The number of its rank, in a world.
-    rank: Cell<Option<usize>>,
+    rank: Mutex<Option<usize>>,
     ordinal: usize,
-    streams: RefCell<Vec<Weak<dyn ContextStream>>>,
+    /// The streams that may have work.
+    streams: Mutex<Vec<Arc<StreamInner>>>,
     /// Set when work on the GPU did not end in time, or failed with a sticky error: later waits
     /// fail at once.
-    stuck: Cell<bool>,
+    stuck: AtomicBool,
     /// Set when a destructor's wait has failed: later destructors do not wait.
-    drop_wait_failed: Cell<bool>,
-    /// The capture in progress, at most one.
-    capture: RefCell<Option<Capture>>,
+    drop_wait_failed: AtomicBool,
+    enqueues: Enqueues,
     /// The default stream, while a handle of it exists.
-    default_stream: RefCell<Weak<StreamInner>>,
+    default_stream: Mutex<Weak<LastHandle>>,
     /// The abort flags of this context's device communicators.
     flags: AbortFlags,
     /// Abort blocks of closed device communicators, for reuse.
-    abort_blocks: RefCell<Vec<SharedBlock>>,
+    abort_blocks: Mutex<Vec<SharedBlock>>,
     /// The kernels that its streams can launch.
-    kernels: RefCell<Vec<Rc<Modules>>>,
+    kernels: RwLock<Arc<[Arc<Modules>]>>,
     /// What was dropped, while the rank's function runs.
-    postponed: RefCell<Option<Postponed>>,
-}
-
-/// What a context needs of its streams.
-pub(super) trait ContextStream {
-    /// Waits until all work is done, and fails when an operation was aborted.
-    fn wait(&self) -> Result<()>;
-
-    /// Waits until the stream is idle, whether its work succeeded or not.
-    fn drain(&self, limit: Duration) -> Result<()>;
-
-    /// Fails when an operation in the stream has failed or was aborted, or the network that its
-    /// kernels use has failed.
-    fn check_async_errors(&self) -> Result<()>;
-
-    /// The abort flags of kernels that may still run.
-    fn running(&self) -> Vec<Arc<AbortFlag>>;
-
-    /// Forgets the operations in the stream, which is idle, and whether they were aborted.
-    fn forget_operations(&self);
+    postponed: Mutex<Option<Postponed>>,
 }
 
 impl Context {
@@ -127,27 +115,28 @@ impl Context {
         let cuda = PrimaryContext::retain(health.machine(), ordinal)?;
         let limits = limits_of(&cuda)?;
         let (rank, streams, stuck, drop_wait_failed) = Default::default();
-        let (capture, default_stream) = Default::default();
-        let (flags, abort_blocks, kernels, postponed) = Default::default();
+        let (enqueues, default_stream) = Default::default();
+        let (flags, abort_blocks, postponed) = Default::default();
+        let kernels = RwLock::new(Arc::default());
         let inner = ContextInner {
             cuda,
             limits,
             machine: health.machine().clone(),
-            health: RefCell::new(health),
+            health: RwLock::new(health),
             recorder,
             rank,
             ordinal,
             streams,
             stuck,
             drop_wait_failed,
-            capture,
+            enqueues,
             default_stream,
             flags,
             abort_blocks,
             kernels,
             postponed,
         };
-        Ok(Self { inner: Rc::new(inner) })
+        Ok(Self { inner: Arc::new(inner) })
     }
 
     /// The device's ordinal among the visible GPUs.
@@ -181,10 +170,13 @@ impl Context {
     }
 
     /// Registers a stream: freeing memory waits for it.
-    pub(super) fn register_stream(&self, stream: &Rc<dyn ContextStream>) {
-        let mut streams = self.inner.streams.borrow_mut();
-        streams.retain(|stream| stream.strong_count() > 0);
-        streams.push(Rc::downgrade(stream));
+    pub(super) fn register_stream(&self, stream: &Arc<StreamInner>) {
+        self.inner.streams.lock().push(Arc::clone(stream));
+    }
+
+    /// Forgets a stream that is idle, or that nothing waits for any more.
+    pub(super) fn remove_stream(&self, stream: &Arc<StreamInner>) {
+        self.inner.streams.lock().retain(|other| !Arc::ptr_eq(other, stream));
     }
 
     /// The tensor map with which TMA copies a matrix, for kernels that take a
@@ -221,7 +213,7 @@ impl Context {
     /// track each other's streams.
     #[must_use]
     pub fn is(&self, other: &Self) -> bool {
-        Rc::ptr_eq(&self.inner, &other.inner)
+        Arc::ptr_eq(&self.inner, &other.inner)
     }
 
     pub(crate) fn cuda(&self) -> &PrimaryContext {
@@ -233,7 +225,7 @@ impl Context {
     }
 
     pub(crate) fn health(&self) -> Arc<Health> {
-        Arc::clone(&self.inner.health.borrow())
+        Arc::clone(&self.inner.health.read())
     }
 
     pub(crate) fn machine(&self) -> &Machine {
@@ -247,7 +239,7 @@ impl Context {
     ///
     /// [`StateError::DeadlinePassed`] if the GPU stays busy.
     pub(crate) fn enter_world(&self, health: &Arc<Health>, rank: usize) -> Result<()> {
-        self.inner.health.replace(Arc::clone(health));
+        *self.inner.health.write() = Arc::clone(health);
         self.set_rank(rank);
         self.drain()?;
         self.streams().iter().for_each(|stream| stream.forget_operations());
@@ -256,12 +248,12 @@ impl Context {
 
     /// The number of its rank; `None` outside of a world.
     pub(super) fn rank(&self) -> Option<usize> {
-        self.inner.rank.get()
+        *self.inner.rank.lock()
     }
 
     /// Makes it the context of the rank with this number.
     pub(crate) fn set_rank(&self, rank: usize) {
-        self.inner.rank.set(Some(rank));
+        *self.inner.rank.lock() = Some(rank);
     }
 
     /// Polls `done` until it is true or fails, a rank is lost, or `limit` has passed.
@@ -276,54 +268,36 @@ impl Context {
         })
     }
 
-    pub(super) fn postponed(&self) -> &RefCell<Option<Postponed>> {
+    pub(super) fn postponed(&self) -> &Mutex<Option<Postponed>> {
         &self.inner.postponed
     }
 
-    pub(super) fn drop_wait_failed(&self) -> &Cell<bool> {
+    pub(super) fn drop_wait_failed(&self) -> &AtomicBool {
         &self.inner.drop_wait_failed
     }
 
-    pub(super) fn kernels(&self) -> &RefCell<Vec<Rc<Modules>>> {
+    pub(super) fn kernels(&self) -> &RwLock<Arc<[Arc<Modules>]>> {
         &self.inner.kernels
     }
 
-    pub(crate) fn capture(&self) -> &RefCell<Option<Capture>> {
-        &self.inner.capture
-    }
-
-    pub(super) fn known_default_stream(&self) -> &RefCell<Weak<StreamInner>> {
+    pub(super) fn known_default_stream(&self) -> &Mutex<Weak<LastHandle>> {
         &self.inner.default_stream
     }
 
-    pub(crate) fn is_capturing(&self) -> bool {
-        self.inner.capture.borrow().is_some()
-    }
-
-    /// Fails while a stream is captured: the call would not become part of the graph, or would
-    /// invalidate the capture. `what` begins the message, such as "a window is registered".
-    ///
-    /// # Errors
-    ///
-    /// [`StateError::Capturing`].
-    pub fn refuse_capturing(&self, what: &'static str) -> Result<()> {
-        if self.is_capturing() { Err(StateError::Capturing { what }.into()) } else { Ok(()) }
+    pub(super) fn enqueues(&self) -> &Enqueues {
+        &self.inner.enqueues
     }
 
     /// Moves `keep`, the objects that an operation uses, to the capture in progress. Returns `keep`
     /// when there is none.
     pub(crate) fn move_to_capture(
         &self,
-        owner: &Rc<dyn Owner>,
-        keep: Vec<Rc<dyn Any>>,
-    ) -> Option<Vec<Rc<dyn Any>>> {
-        match self.inner.capture.borrow_mut().as_mut() {
-            None => Some(keep),
-            Some(capture) => {
-                capture.add(owner, keep);
-                None
-            }
-        }
+        owner: &Arc<dyn Owner>,
+        keep: Vec<Kept>,
+    ) -> Option<Vec<Kept>> {
+        let mut keep = Some(keep);
+        self.with_capture(|capture| capture.add(owner, keep.take().unwrap_or_default()));
+        keep
     }
 
     /// The abort flag of a device communicator of this context.
@@ -356,7 +330,7 @@ impl Context {
 
     /// The abort flag of a new device communicator of `communicator`.
     pub(crate) fn new_abort_flag(&self, communicator: &Arc<dyn Issuer>) -> Result<Arc<AbortFlag>> {
-        let free = self.inner.abort_blocks.borrow_mut().pop();
+        let free = self.inner.abort_blocks.lock().pop();
         let block = match free {
             Some(mut block) => {
                 block.clear();
@@ -371,16 +345,16 @@ impl Context {
 
     /// Takes back the block of a closed device communicator. The streams are idle.
     pub(crate) fn close_abort_flag(&self, flag: &AbortFlag) {
-        self.inner.abort_blocks.borrow_mut().extend(flag.detach());
+        self.inner.abort_blocks.lock().extend(flag.detach());
     }
 
     /// Records that the GPU may never become idle.
     pub(crate) fn mark_stuck(&self) {
-        self.inner.stuck.set(true);
+        self.inner.stuck.store(true, Ordering::Release);
     }
 
     pub(crate) fn is_stuck(&self) -> bool {
-        self.inner.stuck.get()
+        self.inner.stuck.load(Ordering::Acquire)
     }
 
     /// Waits until all work of this context is done.
@@ -397,30 +371,34 @@ impl Context {
     /// succeeded or not.
     pub(super) fn drain_within(&self, limit: Duration) -> Result<()> {
         let (machine, start) = (self.machine(), self.machine().now());
+        let dropped = self.streams().into_iter().filter(|stream| stream.is_dropped());
+        let dropped: Vec<_> = dropped.collect();
         self.each_stream("the GPU's streams are waited for", |stream| {
             stream.drain(limit.saturating_sub(machine.since(start)))
-        })
+        })?;
+        dropped.iter().for_each(|stream| self.remove_stream(stream));
+        Ok(())
     }
 
     fn each_stream(
         &self,
         what: &'static str,
-        wait: impl Fn(&dyn ContextStream) -> Result<()>,
+        wait: impl Fn(&StreamInner) -> Result<()>,
     ) -> Result<()> {
         self.refuse_capturing(what)?;
         if self.is_stuck() {
             return Err(StateError::DeadlinePassed { waited: Duration::ZERO }.into());
         }
-        self.streams().iter().try_for_each(|stream| wait(&**stream))
+        self.streams().iter().try_for_each(|stream| wait(stream))
     }
 
-    fn streams(&self) -> Vec<Rc<dyn ContextStream>> {
-        self.inner.streams.borrow().iter().filter_map(Weak::upgrade).collect()
+    fn streams(&self) -> Vec<Arc<StreamInner>> {
+        self.inner.streams.lock().clone()
     }
 
     /// Whether all streams of this context are idle right now.
     pub(crate) fn is_idle_now(&self) -> bool {
-        let query = |stream: &dyn ContextStream| stream.drain(Duration::ZERO);
+        let query = |stream: &StreamInner| stream.drain(Duration::ZERO);
         self.each_stream("the GPU's streams are queried", query).is_ok()
     }
 }
@@ -428,15 +406,15 @@ impl Context {
 impl Drop for ContextInner {
     fn drop(&mut self) {
         self.flags.detach();
-        if self.stuck.get() || self.health.borrow().is_lost() {
+        if self.stuck.load(Ordering::Acquire) || self.health.read().is_lost() {
             return;
         }
         let _ = self.cuda.bind();
-        for modules in self.kernels.take() {
+        for modules in self.kernels.get_mut().iter() {
             // SAFETY: all streams were dropped after their work was done; the context is current.
             unsafe { modules.unload() };
         }
-        for block in self.abort_blocks.take() {
+        for block in std::mem::take(self.abort_blocks.get_mut()) {
             // SAFETY: a block is put here after its last kernel has ended; the context is current.
             if let Err(error) = unsafe { block.free() } {
                 tracing::warn!("{error}");

@@ -8,7 +8,7 @@
 
 use devcomm_types::Element;
 
-use super::capture::Capture;
+use super::enqueues::Enqueue;
 use super::pinned::PinnedBuffer;
 use super::slice::{Buffer, DeviceSlice, bytes_of, bytes_of_mut};
 use super::stream::Stream;
@@ -35,7 +35,7 @@ impl Stream {
     ) -> Result<()> {
         let to = to.device_slice();
         require_same_len(from.len(), to.len())?;
-        let handle = self.idle_handle(&to)?;
+        let (handle, _enqueue) = self.idle_handle(&to)?;
         // SAFETY: both have the same length; the context is current; the slices outlive the copy.
         unsafe { handle.copy_to_device(to.device_address(), bytes_of(from)) }
     }
@@ -57,7 +57,7 @@ impl Stream {
     ) -> Result<()> {
         let from = from.device_slice();
         require_same_len(from.len(), to.len())?;
-        let handle = self.idle_handle(&from)?;
+        let (handle, _enqueue) = self.idle_handle(&from)?;
         // SAFETY: both have the same length; the context is current; the slices outlive the copy.
         unsafe { handle.copy_to_host(bytes_of_mut(to), from.device_address()) }
     }
@@ -127,7 +127,7 @@ impl Stream {
             return Err(Error::invalid("the pinned memory is of another context than the stream"));
         }
         self.context().refuse_capturing("host memory is copied")?;
-        let handle = self.checked_handle(&[memory])?;
+        let (handle, _enqueue) = self.checked_handle(&[memory])?;
         let event = self.context().event_without_timing()?;
         copy(handle)?;
         if let Err(error) = self.record(&event) {
@@ -165,7 +165,7 @@ impl Stream {
                 "a copy of {len} elements of {name} from {source:#x} to {target:#x}, which overlap"
             )));
         }
-        let handle = self.checked_handle(&[&from, &to])?;
+        let (handle, _enqueue) = self.checked_handle(&[&from, &to])?;
         // SAFETY: both have the same length; the memory is freed, directly or with a graph, when
         // this stream is idle.
         unsafe { handle.copy(target, source, to.byte_len()) }
@@ -186,31 +186,36 @@ impl Stream {
     #[doc(alias = "memset_zeros")]
     pub fn fill<T: Element>(&self, buffer: &impl Buffer<Element = T>, value: T) -> Result<()> {
         let buffer = buffer.device_slice();
-        let handle = self.checked_handle(&[&buffer])?;
+        let (handle, _enqueue) = self.checked_handle(&[&buffer])?;
         let value = bytes_of(std::slice::from_ref(&value));
         // SAFETY: the elements are aligned for their type; the memory is freed, directly or with a
         // graph, when this stream is idle.
         unsafe { handle.fill(buffer.device_address(), value, buffer.len()) }
     }
 
-    /// Waits for the stream's work and returns its handle. Makes the context current.
-    fn idle_handle<T>(&self, memory: &DeviceSlice<T>) -> Result<&StreamHandle> {
+    /// Waits for the stream's work; returns its handle and the call. Makes the context current.
+    fn idle_handle<T>(&self, memory: &DeviceSlice<T>) -> Result<(&StreamHandle, Enqueue<'_>)> {
         self.require_same_context(memory)?;
         self.context().refuse_capturing("host memory is copied")?;
         self.synchronize()?;
-        Ok(self.handle())
+        Ok((self.handle(), self.context().begin_enqueue()?))
     }
 
-    /// The handle, after checks. Makes the context current; an open capture keeps `memory` alive.
-    fn checked_handle<T>(&self, memory: &[&DeviceSlice<T>]) -> Result<&StreamHandle> {
+    /// The handle, after checks, and the call. Makes the context current; an open capture keeps
+    /// `memory` alive.
+    fn checked_handle<T>(
+        &self,
+        memory: &[&DeviceSlice<T>],
+    ) -> Result<(&StreamHandle, Enqueue<'_>)> {
         let context = self.context();
         memory.iter().try_for_each(|memory| self.require_same_context(memory))?;
         context.health().check()?;
+        let enqueue = context.begin_enqueue()?;
         context.cuda().bind()?;
-        if let Some(Capture { keep, .. }) = context.capture().borrow_mut().as_mut() {
-            keep.extend(memory.iter().filter_map(|memory| memory.keep()));
-        }
-        Ok(self.handle())
+        context.with_capture(|capture| {
+            capture.keep.extend(memory.iter().filter_map(|memory| memory.keep()));
+        });
+        Ok((self.handle(), enqueue))
     }
 
     fn require_same_context<T>(&self, memory: &DeviceSlice<T>) -> Result<()> {

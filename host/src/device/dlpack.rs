@@ -1,10 +1,5 @@
 //! Tensors of other libraries by DLPack: PyTorch's, JAX's, CuPy's.
 
-use std::any::Any;
-use std::cell::RefCell;
-use std::rc::Rc;
-use std::sync::{Arc, Weak};
-
 use devcomm_types::{DataType, Element};
 
 use super::context::Context;
@@ -78,9 +73,9 @@ impl<T> DeviceSlice<T> {
     /// until it gives the tensor back. Until then what this slice keeps stays allocated; memory of
     /// [`from_raw_parts`](DeviceSlice::from_raw_parts) is the caller's.
     ///
-    /// A tensor that another thread gives back is freed when this thread next takes or makes a
-    /// tensor. The work that writes the elements must be done, or be ordered before the other
-    /// library's by a stream or an event.
+    /// Any thread may give it back; the memory is then freed as if it were dropped there. The work
+    /// that writes the elements must be done, or be ordered before the other library's by a stream
+    /// or an event.
     #[must_use]
     pub fn to_dlpack(&self) -> DlpackTensor {
         self.export(false)
@@ -99,8 +94,8 @@ impl<T> DeviceSlice<T> {
         let &(_, code, bits) = known.unwrap_or(&TYPES[0]);
         let data_type = Type { code, bits, lanes: 1 };
         let (address, len) = (self.device_address(), self.len() as i64);
-        let keep = self.keep().map(Loan::new);
-        DlpackTensor::new(address, len, Device { kind: CUDA, id }, data_type, versioned, keep)
+        let device = Device { kind: CUDA, id };
+        DlpackTensor::new(address, len, device, data_type, versioned, self.keep())
     }
 }
 
@@ -114,7 +109,6 @@ struct Elements {
 impl Elements {
     /// Fails for a tensor that is no [`DeviceSlice`] of the context.
     fn of(context: &Context, tensor: &DlpackTensor) -> Result<Self> {
-        free_returned();
         let Description { address, device, data_type, shape, strides, flags } =
             tensor.describe()?;
         let own = context.ordinal();
@@ -183,49 +177,4 @@ fn row_major(shape: &[i64], strides: Option<&[i64]>) -> Result<usize> {
         expected *= extent;
     }
     Ok(len)
-}
-
-thread_local! {
-    /// What keeps the memory of the tensors that this thread has exported.
-    static LENT: RefCell<Lent> = const { RefCell::new(Lent(Vec::new())) };
-}
-
-struct Lent(Vec<(Weak<()>, Rc<dyn Any>)>);
-
-/// The memory of tensors that are not given back when the thread ends is never freed.
-impl Drop for Lent {
-    fn drop(&mut self) {
-        std::mem::forget(std::mem::take(&mut self.0));
-    }
-}
-
-/// Part of an exported tensor. Its end tells the exporting thread that the tensor was given back;
-/// any thread may do that, but what keeps memory belongs to the exporting thread.
-struct Loan(Option<Arc<()>>);
-
-impl Loan {
-    fn new(keep: Rc<dyn Any>) -> Self {
-        free_returned();
-        let loan = Arc::new(());
-        LENT.with_borrow_mut(|lent| lent.0.push((Arc::downgrade(&loan), keep)));
-        Self(Some(loan))
-    }
-}
-
-impl Drop for Loan {
-    fn drop(&mut self) {
-        self.0 = None;
-        free_returned();
-    }
-}
-
-/// Drops what keeps the memory of this thread's tensors that were given back.
-fn free_returned() {
-    let returned = LENT.try_with(|lent| {
-        // Borrowed already: by the caller of a destructor, which frees what was given back.
-        let mut lent = lent.try_borrow_mut().ok()?;
-        let is_returned = |entry: &mut (Weak<()>, Rc<dyn Any>)| entry.0.strong_count() == 0;
-        Some(lent.0.extract_if(.., is_returned).collect::<Vec<_>>())
-    });
-    drop(returned);
 }

@@ -7,6 +7,7 @@
 //! meet, are always postponed until then.
 
 use std::any::Any;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::context::Context;
@@ -21,9 +22,9 @@ const SHORT_TIMEOUT: Duration = Duration::from_millis(100);
 #[derive(Default)]
 pub(super) struct Postponed {
     /// Communicators, by number.
-    ends: Vec<(u64, Box<dyn Any>)>,
+    ends: Vec<(u64, Box<dyn Any + Send>)>,
     /// What the GPU may still use, in the order of the drops.
-    frees: Vec<Box<dyn Any>>,
+    frees: Vec<Box<dyn Any + Send>>,
     /// Whether more is kept in `frees`.
     keeps: bool,
 }
@@ -33,20 +34,35 @@ impl Context {
     /// failing, and its error must reach the other ranks first, which may wait for this rank
     /// elsewhere.
     pub(crate) fn postpone_drops(&self) -> PostponedDrops {
-        self.postponed().replace(Some(Postponed { keeps: true, ..Postponed::default() }));
+        *self.postponed().lock() = Some(Postponed { keeps: true, ..Postponed::default() });
         PostponedDrops { context: self.clone() }
     }
 
     /// Whether the ends of communicators are postponed.
     pub(crate) fn postpones_ends(&self) -> bool {
-        self.postponed().borrow().is_some()
+        self.postponed().lock().is_some()
     }
 
     /// Takes a communicator that is being dropped; `number` is larger for one that was made later.
-    pub(crate) fn postpone_end(&self, number: u64, dropped: impl Any) {
-        if let Some(postponed) = self.postponed().borrow_mut().as_mut() {
-            postponed.ends.push((number, Box::new(dropped)));
+    /// Drops it if the rank's function has ended meanwhile.
+    pub(crate) fn postpone_end(&self, number: u64, dropped: impl Any + Send) {
+        self.postpone(dropped, |postponed, dropped| postponed.ends.push((number, dropped)));
+    }
+
+    /// Keeps `dropped`, or drops it if nothing is postponed any more.
+    fn postpone(
+        &self,
+        dropped: impl Any + Send,
+        keep: impl FnOnce(&mut Postponed, Box<dyn Any + Send>),
+    ) {
+        let mut dropped: Option<Box<dyn Any + Send>> = Some(Box::new(dropped));
+        if let Some(postponed) = self.postponed().lock().as_mut()
+            && let Some(dropped) = dropped.take()
+        {
+            keep(postponed, dropped);
         }
+        // Without the lock, which a destructor takes.
+        drop(dropped);
     }
 
     /// Whether a destructor can free `what` now: every stream is idle, after a wait. Otherwise the
@@ -60,8 +76,12 @@ impl Context {
 
     /// As [`can_free`](Self::can_free), after a short wait in a rank's function. If the GPU is
     /// still busy there, keeps the result of `moved`, to drop it later.
-    pub(crate) fn can_free_or_keep<T: Any>(&self, what: &str, moved: impl FnOnce() -> T) -> bool {
-        if !self.keeps() || self.is_capturing() {
+    pub(crate) fn can_free_or_keep<T: Any + Send>(
+        &self,
+        what: &str,
+        moved: impl FnOnce() -> T,
+    ) -> bool {
+        if !self.keeps() {
             return self.can_free(what);
         }
         self.free_kept();
@@ -77,14 +97,15 @@ impl Context {
         // Streams cannot be waited for during a capture; the GPU may be healthy.
         self.refuse_capturing("memory is freed")?;
         let idle = self.drain_within(self.drop_timeout(limit));
-        self.drop_wait_failed().set(idle.is_err());
+        self.drop_wait_failed().store(idle.is_err(), Ordering::Relaxed);
         idle
     }
 
     /// How long a destructor waits, if not for `limit`: after one that has waited in vain, and
     /// during a panic, not at all.
     fn drop_timeout(&self, limit: Duration) -> Duration {
-        let no_wait = self.drop_wait_failed().get() || std::thread::panicking();
+        let failed = self.drop_wait_failed().load(Ordering::Relaxed);
+        let no_wait = failed || std::thread::panicking();
         if no_wait { Duration::ZERO } else { limit }
     }
 
@@ -101,29 +122,26 @@ impl Context {
 
     /// Whether something that the GPU may still use can be [kept](Self::keep).
     pub(super) fn keeps(&self) -> bool {
-        self.postponed().borrow().as_ref().is_some_and(|postponed| postponed.keeps)
+        self.postponed().lock().as_ref().is_some_and(|postponed| postponed.keeps)
     }
 
     /// Keeps what the GPU may still use, to drop it later.
-    pub(super) fn keep(&self, dropped: impl Any) {
-        if let Some(postponed) = self.postponed().borrow_mut().as_mut() {
-            postponed.frees.push(Box::new(dropped));
-        }
+    pub(super) fn keep(&self, dropped: impl Any + Send) {
+        self.postpone(dropped, |postponed, dropped| postponed.frees.push(dropped));
     }
 
     /// Drops what was kept, if the streams are idle now.
     pub(crate) fn free_kept(&self) {
-        let any = self.postponed().borrow().as_ref().is_some_and(|kept| !kept.frees.is_empty());
+        let any = self.postponed().lock().as_ref().is_some_and(|kept| !kept.frees.is_empty());
         if any && self.is_idle_now() {
-            self.drop_wait_failed().set(false);
+            self.drop_wait_failed().store(false, Ordering::Relaxed);
             self.drop_frees();
         }
     }
 
     /// Drops what the GPU may still use, newest first.
     fn drop_frees(&self) {
-        let frees =
-            self.postponed().borrow_mut().as_mut().map(|kept| std::mem::take(&mut kept.frees));
+        let frees = self.postponed().lock().as_mut().map(|kept| std::mem::take(&mut kept.frees));
         let mut frees = frees.unwrap_or_default();
         while frees.pop().is_some() {}
     }
@@ -138,12 +156,15 @@ pub(crate) struct PostponedDrops {
 /// newest first, which is the same order on all ranks.
 impl Drop for PostponedDrops {
     fn drop(&mut self) {
-        if let Some(postponed) = self.context.postponed().borrow_mut().as_mut() {
+        if let Some(postponed) = self.context.postponed().lock().as_mut() {
             postponed.keeps = false;
         }
-        self.context.drop_wait_failed().set(false);
+        self.context.drop_wait_failed().store(false, Ordering::Relaxed);
         self.context.drop_frees();
-        let mut ends = self.context.postponed().take().unwrap_or_default().ends;
+        let postponed = self.context.postponed().lock().take().unwrap_or_default();
+        // Another thread may have kept more meanwhile.
+        drop(postponed.frees);
+        let mut ends = postponed.ends;
         ends.sort_by_key(|(number, _)| *number);
         while ends.pop().is_some() {}
     }

@@ -1,10 +1,10 @@
 //! CUDA events: points in streams.
 
-use std::any::Any;
 use std::ffi::c_void;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use super::context::Context;
+use super::issuer::Kept;
 use super::recorder::Operation;
 use super::stream::ASYNC_ERROR_INTERVAL;
 use crate::error::Result;
@@ -15,7 +15,7 @@ use crate::sys::cuda::stream::EventHandle;
 /// Clones are the same event.
 #[derive(Clone)]
 pub struct Event {
-    inner: Rc<EventInner>,
+    inner: Arc<EventInner>,
 }
 
 struct EventInner {
@@ -47,7 +47,7 @@ impl Context {
 impl Event {
     fn new(context: &Context, timed: bool) -> Result<Self> {
         let (handle, context) = (context.cuda().create_event(timed)?, context.clone());
-        Ok(Self { inner: Rc::new(EventInner { handle, context, timed }) })
+        Ok(Self { inner: Arc::new(EventInner { handle, context, timed }) })
     }
 
     pub(super) fn handle(&self) -> &EventHandle {
@@ -103,9 +103,14 @@ impl Event {
         self.inner.handle.elapsed_ms(&start.inner.handle)
     }
 
+    /// Whether both are clones of one event.
+    pub(super) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+
     /// A reference that keeps the event alive.
-    pub(crate) fn keep(&self) -> Rc<dyn Any> {
-        Rc::clone(&self.inner) as _
+    pub(crate) fn keep(&self) -> Kept {
+        Arc::clone(&self.inner) as _
     }
 
     pub(crate) fn is_timed(&self) -> bool {
@@ -114,6 +119,13 @@ impl Event {
 
     pub(crate) fn context(&self) -> &Context {
         &self.inner.context
+    }
+}
+
+impl Drop for EventInner {
+    fn drop(&mut self) {
+        // The event is destroyed on this thread.
+        let _ = self.context.cuda().bind();
     }
 }
 

@@ -1,6 +1,5 @@
 //! Memory of other libraries, which is given back when the GPU no longer uses it.
 
-use std::rc::Rc;
 use std::sync::Arc;
 
 use cudarc::driver::{CudaSlice, DevicePtr};
@@ -19,10 +18,10 @@ pub(super) struct Foreign<T> {
     what: &'static str,
 }
 
-impl<T: 'static> Foreign<T> {
+impl<T: Send + Sync + 'static> Foreign<T> {
     /// `what` names the memory in messages, such as "cudarc's memory".
-    pub(super) fn new(context: &Context, owner: T, what: &'static str) -> Rc<Self> {
-        Rc::new(Self { owner: Some(owner), context: context.clone(), what })
+    pub(super) fn new(context: &Context, owner: T, what: &'static str) -> Arc<Self> {
+        Arc::new(Self { owner: Some(owner), context: context.clone(), what })
     }
 }
 

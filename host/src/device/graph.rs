@@ -1,15 +1,17 @@
 //! CUDA graphs: work that is captured once and launched repeatedly.
 
-use std::any::Any;
-use std::cell::RefCell;
-use std::rc::Rc;
+use std::cell::Cell;
+use std::marker::PhantomData;
 use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use super::abort::AbortFlag;
 use super::capture::Capture;
 use super::context::Context;
 use super::in_group::refuse_inside;
-use super::issuer::{Issuer, Owner, Resource};
+use super::issuer::{Issuer, Kept, Owner, Resource};
+use super::lifecycle::Lifecycle;
 use super::recorder::Operation;
 use super::stream::Stream;
 use crate::error::{Error, LaunchError, Result, StateError};
@@ -20,6 +22,9 @@ use crate::sys::cuda::graph::{GraphExecHandle, GraphHandle};
 /// Made by [`Stream::capture`]. It keeps alive the memory, windows and operators that captured
 /// operations use; the caller keeps alive the arguments of captured kernel launches. It is closed
 /// when the first of the communicators whose operations it contains ends.
+///
+/// It can move to another thread, but is not `Sync`: CUDA allows one thread at a time to use a
+/// graph.
 ///
 /// ```no_run
 /// # use devcomm_host::{Communicator, ReduceOp, Result, Stream, SymmetricBuffer};
@@ -32,11 +37,16 @@ use crate::sys::cuda::graph::{GraphExecHandle, GraphHandle};
 /// # }
 /// ```
 pub struct Graph {
-    inner: Rc<Inner>,
+    inner: Arc<Inner>,
+    /// CUDA allows one thread at a time to use a graph.
+    _not_sync: PhantomData<Cell<()>>,
 }
 
 struct Inner {
-    exec: RefCell<Option<Exec>>,
+    life: Lifecycle,
+    /// `None` once it has ended. Nothing waits for this lock: the graph's one handle launches, and
+    /// who ends it has waited for launches.
+    exec: Mutex<Option<Exec>>,
     context: Context,
     len: usize,
 }
@@ -48,9 +58,9 @@ struct Exec {
     _graph: GraphHandle,
     communicators: Vec<Arc<dyn Issuer>>,
     kernels: Vec<(&'static str, Arc<AbortFlag>)>,
-    _owners: Vec<Rc<dyn Owner>>,
+    _owners: Vec<Arc<dyn Owner>>,
     /// The memory, windows and operators that the operations use.
-    _keep: Vec<Rc<dyn Any>>,
+    _keep: Vec<Kept>,
 }
 
 impl Stream {
@@ -71,28 +81,37 @@ impl Stream {
         if self.as_raw().is_null() {
             return Err(Error::invalid("the default stream cannot be captured").into());
         }
-        context.refuse_capturing("another capture begins")?;
         context.health().check()?;
-        context.cuda().bind()?;
-        self.handle().begin_capture()?;
-        let open = OpenCapture(self);
-        context.capture().replace(Some(Capture::default()));
+        context.begin_capture()?;
+        let open = OpenCapture { stream: self, has_begun: false }.begin()?;
         f()?;
         Ok(open.close()?)
     }
 }
 
 /// Guard of a capture: ends it, also when the closure fails or panics.
-struct OpenCapture<'a>(&'a Stream);
+struct OpenCapture<'a> {
+    stream: &'a Stream,
+    /// Whether the stream is captured.
+    has_begun: bool,
+}
 
 impl OpenCapture<'_> {
-    fn close(self) -> Result<Graph> {
-        let stream = self.0;
-        std::mem::forget(self);
-        let context = stream.context();
-        let capture = context.capture().take().unwrap_or_default();
+    fn begin(mut self) -> Result<Self> {
+        self.stream.context().cuda().bind()?;
+        self.stream.handle().begin_capture()?;
+        self.has_begun = true;
+        Ok(self)
+    }
+
+    fn close(mut self) -> Result<Graph> {
+        let context = self.stream.context();
         context.cuda().bind()?;
-        let graph = stream.handle().end_capture()?;
+        // If this fails, the capture has ended too.
+        self.has_begun = false;
+        let graph = self.stream.handle().end_capture()?;
+        let capture = context.end_capture();
+        std::mem::forget(self);
         let (len, handle) = (graph.len()?, graph.instantiate()?);
         let Capture { owners, keep, kernels } = capture;
         let communicators = owners.iter().map(|owner| owner.issuer()).collect();
@@ -104,23 +123,23 @@ impl OpenCapture<'_> {
             _owners: owners.clone(),
             _keep: keep,
         };
-        let exec = RefCell::new(Some(exec));
-        let inner = Rc::new(Inner { exec, context: context.clone(), len });
-        let resource: Rc<dyn Resource> = Rc::clone(&inner) as _;
-        owners.iter().for_each(|owner| owner.adopt(Rc::downgrade(&resource)));
-        Ok(Graph { inner })
+        let (life, exec) = (Lifecycle::default(), Mutex::new(Some(exec)));
+        let inner = Arc::new(Inner { life, exec, context: context.clone(), len });
+        let resource: Arc<dyn Resource> = Arc::clone(&inner) as _;
+        owners.iter().for_each(|owner| owner.adopt(Arc::downgrade(&resource)));
+        Ok(Graph { inner, _not_sync: PhantomData })
     }
 }
 
 impl Drop for OpenCapture<'_> {
     fn drop(&mut self) {
-        let context = self.0.context();
-        let capture = context.capture().take();
-        let _ = context.cuda().bind();
-        // End the capture first: dropping `capture` may free memory, which waits for the streams,
-        // and that is refused during a capture.
-        let _ = self.0.handle().end_capture();
-        drop(capture);
+        let context = self.stream.context();
+        if self.has_begun {
+            let _ = context.cuda().bind();
+            let _ = self.stream.handle().end_capture();
+        }
+        // This may free memory, which is refused during a capture.
+        drop(context.end_capture());
     }
 }
 
@@ -139,9 +158,11 @@ impl Graph {
             return Err(Error::invalid("a graph is launched to a stream of another context"));
         }
         context.health().check()?;
-        let exec = self.inner.exec.borrow();
-        let exec =
-            exec.as_ref().ok_or(StateError::Closed { what: "the graph", rank: self.rank() })?;
+        let _enqueue = context.begin_enqueue()?;
+        let exec = self.inner.exec.lock();
+        let exec = exec.as_ref().filter(|_| self.inner.is_open());
+        let rank = context.rank().unwrap_or(0);
+        let exec = exec.ok_or(StateError::Closed { what: self.inner.name(), rank })?;
         for communicator in &exec.communicators {
             // Operations of a communicator that has ended would use freed memory.
             communicator.require_live()?;
@@ -175,7 +196,7 @@ impl Graph {
     /// Whether it can be launched.
     #[must_use]
     pub fn is_valid(&self) -> bool {
-        let exec = self.inner.exec.borrow();
+        let exec = self.inner.exec.lock();
         exec.as_ref().is_some_and(|exec| {
             exec.communicators.iter().all(|communicator| communicator.is_live())
                 && exec.kernels.iter().all(|(_, flag)| flag.refusal().is_none())
@@ -191,43 +212,42 @@ impl Graph {
     pub fn close(&self) -> Result<()> {
         self.inner.close()
     }
-
-    fn rank(&self) -> usize {
-        let exec = self.inner.exec.borrow();
-        exec.as_ref().and_then(|exec| exec.communicators.first()).map_or(0, |first| first.rank())
-    }
 }
 
 impl Resource for Inner {
+    fn name(&self) -> &'static str {
+        "the graph"
+    }
+
     fn is_open(&self) -> bool {
-        self.exec.borrow().is_some()
+        self.life.is_open()
     }
 
     fn close(&self) -> Result<()> {
-        if self.exec.borrow().is_none() {
-            return Ok(());
-        }
+        let Some(ending) = self.life.begin_end(&self.context)? else { return Ok(()) };
         self.context.drain()?;
         let _ = self.context.cuda().bind();
-        drop(self.exec.take());
+        let exec = self.exec.lock().take();
+        drop(exec);
+        ending.done();
         Ok(())
     }
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        if self.exec.borrow().is_none() {
+        if !self.life.is_open() {
             return;
         }
         let context = self.context.clone();
         let moved = || {
-            let exec = RefCell::new(self.exec.take());
-            Self { exec, context: context.clone(), len: self.len }
+            let exec = Mutex::new(self.exec.lock().take());
+            Self { life: self.life.take(), exec, context: context.clone(), len: self.len }
         };
         if context.can_free_or_keep("a graph", moved) {
             let _ = self.context.cuda().bind();
         } else {
-            std::mem::forget(self.exec.take());
+            std::mem::forget(self.exec.lock().take());
         }
     }
 }

@@ -1,10 +1,13 @@
 //! Traits by which streams, graphs and [`Health`](super::Health) use communicators: the device
 //! module must not depend on the communicator module.
 
-use std::rc::Weak;
-use std::sync::Arc;
+use std::any::Any;
+use std::sync::{Arc, Weak};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, StateError};
+
+/// A reference that keeps alive what an operation uses.
+pub(crate) type Kept = Arc<dyn Any + Send + Sync>;
 
 /// A communicator, which issues (enqueues) operations to streams. Any thread may abort it.
 pub(crate) trait Issuer: Send + Sync {
@@ -35,8 +38,8 @@ pub(crate) trait Issuer: Send + Sync {
     }
 }
 
-/// The owner of an [`Issuer`] on the rank's thread.
-pub(crate) trait Owner {
+/// The owner of an [`Issuer`] and of what was made with it.
+pub(crate) trait Owner: Send + Sync {
     fn issuer(&self) -> Arc<dyn Issuer>;
 
     /// Registers `resource` to be closed before the issuer ends.
@@ -44,10 +47,21 @@ pub(crate) trait Owner {
 }
 
 /// Something that is closed before its issuer ends.
-pub(crate) trait Resource {
+pub(crate) trait Resource: Send + Sync {
+    /// What it is, for messages: "the window".
+    fn name(&self) -> &'static str;
+
     /// Whether it is still to be closed.
     fn is_open(&self) -> bool;
 
     /// Closes it. Idempotent.
     fn close(&self) -> Result<()>;
+
+    /// Fails if it is closed. `rank` is for the message.
+    fn require_open(&self, rank: usize) -> Result<()> {
+        if self.is_open() {
+            return Ok(());
+        }
+        Err(StateError::Closed { what: self.name(), rank }.into())
+    }
 }

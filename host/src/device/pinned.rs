@@ -1,9 +1,9 @@
 //! Pinned (page-locked) host memory, for asynchronous copies.
 
-use std::cell::RefCell;
 use std::marker::PhantomData;
 
 use devcomm_types::Element;
+use parking_lot::Mutex;
 
 use super::context::Context;
 use super::event::Event;
@@ -26,7 +26,7 @@ pub struct PinnedBuffer<T: Element> {
     memory: Option<HostAllocation>,
     len: usize,
     /// Events recorded after copies that may still run.
-    copies: RefCell<Vec<Event>>,
+    copies: Mutex<Vec<Event>>,
     context: Context,
     element: PhantomData<T>,
 }
@@ -45,7 +45,7 @@ impl Context {
         })?;
         self.refuse_capturing("pinned memory is allocated")?;
         let memory = Some(self.cuda().alloc_host(bytes)?);
-        let (copies, context) = (RefCell::default(), self.clone());
+        let (copies, context) = (Mutex::default(), self.clone());
         Ok(PinnedBuffer { memory, len, copies, context, element: PhantomData })
     }
 }
@@ -91,15 +91,21 @@ impl<T: Element> PinnedBuffer<T> {
 
     /// Registers a copy that was enqueued; `event` is recorded after it.
     pub(super) fn add_copy(&self, event: Event) {
-        let mut copies = self.copies.borrow_mut();
-        copies.retain(|copy| !matches!(copy.is_reached(), Ok(true)));
-        copies.push(event);
+        let mut done = self.copies.lock().clone();
+        done.retain(|copy| matches!(copy.is_reached(), Ok(true)));
+        self.forget(&done);
+        self.copies.lock().push(event);
     }
 
     fn wait(&self) -> Result<()> {
-        self.copies.borrow().iter().try_for_each(Event::synchronize)?;
-        self.copies.borrow_mut().clear();
+        let copies = self.copies.lock().clone();
+        copies.iter().try_for_each(Event::synchronize)?;
+        self.forget(&copies);
         Ok(())
+    }
+
+    fn forget(&self, done: &[Event]) {
+        self.copies.lock().retain(|copy| !done.iter().any(|done| done.is(copy)));
     }
 }
 
@@ -107,7 +113,7 @@ impl<T: Element> Drop for PinnedBuffer<T> {
     fn drop(&mut self) {
         let context = self.context.clone();
         let moved = || {
-            let (memory, copies) = (self.memory.take(), self.copies.take().into());
+            let (memory, copies) = (self.memory.take(), std::mem::take(&mut self.copies));
             Self { memory, copies, len: self.len, context: context.clone(), element: PhantomData }
         };
         if context.health().is_lost() || !context.can_free_or_keep("pinned memory", moved) {

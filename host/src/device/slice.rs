@@ -1,13 +1,13 @@
 //! Slices of device memory, the operands of collectives, copies and fills.
 
-use std::any::Any;
 use std::marker::PhantomData;
 use std::ops::{Bound, RangeBounds};
-use std::rc::Rc;
 
 use devcomm_types::{DataType, Element, IntoArg, Slice};
 
 use super::context::Context;
+use super::enqueues::Enqueue;
+use super::issuer::Kept;
 use crate::error::{Error, Result};
 use crate::sys::cuda::stream::StreamHandle;
 
@@ -26,7 +26,7 @@ pub struct DeviceSlice<T> {
     len: usize,
     data_type: DataType,
     context: Context,
-    owner: Option<Rc<dyn Any>>,
+    owner: Option<Kept>,
     element: PhantomData<T>,
 }
 
@@ -87,7 +87,7 @@ impl<T: Element> DeviceSlice<T> {
         unsafe { Self::borrowed(context, address, len, T::DATA_TYPE) }
     }
 
-    pub(crate) fn owned(context: &Context, address: u64, len: usize, owner: Rc<dyn Any>) -> Self {
+    pub(crate) fn owned(context: &Context, address: u64, len: usize, owner: Kept) -> Self {
         Self::of_type(context, address, len, T::DATA_TYPE, owner)
     }
 
@@ -99,8 +99,9 @@ impl<T: Element> DeviceSlice<T> {
     /// streams; the driver's errors.
     pub fn copy_from_host(&self, data: &[T]) -> Result<()> {
         self.fits(data.len())?;
-        let stream = self.idle_default_stream()?;
-        // SAFETY: the memory has at least `data.len()` elements, and this rank's streams are idle.
+        let (stream, _enqueue) = self.idle_default_stream()?;
+        // SAFETY: the memory has at least `data.len()` elements. If another thread enqueues work
+        // with it, only the values are undefined.
         unsafe { stream.copy_to_device(self.address, bytes_of(data)) }
     }
 
@@ -111,8 +112,8 @@ impl<T: Element> DeviceSlice<T> {
     /// As [`copy_from_host`](Self::copy_from_host).
     pub fn copy_to_host(&self, data: &mut [T]) -> Result<()> {
         self.fits(data.len())?;
-        let stream = self.idle_default_stream()?;
-        // SAFETY: the memory has at least `data.len()` elements, and this rank's streams are idle.
+        let (stream, _enqueue) = self.idle_default_stream()?;
+        // SAFETY: as in `copy_from_host`; every bit pattern is a valid `Element`.
         unsafe { stream.copy_to_host(bytes_of_mut(data), self.address) }
     }
 
@@ -122,18 +123,32 @@ impl<T: Element> DeviceSlice<T> {
     ///
     /// Those of waiting for the streams; the driver's errors.
     pub fn fill_bytes(&self, byte: u8) -> Result<()> {
-        let stream = self.idle_default_stream()?;
-        // SAFETY: the range is exactly the memory, and this rank's streams are idle.
+        let (stream, _enqueue) = self.idle_default_stream()?;
+        // SAFETY: the range is exactly the memory; otherwise as in `copy_from_host`.
         unsafe { stream.fill(self.address, &[byte], self.byte_len())? };
         stream.synchronize()
     }
 
+    /// Sets every byte of memory that nothing uses yet. Unlike [`fill_bytes`](Self::fill_bytes), it
+    /// waits for the default stream only: what other threads have enqueued may wait for this one.
+    pub(crate) fn fill_new(&self, byte: u8) -> Result<()> {
+        let context = &self.context;
+        let (event, _enqueue) = (context.event_without_timing()?, context.begin_enqueue()?);
+        let stream = context.cuda().default_stream();
+        // SAFETY: the range is exactly the memory, whose owner is not dropped before the wait has
+        // ended or the GPU has failed.
+        unsafe { stream.fill(self.address, &[byte], self.byte_len())? };
+        stream.record(event.handle())?;
+        context.poll(None, || event.is_reached())
+    }
+
     /// Waits for this rank's streams, and returns the default stream. Streams of this crate do not
     /// wait for the default stream: the caller must wait for the work that it enqueues there.
-    fn idle_default_stream(&self) -> Result<StreamHandle> {
+    fn idle_default_stream(&self) -> Result<(StreamHandle, Enqueue<'_>)> {
         self.context.synchronize_streams()?;
+        let enqueue = self.context.begin_enqueue()?;
         self.context.cuda().bind()?;
-        Ok(self.context.cuda().default_stream())
+        Ok((self.context.cuda().default_stream(), enqueue))
     }
 
     fn fits(&self, count: usize) -> Result<()> {
@@ -196,7 +211,7 @@ impl<T> DeviceSlice<T> {
         address: u64,
         len: usize,
         data_type: DataType,
-        owner: Rc<dyn Any>,
+        owner: Kept,
     ) -> Self {
         let (context, owner) = (context.clone(), Some(owner));
         Self { address, len, data_type, context, owner, element: PhantomData }
@@ -239,7 +254,7 @@ impl<T> DeviceSlice<T> {
     }
 
     /// A reference that keeps the memory allocated, if the slice has one.
-    pub(crate) fn keep(&self) -> Option<Rc<dyn Any>> {
+    pub(crate) fn keep(&self) -> Option<Kept> {
         self.owner.clone()
     }
 

@@ -1,16 +1,20 @@
 //! Streams, and waits for them that end when a rank is lost.
 
 use std::any::Any;
-use std::cell::RefCell;
 use std::ffi::c_void;
-use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use parking_lot::Mutex;
+
 use super::abort::{self, AbortFlag};
-use super::context::{Context, ContextStream};
+use super::capture::Capture;
+use super::context::Context;
+use super::enqueues::Enqueue;
 use super::event::Event;
-use super::issuer::{Issuer, Owner};
+use super::issuer::{Issuer, Kept, Owner};
+use super::operations::Operations;
 use super::recorder::Operation;
 use crate::error::{AbortCause, Error, NcclError, Result, StateError, WorldError};
 use crate::machine::Wakes;
@@ -26,18 +30,20 @@ const EXIT_TIMEOUT: Duration = Duration::from_secs(1);
 /// in a rank's function for at most 100 ms, after which the stream lasts until it is idle.
 #[derive(Clone)]
 pub struct Stream {
-    inner: Rc<StreamInner>,
+    last: Arc<LastHandle>,
+}
+
+/// Dropped with the last handle of a stream.
+pub(super) struct LastHandle {
+    inner: Arc<StreamInner>,
 }
 
 pub(super) struct StreamInner {
     handle: StreamHandle,
     context: Context,
-    /// Communicators whose operations may not be done yet.
-    pending: RefCell<Vec<Arc<dyn Issuer>>>,
-    /// Abort flags of kernels that may still run.
-    running: RefCell<Vec<Arc<AbortFlag>>>,
-    /// Memory and operators of operations that a non-blocking communicator may still enqueue.
-    keep: RefCell<Vec<Rc<dyn Any>>>,
+    operations: Mutex<Operations>,
+    /// Whether it is registered only because its last handle was dropped during a capture.
+    is_dropped: AtomicBool,
 }
 
 /// What an operation of a communicator is enqueued to: a stream, or `None` for the context's
@@ -84,23 +90,22 @@ impl Context {
     #[doc(alias = "CU_STREAM_LEGACY")]
     #[must_use]
     pub fn default_stream(&self) -> Stream {
-        let mut known = self.known_default_stream().borrow_mut();
-        if let Some(inner) = known.upgrade() {
-            return Stream { inner };
+        let mut known = self.known_default_stream().lock();
+        if let Some(last) = known.upgrade() {
+            return Stream { last };
         }
         let stream = Stream::of(self, self.cuda().default_stream());
-        *known = Rc::downgrade(&stream.inner);
+        *known = Arc::downgrade(&stream.last);
         stream
     }
 }
 
 impl Stream {
     fn of(context: &Context, handle: StreamHandle) -> Self {
-        let (pending, running, keep) = Default::default();
-        let inner = StreamInner { handle, context: context.clone(), pending, running, keep };
-        let inner = Rc::new(inner);
-        context.register_stream(&(Rc::clone(&inner) as _));
-        Self { inner }
+        let (context, operations, is_dropped) = (context.clone(), Mutex::default(), false.into());
+        let inner = Arc::new(StreamInner { handle, context, operations, is_dropped });
+        inner.context.register_stream(&inner);
+        Self { last: Arc::new(LastHandle { inner }) }
     }
 
     /// A stream that another part of the program made (`CUstream`, which is `cudaStream_t`).
@@ -129,7 +134,7 @@ impl Stream {
     ) -> Result<Self> {
         context.machine().refuse_simulated(|| "a stream of cudarc's".to_owned())?;
         context.require_cudarc(stream.context(), "stream")?;
-        let keep: Box<dyn Any> = Box::new(Arc::clone(stream));
+        let keep: Box<dyn Any + Send + Sync> = Box::new(Arc::clone(stream));
         // SAFETY: a stream of the same CUDA context, which the `Arc` keeps alive.
         let handle = unsafe { context.cuda().foreign_stream(stream.cu_stream(), Some(keep)) };
         Ok(Self::of(context, handle))
@@ -146,7 +151,7 @@ impl Stream {
     /// aborted; [`Error::Nccl`] when an operation failed; [`StateError::Capturing`]; the driver's
     /// error when a kernel failed.
     pub fn synchronize(&self) -> Result<()> {
-        self.inner.wait()
+        self.inner().wait()
     }
 
     /// As [`synchronize`](Self::synchronize), for at most `limit`. Then it aborts kernels that wait
@@ -161,11 +166,11 @@ impl Stream {
     /// later. The GPU then counts as stuck: memory that it may still use is not freed before the
     /// process ends.
     pub fn synchronize_within(&self, limit: Duration) -> Result<()> {
-        match self.inner.wait_within(Some(limit)) {
+        match self.inner().wait_within(Some(limit)) {
             Err(Error::State(StateError::DeadlinePassed { waited }))
                 if !self.context().is_stuck() =>
             {
-                self.inner.abort_kernels(waited)
+                self.inner().abort_kernels(waited)
             }
             result => result,
         }
@@ -178,8 +183,23 @@ impl Stream {
     /// The driver's error when a kernel failed.
     pub fn is_idle(&self) -> Result<bool> {
         self.context().refuse_capturing("a stream is asked whether it is idle")?;
+        let _query = self.context().begin_enqueue()?;
         self.context().cuda().bind()?;
-        Ok(self.inner.is_all_enqueued()? && self.handle().is_idle()?)
+        Ok(self.inner().is_all_enqueued()? && self.handle().is_idle()?)
+    }
+
+    /// Whether the stream's work goes to a graph, of this crate's or of another library that has
+    /// begun a capture, such as torch.
+    ///
+    /// CUDA: `cuStreamIsCapturing`.
+    ///
+    /// # Errors
+    ///
+    /// The driver's errors; for the default stream, if a stream that waits for it is captured.
+    #[doc(alias = "cudaStreamIsCapturing")]
+    pub fn is_capturing(&self) -> Result<bool> {
+        self.context().cuda().bind()?;
+        self.handle().is_capturing()
     }
 
     /// Makes later work of this stream wait for `event`, which may be of another stream.
@@ -188,7 +208,7 @@ impl Stream {
     ///
     /// [`Error::InvalidInput`] for an event of another context; the driver's errors.
     pub fn wait_event(&self, event: &Event) -> Result<()> {
-        self.require(event)?;
+        let _enqueue = self.require(event)?;
         self.handle().wait_for(event.handle())
     }
 
@@ -198,15 +218,17 @@ impl Stream {
     ///
     /// [`Error::InvalidInput`] for an event of another context; the driver's errors.
     pub fn record(&self, event: &Event) -> Result<()> {
-        self.require(event)?;
+        let _enqueue = self.require(event)?;
         self.handle().record(event.handle())
     }
 
-    fn require(&self, event: &Event) -> Result<()> {
+    fn require(&self, event: &Event) -> Result<Enqueue<'_>> {
         if !event.context().is(self.context()) {
             return Err(Error::invalid("the event was made by another context than the stream"));
         }
-        self.context().cuda().bind()
+        let enqueue = self.context().begin_enqueue()?;
+        self.context().cuda().bind()?;
+        Ok(enqueue)
     }
 
     /// The driver's handle (`CUstream`, which is `cudaStream_t`), for use with other libraries.
@@ -218,40 +240,36 @@ impl Stream {
     /// The context that the stream belongs to.
     #[must_use]
     pub fn context(&self) -> &Context {
-        &self.inner.context
+        &self.inner().context
     }
 
     pub(crate) fn handle(&self) -> &StreamHandle {
-        &self.inner.handle
+        &self.inner().handle
+    }
+
+    fn inner(&self) -> &Arc<StreamInner> {
+        &self.last.inner
     }
 
     /// Registers an enqueued operation of a communicator, and the objects `keep` that it uses.
-    pub(crate) fn register_operation(&self, communicator: &Rc<dyn Owner>, keep: Vec<Rc<dyn Any>>) {
+    pub(crate) fn register_operation(&self, communicator: &Arc<dyn Owner>, keep: Vec<Kept>) {
         let Some(keep) = self.context().move_to_capture(communicator, keep) else { return };
         let issuer = communicator.issuer();
-        if !issuer.is_blocking() {
-            self.inner.keep.borrow_mut().extend(keep);
-        }
-        self.register_communicator(issuer);
+        let keep = if issuer.is_blocking() { Vec::new() } else { keep };
+        self.inner().operations.lock().add(issuer, keep);
     }
 
     /// Registers a launched kernel, and the abort flag of its device communicator.
     pub(crate) fn register_launch(&self, kernel: &'static str, flag: Arc<AbortFlag>) {
-        if let Some(capture) = self.context().capture().borrow_mut().as_mut() {
-            return capture.add_kernel(kernel, flag);
-        }
-        let mut running = self.inner.running.borrow_mut();
-        if !running.iter().any(|other| Arc::ptr_eq(other, &flag)) {
-            running.push(flag);
+        let add = |capture: &mut Capture| capture.add_kernel(kernel, Arc::clone(&flag));
+        if self.context().with_capture(add).is_none() {
+            self.inner().operations.lock().add_kernel(flag);
         }
     }
 
     /// Registers a communicator that has operations in the stream.
     pub(super) fn register_communicator(&self, issuer: Arc<dyn Issuer>) {
-        let mut pending = self.inner.pending.borrow_mut();
-        if !pending.iter().any(|other| Arc::ptr_eq(other, &issuer)) {
-            pending.push(issuer);
-        }
+        self.inner().operations.lock().add(issuer, Vec::new());
     }
 }
 
@@ -264,7 +282,8 @@ impl std::fmt::Debug for Stream {
 impl StreamInner {
     /// Whether all operations were enqueued to the GPU, which non-blocking communicators do later.
     fn is_all_enqueued(&self) -> Result<bool> {
-        for handle in self.pending.borrow().iter().filter(|handle| !handle.is_blocking()) {
+        let pending = self.operations.lock().pending();
+        for handle in pending.iter().filter(|handle| !handle.is_blocking()) {
             if !poll(handle)? {
                 return Ok(false);
             }
@@ -280,8 +299,10 @@ impl StreamInner {
         let stream = self.handle.raw() as usize;
         let _wait = self.context.recorder().begin(Operation::Wait { stream });
         let machine = self.context.machine();
-        let mut checked = machine.now();
+        let (mut checked, mut registered) = (machine.now(), 0);
         let result = self.poll(limit, || {
+            // Another thread may enqueue more before this returns.
+            registered = self.operations.lock().count();
             if !self.is_all_enqueued()? {
                 return Ok(false);
             }
@@ -293,7 +314,7 @@ impl StreamInner {
             Ok(idle)
         });
         match result {
-            Ok(()) => self.idle_result(),
+            Ok(()) => self.idle_result(registered),
             Err(lost @ Error::World(WorldError::RankLost { .. })) => {
                 self.wait_for_exit();
                 Err(lost)
@@ -303,7 +324,8 @@ impl StreamInner {
                 | Error::Nccl(NcclError::Failed { .. })),
             ) => {
                 // The error is reported once.
-                self.pending.borrow_mut().clear();
+                let failed = self.operations.lock().take_pending();
+                drop(failed);
                 self.wait_for_exit();
                 Err(self.context.prefer_lost_rank(error))
             }
@@ -314,7 +336,7 @@ impl StreamInner {
     /// After a rank was lost or a communicator failed: waits until the kernels, which were asked to
     /// exit, have exited, and logs what they waited for.
     fn wait_for_exit(&self) {
-        let running = self.running.take();
+        let running = self.operations.lock().take_running().running();
         if running.is_empty() {
             return;
         }
@@ -373,17 +395,16 @@ impl StreamInner {
     }
 
     fn is_idle(&self) -> Result<bool> {
+        let _query = self.context.begin_enqueue()?;
         // Errors here are sticky: no work of this CUDA context can run or finish any more.
         self.handle.is_idle().inspect_err(|_| self.context.mark_stuck())
     }
 
-    /// The result of a wait for the idle stream: an error if its operations or kernels were
-    /// aborted.
-    fn idle_result(&self) -> Result<()> {
-        // Taken first, so that `keep` is not borrowed while destructors wait for this stream.
-        drop(self.keep.take());
-        let pending = self.pending.take();
-        match abort::error(&self.running.take()) {
+    /// The result of a wait for the stream, which was idle after `registered` registrations: an
+    /// error if its operations or kernels were aborted.
+    fn idle_result(&self, registered: u64) -> Result<()> {
+        let done = self.operations.lock().take(registered);
+        match abort::error(&done.running()) {
             None => {}
             Some(error) => {
                 // If a rank is lost, that is the cause.
@@ -391,26 +412,28 @@ impl StreamInner {
                 return Err(error);
             }
         }
-        let aborted = pending.into_iter().find(|handle| handle.is_aborted());
+        let aborted = done.pending().into_iter().find(|handle| handle.is_aborted());
         match aborted {
             None => Ok(()),
             Some(handle) => Err(handle.ended()),
         }
     }
-}
 
-impl ContextStream for StreamInner {
-    fn wait(&self) -> Result<()> {
+    /// Waits until all work is done, and fails when an operation was aborted.
+    pub(super) fn wait(&self) -> Result<()> {
         self.wait_within(None)
     }
 
-    fn drain(&self, limit: Duration) -> Result<()> {
+    /// Waits until the stream is idle, whether its work succeeded or not.
+    pub(super) fn drain(&self, limit: Duration) -> Result<()> {
         // A communicator that has failed enqueues nothing more.
         self.poll(Some(limit), || Ok(self.is_all_enqueued().unwrap_or(true) && self.is_idle()?))
     }
 
-    fn check_async_errors(&self) -> Result<()> {
-        let pending = self.pending.borrow().clone();
+    /// Fails when an operation in the stream has failed or was aborted, or the network that its
+    /// kernels use has failed.
+    pub(super) fn check_async_errors(&self) -> Result<()> {
+        let pending = self.operations.lock().pending();
         pending.iter().try_for_each(|issuer| poll(issuer).map(drop))?;
         for issuer in self.running().iter().filter_map(|flag| flag.communicator()) {
             match poll(&issuer) {
@@ -422,12 +445,20 @@ impl ContextStream for StreamInner {
         Ok(())
     }
 
-    fn running(&self) -> Vec<Arc<AbortFlag>> {
-        self.running.borrow().clone()
+    /// Whether nothing but a wait for it needs it any more.
+    pub(super) fn is_dropped(&self) -> bool {
+        self.is_dropped.load(Ordering::Acquire)
     }
 
-    fn forget_operations(&self) {
-        drop((self.keep.take(), self.pending.take(), self.running.take()));
+    /// The abort flags of kernels that may still run.
+    pub(super) fn running(&self) -> Vec<Arc<AbortFlag>> {
+        self.operations.lock().running()
+    }
+
+    /// Forgets the operations in the stream, which is idle, and whether they were aborted.
+    pub(super) fn forget_operations(&self) {
+        let all = self.operations.lock().take(u64::MAX);
+        drop(all);
     }
 }
 
@@ -437,26 +468,28 @@ fn poll(issuer: &Arc<dyn Issuer>) -> Result<bool> {
     issuer.poll().inspect_err(|_| Arc::clone(issuer).abort())
 }
 
-impl Drop for Stream {
+impl Drop for LastHandle {
     fn drop(&mut self) {
-        let context = self.context();
-        let is_last = Rc::strong_count(&self.inner) == 1 && context.keeps();
-        if is_last && !context.is_capturing() && self.inner.drain(context.stream_timeout()).is_err()
-        {
-            context.keep(Self { inner: Rc::clone(&self.inner) });
+        let context = &self.inner.context;
+        match self.inner.drain(context.stream_timeout()) {
+            Ok(()) => {}
+            Err(_) if context.keeps() => {
+                let last = Arc::new(Self { inner: Arc::clone(&self.inner) });
+                return context.keep(Stream { last });
+            }
+            Err(Error::State(StateError::Capturing { .. })) => {
+                // The next wait for all streams waits for it too, and then removes it.
+                return self.inner.is_dropped.store(true, Ordering::Release);
+            }
+            Err(_) => context.mark_stuck(),
         }
+        context.remove_stream(&self.inner);
     }
 }
 
 impl Drop for StreamInner {
     fn drop(&mut self) {
-        if self.context.is_capturing() {
-            return;
-        }
-        // Memory is freed once all registered streams are idle, and this one will no longer be
-        // registered.
-        if self.drain(self.context.stream_timeout()).is_err() {
-            self.context.mark_stuck();
-        }
+        // The stream is destroyed on this thread.
+        let _ = self.context.cuda().bind();
     }
 }

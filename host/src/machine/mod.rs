@@ -5,6 +5,7 @@
 //! machine runs one host thread at a time and has a virtual clock: a thread that blocks in the
 //! operating system, not in the machine's functions, stops all others.
 
+mod call_lock;
 mod shared;
 #[cfg(feature = "simulator")]
 mod simulated;
@@ -23,6 +24,7 @@ use devcomm_sys::driver::{CUDA, CUfunction, CUstream, Driver};
 use devcomm_sys::nccl::Functions;
 use devcomm_types::HostBody;
 
+pub(crate) use self::call_lock::{CallLock, Held};
 pub(crate) use self::shared::Shared;
 #[cfg(feature = "simulator")]
 use self::simulated::Simulated;

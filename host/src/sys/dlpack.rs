@@ -97,6 +97,12 @@ enum Pointer {
     Versioned(NonNull<ManagedVersioned>),
 }
 
+// SAFETY: `from_raw` asks for a deleter that any thread may call, and this crate's own are so; the
+// rest of the struct is plain data.
+unsafe impl Send for DlpackTensor {}
+// SAFETY: through a reference the struct is only read.
+unsafe impl Sync for DlpackTensor {}
+
 impl DlpackTensor {
     /// Takes a tensor that another library exported, without a version: the pointer of a capsule
     /// `dltensor`.
@@ -108,7 +114,7 @@ impl DlpackTensor {
     /// # Safety
     ///
     /// `tensor` is a `DLManagedTensor` that its owner hands over. It describes memory that is
-    /// allocated until its deleter is called, which this thread may do; on a simulated machine,
+    /// allocated until its deleter is called, which any thread may do; on a simulated machine,
     /// memory of that machine.
     pub unsafe fn from_raw(tensor: *mut c_void) -> Result<Self> {
         Ok(Self(Pointer::Unversioned(not_null(tensor)?)))

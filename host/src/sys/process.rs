@@ -1,10 +1,13 @@
-//! System calls for starting processes, passing sockets to them, and setting the environment.
+//! System calls for starting processes, passing sockets to them, and setting the environment; and
+//! what the dynamic linker knows.
 
-use std::ffi::OsString;
+use std::ffi::{CStr, OsStr, OsString};
 use std::io;
 use std::net::TcpListener;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::process::{Child, Command};
 
 use socket2::SockRef;
@@ -33,6 +36,27 @@ fn die_with(command: &mut Command, parent: u32) {
             }
         });
     }
+}
+
+/// The file of the symbol that the dynamic linker finds first for all parts of the process: that of
+/// the program, of a library that it is linked with, or of one that was loaded with `RTLD_GLOBAL`.
+pub(crate) fn file_of_global(symbol: &CStr) -> Option<PathBuf> {
+    let mut found = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
+    // SAFETY: the name is a C string; `dladdr` takes any address, and NULL, and writes the struct,
+    // of which zeros are a valid value.
+    let found = unsafe {
+        let address = libc::dlsym(libc::RTLD_DEFAULT, symbol.as_ptr());
+        if address.is_null() || libc::dladdr(address, found.as_mut_ptr()) == 0 {
+            return None;
+        }
+        found.assume_init()
+    };
+    if found.dli_fname.is_null() {
+        return None;
+    }
+    // SAFETY: the name lives as long as the library is loaded, and is copied.
+    let file = unsafe { CStr::from_ptr(found.dli_fname) };
+    Some(OsStr::from_bytes(file.to_bytes()).into())
 }
 
 /// Sends a signal to a child that has not been waited for.

@@ -11,6 +11,7 @@ mod rank;
 mod rendezvous;
 mod run;
 mod signals;
+mod threads;
 
 use std::fmt::{self, Display};
 use std::time::Duration;

@@ -1,9 +1,7 @@
 //! One rank of a world, the argument of the function that a world runs.
 
-use std::cell::OnceCell;
 use std::ffi::c_void;
-use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use bytemuck::Pod;
 
@@ -13,6 +11,7 @@ use crate::communicator::{CommConfig, Communicator, Library, UniqueId};
 use crate::device::in_group::refuse_inside;
 use crate::device::{Context, KernelSet, PostponedDrops, Stream};
 use crate::error::{Error, Result};
+use crate::machine::CallLock;
 
 /// One rank: its GPU, its connection to the other ranks, its communicator.
 ///
@@ -23,7 +22,9 @@ pub struct Rank {
     /// When the world's rank is dropped, its function has ended, and the others know its error, if
     /// it failed. `None` for a rank that has gone on after a loss, which that function drops.
     _drops: Option<PostponedDrops>,
-    communicator: OnceCell<Communicator>,
+    communicator: OnceLock<Communicator>,
+    /// Held while the communicator is made.
+    making: CallLock,
     context: Context,
     library: Library,
     rendezvous: Rendezvous,
@@ -46,8 +47,9 @@ impl Rank {
             Arc::clone(rendezvous.recorder()),
         )?;
         context.set_rank(rendezvous.rank());
-        let (_drops, communicator) = (Some(context.postpone_drops()), OnceCell::new());
-        Ok(Self { _drops, communicator, context, library, rendezvous, local_rank, checked })
+        let (_drops, communicator) = (Some(context.postpone_drops()), OnceLock::new());
+        let making = CallLock::default();
+        Ok(Self { _drops, communicator, making, context, library, rendezvous, local_rank, checked })
     }
 
     /// After the loss of a rank: this rank in a world of those that are left, which all call this.
@@ -90,8 +92,10 @@ impl Rank {
         let rendezvous = self.rendezvous.survivors()?;
         self.context.enter_world(rendezvous.health(), rendezvous.rank())?;
         let (context, library) = (self.context.clone(), self.library.clone());
-        let (communicator, local_rank, checked) = (OnceCell::new(), self.local_rank, self.checked);
-        Ok(Self { _drops: None, communicator, context, library, rendezvous, local_rank, checked })
+        let (communicator, making) = (OnceLock::new(), CallLock::default());
+        let (local_rank, checked) = (self.local_rank, self.checked);
+        let _drops = None;
+        Ok(Self { _drops, communicator, making, context, library, rendezvous, local_rank, checked })
     }
 
     /// This rank, below [`n_ranks`](Self::n_ranks).
@@ -164,6 +168,11 @@ impl Rank {
         if let Some(communicator) = self.communicator.get() {
             return Ok(communicator);
         }
+        let health = self.rendezvous.health();
+        let _making = self.making.lock(health.machine(), None, || health.check())?;
+        if let Some(communicator) = self.communicator.get() {
+            return Ok(communicator);
+        }
         let communicator = self.new_communicator(&CommConfig::new())?;
         Ok(self.communicator.get_or_init(|| communicator))
     }
@@ -184,7 +193,9 @@ impl Rank {
         let id = id.ok_or_else(|| Error::invalid("rank 0 sent no valid NCCL unique id"))?;
         let checked = all.iter().all(|bytes| bytes.first() == Some(&1));
         let (rank, n_ranks) = (self.rank(), self.n_ranks());
-        let peers: Rc<dyn Peers> = Rc::new(self.rendezvous.clone().checked(checked));
+        // A subset of its own: threads with different communicators exchange independently.
+        let members: Vec<usize> = (0..n_ranks).collect();
+        let peers: Arc<dyn Peers> = Arc::new(self.rendezvous.subset(&members)?.checked(checked));
         Communicator::join(&self.library, &self.context, &[id], rank, n_ranks, config, Some(peers))
     }
 
@@ -210,7 +221,7 @@ impl Rank {
                 )));
             }
             let all: Vec<usize> = (0..n_ranks).collect();
-            Ok(Some(Rc::new(self.rendezvous.subset(&all)?) as Rc<dyn Peers>))
+            Ok(Some(Arc::new(self.rendezvous.subset(&all)?) as Arc<dyn Peers>))
         };
         // SAFETY: the caller's.
         unsafe { Communicator::adopt_raw(&self.library, &self.context, raw, peers) }

@@ -72,17 +72,25 @@ int cuStreamCreate(void **stream, unsigned flags) { *stream = malloc(1); return 
 int cuStreamDestroy_v2(void *stream) { free(stream); return 0; }
 int cuStreamQuery(void *stream) { return hangs ? 600 : 0; }
 int cuStreamSynchronize(void *stream) { return 0; }
+int cuEventCreate(void **event, unsigned flags) { *event = malloc(1); return 0; }
+int cuEventRecord(void *event, void *stream) { return 0; }
+int cuEventQuery(void *event) { return 0; }
+int cuEventDestroy_v2(void *event) { free(event); return 0; }
 
 int cuModuleLoad(void **module, const char *path) {
     log_call("cuModuleLoad %s", strrchr(path, '/') + 1);
     *module = malloc(1);
     return strstr(path, "broken") ? 200 : 0;
 }
-// PTX of version 99 is too new. For broken PTX it writes the JIT error log (options 5, 6: buffer
+// A cubin is logged, and refused if it says so. PTX of version 99 is too new. For broken PTX it writes the JIT error log (options 5, 6: buffer
 // and size). It logs whether PTX with line directives is loaded with them (option 13).
 int cuModuleLoadDataEx(void **module, const char *image, unsigned n, const uint32_t *options,
                        void **values) {
     *module = malloc(1);
+    if (memcmp(image, "\177ELF", 4) == 0) {
+        log_call("cuModuleLoadDataEx %s", image + 1);
+        return strstr(image, "refused") ? 200 : 0;
+    }
     for (unsigned i = 0; i < n; i++)
         if (options[i] == 13 && values[i] && strstr(image, ".loc"))
             log_call("cuModuleLoadDataEx with lines");

@@ -1,12 +1,14 @@
 //! Tests of GIN kernels: a launch selects the entry point for the device communicator's back end.
 
+use std::sync::LazyLock;
+
 use devcomm_host::{
     Context, Error, GinType, KernelSet, Kernels, LaunchError, LaunchRefusal, Result,
 };
 
 use devcomm_types::Kernel;
 
-use crate::support::{FakeDevComm, Ping, log_of, tests};
+use crate::support::{FakeDevComm, Ping, log_of, set, tests};
 
 tests! {
     a_launch_takes_the_entry_for_the_back_end_of_the_device_communicator,
@@ -22,7 +24,7 @@ const SIDECAR: &str = r#"{"arch":"sm_90","ptx_isa":"8.6","nccl":{"version":"2.32
         {"name":"comm","type":"DevComm","size":248},{"name":"count","type":"usize","size":8}]},
     {"name":"ping_gdaki","params":[
         {"name":"comm","type":"DevComm","size":248},{"name":"count","type":"usize","size":8}]}]}"#;
-const KERNELS: KernelSet = KernelSet::new((&[("ping", ".version 8.6", SIDECAR)], None));
+static KERNELS: LazyLock<KernelSet> = LazyLock::new(|| set("ping", ".version 8.6", SIDECAR, None));
 
 /// Launches `Ping` with a device communicator that has connections of these `ncclGinType_t`s.
 fn launch(connections: &[u8]) -> Result<()> {

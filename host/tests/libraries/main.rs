@@ -9,6 +9,7 @@ mod groups;
 mod kernel_files;
 mod processes;
 mod support;
+mod threads;
 mod versions;
 mod windows;
 
@@ -21,6 +22,7 @@ const MODULES: &[(&str, &[Test])] = &[
     ("groups", groups::TESTS),
     ("kernel_files", kernel_files::TESTS),
     ("processes", processes::TESTS),
+    ("threads", threads::TESTS),
     ("versions", versions::TESTS),
     ("windows", windows::TESTS),
 ];

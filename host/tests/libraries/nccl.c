@@ -8,8 +8,18 @@
 
 // The host finds the CUDA version of the library in this text.
 const char banner[] = "NCCL version 2.32.3+cuda13.4";
-typedef struct { int rank, n_ranks; } Comm;
+typedef struct { int rank, n_ranks, in_use; } Comm;
 int cuCtxGetDevice(int *ordinal);
+
+// A call on a communicator, which takes a while. Ends the process if another one is being made, or
+// if the calling thread has no context.
+static void call(Comm *comm) {
+    int device;
+    cuCtxGetDevice(&device);
+    if (device < 0 || __atomic_exchange_n(&comm->in_use, 1, __ATOMIC_SEQ_CST)) abort();
+    usleep(20);
+    __atomic_store_n(&comm->in_use, 0, __ATOMIC_SEQ_CST);
+}
 
 int ncclGetVersion(int *version) {
     const char *code = getenv("STUB_NCCL");
@@ -23,7 +33,7 @@ int ncclGetUniqueId(void *id) { memset(id, 42, 128); return 0; }
 int ncclCommInitRankScalable(Comm **comm, int n_ranks, int rank, int n_ids, void *ids,
                              void *config) {
     *comm = malloc(sizeof **comm);
-    **comm = (Comm){rank, n_ranks};
+    **comm = (Comm){rank, n_ranks, 0};
     return 0;
 }
 int ncclCommGetAsyncError(Comm *comm, int *state) { *state = 0; return 0; }
@@ -44,10 +54,11 @@ int ncclMemAlloc(void **memory, size_t bytes) {
 }
 int ncclMemFree(void *memory) { free(memory); return 0; }
 int ncclCommWindowRegister(Comm *comm, void *memory, size_t bytes, void **window, int flags) {
+    call(comm);
     *window = memory;
     return 0;
 }
-int ncclCommWindowDeregister(Comm *comm, void *window) { return 0; }
+int ncclCommWindowDeregister(Comm *comm, void *window) { call(comm); return 0; }
 
 typedef struct { size_t size; unsigned magic, version; float estimatedTime; } SimInfo;
 static int n_all_reduces;
@@ -55,6 +66,7 @@ int ncclGroupStart(void) { return 0; }
 int ncclGroupEnd(void) { return 0; }
 int ncclAllReduce(void *send, void *recv, size_t count, int type, int op, Comm *comm,
                   void *stream) {
+    call(comm);
     n_all_reduces++;
     return 0;
 }

@@ -1,6 +1,7 @@
 //! Tests of jobs whose ranks are processes, each with its own GPU.
 
 use std::net::TcpListener;
+use std::sync::LazyLock;
 
 use devcomm_host::{
     CommConfig, DriverError, Error, KernelSet, LocalJob, Rank, Result, StateError, Stream, World,
@@ -8,7 +9,7 @@ use devcomm_host::{
 use devcomm_types::{Kernel, Unsafe};
 use libtest_mimic::Trial;
 
-use crate::support::{lines_of, log_of, run, tests};
+use crate::support::{lines_of, log_of, run, set, tests};
 
 tests! {
     a_launched_process_is_one_rank_and_works_on_its_own_gpu_alone
@@ -34,7 +35,7 @@ impl Kernel for Count {
 
 const SIDECAR: &str = r#"{"arch":"sm_90","ptx_isa":"8.6","kernels":[
     {"name":"count","params":[{"name":"n","type":"usize","size":8}]}]}"#;
-const KERNELS: KernelSet = KernelSet::new((&[("count", ".version 8.6", SIDECAR)], None));
+static KERNELS: LazyLock<KernelSet> = LazyLock::new(|| set("count", ".version 8.6", SIDECAR, None));
 
 /// Launches a kernel on a new stream.
 fn start(rank: &Rank) -> Result<Stream> {

@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
+use devcomm_host::{KernelSet, ModuleSource};
 use devcomm_types::{ArgInfo, DevComm, IntoArg, Kernel, KernelParam, Unsafe};
+use miniz_oxide::deflate::compress_to_vec_zlib;
 
 /// A test, whose body runs in a child process: once per environment, or once without variables.
 #[derive(Clone, Copy)]
@@ -152,6 +154,14 @@ macro_rules! kernels {
     )* };
 }
 kernels!(Fill = "fill" "fill", Unknown = "fill" "unknown", Ping = "ping" "ping" gin true);
+
+/// A set of one module, as a program includes it.
+pub(crate) fn set(file: &'static str, ptx: &str, sidecar: &str, cubin: Option<&[u8]>) -> KernelSet {
+    let packed = |bytes: &[u8]| &*compress_to_vec_zlib(bytes, 1).leak();
+    let module: ModuleSource =
+        (file, packed(ptx.as_bytes()), sidecar.to_owned().leak(), cubin.map(packed));
+    KernelSet::new((Box::leak(Box::new([module])), None))
+}
 
 pub(crate) const SIDECAR: &str = r#"{"arch":"sm_90","ptx_isa":"8.6","nccl":{"version":"2.32.3"},
     "kernels":[{"name":"fill","lsa_barriers":true,"params":[

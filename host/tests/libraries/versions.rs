@@ -14,6 +14,7 @@ tests! {
     a_driver_that_is_too_old_is_named in ["STUB_CUDA" = "12020"],
     an_nccl_of_a_later_cuda_than_the_drivers_makes_no_communicator in ["STUB_CUDA" = "12080"],
     an_nccl_that_is_loaded_is_used_and_not_mixed_with_another,
+    an_nccl_that_is_loaded_for_all_is_used_though_another_is_loaded_too,
     an_older_library_says_what_it_is_too_old_for in ["STUB_NCCL" = "22902"],
 }
 
@@ -61,6 +62,32 @@ fn an_nccl_that_is_loaded_is_used_and_not_mixed_with_another() {
     assert_eq!(Library::open(None).unwrap().path(), other);
     // It is its own now.
     assert_eq!(Library::load(&named, OLDEST_VERSION).unwrap().path(), named);
+}
+
+/// As in a process of torch's, which loads the NCCL of its own package by its path in any case.
+fn an_nccl_that_is_loaded_for_all_is_used_though_another_is_loaded_too() {
+    use libloading::os::unix::{Library as Loaded, RTLD_GLOBAL, RTLD_NOW};
+    let home = PathBuf::from(std::env::var_os("DEVCOMM_NCCL_HOME").unwrap());
+    let (named, folder) = (home.join("lib/libnccl.so.2"), tempfile::tempdir().unwrap());
+    let folder = folder.path().canonicalize().unwrap();
+    let copy = |name: &str| {
+        let copy = folder.join(name);
+        std::fs::copy(&named, &copy).unwrap();
+        copy
+    };
+    let (first, own) = (copy("libnccl.so.2.28.8"), copy("libnccl.so.2.28.9"));
+    load(&first);
+    // SAFETY: as in `load`.
+    std::mem::forget(unsafe { Loaded::open(Some(&own), RTLD_NOW | RTLD_GLOBAL) }.unwrap());
+    let text = Library::open(None).unwrap_err().to_string();
+    for part in [own.to_str().unwrap(), named.to_str().unwrap(), "two NCCL libraries"] {
+        assert!(text.contains(part), "{text}");
+    }
+    // SAFETY: this process has one thread.
+    unsafe { std::env::remove_var("DEVCOMM_NCCL_HOME") };
+    for _ in 0..2 {
+        assert_eq!(Library::open(None).unwrap().path(), own);
+    }
 }
 
 fn an_older_library_says_what_it_is_too_old_for() {

@@ -23,3 +23,4 @@ mod side_channel;
 mod streams;
 mod support;
 mod survivors;
+mod threads;

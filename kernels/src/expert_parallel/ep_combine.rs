@@ -1,14 +1,16 @@
 //! Returns the experts' results to the ranks of the tokens, within the LSA team, and adds them up.
 
 use cuda_std::prelude::*;
-use cuda_std::{grid, hint, math, mem};
+use cuda_std::{grid, mem};
 use half::bf16;
-use nccl_device::{Coop, DevComm, Lamport, LamportSlots, Window};
+use nccl_device::{ANY_RANKS, Coop, DevComm, Lamport, LamportSlots, Window};
 
-use super::ep_layout::{DROPPED, NONE, RETURN_WORDS};
+use super::ep_layout::{NONE, RETURN_WORDS};
 use super::numbered::{Numbered, NumberedSlots};
 use super::parts::{Part, Parts, at, warp_index, warps};
+use super::ranks::{Ranks, ranks, rolled, with_ranks};
 use super::shape::{Received, Shape, Steps};
+use super::sums::{Entries, Row, add, prefetch, sum};
 
 /// Vectors of a part that each lane has: with more ranks fewer, as their addresses take registers.
 const fn lane_vectors(ranks: usize) -> usize {
@@ -22,27 +24,21 @@ pub const fn part_vectors(ranks: usize) -> u32 {
 }
 
 /// Results that are loaded together.
-const TOGETHER: usize = 4;
+pub(super) const TOGETHER: usize = 4;
+/// And in a launch of one round, whose parts have a vector in each lane: most tokens have no more
+/// experts in a rank.
+const ALL: usize = 8;
 
 /// The slots for numbered messages from each rank: one that says that the rank has come so far.
 pub const NUMBERED_SLOTS: u32 = 1;
-
-/// What `ep_layout` has left of a token, a word in each lane: position and weight of each expert in
-/// this rank. All are [`NONE`] without a token.
-pub(super) type Entries = u32;
-
-const _: () = assert!(RETURN_WORDS == warp::WARP_SIZE as usize);
 
 /// What a warp loads ahead for a part of a row that it receives.
 #[derive(Clone, Copy)]
 struct Incoming {
     entries: Entries,
-    /// A bit for each rank that sends.
-    targets: u32,
+    /// The ranks that send.
+    targets: Ranks,
 }
-
-/// A lane's vectors of a part of a row.
-pub(super) type Row<const VECTORS: usize> = [Vec16<bf16>; VECTORS];
 
 /// `output[t]` becomes `residual[t]` plus the sum over the experts of token `t` of the expert's row
 /// times its weight, for the `tokens` tokens of this rank. Without a `residual` (null), or without
@@ -61,10 +57,12 @@ pub(super) type Row<const VECTORS: usize> = [Vec16<bf16>; VECTORS];
 /// Of many tokens the time is that of the memory: each rank reads the rows of its experts, once. So
 /// a warp, which sends and receives in turns, must not wait for one load after another. While it
 /// does one step it loads the entries of the step after next, one word in each lane, and brings the
-/// rows of the next step into the L2 cache, which takes no registers. Of few tokens the time is one
-/// latency after another: the entries of the first steps are loaded together with the number of the
-/// launch, before anything is known of the peers' tokens, and what ends the session is done by a
-/// warp that has nothing to send then.
+/// rows of the next step into the L2 cache, which takes no registers.
+///
+/// Of few tokens the time is one latency after another. If there are as many warps as small parts
+/// for all ranks, each sends one and receives one, and there is one round: entries are loaded
+/// together with the number of the launch, before anything is known of the peers' tokens, then the
+/// rows of all experts, and nothing else is loaded before the peers' rows are polled.
 ///
 /// `slots` and `state` are the memory of [`Lamport`] messages, with [`Shape::slots`] from each
 /// rank, `numbered` that of numbered ones, with [`NUMBERED_SLOTS`]: other memory than `ep_dispatch`
@@ -96,25 +94,11 @@ pub unsafe fn ep_combine(
 ) {
     let combine =
         Combine { comm: &comm, shape, rows, returns, received, tokens, output, residual, steps };
-    let capacity = shape.slots();
     // SAFETY: the kernel's contract.
-    unsafe {
-        macro_rules! run {
-            ($ranks:literal) => {{
-                let numbered = NumberedSlots::new(&comm, numbered, NUMBERED_SLOTS);
-                let slots = LamportSlots::<$ranks>::new(&comm, slots, capacity);
-                combine.run::<$ranks, { lane_vectors($ranks) }>(slots, numbered, state);
-            }};
-        }
-        match comm.lsa_team().n_ranks {
-            2 => run!(2),
-            4 => run!(4),
-            8 => run!(8),
-            _ => panic!("the LSA team has 2, 4 or 8 ranks"),
-        }
-    }
+    unsafe { with_ranks!(comm, lane_vectors, combine.run(slots, numbered, state)) }
 }
 
+/// A launch's arguments.
 pub(super) struct Combine<'a> {
     pub(super) comm: &'a DevComm,
     pub(super) shape: Shape,
@@ -134,73 +118,121 @@ impl Combine<'_> {
     #[inline(always)]
     unsafe fn run<const N: usize, const VECTORS: usize>(
         &self,
-        slots: LamportSlots<'_, N>,
-        numbered: NumberedSlots<N>,
+        slots: Window<u32>,
+        numbered: Window<u32>,
         state: *mut u32,
     ) {
+        // SAFETY: the caller's contract.
+        let (slots, numbered) = unsafe {
+            let slots = LamportSlots::<N>::new(self.comm, slots, self.shape.slots());
+            (slots, NumberedSlots::<N>::new(self.comm, numbered, NUMBERED_SLOTS))
+        };
+        let ranks = ranks::<N>(self.comm);
         let parts = Parts::<VECTORS>::new(self.shape.vectors);
         let (first, step) = (warp_index(), warps());
         let (sends, receives) = (self.steps & Steps::SEND != 0, self.steps & Steps::RECEIVE != 0);
-        let is_last_warp = thread::thread_idx_x() + warp::WARP_SIZE >= thread::block_dim_x();
-        let speaks = is_last_warp && thread::block_idx_x() == 0 && warp::lane_id() == 0;
         grid::launch_next();
         grid::wait_for_previous();
         // SAFETY: the caller's contract. Each slot is used by one thread; all lanes of a warp call
         // these together.
         unsafe {
+            let absent = self.received.absent();
             // The peers' tokens, by the distance to the peer, whose rows this rank returns.
             let (mut counts, mut all) = ([0; N], 0);
             let mut distance = 1;
-            while distance < N && sends {
-                let to = self.comm.lsa_team().rotated(distance as i32) as usize;
-                counts[distance] = mem::load(self.received.counts.wrapping_add(to));
-                all = all.max(counts[distance]);
+            while distance < ranks && sends {
+                let count = self.tokens_of(distance, absent);
+                if N != ANY_RANKS {
+                    counts[distance] = count;
+                }
+                all = all.max(count);
                 distance += 1;
             }
-            let mut outgoing = self.outgoing(&counts, 1, parts.at(first));
-            let mut incoming = self.incoming(parts.at(first));
+            // For one round: warps that follow each other send to different ranks.
+            let (small, peers) = (Parts::<1>::new(self.shape.vectors), (ranks as u32 - 1).max(1));
+            let (to, small_part) = (1 + (first % peers) as usize, small.at(first / peers));
+            let outgoing = self.outgoing(&counts, to, small_part, absent);
+            let incoming = self.incoming(small.at(first), absent);
             let session = slots.begin(state, self.shape.slots());
             let numbered = numbered.of(session.launch());
-            if sends && speaks {
+            if sends && speaks() {
                 let mut distance = 1;
-                while distance < N {
-                    numbered.send(distance, 0, [0; 2]);
+                while distance < ranks {
+                    let to = self.comm.lsa_team().rotated(distance as i32) as usize;
+                    if !absent.contains(to) {
+                        numbered.send(distance, 0, [0; 2]);
+                    }
                     distance += 1;
                 }
             }
-            let (sent, own) =
-                (parts.count(all), if receives { parts.count(self.tokens) } else { 0 });
+            let tokens = if receives { self.tokens } else { 0 };
+            if (small.count(all) * peers).max(small.count(tokens)) <= step {
+                if first < small.count(all) * peers {
+                    self.send_to::<N, 1, ALL>(&session, to, small_part, outgoing);
+                }
+                if receives {
+                    self.end(&session, &numbered, absent);
+                }
+                if first < small.count(tokens) {
+                    self.receive::<N, 1, ALL>(&session, small.at(first), incoming);
+                }
+                return;
+            }
+            let (sent, own) = (parts.count(all), parts.count(tokens));
+            let mut outgoing = self.outgoing(&counts, 1, parts.at(first), absent);
+            let mut incoming = self.incoming(parts.at(first), absent);
             // The first round only sends; in each later one a part is received.
             let (mut index, mut ahead) = (first, first);
             while index < sent.max(own) || ahead == first {
-                let next = self.outgoing(&counts, 1, parts.at(ahead + step));
+                let mut next = NONE;
+                if ahead + step < sent {
+                    next = self.outgoing(&counts, 1, parts.at(ahead + step), absent);
+                }
                 if ahead < sent {
-                    self.send(&session, &counts, parts.at(ahead), outgoing);
+                    self.send(&session, &counts, parts.at(ahead), outgoing, absent);
                 }
                 outgoing = next;
                 ahead += step;
-                self.prefetch(outgoing, parts.at(ahead));
+                prefetch(self.rows, outgoing, parts.at(ahead));
                 if ahead == first + step {
                     if receives {
-                        // While the rows are on their way; all threads have the launch's number.
-                        self.prefetch(incoming.entries, parts.at(first));
-                        thread::sync_threads();
-                        if is_last_warp {
-                            session.end(Coop::warp());
-                        }
-                        if speaks {
-                            self.wait_for_peers(&numbered);
-                        }
+                        prefetch(self.rows, incoming.entries, parts.at(first));
+                        self.end(&session, &numbered, absent);
                     }
                     continue;
                 }
                 if index < own {
-                    let next = self.incoming(parts.at(index + step));
-                    self.receive(&session, parts.at(index), incoming);
+                    let next = self.incoming(parts.at(index + step), absent);
+                    self.receive::<N, VECTORS, TOGETHER>(&session, parts.at(index), incoming);
                     incoming = next;
-                    self.prefetch(incoming.entries, parts.at(index + step));
+                    prefetch(self.rows, incoming.entries, parts.at(index + step));
                 }
                 index += step;
+            }
+        }
+    }
+
+    /// Ends the session, while rows are on their way.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract. All threads of the block call this, once, and have the number of the
+    /// launch.
+    #[inline(always)]
+    unsafe fn end<const N: usize>(
+        &self,
+        session: &Lamport<'_, N>,
+        numbered: &Numbered<N>,
+        absent: Ranks,
+    ) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            thread::sync_threads();
+            if is_in_last_warp() {
+                session.end(Coop::warp());
+            }
+            if speaks() {
+                self.wait_for_peers(numbered, absent);
             }
         }
     }
@@ -211,12 +243,14 @@ impl Combine<'_> {
     ///
     /// The kernel's contract.
     #[inline(always)]
-    unsafe fn wait_for_peers<const N: usize>(&self, numbered: &Numbered<N>) {
+    unsafe fn wait_for_peers<const N: usize>(&self, numbered: &Numbered<N>, absent: Ranks) {
         let mut distance = 1;
-        while distance < N {
+        while distance < ranks::<N>(self.comm) {
             let source = self.comm.lsa_team().rotated(distance as i32) as usize;
-            // SAFETY: the caller's contract.
-            self.comm.wait_until(Coop::thread(), || unsafe { numbered.peek(source, 0) }.is_some());
+            self.comm.wait_until(Coop::thread(), || {
+                // SAFETY: the caller's contract.
+                absent.contains(source) || unsafe { numbered.peek(source, 0) }.is_some()
+            });
             distance += 1;
         }
     }
@@ -234,28 +268,63 @@ impl Combine<'_> {
         counts: &[u32; N],
         part: Part<VECTORS>,
         mut entries: Entries,
+        absent: Ranks,
     ) {
         // Not unrolled for many ranks: the sum is long.
-        let ranks = if N > 2 { hint::opaque_usize(N) } else { N };
-        let mut distance = 1;
+        let (mut distance, ranks) = (1, rolled::<N>(self.comm));
         while distance < ranks {
             // SAFETY: the caller's contract.
             unsafe {
                 if distance > 1 {
-                    entries = self.outgoing(counts, distance, part);
+                    entries = self.outgoing(counts, distance, part, absent);
                 }
-                if let Some(row) = self.sum(entries, part) {
-                    let mut peer = 1;
-                    while peer < N {
-                        if peer == distance {
-                            send(session, peer, part, &row);
-                        }
-                        peer += 1;
-                    }
-                }
+                self.send_to::<N, VECTORS, TOGETHER>(session, distance, part, entries);
             }
             distance += 1;
         }
+    }
+
+    /// Returns a part of a row to the rank at a distance, if it has such a token, with an expert
+    /// here.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract. All lanes of a warp call this together.
+    #[inline(always)]
+    unsafe fn send_to<const N: usize, const VECTORS: usize, const TOGETHER: usize>(
+        &self,
+        session: &Lamport<'_, N>,
+        distance: usize,
+        part: Part<VECTORS>,
+        entries: Entries,
+    ) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let Some(row) = sum::<VECTORS, TOGETHER>(self.rows, entries, part) else { return };
+            if N == ANY_RANKS {
+                send(session, distance, part, &row);
+            }
+            let mut peer = 1;
+            while peer < N {
+                if peer == distance {
+                    send(session, peer, part, &row);
+                }
+                peer += 1;
+            }
+        }
+    }
+
+    /// How many tokens the rank at a distance has.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract.
+    #[inline(always)]
+    unsafe fn tokens_of(&self, distance: usize, absent: Ranks) -> u32 {
+        let rank = self.comm.lsa_team().rotated(distance as i32) as usize;
+        // SAFETY: the caller's contract.
+        let tokens = unsafe { mem::load(self.received.counts.wrapping_add(rank)) };
+        if absent.contains(rank) { 0 } else { tokens }
     }
 
     /// Loads the entries of a token of the rank at a distance.
@@ -269,10 +338,16 @@ impl Combine<'_> {
         counts: &[u32; N],
         distance: usize,
         part: Part<VECTORS>,
+        absent: Ranks,
     ) -> Entries {
         let to = self.comm.lsa_team().rotated(distance as i32) as usize;
         // SAFETY: the caller's contract.
-        unsafe { self.entries(to, part, at(counts, distance)) }
+        unsafe {
+            let known = N != ANY_RANKS;
+            let tokens =
+                if known { at(counts, distance) } else { self.tokens_of(distance, absent) };
+            self.entries(to, part, tokens)
+        }
     }
 
     /// Loads what says which ranks have experts of a token of this rank.
@@ -281,12 +356,17 @@ impl Combine<'_> {
     ///
     /// The kernel's contract.
     #[inline(always)]
-    unsafe fn incoming<const VECTORS: usize>(&self, part: Part<VECTORS>) -> Incoming {
-        let (me, mut targets) = (self.comm.lsa_team().rank as usize, 0);
+    unsafe fn incoming<const VECTORS: usize>(
+        &self,
+        part: Part<VECTORS>,
+        absent: Ranks,
+    ) -> Incoming {
+        let (me, mut targets) = (self.comm.lsa_team().rank as usize, Ranks(0));
         // SAFETY: the caller's contract.
         unsafe {
             if part.row < self.tokens {
-                targets = mem::load(self.received.targets.wrapping_add(part.row as usize));
+                let of_row = self.received.targets.wrapping_add(part.row as usize);
+                targets = Ranks(mem::load(of_row)).without(absent);
             }
             Incoming { entries: self.entries(me, part, self.tokens), targets }
         }
@@ -315,82 +395,13 @@ impl Combine<'_> {
         if part.row < tokens { entries } else { NONE }
     }
 
-    /// Begins to bring the rows of a token's experts into the L2 cache.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract. All lanes of a warp call this together.
-    #[inline(always)]
-    unsafe fn prefetch<const VECTORS: usize>(&self, entries: Entries, part: Part<VECTORS>) {
-        // SAFETY: the caller's contract; positions are those of rows.
-        unsafe {
-            let (mut k, len) = (0, len(entries));
-            while k < len {
-                let row = warp::shuffle_idx(entries, 2 * k);
-                let mut i = 0;
-                while i < VECTORS && row < DROPPED {
-                    if let Some(at) = part.vector_of(row as usize, i) {
-                        mem::prefetch(self.rows.wrapping_add(8 * at));
-                    }
-                    i += 1;
-                }
-                k += 1;
-            }
-        }
-    }
-
-    /// The sum of this rank's experts for a token; `None` if it has none here.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract. All lanes of a warp call this together.
-    #[inline(always)]
-    pub(super) unsafe fn sum<const VECTORS: usize>(
-        &self,
-        entries: Entries,
-        part: Part<VECTORS>,
-    ) -> Option<Row<VECTORS>> {
-        // SAFETY: the caller's contract.
-        let (mut k, len) = (0, unsafe { len(entries) });
-        if len == 0 {
-            return None;
-        }
-        let mut sums = [[0.0; 8]; VECTORS];
-        while k < len {
-            let mut at = [NONE; TOGETHER];
-            let mut rows = [[Vec16::from_bits([0; 4]); VECTORS]; TOGETHER];
-            let mut entry = 0;
-            while entry < TOGETHER {
-                // SAFETY: the caller's contract.
-                unsafe {
-                    at[entry] = warp::shuffle_idx(entries, 2 * (k + entry as u32));
-                    if at[entry] < DROPPED {
-                        rows[entry] = part.load(self.rows, at[entry] as usize);
-                    }
-                }
-                entry += 1;
-            }
-            let mut entry = 0;
-            while entry < TOGETHER {
-                // SAFETY: the caller's contract.
-                let weight = unsafe { warp::shuffle_idx(entries, 2 * (k + entry as u32) + 1) };
-                if at[entry] < DROPPED {
-                    add(&mut sums, &rows[entry], f32::from_bits(weight));
-                }
-                entry += 1;
-            }
-            k += TOGETHER as u32;
-        }
-        Some(sums.map(bf16::narrow))
-    }
-
     /// Receives a part of a row of this rank from all ranks that have an expert of the token.
     ///
     /// # Safety
     ///
     /// The kernel's contract. All lanes of a warp call this together.
     #[inline(always)]
-    unsafe fn receive<const N: usize, const VECTORS: usize>(
+    unsafe fn receive<const N: usize, const VECTORS: usize, const TOGETHER: usize>(
         &self,
         session: &Lamport<'_, N>,
         part: Part<VECTORS>,
@@ -401,15 +412,15 @@ impl Combine<'_> {
         // SAFETY: the caller's contract.
         unsafe {
             // What there is here is loaded while the others' rows are on their way.
-            let mine = self.sum(entries, part);
+            let mine = sum::<VECTORS, TOGETHER>(self.rows, entries, part);
             let residual = self.residual(part);
-            let (mut rank, ranks) = (0, if N > 2 { hint::opaque_usize(N) } else { N });
+            let (mut rank, ranks) = (0, rolled::<N>(self.comm));
             while rank < ranks {
                 if rank == me {
                     if let Some(mine) = mine {
                         add(&mut sums, &mine, 1.0);
                     }
-                } else if targets >> rank & 1 == 1 {
+                } else if targets.contains(rank) {
                     let slot = |i| part.vector_of(token, i).map(|vector| vector as u32);
                     add(&mut sums, &session.receive_several(rank, slot, 0), 1.0);
                 }
@@ -438,16 +449,16 @@ impl Combine<'_> {
     }
 }
 
-/// How many experts a token has in this rank.
-///
-/// # Safety
-///
-/// All lanes of a warp call this together.
+/// Whether this thread is in the last warp of its block, which has the least to send.
 #[inline(always)]
-#[track_caller]
-unsafe fn len(entries: Entries) -> u32 {
-    // SAFETY: the caller's contract. Words of even lanes are positions.
-    unsafe { warp::ballot(warp::lane_id().is_multiple_of(2) && entries != NONE) }.count_ones()
+fn is_in_last_warp() -> bool {
+    thread::thread_idx_x() + warp::WARP_SIZE >= thread::block_dim_x()
+}
+
+/// Whether this thread sends and receives the numbers of the launch.
+#[inline(always)]
+fn speaks() -> bool {
+    is_in_last_warp() && thread::block_idx_x() == 0 && warp::lane_id() == 0
 }
 
 /// Sends a part of a row.
@@ -467,25 +478,6 @@ unsafe fn send<const N: usize, const VECTORS: usize>(
         if let Some(at) = part.vector_of(part.row as usize, i) {
             // SAFETY: the caller's contract.
             unsafe { session.send(distance, at as u32, row[i]) };
-        }
-        i += 1;
-    }
-}
-
-/// Adds a row times a weight.
-#[inline(always)]
-pub(super) fn add<const VECTORS: usize>(
-    sums: &mut [[f32; 8]; VECTORS],
-    row: &Row<VECTORS>,
-    weight: f32,
-) {
-    let mut i = 0;
-    while i < VECTORS {
-        let wide = bf16::widen(row[i]);
-        let mut lane = 0;
-        while lane < 8 {
-            sums[i][lane] = math::fma(weight, wide[lane], sums[i][lane]);
-            lane += 1;
         }
         i += 1;
     }

@@ -8,10 +8,11 @@ use half::bf16;
 use nccl_device::gin::GinBackend;
 use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Team, Window};
 
-use super::ep_combine::{Combine, Row, add};
+use super::ep_combine::{Combine, TOGETHER};
 use super::parts::{Part, Parts};
 use super::rail::{Batch, Mail, Rail, Relayed, block_warps, position};
 use super::shape::{Received, Shape, Steps};
+use super::sums::{Row, add, sum};
 
 /// Vectors of a part of a row that each lane has.
 const VECTORS: usize = 2;
@@ -194,7 +195,8 @@ impl<B: GinBackend> Hybrid<'_, B> {
             while let Some(batch) = next {
                 self.each_part(batch, tokens, |part, _| {
                     let entries = self.local.entries(source as usize, part, tokens);
-                    if let Some(row) = self.local.sum(entries, part) {
+                    let row = sum::<VECTORS, TOGETHER>(self.local.rows, entries, part);
+                    if let Some(row) = row {
                         part.store(to, self.partial(self.team.rank, team, part.row), &row);
                     }
                 });

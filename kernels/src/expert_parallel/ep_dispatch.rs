@@ -1,16 +1,27 @@
 //! Sends the rows of tokens to the ranks of their experts, within the LSA team.
+//!
+//! [`ep_dispatch_f8`](super::ep_dispatch_f8) has the same body.
+
+use core::marker::PhantomData;
 
 use cuda_std::prelude::*;
-use cuda_std::{grid, hint, mem};
+use cuda_std::{grid, mem};
+use half::bf16;
 use nccl_device::{Coop, DevComm, Lamport, LamportSlots, Window};
 
 use super::numbered::{Numbered, NumberedSlots};
 use super::parts::{Part, Parts, warp_index, warps};
+use super::ranks::{Ranks, ranks, rolled, with_ranks};
+use super::rows::{AsTheyAre, Payload, Rows};
 use super::shape::{Faults, Received, Shape, Steps};
 
 /// Vectors of a part that each lane has: with more ranks fewer, as their addresses take registers.
 const fn lane_vectors(ranks: usize) -> usize {
-    8 / ranks
+    match ranks {
+        2 => 4,
+        4 => 2,
+        _ => 1,
+    }
 }
 
 /// Vectors of the part of a row that a warp sends at a time.
@@ -34,8 +45,8 @@ pub const fn numbered_slots(shape: Shape) -> u32 {
 }
 
 /// Sends the rows of this rank's `tokens` tokens to the ranks of the LSA team that have one of
-/// their experts, and receives the rows of all ranks that have experts here. The team has 2, 4 or 8
-/// ranks.
+/// their experts, and receives the rows of all ranks that have experts here. The team has up to
+/// [`RANKS`](super::RANKS).
 ///
 /// `input` has a row for each token, `ids` and `weights` `shape.top_k` numbers: experts, from 0 up
 /// to `shape.experts` times the number of ranks, or -1 for none. Other numbers count as -1, and are
@@ -64,7 +75,7 @@ pub unsafe fn ep_dispatch(
     numbered: Window<u32>,
     state: *mut u32,
     shape: Shape,
-    input: *const u32,
+    input: *const bf16,
     ids: *const i32,
     weights: *const f32,
     tokens: u32,
@@ -72,58 +83,62 @@ pub unsafe fn ep_dispatch(
     faults: *mut u32,
     steps: u32,
 ) {
-    let dispatch =
-        Dispatch { comm: &comm, shape, tokens, input, ids, weights, received, faults, steps };
-    let (capacity, messages) = (shape.slots(), numbered_slots(shape));
+    let dispatch = Dispatch::<AsTheyAre> {
+        comm: &comm,
+        shape,
+        tokens,
+        input,
+        ids,
+        weights,
+        received,
+        faults,
+        steps,
+        rows: PhantomData,
+    };
     // SAFETY: the kernel's contract.
-    unsafe {
-        macro_rules! run {
-            ($ranks:literal) => {{
-                let numbered = NumberedSlots::new(&comm, numbered, messages);
-                let slots = LamportSlots::<$ranks>::new(&comm, slots, capacity);
-                dispatch.run::<$ranks, { lane_vectors($ranks) }>(slots, numbered, state);
-            }};
-        }
-        match comm.lsa_team().n_ranks {
-            2 => run!(2),
-            4 => run!(4),
-            8 => run!(8),
-            _ => panic!("the LSA team has 2, 4 or 8 ranks"),
-        }
-    }
+    unsafe { with_ranks!(comm, lane_vectors, dispatch.run(slots, numbered, state)) }
 }
 
-struct Dispatch<'a> {
-    comm: &'a DevComm,
-    shape: Shape,
-    tokens: u32,
-    input: *const u32,
-    ids: *const i32,
-    weights: *const f32,
-    received: Received,
-    faults: *mut u32,
-    steps: u32,
+/// A launch's arguments.
+pub(super) struct Dispatch<'a, R> {
+    pub(super) comm: &'a DevComm,
+    pub(super) shape: Shape,
+    pub(super) tokens: u32,
+    pub(super) input: *const bf16,
+    pub(super) ids: *const i32,
+    pub(super) weights: *const f32,
+    pub(super) received: Received,
+    pub(super) faults: *mut u32,
+    pub(super) steps: u32,
+    pub(super) rows: PhantomData<R>,
 }
 
 /// A part of a row that is to be sent, with the token's experts: lane `k` has the `k`-th one.
-struct Outgoing<const VECTORS: usize> {
+struct Outgoing<R: Rows, const VECTORS: usize> {
     part: Part<VECTORS>,
-    row: [Vec16<u32>; VECTORS],
+    row: [R::Loaded; VECTORS],
     id: i32,
     weight: f32,
 }
 
-impl Dispatch<'_> {
+impl<R: Rows> Dispatch<'_, R> {
     /// # Safety
     ///
     /// The kernel's contract.
     #[inline(always)]
-    unsafe fn run<const N: usize, const VECTORS: usize>(
+    pub(super) unsafe fn run<const N: usize, const VECTORS: usize>(
         &self,
-        slots: LamportSlots<'_, N>,
-        numbered: NumberedSlots<N>,
+        slots: Window<u32>,
+        numbered: Window<u32>,
         state: *mut u32,
     ) {
+        let used = if R::HAS_SCALES { self.shape.scaled_slots() } else { self.shape.slots() };
+        let messages = numbered_slots(self.shape);
+        // SAFETY: the caller's contract.
+        let (slots, numbered) = unsafe {
+            let slots = LamportSlots::<N>::new(self.comm, slots, used);
+            (slots, NumberedSlots::<N>::new(self.comm, numbered, messages))
+        };
         let parts = Parts::new(self.shape.vectors);
         let (first, step) = (warp_index(), warps());
         let receives = self.steps & Steps::RECEIVE != 0;
@@ -134,12 +149,13 @@ impl Dispatch<'_> {
         // these together.
         unsafe {
             // The launch's number and the first row are in flight together.
+            let absent = self.received.absent();
             let load = |at| (at < own).then(|| self.load(parts.at(at)));
-            let mut outgoing: Option<Outgoing<VECTORS>> = load(first);
-            let session = slots.begin(state, self.shape.slots());
+            let mut outgoing: Option<Outgoing<R, VECTORS>> = load(first);
+            let session = slots.begin(state, used);
             let numbered = numbered.of(session.launch());
             if self.steps & Steps::SEND != 0 && thread::index_1d() == 0 {
-                self.send_count(&numbered);
+                self.send_count(&numbered, absent);
             }
             // The first round only sends; in each later one a part is received. What is sent in the
             // next round is loaded before the wait, if there are registers for it.
@@ -147,7 +163,7 @@ impl Dispatch<'_> {
             let mut end = if receives { parts.count(self.shape.tokens) } else { own };
             while index < end || ahead == first {
                 if let Some(outgoing) = &outgoing {
-                    self.send(&session, &numbered, outgoing);
+                    self.send(&session, &numbered, outgoing, absent);
                 }
                 ahead += step;
                 if N == 2 {
@@ -155,7 +171,7 @@ impl Dispatch<'_> {
                 }
                 if ahead > first + step {
                     if receives {
-                        let most = self.receive_all(&session, &numbered, parts.at(index));
+                        let most = self.receive_all(&session, &numbered, parts.at(index), absent);
                         end = own.max(parts.count(most));
                     }
                     index += step;
@@ -164,7 +180,7 @@ impl Dispatch<'_> {
                     thread::sync_threads();
                     session.end(Coop::cta());
                 }
-                if N > 2 {
+                if N != 2 {
                     outgoing = load(ahead);
                 }
             }
@@ -177,14 +193,17 @@ impl Dispatch<'_> {
     ///
     /// One thread of the grid calls this.
     #[inline(always)]
-    unsafe fn send_count<const N: usize>(&self, numbered: &Numbered<N>) {
+    unsafe fn send_count<const N: usize>(&self, numbered: &Numbered<N>, absent: Ranks) {
+        let team = self.comm.lsa_team();
         let mut distance = 1;
-        while distance < N {
-            // SAFETY: the caller's contract.
-            unsafe { numbered.send(distance, COUNT, [self.tokens, 0]) };
+        while distance < ranks::<N>(self.comm) {
+            if !absent.contains(team.rotated(distance as i32) as usize) {
+                // SAFETY: the caller's contract.
+                unsafe { numbered.send(distance, COUNT, [self.tokens, 0]) };
+            }
             distance += 1;
         }
-        let me = self.comm.lsa_team().rank as usize;
+        let me = team.rank as usize;
         // SAFETY: the kernel's contract.
         unsafe { mem::store(self.received.counts.wrapping_add(me), self.tokens) };
     }
@@ -192,7 +211,7 @@ impl Dispatch<'_> {
     /// The rank to which this one is at a distance.
     #[inline(always)]
     fn source<const N: usize>(&self, distance: usize) -> usize {
-        self.comm.lsa_team().rotated((N - distance) as i32) as usize
+        self.comm.lsa_team().rotated((ranks::<N>(self.comm) - distance) as i32) as usize
     }
 
     /// Loads a part of a row of this rank, and the token's experts.
@@ -201,10 +220,10 @@ impl Dispatch<'_> {
     ///
     /// The kernel's contract.
     #[inline(always)]
-    unsafe fn load<const VECTORS: usize>(&self, part: Part<VECTORS>) -> Outgoing<VECTORS> {
+    unsafe fn load<const VECTORS: usize>(&self, part: Part<VECTORS>) -> Outgoing<R, VECTORS> {
         let (lane, top_k) = (warp::lane_id(), self.shape.top_k);
         let (mut id, mut weight) = (-1, 0.0);
-        let mut row = [Vec16::from_bits([0; 4]); VECTORS];
+        let mut row = [R::NOTHING; VECTORS];
         // SAFETY: the caller's contract.
         unsafe {
             if lane < top_k {
@@ -215,7 +234,7 @@ impl Dispatch<'_> {
             let mut i = 0;
             while i < VECTORS {
                 if let Some(at) = part.vector_of(part.row as usize, i) {
-                    row[i] = mem::load_vec(self.input.wrapping_add(4 * at));
+                    row[i] = R::load(self.input, at);
                 }
                 i += 1;
             }
@@ -223,7 +242,15 @@ impl Dispatch<'_> {
         Outgoing { part, row, id, weight }
     }
 
-    /// The rank of this lane's expert, and its number there; `None` if it does not exist.
+    /// The slot of this lane's vector of scales: behind those of all rows.
+    #[inline(always)]
+    fn scales_slot<const VECTORS: usize>(&self, part: Part<VECTORS>) -> Option<u32> {
+        let at = part.scales_of(part.row as usize).filter(|_| R::HAS_SCALES);
+        at.map(|at| self.shape.slots() + at as u32)
+    }
+
+    /// The rank of this lane's expert, and its number there; `None` if it does not exist or is
+    /// absent.
     ///
     /// # Safety
     ///
@@ -231,11 +258,13 @@ impl Dispatch<'_> {
     #[inline(always)]
     unsafe fn expert<const N: usize, const VECTORS: usize>(
         &self,
-        outgoing: &Outgoing<VECTORS>,
+        outgoing: &Outgoing<R, VECTORS>,
+        absent: Ranks,
     ) -> Option<(u32, u32)> {
         let (id, Shape { top_k, experts, .. }) = (outgoing.id, self.shape);
-        if (id as u32) < experts * N as u32 {
-            return Some((id as u32 / experts, id as u32 % experts));
+        if (id as u32) < experts * ranks::<N>(self.comm) as u32 {
+            let rank = id as u32 / experts;
+            return (!absent.contains(rank as usize)).then_some((rank, id as u32 % experts));
         }
         if id != -1 && outgoing.part.is_first {
             let index = outgoing.part.row * top_k + warp::lane_id();
@@ -247,7 +276,7 @@ impl Dispatch<'_> {
 
     /// What a rank is told of this lane's expert.
     #[inline(always)]
-    fn message(expert: Option<(u32, u32)>, weight: f32, targets: u32, to: u32) -> [u32; 2] {
+    fn message(expert: Option<(u32, u32)>, weight: f32, targets: u64, to: u32) -> [u32; 2] {
         let comes = if targets >> to & 1 == 1 { COMES } else { 0 };
         let expert = match expert {
             Some((rank, number)) if rank == to => number + 1,
@@ -266,49 +295,54 @@ impl Dispatch<'_> {
         &self,
         session: &Lamport<'_, N>,
         numbered: &Numbered<N>,
-        outgoing: &Outgoing<VECTORS>,
+        outgoing: &Outgoing<R, VECTORS>,
+        absent: Ranks,
     ) {
         let (team, lane) = (self.comm.lsa_team(), warp::lane_id());
         let (part, weight, top_k) = (outgoing.part, outgoing.weight, self.shape.top_k);
         // SAFETY: the caller's contract.
         unsafe {
-            let expert = self.expert::<N, VECTORS>(outgoing);
+            let expert = self.expert::<N, VECTORS>(outgoing, absent);
             // A bit for each rank that gets the row.
             let (mut targets, mut rank) = (0, 0);
-            while rank < N as u32 {
+            while rank < ranks::<N>(self.comm) as u32 {
                 let is_one = warp::any(expert.is_some_and(|(its, _)| its == rank));
-                targets |= u32::from(is_one) << rank;
+                targets |= u64::from(is_one) << rank;
                 rank += 1;
             }
             if part.is_first && lane < top_k {
                 let slot = COUNT + 1 + part.row * top_k + lane;
-                // Not unrolled for many ranks, whose addresses would take registers.
-                let ranks = if N > 2 { hint::opaque_usize(N) } else { N };
-                let mut distance = 1;
+                let (mut distance, ranks) = (1, rolled::<N>(self.comm));
                 while distance < ranks {
                     let to = team.rotated(distance as i32) as u32;
-                    let message = Self::message(expert, weight, targets, to);
-                    numbered.send(distance, slot, message);
+                    if !absent.contains(to as usize) {
+                        let message = Self::message(expert, weight, targets, to);
+                        numbered.send(distance, slot, message);
+                    }
                     distance += 1;
                 }
             }
+            let payload = Payload::of::<R>(&outgoing.row);
             let mut distance = 1;
-            while distance < N {
+            while distance < ranks::<N>(self.comm) {
                 let to = team.rotated(distance as i32) as u32;
                 if targets >> to & 1 == 1 {
                     let mut i = 0;
                     while i < VECTORS {
                         if let Some(at) = part.vector_of(part.row as usize, i) {
-                            session.send(distance, at as u32, outgoing.row[i]);
+                            session.send(distance, at as u32, payload.row[i]);
                         }
                         i += 1;
+                    }
+                    if let Some(slot) = self.scales_slot(part) {
+                        session.send(distance, slot, payload.scales);
                     }
                 }
                 distance += 1;
             }
             let me = team.rank as u32;
             if targets >> me & 1 == 1 {
-                self.store_row(me as usize, part, &outgoing.row);
+                self.store_row(me as usize, part, &payload);
             }
             if part.is_first {
                 let message = Self::message(expert, weight, targets, me);
@@ -332,13 +366,12 @@ impl Dispatch<'_> {
         session: &Lamport<'_, N>,
         numbered: &Numbered<N>,
         part: Part<VECTORS>,
+        absent: Ranks,
     ) -> u32 {
-        // Not unrolled for many ranks, whose addresses would take registers.
-        let ranks = if N > 2 { hint::opaque_usize(N) } else { N };
-        let (mut most, mut distance) = (0, 1);
+        let (mut most, mut distance, ranks) = (0, 1, rolled::<N>(self.comm));
         while distance < ranks {
             // SAFETY: the caller's contract.
-            most = most.max(unsafe { self.receive(session, numbered, distance, part) });
+            most = most.max(unsafe { self.receive(session, numbered, distance, part, absent) });
             distance += 1;
         }
         most
@@ -357,14 +390,18 @@ impl Dispatch<'_> {
         numbered: &Numbered<N>,
         distance: usize,
         part: Part<VECTORS>,
+        absent: Ranks,
     ) -> u32 {
         let (source, top_k) = (self.source::<N>(distance), self.shape.top_k);
         // Every lane has a message that says whether the row comes.
         let slot = COUNT + 1 + part.row * top_k + warp::lane_id() % top_k;
-        let (mut row, mut message) = ([Vec16::from_bits([0; 4]); VECTORS], [0; 2]);
+        let (mut payload, mut message) = (Payload::ZERO, [0; 2]);
         let mut tokens = 0;
         // All that may be there is polled at once.
         self.comm.wait_until(Coop::thread(), || {
+            if absent.contains(source) {
+                return true;
+            }
             // SAFETY: the caller's contract; there are slots for the most tokens.
             let (count, told) =
                 unsafe { (numbered.peek(source, COUNT), numbered.peek(source, slot)) };
@@ -374,9 +411,15 @@ impl Dispatch<'_> {
                     // SAFETY: the caller's contract.
                     let vector = unsafe { session.peek(source, at as u32) };
                     all &= vector.is_some();
-                    row[i] = vector.unwrap_or(row[i]);
+                    payload.row[i] = vector.unwrap_or(payload.row[i]);
                 }
                 i += 1;
+            }
+            if let Some(slot) = self.scales_slot(part) {
+                // SAFETY: the caller's contract.
+                let scales = unsafe { session.peek(source, slot) };
+                all &= scales.is_some();
+                payload.scales = scales.unwrap_or(payload.scales);
             }
             let Some([count, _]) = count else { return false };
             tokens = count;
@@ -389,13 +432,16 @@ impl Dispatch<'_> {
         // SAFETY: the caller's contract; the vectors have arrived.
         unsafe {
             if part.row < tokens && message[0] & COMES != 0 {
-                self.store_row(source, part, &row);
+                self.store_row(source, part, &payload);
                 let mut i = 0;
                 while i < VECTORS {
                     if let Some(at) = part.vector_of(part.row as usize, i) {
                         session.empty(source, at as u32);
                     }
                     i += 1;
+                }
+                if let Some(slot) = self.scales_slot(part) {
+                    session.empty(source, slot);
                 }
             }
             if part.is_first {
@@ -420,16 +466,21 @@ impl Dispatch<'_> {
         &self,
         source: usize,
         part: Part<VECTORS>,
-        row: &[Vec16<u32>; VECTORS],
+        payload: &Payload<VECTORS>,
     ) {
         let place = source * self.shape.tokens as usize + part.row as usize;
         let mut i = 0;
         while i < VECTORS {
             if let Some(at) = part.vector_of(place, i) {
                 // SAFETY: the caller's contract.
-                unsafe { mem::store_vec(self.received.rows.wrapping_add(4 * at), row[i]) };
+                unsafe { mem::store_vec(self.received.rows.wrapping_add(4 * at), payload.row[i]) };
             }
             i += 1;
+        }
+        if let (true, Some(at)) = (R::HAS_SCALES, part.scales_of(place)) {
+            let to = self.received.scales.wrapping_add(4 * at).cast();
+            // SAFETY: as above.
+            unsafe { mem::store_vec(to, payload.scales) };
         }
     }
 

@@ -5,6 +5,7 @@ use cuda_std::prelude::*;
 use cuda_std::{grid, mem};
 
 use super::parts::Parts;
+use super::rows::SCALED;
 use super::shape::{Faults, Received, Shape};
 use crate::share::share;
 
@@ -36,6 +37,9 @@ pub(super) const DROPPED: u32 = u32::MAX - 1;
 pub struct Grouped {
     /// Gets the rows, as words.
     pub rows: *mut u32,
+    /// Gets the scales of rows with scales, as a row-major matrix with a column for each row that
+    /// there is room for, and a row for each [`SCALED`] elements.
+    pub scales: *mut f32,
     /// The rows that there is room for.
     pub capacity: u32,
     /// An expert's rows begin at a multiple of this.
@@ -439,11 +443,36 @@ impl Layout {
                             }
                             i += 1;
                         }
+                        if part.is_first && to != DROPPED && !self.received.scales.is_null() {
+                            self.copy_scales(from, to as usize);
+                        }
                         k += 1;
                     }
                 }
             }
             index += thread::block_dim_x() / warp::WARP_SIZE;
+        }
+    }
+
+    /// Copies the scales of a row to its position.
+    ///
+    /// # Safety
+    ///
+    /// All lanes of a warp call this; rows have scales.
+    #[inline(always)]
+    unsafe fn copy_scales(&self, from: usize, to: usize) {
+        let len = (16 * self.shape.vectors).div_ceil(SCALED as u32);
+        let from =
+            self.received.scales.wrapping_add(from * 4 * self.shape.scale_vectors() as usize);
+        let mut i = warp::lane_id();
+        while i < len {
+            let at = i as usize * self.grouped.capacity as usize + to;
+            // SAFETY: the caller's contract.
+            unsafe {
+                let scale = mem::load(from.wrapping_add(i as usize));
+                mem::store(self.grouped.scales.wrapping_add(at), scale);
+            }
+            i += warp::WARP_SIZE;
         }
     }
 }

@@ -9,7 +9,7 @@ use cuda_std::atomic::Scope;
 use cuda_std::mem;
 use cuda_std::vector::Vec16;
 use devcomm_types::Team;
-use nccl_device::{DevComm, LsaPtr, Window};
+use nccl_device::{ANY_RANKS, DevComm, LsaPtr, Window};
 
 /// Banks of slots.
 const BANKS: usize = 2;
@@ -41,7 +41,8 @@ impl<const N: usize> NumberedSlots<N> {
     ///
     /// # Safety
     ///
-    /// The team has `N` ranks, and each rank's part of the window the [`words`].
+    /// The team has `N` ranks, or that is [`ANY_RANKS`], and each rank's part of the window the
+    /// [`words`].
     #[inline(always)]
     #[track_caller]
     pub(super) unsafe fn new(comm: &DevComm, window: Window<u32>, capacity: u32) -> Self {
@@ -73,15 +74,19 @@ impl<const N: usize> Numbered<N> {
 
     #[inline(always)]
     fn slot(&self, part: LsaPtr<u32>, source: usize, slot: u32) -> *mut u32 {
-        let place = (self.launch as usize % BANKS * N + source) * self.slots.capacity as usize;
+        let NumberedSlots { team, capacity, .. } = self.slots;
+        let ranks = if N == ANY_RANKS { team.n_ranks as usize } else { N };
+        let place = (self.launch as usize % BANKS * ranks + source) * capacity as usize;
         part.as_ptr().wrapping_add(SLOT * (place + slot as usize))
     }
 
-    /// Sends two words to a slot of the rank that is `distance` after this one, modulo `N`.
+    /// Sends two words to a slot of the rank that is `distance` after this one, modulo their
+    /// number.
     ///
     /// # Safety
     ///
-    /// `distance` is from 1 to `N - 1`, `slot` below the capacity, and no other thread sends to it.
+    /// `distance` is from 1 to that number less 1, `slot` below the capacity, and no other thread
+    /// sends to it.
     #[inline(always)]
     #[track_caller]
     pub(super) unsafe fn send(&self, distance: usize, slot: u32, [a, b]: [u32; 2]) {

@@ -57,6 +57,17 @@ impl<const VECTORS: usize> Part<VECTORS> {
         self.vector(i).map(|at| row * self.end as usize + at as usize)
     }
 
+    /// The index of this lane's vector of scales among those of all rows, if this is a part of row
+    /// `row`: lane `i` has those of the vectors `i` of all lanes.
+    #[inline(always)]
+    pub(super) fn scales_of(self, row: usize) -> Option<usize> {
+        let lane = warp::lane_id();
+        let at = (self.first - lane) / warp::WARP_SIZE + lane;
+        let per_row = self.end.div_ceil(warp::WARP_SIZE);
+        let is_mine = lane < VECTORS as u32 && at < per_row;
+        is_mine.then(|| row * per_row as usize + at as usize)
+    }
+
     /// Loads this part of row `row`; what is behind its end is 0.
     ///
     /// # Safety

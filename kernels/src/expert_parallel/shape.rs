@@ -3,13 +3,15 @@
 use cuda_std::atomic::{AtomicU32, Order, Scope};
 use cuda_std::prelude::*;
 
+use super::ranks::Ranks;
+
 /// Sizes on which all ranks agree.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, KernelParam)]
 pub struct Shape {
     /// The most tokens of a rank.
     pub tokens: u32,
-    /// Vectors of 16 bytes of a token's row.
+    /// Vectors of 16 bytes of a token's row, as it is on its way.
     pub vectors: u32,
     /// Experts of a token, from 1 to [`TOP_K`](Self::TOP_K).
     pub top_k: u32,
@@ -28,6 +30,20 @@ impl Shape {
     #[inline(always)]
     pub const fn slots(self) -> u32 {
         self.tokens * self.vectors
+    }
+
+    /// Vectors of the scales of a row of 8-bit floats: one for each 32 of the row.
+    #[must_use]
+    #[inline(always)]
+    pub const fn scale_vectors(self) -> u32 {
+        self.vectors.div_ceil(warp::WARP_SIZE)
+    }
+
+    /// [`slots`](Self::slots) of rows with scales.
+    #[must_use]
+    #[inline(always)]
+    pub const fn scaled_slots(self) -> u32 {
+        self.tokens * (self.vectors + self.scale_vectors())
     }
 }
 
@@ -48,6 +64,8 @@ impl Steps {
 pub struct Received {
     /// Rows, as words: only those of tokens with an expert in this rank.
     pub rows: *mut u32,
+    /// The scales of these rows: [`Shape::scale_vectors`] vectors each. Null if there are none.
+    pub scales: *mut f32,
     /// For each expert of a token 1 plus its number among this rank's, or 0 if it is elsewhere.
     pub experts: *mut u32,
     /// The weights of these experts.
@@ -55,10 +73,25 @@ pub struct Received {
     /// How many tokens each rank has.
     pub counts: *mut u32,
     /// For each token of this rank, a bit for each rank that gets its row.
-    pub targets: *mut u32,
+    pub targets: *mut u64,
+    /// A bit for each rank that is absent: nothing is sent to it, nothing awaited from it, its
+    /// tokens count as none, and its experts too. The same during a launch.
+    pub absent: *const u64,
 }
 
 impl Received {
+    /// The ranks that are absent.
+    ///
+    /// # Safety
+    ///
+    /// The word is allocated, and nothing writes it.
+    #[inline(always)]
+    #[track_caller]
+    pub(super) unsafe fn absent(&self) -> Ranks {
+        // SAFETY: the caller's contract.
+        Ranks(unsafe { mem::load(self.absent) })
+    }
+
     /// Where rows, experts, weights and counts begin in memory that has them all, in words, and the
     /// words of all of it.
     #[must_use]

@@ -29,6 +29,9 @@ pub(crate) trait Follow {
     /// What the warps do that neither load nor multiply.
     const BESIDE: Beside;
 
+    /// Whether the rows are in groups, so that tiles may end before C does.
+    const GROUPS: bool = false;
+
     /// The order of the tiles of clusters, of this many rows and columns.
     #[inline(always)]
     fn order(&self, rows: u32, columns: u32) -> Order {

@@ -70,7 +70,7 @@ pub unsafe fn product<T: GemmFactor, E: Epilogue>(
     // SAFETY: the caller's contract.
     unsafe {
         let multiply = |shared, order| {
-            let c = Output { map: c, unaligned, m, n };
+            let c = Output { map: c, by_map: unaligned.is_null(), address: unaligned, m, n };
             multiply(c, shared, order, k.div_ceil(BLOCK), scales, epilogue);
         };
         run::<T>([a, b], [m, n, k], [false; 2], multiply, &());
@@ -131,7 +131,7 @@ unsafe fn multiply<T: GemmFactor, E: Epilogue>(
     grid::wait_for_previous();
     while tile < order.count() {
         let (row, column) = origin(order, tile);
-        let done = Done { row: row + warp * STORE_M, column };
+        let done = Done { row: row + warp * STORE_M, column, end: u32::MAX };
         let mut products = [0.0; 64];
         let mut sums = [0.0; 128];
         // SAFETY: the caller's contract.

@@ -17,7 +17,7 @@ pub const TILE: u32 = 128;
 /// Stages of the pipeline.
 const STAGES: u32 = 3;
 /// Rows of tiles of C that are computed at the same time.
-const GROUP: u32 = 16;
+pub(super) const GROUP: u32 = 16;
 /// Rows and columns of a warp.
 const WARP_TILE: u32 = 64;
 /// Threads per block.
@@ -92,20 +92,67 @@ pub unsafe fn product<T: Factor, E: Epilogue>(
     [a, b]: [*const T; 2],
     c: *mut E::Output,
     [m, n, k]: [u32; 3],
-    transposed @ [ta, tb]: [bool; 2],
+    transposed: [bool; 2],
     epilogue: E,
 ) {
-    let alignment = matrix(a, m, k, ta).row_alignment().min(matrix(b, n, k, tb).row_alignment());
+    let factors = Factors { a, b, m, n, k };
+    let alignment = factors.row_alignment(transposed);
     let order = TileOrder::<GROUP> { rows: m.div_ceil(TILE), columns: n.div_ceil(TILE) };
-    let warp = thread::thread_idx_x() / warp::WARP_SIZE;
-    let part = (warp / 2 * WARP_TILE, warp % 2 * WARP_TILE);
     let mut tile = thread::block_idx_x();
     while tile < order.count() {
         let (row, column) = order.position(tile);
         let origin = (row * TILE, column * TILE);
-        // Unknown: what one of the forms needs is not kept in registers during another.
-        let factors = Factors { a, b, m: hint::opaque(m), n: hint::opaque(n), k: hint::opaque(k) };
         // SAFETY: the kernel's contract; all threads of the block are here.
+        unsafe { factors.tile(c, origin, alignment, transposed, epilogue) };
+        tile += thread::grid_dim_x();
+    }
+}
+
+/// Where the factors are, and their extents.
+#[derive(Clone, Copy)]
+pub(super) struct Factors<T> {
+    pub(super) a: *const T,
+    pub(super) b: *const T,
+    pub(super) m: u32,
+    pub(super) n: u32,
+    pub(super) k: u32,
+}
+
+/// A factor as it is stored.
+#[inline(always)]
+fn matrix<T>(address: *const T, rows: u32, k: u32, transposed: bool) -> Matrix<T> {
+    let (rows, columns) = if transposed { (k, rows) } else { (rows, k) };
+    Matrix { address, rows, columns }
+}
+
+impl<T: Factor> Factors<T> {
+    /// To what stored rows of both are aligned, in bytes.
+    #[inline(always)]
+    pub(super) fn row_alignment(&self, [ta, tb]: [bool; 2]) -> u32 {
+        let a = matrix(self.a, self.m, self.k, ta).row_alignment();
+        a.min(matrix(self.b, self.n, self.k, tb).row_alignment())
+    }
+
+    /// Computes a tile of C, and stores it.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract, and all threads of the block call this. `alignment` is that of rows.
+    #[inline(always)]
+    pub(super) unsafe fn tile<E: Epilogue>(
+        &self,
+        c: *mut E::Output,
+        origin: (u32, u32),
+        alignment: u32,
+        transposed: [bool; 2],
+        epilogue: E,
+    ) {
+        let Self { a, b, m, n, k } = *self;
+        let warp = thread::thread_idx_x() / warp::WARP_SIZE;
+        let part = (warp / 2 * WARP_TILE, warp % 2 * WARP_TILE);
+        // Unknown: what one of the forms needs is not kept in registers during another.
+        let factors = Self { a, b, m: hint::opaque(m), n: hint::opaque(n), k: hint::opaque(k) };
+        // SAFETY: the caller's contract.
         unsafe {
             let sums = match (alignment, transposed) {
                 (16, [false, false]) => factors.sums::<16, false, false>(origin, part),
@@ -126,28 +173,8 @@ pub unsafe fn product<T: Factor, E: Epilogue>(
             epilogue.apply(&mut part);
             part.store(c);
         }
-        tile += thread::grid_dim_x();
     }
-}
 
-/// Where the factors are, and their extents.
-#[derive(Clone, Copy)]
-struct Factors<T> {
-    a: *const T,
-    b: *const T,
-    m: u32,
-    n: u32,
-    k: u32,
-}
-
-/// A factor as it is stored.
-#[inline(always)]
-fn matrix<T>(address: *const T, rows: u32, k: u32, transposed: bool) -> Matrix<T> {
-    let (rows, columns) = if transposed { (k, rows) } else { (rows, k) };
-    Matrix { address, rows, columns }
-}
-
-impl<T: Factor> Factors<T> {
     /// This warp's sums of a tile.
     ///
     /// # Safety

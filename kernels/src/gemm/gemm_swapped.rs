@@ -102,15 +102,15 @@ shapes! {
     M16N64: 16 x 64, 2, false;
     M32N64: 32 x 64, 2, false;
     M64N64: 64 x 64, 2, false;
-    M128N64: 128 x 64, 1, false;
+    M128N64: 128 x 64, 1, true;
     M256N64: 256 x 64, 1, false;
     M8N128: 8 x 128, 1, false;
     M16N128: 16 x 128, 1, false;
     M32N128: 32 x 128, 1, false;
     M64N128: 64 x 128, 1, false;
     M128N128: 128 x 128, 1, true;
-    M176N128: 176 x 128, 1, false;
-    M256N128: 256 x 128, 1, false;
+    M176N128: 176 x 128, 1, true;
+    M256N128: 256 x 128, 1, true;
 }
 
 /// The blocks of a cluster: `splits * across * down`.

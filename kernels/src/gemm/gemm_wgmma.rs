@@ -18,7 +18,7 @@ use devcomm_types::{F8E4M3, F8E5M2, GridConstant, TensorMap};
 
 use super::epilogue::{Epilogue, Fragment, Fused};
 use super::follow::{Beside, Follow};
-use super::order::Order;
+use super::order::{Order, Position};
 
 /// Rows of a tile of C.
 pub const TILE_M: u32 = 128;
@@ -38,8 +38,12 @@ const STAGES: u32 = 4;
 pub(crate) const MULTIPLYING_WARPS: u32 = 8;
 /// Warps that neither load nor multiply.
 pub(crate) const IDLE_WARPS: u32 = 3;
-/// Terms of a tile behind whose products the previous tile is in C.
-const STORED: u32 = 6 * 64;
+/// Terms of a tile behind whose products the last slices of the previous tile are written, if
+/// slices are also sent to a peer. All blocks send at the same time, and shared memory has room
+/// again when the first slices are on their way.
+const SENT: u32 = 24 * 64;
+/// Terms behind these for whose time the previous tile is on its way to C.
+const STORED: u32 = 4 * 64;
 /// Rows of a warpgroup.
 pub(super) const WARPGROUP_M: u32 = 64;
 /// Terms that one load of a transposed factor has, and rows of A or B.
@@ -252,7 +256,7 @@ pub(crate) unsafe fn product_and<T: GemmFactor, E: Epilogue>(
     let multiply = |shared: Shared<T>, order| {
         // SAFETY: the caller's contract.
         unsafe {
-            let c = Output { map: c, unaligned, m, n };
+            let c = Output { map: c, by_map: unaligned.is_null(), address: unaligned, m, n };
             multiply(c, shared, order, k, epilogue, follow);
         }
     };
@@ -423,11 +427,32 @@ impl<T: GemmFactor> Shared<T> {
     }
 }
 
+/// A tile of this block.
+#[derive(Clone, Copy)]
+struct Tile {
+    /// Its first row and column in C.
+    row: u32,
+    column: u32,
+    /// The row of B that is the first column's.
+    of_b: u32,
+    /// The rows of its group end here.
+    end: u32,
+}
+
+impl Tile {
+    #[inline(always)]
+    fn at(order: Order, number: u32) -> Self {
+        let Position { row, column, group } = order.position(number);
+        let (row, column) = ((CLUSTER * row + cluster::rank()) * TILE_M, column * TILE_N);
+        Self { row: group.first + row, column, of_b: group.of_b + column, end: group.end }
+    }
+}
+
 /// The row and column of C from which this block computes the tile.
 #[inline(always)]
 pub(crate) fn origin(order: Order, number: u32) -> (u32, u32) {
-    let (row, column) = order.position(number);
-    ((CLUSTER * row + cluster::rank()) * TILE_M, column * TILE_N)
+    let Tile { row, column, .. } = Tile::at(order, number);
+    (row, column)
 }
 
 /// Loads the factors of this cluster's tiles.
@@ -453,7 +478,7 @@ unsafe fn load<T: GemmFactor>(
     let mut tile = thread::block_idx_x() / CLUSTER;
     let mut tiles = 0;
     while tile < order.count() {
-        let (row, column) = origin(order, tile);
+        let Tile { row, of_b, .. } = Tile::at(order, tile);
         // SAFETY: the caller's contract.
         let (a, row) = unsafe { follow.source(a, tiles, row) };
         let mut term = 0;
@@ -462,7 +487,7 @@ unsafe fn load<T: GemmFactor>(
             let full = shared.pipeline.full(state);
             full.arrive_expect_tx(STAGE_BYTES);
             let (a_tile, b_half) = (shared.a(state), shared.b(state).rows::<HALF>(half));
-            let column = column + half;
+            let of_b = of_b + half;
             // SAFETY: the stage is empty in both blocks, and no thread reads it before it is full.
             unsafe {
                 // A part of the other layout has as many bytes as as many rows of this one.
@@ -480,11 +505,11 @@ unsafe fn load<T: GemmFactor>(
                     let mut part = 0;
                     while part < HALF {
                         let to = b_half.rows::<TRANSPOSED>(part);
-                        to.load_multicast(b, term, column + part, full, BOTH);
+                        to.load_multicast(b, term, of_b + part, full, BOTH);
                         part += TRANSPOSED;
                     }
                 } else {
-                    b_half.load_multicast(b, column, term, full, BOTH);
+                    b_half.load_multicast(b, of_b, term, full, BOTH);
                 }
             }
             state = shared.pipeline.next(state);
@@ -501,7 +526,7 @@ unsafe fn load<T: GemmFactor>(
 ///
 /// The kernel's contract, and the first [`MULTIPLYING_WARPS`] warps of the block call it.
 #[inline(always)]
-unsafe fn multiply<T: GemmFactor, E: Epilogue, F: Follow>(
+pub(super) unsafe fn multiply<T: GemmFactor, E: Epilogue, F: Follow>(
     c: Output<'_, E::Output>,
     shared: Shared<T>,
     order: Order,
@@ -517,7 +542,7 @@ unsafe fn multiply<T: GemmFactor, E: Epilogue, F: Follow>(
     let (warpgroup, rank) = (thread / 128, thread % 128);
     let mut state = PipelineState::FIRST;
     let mut tile = thread::block_idx_x() / CLUSTER;
-    let mut done = Done { row: 0, column: 0 };
+    let mut done = Done { row: 0, column: 0, end: u32::MAX };
     // The last slices, rounded.
     let mut rest = [0; SLICES_WORDS];
     let mut any_done = false;
@@ -532,12 +557,14 @@ unsafe fn multiply<T: GemmFactor, E: Epilogue, F: Follow>(
             // What is left of the previous tile is stored between the first products of this one,
             // which do not wait for it.
             let mut slice = at_once - SLICES;
+            let mut until = 0;
             while slice < at_once + SLICES {
-                if term < k {
+                while term < k && term <= until {
                     shared.step(&mut sums, state, last, (warpgroup, rank), term == 0);
                     (state, last, term) =
                         (shared.pipeline.next(state), state, term + Shared::<T>::TILE_K);
                 }
+                until = if F::BESIDE.is_sums() { SENT.min(k / 2) } else { term };
                 if any_done && slice < slices {
                     if slice == at_once {
                         done.write::<T, E::Output>(shared, warp, lane, |i| rest[i]);
@@ -547,11 +574,11 @@ unsafe fn multiply<T: GemmFactor, E: Epilogue, F: Follow>(
                 slice += SLICES;
             }
             // Computed here, where no product waits for it: the position needs divisions.
-            let (row, column) = origin(order, tile);
+            let Tile { row, column, end, .. } = Tile::at(order, tile);
             let row = hint::opaque(row + warp * STORE_M);
-            done = Done { row, column: hint::opaque(column) };
+            done = Done { row, column: hint::opaque(column), end };
             let mut reports = F::BESIDE.is_sums() && any_done;
-            let mut until = if F::BESIDE.is_sums() { k.min(STORED) } else { k };
+            let mut until = if F::BESIDE.is_sums() { k.min(term + STORED) } else { k };
             loop {
                 while term < until {
                     shared.step(&mut sums, state, last, (warpgroup, rank), term == 0);
@@ -580,7 +607,8 @@ unsafe fn multiply<T: GemmFactor, E: Epilogue, F: Follow>(
         let own = hint::opaque(lane);
         let (row, column) = (done.row + own / 4, done.column + own % 4 * 2);
         if !epilogue.is_identity() {
-            epilogue.apply(&mut Part { sums: &mut sums, row, column, end: (c.m, c.n) });
+            let end = (done.end.min(c.m), c.n);
+            epilogue.apply(&mut Part { sums: &mut sums, row, column, end });
         }
         let mut slice = 0;
         while slice < slices {
@@ -670,6 +698,8 @@ impl Fragment for Part<'_> {
 pub(super) struct Done {
     pub(super) row: u32,
     pub(super) column: u32,
+    /// The rows of its group end here.
+    pub(super) end: u32,
 }
 
 impl Done {
@@ -707,13 +737,13 @@ impl Done {
     ///
     /// As [`write`](Self::write).
     #[inline(always)]
-    pub(super) unsafe fn send<T: GemmFactor, O: Float>(
+    pub(super) unsafe fn send<T: GemmFactor, O: Float, F: Follow>(
         &self,
         c: &Output<'_, O>,
         shared: Shared<T>,
         (warp, lane): (u32, u32),
         slice: u32,
-        follow: &impl Follow,
+        follow: &F,
     ) {
         // SAFETY: the caller's contract.
         unsafe {
@@ -724,10 +754,12 @@ impl Done {
                 (column, shared.store::<O>(warp, which))
             };
             let mut which = 0;
-            if !c.unaligned.is_null() {
+            // A map would store the rows of the next group too.
+            let is_cut = F::GROUPS && self.end.saturating_sub(self.row) < STORE_M;
+            if is_cut || !c.by_map {
                 while which < SLICES {
                     let (column, from) = tile(which);
-                    c.store(lane, self.row, column, from);
+                    c.store(lane, (self.row, self.end), column, from);
                     which += 1;
                 }
             } else if lane == 0 {
@@ -753,38 +785,42 @@ impl Done {
 /// Where the sums go.
 pub(super) struct Output<'a, O> {
     pub(super) map: &'a TensorMap,
-    pub(super) unaligned: *mut O,
+    /// Whether the map is used, for whole parts of a tile.
+    pub(super) by_map: bool,
+    /// C's address, for parts that are stored element by element.
+    pub(super) address: *mut O,
     pub(super) m: u32,
     pub(super) n: u32,
 }
 
 impl<O: Float> Output<'_, O> {
-    /// Stores a warp's tile, element by element.
+    /// Stores a warp's tile up to row `end`, element by element.
     ///
     /// # Safety
     ///
-    /// `unaligned` is C's address. The lanes of a warp call this together, and write the tile again
+    /// `address` is C's. The lanes of a warp call this together, and write the tile again
     /// after a barrier.
     #[inline(always)]
-    unsafe fn store(&self, lane: u32, row: u32, column: u32, tile: Store<O>) {
+    unsafe fn store(&self, lane: u32, (row, end): (u32, u32), column: u32, tile: Store<O>) {
         const ROWS: u32 = 4;
+        let m = self.m.min(end);
         let halves = Store::<O>::COLUMNS / warp::WARP_SIZE;
         // Not unrolled as a whole, which would take more registers than are left.
-        let end = hint::opaque(self.m.saturating_sub(row).min(STORE_M));
+        let end = hint::opaque(m.saturating_sub(row).min(STORE_M));
         let mut first = 0;
         while first < end {
             let mut i = 0;
             while i < ROWS * halves {
                 let (r, column_in_tile) = (first + i / halves, i % halves * warp::WARP_SIZE + lane);
                 let (row, column) = (row + r, column + column_in_tile);
-                if row < self.m && column < self.n {
+                if row < m && column < self.n {
                     let at = row as usize * self.n as usize + column as usize;
                     // SAFETY: the element lies in C.
                     unsafe {
                         let bits = tile.bits(r, column_in_tile);
                         match size_of::<O>() {
-                            2 => mem::store(self.unaligned.cast::<u16>().add(at), bits as u16),
-                            _ => mem::store(self.unaligned.cast::<u32>().add(at), bits),
+                            2 => mem::store(self.address.cast::<u16>().add(at), bits as u16),
+                            _ => mem::store(self.address.cast::<u32>().add(at), bits),
                         }
                     }
                 }

@@ -6,11 +6,16 @@
 //!
 //! Four kernels: [`gemm_wgmma`], for few rows [`gemm_swapped`], and [`gemm_blocks`] for Hopper and
 //! rows that begin at multiples of 16 bytes; [`gemm_mma`] for every GPU since Ampere and any rows.
+//! [`gemm_grouped`] and [`gemm_grouped_mma`] have the products of groups of rows, by the tiles of
+//! the first and of the last one.
 
 pub mod epilogue;
 pub(crate) mod follow;
 pub mod gemm_blocks;
+pub mod gemm_grouped;
+pub mod gemm_grouped_mma;
 pub mod gemm_mma;
 pub mod gemm_swapped;
 pub mod gemm_wgmma;
+pub mod groups;
 pub(crate) mod order;

@@ -3,7 +3,8 @@
 use cuda_std::thread;
 use cuda_std::tile::TileOrder;
 
-use super::gemm_wgmma::CLUSTER;
+use super::gemm_wgmma::{CLUSTER, TILE_M};
+use super::groups::GroupTiles;
 
 /// Rows of clusters' tiles that are computed at the same time.
 const GROUP: u32 = 8;
@@ -30,6 +31,34 @@ enum Division {
         first: u32,
         height: u32,
     },
+    /// The tiles of one group of rows behind those of another one.
+    Groups(GroupTiles<{ CLUSTER * TILE_M }, GROUP>),
+}
+
+/// Where a tile is.
+#[derive(Clone, Copy)]
+pub(crate) struct Position {
+    /// Its row among those of its group, in tiles.
+    pub(super) row: u32,
+    /// Its column, in tiles.
+    pub(super) column: u32,
+    pub(super) group: Group,
+}
+
+/// A group of rows of A and C.
+#[derive(Clone, Copy)]
+pub(crate) struct Group {
+    /// The first row.
+    pub(super) first: u32,
+    /// The row behind the last one.
+    pub(super) end: u32,
+    /// The first row of the group's B.
+    pub(super) of_b: u32,
+}
+
+impl Group {
+    /// All rows.
+    pub(super) const ALL: Self = Self { first: 0, end: u32::MAX, of_b: 0 };
 }
 
 impl Order {
@@ -54,6 +83,13 @@ impl Order {
         Self { tiles: TileOrder { rows, columns }, division: Division::Parts { first, height } }
     }
 
+    /// Of groups of rows.
+    #[inline(always)]
+    pub(super) fn groups(groups: GroupTiles<{ CLUSTER * TILE_M }, GROUP>) -> Self {
+        let (rows, columns) = groups.extent();
+        Self { tiles: TileOrder { rows, columns }, division: Division::Groups(groups) }
+    }
+
     /// The tiles of a half that this cluster computes.
     #[inline(always)]
     fn turns(self) -> u32 {
@@ -70,10 +106,10 @@ impl Order {
         }
     }
 
-    /// The row and the column of one of this cluster's tiles, in tiles of clusters.
+    /// The position of one of this cluster's tiles, in tiles of clusters.
     #[inline(always)]
-    pub(crate) fn position(self, number: u32) -> (u32, u32) {
-        match self.division {
+    pub(super) fn position(self, number: u32) -> Position {
+        let (row, column) = match self.division {
             Division::None => self.tiles.position(number),
             Division::Halves { second } => {
                 let turn = number / clusters();
@@ -84,7 +120,10 @@ impl Order {
             Division::Parts { first, height } => {
                 position_in_parts(self.tiles, first, height, number)
             }
-        }
+            // SAFETY: the contract of the kernels with groups.
+            Division::Groups(groups) => return unsafe { groups.position(number) },
+        };
+        Position { row, column, group: Group::ALL }
     }
 }
 

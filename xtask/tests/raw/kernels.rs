@@ -180,7 +180,8 @@ fn build(package: &str, functions: &[Function]) -> Result<Result<Artifacts, Erro
     write_if_changed(&folder.join("Cargo.toml"), &manifest);
     // The workspace's locked versions.
     write_if_changed(&folder.join("Cargo.lock"), &fs::read_to_string(root.join("Cargo.lock"))?);
-    let mut lib = "#![no_std]\n#![allow(unused)]\n".to_owned();
+    // The kernels are named after NCCL's functions.
+    let mut lib = "#![no_std]\n#![allow(unused, non_snake_case)]\n".to_owned();
     for file in FILES {
         let kernels = functions.iter().filter(|function| file_of(function) == file).map(kernel);
         let text = PRELUDE.to_owned() + &kernels.collect::<String>();

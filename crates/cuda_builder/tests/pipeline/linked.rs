@@ -1,10 +1,12 @@
 //! Properties of the linked kernels.
 
 use std::fs;
+use std::path::Path;
 use std::sync::LazyLock;
 
-use cuda_builder::{Artifacts, NvvmArch};
+use cuda_builder::{Artifacts, NvvmArch, Sidecar};
 use libtest_mimic::{Failed, Trial};
+use miniz_oxide::inflate::decompress_to_vec_zlib;
 
 use crate::support::Needs::{Nccl, Ptxas, RustSource};
 use crate::support::{Package, TestResult, body, ensure, stderr, test};
@@ -17,7 +19,11 @@ pub fn tests() -> Vec<Trial> {
         test("kernels_assemble_for_hopper_and_blackwell", &[RustSource, Nccl, Ptxas], assemble),
         test("the_sidecar_tells_what_the_source_declares", &[RustSource, Nccl], sidecar),
         test("checks_of_a_debug_build_stay_in_its_kernels", &[RustSource], debug),
-        test("a_build_script_gets_an_index_to_include", &[RustSource, Nccl], index),
+        test(
+            "a_program_includes_the_ptx_and_the_cubins_that_were_built",
+            &[RustSource, Nccl],
+            index,
+        ),
         test(
             "kernels_have_source_lines_and_are_optimised_all_the_same",
             &[RustSource, Nccl],
@@ -117,24 +123,50 @@ fn index() -> TestResult {
     let package = Package::fixture("index");
     let output = package.as_build_script(|_| {});
     ensure(output.status.success(), stderr(&output))?;
+    let (built, included) =
+        (package.folder.join("out-dir/kernels"), package.folder.join("program"));
+    fs::create_dir_all(&included)?;
     let program = format!(
-        "const KERNELS: (&[(&str, &str, &str)], Option<&str>) = include!({:?});\nfn main() {{ for \
-         (name, ptx, _) in KERNELS.0 {{ println!(\"{{name}} {{}}\", ptx.contains(name)) }} \
-         assert!(KERNELS.1.is_none()) }}",
-        package.folder.join("out-dir/kernels/kernels.rs")
+        "const KERNELS: (&[(&str, &[u8], &str, Option<&[u8]>)], Option<&str>) = include!({:?});
+         fn main() {{
+             assert!(KERNELS.1.is_none());
+             for (name, ptx, json, cubin) in KERNELS.0 {{
+                 println!(\"{{name}}\");
+                 let write = |kind: &str, bytes: &[u8]| {{
+                     let path = std::path::Path::new({included:?}).join(name);
+                     std::fs::write(path.with_extension(kind), bytes).unwrap();
+                 }};
+                 write(\"ptx\", ptx);
+                 write(\"json\", json.as_bytes());
+                 write(\"cubin\", cubin.unwrap_or_default());
+             }}
+         }}",
+        built.join("kernels.rs")
     );
     let source = package.folder.join("program.rs");
     fs::write(&source, program)?;
-    let binary = package.folder.join("program");
+    let binary = package.folder.join("program.out");
     let compiled =
         std::process::Command::new("rustc").arg(&source).arg("-o").arg(&binary).output()?;
     ensure(compiled.status.success(), stderr(&compiled))?;
     let ran = std::process::Command::new(&binary).output()?;
-    let names: Vec<String> = crate::support::stdout(&ran)
-        .lines()
-        .filter_map(|line| Some(line.split_once(' ')?.0.to_owned()))
-        .collect();
-    ensure(names == ["barrier", "fixture_index", "lsa", "shared"], format!("{names:?}"))
+    let stdout = crate::support::stdout(&ran);
+    let names: Vec<&str> = stdout.lines().collect();
+    ensure(names == ["barrier", "fixture_index", "lsa", "shared"], format!("{names:?}"))?;
+    for name in names {
+        let file = |folder: &Path, kind: &str| fs::read(folder.join(name).with_extension(kind));
+        ensure(file(&built, "json")? == file(&included, "json")?, "the sidecar is another")?;
+        let info: Sidecar = serde_json::from_slice(&file(&built, "json")?)?;
+        let kinds = if info.cubin_sha256.is_some() { &["ptx", "cubin"][..] } else { &["ptx"] };
+        for kind in kinds {
+            let unpacked = decompress_to_vec_zlib(&file(&included, kind)?);
+            let whole = unpacked.is_ok_and(|bytes| file(&built, kind).is_ok_and(|b| b == bytes));
+            ensure(whole, format!("{name}.{kind} is not what was built"))?;
+        }
+        let assembled = built.join(name).with_extension("cubin").is_file();
+        ensure(assembled == info.cubin_sha256.is_some(), format!("{:?}", info.cubin_sha256))?;
+    }
+    Ok(())
 }
 
 fn lines() -> TestResult {

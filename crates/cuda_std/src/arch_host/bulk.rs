@@ -1,11 +1,12 @@
 //! `mbarrier`, TMA and clusters in the simulator. Copies move data at once, or the simulator
-//! keeps it until a thread waits; what orders it is reported as on a GPU.
+//! keeps them until a thread waits; what orders them is reported as on a GPU.
 
 use std::panic::Location;
 
 use devcomm_types::{DataType, TensorMap, TensorMapDesc};
 use half::{bf16, f16};
 
+use super::copies::{Source, copy, put};
 use super::memory::{event, spin, touch};
 use super::tensor::SharedAddress;
 use super::tensor::swizzled;
@@ -200,19 +201,17 @@ pub(crate) unsafe fn load_tile(
     barrier: SharedAddress,
 ) {
     let map = description(map);
-    event(Event::Uses(Engine::Load(barrier.addr())));
+    let engine = Engine::Load(barrier.addr());
+    event(Event::Uses(engine));
     for (target, from) in chunks(&map, to, row, column) {
         // No closure, which would be the place of the access in reports.
-        let value = if let Some(from) = from {
-            let from = touch(from, Access::Read);
-            // SAFETY: the chunk lies in the matrix, which is allocated by the caller's contract.
-            unsafe { from.read() }
+        if let Some(from) = from {
+            // SAFETY: the chunks lie in the tile and in the matrix, valid by the caller's contract.
+            unsafe { copy(engine, target, from, Access::Write, None) }
         } else {
-            0
-        };
-        let target = touch(target, Access::Write);
-        // SAFETY: the chunk lies in the tile, which has room by the caller's contract.
-        unsafe { target.write(value) }
+            // SAFETY: the chunk lies in the tile.
+            unsafe { put(engine, target, Source::Value(0), Access::Write, None) }
+        }
     }
     State::receive(barrier, (map.tile_rows * 128) as i32);
     event(Event::Uses(Engine::Thread));
@@ -241,10 +240,8 @@ pub(crate) unsafe fn store_tile(map: &TensorMap, row: u32, column: u32, from: Sh
     event(Event::Uses(Engine::Bulk));
     for (source, to) in chunks(&description(map), from, row, column) {
         let Some(to) = to else { continue };
-        let source = touch(source, Access::Read);
-        let to = touch(to, Access::Write);
         // SAFETY: the chunks lie in the tile and in the matrix, valid by the caller's contract.
-        unsafe { to.write(source.read()) }
+        unsafe { copy(Engine::Bulk, to, source, Access::Write, None) }
     }
     event(Event::Uses(Engine::Thread));
 }
@@ -272,10 +269,10 @@ unsafe fn copy_bulk(to: *mut u8, from: SharedAddress, bytes: u32, kind: Access) 
     assert!(ends.iter().all(|end| end.is_multiple_of(16)), "a bulk copy is of multiples of 16");
     event(Event::Uses(Engine::Bulk));
     for chunk in 0..bytes as usize / 16 {
-        let source = touch(from.cast::<u128>().wrapping_add(chunk), Access::Read);
-        let to = touch(to.cast::<u128>().wrapping_add(chunk), kind);
+        let source = from.cast::<u128>().wrapping_add(chunk);
+        let to = to.cast::<u128>().wrapping_add(chunk);
         // SAFETY: the chunks are valid by the caller's contract.
-        unsafe { to.write(source.read()) }
+        unsafe { copy(Engine::Bulk, to, source, kind, None) }
     }
     event(Event::Uses(Engine::Thread));
 }
@@ -283,33 +280,38 @@ unsafe fn copy_bulk(to: *mut u8, from: SharedAddress, bytes: u32, kind: Access) 
 #[track_caller]
 pub(crate) unsafe fn reduce_add_tile(map: &TensorMap, row: u32, column: u32, from: SharedAddress) {
     let map = description(map);
+    let (sum, kind) = (Some(adder(map.data_type)), Access::AtomicRmw(Order::Relaxed, Scope::Gpu));
     event(Event::Uses(Engine::Bulk));
     for (source, to) in chunks(&map, from, row, column) {
         let Some(to) = to else { continue };
-        let source = touch(source, Access::Read);
-        let to = touch(to, Access::AtomicRmw(Order::Relaxed, Scope::Gpu));
         // SAFETY: the chunks lie in the tile and in the matrix, valid by the caller's contract.
-        unsafe { to.write(sum(map.data_type, to.read(), source.read())) }
+        unsafe { copy(Engine::Bulk, to, source, kind, sum) }
     }
     event(Event::Uses(Engine::Thread));
 }
 
-/// The sums of the numbers of two chunks.
+/// What adds the numbers of two chunks.
 #[track_caller]
-fn sum(data_type: DataType, a: u128, b: u128) -> u128 {
-    let each = |bits: u32, sum: fn(u32, u32) -> u32| -> u128 {
+fn adder(data_type: DataType) -> fn(u128, u128) -> u128 {
+    fn each(a: u128, b: u128, bits: u32, sum: fn(u32, u32) -> u32) -> u128 {
         let number = |chunk: u128, at| (chunk >> at) as u32 & (u32::MAX >> (32 - bits));
         let numbers = (0..128).step_by(bits as usize);
         numbers.map(|at| u128::from(sum(number(a, at), number(b, at))) << at).sum()
-    };
+    }
     match data_type {
-        DataType::Float16 => {
-            each(16, |a, b| (f16::from_bits(a as u16) + f16::from_bits(b as u16)).to_bits().into())
+        DataType::Float16 => |a, b| {
+            each(a, b, 16, |a, b| {
+                (f16::from_bits(a as u16) + f16::from_bits(b as u16)).to_bits().into()
+            })
+        },
+        DataType::Bfloat16 => |a, b| {
+            each(a, b, 16, |a, b| {
+                (bf16::from_bits(a as u16) + bf16::from_bits(b as u16)).to_bits().into()
+            })
+        },
+        DataType::Float32 => {
+            |a, b| each(a, b, 32, |a, b| (f32::from_bits(a) + f32::from_bits(b)).to_bits())
         }
-        DataType::Bfloat16 => each(16, |a, b| {
-            (bf16::from_bits(a as u16) + bf16::from_bits(b as u16)).to_bits().into()
-        }),
-        DataType::Float32 => each(32, |a, b| (f32::from_bits(a) + f32::from_bits(b)).to_bits()),
         other => panic!("the simulator adds tiles of f16, bf16 and f32, not of {other:?}"),
     }
 }
@@ -396,9 +398,11 @@ pub(crate) unsafe fn send_shared(
     barrier: SharedAddress,
 ) {
     let (to, barrier) = (map_shared(to, block), map_shared(barrier, block));
-    event(Event::Uses(Engine::Send(barrier.addr())));
+    let engine = Engine::Send(barrier.addr());
+    event(Event::Uses(engine));
+    let value = value.iter().rev().fold(0, |all, word| all << 32 | u128::from(*word));
     // SAFETY: the caller's contract.
-    unsafe { store_shared(to, value) };
+    unsafe { put(engine, to.cast::<u128>(), Source::Value(value), Access::Write, None) };
     State::receive(barrier, 16);
     event(Event::Uses(Engine::Thread));
 }

@@ -3,6 +3,7 @@
 
 mod atomics;
 mod bulk;
+mod copies;
 mod hooks;
 mod memory;
 mod multimem;
@@ -18,6 +19,7 @@ pub use hooks::{
 pub(crate) use atomics::fence;
 pub use bulk::pending_of_mbarrier;
 pub(crate) use bulk::*;
+pub use copies::{Piece, Source};
 pub(crate) use memory::*;
 pub(crate) use numbers::*;
 pub(crate) use tensor::*;

@@ -1,5 +1,4 @@
-//! Tensor cores in plain arithmetic, and `cp.async` copies. The data moves at once; what orders it
-//! is reported as on a GPU, where it moves until the thread has waited.
+//! Tensor cores in plain arithmetic, and `cp.async` copies.
 
 use std::cell::UnsafeCell;
 use std::panic::Location;
@@ -7,6 +6,7 @@ use std::panic::Location;
 use devcomm_types::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
+use super::copies::{Source, copy, put};
 use super::memory::{event, touch};
 use super::{Access, Engine, Event, SumsStep, current, lane_id, shared_static};
 use crate::warp::{FULL_MASK, WARP_SIZE};
@@ -136,24 +136,21 @@ pub(crate) unsafe fn copy_4_async(to: SharedAddress, from: *const u8, pred: bool
     unsafe { copy_async::<u32>(to.cast(), from.cast(), pred) }
 }
 
-/// Copies a `W`, a number, or writes zero.
+/// Copies a `W`, or writes zero.
 ///
 /// # Safety
 ///
 /// `to` is valid for writes, and `from`, if `pred`, for reads.
 #[track_caller]
-unsafe fn copy_async<W: Copy + From<u8>>(to: *mut W, from: *const W, pred: bool) {
+unsafe fn copy_async<W>(to: *mut W, from: *const W, pred: bool) {
     event(Event::Uses(Engine::CpAsync));
-    let to = touch(to, Access::Write);
-    let value = if pred {
-        let from = touch(from, Access::Read);
+    if pred {
         // SAFETY: the caller's contract.
-        unsafe { from.read() }
+        unsafe { copy(Engine::CpAsync, to, from, Access::Write, None) }
     } else {
-        W::from(0)
-    };
-    // SAFETY: the caller's contract.
-    unsafe { to.write(value) }
+        // SAFETY: the caller's contract.
+        unsafe { put(Engine::CpAsync, to, Source::Value(0), Access::Write, None) }
+    }
     event(Event::Uses(Engine::Thread));
 }
 

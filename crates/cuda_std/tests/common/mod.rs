@@ -53,6 +53,7 @@ static OPS: Ops = Ops {
         record(Event::Access { address, bytes, access, line: at.line() });
         address
     },
+    keeps: |_, _, _, _| false,
     multimem: |_, address, _, _| {
         let first = std::ptr::with_exposed_provenance_mut(address);
         MulticastParts { first, stride: STRIDE, n: COPIES }

@@ -1,15 +1,18 @@
-//! Calls to NCCL's GIN functions, out of line.
+//! Calls to NCCL's GIN functions.
 //!
 //! NCCL's functions are always inlined, and many are large: a put of one back end is a thousand
 //! lines of PTX. So only one function per large operation, which is never inlined, contains NCCL's
 //! code, and kernels call that function. Its parameters are scalars, so that none is passed through
-//! memory. One thread calls it: the caller has synchronized its coop and selected the thread.
+//! memory. Those of PROXY are small and inlined: the function would read the kernel's parameters,
+//! such as the device communicator, through generic addresses, where the kernel has them in
+//! constant memory. One thread calls an operation: the caller has synchronized its coop and
+//! selected the thread.
 
 use core::ffi::c_void;
 use core::mem::MaybeUninit;
 use core::ptr::null_mut;
 
-use devcomm_types::{WaitFor, WaitKind};
+use devcomm_types::{GinType, WaitFor, WaitKind};
 
 use super::GinBackend;
 use crate::raw;
@@ -86,12 +89,13 @@ impl Context<'_> {
 pub(crate) type SymAddr = (*mut c_void, usize);
 
 /// Defines an operation. `$name` takes a context and `$arg`s, and passes them as scalars to
-/// `$inner`, which is never inlined. `$call` is the body of `$inner`, an expression in
-/// NCCL's object `$net`, the calling thread as a coop `$coop`, and the device communicator `$comm`.
+/// `$inner`, which is never inlined, or for PROXY to its body. `$call` is the body, an expression
+/// in NCCL's object `$net`, the calling thread as a coop `$coop`, and the device communicator
+/// `$comm`.
 ///
 /// `$name` has the safety contract of NCCL's function: the elements lie in windows, and the ids are
 /// reserved.
-macro_rules! out_of_line {
+macro_rules! operation {
     (
         $(#[$doc:meta])*
         fn $name:ident, $inner:ident($($arg:ident: $type:ty),*) $(-> $result:ty)?
@@ -106,28 +110,43 @@ macro_rules! out_of_line {
             context: Context<'_>,
             $($arg: $type),*
         ) $(-> $result)? {
+            #[inline(always)]
+            #[track_caller]
+            #[allow(clippy::too_many_arguments)]
+            unsafe fn body<B: GinBackend>(
+                context: Context<'_>,
+                $($part: $plain),*
+            ) $(-> $result)? {
+                let mut net = context.net::<B>();
+                let ($net, $coop) = (net.as_mut_ptr(), &Coop::thread().as_raw());
+                let $comm = context.comm;
+                // SAFETY: the caller's contract.
+                unsafe { $call }
+            }
             #[inline(never)]
             #[track_caller]
             #[allow(clippy::too_many_arguments)]
             unsafe fn $inner<B: GinBackend>(
-                $comm: &DevComm,
+                comm: &DevComm,
                 index: u32,
                 sharing: u8,
                 $($part: $plain),*
             ) $(-> $result)? {
-                let mut net = Context { comm: $comm, index, sharing }.net::<B>();
-                let ($net, $coop) = (net.as_mut_ptr(), &Coop::thread().as_raw());
                 // SAFETY: the caller's contract.
-                unsafe { $call }
+                unsafe { body::<B>(Context { comm, index, sharing }, $($part),*) }
             }
-            let Context { comm, index, sharing } = context;
             // SAFETY: the caller's contract.
-            unsafe { $inner::<B>(comm, index, sharing, $($value),*) }
+            unsafe {
+                match B::TYPE {
+                    GinType::Proxy => body::<B>(context, $($value),*),
+                    _ => $inner::<B>(context.comm, context.index, context.sharing, $($value),*),
+                }
+            }
         }
     };
 }
 
-out_of_line! {
+operation! {
     /// A put: `bytes` from `source` of this rank to `target` of world rank `peer`; then the remote
     /// action, and the increment of the counter.
     fn put, gin_put(
@@ -147,7 +166,7 @@ out_of_line! {
     )
 }
 
-out_of_line! {
+operation! {
     /// A put of the low `size` bytes of `bits`.
     fn put_value, gin_put_value(
         peer: i32, target: SymAddr, bits: u64, size: usize, action: RemoteAction, release: Release
@@ -164,7 +183,7 @@ out_of_line! {
     )
 }
 
-out_of_line! {
+operation! {
     /// A signal without data.
     fn signal, gin_signal(peer: i32, action: RemoteAction, release: Release)
     as (
@@ -178,7 +197,7 @@ out_of_line! {
     )
 }
 
-out_of_line! {
+operation! {
     /// A get: `bytes` from `source` of world rank `peer` to `target` of this rank.
     fn get, gin_get(peer: i32, source: SymAddr, target: SymAddr, bytes: usize)
     as (peer: i32 = peer, source: SymAddr = source, target: SymAddr = target, bytes: usize = bytes)
@@ -188,40 +207,40 @@ out_of_line! {
     )
 }
 
-out_of_line! {
+operation! {
     /// Sets a word to 0; nothing else may access the word at the same time.
     fn reset, gin_reset(word: Word)
     as (
         kind: i32 = word.parts().0, window: *mut c_void = word.parts().1,
         offset_or_id: usize = word.parts().2,
     )
-    |net, _coop, comm| match kind {
+    |net, _coop, _comm| match kind {
         0 => raw::ncclGinResetCounter(net, offset_or_id as u32),
         1 => raw::ncclGinResetSignalVA(net, window, offset_or_id),
         _ => raw::ncclGinResetSignal(net, offset_or_id as u32),
     }
 }
 
-out_of_line! {
+operation! {
     /// Waits at most `cycles` for a request. Returns whether it is complete.
     fn request_is_done, gin_wait(request: raw::GinRequest, order: MemoryOrder, cycles: u64) -> bool
     as (
         low: u64 = request.0[0], high: u64 = request.0[1], order: i32 = order as i32,
         cycles: u64 = cycles,
     )
-    |net, coop, comm| {
+    |net, coop, _comm| {
         let mut request = raw::GinRequest([low, high]);
         let wait = raw::ncclGinWaitTimeout;
         wait(net, &mut request, coop, false, null_mut(), order, cycles) != NCCL_TIMEOUT
     }
 }
 
-out_of_line! {
+operation! {
     /// Waits at most `cycles` for all operations that this rank has posted on the context. Returns
     /// whether they are complete.
     fn is_flushed, gin_flush(order: MemoryOrder, cycles: u64) -> bool
     as (order: i32 = order as i32, cycles: u64 = cycles)
-    |net, coop, comm| {
+    |net, coop, _comm| {
         raw::ncclGinFlushTimeout(net, coop, order, false, null_mut(), cycles) != NCCL_TIMEOUT
     }
 }

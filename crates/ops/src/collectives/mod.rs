@@ -29,7 +29,7 @@ use devcomm_host::{
 use devcomm_kernels as kernels;
 use devcomm_kernels::collectives::push_allreduce;
 use devcomm_types::Kernel;
-use nccl_device::Lamport;
+use nccl_device::{Lamport, lamport_words};
 
 use self::all_reduce::most_pushed;
 pub use self::all_to_all_v::Parts;
@@ -37,7 +37,7 @@ pub use self::plan::{Algorithm, CollectivePlan, Explanation, ParseCollectivePlan
 use self::plan::{Grid, Operation, Request, Table};
 use crate::check::{refuse, require_context};
 use crate::order::LastStream;
-use crate::slots::{empty_slots, slot_words};
+use crate::slots::empty_slots;
 use crate::{KERNELS, modules};
 
 /// Collectives on a communicator: by kernels where load and store reach all ranks, and by NCCL.
@@ -45,8 +45,8 @@ use crate::{KERNELS, modules};
 /// As with a [`Communicator`], every rank calls the same operations in the same order, with buffers
 /// of the same lengths and types. All are at the same place of a window or all in none, and all
 /// begin at a multiple of 16 bytes or none does. Launches are dependent ones. Only work on the
-/// operation's stream may access its buffers until it has ended. During a stream capture all
-/// operations are on the captured stream, also the last one before.
+/// operation's stream may access its buffers until it has ended. A graph with captured operations
+/// is launched when those on other streams before it have ended.
 ///
 /// ```no_run
 /// use devcomm::{Collectives, ReduceOp, World};
@@ -365,7 +365,7 @@ impl Workspace {
 
     fn new(comm: &Communicator, options: CollectivesOptions) -> Result<Self> {
         let (ranks, blocks) = (comm.n_ranks(), options.blocks());
-        let slots = empty_slots(comm, slot_words(ranks, options.capacity(ranks)))?;
+        let slots = empty_slots(comm, lamport_words(ranks.min(8), options.capacity(ranks)))?;
         let slots_state = comm.mem_alloc::<u32>(Lamport::<1>::STATE)?;
         slots_state.fill_bytes(0)?;
         let workspace = Self {

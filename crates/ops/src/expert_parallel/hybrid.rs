@@ -5,6 +5,7 @@ use devcomm_host::{
     Result, Signals, SymmetricBuffer, Window,
 };
 use devcomm_kernels::expert_parallel::rail::{BATCH, GROUP, MailArgs, RelayedArgs};
+use devcomm_kernels::expert_parallel::shape::ReceivedArgs;
 use devcomm_kernels::expert_parallel::{
     Mail, Received, Shape, ep_combine_hybrid, ep_dispatch_hybrid,
 };
@@ -145,10 +146,13 @@ impl Hybrid {
         RelayedArgs { ranks: &self.ranks, teams: &self.teams }
     }
 
-    /// The addresses of rows, experts, weights and counts.
-    pub(super) fn received(&self) -> [u64; 4] {
+    pub(super) fn received_args(&self) -> ReceivedArgs<u64, u64, u64, u64, u64, u64, u64> {
         let base = self.received.device_slice().device_address();
-        [0, 1, 2, 3].map(|i| base + (self.offsets[i] * size_of::<u32>()) as u64)
+        let [rows, experts, weights, counts, _] =
+            self.offsets.map(|at| base + (at * size_of::<u32>()) as u64);
+        // What this rank's tokens get is in what the dispatch has relayed. There are no scales, and
+        // no rank is absent.
+        ReceivedArgs { rows, scales: 0, experts, weights, counts, targets: 0, absent: 0 }
     }
 
     /// The shape of a launch: a multiprocessor has room for a block, so that all run at a time.

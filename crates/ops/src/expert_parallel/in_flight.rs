@@ -22,7 +22,7 @@ impl Sent<'_> {
     /// Those of the launch.
     pub fn receive(self) -> Result<()> {
         let (experts, steps) = (self.experts, Steps::RECEIVE);
-        experts.communicator.compare_kernel(|| format!("dispatch to experts, steps {steps}"))?;
+        experts.compare("dispatch to experts", steps)?;
         experts.enqueue_dispatch([0; 3], experts.tokens.get(), steps, &self.stream)?;
         experts.stage.set(Stage::Received);
         Ok(())

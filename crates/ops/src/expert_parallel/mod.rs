@@ -1,7 +1,9 @@
 //! Expert parallelism: tokens to the ranks of their experts, and the experts' results back.
 
+mod grouping;
 mod hybrid;
 mod in_flight;
+mod lsa;
 mod options;
 
 use std::cell::Cell;
@@ -10,28 +12,29 @@ use std::sync::LazyLock;
 
 use devcomm_host::{
     Buffer, Communicator, DevCommRequirements, DevCommResource, DeviceSlice, Error, KernelSet,
-    Kernels, LaunchConfig, ModuleSource, Result, Stream, SymmetricBuffer, Window,
+    Kernels, LaunchConfig, ModuleSource, Result, Stream, SymmetricBuffer,
 };
 use devcomm_kernels as kernels;
-use devcomm_kernels::expert_parallel::ep_layout::{GroupedArgs, RETURN_WORDS};
+use devcomm_kernels::expert_parallel::ep_layout::RETURN_WORDS;
 use devcomm_kernels::expert_parallel::shape::{ReceivedArgs, ShapeArgs};
 use devcomm_kernels::expert_parallel::{
-    Faults, Shape, Steps, ep_combine, ep_dispatch, numbered_words,
+    Faults, Shape, Steps, ep_combine, ep_dispatch, ep_dispatch_f8,
 };
 use devcomm_types::Kernel;
 use half::bf16;
-use nccl_device::Lamport;
 
+use self::grouping::most_rows;
 use self::hybrid::{Division, Hybrid};
 pub use self::in_flight::{Returning, Sent};
+use self::lsa::{Lsa, Messages};
 pub use self::options::{ExpertParallelMemory, ExpertParallelOptions};
 use crate::check::{check_buffer, check_len, refuse, require_context};
 use crate::order::LastStream;
-use crate::slots::{empty_slots, slot_words};
 use crate::{KERNELS, modules};
 
-/// Expert parallelism on a communicator of 2, 4 or 8 ranks that load and store reach, or of several
-/// LSA teams of any number of ranks: owns the kernels and their memory, and launches them.
+/// Expert parallelism on a communicator of up to 64 ranks that load and store reach, or of several
+/// LSA teams: owns the kernels and their memory, and launches them. 2, 4 and 8 ranks of one team
+/// have kernels of their own.
 ///
 /// Between LSA teams rows go over the network (GIN), once to each team with one of the token's
 /// experts, and each team returns one row.
@@ -65,9 +68,9 @@ use crate::{KERNELS, modules};
 ///     let tokens = Tokens { count: 128, input: &input, ids: &ids, weights: &weights };
 ///     experts.dispatch(tokens, &stream)?;
 ///     experts.group(&rows, &stream)?;
-///     // A grouped product in place: expert `e` has rows `offsets[e]` to `offsets[e] + sizes[e]`.
-///     let (_offsets, _sizes) = (experts.offsets(), experts.sizes());
-///     experts.combine(&rows, &input, None, &stream)?;
+///     // The experts: a `GroupedGemm` of these groups, or any other work on their rows.
+///     let (_groups, results) = (experts.groups(), rows);
+///     experts.combine(&results, &input, None, &stream)?;
 ///     experts.check()
 /// })?;
 /// # Ok::<_, devcomm::Error>(())
@@ -77,6 +80,9 @@ pub struct ExpertParallel {
     compiled: Kernels,
     dev_comm: DevCommResource,
     options: ExpertParallelOptions,
+    /// The sizes of tokens on their way to the experts.
+    sent: Shape,
+    /// And of results.
     shape: Shape,
     form: Form,
     returns: SymmetricBuffer<u32>,
@@ -86,6 +92,8 @@ pub struct ExpertParallel {
     faults: SymmetricBuffer<u32>,
     last: LastStream,
     stage: Cell<Stage>,
+    /// The ranks that are absent, a bit each.
+    absent: Cell<u64>,
     /// The tokens of the last dispatch.
     tokens: Cell<usize>,
     /// The rows of the last layout.
@@ -112,29 +120,6 @@ enum Form {
     Hybrid(Box<Hybrid>),
 }
 
-/// The memory of the form for one LSA team.
-struct Lsa {
-    dispatch: Messages,
-    combine: Messages,
-    received: Received,
-}
-
-/// The memory of a session of messages.
-struct Messages {
-    slots: Window<u32>,
-    numbered: Window<u32>,
-    state: SymmetricBuffer<u32>,
-}
-
-/// What a rank keeps of all tokens.
-struct Received {
-    rows: SymmetricBuffer<u32>,
-    experts: SymmetricBuffer<u32>,
-    weights: SymmetricBuffer<f32>,
-    counts: SymmetricBuffer<u32>,
-    targets: SymmetricBuffer<u32>,
-}
-
 /// Tokens of this rank, with their routing.
 #[derive(Clone, Copy, Debug)]
 pub struct Tokens<'a, X, I, W> {
@@ -150,12 +135,20 @@ pub struct Tokens<'a, X, I, W> {
 }
 
 static MODULES: LazyLock<Vec<ModuleSource>> = LazyLock::new(|| {
-    modules(&[kernels::ep_combine::FILE, kernels::ep_dispatch::FILE, kernels::ep_layout::FILE])
+    modules(&[
+        kernels::ep_combine::FILE,
+        kernels::ep_dispatch::FILE,
+        kernels::ep_dispatch_f8::FILE,
+        kernels::ep_layout::FILE,
+    ])
 });
 
 static HYBRID_MODULES: LazyLock<Vec<ModuleSource>> = LazyLock::new(|| {
-    let hybrid = [kernels::ep_combine_hybrid::FILE, kernels::ep_dispatch_hybrid::FILE];
-    modules(&[hybrid[0], hybrid[1], kernels::ep_layout::FILE])
+    modules(&[
+        kernels::ep_combine_hybrid::FILE,
+        kernels::ep_dispatch_hybrid::FILE,
+        kernels::ep_layout::FILE,
+    ])
 });
 
 /// Threads of a block.
@@ -164,33 +157,6 @@ const THREADS: u32 = 256;
 const MANY_THREADS: u32 = 512;
 /// Blocks that receive, at least, as a peer may have many tokens.
 const FEWEST_BLOCKS: u32 = 32;
-
-impl Lsa {
-    fn new(comm: &Communicator, options: ExpertParallelOptions, shape: Shape) -> Result<Self> {
-        let ranks = comm.n_ranks();
-        let (tokens, top_k) = (ranks * options.tokens, options.top_k);
-        let messages = |numbered: u32| {
-            let state = comm.mem_alloc::<u32>(Lamport::<1>::STATE)?;
-            Ok::<_, Error>(Messages {
-                slots: empty_slots(comm, slot_words(ranks, shape.slots() as usize))?,
-                // New windows and buffers are zeroed, as these must be.
-                numbered: comm.window(numbered_words(ranks, numbered as usize))?,
-                state,
-            })
-        };
-        Ok(Self {
-            dispatch: messages(ep_dispatch::numbered_slots(shape))?,
-            combine: messages(ep_combine::NUMBERED_SLOTS)?,
-            received: Received {
-                rows: comm.mem_alloc(tokens * options.hidden / 2)?,
-                experts: comm.mem_alloc(tokens * top_k)?,
-                weights: comm.mem_alloc(tokens * top_k)?,
-                counts: comm.mem_alloc(ranks)?,
-                targets: comm.mem_alloc(options.tokens)?,
-            },
-        })
-    }
-}
 
 impl ExpertParallel {
     /// With these sizes. *Collective*. It allocates what
@@ -206,33 +172,36 @@ impl ExpertParallel {
         let own = || {
             let teams = comm.properties()?.n_lsa_teams;
             let limits = comm.context().limits();
-            let division = match teams {
-                0 | 1 => None,
-                _ => Some(Division::new(options, teams, ranks, limits.multiprocessors)?),
-            };
-            let (shape, modules) = match division {
-                None => (options.shape(ranks)?, &MODULES),
-                Some(_) => (options.shape_of_any(ranks)?, &HYBRID_MODULES),
+            let (shape, division, modules) = if teams > 1 {
+                let shape = options.shape_in_teams(ranks)?;
+                let division = Division::new(options, teams, ranks, limits.multiprocessors)?;
+                (shape, Some(division), &HYBRID_MODULES)
+            } else {
+                (options.shape(ranks)?, None, &MODULES)
             };
             let set = KernelSet { modules, unavailable: KERNELS.unavailable };
             Ok::<_, Error>((shape, division, Kernels::load(comm.context(), &set)?))
         };
         let own = own();
-        // Blocks of several LSA teams send to those of the same number.
+        // What is the same on every rank. Blocks of several LSA teams send to those of the same
+        // number.
         let blocks = own.as_ref().ok().and_then(|own| own.1).map_or(0, |own| own.blocks as usize);
-        let sizes = [options.hidden, options.tokens, options.experts, options.top_k, blocks];
+        let ExpertParallelOptions { hidden, tokens, experts, top_k, f8, .. } = options;
+        let sizes = [hidden, tokens, experts, top_k, if f8 { 8 } else { 16 }, blocks];
         let all = comm.host_all_gather(if own.is_ok() { &sizes[..] } else { &[] })?;
         let (shape, division, compiled) = own?;
         if let Some(rank) = all.iter().position(|other| other[..] != sizes) {
             let other = &all[rank];
             return refuse(format!(
-                "rank {rank} has sizes {other:?} (hidden, tokens, experts, top-k, and blocks of \
-                 several LSA teams) and this rank {sizes:?}; none: its own error says why"
+                "rank {rank} has sizes {other:?} (hidden, tokens, experts, top-k, bits of an \
+                 element, blocks of several LSA teams) and this rank {sizes:?}; none: its own \
+                 error says why"
             ));
         }
+        let sent = options.sent(shape);
         let (form, dev_comm) = match division {
             None => {
-                let lsa = Lsa::new(comm, options, shape)?;
+                let lsa = Lsa::new(comm, options, sent, shape)?;
                 (Form::Lsa(lsa), comm.create_dev_comm(DevCommRequirements::new())?)
             }
             Some(division) => {
@@ -245,48 +214,23 @@ impl ExpertParallel {
             compiled,
             dev_comm,
             options,
+            sent,
             shape,
             form,
-            returns: comm.mem_alloc(ranks * options.tokens * RETURN_WORDS)?,
+            returns: comm.mem_alloc(ranks * tokens * RETURN_WORDS)?,
             offsets: comm.mem_alloc(options.local(ranks) + 1)?,
             sizes: comm.mem_alloc(options.local(ranks))?,
             origins: comm.mem_alloc(most_rows(options, ranks))?,
             faults: comm.mem_alloc(Faults::WORDS)?,
             last: LastStream::default(),
             stage: Cell::new(Stage::Begin),
+            absent: Cell::new(0),
             tokens: Cell::new(0),
             grouped: Cell::new(0),
         };
         // No rank sends before all slots are empty.
         comm.barrier()?;
         Ok(this)
-    }
-
-    /// The most rows in the order of a rank's experts: if all ranks have the most tokens, which
-    /// have all the experts that they can in this rank.
-    #[must_use]
-    pub fn most_rows(&self) -> usize {
-        most_rows(self.options, self.communicator.n_ranks())
-    }
-
-    /// For each expert of this rank the index of its first row, and the index behind the last row.
-    /// Written by [`group`](Self::group).
-    #[must_use]
-    pub fn offsets(&self) -> DeviceSlice<u32> {
-        self.offsets.device_slice()
-    }
-
-    /// For each expert of this rank the number of its rows. Written by [`group`](Self::group).
-    #[must_use]
-    pub fn sizes(&self) -> DeviceSlice<u32> {
-        self.sizes.device_slice()
-    }
-
-    /// For each row in the order of the experts its token: the rank times the most tokens of a
-    /// rank, plus the number of the token there. Written by [`group`](Self::group).
-    #[must_use]
-    pub fn origins(&self) -> DeviceSlice<u32> {
-        self.origins.device_slice()
     }
 
     /// Sends the tokens to the ranks of their experts, and receives those of all ranks.
@@ -350,7 +294,7 @@ impl ExpertParallel {
         self.check_numbers("the experts of the tokens", &ids, count * top_k)?;
         self.check_numbers("the weights of the tokens", &weights, count * top_k)?;
         let addresses = [input.device_address(), ids.device_address(), weights.device_address()];
-        self.communicator.compare_kernel(|| format!("dispatch to experts, steps {steps}"))?;
+        self.compare("dispatch to experts", steps)?;
         self.tokens.set(count);
         self.enqueue_dispatch(addresses, count, steps, stream)
     }
@@ -370,7 +314,7 @@ impl ExpertParallel {
                     &self.dev_comm,
                     hybrid.dispatch(),
                     &hybrid.received,
-                    self.shape_args(),
+                    self.sent_args(),
                     input,
                     ids,
                     weights,
@@ -385,76 +329,31 @@ impl ExpertParallel {
             }
         };
         let Messages { slots, numbered, state } = &lsa.dispatch;
-        let launch = kernels::ep_dispatch::args(
-            &self.dev_comm,
-            slots,
-            numbered,
-            state,
-            self.shape_args(),
-            input,
-            ids,
-            weights,
-            count as u32,
-            self.received_args(),
-            &self.faults,
-            steps,
-        );
-        let part = ep_dispatch::part_vectors(self.communicator.n_ranks());
-        let parts = count as u32 * self.shape.vectors.div_ceil(part);
-        let config = self.config(parts, THREADS);
-        // SAFETY: the buffers have the elements; dropping one waits for the stream. The memory is
-        // as the kernel needs it, and the launches that use it are ordered.
-        unsafe { launch.config(config).launch(&self.compiled.on(stream)) }
-    }
-
-    /// Puts what was received in the order of this rank's experts: `rows` gets a row for each token
-    /// and expert, those of an expert in the order of the ranks and tokens. Fewer than
-    /// [`most_rows`](Self::most_rows) are enough if the routing is known to be even; rows for which
-    /// there is no room are left out, and reported by [`check`](Self::check).
-    ///
-    /// # Errors
-    ///
-    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) if nothing was received, for rows
-    /// that are not aligned to 16 bytes or of another context; those of the launch.
-    pub fn group<R>(&self, rows: &R, stream: &Stream) -> Result<()>
-    where
-        R: Buffer<Element = bf16>,
-    {
-        self.require_nothing_sent()?;
-        if self.stage.get() == Stage::Begin {
-            return refuse("no tokens have been received: `dispatch` does that".to_owned());
+        macro_rules! launch {
+            ($kernel:ident) => {{
+                let launch = kernels::$kernel::args(
+                    &self.dev_comm,
+                    slots,
+                    numbered,
+                    state,
+                    self.sent_args(),
+                    input,
+                    ids,
+                    weights,
+                    count as u32,
+                    self.received_args(),
+                    &self.faults,
+                    steps,
+                );
+                let part = $kernel::part_vectors(self.communicator.n_ranks());
+                let parts = count as u32 * self.sent.vectors.div_ceil(part);
+                let config = self.config(parts, THREADS);
+                // SAFETY: the buffers have the elements; dropping one waits for the stream. The
+                // memory is as the kernel needs it, and the launches that use it are ordered.
+                unsafe { launch.config(config).launch(&self.compiled.on(stream)) }
+            }};
         }
-        let rows = rows.device_slice();
-        let capacity = (rows.len() / self.options.hidden).min(self.most_rows());
-        self.check_rows("the rows of the experts", &rows, capacity)?;
-        self.begin(stream)?;
-        let grouped = GroupedArgs {
-            rows: rows.device_address(),
-            capacity: capacity as u32,
-            alignment: self.options.alignment as u32,
-            offsets: &self.offsets,
-            sizes: &self.sizes,
-            origins: &self.origins,
-            returns: &self.returns,
-        };
-        let ranks = self.communicator.n_ranks() as u32;
-        let launch = kernels::ep_layout::args(
-            self.shape_args(),
-            ranks,
-            self.received_args(),
-            grouped,
-            &self.faults,
-        );
-        // Of a peer's tokens this rank knows nothing: as many as it has itself.
-        let tokens = (self.tokens.get().max(1) as u32).saturating_mul(ranks);
-        let blocks = tokens.min(2 * self.multiprocessors());
-        let threads = if tokens > blocks * (THREADS / 32) { MANY_THREADS } else { THREADS };
-        let config = LaunchConfig::new(blocks, threads).with_dependent();
-        // SAFETY: as above; there is room for the rows.
-        unsafe { launch.config(config).launch(&self.compiled.on(stream)) }?;
-        self.stage.set(Stage::Grouped);
-        self.grouped.set(capacity);
-        Ok(())
+        if self.options.f8 { launch!(ep_dispatch_f8) } else { launch!(ep_dispatch) }
     }
 
     /// Returns the experts' results to the tokens: `output` gets for each token of the last
@@ -534,7 +433,7 @@ impl ExpertParallel {
         steps: u32,
         stream: &Stream,
     ) -> Result<()> {
-        self.communicator.compare_kernel(|| format!("results of experts, steps {steps}"))?;
+        self.compare("results of experts", steps)?;
         self.begin(stream)?;
         let (tokens, multiprocessors) = (self.tokens.get() as u32, self.multiprocessors());
         let lsa = match &self.form {
@@ -544,7 +443,7 @@ impl ExpertParallel {
                     &self.dev_comm,
                     hybrid.combine(),
                     &hybrid.partials,
-                    self.shape_args(),
+                    shape_args(self.shape),
                     rows,
                     &self.returns,
                     self.received_args(),
@@ -565,7 +464,7 @@ impl ExpertParallel {
             slots,
             numbered,
             state,
-            self.shape_args(),
+            shape_args(self.shape),
             rows,
             &self.returns,
             self.received_args(),
@@ -614,6 +513,52 @@ impl ExpertParallel {
         ))
     }
 
+    /// From here on these ranks are absent, and no others, in the order of the stream: nothing is
+    /// sent to them and nothing awaited from them. Their tokens count as none, and so do their
+    /// experts, whose part of a result is left out. Not for a stream capture; graphs that were
+    /// captured before know it when they are launched.
+    ///
+    /// An absent rank has no need to run. If it comes back, all operations of all ranks have ended
+    /// before, and it has done as many dispatches and combines as the others, for whom it was
+    /// absent, and they for it. Of two ranks both count the other one as absent, or neither does.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a rank that does not exist,
+    /// this one, while rows are on their way, and in several LSA teams; those of the stream.
+    pub fn set_absent(&self, ranks: &[usize], stream: &Stream) -> Result<()> {
+        let lsa = match &self.form {
+            Form::Lsa(lsa) => lsa,
+            Form::Hybrid(hybrid) => {
+                let teams = hybrid.division.teams;
+                return refuse(format!(
+                    "absent ranks among {teams} LSA teams: ranks may be absent in one team"
+                ));
+            }
+        };
+        self.require_nothing_sent()?;
+        let (me, n_ranks) = (self.communicator.rank(), self.communicator.n_ranks());
+        if let Some(rank) = ranks.iter().find(|rank| **rank >= n_ranks || **rank == me) {
+            return refuse(format!(
+                "rank {rank} is absent: it is another one of {n_ranks} than this one, {me}"
+            ));
+        }
+        let absent = ranks.iter().fold(0, |absent, rank| absent | 1 << rank);
+        self.begin(stream)?;
+        stream.fill(lsa.absent(), absent)?;
+        self.absent.set(absent);
+        Ok(())
+    }
+
+    /// In a checked world, compares an operation with those of the other ranks, which must be
+    /// there.
+    fn compare(&self, operation: &str, steps: u32) -> Result<()> {
+        if self.absent.get() != 0 {
+            return Ok(());
+        }
+        self.communicator.compare_kernel(|| format!("{operation}, steps {steps}"))
+    }
+
     /// Fails while rows are on their way.
     fn require_nothing_sent(&self) -> Result<()> {
         match self.stage.get() {
@@ -655,36 +600,20 @@ impl ExpertParallel {
         config.with_dependent().without_cooperation()
     }
 
-    fn shape_args(&self) -> ShapeArgs<u32, u32, u32, u32> {
-        let Shape { tokens, vectors, top_k, experts } = self.shape;
-        ShapeArgs { tokens, vectors, top_k, experts }
+    fn sent_args(&self) -> ShapeArgs<u32, u32, u32, u32> {
+        shape_args(self.sent)
     }
 
-    fn received_args(&self) -> ReceivedArgs<u64, u64, u64, u64, u64> {
-        let lsa = match &self.form {
-            Form::Lsa(lsa) => lsa,
-            Form::Hybrid(hybrid) => {
-                let [rows, experts, weights, counts] = hybrid.received();
-                // What this rank's tokens get is in what the dispatch has relayed.
-                return ReceivedArgs { rows, experts, weights, counts, targets: 0 };
-            }
-        };
-        let Received { rows, experts, weights, counts, targets } = &lsa.received;
-        ReceivedArgs {
-            rows: rows.device_address(),
-            experts: experts.device_address(),
-            weights: weights.device_address(),
-            counts: counts.device_address(),
-            targets: targets.device_address(),
+    fn received_args(&self) -> ReceivedArgs<u64, u64, u64, u64, u64, u64, u64> {
+        match &self.form {
+            Form::Lsa(lsa) => lsa.received_args(),
+            Form::Hybrid(hybrid) => hybrid.received_args(),
         }
     }
 }
 
-/// A token has no more experts in a rank than it has.
-fn most_rows(options: ExpertParallelOptions, ranks: usize) -> usize {
-    let rows = ranks * options.tokens * options.top_k;
-    let padding = options.local(ranks) * (options.alignment - 1);
-    rows + padding
+fn shape_args(Shape { tokens, vectors, top_k, experts }: Shape) -> ShapeArgs<u32, u32, u32, u32> {
+    ShapeArgs { tokens, vectors, top_k, experts }
 }
 
 impl fmt::Debug for ExpertParallel {

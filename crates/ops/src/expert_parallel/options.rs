@@ -4,14 +4,14 @@ use std::fmt;
 
 use devcomm_host::{Communicator, Result};
 use devcomm_kernels::expert_parallel::{
-    Faults, Received, Shape, ep_combine, ep_combine_hybrid, ep_dispatch, ep_layout, numbered_words,
+    Faults, RANKS, Received, SCALED, Shape, ep_combine, ep_combine_hybrid, ep_dispatch, ep_layout,
+    numbered_words,
 };
-use nccl_device::{Epoch, Lamport};
+use nccl_device::{Epoch, Lamport, lamport_words};
 
 use super::ExpertParallel;
 use super::hybrid::Division;
 use crate::check::refuse;
-use crate::slots::slot_words;
 
 /// The sizes of an [`ExpertParallel`], the same on every rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +26,8 @@ pub struct ExpertParallelOptions {
     /// Experts of a token.
     pub(super) top_k: usize,
     pub(super) alignment: usize,
+    /// Whether tokens go to the experts as 8-bit floats.
+    pub(super) f8: bool,
     pub(super) blocks: Option<u32>,
     pub(super) threads: Option<u32>,
 }
@@ -40,7 +42,16 @@ impl ExpertParallelOptions {
     /// For at most `tokens` tokens of each rank, of `hidden` elements, which have `top_k` of
     /// `experts` experts each.
     pub const fn new(hidden: usize, tokens: usize, experts: usize, top_k: usize) -> Self {
-        Self { hidden, tokens, experts, top_k, alignment: 1, blocks: None, threads: None }
+        Self {
+            hidden,
+            tokens,
+            experts,
+            top_k,
+            alignment: 1,
+            f8: false,
+            blocks: None,
+            threads: None,
+        }
     }
 
     /// An expert's rows begin at a multiple of this many rows, for products whose tiles do not have
@@ -49,15 +60,27 @@ impl ExpertParallelOptions {
         Self { alignment: rows, ..self }
     }
 
-    /// The blocks that send and receive, at most the GPU's multiprocessors. Default: as many as
-    /// there is work for. In several LSA teams the same in every rank, and by default at most 32,
-    /// as each sends messages of its own.
+    /// Tokens become `F8E4M3` with an `f32` scale for each 128 elements on their way to the
+    /// experts, where [`ExpertParallel::group_f8`] puts them in order: half of the bytes. Results
+    /// return in `bf16`. `hidden` is a multiple of 128. Not for several LSA teams.
+    ///
+    /// The scale is the least power of two, at least `2^-126`, times which 448 is no less than each
+    /// of the 128 elements. So an element divided by it is exact, and rounded once: to nearest,
+    /// ties to even. Infinities become 448 times the scale; NaN stays, and does not count for the
+    /// scale.
+    pub const fn f8(self) -> Self {
+        Self { f8: true, ..self }
+    }
+
+    /// The most blocks of a kernel; those that send and receive are also at most the GPU's
+    /// multiprocessors. Default: as many as there is work for. In several LSA teams as many send
+    /// and receive in every rank, by default at most 32, as each sends messages of its own.
     pub const fn blocks(self, blocks: u32) -> Self {
         Self { blocks: Some(blocks), ..self }
     }
 
-    /// The threads of these blocks: a multiple of 32 up to 512. Default: 256, or 512 where results
-    /// of many tokens return and in several LSA teams.
+    /// The threads of a block: a multiple of 32 up to 512. Default: 256, or 512 where there is more
+    /// work and in several LSA teams.
     pub const fn threads(self, threads: u32) -> Self {
         Self { threads: Some(threads), ..self }
     }
@@ -71,7 +94,7 @@ impl ExpertParallelOptions {
         ExpertParallel::new(comm, self)
     }
 
-    /// What an [`ExpertParallel`] allocates on each GPU for 2, 4 or 8 ranks in one LSA team.
+    /// What an [`ExpertParallel`] allocates on each GPU for so many ranks in one LSA team.
     ///
     /// # Errors
     ///
@@ -80,17 +103,19 @@ impl ExpertParallelOptions {
     pub fn memory(self, ranks: usize) -> Result<ExpertParallelMemory> {
         let shape = self.shape(ranks)?;
         let word = size_of::<u32>();
-        let slots = word * slot_words(ranks, shape.slots() as usize);
+        let sent = self.sent(shape);
+        let slots = |slots: u32| word * lamport_words(ranks, slots as usize);
         let numbered = ep_dispatch::numbered_slots(shape) + ep_combine::NUMBERED_SLOTS;
         let all = ranks * self.tokens;
         let per_token = 2 * self.top_k + ep_layout::RETURN_WORDS;
         let states = 2 * Lamport::<1>::STATE + Faults::WORDS;
-        let routing = all * per_token + ranks + self.tokens + states + 2 * self.local(ranks) + 1;
+        let routing =
+            all * per_token + ranks + 2 * (self.tokens + 1) + states + 2 * self.local(ranks) + 1;
         Ok(ExpertParallelMemory {
-            dispatch_slots: slots,
-            combine_slots: slots,
+            dispatch_slots: slots(self.sent_slots(sent)),
+            combine_slots: slots(shape.slots()),
             messages: word * numbered_words(ranks, numbered as usize),
-            rows: 2 * self.hidden * all,
+            rows: 16 * (self.sent_slots(sent) as usize) * ranks,
             routing: word * routing,
         })
     }
@@ -104,7 +129,7 @@ impl ExpertParallelOptions {
         if teams < 2 || !ranks.is_multiple_of(teams) {
             return refuse(format!("{ranks} ranks in {teams} LSA teams"));
         }
-        let shape = self.shape_of_any(ranks)?;
+        let shape = self.shape_in_teams(ranks)?;
         let division = Division::new(self, teams, ranks, u32::MAX)?;
         let (word, all) = (size_of::<u32>(), ranks * self.tokens);
         let [dispatch, combine] = division.words(shape);
@@ -120,25 +145,55 @@ impl ExpertParallelOptions {
         })
     }
 
+    /// The sizes of tokens on their way to the experts, given those of results.
+    pub(super) fn sent(self, shape: Shape) -> Shape {
+        let vectors = if self.f8 { shape.vectors / 2 } else { shape.vectors };
+        Shape { vectors, ..shape }
+    }
+
+    /// The slots that a rank has for tokens from each rank.
+    pub(super) fn sent_slots(self, sent: Shape) -> u32 {
+        if self.f8 { sent.scaled_slots() } else { sent.slots() }
+    }
+
     /// Experts of a rank.
     pub(super) fn local(self, ranks: usize) -> usize {
         self.experts / ranks
     }
 
-    /// The sizes for kernels, if these support them.
+    /// The sizes for the kernels of one LSA team, if these support them.
     pub(super) fn shape(self, ranks: usize) -> Result<Shape> {
-        if !matches!(ranks, 2 | 4 | 8) {
-            return refuse(format!("expert parallelism among {ranks} ranks: it needs 2, 4 or 8"));
+        if ranks == 0 || ranks > RANKS {
+            return refuse(format!(
+                "expert parallelism among {ranks} ranks: it is for 1 to {RANKS} in an LSA team"
+            ));
         }
         self.shape_of_any(ranks)
     }
 
-    /// The same, for any number of ranks.
-    pub(super) fn shape_of_any(self, ranks: usize) -> Result<Shape> {
-        let Self { hidden, tokens, experts, top_k, alignment, blocks, threads } = self;
+    /// And for those of several.
+    pub(super) fn shape_in_teams(self, ranks: usize) -> Result<Shape> {
+        if self.f8 {
+            return refuse(
+                "tokens as 8-bit floats among several LSA teams: there they are `bf16`, without \
+                 `f8`"
+                    .to_owned(),
+            );
+        }
+        self.shape_of_any(ranks)
+    }
+
+    fn shape_of_any(self, ranks: usize) -> Result<Shape> {
+        let Self { hidden, tokens, experts, top_k, alignment, f8, blocks, threads } = self;
         if hidden == 0 || !hidden.is_multiple_of(8) || hidden > HIDDEN {
             return refuse(format!(
                 "a token has {hidden} elements: they are a multiple of 8, up to {HIDDEN}"
+            ));
+        }
+        if f8 && !hidden.is_multiple_of(SCALED) {
+            return refuse(format!(
+                "a token has {hidden} elements: as 8-bit floats a multiple of {SCALED}, which \
+                 share a scale"
             ));
         }
         if experts == 0 || !experts.is_multiple_of(ranks) || experts > EXPERTS {
@@ -180,7 +235,7 @@ impl ExpertParallelOptions {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertParallelMemory {
     /// Where rows of tokens arrive: two banks, which take turns, with room for the most tokens of
-    /// each other rank (with 4 and 8 ranks also of this one). Vectors are their own flags, so there
+    /// each other rank (but with 2 ranks also of this one). Vectors are their own flags, so there
     /// is nothing else. In several LSA teams: three times the most tokens of a rank of each team,
     /// one of them for what is sent, with their experts and weights.
     pub dispatch_slots: usize,
@@ -189,7 +244,7 @@ pub struct ExpertParallelMemory {
     /// Where numbers of tokens and experts with weights arrive: two banks of 16 bytes for each
     /// token and expert of each rank.
     pub messages: usize,
-    /// The rows that have been received, of the most tokens of all ranks.
+    /// The rows that have been received, of the most tokens of all ranks, with their scales.
     pub rows: usize,
     /// Which rows these are, and where they are among those of the experts.
     pub routing: usize,

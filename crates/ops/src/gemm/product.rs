@@ -24,7 +24,7 @@ pub enum Activation {
 
 impl Activation {
     /// The factors of `x` and `x^3` in the sigmoid's argument.
-    fn factors(self) -> [f32; 2] {
+    pub(super) fn factors(self) -> [f32; 2] {
         match self {
             Self::Gelu => epilogue::GELU,
             Self::Silu => epilogue::SILU,

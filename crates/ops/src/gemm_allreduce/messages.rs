@@ -3,9 +3,9 @@
 use devcomm_host::{
     Communicator, DevCommRequirements, DevCommResource, Result, SymmetricBuffer, Window,
 };
-use nccl_device::Lamport;
+use nccl_device::{Lamport, lamport_words};
 
-use crate::slots::{empty_slots, slot_words};
+use crate::slots::empty_slots;
 
 /// Slots in a window, the state of their session, and a device communicator.
 pub(crate) struct Messages {
@@ -18,7 +18,7 @@ pub(crate) struct Messages {
 impl Messages {
     /// This many slots. *Collective*.
     pub(crate) fn new(comm: &Communicator, capacity: u32) -> Result<Self> {
-        let slots = empty_slots(comm, slot_words(2, capacity as usize))?;
+        let slots = empty_slots(comm, lamport_words(2, capacity as usize))?;
         let state = comm.mem_alloc::<u32>(Lamport::<2>::STATE)?;
         state.fill_bytes(0)?;
         let dev_comm = comm.create_dev_comm(DevCommRequirements::new())?;

@@ -37,6 +37,8 @@ pub struct Device {
     pub stalled: AtomicBool,
     /// Number of peer copies on its streams.
     pub peer_copies: AtomicU64,
+    /// Calls that enqueued memory operations.
+    pub batches: AtomicU64,
 }
 
 impl Device {
@@ -49,6 +51,7 @@ impl Device {
             copies_left: AtomicI64::new(i64::MAX),
             stalled: AtomicBool::new(false),
             peer_copies: AtomicU64::new(0),
+            batches: AtomicU64::new(0),
         }))
     }
 
@@ -315,6 +318,7 @@ unsafe extern "C" fn batch(
     if flags != 0 || count >= 256 {
         return INVALID_VALUE;
     }
+    device_of(stream).batches.fetch_add(1, Ordering::Relaxed);
     for operation in operations {
         let MemOp([kind, second, ..]) = *operation;
         let known = match kind {

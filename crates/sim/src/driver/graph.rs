@@ -7,6 +7,7 @@ use std::task::Poll;
 
 use devcomm_sys::driver::{
     CUgraph, CUgraphExec, CUgraphNode, CUresult, CUstream, CUstreamCaptureMode,
+    CUstreamCaptureStatus,
 };
 
 use super::stream::{Stream, StreamOp};
@@ -143,6 +144,23 @@ pub(super) unsafe fn end_capture(stream: CUstream, graph: *mut CUgraph) -> CUres
         cx.core.graphs.borrow_mut().insert(handle, Rc::new(Graph { nodes }));
         // SAFETY: as above.
         unsafe { graph.write(handle as CUgraph) };
+        Ok(())
+    })
+}
+
+pub(super) unsafe fn is_capturing(
+    stream: CUstream,
+    status: *mut CUstreamCaptureStatus,
+) -> CUresult {
+    call("cuStreamIsCapturing", |cx| {
+        let is_captured = !stream.is_null() && cx.stream(stream)?.capturing.borrow().is_some();
+        // SAFETY: the module's contract.
+        unsafe {
+            status.write(match is_captured {
+                true => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE,
+                false => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE,
+            });
+        }
         Ok(())
     })
 }

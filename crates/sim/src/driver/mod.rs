@@ -200,6 +200,7 @@ pub(crate) static DRIVER: Driver = Driver {
     cuEventElapsedTime_v2: event::elapsed_time,
     cuStreamBeginCapture_v2: graph::begin_capture,
     cuStreamEndCapture: graph::end_capture,
+    cuStreamIsCapturing: graph::is_capturing,
     cuGraphGetNodes: graph::nodes,
     cuGraphInstantiateWithFlags: graph::instantiate,
     cuGraphLaunch: graph::launch,

@@ -10,6 +10,7 @@ pub(crate) mod fault;
 mod processor;
 mod turns;
 
+use std::collections::BTreeMap;
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -31,6 +32,7 @@ use crate::error::{Error, Result};
 use crate::gpus::Activity;
 use crate::simulation::Simulation;
 use crate::timeline;
+use crate::traffic::Traffic;
 
 /// The machines of this process by number; a context's handle encodes the number.
 static MACHINES: Mutex<LiteMap<u64, Weak<Shared>>> = Mutex::new(LiteMap::new());
@@ -232,11 +234,29 @@ impl Machine {
     /// The GPUs' activity so far.
     #[must_use]
     pub fn activity(&self) -> Activity {
+        self.query(|core| core.gpus.activity()).unwrap_or_default()
+    }
+
+    /// Counts what kernels send to other ranks from now on. For tests.
+    pub fn record_traffic(&self) {
+        let _: Option<()> = self.query(|core| core.gpus.traffic.begin());
+    }
+
+    /// What the kernels of each rank have sent to each other one since
+    /// [`record_traffic`](Self::record_traffic), by the ranks, sender first; nothing for those that
+    /// have sent nothing. The ranks are those of a communicator with all GPUs.
+    #[must_use]
+    pub fn traffic(&self) -> BTreeMap<(usize, usize), Traffic> {
+        self.query(|core| core.gpus.traffic.all()).unwrap_or_default()
+    }
+
+    /// Asks the machine.
+    fn query<R>(&self, query: impl Fn(&Core) -> R) -> Option<R> {
         let is_here = |client: &Client| Arc::ptr_eq(client.shared(), &self.inner.shared);
         let is_attached = Client::with(is_here).unwrap_or(false);
         let _attached = (!is_attached).then(|| self.ticket("a query").attach());
-        let query = |core: &Core, _: &Call| Poll::Ready(core.gpus.activity());
-        Client::with(|client| client.call("a query", query)).flatten().unwrap_or_default()
+        let query = |core: &Core, _: &Call| Poll::Ready(query(core));
+        Client::with(|client| client.call("a query", query)).flatten()
     }
 
     /// Injects a fault into calls from now on. For tests.

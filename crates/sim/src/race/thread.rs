@@ -30,13 +30,6 @@ pub(crate) struct ThreadClock {
     pub(super) memo: Memo,
 }
 
-impl ThreadClock {
-    /// The unit that makes the next accesses.
-    pub(crate) fn engine(&self) -> Engine {
-        self.engine
-    }
-}
-
 impl Default for ThreadClock {
     fn default() -> Self {
         Self {

@@ -356,7 +356,10 @@ impl Scheduler {
         self.free.push(slot);
         self.warps.extend(warps);
         let shared = shared.into_inner();
-        shared.ranges().for_each(|(start, bytes)| gpus.memory.races.forget(start, bytes));
+        shared.ranges().for_each(|(start, bytes)| {
+            gpus.memory.races.forget(start, bytes);
+            gpus.copies.forget(start, bytes);
+        });
         cluster.block_ended(shared);
         let residency = SmResources::of_block(size, grid.launch.dynamic_shared);
         self.gpus[gpu].free[multiprocessor].give_back(residency);

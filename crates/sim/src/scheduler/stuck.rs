@@ -44,11 +44,19 @@ impl Scheduler {
         }
     }
 
+    /// Lets asynchronous copies of kernels make progress, in one of four calls.
+    pub(super) fn step_copies(&mut self, gpus: &Gpus) {
+        if !gpus.copies.is_idle() && self.choose(4) == 0 {
+            gpus.copies.step(&gpus.memory, |n| self.chooser.choose(n));
+            gpus.progress();
+        }
+    }
+
     /// Whether the pass did more than poll. `idle` is [`Gpus::idle`] before the pass.
     pub(super) fn progressed(&self, gpus: &Gpus, idle: u64) -> bool {
         let PassStats { waits, spins, other } = self.pass;
         let changed = gpus.idle.get() != idle + waits + spins || !self.changed.is_empty();
-        other || changed || !gpus.network.is_idle()
+        other || changed || !gpus.network.is_idle() || !gpus.copies.is_idle()
     }
 
     /// After a pass: checks whether threads only wait for each other.

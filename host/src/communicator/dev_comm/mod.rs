@@ -12,9 +12,7 @@ mod resources;
 #[cfg(test)]
 mod tests;
 
-use std::cell::{Cell, OnceCell};
-use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use devcomm_types::{ArgInfo, DevComm, IntoArg};
 
@@ -28,13 +26,13 @@ pub use self::resources::{
     Signals, TeamMultimem,
 };
 use super::Communicator;
-use super::group::CallState;
-use crate::device::KernelAbortHandle;
+use super::group::{CallState, SharedState};
 use crate::device::abort::AbortFlag;
 use crate::device::in_group::refuse_inside;
 use crate::device::issuer::Resource;
+use crate::device::{KernelAbortHandle, Lifecycle};
 use crate::error::{AbortCause, DevCommError, Error, Result, StateError, StuckWait};
-use crate::sys::nccl::call::Out;
+use crate::sys::nccl::call::{Addresses, Out};
 use crate::sys::nccl::calls;
 
 /// A device communicator and the resources behind it.
@@ -56,18 +54,18 @@ use crate::sys::nccl::calls;
 #[doc(alias = "ncclDevCommDestroy")]
 #[must_use = "dropping it closes it"]
 pub struct DevCommResource {
-    inner: Rc<Inner>,
+    inner: Arc<Inner>,
 }
 
 struct Inner {
     /// NCCL writes it when the call is made, possibly at the end of a group.
     out: Out<DevComm>,
-    state: Rc<Cell<CallState>>,
+    state: SharedState,
     /// What kernels get: NCCL's struct with this crate's abort flag and `requested`. Set at the
     /// first use.
-    dev_comm: OnceCell<DevComm>,
+    dev_comm: OnceLock<Addresses<DevComm>>,
     flag: Arc<AbortFlag>,
-    closed: Cell<bool>,
+    life: Lifecycle,
     /// Signals and counters that kernels may use.
     requested: [u16; 2],
     lowered: Lowered,
@@ -126,12 +124,12 @@ impl DevCommResource {
         let issuer = communicator.owner().issuer();
         let flag = communicator.context().new_abort_flag(&issuer)?;
         communicator.handle().register_flag(&flag);
-        let inner = Rc::new(Inner {
+        let inner = Arc::new(Inner {
             out: Out::new(DevComm::zeroed()),
-            state: Rc::new(Cell::new(CallState::Deferred)),
-            dev_comm: OnceCell::new(),
+            state: SharedState::new(),
+            dev_comm: OnceLock::new(),
             flag,
-            closed: Cell::new(false),
+            life: Lifecycle::default(),
             // NCCL has at most 65,536 of each, of which the last one is then left out.
             requested: [requirements.gin_signals, requirements.gin_counters]
                 .map(|count| count.try_into().unwrap_or(u16::MAX)),
@@ -139,7 +137,7 @@ impl DevCommResource {
             communicator: communicator.clone(),
         });
         // A deferred call keeps `inner` alive until NCCL has written to `inner.out`.
-        communicator.call_collective(&inner.state, Rc::clone(&inner) as _, |comm| {
+        communicator.call_collective(&inner.state, Arc::clone(&inner) as _, |comm| {
             calls::create_dev_comm(comm, Arc::clone(inner.lowered.lists()), inner.out.clone())
         })?;
         inner.communicator.adopt(&inner);
@@ -236,10 +234,16 @@ impl DevCommResource {
 
 impl Inner {
     fn dev_comm(&self) -> Result<&DevComm> {
-        let rank = self.communicator.rank();
         self.communicator.refuse_suspended()?;
+        self.require_open(self.communicator.rank())?;
+        self.made()
+    }
+
+    /// As [`dev_comm`](Self::dev_comm), also while another thread closes it.
+    fn made(&self) -> Result<&DevComm> {
+        let rank = self.communicator.rank();
         match self.state.get() {
-            CallState::Made if !self.closed.get() && self.communicator.is_valid() => {}
+            CallState::Made if self.communicator.is_valid() => {}
             CallState::Deferred => {
                 return Err(StateError::InGroup {
                     what: "the use of a device communicator that the group creates",
@@ -247,7 +251,7 @@ impl Inner {
                 .into());
             }
             _ => {
-                return Err(StateError::Closed { what: "the device communicator", rank }.into());
+                return Err(StateError::Closed { what: self.name(), rank }.into());
             }
         }
         if self.dev_comm.get().is_none() && !self.communicator.is_ready()? {
@@ -257,11 +261,13 @@ impl Inner {
             }
             .into());
         }
-        Ok(self.dev_comm.get_or_init(|| {
+        let Addresses(dev_comm) = self.dev_comm.get_or_init(|| {
             let abort_flag = self.flag.device_flag() as *mut u32;
             let [requested_signals, requested_counters] = self.requested;
-            DevComm { abort_flag, requested_signals, requested_counters, ..self.out.get() }
-        }))
+            let dev_comm = self.out.get();
+            Addresses(DevComm { abort_flag, requested_signals, requested_counters, ..dev_comm })
+        });
+        Ok(dev_comm)
     }
 }
 
@@ -270,10 +276,10 @@ impl Inner {
     fn moved(&self) -> Self {
         Self {
             out: self.out.clone(),
-            state: Rc::clone(&self.state),
+            state: self.state.clone(),
             dev_comm: self.dev_comm.clone(),
             flag: Arc::clone(&self.flag),
-            closed: Cell::new(self.closed.replace(true)),
+            life: self.life.take(),
             requested: self.requested,
             lowered: self.lowered.clone(),
             communicator: self.communicator.clone(),
@@ -282,27 +288,38 @@ impl Inner {
 }
 
 impl Resource for Inner {
+    fn name(&self) -> &'static str {
+        "the device communicator"
+    }
+
     fn is_open(&self) -> bool {
-        !self.closed.get()
+        self.life.is_open()
     }
 
     fn close(&self) -> Result<()> {
         self.communicator.refuse_suspended()?;
         let context = self.communicator.context();
-        if self.dev_comm().is_err() {
-            // It was never created, is closed, or has ended with its communicator.
-            if !self.closed.replace(true) && context.is_idle_now() {
-                context.close_abort_flag(&self.flag);
+        let Some(ending) = self.life.begin_end(context)? else { return Ok(()) };
+        match self.made() {
+            Ok(_) => {}
+            // The group of another thread creates it.
+            Err(deferred) if self.state.get() == CallState::Deferred => return Err(deferred),
+            Err(_) => {
+                // It was never created, or has ended with its communicator.
+                ending.done();
+                if context.is_idle_now() {
+                    context.close_abort_flag(&self.flag);
+                }
+                return Ok(());
             }
-            return Ok(());
         }
         context.refuse_capturing("a device communicator is closed")?;
         context.drain()?;
-        self.closed.set(true);
         let _ = context.cuda().bind();
         // NCCL's struct, without this crate's abort flag.
         let raw = Out::new(self.out.get());
         let released = self.communicator.release(|comm| calls::destroy_dev_comm(comm, raw));
+        ending.done();
         context.close_abort_flag(&self.flag);
         released
     }
@@ -310,7 +327,9 @@ impl Resource for Inner {
 
 impl IntoArg<DevComm> for &DevCommResource {
     fn into_arg(self) -> DevComm {
-        self.inner.dev_comm().copied().unwrap_or(DevComm::zeroed())
+        // The launch has found it open. Meanwhile another thread may have begun to close it.
+        let made = self.inner.made().ok().filter(|_| !self.inner.life.has_ended());
+        made.copied().unwrap_or(DevComm::zeroed())
     }
 
     fn info(&self) -> ArgInfo<'_> {
@@ -326,8 +345,9 @@ impl IntoArg<DevComm> for &DevCommResource {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        self.life.set_unused();
         let context = self.communicator.context();
-        if self.closed.get() || context.health().is_lost() {
+        if !self.life.is_open() || context.health().is_lost() {
             return;
         }
         if !context.can_free_or_keep("a device communicator", || self.moved()) {

@@ -1,15 +1,17 @@
 //! Kernel entry points: their attributes, their occupancy, and the checks before a launch.
 
-use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use devcomm_locate::NcclVersion;
 use devcomm_types::{Dim3, LaunchConfig};
+use parking_lot::Mutex;
 
-use super::sidecar::Param;
+use super::sidecar::ParamInfo;
 use crate::device::context::Context;
 use crate::device::launch::{FunctionInfo, check_shape};
 use crate::error::{Error, LaunchError, Result};
+use crate::machine::CallLock;
 use crate::sys::cuda::FunctionAttribute;
 use crate::sys::cuda::module::FunctionHandle;
 
@@ -18,23 +20,26 @@ pub(super) struct Entry {
     pub(super) function: FunctionHandle,
     pub(super) info: FunctionInfo,
     /// The compiled parameters; `None` for a body in Rust, which the Rust compiler has checked.
-    pub(super) params: Option<Vec<Param>>,
+    pub(super) params: Option<Vec<ParamInfo>>,
     /// Whether the kernel opens sessions on LSA barriers.
     pub(super) lsa_barriers: bool,
     /// The version of NCCL's device code in the module.
     pub(super) stamp: Option<NcclVersion>,
     /// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES` as set so far.
-    allowed_shared: Cell<u32>,
+    allowed_shared: AtomicU32,
+    /// Held while it is raised.
+    raising: CallLock,
     /// The occupancies asked for so far: blocks per multiprocessor by threads per block and dynamic
     /// shared memory.
-    occupancy: RefCell<BTreeMap<(u32, u32), u32>>,
+    occupancy: Mutex<BTreeMap<(u32, u32), u32>>,
 }
 
 impl Entry {
     pub(super) fn new(function: FunctionHandle) -> Result<Self> {
         let info = info_of(&function)?;
-        let (params, lsa_barriers, stamp, allowed_shared, occupancy) = Default::default();
-        Ok(Self { function, info, params, lsa_barriers, stamp, allowed_shared, occupancy })
+        let (params, lsa_barriers, stamp) = Default::default();
+        let (allowed_shared, raising, occupancy) = Default::default();
+        Ok(Self { function, info, params, lsa_barriers, stamp, allowed_shared, raising, occupancy })
     }
 
     /// Checks the launch shape, and raises the function's limit of dynamic shared memory.
@@ -51,9 +56,14 @@ impl Entry {
         let dynamic_shared = config.dynamic_shared;
         // The dynamic shared memory that a launch may use without raising the limit.
         let free = device.shared_per_block.saturating_sub(self.info.static_shared);
-        if dynamic_shared > free.max(self.allowed_shared.get()) {
-            self.function.allow_dynamic_shared(dynamic_shared)?;
-            self.allowed_shared.set(dynamic_shared);
+        let is_allowed = || dynamic_shared <= free.max(self.allowed_shared.load(Ordering::Acquire));
+        if !is_allowed() {
+            let _raising = self.raising.lock(context.machine(), None, || Ok(()))?;
+            // Another thread may have allowed more meanwhile.
+            if !is_allowed() {
+                self.function.allow_dynamic_shared(dynamic_shared)?;
+                self.allowed_shared.store(dynamic_shared, Ordering::Release);
+            }
         }
         // `check_shape` has limited the threads to far fewer.
         let threads = u32::try_from(config.block.count()).unwrap_or(u32::MAX);
@@ -72,12 +82,12 @@ impl Prepared<'_> {
     /// Occupancy: blocks that fit on one multiprocessor.
     pub(super) fn blocks(&self) -> Result<u32> {
         let (threads, shared) = (self.threads, self.dynamic_shared);
-        let mut known = self.entry.occupancy.borrow_mut();
-        if let Some(blocks) = known.get(&(threads, shared)) {
-            return Ok(*blocks);
+        let known = self.entry.occupancy.lock().get(&(threads, shared)).copied();
+        if let Some(blocks) = known {
+            return Ok(blocks);
         }
         let blocks = self.entry.function.blocks_per_sm(threads, shared)?;
-        known.insert((threads, shared), blocks);
+        self.entry.occupancy.lock().insert((threads, shared), blocks);
         Ok(blocks)
     }
 }

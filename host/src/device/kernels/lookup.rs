@@ -1,7 +1,7 @@
 //! Finds the entry of a kernel: in a loaded module or, on a simulated machine, its body in Rust.
 
 use std::any::TypeId;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use devcomm_types::{DevComm, Dim3, GinType, HostBody, Kernel, KernelArgs, LaunchConfig};
 
@@ -10,31 +10,48 @@ use crate::device::context::Context;
 use crate::device::launch::{FunctionInfo, check_dev_comm, check_gin};
 use crate::error::{DriverError, Error, LaunchError, LaunchRefusal, Result};
 
-/// A [`Kernel`] as a value, so that the code that handles it is not generic.
-pub(super) struct KernelDesc {
-    id: TypeId,
+/// A [`Kernel`] as a value, so that the code that handles it is not generic; or a kernel of which
+/// only the name is known.
+pub(super) struct KernelDesc<'a> {
+    /// `None` for one that is known by name.
+    source: Option<Source>,
     pub(super) name: &'static str,
-    package: &'static str,
-    file: &'static str,
     gin: bool,
     body: Option<HostBody>,
     /// The size of each parameter in bytes.
-    pub(super) params: &'static [usize],
+    pub(super) params: &'a [usize],
     pub(super) takes_dev_comm: bool,
 }
 
-impl KernelDesc {
+/// A kernel's type, and where it was compiled.
+struct Source {
+    id: TypeId,
+    package: &'static str,
+    file: &'static str,
+}
+
+impl KernelDesc<'static> {
     pub(super) fn new<K: Kernel>() -> Self {
         Self {
-            id: TypeId::of::<K>(),
+            source: Some(Source { id: TypeId::of::<K>(), package: K::PACKAGE, file: K::FILE }),
             name: K::NAME,
-            package: K::PACKAGE,
-            file: K::FILE,
             gin: K::GIN,
             body: K::BODY,
             params: <K::Args as KernelArgs>::SIZES,
             takes_dev_comm: <K::Args as KernelArgs>::TAKES_DEV_COMM,
         }
+    }
+}
+
+impl<'a> KernelDesc<'a> {
+    /// The kernel of this name in any module. `gin`: it has an entry for each back end.
+    pub(super) fn named(
+        name: &'static str,
+        gin: bool,
+        params: &'a [usize],
+        takes_dev_comm: bool,
+    ) -> Self {
+        Self { source: None, name, gin, body: None, params, takes_dev_comm }
     }
 
     /// The error of a refused launch.
@@ -46,12 +63,12 @@ impl KernelDesc {
 /// The modules that a launch looks its kernel up in.
 pub(super) struct Loaded<'a> {
     pub(super) context: &'a Context,
-    pub(super) modules: &'a [Rc<Modules>],
+    pub(super) modules: &'a [Arc<Modules>],
 }
 
 impl Loaded<'_> {
     /// The most that any entry of a kernel uses.
-    pub(super) fn info(&self, kernel: &KernelDesc) -> Result<FunctionInfo> {
+    pub(super) fn info(&self, kernel: &KernelDesc<'_>) -> Result<FunctionInfo> {
         let infos = self.entries_of(kernel)?.into_iter().map(|entry| entry.info);
         infos.reduce(FunctionInfo::most).ok_or_else(|| self.not_found(kernel))
     }
@@ -59,7 +76,7 @@ impl Loaded<'_> {
     /// The largest grid whose blocks are all resident, whichever entry is launched.
     pub(super) fn resident_blocks(
         &self,
-        kernel: &KernelDesc,
+        kernel: &KernelDesc<'_>,
         block: u32,
         dynamic_shared: u32,
     ) -> Result<u32> {
@@ -76,7 +93,7 @@ impl Loaded<'_> {
     /// Clusters that are all resident, whichever entry is launched.
     pub(super) fn resident_clusters(
         &self,
-        kernel: &KernelDesc,
+        kernel: &KernelDesc<'_>,
         cluster: u32,
         block: u32,
         dynamic_shared: u32,
@@ -95,9 +112,9 @@ impl Loaded<'_> {
     /// The entry to launch with this device communicator; a GIN kernel has one per back end.
     pub(super) fn entry_for(
         &self,
-        kernel: &KernelDesc,
+        kernel: &KernelDesc<'_>,
         comm: Option<&DevComm>,
-    ) -> Result<Rc<Entry>> {
+    ) -> Result<Arc<Entry>> {
         let refuse = |refusal| kernel.refuse(refusal);
         let back_end = || check_dev_comm(comm).and_then(check_gin).map_err(refuse);
         let back_end = kernel.gin.then(back_end).transpose()?;
@@ -118,7 +135,7 @@ impl Loaded<'_> {
     }
 
     /// All entries, at least one.
-    fn entries_of(&self, kernel: &KernelDesc) -> Result<Vec<Rc<Entry>>> {
+    fn entries_of(&self, kernel: &KernelDesc<'_>) -> Result<Vec<Arc<Entry>>> {
         if !kernel.gin || self.context.machine().is_simulated() {
             return Ok(vec![self.known_entry(kernel)?]);
         }
@@ -130,39 +147,47 @@ impl Loaded<'_> {
     /// The entry of a kernel that has one: looked up at its first launch. On a simulated machine
     /// that is every kernel; kernel sets are not read there, but at least one must be loaded, as on
     /// GPUs.
-    fn known_entry(&self, kernel: &KernelDesc) -> Result<Rc<Entry>> {
+    fn known_entry(&self, kernel: &KernelDesc<'_>) -> Result<Arc<Entry>> {
+        let Some(Source { id, .. }) = kernel.source else {
+            return self.entry(kernel, kernel.name).ok_or_else(|| self.not_found(kernel));
+        };
         let modules = self.modules.first().ok_or_else(|| self.not_found(kernel))?;
-        if let Some(entry) = modules.known.borrow().get(&kernel.id) {
-            return Ok(Rc::clone(entry));
+        let known = modules.known.lock().get(&id).cloned();
+        if let Some(entry) = known {
+            return Ok(entry);
         }
         let entry = match self.context.machine().is_simulated() {
             true => self.simulated_entry(kernel)?,
             false => self.entry(kernel, kernel.name).ok_or_else(|| self.not_found(kernel))?,
         };
-        modules.known.borrow_mut().insert(kernel.id, Rc::clone(&entry));
-        Ok(entry)
+        // Another thread may have looked it up meanwhile.
+        Ok(Arc::clone(modules.known.lock().entry(id).or_insert(entry)))
     }
 
     /// A new entry on a simulated machine.
-    fn simulated_entry(&self, kernel: &KernelDesc) -> Result<Rc<Entry>> {
+    fn simulated_entry(&self, kernel: &KernelDesc<'_>) -> Result<Arc<Entry>> {
         let body = kernel.body.ok_or_else(|| DriverError::NotSimulated {
             what: format!("the kernel `{}`, which has no body in Rust,", kernel.name),
         })?;
         let function = self.context.cuda().bind_body(self.context.machine(), &body)?;
-        Ok(Rc::new(Entry::new(function)?))
+        Ok(Arc::new(Entry::new(function)?))
     }
 
-    fn gin_entry(&self, kernel: &KernelDesc, back_end: GinType) -> Option<Rc<Entry>> {
+    fn gin_entry(&self, kernel: &KernelDesc<'_>, back_end: GinType) -> Option<Arc<Entry>> {
         self.entry(kernel, &format!("{}_{}", kernel.name, back_end.suffix()?))
     }
 
-    fn entry(&self, kernel: &KernelDesc, name: &str) -> Option<Rc<Entry>> {
-        self.modules.iter().find_map(|modules| modules.entry(kernel.package, kernel.file, name))
+    fn entry(&self, kernel: &KernelDesc<'_>, name: &str) -> Option<Arc<Entry>> {
+        self.modules.iter().find_map(|modules| match &kernel.source {
+            Some(Source { package, file, .. }) => modules.entry(package, file, name),
+            None => modules.entry_named(name),
+        })
     }
 
-    fn not_found(&self, kernel: &KernelDesc) -> Error {
-        if let Some(arch) = self.modules.iter().find_map(|m| m.skipped.get(kernel.file)) {
-            let (file, arch) = (kernel.file.to_owned(), arch.clone());
+    fn not_found(&self, kernel: &KernelDesc<'_>) -> Error {
+        let file = kernel.source.as_ref().map_or("", |source| source.file);
+        if let Some(arch) = self.modules.iter().find_map(|m| m.skipped.get(file)) {
+            let (file, arch) = (file.to_owned(), arch.clone());
             let device = self.context.limits().compute_capability;
             return LaunchError::WrongArch { file, arch, device }.into();
         }

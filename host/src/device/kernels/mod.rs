@@ -1,5 +1,7 @@
 //! Loading and launching compiled kernels.
 
+mod by_name;
+mod embedded;
 mod entry;
 mod lookup;
 mod modules;
@@ -8,15 +10,16 @@ mod set;
 mod sidecar;
 
 use std::path::Path;
-use std::rc::Rc;
 use std::sync::Arc;
 
 use devcomm_types::{ArgInfo, Kernel, KernelArgs, LaunchArgs, LaunchConfig, LaunchTarget};
 
+pub use self::by_name::RawArg;
 use self::entry::Entry;
 use self::lookup::{KernelDesc, Loaded};
 pub(super) use self::modules::Modules;
 pub use self::set::{KernelSet, ModuleSource};
+pub use self::sidecar::ParamInfo;
 use self::sidecar::check_params;
 use super::abort::AbortFlag;
 use super::context::Context;
@@ -47,7 +50,7 @@ use crate::sys::cuda::module::Shape;
 /// # }
 /// ```
 pub struct Kernels {
-    modules: [Rc<Modules>; 1],
+    modules: [Arc<Modules>; 1],
     context: Context,
 }
 
@@ -60,7 +63,7 @@ pub struct KernelsOn<'a> {
 
 /// A launch that has passed its checks.
 struct CheckedLaunch {
-    entry: Rc<Entry>,
+    entry: Arc<Entry>,
     shape: Shape,
     /// The abort flag of its device communicator.
     flag: Option<Arc<AbortFlag>>,
@@ -73,7 +76,7 @@ impl Kernels {
     ///
     /// As [`Context::load`].
     pub fn load(context: &Context, set: &KernelSet) -> Result<Self> {
-        let modules = [Rc::new(Modules::load(context, set)?)];
+        let modules = [Arc::new(Modules::load(context, set)?)];
         Ok(Self { modules, context: context.clone() })
     }
 
@@ -91,7 +94,7 @@ impl Kernels {
             let what = || format!("the machine code of {}", first.as_ref().display());
             context.machine().refuse_simulated(what)?;
         }
-        let modules = [Rc::new(Modules::load_files(context, files)?)];
+        let modules = [Arc::new(Modules::load_files(context, files)?)];
         Ok(Self { modules, context: context.clone() })
     }
 
@@ -151,6 +154,9 @@ impl Context {
     /// block on that kernel. A module for another architecture only (`sm_90a`, on a GPU that is not
     /// Hopper) is skipped, and a launch of its kernels is [`LaunchError::WrongArch`].
     ///
+    /// A module's cubin is loaded if the program has one for this GPU. Otherwise, with a warning
+    /// when the driver has refused it, and with `DEVCOMM_JIT=1` the driver compiles the PTX.
+    ///
     /// A simulated machine runs a kernel's body in Rust, compiled into the program, and loads no
     /// module.
     ///
@@ -161,11 +167,21 @@ impl Context {
     /// [`LaunchError::PtxTooNew`], [`LaunchError::ModuleRejected`] with the log of the driver's
     /// compiler.
     pub fn load(&self, set: &KernelSet) -> Result<()> {
-        if self.kernels().borrow().iter().any(|modules| modules.is_of(set)) {
+        let has_it = |loaded: &[Arc<Modules>]| loaded.iter().any(|modules| modules.is_of(set));
+        if has_it(&self.kernels().read()) {
             return Ok(());
         }
-        let modules = Modules::load(self, set)?;
-        self.kernels().borrow_mut().push(Rc::new(modules));
+        let modules = Arc::new(Modules::load(self, set)?);
+        let mut loaded = self.kernels().write();
+        if !has_it(&loaded) {
+            *loaded = loaded.iter().cloned().chain([modules]).collect();
+            return Ok(());
+        }
+        drop(loaded);
+        self.cuda().bind()?;
+        // SAFETY: another thread has loaded the set meanwhile, and nothing has used these modules;
+        // the context is current.
+        unsafe { modules.unload() };
         Ok(())
     }
 
@@ -213,7 +229,8 @@ impl Context {
     }
 
     fn with_loaded<R>(&self, f: impl FnOnce(&Loaded<'_>) -> R) -> R {
-        f(&Loaded { context: self, modules: &self.kernels().borrow() })
+        let modules = Arc::clone(&self.kernels().read());
+        f(&Loaded { context: self, modules: &modules })
     }
 }
 
@@ -261,6 +278,7 @@ impl Loaded<'_> {
         safe: bool,
     ) -> Result<()> {
         let kernel = KernelDesc::new::<K>();
+        let _enqueue = self.context.begin_enqueue()?;
         let checked = self.prepare(stream, &kernel, &config, args.info(), safe)?;
         let abi = args.into_abi();
         K::check(&abi).map_err(|unmet| kernel.refuse(LaunchRefusal::Requirement { unmet }))?;
@@ -282,7 +300,7 @@ impl Loaded<'_> {
     fn prepare(
         &self,
         stream: &Stream,
-        kernel: &KernelDesc,
+        kernel: &KernelDesc<'_>,
         config: &LaunchConfig,
         args: ArgInfo<'_>,
         safe: bool,

@@ -1,16 +1,15 @@
 //! Kernel modules loaded on a GPU, from a kernel set or from files.
 
 use std::any::TypeId;
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::path::Path;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use devcomm_locate::NcclVersion;
+use parking_lot::Mutex;
 
 use super::entry::Entry;
-use super::rank::with_rank;
 use super::set::{KernelSet, ModuleSource};
 use super::sidecar::Sidecar;
 use crate::device::context::Context;
@@ -27,17 +26,17 @@ pub(crate) struct Modules {
     files: BTreeMap<String, File>,
     /// Files that were skipped because they run on one architecture only, and that architecture.
     pub(super) skipped: BTreeMap<String, String>,
-    handles: RefCell<Vec<ModuleHandle>>,
+    handles: Mutex<Vec<ModuleHandle>>,
     /// The set that they were loaded from.
     set: Option<&'static [ModuleSource]>,
     /// The entries of the kernels that were used so far, by the kernels' types.
-    pub(super) known: RefCell<BTreeMap<TypeId, Rc<Entry>>>,
+    pub(super) known: Mutex<BTreeMap<TypeId, Arc<Entry>>>,
 }
 
 struct File {
     /// Its package, if the sidecar names it.
     package: Option<String>,
-    entries: BTreeMap<String, Rc<Entry>>,
+    entries: BTreeMap<String, Arc<Entry>>,
 }
 
 impl Modules {
@@ -47,15 +46,13 @@ impl Modules {
         if context.machine().is_simulated() {
             return Ok(loaded);
         }
-        for (file, ptx, sidecar) in set.describe()? {
-            let device = context.limits().compute_capability;
-            if sidecar.is_arch_specific() && !sidecar.runs_on(device) {
-                loaded.skipped.insert(file.to_owned(), sidecar.arch);
+        for module in set.describe()? {
+            let (file, sidecar) = (module.file, &module.sidecar);
+            if sidecar.is_arch_specific() && !sidecar.runs_on(context.limits().compute_capability) {
+                loaded.skipped.insert(file.to_owned(), sidecar.arch.clone());
                 continue;
             }
-            let ptx = with_rank(ptx, context.rank());
-            let image = CString::new(ptx.as_ref()).map_err(|_| nul_error(file))?;
-            loaded.add(context, file, Image::Ptx(&image), sidecar)?;
+            loaded.add(context, file, sidecar, || module.load(context))?;
         }
         Ok(loaded)
     }
@@ -69,12 +66,17 @@ impl Modules {
             else {
                 return Err(Error::invalid(format!("{} is not UTF-8", path.display())));
             };
-            let image = CString::new(text).map_err(|_| nul_error(file))?;
+            let image = CString::new(text)
+                .map_err(|_| Error::invalid(format!("{text:?} is no path: it has a NUL")))?;
             let json = std::fs::read_to_string(path.with_extension("json")).map_err(|error| {
                 let why = format!("{}: {error}", path.with_extension("json").display());
                 LaunchError::BadSidecar { file: file.to_owned(), why }
             })?;
-            loaded.add(context, file, Image::File(&image), Sidecar::parse(file, &json)?)?;
+            let sidecar = Sidecar::parse(file, &json)?;
+            loaded.add(context, file, &sidecar, || {
+                let loaded = context.cuda().load_module(Image::File(&image));
+                loaded.map_err(|failure| refused(file, &sidecar.ptx_isa, failure))
+            })?;
         }
         Ok(loaded)
     }
@@ -83,29 +85,27 @@ impl Modules {
         &mut self,
         context: &Context,
         file: &str,
-        image: Image<'_>,
-        sidecar: Sidecar,
+        sidecar: &Sidecar,
+        load: impl FnOnce() -> Result<ModuleHandle>,
     ) -> Result<()> {
-        let stamp = checked_stamp(file, &sidecar)?;
+        let stamp = checked_stamp(file, sidecar)?;
         let device = context.limits().compute_capability;
         if !sidecar.runs_on(device) {
-            let (file, arch) = (file.to_owned(), sidecar.arch);
+            let (file, arch) = (file.to_owned(), sidecar.arch.clone());
             return Err(LaunchError::WrongArch { file, arch, device }.into());
         }
-        let module = match context.cuda().load_module(image) {
-            Ok(module) => module,
-            Err(failure) => return Err(refused(file, &sidecar.ptx_isa, failure)),
-        };
+        let module = load()?;
         let mut entries = BTreeMap::new();
-        for kernel in sidecar.kernels {
+        for kernel in &sidecar.kernels {
             let mut entry = Entry::new(module.function(&kernel.name)?)?;
-            entry.params = Some(kernel.params);
+            entry.params = Some(kernel.params.clone());
             entry.lsa_barriers = kernel.lsa_barriers;
             entry.stamp = stamp;
-            entries.insert(kernel.name, Rc::new(entry));
+            entries.insert(kernel.name.clone(), Arc::new(entry));
         }
-        self.files.insert(file.to_owned(), File { package: sidecar.package, entries });
-        self.handles.borrow_mut().push(module);
+        let package = sidecar.package.clone();
+        self.files.insert(file.to_owned(), File { package, entries });
+        self.handles.get_mut().push(module);
         Ok(())
     }
 
@@ -115,14 +115,19 @@ impl Modules {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.handles.borrow().is_empty()
+        self.handles.lock().is_empty()
     }
 
     /// The entry `name` of a file of a package.
-    pub(super) fn entry(&self, package: &str, file: &str, name: &str) -> Option<Rc<Entry>> {
+    pub(super) fn entry(&self, package: &str, file: &str, name: &str) -> Option<Arc<Entry>> {
         let file = self.files.get(file)?;
         let other = file.package.as_deref().is_some_and(|of| of != package);
         if other { None } else { file.entries.get(name).cloned() }
+    }
+
+    /// The first entry `name` of any file.
+    pub(super) fn entry_named(&self, name: &str) -> Option<Arc<Entry>> {
+        self.files.values().find_map(|file| file.entries.get(name)).cloned()
     }
 
     /// The names of the kernels, in order of their files.
@@ -136,7 +141,8 @@ impl Modules {
     ///
     /// None of the kernels runs or is launched again, and the context is current.
     pub(crate) unsafe fn unload(&self) {
-        for module in self.handles.take() {
+        let handles = std::mem::take(&mut *self.handles.lock());
+        for module in handles {
             // SAFETY: the caller's contract.
             if let Err(error) = unsafe { module.unload() } {
                 tracing::warn!("{error}");
@@ -158,12 +164,8 @@ fn checked_stamp(file: &str, sidecar: &Sidecar) -> Result<Option<NcclVersion>> {
     }
 }
 
-fn nul_error(file: &str) -> Error {
-    let name = "its PTX or path contains a NUL".to_owned();
-    LaunchError::ModuleRejected { file: file.to_owned(), name, log: String::new() }.into()
-}
-
-fn refused(file: &str, ptx_isa: &str, failure: LoadFailure) -> Error {
+/// The error of a module that the driver has refused.
+pub(super) fn refused(file: &str, ptx_isa: &str, failure: LoadFailure) -> Error {
     let file = file.to_owned();
     match failure {
         LoadFailure::Other(error) => error,

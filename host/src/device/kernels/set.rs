@@ -1,10 +1,11 @@
 //! The compiled kernels of a program.
 
-use super::sidecar::Sidecar;
+use super::embedded::Embedded;
 use crate::error::{LaunchError, Result};
 
-/// One compiled module: its file's stem, its PTX, its description in JSON.
-pub type ModuleSource = (&'static str, &'static str, &'static str);
+/// One compiled module: its file's stem, its PTX (zlib), its description in JSON, and its cubin
+/// (zlib), if the build found `ptxas`.
+pub type ModuleSource = (&'static str, &'static [u8], &'static str, Option<&'static [u8]>);
 
 /// The compiled kernels of a program, which the kernel build writes and the binary includes.
 ///
@@ -30,12 +31,11 @@ impl KernelSet {
     }
 
     /// Reads every module's description.
-    pub(super) fn describe(&self) -> Result<Vec<(&'static str, &'static str, Sidecar)>> {
+    pub(super) fn describe(&self) -> Result<Vec<Embedded>> {
         if let Some(reason) = self.unavailable {
             return Err(LaunchError::KernelsUnavailable { reason: reason.to_owned() }.into());
         }
-        let sidecar = |&(file, ptx, json)| Ok((file, ptx, Sidecar::parse(file, json)?));
-        self.modules.iter().map(sidecar).collect()
+        self.modules.iter().map(Embedded::parse).collect()
     }
 }
 
@@ -47,7 +47,7 @@ mod tests {
     #[test]
     fn a_program_without_kernels_says_why() {
         let set = KernelSet::new((&[], Some("no rust-src; run rustup component add rust-src")));
-        let error = set.describe().unwrap_err();
+        let error = set.describe().err().unwrap();
         assert!(matches!(error, Error::Launch(LaunchError::KernelsUnavailable { .. })));
         assert!(error.to_string().contains("rustup component add rust-src"), "{error}");
     }

@@ -14,6 +14,9 @@ pub(crate) struct Sidecar {
     pub arch: String,
     pub ptx_isa: String,
     pub nccl: Option<NcclStamp>,
+    /// SHA-256 of the cubin in the program, in hexadecimal.
+    #[serde(default)]
+    pub cubin_sha256: Option<String>,
     pub kernels: Vec<KernelInfo>,
 }
 
@@ -26,17 +29,22 @@ pub(crate) struct NcclStamp {
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct KernelInfo {
     pub name: String,
-    pub params: Vec<Param>,
+    pub params: Vec<ParamInfo>,
     /// Whether it opens sessions on LSA barriers.
     #[serde(default)]
     pub lsa_barriers: bool,
 }
 
-#[derive(Clone, Debug, Deserialize)]
-pub(crate) struct Param {
+/// A parameter of a compiled kernel.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[non_exhaustive]
+pub struct ParamInfo {
+    /// The name in the source.
     pub name: String,
+    /// The type in the source, such as `Window<f32>`.
     #[serde(rename = "type")]
     pub type_name: String,
+    /// The size in bytes.
     pub size: usize,
 }
 
@@ -66,28 +74,38 @@ impl Sidecar {
         self.arch.ends_with(|last: char| last.is_ascii_alphabetic())
     }
 
-    /// Whether code for this module's architecture runs on a GPU of that compute capability.
-    pub(crate) fn runs_on(&self, device: (u32, u32)) -> bool {
+    /// The module's compute capability and suffix; `None` for an unknown name.
+    fn compute_capability(&self) -> Option<((u32, u32), &str)> {
         let digits = self.arch.strip_prefix("sm_").unwrap_or(&self.arch);
         let number = digits.trim_end_matches(|suffix: char| suffix.is_ascii_alphabetic());
-        let Ok(code) = number.parse::<u32>() else {
-            // An unknown name: the driver accepts or refuses it.
-            return true;
-        };
-        let arch = (code / 10, code % 10);
-        match &digits[number.len()..] {
-            "" => device >= arch,
+        let code = number.parse::<u32>().ok()?;
+        Some(((code / 10, code % 10), &digits[number.len()..]))
+    }
+
+    /// Whether code for this module's architecture runs on a GPU of that compute capability.
+    pub(crate) fn runs_on(&self, device: (u32, u32)) -> bool {
+        match self.compute_capability() {
+            // The driver accepts or refuses it.
+            None => true,
+            Some((arch, "")) => device >= arch,
             // sm_90a: this architecture and no other.
-            "a" => device == arch,
+            Some((arch, "a")) => device == arch,
             // sm_100f: its family.
-            _ => device.0 == arch.0 && device >= arch,
+            Some((arch, _)) => device.0 == arch.0 && device >= arch,
         }
+    }
+
+    /// Whether machine code for this architecture runs on such a GPU: within a major version only,
+    /// unlike PTX.
+    pub(crate) fn cubin_runs_on(&self, device: (u32, u32)) -> bool {
+        let same_major = |(arch, _): ((u32, u32), &str)| arch.0 == device.0;
+        self.runs_on(device) && self.compute_capability().is_some_and(same_major)
     }
 }
 
 /// Compares the sizes in bytes of the parameters that a launch passes with those of the compiled
 /// kernel: the driver copies as many bytes per parameter as the compiled kernel declares.
-pub(crate) fn check_params(compiled: &[Param], sizes: &[usize]) -> Result<(), LaunchRefusal> {
+pub(crate) fn check_params(compiled: &[ParamInfo], sizes: &[usize]) -> Result<(), LaunchRefusal> {
     let describe = || {
         let list: Vec<_> = compiled
             .iter()
@@ -159,6 +177,18 @@ mod tests {
     }
 
     #[test]
+    fn a_cubin_runs_on_later_gpus_of_its_major_version_only() {
+        let runs = |arch: &str, device| {
+            let sidecar = EXAMPLE.replace("sm_90", arch);
+            Sidecar::parse("x", &sidecar).unwrap().cubin_runs_on(device)
+        };
+        assert!(runs("sm_80", (8, 0)) && runs("sm_80", (8, 9)) && !runs("sm_86", (8, 0)));
+        assert!(!runs("sm_80", (9, 0)) && !runs("sm_90", (10, 0)) && !runs("sm_100", (9, 0)));
+        assert!(runs("sm_90a", (9, 0)) && !runs("sm_100a", (10, 3)) && runs("sm_100f", (10, 3)));
+        assert!(!runs("sm_next", (9, 0)));
+    }
+
+    #[test]
     fn a_module_is_bound_when_its_architecture_has_a_suffix() {
         let sidecar = |arch: &str| Sidecar::parse("x", &EXAMPLE.replace("sm_90", arch)).unwrap();
         let specific = |arch: &str| sidecar(arch).is_arch_specific();
@@ -168,9 +198,9 @@ mod tests {
 
     #[test]
     fn parameters_of_another_number_or_size_are_refused() {
-        let param = |size| Param { name: "p".into(), type_name: "T".into(), size };
+        let param = |size| ParamInfo { name: "p".into(), type_name: "T".into(), size };
         let check = |compiled: &[usize]| {
-            let params: Vec<Param> = compiled.iter().map(|&size| param(size)).collect();
+            let params: Vec<ParamInfo> = compiled.iter().map(|&size| param(size)).collect();
             check_params(&params, &[8, 4, 4])
         };
         assert_eq!(check(&[8, 4, 4]), Ok(()));

@@ -2,7 +2,9 @@
 
 use std::ptr::null_mut;
 
-use devcomm_sys::driver::{CUgraph, CUgraphExec, CUstreamCaptureMode, Driver};
+use devcomm_sys::driver::{
+    CUgraph, CUgraphExec, CUstreamCaptureMode, CUstreamCaptureStatus, Driver,
+};
 
 use super::check;
 use super::stream::StreamHandle;
@@ -17,6 +19,15 @@ impl StreamHandle {
         // SAFETY: the stream is live.
         let begun = unsafe { self.driver().cuStreamBeginCapture_v2(self.raw(), mode) };
         check(self.driver(), "cuStreamBeginCapture", begun)
+    }
+
+    /// Whether the stream is captured, by whomever.
+    pub(crate) fn is_capturing(&self) -> Result<bool> {
+        let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: the stream is live; `status` is live.
+        let read = unsafe { self.driver().cuStreamIsCapturing(self.raw(), &raw mut status) };
+        check(self.driver(), "cuStreamIsCapturing", read)?;
+        Ok(status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
     }
 
     /// Ends the capture. Fails if a call during the capture has invalidated it.
@@ -37,6 +48,9 @@ pub(crate) struct GraphHandle {
     driver: &'static Driver,
     raw: CUgraph,
 }
+
+// SAFETY: an opaque handle, which any thread may use, one at a time.
+unsafe impl Send for GraphHandle {}
 
 impl GraphHandle {
     /// The number of its nodes.
@@ -70,6 +84,9 @@ pub(crate) struct GraphExecHandle {
     driver: &'static Driver,
     raw: CUgraphExec,
 }
+
+// SAFETY: an opaque handle, which any thread may use, one at a time.
+unsafe impl Send for GraphExecHandle {}
 
 impl GraphExecHandle {
     /// Enqueues the graph.

@@ -139,6 +139,11 @@ pub(crate) struct HostAllocation {
     address: NonNull<u8>,
 }
 
+// SAFETY: pinned memory belongs to no thread; this type itself does not access it.
+unsafe impl Send for HostAllocation {}
+// SAFETY: as above.
+unsafe impl Sync for HostAllocation {}
+
 impl PrimaryContext {
     /// Allocates zeroed pinned memory of `bytes` bytes, which must not be 0.
     pub(crate) fn alloc_host(&self, bytes: usize) -> Result<HostAllocation> {

@@ -136,6 +136,12 @@ pub(crate) struct PrimaryContext {
     raw: CUcontext,
 }
 
+// SAFETY: an opaque handle, which any thread may use; a context can be current on any number of
+// threads.
+unsafe impl Send for PrimaryContext {}
+// SAFETY: as above.
+unsafe impl Sync for PrimaryContext {}
+
 impl PrimaryContext {
     pub(crate) fn retain(machine: &Machine, ordinal: usize) -> Result<Self> {
         let visible = device_count(machine)?;
@@ -228,6 +234,8 @@ fn text_of(buffer: &[u8]) -> String {
 
 impl Drop for PrimaryContext {
     fn drop(&mut self) {
+        // The last user may be on a thread that has not used it yet.
+        let _ = self.bind();
         // SAFETY: retained once by `retain`. An error cannot be handled here.
         let _ = unsafe { self.driver.cuDevicePrimaryCtxRelease_v2(self.device) };
     }

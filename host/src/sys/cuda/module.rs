@@ -27,6 +27,8 @@ pub(crate) enum LoadFailure {
 pub(crate) enum Image<'a> {
     /// The text of the PTX.
     Ptx(&'a CStr),
+    /// A whole cubin, checked by its hash.
+    Cubin(&'a [u8]),
     /// The path of a cubin or of a PTX file, which the driver reads.
     File(&'a CStr),
 }
@@ -36,7 +38,10 @@ impl PrimaryContext {
     pub(crate) fn load_module(&self, image: Image<'_>) -> Result<ModuleHandle, LoadFailure> {
         self.bind().map_err(LoadFailure::Other)?;
         match image {
-            Image::Ptx(ptx) => load_ptx(self.driver, ptx),
+            // SAFETY: PTX ends with its NUL.
+            Image::Ptx(ptx) => unsafe { load_data(self.driver, ptx.as_ptr().cast()) },
+            // SAFETY: the cubin is whole, as `Image` says, and its header has its length.
+            Image::Cubin(cubin) => unsafe { load_data(self.driver, cubin.as_ptr().cast()) },
             Image::File(path) => load_file(self.driver, path),
         }
     }
@@ -65,7 +70,15 @@ fn load_file(driver: &'static Driver, path: &CStr) -> Result<ModuleHandle, LoadF
     }
 }
 
-fn load_ptx(driver: &'static Driver, ptx: &CStr) -> Result<ModuleHandle, LoadFailure> {
+/// Loads an image from memory.
+///
+/// # Safety
+///
+/// The image is whole: the driver finds its end by what is in it.
+unsafe fn load_data(
+    driver: &'static Driver,
+    image: *const c_void,
+) -> Result<ModuleHandle, LoadFailure> {
     const LOG_BYTES: usize = 16 << 10;
     let (mut errors, mut infos) = (vec![0u8; LOG_BYTES], vec![0u8; LOG_BYTES]);
     let mut options = [
@@ -80,12 +93,12 @@ fn load_ptx(driver: &'static Driver, ptx: &CStr) -> Result<ModuleHandle, LoadFai
     let (size, on) = (without_provenance_mut(LOG_BYTES), without_provenance_mut(1));
     let mut values = [errors.as_mut_ptr().cast(), size, infos.as_mut_ptr().cast(), size, on];
     let mut raw = null_mut();
-    // SAFETY: the caller made the context current; the image is NUL-terminated PTX; each option has
-    // a value, and the log buffers outlive the call and have the given size.
+    // SAFETY: the caller made the context current, and the image is the caller's contract; each
+    // option has a value, and the log buffers outlive the call and have the given size.
     let result = unsafe {
         driver.cuModuleLoadDataEx(
             &raw mut raw,
-            ptx.as_ptr().cast(),
+            image,
             options.len() as c_uint,
             options.as_mut_ptr(),
             values.as_mut_ptr(),
@@ -107,6 +120,9 @@ pub(crate) struct ModuleHandle {
     driver: &'static Driver,
     raw: CUmodule,
 }
+
+// SAFETY: an opaque handle, which any thread may use.
+unsafe impl Send for ModuleHandle {}
 
 impl ModuleHandle {
     /// The entry point `name`, loaded now: a lazy load while a kernel runs could wait for that
@@ -139,6 +155,11 @@ pub(crate) struct FunctionHandle {
     driver: &'static Driver,
     raw: CUfunction,
 }
+
+// SAFETY: an opaque handle, which any thread may use, several at a time.
+unsafe impl Send for FunctionHandle {}
+// SAFETY: as above.
+unsafe impl Sync for FunctionHandle {}
 
 /// Grid, block and attributes of one launch.
 pub(crate) struct Shape {

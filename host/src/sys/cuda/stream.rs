@@ -44,12 +44,17 @@ pub(crate) struct StreamHandle {
     owner: Owner,
 }
 
+// SAFETY: an opaque handle, which any thread may use, several at a time.
+unsafe impl Send for StreamHandle {}
+// SAFETY: as above.
+unsafe impl Sync for StreamHandle {}
+
 /// Who destroys a stream.
 enum Owner {
     ThisHandle,
     /// Another part of the program; `_keep` keeps the stream alive, if set.
     Other {
-        _keep: Option<Box<dyn Any>>,
+        _keep: Option<Box<dyn Any + Send + Sync>>,
     },
 }
 
@@ -63,7 +68,7 @@ impl PrimaryContext {
     pub(crate) unsafe fn foreign_stream(
         &self,
         raw: RawStream,
-        keep: Option<Box<dyn Any>>,
+        keep: Option<Box<dyn Any + Send + Sync>>,
     ) -> StreamHandle {
         StreamHandle { driver: self.driver, raw, owner: Owner::Other { _keep: keep } }
     }
@@ -127,6 +132,11 @@ pub(crate) struct EventHandle {
     driver: &'static Driver,
     raw: CUevent,
 }
+
+// SAFETY: an opaque handle, which any thread may use, several at a time.
+unsafe impl Send for EventHandle {}
+// SAFETY: as above.
+unsafe impl Sync for EventHandle {}
 
 impl EventHandle {
     pub(crate) fn raw(&self) -> CUevent {

@@ -56,6 +56,8 @@ pub(crate) struct Out<T>(Arc<UnsafeCell<T>>);
 // complete, and owners read afterwards. The communicator's state (busy, in a group, in progress)
 // tells whether the call is complete.
 unsafe impl<T: Copy> Send for Out<T> {}
+// SAFETY: as above; owners on several threads only read.
+unsafe impl<T: Copy> Sync for Out<T> {}
 
 impl<T> Clone for Out<T> {
     fn clone(&self) -> Self {
@@ -87,6 +89,15 @@ impl Out<RawComm> {
         (!raw.is_null()).then_some(CommPtr(raw))
     }
 }
+
+/// A plain value with device addresses, as [`DevComm`](devcomm_types::DevComm).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Addresses<T>(pub(crate) T);
+
+// SAFETY: the host does not follow the addresses.
+unsafe impl<T: Copy> Send for Addresses<T> {}
+// SAFETY: as above.
+unsafe impl<T: Copy> Sync for Addresses<T> {}
 
 type Body = Box<dyn FnOnce(&Nccl) -> Result<c_int> + Send>;
 

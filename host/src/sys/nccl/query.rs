@@ -15,6 +15,11 @@ pub(crate) struct Allocation {
     address: *mut c_void,
 }
 
+// SAFETY: an address of device memory, which belongs to no thread.
+unsafe impl Send for Allocation {}
+// SAFETY: as above.
+unsafe impl Sync for Allocation {}
+
 impl Allocation {
     pub(crate) fn address(&self) -> u64 {
         self.address as u64

@@ -27,7 +27,6 @@ mod tcp;
 mod token;
 mod wire;
 
-use std::rc::Rc;
 use std::sync::{Arc, OnceLock};
 
 pub(super) use self::hub::{Hub, ThreadTransport};
@@ -41,6 +40,7 @@ use crate::communicator::peers::{Cancelled, Gathered, NEVER, Peers, contribution
 use crate::device::Health;
 use crate::device::recorder::{Operation, Recorder};
 use crate::error::{Error, Result};
+use crate::machine::CallLock;
 
 /// How one rank communicates with the others.
 pub(crate) trait Transport: Send + Sync {
@@ -81,6 +81,8 @@ pub(crate) struct Rendezvous {
     recorder: Arc<Recorder>,
     /// The rendezvous of those that were left after a loss.
     survivors: Arc<OnceLock<Rendezvous>>,
+    /// Held during an exchange of this rank in the subset.
+    exchanging: Arc<CallLock>,
 }
 
 impl Rendezvous {
@@ -94,8 +96,8 @@ impl Rendezvous {
         recorder.rename(format!("rank {rank} of {}", hosts.len()));
         let subset = Arc::new(Subset::world(hosts.len()));
         let (hosts, checked) = (hosts.into(), false);
-        let (subsets, survivors) = Default::default();
-        Self { rank, subset, hosts, checked, subsets, transport, recorder, survivors }
+        let (subsets, survivors, exchanging) = Default::default();
+        Self { rank, subset, hosts, checked, subsets, transport, recorder, survivors, exchanging }
     }
 
     /// The rendezvous of the ranks that are left after a loss, all of which call this, on the
@@ -149,8 +151,18 @@ impl Rendezvous {
         let transport = Arc::clone(&self.transport);
         let recorder = Arc::clone(&self.recorder);
         let (hosts, checked) = (hosts.into(), self.checked);
-        let (subsets, survivors) = Default::default();
-        Ok(Self { rank, subset, hosts, checked, subsets, transport, recorder, survivors })
+        let (subsets, survivors, exchanging) = Default::default();
+        Ok(Self {
+            rank,
+            subset,
+            hosts,
+            checked,
+            subsets,
+            transport,
+            recorder,
+            survivors,
+            exchanging,
+        })
     }
 
     pub(crate) fn rank(&self) -> usize {
@@ -192,6 +204,9 @@ impl Rendezvous {
             self.health().check()?;
             return Ok(Arc::new(vec![bytes.to_vec()]));
         }
+        // Another thread of this rank may exchange.
+        let may_wait = || self.health().check().and_then(|()| cancelled());
+        let _exchanging = self.exchanging.lock(self.health().machine(), None, may_wait)?;
         self.transport.all_gather(&self.subset, bytes, cancelled)
     }
 
@@ -248,8 +263,8 @@ impl Peers for Rendezvous {
         same_call(&self.gather(&contribution(call, bytes), cancelled)?)
     }
 
-    fn subset(&self, members: &[usize]) -> Result<Rc<dyn Peers>> {
-        self.subset(members).map(|subset| Rc::new(subset) as _)
+    fn subset(&self, members: &[usize]) -> Result<Arc<dyn Peers>> {
+        self.subset(members).map(|subset| Arc::new(subset) as _)
     }
 }
 

@@ -4,7 +4,6 @@
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::io;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -105,7 +104,7 @@ pub(super) fn join(
     deadline: Option<Duration>,
     rank: usize,
     n_ranks: usize,
-) -> Result<Rc<dyn Peers>> {
+) -> Result<Arc<dyn Peers>> {
     let stopped = Shared::new(health.machine().clone(), false);
     let rounds = Mutex::default();
     let member = Arc::new(Member { channel, health, deadline, rank, n_ranks, rounds, stopped });
@@ -120,7 +119,7 @@ pub(super) fn join(
     let own = contribution("from_raw_with", host_name().as_bytes());
     let hosts = same_call(&transport.all_gather(&world, &own, NEVER)?)?;
     let hosts = hosts.iter().map(|host| String::from_utf8_lossy(host).into_owned()).collect();
-    Ok(Rc::new(Rendezvous::new(Joined { rank, hosts, transport })))
+    Ok(Arc::new(Rendezvous::new(Joined { rank, hosts, transport })))
 }
 
 /// One rank, and the channel to the others.

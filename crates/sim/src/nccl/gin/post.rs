@@ -154,6 +154,14 @@ impl Call<'_> {
         }
         let (kernel, thread) = (self.thread.kernel(), self.thread.id());
         let to = self.thread.block().world_rank(peer as i32) as usize;
+        let bytes = match transfer {
+            Transfer::Put { bytes, .. } | Transfer::Value { bytes, .. } => Some(bytes),
+            Transfer::Nothing => Some(0),
+            Transfer::Get { .. } => None,
+        };
+        if let Some(bytes) = bytes {
+            self.gpus.traffic.put(self.thread.block().gpu, to, bytes);
+        }
         let by = Poster { kernel, grid: self.thread.block().grid.id, thread, at: self.at };
         let known = self.gpus.memory.races.post(&mut self.thread.race.borrow_mut());
         self.gpus.network.post(queue, Operation { to, transfer, signal, counter, by, known });

@@ -1,7 +1,6 @@
 //! Exchanges over a store of keys and values.
 
 use std::collections::HashMap;
-use std::rc::Rc;
 use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex};
@@ -49,7 +48,7 @@ impl SideChannel for Ended {
 }
 
 /// Joins as three ranks, each in its thread, and runs `f`.
-fn three(deadline: Duration, f: impl Fn(usize, Rc<dyn Peers>) + Sync) {
+fn three(deadline: Duration, f: impl Fn(usize, Arc<dyn Peers>) + Sync) {
     let store = Arc::new(Store::default());
     thread::scope(|scope| {
         for rank in 0..3 {

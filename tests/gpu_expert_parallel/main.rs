@@ -1,17 +1,17 @@
 //! Tests of `devcomm::ExpertParallel`: every row of every rank is checked.
 
-use std::time::Duration;
+mod absent;
+mod f8;
+mod hybrid;
+mod wrong;
 
 use devcomm::{
-    Buffer, DeviceSlice, Error, ExpertParallel, ExpertParallelOptions, LaunchError, Rank, Result,
-    Simulation, Stream, SymmetricBuffer, Tokens,
+    Buffer, DeviceSlice, ExpertParallel, ExpertParallelOptions, Rank, Result, Simulation, Stream,
+    SymmetricBuffer, Tokens,
 };
 use devcomm_testing::experts::{Batch, Layout, Routing};
 use devcomm_testing::machines::{Gpus, on_gpus};
 use half::bf16;
-
-#[path = "gpu_expert_parallel/hybrid.rs"]
-mod hybrid;
 
 /// The memory of a rank's steps.
 struct Memory {
@@ -61,10 +61,7 @@ impl Memory {
 
     /// For a batch whose ranks have at most `most` tokens.
     fn of(rank: &Rank, batch: &Batch, most: usize) -> Result<Self> {
-        let options = options(batch, most);
-        // Simulated blocks take time, also without work.
-        let few = options.blocks(3).threads(96);
-        Self::new(rank, if rank.is_simulated() { few } else { options }, batch, most)
+        Self::new(rank, few(rank, options(batch, most)), batch, most)
     }
 
     /// Writes this rank's part of a batch.
@@ -98,6 +95,14 @@ impl Memory {
 
     /// Checks the order of the rows, and the rows.
     fn check_rows(&self, rank: &Rank, batch: &Batch) -> Result<Layout> {
+        let layout = self.check_order(rank, batch)?;
+        let mut rows = vec![bf16::ZERO; self.rows.len()];
+        self.rows.copy_to_host(&mut rows)?;
+        assert_eq!(batch.count_wrong_rows(&layout, &rows), 0);
+        Ok(layout)
+    }
+
+    fn check_order(&self, rank: &Rank, batch: &Batch) -> Result<Layout> {
         let layout = batch.layout(rank.rank());
         let read = |from: DeviceSlice<u32>| {
             let mut to = vec![0; from.len()];
@@ -110,9 +115,6 @@ impl Memory {
         for (at, source, token) in &layout.rows {
             assert_eq!(origins[*at] as usize, source * most + token, "row {at}");
         }
-        let mut rows = vec![bf16::ZERO; self.rows.len()];
-        self.rows.copy_to_host(&mut rows)?;
-        assert_eq!(batch.count_wrong_rows(&layout, &rows), 0);
         Ok(layout)
     }
 
@@ -151,6 +153,11 @@ impl Memory {
 fn options(batch: &Batch, most: usize) -> ExpertParallelOptions {
     ExpertParallelOptions::new(batch.hidden, most, batch.experts, batch.top_k)
         .alignment(batch.alignment)
+}
+
+/// Simulated blocks take time, also without work.
+fn few(rank: &Rank, options: ExpertParallelOptions) -> ExpertParallelOptions {
+    if rank.is_simulated() { options.blocks(3).threads(96) } else { options }
 }
 
 /// A step with everything checked, in two halves or whole.
@@ -216,6 +223,33 @@ fn rows_go_to_their_experts_and_results_return() {
     }
 }
 
+/// Numbers of ranks without code of their own.
+#[test]
+fn any_number_of_ranks_takes_part() {
+    let name = "any_number_of_ranks_takes_part";
+    for ranks in [1, 3, 5, 6, 7] {
+        on_gpus(name, ranks, |rank| {
+            let tokens: Vec<_> = (0..ranks).map(|rank| (rank + 2) % 4).collect();
+            let mut batch = Batch::new(784, 2 * ranks, 3, &tokens, ranks as u64);
+            let memory = Memory::of(rank, &batch, 4)?;
+            // So often that banks are used again after halves of steps.
+            for launch in 0..if ranks == 3 { 5 } else { 2 } {
+                let routing = [Routing::Random, Routing::Repeated][launch % 2];
+                batch.route(routing, launch as u64);
+                whole_step(rank, &memory, &batch, launch > 0)?;
+            }
+            Ok(())
+        });
+    }
+    on_gpus(name, 64, |rank| {
+        let tokens: Vec<_> = (0..64).map(|rank| if rank % 8 == 0 { 2 } else { 0 }).collect();
+        let batch = Batch::new(16, 128, 6, &tokens, 64).routed(Routing::Random, 1);
+        let options = options(&batch, 2).blocks(1).threads(32);
+        let memory = Memory::new(rank, options, &batch, 2)?;
+        whole_step(rank, &memory, &batch, false)
+    });
+}
+
 #[test]
 fn rows_are_short_or_long_and_experts_few_or_many() {
     let name = "rows_are_short_or_long_and_experts_few_or_many";
@@ -236,6 +270,23 @@ fn rows_are_short_or_long_and_experts_few_or_many() {
         }
         Ok(())
     });
+}
+
+/// The most experts of one rank too.
+#[test]
+fn tokens_have_any_number_of_a_thousand_experts() {
+    let name = "tokens_have_any_number_of_a_thousand_experts";
+    for ranks in [1, 2] {
+        on_gpus(name, ranks, |rank| {
+            for top_k in 1..=16 {
+                let tokens = &[3, 2][..ranks];
+                let batch = Batch::new(24, 1024, top_k, tokens, 7).routed(Routing::Random, 3);
+                let memory = Memory::of(rank, &batch, 3)?;
+                whole_step(rank, &memory, &batch, top_k % 2 == 0)?;
+            }
+            Ok(())
+        });
+    }
 }
 
 /// Steps that follow each other without a wait, with other tokens each time.
@@ -371,142 +422,4 @@ fn steps_are_right_in_many_schedules() {
             Ok(())
         });
     }
-}
-
-#[test]
-fn experts_that_do_not_exist_are_dropped_and_reported() {
-    on_gpus("experts_that_do_not_exist_are_dropped_and_reported", 2, |rank| {
-        let mut batch = Batch::new(64, 8, 4, &[5, 5], 1).routed(Routing::Random, 1);
-        let memory = Memory::of(rank, &batch, 5)?;
-        whole_step(rank, &memory, &batch, false)?;
-        for ids in &mut batch.ids {
-            (ids[6], ids[9], ids[19]) = (8, i32::MIN, i32::MAX);
-        }
-        let error = whole_step(rank, &memory, &batch, true).unwrap_err().to_string();
-        assert!(error.contains("3 experts of tokens do not exist"), "{error}");
-        let named = ["8, number 2 of token 1", "-2147483648, number 1", "2147483647, number 3"];
-        assert!(named.iter().any(|text| error.contains(text)), "{error}");
-        // Reported once.
-        memory.experts.check()
-    });
-}
-
-#[test]
-fn rows_for_which_there_is_no_room_are_reported() {
-    on_gpus("rows_for_which_there_is_no_room_are_reported", 2, |rank| {
-        let batch = Batch::new(64, 8, 4, &[5, 5], 1).routed(Routing::Random, 1);
-        let memory = Memory::of(rank, &batch, 5)?;
-        memory.write(rank, &batch)?;
-        let layout = batch.layout(rank.rank());
-        let (needed, room) = (layout.rows.len(), 7);
-        let rows = memory.rows.slice(..room * batch.hidden)?;
-        memory.experts.dispatch(memory.tokens(5), &memory.stream)?;
-        memory.experts.group(&rows, &memory.stream)?;
-        // The results arrive nevertheless.
-        memory.experts.combine(&rows, &memory.output, None, &memory.stream)?;
-        let mut got = vec![bf16::ZERO; memory.rows.len()];
-        memory.rows.copy_to_host(&mut got)?;
-        let (there, behind) = got.split_at(room * batch.hidden);
-        let there_is_room = Layout { rows: layout.rows[..room].to_vec(), ..layout };
-        assert_eq!(batch.count_wrong_rows(&there_is_room, there), 0);
-        assert!(behind.iter().all(|x| x.is_nan()), "wrote behind the last row");
-        let error = memory.experts.check().unwrap_err().to_string();
-        let text = format!("need {needed} rows, and there was room for {room}");
-        assert!(error.contains(&text), "{error}");
-        Ok(())
-    });
-}
-
-#[test]
-fn what_cannot_be_done_is_refused() {
-    on_gpus("what_cannot_be_done_is_refused", 2, |rank| {
-        let comm = rank.communicator()?;
-        let refused = |options: ExpertParallelOptions, why: &str| {
-            let error = options.build(comm).unwrap_err().to_string();
-            assert!(error.contains(why), "{error}");
-        };
-        let new = ExpertParallelOptions::new;
-        refused(new(12, 4, 8, 2), "12 elements");
-        refused(new(8200, 4, 8, 2), "8200 elements");
-        refused(new(64, 4, 7, 2), "7 experts on 2 ranks");
-        refused(new(64, 4, 1026, 2), "at most 1024");
-        refused(new(64, 4, 8, 17), "17 experts");
-        refused(new(64, 0, 8, 2), "up to 0 tokens");
-        refused(new(64, 4, 8, 2).alignment(0), "multiples of 0");
-        refused(new(64, 4, 8, 2).threads(33), "33 threads");
-        refused(new(64, 4 + rank.rank(), 8, 2), "rank ");
-
-        let batch = Batch::new(64, 8, 2, &[4, 4], 1).routed(Routing::Random, 1);
-        let memory = Memory::of(rank, &batch, 4)?;
-        let Memory { experts, stream, rows, output, .. } = &memory;
-        let refused = |result: Result<()>, why: &str| {
-            let error = result.unwrap_err().to_string();
-            assert!(error.contains(why), "{error}");
-        };
-        memory.write(rank, &batch)?;
-        refused(experts.group(rows, stream), "no tokens have been received");
-        refused(experts.dispatch(memory.tokens(5), stream), "memory for 4");
-        let input = memory.input.slice(..64 * 3)?;
-        let short = Tokens { count: 4, input: &input, ids: &memory.ids, weights: &memory.weights };
-        refused(experts.dispatch(short, stream), "the tokens' rows has 192 elements");
-        let input = memory.input.slice(1..65)?;
-        let odd = Tokens { count: 1, input: &input, ids: &memory.ids, weights: &memory.weights };
-        refused(experts.dispatch(odd, stream), "not a multiple of 16");
-        refused(experts.combine(rows, output, None, stream), "in no order");
-        let sent = experts.start_dispatch(memory.tokens(4), stream)?;
-        refused(experts.dispatch(memory.tokens(4), stream), "not received yet");
-        refused(experts.group(rows, stream), "not received yet");
-        sent.receive()?;
-        refused(experts.combine(rows, output, None, stream), "in no order");
-        experts.group(rows, stream)?;
-        let few = output.slice(..64)?;
-        refused(experts.combine(rows, &few, None, stream), "the output has 64 elements");
-        experts.combine(rows, output, None, stream)?;
-        memory.check_output(&batch.combined(rank.rank(), None, |_| 1.0))
-    });
-}
-
-/// A rank that does not come leaves the others' kernels waiting.
-#[test]
-fn the_host_ends_waits_for_a_rank_that_does_not_come() {
-    for (name, combines) in [("in a dispatch", false), ("in a combine", true)] {
-        let name = format!("the_host_ends_waits_for_a_rank_that_does_not_come {name}");
-        Gpus::new(2).unchecked().run(&name, |rank| {
-            let batch = Batch::new(264, 8, 2, &[5, 5], 1).routed(Routing::Random, 1);
-            let memory = Memory::of(rank, &batch, 5)?;
-            memory.write(rank, &batch)?;
-            let Memory { experts, stream, rows, output, .. } = &memory;
-            if combines {
-                experts.dispatch(memory.tokens(5), stream)?;
-                experts.group(rows, stream)?;
-            }
-            stream.synchronize()?;
-            rank.barrier()?;
-            if rank.rank() == 0 {
-                match combines {
-                    false => experts.dispatch(memory.tokens(5), stream)?,
-                    true => experts.combine(rows, output, None, stream)?,
-                }
-                let ended = stream.synchronize_within(Duration::from_millis(200));
-                let Err(Error::Launch(LaunchError::KernelAborted { rank: 0, stuck, .. })) = ended
-                else {
-                    panic!("the kernel was not ended: {ended:?}");
-                };
-                assert!(!stuck.is_empty());
-            }
-            rank.barrier()
-        });
-    }
-}
-
-#[test]
-fn memory_is_as_large_as_it_says() {
-    let memory = ExpertParallelOptions::new(7168, 128, 256, 8).memory(2).unwrap();
-    // Two banks of a row for each token of the peer.
-    assert_eq!(memory.dispatch_slots, 2 * 128 * 14336);
-    assert_eq!(memory.combine_slots, memory.dispatch_slots);
-    assert_eq!(memory.rows, 2 * 128 * 14336);
-    assert_eq!(memory.messages, 2 * 2 * (1 + 128 * 8 + 1) * 16);
-    assert!(memory.to_string().starts_with(&format!("{} B: ", memory.total())));
-    assert!(ExpertParallelOptions::new(7168, 128, 256, 8).memory(3).is_err());
 }

@@ -1,0 +1,112 @@
+//! Asynchronous copies, piece by piece.
+
+use std::panic::Location;
+
+use super::memory::touch;
+use super::{Access, Engine, current};
+
+/// A piece of an asynchronous copy: up to 16 bytes, which are read and written as a whole.
+#[derive(Clone, Copy, Debug)]
+pub struct Piece {
+    /// The address of its target.
+    pub to: usize,
+    /// What it writes there.
+    pub from: Source,
+    /// Its length in bytes.
+    pub bytes: usize,
+    /// What it makes of the target's bytes and the source's; `None`: the source's.
+    pub sum: Option<fn(u128, u128) -> u128>,
+}
+
+/// What a [`Piece`] writes.
+#[derive(Clone, Copy, Debug)]
+pub enum Source {
+    /// What is at this address when the copy reads it.
+    Memory(usize),
+    /// These bytes.
+    Value(u128),
+}
+
+/// Up to 16 bytes at an address.
+///
+/// # Safety
+///
+/// The address is valid for reads of the bytes.
+unsafe fn bytes_at(address: usize, bytes: usize) -> u128 {
+    let mut value = 0_u128;
+    let from = std::ptr::with_exposed_provenance::<u8>(address);
+    // SAFETY: the caller's contract; the value has 16 bytes.
+    unsafe { from.copy_to_nonoverlapping((&raw mut value).cast(), bytes) };
+    value
+}
+
+impl Piece {
+    /// Reads the source.
+    ///
+    /// # Safety
+    ///
+    /// A source in memory is valid for reads.
+    #[must_use]
+    pub unsafe fn read(&self) -> u128 {
+        match self.from {
+            // SAFETY: the caller's contract.
+            Source::Memory(address) => unsafe { bytes_at(address, self.bytes) },
+            Source::Value(value) => value,
+        }
+    }
+
+    /// Writes the target, where `value` is what the source has.
+    ///
+    /// # Safety
+    ///
+    /// The target is valid for writes, and for reads if there is a sum.
+    pub unsafe fn land(&self, value: u128) {
+        // SAFETY: the caller's contract.
+        let value =
+            self.sum.map_or(value, |sum| sum(unsafe { bytes_at(self.to, self.bytes) }, value));
+        let to = std::ptr::with_exposed_provenance_mut::<u8>(self.to);
+        // SAFETY: the caller's contract; the value has 16 bytes.
+        unsafe { to.copy_from_nonoverlapping((&raw const value).cast(), self.bytes) };
+    }
+}
+
+/// Copies a `W` from an address, reported as this access to the target. The simulator may keep it
+/// until a thread waits for the engine.
+///
+/// # Safety
+///
+/// `from` is valid for reads and `to` for writes, until then.
+#[track_caller]
+pub(super) unsafe fn copy<W>(
+    engine: Engine,
+    to: *mut W,
+    from: *const W,
+    kind: Access,
+    sum: Option<fn(u128, u128) -> u128>,
+) {
+    let from = Source::Memory(touch(from, Access::Read).expose_provenance());
+    // SAFETY: the caller's contract.
+    unsafe { put(engine, to, from, kind, sum) }
+}
+
+/// As [`copy`], from any source, which is not reported.
+///
+/// # Safety
+///
+/// As there.
+#[track_caller]
+pub(super) unsafe fn put<W>(
+    engine: Engine,
+    to: *mut W,
+    from: Source,
+    kind: Access,
+    sum: Option<fn(u128, u128) -> u128>,
+) {
+    let to = touch(to, kind).expose_provenance();
+    let piece = Piece { to, from, bytes: size_of::<W>(), sum };
+    let (thread, context) = current();
+    if !(context.ops.keeps)(thread, engine, piece, Location::caller()) {
+        // SAFETY: the caller's contract.
+        unsafe { piece.land(piece.read()) }
+    }
+}

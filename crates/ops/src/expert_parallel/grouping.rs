@@ -1,0 +1,149 @@
+//! The rows that a rank has received, in the order of its experts.
+
+use devcomm_host::{Buffer, DeviceSlice, LaunchConfig, Result, Stream};
+use devcomm_kernels as kernels;
+use devcomm_kernels::expert_parallel::SCALED;
+use devcomm_kernels::expert_parallel::ep_layout::GroupedArgs;
+use devcomm_types::{Element, F8E4M3};
+use half::bf16;
+
+use super::{ExpertParallel, ExpertParallelOptions, MANY_THREADS, Stage, THREADS};
+use crate::RowGroups;
+use crate::check::{check_buffer, check_len, refuse, require_context};
+
+impl ExpertParallel {
+    /// The most rows in the order of a rank's experts: if all ranks have the most tokens, which
+    /// have all the experts that they can in this rank.
+    #[must_use]
+    pub fn most_rows(&self) -> usize {
+        most_rows(self.options, self.communicator.n_ranks())
+    }
+
+    /// For each expert of this rank the index of its first row, and the index behind the last row.
+    /// Written by [`group`](Self::group).
+    #[must_use]
+    pub fn offsets(&self) -> DeviceSlice<u32> {
+        self.offsets.device_slice()
+    }
+
+    /// For each expert of this rank the number of its rows. Written by [`group`](Self::group).
+    #[must_use]
+    pub fn sizes(&self) -> DeviceSlice<u32> {
+        self.sizes.device_slice()
+    }
+
+    /// The rows of each expert, for a [`GroupedGemm`](crate::GroupedGemm). Written by
+    /// [`group`](Self::group).
+    #[must_use]
+    pub fn groups(&self) -> RowGroups {
+        RowGroups { offsets: self.offsets(), sizes: self.sizes() }
+    }
+
+    /// For each row in the order of the experts its token: the rank times the most tokens of a
+    /// rank, plus the number of the token there. Written by [`group`](Self::group).
+    #[must_use]
+    pub fn origins(&self) -> DeviceSlice<u32> {
+        self.origins.device_slice()
+    }
+
+    /// Puts what was received in the order of this rank's experts: `rows` gets a row for each token
+    /// and expert, those of an expert in the order of the ranks and tokens. Fewer than
+    /// [`most_rows`](Self::most_rows) are enough if the routing is known to be even; rows for which
+    /// there is no room are left out, and reported by [`check`](Self::check).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) if nothing was received, for rows
+    /// that are not aligned to 16 bytes or of another context, and of tokens that arrive as 8-bit
+    /// floats; those of the launch.
+    pub fn group<R>(&self, rows: &R, stream: &Stream) -> Result<()>
+    where
+        R: Buffer<Element = bf16>,
+    {
+        if self.options.f8 {
+            return refuse("the tokens are 8-bit floats with scales: `group_f8`".to_owned());
+        }
+        let rows = rows.device_slice();
+        self.enqueue_group(&rows, None, stream)
+    }
+
+    /// [`group`](Self::group) of tokens that arrive as 8-bit floats
+    /// ([`ExpertParallelOptions::f8`]). `scales` gets their scales, in the form of
+    /// [`Product::block_scales`](crate::Product::block_scales): a row-major matrix with a column
+    /// for each of `rows`, and a row for each 128 elements.
+    ///
+    /// # Errors
+    ///
+    /// As there, and for fewer scales.
+    pub fn group_f8<R, S>(&self, rows: &R, scales: &S, stream: &Stream) -> Result<()>
+    where
+        R: Buffer<Element = F8E4M3>,
+        S: Buffer<Element = f32>,
+    {
+        if !self.options.f8 {
+            return refuse("the tokens are no 8-bit floats: `group`".to_owned());
+        }
+        let (rows, scales) = (rows.device_slice(), scales.device_slice());
+        self.enqueue_group(&rows, Some(&scales), stream)
+    }
+
+    fn enqueue_group<T: Element>(
+        &self,
+        rows: &DeviceSlice<T>,
+        scales: Option<&DeviceSlice<f32>>,
+        stream: &Stream,
+    ) -> Result<()> {
+        self.require_nothing_sent()?;
+        if self.stage.get() == Stage::Begin {
+            return refuse("no tokens have been received: `dispatch` does that".to_owned());
+        }
+        let hidden = self.options.hidden;
+        let capacity = (rows.len() / hidden).min(self.most_rows());
+        let name = "the rows of the experts";
+        require_context(name, rows.context(), self.communicator.context())?;
+        check_buffer(name, rows.device_address(), rows.len(), capacity, hidden)?;
+        if let Some(scales) = scales {
+            let name = "the scales of the rows";
+            require_context(name, scales.context(), self.communicator.context())?;
+            check_len(name, scales.len(), capacity, hidden / SCALED)?;
+        }
+        self.begin(stream)?;
+        let grouped = GroupedArgs {
+            rows: rows.device_address(),
+            scales: scales.map_or(0, DeviceSlice::device_address),
+            capacity: capacity as u32,
+            alignment: self.options.alignment as u32,
+            offsets: &self.offsets,
+            sizes: &self.sizes,
+            origins: &self.origins,
+            returns: &self.returns,
+        };
+        let ranks = self.communicator.n_ranks() as u32;
+        let launch = kernels::ep_layout::args(
+            self.sent_args(),
+            ranks,
+            self.received_args(),
+            grouped,
+            &self.faults,
+        );
+        // Of a peer's tokens this rank knows nothing: as many as it has itself.
+        let tokens = (self.tokens.get().max(1) as u32).saturating_mul(ranks);
+        let blocks = tokens.min(self.options.blocks.unwrap_or(2 * self.multiprocessors()));
+        let threads = if tokens > blocks * (THREADS / 32) { MANY_THREADS } else { THREADS };
+        let threads = self.options.threads.unwrap_or(threads);
+        let config = LaunchConfig::new(blocks, threads).with_dependent();
+        // SAFETY: the buffers have the elements; dropping one waits for the stream. The memory is
+        // as the kernel needs it, and the launches that use it are ordered.
+        unsafe { launch.config(config).launch(&self.compiled.on(stream)) }?;
+        self.stage.set(Stage::Grouped);
+        self.grouped.set(capacity);
+        Ok(())
+    }
+}
+
+/// A token has no more experts in a rank than it has.
+pub(super) fn most_rows(options: ExpertParallelOptions, ranks: usize) -> usize {
+    let rows = ranks * options.tokens * options.top_k;
+    let padding = options.local(ranks) * (options.alignment - 1);
+    rows + padding
+}

@@ -1,0 +1,303 @@
+//! Products of groups of rows, each with a B of its own: the experts of a layer.
+
+use std::sync::LazyLock;
+
+use devcomm_host::{
+    Buffer, DeviceSlice, Element, KernelSet, Kernels, LaunchConfig, ModuleSource, Result, Stream,
+    TensorMap,
+};
+use devcomm_kernels as kernels;
+use devcomm_kernels::gemm::groups::GroupsArgs;
+use devcomm_kernels::gemm::{gemm_mma as portable, gemm_wgmma as wide};
+use devcomm_types::Kernel;
+use half::{bf16, f16};
+
+use super::element::TransposableElement;
+use super::hopper::{Matrices, map};
+use super::product::Activation;
+use crate::check::{check_extents, check_len, refuse, require_context};
+use crate::{KERNELS, modules};
+
+/// `C = A x B^T` for each group of rows of A and C, with a B for each group, on one GPU and one
+/// stream: owns the loaded kernels, and launches them.
+///
+/// A has `m x k` elements, C `m x n`, B `n x k` for each group, one behind the other, all row-major
+/// and of bf16 or f16. Sums are in f32 and rounded once. Where the groups are is read on the GPU,
+/// when the product runs: the host need not know how many rows there are, and a graph may be
+/// replayed with other ones. A group's rows begin anywhere; rows that are in no group are not
+/// written, and groups without rows take no time.
+///
+/// On Hopper, products whose rows begin at multiples of 16 bytes (`k` is a multiple of 8) are by
+/// `wgmma` and TMA, fastest if `n` is a multiple of 8 too, with tiles of 256 x 256 elements: groups
+/// of a few rows take the time that their B takes from memory. All others, and those on any other
+/// GPU since Ampere, are by `mma.sync`.
+///
+/// Launches on Hopper are *dependent*, as those of [`Gemm`](super::Gemm).
+///
+/// ```no_run
+/// use devcomm::{Activation, Buffer, ExpertParallel, GroupedGemm, Result, Stream};
+/// use half::bf16;
+///
+/// /// The results of experts of `hidden x inner` and `inner x hidden` elements for the rows that
+/// /// `experts.group` has left in `rows`.
+/// fn mlp(
+///     experts: &ExpertParallel,
+///     [hidden, inner]: [usize; 2],
+///     [up, down]: [&impl Buffer<Element = bf16>; 2],
+///     [rows, between, results]: [&impl Buffer<Element = bf16>; 3],
+///     stream: &Stream,
+/// ) -> Result<()> {
+///     let (gemm, groups, m) = (GroupedGemm::new(stream)?, experts.groups(), experts.most_rows());
+///     gemm.launch(rows, up, between, &groups, [m, inner, hidden], Some(Activation::Silu))?;
+///     gemm.launch(between, down, results, &groups, [m, hidden, inner], None)
+/// }
+/// ```
+pub struct GroupedGemm {
+    compiled: Kernels,
+    stream: Stream,
+    is_hopper: bool,
+}
+
+/// Which rows are in which group, in memory of a GPU: as many groups as there are sizes. No row is
+/// in two groups.
+#[derive(Clone, Debug)]
+pub struct RowGroups {
+    /// The first row of each group. There may be more elements.
+    pub offsets: DeviceSlice<u32>,
+    /// How many rows each group has.
+    pub sizes: DeviceSlice<u32>,
+}
+
+/// An element type of grouped products: `bf16` or `f16`.
+pub trait GroupedElement: TransposableElement + LaunchesGrouped {}
+
+impl GroupedElement for bf16 {}
+impl GroupedElement for f16 {}
+
+static MODULES: LazyLock<Vec<ModuleSource>> = LazyLock::new(|| {
+    let portable = kernels::gemm_grouped_mma::<bf16>::FILE;
+    modules(&[kernels::gemm_grouped::<bf16>::FILE, portable])
+});
+
+impl GroupedGemm {
+    /// For products launched on `stream`.
+    ///
+    /// # Errors
+    ///
+    /// [`LaunchError::WrongArch`](devcomm_host::LaunchError::WrongArch) on a GPU before Ampere;
+    /// those of loading kernels.
+    pub fn new(stream: &Stream) -> Result<Self> {
+        let set = KernelSet { modules: &MODULES, unavailable: KERNELS.unavailable };
+        let compiled = Kernels::load(stream.context(), &set)?;
+        let is_hopper = compiled.info::<kernels::gemm_grouped<bf16>>().is_ok();
+        if !is_hopper {
+            compiled.info::<kernels::gemm_grouped_mma<bf16>>()?;
+        }
+        Ok(Self { compiled, stream: stream.clone(), is_hopper })
+    }
+
+    /// Enqueues the products of all groups, of shape `[m, n, k]`: reads up to `m * k` elements of
+    /// `a` and `n * k` of `b` for each group, and writes the rows of groups among the first `m * n`
+    /// elements of `c`, which overlaps neither. `m` is what there is room for: rows of groups
+    /// behind it are left out. The sums' `activation` is computed in f32.
+    ///
+    /// Only work on this stream may access `c`, or write the groups, until the products have ended.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a shape without elements or
+    /// groups, and for buffers that are too short or of another context;
+    /// [`StateError::Capturing`](devcomm_host::StateError::Capturing) during a stream capture (use
+    /// [`launch_capturable`](Self::launch_capturable)); errors of the launch.
+    pub fn launch<A, B, C, T>(
+        &self,
+        a: &A,
+        b: &B,
+        c: &C,
+        groups: &RowGroups,
+        shape: [usize; 3],
+        activation: Option<Activation>,
+    ) -> Result<()>
+    where
+        A: Buffer<Element = T>,
+        B: Buffer<Element = T>,
+        C: Buffer<Element = T>,
+        T: GroupedElement,
+    {
+        self.stream.context().refuse_capturing("GroupedGemm::launch is called")?;
+        // SAFETY: no capture is active.
+        unsafe { self.launch_capturable(a, b, c, groups, shape, activation) }
+    }
+
+    /// As [`launch`](Self::launch), but also allowed during a stream capture.
+    ///
+    /// # Errors
+    ///
+    /// As [`launch`](Self::launch), except
+    /// [`StateError::Capturing`](devcomm_host::StateError::Capturing).
+    ///
+    /// # Safety
+    ///
+    /// In a capture: the buffers, also of the groups, and this object are not dropped while the
+    /// graph can be launched.
+    pub unsafe fn launch_capturable<A, B, C, T>(
+        &self,
+        a: &A,
+        b: &B,
+        c: &C,
+        groups: &RowGroups,
+        shape: [usize; 3],
+        activation: Option<Activation>,
+    ) -> Result<()>
+    where
+        A: Buffer<Element = T>,
+        B: Buffer<Element = T>,
+        C: Buffer<Element = T>,
+        T: GroupedElement,
+    {
+        let [m, n, k] = shape;
+        let count = groups.sizes.len();
+        if count == 0 {
+            return refuse("a grouped product without groups has nothing to do".to_owned());
+        }
+        // The rows of all groups' B, if there are as many.
+        let of_b = count.saturating_mul(n);
+        check_extents([m, of_b, k])?;
+        let addresses = [
+            self.address("A", &a.device_slice(), m, k)?,
+            self.address("B", &b.device_slice(), of_b, k)?,
+            self.address("C", &c.device_slice(), m, n)?,
+        ];
+        let groups = GroupsArgs {
+            count: count as u32,
+            offsets: self.address("the groups' offsets", &groups.offsets, count, 1)?,
+            sizes: self.address("the groups' sizes", &groups.sizes, count, 1)?,
+        };
+        let mut matrices = Matrices::plain(addresses, check_extents(shape)?);
+        let [linear, cubic] = activation.map_or([0.0; 2], Activation::factors);
+        (matrices.epilogue.linear, matrices.epilogue.cubic) = (linear, cubic);
+        let aligned = (addresses[0] | addresses[1] | addresses[2]).is_multiple_of(16);
+        // SAFETY: the buffers have the elements; dropping one waits for the stream, and the caller
+        // ensures what a graph needs.
+        unsafe {
+            match self.is_hopper && aligned && k.is_multiple_of(8) {
+                true => T::wide(self, groups, matrices),
+                false => T::portable(self, groups, matrices),
+            }
+        }
+    }
+
+    fn address<E>(
+        &self,
+        name: &str,
+        slice: &DeviceSlice<E>,
+        rows: usize,
+        columns: usize,
+    ) -> Result<u64> {
+        require_context(name, slice.context(), self.stream.context())?;
+        check_len(name, slice.len(), rows, columns)?;
+        Ok(slice.device_address())
+    }
+
+    /// A launch of `K`, whose blocks have `tile` in work at a time: clusters of so many blocks,
+    /// rows and columns of C.
+    fn config<K: Kernel>(
+        &self,
+        [threads, shared]: [u32; 2],
+        [cluster, rows, columns]: [u32; 3],
+        groups: u32,
+        [m, n, _]: [u32; 3],
+    ) -> Result<LaunchConfig> {
+        let resident = self.compiled.resident_blocks::<K>(threads, shared)?;
+        // Each group has at most one tile that is not full.
+        let most = u64::from(groups.min(m) + m / rows) * u64::from(n.div_ceil(columns));
+        if most > u64::from(u32::MAX - resident) {
+            return refuse(format!("a grouped product of {m} x {n} elements is too large"));
+        }
+        let blocks = u64::from(resident / cluster).min(most) as u32 * cluster;
+        if blocks == 0 {
+            return refuse("this GPU has no room for a block of the grouped product".to_owned());
+        }
+        Ok(LaunchConfig::new(blocks, threads).with_dynamic_shared(shared))
+    }
+}
+
+impl std::fmt::Debug for GroupedGemm {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "GroupedGemm({})", if self.is_hopper { "hopper" } else { "portable" })
+    }
+}
+
+type GroupArgs = GroupsArgs<u32, u64, u64>;
+
+/// The launches of grouped products of the type.
+pub trait LaunchesGrouped {
+    /// Launches `gemm_grouped`.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract.
+    unsafe fn wide(gemm: &GroupedGemm, groups: GroupArgs, matrices: Matrices) -> Result<()>;
+
+    /// Launches `gemm_grouped_mma`.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract.
+    unsafe fn portable(gemm: &GroupedGemm, groups: GroupArgs, matrices: Matrices) -> Result<()>;
+}
+
+/// The maps of A, B and C; C's is of A if it is not used.
+fn maps<T: Element>(
+    stream: &Stream,
+    groups: u32,
+    Matrices { a, b, c, shape: [m, n, k], .. }: Matrices,
+) -> Result<[TensorMap; 3]> {
+    let a = map::<T>(stream, a, [m, k, wide::TILE_M])?;
+    let b = map::<T>(stream, b, [groups * n, k, wide::TILE_N / wide::CLUSTER])?;
+    let c = match n.is_multiple_of(8) {
+        true => map::<T>(stream, c, [m, n, wide::STORE_M])?,
+        false => a,
+    };
+    Ok([a, b, c])
+}
+
+macro_rules! grouped {
+    ($($type:ident)*) => { $(
+        impl LaunchesGrouped for $type {
+            unsafe fn wide(
+                gemm: &GroupedGemm,
+                groups: GroupArgs,
+                matrices: Matrices,
+            ) -> Result<()> {
+                const TILE: [u32; 3] =
+                    [wide::CLUSTER, wide::CLUSTER * wide::TILE_M, wide::TILE_N];
+                type K = kernels::gemm_grouped<$type>;
+                let Matrices { c: address, shape: shape @ [m, n, k], epilogue, .. } = matrices;
+                let block = [wide::THREADS, wide::SHARED];
+                let config = gemm.config::<K>(block, TILE, groups.count, shape)?.with_dependent();
+                let [a, b, c] = maps::<$type>(&gemm.stream, groups.count, matrices)?;
+                let product = K::args(a, b, c, address, groups, m, n, k, epilogue);
+                // SAFETY: the caller's contract.
+                unsafe { product.config(config).launch(&gemm.compiled.on(&gemm.stream)) }
+            }
+
+            unsafe fn portable(
+                gemm: &GroupedGemm,
+                groups: GroupArgs,
+                matrices: Matrices,
+            ) -> Result<()> {
+                const TILE: [u32; 3] = [1, portable::TILE, portable::TILE];
+                type K = kernels::gemm_grouped_mma<$type>;
+                let Matrices { a, b, c, shape: shape @ [m, n, k], epilogue, .. } = matrices;
+                let block = [portable::THREADS, portable::SHARED];
+                let config = gemm.config::<K>(block, TILE, groups.count, shape)?;
+                let product = K::args(a, b, c, groups, m, n, k, epilogue);
+                // SAFETY: the caller's contract.
+                unsafe { product.config(config).launch(&gemm.compiled.on(&gemm.stream)) }
+            }
+        }
+    )* };
+}
+
+grouped! { bf16 f16 }

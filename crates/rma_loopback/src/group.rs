@@ -1,0 +1,140 @@
+//! The words that transfers write behind their copies: inline values, and signals.
+//!
+//! One call of the driver enqueues the words of a group of transfers. While the stream is busy,
+//! transfers wait for each other's company: each call takes the stream microseconds, and of several
+//! writes to one signal the last is enough. A signal is written after all copies of its group, so
+//! also after those of later transfers. That is allowed, as nothing says when they may begin.
+
+use crate::driver::{Address, MemOp};
+use crate::error::Result;
+use crate::stream::TrackedStream;
+
+/// Words that one call writes, at most: the driver takes 256.
+const MOST: usize = 64;
+
+/// The words of a group, in order.
+#[derive(Default)]
+pub(crate) struct Group {
+    words: Vec<Word>,
+    /// The last transfer that is whole with these words.
+    last: Option<u64>,
+}
+
+/// What happens to a word.
+#[derive(Clone, Copy)]
+struct Word {
+    at: Address,
+    value: u64,
+    change: Change,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Change {
+    Write32,
+    Write64,
+    Add64,
+}
+
+impl Group {
+    pub(crate) fn write_32(&mut self, at: Address, value: u32) {
+        self.words.push(Word { at, value: value.into(), change: Change::Write32 });
+    }
+
+    pub(crate) fn write_64(&mut self, at: Address, value: u64) {
+        self.take(at, Change::Write64);
+        self.words.push(Word { at, value, change: Change::Write64 });
+    }
+
+    pub(crate) fn add_64(&mut self, at: Address, value: u64) {
+        let before = self.take(at, Change::Add64).unwrap_or(0);
+        let value = before.wrapping_add(value);
+        self.words.push(Word { at, value, change: Change::Add64 });
+    }
+
+    /// Removes the last change of a word of 8 bytes, if it is of this kind: another one follows it,
+    /// behind what comes between the two.
+    fn take(&mut self, at: Address, change: Change) -> Option<u64> {
+        let index = self.words.iter().rposition(|word| word.overlaps(at, 8))?;
+        let is_same = self.words[index].at == at && self.words[index].change == change;
+        is_same.then(|| self.words.remove(index).value)
+    }
+
+    /// Whether a word lies in this range: a copy to there must come behind it.
+    pub(crate) fn writes_to(&self, at: Address, bytes: usize) -> bool {
+        self.words.iter().any(|word| word.overlaps(at, bytes as Address))
+    }
+
+    /// Transfer `sequence` is whole. Returns whether the group has room for another one.
+    pub(crate) fn has_whole(&mut self, sequence: u64) -> bool {
+        self.last = Some(sequence);
+        self.words.len() < MOST
+    }
+
+    /// Enqueues the words on `stream`, whose context is current, and what marks the whole transfers
+    /// complete. Returns the last of these; the group is empty then.
+    pub(crate) fn enqueue(&mut self, stream: &TrackedStream) -> Result<Option<u64>> {
+        let mut operations = Vec::with_capacity(self.words.len() + 2);
+        if self.words.iter().any(|word| word.change == Change::Add64) {
+            // An addition is not ordered behind the copies by itself.
+            operations.push(MemOp::barrier());
+        }
+        operations.extend(self.words.drain(..).map(Word::operation));
+        let last = self.last.take();
+        operations.extend(last.map(|last| stream.done_op(last)));
+        if !operations.is_empty() {
+            stream.enqueue(&mut operations)?;
+        }
+        Ok(last)
+    }
+}
+
+impl Word {
+    fn overlaps(&self, at: Address, bytes: Address) -> bool {
+        let own = if self.change == Change::Write32 { 4 } else { 8 };
+        self.at < at + bytes && at < self.at + own
+    }
+
+    fn operation(self) -> MemOp {
+        match self.change {
+            Change::Write32 => MemOp::write_32(self.at, self.value as u32),
+            Change::Write64 => MemOp::write_64(self.at, self.value),
+            Change::Add64 => MemOp::add_64(self.at, self.value),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(group: &Group) -> Vec<(Address, u64)> {
+        group.words.iter().map(|word| (word.at, word.value)).collect()
+    }
+
+    #[test]
+    fn of_several_changes_to_a_word_the_last_stays_and_includes_the_others() {
+        let mut group = Group::default();
+        group.write_64(8, 1);
+        group.write_64(16, 1);
+        group.write_64(8, 2);
+        assert_eq!(words(&group), [(16, 1), (8, 2)]);
+        let mut group = Group::default();
+        group.add_64(8, 5);
+        group.write_32(64, 7);
+        group.add_64(8, 6);
+        assert_eq!(words(&group), [(64, 7), (8, 11)], "a signal comes behind what is before it");
+    }
+
+    #[test]
+    fn changes_of_other_kinds_to_a_word_keep_their_order() {
+        let mut group = Group::default();
+        group.add_64(8, 5);
+        group.write_64(8, 1);
+        group.add_64(8, 2);
+        group.write_32(12, 3);
+        group.add_64(8, 4);
+        assert_eq!(words(&group), [(8, 5), (8, 1), (8, 2), (12, 3), (8, 4)]);
+        assert!(group.writes_to(0, 9) && group.writes_to(15, 1));
+        assert!(!group.writes_to(0, 8) && !group.writes_to(16, 100));
+    }
+}

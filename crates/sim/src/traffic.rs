@@ -1,0 +1,92 @@
+//! What kernels send to other ranks, counted.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+
+use cuda_std::arch::Access;
+
+use crate::memory::{Memory, Owner};
+
+/// What the kernels of a rank have sent to another one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Traffic {
+    /// Stores to its memory, and atomic updates. A bulk copy counts as stores of 16 bytes.
+    pub stores: u64,
+    /// The bytes of these.
+    pub stored_bytes: u64,
+    /// Operations of the network with data or a signal for it.
+    pub puts: u64,
+    /// The bytes of their data.
+    pub put_bytes: u64,
+}
+
+/// Counts what kernels send, while it is on.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    is_on: Cell<bool>,
+    pairs: RefCell<BTreeMap<(usize, usize), Traffic>>,
+}
+
+impl Counters {
+    /// Counts from 0 from now on.
+    pub(crate) fn begin(&self) {
+        self.is_on.set(true);
+        self.pairs.borrow_mut().clear();
+    }
+
+    /// What each rank has sent to each other one to which it has sent anything.
+    pub(crate) fn all(&self) -> BTreeMap<(usize, usize), Traffic> {
+        self.pairs.borrow().clone()
+    }
+
+    /// Counts an access of a kernel of `gpu` to global memory, if it sends anything.
+    #[inline(always)]
+    pub(crate) fn access(
+        &self,
+        memory: &Memory,
+        gpu: usize,
+        (address, bytes): (usize, usize),
+        access: Access,
+    ) {
+        if self.is_on.get() {
+            self.store(memory, gpu, (address, bytes), access);
+        }
+    }
+
+    #[cold]
+    fn store(&self, memory: &Memory, gpu: usize, (address, bytes): (usize, usize), access: Access) {
+        let (Access::Write | Access::AtomicWrite(..) | Access::AtomicRmw(..)) = access else {
+            return;
+        };
+        let rank = match memory.owner_at(address) {
+            Some((
+                Owner::Window { rank, .. }
+                | Owner::Resources { rank, .. }
+                | Owner::Buffer { rank, .. },
+                _,
+            )) => rank,
+            Some((Owner::Pinned, _)) | None => return,
+        };
+        self.add((gpu, rank), |traffic| {
+            traffic.stores += 1;
+            traffic.stored_bytes += bytes as u64;
+        });
+    }
+
+    /// Counts an operation of the network with so many bytes.
+    pub(crate) fn put(&self, gpu: usize, rank: usize, bytes: usize) {
+        if self.is_on.get() {
+            self.add((gpu, rank), |traffic| {
+                traffic.puts += 1;
+                traffic.put_bytes += bytes as u64;
+            });
+        }
+    }
+
+    fn add(&self, pair: (usize, usize), to: impl FnOnce(&mut Traffic)) {
+        if pair.0 != pair.1 {
+            to(self.pairs.borrow_mut().entry(pair).or_default());
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! The number of ranks: a constant of a kernel, or [`ANY_RANKS`].
+
+use cuda_std::hint;
+use nccl_device::{ANY_RANKS, DevComm};
+
+/// The most ranks: each has a bit of a word.
+pub const RANKS: usize = 64;
+
+/// Some of the ranks: a bit for each.
+#[derive(Clone, Copy)]
+pub(super) struct Ranks(pub(super) u64);
+
+impl Ranks {
+    /// Whether a rank is among them.
+    #[inline(always)]
+    pub(super) fn contains(self, rank: usize) -> bool {
+        self.0 >> rank & 1 == 1
+    }
+
+    /// Those that are not among others.
+    #[inline(always)]
+    pub(super) fn without(self, others: Self) -> Self {
+        Self(self.0 & !others.0)
+    }
+}
+
+/// Calls a method with the number of ranks and the vectors of each lane as constants. Numbers of
+/// ranks that have no code of their own are [`ANY_RANKS`].
+macro_rules! with_ranks {
+    ($comm:ident, $lane_vectors:ident, $of:ident.$method:ident($($argument:expr),*)) => {{
+        const ANY: usize = nccl_device::ANY_RANKS;
+        match $comm.lsa_team().n_ranks {
+            2 => $of.$method::<2, { $lane_vectors(2) }>($($argument),*),
+            4 => $of.$method::<4, { $lane_vectors(4) }>($($argument),*),
+            8 => $of.$method::<8, { $lane_vectors(8) }>($($argument),*),
+            _ => $of.$method::<ANY, { $lane_vectors(ANY) }>($($argument),*),
+        }
+    }};
+}
+pub(super) use with_ranks;
+
+/// The number of ranks.
+#[inline(always)]
+pub(super) fn ranks<const N: usize>(comm: &DevComm) -> usize {
+    if N == ANY_RANKS { comm.lsa_team().n_ranks as usize } else { N }
+}
+
+/// The number of ranks, for a loop that is not unrolled for many, whose addresses would take
+/// registers.
+#[inline(always)]
+pub(super) fn rolled<const N: usize>(comm: &DevComm) -> usize {
+    let ranks = ranks::<N>(comm);
+    if N > 2 { hint::opaque_usize(ranks) } else { ranks }
+}

@@ -1,0 +1,163 @@
+//! What the rows of tokens are on their way: 16-bit floats as they are, or 8-bit floats with
+//! scales.
+
+use cuda_std::mem;
+use cuda_std::prelude::*;
+use cuda_std::vector::Accumulate;
+use devcomm_types::F8E4M3;
+use half::bf16;
+
+/// Elements that share a scale, as neighbouring vectors of 8-bit floats of [`SCALED_LANES`] lanes.
+pub const SCALED: usize = 128;
+
+/// Lanes whose vectors share a scale.
+const SCALED_LANES: u32 = 8;
+
+/// The greatest finite [`F8E4M3`] is 448, `1.75 * 2^8`.
+const LARGEST_EXPONENT: u32 = 8;
+/// What is added to the bits of an `f32` so that its exponent becomes greater if the number is more
+/// than 1.75 times a power of two.
+const ROUND_UP: u32 = 0x1f_ffff;
+/// Bits of the fraction of an `f32`.
+const FRACTION: u32 = 23;
+
+/// The form of rows on their way. A vector of 16 bytes of a row is made from a lane's
+/// [`Loaded`](Self::Loaded) part of the input.
+pub(super) trait Rows {
+    /// Whether a scale goes with each [`SCALED`] elements.
+    const HAS_SCALES: bool;
+    /// What a vector is made from.
+    type Loaded: Copy;
+    /// That of a vector behind the end of a row.
+    const NOTHING: Self::Loaded;
+
+    /// Loads what a vector is made from, by the vector's index among those of all rows.
+    ///
+    /// # Safety
+    ///
+    /// The input has it.
+    unsafe fn load(input: *const bf16, at: usize) -> Self::Loaded;
+
+    /// The vector, and the bits of its scale if there are scales.
+    ///
+    /// # Safety
+    ///
+    /// All lanes of a warp call this together, with the vectors of a row that follow each other, of
+    /// which the first one is a multiple of 32.
+    unsafe fn vector(loaded: Self::Loaded) -> (Vec16<u32>, u32);
+}
+
+/// Rows as they are.
+pub(super) struct AsTheyAre;
+
+impl Rows for AsTheyAre {
+    const HAS_SCALES: bool = false;
+    type Loaded = Vec16<bf16>;
+    const NOTHING: Self::Loaded = Vec16::from_bits([0; 4]);
+
+    #[inline(always)]
+    #[track_caller]
+    unsafe fn load(input: *const bf16, at: usize) -> Self::Loaded {
+        // SAFETY: the caller's contract.
+        unsafe { mem::load_vec(input.wrapping_add(8 * at)) }
+    }
+
+    #[inline(always)]
+    unsafe fn vector(loaded: Self::Loaded) -> (Vec16<u32>, u32) {
+        (Vec16::from_bits(loaded.to_bits()), 0)
+    }
+}
+
+/// Rows of [`F8E4M3`].
+///
+/// The scale of [`SCALED`] elements is the least power of two, at least `2^-126`, times which 448
+/// is no less than each of them. So an element divided by it is exact, and all rounding is that to
+/// [`F8E4M3`]: to nearest, ties to even. Infinities become 448 times the scale; NaN stays, and does
+/// not count for the scale.
+pub(super) struct Scaled;
+
+impl Rows for Scaled {
+    const HAS_SCALES: bool = true;
+    type Loaded = [Vec16<bf16>; 2];
+    const NOTHING: Self::Loaded = [Vec16::from_bits([0; 4]); 2];
+
+    #[inline(always)]
+    #[track_caller]
+    unsafe fn load(input: *const bf16, at: usize) -> Self::Loaded {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let from = input.wrapping_add(16 * at);
+            [mem::load_vec(from), mem::load_vec(from.wrapping_add(8))]
+        }
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    unsafe fn vector(loaded: Self::Loaded) -> (Vec16<u32>, u32) {
+        let [low, high] = loaded.map(bf16::widen);
+        let (mut largest, mut i) = (0_f32, 0);
+        while i < 8 {
+            largest = largest.max(low[i].abs()).max(high[i].abs());
+            i += 1;
+        }
+        let mut distance = 1;
+        while distance < SCALED_LANES {
+            // SAFETY: the caller's contract.
+            largest = largest.max(unsafe { warp::shuffle_xor(largest, distance) });
+            distance *= 2;
+        }
+        let exponent = (largest.to_bits() + ROUND_UP) >> FRACTION;
+        let exponent = exponent.saturating_sub(LARGEST_EXPONENT).max(1);
+        // 1 over the scale: the exponents of both have the sum of two that are 0.
+        let inverse = f32::from_bits((2 * 127 - exponent) << FRACTION);
+        let mut wide = [0.0; 16];
+        let mut i = 0;
+        while i < 8 {
+            (wide[i], wide[8 + i]) = (low[i] * inverse, high[i] * inverse);
+            i += 1;
+        }
+        (Vec16::from_bits(F8E4M3::narrow(wide).to_bits()), exponent << FRACTION)
+    }
+}
+
+/// A lane's vectors of a part of a row on its way, and its vector of scales, if there are any.
+#[derive(Clone, Copy)]
+pub(super) struct Payload<const VECTORS: usize> {
+    pub(super) row: [Vec16<u32>; VECTORS],
+    pub(super) scales: Vec16<u32>,
+}
+
+impl<const VECTORS: usize> Payload<VECTORS> {
+    pub(super) const ZERO: Self =
+        Self { row: [Vec16::from_bits([0; 4]); VECTORS], scales: Vec16::from_bits([0; 4]) };
+
+    /// What a part is made of. Lane `i` gets the scales of the `i`-th vectors of all lanes.
+    ///
+    /// # Safety
+    ///
+    /// All lanes of a warp call this together, with a part of a row.
+    #[inline(always)]
+    pub(super) unsafe fn of<R: Rows>(row: &[R::Loaded; VECTORS]) -> Self {
+        let (mut payload, mut i) = (Self::ZERO, 0);
+        while i < VECTORS {
+            // SAFETY: the caller's contract; parts begin at multiples of a warp's vectors.
+            unsafe {
+                let (vector, scale) = R::vector(row[i]);
+                payload.row[i] = vector;
+                if R::HAS_SCALES {
+                    let scales = [
+                        warp::shuffle_idx(scale, 0),
+                        warp::shuffle_idx(scale, SCALED_LANES),
+                        warp::shuffle_idx(scale, 2 * SCALED_LANES),
+                        warp::shuffle_idx(scale, 3 * SCALED_LANES),
+                    ];
+                    if warp::lane_id() == i as u32 {
+                        payload.scales = Vec16::from_bits(scales);
+                    }
+                }
+            }
+            i += 1;
+        }
+        payload
+    }
+}

@@ -1,0 +1,121 @@
+//! Sums of rows of experts, in f32.
+
+use cuda_std::prelude::*;
+use cuda_std::{math, mem};
+use half::bf16;
+
+use super::ep_layout::{DROPPED, NONE, RETURN_WORDS};
+use super::parts::Part;
+
+/// What `ep_layout` has left of a token, a word in each lane: position and weight of each expert in
+/// this rank. All are [`NONE`] without a token.
+pub(super) type Entries = u32;
+
+const _: () = assert!(RETURN_WORDS == warp::WARP_SIZE as usize);
+
+/// A lane's vectors of a part of a row.
+pub(super) type Row<const VECTORS: usize> = [Vec16<bf16>; VECTORS];
+
+/// How many experts a token has in this rank.
+///
+/// # Safety
+///
+/// All lanes of a warp call this together.
+#[inline(always)]
+#[track_caller]
+unsafe fn len(entries: Entries) -> u32 {
+    // SAFETY: the caller's contract. Words of even lanes are positions.
+    unsafe { warp::ballot(warp::lane_id().is_multiple_of(2) && entries != NONE) }.count_ones()
+}
+
+/// Begins to bring the rows of a token's experts into the L2 cache.
+///
+/// # Safety
+///
+/// `rows` are there, and `entries` are positions of some. All lanes of a warp call this together.
+#[inline(always)]
+pub(super) unsafe fn prefetch<const VECTORS: usize>(
+    rows: *const bf16,
+    entries: Entries,
+    part: Part<VECTORS>,
+) {
+    // SAFETY: the caller's contract; positions are those of rows.
+    unsafe {
+        let (mut k, len) = (0, len(entries));
+        while k < len {
+            let row = warp::shuffle_idx(entries, 2 * k);
+            let mut i = 0;
+            while i < VECTORS && row < DROPPED {
+                if let Some(at) = part.vector_of(row as usize, i) {
+                    mem::prefetch(rows.wrapping_add(8 * at));
+                }
+                i += 1;
+            }
+            k += 1;
+        }
+    }
+}
+
+/// The sum of this rank's experts for a token; `None` if it has none here.
+///
+/// # Safety
+///
+/// `rows` are there, and `entries` are positions of some. All lanes of a warp call this together.
+#[inline(always)]
+pub(super) unsafe fn sum<const VECTORS: usize, const TOGETHER: usize>(
+    rows: *const bf16,
+    entries: Entries,
+    part: Part<VECTORS>,
+) -> Option<Row<VECTORS>> {
+    // SAFETY: the caller's contract.
+    let (mut k, len) = (0, unsafe { len(entries) });
+    if len == 0 {
+        return None;
+    }
+    let mut sums = [[0.0; 8]; VECTORS];
+    while k < len {
+        let mut at = [NONE; TOGETHER];
+        let mut loaded = [[Vec16::from_bits([0; 4]); VECTORS]; TOGETHER];
+        let mut entry = 0;
+        while entry < TOGETHER {
+            // SAFETY: the caller's contract.
+            unsafe {
+                at[entry] = warp::shuffle_idx(entries, 2 * (k + entry as u32));
+                if at[entry] < DROPPED {
+                    loaded[entry] = part.load(rows, at[entry] as usize);
+                }
+            }
+            entry += 1;
+        }
+        let mut entry = 0;
+        while entry < TOGETHER {
+            // SAFETY: the caller's contract.
+            let weight = unsafe { warp::shuffle_idx(entries, 2 * (k + entry as u32) + 1) };
+            if at[entry] < DROPPED {
+                add(&mut sums, &loaded[entry], f32::from_bits(weight));
+            }
+            entry += 1;
+        }
+        k += TOGETHER as u32;
+    }
+    Some(sums.map(bf16::narrow))
+}
+
+/// Adds a row times a weight.
+#[inline(always)]
+pub(super) fn add<const VECTORS: usize>(
+    sums: &mut [[f32; 8]; VECTORS],
+    row: &Row<VECTORS>,
+    weight: f32,
+) {
+    let mut i = 0;
+    while i < VECTORS {
+        let wide = bf16::widen(row[i]);
+        let mut lane = 0;
+        while lane < 8 {
+            sums[i][lane] = math::fma(weight, wide[lane], sums[i][lane]);
+            lane += 1;
+        }
+        i += 1;
+    }
+}

@@ -1,0 +1,69 @@
+//! The product of groups of rows, each with a B of its own: the experts of a layer.
+//!
+//! Where the groups are, is read on the GPU. A group begins at any row, and its tiles with it; rows
+//! that are in no group are neither read to any effect nor written. Every block counts the tiles of
+//! all groups for itself, before the first one; groups without rows have none.
+
+use cuda_std::grid;
+use cuda_std::prelude::*;
+use devcomm_types::{GridConstant, TensorMap};
+
+use super::epilogue::Fused;
+use super::follow::{Beside, Follow};
+use super::gemm_wgmma::{GemmFactor, Output, multiply, run};
+use super::groups::{GroupTiles, Groups};
+use super::order::Order;
+
+/// `C = A x B^T` for each group of rows of A and C, with an epilogue, for Hopper. B has `n x k`
+/// elements for each group, one behind the other. The epilogue's bias is that of all groups.
+///
+/// The maps, the grid and the block are as for [`gemm_wgmma`](super::gemm_wgmma::gemm_wgmma()), B's
+/// map with the rows of all groups; C's is used if `n` is a multiple of 8, and its address for what
+/// is left. May be a dependent launch.
+///
+/// # Safety
+///
+/// A, B and C have `m x k`, `groups.count x n x k` and `m x n` elements, and `groups` has arrays of
+/// `groups.count`, which is not 0. No row is in two groups. Rows of groups behind row `m` are left
+/// out. No other kernel writes A, B, the groups or what the epilogue reads, or accesses C, but
+/// those before a dependent launch.
+#[kernel(arch = "sm_90a", max_threads = 384, cluster = 2, T = [bf16, f16])]
+pub unsafe fn gemm_grouped<T: GemmFactor>(
+    a: GridConstant<TensorMap>,
+    b: GridConstant<TensorMap>,
+    c: GridConstant<TensorMap>,
+    address: *mut <T as GemmFactor>::Output,
+    groups: Groups,
+    m: u32,
+    n: u32,
+    k: u32,
+    epilogue: Fused<<T as GemmFactor>::Output>,
+) {
+    let grouped = Grouped { groups, m, n };
+    let multiply = |shared, order| {
+        let c = Output { map: &c, by_map: n.is_multiple_of(8), address, m, n };
+        // SAFETY: the kernel's contract.
+        unsafe { multiply::<T, _, _>(c, shared, order, k, epilogue, &grouped) }
+    };
+    // SAFETY: the kernel's contract.
+    unsafe { run::<T>([&a, &b], [m, n, k], [false; 2], multiply, &grouped) }
+}
+
+/// The order of the tiles.
+struct Grouped {
+    groups: Groups,
+    m: u32,
+    n: u32,
+}
+
+impl Follow for Grouped {
+    const BESIDE: Beside = Beside::Nothing;
+    const GROUPS: bool = true;
+
+    #[inline(always)]
+    fn order(&self, _rows: u32, columns: u32) -> Order {
+        grid::wait_for_previous();
+        // SAFETY: the kernel's contract; all threads of the block call this, once.
+        Order::groups(unsafe { GroupTiles::new(self.groups, [self.m, self.n], columns) })
+    }
+}

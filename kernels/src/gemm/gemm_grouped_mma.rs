@@ -1,0 +1,47 @@
+//! The product of groups of rows, each with a B of its own, on every GPU since Ampere, for rows at
+//! any addresses: by the tiles of [`gemm_mma`](super::gemm_mma).
+
+use cuda_std::convert::Float;
+use cuda_std::mma::Factor;
+use cuda_std::prelude::*;
+
+use super::epilogue::Fused;
+use super::gemm_mma::{self, Factors, TILE};
+use super::groups::{GroupTiles, Groups};
+use super::order::Position;
+
+/// As [`gemm_grouped`](super::gemm_grouped::gemm_grouped()), with the grid and the block of
+/// [`gemm_mma`](super::gemm_mma::gemm_mma()). Not for a dependent launch.
+///
+/// # Safety
+///
+/// As there.
+#[kernel(T = [f16, bf16], arch = "sm_80", max_threads = 128)]
+pub unsafe fn gemm_grouped_mma<T: Factor + Float>(
+    a: *const T,
+    b: *const T,
+    c: *mut T,
+    groups: Groups,
+    m: u32,
+    n: u32,
+    k: u32,
+    epilogue: Fused<T>,
+) {
+    const PLAIN: [bool; 2] = [false; 2];
+    let alignment = Factors { a, b, m, n, k }.row_alignment(PLAIN);
+    let columns = n.div_ceil(TILE);
+    // SAFETY: the kernel's contract; all threads of the block are here.
+    unsafe {
+        let tiles = GroupTiles::<TILE, { gemm_mma::GROUP }>::new(groups, [m, n], columns);
+        let (rows, columns) = tiles.extent();
+        let mut tile = thread::block_idx_x();
+        while tile < rows * columns {
+            let Position { row, column, group } = tiles.position(tile);
+            let b = b.wrapping_add(group.of_b as usize * k as usize);
+            let factors = Factors { a, b, m: group.end, n, k };
+            let origin = (group.first + row * TILE, column * TILE);
+            factors.tile(c, origin, alignment, PLAIN, epilogue);
+            tile += thread::grid_dim_x();
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! Groups of rows of a product, each with a B of its own, and the order of their tiles.
+
+use cuda_std::prelude::*;
+use cuda_std::tile::TileOrder;
+
+use super::order::{Group, Position};
+
+/// Parts of the groups before which the rows of tiles are counted: as many as there is room for in
+/// shared memory beside the pipeline of [`gemm_grouped`](super::gemm_grouped).
+const PARTS: u32 = 256;
+
+/// The most warps of a block.
+const WARPS: usize = 12;
+
+/// The rows of A and C in groups, as [`ep_layout`](crate::ep_layout) leaves them.
+#[repr(C)]
+#[derive(Clone, Copy, KernelParam)]
+pub struct Groups {
+    /// How many there are.
+    pub count: u32,
+    /// The first row of each.
+    pub offsets: *const u32,
+    /// How many rows each has.
+    pub sizes: *const u32,
+}
+
+impl Groups {
+    /// The first row of a group, and the end of its rows, of `m` rows.
+    ///
+    /// # Safety
+    ///
+    /// The group is one, and nothing writes the offsets and sizes.
+    #[inline(always)]
+    unsafe fn rows(&self, group: u32, m: u32) -> (u32, u32) {
+        // SAFETY: the caller's contract.
+        let (first, size) = unsafe {
+            let first = mem::load(self.offsets.wrapping_add(group as usize));
+            (first.min(m), mem::load(self.sizes.wrapping_add(group as usize)))
+        };
+        (first, first + size.min(m - first))
+    }
+}
+
+/// The tiles of groups, of `HEIGHT` rows, one group behind the other; those of a group in the order
+/// of [`TileOrder<GROUP>`].
+#[derive(Clone, Copy)]
+pub(super) struct GroupTiles<const HEIGHT: u32, const GROUP: u32> {
+    groups: Groups,
+    /// Rows of A and C, and columns of C.
+    m: u32,
+    n: u32,
+    /// Rows and columns of tiles.
+    rows: u32,
+    columns: u32,
+}
+
+impl<const HEIGHT: u32, const GROUP: u32> GroupTiles<HEIGHT, GROUP> {
+    /// Of groups of `m` rows of A and C, for C of `n` columns, which are as many `columns` of
+    /// tiles. Groups end at row `m` at the latest.
+    ///
+    /// # Safety
+    ///
+    /// There is a group, its arrays have elements for each, and nothing writes them any more. All
+    /// threads of the block call this, once.
+    #[inline(always)]
+    pub(super) unsafe fn new(groups: Groups, [m, n]: [u32; 2], columns: u32) -> Self {
+        let this = Self { groups, m, n, rows: 0, columns };
+        // SAFETY: the caller's contract.
+        Self { rows: unsafe { this.count_rows() }, ..this }
+    }
+
+    /// In shared memory: how many rows of tiles come before each part of the groups.
+    #[inline(always)]
+    fn before() -> *mut u32 {
+        shared_array![u32; PARTS as usize]
+    }
+
+    /// The groups of a part.
+    #[inline(always)]
+    fn each(&self) -> u32 {
+        self.groups.count.div_ceil(PARTS)
+    }
+
+    /// Counts the rows of tiles before each part, and all of them.
+    ///
+    /// # Safety
+    ///
+    /// As [`new`](Self::new).
+    #[inline(always)]
+    unsafe fn count_rows(&self) -> u32 {
+        let (thread, lane) = (thread::thread_idx_x(), warp::lane_id());
+        let warps = thread::block_dim_x() / warp::WARP_SIZE;
+        let sums = shared_array![u32; WARPS];
+        let (before, each) = (Self::before(), self.each());
+        let parts = PARTS.div_ceil(thread::block_dim_x());
+        // SAFETY: the caller's contract; there are as many words.
+        unsafe {
+            let mut own = 0;
+            let mut part = 0;
+            while part < parts {
+                own += self.rows_of_part(thread * parts + part, each);
+                part += 1;
+            }
+            let mut sum = own;
+            let mut distance = 1;
+            while distance < warp::WARP_SIZE {
+                let lower = warp::shuffle_up(sum, distance);
+                sum += if lane >= distance { lower } else { 0 };
+                distance *= 2;
+            }
+            if lane == warp::WARP_SIZE - 1 {
+                mem::store(sums.wrapping_add(warp::warp_id() as usize), sum);
+            }
+            thread::sync_threads();
+            let (mut at, mut all, mut warp) = (sum - own, 0, 0);
+            while warp < warps {
+                let of_warp = mem::load(sums.wrapping_add(warp as usize));
+                at += if warp < warp::warp_id() { of_warp } else { 0 };
+                all += of_warp;
+                warp += 1;
+            }
+            part = 0;
+            while part < parts {
+                let index = thread * parts + part;
+                if index < PARTS {
+                    mem::store(before.wrapping_add(index as usize), at);
+                }
+                at += self.rows_of_part(index, each);
+                part += 1;
+            }
+            thread::sync_threads();
+            all
+        }
+    }
+
+    /// The rows of tiles of a part, which may have no groups.
+    ///
+    /// # Safety
+    ///
+    /// As [`new`](Self::new).
+    #[inline(always)]
+    unsafe fn rows_of_part(&self, part: u32, each: u32) -> u32 {
+        let (mut rows, mut group) = (0, part * each);
+        let end = (group + each).min(self.groups.count);
+        while group < end {
+            // SAFETY: the caller's contract.
+            let (first, end) = unsafe { self.groups.rows(group, self.m) };
+            rows += (end - first).div_ceil(HEIGHT);
+            group += 1;
+        }
+        rows
+    }
+
+    /// All rows and columns of tiles.
+    #[inline(always)]
+    pub(super) fn extent(&self) -> (u32, u32) {
+        (self.rows, self.columns)
+    }
+
+    /// The position of a tile, whose number is below the product of the rows and columns.
+    ///
+    /// # Safety
+    ///
+    /// As [`new`](Self::new), but any threads may call it.
+    #[inline(always)]
+    pub(super) unsafe fn position(&self, number: u32) -> Position {
+        let row = number / self.columns.max(1);
+        // The last part with no more rows before it: behind it are empty ones only, or later ones.
+        let (mut part, mut distance) = (0, PARTS / 2);
+        // SAFETY: the caller's contract; the part is one, and so is the group.
+        unsafe {
+            while distance > 0 {
+                let before = Self::before().wrapping_add((part + distance) as usize);
+                part += if mem::load(before) <= row { distance } else { 0 };
+                distance /= 2;
+            }
+            let mut before = mem::load(Self::before().wrapping_add(part as usize));
+            let mut group = part * self.each();
+            loop {
+                let (first, end) = self.groups.rows(group, self.m);
+                let rows = (end - first).div_ceil(HEIGHT);
+                if row - before < rows {
+                    let order = TileOrder::<GROUP> { rows, columns: self.columns };
+                    let (row, column) = order.position(number - before * self.columns);
+                    let group = Group { first, end, of_b: group * self.n };
+                    return Position { row, column, group };
+                }
+                before += rows;
+                group += 1;
+            }
+        }
+    }
+}

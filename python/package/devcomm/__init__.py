@@ -1,0 +1,56 @@
+"""GPU communication by devcomm's kernels, on torch tensors.
+
+    world = devcomm.World.simulated(4)          # or from_env(), under torchrun
+    world.run(lambda rank: devcomm.Collectives(rank.communicator()).all_reduce(x))
+
+In a process that uses torch.distributed, `Communicator.from_torch()` takes its communicator.
+"""
+
+import atexit
+
+from devcomm._devcomm import (
+    Collectives,
+    Communicator,
+    DevComm,
+    Gemm,
+    GemmAllReduce,
+    KernelSet,
+    Rank,
+    Window,
+    World,
+    _forget,
+    load_nccl,
+)
+from devcomm.errors import (
+    DevCommError,
+    DriverError,
+    Error,
+    InvalidInput,
+    LaunchError,
+    NcclError,
+    StateError,
+    WorldError,
+)
+
+__all__ = [
+    "Collectives",
+    "Communicator",
+    "DevComm",
+    "DevCommError",
+    "DriverError",
+    "Error",
+    "Gemm",
+    "GemmAllReduce",
+    "InvalidInput",
+    "KernelSet",
+    "LaunchError",
+    "NcclError",
+    "Rank",
+    "StateError",
+    "Window",
+    "World",
+    "WorldError",
+    "load_nccl",
+]
+
+atexit.register(_forget)

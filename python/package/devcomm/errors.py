@@ -1,0 +1,33 @@
+"""The exceptions of devcomm. Each message says what failed, where, and what to do."""
+
+
+class Error(RuntimeError):
+    """The base of all of them."""
+
+
+class DriverError(Error):
+    """The CUDA driver or its GPUs; also a call that simulated GPUs do not have."""
+
+
+class NcclError(Error):
+    """NCCL: its library, its version, its calls."""
+
+
+class LaunchError(Error):
+    """Kernels: loading, launching and aborting them."""
+
+
+class DevCommError(Error):
+    """Device communicators and windows."""
+
+
+class WorldError(Error):
+    """The world: its environment variables, its rendezvous, its ranks."""
+
+
+class StateError(Error):
+    """An object is in a state that does not allow the call, such as closed."""
+
+
+class InvalidInput(Error, ValueError):
+    """An argument is invalid."""

@@ -1,0 +1,238 @@
+//! Communicators: of a world, or another library's.
+
+use std::cell::RefCell;
+use std::ffi::c_void;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::time::Duration;
+
+use devcomm::{
+    Communicator, Context, DevCommRequirements, DevCommResource, GinConnectionType, Library,
+    OLDEST_VERSION,
+};
+use pyo3::prelude::*;
+use pyo3::types::PyType;
+
+use crate::array::type_of;
+use crate::errors::{exception, invalid};
+use crate::own::{Own, detached};
+use crate::store::Store;
+use crate::stream::Gpu;
+use crate::window::{PyWindow, Win};
+
+/// A communicator, its GPU, and its windows.
+pub struct Comm {
+    pub communicator: Communicator,
+    pub gpu: Rc<Gpu>,
+    windows: RefCell<Vec<Weak<Win>>>,
+}
+
+impl Comm {
+    pub fn new(communicator: Communicator, gpu: Rc<Gpu>) -> Rc<Self> {
+        Rc::new(Self { communicator, gpu, windows: RefCell::default() })
+    }
+
+    /// The windows that Python has.
+    pub fn windows(&self) -> Vec<Rc<Win>> {
+        self.windows.borrow_mut().retain(|window| window.strong_count() > 0);
+        self.windows.borrow().iter().filter_map(Weak::upgrade).collect()
+    }
+
+    pub fn add_window(&self, window: &Rc<Win>) {
+        self.windows.borrow_mut().push(Rc::downgrade(window));
+    }
+}
+
+/// Ranks that communicate, one GPU each.
+///
+/// `rank.communicator()` makes one in a world; `from_torch` and `from_nccl` use another library's.
+#[pyclass(name = "Communicator", module = "devcomm", frozen)]
+pub struct PyCommunicator {
+    own: Own<Rc<Comm>>,
+    /// This rank.
+    #[pyo3(get)]
+    rank: usize,
+    /// The number of ranks.
+    #[pyo3(get)]
+    n_ranks: usize,
+    /// The ordinal of this rank's GPU.
+    #[pyo3(get)]
+    device: usize,
+    /// Whether the GPU is simulated.
+    #[pyo3(get)]
+    is_simulated: bool,
+}
+
+impl PyCommunicator {
+    pub fn new(comm: Rc<Comm>) -> Self {
+        let (rank, n_ranks) = (comm.communicator.rank(), comm.communicator.n_ranks());
+        let (device, is_simulated) = (comm.gpu.context.ordinal(), comm.gpu.simulated);
+        Self { own: Own::new(comm), rank, n_ranks, device, is_simulated }
+    }
+
+    pub fn get(&self) -> PyResult<Rc<Comm>> {
+        Ok(Rc::clone(&*self.own.get()?))
+    }
+}
+
+#[pymethods]
+impl PyCommunicator {
+    /// Torch's NCCL communicator of a process group, on torch's current device. Collective.
+    ///
+    /// group: a process group with the backend nccl; None: the default group.
+    /// store: a torch.distributed.Store by which the ranks exchange requirements and notice a lost
+    ///     rank; None: the default group's. deadline: the seconds after which a silent rank counts
+    ///     as lost; None: never.
+    ///
+    /// Torch goes on to own the communicator, which must outlive what is made of it here: close
+    /// that before destroy_process_group, or leave it to the end of the process. The process needs
+    /// an NCCL that devcomm's kernels were built for: see devcomm.load_nccl.
+    #[classmethod]
+    #[pyo3(signature = (group=None, *, store=None, deadline=Some(600.0)))]
+    fn from_torch(
+        class: &Bound<'_, PyType>,
+        group: Option<Bound<'_, PyAny>>,
+        store: Option<Bound<'_, PyAny>>,
+        deadline: Option<f64>,
+    ) -> PyResult<Self> {
+        let py = class.py();
+        let parts = py.import("devcomm._torch")?.call_method1("parts", (group, store))?;
+        let (address, device, store): (usize, usize, Bound<'_, PyAny>) = parts.extract()?;
+        Self::from_nccl(class, address, device, Some(store), deadline)
+    }
+
+    /// The communicator at an address (ncclComm_t), on the GPU with this ordinal. Collective if
+    /// there is a store, which has set, get, check and delete_key as torch.distributed.Store does.
+    #[classmethod]
+    #[pyo3(signature = (address, device, *, store=None, deadline=Some(600.0)))]
+    fn from_nccl(
+        class: &Bound<'_, PyType>,
+        address: usize,
+        device: usize,
+        store: Option<Bound<'_, PyAny>>,
+        deadline: Option<f64>,
+    ) -> PyResult<Self> {
+        let deadline = deadline.map(Duration::try_from_secs_f64).transpose();
+        let deadline = deadline.map_err(|error| invalid(format!("deadline: {error}")))?;
+        let store = store.map(|store| Arc::new(Store::new(store)));
+        let make = || {
+            let library = Library::open_at_least(None, OLDEST_VERSION)?;
+            let context = Context::new(device)?;
+            let raw = address as *mut c_void;
+            // SAFETY: the caller's promise: a live communicator of this NCCL, which nothing else
+            // uses during calls.
+            let communicator = unsafe {
+                match store {
+                    Some(store) => {
+                        Communicator::from_raw_with(&library, &context, raw, store, deadline)?
+                    }
+                    None => Communicator::from_raw(&library, &context, raw)?,
+                }
+            };
+            let gpu = Rc::new(Gpu::new(&context, false)?);
+            Ok(Comm::new(communicator, gpu))
+        };
+        detached(class.py(), make).map(Self::new).map_err(exception)
+    }
+
+    /// Memory of `length` elements on each rank, zeroed, that all ranks' kernels access.
+    /// Collective.
+    ///
+    /// dtype: of torch or numpy, or a name such as "float32" or "bf16".
+    fn window(&self, length: usize, dtype: &Bound<'_, PyAny>) -> PyResult<PyWindow> {
+        let (comm, data_type) = (self.get()?, type_of(dtype, "a window")?);
+        let window = detached(dtype.py(), || Win::new(&comm, length, data_type));
+        window.map(PyWindow::new).map_err(exception)
+    }
+
+    /// A device communicator, with which kernels synchronise and communicate. Collective, with the
+    /// same numbers on every rank.
+    ///
+    /// lsa_barriers: barriers between ranks that load and store reaches, at least one for each
+    ///     block. barriers, world_gin_barriers, rail_gin_barriers: barriers that also go over the
+    ///     network. gin_signals, gin_counters: numbers of these. gin_connection: "none", "full" or
+    ///     "rail".
+    #[pyo3(signature = (
+        *, lsa_barriers=0, barriers=0, world_gin_barriers=0, rail_gin_barriers=0, gin_signals=0,
+        gin_counters=0, gin_connection="none"
+    ))]
+    #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
+    fn dev_comm(
+        &self,
+        py: Python<'_>,
+        lsa_barriers: u32,
+        barriers: u32,
+        world_gin_barriers: u32,
+        rail_gin_barriers: u32,
+        gin_signals: u32,
+        gin_counters: u32,
+        gin_connection: &str,
+    ) -> PyResult<PyDevComm> {
+        let connection = match gin_connection {
+            "none" => GinConnectionType::None,
+            "full" => GinConnectionType::Full,
+            "rail" => GinConnectionType::Rail,
+            other => {
+                return Err(invalid(format!(
+                    "gin_connection={other:?}: expected \"none\", \"full\" or \"rail\""
+                )));
+            }
+        };
+        let requirements = DevCommRequirements::new()
+            .lsa_barriers(lsa_barriers)
+            .barriers(barriers)
+            .world_gin_barriers(world_gin_barriers)
+            .rail_gin_barriers(rail_gin_barriers)
+            .gin_signals(gin_signals)
+            .gin_counters(gin_counters)
+            .gin_connection(connection);
+        let comm = self.get()?;
+        let made = detached(py, || comm.communicator.create_dev_comm(requirements));
+        Ok(PyDevComm { own: Own::new(made.map_err(exception)?) })
+    }
+
+    /// Waits until every rank has called this, and not for the GPUs. Collective.
+    fn barrier(&self, py: Python<'_>) -> PyResult<()> {
+        let comm = self.get()?;
+        detached(py, || comm.communicator.barrier()).map_err(exception)
+    }
+
+    /// Waits until the work on a stream is done; None: torch's current stream, or devcomm's own.
+    #[pyo3(signature = (stream=None))]
+    fn synchronize(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        self.get()?.gpu.synchronize(py, stream)
+    }
+
+    /// Drops the communicator; what was made from it goes on as long as it is used.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        self.own.close(py)
+    }
+
+    fn __repr__(&self) -> String {
+        let Self { rank, n_ranks, device, is_simulated, .. } = self;
+        let simulated = if *is_simulated { "simulated " } else { "" };
+        format!("Communicator(rank {rank} of {n_ranks}, {simulated}GPU {device})")
+    }
+}
+
+/// A device communicator: an argument for kernels' parameters of the type DevComm.
+#[pyclass(name = "DevComm", module = "devcomm", frozen)]
+pub struct PyDevComm {
+    own: Own<DevCommResource>,
+}
+
+impl PyDevComm {
+    pub fn get(&self) -> PyResult<Rc<DevCommResource>> {
+        self.own.get()
+    }
+}
+
+#[pymethods]
+impl PyDevComm {
+    /// Ends it. No kernel uses it any more.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let resource = self.own.get()?;
+        detached(py, || resource.close()).map_err(exception)?;
+        self.own.close(py)
+    }
+}

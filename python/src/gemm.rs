@@ -1,0 +1,218 @@
+//! Matrix products on arrays of Python: alone, and fused with an all-reduce.
+
+use std::rc::Rc;
+
+use devcomm::{DataType, Gemm, GemmAllReduce, GemmElement, Result, Stream, Window};
+use half::{bf16, f16};
+use pyo3::prelude::*;
+
+use crate::array::{Array, Place};
+use crate::communicator::{Comm, PyCommunicator};
+use crate::errors::{exception, invalid};
+use crate::operand::{Operand, Use};
+use crate::own::{Own, detached};
+
+/// The shape `[m, n, k]` of a product of A, `m x k`, and B, `n x k`, and that of C if it has two
+/// dimensions.
+fn shape_of(a: &Array, b: &Array, c: &Array) -> PyResult<[usize; 3]> {
+    let (&[m, k], &[n, terms]) = (&a.shape[..], &b.shape[..]) else {
+        let (a, b) = (&a.shape, &b.shape);
+        return Err(invalid(format!("a of shape {a:?} and b of {b:?}, expected (m, k), (n, k)")));
+    };
+    let fits = match &c.shape[..] {
+        [rows, columns] => [*rows, *columns] == [m, n],
+        _ => c.len >= m * n,
+    };
+    if terms != k || !fits {
+        let (a, b, c) = (&a.shape, &b.shape, &c.shape);
+        return Err(invalid(format!(
+            "a of shape {a:?}, b of {b:?}, c of {c:?}: expected (m, k), (n, k) and (m, n)"
+        )));
+    }
+    Ok([m, n, k])
+}
+
+/// Enqueues `work` to `own`, as if to `asked`: behind what is there, and before what follows. If
+/// `asked` is captured, so is the work.
+fn fork(asked: &Stream, own: &Stream, work: impl FnOnce() -> Result<()>) -> Result<()> {
+    if asked.as_raw() == own.as_raw() {
+        return work();
+    }
+    let order = |first: &Stream, second: &Stream| {
+        let event = own.context().event_without_timing()?;
+        first.record(&event)?;
+        second.wait_event(&event)
+    };
+    order(asked, own)?;
+    work()?;
+    order(own, asked)
+}
+
+struct Fused {
+    comm: Rc<Comm>,
+    stream: Stream,
+    gemm: GemmAllReduce,
+}
+
+/// The product `c = sum over the ranks of a @ b.T` in bfloat16, by one kernel that communicates
+/// while it multiplies where that is faster. Collective, with the same m and n on every rank.
+///
+/// m, n: the largest product's rows and columns. stream: the one that runs the products; those
+/// that are enqueued to another one are ordered with its work by events. None: torch's current one,
+/// or devcomm's own if that is the default stream.
+#[pyclass(name = "GemmAllReduce", module = "devcomm", frozen)]
+pub struct PyGemmAllReduce {
+    own: Own<Fused>,
+}
+
+#[pymethods]
+impl PyGemmAllReduce {
+    #[new]
+    #[pyo3(signature = (communicator, m, n, *, stream=None))]
+    fn new(
+        py: Python<'_>,
+        communicator: &PyCommunicator,
+        m: usize,
+        n: usize,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
+        let comm = communicator.get()?;
+        let stream = comm.gpu.capturable(stream, py)?;
+        let gemm = detached(py, || GemmAllReduce::new(&comm.communicator, &stream, m, n));
+        Ok(Self { own: Own::new(Fused { gemm: gemm.map_err(exception)?, comm, stream }) })
+    }
+
+    /// Enqueues a product: a of shape (m, k), b of (n, k), this rank's part of the k terms, and c a
+    /// window, or a tensor at the beginning of one, of (m, n). Every rank passes the same window. k
+    /// is a multiple of 8.
+    ///
+    /// In a captured graph, a, b, c and this object must last as long as the graph.
+    #[pyo3(signature = (a, b, c, *, stream=None))]
+    fn __call__(
+        &self,
+        a: &Bound<'_, PyAny>,
+        b: &Bound<'_, PyAny>,
+        c: &Bound<'_, PyAny>,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let (py, inner) = (a.py(), self.own.get()?);
+        let Fused { comm, stream: own, gemm } = &*inner;
+        let [a, b, c] = arrays(comm, [(a, "a"), (b, "b"), (c, "c")])?;
+        for (array, name) in [(&a, "a"), (&b, "b"), (&c, "c")] {
+            array.require_type(DataType::Bfloat16, name)?;
+        }
+        let shape = shape_of(&a, &b, &c)?;
+        let asked = comm.gpu.stream(stream, py)?;
+        let window = match &c.place {
+            Place::Window(window) => Some(Rc::clone(window)),
+            Place::Gpu(_) => comm.windows().into_iter().find(|one| one.address() == c.address),
+            _ => None,
+        };
+        let window = window.ok_or_else(|| invalid("c is at the beginning of no window"))?;
+        let work = || {
+            let c: &Window<bf16> = window.typed()?;
+            fork(&asked, own, || {
+                let a = Operand::<bf16>::new(comm, &a, Use::Read, own)?;
+                let b = Operand::<bf16>::new(comm, &b, Use::Read, own)?;
+                // SAFETY: the caller of Python keeps what a graph uses; the streams are ordered.
+                unsafe { gemm.launch_capturable(&a.slice, &b.slice, c, shape) }
+            })
+        };
+        detached(py, work).map_err(exception)
+    }
+
+    /// How a product of this shape is done, and why.
+    fn explain(&self, py: Python<'_>, m: usize, n: usize, k: usize) -> PyResult<String> {
+        let inner = self.own.get()?;
+        Ok(detached(py, || inner.gemm.explain([m, n, k]).to_string()))
+    }
+
+    /// Frees its workspace, when its last product is done.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        self.own.close(py)
+    }
+}
+
+struct Alone {
+    comm: Rc<Comm>,
+    stream: Stream,
+    gemm: Gemm,
+}
+
+/// The product `c = a @ b.T` on one GPU, in bfloat16 or float16, with sums in float32.
+///
+/// stream: as for GemmAllReduce.
+#[pyclass(name = "Gemm", module = "devcomm", frozen)]
+pub struct PyGemm {
+    own: Own<Alone>,
+}
+
+#[pymethods]
+impl PyGemm {
+    #[new]
+    #[pyo3(signature = (communicator, *, stream=None))]
+    fn new(
+        py: Python<'_>,
+        communicator: &PyCommunicator,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
+        let comm = communicator.get()?;
+        let stream = comm.gpu.capturable(stream, py)?;
+        let gemm = detached(py, || Gemm::new(&stream)).map_err(exception)?;
+        Ok(Self { own: Own::new(Alone { comm, stream, gemm }) })
+    }
+
+    /// Enqueues a product: a of shape (m, k), b of (n, k), c of (m, n), all of one type.
+    #[pyo3(signature = (a, b, c, *, stream=None))]
+    fn __call__(
+        &self,
+        a: &Bound<'_, PyAny>,
+        b: &Bound<'_, PyAny>,
+        c: &Bound<'_, PyAny>,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let (py, inner) = (a.py(), self.own.get()?);
+        let asked = inner.comm.gpu.stream(stream, py)?;
+        let arrays = arrays(&inner.comm, [(a, "a"), (b, "b"), (c, "c")])?;
+        let [a, b, c] = &arrays;
+        b.require_type(a.data_type, "b")?;
+        c.require_type(a.data_type, "c")?;
+        let shape = shape_of(a, b, c)?;
+        let work = match a.data_type {
+            DataType::Bfloat16 => Alone::multiply::<bf16>,
+            DataType::Float16 => Alone::multiply::<f16>,
+            other => {
+                return Err(invalid(format!("a product of {other:?}: it is of bf16 or f16")));
+            }
+        };
+        detached(py, || work(&inner, &arrays, shape, &asked)).map_err(exception)
+    }
+
+    /// Unloads its kernels, when its last product is done.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        self.own.close(py)
+    }
+}
+
+impl Alone {
+    fn multiply<T>(&self, arrays: &[Array; 3], shape: [usize; 3], asked: &Stream) -> Result<()>
+    where
+        T: GemmElement<Output = T>,
+    {
+        let Self { comm, stream: own, gemm } = self;
+        let [a, b, c] = arrays;
+        fork(asked, own, || {
+            let a = Operand::<T>::new(comm, a, Use::Read, own)?;
+            let b = Operand::<T>::new(comm, b, Use::Read, own)?;
+            let c = Operand::<T>::new(comm, c, Use::Write, own)?;
+            // SAFETY: the caller of Python keeps what a graph uses; the streams are ordered.
+            unsafe { gemm.launch_capturable(&a.slice, &b.slice, &c.slice, shape)? };
+            c.finish(own)
+        })
+    }
+}
+
+fn arrays(comm: &Comm, all: [(&Bound<'_, PyAny>, &str); 3]) -> PyResult<[Array; 3]> {
+    let [a, b, c] = all.map(|(array, name)| Array::of(comm, array, name));
+    Ok([a?, b?, c?])
+}

@@ -1,0 +1,31 @@
+//! Which NCCL the process uses.
+
+use std::path::PathBuf;
+
+use devcomm::Library;
+use pyo3::prelude::*;
+
+use crate::errors::exception;
+use crate::own::detached;
+
+/// Loads an NCCL that devcomm's kernels can use, and returns its version and path. Call it before
+/// `import torch`: torch then uses the same library instead of the older one that it brings. Sets
+/// DEVCOMM_NCCL_HOME to its folder.
+///
+/// path: the root of an NCCL installation, or the folder of its library. None: the first one that
+/// is new enough, of DEVCOMM_NCCL_HOME, NCCL_HOME, Python's packages, devcomm's cache and the
+/// system; but if the process has loaded one, it is that one, or an error that names both.
+#[pyfunction]
+#[pyo3(signature = (path=None))]
+pub fn load_nccl(py: Python<'_>, path: Option<PathBuf>) -> PyResult<(String, String)> {
+    let library = detached(py, || Library::open(path.as_deref())).map_err(exception)?;
+    let path = library.path();
+    // For all: torch finds these functions before those of the library that it loads by its path.
+    let ctypes = py.import("ctypes")?;
+    ctypes.call_method1("CDLL", (path.to_str(), ctypes.getattr("RTLD_GLOBAL")?))?;
+    // What is opened later is this one, and not the first that is new enough for it.
+    let variables = py.import("os")?.getattr("environ")?;
+    let folder = path.parent().unwrap_or(path).display().to_string();
+    variables.set_item("DEVCOMM_NCCL_HOME", folder)?;
+    Ok((library.version().to_string(), path.display().to_string()))
+}

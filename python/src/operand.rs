@@ -1,0 +1,148 @@
+//! Arrays as operands: those on the GPU as they are, those of the host by copies.
+
+use devcomm::{Buffer, DeviceSlice, Element, Error, Result, Stream, SymmetricBuffer};
+
+use crate::array::{Array, Place};
+use crate::communicator::Comm;
+
+/// Calls `$body` with the type `$name` that a [`DataType`] is.
+macro_rules! with_type {
+    ($data_type:expr, $name:ident => $body:expr) => {{
+        use devcomm::DataType as D;
+        macro_rules! with {
+            ($type:ty) => {{
+                type $name = $type;
+                $body
+            }};
+        }
+        match $data_type {
+            D::Int8 => with!(i8),
+            D::Uint8 => with!(u8),
+            D::Int32 => with!(i32),
+            D::Uint32 => with!(u32),
+            D::Int64 => with!(i64),
+            D::Uint64 => with!(u64),
+            D::Float16 => with!(half::f16),
+            D::Float32 => with!(f32),
+            D::Float64 => with!(f64),
+            D::Bfloat16 => with!(half::bf16),
+            D::Float8e4m3 => with!(devcomm::F8E4M3),
+            D::Float8e5m2 => with!(devcomm::F8E5M2),
+        }
+    }};
+}
+pub(crate) use with_type;
+
+/// Elements on the GPU during a call.
+pub struct Operand<T: Element> {
+    pub slice: DeviceSlice<T>,
+    /// Where the elements are copied to afterwards.
+    back: Option<u64>,
+    /// The GPU's copy of an array of the host.
+    _copy: Option<SymmetricBuffer<T>>,
+}
+
+/// What a call does with an operand.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Use {
+    Read,
+    Write,
+}
+
+impl<T: Element> Operand<T> {
+    /// The elements of an array of this type; those of an array of the host are copied to the GPU.
+    ///
+    /// The caller's reference keeps the array.
+    pub fn new(comm: &Comm, array: &Array, usage: Use, stream: &Stream) -> Result<Self> {
+        debug_assert_eq!(array.data_type, T::DATA_TYPE);
+        let (address, len) = (array.address, array.len);
+        let writable = match &array.place {
+            Place::Host { writable } => *writable,
+            Place::Window(window) => {
+                let window = window.typed::<T>()?;
+                return Ok(window.device_slice().into());
+            }
+            Place::Gpu(gpu) => {
+                let own = comm.gpu.context.ordinal();
+                if comm.gpu.simulated {
+                    return Err(invalid("a tensor of a real GPU in a simulated world"));
+                }
+                if *gpu != own {
+                    return Err(invalid(format!(
+                        "a tensor on GPU {gpu}, but the communicator is on GPU {own}"
+                    )));
+                }
+                return Ok(Self::on_gpu(comm, address, len));
+            }
+            Place::Dlpack { .. } => return Ok(Self::on_gpu(comm, address, len)),
+        };
+        if usage == Use::Write && !writable {
+            return Err(invalid("an array to write to is read-only"));
+        }
+        let copy = comm.communicator.mem_alloc::<T>(len.max(1))?;
+        let slice = copy.slice(..len)?;
+        stream.copy_to_device(elements::<T>(address, len), &slice)?;
+        let back = (usage == Use::Write).then_some(address);
+        Ok(Self { slice, back, _copy: Some(copy) })
+    }
+
+    /// Elements at an address: of a window, if they are in one of the communicator's.
+    fn on_gpu(comm: &Comm, address: u64, len: usize) -> Self {
+        let bytes = (len * size_of::<T>()) as u64;
+        for window in comm.windows() {
+            let Some(offset) = address.checked_sub(window.address()) else { continue };
+            let inside = offset + bytes <= window.byte_len() as u64;
+            let aligned = offset.is_multiple_of(size_of::<T>() as u64);
+            if let (true, true, Ok(window)) = (inside, aligned, window.typed::<T>()) {
+                let first = offset as usize / size_of::<T>();
+                if let Ok(slice) = window.slice(first..first + len) {
+                    return slice.into();
+                }
+            }
+        }
+        // SAFETY: memory of the context's GPU, aligned for its elements. It stays allocated until
+        // the work on the stream is done: the allocators of torch and others reuse memory in the
+        // order of the stream on which it is used.
+        unsafe { DeviceSlice::from_raw_parts(&comm.gpu.context, address, len) }.into()
+    }
+
+    /// Copies the elements back to an array of the host, after waiting for the stream.
+    pub fn finish(self, stream: &Stream) -> Result<()> {
+        match self.back {
+            None => Ok(()),
+            Some(address) => {
+                let len = self.slice.len();
+                stream.copy_to_host(&self.slice, elements_mut::<T>(address, len))
+            }
+        }
+    }
+}
+
+impl<T: Element> From<DeviceSlice<T>> for Operand<T> {
+    fn from(slice: DeviceSlice<T>) -> Self {
+        Self { slice, back: None, _copy: None }
+    }
+}
+
+fn invalid(what: impl Into<String>) -> Error {
+    Error::InvalidInput { what: what.into() }
+}
+
+/// The elements of an array of the host.
+fn elements<'a, T: Element>(address: u64, len: usize) -> &'a [T] {
+    if len == 0 {
+        return &[];
+    }
+    // SAFETY: the array's interface says that there are as many elements, whose type has any bits
+    // as value. The caller of Python holds a reference, and does not write during the call.
+    unsafe { std::slice::from_raw_parts(address as *const T, len) }
+}
+
+/// The elements of a writable array of the host.
+fn elements_mut<'a, T: Element>(address: u64, len: usize) -> &'a mut [T] {
+    if len == 0 {
+        return &mut [];
+    }
+    // SAFETY: as for `elements`; the array is writable, and nothing else uses it during the call.
+    unsafe { std::slice::from_raw_parts_mut(address as *mut T, len) }
+}

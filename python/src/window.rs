@@ -1,0 +1,275 @@
+//! Windows: memory that all ranks' kernels access, as arrays of Python.
+
+use std::any::Any;
+use std::ffi::{CStr, c_void};
+use std::rc::Rc;
+
+use devcomm::{Buffer, DataType, DeviceSlice, DlpackTensor, Dynamic, Element, Error, Window};
+use pyo3::exceptions::PyBufferError;
+use pyo3::prelude::*;
+use pyo3::types::{PyCapsule, PyDict};
+
+use crate::array::Array;
+use crate::communicator::Comm;
+use crate::errors::{exception, invalid};
+use crate::operand::{Operand, Use, with_type};
+use crate::own::{Own, detached};
+
+/// A window of elements of any type.
+pub struct Win {
+    pub comm: Rc<Comm>,
+    pub len: usize,
+    pub data_type: DataType,
+    typed: Box<dyn Any>,
+    memory: DeviceSlice<Dynamic>,
+}
+
+impl Win {
+    pub fn new(comm: &Rc<Comm>, len: usize, data_type: DataType) -> devcomm::Result<Rc<Self>> {
+        let (typed, memory): (Box<dyn Any>, _) = with_type!(data_type, T => {
+            let window = comm.communicator.window::<T>(len)?;
+            let memory = window.device_slice().into_dynamic();
+            (Box::new(window), memory)
+        });
+        let window = Rc::new(Self { comm: Rc::clone(comm), len, data_type, typed, memory });
+        comm.add_window(&window);
+        Ok(window)
+    }
+
+    pub fn typed<T: Element>(&self) -> devcomm::Result<&Window<T>> {
+        self.typed.downcast_ref().ok_or_else(|| Error::InvalidInput {
+            what: format!("a window of {:?}, expected {:?}", self.data_type, T::DATA_TYPE),
+        })
+    }
+
+    pub fn address(&self) -> u64 {
+        self.memory.device_address()
+    }
+
+    pub fn byte_len(&self) -> usize {
+        self.memory.byte_len()
+    }
+
+    fn copy(&self, py: Python<'_>, host: &Bound<'_, PyAny>, usage: Use) -> PyResult<()> {
+        let (comm, name) = (&self.comm, "the array");
+        let array = Array::of(comm, host, name)?;
+        array.require_type(self.data_type, name)?;
+        if array.len != self.len {
+            let (found, len) = (array.len, self.len);
+            return Err(invalid(format!("{found} elements for a window of {len}")));
+        }
+        let stream = comm.gpu.stream(None, py)?;
+        detached(py, || {
+            with_type!(self.data_type, T => {
+                let window = self.typed::<T>()?;
+                let operand = Operand::<T>::new(comm, &array, usage, &stream)?;
+                match usage {
+                    Use::Read => stream.copy(&operand.slice, window)?,
+                    Use::Write => stream.copy(window, &operand.slice)?,
+                }
+                operand.finish(&stream)
+            })
+        })
+        .map_err(exception)
+    }
+}
+
+/// Memory of each rank that all ranks' kernels access. `communicator.window` makes it.
+///
+/// On GPUs it is an array for other libraries: `torch.from_dlpack(window)` is a tensor of one
+/// dimension in this memory, without a copy.
+#[pyclass(name = "Window", module = "devcomm", frozen)]
+pub struct PyWindow {
+    own: Own<Rc<Win>>,
+    len: usize,
+    data_type: DataType,
+}
+
+/// A window, as the caller of a method has it.
+pub struct Owned<'a>(&'a Own<Rc<Win>>);
+
+impl Owned<'_> {
+    pub fn get(&self) -> PyResult<Rc<Win>> {
+        Ok(Rc::clone(&*self.0.get()?))
+    }
+}
+
+impl PyWindow {
+    pub fn new(window: Rc<Win>) -> Self {
+        let (len, data_type) = (window.len, window.data_type);
+        Self { own: Own::new(window), len, data_type }
+    }
+
+    pub fn own(&self) -> Owned<'_> {
+        Owned(&self.own)
+    }
+
+    /// Fails in a world whose memory no other library can use.
+    fn on_gpu(&self) -> PyResult<Rc<Win>> {
+        let window = self.own().get()?;
+        match window.comm.gpu.simulated {
+            true => Err(PyBufferError::new_err(
+                "simulated memory is of no other library: use copy_to and copy_from",
+            )),
+            false => Ok(window),
+        }
+    }
+}
+
+#[pymethods]
+impl PyWindow {
+    /// The number of elements of this rank.
+    fn __len__(&self) -> usize {
+        self.len
+    }
+
+    /// The elements' type, by torch's and numpy's name, such as "float32".
+    #[getter]
+    fn dtype(&self) -> &'static str {
+        name_of(self.data_type)
+    }
+
+    /// The number of elements, as a tuple.
+    #[getter]
+    fn shape(&self) -> (usize,) {
+        (self.len,)
+    }
+
+    /// Copies as many elements from an array, after waiting for the stream's work.
+    fn copy_from(&self, py: Python<'_>, array: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.own().get()?.copy(py, array, Use::Read)
+    }
+
+    /// Copies the elements to an array of the same length; one of the host has them when this
+    /// returns.
+    fn copy_to(&self, py: Python<'_>, array: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.own().get()?.copy(py, array, Use::Write)
+    }
+
+    /// DLPack: the memory as a tensor for another library. It does not wait for work that writes
+    /// the window: use it on the same stream.
+    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
+    fn __dlpack__<'py>(
+        &self,
+        py: Python<'py>,
+        stream: Option<&Bound<'_, PyAny>>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyCapsule>> {
+        let _ = stream;
+        let window = self.on_gpu()?;
+        if copy == Some(true) {
+            return Err(PyBufferError::new_err("a window exports its memory, and no copy"));
+        }
+        if let Some(wanted) = dl_device.filter(|wanted| *wanted != device_of(&window)) {
+            return Err(PyBufferError::new_err(format!("the window is not on device {wanted:?}")));
+        }
+        let tensor = match max_version {
+            Some((1.., _)) => window.memory.to_dlpack_versioned(),
+            _ => window.memory.to_dlpack(),
+        };
+        capsule(py, tensor)
+    }
+
+    /// DLPack: the kind of the device, CUDA, and its ordinal.
+    fn __dlpack_device__(&self) -> PyResult<(i32, i32)> {
+        Ok(device_of(&*self.on_gpu()?))
+    }
+
+    /// Numba's interface, which cupy has too.
+    #[getter]
+    fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        use pyo3::exceptions::PyAttributeError;
+        let unlike = |error: PyErr| PyAttributeError::new_err(error.to_string());
+        let window = self.on_gpu().map_err(unlike)?;
+        let typestr = typestr_of(self.data_type);
+        let typestr = typestr.ok_or_else(|| PyAttributeError::new_err("numpy has no such type"))?;
+        let interface = PyDict::new(py);
+        interface.set_item("shape", (self.len,))?;
+        interface.set_item("typestr", typestr)?;
+        interface.set_item("data", (window.address(), false))?;
+        interface.set_item("strides", py.None())?;
+        interface.set_item("version", 3)?;
+        Ok(interface)
+    }
+
+    /// Ends the registration. Collective: no rank uses the window any more.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let window = self.own().get()?;
+        detached(py, || with_type!(window.data_type, T => window.typed::<T>()?.close()))
+            .map_err(exception)?;
+        drop(window);
+        self.own.close(py)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Window({} elements of {})", self.len, name_of(self.data_type))
+    }
+}
+
+fn device_of(window: &Win) -> (i32, i32) {
+    /// `kDLCUDA`
+    const CUDA: i32 = 2;
+    (CUDA, i32::try_from(window.comm.gpu.context.ordinal()).unwrap_or(i32::MAX))
+}
+
+/// A capsule with a tensor, which gives the tensor back if nobody takes it.
+fn capsule(py: Python<'_>, tensor: DlpackTensor) -> PyResult<Bound<'_, PyCapsule>> {
+    unsafe extern "C" fn give_back(capsule: *mut pyo3::ffi::PyObject) {
+        type Take = unsafe fn(*mut c_void) -> devcomm::Result<DlpackTensor>;
+        let names: [(&CStr, Take); 2] = [
+            (c"dltensor", DlpackTensor::from_raw),
+            (c"dltensor_versioned", DlpackTensor::from_raw_versioned),
+        ];
+        for (name, take) in names {
+            // SAFETY: Python passes a live capsule; one with this name has the tensor, since who
+            // takes it renames the capsule.
+            unsafe {
+                if pyo3::ffi::PyCapsule_IsValid(capsule, name.as_ptr()) != 0 {
+                    drop(take(pyo3::ffi::PyCapsule_GetPointer(capsule, name.as_ptr())));
+                }
+            }
+        }
+    }
+    let name = tensor.capsule_name();
+    let pointer = tensor.into_raw();
+    // SAFETY: the pointer is not NULL, the name is static, the destructor is for such capsules.
+    unsafe {
+        let capsule = pyo3::ffi::PyCapsule_New(pointer, name.as_ptr(), Some(give_back));
+        Ok(Bound::from_owned_ptr_or_err(py, capsule)?.cast_into_unchecked())
+    }
+}
+
+/// Torch's name of a type, which is numpy's where that has the type.
+pub fn name_of(data_type: DataType) -> &'static str {
+    match data_type {
+        DataType::Int8 => "int8",
+        DataType::Uint8 => "uint8",
+        DataType::Int32 => "int32",
+        DataType::Uint32 => "uint32",
+        DataType::Int64 => "int64",
+        DataType::Uint64 => "uint64",
+        DataType::Float16 => "float16",
+        DataType::Float32 => "float32",
+        DataType::Float64 => "float64",
+        DataType::Bfloat16 => "bfloat16",
+        DataType::Float8e4m3 => "float8_e4m3fn",
+        DataType::Float8e5m2 => "float8_e5m2",
+    }
+}
+
+fn typestr_of(data_type: DataType) -> Option<&'static str> {
+    Some(match data_type {
+        DataType::Int8 => "|i1",
+        DataType::Uint8 => "|u1",
+        DataType::Int32 => "<i4",
+        DataType::Uint32 => "<u4",
+        DataType::Int64 => "<i8",
+        DataType::Uint64 => "<u8",
+        DataType::Float16 => "<f2",
+        DataType::Float32 => "<f4",
+        DataType::Float64 => "<f8",
+        DataType::Bfloat16 | DataType::Float8e4m3 | DataType::Float8e5m2 => return None,
+    })
+}

@@ -1,0 +1,348 @@
+"""devcomm on GPUs, against torch's results. Each GPU is a rank of torchrun's:
+
+    torchrun --nproc-per-node 2 -m pytest -x python/tests/test_gpus.py
+
+DEVCOMM_TEST_KERNELS is the folder with the PTX of devcomm's own kernels, for the test that launches
+one by its name; DEVCOMM_GUIDE_KERNELS that of the guide's, for the guide's listing that does.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import devcomm
+
+if "TORCHELASTIC_RUN_ID" not in os.environ:
+    pytest.skip("only under torchrun, on GPUs", allow_module_level=True)
+
+# Before torch, whose NCCL may be too old for devcomm's kernels.
+devcomm.load_nccl()
+
+torch = pytest.importorskip("torch")
+dist = pytest.importorskip("torch.distributed")
+
+RANK, N = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+DEVICE = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+SUM = dist.ReduceOp.SUM
+
+
+@pytest.fixture(scope="module")
+def comm():
+    torch.cuda.set_device(DEVICE)
+    dist.init_process_group("nccl", device_id=DEVICE)
+    comm = devcomm.Communicator.from_torch()
+    yield comm
+    comm.close()
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def coll(comm):
+    coll = devcomm.Collectives(comm)
+    yield coll
+    coll.close()
+
+
+def integers(shape, dtype, below=5, seed=0):
+    """Small integers: their sums are exact in every type."""
+    generator = torch.Generator(DEVICE).manual_seed(100 * seed + RANK)
+    return torch.randint(0, below, shape, generator=generator, device=DEVICE).to(dtype)
+
+
+def reduced(x, op=SUM):
+    x = x.clone()
+    dist.all_reduce(x, op=op)
+    return x
+
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int32, torch.uint8]
+SIZES = [1, 1000, 1 << 16, (1 << 20) + 3]
+
+
+def test_the_communicator_is_torchs(comm):
+    assert (comm.rank, comm.n_ranks, comm.device) == (RANK, N, DEVICE.index)
+    assert not comm.is_simulated
+    comm.barrier()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", SIZES)
+def test_an_all_reduce_is_torchs(coll, dtype, size):
+    for op in (dist.ReduceOp.SUM, dist.ReduceOp.MAX):
+        x = integers(size, dtype)
+        out = torch.empty_like(x)
+        expected = reduced(x, op)
+        coll.all_reduce(x, out, op)
+        assert torch.equal(out, expected)
+        coll.all_reduce(x, op=op)
+        assert torch.equal(x, expected)
+
+
+@pytest.mark.parametrize("size", [1, 1000, 1 << 18])
+def test_part_of_a_tensor_that_begins_anywhere_is_reduced(coll, size):
+    x = integers(size + 1, torch.float32)[1:]
+    expected = reduced(x)
+    coll.all_reduce(x)
+    assert torch.equal(x, expected)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_other_collectives_are_torchs(coll, size):
+    x = integers(size * N, torch.float32)
+    part, gathered = torch.empty_like(x[:size]), torch.empty(size * N * N, device=DEVICE)
+    swapped, first = torch.empty_like(x), x.clone()
+    expected = [torch.empty_like(t) for t in (part, gathered, swapped)]
+    dist.reduce_scatter_tensor(expected[0], x)
+    dist.all_gather_into_tensor(expected[1], x)
+    dist.all_to_all_single(expected[2], x)
+    coll.reduce_scatter(x, part)
+    coll.all_gather(x, gathered)
+    coll.all_to_all(x, swapped)
+    assert all(map(torch.equal, (part, gathered, swapped), expected))
+    coll.broadcast(first, N - 1)
+    dist.broadcast(x, N - 1)
+    assert torch.equal(first, x)
+
+
+@pytest.mark.parametrize("size", [1000, 1 << 22])
+def test_a_window_is_a_tensor_by_dlpack(comm, coll, size):
+    window = comm.window(size, torch.float32)
+    x = torch.from_dlpack(window)
+    assert x.shape == (size,) and x.device == DEVICE and not x.any()
+    assert x.data_ptr() == window.__cuda_array_interface__["data"][0]
+    x.copy_(integers(size, torch.float32))
+    expected = reduced(x)
+    coll.all_reduce(x)
+    assert torch.equal(x, expected)
+    host = torch.empty(size)
+    window.copy_to(host)
+    assert torch.equal(host, expected.cpu())
+    half = x[: size // 2]
+    coll.all_reduce(half)
+    assert torch.equal(half, reduced(expected[: size // 2]))
+    torch.cuda.synchronize()
+
+
+def test_calls_follow_torchs_current_stream(coll):
+    side = torch.cuda.Stream()
+    for _ in range(50):
+        x = integers(1 << 18, torch.float32)
+        expected = reduced(x)
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            x.mul_(2)
+            coll.all_reduce(x)
+            x.add_(1)
+        torch.cuda.current_stream().wait_stream(side)
+        coll.all_reduce(x, op="max")
+        assert torch.equal(x, 2 * expected + 1)
+    x = torch.ones(100, device=DEVICE)
+    torch.cuda.synchronize()
+    for stream in (side, side.cuda_stream):
+        coll.all_reduce(x, stream=stream)
+    torch.cuda.synchronize()
+    assert (x == N * N).all()
+
+
+@pytest.mark.parametrize("size", [1000, 1 << 20, 1 << 23])
+@pytest.mark.parametrize("windowed", [False, True])
+def test_an_all_reduce_is_captured_by_torch(comm, coll, size, windowed):
+    window = comm.window(size, torch.float32) if windowed else None
+    x = torch.from_dlpack(window) if windowed else torch.empty(size, device=DEVICE)
+    out = torch.zeros(size, device=DEVICE)
+    x.fill_(1)
+    coll.all_reduce(x)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        x.mul_(2)
+        coll.all_reduce(x)
+        out.copy_(x)
+    for seed in range(5):
+        y = integers(size, torch.float32, seed=seed)
+        expected = reduced(2 * y)
+        x.copy_(y)
+        graph.replay()
+        assert torch.equal(out, expected)
+        # Calls between the launches of a graph.
+        coll.all_reduce(out)
+        assert torch.equal(out, N * expected)
+    torch.cuda.synchronize()
+
+
+def products(m, n, k, seed=0):
+    a, b = (integers(shape, torch.bfloat16, 2, seed) for shape in ((m, k), (n, k)))
+    return a, b, reduced((a.float() @ b.float().T)).bfloat16()
+
+
+SHAPES = [(1, 128, 64), (16, 1024, 128), (200, 384, 64), (1024, 4096, 120)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_product_with_its_all_reduce_is_torchs(comm, shape):
+    m, n, k = shape
+    window = comm.window(m * n, torch.bfloat16)
+    c = torch.from_dlpack(window).view(m, n)
+    gemm = devcomm.GemmAllReduce(comm, m, n)
+    assert gemm.explain(m, n, k)
+    a, b, expected = products(m, n, k)
+    gemm(a, b, c)
+    assert torch.equal(c, expected)
+    c.zero_()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        torch.cuda.current_stream().wait_stream(torch.cuda.default_stream())
+        gemm(a, b, window)
+        torch.cuda.current_stream().synchronize()
+    assert torch.equal(c, expected)
+
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        gemm(a, b, c)
+        doubled = c + c
+    for seed in range(3):
+        new_a, new_b, expected = products(m, n, k, seed)
+        a.copy_(new_a)
+        b.copy_(new_b)
+        graph.replay()
+        assert torch.equal(doubled, expected + expected)
+    torch.cuda.synchronize()
+    del graph
+    gemm.close()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_product_is_torchs(comm, dtype):
+    gemm = devcomm.Gemm(comm)
+    for m, n, k in SHAPES:
+        a, b = integers((m, k), dtype, 2), integers((n, k), dtype, 2)
+        c = torch.empty(m, n, dtype=dtype, device=DEVICE)
+        gemm(a, b, c)
+        assert torch.equal(c, a @ b.T)
+    with pytest.raises(devcomm.InvalidInput, match="expected"):
+        gemm(a, b.T.contiguous(), c)
+    gemm.close()
+
+
+def test_a_kernel_of_a_compiled_package_is_launched_by_name(comm):
+    folder = os.environ.get("DEVCOMM_TEST_KERNELS")
+    if folder is None:
+        pytest.skip("DEVCOMM_TEST_KERNELS names no folder")
+    kernels = devcomm.KernelSet(comm, os.path.join(folder, "lsa_allreduce.ptx"))
+    name, size, blocks = "lsa_allreduce_f32", 10_000, 8
+    assert kernels.params(name) == [
+        ("comm", "DevComm"),
+        ("send", "Window<f32>"),
+        ("recv", "Window<f32>"),
+        ("count", "usize"),
+    ]
+    assert name in kernels.names
+    dev = comm.dev_comm(lsa_barriers=blocks)
+    send, recv = comm.window(size, "f32"), comm.window(size, "f32")
+    x, out = torch.from_dlpack(send), torch.from_dlpack(recv)
+
+    def launch(*args, grid=blocks):
+        kernels.launch(name, *args, grid=grid, block=256)
+
+    x.copy_(integers(size, torch.float32))
+    launch(dev, send, recv, size)
+    assert torch.equal(out, reduced(x))
+
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        launch(dev, send, recv, size)
+    x.copy_(integers(size, torch.float32, seed=7))
+    graph.replay()
+    assert torch.equal(out, reduced(x))
+    torch.cuda.synchronize()
+
+    other = comm.window(size, torch.bfloat16)
+    for args, message in (
+        ((dev, send, recv), r"takes \(.*\), and got 3"),
+        ((send, send, recv, size), "comm: DevComm takes a devcomm.DevComm"),
+        ((dev, x, recv, size), "send: Window<f32> takes a devcomm.Window"),
+        ((dev, other, recv, size), "takes elements of f32, got Bfloat16"),
+        ((dev, send, recv, "many"), "count: usize"),
+        ((dev, send, recv, -1), "count: usize"),
+    ):
+        with pytest.raises(devcomm.InvalidInput, match=message):
+            launch(*args)
+    with pytest.raises(devcomm.LaunchError, match="barriers"):
+        launch(dev, send, recv, size, grid=blocks + 1)
+    with pytest.raises(devcomm.InvalidInput, match="no kernel no_such"):
+        kernels.launch("no_such", grid=1, block=1)
+    del graph
+    kernels.close()
+    dev.close()
+    with pytest.raises(devcomm.StateError, match="closed"):
+        launch(dev, send, recv, size)
+
+
+def test_tensors_that_do_not_fit_are_refused(coll):
+    x = torch.ones(100, device=DEVICE)
+    for call, message in (
+        (lambda: coll.all_reduce(x, x.double()), "Float64"),
+        (lambda: coll.all_reduce(x[::2]), "not contiguous"),
+        (lambda: coll.all_reduce(x.short()), "int16"),
+        (lambda: coll.all_reduce(x, torch.ones(99, device=DEVICE)), "100.*99"),
+        (lambda: coll.all_gather(x, torch.empty(100, device=DEVICE)), "100"),
+        (lambda: coll.broadcast(x, N), str(N)),
+    ):
+        with pytest.raises(devcomm.InvalidInput, match=message):
+            call()
+    if torch.cuda.device_count() > 1:
+        elsewhere = torch.ones(8, device=torch.device("cuda", (DEVICE.index + 1) % 2))
+        with pytest.raises(devcomm.InvalidInput, match="a tensor on GPU"):
+            coll.all_reduce(elsewhere)
+    coll.all_reduce(x)
+    assert (x == N).all()
+
+
+def test_a_tensor_of_the_host_is_copied_there_and_back(coll):
+    x = torch.full((1000,), float(RANK + 1))
+    coll.all_reduce(x)
+    assert (x == N * (N + 1) // 2).all()
+
+
+CHAPTER = Path(__file__).parents[2] / "docs/guide/src/python.md"
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_the_guides_listings_run(comm, index, tmp_path):
+    folder = os.environ.get("DEVCOMM_GUIDE_KERNELS")
+    if not CHAPTER.is_file() or (index == 1 and folder is None):
+        pytest.skip("the guide, or its kernels, are not here")
+    found = re.findall(r"^```python\n(# torchrun .*?)^```$", CHAPTER.read_text(), re.M | re.S)
+    program = tmp_path / "listing.py"
+    program.write_text(found[index])
+    # A process of its own for each rank, which meet at another port than these.
+    port = str(int(os.environ["MASTER_PORT"]) + 10 + index)
+    variables = {name: value for name, value in os.environ.items() if "TORCHELASTIC" not in name}
+    command = [sys.executable, program, *([folder] if index == 1 else [])]
+    ended = subprocess.run(
+        command, env=variables | {"MASTER_PORT": port}, capture_output=True, text=True, timeout=300
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    comm.barrier()
+
+
+def test_a_world_of_torchruns_processes_beside_torch(comm):
+    def run(rank):
+        assert (rank.rank, rank.n_ranks) == (RANK, N)
+        coll = devcomm.Collectives(rank.communicator())
+        x = integers(5000, torch.float32)
+        expected = reduced(x)
+        coll.all_reduce(x)
+        assert torch.equal(x, expected)
+        torch.cuda.synchronize()
+        return rank.rank, coll
+
+    ((rank, coll),) = devcomm.World.from_env().run(run)
+    assert rank == RANK
+    with pytest.raises(devcomm.StateError, match="its world has ended"):
+        coll.all_reduce(torch.ones(8, device=DEVICE))

@@ -1,0 +1,93 @@
+"""Torch's tensors on the CPU, in simulated worlds."""
+
+import pytest
+
+import devcomm
+
+torch = pytest.importorskip("torch")
+
+
+def on_ranks(function, n=2):
+    return devcomm.World.simulated(n).run(function)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int32, torch.uint8]
+)
+def test_a_tensor_of_each_type_is_reduced(dtype):
+    def run(rank):
+        x = torch.arange(60).to(dtype).reshape(3, 20)
+        out = torch.zeros_like(x)
+        coll = devcomm.Collectives(rank.communicator())
+        coll.all_reduce(x, out)
+        coll.all_reduce(x, op=torch.distributed.ReduceOp.MAX)
+        return x, out
+
+    whole = torch.arange(60).reshape(3, 20)
+    for x, out in on_ranks(run):
+        assert torch.equal(out, (2 * whole).to(dtype)) and torch.equal(x, whole.to(dtype))
+
+
+def test_windows_take_torchs_types_and_tensors():
+    def run(rank):
+        window = rank.communicator().window(10, torch.bfloat16)
+        assert window.dtype == "bfloat16"
+        window.copy_from(torch.full((10,), 1.5, dtype=torch.bfloat16))
+        out = torch.zeros(10, dtype=torch.bfloat16)
+        window.copy_to(out)
+        return out
+
+    assert all((out == 1.5).all() for out in on_ranks(run))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: torch.ones(4, 6).T, "not contiguous"),
+        (lambda: torch.ones(4, dtype=torch.int16), "int16"),
+        (lambda: torch.ones(4, dtype=torch.bool), "bool"),
+        (lambda: torch.ones(4, dtype=torch.complex64), "complex64"),
+        (lambda: torch.ones(4, device="meta"), "meta"),
+    ],
+)
+def test_a_tensor_that_does_not_fit_is_refused(make, message):
+    def run(rank):
+        with pytest.raises(devcomm.InvalidInput, match=message):
+            devcomm.Collectives(rank.communicator()).all_reduce(make())
+
+    on_ranks(run)
+
+
+def test_without_a_process_group_there_is_no_communicator_of_torch():
+    with pytest.raises(ValueError, match="init_process_group"):
+        devcomm.Communicator.from_torch()
+
+
+def test_a_product_with_its_all_reduce_is_torchs():
+    m, n, k = 20, 64, 48
+
+    def operands(rank):
+        generator = torch.Generator().manual_seed(rank)
+        shapes = (m, k), (n, k)
+        return [torch.randint(0, 2, s, generator=generator).to(torch.bfloat16) for s in shapes]
+
+    def run(rank):
+        comm = rank.communicator()
+        gemm = devcomm.GemmAllReduce(comm, m, n)
+        c = comm.window(m * n, torch.bfloat16)
+        gemm(*operands(rank.rank), c)
+        out = torch.zeros(m, n, dtype=torch.bfloat16)
+        c.copy_to(out)
+        assert gemm.explain(m, n, k)
+        a, b = operands(rank.rank)
+        with pytest.raises(devcomm.InvalidInput, match="no window"):
+            gemm(a, b, out)
+        with pytest.raises(devcomm.InvalidInput, match="Bfloat16"):
+            gemm(a.float(), b, c)
+        with pytest.raises(devcomm.InvalidInput, match="expected"):
+            gemm(a, b[:, 8:].contiguous(), c)
+        return out
+
+    expected = sum(a.float() @ b.float().T for a, b in map(operands, range(2)))
+    for out in on_ranks(run):
+        assert torch.equal(out, expected.to(torch.bfloat16))

@@ -1,0 +1,162 @@
+//! Wrong routing, what is refused, and ranks that do not come.
+
+use std::time::Duration;
+
+use devcomm::{Buffer, Error, ExpertParallelOptions, F8E4M3, LaunchError, Result, Tokens};
+use devcomm_testing::experts::{Batch, Layout, Routing};
+use devcomm_testing::machines::{Gpus, on_gpus};
+use half::bf16;
+
+use super::{Memory, few, options, whole_step};
+
+#[test]
+fn experts_that_do_not_exist_are_dropped_and_reported() {
+    on_gpus("experts_that_do_not_exist_are_dropped_and_reported", 2, |rank| {
+        let mut batch = Batch::new(64, 8, 4, &[5, 5], 1).routed(Routing::Random, 1);
+        let memory = Memory::of(rank, &batch, 5)?;
+        whole_step(rank, &memory, &batch, false)?;
+        for ids in &mut batch.ids {
+            (ids[6], ids[9], ids[19]) = (8, i32::MIN, i32::MAX);
+        }
+        let error = whole_step(rank, &memory, &batch, true).unwrap_err().to_string();
+        assert!(error.contains("3 experts of tokens do not exist"), "{error}");
+        let named = ["8, number 2 of token 1", "-2147483648, number 1", "2147483647, number 3"];
+        assert!(named.iter().any(|text| error.contains(text)), "{error}");
+        // Reported once.
+        memory.experts.check()
+    });
+}
+
+#[test]
+fn rows_for_which_there_is_no_room_are_reported() {
+    on_gpus("rows_for_which_there_is_no_room_are_reported", 2, |rank| {
+        let batch = Batch::new(64, 8, 4, &[5, 5], 1).routed(Routing::Random, 1);
+        let memory = Memory::of(rank, &batch, 5)?;
+        memory.write(rank, &batch)?;
+        let layout = batch.layout(rank.rank());
+        let (needed, room) = (layout.rows.len(), 7);
+        let rows = memory.rows.slice(..room * batch.hidden)?;
+        memory.experts.dispatch(memory.tokens(5), &memory.stream)?;
+        memory.experts.group(&rows, &memory.stream)?;
+        // The results arrive nevertheless.
+        memory.experts.combine(&rows, &memory.output, None, &memory.stream)?;
+        let mut got = vec![bf16::ZERO; memory.rows.len()];
+        memory.rows.copy_to_host(&mut got)?;
+        let (there, behind) = got.split_at(room * batch.hidden);
+        let there_is_room = Layout { rows: layout.rows[..room].to_vec(), ..layout };
+        assert_eq!(batch.count_wrong_rows(&there_is_room, there), 0);
+        assert!(behind.iter().all(|x| x.is_nan()), "wrote behind the last row");
+        let error = memory.experts.check().unwrap_err().to_string();
+        let text = format!("need {needed} rows, and there was room for {room}");
+        assert!(error.contains(&text), "{error}");
+        Ok(())
+    });
+}
+
+#[test]
+fn what_cannot_be_done_is_refused() {
+    on_gpus("what_cannot_be_done_is_refused", 2, |rank| {
+        let comm = rank.communicator()?;
+        let refused = |options: ExpertParallelOptions, why: &str| {
+            let error = options.build(comm).unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        };
+        let new = ExpertParallelOptions::new;
+        refused(new(12, 4, 8, 2), "12 elements");
+        refused(new(8200, 4, 8, 2), "8200 elements");
+        refused(new(192, 4, 8, 2).f8(), "a multiple of 128");
+        refused(new(64, 4, 7, 2), "7 experts on 2 ranks");
+        refused(new(64, 4, 1026, 2), "at most 1024");
+        refused(new(64, 4, 8, 17), "17 experts");
+        refused(new(64, 0, 8, 2), "up to 0 tokens");
+        refused(new(64, 4, 8, 2).alignment(0), "multiples of 0");
+        refused(new(64, 4, 8, 2).threads(33), "33 threads");
+        refused(new(64, 4 + rank.rank(), 8, 2), "rank ");
+
+        let batch = Batch::new(64, 8, 2, &[4, 4], 1).routed(Routing::Random, 1);
+        let memory = Memory::of(rank, &batch, 4)?;
+        let Memory { experts, stream, rows, output, .. } = &memory;
+        let refused = |result: Result<()>, why: &str| {
+            let error = result.unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        };
+        memory.write(rank, &batch)?;
+        refused(experts.group(rows, stream), "no tokens have been received");
+        let (f8, scales) = (comm.mem_alloc::<F8E4M3>(64)?, comm.mem_alloc::<f32>(64)?);
+        refused(experts.group_f8(&f8, &scales, stream), "no 8-bit floats");
+        refused(experts.dispatch(memory.tokens(5), stream), "memory for 4");
+        let input = memory.input.slice(..64 * 3)?;
+        let short = Tokens { count: 4, input: &input, ids: &memory.ids, weights: &memory.weights };
+        refused(experts.dispatch(short, stream), "the tokens' rows has 192 elements");
+        let input = memory.input.slice(1..65)?;
+        let odd = Tokens { count: 1, input: &input, ids: &memory.ids, weights: &memory.weights };
+        refused(experts.dispatch(odd, stream), "not a multiple of 16");
+        refused(experts.combine(rows, output, None, stream), "in no order");
+        let sent = experts.start_dispatch(memory.tokens(4), stream)?;
+        refused(experts.dispatch(memory.tokens(4), stream), "not received yet");
+        refused(experts.group(rows, stream), "not received yet");
+        sent.receive()?;
+        refused(experts.combine(rows, output, None, stream), "in no order");
+        experts.group(rows, stream)?;
+        refused(experts.set_absent(&[2], stream), "rank 2 is absent");
+        refused(experts.set_absent(&[rank.rank()], stream), "than this one");
+        let few = output.slice(..64)?;
+        refused(experts.combine(rows, &few, None, stream), "the output has 64 elements");
+        experts.combine(rows, output, None, stream)?;
+        memory.check_output(&batch.combined(rank.rank(), None, |_| 1.0))
+    });
+}
+
+/// Ranks that do not come leave a rank's kernel waiting. With one token a combine is one round.
+#[test]
+fn the_host_ends_waits_for_ranks_that_do_not_come() {
+    let all = [(false, 5), (true, 5), (true, 1)];
+    let f8 = [false, true];
+    let cases = [2, 3].into_iter().flat_map(|ranks| all.map(|case| (ranks, case)));
+    for (ranks, (combines, count)) in cases {
+        for is_f8 in f8.into_iter().filter(|is_f8| !is_f8 || !combines) {
+            let name = "the_host_ends_waits_for_ranks_that_do_not_come";
+            Gpus::new(ranks).unchecked().run(name, |rank| {
+                let batch = Batch::new(384, 2 * ranks, 2, &vec![count; ranks], 1);
+                let batch = batch.routed(Routing::Random, 1);
+                let options = few(rank, options(&batch, 5));
+                let options = if is_f8 { options.f8() } else { options };
+                let memory = Memory::new(rank, options, &batch, 5)?;
+                memory.write(rank, &batch)?;
+                let Memory { experts, stream, rows, output, .. } = &memory;
+                if combines {
+                    experts.dispatch(memory.tokens(count), stream)?;
+                    experts.group(rows, stream)?;
+                }
+                stream.synchronize()?;
+                rank.barrier()?;
+                if rank.rank() == 0 {
+                    match combines {
+                        false => experts.dispatch(memory.tokens(count), stream)?,
+                        true => experts.combine(rows, output, None, stream)?,
+                    }
+                    let ended = stream.synchronize_within(Duration::from_millis(200));
+                    let Err(Error::Launch(LaunchError::KernelAborted { rank: 0, stuck, .. })) =
+                        ended
+                    else {
+                        panic!("the kernel was not ended: {ended:?}");
+                    };
+                    assert!(!stuck.is_empty());
+                }
+                rank.barrier()
+            });
+        }
+    }
+}
+
+#[test]
+fn memory_is_as_large_as_it_says() {
+    let memory = ExpertParallelOptions::new(7168, 128, 256, 8).memory(2).unwrap();
+    // Two banks of a row for each token of the peer.
+    assert_eq!(memory.dispatch_slots, 2 * 128 * 14336);
+    assert_eq!(memory.combine_slots, memory.dispatch_slots);
+    assert_eq!(memory.rows, 2 * 128 * 14336);
+    assert_eq!(memory.messages, 2 * 2 * (1 + 128 * 8 + 1) * 16);
+    assert!(memory.to_string().starts_with(&format!("{} B: ", memory.total())));
+    assert!(ExpertParallelOptions::new(7168, 128, 260, 8).memory(65).is_err());
+}

@@ -1,0 +1,291 @@
+//! Tests of products of groups of rows, each with a B of its own.
+
+use devcomm::{
+    Activation, Buffer, DeviceSlice, Error, GroupedElement, GroupedGemm, Rank, Result, RowGroups,
+    StateError, Stream,
+};
+use devcomm_testing::gemm::{Factor, Problem};
+use devcomm_testing::machines::on_gpus;
+use devcomm_testing::numbers::Number;
+use half::{bf16, f16};
+
+/// Groups of so many rows, which begin at multiples of `alignment`, and the extents of each B.
+#[derive(Clone, Debug)]
+struct Case {
+    sizes: Vec<usize>,
+    alignment: usize,
+    n: usize,
+    k: usize,
+}
+
+/// The matrices of a case; A and C have room for `m` rows, and A has NaN where there is no group.
+struct Matrices<T> {
+    case: Case,
+    m: usize,
+    groups: RowGroups,
+    host: [Vec<T>; 2],
+    a: DeviceSlice<T>,
+    b: DeviceSlice<T>,
+    c: DeviceSlice<T>,
+}
+
+impl Case {
+    fn new(sizes: &[usize], alignment: usize, [n, k]: [usize; 2]) -> Self {
+        Self { sizes: sizes.to_vec(), alignment, n, k }
+    }
+
+    /// The first row of each group, and behind them the end.
+    fn offsets(&self) -> Vec<usize> {
+        let ends = self.sizes.iter().scan(0, |end, size| {
+            *end += size.next_multiple_of(self.alignment);
+            Some(*end)
+        });
+        [0].into_iter().chain(ends).collect()
+    }
+
+    /// The group of each of `m` rows.
+    fn group_of_rows(&self, m: usize) -> Vec<Option<usize>> {
+        let mut groups = vec![None; m];
+        for (group, (first, size)) in self.offsets().iter().zip(&self.sizes).enumerate() {
+            let of_group = first.min(&m)..&(first + size).min(m);
+            groups[*of_group.start..*of_group.end].fill(Some(group));
+        }
+        groups
+    }
+}
+
+impl<T: GroupedElement + Number> Matrices<T> {
+    /// With room for some more rows than there are in groups, or for so many fewer.
+    fn new(rank: &Rank, case: Case, fewer: usize) -> Result<Self> {
+        let comm = rank.communicator()?;
+        let (n, k, count) = (case.n, case.k, case.sizes.len());
+        let m = case.offsets()[count] + 3 - fewer;
+        let problem = Problem { m, n: count * n, k, seed: 3 };
+        let groups = RowGroups {
+            offsets: comm.mem_alloc(count + 1)?.device_slice(),
+            sizes: comm.mem_alloc(count)?.device_slice(),
+        };
+        let matrix = |len: usize| Ok::<_, Error>(comm.mem_alloc::<T>(len)?.device_slice());
+        let host = [problem.factor(Factor::A, 0), problem.factor(Factor::B, 0)];
+        let (a, b, c) = (matrix(m * k)?, matrix(count * n * k)?, matrix(m * n)?);
+        b.copy_from_host(&host[1])?;
+        let this = Self { case, m, groups, host, a, b, c };
+        this.write_groups()?;
+        Ok(this)
+    }
+
+    /// Writes where the groups are, and A's rows.
+    fn write_groups(&self) -> Result<()> {
+        let words = |numbers: &[usize]| numbers.iter().map(|x| *x as u32).collect::<Vec<_>>();
+        self.groups.offsets.copy_from_host(&words(&self.case.offsets()))?;
+        self.groups.sizes.copy_from_host(&words(&self.case.sizes))?;
+        let mut a = self.host[0].clone();
+        for (row, group) in a.chunks_mut(self.case.k).zip(self.case.group_of_rows(self.m)) {
+            if group.is_none() {
+                row.fill(T::nearest(f32::NAN));
+            }
+        }
+        self.a.copy_from_host(&a)?;
+        self.c.fill_bytes(0xff)
+    }
+
+    fn launch(&self, gemm: &GroupedGemm, activation: Option<Activation>) -> Result<()> {
+        let Self { case: Case { n, k, .. }, m, groups, a, b, c, .. } = self;
+        gemm.launch(a, b, c, groups, [*m, *n, *k], activation)
+    }
+
+    /// Checks a part of C's columns, for every `step`-th row: those of groups are `right`, given
+    /// the sum and what was got, and others as they were.
+    fn check(&self, step: usize, right: impl Fn(f64, T) -> bool) -> Result<()> {
+        let Self { case: Case { n, k, .. }, m, .. } = *self;
+        let mut got = vec![T::nearest(0.0); m * n];
+        self.c.copy_to_host(&mut got)?;
+        let [a, b] = self.host.each_ref();
+        let groups = self.case.group_of_rows(m);
+        let mut wrong = Vec::new();
+        for (row, got) in got.chunks(n).enumerate() {
+            let columns = (row % step..n).step_by(step);
+            for column in columns {
+                let got = got[column];
+                let is_right = match groups[row] {
+                    None => got.value().is_nan(),
+                    Some(group) => {
+                        let of_a = &a[row * k..][..k];
+                        let of_b = &b[(group * n + column) * k..][..k];
+                        let terms = of_a.iter().zip(of_b).map(|(a, b)| a.value() * b.value());
+                        right(terms.sum(), got)
+                    }
+                };
+                if !is_right {
+                    wrong.push(format!("row {row}, column {column}: {got:?}"));
+                }
+            }
+        }
+        let first = &wrong[..wrong.len().min(8)];
+        assert!(wrong.is_empty(), "{:?}: {} are wrong: {first:#?}", self.case, wrong.len());
+        Ok(())
+    }
+
+    /// Runs the products, and checks that sums are rounded once.
+    fn multiply(&self, gemm: &GroupedGemm, stream: &Stream, step: usize) -> Result<()> {
+        self.launch(gemm, None)?;
+        stream.synchronize()?;
+        self.check(step, rounded)
+    }
+}
+
+/// Whether it is the rounded sum; `f32` holds the sum exactly.
+fn rounded<T: Number>(sum: f64, got: T) -> bool {
+    got == T::nearest(sum as f32)
+}
+
+/// Uneven groups, also without rows, before, between and behind others; with rows of other groups
+/// in a tile, and with rows of none; one group; all rows in one of many; no row at all; more groups
+/// than have a counter of their own.
+fn cases([n, k]: [usize; 2]) -> Vec<Case> {
+    let mut many = vec![0; 300];
+    for group in [3, 36, 37, 141, 298] {
+        many[group] = group % 5 + 1;
+    }
+    vec![
+        Case::new(&[0, 5, 0, 0, 130, 1, 16, 261, 0], 1, [n, k]),
+        Case::new(&[7, 128, 0, 9], 128, [n, k]),
+        Case::new(&[40], 1, [n, k]),
+        Case::new(&[0, 0, 150, 0], 16, [n, k]),
+        Case::new(&[0, 0, 0], 1, [n, k]),
+        Case::new(&many, 4, [8, k]),
+    ]
+}
+
+#[test]
+fn groups_are_multiplied_by_their_own_factor() {
+    on_gpus("groups_are_multiplied_by_their_own_factor", 1, |rank| {
+        let stream = rank.stream()?;
+        let gemm = GroupedGemm::new(&stream)?;
+        for case in cases([264, 72]) {
+            Matrices::<bf16>::new(rank, case, 0)?.multiply(&gemm, &stream, 1)?;
+        }
+        // C of odd width, more terms than the pipeline has stages, another type.
+        let case = Case::new(&[3, 140, 20], 1, [129, 328]);
+        Matrices::<bf16>::new(rank, case, 0)?.multiply(&gemm, &stream, 1)?;
+        let case = Case::new(&[30, 0, 60], 1, [64, 64]);
+        Matrices::<f16>::new(rank, case, 0)?.multiply(&gemm, &stream, 1)?;
+        if rank.is_simulated() {
+            return Ok(());
+        }
+        // More tiles than blocks: even and uneven groups of large products.
+        let even = vec![128; 64];
+        let uneven: Vec<_> = (0..128).map(|group| group * group * 37 % 301).collect();
+        for (sizes, alignment) in [(&even, 1), (&uneven, 1), (&uneven, 128)] {
+            let case = Case::new(sizes, alignment, [1024, 1536]);
+            Matrices::<bf16>::new(rank, case.clone(), 0)?.multiply(&gemm, &stream, 61)?;
+        }
+        Ok(())
+    });
+}
+
+/// Rows of these `k` are not aligned to 16 bytes.
+#[test]
+fn groups_of_any_rows_are_multiplied() {
+    on_gpus("groups_of_any_rows_are_multiplied", 1, |rank| {
+        let stream = rank.stream()?;
+        let gemm = GroupedGemm::new(&stream)?;
+        for case in cases([130, 34]) {
+            Matrices::<bf16>::new(rank, case, 0)?.multiply(&gemm, &stream, 1)?;
+        }
+        let case = Case::new(&[30, 0, 60], 1, [65, 5]);
+        Matrices::<f16>::new(rank, case, 0)?.multiply(&gemm, &stream, 1)
+    });
+}
+
+#[test]
+fn rows_of_groups_for_which_there_is_no_room_are_left_out() {
+    on_gpus("rows_of_groups_for_which_there_is_no_room_are_left_out", 1, |rank| {
+        let stream = rank.stream()?;
+        let gemm = GroupedGemm::new(&stream)?;
+        for k in [40, 34] {
+            // The last group begins behind the last row, or in the middle of what there is.
+            for sizes in [&[20, 30, 7, 9], &[20, 3, 4, 39]] {
+                let case = Case::new(sizes, 1, [72, k]);
+                Matrices::<bf16>::new(rank, case, 25)?.multiply(&gemm, &stream, 1)?;
+            }
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn an_activation_is_of_the_sums_of_groups() {
+    on_gpus("an_activation_is_of_the_sums_of_groups", 1, |rank| {
+        let stream = rank.stream()?;
+        let gemm = GroupedGemm::new(&stream)?;
+        for k in [72, 34] {
+            let matrices = Matrices::<bf16>::new(rank, Case::new(&[20, 0, 150], 1, [72, k]), 0)?;
+            matrices.launch(&gemm, Some(Activation::Silu))?;
+            stream.synchronize()?;
+            matrices.check(1, |sum, got| {
+                let right = sum / (1.0 + (-sum).exp());
+                // Half a step of bf16, and the sigmoid's error.
+                (got.value() - right).abs() <= (bf16::EPSILON.to_f64() / 2.0 + 1e-5) * right.abs()
+            })?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn a_graph_is_replayed_with_other_groups() {
+    on_gpus("a_graph_is_replayed_with_other_groups", 1, |rank| {
+        let stream = rank.stream()?;
+        let gemm = GroupedGemm::new(&stream)?;
+        let case = Case::new(&[60, 10, 30], 1, [72, 40]);
+        let mut matrices = Matrices::<bf16>::new(rank, case, 0)?;
+        let graph = stream.capture(|| {
+            let Matrices { groups, a, b, c, m, .. } = &matrices;
+            // SAFETY: all of it is dropped behind the graph.
+            unsafe { gemm.launch_capturable(a, b, c, groups, [*m, 72, 40], None) }
+        })?;
+        for sizes in [[60, 10, 30], [0, 100, 0], [0, 0, 0], [33, 33, 34]] {
+            matrices.case.sizes = sizes.to_vec();
+            matrices.write_groups()?;
+            graph.launch(&stream)?;
+            stream.synchronize()?;
+            matrices.check(1, rounded)?;
+        }
+        drop(graph);
+        Ok(())
+    });
+}
+
+#[test]
+fn bad_grouped_products_are_refused_with_the_reason() {
+    on_gpus("bad_grouped_products_are_refused_with_the_reason", 1, |rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let gemm = GroupedGemm::new(&stream)?;
+        let matrix = comm.mem_alloc::<bf16>(64 * 64)?;
+        let words = comm.mem_alloc::<u32>(4)?;
+        let groups = |offsets: usize, sizes: usize| {
+            let (offsets, sizes) = (words.slice(..offsets)?, words.slice(..sizes)?);
+            Ok::<_, Error>(RowGroups { offsets, sizes })
+        };
+        for (offsets, sizes, shape, reason) in [
+            (4, 4, [64, 0, 8], "nothing to do"),
+            (4, 0, [64, 8, 8], "without groups has nothing to do"),
+            (3, 4, [64, 8, 8], "the groups' offsets has 3 elements"),
+            (4, 4, [65, 8, 64], "A has 4096 elements"),
+            (4, 4, [64, 17, 64], "B has 4096 elements, but needs 68 x 64"),
+            (1, 1, [512, 512, 8], "C has 4096 elements"),
+            (4, 4, [64, 1 << 30, 8], "is the maximum of each"),
+        ] {
+            let groups = groups(offsets, sizes)?;
+            let error = gemm.launch(&matrix, &matrix, &matrix, &groups, shape, None).err();
+            let error = error.map(|e| e.to_string());
+            assert!(error.as_ref().is_some_and(|e| e.contains(reason)), "{shape:?}: {error:?}");
+        }
+        let groups = groups(4, 4)?;
+        let launch = || gemm.launch(&matrix, &matrix, &matrix, &groups, [64, 8, 64], None);
+        let graph = stream.capture(launch);
+        assert!(matches!(graph, Err(Error::State(StateError::Capturing { .. }))), "{graph:?}");
+        Ok(())
+    });
+}

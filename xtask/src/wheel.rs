@@ -1,0 +1,70 @@
+//! The wheel for Python: its check before a release, and its place in a pack.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::project::{Project, root};
+
+/// Builds the wheel with maturin, and runs its tests on simulated GPUs. Returns what `python3`
+/// lacks, if it lacks something.
+pub fn check() -> Result<Option<String>> {
+    for (module, package) in [("maturin", "maturin"), ("pytest", "pytest"), ("numpy", "numpy")] {
+        if !has(module) {
+            return Ok(Some(format!("not installed: python3 -m pip install {package}")));
+        }
+    }
+    if !has("torch") {
+        println!("python3 has no torch: the tests with its tensors are skipped");
+    }
+    let folder = tempfile::tempdir().context("cannot create a temporary folder")?;
+    let mut build = Command::new("python3");
+    build.args(["-m", "maturin", "build", "--out"]).arg(folder.path());
+    build.current_dir(root().join("python"));
+    build.env("CARGO_TARGET_DIR", Project::open()?.target_folder());
+    run(&mut build, "maturin")?;
+    let site = folder.path().join("site");
+    unpack(&wheel_in(folder.path())?, &site)?;
+    let mut tests = Command::new("python3");
+    tests.args(["-m", "pytest", "-p", "no:cacheprovider"]).arg(root().join("python/tests"));
+    tests.env("PYTHONPATH", site).env("PYTHONDONTWRITEBYTECODE", "1");
+    run(&mut tests, "pytest")?;
+    Ok(None)
+}
+
+/// Unpacks a wheel, a zip file, to a folder for `PYTHONPATH`.
+pub fn unpack(wheel: &Path, to: &Path) -> Result<()> {
+    ensure!(wheel.is_file(), "there is no wheel {}; `maturin build` makes it", wheel.display());
+    let mut unzip = Command::new("python3");
+    unzip.args(["-m", "zipfile", "-e"]).arg(wheel).arg(to);
+    run(&mut unzip, "python3 -m zipfile")
+}
+
+/// Whether `python3` has a module.
+fn has(module: &str) -> bool {
+    let script =
+        format!("import importlib.util, sys; sys.exit(not importlib.util.find_spec({module:?}))");
+    let mut command = Command::new("python3");
+    command.args(["-c", &script]).stdout(Stdio::null()).stderr(Stdio::null());
+    command.status().is_ok_and(|status| status.success())
+}
+
+fn wheel_in(folder: &Path) -> Result<PathBuf> {
+    for entry in
+        fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?
+    {
+        let path = entry?.path();
+        if path.extension().is_some_and(|kind| kind == "whl") {
+            return Ok(path);
+        }
+    }
+    bail!("maturin made no wheel")
+}
+
+fn run(command: &mut Command, what: &str) -> Result<()> {
+    let status = command.status().with_context(|| format!("{what} does not start"))?;
+    ensure!(status.success(), "{what} failed, see above");
+    Ok(())
+}
