@@ -47,8 +47,10 @@ fn exported() -> BTreeSet<Exported> {
     let kernels = [
         of::<kernels::allgather_gemm>(),
         of::<kernels::ep_combine>(),
+        of::<kernels::ep_combine_hybrid>(),
         of::<kernels::ep_dispatch>(),
         of::<kernels::ep_dispatch_f8>(),
+        of::<kernels::ep_dispatch_hybrid>(),
         of::<kernels::ep_layout>(),
         of::<kernels::gemm_allreduce_mma>(),
         of::<kernels::gemm_allreduce_wgmma>(),

@@ -2,6 +2,7 @@
 
 mod absent;
 mod f8;
+mod hybrid;
 mod wrong;
 
 use devcomm::{

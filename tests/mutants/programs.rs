@@ -63,6 +63,9 @@ programs! {
     ep_combine_in_one_round on Simulation::new(2), one in 20;
     ep_dispatch_f8 on Simulation::new(2), one in 20;
     ep_of_any_ranks on Simulation::new(3), one in 20;
+    experts_in_teams on Simulation::new(4).team_size(2).multiprocessors(2), one in 20;
+    dispatches_in_teams on Simulation::new(4).team_size(2).multiprocessors(2), one in 20;
+    combines_in_teams on Simulation::new(4).team_size(2).multiprocessors(2), one in 20;
     gemm_wgmma on Simulation::new(1).multiprocessors(2), one in 50;
     gemm_swapped on Simulation::new(1).multiprocessors(2), one in 50;
     gemm_blocks on Simulation::new(1).multiprocessors(2), one in 50;
@@ -335,6 +338,21 @@ fn experts(
 /// With a block for each row that a rank receives.
 fn expert_parallel(gpu: &Gpu<'_>) -> Result<()> {
     experts(gpu, [LAUNCHES, 1, 1, 1], 6, false)
+}
+
+/// The same over several LSA teams.
+fn experts_in_teams(gpu: &Gpu<'_>) -> Result<()> {
+    experts(gpu, [LAUNCHES, 1, 1, 1], 2, false)
+}
+
+/// Without results, which keep the ranks' dispatches apart.
+fn dispatches_in_teams(gpu: &Gpu<'_>) -> Result<()> {
+    experts(gpu, [LAUNCHES, 1, 1, 0], 2, false)
+}
+
+/// Without a dispatch between two launches.
+fn combines_in_teams(gpu: &Gpu<'_>) -> Result<()> {
+    experts(gpu, [1, 1, 1, LAUNCHES], 2, false)
 }
 
 fn ep_dispatch(gpu: &Gpu<'_>) -> Result<()> {

@@ -24,6 +24,9 @@ const PUSH_XV: &str = "kernels/src/collectives/push_exchange_v.rs";
 const EP_DISPATCH: &str = "kernels/src/expert_parallel/ep_dispatch.rs";
 const EP_LAYOUT: &str = "kernels/src/expert_parallel/ep_layout.rs";
 const EP_COMBINE: &str = "kernels/src/expert_parallel/ep_combine.rs";
+const EP_RAIL: &str = "kernels/src/expert_parallel/rail.rs";
+const DISPATCH_TEAMS: &str = "kernels/src/expert_parallel/ep_dispatch_hybrid.rs";
+const COMBINE_TEAMS: &str = "kernels/src/expert_parallel/ep_combine_hybrid.rs";
 const BLOCKS: &str = "kernels/src/gemm/gemm_blocks.rs";
 const WGMMA: &str = "kernels/src/gemm/gemm_wgmma.rs";
 const SWAPPED: &str = "kernels/src/gemm/gemm_swapped.rs";
@@ -50,6 +53,12 @@ const PUSHED: &str = "mem::store_vec(to.wrapping_add(";
 const RECEIVED: &str = "mem::load_vec(from)";
 const GATHERED: &str = "mem::store_vec(self.into";
 const PULLED: &str = "parts[distance].load_vec(";
+const ROW: &str = "part.store(";
+const TEAMS: &str = "experts_in_teams";
+const DISPATCHES: &str = "dispatches_in_teams";
+const COMBINES: &str = "combines_in_teams";
+const SYNC: &str = "thread::sync_threads()";
+const MEETS: &str = "wait_signal_meets_shadow(";
 const FULL: &str = "pipeline.wait_full(";
 const EMPTY: &str = "pipeline.wait_empty(";
 const MULTIPLY: &str = "wgmma::multiply(";
@@ -164,14 +173,29 @@ pub const MUTANTS: &[Mutant] = &[
     mutant("ep_combine", EP_COMBINE, (END, 0), Remove, &[SEVERAL]),
     mutant("ep_combine_in_one_round", EP_COMBINE, (SEND, 0), NARROW, &[SEND, SEVERAL]),
     mutant("ep_combine_in_one_round", EP_COMBINE, (END, 0), Remove, &[SEVERAL]),
+    mutant("ep_combine_in_one_round", EP_COMBINE, (PREVIOUS, 0), NoWait, &["mem::load", ROW]),
+    mutant("ep_combine", EP_COMBINE, (PREVIOUS, 0), NoWait, &["mem::load", ROW]),
+    mutant(TEAMS, EP_RAIL, (PUT, 0), Change::Signal(1), &[MEETS, PUT]),
+    mutant(TEAMS, EP_RAIL, (MEETS, 0), NoWait, &[PUT]),
+    mutant(TEAMS, EP_RAIL, ("gin.expect(", 0), Remove, &[PUT]),
+    mutant(TEAMS, EP_RAIL, (FLUSH, 0), NoWait, &[PUT]),
+    mutant(DISPATCHES, EP_RAIL, ("epoch.end(", 0), Remove, &[PUT]),
     mutant(
-        "ep_combine_in_one_round",
-        EP_COMBINE,
+        DISPATCHES,
+        DISPATCH_TEAMS,
         (PREVIOUS, 0),
         NoWait,
-        &["mem::load", "mem::store"],
+        &["lsa_barrier(", "mem::store(", ROW],
     ),
-    mutant("ep_combine", EP_COMBINE, (PREVIOUS, 0), NoWait, &["mem::load", "mem::store"]),
+    mutant(DISPATCHES, DISPATCH_TEAMS, (ROUND, 0), NoWait, &["mem::store(", ROW]),
+    mutant(DISPATCHES, DISPATCH_TEAMS, (EXIT, 0), Remove, &["mem::store(", ROW]),
+    mutant(DISPATCHES, DISPATCH_TEAMS, (SYNC, 0), Remove, &["mem::load("]),
+    mutant(DISPATCHES, DISPATCH_TEAMS, (SYNC, 1), Remove, &["mem::store_vec(", ROW]),
+    mutant(COMBINES, COMBINE_TEAMS, (PREVIOUS, 0), NoWait, &["lsa_barrier(", ROW]),
+    mutant(COMBINES, COMBINE_TEAMS, (ROUND, 0), NoWait, &[ROW, "part.load("]),
+    mutant(COMBINES, COMBINE_TEAMS, (ROUND, 1), Remove, &[ROW, "part.load("]),
+    mutant(COMBINES, COMBINE_TEAMS, (ROUND, 1), Relax, &[ROW, "part.load("]),
+    mutant(COMBINES, COMBINE_TEAMS, (SYNC, 0), Remove, &[ROW]),
     mutant("gemm_wgmma", WGMMA, (INIT, 0), Remove, &["wait_empty(", FULL, "arrive_expect_tx("]),
     mutant("gemm_wgmma", WGMMA, (INIT, 0), Relax, &["wait_empty(", FULL, ".load(", "arrive"]),
     mutant(

@@ -27,6 +27,8 @@ pub struct Batch {
     pub top_k: usize,
     /// An expert's rows begin at a multiple of this.
     pub alignment: usize,
+    /// The ranks of an LSA team, if there are several teams.
+    pub team: Option<usize>,
     /// How many tokens each rank has.
     pub tokens: Vec<usize>,
     /// Of each rank: the tokens' rows.
@@ -59,6 +61,7 @@ impl Batch {
             experts,
             top_k,
             alignment: 1,
+            team: None,
             inputs: tokens.iter().map(row).collect(),
             ids: tokens.iter().map(|tokens| vec![-1; tokens * top_k]).collect(),
             weights: tokens.iter().map(|tokens| vec![0.0; tokens * top_k]).collect(),
@@ -240,21 +243,30 @@ impl Batch {
     ) -> Vec<bf16> {
         let mut results = Vec::new();
         for token in 0..self.tokens[rank] {
-            let mut sums = vec![0.0; self.hidden];
-            let mut add = |row: &[bf16]| {
-                sums.iter_mut().zip(row).for_each(|(sum, x)| *sum += x.to_f32());
-            };
-            for at in 0..self.tokens.len() {
-                if let Some(partial) = self.partial(at, (rank, token), &factor) {
-                    add(&partial);
+            let mut rows = Vec::new();
+            for first in (0..self.tokens.len()).step_by(self.team.unwrap_or(1)) {
+                let team = first..first + self.team.unwrap_or(1);
+                let partials = team.filter_map(|at| self.partial(at, (rank, token), &factor));
+                // Each team rounds its sum. Of one rank that is what the rank gives.
+                let partials: Vec<_> = partials.collect();
+                if !partials.is_empty() {
+                    rows.push(self.sum(partials.iter().map(|row| &row[..])));
                 }
             }
-            if let Some(residual) = residual {
-                add(&residual[token * self.hidden..][..self.hidden]);
-            }
-            results.extend(sums.into_iter().map(bf16::from_f32));
+            let residual = residual.map(|all| &all[token * self.hidden..][..self.hidden]);
+            let rows = rows.iter().map(|row| &row[..]).chain(residual);
+            results.extend(self.sum(rows));
         }
         results
+    }
+
+    /// The sum of rows, in f32, rounded once.
+    fn sum<'a>(&self, rows: impl Iterator<Item = &'a [bf16]>) -> Vec<bf16> {
+        let mut sums = vec![0.0; self.hidden];
+        for row in rows {
+            sums.iter_mut().zip(row).for_each(|(sum, x)| *sum += x.to_f32());
+        }
+        sums.into_iter().map(bf16::from_f32).collect()
     }
 }
 

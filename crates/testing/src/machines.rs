@@ -76,6 +76,7 @@ pub struct Gpus {
     simulation: Simulation,
     kernels: &'static KernelSet,
     gin: GinConnectionType,
+    several_teams: bool,
     multimem: bool,
     host_rma: bool,
     checked: bool,
@@ -90,6 +91,7 @@ impl From<Simulation> for Gpus {
             simulation,
             kernels: &KERNELS,
             gin: GinConnectionType::None,
+            several_teams: false,
             multimem: false,
             host_rma: false,
             checked: true,
@@ -114,6 +116,13 @@ impl Gpus {
     pub fn with_gin(mut self, connection: GinConnectionType) -> Self {
         self.gin = connection;
         self
+    }
+
+    /// Requires several LSA teams, and GIN between them: on real GPUs of one team
+    /// `NCCL_LSA_TEAM_SIZE` makes them.
+    pub fn with_several_teams(mut self) -> Self {
+        self.several_teams = true;
+        self.with_gin(GinConnectionType::Rail)
     }
 
     /// Requires multicast.
@@ -221,18 +230,18 @@ impl Gpus {
     /// What real GPUs lack, probed once for all tests with the same requirements.
     fn missing(&self, world: &World) -> Result<Option<String>, Error> {
         static KNOWN: Mutex<BTreeMap<String, Option<String>>> = Mutex::new(BTreeMap::new());
-        let Self { kernels, gin, multimem, host_rma, .. } = self;
+        let Self { kernels, gin, several_teams, multimem, host_rma, .. } = self;
         let kernels: *const KernelSet = *kernels;
-        let wanted = format!("{} {kernels:p} {gin:?} {multimem} {host_rma}", world.n_ranks());
+        let wanted = format!(
+            "{} {kernels:p} {gin:?} {several_teams} {multimem} {host_rma}",
+            world.n_ranks()
+        );
         let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(missing) = known.get(&wanted) {
             return Ok(missing.clone());
         }
         let missing = match world.run(|rank| self.probe(rank)) {
-            Ok(found) if found.contains(&false) => {
-                Some("NCCL has no one-sided operations here".to_owned())
-            }
-            Ok(_) => None,
+            Ok(found) => found.into_iter().flatten().next().map(str::to_owned),
             Err(error) if error.is_of_the_machine() => Some(error.to_string()),
             Err(error) => return Err(error),
         };
@@ -240,8 +249,8 @@ impl Gpus {
         Ok(missing)
     }
 
-    /// Probes what every test relies on, and the additional requirements.
-    fn probe(&self, rank: &Rank) -> Result<bool, Error> {
+    /// Probes what every test relies on, and the additional requirements; returns what is missing.
+    fn probe(&self, rank: &Rank) -> Result<Option<&'static str>, Error> {
         rank.load(self.kernels)?;
         let comm = rank.communicator()?;
         if self.gin == GinConnectionType::None {
@@ -250,6 +259,11 @@ impl Gpus {
         let requirements = DevCommRequirements::new().lsa_barriers(1).gin_connection(self.gin);
         drop(comm.create_dev_comm(requirements.lsa_multimem(self.multimem))?);
         drop(comm.window::<u32>(1)?);
-        Ok(!self.host_rma || comm.properties()?.host_rma)
+        let properties = comm.properties()?;
+        if self.host_rma && !properties.host_rma {
+            return Ok(Some("NCCL has no one-sided operations here"));
+        }
+        let is_one = self.several_teams && properties.n_lsa_teams < 2;
+        Ok(is_one.then_some("one LSA team; NCCL_LSA_TEAM_SIZE=1 makes several"))
     }
 }

@@ -10,7 +10,7 @@ use super::numbered::{Numbered, NumberedSlots};
 use super::parts::{Part, Parts, at, warp_index, warps};
 use super::ranks::{Ranks, ranks, rolled, with_ranks};
 use super::shape::{Received, Shape, Steps};
-use super::sums::{Entries, Row, add, load, prefetch, sum};
+use super::sums::{Entries, Row, add, prefetch, sum};
 
 /// Vectors of a part that each lane has: with more ranks fewer, as their addresses take registers.
 const fn lane_vectors(ranks: usize) -> usize {
@@ -24,7 +24,7 @@ pub const fn part_vectors(ranks: usize) -> u32 {
 }
 
 /// Results that are loaded together.
-const TOGETHER: usize = 4;
+pub(super) const TOGETHER: usize = 4;
 /// And in a launch of one round, whose parts have a vector in each lane: most tokens have no more
 /// experts in a rank.
 const ALL: usize = 8;
@@ -98,16 +98,17 @@ pub unsafe fn ep_combine(
     unsafe { with_ranks!(comm, lane_vectors, combine.run(slots, numbered, state)) }
 }
 
-struct Combine<'a> {
-    comm: &'a DevComm,
-    shape: Shape,
-    rows: *const bf16,
-    returns: *const u32,
-    received: Received,
-    tokens: u32,
-    output: *mut bf16,
-    residual: *const bf16,
-    steps: u32,
+/// A launch's arguments.
+pub(super) struct Combine<'a> {
+    pub(super) comm: &'a DevComm,
+    pub(super) shape: Shape,
+    pub(super) rows: *const bf16,
+    pub(super) returns: *const u32,
+    pub(super) received: Received,
+    pub(super) tokens: u32,
+    pub(super) output: *mut bf16,
+    pub(super) residual: *const bf16,
+    pub(super) steps: u32,
 }
 
 impl Combine<'_> {
@@ -377,7 +378,7 @@ impl Combine<'_> {
     ///
     /// The kernel's contract.
     #[inline(always)]
-    unsafe fn entries<const VECTORS: usize>(
+    pub(super) unsafe fn entries<const VECTORS: usize>(
         &self,
         rank: usize,
         part: Part<VECTORS>,
@@ -412,10 +413,7 @@ impl Combine<'_> {
         unsafe {
             // What there is here is loaded while the others' rows are on their way.
             let mine = sum::<VECTORS, TOGETHER>(self.rows, entries, part);
-            let mut residual = [Vec16::from_bits([0; 4]); VECTORS];
-            if !self.residual.is_null() {
-                residual = load(self.residual, token, part);
-            }
+            let residual = self.residual(part);
             let (mut rank, ranks) = (0, rolled::<N>(self.comm));
             while rank < ranks {
                 if rank == me {
@@ -429,14 +427,25 @@ impl Combine<'_> {
                 rank += 1;
             }
             add(&mut sums, &residual, 1.0);
-            let mut i = 0;
-            while i < VECTORS {
-                if let Some(at) = part.vector_of(token, i) {
-                    mem::store_vec(self.output.wrapping_add(8 * at), bf16::narrow(sums[i]));
-                }
-                i += 1;
-            }
+            part.store(self.output, token, &sums.map(bf16::narrow));
         }
+    }
+
+    /// Loads the residual of a token.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract.
+    #[inline(always)]
+    pub(super) unsafe fn residual<const VECTORS: usize>(
+        &self,
+        part: Part<VECTORS>,
+    ) -> Row<VECTORS> {
+        if self.residual.is_null() {
+            return [Vec16::from_bits([0; 4]); VECTORS];
+        }
+        // SAFETY: the caller's contract.
+        unsafe { part.load(self.residual, part.row as usize) }
     }
 }
 

@@ -21,6 +21,13 @@
 //! ones as much is in flight as fills NVLink. A launch's blocks send before they wait for anything,
 //! so that they need not run at the same time, and grids may differ between ranks.
 //!
+//! # Several LSA teams
+//!
+//! Where load and store do not reach all ranks, [`ep_dispatch_hybrid`] and [`ep_combine_hybrid`] do
+//! the same over the network between the teams (`rail.rs`), with stores and barriers within a team.
+//! A row crosses the network once for each team that has one of the token's experts, and so does
+//! what comes back: the sum of the team. [`ep_layout`] and what it reads are the same.
+//!
 //! # Wrong routing
 //!
 //! -1 is no expert. Any other number that is no expert's is dropped, and so are rows for which
@@ -28,17 +35,21 @@
 //! ([`Faults`]).
 
 pub mod ep_combine;
+pub mod ep_combine_hybrid;
 pub mod ep_dispatch;
 pub mod ep_dispatch_f8;
+pub mod ep_dispatch_hybrid;
 pub mod ep_layout;
 mod numbered;
 mod parts;
+pub mod rail;
 mod ranks;
 mod rows;
 pub mod shape;
 mod sums;
 
 pub use self::numbered::words as numbered_words;
+pub use self::rail::{Mail, Relayed};
 pub use self::ranks::RANKS;
 pub use self::rows::SCALED;
 pub use self::shape::{Faults, Received, Shape, Steps};

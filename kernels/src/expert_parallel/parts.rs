@@ -1,6 +1,7 @@
 //! How rows are divided among the warps of a grid.
 
 use cuda_std::prelude::*;
+use devcomm_types::Element;
 
 /// Rows of vectors in parts of [`WARP_SIZE`](warp::WARP_SIZE) `* VECTORS`, for a warp each.
 #[derive(Clone, Copy)]
@@ -65,6 +66,49 @@ impl<const VECTORS: usize> Part<VECTORS> {
         let per_row = self.end.div_ceil(warp::WARP_SIZE);
         let is_mine = lane < VECTORS as u32 && at < per_row;
         is_mine.then(|| row * per_row as usize + at as usize)
+    }
+
+    /// Loads this part of row `row`; what is behind its end is 0.
+    ///
+    /// # Safety
+    ///
+    /// The row is allocated, and nothing writes it.
+    #[inline(always)]
+    #[track_caller]
+    pub(super) unsafe fn load<T: Element>(self, rows: *const T, row: usize) -> [Vec16<T>; VECTORS] {
+        let mut vectors = [Vec16::from_bits([0; 4]); VECTORS];
+        let mut i = 0;
+        while i < VECTORS {
+            if let Some(at) = self.vector_of(row, i) {
+                // SAFETY: the caller's contract.
+                vectors[i] = unsafe { mem::load_vec(rows.wrapping_add(Vec16::<T>::LANES * at)) };
+            }
+            i += 1;
+        }
+        vectors
+    }
+
+    /// Stores this part of row `row`.
+    ///
+    /// # Safety
+    ///
+    /// The row is allocated, and nothing else accesses it.
+    #[inline(always)]
+    #[track_caller]
+    pub(super) unsafe fn store<T: Element>(
+        self,
+        rows: *mut T,
+        row: usize,
+        vectors: &[Vec16<T>; VECTORS],
+    ) {
+        let mut i = 0;
+        while i < VECTORS {
+            if let Some(at) = self.vector_of(row, i) {
+                // SAFETY: the caller's contract.
+                unsafe { mem::store_vec(rows.wrapping_add(Vec16::<T>::LANES * at), vectors[i]) };
+            }
+            i += 1;
+        }
     }
 }
 

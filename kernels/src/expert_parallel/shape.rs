@@ -91,6 +91,18 @@ impl Received {
         // SAFETY: the caller's contract.
         Ranks(unsafe { mem::load(self.absent) })
     }
+
+    /// Where rows, experts, weights and counts begin in memory that has them all, in words, and the
+    /// words of all of it.
+    #[must_use]
+    #[inline(always)]
+    pub const fn offsets(shape: Shape, ranks: usize) -> [usize; 5] {
+        let tokens = ranks * shape.tokens as usize;
+        let experts = 4 * tokens * shape.vectors as usize;
+        let weights = experts + tokens * shape.top_k as usize;
+        let counts = weights + tokens * shape.top_k as usize;
+        [0, experts, weights, counts, counts + ranks]
+    }
 }
 
 /// Offsets of the words that tell the host of wrong routing; all are 0 if there was none.

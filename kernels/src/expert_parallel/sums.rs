@@ -82,7 +82,7 @@ pub(super) unsafe fn sum<const VECTORS: usize, const TOGETHER: usize>(
             unsafe {
                 at[entry] = warp::shuffle_idx(entries, 2 * (k + entry as u32));
                 if at[entry] < DROPPED {
-                    loaded[entry] = load(rows, at[entry] as usize, part);
+                    loaded[entry] = part.load(rows, at[entry] as usize);
                 }
             }
             entry += 1;
@@ -99,30 +99,6 @@ pub(super) unsafe fn sum<const VECTORS: usize, const TOGETHER: usize>(
         k += TOGETHER as u32;
     }
     Some(sums.map(bf16::narrow))
-}
-
-/// Loads a part of a row; what is behind its end is 0.
-///
-/// # Safety
-///
-/// The row is allocated, and nothing writes it.
-#[inline(always)]
-#[track_caller]
-pub(super) unsafe fn load<const VECTORS: usize>(
-    rows: *const bf16,
-    row: usize,
-    part: Part<VECTORS>,
-) -> Row<VECTORS> {
-    let mut vectors = [Vec16::from_bits([0; 4]); VECTORS];
-    let mut i = 0;
-    while i < VECTORS {
-        if let Some(at) = part.vector_of(row, i) {
-            // SAFETY: the caller's contract.
-            vectors[i] = unsafe { mem::load_vec(rows.wrapping_add(8 * at)) };
-        }
-        i += 1;
-    }
-    vectors
 }
 
 /// Adds a row times a weight.

@@ -1,7 +1,9 @@
 //! Expert parallelism: tokens to the ranks of their experts, and the experts' results back.
 
 mod grouping;
+mod hybrid;
 mod in_flight;
+mod lsa;
 mod options;
 
 use std::cell::Cell;
@@ -10,28 +12,32 @@ use std::sync::LazyLock;
 
 use devcomm_host::{
     Buffer, Communicator, DevCommRequirements, DevCommResource, DeviceSlice, Error, KernelSet,
-    Kernels, LaunchConfig, ModuleSource, Result, Stream, SymmetricBuffer, Window,
+    Kernels, LaunchConfig, ModuleSource, Result, Stream, SymmetricBuffer,
 };
 use devcomm_kernels as kernels;
 use devcomm_kernels::expert_parallel::ep_layout::RETURN_WORDS;
 use devcomm_kernels::expert_parallel::shape::{ReceivedArgs, ShapeArgs};
 use devcomm_kernels::expert_parallel::{
-    Faults, Shape, Steps, ep_combine, ep_dispatch, ep_dispatch_f8, numbered_words,
+    Faults, Shape, Steps, ep_combine, ep_dispatch, ep_dispatch_f8,
 };
 use devcomm_types::Kernel;
 use half::bf16;
-use nccl_device::{Lamport, lamport_words};
 
 use self::grouping::most_rows;
+use self::hybrid::{Division, Hybrid};
 pub use self::in_flight::{Returning, Sent};
+use self::lsa::{Lsa, Messages};
 pub use self::options::{ExpertParallelMemory, ExpertParallelOptions};
 use crate::check::{check_buffer, check_len, refuse, require_context};
 use crate::order::LastStream;
-use crate::slots::empty_slots;
 use crate::{KERNELS, modules};
 
-/// Expert parallelism on a communicator of up to 64 ranks that load and store reach: owns the
-/// kernels and their memory, and launches them. 2, 4 and 8 ranks have kernels of their own.
+/// Expert parallelism on a communicator of up to 64 ranks that load and store reach, or of several
+/// LSA teams: owns the kernels and their memory, and launches them. 2, 4 and 8 ranks of one team
+/// have kernels of their own.
+///
+/// Between LSA teams rows go over the network (GIN), once to each team with one of the token's
+/// experts, and each team returns one row.
 ///
 /// Each rank has as many experts, rank 0 the first ones, and tokens of its own, rows in bf16. A
 /// step of a layer is
@@ -78,9 +84,7 @@ pub struct ExpertParallel {
     sent: Shape,
     /// And of results.
     shape: Shape,
-    dispatch: Messages,
-    combine: Messages,
-    received: Received,
+    form: Form,
     returns: SymmetricBuffer<u32>,
     offsets: SymmetricBuffer<u32>,
     sizes: SymmetricBuffer<u32>,
@@ -108,23 +112,12 @@ enum Stage {
     Returning,
 }
 
-/// The memory of a session of messages.
-struct Messages {
-    slots: Window<u32>,
-    numbered: Window<u32>,
-    state: SymmetricBuffer<u32>,
-}
-
-/// What a rank keeps of all tokens.
-struct Received {
-    rows: SymmetricBuffer<u32>,
-    /// Of 8-bit floats.
-    scales: Option<SymmetricBuffer<f32>>,
-    experts: SymmetricBuffer<u32>,
-    weights: SymmetricBuffer<f32>,
-    counts: SymmetricBuffer<u32>,
-    targets: SymmetricBuffer<u64>,
-    absent: SymmetricBuffer<u64>,
+/// How rows reach other ranks.
+enum Form {
+    /// By load and store.
+    Lsa(Lsa),
+    /// Over the network between LSA teams.
+    Hybrid(Box<Hybrid>),
 }
 
 /// Tokens of this rank, with their routing.
@@ -150,6 +143,14 @@ static MODULES: LazyLock<Vec<ModuleSource>> = LazyLock::new(|| {
     ])
 });
 
+static HYBRID_MODULES: LazyLock<Vec<ModuleSource>> = LazyLock::new(|| {
+    modules(&[
+        kernels::ep_combine_hybrid::FILE,
+        kernels::ep_dispatch_hybrid::FILE,
+        kernels::ep_layout::FILE,
+    ])
+});
+
 /// Threads of a block.
 const THREADS: u32 = 256;
 /// And where there are many rows.
@@ -169,55 +170,54 @@ impl ExpertParallel {
     pub fn new(comm: &Communicator, options: ExpertParallelOptions) -> Result<Self> {
         let ranks = comm.n_ranks();
         let own = || {
-            let shape = options.shape(ranks)?;
-            comm.require_single_lsa_team()?;
-            let set = KernelSet { modules: &MODULES, unavailable: KERNELS.unavailable };
-            Ok::<_, Error>((shape, Kernels::load(comm.context(), &set)?))
+            let teams = comm.properties()?.n_lsa_teams;
+            let limits = comm.context().limits();
+            let (shape, division, modules) = if teams > 1 {
+                let shape = options.shape_in_teams(ranks)?;
+                let division = Division::new(options, teams, ranks, limits.multiprocessors)?;
+                (shape, Some(division), &HYBRID_MODULES)
+            } else {
+                (options.shape(ranks)?, None, &MODULES)
+            };
+            let set = KernelSet { modules, unavailable: KERNELS.unavailable };
+            Ok::<_, Error>((shape, division, Kernels::load(comm.context(), &set)?))
         };
         let own = own();
-        let sizes = options.sizes();
+        // What is the same on every rank. Blocks of several LSA teams send to those of the same
+        // number.
+        let blocks = own.as_ref().ok().and_then(|own| own.1).map_or(0, |own| own.blocks as usize);
+        let ExpertParallelOptions { hidden, tokens, experts, top_k, f8, .. } = options;
+        let sizes = [hidden, tokens, experts, top_k, if f8 { 8 } else { 16 }, blocks];
         let all = comm.host_all_gather(if own.is_ok() { &sizes[..] } else { &[] })?;
-        let (shape, compiled) = own?;
+        let (shape, division, compiled) = own?;
         if let Some(rank) = all.iter().position(|other| other[..] != sizes) {
             let other = &all[rank];
             return refuse(format!(
                 "rank {rank} has sizes {other:?} (hidden, tokens, experts, top-k, bits of an \
-                 element) and this rank {sizes:?}; none: its own error says why"
+                 element, blocks of several LSA teams) and this rank {sizes:?}; none: its own \
+                 error says why"
             ));
         }
-        let (tokens, top_k) = (ranks * options.tokens, options.top_k);
-        let sent = options.sent(ranks)?;
-        let messages = |slots: u32, numbered: u32| {
-            let state = comm.mem_alloc::<u32>(Lamport::<1>::STATE)?;
-            Ok::<_, Error>(Messages {
-                slots: empty_slots(comm, lamport_words(ranks, slots as usize))?,
-                // New windows and buffers are zeroed, as these must be.
-                numbered: comm.window(numbered_words(ranks, numbered as usize))?,
-                state,
-            })
+        let sent = options.sent(shape);
+        let (form, dev_comm) = match division {
+            None => {
+                let lsa = Lsa::new(comm, options, sent, shape)?;
+                (Form::Lsa(lsa), comm.create_dev_comm(DevCommRequirements::new())?)
+            }
+            Some(division) => {
+                let (hybrid, dev_comm) = Hybrid::new(comm, shape, division)?;
+                (Form::Hybrid(Box::new(hybrid)), dev_comm)
+            }
         };
         let this = Self {
             communicator: comm.clone(),
             compiled,
-            dev_comm: comm.create_dev_comm(DevCommRequirements::new())?,
+            dev_comm,
             options,
             sent,
             shape,
-            dispatch: messages(options.sent_slots(sent), ep_dispatch::numbered_slots(shape))?,
-            combine: messages(shape.slots(), ep_combine::NUMBERED_SLOTS)?,
-            received: Received {
-                rows: comm.mem_alloc(tokens * 4 * sent.vectors as usize)?,
-                scales: match options.f8 {
-                    true => Some(comm.mem_alloc(tokens * 4 * sent.scale_vectors() as usize)?),
-                    false => None,
-                },
-                experts: comm.mem_alloc(tokens * top_k)?,
-                weights: comm.mem_alloc(tokens * top_k)?,
-                counts: comm.mem_alloc(ranks)?,
-                targets: comm.mem_alloc(options.tokens)?,
-                absent: comm.mem_alloc(1)?,
-            },
-            returns: comm.mem_alloc(tokens * RETURN_WORDS)?,
+            form,
+            returns: comm.mem_alloc(ranks * tokens * RETURN_WORDS)?,
             offsets: comm.mem_alloc(options.local(ranks) + 1)?,
             sizes: comm.mem_alloc(options.local(ranks))?,
             origins: comm.mem_alloc(most_rows(options, ranks))?,
@@ -307,7 +307,28 @@ impl ExpertParallel {
         stream: &Stream,
     ) -> Result<()> {
         self.begin(stream)?;
-        let Messages { slots, numbered, state } = &self.dispatch;
+        let lsa = match &self.form {
+            Form::Lsa(lsa) => lsa,
+            Form::Hybrid(hybrid) => {
+                let launch = kernels::ep_dispatch_hybrid::args(
+                    &self.dev_comm,
+                    hybrid.dispatch(),
+                    &hybrid.received,
+                    self.sent_args(),
+                    input,
+                    ids,
+                    weights,
+                    count as u32,
+                    hybrid.relayed(),
+                    &self.faults,
+                    steps,
+                );
+                let config = hybrid.config(self.options);
+                // SAFETY: as below.
+                return unsafe { launch.config(config).launch(&self.compiled.on(stream)) };
+            }
+        };
+        let Messages { slots, numbered, state } = &lsa.dispatch;
         macro_rules! launch {
             ($kernel:ident) => {{
                 let launch = kernels::$kernel::args(
@@ -415,7 +436,29 @@ impl ExpertParallel {
         self.compare("results of experts", steps)?;
         self.begin(stream)?;
         let (tokens, multiprocessors) = (self.tokens.get() as u32, self.multiprocessors());
-        let Messages { slots, numbered, state } = &self.combine;
+        let lsa = match &self.form {
+            Form::Lsa(lsa) => lsa,
+            Form::Hybrid(hybrid) => {
+                let launch = kernels::ep_combine_hybrid::args(
+                    &self.dev_comm,
+                    hybrid.combine(),
+                    &hybrid.partials,
+                    shape_args(self.shape),
+                    rows,
+                    &self.returns,
+                    self.received_args(),
+                    hybrid.relayed(),
+                    tokens,
+                    output,
+                    residual,
+                    steps,
+                );
+                let config = hybrid.config(self.options);
+                // SAFETY: as below.
+                return unsafe { launch.config(config).launch(&self.compiled.on(stream)) };
+            }
+        };
+        let Messages { slots, numbered, state } = &lsa.combine;
         let launch = kernels::ep_combine::args(
             &self.dev_comm,
             slots,
@@ -482,8 +525,17 @@ impl ExpertParallel {
     /// # Errors
     ///
     /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a rank that does not exist,
-    /// this one, and while rows are on their way; those of the stream.
+    /// this one, while rows are on their way, and in several LSA teams; those of the stream.
     pub fn set_absent(&self, ranks: &[usize], stream: &Stream) -> Result<()> {
+        let lsa = match &self.form {
+            Form::Lsa(lsa) => lsa,
+            Form::Hybrid(hybrid) => {
+                let teams = hybrid.division.teams;
+                return refuse(format!(
+                    "absent ranks among {teams} LSA teams: ranks may be absent in one team"
+                ));
+            }
+        };
         self.require_nothing_sent()?;
         let (me, n_ranks) = (self.communicator.rank(), self.communicator.n_ranks());
         if let Some(rank) = ranks.iter().find(|rank| **rank >= n_ranks || **rank == me) {
@@ -493,7 +545,7 @@ impl ExpertParallel {
         }
         let absent = ranks.iter().fold(0, |absent, rank| absent | 1 << rank);
         self.begin(stream)?;
-        stream.fill(&self.received.absent, absent)?;
+        stream.fill(lsa.absent(), absent)?;
         self.absent.set(absent);
         Ok(())
     }
@@ -553,15 +605,9 @@ impl ExpertParallel {
     }
 
     fn received_args(&self) -> ReceivedArgs<u64, u64, u64, u64, u64, u64, u64> {
-        let Received { rows, scales, experts, weights, counts, targets, absent } = &self.received;
-        ReceivedArgs {
-            rows: rows.device_address(),
-            scales: scales.as_ref().map_or(0, SymmetricBuffer::device_address),
-            experts: experts.device_address(),
-            weights: weights.device_address(),
-            counts: counts.device_address(),
-            targets: targets.device_address(),
-            absent: absent.device_address(),
+        match &self.form {
+            Form::Lsa(lsa) => lsa.received_args(),
+            Form::Hybrid(hybrid) => hybrid.received_args(),
         }
     }
 }
@@ -572,6 +618,17 @@ fn shape_args(Shape { tokens, vectors, top_k, experts }: Shape) -> ShapeArgs<u32
 
 impl fmt::Debug for ExpertParallel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ExpertParallel({} ranks)", self.communicator.n_ranks())
+        let ranks = self.communicator.n_ranks();
+        match &self.form {
+            Form::Lsa(_) => write!(f, "ExpertParallel({ranks} ranks)"),
+            Form::Hybrid(hybrid) => {
+                let Division { teams, blocks, batch } = hybrid.division;
+                write!(
+                    f,
+                    "ExpertParallel({ranks} ranks in {teams} LSA teams, {blocks} blocks, messages \
+                     of {batch} tokens)"
+                )
+            }
+        }
     }
 }

@@ -4,11 +4,13 @@ use std::fmt;
 
 use devcomm_host::{Communicator, Result};
 use devcomm_kernels::expert_parallel::{
-    Faults, RANKS, SCALED, Shape, ep_combine, ep_dispatch, ep_layout, numbered_words,
+    Faults, RANKS, Received, SCALED, Shape, ep_combine, ep_combine_hybrid, ep_dispatch, ep_layout,
+    numbered_words,
 };
-use nccl_device::{Lamport, lamport_words};
+use nccl_device::{Epoch, Lamport, lamport_words};
 
 use super::ExpertParallel;
+use super::hybrid::Division;
 use crate::check::refuse;
 
 /// The sizes of an [`ExpertParallel`], the same on every rank.
@@ -60,7 +62,7 @@ impl ExpertParallelOptions {
 
     /// Tokens become `F8E4M3` with an `f32` scale for each 128 elements on their way to the
     /// experts, where [`ExpertParallel::group_f8`] puts them in order: half of the bytes. Results
-    /// return in `bf16`. `hidden` is a multiple of 128.
+    /// return in `bf16`. `hidden` is a multiple of 128. Not for several LSA teams.
     ///
     /// The scale is the least power of two, at least `2^-126`, times which 448 is no less than each
     /// of the 128 elements. So an element divided by it is exact, and rounded once: to nearest,
@@ -71,13 +73,14 @@ impl ExpertParallelOptions {
     }
 
     /// The most blocks of a kernel; those that send and receive are also at most the GPU's
-    /// multiprocessors. Default: as many as there is work for.
+    /// multiprocessors. Default: as many as there is work for. In several LSA teams as many send
+    /// and receive in every rank, by default at most 32, as each sends messages of its own.
     pub const fn blocks(self, blocks: u32) -> Self {
         Self { blocks: Some(blocks), ..self }
     }
 
     /// The threads of a block: a multiple of 32 up to 512. Default: 256, or 512 where there is more
-    /// work.
+    /// work and in several LSA teams.
     pub const fn threads(self, threads: u32) -> Self {
         Self { threads: Some(threads), ..self }
     }
@@ -91,7 +94,7 @@ impl ExpertParallelOptions {
         ExpertParallel::new(comm, self)
     }
 
-    /// What an [`ExpertParallel`] allocates on each GPU for so many ranks.
+    /// What an [`ExpertParallel`] allocates on each GPU for so many ranks in one LSA team.
     ///
     /// # Errors
     ///
@@ -100,7 +103,7 @@ impl ExpertParallelOptions {
     pub fn memory(self, ranks: usize) -> Result<ExpertParallelMemory> {
         let shape = self.shape(ranks)?;
         let word = size_of::<u32>();
-        let sent = self.sent(ranks)?;
+        let sent = self.sent(shape);
         let slots = |slots: u32| word * lamport_words(ranks, slots as usize);
         let numbered = ep_dispatch::numbered_slots(shape) + ep_combine::NUMBERED_SLOTS;
         let all = ranks * self.tokens;
@@ -117,17 +120,35 @@ impl ExpertParallelOptions {
         })
     }
 
-    /// What is the same on every rank.
-    pub(super) fn sizes(self) -> [usize; 5] {
-        let bits = if self.f8 { 8 } else { 16 };
-        [self.hidden, self.tokens, self.experts, self.top_k, bits]
+    /// What it allocates for so many ranks in `teams` LSA teams, at least two.
+    ///
+    /// # Errors
+    ///
+    /// As [`memory`](Self::memory).
+    pub fn memory_in_teams(self, ranks: usize, teams: usize) -> Result<ExpertParallelMemory> {
+        if teams < 2 || !ranks.is_multiple_of(teams) {
+            return refuse(format!("{ranks} ranks in {teams} LSA teams"));
+        }
+        let shape = self.shape_in_teams(ranks)?;
+        let division = Division::new(self, teams, ranks, u32::MAX)?;
+        let (word, all) = (size_of::<u32>(), ranks * self.tokens);
+        let [dispatch, combine] = division.words(shape);
+        let [_, experts, .., end] = Received::offsets(shape, ranks);
+        let relayed = (teams + 1) * self.tokens;
+        let words = 2 * Epoch::WORDS + Faults::WORDS + 2 * self.local(ranks) + 1;
+        Ok(ExpertParallelMemory {
+            dispatch_slots: word * dispatch,
+            combine_slots: word * combine + 2 * ep_combine_hybrid::partials(shape, ranks),
+            messages: 0,
+            rows: word * experts,
+            routing: word * (end - experts + all * ep_layout::RETURN_WORDS + relayed + words),
+        })
     }
 
-    /// [`shape`](Self::shape) of tokens on their way to the experts.
-    pub(super) fn sent(self, ranks: usize) -> Result<Shape> {
-        let shape = self.shape(ranks)?;
+    /// The sizes of tokens on their way to the experts, given those of results.
+    pub(super) fn sent(self, shape: Shape) -> Shape {
         let vectors = if self.f8 { shape.vectors / 2 } else { shape.vectors };
-        Ok(Shape { vectors, ..shape })
+        Shape { vectors, ..shape }
     }
 
     /// The slots that a rank has for tokens from each rank.
@@ -140,14 +161,30 @@ impl ExpertParallelOptions {
         self.experts / ranks
     }
 
-    /// The sizes for kernels, if these support them.
+    /// The sizes for the kernels of one LSA team, if these support them.
     pub(super) fn shape(self, ranks: usize) -> Result<Shape> {
-        let Self { hidden, tokens, experts, top_k, alignment, f8, blocks, threads } = self;
         if ranks == 0 || ranks > RANKS {
             return refuse(format!(
-                "expert parallelism among {ranks} ranks: it is for 1 to {RANKS}"
+                "expert parallelism among {ranks} ranks: it is for 1 to {RANKS} in an LSA team"
             ));
         }
+        self.shape_of_any(ranks)
+    }
+
+    /// And for those of several.
+    pub(super) fn shape_in_teams(self, ranks: usize) -> Result<Shape> {
+        if self.f8 {
+            return refuse(
+                "tokens as 8-bit floats among several LSA teams: there they are `bf16`, without \
+                 `f8`"
+                    .to_owned(),
+            );
+        }
+        self.shape_of_any(ranks)
+    }
+
+    fn shape_of_any(self, ranks: usize) -> Result<Shape> {
+        let Self { hidden, tokens, experts, top_k, alignment, f8, blocks, threads } = self;
         if hidden == 0 || !hidden.is_multiple_of(8) || hidden > HIDDEN {
             return refuse(format!(
                 "a token has {hidden} elements: they are a multiple of 8, up to {HIDDEN}"
@@ -199,9 +236,10 @@ impl ExpertParallelOptions {
 pub struct ExpertParallelMemory {
     /// Where rows of tokens arrive: two banks, which take turns, with room for the most tokens of
     /// each other rank (but with 2 ranks also of this one). Vectors are their own flags, so there
-    /// is nothing else.
+    /// is nothing else. In several LSA teams: three times the most tokens of a rank of each team,
+    /// one of them for what is sent, with their experts and weights.
     pub dispatch_slots: usize,
-    /// Where results arrive: likewise.
+    /// Where results arrive: likewise; in several LSA teams also the most tokens of each rank.
     pub combine_slots: usize,
     /// Where numbers of tokens and experts with weights arrive: two banks of 16 bytes for each
     /// token and expert of each rank.

@@ -1,0 +1,164 @@
+//! The form for several LSA teams: its memory, and its launches.
+
+use devcomm_host::{
+    Buffer, Communicator, DevCommRequirements, DevCommResource, GinConnectionType, LaunchConfig,
+    Result, Signals, SymmetricBuffer, Window,
+};
+use devcomm_kernels::expert_parallel::rail::{BATCH, GROUP, MailArgs, RelayedArgs};
+use devcomm_kernels::expert_parallel::shape::ReceivedArgs;
+use devcomm_kernels::expert_parallel::{
+    Mail, Received, Shape, ep_combine_hybrid, ep_dispatch_hybrid,
+};
+use devcomm_types::SignalRange;
+use half::bf16;
+use nccl_device::Epoch;
+
+use super::ExpertParallelOptions;
+use crate::check::refuse;
+
+/// Blocks that send and receive: each sends messages of its own.
+const BLOCKS: usize = 32;
+
+/// Threads of these blocks.
+const THREADS: u32 = 512;
+
+/// How tokens are divided, the same in every rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Division {
+    pub(super) teams: usize,
+    pub(super) blocks: u32,
+    /// The tokens of a message.
+    pub(super) batch: u32,
+}
+
+impl Division {
+    /// For `teams` teams, on a GPU with so many multiprocessors.
+    pub(super) fn new(
+        options: ExpertParallelOptions,
+        teams: usize,
+        ranks: usize,
+        multiprocessors: u32,
+    ) -> Result<Self> {
+        let team = ranks / teams.max(1);
+        if teams > GROUP || team > GROUP {
+            return refuse(format!(
+                "expert parallelism among {teams} LSA teams of {team} ranks: up to {GROUP} of each"
+            ));
+        }
+        let most = options.blocks.map_or(BLOCKS, |blocks| blocks as usize);
+        let most = most.min(multiprocessors as usize).max(1);
+        let batch = options.tokens.div_ceil(most).clamp(1, BATCH as usize);
+        let blocks = options.tokens.div_ceil(batch).clamp(1, most);
+        Ok(Self { teams, blocks: blocks as u32, batch: batch as u32 })
+    }
+
+    /// The words of the messages of the dispatch and of the combine.
+    pub(super) const fn words(self, shape: Shape) -> [usize; 2] {
+        let Self { teams, batch, .. } = self;
+        [
+            Mail::words(shape, teams, batch, ep_dispatch_hybrid::message_vectors(shape, batch)),
+            Mail::words(shape, teams, batch, ep_combine_hybrid::message_vectors(shape, batch)),
+        ]
+    }
+}
+
+/// The memory of messages between teams.
+struct Messages {
+    window: Window<u32>,
+    signals: SignalRange,
+    epoch: SymmetricBuffer<u32>,
+}
+
+/// The memory of the form for several LSA teams.
+pub(super) struct Hybrid {
+    pub(super) division: Division,
+    dispatch: Messages,
+    combine: Messages,
+    pub(super) partials: Window<bf16>,
+    pub(super) received: Window<u32>,
+    ranks: SymmetricBuffer<u32>,
+    teams: SymmetricBuffer<u32>,
+    /// Where what is received begins in its window, in words.
+    offsets: [usize; 5],
+}
+
+impl Hybrid {
+    /// Allocates it, and creates the device communicator. *Collective*.
+    pub(super) fn new(
+        comm: &Communicator,
+        shape: Shape,
+        division: Division,
+    ) -> Result<(Self, DevCommResource)> {
+        let (ranks, tokens) = (comm.n_ranks(), shape.tokens as usize);
+        let mut requirements = DevCommRequirements::new()
+            .lsa_barriers(division.blocks)
+            .gin_connection(GinConnectionType::Rail)
+            // Each message has a signal of its own.
+            .gin_strong_signals(false);
+        let count = Mail::signals(shape, division.teams, division.batch) as u32;
+        let signals = [(); 2].map(|()| requirements.add(Signals { count }));
+        let dev_comm = comm.create_dev_comm(requirements)?;
+        let messages = |key, words| {
+            Ok::<_, devcomm_host::Error>(Messages {
+                window: comm.window(words)?,
+                signals: dev_comm.resource(key)?,
+                epoch: comm.mem_alloc(Epoch::WORDS)?,
+            })
+        };
+        let ([of_dispatch, of_combine], [first, second]) = (signals, division.words(shape));
+        let offsets = Received::offsets(shape, ranks);
+        let hybrid = Self {
+            division,
+            dispatch: messages(of_dispatch, first)?,
+            combine: messages(of_combine, second)?,
+            partials: comm.window(ep_combine_hybrid::partials(shape, ranks))?,
+            received: comm.window(offsets[4])?,
+            ranks: comm.mem_alloc(division.teams * tokens)?,
+            teams: comm.mem_alloc(tokens)?,
+            offsets,
+        };
+        Ok((hybrid, dev_comm))
+    }
+
+    /// The messages of the dispatch, as an argument.
+    pub(super) fn dispatch(
+        &self,
+    ) -> MailArgs<&Window<u32>, SignalRange, &SymmetricBuffer<u32>, u32> {
+        self.mail(&self.dispatch)
+    }
+
+    /// The messages of the combine, as an argument.
+    pub(super) fn combine(
+        &self,
+    ) -> MailArgs<&Window<u32>, SignalRange, &SymmetricBuffer<u32>, u32> {
+        self.mail(&self.combine)
+    }
+
+    fn mail<'a>(
+        &self,
+        of: &'a Messages,
+    ) -> MailArgs<&'a Window<u32>, SignalRange, &'a SymmetricBuffer<u32>, u32> {
+        let Messages { window, signals, epoch } = of;
+        MailArgs { window, signals: *signals, epoch, batch: self.division.batch }
+    }
+
+    pub(super) fn relayed(&self) -> RelayedArgs<&SymmetricBuffer<u32>, &SymmetricBuffer<u32>> {
+        RelayedArgs { ranks: &self.ranks, teams: &self.teams }
+    }
+
+    pub(super) fn received_args(&self) -> ReceivedArgs<u64, u64, u64, u64, u64, u64, u64> {
+        let base = self.received.device_slice().device_address();
+        let [rows, experts, weights, counts, _] =
+            self.offsets.map(|at| base + (at * size_of::<u32>()) as u64);
+        // What this rank's tokens get is in what the dispatch has relayed. There are no scales, and
+        // no rank is absent.
+        ReceivedArgs { rows, scales: 0, experts, weights, counts, targets: 0, absent: 0 }
+    }
+
+    /// The shape of a launch: a multiprocessor has room for a block, so that all run at a time.
+    pub(super) fn config(&self, options: ExpertParallelOptions) -> LaunchConfig {
+        let threads = options.threads.unwrap_or(THREADS);
+        let config = LaunchConfig::new(self.division.blocks, threads);
+        config.with_dependent().without_cooperation()
+    }
+}

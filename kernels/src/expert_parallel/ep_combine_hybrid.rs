@@ -1,0 +1,302 @@
+//! Returns the experts' results to the ranks of the tokens, over several LSA teams.
+
+use core::hint;
+
+use cuda_std::grid;
+use cuda_std::prelude::*;
+use half::bf16;
+use nccl_device::gin::GinBackend;
+use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Team, Window};
+
+use super::ep_combine::{Combine, TOGETHER};
+use super::parts::{Part, Parts};
+use super::rail::{Batch, Mail, Rail, Relayed, block_warps, position};
+use super::shape::{Received, Shape, Steps};
+use super::sums::{Row, add, sum};
+
+/// Vectors of a part of a row that each lane has.
+const VECTORS: usize = 2;
+
+/// The vectors of a message with a whole batch.
+#[must_use]
+#[inline(always)]
+pub const fn message_vectors(shape: Shape, batch: u32) -> usize {
+    (batch * shape.vectors) as usize
+}
+
+/// The elements of each rank's `partials`, of teams of so many ranks.
+#[must_use]
+#[inline(always)]
+pub const fn partials(shape: Shape, ranks: usize) -> usize {
+    8 * ranks * (shape.tokens * shape.vectors) as usize
+}
+
+/// Does what [`ep_combine`](fn@super::ep_combine::ep_combine) does, among the ranks of all LSA
+/// teams, after an [`ep_dispatch_hybrid`](fn@super::ep_dispatch_hybrid::ep_dispatch_hybrid).
+///
+/// Each rank sums the rows of its experts as there, and stores the rounded sum to the rank of its
+/// team that has relayed the token. That one adds the sums of its team in the order of the ranks,
+/// in f32, and rounds; this returns to the token's rank, which adds the teams' sums in their order
+/// and then the residual, in f32, and rounds once. So what a token gets does not depend on where it
+/// is, and where each team has at most one rank with its experts it is what `ep_combine` gives.
+///
+/// `partials` has [`partials`] elements for all ranks, and `mail` room for messages of
+/// [`message_vectors`]; other memory than that of the dispatch. All else is as there.
+///
+/// Grid: any, up to the LSA barriers and the batches of the most tokens, the same in every rank.
+/// Block: a multiple of 32 threads up to 512, one-dimensional. May be a dependent launch.
+/// Connections: RAIL or FULL.
+///
+/// # Safety
+///
+/// As there, with `relayed` as the last dispatch has left it. All ranks launch this with the same
+/// sizes, and `mail` is as [`Mail`] says, its epoch 0 before the first launch.
+#[kernel(
+    B = gin,
+    max_threads = 512,
+    min_blocks = 1,
+    requires(
+        tokens <= shape.tokens,
+        mail.batch > 0,
+        mail.batch <= super::rail::BATCH,
+        partials(shape, comm.n_ranks() as usize) <= partials_of_team.len(),
+        Mail::words(
+            shape,
+            comm.rail_team().n_ranks as usize,
+            mail.batch,
+            message_vectors(shape, mail.batch)
+        ) <= mail.window.len()
+    )
+)]
+pub unsafe fn ep_combine_hybrid<B: GinBackend>(
+    comm: DevComm,
+    mail: Mail,
+    partials_of_team: Window<bf16>,
+    shape: Shape,
+    rows: *const bf16,
+    returns: *const u32,
+    received: Received,
+    relayed: Relayed,
+    tokens: u32,
+    output: *mut bf16,
+    residual: *const bf16,
+    steps: u32,
+) {
+    grid::launch_next();
+    grid::wait_for_previous();
+    let local =
+        Combine { comm: &comm, shape, rows, returns, received, tokens, output, residual, steps };
+    let vectors = message_vectors(shape, mail.batch);
+    // SAFETY: the kernel's contract.
+    unsafe {
+        let rail = Rail::<B>::new(&comm, mail, shape, vectors);
+        let (team, parts) = (comm.lsa_team(), Parts::new(shape.vectors));
+        let hybrid =
+            Hybrid { local, rail: &rail, team, parts, partials: partials_of_team, relayed };
+        if steps & Steps::SEND != 0 {
+            let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
+            // After this no rank of the team reads the last launch's sums. A dependent launch has
+            // released nothing to the team yet: that it has read them.
+            barrier.sync(MemoryOrder::AcqRel);
+            let world = comm.world_team();
+            for source in world.all_from_self() {
+                hybrid.sum_experts(source);
+            }
+            barrier.sync(MemoryOrder::AcqRel);
+            for team in rail.teams.others() {
+                hybrid.send(team);
+            }
+        }
+        if steps & Steps::RECEIVE != 0 {
+            hybrid.receive();
+            rail.end();
+        }
+    }
+}
+
+struct Hybrid<'a, B> {
+    local: Combine<'a>,
+    rail: &'a Rail<'a, B>,
+    team: Team,
+    parts: Parts<VECTORS>,
+    partials: Window<bf16>,
+    relayed: Relayed,
+}
+
+impl<B: GinBackend> Hybrid<'_, B> {
+    /// How many tokens a rank has.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract.
+    #[inline(always)]
+    unsafe fn tokens_of(&self, rank: i32) -> u32 {
+        // SAFETY: the caller's contract.
+        unsafe { mem::load(self.local.received.counts.wrapping_add(rank as usize)) }
+    }
+
+    /// Calls `work` with this warp's parts of a batch's rows, and the numbers of their tokens in
+    /// the batch.
+    #[inline(always)]
+    fn each_part(&self, batch: Batch, tokens: u32, work: impl Fn(Part<VECTORS>, u32)) {
+        let (first, len) = (batch.first(), batch.len(tokens));
+        let end = self.parts.count(first + len);
+        let mut index = self.parts.count(first) + warp::warp_id();
+        while index < end {
+            let part = self.parts.at(index);
+            work(part, part.row - first);
+            index += block_warps();
+        }
+    }
+
+    /// The row of partial sums of a rank of this team for a token of a team's rank of this rail.
+    #[inline(always)]
+    fn partial(&self, rank: i32, team: i32, token: u32) -> usize {
+        let of_rank = rank as usize * self.rail.teams.n_ranks as usize + team as usize;
+        of_rank * self.local.shape.tokens as usize + token as usize
+    }
+
+    /// The bits that a dispatch has left for the batch's token of this lane's number.
+    ///
+    /// # Safety
+    ///
+    /// `words` are those of a rank's tokens.
+    #[inline(always)]
+    unsafe fn bits_of_lane(words: *const u32, batch: Batch, tokens: u32) -> u32 {
+        let lane = warp::lane_id();
+        if lane >= batch.len(tokens) {
+            return 0;
+        }
+        // SAFETY: the caller's contract.
+        unsafe { mem::load(words.wrapping_add((batch.first() + lane) as usize)) }
+    }
+
+    /// For each token of a team's rank of this rail, a bit for each rank of this team.
+    #[inline(always)]
+    fn ranks(&self, team: i32) -> *const u32 {
+        self.relayed.ranks.wrapping_add((team as u32 * self.local.shape.tokens) as usize)
+    }
+
+    /// Stores the sums of this rank's experts for the tokens of a rank to the rank of this team
+    /// that is of its rail.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract; all threads of the block call this together.
+    #[inline(always)]
+    unsafe fn sum_experts(&self, source: i32) {
+        // SAFETY: a team has at least one rank. (Otherwise divisions would be checked.)
+        unsafe { hint::assert_unchecked(self.team.n_ranks > 0) };
+        let (team, rank) = (source / self.team.n_ranks, source % self.team.n_ranks);
+        // SAFETY: the caller's contract; all lanes of a warp take the same turns.
+        unsafe {
+            let (tokens, to) = (self.tokens_of(source), self.partials.lsa(rank).as_ptr());
+            let mut next = Some(self.rail.first());
+            while let Some(batch) = next {
+                self.each_part(batch, tokens, |part, _| {
+                    let entries = self.local.entries(source as usize, part, tokens);
+                    let row = sum::<VECTORS, TOGETHER>(self.local.rows, entries, part);
+                    if let Some(row) = row {
+                        part.store(to, self.partial(self.team.rank, team, part.row), &row);
+                    }
+                });
+                next = batch.next(tokens);
+            }
+        }
+    }
+
+    /// The sum over the ranks of this team for a token of a team's rank of this rail, given a bit
+    /// for each that has experts of it.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract; the ranks have stored their sums.
+    #[inline(always)]
+    unsafe fn sum_team(&self, team: i32, bits: u32, part: Part<VECTORS>) -> Row<VECTORS> {
+        let (mut sums, mut rank) = ([[0.0; 8]; VECTORS], 0);
+        while rank < self.team.n_ranks {
+            if bits >> rank & 1 == 1 {
+                let from = self.partials.local().as_ptr();
+                // SAFETY: the caller's contract.
+                let row = unsafe { part.load(from, self.partial(rank, team, part.row)) };
+                add(&mut sums, &row, 1.0);
+            }
+            rank += 1;
+        }
+        sums.map(bf16::narrow)
+    }
+
+    /// Sends this team's sums to a team's rank of this rail.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract; all threads of the block call this together.
+    #[inline(always)]
+    unsafe fn send(&self, team: i32) {
+        let source = team * self.team.n_ranks + self.team.rank;
+        // SAFETY: the caller's contract; all lanes of a warp take the same turns.
+        unsafe {
+            let tokens = self.tokens_of(source);
+            let mut next = Some(self.rail.first());
+            while let Some(batch) = next {
+                let bits = Self::bits_of_lane(self.ranks(team), batch, tokens);
+                let those = warp::ballot(bits != 0);
+                self.each_part(batch, tokens, |part, token| {
+                    let bits = warp::shuffle_idx(bits, token);
+                    if bits != 0 {
+                        let row = self.sum_team(team, bits, part);
+                        let to = self.rail.outgoing(team, batch).cast();
+                        part.store(to, position(those, token), &row);
+                    }
+                });
+                thread::sync_threads();
+                if thread::thread_idx_x() == 0 {
+                    let vectors = those.count_ones() * self.local.shape.vectors;
+                    self.rail.post(team, batch, vectors);
+                }
+                next = batch.next(tokens);
+            }
+        }
+    }
+
+    /// Adds the sums of all teams for this rank's tokens.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract; all threads of the block call this together.
+    #[inline(always)]
+    unsafe fn receive(&self) {
+        let (tokens, teams) = (self.local.tokens, self.rail.teams);
+        let mut next = Some(self.rail.first());
+        while let Some(batch) = next {
+            for team in teams.others() {
+                self.rail.wait(team, batch);
+            }
+            // SAFETY: the caller's contract; all lanes of a warp take the same turns.
+            unsafe {
+                let of_lane = Self::bits_of_lane(self.relayed.teams, batch, tokens);
+                self.each_part(batch, tokens, |part, token| {
+                    let bits = warp::shuffle_idx(of_lane, token);
+                    let (mut sums, mut team) = ([[0.0; 8]; VECTORS], 0);
+                    while team < teams.n_ranks {
+                        let those = warp::ballot(of_lane >> team & 1 == 1);
+                        if bits >> team & 1 == 1 {
+                            let row = if team == teams.rank {
+                                let ranks = self.ranks(team).wrapping_add(part.row as usize);
+                                self.sum_team(team, mem::load(ranks), part)
+                            } else {
+                                let from = self.rail.incoming(team, batch).cast();
+                                part.load(from, position(those, token))
+                            };
+                            add(&mut sums, &row, 1.0);
+                        }
+                        team += 1;
+                    }
+                    add(&mut sums, &self.local.residual(part), 1.0);
+                    part.store(self.local.output, part.row as usize, &sums.map(bf16::narrow));
+                });
+            }
+            next = batch.next(tokens);
+        }
+    }
+}

@@ -1,0 +1,411 @@
+//! Sends the rows of tokens to the ranks of their experts, over several LSA teams.
+
+use core::hint;
+
+use cuda_std::grid;
+use cuda_std::prelude::*;
+use nccl_device::gin::GinBackend;
+use nccl_device::{BarrierIndex, Coop, DevComm, LsaPtr, MemoryOrder, Team, Window};
+
+use super::parts::Parts;
+use super::rail::{BATCH, Batch, Mail, Rail, Relayed, block_warps, position};
+use super::shape::{Faults, Received, Shape, Steps};
+
+/// Vectors of a part of a row that each lane has.
+const VECTORS: usize = 4;
+
+/// Vectors of a message's header: a word with the number of the rank's tokens, and padding.
+const HEADER: usize = 1;
+
+/// The vectors of a message with a whole batch.
+#[must_use]
+#[inline(always)]
+pub const fn message_vectors(shape: Shape, batch: u32) -> usize {
+    rows_at(shape, batch) + (batch * shape.vectors) as usize
+}
+
+/// Where the rows begin in a message, in vectors: behind two words for each token and expert, of
+/// which the first is 1 plus the expert's number in the team, or 0 if it is elsewhere, and the
+/// second its weight.
+#[inline(always)]
+const fn rows_at(shape: Shape, tokens: u32) -> usize {
+    HEADER + (tokens * shape.top_k).div_ceil(2) as usize
+}
+
+/// Does what [`ep_dispatch`](fn@super::ep_dispatch::ep_dispatch) does, among the ranks of all LSA
+/// teams: up to [`GROUP`](super::rail::GROUP) teams of as many ranks. A token's row goes once to
+/// each team with one of its experts, to the rank of this rank's rail, which stores it to the ranks
+/// of its team.
+///
+/// `received` has in each rank the memory of [`Received`], at [`Received::offsets`] for all ranks,
+/// in the order of the world. `mail` has room for messages of [`message_vectors`].
+///
+/// `input`, `ids`, `weights`, `tokens`, `faults` and `steps` are as there. A launch that only sends
+/// also stores this rank's rows to its own team.
+///
+/// Grid: any, up to the LSA barriers and the batches of the most tokens, the same in every rank.
+/// Block: a multiple of 32 threads up to 512, one-dimensional. May be a dependent launch.
+/// Connections: RAIL or FULL.
+///
+/// # Safety
+///
+/// As there; `received` in place of the pointers there, and `relayed` has words for `shape.tokens`
+/// tokens of each rank of the rail, and of this rank. All ranks launch this with the same sizes,
+/// and `mail` is as [`Mail`] says, its epoch 0 before the first launch.
+#[kernel(
+    B = gin,
+    max_threads = 512,
+    min_blocks = 1,
+    requires(
+        tokens <= shape.tokens,
+        shape.top_k <= 16,
+        shape.experts > 0,
+        mail.batch > 0,
+        mail.batch <= BATCH,
+        Received::offsets(shape, comm.n_ranks() as usize)[4] <= received.len(),
+        Mail::words(
+            shape,
+            comm.rail_team().n_ranks as usize,
+            mail.batch,
+            message_vectors(shape, mail.batch)
+        ) <= mail.window.len()
+    )
+)]
+pub unsafe fn ep_dispatch_hybrid<B: GinBackend>(
+    comm: DevComm,
+    mail: Mail,
+    received: Window<u32>,
+    shape: Shape,
+    input: *const u32,
+    ids: *const i32,
+    weights: *const f32,
+    tokens: u32,
+    relayed: Relayed,
+    faults: *mut u32,
+    steps: u32,
+) {
+    grid::launch_next();
+    grid::wait_for_previous();
+    let vectors = message_vectors(shape, mail.batch);
+    // SAFETY: the kernel's contract.
+    unsafe {
+        let rail = Rail::<B>::new(&comm, mail, shape, vectors);
+        let team = comm.lsa_team();
+        let dispatch = Dispatch {
+            rail: &rail,
+            team,
+            shape,
+            received,
+            ranks: comm.n_ranks() as usize,
+            parts: Parts::new(shape.vectors),
+            input,
+            ids,
+            weights,
+            tokens,
+            relayed,
+            faults,
+            routes: shared_array![u32; BATCH as usize],
+        };
+        let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
+        if steps & Steps::SEND != 0 {
+            dispatch.each_batch(tokens, |batch| dispatch.pack(batch));
+            // After this no rank of the team uses what it received before. A dependent launch has
+            // released nothing to the team yet: that it has read these.
+            barrier.sync(MemoryOrder::AcqRel);
+            let me = rail.teams.rank;
+            dispatch.each_batch(tokens, |batch| dispatch.pass_on(me, batch, tokens));
+        }
+        if steps & Steps::RECEIVE != 0 {
+            for team in rail.teams.others() {
+                dispatch.receive(team);
+            }
+            rail.end();
+            // After this the rows of all teams are in this rank.
+            barrier.sync(MemoryOrder::Release);
+        }
+    }
+}
+
+struct Dispatch<'a, B> {
+    rail: &'a Rail<'a, B>,
+    team: Team,
+    shape: Shape,
+    received: Window<u32>,
+    ranks: usize,
+    parts: Parts<VECTORS>,
+    input: *const u32,
+    ids: *const i32,
+    weights: *const f32,
+    tokens: u32,
+    relayed: Relayed,
+    faults: *mut u32,
+    /// In shared memory: for each token of a batch a bit for each team, or each rank of this team.
+    routes: *mut u32,
+}
+
+impl<B: GinBackend> Dispatch<'_, B> {
+    /// Calls `work` with this block's batches of a rank with so many tokens: the first one always.
+    #[inline(always)]
+    fn each_batch(&self, tokens: u32, work: impl Fn(Batch)) {
+        let mut next = Some(self.rail.first());
+        while let Some(batch) = next {
+            work(batch);
+            next = batch.next(tokens);
+        }
+    }
+
+    /// Receives the batches of a team, and stores their rows to the ranks of this team.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract; all threads of the block call this together.
+    #[inline(always)]
+    unsafe fn receive(&self, team: i32) {
+        let mut next = Some(self.rail.first());
+        while let Some(batch) = next {
+            self.rail.wait(team, batch);
+            // SAFETY: the caller's contract; the message has arrived.
+            unsafe {
+                let tokens = mem::load(self.rail.incoming(team, batch));
+                self.pass_on(team, batch, tokens);
+                next = batch.next(tokens);
+            }
+        }
+    }
+
+    /// The token of this warp's turn in a batch: each warp calls `work` with its tokens, by their
+    /// numbers in the batch.
+    #[inline(always)]
+    fn each_token(len: u32, work: impl Fn(u32)) {
+        let mut token = warp::warp_id();
+        while token < len {
+            work(token);
+            token += block_warps();
+        }
+    }
+
+    /// Packs and sends a batch to all teams.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract; all threads of the block call this together.
+    #[inline(always)]
+    unsafe fn pack(&self, batch: Batch) {
+        let (first, len, lane) = (batch.first(), batch.len(self.tokens), warp::lane_id());
+        let (teams, me) = (self.rail.teams.n_ranks, self.rail.teams.rank);
+        // SAFETY: the caller's contract; all lanes of a warp take the same turns.
+        unsafe {
+            Self::each_token(len, |token| self.route(batch, token));
+            thread::sync_threads();
+            let routes = self.route_of_lane(len);
+            let (mut index, end) = self.turns(first, len);
+            while index < end {
+                let part = self.parts.at(index);
+                let token = part.row - first;
+                let row = part.load(self.input, part.row as usize);
+                let bits = warp::shuffle_idx(routes, token);
+                let mut team = 0;
+                while team < teams {
+                    let those = warp::ballot(routes >> team & 1 == 1);
+                    if bits >> team & 1 == 1 {
+                        let rows = self.rows(self.rail.outgoing(team, batch), len);
+                        part.store(rows, position(those, token), &row);
+                    }
+                    team += 1;
+                }
+                index += block_warps();
+            }
+            for team in Coop::cta().strided(teams as u32) {
+                let header = Vec16::from_bits([self.tokens, 0, 0, 0]);
+                mem::store_vec(self.rail.outgoing(team as i32, batch), header);
+            }
+            thread::sync_threads();
+            let mut team = 0;
+            while team < teams && warp::warp_id() == 0 {
+                let rows = warp::ballot(routes >> team & 1 == 1).count_ones();
+                if team != me && lane == 0 {
+                    let vectors = rows_at(self.shape, len) as u32 + rows * self.shape.vectors;
+                    self.rail.post(team, batch, vectors);
+                }
+                team += 1;
+            }
+        }
+    }
+
+    /// Packs the experts of a token for all teams, and notes which teams get its row.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract; all lanes of a warp call this together.
+    #[inline(always)]
+    unsafe fn route(&self, batch: Batch, token: u32) {
+        let (lane, Shape { top_k, experts, .. }) = (warp::lane_id(), self.shape);
+        let (all, of_team) = (experts * self.ranks as u32, experts * self.team.n_ranks as u32);
+        // SAFETY: the launch's conditions. (Otherwise divisions would be checked.)
+        unsafe { hint::assert_unchecked(of_team > 0) };
+        let (has_expert, row) = (lane < top_k, batch.first() + token);
+        let (mut id, mut weight) = (-1, 0.0);
+        // SAFETY: the caller's contract.
+        unsafe {
+            if has_expert {
+                let index = (row * top_k + lane) as usize;
+                id = mem::load(self.ids.wrapping_add(index));
+                weight = mem::load(self.weights.wrapping_add(index));
+            }
+            let exists = (id as u32) < all;
+            if !exists && id != -1 {
+                Faults::record_id(self.faults, row * top_k + lane, id);
+            }
+            let (mut bits, mut team) = (0, 0);
+            while team < self.rail.teams.n_ranks {
+                let is_there = exists && id as u32 / of_team == team as u32;
+                bits |= u32::from(warp::any(is_there)) << team;
+                if has_expert {
+                    let word = if is_there { id as u32 % of_team + 1 } else { 0 };
+                    let to = self.entry(self.rail.outgoing(team, batch), token);
+                    mem::store(to, word);
+                    mem::store(to.wrapping_add(1), f32::to_bits(weight));
+                }
+                team += 1;
+            }
+            if lane == 0 {
+                mem::store(self.routes.wrapping_add(token as usize), bits);
+                mem::store(self.relayed.teams.wrapping_add(row as usize), bits);
+            }
+        }
+    }
+
+    /// Stores a batch of a team's rank of this rail, which has so many tokens, to this team.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract; all threads of the block call this together, and the message is here.
+    #[inline(always)]
+    unsafe fn pass_on(&self, team: i32, batch: Batch, tokens: u32) {
+        let (first, len) = (batch.first(), batch.len(tokens));
+        let source = (team * self.team.n_ranks + self.team.rank) as usize;
+        let message = match team == self.rail.teams.rank {
+            true => self.rail.outgoing(team, batch),
+            false => self.rail.incoming(team, batch),
+        };
+        // SAFETY: the caller's contract; all lanes of a warp take the same turns.
+        unsafe {
+            if first == 0 {
+                for peer in Coop::cta().strided(self.team.n_ranks as u32) {
+                    mem::store(self.counts(peer as i32).wrapping_add(source), tokens);
+                }
+            }
+            let of_source = source * self.shape.tokens as usize;
+            let relayed = (team as u32 * self.shape.tokens) as usize;
+            Self::each_token(len, |token| {
+                let row = (first + token) as usize;
+                let bits = self.tell_team(self.entry(message, token), of_source + row);
+                if warp::lane_id() == 0 {
+                    mem::store(self.routes.wrapping_add(token as usize), bits);
+                    mem::store(self.relayed.ranks.wrapping_add(relayed + row), bits);
+                }
+            });
+            thread::sync_threads();
+            let routes = self.route_of_lane(len);
+            let those = warp::ballot(routes != 0);
+            let (mut index, end) = self.turns(first, len);
+            while index < end {
+                let part = self.parts.at(index);
+                let token = part.row - first;
+                let bits = warp::shuffle_idx(routes, token);
+                if bits != 0 {
+                    let row = part.load(self.rows(message, len), position(those, token));
+                    for peer in self.team.all_from_self() {
+                        if bits >> peer & 1 == 1 {
+                            let to = self.part_of(peer).as_ptr();
+                            part.store(to, of_source + part.row as usize, &row);
+                        }
+                    }
+                }
+                index += block_warps();
+            }
+            // All have read the routes.
+            thread::sync_threads();
+        }
+    }
+
+    /// Tells each rank of the team which of its experts a token has, and returns a bit for each
+    /// rank with one.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract; all lanes of a warp call this together.
+    #[inline(always)]
+    unsafe fn tell_team(&self, entry: *mut u32, place: usize) -> u32 {
+        let (lane, Shape { top_k, experts, .. }) = (warp::lane_id(), self.shape);
+        let [_, of_experts, of_weights, ..] = Received::offsets(self.shape, self.ranks);
+        // SAFETY: the launch's conditions.
+        unsafe { hint::assert_unchecked(experts > 0) };
+        let (mut word, mut weight, mut bits) = (0, 0, 0);
+        // SAFETY: the caller's contract.
+        unsafe {
+            if lane < top_k {
+                (word, weight) = (mem::load(entry), mem::load(entry.wrapping_add(1)));
+            }
+            let number = word.wrapping_sub(1);
+            for peer in self.team.all_from_self() {
+                let is_there = word != 0 && number / experts == peer as u32;
+                bits |= u32::from(warp::any(is_there)) << peer;
+                if lane < top_k {
+                    let at = place * top_k as usize + lane as usize;
+                    let part = self.part_of(peer).as_ptr();
+                    let expert = if is_there { number % experts + 1 } else { 0 };
+                    mem::store(part.wrapping_add(of_experts + at), expert);
+                    mem::store(part.wrapping_add(of_weights + at), weight);
+                }
+            }
+        }
+        bits
+    }
+
+    /// The words of this lane's expert of a token in a message.
+    #[inline(always)]
+    fn entry(&self, message: *mut u32, token: u32) -> *mut u32 {
+        let entry = token * self.shape.top_k + warp::lane_id();
+        message.wrapping_add(4 * HEADER + 2 * entry as usize)
+    }
+
+    /// The rows of a message with so many tokens.
+    #[inline(always)]
+    fn rows(&self, message: *mut u32, len: u32) -> *mut u32 {
+        message.wrapping_add(4 * rows_at(self.shape, len))
+    }
+
+    /// What a rank of the team receives; the rows are first.
+    #[inline(always)]
+    #[track_caller]
+    fn part_of(&self, peer: i32) -> LsaPtr<u32> {
+        self.received.lsa(peer)
+    }
+
+    /// Where a rank of the team keeps how many tokens each rank has.
+    #[inline(always)]
+    #[track_caller]
+    fn counts(&self, peer: i32) -> *mut u32 {
+        let [.., counts, _] = Received::offsets(self.shape, self.ranks);
+        self.part_of(peer).as_ptr().wrapping_add(counts)
+    }
+
+    /// The bits of the batch's token of this lane's number.
+    ///
+    /// # Safety
+    ///
+    /// A barrier of the block has followed the stores.
+    #[inline(always)]
+    unsafe fn route_of_lane(&self, len: u32) -> u32 {
+        let lane = warp::lane_id();
+        // SAFETY: the caller's contract.
+        if lane < len { unsafe { mem::load(self.routes.wrapping_add(lane as usize)) } } else { 0 }
+    }
+
+    /// The first part of a batch's rows for this warp, and the end of all.
+    #[inline(always)]
+    fn turns(&self, first: u32, len: u32) -> (u32, u32) {
+        (self.parts.count(first) + warp::warp_id(), self.parts.count(first + len))
+    }
+}

@@ -1,0 +1,229 @@
+//! Messages between the LSA teams: over the network, between the ranks of a rail.
+//!
+//! A rank's *rail* are the ranks with its number in every team. What a rank has for another team
+//! goes to the one of its rail there, which passes it on by load and store, so that nothing crosses
+//! the network twice. Tokens go in *batches*: a message is one put with a batch's rows, packed.
+//!
+//! A block has the batches of its index, and of that plus the blocks of the grid, and so on, the
+//! same in every rank. Its first one it sends in every launch, also without a token; the others if
+//! the rank has so many tokens, which the first one says. Each batch of each team has a signal of
+//! its own, which counts its messages, and whose shadow says how many there have been: nothing is
+//! reset. (A signal for several messages would not say which of them have arrived.)
+//!
+//! Messages are packed in one place, which is free again after the launch's flush, and arrive in
+//! two banks, which take turns: who has a message of a launch knows that the launch before it has
+//! ended in the sender, and so who sends again overwrites what has been read.
+
+use cuda_std::prelude::*;
+use nccl_device::gin::{Gin, GinBackend, SignalId};
+use nccl_device::{Coop, DevComm, Epoch, MemoryOrder, SignalRange, Team, Window};
+
+use super::shape::Shape;
+
+/// The most tokens of a batch: each lane of a warp has one.
+pub const BATCH: u32 = warp::WARP_SIZE;
+
+/// The most ranks of an LSA team, and the most teams: a word has a bit for each.
+pub const GROUP: usize = 32;
+
+/// Words of a vector.
+const VECTOR: usize = 4;
+
+/// Where messages are packed, and the two banks where they arrive.
+const AREAS: usize = 3;
+
+/// The memory of messages between teams, of one kernel.
+#[repr(C)]
+#[derive(Clone, Copy, KernelParam)]
+pub struct Mail {
+    /// [`Mail::words`] in each rank.
+    pub window: Window<u32>,
+    /// [`Mail::signals`].
+    pub signals: SignalRange,
+    /// [`Epoch::WORDS`] words of this GPU.
+    pub epoch: *mut u32,
+    /// Tokens of a batch, from 1 to [`BATCH`].
+    pub batch: u32,
+}
+
+impl Mail {
+    /// The words of the window for messages of so many vectors.
+    #[must_use]
+    pub const fn words(shape: Shape, teams: usize, batch: u32, vectors: usize) -> usize {
+        AREAS * Self::signals(shape, teams, batch) * vectors * VECTOR
+    }
+
+    /// How many signals there are: one for each batch of each team.
+    #[must_use]
+    #[inline(always)]
+    pub const fn signals(shape: Shape, teams: usize, batch: u32) -> usize {
+        teams * shape.tokens.div_ceil(batch) as usize
+    }
+}
+
+/// What a rank has relayed in a dispatch, which says what comes back.
+#[repr(C)]
+#[derive(Clone, Copy, KernelParam)]
+pub struct Relayed {
+    /// For each token of each rank of this rank's rail, a bit for each rank of this team that gets
+    /// its row. Those of team `t` begin at index `t * Shape::tokens`.
+    pub ranks: *mut u32,
+    /// For each token of this rank, a bit for each team that gets its row.
+    pub teams: *mut u32,
+}
+
+/// The messages of a launch.
+pub(super) struct Rail<'a, B> {
+    /// The ranks of the rail, whose numbers are those of the teams.
+    pub(super) teams: Team,
+    gin: Gin<'a, B>,
+    comm: &'a DevComm,
+    mail: Mail,
+    /// The most batches of a rank.
+    batches: usize,
+    /// Vectors of a message.
+    vectors: usize,
+    epoch: Epoch,
+}
+
+impl<'a, B: GinBackend> Rail<'a, B> {
+    /// Messages of at most so many vectors.
+    ///
+    /// # Safety
+    ///
+    /// The memory is as [`Mail`] says, its words were 0 before the first launch, and one launch at
+    /// a time uses it, in every rank with the same arguments and the same grid.
+    #[inline(always)]
+    #[track_caller]
+    pub(super) unsafe fn new(comm: &'a DevComm, mail: Mail, shape: Shape, vectors: usize) -> Self {
+        Self {
+            teams: comm.rail_team(),
+            gin: comm.gin::<B>(thread::block_idx_x() % comm.n_gin_contexts().max(1)),
+            comm,
+            mail,
+            batches: shape.tokens.div_ceil(mail.batch) as usize,
+            vectors,
+            // SAFETY: the caller's contract.
+            epoch: unsafe { Epoch::begin(mail.epoch) },
+        }
+    }
+
+    /// The first batch of this block.
+    #[inline(always)]
+    pub(super) fn first(&self) -> Batch {
+        Batch { index: thread::block_idx_x(), tokens: self.mail.batch }
+    }
+
+    /// Where this rank packs a message for a team.
+    #[inline(always)]
+    pub(super) fn outgoing(&self, team: i32, batch: Batch) -> *mut u32 {
+        self.mail.window.local().as_ptr().wrapping_add(self.place(0, team, batch))
+    }
+
+    /// Where a message of a team arrives.
+    #[inline(always)]
+    pub(super) fn incoming(&self, team: i32, batch: Batch) -> *mut u32 {
+        let bank = 1 + self.epoch.get() as usize % 2;
+        self.mail.window.local().as_ptr().wrapping_add(self.place(bank, team, batch))
+    }
+
+    #[inline(always)]
+    fn place(&self, area: usize, team: i32, batch: Batch) -> usize {
+        let all = self.teams.n_ranks as usize * self.batches;
+        (area * all + self.index(team, batch)) * self.vectors * VECTOR
+    }
+
+    #[inline(always)]
+    fn index(&self, team: i32, batch: Batch) -> usize {
+        team as usize * self.batches + batch.index as usize
+    }
+
+    /// The signal of a team's batch.
+    #[inline(always)]
+    #[track_caller]
+    fn signal(&self, team: i32, batch: Batch) -> SignalId {
+        // SAFETY: the contract of `new`.
+        unsafe { SignalId::of(self.comm, self.mail.signals, self.index(team, batch) as u32) }
+    }
+
+    /// Sends so many vectors of a packed message to a team; at least one, so that there is one way.
+    ///
+    /// # Safety
+    ///
+    /// One thread calls this after a barrier of the block, once for each batch and launch.
+    #[inline(always)]
+    pub(super) unsafe fn post(&self, team: i32, batch: Batch, vectors: u32) {
+        let (bank, me) = (1 + self.epoch.get() as usize % 2, self.teams.rank);
+        let to = self.mail.window.at(self.place(bank, me, batch));
+        let from = self.mail.window.at(self.place(0, team, batch));
+        let words = vectors.max(1) as usize * VECTOR;
+        // SAFETY: the caller's contract. The peer has read what was in this bank.
+        let put = unsafe { self.gin.put(self.teams, team, to, from, words) };
+        let arrived = self.signal(me, batch);
+        put.signal(arrived.inc().weak()).post(Coop::thread());
+    }
+
+    /// Waits for a team's message. All threads of the block call this together.
+    #[inline(always)]
+    pub(super) fn wait(&self, team: i32, batch: Batch) {
+        let arrived = self.signal(team, batch);
+        if thread::thread_idx_x() == 0 {
+            self.gin.expect(arrived, 1);
+        }
+        self.gin.wait_signal_meets_shadow(Coop::cta(), arrived, MemoryOrder::Acquire);
+    }
+
+    /// Waits until the messages that this block has sent may be overwritten, and ends the launch's
+    /// epoch. All threads of the block call this together, once for each message that is received.
+    ///
+    /// # Safety
+    ///
+    /// The launch receives; it does not use the messages any more.
+    #[inline(always)]
+    pub(super) unsafe fn end(&self) {
+        self.gin.flush(Coop::cta(), MemoryOrder::Relaxed);
+        // SAFETY: the caller's contract.
+        unsafe { self.epoch.end(Coop::cta()) };
+    }
+}
+
+/// A batch of tokens of a rank.
+#[derive(Clone, Copy)]
+pub(super) struct Batch {
+    index: u32,
+    /// The tokens of a whole batch.
+    tokens: u32,
+}
+
+impl Batch {
+    /// The number of its first token.
+    #[inline(always)]
+    pub(super) fn first(self) -> u32 {
+        self.index * self.tokens
+    }
+
+    /// How many tokens it has, of a rank with `all` tokens.
+    #[inline(always)]
+    pub(super) fn len(self, all: u32) -> u32 {
+        all.saturating_sub(self.first()).min(self.tokens)
+    }
+
+    /// The block's next batch, if a rank with `all` tokens has one.
+    #[inline(always)]
+    pub(super) fn next(self, all: u32) -> Option<Self> {
+        let next = Self { index: self.index + thread::grid_dim_x(), ..self };
+        (next.first() < all).then_some(next)
+    }
+}
+
+/// Where the row of a batch's token is among the packed rows, given the tokens that have one.
+#[inline(always)]
+pub(super) fn position(those: u32, token: u32) -> usize {
+    (those & ((1 << token) - 1)).count_ones() as usize
+}
+
+/// The warps of the block.
+#[inline(always)]
+pub(super) fn block_warps() -> u32 {
+    thread::block_dim_x() / warp::WARP_SIZE
+}

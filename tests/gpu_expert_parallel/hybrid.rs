@@ -1,0 +1,270 @@
+//! Several LSA teams: rows go over the network between them.
+
+use std::time::Duration;
+
+use devcomm::{Error, ExpertParallelMemory, LaunchError};
+
+use super::*;
+
+/// Simulated worlds: the number of GPUs, and the size of each LSA team.
+const WORLDS: [(usize, usize); 7] = [(2, 1), (3, 1), (4, 2), (6, 3), (8, 4), (8, 2), (16, 4)];
+
+/// Simulated GPUs: small ones, since worlds have many.
+fn machine(ranks: usize, team: usize) -> Simulation {
+    Simulation::new(ranks).team_size(team).multiprocessors(2)
+}
+
+/// Runs `body` on 2 GPUs in teams of one, or in each simulated world; with the size of a team.
+fn between_teams(name: &str, worlds: &[(usize, usize)], body: impl Fn(&Rank) -> Result<()> + Sync) {
+    for (ranks, team) in if Gpus::are_real() { &[(2, 1)] } else { worlds } {
+        let gpus = Gpus::from(machine(*ranks, *team)).with_several_teams();
+        gpus.run(&format!("{name} on {ranks} in teams of {team}"), &body);
+    }
+}
+
+/// A batch for the rank's world.
+fn batch_for(rank: &Rank, hidden: usize, experts: usize, top_k: usize, seed: u64) -> Result<Batch> {
+    // Another number of tokens in each rank, none in one of them.
+    let ranks = rank.n_ranks();
+    let tokens: Vec<_> = (0..ranks).map(|rank| (rank * 3 + seed as usize) % 5).collect();
+    in_teams(rank, Batch::new(hidden, experts, top_k, &tokens, seed))
+}
+
+fn in_teams(rank: &Rank, mut batch: Batch) -> Result<Batch> {
+    let properties = rank.communicator()?.properties()?;
+    assert!(properties.n_lsa_teams > 1);
+    batch.team = Some(properties.lsa_size());
+    Ok(batch)
+}
+
+/// Memory with few simulated threads: machines have many GPUs.
+fn memory_of(rank: &Rank, batch: &Batch, most: usize) -> Result<Memory> {
+    let options = options(batch, most);
+    let few = options.blocks(2).threads(64);
+    Memory::new(rank, if rank.is_simulated() { few } else { options }, batch, most)
+}
+
+#[test]
+fn rows_go_to_their_experts_in_other_teams_and_results_return() {
+    let name = "rows_go_to_their_experts_in_other_teams_and_results_return";
+    between_teams(name, &WORLDS, |rank| {
+        let cases = [
+            (Routing::Random, 3),
+            (Routing::Skewed, 8),
+            (Routing::One, 2),
+            (Routing::None, 1),
+            (Routing::Repeated, 16),
+        ];
+        // Many simulated GPUs take time.
+        let cases = if rank.n_ranks() > 4 { &cases[..2] } else { &cases };
+        for (i, (routing, top_k)) in cases.iter().enumerate() {
+            let mut batch = batch_for(rank, 136, 2 * rank.n_ranks(), *top_k, i as u64)?;
+            batch.alignment = [1, 4][i % 2];
+            let memory = memory_of(rank, &batch, 5)?;
+            for launch in 0..3 {
+                batch.route(*routing, launch);
+                whole_step(rank, &memory, &batch, launch == 1)?;
+            }
+        }
+        Ok(())
+    });
+}
+
+/// More tokens than a message takes, so that blocks have several, and some ranks fewer of them.
+#[test]
+fn blocks_have_several_messages() {
+    between_teams("blocks_have_several_messages", &[(2, 1), (4, 2)], |rank| {
+        let most = 70;
+        let tokens: Vec<_> = (0..rank.n_ranks()).map(|rank| [most, 1, 33, 64][rank]).collect();
+        let batch = Batch::new(24, 8, 3, &tokens, 1);
+        let mut batch = in_teams(rank, batch)?;
+        for blocks in [1, 2] {
+            let options = options(&batch, most).blocks(blocks).threads(64);
+            let memory = Memory::new(rank, options, &batch, most)?;
+            for launch in 0..3 {
+                batch.route([Routing::Random, Routing::Skewed][launch % 2], launch as u64);
+                whole_step(rank, &memory, &batch, launch == 1)?;
+            }
+        }
+        Ok(())
+    });
+}
+
+/// Teams of one, where the order of the sums is that of the form for one team.
+#[test]
+fn teams_of_one_give_the_bits_of_one_team() {
+    let name = "teams_of_one_give_the_bits_of_one_team";
+    let tokens = [4, 3];
+    let step = |rank: &Rank| {
+        let batch = Batch::new(264, 8, 4, &tokens, 9).routed(Routing::Repeated, 2);
+        let memory = memory_of(rank, &batch, 4)?;
+        // The reference has no teams.
+        assert_eq!(batch.team, None);
+        whole_step(rank, &memory, &batch, false)?;
+        whole_step(rank, &memory, &batch, true)
+    };
+    between_teams(name, &[(2, 1)], step);
+    on_gpus(&format!("{name}, one team"), 2, step);
+}
+
+/// Dispatches and combines without the other one between them.
+#[test]
+fn each_half_of_a_step_between_teams_may_be_repeated() {
+    let name = "each_half_of_a_step_between_teams_may_be_repeated";
+    between_teams(name, &[(2, 1), (4, 2)], |rank| {
+        let mut batch = batch_for(rank, 72, 16, 4, 1)?;
+        let memory = memory_of(rank, &batch, 5)?;
+        let Memory { experts, stream, rows, output, .. } = &memory;
+        for launch in 0..3 {
+            batch.route(Routing::Random, launch);
+            memory.write(rank, &batch)?;
+            for _ in 0..3 {
+                experts.dispatch(memory.tokens(batch.tokens[rank.rank()]), stream)?;
+            }
+            experts.group(rows, stream)?;
+            for _ in 0..3 {
+                experts.combine(rows, output, None, stream)?;
+            }
+            memory.check_rows(rank, &batch)?;
+            memory.check_output(&batch.combined(rank.rank(), None, |_| 1.0))?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn a_thousand_replays_of_a_step_between_teams_are_right() {
+    let name = "a_thousand_replays_of_a_step_between_teams_are_right";
+    between_teams(name, &[(4, 2)], |rank| {
+        let [hidden, tokens, replays] =
+            if rank.is_simulated() { [264, 3, 5] } else { [7168, 128, 1000] };
+        let batch = Batch::new(hidden, 256, 8, &vec![tokens; rank.n_ranks()], 5);
+        let mut batch = in_teams(rank, batch)?;
+        let memory = memory_of(rank, &batch, tokens)?;
+        let graph = memory.stream.capture(|| memory.step(tokens))?;
+        memory.write(rank, &batch)?;
+        for replay in 0..replays {
+            let routing = [Routing::Random, Routing::Skewed, Routing::Repeated][replay % 3];
+            batch.route(routing, replay as u64);
+            memory.write_routing(rank.rank(), &batch)?;
+            graph.launch(&memory.stream)?;
+            memory.check_rows(rank, &batch)?;
+            memory.check_output(&batch.combined(rank.rank(), None, |_| 1.0))?;
+        }
+        memory.experts.check()
+    });
+}
+
+/// On other schedules of the simulator, without anything that keeps launches apart.
+#[test]
+fn steps_between_teams_are_right_in_many_schedules() {
+    let name = "steps_between_teams_are_right_in_many_schedules";
+    for simulation in
+        [machine(2, 1).weak(true), machine(4, 2).weak(true), machine(4, 2).preempt(true)]
+    {
+        let gpus = Gpus::from(simulation).with_several_teams();
+        gpus.run_seeds(name, 1..6, |rank, seed| {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let tokens: Vec<_> = (0..rank.n_ranks()).map(|_| random.usize(..4)).collect();
+            let mut batch = in_teams(rank, Batch::new(72, 8, 3, &tokens, seed))?;
+            let memory = memory_of(rank, &batch, 4)?;
+            for launch in 0..3 {
+                batch.route(Routing::Repeated, seed + launch);
+                whole_step(rank, &memory, &batch, launch == 2)?;
+            }
+            for _ in 0..3 {
+                memory.step(batch.tokens[rank.rank()])?;
+            }
+            memory.check_output(&batch.combined(rank.rank(), None, |_| 1.0))
+        });
+    }
+}
+
+#[test]
+fn experts_that_do_not_exist_are_reported_between_teams() {
+    let name = "experts_that_do_not_exist_are_reported_between_teams";
+    between_teams(name, &[(4, 2)], |rank| {
+        let batch = Batch::new(64, 8, 4, &vec![5; rank.n_ranks()], 1).routed(Routing::Random, 1);
+        let mut batch = in_teams(rank, batch)?;
+        let memory = memory_of(rank, &batch, 5)?;
+        for ids in &mut batch.ids {
+            (ids[6], ids[9], ids[19]) = (8, i32::MIN, i32::MAX);
+        }
+        let error = whole_step(rank, &memory, &batch, true).unwrap_err().to_string();
+        assert!(error.contains("3 experts of tokens do not exist"), "{error}");
+        // Reported once.
+        memory.experts.check()
+    });
+}
+
+#[test]
+fn what_several_teams_cannot_do_is_refused() {
+    between_teams("what_several_teams_cannot_do_is_refused", &[(4, 2)], |rank| {
+        let comm = rank.communicator()?;
+        let experts = 4 * rank.n_ranks();
+        let new = || ExpertParallelOptions::new(64, 40, experts, 2);
+        let refused = |options: ExpertParallelOptions, why: &str| {
+            let error = options.build(comm).unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        };
+        refused(new().blocks(1 + rank.rank() as u32), "blocks of several LSA teams");
+        refused(ExpertParallelOptions::new(64, 40, experts + 1, 2), "each rank has as many");
+        refused(ExpertParallelOptions::new(128, 40, experts, 2).f8(), "8-bit floats among several");
+        let built = new().blocks(2).build(comm)?;
+        let absent = built.set_absent(&[(rank.rank() + 1) % 4], &rank.stream()?);
+        let absent = absent.unwrap_err().to_string();
+        assert!(absent.contains("absent ranks among 2 LSA teams"), "{absent}");
+        let said = format!("{built:?}");
+        assert!(said.contains("LSA teams, 2 blocks, messages of 20 tokens"), "{said}");
+        Ok(())
+    });
+}
+
+/// A rank that does not come leaves the others' kernels waiting.
+#[test]
+fn the_host_ends_waits_for_a_rank_of_another_team() {
+    for (name, combines) in [("in a dispatch", false), ("in a combine", true)] {
+        let name = format!("the_host_ends_waits_for_a_rank_of_another_team {name}");
+        let gpus = Gpus::from(machine(2, 1)).with_several_teams().unchecked();
+        gpus.run(&name, |rank| {
+            let batch = Batch::new(264, 8, 2, &[5, 5], 1).routed(Routing::Random, 1);
+            let memory = memory_of(rank, &batch, 5)?;
+            memory.write(rank, &batch)?;
+            let Memory { experts, stream, rows, output, .. } = &memory;
+            if combines {
+                experts.dispatch(memory.tokens(5), stream)?;
+                experts.group(rows, stream)?;
+            }
+            stream.synchronize()?;
+            rank.barrier()?;
+            if rank.rank() == 0 {
+                match combines {
+                    false => experts.dispatch(memory.tokens(5), stream)?,
+                    true => experts.combine(rows, output, None, stream)?,
+                }
+                let ended = stream.synchronize_within(Duration::from_millis(200));
+                let Err(Error::Launch(LaunchError::KernelAborted { rank: 0, stuck, .. })) = ended
+                else {
+                    panic!("the kernel was not ended: {ended:?}");
+                };
+                assert!(!stuck.is_empty());
+            }
+            rank.barrier()
+        });
+    }
+}
+
+#[test]
+fn memory_between_teams_is_as_large_as_it_says() {
+    let options = ExpertParallelOptions::new(7168, 128, 256, 8);
+    let row = 7168 * 2;
+    let ExpertParallelMemory { dispatch_slots, combine_slots, rows, .. } =
+        options.memory_in_teams(16, 4).unwrap();
+    // 32 messages of 4 tokens for each team: a header, two words for each expert, and rows.
+    assert_eq!(dispatch_slots, 3 * 4 * 32 * (16 + 4 * 8 * 8 + 4 * row));
+    assert_eq!(combine_slots, (3 * 4 + 16) * 128 * row);
+    assert_eq!(rows, 16 * 128 * row);
+    for (ranks, teams) in [(16, 1), (16, 3), (16, 0)] {
+        assert!(options.memory_in_teams(ranks, teams).is_err());
+    }
+}
