@@ -7,9 +7,8 @@
 //! programs.tar.xz  unpacked once by run.sh into the user's cache:
 //!     examples/    the programs              tests/   the test programs that need GPUs
 //!     bench/       devcomm-bench             twins/   its kernels in Rust and in C++
-//!     kernels/     PTX, cubins, metadata     lib/     GinLoopback's NCCL plugin, and the library
-//!                                                     of the tests with PyTorch
-//!     python/      with `--wheel`, the wheel, unpacked, and its tests
+//!     lib/         GinLoopback's NCCL plugin, and the library of the tests with PyTorch
+//!     python/      with `--wheel`, the wheel, unpacked, and its tests, which load kernels/
 //! nccl/            lib/libnccl.so.2 (or .xz) and include/nccl.h
 //! licences/        the project's and NCCL's
 //! ```
@@ -71,7 +70,7 @@ pub fn pack(limit: u64, slim: Option<u32>, wheel: Option<&Path>, out: Option<&Pa
     let programs = cache.join("programs");
     remove(&programs)?;
     step("programs");
-    copy_programs(&project, &programs)?;
+    let kernels = copy_programs(&project, &programs)?;
     step("kernels in Rust and in C++");
     copy_twins(&programs.join("twins"))?;
     copy_cpp(&programs.join("examples"))?;
@@ -79,6 +78,7 @@ pub fn pack(limit: u64, slim: Option<u32>, wheel: Option<&Path>, out: Option<&Pa
         let python = programs.join("python");
         wheel::unpack(file, &python)?;
         copy_kinds(&root().join("python/tests"), &["py"], &python.join("tests"))?;
+        copy_kinds(&kernels, &["ptx", "json", "cubin"], &programs.join("kernels"))?;
     }
     step("archive");
     let archive = archive(&programs)?;
@@ -197,8 +197,9 @@ fn ensure_replaceable(out: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Builds the examples, benchmarks and GPU tests, and copies them and their kernels.
-fn copy_programs(project: &Project, to: &Path) -> Result<()> {
+/// Builds the examples, benchmarks and GPU tests, and copies them. Returns the folder of their
+/// kernels.
+fn copy_programs(project: &Project, to: &Path) -> Result<PathBuf> {
     let mut made = BuildOutputs::default();
     let packages = ["--package", EXAMPLES_PACKAGE, "--package", BENCH_PACKAGE, "--bins"];
     build(project, "build", &packages, to, &mut made)?;
@@ -217,8 +218,7 @@ fn copy_programs(project: &Project, to: &Path) -> Result<()> {
         copy_into(library?, &to.join("lib").join(name))?;
     }
     fs::write(to.join("lib/network.sh"), network_sh())?;
-    let kernels = made.kernels.context("the build script of devcomm-ops made no kernels")?;
-    copy_kinds(&kernels, &["ptx", "json", "cubin"], &to.join("kernels"))
+    made.kernels.context("the build script of devcomm-ops made no kernels")
 }
 
 /// run.sh's environment for GIN without an RDMA card. run.sh sets `$programs` to the unpacked
