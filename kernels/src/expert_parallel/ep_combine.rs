@@ -29,6 +29,10 @@ pub(super) const TOGETHER: usize = 4;
 /// experts in a rank.
 const ALL: usize = 8;
 
+/// Rounds up to which rows are brought into the L2 cache ahead. In more rounds the memory is busy
+/// anyway, and loads that nobody waits for yet delay those that somebody does.
+const ROUNDS: u32 = 4;
+
 /// The slots for numbered messages from each rank: one that says that the rank has come so far.
 pub const NUMBERED_SLOTS: u32 = 1;
 
@@ -56,8 +60,8 @@ struct Incoming {
 ///
 /// Of many tokens the time is that of the memory: each rank reads the rows of its experts, once. So
 /// a warp, which sends and receives in turns, must not wait for one load after another. While it
-/// does one step it loads the entries of the step after next, one word in each lane, and brings the
-/// rows of the next step into the L2 cache, which takes no registers.
+/// does one step it loads the entries of the step after next, one word in each lane, and in a launch
+/// of few rounds brings the rows of the next step into the L2 cache, which takes no registers.
 ///
 /// Of few tokens the time is one latency after another. If there are as many warps as small parts
 /// for all ranks, each sends one and receives one, and there is one round: entries are loaded
@@ -179,6 +183,11 @@ impl Combine<'_> {
                 return;
             }
             let (sent, own) = (parts.count(all), parts.count(tokens));
+            let prefetch = |entries, part| {
+                if sent.max(own) <= ROUNDS * step {
+                    prefetch(self.rows, entries, part);
+                }
+            };
             let mut outgoing = self.outgoing(&counts, 1, parts.at(first), absent);
             let mut incoming = self.incoming(parts.at(first), absent);
             // The first round only sends; in each later one a part is received.
@@ -193,10 +202,10 @@ impl Combine<'_> {
                 }
                 outgoing = next;
                 ahead += step;
-                prefetch(self.rows, outgoing, parts.at(ahead));
+                prefetch(outgoing, parts.at(ahead));
                 if ahead == first + step {
                     if receives {
-                        prefetch(self.rows, incoming.entries, parts.at(first));
+                        prefetch(incoming.entries, parts.at(first));
                         self.end(&session, &numbered, absent);
                     }
                     continue;
@@ -205,7 +214,7 @@ impl Combine<'_> {
                     let next = self.incoming(parts.at(index + step), absent);
                     self.receive::<N, VECTORS, TOGETHER>(&session, parts.at(index), incoming);
                     incoming = next;
-                    prefetch(self.rows, incoming.entries, parts.at(index + step));
+                    prefetch(incoming.entries, parts.at(index + step));
                 }
                 index += step;
             }
