@@ -2,8 +2,7 @@
 //! without Rust, network or a recent NCCL.
 //!
 //! ```text
-//! run.sh           ./run.sh list | tests | bench ... | python ... | EXAMPLE [ARGS...], under a tool
-//!                  too
+//! run.sh           ./run.sh list | tests | bench ... | python ... | EXAMPLE [ARGS...]
 //! programs.tar.xz  unpacked once by run.sh into the user's cache:
 //!     examples/    the programs              tests/   the test programs that need GPUs
 //!     bench/       devcomm-bench             twins/   its kernels in Rust and in C++
@@ -416,8 +415,8 @@ fn version_of_library(path: &Path) -> Result<NcclVersion> {
 /// Compresses a file to `target` atomically, with `xz` or else Python's lzma.
 fn compress(file: &Path, target: &Path) -> Result<()> {
     // The dictionary of 64 MiB spans several programs, which contain the same kernels. With more
-    // than one thread `xz` makes independent blocks, and each would have the kernels again. Preset 6
-    // takes three times as long, for a tenth less.
+    // than one thread `xz` makes independent blocks, and each would have the kernels again. Preset
+    // 6 takes three times as long, for a tenth less.
     let lzma = "import lzma, shutil, sys; filters = [{'id': lzma.FILTER_LZMA2, 'preset': 3, \
                 'dict_size': 1 << 26}]; packed = lzma.open(sys.stdout.buffer, 'wb', \
                 filters=filters); shutil.copyfileobj(sys.stdin.buffer, packed, 1 << 20); \
