@@ -509,7 +509,7 @@ fn torchs_products_join_the_table() {
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let json = path("rows.json");
     let row = |shape: &str, rest: &str| {
-        let of = format!(r#""variant": "torch-fused", "type": "bf16", "size": 128"#);
+        let of = r#""variant": "torch-fused", "type": "bf16", "size": 128"#;
         format!("echo '{{{of}, \"shape\": {shape}, {rest}}}'\n")
     };
     let script = format!(

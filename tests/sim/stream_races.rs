@@ -48,7 +48,8 @@ fn copies_memsets_and_collectives_race_with_kernels_that_nothing_orders() {
             comm.all_reduce(source, word, ReduceOp::Sum, stream)
         })
     };
-    let ways: [(&str, &(dyn Fn(&Gpu<'_>, bool) -> Result<()> + Sync)); 3] =
+    type Way<'a> = &'a (dyn Fn(&Gpu<'_>, bool) -> Result<()> + Sync);
+    let ways: [(&str, Way<'_>); 3] =
         [("a copy", &copy), ("a memset", &fill), ("ncclAllReduce", &reduce)];
     for (name, way) in ways {
         for simulation in [Simulation::new(2), Simulation::new(2).seed(1)] {

@@ -320,7 +320,7 @@ impl<D: Owners, const N: usize> Messages<'_, D, N> {
                 }
                 rank += 1;
             }
-            let sums = sums.map(|sum| bf16::narrow(sum));
+            let sums = sums.map(bf16::narrow);
             match self.of_all {
                 None => Self::store(self.c, group, &sums),
                 Some(c) => {

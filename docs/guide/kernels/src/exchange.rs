@@ -151,7 +151,7 @@ impl Parts<'_> {
                 // In f32, and in the same order in all ranks: so all get the same bits.
                 bf16::add(&mut sum, part);
             }
-            let column = at as u32 % self.factors.columns();
+            let column = at as u32 % self.factors.columns_of_c();
             let mut lane = 0;
             while lane < LANES {
                 sum[lane as usize] = last(column + lane, sum[lane as usize]);

@@ -36,8 +36,8 @@ impl Factors {
         self.a.rows / TILE * (self.b.rows / TILE)
     }
 
-    /// Columns of C.
-    pub(crate) fn columns(&self) -> u32 {
+    /// The columns of C are rows of B.
+    pub(crate) fn columns_of_c(&self) -> u32 {
         self.b.rows
     }
 
