@@ -7,7 +7,7 @@ use cuda_std::vector::Accumulate;
 use devcomm_types::F8E4M3;
 use half::bf16;
 
-/// Elements that share a scale, as neighbouring vectors of 8-bit floats of [`SCALED_LANES`] lanes.
+/// Elements that share a scale, as neighbouring vectors of 8-bit floats of `SCALED_LANES` lanes.
 pub const SCALED: usize = 128;
 
 /// Lanes whose vectors share a scale.

@@ -12,7 +12,7 @@ const PARTS: u32 = 256;
 /// The most warps of a block.
 const WARPS: usize = 12;
 
-/// The rows of A and C in groups, as [`ep_layout`](crate::ep_layout) leaves them.
+/// The rows of A and C in groups, as [`ep_layout`](crate::ep_layout()) leaves them.
 #[repr(C)]
 #[derive(Clone, Copy, KernelParam)]
 pub struct Groups {
