@@ -396,7 +396,7 @@ mod tests {
                 let harness = Harness::new(rank, &tune.ranks, &tune.run)?;
                 let gemm = Kernel::new(&harness.stream)?;
                 let mut kept = None;
-                for (shape @ [m, n, k], plans) in [([5, 72, 8], 7), ([9, 72, 8], 7), ([5, 7, 9], 1)]
+                for (shape @ [m, n, k], plans) in [([5, 72, 8], 9), ([9, 72, 8], 9), ([5, 7, 9], 1)]
                 {
                     let problem = Problem { m, n, k, seed: 1 };
                     let matrices = Matrices::new(&harness, problem, 0..1, 2, &mut kept)?;
