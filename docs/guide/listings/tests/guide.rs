@@ -185,6 +185,10 @@ fn the_pictures_are_those_that_the_program_draws() {
         let there = fs::read_to_string(&path).unwrap_or_default();
         assert!(there == drawn, "DEVCOMM_BLESS=1 writes {}", path.display());
     }
-    let files = fs::read_dir(folder).unwrap().count();
-    assert_eq!(files, norm::pictures::all().len(), "a picture that the program does not draw");
+    // The timeline is drawn by the simulator's tests.
+    let known = |name: &str| norm::pictures::all().iter().any(|(of, _)| *of == name);
+    for file in fs::read_dir(folder).unwrap() {
+        let name = file.unwrap().file_name().into_string().unwrap();
+        assert!(known(&name) || name == "timeline.svg", "no program draws {name}");
+    }
 }
