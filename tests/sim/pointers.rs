@@ -106,7 +106,7 @@ fn what_no_pointer_reaches_is_reported() {
         "rank 2, which is not in the LSA team",
         "rank -1, which is not in the LSA team",
         "rank 2, which is not in the LSA team",
-        "after the end of device communicator",
+        "after the end of barriers and buffers of device communicator",
         "the window is NULL",
     ];
     for which in 0..11 {
