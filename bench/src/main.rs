@@ -102,8 +102,8 @@ enum Bench {
     /// Matrix product on one GPU, C = A x B^T with A of m x k and B of n x k: a kernel against
     /// cuBLASLt
     Gemm(versus::Command<versus::Gemm>),
-    /// Products of groups of rows, each with a B of its own, such as experts', on one GPU: one kernel
-    /// against a product of cuBLASLt for each
+    /// Products of groups of rows, each with a B of its own, such as experts', on one GPU: one
+    /// kernel against a product of cuBLASLt for each
     #[command(name = "grouped-gemm")]
     GroupedGemm(versus::Command<versus::GroupedGemm>),
     /// Matrix product followed by an all-reduce: one kernel against cuBLASLt and then ncclAllReduce

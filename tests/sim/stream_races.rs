@@ -1,5 +1,5 @@
-//! Tests that what streams do without kernels, copies, memsets and collectives, races with kernels of
-//! other streams unless an event orders them.
+//! Tests that what streams do without kernels, copies, memsets and collectives, races with kernels
+//! of other streams unless an event orders them.
 
 use cuda_std::mem;
 use cuda_std::prelude::*;

@@ -56,8 +56,8 @@ impl Thread {
         }
     }
 
-    /// The memory that the thread has read last in a poll, and its value. After what it waits for, a
-    /// wait of `nccl_device` reads a flag of the host, by which the host ends it.
+    /// The memory that the thread has read last in a poll, and its value. After what it waits for,
+    /// a wait of `nccl_device` reads a flag of the host, by which the host ends it.
     pub(crate) fn polled_memory(&self) -> Option<String> {
         let [last, before] = self.read.get();
         let memory = &self.gpus().memory;

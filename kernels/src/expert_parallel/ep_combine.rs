@@ -60,8 +60,9 @@ struct Incoming {
 ///
 /// Of many tokens the time is that of the memory: each rank reads the rows of its experts, once. So
 /// a warp, which sends and receives in turns, must not wait for one load after another. While it
-/// does one step it loads the entries of the step after next, one word in each lane, and in a launch
-/// of few rounds brings the rows of the next step into the L2 cache, which takes no registers.
+/// does one step it loads the entries of the step after next, one word in each lane, and in a
+/// launch of few rounds brings the rows of the next step into the L2 cache, which takes no
+/// registers.
 ///
 /// Of few tokens the time is one latency after another. If there are as many warps as small parts
 /// for all ranks, each sends one and receives one, and there is one round: entries are loaded

@@ -94,7 +94,9 @@ fn a_kernel_for_gin_calls_its_operations_and_nothing_else() -> TestResult {
     ensure(tell.len() == 4, format!("{} entries", tell.len()))?;
     for report in tell {
         let known = |callee: &Callee| callee.kind() != CalleeKind::Other;
-        let good = report.uses_gin() && report.callees.iter().all(known) && report.own_stack == 0;
+        // Those of PROXY are inlined.
+        let calls = report.uses_gin() != report.name.ends_with("_proxy");
+        let good = calls && report.callees.iter().all(known) && report.own_stack == 0;
         ensure(good, format!("{report:?}"))?;
     }
     let handles = reports.iter().find(|report| report.name == "handles");

@@ -181,8 +181,9 @@ pub struct Ops {
         Access,
         at: &'static Location<'static>,
     ) -> usize,
-    /// Called for each piece of an asynchronous copy, after its accesses have been reported. Whether
-    /// the simulator keeps it, to read and write later, until what the engine is tied to ends.
+    /// Called for each piece of an asynchronous copy, after its accesses have been reported.
+    /// Whether the simulator keeps it, to read and write later, until what the engine is tied to
+    /// ends.
     pub keeps: fn(*const ThreadCtx, Engine, Piece, at: &'static Location<'static>) -> bool,
     /// Called before a `multimem` instruction: returns the copies of the bytes at a multicast
     /// address. For any other address it reports an error and does not return.
