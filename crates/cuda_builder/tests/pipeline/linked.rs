@@ -124,7 +124,7 @@ fn index() -> TestResult {
     let output = package.as_build_script(|_| {});
     ensure(output.status.success(), stderr(&output))?;
     let (built, included) =
-        (package.folder.join("out-dir/kernels"), package.folder.join("program"));
+        (package.folder.join("out-dir/kernels"), package.folder.join("included"));
     fs::create_dir_all(&included)?;
     let program = format!(
         "const KERNELS: (&[(&str, &[u8], &str, Option<&[u8]>)], Option<&str>) = include!({:?});
