@@ -221,15 +221,7 @@ impl Gemm {
                 None => {}
             }
             ran += contenders.len();
-            let case = Case {
-                size: m * n * size_of::<T::Output>(),
-                count: m * n,
-                dtype: T::NAME,
-                redop: "sum",
-                bus: 1.0,
-                shape: Some(shape),
-                l2: Some(self.inputs.l2),
-            };
+            let case = Case::product(T::NAME, size_of::<T::Output>(), shape, Some(self.inputs.l2));
             job.compare_refilled(case, &contenders, || matrices.fill_for_timing())?;
         }
         ensure!(ran > 0, "no variant can run these shapes");

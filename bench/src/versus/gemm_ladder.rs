@@ -116,15 +116,7 @@ impl Benchmark for GemmLadder {
                 let contender = Contender::new(Variant::CublasLt, work, result);
                 contenders.push(contender.by_algorithm(plan.describe()));
             }
-            let case = Case {
-                size: m * n * size_of::<bf16>(),
-                count: m * n,
-                dtype: "bf16",
-                redop: "sum",
-                bus: 1.0,
-                shape: Some(shape),
-                l2: None,
-            };
+            let case = Case::product("bf16", size_of::<bf16>(), shape, None);
             job.compare_refilled(case, &contenders, || matrices.fill_for_timing())?;
         }
         Ok(())

@@ -136,15 +136,7 @@ impl Benchmark for GroupedGemm {
                     contenders.push(matrices.contender(variant, (&kernel, &gemm), &plans)?);
                 }
             }
-            let case = Case {
-                size: m * n * size_of::<bf16>(),
-                count: m * n,
-                dtype: "bf16",
-                redop: "sum",
-                bus: 1.0,
-                shape: Some([m, n, k]),
-                l2: None,
-            };
+            let case = Case::product("bf16", size_of::<bf16>(), [m, n, k], None);
             job.compare_refilled(case, &contenders, || matrices.fill_for_timing())?;
         }
         Ok(())

@@ -40,6 +40,17 @@ pub enum L2 {
 }
 
 impl Case {
+    /// A product of `[m, n, k]` on one GPU, with so many bytes for an element of C.
+    pub fn product(
+        dtype: &'static str,
+        bytes: usize,
+        shape @ [m, n, _]: [usize; 3],
+        l2: Option<L2>,
+    ) -> Self {
+        let count = m * n;
+        Self { size: count * bytes, count, dtype, redop: "sum", bus: 1.0, shape: Some(shape), l2 }
+    }
+
     /// The shape as text, empty without one.
     pub fn shape(&self) -> String {
         self.shape.map_or_else(String::new, |[m, n, k]| format!("{m}x{n}x{k}"))

@@ -18,7 +18,7 @@ pub enum Activation {
 
 impl Activation {
     /// The factors of `x` and `x^3` in the sigmoid's argument.
-    pub(super) fn factors(self) -> [f32; 2] {
+    fn factors(self) -> [f32; 2] {
         match self {
             Self::Gelu => epilogue::GELU,
             Self::Silu => epilogue::SILU,

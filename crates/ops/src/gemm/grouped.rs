@@ -12,7 +12,7 @@ use devcomm_kernels::gemm::{gemm_mma as portable, gemm_wgmma as wide};
 use devcomm_types::Kernel;
 use half::{bf16, f16};
 
-use super::added::{Activation, address};
+use super::added::{Activation, Added, address};
 use super::element::TransposableElement;
 use super::hopper::{Matrices, map};
 use crate::check::{check_extents, refuse};
@@ -163,19 +163,19 @@ impl GroupedGemm {
         // The rows of all groups' B, if there are as many.
         let of_b = count.saturating_mul(n);
         check_extents([m, of_b, k])?;
+        let context = self.stream.context();
         let addresses = [
-            self.address("A", &a.device_slice(), m, k)?,
-            self.address("B", &b.device_slice(), of_b, k)?,
-            self.address("C", &c.device_slice(), m, n)?,
+            address(context, "A", &a.device_slice(), m, k)?,
+            address(context, "B", &b.device_slice(), of_b, k)?,
+            address(context, "C", &c.device_slice(), m, n)?,
         ];
         let groups = GroupsArgs {
             count: count as u32,
-            offsets: self.address("the groups' offsets", &groups.offsets, count, 1)?,
-            sizes: self.address("the groups' sizes", &groups.sizes, count, 1)?,
+            offsets: address(context, "the groups' offsets", &groups.offsets, count, 1)?,
+            sizes: address(context, "the groups' sizes", &groups.sizes, count, 1)?,
         };
         let mut matrices = Matrices::plain(addresses, check_extents(shape)?);
-        let [linear, cubic] = activation.map_or([0.0; 2], Activation::factors);
-        (matrices.epilogue.linear, matrices.epilogue.cubic) = (linear, cubic);
+        matrices.epilogue = Added::<T> { activation, ..Added::NOTHING }.args(context, [m, n])?;
         let aligned = (addresses[0] | addresses[1] | addresses[2]).is_multiple_of(16);
         // SAFETY: the buffers have the elements; dropping one waits for the stream, and the caller
         // ensures what a graph needs.
@@ -185,16 +185,6 @@ impl GroupedGemm {
                 false => T::portable(self, groups, matrices),
             }
         }
-    }
-
-    fn address<E>(
-        &self,
-        name: &str,
-        slice: &DeviceSlice<E>,
-        rows: usize,
-        columns: usize,
-    ) -> Result<u64> {
-        address(self.stream.context(), name, slice, rows, columns)
     }
 
     /// A launch of `K`, whose blocks have `tile` in work at a time: clusters of so many blocks,
