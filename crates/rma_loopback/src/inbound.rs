@@ -39,7 +39,6 @@ struct State {
     step: Option<(u64, HostStep)>,
     accepted: u64,
     issued: u64,
-    group: Group,
     /// The last transfer of each group in the stream.
     groups: Vec<u64>,
     /// The connection has failed: nothing more is enqueued.
@@ -53,7 +52,6 @@ impl InboundQueue {
             step: None,
             accepted: 0,
             issued: 0,
-            group: Group::default(),
             groups: Vec::with_capacity(GROUPS),
             cancelled: false,
         };
@@ -130,7 +128,7 @@ impl InboundQueue {
         let stream = &self.stream;
         let done = stream.done();
         state.groups.retain(|last| *last > done);
-        let mut entered = None;
+        let (mut entered, mut group) = (None, Group::default());
         while let Some(first) = state.transfers.front_mut() {
             let is_stepping = match &state.step {
                 Some((mark, _)) if !stream.passed(*mark) => break,
@@ -151,21 +149,19 @@ impl InboundQueue {
                 }
                 continue;
             }
-            match first.issue(stream, &self.config, &mut state.group)? {
+            match first.issue(stream, &self.config, &mut group)? {
                 IssueResult::Whole => {
                     state.issued = next;
                     state.transfers.pop_front();
-                    if !state.group.has_whole(next) {
-                        state.groups.extend(state.group.enqueue(stream)?);
+                    if !group.has_whole(next) {
+                        state.groups.extend(group.enqueue(stream)?);
                     }
                 }
                 IssueResult::Until { mark, step } => state.step = Some((mark, step)),
                 IssueResult::NoSlot => break,
             }
         }
-        if entered.is_some() {
-            state.groups.extend(state.group.enqueue(stream)?);
-        }
+        state.groups.extend(group.enqueue(stream)?);
         self.waiting.store(!state.transfers.is_empty(), Ordering::Release);
         Ok(())
     }

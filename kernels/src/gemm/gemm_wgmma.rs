@@ -38,11 +38,12 @@ const STAGES: u32 = 4;
 pub(crate) const MULTIPLYING_WARPS: u32 = 8;
 /// Warps that neither load nor multiply.
 pub(crate) const IDLE_WARPS: u32 = 3;
-/// Terms of a tile behind whose products the last slices of the previous tile are written, if
-/// slices are also sent to a peer. All blocks send at the same time, and shared memory has room
-/// again when the first slices are on their way.
+/// Terms of a tile whose products come before the last slices of the previous tile are written, if
+/// slices are also sent to a peer: all blocks send at the same time, and shared memory has room for
+/// these only when the first ones are on their way. At most half of a tile's terms.
 const SENT: u32 = 24 * 64;
-/// Terms behind these for whose time the previous tile is on its way to C.
+/// Further terms whose products come before the previous tile is reported as stored: it is in C by
+/// then, so that the wait is short.
 const STORED: u32 = 4 * 64;
 /// Rows of a warpgroup.
 pub(super) const WARPGROUP_M: u32 = 64;
