@@ -124,21 +124,41 @@ fn lose(test: &'static str, gpus: Gpus, loss: Loss, work: Work, simulated: Optio
     gpus.with_world(test, |world| {
         let shared_before = shared_memory();
         let mut random = fastrand::Rng::with_seed(11);
-        let rounds: Vec<_> = (0..loss.times()).map(|round| (round, random.u64(..LATEST))).collect();
-        for rounds in rounds.chunks(AT_ONCE) {
-            std::thread::scope(|scope| {
-                for &(round, loss_after) in rounds {
-                    scope.spawn(move || lose_once(test, world.n_ranks(), loss, round, loss_after));
-                }
-            });
-        }
+        let rounds = (0..loss.times()).map(|round| (round, random.u64(..LATEST)));
+        let rounds = Mutex::new(rounds.collect::<Vec<_>>().into_iter());
+        let next = || rounds.lock().unwrap().next();
+        let (begun, waits) = (Instant::now(), Mutex::new(Vec::new()));
+        std::thread::scope(|scope| {
+            for _ in 0..AT_ONCE {
+                scope.spawn(|| {
+                    while let Some((round, after)) = next() {
+                        let wait = lose_once(test, world.n_ranks(), loss, round, after);
+                        waits.lock().unwrap().push(wait);
+                    }
+                });
+            }
+        });
+        let mut waits = waits.into_inner().unwrap();
+        waits.sort();
+        let (n, took) = (waits.len(), begun.elapsed());
+        println!(
+            "{n} ranks {loss:?} in {took:.0?}: the others knew after {:.1?} (median) to {:.1?}",
+            waits[n / 2],
+            waits[n - 1]
+        );
         let left: Vec<_> = shared_memory().difference(&shared_before).cloned().collect();
         assert!(left.is_empty(), "left in /dev/shm: {left:?}");
     });
 }
 
-/// One job of processes, of which one is lost.
-fn lose_once(test: &'static str, n_ranks: usize, loss: Loss, round: usize, loss_after: u64) {
+/// One job of processes, of which one is lost. Returns how long the last survivor took to know.
+fn lose_once(
+    test: &'static str,
+    n_ranks: usize,
+    loss: Loss,
+    round: usize,
+    loss_after: u64,
+) -> Duration {
     let job = Job::new(test, n_ranks, round % n_ranks, loss);
     let error = job.run(loss_after);
     let signal = match loss {
@@ -149,8 +169,9 @@ fn lose_once(test: &'static str, n_ranks: usize, loss: Loss, round: usize, loss_
     };
     let named = |signal| error.contains(&format!("rank {} ", job.victim)) && error.contains(signal);
     assert!(signal.is_none_or(named), "round {round}: {error}");
-    job.require_reports(round);
+    let wait = job.require_reports(round);
     job.require_no_process_left();
+    wait
 }
 
 /// One of 2 to 4 simulated ranks fails in a call, or does not return from it. If the others wait
@@ -219,11 +240,12 @@ impl Job {
     }
 
     /// Checks that every survivor's wait ended within the deadline, with an error that names the
-    /// victim.
-    fn require_reports(&self, round: usize) {
+    /// victim. Returns the longest of these waits.
+    fn require_reports(&self, round: usize) -> Duration {
         let victim = self.victim;
         let died = self.report(victim).unwrap_or_else(|| panic!("round {round}: no rank was lost"));
         let died: u64 = died.parse().unwrap();
+        let mut longest = Duration::ZERO;
         for rank in (0..self.n_ranks).filter(|rank| *rank != victim) {
             let report = self.report(rank);
             let report =
@@ -233,7 +255,9 @@ impl Job {
             assert!(after < DEADLINE, "round {round}: rank {rank} returned after {after:?}");
             let named = error.contains(&format!("rank {victim} is lost"));
             assert!(named, "round {round}, rank {rank}: rank {victim} is not named: {error}");
+            longest = longest.max(after);
         }
+        longest
     }
 
     fn report(&self, rank: usize) -> Option<String> {

@@ -50,6 +50,7 @@ def coll(comm):
 def integers(shape, dtype, below=5, seed=0):
     """Small integers: their sums are exact in every type."""
     generator = torch.Generator(DEVICE).manual_seed(100 * seed + RANK)
+    shape = (shape,) if isinstance(shape, int) else shape
     return torch.randint(0, below, shape, generator=generator, device=DEVICE).to(dtype)
 
 

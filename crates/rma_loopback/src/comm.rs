@@ -312,11 +312,12 @@ impl Comm {
     /// Makes progress on all pending operations.
     pub(crate) fn progress(&self) -> Result<()> {
         self.guarded(|| {
-            for local in self.connection.locals() {
-                local.inbound.progress()?;
-            }
             for link in self.links.iter().flatten() {
                 link.progress()?;
+            }
+            // Last, with what has come by the links.
+            for local in self.connection.locals() {
+                local.inbound.progress()?;
             }
             let polls = self.polls.fetch_add(1, Ordering::Relaxed);
             if polls % POLLS_PER_CHECK == POLLS_PER_CHECK - 1 { self.check() } else { Ok(()) }

@@ -104,7 +104,7 @@ impl Context {
                     };
                     let signal = peer.regions.signal_of(signal)?;
                     comm.track(self.id, || {
-                        let sequence = peer.inbound.submit(Transfer { data, signal })?;
+                        let sequence = peer.inbound.submit(Transfer { data, signal });
                         Ok(Request::Inbound { rank: rank as usize, sequence })
                     })
                 }
@@ -143,7 +143,7 @@ impl Context {
                         _ => Data::of(peer.source(from, bytes, &comm.me)?, buffer, bytes),
                     };
                     comm.track(self.id, || {
-                        let sequence = comm.me.inbound.submit(Transfer { data, signal: None })?;
+                        let sequence = comm.me.inbound.submit(Transfer { data, signal: None });
                         Ok(Request::Inbound { rank: comm.rank, sequence })
                     })
                 }

@@ -1,8 +1,9 @@
 //! The words that transfers write behind their copies: inline values, and signals.
 //!
-//! One call of the driver enqueues the words of a group of transfers. While the stream is busy,
-//! transfers wait for each other's company: each call takes the stream microseconds, and of several
-//! writes to one signal the last is enough. A signal is written after all copies of its group, so
+//! One call of the driver enqueues the words of a group of transfers: those that NCCL has taken
+//! from its queues in one pass, and while the stream is busy, those of later passes. Each call
+//! takes a thread and the stream microseconds, and of several writes to one signal the last is
+//! enough. A signal is written after all copies of its group, so
 //! also after those of later transfers. That is allowed, as nothing says when they may begin.
 
 use crate::driver::{Address, MemOp};

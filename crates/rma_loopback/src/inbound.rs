@@ -1,12 +1,13 @@
 //! The ordered queue of all operations into one rank.
 //!
-//! A thread that puts into the rank enqueues here, under a lock, on the rank's one stream for data
-//! and signals. So a signal follows everything put before it, by any context and rank: every signal
-//! is strong. An operation that cannot be enqueued yet (no free slot, queue depth reached, a step
-//! that the host must do first) delays all later ones; every call of `progress` retries it.
+//! Operations are queued here, under a lock. `progress` enqueues them on the rank's one stream for
+//! data and signals; NCCL calls it after each pass over its queues. So a signal follows everything
+//! put before it, by any context and rank: every signal is strong. An operation that cannot be
+//! enqueued yet (no free slot, queue depth reached, a step that the host must do first) delays all
+//! later ones; every call of `progress` retries it.
 //!
-//! Operations that come while the stream is busy form a [`Group`], whose words one call of the
-//! driver enqueues when it is less so.
+//! Operations of one pass, and those that come while the stream is busy, form a [`Group`], whose
+//! words one call of the driver enqueues.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -63,14 +64,17 @@ impl InboundQueue {
         })
     }
 
-    /// Accepts a transfer; returns its sequence number.
-    pub(crate) fn submit(&self, transfer: Transfer) -> Result<u64> {
+    /// Accepts a transfer; returns its sequence number. The next call of `progress` enqueues it,
+    /// with those that have come by then.
+    pub(crate) fn submit(&self, transfer: Transfer) -> u64 {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.transfers.push_back(transfer);
+        // When cancelled, nothing more is enqueued.
+        if !state.cancelled {
+            state.transfers.push_back(transfer);
+            self.waiting.store(true, Ordering::Release);
+        }
         state.accepted += 1;
-        let sequence = state.accepted;
-        self.enqueue_pending(&mut state)?;
-        Ok(sequence)
+        state.accepted
     }
 
     /// Whether the transfer with this number is complete.

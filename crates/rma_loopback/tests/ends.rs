@@ -118,7 +118,7 @@ fn after_a_failure_memory_is_unmapped_only_when_no_copy_uses_it() {
             rank.device.stalled.store(stuck, Ordering::Release);
             bootstrap.barrier.wait();
             if rank.rank == 0 {
-                let put = || rank.try_put(0, (window_at, 0), 64, (target_at, 0), 1).0;
+                let put = || rank.try_put_now((window_at, 0), 64, (target_at, 0), 1);
                 assert_eq!(put(), SUCCESS);
                 assert_eq!(put(), UNHANDLED_CUDA_ERROR);
                 assert_eq!(rank.deregister(window_at), SUCCESS);

@@ -290,6 +290,20 @@ impl Rank {
         call_version!(self.version, iput(at, c, s, from.0, bytes, d, to.0, rank))
     }
 
+    /// As [`Rank::try_put`], and then progress: the first error of the two.
+    pub fn try_put_now(
+        &self,
+        from: RegionOffset,
+        bytes: usize,
+        to: RegionOffset,
+        rank: usize,
+    ) -> Status {
+        match self.try_put(0, from, bytes, to, rank).0 {
+            SUCCESS => self.try_progress(),
+            error => error,
+        }
+    }
+
     pub fn put(
         &self,
         context: usize,
