@@ -315,9 +315,10 @@ impl Comm {
             for link in self.links.iter().flatten() {
                 link.progress()?;
             }
-            // Last, with what has come by the links.
+            // With what has come by the links.
+            self.me.inbound.progress()?;
             for local in self.connection.locals() {
-                local.inbound.progress()?;
+                local.inbound.progress_for_absent()?;
             }
             let polls = self.polls.fetch_add(1, Ordering::Relaxed);
             if polls % POLLS_PER_CHECK == POLLS_PER_CHECK - 1 { self.check() } else { Ok(()) }

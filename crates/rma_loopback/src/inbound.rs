@@ -1,17 +1,18 @@
 //! The ordered queue of all operations into one rank.
 //!
-//! Operations are queued here, under a lock. `progress` enqueues them on the rank's one stream for
-//! data and signals; NCCL calls it after each pass over its queues. So a signal follows everything
-//! put before it, by any context and rank: every signal is strong. An operation that cannot be
-//! enqueued yet (no free slot, queue depth reached, a step that the host must do first) delays all
-//! later ones; every call of `progress` retries it.
+//! A thread that puts into the rank leaves the operation here. The rank's own progress thread
+//! enqueues it on the rank's one stream for data and signals, after its next pass over NCCL's
+//! queues, so that no two threads call the driver for one GPU. A signal follows everything put
+//! before it, by any context and rank: every signal is strong. An operation that cannot be enqueued
+//! yet (no free slot, queue depth reached, a step that the host must do first) delays all later
+//! ones; every call of `progress` retries it.
 //!
 //! Operations of one pass, and those that come while the stream is busy, form a [`Group`], whose
 //! words one call of the driver enqueues.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::config::Config;
 use crate::driver::Device;
@@ -22,14 +23,30 @@ use crate::transfer::{HostStep, IssueResult, Transfer};
 
 /// Groups in the stream, at most: the next one is there when one has ended.
 const GROUPS: usize = 2;
+/// How often other ranks find operations waiting until one of them enqueues these: the rank's own
+/// progress thread has ended, or has yet to begin.
+const PATIENCE: u32 = 1000;
 
 /// The queue of operations into a rank.
 pub(crate) struct InboundQueue {
     stream: Arc<TrackedStream>,
     config: Config,
+    arrived: Mutex<Arrived>,
+    /// Held by the thread that calls the driver. Taken before `arrived`.
     state: Mutex<State>,
-    /// Whether operations are pending; read without the lock.
+    /// Whether operations are pending; read without a lock.
     waiting: AtomicBool,
+    /// How often other ranks have found operations waiting since the last progress.
+    overlooked: AtomicU32,
+}
+
+/// Transfers that no thread has begun with.
+#[derive(Default)]
+struct Arrived {
+    transfers: Vec<Transfer>,
+    accepted: u64,
+    /// The connection has failed: nothing more is accepted.
+    cancelled: bool,
 }
 
 struct State {
@@ -38,12 +55,9 @@ struct State {
     transfers: VecDeque<Transfer>,
     /// The host step of the first transfer, to be run once the stream has passed the mark.
     step: Option<(u64, HostStep)>,
-    accepted: u64,
     issued: u64,
     /// The last transfer of each group in the stream.
     groups: Vec<u64>,
-    /// The connection has failed: nothing more is enqueued.
-    cancelled: bool,
 }
 
 impl InboundQueue {
@@ -51,30 +65,36 @@ impl InboundQueue {
         let state = State {
             transfers: VecDeque::with_capacity(config.depth as usize),
             step: None,
-            accepted: 0,
             issued: 0,
             groups: Vec::with_capacity(GROUPS),
-            cancelled: false,
         };
         Ok(Self {
             stream: Arc::new(TrackedStream::new(device)?),
             config,
+            arrived: Mutex::default(),
             state: Mutex::new(state),
             waiting: AtomicBool::new(false),
+            overlooked: AtomicU32::new(0),
         })
     }
 
-    /// Accepts a transfer; returns its sequence number. The next call of `progress` enqueues it,
-    /// with those that have come by then.
+    fn arrived(&self) -> MutexGuard<'_, Arrived> {
+        self.arrived.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Accepts a transfer; returns its sequence number.
     pub(crate) fn submit(&self, transfer: Transfer) -> u64 {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        // When cancelled, nothing more is enqueued.
-        if !state.cancelled {
-            state.transfers.push_back(transfer);
+        let mut arrived = self.arrived();
+        if !arrived.cancelled {
+            arrived.transfers.push(transfer);
             self.waiting.store(true, Ordering::Release);
         }
-        state.accepted += 1;
-        state.accepted
+        arrived.accepted += 1;
+        arrived.accepted
     }
 
     /// Whether the transfer with this number is complete.
@@ -84,7 +104,7 @@ impl InboundQueue {
 
     /// Sequence number of the last transfer.
     pub(crate) fn accepted(&self) -> u64 {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).accepted
+        self.arrived().accepted
     }
 
     /// Makes progress on pending transfers.
@@ -92,24 +112,30 @@ impl InboundQueue {
         if !self.waiting.load(Ordering::Acquire) {
             return Ok(());
         }
+        self.overlooked.store(0, Ordering::Relaxed);
         // Otherwise the thread that holds the lock makes progress.
         let Ok(mut state) = self.state.try_lock() else { return Ok(()) };
         self.enqueue_pending(&mut state)
     }
 
+    /// As `progress`, by another rank's thread: only if the own one has not come for long.
+    pub(crate) fn progress_for_absent(&self) -> Result<()> {
+        let is_absent = self.waiting.load(Ordering::Acquire)
+            && self.overlooked.fetch_add(1, Ordering::Relaxed) >= PATIENCE;
+        if is_absent { self.progress() } else { Ok(()) }
+    }
+
     /// Queries the driver for a failed transfer, if any is in flight.
     pub(crate) fn check(&self) -> Result<()> {
-        let Ok(state) = self.state.try_lock() else { return Ok(()) };
-        let idle = self.stream.done() >= state.accepted;
-        drop(state);
-        if idle { Ok(()) } else { self.stream.is_idle().map(|_| ()) }
+        if self.done(self.accepted()) { Ok(()) } else { self.stream.is_idle().map(|_| ()) }
     }
 
     /// Drops pending transfers of all ranks: from now on the host accesses no memory of a transfer
     /// and enqueues nothing.
     pub(crate) fn cancel(&self) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.cancelled = true;
+        let (mut state, mut arrived) = (self.state(), self.arrived());
+        arrived.cancelled = true;
+        arrived.transfers.clear();
         state.transfers.clear();
         state.step = None;
     }
@@ -121,14 +147,14 @@ impl InboundQueue {
 
     /// Synchronises the stream. Returns whether nothing is left in it or pending.
     pub(crate) fn synchronize(&self) -> bool {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        self.stream.synchronize() && state.transfers.is_empty()
+        let state = self.state();
+        let is_empty = state.transfers.is_empty() && self.arrived().transfers.is_empty();
+        self.stream.synchronize() && is_empty
     }
 
     fn enqueue_pending(&self, state: &mut State) -> Result<()> {
-        if state.cancelled || state.transfers.is_empty() {
-            return Ok(());
-        }
+        self.waiting.store(false, Ordering::Relaxed);
+        state.transfers.extend(self.arrived().transfers.drain(..));
         let stream = &self.stream;
         let done = stream.done();
         state.groups.retain(|last| *last > done);
@@ -166,7 +192,9 @@ impl InboundQueue {
             }
         }
         state.groups.extend(group.enqueue(stream)?);
-        self.waiting.store(!state.transfers.is_empty(), Ordering::Release);
+        if !state.transfers.is_empty() {
+            self.waiting.store(true, Ordering::Release);
+        }
         Ok(())
     }
 }

@@ -290,7 +290,8 @@ impl Rank {
         call_version!(self.version, iput(at, c, s, from.0, bytes, d, to.0, rank))
     }
 
-    /// As [`Rank::try_put`], and then progress: the first error of the two.
+    /// As [`Rank::try_put`], and then progress until the operation is enqueued, also into a rank
+    /// that makes no progress itself. Returns the first error.
     pub fn try_put_now(
         &self,
         from: RegionOffset,
@@ -298,10 +299,9 @@ impl Rank {
         to: RegionOffset,
         rank: usize,
     ) -> Status {
-        match self.try_put(0, from, bytes, to, rank).0 {
-            SUCCESS => self.try_progress(),
-            error => error,
-        }
+        let put = self.try_put(0, from, bytes, to, rank).0;
+        let progress = (0..1100).map(|_| self.try_progress());
+        [put].into_iter().chain(progress).find(|status| *status != SUCCESS).unwrap_or(SUCCESS)
     }
 
     pub fn put(
