@@ -102,6 +102,7 @@ fn exported() -> BTreeSet<Exported> {
         of::<kernels::gemm_swapped<swapped::M64N128>>(),
         of::<kernels::gemm_swapped<swapped::M128N128>>(),
         of::<kernels::gemm_swapped<swapped::M176N128>>(),
+        of::<kernels::gemm_swapped<swapped::M192N128>>(),
         of::<kernels::gemm_swapped<swapped::M256N128>>(),
         of::<kernels::gemm_wgmma<f16>>(),
         of::<kernels::gemm_wgmma<bf16>>(),

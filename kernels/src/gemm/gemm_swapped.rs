@@ -110,6 +110,7 @@ shapes! {
     M64N128: 64 x 128, 1, false;
     M128N128: 128 x 128, 1, true;
     M176N128: 176 x 128, 1, true;
+    M192N128: 192 x 128, 1, true;
     M256N128: 256 x 128, 1, true;
 }
 
@@ -210,7 +211,7 @@ impl Division {
 /// launch, for B as far as [`Division::constant_b`] says.
 #[kernel(arch = "sm_90a", max_threads = 384, S = [
     M8N64, M16N64, M32N64, M64N64, M128N64, M256N64, M8N128, M16N128, M32N128, M64N128, M128N128,
-    M176N128, M256N128
+    M176N128, M192N128, M256N128
 ])]
 pub unsafe fn gemm_swapped<S: Shape>(
     a: GridConstant<TensorMap>,

@@ -106,7 +106,11 @@ pub(crate) fn candidates([m, n, k]: [u32; 3], multiprocessors: u32) -> Vec<GemmP
         for (rows, columns) in gemm_swapped::SHAPES {
             // A smaller tile does, or a larger one reads B less often.
             let fits = rows == gemm_swapped::SHAPES[0].0 || rows / 2 < m;
-            if fits && rows >= m.min(128) {
+            // As many tiles of fewer rows do.
+            let is_too_large = gemm_swapped::SHAPES.iter().any(|other| {
+                other.1 == columns && other.0 < rows && m.div_ceil(other.0) == m.div_ceil(rows)
+            });
+            if fits && !is_too_large && rows >= m.min(128) {
                 // Rows of B are shared by tiles that have rows of A.
                 let useful = clusters((rows, columns));
                 let useful = useful.filter(|cluster| (cluster.down - 1) * rows < m);
