@@ -117,8 +117,10 @@ impl Faults {
     pub const ID: usize = 2;
     /// The rows that were needed in the order of the experts, if there was no room for them.
     pub const ROWS: usize = 3;
+    /// 1 plus the rank that needs these rows, or 0 for this one.
+    pub const RANK: usize = 4;
     /// The number of words.
-    pub const WORDS: usize = 4;
+    pub const WORDS: usize = 5;
 
     /// Records the number of an expert that does not exist.
     ///
@@ -148,5 +150,22 @@ impl Faults {
         // SAFETY: the caller's contract.
         let word = unsafe { AtomicU32::from_ptr(words.wrapping_add(Self::ROWS)) };
         word.fetch_max(needed, Order::Relaxed, Scope::Gpu);
+    }
+
+    /// Records that a rank has no room for so many rows; of several the one that needs most.
+    ///
+    /// # Safety
+    ///
+    /// As [`record_id`](Self::record_id); only this thread records rows.
+    #[inline(always)]
+    pub(super) unsafe fn record_rows_of(words: *mut u32, needed: u32, rank: u32) {
+        let (rows, of) = (words.wrapping_add(Self::ROWS), words.wrapping_add(Self::RANK));
+        // SAFETY: the caller's contract.
+        unsafe {
+            if needed > mem::load(rows) {
+                mem::store(rows, needed);
+                mem::store(of, rank + 1);
+            }
+        }
     }
 }

@@ -1,9 +1,13 @@
 //! The form for several LSA teams: its memory, and its launches.
 
+use std::fmt;
+
 use devcomm_host::{
     Buffer, Communicator, DevCommRequirements, DevCommResource, GinConnectionType, LaunchConfig,
-    Result, Signals, SymmetricBuffer, Window,
+    Result, Signals, Stream, SymmetricBuffer, Window,
 };
+use devcomm_kernels as kernels;
+use devcomm_kernels::expert_parallel::ep_layout::RETURN_WORDS;
 use devcomm_kernels::expert_parallel::rail::{BATCH, GROUP, MailArgs, RelayedArgs};
 use devcomm_kernels::expert_parallel::shape::ReceivedArgs;
 use devcomm_kernels::expert_parallel::{
@@ -13,7 +17,8 @@ use devcomm_types::SignalRange;
 use half::bf16;
 use nccl_device::Epoch;
 
-use super::ExpertParallelOptions;
+use super::form::{Form, Outputs, RowsInOrder, Source};
+use super::{ExpertParallel, ExpertParallelOptions, shape_args};
 use crate::check::refuse;
 
 /// Blocks that send and receive: each sends messages of its own.
@@ -71,13 +76,14 @@ struct Messages {
 
 /// The memory of the form for several LSA teams.
 pub(super) struct Hybrid {
-    pub(super) division: Division,
+    division: Division,
     dispatch: Messages,
     combine: Messages,
-    pub(super) partials: Window<bf16>,
-    pub(super) received: Window<u32>,
+    partials: Window<bf16>,
+    received: Window<u32>,
     ranks: SymmetricBuffer<u32>,
     teams: SymmetricBuffer<u32>,
+    returns: SymmetricBuffer<u32>,
     /// Where what is received begins in its window, in words.
     offsets: [usize; 5],
 }
@@ -115,25 +121,13 @@ impl Hybrid {
             received: comm.window(offsets[4])?,
             ranks: comm.mem_alloc(division.teams * tokens)?,
             teams: comm.mem_alloc(tokens)?,
+            returns: comm.mem_alloc(ranks * tokens * RETURN_WORDS)?,
             offsets,
         };
         Ok((hybrid, dev_comm))
     }
 
-    /// The messages of the dispatch, as an argument.
-    pub(super) fn dispatch(
-        &self,
-    ) -> MailArgs<&Window<u32>, SignalRange, &SymmetricBuffer<u32>, u32> {
-        self.mail(&self.dispatch)
-    }
-
-    /// The messages of the combine, as an argument.
-    pub(super) fn combine(
-        &self,
-    ) -> MailArgs<&Window<u32>, SignalRange, &SymmetricBuffer<u32>, u32> {
-        self.mail(&self.combine)
-    }
-
+    /// Messages, as an argument.
     fn mail<'a>(
         &self,
         of: &'a Messages,
@@ -142,11 +136,11 @@ impl Hybrid {
         MailArgs { window, signals: *signals, epoch, batch: self.division.batch }
     }
 
-    pub(super) fn relayed(&self) -> RelayedArgs<&SymmetricBuffer<u32>, &SymmetricBuffer<u32>> {
+    fn relayed(&self) -> RelayedArgs<&SymmetricBuffer<u32>, &SymmetricBuffer<u32>> {
         RelayedArgs { ranks: &self.ranks, teams: &self.teams }
     }
 
-    pub(super) fn received_args(&self) -> ReceivedArgs<u64, u64, u64, u64, u64, u64, u64> {
+    fn received_args(&self) -> ReceivedArgs<u64, u64, u64, u64, u64, u64, u64> {
         let base = self.received.device_slice().device_address();
         let [rows, experts, weights, counts, _] =
             self.offsets.map(|at| base + (at * size_of::<u32>()) as u64);
@@ -156,9 +150,77 @@ impl Hybrid {
     }
 
     /// The shape of a launch: a multiprocessor has room for a block, so that all run at a time.
-    pub(super) fn config(&self, options: ExpertParallelOptions) -> LaunchConfig {
+    fn config(&self, options: ExpertParallelOptions) -> LaunchConfig {
         let threads = options.threads.unwrap_or(THREADS);
         let config = LaunchConfig::new(self.division.blocks, threads);
         config.with_dependent().without_cooperation()
+    }
+}
+
+impl Form for Hybrid {
+    fn dispatch(
+        &self,
+        of: &ExpertParallel,
+        [input, ids, weights]: Source,
+        count: u32,
+        steps: u32,
+        stream: &Stream,
+    ) -> Result<()> {
+        let launch = kernels::ep_dispatch_hybrid::args(
+            &of.dev_comm,
+            self.mail(&self.dispatch),
+            &self.received,
+            shape_args(of.sent),
+            input,
+            ids,
+            weights,
+            count,
+            self.relayed(),
+            &of.faults,
+            steps,
+        );
+        // SAFETY: the buffers have the elements; dropping one waits for the stream. The memory is
+        // as the kernel needs it, and the launches that use it are ordered.
+        unsafe { launch.config(self.config(of.options)).launch(&of.compiled.on(stream)) }
+    }
+
+    fn group(&self, of: &ExpertParallel, rows: RowsInOrder, stream: &Stream) -> Result<()> {
+        of.lay_out(self.received_args(), &self.returns, rows, stream)
+    }
+
+    fn combine(
+        &self,
+        of: &ExpertParallel,
+        rows: u64,
+        [output, residual]: Outputs,
+        steps: u32,
+        stream: &Stream,
+    ) -> Result<()> {
+        let launch = kernels::ep_combine_hybrid::args(
+            &of.dev_comm,
+            self.mail(&self.combine),
+            &self.partials,
+            shape_args(of.shape),
+            rows,
+            &self.returns,
+            self.received_args(),
+            self.relayed(),
+            of.tokens.get() as u32,
+            output,
+            residual,
+            steps,
+        );
+        // SAFETY: as in `dispatch`.
+        unsafe { launch.config(self.config(of.options)).launch(&of.compiled.on(stream)) }
+    }
+
+    fn absent(&self) -> Result<&SymmetricBuffer<u64>> {
+        let teams = self.division.teams;
+        refuse(format!("absent ranks among {teams} LSA teams: ranks may be absent in one team"))
+    }
+
+    fn describe(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Division { teams, blocks, batch } = self.division;
+        write!(f, " in {teams} LSA teams, {blocks} blocks, messages of {batch} tokens")
     }
 }
