@@ -8,7 +8,12 @@ use half::bf16;
 use super::{FORMS, Memory, factor, few, options};
 
 /// A dispatch of 8-bit floats, of which every element and scale is checked.
-fn dispatch_f8(rank: &Rank, memory: &Memory, batch: &Batch, in_halves: bool) -> Result<Layout> {
+pub(super) fn dispatch_f8(
+    rank: &Rank,
+    memory: &Memory,
+    batch: &Batch,
+    in_halves: bool,
+) -> Result<Layout> {
     let (Memory { experts, stream, .. }, comm) = (memory, rank.communicator()?);
     memory.write(rank, batch)?;
     let tokens = memory.tokens(batch.tokens[rank.rank()]);

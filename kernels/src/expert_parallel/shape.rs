@@ -39,6 +39,13 @@ impl Shape {
         self.vectors.div_ceil(warp::WARP_SIZE)
     }
 
+    /// [`scale_vectors`](Self::scale_vectors) of rows that have scales, or not.
+    #[must_use]
+    #[inline(always)]
+    pub const fn scale_vectors_if(self, has_scales: bool) -> u32 {
+        if has_scales { self.scale_vectors() } else { 0 }
+    }
+
     /// [`slots`](Self::slots) of rows with scales.
     #[must_use]
     #[inline(always)]
@@ -92,16 +99,17 @@ impl Received {
         Ranks(unsafe { mem::load(self.absent) })
     }
 
-    /// Where rows, experts, weights and counts begin in memory that has them all, in words, and the
-    /// words of all of it.
+    /// Where rows, scales, experts, weights and counts begin in memory that has them all, in words,
+    /// and the words of all of it. Only rows of 8-bit floats have scales.
     #[must_use]
     #[inline(always)]
-    pub const fn offsets(shape: Shape, ranks: usize) -> [usize; 5] {
+    pub const fn offsets(shape: Shape, ranks: usize, has_scales: bool) -> [usize; 6] {
         let tokens = ranks * shape.tokens as usize;
-        let experts = 4 * tokens * shape.vectors as usize;
+        let scales = 4 * tokens * shape.vectors as usize;
+        let experts = scales + 4 * tokens * shape.scale_vectors_if(has_scales) as usize;
         let weights = experts + tokens * shape.top_k as usize;
         let counts = weights + tokens * shape.top_k as usize;
-        [0, experts, weights, counts, counts + ranks]
+        [0, scales, experts, weights, counts, counts + ranks]
     }
 }
 

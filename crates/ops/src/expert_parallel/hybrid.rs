@@ -13,7 +13,7 @@ use devcomm_kernels::expert_parallel::shape::ReceivedArgs;
 use devcomm_kernels::expert_parallel::{
     Mail, Received, Shape, ep_combine_hybrid, ep_dispatch_hybrid,
 };
-use devcomm_types::SignalRange;
+use devcomm_types::{F8E4M3, SignalRange};
 use half::bf16;
 use nccl_device::Epoch;
 
@@ -57,13 +57,13 @@ impl Division {
         Ok(Self { teams, blocks: blocks as u32, batch: batch as u32 })
     }
 
-    /// The words of the messages of the dispatch and of the combine.
-    pub(super) const fn words(self, shape: Shape) -> [usize; 2] {
+    /// The words of the messages of the dispatch, of tokens of the size `sent` on their way, and of
+    /// the combine.
+    pub(super) const fn words(self, sent: Shape, has_scales: bool, shape: Shape) -> [usize; 2] {
         let Self { teams, batch, .. } = self;
-        [
-            Mail::words(shape, teams, batch, ep_dispatch_hybrid::message_vectors(shape, batch)),
-            Mail::words(shape, teams, batch, ep_combine_hybrid::message_vectors(shape, batch)),
-        ]
+        let of_dispatch = ep_dispatch_hybrid::message_vectors(sent, batch, has_scales);
+        let of_combine = ep_combine_hybrid::message_vectors(shape, batch);
+        [Mail::words(sent, teams, batch, of_dispatch), Mail::words(shape, teams, batch, of_combine)]
     }
 }
 
@@ -85,13 +85,16 @@ pub(super) struct Hybrid {
     teams: SymmetricBuffer<u32>,
     returns: SymmetricBuffer<u32>,
     /// Where what is received begins in its window, in words.
-    offsets: [usize; 5],
+    offsets: [usize; 6],
 }
 
 impl Hybrid {
-    /// Allocates it, and creates the device communicator. *Collective*.
+    /// Allocates it, for tokens of the size `sent` on their way and results of `shape`, and creates
+    /// the device communicator. *Collective*.
     pub(super) fn new(
         comm: &Communicator,
+        sent: Shape,
+        has_scales: bool,
         shape: Shape,
         division: Division,
     ) -> Result<(Self, DevCommResource)> {
@@ -111,14 +114,15 @@ impl Hybrid {
                 epoch: comm.mem_alloc(Epoch::WORDS)?,
             })
         };
-        let ([of_dispatch, of_combine], [first, second]) = (signals, division.words(shape));
-        let offsets = Received::offsets(shape, ranks);
+        let [of_dispatch, of_combine] = signals;
+        let [first, second] = division.words(sent, has_scales, shape);
+        let offsets = Received::offsets(sent, ranks, has_scales);
         let hybrid = Self {
             division,
             dispatch: messages(of_dispatch, first)?,
             combine: messages(of_combine, second)?,
             partials: comm.window(ep_combine_hybrid::partials(shape, ranks))?,
-            received: comm.window(offsets[4])?,
+            received: comm.window(offsets[5])?,
             ranks: comm.mem_alloc(division.teams * tokens)?,
             teams: comm.mem_alloc(tokens)?,
             returns: comm.mem_alloc(ranks * tokens * RETURN_WORDS)?,
@@ -142,11 +146,12 @@ impl Hybrid {
 
     fn received_args(&self) -> ReceivedArgs<u64, u64, u64, u64, u64, u64, u64> {
         let base = self.received.device_slice().device_address();
-        let [rows, experts, weights, counts, _] =
+        let [rows, scales, experts, weights, counts, _] =
             self.offsets.map(|at| base + (at * size_of::<u32>()) as u64);
-        // What this rank's tokens get is in what the dispatch has relayed. There are no scales, and
-        // no rank is absent.
-        ReceivedArgs { rows, scales: 0, experts, weights, counts, targets: 0, absent: 0 }
+        // The kernels know whether there are scales by this address.
+        let scales = if scales == experts { 0 } else { scales };
+        // What this rank's tokens get is in what the dispatch has relayed, and no rank is absent.
+        ReceivedArgs { rows, scales, experts, weights, counts, targets: 0, absent: 0 }
     }
 
     /// The shape of a launch: a multiprocessor has room for a block, so that all run at a time.
@@ -166,22 +171,27 @@ impl Form for Hybrid {
         steps: u32,
         stream: &Stream,
     ) -> Result<()> {
-        let launch = kernels::ep_dispatch_hybrid::args(
-            &of.dev_comm,
-            self.mail(&self.dispatch),
-            &self.received,
-            shape_args(of.sent),
-            input,
-            ids,
-            weights,
-            count,
-            self.relayed(),
-            &of.faults,
-            steps,
-        );
-        // SAFETY: the buffers have the elements; dropping one waits for the stream. The memory is
-        // as the kernel needs it, and the launches that use it are ordered.
-        unsafe { launch.config(self.config(of.options)).launch(&of.compiled.on(stream)) }
+        macro_rules! launch {
+            ($element:ty) => {{
+                let launch = kernels::ep_dispatch_hybrid::<$element>::args(
+                    &of.dev_comm,
+                    self.mail(&self.dispatch),
+                    &self.received,
+                    shape_args(of.sent),
+                    input,
+                    ids,
+                    weights,
+                    count,
+                    self.relayed(),
+                    &of.faults,
+                    steps,
+                );
+                // SAFETY: the buffers have the elements; dropping one waits for the stream. The
+                // memory is as the kernel needs it, and the launches that use it are ordered.
+                unsafe { launch.config(self.config(of.options)).launch(&of.compiled.on(stream)) }
+            }};
+        }
+        if of.options.f8 { launch!(F8E4M3) } else { launch!(bf16) }
     }
 
     fn group(&self, of: &ExpertParallel, rows: RowsInOrder, stream: &Stream) -> Result<()> {

@@ -145,7 +145,7 @@ static THROUGHPUT_MODULES: LazyLock<Vec<ModuleSource>> = LazyLock::new(|| {
 static HYBRID_MODULES: LazyLock<Vec<ModuleSource>> = LazyLock::new(|| {
     modules(&[
         kernels::ep_combine_hybrid::FILE,
-        kernels::ep_dispatch_hybrid::FILE,
+        kernels::ep_dispatch_hybrid::<bf16>::FILE,
         kernels::ep_layout::FILE,
     ])
 });
@@ -211,7 +211,7 @@ impl ExpertParallel {
                 (form, comm.create_dev_comm(DevCommRequirements::new())?)
             }
             Some(division) => {
-                let (hybrid, dev_comm) = Hybrid::new(comm, shape, division)?;
+                let (hybrid, dev_comm) = Hybrid::new(comm, sent, f8, shape, division)?;
                 (Box::new(hybrid), dev_comm)
             }
         };

@@ -65,7 +65,7 @@ impl ExpertParallelOptions {
 
     /// Tokens become `F8E4M3` with an `f32` scale for each 128 elements on their way to the
     /// experts, where [`ExpertParallel::group_f8`] puts them in order: half of the bytes. Results
-    /// return in `bf16`. `hidden` is a multiple of 128. Not for several LSA teams.
+    /// return in `bf16`. `hidden` is a multiple of 128.
     ///
     /// The scale is the least power of two, at least `2^-126`, times which 448 is no less than each
     /// of the 128 elements. So an element divided by it is exact, and rounded once: to nearest,
@@ -171,8 +171,9 @@ impl ExpertParallelOptions {
         let shape = self.shape_in_teams(ranks)?;
         let division = Division::new(self, teams, ranks, u32::MAX)?;
         let (word, all) = (size_of::<u32>(), ranks * self.tokens);
-        let [dispatch, combine] = division.words(shape);
-        let [_, experts, .., end] = Received::offsets(shape, ranks);
+        let sent = self.sent(shape);
+        let [dispatch, combine] = division.words(sent, self.f8, shape);
+        let [_, _, experts, .., end] = Received::offsets(sent, ranks, self.f8);
         let relayed = (teams + 1) * self.tokens;
         let words = 2 * Epoch::WORDS + Faults::WORDS + 2 * self.local(ranks) + 1;
         Ok(ExpertParallelMemory {
@@ -220,13 +221,6 @@ impl ExpertParallelOptions {
 
     /// And for those of several.
     pub(super) fn shape_in_teams(self, ranks: usize) -> Result<Shape> {
-        if self.f8 {
-            return refuse(
-                "tokens as 8-bit floats among several LSA teams: there they are `bf16`, without \
-                 `f8`"
-                    .to_owned(),
-            );
-        }
         if self.rows.is_some() {
             return refuse(
                 "the form for high throughput among several LSA teams: there it is that for low \
