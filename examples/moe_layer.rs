@@ -3,6 +3,7 @@
 //! ```text
 //! cargo xtask run moe_layer                      # every GPU, or four simulated ones
 //! cargo xtask run moe_layer --tokens 1 --top-k 2 # one token of each rank
+//! cargo xtask run moe_layer --throughput         # by the form for many tokens
 //! DEVCOMM_SIMULATE=8 cargo xtask run moe_layer   # eight simulated GPUs
 //! torchrun --no-python --nproc-per-node 4 -- ./moe_layer
 //! ```
@@ -47,6 +48,9 @@ struct Options {
     /// Experts of each token
     #[arg(long, default_value_t = 4)]
     top_k: usize,
+    /// Takes the form of `ExpertParallel` for many tokens
+    #[arg(long)]
+    throughput: bool,
 }
 
 /// Sizes of a layer.
@@ -58,6 +62,7 @@ struct Layer {
     /// Experts of all ranks.
     experts: usize,
     top_k: usize,
+    throughput: bool,
 }
 
 /// Tokens of a rank, with their routing.
@@ -99,6 +104,7 @@ fn main() -> ExitCode {
             inner: options.inner.unwrap_or(inner),
             experts: options.experts * rank.n_ranks(),
             top_k: options.top_k,
+            throughput: options.throughput,
         };
         let (all, top_k) = (layer.experts, layer.top_k);
         ensure!(top_k <= all, "--top-k {top_k}: a token has each of the {all} experts once");
@@ -145,11 +151,12 @@ impl Layer {
         inputs: &Inputs,
         stream: &Stream,
     ) -> Result<(Vec<bf16>, usize)> {
-        let Self { tokens, hidden, inner, experts, top_k } = self;
+        let Self { tokens, hidden, inner, experts, top_k, throughput } = self;
         let comm = rank.communicator()?;
         let sizes = ExpertParallelOptions::new(hidden, tokens, experts, top_k);
         // Simulated blocks take time, also without work.
         let sizes = if rank.is_simulated() { sizes.blocks(3).threads(96) } else { sizes };
+        let sizes = if throughput { sizes.throughput(usize::MAX) } else { sizes };
         let parallel = sizes.build(comm)?;
         let (gemm, matrices) = (GroupedGemm::new(stream)?, self.experts(rank)?);
 
@@ -162,12 +169,16 @@ impl Layer {
 
         // Room for the worst routing: all tokens to this rank.
         let most = parallel.most_rows();
-        let rows = comm.mem_alloc::<bf16>(most * hidden)?;
+        let rows = match throughput {
+            true => parallel.rows()?,
+            false => comm.mem_alloc::<bf16>(most * hidden)?.device_slice(),
+        };
         let between = comm.mem_alloc::<bf16>(most * inner)?;
         let results = comm.mem_alloc::<bf16>(most * hidden)?;
         let output = comm.mem_alloc::<bf16>(tokens * hidden)?;
         // An element that nothing writes stays NaN.
-        for buffer in [&rows, &between, &results, &output] {
+        rows.fill_bytes(0xff)?;
+        for buffer in [&between, &results, &output] {
             buffer.fill_bytes(0xff)?;
         }
 
@@ -190,7 +201,7 @@ impl Layer {
     /// The layer by `ncclAlltoAll`, with room for all rows of a rank in each message, a product for
     /// each expert, and all else on the host.
     fn by_nccl(self, rank: &Rank, inputs: &Inputs, stream: &Stream) -> Result<Vec<bf16>> {
-        let Self { tokens, hidden, inner, experts, top_k } = self;
+        let Self { tokens, hidden, inner, experts, top_k, .. } = self;
         let (comm, ranks) = (rank.communicator()?, rank.n_ranks());
         let (local, room) = (experts / ranks, tokens * top_k);
         let (gemm, matrices) = (Gemm::new(stream)?, self.experts(rank)?);

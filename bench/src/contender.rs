@@ -30,6 +30,8 @@ pub enum Variant {
     RustOpsPlain,
     /// The operation in several launches of `devcomm`
     RustUnfused,
+    /// The operation of `devcomm` in its form for high throughput
+    RustThroughput,
     /// The operation by `devcomm`'s all-gather and reduce-scatter
     #[serde(rename = "rust-allgather")]
     #[value(name = "rust-allgather")]
@@ -88,6 +90,7 @@ impl Variant {
             Self::RustOps => "rust-ops",
             Self::RustOpsPlain => "rust-ops-plain",
             Self::RustUnfused => "rust-unfused",
+            Self::RustThroughput => "rust-throughput",
             Self::RustAllGather => "rust-allgather",
             Self::RustGemm => "rust-gemm",
             Self::CublasLtRust => "cublaslt-rust",
@@ -120,6 +123,7 @@ impl Variant {
                 | Self::RustOps
                 | Self::RustOpsPlain
                 | Self::RustUnfused
+                | Self::RustThroughput
                 | Self::RustAllGather
                 | Self::RustGemm
                 | Self::CublasLtRust

@@ -64,7 +64,7 @@ fn operations_of_expert_parallelism_are_right_beside_collectives() {
     are_right(&comments, &rows);
     let others = ["rust-allgather", "nccl", "nccl-sym", "nccl-alltoall"];
     let with = |operation, more: &[&'static str]| {
-        let variants = ["rust"].iter().chain(more).copied();
+        let variants = ["rust", "rust-throughput"].iter().chain(more).copied();
         variants.map(|variant| [operation, variant]).collect::<Vec<_>>()
     };
     let stores = [&others[..], &["write"]].concat();

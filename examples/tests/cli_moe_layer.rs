@@ -19,7 +19,8 @@ fn refuses(args: &str, words: &[&str]) {
 
 #[test]
 fn computes_layers_of_other_sizes() {
-    for args in ["--tokens 1 --experts 1 --top-k 1", "--tokens 3 --hidden 24 --top-k 8"] {
+    let few = "--tokens 1 --experts 1 --top-k 1";
+    for args in [few, "--tokens 3 --hidden 24 --top-k 8", "--throughput --tokens 4"] {
         let Output { status, stdout, stderr } = run(args);
         assert_eq!(status.code(), Some(0), "{args}: {}", String::from_utf8_lossy(&stderr));
         let stdout = String::from_utf8(stdout).unwrap();

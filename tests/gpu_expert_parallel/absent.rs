@@ -11,24 +11,26 @@ fn ranks_may_be_absent_and_come_back() {
     on_gpus("ranks_may_be_absent_and_come_back", 4, |rank| {
         let me = rank.rank();
         let mut batch = Batch::new(528, 8, 3, &[3, 1, 4, 2], 1);
-        let memory = Memory::of(rank, &batch, 4)?;
-        let graph = memory.stream.capture(|| memory.step(batch.tokens[me]))?;
-        for (launch, absent) in [&[][..], &[2], &[1, 3], &[], &[0]].into_iter().enumerate() {
-            batch.route(Routing::Repeated, launch as u64);
-            memory.write(rank, &batch)?;
-            let others: Vec<_> = (0..4).filter(|other| *other != me).collect();
-            let gone = if absent.contains(&me) { &others } else { absent };
-            memory.experts.set_absent(gone, &memory.stream)?;
-            for _ in 0..=launch % 2 {
-                graph.launch(&memory.stream)?;
+        for memory in Memory::of_each(rank, &batch, 4)? {
+            let graph = memory.stream.capture(|| memory.step(batch.tokens[me]))?;
+            for (launch, absent) in [&[][..], &[2], &[1, 3], &[], &[0]].into_iter().enumerate() {
+                batch.route(Routing::Repeated, launch as u64);
+                memory.write(rank, &batch)?;
+                let others: Vec<_> = (0..4).filter(|other| *other != me).collect();
+                let gone = if absent.contains(&me) { &others } else { absent };
+                memory.experts.set_absent(gone, &memory.stream)?;
+                for _ in 0..=launch % 2 {
+                    graph.launch(&memory.stream)?;
+                }
+                let left = batch.without(gone);
+                memory.check_rows(rank, &left)?;
+                memory.check_output(&left.combined(me, None, |_| 1.0))?;
+                // All have ended before one of them comes back.
+                rank.barrier()?;
             }
-            let left = batch.without(gone);
-            memory.check_rows(rank, &left)?;
-            memory.check_output(&left.combined(me, None, |_| 1.0))?;
-            // All have ended before one of them comes back.
-            rank.barrier()?;
+            memory.experts.check()?;
         }
-        memory.experts.check()
+        Ok(())
     });
 }
 
@@ -39,23 +41,25 @@ fn an_absent_rank_need_not_run() {
             let (me, gone) = (rank.rank(), [1]);
             let tokens: Vec<_> = (0..ranks).map(|rank| rank + 2).collect();
             let batch = Batch::new(264, 2 * ranks, 2, &tokens, 1).routed(Routing::Random, 1);
-            let memory = Memory::of(rank, &batch, 4)?;
-            whole_step(rank, &memory, &batch, false)?;
-            if me == 1 {
-                return Ok(());
+            for memory in Memory::of_each(rank, &batch, 4)? {
+                whole_step(rank, &memory, &batch, false)?;
+                if me == 1 {
+                    continue;
+                }
+                let Memory { experts, stream, rows, output, .. } = &memory;
+                experts.set_absent(&gone, stream)?;
+                let left = batch.without(&gone);
+                for _ in 0..3 {
+                    memory.write(rank, &batch)?;
+                    experts.start_dispatch(memory.tokens(tokens[me]), stream)?.receive()?;
+                    experts.group(rows, stream)?;
+                    memory.check_rows(rank, &left)?;
+                    experts.start_combine(rows, stream)?.receive(output, None)?;
+                    memory.check_output(&left.combined(me, None, |_| 1.0))?;
+                }
+                experts.check()?;
             }
-            let Memory { experts, stream, rows, output, .. } = &memory;
-            experts.set_absent(&gone, stream)?;
-            let left = batch.without(&gone);
-            for _ in 0..3 {
-                memory.write(rank, &batch)?;
-                experts.start_dispatch(memory.tokens(tokens[me]), stream)?.receive()?;
-                experts.group(rows, stream)?;
-                memory.check_rows(rank, &left)?;
-                experts.start_combine(rows, stream)?.receive(output, None)?;
-                memory.check_output(&left.combined(me, None, |_| 1.0))?;
-            }
-            experts.check()
+            Ok(())
         });
     }
 }

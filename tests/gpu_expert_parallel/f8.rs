@@ -1,14 +1,19 @@
 //! Tokens that go to the experts as 8-bit floats with scales.
 
-use devcomm::{F8E4M3, Rank, Result};
+use devcomm::{Buffer, F8E4M3, Rank, Result};
 use devcomm_testing::experts::{Batch, Layout, Routing};
 use devcomm_testing::machines::on_gpus;
 use half::bf16;
 
-use super::{Memory, factor, few, options};
+use super::{FORMS, Memory, factor, few, options};
 
 /// A dispatch of 8-bit floats, of which every element and scale is checked.
-fn dispatch_f8(rank: &Rank, memory: &Memory, batch: &Batch, in_halves: bool) -> Result<Layout> {
+pub(super) fn dispatch_f8(
+    rank: &Rank,
+    memory: &Memory,
+    batch: &Batch,
+    in_halves: bool,
+) -> Result<Layout> {
     let (Memory { experts, stream, .. }, comm) = (memory, rank.communicator()?);
     memory.write(rank, batch)?;
     let tokens = memory.tokens(batch.tokens[rank.rank()]);
@@ -17,7 +22,11 @@ fn dispatch_f8(rank: &Rank, memory: &Memory, batch: &Batch, in_halves: bool) -> 
         false => experts.dispatch(tokens, stream)?,
     }
     let (most, blocks) = (experts.most_rows(), batch.hidden / 128);
-    let rows = comm.mem_alloc::<F8E4M3>(most * batch.hidden)?;
+    // Where they arrive, if that is in this order.
+    let rows = match experts.rows_f8() {
+        Ok(rows) => rows,
+        Err(_) => comm.mem_alloc::<F8E4M3>(most * batch.hidden)?.device_slice(),
+    };
     let scales = comm.mem_alloc::<f32>(most * blocks)?;
     experts.group_f8(&rows, &scales, stream)?;
     let layout = memory.check_order(rank, batch)?;
@@ -51,15 +60,21 @@ fn rows_arrive_as_8_bit_floats_with_scales() {
                 let size = ((i / 128 * 7 % 41) as f32 - 20.0).exp2();
                 *x = bf16::from_f32(x.to_f32() * size);
             }
-            let memory = Memory::new(rank, few(rank, options(&batch, 5).f8()), &batch, 5)?;
-            for (launch, routing) in [Routing::Random, Routing::Repeated].into_iter().enumerate() {
-                batch.route(routing, launch as u64);
-                let layout = dispatch_f8(rank, &memory, &batch, launch == 1)?;
-                memory.apply(rank, &batch, &layout)?;
-                memory.experts.combine(&memory.rows, &memory.output, None, &memory.stream)?;
-                memory.check_output(&batch.combined(rank.rank(), None, factor))?;
+            for form in FORMS {
+                let memory =
+                    Memory::new(rank, form(few(rank, options(&batch, 5).f8())), &batch, 5)?;
+                for (launch, routing) in
+                    [Routing::Random, Routing::Repeated].into_iter().enumerate()
+                {
+                    batch.route(routing, launch as u64);
+                    let layout = dispatch_f8(rank, &memory, &batch, launch == 1)?;
+                    memory.apply(rank, &batch, &layout)?;
+                    memory.experts.combine(&memory.rows, &memory.output, None, &memory.stream)?;
+                    memory.check_output(&batch.combined(rank.rank(), None, factor))?;
+                }
+                memory.experts.check()?;
             }
-            memory.experts.check()
+            Ok(())
         });
     }
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use devcomm::{Error, ExpertParallelMemory, LaunchError};
 
+use super::f8::dispatch_f8;
 use super::*;
 
 /// Simulated worlds: the number of GPUs, and the size of each LSA team.
@@ -105,6 +106,28 @@ fn teams_of_one_give_the_bits_of_one_team() {
     };
     between_teams(name, &[(2, 1)], step);
     on_gpus(&format!("{name}, one team"), 2, step);
+}
+
+/// Blocks of 128 elements of other sizes, in rows of no whole number of parts.
+#[test]
+fn rows_arrive_in_other_teams_as_8_bit_floats_with_scales() {
+    let name = "rows_arrive_in_other_teams_as_8_bit_floats_with_scales";
+    between_teams(name, &[(2, 1), (4, 2), (6, 3), (8, 2)], |rank| {
+        let mut batch = batch_for(rank, 640, 2 * rank.n_ranks(), 3, 1)?;
+        for (i, x) in batch.inputs.iter_mut().flatten().enumerate() {
+            *x = bf16::from_f32(x.to_f32() * ((i / 128 * 7 % 41) as f32 - 20.0).exp2());
+        }
+        let few = options(&batch, 5).f8().blocks(2).threads(64);
+        let memory = Memory::new(rank, few, &batch, 5)?;
+        for (launch, routing) in [Routing::Random, Routing::Repeated].into_iter().enumerate() {
+            batch.route(routing, launch as u64);
+            let layout = dispatch_f8(rank, &memory, &batch, launch == 1)?;
+            memory.apply(rank, &batch, &layout)?;
+            memory.experts.combine(&memory.rows, &memory.output, None, &memory.stream)?;
+            memory.check_output(&batch.combined(rank.rank(), None, factor))?;
+        }
+        memory.experts.check()
+    });
 }
 
 /// Dispatches and combines without the other one between them.
@@ -209,7 +232,7 @@ fn what_several_teams_cannot_do_is_refused() {
         };
         refused(new().blocks(1 + rank.rank() as u32), "blocks of several LSA teams");
         refused(ExpertParallelOptions::new(64, 40, experts + 1, 2), "each rank has as many");
-        refused(ExpertParallelOptions::new(128, 40, experts, 2).f8(), "8-bit floats among several");
+        refused(new().throughput(100), "high throughput among several");
         let built = new().blocks(2).build(comm)?;
         let absent = built.set_absent(&[(rank.rank() + 1) % 4], &rank.stream()?);
         let absent = absent.unwrap_err().to_string();
@@ -264,6 +287,12 @@ fn memory_between_teams_is_as_large_as_it_says() {
     assert_eq!(dispatch_slots, 3 * 4 * 32 * (16 + 4 * 8 * 8 + 4 * row));
     assert_eq!(combine_slots, (3 * 4 + 16) * 128 * row);
     assert_eq!(rows, 16 * 128 * row);
+    // An element is a byte, and 128 of them have 4 bytes of scale, in whole vectors for 512.
+    let [row, scales] = [7168, 7168 / 512 * 16];
+    let ExpertParallelMemory { dispatch_slots, rows, .. } =
+        options.f8().memory_in_teams(16, 4).unwrap();
+    assert_eq!(dispatch_slots, 3 * 4 * 32 * (16 + 4 * 8 * 8 + 4 * (row + scales)));
+    assert_eq!(rows, 16 * 128 * (row + scales));
     for (ranks, teams) in [(16, 1), (16, 3), (16, 0)] {
         assert!(options.memory_in_teams(ranks, teams).is_err());
     }

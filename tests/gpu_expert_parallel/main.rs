@@ -3,6 +3,7 @@
 mod absent;
 mod f8;
 mod hybrid;
+mod throughput;
 mod wrong;
 
 use devcomm::{
@@ -20,10 +21,14 @@ struct Memory {
     input: SymmetricBuffer<bf16>,
     ids: SymmetricBuffer<i32>,
     weights: SymmetricBuffer<f32>,
-    rows: SymmetricBuffer<bf16>,
+    rows: DeviceSlice<bf16>,
     output: SymmetricBuffer<bf16>,
     residual: SymmetricBuffer<bf16>,
 }
+
+/// The forms for ranks that load and store reach.
+const FORMS: [fn(ExpertParallelOptions) -> ExpertParallelOptions; 2] =
+    [|options| options, |options| options.throughput(usize::MAX)];
 
 /// What expert `expert` multiplies a row by: exact.
 fn factor(expert: usize) -> f32 {
@@ -50,7 +55,7 @@ impl Memory {
             input: comm.mem_alloc(most * row)?,
             ids: comm.mem_alloc(most * batch.top_k)?,
             weights: comm.mem_alloc(most * batch.top_k)?,
-            rows: comm.mem_alloc(experts.most_rows() * row)?,
+            rows: comm.mem_alloc(experts.most_rows() * row)?.device_slice(),
             output: comm.mem_alloc(most * row)?,
             residual: comm.mem_alloc(most * row)?,
             experts,
@@ -62,6 +67,14 @@ impl Memory {
     /// For a batch whose ranks have at most `most` tokens.
     fn of(rank: &Rank, batch: &Batch, most: usize) -> Result<Self> {
         Self::new(rank, few(rank, options(batch, most)), batch, most)
+    }
+
+    /// Each of the forms.
+    fn of_each(rank: &Rank, batch: &Batch, most: usize) -> Result<[Self; 2]> {
+        let of = |form: usize| {
+            Self::new(rank, FORMS[form](few(rank, options(batch, most))), batch, most)
+        };
+        Ok([of(0)?, of(1)?])
     }
 
     /// Writes this rank's part of a batch.
@@ -231,12 +244,14 @@ fn any_number_of_ranks_takes_part() {
         on_gpus(name, ranks, |rank| {
             let tokens: Vec<_> = (0..ranks).map(|rank| (rank + 2) % 4).collect();
             let mut batch = Batch::new(784, 2 * ranks, 3, &tokens, ranks as u64);
-            let memory = Memory::of(rank, &batch, 4)?;
+            let memories = Memory::of_each(rank, &batch, 4)?;
             // So often that banks are used again after halves of steps.
             for launch in 0..if ranks == 3 { 5 } else { 2 } {
                 let routing = [Routing::Random, Routing::Repeated][launch % 2];
                 batch.route(routing, launch as u64);
-                whole_step(rank, &memory, &batch, launch > 0)?;
+                for memory in &memories {
+                    whole_step(rank, memory, &batch, launch > 0)?;
+                }
             }
             Ok(())
         });
@@ -244,9 +259,12 @@ fn any_number_of_ranks_takes_part() {
     on_gpus(name, 64, |rank| {
         let tokens: Vec<_> = (0..64).map(|rank| if rank % 8 == 0 { 2 } else { 0 }).collect();
         let batch = Batch::new(16, 128, 6, &tokens, 64).routed(Routing::Random, 1);
-        let options = options(&batch, 2).blocks(1).threads(32);
-        let memory = Memory::new(rank, options, &batch, 2)?;
-        whole_step(rank, &memory, &batch, false)
+        for form in FORMS {
+            let options = form(options(&batch, 2)).blocks(1).threads(32);
+            let memory = Memory::new(rank, options, &batch, 2)?;
+            whole_step(rank, &memory, &batch, false)?;
+        }
+        Ok(())
     });
 }
 
@@ -263,9 +281,10 @@ fn rows_are_short_or_long_and_experts_few_or_many() {
         ] {
             let batch = Batch::new(hidden, experts, top_k, &[most, most - 1], 7);
             let batch = batch.routed(Routing::Random, 3);
-            let memory = Memory::of(rank, &batch, most)?;
-            for in_halves in [false, true] {
-                whole_step(rank, &memory, &batch, in_halves)?;
+            for memory in Memory::of_each(rank, &batch, most)? {
+                for in_halves in [false, true] {
+                    whole_step(rank, &memory, &batch, in_halves)?;
+                }
             }
         }
         Ok(())
@@ -281,8 +300,9 @@ fn tokens_have_any_number_of_a_thousand_experts() {
             for top_k in 1..=16 {
                 let tokens = &[3, 2][..ranks];
                 let batch = Batch::new(24, 1024, top_k, tokens, 7).routed(Routing::Random, 3);
-                let memory = Memory::of(rank, &batch, 3)?;
-                whole_step(rank, &memory, &batch, top_k % 2 == 0)?;
+                for memory in Memory::of_each(rank, &batch, 3)? {
+                    whole_step(rank, &memory, &batch, top_k % 2 == 0)?;
+                }
             }
             Ok(())
         });
@@ -300,31 +320,32 @@ fn steps_follow_each_other_on_any_stream() {
                 batch.routed(Routing::Random, i as u64)
             })
             .collect();
-        let mut memory = Memory::of(rank, &batches[0], 6)?;
-        let comm = rank.communicator()?;
-        let mut all = Vec::new();
-        for batch in &batches {
-            let own = (&batch.inputs[rank.rank()], &batch.ids[rank.rank()]);
-            let input = comm.mem_alloc::<bf16>(own.0.len().max(1))?;
-            let ids = comm.mem_alloc::<i32>(own.1.len().max(1))?;
-            let weights = comm.mem_alloc::<f32>(own.1.len().max(1))?;
-            input.copy_from_host(own.0)?;
-            ids.copy_from_host(own.1)?;
-            weights.copy_from_host(&batch.weights[rank.rank()])?;
-            let output = comm.mem_alloc::<bf16>(6 * batch.hidden)?;
-            output.fill_bytes(0xff)?;
-            all.push((input, ids, weights, output));
-        }
-        for (i, (input, ids, weights, output)) in all.iter().enumerate() {
-            let (stream, experts) = (&streams[i % 2], &memory.experts);
-            let count = batches[i].tokens[rank.rank()];
-            experts.dispatch(Tokens { count, input, ids, weights }, stream)?;
-            experts.group(&memory.rows, stream)?;
-            experts.combine(&memory.rows, output, None, stream)?;
-        }
-        for (batch, (.., output)) in batches.iter().zip(all) {
-            memory.output = output;
-            memory.check_output(&batch.combined(rank.rank(), None, |_| 1.0))?;
+        for mut memory in Memory::of_each(rank, &batches[0], 6)? {
+            let comm = rank.communicator()?;
+            let mut all = Vec::new();
+            for batch in &batches {
+                let own = (&batch.inputs[rank.rank()], &batch.ids[rank.rank()]);
+                let input = comm.mem_alloc::<bf16>(own.0.len().max(1))?;
+                let ids = comm.mem_alloc::<i32>(own.1.len().max(1))?;
+                let weights = comm.mem_alloc::<f32>(own.1.len().max(1))?;
+                input.copy_from_host(own.0)?;
+                ids.copy_from_host(own.1)?;
+                weights.copy_from_host(&batch.weights[rank.rank()])?;
+                let output = comm.mem_alloc::<bf16>(6 * batch.hidden)?;
+                output.fill_bytes(0xff)?;
+                all.push((input, ids, weights, output));
+            }
+            for (i, (input, ids, weights, output)) in all.iter().enumerate() {
+                let (stream, experts) = (&streams[i % 2], &memory.experts);
+                let count = batches[i].tokens[rank.rank()];
+                experts.dispatch(Tokens { count, input, ids, weights }, stream)?;
+                experts.group(&memory.rows, stream)?;
+                experts.combine(&memory.rows, output, None, stream)?;
+            }
+            for (batch, (.., output)) in batches.iter().zip(all) {
+                memory.output = output;
+                memory.check_output(&batch.combined(rank.rank(), None, |_| 1.0))?;
+            }
         }
         Ok(())
     });
@@ -335,9 +356,10 @@ fn steps_follow_each_other_on_any_stream() {
 fn each_half_of_a_step_may_be_repeated() {
     on_gpus("each_half_of_a_step_may_be_repeated", 4, |rank| {
         let mut batch = Batch::new(520, 16, 4, &[3, 1, 0, 4], 1);
-        let memory = Memory::of(rank, &batch, 4)?;
-        let Memory { experts, stream, rows, output, .. } = &memory;
-        for launch in 0..5 {
+        let memories = Memory::of_each(rank, &batch, 4)?;
+        for (launch, memory) in (0..5).flat_map(|launch| memories.iter().map(move |m| (launch, m)))
+        {
+            let Memory { experts, stream, rows, output, .. } = memory;
             batch.route(Routing::Random, launch);
             memory.write(rank, &batch)?;
             for _ in 0..3 {
@@ -390,18 +412,21 @@ fn a_thousand_replays_of_a_step_are_right() {
         let [hidden, tokens, replays] =
             if rank.is_simulated() { [264, 3, 3] } else { [7168, 128, 1000] };
         let mut batch = Batch::new(hidden, 256, 8, &[tokens, tokens], 5);
-        let memory = Memory::new(rank, options(&batch, tokens), &batch, tokens)?;
-        let graph = memory.stream.capture(|| memory.step(tokens))?;
-        memory.write(rank, &batch)?;
-        for replay in 0..replays {
-            let routing = [Routing::Random, Routing::Skewed, Routing::Repeated][replay % 3];
-            batch.route(routing, replay as u64);
-            memory.write_routing(rank.rank(), &batch)?;
-            graph.launch(&memory.stream)?;
-            memory.check_rows(rank, &batch)?;
-            memory.check_output(&batch.combined(rank.rank(), None, |_| 1.0))?;
+        for form in FORMS {
+            let memory = Memory::new(rank, form(options(&batch, tokens)), &batch, tokens)?;
+            let graph = memory.stream.capture(|| memory.step(tokens))?;
+            memory.write(rank, &batch)?;
+            for replay in 0..replays {
+                let routing = [Routing::Random, Routing::Skewed, Routing::Repeated][replay % 3];
+                batch.route(routing, replay as u64);
+                memory.write_routing(rank.rank(), &batch)?;
+                graph.launch(&memory.stream)?;
+                memory.check_rows(rank, &batch)?;
+                memory.check_output(&batch.combined(rank.rank(), None, |_| 1.0))?;
+            }
+            memory.experts.check()?;
         }
-        memory.experts.check()
+        Ok(())
     });
 }
 
@@ -414,10 +439,12 @@ fn steps_are_right_in_many_schedules() {
             let mut random = fastrand::Rng::with_seed(seed);
             let tokens: Vec<_> = (0..rank.n_ranks()).map(|_| random.usize(..4)).collect();
             let mut batch = Batch::new(72, 8, 3, &tokens, seed);
-            let memory = Memory::of(rank, &batch, 4)?;
+            let memories = Memory::of_each(rank, &batch, 4)?;
             for launch in 0..3 {
                 batch.route(Routing::Repeated, seed + launch);
-                whole_step(rank, &memory, &batch, launch == 2)?;
+                for memory in &memories {
+                    whole_step(rank, memory, &batch, launch == 2)?;
+                }
             }
             Ok(())
         });

@@ -7,23 +7,26 @@ use devcomm_testing::experts::{Batch, Layout, Routing};
 use devcomm_testing::machines::{Gpus, on_gpus};
 use half::bf16;
 
-use super::{Memory, few, options, whole_step};
+use super::{FORMS, Memory, few, options, whole_step};
 
 #[test]
 fn experts_that_do_not_exist_are_dropped_and_reported() {
     on_gpus("experts_that_do_not_exist_are_dropped_and_reported", 2, |rank| {
-        let mut batch = Batch::new(64, 8, 4, &[5, 5], 1).routed(Routing::Random, 1);
-        let memory = Memory::of(rank, &batch, 5)?;
-        whole_step(rank, &memory, &batch, false)?;
-        for ids in &mut batch.ids {
-            (ids[6], ids[9], ids[19]) = (8, i32::MIN, i32::MAX);
+        let batch = Batch::new(64, 8, 4, &[5, 5], 1).routed(Routing::Random, 1);
+        for memory in Memory::of_each(rank, &batch, 5)? {
+            let mut batch = batch.without(&[]);
+            whole_step(rank, &memory, &batch, false)?;
+            for ids in &mut batch.ids {
+                (ids[6], ids[9], ids[19]) = (8, i32::MIN, i32::MAX);
+            }
+            let error = whole_step(rank, &memory, &batch, true).unwrap_err().to_string();
+            assert!(error.contains("3 experts of tokens do not exist"), "{error}");
+            let named = ["8, number 2 of token 1", "-2147483648, number 1", "2147483647, number 3"];
+            assert!(named.iter().any(|text| error.contains(text)), "{error}");
+            // Reported once.
+            memory.experts.check()?;
         }
-        let error = whole_step(rank, &memory, &batch, true).unwrap_err().to_string();
-        assert!(error.contains("3 experts of tokens do not exist"), "{error}");
-        let named = ["8, number 2 of token 1", "-2147483648, number 1", "2147483647, number 3"];
-        assert!(named.iter().any(|text| error.contains(text)), "{error}");
-        // Reported once.
-        memory.experts.check()
+        Ok(())
     });
 }
 
@@ -114,12 +117,13 @@ fn the_host_ends_waits_for_ranks_that_do_not_come() {
     let f8 = [false, true];
     let cases = [2, 3].into_iter().flat_map(|ranks| all.map(|case| (ranks, case)));
     for (ranks, (combines, count)) in cases {
-        for is_f8 in f8.into_iter().filter(|is_f8| !is_f8 || !combines) {
+        let cases = f8.into_iter().flat_map(|is_f8| FORMS.map(|form| (is_f8, form)));
+        for (is_f8, form) in cases.filter(|(is_f8, _)| !is_f8 || !combines) {
             let name = "the_host_ends_waits_for_ranks_that_do_not_come";
             Gpus::new(ranks).unchecked().run(name, |rank| {
                 let batch = Batch::new(384, 2 * ranks, 2, &vec![count; ranks], 1);
                 let batch = batch.routed(Routing::Random, 1);
-                let options = few(rank, options(&batch, 5));
+                let options = form(few(rank, options(&batch, 5)));
                 let options = if is_f8 { options.f8() } else { options };
                 let memory = Memory::new(rank, options, &batch, 5)?;
                 memory.write(rank, &batch)?;

@@ -3,9 +3,9 @@
 
 use devcomm::sim::Simulation;
 use devcomm::{
-    Algorithm, AllGatherGemm, AllGatherGemmPlan, CollectivePlan, Collectives, CollectivesOptions,
-    DevCommRequirements, ExpertParallelOptions, F8E4M3, Gemm, GemmAllReduce, GemmAllReducePlan,
-    GemmPlan, GinConnectionType, Parts, ReduceOp, Result, Tokens, kernels,
+    Algorithm, AllGatherGemm, AllGatherGemmPlan, Buffer, CollectivePlan, Collectives,
+    CollectivesOptions, DevCommRequirements, ExpertParallelOptions, F8E4M3, Gemm, GemmAllReduce,
+    GemmAllReducePlan, GemmPlan, GinConnectionType, Parts, ReduceOp, Result, Tokens, kernels,
 };
 use devcomm_testing::simulated::Gpu;
 use half::bf16;
@@ -63,6 +63,9 @@ programs! {
     ep_combine_in_one_round on Simulation::new(2), one in 20;
     ep_dispatch_f8 on Simulation::new(2), one in 20;
     ep_of_any_ranks on Simulation::new(3), one in 20;
+    experts_counted on Simulation::new(3), one in 20;
+    dispatches_counted on Simulation::new(2), one in 20;
+    combines_counted on Simulation::new(2), one in 20;
     experts_in_teams on Simulation::new(4).team_size(2).multiprocessors(2), one in 20;
     dispatches_in_teams on Simulation::new(4).team_size(2).multiprocessors(2), one in 20;
     combines_in_teams on Simulation::new(4).team_size(2).multiprocessors(2), one in 20;
@@ -307,19 +310,22 @@ fn experts(
     gpu: &Gpu<'_>,
     [steps, dispatches, groups, combines]: [u8; 4],
     blocks: u32,
-    is_f8: bool,
+    form: fn(ExpertParallelOptions) -> ExpertParallelOptions,
 ) -> Result<()> {
     const TOKENS: usize = 3;
     const HIDDEN: usize = 128;
     let comm = gpu.communicator()?;
     let options = ExpertParallelOptions::new(HIDDEN, TOKENS, 2 * comm.n_ranks(), 2);
-    let options = if is_f8 { options.f8() } else { options };
-    let (experts, stream) = (options.blocks(blocks).threads(32).build(comm)?, gpu.stream()?);
+    let (experts, stream) = (form(options.blocks(blocks).threads(32)).build(comm)?, gpu.stream()?);
     let row = [bf16::ONE; TOKENS * HIDDEN];
     let (input, output) = (gpu.buffer(&row)?, gpu.buffer(&row)?);
     // A token with an expert in each rank, one with an expert twice, and one with one.
     let (ids, weights) = (gpu.buffer(&[0, 3, 1, 1, 2, -1])?, gpu.buffer(&[0.5_f32; 6])?);
-    let rows = gpu.buffer(&vec![bf16::ZERO; experts.most_rows() * HIDDEN])?;
+    // Where they arrive, if that is in the order of the experts.
+    let rows = match experts.rows() {
+        Ok(rows) => rows,
+        Err(_) => gpu.buffer(&vec![bf16::ZERO; experts.most_rows() * HIDDEN])?.device_slice(),
+    };
     for _ in 0..steps {
         for _ in 0..dispatches {
             let tokens = Tokens { count: TOKENS, input: &input, ids: &ids, weights: &weights };
@@ -337,44 +343,63 @@ fn experts(
 
 /// With a block for each row that a rank receives.
 fn expert_parallel(gpu: &Gpu<'_>) -> Result<()> {
-    experts(gpu, [LAUNCHES, 1, 1, 1], 6, false)
+    experts(gpu, [LAUNCHES, 1, 1, 1], 6, |options| options)
 }
 
 /// The same over several LSA teams.
 fn experts_in_teams(gpu: &Gpu<'_>) -> Result<()> {
-    experts(gpu, [LAUNCHES, 1, 1, 1], 2, false)
+    experts(gpu, [LAUNCHES, 1, 1, 1], 2, |options| options)
 }
 
 /// Without results, which keep the ranks' dispatches apart.
 fn dispatches_in_teams(gpu: &Gpu<'_>) -> Result<()> {
-    experts(gpu, [LAUNCHES, 1, 1, 0], 2, false)
+    experts(gpu, [LAUNCHES, 1, 1, 0], 2, |options| options)
 }
 
 /// Without a dispatch between two launches.
 fn combines_in_teams(gpu: &Gpu<'_>) -> Result<()> {
-    experts(gpu, [1, 1, 1, LAUNCHES], 2, false)
+    experts(gpu, [1, 1, 1, LAUNCHES], 2, |options| options)
 }
 
 fn ep_dispatch(gpu: &Gpu<'_>) -> Result<()> {
-    experts(gpu, [1, LAUNCHES, 0, 0], 2, false)
+    experts(gpu, [1, LAUNCHES, 0, 0], 2, |options| options)
 }
 
 fn ep_dispatch_f8(gpu: &Gpu<'_>) -> Result<()> {
-    experts(gpu, [1, LAUNCHES, 0, 0], 2, true)
+    experts(gpu, [1, LAUNCHES, 0, 0], 2, ExpertParallelOptions::f8)
 }
 
 fn ep_combine(gpu: &Gpu<'_>) -> Result<()> {
-    experts(gpu, [1, 1, 1, LAUNCHES], 2, false)
+    experts(gpu, [1, 1, 1, LAUNCHES], 2, |options| options)
 }
 
 /// With a warp for each part of a row.
 fn ep_combine_in_one_round(gpu: &Gpu<'_>) -> Result<()> {
-    experts(gpu, [1, 1, 1, LAUNCHES], 6, false)
+    experts(gpu, [1, 1, 1, LAUNCHES], 6, |options| options)
+}
+
+fn for_throughput(options: ExpertParallelOptions) -> ExpertParallelOptions {
+    options.throughput(usize::MAX)
+}
+
+/// Steps of the form that tells counts first.
+fn experts_counted(gpu: &Gpu<'_>) -> Result<()> {
+    experts(gpu, [LAUNCHES, 1, 1, 1], 2, for_throughput)
+}
+
+/// Without results, which keep the ranks' dispatches apart.
+fn dispatches_counted(gpu: &Gpu<'_>) -> Result<()> {
+    experts(gpu, [LAUNCHES, 1, 1, 0], 2, for_throughput)
+}
+
+/// Without a dispatch between two launches.
+fn combines_counted(gpu: &Gpu<'_>) -> Result<()> {
+    experts(gpu, [1, 1, 1, LAUNCHES], 2, for_throughput)
 }
 
 /// Among ranks whose number has no code of its own.
 fn ep_of_any_ranks(gpu: &Gpu<'_>) -> Result<()> {
-    experts(gpu, [LAUNCHES, 1, 1, 1], 2, false)
+    experts(gpu, [LAUNCHES, 1, 1, 1], 2, |options| options)
 }
 
 fn lamport_rmsnorm(gpu: &Gpu<'_>) -> Result<()> {

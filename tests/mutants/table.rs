@@ -24,6 +24,10 @@ const PUSH_XV: &str = "kernels/src/collectives/push_exchange_v.rs";
 const EP_DISPATCH: &str = "kernels/src/expert_parallel/ep_dispatch.rs";
 const EP_LAYOUT: &str = "kernels/src/expert_parallel/ep_layout.rs";
 const EP_COMBINE: &str = "kernels/src/expert_parallel/ep_combine.rs";
+const EP_COUNTERS: &str = "kernels/src/expert_parallel/counters.rs";
+const EP_PLACES: &str = "kernels/src/expert_parallel/places.rs";
+const DISPATCH_COUNTED: &str = "kernels/src/expert_parallel/ep_dispatch_counted.rs";
+const COMBINE_COUNTED: &str = "kernels/src/expert_parallel/ep_combine_counted.rs";
 const EP_RAIL: &str = "kernels/src/expert_parallel/rail.rs";
 const DISPATCH_TEAMS: &str = "kernels/src/expert_parallel/ep_dispatch_hybrid.rs";
 const COMBINE_TEAMS: &str = "kernels/src/expert_parallel/ep_combine_hybrid.rs";
@@ -57,6 +61,12 @@ const ROW: &str = "part.store(";
 const TEAMS: &str = "experts_in_teams";
 const DISPATCHES: &str = "dispatches_in_teams";
 const COMBINES: &str = "combines_in_teams";
+const COUNTED: &str = "experts_counted";
+const TELL_COUNTS: &str = "progress.tell(Step::Counted)";
+const COUNTS_STORED: &str = "mem::store(to.wrapping_add(";
+const COUNTS_LOADED: &str = "mem::load(counts.wrapping_add(";
+const SENT: &str = "progress.tell_by_last_block(Step::Sent)";
+const RETURNED: &str = "progress.tell_by_last_block(Step::Returned)";
 const SYNC: &str = "thread::sync_threads()";
 const MEETS: &str = "wait_signal_meets_shadow(";
 const FULL: &str = "pipeline.wait_full(";
@@ -160,7 +170,13 @@ pub const MUTANTS: &[Mutant] = &[
     mutant("ep_dispatch", EP_DISPATCH, (END, 0), Remove, &[WAIT, PEEK, TOLD]),
     mutant("ep_dispatch", EP_DISPATCH, (PREVIOUS, 0), NoWait, &["mem::store"]),
     mutant("expert_parallel", EP_LAYOUT, (PREVIOUS, 0), NoWait, &["mem::load", "mem::store"]),
-    mutant("expert_parallel", EP_LAYOUT, ("warp::sync()", 0), Remove, &["add_one(", "mem::load("]),
+    mutant(
+        "expert_parallel",
+        EP_COUNTERS,
+        ("warp::sync()", 0),
+        Remove,
+        &["add_one(", "mem::load("],
+    ),
     mutant("expert_parallel", EP_LAYOUT, ("thread::sync_threads()", 0), Remove, &["mem::load("]),
     mutant("expert_parallel", EP_LAYOUT, ("thread::sync_threads()", 1), Remove, &["mem::load("]),
     mutant("ep_dispatch_f8", EP_DISPATCH, (SEND, 0), NARROW, &[SEND, PEEK]),
@@ -175,6 +191,22 @@ pub const MUTANTS: &[Mutant] = &[
     mutant("ep_combine_in_one_round", EP_COMBINE, (END, 0), Remove, &[SEVERAL]),
     mutant("ep_combine_in_one_round", EP_COMBINE, (PREVIOUS, 0), NoWait, &["mem::load", ROW]),
     mutant("ep_combine", EP_COMBINE, (PREVIOUS, 0), NoWait, &["mem::load", ROW]),
+    mutant(COUNTED, EP_PLACES, (TELL_COUNTS, 0), NARROW, &[TELL_COUNTS, "wait(Step::Counted)"]),
+    mutant(COUNTED, EP_PLACES, (TELL_COUNTS, 0), Relax, &[COUNTS_STORED]),
+    mutant(COUNTED, EP_PLACES, ("wait(Step::Counted)", 0), NoWait, &[COUNTS_STORED, COUNTS_LOADED]),
+    mutant(COUNTED, DISPATCH_COUNTED, (SENT, 0), Relax, &[ROW, "store_returns("]),
+    mutant(
+        "dispatches_counted",
+        DISPATCH_COUNTED,
+        ("wait(Step::Sent)", 0),
+        NoWait,
+        &[ROW, "store_returns("],
+    ),
+    mutant(COUNTED, COMBINE_COUNTED, (RETURNED, 0), Relax, &[ROW]),
+    mutant(COUNTED, COMBINE_COUNTED, ("wait(Step::Returned)", 0), NoWait, &[ROW]),
+    mutant("combines_counted", COMBINE_COUNTED, (PREVIOUS, 0), NoWait, &[ROW, "mem::load"]),
+    mutant("combines_counted", COMBINE_COUNTED, ("wait(Step::Ready)", 0), NoWait, &[ROW]),
+    mutant("combines_counted", COMBINE_COUNTED, ("tell(Step::Ready)", 0), Relax, &[ROW]),
     mutant(TEAMS, EP_RAIL, (PUT, 0), Change::Signal(1), &[MEETS, PUT]),
     mutant(TEAMS, EP_RAIL, (MEETS, 0), NoWait, &[PUT]),
     mutant(TEAMS, EP_RAIL, ("gin.expect(", 0), Remove, &[PUT]),

@@ -3,10 +3,11 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::ops::Range;
 use std::path::Path;
 
-use devcomm::sim::Traffic;
-use devcomm::{Error, ExpertParallelOptions, Result, Stream, Tokens, World};
+use devcomm::sim::{Simulation, Traffic};
+use devcomm::{Error, ExpertParallelOptions, Result, Tokens, World};
 use devcomm_testing::experts::{Batch, Routing};
 use half::bf16;
 
@@ -14,118 +15,230 @@ use half::bf16;
 const VECTOR: usize = 8;
 
 /// What each rank sends to each other one.
-type Pairs = BTreeMap<(usize, usize), (usize, usize)>;
+type Pairs = BTreeMap<(usize, usize), Traffic>;
 
-/// Stores of 16 bytes, each a message of its own, for a row and what else is sent to a rank.
-struct Messages {
-    /// Of a row of so many elements.
-    row: usize,
-    /// To every rank.
-    always: usize,
+/// The form of an `ExpertParallel`.
+#[derive(Clone, Copy, Debug)]
+enum Form {
+    LowLatency,
+    Throughput,
+    /// In LSA teams of so many ranks.
+    Teams(usize),
 }
 
-impl Messages {
-    /// A message for each token and expert, and the number of tokens.
-    fn of_dispatch(hidden: usize, tokens: usize, top_k: usize) -> Self {
-        Self { row: hidden / VECTOR, always: tokens * top_k + 1 }
-    }
+/// The blocks of each kernel.
+const BLOCKS: usize = 2;
 
-    /// One that says that the rank has come so far.
-    fn of_combine(hidden: usize) -> Self {
-        Self { row: hidden / VECTOR, always: 1 }
-    }
+/// Words for a token and rank of the form for high throughput, beside its row: which rows are the
+/// token's, where it comes from and where its result goes.
+const TOKEN_WORDS: usize = 2 * 16 + 2;
 
-    /// Stores, and their bytes.
-    fn of_rows(&self, rows: usize) -> (usize, usize) {
-        let stores = rows * self.row + self.always;
-        (stores, 16 * stores)
-    }
+/// Stores of vectors and of words.
+fn stores(vectors: usize, words: usize) -> Traffic {
+    let mut traffic = Traffic::default();
+    traffic.stores = (vectors + words) as u64;
+    traffic.stored_bytes = (16 * vectors + 4 * words) as u64;
+    traffic
 }
 
-/// What is sent to dispatch a batch, and to combine its results.
-fn expected(batch: &Batch) -> [Pairs; 2] {
-    let (ranks, hidden) = (batch.tokens.len(), batch.hidden);
-    let pairs = || {
+/// Messages of the network, of so many vectors each.
+fn puts(messages: impl Iterator<Item = usize>) -> Traffic {
+    let mut traffic = Traffic::default();
+    for vectors in messages {
+        traffic.puts += 1;
+        traffic.put_bytes += 16 * vectors as u64;
+    }
+    traffic
+}
+
+impl Form {
+    /// What is sent to dispatch a batch, and to combine its results.
+    fn expected(self, batch: &Batch) -> [Pairs; 2] {
+        let ranks = batch.tokens.len();
         let all = (0..ranks).flat_map(|from| (0..ranks).map(move |to| (from, to)));
-        all.filter(|(from, to)| from != to)
-    };
-    let dispatch = pairs().map(|(from, to)| {
-        let messages = Messages::of_dispatch(hidden, batch.tokens[from], batch.top_k);
-        ((from, to), messages.of_rows(batch.tokens_to(from, to).count()))
-    });
-    let combine = pairs().map(|(from, to)| {
-        // A row for each token that has experts there.
-        let rows = batch.tokens_to(to, from).count();
-        ((from, to), Messages::of_combine(hidden).of_rows(rows))
-    });
-    [dispatch.collect(), combine.collect()]
+        let pairs: Vec<_> = all.filter(|(from, to)| from != to).collect();
+        let sent = |of: &dyn Fn(usize, usize) -> Traffic| -> Pairs {
+            let sent = pairs.iter().map(|(from, to)| ((*from, *to), of(*from, *to)));
+            // The simulator has no entry for pairs that send nothing.
+            sent.filter(|(_, traffic)| *traffic != Traffic::default()).collect()
+        };
+        [
+            sent(&|from, to| self.dispatched(batch, from, to)),
+            sent(&|from, to| self.returned(batch, from, to)),
+        ]
+    }
+
+    /// What a rank sends to another one to dispatch a batch.
+    fn dispatched(self, batch: &Batch, from: usize, to: usize) -> Traffic {
+        let (row, tokens) = (batch.hidden / VECTOR, batch.tokens[from]);
+        let rows = batch.tokens_to(from, to).count();
+        match self {
+            // A message for each token and expert, and the number of tokens.
+            Self::LowLatency => stores(rows * row + tokens * batch.top_k + 1, 0),
+            // The counts of each expert and rank, and two flags.
+            Self::Throughput => {
+                let counts = batch.experts + batch.tokens.len();
+                stores(rows * row, counts + 2 + rows * TOKEN_WORDS)
+            }
+            Self::Teams(team) if from / team == to / team => {
+                // What the ranks of its rail have sent: experts and weights of all their tokens,
+                // the number of these, and rows. A flag for each of two barriers of each block.
+                let rail = (from % team..batch.tokens.len()).step_by(team);
+                let [rows, entries, ranks] = rail.fold([0; 3], |[rows, entries, ranks], source| {
+                    let (more, tokens) =
+                        (batch.tokens_to(source, to).count(), batch.tokens[source]);
+                    [rows + more, entries + tokens * batch.top_k, ranks + 1]
+                });
+                stores(rows * row, 2 * entries + ranks + 2 * BLOCKS)
+            }
+            Self::Teams(team) if from % team == to % team => {
+                // A header, two words for each expert, and the rows of a batch.
+                puts(messages(batch, from).map(|of| {
+                    let rows = of.clone().filter(|token| is_for(batch, from, *token, to, team));
+                    1 + (of.len() * batch.top_k).div_ceil(2) + rows.count() * row
+                }))
+            }
+            Self::Teams(_) => Traffic::default(),
+        }
+    }
+
+    /// What a rank sends to another one to combine the results.
+    fn returned(self, batch: &Batch, from: usize, to: usize) -> Traffic {
+        let row = batch.hidden / VECTOR;
+        let rows = |source| batch.tokens_to(source, from).count();
+        match self {
+            // One message says that the rank has come so far.
+            Self::LowLatency => stores(rows(to) * row + 1, 0),
+            // Two flags.
+            Self::Throughput => stores(rows(to) * row, 2),
+            Self::Teams(team) if from / team == to / team => {
+                // Sums for the tokens of all ranks of that one's rail, and two barriers.
+                let rail = (to % team..batch.tokens.len()).step_by(team);
+                stores(rail.map(rows).sum::<usize>() * row, 2 * BLOCKS)
+            }
+            Self::Teams(team) if from % team == to % team => puts(messages(batch, to).map(|of| {
+                let rows = of.filter(|token| is_for(batch, to, *token, from, team));
+                (rows.count() * row).max(1)
+            })),
+            Self::Teams(_) => Traffic::default(),
+        }
+    }
+
+    fn world(self, ranks: usize) -> Simulation {
+        let simulation = Simulation::new(ranks).multiprocessors(BLOCKS as u32);
+        match self {
+            Self::Teams(team) => simulation.team_size(team),
+            _ => simulation,
+        }
+    }
+
+    /// What the simulator counts of a dispatch and of a combine.
+    fn counted(self, batch: &Batch) -> Result<[Pairs; 2]> {
+        let most = most(batch);
+        let world = World::builder().simulate(self.world(batch.tokens.len())).from_env()?;
+        let counts = world.run(|rank| {
+            let (comm, stream, me) = (rank.communicator()?, rank.stream()?, rank.rank());
+            let options =
+                ExpertParallelOptions::new(batch.hidden, most, batch.experts, batch.top_k)
+                    .blocks(BLOCKS as u32)
+                    .threads(64);
+            let options = match self {
+                Self::Throughput => options.throughput(usize::MAX),
+                _ => options,
+            };
+            let experts = options.build(comm)?;
+            let input = comm.mem_alloc::<bf16>(most * batch.hidden)?;
+            let ids = comm.mem_alloc::<i32>(most * batch.top_k)?;
+            let weights = comm.mem_alloc::<f32>(most * batch.top_k)?;
+            let rows = comm.mem_alloc::<bf16>(experts.most_rows() * batch.hidden)?;
+            input.copy_from_host(&batch.inputs[me])?;
+            ids.copy_from_host(&batch.ids[me])?;
+            weights.copy_from_host(&batch.weights[me])?;
+            let machine = rank.simulated_machine().expect("the world is simulated");
+            let count = |work: &dyn Fn() -> Result<()>| {
+                rank.barrier()?;
+                if rank.is_root() {
+                    machine.record_traffic();
+                }
+                rank.barrier()?;
+                work()?;
+                stream.synchronize()?;
+                rank.barrier()?;
+                Ok::<Pairs, Error>(machine.traffic().into_iter().collect())
+            };
+            let dispatch = count(&|| {
+                let (ids, weights) = (&ids, &weights);
+                let tokens = Tokens { count: batch.tokens[me], input: &input, ids, weights };
+                experts.dispatch(tokens, &stream)
+            })?;
+            let combine = count(&|| {
+                experts.group(&rows, &stream)?;
+                experts.combine(&rows, &input, None, &stream)
+            })?;
+            Ok::<_, Error>([dispatch, combine])
+        })?;
+        Ok(counts.into_iter().next().unwrap_or_default())
+    }
 }
 
-/// What the simulator counts of both.
-fn counted(batch: &Batch) -> Result<[Pairs; 2]> {
-    let (ranks, most) = (batch.tokens.len(), batch.tokens.iter().copied().max().unwrap_or(0));
-    let counts = World::simulated(ranks)?.run(|rank| {
-        let (comm, stream, me) = (rank.communicator()?, rank.stream()?, rank.rank());
-        let options = ExpertParallelOptions::new(batch.hidden, most, batch.experts, batch.top_k);
-        let experts = options.blocks(2).threads(64).build(comm)?;
-        let input = comm.mem_alloc::<bf16>(most * batch.hidden)?;
-        let ids = comm.mem_alloc::<i32>(most * batch.top_k)?;
-        let weights = comm.mem_alloc::<f32>(most * batch.top_k)?;
-        let rows = comm.mem_alloc::<bf16>(experts.most_rows() * batch.hidden)?;
-        input.copy_from_host(&batch.inputs[me])?;
-        ids.copy_from_host(&batch.ids[me])?;
-        weights.copy_from_host(&batch.weights[me])?;
-        let machine = rank.simulated_machine().expect("the world is simulated");
-        let count = |stream: &Stream, work: &dyn Fn() -> Result<()>| {
-            rank.barrier()?;
-            if rank.is_root() {
-                machine.record_traffic();
-            }
-            rank.barrier()?;
-            work()?;
-            stream.synchronize()?;
-            rank.barrier()?;
-            let of_pair = |Traffic { stores, stored_bytes, puts, .. }: Traffic| {
-                assert_eq!(puts, 0);
-                (stores as usize, stored_bytes as usize)
-            };
-            Ok::<Pairs, Error>(
-                machine.traffic().into_iter().map(|(pair, sent)| (pair, of_pair(sent))).collect(),
-            )
-        };
-        let dispatch = count(&stream, &|| {
-            let (ids, weights) = (&ids, &weights);
-            let tokens = Tokens { count: batch.tokens[me], input: &input, ids, weights };
-            experts.dispatch(tokens, &stream)
-        })?;
-        let combine = count(&stream, &|| {
-            experts.group(&rows, &stream)?;
-            experts.combine(&rows, &input, None, &stream)
-        })?;
-        Ok::<_, Error>([dispatch, combine])
-    })?;
-    Ok(counts.into_iter().next().unwrap_or_default())
+/// The most tokens of a rank.
+fn most(batch: &Batch) -> usize {
+    batch.tokens.iter().copied().max().unwrap_or(0)
+}
+
+/// The tokens of each message between teams of a rank's tokens.
+fn messages(batch: &Batch, rank: usize) -> impl Iterator<Item = Range<usize>> {
+    let (most, tokens) = (most(batch), batch.tokens[rank]);
+    let each = most.div_ceil(BLOCKS);
+    (0..most).step_by(each).map(move |first| first.min(tokens)..(first + each).min(tokens))
+}
+
+/// Whether a token of a rank has experts in another rank's team.
+fn is_for(batch: &Batch, rank: usize, token: usize, to: usize, team: usize) -> bool {
+    let first = to / team * team;
+    (first..first + team).any(|to| batch.tokens_to(rank, to).any(|other| other == token))
 }
 
 #[test]
 fn experts_send_as_many_bytes_as_the_formula_says() -> Result<()> {
-    for (ranks, routing) in [
-        (2, Routing::Random),
-        (2, Routing::None),
-        (4, Routing::Skewed),
-        (4, Routing::One),
-        (8, Routing::Random),
+    use Form::{LowLatency, Teams, Throughput};
+    for (form, ranks, routing) in [
+        (LowLatency, 2, Routing::Random),
+        (LowLatency, 2, Routing::None),
+        (LowLatency, 4, Routing::Skewed),
+        (LowLatency, 4, Routing::One),
+        (LowLatency, 8, Routing::Random),
+        (Throughput, 2, Routing::Random),
+        (Throughput, 2, Routing::None),
+        (Throughput, 4, Routing::Skewed),
+        (Throughput, 4, Routing::One),
+        (Throughput, 8, Routing::Random),
+        (Teams(1), 2, Routing::Random),
+        (Teams(2), 4, Routing::Skewed),
+        (Teams(4), 8, Routing::None),
+        (Teams(2), 8, Routing::Random),
     ] {
         let tokens: Vec<usize> = (0..ranks).map(|rank| (3 * rank + 2) % 5).collect();
         let batch = Batch::new(264, 2 * ranks, 2, &tokens, 1).routed(routing, 2);
-        let (counted, expected) = (counted(&batch)?, expected(&batch));
-        assert_eq!(counted, expected, "{ranks} ranks, {routing:?}");
+        let (counted, expected) = (form.counted(&batch)?, form.expected(&batch));
+        assert_eq!(counted, expected, "{form:?}, {ranks} ranks, {routing:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn experts_of_64_ranks_send_as_many_bytes_as_the_formula_says() -> Result<()> {
+    for form in [Form::LowLatency, Form::Throughput, Form::Teams(8)] {
+        let tokens: Vec<usize> = (0..64).map(|rank| (2 * rank + 2) % 3).collect();
+        let batch = Batch::new(24, 256, 8, &tokens, 1).routed(Routing::Random, 2);
+        let (counted, expected) = (form.counted(&batch)?, form.expected(&batch));
+        assert_eq!(counted, expected, "{form:?}");
     }
     Ok(())
 }
 
 /// How many other ranks have experts of a token, on average, if each has as many of all `experts`,
-/// and a token has any `top_k` of them.
+/// and a token has any `top_k` of them. Or how many other teams.
 fn destinations(ranks: usize, experts: usize, top_k: usize) -> f64 {
     let elsewhere = experts - experts / ranks;
     let none: f64 =
@@ -133,40 +246,95 @@ fn destinations(ranks: usize, experts: usize, top_k: usize) -> f64 {
     (ranks - 1) as f64 * (1.0 - none)
 }
 
-/// Rows of the table, for 128 tokens of 7,168 elements in bf16 with 8 of 256 experts.
+// What the tables are for: 128 tokens of 7,168 elements in bf16 with 8 of 256 experts.
+const TOKENS: usize = 128;
+const HIDDEN: usize = 7168;
+const EXPERTS: usize = 256;
+const TOP_K: usize = 8;
+
+/// The bytes of a row.
+const ROW: f64 = 2.0 * HIDDEN as f64;
+
+/// And in DeepEP's layout: 4 bytes more for each expert, for each weight and for the token.
+const THEIR_ROW: f64 = ROW + (8 * TOP_K + 4) as f64;
+
+const MB: f64 = 1e6;
+
+/// Rows of the table of one LSA team.
 fn table() -> Vec<String> {
-    const HIDDEN: usize = 7168;
-    const TOP_K: usize = 8;
-    let (tokens, experts) = (128, 256);
-    // Of DeepEP: the row, 4 bytes for each expert, for each weight and for the token.
-    const THEIR_ROW: usize = 2 * HIDDEN + 8 * TOP_K + 4;
     [2, 4, 8, 16, 32, 64]
         .map(|ranks| {
-            let rows = tokens as f64 * destinations(ranks, experts, TOP_K);
-            let of = |messages: Messages| {
-                let always = (ranks - 1) * messages.always;
-                let stores = rows * messages.row as f64 + always as f64;
-                (stores, 16.0 * stores, 16 * always)
-            };
-            let (stores, bytes, routing) = of(Messages::of_dispatch(HIDDEN, tokens, TOP_K));
-            let (_, returned, _) = of(Messages::of_combine(HIDDEN));
-            let theirs = rows * THEIR_ROW as f64;
+            let (rows, peers) =
+                (TOKENS as f64 * destinations(ranks, EXPERTS, TOP_K), (ranks - 1) as f64);
+            let routing = peers * 16.0 * (TOKENS * TOP_K + 1) as f64;
+            let counts = peers * 4.0 * (EXPERTS + ranks + 2) as f64;
+            let counted = counts + rows * 4.0 * TOKEN_WORDS as f64;
+            let (low, high) = (rows * ROW + routing, rows * ROW + counted);
             format!(
-                "| {ranks} | {rows:.0} | {:.2} | {:.2} | {:.1} % | {stores:.0} | {:.2} | {:.2} |",
-                bytes / 1e6,
-                theirs / 1e6,
-                100.0 * routing as f64 / bytes,
-                returned / 1e6,
-                rows * 2.0 * HIDDEN as f64 / 1e6,
+                "| {ranks} | {rows:.0} | {:.2} | {:.1} % | {:.0} | {:.2} | {:.1} % | {:.2} | {:.2} \
+                 | {:.2} |",
+                low / MB,
+                100.0 * routing / low,
+                low / 16.0,
+                high / MB,
+                100.0 * counted / high,
+                rows * THEIR_ROW / MB,
+                (rows * ROW + 16.0 * peers) / MB,
+                rows * ROW / MB,
             )
         })
         .to_vec()
 }
 
+/// Rows of the table of LSA teams of eight.
+fn table_of_teams() -> Vec<String> {
+    const TEAM: usize = 8;
+    // Those of the default.
+    const BLOCKS: usize = 32;
+    [16, 32, 64]
+        .map(|ranks| {
+            let (teams, tokens) = (ranks / TEAM, TOKENS as f64);
+            let rows = tokens * destinations(teams, EXPERTS, TOP_K);
+            let puts = (teams - 1) * BLOCKS;
+            let entries = puts * (16 + TOKENS / BLOCKS * TOP_K * 8);
+            // Of the tokens of the rail, those with experts in one of the team's other ranks.
+            let in_rank = destinations(ranks, EXPERTS, TOP_K) / (ranks - 1) as f64;
+            let passed_on = (teams * (TEAM - 1)) as f64 * tokens * in_rank;
+            let told = (TEAM - 1) * (teams * (8 * TOKENS * TOP_K + 4) + 8 * BLOCKS);
+            format!(
+                "| {ranks} | {rows:.0} | {puts} | {:.2} | {:.2} | {:.2} | {passed_on:.0} | {:.2} | \
+                 {:.2} |",
+                (rows * ROW + entries as f64) / MB,
+                rows * THEIR_ROW / MB,
+                rows * ROW / MB,
+                (passed_on * ROW + told as f64) / MB,
+                passed_on * ROW / MB,
+            )
+        })
+        .to_vec()
+}
+
+/// Rows of the table of memory, for 4,096 tokens.
+fn table_of_memory() -> Vec<String> {
+    const TOKENS: usize = 4096;
+    let options = ExpertParallelOptions::new(HIDDEN, TOKENS, EXPERTS, TOP_K);
+    [2, 8, 64]
+        .map(|ranks| {
+            let of = |options: ExpertParallelOptions| options.memory(ranks).unwrap().total();
+            let rows = 2 * TOKENS * TOP_K;
+            let [low, high] = [of(options), of(options.throughput(rows))].map(|of| of as f64 / 1e9);
+            let with_rows = low + rows as f64 * ROW / 1e9;
+            format!("| {ranks} | {low:.2} | {with_rows:.2} | {high:.2} |")
+        })
+        .to_vec()
+}
+
 #[test]
-fn the_table_of_what_experts_send_is_that_of_the_formula() {
+fn the_tables_of_what_experts_send_are_those_of_the_formulas() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/findings.md");
     let findings = fs::read_to_string(path).unwrap();
-    let table = table().join("\n");
-    assert!(findings.contains(&table), "docs/findings.md has another table than\n{table}");
+    for table in [table(), table_of_teams(), table_of_memory()] {
+        let table = table.join("\n");
+        assert!(findings.contains(&table), "docs/findings.md has another table than\n{table}");
+    }
 }

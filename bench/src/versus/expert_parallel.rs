@@ -112,6 +112,11 @@ impl Benchmark for Experts {
     const VARIANTS: &'static [VariantInfo] = &[
         (Variant::Rust, "devcomm::ExpertParallel"),
         (
+            Variant::RustThroughput,
+            "the same in its form for high throughput; `group` copies rows to the other experts of \
+             their tokens, in place",
+        ),
+        (
             Variant::RustAllGather,
             "devcomm::Collectives on the windows: all_gather of rows and routing, reduce_scatter \
              of results",
@@ -147,14 +152,19 @@ impl Benchmark for Experts {
         job.begin()?;
         let default = harness.choose(&TOKENS[..], &SIMULATED_TOKENS);
         for &tokens in if self.tokens.is_empty() { default } else { &self.tokens } {
-            let batch = self.batch(harness, tokens);
-            let experts = self.options(harness, &batch, tokens).build(harness.comm)?;
-            let layer = Layer::new(harness, experts, batch)?;
+            let batch = Rc::new(self.batch(harness, tokens));
+            let options = self.options(harness, &batch, tokens);
+            let layer = Layer::new(harness, Variant::Rust, options, &batch)?;
+            let mut layers = vec![Rc::clone(&layer)];
+            if job.selection.has(Variant::RustThroughput) {
+                let options = options.throughput(usize::MAX);
+                layers.push(Layer::new(harness, Variant::RustThroughput, options, &batch)?);
+            }
             let gathered = Gathered::new(&layer, &collectives)?;
             let exchanged = AllToAll::new(&layer)?;
             for operation in Operation::ALL {
                 if self.operations.is_empty() || self.operations.contains(&operation) {
-                    self.compare(job, operation, &layer, (&gathered, &exchanged), &stores)?;
+                    self.compare(job, operation, &layers, (&gathered, &exchanged), &stores)?;
                 }
             }
         }
@@ -198,11 +208,11 @@ impl Experts {
         &self,
         job: &mut Job<'_>,
         operation: Operation,
-        layer: &Rc<Layer<'a>>,
+        layers: &[Rc<Layer<'a>>],
         (gathered, exchanged): (&Rc<Gathered<'a>>, &Rc<AllToAll<'a>>),
         stores: &'a Kernels,
     ) -> Result<()> {
-        let (harness, batch) = (layer.harness, &layer.batch);
+        let (harness, batch) = (layers[0].harness, &layers[0].batch);
         let me = harness.rank.rank();
         // Of the rank that has the most.
         let rows = |rank| match operation {
@@ -212,8 +222,10 @@ impl Experts {
         };
         let size = 2 * batch.hidden * (0..batch.tokens.len()).map(rows).max().unwrap_or(0);
         let mut contenders = Vec::new();
-        if job.selection.has(Variant::Rust) {
-            contenders.push(layer.contender(operation));
+        for layer in layers {
+            if job.selection.has(layer.variant) {
+                contenders.push(layer.contender(operation));
+            }
         }
         if operation != Operation::Group {
             for variant in [Variant::RustAllGather, Variant::Nccl, Variant::NcclSym] {
@@ -271,6 +283,7 @@ fn by_stores<'a>(
 /// A batch with its memory, for [`ExpertParallel`].
 struct Layer<'a> {
     harness: &'a Harness<'a>,
+    variant: Variant,
     experts: Rc<ExpertParallel>,
     batch: Rc<Batch>,
     layout: Layout,
@@ -278,23 +291,33 @@ struct Layer<'a> {
     input: SymmetricBuffer<bf16>,
     ids: SymmetricBuffer<i32>,
     weights: SymmetricBuffer<f32>,
-    rows: SymmetricBuffer<bf16>,
+    rows: DeviceSlice<bf16>,
     output: SymmetricBuffer<bf16>,
 }
 
 impl<'a> Layer<'a> {
-    fn new(harness: &'a Harness<'a>, experts: ExpertParallel, batch: Batch) -> Result<Rc<Self>> {
+    fn new(
+        harness: &'a Harness<'a>,
+        variant: Variant,
+        options: ExpertParallelOptions,
+        batch: &Rc<Batch>,
+    ) -> Result<Rc<Self>> {
         let (comm, me) = (harness.comm, harness.rank.rank());
+        let experts = options.build(comm)?;
         let layer = Self {
             harness,
+            variant,
             layout: batch.layout(me),
             expected: batch.combined(me, None, |_| 1.0),
             input: comm.mem_alloc(batch.inputs[me].len())?,
             ids: comm.mem_alloc(batch.ids[me].len())?,
             weights: comm.mem_alloc(batch.weights[me].len())?,
-            rows: comm.mem_alloc(experts.most_rows() * batch.hidden)?,
+            rows: match variant {
+                Variant::RustThroughput => experts.rows()?,
+                _ => comm.mem_alloc(experts.most_rows() * batch.hidden)?.device_slice(),
+            },
             output: comm.mem_alloc(batch.inputs[me].len())?,
-            batch: Rc::new(batch),
+            batch: Rc::clone(batch),
             experts: Rc::new(experts),
         };
         layer.input.copy_from_host(&layer.batch.inputs[me])?;
@@ -328,7 +351,7 @@ impl<'a> Layer<'a> {
 
     fn contender(self: &Rc<Self>, operation: Operation) -> Contender<'a> {
         let (layer, outcome) = (Rc::clone(self), ByExperts(Rc::clone(self), operation));
-        Contender::new(Variant::Rust, move || layer.launch(operation), outcome)
+        Contender::new(self.variant, move || layer.launch(operation), outcome)
     }
 
     fn count_wrong_rows(&self) -> Result<usize> {

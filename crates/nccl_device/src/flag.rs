@@ -236,7 +236,9 @@ impl Epoch {
     }
 }
 
-/// Whether all other blocks of the grid have called this. Then `word` is 0 again.
+/// Whether all other blocks of the grid have called this. Then `word` is 0 again. With
+/// [`Order::AcqRel`] this thread sees what the threads of the other blocks that called this had
+/// written, and may tell another rank by a [`Flag`].
 ///
 /// # Safety
 ///
@@ -244,7 +246,7 @@ impl Epoch {
 /// launch.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
-pub(crate) unsafe fn is_last_block(word: *mut u32, order: Order) -> bool {
+pub unsafe fn is_last_block(word: *mut u32, order: Order) -> bool {
     let blocks = thread::grid_dim_x();
     if blocks == 1 {
         return true;

@@ -92,7 +92,7 @@ pub use cft::CftPlace;
 pub use comm::DevComm;
 pub use coop::Coop;
 pub use devcomm_types::{CftTeamMode, CounterRange, DataType, Element, SignalRange, Team};
-pub use flag::{Epoch, Flag, Flags};
+pub use flag::{Epoch, Flag, Flags, is_last_block};
 pub use lamport::{ANY_RANKS, EMPTY, Lamport, LamportSlots, lamport_words, message, message_word};
 pub use ll_a2a::{LlA2a, LlA2aBuffer};
 pub use order::MemoryOrder;

@@ -12,7 +12,7 @@ use nccl_device::{Coop, DevComm, Lamport, LamportSlots, Window};
 use super::numbered::{Numbered, NumberedSlots};
 use super::parts::{Part, Parts, warp_index, warps};
 use super::ranks::{Ranks, ranks, rolled, with_ranks};
-use super::rows::{AsTheyAre, Payload, Rows};
+use super::rows::{Payload, Rows};
 use super::shape::{Faults, Received, Shape, Steps};
 
 /// Vectors of a part that each lane has: with more ranks fewer, as their addresses take registers.
@@ -83,7 +83,7 @@ pub unsafe fn ep_dispatch(
     faults: *mut u32,
     steps: u32,
 ) {
-    let dispatch = Dispatch::<AsTheyAre> {
+    let dispatch = Dispatch::<bf16> {
         comm: &comm,
         shape,
         tokens,

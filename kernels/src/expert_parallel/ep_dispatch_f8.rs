@@ -3,12 +3,12 @@
 use core::marker::PhantomData;
 
 use cuda_std::prelude::*;
+use devcomm_types::F8E4M3;
 use half::bf16;
 use nccl_device::{DevComm, Window};
 
 use super::ep_dispatch::Dispatch;
 use super::ranks::with_ranks;
-use super::rows::Scaled;
 use super::shape::{Received, Shape};
 
 /// Vectors of a part that each lane has. A vector is made from two of the input, so that these are
@@ -24,7 +24,7 @@ pub const fn part_vectors(ranks: usize) -> u32 {
 }
 
 /// [`ep_dispatch`](super::ep_dispatch::ep_dispatch()) of rows that become
-/// [`F8E4M3`](devcomm_types::F8E4M3) with a scale for each 128 elements on their way, and arrive
+/// [`F8E4M3`] with a scale for each 128 elements on their way, and arrive
 /// so: an element of the input is about that one times its scale.
 ///
 /// The scale is the least power of two, at least `2^-126`, times which 448 is no less than each of
@@ -53,7 +53,7 @@ pub unsafe fn ep_dispatch_f8(
     faults: *mut u32,
     steps: u32,
 ) {
-    let dispatch = Dispatch::<Scaled> {
+    let dispatch = Dispatch::<F8E4M3> {
         comm: &comm,
         shape,
         tokens,

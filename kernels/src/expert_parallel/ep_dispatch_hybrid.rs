@@ -1,18 +1,24 @@
 //! Sends the rows of tokens to the ranks of their experts, over several LSA teams.
 
 use core::hint;
+use core::marker::PhantomData;
 
 use cuda_std::grid;
 use cuda_std::prelude::*;
+use devcomm_types::F8E4M3;
+use half::bf16;
 use nccl_device::gin::GinBackend;
 use nccl_device::{BarrierIndex, Coop, DevComm, LsaPtr, MemoryOrder, Team, Window};
 
-use super::parts::Parts;
+use super::parts::{Part, Parts};
 use super::rail::{BATCH, Batch, Mail, Rail, Relayed, block_warps, position};
+use super::rows::{Payload, Rows};
 use super::shape::{Faults, Received, Shape, Steps};
 
-/// Vectors of a part of a row that each lane has.
+/// Vectors of a part of a row that each lane has, as they are and of 8-bit floats: one of these is
+/// made from two.
 const VECTORS: usize = 4;
+const F8_VECTORS: usize = VECTORS / 2;
 
 /// Vectors of a message's header: a word with the number of the rank's tokens, and padding.
 const HEADER: usize = 1;
@@ -20,13 +26,14 @@ const HEADER: usize = 1;
 /// The vectors of a message with a whole batch.
 #[must_use]
 #[inline(always)]
-pub const fn message_vectors(shape: Shape, batch: u32) -> usize {
-    rows_at(shape, batch) + (batch * shape.vectors) as usize
+pub const fn message_vectors(shape: Shape, batch: u32, has_scales: bool) -> usize {
+    let row = shape.vectors + shape.scale_vectors_if(has_scales);
+    rows_at(shape, batch) + (batch * row) as usize
 }
 
 /// Where the rows begin in a message, in vectors: behind two words for each token and expert, of
 /// which the first is 1 plus the expert's number in the team, or 0 if it is elsewhere, and the
-/// second its weight.
+/// second its weight. Scales of 8-bit floats are behind the rows.
 #[inline(always)]
 const fn rows_at(shape: Shape, tokens: u32) -> usize {
     HEADER + (tokens * shape.top_k).div_ceil(2) as usize
@@ -35,7 +42,8 @@ const fn rows_at(shape: Shape, tokens: u32) -> usize {
 /// Does what [`ep_dispatch`](fn@super::ep_dispatch::ep_dispatch) does, among the ranks of all LSA
 /// teams: up to [`GROUP`](super::rail::GROUP) teams of as many ranks. A token's row goes once to
 /// each team with one of its experts, to the rank of this rank's rail, which stores it to the ranks
-/// of its team.
+/// of its team. Rows of [`F8E4M3`] become that on their way, with scales, as in
+/// [`ep_dispatch_f8`](fn@super::ep_dispatch_f8::ep_dispatch_f8).
 ///
 /// `received` has in each rank the memory of [`Received`], at [`Received::offsets`] for all ranks,
 /// in the order of the world. `mail` has room for messages of [`message_vectors`].
@@ -54,6 +62,7 @@ const fn rows_at(shape: Shape, tokens: u32) -> usize {
 /// and `mail` is as [`Mail`] says, its epoch 0 before the first launch.
 #[kernel(
     B = gin,
+    T = [bf16, F8E4M3],
     max_threads = 512,
     min_blocks = 1,
     requires(
@@ -62,21 +71,21 @@ const fn rows_at(shape: Shape, tokens: u32) -> usize {
         shape.experts > 0,
         mail.batch > 0,
         mail.batch <= BATCH,
-        Received::offsets(shape, comm.n_ranks() as usize)[4] <= received.len(),
+        Received::offsets(shape, comm.n_ranks() as usize, T::HAS_SCALES)[5] <= received.len(),
         Mail::words(
             shape,
             comm.rail_team().n_ranks as usize,
             mail.batch,
-            message_vectors(shape, mail.batch)
+            message_vectors(shape, mail.batch, T::HAS_SCALES)
         ) <= mail.window.len()
     )
 )]
-pub unsafe fn ep_dispatch_hybrid<B: GinBackend>(
+pub unsafe fn ep_dispatch_hybrid<T: Rows, B: GinBackend>(
     comm: DevComm,
     mail: Mail,
     received: Window<u32>,
     shape: Shape,
-    input: *const u32,
+    input: *const bf16,
     ids: *const i32,
     weights: *const f32,
     tokens: u32,
@@ -86,18 +95,17 @@ pub unsafe fn ep_dispatch_hybrid<B: GinBackend>(
 ) {
     grid::launch_next();
     grid::wait_for_previous();
-    let vectors = message_vectors(shape, mail.batch);
+    let vectors = message_vectors(shape, mail.batch, T::HAS_SCALES);
     // SAFETY: the kernel's contract.
     unsafe {
         let rail = Rail::<B>::new(&comm, mail, shape, vectors);
         let team = comm.lsa_team();
-        let dispatch = Dispatch {
+        let dispatch = Dispatch::<T, B> {
             rail: &rail,
             team,
             shape,
             received,
             ranks: comm.n_ranks() as usize,
-            parts: Parts::new(shape.vectors),
             input,
             ids,
             weights,
@@ -105,35 +113,22 @@ pub unsafe fn ep_dispatch_hybrid<B: GinBackend>(
             relayed,
             faults,
             routes: shared_array![u32; BATCH as usize],
+            row: PhantomData,
         };
-        let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
-        if steps & Steps::SEND != 0 {
-            dispatch.each_batch(tokens, |batch| dispatch.pack(batch));
-            // After this no rank of the team uses what it received before. A dependent launch has
-            // released nothing to the team yet: that it has read these.
-            barrier.sync(MemoryOrder::AcqRel);
-            let me = rail.teams.rank;
-            dispatch.each_batch(tokens, |batch| dispatch.pass_on(me, batch, tokens));
-        }
-        if steps & Steps::RECEIVE != 0 {
-            for team in rail.teams.others() {
-                dispatch.receive(team);
-            }
-            rail.end();
-            // After this the rows of all teams are in this rank.
-            barrier.sync(MemoryOrder::Release);
+        match T::HAS_SCALES {
+            true => dispatch.run::<F8_VECTORS>(&comm, steps),
+            false => dispatch.run::<VECTORS>(&comm, steps),
         }
     }
 }
 
-struct Dispatch<'a, B> {
+struct Dispatch<'a, T, B> {
     rail: &'a Rail<'a, B>,
     team: Team,
     shape: Shape,
     received: Window<u32>,
     ranks: usize,
-    parts: Parts<VECTORS>,
-    input: *const u32,
+    input: *const bf16,
     ids: *const i32,
     weights: *const f32,
     tokens: u32,
@@ -141,9 +136,39 @@ struct Dispatch<'a, B> {
     faults: *mut u32,
     /// In shared memory: for each token of a batch a bit for each team, or each rank of this team.
     routes: *mut u32,
+    row: PhantomData<T>,
 }
 
-impl<B: GinBackend> Dispatch<'_, B> {
+impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
+    /// # Safety
+    ///
+    /// The kernel's contract; all threads of the block call this together.
+    #[inline(always)]
+    unsafe fn run<const VECTORS: usize>(&self, comm: &DevComm, steps: u32) {
+        let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
+        // SAFETY: the caller's contract.
+        unsafe {
+            if steps & Steps::SEND != 0 {
+                self.each_batch(self.tokens, |batch| self.pack::<VECTORS>(batch));
+                // After this no rank of the team uses what it received before. A dependent launch
+                // has released nothing to the team yet: that it has read these.
+                barrier.sync(MemoryOrder::AcqRel);
+                let me = self.rail.teams.rank;
+                self.each_batch(self.tokens, |batch| {
+                    self.pass_on::<VECTORS>(me, batch, self.tokens);
+                });
+            }
+            if steps & Steps::RECEIVE != 0 {
+                for team in self.rail.teams.others() {
+                    self.receive::<VECTORS>(team);
+                }
+                self.rail.end();
+                // After this the rows of all teams are in this rank.
+                barrier.sync(MemoryOrder::Release);
+            }
+        }
+    }
+
     /// Calls `work` with this block's batches of a rank with so many tokens: the first one always.
     #[inline(always)]
     fn each_batch(&self, tokens: u32, work: impl Fn(Batch)) {
@@ -160,14 +185,14 @@ impl<B: GinBackend> Dispatch<'_, B> {
     ///
     /// The kernel's contract; all threads of the block call this together.
     #[inline(always)]
-    unsafe fn receive(&self, team: i32) {
+    unsafe fn receive<const VECTORS: usize>(&self, team: i32) {
         let mut next = Some(self.rail.first());
         while let Some(batch) = next {
             self.rail.wait(team, batch);
             // SAFETY: the caller's contract; the message has arrived.
             unsafe {
                 let tokens = mem::load(self.rail.incoming(team, batch));
-                self.pass_on(team, batch, tokens);
+                self.pass_on::<VECTORS>(team, batch, tokens);
                 next = batch.next(tokens);
             }
         }
@@ -190,7 +215,7 @@ impl<B: GinBackend> Dispatch<'_, B> {
     ///
     /// The kernel's contract; all threads of the block call this together.
     #[inline(always)]
-    unsafe fn pack(&self, batch: Batch) {
+    unsafe fn pack<const VECTORS: usize>(&self, batch: Batch) {
         let (first, len, lane) = (batch.first(), batch.len(self.tokens), warp::lane_id());
         let (teams, me) = (self.rail.teams.n_ranks, self.rail.teams.rank);
         // SAFETY: the caller's contract; all lanes of a warp take the same turns.
@@ -198,18 +223,23 @@ impl<B: GinBackend> Dispatch<'_, B> {
             Self::each_token(len, |token| self.route(batch, token));
             thread::sync_threads();
             let routes = self.route_of_lane(len);
-            let (mut index, end) = self.turns(first, len);
+            let parts = Parts::<VECTORS>::new(self.shape.vectors);
+            let (mut index, end) = Self::turns(parts, first, len);
             while index < end {
-                let part = self.parts.at(index);
+                let part = parts.at(index);
                 let token = part.row - first;
-                let row = part.load(self.input, part.row as usize);
+                let row = self.load(part);
                 let bits = warp::shuffle_idx(routes, token);
                 let mut team = 0;
                 while team < teams {
                     let those = warp::ballot(routes >> team & 1 == 1);
                     if bits >> team & 1 == 1 {
-                        let rows = self.rows(self.rail.outgoing(team, batch), len);
-                        part.store(rows, position(those, token), &row);
+                        let [rows, scales] = self.rows(self.rail.outgoing(team, batch), len, those);
+                        let at = position(those, token);
+                        part.store(rows, at, &row.row);
+                        if let Some(at) = Self::scales_of(part, at) {
+                            mem::store_vec(scales.wrapping_add(4 * at), row.scales);
+                        }
                     }
                     team += 1;
                 }
@@ -224,8 +254,8 @@ impl<B: GinBackend> Dispatch<'_, B> {
             while team < teams && warp::warp_id() == 0 {
                 let rows = warp::ballot(routes >> team & 1 == 1).count_ones();
                 if team != me && lane == 0 {
-                    let vectors = rows_at(self.shape, len) as u32 + rows * self.shape.vectors;
-                    self.rail.post(team, batch, vectors);
+                    let row = self.shape.vectors + self.shape.scale_vectors_if(T::HAS_SCALES);
+                    self.rail.post(team, batch, rows_at(self.shape, len) as u32 + rows * row);
                 }
                 team += 1;
             }
@@ -281,7 +311,7 @@ impl<B: GinBackend> Dispatch<'_, B> {
     ///
     /// The kernel's contract; all threads of the block call this together, and the message is here.
     #[inline(always)]
-    unsafe fn pass_on(&self, team: i32, batch: Batch, tokens: u32) {
+    unsafe fn pass_on<const VECTORS: usize>(&self, team: i32, batch: Batch, tokens: u32) {
         let (first, len) = (batch.first(), batch.len(tokens));
         let source = (team * self.team.n_ranks + self.team.rank) as usize;
         let message = match team == self.rail.teams.rank {
@@ -308,17 +338,27 @@ impl<B: GinBackend> Dispatch<'_, B> {
             thread::sync_threads();
             let routes = self.route_of_lane(len);
             let those = warp::ballot(routes != 0);
-            let (mut index, end) = self.turns(first, len);
+            let parts = Parts::<VECTORS>::new(self.shape.vectors);
+            let (mut index, end) = Self::turns(parts, first, len);
             while index < end {
-                let part = self.parts.at(index);
+                let part = parts.at(index);
                 let token = part.row - first;
                 let bits = warp::shuffle_idx(routes, token);
                 if bits != 0 {
-                    let row = part.load(self.rows(message, len), position(those, token));
+                    let [rows, scales] = self.rows(message, len, those);
+                    let (from, to) = (position(those, token), of_source + part.row as usize);
+                    let (row, mut of_row) = (part.load(rows, from), Vec16::from_bits([0; 4]));
+                    if let Some(at) = Self::scales_of(part, from) {
+                        of_row = mem::load_vec(scales.wrapping_add(4 * at).cast_const());
+                    }
                     for peer in self.team.all_from_self() {
                         if bits >> peer & 1 == 1 {
-                            let to = self.part_of(peer).as_ptr();
-                            part.store(to, of_source + part.row as usize, &row);
+                            let received = self.part_of(peer).as_ptr();
+                            part.store(received, to, &row);
+                            if let Some(at) = Self::scales_of(part, to) {
+                                let [_, scales, ..] = self.offsets();
+                                mem::store_vec(received.wrapping_add(scales + 4 * at), of_row);
+                            }
                         }
                     }
                 }
@@ -338,7 +378,7 @@ impl<B: GinBackend> Dispatch<'_, B> {
     #[inline(always)]
     unsafe fn tell_team(&self, entry: *mut u32, place: usize) -> u32 {
         let (lane, Shape { top_k, experts, .. }) = (warp::lane_id(), self.shape);
-        let [_, of_experts, of_weights, ..] = Received::offsets(self.shape, self.ranks);
+        let [_, _, of_experts, of_weights, ..] = self.offsets();
         // SAFETY: the launch's conditions.
         unsafe { hint::assert_unchecked(experts > 0) };
         let (mut word, mut weight, mut bits) = (0, 0, 0);
@@ -370,10 +410,44 @@ impl<B: GinBackend> Dispatch<'_, B> {
         message.wrapping_add(4 * HEADER + 2 * entry as usize)
     }
 
-    /// The rows of a message with so many tokens.
+    /// The rows of a message with so many tokens, and their scales; `those` have rows.
     #[inline(always)]
-    fn rows(&self, message: *mut u32, len: u32) -> *mut u32 {
-        message.wrapping_add(4 * rows_at(self.shape, len))
+    fn rows(&self, message: *mut u32, len: u32, those: u32) -> [*mut u32; 2] {
+        let rows = message.wrapping_add(4 * rows_at(self.shape, len));
+        [rows, rows.wrapping_add((4 * those.count_ones() * self.shape.vectors) as usize)]
+    }
+
+    /// The index of this lane's vector of scales among those of all rows, if this is a part of row
+    /// `row`, and rows have scales.
+    #[inline(always)]
+    fn scales_of<const VECTORS: usize>(part: Part<VECTORS>, row: usize) -> Option<usize> {
+        part.scales_of(row).filter(|_| T::HAS_SCALES)
+    }
+
+    /// Where what is received begins.
+    #[inline(always)]
+    fn offsets(&self) -> [usize; 6] {
+        Received::offsets(self.shape, self.ranks, T::HAS_SCALES)
+    }
+
+    /// A part of a row of this rank, as it is on its way.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract; all lanes of a warp call this together.
+    #[inline(always)]
+    unsafe fn load<const VECTORS: usize>(&self, part: Part<VECTORS>) -> Payload<VECTORS> {
+        let (mut row, mut i) = ([T::NOTHING; VECTORS], 0);
+        // SAFETY: the caller's contract.
+        unsafe {
+            while i < VECTORS {
+                if let Some(at) = part.vector_of(part.row as usize, i) {
+                    row[i] = T::load(self.input, at);
+                }
+                i += 1;
+            }
+            Payload::of::<T>(&row)
+        }
     }
 
     /// What a rank of the team receives; the rows are first.
@@ -387,7 +461,7 @@ impl<B: GinBackend> Dispatch<'_, B> {
     #[inline(always)]
     #[track_caller]
     fn counts(&self, peer: i32) -> *mut u32 {
-        let [.., counts, _] = Received::offsets(self.shape, self.ranks);
+        let [.., counts, _] = self.offsets();
         self.part_of(peer).as_ptr().wrapping_add(counts)
     }
 
@@ -405,7 +479,7 @@ impl<B: GinBackend> Dispatch<'_, B> {
 
     /// The first part of a batch's rows for this warp, and the end of all.
     #[inline(always)]
-    fn turns(&self, first: u32, len: u32) -> (u32, u32) {
-        (self.parts.count(first) + warp::warp_id(), self.parts.count(first + len))
+    fn turns<const VECTORS: usize>(parts: Parts<VECTORS>, first: u32, len: u32) -> (u32, u32) {
+        (parts.count(first) + warp::warp_id(), parts.count(first + len))
     }
 }

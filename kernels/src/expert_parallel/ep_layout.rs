@@ -1,9 +1,9 @@
 //! Puts the rows that a rank has received in the order of its experts, for a grouped product.
 
-use cuda_std::atomic::{AtomicU32, Order, Scope};
 use cuda_std::prelude::*;
 use cuda_std::{grid, mem};
 
+use super::counters::{UNROLL, WARPS, add_one, store_returns, sum_before, take_next};
 use super::parts::Parts;
 use super::rows::SCALED;
 use super::shape::{Faults, Received, Shape};
@@ -12,14 +12,8 @@ use crate::share::share;
 /// Vectors of a part that each lane has.
 const VECTORS: usize = 4;
 
-/// Experts that a thread loads together.
-const UNROLL: usize = 8;
-
 /// The rows that a block does at a time.
 const BATCH: u32 = 64;
-
-/// The most warps of a block.
-const WARPS: usize = 16;
 
 /// Words for a token in [`Grouped::returns`]: a position and a weight for each expert.
 pub const RETURN_WORDS: usize = 2 * Shape::TOP_K;
@@ -52,6 +46,35 @@ pub struct Grouped {
     pub origins: *mut u32,
     /// Gets for each token in [`Received`] the rows and weights of its experts here.
     pub returns: *mut u32,
+}
+
+impl Grouped {
+    /// Copies the scales of a received row to its position.
+    ///
+    /// # Safety
+    ///
+    /// All lanes of a warp call this; rows have scales.
+    #[inline(always)]
+    pub(super) unsafe fn copy_scales(
+        &self,
+        shape: Shape,
+        scales: *const f32,
+        from: usize,
+        to: usize,
+    ) {
+        let len = (16 * shape.vectors).div_ceil(SCALED as u32);
+        let from = scales.wrapping_add(from * 4 * shape.scale_vectors() as usize);
+        let mut i = warp::lane_id();
+        while i < len {
+            let at = i as usize * self.capacity as usize + to;
+            // SAFETY: the caller's contract.
+            unsafe {
+                let scale = mem::load(from.wrapping_add(i as usize));
+                mem::store(self.scales.wrapping_add(at), scale);
+            }
+            i += warp::WARP_SIZE;
+        }
+    }
 }
 
 /// Puts the rows of `received` in the order of the experts.
@@ -260,7 +283,7 @@ impl Layout {
     #[inline(always)]
     unsafe fn sum_up(&self) {
         let (experts, grouped) = (self.shape.experts, &self.grouped);
-        let (thread, lane) = (thread::thread_idx_x(), warp::lane_id());
+        let thread = thread::thread_idx_x();
         let each = experts.div_ceil(thread::block_dim_x());
         let (first, end) = (thread * each, (thread * each + each).min(experts));
         // SAFETY: the caller's contract; there are as many words.
@@ -271,22 +294,7 @@ impl Layout {
                 mine += self.padded(i);
                 i += 1;
             }
-            let mut sum = mine;
-            let mut distance = 1;
-            while distance < warp::WARP_SIZE {
-                let lower = warp::shuffle_up(sum, distance);
-                sum += if lane >= distance { lower } else { 0 };
-                distance *= 2;
-            }
-            if lane == warp::WARP_SIZE - 1 {
-                mem::store(self.shared.sums.wrapping_add(warp::warp_id() as usize), sum);
-            }
-            thread::sync_threads();
-            let (mut at, mut warp) = (sum - mine, 0);
-            while warp < thread / warp::WARP_SIZE {
-                at += mem::load(self.shared.sums.wrapping_add(warp as usize));
-                warp += 1;
-            }
+            let mut at = sum_before(mine, self.shared.sums);
             let stores = thread::block_idx_x() == 0;
             let mut i = first;
             while i < end {
@@ -365,41 +373,19 @@ impl Layout {
                     expert = mem::load(self.shared.experts.wrapping_add(staged + lane as usize));
                     weight = mem::load(self.shared.weights.wrapping_add(staged + lane as usize));
                 }
-                // A token may have an expert twice.
-                let (mut position, mut k) = (0, 0);
-                while k < Shape::TOP_K as u32 {
-                    let other = warp::shuffle_idx(expert, k);
-                    position += u32::from(k < lane && other == expert);
-                    k += 1;
-                }
                 let is_here = expert > 0;
-                let of_expert = next.wrapping_add(expert.saturating_sub(1) as usize);
-                if is_here {
-                    position += mem::load(of_expert);
+                let mut position = take_next(next, is_here.then(|| expert - 1));
+                if position >= capacity {
+                    position = DROPPED;
+                } else if is_here {
+                    mem::store(origins.wrapping_add(position as usize), index as u32);
                 }
-                warp::sync();
-                if is_here {
-                    add_one(of_expert);
-                }
-                warp::sync();
-                let here = warp::ballot(is_here);
-                let (at, len) = ((here & ((1 << lane) - 1)).count_ones(), here.count_ones());
                 let entries = returns.wrapping_add(index * RETURN_WORDS);
+                let at = store_returns(entries, is_here, position, weight);
                 if is_here {
-                    if position < capacity {
-                        mem::store(origins.wrapping_add(position as usize), index as u32);
-                    } else {
-                        position = DROPPED;
-                    }
-                    let to = staged + at as usize;
-                    mem::store(self.shared.positions.wrapping_add(to), position);
-                    mem::store(entries.wrapping_add(2 * at as usize), position);
-                    mem::store(entries.wrapping_add(2 * at as usize + 1), weight.to_bits());
+                    mem::store(self.shared.positions.wrapping_add(staged + at), position);
                 }
-                if lane >= len && lane < Shape::TOP_K as u32 {
-                    mem::store(entries.wrapping_add(2 * lane as usize), NONE);
-                    mem::store(entries.wrapping_add(2 * lane as usize + 1), 0);
-                }
+                let len = warp::ballot(is_here).count_ones();
                 if lane == 0 {
                     mem::store(self.shared.lens.wrapping_add(row as usize), len);
                 }
@@ -444,7 +430,8 @@ impl Layout {
                             i += 1;
                         }
                         if part.is_first && to != DROPPED && !self.received.scales.is_null() {
-                            self.copy_scales(from, to as usize);
+                            let scales = self.received.scales;
+                            self.grouped.copy_scales(self.shape, scales, from, to as usize);
                         }
                         k += 1;
                     }
@@ -453,38 +440,4 @@ impl Layout {
             index += thread::block_dim_x() / warp::WARP_SIZE;
         }
     }
-
-    /// Copies the scales of a row to its position.
-    ///
-    /// # Safety
-    ///
-    /// All lanes of a warp call this; rows have scales.
-    #[inline(always)]
-    unsafe fn copy_scales(&self, from: usize, to: usize) {
-        let len = (16 * self.shape.vectors).div_ceil(SCALED as u32);
-        let from =
-            self.received.scales.wrapping_add(from * 4 * self.shape.scale_vectors() as usize);
-        let mut i = warp::lane_id();
-        while i < len {
-            let at = i as usize * self.grouped.capacity as usize + to;
-            // SAFETY: the caller's contract.
-            unsafe {
-                let scale = mem::load(from.wrapping_add(i as usize));
-                mem::store(self.grouped.scales.wrapping_add(at), scale);
-            }
-            i += warp::WARP_SIZE;
-        }
-    }
-}
-
-/// Adds 1 to a word of shared memory.
-///
-/// # Safety
-///
-/// Other threads access the word atomically, or on the other side of a barrier.
-#[inline(always)]
-#[track_caller]
-unsafe fn add_one(word: *mut u32) {
-    // SAFETY: the caller's contract.
-    unsafe { AtomicU32::from_ptr(word) }.fetch_add(1, Order::Relaxed, Scope::Cta);
 }

@@ -21,6 +21,14 @@
 //! ones as much is in flight as fills NVLink. A launch's blocks send before they wait for anything,
 //! so that they need not run at the same time, and grids may differ between ranks.
 //!
+//! # High throughput
+//!
+//! Where memory and bandwidth matter more than latency, [`ep_dispatch_counted`] tells counts first,
+//! so that each row has an exact place in the order of the receiver's experts, which the sender
+//! knows (`places.rs`). Rows arrive there by plain stores; flags (`counted.rs`) say when all have.
+//! [`ep_expand`] copies a row to the other experts that its token has in the rank, and
+//! [`ep_combine_counted`] returns the results. Nothing has room for the most tokens of each rank.
+//!
 //! # Several LSA teams
 //!
 //! Where load and store do not reach all ranks, [`ep_dispatch_hybrid`] and [`ep_combine_hybrid`] do
@@ -34,20 +42,27 @@
 //! there is no room in the order of the experts. Both are counted in words that the host reads
 //! ([`Faults`]).
 
+pub mod counted;
+mod counters;
 pub mod ep_combine;
+pub mod ep_combine_counted;
 pub mod ep_combine_hybrid;
 pub mod ep_dispatch;
+pub mod ep_dispatch_counted;
 pub mod ep_dispatch_f8;
 pub mod ep_dispatch_hybrid;
+pub mod ep_expand;
 pub mod ep_layout;
 mod numbered;
 mod parts;
+mod places;
 pub mod rail;
 mod ranks;
 mod rows;
 pub mod shape;
 mod sums;
 
+pub use self::counted::Counted;
 pub use self::numbered::words as numbered_words;
 pub use self::rail::{Mail, Relayed};
 pub use self::ranks::RANKS;

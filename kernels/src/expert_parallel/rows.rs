@@ -4,7 +4,7 @@
 use cuda_std::mem;
 use cuda_std::prelude::*;
 use cuda_std::vector::Accumulate;
-use devcomm_types::F8E4M3;
+use devcomm_types::{Element, F8E4M3};
 use half::bf16;
 
 /// Elements that share a scale, as neighbouring vectors of 8-bit floats of `SCALED_LANES` lanes.
@@ -21,9 +21,9 @@ const ROUND_UP: u32 = 0x1f_ffff;
 /// Bits of the fraction of an `f32`.
 const FRACTION: u32 = 23;
 
-/// The form of rows on their way. A vector of 16 bytes of a row is made from a lane's
-/// [`Loaded`](Self::Loaded) part of the input.
-pub(super) trait Rows {
+/// The elements of rows on their way: [`bf16`] as they are, or [`F8E4M3`] with scales. A vector of
+/// 16 bytes of a row is made from a lane's [`Loaded`](Self::Loaded) part of the input.
+pub trait Rows: Element {
     /// Whether a scale goes with each [`SCALED`] elements.
     const HAS_SCALES: bool;
     /// What a vector is made from.
@@ -47,10 +47,7 @@ pub(super) trait Rows {
     unsafe fn vector(loaded: Self::Loaded) -> (Vec16<u32>, u32);
 }
 
-/// Rows as they are.
-pub(super) struct AsTheyAre;
-
-impl Rows for AsTheyAre {
+impl Rows for bf16 {
     const HAS_SCALES: bool = false;
     type Loaded = Vec16<bf16>;
     const NOTHING: Self::Loaded = Vec16::from_bits([0; 4]);
@@ -68,15 +65,11 @@ impl Rows for AsTheyAre {
     }
 }
 
-/// Rows of [`F8E4M3`].
-///
 /// The scale of [`SCALED`] elements is the least power of two, at least `2^-126`, times which 448
 /// is no less than each of them. So an element divided by it is exact, and all rounding is that to
 /// [`F8E4M3`]: to nearest, ties to even. Infinities become 448 times the scale; NaN stays, and does
 /// not count for the scale.
-pub(super) struct Scaled;
-
-impl Rows for Scaled {
+impl Rows for F8E4M3 {
     const HAS_SCALES: bool = true;
     type Loaded = [Vec16<bf16>; 2];
     const NOTHING: Self::Loaded = [Vec16::from_bits([0; 4]); 2];

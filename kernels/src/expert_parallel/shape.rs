@@ -39,6 +39,13 @@ impl Shape {
         self.vectors.div_ceil(warp::WARP_SIZE)
     }
 
+    /// [`scale_vectors`](Self::scale_vectors) of rows that have scales, or not.
+    #[must_use]
+    #[inline(always)]
+    pub const fn scale_vectors_if(self, has_scales: bool) -> u32 {
+        if has_scales { self.scale_vectors() } else { 0 }
+    }
+
     /// [`slots`](Self::slots) of rows with scales.
     #[must_use]
     #[inline(always)]
@@ -92,16 +99,17 @@ impl Received {
         Ranks(unsafe { mem::load(self.absent) })
     }
 
-    /// Where rows, experts, weights and counts begin in memory that has them all, in words, and the
-    /// words of all of it.
+    /// Where rows, scales, experts, weights and counts begin in memory that has them all, in words,
+    /// and the words of all of it. Only rows of 8-bit floats have scales.
     #[must_use]
     #[inline(always)]
-    pub const fn offsets(shape: Shape, ranks: usize) -> [usize; 5] {
+    pub const fn offsets(shape: Shape, ranks: usize, has_scales: bool) -> [usize; 6] {
         let tokens = ranks * shape.tokens as usize;
-        let experts = 4 * tokens * shape.vectors as usize;
+        let scales = 4 * tokens * shape.vectors as usize;
+        let experts = scales + 4 * tokens * shape.scale_vectors_if(has_scales) as usize;
         let weights = experts + tokens * shape.top_k as usize;
         let counts = weights + tokens * shape.top_k as usize;
-        [0, experts, weights, counts, counts + ranks]
+        [0, scales, experts, weights, counts, counts + ranks]
     }
 }
 
@@ -117,8 +125,10 @@ impl Faults {
     pub const ID: usize = 2;
     /// The rows that were needed in the order of the experts, if there was no room for them.
     pub const ROWS: usize = 3;
+    /// 1 plus the rank that needs these rows, or 0 for this one.
+    pub const RANK: usize = 4;
     /// The number of words.
-    pub const WORDS: usize = 4;
+    pub const WORDS: usize = 5;
 
     /// Records the number of an expert that does not exist.
     ///
@@ -148,5 +158,22 @@ impl Faults {
         // SAFETY: the caller's contract.
         let word = unsafe { AtomicU32::from_ptr(words.wrapping_add(Self::ROWS)) };
         word.fetch_max(needed, Order::Relaxed, Scope::Gpu);
+    }
+
+    /// Records that a rank has no room for so many rows; of several the one that needs most.
+    ///
+    /// # Safety
+    ///
+    /// As [`record_id`](Self::record_id); only this thread records rows.
+    #[inline(always)]
+    pub(super) unsafe fn record_rows_of(words: *mut u32, needed: u32, rank: u32) {
+        let (rows, of) = (words.wrapping_add(Self::ROWS), words.wrapping_add(Self::RANK));
+        // SAFETY: the caller's contract.
+        unsafe {
+            if needed > mem::load(rows) {
+                mem::store(rows, needed);
+                mem::store(of, rank + 1);
+            }
+        }
     }
 }

@@ -56,7 +56,7 @@ pub(super) unsafe fn prefetch<const VECTORS: usize>(
     }
 }
 
-/// The sum of this rank's experts for a token; `None` if it has none here.
+/// The sum of this rank's experts for a token, rounded; `None` if it has none here.
 ///
 /// # Safety
 ///
@@ -68,11 +68,29 @@ pub(super) unsafe fn sum<const VECTORS: usize, const TOGETHER: usize>(
     part: Part<VECTORS>,
 ) -> Option<Row<VECTORS>> {
     // SAFETY: the caller's contract.
-    let (mut k, len) = (0, unsafe { len(entries) });
+    let len = unsafe { len(entries) };
     if len == 0 {
         return None;
     }
     let mut sums = [[0.0; 8]; VECTORS];
+    // SAFETY: the caller's contract.
+    unsafe { add_rows::<VECTORS, TOGETHER>(&mut sums, rows, (entries, len), part) };
+    Some(sums.map(bf16::narrow))
+}
+
+/// Adds the first rows of `entries`, so many, times their weights.
+///
+/// # Safety
+///
+/// As [`sum`].
+#[inline(always)]
+pub(super) unsafe fn add_rows<const VECTORS: usize, const TOGETHER: usize>(
+    sums: &mut [[f32; 8]; VECTORS],
+    rows: *const bf16,
+    (entries, len): (Entries, u32),
+    part: Part<VECTORS>,
+) {
+    let mut k = 0;
     while k < len {
         let mut at = [NONE; TOGETHER];
         let mut loaded = [[Vec16::from_bits([0; 4]); VECTORS]; TOGETHER];
@@ -92,13 +110,12 @@ pub(super) unsafe fn sum<const VECTORS: usize, const TOGETHER: usize>(
             // SAFETY: the caller's contract.
             let weight = unsafe { warp::shuffle_idx(entries, 2 * (k + entry as u32) + 1) };
             if at[entry] < DROPPED {
-                add(&mut sums, &loaded[entry], f32::from_bits(weight));
+                add(sums, &loaded[entry], f32::from_bits(weight));
             }
             entry += 1;
         }
         k += TOGETHER as u32;
     }
-    Some(sums.map(bf16::narrow))
 }
 
 /// Adds a row times a weight.

@@ -1,22 +1,56 @@
 //! The rows that a rank has received, in the order of its experts.
 
-use devcomm_host::{Buffer, DeviceSlice, LaunchConfig, Result, Stream};
+use devcomm_host::{Buffer, DeviceSlice, LaunchConfig, Result, Stream, SymmetricBuffer};
 use devcomm_kernels as kernels;
 use devcomm_kernels::expert_parallel::SCALED;
 use devcomm_kernels::expert_parallel::ep_layout::GroupedArgs;
+use devcomm_kernels::expert_parallel::shape::ReceivedArgs;
 use devcomm_types::{Element, F8E4M3};
 use half::bf16;
 
-use super::{ExpertParallel, ExpertParallelOptions, MANY_THREADS, Stage, THREADS};
+use super::form::{Arrivals, RowsInOrder};
+use super::{ExpertParallel, MANY_THREADS, Stage, THREADS, shape_args};
 use crate::RowGroups;
 use crate::check::{check_buffer, check_len, refuse, require_context};
 
+const F8_ROWS: &str = "the tokens are 8-bit floats with scales: `group_f8`, `rows_f8`";
+const NO_F8_ROWS: &str = "the tokens are no 8-bit floats: `group`, `rows`";
+
 impl ExpertParallel {
     /// The most rows in the order of a rank's experts: if all ranks have the most tokens, which
-    /// have all the experts that they can in this rank.
+    /// have all the experts that they can in this rank; or the limit of
+    /// [`ExpertParallelOptions::throughput`](super::ExpertParallelOptions::throughput).
     #[must_use]
     pub fn most_rows(&self) -> usize {
-        most_rows(self.options, self.communicator.n_ranks())
+        self.options.most_rows(self.communicator.n_ranks())
+    }
+
+    /// Where rows arrive in the form for high throughput, in the order of this rank's experts, with
+    /// room for [`most_rows`](Self::most_rows). Of a token with several experts here one row
+    /// arrives, at the first of its places; [`group`](Self::group) into this memory copies it to
+    /// the others, and does nothing else with rows. The next dispatch writes here.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) in the other forms, and of 8-bit
+    /// floats.
+    pub fn rows(&self) -> Result<DeviceSlice<bf16>> {
+        match self.form.arrivals()? {
+            Arrivals::AsTheyAre(rows) => Ok(rows),
+            Arrivals::F8(_) => refuse(F8_ROWS.to_owned()),
+        }
+    }
+
+    /// [`rows`](Self::rows) of 8-bit floats, for [`group_f8`](Self::group_f8).
+    ///
+    /// # Errors
+    ///
+    /// As there; of tokens that are no 8-bit floats.
+    pub fn rows_f8(&self) -> Result<DeviceSlice<F8E4M3>> {
+        match self.form.arrivals()? {
+            Arrivals::AsTheyAre(_) => refuse(NO_F8_ROWS.to_owned()),
+            Arrivals::F8(rows) => Ok(rows),
+        }
     }
 
     /// For each expert of this rank the index of its first row, and the index behind the last row.
@@ -51,6 +85,9 @@ impl ExpertParallel {
     /// [`most_rows`](Self::most_rows) are enough if the routing is known to be even; rows for which
     /// there is no room are left out, and reported by [`check`](Self::check).
     ///
+    /// In the form for high throughput `rows` has room for all of them, and may be those of
+    /// [`rows`](Self::rows).
+    ///
     /// # Errors
     ///
     /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) if nothing was received, for rows
@@ -61,14 +98,14 @@ impl ExpertParallel {
         R: Buffer<Element = bf16>,
     {
         if self.options.f8 {
-            return refuse("the tokens are 8-bit floats with scales: `group_f8`".to_owned());
+            return refuse(F8_ROWS.to_owned());
         }
         let rows = rows.device_slice();
         self.enqueue_group(&rows, None, stream)
     }
 
     /// [`group`](Self::group) of tokens that arrive as 8-bit floats
-    /// ([`ExpertParallelOptions::f8`]). `scales` gets their scales, in the form of
+    /// ([`f8`](super::ExpertParallelOptions::f8)). `scales` gets their scales, in the form of
     /// [`Product::block_scales`](crate::Product::block_scales): a row-major matrix with a column
     /// for each of `rows`, and a row for each 128 elements.
     ///
@@ -81,7 +118,7 @@ impl ExpertParallel {
         S: Buffer<Element = f32>,
     {
         if !self.options.f8 {
-            return refuse("the tokens are no 8-bit floats: `group`".to_owned());
+            return refuse(NO_F8_ROWS.to_owned());
         }
         let (rows, scales) = (rows.device_slice(), scales.device_slice());
         self.enqueue_group(&rows, Some(&scales), stream)
@@ -97,8 +134,11 @@ impl ExpertParallel {
         if self.stage.get() == Stage::Begin {
             return refuse("no tokens have been received: `dispatch` does that".to_owned());
         }
-        let hidden = self.options.hidden;
-        let capacity = (rows.len() / hidden).min(self.most_rows());
+        let (hidden, most) = (self.options.hidden, self.most_rows());
+        let capacity = match self.options.rows {
+            Some(_) => most,
+            None => (rows.len() / hidden).min(most),
+        };
         let name = "the rows of the experts";
         require_context(name, rows.context(), self.communicator.context())?;
         check_buffer(name, rows.device_address(), rows.len(), capacity, hidden)?;
@@ -108,42 +148,65 @@ impl ExpertParallel {
             check_len(name, scales.len(), capacity, hidden / SCALED)?;
         }
         self.begin(stream)?;
-        let grouped = GroupedArgs {
+        let rows = RowsInOrder {
             rows: rows.device_address(),
             scales: scales.map_or(0, DeviceSlice::device_address),
             capacity: capacity as u32,
-            alignment: self.options.alignment as u32,
-            offsets: &self.offsets,
-            sizes: &self.sizes,
-            origins: &self.origins,
-            returns: &self.returns,
         };
+        self.form.group(self, rows, stream)?;
+        self.stage.set(Stage::Grouped);
+        self.grouped.set(capacity);
+        Ok(())
+    }
+
+    /// Tokens of all ranks. Of a peer's this rank knows nothing: as many as it has itself.
+    pub(super) fn expected_tokens(&self) -> u32 {
         let ranks = self.communicator.n_ranks() as u32;
+        (self.tokens.get().max(1) as u32).saturating_mul(ranks)
+    }
+
+    /// What puts rows in order, as an argument; `returns` is its address.
+    pub(super) fn grouped_args(&self, rows: RowsInOrder, returns: u64) -> GroupedOf<'_> {
+        let RowsInOrder { rows, scales, capacity } = rows;
+        let (offsets, sizes, origins) = (&self.offsets, &self.sizes, &self.origins);
+        let alignment = self.options.alignment as u32;
+        GroupedArgs { rows, scales, capacity, alignment, offsets, sizes, origins, returns }
+    }
+
+    /// Puts rows that arrive in the order of ranks and tokens in that of the experts.
+    pub(super) fn lay_out(
+        &self,
+        received: ReceivedArgs<u64, u64, u64, u64, u64, u64, u64>,
+        returns: &SymmetricBuffer<u32>,
+        rows: RowsInOrder,
+        stream: &Stream,
+    ) -> Result<()> {
         let launch = kernels::ep_layout::args(
-            self.sent_args(),
-            ranks,
-            self.received_args(),
-            grouped,
+            shape_args(self.sent),
+            self.communicator.n_ranks() as u32,
+            received,
+            self.grouped_args(rows, returns.device_address()),
             &self.faults,
         );
-        // Of a peer's tokens this rank knows nothing: as many as it has itself.
-        let tokens = (self.tokens.get().max(1) as u32).saturating_mul(ranks);
+        let tokens = self.expected_tokens();
         let blocks = tokens.min(self.options.blocks.unwrap_or(2 * self.multiprocessors()));
         let threads = if tokens > blocks * (THREADS / 32) { MANY_THREADS } else { THREADS };
         let threads = self.options.threads.unwrap_or(threads);
         let config = LaunchConfig::new(blocks, threads).with_dependent();
         // SAFETY: the buffers have the elements; dropping one waits for the stream. The memory is
         // as the kernel needs it, and the launches that use it are ordered.
-        unsafe { launch.config(config).launch(&self.compiled.on(stream)) }?;
-        self.stage.set(Stage::Grouped);
-        self.grouped.set(capacity);
-        Ok(())
+        unsafe { launch.config(config).launch(&self.compiled.on(stream)) }
     }
 }
 
-/// A token has no more experts in a rank than it has.
-pub(super) fn most_rows(options: ExpertParallelOptions, ranks: usize) -> usize {
-    let rows = ranks * options.tokens * options.top_k;
-    let padding = options.local(ranks) * (options.alignment - 1);
-    rows + padding
-}
+/// [`Grouped`](kernels::expert_parallel::ep_layout::Grouped) as an argument.
+type GroupedOf<'a> = GroupedArgs<
+    u64,
+    u64,
+    u32,
+    u32,
+    &'a SymmetricBuffer<u32>,
+    &'a SymmetricBuffer<u32>,
+    &'a SymmetricBuffer<u32>,
+    u64,
+>;

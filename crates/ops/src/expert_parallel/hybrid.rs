@@ -1,19 +1,24 @@
 //! The form for several LSA teams: its memory, and its launches.
 
+use std::fmt;
+
 use devcomm_host::{
     Buffer, Communicator, DevCommRequirements, DevCommResource, GinConnectionType, LaunchConfig,
-    Result, Signals, SymmetricBuffer, Window,
+    Result, Signals, Stream, SymmetricBuffer, Window,
 };
+use devcomm_kernels as kernels;
+use devcomm_kernels::expert_parallel::ep_layout::RETURN_WORDS;
 use devcomm_kernels::expert_parallel::rail::{BATCH, GROUP, MailArgs, RelayedArgs};
 use devcomm_kernels::expert_parallel::shape::ReceivedArgs;
 use devcomm_kernels::expert_parallel::{
     Mail, Received, Shape, ep_combine_hybrid, ep_dispatch_hybrid,
 };
-use devcomm_types::SignalRange;
+use devcomm_types::{F8E4M3, SignalRange};
 use half::bf16;
 use nccl_device::Epoch;
 
-use super::ExpertParallelOptions;
+use super::form::{Form, Outputs, RowsInOrder, Source};
+use super::{ExpertParallel, ExpertParallelOptions, shape_args};
 use crate::check::refuse;
 
 /// Blocks that send and receive: each sends messages of its own.
@@ -52,13 +57,13 @@ impl Division {
         Ok(Self { teams, blocks: blocks as u32, batch: batch as u32 })
     }
 
-    /// The words of the messages of the dispatch and of the combine.
-    pub(super) const fn words(self, shape: Shape) -> [usize; 2] {
+    /// The words of the messages of the dispatch, of tokens of the size `sent` on their way, and of
+    /// the combine.
+    pub(super) const fn words(self, sent: Shape, has_scales: bool, shape: Shape) -> [usize; 2] {
         let Self { teams, batch, .. } = self;
-        [
-            Mail::words(shape, teams, batch, ep_dispatch_hybrid::message_vectors(shape, batch)),
-            Mail::words(shape, teams, batch, ep_combine_hybrid::message_vectors(shape, batch)),
-        ]
+        let of_dispatch = ep_dispatch_hybrid::message_vectors(sent, batch, has_scales);
+        let of_combine = ep_combine_hybrid::message_vectors(shape, batch);
+        [Mail::words(sent, teams, batch, of_dispatch), Mail::words(shape, teams, batch, of_combine)]
     }
 }
 
@@ -71,21 +76,25 @@ struct Messages {
 
 /// The memory of the form for several LSA teams.
 pub(super) struct Hybrid {
-    pub(super) division: Division,
+    division: Division,
     dispatch: Messages,
     combine: Messages,
-    pub(super) partials: Window<bf16>,
-    pub(super) received: Window<u32>,
+    partials: Window<bf16>,
+    received: Window<u32>,
     ranks: SymmetricBuffer<u32>,
     teams: SymmetricBuffer<u32>,
+    returns: SymmetricBuffer<u32>,
     /// Where what is received begins in its window, in words.
-    offsets: [usize; 5],
+    offsets: [usize; 6],
 }
 
 impl Hybrid {
-    /// Allocates it, and creates the device communicator. *Collective*.
+    /// Allocates it, for tokens of the size `sent` on their way and results of `shape`, and creates
+    /// the device communicator. *Collective*.
     pub(super) fn new(
         comm: &Communicator,
+        sent: Shape,
+        has_scales: bool,
         shape: Shape,
         division: Division,
     ) -> Result<(Self, DevCommResource)> {
@@ -105,35 +114,24 @@ impl Hybrid {
                 epoch: comm.mem_alloc(Epoch::WORDS)?,
             })
         };
-        let ([of_dispatch, of_combine], [first, second]) = (signals, division.words(shape));
-        let offsets = Received::offsets(shape, ranks);
+        let [of_dispatch, of_combine] = signals;
+        let [first, second] = division.words(sent, has_scales, shape);
+        let offsets = Received::offsets(sent, ranks, has_scales);
         let hybrid = Self {
             division,
             dispatch: messages(of_dispatch, first)?,
             combine: messages(of_combine, second)?,
             partials: comm.window(ep_combine_hybrid::partials(shape, ranks))?,
-            received: comm.window(offsets[4])?,
+            received: comm.window(offsets[5])?,
             ranks: comm.mem_alloc(division.teams * tokens)?,
             teams: comm.mem_alloc(tokens)?,
+            returns: comm.mem_alloc(ranks * tokens * RETURN_WORDS)?,
             offsets,
         };
         Ok((hybrid, dev_comm))
     }
 
-    /// The messages of the dispatch, as an argument.
-    pub(super) fn dispatch(
-        &self,
-    ) -> MailArgs<&Window<u32>, SignalRange, &SymmetricBuffer<u32>, u32> {
-        self.mail(&self.dispatch)
-    }
-
-    /// The messages of the combine, as an argument.
-    pub(super) fn combine(
-        &self,
-    ) -> MailArgs<&Window<u32>, SignalRange, &SymmetricBuffer<u32>, u32> {
-        self.mail(&self.combine)
-    }
-
+    /// Messages, as an argument.
     fn mail<'a>(
         &self,
         of: &'a Messages,
@@ -142,23 +140,97 @@ impl Hybrid {
         MailArgs { window, signals: *signals, epoch, batch: self.division.batch }
     }
 
-    pub(super) fn relayed(&self) -> RelayedArgs<&SymmetricBuffer<u32>, &SymmetricBuffer<u32>> {
+    fn relayed(&self) -> RelayedArgs<&SymmetricBuffer<u32>, &SymmetricBuffer<u32>> {
         RelayedArgs { ranks: &self.ranks, teams: &self.teams }
     }
 
-    pub(super) fn received_args(&self) -> ReceivedArgs<u64, u64, u64, u64, u64, u64, u64> {
+    fn received_args(&self) -> ReceivedArgs<u64, u64, u64, u64, u64, u64, u64> {
         let base = self.received.device_slice().device_address();
-        let [rows, experts, weights, counts, _] =
+        let [rows, scales, experts, weights, counts, _] =
             self.offsets.map(|at| base + (at * size_of::<u32>()) as u64);
-        // What this rank's tokens get is in what the dispatch has relayed. There are no scales, and
-        // no rank is absent.
-        ReceivedArgs { rows, scales: 0, experts, weights, counts, targets: 0, absent: 0 }
+        // The kernels know whether there are scales by this address.
+        let scales = if scales == experts { 0 } else { scales };
+        // What this rank's tokens get is in what the dispatch has relayed, and no rank is absent.
+        ReceivedArgs { rows, scales, experts, weights, counts, targets: 0, absent: 0 }
     }
 
     /// The shape of a launch: a multiprocessor has room for a block, so that all run at a time.
-    pub(super) fn config(&self, options: ExpertParallelOptions) -> LaunchConfig {
+    fn config(&self, options: ExpertParallelOptions) -> LaunchConfig {
         let threads = options.threads.unwrap_or(THREADS);
         let config = LaunchConfig::new(self.division.blocks, threads);
         config.with_dependent().without_cooperation()
+    }
+}
+
+impl Form for Hybrid {
+    fn dispatch(
+        &self,
+        of: &ExpertParallel,
+        [input, ids, weights]: Source,
+        count: u32,
+        steps: u32,
+        stream: &Stream,
+    ) -> Result<()> {
+        macro_rules! launch {
+            ($element:ty) => {{
+                let launch = kernels::ep_dispatch_hybrid::<$element>::args(
+                    &of.dev_comm,
+                    self.mail(&self.dispatch),
+                    &self.received,
+                    shape_args(of.sent),
+                    input,
+                    ids,
+                    weights,
+                    count,
+                    self.relayed(),
+                    &of.faults,
+                    steps,
+                );
+                // SAFETY: the buffers have the elements; dropping one waits for the stream. The
+                // memory is as the kernel needs it, and the launches that use it are ordered.
+                unsafe { launch.config(self.config(of.options)).launch(&of.compiled.on(stream)) }
+            }};
+        }
+        if of.options.f8 { launch!(F8E4M3) } else { launch!(bf16) }
+    }
+
+    fn group(&self, of: &ExpertParallel, rows: RowsInOrder, stream: &Stream) -> Result<()> {
+        of.lay_out(self.received_args(), &self.returns, rows, stream)
+    }
+
+    fn combine(
+        &self,
+        of: &ExpertParallel,
+        rows: u64,
+        [output, residual]: Outputs,
+        steps: u32,
+        stream: &Stream,
+    ) -> Result<()> {
+        let launch = kernels::ep_combine_hybrid::args(
+            &of.dev_comm,
+            self.mail(&self.combine),
+            &self.partials,
+            shape_args(of.shape),
+            rows,
+            &self.returns,
+            self.received_args(),
+            self.relayed(),
+            of.tokens.get() as u32,
+            output,
+            residual,
+            steps,
+        );
+        // SAFETY: as in `dispatch`.
+        unsafe { launch.config(self.config(of.options)).launch(&of.compiled.on(stream)) }
+    }
+
+    fn absent(&self) -> Result<&SymmetricBuffer<u64>> {
+        let teams = self.division.teams;
+        refuse(format!("absent ranks among {teams} LSA teams: ranks may be absent in one team"))
+    }
+
+    fn describe(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Division { teams, blocks, batch } = self.division;
+        write!(f, " in {teams} LSA teams, {blocks} blocks, messages of {batch} tokens")
     }
 }

@@ -1,18 +1,25 @@
-//! The form for one LSA team: its memory.
+//! The form for one LSA team and low latency: its memory, and its launches.
 
-use devcomm_host::{Communicator, Error, Result, SymmetricBuffer, Window};
+use std::fmt;
+
+use devcomm_host::{Communicator, Error, Result, Stream, SymmetricBuffer, Window};
+use devcomm_kernels as kernels;
+use devcomm_kernels::expert_parallel::ep_layout::RETURN_WORDS;
 use devcomm_kernels::expert_parallel::shape::ReceivedArgs;
-use devcomm_kernels::expert_parallel::{Shape, ep_combine, ep_dispatch, numbered_words};
+use devcomm_kernels::expert_parallel::{
+    Shape, ep_combine, ep_dispatch, ep_dispatch_f8, numbered_words,
+};
 use nccl_device::{Lamport, lamport_words};
 
-use super::ExpertParallelOptions;
+use super::form::{Form, Outputs, RowsInOrder, Source};
+use super::{ExpertParallel, ExpertParallelOptions, MANY_THREADS, THREADS, shape_args};
 use crate::slots::empty_slots;
 
 /// The memory of a session of messages.
-pub(super) struct Messages {
-    pub(super) slots: Window<u32>,
-    pub(super) numbered: Window<u32>,
-    pub(super) state: SymmetricBuffer<u32>,
+struct Messages {
+    slots: Window<u32>,
+    numbered: Window<u32>,
+    state: SymmetricBuffer<u32>,
 }
 
 /// What a rank keeps of all tokens.
@@ -29,9 +36,10 @@ struct Received {
 
 /// The memory of the form for one LSA team.
 pub(super) struct Lsa {
-    pub(super) dispatch: Messages,
-    pub(super) combine: Messages,
+    dispatch: Messages,
+    combine: Messages,
     received: Received,
+    returns: SymmetricBuffer<u32>,
 }
 
 impl Lsa {
@@ -69,15 +77,11 @@ impl Lsa {
                 targets: comm.mem_alloc(options.tokens)?,
                 absent: comm.mem_alloc(1)?,
             },
+            returns: comm.mem_alloc(tokens * RETURN_WORDS)?,
         })
     }
 
-    /// A bit for each rank that is absent.
-    pub(super) fn absent(&self) -> &SymmetricBuffer<u64> {
-        &self.received.absent
-    }
-
-    pub(super) fn received_args(&self) -> ReceivedArgs<u64, u64, u64, u64, u64, u64, u64> {
+    fn received_args(&self) -> ReceivedArgs<u64, u64, u64, u64, u64, u64, u64> {
         let Received { rows, scales, experts, weights, counts, targets, absent } = &self.received;
         ReceivedArgs {
             rows: rows.device_address(),
@@ -88,5 +92,87 @@ impl Lsa {
             targets: targets.device_address(),
             absent: absent.device_address(),
         }
+    }
+}
+
+impl Form for Lsa {
+    fn dispatch(
+        &self,
+        of: &ExpertParallel,
+        [input, ids, weights]: Source,
+        count: u32,
+        steps: u32,
+        stream: &Stream,
+    ) -> Result<()> {
+        let Messages { slots, numbered, state } = &self.dispatch;
+        macro_rules! launch {
+            ($kernel:ident) => {{
+                let launch = kernels::$kernel::args(
+                    &of.dev_comm,
+                    slots,
+                    numbered,
+                    state,
+                    shape_args(of.sent),
+                    input,
+                    ids,
+                    weights,
+                    count,
+                    self.received_args(),
+                    &of.faults,
+                    steps,
+                );
+                let part = $kernel::part_vectors(of.communicator.n_ranks());
+                let parts = count * of.sent.vectors.div_ceil(part);
+                let config = of.config(parts, THREADS);
+                // SAFETY: the buffers have the elements; dropping one waits for the stream. The
+                // memory is as the kernel needs it, and the launches that use it are ordered.
+                unsafe { launch.config(config).launch(&of.compiled.on(stream)) }
+            }};
+        }
+        if of.options.f8 { launch!(ep_dispatch_f8) } else { launch!(ep_dispatch) }
+    }
+
+    fn group(&self, of: &ExpertParallel, rows: RowsInOrder, stream: &Stream) -> Result<()> {
+        of.lay_out(self.received_args(), &self.returns, rows, stream)
+    }
+
+    fn combine(
+        &self,
+        of: &ExpertParallel,
+        rows: u64,
+        [output, residual]: Outputs,
+        steps: u32,
+        stream: &Stream,
+    ) -> Result<()> {
+        let tokens = of.tokens.get() as u32;
+        let Messages { slots, numbered, state } = &self.combine;
+        let launch = kernels::ep_combine::args(
+            &of.dev_comm,
+            slots,
+            numbered,
+            state,
+            shape_args(of.shape),
+            rows,
+            &self.returns,
+            self.received_args(),
+            tokens,
+            output,
+            residual,
+            steps,
+        );
+        let part = ep_combine::part_vectors(of.communicator.n_ranks());
+        let parts = tokens * of.shape.vectors.div_ceil(part);
+        let is_long = parts > of.multiprocessors() * (THREADS / 32);
+        let config = of.config(parts, if is_long { MANY_THREADS } else { THREADS });
+        // SAFETY: as in `dispatch`.
+        unsafe { launch.config(config).launch(&of.compiled.on(stream)) }
+    }
+
+    fn absent(&self) -> Result<&SymmetricBuffer<u64>> {
+        Ok(&self.received.absent)
+    }
+
+    fn describe(&self, _: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Ok(())
     }
 }

@@ -1,10 +1,12 @@
 //! Expert parallelism: tokens to the ranks of their experts, and the experts' results back.
 
+mod form;
 mod grouping;
 mod hybrid;
 mod in_flight;
 mod lsa;
 mod options;
+mod throughput;
 
 use std::cell::Cell;
 use std::fmt;
@@ -15,19 +17,17 @@ use devcomm_host::{
     Kernels, LaunchConfig, ModuleSource, Result, Stream, SymmetricBuffer,
 };
 use devcomm_kernels as kernels;
-use devcomm_kernels::expert_parallel::ep_layout::RETURN_WORDS;
-use devcomm_kernels::expert_parallel::shape::{ReceivedArgs, ShapeArgs};
-use devcomm_kernels::expert_parallel::{
-    Faults, Shape, Steps, ep_combine, ep_dispatch, ep_dispatch_f8,
-};
+use devcomm_kernels::expert_parallel::shape::ShapeArgs;
+use devcomm_kernels::expert_parallel::{Faults, Shape, Steps};
 use devcomm_types::Kernel;
 use half::bf16;
 
-use self::grouping::most_rows;
+use self::form::{Form, Outputs, Source};
 use self::hybrid::{Division, Hybrid};
 pub use self::in_flight::{Returning, Sent};
-use self::lsa::{Lsa, Messages};
+use self::lsa::Lsa;
 pub use self::options::{ExpertParallelMemory, ExpertParallelOptions};
+use self::throughput::Throughput;
 use crate::check::{check_buffer, check_len, refuse, require_context};
 use crate::order::LastStream;
 use crate::{KERNELS, modules};
@@ -84,8 +84,7 @@ pub struct ExpertParallel {
     sent: Shape,
     /// And of results.
     shape: Shape,
-    form: Form,
-    returns: SymmetricBuffer<u32>,
+    form: Box<dyn Form>,
     offsets: SymmetricBuffer<u32>,
     sizes: SymmetricBuffer<u32>,
     origins: SymmetricBuffer<u32>,
@@ -112,14 +111,6 @@ enum Stage {
     Returning,
 }
 
-/// How rows reach other ranks.
-enum Form {
-    /// By load and store.
-    Lsa(Lsa),
-    /// Over the network between LSA teams.
-    Hybrid(Box<Hybrid>),
-}
-
 /// Tokens of this rank, with their routing.
 #[derive(Clone, Copy, Debug)]
 pub struct Tokens<'a, X, I, W> {
@@ -143,10 +134,18 @@ static MODULES: LazyLock<Vec<ModuleSource>> = LazyLock::new(|| {
     ])
 });
 
+static THROUGHPUT_MODULES: LazyLock<Vec<ModuleSource>> = LazyLock::new(|| {
+    modules(&[
+        kernels::ep_combine_counted::FILE,
+        kernels::ep_dispatch_counted::<bf16>::FILE,
+        kernels::ep_expand::FILE,
+    ])
+});
+
 static HYBRID_MODULES: LazyLock<Vec<ModuleSource>> = LazyLock::new(|| {
     modules(&[
         kernels::ep_combine_hybrid::FILE,
-        kernels::ep_dispatch_hybrid::FILE,
+        kernels::ep_dispatch_hybrid::<bf16>::FILE,
         kernels::ep_layout::FILE,
     ])
 });
@@ -177,7 +176,8 @@ impl ExpertParallel {
                 let division = Division::new(options, teams, ranks, limits.multiprocessors)?;
                 (shape, Some(division), &HYBRID_MODULES)
             } else {
-                (options.shape(ranks)?, None, &MODULES)
+                let modules = if options.rows.is_some() { &THROUGHPUT_MODULES } else { &MODULES };
+                (options.shape(ranks)?, None, modules)
             };
             let set = KernelSet { modules, unavailable: KERNELS.unavailable };
             Ok::<_, Error>((shape, division, Kernels::load(comm.context(), &set)?))
@@ -187,26 +187,32 @@ impl ExpertParallel {
         // number.
         let blocks = own.as_ref().ok().and_then(|own| own.1).map_or(0, |own| own.blocks as usize);
         let ExpertParallelOptions { hidden, tokens, experts, top_k, f8, .. } = options;
-        let sizes = [hidden, tokens, experts, top_k, if f8 { 8 } else { 16 }, blocks];
+        // Of which the senders know where rows belong.
+        let [rows, alignment] = options.rows.map_or([0; 2], |rows| [rows, options.alignment]);
+        let bits = if f8 { 8 } else { 16 };
+        let sizes = [hidden, tokens, experts, top_k, bits, blocks, rows, alignment];
         let all = comm.host_all_gather(if own.is_ok() { &sizes[..] } else { &[] })?;
         let (shape, division, compiled) = own?;
         if let Some(rank) = all.iter().position(|other| other[..] != sizes) {
             let other = &all[rank];
             return refuse(format!(
                 "rank {rank} has sizes {other:?} (hidden, tokens, experts, top-k, bits of an \
-                 element, blocks of several LSA teams) and this rank {sizes:?}; none: its own \
-                 error says why"
+                 element, blocks of several LSA teams, rows and alignment for high throughput) \
+                 and this rank {sizes:?}; none: its own error says why"
             ));
         }
         let sent = options.sent(shape);
-        let (form, dev_comm) = match division {
+        let (form, dev_comm): (Box<dyn Form>, _) = match division {
             None => {
-                let lsa = Lsa::new(comm, options, sent, shape)?;
-                (Form::Lsa(lsa), comm.create_dev_comm(DevCommRequirements::new())?)
+                let form: Box<dyn Form> = match options.rows {
+                    None => Box::new(Lsa::new(comm, options, sent, shape)?),
+                    Some(_) => Box::new(Throughput::new(comm, options, sent, shape)?),
+                };
+                (form, comm.create_dev_comm(DevCommRequirements::new())?)
             }
             Some(division) => {
-                let (hybrid, dev_comm) = Hybrid::new(comm, shape, division)?;
-                (Form::Hybrid(Box::new(hybrid)), dev_comm)
+                let (hybrid, dev_comm) = Hybrid::new(comm, sent, f8, shape, division)?;
+                (Box::new(hybrid), dev_comm)
             }
         };
         let this = Self {
@@ -217,10 +223,9 @@ impl ExpertParallel {
             sent,
             shape,
             form,
-            returns: comm.mem_alloc(ranks * tokens * RETURN_WORDS)?,
             offsets: comm.mem_alloc(options.local(ranks) + 1)?,
             sizes: comm.mem_alloc(options.local(ranks))?,
-            origins: comm.mem_alloc(most_rows(options, ranks))?,
+            origins: comm.mem_alloc(options.most_rows(ranks))?,
             faults: comm.mem_alloc(Faults::WORDS)?,
             last: LastStream::default(),
             stage: Cell::new(Stage::Begin),
@@ -301,59 +306,13 @@ impl ExpertParallel {
 
     fn enqueue_dispatch(
         &self,
-        [input, ids, weights]: [u64; 3],
+        source: Source,
         count: usize,
         steps: u32,
         stream: &Stream,
     ) -> Result<()> {
         self.begin(stream)?;
-        let lsa = match &self.form {
-            Form::Lsa(lsa) => lsa,
-            Form::Hybrid(hybrid) => {
-                let launch = kernels::ep_dispatch_hybrid::args(
-                    &self.dev_comm,
-                    hybrid.dispatch(),
-                    &hybrid.received,
-                    self.sent_args(),
-                    input,
-                    ids,
-                    weights,
-                    count as u32,
-                    hybrid.relayed(),
-                    &self.faults,
-                    steps,
-                );
-                let config = hybrid.config(self.options);
-                // SAFETY: as below.
-                return unsafe { launch.config(config).launch(&self.compiled.on(stream)) };
-            }
-        };
-        let Messages { slots, numbered, state } = &lsa.dispatch;
-        macro_rules! launch {
-            ($kernel:ident) => {{
-                let launch = kernels::$kernel::args(
-                    &self.dev_comm,
-                    slots,
-                    numbered,
-                    state,
-                    self.sent_args(),
-                    input,
-                    ids,
-                    weights,
-                    count as u32,
-                    self.received_args(),
-                    &self.faults,
-                    steps,
-                );
-                let part = $kernel::part_vectors(self.communicator.n_ranks());
-                let parts = count as u32 * self.sent.vectors.div_ceil(part);
-                let config = self.config(parts, THREADS);
-                // SAFETY: the buffers have the elements; dropping one waits for the stream. The
-                // memory is as the kernel needs it, and the launches that use it are ordered.
-                unsafe { launch.config(config).launch(&self.compiled.on(stream)) }
-            }};
-        }
-        if self.options.f8 { launch!(ep_dispatch_f8) } else { launch!(ep_dispatch) }
+        self.form.dispatch(self, source, count as u32, steps, stream)
     }
 
     /// Returns the experts' results to the tokens: `output` gets for each token of the last
@@ -414,7 +373,7 @@ impl ExpertParallel {
         Ok(rows.device_address())
     }
 
-    fn check_outputs<O>(&self, output: &O, residual: Option<&DeviceSlice<bf16>>) -> Result<[u64; 2]>
+    fn check_outputs<O>(&self, output: &O, residual: Option<&DeviceSlice<bf16>>) -> Result<Outputs>
     where
         O: Buffer<Element = bf16>,
     {
@@ -429,62 +388,19 @@ impl ExpertParallel {
     fn enqueue_combine(
         &self,
         rows: u64,
-        [output, residual]: [u64; 2],
+        outputs: Outputs,
         steps: u32,
         stream: &Stream,
     ) -> Result<()> {
         self.compare("results of experts", steps)?;
         self.begin(stream)?;
-        let (tokens, multiprocessors) = (self.tokens.get() as u32, self.multiprocessors());
-        let lsa = match &self.form {
-            Form::Lsa(lsa) => lsa,
-            Form::Hybrid(hybrid) => {
-                let launch = kernels::ep_combine_hybrid::args(
-                    &self.dev_comm,
-                    hybrid.combine(),
-                    &hybrid.partials,
-                    shape_args(self.shape),
-                    rows,
-                    &self.returns,
-                    self.received_args(),
-                    hybrid.relayed(),
-                    tokens,
-                    output,
-                    residual,
-                    steps,
-                );
-                let config = hybrid.config(self.options);
-                // SAFETY: as below.
-                return unsafe { launch.config(config).launch(&self.compiled.on(stream)) };
-            }
-        };
-        let Messages { slots, numbered, state } = &lsa.combine;
-        let launch = kernels::ep_combine::args(
-            &self.dev_comm,
-            slots,
-            numbered,
-            state,
-            shape_args(self.shape),
-            rows,
-            &self.returns,
-            self.received_args(),
-            tokens,
-            output,
-            residual,
-            steps,
-        );
-        let part = ep_combine::part_vectors(self.communicator.n_ranks());
-        let parts = tokens * self.shape.vectors.div_ceil(part);
-        let is_long = parts > multiprocessors * (THREADS / 32);
-        let config = self.config(parts, if is_long { MANY_THREADS } else { THREADS });
-        // SAFETY: the buffers have the elements; dropping one waits for the stream. The memory is
-        // as the kernel needs it, and the launches that use it are ordered.
-        unsafe { launch.config(config).launch(&self.compiled.on(stream)) }
+        self.form.combine(self, rows, outputs, steps, stream)
     }
 
     /// Waits for the last operation, and fails if the routing of any since the last check was
     /// wrong: experts that do not exist, which count as none, or more rows than
-    /// [`group`](Self::group) had room for, which are missing. Not for a stream capture.
+    /// [`group`](Self::group) had room for, which are missing; for high throughput in any rank. Not
+    /// for a stream capture.
     ///
     /// # Errors
     ///
@@ -507,10 +423,11 @@ impl ExpertParallel {
                 self.options.experts
             ));
         }
-        refuse(format!(
-            "the experts of this rank need {rows} rows, and there was room for {}",
-            self.grouped.get()
-        ))
+        let (whose, room) = match words[Faults::RANK].checked_sub(1) {
+            None => ("this rank".to_owned(), self.grouped.get()),
+            Some(rank) => (format!("rank {rank}"), self.most_rows()),
+        };
+        refuse(format!("the experts of {whose} need {rows} rows, and there was room for {room}"))
     }
 
     /// From here on these ranks are absent, and no others, in the order of the stream: nothing is
@@ -520,22 +437,15 @@ impl ExpertParallel {
     ///
     /// An absent rank has no need to run. If it comes back, all operations of all ranks have ended
     /// before, and it has done as many dispatches and combines as the others, for whom it was
-    /// absent, and they for it. Of two ranks both count the other one as absent, or neither does.
+    /// absent, and they for it. Of two ranks both count the other one as absent, or neither does;
+    /// for high throughput all ranks that do not, count the same ones as absent.
     ///
     /// # Errors
     ///
     /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a rank that does not exist,
     /// this one, while rows are on their way, and in several LSA teams; those of the stream.
     pub fn set_absent(&self, ranks: &[usize], stream: &Stream) -> Result<()> {
-        let lsa = match &self.form {
-            Form::Lsa(lsa) => lsa,
-            Form::Hybrid(hybrid) => {
-                let teams = hybrid.division.teams;
-                return refuse(format!(
-                    "absent ranks among {teams} LSA teams: ranks may be absent in one team"
-                ));
-            }
-        };
+        let word = self.form.absent()?;
         self.require_nothing_sent()?;
         let (me, n_ranks) = (self.communicator.rank(), self.communicator.n_ranks());
         if let Some(rank) = ranks.iter().find(|rank| **rank >= n_ranks || **rank == me) {
@@ -545,7 +455,7 @@ impl ExpertParallel {
         }
         let absent = ranks.iter().fold(0, |absent, rank| absent | 1 << rank);
         self.begin(stream)?;
-        stream.fill(lsa.absent(), absent)?;
+        stream.fill(word, absent)?;
         self.absent.set(absent);
         Ok(())
     }
@@ -599,17 +509,6 @@ impl ExpertParallel {
         let config = LaunchConfig::new(blocks.min(multiprocessors), threads);
         config.with_dependent().without_cooperation()
     }
-
-    fn sent_args(&self) -> ShapeArgs<u32, u32, u32, u32> {
-        shape_args(self.sent)
-    }
-
-    fn received_args(&self) -> ReceivedArgs<u64, u64, u64, u64, u64, u64, u64> {
-        match &self.form {
-            Form::Lsa(lsa) => lsa.received_args(),
-            Form::Hybrid(hybrid) => hybrid.received_args(),
-        }
-    }
 }
 
 fn shape_args(Shape { tokens, vectors, top_k, experts }: Shape) -> ShapeArgs<u32, u32, u32, u32> {
@@ -618,17 +517,8 @@ fn shape_args(Shape { tokens, vectors, top_k, experts }: Shape) -> ShapeArgs<u32
 
 impl fmt::Debug for ExpertParallel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ranks = self.communicator.n_ranks();
-        match &self.form {
-            Form::Lsa(_) => write!(f, "ExpertParallel({ranks} ranks)"),
-            Form::Hybrid(hybrid) => {
-                let Division { teams, blocks, batch } = hybrid.division;
-                write!(
-                    f,
-                    "ExpertParallel({ranks} ranks in {teams} LSA teams, {blocks} blocks, messages \
-                     of {batch} tokens)"
-                )
-            }
-        }
+        write!(f, "ExpertParallel({} ranks", self.communicator.n_ranks())?;
+        self.form.describe(f)?;
+        f.write_str(")")
     }
 }

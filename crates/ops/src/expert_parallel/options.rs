@@ -4,8 +4,8 @@ use std::fmt;
 
 use devcomm_host::{Communicator, Result};
 use devcomm_kernels::expert_parallel::{
-    Faults, RANKS, Received, SCALED, Shape, ep_combine, ep_combine_hybrid, ep_dispatch, ep_layout,
-    numbered_words,
+    Counted, Faults, RANKS, Received, SCALED, Shape, ep_combine, ep_combine_hybrid, ep_dispatch,
+    ep_layout, numbered_words,
 };
 use nccl_device::{Epoch, Lamport, lamport_words};
 
@@ -28,6 +28,8 @@ pub struct ExpertParallelOptions {
     pub(super) alignment: usize,
     /// Whether tokens go to the experts as 8-bit floats.
     pub(super) f8: bool,
+    /// The most rows of a rank in the form for high throughput.
+    pub(super) rows: Option<usize>,
     pub(super) blocks: Option<u32>,
     pub(super) threads: Option<u32>,
 }
@@ -49,6 +51,7 @@ impl ExpertParallelOptions {
             top_k,
             alignment: 1,
             f8: false,
+            rows: None,
             blocks: None,
             threads: None,
         }
@@ -62,7 +65,7 @@ impl ExpertParallelOptions {
 
     /// Tokens become `F8E4M3` with an `f32` scale for each 128 elements on their way to the
     /// experts, where [`ExpertParallel::group_f8`] puts them in order: half of the bytes. Results
-    /// return in `bf16`. `hidden` is a multiple of 128. Not for several LSA teams.
+    /// return in `bf16`. `hidden` is a multiple of 128.
     ///
     /// The scale is the least power of two, at least `2^-126`, times which 448 is no less than each
     /// of the 128 elements. So an element divided by it is exact, and rounded once: to nearest,
@@ -70,6 +73,19 @@ impl ExpertParallelOptions {
     /// scale.
     pub const fn f8(self) -> Self {
         Self { f8: true, ..self }
+    }
+
+    /// Takes the form for high throughput, of many tokens (prefill, training): ranks first tell
+    /// each other how many rows there are, which then arrive one behind the other in the order of
+    /// the experts ([`ExpertParallel::rows`]). A rank has room for `rows` of them from all ranks
+    /// together, with what alignment leaves free, but never for more than there can be. If one
+    /// needs more, what is behind them is left out, and [`ExpertParallel::check`] fails in every
+    /// rank.
+    ///
+    /// By default the form is that for low latency, in which no rank waits before it sends, and
+    /// which has memory for the most tokens of each rank, several times. Not for several LSA teams.
+    pub const fn throughput(self, rows: usize) -> Self {
+        Self { rows: Some(rows), ..self }
     }
 
     /// The most blocks of a kernel; those that send and receive are also at most the GPU's
@@ -102,6 +118,9 @@ impl ExpertParallelOptions {
     /// support.
     pub fn memory(self, ranks: usize) -> Result<ExpertParallelMemory> {
         let shape = self.shape(ranks)?;
+        if self.rows.is_some() {
+            return Ok(self.memory_for_throughput(shape, ranks));
+        }
         let word = size_of::<u32>();
         let sent = self.sent(shape);
         let slots = |slots: u32| word * lamport_words(ranks, slots as usize);
@@ -120,6 +139,26 @@ impl ExpertParallelOptions {
         })
     }
 
+    fn memory_for_throughput(self, shape: Shape, ranks: usize) -> ExpertParallelMemory {
+        let (word, sent, rows) = (size_of::<u32>(), self.sent(shape), self.most_rows(ranks));
+        let scales = if self.f8 { rows * sent.scale_vectors() as usize } else { 1 };
+        let routing = Counted::token_words(rows)
+            + Counted::own_words(shape)
+            + Counted::STATE
+            + (ranks + 1)
+            + 2
+            + Faults::WORDS
+            + 2 * self.local(ranks)
+            + 1;
+        ExpertParallelMemory {
+            dispatch_slots: 0,
+            combine_slots: 16 * shape.vectors as usize * Counted::results(shape, ranks),
+            messages: word * (Counted::flag_words(ranks) + Counted::count_words(shape, ranks)),
+            rows: 16 * (rows * sent.vectors as usize + scales),
+            routing: word * routing,
+        }
+    }
+
     /// What it allocates for so many ranks in `teams` LSA teams, at least two.
     ///
     /// # Errors
@@ -132,8 +171,9 @@ impl ExpertParallelOptions {
         let shape = self.shape_in_teams(ranks)?;
         let division = Division::new(self, teams, ranks, u32::MAX)?;
         let (word, all) = (size_of::<u32>(), ranks * self.tokens);
-        let [dispatch, combine] = division.words(shape);
-        let [_, experts, .., end] = Received::offsets(shape, ranks);
+        let sent = self.sent(shape);
+        let [dispatch, combine] = division.words(sent, self.f8, shape);
+        let [_, _, experts, .., end] = Received::offsets(sent, ranks, self.f8);
         let relayed = (teams + 1) * self.tokens;
         let words = 2 * Epoch::WORDS + Faults::WORDS + 2 * self.local(ranks) + 1;
         Ok(ExpertParallelMemory {
@@ -156,6 +196,14 @@ impl ExpertParallelOptions {
         if self.f8 { sent.scaled_slots() } else { sent.slots() }
     }
 
+    /// The most rows in the order of a rank's experts: a token has no more experts in a rank than
+    /// it has.
+    pub(super) fn most_rows(self, ranks: usize) -> usize {
+        let padding = self.local(ranks) * (self.alignment - 1);
+        let all = ranks * self.tokens * self.top_k + padding;
+        self.rows.map_or(all, |rows| rows.min(all))
+    }
+
     /// Experts of a rank.
     pub(super) fn local(self, ranks: usize) -> usize {
         self.experts / ranks
@@ -173,10 +221,10 @@ impl ExpertParallelOptions {
 
     /// And for those of several.
     pub(super) fn shape_in_teams(self, ranks: usize) -> Result<Shape> {
-        if self.f8 {
+        if self.rows.is_some() {
             return refuse(
-                "tokens as 8-bit floats among several LSA teams: there they are `bf16`, without \
-                 `f8`"
+                "the form for high throughput among several LSA teams: there it is that for low \
+                 latency, without `throughput`"
                     .to_owned(),
             );
         }
@@ -184,7 +232,7 @@ impl ExpertParallelOptions {
     }
 
     fn shape_of_any(self, ranks: usize) -> Result<Shape> {
-        let Self { hidden, tokens, experts, top_k, alignment, f8, blocks, threads } = self;
+        let Self { hidden, tokens, experts, top_k, alignment, f8, rows, blocks, threads } = self;
         if hidden == 0 || !hidden.is_multiple_of(8) || hidden > HIDDEN {
             return refuse(format!(
                 "a token has {hidden} elements: they are a multiple of 8, up to {HIDDEN}"
@@ -213,6 +261,9 @@ impl ExpertParallelOptions {
         if alignment == 0 || alignment > 1 << 16 {
             return refuse(format!("experts' rows begin at multiples of {alignment} rows"));
         }
+        if rows == Some(0) {
+            return refuse("there is room for 0 rows of experts: at least 1".to_owned());
+        }
         if blocks == Some(0) {
             return refuse("no blocks send and receive".to_owned());
         }
@@ -237,14 +288,17 @@ pub struct ExpertParallelMemory {
     /// Where rows of tokens arrive: two banks, which take turns, with room for the most tokens of
     /// each other rank (but with 2 ranks also of this one). Vectors are their own flags, so there
     /// is nothing else. In several LSA teams: three times the most tokens of a rank of each team,
-    /// one of them for what is sent, with their experts and weights.
+    /// one of them for what is sent, with their experts and weights. For high throughput nothing:
+    /// rows arrive where they stay.
     pub dispatch_slots: usize,
-    /// Where results arrive: likewise; in several LSA teams also the most tokens of each rank.
+    /// Where results arrive: likewise; in several LSA teams also the most tokens of each rank. For
+    /// high throughput one of each expert of a token, or of each rank if these are fewer.
     pub combine_slots: usize,
     /// Where numbers of tokens and experts with weights arrive: two banks of 16 bytes for each
-    /// token and expert of each rank.
+    /// token and expert of each rank. For high throughput a word for each rank and expert.
     pub messages: usize,
-    /// The rows that have been received, of the most tokens of all ranks, with their scales.
+    /// The rows that have been received, of the most tokens of all ranks, with their scales; for
+    /// high throughput as many as that form has room for.
     pub rows: usize,
     /// Which rows these are, and where they are among those of the experts.
     pub routing: usize,

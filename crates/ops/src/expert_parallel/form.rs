@@ -1,0 +1,74 @@
+//! How rows reach other ranks: what differs between the forms of an [`ExpertParallel`].
+
+use std::fmt;
+
+use devcomm_host::{DeviceSlice, Result, Stream, SymmetricBuffer};
+use devcomm_types::F8E4M3;
+use half::bf16;
+
+use super::ExpertParallel;
+use crate::check::refuse;
+
+/// The addresses of tokens, of their experts and of their weights.
+pub(super) type Source = [u64; 3];
+
+/// The addresses of the output and of the residual, or 0 without it.
+pub(super) type Outputs = [u64; 2];
+
+/// Where rows are put in the order of the experts.
+#[derive(Clone, Copy)]
+pub(super) struct RowsInOrder {
+    pub(super) rows: u64,
+    /// 0 without scales.
+    pub(super) scales: u64,
+    /// The rows that there is room for.
+    pub(super) capacity: u32,
+}
+
+impl RowsInOrder {
+    /// Nowhere.
+    pub(super) const NONE: Self = Self { rows: 0, scales: 0, capacity: 0 };
+}
+
+/// A form: it has the memory of its kernels, and launches them with checked arguments.
+pub(super) trait Form {
+    /// Sends and receives `count` tokens.
+    fn dispatch(
+        &self,
+        of: &ExpertParallel,
+        source: Source,
+        count: u32,
+        steps: u32,
+        stream: &Stream,
+    ) -> Result<()>;
+
+    /// Puts what was received in the order of the experts.
+    fn group(&self, of: &ExpertParallel, rows: RowsInOrder, stream: &Stream) -> Result<()>;
+
+    /// Sends and receives the results `rows`.
+    fn combine(
+        &self,
+        of: &ExpertParallel,
+        rows: u64,
+        outputs: Outputs,
+        steps: u32,
+        stream: &Stream,
+    ) -> Result<()>;
+
+    /// The word with a bit for each rank that is absent.
+    fn absent(&self) -> Result<&SymmetricBuffer<u64>>;
+
+    /// Where rows arrive in the order of the experts.
+    fn arrivals(&self) -> Result<Arrivals> {
+        refuse("rows arrive in no order: `throughput` gives the form in which they do".to_owned())
+    }
+
+    /// What is behind the number of ranks.
+    fn describe(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result;
+}
+
+/// Rows as they arrive.
+pub(super) enum Arrivals {
+    AsTheyAre(DeviceSlice<bf16>),
+    F8(DeviceSlice<F8E4M3>),
+}

@@ -1,0 +1,180 @@
+//! The form for one LSA team and high throughput: its memory, and its launches.
+
+use std::fmt;
+
+use devcomm_host::{Buffer, Communicator, Result, Stream, SymmetricBuffer, Window};
+use devcomm_kernels as kernels;
+use devcomm_kernels::expert_parallel::counted::CountedArgs;
+use devcomm_kernels::expert_parallel::{Counted, Shape};
+use devcomm_types::F8E4M3;
+use half::bf16;
+
+use super::form::{Arrivals, Form, Outputs, RowsInOrder, Source};
+use super::{ExpertParallel, ExpertParallelOptions, MANY_THREADS, shape_args};
+
+/// Where rows arrive.
+enum Rows {
+    AsTheyAre(Window<bf16>),
+    F8(Window<F8E4M3>),
+}
+
+/// The memory of the form for high throughput.
+pub(super) struct Throughput {
+    rows: Rows,
+    /// Of 8-bit floats.
+    scales: Window<f32>,
+    results: Window<bf16>,
+    flags: Window<u32>,
+    counts: Window<u32>,
+    tokens: Window<u32>,
+    own: SymmetricBuffer<u32>,
+    firsts: SymmetricBuffer<u32>,
+    state: SymmetricBuffer<u32>,
+    absent: SymmetricBuffer<u64>,
+    /// The rows that there is room for.
+    capacity: usize,
+}
+
+impl Throughput {
+    /// Allocates it, for tokens of the size `sent` on their way, and results of `shape`.
+    /// *Collective*.
+    pub(super) fn new(
+        comm: &Communicator,
+        options: ExpertParallelOptions,
+        sent: Shape,
+        shape: Shape,
+    ) -> Result<Self> {
+        let (ranks, capacity) = (comm.n_ranks(), options.most_rows(comm.n_ranks()));
+        let scales = if options.f8 { capacity * sent.scale_vectors() as usize } else { 1 };
+        // New windows and buffers are zeroed, as some of these must be.
+        Ok(Self {
+            rows: match options.f8 {
+                true => Rows::F8(comm.window(capacity * options.hidden)?),
+                false => Rows::AsTheyAre(comm.window(capacity * options.hidden)?),
+            },
+            scales: comm.window(4 * scales)?,
+            results: comm.window(Counted::results(shape, ranks) * options.hidden)?,
+            flags: comm.window(Counted::flag_words(ranks))?,
+            counts: comm.window(Counted::count_words(shape, ranks))?,
+            tokens: comm.window(Counted::token_words(capacity))?,
+            own: comm.mem_alloc(Counted::own_words(shape))?,
+            firsts: comm.mem_alloc(ranks + 1)?,
+            state: comm.mem_alloc(Counted::STATE)?,
+            absent: comm.mem_alloc(1)?,
+            capacity,
+        })
+    }
+
+    #[expect(clippy::type_complexity, reason = "the fields of one struct")]
+    fn memory(
+        &self,
+    ) -> CountedArgs<
+        &Window<u32>,
+        &Window<u32>,
+        &Window<u32>,
+        &SymmetricBuffer<u32>,
+        &SymmetricBuffer<u32>,
+        &SymmetricBuffer<u32>,
+        &SymmetricBuffer<u64>,
+        u32,
+    > {
+        let Self { flags, counts, tokens, own, firsts, state, absent, .. } = self;
+        let capacity = self.capacity as u32;
+        CountedArgs { flags, counts, tokens, own, firsts, state, absent, capacity }
+    }
+}
+
+impl Form for Throughput {
+    fn dispatch(
+        &self,
+        of: &ExpertParallel,
+        [input, ids, weights]: Source,
+        count: u32,
+        steps: u32,
+        stream: &Stream,
+    ) -> Result<()> {
+        macro_rules! launch {
+            ($element:ty, $rows:expr) => {{
+                let launch = kernels::ep_dispatch_counted::<$element>::args(
+                    &of.dev_comm,
+                    self.memory(),
+                    $rows,
+                    &self.scales,
+                    shape_args(of.sent),
+                    input,
+                    ids,
+                    weights,
+                    count,
+                    of.grouped_args(RowsInOrder::NONE, 0),
+                    &of.faults,
+                    steps,
+                );
+                let config = of.config(count, MANY_THREADS);
+                // SAFETY: the buffers have the elements; dropping one waits for the stream. The
+                // memory is as the kernel needs it, and the launches that use it are ordered.
+                unsafe { launch.config(config).launch(&of.compiled.on(stream)) }
+            }};
+        }
+        match &self.rows {
+            Rows::AsTheyAre(rows) => launch!(bf16, rows),
+            Rows::F8(rows) => launch!(F8E4M3, rows),
+        }
+    }
+
+    fn group(&self, of: &ExpertParallel, rows: RowsInOrder, stream: &Stream) -> Result<()> {
+        let (arrived, scales) = match &self.rows {
+            Rows::AsTheyAre(rows) => (rows.device_address(), 0),
+            Rows::F8(rows) => (rows.device_address(), self.scales.device_address()),
+        };
+        let launch = kernels::ep_expand::args(
+            self.memory(),
+            shape_args(of.sent),
+            of.communicator.n_ranks() as u32,
+            arrived,
+            scales,
+            of.grouped_args(rows, 0),
+        );
+        let config = of.config(of.expected_tokens(), MANY_THREADS);
+        // SAFETY: as in `dispatch`.
+        unsafe { launch.config(config).launch(&of.compiled.on(stream)) }
+    }
+
+    fn combine(
+        &self,
+        of: &ExpertParallel,
+        rows: u64,
+        [output, residual]: Outputs,
+        steps: u32,
+        stream: &Stream,
+    ) -> Result<()> {
+        let launch = kernels::ep_combine_counted::args(
+            &of.dev_comm,
+            self.memory(),
+            &self.results,
+            shape_args(of.shape),
+            rows,
+            of.tokens.get() as u32,
+            output,
+            residual,
+            steps,
+        );
+        let config = of.config(of.expected_tokens(), MANY_THREADS);
+        // SAFETY: as in `dispatch`.
+        unsafe { launch.config(config).launch(&of.compiled.on(stream)) }
+    }
+
+    fn absent(&self) -> Result<&SymmetricBuffer<u64>> {
+        Ok(&self.absent)
+    }
+
+    fn arrivals(&self) -> Result<Arrivals> {
+        Ok(match &self.rows {
+            Rows::AsTheyAre(rows) => Arrivals::AsTheyAre(rows.device_slice()),
+            Rows::F8(rows) => Arrivals::F8(rows.device_slice()),
+        })
+    }
+
+    fn describe(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, ", room for {} rows", self.capacity)
+    }
+}

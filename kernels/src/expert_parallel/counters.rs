@@ -1,0 +1,134 @@
+//! What counts the rows of experts, and says which rows are a token's.
+
+use cuda_std::atomic::{AtomicU32, Order, Scope};
+use cuda_std::prelude::*;
+
+use super::ep_layout::NONE;
+use super::shape::Shape;
+
+/// Experts that a thread loads together.
+pub(super) const UNROLL: usize = 8;
+
+/// The most warps of a block.
+pub(super) const WARPS: usize = 16;
+
+/// Adds 1 to a word of shared memory.
+///
+/// # Safety
+///
+/// Other threads access the word atomically, or on the other side of a barrier.
+#[inline(always)]
+#[track_caller]
+pub(super) unsafe fn add_one(word: *mut u32) {
+    // SAFETY: the caller's contract.
+    unsafe { AtomicU32::from_ptr(word) }.fetch_add(1, Order::Relaxed, Scope::Cta);
+}
+
+/// The sum of what the threads before this one have.
+///
+/// # Safety
+///
+/// All threads of the block call this together, once between two barriers, and `sums` has
+/// [`WARPS`] words of shared memory.
+#[inline(always)]
+#[track_caller]
+pub(super) unsafe fn sum_before(mine: u32, sums: *mut u32) -> u32 {
+    let (lane, own_warp) = (warp::lane_id(), warp::warp_id());
+    // SAFETY: the caller's contract.
+    unsafe {
+        let (mut sum, mut distance) = (mine, 1);
+        while distance < warp::WARP_SIZE {
+            let lower = warp::shuffle_up(sum, distance);
+            sum += if lane >= distance { lower } else { 0 };
+            distance *= 2;
+        }
+        if lane == warp::WARP_SIZE - 1 {
+            mem::store(sums.wrapping_add(own_warp as usize), sum);
+        }
+        thread::sync_threads();
+        let (mut before, mut warp) = (sum - mine, 0);
+        while warp < own_warp {
+            before += mem::load(sums.wrapping_add(warp as usize));
+            warp += 1;
+        }
+        before
+    }
+}
+
+/// The number of a token's row among those of an expert that it may have several times, given how
+/// many come before the token's: lane `k` has the `k`-th expert. Counts the token's rows.
+///
+/// # Safety
+///
+/// All lanes of a warp call this together; `next` has a word of shared memory for each expert,
+/// which no other warp accesses.
+#[inline(always)]
+pub(super) unsafe fn take_next(next: *mut u32, expert: Option<u32>) -> u32 {
+    let own = expert.unwrap_or(NONE);
+    let of_expert = next.wrapping_add(expert.unwrap_or(0) as usize);
+    let (mut number, mut k) = (0, 0);
+    // SAFETY: the caller's contract.
+    unsafe {
+        while k < Shape::TOP_K as u32 {
+            let other = warp::shuffle_idx(own, k);
+            number += u32::from(k < warp::lane_id() && other == own);
+            k += 1;
+        }
+        if expert.is_some() {
+            number += mem::load(of_expert);
+        }
+        warp::sync();
+        if expert.is_some() {
+            add_one(of_expert);
+        }
+        warp::sync();
+    }
+    number
+}
+
+/// Stores which rows are a token's, and their weights: those of the lanes that have one, in their
+/// order, and [`NONE`] behind them. Returns the number of this lane's row among them.
+///
+/// # Safety
+///
+/// All lanes of a warp call this together; `returns` has the words of the token.
+#[inline(always)]
+#[track_caller]
+pub(super) unsafe fn store_returns(
+    returns: *mut u32,
+    is_here: bool,
+    position: u32,
+    weight: f32,
+) -> usize {
+    let lane = warp::lane_id();
+    // SAFETY: the caller's contract.
+    unsafe {
+        let here = warp::ballot(is_here);
+        let at = (here & ((1 << lane) - 1)).count_ones() as usize;
+        if is_here {
+            mem::store(returns.wrapping_add(2 * at), position);
+            mem::store(returns.wrapping_add(2 * at + 1), weight.to_bits());
+        }
+        if lane >= here.count_ones() && lane < Shape::TOP_K as u32 {
+            mem::store(returns.wrapping_add(2 * lane as usize), NONE);
+            mem::store(returns.wrapping_add(2 * lane as usize + 1), 0);
+        }
+        at
+    }
+}
+
+/// The least of the numbers of the lanes.
+///
+/// # Safety
+///
+/// All lanes of a warp call this together.
+#[inline(always)]
+pub(super) unsafe fn lowest(mut number: u32) -> u32 {
+    let mut distance = 1;
+    while distance < warp::WARP_SIZE {
+        // SAFETY: the caller's contract.
+        number = number.min(unsafe { warp::shuffle_xor(number, distance) });
+        distance *= 2;
+    }
+    number
+}

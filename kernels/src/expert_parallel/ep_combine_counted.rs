@@ -1,0 +1,187 @@
+//! Returns the experts' results to the ranks of the tokens, within the LSA team, where each rank
+//! knows how many return.
+
+use core::hint;
+
+use cuda_std::grid;
+use cuda_std::prelude::*;
+use cuda_std::vector::Accumulate;
+use half::bf16;
+use nccl_device::{Coop, DevComm, Team, Window};
+
+use super::counted::{Counted, Progress, Step};
+use super::ep_combine::TOGETHER;
+use super::ep_layout::{DROPPED, NONE};
+use super::parts::{Part, Parts, warp_index, warps};
+use super::ranks::{RANKS, Ranks};
+use super::shape::{Shape, Steps};
+use super::sums::{add, add_rows, sum};
+
+/// Vectors of a part of a row that each lane has.
+const VECTORS: usize = 2;
+
+/// Does what [`ep_combine`](fn@super::ep_combine::ep_combine) does, with the same bits, after an
+/// [`ep_dispatch_counted`](fn@super::ep_dispatch_counted::ep_dispatch_counted).
+///
+/// `results` has room for [`Counted::results`] rows in each rank, where those that return to it
+/// arrive: of each token one after the other, in the order of the ranks, and also this rank's own.
+///
+/// `rows` are the results in the order of the experts; all else is as there. A launch that only
+/// sends waits until the peers have begun theirs.
+///
+/// Grid: any, also another one in each rank, of blocks that are resident together. Block: a
+/// multiple of 32 threads up to 512, one-dimensional. May be a dependent launch.
+///
+/// # Safety
+///
+/// As there; `memory` is as the last dispatch has left it.
+#[kernel(
+    max_threads = 512,
+    requires(
+        tokens <= shape.tokens,
+        8 * shape.vectors as usize * Counted::results(shape, comm.n_ranks() as usize)
+            <= results.len()
+    )
+)]
+pub unsafe fn ep_combine_counted(
+    comm: DevComm,
+    memory: Counted,
+    results: Window<bf16>,
+    shape: Shape,
+    rows: *const bf16,
+    tokens: u32,
+    output: *mut bf16,
+    residual: *const bf16,
+    steps: u32,
+) {
+    grid::launch_next();
+    grid::wait_for_previous();
+    // SAFETY: the kernel's contract.
+    unsafe {
+        let progress = Progress::new(&comm, &memory, 1);
+        let absent = progress.absent;
+        let (team, parts) = (comm.lsa_team(), Parts::new(shape.vectors));
+        let combine = Combine { team, memory, results, parts, rows, absent, output, residual };
+        if steps & Steps::SEND != 0 {
+            if thread::block_idx_x() == 0 {
+                progress.tell(Step::Ready);
+            }
+            progress.wait(Step::Ready);
+            combine.send();
+            progress.tell_by_last_block(Step::Returned);
+        }
+        if steps & Steps::RECEIVE != 0 {
+            progress.wait(Step::Returned);
+            let mut index = warp_index();
+            while index < parts.count(tokens) {
+                combine.receive(parts.at(index));
+                index += warps();
+            }
+            progress.end();
+        }
+    }
+}
+
+struct Combine {
+    team: Team,
+    memory: Counted,
+    results: Window<bf16>,
+    parts: Parts<VECTORS>,
+    rows: *const bf16,
+    absent: Ranks,
+    output: *mut bf16,
+    residual: *const bf16,
+}
+
+impl Combine {
+    /// Stores the sums of this rank's experts in the ranks of the tokens.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract; all threads of the grid call this, once.
+    #[inline(always)]
+    unsafe fn send(&self) {
+        let (ranks, firsts) = (self.team.n_ranks as u32, shared_array![u32; RANKS + 1]);
+        // SAFETY: a team has at least one rank. (Otherwise divisions would be checked.)
+        unsafe { hint::assert_unchecked(ranks > 0) };
+        // SAFETY: the caller's contract; all lanes of a warp take the same turns.
+        unsafe {
+            for rank in Coop::cta().strided(ranks + 1) {
+                let first = mem::load(self.memory.firsts.wrapping_add(rank as usize));
+                mem::store(firsts.wrapping_add(rank as usize), first);
+            }
+            thread::sync_threads();
+            let first = |rank: u32| mem::load(firsts.wrapping_add(rank as usize));
+            let (mut most, mut rank) = (0, 0);
+            while rank < ranks {
+                most = most.max(first(rank + 1) - first(rank));
+                rank += 1;
+            }
+            // The ranks take turns, so that results go to all at a time.
+            let mut index = warp_index();
+            while index < self.parts.count(ranks * most) {
+                let part = self.parts.at(index);
+                let rank = self.team.rotated((part.row % ranks) as i32) as u32;
+                let token = first(rank) + part.row / ranks;
+                if token < first(rank + 1) && !self.absent.contains(rank as usize) {
+                    self.send_part(rank as i32, token as usize, part);
+                }
+                index += warps();
+            }
+        }
+    }
+
+    /// Stores a part of the sum for a token in its rank.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract; all lanes of a warp call this together.
+    #[inline(always)]
+    unsafe fn send_part(&self, rank: i32, token: usize, part: Part<VECTORS>) {
+        let tokens = self.memory.tokens.local().as_ptr();
+        // SAFETY: the caller's contract.
+        unsafe {
+            let returns = self.memory.returns(tokens, token);
+            let entries = mem::load(returns.wrapping_add(warp::lane_id() as usize));
+            let to = mem::load(self.memory.origin(tokens, token).wrapping_add(1));
+            if let Some(row) = sum::<VECTORS, TOGETHER>(self.rows, entries, part) {
+                part.store(self.results.lsa(rank).as_ptr(), to as usize, &row);
+            }
+        }
+    }
+
+    /// Adds up a part of the results of a token of this rank.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract; all lanes of a warp call this together, and the results are there.
+    #[inline(always)]
+    unsafe fn receive(&self, part: Part<VECTORS>) {
+        let lane = warp::lane_id();
+        // SAFETY: the caller's contract.
+        unsafe {
+            let own = mem::load_vec(self.memory.own(part.row as usize).cast_const());
+            let [low, high, mut result, _] = own.to_bits();
+            let (mut targets, mut at) = (u64::from(low) | u64::from(high) << 32, 0);
+            // As if they were rows of experts with weights of 1.
+            let mut entries = NONE;
+            while targets != 0 {
+                if lane == at {
+                    let is_absent = self.absent.contains(targets.trailing_zeros() as usize);
+                    entries = if is_absent { DROPPED } else { result };
+                } else if lane == at + 1 {
+                    entries = f32::to_bits(1.0);
+                }
+                targets &= targets - 1;
+                (result, at) = (result + 1, at + 2);
+            }
+            let from = self.results.local().as_ptr();
+            let mut sums = [[0.0; 8]; VECTORS];
+            add_rows::<VECTORS, TOGETHER>(&mut sums, from, (entries, at / 2), part);
+            if !self.residual.is_null() {
+                add(&mut sums, &part.load(self.residual, part.row as usize), 1.0);
+            }
+            part.store(self.output, part.row as usize, &sums.map(bf16::narrow));
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! Sends the rows of tokens to their places in the order of the experts, within the LSA team, after
+//! all ranks have told each other how many there are.
+
+use cuda_std::prelude::*;
+use cuda_std::{grid, mem};
+use devcomm_types::F8E4M3;
+use half::bf16;
+use nccl_device::{DevComm, Window};
+
+use super::counted::{Counted, Progress, Step};
+use super::counters::{lowest, store_returns};
+use super::ep_layout::{Grouped, NONE};
+use super::parts::{Part, Parts};
+use super::places::{BATCH, Placed, Places, Shared};
+use super::rows::{Payload, Rows};
+use super::shape::{Shape, Steps};
+use crate::share::share;
+
+/// Vectors of a part of a row that each lane has, as they are and of 8-bit floats: one of these is
+/// made from two.
+const VECTORS: usize = 4;
+const F8_VECTORS: usize = VECTORS / 2;
+
+/// Stores the rows of this rank's `tokens` tokens in `rows` of the ranks of the LSA team that have
+/// one of their experts, in the order of the experts, and receives those of all ranks. The team has
+/// up to [`RANKS`](super::RANKS), with up to [`Shape::EXPERTS`] experts together.
+///
+/// A row goes once to each rank, to the first of its places there; `ep_expand` copies it to the
+/// others. A rank's place for a row is known to the sender, since all ranks first tell each other
+/// how many rows they have for each expert: `rows` has no more than `memory.capacity`, from all
+/// ranks together. `scales` has those of 8-bit floats: [`Shape::scale_vectors`] vectors of each
+/// row. If a rank needs more rows, those behind are left out, and all ranks record it in `faults`.
+///
+/// `grouped.offsets` and `grouped.sizes` become those of this rank's experts, which begin at
+/// multiples of `grouped.alignment`, the same in every rank. Nothing else in `grouped` is used.
+///
+/// `input`, `ids` and `weights` are as in [`ep_dispatch`](fn@super::ep_dispatch::ep_dispatch), and
+/// `steps` too, except that a launch that only sends waits for the peers' counts.
+///
+/// Grid: any, also another one in each rank, of blocks that are resident together. Block: a
+/// multiple of 32 threads up to 512, one-dimensional. May be a dependent launch.
+///
+/// # Safety
+///
+/// `input`, `ids`, `weights` and `faults` are as there, `memory` is as [`Counted`] says, `rows` and
+/// `scales` have room for `memory.capacity`, and `grouped.offsets` and `grouped.sizes` a word for
+/// each expert of a rank, the former one more. Nothing else accesses these until the kernel has
+/// ended. All ranks launch this with the same sizes.
+#[kernel(
+    T = [bf16, F8E4M3],
+    max_threads = 512,
+    requires(
+        tokens <= shape.tokens,
+        shape.top_k <= 16,
+        shape.experts > 0,
+        grouped.alignment > 0,
+        shape.experts * comm.n_ranks() as u32 <= Shape::EXPERTS as u32,
+        Counted::count_words(shape, comm.n_ranks() as usize) <= memory.counts.len(),
+        Counted::token_words(memory.capacity as usize) <= memory.tokens.len()
+    )
+)]
+pub unsafe fn ep_dispatch_counted<T: Rows>(
+    comm: DevComm,
+    memory: Counted,
+    rows: Window<T>,
+    scales: Window<f32>,
+    shape: Shape,
+    input: *const bf16,
+    ids: *const i32,
+    weights: *const f32,
+    tokens: u32,
+    grouped: Grouped,
+    faults: *mut u32,
+    steps: u32,
+) {
+    grid::launch_next();
+    grid::wait_for_previous();
+    // SAFETY: the kernel's contract.
+    unsafe {
+        let progress = Progress::new(&comm, &memory, 0);
+        let (team, shared) = (comm.lsa_team(), Shared::new());
+        let places = Places {
+            progress: &progress,
+            team,
+            memory,
+            shape,
+            ids,
+            tokens,
+            grouped,
+            faults,
+            shared,
+        };
+        let dispatch = Dispatch { places: &places, rows, scales, input, weights };
+        if steps & Steps::SEND != 0 {
+            let blocks = thread::grid_dim_x() as usize;
+            let (first, count) = share(tokens as usize, thread::block_idx_x() as usize, blocks);
+            let (first, end) = (first as u32, (first + count) as u32);
+            match T::HAS_SCALES {
+                true => dispatch.send::<F8_VECTORS>(first, end),
+                false => dispatch.send::<VECTORS>(first, end),
+            }
+            progress.tell_by_last_block(Step::Sent);
+        }
+        if steps & Steps::RECEIVE != 0 {
+            // When the kernel has ended, all rows are there.
+            if thread::block_idx_x() == 0 {
+                progress.wait(Step::Sent);
+            }
+            progress.end();
+        }
+    }
+}
+
+struct Dispatch<'a, T> {
+    places: &'a Places<'a>,
+    rows: Window<T>,
+    scales: Window<f32>,
+    input: *const bf16,
+    weights: *const f32,
+}
+
+impl<T: Rows> Dispatch<'_, T> {
+    /// Sends this block's tokens.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract; all threads of the block call this together.
+    #[inline(always)]
+    unsafe fn send<const VECTORS: usize>(&self, first: u32, end: u32) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let mut results = self.places.find(first);
+            let mut at = first;
+            while at < end {
+                let batch = BATCH.min(end - at);
+                if thread::thread_idx_x() < warp::WARP_SIZE {
+                    results = self.places.give(at, batch, results);
+                }
+                thread::sync_threads();
+                self.store::<VECTORS>(at, batch);
+                // All have read the places.
+                thread::sync_threads();
+                at += batch;
+            }
+        }
+    }
+
+    /// Stores the rows of a batch in the ranks that get them.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract; all threads of the block call this together, behind a barrier.
+    #[inline(always)]
+    unsafe fn store<const VECTORS: usize>(&self, first: u32, batch: u32) {
+        let parts = Parts::<VECTORS>::new(self.places.shape.vectors);
+        let mut index = warp::warp_id();
+        while index < parts.count(batch) {
+            let part = parts.at(index);
+            // SAFETY: the caller's contract; all lanes of a warp take the same turns.
+            unsafe { self.store_part(first, part) };
+            index += thread::block_dim_x() / warp::WARP_SIZE;
+        }
+    }
+
+    /// Stores a part of a row of a batch.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract; all lanes of a warp call this together.
+    #[inline(always)]
+    unsafe fn store_part<const VECTORS: usize>(&self, first: u32, part: Part<VECTORS>) {
+        let Places { team, memory, .. } = self.places;
+        let (token, mut row) = (first + part.row, [T::NOTHING; VECTORS]);
+        // SAFETY: the caller's contract.
+        unsafe {
+            let mut i = 0;
+            while i < VECTORS {
+                if let Some(at) = part.vector_of(token as usize, i) {
+                    row[i] = T::load(self.input, at);
+                }
+                i += 1;
+            }
+            let placed = self.places.of(part.row);
+            let payload = Payload::of::<T>(&row);
+            // Each rank begins with itself, so that they store to different ones.
+            let (me, targets) = (team.rank as u32, placed.targets);
+            let mut rest = targets.rotate_right(me);
+            while rest != 0 {
+                let rank = (me + rest.trailing_zeros()) % u64::BITS;
+                rest &= rest - 1;
+                let is_there = placed.rank == Some(rank);
+                let to = lowest(if is_there { placed.place } else { NONE });
+                if to < memory.capacity {
+                    let rows = self.rows.lsa(rank as i32).as_ptr();
+                    part.store(rows.cast(), to as usize, &payload.row);
+                    if let (true, Some(at)) = (T::HAS_SCALES, part.scales_of(to as usize)) {
+                        let scales = self.scales.lsa(rank as i32).as_ptr().wrapping_add(4 * at);
+                        mem::store_vec(scales.cast(), payload.scales);
+                    }
+                }
+                if part.is_first {
+                    let index = self.places.index(part.row, rank);
+                    self.tell(token, placed, rank, index);
+                }
+            }
+            if part.is_first && warp::lane_id() == 0 {
+                let own = [targets as u32, (targets >> 32) as u32, placed.result, 0];
+                mem::store_vec(memory.own(token as usize), Vec16::<u32>::from_bits(own));
+            }
+        }
+    }
+
+    /// Tells a rank which rows are those of a token, and where its result returns.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract; all lanes of a warp call this together.
+    #[inline(always)]
+    unsafe fn tell(&self, token: u32, placed: Placed, rank: u32, index: usize) {
+        let (lane, Places { team, memory, shape, .. }) = (warp::lane_id(), self.places);
+        let tokens = memory.tokens.lsa(rank as i32).as_ptr();
+        let (is_there, mut weight) = (placed.rank == Some(rank), 0.0);
+        // SAFETY: the caller's contract.
+        unsafe {
+            if is_there {
+                let at = token * shape.top_k + lane;
+                weight = mem::load(self.weights.wrapping_add(at as usize));
+            }
+            store_returns(memory.returns(tokens, index), is_there, placed.place, weight);
+            if lane == 0 {
+                let before = (placed.targets & ((1 << rank) - 1)).count_ones();
+                let origin = memory.origin(tokens, index);
+                mem::store(origin, team.rank as u32 * shape.tokens + token);
+                mem::store(origin.wrapping_add(1), placed.result + before);
+            }
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! Copies the rows that a rank has received, in the order of its experts, to the other experts of
+//! their tokens.
+
+use cuda_std::grid;
+use cuda_std::prelude::*;
+
+use super::counted::Counted;
+use super::counters::lowest;
+use super::ep_layout::{DROPPED, Grouped};
+use super::parts::{Parts, warp_index, warps};
+use super::shape::Shape;
+
+/// Vectors of a part of a row that each lane has.
+const VECTORS: usize = 4;
+
+/// Completes `grouped.rows` after an `ep_dispatch_counted`: of `ranks` ranks it has stored each row
+/// at the first of its places in `rows`, and this copies it to all others. If `grouped.rows` is
+/// `rows`, nothing else is to be done, and a token with one expert here is not read; otherwise rows
+/// go to all their places there. `scales` of 8-bit floats, a row of [`Shape::scale_vectors`]
+/// vectors each, become a column of `grouped.scales` each.
+///
+/// `grouped.origins` gets for each row its token: the rank times the most tokens of a rank, plus
+/// the token's number.
+///
+/// Grid: any. Block: a multiple of 32 threads up to 512. May be a dependent launch.
+///
+/// # Safety
+///
+/// `memory`, `rows` and `scales` are as the dispatch has left them, `scales` null without scales,
+/// and `grouped` has room for `grouped.capacity` rows, which is `memory.capacity`. Nothing else
+/// accesses these until the kernel has ended.
+#[kernel(max_threads = 512, requires(grouped.capacity == memory.capacity))]
+pub unsafe fn ep_expand(
+    memory: Counted,
+    shape: Shape,
+    ranks: u32,
+    rows: *const u32,
+    scales: *const f32,
+    grouped: Grouped,
+) {
+    grid::launch_next();
+    grid::wait_for_previous();
+    let tokens = memory.tokens.local().as_ptr();
+    let parts = Parts::<VECTORS>::new(shape.vectors);
+    let is_in_place = core::ptr::eq(rows, grouped.rows);
+    // SAFETY: the kernel's contract; all lanes of a warp take the same turns.
+    unsafe {
+        let end = parts.count(mem::load(memory.firsts.wrapping_add(ranks as usize)));
+        let mut index = warp_index();
+        while index < end {
+            let (part, lane) = (parts.at(index), warp::lane_id());
+            let returns = memory.returns(tokens, part.row as usize);
+            let word = mem::load(returns.wrapping_add(lane as usize));
+            let has_place = lane.is_multiple_of(2) && word < DROPPED;
+            let from = lowest(if has_place { word } else { DROPPED });
+            let all = warp::ballot(has_place);
+            let others = if is_in_place { warp::ballot(has_place && word != from) } else { all };
+            if others != 0 {
+                let row = part.load(rows, from as usize);
+                each(others, word, |to| part.store(grouped.rows, to, &row));
+            }
+            if part.is_first {
+                let origin = mem::load(memory.origin(tokens, part.row as usize));
+                if has_place {
+                    mem::store(grouped.origins.wrapping_add(word as usize), origin);
+                }
+                if !scales.is_null() {
+                    each(all, word, |to| grouped.copy_scales(shape, scales, from as usize, to));
+                }
+            }
+            index += warps();
+        }
+    }
+}
+
+/// Calls `work` with the places that some lanes have.
+///
+/// # Safety
+///
+/// All lanes of a warp call this together.
+#[inline(always)]
+unsafe fn each(mut lanes: u32, place: u32, mut work: impl FnMut(usize)) {
+    while lanes != 0 {
+        // SAFETY: the caller's contract.
+        work(unsafe { warp::shuffle_idx(place, lanes.trailing_zeros()) } as usize);
+        lanes &= lanes - 1;
+    }
+}
