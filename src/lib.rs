@@ -17,8 +17,8 @@ pub use devcomm_ops::{
     GatheredProduct, Gemm, GemmAllReduce, GemmAllReducePlan, GemmElement, GemmOptions, GemmOutput,
     GemmPlan, GemmReduceScatter, GemmReduceScatterPlan, GroupedElement, GroupedGemm, KERNELS,
     ParseAllGatherGemmPlanError, ParseCollectivePlanError, ParseGemmAllReducePlanError,
-    ParseGemmReduceScatterPlanError, ParsePlanError, Parts, Product, Returning, RowGroups,
-    ScaledElement, Sent, Tokens, TransposableElement, WITHOUT_PTX,
+    ParseGemmReduceScatterPlanError, ParsePlanError, ParseWireError, Parts, Product, Returning,
+    RowGroups, ScaledElement, Sent, Tokens, TransposableElement, WITHOUT_PTX, Wire,
 };
 pub use devcomm_sim as sim;
 pub use devcomm_types::{HostKernel, Kernel, Safe, Unsafe};

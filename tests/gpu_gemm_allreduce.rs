@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 
 use devcomm::kernels::GemmForm;
 use devcomm::{
-    CommConfig, Error, GemmAllReduce, GemmAllReducePlan, Rank, Simulation, StateError, Window,
+    CommConfig, Error, GemmAllReduce, GemmAllReducePlan, Rank, Simulation, StateError, Window, Wire,
 };
 use devcomm_testing::gemm::{Factor, Problem};
 use devcomm_testing::machines::{Gpus, on_gpus};
@@ -52,14 +52,15 @@ fn require(
     Ok(())
 }
 
-/// Checks products of these shapes, with one workspace per form.
+/// Checks products of these shapes, with one workspace per form: each element is rounded once.
 fn is_right(rank: &Rank, shapes: &[[usize; 3]], seed: u64) -> Result<(), Error> {
     let (comm, stream) = (rank.communicator()?, rank.stream()?);
     let [m, n, k] = [0, 1, 2].map(|i| shapes.iter().map(|shape| shape[i]).max().unwrap_or(0));
     let (a, b) = (comm.mem_alloc::<bf16>(m * k)?, comm.mem_alloc::<bf16>(n * k)?);
     let c = comm.window::<bf16>(m * n)?;
     for &form in forms(rank) {
-        let gemm = GemmAllReduce::options().form(form).build(comm, &stream, m, n)?;
+        let options = GemmAllReduce::options().form(form).wire(Wire::F32);
+        let gemm = options.build(comm, &stream, m, n)?;
         for &[m, n, k] in shapes {
             let (problem, me) = (Problem { m, n, k, seed }, rank.rank());
             a.copy_from_host(&problem.factor(Factor::A, me))?;
@@ -169,7 +170,8 @@ fn many_launches_need_no_reset() {
         let problems = shapes.map(|(m, n, k)| Problem { m, n, k, seed: 9 });
         let (m, n, _) = shapes[0];
         for &form in forms(rank) {
-            let gemm = GemmAllReduce::options().form(form).build(comm, &stream, m, n)?;
+            let options = GemmAllReduce::options().form(form).wire(Wire::F32);
+            let gemm = options.build(comm, &stream, m, n)?;
             let mut sets = Vec::new();
             for problem in problems {
                 let Problem { m, n, k, .. } = problem;
@@ -271,7 +273,8 @@ fn rounded_products_are_added_on_both_ranks() {
             true => &[[1, 8, 8], [130, 264, 72], [260, 520, 24]],
             false => &[[1, 8, 8], [130, 264, 72], [1000, 4104, 1000], [4096, 8192, 1024]],
         };
-        is_rounded_twice(rank, &ROUNDING, shapes, 7, 1)
+        is_rounded_twice(rank, &ROUNDING, shapes, 7, 1)?;
+        is_rounded_twice(rank, &[Some(GemmAllReducePlan::Strips)], shapes, 7, 1)
     });
 }
 
@@ -418,7 +421,7 @@ fn both_ranks_get_the_same_zeros() {
         let (c, other) = (comm.window::<bf16>(8)?, comm.mem_alloc::<bf16>(16)?);
         let gemm = GemmAllReduce::new(comm, &stream, 1, 8)?;
         // By NCCL's sum or the short messages of `Collectives`, zeros may differ.
-        for plan in ["wide", "swapped:8x64:1"].map(|plan| plan.parse().unwrap()) {
+        for plan in ["wide", "swapped:8x64:1", "strips"].map(|plan| plan.parse().unwrap()) {
             gemm.set_plan(Some(plan))?;
             gemm.launch(&a, &b, &c, [1, 8, 8])?;
             comm.all_gather(&c, &other, &stream)?;
@@ -486,6 +489,7 @@ fn rounded_tiles_of_many_ranks_are_added_by_their_owners() {
     let large = [[1, 8, 8], [1000, 4104, 1000], [4096, 8192, 1024]];
     let shapes = [[1, 8, 8], [600, 520, 24], [130, 2312, 72]];
     are_rounded_twice(name, (4, 4), &["wide"], &shapes, &large);
+    are_rounded_twice(name, (3, 2), &["strips"], &[[70, 300, 24], [9, 7, 8]], &large);
     are_rounded_twice(name, (8, 2), &["wide"], &[[300, 520, 8]], &large);
 }
 
@@ -513,6 +517,131 @@ fn rounded_products_of_few_rows_are_added_on_many_ranks_whatever_the_order_of_th
     let name = "rounded_products_of_few_rows_are_added_on_many_ranks_whatever_the_order_of_threads";
     Gpus::from(Simulation::new(4).multiprocessors(4)).run_seeds(name, 0..3, |rank, seed| {
         is_rounded_twice(rank, &["swapped:16x64:2".parse().ok()], &[[9, 200, 72]], seed, 2)
+    });
+}
+
+/// A rank's product of random numbers, and what a type of partial sums may take from each element.
+fn product_and_bound(problem: Problem, rank: usize, wire: Wire) -> (Vec<f64>, Vec<f64>) {
+    let Problem { m, n, k, .. } = problem;
+    let factor = |factor| -> Vec<bf16> { problem.noise(factor, rank) };
+    let (a, b) = (factor(Factor::A), factor(Factor::B));
+    let product = |(row, column): (usize, usize)| -> f64 {
+        let terms = a[row * k..][..k].iter().zip(&b[column * k..][..k]);
+        terms.map(|(a, b)| a.to_f64() * b.to_f64()).sum()
+    };
+    let products = problem.all().map(product).collect::<Vec<_>>();
+    let mut bounds = Vec::with_capacity(m * n);
+    for row in products.chunks(n) {
+        for sharing in row.chunks(64) {
+            let largest = sharing.iter().fold(0.0, |most: f64, x| most.max(x.abs())) as f32;
+            let bound = |x: &f64| f64::from(wire.error_bound(*x as f32, largest));
+            bounds.extend(sharing.iter().map(bound));
+        }
+    }
+    (products, bounds)
+}
+
+/// The mean error of a product whose partial sums travel in this type, by the one form or the
+/// other. No element is off by more than the type's bound and roundings; all ranks have the same
+/// bits, and so has a graph that is launched twice.
+fn mean_error(rank: &Rank, problem: Problem, wire: Wire, form: GemmForm) -> Result<f64, Error> {
+    let (comm, stream, me) = (rank.communicator()?, rank.stream()?, rank.rank());
+    let Problem { m, n, k, .. } = problem;
+    let (a, b) = (comm.mem_alloc::<bf16>(m * k)?, comm.mem_alloc::<bf16>(n * k)?);
+    a.copy_from_host(&problem.noise(Factor::A, me))?;
+    b.copy_from_host(&problem.noise(Factor::B, me))?;
+    let (c, again) = (comm.window::<bf16>(m * n)?, comm.window::<bf16>(m * n)?);
+    c.fill_bytes(0xff)?;
+    rank.barrier()?;
+    let gemm = GemmAllReduce::options().wire(wire).form(form).build(comm, &stream, m, n)?;
+    assert_eq!((gemm.wire(), gemm.explain([m, n, k]).plan), (wire, GemmAllReducePlan::Strips));
+    gemm.launch(&a, &b, &c, [m, n, k])?;
+    // SAFETY: the graph ends before what it uses, and is launched on this stream.
+    let graph = stream.capture(|| unsafe { gemm.launch_capturable(&a, &b, &again, [m, n, k]) })?;
+    graph.launch(&stream)?;
+    graph.launch(&stream)?;
+    stream.synchronize()?;
+    let (mut got, mut repeated) = (vec![bf16::NAN; m * n], vec![bf16::ZERO; m * n]);
+    c.copy_to_host(&mut got)?;
+    again.copy_to_host(&mut repeated)?;
+    let bits = |c: &[bf16]| c.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+    assert_eq!(bits(&got), bits(&repeated), "{wire}, {form:?}, {problem:?}");
+    let all = comm.host_all_gather(&bits(&got))?;
+    assert!(all.iter().all(|theirs| *theirs == all[0]), "{wire}, {form:?}, {problem:?}");
+    let parts: Vec<_> =
+        (0..rank.n_ranks()).map(|rank| product_and_bound(problem, rank, wire)).collect();
+    let mut errors = 0.0;
+    for (i, got) in got.iter().enumerate() {
+        let right: f64 = parts.iter().map(|(products, _)| products[i]).sum();
+        let of_wire: f64 = parts.iter().map(|(_, bounds)| bounds[i]).sum();
+        // The rounding of the sum, and of sums in f32.
+        let bound = of_wire + (right.abs() + of_wire) / 256.0 + k as f64 / f64::from(1 << 20);
+        let error = (got.to_f64() - right).abs();
+        let place = (i / n, i % n);
+        assert!(error <= bound, "{wire}, {form:?}, {problem:?}, {place:?}: {error} > {bound}");
+        errors += error;
+    }
+    Ok(errors / (m * n) as f64)
+}
+
+/// Strips of several tiles, beyond the last row and column, with rows of C that do not begin at
+/// multiples of 16 bytes.
+#[test]
+fn partial_sums_are_as_exact_as_their_type_says() {
+    let name = "partial_sums_are_as_exact_as_their_type_says";
+    for (ranks, m, n, large) in [(2, 70, 136, 2000), (3, 9, 75, 1000), (8, 66, 21, 300)] {
+        Gpus::from(small_gpus(ranks)).run(name, |rank| {
+            let (m, k) = if rank.is_simulated() { (m, 16) } else { (large, 200) };
+            let problem = Problem { m, n, k, seed: 6 };
+            for &form in forms(rank) {
+                let error = |wire| mean_error(rank, problem, wire, form);
+                let [f32, bf16, e4m3] = [error(Wire::F32)?, error(Wire::Bf16)?, error(Wire::E4m3)?];
+                let errors = format!("{form:?}, {problem:?}: {f32}, {bf16}, {e4m3}");
+                assert!(f32 < bf16 && 4.0 * bf16 < e4m3, "{errors}");
+            }
+            Ok(())
+        });
+    }
+}
+
+#[test]
+fn eight_bit_partial_sums_arrive_whatever_the_order_in_which_threads_run() {
+    let name = "eight_bit_partial_sums_arrive_whatever_the_order_in_which_threads_run";
+    Gpus::from(small_gpus(2)).run_seeds(name, 0..4, |rank, seed| {
+        let problem = Problem { m: 70, n: 72, k: 8, seed };
+        forms(rank)
+            .iter()
+            .try_for_each(|form| mean_error(rank, problem, Wire::E4m3, *form).map(drop))
+    });
+}
+
+/// What is not sent in bf16 travels by strips, whatever the shape; ranks agree on the type.
+#[test]
+fn a_type_of_partial_sums_has_its_plan_and_is_the_same_on_all_ranks() {
+    let name = "a_type_of_partial_sums_has_its_plan_and_is_the_same_on_all_ranks";
+    Gpus::from(Simulation::new(2).multiprocessors(8)).run(name, |rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let options = GemmAllReduce::options();
+        for (wire, why) in [
+            (Wire::F32, "strips, as partial sums travel in f32"),
+            (Wire::E4m3, "strips, as partial sums travel in e4m3, each off by up to a sixteenth"),
+        ] {
+            let gemm = options.wire(wire).build(comm, &stream, 300, 1040)?;
+            for shape in [[9, 40, 72], [300, 1040, 16]] {
+                assert_eq!(gemm.explain(shape).to_string(), why);
+                assert_eq!(gemm.plans(shape)?, [GemmAllReducePlan::Strips]);
+            }
+            for plan in ["wide", "unfused", "chunked:2", "swapped:8x64:1"] {
+                let error = gemm.set_plan(plan.parse().ok()).unwrap_err().to_string();
+                let reason = format!("`{plan}` sends partial sums in bf16, and they are to travel");
+                assert!(error.contains(&reason) && error.contains("set `strips`"), "{error}");
+            }
+            gemm.set_plan(Some(GemmAllReducePlan::Strips))?;
+        }
+        let mine = if rank.rank() == 0 { Wire::F32 } else { Wire::E4m3 };
+        let error = options.wire(mine).build(comm, &stream, 8, 8).unwrap_err().to_string();
+        assert!(error.contains("rank 1 asks for another form, another type"), "{error}");
+        Ok(())
     });
 }
 

@@ -10,6 +10,7 @@
 //! (what else may access the windows, which arguments are equal on all ranks).
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 
+mod scale;
 mod share;
 
 // Kernels have the names of their files; this module keeps the two kinds of names apart.

@@ -57,8 +57,12 @@ fn exported() -> BTreeSet<Exported> {
         of::<kernels::ep_dispatch_hybrid<F8E4M3>>(),
         of::<kernels::ep_expand>(),
         of::<kernels::ep_layout>(),
-        of::<kernels::gemm_allreduce_mma>(),
-        of::<kernels::gemm_allreduce_wgmma>(),
+        of::<kernels::gemm_allreduce_mma<f32>>(),
+        of::<kernels::gemm_allreduce_mma<bf16>>(),
+        of::<kernels::gemm_allreduce_mma<F8E4M3>>(),
+        of::<kernels::gemm_allreduce_wgmma<f32>>(),
+        of::<kernels::gemm_allreduce_wgmma<bf16>>(),
+        of::<kernels::gemm_allreduce_wgmma<F8E4M3>>(),
         of::<kernels::gemm_allreduce_swapped<swapped::M8N64, 2>>(),
         of::<kernels::gemm_allreduce_swapped<swapped::M8N64, 0>>(),
         of::<kernels::gemm_allreduce_swapped<swapped::M16N64, 2>>(),
@@ -291,8 +295,8 @@ fn run_with_512_threads(artifacts: &Artifacts) -> Result<(), Failed> {
 /// A kernel with a fixed block size must support that size instead.
 fn runs_with_512_threads(kernel: &KernelReport) -> bool {
     let wanted = match &*kernel.name {
-        "gemm_allreduce_mma" => GemmForm::Mma.threads(),
-        "gemm_allreduce_wgmma" => GemmForm::Wgmma.threads(),
+        name if name.starts_with("gemm_allreduce_mma") => GemmForm::Mma.threads(),
+        name if name.starts_with("gemm_allreduce_wgmma") => GemmForm::Wgmma.threads(),
         name if name.starts_with("gemm_mma") || name.starts_with("gemm_grouped_mma") => {
             kernels::gemm::gemm_mma::THREADS
         }

@@ -5,7 +5,7 @@ use devcomm::sim::Simulation;
 use devcomm::{
     Algorithm, AllGatherGemm, AllGatherGemmPlan, Buffer, CollectivePlan, Collectives,
     CollectivesOptions, DevCommRequirements, ExpertParallelOptions, F8E4M3, Gemm, GemmAllReduce,
-    GemmAllReducePlan, GemmPlan, GinConnectionType, Parts, ReduceOp, Result, Tokens, kernels,
+    GemmAllReducePlan, GemmPlan, GinConnectionType, Parts, ReduceOp, Result, Tokens, Wire, kernels,
 };
 use devcomm_testing::simulated::Gpu;
 use half::bf16;
@@ -75,6 +75,7 @@ programs! {
     gemm_mma on Simulation::new(1).multiprocessors(2), one in 50;
     gemm_allreduce_wgmma on Simulation::new(2).multiprocessors(2), one in 50;
     gemm_allreduce_mma on Simulation::new(2).multiprocessors(2), one in 50;
+    gemm_allreduce_e4m3 on Simulation::new(2).multiprocessors(2), one in 50;
     gemm_allreduce_wide on Simulation::new(2).multiprocessors(2), one in 50;
     allgather_gemm on Simulation::new(2).multiprocessors(2), one in 50;
 }
@@ -457,22 +458,27 @@ fn gemm_mma(gpu: &Gpu<'_>) -> Result<()> {
     products(gpu, [70, 136, 264], |plan| *plan == GemmPlan::Portable)
 }
 
-fn gemm_allreduces(gpu: &Gpu<'_>, form: kernels::GemmForm) -> Result<()> {
+fn gemm_allreduces(gpu: &Gpu<'_>, form: kernels::GemmForm, wire: Wire) -> Result<()> {
     let shape = [130, 40, 328];
     let [m, n, k] = shape;
     let (a, b) = (gpu.buffer(&vec![bf16::ONE; m * k])?, gpu.buffer(&vec![bf16::ONE; n * k])?);
     let (c, stream) = (gpu.window(&vec![bf16::ZERO; m * n])?, gpu.stream()?);
-    let gemm = GemmAllReduce::options().form(form).build(gpu.communicator()?, &stream, m, n)?;
+    let options = GemmAllReduce::options().form(form).wire(wire);
+    let gemm = options.build(gpu.communicator()?, &stream, m, n)?;
     (0..LAUNCHES).try_for_each(|_| gemm.launch(&a, &b, &c, shape))?;
     stream.synchronize()
 }
 
 fn gemm_allreduce_wgmma(gpu: &Gpu<'_>) -> Result<()> {
-    gemm_allreduces(gpu, kernels::GemmForm::Wgmma)
+    gemm_allreduces(gpu, kernels::GemmForm::Wgmma, Wire::Bf16)
 }
 
 fn gemm_allreduce_mma(gpu: &Gpu<'_>) -> Result<()> {
-    gemm_allreduces(gpu, kernels::GemmForm::Mma)
+    gemm_allreduces(gpu, kernels::GemmForm::Mma, Wire::Bf16)
+}
+
+fn gemm_allreduce_e4m3(gpu: &Gpu<'_>) -> Result<()> {
+    gemm_allreduces(gpu, kernels::GemmForm::Mma, Wire::E4m3)
 }
 
 fn gemm_allreduce_wide(gpu: &Gpu<'_>) -> Result<()> {

@@ -78,6 +78,7 @@ const FENCE: &str = "tma::fence_async_shared()";
 const STAGED: &str = "store_words(lane";
 const PARTIAL: &str = "mem::load_vec(from.add(source * stride";
 const OWN_PART: &str = "mem::load_vec_relaxed(self";
+const SCALES: &str = "mem::load(scales.add(source * stride";
 const FLAG: &str = "self.flag(strip, source).get()";
 
 const PUSHED_ROWS: &str = "exchange.push(";
@@ -266,6 +267,7 @@ pub const MUTANTS: &[Mutant] = &[
     mutant("gemm_allreduce_mma", FUSED, ("flag.post(", 0), NARROW, &[FLAG]),
     mutant("gemm_allreduce_mma", FUSED, ("flag.post(", 0), Relax, &[PARTIAL]),
     mutant("gemm_allreduce_mma", FUSED, ("self.comm.lsa_barrier(", 0), Remove, &[PARTIAL]),
+    mutant("gemm_allreduce_e4m3", FUSED, ("flag.post(", 0), Relax, &[SCALES]),
     mutant(
         "gemm_allreduce_wgmma",
         FUSED_WGMMA,

@@ -83,8 +83,8 @@ impl Fusion for AllGatherGemm {
         (&self.shapes, self.l2)
     }
 
-    fn asked(&self) -> &[AllGatherGemmPlan] {
-        &self.plans
+    fn asked(&self) -> Vec<AllGatherGemmPlan> {
+        self.plans.clone()
     }
 
     fn defaults() -> [[&'static [usize]; 3]; 2] {
@@ -96,7 +96,12 @@ impl Fusion for AllGatherGemm {
         Ok(())
     }
 
-    fn new(comm: &Communicator, stream: &Stream, [m, _, k]: [usize; 3]) -> Result<Operation> {
+    fn new(
+        comm: &Communicator,
+        stream: &Stream,
+        [m, _, k]: [usize; 3],
+        _: Option<&AllGatherGemmPlan>,
+    ) -> Result<Operation> {
         Ok(Operation::new(comm, stream, m, k)?)
     }
 
@@ -110,8 +115,8 @@ impl Fusion for AllGatherGemm {
         Ok(if how.plan == *asked { Ok(()) } else { Err(how.reason.to_owned()) })
     }
 
-    fn plan(operation: &Operation, shape: [usize; 3]) -> (String, bool) {
-        (operation.explain(shape).plan.to_string(), true)
+    fn plan(operation: &Operation, shape: [usize; 3]) -> (String, Option<f64>) {
+        (operation.explain(shape).plan.to_string(), None)
     }
 
     unsafe fn launch(

@@ -13,7 +13,7 @@ use half::bf16;
 use super::Options;
 use super::all_reduce::bus;
 use super::job::Job;
-use super::product::{Matrices, Product, Sum, load_cublaslt, tune};
+use super::product::{BF16_LOSES, Matrices, Product, Sum, load_cublaslt, tune};
 use super::row::{Case, L2};
 use super::selection::Selection;
 use super::shapes::ShapeOptions;
@@ -46,7 +46,7 @@ pub trait Fusion {
     type Operation;
 
     /// A plan on the command line.
-    type Asked: Display;
+    type Asked: Display + Clone;
 
     /// The shapes, and what the L2 cache holds.
     fn inputs(&self) -> (&ShapeOptions, L2);
@@ -55,7 +55,7 @@ pub trait Fusion {
     fn torch(&self) -> &TorchOptions;
 
     /// The plans that were asked for, instead of the default.
-    fn asked(&self) -> &[Self::Asked];
+    fn asked(&self) -> Vec<Self::Asked>;
 
     /// Lists of `m`, `n` and `k` that replace empty ones: on GPUs, and simulated.
     fn defaults() -> [[&'static [usize]; 3]; 2];
@@ -63,8 +63,13 @@ pub trait Fusion {
     /// Refuses a problem that so many ranks do not have.
     fn require(problem: &Problem, ranks: usize) -> Result<()>;
 
-    /// The operation for a shape, by its default plan.
-    fn new(comm: &Communicator, stream: &Stream, shape: [usize; 3]) -> Result<Self::Operation>;
+    /// The operation for a shape, of which a plan is asked.
+    fn new(
+        comm: &Communicator,
+        stream: &Stream,
+        shape: [usize; 3],
+        asked: Option<&Self::Asked>,
+    ) -> Result<Self::Operation>;
 
     /// Sets the plan; why not, if it does not do the shape.
     fn set(
@@ -73,8 +78,8 @@ pub trait Fusion {
         shape: [usize; 3],
     ) -> Result<Result<(), String>>;
 
-    /// The plan by which it does a shape, and whether that rounds C once.
-    fn plan(operation: &Self::Operation, shape: [usize; 3]) -> (String, bool);
+    /// The plan by which it does a shape, and [`Product::products_lose`].
+    fn plan(operation: &Self::Operation, shape: [usize; 3]) -> (String, Option<f64>);
 
     /// Enqueues a product; `a` has this rank's elements.
     ///
@@ -174,21 +179,21 @@ pub fn compare<F: Fusion>(fusion: &F, job: &mut Job<'_>) -> Result<()> {
         let mut contenders = Vec::new();
         let asked = fusion.asked();
         let asked: Vec<_> =
-            if asked.is_empty() { vec![None] } else { asked.iter().map(Some).collect() };
+            if asked.is_empty() { vec![None] } else { asked.into_iter().map(Some).collect() };
         for asked in asked.into_iter().filter(|_| job.selection.has(Variant::Rust)) {
-            let operation = F::new(comm, stream, shape)?;
-            if let Some(asked) = asked
+            let operation = F::new(comm, stream, shape, asked.as_ref())?;
+            if let Some(asked) = &asked
                 && let Err(why) = F::set(&operation, asked, shape)?
             {
                 leave_out(asked, &why);
                 continue;
             }
-            let (algorithm, rounded_once) = F::plan(&operation, shape);
+            let (algorithm, products_lose) = F::plan(&operation, shape);
             let (a, b) = (&data.own, matrices.b_in_turn());
             // SAFETY: the graphs of a comparison end before its contenders, which own or borrow
             // these buffers, and are launched on one stream.
             let work = move || unsafe { F::launch(&operation, [a, b()], c, shape) };
-            let checked = data.result(c.device_slice(), rounded_once);
+            let checked = data.result(c.device_slice(), products_lose);
             let contender = Contender::new(Variant::Rust, work, checked);
             contenders.push(contender.by_algorithm(algorithm));
         }
@@ -201,7 +206,7 @@ pub fn compare<F: Fusion>(fusion: &F, job: &mut Job<'_>) -> Result<()> {
         };
         if job.selection.has(Variant::RustGemm) {
             let (multiply, a, c) = (multiply_in_rust(), &matrices.a, c.device_slice());
-            let (a, checked) = (a.device_slice(), data.result(c.clone(), true));
+            let (a, checked) = (a.device_slice(), data.result(c.clone(), None));
             let work = move || multiply(&a, &c);
             contenders.push(Contender::new(Variant::RustGemm, work, checked));
         }
@@ -316,9 +321,9 @@ impl<'a> Data<'a> {
     }
 
     /// The check of C.
-    fn result(&self, c: DeviceSlice<bf16>, rounded_once: bool) -> Product<'a, bf16> {
+    fn result(&self, c: DeviceSlice<bf16>, products_lose: Option<f64>) -> Product<'a, bf16> {
         let product = Product::new(self.matrices, c, self.sum);
-        Product { rows: self.rows(), rounded_once, ..product }
+        Product { rows: self.rows(), products_lose, ..product }
     }
 
     /// A product and a collective, one after the other.
@@ -338,22 +343,23 @@ impl<'a> Data<'a> {
                 _ => self.harness.comm.window(len)?.device_slice(),
             })
         };
-        let checked = |rounded_once| self.result(c.clone(), rounded_once);
+        let checked = |products_lose| self.result(c.clone(), products_lose);
         Ok(match self.collective {
             Collective::AllReduce => {
-                let (a, checked) = (self.own.clone(), checked(false));
+                let (a, checked) = (self.own.clone(), checked(Some(BF16_LOSES)));
                 let work = move || multiply(&a, &c).and_then(|()| collect.enqueue(&c, &c));
                 Contender::new(variant, work, checked)
             }
             Collective::ReduceScatter => {
-                let (a, product, checked) = (self.own.clone(), alloc(m * n)?, checked(false));
+                let (a, product, checked) =
+                    (self.own.clone(), alloc(m * n)?, checked(Some(BF16_LOSES)));
                 let work =
                     move || multiply(&a, &product).and_then(|()| collect.enqueue(&product, &c));
                 Contender::new(variant, work, checked)
             }
             Collective::AllGather => {
                 let own = if variant == Variant::Nccl { &self.within } else { &self.own };
-                let (own, a, checked) = (own.clone(), alloc(m * k)?, checked(true));
+                let (own, a, checked) = (own.clone(), alloc(m * k)?, checked(None));
                 let work = move || collect.enqueue(&own, &a).and_then(|()| multiply(&a, &c));
                 Contender::new(variant, work, checked)
             }

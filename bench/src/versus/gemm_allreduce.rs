@@ -8,7 +8,7 @@ use anyhow::{Result, ensure};
 use clap::Args;
 use devcomm::{
     Communicator, DeviceSlice, GemmAllReduce as Operation, GemmAllReducePlan,
-    ParseGemmAllReducePlanError, Stream, Window,
+    ParseGemmAllReducePlanError, Stream, Window, Wire,
 };
 use devcomm_testing::gemm::Problem;
 use half::bf16;
@@ -38,7 +38,11 @@ pub struct GemmAllReduce {
     /// `swapped:<rows>x<columns>:<splits>` as of `gemm`, or `swapped`, with the tile by which
     /// devcomm::Gemm multiplies
     #[arg(long = "plan", value_delimiter = ',', value_name = "PLAN")]
-    plans: Vec<Asked>,
+    plans: Vec<AskedPlan>,
+
+    /// Types in which partial sums travel, comma-separated, a row for each: `bf16`, `f32`, `e4m3`
+    #[arg(long = "wire", value_delimiter = ',', value_name = "TYPE")]
+    wires: Vec<Wire>,
 
     #[command(flatten)]
     torch: TorchOptions,
@@ -46,13 +50,13 @@ pub struct GemmAllReduce {
 
 /// A plan that was asked for.
 #[derive(Clone, Copy, Debug)]
-pub enum Asked {
+pub enum AskedPlan {
     Plan(GemmAllReducePlan),
     /// The first one for few rows.
     Swapped,
 }
 
-impl FromStr for Asked {
+impl FromStr for AskedPlan {
     type Err = ParseGemmAllReducePlanError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -63,7 +67,7 @@ impl FromStr for Asked {
     }
 }
 
-impl fmt::Display for Asked {
+impl fmt::Display for AskedPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Plan(plan) => plan.fmt(f),
@@ -72,13 +76,28 @@ impl fmt::Display for Asked {
     }
 }
 
-impl Asked {
+impl AskedPlan {
     /// The plan for a shape, which has these.
     fn find(self, plans: &[GemmAllReducePlan]) -> Option<GemmAllReducePlan> {
         plans.iter().copied().find(|plan| match self {
             Self::Plan(asked) => *plan == asked,
             Self::Swapped => matches!(plan, GemmAllReducePlan::Swapped { .. }),
         })
+    }
+}
+
+/// A type of partial sums, and a plan or the default one.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked {
+    wire: Wire,
+    plan: Option<AskedPlan>,
+}
+
+impl fmt::Display for Asked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { wire, plan } = self;
+        plan.map_or(Ok(()), |plan| write!(f, "{plan} in "))?;
+        wire.fmt(f)
     }
 }
 
@@ -130,8 +149,13 @@ impl Fusion for GemmAllReduce {
         (&self.shapes, self.l2)
     }
 
-    fn asked(&self) -> &[Asked] {
-        &self.plans
+    fn asked(&self) -> Vec<Asked> {
+        let wires = if self.wires.is_empty() { &[Wire::Bf16][..] } else { &self.wires };
+        let default = || vec![None; usize::from(!self.wires.is_empty())];
+        let plans = self.plans.iter().copied().map(Some).collect::<Vec<_>>();
+        let plans = if plans.is_empty() { default() } else { plans };
+        let of_wire = |&wire| plans.iter().map(move |&plan| Asked { wire, plan });
+        wires.iter().flat_map(of_wire).collect()
     }
 
     fn defaults() -> [[&'static [usize]; 3]; 2] {
@@ -143,12 +167,20 @@ impl Fusion for GemmAllReduce {
         Ok(())
     }
 
-    fn new(comm: &Communicator, stream: &Stream, [m, n, _]: [usize; 3]) -> Result<Operation> {
+    fn new(
+        comm: &Communicator,
+        stream: &Stream,
+        [m, n, _]: [usize; 3],
+        asked: Option<&Asked>,
+    ) -> Result<Operation> {
+        let wire = asked.map_or(Wire::Bf16, |asked| asked.wire);
+        let operation = Operation::options().wire(wire).build(comm, stream, m, n)?;
         // SAFETY: what writes B has ended before any launch.
-        Ok(unsafe { Operation::new(comm, stream, m, n)?.with_constant_b() })
+        Ok(unsafe { operation.with_constant_b() })
     }
 
     fn set(operation: &Operation, asked: &Asked, shape: [usize; 3]) -> Result<Result<(), String>> {
+        let Some(asked) = asked.plan else { return Ok(Ok(())) };
         let Some(plan) = asked.find(&operation.plans(shape)?) else {
             return Ok(Err("it cannot do it here".to_owned()));
         };
@@ -156,9 +188,11 @@ impl Fusion for GemmAllReduce {
         Ok(Ok(()))
     }
 
-    fn plan(operation: &Operation, shape: [usize; 3]) -> (String, bool) {
-        let plan = operation.explain(shape).plan;
-        (plan.to_string(), plan == GemmAllReducePlan::Strips)
+    fn plan(operation: &Operation, shape: [usize; 3]) -> (String, Option<f64>) {
+        let wire = operation.wire();
+        let lost = f64::from(wire.error_bound(1.0, 0.0));
+        let algorithm = format!("{} in {wire}", operation.explain(shape).plan);
+        (algorithm, (wire != Wire::F32).then_some(lost))
     }
 
     unsafe fn launch(

@@ -12,6 +12,7 @@ use half::bf16;
 
 use super::fusion::{self, Collective, Fusion};
 use super::job::Job;
+use super::product::BF16_LOSES;
 use super::row::L2;
 use super::selection::{Selection, VariantInfo};
 use super::shapes::ShapeOptions;
@@ -82,8 +83,8 @@ impl Fusion for GemmReduceScatter {
         (&self.shapes, self.l2)
     }
 
-    fn asked(&self) -> &[GemmReduceScatterPlan] {
-        &self.plans
+    fn asked(&self) -> Vec<GemmReduceScatterPlan> {
+        self.plans.clone()
     }
 
     fn defaults() -> [[&'static [usize]; 3]; 2] {
@@ -95,7 +96,12 @@ impl Fusion for GemmReduceScatter {
         Ok(())
     }
 
-    fn new(comm: &Communicator, stream: &Stream, [m, n, _]: [usize; 3]) -> Result<Operation> {
+    fn new(
+        comm: &Communicator,
+        stream: &Stream,
+        [m, n, _]: [usize; 3],
+        _: Option<&GemmReduceScatterPlan>,
+    ) -> Result<Operation> {
         Ok(Operation::new(comm, stream, m, n)?)
     }
 
@@ -109,8 +115,8 @@ impl Fusion for GemmReduceScatter {
         Ok(if how.plan == *asked { Ok(()) } else { Err(how.reason.to_owned()) })
     }
 
-    fn plan(operation: &Operation, shape: [usize; 3]) -> (String, bool) {
-        (operation.explain(shape).plan.to_string(), false)
+    fn plan(operation: &Operation, shape: [usize; 3]) -> (String, Option<f64>) {
+        (operation.explain(shape).plan.to_string(), Some(BF16_LOSES))
     }
 
     unsafe fn launch(

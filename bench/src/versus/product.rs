@@ -216,6 +216,9 @@ impl Sum {
     }
 }
 
+/// What products in bf16 lose: half the distance from 1 to the next number.
+pub const BF16_LOSES: f64 = 1.0 / 256.0;
+
 /// C, or some of its rows, on this rank.
 pub struct Product<'a, O> {
     pub harness: &'a Harness<'a>,
@@ -223,11 +226,12 @@ pub struct Product<'a, O> {
     /// The ranks whose products it is the sum of.
     pub ranks: Range<usize>,
     pub c: DeviceSlice<O>,
-    /// The rows that it has: all if it is `rounded_once`.
+    /// The rows that it has: all if it is rounded once.
     pub rows: Range<usize>,
     pub sum: Option<&'a Sum>,
-    /// Whether C is rounded once, from an exact sum.
-    pub rounded_once: bool,
+    /// The share of itself that each rank's product may lose when it is rounded, before the sum is.
+    /// `None` if C is rounded once, from an exact sum.
+    pub products_lose: Option<f64>,
     /// What the sums were multiplied by, a power of two: it moves no rounding.
     pub scale: f32,
 }
@@ -241,7 +245,7 @@ impl<'a, O> Product<'a, O> {
     ) -> Self {
         let Matrices { harness, problem, ref ranks, .. } = *matrices;
         let (ranks, rows) = (ranks.clone(), 0..problem.m);
-        Self { harness, problem, ranks, c, rows, sum, rounded_once: true, scale: 1.0 }
+        Self { harness, problem, ranks, c, rows, sum, products_lose: None, scale: 1.0 }
     }
 }
 
@@ -267,21 +271,22 @@ impl<O: Number> Outcome for Product<'_, O> {
                 false => Box::new(problem.samples(SAMPLES)),
             }
         };
-        let is_beyond = |&(row, column): &(usize, usize)| {
+        let is_wrong = |right: f32, got: O, largest: f64| match self.products_lose {
+            None => got != O::nearest(right),
+            Some(lost) => is_beyond_rounding(right, got, largest, n_ranks, lost),
+        };
+        let is_sample_wrong = |&(row, column): &(usize, usize)| {
             let product = |rank| problem.exact(rank..rank + 1, row, column).abs();
             let largest = ranks.clone().map(product).fold(0.0, f64::max);
             let right = problem.exact(ranks.clone(), row, column) as f32;
-            is_beyond_rounding(right, c[(row - rows.start) * problem.n + column], largest, n_ranks)
+            is_wrong(right, c[(row - rows.start) * problem.n + column], largest)
         };
         let is_here = |(row, _): &(usize, usize)| rows.contains(row);
         Ok(match self.sum {
-            None if self.rounded_once => problem.count_wrong(ranks.clone(), &c, some()),
-            None => some().filter(is_here).filter(is_beyond).count(),
+            None if self.products_lose.is_none() => problem.count_wrong(ranks.clone(), &c, some()),
+            None => some().filter(is_here).filter(is_sample_wrong).count(),
             Some(sum) => {
-                let is_wrong = |&(&right, &got): &(&f32, &O)| match self.rounded_once {
-                    true => got != O::nearest(right),
-                    false => is_beyond_rounding(right, got, sum.largest, n_ranks),
-                };
+                let is_wrong = |&(&right, &got): &(&f32, &O)| is_wrong(right, got, sum.largest);
                 let sums = &sum.elements[rows.start * problem.n..];
                 sums.iter().zip(&c).filter(is_wrong).count()
             }
@@ -290,16 +295,21 @@ impl<O: Number> Outcome for Product<'_, O> {
 }
 
 /// Whether `got` differs from `right` by more than roundings allow: one of each product (a rank's,
-/// of magnitude `largest` at most), and one of each partial sum.
-fn is_beyond_rounding<O: Number>(right: f32, got: O, largest: f64, ranks: usize) -> bool {
+/// of magnitude `largest` at most), which may lose this share of it, and one of each partial sum.
+fn is_beyond_rounding<O: Number>(
+    right: f32,
+    got: O,
+    largest: f64,
+    ranks: usize,
+    products_lose: f64,
+) -> bool {
     // Half the distance from 1 to the next number.
     let half_step = O::EPSILON / 2.0;
-    let roundings_of_products = ranks as f64 * largest;
+    let roundings_of_products = products_lose * ranks as f64 * largest;
     let roundings_of_sums: f64 = (2..=ranks).map(|terms| terms as f64 * largest).sum();
     // Partial sums of rounded products may exceed the exact ones slightly.
-    let bound = half_step
-        * (roundings_of_products + roundings_of_sums)
-        * (1.0 + half_step).powi(ranks as i32);
+    let more = (1.0 + products_lose.max(half_step)).powi(ranks as i32);
+    let bound = (roundings_of_products + half_step * roundings_of_sums) * more;
     let error = (got.value() - f64::from(right)).abs();
     error.is_nan() || error > bound
 }
@@ -313,9 +323,12 @@ mod tests {
     #[test]
     fn roundings_are_no_error_and_a_rank_that_is_missing_is() {
         // Two ranks with products of 100.25 each: bf16 has steps of 0.5 there, and of 1 at the sum.
-        assert!(!is_beyond_rounding(200.5, bf16::from_f32(200.0), 100.25, 2));
-        assert!(!is_beyond_rounding(200.5, bf16::from_f32(201.0), 100.25, 2));
-        assert!(is_beyond_rounding(200.5, bf16::from_f32(100.0), 100.25, 2));
-        assert!(is_beyond_rounding(200.5, bf16::NAN, 100.25, 2));
+        assert!(!is_beyond_rounding(200.5, bf16::from_f32(200.0), 100.25, 2, BF16_LOSES));
+        assert!(!is_beyond_rounding(200.5, bf16::from_f32(201.0), 100.25, 2, BF16_LOSES));
+        assert!(is_beyond_rounding(200.5, bf16::from_f32(100.0), 100.25, 2, BF16_LOSES));
+        assert!(is_beyond_rounding(200.5, bf16::NAN, 100.25, 2, BF16_LOSES));
+        // Of 8-bit floats a product loses up to a sixteenth.
+        assert!(is_beyond_rounding(200.5, bf16::from_f32(189.0), 100.25, 2, BF16_LOSES));
+        assert!(!is_beyond_rounding(200.5, bf16::from_f32(189.0), 100.25, 2, 0.0625));
     }
 }

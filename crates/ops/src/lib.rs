@@ -47,7 +47,8 @@ pub use self::gemm::{
     ParsePlanError, Product, RowGroups, ScaledElement, TransposableElement,
 };
 pub use self::gemm_allreduce::{
-    GemmAllReduce, GemmAllReducePlan, GemmOptions, ParseGemmAllReducePlanError,
+    GemmAllReduce, GemmAllReducePlan, GemmOptions, ParseGemmAllReducePlanError, ParseWireError,
+    Wire,
 };
 pub use self::gemm_reduce_scatter::{
     GemmReduceScatter, GemmReduceScatterPlan, ParseGemmReduceScatterPlanError,

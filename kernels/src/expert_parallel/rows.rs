@@ -7,19 +7,13 @@ use cuda_std::vector::Accumulate;
 use devcomm_types::{Element, F8E4M3};
 use half::bf16;
 
+use crate::scale::Scale;
+
 /// Elements that share a scale, as neighbouring vectors of 8-bit floats of `SCALED_LANES` lanes.
 pub const SCALED: usize = 128;
 
 /// Lanes whose vectors share a scale.
 const SCALED_LANES: u32 = 8;
-
-/// The greatest finite [`F8E4M3`] is 448, `1.75 * 2^8`.
-const LARGEST_EXPONENT: u32 = 8;
-/// What is added to the bits of an `f32` so that its exponent becomes greater if the number is more
-/// than 1.75 times a power of two.
-const ROUND_UP: u32 = 0x1f_ffff;
-/// Bits of the fraction of an `f32`.
-const FRACTION: u32 = 23;
 
 /// The elements of rows on their way: [`bf16`] as they are, or [`F8E4M3`] with scales. A vector of
 /// 16 bytes of a row is made from a lane's [`Loaded`](Self::Loaded) part of the input.
@@ -65,10 +59,7 @@ impl Rows for bf16 {
     }
 }
 
-/// The scale of [`SCALED`] elements is the least power of two, at least `2^-126`, times which 448
-/// is no less than each of them. So an element divided by it is exact, and all rounding is that to
-/// [`F8E4M3`]: to nearest, ties to even. Infinities become 448 times the scale; NaN stays, and does
-/// not count for the scale.
+/// [`SCALED`] elements share a [`Scale`]; NaN does not count for it.
 impl Rows for F8E4M3 {
     const HAS_SCALES: bool = true;
     type Loaded = [Vec16<bf16>; 2];
@@ -99,17 +90,15 @@ impl Rows for F8E4M3 {
             largest = largest.max(unsafe { warp::shuffle_xor(largest, distance) });
             distance *= 2;
         }
-        let exponent = (largest.to_bits() + ROUND_UP) >> FRACTION;
-        let exponent = exponent.saturating_sub(LARGEST_EXPONENT).max(1);
-        // 1 over the scale: the exponents of both have the sum of two that are 0.
-        let inverse = f32::from_bits((2 * 127 - exponent) << FRACTION);
+        let scale = Scale::of(largest);
+        let inverse = scale.inverse();
         let mut wide = [0.0; 16];
         let mut i = 0;
         while i < 8 {
             (wide[i], wide[8 + i]) = (low[i] * inverse, high[i] * inverse);
             i += 1;
         }
-        (Vec16::from_bits(F8E4M3::narrow(wide).to_bits()), exponent << FRACTION)
+        (Vec16::from_bits(F8E4M3::narrow(wide).to_bits()), scale.to_bits())
     }
 }
 

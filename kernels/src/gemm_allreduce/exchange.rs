@@ -1,31 +1,44 @@
 //! The exchange of sums, common to both forms: partial sums to a strip's owner, results to all
 //! ranks.
 //!
-//! Partial sums are exchanged in f32, in the layout of the tensor cores' results: in *fragments* of
-//! 16 rows and 8 columns, of which each lane of a warp has four elements. So a warp stores 512
-//! bytes at once, without a shuffle. A lane of the owner loads what four lanes stored: 8 columns of
-//! two rows.
+//! Partial sums are exchanged as [`Partial`]s, in the layout of the tensor cores' results: in
+//! *fragments* of 16 rows and 8 columns, of which each lane of a warp has four elements. Those of
+//! one, two or four neighbouring fragments are a lane's vector. So a warp stores 512 bytes at once,
+//! without a shuffle. A lane of the owner loads what four lanes stored: all columns of these
+//! fragments in two rows.
+
+use core::marker::PhantomData;
 
 use cuda_std::atomic::{AtomicU32, Order, Scope};
-use cuda_std::convert::f32_to_bf16x2;
 use cuda_std::prelude::*;
 use nccl_device::{BarrierIndex, Coop, DevComm, Epoch, Flag, LsaPtr, MemoryOrder, Team, Window};
 
+use super::partial::{MOST_FRAGMENTS, Partial, SCALED};
+use super::partial_tile::PartialTile;
 use super::tiles::{STRIP_ROWS, STRIPS, Strip, Tiles};
+use crate::scale::Scale;
 
 /// Words before the flags in their window: the number of blocks that have ended, the epoch of the
 /// last launch, and padding to a cache line.
 pub(super) const FIRST_FLAG: usize = 32;
 
 /// Rows and columns of a fragment.
-const ROWS: u32 = 16;
-const WIDTH: u32 = 8;
-/// Elements of a fragment that each lane has.
-const PER_LANE: usize = 4;
+pub(super) const ROWS: u32 = 16;
+pub(super) const WIDTH: u32 = 8;
+/// Fragments whose elements share scales, and the words of the scales of their 16 rows: of each row
+/// and the eighth after it, a pair.
+pub(super) const SCALED_FRAGMENTS: u32 = SCALED / WIDTH;
+const SCALES: u32 = ROWS / 2;
 
-/// Elements of a strip's slot in the workspace.
-pub(super) const fn partial_elements(columns: usize) -> usize {
-    STRIP_ROWS as usize * columns
+/// The words of the elements of a strip, in its slot in the workspace. Scales follow.
+const fn element_words<W: Partial>(columns: usize) -> usize {
+    STRIP_ROWS as usize * columns * size_of::<W>() / 4
+}
+
+/// The words of a strip's slot in the workspace: whole vectors.
+pub(super) const fn slot_words<W: Partial>(columns: usize) -> usize {
+    let scales = GROUPS as usize * (columns / SCALED as usize) * SCALES as usize;
+    element_words::<W>(columns) + if W::HAS_SCALES { scales } else { 0 }
 }
 
 /// Groups of 16 rows in a strip: a warp reduces one group at a time.
@@ -44,19 +57,22 @@ fn warps_done() -> *mut u32 {
 }
 
 /// The communicator, windows and epoch of a launch.
-pub(super) struct Exchange<'a, const COLUMNS: u32> {
+pub(super) struct Exchange<'a, W, const COLUMNS: u32> {
     comm: &'a DevComm,
     team: Team,
     tiles: Tiles<COLUMNS>,
     c: Window<bf16>,
-    partials: Window<f32>,
+    partials: Window<u32>,
     flags: Window<u32>,
     epoch: u32,
     local_only: bool,
+    wire: PhantomData<W>,
 }
 
-impl<'a, const COLUMNS: u32> Exchange<'a, COLUMNS> {
-    const FRAGMENTS: u32 = COLUMNS / WIDTH;
+impl<'a, W: Partial, const COLUMNS: u32> Exchange<'a, W, COLUMNS> {
+    /// Vectors of a lane in a row of fragments.
+    const VECTORS: u32 = COLUMNS / WIDTH / W::FRAGMENTS as u32;
+    const SLOT: usize = slot_words::<W>(COLUMNS as usize);
 
     /// Every thread of the block calls it, then the block's barrier. A single rank exchanges
     /// nothing.
@@ -69,7 +85,7 @@ impl<'a, const COLUMNS: u32> Exchange<'a, COLUMNS> {
         comm: &'a DevComm,
         tiles: Tiles<COLUMNS>,
         c: Window<bf16>,
-        partials: Window<f32>,
+        partials: Window<u32>,
         flags: Window<u32>,
     ) -> Self {
         // SAFETY: the caller's contract.
@@ -83,7 +99,8 @@ impl<'a, const COLUMNS: u32> Exchange<'a, COLUMNS> {
         }
         let team = comm.lsa_team();
         let local_only = team.n_ranks == 1;
-        Self { comm, team, tiles, c, partials, flags, epoch, local_only }
+        let wire = PhantomData;
+        Self { comm, team, tiles, c, partials, flags, epoch, local_only, wire }
     }
 
     /// The rank that owns a strip.
@@ -107,24 +124,34 @@ impl<'a, const COLUMNS: u32> Exchange<'a, COLUMNS> {
         unsafe { Flag::new(self.comm, self.flags, FIRST_FLAG + self.slot(strip, source)) }
     }
 
-    /// The index in a slot of a lane's four elements of the fragment with first row `16 * i` and
-    /// first column `8 * j`.
+    /// The word in a slot at which a lane's vector begins of the fragments with first row `16 * i`
+    /// and first column `8 * j`.
     #[inline(always)]
-    fn fragment(i: u32, j: u32, lane: u32) -> usize {
-        (((i * Self::FRAGMENTS + j) * warp::WARP_SIZE + lane) as usize) * PER_LANE
+    pub(super) fn vector(i: u32, j: u32, lane: u32) -> usize {
+        let number = i * Self::VECTORS + j / W::FRAGMENTS as u32;
+        ((number * warp::WARP_SIZE + lane) * 4) as usize
+    }
+
+    /// The word in a slot with the scales of the `row`-th row of these fragments, and of the eighth
+    /// after it.
+    #[inline(always)]
+    pub(super) fn scales(i: u32, j: u32, row: u32) -> usize {
+        let number = i * (COLUMNS / SCALED) + j / SCALED_FRAGMENTS;
+        element_words::<W>(COLUMNS as usize) + (number * SCALES + row) as usize
     }
 
     /// The destination of this rank's sums of a strip.
     #[inline(always)]
-    pub(super) fn partial_tile(&self, strip: Strip) -> PartialTile<COLUMNS> {
+    pub(super) fn partial_tile(&self, strip: Strip) -> PartialTile<W, COLUMNS> {
         let slot = self.slot(strip, self.team.rank);
         // SAFETY: the slot is in the window.
         let partial = unsafe {
             let base = self.partials.lsa(self.owner(strip)).as_ptr();
-            base.add(slot * partial_elements(COLUMNS as usize))
+            base.add(slot * Self::SLOT)
         };
         let Tiles { m, n } = self.tiles;
-        PartialTile { c: self.c.local(), partial, strip, m, n, local_only: self.local_only }
+        let (local_only, wire) = (self.local_only, PhantomData);
+        PartialTile { c: self.c.local(), partial, strip, m, n, local_only, wire }
     }
 
     /// Sets the flag of this rank's sums of a strip. The 128 threads that stored the sums call it
@@ -208,21 +235,23 @@ impl<'a, const COLUMNS: u32> Exchange<'a, COLUMNS> {
     /// As for [`reduce`](Self::reduce); the sums of all ranks have arrived.
     #[inline(always)]
     unsafe fn reduce_rows(&self, strip: Strip, i: u32) {
-        let each = partial_elements(COLUMNS as usize);
-        let first = self.slot(strip, 0) * each;
-        let stride = (self.slot(strip, 1) - self.slot(strip, 0)) * each;
-        let partials = self.partials.local().as_ptr();
-        // A lane takes 8 columns of two rows, and the next lane the next 8.
+        let slots = [0, 1].map(|source| self.slot(strip, source) * Self::SLOT);
+        let stride = slots[1] - slots[0];
+        let columns = WIDTH * W::FRAGMENTS as u32;
+        // A lane takes the columns of a vector's fragments in two rows, and the next lane the next.
         let mut item = warp::lane_id();
-        while item < ROWS / 2 * Self::FRAGMENTS {
-            let (j, row) = (item % Self::FRAGMENTS, item / Self::FRAGMENTS);
-            if strip.column + WIDTH * j < self.tiles.n {
-                // SAFETY: the caller's contract; the fragment was stored, as some of its elements
+        while item < ROWS / 2 * Self::VECTORS {
+            let (vector, row) = (item % Self::VECTORS, item / Self::VECTORS);
+            let (j, column) = (vector * W::FRAGMENTS as u32, strip.column + vector * columns);
+            if column < self.tiles.n {
+                // SAFETY: the caller's contract; the vectors were stored, as some of their elements
                 // are in C.
                 unsafe {
-                    let from = partials.add(first + Self::fragment(i, j, 4 * row));
-                    let [top, bottom] = self.sums(from, stride);
-                    let (row, column) = (strip.row + ROWS * i + row, strip.column + WIDTH * j);
+                    let slot = self.partials.local().as_ptr().add(slots[0]);
+                    let from = slot.add(Self::vector(i, j, 4 * row));
+                    let scales = slot.add(Self::scales(i, j, row));
+                    let [top, bottom] = self.sums(from, scales, stride);
+                    let row = strip.row + ROWS * i + row;
                     self.store(row, column, top);
                     self.store(row + 8, column, bottom);
                 }
@@ -231,27 +260,38 @@ impl<'a, const COLUMNS: u32> Exchange<'a, COLUMNS> {
         }
     }
 
-    /// The sums over the ranks, in a fixed order, of eight columns of two rows: 16 elements at
-    /// `from`, and for each further rank at the next multiple of `stride`.
+    /// The sums over the ranks, in their order, of two rows of a vector's fragments, eight columns
+    /// each: four vectors at `from`, and for each further rank at the next multiple of `stride`, as
+    /// are the `scales`.
     ///
     /// # Safety
     ///
     /// The elements have arrived from every rank.
     #[inline(always)]
-    unsafe fn sums(&self, from: *const f32, stride: usize) -> [[f32; 8]; 2] {
-        let mut sums = [[0.0; 8]; 2];
+    unsafe fn sums(&self, from: *const u32, scales: *const u32, stride: usize) -> [Sums; 2] {
+        let mut sums = [[[0.0; WIDTH as usize]; MOST_FRAGMENTS]; 2];
         let mut source = 0;
         while source < self.team.n_ranks as usize {
+            let scales = match W::HAS_SCALES {
+                // SAFETY: the caller's contract.
+                true => Scale::unpack(unsafe { mem::load(scales.add(source * stride)) }),
+                false => [1.0; 2],
+            };
             let mut lane = 0;
             while lane < 4 {
                 // SAFETY: the caller's contract.
-                let part = unsafe { mem::load_vec(from.add(source * stride + PER_LANE * lane)) };
-                // Two columns of the upper row, and of the lower.
-                let [a, b, c, d] = part.to_bits().map(f32::from_bits);
-                sums[0][2 * lane] += a;
-                sums[0][2 * lane + 1] += b;
-                sums[1][2 * lane] += c;
-                sums[1][2 * lane + 1] += d;
+                let part = unsafe { mem::load_vec(from.add(source * stride + 4 * lane).cast()) };
+                let part = W::unpack(part);
+                let mut i = 0;
+                while i < W::FRAGMENTS {
+                    // Two columns of the upper row, and of the lower.
+                    let [a, b, c, d] = part[i];
+                    sums[0][i][2 * lane] += a * scales[0];
+                    sums[0][i][2 * lane + 1] += b * scales[0];
+                    sums[1][i][2 * lane] += c * scales[1];
+                    sums[1][i][2 * lane + 1] += d * scales[1];
+                    i += 1;
+                }
                 lane += 1;
             }
             source += 1;
@@ -259,34 +299,36 @@ impl<'a, const COLUMNS: u32> Exchange<'a, COLUMNS> {
         sums
     }
 
-    /// Rounds eight elements of a row, and stores those that are in C to every rank.
+    /// Rounds a row of a vector's fragments, and stores the elements that are in C to every rank.
     ///
     /// # Safety
     ///
     /// Only this thread stores these elements.
     #[inline(always)]
-    unsafe fn store(&self, row: u32, column: u32, values: [f32; 8]) {
+    unsafe fn store(&self, row: u32, column: u32, sums: Sums) {
         let Tiles { m, n } = self.tiles;
         if row >= m {
             return;
         }
-        let at = row as usize * n as usize + column as usize;
-        let words = [
-            f32_to_bf16x2([values[0], values[1]]),
-            f32_to_bf16x2([values[2], values[3]]),
-            f32_to_bf16x2([values[4], values[5]]),
-            f32_to_bf16x2([values[6], values[7]]),
-        ];
+        let words = sums.map(|sums| bf16::narrow(sums).to_bits());
         for peer in self.team.all_from_self() {
             let c = self.c.lsa(peer);
-            // SAFETY: the caller's contract. If `n` is a multiple of 8, rows are 16-byte aligned
-            // whole vectors.
-            unsafe {
-                if n.is_multiple_of(WIDTH) {
-                    c.store_vec(at / WIDTH as usize, Vec16::from_bits(words));
-                } else {
-                    store_elements(c, at, words, n - column);
+            let mut i = 0;
+            while i < W::FRAGMENTS {
+                let column = column + WIDTH * i as u32;
+                let at = row as usize * n as usize + column as usize;
+                // SAFETY: the caller's contract. If `n` is a multiple of 8, rows are 16-byte
+                // aligned whole vectors.
+                unsafe {
+                    if column >= n {
+                        // Beyond C.
+                    } else if n.is_multiple_of(WIDTH) {
+                        c.store_vec(at / WIDTH as usize, Vec16::from_bits(words[i]));
+                    } else {
+                        store_elements(c, at, words[i], n - column);
+                    }
                 }
+                i += 1;
             }
         }
     }
@@ -317,6 +359,9 @@ impl<'a, const COLUMNS: u32> Exchange<'a, COLUMNS> {
     }
 }
 
+/// A row of the fragments of a vector: those that there are.
+type Sums = [[f32; WIDTH as usize]; MOST_FRAGMENTS];
+
 /// Stores the first `len` of eight elements, or all eight.
 ///
 /// # Safety
@@ -332,122 +377,5 @@ unsafe fn store_elements(c: LsaPtr<bf16>, at: usize, words: [u32; 4], len: u32) 
             unsafe { c.store(at + i, bf16::from_bits(bits)) };
         }
         i += 1;
-    }
-}
-
-/// The destination of a strip's sums: the owner's workspace, or this rank's C with `local_only`.
-#[derive(Clone, Copy)]
-pub(super) struct PartialTile<const COLUMNS: u32> {
-    c: LsaPtr<bf16>,
-    partial: *mut f32,
-    strip: Strip,
-    m: u32,
-    n: u32,
-    local_only: bool,
-}
-
-impl<const COLUMNS: u32> PartialTile<COLUMNS> {
-    /// Stores the lane's elements of `J` fragments: rows from `16 * i` on, columns from `8 * j` on.
-    /// A lane has four elements of each: columns `2 * (lane % 4)` and the next, in rows `lane / 4`
-    /// and `lane / 4 + 8`.
-    ///
-    /// # Safety
-    ///
-    /// All lanes of a warp call it together; no other warp stores these fragments.
-    #[inline(always)]
-    pub(super) unsafe fn store<const J: usize>(
-        &self,
-        i: u32,
-        j: u32,
-        fragments: impl Fn(usize) -> [f32; PER_LANE],
-    ) {
-        let (row, column) = (self.strip.row + ROWS * i, self.strip.column + WIDTH * j);
-        if row >= self.m || column >= self.n {
-            return;
-        }
-        let columns = (self.n - column) as usize;
-        let lane = warp::lane_id();
-        if self.local_only {
-            let (row, first) = (row + lane / 4, lane % 4 * 2);
-            // SAFETY: the caller's contract.
-            unsafe {
-                self.store_local::<J>(
-                    row,
-                    column + first,
-                    columns.saturating_sub(first as usize),
-                    fragments,
-                )
-            };
-            return;
-        }
-        // SAFETY: the fragments are in the strip's slot.
-        unsafe {
-            let to = self.partial.add(Exchange::<COLUMNS>::fragment(i, j, lane));
-            let mut x = 0;
-            while x < J {
-                if x * (WIDTH as usize) < columns {
-                    let to = to.add(Exchange::<COLUMNS>::fragment(0, x as u32, 0));
-                    mem::store_vec(to, Vec16::from_bits(fragments(x).map(f32::to_bits)));
-                }
-                x += 1;
-            }
-        }
-    }
-
-    /// Rounds the elements and stores them to C: `J` pairs of columns, eight columns apart, in
-    /// `row` and `row + 8`.
-    ///
-    /// # Safety
-    ///
-    /// Only this thread stores these elements.
-    #[inline(always)]
-    unsafe fn store_local<const J: usize>(
-        &self,
-        row: u32,
-        column: u32,
-        columns: usize,
-        fragments: impl Fn(usize) -> [f32; PER_LANE],
-    ) {
-        let mut half = 0;
-        while half < 2 {
-            let row = row + 8 * half as u32;
-            if row < self.m {
-                // SAFETY: the row is in C.
-                let to = unsafe {
-                    self.c.as_ptr().add(row as usize * self.n as usize + column as usize)
-                };
-                let pair = |x: usize| {
-                    let sums = fragments(x);
-                    f32_to_bf16x2([sums[2 * half], sums[2 * half + 1]])
-                };
-                // SAFETY: the caller's contract; if `n` is even, every pair is whole and 4-byte
-                // aligned.
-                unsafe {
-                    if self.n.is_multiple_of(2) {
-                        let mut x = 0;
-                        while x < J {
-                            if 8 * x < columns {
-                                mem::store(to.add(8 * x).cast::<u32>(), pair(x));
-                            }
-                            x += 1;
-                        }
-                    } else {
-                        let mut x = 0;
-                        while x < J {
-                            let word = pair(x);
-                            if 8 * x < columns {
-                                mem::store(to.add(8 * x), bf16::from_bits(word as u16));
-                            }
-                            if 8 * x + 1 < columns {
-                                let high = (word >> 16) as u16;
-                                mem::store(to.add(8 * x + 1), bf16::from_bits(high));
-                            }
-                            x += 1;
-                        }
-                    }
-                }
-            }
-            half += 1;
-        }
     }
 }

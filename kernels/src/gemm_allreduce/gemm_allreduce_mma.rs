@@ -2,9 +2,11 @@
 
 use cuda_std::prelude::*;
 use cuda_std::tile::{Matrix, MmaProduct};
+use devcomm_types::F8E4M3;
 use nccl_device::{DevComm, Window};
 
 use super::exchange::Exchange;
+use super::partial::Partial;
 use super::tiles::{STRIPS, TILE_ROWS, Tiles};
 
 /// Columns of a tile of C.
@@ -24,7 +26,8 @@ const STRIP_BARRIER: u32 = 2;
 
 type Product = MmaProduct<bf16, TILE_ROWS, COLUMNS, STAGES, COMPUTING>;
 
-/// The product and its all-reduce, as [`GemmForm`] describes, on every GPU since Ampere.
+/// The product and its all-reduce, as [`GemmForm`] describes, on every GPU since Ampere. Partial
+/// sums are sent as `W`.
 ///
 /// Grid: at most as many blocks as the device communicator has LSA barriers, the same in every
 /// rank. Block: [`GemmForm::threads`] threads, with [`GemmForm::dynamic_shared`] bytes.
@@ -33,21 +36,21 @@ type Product = MmaProduct<bf16, TILE_ROWS, COLUMNS, STAGES, COMPUTING>;
 ///
 /// `a` has `m * k` elements and `b` has `n * k`, aligned to 16 bytes; `c` has `m * n` in every
 /// rank. `k` is a multiple of 8, and `m`, `n` and `k` are not 0. The windows of the workspace have
-/// [`GemmForm::workspace`]'s elements for this form; no other kernel uses them, and their flags
-/// were 0 in every rank before the first launch in any. All ranks launch with the same arguments,
-/// in the same order.
+/// [`GemmForm::workspace`]'s words for this form and `W`; no other kernel uses them, and their
+/// flags were 0 in every rank before the first launch in any. All ranks launch with the same
+/// arguments, in the same order.
 ///
 /// [`GemmForm`]: super::GemmForm
 /// [`GemmForm::threads`]: super::GemmForm::threads
 /// [`GemmForm::dynamic_shared`]: super::GemmForm::dynamic_shared
 /// [`GemmForm::workspace`]: super::GemmForm::workspace
-#[kernel(max_threads = 384)]
-pub unsafe fn gemm_allreduce_mma(
+#[kernel(max_threads = 384, W = [f32, bf16, F8E4M3])]
+pub unsafe fn gemm_allreduce_mma<W: Partial>(
     comm: DevComm,
     a: *const bf16,
     b: *const bf16,
     c: Window<bf16>,
-    partials: Window<f32>,
+    partials: Window<u32>,
     flags: Window<u32>,
     m: u32,
     n: u32,
@@ -56,7 +59,7 @@ pub unsafe fn gemm_allreduce_mma(
     let tiles = Tiles::<COLUMNS> { m, n };
     // SAFETY: the kernel's contract. All warps reach `reduce` and `finish`.
     unsafe {
-        let exchange = Exchange::new(&comm, tiles, c, partials, flags);
+        let exchange = Exchange::<W, COLUMNS>::new(&comm, tiles, c, partials, flags);
         thread::sync_threads();
         if thread::thread_idx_x() < COMPUTING {
             let product = Product {
@@ -77,7 +80,11 @@ pub unsafe fn gemm_allreduce_mma(
 ///
 /// The kernel's contract, and the first [`COMPUTING`] threads of the block call it.
 #[inline(always)]
-unsafe fn compute(exchange: &Exchange<'_, COLUMNS>, product: Product, tiles: Tiles<COLUMNS>) {
+unsafe fn compute<W: Partial>(
+    exchange: &Exchange<'_, W, COLUMNS>,
+    product: Product,
+    tiles: Tiles<COLUMNS>,
+) {
     let thread = thread::thread_idx_x();
     let half = thread / 128;
     // A strip is divided among 2 x 2 warps, each with 32 rows and 64 columns.

@@ -4,10 +4,11 @@ use cuda_std::prelude::*;
 use cuda_std::tile::{Pipeline, PipelineState, SharedTile, TileMemory};
 use cuda_std::tma;
 use cuda_std::wgmma::{self, Tile};
-use devcomm_types::{GridConstant, TensorMap};
+use devcomm_types::{F8E4M3, GridConstant, TensorMap};
 use nccl_device::{DevComm, Window};
 
 use super::exchange::Exchange;
+use super::partial::Partial;
 use super::tiles::{STRIP_ROWS, STRIPS, TILE_ROWS, Tiles};
 
 /// Columns of a tile of C.
@@ -33,7 +34,8 @@ pub(super) const THREADS: u32 = (COMPUTING_WARPS + 1 + REDUCING_WARPS) * warp::W
 /// Named barriers: the first of one for each strip's threads.
 const STRIP_BARRIER: u32 = 1;
 
-/// The product and its all-reduce, as [`GemmForm`] describes, on Hopper.
+/// The product and its all-reduce, as [`GemmForm`] describes, on Hopper. Partial sums are sent as
+/// `W`.
 ///
 /// `a` and `b` are [`TensorMapDesc`]s of the two matrices, with tiles of [`GemmForm::TILE_ROWS`]
 /// and of [`GemmForm::tile_columns`] rows.
@@ -45,9 +47,9 @@ const STRIP_BARRIER: u32 = 1;
 ///
 /// `a` describes allocated memory of `m x k` elements and `b` of `n x k`; `c` has `m * n` in every
 /// rank. `k` is a multiple of 8, and `m`, `n` and `k` are not 0. The windows of the workspace have
-/// [`GemmForm::workspace`]'s elements for this form; no other kernel uses them, and their flags
-/// were 0 in every rank before the first launch in any. All ranks launch with the same arguments,
-/// in the same order.
+/// [`GemmForm::workspace`]'s words for this form and `W`; no other kernel uses them, and their
+/// flags were 0 in every rank before the first launch in any. All ranks launch with the same
+/// arguments, in the same order.
 ///
 /// [`TensorMapDesc`]: devcomm_types::TensorMapDesc
 /// [`GemmForm::TILE_ROWS`]: super::GemmForm::TILE_ROWS
@@ -56,13 +58,13 @@ const STRIP_BARRIER: u32 = 1;
 /// [`GemmForm::threads`]: super::GemmForm::threads
 /// [`GemmForm::dynamic_shared`]: super::GemmForm::dynamic_shared
 /// [`GemmForm::workspace`]: super::GemmForm::workspace
-#[kernel(arch = "sm_90a", max_threads = 384)]
-pub unsafe fn gemm_allreduce_wgmma(
+#[kernel(arch = "sm_90a", max_threads = 384, W = [f32, bf16, F8E4M3])]
+pub unsafe fn gemm_allreduce_wgmma<W: Partial>(
     comm: DevComm,
     a: GridConstant<TensorMap>,
     b: GridConstant<TensorMap>,
     c: Window<bf16>,
-    partials: Window<f32>,
+    partials: Window<u32>,
     flags: Window<u32>,
     m: u32,
     n: u32,
@@ -72,7 +74,7 @@ pub unsafe fn gemm_allreduce_wgmma(
     let steps = k.div_ceil(TILE_K);
     // SAFETY: the kernel's contract. All warps reach `reduce` and `finish`.
     unsafe {
-        let exchange = Exchange::new(&comm, tiles, c, partials, flags);
+        let exchange = Exchange::<W, COLUMNS>::new(&comm, tiles, c, partials, flags);
         let shared = Shared {
             memory: TileMemory::dynamic(),
             pipeline: Pipeline::at(shared_array![u64; Pipeline::words(STAGES)], STAGES),
@@ -153,8 +155,8 @@ unsafe fn load(a: &TensorMap, b: &TensorMap, shared: Shared, tiles: Tiles<COLUMN
 ///
 /// The kernel's contract, and the first [`COMPUTING_WARPS`] warps of the block call it.
 #[inline(always)]
-unsafe fn compute(
-    exchange: &Exchange<'_, COLUMNS>,
+unsafe fn compute<W: Partial>(
+    exchange: &Exchange<'_, W, COLUMNS>,
     shared: Shared,
     tiles: Tiles<COLUMNS>,
     steps: u32,

@@ -4,7 +4,7 @@
 //! `C = sum over the ranks of A x B^T`. Each rank has `m x k` elements of A and `n x k` of B (as
 //! `nn.Linear` keeps its weights), both row-major: its slice of the dimension that is summed over.
 //! Every rank gets all `m x n` elements of C, row-major. Elements are bf16; sums are in f32, also
-//! over the ranks, and rounded once. All ranks get the same bits.
+//! over the ranks. All ranks get the same bits.
 //!
 //! Any `m` and `n`; `k` is a multiple of 8, so that rows are 16-byte aligned.
 //!
@@ -13,11 +13,11 @@
 //! Two kernels with the same exchange of sums:
 //! [`gemm_allreduce_wgmma`](crate::gemm_allreduce_wgmma()) with Hopper's `wgmma` and TMA, and
 //! [`gemm_allreduce_mma`](crate::gemm_allreduce_mma()) for every GPU since Ampere. [`GemmForm`]
-//! gives the launch parameters of each.
+//! gives the launch parameters of each. Both send partial sums as f32, bf16 or e4m3 ([`Partial`]).
 //!
 //! For Hopper GPUs there are [`gemm_allreduce_swapped`], and [`gemm_allreduce_wide`] for two ranks
-//! or [`gemm_allreduce_two_shot`] for more, which exchange products that are rounded to bf16: half
-//! of the bytes. Their schedules are those of [`gemm_swapped`](crate::gemm::gemm_swapped) and
+//! or [`gemm_allreduce_two_shot`] for more, which exchange products that are rounded to bf16. Their
+//! schedules are those of [`gemm_swapped`](crate::gemm::gemm_swapped) and
 //! [`gemm_wgmma`](crate::gemm::gemm_wgmma); what follows is about the two forms.
 //!
 //! # Schedule
@@ -67,6 +67,9 @@ pub mod gemm_allreduce_wide;
 pub mod gemm_reduce_scatter_wide;
 mod messages;
 mod owners;
+mod partial;
+mod partial_tile;
 mod tiles;
 
 pub use form::{GemmForm, GemmWorkspace};
+pub use partial::Partial;

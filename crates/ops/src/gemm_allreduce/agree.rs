@@ -9,8 +9,10 @@ use bytemuck::{Pod, Zeroable};
 use devcomm_host::{Communicator, KernelSet, Kernels, ModuleSource, Result, Stream};
 use devcomm_kernels::{self as kernels, GemmForm, GemmWorkspace};
 use devcomm_types::Kernel;
+use half::bf16;
 
 use super::GemmAllReduce;
+use super::wire::{Wire, by_wire};
 use crate::check::{refuse, require_context};
 use crate::{Gemm, KERNELS, modules};
 
@@ -27,12 +29,13 @@ use crate::{Gemm, KERNELS, modules};
 pub struct GemmOptions {
     form: Option<GemmForm>,
     max_blocks: Option<NonZeroU32>,
+    wire: Wire,
 }
 
 impl GemmOptions {
     /// The default options.
     pub const fn new() -> Self {
-        Self { form: None, max_blocks: None }
+        Self { form: None, max_blocks: None, wire: Wire::Bf16 }
     }
 
     /// Selects this form of [`Strips`](crate::GemmAllReducePlan::Strips), which is then the plan of
@@ -46,6 +49,13 @@ impl GemmOptions {
     /// the number that can be resident on every rank's GPU.
     pub const fn max_blocks(mut self, blocks: NonZeroU32) -> Self {
         self.max_blocks = Some(blocks);
+        self
+    }
+
+    /// Selects the type in which partial sums travel. Default: [`Wire::Bf16`]. In others they do by
+    /// [`Strips`](crate::GemmAllReducePlan::Strips), which is then the plan of all shapes.
+    pub const fn wire(mut self, wire: Wire) -> Self {
+        self.wire = wire;
         self
     }
 
@@ -74,7 +84,10 @@ impl GemmOptions {
 }
 
 static MODULES: LazyLock<Vec<ModuleSource>> = LazyLock::new(|| {
-    modules(&[kernels::gemm_allreduce_wgmma::FILE, kernels::gemm_allreduce_mma::FILE])
+    modules(&[
+        kernels::gemm_allreduce_wgmma::<bf16>::FILE,
+        kernels::gemm_allreduce_mma::<bf16>::FILE,
+    ])
 });
 
 fn load(comm: &Communicator) -> Result<Kernels> {
@@ -86,10 +99,11 @@ fn load(comm: &Communicator) -> Result<Kernels> {
 pub(super) struct Plan {
     pub(super) compiled: Kernels,
     pub(super) form: GemmForm,
+    pub(super) wire: Wire,
     pub(super) blocks: u32,
     pub(super) workspace: GemmWorkspace,
     /// Whether the ranks can exchange rounded products, and whether they do so by default: if there
-    /// are two, no form was asked for, and the GPUs are the same.
+    /// are two, no form was asked for, and the GPUs are the same. In bf16 only.
     pub(super) exchanges: bool,
     pub(super) exchanges_by_default: bool,
 }
@@ -109,14 +123,17 @@ impl Plan {
         let all = comm.host_all_gather(sent)?;
         let (compiled, _) = mine?;
         let (form, blocks) = agree(&all)?;
-        let exchanges = form == GemmForm::Wgmma && comm.n_ranks() >= 2;
+        let wire = options.wire;
+        let is_rounded = form == GemmForm::Wgmma && wire == Wire::Bf16;
+        let exchanges = is_rounded && comm.n_ranks() >= 2;
         let is_same = all.iter().flatten().all(|proposal| *proposal == all[0][0]);
         let is_measured = comm.n_ranks() == 2 && options.form.is_none();
         let exchanges_by_default = exchanges && is_measured && is_same;
-        let Some(workspace) = form.workspace(m, n, comm.n_ranks()) else {
+        let workspace = by_wire!(wire, W => form.workspace::<W>(m, n, comm.n_ranks()));
+        let Some(workspace) = workspace else {
             return refuse(format!("a product of {m} x {n} elements is too large"));
         };
-        Ok(Self { compiled, form, blocks, workspace, exchanges, exchanges_by_default })
+        Ok(Self { compiled, form, wire, blocks, workspace, exchanges, exchanges_by_default })
     }
 }
 
@@ -125,6 +142,7 @@ impl Plan {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 struct Proposal {
     form: u64,
+    wire: u64,
     m: u64,
     n: u64,
     /// A hash of the GPU's name, by which tables have plans.
@@ -148,20 +166,25 @@ impl Proposal {
             return refuse(format!("a product of {m} x {n} has no elements"));
         }
         let (form, compiled) = (options.form, load(comm)?);
-        let hopper = compiled.info::<kernels::gemm_allreduce_wgmma>().is_ok();
+        let hopper = compiled.info::<kernels::gemm_allreduce_wgmma<bf16>>().is_ok();
         let wgmma = match form {
             Some(GemmForm::Mma) => 0,
             None if !hopper => 0,
-            _ => options.blocks::<kernels::gemm_allreduce_wgmma>(&compiled, GemmForm::Wgmma)?,
+            _ => by_wire!(options.wire, W => {
+                options.blocks::<kernels::gemm_allreduce_wgmma<W>>(&compiled, GemmForm::Wgmma)?
+            }),
         };
         let mma = match form {
             Some(GemmForm::Wgmma) => 0,
-            _ => options.blocks::<kernels::gemm_allreduce_mma>(&compiled, GemmForm::Mma)?,
+            _ => by_wire!(options.wire, W => {
+                options.blocks::<kernels::gemm_allreduce_mma<W>>(&compiled, GemmForm::Mma)?
+            }),
         };
         let mut gpu = DefaultHasher::new();
         comm.context().device_name()?.hash(&mut gpu);
         let (gpu, blocks) = (gpu.finish(), [wgmma, mma]);
-        let proposal = Self { form: code(form), m: m as u64, n: n as u64, gpu, blocks };
+        let (form, wire) = (code(form), options.wire as u64);
+        let proposal = Self { form, wire, m: m as u64, n: n as u64, gpu, blocks };
         Ok((compiled, proposal))
     }
 }
@@ -203,9 +226,11 @@ fn agree(all: &[Vec<Proposal>]) -> Result<(GemmForm, u32)> {
         let [proposal] = proposal[..] else {
             return refuse(format!("rank {rank} cannot take part: its own error says why"));
         };
-        if first.is_some_and(|f| (f.form, f.m, f.n) != (proposal.form, proposal.m, proposal.n)) {
+        let asked = |of: &Proposal| (of.form, of.wire, of.m, of.n);
+        if first.is_some_and(|first| asked(first) != asked(&proposal)) {
             return refuse(format!(
-                "rank {rank} asks for another form or other sizes than rank 0: they must not differ"
+                "rank {rank} asks for another form, another type of partial sums or other sizes \
+                 than rank 0: they must not differ"
             ));
         }
         blocks = [0, 1].map(|i| blocks[i].min(proposal.blocks[i]));
@@ -229,7 +254,7 @@ mod tests {
     #[test]
     fn ranks_agree_on_what_all_can_do_or_say_who_differs() {
         let proposal =
-            |form, n, blocks| vec![Proposal { form: code(form), m: 7, n, gpu: 1, blocks }];
+            |form, n, blocks| vec![Proposal { form: code(form), wire: 0, m: 7, n, gpu: 1, blocks }];
         let hopper = proposal(None, 9, [132, 264]);
         let other = proposal(None, 9, [0, 100]);
         assert_eq!(agree(&[hopper.clone(), hopper.clone()]).unwrap(), (GemmForm::Wgmma, 132));
@@ -239,6 +264,8 @@ mod tests {
         assert!(message(agree(&[hopper.clone(), mma])).contains("rank 1 asks for another form"));
         let larger = proposal(None, 10, [132, 264]);
         assert!(message(agree(&[hopper.clone(), larger])).contains("rank 1 asks"));
+        let in_f32 = vec![Proposal { wire: Wire::F32 as u64, ..hopper[0] }];
+        assert!(message(agree(&[hopper.clone(), in_f32])).contains("another type of partial sums"));
         assert!(message(agree(&[vec![], hopper])).contains("rank 0 cannot take part"));
     }
 }

@@ -8,6 +8,7 @@ mod plan;
 mod strips;
 mod swapped;
 mod wide;
+mod wire;
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::HashMap;
@@ -26,6 +27,7 @@ pub use self::plan::{GemmAllReducePlan, ParseGemmAllReducePlanError};
 use self::strips::Strips;
 use self::swapped::Swapped;
 use self::wide::Wide;
+pub use self::wire::{ParseWireError, Wire};
 use crate::check::{check_buffer, check_shape, refuse, require_context};
 use crate::gemm::{Matrices, candidates, measured};
 use crate::{Collectives, Explanation, Gemm};
@@ -38,11 +40,14 @@ use crate::{Collectives, Explanation, Gemm};
 ///
 /// On two Hopper GPUs the plan follows from the shape: most products of up to 256 rows, and those
 /// that fill the GPU more than once, exchange their tiles in the product's kernel; others are
-/// followed by an all-reduce. Every rank's product, with sums in f32, is rounded to bf16, and so is
-/// the sum of the products. Elsewhere that is [`GemmAllReducePlan::Strips`], whose sums are rounded
-/// once. [`explain`](Self::explain) says which plan a shape gets; [`set_plan`](Self::set_plan)
-/// selects another one, and [`measure`](Self::measure) the fastest. More Hopper GPUs have the same
-/// plans, but none of them was measured.
+/// followed by an all-reduce. Elsewhere that is [`GemmAllReducePlan::Strips`].
+/// [`explain`](Self::explain) says which plan a shape gets; [`set_plan`](Self::set_plan) selects
+/// another one, and [`measure`](Self::measure) the fastest. More Hopper GPUs have the same plans,
+/// but none of them was measured.
+///
+/// Every rank's product, with sums in f32, is rounded to bf16 on its way, and so is the sum of the
+/// products, in f32 too. [`GemmOptions::wire`] selects another type for the way, f32 or 8-bit
+/// floats, and with it strips for every shape.
 ///
 /// ```no_run
 /// use devcomm::{GemmAllReduce, World};
@@ -83,8 +88,8 @@ impl GemmAllReduce {
     /// For products of up to `m x n` elements, launched on `stream`; [`options`] selects other
     /// kernels. *Collective*, with the same `m` and `n` on every rank.
     ///
-    /// The workspace takes up to `4 * m * n` bytes on each GPU, rounded up to whole tiles, and on
-    /// two Hopper GPUs that of [`Collectives`], and `4 * m * n` for at most 256 rows.
+    /// The workspace takes up to `2 * m * n` bytes on each GPU, rounded up to whole tiles, and on
+    /// two Hopper GPUs `4 * m * n`, that of [`Collectives`], and `4 * m * n` for at most 256 rows.
     ///
     /// [`options`]: Self::options
     ///
@@ -137,6 +142,12 @@ impl GemmAllReduce {
         Ok(gemm)
     }
 
+    /// The type in which partial sums travel.
+    #[must_use]
+    pub fn wire(&self) -> Wire {
+        self.strips.wire()
+    }
+
     /// The form of [`Strips`](GemmAllReducePlan::Strips).
     #[must_use]
     pub fn form(&self) -> GemmForm {
@@ -173,8 +184,12 @@ impl GemmAllReduce {
     /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a shape that no product has;
     /// those of the driver.
     pub fn plans(&self, shape: [usize; 3]) -> Result<Vec<GemmAllReducePlan>> {
-        let mut plans = vec![GemmAllReducePlan::Strips, GemmAllReducePlan::Unfused];
+        let mut plans = vec![GemmAllReducePlan::Strips];
         let extents = check_shape(shape)?;
+        if self.wire() != Wire::Bf16 {
+            return Ok(plans);
+        }
+        plans.push(GemmAllReducePlan::Unfused);
         let chunked = [2, 4].into_iter().filter(|parts| chunked::supports(shape[0], *parts));
         plans.extend(chunked.map(|parts| GemmAllReducePlan::Chunked { parts }));
         if !self.exchanges {
@@ -216,7 +231,7 @@ impl GemmAllReduce {
     /// The plan for a shape if none was set.
     fn choose(&self, shape: [usize; 3]) -> Explanation<GemmAllReducePlan> {
         if !self.exchanges_by_default {
-            let reason = "as no other plan was set that can do it";
+            let reason = self.wire().reason();
             return Explanation { plan: GemmAllReducePlan::Strips, reason };
         }
         let plans = self.plans(shape).unwrap_or_default();
@@ -268,21 +283,28 @@ impl GemmAllReduce {
     /// rank sets the same plan between the same products. *Collective*.
     ///
     /// The first time that a plan is needed, its workspace is allocated: for
-    /// [`Strips`](GemmAllReducePlan::Strips) and [`Wide`](GemmAllReducePlan::Wide) `4 * m * n`
-    /// bytes of the largest product, for [`Swapped`](GemmAllReducePlan::Swapped) as many for up to
-    /// 256 rows, from each rank if there are more than two, for
-    /// [`Unfused`](GemmAllReducePlan::Unfused) and [`Chunked`](GemmAllReducePlan::Chunked) that of
-    /// [`Collectives`].
+    /// [`Strips`](GemmAllReducePlan::Strips) the partial sums of the largest product, `m * n` in
+    /// their type, for [`Wide`](GemmAllReducePlan::Wide) `4 * m * n` bytes, for
+    /// [`Swapped`](GemmAllReducePlan::Swapped) as many for up to 256 rows, from each rank if there
+    /// are more than two, for [`Unfused`](GemmAllReducePlan::Unfused) and
+    /// [`Chunked`](GemmAllReducePlan::Chunked) that of [`Collectives`].
     ///
     /// # Errors
     ///
     /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a plan that needs other GPUs
-    /// or another number of ranks; those of loading kernels and of creating windows and a device
-    /// communicator.
+    /// or another number of ranks, or sends partial sums in another type; those of loading kernels
+    /// and of creating windows and a device communicator.
     pub fn set_plan(&self, plan: Option<GemmAllReducePlan>) -> Result<()> {
         match plan {
             None => {}
             Some(GemmAllReducePlan::Strips) => self.strips.prepare(&self.communicator)?,
+            Some(plan) if self.wire() != Wire::Bf16 => {
+                return refuse(format!(
+                    "the plan `{plan}` sends partial sums in bf16, and they are to travel in {}: \
+                     set `strips`",
+                    self.wire()
+                ));
+            }
             Some(GemmAllReducePlan::Unfused) => self.prepare_unfused()?,
             Some(GemmAllReducePlan::Chunked { .. }) => self.prepare_chunked()?,
             Some(plan) if !self.exchanges => {

@@ -16,8 +16,8 @@ use crate::GemmPlan;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GemmAllReducePlan {
-    /// In one kernel, any number of ranks: strips of partial sums in f32 go to the rank that owns
-    /// them, and the sums to all ranks. Each is rounded once.
+    /// In one kernel, any number of ranks: strips of partial sums go to the rank that owns them, in
+    /// any type ([`Wire`](crate::Wire)), and the sums to all ranks.
     Strips,
     /// In one kernel, 2, 4 or 8 Hopper GPUs, large matrices: every rank's product is rounded to
     /// bf16, and its tiles are sent while the next ones are multiplied. A sum is rounded again. Two

@@ -1,4 +1,4 @@
-//! The fused product that sends strips of f32 sums to their owners: its workspace and launches.
+//! The fused product that sends strips of partial sums to their owners: its workspace and launches.
 
 use std::cell::OnceCell;
 
@@ -10,6 +10,7 @@ use devcomm_kernels::{self as kernels, GemmForm};
 use half::bf16;
 
 use super::agree::Plan;
+use super::wire::{Wire, by_wire};
 use crate::check::refuse;
 use crate::gemm::Matrices;
 
@@ -21,7 +22,7 @@ pub(super) struct Strips {
 
 struct Memory {
     dev_comm: DevCommResource,
-    partials: Window<f32>,
+    partials: Window<u32>,
     flags: Window<u32>,
 }
 
@@ -32,6 +33,10 @@ impl Strips {
 
     pub(super) fn form(&self) -> GemmForm {
         self.plan.form
+    }
+
+    pub(super) fn wire(&self) -> Wire {
+        self.plan.wire
     }
 
     pub(super) fn blocks(&self) -> u32 {
@@ -78,10 +83,11 @@ impl Strips {
         c: &Window<bf16>,
     ) -> Result<()> {
         let Matrices { a, b, shape: [m, n, k], .. } = matrices;
-        let Plan { compiled, form, blocks, .. } = &self.plan;
+        let Plan { compiled, form, wire, blocks, .. } = &self.plan;
         let (rows, columns) = (m as usize, n as usize);
         let memory = self.memory.get().filter(|memory| {
-            form.workspace(rows, columns, n_ranks).is_some_and(|sizes| {
+            let sizes = by_wire!(wire, W => form.workspace::<W>(rows, columns, n_ranks));
+            sizes.is_some_and(|sizes| {
                 sizes.partials <= memory.partials.len() && sizes.flags <= memory.flags.len()
             })
         });
@@ -111,17 +117,19 @@ impl Strips {
                     };
                     let a = map(a, m, GemmForm::TILE_ROWS as u32)?;
                     let b = map(b, n, form.tile_columns() as u32)?;
-                    let product = kernels::gemm_allreduce_wgmma::args(
+                    by_wire!(wire, W => {
+                        let product = kernels::gemm_allreduce_wgmma::<W>::args(
+                            dev_comm, a, b, c, partials, flags, m, n, k,
+                        );
+                        product.config(config).launch(&target)
+                    })
+                }
+                GemmForm::Mma => by_wire!(wire, W => {
+                    let product = kernels::gemm_allreduce_mma::<W>::args(
                         dev_comm, a, b, c, partials, flags, m, n, k,
                     );
                     product.config(config).launch(&target)
-                }
-                GemmForm::Mma => {
-                    let product = kernels::gemm_allreduce_mma::args(
-                        dev_comm, a, b, c, partials, flags, m, n, k,
-                    );
-                    product.config(config).launch(&target)
-                }
+                }),
             }
         }
     }

@@ -1,0 +1,127 @@
+//! In what type partial sums travel.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// The type in which the ranks of a [`GemmAllReduce`](super::GemmAllReduce) send partial sums: each
+/// rank's product, a sum of its `k` terms in f32. They are added in f32, and the sum is rounded to
+/// bf16. As text: `bf16`, `f32` or `e4m3`.
+///
+/// The rank that adds partial sums takes its own as the others would get it, so that no element
+/// depends on who adds it. A single rank sends nothing, and rounds once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Wire {
+    /// Each partial sum is rounded, as that of a product in bf16 before an all-reduce.
+    #[default]
+    Bf16,
+    /// Partial sums are as they are: twice the bytes, and one rounding.
+    F32,
+    /// 8-bit floats with scales, about half the bytes of bf16. Columns `64 * i` to `64 * i + 63` of
+    /// a row share a scale: the least power of two, at least `2^-126`, times which 448 is no less
+    /// than each partial sum. One is off by up to a sixteenth ([`error_bound`](Self::error_bound)).
+    /// Infinite ones stay so, and those beside them become 0.
+    E4m3,
+}
+
+impl Wire {
+    /// All types.
+    pub const ALL: [Self; 3] = [Self::Bf16, Self::F32, Self::E4m3];
+
+    /// By how much a partial sum is off at most when it is added, if it is finite: half a unit in
+    /// its last place. `largest` is the largest magnitude of those that share its scale. An element
+    /// of C is off by at most the sum of these, what f32 loses, and its own rounding to bf16,
+    /// `2^-8` of it.
+    #[must_use]
+    pub fn error_bound(self, partial: f32, largest: f32) -> f32 {
+        let half_unit = |bits: i32| partial.abs() * 2_f32.powi(-bits);
+        match self {
+            Self::F32 => 0.0,
+            Self::Bf16 => half_unit(8),
+            // The least distance of 8-bit floats is `2^-9`, and the scale less than `largest / 224`
+            // or `2^-126`.
+            Self::E4m3 => half_unit(4).max(largest * 2_f32.powi(-17)).max(2_f32.powi(-136)),
+        }
+    }
+
+    /// Why strips are the plan.
+    pub(super) fn reason(self) -> &'static str {
+        match self {
+            Self::Bf16 => "as no other plan was set that can do it",
+            Self::F32 => "as partial sums travel in f32",
+            Self::E4m3 => "as partial sums travel in e4m3, each off by up to a sixteenth",
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Bf16 => "bf16",
+            Self::F32 => "f32",
+            Self::E4m3 => "e4m3",
+        }
+    }
+}
+
+/// Evaluates an expression for the type of partial sums.
+macro_rules! by_wire {
+    ($wire:expr, $type:ident => $then:expr) => {
+        match $wire {
+            Wire::Bf16 => {
+                type $type = half::bf16;
+                $then
+            }
+            Wire::F32 => {
+                type $type = f32;
+                $then
+            }
+            Wire::E4m3 => {
+                type $type = devcomm_types::F8E4M3;
+                $then
+            }
+        }
+    };
+}
+
+pub(super) use by_wire;
+
+impl fmt::Display for Wire {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The text is no type of partial sums.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is no type of partial sums: bf16, f32 or e4m3")]
+pub struct ParseWireError(String);
+
+impl FromStr for Wire {
+    type Err = ParseWireError;
+
+    fn from_str(text: &str) -> Result<Self, ParseWireError> {
+        let found = Self::ALL.into_iter().find(|wire| wire.name() == text);
+        found.ok_or_else(|| ParseWireError(text.to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn types_are_read_as_they_are_written() {
+        for wire in Wire::ALL {
+            assert_eq!(wire.to_string().parse(), Ok(wire));
+        }
+        let error = "fp8".parse::<Wire>().unwrap_err().to_string();
+        assert!(error.starts_with("`fp8` is no type"), "{error}");
+    }
+
+    #[test]
+    fn smaller_types_have_larger_errors() {
+        let [bf16, f32, e4m3] = Wire::ALL.map(|wire| wire.error_bound(-1.0, 2.0));
+        assert_eq!([f32, bf16, e4m3], [0.0, 1.0 / 256.0, 1.0 / 16.0]);
+        // Small ones beside large ones.
+        assert_eq!(Wire::E4m3.error_bound(1e-6, 131_072.0), 1.0);
+    }
+}

@@ -1,0 +1,64 @@
+//! What partial sums are on their way to the rank that adds them.
+
+use cuda_std::prelude::*;
+use cuda_std::vector::{Accumulate, Vec16};
+use devcomm_types::F8E4M3;
+
+/// A lane's elements of a fragment: two of a row, and two of the eighth row after it.
+pub(super) type Elements = [f32; 4];
+/// Columns that share a scale, of each row.
+pub(super) const SCALED: u32 = 64;
+/// The most fragments of which a lane has the elements in a vector.
+pub(super) const MOST_FRAGMENTS: usize = 4;
+
+/// A type in which partial sums are sent: `f32`, `bf16` or `F8E4M3`, [`SCALED`] elements of which
+/// share a scale, a power of two.
+pub trait Partial: Accumulate<Acc = f32> {
+    /// Whether there are scales.
+    const HAS_SCALES: bool = false;
+
+    /// The fragments of which a lane has the elements in a vector.
+    const FRAGMENTS: usize = Vec16::<Self>::LANES / 4;
+
+    /// A vector of a lane's elements of fragments, each rounded to the nearest.
+    fn pack(fragment: impl Fn(usize) -> [f32; 4]) -> Vec16<Self>;
+
+    /// A lane's elements of the fragments of a vector, and zeros.
+    fn unpack(vector: Vec16<Self>) -> [[f32; 4]; 4];
+}
+
+macro_rules! partials {
+    ($($type:ident $has_scales:literal;)*) => { $(
+        impl Partial for $type {
+            const HAS_SCALES: bool = $has_scales;
+
+            #[inline(always)]
+            fn pack(fragment: impl Fn(usize) -> Elements) -> Vec16<Self> {
+                let mut wide = [0.0; Vec16::<Self>::LANES];
+                let mut i = 0;
+                while i < Self::FRAGMENTS {
+                    [wide[4 * i], wide[4 * i + 1], wide[4 * i + 2], wide[4 * i + 3]] = fragment(i);
+                    i += 1;
+                }
+                Self::narrow(wide)
+            }
+
+            #[inline(always)]
+            fn unpack(vector: Vec16<Self>) -> [Elements; MOST_FRAGMENTS] {
+                let (wide, mut fragments) = (Self::widen(vector), [[0.0; 4]; MOST_FRAGMENTS]);
+                let mut i = 0;
+                while i < Self::FRAGMENTS {
+                    fragments[i] = [wide[4 * i], wide[4 * i + 1], wide[4 * i + 2], wide[4 * i + 3]];
+                    i += 1;
+                }
+                fragments
+            }
+        }
+    )* };
+}
+
+partials! {
+    f32 false;
+    bf16 false;
+    F8E4M3 true;
+}
