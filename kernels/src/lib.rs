@@ -49,7 +49,6 @@ pub use files::expert_parallel::ep_combine_counted::ep_combine_counted;
 pub use files::expert_parallel::ep_combine_hybrid::ep_combine_hybrid;
 pub use files::expert_parallel::ep_dispatch::ep_dispatch;
 pub use files::expert_parallel::ep_dispatch_counted::ep_dispatch_counted;
-pub use files::expert_parallel::ep_dispatch_f8::ep_dispatch_f8;
 pub use files::expert_parallel::ep_dispatch_hybrid::ep_dispatch_hybrid;
 pub use files::expert_parallel::ep_expand::ep_expand;
 pub use files::expert_parallel::ep_layout::ep_layout;

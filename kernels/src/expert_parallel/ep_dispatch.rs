@@ -1,11 +1,10 @@
 //! Sends the rows of tokens to the ranks of their experts, within the LSA team.
-//!
-//! [`ep_dispatch_f8`](super::ep_dispatch_f8) has the same body.
 
 use core::marker::PhantomData;
 
 use cuda_std::prelude::*;
 use cuda_std::{grid, mem};
+use devcomm_types::F8E4M3;
 use half::bf16;
 use nccl_device::{Coop, DevComm, Lamport, LamportSlots, Window};
 
@@ -24,10 +23,16 @@ const fn lane_vectors(ranks: usize) -> usize {
     }
 }
 
+/// And of 8-bit floats: one of these is made from two of the input, so that they are half as many.
+const fn f8_lane_vectors(ranks: usize) -> usize {
+    if ranks == 2 { 2 } else { 1 }
+}
+
 /// Vectors of the part of a row that a warp sends at a time.
 #[must_use]
-pub const fn part_vectors(ranks: usize) -> u32 {
-    warp::WARP_SIZE * lane_vectors(ranks) as u32
+pub const fn part_vectors(ranks: usize, has_scales: bool) -> u32 {
+    let each = if has_scales { f8_lane_vectors(ranks) } else { lane_vectors(ranks) };
+    warp::WARP_SIZE * each as u32
 }
 
 /// The slot of a numbered message with a rank's number of tokens; the others are for each token and
@@ -52,11 +57,19 @@ pub const fn numbered_slots(shape: Shape) -> u32 {
 /// to `shape.experts` times the number of ranks, or -1 for none. Other numbers count as -1, and are
 /// counted in `faults`. Rows are 16-bit floats: -0 counts as +0.
 ///
+/// Rows of [`F8E4M3`] become that on their way, with a scale for each 128 elements, and arrive so:
+/// an element of the input is about that one times its scale. The scale is the least power of two,
+/// at least `2^-126`, times which 448 is no less than each of the 128 elements. So an element
+/// divided by it is exact, and rounded once: to nearest, ties to even. Infinities become 448 times
+/// the scale; NaN stays, and does not count for the scale. `shape.vectors` are those of a row on
+/// its way, of 16 elements.
+///
 /// `steps` is a sum of [`Steps`]. A launch that only sends is followed by one that only receives,
 /// in this rank, before any other launch with the same memory.
 ///
 /// `slots` and `state` are the memory of [`Lamport`] messages, with [`Shape::slots`] from each
-/// rank, `numbered` that of numbered ones, with [`numbered_slots`].
+/// rank, or [`Shape::scaled_slots`] with scales, `numbered` that of numbered ones, with
+/// [`numbered_slots`].
 ///
 /// Grid: any, also another one in each rank, of blocks that are resident together. Block: a
 /// multiple of 32 threads up to 512, one-dimensional. May be a dependent launch. `tokens` may be
@@ -65,11 +78,16 @@ pub const fn numbered_slots(shape: Shape) -> u32 {
 /// # Safety
 ///
 /// `input`, `ids` and `weights` have the elements, `received` those for `shape.tokens` tokens of
-/// each rank, and `faults` [`Faults::WORDS`] words; rows are aligned to 16 bytes. Nothing else
+/// each rank, with scales also [`Shape::scale_vectors`] of these for each row, and `faults`
+/// [`Faults::WORDS`] words; rows are aligned to 16 bytes. Nothing else
 /// accesses these until the kernel has ended. `slots` and `state` are as [`LamportSlots`] needs
 /// them, and `numbered` was 0 before the first launch.
-#[kernel(max_threads = 512, requires(tokens <= shape.tokens, shape.top_k <= 16))]
-pub unsafe fn ep_dispatch(
+#[kernel(
+    T = [bf16, F8E4M3],
+    max_threads = 512,
+    requires(tokens <= shape.tokens, shape.top_k <= 16)
+)]
+pub unsafe fn ep_dispatch<T: Rows>(
     comm: DevComm,
     slots: Window<u32>,
     numbered: Window<u32>,
@@ -83,7 +101,7 @@ pub unsafe fn ep_dispatch(
     faults: *mut u32,
     steps: u32,
 ) {
-    let dispatch = Dispatch::<bf16> {
+    let dispatch = Dispatch::<T> {
         comm: &comm,
         shape,
         tokens,
@@ -96,21 +114,26 @@ pub unsafe fn ep_dispatch(
         rows: PhantomData,
     };
     // SAFETY: the kernel's contract.
-    unsafe { with_ranks!(comm, lane_vectors, dispatch.run(slots, numbered, state)) }
+    unsafe {
+        match T::HAS_SCALES {
+            true => with_ranks!(comm, f8_lane_vectors, dispatch.run(slots, numbered, state)),
+            false => with_ranks!(comm, lane_vectors, dispatch.run(slots, numbered, state)),
+        }
+    }
 }
 
 /// A launch's arguments.
-pub(super) struct Dispatch<'a, R> {
-    pub(super) comm: &'a DevComm,
-    pub(super) shape: Shape,
-    pub(super) tokens: u32,
-    pub(super) input: *const bf16,
-    pub(super) ids: *const i32,
-    pub(super) weights: *const f32,
-    pub(super) received: Received,
-    pub(super) faults: *mut u32,
-    pub(super) steps: u32,
-    pub(super) rows: PhantomData<R>,
+struct Dispatch<'a, R> {
+    comm: &'a DevComm,
+    shape: Shape,
+    tokens: u32,
+    input: *const bf16,
+    ids: *const i32,
+    weights: *const f32,
+    received: Received,
+    faults: *mut u32,
+    steps: u32,
+    rows: PhantomData<R>,
 }
 
 /// A part of a row that is to be sent, with the token's experts: lane `k` has the `k`-th one.
@@ -126,7 +149,7 @@ impl<R: Rows> Dispatch<'_, R> {
     ///
     /// The kernel's contract.
     #[inline(always)]
-    pub(super) unsafe fn run<const N: usize, const VECTORS: usize>(
+    unsafe fn run<const N: usize, const VECTORS: usize>(
         &self,
         slots: Window<u32>,
         numbered: Window<u32>,

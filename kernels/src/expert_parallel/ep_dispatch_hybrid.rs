@@ -42,8 +42,7 @@ const fn rows_at(shape: Shape, tokens: u32) -> usize {
 /// Does what [`ep_dispatch`](fn@super::ep_dispatch::ep_dispatch) does, among the ranks of all LSA
 /// teams: up to [`GROUP`](super::rail::GROUP) teams of as many ranks. A token's row goes once to
 /// each team with one of its experts, to the rank of this rank's rail, which stores it to the ranks
-/// of its team. Rows of [`F8E4M3`] become that on their way, with scales, as in
-/// [`ep_dispatch_f8`](fn@super::ep_dispatch_f8::ep_dispatch_f8).
+/// of its team. Rows of [`F8E4M3`] become that on their way, with scales, as there.
 ///
 /// `received` has in each rank the memory of [`Received`], at [`Received::offsets`] for all ranks,
 /// in the order of the world. `mail` has room for messages of [`message_vectors`].

@@ -1,7 +1,7 @@
 //! Expert parallelism: the tokens of all ranks go to the ranks of their experts ([`ep_dispatch`]),
 //! where their rows are put in the order of the experts ([`ep_layout`]) for a grouped product, and
 //! the experts' results return to the tokens' ranks, which add them up ([`ep_combine`]). Tokens go
-//! as they are, or as 8-bit floats with scales ([`ep_dispatch_f8`]).
+//! as they are, or as 8-bit floats with scales (`rows.rs`).
 //!
 //! Each rank has as many experts, rank 0 the first ones. A token has 1 to [`Shape::TOP_K`] of them,
 //! with a weight each; its row is sent once to each rank that has one or more of them.
@@ -49,7 +49,6 @@ pub mod ep_combine_counted;
 pub mod ep_combine_hybrid;
 pub mod ep_dispatch;
 pub mod ep_dispatch_counted;
-pub mod ep_dispatch_f8;
 pub mod ep_dispatch_hybrid;
 pub mod ep_expand;
 pub mod ep_layout;

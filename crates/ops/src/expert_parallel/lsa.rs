@@ -6,9 +6,9 @@ use devcomm_host::{Communicator, Error, Result, Stream, SymmetricBuffer, Window}
 use devcomm_kernels as kernels;
 use devcomm_kernels::expert_parallel::ep_layout::RETURN_WORDS;
 use devcomm_kernels::expert_parallel::shape::ReceivedArgs;
-use devcomm_kernels::expert_parallel::{
-    Shape, ep_combine, ep_dispatch, ep_dispatch_f8, numbered_words,
-};
+use devcomm_kernels::expert_parallel::{Shape, ep_combine, ep_dispatch, numbered_words};
+use devcomm_types::F8E4M3;
+use half::bf16;
 use nccl_device::{Lamport, lamport_words};
 
 use super::form::{Form, Outputs, RowsInOrder, Source};
@@ -106,8 +106,8 @@ impl Form for Lsa {
     ) -> Result<()> {
         let Messages { slots, numbered, state } = &self.dispatch;
         macro_rules! launch {
-            ($kernel:ident) => {{
-                let launch = kernels::$kernel::args(
+            ($element:ty) => {{
+                let launch = kernels::ep_dispatch::<$element>::args(
                     &of.dev_comm,
                     slots,
                     numbered,
@@ -121,7 +121,7 @@ impl Form for Lsa {
                     &of.faults,
                     steps,
                 );
-                let part = $kernel::part_vectors(of.communicator.n_ranks());
+                let part = ep_dispatch::part_vectors(of.communicator.n_ranks(), of.options.f8);
                 let parts = count * of.sent.vectors.div_ceil(part);
                 let config = of.config(parts, THREADS);
                 // SAFETY: the buffers have the elements; dropping one waits for the stream. The
@@ -129,7 +129,7 @@ impl Form for Lsa {
                 unsafe { launch.config(config).launch(&of.compiled.on(stream)) }
             }};
         }
-        if of.options.f8 { launch!(ep_dispatch_f8) } else { launch!(ep_dispatch) }
+        if of.options.f8 { launch!(F8E4M3) } else { launch!(bf16) }
     }
 
     fn group(&self, of: &ExpertParallel, rows: RowsInOrder, stream: &Stream) -> Result<()> {

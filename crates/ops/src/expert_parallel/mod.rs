@@ -128,8 +128,7 @@ pub struct Tokens<'a, X, I, W> {
 static MODULES: LazyLock<Vec<ModuleSource>> = LazyLock::new(|| {
     modules(&[
         kernels::ep_combine::FILE,
-        kernels::ep_dispatch::FILE,
-        kernels::ep_dispatch_f8::FILE,
+        kernels::ep_dispatch::<bf16>::FILE,
         kernels::ep_layout::FILE,
     ])
 });
