@@ -43,6 +43,23 @@ impl Scale {
         f32::from_bits((2 * 127 - self.exponent) << FRACTION)
     }
 
+    /// The scale, from its [`byte`](Self::byte).
+    #[inline(always)]
+    pub(crate) fn from_byte(byte: u32) -> Self {
+        Self { exponent: byte }
+    }
+
+    /// The scale in a byte.
+    #[inline(always)]
+    pub(crate) fn byte(self) -> u32 {
+        self.exponent
+    }
+
+    #[inline(always)]
+    pub(crate) fn value(self) -> f32 {
+        f32::from_bits(self.to_bits())
+    }
+
     /// Two scales as a pair of `bf16`, which has every power of two of a scale.
     #[inline(always)]
     pub(crate) fn pack([low, high]: [Self; 2]) -> u32 {

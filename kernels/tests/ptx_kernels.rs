@@ -86,6 +86,7 @@ fn exported() -> BTreeSet<Exported> {
         of::<kernels::gemm_allreduce_two_shot<4>>(),
         of::<kernels::gemm_allreduce_two_shot<8>>(),
         of::<kernels::gemm_allreduce_wide>(),
+        of::<kernels::gemm_allreduce_wide_f8>(),
         of::<kernels::gemm_reduce_scatter_wide<2>>(),
         of::<kernels::gemm_reduce_scatter_wide<4>>(),
         of::<kernels::gemm_reduce_scatter_wide<8>>(),
@@ -309,7 +310,7 @@ fn runs_with_512_threads(kernel: &KernelReport) -> bool {
         {
             kernels::gemm::gemm_wgmma::THREADS
         }
-        "gemm_allreduce_wide" => kernels::gemm::gemm_wgmma::THREADS,
+        name if name.starts_with("gemm_allreduce_wide") => kernels::gemm::gemm_wgmma::THREADS,
         name if name.starts_with("gemm_allreduce_swapped") => M64N128::THREADS,
         name if name.starts_with("gemm_wgmma") || name.starts_with("gemm_grouped") => {
             kernels::gemm::gemm_wgmma::THREADS

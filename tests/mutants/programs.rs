@@ -77,6 +77,7 @@ programs! {
     gemm_allreduce_mma on Simulation::new(2).multiprocessors(2), one in 50;
     gemm_allreduce_e4m3 on Simulation::new(2).multiprocessors(2), one in 50;
     gemm_allreduce_wide on Simulation::new(2).multiprocessors(2), one in 50;
+    gemm_allreduce_wide_f8 on Simulation::new(2).multiprocessors(2), one in 50;
     allgather_gemm on Simulation::new(2).multiprocessors(2), one in 50;
 }
 
@@ -481,16 +482,24 @@ fn gemm_allreduce_e4m3(gpu: &Gpu<'_>) -> Result<()> {
     gemm_allreduces(gpu, kernels::GemmForm::Mma, Wire::E4m3)
 }
 
-fn gemm_allreduce_wide(gpu: &Gpu<'_>) -> Result<()> {
+fn wide_gemm_allreduces(gpu: &Gpu<'_>, wire: Wire) -> Result<()> {
     // Two tiles, and more steps than those after which the first one is sent.
     let shape = [9, 264, 392];
     let [m, n, k] = shape;
     let (a, b) = (gpu.buffer(&vec![bf16::ONE; m * k])?, gpu.buffer(&vec![bf16::ONE; n * k])?);
     let (c, stream) = (gpu.window(&vec![bf16::ZERO; m * n])?, gpu.stream()?);
-    let gemm = GemmAllReduce::new(gpu.communicator()?, &stream, m, n)?;
+    let gemm = GemmAllReduce::options().wire(wire).build(gpu.communicator()?, &stream, m, n)?;
     gemm.set_plan(Some(GemmAllReducePlan::Wide))?;
     (0..2).try_for_each(|_| gemm.launch(&a, &b, &c, shape))?;
     stream.synchronize()
+}
+
+fn gemm_allreduce_wide(gpu: &Gpu<'_>) -> Result<()> {
+    wide_gemm_allreduces(gpu, Wire::Bf16)
+}
+
+fn gemm_allreduce_wide_f8(gpu: &Gpu<'_>) -> Result<()> {
+    wide_gemm_allreduces(gpu, Wire::E4m3)
 }
 
 fn allgather_gemm(gpu: &Gpu<'_>) -> Result<()> {

@@ -71,9 +71,10 @@ pub fn f32_to_bf16x2(values: [f32; 2]) -> u32 {
     arch::f32_to_bf16x2(values)
 }
 
-/// The types to which `f32` is rounded where it is stored: `bf16`, `f16`, and `f32` itself.
+/// The types to which `f32` is rounded where it is stored: `bf16`, `f16`, `F8E4M3`, and `f32`
+/// itself.
 pub trait Float: Copy + 'static {
-    /// Two values as in memory: `u32` or `u64`.
+    /// Two values as in memory: `u16`, `u32` or `u64`.
     type Pair: Copy;
 
     /// Exact.
@@ -129,6 +130,36 @@ macro_rules! halves {
 halves! {
     bf16: bf16_to_f32 f32_to_bf16 f32_to_bf16x2 bf16x2_to_f32;
     f16: f16_to_f32 f32_to_f16 f32_to_f16x2 f16x2_to_f32;
+}
+
+impl Float for F8E4M3 {
+    type Pair = u16;
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn to_f32(self) -> f32 {
+        f8e4m3_to_f32(self)
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn from_f32(value: f32) -> Self {
+        f32_to_f8e4m3(value)
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn pack(values: [f32; 2]) -> u16 {
+        f32_to_f8e4m3x2(values)
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn unpack(pair: u16) -> [f32; 2] {
+        f8e4m3x2_to_f32(pair)
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn word(index: usize, value: impl Fn(usize) -> f32) -> u32 {
+        let [low, high] = [4 * index, 4 * index + 2].map(|i| [value(i), value(i + 1)]);
+        u32::from(Self::pack(low)) | u32::from(Self::pack(high)) << 16
+    }
 }
 
 impl Float for f32 {

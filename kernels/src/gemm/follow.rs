@@ -62,10 +62,17 @@ pub(crate) trait Follow {
         word
     }
 
-    /// Whether C gets what a warp stores from this row and column on.
+    /// Stores a slice of a warp's part of a tile from shared memory: by default to C, of which this
+    /// is the map. One lane calls it.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract; the tile is as [`SharedTile::store`] needs it.
     #[inline(always)]
-    fn keeps(&self, _row: u32, _column: u32) -> bool {
-        true
+    #[track_caller]
+    unsafe fn keep<O>(&self, c: &TensorMap, row: u32, column: u32, tile: SharedTile<O, STORE_M>) {
+        // SAFETY: the caller's contract.
+        unsafe { tile.store(c, row, column) };
     }
 
     /// Sends a slice of a warp's part of a tile from shared memory, in a bulk group of its own. One

@@ -657,8 +657,8 @@ pub(super) unsafe fn multiply<T: GemmFactor, E: Epilogue, F: Follow>(
 #[inline(always)]
 fn report(follow: &impl Follow, lane: u32, warp: u32, tiles: u32) {
     if lane == 0 {
-        // What is on its way to a peer is behind the last store.
-        tma::wait_stores::<1>();
+        // What is on its way to a peer is behind the last store, a group for each slice.
+        tma::wait_stores::<SLICES>();
         follow.stored(warp, tiles);
     }
 }
@@ -768,9 +768,7 @@ impl Done {
             } else if lane == 0 {
                 while which < SLICES {
                     let (column, from) = tile(which);
-                    if follow.keeps(self.row, column) {
-                        from.store(c.map, self.row, column);
-                    }
+                    follow.keep(c.map, self.row, column, from);
                     which += 1;
                 }
                 tma::commit_stores();

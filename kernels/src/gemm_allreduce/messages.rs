@@ -26,6 +26,7 @@ use cuda_std::prelude::*;
 use cuda_std::tile::SharedTile;
 use cuda_std::vector::{Accumulate, Vec16};
 use cuda_std::{grid, hint, tma};
+use devcomm_types::TensorMap;
 use nccl_device::{
     BarrierIndex, Coop, DevComm, Lamport, LamportSlots, MemoryOrder as Visible, Window,
     message_word,
@@ -43,7 +44,7 @@ const MOST_ROWS: usize = 8;
 const LANES: u32 = Vec16::<bf16>::LANES as u32;
 /// Nanoseconds between polls: a tile takes 10,000 and more, and the warps that multiply need the
 /// power.
-const PAUSE: u32 = 500;
+pub(super) const PAUSE: u32 = 500;
 /// Columns and slots of a tile that is sent.
 pub(super) const COLUMNS: u32 = SharedTile::<bf16, STORE_M>::COLUMNS;
 pub(super) const SLOTS: u32 = STORE_M * COLUMNS / LANES;
@@ -155,7 +156,7 @@ impl<D: Owners, const N: usize> Messages<'_, D, N> {
     ///
     /// The kernel's contract; the previous kernels have ended.
     #[inline(always)]
-    unsafe fn session(&self) -> Lamport<'_, N> {
+    pub(super) unsafe fn session(&self) -> Lamport<'_, N> {
         // SAFETY: the caller's contract.
         unsafe {
             let slots = LamportSlots::new(self.comm, *self.slots, self.capacity);
@@ -198,7 +199,7 @@ impl<D: Owners, const N: usize> Messages<'_, D, N> {
 
     /// The tiles of this block.
     #[inline(always)]
-    fn tiles(order: Order) -> u32 {
+    pub(super) fn tiles(order: Order) -> u32 {
         order.count().saturating_sub(cluster()).div_ceil(clusters())
     }
 
@@ -257,6 +258,12 @@ impl<D: Owners, const N: usize> Messages<'_, D, N> {
     #[inline(always)]
     fn wait_for(&self, number: u32) {
         let (tile, warp) = (number / Self::GROUPS, number % Self::GROUPS * Self::ROWS / STORE_M);
+        self.wait_for_part(tile, warp);
+    }
+
+    /// Waits until a multiplying warp has stored its part of a tile.
+    #[inline(always)]
+    pub(super) fn wait_for_part(&self, tile: u32, warp: u32) {
         self.comm.wait_until(Coop::warp(), || {
             // SAFETY: the word is one of the block's, and written by ordered stores.
             let is_stored = unsafe {
@@ -365,8 +372,12 @@ impl<D: Owners, const N: usize> Follow for Messages<'_, D, N> {
     }
 
     #[inline(always)]
-    fn keeps(&self, row: u32, column: u32) -> bool {
-        self.is_own(D::place(&self.problem(), row, column).owner)
+    #[track_caller]
+    unsafe fn keep<O>(&self, c: &TensorMap, row: u32, column: u32, tile: SharedTile<O, STORE_M>) {
+        if self.is_own(D::place(&self.problem(), row, column).owner) {
+            // SAFETY: the caller's contract.
+            unsafe { tile.store(c, row, column) };
+        }
     }
 
     #[inline(always)]

@@ -16,7 +16,8 @@
 //! gives the launch parameters of each. Both send partial sums as f32, bf16 or e4m3 ([`Partial`]).
 //!
 //! For Hopper GPUs there are [`gemm_allreduce_swapped`], and [`gemm_allreduce_wide`] for two ranks
-//! or [`gemm_allreduce_two_shot`] for more, which exchange products that are rounded to bf16. Their
+//! or [`gemm_allreduce_two_shot`] for more, which exchange products that are rounded to bf16, and
+//! [`gemm_allreduce_wide_f8`] for two ranks that exchange 8-bit floats. Their
 //! schedules are those of [`gemm_swapped`](crate::gemm::gemm_swapped) and
 //! [`gemm_wgmma`](crate::gemm::gemm_wgmma); what follows is about the two forms.
 //!
@@ -64,11 +65,13 @@ pub mod gemm_allreduce_swapped;
 pub mod gemm_allreduce_two_shot;
 pub(crate) mod gemm_allreduce_wgmma;
 pub mod gemm_allreduce_wide;
+pub mod gemm_allreduce_wide_f8;
 pub mod gemm_reduce_scatter_wide;
 mod messages;
 mod owners;
 mod partial;
 mod partial_tile;
+mod quantised;
 mod tiles;
 
 pub use form::{GemmForm, GemmWorkspace};

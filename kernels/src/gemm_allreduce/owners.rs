@@ -3,6 +3,7 @@
 use nccl_device::Team;
 
 use super::messages::{COLUMNS, SLOTS};
+use super::partial::SCALED;
 use crate::files::gemm::gemm_wgmma::{CLUSTER, STORE_M, TILE_M, TILE_N};
 use crate::files::gemm::order::Order;
 
@@ -106,6 +107,37 @@ impl Owners for All {
     }
 }
 
+/// The same, of parts of 16 rows and 256 columns as 8-bit floats.
+#[derive(Clone, Copy)]
+pub(super) struct AllQuantised;
+
+/// Slots of a part before those of its scales, and all.
+pub(super) const PART_SCALES: u32 = STORE_M * TILE_N / 16;
+const PART_SLOTS: u32 = PART_SCALES + TILE_N / SCALED;
+
+/// The first slot of a part with this row and column.
+#[inline(always)]
+pub(super) fn quantised_part(row: u32, column: u32, columns: u32) -> u32 {
+    (row / STORE_M * columns.div_ceil(TILE_N) + column / TILE_N) * PART_SLOTS
+}
+
+impl Owners for AllQuantised {
+    #[inline(always)]
+    fn order<const N: usize>(_: &Problem<N>, rows: u32, columns: u32) -> Order {
+        Order::whole(rows, columns)
+    }
+
+    #[inline(always)]
+    fn place<const N: usize>(problem: &Problem<N>, row: u32, column: u32) -> Place {
+        Place { owner: problem.rank(), row, slot: quantised_part(row, column, problem.n) }
+    }
+
+    #[inline(always)]
+    fn used<const N: usize>(problem: &Problem<N>) -> u32 {
+        problem.m.div_ceil(STORE_M) * problem.n.div_ceil(TILE_N) * PART_SLOTS
+    }
+}
+
 /// Each rank has as many rows. A cluster computes the same tile of each rank's rows, its own last.
 #[derive(Clone, Copy)]
 pub(super) struct OfRows;
@@ -187,6 +219,13 @@ pub(super) fn slots(m: usize, n: usize) -> Option<u32> {
     u32::try_from(parts.checked_mul(SLOTS as usize)?).ok()
 }
 
+/// As [`slots`], of two ranks that send 8-bit floats.
+#[must_use]
+pub(super) fn quantised_slots(m: usize, n: usize) -> Option<u32> {
+    let parts = m.div_ceil(STORE_M as usize).checked_mul(n.div_ceil(TILE_N as usize))?;
+    u32::try_from(parts.checked_mul(PART_SLOTS as usize)?).ok()
+}
+
 /// As [`slots`], if so many ranks take turns with the tiles.
 #[must_use]
 pub(super) fn tile_slots(m: usize, n: usize, ranks: u32) -> Option<u32> {
@@ -207,6 +246,11 @@ mod tests {
         assert_eq!(slots(1, 8), Some(128));
         assert_eq!(slots(256, 256), Some(CLUSTER_SLOTS));
         assert_eq!(slots(usize::MAX, 1 << 20), None);
+        // Two tiles of 128 vectors and four of scales.
+        assert_eq!(quantised_slots(1, 8), Some(260));
+        assert_eq!(quantised_slots(17, 257), Some(4 * 260));
+        assert_eq!(quantised_part(16, 256, 257), 3 * 260);
+        assert_eq!(quantised_slots(usize::MAX, 1 << 20), None);
         assert_eq!(tile_slots(1, 1, 4), Some(2 * CLUSTER_SLOTS));
         assert_eq!(tile_slots(257, 2049, 8), Some(4 * CLUSTER_SLOTS));
         assert_eq!(tile_slots(1 << 20, 1 << 20, 4), None);

@@ -178,6 +178,18 @@ impl<T, const ROWS: u32> SharedTile<T, ROWS> {
         // SAFETY: the caller's contract.
         unsafe { arch::store_words(to, self.address, Self::BYTES) }
     }
+
+    /// The same for memory that nobody polls, as [`tma::store_bulk`](crate::tma::store_bulk).
+    ///
+    /// # Safety
+    ///
+    /// As there, for [`BYTES`](Self::BYTES) bytes.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub unsafe fn store_bulk(self, to: *mut u32) {
+        // SAFETY: the caller's contract.
+        unsafe { arch::store_bulk(to.cast(), self.address, Self::BYTES) }
+    }
 }
 
 impl<T: Float, const ROWS: u32> SharedTile<T, ROWS> {

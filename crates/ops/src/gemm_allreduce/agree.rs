@@ -53,7 +53,10 @@ impl GemmOptions {
     }
 
     /// Selects the type in which partial sums travel. Default: [`Wire::Bf16`]. In others they do by
-    /// [`Strips`](crate::GemmAllReducePlan::Strips), which is then the plan of all shapes.
+    /// [`Strips`](crate::GemmAllReducePlan::Strips), or in [`Wire::E4m3`] on two Hopper GPUs also
+    /// by
+    /// [`Wide`](crate::GemmAllReducePlan::Wide), which is the plan of shapes that fill the GPU more
+    /// than once.
     pub const fn wire(mut self, wire: Wire) -> Self {
         self.wire = wire;
         self
@@ -103,7 +106,7 @@ pub(super) struct Plan {
     pub(super) blocks: u32,
     pub(super) workspace: GemmWorkspace,
     /// Whether the ranks can exchange rounded products, and whether they do so by default: if there
-    /// are two, no form was asked for, and the GPUs are the same. In bf16 only.
+    /// are two, no form was asked for, and the GPUs are the same. Not in f32.
     pub(super) exchanges: bool,
     pub(super) exchanges_by_default: bool,
 }
@@ -124,7 +127,7 @@ impl Plan {
         let (compiled, _) = mine?;
         let (form, blocks) = agree(&all)?;
         let wire = options.wire;
-        let is_rounded = form == GemmForm::Wgmma && wire == Wire::Bf16;
+        let is_rounded = form == GemmForm::Wgmma && wire != Wire::F32;
         let exchanges = is_rounded && comm.n_ranks() >= 2;
         let is_same = all.iter().flatten().all(|proposal| *proposal == all[0][0]);
         let is_measured = comm.n_ranks() == 2 && options.form.is_none();

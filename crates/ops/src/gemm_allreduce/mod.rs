@@ -46,8 +46,9 @@ use crate::{Collectives, Explanation, Gemm};
 /// but none of them was measured.
 ///
 /// Every rank's product, with sums in f32, is rounded to bf16 on its way, and so is the sum of the
-/// products, in f32 too. [`GemmOptions::wire`] selects another type for the way, f32 or 8-bit
-/// floats, and with it strips for every shape.
+/// products, in f32 too. [`GemmOptions::wire`] selects another type for the way: f32 and with it
+/// strips for every shape, or 8-bit floats and with them strips or, of two Hopper GPUs and for
+/// products that fill these more than once, tiles.
 ///
 /// ```no_run
 /// use devcomm::{GemmAllReduce, World};
@@ -130,13 +131,19 @@ impl GemmAllReduce {
             unfused: OnceCell::new(),
             chunked: OnceCell::new(),
         };
-        if !exchanges_by_default {
+        let is_bf16 = gemm.wire() == Wire::Bf16;
+        if !exchanges_by_default || !is_bf16 {
             gemm.strips.prepare(comm)?;
+        }
+        if !exchanges_by_default {
             return Ok(gemm);
         }
-        gemm.prepare_unfused()?;
-        gemm.prepare_swapped()?;
-        if wide::supports([most[0], most[1], 1], most, comm.n_ranks()) && gemm.fills(most) {
+        if is_bf16 {
+            gemm.prepare_unfused()?;
+            gemm.prepare_swapped()?;
+        }
+        let largest = [most[0], most[1], 1];
+        if wide::supports(largest, most, comm.n_ranks(), gemm.wire()) && gemm.fills(most) {
             gemm.prepare_wide()?;
         }
         Ok(gemm)
@@ -186,19 +193,19 @@ impl GemmAllReduce {
     pub fn plans(&self, shape: [usize; 3]) -> Result<Vec<GemmAllReducePlan>> {
         let mut plans = vec![GemmAllReducePlan::Strips];
         let extents = check_shape(shape)?;
-        if self.wire() != Wire::Bf16 {
-            return Ok(plans);
+        let is_bf16 = self.wire() == Wire::Bf16;
+        if is_bf16 {
+            plans.push(GemmAllReducePlan::Unfused);
+            let chunked = [2, 4].into_iter().filter(|parts| chunked::supports(shape[0], *parts));
+            plans.extend(chunked.map(|parts| GemmAllReducePlan::Chunked { parts }));
         }
-        plans.push(GemmAllReducePlan::Unfused);
-        let chunked = [2, 4].into_iter().filter(|parts| chunked::supports(shape[0], *parts));
-        plans.extend(chunked.map(|parts| GemmAllReducePlan::Chunked { parts }));
         if !self.exchanges {
             return Ok(plans);
         }
-        if wide::supports(shape, self.most, self.communicator.n_ranks()) {
+        if wide::supports(shape, self.most, self.communicator.n_ranks(), self.wire()) {
             plans.push(GemmAllReducePlan::Wide);
         }
-        if swapped::is_for(shape) {
+        if is_bf16 && swapped::is_for(shape) {
             let measured = measured(&self.context().device_name()?, extents);
             let all = measured.into_iter().chain(candidates(extents, self.multiprocessors()));
             for plan in all.filter_map(GemmAllReducePlan::of_few_rows) {
@@ -244,7 +251,12 @@ impl GemmAllReduce {
             return Explanation { plan: *plan, reason: "as there are few rows" };
         }
         let wide = GemmAllReducePlan::Wide;
-        if self.fills([shape[0], shape[1]]) && self.can(wide, shape) {
+        let fills = self.fills([shape[0], shape[1]]) && self.can(wide, shape);
+        if self.wire() != Wire::Bf16 {
+            let plan = if fills { wide } else { GemmAllReducePlan::Strips };
+            return Explanation { plan, reason: self.wire().reason() };
+        }
+        if fills {
             return Explanation { plan: wide, reason: "as its tiles fill the GPU more than once" };
         }
         let reason = "as there is little to hide behind the product, or no kernel does it";
@@ -261,7 +273,7 @@ impl GemmAllReduce {
             }
             GemmAllReducePlan::Wide => {
                 let ranks = self.communicator.n_ranks();
-                self.wide.get().is_some() && wide::supports(shape, self.most, ranks)
+                self.wide.get().is_some() && wide::supports(shape, self.most, ranks, self.wire())
             }
             GemmAllReducePlan::Swapped { rows, columns, cluster } => {
                 let swapped = self.swapped.get();
@@ -284,7 +296,7 @@ impl GemmAllReduce {
     ///
     /// The first time that a plan is needed, its workspace is allocated: for
     /// [`Strips`](GemmAllReducePlan::Strips) the partial sums of the largest product, `m * n` in
-    /// their type, for [`Wide`](GemmAllReducePlan::Wide) `4 * m * n` bytes, for
+    /// their type, for [`Wide`](GemmAllReducePlan::Wide) up to `4 * m * n` bytes, for
     /// [`Swapped`](GemmAllReducePlan::Swapped) as many for up to 256 rows, from each rank if there
     /// are more than two, for [`Unfused`](GemmAllReducePlan::Unfused) and
     /// [`Chunked`](GemmAllReducePlan::Chunked) that of [`Collectives`].
@@ -298,10 +310,9 @@ impl GemmAllReduce {
         match plan {
             None => {}
             Some(GemmAllReducePlan::Strips) => self.strips.prepare(&self.communicator)?,
-            Some(plan) if self.wire() != Wire::Bf16 => {
+            Some(plan) if !self.wire().has(plan) => {
                 return refuse(format!(
-                    "the plan `{plan}` sends partial sums in bf16, and they are to travel in {}: \
-                     set `strips`",
+                    "the plan `{plan}` does not send partial sums in {}: set `strips`",
                     self.wire()
                 ));
             }
@@ -353,7 +364,7 @@ impl GemmAllReduce {
     fn prepare_wide(&self) -> Result<()> {
         if self.wide.get().is_none() {
             let [m, n] = self.most;
-            let _ = self.wide.set(Wide::new(&self.communicator, m, n)?);
+            let _ = self.wide.set(Wide::new(&self.communicator, m, n, self.wire())?);
         }
         Ok(())
     }

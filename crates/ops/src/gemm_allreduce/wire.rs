@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use super::GemmAllReducePlan;
+
 /// The type in which the ranks of a [`GemmAllReduce`](super::GemmAllReduce) send partial sums: each
 /// rank's product, a sum of its `k` terms in f32. They are added in f32, and the sum is rounded to
 /// bf16. As text: `bf16`, `f32` or `e4m3`.
@@ -44,7 +46,16 @@ impl Wire {
         }
     }
 
-    /// Why strips are the plan.
+    /// Whether a plan sends partial sums so.
+    pub(super) fn has(self, plan: GemmAllReducePlan) -> bool {
+        match plan {
+            GemmAllReducePlan::Strips => true,
+            GemmAllReducePlan::Wide => self != Self::F32,
+            _ => self == Self::Bf16,
+        }
+    }
+
+    /// Why a plan was chosen, of which there are few.
     pub(super) fn reason(self) -> &'static str {
         match self {
             Self::Bf16 => "as no other plan was set that can do it",

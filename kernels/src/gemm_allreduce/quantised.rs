@@ -1,0 +1,286 @@
+//! The exchange of a product's tiles between two ranks as 8-bit floats with scales.
+//!
+//! As [`Messages`], but a warp's part of a tile, 16 rows and 256 columns, is rounded to
+//! [`F8E4M3`] with a scale for [`SCALED`] elements of a row. It goes as it lies in shared memory to
+//! the peer and to a workspace of this rank: both ranks add the same numbers. A vector has eight
+//! columns of two rows, eight apart; one of the part's four vectors of scales has the exponents of
+//! the rows' scales for [`SCALED`] columns, a byte for each.
+
+use cuda_std::atomic::Scope;
+use cuda_std::prelude::*;
+use cuda_std::tile::SharedTile;
+use cuda_std::{grid, tma};
+use devcomm_types::{F8E4M3, TensorMap};
+use nccl_device::{Lamport, LamportSlots, message_word};
+
+use super::messages::{Messages, PAUSE};
+use super::owners::{AllQuantised, PART_SCALES, quantised_part};
+use super::partial::{Partial, SCALED};
+use crate::files::gemm::epilogue::{Epilogue, Fragment};
+use crate::files::gemm::follow::{Beside, Follow};
+use crate::files::gemm::gemm_wgmma::{IDLE_WARPS, MULTIPLYING_WARPS, STORE_M, origin};
+use crate::files::gemm::order::{Order, cluster, clusters};
+use crate::scale::Scale;
+
+/// Columns and slots of a tile that is sent: a warp's part has two.
+const COLUMNS: u32 = SharedTile::<F8E4M3, STORE_M>::COLUMNS;
+const SLOTS: u32 = SharedTile::<F8E4M3, STORE_M>::BYTES / 16;
+/// Vectors of a lane in a part: one for each two rows.
+const VECTORS: usize = STORE_M as usize / 2;
+/// Pairs of columns of a lane that share scales.
+const PAIRS: u32 = SCALED / 8;
+/// Lanes of the receiving warp whose columns share scales.
+const LANES: u32 = SCALED / 8;
+
+/// The exchange, which is the epilogue too.
+#[derive(Clone, Copy)]
+pub(super) struct Quantised<'a> {
+    /// Of this, `product` is not used.
+    pub(super) messages: Messages<'a, AllQuantised, 2>,
+    /// This rank's parts, in the order of the slots.
+    pub(super) own: *mut u32,
+}
+
+impl Quantised<'_> {
+    #[inline(always)]
+    fn session(&self) -> Lamport<'_, 2> {
+        let Messages { comm, slots, capacity, state, .. } = self.messages;
+        // SAFETY: the kernel's contract. The launches before this one have ended.
+        unsafe { LamportSlots::new(comm, *slots, capacity).join(state) }
+    }
+
+    /// Where a slot's vector of this rank is kept.
+    #[inline(always)]
+    fn kept(&self, slot: u32) -> *mut u32 {
+        self.own.wrapping_add(4 * slot as usize)
+    }
+
+    /// The first slot of a tile, if there is a part of C in it.
+    #[inline(always)]
+    fn tile(&self, row: u32, column: u32) -> Option<u32> {
+        let Messages { m, n, .. } = self.messages;
+        let part = quantised_part(row, column, n);
+        (row < m && column < n).then(|| part + column / COLUMNS % 2 * SLOTS)
+    }
+
+    /// Adds both ranks' parts of a tile from `row` and `column` on.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract, and one warp calls it, when this rank's part is kept.
+    #[inline(always)]
+    unsafe fn add(&self, session: &Lamport<'_, 2>, row: u32, column: u32) {
+        let Messages { comm, m, n, .. } = self.messages;
+        if row >= m {
+            return;
+        }
+        let peer = comm.lsa_team().rank as usize ^ 1;
+        let lane = warp::lane_id();
+        // A lane has eight columns, which are a fragment's.
+        let tile = self.tile(row, column + lane / 16 * COLUMNS);
+        let (chunk, below) = (lane % 16 / 2, lane % 2 * (SLOTS / 2));
+        let vector = |i: usize| {
+            let i = i as u32;
+            tile.map(|first| first + below + 8 * i + (chunk ^ i))
+        };
+        let scales = quantised_part(row, column, n) + PART_SCALES + lane / LANES;
+        let column = column + 8 * lane;
+        // SAFETY: the caller's contract. TMA and this block have stored what is kept.
+        unsafe {
+            let keep = |slot| mem::load_vec_relaxed(self.kept(slot).cast(), Scope::Gpu);
+            let mut ours = [Vec16::<F8E4M3>::from_bits([0; 4]); VECTORS];
+            let mut i = 0;
+            while i < VECTORS {
+                if let Some(slot) = vector(i) {
+                    ours[i] = keep(slot);
+                }
+                i += 1;
+            }
+            let our_scales = keep(scales).to_bits();
+            // The last one has the scales.
+            let is_first = lane.is_multiple_of(LANES);
+            let slot = |i| if i < VECTORS { vector(i) } else { is_first.then_some(scales) };
+            let theirs: [Vec16<F8E4M3>; VECTORS + 1] = session.receive_several(peer, slot, PAUSE);
+            let first = lane / LANES * LANES;
+            let their_scales = theirs[VECTORS].to_bits().map(|word| warp::shuffle_idx(word, first));
+            // Written out: a loop of this length would not be unrolled.
+            let [a, b, c, d, e, f, g, h] = ours;
+            let [s, t, u, v, w, x, y, z, _] = theirs;
+            let halves = [[[a, b, c, d], [s, t, u, v]], [[e, f, g, h], [w, x, y, z]]];
+            let scales = [0, 1].map(|half| {
+                [our_scales, their_scales].map(|scales| [scales[half], scales[2 + half]])
+            });
+            self.store(row, column, halves[0], scales[0]);
+            self.store(row + 4, column, halves[1], scales[1]);
+        }
+    }
+
+    /// Adds four vectors of both ranks and stores the sums. A word has the exponents of the scales
+    /// of their upper rows, or of the lower ones.
+    ///
+    /// # Safety
+    ///
+    /// Only this thread stores these elements of C.
+    #[inline(always)]
+    unsafe fn store(
+        &self,
+        row: u32,
+        column: u32,
+        vectors: [[Vec16<F8E4M3>; 4]; 2],
+        scales: [[u32; 2]; 2],
+    ) {
+        let Messages { c, m, n, .. } = self.messages;
+        let mut i = 0;
+        while i < 4 {
+            let mut sums = [[0.0; 8]; 2];
+            let mut rank = 0;
+            while rank < 2 {
+                let scale = |word: u32| Scale::from_byte(word >> (8 * i) & 0xff).value();
+                let ([top, bottom], elements) =
+                    (scales[rank].map(scale), F8E4M3::unpack(vectors[rank][i]));
+                let mut lane = 0;
+                while lane < 4 {
+                    let [a, b, c, d] = elements[lane];
+                    sums[0][2 * lane] += a * top;
+                    sums[0][2 * lane + 1] += b * top;
+                    sums[1][2 * lane] += c * bottom;
+                    sums[1][2 * lane + 1] += d * bottom;
+                    lane += 1;
+                }
+                rank += 1;
+            }
+            let mut half = 0;
+            while half < 2 {
+                let row = row + i as u32 + 8 * half as u32;
+                if row < m && column < n {
+                    let to = c.wrapping_add(row as usize * n as usize + column as usize);
+                    // SAFETY: the caller's contract; rows begin at multiples of 16 bytes.
+                    unsafe { mem::store_vec(to, bf16::narrow(sums[half])) };
+                }
+                half += 1;
+            }
+            i += 1;
+        }
+    }
+}
+
+/// Divides the sums by their scales, and sends and keeps these.
+impl Epilogue for Quantised<'_> {
+    type Output = F8E4M3;
+
+    #[inline(always)]
+    fn apply<F: Fragment>(&self, sums: &mut F) {
+        let lane = warp::lane_id();
+        // Of the lane's rows, for the columns of which it sends the scales.
+        let mut mine = [0; 2];
+        let mut block = 0;
+        while block < F::COLUMNS / (2 * PAIRS) {
+            let mut row = 0;
+            while row < 2 {
+                let (mut largest, mut j) = (0_f32, 0);
+                while j < 2 * PAIRS {
+                    largest = largest.max(sums.sum(row, 2 * PAIRS * block + j).abs());
+                    j += 1;
+                }
+                // SAFETY: all lanes of the warp call this together.
+                let scale = unsafe {
+                    largest = largest.max(warp::shuffle_xor(largest, 1));
+                    Scale::of(largest.max(warp::shuffle_xor(largest, 2)))
+                };
+                let (inverse, mut j) = (scale.inverse(), 0);
+                while j < 2 * PAIRS {
+                    *sums.sum(row, 2 * PAIRS * block + j) *= inverse;
+                    j += 1;
+                }
+                if lane % 4 == block {
+                    mine[row as usize] = scale.byte();
+                }
+                row += 1;
+            }
+            block += 1;
+        }
+        // A word has the scales of four rows.
+        let [top, bottom] = mine.map(|scale| {
+            let mut word = scale << (lane / 4 % 4 * 8);
+            // SAFETY: as above.
+            unsafe {
+                word |= warp::shuffle_xor(word, 4);
+                word |= warp::shuffle_xor(word, 8);
+                [word, warp::shuffle_xor(word, 16)]
+            }
+        });
+        let vector = Vec16::<F8E4M3>::from_bits([top[0], top[1], bottom[0], bottom[1]]);
+        let (row, column) = (sums.row(0) - lane / 4, sums.column(0) - lane % 4 * 2);
+        if lane < 4 && row < self.messages.m {
+            let slot = quantised_part(row, column, self.messages.n) + PART_SCALES + lane;
+            // SAFETY: the kernel's contract; the slot is one of those used, and this lane's.
+            unsafe {
+                mem::store_vec(self.kept(slot).cast(), vector);
+                self.session().send(1, slot, vector);
+            }
+        }
+    }
+}
+
+impl Follow for Quantised<'_> {
+    const BESIDE: Beside = Beside::Sums;
+
+    /// As the peer receives it.
+    #[inline(always)]
+    fn word(&self, word: u32) -> u32 {
+        message_word(word)
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    unsafe fn keep<O>(&self, _: &TensorMap, row: u32, column: u32, tile: SharedTile<O, STORE_M>) {
+        if let Some(slot) = self.tile(row, column) {
+            // SAFETY: the caller's contract.
+            unsafe { tile.store_bulk(self.kept(slot)) };
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn send<O>(&self, row: u32, column: u32, tile: SharedTile<O, STORE_M>) {
+        if let Some(slot) = self.tile(row, column) {
+            // SAFETY: the caller's contract.
+            unsafe { self.session().send_tile(1, slot, tile) };
+        }
+        tma::commit_stores();
+    }
+
+    #[inline(always)]
+    fn stored(&self, warp: u32, tiles: u32) {
+        self.messages.stored(warp, tiles);
+    }
+
+    #[inline(always)]
+    unsafe fn beside(&self, order: Order, index: u32) {
+        grid::wait_for_previous();
+        // SAFETY: the caller's contract. The parts are this warp's.
+        unsafe {
+            let session = self.messages.session();
+            let before = Messages::<AllQuantised, 2>::tiles(order).saturating_sub(1);
+            let mut number = index;
+            while number < before * MULTIPLYING_WARPS {
+                let (tile, part) = (number / MULTIPLYING_WARPS, number % MULTIPLYING_WARPS);
+                let (row, column) = origin(order, cluster() + tile * clusters());
+                self.messages.wait_for_part(tile, part);
+                self.add(&session, row + part * STORE_M, column);
+                number += IDLE_WARPS;
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn last(&self, order: Order, warp: u32) {
+        if let Some(last) = Messages::<AllQuantised, 2>::tiles(order).checked_sub(1) {
+            let (row, column) = origin(order, cluster() + last * clusters());
+            // SAFETY: the caller's contract. The part is this warp's.
+            unsafe {
+                warp::sync();
+                self.add(&self.messages.session(), row + warp * STORE_M, column);
+            }
+        }
+    }
+}
