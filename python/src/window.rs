@@ -77,7 +77,7 @@ impl Win {
 /// Memory of each rank that all ranks' kernels access. `communicator.window` makes it.
 ///
 /// On GPUs it is an array for other libraries: `torch.from_dlpack(window)` is a tensor of one
-/// dimension in this memory, without a copy.
+/// dimension in this memory, without a copy. The window lasts as long as the tensor.
 #[pyclass(name = "Window", module = "devcomm", frozen)]
 pub struct PyWindow {
     own: Own<Rc<Win>>,
@@ -165,11 +165,9 @@ impl PyWindow {
         if let Some(wanted) = dl_device.filter(|wanted| *wanted != device_of(&window)) {
             return Err(PyBufferError::new_err(format!("the window is not on device {wanted:?}")));
         }
-        let tensor = match max_version {
-            Some((1.., _)) => window.memory.to_dlpack_versioned(),
-            _ => window.memory.to_dlpack(),
-        };
-        capsule(py, tensor)
+        let versioned = matches!(max_version, Some((1.., _)));
+        let registered = Own::new(Rc::clone(&window));
+        capsule(py, window.memory.to_dlpack_with(registered, versioned))
     }
 
     /// DLPack: the kind of the device, CUDA, and its ordinal.

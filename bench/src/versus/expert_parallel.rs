@@ -323,6 +323,9 @@ impl<'a> Layer<'a> {
         layer.input.copy_from_host(&layer.batch.inputs[me])?;
         layer.ids.copy_from_host(&layer.batch.ids[me])?;
         layer.weights.copy_from_host(&layer.batch.weights[me])?;
+        // So that any operation can be the first.
+        layer.launch(Operation::Dispatch)?;
+        layer.launch(Operation::Group)?;
         Ok(Rc::new(layer))
     }
 

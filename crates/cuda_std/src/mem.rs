@@ -97,6 +97,19 @@ pub unsafe fn load_vec<T: Element>(address: *const T) -> Vec16<T> {
     Vec16::from_bits(unsafe { arch::load_v4(address.cast()) })
 }
 
+/// As [`load_vec`], for what no other thread reads: the L2 cache evicts it first. PTX:
+/// `ld.v4.b32` with `.L2::cache_hint`.
+///
+/// # Safety
+///
+/// As [`load_vec`], in global memory.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+#[track_caller]
+pub unsafe fn load_vec_once<T: Element>(address: *const T) -> Vec16<T> {
+    // SAFETY: the caller's contract.
+    Vec16::from_bits(unsafe { arch::load_v4_once(address.cast()) })
+}
+
 /// Stores 16 bytes of elements by one instruction. PTX: `st.v4.b32`.
 ///
 /// # Safety

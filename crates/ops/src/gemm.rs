@@ -24,7 +24,7 @@ pub use self::grouped::{GroupedElement, GroupedGemm, RowGroups};
 use self::hopper::Prepared;
 pub(crate) use self::hopper::{Matrices, map, wide_maps};
 pub use self::plan::{GemmPlan, ParsePlanError};
-pub(crate) use self::plan::{candidates, clusters, measured};
+pub(crate) use self::plan::{candidates, clusters, measured, slowdown};
 pub use self::product::Product;
 use crate::check::{check_extents, refuse};
 use crate::{KERNELS, modules};

@@ -3,7 +3,7 @@
 //! It writes a *sequence number* when it has completed an operation, and a *mark* when it has
 //! completed a step within one. Both only grow, so a test is one load, without a driver call.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use crate::config;
@@ -15,6 +15,12 @@ const WORD_STRIDE: usize = 128;
 const DONE: usize = 0;
 const MARK: usize = WORD_STRIDE;
 const SCRATCH: usize = 2 * WORD_STRIDE;
+const SLOTS: usize = 3 * WORD_STRIDE;
+
+/// Words that [`TrackedStream::copy_words`] writes at most.
+pub(crate) const STAGED: usize = 64;
+/// Slots for such words: more than copies can be in the stream, by the limit of groups.
+const N_SLOTS: usize = 8;
 
 /// A stream on a rank's device. Callers make the [`Device`]'s context current before they enqueue.
 pub(crate) struct TrackedStream {
@@ -23,6 +29,8 @@ pub(crate) struct TrackedStream {
     words: Pinned,
     /// The last mark. The lock is held while it is enqueued, so that marks are in order.
     marks: Mutex<u64>,
+    /// Copies of words so far.
+    copies: AtomicUsize,
 }
 
 // SAFETY: CUDA streams may be used from every thread.
@@ -32,9 +40,15 @@ unsafe impl Sync for TrackedStream {}
 
 impl TrackedStream {
     pub(crate) fn new(device: &Device) -> Result<Self> {
-        let words = device.pinned(3 * WORD_STRIDE)?;
+        let words = device.pinned(SLOTS + N_SLOTS * STAGED * 8)?;
         let raw = device.create_stream()?;
-        Ok(Self { device: device.clone(), raw, words, marks: Mutex::new(0) })
+        Ok(Self {
+            device: device.clone(),
+            raw,
+            words,
+            marks: Mutex::new(0),
+            copies: AtomicUsize::new(0),
+        })
     }
 
     fn word(&self, offset: usize) -> &AtomicU64 {
@@ -129,6 +143,20 @@ impl TrackedStream {
             format_args!("for {bytes} bytes from the host"),
             cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, self.raw)
         )
+    }
+
+    /// Copies at most [`STAGED`] words to this device, by way of a slot in pinned memory.
+    pub(crate) fn copy_words(
+        &self,
+        to: Address,
+        words: impl ExactSizeIterator<Item = u64>,
+    ) -> Result<()> {
+        let slot = self.copies.fetch_add(1, Ordering::Relaxed) % N_SLOTS;
+        let (from, bytes) = (SLOTS + slot * STAGED * 8, 8 * words.len());
+        for (index, word) in words.take(STAGED).enumerate() {
+            self.word(from + 8 * index).store(word, Ordering::Relaxed);
+        }
+        self.copy_h2d(to, self.word(from).as_ptr().cast_const().cast(), bytes)
     }
 
     /// Copies from this device to pinned memory.

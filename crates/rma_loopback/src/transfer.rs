@@ -84,12 +84,15 @@ impl Data {
     }
 }
 
+/// A word's value on the host, among those of its region, and its index: of a word that only the
+/// plugin writes.
+pub(crate) type Shadow = (Arc<[AtomicU64]>, usize);
+
 /// An addition to a word of 64 bits.
 pub(crate) struct Signal {
     pub(crate) buffer: Buffer,
     pub(crate) add: u64,
-    /// The word's value, if only the plugin writes it.
-    pub(crate) shadow: Option<(Arc<[AtomicU64]>, usize)>,
+    pub(crate) shadow: Option<Shadow>,
 }
 
 /// Data, then an optional signal.
@@ -137,7 +140,7 @@ impl Transfer {
     ) -> Result<IssueResult> {
         match &mut self.data {
             Data::None => {}
-            Data::Word { to, value, bytes: 8 } => group.write_64(*to, *value),
+            Data::Word { to, value, bytes: 8 } => group.write_64(*to, *value, None),
             Data::Word { to, value, .. } => group.write_32(*to, *value as u32),
             Data::Range { from, to, bytes, moved } => {
                 if let Buffer::Device(to) = *to
@@ -162,7 +165,8 @@ impl Transfer {
                 Some((shadow, index)) => {
                     // The inbound queue's lock keeps sums and writes in the same order.
                     let before = shadow[*index].fetch_add(signal.add, Ordering::Relaxed);
-                    group.write_64(word, before.wrapping_add(signal.add));
+                    let shadow = Some((Arc::clone(shadow), *index));
+                    group.write_64(word, before.wrapping_add(signal.add), shadow);
                 }
                 // Another connection, with its own stream, may add to the same word.
                 None if config.connections > 1 => {

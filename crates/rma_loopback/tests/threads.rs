@@ -172,6 +172,33 @@ fn signals_that_come_together_or_while_a_stream_is_busy_are_written_together() {
 }
 
 #[test]
+fn many_signals_come_with_one_copy_that_changes_no_other_word() {
+    const ROUNDS: u64 = 20;
+    // The last of these is further from the first than a copy goes.
+    for (signals, apart) in [(16, 2), (16, 6), (5, 1)] {
+        world(&Options::default(), |rank, bootstrap| {
+            let words = Memory::new(8 * signals * apart);
+            let words_at = rank.signals(&words);
+            bootstrap.barrier.wait();
+            for round in 0..ROUNDS {
+                for signal in 0..signals {
+                    let (to, add) = ((words_at, 8 * signal * apart), signal as u64 + round);
+                    rank.put_signal(0, NOWHERE, 0, NOWHERE, 1 - rank.rank, to, add, SIGNAL_ADD);
+                }
+                rank.drain();
+            }
+            bootstrap.barrier.wait();
+            for word in 0..signals * apart {
+                let signal = (word / apart) as u64;
+                let sum = ROUNDS * signal + ROUNDS * (ROUNDS - 1) / 2;
+                assert_eq!(words.load(word), if word % apart == 0 { sum } else { 0 });
+            }
+            bootstrap.barrier.wait();
+        });
+    }
+}
+
+#[test]
 fn a_signal_to_an_address_counts_from_what_a_kernel_left_there() {
     world(&Options::default(), |rank, bootstrap| {
         let words = Memory::new(8);

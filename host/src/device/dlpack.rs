@@ -78,24 +78,32 @@ impl<T> DeviceSlice<T> {
     /// or an event.
     #[must_use]
     pub fn to_dlpack(&self) -> DlpackTensor {
-        self.export(false)
+        self.export(false, ())
     }
 
     /// As [`to_dlpack`](Self::to_dlpack), with a version: for a library that asks for one, in
     /// Python by `max_version`.
     #[must_use]
     pub fn to_dlpack_versioned(&self) -> DlpackTensor {
-        self.export(true)
+        self.export(true, ())
     }
 
-    fn export(&self, versioned: bool) -> DlpackTensor {
+    /// As [`to_dlpack_versioned`](Self::to_dlpack_versioned), or as [`to_dlpack`](Self::to_dlpack).
+    /// `with` is dropped when the tensor is given back, on whatever thread that is: for what has to
+    /// last as long as the other library uses the memory.
+    #[must_use]
+    pub fn to_dlpack_with(&self, with: impl Send + 'static, versioned: bool) -> DlpackTensor {
+        self.export(versioned, with)
+    }
+
+    fn export(&self, versioned: bool, with: impl Send + 'static) -> DlpackTensor {
         let id = i32::try_from(self.context().ordinal()).unwrap_or(i32::MAX);
         let known = TYPES.iter().find(|known| known.0 == self.data_type());
         let &(_, code, bits) = known.unwrap_or(&TYPES[0]);
         let data_type = Type { code, bits, lanes: 1 };
         let (address, len) = (self.device_address(), self.len() as i64);
         let device = Device { kind: CUDA, id };
-        DlpackTensor::new(address, len, device, data_type, versioned, self.keep())
+        DlpackTensor::new(address, len, device, data_type, versioned, (with, self.keep()))
     }
 }
 

@@ -68,7 +68,7 @@ impl<const VECTORS: usize> Part<VECTORS> {
         is_mine.then(|| row * per_row as usize + at as usize)
     }
 
-    /// Loads this part of row `row`; what is behind its end is 0.
+    /// Loads this part of row `row`, which no other warp loads; what is behind its end is 0.
     ///
     /// # Safety
     ///
@@ -80,8 +80,9 @@ impl<const VECTORS: usize> Part<VECTORS> {
         let mut i = 0;
         while i < VECTORS {
             if let Some(at) = self.vector_of(row, i) {
+                let from = rows.wrapping_add(Vec16::<T>::LANES * at);
                 // SAFETY: the caller's contract.
-                vectors[i] = unsafe { mem::load_vec(rows.wrapping_add(Vec16::<T>::LANES * at)) };
+                vectors[i] = unsafe { mem::load_vec_once(from) };
             }
             i += 1;
         }

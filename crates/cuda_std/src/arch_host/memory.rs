@@ -74,6 +74,13 @@ pub(crate) unsafe fn load_v4(address: *const [u32; 4]) -> [u32; 4] {
 
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
+pub(crate) unsafe fn load_v4_once(address: *const [u32; 4]) -> [u32; 4] {
+    // SAFETY: the caller's contract.
+    unsafe { load_v4(address) }
+}
+
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+#[track_caller]
 pub(crate) unsafe fn store_v4(address: *mut [u32; 4], value: [u32; 4]) {
     let address = touch(address.cast::<u128>(), Access::Write).cast::<[u32; 4]>();
     // SAFETY: the caller's contract.

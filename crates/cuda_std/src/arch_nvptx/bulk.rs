@@ -4,6 +4,7 @@ use core::arch::asm;
 
 use devcomm_types::TensorMap;
 
+use super::memory::EVICT_FIRST;
 use super::tensor::SharedAddress;
 
 #[inline(always)]
@@ -108,8 +109,6 @@ pub(crate) unsafe fn load_tile_once(
     column: u32,
     barrier: SharedAddress,
 ) {
-    // What `createpolicy.fractional.L2::evict_first.b64` with fraction 1 makes.
-    const EVICT_FIRST: u64 = 0x12f0_0000_0000_0000;
     // SAFETY: the caller's contract.
     unsafe {
         asm!(

@@ -6,6 +6,9 @@ use core::mem::transmute;
 use super::atomics::scoped;
 use crate::atomic::{AtomicValue, Scope};
 
+/// What `createpolicy.fractional.L2::evict_first.b64` with fraction 1 makes.
+pub(super) const EVICT_FIRST: u64 = 0x12f0_0000_0000_0000;
+
 macro_rules! ld_v4 {
     ($order:expr, $address:ident) => {{
         let (a, b, c, d): (u32, u32, u32, u32);
@@ -75,6 +78,25 @@ struct Four([u32; 4]);
 pub(crate) unsafe fn load_v4(address: *const [u32; 4]) -> [u32; 4] {
     // SAFETY: the caller's contract.
     unsafe { address.cast::<crate::vector::Vec16<u32>>().read().to_bits() }
+}
+
+#[inline(always)]
+pub(crate) unsafe fn load_v4_once(address: *const [u32; 4]) -> [u32; 4] {
+    let (a, b, c, d): (u32, u32, u32, u32);
+    // SAFETY: the caller's contract.
+    unsafe {
+        asm!(
+            "ld.L2::cache_hint.v4.b32 {{{a}, {b}, {c}, {d}}}, [{address}], {policy};",
+            a = out(reg32) a,
+            b = out(reg32) b,
+            c = out(reg32) c,
+            d = out(reg32) d,
+            address = in(reg64) address,
+            policy = in(reg64) EVICT_FIRST,
+            options(nostack, readonly),
+        );
+    }
+    [a, b, c, d]
 }
 
 #[inline(always)]

@@ -135,6 +135,12 @@ pub(crate) fn candidates([m, n, k]: [u32; 3], multiprocessors: u32) -> Vec<GemmP
     plans
 }
 
+/// How many times as long as the best plan a plan takes, by the model.
+pub(crate) fn slowdown(plan: GemmPlan, shape: [u32; 3], multiprocessors: u32) -> f64 {
+    let best = candidates(shape, multiprocessors)[0];
+    clocks(plan, shape, multiprocessors) / clocks(best, shape, multiprocessors)
+}
+
 /// Terms of a step.
 const STEP: u32 = 64;
 

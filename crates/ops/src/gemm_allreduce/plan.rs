@@ -47,6 +47,16 @@ pub enum GemmAllReducePlan {
 }
 
 impl GemmAllReducePlan {
+    /// The plan of `Gemm` with the same tiles, of a plan of few rows.
+    pub(super) fn product(self) -> Option<GemmPlan> {
+        match self {
+            Self::Swapped { rows, columns, cluster } => {
+                Some(GemmPlan::Swapped { rows, columns, cluster })
+            }
+            _ => None,
+        }
+    }
+
     /// The fused form of a plan of few rows.
     pub(super) fn of_few_rows(plan: GemmPlan) -> Option<Self> {
         match plan {
@@ -78,8 +88,8 @@ const CHUNKED: &str = "chunked:";
 
 impl fmt::Display for GemmAllReducePlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Self::Swapped { rows, columns, cluster } = *self {
-            return GemmPlan::Swapped { rows, columns, cluster }.fmt(f);
+        if let Some(product) = self.product() {
+            return product.fmt(f);
         }
         if let Self::Chunked { parts } = *self {
             return write!(f, "{CHUNKED}{parts}");
