@@ -11,7 +11,7 @@ pub(super) const SCALED: u32 = 64;
 /// The most fragments of which a lane has the elements in a vector.
 pub(super) const MOST_FRAGMENTS: usize = 4;
 
-/// A type in which partial sums are sent: `f32`, `bf16` or `F8E4M3`, [`SCALED`] elements of which
+/// A type in which partial sums are sent: `f32`, `bf16`, or `F8E4M3`, of which 64 elements of a row
 /// share a scale, a power of two.
 pub trait Partial: Accumulate<Acc = f32> {
     /// Whether there are scales.
