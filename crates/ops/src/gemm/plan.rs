@@ -336,6 +336,23 @@ mod tests {
     }
 
     #[test]
+    fn a_plan_takes_longer_than_the_best_where_its_tiles_do_not_fit() {
+        let of = |plan: &str, shape| slowdown(plan.parse().unwrap(), shape, 132);
+        // One tile of 176 rows does what two of 128 do.
+        assert!(of("swapped:128x128:2:1x2", [161, 2392, 8224]) > 1.3);
+        let best = of("swapped:128x128:4:1x2", [210, 1024, 9488]);
+        assert!((best - 1.0).abs() < 1e-9, "{best}");
+        // Nor is a tile a candidate where as many of fewer rows do.
+        let rows = |m| {
+            candidates([m, 4512, 12384], 132).into_iter().filter_map(|plan| match plan {
+                GemmPlan::Swapped { rows, columns: 128, .. } => Some(rows),
+                _ => None,
+            })
+        };
+        assert!(rows(533).any(|rows| rows == 192) && !rows(513).any(|rows| rows == 256));
+    }
+
+    #[test]
     fn a_table_decides_for_the_next_larger_number_of_rows() {
         let entry = Entry::parse("64 8192 1024 swapped:64x64:1 # 5.6 us").unwrap();
         assert_eq!((entry.m, entry.n, entry.k), (64, 8192, 1024));
