@@ -1,4 +1,4 @@
-//! LSA barriers: in each of two rounds the ranks store to each other between two barriers.
+//! LSA barriers: in each round the ranks store to each other between two barriers.
 
 use cuda_std::atomic::Scope;
 use cuda_std::prelude::*;
@@ -11,9 +11,9 @@ use crate::{explore, is_reported};
 
 /// The ranks pass each other the number of the round.
 #[kernel]
-unsafe fn exchange(comm: DevComm, place: Window<u32>) {
+unsafe fn exchange(comm: DevComm, place: Window<u32>, rounds: u32) {
     let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
-    for round in 1..=2 {
+    for round in 1..=rounds {
         // SAFETY: the window has a word.
         unsafe { place.lsa(comm.lsa_team().next()).store(0, round) };
         barrier.sync(MemoryOrder::AcqRel); // all have stored
@@ -25,15 +25,21 @@ unsafe fn exchange(comm: DevComm, place: Window<u32>) {
 }
 
 fn exchanges(gpu: &Gpu<'_>) -> Result<()> {
+    of_rounds(gpu, 2)
+}
+
+fn of_rounds(gpu: &Gpu<'_>, rounds: u32) -> Result<()> {
     let place = gpu.window(&[0])?;
     let comm = gpu.dev_comm(DevCommRequirements::new().lsa_barriers(1))?;
-    gpu.launch(exchange::args(&comm, &place).grid(1).block(1))
+    gpu.launch(exchange::args(&comm, &place, rounds).grid(1).block(1))
 }
 
 #[test]
 fn barriers_order_what_is_before_them_and_each_of_them_is_needed() {
     let two = Simulation::new(2).preemptions(1);
     explore(two.clone(), exchanges);
+    // With every old value that a load may see.
+    explore(two.clone().preemptions(0).weak(true), |gpu| of_rounds(gpu, 1));
     for line in ["// all have stored", "// all have read"] {
         for change in [Change::Relax, Change::Remove, Change::NoWait] {
             let names = ["place.lsa(", "assert_eq!(received"];
