@@ -83,9 +83,8 @@ impl Group {
     /// Enqueues the words on `stream`, whose context is current, and what marks the whole transfers
     /// complete. Returns the last of these; the group is empty then.
     pub(crate) fn enqueue(&mut self, stream: &TrackedStream) -> Result<Option<u64>> {
-        if let Some(signals) = self.signals() {
+        if self.copy_signals(stream)? {
             self.words.clear();
-            signals.copy(stream)?;
         }
         let mut operations = Vec::with_capacity(self.words.len() + 2);
         if self.words.iter().any(|word| word.change == Change::Add64) {
@@ -100,35 +99,23 @@ impl Group {
         }
         Ok(last)
     }
-}
 
-/// Neighbouring words of which only the plugin writes any.
-struct Signals {
-    first: Address,
-    shadow: Shadow,
-    count: usize,
-}
-
-impl Group {
-    /// All words of the group with those between them, if they are many signals that fit in a slot.
-    fn signals(&self) -> Option<Signals> {
-        let all: Option<Vec<_>> = self.words.iter().map(|word| word.shadow.as_ref()).collect();
-        let all = all.filter(|all| all.len() >= MANY)?;
-        let (shadow, first) = all.iter().copied().min_by_key(|(_, index)| *index)?;
-        let last = all.iter().map(|(_, index)| *index).max()?;
-        let count = last - first + 1;
-        let of_one = all.iter().all(|(of, _)| Arc::ptr_eq(of, shadow));
-        let at = self.words.iter().map(|word| word.at).min()?;
-        let fits = of_one && count <= STAGED;
-        fits.then(|| Signals { first: at, shadow: (shadow.clone(), *first), count })
-    }
-}
-
-impl Signals {
-    fn copy(&self, stream: &TrackedStream) -> Result<()> {
-        let (shadow, from) = &self.shadow;
-        let values = &shadow[*from..from + self.count];
-        stream.copy_words(self.first, values.iter().map(|value| value.load(Ordering::Relaxed)))
+    /// Writes the words and those between them by one copy, if they are many signals of one region,
+    /// of which only the plugin writes, and fit in a slot. Returns whether it did.
+    fn copy_signals(&self, stream: &TrackedStream) -> Result<bool> {
+        let signals = self.words.iter().map(|word| Some((word.at, word.shadow.as_ref()?)));
+        let signals: Vec<_> = signals.collect::<Option<_>>().unwrap_or_default();
+        let first = signals.iter().min_by_key(|(at, _)| *at);
+        let Some(&(at, (values, first))) = first.filter(|_| signals.len() >= MANY) else {
+            return Ok(false);
+        };
+        let is_one_region = signals.iter().all(|(_, (of, _))| Arc::ptr_eq(of, values));
+        let last = signals.iter().map(|(_, (_, index))| *index).max().unwrap_or(*first);
+        if !is_one_region || last - first >= STAGED {
+            return Ok(false);
+        }
+        let words = values[*first..=last].iter().map(|value| value.load(Ordering::Relaxed));
+        stream.copy_words(at, words).map(|()| true)
     }
 }
 

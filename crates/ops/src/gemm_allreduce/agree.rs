@@ -53,10 +53,8 @@ impl GemmOptions {
     }
 
     /// Selects the type in which partial sums travel. Default: [`Wire::Bf16`]. In others they do by
-    /// [`Strips`](crate::GemmAllReducePlan::Strips), or in [`Wire::E4m3`] on two Hopper GPUs also
-    /// by
-    /// [`Wide`](crate::GemmAllReducePlan::Wide), which is the plan of shapes that fill the GPU more
-    /// than once.
+    /// [`Strips`](crate::GemmAllReducePlan::Strips). In [`Wire::E4m3`] on two Hopper GPUs shapes
+    /// that fill the GPU more than once have the plan [`Wide`](crate::GemmAllReducePlan::Wide).
     pub const fn wire(mut self, wire: Wire) -> Self {
         self.wire = wire;
         self
