@@ -164,17 +164,7 @@ fn a_thousand_replays_of_a_step_between_teams_are_right() {
         let batch = Batch::new(hidden, 256, 8, &vec![tokens; rank.n_ranks()], 5);
         let mut batch = in_teams(rank, batch)?;
         let memory = memory_of(rank, &batch, tokens)?;
-        let graph = memory.stream.capture(|| memory.step(tokens))?;
-        memory.write(rank, &batch)?;
-        for replay in 0..replays {
-            let routing = [Routing::Random, Routing::Skewed, Routing::Repeated][replay % 3];
-            batch.route(routing, replay as u64);
-            memory.write_routing(rank.rank(), &batch)?;
-            graph.launch(&memory.stream)?;
-            memory.check_rows(rank, &batch)?;
-            memory.check_output(&batch.combined(rank.rank(), None, |_| 1.0))?;
-        }
-        memory.experts.check()
+        replay_steps(rank, &memory, &mut batch, tokens, replays)
     });
 }
 

@@ -206,9 +206,8 @@ fn hidden(ranks: usize) -> usize {
     if ranks == 2 { 1048 } else { 528 }
 }
 
-#[test]
-fn rows_go_to_their_experts_and_results_return() {
-    let name = "rows_go_to_their_experts_and_results_return";
+/// Whole steps of every routing on 2, 4 and 8 ranks, with this memory for each batch.
+fn routed_steps(name: &str, memory: impl Fn(&Rank, &Batch, usize) -> Result<Memory> + Sync) {
     for ranks in [2, 4, 8] {
         on_gpus(name, ranks, |rank| {
             for (i, (routing, top_k)) in [
@@ -225,7 +224,7 @@ fn rows_go_to_their_experts_and_results_return() {
                 let tokens: Vec<_> = (0..ranks).map(|rank| (rank * 3 + i) % 5).collect();
                 let mut batch = Batch::new(hidden(ranks), 4 * ranks, top_k, &tokens, i as u64);
                 batch.alignment = [1, 4][i % 2];
-                let memory = Memory::of(rank, &batch, 5)?;
+                let memory = memory(rank, &batch, 5)?;
                 for launch in 0..3 {
                     batch.route(routing, launch);
                     whole_step(rank, &memory, &batch, launch == 1)?;
@@ -234,6 +233,11 @@ fn rows_go_to_their_experts_and_results_return() {
             Ok(())
         });
     }
+}
+
+#[test]
+fn rows_go_to_their_experts_and_results_return() {
+    routed_steps("rows_go_to_their_experts_and_results_return", Memory::of);
 }
 
 /// Numbers of ranks without code of their own.
@@ -406,6 +410,27 @@ fn steps_of_two_objects_overlap() {
     });
 }
 
+/// Captures a step of so many tokens, and replays it with routing that changes.
+fn replay_steps(
+    rank: &Rank,
+    memory: &Memory,
+    batch: &mut Batch,
+    tokens: usize,
+    replays: usize,
+) -> Result<()> {
+    let graph = memory.stream.capture(|| memory.step(tokens))?;
+    memory.write(rank, batch)?;
+    for replay in 0..replays {
+        let routing = [Routing::Random, Routing::Skewed, Routing::Repeated][replay % 3];
+        batch.route(routing, replay as u64);
+        memory.write_routing(rank.rank(), batch)?;
+        graph.launch(&memory.stream)?;
+        memory.check_rows(rank, batch)?;
+        memory.check_output(&batch.combined(rank.rank(), None, |_| 1.0))?;
+    }
+    memory.experts.check()
+}
+
 #[test]
 fn a_thousand_replays_of_a_step_are_right() {
     on_gpus("a_thousand_replays_of_a_step_are_right", 2, |rank| {
@@ -414,17 +439,7 @@ fn a_thousand_replays_of_a_step_are_right() {
         let mut batch = Batch::new(hidden, 256, 8, &[tokens, tokens], 5);
         for form in FORMS {
             let memory = Memory::new(rank, form(options(&batch, tokens)), &batch, tokens)?;
-            let graph = memory.stream.capture(|| memory.step(tokens))?;
-            memory.write(rank, &batch)?;
-            for replay in 0..replays {
-                let routing = [Routing::Random, Routing::Skewed, Routing::Repeated][replay % 3];
-                batch.route(routing, replay as u64);
-                memory.write_routing(rank.rank(), &batch)?;
-                graph.launch(&memory.stream)?;
-                memory.check_rows(rank, &batch)?;
-                memory.check_output(&batch.combined(rank.rank(), None, |_| 1.0))?;
-            }
-            memory.experts.check()?;
+            replay_steps(rank, &memory, &mut batch, tokens, replays)?;
         }
         Ok(())
     });

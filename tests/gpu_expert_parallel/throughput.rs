@@ -14,32 +14,7 @@ fn in_place(rank: &Rank, batch: &Batch, most: usize) -> Result<Memory> {
 
 #[test]
 fn rows_arrive_in_the_order_of_the_experts() {
-    let name = "rows_arrive_in_the_order_of_the_experts";
-    for ranks in [2, 4, 8] {
-        on_gpus(name, ranks, |rank| {
-            for (i, (routing, top_k)) in [
-                (Routing::Random, 3),
-                (Routing::Skewed, 8),
-                (Routing::One, 2),
-                (Routing::None, 1),
-                (Routing::Repeated, 16),
-            ]
-            .into_iter()
-            .enumerate()
-            {
-                // Another number of tokens in each rank, none in one of them.
-                let tokens: Vec<_> = (0..ranks).map(|rank| (rank * 3 + i) % 5).collect();
-                let mut batch = Batch::new(hidden(ranks), 4 * ranks, top_k, &tokens, i as u64);
-                batch.alignment = [1, 4][i % 2];
-                let memory = in_place(rank, &batch, 5)?;
-                for launch in 0..3 {
-                    batch.route(routing, launch);
-                    whole_step(rank, &memory, &batch, launch == 1)?;
-                }
-            }
-            Ok(())
-        });
-    }
+    routed_steps("rows_arrive_in_the_order_of_the_experts", in_place);
 }
 
 /// More tokens than a block places at a time.
