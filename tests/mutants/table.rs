@@ -77,7 +77,7 @@ const READ: &str = "tma::wait_stores_read::<0>()";
 const FENCE: &str = "tma::fence_async_shared()";
 const STAGED: &str = "store_words(lane";
 const PARTIAL: &str = "mem::load_vec(from.add(source * stride";
-const OWN_PART: &str = "mem::load_vec_relaxed(self";
+const OWN_PART: &str = "mem::load_vec_relaxed(from";
 const SCALES: &str = "mem::load(scales.add(source * stride";
 const FLAG: &str = "self.flag(strip, source).get()";
 

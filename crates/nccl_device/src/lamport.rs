@@ -97,6 +97,13 @@ pub fn message_word(word: u32) -> u32 {
     if word == EMPTY { 0 } else { word }
 }
 
+/// Whether a slot with these words holds a message.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+fn is_message<T: Element>(vector: Vec16<T>) -> bool {
+    let [a, b, c, d] = vector.to_bits();
+    a != EMPTY && b != EMPTY && c != EMPTY && d != EMPTY
+}
+
 /// The source ranks that have slots of their own: with two ranks only the peer sends.
 const fn sources(ranks: usize) -> usize {
     if ranks == 2 { 1 } else { ranks }
@@ -287,20 +294,31 @@ impl<const N: usize> Lamport<'_, N> {
         let mut first = 0;
         while first < N {
             self.wait(slot, || {
-                let mut all = true;
                 let mut rank = first;
                 while rank < N && rank < first + 4 {
-                    if rank != me {
+                    // All loads are in flight together. A branch around that of this rank's own
+                    // slot, which nobody uses and two ranks do not have, would part them.
+                    if N > 2 || rank != me {
                         // SAFETY: the caller's contract.
-                        let (vector, has_arrived) = unsafe { self.poll(rank, slot) };
-                        all &= has_arrived;
-                        vectors[rank] = vector;
+                        vectors[rank] = unsafe { self.load(rank, slot) };
                     }
+                    rank += 1;
+                }
+                let (mut all, mut rank) = (true, first);
+                while rank < N && rank < first + 4 {
+                    all &= rank == me || is_message(vectors[rank]);
                     rank += 1;
                 }
                 all
             });
             first += 4;
+        }
+        let mut rank = 0;
+        while rank < N {
+            if rank == me {
+                vectors[rank] = mine;
+            }
+            rank += 1;
         }
         // Not unrolled for many ranks, whose addresses would take registers.
         let (mut rank, ranks) = (0, if N > 4 { hint::opaque_usize(N) } else { N });
@@ -350,10 +368,14 @@ impl<const N: usize> Lamport<'_, N> {
         pause: u32,
     ) -> [Vec16<T>; K] {
         // SAFETY: the caller's contract.
-        unsafe { self.receive_each(|i| slot(i).map(|slot| (source, slot)), pause) }
+        unsafe {
+            let nothing = [Vec16::from_bits([0; 4]); K];
+            self.receive_each(nothing, |i| slot(i).map(|slot| (source, slot)), pause)
+        }
     }
 
-    /// As [`receive_several`](Self::receive_several), of a rank and a slot for each vector.
+    /// As [`receive_several`](Self::receive_several), of a rank and a slot for each vector. Those
+    /// that nobody sends stay as they are.
     ///
     /// # Safety
     ///
@@ -362,19 +384,18 @@ impl<const N: usize> Lamport<'_, N> {
     #[track_caller]
     pub unsafe fn receive_each<T: Element, const K: usize>(
         &self,
+        mut vectors: [Vec16<T>; K],
         message: impl Fn(usize) -> Option<(usize, u32)>,
         pause: u32,
     ) -> [Vec16<T>; K] {
-        let mut vectors = [Vec16::from_bits([0; 4]); K];
         // Slots are opaque, as their addresses would take registers from here to the end.
         self.wait(message(0).map_or(0, |(_, slot)| slot), || {
             let (mut all, mut i) = (true, 0);
             while i < K {
                 if let Some((source, slot)) = message(i) {
                     // SAFETY: the caller's contract.
-                    let (vector, has_arrived) = unsafe { self.poll(source, hint::opaque(slot)) };
-                    vectors[i] = vector;
-                    all &= has_arrived;
+                    vectors[i] = unsafe { self.load(source, hint::opaque(slot)) };
+                    all &= is_message(vectors[i]);
                 }
                 i += 1;
             }
@@ -429,12 +450,22 @@ impl<const N: usize> Lamport<'_, N> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn poll<T: Element>(&self, source: usize, slot: u32) -> (Vec16<T>, bool) {
+        // SAFETY: the caller's contract.
+        let vector = unsafe { self.load(source, slot) };
+        (vector, is_message(vector))
+    }
+
+    /// What a slot holds.
+    ///
+    /// # Safety
+    ///
+    /// The contract of [`receive`](Self::receive).
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    unsafe fn load<T: Element>(&self, source: usize, slot: u32) -> Vec16<T> {
         let from = self.slot(0, source, slot);
         // SAFETY: the caller's contract; peers store whole words.
-        let bits = unsafe { mem::load_vec_relaxed(from, Scope::Sys) }.to_bits();
-        let [a, b, c, d] = bits;
-        let has_arrived = a != EMPTY && b != EMPTY && c != EMPTY && d != EMPTY;
-        (Vec16::from_bits(bits), has_arrived)
+        Vec16::from_bits(unsafe { mem::load_vec_relaxed(from, Scope::Sys) }.to_bits())
     }
 
     /// Waits for messages in a slot.

@@ -144,12 +144,12 @@ impl<T: Accumulate<Acc = f32>> Row<T> {
         if let Some(Place { at, in_row }) = place {
             let place = vector(self.residual.cast_const(), at);
             let has_residual = !self.residual.is_null();
-            // SAFETY: the caller's contract. The residual comes first, as `load` may wait, and the
-            // weights while the cluster adds up the squares.
+            // SAFETY: the caller's contract. The residual and the weights come first, as `load` may
+            // wait.
             unsafe {
                 let residual = has_residual.then(|| mem::load_vec(place));
-                sum = load(at);
                 weight = mem::load_vec(vector(self.weight, in_row));
+                sum = load(at);
                 if let Some(residual) = residual {
                     T::add(&mut sum, residual);
                     mem::store_vec(place.cast_mut(), T::narrow(sum));

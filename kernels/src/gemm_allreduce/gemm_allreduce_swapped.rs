@@ -119,9 +119,10 @@ impl<const N: usize> Exchange<'_, N> {
                 let is_polled = i < self.at_once && first + i < self.ranks();
                 is_polled.then_some((first + i, slot))
             };
+            let sent = |i| source(i).filter(|(rank, _)| *rank != own);
+            let nothing = [Vec16::from_bits([0; 4]); AT_ONCE];
             // SAFETY: the caller's contract.
-            let theirs: [_; AT_ONCE] =
-                unsafe { session.receive_each(|i| source(i).filter(|(rank, _)| *rank != own), 0) };
+            let theirs = unsafe { session.receive_each(nothing, sent, 0) };
             let mut i = 0;
             while i < self.at_once {
                 // Of no rank it is 0.

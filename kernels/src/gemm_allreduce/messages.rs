@@ -88,6 +88,8 @@ pub(super) struct Messages<'a, D, const N: usize> {
 /// A lane's vectors of a group.
 type Vectors = [Vec16<bf16>; MOST_ROWS];
 
+const NOTHING: Vec16<bf16> = Vec16::from_bits([0; 4]);
+
 /// Which they are.
 #[derive(Clone, Copy)]
 struct Group {
@@ -123,9 +125,8 @@ impl Group {
 }
 
 impl<D: Owners, const N: usize> Messages<'_, D, N> {
-    /// Rows that a warp takes at a time: fewer if it adds those of several peers, of which it keeps
-    /// the sums in f32.
-    const ROWS: u32 = if N == 2 { MOST_ROWS as u32 } else { 4 };
+    /// Rows that a warp takes at a time: of several peers as many as it has vectors of in flight.
+    const ROWS: u32 = (MOST_ROWS / if N == 2 { 1 } else { N }) as u32;
     /// Groups of so many rows in a tile.
     const GROUPS: u32 = TILE_M / Self::ROWS;
 
@@ -232,28 +233,6 @@ impl<D: Owners, const N: usize> Messages<'_, D, N> {
         }
     }
 
-    /// This rank's part of the sums.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract, and the group was stored.
-    #[inline(always)]
-    unsafe fn load(&self, group: Group) -> Vectors {
-        let mut vectors = [Vec16::from_bits([0; 4]); MOST_ROWS];
-        let mut i = 0;
-        while i < Self::ROWS as usize {
-            if let Some(vector) = group.vector(i) {
-                // Opaque: as addresses, they would take registers from here to the sums' stores.
-                let from = element(hint::opaque(group.before + vector));
-                // SAFETY: the caller's contract. TMA has stored it, past the L1 cache.
-                vectors[i] =
-                    unsafe { mem::load_vec_relaxed(self.product.wrapping_add(from), Scope::Gpu) };
-            }
-            i += 1;
-        }
-        vectors
-    }
-
     /// Waits until a multiplying warp has stored a group.
     #[inline(always)]
     fn wait_for(&self, number: u32) {
@@ -277,57 +256,63 @@ impl<D: Owners, const N: usize> Messages<'_, D, N> {
         });
     }
 
-    /// What a peer sent of a group.
+    /// Loads this rank's part of a row of a group, if C has the row.
     ///
     /// # Safety
     ///
-    /// The kernel's contract, and one warp calls it.
+    /// The kernel's contract, and the group was stored.
     #[inline(always)]
-    unsafe fn receive(&self, session: &Lamport<'_, N>, peer: usize, group: Group) -> Vectors {
-        // SAFETY: the caller's contract.
-        unsafe { session.receive_several(peer, |i| group.slot(i, Self::ROWS), PAUSE) }
+    unsafe fn load(&self, group: Group, row: usize) -> Option<Vec16<bf16>> {
+        let vector = group.vector(row)?;
+        // Opaque: as addresses, they would take registers from here to the sums' stores.
+        let from = self.product.wrapping_add(element(hint::opaque(group.before + vector)));
+        // SAFETY: the caller's contract. TMA has stored it, past the L1 cache.
+        Some(unsafe { mem::load_vec_relaxed(from, Scope::Gpu) })
     }
 
-    /// Adds what the peers sent of a group, and stores the sums.
+    /// Adds the ranks' parts of a group, and stores the sums.
     ///
     /// # Safety
     ///
-    /// The kernel's contract, and one warp calls it.
+    /// The kernel's contract, and the group was stored. One warp calls it.
     #[inline(always)]
     unsafe fn add(&self, session: &Lamport<'_, N>, group: Group) {
-        let own = self.problem().rank();
-        // SAFETY: the caller's contract.
-        unsafe {
-            if N == 2 {
-                let ours = self.load(group);
-                let theirs = self.receive(session, own as usize ^ 1, group);
-                let mut i = 0;
-                while i < MOST_ROWS {
-                    if let Some(vector) = group.vector(i) {
-                        let mut sum = bf16::widen(ours[i]);
-                        bf16::add(&mut sum, theirs[i]);
-                        mem::store_vec(self.c.wrapping_add(element(vector)), bf16::narrow(sum));
-                    }
-                    i += 1;
-                }
-                return;
+        let own = self.problem().rank() as usize;
+        if N == 2 {
+            // SAFETY: the caller's contract.
+            return unsafe { self.add_two(session, own ^ 1, group) };
+        }
+        // The vectors of all ranks, of which each has so many rows.
+        let rows = Self::ROWS as usize;
+        let mut parts = [NOTHING; MOST_ROWS];
+        let mut at = 0;
+        while at < MOST_ROWS {
+            if at / rows == own {
+                // SAFETY: the caller's contract.
+                parts[at] = unsafe { self.load(group, at % rows) }.unwrap_or(NOTHING);
             }
-            // In the order of the ranks, whoever adds.
-            let mut sums = [[0.0; LANES as usize]; MOST_ROWS];
-            let (mut rank, ranks) = (0, hint::opaque(N as u32));
-            while rank < ranks {
-                let part = match rank == own {
-                    true => self.load(group),
-                    false => self.receive(session, rank as usize, group),
-                };
-                let mut i = 0;
-                while i < Self::ROWS as usize {
-                    bf16::add(&mut sums[i], part[i]);
-                    i += 1;
-                }
+            at += 1;
+        }
+        let sent = |at| {
+            let slot = if at / rows == own { None } else { group.slot(at % rows, Self::ROWS) };
+            slot.map(|slot| (at / rows, slot))
+        };
+        // SAFETY: the caller's contract.
+        let parts = unsafe { session.receive_each(parts, sent, PAUSE) };
+        // In the order of the ranks, whoever adds.
+        let mut sums = [NOTHING; MOST_ROWS];
+        let mut row = 0;
+        while row < rows {
+            let (mut sum, mut rank) = ([0.0; LANES as usize], 0);
+            while rank < N {
+                bf16::add(&mut sum, parts[rank * rows + row]);
                 rank += 1;
             }
-            let sums = sums.map(bf16::narrow);
+            sums[row] = bf16::narrow(sum);
+            row += 1;
+        }
+        // SAFETY: the caller's contract.
+        unsafe {
             match self.of_all {
                 None => Self::store(self.c, group, &sums),
                 Some(c) => {
@@ -335,6 +320,35 @@ impl<D: Owners, const N: usize> Messages<'_, D, N> {
                         Self::store(c.lsa(rank).as_ptr(), group, &sums);
                     }
                 }
+            }
+        }
+    }
+
+    /// As [`add`](Self::add), with one peer.
+    ///
+    /// # Safety
+    ///
+    /// As there.
+    #[inline(always)]
+    unsafe fn add_two(&self, session: &Lamport<'_, N>, peer: usize, group: Group) {
+        let mut ours = [NOTHING; MOST_ROWS];
+        let mut i = 0;
+        // SAFETY: the caller's contract.
+        unsafe {
+            while i < MOST_ROWS {
+                ours[i] = self.load(group, i).unwrap_or(NOTHING);
+                i += 1;
+            }
+            let theirs: Vectors =
+                session.receive_several(peer, |i| group.slot(i, Self::ROWS), PAUSE);
+            i = 0;
+            while i < MOST_ROWS {
+                if let Some(vector) = group.vector(i) {
+                    let mut sum = bf16::widen(ours[i]);
+                    bf16::add(&mut sum, theirs[i]);
+                    mem::store_vec(self.c.wrapping_add(element(vector)), bf16::narrow(sum));
+                }
+                i += 1;
             }
         }
     }
