@@ -281,25 +281,28 @@ fn rounded_products_are_added_on_both_ranks() {
 /// Few rows, tiles that do not fill the GPU, and tiles that fill it more than once; by launches in
 /// a row, among which the plans take turns.
 #[test]
-fn the_plan_follows_from_the_shape() {
-    let name = "the_plan_follows_from_the_shape";
-    Gpus::from(Simulation::new(2).multiprocessors(8)).run(name, |rank| {
-        let shapes: &[_] = match rank.is_simulated() {
-            true => &[[9, 40, 72], [300, 520, 16], [300, 1040, 16]],
-            false => &[[9, 4096, 1024], [300, 520, 1000], [4096, 8192, 1024]],
-        };
-        let gemm = GemmAllReduce::new(rank.communicator()?, &rank.stream()?, 4096, 8192)?;
-        let plans = shapes.iter().map(|shape| gemm.explain(*shape).plan.to_string());
-        let plans: Vec<_> = plans.collect();
-        assert!(plans[0].starts_with("swapped:"), "{plans:?}");
-        assert_eq!(plans[1..], ["unfused", "wide"]);
-        // A plan that was set and given up leaves nothing behind, nor for shapes not asked about.
-        gemm.set_plan(Some(GemmAllReducePlan::Strips))?;
-        gemm.set_plan(None)?;
-        let other = gemm.explain([shapes[0][0] - 1, shapes[0][1], shapes[0][2]]).plan.to_string();
-        assert!(other.starts_with("swapped:"), "{other}");
-        is_rounded_twice(rank, &[None], shapes, 3, 2)
-    });
+fn the_plan_follows_from_the_shape_and_the_ranks() {
+    let name = "the_plan_follows_from_the_shape_and_the_ranks";
+    for (ranks, of_few_rows) in [(2, "swapped:"), (4, "unfused")] {
+        Gpus::from(Simulation::new(ranks).multiprocessors(8)).run(name, |rank| {
+            let shapes: &[_] = match rank.is_simulated() {
+                true => &[[9, 40, 72], [300, 520, 16], [300, 1040, 16]],
+                false => &[[9, 4096, 1024], [300, 520, 1000], [4096, 8192, 1024]],
+            };
+            let gemm = GemmAllReduce::new(rank.communicator()?, &rank.stream()?, 4096, 8192)?;
+            let plan = |shape| gemm.explain(shape).plan.to_string();
+            let [few, few_tiles, many_tiles] = [0, 1, 2].map(|i| plan(shapes[i]));
+            assert!(few.starts_with(of_few_rows), "{few}");
+            assert_eq!([few_tiles, many_tiles], ["unfused", "wide"]);
+            // A plan that was set and given up leaves nothing behind, nor for shapes not asked
+            // about.
+            gemm.set_plan(Some(GemmAllReducePlan::Strips))?;
+            gemm.set_plan(None)?;
+            let other = plan([shapes[0][0] - 1, shapes[0][1], shapes[0][2]]);
+            assert!(other.starts_with(of_few_rows), "{other}");
+            is_rounded_twice(rank, &[None], shapes, 3, 2)
+        });
+    }
 }
 
 /// More steps than those after which a tile is sent, and launches in a row, which take turns with

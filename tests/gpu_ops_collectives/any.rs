@@ -71,7 +71,7 @@ floats! {
 /// All-reduces of several lengths by several operators, in and out of place.
 fn reduce<T: Number>(rank: &Rank, collectives: &Collectives) -> Result<()> {
     let (comm, stream) = (rank.communicator()?, rank.stream()?);
-    let largest = if rank.is_simulated() { 600 } else { 300_000 };
+    let largest = if rank.is_simulated() { 600 } else { 100_000 };
     for (launch, (op, count)) in [
         (ReduceOp::Sum, largest),
         (ReduceOp::Prod, 1),

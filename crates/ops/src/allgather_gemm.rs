@@ -18,7 +18,7 @@ use nccl_device::TileExchange;
 
 use crate::check::{check_extents, refuse, require_aligned, require_context, rows_of_each};
 use crate::gemm::{Activation, Added, Matrices, address, map, wide_maps};
-use crate::gemm_allreduce::{agree_on, are_two_hoppers};
+use crate::gemm_allreduce::{agree_on, are_hoppers};
 use crate::{Collectives, Explanation, Gemm, KERNELS, modules};
 
 type FusedKernel = kernels::allgather_gemm;
@@ -67,7 +67,7 @@ impl FromStr for AllGatherGemmPlan {
 /// C: its columns of a layer whose weights the ranks share. Sums are in f32, and rounded once, with
 /// what a [`product`](Self::product) adds to them. `n` may differ between the ranks.
 ///
-/// On two Hopper GPUs products of many rows are multiplied while rows arrive; others follow an
+/// On Hopper GPUs products of many rows are multiplied while rows arrive; others follow an
 /// all-gather, as all do elsewhere. [`explain`](Self::explain) says which plan a shape gets;
 /// [`set_plan`](Self::set_plan) selects another one.
 pub struct AllGatherGemm {
@@ -120,7 +120,7 @@ impl AllGatherGemm {
         if all.iter().any(|sizes| *sizes != [m as u32, k as u32]) {
             return refuse("the ranks ask for factors A of different sizes".to_owned());
         }
-        let overlaps = are_two_hoppers(comm, &gemm)?;
+        let overlaps = are_hoppers(comm, &gemm)?;
         let operation = Self {
             gemm,
             collectives: Collectives::new(comm)?,

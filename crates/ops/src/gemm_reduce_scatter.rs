@@ -17,7 +17,7 @@ use half::bf16;
 
 use crate::check::{check_extents, refuse, require_aligned, require_context, rows_of_each};
 use crate::gemm::{Matrices, address, wide_maps};
-use crate::gemm_allreduce::{Messages, agree_on, are_two_hoppers, fills};
+use crate::gemm_allreduce::{Messages, agree_on, are_hoppers, fills};
 use crate::{Collectives, Explanation, Gemm, KERNELS, modules};
 
 type OfTwo = kernels::gemm_reduce_scatter_wide<2>;
@@ -25,6 +25,9 @@ type OfFour = kernels::gemm_reduce_scatter_wide<4>;
 type OfEight = kernels::gemm_reduce_scatter_wide<8>;
 
 static MODULES: LazyLock<Vec<ModuleSource>> = LazyLock::new(|| modules(&[OfTwo::FILE]));
+
+/// Numbers of ranks that have a kernel.
+const RANKS: [usize; 3] = [2, 4, 8];
 
 /// How [`GemmReduceScatter`] does a product. As text: `unfused`, `wide`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -68,7 +71,7 @@ impl FromStr for GemmReduceScatterPlan {
 /// as there are ranks, `m / ranks x n` elements. Every rank's product, with sums in f32, is rounded
 /// to bf16, and so is the sum of the products, in f32.
 ///
-/// On two Hopper GPUs products whose tiles fill the GPU more than once exchange them in the
+/// On 2, 4 or 8 Hopper GPUs products whose tiles fill the GPU more than once exchange them in the
 /// product's kernel; others are followed by a reduce-scatter, as all are elsewhere.
 /// [`explain`](Self::explain) says which plan a shape gets; [`set_plan`](Self::set_plan) selects
 /// another one.
@@ -116,7 +119,7 @@ impl GemmReduceScatter {
         if all.iter().any(|sizes| *sizes != [m as u32, n as u32]) {
             return refuse("the ranks ask for products of different sizes".to_owned());
         }
-        let exchanges = are_two_hoppers(comm, &gemm)?;
+        let exchanges = are_hoppers(comm, &gemm)? && RANKS.contains(&comm.n_ranks());
         let operation = Self {
             gemm,
             collectives: Collectives::new(comm)?,
@@ -274,7 +277,7 @@ impl Wide {
     fn new(comm: &Communicator, [m, n]: [usize; 2]) -> Result<Self> {
         let ranks = comm.n_ranks();
         let own = || {
-            if ![2, 4, 8].contains(&ranks) {
+            if !RANKS.contains(&ranks) {
                 return refuse(format!("the plan `wide` is for 2, 4 or 8 ranks, not {ranks}"));
             }
             comm.require_single_lsa_team()?;

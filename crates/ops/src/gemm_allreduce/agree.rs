@@ -103,8 +103,8 @@ pub(super) struct Plan {
     pub(super) wire: Wire,
     pub(super) blocks: u32,
     pub(super) workspace: GemmWorkspace,
-    /// Whether the ranks can exchange rounded products, and whether they do so by default: if there
-    /// are two, no form was asked for, and the GPUs are the same. Not in f32.
+    /// Whether the ranks can exchange rounded products, and whether they do so by default: if no
+    /// form was asked for, and the GPUs are the same. Not in f32.
     pub(super) exchanges: bool,
     pub(super) exchanges_by_default: bool,
 }
@@ -128,8 +128,7 @@ impl Plan {
         let is_rounded = form == GemmForm::Wgmma && wire != Wire::F32;
         let exchanges = is_rounded && comm.n_ranks() >= 2;
         let is_same = all.iter().flatten().all(|proposal| *proposal == all[0][0]);
-        let is_measured = comm.n_ranks() == 2 && options.form.is_none();
-        let exchanges_by_default = exchanges && is_measured && is_same;
+        let exchanges_by_default = exchanges && options.form.is_none() && is_same;
         let workspace = by_wire!(wire, W => form.workspace::<W>(m, n, comm.n_ranks()));
         let Some(workspace) = workspace else {
             return refuse(format!("a product of {m} x {n} elements is too large"));
@@ -211,10 +210,10 @@ pub(crate) fn agree_on<T>(
     Ok((own, all.iter().enumerate().map(known).collect::<Result<_>>()?))
 }
 
-/// Whether two ranks in one LSA team both have kernels for Hopper. *Collective*.
-pub(crate) fn are_two_hoppers(comm: &Communicator, gemm: &Gemm) -> Result<bool> {
+/// Whether several ranks in one LSA team all have kernels for Hopper. *Collective*.
+pub(crate) fn are_hoppers(comm: &Communicator, gemm: &Gemm) -> Result<bool> {
     let ((), all) = agree_on(comm, Ok(((), [u32::from(gemm.is_hopper()), 0])))?;
-    let are_hoppers = all.len() == 2 && all.iter().all(|[is_hopper, _]| *is_hopper == 1);
+    let are_hoppers = all.len() > 1 && all.iter().all(|[is_hopper, _]| *is_hopper == 1);
     Ok(are_hoppers && comm.require_single_lsa_team().is_ok())
 }
 
