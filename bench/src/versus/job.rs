@@ -25,6 +25,7 @@ pub struct Job<'a> {
     pub selection: Selection,
     /// The folder of the C++ kernels, if given.
     twins: Option<&'a Path>,
+    output: &'a OutputOptions,
     /// What others measured.
     foreign: &'a [Foreign],
     /// The program of nccl-tests whose table is printed instead, and variants also run in place.
@@ -35,11 +36,17 @@ pub struct Job<'a> {
 
 impl<'a> Job<'a> {
     /// A job without rows.
-    pub fn new(harness: &'a Harness<'a>, selection: Selection, twins: Option<&'a Path>) -> Self {
+    pub fn new(
+        harness: &'a Harness<'a>,
+        selection: Selection,
+        twins: Option<&'a Path>,
+        output: &'a OutputOptions,
+    ) -> Self {
         let order = fastrand::Rng::with_seed(harness.run.seed);
         Self {
             harness,
             selection,
+            output,
             twins,
             foreign: &[],
             nccl_tests: None,
@@ -164,23 +171,22 @@ impl<'a> Job<'a> {
             }
         }
         self.report.rows.extend(rows(case, &ran, rounds.as_ref()));
+        if self.harness.rank.is_root() {
+            // What is measured is there if a long run is ended.
+            self.report.write(self.output)?;
+        }
         Ok(())
     }
 
     /// Prints the results, even if incomplete. Wrong results are an error.
-    pub fn finish(
-        self,
-        measured: Result<()>,
-        output: &OutputOptions,
-        documents: &Documents,
-    ) -> Result<()> {
+    pub fn finish(self, measured: Result<()>, documents: &Documents) -> Result<()> {
         let summary = Summary::of(&self.report.rows);
         if self.harness.rank.is_root() {
             match self.nccl_tests {
-                None => self.report.publish(&summary, output)?,
+                None => self.report.publish(&summary, self.output)?,
                 Some(program) => {
                     println!("{}", NcclTests { program, rows: &self.report.rows });
-                    self.report.write(output)?;
+                    self.report.write(self.output)?;
                 }
             }
         }
@@ -266,7 +272,7 @@ mod tests {
     }
 
     /// A job of two simulated ranks.
-    fn simulated(args: &str, test: impl Fn(Job<'_>, &OutputOptions) -> Result<()> + Sync) {
+    fn simulated(args: &str, test: impl Fn(Job<'_>) -> Result<()> + Sync) {
         let cli = Cli::parse_from(["bench"].into_iter().chain(args.split_whitespace()));
         let variants = [(Variant::Rust, ""), (Variant::Nccl, "")];
         let selection = Selection::new(&[], &variants, "test").unwrap();
@@ -274,7 +280,7 @@ mod tests {
             let mut harness = Harness::new(rank, &cli.ranks, &cli.run)?;
             // The times are meaningless, but taken as on GPUs.
             harness.is_timed = true;
-            test(Job::new(&harness, selection.clone(), None), &cli.output)
+            test(Job::new(&harness, selection.clone(), None, &cli.output))
         });
         ran.unwrap();
     }
@@ -282,7 +288,7 @@ mod tests {
     #[test]
     fn every_check_begins_with_a_spoilt_result_and_all_are_done_before_the_first_time() {
         let poisoned = AtomicUsize::new(0);
-        simulated("-c 2 -n 3 -w 1 --rounds 2", |mut job, output| {
+        simulated("-c 2 -n 3 -w 1 --rounds 2", |mut job| {
             let log = Log { done: RefCell::default(), poisoned: &poisoned };
             job.compare(CASE, &[lazy(Variant::Rust, 1, &log), lazy(Variant::Nccl, 2, &log)])?;
             // Of each contender: the warm-up, and in both rounds an untimed launch and the batch.
@@ -294,7 +300,7 @@ mod tests {
             // `nccl` writes its result in one of two checks, on both ranks.
             assert_eq!(wrong, [Some(0), Some(2)]);
             assert!(job.report.rows.iter().all(|row| row.time_us.is_some()));
-            let error = job.finish(Ok(()), output, &Documents::default()).unwrap_err().to_string();
+            let error = job.finish(Ok(()), &Documents::default()).unwrap_err().to_string();
             assert_eq!(error, "2 elements are wrong, see #wrong");
             Ok(())
         });
@@ -309,7 +315,7 @@ mod tests {
         let of_torch = [(Variant::TorchOneShot, "f32", 5), (Variant::TorchTwoShot, "bf16", 0)];
         let foreign = of_torch.map(|(variant, dtype, wrong)| foreign(variant, dtype, wrong));
         let poisoned = AtomicUsize::new(0);
-        simulated("-n 1 -w 0 --rounds 3", |job, output| {
+        simulated("-n 1 -w 0 --rounds 3", |job| {
             let log = Log { done: RefCell::default(), poisoned: &poisoned };
             let mut job = job.with_foreign(&foreign);
             job.compare(CASE, &[lazy(Variant::Rust, 1, &log)])?;
@@ -317,17 +323,34 @@ mod tests {
             assert_eq!((torch.variant, torch.wrong), (Variant::TorchOneShot, Some(5)));
             assert!((torch.time_us.unwrap() - 3.0).abs() < 1e-9, "{torch:?}");
             assert!(rust.time_over_best.is_some() && torch.time_over_best == Some(1.0));
-            assert!(job.finish(Ok(()), output, &Documents::default()).is_err());
+            assert!(job.finish(Ok(()), &Documents::default()).is_err());
+            Ok(())
+        });
+    }
+
+    #[test]
+    fn rows_are_in_the_file_before_the_run_ends() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("rows.json");
+        let poisoned = AtomicUsize::new(0);
+        simulated(&format!("-n 1 -w 0 --rounds 1 --json {}", path.display()), |mut job| {
+            for rows in 1..3 {
+                let log = Log { done: RefCell::default(), poisoned: &poisoned };
+                job.compare(CASE, &[lazy(Variant::Rust, 1, &log)])?;
+                if job.harness.rank.is_root() {
+                    let file: serde_json::Value = serde_json::from_slice(&std::fs::read(&path)?)?;
+                    assert_eq!(file["rows"].as_array().map(Vec::len), Some(rows));
+                }
+            }
             Ok(())
         });
     }
 
     #[test]
     fn the_error_of_a_run_comes_before_its_verdict() {
-        simulated("", |job, output| {
+        simulated("", |job| {
             let measured = || bail!("a launch failed");
-            let error =
-                job.finish(measured(), output, &Documents::default()).unwrap_err().to_string();
+            let error = job.finish(measured(), &Documents::default()).unwrap_err().to_string();
             assert_eq!(error, "a launch failed");
             Ok(())
         });

@@ -169,11 +169,11 @@ pub fn run<B: Benchmark>(command: &Command<B>) -> Result<()> {
     let foreign = benchmark.foreign(options, &selection).map_err(advise)?;
     let rank = |rank: &Rank| {
         let harness = Harness::new(rank, &options.ranks, &options.run)?;
-        let job = Job::new(&harness, selection.clone(), options.twins.as_deref());
+        let job = Job::new(&harness, selection.clone(), options.twins.as_deref(), &options.output);
         let job = job.with_nccl_tests(options.nccl_tests.and(B::NCCL_TESTS));
         let mut job = job.with_foreign(&foreign);
         let measured = benchmark.run(&mut job);
-        job.finish(measured, &options.output, &documents)
+        job.finish(measured, &documents)
     };
     ranks::run(&options.ranks, options.simulate, rank).map_err(advise)
 }
