@@ -2,16 +2,18 @@
 
 use std::fmt::Display;
 use std::io::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use devcomm_sim::Simulation;
 
 use super::{Check, Rank, World, replay};
+use crate::device::WITHOUT_PTX;
 use crate::error::Error;
 use crate::machine::VARIABLE;
 
 /// Environment variable that says whether tests run on GPUs: `0` for no, anything else for GPUs
-/// only. Without it they do if there are enough.
+/// only. Without it they do if there are enough, and the program has PTX.
 const TEST_GPUS: &str = "DEVCOMM_TEST_GPUS";
 
 /// Schedules of a test on simulated GPUs.
@@ -46,25 +48,64 @@ where
     }
     // One at a time: the tests of a program are threads, and each uses all GPUs.
     static GPUS: Mutex<()> = Mutex::new(());
-    let _one = GPUS.lock().unwrap_or_else(PoisonError::into_inner);
+    let one = GPUS.lock().unwrap_or_else(PoisonError::into_inner);
     let launched = World::is_launched();
-    let outcome = match if launched { World::from_env() } else { World::threads(n) } {
-        Ok(world) if world.n_ranks() == n => {
-            if let Err(error) = world.run(f) {
-                panic!("{name}, on GPUs: {error}");
+    let gpus_only = gpus.is_some() || launched;
+    let world = if launched { World::from_env() } else { World::threads(n) };
+    let outcome = match world {
+        Ok(world) if world.n_ranks() == n => match on_gpus(&world, &f) {
+            Ok(()) => "ran".to_owned(),
+            Err(failed) if failed.without_ptx && !gpus_only => {
+                drop((world, one));
+                say(name, &format!("simulated ({})", WITHOUT_PTX.unavailable.unwrap_or_default()));
+                return simulated(simulation, f);
             }
-            "ran".to_owned()
-        }
+            Err(failed) => panic!("{name}, on GPUs: {}", failed.error),
+        },
         Ok(world) => format!("skipped (the job has {} ranks, not {n})", world.n_ranks()),
         Err(error) if !error.is_of_the_machine() => panic!("{error}"),
-        Err(error) if gpus.is_some() || launched => format!("skipped ({error})"),
+        Err(error) if gpus_only => format!("skipped ({error})"),
         Err(_) => {
-            drop(_one);
+            drop(one);
             return simulated(simulation, f);
         }
     };
-    // Directly to standard output, bypassing the test harness's capture.
+    say(name, &outcome);
+}
+
+/// Directly to standard output, bypassing the test harness's capture.
+fn say(name: &str, outcome: &str) {
     let _ = writeln!(std::io::stdout(), "GPU-TEST {name}: {outcome}");
+}
+
+/// A test that has failed on GPUs.
+struct Failed<E> {
+    error: E,
+    /// Whether a rank was to load kernels of a program that was built without PTX.
+    without_ptx: bool,
+}
+
+fn on_gpus<T, E, F>(world: &World, f: F) -> Result<(), Failed<E>>
+where
+    F: Fn(&Rank) -> Result<T, E> + Sync,
+    T: Send,
+    E: From<Error> + Display + Send,
+{
+    /// Its drop notes what the rank has found, also when the test panics.
+    struct Note<'a>(&'a Rank, &'a AtomicBool);
+
+    impl Drop for Note<'_> {
+        fn drop(&mut self) {
+            self.1.fetch_or(self.0.context().misses_ptx(), Ordering::Relaxed);
+        }
+    }
+
+    let without_ptx = AtomicBool::new(false);
+    let ran = world.run(|rank| {
+        let _note = Note(rank, &without_ptx);
+        f(rank)
+    });
+    ran.map(drop).map_err(|error| Failed { error, without_ptx: without_ptx.into_inner() })
 }
 
 #[track_caller]
