@@ -1,7 +1,7 @@
 //! Tests with stub CUDA and NCCL libraries, written in C: how libraries are found and loaded, their
-//! versions, answers about groups and windows, loading of kernels, tests that run on GPUs or
-//! simulated ones, and jobs of processes. This program compiles the libraries. Each test runs its body in a child process, whose environment
-//! variables name the libraries' folder.
+//! versions, answers about groups and windows, loading of kernels, tests that run on GPUs or on
+//! simulated ones, and jobs of processes. This program compiles the libraries. Each test runs its
+//! body in a child process, whose environment variables name the libraries' folder.
 
 mod attribute;
 mod gin_entries;
