@@ -3,12 +3,17 @@
 use std::panic::catch_unwind;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use devcomm_host::{Error, Rank, Result, WITHOUT_PTX, run_test};
+use devcomm_host::{Error, Library, Rank, Result, WITHOUT_PTX, run_test};
 
 use crate::support::tests;
 
 tests! {
     a_program_without_ptx_is_tested_on_simulated_gpus_although_there_are_gpus,
+    a_test_is_simulated_where_there_are_gpus_but_no_nccl in [
+        "DEVCOMM_NCCL_HOME" = "/nonexistent",
+        "NCCL_HOME" = "/nonexistent",
+        "DEVCOMM_CACHE" = "/nonexistent"
+    ],
     a_test_that_fails_on_gpus_is_not_simulated,
     a_program_without_ptx_fails_where_gpus_are_asked_for in ["DEVCOMM_TEST_GPUS" = "1"],
 }
@@ -42,6 +47,17 @@ fn a_program_without_ptx_is_tested_on_simulated_gpus_although_there_are_gpus() {
         let [on_gpus, simulated] = runs.counted();
         assert!(on_gpus > 0 && simulated == 2 * 9, "{on_gpus} {simulated}");
     }
+}
+
+fn a_test_is_simulated_where_there_are_gpus_but_no_nccl() {
+    let runs = Runs::default();
+    run_test("meets", "2", |rank| {
+        runs.count(rank);
+        rank.barrier()
+    });
+    // Python or the system may have one.
+    let expected = if Library::open(None).is_ok() { [2, 0] } else { [0, 2 * 9] };
+    assert_eq!(runs.counted(), expected);
 }
 
 fn a_test_that_fails_on_gpus_is_not_simulated() {

@@ -9,12 +9,14 @@ use devcomm_sim::Simulation;
 
 use super::{Check, Rank, World, replay};
 use crate::device::WITHOUT_PTX;
-use crate::error::Error;
+use crate::error::{Error, NcclError};
 use crate::machine::VARIABLE;
 
 /// Environment variable that says whether tests run on GPUs: `0` for no, anything else for GPUs
-/// only. Without it they do if there are enough, and the program has PTX.
+/// only. Without it they do if there are enough, the program has PTX, and NCCL is installed.
 const TEST_GPUS: &str = "DEVCOMM_TEST_GPUS";
+
+const WITHOUT_NCCL: &str = "no NCCL, which GPUs need, was found: `devcomm setup` fetches it";
 
 /// Schedules of a test on simulated GPUs.
 const RANDOM: u64 = 3;
@@ -52,25 +54,29 @@ where
     let launched = World::is_launched();
     let gpus_only = gpus.is_some() || launched;
     let world = if launched { World::from_env() } else { World::threads(n) };
+    // What was done on GPUs, or why it is simulated although there may be some.
     let outcome = match world {
         Ok(world) if world.n_ranks() == n => match on_gpus(&world, &f) {
-            Ok(()) => "ran".to_owned(),
-            Err(failed) if failed.without_ptx && !gpus_only => {
-                drop((world, one));
-                say(name, &format!("simulated ({})", WITHOUT_PTX.unavailable.unwrap_or_default()));
-                return simulated(simulation, f);
-            }
+            Ok(()) => Ok("ran".to_owned()),
+            Err(failed) if failed.without_ptx && !gpus_only => Err(WITHOUT_PTX.unavailable),
             Err(failed) => panic!("{name}, on GPUs: {}", failed.error),
         },
-        Ok(world) => format!("skipped (the job has {} ranks, not {n})", world.n_ranks()),
+        Ok(world) => Ok(format!("skipped (the job has {} ranks, not {n})", world.n_ranks())),
+        Err(Error::Nccl(NcclError::NotFound(_))) if !gpus_only => Err(Some(WITHOUT_NCCL)),
         Err(error) if !error.is_of_the_machine() => panic!("{error}"),
-        Err(error) if gpus_only => format!("skipped ({error})"),
-        Err(_) => {
-            drop(one);
-            return simulated(simulation, f);
-        }
+        Err(error) if gpus_only => Ok(format!("skipped ({error})")),
+        Err(_) => Err(None),
     };
-    say(name, &outcome);
+    drop(one);
+    match outcome {
+        Ok(done) => say(name, &done),
+        Err(reason) => {
+            if let Some(reason) = reason {
+                say(name, &format!("simulated ({reason})"));
+            }
+            simulated(simulation, f);
+        }
+    }
 }
 
 /// Directly to standard output, bypassing the test harness's capture.
