@@ -1,8 +1,6 @@
 //! The steps from a product to a product fused with an all-reduce.
 
 // ANCHOR: factors
-use std::fmt::Debug;
-
 use devcomm::device::TileExchange;
 use devcomm::{Buffer, DevCommRequirements, Element, Error, Rank, Stream, SymmetricBuffer};
 use half::bf16;
@@ -15,41 +13,46 @@ const M: usize = TILE as usize;
 const N: usize = 3 * M;
 const K: usize = 40;
 
-/// Element `i` of a rank's A (matrix 0) or B (1): a whole number from -8 to 8, so that sums are
-/// exact.
-fn element(rank: usize, matrix: usize, i: usize) -> f32 {
-    let mixed = (10_000_019 * rank + 1_000_003 * matrix + i) as u32;
-    (mixed.wrapping_mul(2_654_435_761) >> 24) as f32 % 17.0 - 8.0
+/// A rank's A (matrix 0) or B (1): whole numbers from -8 to 8, so that sums are exact.
+fn elements(rank: usize, matrix: usize, rows: usize) -> Vec<f32> {
+    let first = 10_000_019 * rank + 1_000_003 * matrix;
+    let mixed = (first..).map(|i| (i as u32).wrapping_mul(2_654_435_761) >> 24);
+    mixed.map(|bits| bits as f32 % 17.0 - 8.0).take(rows * K).collect()
 }
 
 /// A and B in this rank's memory.
 fn factors(rank: &Rank) -> Result<[SymmetricBuffer<bf16>; 2], Error> {
-    let matrix = |matrix, rows| {
-        let elements = (0..rows * K).map(|i| bf16::from_f32(element(rank.rank(), matrix, i)));
-        let elements: Vec<bf16> = elements.collect();
+    let buffer = |matrix, rows| {
+        let elements = elements(rank.rank(), matrix, rows);
+        let elements: Vec<bf16> = elements.into_iter().map(bf16::from_f32).collect();
         let buffer = rank.communicator()?.mem_alloc(elements.len())?;
         buffer.copy_from_host(&elements)?;
         Ok::<_, Error>(buffer)
     };
-    Ok([matrix(0, M)?, matrix(1, N)?])
+    Ok([buffer(0, M)?, buffer(1, N)?])
 }
 
-/// An element of a rank's product.
-fn part_of(rank: usize, row: usize, column: usize) -> f32 {
-    (0..K).map(|i| element(rank, 0, row * K + i) * element(rank, 1, column * K + i)).sum()
+/// The product of a rank's A and B, by a plain loop.
+fn product_of(rank: usize) -> Vec<f32> {
+    let (a, b) = (elements(rank, 0, M), elements(rank, 1, N));
+    let mut c = vec![0.0; M * N];
+    for (i, c) in c.iter_mut().enumerate() {
+        let (row, column) = (&a[i / N * K..][..K], &b[i % N * K..][..K]);
+        *c = row.iter().zip(column).map(|(a, b)| a * b).sum();
+    }
+    c
 }
 
-/// Checks that each element of C is what `right` says of its row and column.
-fn check<T: Element + Default + PartialEq + Debug>(
+/// Checks every element of C.
+fn check<T: Element + Default + PartialEq>(
     c: &impl Buffer<Element = T>,
     stream: &Stream,
-    right: impl Fn(usize, usize) -> T,
+    right: &[T],
 ) -> Result<(), Error> {
-    let mut found = vec![T::default(); M * N];
+    let mut found = vec![T::default(); right.len()];
     stream.copy_to_host(c, &mut found)?;
-    for (i, found) in found.into_iter().enumerate() {
-        assert_eq!(found, right(i / N, i % N), "row {}, column {}", i / N, i % N);
-    }
+    let wrong = found.iter().zip(right).position(|(found, right)| found != right);
+    assert_eq!(wrong, None, "the first element of C that is wrong");
     Ok(())
 }
 // ANCHOR_END: factors
@@ -63,19 +66,20 @@ fn each_step_computes_its_product(rank: &Rank) -> Result<(), Error> {
     let [a, b] = factors(rank)?;
     let (count, tiles, ranks) = (M * N, 3, rank.n_ranks());
     let [m, n, k] = [M as u32, N as u32, K as u32];
-    let sum = |row, column| (0..ranks).map(|rank| part_of(rank, row, column)).sum::<f32>();
+    let parts: Vec<Vec<f32>> = (0..ranks).map(product_of).collect();
+    let sums: Vec<f32> = (0..count).map(|i| parts.iter().map(|part| part[i]).sum()).collect();
     let (part, c) = (comm.window::<f32>(count)?, comm.window::<f32>(count)?);
     let dev = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(2))?;
 
     let own = comm.mem_alloc::<f32>(count)?;
     // SAFETY: the kernels' contracts; each launch has ended before the next one.
     unsafe { product::args(&a, &b, &own, m, n, k).grid(tiles).block(THREADS).launch(&stream)? };
-    check(&own, &stream, |row, column| part_of(rank.rank(), row, column))?;
+    check(&own, &stream, &parts[rank.rank()])?;
 
     let launch = product_then_reduce::args(&dev, &a, &b, &part, &c, m, n, k);
     // SAFETY: as above.
     unsafe { launch.grid(2).block(THREADS).launch(&stream)? };
-    check(&c, &stream, sum)?;
+    check(&c, &stream, &sums)?;
 
     let slots = ranks * (tiles as usize).div_ceil(ranks);
     let inbox = comm.window::<f32>(slots * (TILE * TILE) as usize)?;
@@ -89,7 +93,7 @@ fn each_step_computes_its_product(rank: &Rank) -> Result<(), Error> {
         let launch = product_all_reduce::args(&dev, &a, &b, &inbox, &flags, &epoch, &c, m, n, k);
         // SAFETY: as above.
         unsafe { launch.grid(2).block(THREADS).launch(&stream)? };
-        check(&c, &stream, sum)?;
+        check(&c, &stream, &sums)?;
     }
     Ok(())
 }
@@ -103,11 +107,14 @@ fn tiles_that_are_pushed_are_added_in_all_ranks(rank: &Rank) -> Result<(), Error
     comm.require_single_lsa_team()?;
     let [a, b] = factors(rank)?;
     let [m, n, k] = [M as u32, N as u32, K as u32];
-    let rounded = |rank, row, column| bf16::from_f32(part_of(rank, row, column)).to_f32();
-    let sum = |row, column| (0..ranks).map(|rank| rounded(rank, row, column)).sum::<f32>();
+    let parts: Vec<Vec<f32>> = (0..ranks).map(product_of).collect();
+    let rounded = |part: &Vec<f32>, i: usize| bf16::from_f32(part[i]).to_f32();
+    let sum = |i: usize| parts.iter().map(|part| rounded(part, i)).sum::<f32>();
+    let sums: Vec<bf16> = (0..M * N).map(|i| bf16::from_f32(sum(i))).collect();
+    let behind: Vec<bf16> = (0..M * N).map(|i| bf16::from_f32((sum(i) - 1.5).max(0.0))).collect();
     let dev = comm.create_dev_comm(DevCommRequirements::new())?;
-    let parts = 3 * ranks;
-    let (inbox, flags) = (comm.window::<bf16>(2 * parts * ELEMENTS)?, comm.window::<u32>(parts)?);
+    let places = 3 * ranks;
+    let (inbox, flags) = (comm.window::<bf16>(2 * places * ELEMENTS)?, comm.window::<u32>(places)?);
     let state = comm.mem_alloc::<u32>(TileExchange::<bf16>::STATE)?;
     let (bias, c) = (comm.mem_alloc::<f32>(N)?, comm.mem_alloc::<bf16>(M * N)?);
     flags.fill_bytes(0)?;
@@ -120,12 +127,12 @@ fn tiles_that_are_pushed_are_added_in_all_ranks(rank: &Rank) -> Result<(), Error
         let launch = product_exchange::args(&dev, &a, &b, &inbox, &flags, &state, &c, m, n, k);
         // SAFETY: the kernel's contract: all ranks launch the same.
         unsafe { launch.grid(2).block(THREADS).launch(&stream)? };
-        check(&c, &stream, |row, column| bf16::from_f32(sum(row, column)))?;
+        check(&c, &stream, &sums)?;
     }
     let launch =
         product_exchange_relu::args(&dev, &a, &b, &inbox, &flags, &state, &bias, &c, m, n, k);
     // SAFETY: as above.
     unsafe { launch.grid(2).block(THREADS).launch(&stream)? };
-    check(&c, &stream, |row, column| bf16::from_f32((sum(row, column) - 1.5).max(0.0)))
+    check(&c, &stream, &behind)
 }
 // ANCHOR_END: exchange
