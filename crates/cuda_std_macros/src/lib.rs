@@ -156,8 +156,8 @@ pub fn println(input: TokenStream) -> TokenStream {
 /// `GPU-TEST name: ran`; under a launcher (mpirun, torchrun, ..) as one rank of the job. Otherwise
 /// it runs on simulated GPUs, under several schedules: a fixed order, one that preempts threads at
 /// each access, three random ones and four in which a thread, a warp, a block or a rank lags far
-/// behind. A failure there ends with the settings that repeat it. If there are GPUs, but no NCCL, or
-/// the test loads `devcomm::WITHOUT_PTX`, it runs on simulated ones, and prints `GPU-TEST name:
+/// behind. A failure there ends with the settings that repeat it. If there are GPUs, but no NCCL,
+/// or the test loads `devcomm::WITHOUT_PTX`, it runs on simulated ones, and prints `GPU-TEST name:
 /// simulated (reason)`.
 ///
 /// # Arguments
