@@ -68,6 +68,7 @@ fn main() -> ExitCode {
             let device = rank.context().device_name()?;
             println!("{} x {device}, {} threads per block\n", rank.n_ranks(), options.threads);
             println!("{:>10}  {:>10}  type  redop  blocks  #wrong", "size", "count");
+            println!("{:>10}  {:>10}", "bytes", "elements");
         }
         if is_wanted(Dtype::F32) {
             all_reduces::<f32>(rank, &options)?;

@@ -1,4 +1,5 @@
 #![doc = include_str!("../README.md")]
+#![allow(clippy::test_attr_in_doctest, reason = "docs/guide/listings runs the README's tests")]
 
 /// ```
 /// use devcomm::{Error, Rank};

@@ -31,6 +31,9 @@ pub fn run(example: &str, args: &[String]) -> Result<u8> {
         }
     }
     let status = command.arg("--").args(args).status().context("cargo does not start")?;
+    if status.success() {
+        eprintln!("next: a kernel of your own, as docs/guide/src/first_kernel.md shows");
+    }
     Ok(exit_code(status))
 }
 

@@ -156,7 +156,9 @@ pub fn println(input: TokenStream) -> TokenStream {
 /// `GPU-TEST name: ran`; under a launcher (mpirun, torchrun, ..) as one rank of the job. Otherwise
 /// it runs on simulated GPUs, under several schedules: a fixed order, one that preempts threads at
 /// each access, three random ones and four in which a thread, a warp, a block or a rank lags far
-/// behind. A failure there ends with the settings that repeat it.
+/// behind. A failure there ends with the settings that repeat it. If there are GPUs, but no NCCL,
+/// or the test loads `devcomm::WITHOUT_PTX`, it runs on simulated ones, and prints `GPU-TEST name:
+/// simulated (reason)`.
 ///
 /// # Arguments
 ///
@@ -170,7 +172,7 @@ pub fn println(input: TokenStream) -> TokenStream {
 ///   as many GPUs; in any case not on real ones.
 /// * `DEVCOMM_SCHEDULES=1000`: the number of random schedules, and of those with a lag.
 /// * `DEVCOMM_TEST_GPUS`: `0` simulates even if there are GPUs; `1` does not simulate, but prints
-///   `GPU-TEST name: skipped (reason)` if there are too few.
+///   `GPU-TEST name: skipped (reason)` if there are too few, and fails without PTX or NCCL.
 ///
 /// # Errors
 ///

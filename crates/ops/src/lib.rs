@@ -30,6 +30,7 @@ mod gemm_reduce_scatter;
 mod order;
 mod slots;
 
+pub use devcomm_host::WITHOUT_PTX;
 use devcomm_host::{KernelSet, ModuleSource};
 
 pub use self::allgather_gemm::{
@@ -53,13 +54,6 @@ pub use self::gemm_allreduce::{
 pub use self::gemm_reduce_scatter::{
     GemmReduceScatter, GemmReduceScatterPlan, ParseGemmReduceScatterPlanError,
 };
-
-/// A set without kernels, for a program built with its feature `ptx` off. Simulated GPUs run
-/// kernels without PTX; loading this set on a GPU is an error.
-pub const WITHOUT_PTX: KernelSet = KernelSet::new((
-    &[],
-    Some("the program was built without PTX: build it with `--features ptx` to run on GPUs"),
-));
 
 /// The kernels of `devcomm_kernels`, to pass to [`Rank::load`](devcomm_host::Rank::load). The set
 /// contains their PTX, which GPUs need, if the feature `ptx` is on.

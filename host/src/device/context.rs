@@ -66,6 +66,8 @@ pub(crate) struct ContextInner {
     flags: AbortFlags,
     /// Abort blocks of closed device communicators, for reuse.
     abort_blocks: Mutex<Vec<SharedBlock>>,
+    /// Set when it was to load kernels of a program that was built without PTX.
+    misses_ptx: AtomicBool,
     /// The kernels that its streams can launch.
     kernels: RwLock<Arc<[Arc<Modules>]>>,
     /// What was dropped, while the rank's function runs.
@@ -114,7 +116,7 @@ impl Context {
     ) -> Result<Self> {
         let cuda = PrimaryContext::retain(health.machine(), ordinal)?;
         let limits = limits_of(&cuda)?;
-        let (rank, streams, stuck, drop_wait_failed) = Default::default();
+        let (rank, streams, stuck, drop_wait_failed, misses_ptx) = Default::default();
         let (enqueues, default_stream) = Default::default();
         let (flags, abort_blocks, postponed) = Default::default();
         let kernels = RwLock::new(Arc::default());
@@ -133,6 +135,7 @@ impl Context {
             default_stream,
             flags,
             abort_blocks,
+            misses_ptx,
             kernels,
             postponed,
         };
@@ -167,6 +170,16 @@ impl Context {
     /// The driver's errors.
     pub fn memory_info(&self) -> Result<(usize, usize)> {
         self.inner.cuda.memory_info()
+    }
+
+    pub(super) fn note_missing_ptx(&self) {
+        self.inner.misses_ptx.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it was to load kernels of a program that was built without PTX.
+    #[cfg(feature = "simulator")]
+    pub(crate) fn misses_ptx(&self) -> bool {
+        self.inner.misses_ptx.load(Ordering::Relaxed)
     }
 
     /// Registers a stream: freeing memory waits for it.

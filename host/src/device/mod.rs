@@ -32,7 +32,9 @@ pub use self::event::Event;
 pub use self::graph::Graph;
 pub(crate) use self::health::Health;
 pub(crate) use self::issuer::Kept;
-pub use self::kernels::{KernelSet, Kernels, KernelsOn, ModuleSource, ParamInfo, RawArg};
+pub use self::kernels::{
+    KernelSet, Kernels, KernelsOn, ModuleSource, ParamInfo, RawArg, WITHOUT_PTX,
+};
 pub use self::launch::{DeviceLimits, FunctionInfo};
 pub(crate) use self::lifecycle::Lifecycle;
 pub use self::pinned::PinnedBuffer;

@@ -70,9 +70,9 @@ pub enum StateError {
     },
     /// On a simulated machine: every thread and kernel waits for something that cannot happen. On
     /// GPUs the program would hang.
-    #[error("deadlock: {report}")]
+    #[error("{report}")]
     Deadlock {
-        /// Every wait, and what it waits for.
+        /// `deadlock`, and in lines of their own every wait, and what it waits for.
         report: String,
     },
 }

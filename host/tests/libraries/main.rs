@@ -1,8 +1,9 @@
 //! Tests with stub CUDA and NCCL libraries, written in C: how libraries are found and loaded, their
-//! versions, answers about groups and windows, loading of kernels, and jobs of processes. This
-//! program compiles the libraries. Each test runs its body in a child process, whose environment
-//! variables name the libraries' folder.
+//! versions, answers about groups and windows, loading of kernels, tests that run on GPUs or on
+//! simulated ones, and jobs of processes. This program compiles the libraries. Each test runs its
+//! body in a child process, whose environment variables name the libraries' folder.
 
+mod attribute;
 mod gin_entries;
 mod gin_loopback;
 mod groups;
@@ -17,6 +18,7 @@ use libtest_mimic::{Arguments, Trial};
 use support::{Environment, Test, end_after_20_seconds, remove_libraries, run};
 
 const MODULES: &[(&str, &[Test])] = &[
+    ("attribute", attribute::TESTS),
     ("gin_entries", gin_entries::TESTS),
     ("gin_loopback", gin_loopback::TESTS),
     ("groups", groups::TESTS),

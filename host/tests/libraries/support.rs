@@ -76,7 +76,9 @@ pub(crate) fn run(name: &str, env: &[(&str, &str)]) -> Option<String> {
     let libraries = libraries()?;
     let log = tempfile::NamedTempFile::new().unwrap();
     let mut child = Command::new(std::env::current_exe().unwrap());
-    for variable in ["RANK", "WORLD_SIZE", "DEVCOMM_SIMULATE", "RUST_BACKTRACE"] {
+    let inherited =
+        ["RANK", "WORLD_SIZE", "DEVCOMM_SIMULATE", "DEVCOMM_TEST_GPUS", "RUST_BACKTRACE"];
+    for variable in inherited {
         child.env_remove(variable);
     }
     child.env("STUB_TEST", name).env("STUB_LOG", log.path());

@@ -1,5 +1,6 @@
 //! All-reduces in one step and in two.
 
+// ANCHOR: one_shot
 use cuda_std::prelude::*;
 use cuda_std::reduce::Sum;
 use nccl_device::reduce_copy::{lsa_reduce, lsa_reduce_copy};
@@ -12,7 +13,6 @@ fn share(count: usize, part: usize, parts: usize) -> (usize, usize) {
     (first, each.min(count - first))
 }
 
-// ANCHOR: one_shot
 /// Every rank loads all ranks' elements, and adds them up itself.
 ///
 /// Grid and block: any.

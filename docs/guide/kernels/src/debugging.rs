@@ -1,9 +1,9 @@
 //! Printing.
 
+// ANCHOR: print
 use cuda_std::prelude::*;
 use nccl_device::DevComm;
 
-// ANCHOR: print
 /// The first thread of each block says who it is.
 #[kernel]
 pub fn hello(comm: DevComm, x: f32) {

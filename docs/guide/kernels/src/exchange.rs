@@ -2,6 +2,7 @@
 //!
 //! The shapes are those of [`products`](crate::products).
 
+// ANCHOR: kernel
 use cuda_std::convert::f32_to_bf16x2;
 use cuda_std::prelude::*;
 use cuda_std::tma;
@@ -10,7 +11,6 @@ use nccl_device::{Coop, DevComm, TileExchange, Window};
 
 use crate::products::{Factors, Sums, TILE, warps_part};
 
-// ANCHOR: kernel
 /// Elements of a tile, and of a vector of 16 bytes.
 pub const ELEMENTS: usize = (TILE * TILE) as usize;
 const LANES: u32 = Vec16::<bf16>::LANES as u32;

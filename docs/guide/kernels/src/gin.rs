@@ -1,13 +1,13 @@
 //! Over the network.
 
+// ANCHOR: ring
 use cuda_std::prelude::*;
 use nccl_device::gin::GinBackend;
 use nccl_device::{BarrierIndex, Coop, DevComm, FenceLevel, MemoryOrder, Window};
 
-// ANCHOR: ring
 /// Each rank puts its `source` to the next rank's `target`, and doubles what arrives there.
 ///
-/// Grid: one block. Connections: FULL.
+/// Grid: one block. Connections: `GinConnectionType::Full`.
 #[kernel(B = gin, requires(source.len() <= target.len()))]
 pub fn ring<B: GinBackend>(comm: DevComm, source: Window<f32>, target: Window<f32>) {
     let (world, coop) = (comm.world_team(), Coop::cta());

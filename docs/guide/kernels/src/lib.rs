@@ -10,13 +10,18 @@
 
 pub mod all_reduce;
 pub mod debugging;
-pub mod exchange;
 pub mod gin;
 pub mod mistakes;
-pub mod products;
 pub mod teams;
 // ANCHOR: norm
 mod norm;
 
 pub use norm::normalize;
 // ANCHOR_END: norm
+// ANCHOR: fused
+/// Steps 1 to 3.
+pub mod products;
+
+/// Steps 4 and 5.
+pub mod exchange;
+// ANCHOR_END: fused

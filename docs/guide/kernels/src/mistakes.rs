@@ -1,9 +1,11 @@
 //! Kernels with a planted mistake each: the chapters show what the simulator says of them.
 
+// ANCHOR: uses
 use cuda_std::atomic::{AtomicU32, Order, Scope};
 use cuda_std::prelude::*;
 use nccl_device::gin::GinBackend;
 use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
+// ANCHOR_END: uses
 
 // ANCHOR: no_barrier
 /// Each rank stores a number to the others, and adds up what the others have stored. One thread.

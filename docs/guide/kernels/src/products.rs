@@ -4,11 +4,11 @@
 //! in each rank. `m` and `n` are multiples of [`TILE`] and `k` of 8; A and B are aligned to 16
 //! bytes.
 
+// ANCHOR: tile
 use cuda_std::prelude::*;
 use cuda_std::tile::{Matrix, MmaProduct};
 use nccl_device::{BarrierIndex, Coop, DevComm, Epoch, Flag, MemoryOrder, Window};
 
-// ANCHOR: tile
 /// Rows and columns of a tile of C.
 pub const TILE: u32 = 64;
 /// Threads of a block.

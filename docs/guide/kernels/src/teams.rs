@@ -1,9 +1,9 @@
 //! Teams, windows and barriers.
 
+// ANCHOR: teams
 use cuda_std::prelude::*;
 use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
 
-// ANCHOR: teams
 /// Writes what a kernel knows about its rank: `[rank, ranks, LSA rank, LSA ranks, rail rank, rail
 /// ranks]`. One thread.
 #[kernel(requires(6 <= out.len()))]

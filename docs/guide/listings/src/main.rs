@@ -17,6 +17,7 @@ fn main() -> Result<(), Error> {
 fn scaled(rank: &Rank) -> Result<(), Error> {
     rank.load(&KERNELS)?;
     let (comm, stream) = (rank.communicator()?, rank.stream()?);
+    comm.require_single_lsa_team()?; // the kernel adds up the sums of its LSA team
     let (x, out) = (comm.window::<f32>(COUNT)?, comm.window::<f32>(COUNT)?);
     let sums = comm.window::<f32>(rank.n_ranks())?;
     let dev = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(1))?;

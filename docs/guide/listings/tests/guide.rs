@@ -60,6 +60,28 @@ fn every_listing_in_rust_is_a_part_of_a_file_that_is_compiled() {
     assert!(listings >= 20, "{listings}");
 }
 
+/// A doctest leaves functions with `#[test]` out.
+#[test]
+fn the_tests_that_the_readme_shows_are_run() {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let file = fs::read_to_string(here.join("tests/gpu_guide/readme.rs")).unwrap();
+    let (_, listing) = file.split_once("\n\n").unwrap();
+    let readme = fs::read_to_string(here.join("../../../README.md")).unwrap();
+    assert!(readme.contains(&format!("```rust\n{listing}```\n")), "{listing}");
+    assert_eq!(readme.matches("#[test]").count(), listing.matches("#[test]").count());
+}
+
+/// GitHub shows the lines that rustdoc hides.
+#[test]
+fn the_listings_of_the_readme_have_no_hidden_lines() {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let readme = fs::read_to_string(here.join("../../../README.md")).unwrap();
+    let blocks = readme.split("```rust").skip(1).filter_map(|rest| rest.split("```").next());
+    let lines: Vec<&str> = blocks.flat_map(str::lines).collect();
+    assert!(lines.len() > 60, "{}", lines.len());
+    assert!(!lines.iter().any(|line| line.starts_with("# ")), "{lines:#?}");
+}
+
 /// What a kernel file has between its anchors is shown.
 #[test]
 fn every_anchor_is_shown() {

@@ -16,8 +16,8 @@ use norm::KERNELS;
 /// The ranks of two LSA teams know their places.
 #[test]
 fn ranks_of_two_teams_know_their_places() {
-    let places = World::builder().simulate(Simulation::new(4).team_size(2)).from_env().unwrap();
     // ANCHOR: who
+    let places = World::builder().simulate(Simulation::new(4).team_size(2)).from_env().unwrap();
     let found = places.run(|rank| {
         rank.load(&KERNELS)?;
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
@@ -263,6 +263,15 @@ fn the_first_program_prints_what_the_chapter_says() {
         let line = format!("rank {rank}: its part of the length squared is {share}");
         assert!(out.contains(&line), "{out}");
     }
+}
+
+#[test]
+fn the_first_program_refuses_ranks_that_do_not_reach_each_other() {
+    let program = env!("CARGO_BIN_EXE_normalize");
+    let ran = Command::new(program).env("DEVCOMM_SIMULATE", "4,team=2").output().unwrap();
+    let errors = String::from_utf8_lossy(&ran.stderr);
+    assert!(!ran.status.success() && ran.stdout.is_empty(), "{errors}");
+    assert!(errors.contains("ranks 0, 1") && errors.contains("ranks 2, 3"), "{errors}");
 }
 
 #[test]

@@ -18,7 +18,7 @@ pub use self::by_name::RawArg;
 use self::entry::Entry;
 use self::lookup::{KernelDesc, Loaded};
 pub(super) use self::modules::Modules;
-pub use self::set::{KernelSet, ModuleSource};
+pub use self::set::{KernelSet, ModuleSource, WITHOUT_PTX};
 pub use self::sidecar::ParamInfo;
 use self::sidecar::check_params;
 use super::abort::AbortFlag;

@@ -46,6 +46,9 @@ impl Modules {
         if context.machine().is_simulated() {
             return Ok(loaded);
         }
+        if set.is_without_ptx() {
+            context.note_missing_ptx();
+        }
         for module in set.describe()? {
             let (file, sidecar) = (module.file, &module.sidecar);
             if sidecar.is_arch_specific() && !sidecar.runs_on(context.limits().compute_capability) {

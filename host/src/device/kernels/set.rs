@@ -3,6 +3,14 @@
 use super::embedded::Embedded;
 use crate::error::{LaunchError, Result};
 
+/// A set without kernels, for a program that compiles its kernels to PTX only with the feature
+/// `ptx`, and was built without it. Simulated GPUs run kernels without PTX; loading this set on a
+/// GPU is [`LaunchError::KernelsUnavailable`].
+pub const WITHOUT_PTX: KernelSet = KernelSet::new((
+    &[],
+    Some("the program was built without PTX: build it with `--features ptx` to run on GPUs"),
+));
+
 /// One compiled module: its file's stem, its PTX (zlib), its description in JSON, and its cubin
 /// (zlib), if the build found `ptxas`.
 pub type ModuleSource = (&'static str, &'static [u8], &'static str, Option<&'static [u8]>);
@@ -28,6 +36,10 @@ impl KernelSet {
     #[must_use]
     pub const fn new(index: (&'static [ModuleSource], Option<&'static str>)) -> Self {
         Self { modules: index.0, unavailable: index.1 }
+    }
+
+    pub(super) fn is_without_ptx(&self) -> bool {
+        self.unavailable == WITHOUT_PTX.unavailable
     }
 
     /// Reads every module's description.

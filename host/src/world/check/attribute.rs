@@ -2,17 +2,21 @@
 
 use std::fmt::Display;
 use std::io::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use devcomm_sim::Simulation;
 
 use super::{Check, Rank, World, replay};
-use crate::error::Error;
+use crate::device::WITHOUT_PTX;
+use crate::error::{Error, NcclError};
 use crate::machine::VARIABLE;
 
 /// Environment variable that says whether tests run on GPUs: `0` for no, anything else for GPUs
-/// only. Without it they do if there are enough.
+/// only. Without it they do if there are enough, the program has PTX, and NCCL is installed.
 const TEST_GPUS: &str = "DEVCOMM_TEST_GPUS";
+
+const WITHOUT_NCCL: &str = "no NCCL, which GPUs need, was found: `devcomm setup` fetches it";
 
 /// Schedules of a test on simulated GPUs.
 const RANDOM: u64 = 3;
@@ -46,25 +50,68 @@ where
     }
     // One at a time: the tests of a program are threads, and each uses all GPUs.
     static GPUS: Mutex<()> = Mutex::new(());
-    let _one = GPUS.lock().unwrap_or_else(PoisonError::into_inner);
+    let one = GPUS.lock().unwrap_or_else(PoisonError::into_inner);
     let launched = World::is_launched();
-    let outcome = match if launched { World::from_env() } else { World::threads(n) } {
-        Ok(world) if world.n_ranks() == n => {
-            if let Err(error) = world.run(f) {
-                panic!("{name}, on GPUs: {error}");
-            }
-            "ran".to_owned()
-        }
-        Ok(world) => format!("skipped (the job has {} ranks, not {n})", world.n_ranks()),
+    let gpus_only = gpus.is_some() || launched;
+    let world = if launched { World::from_env() } else { World::threads(n) };
+    // What was done on GPUs, or why it is simulated although there may be some.
+    let outcome = match world {
+        Ok(world) if world.n_ranks() == n => match on_gpus(&world, &f) {
+            Ok(()) => Ok("ran".to_owned()),
+            Err(failed) if failed.without_ptx && !gpus_only => Err(WITHOUT_PTX.unavailable),
+            Err(failed) => panic!("{name}, on GPUs: {}", failed.error),
+        },
+        Ok(world) => Ok(format!("skipped (the job has {} ranks, not {n})", world.n_ranks())),
+        Err(Error::Nccl(NcclError::NotFound(_))) if !gpus_only => Err(Some(WITHOUT_NCCL)),
         Err(error) if !error.is_of_the_machine() => panic!("{error}"),
-        Err(error) if gpus.is_some() || launched => format!("skipped ({error})"),
-        Err(_) => {
-            drop(_one);
-            return simulated(simulation, f);
-        }
+        Err(error) if gpus_only => Ok(format!("skipped ({error})")),
+        Err(_) => Err(None),
     };
-    // Directly to standard output, bypassing the test harness's capture.
+    drop(one);
+    match outcome {
+        Ok(done) => say(name, &done),
+        Err(reason) => {
+            if let Some(reason) = reason {
+                say(name, &format!("simulated ({reason})"));
+            }
+            simulated(simulation, f);
+        }
+    }
+}
+
+/// Directly to standard output, bypassing the test harness's capture.
+fn say(name: &str, outcome: &str) {
     let _ = writeln!(std::io::stdout(), "GPU-TEST {name}: {outcome}");
+}
+
+/// A test that has failed on GPUs.
+struct Failed<E> {
+    error: E,
+    /// Whether a rank was to load kernels of a program that was built without PTX.
+    without_ptx: bool,
+}
+
+fn on_gpus<T, E, F>(world: &World, f: F) -> Result<(), Failed<E>>
+where
+    F: Fn(&Rank) -> Result<T, E> + Sync,
+    T: Send,
+    E: From<Error> + Display + Send,
+{
+    /// Its drop notes what the rank has found, also when the test panics.
+    struct Note<'a>(&'a Rank, &'a AtomicBool);
+
+    impl Drop for Note<'_> {
+        fn drop(&mut self) {
+            self.1.fetch_or(self.0.context().misses_ptx(), Ordering::Relaxed);
+        }
+    }
+
+    let without_ptx = AtomicBool::new(false);
+    let ran = world.run(|rank| {
+        let _note = Note(rank, &without_ptx);
+        f(rank)
+    });
+    ran.map(drop).map_err(|error| Failed { error, without_ptx: without_ptx.into_inner() })
 }
 
 #[track_caller]
