@@ -1,7 +1,7 @@
 //! From a product to a product fused with an all-reduce.
 //!
 //! `C = sum over the ranks of A x B^T`: A has `m x k` elements and B `n x k`, a slice of the terms
-//! in each rank. `m` and `n` are multiples of [`TILE`] and `k` of 8; A and B are aligned to 16
+//! in each rank. `m` and `n` are multiples of 64 and `k` of 8; A and B are aligned to 16
 //! bytes.
 
 // ANCHOR: tile
