@@ -88,6 +88,17 @@ impl<R: Row> Report<R> {
         table
     }
 
+    /// Adds rows, and writes the requested files, if any: what is measured is there if a long run
+    /// is ended.
+    pub fn add(
+        &mut self,
+        rows: impl IntoIterator<Item = R>,
+        output: Option<&OutputOptions>,
+    ) -> Result<()> {
+        self.rows.extend(rows);
+        output.map_or(Ok(()), |output| self.write(output))
+    }
+
     /// Prints table and summary, and writes the requested files, if there are rows.
     pub fn publish(&self, summary: &impl Display, output: &OutputOptions) -> Result<()> {
         if self.rows.is_empty() {

@@ -154,8 +154,8 @@ impl Job<'_> {
         let (rounds, _) =
             self.harness.time(contenders, &mut self.order, self.harness.run.rounds)?;
         let row = TwinRow::new(label, launches, &rounds, wrong);
-        self.report.rows.push(row.context("there were no rounds")?);
-        Ok(())
+        let output = self.harness.rank.is_root().then_some(&self.options.output);
+        self.report.add([row.context("there were no rounds")?], output)
     }
 
     /// Wrong elements of Rust and of C++ over all ranks; `None` without checks. *Collective*.

@@ -170,12 +170,8 @@ impl<'a> Job<'a> {
                 round.push(*time);
             }
         }
-        self.report.rows.extend(rows(case, &ran, rounds.as_ref()));
-        if self.harness.rank.is_root() {
-            // What is measured is there if a long run is ended.
-            self.report.write(self.output)?;
-        }
-        Ok(())
+        let output = self.harness.rank.is_root().then_some(self.output);
+        self.report.add(rows(case, &ran, rounds.as_ref()), output)
     }
 
     /// Prints the results, even if incomplete. Wrong results are an error.
