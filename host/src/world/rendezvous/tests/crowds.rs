@@ -53,10 +53,8 @@ const SILENT: usize = 100;
 const WELCOMED: &str = "DEVCOMM_TEST_WELCOMED";
 
 /// How much more of a resource this process may use than it does.
-fn limit(resource: Resource, more: u64, used: u64) -> Rlimit {
-    let before = getrlimit(resource);
-    setrlimit(resource, Rlimit { current: Some(used + more), ..before }).unwrap();
-    before
+fn limit(resource: Resource, more: u64, used: u64) {
+    setrlimit(resource, Rlimit { current: Some(used + more), ..getrlimit(resource) }).unwrap();
 }
 
 /// A rank 0 that can open few files, and start no thread until rank 1 was welcomed.
@@ -66,20 +64,22 @@ fn poor_root(config: &RendezvousConfig, welcomed: &Path) -> Result<()> {
     let files: Vec<File> = (0..SILENT).map_while(|_| File::open("/dev/null").ok()).collect();
     assert!(files.len() < SILENT / 2, "{files:?}");
     drop(files);
+    let (started, unlimited) = (std::sync::Barrier::new(2), getrlimit(Resource::As));
     thread::scope(|scope| {
-        let (ready, go) = std::sync::mpsc::channel();
-        scope.spawn(move || {
-            let unlimited = go.recv().unwrap();
+        scope.spawn(|| {
+            started.wait();
             while !welcomed.exists() {
                 thread::sleep(Duration::from_millis(2));
             }
             thread::sleep(Duration::from_millis(200));
             setrlimit(Resource::As, unlimited).unwrap();
         });
+        // It has all the memory that it takes to run before what is used is counted.
+        started.wait();
         let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
         let pages: u64 = pages.split(' ').next().unwrap().parse().unwrap();
         // Less than a thread's stack.
-        ready.send(limit(Resource::As, 1 << 20, pages * 4096)).unwrap();
+        limit(Resource::As, 1 << 20, pages * 4096);
         assert!(thread::Builder::new().spawn(|| ()).is_err());
         let world = config.join()?;
         world.barrier()?;
