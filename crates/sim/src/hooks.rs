@@ -392,6 +392,7 @@ pub(crate) static OPS: Ops = Ops {
         let mine = Lane { value: predicate.into(), ..Lane::default() };
         warp::converge(Thread::of(ctx), mask, Op::Ballot, mine, None, at).0
     },
+    exchange: |ctx, words, at| warp::exchange(Thread::of(ctx), words, at),
     shared_static,
     access: |ctx, address, bytes, access, at| Thread::of(ctx).access(address, bytes, access, at),
     keeps: |ctx, engine, piece, at| Thread::of(ctx).keeps(engine, piece, at),

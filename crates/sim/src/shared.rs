@@ -118,7 +118,7 @@ impl SharedMemory {
 
     /// The array with these bytes.
     fn array(&self, address: usize, bytes: usize) -> Option<&SharedArray> {
-        self.statics.iter().chain(&self.dynamic).find(|array| array.contains(address, bytes))
+        self.dynamic.iter().chain(&self.statics).find(|array| array.contains(address, bytes))
     }
 
     /// Start and length of each array.

@@ -1,4 +1,4 @@
-//! Warps: shuffles, votes and `sync_warp`, each a barrier of the lanes in a mask.
+//! Warps: shuffles, votes, exchanges and `sync_warp`, each a barrier of the lanes in a mask.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -20,6 +20,7 @@ pub(crate) enum Op {
     Sync,
     Shuffle(Shuffle),
     Ballot,
+    Exchange,
 }
 
 impl Op {
@@ -28,6 +29,7 @@ impl Op {
             Self::Sync => "sync_warp",
             Self::Shuffle(_) => "a shuffle",
             Self::Ballot => "a vote",
+            Self::Exchange => "an operation on matrices",
         }
     }
 }
@@ -61,7 +63,13 @@ pub(crate) struct Warp {
     /// Lanes that have not ended.
     live: Cell<u32>,
     barriers: RefCell<Vec<WarpBarrier>>,
+    /// The words of the last exchange, which lanes may still read, and those of the next one.
+    exchanged: Cell<Words>,
+    words: Cell<Words>,
 }
+
+/// What the lanes of a warp exchange.
+type Words = [[u32; 6]; WARP as usize];
 
 impl Warp {
     /// A warp without a block, with `stack_size` bytes of stack per thread.
@@ -71,6 +79,8 @@ impl Warp {
             threads: std::array::from_fn(|_| Thread::new()),
             live: Cell::new(0),
             barriers: RefCell::default(),
+            exchanged: Cell::default(),
+            words: Cell::default(),
         }))
     }
 
@@ -154,6 +164,14 @@ pub(crate) fn converge(
     thread.result.get()
 }
 
+/// Gives `words` to all lanes of the warp, and returns those of each.
+pub(crate) fn exchange(thread: &Thread, words: [u32; 6], at: Site) -> Words {
+    let warp = thread.warp();
+    warp.words.as_array_of_cells()[thread.lane() as usize].set(words);
+    converge(thread, u32::MAX, Op::Exchange, Lane::default(), None, at);
+    warp.exchanged.get()
+}
+
 /// Why a cooperative call of the thread's warp lacks lanes that have returned from the kernel, if
 /// it does. The last warp of a block may have fewer lanes.
 fn lacks_lanes(thread: &Thread, mask: u32, call: &CoopCall) -> Option<String> {
@@ -182,8 +200,11 @@ fn finish(warp: &Warp, barrier: &WarpBarrier, except: Option<&Thread>) {
         let threads = || lanes().map(|thread| &thread.race);
         match barrier.op {
             Op::Sync => races.barrier(threads, false),
-            Op::Shuffle(_) | Op::Ballot => races.meet(threads),
+            Op::Shuffle(_) | Op::Ballot | Op::Exchange => races.meet(threads),
         }
+    }
+    if barrier.op == Op::Exchange {
+        warp.exchanged.set(warp.words.get());
     }
     let ballot = barrier
         .lanes
@@ -195,7 +216,7 @@ fn finish(warp: &Warp, barrier: &WarpBarrier, except: Option<&Thread>) {
             continue;
         }
         thread.result.set(match barrier.op {
-            Op::Sync => (0, true),
+            Op::Sync | Op::Exchange => (0, true),
             Op::Ballot => (ballot, true),
             Op::Shuffle(kind) => shuffled(barrier, kind, i as u32),
         });

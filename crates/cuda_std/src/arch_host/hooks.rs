@@ -168,6 +168,10 @@ pub struct Ops {
     ) -> (u32, bool),
     /// The predicates of the lanes of `mask`, one bit per lane.
     pub ballot: fn(*const ThreadCtx, mask: u32, bool, at: &'static Location<'static>) -> u32,
+    /// Gives words to all lanes of the warp, and returns those of each: what tensor cores and
+    /// `ldmatrix` read of the other lanes' registers. It orders no memory accesses.
+    pub exchange:
+        fn(*const ThreadCtx, words: [u32; 6], at: &'static Location<'static>) -> [[u32; 6]; 32],
     /// The block's copy of a shared static, 16-byte aligned, initially undefined: `key` is the
     /// static's address.
     pub shared_static: fn(*const ThreadCtx, key: usize, size: usize) -> *mut u8,

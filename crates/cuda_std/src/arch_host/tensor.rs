@@ -1,6 +1,5 @@
 //! Tensor cores in plain arithmetic, and `cp.async` copies.
 
-use std::cell::UnsafeCell;
 use std::panic::Location;
 
 use devcomm_types::{F8E4M3, F8E5M2};
@@ -8,81 +7,50 @@ use half::{bf16, f16};
 
 use super::copies::{copy, put};
 use super::memory::{event, touch};
-use super::{Access, Engine, Event, SumsStep, current, lane_id, shared_static};
-use crate::warp::{FULL_MASK, WARP_SIZE};
+use super::{Access, Engine, Event, SumsStep, current, lane_id};
+use crate::warp::FULL_MASK;
 use crate::wgmma::Layout;
 
-const LANES: usize = WARP_SIZE as usize;
-
-/// Six words per lane of a warp, for all lanes to read.
-type Words = [[u32; 6]; LANES];
-
-/// The keys of shared-memory arrays for the words, one per warp of a block.
-struct Slots([UnsafeCell<Words>; 32]);
-
-// SAFETY: only its addresses are used.
-unsafe impl Sync for Slots {}
-
-static SLOTS: Slots = Slots([const { UnsafeCell::new([[0; 6]; LANES]) }; 32]);
-
-/// Writes `mine` for the warp and calls `f` with the words of all lanes. Votes, which order no
-/// accesses of the kernel, separate the writes from the reads, and these from the next writes.
+/// The words of all lanes of the warp, each of which gives six.
 #[track_caller]
-fn exchange<R>(mine: [u32; 6], f: impl FnOnce(&Words) -> R) -> R {
+fn exchange(mine: [u32; 6]) -> [[u32; 6]; 32] {
     let (thread, context) = current();
-    let at = Location::caller();
-    let warp = (crate::thread::index_in_block() / WARP_SIZE) as usize;
-    let words: *mut Words = shared_static(SLOTS.0[warp % 32].get());
-    let lane = lane_id() as usize;
-    // SAFETY: the simulator returns memory of this size, aligned to 16, alive while the block runs.
-    // A lane writes only its own words, before the first barrier; between the barriers all read.
-    unsafe {
-        (&raw mut (*words)[lane]).write(mine);
-        (context.ops.ballot)(thread, FULL_MASK, false, at);
-        let result = f(&*words);
-        (context.ops.ballot)(thread, FULL_MASK, false, at);
-        result
-    }
+    (context.ops.exchange)(thread, mine, Location::caller())
 }
 
 #[track_caller]
 pub(crate) unsafe fn mma_m16n8k16<T: Factor>(d: &mut [f32; 4], a: [u32; 4], b: [u32; 2]) {
     let lane = lane_id() as usize;
     let (row, pair) = (lane / 4, lane % 4 * 2);
-    exchange([a[0], a[1], a[2], a[3], b[0], b[1]], |words| {
-        for (i, sum) in d.iter_mut().enumerate() {
-            let column = pair + i % 2;
-            for half in 0..2 {
-                for quarter in 0..4 {
-                    let a = words[4 * row + quarter][2 * half + i / 2];
-                    let b = words[4 * column + quarter][4 + half];
-                    let (a, b) = (a.to_le_bytes(), b.to_le_bytes());
-                    *sum += T::value(&a[..2]) * T::value(&b[..2]);
-                    *sum += T::value(&a[2..]) * T::value(&b[2..]);
-                }
+    let words = exchange([a[0], a[1], a[2], a[3], b[0], b[1]]);
+    for (i, sum) in d.iter_mut().enumerate() {
+        let column = pair + i % 2;
+        for half in 0..2 {
+            for quarter in 0..4 {
+                let a = words[4 * row + quarter][2 * half + i / 2];
+                let b = words[4 * column + quarter][4 + half];
+                let (a, b) = (a.to_le_bytes(), b.to_le_bytes());
+                *sum += T::value(&a[..2]) * T::value(&b[..2]);
+                *sum += T::value(&a[2..]) * T::value(&b[2..]);
             }
         }
-    });
+    }
 }
 
 #[track_caller]
 pub(crate) unsafe fn load_matrices<const TRANSPOSED: bool>(row: SharedAddress) -> [u32; 4] {
     let row = touch(row.cast::<u128>(), Access::Read);
-    let address = row.expose_provenance() as u64;
+    // SAFETY: the caller's contract.
+    let [a, b, c, d] = unsafe { row.cast::<[u32; 4]>().read() };
+    let words = exchange([a, b, c, d, 0, 0]);
+    let element = |matrix: usize, row: usize, column: usize| {
+        words[8 * matrix + row][column / 2] >> (column % 2 * 16) & 0xffff
+    };
     let lane = lane_id() as usize;
-    exchange([address as u32, (address >> 32) as u32, 0, 0, 0, 0], |words| {
-        let element = |matrix: usize, row: usize, column: usize| {
-            let [low, high, ..] = words[8 * matrix + row];
-            let address = u64::from(low) | u64::from(high) << 32;
-            let row = std::ptr::with_exposed_provenance::<u16>(address as usize);
-            // SAFETY: by the caller's contract every lane's address is valid for 16 bytes.
-            u32::from(unsafe { row.add(column).read() })
-        };
-        let (row, pair) = (lane / 4, lane % 4 * 2);
-        std::array::from_fn(|matrix| match TRANSPOSED {
-            false => element(matrix, row, pair) | element(matrix, row, pair + 1) << 16,
-            true => element(matrix, pair, row) | element(matrix, pair + 1, row) << 16,
-        })
+    let (row, pair) = (lane / 4, lane % 4 * 2);
+    std::array::from_fn(|matrix| match TRANSPOSED {
+        false => element(matrix, row, pair) | element(matrix, row, pair + 1) << 16,
+        true => element(matrix, pair, row) | element(matrix, pair + 1, row) << 16,
     })
 }
 
@@ -91,9 +59,8 @@ pub(crate) unsafe fn store_matrices(row: SharedAddress, words: [u32; 4]) {
     let address = row.expose_provenance() as u64;
     let lane = lane_id() as usize;
     // A lane stores its row of 16 bytes of matrix `lane / 8`, which four lanes have.
-    let row = exchange([words[0], words[1], words[2], words[3], 0, 0], |all| {
-        std::array::from_fn(|pair| all[lane % 8 * 4 + pair][lane / 8])
-    });
+    let all = exchange([words[0], words[1], words[2], words[3], 0, 0]);
+    let row = std::array::from_fn(|pair| all[lane % 8 * 4 + pair][lane / 8]);
     let to = std::ptr::with_exposed_provenance_mut::<u128>(address as usize);
     let to = touch(to, Access::Write).cast::<[u32; 4]>();
     // SAFETY: the caller's contract.
@@ -110,11 +77,10 @@ pub(crate) unsafe fn store_matrices_transposed<const N: usize>(
     let mine = std::array::from_fn(|i| words.get(i).copied().unwrap_or(0));
     // A lane stores a row of 16 bytes of the transposed matrix `lane / 8`: a column of the
     // fragments, of which each of eight lanes has an element.
-    let row: [u16; 8] = exchange(mine, |all| {
-        std::array::from_fn(|i| {
-            let word = all[4 * i + lane % 8 / 2][lane / 8];
-            (word >> (16 * (lane % 2))) as u16
-        })
+    let all = exchange(mine);
+    let row: [u16; 8] = std::array::from_fn(|i| {
+        let word = all[4 * i + lane % 8 / 2][lane / 8];
+        (word >> (16 * (lane % 2))) as u16
     });
     if lane < 8 * N {
         let to = std::ptr::with_exposed_provenance_mut::<u128>(address as usize);
@@ -215,24 +181,28 @@ pub trait Factor: Copy {
 }
 
 impl Factor for bf16 {
+    #[inline(always)]
     fn value(bytes: &[u8]) -> f32 {
         Self::from_le_bytes([bytes[0], bytes[1]]).to_f32()
     }
 }
 
 impl Factor for f16 {
+    #[inline(always)]
     fn value(bytes: &[u8]) -> f32 {
         Self::from_le_bytes([bytes[0], bytes[1]]).to_f32()
     }
 }
 
 impl Factor for F8E4M3 {
+    #[inline(always)]
     fn value(bytes: &[u8]) -> f32 {
         Self::from_bits(bytes[0]).to_f32()
     }
 }
 
 impl Factor for F8E5M2 {
+    #[inline(always)]
     fn value(bytes: &[u8]) -> f32 {
         Self::from_bits(bytes[0]).to_f32()
     }

@@ -43,6 +43,7 @@ static OPS: Ops = Ops {
         (!value, lane < width)
     },
     ballot: |_, mask, predicate, _| if predicate { mask } else { mask & !1 },
+    exchange: |_, words, _| [words; 32],
     shared_static: |_, key, size| {
         SHARED.with_borrow_mut(|shared| {
             let slot = shared.entry(key).or_insert_with(|| vec![0; size.div_ceil(16)].into());

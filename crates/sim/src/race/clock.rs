@@ -71,16 +71,10 @@ impl BlockView {
     }
 
     fn contains(&self, other: &Self) -> bool {
-        let mut own = self.agents.iter();
-        let mut next = own.next();
-        let mut covers = |(agent, time): &(u16, u32)| {
-            while next.is_some_and(|(own, _)| own < agent) {
-                next = own.next();
-            }
-            (*agent < THREADS && *time <= self.all)
-                || next.is_some_and(|(own, last)| own == agent && time <= last)
+        let covers = |(agent, time, last): (&u16, &u32, Option<&u32>)| {
+            (*agent < THREADS && *time <= self.all) || last.is_some_and(|last| time <= last)
         };
-        other.all <= self.all && other.agents.iter().all(&mut covers)
+        other.all <= self.all && beside(&other.agents, &self.agents).all(covers)
     }
 
     fn add(&mut self, agent: u16, time: u32) {
@@ -159,12 +153,13 @@ impl View {
     }
 
     fn contains(&self, other: &Self, places: &Places) -> bool {
-        let has = |key: &u64, block: &Rc<BlockView>| {
-            self.block(*key).is_some_and(|own| Rc::ptr_eq(own, block) || own.contains(block))
+        let has = |(key, block, own): (&u64, &Rc<BlockView>, Option<&Rc<BlockView>>)| {
+            own.is_some_and(|own| Rc::ptr_eq(own, block) || own.contains(block))
                 || self.has_ended(OpId((key >> 32) as u32), places)
         };
-        other.lines.iter().all(|(line, number)| *number <= self.line(*line))
-            && other.blocks.iter().all(|(key, block)| has(key, block))
+        beside(&other.lines, &self.lines)
+            .all(|(_, number, own)| own.is_some_and(|own| number <= own))
+            && beside(&other.blocks, &self.blocks).all(has)
     }
 
     fn change_block(&mut self, key: u64, change: impl FnOnce(&mut BlockView)) {
@@ -219,6 +214,21 @@ impl View {
         joined.forget_ended(places);
         joined
     }
+}
+
+/// The entries of a sorted map, each with what another one has of its key.
+fn beside<'a, K: Ord, V>(
+    map: &'a [(K, V)],
+    mut other: &'a [(K, V)],
+) -> impl Iterator<Item = (&'a K, &'a V, Option<&'a V>)> {
+    map.iter().map(move |(key, value)| {
+        while let [(before, _), rest @ ..] = other
+            && before < key
+        {
+            other = rest;
+        }
+        (key, value, other.first().filter(|(found, _)| found == key).map(|(_, value)| value))
+    })
 }
 
 /// Merges two sorted maps; `both` combines the values of a key that both have.
