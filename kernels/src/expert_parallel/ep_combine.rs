@@ -254,15 +254,17 @@ impl Combine<'_> {
     /// The kernel's contract.
     #[inline(always)]
     unsafe fn wait_for_peers<const N: usize>(&self, numbered: &Numbered<N>, absent: Ranks) {
-        let mut distance = 1;
-        while distance < ranks::<N>(self.comm) {
-            let source = self.comm.lsa_team().rotated(distance as i32) as usize;
-            self.comm.wait_until(Coop::thread(), || {
-                // SAFETY: the caller's contract.
-                absent.contains(source) || unsafe { numbered.peek(source, 0) }.is_some()
-            });
-            distance += 1;
-        }
+        self.comm.wait_until(Coop::thread(), || {
+            let (mut all, mut distance) = (true, 1);
+            while distance < ranks::<N>(self.comm) {
+                let source = self.comm.lsa_team().rotated(distance as i32) as usize;
+                // SAFETY: the caller's contract. No branch around it: all are in flight together.
+                let begun = unsafe { numbered.peek(source, 0) }.is_some();
+                all &= begun || absent.contains(source);
+                distance += 1;
+            }
+            all
+        });
     }
 
     /// Returns a part of a row to each rank that has such a token, with an expert here. The entries
@@ -417,27 +419,105 @@ impl Combine<'_> {
         part: Part<VECTORS>,
         Incoming { entries, targets }: Incoming,
     ) {
-        let (me, token) = (self.comm.lsa_team().rank as usize, part.row as usize);
         let mut sums = [[0.0; 8]; VECTORS];
         // SAFETY: the caller's contract.
         unsafe {
             // What there is here is loaded while the others' rows are on their way.
             let mine = sum::<VECTORS, TOGETHER>(self.rows, entries, part);
             let residual = self.residual(part);
-            let (mut rank, ranks) = (0, rolled::<N>(self.comm));
-            while rank < ranks {
-                if rank == me {
-                    if let Some(mine) = mine {
-                        add(&mut sums, &mine, 1.0);
-                    }
-                } else if targets.contains(rank) {
-                    let slot = |i| part.vector_of(token, i).map(|vector| vector as u32);
-                    add(&mut sums, &session.receive_several(rank, slot, 0), 1.0);
-                }
-                rank += 1;
+            match N {
+                4 => self.add_rows::<N, VECTORS, 4>(&mut sums, session, part, mine, targets),
+                8 => self.add_rows::<N, VECTORS, 2>(&mut sums, session, part, mine, targets),
+                _ => self.add_rows_in_turn(&mut sums, session, part, mine, targets),
             }
             add(&mut sums, &residual, 1.0);
-            part.store(self.output, token, &sums.map(bf16::narrow));
+            part.store(self.output, part.row as usize, &sums.map(bf16::narrow));
+        }
+    }
+
+    /// Adds the row of this rank, if there is one, and those that it receives, in the order of the
+    /// ranks.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract. All lanes of a warp call this together.
+    #[inline(always)]
+    unsafe fn add_rows_in_turn<const N: usize, const VECTORS: usize>(
+        &self,
+        sums: &mut [[f32; 8]; VECTORS],
+        session: &Lamport<'_, N>,
+        part: Part<VECTORS>,
+        mine: Option<Row<VECTORS>>,
+        targets: Ranks,
+    ) {
+        let me = self.comm.lsa_team().rank as usize;
+        let slot = |i| part.vector_of(part.row as usize, i).map(|vector| vector as u32);
+        let (mut rank, ranks) = (0, rolled::<N>(self.comm));
+        while rank < ranks {
+            if rank == me {
+                if let Some(mine) = mine {
+                    add(sums, &mine, 1.0);
+                }
+            } else if targets.contains(rank) {
+                // SAFETY: the caller's contract.
+                let row = unsafe { session.receive_several(rank, slot, 0) };
+                add(sums, &row, 1.0);
+            }
+            rank += 1;
+        }
+    }
+
+    /// As [`add_rows_in_turn`](Self::add_rows_in_turn), of a vector in each lane. The rows of `K`
+    /// ranks are awaited together: those of more would take registers.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract. All lanes of a warp call this together.
+    #[inline(always)]
+    unsafe fn add_rows<const N: usize, const VECTORS: usize, const K: usize>(
+        &self,
+        sums: &mut [[f32; 8]; VECTORS],
+        session: &Lamport<'_, N>,
+        part: Part<VECTORS>,
+        mine: Option<Row<VECTORS>>,
+        targets: Ranks,
+    ) {
+        let (me, nothing) = (self.comm.lsa_team().rank as usize, Vec16::from_bits([0; 4]));
+        let (mut first, ranks) = (0, rolled::<N>(self.comm));
+        while first < ranks {
+            let (mut rows, mut i) = ([nothing; K], 0);
+            if let Some(slot) = part.vector_of(part.row as usize, 0) {
+                let sends = |rank| rank != me && targets.contains(rank);
+                self.comm.wait_until(Coop::thread(), || {
+                    let (mut all, mut i) = (true, 0);
+                    while i < K {
+                        // SAFETY: the caller's contract. No branch around it: all are in flight
+                        // together, also of slots to which nobody sends.
+                        let row = unsafe { session.peek(first + i, slot as u32) };
+                        let sends = sends(first + i);
+                        all &= row.is_some() || !sends;
+                        rows[i] = row.filter(|_| sends).unwrap_or(nothing);
+                        i += 1;
+                    }
+                    all
+                });
+                while i < K {
+                    if sends(first + i) {
+                        // SAFETY: the caller's contract; the row has arrived.
+                        unsafe { session.empty(first + i, slot as u32) };
+                    }
+                    i += 1;
+                }
+            }
+            let mut i = 0;
+            while i < K {
+                match mine {
+                    Some(mine) if first + i == me => add(sums, &mine, 1.0),
+                    _ => add(sums, &[rows[i]; VECTORS], 1.0),
+                }
+                i += 1;
+            }
+            first += K;
         }
     }
 
