@@ -9,7 +9,7 @@ use half::bf16;
 use nccl_device::{Coop, DevComm, Lamport, LamportSlots, Window};
 
 use super::numbered::{Numbered, NumberedSlots};
-use super::parts::{Part, Parts, warp_index, warps};
+use super::parts::{Part, Parts, Share, warp_index, warps};
 use super::ranks::{Ranks, ranks, rolled, with_ranks};
 use super::rows::{Payload, Rows};
 use super::shape::{Faults, Received, Shape, Steps};
@@ -180,11 +180,13 @@ impl<R: Rows> Dispatch<'_, R> {
             if self.steps & Steps::SEND != 0 && thread::index_1d() == 0 {
                 self.send_count(&numbered, absent);
             }
-            // The first round only sends; in each later one a part is received. What is sent in the
-            // next round is loaded before the wait, if there are registers for it.
-            let (mut index, mut ahead) = (first, first);
-            let mut end = if receives { parts.count(self.shape.tokens) } else { own };
-            while index < end || ahead == first {
+            // The first round only sends; in each later one is received what the peers have sent in
+            // the one before. What is sent in the next round is loaded before the wait, if there
+            // are registers for it.
+            let share = Share::new(first, step, ranks::<N>(self.comm));
+            let (mut round, mut ahead) = (0, first);
+            let mut end = if receives { parts.count(self.shape.tokens) } else { 0 };
+            while ahead == first || outgoing.is_some() || round + share.part < end {
                 if let Some(outgoing) = &outgoing {
                     self.send(&session, &numbered, outgoing, absent);
                 }
@@ -194,10 +196,10 @@ impl<R: Rows> Dispatch<'_, R> {
                 }
                 if ahead > first + step {
                     if receives {
-                        let most = self.receive_all(&session, &numbered, parts.at(index), absent);
-                        end = own.max(parts.count(most));
+                        let from = (round, end);
+                        end = self.receive_round(&session, &numbered, parts, share, from, absent);
                     }
-                    index += step;
+                    round += step;
                 } else if receives {
                     // While the rows are on their way; all threads have the launch's number.
                     thread::sync_threads();
@@ -378,24 +380,34 @@ impl<R: Rows> Dispatch<'_, R> {
         }
     }
 
-    /// Receives a part of a row of all peers, and returns the most tokens that one of them has.
+    /// Receives this warp's share of the parts of a round, which begins with part `round`; there are
+    /// no parts from `end` on. Returns the end of the parts of its ranks.
     ///
     /// # Safety
     ///
     /// The kernel's contract; all lanes of the warp call this together.
     #[inline(always)]
-    unsafe fn receive_all<const N: usize, const VECTORS: usize>(
+    unsafe fn receive_round<const N: usize, const VECTORS: usize>(
         &self,
         session: &Lamport<'_, N>,
         numbered: &Numbered<N>,
-        part: Part<VECTORS>,
+        parts: Parts<VECTORS>,
+        share: Share,
+        (round, end): (u32, u32),
         absent: Ranks,
     ) -> u32 {
-        let (mut most, mut distance, ranks) = (0, 1, rolled::<N>(self.comm));
+        let (mut most, mut distance, ranks) = (0, share.distance, rolled::<N>(self.comm));
         while distance < ranks {
-            // SAFETY: the caller's contract.
-            most = most.max(unsafe { self.receive(session, numbered, distance, part, absent) });
-            distance += 1;
+            let (mut at, mut end) = (round + share.part, end);
+            while at < end.min(round + share.round) {
+                // SAFETY: the caller's contract.
+                let tokens =
+                    unsafe { self.receive(session, numbered, distance, parts.at(at), absent) };
+                end = parts.count(tokens);
+                at += share.parts;
+            }
+            most = most.max(end);
+            distance += share.distances;
         }
         most
     }

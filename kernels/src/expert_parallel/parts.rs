@@ -10,6 +10,39 @@ pub(super) struct Parts<const VECTORS: usize> {
     per_row: u32,
 }
 
+/// What a warp receives of the parts of a round, one for each warp of the grid, from all other
+/// ranks. The warps share the ranks first, so that none awaits one rank after another if there are
+/// few parts, and then the parts.
+#[derive(Clone, Copy)]
+pub(super) struct Share {
+    /// The distance of the first rank, and how many there are from one to the next.
+    pub(super) distance: usize,
+    pub(super) distances: usize,
+    /// The first part of a round, and how many there are from one to the next.
+    pub(super) part: u32,
+    pub(super) parts: u32,
+    /// All parts of a round.
+    pub(super) round: u32,
+}
+
+impl Share {
+    /// That of a warp, by its index, of so many, and ranks.
+    #[inline(always)]
+    pub(super) fn new(warp: u32, warps: u32, ranks: usize) -> Self {
+        let distances = (ranks as u32 - 1).min(warps).max(1);
+        let parts = warps / distances;
+        // The last warps may have none.
+        let distance = if warp < parts * distances { 1 + warp % distances } else { ranks as u32 };
+        Self {
+            distance: distance as usize,
+            distances: distances as usize,
+            part: warp / distances,
+            parts,
+            round: warps,
+        }
+    }
+}
+
 /// This lane's vectors of a part.
 #[derive(Clone, Copy)]
 pub(super) struct Part<const VECTORS: usize> {
