@@ -380,8 +380,8 @@ impl<R: Rows> Dispatch<'_, R> {
         }
     }
 
-    /// Receives this warp's share of the parts of a round, which begins with part `round`; there are
-    /// no parts from `end` on. Returns the end of the parts of its ranks.
+    /// Receives this warp's share of the parts of a round, which begins with part `round`; from
+    /// `end` on there are no parts. Returns the end of the parts of its ranks.
     ///
     /// # Safety
     ///
