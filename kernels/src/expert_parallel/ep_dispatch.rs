@@ -185,8 +185,8 @@ impl<R: Rows> Dispatch<'_, R> {
             // are registers for it.
             let share = Share::new(first, step, ranks::<N>(self.comm));
             let (mut round, mut ahead) = (0, first);
-            let mut end = if receives { parts.count(self.shape.tokens) } else { 0 };
-            while ahead == first || outgoing.is_some() || round + share.part < end {
+            let mut end = if receives { parts.count(self.shape.tokens) } else { own };
+            while ahead == first || round + share.part < end {
                 if let Some(outgoing) = &outgoing {
                     self.send(&session, &numbered, outgoing, absent);
                 }
@@ -196,8 +196,9 @@ impl<R: Rows> Dispatch<'_, R> {
                 }
                 if ahead > first + step {
                     if receives {
-                        let from = (round, end);
-                        end = self.receive_round(&session, &numbered, parts, share, from, absent);
+                        let received =
+                            self.receive_round(&session, &numbered, parts, share, round, absent);
+                        end = own.max(received);
                     }
                     round += step;
                 } else if receives {
@@ -380,8 +381,8 @@ impl<R: Rows> Dispatch<'_, R> {
         }
     }
 
-    /// Receives this warp's share of the parts of a round, which begins with part `round`; from
-    /// `end` on there are no parts. Returns the end of the parts of its ranks.
+    /// Receives this warp's share of the parts of a round, which begins with part `round`. Returns the
+    /// end of the parts of its ranks.
     ///
     /// # Safety
     ///
@@ -393,20 +394,24 @@ impl<R: Rows> Dispatch<'_, R> {
         numbered: &Numbered<N>,
         parts: Parts<VECTORS>,
         share: Share,
-        (round, end): (u32, u32),
+        round: u32,
         absent: Ranks,
     ) -> u32 {
         let (mut most, mut distance, ranks) = (0, share.distance, rolled::<N>(self.comm));
         while distance < ranks {
-            let (mut at, mut end) = (round + share.part, end);
-            while at < end.min(round + share.round) {
+            let mut at = round + share.part;
+            loop {
+                let part = parts.at(at);
                 // SAFETY: the caller's contract.
-                let tokens =
-                    unsafe { self.receive(session, numbered, distance, parts.at(at), absent) };
-                end = parts.count(tokens);
+                let tokens = unsafe { self.receive(session, numbered, distance, part, absent) };
+                let end = parts.count(tokens);
+                most = most.max(end);
                 at += share.parts;
+                // Of one peer each warp has a part of a round: no loop.
+                if share.distances == 1 || at >= end.min(round + share.round) {
+                    break;
+                }
             }
-            most = most.max(end);
             distance += share.distances;
         }
         most

@@ -31,8 +31,9 @@ impl Share {
     pub(super) fn new(warp: u32, warps: u32, ranks: usize) -> Self {
         let distances = (ranks as u32 - 1).min(warps).max(1);
         let parts = warps / distances;
-        // The last warps may have none.
-        let distance = if warp < parts * distances { 1 + warp % distances } else { ranks as u32 };
+        // The last warps may have none, but not if all have the same rank.
+        let has_part = distances == 1 || warp < parts * distances;
+        let distance = if has_part { 1 + warp % distances } else { ranks as u32 };
         Self {
             distance: distance as usize,
             distances: distances as usize,
