@@ -14,15 +14,21 @@ pub(crate) enum Beside {
     Copies,
     /// They add to the tiles that are stored, of which multiplying warps report theirs.
     Sums,
-    /// The same, of several peers: who gets what takes more registers, and the sums fewer.
-    SumsOfSeveral,
+    /// They add to what all ranks send, also this one to itself: nothing is reported.
+    SumsOfMessages,
 }
 
 impl Beside {
-    /// Whether multiplying warps report what they have stored.
+    /// Whether they add, and multiplying warps send what they store.
     #[inline(always)]
     pub(crate) const fn is_sums(self) -> bool {
-        matches!(self, Self::Sums | Self::SumsOfSeveral)
+        matches!(self, Self::Sums | Self::SumsOfMessages)
+    }
+
+    /// Whether multiplying warps report what they have stored.
+    #[inline(always)]
+    pub(crate) const fn is_reported(self) -> bool {
+        matches!(self, Self::Sums)
     }
 }
 

@@ -279,7 +279,11 @@ pub(super) unsafe fn run<T: GemmFactor>(
     follow: &impl Follow,
 ) {
     grid::launch_next();
-    let order = follow.order(m.div_ceil(CLUSTER * TILE_M), n.div_ceil(TILE_N));
+    // Opaque: where it is not used it would take registers.
+    let order = || {
+        let (m, n) = (hint::opaque(m), hint::opaque(n));
+        follow.order(m.div_ceil(CLUSTER * TILE_M), n.div_ceil(TILE_N))
+    };
     // SAFETY: only this pipeline uses the words; it is initialised first.
     let shared = unsafe {
         Shared::<T> {
@@ -299,15 +303,15 @@ pub(super) unsafe fn run<T: GemmFactor>(
         cluster::sync_relaxed();
         if warp < MULTIPLYING_WARPS {
             raise_registers(follow);
-            multiply(shared, order);
-            follow.last(order, warp);
+            multiply(shared, order());
+            follow.last(order(), warp);
         } else {
             lower_registers(follow);
             if warp > MULTIPLYING_WARPS {
-                follow.beside(order, warp - MULTIPLYING_WARPS - 1);
+                follow.beside(order(), warp - MULTIPLYING_WARPS - 1);
             } else if warp::lane_id() == 0 {
                 grid::wait_for_previous();
-                load([a, b], shared, order, k, follow);
+                load([a, b], shared, order(), k, follow);
             }
         }
         // No block ends while the other one still writes to its shared memory.
@@ -317,7 +321,7 @@ pub(super) unsafe fn run<T: GemmFactor>(
 
 /// Registers of a thread that multiplies, and of another one, which may have more to do
 /// ([`Beside`]). Three warpgroups share what the launch gave them: 168 for each thread.
-const REGISTERS: [[u32; 2]; 4] = [[232, 40], [208, 88], [192, 120], [200, 104]];
+const REGISTERS: [[u32; 2]; 3] = [[232, 40], [208, 88], [192, 120]];
 
 const _: () = {
     let mut i = 0;
@@ -340,8 +344,9 @@ unsafe fn raise_registers<F: Follow>(_: &F) {
         match F::BESIDE {
             Beside::Nothing => wgmma::raise_registers::<{ REGISTERS[0][0] }>(),
             Beside::Copies => wgmma::raise_registers::<{ REGISTERS[1][0] }>(),
-            Beside::Sums => wgmma::raise_registers::<{ REGISTERS[2][0] }>(),
-            Beside::SumsOfSeveral => wgmma::raise_registers::<{ REGISTERS[3][0] }>(),
+            Beside::Sums | Beside::SumsOfMessages => {
+                wgmma::raise_registers::<{ REGISTERS[2][0] }>();
+            }
         }
     }
 }
@@ -358,8 +363,9 @@ unsafe fn lower_registers<F: Follow>(_: &F) {
         match F::BESIDE {
             Beside::Nothing => wgmma::lower_registers::<{ REGISTERS[0][1] }>(),
             Beside::Copies => wgmma::lower_registers::<{ REGISTERS[1][1] }>(),
-            Beside::Sums => wgmma::lower_registers::<{ REGISTERS[2][1] }>(),
-            Beside::SumsOfSeveral => wgmma::lower_registers::<{ REGISTERS[3][1] }>(),
+            Beside::Sums | Beside::SumsOfMessages => {
+                wgmma::lower_registers::<{ REGISTERS[2][1] }>();
+            }
         }
     }
 }
@@ -580,8 +586,8 @@ pub(super) unsafe fn multiply<T: GemmFactor, E: Epilogue, F: Follow>(
             let Tile { row, column, end, .. } = Tile::at(order, tile);
             let row = hint::opaque(row + warp * STORE_M);
             done = Done { row, column: hint::opaque(column), end };
-            let mut reports = F::BESIDE.is_sums() && any_done;
-            let mut until = if F::BESIDE.is_sums() { k.min(term + STORED) } else { k };
+            let mut reports = F::BESIDE.is_reported() && any_done;
+            let mut until = if F::BESIDE.is_reported() { k.min(term + STORED) } else { k };
             loop {
                 while term < until {
                     shared.step(&mut sums, state, last, (warpgroup, rank), term == 0);
@@ -647,7 +653,7 @@ pub(super) unsafe fn multiply<T: GemmFactor, E: Epilogue, F: Follow>(
             }
         }
     }
-    if F::BESIDE.is_sums() {
+    if F::BESIDE.is_reported() {
         report(follow, lane, warp, tiles);
     }
     tma::wait_stores::<0>();

@@ -1,9 +1,9 @@
 //! The product of large matrices and its sum over more than two ranks, on Hopper.
 //!
-//! The product is that of [`gemm_wgmma`](crate::gemm::gemm_wgmma). Each tile has an owner, which
-//! stores its part of it; the other ranks send it theirs from shared memory. Warps that neither
-//! load nor multiply add these, behind the products of the next tiles, and store the sums to all
-//! ranks. At the end the blocks of all ranks with the same index meet at a barrier.
+//! The product is that of [`gemm_wgmma`](crate::gemm::gemm_wgmma). Each tile has an owner, to which
+//! all ranks send their parts from shared memory, the owner too. Its warps that neither load nor
+//! multiply add these, behind the products of the next tiles, and store the sums to all ranks. At
+//! the end the blocks of all ranks with the same index meet at a barrier.
 
 use core::marker::PhantomData;
 

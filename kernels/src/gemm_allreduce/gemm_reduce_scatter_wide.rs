@@ -1,9 +1,9 @@
 //! The product of large matrices and the reduce-scatter of its rows, on Hopper.
 //!
-//! The product is that of [`gemm_wgmma`](crate::gemm::gemm_wgmma). A rank stores its part of its
-//! own rows, and sends the other ranks theirs from shared memory. Warps that neither load nor
-//! multiply add what the others sent to each stored tile, in the order of the ranks, behind the
-//! products of the next tiles.
+//! The product is that of [`gemm_wgmma`](crate::gemm::gemm_wgmma). A rank sends the other ranks
+//! their rows from shared memory; its own it stores, or sends itself if there are more than two.
+//! Warps that neither load nor multiply add what the ranks computed, in the order of the ranks,
+//! behind the products of the next tiles.
 
 use core::marker::PhantomData;
 

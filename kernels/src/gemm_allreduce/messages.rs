@@ -2,8 +2,10 @@
 //!
 //! A warp that multiplies sends what it stores, from the same shared memory by TMA, and waits for
 //! nothing but the room there. Three warps that do not multiply take the rows of the block's tiles
-//! in turn, and add the peers' to those that are stored. Only of its last tile each multiplying
-//! warp adds to its own rows. [`Owners`] says which rank adds to which tile.
+//! in turn, and add what the ranks computed. Of two ranks they load this rank's part, which is
+//! stored; one of several ranks sends its part to itself too, so that all parts are alike. Only of
+//! its last tile each multiplying warp adds to its own rows. [`Owners`] says which rank adds to
+//! which tile.
 //!
 //! # Why it cannot deadlock
 //!
@@ -37,9 +39,10 @@ use crate::files::gemm::follow::{Beside, Follow};
 use crate::files::gemm::gemm_wgmma::{IDLE_WARPS, MULTIPLYING_WARPS, STORE_M, TILE_M, origin};
 use crate::files::gemm::order::{Order, cluster, clusters};
 
-/// The most rows that a warp takes at a time: their loads are in flight together. Their chunks are
-/// swizzled in every way.
-const MOST_ROWS: usize = 8;
+/// Vectors of a lane that are in flight together.
+const AT_ONCE: usize = 8;
+/// Rows of a part whose chunks are swizzled in different ways.
+const SWIZZLED: u32 = 8;
 /// Elements of a message.
 const LANES: u32 = Vec16::<bf16>::LANES as u32;
 /// Nanoseconds between polls: a tile takes 10,000 and more, and the warps that multiply need the
@@ -85,50 +88,67 @@ pub(super) struct Messages<'a, D, const N: usize> {
     pub(super) owners: PhantomData<D>,
 }
 
-/// A lane's vectors of a group.
-type Vectors = [Vec16<bf16>; MOST_ROWS];
+/// Vectors of a lane that are in flight together.
+type Vectors = [Vec16<bf16>; AT_ONCE];
 
 const NOTHING: Vec16<bf16> = Vec16::from_bits([0; 4]);
 
-/// Which they are.
+/// A lane's column of vectors of a block's tile.
 #[derive(Clone, Copy)]
-struct Group {
-    /// That of the first row, in C, and how many vectors of the product precede C.
+struct Column {
+    /// The vector of the tile's first row, in C.
     first: u32,
-    before: u32,
-    /// Vectors from a row to the next.
-    stride: u32,
-    /// The rows that C has.
-    rows: u32,
-    /// The slot of the first row's chunk 0, if the group is sent, and the lane's chunk.
-    slot: Option<u32>,
-    chunk: u32,
-    /// The first row's swizzle.
-    swizzle: u32,
-    /// Whether this rank adds to it.
-    is_added: bool,
+    /// Rows of C from the tile's first one on.
+    left: u32,
+    /// Whether C has the column, and whether it is sent: parts are sent as a whole.
+    is_stored: bool,
+    is_sent: bool,
+    /// The slot of the first row's chunk 0.
+    slot: u32,
 }
 
-impl Group {
+impl Column {
+    /// Whether a row is sent.
+    #[inline(always)]
+    fn is_sent(&self, row: u32) -> bool {
+        self.is_sent && row - row % STORE_M < self.left
+    }
+}
+
+/// Rows of a part that are added together.
+#[derive(Clone, Copy)]
+struct Rows {
+    column: Column,
+    first: u32,
+    /// Vectors from a row to the next, and slots from a part to the one below.
+    stride: u32,
+    below: u32,
+    /// Vectors of the product that precede C.
+    before: u32,
+}
+
+impl Rows {
+    /// The vector of one of them, if C has it.
     #[inline(always)]
     fn vector(&self, i: usize) -> Option<u32> {
-        ((i as u32) < self.rows).then(|| self.first + i as u32 * self.stride)
+        let row = self.first + i as u32;
+        let is_stored = self.column.is_stored && row < self.column.left;
+        is_stored.then(|| self.column.first + row * self.stride)
     }
 
-    /// The slot of one of `rows` rows.
+    /// Its slot.
     #[inline(always)]
-    fn slot(&self, i: usize, rows: u32) -> Option<u32> {
-        let i = i as u32;
-        let first = self.slot.filter(|_| i < rows);
-        first.map(|first| first + COLUMNS / LANES * i + (self.chunk ^ (self.swizzle + i)))
+    fn slot(&self, i: usize) -> u32 {
+        let (i, in_part, chunks) = (i as u32, self.first % STORE_M, COLUMNS / LANES);
+        let part = self.column.slot + self.first / STORE_M * self.below;
+        let chunk = warp::lane_id() % chunks ^ (in_part % SWIZZLED + i);
+        part + chunks * (in_part + i) + chunk
     }
 }
 
 impl<D: Owners, const N: usize> Messages<'_, D, N> {
-    /// Rows that a warp takes at a time: of several peers as many as it has vectors of in flight.
-    const ROWS: u32 = (MOST_ROWS / if N == 2 { 1 } else { N }) as u32;
-    /// Groups of so many rows in a tile.
-    const GROUPS: u32 = TILE_M / Self::ROWS;
+    /// Rows that a warp takes at a time: of several peers those of two ranks are in flight together.
+    const ROWS: u32 = if N == 2 { 8 } else { 4 };
 
     /// Prepares the block's shared memory. All threads of the block call it first.
     #[inline(always)]
@@ -209,35 +229,21 @@ impl<D: Owners, const N: usize> Messages<'_, D, N> {
         owner == self.problem().rank()
     }
 
-    /// A group of the block's tiles, counted from the first one of its first tile.
+    /// This lane's column of a tile of the block, if this rank adds to the tile.
     #[inline(always)]
-    fn group(&self, order: Order, number: u32) -> Group {
-        let (row, column) = origin(order, cluster() + number / Self::GROUPS * clusters());
-        let row = row + number % Self::GROUPS * Self::ROWS;
-        let (stride, column) = (self.n / LANES, column / LANES + warp::lane_id());
-        // Tiles are sent as a whole.
-        let is_sent =
-            row - row % STORE_M < self.m && column * LANES < self.n.next_multiple_of(COLUMNS);
-        let left = self.m.saturating_sub(row);
-        let place = D::place(&self.problem(), row, column * LANES);
-        let slot = place.slot + row % STORE_M * (COLUMNS / LANES);
-        Group {
-            first: place.row.wrapping_mul(stride).wrapping_add(column),
-            before: (row - place.row) * stride,
-            stride,
-            rows: if column < stride { left.min(Self::ROWS) } else { 0 },
-            slot: is_sent.then_some(slot),
-            chunk: column % (COLUMNS / LANES),
-            swizzle: row % MOST_ROWS as u32,
-            is_added: self.is_own(place.owner),
-        }
-    }
-
-    /// Waits until a multiplying warp has stored a group.
-    #[inline(always)]
-    fn wait_for(&self, number: u32) {
-        let (tile, warp) = (number / Self::GROUPS, number % Self::GROUPS * Self::ROWS / STORE_M);
-        self.wait_for_part(tile, warp);
+    fn column(&self, order: Order, tile: u32) -> Option<Column> {
+        let problem = self.problem();
+        let (row, column) = origin(order, cluster() + tile * clusters());
+        let (stride, index) = (self.n / LANES, column / LANES + warp::lane_id());
+        let place = D::place(&problem, row, index * LANES);
+        let column = Column {
+            first: place.row * stride + index,
+            left: self.m.saturating_sub(row),
+            is_stored: index < stride,
+            is_sent: index * LANES < self.n.next_multiple_of(COLUMNS),
+            slot: place.slot,
+        };
+        self.is_own(place.owner).then_some(column)
     }
 
     /// Waits until a multiplying warp has stored its part of a tile.
@@ -256,123 +262,119 @@ impl<D: Owners, const N: usize> Messages<'_, D, N> {
         });
     }
 
-    /// Loads this rank's part of a row of a group, if C has the row.
+    /// Adds the ranks' parts of [`ROWS`](Self::ROWS) rows of a column, and stores the sums.
     ///
     /// # Safety
     ///
-    /// The kernel's contract, and the group was stored.
+    /// The kernel's contract. The rows are sent, and only this warp adds to them; of two ranks this
+    /// one has stored its part.
     #[inline(always)]
-    unsafe fn load(&self, group: Group, row: usize) -> Option<Vec16<bf16>> {
-        let vector = group.vector(row)?;
-        // Opaque: as addresses, they would take registers from here to the sums' stores.
-        let from = self.product.wrapping_add(element(hint::opaque(group.before + vector)));
-        // SAFETY: the caller's contract. TMA has stored it, past the L1 cache.
-        Some(unsafe { mem::load_vec_relaxed(from, Scope::Gpu) })
-    }
-
-    /// Adds the ranks' parts of a group, and stores the sums.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract, and the group was stored. One warp calls it.
-    #[inline(always)]
-    unsafe fn add(&self, session: &Lamport<'_, N>, group: Group) {
-        let own = self.problem().rank() as usize;
-        if N == 2 {
-            // SAFETY: the caller's contract.
-            return unsafe { self.add_two(session, own ^ 1, group) };
-        }
-        // The vectors of all ranks, of which each has so many rows.
-        let rows = Self::ROWS as usize;
-        let mut parts = [NOTHING; MOST_ROWS];
-        let mut at = 0;
-        while at < MOST_ROWS {
-            if at / rows == own {
-                // SAFETY: the caller's contract.
-                parts[at] = unsafe { self.load(group, at % rows) }.unwrap_or(NOTHING);
-            }
-            at += 1;
-        }
-        let sent = |at| {
-            let slot = if at / rows == own { None } else { group.slot(at % rows, Self::ROWS) };
-            slot.map(|slot| (at / rows, slot))
-        };
-        // SAFETY: the caller's contract.
-        let parts = unsafe { session.receive_each(parts, sent, PAUSE) };
-        // In the order of the ranks, whoever adds.
-        let mut sums = [NOTHING; MOST_ROWS];
-        let mut row = 0;
-        while row < rows {
-            let (mut sum, mut rank) = ([0.0; LANES as usize], 0);
-            while rank < N {
-                bf16::add(&mut sum, parts[rank * rows + row]);
-                rank += 1;
-            }
-            sums[row] = bf16::narrow(sum);
-            row += 1;
-        }
+    unsafe fn add(&self, session: &Lamport<'_, N>, column: Column, first: u32) {
+        // Opaque: what is the same for all rows would take registers.
+        let problem = Problem { n: hint::opaque(self.n), ..self.problem() };
+        let (stride, below) = (problem.n / LANES, D::below(&problem));
+        let before = D::first_row(&problem) * stride;
+        let rows = Rows { column, first, stride, below, before };
         // SAFETY: the caller's contract.
         unsafe {
-            match self.of_all {
-                None => Self::store(self.c, group, &sums),
-                Some(c) => {
-                    for rank in self.comm.lsa_team().all_from_self() {
-                        Self::store(c.lsa(rank).as_ptr(), group, &sums);
-                    }
-                }
+            if N == 2 {
+                self.add_two(session, rows);
+            } else {
+                self.add_several(session, rows);
             }
         }
     }
 
-    /// As [`add`](Self::add), with one peer.
+    /// [`add`](Self::add) with one peer.
     ///
     /// # Safety
     ///
     /// As there.
     #[inline(always)]
-    unsafe fn add_two(&self, session: &Lamport<'_, N>, peer: usize, group: Group) {
-        let mut ours = [NOTHING; MOST_ROWS];
-        let mut i = 0;
-        // SAFETY: the caller's contract.
+    unsafe fn add_two(&self, session: &Lamport<'_, N>, mut rows: Rows) {
+        let mut ours = [NOTHING; AT_ONCE];
+        let (mut i, peer) = (0, self.problem().rank() as usize ^ 1);
+        // SAFETY: the caller's contract. TMA has stored what is loaded, past the L1 cache.
         unsafe {
-            while i < MOST_ROWS {
-                ours[i] = self.load(group, i).unwrap_or(NOTHING);
+            while i < AT_ONCE {
+                if let Some(vector) = rows.vector(i) {
+                    // Opaque: as addresses, they would take registers until the sums are stored.
+                    let from = element(hint::opaque(rows.before + vector));
+                    let from = self.product.wrapping_add(from);
+                    ours[i] = mem::load_vec_relaxed(from, Scope::Gpu);
+                }
                 i += 1;
             }
-            let theirs: Vectors =
-                session.receive_several(peer, |i| group.slot(i, Self::ROWS), PAUSE);
+            let theirs: Vectors = session.receive_several(peer, |i| Some(rows.slot(i)), PAUSE);
+            // Opaque: which ones C has would take registers until here.
+            rows.column.left = hint::opaque(rows.column.left);
             i = 0;
-            while i < MOST_ROWS {
-                if let Some(vector) = group.vector(i) {
-                    let mut sum = bf16::widen(ours[i]);
-                    bf16::add(&mut sum, theirs[i]);
-                    mem::store_vec(self.c.wrapping_add(element(vector)), bf16::narrow(sum));
-                }
+            while i < AT_ONCE {
+                let mut sum = bf16::widen(ours[i]);
+                bf16::add(&mut sum, theirs[i]);
+                Self::store(self.c, rows, i, bf16::narrow(sum));
                 i += 1;
             }
         }
     }
 
-    /// Stores the sums of a group to a C.
+    /// [`add`](Self::add) with several peers. This rank's part is in its own slots.
     ///
     /// # Safety
     ///
-    /// C is as this rank's, and only this warp stores the group.
+    /// As there.
     #[inline(always)]
-    unsafe fn store(c: *mut bf16, group: Group, sums: &Vectors) {
-        let mut i = 0;
-        while i < Self::ROWS as usize {
-            if let Some(vector) = group.vector(i) {
-                // SAFETY: the caller's contract.
-                unsafe { mem::store_vec(c.wrapping_add(element(vector)), sums[i]) };
+    unsafe fn add_several(&self, session: &Lamport<'_, N>, rows: Rows) {
+        let count = Self::ROWS as usize;
+        // In the order of the ranks, whoever adds.
+        let mut sums = [[0.0; LANES as usize]; 4];
+        let (mut first, ranks) = (0, hint::opaque_usize(N));
+        while first < ranks {
+            let slot = |at| Some((first + at / count, rows.slot(at % count)));
+            // SAFETY: the caller's contract.
+            let parts: Vectors = unsafe { session.receive_each([NOTHING; AT_ONCE], slot, PAUSE) };
+            let mut at = 0;
+            while at < AT_ONCE {
+                bf16::add(&mut sums[at % count], parts[at]);
+                at += 1;
             }
-            i += 1;
+            first += AT_ONCE / count;
+        }
+        let sums = sums.map(bf16::narrow);
+        let store = |c: *mut bf16| {
+            let mut i = 0;
+            while i < count {
+                // SAFETY: the caller's contract; C is as this rank's.
+                unsafe { Self::store(c, rows, i, sums[i]) };
+                i += 1;
+            }
+        };
+        match self.of_all {
+            None => store(self.c),
+            Some(c) => {
+                for rank in self.comm.lsa_team().all_from_self() {
+                    store(c.lsa(rank).as_ptr());
+                }
+            }
+        }
+    }
+
+    /// Stores the sum of one of the rows to a C that has it.
+    ///
+    /// # Safety
+    ///
+    /// Only this thread stores it.
+    #[inline(always)]
+    unsafe fn store(c: *mut bf16, rows: Rows, i: usize, sum: Vec16<bf16>) {
+        if let Some(vector) = rows.vector(i) {
+            // SAFETY: the caller's contract.
+            unsafe { mem::store_vec(c.wrapping_add(element(vector)), sum) };
         }
     }
 }
 
 impl<D: Owners, const N: usize> Follow for Messages<'_, D, N> {
-    const BESIDE: Beside = if N == 2 { Beside::Sums } else { Beside::SumsOfSeveral };
+    const BESIDE: Beside = if N == 2 { Beside::Sums } else { Beside::SumsOfMessages };
 
     #[inline(always)]
     fn order(&self, rows: u32, columns: u32) -> Order {
@@ -388,7 +390,8 @@ impl<D: Owners, const N: usize> Follow for Messages<'_, D, N> {
     #[inline(always)]
     #[track_caller]
     unsafe fn keep<O>(&self, c: &TensorMap, row: u32, column: u32, tile: SharedTile<O, STORE_M>) {
-        if self.is_own(D::place(&self.problem(), row, column).owner) {
+        // Of several ranks the own part is sent, too.
+        if N == 2 && self.is_own(D::place(&self.problem(), row, column).owner) {
             // SAFETY: the caller's contract.
             unsafe { tile.store(c, row, column) };
         }
@@ -423,18 +426,28 @@ impl<D: Owners, const N: usize> Follow for Messages<'_, D, N> {
     #[inline(always)]
     unsafe fn beside(&self, order: Order, index: u32) {
         grid::wait_for_previous();
-        let end = Self::tiles(order).saturating_sub(1) * Self::GROUPS;
-        // SAFETY: the caller's contract. The groups are this warp's.
+        let (mut tile, end) = (0, Self::tiles(order).saturating_sub(1));
+        let step = IDLE_WARPS * Self::ROWS;
+        let mut first = index * Self::ROWS;
+        // SAFETY: the caller's contract. The rows are this warp's.
         unsafe {
             let session = self.session();
-            let mut number = index;
-            while number < end {
-                let group = self.group(order, number);
-                if group.is_added {
-                    self.wait_for(number);
-                    self.add(&session, group);
+            while tile < end {
+                if let Some(column) = self.column(order, tile) {
+                    let mut row = first;
+                    while row < TILE_M {
+                        if N == 2 {
+                            self.wait_for_part(tile, row / STORE_M);
+                        }
+                        if column.is_sent(row) {
+                            self.add(&session, column, row);
+                        }
+                        row += step;
+                    }
+                    // The warps take turns with the rows of all tiles.
+                    first = row - TILE_M;
                 }
-                number += IDLE_WARPS;
+                tile += 1;
             }
         }
         self.thread_ends();
@@ -442,27 +455,18 @@ impl<D: Owners, const N: usize> Follow for Messages<'_, D, N> {
 
     #[inline(always)]
     unsafe fn last(&self, order: Order, warp: u32) {
-        if let Some(last) = Self::tiles(order).checked_sub(1) {
-            let number = last * Self::GROUPS + warp * (STORE_M / Self::ROWS);
-            // SAFETY: the caller's contract. The groups are this warp's.
+        let last = Self::tiles(order).checked_sub(1);
+        if let Some(column) = last.and_then(|last| self.column(order, last)) {
+            let mut row = warp * STORE_M;
+            // Not unrolled, which would take more registers.
+            let end = hint::opaque(row + STORE_M);
+            // SAFETY: the caller's contract. The rows are this warp's.
             unsafe {
                 warp::sync();
                 let session = self.session();
-                if N == 2 {
-                    // All ranks' last tiles are their own.
-                    self.add(&session, self.group(order, number));
-                    self.add(&session, self.group(order, number + 1));
-                    return self.thread_ends();
-                }
-                // Not unrolled, which would take more registers.
-                let end = hint::opaque(number + STORE_M / Self::ROWS);
-                let mut number = number;
-                while number < end {
-                    let group = self.group(order, number);
-                    if group.is_added {
-                        self.add(&session, group);
-                    }
-                    number += 1;
+                while row < end && column.is_sent(row) {
+                    self.add(&session, column, row);
+                    row += Self::ROWS;
                 }
             }
         }

@@ -5,7 +5,7 @@ use nccl_device::Team;
 use super::messages::{COLUMNS, SLOTS};
 use super::partial::SCALED;
 use crate::files::gemm::gemm_wgmma::{CLUSTER, STORE_M, TILE_M, TILE_N};
-use crate::files::gemm::order::Order;
+use crate::files::gemm::order::{Order, cluster};
 
 /// Rows of a cluster's tile.
 pub(super) const CLUSTER_M: u32 = CLUSTER * TILE_M;
@@ -51,15 +51,27 @@ pub(super) trait Owners: Copy {
     /// The place of 16 rows and 64 columns of this block's tiles.
     fn place<const N: usize>(problem: &Problem<N>, row: u32, column: u32) -> Place;
 
-    /// How many ranks after this one the receiver of a message is, if this rank sends it.
+    /// How many ranks after this one the receiver of a message is, if this rank sends it. Of several
+    /// ranks it sends its own part to itself.
     #[inline(always)]
     fn receiver<const N: usize>(problem: &Problem<N>, place: Place) -> Option<usize> {
         if N == 2 {
             return (place.owner != problem.rank()).then_some(1);
         }
         let after = place.owner + problem.ranks() - problem.rank();
-        let after = if after < problem.ranks() { after } else { after - problem.ranks() };
-        (after > 0).then_some(after as usize)
+        Some(if after < problem.ranks() { after } else { after - problem.ranks() } as usize)
+    }
+
+    /// The row of the product that is the first one of this rank's C.
+    #[inline(always)]
+    fn first_row<const N: usize>(_: &Problem<N>) -> u32 {
+        0
+    }
+
+    /// Slots from those of a part to those of the part below, of the same tile.
+    #[inline(always)]
+    fn below<const N: usize>(problem: &Problem<N>) -> u32 {
+        problem.n.div_ceil(COLUMNS) * SLOTS
     }
 
     /// The slots that a launch uses.
@@ -138,7 +150,8 @@ impl Owners for AllQuantised {
     }
 }
 
-/// Each rank has as many rows. A cluster computes the same tile of each rank's rows, its own last.
+/// Each rank has as many rows. A cluster computes the same tile of each rank's rows: of two ranks its
+/// own last; of several ones each cluster begins elsewhere, so that all receive at any time.
 #[derive(Clone, Copy)]
 pub(super) struct OfRows;
 
@@ -152,7 +165,8 @@ impl OfRows {
 impl Owners for OfRows {
     #[inline(always)]
     fn order<const N: usize>(problem: &Problem<N>, rows: u32, columns: u32) -> Order {
-        Order::turns(rows, columns, problem.rank() + 1, problem.ranks())
+        let first = problem.rank() + 1 + if N == 2 { 0 } else { cluster() };
+        Order::turns(rows, columns, first, problem.ranks())
     }
 
     #[inline(always)]
@@ -162,6 +176,11 @@ impl Owners for OfRows {
         let owner = if N == 2 { u32::from(row >= each) } else { row / each };
         let row = row - owner * each;
         Place { owner, row, slot: slot_in_grid(row, column, problem.n) }
+    }
+
+    #[inline(always)]
+    fn first_row<const N: usize>(problem: &Problem<N>) -> u32 {
+        problem.rank() * Self::each(problem)
     }
 
     #[inline(always)]
@@ -194,6 +213,11 @@ impl Owners for OfTiles {
         let tile = (tile_row * turns + turn) * of_turn(problem.ranks()) + in_turn / problem.ranks();
         let in_tile = slot_in_grid(row % CLUSTER_M, column % TILE_N, TILE_N);
         Place { owner, row, slot: tile * CLUSTER_SLOTS + in_tile }
+    }
+
+    #[inline(always)]
+    fn below<const N: usize>(_: &Problem<N>) -> u32 {
+        TILE_N / COLUMNS * SLOTS
     }
 
     #[inline(always)]

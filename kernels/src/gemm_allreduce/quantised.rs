@@ -260,14 +260,18 @@ impl Follow for Quantised<'_> {
         // SAFETY: the caller's contract. The parts are this warp's.
         unsafe {
             let session = self.messages.session();
-            let before = Messages::<AllQuantised, 2>::tiles(order).saturating_sub(1);
-            let mut number = index;
-            while number < before * MULTIPLYING_WARPS {
-                let (tile, part) = (number / MULTIPLYING_WARPS, number % MULTIPLYING_WARPS);
+            let end = Messages::<AllQuantised, 2>::tiles(order).saturating_sub(1);
+            let (mut tile, mut part) = (0, index);
+            while tile < end {
                 let (row, column) = origin(order, cluster() + tile * clusters());
-                self.messages.wait_for_part(tile, part);
-                self.add(&session, row + part * STORE_M, column);
-                number += IDLE_WARPS;
+                while part < MULTIPLYING_WARPS {
+                    self.messages.wait_for_part(tile, part);
+                    self.add(&session, row + part * STORE_M, column);
+                    part += IDLE_WARPS;
+                }
+                // The warps take turns with the parts of all tiles.
+                part -= MULTIPLYING_WARPS;
+                tile += 1;
             }
         }
     }
