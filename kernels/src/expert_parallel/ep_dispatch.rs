@@ -381,8 +381,8 @@ impl<R: Rows> Dispatch<'_, R> {
         }
     }
 
-    /// Receives this warp's share of the parts of a round, which begins with part `round`. Returns the
-    /// end of the parts of its ranks.
+    /// Receives this warp's share of the parts of a round, which begins with part `round`. Returns
+    /// the end of the parts of its ranks.
     ///
     /// # Safety
     ///

@@ -147,7 +147,8 @@ impl Rows {
 }
 
 impl<D: Owners, const N: usize> Messages<'_, D, N> {
-    /// Rows that a warp takes at a time: of several peers those of two ranks are in flight together.
+    /// Rows that a warp takes at a time: of several peers those of two ranks are in flight
+    /// together.
     const ROWS: u32 = if N == 2 { 8 } else { 4 };
 
     /// Prepares the block's shared memory. All threads of the block call it first.

@@ -51,8 +51,8 @@ pub(super) trait Owners: Copy {
     /// The place of 16 rows and 64 columns of this block's tiles.
     fn place<const N: usize>(problem: &Problem<N>, row: u32, column: u32) -> Place;
 
-    /// How many ranks after this one the receiver of a message is, if this rank sends it. Of several
-    /// ranks it sends its own part to itself.
+    /// How many ranks after this one the receiver of a message is, if this rank sends it. Of
+    /// several ranks it sends its own part to itself.
     #[inline(always)]
     fn receiver<const N: usize>(problem: &Problem<N>, place: Place) -> Option<usize> {
         if N == 2 {
@@ -150,8 +150,8 @@ impl Owners for AllQuantised {
     }
 }
 
-/// Each rank has as many rows. A cluster computes the same tile of each rank's rows: of two ranks its
-/// own last; of several ones each cluster begins elsewhere, so that all receive at any time.
+/// Each rank has as many rows. A cluster computes the same tile of each rank's rows: of two ranks
+/// its own last; of several ones each cluster begins elsewhere, so that all receive at any time.
 #[derive(Clone, Copy)]
 pub(super) struct OfRows;
 
