@@ -141,7 +141,7 @@ impl Rows {
     fn slot(&self, i: usize) -> u32 {
         let (i, in_part, chunks) = (i as u32, self.first % STORE_M, COLUMNS / LANES);
         let part = self.column.slot + self.first / STORE_M * self.below;
-        let chunk = warp::lane_id() % chunks ^ (in_part % SWIZZLED + i);
+        let chunk = (warp::lane_id() % chunks) ^ (in_part % SWIZZLED + i);
         part + chunks * (in_part + i) + chunk
     }
 }
