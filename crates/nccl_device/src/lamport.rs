@@ -245,8 +245,8 @@ impl<const N: usize> Lamport<'_, N> {
     ///
     /// # Safety
     ///
-    /// `distance` is from 1 to that number less 1. `slot` is below the number of slots that the
-    /// launch uses, and no other thread sends to it.
+    /// `distance` is from 1 to that number less 1, or of more than two ranks 0: that is this rank.
+    /// `slot` is below the number of slots that the launch uses, and no other thread sends to it.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn send<T: Element>(&self, distance: usize, slot: u32, vector: Vec16<T>) {
@@ -375,11 +375,11 @@ impl<const N: usize> Lamport<'_, N> {
     }
 
     /// As [`receive_several`](Self::receive_several), of a rank and a slot for each vector. Those
-    /// that nobody sends stay as they are.
+    /// that nobody sends stay as they are. A rank that sends to itself is one of them.
     ///
     /// # Safety
     ///
-    /// As there, for each of the peers and its slot.
+    /// As there, for each of the ranks and its slot.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn receive_each<T: Element, const K: usize>(

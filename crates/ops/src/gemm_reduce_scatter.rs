@@ -35,8 +35,8 @@ const RANKS: [usize; 3] = [2, 4, 8];
 pub enum GemmReduceScatterPlan {
     /// By [`Gemm`], and then [`Collectives::reduce_scatter`].
     Unfused,
-    /// In one kernel, on 2, 4 or 8 Hopper GPUs, for large matrices: of each tile a rank computes
-    /// those of the other ranks' rows first, and sends them while it multiplies.
+    /// In one kernel, on 2, 4 or 8 Hopper GPUs, for large matrices: a rank takes turns with all
+    /// ranks' rows, sends tiles while it multiplies, and adds what it receives.
     Wide,
 }
 
@@ -98,8 +98,8 @@ struct Wide {
 
 impl GemmReduceScatter {
     /// For products of up to `m x n` elements, launched on `stream`. *Collective*, with the same
-    /// `m` and `n` on every rank. The workspace takes `2 * m * n` bytes on each GPU, and as many
-    /// again for [`Wide`](GemmReduceScatterPlan::Wide).
+    /// `m` and `n` on every rank. The workspace takes `2 * m * n` bytes on each GPU, and for
+    /// [`Wide`](GemmReduceScatterPlan::Wide) as many again, of more than two ranks twice as many.
     ///
     /// # Errors
     ///
@@ -177,7 +177,7 @@ impl GemmReduceScatter {
     /// rank sets the same plan between the same products. *Collective*.
     ///
     /// The first time that [`Wide`](GemmReduceScatterPlan::Wide) is needed, it allocates
-    /// `2 * m * n` bytes for the largest product.
+    /// `2 * m * n` bytes for the largest product, of more than two ranks `4 * m * n`.
     ///
     /// # Errors
     ///

@@ -40,7 +40,8 @@ pub(crate) trait Follow {
     /// Whether the rows are in groups, so that tiles may end before C does.
     const GROUPS: bool = false;
 
-    /// The order of the tiles of clusters, of this many rows and columns.
+    /// The order of the tiles of clusters, of this many rows and columns. Of [`GROUPS`](Self::GROUPS)
+    /// all threads of the block call it together, once; otherwise any thread, at any time.
     #[inline(always)]
     fn order(&self, rows: u32, columns: u32) -> Order {
         Order::whole(rows, columns)
@@ -90,7 +91,8 @@ pub(crate) trait Follow {
     #[inline(always)]
     unsafe fn send<O>(&self, _row: u32, _column: u32, _tile: SharedTile<O, STORE_M>) {}
 
-    /// A multiplying warp has this many of its parts of tiles in C. One lane calls it.
+    /// A multiplying warp has stored this many of its parts of tiles, if they
+    /// [are reported](Beside::is_reported). One lane calls it.
     #[inline(always)]
     fn stored(&self, _warp: u32, _tiles: u32) {}
 
@@ -102,7 +104,7 @@ pub(crate) trait Follow {
     #[inline(always)]
     unsafe fn beside(&self, _order: Order, _index: u32) {}
 
-    /// What a multiplying warp does when all its parts of tiles are in C.
+    /// What a multiplying warp does when all its parts of tiles are stored and sent.
     ///
     /// # Safety
     ///

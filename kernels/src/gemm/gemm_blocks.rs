@@ -73,7 +73,7 @@ pub unsafe fn product<T: GemmFactor, E: Epilogue>(
             let c = Output { map: c, by_map: unaligned.is_null(), address: unaligned, m, n };
             multiply(c, shared, order, k.div_ceil(BLOCK), scales, epilogue);
         };
-        run::<T>([a, b], [m, n, k], [false; 2], multiply, &());
+        run::<T, _>([a, b], [m, n, k], [false; 2], multiply, &());
     }
 }
 

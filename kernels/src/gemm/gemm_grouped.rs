@@ -46,7 +46,7 @@ pub unsafe fn gemm_grouped<T: GemmFactor>(
         unsafe { multiply::<T, _, _>(c, shared, order, k, epilogue, &grouped) }
     };
     // SAFETY: the kernel's contract.
-    unsafe { run::<T>([&a, &b], [m, n, k], [false; 2], multiply, &grouped) }
+    unsafe { run::<T, _>([&a, &b], [m, n, k], [false; 2], multiply, &grouped) }
 }
 
 /// The order of the tiles.

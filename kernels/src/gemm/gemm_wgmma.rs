@@ -262,7 +262,7 @@ pub(crate) unsafe fn product_and<T: GemmFactor, E: Epilogue>(
         }
     };
     // SAFETY: the caller's contract.
-    unsafe { run::<T>([a, b], [m, n, k], transposed, multiply, follow) }
+    unsafe { run::<T, _>([a, b], [m, n, k], transposed, multiply, follow) }
 }
 
 /// Loads the tiles of A and B, and lets the multiplying warps call `multiply`.
@@ -271,19 +271,18 @@ pub(crate) unsafe fn product_and<T: GemmFactor, E: Epilogue>(
 ///
 /// As for [`gemm_wgmma`]. `multiply` releases each stage once for each tile and step, in order.
 #[inline(always)]
-pub(super) unsafe fn run<T: GemmFactor>(
+pub(super) unsafe fn run<T: GemmFactor, F: Follow>(
     [a, b]: [&TensorMap; 2],
     [m, n, k]: [u32; 3],
     transposed: [bool; 2],
     multiply: impl FnOnce(Shared<T>, Order),
-    follow: &impl Follow,
+    follow: &F,
 ) {
     grid::launch_next();
-    // Opaque: where it is not used it would take registers.
-    let order = || {
-        let (m, n) = (hint::opaque(m), hint::opaque(n));
-        follow.order(m.div_ceil(CLUSTER * TILE_M), n.div_ceil(TILE_N))
-    };
+    let order = |m: u32, n: u32| follow.order(m.div_ceil(CLUSTER * TILE_M), n.div_ceil(TILE_N));
+    let of_groups = if F::GROUPS { Some(order(m, n)) } else { None };
+    // Opaque: the multiplying warps would keep it in registers for `last`.
+    let order = || of_groups.unwrap_or_else(|| order(hint::opaque(m), hint::opaque(n)));
     // SAFETY: only this pipeline uses the words; it is initialised first.
     let shared = unsafe {
         Shared::<T> {

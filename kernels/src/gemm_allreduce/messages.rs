@@ -41,6 +41,8 @@ use crate::files::gemm::order::{Order, cluster, clusters};
 
 /// Vectors of a lane that are in flight together.
 const AT_ONCE: usize = 8;
+/// Rows that a warp takes at a time of several peers: those of two ranks are in flight together.
+const OF_SEVERAL: usize = 4;
 /// Rows of a part whose chunks are swizzled in different ways.
 const SWIZZLED: u32 = 8;
 /// Elements of a message.
@@ -78,7 +80,8 @@ pub(super) struct Messages<'a, D, const N: usize> {
     pub(super) slots: &'a Window<u32>,
     pub(super) state: *mut u32,
     pub(super) capacity: u32,
-    /// This rank's product, and where the sums go: may be the same.
+    /// This rank's product, which is kept if there are two ranks, and where the sums go: may be the
+    /// same.
     pub(super) product: *const bf16,
     pub(super) c: *mut bf16,
     /// C in all ranks, if they send the sums to each other.
@@ -147,9 +150,8 @@ impl Rows {
 }
 
 impl<D: Owners, const N: usize> Messages<'_, D, N> {
-    /// Rows that a warp takes at a time: of several peers those of two ranks are in flight
-    /// together.
-    const ROWS: u32 = if N == 2 { 8 } else { 4 };
+    /// Rows that a warp takes at a time.
+    const ROWS: u32 = if N == 2 { AT_ONCE } else { OF_SEVERAL } as u32;
 
     /// Prepares the block's shared memory. All threads of the block call it first.
     #[inline(always)]
@@ -326,25 +328,25 @@ impl<D: Owners, const N: usize> Messages<'_, D, N> {
     /// As there.
     #[inline(always)]
     unsafe fn add_several(&self, session: &Lamport<'_, N>, rows: Rows) {
-        let count = Self::ROWS as usize;
-        // In the order of the ranks, whoever adds.
-        let mut sums = [[0.0; LANES as usize]; 4];
-        let (mut first, ranks) = (0, hint::opaque_usize(N));
-        while first < ranks {
-            let slot = |at| Some((first + at / count, rows.slot(at % count)));
+        const { assert!(N.is_multiple_of(AT_ONCE / OF_SEVERAL)) };
+        // In the order of the ranks, whoever adds; not unrolled.
+        let mut sums = [[0.0; LANES as usize]; OF_SEVERAL];
+        let (mut rank, ranks) = (0, hint::opaque_usize(N));
+        while rank < ranks {
+            let slot = |at| Some((rank + at / OF_SEVERAL, rows.slot(at % OF_SEVERAL)));
             // SAFETY: the caller's contract.
             let parts: Vectors = unsafe { session.receive_each([NOTHING; AT_ONCE], slot, PAUSE) };
             let mut at = 0;
             while at < AT_ONCE {
-                bf16::add(&mut sums[at % count], parts[at]);
+                bf16::add(&mut sums[at % OF_SEVERAL], parts[at]);
                 at += 1;
             }
-            first += AT_ONCE / count;
+            rank += AT_ONCE / OF_SEVERAL;
         }
         let sums = sums.map(bf16::narrow);
         let store = |c: *mut bf16| {
             let mut i = 0;
-            while i < count {
+            while i < OF_SEVERAL {
                 // SAFETY: the caller's contract; C is as this rank's.
                 unsafe { Self::store(c, rows, i, sums[i]) };
                 i += 1;

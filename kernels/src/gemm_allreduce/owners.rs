@@ -69,10 +69,7 @@ pub(super) trait Owners: Copy {
     }
 
     /// Slots from those of a part to those of the part below, of the same tile.
-    #[inline(always)]
-    fn below<const N: usize>(problem: &Problem<N>) -> u32 {
-        problem.n.div_ceil(COLUMNS) * SLOTS
-    }
+    fn below<const N: usize>(problem: &Problem<N>) -> u32;
 
     /// The slots that a launch uses.
     fn used<const N: usize>(problem: &Problem<N>) -> u32;
@@ -85,6 +82,12 @@ pub(super) trait Owners: Copy {
 #[inline(always)]
 const fn grid(rows: u32, columns: u32) -> u32 {
     rows.div_ceil(STORE_M) * columns.div_ceil(COLUMNS) * SLOTS
+}
+
+/// Slots of a row of such a grid.
+#[inline(always)]
+const fn grid_row(columns: u32) -> u32 {
+    columns.div_ceil(COLUMNS) * SLOTS
 }
 
 /// The slot of a part in such a grid.
@@ -111,6 +114,11 @@ impl Owners for All {
     #[inline(always)]
     fn receiver<const N: usize>(_: &Problem<N>, _: Place) -> Option<usize> {
         Some(1)
+    }
+
+    #[inline(always)]
+    fn below<const N: usize>(problem: &Problem<N>) -> u32 {
+        grid_row(problem.n)
     }
 
     #[inline(always)]
@@ -142,6 +150,11 @@ impl Owners for AllQuantised {
     #[inline(always)]
     fn place<const N: usize>(problem: &Problem<N>, row: u32, column: u32) -> Place {
         Place { owner: problem.rank(), row, slot: quantised_part(row, column, problem.n) }
+    }
+
+    #[inline(always)]
+    fn below<const N: usize>(problem: &Problem<N>) -> u32 {
+        problem.n.div_ceil(TILE_N) * PART_SLOTS
     }
 
     #[inline(always)]
@@ -184,6 +197,11 @@ impl Owners for OfRows {
     }
 
     #[inline(always)]
+    fn below<const N: usize>(problem: &Problem<N>) -> u32 {
+        grid_row(problem.n)
+    }
+
+    #[inline(always)]
     fn used<const N: usize>(problem: &Problem<N>) -> u32 {
         grid(Self::each(problem), problem.n)
     }
@@ -217,7 +235,7 @@ impl Owners for OfTiles {
 
     #[inline(always)]
     fn below<const N: usize>(_: &Problem<N>) -> u32 {
-        TILE_N / COLUMNS * SLOTS
+        grid_row(TILE_N)
     }
 
     #[inline(always)]
@@ -304,5 +322,30 @@ mod tests {
         }
         check::<4>(4);
         check::<8>(8);
+    }
+
+    #[test]
+    fn parts_of_a_tile_are_so_many_slots_below_each_other() {
+        fn check<D: Owners, const N: usize>() {
+            let (m, n) = (N as u32 * CLUSTER_M, 3 * TILE_N + 8);
+            let team = Team { n_ranks: N as i32, rank: 1, stride: 1 };
+            let problem = Problem::<N> { team, m, n };
+            for tile in (0..m).step_by(TILE_M as usize) {
+                for column in (0..n).step_by(COLUMNS as usize) {
+                    let first = D::place(&problem, tile, column);
+                    for row in (0..TILE_M).step_by(STORE_M as usize) {
+                        let Place { owner, slot, .. } = D::place(&problem, tile + row, column);
+                        let below = row / STORE_M * D::below(&problem);
+                        assert_eq!((owner, slot), (first.owner, first.slot + below));
+                    }
+                }
+            }
+        }
+        check::<All, 2>();
+        check::<AllQuantised, 2>();
+        check::<OfRows, 2>();
+        check::<OfRows, 4>();
+        check::<OfTiles, 4>();
+        check::<OfTiles, 8>();
     }
 }

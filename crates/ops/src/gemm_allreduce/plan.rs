@@ -22,8 +22,8 @@ pub enum GemmAllReducePlan {
     /// In one kernel, 2, 4 or 8 Hopper GPUs, large matrices: every rank's product is rounded to
     /// bf16, or of two ranks to 8-bit floats if they [travel](crate::Wire) so, and its tiles are
     /// sent while the next ones are multiplied. A sum is rounded again. Two ranks send each other
-    /// all tiles; of more ranks each tile has an owner, which adds the others' parts in the order
-    /// of the ranks and sends the sums to all.
+    /// all tiles; of more ranks each tile has an owner, which adds all ranks' parts in their order
+    /// and sends the sums to all.
     Wide,
     /// In one kernel, Hopper GPUs, few rows: every rank's product is rounded to bf16 and sent to
     /// all others before it is stored. A sum, in the order of the ranks, is rounded again. As
