@@ -386,8 +386,8 @@ impl<R: Rows> Dispatch<'_, R> {
     ///
     /// # Safety
     ///
-    /// The kernel's contract; all lanes of the warp call this together. The warp's first part of the
-    /// round is one of the most tokens.
+    /// The kernel's contract; all lanes of the warp call this together. The warp's first part of
+    /// the round is one of the most tokens.
     #[inline(always)]
     unsafe fn receive_round<const N: usize, const VECTORS: usize>(
         &self,

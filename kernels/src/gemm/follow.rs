@@ -40,8 +40,9 @@ pub(crate) trait Follow {
     /// Whether the rows are in groups, so that tiles may end before C does.
     const GROUPS: bool = false;
 
-    /// The order of the tiles of clusters, of this many rows and columns. Of [`GROUPS`](Self::GROUPS)
-    /// all threads of the block call it together, once; otherwise any thread, at any time.
+    /// The order of the tiles of clusters, of this many rows and columns. With
+    /// [`GROUPS`](Self::GROUPS) all threads of the block call it together, once; otherwise any
+    /// thread, at any time.
     #[inline(always)]
     fn order(&self, rows: u32, columns: u32) -> Order {
         Order::whole(rows, columns)

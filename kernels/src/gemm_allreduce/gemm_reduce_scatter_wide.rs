@@ -25,9 +25,10 @@ pub const ROWS: u32 = CLUSTER_M;
 /// The grid, the block and the maps are those of
 /// [`gemm_wgmma`](crate::gemm::gemm_wgmma::gemm_wgmma()), with `m` a multiple of [`ROWS`] times the
 /// ranks and `n` of 8. `map` and `product` are of this rank's product, `m x n` elements that only
-/// this kernel uses, and nobody if there are more than two ranks; `c` has the `m / ranks x n` sums of this rank's rows. `slots` and `state`
-/// are the memory of [`Lamport`] messages, with `capacity` slots: one is used for eight elements of
-/// C. Ranks launch with the same grid and the same `m`, `n` and `k`. -0 counts as +0.
+/// this kernel uses, and nobody if there are more than two ranks; `c` has the `m / ranks x n` sums
+/// of this rank's rows. `slots` and `state` are the memory of [`Lamport`] messages, with `capacity`
+/// slots: one is used for eight elements of C. Ranks launch with the same grid and the same `m`,
+/// `n` and `k`. -0 counts as +0.
 ///
 /// # Safety
 ///
