@@ -78,16 +78,16 @@ pub(super) trait Owners: Copy {
     const RETURNS: bool = false;
 }
 
-/// The slots of a grid of parts, whole ones.
-#[inline(always)]
-const fn grid(rows: u32, columns: u32) -> u32 {
-    rows.div_ceil(STORE_M) * columns.div_ceil(COLUMNS) * SLOTS
-}
-
-/// Slots of a row of such a grid.
+/// The slots of a row of parts, whole ones.
 #[inline(always)]
 const fn grid_row(columns: u32) -> u32 {
     columns.div_ceil(COLUMNS) * SLOTS
+}
+
+/// The slots of a grid of such rows.
+#[inline(always)]
+const fn grid(rows: u32, columns: u32) -> u32 {
+    rows.div_ceil(STORE_M) * grid_row(columns)
 }
 
 /// The slot of a part in such a grid.
