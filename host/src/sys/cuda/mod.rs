@@ -16,6 +16,7 @@ use std::sync::OnceLock;
 
 use devcomm_locate::GinGpus;
 use devcomm_sys::driver::{CUcontext, CUdevice, CUresult, Driver};
+use libloading::Library;
 
 use crate::error::{DriverError, Error, Result};
 use crate::machine::Machine;
@@ -68,10 +69,13 @@ pub(crate) fn init(machine: &Machine) -> Result<&'static Driver> {
 /// Loads and initialises NVIDIA's driver.
 fn init_gpus(driver: &Driver) -> Result<()> {
     // SAFETY: loading the library runs its initialisers, which NVIDIA's driver supports.
-    if !unsafe { cudarc::driver::sys::is_culib_present() } {
-        let reason = "libcuda.so.1 cannot be loaded".to_owned();
-        return Err(DriverError::NoDriver { reason }.into());
-    }
+    let library = unsafe { Library::new("libcuda.so.1") };
+    let library = library.map_err(|error| {
+        let reason = format!("libcuda.so.1 cannot be loaded ({error})");
+        DriverError::NoDriver { reason }
+    })?;
+    // For as long as the process runs: cuda-gdb loses a driver that is unloaded and loaded again.
+    std::mem::forget(library);
     let has = version_code(driver)?;
     if has < OLDEST_CUDA {
         return Err(DriverError::TooOld { needs: dotted(OLDEST_CUDA), has: dotted(has) }.into());
