@@ -104,14 +104,15 @@ run_tests() {
     code=0
     awk '
         # A test of several parts reports each, as "name part": it ran if one of them did.
-        /GPU-TEST [^:]*: / {
+        # Its name may have modules before it, as in module::name.
+        /GPU-TEST .*: (ran|skipped)/ {
             name = $0
             sub(/.*GPU-TEST /, "", name)
-            sub(/[ :].*/, "", name)
+            sub(/(: (ran|skipped)| ).*/, "", name)
             if (!(name in tests)) tests[name] = 0
         }
-        /GPU-TEST [^:]*: ran/ { tests[name] = 1 }
-        /GPU-TEST [^:]*: skipped/ {
+        /GPU-TEST .*: ran/ { tests[name] = 1 }
+        /GPU-TEST .*: skipped/ {
             reason = $0
             sub(/.*: skipped[ (]*/, "", reason)
             sub(/\)[^)]*$/, "", reason)
