@@ -10,6 +10,7 @@ use std::marker::PhantomData;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use pyo3::ffi;
 use pyo3::prelude::*;
 
 use crate::errors::{INVALID_INPUT, STATE_ERROR, raise};
@@ -131,8 +132,17 @@ fn free_returned() {
         return;
     }
     let mut objects = Some(objects);
-    // Their destructors wait for the GPU. While Python ends, nothing waits.
-    Python::try_attach(|py| detached(py, || drop(objects.take())));
+    // SAFETY: may always be called.
+    if unsafe { ffi::Py_IsInitialized() } != 0 {
+        // Torch frees a tensor of a window without the GIL, which pyo3 does not know: it counts its
+        // own calls only.
+        // SAFETY: Python is initialised; the release is on this thread, behind all else.
+        let held = unsafe { ffi::PyGILState_Ensure() };
+        // Their destructors wait for the GPU. While Python ends, nothing waits.
+        Python::try_attach(|py| detached(py, || drop(objects.take())));
+        // SAFETY: as above.
+        unsafe { ffi::PyGILState_Release(held) };
+    }
     std::mem::forget(objects);
 }
 
