@@ -449,6 +449,8 @@ fn rounded_products_of_few_rows_are_added_on_both_ranks() {
             (&["swapped:8x64:1", "swapped:8x128:2", "swapped:16x64:2"][..], 7),
             (&["swapped:32x64:4", "swapped:32x128:1"], 30),
             (&["swapped:64x64:2", "swapped:64x128:4"], 64),
+            // More rows than a tile has, which are no multiple of those stored together.
+            (&["swapped:48x128:2", "swapped:80x128:1:2x2", "swapped:96x64:1"], 100),
             (&["swapped:128x64:2", "swapped:128x128:1", "swapped:128x128:1:2x1"], 130),
         ] {
             let plans: Vec<_> = plans.iter().map(|plan| plan.parse().ok()).collect();

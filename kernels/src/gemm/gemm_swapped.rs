@@ -102,15 +102,25 @@ shapes! {
     M16N64: 16 x 64, 2, false;
     M32N64: 32 x 64, 2, false;
     M64N64: 64 x 64, 2, false;
+    M96N64: 96 x 64, 1, true;
+    M112N64: 112 x 64, 1, true;
     M128N64: 128 x 64, 1, false;
     M256N64: 256 x 64, 1, false;
     M8N128: 8 x 128, 1, false;
     M16N128: 16 x 128, 1, false;
     M32N128: 32 x 128, 1, false;
+    M48N128: 48 x 128, 1, false;
     M64N128: 64 x 128, 1, false;
+    M80N128: 80 x 128, 1, true;
+    M96N128: 96 x 128, 1, true;
+    M112N128: 112 x 128, 1, true;
     M128N128: 128 x 128, 1, true;
+    M144N128: 144 x 128, 1, true;
+    M160N128: 160 x 128, 1, true;
     M176N128: 176 x 128, 1, true;
     M192N128: 192 x 128, 1, true;
+    M208N128: 208 x 128, 1, true;
+    M224N128: 224 x 128, 1, true;
     M256N128: 256 x 128, 1, true;
 }
 
@@ -210,8 +220,9 @@ impl Division {
 /// kernel writes A, B or what the epilogue reads, or accesses C, but those before a dependent
 /// launch, for B as far as [`Division::constant_b`] says.
 #[kernel(arch = "sm_90a", max_threads = 384, S = [
-    M8N64, M16N64, M32N64, M64N64, M128N64, M256N64, M8N128, M16N128, M32N128, M64N128, M128N128,
-    M176N128, M192N128, M256N128
+    M8N64, M16N64, M32N64, M64N64, M96N64, M112N64, M128N64, M256N64, M8N128, M16N128, M32N128,
+    M48N128, M64N128, M80N128, M96N128, M112N128, M128N128, M144N128, M160N128, M176N128,
+    M192N128, M208N128, M224N128, M256N128
 ])]
 pub unsafe fn gemm_swapped<S: Shape>(
     a: GridConstant<TensorMap>,
@@ -651,7 +662,7 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
                 let mut first = 0;
                 while first < S::M / 8 {
                     let sums = from::<S>(sums, first);
-                    epilogue.ahead(&mut self.part(first, origin, self.end.0, sums));
+                    epilogue.ahead(&mut self.part(first, origin, self.end_of_tile(origin), sums));
                     first += STORE_EIGHTS;
                 }
             }
@@ -755,13 +766,18 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
         epilogue: impl Epilogue<Output: Half>,
     ) {
         if FIRST < S::M / 8 {
-            let sums = from::<S>(all, FIRST);
-            // Of rows behind the tile an epilogue would read what other blocks may store.
-            let whole = S::M < 8 * STORE_EIGHTS || S::M.is_multiple_of(8 * STORE_EIGHTS);
-            let end = if whole { self.end.0 } else { self.end.0.min(origin.0 + S::M) };
+            let (sums, end) = (from::<S>(all, FIRST), self.end_of_tile(origin));
             // SAFETY: the caller's contract.
             unsafe { self.store(c, (FIRST, S::M / 8), origin, end, sums, epilogue) };
         }
+    }
+
+    /// Where the rows of a whole tile of this origin end that an epilogue may read or send: those
+    /// behind it belong to other blocks.
+    #[inline(always)]
+    fn end_of_tile(&self, (row, _): (u32, u32)) -> u32 {
+        let in_wholes = S::M < 8 * STORE_EIGHTS || S::M.is_multiple_of(8 * STORE_EIGHTS);
+        if in_wholes { self.end.0 } else { self.end.0.min(row + S::M) }
     }
 
     /// A thread's sums of groups of eight rows from the `first` on; the group 0 begins at `row` and

@@ -13,8 +13,8 @@ use nccl_device::{Coop, DevComm, Lamport, LamportSlots, Window, message};
 
 use crate::files::gemm::epilogue::{Epilogue, Fragment};
 use crate::files::gemm::gemm_swapped::{
-    Division, M8N64, M8N128, M16N64, M16N128, M32N64, M32N128, M64N64, M64N128, M128N64, M128N128,
-    Shape, WARPGROUP_N, product,
+    Division, M8N64, M8N128, M16N64, M16N128, M32N64, M32N128, M48N128, M64N64, M64N128, M80N128,
+    M96N64, M128N64, M128N128, Shape, WARPGROUP_N, product,
 };
 
 /// The most vectors of sums that a thread stores together.
@@ -43,7 +43,8 @@ const BARRIER: u32 = 8;
 /// As for `gemm_swapped`. `slots` and `state` are as [`LamportSlots`] needs them, for the ranks of
 /// the LSA team.
 #[kernel(arch = "sm_90a", max_threads = 384, S = [
-    M8N64, M16N64, M32N64, M64N64, M128N64, M8N128, M16N128, M32N128, M64N128, M128N128
+    M8N64, M16N64, M32N64, M64N64, M96N64, M128N64, M8N128, M16N128, M32N128, M48N128, M64N128,
+    M80N128, M128N128
 ], N = [2, 0])]
 pub unsafe fn gemm_allreduce_swapped<S: Shape, const N: usize>(
     comm: DevComm,

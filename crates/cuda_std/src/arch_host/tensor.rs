@@ -297,11 +297,18 @@ fn step(sums: &mut [f32], step: SumsStep) {
 impl Sums for [f32; 4] {}
 impl Sums for [f32; 8] {}
 impl Sums for [f32; 16] {}
+impl Sums for [f32; 24] {}
 impl Sums for [f32; 32] {}
+impl Sums for [f32; 40] {}
 impl Sums for [f32; 48] {}
+impl Sums for [f32; 56] {}
 impl Sums for [f32; 64] {}
+impl Sums for [f32; 72] {}
+impl Sums for [f32; 80] {}
 impl Sums for [f32; 88] {}
 impl Sums for [f32; 96] {}
+impl Sums for [f32; 104] {}
+impl Sums for [f32; 112] {}
 impl Sums for [f32; 128] {}
 
 /// A warp executes the instruction together, so no lane writes the tiles while others still read

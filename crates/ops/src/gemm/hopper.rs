@@ -12,7 +12,7 @@ use half::bf16;
 
 use super::added::EpilogueArgs;
 use super::element::{GemmElement, GemmOutput};
-use super::plan::GemmPlan;
+use super::plan::{GemmPlan, Room};
 
 /// A launch's matrices, as their addresses, and its epilogue. A and B may be stored transposed.
 #[derive(Clone, Copy)]
@@ -97,14 +97,29 @@ pub(super) fn wide_config(
     Ok(possible.then(|| config.with_dependent()))
 }
 
+/// The clusters of `gemm_swapped` that are resident: with all of a multiprocessor's shared memory
+/// those of each tile are as many.
+pub(super) fn room(compiled: &Kernels, context: &Context) -> Result<Room> {
+    type Tile = swapped::M128N128;
+    let shared = dynamic_shared::<Tile>(compiled, context)?;
+    Room::of(|blocks| {
+        compiled.resident_clusters::<kernels::gemm_swapped<Tile>>(blocks, Tile::THREADS, shared)
+    })
+}
+
+/// The most dynamic shared memory of a block, in bytes.
+fn dynamic_shared<S: Swapped>(compiled: &Kernels, context: &Context) -> Result<u32> {
+    let info = compiled.info::<S::Kernel>()?;
+    Ok(context.limits().shared_per_block_optin.saturating_sub(info.static_shared))
+}
+
 fn prepare_swapped<S: Swapped>(
     compiled: &Kernels,
     context: &Context,
     shape: [u32; 3],
     cluster: Cluster,
 ) -> Result<Option<Prepared>> {
-    let info = compiled.info::<S::Kernel>()?;
-    let shared = context.limits().shared_per_block_optin.saturating_sub(info.static_shared);
+    let shared = dynamic_shared::<S>(compiled, context)?;
     let blocks = cluster.blocks();
     let clusters = compiled.resident_clusters::<S::Kernel>(blocks, S::THREADS, shared)?;
     let division = swapped::Division::of::<S>(shape, cluster, clusters, shared);
@@ -226,6 +241,7 @@ macro_rules! swapped {
 }
 
 swapped! {
-    M8N64 M16N64 M32N64 M64N64 M128N64 M256N64 M8N128 M16N128 M32N128 M64N128 M128N128 M176N128
-    M192N128 M256N128
+    M8N64 M16N64 M32N64 M64N64 M96N64 M112N64 M128N64 M256N64 M8N128 M16N128 M32N128 M48N128
+    M64N128 M80N128 M96N128 M112N128 M128N128 M144N128 M160N128 M176N128 M192N128 M208N128
+    M224N128 M256N128
 }

@@ -29,7 +29,7 @@ use self::swapped::{MOST_ROWS, Swapped};
 use self::wide::Wide;
 pub use self::wire::{ParseWireError, Wire};
 use crate::check::{check_buffer, check_shape, refuse, require_context};
-use crate::gemm::{Matrices, candidates, measured, slowdown};
+use crate::gemm::{Matrices, Room, candidates, measured, slowdown};
 use crate::{Collectives, Explanation, Gemm};
 
 /// `C = sum over the ranks of A x B^T`, on one communicator and one stream: owns the loaded kernels
@@ -209,7 +209,7 @@ impl GemmAllReduce {
         }
         if is_bf16 && swapped::is_for(shape) {
             let measured = measured(&self.context().device_name()?, extents);
-            let all = measured.into_iter().chain(candidates(extents, self.multiprocessors()));
+            let all = measured.into_iter().chain(candidates(extents, self.room()));
             for plan in all.filter_map(GemmAllReducePlan::of_few_rows) {
                 if !plans.contains(&plan) {
                     plans.push(plan);
@@ -282,8 +282,7 @@ impl GemmAllReduce {
             return false;
         };
         let name = self.context().device_name().unwrap_or_default();
-        measured(&name, extents) == Some(product)
-            || slowdown(product, extents, self.multiprocessors()) <= MOST
+        measured(&name, extents) == Some(product) || slowdown(product, extents, self.room()) <= MOST
     }
 
     /// Whether a plan that was prepared does a product.
@@ -308,6 +307,12 @@ impl GemmAllReduce {
     /// Whether tiles of a product of this size fill the GPU more than once.
     fn fills(&self, size: [usize; 2]) -> bool {
         fills(size, self.multiprocessors())
+    }
+
+    /// The same in all ranks.
+    fn room(&self) -> Room {
+        let usual = || Room::usual(self.multiprocessors());
+        self.swapped.get().map_or_else(usual, Swapped::room)
     }
 
     fn multiprocessors(&self) -> u32 {

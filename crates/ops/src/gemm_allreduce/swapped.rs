@@ -12,7 +12,7 @@ use half::bf16;
 
 use super::messages::Messages;
 use crate::check::refuse;
-use crate::gemm::{Matrices, clusters, map};
+use crate::gemm::{Matrices, Room, clusters, map};
 use crate::{KERNELS, modules};
 
 static MODULES: LazyLock<Vec<ModuleSource>> =
@@ -31,6 +31,7 @@ pub(super) struct Swapped {
     /// For each tile, the clusters that are resident on all GPUs, and the dynamic shared memory
     /// that a block may have.
     resident: HashMap<Tile, [u32; 2]>,
+    room: Room,
     ranks: usize,
 }
 
@@ -62,9 +63,20 @@ impl Swapped {
         let fewest = |i: usize| {
             all.iter().fold(own[i], |[a, b], theirs| [a.min(theirs[i][0]), b.min(theirs[i][1])])
         };
-        let resident = tiles().enumerate().map(|(i, (tile, _))| (tile, fewest(i))).collect();
+        let resident = tiles().enumerate().map(|(i, (tile, _))| (tile, fewest(i)));
+        let resident: HashMap<Tile, [u32; 2]> = resident.collect();
+        let room = Room::of(|blocks| {
+            let cluster = Cluster { splits: blocks, across: 1, down: 1 };
+            let clusters = resident.get(&(128, 128, cluster)).map(|[clusters, _]| *clusters);
+            clusters.map_or_else(|| refuse("there are no such clusters".to_owned()), Ok)
+        })?;
         let messages = Messages::new(comm, capacity, 0)?;
-        Ok(Self { compiled, messages, resident, ranks })
+        Ok(Self { compiled, messages, resident, room, ranks })
+    }
+
+    /// The clusters that are resident on all GPUs.
+    pub(super) fn room(&self) -> Room {
+        self.room
     }
 
     /// How a product is divided by a plan; `None` if it cannot do it.
@@ -226,4 +238,7 @@ macro_rules! forms {
     };
 }
 
-forms! { M8N64 M16N64 M32N64 M64N64 M128N64 M8N128 M16N128 M32N128 M64N128 M128N128 }
+forms! {
+    M8N64 M16N64 M32N64 M64N64 M96N64 M128N64 M8N128 M16N128 M32N128 M48N128 M64N128 M80N128
+    M128N128
+}
