@@ -69,11 +69,11 @@ pub(crate) fn init(machine: &Machine) -> Result<&'static Driver> {
 /// Loads and initialises NVIDIA's driver.
 fn init_gpus(driver: &Driver) -> Result<()> {
     // SAFETY: loading the library runs its initialisers, which NVIDIA's driver supports.
-    let library = unsafe { Library::new("libcuda.so.1") };
-    let library = library.map_err(|error| {
-        let reason = format!("libcuda.so.1 cannot be loaded ({error})");
-        DriverError::NoDriver { reason }
-    })?;
+    let open = |name| unsafe { Library::new(name) }.ok();
+    let Some(library) = cudarc::get_lib_name_candidates("cuda").into_iter().find_map(open) else {
+        let reason = "libcuda.so.1 cannot be loaded".to_owned();
+        return Err(DriverError::NoDriver { reason }.into());
+    };
     // For as long as the process runs: cuda-gdb loses a driver that is unloaded and loaded again.
     std::mem::forget(library);
     let has = version_code(driver)?;
