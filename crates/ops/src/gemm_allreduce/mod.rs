@@ -274,10 +274,10 @@ impl GemmAllReduce {
     }
 
     /// Whether the tiles of a plan of few rows take little more time than those of `Gemm`, which
-    /// has more kinds. On two H200, 161 rows by tiles of 128 took 1.3 times as long as `unfused`,
-    /// whose product the model expects to be 1.4 times as fast.
+    /// has more kinds. On two H100, 107 rows by tiles of 64 took 1.19 times as long as `unfused`,
+    /// whose product the model expects to be 1.15 times as fast.
     fn multiplies_well(&self, plan: GemmAllReducePlan, shape: [usize; 3]) -> bool {
-        const MOST: f64 = 1.2;
+        const MOST: f64 = 1.1;
         let (Some(product), Ok(extents)) = (plan.product(), check_shape(shape)) else {
             return false;
         };
