@@ -131,15 +131,17 @@ fn every_plan_multiplies() {
         let gemms = [Gemm::new(&stream)?, unsafe { Gemm::new(&stream)?.with_constant_b() }];
         for shape in planned_shapes(rank) {
             for (i, plan) in gemms[0].plans(shape)?.into_iter().enumerate() {
-                // Every other plan with a constant B.
-                let gemm = &gemms[i % 2];
-                gemm.set_plan(shape, plan)?;
-                assert_eq!(gemm.plan(shape)?, plan);
-                check::<bf16>(rank, shape, 0, |a, b, c| {
-                    gemm.launch(a, b, c, shape)?;
-                    stream.synchronize()
-                })
-                .inspect_err(|error| println!("{plan} of {shape:?}: {error}"))?;
+                // Simulated, every other plan with a constant B.
+                let both = if rank.is_simulated() { &gemms[i % 2..][..1] } else { &gemms[..] };
+                for gemm in both {
+                    gemm.set_plan(shape, plan)?;
+                    assert_eq!(gemm.plan(shape)?, plan);
+                    check::<bf16>(rank, shape, 0, |a, b, c| {
+                        gemm.launch(a, b, c, shape)?;
+                        stream.synchronize()
+                    })
+                    .inspect_err(|error| println!("{plan} of {shape:?}: {error}"))?;
+                }
             }
         }
         Ok(())
