@@ -22,7 +22,7 @@ pub(crate) use self::added::{Added, address};
 pub use self::element::{GemmElement, GemmOutput, ScaledElement, TransposableElement};
 pub use self::grouped::{GroupedElement, GroupedGemm, RowGroups};
 use self::hopper::Prepared;
-pub(crate) use self::hopper::{Matrices, map, wide_maps};
+pub(crate) use self::hopper::{Matrices, map, resident, wide_maps};
 pub use self::plan::{GemmPlan, ParsePlanError};
 pub(crate) use self::plan::{Room, candidates, clusters, measured, slowdown};
 pub use self::product::Product;
@@ -69,8 +69,8 @@ use crate::{KERNELS, modules};
 pub struct Gemm {
     compiled: Kernels,
     stream: Stream,
-    /// The GPU's name and its room if it is of the Hopper family.
-    hopper: Option<(String, Room)>,
+    /// The GPU's name if it is of the Hopper family.
+    hopper: Option<String>,
     constant_b: bool,
     /// Multiprocessors that [`GemmPlan::Wide`] does not use.
     left: u32,
@@ -103,10 +103,7 @@ impl Gemm {
         let set = KernelSet { modules: &MODULES, unavailable: KERNELS.unavailable };
         let compiled = Kernels::load(stream.context(), &set)?;
         let hopper = match compiled.info::<kernels::gemm_wgmma<bf16>>() {
-            Ok(_) => {
-                let room = hopper::room(&compiled, stream.context())?;
-                Some((stream.context().device_name()?, room))
-            }
+            Ok(_) => Some(stream.context().device_name()?),
             Err(_) => {
                 compiled.info::<kernels::gemm_mma<bf16>>()?;
                 None
@@ -158,8 +155,8 @@ impl Gemm {
     pub fn plans(&self, shape: [usize; 3]) -> Result<Vec<GemmPlan>> {
         let shape @ [.., k] = check_extents(shape)?;
         let mut plans = Vec::new();
-        if let Some((_, room)) = self.hopper.as_ref().filter(|_| k.is_multiple_of(8)) {
-            for plan in plan::candidates(shape, *room) {
+        if self.hopper.is_some() && k.is_multiple_of(8) {
+            for plan in plan::candidates(shape, self.room()?) {
                 if self.prepare_plan::<bf16, bf16>(plan, shape)?.is_some() {
                     plans.push(plan);
                 }
@@ -205,9 +202,9 @@ impl Gemm {
         let [a, b] = transposed;
         let row_lengths = [if a { m } else { k }, if b { n } else { k }];
         let aligned = row_lengths.iter().all(|length| length.is_multiple_of(unit));
-        if let Some((name, room)) = self.hopper.as_ref().filter(|_| aligned) {
+        if let Some(name) = self.hopper.as_deref().filter(|_| aligned) {
             let measured = plan::measured(name, shape).into_iter();
-            let plans = measured.chain(plan::candidates(shape, *room));
+            let plans = measured.chain(plan::candidates(shape, self.room()?));
             for plan in plans.filter(|plan| transposed == NOT_TRANSPOSED || plan.transposes()) {
                 if let Some(prepared) = self.prepare_plan::<T, O>(plan, shape)? {
                     found = (plan, Some(prepared));
@@ -217,6 +214,11 @@ impl Gemm {
         }
         self.planned().insert(problem, found);
         Ok(found)
+    }
+
+    /// Of a GPU of the Hopper family.
+    fn room(&self) -> Result<Room> {
+        hopper::room(&self.compiled, self.stream.context())
     }
 
     fn prepare_plan<T: GemmElement, O: GemmOutput<T>>(
@@ -302,7 +304,7 @@ impl Gemm {
 
 impl std::fmt::Debug for Gemm {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let hopper = self.hopper.as_ref().map(|(name, _)| name.as_str());
+        let hopper = self.hopper.as_deref();
         write!(
             f,
             "Gemm({}, B {})",

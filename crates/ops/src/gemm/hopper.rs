@@ -97,20 +97,26 @@ pub(super) fn wide_config(
     Ok(possible.then(|| config.with_dependent()))
 }
 
-/// The clusters of `gemm_swapped` that are resident: with all of a multiprocessor's shared memory
-/// those of each tile are as many.
+/// The clusters of `gemm_swapped` that are resident: those of each tile are as many.
 pub(super) fn room(compiled: &Kernels, context: &Context) -> Result<Room> {
     type Tile = swapped::M128N128;
-    let shared = dynamic_shared::<Tile>(compiled, context)?;
-    Room::of(|blocks| {
-        compiled.resident_clusters::<kernels::gemm_swapped<Tile>>(blocks, Tile::THREADS, shared)
-    })
+    let clusters = |blocks| {
+        let resident = resident::<Tile, <Tile as Swapped>::Kernel>(compiled, context, blocks);
+        resident.map(|[clusters, _]| clusters)
+    };
+    Ok(Room([clusters(1)?, clusters(2)?, clusters(4)?, clusters(8)?]))
 }
 
-/// The most dynamic shared memory of a block, in bytes.
-fn dynamic_shared<S: Swapped>(compiled: &Kernels, context: &Context) -> Result<u32> {
-    let info = compiled.info::<S::Kernel>()?;
-    Ok(context.limits().shared_per_block_optin.saturating_sub(info.static_shared))
+/// The clusters of so many blocks that are resident if a block has all the dynamic shared memory
+/// that it may have, and that memory in bytes.
+pub(crate) fn resident<S: Shape, K: Kernel>(
+    compiled: &Kernels,
+    context: &Context,
+    blocks: u32,
+) -> Result<[u32; 2]> {
+    let most = context.limits().shared_per_block_optin;
+    let shared = most.saturating_sub(compiled.info::<K>()?.static_shared);
+    Ok([compiled.resident_clusters::<K>(blocks, S::THREADS, shared)?, shared])
 }
 
 fn prepare_swapped<S: Swapped>(
@@ -119,9 +125,8 @@ fn prepare_swapped<S: Swapped>(
     shape: [u32; 3],
     cluster: Cluster,
 ) -> Result<Option<Prepared>> {
-    let shared = dynamic_shared::<S>(compiled, context)?;
     let blocks = cluster.blocks();
-    let clusters = compiled.resident_clusters::<S::Kernel>(blocks, S::THREADS, shared)?;
+    let [clusters, shared] = resident::<S, S::Kernel>(compiled, context, blocks)?;
     let division = swapped::Division::of::<S>(shape, cluster, clusters, shared);
     Ok(division.map(|(division, clusters, shared)| {
         let config = LaunchConfig::new(clusters * blocks, S::THREADS)

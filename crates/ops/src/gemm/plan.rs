@@ -101,14 +101,9 @@ pub(crate) fn clusters((rows, columns): (u32, u32)) -> impl Iterator<Item = Clus
 /// cluster runs within one part of the GPU: larger ones leave multiprocessors unused, and how many
 /// depends on the parts of this GPU.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Room([u32; 4]);
+pub(crate) struct Room(pub(crate) [u32; 4]);
 
 impl Room {
-    /// Asks how many clusters of so many blocks are resident.
-    pub(crate) fn of<E>(mut resident: impl FnMut(u32) -> Result<u32, E>) -> Result<Self, E> {
-        Ok(Self([resident(1)?, resident(2)?, resident(4)?, resident(8)?]))
-    }
-
     /// What an H100 has, in proportion to its multiprocessors.
     pub(crate) fn usual(multiprocessors: u32) -> Self {
         let of = |clusters: u64| (u64::from(multiprocessors) * clusters / 132) as u32;
@@ -230,16 +225,17 @@ fn clocks(plan: GemmPlan, [m, n, k]: [u32; 3], room: Room) -> f64 {
         let shared = ROW * (rows.min(m) / across + columns / down) * all / from_l2;
         together(&[multiply, receive, read, shared]) * steps + ROUND
     };
-    let rest_in_rounds = match (rest.min(clusters), split_rounds < splits) {
-        (0.0, _) => 0.0,
-        (clusters, false) => round(clusters, steps),
-        // After each round the blocks exchange their sums.
-        (clusters, true) => {
+    let mut all = full_rounds * round(clusters, steps);
+    if rest > 0.0 {
+        let clusters = rest.min(clusters);
+        all += if split_rounds < splits {
+            // After each round the blocks exchange their sums.
             let exchange = 250.0 + 0.35 * rows * columns;
             split_rounds * (round(clusters, (steps / splits).ceil()) + exchange)
-        }
-    };
-    let all = full_rounds * round(clusters, steps) + rest_in_rounds;
+        } else {
+            round(clusters, steps)
+        };
+    }
     all + LAUNCH + 50.0 * (blocks - 1.0)
 }
 
@@ -337,11 +333,12 @@ mod tests {
     }
 
     #[test]
-    fn the_model_expects_most_measured_plans_to_be_nearly_the_fastest() {
+    fn the_model_has_most_measured_plans_among_its_first() {
         for (gpu, table) in TABLES {
             let (mut found, mut entries) = (0, 0);
             for Entry { m, n, k, plan } in table.lines().filter_map(Entry::parse) {
-                found += usize::from(slowdown(plan, [m, n, k], ROOM) <= 1.1);
+                let first = &candidates([m, n, k], ROOM)[..];
+                found += usize::from(first[..first.len().min(3)].contains(&plan));
                 entries += 1;
             }
             assert!(5 * found >= 4 * entries, "{gpu}: {found} of {entries}");

@@ -3,7 +3,9 @@
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
-use devcomm_host::{Communicator, KernelSet, Kernels, LaunchConfig, ModuleSource, Result, Stream};
+use devcomm_host::{
+    Communicator, Context, KernelSet, Kernels, LaunchConfig, ModuleSource, Result, Stream,
+};
 use devcomm_kernels as kernels;
 use devcomm_kernels::gemm::gemm_swapped::{self as shapes, Cluster, Division, Shape};
 use devcomm_kernels::gemm_allreduce::gemm_allreduce_swapped::slots;
@@ -12,7 +14,7 @@ use half::bf16;
 
 use super::messages::Messages;
 use crate::check::refuse;
-use crate::gemm::{Matrices, Room, clusters, map};
+use crate::gemm::{self, Matrices, Room, clusters, map};
 use crate::{KERNELS, modules};
 
 static MODULES: LazyLock<Vec<ModuleSource>> =
@@ -31,7 +33,6 @@ pub(super) struct Swapped {
     /// For each tile, the clusters that are resident on all GPUs, and the dynamic shared memory
     /// that a block may have.
     resident: HashMap<Tile, [u32; 2]>,
-    room: Room,
     ranks: usize,
 }
 
@@ -45,9 +46,8 @@ impl Swapped {
             let Some(capacity) = slots(m.min(MOST_ROWS), n) else {
                 return refuse(format!("a product of {m} x {n} elements is too large"));
             };
-            let most = comm.context().limits().shared_per_block_optin;
             let resident = |(_, _, cluster): Tile, form: &Form| {
-                (form.resident)(&compiled, ranks, cluster, most)
+                (form.resident)(&compiled, comm.context(), ranks, cluster.blocks())
             };
             let own = tiles().map(|(tile, form)| resident(tile, form)).collect::<Result<_>>()?;
             Ok((compiled, capacity, own))
@@ -63,20 +63,17 @@ impl Swapped {
         let fewest = |i: usize| {
             all.iter().fold(own[i], |[a, b], theirs| [a.min(theirs[i][0]), b.min(theirs[i][1])])
         };
-        let resident = tiles().enumerate().map(|(i, (tile, _))| (tile, fewest(i)));
-        let resident: HashMap<Tile, [u32; 2]> = resident.collect();
-        let room = Room::of(|blocks| {
-            let cluster = Cluster { splits: blocks, across: 1, down: 1 };
-            let clusters = resident.get(&(128, 128, cluster)).map(|[clusters, _]| *clusters);
-            clusters.map_or_else(|| refuse("there are no such clusters".to_owned()), Ok)
-        })?;
+        let resident = tiles().enumerate().map(|(i, (tile, _))| (tile, fewest(i))).collect();
         let messages = Messages::new(comm, capacity, 0)?;
-        Ok(Self { compiled, messages, resident, room, ranks })
+        Ok(Self { compiled, messages, resident, ranks })
     }
 
     /// The clusters that are resident on all GPUs.
     pub(super) fn room(&self) -> Room {
-        self.room
+        Room([1, 2, 4, 8].map(|splits| {
+            let cluster = Cluster { splits, across: 1, down: 1 };
+            self.resident.get(&(128, 128, cluster)).map_or(0, |[clusters, _]| *clusters)
+        }))
     }
 
     /// How a product is divided by a plan; `None` if it cannot do it.
@@ -161,18 +158,9 @@ struct Form {
     tile: (u32, u32),
     threads: u32,
     /// The clusters that are resident, and the dynamic shared memory of a block.
-    resident: fn(&Kernels, usize, Cluster, u32) -> Result<[u32; 2]>,
+    resident: fn(&Kernels, &Context, usize, u32) -> Result<[u32; 2]>,
     divide: Divide,
     launch: unsafe fn(&Swapped, &Stream, Matrices, Division, LaunchConfig) -> Result<()>,
-}
-
-fn resident_of<S: Shape, K: Kernel>(
-    compiled: &Kernels,
-    cluster: Cluster,
-    most: u32,
-) -> Result<[u32; 2]> {
-    let shared = most.saturating_sub(compiled.info::<K>()?.static_shared);
-    Ok([compiled.resident_clusters::<K>(cluster.blocks(), S::THREADS, shared)?, shared])
 }
 
 macro_rules! forms {
@@ -184,13 +172,13 @@ macro_rules! forms {
 
             fn resident(
                 compiled: &Kernels,
+                context: &Context,
                 ranks: usize,
-                cluster: Cluster,
-                most: u32,
+                blocks: u32,
             ) -> Result<[u32; 2]> {
                 match ranks {
-                    2 => resident_of::<Tiles, OfTwo>(compiled, cluster, most),
-                    _ => resident_of::<Tiles, OfMany>(compiled, cluster, most),
+                    2 => gemm::resident::<Tiles, OfTwo>(compiled, context, blocks),
+                    _ => gemm::resident::<Tiles, OfMany>(compiled, context, blocks),
                 }
             }
 
