@@ -536,6 +536,28 @@ fn dependent_products_wait_for_each_other() {
 }
 
 #[test]
+fn a_measurement_decides_for_its_shape() {
+    on_gpus("a_measurement_decides_for_its_shape", 1, |rank| {
+        let stream = rank.stream()?;
+        let gemm = Gemm::new(&stream)?;
+        let shape = if rank.is_simulated() { [1, 8, 16] } else { [569, 1368, 14720] };
+        check::<bf16>(rank, shape, 0, |a, b, c| {
+            let plan = gemm.measure(a, b, c, shape)?;
+            assert!(gemm.plans(shape)?.contains(&plan), "{plan}");
+            assert_eq!(gemm.plan(shape)?, plan);
+            // An error leaves the plan as it was.
+            let short = c.slice(..8)?;
+            let error = gemm.measure(a, b, &short, shape).unwrap_err().to_string();
+            assert!(error.contains("C has 8 elements"), "{error}");
+            assert_eq!(gemm.plan(shape)?, plan);
+            c.fill_bytes(0xff)?;
+            gemm.launch(a, b, c, shape)?;
+            stream.synchronize()
+        })
+    });
+}
+
+#[test]
 fn a_product_is_the_same_a_thousand_times() {
     on_gpus("a_product_is_the_same_a_thousand_times", 1, |rank| {
         let stream = rank.stream()?;

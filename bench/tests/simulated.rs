@@ -225,6 +225,17 @@ fn a_product_and_its_all_reduce_are_right() {
 }
 
 #[test]
+fn a_product_and_its_all_reduce_take_the_plan_that_was_measured() {
+    let args = ["gemm-allreduce", "--simulate", "2", "--m", "9", "--n", "8", "--k", "16"];
+    // In f32 there is one plan.
+    let asked = ["--wire", "f32", "--plan", "measured", "--variants", "rust"];
+    let (comments, rows) = table(&[&args[..], &asked].concat());
+    let how = rows.iter().map(|row| row[12..].join(" ")).collect::<Vec<_>>();
+    assert_eq!(how, ["strips in f32"]);
+    are_right(&comments, &rows);
+}
+
+#[test]
 fn a_product_and_its_all_reduce_are_right_with_partial_sums_of_every_type() {
     let args = ["gemm-allreduce", "--simulate", "2", "--m", "70", "--n", "72", "--k", "40"];
     let wires = ["--wire", "bf16,f32,e4m3", "--plan", "strips,wide", "--variants", "rust"];

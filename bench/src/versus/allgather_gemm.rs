@@ -108,6 +108,7 @@ impl Fusion for AllGatherGemm {
     fn set(
         operation: &Operation,
         asked: &AllGatherGemmPlan,
+        _: ([&DeviceSlice<bf16>; 2], &Window<bf16>),
         shape: [usize; 3],
     ) -> Result<Result<(), String>> {
         operation.set_plan(Some(*asked))?;

@@ -71,10 +71,11 @@ pub trait Fusion {
         asked: Option<&Self::Asked>,
     ) -> Result<Self::Operation>;
 
-    /// Sets the plan; why not, if it does not do the shape.
+    /// Sets the plan; why not, if it does not do the shape. The buffers are those of the launches.
     fn set(
         operation: &Self::Operation,
         asked: &Self::Asked,
+        buffers: ([&DeviceSlice<bf16>; 2], &Window<bf16>),
         shape: [usize; 3],
     ) -> Result<Result<(), String>>;
 
@@ -170,6 +171,8 @@ pub fn compare<F: Fusion>(fusion: &F, job: &mut Job<'_>) -> Result<()> {
             Some(exact) if harness.run.check > 0 => Some(Sum::new(matrices, exact)?),
             _ => None,
         };
+        // Plans are chosen by the data of the timing.
+        matrices.fill_for_timing()?;
         let data = Data::new::<F>(matrices, sum.as_ref())?;
         let c = &comm.window::<bf16>(data.result_len())?;
         if let Some(plan) = &theirs {
@@ -182,14 +185,14 @@ pub fn compare<F: Fusion>(fusion: &F, job: &mut Job<'_>) -> Result<()> {
             if asked.is_empty() { vec![None] } else { asked.into_iter().map(Some).collect() };
         for asked in asked.into_iter().filter(|_| job.selection.has(Variant::Rust)) {
             let operation = F::new(comm, stream, shape, asked.as_ref())?;
+            let (a, b) = (&data.own, matrices.b_in_turn());
             if let Some(asked) = &asked
-                && let Err(why) = F::set(&operation, asked, shape)?
+                && let Err(why) = F::set(&operation, asked, ([a, b()], c), shape)?
             {
                 leave_out(asked, &why);
                 continue;
             }
             let (algorithm, products_lose) = F::plan(&operation, shape);
-            let (a, b) = (&data.own, matrices.b_in_turn());
             // SAFETY: the graphs of a comparison end before its contenders, which own or borrow
             // these buffers, and are launched on one stream.
             let work = move || unsafe { F::launch(&operation, [a, b()], c, shape) };
@@ -252,6 +255,8 @@ pub fn compare<F: Fusion>(fusion: &F, job: &mut Job<'_>) -> Result<()> {
             shape: Some(shape),
             l2: Some(l2),
         };
+        matrices.fill_for_checks()?;
+        data.fill()?;
         job.compare_refilled(case, &contenders, || {
             matrices.fill_for_timing()?;
             Ok(data.fill()?)

@@ -186,6 +186,8 @@ impl Gemm {
                 Some(exact) if harness.run.check > 0 => Some(Sum::new(&matrices, exact)?),
                 _ => None,
             };
+            // Algorithms are chosen by the data of the timing.
+            matrices.fill_for_timing()?;
             let (a, stream) = (&matrices.a, &harness.stream);
             let mut contenders = Vec::new();
             let sum = sum.as_ref();
@@ -222,6 +224,7 @@ impl Gemm {
             }
             ran += contenders.len();
             let case = Case::product(T::NAME, size_of::<T::Output>(), shape, Some(self.inputs.l2));
+            matrices.fill_for_checks()?;
             job.compare_refilled(case, &contenders, || matrices.fill_for_timing())?;
         }
         ensure!(ran > 0, "no variant can run these shapes");

@@ -35,8 +35,8 @@ pub struct GemmAllReduce {
 
     /// Plans of devcomm::GemmAllReduce, comma-separated, instead of its default, a row for each
     /// that can do the shape: `strips`, `wide`, `unfused`, `chunked:<parts>`,
-    /// `swapped:<rows>x<columns>:<splits>` as of `gemm`, or `swapped`, with the tile by which
-    /// devcomm::Gemm multiplies
+    /// `swapped:<rows>x<columns>:<splits>` as of `gemm`, `swapped`, with the tile by which
+    /// devcomm::Gemm multiplies, or `measured`, the fastest by GemmAllReduce::measure
     #[arg(long = "plan", value_delimiter = ',', value_name = "PLAN")]
     plans: Vec<AskedPlan>,
 
@@ -54,6 +54,8 @@ pub enum AskedPlan {
     Plan(GemmAllReducePlan),
     /// The first one for few rows.
     Swapped,
+    /// The fastest.
+    Measured,
 }
 
 impl FromStr for AskedPlan {
@@ -62,6 +64,7 @@ impl FromStr for AskedPlan {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         match text {
             "swapped" => Ok(Self::Swapped),
+            "measured" => Ok(Self::Measured),
             _ => text.parse().map(Self::Plan),
         }
     }
@@ -72,17 +75,8 @@ impl fmt::Display for AskedPlan {
         match self {
             Self::Plan(plan) => plan.fmt(f),
             Self::Swapped => f.write_str("swapped"),
+            Self::Measured => f.write_str("measured"),
         }
-    }
-}
-
-impl AskedPlan {
-    /// The plan for a shape, which has these.
-    fn find(self, plans: &[GemmAllReducePlan]) -> Option<GemmAllReducePlan> {
-        plans.iter().copied().find(|plan| match self {
-            Self::Plan(asked) => *plan == asked,
-            Self::Swapped => matches!(plan, GemmAllReducePlan::Swapped { .. }),
-        })
     }
 }
 
@@ -179,12 +173,27 @@ impl Fusion for GemmAllReduce {
         Ok(unsafe { operation.with_constant_b() })
     }
 
-    fn set(operation: &Operation, asked: &Asked, shape: [usize; 3]) -> Result<Result<(), String>> {
-        let Some(asked) = asked.plan else { return Ok(Ok(())) };
-        let Some(plan) = asked.find(&operation.plans(shape)?) else {
-            return Ok(Err("it cannot do it here".to_owned()));
+    fn set(
+        operation: &Operation,
+        asked: &Asked,
+        ([a, b], c): ([&DeviceSlice<bf16>; 2], &Window<bf16>),
+        shape: [usize; 3],
+    ) -> Result<Result<(), String>> {
+        let is_asked = |plan: &GemmAllReducePlan| match asked.plan {
+            Some(AskedPlan::Plan(asked)) => *plan == asked,
+            Some(AskedPlan::Swapped) => matches!(plan, GemmAllReducePlan::Swapped { .. }),
+            Some(AskedPlan::Measured) | None => false,
         };
-        operation.set_plan(Some(plan))?;
+        match asked.plan {
+            None => {}
+            Some(AskedPlan::Measured) => {
+                operation.measure(a, b, c, shape)?;
+            }
+            Some(_) => match operation.plans(shape)?.into_iter().find(is_asked) {
+                Some(plan) => operation.set_plan(Some(plan))?,
+                None => return Ok(Err("it cannot do it here".to_owned())),
+            },
+        }
         Ok(Ok(()))
     }
 

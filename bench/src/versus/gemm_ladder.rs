@@ -89,6 +89,8 @@ impl Benchmark for GemmLadder {
                 Some(exact) if harness.run.check > 0 => Some(Sum::new(&matrices, exact)?),
                 _ => None,
             };
+            // An algorithm is chosen by the data of the timing.
+            matrices.fill_for_timing()?;
             let (sum, ladder, stream) = (sum.as_ref(), &ladder, &harness.stream);
             let (a, b) = (matrices.a.device_slice(), matrices.b_in_turn()().clone());
             let mut contenders = Vec::new();
@@ -117,6 +119,7 @@ impl Benchmark for GemmLadder {
                 contenders.push(contender.by_algorithm(plan.describe()));
             }
             let case = Case::product("bf16", size_of::<bf16>(), shape, None);
+            matrices.fill_for_checks()?;
             job.compare_refilled(case, &contenders, || matrices.fill_for_timing())?;
         }
         Ok(())

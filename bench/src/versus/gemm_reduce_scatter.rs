@@ -108,6 +108,7 @@ impl Fusion for GemmReduceScatter {
     fn set(
         operation: &Operation,
         asked: &GemmReduceScatterPlan,
+        _: ([&DeviceSlice<bf16>; 2], &Window<bf16>),
         shape: [usize; 3],
     ) -> Result<Result<(), String>> {
         operation.set_plan(Some(*asked))?;

@@ -146,9 +146,14 @@ impl<'a, T: Number> Matrices<'a, T> {
         };
         let a = harness.comm.mem_alloc(problem.m * problem.k)?;
         let matrices = Self { harness, problem, ranks, a, b: Rc::clone(kept.insert(b)) };
-        let elements = problem.factor(Factor::A, rank);
-        matrices.fill(&elements, &matrices.b.exact)?;
+        matrices.fill_for_checks()?;
         Ok(matrices)
+    }
+
+    /// Fills A and B with numbers whose sums are exact.
+    pub fn fill_for_checks(&self) -> Result<()> {
+        let rank = owner(self.harness, &self.ranks);
+        self.fill(&self.problem.factor(Factor::A, rank), &self.b.exact)
     }
 
     fn fill(&self, a: &[T], b: &SymmetricBuffer<T>) -> Result<()> {

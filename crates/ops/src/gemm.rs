@@ -5,6 +5,7 @@ mod blocks;
 mod element;
 mod grouped;
 mod hopper;
+mod measure;
 mod plan;
 mod portable;
 mod product;
@@ -24,7 +25,7 @@ pub use self::grouped::{GroupedElement, GroupedGemm, RowGroups};
 use self::hopper::Prepared;
 pub(crate) use self::hopper::{Matrices, map, resident, wide_maps};
 pub use self::plan::{GemmPlan, ParsePlanError};
-pub(crate) use self::plan::{Room, candidates, clusters, measured, slowdown};
+pub(crate) use self::plan::{Room, candidates, clusters, likely, measured, slowdown};
 pub use self::product::Product;
 use crate::check::{check_extents, refuse};
 use crate::{KERNELS, modules};
@@ -47,7 +48,7 @@ use crate::{KERNELS, modules};
 /// for each 128 terms, whose sums are added in f32.
 ///
 /// How a shape of bf16 is computed, its [`GemmPlan`], comes from a table of measurements for this
-/// GPU, or from a model.
+/// GPU, or from a model; [`measure`](Self::measure) finds the fastest.
 ///
 /// Launches are *dependent*: a product may begin while the previous kernel of the stream still
 /// runs, if that one allows it, but waits for it before it reads A or B, or writes C.
@@ -155,9 +156,10 @@ impl Gemm {
     pub fn plans(&self, shape: [usize; 3]) -> Result<Vec<GemmPlan>> {
         let shape @ [.., k] = check_extents(shape)?;
         let mut plans = Vec::new();
-        if self.hopper.is_some() && k.is_multiple_of(8) {
-            for plan in plan::candidates(shape, self.room()?) {
-                if self.prepare_plan::<bf16, bf16>(plan, shape)?.is_some() {
+        if let Some(name) = self.hopper.as_deref().filter(|_| k.is_multiple_of(8)) {
+            for plan in self.expected(name, shape)? {
+                if !plans.contains(&plan) && self.prepare_plan::<bf16, bf16>(plan, shape)?.is_some()
+                {
                     plans.push(plan);
                 }
             }
@@ -176,11 +178,16 @@ impl Gemm {
         if !self.plans(shape)?.contains(&plan) {
             return refuse(format!("the plan `{plan}` is none for {shape:?} on this GPU"));
         }
+        self.select(shape, plan).map(drop)
+    }
+
+    /// Whether the GPU has room for the plan, or it is the portable one.
+    fn select(&self, shape: [usize; 3], plan: GemmPlan) -> Result<bool> {
         let shape = check_extents(shape)?;
         let prepared = self.prepare_plan::<bf16, bf16>(plan, shape)?;
         let problem = ([bf16::DATA_TYPE; 2], shape, NOT_TRANSPOSED);
         self.planned().insert(problem, (plan, prepared));
-        Ok(())
+        Ok(prepared.is_some() || plan == GemmPlan::Portable)
     }
 
     fn planned(&self) -> MutexGuard<'_, HashMap<Problem, Planned>> {
@@ -203,8 +210,7 @@ impl Gemm {
         let row_lengths = [if a { m } else { k }, if b { n } else { k }];
         let aligned = row_lengths.iter().all(|length| length.is_multiple_of(unit));
         if let Some(name) = self.hopper.as_deref().filter(|_| aligned) {
-            let measured = plan::measured(name, shape).into_iter();
-            let plans = measured.chain(plan::candidates(shape, self.room()?));
+            let plans = self.expected(name, shape)?;
             for plan in plans.filter(|plan| transposed == NOT_TRANSPOSED || plan.transposes()) {
                 if let Some(prepared) = self.prepare_plan::<T, O>(plan, shape)? {
                     found = (plan, Some(prepared));
@@ -214,6 +220,13 @@ impl Gemm {
         }
         self.planned().insert(problem, found);
         Ok(found)
+    }
+
+    /// The plans for a shape on the Hopper GPU of this name, the one expected to be fastest first:
+    /// one that was measured, perhaps, and those of the model.
+    fn expected(&self, name: &str, shape: [u32; 3]) -> Result<impl Iterator<Item = GemmPlan>> {
+        let measured = plan::measured(name, shape).into_iter();
+        Ok(measured.chain(plan::candidates(shape, self.room()?)))
     }
 
     /// Of a GPU of the Hopper family.

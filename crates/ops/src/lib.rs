@@ -29,6 +29,7 @@ mod gemm_allreduce;
 mod gemm_reduce_scatter;
 mod order;
 mod slots;
+mod timing;
 
 pub use devcomm_host::WITHOUT_PTX;
 use devcomm_host::{KernelSet, ModuleSource};

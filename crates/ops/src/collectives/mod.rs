@@ -260,7 +260,7 @@ impl Collectives {
         self.ask(operation).map(|request| self.decide(&request))
     }
 
-    /// The plans by which `operation` can be done, the one that needs no measurement first. For
+    /// The plans by which `operation` can be done, first the one that is taken if none is set. For
     /// [`set_plan`](Self::set_plan).
     ///
     /// # Errors
@@ -270,7 +270,7 @@ impl Collectives {
         &self,
         operation: impl FnOnce(&Self) -> Result<()>,
     ) -> Result<Vec<CollectivePlan>> {
-        self.ask(operation).map(|request| request.candidates())
+        self.ask(operation).map(|request| request.candidates(self.table.find(&request)))
     }
 
     /// Does all operations that this plan can do by it, with as many blocks as they need, except

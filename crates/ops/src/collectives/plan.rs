@@ -245,9 +245,10 @@ impl Request {
         self.can(adapted).then_some(adapted)
     }
 
-    /// The plans that do what is asked for, that of the model first.
-    pub(super) fn candidates(&self) -> Vec<CollectivePlan> {
-        let mut plans = vec![self.model().plan];
+    /// The plans that do what is asked for: the measured one first, if there is one, and then that
+    /// of the model.
+    pub(super) fn candidates(&self, measured: Option<CollectivePlan>) -> Vec<CollectivePlan> {
+        let mut plans: Vec<_> = measured.into_iter().chain([self.model().plan]).collect();
         let in_one_step = self.slots.into_iter().flat_map(|slots| {
             let useful = move |threads: &u32| *threads == 64 || threads / 2 < slots;
             let all = [64, 128, 256, 512].into_iter().filter(useful);
@@ -394,12 +395,15 @@ mod tests {
         let by_nccl = Request::by_nccl(Operation::Other, "as it must").model();
         assert_eq!(by_nccl.to_string(), "nccl, as it must");
         let candidates =
-            request(300).candidates().iter().map(ToString::to_string).collect::<Vec<_>>();
+            request(300).candidates(None).iter().map(ToString::to_string).collect::<Vec<_>>();
         let all = ["lamport:3x128", "lamport:4x64", "lamport:2x256", "lamport:1x512"];
         assert_eq!(
             candidates,
             [&all[..], &["push:48x512", "push:32x512", "push:64x512", "nccl"]].concat()
         );
+        let measured = request(300).candidates(Some(plan("lamport:2x256")));
+        assert_eq!(measured[..2], [plan("lamport:2x256"), plan("lamport:3x128")]);
+        assert_eq!(measured.len(), candidates.len());
     }
 
     #[test]

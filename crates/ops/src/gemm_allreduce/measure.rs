@@ -2,22 +2,24 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use devcomm_host::{Buffer, Result, Window};
+use devcomm_host::{Buffer, DeviceSlice, Result, Window};
 use half::bf16;
 
 use super::{GemmAllReduce, GemmAllReducePlan, agree_on};
-use crate::check::refuse;
-
-/// Times that each plan is measured, by turns.
-const ROUNDS: usize = 3;
-/// Launches of a plan in a round, behind one that is not timed.
-const LAUNCHES: u16 = 4;
+use crate::check::{check_shape, refuse};
+use crate::gemm::likely;
+use crate::timing::{self, Planned};
 
 impl GemmAllReduce {
-    /// Times the [`plans`](Self::plans) of a shape, and does products of it by the fastest from now
-    /// on, unless one is set: about ten launches of each, as [`launch`](Self::launch) with
-    /// these buffers. The time of a plan is that of the slowest rank, in the fastest of three
-    /// rounds. All ranks get the same plan. *Collective*.
+    /// Times the [`plans`](Self::plans) of a shape, those for few rows if they are expected to take
+    /// at most half as long again as the first of them, and does products of it by the fastest from
+    /// now on, unless one is set. Each is launched 9 times, and the promising ones 40 times more,
+    /// as [`launch`](Self::launch) with these buffers. The time of a plan is that of the slowest
+    /// rank. The plan that [`explain`](Self::explain) names without a measurement is kept if none
+    /// is faster by more than 2 %. All ranks get the same plan. *Collective*.
+    ///
+    /// How [`Unfused`](GemmAllReducePlan::Unfused) multiplies, each rank measures before, as
+    /// [`Gemm::measure`](crate::Gemm::measure) does.
     ///
     /// It allocates the workspaces of all these plans, which this object keeps.
     ///
@@ -37,9 +39,11 @@ impl GemmAllReduce {
         A: Buffer<Element = bf16>,
         B: Buffer<Element = bf16>,
     {
+        let (a, b) = (a.device_slice(), b.device_slice());
         let own = || {
             self.context().refuse_capturing("GemmAllReduce::measure is called")?;
-            let plans = self.plans(shape)?;
+            self.matrices(&a, &b, c, shape)?;
+            let plans = self.plans_to_measure(shape)?;
             let mut hash = DefaultHasher::new();
             (shape, &plans).hash(&mut hash);
             Ok((plans, [hash.finish() as u32, (hash.finish() >> 32) as u32]))
@@ -48,59 +52,62 @@ impl GemmAllReduce {
         if all.iter().any(|hash| *hash != all[0]) {
             return refuse(format!("the ranks have different shapes or plans; here: {shape:?}"));
         }
-        let asked = self.plan.get();
-        let times = self.times(&plans, a, b, c, shape);
-        self.set_plan(asked)?;
-        // A rank with an error sends an empty list, so that the others do not wait for it.
-        let all = self.communicator.host_all_gather(times.as_deref().unwrap_or(&[]))?;
-        times?;
-        if let Some(rank) = all.iter().position(|times| times.len() != plans.len()) {
-            return refuse(format!("rank {rank} cannot take part: its own error says why"));
+        let (asked, expected) = (self.plan.get(), self.choose(shape).plan);
+        let operation = Measured { gemm: self, a, b, c, shape };
+        if plans.contains(&GemmAllReducePlan::Unfused) {
+            self.prepare_unfused()?;
+            let product = self.unfused.get().map_or(Ok(()), |(gemm, _)| {
+                gemm.measure(&operation.a, &operation.b, c, shape).map(drop)
+            });
+            agree_on(&self.communicator, product.map(|()| ((), [0; 2])))?;
         }
-        let slowest = |i: usize| {
-            let of_plan = all.iter().filter_map(|times| times.get(i).copied());
-            of_plan.fold(0.0, f32::max)
-        };
-        let fastest = (0..plans.len()).min_by(|a, b| slowest(*a).total_cmp(&slowest(*b)));
-        let Some(plan) = fastest.map(|i| plans[i]) else {
+        let fastest = timing::fastest(&operation, &self.stream, &plans, expected);
+        self.set_plan(asked)?;
+        let Some(plan) = fastest? else {
             return refuse(format!("there is no plan for {shape:?}"));
         };
         self.measured.borrow_mut().insert(shape, plan);
         Ok(plan)
     }
 
-    /// Milliseconds of a few launches by each plan on this rank.
-    fn times<A, B>(
-        &self,
-        plans: &[GemmAllReducePlan],
-        a: &A,
-        b: &B,
-        c: &Window<bf16>,
-        shape: [usize; 3],
-    ) -> Result<Vec<f32>>
-    where
-        A: Buffer<Element = bf16>,
-        B: Buffer<Element = bf16>,
-    {
-        let mut times = vec![f32::INFINITY; plans.len()];
-        let (begin, end) = (self.context().event()?, self.context().event()?);
-        for _ in 0..ROUNDS {
-            for (plan, best) in plans.iter().zip(&mut times) {
-                self.set_plan(Some(*plan))?;
-                // All ranks find the same: the plan does not fit into its workspace.
-                if self.explain(shape).plan != *plan {
-                    continue;
-                }
-                self.launch(a, b, c, shape)?;
-                self.stream.record(&begin)?;
-                for _ in 0..LAUNCHES {
-                    self.launch(a, b, c, shape)?;
-                }
-                self.stream.record(&end)?;
-                self.stream.synchronize()?;
-                *best = best.min(end.elapsed_ms(&begin)?);
-            }
+    fn plans_to_measure(&self, shape: [usize; 3]) -> Result<Vec<GemmAllReducePlan>> {
+        let likely = likely(check_shape(shape)?, self.room());
+        let mut plans = self.plans(shape)?;
+        plans.retain(|plan| plan.product().is_none_or(|product| likely.contains(&product)));
+        Ok(plans)
+    }
+}
+
+/// A product whose plans are timed.
+struct Measured<'a> {
+    gemm: &'a GemmAllReduce,
+    a: DeviceSlice<bf16>,
+    b: DeviceSlice<bf16>,
+    c: &'a Window<bf16>,
+    shape: [usize; 3],
+}
+
+impl Planned<GemmAllReducePlan> for Measured<'_> {
+    /// All ranks find the same.
+    fn select(&self, plan: GemmAllReducePlan) -> Result<bool> {
+        self.gemm.set_plan(Some(plan))?;
+        // Its workspace may be too small.
+        Ok(self.gemm.explain(self.shape).plan == plan)
+    }
+
+    fn launch(&self) -> Result<()> {
+        // SAFETY: graphs end with the measurement, which borrows or owns the buffers.
+        unsafe { self.gemm.enqueue(&self.a, &self.b, self.c, self.shape) }
+    }
+
+    fn agree(&self, times: Option<&[f32]>) -> Result<Vec<f32>> {
+        // A rank with an error sends an empty list, so that the others do not wait for it.
+        let all = self.gemm.communicator.host_all_gather(times.unwrap_or_default())?;
+        if let Some(rank) = all.iter().position(Vec::is_empty) {
+            return refuse(format!("rank {rank} cannot take part: its own error says why"));
         }
-        Ok(times)
+        let plans = all.iter().map(Vec::len).min().unwrap_or(0);
+        let slowest = |i: usize| all.iter().map(|times| times[i]).fold(0.0, f32::max);
+        Ok((0..plans).map(slowest).collect())
     }
 }

@@ -461,16 +461,14 @@ impl GemmAllReduce {
         self.communicator.context()
     }
 
-    /// # Safety
-    ///
-    /// As [`launch_capturable`](Self::launch_capturable).
-    unsafe fn enqueue(
+    /// The matrices of a product, checked.
+    fn matrices(
         &self,
         a: &DeviceSlice<bf16>,
         b: &DeviceSlice<bf16>,
         c: &Window<bf16>,
         shape: [usize; 3],
-    ) -> Result<()> {
+    ) -> Result<Matrices> {
         if !c.communicator().is(&self.communicator) {
             return refuse("C is a window of another communicator".to_owned());
         }
@@ -482,7 +480,20 @@ impl GemmAllReduce {
         check_buffer("B", b.device_address(), b.len(), columns, terms)?;
         check_buffer("C", c.device_address(), c.min_len(), rows, columns)?;
         let addresses = [a.device_address(), b.device_address(), c.device_address()];
-        let matrices = Matrices::plain(addresses, [m, n, k]);
+        Ok(Matrices::plain(addresses, [m, n, k]))
+    }
+
+    /// # Safety
+    ///
+    /// As [`launch_capturable`](Self::launch_capturable).
+    unsafe fn enqueue(
+        &self,
+        a: &DeviceSlice<bf16>,
+        b: &DeviceSlice<bf16>,
+        c: &Window<bf16>,
+        shape: [usize; 3],
+    ) -> Result<()> {
+        let matrices = self.matrices(a, b, c, shape)?;
         // SAFETY: the plan does the shape; the buffers are long enough, begin at multiples of 16
         // bytes, and dropping one waits for the stream; the caller ensures what a graph needs.
         // Launches on one stream are ordered.
@@ -500,7 +511,7 @@ impl GemmAllReduce {
             if let (GemmAllReducePlan::Unfused, Some((gemm, collectives))) =
                 (plan, self.unfused.get())
             {
-                let c = c.slice(..rows * columns)?;
+                let c = c.slice(..shape[0] * shape[1])?;
                 gemm.launch_capturable(a, b, &c, shape)?;
                 return collectives.all_reduce(&c, &c, ReduceOp::Sum, &self.stream);
             }
