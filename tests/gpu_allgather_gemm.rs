@@ -277,6 +277,39 @@ fn graphs_are_replayed_with_new_rows() {
     });
 }
 
+/// A measurement chooses one of the plans, the same on all ranks, which may have other columns.
+#[test]
+fn a_measurement_decides_on_all_ranks_alike() {
+    small_gpus(2).run("a_measurement_decides_on_all_ranks_alike", |rank| {
+        let [m, n, k] = if rank.is_simulated() { [4, 8, 16] } else { [8192, 4096, 1024] };
+        let shape = [m, n * (1 + rank.rank()), k];
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let (a, b) = (comm.mem_alloc::<bf16>(m / 2 * k)?, comm.mem_alloc::<bf16>(2 * n * k)?);
+        stream.fill(&a, bf16::ONE)?;
+        stream.fill(&b, bf16::ONE)?;
+        let c = comm.mem_alloc::<bf16>(m * shape[1])?;
+        let product = AllGatherGemm::new(comm, &stream, m, k)?;
+        let plan = product.measure(&a, &b, &c, shape)?;
+        assert_eq!(product.explain(shape).to_string(), format!("{plan}, as it was measured"));
+        let all = comm.host_all_gather(plan.to_string().as_bytes())?;
+        assert_eq!(all[0], all[1]);
+        product.set_plan(Some(Unfused))?;
+        assert_eq!(product.explain(shape).to_string(), "unfused, as it was set");
+        product.set_plan(None)?;
+        // Another number of terms on one rank is an error on all.
+        let other = [m, n, if rank.rank() == 0 { k } else { k - 8 }];
+        let error = product.measure(&a, &b, &c, other).unwrap_err().to_string();
+        assert!(error.contains("different shapes"), "{error}");
+        c.fill_bytes(0xff)?;
+        product.launch(&a, &b, &c, shape)?;
+        stream.synchronize()?;
+        let mut got = vec![bf16::NAN; c.len()];
+        c.copy_to_host(&mut got)?;
+        assert!(got.iter().all(|sum| *sum == bf16::from_f32(k as f32)));
+        Ok(())
+    });
+}
+
 #[test]
 fn bad_input_is_refused_with_the_reason() {
     on_gpus("bad_input_is_refused_with_the_reason", 1, |rank| {

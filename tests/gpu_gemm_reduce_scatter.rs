@@ -122,6 +122,40 @@ fn is_right_whatever_the_order_in_which_threads_run() {
     });
 }
 
+/// A measurement chooses one of the plans, the same on all ranks, until a plan is set.
+#[test]
+fn a_measurement_decides_on_all_ranks_alike() {
+    small_gpus(2).run("a_measurement_decides_on_all_ranks_alike", |rank| {
+        let shape = if rank.is_simulated() { [6, 8, 16] } else { [8192, 8192, 1024] };
+        let [m, n, k] = shape;
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let (a, b) = (comm.mem_alloc::<bf16>(m * k)?, comm.mem_alloc::<bf16>(n * k)?);
+        stream.fill(&a, bf16::ONE)?;
+        stream.fill(&b, bf16::ONE)?;
+        let c = comm.mem_alloc::<bf16>(m / 2 * n)?;
+        let product = GemmReduceScatter::new(comm, &stream, m, n)?;
+        let plan = product.measure(&a, &b, &c, shape)?;
+        assert_eq!(product.explain(shape).to_string(), format!("{plan}, as it was measured"));
+        let all = comm.host_all_gather(plan.to_string().as_bytes())?;
+        assert_eq!(all[0], all[1]);
+        product.set_plan(Some(Unfused))?;
+        assert_eq!(product.explain(shape).to_string(), "unfused, as it was set");
+        product.set_plan(None)?;
+        assert_eq!(product.explain(shape).plan, plan);
+        // Another shape on one rank is an error on all.
+        let other = [m, n, if rank.rank() == 0 { k } else { k - 8 }];
+        let error = product.measure(&a, &b, &c, other).unwrap_err().to_string();
+        assert!(error.contains("different shapes"), "{error}");
+        c.fill_bytes(0xff)?;
+        product.launch(&a, &b, &c, shape)?;
+        stream.synchronize()?;
+        let mut got = vec![bf16::NAN; c.len()];
+        c.copy_to_host(&mut got)?;
+        assert!(got.iter().all(|sum| *sum == bf16::from_f32(2.0 * k as f32)));
+        Ok(())
+    });
+}
+
 #[test]
 fn bad_input_is_refused_with_the_reason() {
     on_gpus("bad_input_is_refused_with_the_reason", 1, |rank| {

@@ -9,7 +9,7 @@ use devcomm::{
 use devcomm_testing::gemm::Problem;
 use half::bf16;
 
-use super::fusion::{self, Collective, Fusion};
+use super::fusion::{self, Asked, Collective, Fusion};
 use super::job::Job;
 use super::row::L2;
 use super::selection::{Selection, VariantInfo};
@@ -31,9 +31,10 @@ pub struct AllGatherGemm {
     l2: L2,
 
     /// Plans of devcomm::AllGatherGemm, comma-separated, instead of its default, a row for each
-    /// that can do the shape: `unfused` or `fused`
+    /// that can do the shape: `unfused`, `fused`, or `measured`, the fastest by
+    /// AllGatherGemm::measure
     #[arg(long = "plan", value_delimiter = ',', value_name = "PLAN")]
-    plans: Vec<AllGatherGemmPlan>,
+    plans: Vec<Asked<AllGatherGemmPlan>>,
 
     #[command(flatten)]
     torch: TorchOptions,
@@ -73,7 +74,7 @@ impl Fusion for AllGatherGemm {
     const COLLECTIVE: Collective = Collective::AllGather;
     const OF_TORCH: &'static [Variant] = &[Variant::TorchFused];
     type Operation = Operation;
-    type Asked = AllGatherGemmPlan;
+    type Asked = Asked<AllGatherGemmPlan>;
 
     fn torch(&self) -> &TorchOptions {
         &self.torch
@@ -83,7 +84,7 @@ impl Fusion for AllGatherGemm {
         (&self.shapes, self.l2)
     }
 
-    fn asked(&self) -> Vec<AllGatherGemmPlan> {
+    fn asked(&self) -> Vec<Asked<AllGatherGemmPlan>> {
         self.plans.clone()
     }
 
@@ -100,20 +101,28 @@ impl Fusion for AllGatherGemm {
         comm: &Communicator,
         stream: &Stream,
         [m, _, k]: [usize; 3],
-        _: Option<&AllGatherGemmPlan>,
+        _: Option<&Asked<AllGatherGemmPlan>>,
     ) -> Result<Operation> {
         Ok(Operation::new(comm, stream, m, k)?)
     }
 
     fn set(
         operation: &Operation,
-        asked: &AllGatherGemmPlan,
-        _: ([&DeviceSlice<bf16>; 2], &Window<bf16>),
+        asked: &Asked<AllGatherGemmPlan>,
+        ([a, b], c): ([&DeviceSlice<bf16>; 2], &Window<bf16>),
         shape: [usize; 3],
     ) -> Result<Result<(), String>> {
-        operation.set_plan(Some(*asked))?;
-        let how = operation.explain(shape);
-        Ok(if how.plan == *asked { Ok(()) } else { Err(how.reason.to_owned()) })
+        match *asked {
+            Asked::Measured => drop(operation.measure(a, b, c, shape)?),
+            Asked::Plan(plan) => {
+                operation.set_plan(Some(plan))?;
+                let how = operation.explain(shape);
+                if how.plan != plan {
+                    return Ok(Err(how.reason.to_owned()));
+                }
+            }
+        }
+        Ok(Ok(()))
     }
 
     fn plan(operation: &Operation, shape: [usize; 3]) -> (String, Option<f64>) {

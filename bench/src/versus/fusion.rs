@@ -1,7 +1,8 @@
 //! Matrix products in bf16 with a collective, as one operation of `devcomm`, against cuBLASLt and
 //! NCCL: the comparison that all of them share.
 
-use std::fmt::Display;
+use std::fmt::{self, Display};
+use std::str::FromStr;
 
 use anyhow::Result;
 use devcomm::{
@@ -32,6 +33,34 @@ pub enum Collective {
     ReduceScatter,
     /// Of the rows of A, before the product. All ranks have the same A and B.
     AllGather,
+}
+
+/// A plan that was asked for.
+#[derive(Clone, Copy, Debug)]
+pub enum Asked<P> {
+    Plan(P),
+    /// The fastest, by the operation's `measure`.
+    Measured,
+}
+
+impl<P: FromStr> FromStr for Asked<P> {
+    type Err = P::Err;
+
+    fn from_str(text: &str) -> Result<Self, P::Err> {
+        match text {
+            "measured" => Ok(Self::Measured),
+            _ => text.parse().map(Self::Plan),
+        }
+    }
+}
+
+impl<P: Display> Display for Asked<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Plan(plan) => plan.fmt(f),
+            Self::Measured => f.write_str("measured"),
+        }
+    }
 }
 
 /// The flags of a benchmark of such a product.
@@ -105,7 +134,12 @@ pub fn problems<F: Fusion>(
     ranks: usize,
     seed: u64,
 ) -> Result<Vec<Problem>> {
-    let problems = fusion.inputs().0.problems(default, size_of::<bf16>(), ranks, seed)?;
+    let shapes = fusion.inputs().0;
+    let mut problems = shapes.problems(default, size_of::<bf16>(), ranks, seed)?;
+    if shapes.are_random() && F::COLLECTIVE != Collective::AllReduce {
+        // The ranks share the rows.
+        problems.iter_mut().for_each(|problem| problem.m = problem.m.next_multiple_of(ranks));
+    }
     problems.iter().try_for_each(|problem| F::require(problem, ranks))?;
     Ok(problems)
 }

@@ -38,7 +38,7 @@ pub struct GemmAllReduce {
     /// `swapped:<rows>x<columns>:<splits>` as of `gemm`, `swapped`, with the tile by which
     /// devcomm::Gemm multiplies, or `measured`, the fastest by GemmAllReduce::measure
     #[arg(long = "plan", value_delimiter = ',', value_name = "PLAN")]
-    plans: Vec<AskedPlan>,
+    plans: Vec<fusion::Asked<AskedPlan>>,
 
     /// Types in which partial sums travel, comma-separated, a row for each: `bf16`, `f32`, `e4m3`
     #[arg(long = "wire", value_delimiter = ',', value_name = "TYPE")]
@@ -54,8 +54,6 @@ pub enum AskedPlan {
     Plan(GemmAllReducePlan),
     /// The first one for few rows.
     Swapped,
-    /// The fastest.
-    Measured,
 }
 
 impl FromStr for AskedPlan {
@@ -64,7 +62,6 @@ impl FromStr for AskedPlan {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         match text {
             "swapped" => Ok(Self::Swapped),
-            "measured" => Ok(Self::Measured),
             _ => text.parse().map(Self::Plan),
         }
     }
@@ -75,8 +72,17 @@ impl fmt::Display for AskedPlan {
         match self {
             Self::Plan(plan) => plan.fmt(f),
             Self::Swapped => f.write_str("swapped"),
-            Self::Measured => f.write_str("measured"),
         }
+    }
+}
+
+impl AskedPlan {
+    /// The plan for a shape, which has these.
+    fn find(self, plans: &[GemmAllReducePlan]) -> Option<GemmAllReducePlan> {
+        plans.iter().copied().find(|plan| match self {
+            Self::Plan(asked) => *plan == asked,
+            Self::Swapped => matches!(plan, GemmAllReducePlan::Swapped { .. }),
+        })
     }
 }
 
@@ -84,7 +90,7 @@ impl fmt::Display for AskedPlan {
 #[derive(Clone, Copy, Debug)]
 pub struct Asked {
     wire: Wire,
-    plan: Option<AskedPlan>,
+    plan: Option<fusion::Asked<AskedPlan>>,
 }
 
 impl fmt::Display for Asked {
@@ -179,21 +185,18 @@ impl Fusion for GemmAllReduce {
         ([a, b], c): ([&DeviceSlice<bf16>; 2], &Window<bf16>),
         shape: [usize; 3],
     ) -> Result<Result<(), String>> {
-        let is_asked = |plan: &GemmAllReducePlan| match asked.plan {
-            Some(AskedPlan::Plan(asked)) => *plan == asked,
-            Some(AskedPlan::Swapped) => matches!(plan, GemmAllReducePlan::Swapped { .. }),
-            Some(AskedPlan::Measured) | None => false,
-        };
-        match asked.plan {
-            None => {}
-            Some(AskedPlan::Measured) => {
+        let asked = match asked.plan {
+            None => return Ok(Ok(())),
+            Some(fusion::Asked::Measured) => {
                 operation.measure(a, b, c, shape)?;
+                return Ok(Ok(()));
             }
-            Some(_) => match operation.plans(shape)?.into_iter().find(is_asked) {
-                Some(plan) => operation.set_plan(Some(plan))?,
-                None => return Ok(Err("it cannot do it here".to_owned())),
-            },
-        }
+            Some(fusion::Asked::Plan(asked)) => asked,
+        };
+        let Some(plan) = asked.find(&operation.plans(shape)?) else {
+            return Ok(Err("it cannot do it here".to_owned()));
+        };
+        operation.set_plan(Some(plan))?;
         Ok(Ok(()))
     }
 

@@ -10,7 +10,7 @@ use devcomm::{
 use devcomm_testing::gemm::Problem;
 use half::bf16;
 
-use super::fusion::{self, Collective, Fusion};
+use super::fusion::{self, Asked, Collective, Fusion};
 use super::job::Job;
 use super::product::BF16_LOSES;
 use super::row::L2;
@@ -32,9 +32,10 @@ pub struct GemmReduceScatter {
     l2: L2,
 
     /// Plans of devcomm::GemmReduceScatter, comma-separated, instead of its default, a row for
-    /// each that can do the shape: `unfused` or `wide`
+    /// each that can do the shape: `unfused`, `wide`, or `measured`, the fastest by
+    /// GemmReduceScatter::measure
     #[arg(long = "plan", value_delimiter = ',', value_name = "PLAN")]
-    plans: Vec<GemmReduceScatterPlan>,
+    plans: Vec<Asked<GemmReduceScatterPlan>>,
 
     #[command(flatten)]
     torch: TorchOptions,
@@ -73,7 +74,7 @@ impl Fusion for GemmReduceScatter {
     const COLLECTIVE: Collective = Collective::ReduceScatter;
     const OF_TORCH: &'static [Variant] = &[Variant::TorchFused];
     type Operation = Operation;
-    type Asked = GemmReduceScatterPlan;
+    type Asked = Asked<GemmReduceScatterPlan>;
 
     fn torch(&self) -> &TorchOptions {
         &self.torch
@@ -83,7 +84,7 @@ impl Fusion for GemmReduceScatter {
         (&self.shapes, self.l2)
     }
 
-    fn asked(&self) -> Vec<GemmReduceScatterPlan> {
+    fn asked(&self) -> Vec<Asked<GemmReduceScatterPlan>> {
         self.plans.clone()
     }
 
@@ -100,20 +101,28 @@ impl Fusion for GemmReduceScatter {
         comm: &Communicator,
         stream: &Stream,
         [m, n, _]: [usize; 3],
-        _: Option<&GemmReduceScatterPlan>,
+        _: Option<&Asked<GemmReduceScatterPlan>>,
     ) -> Result<Operation> {
         Ok(Operation::new(comm, stream, m, n)?)
     }
 
     fn set(
         operation: &Operation,
-        asked: &GemmReduceScatterPlan,
-        _: ([&DeviceSlice<bf16>; 2], &Window<bf16>),
+        asked: &Asked<GemmReduceScatterPlan>,
+        ([a, b], c): ([&DeviceSlice<bf16>; 2], &Window<bf16>),
         shape: [usize; 3],
     ) -> Result<Result<(), String>> {
-        operation.set_plan(Some(*asked))?;
-        let how = operation.explain(shape);
-        Ok(if how.plan == *asked { Ok(()) } else { Err(how.reason.to_owned()) })
+        match *asked {
+            Asked::Measured => drop(operation.measure(a, b, c, shape)?),
+            Asked::Plan(plan) => {
+                operation.set_plan(Some(plan))?;
+                let how = operation.explain(shape);
+                if how.plan != plan {
+                    return Ok(Err(how.reason.to_owned()));
+                }
+            }
+        }
+        Ok(Ok(()))
     }
 
     fn plan(operation: &Operation, shape: [usize; 3]) -> (String, Option<f64>) {

@@ -86,6 +86,10 @@ impl Set {
 }
 
 impl ShapeOptions {
+    pub fn are_random(&self) -> bool {
+        self.random.is_some()
+    }
+
     /// The problems of `ranks` ranks, with defaults for empty lists of `m`, `n` and `k`. Rows of A
     /// and B with elements of one byte are multiples of 16 bytes, to which `k` of sets and defaults
     /// is padded.

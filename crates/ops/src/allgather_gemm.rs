@@ -1,13 +1,13 @@
 //! The all-gather of A's rows and a matrix product: its workspace and launches, with checks.
 
-use std::cell::{Cell, OnceCell};
+use std::cell::OnceCell;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::LazyLock;
 
 use devcomm_host::{
-    Buffer, Communicator, DevCommRequirements, DevCommResource, KernelSet, Kernels, LaunchConfig,
-    ModuleSource, Result, Stream, SymmetricBuffer, Window,
+    Buffer, Communicator, DevCommRequirements, DevCommResource, DeviceSlice, KernelSet, Kernels,
+    LaunchConfig, ModuleSource, Result, Stream, SymmetricBuffer, Window,
 };
 use devcomm_kernels as kernels;
 use devcomm_kernels::gemm::gemm_wgmma::{CLUSTER, SHARED, THREADS, TILE_M, TILE_N};
@@ -17,9 +17,10 @@ use half::bf16;
 use nccl_device::TileExchange;
 
 use crate::check::{check_extents, refuse, require_aligned, require_context, rows_of_each};
+use crate::chosen::Chosen;
 use crate::gemm::{Activation, Added, Matrices, address, map, wide_maps};
-use crate::gemm_allreduce::{agree_on, are_hoppers};
-use crate::{Collectives, Explanation, Gemm, KERNELS, modules};
+use crate::gemm_allreduce::{agree_on, agree_on_same, are_hoppers};
+use crate::{Collectives, Explanation, Gemm, KERNELS, modules, timing};
 
 type FusedKernel = kernels::allgather_gemm;
 
@@ -69,7 +70,7 @@ impl FromStr for AllGatherGemmPlan {
 ///
 /// On Hopper GPUs products of many rows are multiplied while rows arrive; others follow an
 /// all-gather, as all do elsewhere. [`explain`](Self::explain) says which plan a shape gets;
-/// [`set_plan`](Self::set_plan) selects another one.
+/// [`set_plan`](Self::set_plan) selects another one, and [`measure`](Self::measure) the fastest.
 pub struct AllGatherGemm {
     gemm: Gemm,
     collectives: Collectives,
@@ -78,8 +79,9 @@ pub struct AllGatherGemm {
     gathered: Window<bf16>,
     /// The largest A, `m x k`.
     most: [usize; 2],
-    /// The plan that was set.
-    plan: Cell<Option<AllGatherGemmPlan>>,
+    /// Whether there is a kernel for these ranks.
+    overlaps: bool,
+    chosen: Chosen<AllGatherGemmPlan>,
     fused: OnceCell<Fused>,
 }
 
@@ -128,7 +130,8 @@ impl AllGatherGemm {
             communicator: comm.clone(),
             gathered: comm.window(elements)?,
             most: [m, k],
-            plan: Cell::default(),
+            overlaps,
+            chosen: Chosen::default(),
             fused: OnceCell::new(),
         };
         if overlaps && m >= MANY_ROWS {
@@ -150,11 +153,11 @@ impl AllGatherGemm {
     pub fn explain(&self, shape: [usize; 3]) -> Explanation<AllGatherGemmPlan> {
         use AllGatherGemmPlan::{Fused, Unfused};
         let [m, _, k] = shape;
-        let (plan, reason) = match self.plan.get() {
-            Some(Unfused) => (Unfused, "as it was set"),
+        let (plan, reason) = match self.chosen.of(shape).next() {
+            Some((Unfused, reason)) => (Unfused, reason),
             _ if self.fused.get().is_none() => (Unfused, "as no kernel was prepared"),
             _ if !k.is_multiple_of(8) => (Unfused, "as k is no multiple of 8"),
-            Some(Fused) => (Fused, "as it was set"),
+            Some((Fused, reason)) => (Fused, reason),
             None if m >= MANY_ROWS => (Fused, "as it has many rows"),
             None => (Unfused, "as it has few rows"),
         };
@@ -177,8 +180,86 @@ impl AllGatherGemm {
         if plan == Some(AllGatherGemmPlan::Fused) {
             self.prepare()?;
         }
-        self.plan.set(plan);
+        self.chosen.set(plan);
         Ok(())
+    }
+
+    /// Times the plans of a shape, and does products of it by the fastest from now on, unless one is
+    /// set: as [`GemmAllReduce::measure`](crate::GemmAllReduce::measure), also for the product of
+    /// [`Unfused`](AllGatherGemmPlan::Unfused). All ranks, whose `n` may differ, get the same plan.
+    /// *Collective*.
+    ///
+    /// It allocates the workspaces of both plans, which this object keeps.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`launch`](Self::launch) and [`set_plan`](Self::set_plan), and
+    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for ranks that have another `m`
+    /// or `k`.
+    pub fn measure<A, B, C>(
+        &self,
+        a: &A,
+        b: &B,
+        c: &C,
+        shape: [usize; 3],
+    ) -> Result<AllGatherGemmPlan>
+    where
+        A: Buffer<Element = bf16>,
+        B: Buffer<Element = bf16>,
+        C: Buffer<Element = bf16>,
+    {
+        let (comm, [m, _, k]) = (&self.communicator, shape);
+        let measure = || {
+            let own = || {
+                comm.context().refuse_capturing("AllGatherGemm::measure is called")?;
+                self.matrices([&a.device_slice(), &b.device_slice(), &c.device_slice()], shape)?;
+                Ok(((), [m, k]))
+            };
+            agree_on_same(comm, own(), "shapes to measure")?;
+            let expected = self.explain(shape).plan;
+            let gathered = self.gathered.slice(..m * k)?;
+            let rows = a.device_slice().slice(..m / comm.n_ranks() * k)?;
+            self.collectives.all_gather(&rows, &gathered, &self.stream)?;
+            let gemm = self.gemm.measure(&gathered, b, c, shape);
+            agree_on(comm, gemm.map(|_| ((), [0; 2])))?;
+            let plans = [AllGatherGemmPlan::Unfused, AllGatherGemmPlan::Fused];
+            timing::fastest(
+                &self.stream,
+                &plans[..1 + usize::from(self.overlaps)],
+                expected,
+                |plan| {
+                    self.set_plan(Some(plan))?;
+                    Ok(self.explain(shape).plan == plan)
+                },
+                // SAFETY: graphs end with the measurement, which borrows the buffers.
+                || unsafe { self.launch_capturable(a, b, c, shape) },
+                timing::slowest(comm),
+            )
+        };
+        self.chosen.find(shape, measure)
+    }
+
+    /// The addresses and the shape, checked.
+    fn matrices(
+        &self,
+        [a, b, c]: [&DeviceSlice<bf16>; 3],
+        shape @ [m, n, k]: [usize; 3],
+    ) -> Result<([u64; 3], [u32; 3])> {
+        let extents = check_extents(shape)?;
+        let rows = rows_of_each(m, self.communicator.n_ranks())?;
+        if m > self.most[0] || m * k > self.gathered.len() {
+            return refuse(format!(
+                "{m} x {k} elements of A need a larger workspace: make another AllGatherGemm for \
+                 them"
+            ));
+        }
+        let context = self.communicator.context();
+        let addresses = [
+            address(context, "A", a, rows, k)?,
+            address(context, "B", b, n, k)?,
+            address(context, "C", c, m, n)?,
+        ];
+        Ok((addresses, extents))
     }
 
     /// Lets [`Unfused`](AllGatherGemmPlan::Unfused) read B before the previous kernels of the
@@ -316,20 +397,9 @@ impl GatheredProduct<'_> {
     {
         let (a, b, c) = (a.device_slice(), b.device_slice(), c.device_slice());
         let AllGatherGemm { gemm, communicator, gathered, stream, .. } = self.operation;
-        let (extents, [m, n, k]) = (check_extents(self.shape)?, self.shape);
-        let rows = rows_of_each(m, communicator.n_ranks())?;
-        if m > self.operation.most[0] || m * k > gathered.len() {
-            return refuse(format!(
-                "{m} x {k} elements of A need a larger workspace: make another AllGatherGemm for \
-                 them"
-            ));
-        }
-        let context = communicator.context();
-        let addresses = [
-            address(context, "A", &a, rows, k)?,
-            address(context, "B", &b, n, k)?,
-            address(context, "C", &c, m, n)?,
-        ];
+        let (addresses, extents) = self.operation.matrices([&a, &b, &c], self.shape)?;
+        let [m, n, k] = self.shape;
+        let rows = m / communicator.n_ranks();
         // SAFETY: the buffers have the elements, and dropping one waits for the stream; the caller
         // ensures what a graph needs. Launches on one stream are ordered.
         unsafe {
@@ -341,7 +411,7 @@ impl GatheredProduct<'_> {
                 return fused.launch(stream, Matrices::plain(addresses, extents), rows as u32);
             }
             // Before the all-gather, which other ranks wait for.
-            self.added.args(context, [m, n])?;
+            self.added.args(communicator.context(), [m, n])?;
             let gathered = gathered.slice(..m * k)?;
             self.operation.collectives.all_gather(&a.slice(..rows * k)?, &gathered, stream)?;
             gemm.product_with(self.shape, self.added.clone()).launch_capturable(&gathered, &b, &c)

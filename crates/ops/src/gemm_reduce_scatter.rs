@@ -1,13 +1,13 @@
 //! A matrix product and the reduce-scatter of its rows: its workspace and launches, with checks.
 
-use std::cell::{Cell, OnceCell};
+use std::cell::OnceCell;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::LazyLock;
 
 use devcomm_host::{
-    Buffer, Communicator, KernelSet, Kernels, LaunchConfig, ModuleSource, ReduceOp, Result, Stream,
-    Window,
+    Buffer, Communicator, DeviceSlice, KernelSet, Kernels, LaunchConfig, ModuleSource, ReduceOp,
+    Result, Stream, Window,
 };
 use devcomm_kernels as kernels;
 use devcomm_kernels::gemm::gemm_wgmma::{CLUSTER, SHARED, THREADS, TILE_N};
@@ -16,9 +16,10 @@ use devcomm_types::Kernel;
 use half::bf16;
 
 use crate::check::{check_extents, refuse, require_aligned, require_context, rows_of_each};
+use crate::chosen::Chosen;
 use crate::gemm::{Matrices, address, wide_maps};
-use crate::gemm_allreduce::{Messages, agree_on, are_hoppers, fills};
-use crate::{Collectives, Explanation, Gemm, KERNELS, modules};
+use crate::gemm_allreduce::{Messages, agree_on, agree_on_same, are_hoppers, fills};
+use crate::{Collectives, Explanation, Gemm, KERNELS, modules, timing};
 
 type OfTwo = kernels::gemm_reduce_scatter_wide<2>;
 type OfFour = kernels::gemm_reduce_scatter_wide<4>;
@@ -74,7 +75,7 @@ impl FromStr for GemmReduceScatterPlan {
 /// On 2, 4 or 8 Hopper GPUs products whose tiles fill the GPU more than once exchange them in the
 /// product's kernel; others are followed by a reduce-scatter, as all are elsewhere.
 /// [`explain`](Self::explain) says which plan a shape gets; [`set_plan`](Self::set_plan) selects
-/// another one.
+/// another one, and [`measure`](Self::measure) the fastest.
 pub struct GemmReduceScatter {
     gemm: Gemm,
     collectives: Collectives,
@@ -83,8 +84,9 @@ pub struct GemmReduceScatter {
     product: Window<bf16>,
     /// The largest product, `m x n`.
     most: [usize; 2],
-    /// The plan that was set.
-    plan: Cell<Option<GemmReduceScatterPlan>>,
+    /// Whether there is a kernel for these ranks.
+    exchanges: bool,
+    chosen: Chosen<GemmReduceScatterPlan>,
     wide: OnceCell<Wide>,
 }
 
@@ -127,7 +129,8 @@ impl GemmReduceScatter {
             communicator: comm.clone(),
             product: comm.window(elements)?,
             most: [m, n],
-            plan: Cell::default(),
+            exchanges,
+            chosen: Chosen::default(),
             wide: OnceCell::new(),
         };
         if exchanges && operation.fills([m, n]) {
@@ -141,13 +144,13 @@ impl GemmReduceScatter {
     pub fn explain(&self, shape: [usize; 3]) -> Explanation<GemmReduceScatterPlan> {
         use GemmReduceScatterPlan::{Unfused, Wide};
         let [m, n, k] = shape;
-        let (plan, reason) = match self.plan.get() {
-            Some(Unfused) => (Unfused, "as it was set"),
+        let (plan, reason) = match self.chosen.of(shape).next() {
+            Some((Unfused, reason)) => (Unfused, reason),
             _ if self.wide.get().is_none() => (Unfused, "as no kernel was prepared"),
             _ if !m.is_multiple_of(self.rows()) || !(n | k).is_multiple_of(8) => {
                 (Unfused, "as m is no multiple of 256 for each rank, or n or k none of 8")
             }
-            Some(Wide) => (Wide, "as it was set"),
+            Some((Wide, reason)) => (Wide, reason),
             None if self.fills([m, n]) => (Wide, "as it has many tiles"),
             None => (Unfused, "as it has few tiles"),
         };
@@ -190,8 +193,60 @@ impl GemmReduceScatter {
         if plan == Some(GemmReduceScatterPlan::Wide) {
             self.prepare_wide()?;
         }
-        self.plan.set(plan);
+        self.chosen.set(plan);
         Ok(())
+    }
+
+    /// Times the plans of a shape, and does products of it by the fastest from now on, unless one is
+    /// set: as [`GemmAllReduce::measure`](crate::GemmAllReduce::measure), also for the product of
+    /// [`Unfused`](GemmReduceScatterPlan::Unfused). All ranks get the same plan. *Collective*.
+    ///
+    /// It allocates the workspaces of both plans, which this object keeps.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`launch`](Self::launch) and [`set_plan`](Self::set_plan), and
+    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for ranks that have different
+    /// shapes.
+    pub fn measure<A, B, C>(
+        &self,
+        a: &A,
+        b: &B,
+        c: &C,
+        shape: [usize; 3],
+    ) -> Result<GemmReduceScatterPlan>
+    where
+        A: Buffer<Element = bf16>,
+        B: Buffer<Element = bf16>,
+        C: Buffer<Element = bf16>,
+    {
+        let comm = &self.communicator;
+        let measure = || {
+            let own = || {
+                comm.context().refuse_capturing("GemmReduceScatter::measure is called")?;
+                self.matrices([&a.device_slice(), &b.device_slice(), &c.device_slice()], shape)?;
+                Ok(((), shape))
+            };
+            agree_on_same(comm, own(), "shapes to measure")?;
+            let expected = self.explain(shape).plan;
+            let product = self.product.slice(..shape[0] * shape[1])?;
+            let gemm = self.gemm.measure(a, b, &product, shape);
+            agree_on(comm, gemm.map(|_| ((), [0; 2])))?;
+            let plans = [GemmReduceScatterPlan::Unfused, GemmReduceScatterPlan::Wide];
+            timing::fastest(
+                &self.stream,
+                &plans[..1 + usize::from(self.exchanges)],
+                expected,
+                |plan| {
+                    self.set_plan(Some(plan))?;
+                    Ok(self.explain(shape).plan == plan)
+                },
+                // SAFETY: graphs end with the measurement, which borrows the buffers.
+                || unsafe { self.launch_capturable(a, b, c, shape) },
+                timing::slowest(comm),
+            )
+        };
+        self.chosen.find(shape, measure)
     }
 
     /// Enqueues one product of `[m, n, k]`: reads `m * k` elements of `a` and `n * k` of `b`, and
@@ -241,20 +296,8 @@ impl GemmReduceScatter {
         C: Buffer<Element = bf16>,
     {
         let (a, b, c) = (a.device_slice(), b.device_slice(), c.device_slice());
-        let (extents, [m, n, k]) = (check_extents(shape)?, shape);
-        let rows = rows_of_each(m, self.communicator.n_ranks())?;
-        if m * n > self.product.len() {
-            return refuse(format!(
-                "a product of {m} x {n} elements needs a larger workspace: make another \
-                 GemmReduceScatter for it"
-            ));
-        }
-        let context = self.communicator.context();
-        let addresses = [
-            address(context, "A", &a, m, k)?,
-            address(context, "B", &b, n, k)?,
-            address(context, "C", &c, rows, n)?,
-        ];
+        let (addresses, extents) = self.matrices([&a, &b, &c], shape)?;
+        let [m, n, _] = shape;
         // SAFETY: the buffers have the elements, and dropping one waits for the stream; the caller
         // ensures what a graph needs. Launches on one stream are ordered.
         unsafe {
@@ -266,9 +309,32 @@ impl GemmReduceScatter {
             }
             let product = self.product.slice(..m * n)?;
             self.gemm.launch_capturable(&a, &b, &product, shape)?;
-            let c = c.slice(..rows * n)?;
+            let c = c.slice(..m / self.communicator.n_ranks() * n)?;
             self.collectives.reduce_scatter(&product, &c, ReduceOp::Sum, &self.stream)
         }
+    }
+
+    /// The addresses and the shape, checked.
+    fn matrices(
+        &self,
+        [a, b, c]: [&DeviceSlice<bf16>; 3],
+        shape @ [m, n, k]: [usize; 3],
+    ) -> Result<([u64; 3], [u32; 3])> {
+        let extents = check_extents(shape)?;
+        let rows = rows_of_each(m, self.communicator.n_ranks())?;
+        if m * n > self.product.len() {
+            return refuse(format!(
+                "a product of {m} x {n} elements needs a larger workspace: make another \
+                 GemmReduceScatter for it"
+            ));
+        }
+        let context = self.communicator.context();
+        let addresses = [
+            address(context, "A", a, m, k)?,
+            address(context, "B", b, n, k)?,
+            address(context, "C", c, rows, n)?,
+        ];
+        Ok((addresses, extents))
     }
 }
 

@@ -22,6 +22,7 @@
 
 mod allgather_gemm;
 mod check;
+mod chosen;
 mod collectives;
 mod expert_parallel;
 mod gemm;

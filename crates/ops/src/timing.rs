@@ -1,6 +1,8 @@
 //! Which plan of an operation is the fastest, by a measurement.
 
-use devcomm_host::{Graph, Result, Stream};
+use devcomm_host::{Communicator, Graph, Result, Stream};
+
+use crate::check::refuse;
 
 /// Launches of a plan in a graph, which is timed.
 const LAUNCHES: usize = 8;
@@ -12,48 +14,53 @@ const PROMISING: f32 = 1.2;
 /// launches.
 const NOISE: f32 = 1.02;
 
-/// An operation on a stream, which can be done by several plans.
-pub(crate) trait Planned<P> {
-    /// Lets launches be by this plan; whether it can do the operation.
-    fn select(&self, plan: P) -> Result<bool>;
-
-    /// Enqueues the operation, perhaps in a capture.
-    fn launch(&self) -> Result<()>;
-
-    /// The times of all ranks that take part, of each plan the longest. This rank has none if it
-    /// had an error.
-    fn agree(&self, times: Option<&[f32]>) -> Result<Vec<f32>>;
-}
-
 /// The plan whose launches take the least time, or the expected one if that takes at most 2 % more.
-/// Selects plans, and leaves the last one selected. The stream has no other work.
+/// The stream has no other work.
+///
+/// `select` lets launches be by a plan, and says whether it can do the operation. `launch` enqueues
+/// the operation, perhaps in a capture. `agree` makes the times of all ranks of those of this one,
+/// which has none if it had an error.
 pub(crate) fn fastest<P: Copy + PartialEq>(
-    operation: &impl Planned<P>,
     stream: &Stream,
     plans: &[P],
     expected: P,
-) -> Result<Option<P>> {
+    select: impl Fn(P) -> Result<bool>,
+    launch: impl Fn() -> Result<()>,
+    agree: impl Fn(Option<&[f32]>) -> Result<Vec<f32>>,
+) -> Result<P> {
+    let several = || (0..LAUNCHES).try_for_each(|_| launch());
+    // After a first launch.
+    let prepare = |plan| -> Result<Work> {
+        if !select(plan)? {
+            return Ok(Work::None);
+        }
+        launch()?;
+        match stream.as_raw().is_null() {
+            true => Ok(Work::Plain),
+            false => Ok(Work::Graph(stream.capture(several)?)),
+        }
+    };
     let (begin, end) = (stream.context().event()?, stream.context().event()?);
     let time = |work: &Work, plan| -> Result<f32> {
         if let Work::Plain = work {
-            operation.select(plan)?;
+            select(plan)?;
         }
         stream.record(&begin)?;
         match work {
             Work::None => return Ok(f32::INFINITY),
             Work::Graph(graph) => graph.launch(stream)?,
-            Work::Plain => (0..LAUNCHES).try_for_each(|_| operation.launch())?,
+            Work::Plain => several()?,
         }
         stream.record(&end)?;
         stream.synchronize()?;
         end.elapsed_ms(&begin)
     };
     let first = plans.iter().map(|plan| {
-        let work = Work::new(operation, stream, *plan)?;
+        let work = prepare(*plan)?;
         Ok((time(&work, *plan)?, work))
     });
     let first: Result<(Vec<_>, Vec<_>)> = first.collect();
-    let agreed = operation.agree(first.as_ref().ok().map(|(times, _)| &times[..]));
+    let agreed = agree(first.as_ref().ok().map(|(times, _)| &times[..]));
     let ((_, works), mut times) = (first?, agreed?);
     let least = times.iter().copied().fold(f32::INFINITY, f32::min);
     let again: Vec<_> = (0..plans.len())
@@ -64,9 +71,23 @@ pub(crate) fn fastest<P: Copy + PartialEq>(
         times[i] = times[i].min(time(&works[i], plans[i])?);
         Ok(())
     });
-    let agreed = operation.agree(more.is_ok().then_some(&times[..]));
+    let agreed = agree(more.is_ok().then_some(&times[..]));
     more?;
     Ok(choose(plans, &agreed?, expected))
+}
+
+/// Of each plan the longest time of all ranks. *Collective*.
+pub(crate) fn slowest(comm: &Communicator) -> impl Fn(Option<&[f32]>) -> Result<Vec<f32>> {
+    |times| {
+        // A rank with an error sends an empty list, so that the others do not wait for it.
+        let all = comm.host_all_gather(times.unwrap_or_default())?;
+        if let Some(rank) = all.iter().position(Vec::is_empty) {
+            return refuse(format!("rank {rank} cannot take part: its own error says why"));
+        }
+        let plans = all.iter().map(Vec::len).min().unwrap_or(0);
+        let slowest = |i: usize| all.iter().map(|times| times[i]).fold(0.0, f32::max);
+        Ok((0..plans).map(slowest).collect())
+    }
 }
 
 /// How a plan is launched several times.
@@ -78,26 +99,12 @@ enum Work {
     Plain,
 }
 
-impl Work {
-    /// After a first launch.
-    fn new<P>(operation: &impl Planned<P>, stream: &Stream, plan: P) -> Result<Self> {
-        if !operation.select(plan)? {
-            return Ok(Self::None);
-        }
-        operation.launch()?;
-        if stream.as_raw().is_null() {
-            return Ok(Self::Plain);
-        }
-        let launches = || (0..LAUNCHES).try_for_each(|_| operation.launch());
-        Ok(Self::Graph(stream.capture(launches)?))
-    }
-}
-
-fn choose<P: Copy + PartialEq>(plans: &[P], times: &[f32], expected: P) -> Option<P> {
+fn choose<P: Copy + PartialEq>(plans: &[P], times: &[f32], expected: P) -> P {
     let timed = || plans.iter().zip(times);
-    let (fastest, least) = timed().min_by(|a, b| a.1.total_cmp(b.1))?;
+    let least = times.iter().copied().fold(f32::INFINITY, f32::min);
     let kept = timed().find(|(plan, time)| **plan == expected && **time <= NOISE * least);
-    Some(*kept.map_or(fastest, |(plan, _)| plan))
+    let fastest = || timed().find(|(_, time)| **time <= least);
+    kept.or_else(fastest).map_or(expected, |(plan, _)| *plan)
 }
 
 #[cfg(test)]
@@ -107,10 +114,10 @@ mod tests {
     #[test]
     fn the_expected_plan_is_kept_unless_another_is_faster_by_more_than_noise() {
         let of = |times: [f32; 3], expected| choose(&['a', 'b', 'c'], &times, expected);
-        assert_eq!(of([3.0, 1.0, 2.0], 'a'), Some('b'));
-        assert_eq!(of([1.01, 1.0, 2.0], 'a'), Some('a'));
-        assert_eq!(of([1.01, 1.0, 2.0], 'c'), Some('b'));
-        assert_eq!(of([f32::INFINITY, 5.0, f32::INFINITY], 'x'), Some('b'));
-        assert_eq!(choose(&[], &[], 'a'), None);
+        assert_eq!(of([3.0, 1.0, 2.0], 'a'), 'b');
+        assert_eq!(of([1.01, 1.0, 2.0], 'a'), 'a');
+        assert_eq!(of([1.01, 1.0, 2.0], 'c'), 'b');
+        assert_eq!(of([f32::INFINITY, 5.0, f32::INFINITY], 'x'), 'b');
+        assert_eq!(choose(&[], &[], 'a'), 'a');
     }
 }

@@ -3,9 +3,9 @@
 use devcomm_host::{Buffer, Result};
 use half::bf16;
 
-use super::{Gemm, GemmPlan, Product, plan};
+use super::{Gemm, GemmPlan, plan};
 use crate::check::check_extents;
-use crate::timing::{self, Planned};
+use crate::timing;
 
 impl Gemm {
     /// Times those [`plans`](Self::plans) of this shape that are expected to take at most half as
@@ -32,38 +32,16 @@ impl Gemm {
         let likely = plan::likely(extents, self.room()?).into_iter();
         let plans = measured.into_iter().chain(likely.filter(|plan| Some(*plan) != measured));
         let plans: Vec<_> = plans.collect();
-        let operation = Measured { gemm: self, product: self.product(shape), buffers: (a, b, c) };
-        let chosen = timing::fastest(&operation, &self.stream, &plans, plans[0]);
-        let plan = chosen.as_ref().map_or(before, |chosen| chosen.unwrap_or(before));
-        self.select(shape, plan)?;
-        chosen.map(|_| plan)
-    }
-}
-
-/// A product whose plans are timed.
-struct Measured<'a, A, B, C> {
-    gemm: &'a Gemm,
-    product: Product<'a, bf16, bf16>,
-    buffers: (&'a A, &'a B, &'a C),
-}
-
-impl<A, B, C> Planned<GemmPlan> for Measured<'_, A, B, C>
-where
-    A: Buffer<Element = bf16>,
-    B: Buffer<Element = bf16>,
-    C: Buffer<Element = bf16>,
-{
-    fn select(&self, plan: GemmPlan) -> Result<bool> {
-        self.gemm.select(self.product.shape(), plan)
-    }
-
-    fn launch(&self) -> Result<()> {
-        let (a, b, c) = self.buffers;
-        // SAFETY: graphs end with the measurement, which borrows the buffers.
-        unsafe { self.product.launch_capturable(a, b, c) }
-    }
-
-    fn agree(&self, times: Option<&[f32]>) -> Result<Vec<f32>> {
-        Ok(times.unwrap_or_default().to_vec())
+        let chosen = timing::fastest(
+            &self.stream,
+            &plans,
+            plans[0],
+            |plan| self.select(shape, plan),
+            // SAFETY: graphs end with the measurement, which borrows the buffers.
+            || unsafe { self.launch_capturable(a, b, c, shape) },
+            |times| Ok(times.unwrap_or_default().to_vec()),
+        );
+        self.select(shape, *chosen.as_ref().unwrap_or(&before))?;
+        chosen
     }
 }

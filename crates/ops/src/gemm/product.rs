@@ -212,10 +212,6 @@ impl<T: GemmElement, O: GemmOutput<T>> Product<'_, T, O> {
         }
     }
 
-    pub(super) fn shape(&self) -> [usize; 3] {
-        self.shape
-    }
-
     /// Which factors are transposed; one of a single row or column is stored the same way.
     fn transposed(&self) -> [bool; 2] {
         let ([a, b], [m, n, k]) = (self.transposed, self.shape);

@@ -210,6 +210,24 @@ pub(crate) fn agree_on<T>(
     Ok((own, all.iter().enumerate().map(known).collect::<Result<_>>()?))
 }
 
+/// As [`agree_on`], for what must be the same in all ranks. *Collective*.
+pub(crate) fn agree_on_same<T>(
+    comm: &Communicator,
+    mine: Result<(T, impl Hash)>,
+    what: &str,
+) -> Result<T> {
+    let mine = mine.map(|(own, same)| {
+        let mut hash = DefaultHasher::new();
+        same.hash(&mut hash);
+        (own, [hash.finish() as u32, (hash.finish() >> 32) as u32])
+    });
+    let (own, all) = agree_on(comm, mine)?;
+    match all.iter().all(|hash| *hash == all[0]) {
+        true => Ok(own),
+        false => refuse(format!("the ranks have different {what}")),
+    }
+}
+
 /// Whether several ranks in one LSA team all have kernels for Hopper. *Collective*.
 pub(crate) fn are_hoppers(comm: &Communicator, gemm: &Gemm) -> Result<bool> {
     let ((), all) = agree_on(comm, Ok(((), [u32::from(gemm.is_hopper()), 0])))?;

@@ -1,14 +1,12 @@
 //! The fastest plan of a shape, by a measurement that all ranks agree on.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
-
-use devcomm_host::{Buffer, DeviceSlice, Result, Window};
+use devcomm_host::{Buffer, Result, Window};
 use half::bf16;
 
-use super::{GemmAllReduce, GemmAllReducePlan, agree_on};
-use crate::check::{check_shape, refuse};
+use super::{GemmAllReduce, GemmAllReducePlan, agree_on, agree_on_same};
+use crate::check::check_shape;
 use crate::gemm::likely;
-use crate::timing::{self, Planned};
+use crate::timing;
 
 impl GemmAllReduce {
     /// Times the [`plans`](Self::plans) of a shape, those for few rows if they are expected to take
@@ -44,30 +42,32 @@ impl GemmAllReduce {
             self.context().refuse_capturing("GemmAllReduce::measure is called")?;
             self.matrices(&a, &b, c, shape)?;
             let plans = self.plans_to_measure(shape)?;
-            let mut hash = DefaultHasher::new();
-            (shape, &plans).hash(&mut hash);
-            Ok((plans, [hash.finish() as u32, (hash.finish() >> 32) as u32]))
+            Ok((plans.clone(), (shape, plans)))
         };
-        let (plans, all) = agree_on(&self.communicator, own())?;
-        if all.iter().any(|hash| *hash != all[0]) {
-            return refuse(format!("the ranks have different shapes or plans; here: {shape:?}"));
-        }
-        let (asked, expected) = (self.plan.get(), self.choose(shape).plan);
-        let operation = Measured { gemm: self, a, b, c, shape };
-        if plans.contains(&GemmAllReducePlan::Unfused) {
-            self.prepare_unfused()?;
-            let product = self.unfused.get().map_or(Ok(()), |(gemm, _)| {
-                gemm.measure(&operation.a, &operation.b, c, shape).map(drop)
-            });
-            agree_on(&self.communicator, product.map(|()| ((), [0; 2])))?;
-        }
-        let fastest = timing::fastest(&operation, &self.stream, &plans, expected);
-        self.set_plan(asked)?;
-        let Some(plan) = fastest? else {
-            return refuse(format!("there is no plan for {shape:?}"));
+        let plans = agree_on_same(&self.communicator, own(), "shapes or plans to measure")?;
+        let measure = || {
+            let expected = self.choose(shape).plan;
+            if plans.contains(&GemmAllReducePlan::Unfused) {
+                self.prepare_unfused()?;
+                let gemm = self.unfused.get().map(|(gemm, _)| gemm);
+                let product = gemm.map_or(Ok(()), |gemm| gemm.measure(&a, &b, c, shape).map(drop));
+                agree_on(&self.communicator, product.map(|()| ((), [0; 2])))?;
+            }
+            timing::fastest(
+                &self.stream,
+                &plans,
+                expected,
+                |plan| {
+                    self.set_plan(Some(plan))?;
+                    // All ranks find the same: its workspace may be too small.
+                    Ok(self.explain(shape).plan == plan)
+                },
+                // SAFETY: graphs end with the measurement, which owns or borrows the buffers.
+                || unsafe { self.enqueue(&a, &b, c, shape) },
+                timing::slowest(&self.communicator),
+            )
         };
-        self.measured.borrow_mut().insert(shape, plan);
-        Ok(plan)
+        self.chosen.find(shape, measure)
     }
 
     fn plans_to_measure(&self, shape: [usize; 3]) -> Result<Vec<GemmAllReducePlan>> {
@@ -75,39 +75,5 @@ impl GemmAllReduce {
         let mut plans = self.plans(shape)?;
         plans.retain(|plan| plan.product().is_none_or(|product| likely.contains(&product)));
         Ok(plans)
-    }
-}
-
-/// A product whose plans are timed.
-struct Measured<'a> {
-    gemm: &'a GemmAllReduce,
-    a: DeviceSlice<bf16>,
-    b: DeviceSlice<bf16>,
-    c: &'a Window<bf16>,
-    shape: [usize; 3],
-}
-
-impl Planned<GemmAllReducePlan> for Measured<'_> {
-    /// All ranks find the same.
-    fn select(&self, plan: GemmAllReducePlan) -> Result<bool> {
-        self.gemm.set_plan(Some(plan))?;
-        // Its workspace may be too small.
-        Ok(self.gemm.explain(self.shape).plan == plan)
-    }
-
-    fn launch(&self) -> Result<()> {
-        // SAFETY: graphs end with the measurement, which borrows or owns the buffers.
-        unsafe { self.gemm.enqueue(&self.a, &self.b, self.c, self.shape) }
-    }
-
-    fn agree(&self, times: Option<&[f32]>) -> Result<Vec<f32>> {
-        // A rank with an error sends an empty list, so that the others do not wait for it.
-        let all = self.gemm.communicator.host_all_gather(times.unwrap_or_default())?;
-        if let Some(rank) = all.iter().position(Vec::is_empty) {
-            return refuse(format!("rank {rank} cannot take part: its own error says why"));
-        }
-        let plans = all.iter().map(Vec::len).min().unwrap_or(0);
-        let slowest = |i: usize| all.iter().map(|times| times[i]).fold(0.0, f32::max);
-        Ok((0..plans).map(slowest).collect())
     }
 }

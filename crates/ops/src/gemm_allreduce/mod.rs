@@ -10,7 +10,7 @@ mod swapped;
 mod wide;
 mod wire;
 
-use std::cell::{Cell, OnceCell, RefCell};
+use std::cell::{OnceCell, RefCell};
 use std::collections::HashMap;
 
 use devcomm_host::{Buffer, Communicator, Context, DeviceSlice, ReduceOp, Result, Stream, Window};
@@ -19,7 +19,7 @@ use half::bf16;
 
 pub use self::agree::GemmOptions;
 use self::agree::Plan;
-pub(crate) use self::agree::{agree_on, are_hoppers};
+pub(crate) use self::agree::{agree_on, agree_on_same, are_hoppers};
 use self::chunked::Chunked;
 pub(crate) use self::messages::Messages;
 pub(crate) use self::plan::fills;
@@ -29,6 +29,7 @@ use self::swapped::{MOST_ROWS, Swapped};
 use self::wide::Wide;
 pub use self::wire::{ParseWireError, Wire};
 use crate::check::{check_buffer, check_shape, refuse, require_context};
+use crate::chosen::Chosen;
 use crate::gemm::{Matrices, Room, candidates, measured, slowdown};
 use crate::{Collectives, Explanation, Gemm};
 
@@ -73,10 +74,9 @@ pub struct GemmAllReduce {
     exchanges: bool,
     exchanges_by_default: bool,
     constant_b: bool,
-    /// The plan that was set, and those of the shapes.
-    plan: Cell<Option<GemmAllReducePlan>>,
+    chosen: Chosen<GemmAllReducePlan>,
+    /// The plans of the shapes for which none was chosen.
     of_shapes: RefCell<HashMap<[usize; 3], Explanation<GemmAllReducePlan>>>,
-    measured: RefCell<HashMap<[usize; 3], GemmAllReducePlan>>,
     strips: Strips,
     wide: OnceCell<Wide>,
     swapped: OnceCell<Swapped>,
@@ -122,9 +122,8 @@ impl GemmAllReduce {
             exchanges,
             exchanges_by_default,
             constant_b: false,
-            plan: Cell::default(),
+            chosen: Chosen::default(),
             of_shapes: RefCell::default(),
-            measured: RefCell::default(),
             strips: Strips::new(plan),
             wide: OnceCell::new(),
             swapped: OnceCell::new(),
@@ -222,12 +221,9 @@ impl GemmAllReduce {
     /// How a product of `[m, n, k]` would be done, and why.
     #[must_use]
     pub fn explain(&self, shape: [usize; 3]) -> Explanation<GemmAllReducePlan> {
-        if let Some(plan) = self.plan.get().filter(|plan| self.can(*plan, shape)) {
-            return Explanation { plan, reason: "as it was set" };
-        }
-        let measured = self.measured.borrow().get(&shape).copied();
-        if let Some(plan) = measured.filter(|plan| self.can(*plan, shape)) {
-            return Explanation { plan, reason: "as it was measured" };
+        if let Some((plan, reason)) = self.chosen.of(shape).find(|(plan, _)| self.can(*plan, shape))
+        {
+            return Explanation { plan, reason };
         }
         if let Some(known) = self.of_shapes.borrow().get(&shape) {
             return *known;
@@ -363,7 +359,7 @@ impl GemmAllReduce {
         // What was prepared decides too, and ranks ask when they like: one may have kept a choice
         // that the others make only now.
         self.of_shapes.borrow_mut().clear();
-        self.plan.set(plan);
+        self.chosen.set(plan);
         Ok(())
     }
 
