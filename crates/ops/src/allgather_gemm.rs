@@ -19,7 +19,7 @@ use nccl_device::TileExchange;
 use crate::check::{check_extents, refuse, require_aligned, require_context, rows_of_each};
 use crate::chosen::Chosen;
 use crate::gemm::{Activation, Added, Matrices, address, map, wide_maps};
-use crate::gemm_allreduce::{agree_on, agree_on_same, are_hoppers};
+use crate::gemm_allreduce::{agree_on, agree_on_same, are_hoppers, plans_of_first_rank};
 use crate::{Collectives, Explanation, Gemm, KERNELS, modules, timing};
 
 type FusedKernel = kernels::allgather_gemm;
@@ -185,9 +185,9 @@ impl AllGatherGemm {
     }
 
     /// Times the plans of a shape, and does products of it by the fastest from now on, unless one is
-    /// set: as [`GemmAllReduce::measure`](crate::GemmAllReduce::measure), also for the product of
-    /// [`Unfused`](AllGatherGemmPlan::Unfused). All ranks, whose `n` may differ, get the same plan.
-    /// *Collective*.
+    /// set: as [`GemmAllReduce::measure`](crate::GemmAllReduce::measure). All ranks, whose `n` may
+    /// differ, get the same plan. If `n` does not differ, the plan of the product of
+    /// [`Unfused`](AllGatherGemmPlan::Unfused) is measured as well. *Collective*.
     ///
     /// It allocates the workspaces of both plans, which this object keeps.
     ///
@@ -208,7 +208,7 @@ impl AllGatherGemm {
         B: Buffer<Element = bf16>,
         C: Buffer<Element = bf16>,
     {
-        let (comm, [m, _, k]) = (&self.communicator, shape);
+        let (comm, [m, n, k]) = (&self.communicator, shape);
         let measure = || {
             let own = || {
                 comm.context().refuse_capturing("AllGatherGemm::measure is called")?;
@@ -216,25 +216,30 @@ impl AllGatherGemm {
                 Ok(((), [m, k]))
             };
             agree_on_same(comm, own(), "shapes to measure")?;
-            let expected = self.explain(shape).plan;
-            let gathered = self.gathered.slice(..m * k)?;
-            let rows = a.device_slice().slice(..m / comm.n_ranks() * k)?;
-            self.collectives.all_gather(&rows, &gathered, &self.stream)?;
-            let gemm = self.gemm.measure(&gathered, b, c, shape);
-            agree_on(comm, gemm.map(|_| ((), [0; 2])))?;
-            let plans = [AllGatherGemmPlan::Unfused, AllGatherGemmPlan::Fused];
-            timing::fastest(
+            let ((), columns) = agree_on(comm, Ok(((), [n as u32, 0])))?;
+            let products = match columns.iter().all(|other| *other == columns[0]) {
+                true => plans_of_first_rank(comm, self.gemm.likely(shape))?,
+                false => vec![self.gemm.plan(shape)?],
+            };
+            let expected = (self.explain(shape).plan, products[0]);
+            let mut plans: Vec<_> =
+                products.iter().map(|product| (AllGatherGemmPlan::Unfused, *product)).collect();
+            plans.extend(self.overlaps.then_some((AllGatherGemmPlan::Fused, products[0])));
+            let chosen = timing::fastest(
                 &self.stream,
-                &plans[..1 + usize::from(self.overlaps)],
+                &plans,
                 expected,
-                |plan| {
+                |(plan, product)| {
                     self.set_plan(Some(plan))?;
-                    Ok(self.explain(shape).plan == plan)
+                    Ok(self.gemm.select(shape, product)? && self.explain(shape).plan == plan)
                 },
                 // SAFETY: graphs end with the measurement, which borrows the buffers.
                 || unsafe { self.launch_capturable(a, b, c, shape) },
                 timing::slowest(comm),
-            )
+            );
+            let (_, product) = *chosen.as_ref().unwrap_or(&expected);
+            self.gemm.select(shape, product)?;
+            Ok(chosen?.0)
         };
         self.chosen.find(shape, measure)
     }

@@ -182,7 +182,7 @@ impl Gemm {
     }
 
     /// Whether the GPU has room for the plan, or it is the portable one.
-    fn select(&self, shape: [usize; 3], plan: GemmPlan) -> Result<bool> {
+    pub(crate) fn select(&self, shape: [usize; 3], plan: GemmPlan) -> Result<bool> {
         let shape = check_extents(shape)?;
         let prepared = self.prepare_plan::<bf16, bf16>(plan, shape)?;
         let problem = ([bf16::DATA_TYPE; 2], shape, NOT_TRANSPOSED);

@@ -18,7 +18,9 @@ use half::bf16;
 use crate::check::{check_extents, refuse, require_aligned, require_context, rows_of_each};
 use crate::chosen::Chosen;
 use crate::gemm::{Matrices, address, wide_maps};
-use crate::gemm_allreduce::{Messages, agree_on, agree_on_same, are_hoppers, fills};
+use crate::gemm_allreduce::{
+    Messages, agree_on, agree_on_same, are_hoppers, fills, plans_of_first_rank,
+};
 use crate::{Collectives, Explanation, Gemm, KERNELS, modules, timing};
 
 type OfTwo = kernels::gemm_reduce_scatter_wide<2>;
@@ -228,23 +230,26 @@ impl GemmReduceScatter {
                 Ok(((), shape))
             };
             agree_on_same(comm, own(), "shapes to measure")?;
-            let expected = self.explain(shape).plan;
-            let product = self.product.slice(..shape[0] * shape[1])?;
-            let gemm = self.gemm.measure(a, b, &product, shape);
-            agree_on(comm, gemm.map(|_| ((), [0; 2])))?;
-            let plans = [GemmReduceScatterPlan::Unfused, GemmReduceScatterPlan::Wide];
-            timing::fastest(
+            let products = plans_of_first_rank(comm, self.gemm.likely(shape))?;
+            let expected = (self.explain(shape).plan, products[0]);
+            let mut plans: Vec<_> =
+                products.iter().map(|product| (GemmReduceScatterPlan::Unfused, *product)).collect();
+            plans.extend(self.exchanges.then_some((GemmReduceScatterPlan::Wide, products[0])));
+            let chosen = timing::fastest(
                 &self.stream,
-                &plans[..1 + usize::from(self.exchanges)],
+                &plans,
                 expected,
-                |plan| {
+                |(plan, product)| {
                     self.set_plan(Some(plan))?;
-                    Ok(self.explain(shape).plan == plan)
+                    Ok(self.gemm.select(shape, product)? && self.explain(shape).plan == plan)
                 },
                 // SAFETY: graphs end with the measurement, which borrows the buffers.
                 || unsafe { self.launch_capturable(a, b, c, shape) },
                 timing::slowest(comm),
-            )
+            );
+            let (_, product) = *chosen.as_ref().unwrap_or(&expected);
+            self.gemm.select(shape, product)?;
+            Ok(chosen?.0)
         };
         self.chosen.find(shape, measure)
     }

@@ -17,9 +17,10 @@ const NOISE: f32 = 1.02;
 /// The plan whose launches take the least time, or the expected one if that takes at most 2 % more.
 /// The stream has no other work.
 ///
-/// `select` lets launches be by a plan, and says whether it can do the operation. `launch` enqueues
-/// the operation, perhaps in a capture. `agree` makes the times of all ranks of those of this one,
-/// which has none if it had an error.
+/// `select` lets launches be by a plan, and says whether it can do the operation: it is one of the
+/// plans that are timed if it can in all ranks. `launch` enqueues the operation, perhaps in a
+/// capture. `agree` makes the times of all ranks of those of this one, which has none if it had an
+/// error.
 pub(crate) fn fastest<P: Copy + PartialEq>(
     stream: &Stream,
     plans: &[P],
@@ -28,52 +29,49 @@ pub(crate) fn fastest<P: Copy + PartialEq>(
     launch: impl Fn() -> Result<()>,
     agree: impl Fn(Option<&[f32]>) -> Result<Vec<f32>>,
 ) -> Result<P> {
-    let several = || (0..LAUNCHES).try_for_each(|_| launch());
-    // After a first launch.
-    let prepare = |plan| -> Result<Work> {
-        if !select(plan)? {
-            return Ok(Work::None);
-        }
-        launch()?;
-        match stream.as_raw().is_null() {
-            true => Ok(Work::Plain),
-            false => Ok(Work::Graph(stream.capture(several)?)),
-        }
+    let together = |own: Result<Vec<f32>>| {
+        let agreed = agree(own.as_deref().ok());
+        own.and(agreed)
     };
+    let possible = |plan: &P| Ok(if select(*plan)? { 0.0 } else { f32::INFINITY });
+    let possible = together(plans.iter().map(possible).collect())?;
+    let plans = plans.iter().zip(possible).filter(|(_, time)| time.is_finite());
+    let plans: Vec<_> = plans.map(|(plan, _)| *plan).collect();
+    if plans.is_empty() {
+        return Ok(expected);
+    }
+    let several = || (0..LAUNCHES).try_for_each(|_| launch());
     let (begin, end) = (stream.context().event()?, stream.context().event()?);
-    let time = |work: &Work, plan| -> Result<f32> {
-        if let Work::Plain = work {
+    let time = |plan, graph: Option<&Graph>| -> Result<f32> {
+        if graph.is_none() {
             select(plan)?;
         }
         stream.record(&begin)?;
-        match work {
-            Work::None => return Ok(f32::INFINITY),
-            Work::Graph(graph) => graph.launch(stream)?,
-            Work::Plain => several()?,
-        }
+        graph.map_or_else(several, |graph| graph.launch(stream))?;
         stream.record(&end)?;
         stream.synchronize()?;
         end.elapsed_ms(&begin)
     };
-    let first = plans.iter().map(|plan| {
-        let work = prepare(*plan)?;
-        Ok((time(&work, *plan)?, work))
+    let mut graphs = Vec::new();
+    let first = plans.iter().map(|&plan| {
+        select(plan)?;
+        launch()?;
+        // The default stream cannot be captured.
+        let graph = (!stream.as_raw().is_null()).then(|| stream.capture(several)).transpose()?;
+        let time = time(plan, graph.as_ref());
+        graphs.push(graph);
+        time
     });
-    let first: Result<(Vec<_>, Vec<_>)> = first.collect();
-    let agreed = agree(first.as_ref().ok().map(|(times, _)| &times[..]));
-    let ((_, works), mut times) = (first?, agreed?);
+    let mut times = together(first.collect())?;
     let least = times.iter().copied().fold(f32::INFINITY, f32::min);
-    let again: Vec<_> = (0..plans.len())
-        .filter(|i| times[*i] <= PROMISING * least || plans[*i] == expected)
-        .collect();
+    let is_promising = |i: &usize| times[*i] <= PROMISING * least || plans[*i] == expected;
+    let again: Vec<_> = (0..plans.len()).filter(is_promising).collect();
     let mut rounds = (0..ROUNDS).flat_map(|_| &again);
     let more: Result<()> = rounds.try_for_each(|&i| {
-        times[i] = times[i].min(time(&works[i], plans[i])?);
+        times[i] = times[i].min(time(plans[i], graphs[i].as_ref())?);
         Ok(())
     });
-    let agreed = agree(more.is_ok().then_some(&times[..]));
-    more?;
-    Ok(choose(plans, &agreed?, expected))
+    Ok(choose(&plans, &together(more.map(|()| times))?, expected))
 }
 
 /// Of each plan the longest time of all ranks. *Collective*.
@@ -88,15 +86,6 @@ pub(crate) fn slowest(comm: &Communicator) -> impl Fn(Option<&[f32]>) -> Result<
         let slowest = |i: usize| all.iter().map(|times| times[i]).fold(0.0, f32::max);
         Ok((0..plans).map(slowest).collect())
     }
-}
-
-/// How a plan is launched several times.
-enum Work {
-    /// It cannot do the operation.
-    None,
-    Graph(Graph),
-    /// On a stream that cannot be captured.
-    Plain,
 }
 
 fn choose<P: Copy + PartialEq>(plans: &[P], times: &[f32], expected: P) -> P {

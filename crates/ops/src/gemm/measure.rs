@@ -24,14 +24,7 @@ impl Gemm {
         C: Buffer<Element = bf16>,
     {
         self.stream.context().refuse_capturing("Gemm::measure is called")?;
-        let (before, extents) = (self.plan(shape)?, check_extents(shape)?);
-        let Some(name) = self.hopper.as_deref().filter(|_| before != GemmPlan::Portable) else {
-            return Ok(before);
-        };
-        let measured = plan::measured(name, extents);
-        let likely = plan::likely(extents, self.room()?).into_iter();
-        let plans = measured.into_iter().chain(likely.filter(|plan| Some(*plan) != measured));
-        let plans: Vec<_> = plans.collect();
+        let (before, plans) = (self.plan(shape)?, self.likely(shape)?);
         let chosen = timing::fastest(
             &self.stream,
             &plans,
@@ -43,5 +36,17 @@ impl Gemm {
         );
         self.select(shape, *chosen.as_ref().unwrap_or(&before))?;
         chosen
+    }
+
+    /// The plans that may be the fastest, the expected one first.
+    pub(crate) fn likely(&self, shape: [usize; 3]) -> Result<Vec<GemmPlan>> {
+        let extents @ [.., k] = check_extents(shape)?;
+        let Some(name) = self.hopper.as_deref().filter(|_| k.is_multiple_of(8)) else {
+            return Ok(vec![GemmPlan::Portable]);
+        };
+        let measured = plan::measured(name, extents);
+        let likely = plan::likely(extents, self.room()?).into_iter();
+        let others = likely.filter(|plan| Some(*plan) != measured);
+        Ok(measured.into_iter().chain(others).collect())
     }
 }

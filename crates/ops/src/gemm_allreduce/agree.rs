@@ -14,7 +14,7 @@ use half::bf16;
 use super::GemmAllReduce;
 use super::wire::{Wire, by_wire};
 use crate::check::{refuse, require_context};
-use crate::{Gemm, KERNELS, modules};
+use crate::{Gemm, GemmPlan, KERNELS, modules};
 
 /// The options of a [`GemmAllReduce`], the same on every rank.
 ///
@@ -226,6 +226,23 @@ pub(crate) fn agree_on_same<T>(
         true => Ok(own),
         false => refuse(format!("the ranks have different {what}")),
     }
+}
+
+/// The first rank's plans of a product, by which all multiply while they are measured together.
+/// *Collective*.
+pub(crate) fn plans_of_first_rank(
+    comm: &Communicator,
+    mine: Result<Vec<GemmPlan>>,
+) -> Result<Vec<GemmPlan>> {
+    let line = |plans: &Vec<GemmPlan>| plans.iter().map(|plan| format!("{plan}\n")).collect();
+    let sent: String = mine.as_ref().map_or_else(|_| String::new(), line);
+    let all = comm.host_all_gather(sent.as_bytes())?;
+    mine?;
+    if let Some(rank) = all.iter().position(Vec::is_empty) {
+        return refuse(format!("rank {rank} cannot take part: its own error says why"));
+    }
+    let plans = String::from_utf8_lossy(&all[0]);
+    Ok(plans.lines().filter_map(|plan| plan.parse().ok()).collect())
 }
 
 /// Whether several ranks in one LSA team all have kernels for Hopper. *Collective*.

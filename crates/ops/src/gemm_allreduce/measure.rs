@@ -3,10 +3,10 @@
 use devcomm_host::{Buffer, Result, Window};
 use half::bf16;
 
-use super::{GemmAllReduce, GemmAllReducePlan, agree_on, agree_on_same};
+use super::{GemmAllReduce, GemmAllReducePlan, agree_on_same, plans_of_first_rank};
 use crate::check::check_shape;
 use crate::gemm::likely;
-use crate::timing;
+use crate::{GemmPlan, timing};
 
 impl GemmAllReduce {
     /// Times the [`plans`](Self::plans) of a shape, those for few rows if they are expected to take
@@ -16,7 +16,7 @@ impl GemmAllReduce {
     /// rank. The plan that [`explain`](Self::explain) names without a measurement is kept if none
     /// is faster by more than 2 %. All ranks get the same plan. *Collective*.
     ///
-    /// How [`Unfused`](GemmAllReducePlan::Unfused) multiplies, each rank measures before, as
+    /// [`Unfused`](GemmAllReducePlan::Unfused) is timed with the likely plans of its product, as
     /// [`Gemm::measure`](crate::Gemm::measure) does.
     ///
     /// It allocates the workspaces of all these plans, which this object keeps.
@@ -49,23 +49,32 @@ impl GemmAllReduce {
             let expected = self.choose(shape).plan;
             if plans.contains(&GemmAllReducePlan::Unfused) {
                 self.prepare_unfused()?;
-                let gemm = self.unfused.get().map(|(gemm, _)| gemm);
-                let product = gemm.map_or(Ok(()), |gemm| gemm.measure(&a, &b, c, shape).map(drop));
-                agree_on(&self.communicator, product.map(|()| ((), [0; 2])))?;
             }
-            timing::fastest(
+            let gemm = self.unfused.get().map(|(gemm, _)| gemm);
+            let products = gemm.map_or(Ok(vec![GemmPlan::Portable]), |gemm| gemm.likely(shape));
+            let products = plans_of_first_rank(&self.communicator, products)?;
+            let each = |plan| match plan {
+                GemmAllReducePlan::Unfused => &products[..],
+                _ => &products[..1],
+            };
+            let with = |plan| each(plan).iter().map(move |product| (plan, *product));
+            let plans: Vec<_> = plans.into_iter().flat_map(with).collect();
+            let select = |product| gemm.map_or(Ok(true), |gemm| gemm.select(shape, product));
+            let chosen = timing::fastest(
                 &self.stream,
                 &plans,
-                expected,
-                |plan| {
+                (expected, products[0]),
+                |(plan, product)| {
                     self.set_plan(Some(plan))?;
                     // All ranks find the same: its workspace may be too small.
-                    Ok(self.explain(shape).plan == plan)
+                    Ok(select(product)? && self.explain(shape).plan == plan)
                 },
                 // SAFETY: graphs end with the measurement, which owns or borrows the buffers.
                 || unsafe { self.enqueue(&a, &b, c, shape) },
                 timing::slowest(&self.communicator),
-            )
+            );
+            select(chosen.as_ref().map_or(products[0], |(_, product)| *product))?;
+            Ok(chosen?.0)
         };
         self.chosen.find(shape, measure)
     }

@@ -19,7 +19,7 @@ use half::bf16;
 
 pub use self::agree::GemmOptions;
 use self::agree::Plan;
-pub(crate) use self::agree::{agree_on, agree_on_same, are_hoppers};
+pub(crate) use self::agree::{agree_on, agree_on_same, are_hoppers, plans_of_first_rank};
 use self::chunked::Chunked;
 pub(crate) use self::messages::Messages;
 pub(crate) use self::plan::fills;
