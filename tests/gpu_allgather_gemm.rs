@@ -289,6 +289,10 @@ fn a_measurement_decides_on_all_ranks_alike() {
         stream.fill(&b, bf16::ONE)?;
         let c = comm.mem_alloc::<bf16>(m * shape[1])?;
         let product = AllGatherGemm::new(comm, &stream, m, k)?;
+        // An address that the fused kernel does not take, on one rank.
+        let from = 1 - rank.rank();
+        let (unaligned, few) = (b.device_slice().slice(from..from + 2 * k)?, [m, 2, k]);
+        assert_eq!(product.measure(&a, &unaligned, &c, few)?, Unfused);
         let plan = product.measure(&a, &b, &c, shape)?;
         assert_eq!(product.explain(shape).to_string(), format!("{plan}, as it was measured"));
         let all = comm.host_all_gather(plan.to_string().as_bytes())?;
@@ -296,6 +300,8 @@ fn a_measurement_decides_on_all_ranks_alike() {
         product.set_plan(Some(Unfused))?;
         assert_eq!(product.explain(shape).to_string(), "unfused, as it was set");
         product.set_plan(None)?;
+        // Of these rows and terms, with any number of columns.
+        assert_eq!(product.explain([m, n + 8, k]).plan, plan);
         // Another number of terms on one rank is an error on all.
         let other = [m, n, if rank.rank() == 0 { k } else { k - 8 }];
         let error = product.measure(&a, &b, &c, other).unwrap_err().to_string();

@@ -386,6 +386,10 @@ fn a_measurement_decides_on_all_ranks_alike() {
         assert_eq!(gemm.explain(shape).to_string(), "unfused, as it was set");
         gemm.set_plan(None)?;
         assert_eq!(gemm.explain(shape).plan, plan);
+        // A shape that the workspace of strips is too small for.
+        let (rows, large) = ([2 * m, n, 8], comm.window::<bf16>(2 * m * n)?);
+        let too_large = gemm.measure(&a, &b, &large, rows)?;
+        assert_ne!(too_large, GemmAllReducePlan::Strips);
         // Another shape on one rank is an error on all.
         let other = [m, n, if rank.rank() == 0 { k } else { k - 8 }];
         let error = gemm.measure(&a, &b, &c, other).unwrap_err().to_string();

@@ -1,6 +1,6 @@
 //! Tests of the matrix product and the reduce-scatter of its rows.
 
-use devcomm::{Error, GemmReduceScatter, GemmReduceScatterPlan, Rank, Simulation};
+use devcomm::{Buffer, Error, GemmReduceScatter, GemmReduceScatterPlan, Rank, Simulation};
 use devcomm_testing::gemm::{Factor, Problem};
 use devcomm_testing::machines::{Gpus, on_gpus};
 use half::bf16;
@@ -142,6 +142,10 @@ fn a_measurement_decides_on_all_ranks_alike() {
         assert_eq!(product.explain(shape).to_string(), "unfused, as it was set");
         product.set_plan(None)?;
         assert_eq!(product.explain(shape).plan, plan);
+        // An address that the fused kernel does not take, on one rank.
+        let (from, few) = (1 - rank.rank(), [m, 2, k]);
+        let unaligned = b.device_slice().slice(from..from + 2 * k)?;
+        assert_eq!(product.measure(&a, &unaligned, &c, few)?, Unfused);
         // Another shape on one rank is an error on all.
         let other = [m, n, if rank.rank() == 0 { k } else { k - 8 }];
         let error = product.measure(&a, &b, &c, other).unwrap_err().to_string();

@@ -43,13 +43,13 @@ pub enum Asked<P> {
     Measured,
 }
 
-impl<P: FromStr> FromStr for Asked<P> {
-    type Err = P::Err;
+impl<P: FromStr<Err: Display>> FromStr for Asked<P> {
+    type Err = String;
 
-    fn from_str(text: &str) -> Result<Self, P::Err> {
+    fn from_str(text: &str) -> Result<Self, String> {
         match text {
             "measured" => Ok(Self::Measured),
-            _ => text.parse().map(Self::Plan),
+            _ => text.parse().map(Self::Plan).map_err(|error| format!("{error}, or measured")),
         }
     }
 }

@@ -16,11 +16,14 @@ use devcomm_types::Kernel;
 use half::bf16;
 use nccl_device::TileExchange;
 
-use crate::check::{check_extents, refuse, require_aligned, require_context, rows_of_each};
+use crate::agree::{agree_on, agree_on_same, are_hoppers};
+use crate::check::{
+    are_aligned, check_extents, refuse, require_aligned, require_context, rows_of_each,
+};
 use crate::chosen::Chosen;
 use crate::gemm::{Activation, Added, Matrices, address, map, wide_maps};
-use crate::gemm_allreduce::{agree_on, agree_on_same, are_hoppers, plans_of_first_rank};
-use crate::{Collectives, Explanation, Gemm, KERNELS, modules, timing};
+use crate::timing::Together;
+use crate::{Collectives, Explanation, Gemm, KERNELS, modules};
 
 type FusedKernel = kernels::allgather_gemm;
 
@@ -153,7 +156,7 @@ impl AllGatherGemm {
     pub fn explain(&self, shape: [usize; 3]) -> Explanation<AllGatherGemmPlan> {
         use AllGatherGemmPlan::{Fused, Unfused};
         let [m, _, k] = shape;
-        let (plan, reason) = match self.chosen.of(shape).next() {
+        let (plan, reason) = match self.chosen.of([m, 0, k]).next() {
             Some((Unfused, reason)) => (Unfused, reason),
             _ if self.fused.get().is_none() => (Unfused, "as no kernel was prepared"),
             _ if !k.is_multiple_of(8) => (Unfused, "as k is no multiple of 8"),
@@ -184,10 +187,10 @@ impl AllGatherGemm {
         Ok(())
     }
 
-    /// Times the plans of a shape, and does products of it by the fastest from now on, unless one is
-    /// set: as [`GemmAllReduce::measure`](crate::GemmAllReduce::measure). All ranks, whose `n` may
-    /// differ, get the same plan. If `n` does not differ, the plan of the product of
-    /// [`Unfused`](AllGatherGemmPlan::Unfused) is measured as well. *Collective*.
+    /// Times the plans of a shape, and does products of this `m` and `k` by the fastest from now
+    /// on, unless one is set: as [`GemmAllReduce::measure`](crate::GemmAllReduce::measure). All
+    /// ranks, whose `n` may differ, get the same plan. If `n` is the same, the product of
+    /// [`Unfused`](AllGatherGemmPlan::Unfused) is timed with its likely plans. *Collective*.
     ///
     /// It allocates the workspaces of both plans, which this object keeps.
     ///
@@ -208,40 +211,29 @@ impl AllGatherGemm {
         B: Buffer<Element = bf16>,
         C: Buffer<Element = bf16>,
     {
-        let (comm, [m, n, k]) = (&self.communicator, shape);
+        let (comm, [m, _, k]) = (&self.communicator, shape);
         let measure = || {
             let own = || {
                 comm.context().refuse_capturing("AllGatherGemm::measure is called")?;
-                self.matrices([&a.device_slice(), &b.device_slice(), &c.device_slice()], shape)?;
-                Ok(((), [m, k]))
+                let buffers = [&a.device_slice(), &b.device_slice(), &c.device_slice()];
+                Ok((self.matrices(buffers, shape)?.0, [m, k]))
             };
-            agree_on_same(comm, own(), "shapes to measure")?;
-            let ((), columns) = agree_on(comm, Ok(((), [n as u32, 0])))?;
-            let products = match columns.iter().all(|other| *other == columns[0]) {
-                true => plans_of_first_rank(comm, self.gemm.likely(shape))?,
-                false => vec![self.gemm.plan(shape)?],
-            };
-            let expected = (self.explain(shape).plan, products[0]);
-            let mut plans: Vec<_> =
-                products.iter().map(|product| (AllGatherGemmPlan::Unfused, *product)).collect();
-            plans.extend(self.overlaps.then_some((AllGatherGemmPlan::Fused, products[0])));
-            let chosen = timing::fastest(
-                &self.stream,
-                &plans,
-                expected,
-                |(plan, product)| {
-                    self.set_plan(Some(plan))?;
-                    Ok(self.gemm.select(shape, product)? && self.explain(shape).plan == plan)
+            let addresses = agree_on_same(comm, own(), "shapes to measure")?;
+            let plans = [AllGatherGemmPlan::Unfused, AllGatherGemmPlan::Fused];
+            let plans = &plans[..1 + usize::from(self.overlaps)];
+            let gemm = Some(&self.gemm);
+            Together { comm, stream: &self.stream, gemm, shape }.fastest(
+                (plans, AllGatherGemmPlan::Unfused, self.explain(shape).plan),
+                |plan| self.set_plan(Some(plan)),
+                |plan| {
+                    let is_unfused = plan == AllGatherGemmPlan::Unfused;
+                    self.explain(shape).plan == plan && (is_unfused || are_aligned(addresses))
                 },
                 // SAFETY: graphs end with the measurement, which borrows the buffers.
                 || unsafe { self.launch_capturable(a, b, c, shape) },
-                timing::slowest(comm),
-            );
-            let (_, product) = *chosen.as_ref().unwrap_or(&expected);
-            self.gemm.select(shape, product)?;
-            Ok(chosen?.0)
+            )
         };
-        self.chosen.find(shape, measure)
+        self.chosen.find([m, 0, k], measure)
     }
 
     /// The addresses and the shape, checked.

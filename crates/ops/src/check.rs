@@ -58,9 +58,14 @@ pub(crate) fn rows_of_each(m: usize, ranks: usize) -> Result<usize> {
     Ok(m / ranks)
 }
 
+/// Whether TMA loads matrices at these addresses.
+pub(crate) fn are_aligned(addresses: [u64; 3]) -> bool {
+    addresses.iter().all(|address| address.is_multiple_of(16))
+}
+
 /// Refuses matrices that TMA does not load, for a plan of this name.
 pub(crate) fn require_aligned(plan: &str, addresses: [u64; 3]) -> Result<()> {
-    if addresses.iter().any(|address| !address.is_multiple_of(16)) {
+    if !are_aligned(addresses) {
         return refuse(format!("the plan `{plan}` needs A, B and C at multiples of 16 bytes"));
     }
     Ok(())

@@ -15,13 +15,15 @@ use devcomm_kernels::gemm_allreduce::gemm_reduce_scatter_wide::{ROWS, slots};
 use devcomm_types::Kernel;
 use half::bf16;
 
-use crate::check::{check_extents, refuse, require_aligned, require_context, rows_of_each};
+use crate::agree::{agree_on, agree_on_same, are_hoppers};
+use crate::check::{
+    are_aligned, check_extents, refuse, require_aligned, require_context, rows_of_each,
+};
 use crate::chosen::Chosen;
 use crate::gemm::{Matrices, address, wide_maps};
-use crate::gemm_allreduce::{
-    Messages, agree_on, agree_on_same, are_hoppers, fills, plans_of_first_rank,
-};
-use crate::{Collectives, Explanation, Gemm, KERNELS, modules, timing};
+use crate::gemm_allreduce::{Messages, fills};
+use crate::timing::Together;
+use crate::{Collectives, Explanation, Gemm, KERNELS, modules};
 
 type OfTwo = kernels::gemm_reduce_scatter_wide<2>;
 type OfFour = kernels::gemm_reduce_scatter_wide<4>;
@@ -199,9 +201,10 @@ impl GemmReduceScatter {
         Ok(())
     }
 
-    /// Times the plans of a shape, and does products of it by the fastest from now on, unless one is
-    /// set: as [`GemmAllReduce::measure`](crate::GemmAllReduce::measure), also for the product of
-    /// [`Unfused`](GemmReduceScatterPlan::Unfused). All ranks get the same plan. *Collective*.
+    /// Times the plans of a shape, and does products of it by the fastest from now on, unless one
+    /// is set: as [`GemmAllReduce::measure`](crate::GemmAllReduce::measure). The product of
+    /// [`Unfused`](GemmReduceScatterPlan::Unfused) is timed with its likely plans. All ranks get
+    /// the same plan. *Collective*.
     ///
     /// It allocates the workspaces of both plans, which this object keeps.
     ///
@@ -226,30 +229,23 @@ impl GemmReduceScatter {
         let measure = || {
             let own = || {
                 comm.context().refuse_capturing("GemmReduceScatter::measure is called")?;
-                self.matrices([&a.device_slice(), &b.device_slice(), &c.device_slice()], shape)?;
-                Ok(((), shape))
+                let buffers = [&a.device_slice(), &b.device_slice(), &c.device_slice()];
+                Ok((self.matrices(buffers, shape)?.0, shape))
             };
-            agree_on_same(comm, own(), "shapes to measure")?;
-            let products = plans_of_first_rank(comm, self.gemm.likely(shape))?;
-            let expected = (self.explain(shape).plan, products[0]);
-            let mut plans: Vec<_> =
-                products.iter().map(|product| (GemmReduceScatterPlan::Unfused, *product)).collect();
-            plans.extend(self.exchanges.then_some((GemmReduceScatterPlan::Wide, products[0])));
-            let chosen = timing::fastest(
-                &self.stream,
-                &plans,
-                expected,
-                |(plan, product)| {
-                    self.set_plan(Some(plan))?;
-                    Ok(self.gemm.select(shape, product)? && self.explain(shape).plan == plan)
+            let addresses = agree_on_same(comm, own(), "shapes to measure")?;
+            let plans = [GemmReduceScatterPlan::Unfused, GemmReduceScatterPlan::Wide];
+            let plans = &plans[..1 + usize::from(self.exchanges)];
+            let gemm = Some(&self.gemm);
+            Together { comm, stream: &self.stream, gemm, shape }.fastest(
+                (plans, GemmReduceScatterPlan::Unfused, self.explain(shape).plan),
+                |plan| self.set_plan(Some(plan)),
+                |plan| {
+                    let is_unfused = plan == GemmReduceScatterPlan::Unfused;
+                    self.explain(shape).plan == plan && (is_unfused || are_aligned(addresses))
                 },
                 // SAFETY: graphs end with the measurement, which borrows the buffers.
                 || unsafe { self.launch_capturable(a, b, c, shape) },
-                timing::slowest(comm),
-            );
-            let (_, product) = *chosen.as_ref().unwrap_or(&expected);
-            self.gemm.select(shape, product)?;
-            Ok(chosen?.0)
+            )
         };
         self.chosen.find(shape, measure)
     }

@@ -20,6 +20,7 @@
 //! # Ok::<_, Error>(())
 //! ```
 
+mod agree;
 mod allgather_gemm;
 mod check;
 mod chosen;

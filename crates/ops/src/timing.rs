@@ -2,13 +2,14 @@
 
 use devcomm_host::{Communicator, Graph, Result, Stream};
 
-use crate::check::refuse;
+use crate::agree::{all_can, is_same};
+use crate::{Gemm, GemmPlan};
 
 /// Launches of a plan in a graph, which is timed.
 const LAUNCHES: usize = 8;
-/// Times that a graph is launched if its plan is not much slower than the fastest.
-const ROUNDS: usize = 5;
-/// How much longer a plan may take in its first launch to be launched again.
+/// Times that a graph is timed again if its plan is not much slower than the fastest.
+const ROUNDS: usize = 3;
+/// How much longer a plan may take in the first round to be timed again.
 const PROMISING: f32 = 1.2;
 /// How much longer the expected plan may take than the fastest to be kept: the noise of a few
 /// launches.
@@ -17,37 +18,27 @@ const NOISE: f32 = 1.02;
 /// The plan whose launches take the least time, or the expected one if that takes at most 2 % more.
 /// The stream has no other work.
 ///
-/// `select` lets launches be by a plan, and says whether it can do the operation: it is one of the
-/// plans that are timed if it can in all ranks. `launch` enqueues the operation, perhaps in a
-/// capture. `agree` makes the times of all ranks of those of this one, which has none if it had an
-/// error.
+/// `select` lets launches be by a plan, all of which can do the operation. `launch` enqueues it,
+/// perhaps in a capture. `slowest` turns the times of this rank into those of the slowest one.
 pub(crate) fn fastest<P: Copy + PartialEq>(
     stream: &Stream,
     plans: &[P],
     expected: P,
-    select: impl Fn(P) -> Result<bool>,
+    select: impl Fn(P) -> Result<()>,
     launch: impl Fn() -> Result<()>,
-    agree: impl Fn(Option<&[f32]>) -> Result<Vec<f32>>,
+    slowest: impl Fn(Vec<f32>) -> Result<Vec<f32>>,
 ) -> Result<P> {
-    let together = |own: Result<Vec<f32>>| {
-        let agreed = agree(own.as_deref().ok());
-        own.and(agreed)
-    };
-    let possible = |plan: &P| Ok(if select(*plan)? { 0.0 } else { f32::INFINITY });
-    let possible = together(plans.iter().map(possible).collect())?;
-    let plans = plans.iter().zip(possible).filter(|(_, time)| time.is_finite());
-    let plans: Vec<_> = plans.map(|(plan, _)| *plan).collect();
-    if plans.is_empty() {
-        return Ok(expected);
-    }
     let several = || (0..LAUNCHES).try_for_each(|_| launch());
     let (begin, end) = (stream.context().event()?, stream.context().event()?);
     let time = |plan, graph: Option<&Graph>| -> Result<f32> {
         if graph.is_none() {
             select(plan)?;
         }
+        let run = || graph.map_or_else(several, |graph| graph.launch(stream));
+        // Other ranks may come later: they are waited for before the time begins.
+        run()?;
         stream.record(&begin)?;
-        graph.map_or_else(several, |graph| graph.launch(stream))?;
+        run()?;
         stream.record(&end)?;
         stream.synchronize()?;
         end.elapsed_ms(&begin)
@@ -62,30 +53,14 @@ pub(crate) fn fastest<P: Copy + PartialEq>(
         graphs.push(graph);
         time
     });
-    let mut times = together(first.collect())?;
+    let mut times = slowest(first.collect::<Result<_>>()?)?;
     let least = times.iter().copied().fold(f32::INFINITY, f32::min);
     let is_promising = |i: &usize| times[*i] <= PROMISING * least || plans[*i] == expected;
     let again: Vec<_> = (0..plans.len()).filter(is_promising).collect();
-    let mut rounds = (0..ROUNDS).flat_map(|_| &again);
-    let more: Result<()> = rounds.try_for_each(|&i| {
+    for &i in (0..ROUNDS).flat_map(|_| &again) {
         times[i] = times[i].min(time(plans[i], graphs[i].as_ref())?);
-        Ok(())
-    });
-    Ok(choose(&plans, &together(more.map(|()| times))?, expected))
-}
-
-/// Of each plan the longest time of all ranks. *Collective*.
-pub(crate) fn slowest(comm: &Communicator) -> impl Fn(Option<&[f32]>) -> Result<Vec<f32>> {
-    |times| {
-        // A rank with an error sends an empty list, so that the others do not wait for it.
-        let all = comm.host_all_gather(times.unwrap_or_default())?;
-        if let Some(rank) = all.iter().position(Vec::is_empty) {
-            return refuse(format!("rank {rank} cannot take part: its own error says why"));
-        }
-        let plans = all.iter().map(Vec::len).min().unwrap_or(0);
-        let slowest = |i: usize| all.iter().map(|times| times[i]).fold(0.0, f32::max);
-        Ok((0..plans).map(slowest).collect())
     }
+    Ok(choose(plans, &slowest(times)?, expected))
 }
 
 fn choose<P: Copy + PartialEq>(plans: &[P], times: &[f32], expected: P) -> P {
@@ -94,6 +69,70 @@ fn choose<P: Copy + PartialEq>(plans: &[P], times: &[f32], expected: P) -> P {
     let kept = timed().find(|(plan, time)| **plan == expected && **time <= NOISE * least);
     let fastest = || timed().find(|(_, time)| **time <= least);
     kept.or_else(fastest).map_or(expected, |(plan, _)| *plan)
+}
+
+/// A product and a collective, as an operation of all ranks.
+pub(crate) struct Together<'a> {
+    pub(crate) comm: &'a Communicator,
+    pub(crate) stream: &'a Stream,
+    /// By which the plan multiplies that is no fused one, if it is prepared.
+    pub(crate) gemm: Option<&'a Gemm>,
+    pub(crate) shape: [usize; 3],
+}
+
+impl Together<'_> {
+    /// As [`fastest`], of plans that are the same in all ranks and of which `unfused` is timed with
+    /// the likely plans of its product. Plans that not all ranks can do are left out. An error
+    /// leaves the product's plan as it was. *Collective*.
+    ///
+    /// `set` is collective the first time that a plan is set; `can` is asked when one is.
+    pub(crate) fn fastest<P: Copy + PartialEq>(
+        &self,
+        (plans, unfused, expected): (&[P], P, P),
+        set: impl Fn(P) -> Result<()>,
+        can: impl Fn(P) -> bool,
+        launch: impl Fn() -> Result<()>,
+    ) -> Result<P> {
+        let Self { comm, stream, gemm, shape } = *self;
+        // Workspaces, before any rank can have an error of its own.
+        plans.iter().try_for_each(|plan| set(*plan))?;
+        let own = || match gemm {
+            Some(gemm) => Ok((gemm.plan(shape)?, gemm.likely(shape)?)),
+            None => Ok((GemmPlan::Portable, Vec::new())),
+        };
+        let ((before, likely), is_same) = is_same(comm, own().map(|own| (own.clone(), own.1)))?;
+        let products = if is_same && !likely.is_empty() { likely } else { vec![before] };
+        let select = |(plan, product)| {
+            set(plan)?;
+            gemm.map_or(Ok(true), |gemm| gemm.select(shape, product))
+        };
+        let each = |plan| if plan == unfused { &products[..] } else { &products[..1] };
+        let pairs =
+            plans.iter().flat_map(|plan| each(*plan).iter().map(|product| (*plan, *product)));
+        let pairs: Vec<_> = pairs.collect();
+        let chosen = || {
+            let possible = pairs.iter().map(|pair| Ok(select(*pair)? && can(pair.0))).collect();
+            let possible = all_can(comm, possible)?;
+            let pairs = pairs.iter().zip(possible).filter(|(_, can)| *can);
+            let pairs: Vec<_> = pairs.map(|(pair, _)| *pair).collect();
+            let expected = (expected, products[0]);
+            let slowest = |times| slowest(comm, times);
+            fastest(stream, &pairs, expected, |pair| select(pair).map(drop), launch, slowest)
+        };
+        let chosen = chosen();
+        if let Some(gemm) = gemm {
+            gemm.select(shape, chosen.as_ref().map_or(before, |(_, product)| *product))?;
+        }
+        Ok(chosen?.0)
+    }
+}
+
+/// Of each plan the longest time of all ranks. *Collective*.
+fn slowest(comm: &Communicator, mut times: Vec<f32>) -> Result<Vec<f32>> {
+    for others in comm.host_all_gather(&times)? {
+        times.iter_mut().zip(others).for_each(|(time, other)| *time = time.max(other));
+    }
+    Ok(times)
 }
 
 #[cfg(test)]
@@ -106,7 +145,7 @@ mod tests {
         assert_eq!(of([3.0, 1.0, 2.0], 'a'), 'b');
         assert_eq!(of([1.01, 1.0, 2.0], 'a'), 'a');
         assert_eq!(of([1.01, 1.0, 2.0], 'c'), 'b');
-        assert_eq!(of([f32::INFINITY, 5.0, f32::INFINITY], 'x'), 'b');
+        assert_eq!(of([2.0, 1.0, 3.0], 'x'), 'b');
         assert_eq!(choose(&[], &[], 'a'), 'a');
     }
 }

@@ -5,7 +5,7 @@ use devcomm_host::{Buffer, Communicator, DeviceSlice, Event, ReduceOp, Result, S
 use devcomm_kernels::gemm::gemm_wgmma::{CLUSTER, TILE_M};
 use half::bf16;
 
-use super::agree::agree_on;
+use crate::agree::agree_on;
 use crate::{Collectives, Gemm};
 
 /// Rows of a part are a multiple of these: those of a cluster's tile.

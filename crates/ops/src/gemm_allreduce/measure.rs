@@ -3,21 +3,23 @@
 use devcomm_host::{Buffer, Result, Window};
 use half::bf16;
 
-use super::{GemmAllReduce, GemmAllReducePlan, agree_on_same, plans_of_first_rank};
+use super::{GemmAllReduce, GemmAllReducePlan};
+use crate::agree::agree_on_same;
 use crate::check::check_shape;
 use crate::gemm::likely;
-use crate::{GemmPlan, timing};
+use crate::timing::Together;
 
 impl GemmAllReduce {
     /// Times the [`plans`](Self::plans) of a shape, those for few rows if they are expected to take
     /// at most half as long again as the first of them, and does products of it by the fastest from
-    /// now on, unless one is set. Each is launched 9 times, and the promising ones 40 times more,
-    /// as [`launch`](Self::launch) with these buffers. The time of a plan is that of the slowest
-    /// rank. The plan that [`explain`](Self::explain) names without a measurement is kept if none
-    /// is faster by more than 2 %. All ranks get the same plan. *Collective*.
+    /// now on, unless one is set. Each is launched 17 times, and the promising ones 48 times more,
+    /// as [`launch`](Self::launch) with these buffers, of which the L2 cache keeps what it can. The
+    /// time of a plan is that of the slowest rank. The plan that [`explain`](Self::explain) names
+    /// without a measurement is kept if none is faster by more than 2 %. All ranks get the same
+    /// plan. *Collective*.
     ///
     /// [`Unfused`](GemmAllReducePlan::Unfused) is timed with the likely plans of its product, as
-    /// [`Gemm::measure`](crate::Gemm::measure) does.
+    /// [`Gemm::measure`](crate::Gemm::measure) has them, if all ranks have the same ones.
     ///
     /// It allocates the workspaces of all these plans, which this object keeps.
     ///
@@ -38,51 +40,44 @@ impl GemmAllReduce {
         B: Buffer<Element = bf16>,
     {
         let (a, b) = (a.device_slice(), b.device_slice());
-        let own = || {
-            self.context().refuse_capturing("GemmAllReduce::measure is called")?;
-            self.matrices(&a, &b, c, shape)?;
-            let plans = self.plans_to_measure(shape)?;
-            Ok((plans.clone(), (shape, plans)))
-        };
-        let plans = agree_on_same(&self.communicator, own(), "shapes or plans to measure")?;
         let measure = || {
-            let expected = self.choose(shape).plan;
+            let own = || {
+                self.context().refuse_capturing("GemmAllReduce::measure is called")?;
+                self.matrices(&a, &b, c, shape)?;
+                let expected = self.choose(shape).plan;
+                let plans = self.plans_to_measure(shape, expected)?;
+                Ok(((plans.clone(), expected), (shape, plans)))
+            };
+            let what = "shapes or plans to measure";
+            let (plans, expected) = agree_on_same(&self.communicator, own(), what)?;
             if plans.contains(&GemmAllReducePlan::Unfused) {
                 self.prepare_unfused()?;
             }
+            let (comm, stream) = (&self.communicator, &self.stream);
             let gemm = self.unfused.get().map(|(gemm, _)| gemm);
-            let products = gemm.map_or(Ok(vec![GemmPlan::Portable]), |gemm| gemm.likely(shape));
-            let products = plans_of_first_rank(&self.communicator, products)?;
-            let each = |plan| match plan {
-                GemmAllReducePlan::Unfused => &products[..],
-                _ => &products[..1],
-            };
-            let with = |plan| each(plan).iter().map(move |product| (plan, *product));
-            let plans: Vec<_> = plans.into_iter().flat_map(with).collect();
-            let select = |product| gemm.map_or(Ok(true), |gemm| gemm.select(shape, product));
-            let chosen = timing::fastest(
-                &self.stream,
-                &plans,
-                (expected, products[0]),
-                |(plan, product)| {
-                    self.set_plan(Some(plan))?;
-                    // All ranks find the same: its workspace may be too small.
-                    Ok(select(product)? && self.explain(shape).plan == plan)
-                },
+            Together { comm, stream, gemm, shape }.fastest(
+                (&plans, GemmAllReducePlan::Unfused, expected),
+                |plan| self.set_plan(Some(plan)),
+                // Its workspace may be too small.
+                |plan| self.explain(shape).plan == plan,
                 // SAFETY: graphs end with the measurement, which owns or borrows the buffers.
                 || unsafe { self.enqueue(&a, &b, c, shape) },
-                timing::slowest(&self.communicator),
-            );
-            select(chosen.as_ref().map_or(products[0], |(_, product)| *product))?;
-            Ok(chosen?.0)
+            )
         };
         self.chosen.find(shape, measure)
     }
 
-    fn plans_to_measure(&self, shape: [usize; 3]) -> Result<Vec<GemmAllReducePlan>> {
+    fn plans_to_measure(
+        &self,
+        shape: [usize; 3],
+        expected: GemmAllReducePlan,
+    ) -> Result<Vec<GemmAllReducePlan>> {
         let likely = likely(check_shape(shape)?, self.room());
+        let is_likely = |plan: GemmAllReducePlan| {
+            plan.product().is_none_or(|product| likely.contains(&product))
+        };
         let mut plans = self.plans(shape)?;
-        plans.retain(|plan| plan.product().is_none_or(|product| likely.contains(&product)));
+        plans.retain(|plan| *plan == expected || is_likely(*plan));
         Ok(plans)
     }
 }

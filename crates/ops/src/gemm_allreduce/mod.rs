@@ -1,9 +1,9 @@
 //! The matrix product fused with an all-reduce: its workspace and its launches, with their checks.
 
-mod agree;
 mod chunked;
 mod measure;
 mod messages;
+mod options;
 mod plan;
 mod strips;
 mod swapped;
@@ -17,17 +17,17 @@ use devcomm_host::{Buffer, Communicator, Context, DeviceSlice, ReduceOp, Result,
 use devcomm_kernels::GemmForm;
 use half::bf16;
 
-pub use self::agree::GemmOptions;
-use self::agree::Plan;
-pub(crate) use self::agree::{agree_on, agree_on_same, are_hoppers, plans_of_first_rank};
 use self::chunked::Chunked;
 pub(crate) use self::messages::Messages;
+pub use self::options::GemmOptions;
+use self::options::Plan;
 pub(crate) use self::plan::fills;
 pub use self::plan::{GemmAllReducePlan, ParseGemmAllReducePlanError};
 use self::strips::Strips;
 use self::swapped::{MOST_ROWS, Swapped};
 use self::wide::Wide;
 pub use self::wire::{ParseWireError, Wire};
+use crate::agree::agree_on;
 use crate::check::{check_buffer, check_shape, refuse, require_context};
 use crate::chosen::Chosen;
 use crate::gemm::{Matrices, Room, candidates, measured, slowdown};
@@ -284,7 +284,9 @@ impl GemmAllReduce {
     /// Whether a plan that was prepared does a product.
     fn can(&self, plan: GemmAllReducePlan, shape: [usize; 3]) -> bool {
         match plan {
-            GemmAllReducePlan::Strips => self.strips.is_prepared(),
+            GemmAllReducePlan::Strips => {
+                self.strips.supports(self.communicator.n_ranks(), [shape[0], shape[1]])
+            }
             GemmAllReducePlan::Unfused => self.unfused.get().is_some(),
             GemmAllReducePlan::Chunked { parts } => {
                 self.chunked.get().is_some() && chunked::supports(shape[0], parts)

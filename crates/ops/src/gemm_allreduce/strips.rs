@@ -9,7 +9,7 @@ use devcomm_host::{
 use devcomm_kernels::{self as kernels, GemmForm};
 use half::bf16;
 
-use super::agree::Plan;
+use super::options::Plan;
 use super::wire::{Wire, by_wire};
 use crate::check::refuse;
 use crate::gemm::Matrices;
@@ -46,6 +46,15 @@ impl Strips {
     /// Whether products are launched from here on.
     pub(super) fn is_prepared(&self) -> bool {
         self.memory.get().is_some()
+    }
+
+    /// Whether there is a workspace, and a product of this size fits into it.
+    pub(super) fn supports(&self, n_ranks: usize, [rows, columns]: [usize; 2]) -> bool {
+        let Plan { form, wire, .. } = &self.plan;
+        let sizes = by_wire!(wire, W => form.workspace::<W>(rows, columns, n_ranks));
+        self.memory.get().zip(sizes).is_some_and(|(memory, sizes)| {
+            sizes.partials <= memory.partials.len() && sizes.flags <= memory.flags.len()
+        })
     }
 
     /// Allocates the workspace. *Collective*.
@@ -85,12 +94,7 @@ impl Strips {
         let Matrices { a, b, shape: [m, n, k], .. } = matrices;
         let Plan { compiled, form, wire, blocks, .. } = &self.plan;
         let (rows, columns) = (m as usize, n as usize);
-        let memory = self.memory.get().filter(|memory| {
-            let sizes = by_wire!(wire, W => form.workspace::<W>(rows, columns, n_ranks));
-            sizes.is_some_and(|sizes| {
-                sizes.partials <= memory.partials.len() && sizes.flags <= memory.flags.len()
-            })
-        });
+        let memory = self.memory.get().filter(|_| self.supports(n_ranks, [rows, columns]));
         let (Some(memory), Some(tiles)) = (memory, form.tiles(rows, columns)) else {
             return refuse(format!(
                 "a product of {m} x {n} elements needs a larger workspace: make another \

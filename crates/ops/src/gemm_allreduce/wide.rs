@@ -14,9 +14,9 @@ use devcomm_kernels::gemm_allreduce::{
 use devcomm_types::Kernel;
 use half::bf16;
 
-use super::agree::agree_on;
 use super::messages::Messages;
 use super::wire::Wire;
+use crate::agree::agree_on;
 use crate::check::refuse;
 use crate::gemm::{Matrices, wide_maps};
 use crate::{KERNELS, modules};

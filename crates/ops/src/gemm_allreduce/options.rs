@@ -1,4 +1,5 @@
-//! What the ranks agree on before they allocate: the form of the kernel, its grid, its workspace.
+//! The options, and what the ranks agree on before they allocate: the form of the kernel, its grid,
+//! its workspace.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::num::NonZeroU32;
@@ -13,8 +14,9 @@ use half::bf16;
 
 use super::GemmAllReduce;
 use super::wire::{Wire, by_wire};
+use crate::agree::cannot_take_part;
 use crate::check::{refuse, require_context};
-use crate::{Gemm, GemmPlan, KERNELS, modules};
+use crate::{KERNELS, modules};
 
 /// The options of a [`GemmAllReduce`], the same on every rank.
 ///
@@ -194,64 +196,6 @@ fn code(form: Option<GemmForm>) -> u64 {
     form.map_or(0, |form| 1 + form as u64)
 }
 
-/// What every rank has of its own, in the order of the ranks, or the error of one of them: its own
-/// here, and in the others that it cannot take part. *Collective*.
-pub(crate) fn agree_on<T>(
-    comm: &Communicator,
-    mine: Result<(T, [u32; 2])>,
-) -> Result<(T, Vec<[u32; 2]>)> {
-    let sent = mine.as_ref().map_or(&[][..], |(_, number)| slice::from_ref(number));
-    let all = comm.host_all_gather(sent)?;
-    let (own, _) = mine?;
-    let known = |(rank, number): (usize, &Vec<[u32; 2]>)| match number[..] {
-        [number] => Ok(number),
-        _ => refuse(format!("rank {rank} cannot take part: its own error says why")),
-    };
-    Ok((own, all.iter().enumerate().map(known).collect::<Result<_>>()?))
-}
-
-/// As [`agree_on`], for what must be the same in all ranks. *Collective*.
-pub(crate) fn agree_on_same<T>(
-    comm: &Communicator,
-    mine: Result<(T, impl Hash)>,
-    what: &str,
-) -> Result<T> {
-    let mine = mine.map(|(own, same)| {
-        let mut hash = DefaultHasher::new();
-        same.hash(&mut hash);
-        (own, [hash.finish() as u32, (hash.finish() >> 32) as u32])
-    });
-    let (own, all) = agree_on(comm, mine)?;
-    match all.iter().all(|hash| *hash == all[0]) {
-        true => Ok(own),
-        false => refuse(format!("the ranks have different {what}")),
-    }
-}
-
-/// The first rank's plans of a product, by which all multiply while they are measured together.
-/// *Collective*.
-pub(crate) fn plans_of_first_rank(
-    comm: &Communicator,
-    mine: Result<Vec<GemmPlan>>,
-) -> Result<Vec<GemmPlan>> {
-    let line = |plans: &Vec<GemmPlan>| plans.iter().map(|plan| format!("{plan}\n")).collect();
-    let sent: String = mine.as_ref().map_or_else(|_| String::new(), line);
-    let all = comm.host_all_gather(sent.as_bytes())?;
-    mine?;
-    if let Some(rank) = all.iter().position(Vec::is_empty) {
-        return refuse(format!("rank {rank} cannot take part: its own error says why"));
-    }
-    let plans = String::from_utf8_lossy(&all[0]);
-    Ok(plans.lines().filter_map(|plan| plan.parse().ok()).collect())
-}
-
-/// Whether several ranks in one LSA team all have kernels for Hopper. *Collective*.
-pub(crate) fn are_hoppers(comm: &Communicator, gemm: &Gemm) -> Result<bool> {
-    let ((), all) = agree_on(comm, Ok(((), [u32::from(gemm.is_hopper()), 0])))?;
-    let are_hoppers = all.len() > 1 && all.iter().all(|[is_hopper, _]| *is_hopper == 1);
-    Ok(are_hoppers && comm.require_single_lsa_team().is_ok())
-}
-
 /// The form and the grid of all ranks: the Hopper form if all support it and none asks for another,
 /// and the minimum of the ranks' resident blocks.
 fn agree(all: &[Vec<Proposal>]) -> Result<(GemmForm, u32)> {
@@ -259,7 +203,7 @@ fn agree(all: &[Vec<Proposal>]) -> Result<(GemmForm, u32)> {
     let mut blocks = [u32::MAX; 2];
     for (rank, proposal) in all.iter().enumerate() {
         let [proposal] = proposal[..] else {
-            return refuse(format!("rank {rank} cannot take part: its own error says why"));
+            return cannot_take_part(rank);
         };
         let asked = |of: &Proposal| (of.form, of.wire, of.m, of.n);
         if first.is_some_and(|first| asked(first) != asked(&proposal)) {
