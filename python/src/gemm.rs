@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use devcomm::{DataType, Gemm, GemmAllReduce, GemmElement, Result, Stream, Window};
+use devcomm::{DataType, DeviceSlice, Gemm, GemmAllReduce, GemmElement, Result, Stream, Window};
 use half::{bf16, f16};
 use pyo3::prelude::*;
 
@@ -34,7 +34,7 @@ fn shape_of(a: &Array, b: &Array, c: &Array) -> PyResult<[usize; 3]> {
 
 /// Enqueues `work` to `own`, as if to `asked`: behind what is there, and before what follows. If
 /// `asked` is captured, so is the work.
-fn fork(asked: &Stream, own: &Stream, work: impl FnOnce() -> Result<()>) -> Result<()> {
+fn fork<R>(asked: &Stream, own: &Stream, work: impl FnOnce() -> Result<R>) -> Result<R> {
     if asked.as_raw() == own.as_raw() {
         return work();
     }
@@ -44,8 +44,9 @@ fn fork(asked: &Stream, own: &Stream, work: impl FnOnce() -> Result<()>) -> Resu
         second.wait_event(&event)
     };
     order(asked, own)?;
-    work()?;
-    order(own, asked)
+    let done = work()?;
+    order(own, asked)?;
+    Ok(done)
 }
 
 struct Fused {
@@ -95,6 +96,52 @@ impl PyGemmAllReduce {
         c: &Bound<'_, PyAny>,
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
+        // SAFETY: the caller of Python keeps what a graph uses; the streams are ordered.
+        self.with([a, b, c], stream, |gemm, [a, b], c, shape| unsafe {
+            gemm.launch_capturable(a, b, c, shape)
+        })
+    }
+
+    /// Times the plans of this shape, as products of these arrays, and does products of it by the
+    /// fastest from now on; returns that plan. Collective, and not in a captured graph.
+    #[pyo3(signature = (a, b, c, *, stream=None))]
+    fn measure(
+        &self,
+        a: &Bound<'_, PyAny>,
+        b: &Bound<'_, PyAny>,
+        c: &Bound<'_, PyAny>,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<String> {
+        self.with([a, b, c], stream, |gemm, [a, b], c, shape| {
+            Ok(gemm.measure(a, b, c, shape)?.to_string())
+        })
+    }
+
+    /// How a product of this shape is done, and why.
+    fn explain(&self, py: Python<'_>, m: usize, n: usize, k: usize) -> PyResult<String> {
+        let inner = self.own.get()?;
+        Ok(detached(py, || inner.gemm.explain([m, n, k]).to_string()))
+    }
+
+    /// Frees its workspace, when its last product is done.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        self.own.close(py)
+    }
+}
+
+impl PyGemmAllReduce {
+    /// Does `work` on its stream with arrays of Python, as if on the stream that was asked for.
+    fn with<R>(
+        &self,
+        [a, b, c]: [&Bound<'_, PyAny>; 3],
+        stream: Option<&Bound<'_, PyAny>>,
+        work: impl FnOnce(
+            &GemmAllReduce,
+            [&DeviceSlice<bf16>; 2],
+            &Window<bf16>,
+            [usize; 3],
+        ) -> Result<R>,
+    ) -> PyResult<R> {
         let (py, inner) = (a.py(), self.own.get()?);
         let Fused { comm, stream: own, gemm } = &*inner;
         let [a, b, c] = arrays(comm, [(a, "a"), (b, "b"), (c, "c")])?;
@@ -109,27 +156,15 @@ impl PyGemmAllReduce {
             _ => None,
         };
         let window = window.ok_or_else(|| invalid("c is at the beginning of no window"))?;
-        let work = || {
+        let on_own = || {
             let c: &Window<bf16> = window.typed()?;
             fork(&asked, own, || {
                 let a = Operand::<bf16>::new(comm, &a, Use::Read, own)?;
                 let b = Operand::<bf16>::new(comm, &b, Use::Read, own)?;
-                // SAFETY: the caller of Python keeps what a graph uses; the streams are ordered.
-                unsafe { gemm.launch_capturable(&a.slice, &b.slice, c, shape) }
+                work(gemm, [&a.slice, &b.slice], c, shape)
             })
         };
-        detached(py, work).map_err(exception)
-    }
-
-    /// How a product of this shape is done, and why.
-    fn explain(&self, py: Python<'_>, m: usize, n: usize, k: usize) -> PyResult<String> {
-        let inner = self.own.get()?;
-        Ok(detached(py, || inner.gemm.explain([m, n, k]).to_string()))
-    }
-
-    /// Frees its workspace, when its last product is done.
-    fn close(&self, py: Python<'_>) -> PyResult<()> {
-        self.own.close(py)
+        detached(py, on_own).map_err(exception)
     }
 }
 

@@ -195,6 +195,8 @@ def test_a_product_with_its_all_reduce_is_torchs(comm, shape):
     a, b, expected = products(m, n, k)
     gemm(a, b, c)
     assert torch.equal(c, expected)
+    plan = gemm.measure(a, b, c)
+    assert gemm.explain(m, n, k) == f"{plan}, as it was measured"
     c.zero_()
     with torch.cuda.stream(torch.cuda.Stream()):
         torch.cuda.current_stream().wait_stream(torch.cuda.default_stream())

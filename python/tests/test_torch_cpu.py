@@ -63,6 +63,28 @@ def test_without_a_process_group_there_is_no_communicator_of_torch():
         devcomm.Communicator.from_torch()
 
 
+def test_a_measurement_chooses_the_plan_of_a_shape():
+    m, n, k = 1, 9, 8
+
+    def run(rank):
+        comm = rank.communicator()
+        gemm = devcomm.GemmAllReduce(comm, m, n)
+        a, b = (torch.ones(rows, k, dtype=torch.bfloat16) for rows in (m, n))
+        c = comm.window(m * n, torch.bfloat16)
+        plan = gemm.measure(a, b, c)
+        assert gemm.explain(m, n, k) == f"{plan}, as it was measured"
+        with pytest.raises(devcomm.InvalidInput, match="Bfloat16"):
+            gemm.measure(a.float(), b, c)
+        gemm(a, b, c)
+        out = torch.zeros(m, n, dtype=torch.bfloat16)
+        c.copy_to(out)
+        return plan, out
+
+    (plan, out), (other, _) = on_ranks(run)
+    assert plan == other
+    assert torch.equal(out, torch.full((m, n), 2 * k, dtype=torch.bfloat16))
+
+
 def test_a_product_with_its_all_reduce_is_torchs():
     m, n, k = 20, 64, 48
 
