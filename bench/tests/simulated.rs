@@ -225,7 +225,7 @@ fn a_product_and_its_all_reduce_are_right() {
 }
 
 #[test]
-fn a_product_and_its_all_reduce_take_the_plan_that_was_measured() {
+fn products_take_the_plan_that_was_measured() {
     let args = ["gemm-allreduce", "--simulate", "2", "--m", "9", "--n", "8", "--k", "16"];
     // In f32 there is one plan.
     let asked = ["--wire", "f32", "--plan", "measured", "--variants", "rust"];
@@ -233,6 +233,15 @@ fn a_product_and_its_all_reduce_take_the_plan_that_was_measured() {
     let how = rows.iter().map(|row| row[12..].join(" ")).collect::<Vec<_>>();
     assert_eq!(how, ["strips in f32"]);
     are_right(&comments, &rows);
+    for other in ["gemm-reduce-scatter", "allgather-gemm"] {
+        let shape = ["--m", "2", "--n", "9", "--k", "16", "--variants", "rust"];
+        let mut small = program(&[&[other, "--plan", "measured"][..], &shape].concat());
+        small.env("DEVCOMM_SIMULATE", "2,multiprocessors=2");
+        let (comments, rows) = table_of(small);
+        assert_eq!(rows[0].last().map(String::as_str), Some("unfused"), "{rows:?}");
+        are_right(&comments, &rows);
+    }
+    refuses(&["allgather-gemm", "--plan", "ring"], &["unfused or fused, or measured"]);
 }
 
 #[test]

@@ -6,7 +6,8 @@ use std::str::FromStr;
 
 use anyhow::Result;
 use devcomm::{
-    Buffer, Collectives, Communicator, DataType, DeviceSlice, Gemm, ReduceOp, Stream, Window,
+    Buffer, Collectives, Communicator, DataType, DeviceSlice, Explanation, Gemm, ReduceOp, Stream,
+    Window,
 };
 use devcomm_testing::gemm::Problem;
 use half::bf16;
@@ -59,6 +60,24 @@ impl<P: Display> Display for Asked<P> {
         match self {
             Self::Plan(plan) => plan.fmt(f),
             Self::Measured => f.write_str("measured"),
+        }
+    }
+}
+
+impl<P: Copy + PartialEq> Asked<P> {
+    /// Sets the plan: by `measure`, or by `set`, which says how the shape is done then, and so why
+    /// not by this plan.
+    pub fn set(
+        &self,
+        measure: impl FnOnce() -> devcomm::Result<P>,
+        set: impl FnOnce(P) -> devcomm::Result<Explanation<P>>,
+    ) -> Result<Result<(), String>> {
+        match *self {
+            Self::Measured => measure().map(|_| Ok(())).map_err(Into::into),
+            Self::Plan(plan) => {
+                let how = set(plan)?;
+                Ok(if how.plan == plan { Ok(()) } else { Err(how.reason.to_owned()) })
+            }
         }
     }
 }

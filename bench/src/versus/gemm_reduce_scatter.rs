@@ -112,17 +112,11 @@ impl Fusion for GemmReduceScatter {
         ([a, b], c): ([&DeviceSlice<bf16>; 2], &Window<bf16>),
         shape: [usize; 3],
     ) -> Result<Result<(), String>> {
-        match *asked {
-            Asked::Measured => drop(operation.measure(a, b, c, shape)?),
-            Asked::Plan(plan) => {
-                operation.set_plan(Some(plan))?;
-                let how = operation.explain(shape);
-                if how.plan != plan {
-                    return Ok(Err(how.reason.to_owned()));
-                }
-            }
-        }
-        Ok(Ok(()))
+        let set = |plan| {
+            operation.set_plan(Some(plan))?;
+            Ok(operation.explain(shape))
+        };
+        asked.set(|| operation.measure(a, b, c, shape), set)
     }
 
     fn plan(operation: &Operation, shape: [usize; 3]) -> (String, Option<f64>) {
