@@ -286,7 +286,7 @@ fn the_plan_follows_from_the_shape_and_the_ranks() {
     for (ranks, of_few_rows) in [(2, "swapped:"), (4, "unfused")] {
         Gpus::from(Simulation::new(ranks).multiprocessors(8)).run(name, |rank| {
             let shapes: &[_] = match rank.is_simulated() {
-                true => &[[9, 40, 72], [300, 520, 16], [300, 1040, 16]],
+                true => &[[9, 40, 72], [300, 520, 16], [512, 1040, 16]],
                 false => &[[9, 4096, 1024], [300, 520, 1000], [4096, 8192, 1024]],
             };
             let gemm = GemmAllReduce::new(rank.communicator()?, &rank.stream()?, 4096, 8192)?;

@@ -30,7 +30,7 @@ pub use self::wire::{ParseWireError, Wire};
 use crate::agree::agree_on;
 use crate::check::{check_buffer, check_shape, refuse, require_context};
 use crate::chosen::Chosen;
-use crate::gemm::{Matrices, Room, candidates, measured, slowdown};
+use crate::gemm::{Matrices, Room, candidates, hides, measured, slowdown};
 use crate::{Collectives, Explanation, Gemm};
 
 /// `C = sum over the ranks of A x B^T`, on one communicator and one stream: owns the loaded kernels
@@ -40,8 +40,8 @@ use crate::{Collectives, Explanation, Gemm};
 /// is summed over. Every rank gets the `m x n` elements of C, row-major.
 ///
 /// On Hopper GPUs the plan follows from the shape: products that fill 2, 4 or 8 of them more than
-/// once exchange their tiles in the product's kernel, and of two most of up to 256 rows; others are
-/// followed by an all-reduce. Elsewhere that is [`GemmAllReducePlan::Strips`].
+/// once, with tiles that fit, exchange these in the product's kernel, and of two most of up to 256
+/// rows; others are followed by an all-reduce. Elsewhere that is [`GemmAllReducePlan::Strips`].
 /// [`explain`](Self::explain) says which plan a shape gets; [`set_plan`](Self::set_plan) selects
 /// another one, and [`measure`](Self::measure) the fastest.
 ///
@@ -256,7 +256,7 @@ impl GemmAllReduce {
             let plan = if fills { wide } else { GemmAllReducePlan::Strips };
             return Explanation { plan, reason: self.wire().reason() };
         }
-        if fills {
+        if fills && self.hides(shape) {
             return Explanation { plan: wide, reason: "as its tiles fill the GPU more than once" };
         }
         let reason = "as there is little to hide behind the product, or no kernel does it";
@@ -279,6 +279,14 @@ impl GemmAllReduce {
         };
         let name = self.context().device_name().unwrap_or_default();
         measured(&name, extents) == Some(product) || slowdown(product, extents, self.room()) <= MOST
+    }
+
+    /// Whether [`Wide`](GemmAllReducePlan::Wide), whose tiles may not fit, hides more than it costs.
+    fn hides(&self, shape: [usize; 3]) -> bool {
+        let [m, n, ranks] =
+            [shape[0], shape[1], self.communicator.n_ranks()].map(|extent| extent as f64);
+        let sent = 2.0 * (ranks - 1.0) / ranks * m * n * size_of::<bf16>() as f64;
+        check_shape(shape).is_ok_and(|extents| hides(extents, self.room(), sent))
     }
 
     /// Whether a plan that was prepared does a product.
