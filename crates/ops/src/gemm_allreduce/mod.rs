@@ -281,7 +281,7 @@ impl GemmAllReduce {
         measured(&name, extents) == Some(product) || slowdown(product, extents, self.room()) <= MOST
     }
 
-    /// Whether [`Wide`](GemmAllReducePlan::Wide), whose tiles may not fit, hides more than it costs.
+    /// Whether [`Wide`](GemmAllReducePlan::Wide) hides more than tiles that do not fit cost.
     fn hides(&self, shape: [usize; 3]) -> bool {
         let [m, n, ranks] =
             [shape[0], shape[1], self.communicator.n_ranks()].map(|extent| extent as f64);
