@@ -49,49 +49,69 @@ fn portable_shapes(rank: &Rank) -> Vec<[usize; 3]> {
     shapes.into_iter().chain(mixed).chain(large).collect()
 }
 
-/// Runs `product` with a C whose bits are all set, and checks its elements, and that the row behind
-/// it is as it was. `skip` elements lie before each matrix.
+/// Matrices of a product on a GPU, and elements of the right C.
+struct Prepared<T: GemmElement> {
+    problem: Problem,
+    a: DeviceSlice<T>,
+    b: DeviceSlice<T>,
+    /// One row more than C, which no product writes.
+    c: DeviceSlice<T::Output>,
+    /// Elements of C by their index: all, or samples of a large one.
+    right: Vec<(usize, T::Output)>,
+}
+
+impl<T: GemmElement<Output: Number> + Number> Prepared<T> {
+    /// For a product that multiplies its sums by `scale`. `skip` elements lie before each matrix.
+    fn new(rank: &Rank, [m, n, k]: [usize; 3], skip: usize, scale: f32) -> Result<Self> {
+        let (comm, problem) = (rank.communicator()?, Problem { m, n, k, seed: 3 });
+        let matrix = |len: usize| comm.mem_alloc::<T>(skip + len)?.slice(skip..);
+        let (a, b) = (matrix(m * k)?, matrix(n * k)?);
+        a.copy_from_host(&problem.factor(Factor::A, 0))?;
+        b.copy_from_host(&problem.factor(Factor::B, 0))?;
+        let c = comm.mem_alloc::<T::Output>(skip + (m + 1) * n)?.slice(skip..)?;
+        let exact = |(row, column)| {
+            let sum = problem.exact(0..1, row, column) as f32;
+            (row * n + column, T::Output::nearest(sum * scale))
+        };
+        let right = match rank.is_simulated() || m * n <= 16 * SAMPLES {
+            true => problem.all().map(exact).collect(),
+            false => problem.samples(SAMPLES).map(exact).collect(),
+        };
+        Ok(Self { problem, a, b, c, right })
+    }
+
+    /// Runs `product` with a C whose bits are all set, and checks its elements, and that the row
+    /// behind it is as it was.
+    fn check(
+        &self,
+        product: impl Fn(&DeviceSlice<T>, &DeviceSlice<T>, &DeviceSlice<T::Output>) -> Result<()>,
+    ) -> Result<()> {
+        let Self { problem, a, b, c, right } = self;
+        let n = problem.n;
+        c.fill_bytes(0xff)?;
+        product(a, b, c)?;
+        let mut got = vec![T::Output::nearest(0.0); c.len()];
+        c.copy_to_host(&mut got)?;
+        let behind = &got[problem.m * n..];
+        assert!(behind.iter().all(|x| x.value().is_nan()), "{problem:?} wrote behind C");
+        let wrong = right.iter().filter(|&&(i, right)| got[i] != right).map(|&(i, right)| {
+            format!("row {}, column {}: {:?}, not {right:?}", i / n, i % n, got[i])
+        });
+        let wrong: Vec<String> = wrong.collect();
+        let first = &wrong[..wrong.len().min(8)];
+        assert!(wrong.is_empty(), "{problem:?}: {} are wrong: {first:#?}", wrong.len());
+        Ok(())
+    }
+}
+
+/// Checks one product.
 fn check<T: GemmElement<Output: Number> + Number>(
     rank: &Rank,
     shape: [usize; 3],
     skip: usize,
     product: impl Fn(&DeviceSlice<T>, &DeviceSlice<T>, &DeviceSlice<T::Output>) -> Result<()>,
 ) -> Result<()> {
-    check_scaled(rank, shape, skip, 1.0, product)
-}
-
-/// As [`check`], for a product that scales its sums.
-fn check_scaled<T: GemmElement<Output: Number> + Number>(
-    rank: &Rank,
-    [m, n, k]: [usize; 3],
-    skip: usize,
-    scale: f32,
-    product: impl Fn(&DeviceSlice<T>, &DeviceSlice<T>, &DeviceSlice<T::Output>) -> Result<()>,
-) -> Result<()> {
-    let (comm, problem) = (rank.communicator()?, Problem { m, n, k, seed: 3 });
-    let matrix = |len: usize| comm.mem_alloc::<T>(skip + len)?.slice(skip..);
-    // One row more, which stays as it is.
-    let c = comm.mem_alloc::<T::Output>(skip + (m + 1) * n)?.slice(skip..)?;
-    let (a, b) = (matrix(m * k)?, matrix(n * k)?);
-    a.copy_from_host(&problem.factor(Factor::A, 0))?;
-    b.copy_from_host(&problem.factor(Factor::B, 0))?;
-    c.fill_bytes(0xff)?;
-    product(&a, &b, &c)?;
-    let mut got = vec![T::Output::nearest(0.0); c.len()];
-    c.copy_to_host(&mut got)?;
-    assert!(got[m * n..].iter().all(|x| x.value().is_nan()), "{problem:?} wrote behind C");
-    let wrong = |(row, column): (usize, usize)| {
-        let right = T::Output::nearest(problem.exact(0..1, row, column) as f32 * scale);
-        let got = got[row * n + column];
-        (got != right).then(|| format!("row {row}, column {column}: {got:?}, not {right:?}"))
-    };
-    let wrong: Vec<String> = match rank.is_simulated() || m * n <= 16 * SAMPLES {
-        true => problem.all().filter_map(wrong).collect(),
-        false => problem.samples(SAMPLES).filter_map(wrong).collect(),
-    };
-    let first = &wrong[..wrong.len().min(8)];
-    assert!(wrong.is_empty(), "{problem:?}: {} are wrong: {first:#?}", wrong.len());
-    Ok(())
+    Prepared::new(rank, shape, skip, 1.0)?.check(product)
 }
 
 #[test]
@@ -130,17 +150,19 @@ fn every_plan_multiplies() {
         // SAFETY: no kernel writes B.
         let gemms = [Gemm::new(&stream)?, unsafe { Gemm::new(&stream)?.with_constant_b() }];
         for shape in planned_shapes(rank) {
+            let matrices = Prepared::<bf16>::new(rank, shape, 0, 1.0)?;
             for (i, plan) in gemms[0].plans(shape)?.into_iter().enumerate() {
                 // Simulated, every other plan with a constant B.
                 let both = if rank.is_simulated() { &gemms[i % 2..][..1] } else { &gemms[..] };
                 for gemm in both {
                     gemm.set_plan(shape, plan)?;
                     assert_eq!(gemm.plan(shape)?, plan);
-                    check::<bf16>(rank, shape, 0, |a, b, c| {
-                        gemm.launch(a, b, c, shape)?;
-                        stream.synchronize()
-                    })
-                    .inspect_err(|error| println!("{plan} of {shape:?}: {error}"))?;
+                    matrices
+                        .check(|a, b, c| {
+                            gemm.launch(a, b, c, shape)?;
+                            stream.synchronize()
+                        })
+                        .inspect_err(|error| println!("{plan} of {shape:?}: {error}"))?;
                 }
             }
         }
@@ -187,7 +209,7 @@ where
     scales[0].copy_from_host(&[0.375])?;
     scales[1].copy_from_host(&[8.0])?;
     for shape in typed_shapes(rank) {
-        check_scaled::<T>(rank, shape, 0, 3.0, |a, b, c| {
+        Prepared::<T>::new(rank, shape, 0, 3.0)?.check(|a, b, c| {
             gemm.product(shape).scales(scales.each_ref()).launch(a, b, c)?;
             stream.synchronize()
         })?;

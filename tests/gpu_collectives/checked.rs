@@ -86,6 +86,9 @@ fn captured_collectives_are_not_compared() {
     on_gpus("captured_collectives_are_not_compared", 2, |rank| {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
         let memory = comm.mem_alloc::<f32>(8)?;
+        // NCCL connects the ranks in their first all-reduce, in which each waits for the others.
+        comm.all_reduce(&memory, &memory, ReduceOp::Sum, &stream)?;
+        stream.synchronize()?;
         memory.copy_from_host(&[1.0; 8])?;
         // One after the other, which an exchange would not allow.
         let captured =
@@ -107,6 +110,8 @@ fn an_unchecked_world_compares_nothing() {
     Gpus::new(2).unchecked().run("an_unchecked_world_compares_nothing", |rank| {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
         let memory = comm.mem_alloc::<f32>(8)?;
+        // NCCL connects the ranks in their first all-reduce, in which each waits for the others.
+        comm.all_reduce(&memory, &memory, ReduceOp::Sum, &stream)?;
         // Rank 1 comes to the barrier first, which an exchange would take for another call.
         if rank.is_root() {
             comm.all_reduce(&memory, &memory, ReduceOp::Sum, &stream)?;
