@@ -143,5 +143,5 @@ pub mod __private {
         Arg, ArgInfo, Body, COPIED, HostKernel, IntoArg, Kernel, KernelArgs, KernelParam,
         LaunchArgs, MemoryRef, TakeParam, Taken, Unmet, param,
     };
-    pub use devcomm_types::{HostBody, Launch, Safe, Unsafe};
+    pub use devcomm_types::{Dim3, HostBody, Launch, Safe, Unsafe};
 }

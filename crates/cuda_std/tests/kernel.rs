@@ -6,7 +6,7 @@ mod common;
 use common::run;
 use cuda_std::prelude::*;
 use cuda_std::println;
-use devcomm_types::{HostKernel, Kernel};
+use devcomm_types::{Dim3, HostKernel, Kernel};
 
 /// Adds one to `count` elements.
 ///
@@ -132,7 +132,10 @@ struct Job<T> {
 }
 
 /// Stores a value to each element.
-#[kernel(T = [f32], requires(job.count <= 8, job.count.is_multiple_of(2)))]
+#[kernel(
+    T = [f32],
+    requires(job.count <= 8, job.count.is_multiple_of(2), grid.count() * block.count() == 64)
+)]
 unsafe fn store_all<T: From<f32> + Copy>(job: Job<T>) {
     for i in 0..job.count {
         // SAFETY: `job.out` has `count` elements.
@@ -161,14 +164,19 @@ fn a_struct_is_a_parameter_with_named_fields() {
 #[test]
 fn what_a_kernel_requires_is_checked_with_the_values_of_both_sides() {
     use devcomm_types::LaunchArgs;
-    let unmet = |n: usize| {
-        let mut out = vec![0.0; n];
-        store_all::<f32>::check(&job(&mut out).into_abi()).map_err(|unmet| unmet.to_string())
+    let unmet = |grid: u32, n: usize| {
+        let (mut out, block) = (vec![0.0; n], Dim3::from((32, 2)));
+        store_all::<f32>::check(grid.into(), block, &job(&mut out).into_abi())
+            .map_err(|unmet| unmet.to_string())
     };
-    assert_eq!(unmet(8), Ok(()));
-    assert_eq!(unmet(10), Err("`job.count <= 8`, but these are 10 and 8".to_owned()));
-    assert_eq!(unmet(3), Err("`job.count.is_multiple_of(2)`".to_owned()));
-    assert_eq!(increment::check(&(0, 7)), Ok(()));
+    assert_eq!(unmet(1, 8), Ok(()));
+    assert_eq!(unmet(1, 10), Err("`job.count <= 8`, but these are 10 and 8".to_owned()));
+    assert_eq!(unmet(1, 3), Err("`job.count.is_multiple_of(2)`".to_owned()));
+    assert_eq!(
+        unmet(2, 8),
+        Err("`grid.count() * block.count() == 64`, but these are 128 and 64".to_owned())
+    );
+    assert_eq!(increment::check(9.into(), 9.into(), &(0, 7)), Ok(()));
 }
 
 /// Calls other kernels: a plain one and an instance of a generic one.

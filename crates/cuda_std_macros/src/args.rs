@@ -21,7 +21,7 @@ pub struct KernelArgs {
     pub min_blocks: Option<u32>,
     /// Blocks per cluster.
     pub cluster: Option<u32>,
-    /// Conditions on the kernel's arguments, checked by every launch.
+    /// Conditions on the grid, the block and the arguments, checked by every launch.
     pub requires: Vec<Expr>,
 }
 

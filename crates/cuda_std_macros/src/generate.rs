@@ -4,8 +4,8 @@
 use proc_macro2::TokenStream;
 use quote::{ToTokens, format_ident, quote};
 use syn::{
-    Attribute, BinOp, Error, Expr, FnArg, Generics, Ident, ItemFn, Pat, Result, ReturnType,
-    Signature, Type, TypeReference,
+    Attribute, BinOp, Error, Expr, ExprBinary, FnArg, Generics, Ident, ItemFn, Pat, Result,
+    ReturnType, Signature, Type, TypeReference,
 };
 
 use crate::args::KernelArgs;
@@ -380,6 +380,8 @@ impl Kernel<'_> {
         quote! {
             #[allow(unused_variables)]
             fn check(
+                grid: ::cuda_std::__private::Dim3,
+                block: ::cuda_std::__private::Dim3,
                 args: &<Self::Args as ::cuda_std::__private::KernelArgs>::Abi,
             ) -> ::core::result::Result<(), ::cuda_std::__private::Unmet> {
                 let (#(#names,)*) = *args;
@@ -481,7 +483,14 @@ fn phantom(generics: &Generics) -> TokenStream {
 
 /// Code that returns `Unmet` if the condition does not hold, with both sides of a comparison.
 fn condition(condition: &Expr) -> TokenStream {
-    let text = |expr: &Expr| token_text(expr.to_token_stream(), &[]);
+    fn text(expr: &Expr) -> String {
+        match expr {
+            Expr::Binary(ExprBinary { left, op, right, .. }) => {
+                format!("{} {} {}", text(left), op.to_token_stream(), text(right))
+            }
+            other => token_text(other.to_token_stream(), &[]),
+        }
+    }
     let unmet = |text: String, sides: TokenStream| {
         quote! {
             return ::core::result::Result::Err(::cuda_std::__private::Unmet {
@@ -494,9 +503,8 @@ fn condition(condition: &Expr) -> TokenStream {
         && let (left, op, right) = (&comparison.left, &comparison.op, &comparison.right)
         && let BinOp::Lt(_) | BinOp::Le(_) | BinOp::Gt(_) | BinOp::Ge(_) | BinOp::Eq(_) = op
     {
-        let text = format!("{} {} {}", text(left), op.to_token_stream(), text(right));
         let sides = quote!(::core::option::Option::Some((left as i128, right as i128)));
-        let unmet = unmet(text, sides);
+        let unmet = unmet(text(condition), sides);
         return quote! {{
             let (left, right) = (#left, #right);
             if !(left #op right) { #unmet }

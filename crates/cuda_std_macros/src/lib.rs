@@ -58,8 +58,8 @@ use proc_macro::TokenStream;
 /// * `min_blocks = 1`, after `max_threads`: the blocks of that size that a multiprocessor has room
 ///   for, at least. It limits the registers; 1 keeps the compiler from spilling registers to make
 ///   room for more blocks. PTX: `.minnctapersm`.
-/// * `requires(out.len() <= send.len())`: conditions on the arguments. A launch that does not meet
-///   one is an error.
+/// * `requires(out.len() <= send.len(), grid.count() == 1)`: conditions on the arguments, and on
+///   `grid` and `block`, the launch's `Dim3`s. A launch that does not meet one is an error.
 ///
 /// # Errors
 ///

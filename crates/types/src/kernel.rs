@@ -12,7 +12,7 @@ use core::marker::PhantomData;
 
 use crate::gin::{CounterRange, SignalRange};
 use crate::host_body::HostBody;
-use crate::launch::{Launch, Safety};
+use crate::launch::{Dim3, Launch, Safety};
 use crate::nccl::{
     CftBarrierHandle, DevComm, GinBarrierHandle, LlA2aHandle, LsaBarrierHandle, MultimemHandle,
     Window,
@@ -51,18 +51,19 @@ pub trait Kernel: Sized + 'static {
         Launch::new(args)
     }
 
-    /// What the kernel requires of its arguments: the conditions of `#[kernel(requires(..))]`.
+    /// What the kernel requires of a launch: the conditions of `#[kernel(requires(..))]` on the
+    /// grid, a block and the arguments.
     ///
     /// # Errors
     ///
     /// The first condition that does not hold.
-    fn check(args: &<Self::Args as KernelArgs>::Abi) -> Result<(), Unmet> {
-        let _ = args;
+    fn check(grid: Dim3, block: Dim3, args: &<Self::Args as KernelArgs>::Abi) -> Result<(), Unmet> {
+        let _ = (grid, block, args);
         Ok(())
     }
 }
 
-/// A condition on a kernel's arguments that does not hold.
+/// A condition on a launch that does not hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unmet {
     /// The condition, as in the source.

@@ -161,7 +161,7 @@ pub enum LaunchRefusal {
         /// The back end of each connection.
         connections: Vec<GinType>,
     },
-    /// The arguments do not meet a `requires` condition of the kernel.
+    /// Grid, block or arguments do not meet a `requires` condition of the kernel.
     #[error("it requires {unmet}")]
     Requirement {
         /// The condition, with the values of both sides.

@@ -8,7 +8,7 @@ use nccl_device::{BarrierIndex, Coop, DevComm, FenceLevel, MemoryOrder, Window};
 /// Each rank puts its `source` to the next rank's `target`, and doubles what arrives there.
 ///
 /// Grid: one block. Connections: `GinConnectionType::Full`.
-#[kernel(B = gin, requires(source.len() <= target.len()))]
+#[kernel(B = gin, requires(source.len() <= target.len(), grid.count() == 1))]
 pub fn ring<B: GinBackend>(comm: DevComm, source: Window<f32>, target: Window<f32>) {
     let (world, coop) = (comm.world_team(), Coop::cta());
     let gin = comm.gin::<B>(0);

@@ -18,6 +18,7 @@ mod norm;
 
 pub use norm::normalize;
 // ANCHOR_END: norm
+pub mod blocks;
 // ANCHOR: fused
 /// Steps 1 to 3.
 pub mod products;

@@ -7,7 +7,13 @@ use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
 /// `out[i] = x[i] * scale / sqrt(sum of the squares of all ranks' x)`.
 ///
 /// Grid: one block. Block: whole warps.
-#[kernel(requires(x.len() <= out.len(), comm.n_ranks() as usize <= sums.len()))]
+#[kernel(requires(
+    grid.count() == 1,
+    block.x % 32 == 0,
+    block.y * block.z == 1,
+    x.len() <= out.len(),
+    comm.n_ranks() as usize <= sums.len(),
+))]
 pub fn normalize(comm: DevComm, x: Window<f32>, sums: Window<f32>, out: Window<f32>, scale: f32) {
     let (team, coop) = (comm.lsa_team(), Coop::cta());
     let mut barrier = comm.lsa_barrier(coop, BarrierIndex::this_block());

@@ -281,7 +281,8 @@ impl Loaded<'_> {
         let _enqueue = self.context.begin_enqueue()?;
         let checked = self.prepare(stream, &kernel, &config, args.info(), safe)?;
         let abi = args.into_abi();
-        K::check(&abi).map_err(|unmet| kernel.refuse(LaunchRefusal::Requirement { unmet }))?;
+        K::check(config.grid, config.block, &abi)
+            .map_err(|unmet| kernel.refuse(LaunchRefusal::Requirement { unmet }))?;
         let recorder = self.context.recorder();
         let _launch = recorder.begin(Operation::launch(K::NAME, &config));
         <K::Args as KernelArgs>::with_pointers(&abi, |addresses| {

@@ -1,4 +1,6 @@
-//! The first kernel's test.
+//! The first kernel's tests.
+
+use kernels::blocks::normalize_by_blocks;
 
 // ANCHOR: test
 use devcomm::{DevCommRequirements, Error, Rank};
@@ -13,16 +15,44 @@ fn the_vector_gets_the_length_of_the_scale(rank: &Rank) -> Result<(), Error> {
     let sums = comm.window::<f32>(rank.n_ranks())?;
     let dev = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(1))?;
     for launch in 1..=3 {
-        stream.fill(&x, launch as f32)?;
+        // All elements of all ranks differ, so that a wrong index gives a wrong result.
+        let part = |rank: usize| (1..=50).map(move |i| (launch * (50 * rank + i)) as f32);
+        let mine: Vec<f32> = part(rank.rank()).collect();
+        stream.copy_to_device(&mine, &x)?;
         normalize::args(&dev, &x, &sums, &out, 2.0).grid(1).block(64).launch(&stream)?;
         let mut scaled = [0.0; 50];
         stream.copy_to_host(&out, &mut scaled)?;
-        // The 100 elements of both ranks are equal, and their length is 2.
-        assert!(scaled.iter().all(|x| (x - 0.2).abs() < 1e-6), "{scaled:?}");
+        let squares: f32 = (0..rank.n_ranks()).flat_map(part).map(|x| x * x).sum();
+        for (scaled, x) in scaled.into_iter().zip(mine) {
+            assert!((scaled - 2.0 * x / squares.sqrt()).abs() < 1e-6, "{scaled} of {x}");
+        }
     }
     Ok(())
 }
 // ANCHOR_END: test
+
+#[devcomm::test(ranks = 2)]
+fn many_blocks_get_the_same_length(rank: &Rank) -> Result<(), Error> {
+    rank.load(&KERNELS)?;
+    let (comm, stream) = (rank.communicator()?, rank.stream()?);
+    let (x, out) = (comm.window::<f32>(300)?, comm.window::<f32>(300)?);
+    // ANCHOR: blocks
+    let blocks = 3;
+    let sums = comm.window::<f32>(rank.n_ranks() * blocks as usize)?;
+    let word = comm.mem_alloc::<u32>(1)?;
+    word.fill_bytes(0)?;
+    let dev = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(blocks))?;
+    stream.fill(&x, 1.0)?;
+    let args = normalize_by_blocks::args(&dev, &x, &sums, &out, &word, 1.0);
+    // SAFETY: the word was 0, and no other kernel uses it.
+    unsafe { args.grid(blocks).block(64).launch(&stream)? };
+    // ANCHOR_END: blocks
+    let mut scaled = [0.0; 300];
+    stream.copy_to_host(&out, &mut scaled)?;
+    let right = 1.0 / (300.0 * rank.n_ranks() as f32).sqrt();
+    assert!(scaled.iter().all(|x| (x - right).abs() < 1e-6), "{scaled:?}");
+    Ok(())
+}
 
 /// A launch whose window is too short on a rank is an error there that gives the numbers.
 #[devcomm::test(ranks = 2)]
@@ -35,5 +65,19 @@ fn a_window_that_is_too_short_is_an_error_with_the_numbers(rank: &Rank) -> Resul
     let launch = normalize::args(&dev, &x, &sums, &out, 2.0).grid(1).block(64);
     let refused = launch.launch(&stream).unwrap_err().to_string();
     assert!(refused.contains("x.len() <= out.len()") && refused.contains("49"), "{refused}");
+    Ok(())
+}
+
+/// Two blocks would both write the sums.
+#[devcomm::test(ranks = 2)]
+fn a_grid_of_two_blocks_is_refused(rank: &Rank) -> Result<(), Error> {
+    rank.load(&KERNELS)?;
+    let (comm, stream) = (rank.communicator()?, rank.stream()?);
+    let [x, sums, out] = [(); 3].map(|()| comm.window::<f32>(50));
+    let (x, sums, out) = (x?, sums?, out?);
+    let dev = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(2))?;
+    let launch = normalize::args(&dev, &x, &sums, &out, 2.0).grid(2).block(64);
+    let refused = launch.launch(&stream).unwrap_err().to_string();
+    assert!(refused.contains("`grid.count() == 1`, but these are 2 and 1"), "{refused}");
     Ok(())
 }
