@@ -128,7 +128,7 @@ pub(crate) fn candidates(shape: [u32; 3], room: Room) -> Vec<GemmPlan> {
 }
 
 /// Those of them that the model expects to take at most half as long again as the first: it
-/// expected 1.33 times as long of the fastest of 569 x 1368 x 14720.
+/// expected 1.39 times as long of the fastest of 569 x 1368 x 14720.
 pub(crate) fn likely(shape: [u32; 3], room: Room) -> Vec<GemmPlan> {
     let plans = with_clocks(shape, room);
     let most = 1.5 * plans[0].0;
@@ -178,31 +178,38 @@ fn with_clocks(shape @ [m, n, _]: [u32; 3], room: Room) -> Vec<(f64, GemmPlan)> 
 /// Terms of a step.
 const STEP: u32 = 64;
 
-/// The expected time, in clocks of 1.9 GHz. The constants were fitted to 10,000 measurements on
-/// H100s, up to 150 plans of each of 400 random shapes, and to the tables.
+/// The expected time, in clocks of 1.9 GHz. The constants were fitted to 13,000 measurements on an
+/// H100 and an H200, up to 150 plans of each of 200 random shapes, and to the tables.
 fn clocks(plan: GemmPlan, [m, n, k]: [u32; 3], room: Room) -> f64 {
     /// Bytes of a row that a step takes.
     const ROW: f64 = 2.0 * STEP as f64;
     /// Products of two terms by a multiprocessor in a clock, of each kernel: fewer than its 2,048,
     /// as a GPU that multiplies all the time lowers its clock.
-    const MULTIPLIED: f64 = 2048.0 / 1.25;
-    const MULTIPLIED_WIDE: f64 = 2048.0 / 1.2;
+    const MULTIPLIED: f64 = 2048.0 / 1.226;
+    const MULTIPLIED_WIDE: f64 = 2048.0 / 1.215;
     /// Bytes that a block receives in a clock, alone and as one of several that share rows.
-    const RECEIVED: [f64; 2] = [140.0, 78.0];
+    const RECEIVED: [f64; 2] = [93.5, 77.4];
     /// Bytes of B in a clock from the GPU's memory: for each multiprocessor if all read, and the
     /// most that one gets.
-    const FROM_MEMORY: [f64; 2] = [17.0, 21.0];
+    const FROM_MEMORY: [f64; 2] = [28.2, 31.0];
     /// The clocks of a round of tiles beside its steps, and those of a launch of each kernel.
-    const ROUND: f64 = 800.0;
-    const LAUNCH: f64 = 3000.0;
-    const LAUNCH_WIDE: f64 = 8000.0;
+    const ROUND: f64 = 907.0;
+    const LAUNCH: f64 = 5040.0;
+    const LAUNCH_WIDE: f64 = 5970.0;
+    /// The clocks until blocks that share rows have met, and for each block of a cluster.
+    const SHARE: f64 = 1270.0;
+    const BLOCK: f64 = 31.8;
+    /// The clocks of an exchange of sums, and of each sum that a block gets from others.
+    const EXCHANGE: [f64; 2] = [276.0, 0.319];
     // Bytes in a clock. Rows that begin amid lines of the L2 cache take parts of two lines for each
     // step.
-    let from_l2 = if k.is_multiple_of(STEP) { 8700.0 } else { 4500.0 };
+    let from_l2 = if k.is_multiple_of(STEP) { 11_380.0 } else { 4520.0 };
     let (steps, terms) = (f64::from(k.div_ceil(STEP)), f64::from(STEP));
     let [m, n, multiprocessors] = [m, n, room.0[0].max(1)].map(f64::from);
     // What limits a step adds up in part.
-    let together = |limits: &[f64]| limits.iter().map(|limit| limit.powi(3)).sum::<f64>().cbrt();
+    let together = |limits: &[f64]| {
+        limits.iter().map(|limit| limit.powf(3.3)).sum::<f64>().powf(3.3_f64.recip())
+    };
     let (rows, columns, cluster) = match plan {
         GemmPlan::Portable => return f64::INFINITY,
         GemmPlan::Wide => {
@@ -228,7 +235,8 @@ fn clocks(plan: GemmPlan, [m, n, k]: [u32; 3], room: Room) -> f64 {
     let blocks = f64::from(cluster.blocks());
     let clusters = room.clusters(cluster.blocks());
     let Cluster { splits, across, down } = cluster;
-    let received = RECEIVED[usize::from(across * down > 1)];
+    let shares = across * down > 1;
+    let received = RECEIVED[usize::from(shares)];
     let [splits, across, down] = [splits, across, down].map(f64::from);
     // A cluster computes so many tiles together, which share what they load.
     let groups = (m / (rows * down)).ceil() * (n / (columns * across)).ceil();
@@ -251,14 +259,14 @@ fn clocks(plan: GemmPlan, [m, n, k]: [u32; 3], room: Room) -> f64 {
     if rest > 0.0 {
         let clusters = rest.min(clusters);
         all += if split_rounds < splits {
-            // After each round the blocks exchange their sums.
-            let exchange = 250.0 + 0.35 * rows * columns;
+            // After each round the blocks exchange their sums: each gets its part of the tile.
+            let exchange = EXCHANGE[0] + EXCHANGE[1] * rows * columns * (1.0 - splits.recip());
             split_rounds * (round(clusters, (steps / splits).ceil()) + exchange)
         } else {
             round(clusters, steps)
         };
     }
-    all + LAUNCH + 50.0 * (blocks - 1.0)
+    all + LAUNCH + BLOCK * (blocks - 1.0) + if shares { SHARE } else { 0.0 }
 }
 
 /// The plan of a measurement for this shape on the GPU of this name: one of the same `n` and `k`,
@@ -369,10 +377,11 @@ mod tests {
 
     #[test]
     fn the_first_plan_is_the_fastest_that_was_measured() {
-        // Of up to 150 plans on an H100.
+        // Of up to 150 plans on an H100, or 70 on an H200.
         for (shape, plan) in [
-            ([86, 1536, 11576], "swapped:96x64:4:2x1"),
-            ([160, 7488, 2152], "swapped:80x128:1:2x2"),
+            ([38, 2192, 4256], "swapped:48x128:4"),
+            ([161, 2392, 8224], "swapped:176x128:4"),
+            ([227, 1472, 2768], "swapped:128x128:4"),
             ([299, 5688, 2904], "swapped:160x128:1:4x2"),
             ([4564, 6280, 8984], "wide"),
         ] {
