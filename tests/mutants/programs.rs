@@ -460,8 +460,10 @@ fn gemm_mma(gpu: &Gpu<'_>) -> Result<()> {
 }
 
 fn gemm_allreduces(gpu: &Gpu<'_>, form: kernels::GemmForm, wire: Wire) -> Result<()> {
-    let shape = [130, 40, 328];
-    let [m, n, k] = shape;
+    // Two tiles, and more steps than stages of the pipeline.
+    let k = if form == kernels::GemmForm::Mma { 136 } else { 328 };
+    let shape = [130, 40, k];
+    let [m, n, _] = shape;
     let (a, b) = (gpu.buffer(&vec![bf16::ONE; m * k])?, gpu.buffer(&vec![bf16::ONE; n * k])?);
     let (c, stream) = (gpu.window(&vec![bf16::ZERO; m * n])?, gpu.stream()?);
     let options = GemmAllReduce::options().form(form).wire(wire);
