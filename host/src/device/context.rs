@@ -148,6 +148,12 @@ impl Context {
         self.inner.ordinal
     }
 
+    /// Whether the GPU is simulated. Times measured there tell nothing about GPUs.
+    #[must_use]
+    pub fn is_simulated(&self) -> bool {
+        self.inner.machine.is_simulated()
+    }
+
     /// The device's name, such as `NVIDIA H200`.
     ///
     /// # Errors

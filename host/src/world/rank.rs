@@ -125,7 +125,7 @@ impl Rank {
     /// Whether its GPU is simulated. Times measured there tell nothing about GPUs.
     #[must_use]
     pub fn is_simulated(&self) -> bool {
-        self.context.machine().is_simulated()
+        self.context.is_simulated()
     }
 
     /// As [`World::simulated_machine`](crate::World::simulated_machine).
