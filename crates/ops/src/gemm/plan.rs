@@ -175,6 +175,41 @@ fn with_clocks(shape @ [m, n, _]: [u32; 3], room: Room) -> Vec<(f64, GemmPlan)> 
     plans
 }
 
+/// The rounds in which the clusters of `gemm_swapped` compute what they compute together, of tiles
+/// that share what they load: first whole tiles, as long as there are some for all blocks.
+struct Rounds {
+    full: f64,
+    /// What is left for the last rounds.
+    rest: f64,
+    /// In how many rounds the rest is computed split, each `1 / splits` as long. 0 if it is not.
+    split: f64,
+}
+
+impl Rounds {
+    fn of([rows, columns]: [u32; 2], cluster: Cluster, [m, n]: [f64; 2], room: Room) -> Self {
+        let Cluster { splits, across, down } = cluster;
+        let together =
+            (m / f64::from(rows * down)).ceil() * (n / f64::from(columns * across)).ceil();
+        let clusters = room.clusters(cluster.blocks());
+        let in_round = clusters * f64::from(splits);
+        let full = (together / in_round).floor();
+        let rest = together - full * in_round;
+        let split = Some((rest / clusters).ceil()).filter(|rounds| *rounds < f64::from(splits));
+        Self { full, rest, split: split.unwrap_or(0.0) }
+    }
+}
+
+/// In how many rounds a plan of few rows computes tiles split. After each a block has sums, sooner
+/// than of a whole tile.
+pub(crate) fn split_rounds(plan: GemmPlan, [m, n, _]: [u32; 3], room: Room) -> f64 {
+    match plan {
+        GemmPlan::Swapped { rows, columns, cluster } => {
+            Rounds::of([rows, columns], cluster, [m, n].map(f64::from), room).split
+        }
+        _ => 0.0,
+    }
+}
+
 /// Terms of a step.
 const STEP: u32 = 64;
 
@@ -231,6 +266,7 @@ fn clocks(plan: GemmPlan, [m, n, k]: [u32; 3], room: Room) -> f64 {
         }
         GemmPlan::Swapped { rows, columns, cluster } => (rows, columns, cluster),
     };
+    let rounds = Rounds::of([rows, columns], cluster, [m, n], room);
     let [rows, columns] = [rows, columns].map(f64::from);
     let blocks = f64::from(cluster.blocks());
     let clusters = room.clusters(cluster.blocks());
@@ -238,13 +274,6 @@ fn clocks(plan: GemmPlan, [m, n, k]: [u32; 3], room: Room) -> f64 {
     let shares = across * down > 1;
     let received = RECEIVED[usize::from(shares)];
     let [splits, across, down] = [splits, across, down].map(f64::from);
-    // A cluster computes so many tiles together, which share what they load.
-    let groups = (m / (rows * down)).ceil() * (n / (columns * across)).ceil();
-    // Whole tiles in full rounds, and the rest split, each round `1 / splits` as long.
-    let in_round = clusters * splits;
-    let full_rounds = (groups / in_round).floor();
-    let rest = groups - full_rounds * in_round;
-    let split_rounds = (rest / clusters).ceil().min(splits);
     // So many clusters multiply, receive their factors, and share the memory and the L2 cache.
     let round = |clusters: f64, steps: f64| {
         let multiply = rows * columns * terms / MULTIPLIED;
@@ -255,13 +284,13 @@ fn clocks(plan: GemmPlan, [m, n, k]: [u32; 3], room: Room) -> f64 {
         let shared = ROW * (rows.min(m) / across + columns / down) * all / from_l2;
         together(&[multiply, receive, read, shared]) * steps + ROUND
     };
-    let mut all = full_rounds * round(clusters, steps);
-    if rest > 0.0 {
-        let clusters = rest.min(clusters);
-        all += if split_rounds < splits {
+    let mut all = rounds.full * round(clusters, steps);
+    if rounds.rest > 0.0 {
+        let clusters = rounds.rest.min(clusters);
+        all += if rounds.split > 0.0 {
             // After each round the blocks exchange their sums: each gets its part of the tile.
             let exchange = EXCHANGE[0] + EXCHANGE[1] * rows * columns * (1.0 - splits.recip());
-            split_rounds * (round(clusters, (steps / splits).ceil()) + exchange)
+            rounds.split * (round(clusters, (steps / splits).ceil()) + exchange)
         } else {
             round(clusters, steps)
         };
@@ -387,6 +416,17 @@ mod tests {
         ] {
             assert_eq!(candidates(shape, ROOM)[0].to_string(), plan, "{shape:?}");
         }
+    }
+
+    #[test]
+    fn the_rest_of_the_tiles_is_split() {
+        let of = |plan: &str, shape| split_rounds(plan.parse().unwrap(), shape, ROOM);
+        // 15 clusters of eight blocks compute 72 tiles; 30 of four 120 whole ones, and then 21.
+        assert_eq!(of("swapped:8x64:8", [1, 4560, 9496]), 5.0);
+        assert_eq!(of("swapped:8x64:4", [4, 8968, 2312]), 1.0);
+        // One more round would be as long as those of whole tiles.
+        assert_eq!(of("swapped:8x64:2", [1, 8192, 4096]), 0.0);
+        assert_eq!(of("swapped:8x64:1", [8, 6440, 8784]), 0.0);
     }
 
     #[test]
