@@ -31,7 +31,7 @@ use crate::agree::agree_on;
 use crate::check::{check_buffer, check_shape, refuse, require_context};
 use crate::chosen::Chosen;
 use crate::gemm::{Matrices, Room, candidates, hides, measured, slowdown, split_rounds};
-use crate::{Collectives, Explanation, Gemm};
+use crate::{Collectives, Explanation, Gemm, GemmPlan};
 
 /// `C = sum over the ranks of A x B^T`, on one communicator and one stream: owns the loaded kernels
 /// and their workspace, and launches them.
@@ -246,8 +246,12 @@ impl GemmAllReduce {
         let hides = self.exchanges_few_rows() && (m > 1 || k > 4096);
         let few = |plan: &&_| matches!(plan, GemmAllReducePlan::Swapped { .. });
         let few = plans.iter().filter(few).find(|plan| self.can(**plan, shape));
-        let is_good = |plan| self.multiplies_well(plan, shape) && self.waits_little(plan, shape);
-        if let Some(plan) = few.filter(|plan| hides && is_good(**plan)) {
+        let extents = check_shape(shape).ok();
+        let is_good = |plan: &&GemmAllReducePlan| {
+            let product = plan.product().zip(extents);
+            product.is_some_and(|of| self.multiplies_well(of) && self.waits_little(of))
+        };
+        if let Some(plan) = few.filter(|plan| hides && is_good(plan)) {
             return Explanation { plan: *plan, reason: "as there are few rows" };
         }
         let wide = GemmAllReducePlan::Wide;
@@ -270,26 +274,21 @@ impl GemmAllReduce {
         self.communicator.n_ranks() == 2
     }
 
-    /// Whether the tiles of a plan of few rows take little more time than those of `Gemm`, which
+    /// Whether the tiles of a product of few rows take little more time than those of `Gemm`, which
     /// has more kinds. On two H100, 107 rows by tiles of 64 took 1.19 times as long as `unfused`,
     /// whose product the model expects to be 1.15 times as fast.
-    fn multiplies_well(&self, plan: GemmAllReducePlan, shape: [usize; 3]) -> bool {
+    fn multiplies_well(&self, (product, extents): (GemmPlan, [u32; 3])) -> bool {
         const MOST: f64 = 1.1;
-        let (Some(product), Ok(extents)) = (plan.product(), check_shape(shape)) else {
-            return false;
-        };
         let name = self.context().device_name().unwrap_or_default();
         measured(&name, extents) == Some(product) || slowdown(product, extents, self.room()) <= MOST
     }
 
-    /// Whether a plan of few rows computes tiles split in at most two rounds: after each its blocks
-    /// wait for the peers. On two H200 it took 1.02 to 1.13 times as long as `unfused` in three and
-    /// five rounds, as 1 x 5120 x 8192 (1.07) and 1 x 4560 x 9496 (1.13).
-    fn waits_little(&self, plan: GemmAllReducePlan, shape: [usize; 3]) -> bool {
+    /// Whether tiles of few rows are split in at most two rounds: after each, blocks wait for the
+    /// peers. On two H200 it took 1.02 to 1.13 times as long as `unfused` in three and five rounds,
+    /// as 1 x 5120 x 8192 (1.07) and 1 x 4560 x 9496 (1.13).
+    fn waits_little(&self, (product, extents): (GemmPlan, [u32; 3])) -> bool {
         const MOST: f64 = 2.0;
-        let extents = check_shape(shape).ok();
-        let rounds = plan.product().zip(extents);
-        rounds.is_some_and(|(plan, extents)| split_rounds(plan, extents, self.room()) <= MOST)
+        split_rounds(product, extents, self.room()) <= MOST
     }
 
     /// Whether [`Wide`](GemmAllReducePlan::Wide) hides more than tiles that do not fit cost.
