@@ -31,12 +31,12 @@ fn the_vector_gets_the_length_of_the_scale(rank: &Rank) -> Result<(), Error> {
 }
 // ANCHOR_END: test
 
+// ANCHOR: blocks
 #[devcomm::test(ranks = 2)]
 fn many_blocks_get_the_same_length(rank: &Rank) -> Result<(), Error> {
     rank.load(&KERNELS)?;
     let (comm, stream) = (rank.communicator()?, rank.stream()?);
     let (x, out) = (comm.window::<f32>(300)?, comm.window::<f32>(300)?);
-    // ANCHOR: blocks
     let blocks = 3;
     let sums = comm.window::<f32>(rank.n_ranks() * blocks as usize)?;
     let word = comm.mem_alloc::<u32>(1)?;
@@ -46,13 +46,13 @@ fn many_blocks_get_the_same_length(rank: &Rank) -> Result<(), Error> {
     let args = normalize_by_blocks::args(&dev, &x, &sums, &out, &word, 1.0);
     // SAFETY: the word was 0, and no other kernel uses it.
     unsafe { args.grid(blocks).block(64).launch(&stream)? };
-    // ANCHOR_END: blocks
     let mut scaled = [0.0; 300];
     stream.copy_to_host(&out, &mut scaled)?;
     let right = 1.0 / (300.0 * rank.n_ranks() as f32).sqrt();
     assert!(scaled.iter().all(|x| (x - right).abs() < 1e-6), "{scaled:?}");
     Ok(())
 }
+// ANCHOR_END: blocks
 
 /// A launch whose window is too short on a rank is an error there that gives the numbers.
 #[devcomm::test(ranks = 2)]
