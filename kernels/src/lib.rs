@@ -32,7 +32,7 @@ mod files {
 
 pub use files::allgather_gemm::*;
 pub use files::collectives;
-pub use files::collectives::lamport_allreduce::lamport_allreduce;
+pub use files::collectives::lamport_allreduce::{lamport_allreduce, lamport_allreduce_two};
 pub use files::collectives::lamport_allreduce_any::lamport_allreduce_any;
 pub use files::collectives::lamport_exchange::lamport_exchange;
 pub use files::collectives::lamport_exchange_v::lamport_exchange_v;

@@ -135,7 +135,7 @@ fn short<T: Number>(rank: &Rank, op: ReduceOp, counts: &[usize]) -> Result<()> {
 
 /// Lengths around vectors, blocks and the lengths of the launches before.
 fn short_counts(rank: &Rank) -> Vec<usize> {
-    let most = if rank.n_ranks() == 2 { 1 << 22 } else { 1 << 18 };
+    let most = if rank.n_ranks() == 2 { 1 << 24 } else { 1 << 18 };
     match rank.is_simulated() {
         true => vec![1, 100, 7, 8, 300, 1, 1, 1025, 3, 64],
         false => vec![1, 100, 7, most, 300, 1, 1, 100_003, 3, 8192, most, 64, 5, 4096],
@@ -197,15 +197,10 @@ fn ten_thousand_all_reduces_of_changing_data_are_right() {
 fn long<T: Number>(rank: &Rank, op: ReduceOp) -> Result<()> {
     let (comm, stream) = (rank.communicator()?, rank.stream()?);
     // In one round, and in several.
+    let options = CollectivesOptions::new().lamport_bytes(16);
     let (options, counts) = match rank.is_simulated() {
-        true => {
-            let options = CollectivesOptions::new().lamport_bytes(64).push_blocks(1);
-            (options, vec![140, 200_003, 201, 164, 140_000])
-        }
-        false => {
-            let counts = vec![9 << 20, (64 << 20) + 3, (16 << 20) + 1, 9 << 20];
-            (CollectivesOptions::new(), counts)
-        }
+        true => (options.push_blocks(1), vec![140, 200_003, 201, 164, 140_000]),
+        false => (options, vec![9 << 20, (64 << 20) + 3, (16 << 20) + 1, 9 << 20]),
     };
     let collectives = options.build(comm)?;
     let mut all = Vec::new();
@@ -268,7 +263,7 @@ fn nccl_does_what_load_and_store_do_not() {
     on_gpus("nccl_does_what_load_and_store_do_not", 2, |rank| {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
         let collectives = Collectives::new(comm)?;
-        let floats = comm.mem_alloc::<f32>(5 << 20)?;
+        let floats = comm.mem_alloc::<f32>(17 << 20)?;
         for (op, reason) in [
             (ReduceOp::Prod, "nccl, as no kernel reduces this type by this operator"),
             (

@@ -290,6 +290,14 @@ impl<const N: usize> Lamport<'_, N> {
         const { assert!(N != ANY_RANKS, "their vectors have no array") };
         let me = self.me();
         let mut vectors = [mine; N];
+        if N == 2 {
+            // SAFETY: the caller's contract.
+            let theirs = unsafe { self.receive(1 - me, slot) };
+            // Not by an index, which would be a branch.
+            let [first, second] = if me == 0 { [mine, theirs] } else { [theirs, mine] };
+            (vectors[0], vectors[N - 1]) = (first, second);
+            return vectors;
+        }
         // Four at a time: the addresses of more would take registers.
         let mut first = 0;
         while first < N {
@@ -297,11 +305,9 @@ impl<const N: usize> Lamport<'_, N> {
                 let mut rank = first;
                 while rank < N && rank < first + 4 {
                     // All loads are in flight together. A branch around that of this rank's own
-                    // slot, which nobody uses and two ranks do not have, would part them.
-                    if N > 2 || rank != me {
-                        // SAFETY: the caller's contract.
-                        vectors[rank] = unsafe { self.load(rank, slot) };
-                    }
+                    // slot, which nobody uses, would part them.
+                    // SAFETY: the caller's contract.
+                    vectors[rank] = unsafe { self.load(rank, slot) };
                     rank += 1;
                 }
                 let (mut all, mut rank) = (true, first);

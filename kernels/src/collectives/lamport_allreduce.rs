@@ -12,7 +12,7 @@ use super::elements::Elements;
 use super::reduction::Reduction;
 
 /// `output[i]` becomes the reduction over the ranks of `input[i]`, for `i < count`, in every rank
-/// of the LSA team, which has 2, 4 or 8.
+/// of the LSA team, which has `N`.
 ///
 /// f16 and bf16 are reduced in f32 and rounded once. All ranks get the same bits. `output` may be
 /// `input`. -0 counts as +0.
@@ -20,16 +20,15 @@ use super::reduction::Reduction;
 /// `slots` and `state` are the memory of [`Lamport`] messages, with `capacity` slots for vectors
 /// from each rank.
 ///
-/// Grid: any; with more than two ranks, [`ROWS`] vectors per thread are at least those of the
-/// message. Block: any, one-dimensional. May be a dependent launch. `count` is in elements, the
-/// same in every rank.
+/// Grid: any; [`ROWS`] vectors per thread are at least those of the message. Block: any,
+/// one-dimensional. May be a dependent launch. `count` is in elements, the same in every rank.
 ///
 /// # Safety
 ///
 /// `input` and `output` have `count` elements, and nothing else accesses them until the kernel has
 /// ended. `slots` and `state` are as [`LamportSlots`] needs them.
-#[kernel(T = [f32, f16, bf16], max_threads = 1024)]
-pub unsafe fn lamport_allreduce<T: Accumulate<Acc = f32>>(
+#[kernel(T = [f32, f16, bf16], N = [4, 8], max_threads = 1024)]
+pub unsafe fn lamport_allreduce<T: Accumulate<Acc = f32>, const N: usize>(
     comm: DevComm,
     slots: Window<u32>,
     state: *mut u32,
@@ -39,21 +38,54 @@ pub unsafe fn lamport_allreduce<T: Accumulate<Acc = f32>>(
     count: usize,
     reduction: Reduction,
 ) {
-    let (input, output) = (Elements::new(input.cast_mut(), count), Elements::new(output, count));
-    let part = Part { vectors: input.vectors() as u32, input, output, reduction };
+    let part = Part::new(input, output, count, reduction);
     // SAFETY: the kernel's contract.
-    unsafe {
-        match comm.lsa_team().n_ranks {
-            2 => part.reduce::<2, 1>(LamportSlots::new(&comm, slots, capacity), state),
-            4 => part.reduce::<4, ROWS>(LamportSlots::new(&comm, slots, capacity), state),
-            8 => part.reduce::<8, ROWS>(LamportSlots::new(&comm, slots, capacity), state),
-            _ => panic!("the LSA team has 2, 4 or 8 ranks"),
-        }
-    }
+    unsafe { part.reduce::<N>(slots_of(&comm, slots, capacity), state) }
 }
 
-/// The most vectors of a thread with more than two ranks: others would need more registers.
+/// As [`lamport_allreduce`], of two ranks, and of more vectors than threads have too. A
+/// multiprocessor has room for the next launch's blocks beside those of this one.
+///
+/// Grid: any. Block: at most 512 threads, one-dimensional.
+///
+/// # Safety
+///
+/// As there.
+#[kernel(T = [f32, f16, bf16], max_threads = 512, min_blocks = 4)]
+pub unsafe fn lamport_allreduce_two<T: Accumulate<Acc = f32>>(
+    comm: DevComm,
+    slots: Window<u32>,
+    state: *mut u32,
+    capacity: u32,
+    input: *const T,
+    output: *mut T,
+    count: usize,
+    reduction: Reduction,
+) {
+    let part = Part::new(input, output, count, reduction);
+    // SAFETY: the kernel's contract.
+    unsafe { part.reduce_by_two(slots_of(&comm, slots, capacity), state) }
+}
+
+/// # Safety
+///
+/// As [`LamportSlots::new`]; but the team's ranks are counted here.
+#[inline(always)]
+unsafe fn slots_of<const N: usize>(
+    comm: &DevComm,
+    slots: Window<u32>,
+    capacity: u32,
+) -> LamportSlots<'_, N> {
+    assert!(comm.lsa_team().n_ranks as usize == N, "the LSA team has as many ranks as the kernel");
+    // SAFETY: the caller's contract.
+    unsafe { LamportSlots::new(comm, slots, capacity) }
+}
+
+/// The most vectors of a thread of [`lamport_allreduce`]: others would need more registers.
 pub const ROWS: usize = 2;
+
+/// How many vectors ahead of the one that it receives a thread of [`lamport_allreduce_two`] sends.
+const AHEAD: u32 = 2;
 
 struct Part<T> {
     vectors: u32,
@@ -63,45 +95,82 @@ struct Part<T> {
 }
 
 impl<T: Accumulate<Acc = f32>> Part<T> {
-    /// `ROWS` vectors of a thread at a time. With two ranks there may be more than threads have:
-    /// each thread receives some while the next ones are on their way. More of them in flight, 8
-    /// MiB instead of 4, take 3 % longer.
+    #[inline(always)]
+    fn new(input: *const T, output: *mut T, count: usize, reduction: Reduction) -> Self {
+        let (input, output) =
+            (Elements::new(input.cast_mut(), count), Elements::new(output, count));
+        Self { vectors: input.vectors() as u32, input, output, reduction }
+    }
+
+    /// Up to `ROWS` vectors of a thread.
     ///
     /// # Safety
     ///
     /// The kernel's contract.
     #[inline(always)]
-    unsafe fn reduce<const N: usize, const ROWS: usize>(
+    unsafe fn reduce<const N: usize>(&self, slots: LamportSlots<'_, N>, state: *mut u32) {
+        assert!(self.vectors <= ROWS as u32 * threads(), "more vectors than threads have");
+        let mut at = thread::index_1d();
+        // SAFETY: the caller's contract.
+        unsafe {
+            let session = self.begin::<N, ROWS>(slots, state);
+            while at < self.vectors {
+                self.receive(&session, at, self.input.load(at as usize));
+                at += threads();
+            }
+        }
+    }
+
+    /// Any vectors of a thread. The later ones follow as it receives those before.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract.
+    #[inline(always)]
+    unsafe fn reduce_by_two(&self, slots: LamportSlots<'_, 2>, state: *mut u32) {
+        let mut at = thread::index_1d();
+        let mut next = at + threads();
+        // SAFETY: the caller's contract.
+        unsafe {
+            let session = self.begin::<2, 1>(slots, state);
+            while next < at + AHEAD * threads() {
+                self.send(&session, next, self.load::<1>(next));
+                next += threads();
+            }
+            while at < self.vectors {
+                // Again: it would take registers. In flight together with the next one.
+                let mine = self.input.load(at as usize);
+                self.send(&session, next, self.load::<1>(next));
+                next += threads();
+                self.receive(&session, at, mine);
+                at += threads();
+            }
+        }
+    }
+
+    /// Begins a launch, and sends the first vectors of a thread.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract. Each slot is used by one thread.
+    #[inline(always)]
+    unsafe fn begin<'a, const N: usize, const ROWS: usize>(
         &self,
-        slots: LamportSlots<'_, N>,
+        slots: LamportSlots<'a, N>,
         state: *mut u32,
-    ) {
-        let vectors = self.vectors;
-        let (first, group) = (thread::index_1d(), ROWS as u32 * threads());
-        assert!(N == 2 || vectors <= group, "more vectors than threads have");
+    ) -> Lamport<'a, N> {
+        let first = thread::index_1d();
         grid::launch_next();
         grid::wait_for_previous();
-        // SAFETY: the caller's contract. Each slot is used by one thread.
+        // SAFETY: the caller's contract.
         unsafe {
             // The bank's number and the first vectors are in flight together.
             let mine = self.load::<ROWS>(first);
-            let session = slots.begin(state, vectors);
+            let session = slots.begin(state, self.vectors);
             self.send(&session, first, mine);
             thread::sync_threads();
             session.end(Coop::cta());
-            let mut at = first;
-            while N == 2 && at + group < vectors {
-                let next = at + group;
-                self.send(&session, next, self.load::<ROWS>(next));
-                while at < next {
-                    self.receive(&session, at);
-                    at += threads();
-                }
-            }
-            while at < vectors {
-                self.receive(&session, at);
-                at += threads();
-            }
+            session
         }
     }
 
@@ -158,12 +227,13 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
     ///
     /// The kernel's contract.
     #[inline(always)]
-    unsafe fn receive<const N: usize>(&self, session: &Lamport<'_, N>, at: u32) {
-        // SAFETY: the caller's contract. The input is loaded again: it would take registers.
+    unsafe fn receive<const N: usize>(&self, session: &Lamport<'_, N>, at: u32, mine: Vec16<T>) {
+        // SAFETY: the caller's contract.
         unsafe {
-            let mine = self.reduction.scale(self.input.load(at as usize));
-            // As the peers have it: all ranks reduce the same.
-            let all = session.receive_all(at, message(mine));
+            let all = session.receive_all(at, self.reduction.scale(mine));
+            // As the peers have it, so that all ranks reduce the same: only here, as the own vector
+            // may still be on its way from memory while the others' are waited for.
+            let all = all.map(message);
             self.output.store(at as usize, self.reduction.reduce(all));
         }
     }

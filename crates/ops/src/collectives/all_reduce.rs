@@ -113,7 +113,7 @@ impl Collectives {
         }
     }
 
-    /// Launches `lamport_allreduce` or `lamport_allreduce_any`.
+    /// Launches `lamport_allreduce_two`, `lamport_allreduce` or `lamport_allreduce_any`.
     ///
     /// # Safety
     ///
@@ -133,8 +133,8 @@ impl Collectives {
         let (send, recv) = (send.device_address(), recv.device_address());
         let target = self.compiled.on(stream);
         macro_rules! launch {
-            ($kernel:ident::<$type:ty>, $($how:expr),*) => {{
-                let launch = kernels::$kernel::<$type>::args(
+            ($kernel:ident::<$($of:tt),*>, $($how:expr),*) => {{
+                let launch = kernels::$kernel::<$($of),*>::args(
                     dev_comm,
                     slots,
                     slots_state,
@@ -153,7 +153,11 @@ impl Collectives {
             Reducing::Floats(reduction) => {
                 macro_rules! floats {
                     ($type:ty) => {
-                        launch!(lamport_allreduce::<$type>, reduction)
+                        match self.communicator.n_ranks() {
+                            2 => launch!(lamport_allreduce_two::<$type>, reduction),
+                            4 => launch!(lamport_allreduce::<$type, 4>, reduction),
+                            _ => launch!(lamport_allreduce::<$type, 8>, reduction),
+                        }
                     };
                 }
                 of_floats!(T::DATA_TYPE, floats)

@@ -122,8 +122,8 @@ impl CollectivesOptions {
     }
 
     /// The longest message in bytes that is sent in one step; an all-reduce of two ranks may have
-    /// four times as many. The workspace takes twice the most bytes for each rank. Default: 4 MiB
-    /// for 2 ranks, 1 MiB for 4, 512 KiB for 8.
+    /// sixteen times as many. The workspace takes twice the most bytes for each rank. Default: 4
+    /// MiB for 2 ranks (a workspace of 128 MiB), 1 MiB for 4, 512 KiB for 8.
     pub const fn lamport_bytes(self, bytes: usize) -> Self {
         Self { lamport_bytes: Some(bytes), ..self }
     }
@@ -176,7 +176,7 @@ impl CollectivesOptions {
 
     /// The most vectors of an all-reduce that is done in one step.
     fn all_reduce_slots(self, ranks: usize) -> usize {
-        if ranks == 2 { 4 * self.slots(ranks) } else { self.slots(ranks) }
+        if ranks == 2 { 16 * self.slots(ranks) } else { self.slots(ranks) }
     }
 
     /// The most vectors of a message that is sent in one step.
@@ -198,7 +198,7 @@ impl Default for CollectivesOptions {
 
 static MODULES: LazyLock<Vec<ModuleSource>> = LazyLock::new(|| {
     modules(&[
-        kernels::lamport_allreduce::<f32>::FILE,
+        kernels::lamport_allreduce::<f32, 4>::FILE,
         kernels::lamport_allreduce_any::<i32>::FILE,
         kernels::lamport_exchange::<u32>::FILE,
         kernels::lamport_exchange_v::FILE,

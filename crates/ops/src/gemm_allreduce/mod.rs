@@ -276,9 +276,10 @@ impl GemmAllReduce {
 
     /// Whether the tiles of a product of few rows take little more time than those of `Gemm`, which
     /// has more kinds. On two H100, 107 rows by tiles of 64 took 1.19 times as long as `unfused`,
-    /// whose product the model expects to be 1.15 times as fast.
+    /// whose product the model expects to be 1.15 times as fast, and 161 x 2392 x 8224 1.38 times
+    /// (1.09 by the model).
     fn multiplies_well(&self, (product, extents): (GemmPlan, [u32; 3])) -> bool {
-        const MOST: f64 = 1.1;
+        const MOST: f64 = 1.06;
         let name = self.context().device_name().unwrap_or_default();
         measured(&name, extents) == Some(product) || slowdown(product, extents, self.room()) <= MOST
     }
