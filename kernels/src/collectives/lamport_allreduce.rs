@@ -43,7 +43,7 @@ pub unsafe fn lamport_allreduce<T: Accumulate<Acc = f32>, const N: usize>(
     unsafe { part.reduce::<N>(slots_of(&comm, slots, capacity), state) }
 }
 
-/// As [`lamport_allreduce`], of two ranks, and of more vectors than threads have too. A
+/// As [`lamport_allreduce()`], of two ranks, and of more vectors than threads have too. A
 /// multiprocessor has room for the next launch's blocks beside those of this one.
 ///
 /// Grid: any. Block: at most 512 threads, one-dimensional.
@@ -81,7 +81,7 @@ unsafe fn slots_of<const N: usize>(
     unsafe { LamportSlots::new(comm, slots, capacity) }
 }
 
-/// The most vectors of a thread of [`lamport_allreduce`]: others would need more registers.
+/// The most vectors of a thread of [`lamport_allreduce()`]: others would need more registers.
 pub const ROWS: usize = 2;
 
 /// How many vectors ahead of the one that it receives a thread of [`lamport_allreduce_two`] sends.
