@@ -1,7 +1,7 @@
 //! Elements of any number and alignment, as vectors of 16 bytes.
 
-use cuda_std::mem;
 use cuda_std::vector::{Accumulate, Vec16};
+use cuda_std::{hint, mem};
 
 /// `count` elements from an address on. The last vector may be partial.
 #[derive(Clone, Copy)]
@@ -26,8 +26,16 @@ impl<T: Accumulate> Elements<T> {
     #[inline(always)]
     fn vector(self, at: usize) -> (*mut T, bool) {
         let lanes = Vec16::<T>::LANES;
-        let address = self.address.wrapping_add(at * lanes);
-        (address, (at + 1) * lanes <= self.count && address.addr().is_multiple_of(16))
+        // Of the first address: vectors are as far apart as alignment asks for.
+        let is_aligned = self.address.addr().is_multiple_of(16);
+        (self.address.wrapping_add(at * lanes), at < self.count / lanes && is_aligned)
+    }
+
+    /// The elements of a vector that there are, if it is not whole.
+    #[inline(always)]
+    fn left(self, at: usize) -> usize {
+        // Opaque: nothing of it is computed for whole vectors.
+        self.count.saturating_sub(hint::opaque_usize(at) * Vec16::<T>::LANES)
     }
 
     /// Loads a vector. Elements behind the last one are all bits 0.
@@ -39,12 +47,12 @@ impl<T: Accumulate> Elements<T> {
     #[track_caller]
     pub(super) unsafe fn load(self, at: usize) -> Vec16<T> {
         let (address, is_plain) = self.vector(at);
-        let left = self.count.saturating_sub(at * Vec16::<T>::LANES);
         // SAFETY: the caller's contract; only elements that there are are read.
         unsafe {
             if is_plain {
                 return mem::load_vec(address);
             }
+            let left = self.left(at);
             Vec16::from_fn(|i| match i < left {
                 true => mem::load(address.wrapping_add(i)),
                 false => Vec16::from_bits([0; 4]).lane(0),
@@ -61,12 +69,12 @@ impl<T: Accumulate> Elements<T> {
     #[track_caller]
     pub(super) unsafe fn store(self, at: usize, vector: Vec16<T>) {
         let (address, is_plain) = self.vector(at);
-        let left = self.count.saturating_sub(at * Vec16::<T>::LANES);
         // SAFETY: the caller's contract; only elements that there are are written.
         unsafe {
             if is_plain {
                 return mem::store_vec(address, vector);
             }
+            let left = self.left(at);
             let mut i = 0;
             while i < Vec16::<T>::LANES {
                 if i < left {

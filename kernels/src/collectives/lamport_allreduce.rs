@@ -2,9 +2,9 @@
 //! that are their own flags, and reduces what it receives. For short messages, and for two ranks,
 //! where two steps would move as many bytes.
 
-use cuda_std::grid;
 use cuda_std::prelude::*;
 use cuda_std::vector::{Accumulate, Vec16};
+use cuda_std::{grid, warp};
 use half::{bf16, f16};
 use nccl_device::{Coop, DevComm, Lamport, LamportSlots, Window, message};
 
@@ -46,12 +46,17 @@ pub unsafe fn lamport_allreduce<T: Accumulate<Acc = f32>, const N: usize>(
 /// As [`lamport_allreduce()`], of two ranks, and of more vectors than threads have too. A
 /// multiprocessor has room for the next launch's blocks beside those of this one.
 ///
-/// Grid: any. Block: at most 512 threads, one-dimensional.
+/// Grid: any. Block: one-dimensional, whole warps, at most 512 threads.
 ///
 /// # Safety
 ///
 /// As there.
-#[kernel(T = [f32, f16, bf16], max_threads = 512, min_blocks = 4)]
+#[kernel(
+    T = [f32, f16, bf16],
+    max_threads = 512,
+    min_blocks = 4,
+    requires(block.x.is_multiple_of(32)),
+)]
 pub unsafe fn lamport_allreduce_two<T: Accumulate<Acc = f32>>(
     comm: DevComm,
     slots: Window<u32>,
@@ -115,7 +120,7 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
         unsafe {
             let session = self.begin::<N, ROWS>(slots, state);
             while at < self.vectors {
-                self.receive(&session, at, self.input.load(at as usize));
+                self.receive(&session, Coop::thread(), at, self.input.load(at as usize));
                 at += threads();
             }
         }
@@ -137,12 +142,13 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
                 self.send(&session, next, self.load::<1>(next));
                 next += threads();
             }
-            while at < self.vectors {
+            // As long as a lane of the warp has one.
+            while at - warp::lane_id() < self.vectors {
                 // Again: it would take registers. In flight together with the next one.
-                let mine = self.input.load(at as usize);
+                let [mine] = self.load::<1>(at);
                 self.send(&session, next, self.load::<1>(next));
                 next += threads();
-                self.receive(&session, at, mine);
+                self.receive(&session, Coop::warp(), at, mine);
                 at += threads();
             }
         }
@@ -221,20 +227,29 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
         }
     }
 
-    /// Receives a vector of all ranks, and stores the result.
+    /// Receives a vector of all ranks in each thread of a coop that has one, and stores the results.
     ///
     /// # Safety
     ///
     /// The kernel's contract.
     #[inline(always)]
-    unsafe fn receive<const N: usize>(&self, session: &Lamport<'_, N>, at: u32, mine: Vec16<T>) {
+    unsafe fn receive<const N: usize>(
+        &self,
+        session: &Lamport<'_, N>,
+        coop: Coop,
+        at: u32,
+        mine: Vec16<T>,
+    ) {
+        let slot = (at < self.vectors).then_some(at);
         // SAFETY: the caller's contract.
         unsafe {
-            let all = session.receive_all(at, self.reduction.scale(mine));
+            let all = session.receive_all_together(coop, slot, self.reduction.scale(mine));
             // As the peers have it, so that all ranks reduce the same: only here, as the own vector
             // may still be on its way from memory while the others' are waited for.
             let all = all.map(message);
-            self.output.store(at as usize, self.reduction.reduce(all));
+            if at < self.vectors {
+                self.output.store(at as usize, self.reduction.reduce(all));
+            }
         }
     }
 }
