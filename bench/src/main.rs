@@ -145,6 +145,9 @@ enum Tunable {
     /// --rounds. Of plans within 0.3 % the one that the model prefers is kept. Each shape is
     /// written to the table as soon as it is done.
     Gemm(versus::Tune),
+    /// Plans of products with an all-reduce; as of products
+    #[command(name = "gemm-allreduce")]
+    GemmAllReduce(versus::TuneGemmAllReduce),
     /// Plans of all-reduces (sum), for the tables that devcomm::Collectives reads; as of products
     AllReduce(versus::TuneCollective),
     /// Plans of all-gathers
@@ -162,6 +165,7 @@ impl Tunable {
         use versus::Operation;
         match self {
             Self::Gemm(tune) => tune.run(),
+            Self::GemmAllReduce(tune) => tune.run(),
             Self::AllReduce(tune) => tune.run(Operation::AllReduce),
             Self::AllGather(tune) => tune.run(Operation::AllGather),
             Self::ReduceScatter(tune) => tune.run(Operation::ReduceScatter),

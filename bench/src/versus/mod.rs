@@ -27,6 +27,7 @@ mod shapes;
 mod signal;
 mod tune;
 mod tune_collectives;
+mod tune_gemm_allreduce;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -62,6 +63,7 @@ pub use row::Row;
 pub use signal::Signal;
 pub use tune::Tune;
 pub use tune_collectives::TuneCollective;
+pub use tune_gemm_allreduce::TuneGemmAllReduce;
 
 /// Flags of the comparisons.
 #[derive(Args, Clone, Debug)]

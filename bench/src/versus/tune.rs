@@ -51,7 +51,7 @@ pub struct Tune {
 }
 
 /// The most plans that are timed for a shape.
-const MOST_PLANS: usize = 20;
+pub const MOST_PLANS: usize = 20;
 
 /// The most plans of a run-off, and how close they are to the fastest before it.
 const FINALISTS: usize = 3;
