@@ -10,6 +10,8 @@
 //! until there are enough to fill the wire; the rate is that of the wire, or of the
 //! multiprocessors that feed it. Every algorithm has its own three numbers. Where the algorithm is
 //! not known (NCCL's) there are two of them, for short and for long messages.
+//!
+//! They are fitted to two ranks. What more ranks of one host add is in `us_on`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -28,11 +30,12 @@ use crate::table::{self, Report};
 /// The flags of `model`.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// Files of rows (--json of the collectives, of two ranks) to compare with the model
+    /// Files of rows (--json of the collectives) to compare with the model: of two ranks, or, in
+    /// graphs, of more, which are those of one host
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
 
-    /// Files of rows to fit the model to, comma-separated [default: the same]
+    /// Files of rows to fit the model to, of two ranks, comma-separated [default: the same]
     #[arg(long, value_delimiter = ',', value_name = "FILE")]
     fit: Vec<PathBuf>,
 
@@ -49,9 +52,10 @@ pub struct Options {
     output: OutputOptions,
 }
 
-/// A launch in a CUDA graph and one hop in microseconds, the floor of an all-reduce in one step.
-/// The rest of NCCL's floor is further hops.
-const ONE_HOP: f64 = 1.8;
+/// What a hop to several ranks takes longer than one to a single peer, in microseconds.
+const MORE_PEERS: f64 = 0.3;
+/// What a further step of NCCL's ring takes, in microseconds.
+const STEP_OF_NCCL: f64 = 0.77;
 /// Bytes between which the ramp grows.
 const RAMP: [f64; 2] = [1024.0, 65536.0];
 /// Ranks, more than two, send messages of up to this divided by their number in one step: devcomm's
@@ -69,8 +73,8 @@ pub fn run(options: &Options) -> Result<()> {
     };
     let points = read(&options.files)?;
     let model = match &*options.fit {
-        [] => Model::fit(&points),
-        files => Model::fit(&read(files)?),
+        [] => Model::fit(&points)?,
+        files => Model::fit(&read(files)?)?,
     };
     let mut report = Report::new();
     report.rows = points.iter().filter_map(|point| model.row(point)).collect();
@@ -127,14 +131,40 @@ impl Collective {
         }
     }
 
+    /// On more than two ranks. Between two, NCCL's reduce-scatter is slower than its all-gather.
+    fn costs_on_more_as(self, algorithm: &str) -> Self {
+        match (self, algorithm) {
+            (Self::ReduceScatter, UNKNOWN) => Self::AllGather,
+            _ => self.costs_as(algorithm),
+        }
+    }
+
     /// Whether more than two ranks use an algorithm, by devcomm's defaults.
     fn uses(self, algorithm: &str, size: usize, ranks: usize) -> bool {
         match (self, algorithm) {
-            (Self::AllReduce | Self::Broadcast, "Lamport") => size <= ONE_STEP / ranks,
+            (Self::AllReduce, "Lamport") => size <= ONE_STEP / ranks,
+            // A broadcast's messages are longer than their payload.
+            (Self::Broadcast, "Lamport") => size < ONE_STEP / ranks,
             (_, "Lamport") => size <= ONE_STEP,
             // Left to NCCL, whose ranks pass it on.
             (Self::Broadcast, _) => algorithm == UNKNOWN,
             _ => true,
+        }
+    }
+
+    /// How many hops follow each other: devcomm's are to all ranks at once, and NCCL's to the next
+    /// rank.
+    fn hops(self, algorithm: &str, ranks: usize) -> f64 {
+        let ring = match self {
+            Self::AllReduce => 2 * (ranks - 1),
+            Self::ReduceScatter | Self::AllGather => ranks - 1,
+            // All are sent at once, and what is passed on is not waited for.
+            Self::AllToAll | Self::Broadcast => 1,
+        };
+        match algorithm {
+            UNKNOWN => ring as f64,
+            "Lamport" => 1.0,
+            _ => 2.0,
         }
     }
 
@@ -161,6 +191,7 @@ const UNKNOWN: &str = "-";
 #[derive(Clone, Debug)]
 struct Point {
     collective: Collective,
+    ranks: usize,
     in_graph: bool,
     dtype: String,
     size: usize,
@@ -176,19 +207,21 @@ fn read(path: &Path) -> Result<Vec<Point>> {
     let Some(collective) = Collective::parse(header.subcommand()) else {
         bail!("{name} is of no collective");
     };
-    ensure!(header.ranks == 2, "{name} is of {} ranks: the model is fitted to two", header.ranks);
+    let (ranks, in_graph) = (header.ranks, header.in_graphs());
+    ensure!(ranks > 1, "{name} is of one rank, which sends nothing");
+    ensure!(ranks == 2 || in_graph, "{name} is of {ranks} ranks without graphs: there is no model");
     let mut points = Vec::new();
     for file::Row { variant, dtype, size, algorithm, time_us, .. } in rows {
         let case = dtype.zip(size);
         let (dtype, size) = case.with_context(|| format!("{name} has no rows of a collective"))?;
         // What falls back to NCCL has NCCL's costs.
         let algorithm = algorithm.filter(|name| name != "Nccl").unwrap_or(UNKNOWN.to_owned());
-        let (size, in_graph) = (size as usize, header.in_graphs());
         points.extend(time_us.map(|us| Point {
             collective,
+            ranks,
             in_graph,
             dtype,
-            size,
+            size: size as usize,
             variant,
             algorithm,
             us,
@@ -317,12 +350,11 @@ impl Fitted {
 
     /// The sum of the squares of the relative errors.
     fn errors(&self, points: &[(f64, f64)]) -> f64 {
-        points.iter().map(|(wire, us)| (self.us(*wire, |floor| floor) / us - 1.0).powi(2)).sum()
+        points.iter().map(|(wire, us)| (self.us(*wire) / us - 1.0).powi(2)).sum()
     }
 
-    fn us(&self, wire: f64, floor: impl Fn(f64) -> f64) -> f64 {
-        let us = |costs: &Costs| Costs { floor: floor(costs.floor), ..*costs }.us(wire);
-        self.costs.iter().map(us).fold(f64::INFINITY, f64::min)
+    fn us(&self, wire: f64) -> f64 {
+        self.costs.iter().map(|costs| costs.us(wire)).fold(f64::INFINITY, f64::min)
     }
 }
 
@@ -330,9 +362,14 @@ impl Fitted {
 struct Model(BTreeMap<Key, Fitted>);
 
 impl Model {
-    fn fit(points: &[Point]) -> Self {
+    fn fit(points: &[Point]) -> Result<Self> {
         let mut by_key: BTreeMap<Key, Vec<(f64, f64)>> = BTreeMap::new();
         for point in points {
+            ensure!(
+                point.ranks == 2,
+                "--fit: the model is fitted to two ranks, not {}",
+                point.ranks
+            );
             let wire = point.collective.wire(&point.algorithm, point.size, 2);
             by_key.entry(Key::of(point)).or_default().push((wire, point.us));
         }
@@ -340,34 +377,48 @@ impl Model {
             let may_change = key.algorithm == UNKNOWN;
             (key, Fitted::new(points, may_change))
         };
-        Self(by_key.into_iter().map(fit).collect())
+        Ok(Self(by_key.into_iter().map(fit).collect()))
     }
 
-    /// The model's time of an algorithm on two ranks, as it was measured.
+    /// The model's time: on two ranks of the algorithm that was measured.
     fn us(&self, point: &Point) -> Option<f64> {
+        if point.ranks > 2 {
+            return self.us_on(point, point.ranks);
+        }
         let wire = point.collective.wire(&point.algorithm, point.size, 2);
-        Some(self.0.get(&Key::of(point))?.us(wire, |floor| floor))
+        Some(self.0.get(&Key::of(point))?.us(wire))
     }
 
     /// The model's time on more ranks, in graphs: of the fastest algorithm that it has for them.
-    /// Devcomm's hops are to all ranks at once; NCCL's grow with the logarithm of the ranks.
     fn us_on(&self, point: &Point, ranks: usize) -> Option<f64> {
-        let key = Key::of(point);
-        let hops = (ranks as f64).log2();
-        let floor = |floor: f64| match &*key.algorithm {
-            UNKNOWN => floor.min(ONE_HOP) + (floor - ONE_HOP).max(0.0) * hops,
-            _ => floor,
-        };
+        let collective = point.collective;
         let same = |other: &Key| {
-            let same = (other.collective, other.in_graph) == (key.collective, true);
-            same && key.in_graph && other.variant == key.variant
+            // What devcomm leaves to NCCL has NCCL's costs.
+            let left = collective == Collective::Broadcast && other.algorithm == UNKNOWN;
+            let by_nccl = left && point.variant == "rust-ops" && other.variant == "nccl";
+            let graphs = point.in_graph && other.in_graph;
+            graphs
+                && other.collective == collective.costs_on_more_as(&other.algorithm)
+                && (other.variant == point.variant || by_nccl)
         };
         let time = |(other, fitted): (&Key, &Fitted)| {
-            let wire = point.collective.wire(&other.algorithm, point.size, ranks);
+            let algorithm = &*other.algorithm;
+            let wire = collective.wire(algorithm, point.size, ranks);
             // A rate alone does not say what short messages take.
             let known = wire >= fitted.least || fitted.costs.iter().all(|costs| costs.floor > 0.0);
-            let used = point.collective.uses(&other.algorithm, point.size, ranks);
-            (known && used).then(|| fitted.us(wire, floor))
+            let used = collective.uses(algorithm, point.size, ranks);
+            let hops = |ranks| collective.hops(algorithm, ranks);
+            let more = match algorithm {
+                UNKNOWN => STEP_OF_NCCL * (hops(ranks) - hops(2)),
+                _ => MORE_PEERS * hops(ranks),
+            };
+            // But for its steps NCCL takes as long for a short message of any number of ranks.
+            let of_two = collective.wire(algorithm, point.size, 2);
+            let us = match &*fitted.costs {
+                [short, long] => short.us(of_two).min(long.us(wire)),
+                _ => fitted.us(wire),
+            };
+            (known && used).then_some(us + more)
         };
         let times = self.0.iter().filter(|(other, _)| same(other)).filter_map(time);
         times.reduce(f64::min)
@@ -511,10 +562,46 @@ mod tests {
         let points = sizes.map(|wire| (wire, short.us(wire).min(long.us(wire))));
         let fitted = Fitted::new(points.to_vec(), true);
         for (wire, us) in points {
-            near(fitted.us(wire, |floor| floor), us);
+            near(fitted.us(wire), us);
         }
         assert_eq!((fitted.costs.len(), fitted.points), (2, 10));
         assert_eq!(Fitted::new(points.to_vec(), false).costs.len(), 1);
+    }
+
+    #[test]
+    fn more_ranks_take_more_hops_and_send_more() {
+        let costs = |floor, byte| Costs { floor, ramp: 0.0, byte };
+        let fitted = |costs| Fitted { costs, least: 1024.0, points: 9 };
+        let key = |collective, variant: &str, algorithm: &str| {
+            let (variant, algorithm) = (variant.to_owned(), algorithm.to_owned());
+            Key { collective, in_graph: true, variant, algorithm }
+        };
+        let nccl = vec![costs(6.0, 1e-5), costs(20.0, 2e-6)];
+        let model = Model(BTreeMap::from([
+            (key(Collective::AllReduce, "rust-ops", "Lamport"), fitted(vec![costs(2.0, 3e-6)])),
+            (key(Collective::AllReduce, "nccl", UNKNOWN), fitted(nccl.clone())),
+            (key(Collective::AllGather, "nccl", UNKNOWN), fitted(nccl.clone())),
+            (key(Collective::Broadcast, "nccl", UNKNOWN), fitted(nccl)),
+        ]));
+        let us = |collective, variant: &str, size, ranks| {
+            let (dtype, variant, algorithm) = ("f32".to_owned(), variant.to_owned(), String::new());
+            let in_graph = true;
+            let point =
+                Point { collective, ranks, in_graph, dtype, size, variant, algorithm, us: 0.0 };
+            model.us(&point)
+        };
+        use Collective::{AllReduce, Broadcast, ReduceScatter};
+        // A hop to three peers, and three messages.
+        near(us(AllReduce, "rust-ops", 100_000, 4).unwrap(), 2.0 + MORE_PEERS + 3.0 * 0.3);
+        assert_eq!(us(AllReduce, "rust-ops", 2 << 20, 4), None);
+        // Six steps instead of two: of a short message, and of a long one.
+        near(us(AllReduce, "nccl", 100_000, 4).unwrap(), 6.0 + 1.0 + 4.0 * STEP_OF_NCCL);
+        let long = 20.0 + 1.5 * 2e-6 * 1e8 + 4.0 * STEP_OF_NCCL;
+        near(us(AllReduce, "nccl", 100_000_000, 4).unwrap(), long);
+        // As an all-gather.
+        near(us(ReduceScatter, "nccl", 2000, 8).unwrap(), 6.0 + 0.01 + 6.0 * STEP_OF_NCCL);
+        // Left to NCCL.
+        assert_eq!(us(Broadcast, "rust-ops", 8 << 20, 4), us(Broadcast, "nccl", 8 << 20, 4));
     }
 
     #[test]

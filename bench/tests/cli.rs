@@ -123,6 +123,10 @@ fn the_model_of_two_gpus_predicts_other_runs_within_15_percent() {
     predicts("all-reduce-2xh200-f32", "all-reduce-2xh200-bf16", "rust-ops,nccl");
     predicts("all-reduce-2xh200-f32", "reduce-scatter-2xh200", "rust-ops");
     predicts("all-gather-2xh200", "all-to-all-2xh200", "rust-ops");
+    // Of four GPUs, too.
+    predicts("all-reduce-2xh200-f32", "all-reduce-4xh200-f32", "rust-ops,nccl");
+    predicts("all-reduce-2xh200-f32", "all-reduce-4xh200-bf16", "rust-ops,nccl");
+    predicts("all-reduce-2xh200-f32", "reduce-scatter-4xh200", "rust-ops");
     let (code, _, stderr) = run(&["model", &of("all-reduce-2xh200-f32"), "--within", "0.01"]);
     assert_eq!(code, Some(1));
     assert!(stderr.contains("% off, which is more than 0.01 %"), "{stderr}");
@@ -145,7 +149,13 @@ fn what_cannot_be_modelled_is_refused() {
     refuses(&["model", &file("text", "rows")], &["has no rows"]);
     refuses(&["model", &file("gemm", &rows_of("gemm", 1))], &["is of no collective"]);
     refuses(&["model", &file("four", &rows_of("all-reduce", 4))], &["is of 4 ranks"]);
+    refuses(&["model", &file("one", &rows_of("all-reduce", 1))], &["is of one rank"]);
     refuses(&["model", &file("none", &rows_of("all-reduce", 2))], &["none of these collectives"]);
+    let four = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../docs/measurements/all-reduce-4xh200-bf16-graph.json"
+    );
+    refuses(&["model", four], &["the model is fitted to two ranks, not 4"]);
 }
 
 #[test]

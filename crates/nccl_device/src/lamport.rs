@@ -292,8 +292,8 @@ impl<const N: usize> Lamport<'_, N> {
     }
 
     /// As [`receive_all`](Self::receive_all), of each thread of `coop` that has a slot. They go on
-    /// together when all of them have received: so what a warp stores next are whole lines, although
-    /// its messages arrive one by one. A thread without a slot gets any vectors.
+    /// together when all of them have received, so that what a warp stores next are whole lines
+    /// although its messages arrive one by one. A thread without a slot gets any vectors.
     ///
     /// # Safety
     ///

@@ -227,7 +227,8 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
         }
     }
 
-    /// Receives a vector of all ranks in each thread of a coop that has one, and stores the results.
+    /// Receives a vector of all ranks in each thread of a coop that has one, and stores what it
+    /// becomes.
     ///
     /// # Safety
     ///
