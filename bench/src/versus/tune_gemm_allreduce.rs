@@ -6,6 +6,7 @@ use std::time::SystemTime;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use devcomm::{Buffer, GemmAllReduce as Operation, GemmAllReducePlan, Rank, Window};
+use devcomm_testing::gemm::Problem;
 use half::bf16;
 
 use super::fusion::Fusion;
@@ -41,21 +42,28 @@ impl TuneGemmAllReduce {
     /// Times the plans of every shape.
     pub fn run(&self) -> Result<()> {
         self.run.validate()?;
+        self.problems([&[8]; 3], 1)?;
         ranks::run(&self.ranks, None, |rank| {
             ensure!(!rank.is_simulated(), "simulated GPUs have no times: tune runs on GPUs");
             self.run_on(&Harness::new(rank, &self.ranks, &self.run)?)
         })
     }
 
+    /// The problems, with defaults for empty lists.
+    fn problems(&self, default: [&[usize]; 3], ranks: usize) -> Result<Vec<Problem>> {
+        let problems = self.shapes.problems(default, size_of::<bf16>(), ranks, self.run.seed)?;
+        problems.iter().try_for_each(|problem| GemmAllReduce::require(problem, ranks))?;
+        Ok(problems)
+    }
+
     fn run_on(&self, harness: &Harness<'_>) -> Result<()> {
         let rank: &Rank = harness.rank;
-        let (ranks, seed) = (rank.n_ranks(), self.run.seed);
+        let ranks = rank.n_ranks();
         let [on_gpus, simulated] = GemmAllReduce::defaults();
         let default = harness.choose(on_gpus, simulated);
-        let problems = self.shapes.problems(default, size_of::<bf16>(), ranks, seed)?;
-        problems.iter().try_for_each(|problem| GemmAllReduce::require(problem, ranks))?;
+        let problems = self.problems(default, ranks)?;
         print_header(harness)?;
-        let mut order = fastrand::Rng::with_seed(seed);
+        let mut order = fastrand::Rng::with_seed(self.run.seed);
         let mut kept = None;
         for problem in problems {
             let [m, n, k] = problem.shape();
@@ -117,7 +125,6 @@ fn time(
 mod tests {
     use clap::Parser;
     use devcomm::World;
-    use devcomm_testing::gemm::Problem;
 
     use super::*;
 
