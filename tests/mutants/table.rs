@@ -121,14 +121,8 @@ pub const MUTANTS: &[Mutant] = &[
     mutant("hybrid_allreduce", HYBRID, (LSA_BARRIER, 0), Remove, &[SUM, STORE_SUM]),
     mutant("hybrid_alltoall", HYBRID_A2A, (FOLLOW, 0), NoWait, &[PUT]),
     mutant("hybrid_alltoall", HYBRID_A2A, (LSA_BARRIER, 0), Remove, &["local_copy("]),
-    mutant(
-        "lamport_allreduce",
-        LAMPORT,
-        ("thread::sync_threads()", 0),
-        Remove,
-        &["receive_all_together("],
-    ),
-    mutant("lamport_allreduce", LAMPORT, ("session.end(", 0), Remove, &["receive_all_together("]),
+    mutant("lamport_allreduce", LAMPORT, ("thread::sync_threads()", 0), Remove, &["receive_all("]),
+    mutant("lamport_allreduce", LAMPORT, ("session.end(", 0), Remove, &["receive_all("]),
     mutant(
         "lamport_allreduce",
         LAMPORT,

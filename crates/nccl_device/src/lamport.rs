@@ -65,7 +65,7 @@ use devcomm_types::{Element, WaitFor, WaitKind};
 
 use crate::call::CoopCall;
 use crate::flag::is_last_block;
-use crate::wait::{Deadline, Outcome, finish, poll};
+use crate::wait::{Deadline, finish, poll};
 use crate::{Coop, DevComm, LsaPtr, Window};
 
 /// The value of a word of a slot without a message: -0 in `f32`.
@@ -287,31 +287,12 @@ impl<const N: usize> Lamport<'_, N> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn receive_all<T: Element>(&self, slot: u32, mine: Vec16<T>) -> [Vec16<T>; N] {
-        // SAFETY: the caller's contract.
-        unsafe { self.receive_all_together(Coop::thread(), Some(slot), mine) }
-    }
-
-    /// As [`receive_all`](Self::receive_all), of each thread of `coop` that has a slot. They go on
-    /// together when all of them have received, so that what a warp stores next are whole lines
-    /// although its messages arrive one by one. A thread without a slot gets any vectors.
-    ///
-    /// # Safety
-    ///
-    /// As there. The threads of the coop call this together.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    #[track_caller]
-    pub unsafe fn receive_all_together<T: Element>(
-        &self,
-        coop: Coop,
-        slot: Option<u32>,
-        mine: Vec16<T>,
-    ) -> [Vec16<T>; N] {
         const { assert!(N != ANY_RANKS, "their vectors have no array") };
         let me = self.me();
         let mut vectors = [mine; N];
         if N == 2 {
             // SAFETY: the caller's contract.
-            let theirs = unsafe { self.receive_together(coop, 1 - me, slot) };
+            let theirs = unsafe { self.receive(1 - me, slot) };
             // Not by an index, which would be a branch.
             let [first, second] = if me == 0 { [mine, theirs] } else { [theirs, mine] };
             (vectors[0], vectors[N - 1]) = (first, second);
@@ -320,7 +301,7 @@ impl<const N: usize> Lamport<'_, N> {
         // Four at a time: the addresses of more would take registers.
         let mut first = 0;
         while first < N {
-            self.wait(coop, slot, |slot| {
+            self.wait(slot, || {
                 let mut rank = first;
                 while rank < N && rank < first + 4 {
                     // All loads are in flight together. A branch around that of this rank's own
@@ -345,7 +326,6 @@ impl<const N: usize> Lamport<'_, N> {
             }
             rank += 1;
         }
-        let Some(slot) = slot else { return vectors };
         // Not unrolled for many ranks, whose addresses would take registers.
         let (mut rank, ranks) = (0, if N > 4 { hint::opaque_usize(N) } else { N });
         while rank < ranks {
@@ -366,34 +346,15 @@ impl<const N: usize> Lamport<'_, N> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn receive<T: Element>(&self, source: usize, slot: u32) -> Vec16<T> {
-        // SAFETY: the caller's contract.
-        unsafe { self.receive_together(Coop::thread(), source, Some(slot)) }
-    }
-
-    /// As [`receive_all_together`](Self::receive_all_together), of one rank.
-    ///
-    /// # Safety
-    ///
-    /// As there, for this peer only.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    #[track_caller]
-    unsafe fn receive_together<T: Element>(
-        &self,
-        coop: Coop,
-        source: usize,
-        slot: Option<u32>,
-    ) -> Vec16<T> {
         let mut vector = Vec16::from_bits([EMPTY; 4]);
-        self.wait(coop, slot, |slot| {
+        self.wait(slot, || {
             // SAFETY: the caller's contract.
             let (now, has_arrived) = unsafe { self.poll(source, slot) };
             vector = now;
             has_arrived
         });
-        if let Some(slot) = slot {
-            // SAFETY: the caller's contract.
-            unsafe { self.empty(source, slot) };
-        }
+        // SAFETY: the caller's contract.
+        unsafe { self.empty(source, slot) };
         vector
     }
 
@@ -434,7 +395,7 @@ impl<const N: usize> Lamport<'_, N> {
         pause: u32,
     ) -> [Vec16<T>; K] {
         // Slots are opaque, as their addresses would take registers from here to the end.
-        self.wait(Coop::thread(), Some(message(0).map_or(0, |(_, slot)| slot)), |_| {
+        self.wait(message(0).map_or(0, |(_, slot)| slot), || {
             let (mut all, mut i) = (true, 0);
             while i < K {
                 if let Some((source, slot)) = message(i) {
@@ -513,11 +474,11 @@ impl<const N: usize> Lamport<'_, N> {
         Vec16::from_bits(unsafe { mem::load_vec_relaxed(from, Scope::Sys) }.to_bits())
     }
 
-    /// Waits for messages in a slot, in each thread of a coop that has one.
+    /// Waits for messages in a slot.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
-    fn wait(&self, coop: Coop, slot: Option<u32>, mut done: impl FnMut(u32) -> bool) {
-        let what = |slot| WaitFor {
+    fn wait(&self, slot: u32, done: impl FnMut() -> bool) {
+        let what = || WaitFor {
             kind: WaitKind::Lamport,
             index: slot,
             context: 0,
@@ -525,11 +486,8 @@ impl<const N: usize> Lamport<'_, N> {
             wanted: 0,
             seen: 0,
         };
-        let outcome = match slot {
-            Some(slot) => poll(self.slots.comm, Deadline::NEVER, || done(slot), || what(slot)),
-            None => Outcome::Done,
-        };
-        finish(coop, outcome, CoopCall::new("a wait for a slot"));
+        let outcome = poll(self.slots.comm, Deadline::NEVER, done, what);
+        finish(Coop::thread(), outcome, CoopCall::new("a wait for a slot"));
     }
 
     /// Ends the session for this block. Messages may follow, so that this takes no time: the

@@ -120,7 +120,7 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
         unsafe {
             let session = self.begin::<N, ROWS>(slots, state);
             while at < self.vectors {
-                self.receive(&session, Coop::thread(), at, self.input.load(at as usize));
+                self.receive(&session, at, self.input.load(at as usize));
                 at += threads();
             }
         }
@@ -142,14 +142,19 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
                 self.send(&session, next, self.load::<1>(next));
                 next += threads();
             }
-            // As long as a lane of the warp has one.
-            while at - warp::lane_id() < self.vectors {
-                // Again: it would take registers. In flight together with the next one.
-                let [mine] = self.load::<1>(at);
-                self.send(&session, next, self.load::<1>(next));
-                next += threads();
-                self.receive(&session, Coop::warp(), at, mine);
+            // As long as a lane of the warp has a vector.
+            while at - at % warp::WARP_SIZE < self.vectors {
+                if at < self.vectors {
+                    // Again: it would take registers. In flight together with the next one.
+                    let mine = self.input.load(at as usize);
+                    self.send(&session, next, self.load::<1>(next));
+                    self.receive(&session, at, mine);
+                }
+                // Lanes whose messages came one by one go on together: what parts of a warp store
+                // are more packets to the peer, and shorter ones.
+                warp::sync();
                 at += threads();
+                next += threads();
             }
         }
     }
@@ -227,30 +232,20 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
         }
     }
 
-    /// Receives a vector of all ranks in each thread of a coop that has one, and stores what it
-    /// becomes.
+    /// Receives a vector of all ranks, and stores the result.
     ///
     /// # Safety
     ///
     /// The kernel's contract.
     #[inline(always)]
-    unsafe fn receive<const N: usize>(
-        &self,
-        session: &Lamport<'_, N>,
-        coop: Coop,
-        at: u32,
-        mine: Vec16<T>,
-    ) {
-        let slot = (at < self.vectors).then_some(at);
+    unsafe fn receive<const N: usize>(&self, session: &Lamport<'_, N>, at: u32, mine: Vec16<T>) {
         // SAFETY: the caller's contract.
         unsafe {
-            let all = session.receive_all_together(coop, slot, self.reduction.scale(mine));
+            let all = session.receive_all(at, self.reduction.scale(mine));
             // As the peers have it, so that all ranks reduce the same: only here, as the own vector
             // may still be on its way from memory while the others' are waited for.
             let all = all.map(message);
-            if at < self.vectors {
-                self.output.store(at as usize, self.reduction.reduce(all));
-            }
+            self.output.store(at as usize, self.reduction.reduce(all));
         }
     }
 }
