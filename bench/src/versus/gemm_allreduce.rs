@@ -35,8 +35,8 @@ pub struct GemmAllReduce {
 
     /// Plans of devcomm::GemmAllReduce, comma-separated, instead of its default, a row for each
     /// that can do the shape: `strips`, `wide`, `unfused`, `chunked:<parts>`,
-    /// `swapped:<rows>x<columns>:<splits>` as of `gemm`, `swapped`, with the tile by which
-    /// devcomm::Gemm multiplies, or `measured`, the fastest by GemmAllReduce::measure
+    /// `swapped:<rows>x<columns>:<splits>` as of `gemm`, `swapped`, with the tile that is expected
+    /// to be the fastest, or `measured`, the fastest by GemmAllReduce::measure
     #[arg(long = "plan", value_delimiter = ',', value_name = "PLAN")]
     plans: Vec<fusion::Asked<AskedPlan>>,
 

@@ -26,7 +26,7 @@ use self::hopper::Prepared;
 pub(crate) use self::hopper::{Matrices, map, resident, wide_maps};
 pub use self::plan::{GemmPlan, ParsePlanError};
 pub(crate) use self::plan::{
-    Room, candidates, clusters, hides, likely, measured, slowdown, split_rounds,
+    Room, clusters, exchanging, hides, likely, measured, slowdown, split_rounds,
 };
 pub use self::product::Product;
 use crate::check::{check_extents, refuse};

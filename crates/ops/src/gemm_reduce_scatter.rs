@@ -21,7 +21,7 @@ use crate::check::{
 };
 use crate::chosen::Chosen;
 use crate::gemm::{Matrices, address, wide_maps};
-use crate::gemm_allreduce::{Messages, fills};
+use crate::gemm_allreduce::{Messages, times_filled};
 use crate::timing::Together;
 use crate::{Collectives, Explanation, Gemm, KERNELS, modules};
 
@@ -169,7 +169,8 @@ impl GemmReduceScatter {
     /// Whether tiles of a product of this size fill the GPU more than once, and a rank has more
     /// than one row of them.
     fn fills(&self, size: [usize; 2]) -> bool {
-        size[0] > self.rows() && fills(size, self.communicator.context().limits().multiprocessors)
+        let multiprocessors = self.communicator.context().limits().multiprocessors;
+        size[0] > self.rows() && times_filled(size, multiprocessors) > 1.5
     }
 
     /// *Collective*.

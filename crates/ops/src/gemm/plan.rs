@@ -199,6 +199,38 @@ impl Rounds {
     }
 }
 
+/// Plans of few rows for products that are exchanged with the peers, the one that the model expects
+/// to be fastest first. Splitting short sums takes longer than it saves, but is among the last ones.
+pub(crate) fn exchanging(shape @ [_, _, k]: [u32; 3], room: Room) -> Vec<GemmPlan> {
+    /// The most terms that are not split.
+    const SHORT: u32 = 512;
+    let all = with_clocks(shape, room).into_iter().filter_map(|(clocks, plan)| match plan {
+        GemmPlan::Swapped { cluster: Cluster { splits, .. }, .. } => {
+            Some((k <= SHORT && splits > 1, clocks + exchange(plan, shape, room), plan))
+        }
+        _ => None,
+    });
+    let mut all: Vec<_> = all.collect();
+    all.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
+    all.into_iter().map(|(.., plan)| plan).collect()
+}
+
+/// The clocks in which the blocks of a plan of few rows exchange what they have summed with the
+/// peers: after a round of split tiles each block has a part of one. Fitted to all plans of 122
+/// shapes on two H100.
+fn exchange(plan: GemmPlan, [m, n, _]: [u32; 3], room: Room) -> f64 {
+    /// For an element of C.
+    const ELEMENT: f64 = 0.3;
+    let GemmPlan::Swapped { rows, columns, cluster } = plan else { return 0.0 };
+    let rounds = Rounds::of([rows, columns], cluster, [m, n].map(f64::from), room);
+    let last = match rounds {
+        Rounds { rest, .. } if rest <= 0.0 => 0.0,
+        Rounds { split, .. } if split > 0.0 => split / f64::from(cluster.splits),
+        _ => 1.0,
+    };
+    ELEMENT * f64::from(rows.min(m)) * f64::from(columns) * (rounds.full + last)
+}
+
 /// In how many rounds a plan of few rows computes tiles split. After each a block has sums, sooner
 /// than of a whole tile.
 pub(crate) fn split_rounds(plan: GemmPlan, [m, n, _]: [u32; 3], room: Room) -> f64 {
@@ -427,6 +459,26 @@ mod tests {
         // One more round would be as long as those of whole tiles.
         assert_eq!(of("swapped:8x64:2", [1, 8192, 4096]), 0.0);
         assert_eq!(of("swapped:8x64:1", [8, 6440, 8784]), 0.0);
+    }
+
+    #[test]
+    fn short_sums_that_are_exchanged_are_not_split_and_large_parts_are() {
+        // The fastest of all plans on two H100.
+        for (shape, plan) in [
+            ([13, 3032, 368], "swapped:16x64:1"),
+            ([27, 1320, 472], "swapped:32x64:1"),
+            ([87, 488, 632], "swapped:64x64:4"),
+            ([208, 288, 696], "swapped:64x64:4"),
+            ([8, 3928, 2360], "swapped:8x64:2"),
+        ] {
+            let plans = exchanging(shape, ROOM);
+            assert_eq!(plans[0].to_string(), plan, "{shape:?}");
+            // None is missing.
+            let all = candidates(shape, ROOM);
+            assert!(all.iter().all(|plan| *plan == GemmPlan::Wide || plans.contains(plan)));
+        }
+        // There are no rows of C that TMA stores.
+        assert_eq!(exchanging([7, 1001, 64], ROOM), []);
     }
 
     #[test]

@@ -21,7 +21,8 @@ use self::chunked::Chunked;
 pub(crate) use self::messages::Messages;
 pub use self::options::GemmOptions;
 use self::options::Plan;
-pub(crate) use self::plan::fills;
+use self::plan::hides_few_rows;
+pub(crate) use self::plan::times_filled;
 pub use self::plan::{GemmAllReducePlan, ParseGemmAllReducePlanError};
 use self::strips::Strips;
 use self::swapped::{MOST_ROWS, Swapped};
@@ -30,7 +31,7 @@ pub use self::wire::{ParseWireError, Wire};
 use crate::agree::agree_on;
 use crate::check::{check_buffer, check_shape, refuse, require_context};
 use crate::chosen::Chosen;
-use crate::gemm::{Matrices, Room, candidates, hides, measured, slowdown, split_rounds};
+use crate::gemm::{Matrices, Room, exchanging, hides, measured, slowdown, split_rounds};
 use crate::{Collectives, Explanation, Gemm, GemmPlan};
 
 /// `C = sum over the ranks of A x B^T`, on one communicator and one stream: owns the loaded kernels
@@ -39,16 +40,16 @@ use crate::{Collectives, Explanation, Gemm, GemmPlan};
 /// Each rank has `m x k` elements of A and `n x k` of B, row-major: its slice of the dimension that
 /// is summed over. Every rank gets the `m x n` elements of C, row-major.
 ///
-/// On Hopper GPUs the plan follows from the shape: products that fill 2, 4 or 8 of them more than
-/// once, with tiles that fit, exchange these in the product's kernel, and of two most of up to 256
-/// rows; others are followed by an all-reduce. Elsewhere that is [`GemmAllReducePlan::Strips`].
+/// On Hopper GPUs the plan follows from the shape: products that fill 2, 4 or 8 of them, with tiles
+/// that fit, exchange these in the product's kernel, and of two most of up to 256 rows; others are
+/// followed by an all-reduce. Elsewhere that is [`GemmAllReducePlan::Strips`].
 /// [`explain`](Self::explain) says which plan a shape gets; [`set_plan`](Self::set_plan) selects
 /// another one, and [`measure`](Self::measure) the fastest.
 ///
 /// Every rank's product, with sums in f32, is rounded to bf16 on its way, and so is the sum of the
 /// products, in f32 too. [`GemmOptions::wire`] selects another type for the way: f32 and with it
 /// strips for every shape, or 8-bit floats and with them strips or, of two Hopper GPUs and for
-/// products that fill these more than once, tiles.
+/// products that fill these, tiles.
 ///
 /// ```no_run
 /// use devcomm::{GemmAllReduce, World};
@@ -185,7 +186,7 @@ impl GemmAllReduce {
     }
 
     /// The plans for products of `[m, n, k]`, those for few rows last, and of these first the one
-    /// by which [`Gemm`] multiplies.
+    /// that is expected to be the fastest.
     ///
     /// # Errors
     ///
@@ -208,7 +209,7 @@ impl GemmAllReduce {
         }
         if is_bf16 && swapped::is_for(shape) {
             let measured = measured(&self.context().device_name()?, extents);
-            let all = measured.into_iter().chain(candidates(extents, self.room()));
+            let all = measured.into_iter().chain(exchanging(extents, self.room()));
             for plan in all.filter_map(GemmAllReducePlan::of_few_rows) {
                 if !plans.contains(&plan) {
                     plans.push(plan);
@@ -240,10 +241,7 @@ impl GemmAllReduce {
             return Explanation { plan: GemmAllReducePlan::Strips, reason };
         }
         let plans = self.plans(shape).unwrap_or_default();
-        // Of one row with few terms nothing is left to hide behind the product: on two H100 the two
-        // kernels were 2 % faster.
-        let [m, _, k] = shape;
-        let hides = self.exchanges_few_rows() && (m > 1 || k > 4096);
+        let hides = self.exchanges_few_rows() && hides_few_rows(shape);
         let few = |plan: &&_| matches!(plan, GemmAllReducePlan::Swapped { .. });
         let few = plans.iter().filter(few).find(|plan| self.can(**plan, shape));
         let extents = check_shape(shape).ok();
@@ -256,13 +254,14 @@ impl GemmAllReduce {
         }
         let wide = GemmAllReducePlan::Wide;
         // Of few rows most of a tile would be empty.
-        let fills = m > MOST_ROWS && self.fills([shape[0], shape[1]]) && self.can(wide, shape);
+        let fills =
+            shape[0] > MOST_ROWS && self.fills([shape[0], shape[1]]) && self.can(wide, shape);
         if self.wire() != Wire::Bf16 {
             let plan = if fills { wide } else { GemmAllReducePlan::Strips };
             return Explanation { plan, reason: self.wire().reason() };
         }
         if fills && self.hides(shape) {
-            return Explanation { plan: wide, reason: "as its tiles fill the GPU more than once" };
+            return Explanation { plan: wide, reason: "as its tiles fill the GPU" };
         }
         let reason = "as there is little to hide behind the product, or no kernel does it";
         Explanation { plan: GemmAllReducePlan::Unfused, reason }
@@ -321,9 +320,12 @@ impl GemmAllReduce {
         }
     }
 
-    /// Whether tiles of a product of this size fill the GPU more than once.
+    /// Whether there are as many tiles in a product of this size as the GPU computes at a time. Two
+    /// H100 were faster by [`Wide`](GemmAllReducePlan::Wide) than by the two kernels from 0.91 times
+    /// on, where [`hides`](Self::hides) expected it; of more ranks that was seen from 1.7 times on.
     fn fills(&self, size: [usize; 2]) -> bool {
-        fills(size, self.multiprocessors())
+        let least = if self.communicator.n_ranks() == 2 { 0.9 } else { 1.5 };
+        times_filled(size, self.multiprocessors()) > least
     }
 
     /// The same in all ranks.

@@ -56,7 +56,7 @@ impl GemmOptions {
 
     /// Selects the type in which partial sums travel. Default: [`Wire::Bf16`]. In others they do by
     /// [`Strips`](crate::GemmAllReducePlan::Strips). In [`Wire::E4m3`] on two Hopper GPUs shapes
-    /// that fill the GPU more than once have the plan [`Wide`](crate::GemmAllReducePlan::Wide).
+    /// that fill the GPU have the plan [`Wide`](crate::GemmAllReducePlan::Wide).
     pub const fn wire(mut self, wire: Wire) -> Self {
         self.wire = wire;
         self

@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use devcomm_kernels::gemm::gemm_swapped::Cluster;
 use devcomm_kernels::gemm::gemm_wgmma::{CLUSTER, TILE_M, TILE_N};
+use half::bf16;
 
 use super::chunked::MOST_PARTS;
 use super::swapped;
@@ -68,12 +69,19 @@ impl GemmAllReducePlan {
     }
 }
 
-/// Whether the tiles of a product of `m x n` fill a GPU more than once, so that most are exchanged
-/// behind the products of others. On two H100 the fused product was faster from 1.7 times on, and
-/// the two kernels were up to once.
-pub(crate) fn fills([m, n]: [usize; 2], multiprocessors: u32) -> bool {
-    let tiles = m.div_ceil((CLUSTER * TILE_M) as usize) * n.div_ceil(TILE_N as usize);
-    2 * tiles > 3 * (multiprocessors / CLUSTER) as usize
+/// How many times the tiles of a product of `m x n` fill a GPU.
+pub(crate) fn times_filled([m, n]: [usize; 2], multiprocessors: u32) -> f64 {
+    let [rows, columns] = [m.div_ceil((CLUSTER * TILE_M) as usize), n.div_ceil(TILE_N as usize)];
+    rows as f64 * columns as f64 / f64::from(multiprocessors / CLUSTER)
+}
+
+/// Whether a product of few rows takes long enough to hide what its kernel exchanges. On two H100
+/// and two H200 the two kernels were up to 10 % faster where it does not: of one or two rows, and
+/// where C is so large that all multiprocessors should send it.
+pub(super) fn hides_few_rows([m, n, k]: [usize; 3]) -> bool {
+    let bytes = m.saturating_mul(n).saturating_mul(size_of::<bf16>());
+    let sends = (480 << 10..=3 << 19).contains(&bytes);
+    (m > 2 || k > 2048) && (k > 768 || !sends)
 }
 
 /// The plans without parameters.
@@ -126,6 +134,16 @@ impl FromStr for GemmAllReducePlan {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn short_products_of_few_rows_hide_little() {
+        for shape in [[2, 552, 528], [1, 15672, 256], [67, 3800, 344], [69, 9488, 304]] {
+            assert!(!hides_few_rows(shape), "{shape:?}");
+        }
+        for shape in [[1, 2968, 2424], [3, 2680, 296], [119, 9400, 376], [16, 14680, 872]] {
+            assert!(hides_few_rows(shape), "{shape:?}");
+        }
+    }
 
     #[test]
     fn plans_are_read_as_they_are_written() {
