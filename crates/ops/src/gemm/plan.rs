@@ -200,7 +200,7 @@ impl Rounds {
 }
 
 /// Plans of few rows for products that are exchanged with the peers, the one that the model expects
-/// to be fastest first. Splitting short sums takes longer than it saves, but is among the last ones.
+/// to be fastest first. Those that split short sums, which takes longer than it saves, come last.
 pub(crate) fn exchanging(shape @ [_, _, k]: [u32; 3], room: Room) -> Vec<GemmPlan> {
     /// The most terms that are not split.
     const SHORT: u32 = 512;
@@ -222,13 +222,10 @@ fn exchange(plan: GemmPlan, [m, n, _]: [u32; 3], room: Room) -> f64 {
     /// For an element of C.
     const ELEMENT: f64 = 0.3;
     let GemmPlan::Swapped { rows, columns, cluster } = plan else { return 0.0 };
-    let rounds = Rounds::of([rows, columns], cluster, [m, n].map(f64::from), room);
-    let last = match rounds {
-        Rounds { rest, .. } if rest <= 0.0 => 0.0,
-        Rounds { split, .. } if split > 0.0 => split / f64::from(cluster.splits),
-        _ => 1.0,
-    };
-    ELEMENT * f64::from(rows.min(m)) * f64::from(columns) * (rounds.full + last)
+    let Rounds { full, rest, split } =
+        Rounds::of([rows, columns], cluster, [m, n].map(f64::from), room);
+    let last = if split > 0.0 { split / f64::from(cluster.splits) } else { rest.min(1.0) };
+    ELEMENT * f64::from(rows.min(m)) * f64::from(columns) * (full + last)
 }
 
 /// In how many rounds a plan of few rows computes tiles split. After each a block has sums, sooner

@@ -75,13 +75,13 @@ pub(crate) fn times_filled([m, n]: [usize; 2], multiprocessors: u32) -> f64 {
     rows as f64 * columns as f64 / f64::from(multiprocessors / CLUSTER)
 }
 
-/// Whether a product of few rows takes long enough to hide what its kernel exchanges. On two H100
-/// and two H200 the two kernels were up to 10 % faster where it does not: of one or two rows, and
-/// where C is so large that all multiprocessors should send it.
+/// Whether a product of few rows has terms enough to hide what its kernel exchanges. On two H100 and
+/// two H200 the two kernels were up to 10 % faster where it has not: of one or two rows, and of a C
+/// that is so large that all multiprocessors should send it.
 pub(super) fn hides_few_rows([m, n, k]: [usize; 3]) -> bool {
     let bytes = m.saturating_mul(n).saturating_mul(size_of::<bf16>());
     let sends = (480 << 10..=3 << 19).contains(&bytes);
-    (m > 2 || m * k > 4096) && (k > 768 || !sends)
+    (m > 2 || m.saturating_mul(k) > 4096) && (k > 768 || !sends)
 }
 
 /// The plans without parameters.
