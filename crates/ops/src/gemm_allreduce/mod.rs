@@ -320,9 +320,10 @@ impl GemmAllReduce {
         }
     }
 
-    /// Whether there are as many tiles in a product of this size as the GPU computes at a time. Two
-    /// H100 were faster by [`Wide`](GemmAllReducePlan::Wide) than by the two kernels from 0.91 times
-    /// on, where [`hides`](Self::hides) expected it; of more ranks that was seen from 1.7 times on.
+    /// Whether there are about as many tiles in a product of this size as the GPU computes at a
+    /// time. Where [`hides`](Self::hides) expects it, two H100 were faster by
+    /// [`Wide`](GemmAllReducePlan::Wide) than by the two kernels from 0.91 times on, and more ranks
+    /// from 1.7 times on.
     fn fills(&self, size: [usize; 2]) -> bool {
         let least = if self.communicator.n_ranks() == 2 { 0.9 } else { 1.5 };
         times_filled(size, self.multiprocessors()) > least

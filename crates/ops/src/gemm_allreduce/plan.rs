@@ -75,9 +75,9 @@ pub(crate) fn times_filled([m, n]: [usize; 2], multiprocessors: u32) -> f64 {
     rows as f64 * columns as f64 / f64::from(multiprocessors / CLUSTER)
 }
 
-/// Whether a product of few rows has terms enough to hide what its kernel exchanges. On two H100 and
-/// two H200 the two kernels were up to 10 % faster where it has not: of one or two rows, and of a C
-/// that is so large that all multiprocessors should send it.
+/// Whether a product of few rows has terms enough to hide what its kernel exchanges. On two H100
+/// and two H200 the two kernels were up to 10 % faster where it has not: of one or two rows, and of
+/// a C that is so large that all multiprocessors should send it.
 pub(super) fn hides_few_rows([m, n, k]: [usize; 3]) -> bool {
     let bytes = m.saturating_mul(n).saturating_mul(size_of::<bf16>());
     let sends = (480 << 10..=3 << 19).contains(&bytes);
