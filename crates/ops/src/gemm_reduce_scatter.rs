@@ -21,7 +21,7 @@ use crate::check::{
 };
 use crate::chosen::Chosen;
 use crate::gemm::{Matrices, address, wide_maps};
-use crate::gemm_allreduce::{Messages, times_filled};
+use crate::gemm_allreduce::{Messages, OFTEN, times_filled};
 use crate::timing::Together;
 use crate::{Collectives, Explanation, Gemm, KERNELS, modules};
 
@@ -166,11 +166,11 @@ impl GemmReduceScatter {
         self.communicator.n_ranks() * ROWS as usize
     }
 
-    /// Whether tiles of a product of this size fill the GPU more than once, and a rank has more
+    /// Whether tiles of a product of this size fill the GPU [`OFTEN`], and a rank has more
     /// than one row of them.
     fn fills(&self, size: [usize; 2]) -> bool {
         let multiprocessors = self.communicator.context().limits().multiprocessors;
-        size[0] > self.rows() && times_filled(size, multiprocessors) > 1.5
+        size[0] > self.rows() && times_filled(size, multiprocessors) > OFTEN
     }
 
     /// *Collective*.

@@ -10,13 +10,13 @@ use crate::gemm::likely;
 use crate::timing::Together;
 
 impl GemmAllReduce {
-    /// Times the [`plans`](Self::plans) of a shape, those for few rows if they are expected to take
-    /// at most half as long again as the first of them, and does products of it by the fastest from
-    /// now on, unless one is set. Each is launched 17 times, and the promising ones 48 times more,
-    /// as [`launch`](Self::launch) with these buffers, of which the L2 cache keeps what it can. The
-    /// time of a plan is that of the slowest rank. The plan that [`explain`](Self::explain) names
-    /// without a measurement is kept if none is faster by more than 2 %. All ranks get the same
-    /// plan. *Collective*.
+    /// Times the [`plans`](Self::plans) of a shape, those for few rows if their product alone is
+    /// expected to take at most half as long again as the fastest, and does products of it by the
+    /// fastest from now on, unless one is set. Each is launched 17 times, and the promising ones 48
+    /// times more, as [`launch`](Self::launch) with these buffers, of which the L2 cache keeps what
+    /// it can. The time of a plan is that of the slowest rank. The plan that
+    /// [`explain`](Self::explain) names without a measurement is kept if none is faster by more
+    /// than 2 %. All ranks get the same plan. *Collective*.
     ///
     /// [`Unfused`](GemmAllReducePlan::Unfused) is timed with the likely plans of its product, as
     /// [`Gemm::measure`](crate::Gemm::measure) has them, if all ranks have the same ones.

@@ -22,8 +22,8 @@ pub(crate) use self::messages::Messages;
 pub use self::options::GemmOptions;
 use self::options::Plan;
 use self::plan::hides_few_rows;
-pub(crate) use self::plan::times_filled;
 pub use self::plan::{GemmAllReducePlan, ParseGemmAllReducePlanError};
+pub(crate) use self::plan::{OFTEN, times_filled};
 use self::strips::Strips;
 use self::swapped::{MOST_ROWS, Swapped};
 use self::wide::Wide;
@@ -320,12 +320,11 @@ impl GemmAllReduce {
         }
     }
 
-    /// Whether there are about as many tiles in a product of this size as the GPU computes at a
-    /// time. Where [`hides`](Self::hides) expects it, two H100 were faster by
-    /// [`Wide`](GemmAllReducePlan::Wide) than by the two kernels from 0.91 times on, and more ranks
-    /// from 1.7 times on.
+    /// Whether tiles of a product of this size fill the GPU often enough. Where
+    /// [`hides`](Self::hides) expects it, two H100 were faster by
+    /// [`Wide`](GemmAllReducePlan::Wide) than by the two kernels from 0.91 times on.
     fn fills(&self, size: [usize; 2]) -> bool {
-        let least = if self.communicator.n_ranks() == 2 { 0.9 } else { 1.5 };
+        let least = if self.communicator.n_ranks() == 2 { 0.9 } else { OFTEN };
         times_filled(size, self.multiprocessors()) > least
     }
 
