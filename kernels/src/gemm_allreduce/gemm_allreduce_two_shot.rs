@@ -2,8 +2,9 @@
 //!
 //! The product is that of [`gemm_wgmma`](crate::gemm::gemm_wgmma). Each tile has an owner, to which
 //! all ranks send their parts from shared memory, the owner too. Its warps that neither load nor
-//! multiply add these, behind the products of the next tiles, and store the sums to all ranks. At
-//! the end the blocks of all ranks with the same index meet at a barrier.
+//! multiply add these, behind the products of the next tiles, and store the sums to all ranks. The
+//! blocks of all ranks with the same index meet at a barrier before the first sum is stored, and at
+//! the end.
 
 use core::marker::PhantomData;
 

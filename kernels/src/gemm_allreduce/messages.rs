@@ -11,8 +11,9 @@
 //!
 //! A block waits only for what the peers' blocks with its index send, which compute the same
 //! tiles. Warps that multiply wait for nothing outside their block before they have sent all, and
-//! do not await the warps that wait for peers. Where the sums are sent too, blocks meet at a
-//! barrier behind all of this.
+//! do not await the warps that wait for peers. Where the sums are sent too, the blocks of an index
+//! meet at a barrier behind all of this, and one of the warps that do not multiply meets the other
+//! ranks' when it begins.
 //!
 //! # Why a slot is empty when a peer writes it
 //!
@@ -54,16 +55,25 @@ pub(super) const PAUSE: u32 = 500;
 pub(super) const COLUMNS: u32 = SharedTile::<bf16, STORE_M>::COLUMNS;
 pub(super) const SLOTS: u32 = STORE_M * COLUMNS / LANES;
 
-/// In shared memory: how many parts of tiles each multiplying warp has stored, and how many threads
-/// have added all that they add.
+/// Words of a block in shared memory.
+const WORDS: usize = MULTIPLYING_WARPS as usize + 2;
+
+/// How many parts of tiles each multiplying warp has stored.
 #[inline(always)]
 fn stored() -> *mut u32 {
-    shared_array![u32; MULTIPLYING_WARPS as usize + 1]
+    shared_array![u32; WORDS]
 }
 
+/// How many threads have added all that they add.
 #[inline(always)]
 fn ended() -> *mut u32 {
-    stored().wrapping_add(MULTIPLYING_WARPS as usize)
+    stored().wrapping_add(WORDS - 2)
+}
+
+/// Whether the ranks have met.
+#[inline(always)]
+fn met() -> *mut u32 {
+    stored().wrapping_add(WORDS - 1)
 }
 
 /// The index of a vector's first element.
@@ -160,8 +170,8 @@ impl<D: Owners, const N: usize> Messages<'_, D, N> {
             // SAFETY: no other thread uses the words before the barrier.
             unsafe {
                 let mut word = 0;
-                while word <= MULTIPLYING_WARPS {
-                    mem::store(stored().add(word as usize), 0);
+                while word < WORDS {
+                    mem::store(stored().add(word), 0);
                     word += 1;
                 }
             }
@@ -252,16 +262,38 @@ impl<D: Owners, const N: usize> Messages<'_, D, N> {
     /// Waits until a multiplying warp has stored its part of a tile.
     #[inline(always)]
     pub(super) fn wait_for_part(&self, tile: u32, warp: u32) {
+        self.wait_for_word(stored().wrapping_add(warp as usize), tile);
+    }
+
+    /// If sums are sent, waits until all ranks have begun this launch: what precedes it in their
+    /// streams has ended, so that their C may be stored to. All warps that add call it before they
+    /// do, one of them as the `first`.
+    #[inline(always)]
+    fn meet(&self, first: bool) {
+        if !D::RETURNS {
+            return;
+        }
+        if !first {
+            return self.wait_for_word(met(), 0);
+        }
+        self.comm.lsa_barrier(Coop::warp(), BarrierIndex::this_block()).sync(Visible::AcqRel);
+        if warp::lane_id() == 0 {
+            // SAFETY: the word is one of the block's, and this thread's to write.
+            unsafe { mem::store_ordered(met(), 1, MemoryOrder::Release, Scope::Cta) };
+        }
+    }
+
+    /// Waits until a word of the block is more than this.
+    #[inline(always)]
+    fn wait_for_word(&self, word: *const u32, than: u32) {
         self.comm.wait_until(Coop::warp(), || {
             // SAFETY: the word is one of the block's, and written by ordered stores.
-            let is_stored = unsafe {
-                let stored = stored().add(warp as usize);
-                mem::load_ordered(stored, MemoryOrder::Acquire, Scope::Cta) > tile
-            };
-            if !is_stored {
+            let is_more =
+                unsafe { mem::load_ordered(word, MemoryOrder::Acquire, Scope::Cta) > than };
+            if !is_more {
                 thread::nanosleep(PAUSE);
             }
-            is_stored
+            is_more
         });
     }
 
@@ -429,6 +461,7 @@ impl<D: Owners, const N: usize> Follow for Messages<'_, D, N> {
     #[inline(always)]
     unsafe fn beside(&self, order: Order, index: u32) {
         grid::wait_for_previous();
+        self.meet(index == 0);
         let (mut tile, end) = (0, Self::tiles(order).saturating_sub(1));
         let step = IDLE_WARPS * Self::ROWS;
         let mut first = index * Self::ROWS;
@@ -466,6 +499,7 @@ impl<D: Owners, const N: usize> Follow for Messages<'_, D, N> {
             // SAFETY: the caller's contract. The rows are this warp's.
             unsafe {
                 warp::sync();
+                self.meet(false);
                 let session = self.session();
                 while row < end && column.is_sent(row) {
                     self.add(&session, column, row);
