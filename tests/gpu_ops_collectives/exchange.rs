@@ -157,7 +157,11 @@ fn all_follow_each_other<T: Bits>(
         .collect();
     let exchanges = exchanges?;
     let run = || -> Result<()> {
-        exchanges.iter().try_for_each(|exchange| {
+        exchanges.iter().zip(all).try_for_each(|(exchange, (.., memory))| {
+            // This rank's stream orders it before what peers store there.
+            if !matches!(memory, Memory::InPlace) {
+                stream.fill(&exchange.memory, T::ONES)?;
+            }
             let algorithm = exchange.run(&collectives, rank_number, &stream)?;
             assert_eq!(algorithm, by, "{:?} of {}", exchange.operation, exchange.count);
             Ok(())
@@ -414,6 +418,8 @@ impl<T: Bits> Counted<T> {
     fn run(&self, collectives: &Collectives, stream: &Stream) -> Result<()> {
         let parts = |[counts, offsets]: &'_ [Vec<usize>; 2]| (counts.clone(), offsets.clone());
         let (sent, received) = (parts(&self.sent), parts(&self.received));
+        // This rank's stream orders it before what peers store there.
+        stream.fill(&self.recv, T::ONES)?;
         collectives.all_to_all_v(
             &self.send,
             Parts { counts: &sent.0, offsets: &sent.1 },
