@@ -11,9 +11,9 @@
 //!
 //! A block waits only for what the peers' blocks with its index send, which compute the same
 //! tiles. Warps that multiply wait for nothing outside their block before they have sent all, and
-//! do not await the warps that wait for peers. Where the sums are sent too, the blocks of an index
-//! meet at a barrier behind all of this, and one of the warps that do not multiply meets the other
-//! ranks' when it begins.
+//! never for warps that await the peers' messages. Where the sums are sent too, the blocks of an
+//! index meet at a barrier behind all of this, and when they begin: there only one warp, which has
+//! done nothing before, waits for the other ranks' blocks, and the others for it before they add.
 //!
 //! # Why a slot is empty when a peer writes it
 //!
