@@ -405,7 +405,6 @@ impl<T: Bits> Counted<T> {
     }
 
     fn fill(&self, rank: usize, launch: usize) -> Result<()> {
-        self.recv.fill_bytes(0xff)?;
         let mut data = vec![T::ONES; self.send.len()];
         for (to, (count, offset)) in self.sent[0].iter().zip(&self.sent[1]).enumerate() {
             for i in 0..*count {

@@ -217,9 +217,9 @@ fn long<T: Number>(rank: &Rank, op: ReduceOp) -> Result<()> {
     // Peers write to the windows from now on.
     rank.barrier()?;
     for sent in &all {
-        // This rank's stream orders it before what peers store there.
+        // No reduction is as large. This rank's stream orders it before what peers store there.
         if let Some(recv) = &sent.recv {
-            stream.fill(&recv.slice(..sent.send.len())?, T::of(1))?;
+            stream.fill(&recv.slice(..sent.send.len())?, T::of(200))?;
         }
         sent.all_reduce(&collectives, op, Algorithm::Push, &stream)?;
     }
