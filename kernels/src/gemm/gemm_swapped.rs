@@ -317,13 +317,14 @@ pub unsafe fn product<S: Shape, E: Epilogue<Output: Half>>(
                 }
                 let share = Share::of(down, row, splits * across);
                 let once = m <= S::M;
-                block.load(b, once, share, 0, S::N, |tile| block.origin(tile).1);
+                block.load(b, once, share, 0, S::N, |tile| block.loaded_b(block.origin(tile).1).0);
             }
             if warp::lane_id() == 0 && warp == multiplying + 1 {
                 tma::prefetch_map(a);
                 grid::wait_for_previous();
                 let share = Share::of(across, column, splits);
-                block.load(a, false, share, S::N, S::M, |tile| block.origin(tile).0);
+                block
+                    .load(a, false, share, S::N, S::M, |tile| block.loaded_a(block.origin(tile).0));
             }
             if warp::lane_id() == 0 && warp == multiplying + 2 {
                 tma::prefetch_map(c);
@@ -411,6 +412,32 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
         };
         let Division { across, down, .. } = self.division;
         ((row * down + self.row) * S::M, (column * across + self.column) * S::N)
+    }
+
+    /// The first row of B that is loaded for a tile that begins with this column, and how many of
+    /// them are not the tile's.
+    ///
+    /// TMA takes several times as long for a row beyond the end as for another. So the last tile is
+    /// loaded with rows before its own. What is multiplied behind them, to columns beyond C's, are
+    /// the rows of A that follow in the stage.
+    #[inline(always)]
+    fn loaded_b(&self, column: u32) -> (u32, u32) {
+        let n = self.end.1;
+        let before = column.saturating_sub(n.saturating_sub(S::N));
+        if column >= n {
+            (column - before, 0)
+        } else if before % WARPGROUP_N <= S::DEPTH * S::M {
+            (column - before, before)
+        } else {
+            (column, 0)
+        }
+    }
+
+    /// The first row of A that is loaded for a tile that begins with this row: a tile beyond C is
+    /// multiplied as well, but by rows that there are.
+    #[inline(always)]
+    fn loaded_a(&self, row: u32) -> u32 {
+        if row < self.end.0 { row } else { 0 }
     }
 
     /// A barrier of the cluster.
@@ -524,6 +551,8 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
             let mut sums = S::ZERO;
             let mut last = state;
             let mut step = work.first;
+            let (row, column) = self.origin(work.tile);
+            let (_, before) = self.loaded_b(column);
             // SAFETY: the caller's contract. No other code accesses the sums between the two
             // operand fences.
             unsafe {
@@ -536,7 +565,9 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
                         let depth = term / TILE_K;
                         let a = self.tile(state, S::N, S::M, depth).factor();
                         let b = self.tile(state, 0, S::N, depth);
-                        let b = b.rows::<WARPGROUP_N>(thread / 128 * WARPGROUP_N).factor();
+                        // A warpgroup beyond C multiplies by any rows.
+                        let first = (before + thread / 128 * WARPGROUP_N) % S::N;
+                        let b = b.rows::<WARPGROUP_N>(first).factor();
                         let (a, b) = (a.columns_from(term % TILE_K), b.columns_from(term % TILE_K));
                         let accumulate = step != work.first || term > 0;
                         wgmma::multiply(&mut sums, b, a, accumulate);
@@ -561,7 +592,6 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
                     grid::wait_for_previous();
                     waited = true;
                 }
-                let (row, column) = self.origin(work.tile);
                 let origin = (row, column + thread / 128 * WARPGROUP_N);
                 if work.split {
                     self.send(sums.as_ref(), split);

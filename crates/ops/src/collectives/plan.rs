@@ -251,7 +251,7 @@ impl Request {
         let mut plans: Vec<_> = measured.into_iter().chain([self.model().plan]).collect();
         let in_one_step = self.slots.into_iter().flat_map(|slots| {
             let useful = move |threads: &u32| *threads == 64 || threads / 2 < slots;
-            let all = [64, 128, 256, 512].into_iter().filter(useful);
+            let all = [64, 128, 256, 448, 512].into_iter().filter(useful);
             all.map(move |threads| self.in_one_step(slots, threads))
         });
         plans.extend(in_one_step);
@@ -396,7 +396,8 @@ mod tests {
         assert_eq!(by_nccl.to_string(), "nccl, as it must");
         let candidates =
             request(300).candidates(None).iter().map(ToString::to_string).collect::<Vec<_>>();
-        let all = ["lamport:3x128", "lamport:4x64", "lamport:2x256", "lamport:1x512"];
+        let all =
+            ["lamport:3x128", "lamport:4x64", "lamport:2x256", "lamport:1x448", "lamport:1x512"];
         assert_eq!(
             candidates,
             [&all[..], &["push:48x512", "push:32x512", "push:64x512", "nccl"]].concat()
