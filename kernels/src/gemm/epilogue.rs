@@ -95,7 +95,8 @@ impl<O: Float> Epilogue for Identity<O> {
     }
 }
 
-/// A thread's sums, of some rows and columns of C. Some may lie outside: these are not stored.
+/// A thread's sums, of some rows and columns of C. Some may lie outside: these are any numbers, and
+/// not stored.
 pub trait Fragment {
     /// How many rows.
     const ROWS: u32;

@@ -317,14 +317,15 @@ pub unsafe fn product<S: Shape, E: Epilogue<Output: Half>>(
                 }
                 let share = Share::of(down, row, splits * across);
                 let once = m <= S::M;
-                block.load(b, once, share, 0, S::N, |tile| block.loaded_b(block.origin(tile).1).0);
+                let first = |tile| block.loaded_b(block.origin(tile).1).0;
+                block.load(b, once, share, 0, S::N, first);
             }
             if warp::lane_id() == 0 && warp == multiplying + 1 {
                 tma::prefetch_map(a);
                 grid::wait_for_previous();
                 let share = Share::of(across, column, splits);
-                block
-                    .load(a, false, share, S::N, S::M, |tile| block.loaded_a(block.origin(tile).0));
+                let first = |tile| block.loaded_a(block.origin(tile).0);
+                block.load(a, false, share, S::N, S::M, first);
             }
             if warp::lane_id() == 0 && warp == multiplying + 2 {
                 tma::prefetch_map(c);

@@ -244,7 +244,7 @@ const STEP: u32 = 64;
 
 /// The expected time, in clocks of 1.9 GHz. The constants were fitted to 13,000 measurements on an
 /// H100 and an H200, up to 150 plans of each of 200 random shapes, and to the tables; those of rows
-/// beyond the end and of the L2 cache to 48 plans of each of 230 shapes more on an H200.
+/// beyond the end and of the L2 cache to 48 plans of each of 260 shapes more on an H200.
 fn clocks(plan: GemmPlan, [m, n, k]: [u32; 3], room: Room) -> f64 {
     /// Bytes of a row that a step takes.
     const ROW: f64 = 2.0 * STEP as f64;
