@@ -554,6 +554,8 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
             let mut step = work.first;
             let (row, column) = self.origin(work.tile);
             let (_, before) = self.loaded_b(column);
+            // A warpgroup beyond C multiplies by any rows.
+            let first = (before + thread / 128 * WARPGROUP_N) % S::N;
             // SAFETY: the caller's contract. No other code accesses the sums between the two
             // operand fences.
             unsafe {
@@ -566,8 +568,6 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
                         let depth = term / TILE_K;
                         let a = self.tile(state, S::N, S::M, depth).factor();
                         let b = self.tile(state, 0, S::N, depth);
-                        // A warpgroup beyond C multiplies by any rows.
-                        let first = (before + thread / 128 * WARPGROUP_N) % S::N;
                         let b = b.rows::<WARPGROUP_N>(first).factor();
                         let (a, b) = (a.columns_from(term % TILE_K), b.columns_from(term % TILE_K));
                         let accumulate = step != work.first || term > 0;

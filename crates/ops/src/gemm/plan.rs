@@ -306,13 +306,14 @@ fn clocks(plan: GemmPlan, [m, n, k]: [u32; 3], room: Room) -> f64 {
     let shares = across * down > 1;
     let received = RECEIVED[usize::from(shares)];
     let [splits, across, down] = [splits, across, down].map(f64::from);
+    let tiles = (m / rows).ceil();
+    let beyond = (tiles * rows - m).min(rows / across);
     // So many clusters multiply, receive their factors, and share the memory and the L2 cache.
     let round = |clusters: f64, steps: f64| {
         let multiply = rows * columns * terms / MULTIPLIED;
-        let beyond = ((m / rows).ceil() * rows - m).min(rows / across);
         let receive = ROW * (rows + columns) / received + BEYOND * beyond;
         let all = clusters * blocks;
-        let read = ROW * columns / (m / rows).ceil();
+        let read = ROW * columns / tiles;
         let read = read * (all / multiprocessors / FROM_MEMORY[0]).max(FROM_MEMORY[1].recip());
         let shared = ROW * (rows.min(m) / across + columns / down) * all / from_l2;
         together(&[multiply, receive, read, shared]) * steps + ROUND
