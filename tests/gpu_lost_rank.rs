@@ -18,10 +18,10 @@ use devcomm::{
 use devcomm_testing::machines::Gpus;
 use rustix::process::{Signal, getpid, kill_process};
 
-/// How long the survivors may take to return an error.
+/// How long after the loss the survivors may take to return an error.
 const DEADLINE: Duration = Duration::from_secs(15);
-/// How long the start and the end of a job may take in addition.
-const OVERHEAD: Duration = Duration::from_secs(30);
+/// How long after that the job may take to end.
+const END: Duration = Duration::from_secs(30);
 /// How long a process may be silent, and a call of the set-up may take, in seconds. NCCL's takes
 /// more than 3 where jobs start beside each other.
 const SILENCE: u64 = 8;
@@ -144,26 +144,27 @@ fn lose(test: &'static str, gpus: Gpus, loss: Loss, work: Work, simulated: Optio
         let mut waits = waits.into_inner().unwrap();
         waits.sort();
         let (n, took) = (waits.len(), begun.elapsed());
+        let [median, last] = [waits[n / 2], waits[n - 1]]
+            .map(|[known, ended]| format!("{known:.1?}, the job ended after {ended:.1?}"));
         println!(
-            "{n} ranks {loss:?} in {took:.0?}: the others knew after {:.1?} (median) to {:.1?}",
-            waits[n / 2],
-            waits[n - 1]
+            "{n} ranks {loss:?} in {took:.0?}: the others knew after {median}; at most {last}"
         );
         let left: Vec<_> = shared_memory().difference(&shared_before).cloned().collect();
         assert!(left.is_empty(), "left in /dev/shm: {left:?}");
     });
 }
 
-/// One job of processes, of which one is lost. Returns how long the last survivor took to know.
+/// One job of processes, of which one is lost. Returns how long after the loss the last survivor
+/// knew, and the job had ended.
 fn lose_once(
     test: &'static str,
     n_ranks: usize,
     loss: Loss,
     round: usize,
     loss_after: u64,
-) -> Duration {
+) -> [Duration; 2] {
     let job = Job::new(test, n_ranks, round % n_ranks, loss);
-    let error = job.run(loss_after);
+    let (error, ended) = job.run(loss_after);
     let signal = match loss {
         Loss::Killed => Some("SIGKILL"),
         Loss::Aborted => Some("SIGABRT"),
@@ -172,9 +173,17 @@ fn lose_once(
     };
     let named = |signal| error.contains(&format!("rank {} ", job.victim)) && error.contains(signal);
     assert!(signal.is_none_or(named), "round {round}: {error}");
-    let wait = job.require_reports(round);
+    let lost = job.lost(round);
+    let known = job.require_reports(round, lost);
+    let ended = after(lost, ended);
+    assert!(ended < DEADLINE + END, "round {round}: the job ended after {ended:?}");
     job.require_no_process_left();
-    wait
+    [known, ended]
+}
+
+/// From one time to another.
+fn after(begin: u64, end: u64) -> Duration {
+    Duration::from_millis(end.saturating_sub(begin))
 }
 
 /// One of 2 to 4 simulated ranks fails in a call, or does not return from it. If the others wait
@@ -222,9 +231,9 @@ impl Job {
         Self { test, n_ranks, victim, loss, reports }
     }
 
-    /// Runs the ranks to their end, and returns the job's error. The victim is lost after this
-    /// many microseconds.
-    fn run(&self, loss_after: u64) -> String {
+    /// Runs the ranks to their end, and returns the job's error, and when it ended. The victim is
+    /// lost after this many microseconds.
+    fn run(&self, loss_after: u64) -> (String, u64) {
         let mut job = LocalJob::new(self.n_ranks)
             .unwrap()
             .args([self.test, "--exact", "--nocapture"])
@@ -235,26 +244,27 @@ impl Job {
         if self.loss == Loss::Stopped {
             job = job.env("DEVCOMM_OPERATION_TIMEOUT", SILENCE.to_string());
         }
-        let started = Instant::now();
         let error = job.run().expect_err("a rank was lost").to_string();
-        let took = started.elapsed();
-        assert!(took < DEADLINE + OVERHEAD, "{took:?}");
-        error
+        (error, now())
+    }
+
+    /// When the victim was lost.
+    fn lost(&self, round: usize) -> u64 {
+        let lost = self.report(self.victim);
+        lost.unwrap_or_else(|| panic!("round {round}: no rank was lost")).parse().unwrap()
     }
 
     /// Checks that every survivor's wait ended within the deadline, with an error that names the
     /// victim. Returns the longest of these waits.
-    fn require_reports(&self, round: usize) -> Duration {
+    fn require_reports(&self, round: usize, lost: u64) -> Duration {
         let victim = self.victim;
-        let died = self.report(victim).unwrap_or_else(|| panic!("round {round}: no rank was lost"));
-        let died: u64 = died.parse().unwrap();
         let mut longest = Duration::ZERO;
         for rank in (0..self.n_ranks).filter(|rank| *rank != victim) {
             let report = self.report(rank);
             let report =
                 report.unwrap_or_else(|| panic!("round {round}: rank {rank} reported no error"));
             let (at, error) = report.split_once(' ').unwrap();
-            let after = Duration::from_millis(at.parse::<u64>().unwrap().saturating_sub(died));
+            let after = after(lost, at.parse().unwrap());
             assert!(after < DEADLINE, "round {round}: rank {rank} returned after {after:?}");
             let named = error.contains(&format!("rank {victim} is lost"));
             assert!(named, "round {round}, rank {rank}: rank {victim} is not named: {error}");
@@ -345,8 +355,8 @@ impl RankEnv {
 }
 
 /// The system time in milliseconds, comparable between processes of this host.
-fn now() -> u128 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis()
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64
 }
 
 /// Works until there is an error, and reports it. Exits the process, as kernels on the GPU may

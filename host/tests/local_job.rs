@@ -54,6 +54,18 @@ fn the_others_are_ended_when_one_fails() {
 }
 
 #[test]
+fn the_others_are_asked_for_their_last_operations_before_they_are_ended() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = r#"trap 'echo asked > "$OUT/$RANK"' USR1
+        [ $RANK = 1 ] && exit 1
+        while :; do sleep 0.05; done"#;
+    shell(3, script).env("OUT", folder.path()).run().unwrap_err();
+    for rank in ["0", "2"] {
+        assert_eq!(std::fs::read_to_string(folder.path().join(rank)).unwrap(), "asked\n");
+    }
+}
+
+#[test]
 fn the_others_survive_if_they_are_to() {
     let start = Instant::now();
     let job = |script| shell(3, script).survive().run();

@@ -69,7 +69,7 @@ unsafe fn object<'a, T>(pointer: Opaque) -> Result<&'a T> {
 }
 
 /// [`entry`] for calls of NCCL's progress threads on a connection or a context: an error or a panic
-/// fails the connection.
+/// fails the connection. They go on calling after that: the error is logged once.
 ///
 /// # Safety
 ///
@@ -79,13 +79,18 @@ unsafe fn operation<T: AsRef<Comm>>(
     pointer: Opaque,
     body: impl FnOnce(&T) -> Result<()>,
 ) -> Status {
-    entry(call, || {
-        // SAFETY: the caller's promise.
-        let target = unsafe { object::<T>(pointer)? };
-        let comm = target.as_ref();
-        relax_captures(&comm.me.device().driver);
-        catch_panic(|| body(target)).map_err(|error| comm.fail(error))
-    })
+    // SAFETY: the caller's promise.
+    let target = match unsafe { object::<T>(pointer) } {
+        Ok(target) => target,
+        Err(error) => return entry(call, || Err(error)),
+    };
+    let comm = target.as_ref();
+    relax_captures(&comm.me.device().driver);
+    let had_failed = comm.failed();
+    match catch_panic(|| body(target)).map_err(|error| comm.fail(error)) {
+        Err(error) if had_failed => error.status(),
+        result => entry(call, || result),
+    }
 }
 
 pub(crate) unsafe extern "C" fn init(

@@ -159,11 +159,16 @@ fn killed(rank: &Rank, barrier: &dyn Fn()) {
     let (status, _) = rank.try_put(0, (at, 0), 64, (at, 0), 1);
     assert!(status == SUCCESS || status == REMOTE_ERROR);
     assert_eq!(error_of(rank), REMOTE_ERROR);
+    // NCCL's thread goes on.
+    (0..100).for_each(|_| assert_eq!(rank.try_progress(), REMOTE_ERROR));
 }
 
 #[test]
-fn the_death_of_a_process_is_an_error_of_all_others() {
-    run_processes("killed", 3, 1, &[1]);
+fn the_death_of_a_process_is_an_error_of_all_others_which_is_logged_once() {
+    let stderr = run_processes("killed", 3, 1, &[1]);
+    for of_survivor in [&stderr[0], &stderr[2]] {
+        assert_eq!(of_survivor.matches("error: ").count(), 1, "{of_survivor}");
+    }
 }
 
 fn failed(rank: &Rank, barrier: &dyn Fn()) {

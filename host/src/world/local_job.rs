@@ -19,6 +19,8 @@ use crate::sys::process::{die_with_parent, send_signal, spawn_with_listener};
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// After a rank has failed, the others have this long to report it and exit.
 const GRACE: Duration = Duration::from_secs(3);
+/// Those that have not are asked for their last operations, and then have this long to print them.
+const LAST_WORDS: Duration = Duration::from_millis(500);
 
 /// Several processes of one program on this host, each one rank.
 ///
@@ -94,10 +96,10 @@ impl LocalJob {
         self
     }
 
-    /// Starts all ranks and waits for them. When one fails, the others are killed a few seconds
-    /// later, unless they are to [survive](Self::survive). SIGINT, SIGTERM and SIGHUP end all of
-    /// them; SIGUSR1 makes them print their last operations. They do not outlive the calling
-    /// thread, however it ends.
+    /// Starts all ranks and waits for them. When one fails, the others are asked for their last
+    /// operations a few seconds later, and killed, unless they are to [survive](Self::survive).
+    /// SIGINT, SIGTERM and SIGHUP end all of them; SIGUSR1 makes them print their last operations.
+    /// They do not outlive the calling thread, however it ends.
     ///
     /// # Errors
     ///
@@ -106,7 +108,7 @@ impl LocalJob {
     pub fn run(self) -> Result<()> {
         let signals = Signals::watch()?;
         let mut ranks = Ranks::start(&self)?;
-        let mut failure = None;
+        let (mut failure, mut are_asked) = (None, false);
         loop {
             if let Some(signal) = signals.seen() {
                 // Dropping `ranks` kills the processes.
@@ -126,8 +128,11 @@ impl LocalJob {
                 });
             }
             let since = failure.as_ref().filter(|_| !self.survives).map(|(_, since)| since);
-            if since.is_some_and(|since| since.elapsed() > GRACE) {
+            if since.is_some_and(|since| since.elapsed() > GRACE + LAST_WORDS) {
                 ranks.kill();
+            } else if since.is_some_and(|since| since.elapsed() > GRACE) && !are_asked {
+                ranks.ask();
+                are_asked = true;
             }
             std::thread::sleep(POLL_INTERVAL);
         }
