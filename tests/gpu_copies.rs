@@ -105,6 +105,35 @@ fn a_graph_has_copies_and_fills_and_keeps_their_memory() {
     });
 }
 
+#[test]
+fn memory_of_one_gpu_needs_no_communicator() {
+    on_gpus("memory_of_one_gpu_needs_no_communicator", 1, |rank| {
+        /// More than a driver sets aside.
+        const LARGE: usize = 1 << 26;
+        let (stream, context) = (rank.stream()?, rank.context());
+        let (from, to) = (context.alloc::<f32>(COUNT)?, context.alloc::<f32>(COUNT)?);
+        assert_eq!((from.len(), contents(&stream, &from)?), (COUNT, vec![0.0; COUNT]));
+        let same = from.clone();
+        stream.fill(&from, 1.5)?;
+        drop(from);
+        stream.copy(&same, &to)?;
+        assert_eq!(contents(&stream, &to)?, [1.5; COUNT]);
+        let empty = context.alloc::<f32>(0).unwrap_err().to_string();
+        assert!(empty.contains("0 elements"), "{empty}");
+        let mut refused = None;
+        stream.capture(|| {
+            refused = context.alloc::<f32>(COUNT).err();
+            stream.copy(&same, &to)
+        })?;
+        assert!(matches!(refused, Some(Error::State(StateError::Capturing { .. }))), "{refused:?}");
+        // Dropped, it is free again.
+        let (free, _) = context.memory_info()?;
+        drop(context.alloc::<u8>(LARGE)?);
+        assert!(context.memory_info()?.0 + LARGE / 2 > free);
+        Ok(())
+    });
+}
+
 /// Overlaps rounds: while the stream works on one, the host prepares the next.
 #[test]
 fn pinned_memory_is_copied_while_the_host_goes_on() {

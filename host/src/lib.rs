@@ -106,7 +106,7 @@ pub use devcomm_types::{
     LaunchConfig, LaunchTarget, SignalRange, Team, TensorMap, TensorMapDesc, WaitFor, WaitKind,
 };
 pub use device::{
-    Buffer, Context, DeviceLimits, DeviceSlice, Dynamic, Event, FunctionInfo, Graph,
+    Buffer, Context, DeviceBuffer, DeviceLimits, DeviceSlice, Dynamic, Event, FunctionInfo, Graph,
     KernelAbortHandle, KernelSet, Kernels, KernelsOn, ModuleSource, OnStream, ParamInfo,
     PinnedBuffer, RawArg, Scope, ScopeThread, Stream, WITHOUT_PTX, visible_gpus,
 };

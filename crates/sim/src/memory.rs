@@ -159,7 +159,7 @@ impl Owner {
         match self {
             Self::Window { .. } => "which its rank has deregistered (ncclCommWindowDeregister)",
             Self::Resources { .. } => "which its rank has destroyed (ncclDevCommDestroy)",
-            Self::Buffer { .. } => "which was freed (ncclMemFree)",
+            Self::Buffer { .. } => "which was freed",
             Self::Pinned => "which was freed (cuMemFreeHost)",
         }
     }

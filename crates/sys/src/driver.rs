@@ -64,6 +64,8 @@ functions! {
     cuCtxSetCurrent(context: CUcontext);
     // Memory.
     cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
+    cuMemAlloc_v2(memory: *mut CUdeviceptr, bytes: usize);
+    cuMemFree_v2(memory: CUdeviceptr);
     cuMemHostAlloc(memory: *mut *mut c_void, bytes: usize, flags: c_uint);
     cuMemFreeHost(memory: *mut c_void);
     cuMemHostGetDevicePointer_v2(device: *mut CUdeviceptr, memory: *mut c_void, flags: c_uint);

@@ -17,6 +17,7 @@ pub(crate) mod issuer;
 mod kernels;
 mod launch;
 mod lifecycle;
+mod memory;
 mod operations;
 mod pinned;
 pub(crate) mod recorder;
@@ -37,6 +38,7 @@ pub use self::kernels::{
 };
 pub use self::launch::{DeviceLimits, FunctionInfo};
 pub(crate) use self::lifecycle::Lifecycle;
+pub use self::memory::DeviceBuffer;
 pub use self::pinned::PinnedBuffer;
 pub use self::scope::{Scope, ScopeThread};
 pub use self::slice::{Buffer, DeviceSlice, Dynamic};

@@ -1,4 +1,4 @@
-//! Driver functions for memory: size query, pinned host memory, copies and memsets.
+//! Driver functions for memory: size query, device memory, pinned host memory, copies and memsets.
 
 use std::ffi::{c_uchar, c_uint, c_ushort, c_void};
 use std::task::Poll;
@@ -22,6 +22,47 @@ pub(super) unsafe fn info(free: *mut usize, total: *mut usize) -> CUresult {
             free.write(MEMORY.saturating_sub(used));
             total.write(MEMORY);
         }
+        Ok(())
+    })
+}
+
+/// Memory that the current GPU can access.
+pub(super) unsafe fn alloc(memory: *mut CUdeviceptr, bytes: usize) -> CUresult {
+    call("cuMemAlloc", |cx| {
+        let (gpu, core) = (cx.gpu()?, cx.core);
+        if bytes == 0 {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE.into());
+        }
+        let refused = |text| CudaError::new(CUresult::CUDA_ERROR_OUT_OF_MEMORY, text);
+        let allocated = &core.devices[gpu].allocated;
+        if bytes > MEMORY.saturating_sub(allocated.get()) {
+            return Err(refused(format!("GPU {gpu} has fewer than {bytes} bytes left")));
+        }
+        let owner = Owner::Buffer { id: core.nccl.next_id(), rank: gpu };
+        let gpus = std::iter::once(gpu as u32).collect();
+        let allocation = Allocation::single(&core.memory, gpus, bytes, owner);
+        let allocation = allocation.map_err(|error| refused(error.to_string()))?;
+        allocated.set(allocated.get() + bytes);
+        let address = allocation.part(0);
+        core.device_memory.borrow_mut().insert(address.addr(), (gpu, allocation));
+        // SAFETY: the module's contract.
+        unsafe { memory.write(address as CUdeviceptr) };
+        Ok(())
+    })
+}
+
+pub(super) unsafe fn free(memory: CUdeviceptr) -> CUresult {
+    const NAME: &str = "cuMemFree";
+    call(NAME, |cx| {
+        let (core, start) = (cx.core, memory as usize);
+        let Some((gpu, freed)) = core.device_memory.borrow_mut().remove(&start) else {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE.into());
+        };
+        let bytes = freed.lens()[0];
+        let what = || core.memory.owner(start).map_or_else(String::new, |own| own.to_string());
+        core.check_unused(NAME, what, gpu, |word| (start..start + bytes).contains(&word))?;
+        let allocated = &core.devices[gpu].allocated;
+        allocated.set(allocated.get().saturating_sub(bytes));
         Ok(())
     })
 }

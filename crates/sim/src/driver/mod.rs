@@ -177,6 +177,8 @@ pub(crate) static DRIVER: Driver = Driver {
     cuDevicePrimaryCtxRelease_v2: context::release,
     cuCtxSetCurrent: context::set_current,
     cuMemGetInfo_v2: memory::info,
+    cuMemAlloc_v2: memory::alloc,
+    cuMemFree_v2: memory::free,
     cuMemHostAlloc: memory::host_alloc,
     cuMemFreeHost: memory::free_host,
     cuMemHostGetDevicePointer_v2: memory::host_device_pointer,

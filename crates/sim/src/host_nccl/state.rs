@@ -40,7 +40,7 @@ pub(crate) struct State {
 
 impl State {
     /// The number of a new window, buffer or device communicator, for error messages.
-    pub(super) fn next_id(&self) -> u32 {
+    pub(crate) fn next_id(&self) -> u32 {
         self.ids.replace(self.ids.get() + 1)
     }
 

@@ -56,6 +56,8 @@ pub(crate) struct Core {
     pub(crate) functions: RefCell<LiteMap<u64, Rc<Function>>>,
     /// Pinned host memory by address.
     pub(crate) pinned: RefCell<LiteMap<usize, Allocation>>,
+    /// Memory from `cuMemAlloc` and its GPU, by address.
+    pub(crate) device_memory: RefCell<LiteMap<usize, (usize, Allocation)>>,
     pub(crate) nccl: host_nccl::State,
     /// Objects that the host has destroyed but kernels may still use.
     deferred_drops: RefCell<Vec<Box<dyn Any>>>,
@@ -93,6 +95,7 @@ impl Core {
             execs: RefCell::default(),
             functions: RefCell::default(),
             pinned: RefCell::default(),
+            device_memory: RefCell::default(),
             nccl: host_nccl::State::default(),
             deferred_drops: RefCell::default(),
             next_handle: Cell::new(FIRST_HANDLE),

@@ -1,11 +1,11 @@
-//! Pinned host memory, and copies and fills of device memory in a stream.
+//! Device memory, pinned host memory, and copies and fills of device memory in a stream.
 //!
 //! Copies from and to a host slice wait until they are done: if the memory is pinned, the driver
 //! reads or writes it after the enqueuing call has returned.
 
 use std::ptr::{NonNull, null_mut};
 
-use devcomm_sys::driver::{CU_MEMHOSTALLOC_PORTABLE, Driver};
+use devcomm_sys::driver::{CU_MEMHOSTALLOC_PORTABLE, CUdeviceptr, Driver};
 
 use super::stream::StreamHandle;
 use super::{PrimaryContext, check};
@@ -130,6 +130,41 @@ impl StreamHandle {
         // SAFETY: the stream is live.
         let waited = unsafe { self.driver().cuStreamSynchronize(self.raw()) };
         check(self.driver(), "cuStreamSynchronize", waited)
+    }
+}
+
+/// Device memory. Dropping it leaves the memory allocated.
+pub(crate) struct DeviceAllocation {
+    driver: &'static Driver,
+    address: CUdeviceptr,
+}
+
+impl PrimaryContext {
+    /// Allocates device memory of `bytes` bytes, which must not be 0.
+    pub(crate) fn alloc(&self, bytes: usize) -> Result<DeviceAllocation> {
+        self.bind()?;
+        let (driver, mut address) = (self.driver, 0);
+        // SAFETY: the context is current; `address` is live.
+        let made = unsafe { driver.cuMemAlloc_v2(&raw mut address, bytes) };
+        check(driver, "cuMemAlloc", made)?;
+        Ok(DeviceAllocation { driver, address })
+    }
+}
+
+impl DeviceAllocation {
+    pub(crate) fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Frees it.
+    ///
+    /// # Safety
+    ///
+    /// The context that it was allocated in is current, and nothing uses the memory.
+    pub(crate) unsafe fn free(self) -> Result<()> {
+        // SAFETY: allocated by `alloc` and not freed yet; the rest is the caller's contract.
+        let freed = unsafe { self.driver.cuMemFree_v2(self.address) };
+        check(self.driver, "cuMemFree", freed)
     }
 }
 
