@@ -132,15 +132,15 @@ fn every_element_is_the_rounded_sum() {
 }
 
 /// Shapes for each plan: fewer rows than a tile has, and more; a last round that is split, also
-/// with fewer steps than blocks of a cluster; C of odd width.
+/// with fewer steps than blocks of a cluster; C of odd width; terms for slices.
 fn planned_shapes(rank: &Rank) -> Vec<[usize; 3]> {
     if rank.is_simulated() {
-        return vec![[1, 8, 8], [9, 72, 200], [130, 264, 72], [140, 129, 64]];
+        return vec![[1, 8, 8], [9, 72, 200], [130, 264, 72], [140, 129, 64], [133, 104, 1544]];
     }
     let few =
         [[1, 4096, 4096], [16, 8192, 1024], [64, 28672, 256], [200, 8200, 520], [1, 17000, 8]];
     let many = [[513, 8192, 3584], [1000, 1000, 1000], [1030, 4095, 1032], [300, 16384, 72]];
-    [few.as_slice(), &many].concat()
+    [few.as_slice(), &many, &[[1030, 392, 3080]]].concat()
 }
 
 #[test]

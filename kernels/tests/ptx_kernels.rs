@@ -130,6 +130,39 @@ fn exported() -> BTreeSet<Exported> {
         of::<kernels::gemm_swapped<swapped::M208N128>>(),
         of::<kernels::gemm_swapped<swapped::M224N128>>(),
         of::<kernels::gemm_swapped<swapped::M256N128>>(),
+        of::<kernels::gemm_swapped_sliced<swapped::M96N64>>(),
+        of::<kernels::gemm_swapped_sliced<swapped::M112N64>>(),
+        of::<kernels::gemm_swapped_sliced<swapped::M80N128>>(),
+        of::<kernels::gemm_swapped_sliced<swapped::M96N128>>(),
+        of::<kernels::gemm_swapped_sliced<swapped::M112N128>>(),
+        of::<kernels::gemm_swapped_sliced<swapped::M128N128>>(),
+        of::<kernels::gemm_swapped_sliced<swapped::M144N128>>(),
+        of::<kernels::gemm_swapped_sliced<swapped::M160N128>>(),
+        of::<kernels::gemm_unswapped<swapped::M96N64>>(),
+        of::<kernels::gemm_unswapped<swapped::M112N64>>(),
+        of::<kernels::gemm_unswapped<swapped::M80N128>>(),
+        of::<kernels::gemm_unswapped<swapped::M96N128>>(),
+        of::<kernels::gemm_unswapped<swapped::M112N128>>(),
+        of::<kernels::gemm_unswapped<swapped::M128N128>>(),
+        of::<kernels::gemm_unswapped<swapped::M144N128>>(),
+        of::<kernels::gemm_unswapped<swapped::M160N128>>(),
+        of::<kernels::gemm_unswapped<swapped::M176N128>>(),
+        of::<kernels::gemm_unswapped<swapped::M192N128>>(),
+        of::<kernels::gemm_unswapped<swapped::M208N128>>(),
+        of::<kernels::gemm_unswapped<swapped::M224N128>>(),
+        of::<kernels::gemm_unswapped<swapped::M256N128>>(),
+        of::<kernels::gemm_unswapped_sliced<swapped::M96N64>>(),
+        of::<kernels::gemm_unswapped_sliced<swapped::M112N64>>(),
+        of::<kernels::gemm_unswapped_sliced<swapped::M80N128>>(),
+        of::<kernels::gemm_unswapped_sliced<swapped::M96N128>>(),
+        of::<kernels::gemm_unswapped_sliced<swapped::M112N128>>(),
+        of::<kernels::gemm_unswapped_sliced<swapped::M128N128>>(),
+        of::<kernels::gemm_unswapped_sliced<swapped::M144N128>>(),
+        of::<kernels::gemm_unswapped_sliced<swapped::M160N128>>(),
+        of::<kernels::gemm_unswapped_sliced<swapped::M176N128>>(),
+        of::<kernels::gemm_unswapped_sliced<swapped::M192N128>>(),
+        of::<kernels::gemm_unswapped_sliced<swapped::M208N128>>(),
+        of::<kernels::gemm_unswapped_sliced<swapped::M224N128>>(),
         of::<kernels::gemm_wgmma<f16>>(),
         of::<kernels::gemm_wgmma<bf16>>(),
         of::<kernels::gemm_wgmma<F8E4M3>>(),
@@ -315,6 +348,10 @@ fn run_with_512_threads(artifacts: &Artifacts) -> Result<(), Failed> {
     each_kernel(artifacts, |kernel, _| runs_with_512_threads(kernel))
 }
 
+fn is_tiled(name: &str) -> bool {
+    name.starts_with("gemm_swapped") || name.starts_with("gemm_unswapped")
+}
+
 /// A kernel with a fixed block size must support that size instead.
 fn runs_with_512_threads(kernel: &KernelReport) -> bool {
     let wanted = match &*kernel.name {
@@ -323,8 +360,8 @@ fn runs_with_512_threads(kernel: &KernelReport) -> bool {
         name if name.starts_with("gemm_mma") || name.starts_with("gemm_grouped_mma") => {
             kernels::gemm::gemm_mma::THREADS
         }
-        name if name.starts_with("gemm_swapped") && name.ends_with("N64") => M8N64::THREADS,
-        name if name.starts_with("gemm_swapped") => M64N128::THREADS,
+        name if is_tiled(name) && name.ends_with("N64") => M8N64::THREADS,
+        name if is_tiled(name) => M64N128::THREADS,
         name if name.starts_with("gemm_blocks") => kernels::gemm::gemm_wgmma::THREADS,
         name if ["allgather_gemm", "gemm_allreduce_two_shot", "gemm_reduce_scatter_wide"]
             .iter()

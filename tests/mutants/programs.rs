@@ -71,6 +71,7 @@ programs! {
     combines_in_teams on Simulation::new(4).team_size(2).multiprocessors(2), one in 20;
     gemm_wgmma on Simulation::new(1).multiprocessors(2), one in 50;
     gemm_swapped on Simulation::new(1).multiprocessors(2), one in 50;
+    gemm_sliced on Simulation::new(1).multiprocessors(4), one in 50;
     gemm_blocks on Simulation::new(1).multiprocessors(2), one in 50;
     gemm_mma on Simulation::new(1).multiprocessors(2), one in 50;
     gemm_allreduce_wgmma on Simulation::new(2).multiprocessors(2), one in 50;
@@ -440,6 +441,10 @@ fn gemm_swapped(gpu: &Gpu<'_>) -> Result<()> {
     let splits =
         |plan: &GemmPlan| matches!(plan, GemmPlan::Swapped { cluster, .. } if cluster.splits == 2);
     products(gpu, [16, 264, 648], splits)
+}
+
+fn gemm_sliced(gpu: &Gpu<'_>) -> Result<()> {
+    products(gpu, [130, 80, 1544], |plan| plan.to_string() == "unswapped:128x80:1:1x1:2")
 }
 
 fn gemm_blocks(gpu: &Gpu<'_>) -> Result<()> {

@@ -34,6 +34,7 @@ const COMBINE_TEAMS: &str = "kernels/src/expert_parallel/ep_combine_hybrid.rs";
 const BLOCKS: &str = "kernels/src/gemm/gemm_blocks.rs";
 const WGMMA: &str = "kernels/src/gemm/gemm_wgmma.rs";
 const SWAPPED: &str = "kernels/src/gemm/gemm_swapped.rs";
+const SLICES: &str = "kernels/src/gemm/slices.rs";
 const MMA: &str = "kernels/src/gemm/gemm_mma.rs";
 const FUSED: &str = "kernels/src/gemm_allreduce/exchange.rs";
 const MESSAGES: &str = "kernels/src/gemm_allreduce/messages.rs";
@@ -76,6 +77,8 @@ const SUMS: &str = "wgmma::wait_groups::<0>()";
 const READ: &str = "tma::wait_stores_read::<0>()";
 const FENCE: &str = "tma::fence_async_shared()";
 const STAGED: &str = "store_words(lane";
+const ARRIVED: &str = "arrived.fetch_add(";
+const SLICE: &str = "mem::load_vec(place(slice, eight)";
 const PARTIAL: &str = "mem::load_vec(from.add(source * stride";
 const OWN_PART: &str = "mem::load_vec_relaxed(from";
 const SCALES: &str = "mem::load(scales.add(source * stride";
@@ -262,6 +265,10 @@ pub const MUTANTS: &[Mutant] = &[
     mutant("gemm_swapped", SWAPPED, (READ, 0), NoWait, &["store_transposed("]),
     mutant("gemm_swapped", SWAPPED, (FENCE, 0), Remove, &["store_transposed("]),
     mutant("gemm_swapped", SWAPPED, ("named_barrier_sync(", 1), Remove, &["store_transposed("]),
+    mutant("gemm_sliced", SLICES, ("named_barrier_sync(", 0), Remove, &[SLICE]),
+    mutant("gemm_sliced", SLICES, ("named_barrier_sync(", 1), Remove, &["mem::load(is_last"]),
+    mutant("gemm_sliced", SLICES, (ARRIVED, 0), Relax, &[SLICE]),
+    mutant("gemm_sliced", SLICES, (ARRIVED, 0), Change::Narrow(Scope::Cta), &[ARRIVED]),
     mutant("gemm_mma", MMA, ("product.sums::<", 0), NoWait, &["product.sums::<"]),
     mutant("gemm_allreduce_mma", FUSED, ("named_barrier_sync(", 0), Remove, &[PARTIAL]),
     mutant("gemm_allreduce_mma", FUSED, ("flag.post(", 0), NARROW, &[FLAG]),

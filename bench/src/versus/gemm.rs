@@ -288,18 +288,21 @@ impl Inputs {
 
 /// A plan, and its tile, cluster and split of the sums, as those of cuBLASLt's algorithms.
 fn describe(plan: GemmPlan) -> String {
-    let (rows, columns, blocks, splits) = match plan {
-        GemmPlan::Portable => (portable::TILE, portable::TILE, 1, 1),
-        GemmPlan::Wide => (wide::TILE_M, wide::TILE_N, wide::CLUSTER, 1),
-        GemmPlan::Swapped { rows, columns, cluster } => {
-            (rows, columns, cluster.blocks(), cluster.splits)
+    let (rows, columns, blocks, split) = match plan {
+        GemmPlan::Portable => (portable::TILE, portable::TILE, 1, None),
+        GemmPlan::Wide => (wide::TILE_M, wide::TILE_N, wide::CLUSTER, None),
+        GemmPlan::Swapped { rows, columns, cluster, slices }
+        | GemmPlan::Unswapped { rows, columns, cluster, slices } => {
+            let split = match (cluster.splits, slices) {
+                (1, 1) => None,
+                (1, slices) => Some(format!("{slices} summed in f32")),
+                (splits, _) => Some(format!("{splits} of the last tiles")),
+            };
+            (rows, columns, cluster.blocks(), split)
         }
         _ => return plan.to_string(),
     };
-    let split = match splits {
-        1 => "1".to_owned(),
-        _ => format!("{splits} of the last tiles"),
-    };
+    let split = split.unwrap_or_else(|| "1".to_owned());
     format!("{plan}, tile {rows}x{columns}, cluster {blocks}x1x1, split-K {split}")
 }
 

@@ -6,6 +6,7 @@ mod element;
 mod grouped;
 mod hopper;
 mod measure;
+mod model;
 mod plan;
 mod portable;
 mod product;
@@ -13,7 +14,9 @@ mod product;
 use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
-use devcomm_host::{Buffer, DataType, Element, KernelSet, Kernels, ModuleSource, Result, Stream};
+use devcomm_host::{
+    Buffer, DataType, DeviceBuffer, Element, KernelSet, Kernels, ModuleSource, Result, Stream,
+};
 use devcomm_kernels as kernels;
 use devcomm_types::{F8E4M3, Kernel};
 use half::bf16;
@@ -23,10 +26,11 @@ pub(crate) use self::added::{Added, address};
 pub use self::element::{GemmElement, GemmOutput, ScaledElement, TransposableElement};
 pub use self::grouped::{GroupedElement, GroupedGemm, RowGroups};
 use self::hopper::Prepared;
-pub(crate) use self::hopper::{Matrices, map, resident, wide_maps};
+pub(crate) use self::hopper::{Matrices, division_args, map, resident, wide_maps};
+pub(crate) use self::model::Room;
 pub use self::plan::{GemmPlan, ParsePlanError};
 pub(crate) use self::plan::{
-    Room, clusters, exchanging, hides, likely, measured, slowdown, split_rounds,
+    clusters, costs_little, exchanging, hides, likely, measured, split_rounds,
 };
 pub use self::product::Product;
 use crate::check::{check_extents, refuse};
@@ -77,7 +81,15 @@ pub struct Gemm {
     constant_b: bool,
     /// Multiprocessors that [`GemmPlan::Wide`] does not use.
     left: u32,
+    /// On Hopper, the memory of plans with slices.
+    slices: Option<SliceMemory>,
     plans: Mutex<HashMap<Problem, Planned>>,
+}
+
+/// The memory of [`Slices`](kernels::gemm::slices::Slices), for as many blocks as are resident.
+struct SliceMemory {
+    sums: DeviceBuffer<f32>,
+    arrived: DeviceBuffer<u32>,
 }
 
 /// The types of the factors and of C, a shape, and whether A and B are transposed.
@@ -91,17 +103,20 @@ type Planned = (GemmPlan, Option<Prepared>);
 
 static MODULES: LazyLock<Vec<ModuleSource>> = LazyLock::new(|| {
     let swapped = kernels::gemm_swapped::<kernels::gemm::gemm_swapped::M8N64>::FILE;
+    let unswapped = kernels::gemm_unswapped::<kernels::gemm::gemm_swapped::M96N64>::FILE;
+    let wide = kernels::gemm_wgmma::<bf16>::FILE;
     let blocks = kernels::gemm_blocks::<F8E4M3>::FILE;
-    modules(&[kernels::gemm_wgmma::<bf16>::FILE, swapped, blocks, kernels::gemm_mma::<bf16>::FILE])
+    modules(&[wide, swapped, unswapped, blocks, kernels::gemm_mma::<bf16>::FILE])
 });
 
 impl Gemm {
-    /// For products launched on `stream`.
+    /// For products launched on `stream`. On Hopper it allocates 15 MB, for sums that several
+    /// blocks compute.
     ///
     /// # Errors
     ///
     /// [`LaunchError::WrongArch`](devcomm_host::LaunchError::WrongArch) on a GPU before Ampere;
-    /// those of loading kernels.
+    /// those of loading kernels and of [`Context::alloc`](devcomm_host::Context::alloc).
     pub fn new(stream: &Stream) -> Result<Self> {
         let set = KernelSet { modules: &MODULES, unavailable: KERNELS.unavailable };
         let compiled = Kernels::load(stream.context(), &set)?;
@@ -112,8 +127,12 @@ impl Gemm {
                 None
             }
         };
+        let slices = match &hopper {
+            Some(_) => Some(hopper::slice_memory(&compiled, stream.context())?),
+            None => None,
+        };
         let (stream, plans) = (stream.clone(), Mutex::default());
-        Ok(Self { compiled, stream, hopper, constant_b: false, left: 0, plans })
+        Ok(Self { compiled, stream, hopper, constant_b: false, left: 0, slices, plans })
     }
 
     /// Leaves so many multiprocessors to other kernels in large products.
@@ -276,7 +295,8 @@ impl Gemm {
     ///
     /// # Safety
     ///
-    /// In a capture: the buffers and this object are not dropped while the graph can be launched.
+    /// In a capture: the buffers and this object are not dropped while the graph can be launched,
+    /// and the graph does not run at the same time as another product of this object.
     pub unsafe fn launch_capturable<A, B, C, T>(
         &self,
         a: &A,
@@ -309,7 +329,8 @@ impl Gemm {
         unsafe {
             match prepared {
                 Some(prepared) => {
-                    prepared.launch::<T, O>(compiled, stream, matrices, self.constant_b)
+                    let slices = self.slices.as_ref();
+                    prepared.launch::<T, O>(compiled, stream, matrices, self.constant_b, slices)
                 }
                 None => portable::launch::<T, O>(compiled, stream, matrices),
             }

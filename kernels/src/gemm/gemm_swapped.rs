@@ -12,12 +12,13 @@ use core::marker::PhantomData;
 use cuda_std::convert::Half;
 use cuda_std::mbarrier::MBarrier;
 use cuda_std::prelude::*;
-use cuda_std::tile::{Pipeline, PipelineState, Schedule, SharedTile, TileMemory};
+use cuda_std::tile::{Pipeline, PipelineState, Schedule, SharedTile, TileMemory, Work};
 use cuda_std::vector::Vec16;
 use cuda_std::{cluster, grid, tma, wgmma};
 use devcomm_types::{GridConstant, TensorMap};
 
 use super::epilogue::{Epilogue, Fragment, Fused, Identity};
+use super::slices::Slices;
 
 /// Columns of C of a warpgroup: rows of B in one of its tiles.
 pub const WARPGROUP_N: u32 = 64;
@@ -26,7 +27,7 @@ const TILE_K: u32 = BTile::COLUMNS;
 /// Rows of C that one instruction stores.
 pub const STORE_M: u32 = 8;
 /// Groups of eight rows that a warpgroup stores together.
-const STORE_EIGHTS: u32 = 4;
+pub(super) const STORE_EIGHTS: u32 = 4;
 /// The sums of a split tile in bytes above which they lie over the stages if they can.
 const LARGE_SUMS: u32 = 32 << 10;
 /// The most stages of the pipeline.
@@ -34,7 +35,7 @@ pub const MAX_STAGES: u32 = 24;
 /// Threads that do not multiply: a warpgroup, of which two warps load.
 const LOADING: u32 = 128;
 /// The named barrier of the first warpgroup.
-const WARPGROUP_BARRIER: u32 = 1;
+pub(super) const WARPGROUP_BARRIER: u32 = 1;
 
 type BTile = SharedTile<bf16, WARPGROUP_N>;
 type Eight<O> = SharedTile<O, 8>;
@@ -42,7 +43,7 @@ type Eight<O> = SharedTile<O, 8>;
 /// The shape of a tile of C.
 pub trait Shape {
     /// A thread's sums: for each eight rows of C, four.
-    type Sums: wgmma::Sums + AsRef<[f32]>;
+    type Sums: wgmma::Sums + AsRef<[f32]> + AsMut<[f32]>;
     /// No sums yet.
     const ZERO: Self::Sums;
     /// Rows of C.
@@ -158,19 +159,23 @@ pub struct Division {
     /// Where the sums of split tiles lie in the dynamic shared memory, in bytes: behind the stages
     /// and the buffers for stores. Or 0, over the stages, if no cluster splits more than one tile.
     pub sums: u32,
-    /// Whether no earlier kernel of the stream that may still run writes B. It is then read before
+    /// Whether no earlier kernel of the stream that may still run writes A. It is then read before
     /// a dependent launch has waited for them.
+    pub constant_a: bool,
+    /// The same of B.
     pub constant_b: bool,
 }
 
 impl Division {
     /// The division of a product among clusters, of which `clusters` are resident, and the number
     /// of clusters and the dynamic shared memory to launch with, of at most `shared` bytes. `None`
-    /// if that is too little, or the shape shares no loads.
+    /// if that is too little, the shape shares no loads, or there is not a cluster for each slice
+    /// of each tile.
     #[must_use]
     pub fn of<S: Shape>(
         [m, n, k]: [u32; 3],
         Cluster { splits, across, down }: Cluster,
+        slices: u32,
         clusters: u32,
         shared: u32,
     ) -> Option<(Self, u32, u32)> {
@@ -178,7 +183,10 @@ impl Division {
             return None;
         }
         let rows = m.div_ceil(S::M).div_ceil(down);
-        let tiles = rows.checked_mul(n.div_ceil(S::N).div_ceil(across))?;
+        let tiles = rows.checked_mul(n.div_ceil(S::N).div_ceil(across))?.checked_mul(slices)?;
+        if slices > 1 && (splits > 1 || tiles > clusters) {
+            return None;
+        }
         let clusters = clusters.min(tiles);
         if clusters == 0 {
             return None;
@@ -191,7 +199,8 @@ impl Division {
         let one_round = tiles - whole <= clusters;
         let behind = if one_round && sums > LARGE_SUMS { 0 } else { sums };
         let room = shared.checked_sub(S::STORE + TileMemory::PADDING + behind)?;
-        let needed = tiles.div_ceil(clusters).saturating_mul(k.div_ceil(S::K)).max(2);
+        let steps = k.div_ceil(S::K).div_ceil(slices);
+        let needed = tiles.div_ceil(clusters).saturating_mul(steps).max(2);
         let stages = (room / S::STAGE).min(MAX_STAGES).min(needed);
         let stages = stages.max((sums - behind).div_ceil(S::STAGE));
         if stages < 2 || stages * S::STAGE > room {
@@ -199,7 +208,9 @@ impl Division {
         }
         let end = stages * S::STAGE + S::STORE;
         let sums = if behind == sums { end } else { 0 };
-        let division = Self { across, down, stages, whole, sums, constant_b: false };
+        let constant = false;
+        let division =
+            Self { across, down, stages, whole, sums, constant_a: constant, constant_b: constant };
         Some((division, clusters, end + behind + TileMemory::PADDING))
     }
 }
@@ -218,7 +229,7 @@ impl Division {
 ///
 /// The matrices of the maps are allocated, and have `m x k`, `n x k` and `m x n` elements. No other
 /// kernel writes A, B or what the epilogue reads, or accesses C, but those before a dependent
-/// launch, for B as far as [`Division::constant_b`] says.
+/// launch, for A and B as far as [`Division::constant_a`] and [`Division::constant_b`] say.
 #[kernel(arch = "sm_90a", max_threads = 384, S = [
     M8N64, M16N64, M32N64, M64N64, M96N64, M112N64, M128N64, M256N64, M8N128, M16N128, M32N128,
     M48N128, M64N128, M80N128, M96N128, M112N128, M128N128, M144N128, M160N128, M176N128,
@@ -238,6 +249,34 @@ pub unsafe fn gemm_swapped<S: Shape>(
     unsafe { product::<S, _>([&a, &b, &c], [m, n, k], division, epilogue) }
 }
 
+/// Rows and columns of the shapes of [`gemm_swapped_sliced()`]: taller tiles leave it too few
+/// registers.
+pub const SLICED: [(u32, u32); 8] =
+    [(96, 64), (112, 64), (80, 128), (96, 128), (112, 128), (128, 128), (144, 128), (160, 128)];
+
+/// [`gemm_swapped()`] whose terms are divided among clusters.
+///
+/// # Safety
+///
+/// As for [`gemm_swapped()`]. The memory of the slices is as [`Slices`] says.
+#[kernel(arch = "sm_90a", max_threads = 384, S = [
+    M96N64, M112N64, M80N128, M96N128, M112N128, M128N128, M144N128, M160N128
+])]
+pub unsafe fn gemm_swapped_sliced<S: Shape>(
+    a: GridConstant<TensorMap>,
+    b: GridConstant<TensorMap>,
+    c: GridConstant<TensorMap>,
+    m: u32,
+    n: u32,
+    k: u32,
+    division: Division,
+    slices: Slices,
+    epilogue: Fused<bf16>,
+) {
+    // SAFETY: the kernel's contract.
+    unsafe { compute::<S, _, _>([&a, &b], &*c, [m, n, k], division, Some(slices), epilogue) }
+}
+
 /// The body of [`gemm_swapped()`] with any epilogue, for kernels with its grid and its block. The
 /// attribute is `#[kernel(arch = "sm_90a", max_threads = 384)]`.
 ///
@@ -247,8 +286,26 @@ pub unsafe fn gemm_swapped<S: Shape>(
 #[inline(always)]
 pub unsafe fn product<S: Shape, E: Epilogue<Output: Half>>(
     [a, b, c]: [&TensorMap; 3],
+    shape: [u32; 3],
+    division: Division,
+    epilogue: E,
+) {
+    // SAFETY: the caller's contract.
+    unsafe { compute::<S, E, _>([a, b], c, shape, division, None, epilogue) }
+}
+
+/// The body of [`product()`] with any target, and perhaps with slices.
+///
+/// # Safety
+///
+/// As for [`gemm_swapped()`], and what the epilogue needs.
+#[inline(always)]
+pub(super) unsafe fn compute<S: Shape, E: Epilogue<Output: Half>, T: Target>(
+    [a, b]: [&TensorMap; 2],
+    target: T,
     [m, n, k]: [u32; 3],
     division: Division,
+    slices: Option<Slices>,
     epilogue: E,
 ) {
     grid::launch_next();
@@ -273,7 +330,7 @@ pub unsafe fn product<S: Shape, E: Epilogue<Output: Half>>(
             received: MBarrier::at(shared_array![u64; 1]),
             drained: MBarrier::at(shared_array![u64; 1]),
             schedule: Schedule {
-                tiles: rows * columns,
+                tiles: rows * columns * slices.map_or(1, |slices| slices.count),
                 whole: division.whole,
                 steps: k.div_ceil(S::K),
                 cluster: quotient(thread::block_idx_x(), cluster::size()),
@@ -287,6 +344,7 @@ pub unsafe fn product<S: Shape, E: Epilogue<Output: Half>>(
             row,
             column,
             division,
+            slices,
             epilogue,
             is_plain: epilogue.is_identity(),
             shape: PhantomData,
@@ -305,7 +363,7 @@ pub unsafe fn product<S: Shape, E: Epilogue<Output: Half>>(
             if S::M > 128 {
                 wgmma::raise_registers::<232>();
             }
-            block.multiply(c);
+            block.multiply(target);
         } else {
             if S::M > 128 {
                 wgmma::lower_registers::<40>();
@@ -322,13 +380,15 @@ pub unsafe fn product<S: Shape, E: Epilogue<Output: Half>>(
             }
             if warp::lane_id() == 0 && warp == multiplying + 1 {
                 tma::prefetch_map(a);
-                grid::wait_for_previous();
+                if !division.constant_a {
+                    grid::wait_for_previous();
+                }
                 let share = Share::of(across, column, splits);
                 let first = |tile| block.loaded_a(block.origin(tile).0);
                 block.load(a, false, share, S::N, S::M, first);
             }
             if warp::lane_id() == 0 && warp == multiplying + 2 {
-                tma::prefetch_map(c);
+                target.prefetch();
             }
             warp::sync();
             if division.sums == 0 && block.schedule.splits_any() {
@@ -378,7 +438,7 @@ impl Share {
 }
 
 /// What the threads of a block share.
-struct Block<S, E> {
+pub(super) struct Block<S, E> {
     memory: TileMemory,
     pipeline: Pipeline,
     /// Completes when the other blocks' sums of a split tile have arrived.
@@ -395,18 +455,65 @@ struct Block<S, E> {
     row: u32,
     column: u32,
     /// Rows and columns of C.
-    end: (u32, u32),
+    pub(super) end: (u32, u32),
     division: Division,
+    slices: Option<Slices>,
     epilogue: E,
     /// [`Epilogue::is_identity`], asked before the products, while there is time.
     is_plain: bool,
     shape: PhantomData<S>,
 }
 
+/// Where the sums of a tile go.
+pub(super) trait Target: Copy {
+    /// Prefetches what a store needs.
+    fn prefetch(self);
+
+    /// Applies the epilogue to up to [`STORE_EIGHTS`] of `count` groups of eight rows, from the
+    /// `first` on, and stores them. `sums` are a thread's of these. The group 0 begins at `row` and
+    /// `column`, and rows from `end` on are not stored.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract, and a warpgroup calls it.
+    unsafe fn store<S: Shape, E: Epilogue<Output: Half>, P: Epilogue<Output: Half>>(
+        self,
+        block: &Block<S, E>,
+        groups: (u32, u32),
+        origin: (u32, u32),
+        end: u32,
+        sums: Sums,
+        epilogue: P,
+    );
+}
+
 impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
+    /// The tile of a cluster's work, and the slice of its terms.
+    #[inline(always)]
+    fn tile_and_slice(&self, tile: u32) -> (u32, u32) {
+        match self.slices {
+            Some(Slices { count, .. }) if count > 1 => (tile / count, tile % count),
+            _ => (tile, 0),
+        }
+    }
+
+    /// The first step of a cluster's work, and the step after the last one.
+    #[inline(always)]
+    fn steps(&self, work: Work) -> (u32, u32) {
+        match self.slices {
+            Some(Slices { count, .. }) if count > 1 => {
+                let first = |slice| slice * self.schedule.steps / count;
+                let (_, slice) = self.tile_and_slice(work.tile);
+                (first(slice), first(slice + 1))
+            }
+            _ => (work.first, work.end),
+        }
+    }
+
     /// The first row and column of this block's tile of C.
     #[inline(always)]
     fn origin(&self, tile: u32) -> (u32, u32) {
+        let (tile, _) = self.tile_and_slice(tile);
         let (row, column) = match self.rows {
             1 => (0, tile),
             rows => (tile % rows, tile / rows),
@@ -419,12 +526,12 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
     /// them are not the tile's.
     ///
     /// TMA takes several times as long for a row beyond the end as for another. So the last tile is
-    /// loaded with rows before its own. What is multiplied behind them, to columns beyond C's, are
-    /// the rows of A that follow in the stage.
+    /// loaded with rows before its own, whole groups of eight. What is multiplied behind them, to
+    /// columns beyond C's, are the rows of A that follow in the stage.
     #[inline(always)]
     fn loaded_b(&self, column: u32) -> (u32, u32) {
         let n = self.end.1;
-        let before = column.saturating_sub(n.saturating_sub(S::N));
+        let before = column.saturating_sub(n.saturating_sub(S::N)) / 8 * 8;
         if column >= n {
             (column - before, 0)
         } else if before % WARPGROUP_N <= S::DEPTH * S::M {
@@ -485,8 +592,8 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
         let mut work = self.schedule.first();
         while self.schedule.contains(work) {
             let row = row(work.tile);
-            let mut step = work.first;
-            while step < work.end {
+            let (mut step, end) = self.steps(work);
+            while step < end {
                 self.pipeline.wait_empty(state);
                 let full = self.pipeline.full(state);
                 full.arrive_expect_tx(S::DEPTH * height * 128);
@@ -519,7 +626,7 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
     ///
     /// The kernel's contract, and the multiplying warpgroups of the block call it.
     #[inline(always)]
-    unsafe fn multiply(&self, c: &TensorMap) {
+    unsafe fn multiply<T: Target>(&self, target: T) {
         let thread = thread::thread_idx_x();
         let rank_in_warpgroup = thread % 128;
         let Division { across, down, .. } = self.division;
@@ -551,7 +658,8 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
         while self.schedule.contains(work) {
             let mut sums = S::ZERO;
             let mut last = state;
-            let mut step = work.first;
+            let (begin, end) = self.steps(work);
+            let mut step = begin;
             let (row, column) = self.origin(work.tile);
             let (_, before) = self.loaded_b(column);
             // A warpgroup beyond C multiplies by any rows.
@@ -560,7 +668,7 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
             // operand fences.
             unsafe {
                 wgmma::fence_operand(&mut sums);
-                while step < work.end {
+                while step < end {
                     self.pipeline.wait_full(state);
                     wgmma::fence();
                     let mut term = 0;
@@ -570,14 +678,14 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
                         let b = self.tile(state, 0, S::N, depth);
                         let b = b.rows::<WARPGROUP_N>(first).factor();
                         let (a, b) = (a.columns_from(term % TILE_K), b.columns_from(term % TILE_K));
-                        let accumulate = step != work.first || term > 0;
+                        let accumulate = step != begin || term > 0;
                         wgmma::multiply(&mut sums, b, a, accumulate);
                         term += 16;
                     }
                     wgmma::commit_group();
                     // The previous stage's products have ended.
                     wgmma::wait_groups::<1>();
-                    if step != work.first {
+                    if step != begin {
                         release(last);
                     }
                     last = state;
@@ -586,7 +694,7 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
                 wgmma::wait_groups::<0>();
                 wgmma::fence_operand(&mut sums);
                 // A split of few steps may have none.
-                if work.first < work.end {
+                if begin < end {
                     release(last);
                 }
                 if !waited {
@@ -598,10 +706,12 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
                     self.send(sums.as_ref(), split);
                 }
                 let received = work.split.then_some(split);
-                if self.is_plain {
-                    self.store_tile(c, &sums, received, origin, Identity::<E::Output>::new());
+                if !self.has_all(work.tile, &mut sums) {
+                    // Another block stores the tile.
+                } else if self.is_plain {
+                    self.store_tile(target, &sums, received, origin, Identity::<E::Output>::new());
                 } else {
-                    self.store_tile(c, &sums, received, origin, epilogue);
+                    self.store_tile(target, &sums, received, origin, epilogue);
                 }
                 if work.split {
                     split += 1;
@@ -617,6 +727,26 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
         }
         epilogue.end(2 * S::N);
         tma::wait_stores::<0>();
+    }
+
+    /// Whether these are a warpgroup's sums of all terms: the last block of a tile's slices gets
+    /// them.
+    ///
+    /// # Safety
+    ///
+    /// As [`Slices::add`].
+    #[inline(always)]
+    unsafe fn has_all(&self, tile: u32, sums: &mut S::Sums) -> bool {
+        match self.slices {
+            Some(slices) if slices.count > 1 => {
+                let (tile, slice) = self.tile_and_slice(tile);
+                let Division { across, down, .. } = self.division;
+                let tile = (tile * down + self.row) * across + self.column;
+                // SAFETY: the caller's contract.
+                unsafe { slices.add::<S>(tile, slice, sums) }
+            }
+            _ => true,
+        }
     }
 
     /// The groups of eight rows of a split tile of which each block adds the sums, at most.
@@ -673,12 +803,11 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
     ///
     /// # Safety
     ///
-    /// As [`store`](Self::store), and for a split tile as
-    /// [`store_received`](Self::store_received).
+    /// As [`Target::store`], and for a split tile as [`store_received`](Self::store_received).
     #[inline(always)]
-    unsafe fn store_tile<P: Epilogue<Output: Half>>(
+    unsafe fn store_tile<T: Target, P: Epilogue<Output: Half>>(
         &self,
-        c: &TensorMap,
+        target: T,
         sums: &S::Sums,
         received: Option<u32>,
         origin: (u32, u32),
@@ -687,7 +816,7 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
         // SAFETY: the caller's contract.
         unsafe {
             if let Some(split) = received {
-                return self.store_received(c, split, origin, epilogue);
+                return self.store_received(target, split, origin, epilogue);
             }
             if P::AHEAD {
                 let mut first = 0;
@@ -698,14 +827,14 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
                 }
             }
             // Written out: a loop of this length would not be unrolled.
-            self.store_whole::<0>(c, sums, origin, epilogue);
-            self.store_whole::<4>(c, sums, origin, epilogue);
-            self.store_whole::<8>(c, sums, origin, epilogue);
-            self.store_whole::<12>(c, sums, origin, epilogue);
-            self.store_whole::<16>(c, sums, origin, epilogue);
-            self.store_whole::<20>(c, sums, origin, epilogue);
-            self.store_whole::<24>(c, sums, origin, epilogue);
-            self.store_whole::<28>(c, sums, origin, epilogue);
+            self.store_whole::<0, T>(target, sums, origin, epilogue);
+            self.store_whole::<4, T>(target, sums, origin, epilogue);
+            self.store_whole::<8, T>(target, sums, origin, epilogue);
+            self.store_whole::<12, T>(target, sums, origin, epilogue);
+            self.store_whole::<16, T>(target, sums, origin, epilogue);
+            self.store_whole::<20, T>(target, sums, origin, epilogue);
+            self.store_whole::<24, T>(target, sums, origin, epilogue);
+            self.store_whole::<28, T>(target, sums, origin, epilogue);
         }
     }
 
@@ -716,9 +845,9 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
     ///
     /// As [`send`](Self::send), which was called before.
     #[inline(always)]
-    unsafe fn store_received<P: Epilogue<Output: Half>>(
+    unsafe fn store_received<T: Target, P: Epilogue<Output: Half>>(
         &self,
-        c: &TensorMap,
+        target: T,
         split: u32,
         (row, column): (u32, u32),
         epilogue: P,
@@ -749,7 +878,7 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
             // SAFETY: the caller's contract.
             unsafe {
                 let sums = self.received(first, count);
-                self.store(c, (first, count), (row, column), end, sums, epilogue);
+                target.store(self, (first, count), (row, column), end, sums, epilogue);
             }
             first += STORE_EIGHTS;
         }
@@ -787,11 +916,11 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
     ///
     /// # Safety
     ///
-    /// As [`store`](Self::store).
+    /// As [`Target::store`].
     #[inline(always)]
-    unsafe fn store_whole<const FIRST: u32>(
+    unsafe fn store_whole<const FIRST: u32, T: Target>(
         &self,
-        c: &TensorMap,
+        target: T,
         all: &S::Sums,
         origin: (u32, u32),
         epilogue: impl Epilogue<Output: Half>,
@@ -799,7 +928,7 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
         if FIRST < S::M / 8 {
             let (sums, end) = (from::<S>(all, FIRST), self.end_of_tile(origin));
             // SAFETY: the caller's contract.
-            unsafe { self.store(c, (FIRST, S::M / 8), origin, end, sums, epilogue) };
+            unsafe { target.store(self, (FIRST, S::M / 8), origin, end, sums, epilogue) };
         }
     }
 
@@ -824,18 +953,19 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
             shape: PhantomData,
         }
     }
+}
 
-    /// Applies the epilogue to up to [`STORE_EIGHTS`] of `count` groups of eight rows, from the
-    /// `first` on, and stores them. `sums` are a thread's of these. The group 0 begins at `row` and
-    /// `column`, and rows from `end` on are not stored.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract, and a warpgroup calls it.
+/// Rows of C by TMA.
+impl Target for &TensorMap {
     #[inline(always)]
-    unsafe fn store<P: Epilogue<Output: Half>>(
-        &self,
-        c: &TensorMap,
+    fn prefetch(self) {
+        tma::prefetch_map(self);
+    }
+
+    #[inline(always)]
+    unsafe fn store<S: Shape, E: Epilogue<Output: Half>, P: Epilogue<Output: Half>>(
+        self,
+        block: &Block<S, E>,
         (first, count): (u32, u32),
         (row, column): (u32, u32),
         end: u32,
@@ -847,9 +977,9 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
         let buffer = 2 * warpgroup + first / STORE_EIGHTS % 2;
         let place = |eight: u32| -> Eight<P::Output> {
             let index = buffer * STORE_EIGHTS + eight;
-            self.memory.tile(self.division.stages * S::STAGE + index * Eight::<P::Output>::BYTES)
+            block.memory.tile(block.division.stages * S::STAGE + index * Eight::<P::Output>::BYTES)
         };
-        let mut part = self.part(first, (row, column), end, sums);
+        let mut part = block.part(first, (row, column), end, sums);
         epilogue.apply(&mut part);
         // SAFETY: the caller's contract. The buffer is written after its previous stores have read
         // it, and read after it is written. The previous tile's last part may be in this buffer,
@@ -873,7 +1003,7 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
             // Each warp stores one of them.
             if lane == 0 {
                 if first + warp < count {
-                    place(warp).store(c, row + 8 * (first + warp), column);
+                    place(warp).store(self, row + 8 * (first + warp), column);
                 }
                 tma::commit_stores();
             }
@@ -883,13 +1013,13 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
 
 /// A thread's sums of a group of eight rows.
 #[inline(always)]
-fn four(sums: &[f32], eight: u32) -> [f32; 4] {
+pub(super) fn four(sums: &[f32], eight: u32) -> [f32; 4] {
     let first = 4 * eight as usize;
     [sums[first], sums[first + 1], sums[first + 2], sums[first + 3]]
 }
 
 /// A thread's sums that are stored together.
-type Sums = [f32; 4 * STORE_EIGHTS as usize];
+pub(super) type Sums = [f32; 4 * STORE_EIGHTS as usize];
 
 /// A thread's sums of a whole tile that are stored together, of groups of eight rows from the
 /// `first` on.

@@ -5,14 +5,18 @@ use devcomm_host::{
 };
 use devcomm_kernels as kernels;
 use devcomm_kernels::gemm::epilogue::FusedArgs;
-use devcomm_kernels::gemm::gemm_swapped::{self as swapped, Cluster, Shape};
+use devcomm_kernels::gemm::gemm_swapped::{self as swapped, Cluster, Division, Shape};
+use devcomm_kernels::gemm::gemm_unswapped as unswapped;
 use devcomm_kernels::gemm::gemm_wgmma as wide;
+use devcomm_kernels::gemm::slices;
 use devcomm_types::Kernel;
 use half::bf16;
 
+use super::SliceMemory;
 use super::added::EpilogueArgs;
 use super::element::{GemmElement, GemmOutput};
-use super::plan::{GemmPlan, Room};
+use super::model::Room;
+use super::plan::{GemmPlan, transposed};
 
 /// A launch's matrices, as their addresses, and its epilogue. A and B may be stored transposed.
 #[derive(Clone, Copy)]
@@ -49,11 +53,27 @@ pub(crate) fn map<T: Element>(
 #[derive(Clone, Copy)]
 pub(super) enum Prepared {
     Wide(LaunchConfig),
-    Swapped { config: LaunchConfig, division: swapped::Division, launch: LaunchSwapped },
+    Tiled(Tiled),
 }
 
-type LaunchSwapped =
-    unsafe fn(&Kernels, &Stream, Matrices, LaunchConfig, swapped::Division) -> Result<()>;
+/// How many slices, and the addresses of their memory.
+type SlicesArgs = slices::SlicesArgs<u32, u64, u64>;
+
+type DivisionArgs = swapped::DivisionArgs<u32, u32, u32, u32, u32, bool, bool>;
+
+/// A launch of `gemm_swapped` or `gemm_unswapped`.
+#[derive(Clone, Copy)]
+pub(super) struct Tiled {
+    config: LaunchConfig,
+    /// Whether it is by `gemm_swapped`.
+    is_swapped: bool,
+    division: Division,
+    slices: u32,
+    launch: LaunchTiled,
+}
+
+type LaunchTiled =
+    unsafe fn(&Kernels, &Stream, Matrices, LaunchConfig, Division, SlicesArgs) -> Result<()>;
 
 /// Prepares a plan, which leaves so many multiprocessors to other kernels if it can; `None` if the
 /// GPU has no room for it, or the type no such kernel.
@@ -64,17 +84,22 @@ pub(super) fn prepare<T: GemmElement, O: GemmOutput<T>>(
     shape: [u32; 3],
     left: u32,
 ) -> Result<Option<Prepared>> {
+    let is_bf16 = [T::DATA_TYPE, O::DATA_TYPE] == [bf16::DATA_TYPE; 2];
+    let [m, n, k] = shape;
     match plan {
         GemmPlan::Wide => Ok(wide_config(compiled, shape, left)?.map(Prepared::Wide)),
-        GemmPlan::Swapped { rows, columns, cluster }
-            if [T::DATA_TYPE, O::DATA_TYPE] == [bf16::DATA_TYPE; 2] =>
-        {
-            SWAPPED
-                .iter()
-                .find(|(tile, _)| *tile == (rows, columns))
-                .map_or(Ok(None), |(_, prepare)| prepare(compiled, context, shape, cluster))
+        GemmPlan::Swapped { rows, columns, cluster, slices } if is_bf16 => {
+            let forms = if slices > 1 { &SWAPPED_SLICED[..] } else { &SWAPPED[..] };
+            let form = forms.iter().find(|form| form.tile == (rows, columns));
+            form.map_or(Ok(None), |form| form.prepare(compiled, context, shape, cluster, slices))
         }
-        GemmPlan::Swapped { .. } | GemmPlan::Portable => Ok(None),
+        GemmPlan::Unswapped { rows, columns, cluster, slices } if is_bf16 => {
+            let forms = if slices > 1 { &UNSWAPPED_SLICED[..] } else { &UNSWAPPED[..] };
+            let form = forms.iter().find(|form| form.tile == (columns, rows));
+            let (shape, cluster) = ([n, m, k], transposed(cluster));
+            form.map_or(Ok(None), |form| form.prepare(compiled, context, shape, cluster, slices))
+        }
+        _ => Ok(None),
     }
 }
 
@@ -101,10 +126,18 @@ pub(super) fn wide_config(
 pub(super) fn room(compiled: &Kernels, context: &Context) -> Result<Room> {
     type Tile = swapped::M128N128;
     let clusters = |blocks| {
-        let resident = resident::<Tile, <Tile as Swapped>::Kernel>(compiled, context, blocks);
+        let resident = resident::<Tile, kernels::gemm_swapped<Tile>>(compiled, context, blocks);
         resident.map(|[clusters, _]| clusters)
     };
     Ok(Room([clusters(1)?, clusters(2)?, clusters(4)?, clusters(8)?]))
+}
+
+/// Memory for the slices of all blocks that are resident.
+pub(super) fn slice_memory(compiled: &Kernels, context: &Context) -> Result<SliceMemory> {
+    let tiles = swapped::SLICED.into_iter().chain(unswapped::SLICED);
+    let largest = tiles.map(|(rows, columns)| (rows * columns) as usize).max().unwrap_or(1);
+    let blocks = room(compiled, context)?.0[0].max(1) as usize;
+    Ok(SliceMemory { sums: context.alloc(blocks * largest)?, arrived: context.alloc(blocks)? })
 }
 
 /// The clusters of so many blocks that are resident if a block has all the dynamic shared memory
@@ -119,37 +152,21 @@ pub(crate) fn resident<S: Shape, K: Kernel>(
     Ok([compiled.resident_clusters::<K>(blocks, S::THREADS, shared)?, shared])
 }
 
-fn prepare_swapped<S: Swapped>(
-    compiled: &Kernels,
-    context: &Context,
-    shape: [u32; 3],
-    cluster: Cluster,
-) -> Result<Option<Prepared>> {
-    let blocks = cluster.blocks();
-    let [clusters, shared] = resident::<S, S::Kernel>(compiled, context, blocks)?;
-    let division = swapped::Division::of::<S>(shape, cluster, clusters, shared);
-    Ok(division.map(|(division, clusters, shared)| {
-        let config = LaunchConfig::new(clusters * blocks, S::THREADS)
-            .with_dynamic_shared(shared)
-            .with_cluster(blocks)
-            .with_dependent();
-        Prepared::Swapped { config, division, launch: S::launch }
-    }))
-}
-
 impl Prepared {
-    /// Enqueues the product. `constant_b`: see [`swapped::Division::constant_b`].
+    /// Enqueues the product. `constant_b`: see [`Division::constant_b`]. A plan with
+    /// slices needs their memory.
     ///
     /// # Safety
     ///
     /// The matrices have the elements of the shape that was prepared, and stay allocated until the
-    /// product has ended.
+    /// product has ended. No other product uses the memory of the slices at the same time.
     pub(super) unsafe fn launch<T: GemmElement, O: GemmOutput<T>>(
         &self,
         compiled: &Kernels,
         stream: &Stream,
         matrices: Matrices,
         constant_b: bool,
+        memory: Option<&SliceMemory>,
     ) -> Result<()> {
         // SAFETY: the caller's contract.
         unsafe {
@@ -158,9 +175,16 @@ impl Prepared {
                     let (maps, unaligned) = wide_maps::<T, O>(stream, matrices)?;
                     O::wide(compiled, stream, maps, unaligned, matrices, config)
                 }
-                Self::Swapped { config, division, launch } => {
-                    let division = swapped::Division { constant_b, ..division };
-                    launch(compiled, stream, matrices, config, division)
+                Self::Tiled(Tiled { config, is_swapped, division, slices, launch }) => {
+                    let division = match is_swapped {
+                        true => Division { constant_b, ..division },
+                        false => Division { constant_a: constant_b, ..division },
+                    };
+                    let [sums, arrived] = memory.map_or([0; 2], |SliceMemory { sums, arrived }| {
+                        [sums.device_address(), arrived.device_address()]
+                    });
+                    let slices = SlicesArgs { count: slices, sums, arrived };
+                    launch(compiled, stream, matrices, config, division, slices)
                 }
             }
         }
@@ -186,67 +210,135 @@ pub(crate) fn wide_maps<T: GemmElement, O: GemmOutput<T>>(
 }
 
 /// The kernel for a shape of tiles.
-trait Swapped: swapped::Shape {
-    type Kernel: Kernel;
+struct Form {
+    tile: (u32, u32),
+    is_swapped: bool,
+    threads: u32,
+    resident: fn(&Kernels, &Context, u32) -> Result<[u32; 2]>,
+    divide: Divide,
+    launch: LaunchTiled,
+}
 
-    /// # Safety
-    ///
-    /// As [`Prepared::launch`].
-    unsafe fn launch(
+/// [`Division::of`].
+type Divide = fn([u32; 3], Cluster, u32, u32, u32) -> Option<(Division, u32, u32)>;
+
+impl Form {
+    fn prepare(
+        &self,
         compiled: &Kernels,
-        stream: &Stream,
-        matrices: Matrices,
-        config: LaunchConfig,
-        division: swapped::Division,
-    ) -> Result<()>;
+        context: &Context,
+        shape: [u32; 3],
+        cluster: Cluster,
+        slices: u32,
+    ) -> Result<Option<Prepared>> {
+        let blocks = cluster.blocks();
+        let [clusters, shared] = (self.resident)(compiled, context, blocks)?;
+        let division = (self.divide)(shape, cluster, slices, clusters, shared);
+        Ok(division.map(|(division, clusters, shared)| {
+            let config = LaunchConfig::new(clusters * blocks, self.threads)
+                .with_dynamic_shared(shared)
+                .with_cluster(blocks)
+                .with_dependent();
+            let Self { is_swapped, launch, .. } = *self;
+            Prepared::Tiled(Tiled { config, is_swapped, division, slices, launch })
+        }))
+    }
 }
 
-type Prepare = fn(&Kernels, &Context, [u32; 3], Cluster) -> Result<Option<Prepared>>;
+macro_rules! forms {
+    ($forms:ident, $kernel:ident, $maps:ident, $is_swapped:tt, $is_sliced:tt: $($shape:ident)*) => {
+        /// The kernels by their tiles.
+        static $forms: [Form; [$(stringify!($shape)),*].len()] = [$({
+            type Tile = swapped::$shape;
 
-macro_rules! swapped {
-    ($($shape:ident)*) => {
-        /// How a launch is prepared, for each shape of tiles.
-        const SWAPPED: [((u32, u32), Prepare); swapped::SHAPES.len()] = [$((
-            (<swapped::$shape as Shape>::M, <swapped::$shape as Shape>::N),
-            prepare_swapped::<swapped::$shape>,
-        )),*];
-
-        $(
-            impl Swapped for swapped::$shape {
-                type Kernel = kernels::gemm_swapped<Self>;
-
-                unsafe fn launch(
-                    compiled: &Kernels,
-                    stream: &Stream,
-                    Matrices { a, b, c, shape: [m, n, k], epilogue, .. }: Matrices,
-                    config: LaunchConfig,
-                    division: swapped::Division,
-                ) -> Result<()> {
-                    let map = |address, tiles| map::<bf16>(stream, address, tiles);
-                    let swapped::Division { across, down, stages, whole, sums, constant_b } =
-                        division;
-                    let a = map(a, [m, k, Self::M / across])?;
-                    let b = map(b, [n, k, Self::N / down])?;
-                    let c = map(c, [m, n, swapped::STORE_M])?;
-                    let division = swapped::DivisionArgs {
-                        across,
-                        down,
-                        stages,
-                        whole,
-                        sums,
-                        constant_b,
-                    };
-                    let product = Self::Kernel::args(a, b, c, m, n, k, division, epilogue);
-                    // SAFETY: the caller's contract.
-                    unsafe { product.config(config).launch(&compiled.on(stream)) }
-                }
+            unsafe fn launch(
+                compiled: &Kernels,
+                stream: &Stream,
+                matrices: Matrices,
+                config: LaunchConfig,
+                division: Division,
+                slices: SlicesArgs,
+            ) -> Result<()> {
+                let Matrices { shape: [m, n, k], epilogue, .. } = matrices;
+                let (a, b, c) = $maps::<Tile>(stream, matrices, division)?;
+                let division = division_args(division);
+                type Kernel = kernels::$kernel<Tile>;
+                let product = forms!(
+                    @args $is_sliced, Kernel, [a, b, c, m, n, k, division], slices, epilogue
+                );
+                // SAFETY: the caller's contract.
+                unsafe { product.config(config).launch(&compiled.on(stream)) }
             }
-        )*
+
+            Form {
+                tile: (Tile::M, Tile::N),
+                is_swapped: $is_swapped,
+                threads: Tile::THREADS,
+                resident: resident::<Tile, kernels::$kernel<Tile>>,
+                divide: Division::of::<Tile>,
+                launch,
+            }
+        }),*];
     };
+    (@args true, $kernel:ty, [$($arg:expr),*], $slices:ident, $epilogue:ident) => {
+        <$kernel>::args($($arg,)* $slices, $epilogue)
+    };
+    (@args false, $kernel:ty, [$($arg:expr),*], $slices:ident, $epilogue:ident) => {{
+        let SlicesArgs { .. } = $slices;
+        <$kernel>::args($($arg,)* $epilogue)
+    }};
 }
 
-swapped! {
+forms! {
+    SWAPPED, gemm_swapped, swapped_maps, true, false:
     M8N64 M16N64 M32N64 M64N64 M96N64 M112N64 M128N64 M256N64 M8N128 M16N128 M32N128 M48N128
     M64N128 M80N128 M96N128 M112N128 M128N128 M144N128 M160N128 M176N128 M192N128 M208N128
     M224N128 M256N128
+}
+
+forms! {
+    SWAPPED_SLICED, gemm_swapped_sliced, swapped_maps, true, true:
+    M96N64 M112N64 M80N128 M96N128 M112N128 M128N128 M144N128 M160N128
+}
+
+forms! {
+    UNSWAPPED, gemm_unswapped, unswapped_maps, false, false:
+    M96N64 M112N64 M80N128 M96N128 M112N128 M128N128 M144N128 M160N128 M176N128 M192N128 M208N128
+    M224N128 M256N128
+}
+
+forms! {
+    UNSWAPPED_SLICED, gemm_unswapped_sliced, unswapped_maps, false, true:
+    M96N64 M112N64 M80N128 M96N128 M112N128 M128N128 M144N128 M160N128 M176N128 M192N128 M208N128
+    M224N128
+}
+
+/// A division as kernels take it.
+pub(crate) fn division_args(division: Division) -> DivisionArgs {
+    let Division { across, down, stages, whole, sums, constant_a, constant_b } = division;
+    swapped::DivisionArgs { across, down, stages, whole, sums, constant_a, constant_b }
+}
+
+/// The maps of A, B and C.
+fn swapped_maps<S: Shape>(
+    stream: &Stream,
+    Matrices { a, b, c, shape: [m, n, k], .. }: Matrices,
+    Division { across, down, .. }: Division,
+) -> Result<(TensorMap, TensorMap, TensorMap)> {
+    let map = |address, tiles| map::<bf16>(stream, address, tiles);
+    Ok((
+        map(a, [m, k, S::M / across])?,
+        map(b, [n, k, S::N / down])?,
+        map(c, [m, n, swapped::STORE_M])?,
+    ))
+}
+
+/// The maps of A and B, and C's address.
+fn unswapped_maps<S: Shape>(
+    stream: &Stream,
+    Matrices { a, b, c, shape: [m, n, k], .. }: Matrices,
+    Division { across, down, .. }: Division,
+) -> Result<(TensorMap, TensorMap, u64)> {
+    let map = |address, tiles| map::<bf16>(stream, address, tiles);
+    Ok((map(a, [m, k, S::N / down])?, map(b, [n, k, S::M / across])?, c))
 }

@@ -4,7 +4,9 @@ use std::fmt;
 use std::str::FromStr;
 
 use devcomm_kernels::gemm::gemm_swapped::Cluster;
-use devcomm_kernels::gemm::{gemm_swapped, gemm_wgmma};
+use devcomm_kernels::gemm::{gemm_swapped, gemm_unswapped};
+
+use super::model::{Room, Rounds, Tiles, clocks, exchange};
 
 /// How a product is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -22,25 +24,99 @@ pub enum GemmPlan {
         columns: u32,
         /// The blocks of a cluster.
         cluster: Cluster,
+        /// The clusters that compute a tile together, each a part of the sums, which are added
+        /// through the GPU's memory.
+        slices: u32,
+    },
+    /// By `gemm_unswapped`: on Hopper, for few columns.
+    Unswapped {
+        /// Rows of a tile of C.
+        rows: u32,
+        /// Columns of a tile of C.
+        columns: u32,
+        /// The blocks of a cluster.
+        cluster: Cluster,
+        /// As in [`GemmPlan::Swapped`].
+        slices: u32,
     },
 }
 
 impl GemmPlan {
     /// Whether A and B may be stored transposed.
     pub(super) fn transposes(self) -> bool {
-        !matches!(self, Self::Swapped { .. })
+        matches!(self, Self::Portable | Self::Wide)
+    }
+
+    /// What [`gemm_swapped`] is asked for, of this shape: of an unswapped product the transposed
+    /// one.
+    pub(super) fn swapped(self, [m, n, k]: [u32; 3]) -> Option<Tiles> {
+        match self {
+            Self::Swapped { rows, columns, cluster, slices } => {
+                Some(Tiles { rows, columns, cluster, slices, shape: [m, n, k] })
+            }
+            Self::Unswapped { rows, columns, cluster, slices } => {
+                let cluster = transposed(cluster);
+                Some(Tiles { rows: columns, columns: rows, cluster, slices, shape: [n, m, k] })
+            }
+            Self::Portable | Self::Wide => None,
+        }
+    }
+
+    /// The plans with these tiles of [`gemm_swapped`], swapped and not.
+    fn both((rows, columns): (u32, u32), cluster: Cluster, slices: u32) -> [Self; 2] {
+        [
+            Self::Swapped { rows, columns, cluster, slices },
+            Self::Unswapped { rows: columns, columns: rows, cluster: transposed(cluster), slices },
+        ]
+    }
+
+    /// Whether there is a kernel for it.
+    fn is_known(self) -> bool {
+        let (shapes, sliced) = match self {
+            Self::Swapped { .. } => (&gemm_swapped::SHAPES[..], &gemm_swapped::SLICED[..]),
+            Self::Unswapped { .. } => (&gemm_unswapped::SHAPES[..], &gemm_unswapped::SLICED[..]),
+            Self::Portable | Self::Wide => return true,
+        };
+        self.swapped([1; 3]).is_some_and(|Tiles { rows, columns, cluster, slices, .. }| {
+            let tile = (rows, columns);
+            let exists = match slices {
+                1 => shapes.contains(&tile),
+                2..=MOST_SLICES => sliced.contains(&tile) && cluster.splits == 1,
+                _ => false,
+            };
+            exists && clusters(tile).any(|known| known == cluster)
+        })
     }
 }
 
+/// The most slices of a tile.
+const MOST_SLICES: u32 = 8;
+
+/// The cluster of the transposed product.
+pub(super) fn transposed(Cluster { splits, across, down }: Cluster) -> Cluster {
+    Cluster { splits, across: down, down: across }
+}
+
+/// What the text of a plan with tiles begins with.
+const SWAPPED: &str = "swapped:";
+const UNSWAPPED: &str = "unswapped:";
+
 impl fmt::Display for GemmPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
+        match *self {
             Self::Portable => f.write_str("portable"),
             Self::Wide => f.write_str("wide"),
-            Self::Swapped { rows, columns, cluster: Cluster { splits, across, down } } => {
-                write!(f, "swapped:{rows}x{columns}:{splits}")?;
-                if across * down > 1 {
+            Self::Swapped { rows, columns, cluster, slices }
+            | Self::Unswapped { rows, columns, cluster, slices } => {
+                let Cluster { splits, across, down } = cluster;
+                let is_swapped = matches!(self, Self::Swapped { .. });
+                let name = if is_swapped { SWAPPED } else { UNSWAPPED };
+                write!(f, "{name}{rows}x{columns}:{splits}")?;
+                if across * down * slices > 1 {
                     write!(f, ":{across}x{down}")?;
+                }
+                if slices > 1 {
+                    write!(f, ":{slices}")?;
                 }
                 Ok(())
             }
@@ -51,8 +127,8 @@ impl fmt::Display for GemmPlan {
 /// The text is not a plan's.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{0}` is no plan: portable, wide, swapped:<rows>x<columns>:<splits> or \
-     swapped:<rows>x<columns>:<splits>:<across>x<down>"
+    "`{0}` is no plan: portable, wide, or swapped or unswapped:<rows>x<columns>:<splits>, which \
+     :<across>x<down> and then :<slices> may follow"
 )]
 pub struct ParsePlanError(String);
 
@@ -60,24 +136,31 @@ impl FromStr for GemmPlan {
     type Err = ParsePlanError;
 
     fn from_str(text: &str) -> Result<Self, ParsePlanError> {
-        let swapped = || {
+        let tiled = || {
             let pair = |text: &str| {
                 let (left, right) = text.split_once('x')?;
                 Some((left.parse().ok()?, right.parse().ok()?))
             };
-            let mut parts = text.strip_prefix("swapped:")?.splitn(3, ':');
+            let (tiles, is_swapped) = match text.strip_prefix(SWAPPED) {
+                Some(tiles) => (tiles, true),
+                None => (text.strip_prefix(UNSWAPPED)?, false),
+            };
+            let mut parts = tiles.splitn(4, ':');
             let (rows, columns) = pair(parts.next()?)?;
             let splits = parts.next()?.parse().ok()?;
             let (across, down) = parts.next().map_or(Some((1, 1)), pair)?;
+            let slices = parts.next().map_or(Some(1), |slices| slices.parse().ok())?;
             let cluster = Cluster { splits, across, down };
-            let known = gemm_swapped::SHAPES.contains(&(rows, columns))
-                && clusters((rows, columns)).any(|known| known == cluster);
-            known.then_some(Self::Swapped { rows, columns, cluster })
+            let plan = match is_swapped {
+                true => Self::Swapped { rows, columns, cluster, slices },
+                false => Self::Unswapped { rows, columns, cluster, slices },
+            };
+            plan.is_known().then_some(plan)
         };
         match text {
             "portable" => Some(Self::Portable),
             "wide" => Some(Self::Wide),
-            _ => swapped(),
+            _ => tiled(),
         }
         .ok_or_else(|| ParsePlanError(text.to_owned()))
     }
@@ -97,31 +180,6 @@ pub(crate) fn clusters((rows, columns): (u32, u32)) -> impl Iterator<Item = Clus
     })
 }
 
-/// How many clusters of 1, 2, 4 and 8 blocks of `gemm_swapped` run on a GPU at the same time. A
-/// cluster runs within one part of the GPU: larger ones leave multiprocessors unused, and how many
-/// depends on the parts of this GPU.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Room(pub(crate) [u32; 4]);
-
-impl Room {
-    /// What an H100 has, in proportion to its multiprocessors.
-    pub(crate) fn usual(multiprocessors: u32) -> Self {
-        let of = |clusters: u64| (u64::from(multiprocessors) * clusters / 132) as u32;
-        Self([multiprocessors, of(66), of(30), of(15)])
-    }
-
-    fn clusters(self, of_blocks: u32) -> f64 {
-        let [one, two, four, eight] = self.0;
-        let clusters = match of_blocks {
-            1 => one,
-            2 => two,
-            4 => four,
-            _ => eight,
-        };
-        f64::from(clusters.max(1))
-    }
-}
-
 /// Plans for a shape on Hopper, the one that the model expects to be fastest first.
 pub(crate) fn candidates(shape: [u32; 3], room: Room) -> Vec<GemmPlan> {
     with_clocks(shape, room).into_iter().map(|(_, plan)| plan).collect()
@@ -135,16 +193,26 @@ pub(crate) fn likely(shape: [u32; 3], room: Room) -> Vec<GemmPlan> {
     plans.into_iter().take_while(|(clocks, _)| *clocks <= most).map(|(_, plan)| plan).collect()
 }
 
-/// How many times as long as the best plan a plan takes, by the model.
-pub(crate) fn slowdown(plan: GemmPlan, shape: [u32; 3], room: Room) -> f64 {
-    clocks(plan, shape, room) / with_clocks(shape, room)[0].0
+/// Bytes in a clock that an all-reduce sends: 330 GB/s.
+const SENT: f64 = 174.0;
+
+/// Whether a plan is expected to take little more time than the fastest one: little of that time,
+/// or of what an all-reduce takes of which each GPU sends so many bytes.
+///
+/// On two H100, 107 rows by tiles of 64 took 1.19 times as long as two kernels, of which the model
+/// expects the first to be 1.15 times as fast, and 161 x 2392 x 8224 1.38 times (1.09 by the
+/// model). On two H200, 128 x 28672 x 8192 took 132 us and the two kernels 143; the model expects
+/// its tiles to take 7 us more than the fastest ones, and the all-reduce 22.
+pub(crate) fn costs_little(plan: GemmPlan, shape: [u32; 3], room: Room, bytes: f64) -> bool {
+    const MOST: f64 = 1.06;
+    const MOST_OF_SENT: f64 = 0.5;
+    let (plan, fastest) = (clocks(plan, shape, room), with_clocks(shape, room)[0].0);
+    plan <= MOST * fastest || plan - fastest <= MOST_OF_SENT * bytes / SENT
 }
 
 /// Whether a product by [`GemmPlan::Wide`] is expected to take less time than the fastest one and,
 /// after it, so many bytes that each GPU sends by NVLink.
 pub(crate) fn hides(shape: [u32; 3], room: Room, bytes: f64) -> bool {
-    /// Bytes in a clock that an all-reduce sends: 330 GB/s.
-    const SENT: f64 = 174.0;
     let wide = clocks(GemmPlan::Wide, shape, room);
     wide.max(bytes / SENT) < with_clocks(shape, room)[0].0 + bytes / SENT
 }
@@ -152,21 +220,11 @@ pub(crate) fn hides(shape: [u32; 3], room: Room, bytes: f64) -> bool {
 /// All plans for a shape on Hopper with the expected clocks, the least first.
 fn with_clocks(shape @ [m, n, _]: [u32; 3], room: Room) -> Vec<(f64, GemmPlan)> {
     let mut plans = vec![GemmPlan::Wide];
-    // C's rows are stored by TMA.
+    // C's rows are stored by 16 bytes.
     if n.is_multiple_of(8) {
-        for (rows, columns) in gemm_swapped::SHAPES {
-            // A smaller tile does, or a larger one reads B less often.
-            let fits = rows == gemm_swapped::SHAPES[0].0 || rows / 2 < m;
-            // As many tiles of fewer rows do.
-            let is_too_large = gemm_swapped::SHAPES.iter().any(|other| {
-                other.1 == columns && other.0 < rows && m.div_ceil(other.0) == m.div_ceil(rows)
-            });
-            if fits && !is_too_large && rows >= m.min(64) {
-                // Rows of B are shared by tiles that have rows of A.
-                let useful = clusters((rows, columns));
-                let useful = useful.filter(|cluster| (cluster.down - 1) * rows < m);
-                plans.extend(useful.map(|cluster| GemmPlan::Swapped { rows, columns, cluster }));
-            }
+        add_tiled(&mut plans, shape, room, |[swapped, _]| swapped);
+        if m > FEW_ROWS {
+            add_tiled(&mut plans, shape, room, |[_, unswapped]| unswapped);
         }
     }
     let mut plans: Vec<_> =
@@ -175,29 +233,48 @@ fn with_clocks(shape @ [m, n, _]: [u32; 3], room: Room) -> Vec<(f64, GemmPlan)> 
     plans
 }
 
-/// The rounds in which the clusters of `gemm_swapped` compute what they compute together, of tiles
-/// that share what they load: first whole tiles, as long as there are some for all blocks.
-struct Rounds {
-    full: f64,
-    /// What is left for the last rounds.
-    rest: f64,
-    /// In how many rounds the rest is computed split, each `1 / splits` as long. 0 if it is not.
-    split: f64,
-}
-
-impl Rounds {
-    fn of([rows, columns]: [u32; 2], cluster: Cluster, [m, n]: [f64; 2], room: Room) -> Self {
-        let Cluster { splits, across, down } = cluster;
-        let together =
-            (m / f64::from(rows * down)).ceil() * (n / f64::from(columns * across)).ceil();
-        let clusters = room.clusters(cluster.blocks());
-        let in_round = clusters * f64::from(splits);
-        let full = (together / in_round).floor();
-        let rest = together - full * in_round;
-        let split = Some((rest / clusters).ceil()).filter(|rounds| *rounds < f64::from(splits));
-        Self { full, rest, split: split.unwrap_or(0.0) }
+/// Adds the plans with tiles, swapped or not, for a shape.
+fn add_tiled(
+    plans: &mut Vec<GemmPlan>,
+    shape: [u32; 3],
+    room: Room,
+    form: impl Fn([GemmPlan; 2]) -> GemmPlan,
+) {
+    let alone = Cluster { splits: 1, across: 1, down: 1 };
+    for (rows, columns) in gemm_swapped::SHAPES {
+        let plan = form(GemmPlan::both((rows, columns), alone, 1));
+        let Some(Tiles { shape: [m, n, k], .. }) = plan.swapped(shape).filter(|_| plan.is_known())
+        else {
+            continue;
+        };
+        // A smaller tile does, or a larger one reads B less often.
+        let fits = rows == gemm_swapped::SHAPES[0].0 || rows / 2 < m;
+        // As many tiles of fewer rows do.
+        let is_too_large = gemm_swapped::SHAPES.iter().any(|other| {
+            other.1 == columns && other.0 < rows && m.div_ceil(other.0) == m.div_ceil(rows)
+        });
+        if !fits || is_too_large || rows < m.min(64) {
+            continue;
+        }
+        for cluster in clusters((rows, columns)) {
+            // Rows of B are shared by tiles that have rows of A.
+            if (cluster.down - 1) * rows >= m {
+                continue;
+            }
+            plans.push(form(GemmPlan::both((rows, columns), cluster, 1)));
+            let tiles = m.div_ceil(rows * cluster.down) * n.div_ceil(columns * cluster.across);
+            let most = room.clusters(cluster.blocks()) as u32 / tiles;
+            let most = most.min(k / SLICE).min(MOST_SLICES);
+            let sliced = (2..=most).map(|slices| GemmPlan::both((rows, columns), cluster, slices));
+            plans.extend(sliced.map(&form).filter(|plan| plan.is_known()));
+        }
     }
 }
+
+/// The fewest terms of a slice.
+const SLICE: u32 = 512;
+/// The most rows of C for which no tile of 64 rows is filled.
+const FEW_ROWS: u32 = 64;
 
 /// Plans of few rows for products that are exchanged with the peers, the one that the model expects
 /// to be fastest first. Those that split short sums, which takes longer than it saves, come last.
@@ -205,7 +282,7 @@ pub(crate) fn exchanging(shape @ [_, _, k]: [u32; 3], room: Room) -> Vec<GemmPla
     /// The most terms that are not split.
     const SHORT: u32 = 512;
     let all = with_clocks(shape, room).into_iter().filter_map(|(clocks, plan)| match plan {
-        GemmPlan::Swapped { cluster: Cluster { splits, .. }, .. } => {
+        GemmPlan::Swapped { cluster: Cluster { splits, .. }, slices: 1, .. } => {
             Some((k <= SHORT && splits > 1, clocks + exchange(plan, shape, room), plan))
         }
         _ => None,
@@ -215,121 +292,15 @@ pub(crate) fn exchanging(shape @ [_, _, k]: [u32; 3], room: Room) -> Vec<GemmPla
     all.into_iter().map(|(.., plan)| plan).collect()
 }
 
-/// The clocks in which the blocks of a plan of few rows exchange what they have summed with the
-/// peers: after a round of split tiles each block has a part of one. Fitted to all plans of 122
-/// shapes on two H100.
-fn exchange(plan: GemmPlan, [m, n, _]: [u32; 3], room: Room) -> f64 {
-    /// For an element of C.
-    const ELEMENT: f64 = 0.3;
-    let GemmPlan::Swapped { rows, columns, cluster } = plan else { return 0.0 };
-    let Rounds { full, rest, split } =
-        Rounds::of([rows, columns], cluster, [m, n].map(f64::from), room);
-    let last = if split > 0.0 { split / f64::from(cluster.splits) } else { rest.min(1.0) };
-    ELEMENT * f64::from(rows.min(m)) * f64::from(columns) * (full + last)
-}
-
 /// In how many rounds a plan of few rows computes tiles split. After each a block has sums, sooner
 /// than of a whole tile.
 pub(crate) fn split_rounds(plan: GemmPlan, [m, n, _]: [u32; 3], room: Room) -> f64 {
     match plan {
-        GemmPlan::Swapped { rows, columns, cluster } => {
+        GemmPlan::Swapped { rows, columns, cluster, slices: 1 } => {
             Rounds::of([rows, columns], cluster, [m, n].map(f64::from), room).split
         }
         _ => 0.0,
     }
-}
-
-/// Terms of a step.
-const STEP: u32 = 64;
-
-/// The expected time, in clocks of 1.9 GHz. The constants were fitted to 13,000 measurements on an
-/// H100 and an H200, up to 150 plans of each of 200 random shapes, and to the tables; those of rows
-/// beyond the end and of the L2 cache to 48 plans of each of 260 shapes more on an H200.
-fn clocks(plan: GemmPlan, [m, n, k]: [u32; 3], room: Room) -> f64 {
-    /// Bytes of a row that a step takes.
-    const ROW: f64 = 2.0 * STEP as f64;
-    /// Products of two terms by a multiprocessor in a clock, of each kernel: fewer than its 2,048,
-    /// as a GPU that multiplies all the time lowers its clock.
-    const MULTIPLIED: f64 = 2048.0 / 1.226;
-    const MULTIPLIED_WIDE: f64 = 2048.0 / 1.215;
-    /// Bytes that a block receives in a clock, alone and as one of several that share rows.
-    const RECEIVED: [f64; 2] = [93.5, 77.4];
-    /// Clocks that a row of A beyond its end takes a block besides.
-    const BEYOND: f64 = 0.8;
-    /// Bytes of B in a clock from the GPU's memory: for each multiprocessor if all read, and the
-    /// most that one gets.
-    const FROM_MEMORY: [f64; 2] = [28.2, 31.0];
-    /// The clocks of a round of tiles beside its steps, and those of a launch of each kernel.
-    const ROUND: f64 = 907.0;
-    const LAUNCH: f64 = 5040.0;
-    const LAUNCH_WIDE: f64 = 5970.0;
-    /// The clocks until blocks that share rows have met, and for each block of a cluster.
-    const SHARE: f64 = 1270.0;
-    const BLOCK: f64 = 31.8;
-    /// The clocks of an exchange of sums, and of each sum that a block gets from others.
-    const EXCHANGE: [f64; 2] = [276.0, 0.319];
-    // Bytes in a clock. Rows that begin amid lines of the L2 cache take parts of two lines for each
-    // step.
-    let from_l2 = if k.is_multiple_of(STEP) { 10_200.0 } else { 4520.0 };
-    let (steps, terms) = (f64::from(k.div_ceil(STEP)), f64::from(STEP));
-    let [m, n, multiprocessors] = [m, n, room.0[0].max(1)].map(f64::from);
-    // What limits a step adds up in part.
-    let together = |limits: &[f64]| {
-        limits.iter().map(|limit| limit.powf(3.3)).sum::<f64>().powf(3.3_f64.recip())
-    };
-    let (rows, columns, cluster) = match plan {
-        GemmPlan::Portable => return f64::INFINITY,
-        GemmPlan::Wide => {
-            let rows = f64::from(gemm_wgmma::CLUSTER * gemm_wgmma::TILE_M);
-            let columns = f64::from(gemm_wgmma::TILE_N);
-            let tiles = (m / rows).ceil() * (n / columns).ceil();
-            let clusters = room.clusters(gemm_wgmma::CLUSTER);
-            // Each block loads its rows of A, and half of the rows of B for both.
-            let round = |tiles: f64| {
-                let multiply = rows / 2.0 * columns * terms / MULTIPLIED_WIDE;
-                let receive = ROW * (rows / 2.0 + columns) / RECEIVED[1];
-                let shared = ROW * (rows + columns) * tiles / from_l2;
-                together(&[multiply, receive, shared]) * steps + ROUND
-            };
-            let full_rounds = (tiles / clusters).floor();
-            let rest = tiles - full_rounds * clusters;
-            let last = if rest > 0.0 { round(rest) } else { 0.0 };
-            return full_rounds * round(clusters) + last + LAUNCH_WIDE;
-        }
-        GemmPlan::Swapped { rows, columns, cluster } => (rows, columns, cluster),
-    };
-    let rounds = Rounds::of([rows, columns], cluster, [m, n], room);
-    let [rows, columns] = [rows, columns].map(f64::from);
-    let blocks = f64::from(cluster.blocks());
-    let clusters = room.clusters(cluster.blocks());
-    let Cluster { splits, across, down } = cluster;
-    let shares = across * down > 1;
-    let received = RECEIVED[usize::from(shares)];
-    let [splits, across, down] = [splits, across, down].map(f64::from);
-    let tiles = (m / rows).ceil();
-    let beyond = (tiles * rows - m).min(rows / across);
-    // So many clusters multiply, receive their factors, and share the memory and the L2 cache.
-    let round = |clusters: f64, steps: f64| {
-        let multiply = rows * columns * terms / MULTIPLIED;
-        let receive = ROW * (rows + columns) / received + BEYOND * beyond;
-        let all = clusters * blocks;
-        let read = ROW * columns / tiles;
-        let read = read * (all / multiprocessors / FROM_MEMORY[0]).max(FROM_MEMORY[1].recip());
-        let shared = ROW * (rows.min(m) / across + columns / down) * all / from_l2;
-        together(&[multiply, receive, read, shared]) * steps + ROUND
-    };
-    let mut all = rounds.full * round(clusters, steps);
-    if rounds.rest > 0.0 {
-        let clusters = rounds.rest.min(clusters);
-        all += if rounds.split > 0.0 {
-            // After each round the blocks exchange their sums: each gets its part of the tile.
-            let exchange = EXCHANGE[0] + EXCHANGE[1] * rows * columns * (1.0 - splits.recip());
-            rounds.split * (round(clusters, (steps / splits).ceil()) + exchange)
-        } else {
-            round(clusters, steps)
-        };
-    }
-    all + LAUNCH + BLOCK * (blocks - 1.0) + if shares { SHARE } else { 0.0 }
 }
 
 /// The plan of a measurement for this shape on the GPU of this name: one of the same `n` and `k`,
@@ -383,11 +354,30 @@ mod tests {
 
     #[test]
     fn plans_are_read_as_they_are_written() {
-        let swapped = |splits, across, down| {
-            let cluster = Cluster { splits, across, down };
-            GemmPlan::Swapped { rows: 128, columns: 128, cluster }
-        };
-        for plan in [GemmPlan::Portable, GemmPlan::Wide, swapped(4, 1, 1), swapped(1, 2, 2)] {
+        let alone = Cluster { splits: 1, across: 1, down: 1 };
+        for plan in [
+            GemmPlan::Portable,
+            GemmPlan::Wide,
+            GemmPlan::Swapped {
+                rows: 128,
+                columns: 64,
+                cluster: Cluster { splits: 4, ..alone },
+                slices: 1,
+            },
+            GemmPlan::Swapped {
+                rows: 128,
+                columns: 128,
+                cluster: Cluster { across: 2, down: 2, ..alone },
+                slices: 1,
+            },
+            GemmPlan::Swapped { rows: 96, columns: 128, cluster: alone, slices: 2 },
+            GemmPlan::Unswapped {
+                rows: 128,
+                columns: 208,
+                cluster: Cluster { down: 2, ..alone },
+                slices: 4,
+            },
+        ] {
             assert_eq!(plan.to_string().parse(), Ok(plan));
         }
         for wrong in [
@@ -398,6 +388,13 @@ mod tests {
             "swapped:64x128:3",
             "swapped:128x128:8:2x1",
             "swapped:64x128:1:2x1",
+            "swapped:96x128:1:1x1:9",
+            "swapped:96x128:2:1x1:2",
+            "swapped:64x128:1:1x1:2",
+            "swapped:256x128:1:1x1:2",
+            "swapped:96x128:1:1x1:2:2",
+            "unswapped:208x128:1",
+            "unswapped:128x64:1",
         ] {
             let error = wrong.parse::<GemmPlan>().unwrap_err();
             assert!(error.to_string().contains(&format!("`{wrong}`")), "{error}");
@@ -412,7 +409,7 @@ mod tests {
         }
         let swapped = |rows, columns, splits| {
             let cluster = Cluster { splits, across: 1, down: 1 };
-            GemmPlan::Swapped { rows, columns, cluster }
+            GemmPlan::Swapped { rows, columns, cluster, slices: 1 }
         };
         assert_eq!(first([1, 4096, 4096]), swapped(8, 64, 2));
         assert_eq!(first([16, 8192, 4096]), swapped(16, 64, 1));
@@ -445,10 +442,10 @@ mod tests {
         // Of up to 150 plans on an H100, or 70 on an H200.
         for (shape, plan) in [
             ([38, 2192, 4256], "swapped:48x128:4"),
-            ([161, 2392, 8224], "swapped:176x128:4"),
-            ([227, 1472, 2768], "swapped:128x128:4"),
-            ([299, 5688, 2904], "swapped:160x128:1:4x2"),
-            ([4564, 6280, 8984], "wide"),
+            ([2019, 392, 13_480], "unswapped:128x208:1:1x2:4"),
+            ([4050, 784, 2488], "unswapped:128x208:1:1x2"),
+            ([7051, 776, 2392], "unswapped:128x208:1:4x2"),
+            ([5431, 1456, 4040], "wide"),
         ] {
             assert_eq!(candidates(shape, ROOM)[0].to_string(), plan, "{shape:?}");
         }
@@ -479,7 +476,8 @@ mod tests {
             assert_eq!(plans[0].to_string(), plan, "{shape:?}");
             // None is missing.
             let all = candidates(shape, ROOM);
-            assert!(all.iter().all(|plan| *plan == GemmPlan::Wide || plans.contains(plan)));
+            let exchanges = |plan: &GemmPlan| matches!(plan, GemmPlan::Swapped { slices: 1, .. });
+            assert!(all.iter().filter(|plan| exchanges(plan)).all(|plan| plans.contains(plan)));
         }
         // There are no rows of C that TMA stores.
         assert_eq!(exchanging([7, 1001, 64], ROOM), []);
@@ -487,10 +485,12 @@ mod tests {
 
     #[test]
     fn a_plan_takes_longer_than_the_best_where_its_tiles_do_not_fit() {
-        let of = |plan: &str, shape| slowdown(plan.parse().unwrap(), shape, ROOM);
+        let of = |plan: &str, shape| {
+            clocks(plan.parse().unwrap(), shape, ROOM) / with_clocks(shape, ROOM)[0].0
+        };
         // One tile of 176 rows does what two of 128 do.
         assert!(of("swapped:128x128:2:1x2", [161, 2392, 8224]) > 1.2);
-        let best = of("swapped:160x128:1:4x2", [299, 5688, 2904]);
+        let best = of("unswapped:128x208:1:4x2", [7051, 776, 2392]);
         assert!((best - 1.0).abs() < 1e-9, "{best}");
         // Nor is a tile a candidate where as many of fewer rows do.
         let rows = |m| {
@@ -500,6 +500,17 @@ mod tests {
             })
         };
         assert!(rows(533).any(|rows| rows == 192) && !rows(513).any(|rows| rows == 256));
+    }
+
+    #[test]
+    fn slower_tiles_cost_little_if_they_are_little_slower_or_much_is_sent() {
+        let little = |plan: &str, shape @ [m, n, _]: [u32; 3]| {
+            costs_little(plan.parse().unwrap(), shape, ROOM, 2.0 * f64::from(m * n))
+        };
+        assert!(little("swapped:128x128:4", [128, 28672, 8192]));
+        assert!(little("swapped:16x64:1", [16, 8192, 4096]));
+        assert!(!little("swapped:64x128:1", [107, 5576, 5616]));
+        assert!(!little("swapped:64x128:2", [161, 2392, 8224]));
     }
 
     /// On two H100 the fused product of the first shape took 142 us, the two kernels 125; of the

@@ -177,7 +177,8 @@ impl<T: GemmElement, O: GemmOutput<T>> Product<'_, T, O> {
     /// # Safety
     ///
     /// In a capture: the buffers, also those added to the product, and the [`Gemm`] are not dropped
-    /// while the graph can be launched.
+    /// while the graph can be launched, and the graph does not run at the same time as another
+    /// product of the [`Gemm`].
     pub unsafe fn launch_capturable<A, B, C>(&self, a: &A, b: &B, c: &C) -> Result<()>
     where
         A: Buffer<Element = T>,

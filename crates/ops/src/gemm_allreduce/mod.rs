@@ -31,7 +31,7 @@ pub use self::wire::{ParseWireError, Wire};
 use crate::agree::agree_on;
 use crate::check::{check_buffer, check_shape, refuse, require_context};
 use crate::chosen::Chosen;
-use crate::gemm::{Matrices, Room, exchanging, hides, measured, slowdown, split_rounds};
+use crate::gemm::{Matrices, Room, costs_little, exchanging, hides, measured, split_rounds};
 use crate::{Collectives, Explanation, Gemm, GemmPlan};
 
 /// `C = sum over the ranks of A x B^T`, on one communicator and one stream: owns the loaded kernels
@@ -273,14 +273,18 @@ impl GemmAllReduce {
         self.communicator.n_ranks() == 2
     }
 
-    /// Whether the tiles of a product of few rows take little more time than those of `Gemm`, which
-    /// has more kinds. On two H100, 107 rows by tiles of 64 took 1.19 times as long as `unfused`,
-    /// whose product the model expects to be 1.15 times as fast, and 161 x 2392 x 8224 1.38 times
-    /// (1.09 by the model).
+    /// Whether the tiles of a product of few rows cost little time, compared with those of `Gemm`,
+    /// which has more kinds.
     fn multiplies_well(&self, (product, extents): (GemmPlan, [u32; 3])) -> bool {
-        const MOST: f64 = 1.06;
         let name = self.context().device_name().unwrap_or_default();
-        measured(&name, extents) == Some(product) || slowdown(product, extents, self.room()) <= MOST
+        measured(&name, extents) == Some(product)
+            || costs_little(product, extents, self.room(), self.sent(extents))
+    }
+
+    /// The bytes that each GPU sends of an all-reduce of C.
+    fn sent(&self, [m, n, _]: [u32; 3]) -> f64 {
+        let [m, n, ranks] = [m, n, self.communicator.n_ranks() as u32].map(f64::from);
+        2.0 * (ranks - 1.0) / ranks * m * n * size_of::<bf16>() as f64
     }
 
     /// Whether tiles of few rows are split in at most two rounds: after each, blocks wait for the
@@ -293,10 +297,7 @@ impl GemmAllReduce {
 
     /// Whether [`Wide`](GemmAllReducePlan::Wide) hides more than tiles that do not fit cost.
     fn hides(&self, shape: [usize; 3]) -> bool {
-        let [m, n, ranks] =
-            [shape[0], shape[1], self.communicator.n_ranks()].map(|extent| extent as f64);
-        let sent = 2.0 * (ranks - 1.0) / ranks * m * n * size_of::<bf16>() as f64;
-        check_shape(shape).is_ok_and(|extents| hides(extents, self.room(), sent))
+        check_shape(shape).is_ok_and(|extents| hides(extents, self.room(), self.sent(extents)))
     }
 
     /// Whether a plan that was prepared does a product.

@@ -52,7 +52,7 @@ impl GemmAllReducePlan {
     pub(super) fn product(self) -> Option<GemmPlan> {
         match self {
             Self::Swapped { rows, columns, cluster } => {
-                Some(GemmPlan::Swapped { rows, columns, cluster })
+                Some(GemmPlan::Swapped { rows, columns, cluster, slices: 1 })
             }
             _ => None,
         }
@@ -61,7 +61,9 @@ impl GemmAllReducePlan {
     /// The fused form of a plan of few rows.
     pub(super) fn of_few_rows(plan: GemmPlan) -> Option<Self> {
         match plan {
-            GemmPlan::Swapped { rows, columns, cluster } if swapped::has(rows, columns) => {
+            GemmPlan::Swapped { rows, columns, cluster, slices: 1 }
+                if swapped::has(rows, columns) =>
+            {
                 Some(Self::Swapped { rows, columns, cluster })
             }
             _ => None,

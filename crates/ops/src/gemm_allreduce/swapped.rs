@@ -14,7 +14,7 @@ use half::bf16;
 
 use super::messages::Messages;
 use crate::check::refuse;
-use crate::gemm::{self, Matrices, Room, clusters, map};
+use crate::gemm::{self, Matrices, Room, clusters, division_args, map};
 use crate::{KERNELS, modules};
 
 static MODULES: LazyLock<Vec<ModuleSource>> =
@@ -82,7 +82,7 @@ impl Swapped {
         let [clusters, shared] = *self.resident.get(&tile)?;
         let form = form(tile).ok().filter(|_| fits && is_for([m, n, k]))?;
         let shape = [m, n, k].map(|extent| extent as u32);
-        let (division, clusters, shared) = (form.divide)(shape, tile.2, clusters, shared)?;
+        let (division, clusters, shared) = (form.divide)(shape, tile.2, 1, clusters, shared)?;
         let blocks = tile.2.blocks();
         let config = LaunchConfig::new(clusters * blocks, form.threads)
             .with_dynamic_shared(shared)
@@ -151,7 +151,7 @@ fn form((rows, columns, _): Tile) -> Result<&'static Form> {
 }
 
 /// [`Division::of`].
-type Divide = fn([u32; 3], Cluster, u32, u32) -> Option<(Division, u32, u32)>;
+type Divide = fn([u32; 3], Cluster, u32, u32, u32) -> Option<(Division, u32, u32)>;
 
 /// The kernels of a shape of tiles.
 struct Form {
@@ -192,12 +192,11 @@ macro_rules! forms {
                 division: Division,
                 config: LaunchConfig,
             ) -> Result<()> {
-                let Division { across, down, stages, whole, sums, constant_b } = division;
+                let Division { across, down, .. } = division;
                 let a = map::<bf16>(stream, a, [m, k, Tiles::M / across])?;
                 let b = map::<bf16>(stream, b, [n, k, Tiles::N / down])?;
                 let c = map::<bf16>(stream, c, [m, n, shapes::STORE_M])?;
-                let division =
-                    shapes::DivisionArgs { across, down, stages, whole, sums, constant_b };
+                let division = division_args(division);
                 let Messages { dev_comm, slots, state, capacity } = &swapped.messages;
                 let (target, capacity) = (swapped.compiled.on(stream), *capacity);
                 // SAFETY: the caller's contract; the workspace is as the kernels need it.

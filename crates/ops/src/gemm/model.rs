@@ -1,0 +1,208 @@
+//! How long a plan takes, by a model that was fitted to measurements.
+
+use devcomm_kernels::gemm::gemm_swapped::Cluster;
+use devcomm_kernels::gemm::gemm_wgmma;
+
+use super::plan::GemmPlan;
+
+/// How many clusters of 1, 2, 4 and 8 blocks of `gemm_swapped` run on a GPU at the same time. A
+/// cluster runs within one part of the GPU: larger ones leave multiprocessors unused, and how many
+/// depends on the parts of this GPU.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Room(pub(crate) [u32; 4]);
+
+impl Room {
+    /// What an H100 has, in proportion to its multiprocessors.
+    pub(crate) fn usual(multiprocessors: u32) -> Self {
+        let of = |clusters: u64| (u64::from(multiprocessors) * clusters / 132) as u32;
+        Self([multiprocessors, of(66), of(30), of(15)])
+    }
+
+    pub(super) fn clusters(self, of_blocks: u32) -> f64 {
+        let [one, two, four, eight] = self.0;
+        let clusters = match of_blocks {
+            1 => one,
+            2 => two,
+            4 => four,
+            _ => eight,
+        };
+        f64::from(clusters.max(1))
+    }
+}
+
+/// The tiles of a product by [`gemm_swapped`].
+pub(super) struct Tiles {
+    pub(super) rows: u32,
+    pub(super) columns: u32,
+    pub(super) cluster: Cluster,
+    pub(super) slices: u32,
+    pub(super) shape: [u32; 3],
+}
+
+/// The rounds in which the clusters of `gemm_swapped` compute what they compute together, of tiles
+/// that share what they load: first whole tiles, as long as there are some for all blocks.
+pub(super) struct Rounds {
+    /// The tiles, of all blocks of a cluster together.
+    tiles: f64,
+    /// The rounds of whole tiles.
+    full: f64,
+    /// What is left for the last rounds.
+    rest: f64,
+    /// In how many rounds the rest is computed split, each `1 / splits` as long. 0 if it is not.
+    pub(super) split: f64,
+}
+
+impl Rounds {
+    pub(super) fn of(
+        [rows, columns]: [u32; 2],
+        cluster: Cluster,
+        [m, n]: [f64; 2],
+        room: Room,
+    ) -> Self {
+        let Cluster { splits, across, down } = cluster;
+        let tiles = (m / f64::from(rows * down)).ceil() * (n / f64::from(columns * across)).ceil();
+        let clusters = room.clusters(cluster.blocks());
+        let in_round = clusters * f64::from(splits);
+        let full = (tiles / in_round).floor();
+        let rest = tiles - full * in_round;
+        let split = Some((rest / clusters).ceil()).filter(|rounds| *rounds < f64::from(splits));
+        Self { tiles, full, rest, split: split.unwrap_or(0.0) }
+    }
+}
+
+/// The clocks in which the blocks of a plan of few rows exchange what they have summed with the
+/// peers: after a round of split tiles each block has a part of one. Fitted to all plans of 122
+/// shapes on two H100.
+pub(super) fn exchange(plan: GemmPlan, [m, n, _]: [u32; 3], room: Room) -> f64 {
+    /// For an element of C.
+    const ELEMENT: f64 = 0.3;
+    let GemmPlan::Swapped { rows, columns, cluster, .. } = plan else { return 0.0 };
+    let Rounds { full, rest, split, .. } =
+        Rounds::of([rows, columns], cluster, [m, n].map(f64::from), room);
+    let last = if split > 0.0 { split / f64::from(cluster.splits) } else { rest.min(1.0) };
+    ELEMENT * f64::from(rows.min(m)) * f64::from(columns) * (full + last)
+}
+
+/// Terms of a step.
+const STEP: u32 = 64;
+
+/// Bytes of a row that a step takes.
+const ROW: f64 = 2.0 * STEP as f64;
+/// Bytes that a block receives in a clock, alone and as one of several that share rows.
+const RECEIVED: [f64; 2] = [93.5, 77.4];
+/// The clocks of a round of tiles beside its steps.
+const ROUND: f64 = 907.0;
+
+/// The expected time, in clocks of 1.9 GHz. The constants were fitted to 13,000 measurements on an
+/// H100 and an H200, up to 150 plans of each of 200 random shapes, and to the tables; those of rows
+/// beyond the end and of the L2 cache to 48 plans of each of 260 shapes more on an H200, those of
+/// unswapped products and of slices to 60 plans of each of 120.
+pub(super) fn clocks(plan: GemmPlan, shape: [u32; 3], room: Room) -> f64 {
+    /// How many times as long as by its limits an unswapped product takes.
+    const UNSWAPPED: f64 = 1.06;
+    let tiles = plan.swapped(shape).map(|tiles| tiled(&tiles, room));
+    match plan {
+        GemmPlan::Portable => f64::INFINITY,
+        GemmPlan::Wide => wide(shape, room),
+        GemmPlan::Swapped { .. } => tiles.unwrap_or(f64::INFINITY),
+        GemmPlan::Unswapped { .. } => tiles.map_or(f64::INFINITY, |clocks| UNSWAPPED * clocks),
+    }
+}
+
+/// Bytes in a clock from the L2 cache. Rows that begin amid its lines take parts of two lines for
+/// each step.
+fn from_l2(k: u32) -> f64 {
+    if k.is_multiple_of(STEP) { 10_200.0 } else { 4520.0 }
+}
+
+/// The clocks of a step, of its limits: they add up in part.
+fn together(limits: &[f64]) -> f64 {
+    limits.iter().map(|limit| limit.powf(3.3)).sum::<f64>().powf(3.3_f64.recip())
+}
+
+/// [`clocks`] of [`GemmPlan::Wide`].
+fn wide([m, n, k]: [u32; 3], room: Room) -> f64 {
+    /// Products of two terms by a multiprocessor in a clock: fewer than its 2,048, as a GPU that
+    /// multiplies all the time lowers its clock.
+    const MULTIPLIED: f64 = 2048.0 / 1.215;
+    const LAUNCH: f64 = 5970.0;
+    let rows = f64::from(gemm_wgmma::CLUSTER * gemm_wgmma::TILE_M);
+    let columns = f64::from(gemm_wgmma::TILE_N);
+    let tiles = (f64::from(m) / rows).ceil() * (f64::from(n) / columns).ceil();
+    let clusters = room.clusters(gemm_wgmma::CLUSTER);
+    // Each block loads its rows of A, and half of the rows of B for both.
+    let round = |tiles: f64| {
+        let multiply = rows / 2.0 * columns * f64::from(STEP) / MULTIPLIED;
+        let receive = ROW * (rows / 2.0 + columns) / RECEIVED[1];
+        let shared = ROW * (rows + columns) * tiles / from_l2(k);
+        together(&[multiply, receive, shared]) * f64::from(k.div_ceil(STEP)) + ROUND
+    };
+    let full_rounds = (tiles / clusters).floor();
+    let rest = tiles - full_rounds * clusters;
+    let last = if rest > 0.0 { round(rest) } else { 0.0 };
+    full_rounds * round(clusters) + last + LAUNCH
+}
+
+/// [`clocks`] of plans with tiles of [`gemm_swapped`](devcomm_kernels::gemm::gemm_swapped).
+fn tiled(&Tiles { rows, columns, cluster, slices, shape: [m, n, k] }: &Tiles, room: Room) -> f64 {
+    /// Products of two terms by a multiprocessor in a clock.
+    const MULTIPLIED: f64 = 2048.0 / 1.226;
+    /// Clocks that a row of A beyond its end takes a block besides.
+    const BEYOND: f64 = 0.8;
+    /// Bytes from the GPU's memory in a clock: for each multiprocessor if all read, and the most
+    /// that one gets.
+    const FROM_MEMORY: [f64; 2] = [28.2, 31.0];
+    /// What the L2 cache gives more for each doubling of a cluster's blocks that compute whole
+    /// tiles: a part of the GPU, within which a cluster runs, reads a line once for several blocks.
+    const NEAR: f64 = 0.06;
+    const LAUNCH: f64 = 5040.0;
+    /// The clocks until blocks that share rows have met, and for each block of a cluster.
+    const SHARE: f64 = 1270.0;
+    const BLOCK: f64 = 31.8;
+    /// The clocks of an exchange of sums, and of each sum that a block gets from others.
+    const EXCHANGE: [f64; 2] = [276.0, 0.319];
+    /// The clocks of adding slices, and of each sum of a tile: once, and for each slice.
+    const SLICES: [f64; 3] = [5000.0, 0.1, 0.08];
+    let steps = f64::from(k.div_ceil(STEP));
+    let [m, n, multiprocessors] = [m, n, room.0[0].max(1)].map(f64::from);
+    let rounds = Rounds::of([rows, columns], cluster, [m, n], room);
+    let [rows, columns] = [rows, columns].map(f64::from);
+    let blocks = f64::from(cluster.blocks());
+    let clusters = room.clusters(cluster.blocks());
+    let Cluster { splits, across, down } = cluster;
+    let shares = across * down > 1;
+    let received = RECEIVED[usize::from(shares)];
+    let [splits, across, down] = [splits, across, down].map(f64::from);
+    let [tile_rows, tile_columns] = [(m / rows).ceil(), (n / columns).ceil()];
+    let beyond = (tile_rows * rows - m).min(rows / across);
+    // So many clusters multiply, receive their factors, and share the memory and the L2 cache.
+    let round = |clusters: f64, steps: f64, near: f64| {
+        let multiply = rows * columns * f64::from(STEP) / MULTIPLIED;
+        let receive = ROW * (rows + columns) / received + BEYOND * beyond;
+        let all = clusters * blocks;
+        let read = ROW * (columns / tile_rows + rows / tile_columns);
+        let read = read * (all / multiprocessors / FROM_MEMORY[0]).max(FROM_MEMORY[1].recip());
+        let shared = ROW * (rows.min(m) / across + columns / down) * all / (from_l2(k) * near);
+        together(&[multiply, receive, read, shared]) * steps + ROUND
+    };
+    let near = 1.0 + NEAR * blocks.log2();
+    let launch = LAUNCH + BLOCK * (blocks - 1.0) + if shares { SHARE } else { 0.0 };
+    if slices > 1 {
+        // All slices of a tile are computed at the same time; the last block adds them.
+        let slices = f64::from(slices);
+        let add = SLICES[0] + rows * columns * (SLICES[1] + SLICES[2] * slices);
+        return round(rounds.tiles * slices, (steps / slices).ceil(), near) + add + launch;
+    }
+    let mut all = rounds.full * round(clusters, steps, near);
+    if rounds.rest > 0.0 {
+        let clusters = rounds.rest.min(clusters);
+        all += if rounds.split > 0.0 {
+            // After each round the blocks exchange their sums: each gets its part of the tile.
+            let exchange = EXCHANGE[0] + EXCHANGE[1] * rows * columns * (1.0 - splits.recip());
+            rounds.split * (round(clusters, (steps / splits).ceil(), 1.0) + exchange)
+        } else {
+            round(clusters, steps, near)
+        };
+    }
+    all + launch
+}

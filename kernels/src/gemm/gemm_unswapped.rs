@@ -1,0 +1,221 @@
+//! The product of few columns on Hopper.
+//!
+//! The product of [`gemm_swapped`](super::gemm_swapped) with A and B in each other's place: rows of
+//! A are the 64 rows of a `wgmma`, and a tile is as wide as C's columns need. So here rows and
+//! columns of a [`Shape`], of a [`Cluster`](super::gemm_swapped::Cluster) and of a [`Division`] are
+//! each other's. Rows of C are stored from registers.
+
+use core::marker::PhantomData;
+
+use cuda_std::convert::{Float, Half};
+use cuda_std::prelude::*;
+use cuda_std::vector::Vec16;
+use cuda_std::{mem, warp};
+use devcomm_types::{GridConstant, TensorMap};
+
+use super::epilogue::{Epilogue, Fragment, Fused};
+use super::gemm_swapped::{
+    Block, Division, M80N128, M96N64, M96N128, M112N64, M112N128, M128N128, M144N128, M160N128,
+    M176N128, M192N128, M208N128, M224N128, M256N128, STORE_EIGHTS, Shape, Sums, Target, compute,
+};
+use super::slices::Slices;
+
+/// `C = A x B^T` in bf16, with an epilogue, for few columns of C, for Hopper.
+///
+/// `m`, `n` and `k` are those of the product. The maps, the grid and the block are those of
+/// [`gemm_swapped`](super::gemm_swapped::gemm_swapped()) for the product of B and A, of `n x m`
+/// elements: the tiles of `b` have [`Shape::M`] rows. `c` begins at a multiple of 16 bytes, and `n`
+/// is a multiple of 8. May be a dependent launch.
+///
+/// # Safety
+///
+/// As for [`gemm_swapped`](super::gemm_swapped::gemm_swapped()) of B and A; `c` has `m x n`
+/// elements.
+#[kernel(arch = "sm_90a", max_threads = 384, S = [
+    M96N64, M112N64, M80N128, M96N128, M112N128, M128N128, M144N128, M160N128, M176N128, M192N128,
+    M208N128, M224N128, M256N128
+])]
+pub unsafe fn gemm_unswapped<S: Shape>(
+    a: GridConstant<TensorMap>,
+    b: GridConstant<TensorMap>,
+    c: *mut bf16,
+    m: u32,
+    n: u32,
+    k: u32,
+    division: Division,
+    epilogue: Fused<bf16>,
+) {
+    // SAFETY: the kernel's contract.
+    unsafe { compute::<S, _, _>([&b, &a], Rows(c), [n, m, k], division, None, epilogue) }
+}
+
+/// [`Shape::M`] and [`Shape::N`] of the shapes that there are: columns and rows of C.
+pub const SHAPES: [(u32, u32); 13] = [
+    (96, 64),
+    (112, 64),
+    (80, 128),
+    (96, 128),
+    (112, 128),
+    (128, 128),
+    (144, 128),
+    (160, 128),
+    (176, 128),
+    (192, 128),
+    (208, 128),
+    (224, 128),
+    (256, 128),
+];
+
+/// [`gemm_unswapped()`] whose terms are divided among clusters.
+///
+/// # Safety
+///
+/// As for [`gemm_unswapped()`]. The memory of the slices is as [`Slices`] says.
+#[kernel(arch = "sm_90a", max_threads = 384, S = [
+    M96N64, M112N64, M80N128, M96N128, M112N128, M128N128, M144N128, M160N128, M176N128, M192N128,
+    M208N128, M224N128
+])]
+pub unsafe fn gemm_unswapped_sliced<S: Shape>(
+    a: GridConstant<TensorMap>,
+    b: GridConstant<TensorMap>,
+    c: *mut bf16,
+    m: u32,
+    n: u32,
+    k: u32,
+    division: Division,
+    slices: Slices,
+    epilogue: Fused<bf16>,
+) {
+    // SAFETY: the kernel's contract.
+    unsafe { compute::<S, _, _>([&b, &a], Rows(c), [n, m, k], division, Some(slices), epilogue) }
+}
+
+/// As [`SHAPES`], of [`gemm_unswapped_sliced()`]: wider tiles leave it too few registers.
+pub const SLICED: [(u32, u32); 12] = [
+    (96, 64),
+    (112, 64),
+    (80, 128),
+    (96, 128),
+    (112, 128),
+    (128, 128),
+    (144, 128),
+    (160, 128),
+    (176, 128),
+    (192, 128),
+    (208, 128),
+    (224, 128),
+];
+
+/// Rows of C, which begin here.
+#[derive(Clone, Copy)]
+struct Rows(*mut bf16);
+
+impl Target for Rows {
+    #[inline(always)]
+    fn prefetch(self) {}
+
+    #[inline(always)]
+    unsafe fn store<S: Shape, E: Epilogue<Output: Half>, P: Epilogue<Output: Half>>(
+        self,
+        block: &Block<S, E>,
+        (first, count): (u32, u32),
+        (column, row): (u32, u32),
+        end: u32,
+        sums: Sums,
+        epilogue: P,
+    ) {
+        let (n, m) = block.end;
+        let (warp, lane) = (thread::thread_idx_x() / warp::WARP_SIZE % 4, warp::lane_id());
+        let eights = if count - first < STORE_EIGHTS { count - first } else { STORE_EIGHTS };
+        let mut part = Part::<S> {
+            sums,
+            row: row + 16 * warp + lane / 4,
+            column: column + 8 * first + lane % 4 * 2,
+            eights,
+            end: (m, n),
+            shape: PhantomData,
+        };
+        epilogue.apply(&mut part);
+        // Of each eight columns of a row, the four lanes of a quad have two each: they exchange
+        // them, so that each has all eight of one group.
+        let [upper, lower] = [0, 2].map(|half| {
+            [0, 4, 8, 12].map(|eight| {
+                P::Output::pack([part.sums[eight + half], part.sums[eight + half + 1]])
+            })
+        });
+        let (row, group) = (row + 16 * warp + lane / 4, lane % 4);
+        let column = column + 8 * (first + group);
+        let store = |words, row: u32| {
+            // SAFETY: the caller's contract; eight columns are in C if the first is.
+            unsafe {
+                let vector = transpose(words, group);
+                if row < m && column < end && group < eights {
+                    let to = self.0.wrapping_add(row as usize * n as usize + column as usize);
+                    mem::store_vec(to, Vec16::from_bits(vector));
+                }
+            }
+        };
+        store(upper, row);
+        store(lower, row + 8);
+    }
+}
+
+/// Of four words of each lane of a quad, `place` in it, the `place`-th words of all.
+///
+/// # Safety
+///
+/// All lanes of the warp call it.
+#[inline(always)]
+unsafe fn transpose(words: [u32; 4], place: u32) -> [u32; 4] {
+    let [a, b, c, d] = words;
+    let (odd, high) = (place & 1 != 0, place & 2 != 0);
+    let swap = |keep, give, distance, upper| {
+        // SAFETY: the caller's contract.
+        let got = unsafe { warp::shuffle_xor(if upper { keep } else { give }, distance) };
+        if upper { [got, give] } else { [keep, got] }
+    };
+    // Two by two words, then the words of each two by two.
+    let [a, b] = swap(a, b, 1, odd);
+    let [c, d] = swap(c, d, 1, odd);
+    let [a, c] = swap(a, c, 2, high);
+    let [b, d] = swap(b, d, 2, high);
+    [a, b, c, d]
+}
+
+/// A thread's sums of up to [`STORE_EIGHTS`] groups of eight columns, from `row` and `column` on.
+struct Part<S> {
+    sums: Sums,
+    row: u32,
+    column: u32,
+    /// The groups that it has.
+    eights: u32,
+    end: (u32, u32),
+    shape: PhantomData<S>,
+}
+
+impl<S: Shape> Fragment for Part<S> {
+    const ROWS: u32 = 2;
+    const COLUMNS: u32 = 2 * STORE_EIGHTS;
+    const PAIRS: bool = true;
+
+    #[inline(always)]
+    fn row(&self, i: u32) -> u32 {
+        self.row + 8 * i
+    }
+
+    #[inline(always)]
+    fn column(&self, j: u32) -> u32 {
+        // The columns of a group that there is not are other blocks'.
+        if j / 2 < self.eights { self.column + 8 * (j / 2) + j % 2 } else { self.end.1 }
+    }
+
+    #[inline(always)]
+    fn end(&self) -> (u32, u32) {
+        self.end
+    }
+
+    #[inline(always)]
+    fn sum(&mut self, i: u32, j: u32) -> &mut f32 {
+        &mut self.sums[(4 * (j / 2) + 2 * i + j % 2) as usize]
+    }
+}

@@ -1,0 +1,87 @@
+//! Sums of few terms each, by several blocks, added through the GPU's memory: blocks of a cluster
+//! can then share what they load, and any number of blocks can work on a tile.
+
+use cuda_std::atomic::{AtomicU32, Order, Scope};
+use cuda_std::prelude::*;
+use cuda_std::vector::Vec16;
+use cuda_std::{mem, thread};
+
+use super::gemm_swapped::{Shape, WARPGROUP_BARRIER, WARPGROUP_N, four};
+
+/// The blocks that compute a tile together, each a slice of the terms. The last one that has its
+/// sums adds those of all, in the order of the slices, and stores them. No block waits for another.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, KernelParam)]
+pub struct Slices {
+    /// How many blocks; for 1, the memory is not used.
+    pub count: u32,
+    /// Room for the sums of each block's tile, [`Shape::M`] times [`Shape::N`], at a multiple of 16
+    /// bytes.
+    pub sums: *mut f32,
+    /// A number for each block: 0 before and after a launch.
+    pub arrived: *mut u32,
+}
+
+impl Slices {
+    /// Adds the sums of all slices of a warpgroup's part of a tile if the other blocks have theirs,
+    /// or else leaves this block's to the last one. Returns whether they were added.
+    ///
+    /// # Safety
+    ///
+    /// The memory is as the fields say, and no other kernel uses it. The multiplying warpgroups of
+    /// the blocks of all slices call it once for the tile, and a block for one tile.
+    #[inline(always)]
+    pub(super) unsafe fn add<S: Shape>(self, tile: u32, slice: u32, sums: &mut S::Sums) -> bool {
+        let (thread, warpgroups) = (thread::thread_idx_x(), S::N / WARPGROUP_N);
+        let warpgroup = thread / 128;
+        // Of each eight rows a thread has a vector.
+        let place = |slice: u32, eight: u32| {
+            let group = (tile * self.count + slice) * (S::M / 8) + eight;
+            self.sums.wrapping_add(4 * (group * 128 * warpgroups + thread) as usize)
+        };
+        let barrier = WARPGROUP_BARRIER + warpgroup;
+        // SAFETY: the caller's contract. A thread writes vectors of its own; the last block reads
+        // them after all have arrived. One thread writes a warpgroup's shared word, between the
+        // barriers.
+        unsafe {
+            let is_last = shared_array![u32; 2].add(warpgroup as usize);
+            let mut eight = 0;
+            while eight < S::M / 8 {
+                let vector = Vec16::<f32>::from_bits(four(sums.as_ref(), eight).map(f32::to_bits));
+                mem::store_vec(place(slice, eight), vector);
+                eight += 1;
+            }
+            thread::named_barrier_sync(barrier, 128);
+            if thread % 128 == 0 {
+                let number = (tile * warpgroups + warpgroup) as usize;
+                let arrived = AtomicU32::from_ptr(self.arrived.wrapping_add(number));
+                let last = arrived.fetch_add(1, Order::AcqRel, Scope::Gpu) == self.count - 1;
+                if last {
+                    arrived.store(0, Order::Relaxed, Scope::Gpu);
+                }
+                mem::store(is_last, u32::from(last));
+            }
+            thread::named_barrier_sync(barrier, 128);
+            if mem::load(is_last.cast_const()) == 0 {
+                return false;
+            }
+            let mut slice = 0;
+            while slice < self.count {
+                let mut eight = 0;
+                while eight < S::M / 8 {
+                    let vector = mem::load_vec(place(slice, eight).cast_const()).to_bits();
+                    let mut i = 0;
+                    while i < 4 {
+                        let sum = &mut sums.as_mut()[4 * eight as usize + i];
+                        let more = f32::from_bits(vector[i]);
+                        *sum = if slice == 0 { more } else { *sum + more };
+                        i += 1;
+                    }
+                    eight += 1;
+                }
+                slice += 1;
+            }
+        }
+        true
+    }
+}
