@@ -208,9 +208,8 @@ impl Division {
         }
         let end = stages * S::STAGE + S::STORE;
         let sums = if behind == sums { end } else { 0 };
-        let constant = false;
-        let division =
-            Self { across, down, stages, whole, sums, constant_a: constant, constant_b: constant };
+        let (constant_a, constant_b) = (false, false);
+        let division = Self { across, down, stages, whole, sums, constant_a, constant_b };
         Some((division, clusters, end + behind + TileMemory::PADDING))
     }
 }
@@ -492,8 +491,8 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
     #[inline(always)]
     fn tile_and_slice(&self, tile: u32) -> (u32, u32) {
         match self.slices {
-            Some(Slices { count, .. }) if count > 1 => (tile / count, tile % count),
-            _ => (tile, 0),
+            Some(Slices { count, .. }) => (tile / count, tile % count),
+            None => (tile, 0),
         }
     }
 
@@ -501,12 +500,12 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
     #[inline(always)]
     fn steps(&self, work: Work) -> (u32, u32) {
         match self.slices {
-            Some(Slices { count, .. }) if count > 1 => {
+            Some(Slices { count, .. }) => {
                 let first = |slice| slice * self.schedule.steps / count;
                 let (_, slice) = self.tile_and_slice(work.tile);
                 (first(slice), first(slice + 1))
             }
-            _ => (work.first, work.end),
+            None => (work.first, work.end),
         }
     }
 
@@ -737,16 +736,12 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
     /// As [`Slices::add`].
     #[inline(always)]
     unsafe fn has_all(&self, tile: u32, sums: &mut S::Sums) -> bool {
-        match self.slices {
-            Some(slices) if slices.count > 1 => {
-                let (tile, slice) = self.tile_and_slice(tile);
-                let Division { across, down, .. } = self.division;
-                let tile = (tile * down + self.row) * across + self.column;
-                // SAFETY: the caller's contract.
-                unsafe { slices.add::<S>(tile, slice, sums) }
-            }
-            _ => true,
-        }
+        let Some(slices) = self.slices else { return true };
+        let (tile, slice) = self.tile_and_slice(tile);
+        let Division { across, down, .. } = self.division;
+        let tile = (tile * down + self.row) * across + self.column;
+        // SAFETY: the caller's contract.
+        unsafe { slices.add::<S>(tile, slice, sums) }
     }
 
     /// The groups of eight rows of a split tile of which each block adds the sums, at most.

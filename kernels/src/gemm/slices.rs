@@ -13,7 +13,7 @@ use super::gemm_swapped::{Shape, WARPGROUP_BARRIER, WARPGROUP_N, four};
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, KernelParam)]
 pub struct Slices {
-    /// How many blocks; for 1, the memory is not used.
+    /// How many blocks.
     pub count: u32,
     /// Room for the sums of each block's tile, [`Shape::M`] times [`Shape::N`], at a multiple of 16
     /// bytes.
