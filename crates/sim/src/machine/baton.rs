@@ -260,8 +260,9 @@ impl Shared {
         self.event(id, HostEvent::End);
         let is_last = turns.clients.is_empty() && !turns.ended;
         turns.writes |= is_last && self.simulation.timeline.is_some();
-        drop(turns);
+        // Before the machine's thread can find that those who wait for this client are alone.
         self.notify();
+        drop(turns);
         // The process may end after its last client.
         let mut turns = self.turns.lock();
         let is_pending = |turns: &mut Turns| turns.writes && !turns.ended;
