@@ -248,12 +248,8 @@ pub unsafe fn gemm_swapped<S: Shape>(
     unsafe { product::<S, _>([&a, &b, &c], [m, n, k], division, epilogue) }
 }
 
-/// Rows and columns of the shapes of [`gemm_swapped_sliced()`]: taller tiles leave it too few
+/// [`gemm_swapped()`] whose terms are divided among clusters. Taller tiles leave it too few
 /// registers.
-pub const SLICED: [(u32, u32); 8] =
-    [(96, 64), (112, 64), (80, 128), (96, 128), (112, 128), (128, 128), (144, 128), (160, 128)];
-
-/// [`gemm_swapped()`] whose terms are divided among clusters.
 ///
 /// # Safety
 ///

@@ -49,24 +49,8 @@ pub unsafe fn gemm_unswapped<S: Shape>(
     unsafe { compute::<S, _, _>([&b, &a], Rows(c), [n, m, k], division, None, epilogue) }
 }
 
-/// [`Shape::M`] and [`Shape::N`] of the shapes that there are: columns and rows of C.
-pub const SHAPES: [(u32, u32); 13] = [
-    (96, 64),
-    (112, 64),
-    (80, 128),
-    (96, 128),
-    (112, 128),
-    (128, 128),
-    (144, 128),
-    (160, 128),
-    (176, 128),
-    (192, 128),
-    (208, 128),
-    (224, 128),
-    (256, 128),
-];
-
-/// [`gemm_unswapped()`] whose terms are divided among clusters.
+/// [`gemm_unswapped()`] whose terms are divided among clusters. Wider tiles leave it too few
+/// registers.
 ///
 /// # Safety
 ///
@@ -89,22 +73,6 @@ pub unsafe fn gemm_unswapped_sliced<S: Shape>(
     // SAFETY: the kernel's contract.
     unsafe { compute::<S, _, _>([&b, &a], Rows(c), [n, m, k], division, Some(slices), epilogue) }
 }
-
-/// As [`SHAPES`], of [`gemm_unswapped_sliced()`]: wider tiles leave it too few registers.
-pub const SLICED: [(u32, u32); 12] = [
-    (96, 64),
-    (112, 64),
-    (80, 128),
-    (96, 128),
-    (112, 128),
-    (128, 128),
-    (144, 128),
-    (160, 128),
-    (176, 128),
-    (192, 128),
-    (208, 128),
-    (224, 128),
-];
 
 /// Rows of C, which begin here.
 #[derive(Clone, Copy)]

@@ -6,7 +6,6 @@ use devcomm_host::{
 use devcomm_kernels as kernels;
 use devcomm_kernels::gemm::epilogue::FusedArgs;
 use devcomm_kernels::gemm::gemm_swapped::{self as swapped, Cluster, Division, Shape};
-use devcomm_kernels::gemm::gemm_unswapped as unswapped;
 use devcomm_kernels::gemm::gemm_wgmma as wide;
 use devcomm_kernels::gemm::slices;
 use devcomm_types::Kernel;
@@ -15,8 +14,8 @@ use half::bf16;
 use super::SliceMemory;
 use super::added::EpilogueArgs;
 use super::element::{GemmElement, GemmOutput};
-use super::model::Room;
-use super::plan::{GemmPlan, transposed};
+use super::model::{Room, Tiles};
+use super::plan::GemmPlan;
 
 /// A launch's matrices, as their addresses, and its epilogue. A and B may be stored transposed.
 #[derive(Clone, Copy)]
@@ -84,23 +83,25 @@ pub(super) fn prepare<T: GemmElement, O: GemmOutput<T>>(
     shape: [u32; 3],
     left: u32,
 ) -> Result<Option<Prepared>> {
-    let is_bf16 = [T::DATA_TYPE, O::DATA_TYPE] == [bf16::DATA_TYPE; 2];
-    let [m, n, k] = shape;
-    match plan {
-        GemmPlan::Wide => Ok(wide_config(compiled, shape, left)?.map(Prepared::Wide)),
-        GemmPlan::Swapped { rows, columns, cluster, slices } if is_bf16 => {
-            let forms = if slices > 1 { &SWAPPED_SLICED[..] } else { &SWAPPED[..] };
-            let form = forms.iter().find(|form| form.tile == (rows, columns));
-            form.map_or(Ok(None), |form| form.prepare(compiled, context, shape, cluster, slices))
-        }
-        GemmPlan::Unswapped { rows, columns, cluster, slices } if is_bf16 => {
-            let forms = if slices > 1 { &UNSWAPPED_SLICED[..] } else { &UNSWAPPED[..] };
-            let form = forms.iter().find(|form| form.tile == (columns, rows));
-            let (shape, cluster) = ([n, m, k], transposed(cluster));
-            form.map_or(Ok(None), |form| form.prepare(compiled, context, shape, cluster, slices))
-        }
-        _ => Ok(None),
+    if plan == GemmPlan::Wide {
+        return Ok(wide_config(compiled, shape, left)?.map(Prepared::Wide));
     }
+    let is_bf16 = [T::DATA_TYPE, O::DATA_TYPE] == [bf16::DATA_TYPE; 2];
+    let Some(tiles) = plan.swapped(shape).filter(|_| is_bf16) else { return Ok(None) };
+    let form = forms(plan).iter().find(|form| form.tile == (tiles.rows, tiles.columns));
+    let Some(Form { threads, resident, divide, launch, .. }) = form else { return Ok(None) };
+    let Tiles { cluster, slices, shape, .. } = tiles;
+    let blocks = cluster.blocks();
+    let [clusters, shared] = resident(compiled, context, blocks)?;
+    let division = divide(shape, cluster, slices, clusters, shared);
+    Ok(division.map(|(division, clusters, shared)| {
+        let config = LaunchConfig::new(clusters * blocks, *threads)
+            .with_dynamic_shared(shared)
+            .with_cluster(blocks)
+            .with_dependent();
+        let is_swapped = matches!(plan, GemmPlan::Swapped { .. });
+        Prepared::Tiled(Tiled { config, is_swapped, division, slices, launch: *launch })
+    }))
 }
 
 /// How `gemm_wgmma` and `gemm_blocks` are launched, with as many blocks as are resident but those
@@ -134,7 +135,7 @@ pub(super) fn room(compiled: &Kernels, context: &Context) -> Result<Room> {
 
 /// Memory for the slices of all blocks that are resident.
 pub(super) fn slice_memory(compiled: &Kernels, context: &Context) -> Result<SliceMemory> {
-    let tiles = swapped::SLICED.into_iter().chain(unswapped::SLICED);
+    let tiles = SWAPPED_SLICED.iter().chain(&UNSWAPPED_SLICED).map(|form| form.tile);
     let largest = tiles.map(|(rows, columns)| (rows * columns) as usize).max().unwrap_or(1);
     let blocks = room(compiled, context)?.0[0].max(1) as usize;
     Ok(SliceMemory { sums: context.alloc(blocks * largest)?, arrived: context.alloc(blocks)? })
@@ -153,8 +154,8 @@ pub(crate) fn resident<S: Shape, K: Kernel>(
 }
 
 impl Prepared {
-    /// Enqueues the product. `constant_b`: see [`Division::constant_b`]. A plan with
-    /// slices needs their memory.
+    /// Enqueues the product. `constant_b`: see [`Division::constant_b`]. A plan with slices needs
+    /// their memory.
     ///
     /// # Safety
     ///
@@ -210,9 +211,9 @@ pub(crate) fn wide_maps<T: GemmElement, O: GemmOutput<T>>(
 }
 
 /// The kernel for a shape of tiles.
-struct Form {
-    tile: (u32, u32),
-    is_swapped: bool,
+pub(super) struct Form {
+    /// [`Shape::M`] and [`Shape::N`].
+    pub(super) tile: (u32, u32),
     threads: u32,
     resident: fn(&Kernels, &Context, u32) -> Result<[u32; 2]>,
     divide: Divide,
@@ -222,31 +223,19 @@ struct Form {
 /// [`Division::of`].
 type Divide = fn([u32; 3], Cluster, u32, u32, u32) -> Option<(Division, u32, u32)>;
 
-impl Form {
-    fn prepare(
-        &self,
-        compiled: &Kernels,
-        context: &Context,
-        shape: [u32; 3],
-        cluster: Cluster,
-        slices: u32,
-    ) -> Result<Option<Prepared>> {
-        let blocks = cluster.blocks();
-        let [clusters, shared] = (self.resident)(compiled, context, blocks)?;
-        let division = (self.divide)(shape, cluster, slices, clusters, shared);
-        Ok(division.map(|(division, clusters, shared)| {
-            let config = LaunchConfig::new(clusters * blocks, self.threads)
-                .with_dynamic_shared(shared)
-                .with_cluster(blocks)
-                .with_dependent();
-            let Self { is_swapped, launch, .. } = *self;
-            Prepared::Tiled(Tiled { config, is_swapped, division, slices, launch })
-        }))
+/// The kernels for plans like this one.
+pub(super) fn forms(plan: GemmPlan) -> &'static [Form] {
+    match plan {
+        GemmPlan::Portable | GemmPlan::Wide => &[],
+        GemmPlan::Swapped { slices: 1, .. } => &SWAPPED,
+        GemmPlan::Swapped { .. } => &SWAPPED_SLICED,
+        GemmPlan::Unswapped { slices: 1, .. } => &UNSWAPPED,
+        GemmPlan::Unswapped { .. } => &UNSWAPPED_SLICED,
     }
 }
 
 macro_rules! forms {
-    ($forms:ident, $kernel:ident, $maps:ident, $is_swapped:tt, $is_sliced:tt: $($shape:ident)*) => {
+    ($forms:ident, $kernel:ident, $maps:ident, $is_sliced:tt: $($shape:ident)*) => {
         /// The kernels by their tiles.
         static $forms: [Form; [$(stringify!($shape)),*].len()] = [$({
             type Tile = swapped::$shape;
@@ -272,7 +261,6 @@ macro_rules! forms {
 
             Form {
                 tile: (Tile::M, Tile::N),
-                is_swapped: $is_swapped,
                 threads: Tile::THREADS,
                 resident: resident::<Tile, kernels::$kernel<Tile>>,
                 divide: Division::of::<Tile>,
@@ -284,31 +272,31 @@ macro_rules! forms {
         <$kernel>::args($($arg,)* $slices, $epilogue)
     };
     (@args false, $kernel:ty, [$($arg:expr),*], $slices:ident, $epilogue:ident) => {{
-        let SlicesArgs { .. } = $slices;
+        let _ = $slices;
         <$kernel>::args($($arg,)* $epilogue)
     }};
 }
 
 forms! {
-    SWAPPED, gemm_swapped, swapped_maps, true, false:
+    SWAPPED, gemm_swapped, swapped_maps, false:
     M8N64 M16N64 M32N64 M64N64 M96N64 M112N64 M128N64 M256N64 M8N128 M16N128 M32N128 M48N128
     M64N128 M80N128 M96N128 M112N128 M128N128 M144N128 M160N128 M176N128 M192N128 M208N128
     M224N128 M256N128
 }
 
 forms! {
-    SWAPPED_SLICED, gemm_swapped_sliced, swapped_maps, true, true:
+    SWAPPED_SLICED, gemm_swapped_sliced, swapped_maps, true:
     M96N64 M112N64 M80N128 M96N128 M112N128 M128N128 M144N128 M160N128
 }
 
 forms! {
-    UNSWAPPED, gemm_unswapped, unswapped_maps, false, false:
+    UNSWAPPED, gemm_unswapped, unswapped_maps, false:
     M96N64 M112N64 M80N128 M96N128 M112N128 M128N128 M144N128 M160N128 M176N128 M192N128 M208N128
     M224N128 M256N128
 }
 
 forms! {
-    UNSWAPPED_SLICED, gemm_unswapped_sliced, unswapped_maps, false, true:
+    UNSWAPPED_SLICED, gemm_unswapped_sliced, unswapped_maps, true:
     M96N64 M112N64 M80N128 M96N128 M112N128 M128N128 M144N128 M160N128 M176N128 M192N128 M208N128
     M224N128
 }

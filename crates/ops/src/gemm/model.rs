@@ -30,7 +30,7 @@ impl Room {
     }
 }
 
-/// The tiles of a product by [`gemm_swapped`].
+/// The tiles of a product by `gemm_swapped`, or of the transposed one by `gemm_unswapped`.
 pub(super) struct Tiles {
     pub(super) rows: u32,
     pub(super) columns: u32,
@@ -43,7 +43,7 @@ pub(super) struct Tiles {
 /// that share what they load: first whole tiles, as long as there are some for all blocks.
 pub(super) struct Rounds {
     /// The tiles, of all blocks of a cluster together.
-    tiles: f64,
+    pub(super) tiles: f64,
     /// The rounds of whole tiles.
     full: f64,
     /// What is left for the last rounds.
@@ -100,12 +100,11 @@ const ROUND: f64 = 907.0;
 pub(super) fn clocks(plan: GemmPlan, shape: [u32; 3], room: Room) -> f64 {
     /// How many times as long as by its limits an unswapped product takes.
     const UNSWAPPED: f64 = 1.06;
-    let tiles = plan.swapped(shape).map(|tiles| tiled(&tiles, room));
-    match plan {
-        GemmPlan::Portable => f64::INFINITY,
-        GemmPlan::Wide => wide(shape, room),
-        GemmPlan::Swapped { .. } => tiles.unwrap_or(f64::INFINITY),
-        GemmPlan::Unswapped { .. } => tiles.map_or(f64::INFINITY, |clocks| UNSWAPPED * clocks),
+    let factor = if matches!(plan, GemmPlan::Unswapped { .. }) { UNSWAPPED } else { 1.0 };
+    match plan.swapped(shape) {
+        Some(tiles) => factor * tiled(&tiles, room),
+        None if plan == GemmPlan::Wide => wide(shape, room),
+        None => f64::INFINITY,
     }
 }
 

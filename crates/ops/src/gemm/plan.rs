@@ -3,9 +3,10 @@
 use std::fmt;
 use std::str::FromStr;
 
+use devcomm_kernels::gemm::gemm_swapped;
 use devcomm_kernels::gemm::gemm_swapped::Cluster;
-use devcomm_kernels::gemm::{gemm_swapped, gemm_unswapped};
 
+use super::hopper::forms;
 use super::model::{Room, Rounds, Tiles, clocks, exchange};
 
 /// How a product is computed.
@@ -62,29 +63,22 @@ impl GemmPlan {
         }
     }
 
-    /// The plans with these tiles of [`gemm_swapped`], swapped and not.
-    fn both((rows, columns): (u32, u32), cluster: Cluster, slices: u32) -> [Self; 2] {
-        [
-            Self::Swapped { rows, columns, cluster, slices },
-            Self::Unswapped { rows: columns, columns: rows, cluster: transposed(cluster), slices },
-        ]
+    /// The plan, swapped or not, for which [`gemm_swapped`] has these tiles.
+    fn of(is_swapped: bool, (rows, columns): (u32, u32), cluster: Cluster, slices: u32) -> Self {
+        if is_swapped {
+            return Self::Swapped { rows, columns, cluster, slices };
+        }
+        Self::Unswapped { rows: columns, columns: rows, cluster: transposed(cluster), slices }
     }
 
-    /// Whether there is a kernel for it.
+    /// Whether there is a kernel for it, which has tiles.
     fn is_known(self) -> bool {
-        let (shapes, sliced) = match self {
-            Self::Swapped { .. } => (&gemm_swapped::SHAPES[..], &gemm_swapped::SLICED[..]),
-            Self::Unswapped { .. } => (&gemm_unswapped::SHAPES[..], &gemm_unswapped::SLICED[..]),
-            Self::Portable | Self::Wide => return true,
-        };
         self.swapped([1; 3]).is_some_and(|Tiles { rows, columns, cluster, slices, .. }| {
             let tile = (rows, columns);
-            let exists = match slices {
-                1 => shapes.contains(&tile),
-                2..=MOST_SLICES => sliced.contains(&tile) && cluster.splits == 1,
-                _ => false,
-            };
-            exists && clusters(tile).any(|known| known == cluster)
+            let divides = slices == 1 || (2..=MOST_SLICES).contains(&slices) && cluster.splits == 1;
+            divides
+                && forms(self).iter().any(|form| form.tile == tile)
+                && clusters(tile).any(|known| known == cluster)
         })
     }
 }
@@ -93,7 +87,7 @@ impl GemmPlan {
 const MOST_SLICES: u32 = 8;
 
 /// The cluster of the transposed product.
-pub(super) fn transposed(Cluster { splits, across, down }: Cluster) -> Cluster {
+fn transposed(Cluster { splits, across, down }: Cluster) -> Cluster {
     Cluster { splits, across: down, down: across }
 }
 
@@ -222,9 +216,9 @@ fn with_clocks(shape @ [m, n, _]: [u32; 3], room: Room) -> Vec<(f64, GemmPlan)> 
     let mut plans = vec![GemmPlan::Wide];
     // C's rows are stored by 16 bytes.
     if n.is_multiple_of(8) {
-        add_tiled(&mut plans, shape, room, |[swapped, _]| swapped);
+        add_tiled(&mut plans, shape, room, true);
         if m > FEW_ROWS {
-            add_tiled(&mut plans, shape, room, |[_, unswapped]| unswapped);
+            add_tiled(&mut plans, shape, room, false);
         }
     }
     let mut plans: Vec<_> =
@@ -234,15 +228,10 @@ fn with_clocks(shape @ [m, n, _]: [u32; 3], room: Room) -> Vec<(f64, GemmPlan)> 
 }
 
 /// Adds the plans with tiles, swapped or not, for a shape.
-fn add_tiled(
-    plans: &mut Vec<GemmPlan>,
-    shape: [u32; 3],
-    room: Room,
-    form: impl Fn([GemmPlan; 2]) -> GemmPlan,
-) {
+fn add_tiled(plans: &mut Vec<GemmPlan>, shape: [u32; 3], room: Room, is_swapped: bool) {
     let alone = Cluster { splits: 1, across: 1, down: 1 };
-    for (rows, columns) in gemm_swapped::SHAPES {
-        let plan = form(GemmPlan::both((rows, columns), alone, 1));
+    for tile @ (rows, columns) in gemm_swapped::SHAPES {
+        let plan = GemmPlan::of(is_swapped, tile, alone, 1);
         let Some(Tiles { shape: [m, n, k], .. }) = plan.swapped(shape).filter(|_| plan.is_known())
         else {
             continue;
@@ -256,17 +245,14 @@ fn add_tiled(
         if !fits || is_too_large || rows < m.min(64) {
             continue;
         }
-        for cluster in clusters((rows, columns)) {
-            // Rows of B are shared by tiles that have rows of A.
-            if (cluster.down - 1) * rows >= m {
-                continue;
-            }
-            plans.push(form(GemmPlan::both((rows, columns), cluster, 1)));
-            let tiles = m.div_ceil(rows * cluster.down) * n.div_ceil(columns * cluster.across);
-            let most = room.clusters(cluster.blocks()) as u32 / tiles;
+        // Rows of B are shared by tiles that have rows of A.
+        for cluster in clusters(tile).filter(|cluster| (cluster.down - 1) * rows < m) {
+            plans.push(GemmPlan::of(is_swapped, tile, cluster, 1));
+            let rounds = Rounds::of([rows, columns], cluster, [m, n].map(f64::from), room);
+            let most = (room.clusters(cluster.blocks()) / rounds.tiles) as u32;
             let most = most.min(k / SLICE).min(MOST_SLICES);
-            let sliced = (2..=most).map(|slices| GemmPlan::both((rows, columns), cluster, slices));
-            plans.extend(sliced.map(&form).filter(|plan| plan.is_known()));
+            let sliced = (2..=most).map(|slices| GemmPlan::of(is_swapped, tile, cluster, slices));
+            plans.extend(sliced.filter(|plan| plan.is_known()));
         }
     }
 }
@@ -417,7 +403,8 @@ mod tests {
         assert_eq!(first([1, 28672, 8192]), swapped(8, 64, 2));
         assert_eq!(candidates([7, 1001, 64], ROOM), [GemmPlan::Wide]);
         // Any shape on any GPU has plans.
-        for shape in [[1, 8, 8], [u32::MAX; 3], [u32::MAX, 8, 8], [1, u32::MAX - 7, 1]] {
+        let most = u32::MAX - 7;
+        for shape in [[1, 8, 8], [u32::MAX; 3], [u32::MAX, 8, 8], [1, most, 1], [most; 3]] {
             for multiprocessors in [0, 1, 2, 132, u32::MAX] {
                 assert!(!candidates(shape, Room::usual(multiprocessors)).is_empty());
             }
