@@ -31,6 +31,14 @@ struct Memory {
     context: Context,
 }
 
+/// The bytes of `len` elements: more than none, and as many as an address space has.
+pub(super) fn bytes_of<T: Element>(memory: &str, len: usize) -> Result<usize> {
+    let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| *bytes <= isize::MAX as usize);
+    bytes
+        .filter(|bytes| *bytes > 0)
+        .ok_or_else(|| Error::invalid(format!("{memory} of {len} elements of {}", T::NAME)))
+}
+
 impl Context {
     /// Allocates memory of the context's GPU for `len` elements, zeroed.
     ///
@@ -40,10 +48,7 @@ impl Context {
     /// [`StateError::Capturing`](crate::StateError::Capturing) while a stream of the context is
     /// captured; the driver's errors.
     pub fn alloc<T: Element>(&self, len: usize) -> Result<DeviceBuffer<T>> {
-        let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| *bytes <= isize::MAX as usize);
-        let bytes = bytes.filter(|bytes| *bytes > 0).ok_or_else(|| {
-            Error::invalid(format!("device memory of {len} elements of {}", T::NAME))
-        })?;
+        let bytes = bytes_of::<T>("device memory", len)?;
         self.refuse_capturing("device memory is allocated")?;
         self.health().check()?;
         self.free_kept();

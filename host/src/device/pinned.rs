@@ -7,7 +7,8 @@ use parking_lot::Mutex;
 
 use super::context::Context;
 use super::event::Event;
-use crate::error::{Error, Result};
+use super::memory::bytes_of;
+use crate::error::Result;
 use crate::sys::cuda::memory::HostAllocation;
 
 /// `len` elements in page-locked host memory, initially zero, for
@@ -36,13 +37,10 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for a length of 0;
+    /// [`Error::InvalidInput`](crate::Error::InvalidInput) for a length of 0;
     /// [`StateError::Capturing`](crate::StateError::Capturing); the driver's errors.
     pub fn pinned<T: Element>(&self, len: usize) -> Result<PinnedBuffer<T>> {
-        let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| *bytes <= isize::MAX as usize);
-        let bytes = bytes.filter(|bytes| *bytes > 0).ok_or_else(|| {
-            Error::invalid(format!("pinned memory of {len} elements of {}", T::NAME))
-        })?;
+        let bytes = bytes_of::<T>("pinned memory", len)?;
         self.refuse_capturing("pinned memory is allocated")?;
         let memory = Some(self.cuda().alloc_host(bytes)?);
         let (copies, context) = (Mutex::default(), self.clone());
