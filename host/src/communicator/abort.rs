@@ -160,10 +160,6 @@ impl Issuer for Handle {
         self.poll()
     }
 
-    fn abort(self: Arc<Self>) {
-        abort_and_log(&self);
-    }
-
     fn start_abort(self: Arc<Self>) {
         start_abort_and_log(&self);
     }

@@ -76,7 +76,7 @@ impl Health {
         let machine = self.machine.clone();
         let abort_all = move || {
             machine.sleep(LOST_RANK_GRACE);
-            known.iter().filter_map(Weak::upgrade).for_each(<dyn Issuer>::abort);
+            known.iter().filter_map(Weak::upgrade).for_each(<dyn Issuer>::start_abort);
             Ok(())
         };
         if let Err(error) = self.machine.spawn("devcomm-release", abort_all) {

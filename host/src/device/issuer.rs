@@ -27,10 +27,7 @@ pub(crate) trait Issuer: Send + Sync {
     /// Whether no operation is in progress (`ncclInProgress`), or the error of one that failed.
     fn poll(&self) -> Result<bool>;
 
-    /// Aborts it on this rank alone, as `ncclCommAbort` does.
-    fn abort(self: Arc<Self>);
-
-    /// As [`abort`](Self::abort), which goes on in the background.
+    /// Aborts it on this rank alone, as `ncclCommAbort` does, in the background.
     fn start_abort(self: Arc<Self>);
 
     fn require_live(&self) -> Result<()> {

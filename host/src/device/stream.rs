@@ -22,8 +22,8 @@ use crate::sys::cuda::stream::StreamHandle;
 
 /// How often a wait asks NCCL for asynchronous errors.
 pub(super) const ASYNC_ERROR_INTERVAL: Duration = Duration::from_millis(20);
-/// How long kernels may take to exit once their abort flag is set. They read it every few thousand
-/// polls, which takes far less.
+/// How long kernels may take to exit once their abort flag is set, or their communicator is aborted.
+/// They read the flag every few thousand polls, which takes far less.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A CUDA stream. Clones are the same stream. Dropping the last clone waits for the stream's work;
@@ -316,7 +316,7 @@ impl StreamInner {
         match result {
             Ok(()) => self.idle_result(registered),
             Err(lost @ Error::World(WorldError::RankLost { .. })) => {
-                self.wait_for_exit();
+                self.wait_for_exit(false);
                 Err(lost)
             }
             Err(
@@ -325,8 +325,7 @@ impl StreamInner {
             ) => {
                 // The error is reported once.
                 let failed = self.operations.lock().take_pending();
-                drop(failed);
-                self.wait_for_exit();
+                self.wait_for_exit(!failed.pending().is_empty());
                 Err(self.context.prefer_lost_rank(error))
             }
             Err(error) => Err(error),
@@ -334,10 +333,10 @@ impl StreamInner {
     }
 
     /// After a rank was lost or a communicator failed: waits until the kernels, which were asked to
-    /// exit, have exited, and logs what they waited for.
-    fn wait_for_exit(&self) {
+    /// exit, and NCCL's if they `are_aborted`, have exited, and logs what they waited for.
+    fn wait_for_exit(&self, are_aborted: bool) {
         let running = self.operations.lock().take_running().running();
-        if running.is_empty() {
+        if running.is_empty() && !are_aborted {
             return;
         }
         let _ = self.context.machine().poll(self.wakes(), Some(EXIT_TIMEOUT), || self.is_idle());
@@ -462,10 +461,11 @@ impl StreamInner {
     }
 }
 
-/// Whether a communicator has no operation in progress. Aborts one that has failed: otherwise its
-/// kernels would wait forever for a lost rank.
+/// Whether a communicator has no operation in progress. Aborts one that has failed, in the
+/// background, where the driver may take seconds for it: otherwise its kernels would wait forever
+/// for a lost rank.
 fn poll(issuer: &Arc<dyn Issuer>) -> Result<bool> {
-    issuer.poll().inspect_err(|_| Arc::clone(issuer).abort())
+    issuer.poll().inspect_err(|_| Arc::clone(issuer).start_abort())
 }
 
 impl Drop for LastHandle {

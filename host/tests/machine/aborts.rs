@@ -277,22 +277,33 @@ fn an_abort_of_the_communicator_from_another_thread_has_its_kernels_leave() {
 
 #[test]
 fn kernels_leave_when_the_network_fails_and_the_wait_tells_nccls_error() {
-    the_network_fails(|setup| setup.stream.synchronize());
+    let world = world(2);
+    the_network_fails(&world, |setup| setup.stream.synchronize());
+    aborts_returned(&world);
+}
+
+/// `ncclCommAbort` waits for the driver, which others may keep busy for seconds.
+#[test]
+fn the_wait_tells_nccls_error_before_the_abort_has_returned() {
+    let world = world(2);
+    inject(&world, "ncclCommAbort", 0, Effect::Hang);
+    the_network_fails(&world, |setup| setup.stream.synchronize());
 }
 
 #[test]
 fn who_waits_for_an_event_behind_them_is_told_too() {
-    the_network_fails(|setup| {
+    let world = world(2);
+    the_network_fails(&world, |setup| {
         let event = setup.comm.context().event()?;
         setup.stream.record(&event)?;
         event.synchronize()
     });
+    aborts_returned(&world);
 }
 
-fn the_network_fails(wait: fn(&Setup) -> Result<()>) {
-    let world = world(2);
+fn the_network_fails(world: &World, wait: fn(&Setup) -> Result<()>) {
     // `ncclCommGetAsyncError` is called in the wait for the stream, not before.
-    inject(&world, "ncclCommGetAsyncError", 0, Effect::Later(6));
+    inject(world, "ncclCommGetAsyncError", 0, Effect::Later(6));
     let failed = world.run(|rank| {
         let setup = Setup::new(rank)?;
         let dev = setup.dev()?;
@@ -313,7 +324,6 @@ fn the_network_fails(wait: fn(&Setup) -> Result<()>) {
         assert_eq!(count(&log_of(rank), "ncclCommAbort"), 1);
         Err(failed)
     });
-    aborts_returned(&world);
     assert!(matches!(failed, Err(Error::Nccl(NcclError::Failed { code: 6, .. }))), "{failed:?}");
 }
 
