@@ -33,7 +33,7 @@ pub(super) const SLICES_WORDS: usize = 32;
 /// Blocks per cluster.
 pub const CLUSTER: u32 = 2;
 /// Stages of the pipeline.
-const STAGES: u32 = 4;
+pub const STAGES: u32 = 4;
 /// Multiplying warps: two warpgroups.
 pub(crate) const MULTIPLYING_WARPS: u32 = 8;
 /// Warps that neither load nor multiply.

@@ -214,9 +214,11 @@ pub(crate) fn wide_maps<T: GemmElement, O: GemmOutput<T>>(
 pub(super) struct Form {
     /// [`Shape::M`] and [`Shape::N`].
     pub(super) tile: (u32, u32),
+    /// [`Shape::DEPTH`].
+    pub(super) depth: u32,
     threads: u32,
     resident: fn(&Kernels, &Context, u32) -> Result<[u32; 2]>,
-    divide: Divide,
+    pub(super) divide: Divide,
     launch: LaunchTiled,
 }
 
@@ -261,6 +263,7 @@ macro_rules! forms {
 
             Form {
                 tile: (Tile::M, Tile::N),
+                depth: Tile::DEPTH,
                 threads: Tile::THREADS,
                 resident: resident::<Tile, kernels::$kernel<Tile>>,
                 divide: Division::of::<Tile>,

@@ -3,6 +3,7 @@
 use devcomm_kernels::gemm::gemm_swapped::Cluster;
 use devcomm_kernels::gemm::gemm_wgmma;
 
+use super::hopper::forms;
 use super::plan::GemmPlan;
 
 /// How many clusters of 1, 2, 4 and 8 blocks of `gemm_swapped` run on a GPU at the same time. A
@@ -88,53 +89,81 @@ const STEP: u32 = 64;
 
 /// Bytes of a row that a step takes.
 const ROW: f64 = 2.0 * STEP as f64;
-/// Bytes that a block receives in a clock, alone and as one of several that share rows.
-const RECEIVED: [f64; 2] = [93.5, 77.4];
+/// Bytes that a block receives in a clock while it multiplies.
+const RECEIVED: f64 = 51.9;
+/// The clocks from a load to its data, while which other steps are loaded.
+const LATENCY: f64 = 2725.0;
 /// The clocks of a round of tiles beside its steps.
-const ROUND: f64 = 907.0;
+const ROUND: f64 = 440.0;
 
-/// The expected time, in clocks of 1.9 GHz. The constants were fitted to 13,000 measurements on an
-/// H100 and an H200, up to 150 plans of each of 200 random shapes, and to the tables; those of rows
-/// beyond the end and of the L2 cache to 48 plans of each of 260 shapes more on an H200, those of
-/// unswapped products and of slices to 60 plans of each of 120.
+/// The expected time, in clocks of 1.9 GHz. The constants were fitted to 60 plans of each of 223
+/// shapes on two H200 and of 190 on an H100.
 pub(super) fn clocks(plan: GemmPlan, shape: [u32; 3], room: Room) -> f64 {
     /// How many times as long as by its limits an unswapped product takes.
-    const UNSWAPPED: f64 = 1.06;
+    const UNSWAPPED: f64 = 1.028;
     let factor = if matches!(plan, GemmPlan::Unswapped { .. }) { UNSWAPPED } else { 1.0 };
     match plan.swapped(shape) {
-        Some(tiles) => factor * tiled(&tiles, room),
+        Some(tiles) => match in_flight(plan, &tiles, room) {
+            Some(steps) => factor * tiled(&tiles, f64::from(steps), room),
+            None => f64::INFINITY,
+        },
         None if plan == GemmPlan::Wide => wide(shape, room),
         None => f64::INFINITY,
     }
 }
 
-/// Bytes in a clock from the L2 cache. Rows that begin amid its lines take parts of two lines for
-/// each step.
-fn from_l2(k: u32) -> f64 {
-    if k.is_multiple_of(STEP) { 10_200.0 } else { 4520.0 }
+/// The steps that a block loads at the same time, if the plan is possible.
+fn in_flight(plan: GemmPlan, tiles: &Tiles, room: Room) -> Option<u32> {
+    /// The dynamic shared memory of a block on Hopper.
+    const SHARED: u32 = 226 << 10;
+    let &Tiles { rows, columns, cluster, slices, shape } = tiles;
+    let form = forms(plan).iter().find(|form| form.tile == (rows, columns))?;
+    let clusters = room.clusters(cluster.blocks()) as u32;
+    let (division, ..) = (form.divide)(shape, cluster, slices, clusters, SHARED)?;
+    Some(division.stages * form.depth)
 }
 
-/// The clocks of a step, of its limits: they add up in part.
-fn together(limits: &[f64]) -> f64 {
-    limits.iter().map(|limit| limit.powf(3.3)).sum::<f64>().powf(3.3_f64.recip())
+/// Bytes in a clock from the L2 cache. Rows that begin amid its lines of 128 bytes take parts of
+/// two for each step, and those that begin amid their sectors of 32 bytes parts of five of these.
+fn from_l2(k: u32) -> f64 {
+    if k.is_multiple_of(STEP) {
+        7090.0
+    } else if k.is_multiple_of(16) {
+        4910.0
+    } else {
+        3400.0
+    }
 }
+
+/// The clocks of a step, of its limits: with a high power, little more than the largest.
+fn together(limits: &[f64], power: f64) -> f64 {
+    limits.iter().map(|limit| limit.powf(power)).sum::<f64>().powf(power.recip())
+}
+
+/// The power of [`together`], and that of the memory's limit with the others'.
+const POWER: f64 = 12.0;
+const POWER_OF_MEMORY: f64 = 4.32;
 
 /// [`clocks`] of [`GemmPlan::Wide`].
 fn wide([m, n, k]: [u32; 3], room: Room) -> f64 {
     /// Products of two terms by a multiprocessor in a clock: fewer than its 2,048, as a GPU that
     /// multiplies all the time lowers its clock.
-    const MULTIPLIED: f64 = 2048.0 / 1.215;
-    const LAUNCH: f64 = 5970.0;
+    const MULTIPLIED: f64 = 2048.0 / 1.28;
+    const LAUNCH: f64 = 4800.0;
+    /// The part of what the L2 cache sends to other tiles if rows begin amid its lines.
+    const UNALIGNED: f64 = 0.955;
     let rows = f64::from(gemm_wgmma::CLUSTER * gemm_wgmma::TILE_M);
     let columns = f64::from(gemm_wgmma::TILE_N);
     let tiles = (f64::from(m) / rows).ceil() * (f64::from(n) / columns).ceil();
     let clusters = room.clusters(gemm_wgmma::CLUSTER);
+    let sent = from_l2(k) * if k.is_multiple_of(STEP) { 1.0 } else { UNALIGNED };
     // Each block loads its rows of A, and half of the rows of B for both.
     let round = |tiles: f64| {
         let multiply = rows / 2.0 * columns * f64::from(STEP) / MULTIPLIED;
-        let receive = ROW * (rows / 2.0 + columns) / RECEIVED[1];
-        let shared = ROW * (rows + columns) * tiles / from_l2(k);
-        together(&[multiply, receive, shared]) * f64::from(k.div_ceil(STEP)) + ROUND
+        let receive = ROW * (rows / 2.0 + columns) / RECEIVED;
+        let shared = ROW * (rows + columns) * tiles / sent;
+        let limits = [multiply, receive, shared, LATENCY / f64::from(gemm_wgmma::STAGES)];
+        together(&limits, POWER) * f64::from(k.div_ceil(STEP)) + ROUND
     };
     let full_rounds = (tiles / clusters).floor();
     let rest = tiles - full_rounds * clusters;
@@ -142,26 +171,36 @@ fn wide([m, n, k]: [u32; 3], room: Room) -> f64 {
     full_rounds * round(clusters) + last + LAUNCH
 }
 
-/// [`clocks`] of plans with tiles of [`gemm_swapped`](devcomm_kernels::gemm::gemm_swapped).
-fn tiled(&Tiles { rows, columns, cluster, slices, shape: [m, n, k] }: &Tiles, room: Room) -> f64 {
+/// [`clocks`] of plans with tiles of [`gemm_swapped`](devcomm_kernels::gemm::gemm_swapped), of
+/// which a block loads so many steps at the same time.
+fn tiled(
+    &Tiles { rows, columns, cluster, slices, shape: [m, n, k] }: &Tiles,
+    in_flight: f64,
+    room: Room,
+) -> f64 {
     /// Products of two terms by a multiprocessor in a clock.
-    const MULTIPLIED: f64 = 2048.0 / 1.226;
+    const MULTIPLIED: f64 = 2048.0 / 1.317;
     /// Clocks that a row of A beyond its end takes a block besides.
-    const BEYOND: f64 = 0.8;
+    const BEYOND: f64 = 1.135;
     /// Bytes from the GPU's memory in a clock: for each multiprocessor if all read, and the most
     /// that one gets.
-    const FROM_MEMORY: [f64; 2] = [28.2, 31.0];
-    /// What the L2 cache gives more for each doubling of a cluster's blocks that compute whole
-    /// tiles: a part of the GPU, within which a cluster runs, reads a line once for several blocks.
-    const NEAR: f64 = 0.06;
-    const LAUNCH: f64 = 5040.0;
-    /// The clocks until blocks that share rows have met, and for each block of a cluster.
-    const SHARE: f64 = 1270.0;
+    const FROM_MEMORY: [f64; 2] = [18.7, 24.0];
+    /// What the L2 cache sends once for two multiprocessors next to each other, it need not send
+    /// twice. For each doubling of a cluster's blocks: how much less of B it sends to those that
+    /// compute whole tiles of a column; for each doubling of the parts of a tile: how much slower it
+    /// is for those that compute other terms than their neighbours.
+    const BESIDE: f64 = 0.077;
+    const APART: f64 = 0.051;
+    const LAUNCH: f64 = 3236.0;
+    /// The clocks for each block of a cluster, and until blocks that share rows have met.
     const BLOCK: f64 = 31.8;
-    /// The clocks of an exchange of sums, and of each sum that a block gets from others.
-    const EXCHANGE: [f64; 2] = [276.0, 0.319];
+    const SHARE: f64 = 1123.0;
+    /// The clocks of an exchange of sums, and of each sum that a block gets from others; and the part
+    /// of them that is seen where the next round's loads go on meanwhile.
+    const EXCHANGE: [f64; 2] = [1925.0, 0.457];
+    const SEEN: f64 = 0.2;
     /// The clocks of adding slices, and of each sum of a tile: once, and for each slice.
-    const SLICES: [f64; 3] = [5000.0, 0.1, 0.08];
+    const SLICES: [f64; 3] = [5874.0, 0.0854, 0.0983];
     let steps = f64::from(k.div_ceil(STEP));
     let [m, n, multiprocessors] = [m, n, room.0[0].max(1)].map(f64::from);
     let rounds = Rounds::of([rows, columns], cluster, [m, n], room);
@@ -170,37 +209,41 @@ fn tiled(&Tiles { rows, columns, cluster, slices, shape: [m, n, k] }: &Tiles, ro
     let clusters = room.clusters(cluster.blocks());
     let Cluster { splits, across, down } = cluster;
     let shares = across * down > 1;
-    let received = RECEIVED[usize::from(shares)];
     let [splits, across, down] = [splits, across, down].map(f64::from);
     let [tile_rows, tile_columns] = [(m / rows).ceil(), (n / columns).ceil()];
     let beyond = (tile_rows * rows - m).min(rows / across);
     // So many clusters multiply, receive their factors, and share the memory and the L2 cache.
-    let round = |clusters: f64, steps: f64, near: f64| {
+    // Blocks next to each other multiply so many `parts` of the terms.
+    let round = |clusters: f64, steps: f64, parts: f64| {
         let multiply = rows * columns * f64::from(STEP) / MULTIPLIED;
-        let receive = ROW * (rows + columns) / received + BEYOND * beyond;
+        let receive = ROW * (rows + columns) / RECEIVED + BEYOND * beyond;
         let all = clusters * blocks;
         let read = ROW * (columns / tile_rows + rows / tile_columns);
         let read = read * (all / multiprocessors / FROM_MEMORY[0]).max(FROM_MEMORY[1].recip());
-        let shared = ROW * (rows.min(m) / across + columns / down) * all / (from_l2(k) * near);
-        together(&[multiply, receive, read, shared]) * steps + ROUND
+        let beside = if parts > 1.0 { 1.0 } else { 1.0 + BESIDE * splits.log2() };
+        let apart = 1.0 - APART * parts.log2();
+        let sent = ROW * (rows.min(m) / across + columns / down / beside) * all;
+        let limits = [multiply, receive, sent / (from_l2(k) * apart), LATENCY / in_flight];
+        together(&[together(&limits, POWER), read], POWER_OF_MEMORY) * steps + ROUND
     };
-    let near = 1.0 + NEAR * blocks.log2();
     let launch = LAUNCH + BLOCK * (blocks - 1.0) + if shares { SHARE } else { 0.0 };
     if slices > 1 {
         // All slices of a tile are computed at the same time; the last block adds them.
         let slices = f64::from(slices);
         let add = SLICES[0] + rows * columns * (SLICES[1] + SLICES[2] * slices);
-        return round(rounds.tiles * slices, (steps / slices).ceil(), near) + add + launch;
+        let parts = if shares { 1.0 } else { slices };
+        return round(rounds.tiles * slices, (steps / slices).ceil(), parts) + add + launch;
     }
-    let mut all = rounds.full * round(clusters, steps, near);
+    let mut all = rounds.full * round(clusters, steps, 1.0);
     if rounds.rest > 0.0 {
         let clusters = rounds.rest.min(clusters);
         all += if rounds.split > 0.0 {
             // After each round the blocks exchange their sums: each gets its part of the tile.
             let exchange = EXCHANGE[0] + EXCHANGE[1] * rows * columns * (1.0 - splits.recip());
-            rounds.split * (round(clusters, (steps / splits).ceil(), 1.0) + exchange)
+            let exchanges = exchange * (1.0 + SEEN * (rounds.split - 1.0));
+            rounds.split * round(clusters, (steps / splits).ceil(), splits) + exchanges
         } else {
-            round(clusters, steps, near)
+            round(clusters, steps, 1.0)
         };
     }
     all + launch

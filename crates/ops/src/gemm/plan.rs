@@ -179,8 +179,8 @@ pub(crate) fn candidates(shape: [u32; 3], room: Room) -> Vec<GemmPlan> {
     with_clocks(shape, room).into_iter().map(|(_, plan)| plan).collect()
 }
 
-/// Those of them that the model expects to take at most half as long again as the first: it
-/// expected 1.39 times as long of the fastest of 569 x 1368 x 14720.
+/// Those of them that the model expects to take at most half as long again as the first: an earlier
+/// one expected 1.39 times as long of the fastest of 569 x 1368 x 14720.
 pub(crate) fn likely(shape: [u32; 3], room: Room) -> Vec<GemmPlan> {
     let plans = with_clocks(shape, room);
     let most = 1.5 * plans[0].0;
@@ -411,30 +411,39 @@ mod tests {
         }
     }
 
+    /// Of the plans of a shape several may be as fast.
     #[test]
-    fn the_model_has_most_measured_plans_among_its_first() {
+    fn most_measured_plans_are_expected_to_be_nearly_the_fastest() {
         for (gpu, table) in TABLES {
-            let (mut found, mut entries) = (0, 0);
+            let (mut near, mut entries) = (0, 0);
             for Entry { m, n, k, plan } in table.lines().filter_map(Entry::parse) {
-                let first = &candidates([m, n, k], ROOM)[..];
-                found += usize::from(first[..first.len().min(3)].contains(&plan));
+                let ratio = over_the_first(plan, [m, n, k]);
+                near += usize::from(ratio <= 1.04);
                 entries += 1;
             }
-            assert!(5 * found >= 4 * entries, "{gpu}: {found} of {entries}");
+            assert!(5 * near >= 4 * entries, "{gpu}: {near} of {entries}");
         }
     }
 
+    /// How many times as long as the first plan's the expected time of this one is.
+    fn over_the_first(plan: GemmPlan, shape: [u32; 3]) -> f64 {
+        clocks(plan, shape, ROOM) / with_clocks(shape, ROOM)[0].0
+    }
+
     #[test]
-    fn the_first_plan_is_the_fastest_that_was_measured() {
+    fn the_fastest_plan_that_was_measured_is_expected_to_be_as_fast_as_any() {
         // Of up to 150 plans on an H100, or 70 on an H200.
         for (shape, plan) in [
+            ([1, 4560, 9496], "swapped:8x64:8"),
             ([38, 2192, 4256], "swapped:48x128:4"),
+            ([569, 1368, 14_720], "swapped:144x128:1:1x2:3"),
             ([2019, 392, 13_480], "unswapped:128x208:1:1x2:4"),
             ([4050, 784, 2488], "unswapped:128x208:1:1x2"),
             ([7051, 776, 2392], "unswapped:128x208:1:4x2"),
             ([5431, 1456, 4040], "wide"),
         ] {
-            assert_eq!(candidates(shape, ROOM)[0].to_string(), plan, "{shape:?}");
+            let ratio = over_the_first(plan.parse().unwrap(), shape);
+            assert!(ratio <= 1.005, "{plan} of {shape:?}: {ratio}");
         }
     }
 
@@ -472,13 +481,9 @@ mod tests {
 
     #[test]
     fn a_plan_takes_longer_than_the_best_where_its_tiles_do_not_fit() {
-        let of = |plan: &str, shape| {
-            clocks(plan.parse().unwrap(), shape, ROOM) / with_clocks(shape, ROOM)[0].0
-        };
         // One tile of 176 rows does what two of 128 do.
-        assert!(of("swapped:128x128:2:1x2", [161, 2392, 8224]) > 1.2);
-        let best = of("unswapped:128x208:1:4x2", [7051, 776, 2392]);
-        assert!((best - 1.0).abs() < 1e-9, "{best}");
+        let plan = "swapped:128x128:2:1x2".parse().unwrap();
+        assert!(over_the_first(plan, [161, 2392, 8224]) > 1.2);
         // Nor is a tile a candidate where as many of fewer rows do.
         let rows = |m| {
             candidates([m, 4512, 12384], ROOM).into_iter().filter_map(|plan| match plan {
