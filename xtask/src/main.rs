@@ -88,8 +88,8 @@ enum Task {
     /// Make a folder with the examples and GPU tests, to run on a machine with GPUs but no Rust,
     /// network or recent NCCL
     Pack {
-        /// The maximum size of the folder, e.g. 64M
-        #[arg(long, default_value = "64M", value_parser = pack::parse_size)]
+        /// The maximum size of the folder, e.g. 80M
+        #[arg(long, default_value = "80M", value_parser = pack::parse_size)]
         limit: u64,
         /// Reduce NCCL's library to one GPU architecture, e.g. sm_90, and compress it
         #[arg(long, value_parser = slim::parse_arch)]
