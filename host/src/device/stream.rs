@@ -22,8 +22,8 @@ use crate::sys::cuda::stream::StreamHandle;
 
 /// How often a wait asks NCCL for asynchronous errors.
 pub(super) const ASYNC_ERROR_INTERVAL: Duration = Duration::from_millis(20);
-/// How long kernels may take to exit once their abort flag is set, or their communicator is aborted.
-/// They read the flag every few thousand polls, which takes far less.
+/// How long kernels may take to exit once their abort flag is set, or their communicator is
+/// aborted. They read the flag every few thousand polls, which takes far less.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A CUDA stream. Clones are the same stream. Dropping the last clone waits for the stream's work;

@@ -185,18 +185,18 @@ fn tiled(
     /// Bytes from the GPU's memory in a clock: for each multiprocessor if all read, and the most
     /// that one gets.
     const FROM_MEMORY: [f64; 2] = [18.7, 24.0];
-    /// What the L2 cache sends once for two multiprocessors next to each other, it need not send
-    /// twice. For each doubling of a cluster's blocks: how much less of B it sends to those that
-    /// compute whole tiles of a column; for each doubling of the parts of a tile: how much slower it
-    /// is for those that compute other terms than their neighbours.
+    /// The L2 cache sends once what multiprocessors next to each other read at the same time. For
+    /// each doubling of a cluster's blocks: how much less of B it sends to those that compute whole
+    /// tiles of a column; for each doubling of the parts of a tile: how much slower it is for those
+    /// that compute other terms than their neighbours.
     const BESIDE: f64 = 0.077;
     const APART: f64 = 0.051;
     const LAUNCH: f64 = 3236.0;
     /// The clocks for each block of a cluster, and until blocks that share rows have met.
     const BLOCK: f64 = 31.8;
     const SHARE: f64 = 1123.0;
-    /// The clocks of an exchange of sums, and of each sum that a block gets from others; and the part
-    /// of them that is seen where the next round's loads go on meanwhile.
+    /// The clocks of an exchange of sums, and of each sum that a block gets from others; and the
+    /// part of them that is seen where the next round's loads go on meanwhile.
     const EXCHANGE: [f64; 2] = [1925.0, 0.457];
     const SEEN: f64 = 0.2;
     /// The clocks of adding slices, and of each sum of a tile: once, and for each slice.
