@@ -88,8 +88,8 @@ pub(super) fn prepare<T: GemmElement, O: GemmOutput<T>>(
     }
     let is_bf16 = [T::DATA_TYPE, O::DATA_TYPE] == [bf16::DATA_TYPE; 2];
     let Some(tiles) = plan.swapped(shape).filter(|_| is_bf16) else { return Ok(None) };
-    let form = forms(plan).iter().find(|form| form.tile == (tiles.rows, tiles.columns));
-    let Some(Form { threads, resident, divide, launch, .. }) = form else { return Ok(None) };
+    let Some(form) = form(plan, (tiles.rows, tiles.columns)) else { return Ok(None) };
+    let Form { threads, resident, divide, launch, .. } = form;
     let Tiles { cluster, slices, shape, .. } = tiles;
     let blocks = cluster.blocks();
     let [clusters, shared] = resident(compiled, context, blocks)?;
@@ -213,7 +213,7 @@ pub(crate) fn wide_maps<T: GemmElement, O: GemmOutput<T>>(
 /// The kernel for a shape of tiles.
 pub(super) struct Form {
     /// [`Shape::M`] and [`Shape::N`].
-    pub(super) tile: (u32, u32),
+    tile: (u32, u32),
     /// [`Shape::DEPTH`].
     pub(super) depth: u32,
     threads: u32,
@@ -225,15 +225,16 @@ pub(super) struct Form {
 /// [`Division::of`].
 type Divide = fn([u32; 3], Cluster, u32, u32, u32) -> Option<(Division, u32, u32)>;
 
-/// The kernels for plans like this one.
-pub(super) fn forms(plan: GemmPlan) -> &'static [Form] {
-    match plan {
+/// The kernel for plans like this one, of tiles of `gemm_swapped`.
+pub(super) fn form(plan: GemmPlan, tile: (u32, u32)) -> Option<&'static Form> {
+    let forms: &[Form] = match plan {
         GemmPlan::Portable | GemmPlan::Wide => &[],
         GemmPlan::Swapped { slices: 1, .. } => &SWAPPED,
         GemmPlan::Swapped { .. } => &SWAPPED_SLICED,
         GemmPlan::Unswapped { slices: 1, .. } => &UNSWAPPED,
         GemmPlan::Unswapped { .. } => &UNSWAPPED_SLICED,
-    }
+    };
+    forms.iter().find(|form| form.tile == tile)
 }
 
 macro_rules! forms {

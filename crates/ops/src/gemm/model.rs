@@ -3,7 +3,7 @@
 use devcomm_kernels::gemm::gemm_swapped::Cluster;
 use devcomm_kernels::gemm::gemm_wgmma;
 
-use super::hopper::forms;
+use super::hopper::form;
 use super::plan::GemmPlan;
 
 /// How many clusters of 1, 2, 4 and 8 blocks of `gemm_swapped` run on a GPU at the same time. A
@@ -117,7 +117,7 @@ fn in_flight(plan: GemmPlan, tiles: &Tiles, room: Room) -> Option<u32> {
     /// The dynamic shared memory of a block on Hopper.
     const SHARED: u32 = 226 << 10;
     let &Tiles { rows, columns, cluster, slices, shape } = tiles;
-    let form = forms(plan).iter().find(|form| form.tile == (rows, columns))?;
+    let form = form(plan, (rows, columns))?;
     let clusters = room.clusters(cluster.blocks()) as u32;
     let (division, ..) = (form.divide)(shape, cluster, slices, clusters, SHARED)?;
     Some(division.stages * form.depth)

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use devcomm_kernels::gemm::gemm_swapped;
 use devcomm_kernels::gemm::gemm_swapped::Cluster;
 
-use super::hopper::forms;
+use super::hopper::form;
 use super::model::{Room, Rounds, Tiles, clocks, exchange};
 
 /// How a product is computed.
@@ -76,9 +76,7 @@ impl GemmPlan {
         self.swapped([1; 3]).is_some_and(|Tiles { rows, columns, cluster, slices, .. }| {
             let tile = (rows, columns);
             let divides = slices == 1 || (2..=MOST_SLICES).contains(&slices) && cluster.splits == 1;
-            divides
-                && forms(self).iter().any(|form| form.tile == tile)
-                && clusters(tile).any(|known| known == cluster)
+            divides && form(self, tile).is_some() && clusters(tile).any(|known| known == cluster)
         })
     }
 }
