@@ -409,14 +409,25 @@ mod tests {
         }
     }
 
-    /// Of the plans of a shape several may be as fast.
+    #[test]
+    fn the_model_has_most_measured_plans_among_its_first() {
+        // On an H100 it expects 74 % so, and more to be nearly as fast.
+        let (_, table) = TABLES[0];
+        let (mut found, mut entries) = (0, 0);
+        for Entry { m, n, k, plan } in table.lines().filter_map(Entry::parse) {
+            let first = &candidates([m, n, k], ROOM)[..];
+            found += usize::from(first[..first.len().min(3)].contains(&plan));
+            entries += 1;
+        }
+        assert!(10 * found >= 9 * entries, "{found} of {entries}");
+    }
+
     #[test]
     fn most_measured_plans_are_expected_to_be_nearly_the_fastest() {
         for (gpu, table) in TABLES {
             let (mut near, mut entries) = (0, 0);
             for Entry { m, n, k, plan } in table.lines().filter_map(Entry::parse) {
-                let ratio = over_the_first(plan, [m, n, k]);
-                near += usize::from(ratio <= 1.04);
+                near += usize::from(over_the_first(plan, [m, n, k]) <= 1.04);
                 entries += 1;
             }
             assert!(5 * near >= 4 * entries, "{gpu}: {near} of {entries}");
@@ -429,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn the_fastest_plan_that_was_measured_is_expected_to_be_as_fast_as_any() {
+    fn the_first_plan_is_the_fastest_that_was_measured() {
         // Of up to 150 plans on an H100, or 70 on an H200.
         for (shape, plan) in [
             ([1, 4560, 9496], "swapped:8x64:8"),
@@ -437,12 +448,14 @@ mod tests {
             ([569, 1368, 14_720], "swapped:144x128:1:1x2:3"),
             ([2019, 392, 13_480], "unswapped:128x208:1:1x2:4"),
             ([4050, 784, 2488], "unswapped:128x208:1:1x2"),
-            ([7051, 776, 2392], "unswapped:128x208:1:4x2"),
             ([5431, 1456, 4040], "wide"),
         ] {
-            let ratio = over_the_first(plan.parse().unwrap(), shape);
-            assert!(ratio <= 1.005, "{plan} of {shape:?}: {ratio}");
+            assert_eq!(candidates(shape, ROOM)[0].to_string(), plan, "{shape:?}");
         }
+        // One with clusters of half the blocks is expected to be as fast.
+        let plan = "unswapped:128x208:1:4x2".parse().unwrap();
+        let ratio = over_the_first(plan, [7051, 776, 2392]);
+        assert!(ratio <= 1.002, "{ratio}");
     }
 
     #[test]
