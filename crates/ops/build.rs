@@ -5,6 +5,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     #[cfg(feature = "ptx")]
     cuda_builder::CudaBuilder::new("devcomm-kernels")
         .arch(cuda_builder::NvvmArch::Compute90)
+        .check_all(true)
         .build()?;
     Ok(())
 }

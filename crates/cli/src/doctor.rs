@@ -1,7 +1,6 @@
 //! `devcomm doctor`: reports every component with its version and path, or the command that
 //! installs it.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -11,7 +10,7 @@ use devcomm_locate::{GinGpus, GinRoute, NcclPart, NcclTree, find_nccl, find_ptxa
 use serde::Serialize;
 
 use crate::cuda;
-use crate::setup::{NCCL_VERSION, python_with_pip, sysroot};
+use crate::setup::{NCCL_VERSION, python_with_pip};
 
 /// Show every component with its version, its path and the command that fixes what is missing
 #[derive(Debug, clap::Args)]
@@ -165,8 +164,7 @@ fn print_networks(networks: &[Network]) {
 }
 
 fn examine(machine: &Result<cuda::DriverInfo, String>, setup: &str) -> Vec<Component> {
-    let mut all =
-        vec![rust_tool("rustc", "RUSTC"), rust_tool("cargo", "CARGO"), rust_src(), llvm()];
+    let mut all = vec![rust_tool("rustc", "RUSTC"), rust_tool("cargo", "CARGO"), kernel_compiler()];
     all.push(nccl("NCCL library", NcclPart::Library, NeededFor::Extra, setup, |tree| {
         tree.library.clone()
     }));
@@ -204,67 +202,23 @@ fn parts(version: &str) -> Vec<u32> {
     version.split(['.', '-']).map_while(|part| part.parse().ok()).collect()
 }
 
-fn rust_src() -> Component {
-    const FIX: &str = "rustup component add rust-src";
-    match sysroot().map(|sysroot| sysroot.join("lib/rustlib/src/rust/library")) {
-        Ok(path) if path.join("core/Cargo.toml").is_file() => {
-            Component { path: Some(path), ..Component::new("rust-src", NeededFor::Build) }
-        }
-        Ok(path) => {
-            let note = format!("{} does not exist", path.display());
-            Component::missing("rust-src", NeededFor::Build, note, FIX)
-        }
-        Err(error) => Component::missing("rust-src", NeededFor::Build, format!("{error:#}"), FIX),
-    }
-}
-
-/// The toolchain's libLLVM, which kernel builds load.
-fn llvm() -> Component {
-    const FIX: &str = "use a toolchain of rustup: https://rustup.rs";
-    let version =
-        first_of(Command::new("rustc").arg("-vV"), |line| line.strip_prefix("LLVM version: "));
-    let found = sysroot().ok().and_then(|sysroot| {
-        let all = fs::read_dir(sysroot.join("lib")).ok()?.flatten().map(|entry| entry.path());
-        all.filter(|path| {
-            path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("libLLVM"))
-        })
-        .find(|path| is_elf(path))
-    });
-    match found {
-        Some(path) => {
-            Component { version, path: Some(path), ..Component::new("libLLVM", NeededFor::Build) }
-        }
-        // A distribution's rustc links the system's LLVM.
-        None => match version.as_deref().and_then(system_llvm) {
-            Some(path) => Component {
-                version,
-                path: Some(path),
-                ..Component::new("libLLVM", NeededFor::Build)
-            },
-            None => Component::missing(
-                "libLLVM",
-                NeededFor::Build,
-                "no shared libLLVM in the toolchain",
-                FIX,
-            ),
+/// The compiler of kernels, which need not be the one of the host's code.
+fn kernel_compiler() -> Component {
+    const NAME: &str = "kernel rustc";
+    match cuda_builder::kernel_compiler() {
+        Ok(compiler) => Component {
+            // "rustc 1.95.0 (59807616e 2026-04-14)"
+            version: compiler.version.split_whitespace().nth(1).map(str::to_owned),
+            path: on_path(&compiler.rustc),
+            note: Some(format!(
+                "{} is its LLVM {}",
+                compiler.libllvm.display(),
+                compiler.llvm_version
+            )),
+            ..Component::new(NAME, NeededFor::Build)
         },
+        Err(error) => Component::missing(NAME, NeededFor::Build, error, "devcomm setup"),
     }
-}
-
-fn system_llvm(version: &str) -> Option<PathBuf> {
-    let number: Vec<&str> = version.split('.').collect();
-    let name = format!("libLLVM.so.{}.{}", number.first()?, number.get(1)?);
-    let folders =
-        ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib"];
-    folders.into_iter().map(|folder| Path::new(folder).join(&name)).find(|path| is_elf(path))
-}
-
-/// Whether a file is an ELF file: a linker script with a similar name may be beside the library.
-fn is_elf(path: &Path) -> bool {
-    use std::io::Read;
-    let mut magic = [0; 4];
-    fs::File::open(path).and_then(|mut file| file.read_exact(&mut magic)).is_ok()
-        && magic == *b"\x7fELF"
 }
 
 fn nccl(

@@ -80,6 +80,9 @@ impl Ptx {
             println!("{}", table(&artifacts, &reports)?);
             println!("\nPTX, sidecars and cubins: {}", artifacts.folder.display());
         }
+        if let Some(ModuleArtifact { info, .. }) = artifacts.modules.first() {
+            eprintln!("compiled by {}, LLVM {}", info.rustc, info.llvm);
+        }
         if !self.check {
             return Ok(0);
         }
@@ -310,27 +313,11 @@ fn check_all(artifacts: &Artifacts, reports: &[KernelReport], threads: u32) -> R
 /// A kernel's violations, for this block size.
 fn check_kernel(report: &KernelReport, threads: u32) -> Vec<String> {
     let name = &report.name;
-    let (Some(resources), Some(max_threads)) = (report.resources, report.max_threads) else {
+    if report.resources.is_none() {
         return vec![format!("{name}: built without ptxas, so its resources are unknown")];
-    };
-    let mut violations = Vec::new();
-    if max_threads < threads {
-        violations.push(format!(
-            "{name}: {} registers allow {max_threads} threads per block, required are {threads}",
-            resources.registers
-        ));
     }
-    let spills = (resources.spill_stores + resources.spill_loads) as usize;
-    // ptxas' stack includes that of GIN operations, which have their own limit below.
-    let stack = if report.uses_gin() { report.own_stack } else { resources.stack as usize };
-    for (count, what) in [(stack, "bytes of stack"), (spills, "bytes of spills")] {
-        if count > 0 {
-            violations.push(format!("{name}: {count} {what}, none are allowed"));
-        }
-    }
-    if resources.serialized {
-        violations.push(format!("{name}: ptxas serialises the wgmma instructions (C7510)"));
-    }
+    let costs = report.costs(threads);
+    let mut violations: Vec<String> = costs.iter().map(|cost| format!("{name}: {cost}")).collect();
     for callee in &report.callees {
         let path = &callee.path;
         match callee.kind() {

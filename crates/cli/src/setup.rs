@@ -1,5 +1,7 @@
 //! `devcomm setup`: fetches missing components of kernel builds. Idempotent.
 //!
+//! rustup installs `rust-src`, and on demand the toolchain that the shipped kernels were tuned with.
+//!
 //! NCCL and ptxas are Python wheels, in a cache that all projects share
 //! (`devcomm_locate::cache_dir`). A wheel is unpacked under a temporary name and renamed when
 //! complete, under a lock, so that killed or concurrent setups leave no partial wheel.
@@ -11,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
+use cuda_builder::{KernelCompiler, TUNED_TOOLCHAIN, kernel_compiler};
 use devcomm_locate::{
     NcclPart, NcclTree, NcclVersion, NotFound, cache_dir, find_nccl, find_ptxas, wheel_dir,
 };
@@ -43,6 +46,10 @@ pub struct Setup {
     /// Print nothing if nothing is missing
     #[arg(long)]
     pub quiet: bool,
+    /// Also install the Rust toolchain that the shipped kernels were tuned with; it then compiles
+    /// kernels, and yours the host's code
+    #[arg(long)]
+    pub kernel_toolchain: bool,
 }
 
 impl Setup {
@@ -50,8 +57,18 @@ impl Setup {
     ///
     /// # Errors
     ///
-    /// As [`setup`].
+    /// As [`setup`], or if rustup cannot install the toolchain.
     pub fn run(&self) -> Result<u8> {
+        if self.kernel_toolchain {
+            rustup(&[
+                "toolchain",
+                "install",
+                TUNED_TOOLCHAIN,
+                "--profile=minimal",
+                "--component=rust-src",
+                "--no-self-update",
+            ])?;
+        }
         setup(self.quiet, Optional::Nothing).map(|()| 0)
     }
 }
@@ -67,8 +84,8 @@ pub fn setup(quiet: bool, without: Optional) -> Result<()> {
             println!("{name:<9} {what}");
         }
     };
-    let source = rust_src()?;
-    report("rust-src", &source.display().to_string());
+    let KernelCompiler { version, llvm_version, rustc, .. } = compiler_with_source()?;
+    report("rustc", &format!("{version}, LLVM {llvm_version} ({})", rustc.display()));
 
     let tree = match find_pinned_nccl() {
         Ok(tree) => tree,
@@ -112,44 +129,30 @@ fn fetch_ptxas() -> Result<PathBuf> {
     Ok(find_ptxas()?)
 }
 
-/// The folder of the active toolchain's library sources, installed if missing.
-fn rust_src() -> Result<PathBuf> {
-    let source = sysroot()?.join("lib/rustlib/src/rust/library");
-    let manifest = source.join("core/Cargo.toml");
-    if !manifest.is_file() {
-        eprintln!("adding rust-src to the toolchain ...");
-        let status = Command::new("rustup").args(["component", "add", "rust-src"]).status();
-        match status {
-            Ok(status) if status.success() && manifest.is_file() => {}
-            Ok(_) => bail!(
-                "the toolchain has no rust-src ({} does not exist), and `rustup component add \
-                 rust-src` did not add it: see its message above; it needs the network",
-                manifest.display()
-            ),
-            Err(_) => bail!(
-                "the toolchain has no rust-src ({} does not exist), and there is no rustup to add \
-                 it: install Rust through https://rustup.rs, or your distribution's rust-src \
-                 package",
-                manifest.display()
-            ),
+/// The compiler of kernels; adds `rust-src` to the active toolchain if that is to be it.
+fn compiler_with_source() -> Result<KernelCompiler> {
+    match kernel_compiler() {
+        Err(cuda_builder::Error::NoRustSource { .. }) => {
+            eprintln!("adding rust-src to the toolchain ...");
+            rustup(&["component", "add", "rust-src"])?;
+            Ok(kernel_compiler()?)
         }
+        found => Ok(found?),
     }
-    Ok(source)
 }
 
-/// The root folder of the active toolchain.
-///
-/// # Errors
-///
-/// If rustc does not run.
-pub fn sysroot() -> Result<PathBuf> {
-    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
-    let output = Command::new(&rustc)
-        .args(["--print", "sysroot"])
-        .output()
-        .with_context(|| format!("{} does not start", rustc.display()))?;
-    ensure!(output.status.success(), "rustc --print sysroot failed");
-    Ok(PathBuf::from(String::from_utf8(output.stdout)?.trim_end()))
+/// Runs rustup.
+fn rustup(arguments: &[&str]) -> Result<()> {
+    let done = format!("`rustup {}`", arguments.join(" "));
+    let status = Command::new("rustup").args(arguments).stdout(std::io::stderr()).status();
+    let status = status.with_context(|| {
+        format!(
+            "there is no rustup to run {done}: install Rust through https://rustup.rs, or your \
+             distribution's rust-src package"
+        )
+    })?;
+    ensure!(status.success(), "{done} failed: see its message above; it needs the network");
+    Ok(())
 }
 
 /// Downloads wheels, given by package and version, with pip and unpacks them into the folder

@@ -1,5 +1,6 @@
 //! [`CudaBuilder`]: compiles a kernel package to PTX.
 
+use std::collections::HashMap;
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -32,6 +33,7 @@ pub struct CudaBuilder {
     debug: bool,
     panic_messages: bool,
     assemble: bool,
+    check_all: bool,
     only: Option<String>,
     out_dir: Option<PathBuf>,
     manifest_dir: Option<PathBuf>,
@@ -51,6 +53,7 @@ impl CudaBuilder {
             debug: false,
             panic_messages: false,
             assemble: true,
+            check_all: false,
             only: None,
             out_dir: None,
             manifest_dir: None,
@@ -98,6 +101,14 @@ impl CudaBuilder {
         self
     }
 
+    /// Whether the build warns of every kernel that spills registers, uses the stack, has too many
+    /// registers for its blocks, or whose `wgmma` instructions `ptxas` serialises. Default: only of
+    /// those that set `max_threads`. It is known only if `ptxas` was found.
+    pub fn check_all(mut self, all: bool) -> Self {
+        self.check_all = all;
+        self
+    }
+
     /// Builds only one module: of the file with this kernel, or else of the file with this name.
     pub fn only(mut self, kernel: impl Into<String>) -> Self {
         self.only = Some(kernel.into());
@@ -125,7 +136,7 @@ impl CudaBuilder {
         self
     }
 
-    /// The compiler; default: the one that cargo runs.
+    /// The compiler; default: [`kernel_compiler`](crate::kernel_compiler)'s.
     pub fn rustc(mut self, rustc: impl Into<PathBuf>) -> Self {
         self.rustc = Some(rustc.into());
         self
@@ -198,7 +209,14 @@ impl CudaBuilder {
         if in_script {
             script::watch(&package.sources);
         }
-        let toolchain = Toolchain::find(self.rustc.as_deref())?;
+        let toolchain = Toolchain::find(self.rustc.as_deref(), package.needs)?;
+        let tell = |text: &str| match in_script {
+            true => script::warn(text),
+            false => eprintln!("warning: {text}"),
+        };
+        if let Some(notice) = toolchain.notice() {
+            tell(&notice);
+        }
         let arch = self.chosen_arch()?;
         let target = self.target_folder(&package);
         fs::create_dir_all(&target).map_err(Error::io("create", &target))?;
@@ -245,7 +263,40 @@ impl CudaBuilder {
         };
         let made = modules.build(&sources, folder)?;
         modules.cache.remove_unused();
-        self.finish(folder, made)
+        let artifacts = self.finish(folder, made)?;
+        self.costs(&artifacts, &sources, &toolchain)?.iter().for_each(|cost| tell(cost));
+        Ok(artifacts)
+    }
+
+    /// The warnings of [`check_all`](Self::check_all).
+    fn costs(
+        &self,
+        artifacts: &Artifacts,
+        sources: &[KernelFile],
+        toolchain: &Toolchain,
+    ) -> Result<Vec<String>, Error> {
+        // Assertions and messages take registers and stack.
+        if self.debug || self.panic_messages {
+            return Ok(Vec::new());
+        }
+        let declared = sources.iter().flat_map(|source| &source.kernels);
+        let declared: HashMap<&str, Option<u32>> =
+            declared.map(|kernel| (&*kernel.name, kernel.max_threads)).collect();
+        let mut costs = Vec::new();
+        for report in artifacts.costly()? {
+            let threads = declared.get(&*report.name).copied().flatten();
+            if self.check_all || threads.is_some() {
+                let of_kernel = report.costs(threads.unwrap_or(0));
+                costs.extend(of_kernel.iter().map(|cost| format!("{}: {cost}", report.name)));
+            }
+        }
+        if !costs.is_empty() {
+            let (rustc, llvm) = (&toolchain.version, &toolchain.llvm_version);
+            costs.push(format!(
+                "the kernels above are slower than they could be; {rustc}, LLVM {llvm} compiled them"
+            ));
+        }
+        Ok(costs)
     }
 
     fn chosen_arch(&self) -> Result<NvvmArch, Error> {

@@ -68,13 +68,16 @@ impl Compile<'_> {
     pub(crate) fn run(&self) -> Result<Compiled, Error> {
         let sysroot = sysroot(self)?;
         let package = self.package;
-        let mut flags = self.rustflags(self.arch);
+        let mut flags = self.rustflags();
         flags.push(format!("--sysroot={}", sysroot.folder.display()));
         let mut command = self.command(&package.name, &package.manifest, self.target_dir, &flags);
         command.arg("--");
         for feature in self.missing_features() {
             command.arg(format!("-Zcrate-attr=feature({feature})"));
         }
+        // Since 1.97 rustc warns of features that a crate does not use, and earlier ones do not know
+        // this lint.
+        command.args(["-Aunknown_lints", "-Aunused_features"]);
         let mut libraries = self.compiled(command)?;
         let kernels = libraries.iter().position(|library| library.source == package.root_file);
         let kernels = kernels
@@ -199,9 +202,9 @@ impl Compile<'_> {
 
     /// The flags for rustc. For those that disable its optimisations, see "Barriers" in the
     /// crate's documentation.
-    pub(crate) fn rustflags(&self, arch: NvvmArch) -> Vec<String> {
+    pub(crate) fn rustflags(&self) -> Vec<String> {
         let mut flags = vec![
-            format!("-Ctarget-cpu={arch}"),
+            format!("-Ctarget-cpu={}", self.arch),
             "--emit=llvm-bc".to_owned(),
             "-Ccodegen-units=1".to_owned(),
             "-Cno-prepopulate-passes".to_owned(),
@@ -261,7 +264,41 @@ fn is_build_setting(name: &OsStr) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
     use super::is_build_setting;
+    use crate::toolchain::Toolchain;
+
+    /// The output of a program of this toolchain; it must succeed.
+    fn output(program: &std::ffi::OsStr, arguments: &[&str]) -> String {
+        let mut command = Command::new(program);
+        let output = command.env("RUSTC_BOOTSTRAP", "1").args(arguments).output().unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success(), "{arguments:?}: {stderr}");
+        String::from_utf8(output.stdout).unwrap() + &stderr
+    }
+
+    #[test]
+    fn the_toolchain_has_every_unstable_flag() {
+        let toolchain = Toolchain::find(None, None).unwrap();
+        let of_rustc = output(&toolchain.rustc, &["-Zhelp"]);
+        for flag in ["crate-attr", "mir-enable-passes", "unstable-options"] {
+            assert!(of_rustc.contains(flag), "{} has no -Z{flag}", toolchain.version);
+        }
+        let of_cargo = output(&toolchain.cargo, &["-Zhelp"]);
+        assert!(of_cargo.contains("build-std"), "the cargo beside it has no -Zbuild-std");
+        output(&toolchain.rustc, &["--print=cfg", "-Zunstable-options", "-Cpanic=immediate-abort"]);
+        output(&toolchain.rustc, &["--print=cfg", "-Cno-prepopulate-passes"]);
+
+        let folder = tempfile::tempdir().unwrap();
+        let source = folder.path().join("empty.rs");
+        std::fs::write(&source, "").unwrap();
+        let metadata = format!("--emit=metadata={}", folder.path().join("empty.rmeta").display());
+        let flag = "-Zmir-enable-passes=-JumpThreading";
+        let arguments = ["--crate-type=lib", &metadata, flag, source.to_str().unwrap()];
+        let messages = output(&toolchain.rustc, &arguments);
+        assert_eq!(messages, "", "{} warns of {flag}", toolchain.version);
+    }
 
     #[test]
     fn the_outer_builds_settings_do_not_reach_the_kernels() {

@@ -90,6 +90,13 @@ pub enum Error {
         /// The command that installs them.
         fix: String,
     },
+    /// `DEVCOMM_KERNEL_TOOLCHAIN` names a toolchain that is not installed.
+    #[error(
+        "DEVCOMM_KERNEL_TOOLCHAIN is `{0}`, but there is no such toolchain; run `rustup toolchain \
+         install {0} --profile minimal --component rust-src`, or set it to `user` for the toolchain \
+         that cargo runs"
+    )]
+    NoKernelToolchain(String),
     /// The toolchain's LLVM was not found.
     #[error("rustc's libLLVM was not found; tried {tried}; use a toolchain from rustup")]
     NoLlvm {
@@ -192,10 +199,13 @@ impl Error {
     /// Whether kernels for GPUs cannot be built here, because a component must be installed or a
     /// dependency be changed: a `cargo check` and simulated runs should not fail for that.
     pub fn is_missing_part(&self) -> bool {
-        use Error::{LlvmTooOld, NeedsStd, NoLlvm, NoNccl, NoRustSource, NotBegun};
+        use Error::{
+            LlvmTooOld, NeedsStd, NoKernelToolchain, NoLlvm, NoNccl, NoRustSource, NotBegun,
+        };
         matches!(
             self,
             NoRustSource { .. }
+                | NoKernelToolchain(_)
                 | NoNccl(_)
                 | NoLlvm { .. }
                 | LlvmTooOld { .. }

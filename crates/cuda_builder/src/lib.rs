@@ -6,8 +6,9 @@
 //!     --ptxas, when there is one--> cubin, registers, stack, spills
 //! ```
 //!
-//! The toolchain is the one that cargo runs, with its `rust-src`; kernels that do not call NCCL
-//! need nothing else.
+//! The toolchain is [`TUNED_TOOLCHAIN`] where rustup has it, else the one that cargo runs, with its
+//! `rust-src`; kernels that do not call NCCL need nothing else. A build warns of kernels that spill
+//! registers or use the stack, see [`CudaBuilder::check_all`].
 //!
 //! # Example
 //!
@@ -39,6 +40,7 @@
 //! | variable | |
 //! |---|---|
 //! | `DEVCOMM_CUDA_ARCH` | the architecture, `sm_90a` |
+//! | `DEVCOMM_KERNEL_TOOLCHAIN` | the toolchain for kernels: `user` for the one that cargo runs, rustup's name or a folder |
 //! | `DEVCOMM_BUILD_SKIP=1`, `DOCS_RS` | build no kernels |
 //! | `DEVCOMM_REQUIRE_KERNELS=1` | a missing component, e.g. NCCL, is an error, not a warning |
 //! | `DEVCOMM_PANIC_MESSAGES=1` | as [`CudaBuilder::panic_messages`] |
@@ -85,4 +87,5 @@ pub use error::Error;
 pub use ptxas::Resources;
 pub use report::{Callee, CalleeKind, KernelReport};
 pub use signature::{ByValue, Signature, SignatureParam, device_functions};
+pub use toolchain::{KernelCompiler, TUNED_TOOLCHAIN, kernel_compiler};
 pub use worker::link_worker;

@@ -28,7 +28,7 @@ const CLEAN: &str = "globaldce,function(lower-invoke)";
 const OPTIMISE: &str = "default<O3>,default<O3>";
 
 /// Part of each cache key: change it when equal inputs give another result.
-pub(crate) const REVISION: u32 = 15;
+pub(crate) const REVISION: u32 = 16;
 
 /// A request to prepare NCCL's bitcode.
 #[derive(Debug, Serialize, Deserialize)]

@@ -19,7 +19,7 @@ mod types;
 mod value;
 
 use std::cell::RefCell;
-use std::ffi::{CStr, CString, c_char, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fmt;
 use std::marker::PhantomData;
 use std::path::Path;
@@ -54,11 +54,20 @@ pub(crate) struct Llvm {
     f: Functions,
 }
 
-/// LLVM's options, after the program name that it expects first.
+/// Options of LLVM, with the first major version that gets each.
 ///
 /// Loops over register arrays must be unrolled, or the arrays are in local memory. The default
 /// threshold (300 instructions) is too low for the sum of eight 16-byte vectors of f16 in f32.
-const OPTIONS: [&CStr; 2] = [c"cuda_builder", c"-unroll-threshold=2000"];
+///
+/// From 23 on LLVM can invert the conditions of branches in PTX, with which it orders, joins and
+/// copies basic blocks for a processor's branch predictor. `ptxas` orders them itself, but how it allocates
+/// registers depends on the order that it gets: kernels at their limit of registers spilled.
+pub(crate) const OPTIONS: [(u32, &CStr); 4] = [
+    (0, c"-unroll-threshold=2000"),
+    (23, c"-disable-block-placement"),
+    (23, c"-disable-branch-fold"),
+    (23, c"-disable-early-taildup"),
+];
 
 impl Llvm {
     /// Loads the library for the life of the process, and checks that it is the LLVM `version` that
@@ -67,16 +76,21 @@ impl Llvm {
         let f = Functions::load(library)
             .map_err(|e| Failure(format!("cannot use {}: {e}", library.display())))?;
         let [mut major, mut minor, mut patch] = [0; 3];
-        let options = OPTIONS.map(CStr::as_ptr);
-        // SAFETY: the three pointers are to live integers and the options to static strings; the
-        // initialisers have no arguments and may be called repeatedly.
+        // SAFETY: the three pointers are to live integers.
+        unsafe { (f.LLVMGetVersion)(&mut major, &mut minor, &mut patch) };
+        let wanted = OPTIONS.iter().filter(|(since, _)| *since <= major).map(|(_, option)| *option);
+        // LLVM expects the program's name first.
+        let options: Vec<_> =
+            [c"cuda_builder"].into_iter().chain(wanted).map(CStr::as_ptr).collect();
+        // SAFETY: the options are static strings; the initialisers have no arguments and may be called
+        // repeatedly.
         unsafe {
-            (f.LLVMGetVersion)(&mut major, &mut minor, &mut patch);
             (f.LLVMInitializeNVPTXTargetInfo)();
             (f.LLVMInitializeNVPTXTarget)();
             (f.LLVMInitializeNVPTXTargetMC)();
             (f.LLVMInitializeNVPTXAsmPrinter)();
-            (f.LLVMParseCommandLineOptions)(2, options.as_ptr(), std::ptr::null());
+            let count = options.len() as c_int;
+            (f.LLVMParseCommandLineOptions)(count, options.as_ptr(), std::ptr::null());
         }
         let has = format!("{major}.{minor}.{patch}");
         // A distribution may have updated LLVM by a patch release after building rustc.
@@ -303,4 +317,24 @@ fn c_string(text: &str) -> Result<CString> {
 fn c_path(path: &Path) -> Result<CString> {
     let text = path.to_str().ok_or_else(|| Failure(format!("{path:?} is not UTF-8")))?;
     c_string(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::OPTIONS;
+    use crate::toolchain::Toolchain;
+
+    /// LLVM ignores options that it does not know.
+    #[test]
+    fn llvm_has_every_option() {
+        let toolchain = Toolchain::find(None, None).unwrap();
+        let major: u32 = toolchain.llvm_version.split('.').next().unwrap().parse().unwrap();
+        let library = std::fs::read(&toolchain.libllvm).unwrap();
+        for (_, option) in OPTIONS.iter().filter(|(since, _)| *since <= major) {
+            let option = option.to_str().unwrap().trim_start_matches('-');
+            let name = option.split('=').next().unwrap().as_bytes();
+            let found = library.windows(name.len()).any(|window| window == name);
+            assert!(found, "LLVM {} has no option -{option}", toolchain.llvm_version);
+        }
+    }
 }

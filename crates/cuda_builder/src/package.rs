@@ -18,6 +18,8 @@ pub(crate) struct KernelPackage {
     pub(crate) root_file: PathBuf,
     /// Source folders and files of the kernels, with those of path dependencies.
     pub(crate) sources: Vec<PathBuf>,
+    /// The minor version of Rust (1.x) that its manifest asks for, if any.
+    pub(crate) needs: Option<u64>,
     /// The workspace that was searched.
     pub(crate) workspace: PathBuf,
     /// Its target folder.
@@ -62,6 +64,7 @@ pub(crate) fn find(name: &str, manifest_dir: &Path) -> Result<KernelPackage, Err
         manifest: built_by,
         root_file: library.src_path.clone().into_std_path_buf(),
         sources,
+        needs: package.rust_version.map(|version| version.minor),
         workspace,
         target,
     })

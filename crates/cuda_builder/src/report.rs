@@ -83,6 +83,31 @@ impl KernelReport {
     pub fn uses_gin(&self) -> bool {
         self.callees.iter().any(|callee| callee.kind() == CalleeKind::GinOperation)
     }
+
+    /// What the kernel costs for want of registers, with the numbers; nothing without `ptxas`.
+    /// `threads` is the block size that it must allow.
+    pub fn costs(&self, threads: u32) -> Vec<String> {
+        let Some(resources) = self.resources else { return Vec::new() };
+        let mut costs = Vec::new();
+        let (registers, most) = (resources.registers, resources.max_threads());
+        if most < threads {
+            costs.push(format!(
+                "{registers} registers allow {most} threads per block, required are {threads}"
+            ));
+        }
+        let spills = (resources.spill_stores + resources.spill_loads) as usize;
+        // ptxas' stack includes that of GIN operations.
+        let stack = if self.uses_gin() { self.own_stack } else { resources.stack as usize };
+        for (count, what) in [(stack, "bytes of stack"), (spills, "bytes of spills")] {
+            if count > 0 {
+                costs.push(format!("{count} {what}, none are allowed"));
+            }
+        }
+        if resources.serialized {
+            costs.push("ptxas serialises the wgmma instructions (C7510)".to_owned());
+        }
+        costs
+    }
 }
 
 impl Artifacts {
@@ -94,6 +119,18 @@ impl Artifacts {
     pub fn report(&self) -> Result<Vec<KernelReport>, Error> {
         let of_module = |module| reports(module, |kernel| kernel.resources);
         Ok(self.modules.iter().map(of_module).collect::<Result<Vec<_>, _>>()?.concat())
+    }
+
+    /// Reports on the kernels of those modules that `ptxas` says have stack, spills or serialised
+    /// instructions.
+    pub(crate) fn costly(&self) -> Result<Vec<KernelReport>, Error> {
+        let is_costly = |kernel: &Kernel| {
+            kernel.resources.is_some_and(|of| of.stack + of.spill_stores > 0 || of.serialized)
+        };
+        let modules =
+            self.modules.iter().filter(|module| module.info.kernels.iter().any(is_costly));
+        let of_module = |module| reports(module, |kernel| kernel.resources);
+        Ok(modules.map(of_module).collect::<Result<Vec<_>, _>>()?.concat())
     }
 
     /// The checks that can fail in a loop: by their place, `file:line:column`, the kernels that

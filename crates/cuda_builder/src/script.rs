@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 
 /// Variables that change the build's result. `DEVCOMM_REQUIRE_KERNELS` only turns a warning into an
 /// error, and a build with that warning runs again in any case.
-const VARIABLES: [&str; 10] = [
+const VARIABLES: [&str; 11] = [
     "DEVCOMM_CUDA_ARCH",
     "DEVCOMM_BUILD_SKIP",
     "DEVCOMM_DUMP_IR",
     "DEVCOMM_PANIC_MESSAGES",
+    crate::toolchain::VARIABLE,
     "DEVCOMM_NCCL_HOME",
     "DEVCOMM_CACHE",
     "DEVCOMM_PTXAS",

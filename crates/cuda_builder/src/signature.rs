@@ -49,7 +49,7 @@ pub struct ByValue {
 ///
 /// [`Error`] for a missing component of the toolchain, or if the file cannot be read.
 pub fn device_functions(bitcode: &Path) -> std::result::Result<Vec<Signature>, Error> {
-    let toolchain = Toolchain::find(None)?;
+    let toolchain = Toolchain::find(None, None)?;
     let temporary = std::env::temp_dir();
     let scratch = tempfile::tempdir_in(&temporary);
     let scratch = scratch.map_err(Error::io("create a folder in", &temporary))?;

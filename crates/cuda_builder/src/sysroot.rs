@@ -1,24 +1,20 @@
-//! Compiles `core` for the GPU, once per toolchain and set of flags, into a cache for all
-//! workspaces. rustc uses it as the kernels' sysroot.
+//! Compiles `core` for the GPU, once per toolchain, architecture and set of flags, into a cache for
+//! all workspaces. rustc uses it as the kernels' sysroot.
 //!
-//! One sysroot serves all architectures: its bitcode becomes PTX only when a kernel is linked.
+//! Since 1.97 rustc refuses crates that were compiled with different values of `-Ctarget-cpu`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use devcomm_locate::cache_dir;
 
-use crate::arch::NvvmArch;
 use crate::artifact;
 use crate::cache::{Cache, Entry};
 use crate::compile::{Compile, TARGET};
 use crate::error::Error;
 
 /// Part of the cache key: change it when equal toolchain and flags give another sysroot.
-const REVISION: u32 = 1;
-
-/// The oldest architecture, for which `core` is compiled.
-const ARCH: NvvmArch = NvvmArch::ALL[0];
+const REVISION: u32 = 2;
 
 /// A package that depends only on `core`.
 const MANIFEST: &str =
@@ -61,7 +57,7 @@ fn key(compile: &Compile<'_>) -> String {
         toolchain.version,
         toolchain.libllvm,
         compile.panics as u8,
-        compile.rustflags(ARCH),
+        compile.rustflags(),
     ]);
     artifact::sha256(inputs.to_string().as_bytes())[..16].to_owned()
 }
@@ -76,7 +72,7 @@ fn make(compile: &Compile<'_>, entry: &Entry) -> Result<Vec<String>, Error> {
     fs::write(&manifest, MANIFEST).map_err(Error::io("write", &manifest))?;
 
     let target = package.join("target");
-    let mut command = compile.command("core-for-gpu", &manifest, &target, &compile.rustflags(ARCH));
+    let mut command = compile.command("core-for-gpu", &manifest, &target, &compile.rustflags());
     command.arg("-Zbuild-std=core");
     let made = compile.compiled(command)?;
     let target = libraries(&entry.folder);

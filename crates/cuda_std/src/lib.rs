@@ -50,7 +50,8 @@
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 #![cfg_attr(
     target_arch = "nvptx64",
-    feature(asm_experimental_arch, core_float_math, f16, repr_simd, stdarch_nvptx)
+    feature(asm_experimental_arch, core_float_math, f16, repr_simd, stdarch_nvptx),
+    allow(internal_features)
 )]
 
 #[cfg_attr(target_arch = "nvptx64", path = "arch_nvptx/mod.rs")]

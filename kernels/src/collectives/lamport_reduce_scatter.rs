@@ -26,7 +26,7 @@ use super::reduction::Reduction;
 ///
 /// `output` has `count` elements, and `input` as many for each rank. Nothing else accesses them
 /// until the kernel has ended. `slots` and `state` are as [`LamportSlots`] needs them.
-#[kernel(T = [f32, f16, bf16], max_threads = 512)]
+#[kernel(T = [f32, f16, bf16], max_threads = 512, min_blocks = 1)]
 pub unsafe fn lamport_reduce_scatter<T: Accumulate<Acc = f32>>(
     comm: DevComm,
     slots: Window<u32>,

@@ -462,13 +462,14 @@ impl<D: Owners, const N: usize> Follow for Messages<'_, D, N> {
     unsafe fn beside(&self, order: Order, index: u32) {
         grid::wait_for_previous();
         self.meet(index == 0);
-        let (mut tile, end) = (0, Self::tiles(order).saturating_sub(1));
+        let mut tile = 0;
         let step = IDLE_WARPS * Self::ROWS;
         let mut first = index * Self::ROWS;
         // SAFETY: the caller's contract. The rows are this warp's.
         unsafe {
             let session = self.session();
-            while tile < end {
+            // Opaque: the number of tiles less one would take a register.
+            while hint::opaque(tile) + 1 < Self::tiles(order) {
                 if let Some(column) = self.column(order, tile) {
                     let mut row = first;
                     while row < TILE_M {

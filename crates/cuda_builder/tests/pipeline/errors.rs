@@ -7,7 +7,9 @@ use cuda_builder::CudaBuilder;
 use libtest_mimic::Trial;
 
 use crate::support::Needs::{Nccl, Ptxas, RustSource};
-use crate::support::{Package, TestResult, ensure, hide_nccl, run, script, stderr, stdout, test};
+use crate::support::{
+    CHECK_ALL, Package, TestResult, ensure, hide_nccl, run, script, stderr, stdout, test,
+};
 
 pub fn tests() -> Vec<Trial> {
     vec![
@@ -37,6 +39,8 @@ pub fn tests() -> Vec<Trial> {
         test("bitcode_with_another_indirect_call_is_refused", &[RustSource], other_call),
         test("bitcode_with_a_writing_table_entry_is_refused", &[RustSource], writing_entry),
         test("missing_rust_source_names_the_command", &[], no_rust_source),
+        test("a_missing_kernel_toolchain_is_named_with_its_command", &[], no_such_toolchain),
+        test("a_build_warns_of_stack_with_the_numbers", &[RustSource, Ptxas], stack_is_told),
         test("missing_nccl_is_a_warning_and_an_empty_index", &[RustSource], no_nccl),
         test("missing_nccl_is_an_error_when_kernels_are_required", &[RustSource], required),
         test("cargo_without_a_network_is_a_warning", &[RustSource], no_network),
@@ -335,7 +339,7 @@ fn no_rust_source() -> TestResult {
     contains_all(&message, &["rustup component add rust-src --toolchain 1.99.0-test"])?;
 
     let output = package.as_build_script(|command| {
-        command.env("RUSTC", &rustc);
+        command.env("RUSTC", &rustc).env("DEVCOMM_KERNEL_TOOLCHAIN", "user");
     });
     ensure(output.status.success(), stderr(&output))?;
     contains_all(
@@ -343,6 +347,33 @@ fn no_rust_source() -> TestResult {
         &["cargo::warning=kernels were not built: rust-src is missing"],
     )?;
     contains_all(&package.index(), &["rustup component add rust-src --toolchain 1.99.0-test"])
+}
+
+fn no_such_toolchain() -> TestResult {
+    let package = kernel("no_such_toolchain", "", "*p = 1");
+    let output = package.as_build_script(|command| {
+        command.env("DEVCOMM_KERNEL_TOOLCHAIN", "1.2.3");
+    });
+    ensure(output.status.success(), stderr(&output))?;
+    contains_all(
+        &stdout(&output),
+        &["cargo::warning=kernels were not built: DEVCOMM_KERNEL_TOOLCHAIN is `1.2.3`"],
+    )?;
+    contains_all(&package.index(), &["rustup toolchain install 1.2.3"])
+}
+
+fn stack_is_told() -> TestResult {
+    let body = "let mut all = [0; 32];
+        for (i, one) in all.iter_mut().enumerate() { *one = *p.add(i); }
+        *p = all[(*p % 32) as usize]";
+    let package = kernel("stack_is_told", "", body);
+    let output = package.as_build_script(|command| drop(command.env(CHECK_ALL, "1")));
+    ensure(output.status.success(), stderr(&output))?;
+    let told = ["cargo::warning=", "128 bytes of stack, none are allowed", "rustc 1.", "LLVM "];
+    contains_all(&stdout(&output), &told)?;
+    // A kernel without `max_threads` may use the stack.
+    let output = package.as_build_script(|_| {});
+    ensure(!stdout(&output).contains("bytes of stack"), stdout(&output))
 }
 
 fn needs_nccl(name: &str) -> Package {

@@ -23,9 +23,8 @@ pub enum Needs {
 }
 
 static RUST_SOURCE: LazyLock<Option<String>> = LazyLock::new(|| {
-    let sysroot = run(Command::new("rustc").args(["--print", "sysroot"]));
-    let core = Path::new(sysroot.trim()).join("lib/rustlib/src/rust/library/core");
-    (!core.is_dir()).then(|| "no rust-src; run `cargo xtask setup`".to_owned())
+    let compiler = cuda_builder::kernel_compiler();
+    compiler.err().map(|error| format!("{error}; run `cargo xtask setup`"))
 });
 static NCCL: LazyLock<Option<String>> = LazyLock::new(|| {
     let found = find_nccl(None, NcclPart::Bitcode, |tree| match tree.version {
@@ -177,6 +176,9 @@ pub fn target() -> PathBuf {
 
 const SCRIPT: &str = "DEVCOMM_TEST_BUILD_SCRIPT";
 
+/// The build script checks the costs of all kernels if this variable is set.
+pub const CHECK_ALL: &str = "DEVCOMM_TEST_CHECK_ALL";
+
 /// Whether this process acts as a build script.
 pub fn is_build_script() -> bool {
     env::var_os(SCRIPT).is_some()
@@ -185,7 +187,8 @@ pub fn is_build_script() -> bool {
 /// Acts as a build script.
 pub fn build_script() {
     let package = env::var(SCRIPT).unwrap_or_default();
-    let result = CudaBuilder::new(package).target_dir(target()).build();
+    let all = env::var_os(CHECK_ALL).is_some();
+    let result = CudaBuilder::new(package).target_dir(target()).check_all(all).build();
     if let Err(error) = result {
         eprintln!("Error: {error:?}");
         std::process::exit(1);
