@@ -80,9 +80,9 @@ impl Env {
         std::env::split_paths(&list).filter(|path| !path.as_os_str().is_empty()).collect()
     }
 
-    /// The active Python's site-packages: if this process is Python, its own import path; else those
-    /// of `VIRTUAL_ENV`, which need no interpreter, then the import path of the interpreter on
-    /// `PATH`.
+    /// The active Python's site-packages: if this process is Python, its own import path; else
+    /// those of `VIRTUAL_ENV`, which need no interpreter, then the import path of the interpreter
+    /// on `PATH`.
     pub fn site_packages(&self) -> Vec<PathBuf> {
         if let Some(own) = &self.own_python {
             return own.clone();
