@@ -21,6 +21,8 @@ pub struct PipNccl {
     /// The environment's interpreter, `.../bin/python`; `None` if it is not there, as for packages
     /// of a user.
     pub python: Option<PathBuf>,
+    /// Whether uv made the environment, which then has no pip.
+    pub by_uv: bool,
 }
 
 impl PipNccl {
@@ -37,7 +39,12 @@ impl PipNccl {
         // <prefix>/lib/python3.12/site-packages
         let prefix = site_packages.ancestors().nth(3);
         let python = prefix.map(|prefix| prefix.join("bin/python")).filter(|path| path.is_file());
+        let is_uvs = |settings: &str| settings.lines().any(|line| line.starts_with("uv ="));
+        let settings = prefix.map(|prefix| std::fs::read_to_string(prefix.join("pyvenv.cfg")));
+        let by_uv = settings.is_some_and(|text| text.is_ok_and(|text| is_uvs(&text)))
+            && !site_packages.join("pip").is_dir();
         Some(Self {
+            by_uv,
             package: package_in(site_packages).unwrap_or_else(|| DEFAULT_PACKAGE.to_owned()),
             site_packages: site_packages.to_owned(),
             python,
@@ -60,13 +67,13 @@ pub struct PipInstall<'a> {
 
 impl fmt::Display for PipInstall<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let PipNccl { package, site_packages, python } = self.nccl;
+        let PipNccl { package, site_packages, python, by_uv } = self.nccl;
         let version = self.version;
-        match python {
-            Some(python) => {
-                let python = quoted(&python.display().to_string());
-                write!(f, "`{python} -m pip install {package}=={version}`")
+        match python.as_ref().map(|python| quoted(&python.display().to_string())) {
+            Some(python) if *by_uv => {
+                write!(f, "`uv pip install --python {python} {package}=={version}`")
             }
+            Some(python) => write!(f, "`{python} -m pip install {package}=={version}`"),
             None => {
                 let site = site_packages.display();
                 write!(f, "`pip install {package}=={version}` with the pip of {site}")
@@ -135,6 +142,24 @@ mod tests {
             let expected = format!("`{} -m pip install {package}==2.32.3`", python.display());
             assert_eq!(command(&library), expected);
         }
+    }
+
+    #[test]
+    fn an_environment_of_uv_without_pip_is_renewed_by_uv() {
+        let root = tempfile::tempdir().unwrap();
+        let site = "lib/python3.12/site-packages";
+        let library = environment(root.path(), site, &[], true);
+        let python = root.path().join("bin/python");
+        let by_pip = format!("`{} -m pip install nvidia-nccl-cu13==2.32.3`", python.display());
+        let settings = root.path().join("pyvenv.cfg");
+        std::fs::write(&settings, "home = /usr/bin\nversion = 3.12.3\n").unwrap();
+        assert_eq!(command(&library), by_pip);
+        std::fs::write(&settings, "home = /usr/bin\nuv = 0.13.9\n").unwrap();
+        let by_uv =
+            format!("`uv pip install --python {} nvidia-nccl-cu13==2.32.3`", python.display());
+        assert_eq!(command(&library), by_uv);
+        std::fs::create_dir(root.path().join(site).join("pip")).unwrap();
+        assert_eq!(command(&library), by_pip);
     }
 
     #[test]
