@@ -1,10 +1,15 @@
 //! Checks documents and sources: the tests that docs/host_api.md and docs/device_api.md name exist,
-//! every name of other host APIs has its row, what docs/gemm.md quotes is in the kernels, and lines
-//! have at most 100 columns.
+//! every name of other host APIs and of NCCL's headers for kernels is there, what docs/gemm.md
+//! quotes is in the kernels, and lines have at most 100 columns.
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+use devcomm_locate::{NcclPart, NcclVersion, find_nccl};
+
+/// The version of NCCL whose headers docs/device_api.md compares.
+const NCCL: NcclVersion = NcclVersion { major: 2, minor: 32, patch: 3 };
 
 /// A Rust source file: the stem of its name, and its text.
 type Source = (String, String);
@@ -144,6 +149,118 @@ fn every_row_of_the_device_api_names_tests_that_exist_in_their_files() {
         }
     }
     assert!(rows.len() >= 70, "only {} rows were found: did the table's form change?", rows.len());
+}
+
+/// The folder of NCCL's headers for kernels.
+fn device_headers() -> Option<PathBuf> {
+    let tree = find_nccl(None, NcclPart::Headers, |tree| match tree.version {
+        Some(NCCL) => Ok(()),
+        _ => Err(format!("its headers are not those of {NCCL}")),
+    });
+    let tree = tree.inspect_err(|error| eprintln!("SKIPPED: {error}")).ok()?;
+    Some(tree.include?.join("nccl_device"))
+}
+
+/// C++ without comments and without the preprocessor's lines.
+fn without_comments(source: &str) -> String {
+    let mut code = String::new();
+    let mut rest = source;
+    while let Some(start) = rest.find('/') {
+        let (before, comment) = rest.split_at(start);
+        code += before;
+        let end = if comment.starts_with("//") {
+            comment.find('\n')
+        } else if comment.starts_with("/*") {
+            comment.find("*/").map(|end| end + 2)
+        } else {
+            code.push('/');
+            Some(1)
+        };
+        rest = &comment[end.unwrap_or(comment.len())..];
+    }
+    code += rest;
+    let mut continues = false;
+    let lines = code.lines().filter(|line| {
+        let directive = continues || line.trim_start().starts_with('#');
+        continues = directive && line.ends_with('\\');
+        !directive
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// The names that C++ code uses: those with NCCL's prefix, and those that are called or declared as
+/// functions.
+fn names_in(code: &str) -> BTreeSet<&str> {
+    const KEYWORDS: [&str; 8] =
+        ["alignas", "asm", "decltype", "for", "if", "return", "sizeof", "while"];
+    let word = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let mut names = BTreeSet::new();
+    let mut rest = code;
+    while let Some(start) = rest.find(word) {
+        let text = &rest[start..];
+        let (name, after) = text.split_at(text.find(|c| !word(c)).unwrap_or(text.len()));
+        rest = after;
+        let prefixed = name.strip_prefix("nccl").is_some_and(|rest| {
+            rest.starts_with(|c: char| c.is_ascii_uppercase()) && !rest.ends_with("_internal")
+        });
+        let function = after.trim_start().starts_with('(')
+            && name.starts_with(|c: char| c.is_ascii_lowercase())
+            && !KEYWORDS.contains(&name);
+        if prefixed || function {
+            names.insert(name);
+        }
+    }
+    names
+}
+
+/// A name is in the document, in the lists of `raw`, or in the host's crates. For `ncclGin_X` the
+/// document may say `X`, and for `ncclX_t`, C's name of a type, `ncclX`.
+#[test]
+fn every_name_of_nccls_headers_for_kernels_is_bound_or_marked() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let document = fs::read_to_string(root.join("docs/device_api.md")).unwrap();
+    assert!(document.contains(&format!("`nccl_device/*.h` of NCCL {NCCL}")));
+    let Some(headers) = device_headers() else { return };
+
+    let mut code = Vec::new();
+    for folder in ["crates/nccl_device/src/raw", "crates/types/src", "crates/sys/src", "host/src"] {
+        sources(&root.join(folder), &mut code);
+    }
+    let native = root.join("crates/nccl_device/src/raw/native.md");
+    let texts = [document, fs::read_to_string(native).unwrap()];
+    let texts = texts.iter().chain(code.iter().map(|(_, text)| text));
+    let word = |c: char| c.is_alphanumeric() || c == '_';
+    let known: BTreeSet<&str> = texts.flat_map(|text| text.split(|c: char| !word(c))).collect();
+
+    let (mut found, mut unknown) = (0, Vec::new());
+    for entry in fs::read_dir(headers).unwrap() {
+        let path = entry.unwrap().path();
+        let file = path.file_name().unwrap().to_string_lossy().into_owned();
+        // Folders are NCCL's implementation, and utility.h is for it.
+        if !file.ends_with(".h") || file == "utility.h" {
+            continue;
+        }
+        let code = without_comments(&fs::read_to_string(&path).unwrap());
+        for name in names_in(&code) {
+            found += 1;
+            let short = name.strip_prefix("ncclGin_").unwrap_or(name);
+            let untyped = name.strip_suffix("_t").unwrap_or(name);
+            if [name, short, untyped].iter().all(|name| !known.contains(name)) {
+                unknown.push(format!("{file}: {name}"));
+            }
+        }
+    }
+    assert!(unknown.is_empty(), "docs/device_api.md does not have:\n{}", unknown.join("\n"));
+    assert!(found >= 350, "only {found} names were found: did the headers' form change?");
+}
+
+#[test]
+fn names_are_found_in_declarations_and_not_in_comments() {
+    let code = "/* ncclOld( */ struct ncclThing; // ncclGone()\n#define ncclMacro(x) \\\n more(x)\n\
+                int a = b / 2; void put(ncclTeam t, int peer); struct ncclThing_internal; if (x)";
+    let code = without_comments(code);
+    assert_eq!(names_in(&code), BTreeSet::from(["ncclTeam", "ncclThing", "put"]));
+    assert!(code.contains("b / 2"));
 }
 
 #[test]

@@ -85,8 +85,9 @@ impl PyCommunicator {
     ///     as lost; None: never.
     ///
     /// Torch goes on to own the communicator, which must outlive what is made of it here: close
-    /// that before destroy_process_group, or leave it to the end of the process. The process needs
-    /// an NCCL that devcomm's kernels were built for: see devcomm.load_nccl.
+    /// that before destroy_process_group, or leave it to the end of the process. Torch's NCCL must
+    /// be one that devcomm's kernels were built for: pip install nvidia-nccl-cu13==2.32.3, or see
+    /// devcomm.load_nccl.
     #[classmethod]
     #[pyo3(signature = (group=None, *, store=None, deadline=Some(600.0)))]
     fn from_torch(

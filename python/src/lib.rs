@@ -19,6 +19,18 @@ mod world;
 /// The classes and functions of the package.
 #[pyo3::pymodule]
 mod _devcomm {
+    use pyo3::prelude::*;
+
+    /// Wheels with NCCL are looked for among this interpreter's packages, where torch has its own.
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        let path = module.py().import("sys")?.getattr("path")?;
+        // Entries that are no text are not paths; empty ones mean the current folder.
+        let entries = path.try_iter()?.filter_map(|entry| entry.ok()?.extract::<String>().ok());
+        devcomm_locate::run_by_python(entries.filter(|entry| !entry.is_empty()).map(Into::into));
+        Ok(())
+    }
+
     #[pymodule_export]
     use crate::collectives::PyCollectives;
     #[pymodule_export]

@@ -8,13 +8,15 @@ use pyo3::prelude::*;
 use crate::errors::exception;
 use crate::own::detached;
 
-/// Loads an NCCL that devcomm's kernels can use, and returns its version and path. Call it before
-/// `import torch`: torch then uses the same library instead of the older one that it brings. Sets
+/// Loads an NCCL that devcomm's kernels can use, and returns its version and path. It is needed
+/// where torch's own is too old and cannot be replaced (pip install nvidia-nccl-cu13==2.32.3
+/// replaces it): called before `import torch`, it makes torch use the same library. Sets
 /// DEVCOMM_NCCL_HOME to its folder.
 ///
 /// path: the root of an NCCL installation, or the folder of its library. None: the first one that
-/// is new enough, of DEVCOMM_NCCL_HOME, NCCL_HOME, Python's packages, devcomm's cache and the
-/// system; but if the process has loaded one, it is that one, or an error that names both.
+/// is new enough, of DEVCOMM_NCCL_HOME, NCCL_HOME, this Python's packages, devcomm's cache and the
+/// system; but if the process has loaded one, it is that one, or an error if that is too old, with
+/// the command that renews it.
 #[pyfunction]
 #[pyo3(signature = (path=None))]
 pub fn load_nccl(py: Python<'_>, path: Option<PathBuf>) -> PyResult<(String, String)> {

@@ -65,6 +65,33 @@ fn teams_are_those_of_the_ranks() {
     }
 }
 
+/// Of each rank of the world and then of the rail: whether it has a pointer.
+#[kernel]
+unsafe fn notes_peers(comm: DevComm, out: Window<i32>) {
+    let mut notes = Notes(out, 0);
+    for team in [comm.world_team(), comm.rail_team()] {
+        for member in 0..team.n_ranks {
+            notes.add(comm.has_peer_pointer(team, member).into());
+        }
+    }
+}
+
+#[test]
+fn those_of_the_lsa_team_have_pointers() {
+    let notes = simulate(Simulation::new(6).team_size(3), |gpu| {
+        let comm = gpu.dev_comm(DevCommRequirements::new().lsa_barriers(1))?;
+        let out = gpu.window(&[0_i32; 8])?;
+        gpu.launch(notes_peers::args(&comm, &out).grid(1).block(1))?;
+        read(&out)
+    });
+    for (me, notes) in notes.into_iter().enumerate() {
+        let in_world = (0..6).map(|rank| i32::from(rank / 3 == me / 3));
+        // The rail has one rank of each LSA team.
+        let in_rail = (0..2).map(|team| i32::from(team == me / 3));
+        assert_eq!(notes, in_world.chain(in_rail).collect::<Vec<_>>(), "rank {me}");
+    }
+}
+
 #[kernel]
 unsafe fn notes_coops(out: Window<i32>) {
     let (rank, size) = match thread::thread_idx_x() {

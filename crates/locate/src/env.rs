@@ -21,6 +21,8 @@ type VersionOf = dyn Fn(&Path) -> Result<String, String>;
 pub(crate) struct Env {
     /// The environment variables.
     pub var: Box<Lookup>,
+    /// The import path of the Python that runs this process; `None` in another program.
+    pub own_python: Option<Vec<PathBuf>>,
     /// The import path of the active Python; empty without Python.
     pub python_path: Box<dyn Fn() -> Vec<PathBuf>>,
     /// Output of `ldconfig -p`; empty without it.
@@ -38,6 +40,7 @@ impl Env {
     pub fn real() -> Self {
         Self {
             var: Box::new(|name| std::env::var_os(name)),
+            own_python: OWN_PYTHON.get().cloned(),
             python_path: Box::new(python_path),
             ldconfig: Box::new(|| {
                 // Unprivileged users often have no sbin on their PATH.
@@ -57,6 +60,7 @@ impl Env {
     pub fn empty() -> Self {
         Self {
             var: Box::new(|_| None),
+            own_python: None,
             python_path: Box::new(Vec::new),
             ldconfig: Box::new(String::new),
             prefixes: Vec::new(),
@@ -76,9 +80,13 @@ impl Env {
         std::env::split_paths(&list).filter(|path| !path.as_os_str().is_empty()).collect()
     }
 
-    /// The active Python's site-packages: those of `VIRTUAL_ENV`, which need no interpreter, then
-    /// the import path of the interpreter on `PATH`.
+    /// The active Python's site-packages: if this process is Python, its own import path; else
+    /// those of `VIRTUAL_ENV`, which need no interpreter, then the import path of the interpreter
+    /// on `PATH`.
     pub fn site_packages(&self) -> Vec<PathBuf> {
+        if let Some(own) = &self.own_python {
+            return own.clone();
+        }
         let mut all = Vec::new();
         if let Some(venv) = self.path_var("VIRTUAL_ENV") {
             let versions = std::fs::read_dir(venv.join("lib")).into_iter().flatten();
@@ -95,6 +103,17 @@ impl Env {
         }
         all
     }
+}
+
+/// The import path of the Python that runs this process.
+static OWN_PYTHON: OnceLock<Vec<PathBuf>> = OnceLock::new();
+
+/// Says that a Python interpreter runs this process, and its import path (`sys.path`). From then on
+/// searches look there for wheels, and not in the environment of `VIRTUAL_ENV` or of the `python3`
+/// on `PATH`, which may be another one. Only the first call counts.
+pub fn run_by_python(import_path: impl IntoIterator<Item = PathBuf>) {
+    // Entries may be archives, or name no file.
+    OWN_PYTHON.get_or_init(|| import_path.into_iter().filter(|path| path.is_dir()).collect());
 }
 
 /// The import path of the active Python, queried once per process.
@@ -149,6 +168,21 @@ fn output(command: &mut Command) -> Result<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_process_that_is_python_looks_in_its_own_packages_only() {
+        let root = tempfile::tempdir().unwrap();
+        let venv = root.path().join("venv");
+        let of_venv = venv.join("lib/python3.12/site-packages");
+        std::fs::create_dir_all(&of_venv).unwrap();
+        let var = move |name: &str| (name == "VIRTUAL_ENV").then(|| venv.clone().into());
+        let on_path = || vec![PathBuf::from("/usr/lib/python3/dist-packages")];
+        let env = Env { var: Box::new(var), python_path: Box::new(on_path), ..Env::empty() };
+        assert_eq!(env.site_packages(), [vec![of_venv], on_path()].concat());
+        let own = vec![PathBuf::from("/opt/env/lib/python3.13/site-packages")];
+        let env = Env { own_python: Some(own.clone()), ..env };
+        assert_eq!(env.site_packages(), own);
+    }
 
     #[test]
     fn a_program_that_is_missing_or_fails_is_a_reason_not_a_panic() {

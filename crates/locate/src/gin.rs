@@ -13,7 +13,8 @@ use crate::loopback::find_gin_loopback_in;
 pub enum GinRoute {
     /// PROXY: a host thread posts the kernel's operations to an RDMA network card.
     ProxyRdma,
-    /// PROXY over TCP: NCCL's socket back end.
+    /// PROXY over TCP: NCCL's own RMA plugin over sockets, since 2.32.3. NCCL takes it where no
+    /// other plugin and no RDMA card serves PROXY.
     ProxyTcp,
     /// PROXY by CUDA copies between the GPUs of one host: devcomm's plugin.
     ProxyLoopback,
@@ -132,6 +133,8 @@ pub struct GinSupport {
     gdrcopy: Option<String>,
     /// `NCCL_RMA_PLUGIN`, if set.
     rma_plugin: Option<String>,
+    /// Whether `NCCL_IB_DISABLE` keeps NCCL from RDMA cards.
+    ib_disabled: bool,
 }
 
 /// Detects this system's support. `gpus` has the properties that the caller has queried.
@@ -160,6 +163,7 @@ fn gin_support_in(env: &Env, root: &Path, gpus: Option<GinGpus>) -> GinSupport {
         gin_plugin: text("NCCL_GIN_PLUGIN"),
         gdrcopy: text("NCCL_GDRCOPY_ENABLE"),
         rma_plugin: text("NCCL_RMA_PLUGIN"),
+        ib_disabled: text("NCCL_IB_DISABLE").is_some_and(|value| value != "0"),
     }
 }
 
@@ -210,20 +214,10 @@ impl GinSupport {
             Some(_) => {}
         }
         match route {
-            GinRoute::ProxyRdma => self.rdma_verdict(|kind| kind != "efa"),
-            GinRoute::Gdaki => self.rdma_verdict(|kind| kind == "mlx5"),
+            GinRoute::ProxyRdma => self.ib_verdict(|kind| kind != "efa"),
+            GinRoute::Gdaki => self.ib_verdict(|kind| kind == "mlx5"),
             GinRoute::EfaGda => self.rdma_verdict(|kind| kind == "efa"),
-            GinRoute::ProxyTcp => {
-                let newer = self.gpus.is_some_and(|gpus| gpus.driver >= 13_030);
-                let enabled = self.gdrcopy.as_deref().is_some_and(|value| value != "0");
-                match (self.gdrdrv || newer, enabled) {
-                    (true, true) => Ok("NCCL_GDRCOPY_ENABLE is set".to_owned()),
-                    (true, false) => Err("NCCL_GDRCOPY_ENABLE is not set".to_owned()),
-                    _ => {
-                        Err("neither /dev/gdrdrv nor a driver for CUDA 13.3 is present".to_owned())
-                    }
-                }
-            }
+            GinRoute::ProxyTcp => self.tcp_verdict(),
             GinRoute::ProxyLoopback => match &self.loopback {
                 Ok(path) => Ok(path.display().to_string()),
                 Err(error) => Err(format!("{}: {}", error.what(), error.advice())),
@@ -233,6 +227,37 @@ impl GinSupport {
                 None => Err("NCCL_GIN_PLUGIN is not set".to_owned()),
             },
         }
+    }
+
+    /// The verdict on NCCL's sockets, the last of the plugins that NCCL tries for PROXY.
+    fn tcp_verdict(&self) -> Result<String, String> {
+        let newer = self.gpus.is_some_and(|gpus| gpus.driver >= 13_030);
+        if !(self.gdrdrv || newer) {
+            return Err("neither /dev/gdrdrv nor a driver for CUDA 13.3 is present".to_owned());
+        }
+        match self.gdrcopy.as_deref() {
+            Some("1") => {}
+            Some(other) => return Err(format!("NCCL_GDRCOPY_ENABLE is {other}")),
+            None => return Err("NCCL_GDRCOPY_ENABLE is not set".to_owned()),
+        }
+        if let Some(name) = &self.rma_plugin
+            && !name.eq_ignore_ascii_case("none")
+        {
+            return Err(format!("NCCL takes NCCL_RMA_PLUGIN={name} before it"));
+        }
+        if let Ok(card) = self.verdict(GinRoute::ProxyRdma) {
+            return Err(format!("NCCL takes {card} before it, unless NCCL_IB_DISABLE=1"));
+        }
+        Ok("NCCL_GDRCOPY_ENABLE=1".to_owned())
+    }
+
+    /// The verdict on a route of NCCL's own code for RDMA cards, which `NCCL_IB_DISABLE` disables.
+    fn ib_verdict(&self, accepts: impl Fn(&str) -> bool) -> Result<String, String> {
+        let verdict = self.rdma_verdict(accepts)?;
+        if self.ib_disabled {
+            return Err("NCCL_IB_DISABLE disables RDMA cards in NCCL".to_owned());
+        }
+        Ok(verdict)
     }
 
     /// The verdict on a route that needs an RDMA device of an accepted kind. The kind is the first

@@ -44,9 +44,36 @@ fn each_device_opens_its_routes() {
     let newer = GinGpus { driver: 13_030, ..GPUS };
     assert_eq!(possible(&support(&[], gdrcopy, Some(newer)).1), [GinRoute::ProxyTcp]);
     assert_eq!(possible(&support(&["dev/gdrdrv"], &[], Some(GPUS)).1), []);
+    // NCCL compares with 1.
+    let other = &[("NCCL_GDRCOPY_ENABLE", "2")];
+    assert_eq!(possible(&support(&["dev/gdrdrv"], other, Some(GPUS)).1), []);
 
     let (_root, gpi) = support(&[], &[("NCCL_GIN_PLUGIN", "spcx")], Some(GPUS));
     assert_eq!(possible(&gpi), [GinRoute::Gpi]);
+}
+
+#[test]
+fn nccls_sockets_are_the_last_that_it_tries_for_proxy() {
+    const GDRCOPY: (&str, &str) = ("NCCL_GDRCOPY_ENABLE", "1");
+    let card = &["dev/gdrdrv", "sys/class/infiniband/mlx5_0"];
+    let (_root, with_card) = support(card, &[GDRCOPY], Some(GPUS));
+    assert_eq!(possible(&with_card), [GinRoute::ProxyRdma, GinRoute::Gdaki]);
+    let why = with_card.verdict(GinRoute::ProxyTcp).unwrap_err();
+    assert!(why.contains("mlx5_0") && why.contains("NCCL_IB_DISABLE=1"), "{why}");
+
+    let disabled = &[GDRCOPY, ("NCCL_IB_DISABLE", "1")];
+    let (_root, without_card) = support(card, disabled, Some(GPUS));
+    assert_eq!(possible(&without_card), [GinRoute::ProxyTcp]);
+    assert!(without_card.verdict(GinRoute::Gdaki).unwrap_err().contains("NCCL_IB_DISABLE"));
+    let (_root, enabled) = support(card, &[GDRCOPY, ("NCCL_IB_DISABLE", "0")], Some(GPUS));
+    assert_eq!(possible(&enabled), [GinRoute::ProxyRdma, GinRoute::Gdaki]);
+
+    let plugin = &[GDRCOPY, ("NCCL_RMA_PLUGIN", "libother.so")];
+    let (_root, with_plugin) = support(&["dev/gdrdrv"], plugin, Some(GPUS));
+    assert!(with_plugin.verdict(GinRoute::ProxyTcp).unwrap_err().contains("libother.so"));
+    let none = &[GDRCOPY, ("NCCL_RMA_PLUGIN", "none")];
+    let (_root, without_plugin) = support(&["dev/gdrdrv"], none, Some(GPUS));
+    assert_eq!(possible(&without_plugin), [GinRoute::ProxyTcp]);
 }
 
 #[test]

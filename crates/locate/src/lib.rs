@@ -13,6 +13,9 @@
 //! | 5 | the cache that `devcomm setup` fills ([`cache_dir`]) | the cache |
 //! | 6 | `LD_LIBRARY_PATH`, `/usr/local`, `/usr`, `ldconfig`'s list | `/usr/local/cuda/bin` |
 //!
+//! The active Python is that of `VIRTUAL_ENV`, else `python3` on `PATH`; a process that is Python
+//! itself states its own by [`run_by_python`]. [`PipNccl`] says which environment has a library.
+//!
 //! [`find_gin_loopback`] searches beside the running program for devcomm's RMA plugin;
 //! [`gin_support`] detects which GIN back ends the system supports.
 //!
@@ -45,13 +48,16 @@ mod error;
 mod gin;
 mod loopback;
 mod nccl;
+mod pip;
 mod ptxas;
 mod version;
 
 pub use cache::{cache_dir, wheel_dir};
+pub use env::run_by_python;
 pub use error::{Attempt, NotFound};
 pub use gin::{GinGpus, GinRoute, GinSupport, RdmaDevice, gin_support};
 pub use loopback::{find_gin_loopback, gin_loopback_environment};
 pub use nccl::{FoundBy, NcclPart, NcclTree, find_nccl};
+pub use pip::{PipInstall, PipNccl};
 pub use ptxas::{PTXAS_MIN, find_ptxas};
 pub use version::NcclVersion;

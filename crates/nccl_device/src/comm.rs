@@ -62,6 +62,19 @@ impl DevComm {
         self.rail_team().rank
     }
 
+    /// Whether rank `peer` of `team` is in the LSA team, so that this GPU can load and store by the
+    /// pointers of [`Window::peer`](crate::Window::peer) and
+    /// [`ResourceBuffer::peer`](crate::ResourceBuffer::peer).
+    ///
+    /// NCCL: `ncclDevCommCanGetPeerPointer`, of a rank of the world, since 2.32.6, whose peer
+    /// pointers may reach more ranks. Those of 2.32.3, which this crate links, reach these.
+    #[doc(alias = "ncclDevCommCanGetPeerPointer")]
+    #[must_use]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub fn has_peer_pointer(&self, team: Team, peer: i32) -> bool {
+        self.lsa_team().contains(team, peer)
+    }
+
     /// The number of LSA barriers that the host reserved, and so the bound of a
     /// [`BarrierIndex`](crate::BarrierIndex).
     #[cfg_attr(target_arch = "nvptx64", inline(always))]

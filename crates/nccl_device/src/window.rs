@@ -81,7 +81,8 @@ impl<T: Element> Window<T> {
     /// The part of rank `peer` of `team`, which is also in the LSA team. NCCL: `ncclGetPeerPointer`
     /// with a team.
     ///
-    /// `peer` is not checked: do not use the pointer of a rank outside the LSA team.
+    /// `peer` is not checked: do not use the pointer of a rank outside the LSA team;
+    /// [`DevComm::has_peer_pointer`](crate::DevComm::has_peer_pointer) says whether it is in it.
     #[doc(alias = "ncclGetPeerPointer")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]

@@ -250,7 +250,7 @@ impl Communicator {
     /// [`NcclError::Unsupported`](crate::NcclError::Unsupported) from an older library.
     #[doc(alias = "ncclCollConfig_t")]
     pub fn configured(&self, config: &CollectiveConfig) -> Result<Configured<'_>> {
-        let config = Some(Arc::new(config.lower(self.library().version())?));
+        let config = Some(Arc::new(config.lower(self.library().loaded())?));
         Ok(Configured { communicator: self, config, event: None })
     }
 

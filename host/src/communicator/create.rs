@@ -147,7 +147,7 @@ impl Communicator {
         let ids: Vec<RawUniqueId> = ids.iter().map(|id| id.0).collect();
         let c_n_ranks = number(n_ranks)?;
         let blocking = config.is_blocking();
-        let config = config.lower(library.version())?;
+        let config = config.lower(library.loaded())?;
         let out = Out::new(std::ptr::null_mut());
         let call = calls::init_rank(out.clone(), ids, c_rank, c_n_ranks, config);
         perform(library, context, rank, call)?;
@@ -256,7 +256,7 @@ impl Communicator {
             return Err(Error::invalid("a negative color; pass None for no new communicator"));
         }
         let color = color.unwrap_or(NO_COLOR);
-        let lowered = config.lower(self.library().version())?;
+        let lowered = config.lower(self.library().loaded())?;
         let peers = self.split_peers(color, key)?;
         let call = |comm, out| calls::split(comm, color, key, out, lowered);
         match self.derive(&[Status::Live, Status::Revoked], peers, config, call)? {
@@ -307,7 +307,7 @@ impl Communicator {
         if exclude.is_empty() {
             return Err(Error::invalid("a communicator shrinks by at least one rank"));
         }
-        let lowered = config.lower(self.library().version())?;
+        let lowered = config.lower(self.library().loaded())?;
         let members: Vec<usize> = (0..n_ranks).filter(|&rank| !excluded[rank]).collect();
         let peers = self.peers().map(|peers| peers.subset(&members)).transpose()?;
         let exclude = exclude.iter().map(|&rank| number(rank)).collect::<Result<_>>()?;
@@ -349,7 +349,7 @@ impl Communicator {
             let now = self.n_ranks();
             return Err(Error::invalid(format!("{now} ranks cannot grow to {n_ranks}")));
         }
-        let lowered = config.lower(self.library().version())?;
+        let lowered = config.lower(self.library().loaded())?;
         let (id, c_n_ranks) = (id.map(|id| id.0), number(n_ranks)?);
         let call = |comm, out| calls::grow(Some(comm), c_n_ranks, id, SAME_RANK, out, lowered);
         let grown = self.derive(&[Status::Live], None, config, call)?;
@@ -374,7 +374,7 @@ impl Communicator {
     ) -> Result<Self> {
         refuse_inside("ncclCommGrow")?;
         let c_rank = rank_of(rank, n_ranks)?;
-        let lowered = config.lower(library.version())?;
+        let lowered = config.lower(library.loaded())?;
         let out = Out::new(std::ptr::null_mut());
         let c_n_ranks = number(n_ranks)?;
         let call = calls::grow(None, c_n_ranks, Some(id.0), c_rank, out.clone(), lowered);

@@ -9,7 +9,8 @@ use devcomm_locate::{FoundBy, NcclPart, NcclTree, NcclVersion, find_nccl};
 use devcomm_sys::nccl::RawUniqueId;
 use parking_lot::Mutex;
 
-use crate::error::{Error, NcclError, Result};
+use super::config::Loaded;
+use crate::error::{Error, NcclError, Result, renewal};
 use crate::machine::Machine;
 use crate::sys::banner::build_of;
 use crate::sys::nccl::{DEV_COMM_VERSION, Nccl};
@@ -186,6 +187,10 @@ impl Library {
         self.nccl.version()
     }
 
+    pub(crate) fn loaded(&self) -> Loaded<'_> {
+        Loaded { version: self.version(), path: self.path() }
+    }
+
     /// The library's path, its version and the CUDA version it was built with. Reads the library's
     /// file.
     #[must_use]
@@ -321,8 +326,9 @@ fn loaded_by_others() -> Option<PathBuf> {
 /// The reason for a list entry that already names the path.
 fn reason(error: &Error) -> String {
     match error {
-        Error::Nccl(NcclError::TooOld { needs, has, .. }) => {
-            format!("it is NCCL {has}, needed is {needs} or newer")
+        Error::Nccl(NcclError::TooOld { needs, has, path }) => {
+            let renewal = renewal(path, *needs).map(|text| format!("; {text}")).unwrap_or_default();
+            format!("it is NCCL {has}, needed is {needs} or newer{renewal}")
         }
         Error::Nccl(NcclError::Unusable { reason, .. }) => reason.clone(),
         other => other.to_string(),

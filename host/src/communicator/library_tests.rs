@@ -68,6 +68,40 @@ fn an_nccl_that_is_too_old_names_both_versions() {
     assert!(text.contains(path.to_str().unwrap()), "{text}");
 }
 
+/// A Python environment in `root` with this NCCL, as PyTorch's wheel installs it: the path of the
+/// library, and the command that installs a newer one.
+fn python_environment(root: &Path, code: u32) -> Option<(PathBuf, String)> {
+    let site = root.join("lib/python3.12/site-packages");
+    std::fs::create_dir_all(site.join("nvidia_nccl_cu13-2.28.9.dist-info")).unwrap();
+    std::fs::create_dir_all(root.join("bin")).unwrap();
+    let python = root.join("bin/python");
+    std::fs::write(&python, "").unwrap();
+    let path = fake_library(&site.join("nvidia/nccl"), &of_version(code))?;
+    Some((path, format!("`{} -m pip install nvidia-nccl-cu13==2.32.3`", python.display())))
+}
+
+#[test]
+fn an_nccl_of_a_python_environment_that_is_too_old_names_the_command_that_renews_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path().canonicalize().unwrap();
+    let Some((path, command)) = python_environment(&root.join("env"), 22809) else { return };
+    let again = format!("; run {command} and start the program again");
+    let error = Library::load(&path, DEV_COMM_VERSION).unwrap_err().to_string();
+    assert!(error.ends_with(&again), "{error}");
+    // Who opens it for its host functions meets the same at the first one that it lacks.
+    let library = Library::load(&path, OLDEST_VERSION).unwrap();
+    let error = library.set_encryption(None).unwrap_err().to_string();
+    assert!(error.contains("the loaded one is 2.28.9") && error.ends_with(&again), "{error}");
+    // An old program advises no older one than its kernels need.
+    let Some((path, command)) = python_environment(&root.join("older"), 22702) else { return };
+    let error = Library::load(&path, OLDEST_VERSION).unwrap_err().to_string();
+    assert!(error.contains("2.28.0 or newer") && error.contains(&command), "{error}");
+    // Elsewhere pip does not help.
+    let Some(path) = fake_library(&root.join("elsewhere"), &of_version(22809)) else { return };
+    let error = Library::load(&path, DEV_COMM_VERSION).unwrap_err().to_string();
+    assert!(error.contains("`devcomm setup`") && !error.contains("pip"), "{error}");
+}
+
 #[test]
 fn the_search_skips_an_nccl_that_is_too_old_with_its_reason() {
     let folder = tempfile::tempdir().unwrap();
@@ -97,7 +131,9 @@ fn nothing_of_a_later_version_is_called_in_an_old_library() {
         nccl.dev_comm_create(std::ptr::null_mut(), std::ptr::null(), std::ptr::null_mut())
     };
     match refused {
-        Err(Error::Nccl(NcclError::Unsupported { what: "ncclDevCommCreate", needs, has })) => {
+        Err(Error::Nccl(NcclError::Unsupported {
+            what: "ncclDevCommCreate", needs, has, ..
+        })) => {
             assert_eq!((needs.code(), has.code()), (23203, 22809));
         }
         other => panic!("{other:?}"),
@@ -171,7 +207,7 @@ fn the_real_library_makes_an_id_and_refuses_a_rank_without_a_gpu_in_words() {
         return skipped(&"this machine has a GPU");
     }
     let out = Out::new(std::ptr::null_mut());
-    let config = CommConfig::new().lower(library.version()).unwrap();
+    let config = CommConfig::new().lower(library.loaded()).unwrap();
     let call = calls::init_rank(out.clone(), vec![id.0], 0, 1, config);
     // SAFETY: the call owns what it writes to.
     let code = unsafe { call.make(library.nccl()) }.unwrap();
@@ -263,7 +299,7 @@ fn trapping(folder: &Path, code: u32) -> Option<Library> {
 /// Checks that the library was too old for a call. Making the call would have ended the process.
 fn refused<T>(result: Result<T>, library: &Library, what: &str, needs: u32) {
     match result.err() {
-        Some(Error::Nccl(NcclError::Unsupported { what: refused, needs: least, has })) => {
+        Some(Error::Nccl(NcclError::Unsupported { what: refused, needs: least, has, .. })) => {
             assert_eq!((refused, least.code(), has), (what, needs, library.version()));
         }
         other => panic!("{what}: {other:?}"),

@@ -16,6 +16,7 @@ pub use self::driver::DriverError;
 pub use self::kernels::LaunchError;
 pub use self::launch::LaunchRefusal;
 pub(crate) use self::launch::registers_needed;
+pub(crate) use self::nccl::renewal;
 pub use self::nccl::{NcclError, NcclResult};
 pub use self::state::StateError;
 pub use self::stuck::StuckWait;

@@ -1,8 +1,10 @@
 //! Errors of NCCL: of its library, its version and its calls.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use devcomm_locate::{NcclVersion, NotFound};
+use devcomm_locate::{NcclVersion, NotFound, PipNccl};
+
+use crate::sys::nccl::DEV_COMM_VERSION;
 
 /// Why NCCL's library cannot be used, or a call into it failed.
 #[derive(Debug, thiserror::Error)]
@@ -21,9 +23,8 @@ pub enum NcclError {
     },
     /// The loaded NCCL is older than the program needs.
     #[error(
-        "NCCL {has} ({}) is too old: {needs} or newer is needed; run `devcomm setup`, or name a \
-         newer one in DEVCOMM_NCCL_HOME",
-        path.display()
+        "NCCL {has} ({}) is too old: {needs} or newer is needed; {}",
+        path.display(), renewal(path, *needs).unwrap_or_else(|| NAME_ANOTHER.to_owned())
     )]
     TooOld {
         /// The version needed.
@@ -36,8 +37,9 @@ pub enum NcclError {
     /// Another part of the program has loaded another NCCL than the one that was named.
     #[error(
         "this process has loaded {}, but {} was named: two NCCL libraries in one process do not \
-         know of each other's communicators; name the one that is loaded, or load the other before \
-         it",
+         know of each other's communicators; name the one that is loaded (or unset \
+         DEVCOMM_NCCL_HOME), or load the other before it (in Python: devcomm.load_nccl() before \
+         import torch)",
         loaded.display(), named.display()
     )]
     TwoLibraries {
@@ -59,7 +61,10 @@ pub enum NcclError {
         second: (usize, NcclVersion),
     },
     /// The loaded NCCL lacks a function or feature.
-    #[error("{what} needs NCCL {needs} or newer; the loaded one is {has}")]
+    #[error(
+        "{what} needs NCCL {needs} or newer; the loaded one is {has} ({}){}",
+        path.display(), renewal(path, *needs).map(|text| format!("; {text}")).unwrap_or_default()
+    )]
     Unsupported {
         /// A function or feature.
         what: &'static str,
@@ -67,6 +72,8 @@ pub enum NcclError {
         needs: NcclVersion,
         /// The loaded version.
         has: NcclVersion,
+        /// The loaded library.
+        path: PathBuf,
     },
     /// A call into NCCL failed.
     #[error(
@@ -156,6 +163,17 @@ impl NcclResult {
             known => Self::ALL.iter().position(|result| *result == known).unwrap_or(0) as i32,
         }
     }
+}
+
+/// What to do about a library that is too old and is in no Python environment.
+const NAME_ANOTHER: &str = "run `devcomm setup`, or name a newer one in DEVCOMM_NCCL_HOME";
+
+/// What to do about a library that is too old, if it is in a Python environment: PyTorch loads that
+/// one, so a newer one takes its place. No version older than the kernels need is advised.
+pub(crate) fn renewal(library: &Path, needs: NcclVersion) -> Option<String> {
+    let pip = PipNccl::of_library(library)?;
+    let command = pip.install(needs.max(DEV_COMM_VERSION));
+    Some(format!("run {command} and start the program again"))
 }
 
 fn on_rank(rank: Option<usize>) -> String {

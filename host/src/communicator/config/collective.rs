@@ -2,9 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use devcomm_locate::NcclVersion;
-
-use super::{CtaPolicy, LoweredCollectiveConfig, check_cluster, check_ctas, int, supported, text};
+use super::{CtaPolicy, Loaded, LoweredCollectiveConfig, check_cluster, check_ctas, int, text};
 use crate::error::{Error, Result};
 use crate::sys::nccl::DEV_COMM_VERSION;
 use crate::sys::nccl::lists_config::LoweredValue;
@@ -162,14 +160,15 @@ impl CollectiveConfig {
         self
     }
 
-    /// Converts to NCCL's struct, for a library of version `has`.
+    /// Converts to NCCL's struct, for this library.
     ///
     /// # Errors
     ///
     /// [`NcclError::Unsupported`](crate::NcclError::Unsupported) where collectives take no
     /// configuration, [`Error::InvalidInput`] for an invalid setting.
-    pub(crate) fn lower(&self, has: NcclVersion) -> Result<LoweredCollectiveConfig> {
-        supported("a collective with a configuration (ncclCollConfig_t)", DEV_COMM_VERSION, has)?;
+    pub(crate) fn lower(&self, library: Loaded<'_>) -> Result<LoweredCollectiveConfig> {
+        let what = "a collective with a configuration (ncclCollConfig_t)";
+        library.require(what, DEV_COMM_VERSION)?;
         self.check()?;
         let mut raw = CollConfig::new();
         let set = |slot: &mut c_int, name, value: Option<u32>| -> Result<()> {

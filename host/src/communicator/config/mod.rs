@@ -18,6 +18,7 @@
 mod collective;
 
 use std::ffi::{CString, c_int};
+use std::path::Path;
 
 use devcomm_locate::NcclVersion;
 
@@ -164,28 +165,28 @@ macro_rules! settings {
                 }
             )*
 
-            /// Converts to NCCL's struct, for a library of version `has`.
+            /// Converts to NCCL's struct, for this library.
             ///
             /// # Errors
             ///
             /// [`NcclError::Unsupported`] for a setting that the library does not know,
             /// [`Error::InvalidInput`] for an invalid one.
-            pub(crate) fn lower(&self, has: NcclVersion) -> Result<LoweredConfig> {
+            pub(crate) fn lower(&self, library: Loaded<'_>) -> Result<LoweredConfig> {
                 self.check()?;
                 let mut raw = Config::new();
                 // An older library has an older version of the struct, which is a prefix of this
                 // one.
-                raw.version = raw.version.min(has.code());
+                raw.version = raw.version.min(library.version.code());
                 $( if let Some(value) = self.$name {
                     let needs = NcclVersion { major: $major, minor: $minor, patch: $patch };
-                    supported(concat!("ncclConfig_t::", $field), needs, has)?;
+                    library.require(concat!("ncclConfig_t::", $field), needs)?;
                     raw.$name = int(stringify!($name), value)?;
                 } )*
                 $( let $text = self.$text.as_deref().map(|value| {
                     let needs = NcclVersion {
                         major: $text_major, minor: $text_minor, patch: $text_patch,
                     };
-                    supported(concat!("ncclConfig_t::", $text_field), needs, has)?;
+                    library.require(concat!("ncclConfig_t::", $text_field), needs)?;
                     text(stringify!($text), value)
                 }).transpose()?; )*
                 Ok(LoweredConfig::new(raw, $($text),*))
@@ -331,8 +332,24 @@ fn at_least_one(setting: &str, value: Option<u32>) -> Result<()> {
     Ok(())
 }
 
-fn supported(what: &'static str, needs: NcclVersion, has: NcclVersion) -> Result<()> {
-    if has < needs { Err(NcclError::Unsupported { what, needs, has }.into()) } else { Ok(()) }
+/// The library that a configuration is for.
+#[derive(Clone, Copy)]
+pub(crate) struct Loaded<'a> {
+    /// Its version.
+    pub version: NcclVersion,
+    /// Its file.
+    pub path: &'a Path,
+}
+
+impl Loaded<'_> {
+    /// Refuses `what` unless the library is at least of version `needs`.
+    fn require(self, what: &'static str, needs: NcclVersion) -> Result<()> {
+        let Self { version: has, path } = self;
+        if has < needs {
+            return Err(NcclError::Unsupported { what, needs, has, path: path.to_owned() }.into());
+        }
+        Ok(())
+    }
 }
 
 fn int(setting: &str, value: impl Setting + std::fmt::Debug) -> Result<c_int> {

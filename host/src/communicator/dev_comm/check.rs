@@ -224,7 +224,7 @@ fn gin_types(
 
 /// Whether a back end may have strong signals and VA signals; none has only one kind. NCCL's device
 /// code for EFA_GDA says that its signals are not strong, and asserts that they are indexed. PROXY
-/// over TCP has no VA signals, but NCCL tells it from PROXY over RDMA only when it initializes it.
+/// over TCP has VA signals in GPU memory only, but NCCL announces both kinds for all of PROXY.
 fn has_strong_and_va_signals(gin_type: GinType) -> bool {
     gin_type != GinType::EfaGda
 }

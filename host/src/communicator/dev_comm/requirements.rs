@@ -137,9 +137,9 @@ requirements! {
     gin_strong_signals(required: bool) = true, "ginStrongSignalsRequired";
 
     /// Requires a back end with VA signals: signals at addresses in windows. **Default: false;
-    /// NCCL's default is true**, which excludes EFA_GDA and PROXY over TCP also for kernels without
-    /// such signals. With `false`, a kernel must not use VA signals; they also need a window
-    /// registered with `NCCL_WIN_STRICT_ORDERING`. NCCL: `ginVaSignalsRequired`.
+    /// NCCL's default is true**, which excludes EFA_GDA also for kernels without such signals. With
+    /// `false`, a kernel must not use VA signals; they also need a window registered with
+    /// `NCCL_WIN_STRICT_ORDERING`, and over TCP one in GPU memory. NCCL: `ginVaSignalsRequired`.
     gin_va_signals(required: bool) = false, "ginVaSignalsRequired";
 
     /// The distance in ranks for [`GinConnectionType::CustomStride`]: a multiple of

@@ -112,7 +112,8 @@ impl Nccl {
     }
 
     fn lacks(&self, what: &'static str, needs: NcclVersion) -> Error {
-        Error::Nccl(NcclError::Unsupported { what, needs, has: self.version })
+        let (has, path) = (self.version, self.path.clone());
+        Error::Nccl(NcclError::Unsupported { what, needs, has, path })
     }
 
     /// Turns a result code into an error with NCCL's texts. Call it on the thread that called NCCL,
