@@ -55,7 +55,7 @@ fn a_lane_beyond_the_vector_is_refused() {
 
 #[test]
 fn integer_sums_wrap_around() {
-    let mut sum = u8::widen(Vec16::splat(200));
+    let mut sum = <u8 as Accumulate>::widen(Vec16::splat(200));
     u8::add(&mut sum, Vec16::splat(100));
     assert_eq!(u8::narrow(sum), Vec16::splat(44));
 }

@@ -45,18 +45,14 @@ impl Handle {
     pub(crate) fn to_bytes(self) -> [u8; HANDLE_BYTES] {
         let mut bytes = [0; HANDLE_BYTES];
         let fields = [MAGIC, self.host, self.process, self.pid, self.endpoint];
-        for (to, field) in bytes.chunks_exact_mut(8).zip(fields) {
-            to.copy_from_slice(&field.to_le_bytes());
+        for (to, field) in bytes.as_chunks_mut().0.iter_mut().zip(fields) {
+            *to = field.to_le_bytes();
         }
         bytes
     }
 
     pub(crate) fn from_bytes(bytes: &[u8; HANDLE_BYTES], rank: usize) -> Result<Self> {
-        let mut fields = bytes.chunks_exact(8).map(|chunk| {
-            let mut field = [0; 8];
-            field.copy_from_slice(chunk);
-            u64::from_le_bytes(field)
-        });
+        let mut fields = bytes.as_chunks().0.iter().map(|&field| u64::from_le_bytes(field));
         let mut next = || fields.next().unwrap_or_default();
         if next() != MAGIC {
             return Err(Error::Unsupported(format!(

@@ -42,7 +42,7 @@ impl Thread {
     #[cold]
     pub(crate) fn end_slice(&self, (address, bytes): (usize, usize), access: Access, at: Site) {
         let gpus = self.gpus();
-        let repeated = Some(self.repeated.get()).filter(|_| access == Access::Read);
+        let repeated = (access == Access::Read).then(|| self.repeated.get());
         let repeated = repeated.and_then(|loads| loads.and(address, gpus.changes.get()));
         let repeated = repeated.unwrap_or_default();
         self.repeated.set(repeated);

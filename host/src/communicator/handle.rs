@@ -114,7 +114,7 @@ impl Handle {
 
     /// Changes the status, unless the communicator has ended; returns whether it did.
     pub(crate) fn set_status(&self, status: Status) -> bool {
-        let changed = self.status.fetch_update(Ordering::AcqRel, Ordering::Acquire, |now| {
+        let changed = self.status.try_update(Ordering::AcqRel, Ordering::Acquire, |now| {
             (now < Status::Destroyed as u8).then_some(status as u8)
         });
         changed.is_ok()

@@ -263,7 +263,7 @@ pub trait Sums: AsMut<[f32]> {
         };
         // Each column is for 32 threads, of which this is number `reader`: one of them reports it.
         let (reader, columns_each) = (thread / 4, self.as_mut().len() / 2);
-        for (j, sums) in self.as_mut().chunks_exact_mut(4).enumerate() {
+        for (j, sums) in self.as_mut().as_chunks_mut::<4>().0.iter_mut().enumerate() {
             for side in 0..2 {
                 let is_reader = (2 * j + side) % 32 == reader % columns_each;
                 let access = if is_reader { Access::Read } else { Access::ReadByOther };

@@ -46,8 +46,8 @@ impl Handshake {
         let (first, second) = self.key;
         let words = [first, second, self.rank as u64, slots as u64, slot_bytes as u64];
         let mut bytes = [0; HANDSHAKE_BYTES];
-        for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
-            to.copy_from_slice(&word.to_le_bytes());
+        for (to, word) in bytes.as_chunks_mut().0.iter_mut().zip(words) {
+            *to = word.to_le_bytes();
         }
         bytes
     }

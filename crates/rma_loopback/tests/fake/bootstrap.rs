@@ -69,7 +69,7 @@ impl Client {
         let mut rest = vec![0; HANDLE_BYTES * self.ranks - 1];
         socket.read_exact(&mut rest).unwrap();
         rest.insert(0, first[0]);
-        rest.chunks_exact(HANDLE_BYTES).map(|own| own.try_into().unwrap()).collect()
+        rest.as_chunks().0.to_vec()
     }
 
     /// Waits for all ranks.

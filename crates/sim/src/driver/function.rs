@@ -293,16 +293,15 @@ impl Params {
 
     /// The 64-bit words of the parameters.
     fn words(&self) -> impl Iterator<Item = usize> + '_ {
-        let bytes = self.bytes.iter().flat_map(|Aligned(bytes)| bytes.chunks_exact(8));
-        bytes.filter_map(|word| Some(u64::from_ne_bytes(word.try_into().ok()?) as usize))
+        let words = self.bytes.iter().flat_map(|Aligned(bytes)| bytes.as_chunks().0);
+        words.map(|&word| u64::from_ne_bytes(word) as usize)
     }
 
     /// The word at byte `offset` of parameter `index`.
     fn word(&self, index: usize, offset: usize) -> usize {
-        let words = self.bytes[self.starts[index]..].iter().flat_map(|Aligned(bytes)| {
-            bytes.chunks_exact(8).map(|word| word.try_into().map_or(0, u64::from_ne_bytes))
-        });
-        words.into_iter().nth(offset / 8).unwrap_or(0) as usize
+        let bytes = self.bytes[self.starts[index]..].iter();
+        let mut words = bytes.flat_map(|Aligned(bytes)| bytes.as_chunks().0);
+        words.nth(offset / 8).map_or(0, |&word| u64::from_ne_bytes(word)) as usize
     }
 
     /// What the parameters refer to.

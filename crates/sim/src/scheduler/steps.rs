@@ -332,7 +332,7 @@ impl Scheduler {
         // A first step is none of the schedule's, and another thread may get an ended one's place.
         if !begins {
             let ended = matches!(thread.wait.get(), Wait::Done);
-            (steps.last, steps.polled) = (Some(at).filter(|_| !ended), polled);
+            (steps.last, steps.polled) = ((!ended).then_some(at), polled);
         }
         for tid in block.next.take() {
             let ready = ThreadAt { slot: at.slot, tid };
