@@ -1,6 +1,6 @@
 //! A product fused with an all-reduce, on tiles that ranks push to each other.
 //!
-//! The shapes are those of [`products`](crate::products).
+//! The shapes are those of the [unfused products](crate::products).
 
 // ANCHOR: kernel
 use cuda_std::convert::f32_to_bf16x2;
