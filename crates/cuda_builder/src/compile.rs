@@ -165,7 +165,6 @@ impl Compile<'_> {
                 command.env_remove(name);
             }
         }
-        let checks = if self.panics == Panics::Checked { "true" } else { "false" };
         command
             .env("RUSTC", &self.toolchain.rustc)
             // Unstable features for this child only: kernels need them, and stable rustc has them.
@@ -175,19 +174,11 @@ impl Compile<'_> {
             .env("RUSTC_WORKSPACE_WRAPPER", "")
             // The encoded form overrides flags in configuration files, which are for the host.
             .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"))
-            // The profile belongs to the user's workspace; the environment overrides it.
-            .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "3")
-            // Line tables for profilers. Full debug info marks the PTX `debug`: less optimisation.
-            .env("CARGO_PROFILE_RELEASE_DEBUG", "line-directives-only")
+            // The profile belongs to the user's workspace; the environment and the flags override it.
             .env("CARGO_PROFILE_RELEASE_PANIC", "abort")
             .env("CARGO_PROFILE_RELEASE_LTO", "off")
             .env("CARGO_PROFILE_RELEASE_STRIP", "none")
             .env("CARGO_INCREMENTAL", "0")
-            .env("CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS", checks)
-            .env("CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS", checks)
-            // Macros and build scripts are compiled once for kernels with and without checks.
-            .env("CARGO_PROFILE_RELEASE_BUILD_OVERRIDE_DEBUG_ASSERTIONS", "false")
-            .env("CARGO_PROFILE_RELEASE_BUILD_OVERRIDE_OVERFLOW_CHECKS", "false")
             .args(["rustc", "--release", "--lib", "--crate-type", "rlib"])
             .args(["--target", TARGET, message_format()])
             .args(["--package", package, "--manifest-path"])
@@ -203,7 +194,14 @@ impl Compile<'_> {
     /// The flags for rustc. For those that disable its optimisations, see "Barriers" in the
     /// crate's documentation.
     pub(crate) fn rustflags(&self) -> Vec<String> {
+        let checks = if self.panics == Panics::Checked { "on" } else { "off" };
         let mut flags = vec![
+            // They come after those of the profile, which may be for one package.
+            "-Copt-level=3".to_owned(),
+            // Line tables for profilers. Full debug info marks the PTX `debug`: less optimisation.
+            "-Cdebuginfo=line-directives-only".to_owned(),
+            format!("-Cdebug-assertions={checks}"),
+            format!("-Coverflow-checks={checks}"),
             format!("-Ctarget-cpu={}", self.arch),
             "--emit=llvm-bc".to_owned(),
             "-Ccodegen-units=1".to_owned(),

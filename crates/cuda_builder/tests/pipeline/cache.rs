@@ -13,6 +13,7 @@ pub fn tests() -> Vec<Trial> {
     vec![
         test("a_change_of_one_kernel_file_links_one_module", &[RustSource, Nccl], one_module),
         test("core_is_compiled_once_for_all_workspaces", &[RustSource], one_core),
+        test("profiles_of_packages_do_not_reach_kernels", &[RustSource], profiles),
     ]
 }
 
@@ -38,6 +39,28 @@ fn one_module() -> TestResult {
 }
 
 /// The second of two workspaces builds with a rustc that refuses to compile `core`.
+fn profiles() -> TestResult {
+    let source = "#[unsafe(no_mangle)] pub unsafe extern \"ptx-kernel\" fn profiles(p: *mut u32) {
+            let add = |sum: u32, i: usize| sum + unsafe { *p.add(i) };
+            unsafe { *p = (1..9).fold(0, add) }
+        }";
+    let package = Package::new("profiles", source);
+    let ptx = || -> Result<String, libtest_mimic::Failed> {
+        let artifacts = package.builder().build()?;
+        let text = fs::read_to_string(&artifacts.modules[0].ptx)?;
+        // Names of functions, which have the crate's hash, may follow the code.
+        let code = text.split_once("\n}\n").map(|(code, _)| code.to_owned());
+        Ok(code.ok_or("the PTX has no kernel")?)
+    };
+    let plain = ptx()?;
+    package.add_to_manifest(
+        "[profile.release.package.profiles]\nopt-level = 0\ndebug = \"full\"\n\
+         debug-assertions = true\noverflow-checks = true\n",
+    );
+    let of_profile = ptx()?;
+    ensure(plain == of_profile, format!("{plain}\nwith a profile:\n{of_profile}"))
+}
+
 fn one_core() -> TestResult {
     let build = |name: &str, rustc: Option<&Path>| {
         let source = format!("#[unsafe(no_mangle)] pub extern \"ptx-kernel\" fn {name}() {{}}");

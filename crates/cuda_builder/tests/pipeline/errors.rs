@@ -363,15 +363,20 @@ fn no_such_toolchain() -> TestResult {
 }
 
 fn stack_is_told() -> TestResult {
-    let body = "let mut all = [0; 32];
-        for (i, one) in all.iter_mut().enumerate() { *one = *p.add(i); }
-        *p = all[(*p % 32) as usize]";
+    let body = "let (mut all, mut sum) = ([0; 1000], 0);
+        for (i, one) in all.iter_mut().enumerate() { sum = sum * 3 + *p.add(i); *one = sum; }
+        *p = all[(*p % 1000) as usize]";
     let package = kernel("stack_is_told", "", body);
     let output = package.as_build_script(|command| {
         command.env(CHECK_ALL, "1");
     });
     ensure(output.status.success(), stderr(&output))?;
-    let told = ["cargo::warning=", "128 bytes of stack, none are allowed", "rustc 1.", "LLVM "];
+    let told = [
+        "cargo::warning=",
+        "stack_is_told: 4000 bytes of stack, none are allowed",
+        "rustc 1.",
+        "LLVM ",
+    ];
     contains_all(&stdout(&output), &told)?;
     // A kernel without `max_threads` may use the stack.
     let output = package.as_build_script(|_| {});
