@@ -8,15 +8,13 @@ use std::path::{Path, PathBuf};
 use devcomm_locate::{NcclPart, find_nccl};
 
 use crate::arch::NvvmArch;
-use crate::artifact::{self, Artifacts, ModuleArtifact, NcclCode, Sidecar};
-use crate::cache::{Cache, Entry, copy_if_changed, write_if_changed};
+use crate::artifact::{self, Artifacts, ModuleArtifact, NcclCode};
+use crate::cache::{Cache, copy_if_changed, write_if_changed};
 use crate::compile::{Compile, Panics};
 use crate::error::Error;
-use crate::link::{self, Link, Linked, PrepareNccl};
-use crate::metadata;
+use crate::link::{self, PrepareNccl};
+use crate::modules::{Modules, Nccl};
 use crate::package::{self, KernelPackage};
-use crate::packed;
-use crate::parallel;
 use crate::ptxas::Ptxas;
 use crate::script;
 use crate::split::{self, KernelFile, Split};
@@ -368,152 +366,6 @@ impl CudaBuilder {
         let index = folder.join("kernels.rs");
         write_if_changed(&index, artifact::index(&modules, None).as_bytes())?;
         Ok(Artifacts { folder: folder.to_owned(), index, modules, missing: None })
-    }
-}
-
-/// NCCL's device code, ready to link.
-#[derive(Debug)]
-struct Nccl {
-    source: PathBuf,
-    prepared: PathBuf,
-    code: NcclCode,
-}
-
-/// Builds the modules of one build.
-struct Modules<'a> {
-    toolchain: &'a Toolchain,
-    workers: &'a Workers<'a>,
-    nccl: Option<Nccl>,
-    ptxas: Option<Ptxas>,
-    cache: Cache,
-    arch: NvvmArch,
-    panics: Panics,
-    dump: Option<PathBuf>,
-}
-
-impl Modules<'_> {
-    /// Builds all modules.
-    fn build(&self, sources: &[KernelFile], folder: &Path) -> Result<Vec<ModuleArtifact>, Error> {
-        let made = parallel::map(sources, |source| self.module(source, folder));
-        let mut modules = made.into_iter().collect::<Result<Vec<_>, _>>()?;
-        modules.sort_by(|a, b| a.file.cmp(&b.file));
-        Ok(modules)
-    }
-
-    fn module(&self, source: &KernelFile, folder: &Path) -> Result<ModuleArtifact, Error> {
-        let arch = metadata::arch_of(&source.file, &source.kernels, self.arch)?;
-        let nccl = self.nccl.as_ref().filter(|_| source.uses_nccl());
-        let key = self.key(source, arch, nccl)?;
-        // `DEVCOMM_DUMP_IR` dumps every module, so bypass the cache.
-        let cached = if self.dump.is_none() { self.cache.find(&key) } else { None };
-        let cached = cached.filter(|(entry, _)| entry.ptx().is_file());
-        let linked = cached.is_none();
-        let (entry, info) = match cached {
-            Some(cached) => cached,
-            None => self.cache.make(&key, |entry| self.link(source, arch, nccl, entry, folder))?,
-        };
-        let output = |extension: &str| folder.join(format!("{}.{extension}", source.file));
-        let (ptx, sidecar, cubin) = (output("ptx"), output("json"), output("cubin"));
-        copy_if_changed(&entry.ptx(), &ptx)?;
-        copy_if_changed(&entry.sidecar(), &sidecar)?;
-        let assembled = entry.cubin().is_file();
-        if assembled {
-            copy_if_changed(&entry.cubin(), &cubin)?;
-        }
-        let cubin = assembled.then_some(cubin);
-        let module =
-            ModuleArtifact { file: source.file.clone(), ptx, sidecar, cubin, info, linked };
-        let packed = [entry.ptx(), entry.cubin()].map(|path| packed::path(&path));
-        for (from, to) in packed.into_iter().zip(module.packed()) {
-            copy_if_changed(&from, &to)?;
-        }
-        Ok(module)
-    }
-
-    /// The hash of all inputs of a module.
-    fn key(
-        &self,
-        source: &KernelFile,
-        arch: NvvmArch,
-        nccl: Option<&Nccl>,
-    ) -> Result<String, Error> {
-        let inputs = serde_json::json!([
-            link::REVISION,
-            env!("CARGO_PKG_VERSION"),
-            artifact::sha256_of(&source.bitcode)?,
-            source.kernels,
-            nccl.map(|nccl| &nccl.code),
-            self.toolchain.version,
-            self.toolchain.llvm_version,
-            arch.name(),
-            self.panics as u8,
-            self.ptxas.as_ref().map(|ptxas| &ptxas.version),
-        ]);
-        Ok(artifact::sha256(inputs.to_string().as_bytes()))
-    }
-
-    fn link(
-        &self,
-        source: &KernelFile,
-        arch: NvvmArch,
-        nccl: Option<&Nccl>,
-        entry: &Entry,
-        folder: &Path,
-    ) -> Result<Sidecar, Error> {
-        let (ptx_path, cubin) = (&entry.ptx(), &entry.cubin());
-        let names: Vec<String> = source.kernels.iter().map(|kernel| kernel.name.clone()).collect();
-        let job = Job::Link(Link {
-            file: source.file.clone(),
-            kernels: names.clone(),
-            max_threads: source.kernels.iter().map(|kernel| kernel.max_threads).collect(),
-            min_blocks: source.kernels.iter().map(|kernel| kernel.min_blocks).collect(),
-            clusters: source.kernels.iter().map(|kernel| kernel.cluster).collect(),
-            bitcode: source.bitcode.clone(),
-            nccl: nccl.map(|nccl| nccl.prepared.clone()),
-            cpu: arch.name().to_owned(),
-            features: arch.ptx_feature(),
-            dump: self.dump.clone(),
-        });
-        let what = format!("cannot link {}.rs (kernels: {})", source.file, names.join(", "));
-        let Linked { ptx: text, lsa_barriers } = self.workers.run(&source.file, &what, job)?;
-        fs::write(ptx_path, &text).map_err(Error::io("write", ptx_path))?;
-        let ptx = artifact::read_ptx(&source.file, &text)?;
-        // Code that would format a message has some, though none runs.
-        if ptx.call_prototypes > 0 && self.panics == Panics::Silent {
-            return Err(artifact::indirect_calls(&source.file, &names, &text));
-        }
-        let resources = match &self.ptxas {
-            Some(ptxas) => {
-                let made = ptxas.assemble(&source.file, arch.name(), ptx_path, cubin);
-                Some(made.map_err(|error| error.with_ptx_in(folder))?)
-            }
-            None => None,
-        };
-        packed::write(ptx_path)?;
-        let cubin_sha256 = match self.panics {
-            Panics::Silent if self.ptxas.is_some() => {
-                packed::write(cubin)?;
-                Some(artifact::sha256_of(cubin)?)
-            }
-            // The host writes the rank into the PTX.
-            _ => None,
-        };
-        Ok(Sidecar {
-            package: source.kernels.iter().find_map(|kernel| kernel.package.clone()),
-            arch: ptx.target.clone(),
-            ptx_isa: ptx.version.clone(),
-            rustc: self.toolchain.version.clone(),
-            llvm: self.toolchain.llvm_version.clone(),
-            nccl: nccl.map(|nccl| nccl.code.clone()),
-            cubin_sha256,
-            kernels: artifact::kernels(
-                &source.file,
-                &source.kernels,
-                &ptx,
-                resources.as_deref(),
-                &lsa_barriers,
-            )?,
-        })
     }
 }
 

@@ -66,6 +66,7 @@ mod lines;
 mod link;
 mod llvm;
 mod metadata;
+mod modules;
 mod package;
 mod packed;
 mod parallel;

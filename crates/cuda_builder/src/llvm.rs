@@ -54,37 +54,26 @@ pub(crate) struct Llvm {
     f: Functions,
 }
 
-/// Options of LLVM, with the first major version that gets each.
-///
-/// Loops over register arrays must be unrolled, or the arrays are in local memory. The default
-/// threshold (300 instructions) is too low for the sum of eight 16-byte vectors of f16 in f32.
-///
-/// From 23 on LLVM can invert the conditions of branches in PTX, with which it orders, joins and
-/// copies basic blocks for a processor's branch predictor. `ptxas` orders them itself, but how it allocates
-/// registers depends on the order that it gets: kernels at their limit of registers spilled.
-pub(crate) const OPTIONS: [(u32, &CStr); 4] = [
-    (0, c"-unroll-threshold=2000"),
-    (23, c"-disable-block-placement"),
-    (23, c"-disable-branch-fold"),
-    (23, c"-disable-early-taildup"),
-];
+/// An option for every job: loops over register arrays must be unrolled, or the arrays are in local
+/// memory. The default threshold (300 instructions) is too low for the sum of eight 16-byte vectors
+/// of f16 in f32.
+const UNROLL: &str = "-unroll-threshold=2000";
 
 impl Llvm {
     /// Loads the library for the life of the process, and checks that it is the LLVM `version` that
-    /// rustc has: an older LLVM may not read the bitcode.
-    pub(crate) fn load(library: &Path, version: &str) -> Result<Self> {
+    /// rustc has: an older LLVM may not read the bitcode. The `options` are LLVM's, for the process.
+    pub(crate) fn load(library: &Path, version: &str, options: &[&str]) -> Result<Self> {
         let f = Functions::load(library)
             .map_err(|e| Failure(format!("cannot use {}: {e}", library.display())))?;
         let [mut major, mut minor, mut patch] = [0; 3];
-        // SAFETY: the three pointers are to live integers.
-        unsafe { (f.LLVMGetVersion)(&mut major, &mut minor, &mut patch) };
-        let wanted = OPTIONS.iter().filter(|(since, _)| *since <= major).map(|(_, option)| *option);
         // LLVM expects the program's name first.
-        let options: Vec<_> =
-            [c"cuda_builder"].into_iter().chain(wanted).map(CStr::as_ptr).collect();
-        // SAFETY: the options are static strings; the initialisers have no arguments and may be called
-        // repeatedly.
+        let all = ["cuda_builder", UNROLL].into_iter().chain(options.iter().copied());
+        let all = all.map(c_string).collect::<Result<Vec<_>>>()?;
+        let options: Vec<_> = all.iter().map(|option| option.as_ptr()).collect();
+        // SAFETY: the three pointers are to live integers and the options to live strings, which
+        // LLVM copies; the initialisers have no arguments and may be called repeatedly.
         unsafe {
+            (f.LLVMGetVersion)(&mut major, &mut minor, &mut patch);
             (f.LLVMInitializeNVPTXTargetInfo)();
             (f.LLVMInitializeNVPTXTarget)();
             (f.LLVMInitializeNVPTXTargetMC)();
@@ -321,20 +310,19 @@ fn c_path(path: &Path) -> Result<CString> {
 
 #[cfg(test)]
 mod tests {
-    use super::OPTIONS;
+    use super::UNROLL;
+    use crate::link::BACK_ENDS;
     use crate::toolchain::Toolchain;
 
     /// LLVM ignores options that it does not know.
     #[test]
     fn llvm_has_every_option() {
         let toolchain = Toolchain::find(None, None).unwrap();
-        let major: u32 = toolchain.llvm_version.split('.').next().unwrap().parse().unwrap();
         let library = std::fs::read(&toolchain.libllvm).unwrap();
-        for (_, option) in OPTIONS.iter().filter(|(since, _)| *since <= major) {
-            let option = option.to_str().unwrap().trim_start_matches('-');
-            let name = option.split('=').next().unwrap().as_bytes();
+        for option in BACK_ENDS.concat().into_iter().chain([UNROLL]) {
+            let name = option.trim_start_matches('-').split('=').next().unwrap().as_bytes();
             let found = library.windows(name.len()).any(|window| window == name);
-            assert!(found, "LLVM {} has no option -{option}", toolchain.llvm_version);
+            assert!(found, "LLVM {} has no option {option}", toolchain.llvm_version);
         }
     }
 }

@@ -133,7 +133,11 @@ pub fn link_worker() {
 fn serve(path: &Path) -> Result<(), String> {
     let text = fs::read(path).map_err(|e| format!("cannot read {}: {e}", path.display()))?;
     let request: WorkerRequest = serde_json::from_slice(&text).map_err(|e| e.to_string())?;
-    let result = Llvm::load(&request.libllvm, &request.llvm_version)
+    let options = match &request.job {
+        Job::Link(job) => link::BACK_ENDS[job.back_end],
+        _ => &[],
+    };
+    let result = Llvm::load(&request.libllvm, &request.llvm_version, options)
         .and_then(|llvm| do_job(&llvm, &request.job))
         .map_err(|failure| failure.0);
     let text = serde_json::to_vec(&result).map_err(|e| e.to_string())?;

@@ -1,0 +1,216 @@
+//! Builds the modules of a package, one for each kernel file, or takes them from the cache.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::arch::NvvmArch;
+use crate::artifact::{self, ModuleArtifact, NcclCode, Sidecar};
+use crate::cache::{Cache, Entry, copy_if_changed};
+use crate::compile::Panics;
+use crate::error::Error;
+use crate::link::{self, Link, Linked};
+use crate::metadata;
+use crate::packed;
+use crate::parallel;
+use crate::ptx::Ptx;
+use crate::ptxas::{Ptxas, Resources};
+use crate::split::KernelFile;
+use crate::toolchain::Toolchain;
+use crate::worker::{Job, Workers};
+
+/// NCCL's device code, ready to link.
+#[derive(Debug)]
+pub(crate) struct Nccl {
+    pub(crate) source: PathBuf,
+    pub(crate) prepared: PathBuf,
+    pub(crate) code: NcclCode,
+}
+
+/// Builds the modules of one build.
+pub(crate) struct Modules<'a> {
+    pub(crate) toolchain: &'a Toolchain,
+    pub(crate) workers: &'a Workers<'a>,
+    pub(crate) nccl: Option<Nccl>,
+    pub(crate) ptxas: Option<Ptxas>,
+    pub(crate) cache: Cache,
+    pub(crate) arch: NvvmArch,
+    pub(crate) panics: Panics,
+    pub(crate) dump: Option<PathBuf>,
+}
+
+impl Modules<'_> {
+    /// Builds all modules.
+    pub(crate) fn build(
+        &self,
+        sources: &[KernelFile],
+        folder: &Path,
+    ) -> Result<Vec<ModuleArtifact>, Error> {
+        let made = parallel::map(sources, |source| self.module(source, folder));
+        let mut modules = made.into_iter().collect::<Result<Vec<_>, _>>()?;
+        modules.sort_by(|a, b| a.file.cmp(&b.file));
+        Ok(modules)
+    }
+
+    fn module(&self, source: &KernelFile, folder: &Path) -> Result<ModuleArtifact, Error> {
+        let arch = metadata::arch_of(&source.file, &source.kernels, self.arch)?;
+        let nccl = self.nccl.as_ref().filter(|_| source.uses_nccl());
+        let key = self.key(source, arch, nccl)?;
+        // `DEVCOMM_DUMP_IR` dumps every module, so bypass the cache.
+        let cached = if self.dump.is_none() { self.cache.find(&key) } else { None };
+        let cached = cached.filter(|(entry, _)| entry.ptx().is_file());
+        let linked = cached.is_none();
+        let (entry, info) = match cached {
+            Some(cached) => cached,
+            None => self.cache.make(&key, |entry| self.link(source, arch, nccl, entry, folder))?,
+        };
+        let output = |extension: &str| folder.join(format!("{}.{extension}", source.file));
+        let (ptx, sidecar, cubin) = (output("ptx"), output("json"), output("cubin"));
+        copy_if_changed(&entry.ptx(), &ptx)?;
+        copy_if_changed(&entry.sidecar(), &sidecar)?;
+        let assembled = entry.cubin().is_file();
+        if assembled {
+            copy_if_changed(&entry.cubin(), &cubin)?;
+        }
+        let cubin = assembled.then_some(cubin);
+        let module =
+            ModuleArtifact { file: source.file.clone(), ptx, sidecar, cubin, info, linked };
+        let packed = [entry.ptx(), entry.cubin()].map(|path| packed::path(&path));
+        for (from, to) in packed.into_iter().zip(module.packed()) {
+            copy_if_changed(&from, &to)?;
+        }
+        Ok(module)
+    }
+
+    /// The hash of all inputs of a module.
+    fn key(
+        &self,
+        source: &KernelFile,
+        arch: NvvmArch,
+        nccl: Option<&Nccl>,
+    ) -> Result<String, Error> {
+        let inputs = serde_json::json!([
+            link::REVISION,
+            env!("CARGO_PKG_VERSION"),
+            artifact::sha256_of(&source.bitcode)?,
+            source.kernels,
+            nccl.map(|nccl| &nccl.code),
+            self.toolchain.version,
+            self.toolchain.llvm_version,
+            arch.name(),
+            self.panics as u8,
+            self.ptxas.as_ref().map(|ptxas| &ptxas.version),
+        ]);
+        Ok(artifact::sha256(inputs.to_string().as_bytes()))
+    }
+
+    fn link(
+        &self,
+        source: &KernelFile,
+        arch: NvvmArch,
+        nccl: Option<&Nccl>,
+        entry: &Entry,
+        folder: &Path,
+    ) -> Result<Sidecar, Error> {
+        let (ptx_path, cubin) = (&entry.ptx(), &entry.cubin());
+        let mut best = self.attempt(0, source, arch, nccl, entry, folder)?;
+        for back_end in 1..link::BACK_ENDS.len() {
+            if best.spills() == 0 {
+                break;
+            }
+            let other = self.attempt(back_end, source, arch, nccl, entry, folder)?;
+            if other.spills() < best.spills() {
+                best = other;
+            }
+        }
+        let Attempt { text, ptx, lsa_barriers, resources, code } = best;
+        fs::write(ptx_path, &text).map_err(Error::io("write", ptx_path))?;
+        if let Some(code) = code {
+            fs::write(cubin, code).map_err(Error::io("write", cubin))?;
+        }
+        packed::write(ptx_path)?;
+        let cubin_sha256 = match self.panics {
+            Panics::Silent if self.ptxas.is_some() => {
+                packed::write(cubin)?;
+                Some(artifact::sha256_of(cubin)?)
+            }
+            // The host writes the rank into the PTX.
+            _ => None,
+        };
+        Ok(Sidecar {
+            package: source.kernels.iter().find_map(|kernel| kernel.package.clone()),
+            arch: ptx.target.clone(),
+            ptx_isa: ptx.version.clone(),
+            rustc: self.toolchain.version.clone(),
+            llvm: self.toolchain.llvm_version.clone(),
+            nccl: nccl.map(|nccl| nccl.code.clone()),
+            cubin_sha256,
+            kernels: artifact::kernels(
+                &source.file,
+                &source.kernels,
+                &ptx,
+                resources.as_deref(),
+                &lsa_barriers,
+            )?,
+        })
+    }
+
+    /// Links and assembles a file by one of LLVM's back ends.
+    fn attempt(
+        &self,
+        back_end: usize,
+        source: &KernelFile,
+        arch: NvvmArch,
+        nccl: Option<&Nccl>,
+        entry: &Entry,
+        folder: &Path,
+    ) -> Result<Attempt, Error> {
+        let (ptx_path, cubin) = (&entry.ptx(), &entry.cubin());
+        let names: Vec<String> = source.kernels.iter().map(|kernel| kernel.name.clone()).collect();
+        let job = Job::Link(Link {
+            file: source.file.clone(),
+            kernels: names.clone(),
+            max_threads: source.kernels.iter().map(|kernel| kernel.max_threads).collect(),
+            min_blocks: source.kernels.iter().map(|kernel| kernel.min_blocks).collect(),
+            clusters: source.kernels.iter().map(|kernel| kernel.cluster).collect(),
+            bitcode: source.bitcode.clone(),
+            nccl: nccl.map(|nccl| nccl.prepared.clone()),
+            cpu: arch.name().to_owned(),
+            features: arch.ptx_feature(),
+            back_end,
+            dump: self.dump.clone(),
+        });
+        let what = format!("cannot link {}.rs (kernels: {})", source.file, names.join(", "));
+        let Linked { ptx: text, lsa_barriers } = self.workers.run(&source.file, &what, job)?;
+        fs::write(ptx_path, &text).map_err(Error::io("write", ptx_path))?;
+        let ptx = artifact::read_ptx(&source.file, &text)?;
+        // Code that would format a message has some, though none runs.
+        if ptx.call_prototypes > 0 && self.panics == Panics::Silent {
+            return Err(artifact::indirect_calls(&source.file, &names, &text));
+        }
+        let (mut resources, mut code) = (None, None);
+        if let Some(ptxas) = &self.ptxas {
+            let made = ptxas.assemble(&source.file, arch.name(), ptx_path, cubin);
+            resources = Some(made.map_err(|error| error.with_ptx_in(folder))?);
+            code = Some(fs::read(cubin).map_err(Error::io("read", cubin))?);
+        }
+        Ok(Attempt { text, ptx, lsa_barriers, resources, code })
+    }
+}
+
+/// A module as one of LLVM's back ends makes it.
+struct Attempt {
+    text: String,
+    ptx: Ptx,
+    lsa_barriers: Vec<String>,
+    resources: Option<Vec<(String, Resources)>>,
+    /// The cubin.
+    code: Option<Vec<u8>>,
+}
+
+impl Attempt {
+    /// What its kernels spill in bytes, as far as is known.
+    fn spills(&self) -> u32 {
+        let all = self.resources.iter().flatten();
+        all.map(|(_, of)| of.spill_stores + of.spill_loads).sum()
+    }
+}
