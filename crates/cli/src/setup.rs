@@ -1,6 +1,7 @@
 //! `devcomm setup`: fetches missing components of kernel builds. Idempotent.
 //!
-//! rustup installs `rust-src`, and on demand the toolchain that the shipped kernels were tuned with.
+//! rustup installs `rust-src`, and on demand the toolchain that the shipped kernels were tuned
+//! with.
 //!
 //! NCCL and ptxas are Python wheels, in a cache that all projects share
 //! (`devcomm_locate::cache_dir`). A wheel is unpacked under a temporary name and renamed when

@@ -291,7 +291,7 @@ impl CudaBuilder {
         if !costs.is_empty() {
             let (rustc, llvm) = (&toolchain.version, &toolchain.llvm_version);
             costs.push(format!(
-                "the kernels above are slower than they could be; {rustc}, LLVM {llvm} compiled them"
+                "these kernels are slower than they could be; {rustc}, LLVM {llvm} compiled them"
             ));
         }
         Ok(costs)

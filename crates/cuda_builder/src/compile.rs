@@ -75,8 +75,8 @@ impl Compile<'_> {
         for feature in self.missing_features() {
             command.arg(format!("-Zcrate-attr=feature({feature})"));
         }
-        // Since 1.97 rustc warns of features that a crate does not use, and earlier ones do not know
-        // this lint.
+        // Since 1.97 rustc warns of features that a crate does not use, and earlier ones do not
+        // know this lint.
         command.args(["-Aunknown_lints", "-Aunused_features"]);
         let mut libraries = self.compiled(command)?;
         let kernels = libraries.iter().position(|library| library.source == package.root_file);
@@ -174,7 +174,8 @@ impl Compile<'_> {
             .env("RUSTC_WORKSPACE_WRAPPER", "")
             // The encoded form overrides flags in configuration files, which are for the host.
             .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"))
-            // The profile belongs to the user's workspace; the environment and the flags override it.
+            // The profile belongs to the user's workspace; the environment and the flags override
+            // it.
             .env("CARGO_PROFILE_RELEASE_PANIC", "abort")
             .env("CARGO_PROFILE_RELEASE_LTO", "off")
             .env("CARGO_PROFILE_RELEASE_STRIP", "none")

@@ -93,8 +93,8 @@ pub enum Error {
     /// `DEVCOMM_KERNEL_TOOLCHAIN` names a toolchain that is not installed.
     #[error(
         "DEVCOMM_KERNEL_TOOLCHAIN is `{0}`, but there is no such toolchain; run `rustup toolchain \
-         install {0} --profile minimal --component rust-src`, or set it to `user` for the toolchain \
-         that cargo runs"
+         install {0} --profile minimal --component rust-src`, or set it to `user` for the \
+         toolchain that cargo runs"
     )]
     NoKernelToolchain(String),
     /// The toolchain's LLVM was not found.

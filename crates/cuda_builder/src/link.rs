@@ -30,10 +30,10 @@ const OPTIMISE: &str = "default<O3>,default<O3>";
 /// Options of LLVM's back end, in the order in which they are tried until no kernel of a module
 /// spills registers.
 ///
-/// How `ptxas` allocates registers depends on the order of the basic blocks that it gets: a kernel at
-/// its limit may spill with one order and not with another. LLVM orders, joins and copies blocks for
-/// a processor's branch predictor; from 23 on it can also invert the conditions of branches in PTX,
-/// and then 13 kernels of the collection spilled. Short kernels are faster in LLVM's order.
+/// How `ptxas` allocates registers depends on the order of the basic blocks that it gets: a kernel
+/// at its limit may spill with one order and not with another. LLVM orders, joins and copies blocks
+/// for a processor's branch predictor; from 23 on it can also invert the conditions of branches in
+/// PTX, and then 13 kernels of the collection spilled. Short kernels are faster in LLVM's order.
 pub(crate) const BACK_ENDS: [&[&str]; 2] =
     [&[], &["-disable-block-placement", "-disable-branch-fold", "-disable-early-taildup"]];
 

@@ -61,7 +61,8 @@ const UNROLL: &str = "-unroll-threshold=2000";
 
 impl Llvm {
     /// Loads the library for the life of the process, and checks that it is the LLVM `version` that
-    /// rustc has: an older LLVM may not read the bitcode. The `options` are LLVM's, for the process.
+    /// rustc has: an older LLVM may not read the bitcode. The `options` are LLVM's, for the
+    /// process.
     pub(crate) fn load(library: &Path, version: &str, options: &[&str]) -> Result<Self> {
         let f = Functions::load(library)
             .map_err(|e| Failure(format!("cannot use {}: {e}", library.display())))?;

@@ -1,6 +1,7 @@
 //! Finds the Rust toolchain that compiles kernels: rustc, the sources of `core`, LLVM.
 //!
-//! It need not be the one that compiles the host's code: kernels and host code share no object file.
+//! It need not be the one that compiles the host's code: kernels and host code share no object
+//! file.
 
 use std::env;
 use std::ffi::OsString;
@@ -14,15 +15,15 @@ use crate::error::Error;
 /// The oldest LLVM that reads NCCL's bitcode, which is from clang 20.
 const OLDEST_LLVM: u32 = 20;
 
-/// The toolchain with which the shipped kernels were tuned. Where rustup has it, with `rust-src`, it
-/// compiles the kernels, whatever compiles the host's code.
+/// The toolchain with which the shipped kernels were tuned. Where rustup has it, with `rust-src`,
+/// it compiles the kernels, whatever compiles the host's code.
 pub const TUNED_TOOLCHAIN: &str = "1.95.0";
 
 /// The newest minor version of Rust (1.x) that the kernels are tested with.
 const NEWEST_TESTED: u64 = 99;
 
-/// The variable that names another toolchain for kernels: `user` for the one that cargo runs, a name
-/// that rustup knows, or the folder of a toolchain.
+/// The variable that names another toolchain for kernels: `user` for the one that cargo runs, a
+/// name that rustup knows, or the folder of a toolchain.
 pub(crate) const VARIABLE: &str = "DEVCOMM_KERNEL_TOOLCHAIN";
 
 /// The compiler of kernels, as [`kernel_compiler`] finds it.
@@ -38,8 +39,8 @@ pub struct KernelCompiler {
     pub libllvm: PathBuf,
 }
 
-/// Finds the compiler of kernels: what `DEVCOMM_KERNEL_TOOLCHAIN` names, else [`TUNED_TOOLCHAIN`] if
-/// rustup has it with `rust-src`, else the toolchain that cargo runs.
+/// Finds the compiler of kernels: what `DEVCOMM_KERNEL_TOOLCHAIN` names, else [`TUNED_TOOLCHAIN`]
+/// if rustup has it with `rust-src`, else the toolchain that cargo runs.
 ///
 /// # Errors
 ///
@@ -62,8 +63,8 @@ pub(crate) struct Toolchain {
 }
 
 impl Toolchain {
-    /// Examines the given rustc, else the [chosen one](kernel_compiler). `needs` is the minor version
-    /// of Rust that the kernels ask for.
+    /// Examines the given rustc, else the [chosen one](kernel_compiler). `needs` is the minor
+    /// version of Rust that the kernels ask for.
     pub(crate) fn find(rustc: Option<&Path>, needs: Option<u64>) -> Result<Self, Error> {
         let chosen = match rustc {
             Some(rustc) => Some(rustc.to_owned()),
