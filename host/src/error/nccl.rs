@@ -3,8 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use devcomm_locate::{NcclVersion, NotFound, PipNccl};
-
-use crate::sys::nccl::DEV_COMM_VERSION;
+use devcomm_sys::nccl::ABI_VERSION;
 
 /// Why NCCL's library cannot be used, or a call into it failed.
 #[derive(Debug, thiserror::Error)]
@@ -172,7 +171,7 @@ const NAME_ANOTHER: &str = "run `devcomm setup`, or name a newer one in DEVCOMM_
 /// one, so a newer one takes its place. No version older than the kernels need is advised.
 pub(crate) fn renewal(library: &Path, needs: NcclVersion) -> Option<String> {
     let pip = PipNccl::of_library(library)?;
-    let command = pip.install(needs.max(DEV_COMM_VERSION));
+    let command = pip.install(needs.max(NcclVersion::from_code(ABI_VERSION)));
     Some(format!("run {command} and start the program again"))
 }
 
