@@ -65,7 +65,7 @@ fn teams_are_those_of_the_ranks() {
     }
 }
 
-/// Of each rank of the world and then of the rail: whether it has a pointer.
+/// Whether there is a pointer to each rank of the world, and then of the rail.
 #[kernel]
 unsafe fn notes_peers(comm: DevComm, out: Window<i32>) {
     let mut notes = Notes(out, 0);

@@ -75,7 +75,7 @@ impl Compile<'_> {
         for feature in self.missing_features() {
             command.arg(format!("-Zcrate-attr=feature({feature})"));
         }
-        // Since 1.97 rustc warns of features that a crate does not use, and earlier ones do not
+        // rustc 1.99 warns of features that a crate does not use, and earlier ones do not
         // know this lint.
         command.args(["-Aunknown_lints", "-Aunused_features"]);
         let mut libraries = self.compiled(command)?;

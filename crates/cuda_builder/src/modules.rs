@@ -112,12 +112,13 @@ impl Modules<'_> {
         folder: &Path,
     ) -> Result<Sidecar, Error> {
         let (ptx_path, cubin) = (&entry.ptx(), &entry.cubin());
-        let mut best = self.attempt(0, source, arch, nccl, entry, folder)?;
+        let attempt = |back_end| self.attempt(back_end, source, arch, nccl, entry, folder);
+        let mut best = attempt(0)?;
         for back_end in 1..link::BACK_ENDS.len() {
             if best.spills() == 0 {
                 break;
             }
-            let other = self.attempt(back_end, source, arch, nccl, entry, folder)?;
+            let other = attempt(back_end)?;
             if other.spills() < best.spills() {
                 best = other;
             }

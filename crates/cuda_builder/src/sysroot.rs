@@ -1,7 +1,7 @@
 //! Compiles `core` for the GPU, once per toolchain, architecture and set of flags, into a cache for
 //! all workspaces. rustc uses it as the kernels' sysroot.
 //!
-//! Since 1.97 rustc refuses crates that were compiled with different values of `-Ctarget-cpu`.
+//! rustc 1.99 refuses crates that were compiled with different values of `-Ctarget-cpu`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
