@@ -50,6 +50,13 @@ impl Project {
         package.map_or_else(Vec::new, |package| targets(package, &TargetKind::Bin))
     }
 
+    /// The kernel files that an example uses, if `examples/Cargo.toml` lists them.
+    pub fn kernel_files(&self, example: &str) -> Option<Vec<String>> {
+        let package = self.0.packages.iter().find(|package| package.name == EXAMPLES_PACKAGE)?;
+        let files = package.metadata["kernel-files"][example].as_array()?;
+        Some(files.iter().filter_map(|file| file.as_str().map(str::to_owned)).collect())
+    }
+
     /// The packages with GPU integration tests, and those tests.
     pub fn gpu_tests(&self) -> Vec<(String, Vec<String>)> {
         let of = |package: &Package| {
@@ -88,4 +95,25 @@ fn targets(package: &Package, kind: &TargetKind) -> Vec<String> {
     let mut names: Vec<String> = all.map(|target| target.name.clone()).collect();
     names.sort();
     names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernel_files_are_listed_for_examples_that_exist_and_exist_themselves() {
+        let project = Project::open().unwrap();
+        let is_package = |package: &&Package| package.name == EXAMPLES_PACKAGE;
+        let package = project.0.packages.iter().find(is_package).unwrap();
+        let listed = package.metadata["kernel-files"].as_object().unwrap();
+        let examples = project.examples();
+        let kernels = root().join("kernels/src");
+        for example in listed.keys() {
+            assert!(examples.contains(example), "{example} is no example");
+            for file in project.kernel_files(example).unwrap() {
+                assert!(kernels.join(format!("{file}.rs")).is_file(), "{example}: {file}");
+            }
+        }
+    }
 }

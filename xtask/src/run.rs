@@ -10,6 +10,8 @@ use crate::project::{EXAMPLES_PACKAGE, Project, cargo, exit_code};
 
 /// The environment variable that describes the simulated machine.
 const SIMULATE: &str = "DEVCOMM_SIMULATE";
+/// The environment variable with the kernel files to compile.
+const KERNEL_FILES: &str = "DEVCOMM_KERNEL_FILES";
 /// Default number of simulated GPUs.
 const GPUS: &str = "4";
 
@@ -17,7 +19,8 @@ const GPUS: &str = "4";
 /// simulated if there are none or `DEVCOMM_SIMULATE` is set. A simulated run needs no PTX, so it
 /// does not run setup.
 pub fn run(example: &str, args: &[String]) -> Result<u8> {
-    let examples = Project::open()?.examples();
+    let project = Project::open()?;
+    let examples = project.examples();
     if !examples.iter().any(|name| name == example) {
         bail!("there is no example {example:?}; the examples are: {}", examples.join(", "));
     }
@@ -27,7 +30,14 @@ pub fn run(example: &str, args: &[String]) -> Result<u8> {
         Some(simulation) => drop(command.env(SIMULATE, simulation)),
         None => {
             setup(true, Optional::Ptxas)?;
-            command.args(["--release", "--features", "ptx"]);
+            command.arg("--release");
+            match project.kernel_files(example) {
+                Some(files) if files.is_empty() => {}
+                Some(files) => {
+                    command.args(["--features", "ptx"]).env(KERNEL_FILES, files.join(","));
+                }
+                None => drop(command.args(["--features", "ptx"])),
+            }
         }
     }
     let status = command.arg("--").args(args).status().context("cargo does not start")?;

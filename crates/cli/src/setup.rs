@@ -130,12 +130,14 @@ fn fetch_ptxas() -> Result<PathBuf> {
     Ok(find_ptxas()?)
 }
 
-/// The compiler of kernels; adds `rust-src` to the active toolchain if that is to be it.
+/// The compiler of kernels; adds `rust-src` to its toolchain if that has none.
 fn compiler_with_source() -> Result<KernelCompiler> {
     match kernel_compiler() {
-        Err(cuda_builder::Error::NoRustSource { .. }) => {
+        Err(cuda_builder::Error::NoRustSource { fix, .. }) => {
             eprintln!("adding rust-src to the toolchain ...");
-            rustup(&["component", "add", "rust-src"])?;
+            // Without a toolchain of rustup it names a distribution's package too.
+            let arguments = fix.strip_prefix("rustup ").unwrap_or("component add rust-src");
+            rustup(&arguments.split(' ').collect::<Vec<_>>())?;
             Ok(kernel_compiler()?)
         }
         found => Ok(found?),

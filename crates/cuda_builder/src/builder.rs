@@ -242,6 +242,7 @@ impl CudaBuilder {
         if let Some(name) = &self.only {
             sources = split::only(sources, name)?;
         }
+        sources.retain(|source| !in_script || script::wants(&source.file));
         let nccl = match sources.iter().any(KernelFile::uses_nccl) {
             true => Some(self.prepare_nccl(&workers, &target)?),
             false => None,

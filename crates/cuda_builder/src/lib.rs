@@ -41,6 +41,7 @@
 //! |---|---|
 //! | `DEVCOMM_CUDA_ARCH` | the architecture, `sm_90a` |
 //! | `DEVCOMM_KERNEL_TOOLCHAIN` | `user` (cargo's toolchain), rustup's name or a folder |
+//! | `DEVCOMM_KERNEL_FILES` | names of the kernel files to build, separated by commas; else all |
 //! | `DEVCOMM_BUILD_SKIP=1`, `DOCS_RS` | build no kernels |
 //! | `DEVCOMM_REQUIRE_KERNELS=1` | a missing component, e.g. NCCL, is an error, not a warning |
 //! | `DEVCOMM_PANIC_MESSAGES=1` | as [`CudaBuilder::panic_messages`] |

@@ -61,7 +61,9 @@ impl Modules<'_> {
         let linked = cached.is_none();
         let (entry, info) = match cached {
             Some(cached) => cached,
-            None => self.cache.make(&key, |entry| self.link(source, arch, nccl, entry, folder))?,
+            None => self.cache.make(&key, |entry| {
+                self.link(&Module { source, arch, nccl, entry, folder })
+            })?,
         };
         let output = |extension: &str| folder.join(format!("{}.{extension}", source.file));
         let (ptx, sidecar, cubin) = (output("ptx"), output("json"), output("cubin"));
@@ -103,22 +105,15 @@ impl Modules<'_> {
         Ok(artifact::sha256(inputs.to_string().as_bytes()))
     }
 
-    fn link(
-        &self,
-        source: &KernelFile,
-        arch: NvvmArch,
-        nccl: Option<&Nccl>,
-        entry: &Entry,
-        folder: &Path,
-    ) -> Result<Sidecar, Error> {
+    fn link(&self, module: &Module<'_>) -> Result<Sidecar, Error> {
+        let Module { source, nccl, entry, .. } = module;
         let (ptx_path, cubin) = (&entry.ptx(), &entry.cubin());
-        let attempt = |back_end| self.attempt(back_end, source, arch, nccl, entry, folder);
-        let mut best = attempt(0)?;
+        let mut best = self.attempt(0, module)?;
         for back_end in 1..link::BACK_ENDS.len() {
             if best.spills() == 0 {
                 break;
             }
-            let other = attempt(back_end)?;
+            let other = self.attempt(back_end, module)?;
             if other.spills() < best.spills() {
                 best = other;
             }
@@ -156,15 +151,8 @@ impl Modules<'_> {
     }
 
     /// Links and assembles a file by one of LLVM's back ends.
-    fn attempt(
-        &self,
-        back_end: usize,
-        source: &KernelFile,
-        arch: NvvmArch,
-        nccl: Option<&Nccl>,
-        entry: &Entry,
-        folder: &Path,
-    ) -> Result<Attempt, Error> {
+    fn attempt(&self, back_end: usize, module: &Module<'_>) -> Result<Attempt, Error> {
+        let Module { source, arch, nccl, entry, folder } = module;
         let (ptx_path, cubin) = (&entry.ptx(), &entry.cubin());
         let names: Vec<String> = source.kernels.iter().map(|kernel| kernel.name.clone()).collect();
         let job = Job::Link(Link {
@@ -196,6 +184,15 @@ impl Modules<'_> {
         }
         Ok(Attempt { text, ptx, lsa_barriers, resources, code })
     }
+}
+
+/// A module to build.
+struct Module<'a> {
+    source: &'a KernelFile,
+    arch: NvvmArch,
+    nccl: Option<&'a Nccl>,
+    entry: &'a Entry,
+    folder: &'a Path,
 }
 
 /// A module as one of LLVM's back ends makes it.

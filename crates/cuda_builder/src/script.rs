@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 
 /// Variables that change the build's result. `DEVCOMM_REQUIRE_KERNELS` only turns a warning into an
 /// error, and a build with that warning runs again in any case.
-const VARIABLES: [&str; 11] = [
+const VARIABLES: [&str; 12] = [
     "DEVCOMM_CUDA_ARCH",
     "DEVCOMM_BUILD_SKIP",
+    KERNEL_FILES,
     "DEVCOMM_DUMP_IR",
     "DEVCOMM_PANIC_MESSAGES",
     crate::toolchain::VARIABLE,
@@ -18,6 +19,15 @@ const VARIABLES: [&str; 11] = [
     "CUDA_HOME",
     "DOCS_RS",
 ];
+
+/// The variable with the names of the kernel files to build, separated by commas; default: all.
+const KERNEL_FILES: &str = "DEVCOMM_KERNEL_FILES";
+
+/// Whether the kernel file `name` is to be built.
+pub(crate) fn wants(name: &str) -> bool {
+    let files = env::var(KERNEL_FILES).unwrap_or_default();
+    files.is_empty() || files.split(',').any(|file| file.trim() == name)
+}
 
 /// Makes cargo rerun the build script when one of the builder's variables changes.
 pub(crate) fn watch_variables() {
