@@ -159,14 +159,11 @@ impl<'a> Layer<'a> {
         let [tokens, columns, hidden] = self.shape;
         let first = gemm.product(self.shape).activation(Activation::Silu);
         let down = [tokens, hidden, columns];
-        // SAFETY: a graph of these launches is launched on this stream, and dropped before `self`.
-        unsafe {
-            first.launch_capturable(x, &self.up, h)?;
-            if let Form::GemmAllReduce = form {
-                self.gemm_all_reduce.launch_capturable(h, &self.down, y, down)?;
-            } else {
-                gemm.launch_capturable(h, &self.down, y, down)?;
-            }
+        first.launch(x, &self.up, h)?;
+        if let Form::GemmAllReduce = form {
+            self.gemm_all_reduce.launch(h, &self.down, y, down)?;
+        } else {
+            gemm.launch(h, &self.down, y, down)?;
         }
         match form {
             Form::GemmAllReduce => {}

@@ -262,8 +262,7 @@ fn graphs_are_replayed_with_new_rows() {
         let graph = stream.capture(|| {
             for set in &sets {
                 stream.copy(&set.a, &a)?;
-                // SAFETY: the graph ends before what it uses, and is launched on this stream.
-                unsafe { product.launch_capturable(&a, &set.b, &set.c, shape)? };
+                product.launch(&a, &set.b, &set.c, shape)?;
             }
             Ok::<_, Error>(())
         })?;

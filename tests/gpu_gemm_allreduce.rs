@@ -339,11 +339,8 @@ fn parts_of_a_product_are_added_while_the_next_ones_are_multiplied() {
         let gemm = unsafe { GemmAllReduce::new(comm, &stream, m, n)?.with_constant_b() };
         gemm.set_plan(Some(plans[0]))?;
         let graph = stream.capture(|| {
-            // SAFETY: the graph ends before what it uses, and is launched on this stream.
-            unsafe {
-                gemm.launch_capturable(&a, &b, &first, shape)?;
-                gemm.launch_capturable(&a, &b, &second, shape)
-            }
+            gemm.launch(&a, &b, &first, shape)?;
+            gemm.launch(&a, &b, &second, shape)
         })?;
         for _ in 0..3 {
             let copies = [vec![bf16::NAN; m * n], vec![bf16::NAN; m * n]];
@@ -575,8 +572,7 @@ fn mean_error(
     gemm.set_plan(Some(plan))?;
     assert_eq!((gemm.wire(), gemm.explain([m, n, k]).plan), (wire, plan));
     gemm.launch(&a, &b, &c, [m, n, k])?;
-    // SAFETY: the graph ends before what it uses, and is launched on this stream.
-    let graph = stream.capture(|| unsafe { gemm.launch_capturable(&a, &b, &again, [m, n, k]) })?;
+    let graph = stream.capture(|| gemm.launch(&a, &b, &again, [m, n, k]))?;
     graph.launch(&stream)?;
     graph.launch(&stream)?;
     stream.synchronize()?;

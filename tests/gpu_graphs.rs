@@ -1,10 +1,10 @@
 //! Tests of collectives and kernels that are captured to CUDA graphs.
 
 use devcomm::{
-    CommConfig, DevCommRequirements, Error, KERNELS, Rank, ReduceOp, StateError, Stream,
-    WindowFlags, kernels,
+    Buffer, CollectivesOptions, CommConfig, DevCommRequirements, Error, KERNELS, Rank, ReduceOp,
+    Simulation, StateError, Stream, WindowFlags, kernels,
 };
-use devcomm_testing::machines::on_gpus;
+use devcomm_testing::machines::{Gpus, on_gpus};
 use devcomm_testing::works::require_works;
 
 const COUNT: usize = 1000;
@@ -256,4 +256,149 @@ fn a_graph_is_closed_with_its_communicator() {
         assert!(graph.launch(&stream).is_err());
         require_works(rank.communicator()?, &stream)
     });
+}
+
+/// Elements of what is all of one value.
+fn all(buffer: &impl Buffer<Element = f32>) -> Result<f32, Error> {
+    let buffer = buffer.device_slice();
+    let mut got = vec![0.0; buffer.len()];
+    buffer.copy_to_host(&mut got)?;
+    assert!(got.iter().all(|&x| x == got[0]), "{got:?}");
+    Ok(got[0])
+}
+
+/// The operation's buffer, the operation itself, and a window of a safe kernel are dropped.
+fn keeps_what_its_kernels_use(rank: &Rank) -> Result<(), Error> {
+    /// Elements whose memory is seen to be freed.
+    const LARGE: usize = 1 << 20;
+    let (comm, stream, n) = (rank.communicator()?, rank.stream()?, rank.n_ranks() as f32);
+    rank.load(&KERNELS)?;
+    let collectives = CollectivesOptions::new().lamport_bytes(4096).build(comm)?;
+    let (buffer, result) = (rank.context().alloc::<f32>(64)?, rank.context().alloc::<f32>(64)?);
+    let (window, sums) = (comm.window::<f32>(64)?, comm.window::<f32>(64)?);
+    let large = rank.context().alloc::<f32>(LARGE)?;
+    let dev_comm = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(1))?;
+    let graph = stream.capture(|| {
+        stream.fill(&buffer, 1.0)?;
+        collectives.all_reduce(&buffer, &buffer, ReduceOp::Sum, &stream)?;
+        stream.copy(&buffer, &window.slice(..)?)?;
+        let sum = kernels::lsa_allreduce::<f32>::args(&dev_comm, &window, &sums, 64);
+        sum.grid(1).block(64).launch(&stream)?;
+        stream.copy(&sums.slice(..)?, &result)
+    })?;
+    graph.launch(&stream)?;
+    assert_eq!(all(&result)?, n * n);
+
+    let address = buffer.device_address();
+    drop((buffer, window, sums, large, dev_comm, collectives));
+    let victims: Vec<_> =
+        (0..8).map(|_| rank.context().alloc::<f32>(64)).collect::<Result<_, _>>()?;
+    for victim in &victims {
+        assert_ne!(victim.device_address(), address);
+        stream.fill(victim, 7.0)?;
+    }
+    stream.fill(&result, 0.0)?;
+    graph.launch(&stream)?;
+    assert_eq!(all(&result)?, n * n);
+    for victim in &victims {
+        assert_eq!(all(victim)?, 7.0);
+    }
+
+    let (held, _) = rank.context().memory_info()?;
+    drop(graph);
+    assert!(rank.context().memory_info()?.0 >= held + 4 * LARGE);
+    require_works(comm, &stream)
+}
+
+#[test]
+fn a_graph_keeps_what_its_kernels_use_until_it_is_dropped() {
+    on_gpus("a_graph_keeps_what_its_kernels_use", 2, keeps_what_its_kernels_use);
+}
+
+fn frees_what_is_newer(rank: &Rank) -> Result<(), Error> {
+    let (comm, stream) = (rank.communicator()?, rank.stream()?);
+    let collectives = CollectivesOptions::new().lamport_bytes(4096).build(comm)?;
+    let buffer = rank.context().alloc::<f32>(64)?;
+    let reduce = || collectives.all_reduce(&buffer, &buffer, ReduceOp::Sum, &stream);
+    let graph = stream.capture(reduce)?;
+    let (free, _) = rank.context().memory_info()?;
+    drop(rank.context().alloc::<f32>(1 << 20)?);
+    assert_eq!(rank.context().memory_info()?.0, free);
+    graph.launch(&stream)?;
+    stream.synchronize()
+}
+
+#[test]
+fn what_is_made_after_a_capture_is_freed_at_once() {
+    on_gpus("what_is_made_after_a_capture_is_freed_at_once", 2, frees_what_is_newer);
+}
+
+/// A window of a graph is closed, and then its communicator destroyed.
+fn outlives_a_closed_window(rank: &Rank) -> Result<(), Error> {
+    let (stream, n) = (rank.stream()?, rank.n_ranks() as f32);
+    rank.load(&KERNELS)?;
+    let comm = rank.communicator()?.split(Some(0), 0, &CommConfig::new())?.unwrap();
+    let dev_comm = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(1))?;
+    let (a, b) = (comm.window::<f32>(64)?, comm.window::<f32>(64)?);
+    let launch = || {
+        let sum = kernels::lsa_allreduce::<f32>::args(&dev_comm, &a, &b, 64);
+        sum.grid(1).block(64).launch(&stream)
+    };
+    let graph = stream.capture(launch)?;
+    stream.fill(&a.slice(..)?, 2.0)?;
+    stream.synchronize()?;
+    rank.barrier()?;
+    a.close()?;
+    assert!(!a.is_valid() && launch().is_err());
+    graph.launch(&stream)?;
+    assert_eq!(all(&b.slice(..)?)?, 2.0 * n);
+    rank.barrier()?;
+    comm.destroy()?;
+    assert!(!graph.is_valid());
+    let refused = graph.launch(&stream).unwrap_err();
+    assert!(matches!(refused, Error::State(StateError::CommunicatorEnded { .. })), "{refused}");
+    require_works(rank.communicator()?, &stream)
+}
+
+#[test]
+fn a_graph_can_be_launched_after_its_window_is_closed_but_not_after_its_communicator() {
+    let name = "a_graph_can_be_launched_after_its_window_is_closed";
+    on_gpus(name, 2, outlives_a_closed_window);
+}
+
+/// Six operations on a first stream, a capture on a second, and six more on a third.
+fn keeps_the_order_of_others(rank: &Rank) -> Result<(), Error> {
+    const COUNT: usize = 3000;
+    let (comm, n) = (rank.communicator()?, rank.n_ranks() as f32);
+    let [first, second, third] = [rank.stream()?, rank.stream()?, rank.stream()?];
+    let ops = CollectivesOptions::new().lamport_bytes(16 << 10).build(comm)?;
+    let [a, b, c] = [COUNT, 8, COUNT].map(|count| rank.context().alloc::<f32>(count));
+    let [a, b, c] = [a?, b?, c?];
+    first.fill(&a, 1.0)?;
+    third.fill(&c, 1.0)?;
+    second.fill(&b, 1.0)?;
+    for _ in 0..6 {
+        ops.all_reduce(&a, &a, ReduceOp::Sum, &first)?;
+    }
+    let graph = second.capture(|| ops.all_reduce(&b, &b, ReduceOp::Sum, &second))?;
+    for _ in 0..6 {
+        ops.all_reduce(&c, &c, ReduceOp::Sum, &third)?;
+    }
+    // And a call after a replay, each on its stream.
+    graph.launch(&second)?;
+    ops.all_reduce(&a, &a, ReduceOp::Sum, &first)?;
+    graph.launch(&third)?;
+    ops.all_reduce(&c, &c, ReduceOp::Sum, &second)?;
+    [&first, &second, &third].into_iter().try_for_each(Stream::synchronize)?;
+    assert_eq!([all(&a)?, all(&b)?, all(&c)?], [n.powi(7), n.powi(2), n.powi(7)]);
+    Ok(())
+}
+
+#[test]
+fn operations_of_one_object_are_ordered_around_captures_and_replays_on_any_stream() {
+    for seed in 0..6 {
+        let simulation = Simulation::new(2).multiprocessors(2).seed(seed);
+        let gpus = Gpus::from(simulation);
+        gpus.run("operations_are_ordered_around_captures", keeps_the_order_of_others);
+    }
 }

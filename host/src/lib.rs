@@ -108,7 +108,7 @@ pub use devcomm_types::{
 pub use device::{
     Buffer, Context, DeviceBuffer, DeviceLimits, DeviceSlice, Dynamic, Event, FunctionInfo, Graph,
     KernelAbortHandle, KernelSet, Kernels, KernelsOn, ModuleSource, OnStream, ParamInfo,
-    PinnedBuffer, RawArg, Scope, ScopeThread, Stream, WITHOUT_PTX, visible_gpus,
+    PinnedBuffer, RawArg, Scope, ScopeThread, Stream, StreamOrder, Turn, WITHOUT_PTX, visible_gpus,
 };
 pub use error::{
     AbortCause, DevCommError, DriverError, Error, LaunchError, LaunchRefusal, NcclError,

@@ -96,10 +96,7 @@ impl PyGemmAllReduce {
         c: &Bound<'_, PyAny>,
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        // SAFETY: the caller of Python keeps what a graph uses; the streams are ordered.
-        self.with([a, b, c], stream, |gemm, [a, b], c, shape| unsafe {
-            gemm.launch_capturable(a, b, c, shape)
-        })
+        self.with([a, b, c], stream, |gemm, [a, b], c, shape| gemm.launch(a, b, c, shape))
     }
 
     /// Times the plans of this shape, as products of these arrays, and does products of it by the
@@ -240,8 +237,7 @@ impl Alone {
             let a = Operand::<T>::new(comm, a, Use::Read, own)?;
             let b = Operand::<T>::new(comm, b, Use::Read, own)?;
             let c = Operand::<T>::new(comm, c, Use::Write, own)?;
-            // SAFETY: the caller of Python keeps what a graph uses; the streams are ordered.
-            unsafe { gemm.launch_capturable(&a.slice, &b.slice, &c.slice, shape)? };
+            gemm.launch(&a.slice, &b.slice, &c.slice, shape)?;
             c.finish(own)
         })
     }

@@ -123,13 +123,12 @@ impl Fusion for AllGatherGemm {
         (operation.explain(shape).plan.to_string(), None)
     }
 
-    unsafe fn launch(
+    fn launch(
         operation: &Operation,
         [a, b]: [&DeviceSlice<bf16>; 2],
         c: &Window<bf16>,
         shape: [usize; 3],
     ) -> devcomm::Result<()> {
-        // SAFETY: the caller's contract.
-        unsafe { operation.launch_capturable(a, b, c, shape) }
+        operation.launch(a, b, c, shape)
     }
 }

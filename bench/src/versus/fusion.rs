@@ -131,11 +131,7 @@ pub trait Fusion {
     fn plan(operation: &Self::Operation, shape: [usize; 3]) -> (String, Option<f64>);
 
     /// Enqueues a product; `a` has this rank's elements.
-    ///
-    /// # Safety
-    ///
-    /// As the operation's `launch_capturable`.
-    unsafe fn launch(
+    fn launch(
         operation: &Self::Operation,
         factors: [&DeviceSlice<bf16>; 2],
         c: &Window<bf16>,
@@ -246,19 +242,14 @@ pub fn compare<F: Fusion>(fusion: &F, job: &mut Job<'_>) -> Result<()> {
                 continue;
             }
             let (algorithm, products_lose) = F::plan(&operation, shape);
-            // SAFETY: the graphs of a comparison end before its contenders, which own or borrow
-            // these buffers, and are launched on one stream.
-            let work = move || unsafe { F::launch(&operation, [a, b()], c, shape) };
+            let work = move || F::launch(&operation, [a, b()], c, shape);
             let checked = data.result(c.device_slice(), products_lose);
             let contender = Contender::new(Variant::Rust, work, checked);
             contenders.push(contender.by_algorithm(algorithm));
         }
         let multiply_in_rust = || {
             let (b, product) = (matrices.b_in_turn(), gemm.product(shape));
-            move |a: &DeviceSlice<bf16>, c: &DeviceSlice<bf16>| {
-                // SAFETY: as above.
-                unsafe { product.launch_capturable(a, b(), c) }
-            }
+            move |a: &DeviceSlice<bf16>, c: &DeviceSlice<bf16>| product.launch(a, b(), c)
         };
         if job.selection.has(Variant::RustGemm) {
             let (multiply, a, c) = (multiply_in_rust(), &matrices.a, c.device_slice());

@@ -198,9 +198,7 @@ impl Gemm {
                 let algorithm = describe(product.plan()?);
                 println!("# rust {m}x{n}x{k}: {algorithm}");
                 let checked = result(c.device_slice());
-                // SAFETY: the graphs of a comparison end before its contenders, which own or
-                // borrow these buffers.
-                let work = move || unsafe { product.launch_capturable(a, b(), &c) };
+                let work = move || product.launch(a, b(), &c);
                 let contender = Contender::new(Variant::Rust, work, checked);
                 contenders.push(contender.by_algorithm(algorithm));
             }

@@ -229,8 +229,8 @@ impl<'a> Matrices<'a> {
         // buffers; they have the elements.
         let work = move || unsafe {
             match variant {
-                Variant::Rust => kernel.launch_capturable(a, b, &c, &self.groups, shape, None),
-                Variant::RustGemm => gemm.launch_capturable(a, &b.slice(..n * k)?, &c, shape),
+                Variant::Rust => kernel.launch(a, b, &c, &self.groups, shape, None),
+                Variant::RustGemm => gemm.launch(a, &b.slice(..n * k)?, &c, shape),
                 _ => plans.iter().enumerate().try_for_each(|(group, plan)| {
                     let Some(plan) = plan else { return Ok(()) };
                     let a = a.slice(offsets[group] * k..)?.device_address();

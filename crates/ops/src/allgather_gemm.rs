@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 
 use devcomm_host::{
     Buffer, Communicator, DevCommRequirements, DevCommResource, DeviceSlice, KernelSet, Kernels,
-    LaunchConfig, ModuleSource, Result, Stream, SymmetricBuffer, Window,
+    LaunchConfig, ModuleSource, Result, Stream, StreamOrder, SymmetricBuffer, Window,
 };
 use devcomm_kernels as kernels;
 use devcomm_kernels::gemm::gemm_wgmma::{CLUSTER, SHARED, THREADS, TILE_M, TILE_N};
@@ -23,7 +23,7 @@ use crate::check::{
 use crate::chosen::Chosen;
 use crate::gemm::{Activation, Added, Matrices, address, map, wide_maps};
 use crate::timing::Together;
-use crate::{Collectives, Explanation, Gemm, KERNELS, modules};
+use crate::{Collectives, CollectivesOptions, Explanation, Gemm, KERNELS, modules};
 
 type FusedKernel = kernels::allgather_gemm;
 
@@ -78,6 +78,7 @@ pub struct AllGatherGemm {
     gemm: Gemm,
     collectives: Collectives,
     stream: Stream,
+    order: StreamOrder,
     communicator: Communicator,
     gathered: Window<bf16>,
     /// The largest A, `m x k`.
@@ -128,8 +129,9 @@ impl AllGatherGemm {
         let overlaps = are_hoppers(comm, &gemm)?;
         let operation = Self {
             gemm,
-            collectives: Collectives::new(comm)?,
+            collectives: CollectivesOptions::new().concurrent(1).build(comm)?,
             stream: stream.clone(),
+            order: StreamOrder::concurrent(comm.context(), 1)?,
             communicator: comm.clone(),
             gathered: comm.window(elements)?,
             most: [m, k],
@@ -229,8 +231,7 @@ impl AllGatherGemm {
                     let is_unfused = plan == AllGatherGemmPlan::Unfused;
                     self.explain(shape).plan == plan && (is_unfused || are_aligned(addresses))
                 },
-                // SAFETY: graphs end with the measurement, which borrows the buffers.
-                || unsafe { self.launch_capturable(a, b, c, shape) },
+                || self.launch(a, b, c, shape),
             )
         };
         self.chosen.find([m, 0, k], measure)
@@ -290,32 +291,6 @@ impl AllGatherGemm {
     {
         self.product(shape).launch(a, b, c)
     }
-
-    /// As [`launch`](Self::launch), but also allowed during a stream capture: see
-    /// [`GatheredProduct::launch_capturable`].
-    ///
-    /// # Errors
-    ///
-    /// As there.
-    ///
-    /// # Safety
-    ///
-    /// As there.
-    pub unsafe fn launch_capturable<A, B, C>(
-        &self,
-        a: &A,
-        b: &B,
-        c: &C,
-        shape: [usize; 3],
-    ) -> Result<()>
-    where
-        A: Buffer<Element = bf16>,
-        B: Buffer<Element = bf16>,
-        C: Buffer<Element = bf16>,
-    {
-        // SAFETY: the caller's contract.
-        unsafe { self.product(shape).launch_capturable(a, b, c) }
-    }
 }
 
 /// A product of `[m, n, k]` that [`AllGatherGemm::product`] began, with all of A: `C =
@@ -359,34 +334,8 @@ impl GatheredProduct<'_> {
     ///
     /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a shape without elements, `m`
     /// that is no multiple of the number of ranks, buffers that are too short or of another
-    /// context, or an A that is too large for this workspace;
-    /// [`StateError::Capturing`](devcomm_host::StateError::Capturing) during a stream capture (use
-    /// [`launch_capturable`](Self::launch_capturable)); errors of the launch.
+    /// context, or an A that is too large for this workspace; errors of the launch.
     pub fn launch<A, B, C>(&self, a: &A, b: &B, c: &C) -> Result<()>
-    where
-        A: Buffer<Element = bf16>,
-        B: Buffer<Element = bf16>,
-        C: Buffer<Element = bf16>,
-    {
-        let context = self.operation.communicator.context();
-        context.refuse_capturing("a product of AllGatherGemm is launched")?;
-        // SAFETY: no capture is active.
-        unsafe { self.launch_capturable(a, b, c) }
-    }
-
-    /// As [`launch`](Self::launch), but also allowed during a stream capture.
-    ///
-    /// # Errors
-    ///
-    /// As [`launch`](Self::launch), except
-    /// [`StateError::Capturing`](devcomm_host::StateError::Capturing).
-    ///
-    /// # Safety
-    ///
-    /// In a capture: while the graph can be launched, the buffers, also those added to the product,
-    /// and the [`AllGatherGemm`] are not dropped. The graph is launched on its stream, or events
-    /// order it with all other launches of it.
-    pub unsafe fn launch_capturable<A, B, C>(&self, a: &A, b: &B, c: &C) -> Result<()>
     where
         A: Buffer<Element = bf16>,
         B: Buffer<Element = bf16>,
@@ -397,8 +346,9 @@ impl GatheredProduct<'_> {
         let (addresses, extents) = self.operation.matrices([&a, &b, &c], self.shape)?;
         let [m, n, k] = self.shape;
         let rows = m / communicator.n_ranks();
-        // SAFETY: the buffers have the elements, and dropping one waits for the stream; the caller
-        // ensures what a graph needs. Launches on one stream are ordered.
+        let _turn = self.operation.order.begin(stream)?;
+        // SAFETY: the buffers have the elements; memory that is dropped is freed after the work of
+        // the streams, and after the graphs. `order` lets launches follow each other.
         unsafe {
             let fused = self.operation.fused.get().filter(|_| self.added.is_nothing());
             if let (AllGatherGemmPlan::Fused, Some(fused)) =
@@ -411,7 +361,7 @@ impl GatheredProduct<'_> {
             self.added.args(communicator.context(), [m, n])?;
             let gathered = gathered.slice(..m * k)?;
             self.operation.collectives.all_gather(&a.slice(..rows * k)?, &gathered, stream)?;
-            gemm.product_with(self.shape, self.added.clone()).launch_capturable(&gathered, &b, &c)
+            gemm.product_with(self.shape, self.added.clone()).launch(&gathered, &b, &c)
         }
     }
 }

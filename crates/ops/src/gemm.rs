@@ -16,6 +16,7 @@ use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use devcomm_host::{
     Buffer, DataType, DeviceBuffer, Element, KernelSet, Kernels, ModuleSource, Result, Stream,
+    StreamOrder,
 };
 use devcomm_kernels as kernels;
 use devcomm_types::{F8E4M3, Kernel};
@@ -83,6 +84,8 @@ pub struct Gemm {
     left: u32,
     /// On Hopper, the memory of plans with slices.
     slices: Option<SliceMemory>,
+    /// Products use the memory of slices one after the other.
+    order: StreamOrder,
     plans: Mutex<HashMap<Problem, Planned>>,
 }
 
@@ -132,7 +135,8 @@ impl Gemm {
             None => None,
         };
         let (stream, plans) = (stream.clone(), Mutex::default());
-        Ok(Self { compiled, stream, hopper, constant_b: false, left: 0, slices, plans })
+        let order = StreamOrder::local(stream.context());
+        Ok(Self { compiled, stream, hopper, constant_b: false, left: 0, slices, order, plans })
     }
 
     /// Leaves so many multiprocessors to other kernels in large products.
@@ -271,9 +275,7 @@ impl Gemm {
     ///
     /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a shape without elements, for
     /// buffers that are too short or of another context, and for 8-bit floats on another GPU or
-    /// with other rows than they need;
-    /// [`StateError::Capturing`](devcomm_host::StateError::Capturing) during a stream capture (use
-    /// [`launch_capturable`](Self::launch_capturable)); errors of the launch.
+    /// with other rows than they need; errors of the launch.
     pub fn launch<A, B, C, T>(&self, a: &A, b: &B, c: &C, shape: [usize; 3]) -> Result<()>
     where
         A: Buffer<Element = T>,
@@ -281,37 +283,7 @@ impl Gemm {
         C: Buffer<Element = T::Output>,
         T: GemmElement,
     {
-        self.stream.context().refuse_capturing("Gemm::launch is called")?;
-        // SAFETY: no capture is active.
-        unsafe { self.launch_capturable(a, b, c, shape) }
-    }
-
-    /// As [`launch`](Self::launch), but also allowed during a stream capture.
-    ///
-    /// # Errors
-    ///
-    /// As [`launch`](Self::launch), except
-    /// [`StateError::Capturing`](devcomm_host::StateError::Capturing).
-    ///
-    /// # Safety
-    ///
-    /// In a capture: the buffers and this object are not dropped while the graph can be launched,
-    /// and the graph does not run at the same time as another product of this object.
-    pub unsafe fn launch_capturable<A, B, C, T>(
-        &self,
-        a: &A,
-        b: &B,
-        c: &C,
-        shape: [usize; 3],
-    ) -> Result<()>
-    where
-        A: Buffer<Element = T>,
-        B: Buffer<Element = T>,
-        C: Buffer<Element = T::Output>,
-        T: GemmElement,
-    {
-        // SAFETY: the caller's contract.
-        unsafe { self.product(shape).launch_capturable(a, b, c) }
+        self.product(shape).launch(a, b, c)
     }
 
     /// Enqueues a product.

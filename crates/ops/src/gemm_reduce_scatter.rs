@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 
 use devcomm_host::{
     Buffer, Communicator, DeviceSlice, KernelSet, Kernels, LaunchConfig, ModuleSource, ReduceOp,
-    Result, Stream, Window,
+    Result, Stream, StreamOrder, Window,
 };
 use devcomm_kernels as kernels;
 use devcomm_kernels::gemm::gemm_wgmma::{CLUSTER, SHARED, THREADS, TILE_N};
@@ -23,7 +23,7 @@ use crate::chosen::Chosen;
 use crate::gemm::{Matrices, address, wide_maps};
 use crate::gemm_allreduce::{Messages, OFTEN, times_filled};
 use crate::timing::Together;
-use crate::{Collectives, Explanation, Gemm, KERNELS, modules};
+use crate::{Collectives, CollectivesOptions, Explanation, Gemm, KERNELS, modules};
 
 type OfTwo = kernels::gemm_reduce_scatter_wide<2>;
 type OfFour = kernels::gemm_reduce_scatter_wide<4>;
@@ -84,6 +84,7 @@ pub struct GemmReduceScatter {
     gemm: Gemm,
     collectives: Collectives,
     stream: Stream,
+    order: StreamOrder,
     communicator: Communicator,
     product: Window<bf16>,
     /// The largest product, `m x n`.
@@ -128,8 +129,9 @@ impl GemmReduceScatter {
         let exchanges = are_hoppers(comm, &gemm)? && RANKS.contains(&comm.n_ranks());
         let operation = Self {
             gemm,
-            collectives: Collectives::new(comm)?,
+            collectives: CollectivesOptions::new().concurrent(1).build(comm)?,
             stream: stream.clone(),
+            order: StreamOrder::concurrent(comm.context(), 1)?,
             communicator: comm.clone(),
             product: comm.window(elements)?,
             most: [m, n],
@@ -244,8 +246,7 @@ impl GemmReduceScatter {
                     let is_unfused = plan == GemmReduceScatterPlan::Unfused;
                     self.explain(shape).plan == plan && (is_unfused || are_aligned(addresses))
                 },
-                // SAFETY: graphs end with the measurement, which borrows the buffers.
-                || unsafe { self.launch_capturable(a, b, c, shape) },
+                || self.launch(a, b, c, shape),
             )
         };
         self.chosen.find(shape, measure)
@@ -259,39 +260,8 @@ impl GemmReduceScatter {
     ///
     /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a shape without elements, `m`
     /// that is no multiple of the number of ranks, buffers that are too short or of another
-    /// context, or a product that is too large for this workspace;
-    /// [`StateError::Capturing`](devcomm_host::StateError::Capturing) during a stream capture (use
-    /// [`launch_capturable`](Self::launch_capturable)); errors of the launch.
+    /// context, or a product that is too large for this workspace; errors of the launch.
     pub fn launch<A, B, C>(&self, a: &A, b: &B, c: &C, shape: [usize; 3]) -> Result<()>
-    where
-        A: Buffer<Element = bf16>,
-        B: Buffer<Element = bf16>,
-        C: Buffer<Element = bf16>,
-    {
-        self.communicator.context().refuse_capturing("GemmReduceScatter::launch is called")?;
-        // SAFETY: no capture is active.
-        unsafe { self.launch_capturable(a, b, c, shape) }
-    }
-
-    /// As [`launch`](Self::launch), but also allowed during a stream capture.
-    ///
-    /// # Errors
-    ///
-    /// As [`launch`](Self::launch), except
-    /// [`StateError::Capturing`](devcomm_host::StateError::Capturing).
-    ///
-    /// # Safety
-    ///
-    /// In a capture: while the graph can be launched, the buffers and this object are not dropped.
-    /// The graph is launched on this object's stream, or events order it with all other launches of
-    /// this object.
-    pub unsafe fn launch_capturable<A, B, C>(
-        &self,
-        a: &A,
-        b: &B,
-        c: &C,
-        shape: [usize; 3],
-    ) -> Result<()>
     where
         A: Buffer<Element = bf16>,
         B: Buffer<Element = bf16>,
@@ -300,8 +270,9 @@ impl GemmReduceScatter {
         let (a, b, c) = (a.device_slice(), b.device_slice(), c.device_slice());
         let (addresses, extents) = self.matrices([&a, &b, &c], shape)?;
         let [m, n, _] = shape;
-        // SAFETY: the buffers have the elements, and dropping one waits for the stream; the caller
-        // ensures what a graph needs. Launches on one stream are ordered.
+        let _turn = self.order.begin(&self.stream)?;
+        // SAFETY: the buffers have the elements; memory that is dropped is freed after the work of
+        // the streams, and after the graphs. `order` lets launches follow each other.
         unsafe {
             if let (GemmReduceScatterPlan::Wide, Some(wide)) =
                 (self.explain(shape).plan, self.wide.get())
@@ -310,7 +281,7 @@ impl GemmReduceScatter {
                 return wide.launch(&self.stream, addresses, &self.product, extents);
             }
             let product = self.product.slice(..m * n)?;
-            self.gemm.launch_capturable(&a, &b, &product, shape)?;
+            self.gemm.launch(&a, &b, &product, shape)?;
             let c = c.slice(..m / self.communicator.n_ranks() * n)?;
             self.collectives.reduce_scatter(&product, &c, ReduceOp::Sum, &self.stream)
         }

@@ -29,7 +29,6 @@ mod expert_parallel;
 mod gemm;
 mod gemm_allreduce;
 mod gemm_reduce_scatter;
-mod order;
 mod slots;
 mod timing;
 

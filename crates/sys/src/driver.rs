@@ -6,11 +6,12 @@ use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_ushort, c_void};
 
 pub use cudarc::driver::sys::{
     CU_MEMHOSTALLOC_DEVICEMAP, CU_MEMHOSTALLOC_PORTABLE, CUcontext, CUdevice, CUdevice_attribute,
-    CUdeviceptr, CUevent, CUevent_flags, CUfunction, CUfunction_attribute, CUgraph, CUgraphExec,
-    CUgraphNode, CUjit_option, CUlaunchAttribute, CUlaunchAttributeID, CUlaunchAttributeValue,
-    CUlaunchAttributeValue_union__bindgen_ty_1, CUlaunchConfig, CUmodule, CUresult, CUstream,
-    CUstream_flags, CUstreamCaptureMode, CUstreamCaptureStatus, CUtensorMap, CUtensorMapDataType,
-    CUtensorMapFloatOOBfill, CUtensorMapInterleave, CUtensorMapL2promotion, CUtensorMapSwizzle,
+    CUdeviceptr, CUevent, CUevent_flags, CUfunction, CUfunction_attribute, CUgraph,
+    CUgraphEdgeData, CUgraphExec, CUgraphNode, CUhostFn, CUjit_option, CUlaunchAttribute,
+    CUlaunchAttributeID, CUlaunchAttributeValue, CUlaunchAttributeValue_union__bindgen_ty_1,
+    CUlaunchConfig, CUmodule, CUresult, CUstream, CUstream_flags, CUstreamCaptureMode,
+    CUstreamCaptureStatus, CUtensorMap, CUtensorMapDataType, CUtensorMapFloatOOBfill,
+    CUtensorMapInterleave, CUtensorMapL2promotion, CUtensorMapSwizzle, CUuserObject, cuuint64_t,
 };
 
 /// Declares the function table, and the static table with cudarc's functions.
@@ -100,7 +101,19 @@ functions! {
     // Graphs.
     cuStreamBeginCapture_v2(stream: CUstream, mode: CUstreamCaptureMode);
     cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph);
-    cuStreamIsCapturing(stream: CUstream, status: *mut CUstreamCaptureStatus);
+    cuStreamGetCaptureInfo_v3(
+        stream: CUstream, status: *mut CUstreamCaptureStatus, id: *mut cuuint64_t,
+        graph: *mut CUgraph, dependencies: *mut *const CUgraphNode,
+        edge_data: *mut *const CUgraphEdgeData, num_dependencies: *mut usize
+    );
+    cuUserObjectCreate(
+        object: *mut CUuserObject, ptr: *mut c_void, destroy: CUhostFn, refcount: c_uint,
+        flags: c_uint
+    );
+    cuUserObjectRelease(object: CUuserObject, count: c_uint);
+    cuGraphRetainUserObject(
+        graph: CUgraph, object: CUuserObject, count: c_uint, flags: c_uint
+    );
     cuGraphGetNodes(graph: CUgraph, nodes: *mut CUgraphNode, num_nodes: *mut usize);
     cuGraphInstantiateWithFlags(exec: *mut CUgraphExec, graph: CUgraph, flags: c_ulonglong);
     cuGraphLaunch(exec: CUgraphExec, stream: CUstream);

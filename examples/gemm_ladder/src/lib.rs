@@ -177,7 +177,7 @@ impl Ladder {
                     if self.shipped.plan(shape)? != GemmPlan::Wide {
                         self.shipped.set_plan(shape, GemmPlan::Wide)?;
                     }
-                    self.shipped.launch_capturable(a, b, c, shape)
+                    self.shipped.launch(a, b, c, shape)
                 }
             }
         }

@@ -13,6 +13,7 @@ use super::watched::watched;
 use super::{CommConfig, Library, UniqueId};
 use crate::device::Context;
 use crate::device::in_group::refuse_inside;
+use crate::device::issuer::Issuer;
 use crate::error::{Error, NcclError, Result};
 use crate::sys::nccl::call::{Call, CommPtr, CommSlot, Out};
 use crate::sys::nccl::calls;
@@ -63,6 +64,8 @@ impl NewComm<'_> {
         if end != End::Foreign {
             context.health().abort_on_loss(Arc::downgrade(&handle) as _);
         }
+        let issuer: Arc<dyn Issuer> = Arc::clone(&handle) as _;
+        context.add_issuer(Arc::as_ptr(&handle).addr() as u64, &issuer);
         let created = CREATED.fetch_add(1, Ordering::Relaxed);
         let inner = Inner {
             handle,

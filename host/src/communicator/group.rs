@@ -16,7 +16,7 @@ use super::abort::start_abort_and_log;
 use super::dispatch::Uses;
 use super::handle::{Handle, Status};
 use super::watched::watched;
-use crate::device::in_group::{refuse_inside, set_open};
+use crate::device::in_group::{add_deferred, refuse_inside, set_deferred, set_open};
 use crate::device::recorder::Operation;
 use crate::device::{Context, Stream};
 use crate::error::{Error, Result, StateError};
@@ -107,7 +107,9 @@ pub struct Estimate {
 ///
 /// Inside, operations return before NCCL is called: a [`Window`](crate::Window) registered in the
 /// group can be used once the group has ended. Operations that cannot be deferred, such as creating
-/// communicators, fail with [`StateError::InGroup`].
+/// communicators, fail with [`StateError::InGroup`]. Other work on a stream with deferred
+/// operations (copies, fills, kernels, events, graphs, waits) would come before them, and fails
+/// with [`StateError::BeforeDeferred`].
 ///
 /// ```no_run
 /// # use devcomm_host::{Communicator, Result, Stream, SymmetricBuffer, group};
@@ -184,6 +186,7 @@ impl Open {
                 return None;
             }
             set_open(false);
+            set_deferred(std::iter::empty());
             recording.take().map(|open| open.deferred)
         })
     }
@@ -195,6 +198,7 @@ impl Drop for Open {
             let Some(open) = recording.as_mut() else { return Vec::new() };
             let begun_at = open.begun_at.pop().unwrap_or(0);
             let dropped = open.deferred.split_off(begun_at.min(open.deferred.len()));
+            set_deferred(open.deferred.iter().filter_map(|deferred| deferred.stream.clone()));
             if open.begun_at.is_empty() {
                 set_open(false);
                 *recording = None;
@@ -209,6 +213,7 @@ impl Drop for Open {
 
 /// Defers a call to the end of the open group.
 pub(super) fn defer(deferred: DeferredCall) {
+    deferred.stream.iter().for_each(add_deferred);
     RECORDING.with_borrow_mut(|recording| match recording {
         Some(open) => open.deferred.push(deferred),
         None => deferred.state.set(CallState::Failed),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use devcomm_types::{Element, IntoArg, Slice};
 
 use super::{Communicator, Library};
-use crate::device::{Buffer, Context, DeviceSlice};
+use crate::device::{Birth, Buffer, Context, DeviceSlice};
 use crate::error::{Error, Result};
 use crate::sys::nccl::query::Allocation;
 
@@ -37,6 +37,7 @@ struct Memory {
     allocation: Option<Allocation>,
     context: Context,
     library: Library,
+    birth: Birth,
 }
 
 impl Communicator {
@@ -79,7 +80,8 @@ impl<T: Element> SymmetricBuffer<T> {
         context.free_kept();
         context.cuda().bind()?;
         let allocation = Some(library.nccl().alloc(bytes)?);
-        let memory = Memory { allocation, context: context.clone(), library: library.clone() };
+        let (library, birth) = (library.clone(), context.birth());
+        let memory = Memory { allocation, context: context.clone(), library, birth };
         let buffer = Self { memory: Arc::new(memory), len, element: PhantomData };
         buffer.device_slice().fill_new(0)?;
         Ok(buffer)
@@ -163,12 +165,12 @@ impl<T: Element> Clone for SymmetricBuffer<T> {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        let context = self.context.clone();
+        let (context, birth) = (self.context.clone(), self.birth);
         let moved = || {
             let (allocation, library) = (self.allocation.take(), self.library.clone());
-            Self { allocation, context: context.clone(), library }
+            Self { allocation, context: context.clone(), library, birth }
         };
-        if context.health().is_lost() || !context.can_free_or_keep("device memory", moved) {
+        if context.health().is_lost() || !context.can_free_or_hold("device memory", birth, moved) {
             return;
         }
         let Some(allocation) = self.allocation.take() else { return };

@@ -13,7 +13,7 @@ use super::group::{CallState, SharedState};
 use super::peers;
 use crate::device::in_group::refuse_inside;
 use crate::device::issuer::Resource;
-use crate::device::{Buffer, DeviceSlice, Kept, Lifecycle};
+use crate::device::{Birth, Buffer, DeviceSlice, Kept, Lifecycle};
 use crate::error::{DevCommError, Error, Result, StateError};
 use crate::sys::nccl::call::Out;
 use crate::sys::nccl::calls;
@@ -69,6 +69,7 @@ struct Inner {
     /// Keeps the memory allocated; `None` for memory of another library.
     memory: Mutex<Option<Kept>>,
     communicator: Communicator,
+    birth: Birth,
 }
 
 /// A CFT endpoint and an offset in it. NCCL: `ncclCftLeId` and the offset of the `ncclGet*LeInfo`
@@ -158,6 +159,7 @@ impl Communicator {
             rank_bytes,
             memory: Mutex::new(slice.keep()),
             communicator: self.clone(),
+            birth: self.context().birth(),
         });
         // A deferred call keeps `inner` alive: until the call is made, the registration cannot be
         // ended and the memory cannot be freed.
@@ -254,8 +256,9 @@ impl<T: Element> Window<T> {
         DeviceWindow::new(handle as *mut c_void, self.min_len())
     }
 
-    /// Ends the registration, after waiting for this rank's streams. Idempotent. The memory stays
-    /// allocated until the window is dropped, so that it can be copied.
+    /// Ends the registration, after waiting for this rank's streams and, if a graph may use the
+    /// window, with that graph. Idempotent. The memory stays allocated until the window is dropped,
+    /// so that it can be copied.
     ///
     /// NCCL: `ncclCommWindowDeregister`.
     ///
@@ -266,7 +269,7 @@ impl<T: Element> Window<T> {
     #[doc(alias = "ncclCommWindowDeregister")]
     pub fn close(&self) -> Result<()> {
         refuse_inside("the end of a window")?;
-        self.inner.close()
+        self.inner.close_for_user()
     }
 
     /// NCCL's address of this rank's memory. NCCL: `ncclWinGetUserPtr`.
@@ -550,17 +553,42 @@ impl Inner {
 
     /// The same registration, to be dropped later than `self`.
     fn moved(&self) -> Self {
+        let memory = self.memory.lock().take();
+        self.registration(self.life.take(), memory)
+    }
+
+    fn registration(&self, life: Lifecycle, memory: Option<Kept>) -> Self {
         Self {
             handle: self.handle.clone(),
             state: self.state.clone(),
-            life: self.life.take(),
+            life,
             address: self.address,
             bytes: self.bytes,
             flags: self.flags,
             rank_bytes: None,
-            memory: Mutex::new(self.memory.lock().take()),
+            memory: Mutex::new(memory),
             communicator: self.communicator.clone(),
+            birth: self.birth,
         }
+    }
+
+    /// Closes it; if a graph may use it, the registration ends with the graph.
+    fn close_for_user(&self) -> Result<()> {
+        let context = self.communicator.context();
+        let Some(ending) = self.life.begin_end(context)? else { return Ok(()) };
+        let mut is_held = false;
+        if self.made().is_ok() {
+            context.hold(self.birth, || {
+                is_held = true;
+                self.registration(Lifecycle::default(), self.allocation())
+            });
+        }
+        if is_held {
+            ending.done();
+            return Ok(());
+        }
+        drop(ending);
+        self.close()
     }
 
     /// Leaks the memory: a GPU may still use it.
@@ -623,7 +651,7 @@ impl Drop for Inner {
         let suspended = self.communicator.refuse_suspended().is_err();
         // Memory of another library may be freed after this.
         let can_free = || match self.allocation().is_some() {
-            true => context.can_free_or_keep("a window", || self.moved()),
+            true => context.can_free_or_hold("a window", self.birth, || self.moved()),
             false => context.can_free("a window"),
         };
         if suspended || !can_free() {

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use super::abort::AbortFlag;
-use super::issuer::{Kept, Owner};
+use super::issuer::{Issuer, Kept, Owner};
+use super::order::Uses;
 
 /// What the operations captured so far use.
 #[derive(Default)]
@@ -12,6 +13,12 @@ pub(crate) struct Capture {
     pub(super) keep: Vec<Kept>,
     /// One entry per device communicator: its flag, and the first kernel launched with it.
     pub(super) kernels: Vec<(&'static str, Arc<AbortFlag>)>,
+    /// The communicators of kernels' arguments.
+    pub(super) used: Vec<Arc<dyn Issuer>>,
+    /// Whether there are kernels.
+    pub(super) launches: bool,
+    /// The operations that are ordered.
+    pub(super) uses: Uses,
 }
 
 impl Capture {

@@ -11,9 +11,11 @@ use super::abort::{AbortFlag, AbortFlags};
 use super::drops::Postponed;
 use super::enqueues::Enqueues;
 use super::health::Health;
+use super::holds::Holds;
 use super::issuer::{Issuer, Kept, Owner};
 use super::kernels::Modules;
 use super::launch::DeviceLimits;
+use super::order::Orders;
 use super::recorder::Recorder;
 use super::stream::{LastHandle, StreamInner};
 use crate::error::{DriverError, Error, NcclError, Result, StateError, WorldError};
@@ -72,6 +74,10 @@ pub(crate) struct ContextInner {
     kernels: RwLock<Arc<[Arc<Modules>]>>,
     /// What was dropped, while the rank's function runs.
     postponed: Mutex<Option<Postponed>>,
+    orders: Orders,
+    holds: Holds,
+    /// The communicators of this context, by number.
+    issuers: Mutex<Vec<(u64, Weak<dyn Issuer>)>>,
 }
 
 impl Context {
@@ -119,6 +125,7 @@ impl Context {
         let (rank, streams, stuck, drop_wait_failed, misses_ptx) = Default::default();
         let (enqueues, default_stream) = Default::default();
         let (flags, abort_blocks, postponed) = Default::default();
+        let (orders, holds, issuers) = Default::default();
         let kernels = RwLock::new(Arc::default());
         let inner = ContextInner {
             cuda,
@@ -138,6 +145,9 @@ impl Context {
             misses_ptx,
             kernels,
             postponed,
+            orders,
+            holds,
+            issuers,
         };
         Ok(Self { inner: Arc::new(inner) })
     }
@@ -297,6 +307,26 @@ impl Context {
 
     pub(super) fn kernels(&self) -> &RwLock<Arc<[Arc<Modules>]>> {
         &self.inner.kernels
+    }
+
+    pub(super) fn orders(&self) -> &Orders {
+        &self.inner.orders
+    }
+
+    pub(super) fn holds(&self) -> &Holds {
+        &self.inner.holds
+    }
+
+    /// Registers a communicator under the number by which arguments of kernels name it.
+    pub(crate) fn add_issuer(&self, number: u64, issuer: &Arc<dyn Issuer>) {
+        let mut issuers = self.inner.issuers.lock();
+        issuers.retain(|(_, issuer)| issuer.strong_count() > 0);
+        issuers.push((number, Arc::downgrade(issuer)));
+    }
+
+    pub(super) fn issuer(&self, number: u64) -> Option<Arc<dyn Issuer>> {
+        let issuers = self.inner.issuers.lock();
+        issuers.iter().find(|(known, _)| *known == number).and_then(|(_, issuer)| issuer.upgrade())
     }
 
     pub(super) fn known_default_stream(&self) -> &Mutex<Weak<LastHandle>> {

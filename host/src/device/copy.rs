@@ -198,7 +198,7 @@ impl Stream {
         self.require_same_context(memory)?;
         self.context().refuse_capturing("host memory is copied")?;
         self.synchronize()?;
-        Ok((self.handle(), self.context().begin_enqueue()?))
+        Ok((self.handle(), self.begin_enqueue("a copy")?))
     }
 
     /// The handle, after checks, and the call. Makes the context current; an open capture keeps
@@ -210,7 +210,7 @@ impl Stream {
         let context = self.context();
         memory.iter().try_for_each(|memory| self.require_same_context(memory))?;
         context.health().check()?;
-        let enqueue = context.begin_enqueue()?;
+        let enqueue = self.begin_enqueue("a copy or fill")?;
         context.cuda().bind()?;
         context.with_capture(|capture| {
             capture.keep.extend(memory.iter().filter_map(|memory| memory.keep()));

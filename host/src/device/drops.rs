@@ -11,6 +11,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::context::Context;
+use super::holds::Birth;
 use crate::error::Result;
 
 /// How long destructors wait for the GPU before they leak the memory that it may still use.
@@ -72,6 +73,23 @@ impl Context {
         self.free_kept();
         let idle = self.wait_to_free(TIMEOUT);
         idle.inspect_err(|why| tracing::warn!("{what} is left allocated: {why}")).is_ok()
+    }
+
+    /// As [`can_free_or_keep`](Self::can_free_or_keep), for what graphs may use: if one does, it
+    /// gets the result of `moved`.
+    pub(crate) fn can_free_or_hold<T: Any + Send>(
+        &self,
+        what: &str,
+        birth: Birth,
+        moved: impl FnOnce() -> T,
+    ) -> bool {
+        self.free_held();
+        let mut moved = Some(moved);
+        self.hold(birth, || moved.take().map(|moved| moved()));
+        match moved {
+            None => false,
+            Some(moved) => self.can_free_or_keep(what, moved),
+        }
     }
 
     /// As [`can_free`](Self::can_free), after a short wait in a rank's function. If the GPU is

@@ -6,32 +6,39 @@ use cudarc::driver::{CudaSlice, DevicePtr};
 use devcomm_types::Element;
 
 use super::context::Context;
+use super::holds::Birth;
 use super::slice::DeviceSlice;
 use crate::error::{Error, Result};
 
 /// What owns memory of another library. It is dropped when the context's streams are idle, and
 /// leaked if they cannot become idle.
-pub(super) struct Foreign<T> {
+pub(super) struct Foreign<T: Send + Sync + 'static> {
     /// `None` only while dropping.
     owner: Option<T>,
     context: Context,
     what: &'static str,
+    birth: Birth,
 }
 
 impl<T: Send + Sync + 'static> Foreign<T> {
     /// `what` names the memory in messages, such as "cudarc's memory".
     pub(super) fn new(context: &Context, owner: T, what: &'static str) -> Arc<Self> {
-        Arc::new(Self { owner: Some(owner), context: context.clone(), what })
+        let birth = context.birth();
+        Arc::new(Self { owner: Some(owner), context: context.clone(), what, birth })
     }
 }
 
-impl<T> Drop for Foreign<T> {
+impl<T: Send + Sync + 'static> Drop for Foreign<T> {
     fn drop(&mut self) {
-        let owner = self.owner.take();
-        if self.context.health().is_lost() || !self.context.can_free(self.what) {
+        let (mut owner, Self { context, what, birth, .. }) = (self.owner.take(), self);
+        context.hold(*birth, || {
+            let (owner, context) = (owner.take(), context.clone());
+            Self { owner, context, what, birth: *birth }
+        });
+        if context.health().is_lost() || owner.is_some() && !context.can_free(what) {
             return std::mem::forget(owner);
         }
-        let _ = self.context.cuda().bind();
+        let _ = context.cuda().bind();
     }
 }
 

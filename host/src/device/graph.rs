@@ -9,9 +9,11 @@ use parking_lot::Mutex;
 use super::abort::AbortFlag;
 use super::capture::Capture;
 use super::context::Context;
+use super::holds::Hold;
 use super::in_group::refuse_inside;
 use super::issuer::{Issuer, Kept, Owner, Resource};
 use super::lifecycle::Lifecycle;
+use super::order;
 use super::recorder::Operation;
 use super::stream::Stream;
 use crate::error::{Error, LaunchError, Result, StateError};
@@ -20,8 +22,10 @@ use crate::sys::cuda::graph::{GraphExecHandle, GraphHandle};
 /// Work that was captured from a stream: collectives, copies, fills, kernel launches, events.
 ///
 /// Made by [`Stream::capture`]. It keeps alive the memory, windows and operators that captured
-/// operations use; the caller keeps alive the arguments of captured kernel launches. It is closed
-/// when the first of the communicators whose operations it contains ends.
+/// operations use. If it has kernels, it keeps all memory, windows, device communicators and kernel
+/// modules of its context that existed at the end of the capture: those that are dropped later are
+/// freed after the graph. It is closed when the first of the communicators whose operations it
+/// contains ends.
 ///
 /// It can move to another thread, but is not `Sync`: CUDA allows one thread at a time to use a
 /// graph.
@@ -58,6 +62,12 @@ struct Exec {
     _graph: GraphHandle,
     communicators: Vec<Arc<dyn Issuer>>,
     kernels: Vec<(&'static str, Arc<AbortFlag>)>,
+    /// The communicators of kernels' arguments.
+    used: Vec<Arc<dyn Issuer>>,
+    /// The objects whose operations it has, for the order of its launches.
+    orders: Vec<Arc<order::Inner>>,
+    /// What its kernels may use.
+    hold: Option<Arc<Hold>>,
     _owners: Vec<Arc<dyn Owner>>,
     /// The memory, windows and operators that the operations use.
     _keep: Vec<Kept>,
@@ -113,13 +123,17 @@ impl OpenCapture<'_> {
         let capture = context.end_capture();
         std::mem::forget(self);
         let (len, handle) = (graph.len()?, graph.instantiate()?);
-        let Capture { owners, keep, kernels } = capture;
+        let Capture { owners, keep, kernels, used, launches, uses } = capture;
+        let hold = launches.then(|| context.begin_hold());
         let communicators = owners.iter().map(|owner| owner.issuer()).collect();
         let exec = Exec {
             handle,
             _graph: graph,
             communicators,
             kernels,
+            used,
+            orders: uses.objects(),
+            hold,
             _owners: owners.clone(),
             _keep: keep,
         };
@@ -158,12 +172,12 @@ impl Graph {
             return Err(Error::invalid("a graph is launched to a stream of another context"));
         }
         context.health().check()?;
-        let _enqueue = context.begin_enqueue()?;
+        let _enqueue = stream.begin_enqueue("the launch of a graph")?;
         let exec = self.inner.exec.lock();
         let exec = exec.as_ref().filter(|_| self.inner.is_open());
         let rank = context.rank().unwrap_or(0);
         let exec = exec.ok_or(StateError::Closed { what: self.inner.name(), rank })?;
-        for communicator in &exec.communicators {
+        for communicator in exec.communicators.iter().chain(&exec.used) {
             // Operations of a communicator that has ended would use freed memory.
             communicator.require_live()?;
         }
@@ -172,16 +186,24 @@ impl Graph {
                 return Err(LaunchError::Refused { kernel, refusal }.into());
             }
         }
+        let _turn = match exec.orders.is_empty() {
+            true => None,
+            false => {
+                let turn = context.turn()?;
+                context.take_turn(&exec.orders, stream)?;
+                Some(turn)
+            }
+        };
         context.cuda().bind()?;
         let _launch = context.recorder().begin(Operation::Graph(self.len()));
-        // SAFETY: `exec` keeps memory and communicators; the kernels' arguments are promised by the
-        // contract of their captured launches.
+        // SAFETY: `exec` keeps the memory and communicators of its operations, and its hold those
+        // that kernels may use; other arguments are the contract of the captured launches.
         unsafe { exec.handle.launch(stream.handle())? };
         for communicator in &exec.communicators {
             stream.register_communicator(Arc::clone(communicator));
         }
         for (kernel, flag) in &exec.kernels {
-            stream.register_launch(kernel, Arc::clone(flag));
+            stream.register_launch(kernel, None, Some(Arc::clone(flag)))?;
         }
         Ok(())
     }
@@ -198,7 +220,8 @@ impl Graph {
     pub fn is_valid(&self) -> bool {
         let exec = self.inner.exec.lock();
         exec.as_ref().is_some_and(|exec| {
-            exec.communicators.iter().all(|communicator| communicator.is_live())
+            let mut communicators = exec.communicators.iter().chain(&exec.used);
+            communicators.all(|communicator| communicator.is_live())
                 && exec.kernels.iter().all(|(_, flag)| flag.refusal().is_none())
         })
     }
@@ -226,11 +249,22 @@ impl Resource for Inner {
     fn close(&self) -> Result<()> {
         let Some(ending) = self.life.begin_end(&self.context)? else { return Ok(()) };
         self.context.drain()?;
-        let _ = self.context.cuda().bind();
-        let exec = self.exec.lock().take();
-        drop(exec);
+        self.drop_exec();
         ending.done();
         Ok(())
+    }
+}
+
+impl Inner {
+    /// Destroys the executable graph, and then drops what it has held. The streams are idle.
+    fn drop_exec(&self) {
+        let _ = self.context.cuda().bind();
+        let Some(mut exec) = self.exec.lock().take() else { return };
+        let hold = exec.hold.take();
+        drop(exec);
+        if let Some(hold) = hold {
+            self.context.end_hold(&hold);
+        }
     }
 }
 
@@ -245,7 +279,7 @@ impl Drop for Inner {
             Self { life: self.life.take(), exec, context: context.clone(), len: self.len }
         };
         if context.can_free_or_keep("a graph", moved) {
-            let _ = self.context.cuda().bind();
+            self.drop_exec();
         } else {
             std::mem::forget(self.exec.lock().take());
         }

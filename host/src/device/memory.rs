@@ -6,6 +6,7 @@ use std::sync::Arc;
 use devcomm_types::{Element, IntoArg, Slice};
 
 use super::context::Context;
+use super::holds::Birth;
 use super::slice::{Buffer, DeviceSlice};
 use crate::error::{Error, Result};
 use crate::sys::cuda::memory::DeviceAllocation;
@@ -29,6 +30,7 @@ struct Memory {
     /// `None` only while dropping.
     allocation: Option<DeviceAllocation>,
     context: Context,
+    birth: Birth,
 }
 
 /// The bytes of `len` elements: more than none, and as many as an address space has.
@@ -53,7 +55,8 @@ impl Context {
         self.health().check()?;
         self.free_kept();
         let allocation = Some(self.cuda().alloc(bytes)?);
-        let memory = Arc::new(Memory { allocation, context: self.clone() });
+        let memory = Memory { allocation, context: self.clone(), birth: self.birth() };
+        let memory = Arc::new(memory);
         let buffer = DeviceBuffer { memory, len, element: PhantomData };
         buffer.device_slice().fill_new(0)?;
         Ok(buffer)
@@ -107,8 +110,9 @@ impl<T> Clone for DeviceBuffer<T> {
 impl Drop for Memory {
     fn drop(&mut self) {
         let context = self.context.clone();
-        let moved = || Self { allocation: self.allocation.take(), context: context.clone() };
-        if context.health().is_lost() || !context.can_free_or_keep("device memory", moved) {
+        let birth = self.birth;
+        let moved = || Self { allocation: self.allocation.take(), context: context.clone(), birth };
+        if context.health().is_lost() || !context.can_free_or_hold("device memory", birth, moved) {
             return;
         }
         let Some(allocation) = self.allocation.take() else { return };

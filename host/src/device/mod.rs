@@ -12,6 +12,7 @@ mod event;
 mod foreign;
 mod graph;
 mod health;
+mod holds;
 pub(crate) mod in_group;
 pub(crate) mod issuer;
 mod kernels;
@@ -19,6 +20,7 @@ mod launch;
 mod lifecycle;
 mod memory;
 mod operations;
+mod order;
 mod pinned;
 pub(crate) mod recorder;
 mod scope;
@@ -32,6 +34,7 @@ pub(crate) use self::drops::PostponedDrops;
 pub use self::event::Event;
 pub use self::graph::Graph;
 pub(crate) use self::health::Health;
+pub(crate) use self::holds::Birth;
 pub(crate) use self::issuer::Kept;
 pub use self::kernels::{
     KernelSet, Kernels, KernelsOn, ModuleSource, ParamInfo, RawArg, WITHOUT_PTX,
@@ -39,6 +42,7 @@ pub use self::kernels::{
 pub use self::launch::{DeviceLimits, FunctionInfo};
 pub(crate) use self::lifecycle::Lifecycle;
 pub use self::memory::DeviceBuffer;
+pub use self::order::{StreamOrder, Turn};
 pub use self::pinned::PinnedBuffer;
 pub use self::scope::{Scope, ScopeThread};
 pub use self::slice::{Buffer, DeviceSlice, Dynamic};

@@ -7,6 +7,7 @@ use parking_lot::Mutex;
 
 use super::context::Context;
 use super::event::Event;
+use super::holds::Birth;
 use super::memory::bytes_of;
 use crate::error::Result;
 use crate::sys::cuda::memory::HostAllocation;
@@ -29,6 +30,7 @@ pub struct PinnedBuffer<T: Element> {
     /// Events recorded after copies that may still run.
     copies: Mutex<Vec<Event>>,
     context: Context,
+    birth: Birth,
     element: PhantomData<T>,
 }
 
@@ -43,8 +45,8 @@ impl Context {
         let bytes = bytes_of::<T>("pinned memory", len)?;
         self.refuse_capturing("pinned memory is allocated")?;
         let memory = Some(self.cuda().alloc_host(bytes)?);
-        let (copies, context) = (Mutex::default(), self.clone());
-        Ok(PinnedBuffer { memory, len, copies, context, element: PhantomData })
+        let (copies, context, birth) = (Mutex::default(), self.clone(), self.birth());
+        Ok(PinnedBuffer { memory, len, copies, context, birth, element: PhantomData })
     }
 }
 
@@ -109,12 +111,13 @@ impl<T: Element> PinnedBuffer<T> {
 
 impl<T: Element> Drop for PinnedBuffer<T> {
     fn drop(&mut self) {
-        let context = self.context.clone();
+        let (context, birth) = (self.context.clone(), self.birth);
         let moved = || {
             let (memory, copies) = (self.memory.take(), std::mem::take(&mut self.copies));
-            Self { memory, copies, len: self.len, context: context.clone(), element: PhantomData }
+            let (len, context) = (self.len, context.clone());
+            Self { memory, copies, len, context, birth, element: PhantomData }
         };
-        if context.health().is_lost() || !context.can_free_or_keep("pinned memory", moved) {
+        if context.health().is_lost() || !context.can_free_or_hold("pinned memory", birth, moved) {
             return;
         }
         let Some(memory) = self.memory.take() else { return };

@@ -7,6 +7,7 @@ use devcomm_types::{DataType, Element, IntoArg, Slice};
 
 use super::context::Context;
 use super::enqueues::Enqueue;
+use super::in_group::refuse_before_deferred;
 use super::issuer::Kept;
 use crate::error::{Error, Result};
 use crate::sys::cuda::stream::StreamHandle;
@@ -145,6 +146,7 @@ impl<T: Element> DeviceSlice<T> {
     /// Waits for this rank's streams, and returns the default stream. Streams of this crate do not
     /// wait for the default stream: the caller must wait for the work that it enqueues there.
     fn idle_default_stream(&self) -> Result<(StreamHandle, Enqueue<'_>)> {
+        refuse_before_deferred(&self.context, None, "a copy or fill of memory")?;
         self.context.synchronize_streams()?;
         let enqueue = self.context.begin_enqueue()?;
         self.context.cuda().bind()?;

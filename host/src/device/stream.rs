@@ -13,6 +13,7 @@ use super::capture::Capture;
 use super::context::Context;
 use super::enqueues::Enqueue;
 use super::event::Event;
+use super::in_group::refuse_before_deferred;
 use super::issuer::{Issuer, Kept, Owner};
 use super::operations::Operations;
 use super::recorder::Operation;
@@ -151,6 +152,7 @@ impl Stream {
     /// aborted; [`Error::Nccl`] when an operation failed; [`StateError::Capturing`]; the driver's
     /// error when a kernel failed.
     pub fn synchronize(&self) -> Result<()> {
+        refuse_before_deferred(self.context(), Some(self), "a wait for the stream")?;
         self.inner().wait()
     }
 
@@ -166,6 +168,7 @@ impl Stream {
     /// later. The GPU then counts as stuck: memory that it may still use is not freed before the
     /// process ends.
     pub fn synchronize_within(&self, limit: Duration) -> Result<()> {
+        refuse_before_deferred(self.context(), Some(self), "a wait for the stream")?;
         match self.inner().wait_within(Some(limit)) {
             Err(Error::State(StateError::DeadlinePassed { waited }))
                 if !self.context().is_stuck() =>
@@ -183,7 +186,7 @@ impl Stream {
     /// The driver's error when a kernel failed.
     pub fn is_idle(&self) -> Result<bool> {
         self.context().refuse_capturing("a stream is asked whether it is idle")?;
-        let _query = self.context().begin_enqueue()?;
+        let _query = self.begin_enqueue("a query of the stream")?;
         self.context().cuda().bind()?;
         Ok(self.inner().is_all_enqueued()? && self.handle().is_idle()?)
     }
@@ -199,7 +202,30 @@ impl Stream {
     #[doc(alias = "cudaStreamIsCapturing")]
     pub fn is_capturing(&self) -> Result<bool> {
         self.context().cuda().bind()?;
-        self.handle().is_capturing()
+        Ok(self.handle().capture()?.is_some())
+    }
+
+    /// The number of the capture by another library that the stream's work goes to. Its graph then
+    /// holds what it may use.
+    pub(super) fn foreign_capture(&self) -> Result<Option<u64>> {
+        if self.as_raw().is_null() {
+            return Ok(None);
+        }
+        self.context().cuda().bind()?;
+        let Some(capture) = self.handle().capture()? else { return Ok(None) };
+        self.context().hold_for_capture(&capture)?;
+        Ok(Some(capture.id))
+    }
+
+    /// Begins a call that enqueues work to this stream, before it checks what it uses.
+    ///
+    /// # Errors
+    ///
+    /// [`StateError::Capturing`] while another thread captures a stream;
+    /// [`StateError::BeforeDeferred`].
+    pub(crate) fn begin_enqueue(&self, what: &'static str) -> Result<Enqueue<'_>> {
+        refuse_before_deferred(self.context(), Some(self), what)?;
+        self.context().begin_enqueue()
     }
 
     /// Makes later work of this stream wait for `event`, which may be of another stream.
@@ -208,7 +234,7 @@ impl Stream {
     ///
     /// [`Error::InvalidInput`] for an event of another context; the driver's errors.
     pub fn wait_event(&self, event: &Event) -> Result<()> {
-        let _enqueue = self.require(event)?;
+        let _enqueue = self.require(event, "a wait for an event")?;
         self.handle().wait_for(event.handle())
     }
 
@@ -218,15 +244,15 @@ impl Stream {
     ///
     /// [`Error::InvalidInput`] for an event of another context; the driver's errors.
     pub fn record(&self, event: &Event) -> Result<()> {
-        let _enqueue = self.require(event)?;
+        let _enqueue = self.require(event, "the record of an event")?;
         self.handle().record(event.handle())
     }
 
-    fn require(&self, event: &Event) -> Result<Enqueue<'_>> {
+    fn require(&self, event: &Event, what: &'static str) -> Result<Enqueue<'_>> {
         if !event.context().is(self.context()) {
             return Err(Error::invalid("the event was made by another context than the stream"));
         }
-        let enqueue = self.context().begin_enqueue()?;
+        let enqueue = self.begin_enqueue(what)?;
         self.context().cuda().bind()?;
         Ok(enqueue)
     }
@@ -259,12 +285,31 @@ impl Stream {
         self.inner().operations.lock().add(issuer, keep);
     }
 
-    /// Registers a launched kernel, and the abort flag of its device communicator.
-    pub(crate) fn register_launch(&self, kernel: &'static str, flag: Arc<AbortFlag>) {
-        let add = |capture: &mut Capture| capture.add_kernel(kernel, Arc::clone(&flag));
-        if self.context().with_capture(add).is_none() {
+    /// Registers a launched kernel: the number of the communicator that its arguments are of, and
+    /// the abort flag of its device communicator.
+    pub(crate) fn register_launch(
+        &self,
+        kernel: &'static str,
+        communicator: Option<u64>,
+        flag: Option<Arc<AbortFlag>>,
+    ) -> Result<()> {
+        let context = self.context();
+        let add = |capture: &mut Capture| {
+            capture.launches = true;
+            let used = communicator.and_then(|number| context.issuer(number));
+            capture.used.extend(used);
+            if let Some(flag) = &flag {
+                capture.add_kernel(kernel, Arc::clone(flag));
+            }
+        };
+        if context.with_capture(add).is_some() {
+            return Ok(());
+        }
+        if let Some(flag) = flag {
             self.inner().operations.lock().add_kernel(flag);
         }
+        // Only other libraries capture their streams without this crate.
+        if self.handle().is_foreign() { self.foreign_capture().map(drop) } else { Ok(()) }
     }
 
     /// Registers a communicator that has operations in the stream.
@@ -299,10 +344,11 @@ impl StreamInner {
         let stream = self.handle.raw() as usize;
         let _wait = self.context.recorder().begin(Operation::Wait { stream });
         let machine = self.context.machine();
-        let (mut checked, mut registered) = (machine.now(), 0);
+        let (mut checked, mut registered, mut turns) = (machine.now(), 0, 0);
         let result = self.poll(limit, || {
             // Another thread may enqueue more before this returns.
             registered = self.operations.lock().count();
+            turns = self.context.ended_turns();
             if !self.is_all_enqueued()? {
                 return Ok(false);
             }
@@ -314,7 +360,10 @@ impl StreamInner {
             Ok(idle)
         });
         match result {
-            Ok(()) => self.idle_result(registered),
+            Ok(()) => {
+                self.context.forget_ended(self.handle.raw().cast(), turns);
+                self.idle_result(registered)
+            }
             Err(lost @ Error::World(WorldError::RankLost { .. })) => {
                 self.wait_for_exit(false);
                 Err(lost)

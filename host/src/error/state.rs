@@ -39,6 +39,15 @@ pub enum StateError {
         /// The call.
         what: &'static str,
     },
+    /// The work would run before operations that the open group has deferred.
+    #[error(
+        "{what} would run before the operations that the open group has deferred on its stream; \
+         enqueue it after the group"
+    )]
+    BeforeDeferred {
+        /// The work.
+        what: &'static str,
+    },
     /// The call is not allowed while a stream is captured to a graph.
     #[error("{what} while a stream is captured to a graph; do it before the capture")]
     Capturing {

@@ -18,3 +18,36 @@ pub mod push_exchange;
 pub mod push_exchange_v;
 pub mod reduction;
 pub mod rmsnorm;
+
+/// Threads of each kernel that a multiprocessor of sm_90 has room for, by its registers. A kernel
+/// is named without its types.
+pub mod room {
+    #![expect(missing_docs, reason = "they are the kernels' names")]
+
+    pub const LAMPORT_ALLREDUCE_TWO: u32 = 2048;
+    pub const LAMPORT_ALLREDUCE: u32 = 1024;
+    pub const LAMPORT_ALLREDUCE_ANY: u32 = 640;
+    pub const LAMPORT_EXCHANGE: u32 = 512;
+    pub const LAMPORT_EXCHANGE_V: u32 = 512;
+    pub const LAMPORT_REDUCE_SCATTER: u32 = 640;
+    pub const LAMPORT_RMSNORM: u32 = 768;
+    pub const PULL_REDUCE_SCATTER: u32 = 512;
+    pub const PUSH_ALLREDUCE: u32 = 512;
+    pub const PUSH_EXCHANGE: u32 = 512;
+    pub const PUSH_EXCHANGE_V: u32 = 1024;
+
+    /// All of them.
+    pub const ALL: [(&str, u32); 11] = [
+        ("lamport_allreduce_two", LAMPORT_ALLREDUCE_TWO),
+        ("lamport_allreduce_any", LAMPORT_ALLREDUCE_ANY),
+        ("lamport_allreduce", LAMPORT_ALLREDUCE),
+        ("lamport_exchange_v", LAMPORT_EXCHANGE_V),
+        ("lamport_exchange", LAMPORT_EXCHANGE),
+        ("lamport_reduce_scatter", LAMPORT_REDUCE_SCATTER),
+        ("lamport_rmsnorm", LAMPORT_RMSNORM),
+        ("pull_reduce_scatter", PULL_REDUCE_SCATTER),
+        ("push_allreduce", PUSH_ALLREDUCE),
+        ("push_exchange_v", PUSH_EXCHANGE_V),
+        ("push_exchange", PUSH_EXCHANGE),
+    ];
+}

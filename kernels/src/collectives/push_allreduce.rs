@@ -15,9 +15,6 @@ use nccl_device::{BarrierIndex, Coop, DevComm, LsaPtr, MemoryOrder, Window};
 use super::elements::Elements;
 use super::reduction::Reduction;
 
-/// Threads per block. A multiprocessor has room for one block: with two of half as many threads,
-/// the next launch's first blocks would share multiprocessors, and take 10 % longer.
-pub const THREADS: u32 = 512;
 /// Vectors that a thread pushes at a time.
 const PUSHED: usize = 8;
 /// Slots for the chunks that a block receives from a rank.
@@ -38,7 +35,7 @@ pub const fn inbox(ranks: usize, blocks: u32, chunk: usize) -> usize {
 /// `chunk` is in vectors of 16 bytes, and `inbox` has the words that [`inbox()`] says.
 ///
 /// Grid: up to the device communicator's LSA barriers, all blocks resident, the same in every rank.
-/// Block: [`THREADS`] threads. May be a dependent launch.
+/// Block: at most 512 threads, one-dimensional. May be a dependent launch.
 /// `count` and `first` are in elements, the same in every rank.
 ///
 /// # Safety
@@ -288,7 +285,7 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
 /// `ROWS` of this thread's at a time.
 #[inline(always)]
 fn in_rows<const ROWS: usize>(chunk: Chunk, each: impl Fn([Option<usize>; ROWS])) {
-    let (mut first, row) = (thread::thread_idx_x(), THREADS);
+    let (mut first, row) = (thread::thread_idx_x(), thread::block_dim_x());
     while first < chunk.len {
         let mut rows = [None; ROWS];
         let mut u = 0;

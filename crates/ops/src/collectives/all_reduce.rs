@@ -4,14 +4,14 @@ use devcomm_host::{Buffer, DataType, DeviceSlice, ReduceOperator, Result, Stream
 use devcomm_kernels as kernels;
 use devcomm_kernels::collectives::lamport_allreduce::ROWS;
 use devcomm_kernels::collectives::reduction::ReductionArgs;
-use devcomm_kernels::collectives::{lamport_exchange, push_allreduce};
+use devcomm_kernels::collectives::{lamport_exchange, room};
 use devcomm_types::{Element, F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
 use super::reduction::Reducing;
 use super::{
-    Algorithm, CollectivePlan, Collectives, Grid, INVALID, Operation, PLAIN, Request, THREADS,
-    UNREACHED, UNREDUCED, Way, Workspace, config,
+    Algorithm, CollectivePlan, Collectives, INVALID, Operation, PLAIN, Request, UNREACHED,
+    UNREDUCED, Way, Workspace, config,
 };
 use crate::check::refuse;
 
@@ -44,32 +44,33 @@ impl Collectives {
                     bytes,
                     slots: (slots <= options.slots(ranks)).then_some(slots as u32),
                     most_blocks: self.multiprocessors(),
+                    most_threads: options.threads(room::LAMPORT_ALLREDUCE_ANY),
                     ..by_nccl("as the message is too long for one step")
                 };
             }
             None => return by_nccl(UNREDUCED),
         }
-        let most_blocks = 2 * self.multiprocessors();
+        let most_blocks = options.most_blocks(2, self.multiprocessors());
+        let most_threads = options.threads(match ranks {
+            2 => room::LAMPORT_ALLREDUCE_TWO,
+            _ => room::LAMPORT_ALLREDUCE,
+        });
         // Two ranks move as many bytes in one step as in two.
         let rows = (ranks > 2).then_some(ROWS as u32);
-        let most = rows.map_or(usize::MAX, |rows| (rows * most_blocks * THREADS) as usize);
+        let most = rows.map_or(usize::MAX, |rows| (rows * most_blocks * most_threads) as usize);
         let vectors = bytes.div_ceil(16);
         let is_short = vectors <= options.all_reduce_slots(ranks).min(most);
         let aligned = (send.device_address() | recv.device_address()).is_multiple_of(16);
         let pushes = aligned && Window::<T>::containing(recv).is_some();
-        let blocks = options.blocks();
         Request {
             data_type: T::DATA_TYPE,
             bytes,
             slots: is_short.then_some(vectors as u32),
             rows,
             most_blocks,
+            most_threads,
             // There are slots for each of these blocks.
-            push: pushes.then_some(Grid {
-                blocks,
-                threads: push_allreduce::THREADS,
-                allowed: [1, blocks],
-            }),
+            push: pushes.then_some(workspace.grid(room::PUSH_ALLREDUCE)),
             ..by_nccl(PLAIN)
         }
     }
@@ -98,7 +99,7 @@ impl Collectives {
         self.require_own(Some(&send), &recv, stream)?;
         let (count, name) = (send.len(), S::Element::NAME);
         self.compare(Some(plan), || format!("all_reduce of {count} {name}, {operator:?}"))?;
-        self.order(stream)?;
+        let _turn = self.begin(stream)?;
         // SAFETY: both buffers have the elements; dropping one waits for the stream.
         unsafe {
             match (reducing, plan.algorithm) {

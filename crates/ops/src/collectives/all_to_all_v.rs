@@ -2,13 +2,12 @@
 
 use devcomm_host::{Buffer, DeviceSlice, LaunchConfig, Result, Stream, Window, group};
 use devcomm_kernels as kernels;
-use devcomm_kernels::collectives::{exchange, lamport_exchange_v};
+use devcomm_kernels::collectives::{exchange, lamport_exchange_v, room};
 use devcomm_types::Element;
 
 use super::plan::threads;
 use super::{
-    Algorithm, CollectivePlan, Collectives, Operation, PLAIN, Request, THREADS, UNREACHED, Way,
-    Workspace,
+    Algorithm, CollectivePlan, Collectives, Operation, PLAIN, Request, UNREACHED, Way, Workspace,
 };
 use crate::check::refuse;
 
@@ -90,21 +89,24 @@ impl Collectives {
         let counts = || sent.counts.iter().chain(received.counts).copied();
         let short = counts().filter(|count| !is_long(*count)).max().unwrap_or(0);
         let used = lamport_exchange_v::slots(short * size_of::<S::Element>()) as u32;
-        let threads = threads(used);
+        let threads = threads(used).min(workspace.options.threads(room::LAMPORT_EXCHANGE_V));
         let blocks = used.div_ceil(threads).min(self.multiprocessors());
         let plan = CollectivePlan { algorithm: Algorithm::Lamport, blocks, threads };
         let window = Window::<u8>::containing(&recv.slice);
         let request = match (&window, counts().any(is_long)) {
             (_, false) => Request::fixed(plan),
             (None, _) => Request::by_nccl(Operation::Other, PLAIN),
-            _ => Request { push: Some(workspace.grid()), ..Request::by_nccl(Operation::Other, "") },
+            _ => Request {
+                push: Some(workspace.grid(room::PUSH_EXCHANGE_V)),
+                ..Request::by_nccl(Operation::Other, "")
+            },
         };
         if let Way::None = self.way(request) {
             return Ok(());
         }
         // The ranks' counts and grids differ.
         self.compare(None, || format!("all_to_all_v of {}", S::Element::NAME))?;
-        self.order(stream)?;
+        let _turn = self.begin(stream)?;
         let Workspace { dev_comm, options, slots, slots_state, offers, arrived, .. } = workspace;
         let capacity = options.capacity(ranks) as u32;
         let [input, output] = [&send, &recv].map(|side| side.slice.device_address());
@@ -147,7 +149,8 @@ impl Collectives {
                     offers,
                     arrived,
                 );
-                let config = LaunchConfig::new(options.blocks(), THREADS).with_dependent();
+                let threads = options.threads(room::PUSH_EXCHANGE_V);
+                let config = LaunchConfig::new(options.blocks(), threads).with_dependent();
                 // SAFETY: as above.
                 unsafe { launch.config(config).launch(&target) }
             }

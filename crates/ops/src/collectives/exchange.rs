@@ -3,7 +3,7 @@
 use devcomm_host::{Buffer, DeviceSlice, Result, Stream, Window};
 use devcomm_kernels as kernels;
 use devcomm_kernels::collectives::exchange::{Messages, MessagesArgs};
-use devcomm_kernels::collectives::lamport_exchange;
+use devcomm_kernels::collectives::{lamport_exchange, room};
 use devcomm_types::Element;
 
 use super::{
@@ -106,7 +106,8 @@ impl Collectives {
             bytes,
             slots: (slots <= workspace.options.slots(ranks)).then_some(slots as u32),
             most_blocks: self.multiprocessors(),
-            push: pushes.then_some(workspace.grid()),
+            most_threads: workspace.options.threads(room::LAMPORT_EXCHANGE),
+            push: pushes.then_some(workspace.grid(room::PUSH_EXCHANGE)),
             ..by_nccl(PLAIN)
         }
     }
@@ -126,7 +127,7 @@ impl Collectives {
         let (target, config) = (self.compiled.on(stream), config(plan));
         let (pattern, count, name) = (exchange.pattern, recv.len(), T::NAME);
         self.compare(Some(plan), || format!("{pattern:?} of {count} {name}"))?;
-        self.order(stream)?;
+        let _turn = self.begin(stream)?;
         if plan.algorithm == Algorithm::Lamport {
             let capacity = options.capacity(self.communicator.n_ranks()) as u32;
             let output = recv.device_address();

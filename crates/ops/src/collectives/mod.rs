@@ -24,7 +24,7 @@ use std::sync::LazyLock;
 
 use devcomm_host::{
     Communicator, DevCommRequirements, DevCommResource, DeviceSlice, KernelSet, Kernels,
-    LaunchConfig, ModuleSource, Result, Stream, SymmetricBuffer, Window,
+    LaunchConfig, ModuleSource, Result, Stream, StreamOrder, SymmetricBuffer, Turn, Window,
 };
 use devcomm_kernels as kernels;
 use devcomm_kernels::collectives::push_allreduce;
@@ -36,7 +36,6 @@ pub use self::all_to_all_v::Parts;
 pub use self::plan::{Algorithm, CollectivePlan, Explanation, ParseCollectivePlanError};
 use self::plan::{Grid, Operation, Request, Table};
 use crate::check::{refuse, require_context};
-use crate::order::LastStream;
 use crate::slots::empty_slots;
 use crate::{KERNELS, modules};
 
@@ -65,7 +64,7 @@ pub struct Collectives {
     compiled: Kernels,
     /// `None` where load and store do not reach all ranks.
     workspace: Option<Workspace>,
-    last: LastStream,
+    order: StreamOrder,
     /// Measured plans.
     table: Table,
     /// The plan that was asked for.
@@ -113,12 +112,13 @@ const PUSH_BLOCKS: u32 = 128;
 pub struct CollectivesOptions {
     lamport_bytes: Option<usize>,
     push_blocks: Option<u32>,
+    concurrent: u32,
 }
 
 impl CollectivesOptions {
     /// The default options.
     pub const fn new() -> Self {
-        Self { lamport_bytes: None, push_blocks: None }
+        Self { lamport_bytes: None, push_blocks: None, concurrent: 2 }
     }
 
     /// The longest message in bytes that is sent in one step; an all-reduce of two ranks may have
@@ -134,6 +134,15 @@ impl CollectivesOptions {
         Self { push_blocks: Some(blocks), ..self }
     }
 
+    /// How many objects, 1 to 4, whose operations wait for other ranks may run on a GPU at the
+    /// same time, on streams of their own and called in another order on each rank; each object
+    /// gets that part of the GPU. Default: 2. With 1, an operation may fill the GPU. Beyond that,
+    /// operations wait for each other in the order of the host's calls, which then must be the same
+    /// on all ranks.
+    pub const fn concurrent(self, objects: u32) -> Self {
+        Self { concurrent: objects, ..self }
+    }
+
     /// Creates the collectives, as [`Collectives::new`] does.
     ///
     /// # Errors
@@ -144,13 +153,13 @@ impl CollectivesOptions {
         let compiled = Kernels::load(comm.context(), &set)?;
         let reaches = matches!(comm.n_ranks(), 2 | 4 | 8) && comm.require_single_lsa_team().is_ok();
         let workspace = reaches.then(|| Workspace::new(comm, self.resolved(comm)?)).transpose()?;
-        let is_measured = reaches && self == Self::new();
+        let is_measured = reaches && Self { concurrent: 2, ..self } == Self::new();
         let table = if is_measured { measured(comm)? } else { Table::default() };
         Ok(Collectives {
             communicator: comm.clone(),
             compiled,
             workspace,
-            last: LastStream::default(),
+            order: StreamOrder::concurrent(comm.context(), self.concurrent)?,
             table,
             plan: Cell::default(),
             asked: Cell::default(),
@@ -160,6 +169,12 @@ impl CollectivesOptions {
     /// With the number of blocks that push or load long messages: a multiprocessor may have room
     /// for one.
     fn resolved(self, comm: &Communicator) -> Result<Self> {
+        if !(1..=4).contains(&self.concurrent) {
+            return refuse(format!(
+                "Collectives of {} objects at a time: it is 1 to 4",
+                self.concurrent
+            ));
+        }
         let own = comm.context().limits().multiprocessors;
         let fewest = comm.host_all_gather(&[own])?.concat().into_iter().min().unwrap_or(own);
         Ok(self.push_blocks(self.push_blocks.unwrap_or(fewest.min(PUSH_BLOCKS))))
@@ -167,6 +182,27 @@ impl CollectivesOptions {
 
     fn blocks(self) -> u32 {
         self.push_blocks.unwrap_or(PUSH_BLOCKS)
+    }
+
+    /// The most threads of a block of a kernel of whose threads a multiprocessor has room for so
+    /// many.
+    ///
+    /// If several objects run at a time, each may have two launches on the GPU, as they are
+    /// dependent ones. A block of each launch fits on each multiprocessor, and a launch has at most
+    /// as many blocks as there are multiprocessors: so whichever blocks are there, there is room
+    /// for the others.
+    fn threads(self, room: u32) -> u32 {
+        match room / (2 * self.concurrent) {
+            _ if self.concurrent == 1 => room.min(THREADS),
+            all @ 128.. => (all / 128 * 128).min(THREADS),
+            few => few / 64 * 64,
+        }
+    }
+
+    /// The most blocks of a launch: so many for each multiprocessor, if operations may fill the
+    /// GPU, and otherwise one.
+    fn most_blocks(self, each: u32, multiprocessors: u32) -> u32 {
+        if self.concurrent == 1 { each * multiprocessors } else { multiprocessors }
     }
 
     /// Slots for vectors from each rank: for an all-reduce, and for a warp.
@@ -212,7 +248,9 @@ static MODULES: LazyLock<Vec<ModuleSource>> = LazyLock::new(|| {
     ])
 });
 
-/// Threads of a block that pushes or loads long messages.
+/// The most threads of a block, if operations may fill the GPU. A multiprocessor has room for one
+/// block that pushes long messages: with two of half as many threads, the next launch's first
+/// blocks would share multiprocessors, and take 10 % longer.
 const THREADS: u32 = 512;
 
 /// Why NCCL does what no kernel can.
@@ -350,17 +388,17 @@ impl Collectives {
         self.communicator.context().limits().multiprocessors
     }
 
-    /// Orders this launch behind the last one.
-    fn order(&self, stream: &Stream) -> Result<()> {
-        self.last.order(stream)
+    /// Orders the next launch after the last one, wherever that is.
+    fn begin(&self, stream: &Stream) -> Result<Turn<'_>> {
+        self.order.begin(stream)
     }
 }
 
 impl Workspace {
-    /// The grid of kernels with barriers for each block.
-    fn grid(&self) -> Grid {
+    /// The grid of kernels with barriers for each block, which have `room` on a multiprocessor.
+    fn grid(&self, room: u32) -> Grid {
         let blocks = self.options.blocks();
-        Grid { blocks, threads: THREADS, allowed: [1, blocks] }
+        Grid { blocks, threads: self.options.threads(room), allowed: [1, blocks] }
     }
 
     fn new(comm: &Communicator, options: CollectivesOptions) -> Result<Self> {

@@ -136,8 +136,9 @@ pub(super) struct Request {
     pub(super) slots: Option<u32>,
     /// The vectors of a thread, at most: `None` for any number.
     pub(super) rows: Option<u32>,
-    /// The most blocks in one step.
+    /// The most blocks in one step, and threads of a block.
     pub(super) most_blocks: u32,
+    pub(super) most_threads: u32,
     /// Threads of a block in one step, if there is no choice.
     pub(super) threads: Option<u32>,
     /// The grid of stores to the peers, if these can do it.
@@ -167,6 +168,7 @@ impl Request {
             slots: None,
             rows: None,
             most_blocks: 0,
+            most_threads: 0,
             threads: None,
             push: None,
             pull: None,
@@ -180,6 +182,7 @@ impl Request {
         Self {
             slots: Some(blocks * threads),
             most_blocks: blocks,
+            most_threads: threads,
             threads: Some(threads),
             ..Self::by_nccl(Operation::Other, "")
         }
@@ -193,7 +196,10 @@ impl Request {
         };
         if let Some(slots) = self.slots {
             let plan = self.in_one_step(slots, threads(slots));
-            let plan = if self.can(plan) { plan } else { self.in_one_step(slots, 512) };
+            let plan = match self.can(plan) {
+                true => plan,
+                false => self.in_one_step(slots, self.most_threads),
+            };
             return Explanation { plan, reason: "as the message is short" };
         }
         if let Some(grid) = self.pull {
@@ -207,7 +213,7 @@ impl Request {
 
     /// A thread for each slot, up to the most blocks.
     fn in_one_step(&self, slots: u32, threads: u32) -> CollectivePlan {
-        let threads = self.threads.unwrap_or(threads);
+        let threads = self.threads.unwrap_or(threads.min(self.most_threads));
         let blocks = slots.div_ceil(threads).min(self.most_blocks);
         CollectivePlan { algorithm: Algorithm::Lamport, blocks, threads }
     }
@@ -224,7 +230,7 @@ impl Request {
             Algorithm::Lamport => self.slots.is_some_and(|slots| {
                 let most = self.rows.unwrap_or(u32::MAX).saturating_mul(blocks * threads);
                 self.threads.unwrap_or(threads) == threads
-                    && threads <= 512
+                    && threads <= self.most_threads
                     && threads.is_multiple_of(32)
                     && blocks <= self.most_blocks
                     && slots <= most
@@ -235,12 +241,24 @@ impl Request {
         }
     }
 
-    /// This plan with a grid for the request, if it does what is asked for.
+    /// This plan with a grid for the request, if it does what is asked for: as many threads, in
+    /// blocks of another size if need be, up to the most that the request allows.
     pub(super) fn adapt(&self, plan: CollectivePlan) -> Option<CollectivePlan> {
         let mut adapted = plan;
-        if plan.algorithm == Algorithm::Lamport {
-            let slots = self.slots?;
-            adapted.blocks = plan.blocks.min(slots.div_ceil(plan.threads));
+        match plan.algorithm {
+            Algorithm::Lamport => {
+                let slots = self.slots?;
+                if plan.blocks > self.most_blocks || plan.threads > self.most_threads {
+                    let all = plan.blocks * plan.threads;
+                    let each = all.div_ceil(self.most_blocks).next_multiple_of(32);
+                    adapted.threads = each.max(plan.threads).min(self.most_threads);
+                    adapted.blocks = all.div_ceil(adapted.threads).min(self.most_blocks);
+                }
+                adapted.blocks = adapted.blocks.min(slots.div_ceil(adapted.threads));
+            }
+            Algorithm::Push => adapted.threads = self.push?.threads,
+            Algorithm::Pull => adapted.threads = self.pull?.threads,
+            Algorithm::Nccl => {}
         }
         self.can(adapted).then_some(adapted)
     }
@@ -251,7 +269,8 @@ impl Request {
         let mut plans: Vec<_> = measured.into_iter().chain([self.model().plan]).collect();
         let in_one_step = self.slots.into_iter().flat_map(|slots| {
             let useful = move |threads: &u32| *threads == 64 || threads / 2 < slots;
-            let all = [64, 128, 256, 448, 512].into_iter().filter(useful);
+            let all = [64, 128, 256, 448, 512].into_iter();
+            let all = all.filter(move |threads| *threads <= self.most_threads).filter(useful);
             all.map(move |threads| self.in_one_step(slots, threads))
         });
         plans.extend(in_one_step);
@@ -357,6 +376,7 @@ mod tests {
             bytes: 16 * vectors as usize,
             slots: (vectors <= 1000).then_some(vectors),
             most_blocks: 4,
+            most_threads: 512,
             push: Some(grid),
             ..Request::by_nccl(Operation::AllToAll, "")
         }

@@ -2,6 +2,7 @@
 
 use devcomm_host::{Buffer, DataType, DeviceSlice, ReduceOperator, Result, Stream, Window};
 use devcomm_kernels as kernels;
+use devcomm_kernels::collectives::room;
 use devcomm_types::Element;
 use half::{bf16, f16};
 
@@ -40,7 +41,7 @@ impl Collectives {
         self.require_own(Some(&send), &recv, stream)?;
         let (count, name) = (recv.len(), S::Element::NAME);
         self.compare(Some(plan), || format!("reduce_scatter to {count} {name}, {operator:?}"))?;
-        self.order(stream)?;
+        let _turn = self.begin(stream)?;
         let Workspace { dev_comm, options, slots, slots_state, .. } = workspace;
         let (count, data_type) = (recv.len(), S::Element::DATA_TYPE);
         let target = self.compiled.on(stream);
@@ -112,7 +113,8 @@ impl Collectives {
             bytes,
             slots: (slots <= workspace.options.slots(ranks)).then_some(slots as u32),
             most_blocks: self.multiprocessors(),
-            pull: pulls.then_some(workspace.grid()),
+            most_threads: workspace.options.threads(room::LAMPORT_REDUCE_SCATTER),
+            pull: pulls.then_some(workspace.grid(room::PULL_REDUCE_SCATTER)),
             ..by_nccl(PLAIN)
         }
     }

@@ -3,11 +3,13 @@
 use devcomm_host::{Buffer, DataType, DeviceSlice, ReduceOp, Result, Stream};
 use devcomm_kernels as kernels;
 use devcomm_kernels::collectives::rmsnorm::QuantisedArgs;
+use devcomm_kernels::collectives::room;
 use devcomm_types::{Element, F8E4M3};
 use half::{bf16, f16};
 
 use super::{
-    Algorithm, CollectivePlan, Collectives, Operation, Request, UNREACHED, Way, Workspace, config,
+    Algorithm, CollectivePlan, Collectives, INVALID, Operation, Request, UNREACHED, Way, Workspace,
+    config,
 };
 use crate::check::{check_buffer, check_len, refuse, require_context};
 
@@ -20,8 +22,8 @@ const MAX_THREADS: u32 = 256;
 /// The most blocks of a cluster.
 const MAX_CLUSTER: u32 = 8;
 
-/// Why NCCL reduces.
-const LONG: &str = "as there are too many tokens for one step; RMSNorm follows it";
+/// Why an all-reduce and RMSNorm follow each other.
+const LONG: &str = "as there are too many tokens for one step; RMSNorm follows an all-reduce";
 
 /// The output is of the input's type.
 const NOT_QUANTISED: QuantisedArgs<u64, u64> = QuantisedArgs { output: 0, scale: 0 };
@@ -128,6 +130,10 @@ impl Collectives {
             return refuse(format!("RMSNorm of {data_type:?}"));
         }
         require_context("the stream", stream.context(), self.communicator.context())?;
+        if count == 0 {
+            self.way(Request::by_nccl(Operation::Other, INVALID));
+            return Ok(());
+        }
         let tokens = (count / hidden) as u32;
         let slots = |workspace: &Workspace| workspace.options.slots(self.communicator.n_ranks());
         let (cluster, threads) = cluster(row);
@@ -139,8 +145,13 @@ impl Collectives {
         }
         let is_short = match &self.workspace {
             // A block waits for that of its token in the other ranks, so all are resident.
-            Some(workspace) if count > 0 && count * data_type.size() <= 16 * slots(workspace) => {
-                blocks <= of_floats!(data_type, resident)
+            Some(workspace) if count * data_type.size() <= 16 * slots(workspace) => {
+                let options = workspace.options;
+                // A larger block takes the room of several.
+                let each = threads.div_ceil(options.threads(room::LAMPORT_RMSNORM));
+                let most =
+                    options.most_blocks(u32::MAX / self.multiprocessors(), self.multiprocessors());
+                blocks.saturating_mul(each) <= most && blocks <= of_floats!(data_type, resident)
             }
             _ => false,
         };
@@ -200,10 +211,9 @@ impl Collectives {
                 }
             };
         }
-        if workspace.is_some() {
-            self.order(stream)?;
-        } else {
-            self.communicator.all_reduce(&input, output, ReduceOp::Sum, stream)?;
+        let _turn = workspace.is_some().then(|| self.begin(stream)).transpose()?;
+        if workspace.is_none() {
+            self.all_reduce(&input, output, ReduceOp::Sum, stream)?;
         }
         of_floats!(data_type, launch)
     }

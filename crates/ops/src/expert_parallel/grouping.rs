@@ -147,7 +147,7 @@ impl ExpertParallel {
             require_context(name, scales.context(), self.communicator.context())?;
             check_len(name, scales.len(), capacity, hidden / SCALED)?;
         }
-        self.begin(stream)?;
+        let _turn = self.begin(stream)?;
         let rows = RowsInOrder {
             rows: rows.device_address(),
             scales: scales.map_or(0, DeviceSlice::device_address),

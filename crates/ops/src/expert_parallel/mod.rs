@@ -14,7 +14,7 @@ use std::sync::LazyLock;
 
 use devcomm_host::{
     Buffer, Communicator, DevCommRequirements, DevCommResource, DeviceSlice, Error, KernelSet,
-    Kernels, LaunchConfig, ModuleSource, Result, Stream, SymmetricBuffer,
+    Kernels, LaunchConfig, ModuleSource, Result, Stream, StreamOrder, SymmetricBuffer, Turn,
 };
 use devcomm_kernels as kernels;
 use devcomm_kernels::expert_parallel::shape::ShapeArgs;
@@ -29,7 +29,6 @@ use self::lsa::Lsa;
 pub use self::options::{ExpertParallelMemory, ExpertParallelOptions};
 use self::throughput::Throughput;
 use crate::check::{check_buffer, check_len, refuse, require_context};
-use crate::order::LastStream;
 use crate::{KERNELS, modules};
 
 /// Expert parallelism on a communicator of up to 64 ranks that load and store reach, or of several
@@ -89,7 +88,7 @@ pub struct ExpertParallel {
     sizes: SymmetricBuffer<u32>,
     origins: SymmetricBuffer<u32>,
     faults: SymmetricBuffer<u32>,
-    last: LastStream,
+    order: StreamOrder,
     stage: Cell<Stage>,
     /// The ranks that are absent, a bit each.
     absent: Cell<u64>,
@@ -226,7 +225,7 @@ impl ExpertParallel {
             sizes: comm.mem_alloc(options.local(ranks))?,
             origins: comm.mem_alloc(options.most_rows(ranks))?,
             faults: comm.mem_alloc(Faults::WORDS)?,
-            last: LastStream::default(),
+            order: StreamOrder::concurrent(comm.context(), 1)?,
             stage: Cell::new(Stage::Begin),
             absent: Cell::new(0),
             tokens: Cell::new(0),
@@ -310,7 +309,7 @@ impl ExpertParallel {
         steps: u32,
         stream: &Stream,
     ) -> Result<()> {
-        self.begin(stream)?;
+        let _turn = self.begin(stream)?;
         self.form.dispatch(self, source, count as u32, steps, stream)
     }
 
@@ -392,7 +391,7 @@ impl ExpertParallel {
         stream: &Stream,
     ) -> Result<()> {
         self.compare("results of experts", steps)?;
-        self.begin(stream)?;
+        let _turn = self.begin(stream)?;
         self.form.combine(self, rows, outputs, steps, stream)
     }
 
@@ -453,7 +452,7 @@ impl ExpertParallel {
             ));
         }
         let absent = ranks.iter().fold(0, |absent, rank| absent | 1 << rank);
-        self.begin(stream)?;
+        let _turn = self.begin(stream)?;
         stream.fill(word, absent)?;
         self.absent.set(absent);
         Ok(())
@@ -480,9 +479,9 @@ impl ExpertParallel {
     }
 
     /// Before each launch.
-    fn begin(&self, stream: &Stream) -> Result<()> {
+    fn begin(&self, stream: &Stream) -> Result<Turn<'_>> {
         require_context("the stream", stream.context(), self.communicator.context())?;
-        self.last.order(stream)
+        self.order.begin(stream)
     }
 
     fn check_numbers<T>(&self, name: &str, slice: &DeviceSlice<T>, len: usize) -> Result<()> {

@@ -106,41 +106,8 @@ impl GroupedGemm {
     /// # Errors
     ///
     /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a shape without elements or
-    /// groups, and for buffers that are too short or of another context;
-    /// [`StateError::Capturing`](devcomm_host::StateError::Capturing) during a stream capture (use
-    /// [`launch_capturable`](Self::launch_capturable)); errors of the launch.
+    /// groups, and for buffers that are too short or of another context; errors of the launch.
     pub fn launch<A, B, C, T>(
-        &self,
-        a: &A,
-        b: &B,
-        c: &C,
-        groups: &RowGroups,
-        shape: [usize; 3],
-        activation: Option<Activation>,
-    ) -> Result<()>
-    where
-        A: Buffer<Element = T>,
-        B: Buffer<Element = T>,
-        C: Buffer<Element = T>,
-        T: GroupedElement,
-    {
-        self.stream.context().refuse_capturing("GroupedGemm::launch is called")?;
-        // SAFETY: no capture is active.
-        unsafe { self.launch_capturable(a, b, c, groups, shape, activation) }
-    }
-
-    /// As [`launch`](Self::launch), but also allowed during a stream capture.
-    ///
-    /// # Errors
-    ///
-    /// As [`launch`](Self::launch), except
-    /// [`StateError::Capturing`](devcomm_host::StateError::Capturing).
-    ///
-    /// # Safety
-    ///
-    /// In a capture: the buffers, also of the groups, and this object are not dropped while the
-    /// graph can be launched.
-    pub unsafe fn launch_capturable<A, B, C, T>(
         &self,
         a: &A,
         b: &B,
@@ -164,10 +131,11 @@ impl GroupedGemm {
         let of_b = count.saturating_mul(n);
         check_extents([m, of_b, k])?;
         let context = self.stream.context();
+        let slices = (a.device_slice(), b.device_slice(), c.device_slice());
         let addresses = [
-            address(context, "A", &a.device_slice(), m, k)?,
-            address(context, "B", &b.device_slice(), of_b, k)?,
-            address(context, "C", &c.device_slice(), m, n)?,
+            address(context, "A", &slices.0, m, k)?,
+            address(context, "B", &slices.1, of_b, k)?,
+            address(context, "C", &slices.2, m, n)?,
         ];
         let groups = GroupsArgs {
             count: count as u32,
@@ -177,8 +145,8 @@ impl GroupedGemm {
         let mut matrices = Matrices::plain(addresses, check_extents(shape)?);
         matrices.epilogue = Added::<T> { activation, ..Added::NOTHING }.args(context, [m, n])?;
         let aligned = (addresses[0] | addresses[1] | addresses[2]).is_multiple_of(16);
-        // SAFETY: the buffers have the elements; dropping one waits for the stream, and the caller
-        // ensures what a graph needs.
+        // SAFETY: the buffers have the elements; memory that is dropped is freed after the work of
+        // the streams, and after the graphs.
         unsafe {
             match self.is_hopper && aligned && k.is_multiple_of(8) {
                 true => T::wide(self, groups, matrices),

@@ -153,33 +153,8 @@ impl<T: GemmElement, O: GemmOutput<T>> Product<'_, T, O> {
     ///
     /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a shape without elements, for
     /// buffers that are too short or of another context, and for 8-bit floats on another GPU or
-    /// with other rows than they need;
-    /// [`StateError::Capturing`](devcomm_host::StateError::Capturing) during a stream capture (use
-    /// [`launch_capturable`](Self::launch_capturable)); errors of the launch.
+    /// with other rows than they need; errors of the launch.
     pub fn launch<A, B, C>(&self, a: &A, b: &B, c: &C) -> Result<()>
-    where
-        A: Buffer<Element = T>,
-        B: Buffer<Element = T>,
-        C: Buffer<Element = O>,
-    {
-        self.gemm.stream.context().refuse_capturing("a product is launched")?;
-        // SAFETY: no capture is active.
-        unsafe { self.launch_capturable(a, b, c) }
-    }
-
-    /// As [`launch`](Self::launch), but also allowed during a stream capture.
-    ///
-    /// # Errors
-    ///
-    /// As [`launch`](Self::launch), except
-    /// [`StateError::Capturing`](devcomm_host::StateError::Capturing).
-    ///
-    /// # Safety
-    ///
-    /// In a capture: the buffers, also those added to the product, and the [`Gemm`] are not dropped
-    /// while the graph can be launched, and the graph does not run at the same time as another
-    /// product of the [`Gemm`].
-    pub unsafe fn launch_capturable<A, B, C>(&self, a: &A, b: &B, c: &C) -> Result<()>
     where
         A: Buffer<Element = T>,
         B: Buffer<Element = T>,
@@ -187,9 +162,10 @@ impl<T: GemmElement, O: GemmOutput<T>> Product<'_, T, O> {
     {
         let shape = check_extents(self.shape)?;
         let [m, n, k] = self.shape;
-        let a = self.address("A", &a.device_slice(), m, k)?;
-        let b = self.address("B", &b.device_slice(), n, k)?;
-        let c = self.address("C", &c.device_slice(), m, n)?;
+        let slices = (a.device_slice(), b.device_slice(), c.device_slice());
+        let a = self.address("A", &slices.0, m, k)?;
+        let b = self.address("B", &slices.1, n, k)?;
+        let c = self.address("C", &slices.2, m, n)?;
         let [of_a, of_b] =
             self.scales.as_ref().map_or([None; 2], |scales| scales.each_ref().map(Some));
         let scale =
@@ -200,8 +176,9 @@ impl<T: GemmElement, O: GemmOutput<T>> Product<'_, T, O> {
             ..self.added.args(self.gemm.stream.context(), [m, n])?
         };
         let matrices = Matrices { a, b, c, shape, transposed: self.transposed(), epilogue };
-        // SAFETY: the buffers have the elements; dropping one waits for the stream, and the caller
-        // ensures what a graph needs.
+        let _turn = self.gemm.order.begin(&self.gemm.stream)?;
+        // SAFETY: the buffers have the elements; memory that is dropped is freed after the work of
+        // the streams, and after the graphs.
         unsafe {
             let Some(([of_a, of_b], launch)) = &self.block_scales else {
                 return self.gemm.enqueue::<T, O>(matrices);

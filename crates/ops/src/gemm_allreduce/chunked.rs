@@ -6,7 +6,7 @@ use devcomm_kernels::gemm::gemm_wgmma::{CLUSTER, TILE_M};
 use half::bf16;
 
 use crate::agree::agree_on;
-use crate::{Collectives, Gemm};
+use crate::{Collectives, CollectivesOptions, Gemm};
 
 /// Rows of a part are a multiple of these: those of a cluster's tile.
 const ROWS: usize = (CLUSTER * TILE_M) as usize;
@@ -46,7 +46,12 @@ impl Chunked {
             Ok(((gemm, sums, event), [0; 2]))
         };
         let ((gemm, sums, event), _) = agree_on(comm, own())?;
-        Ok(Self { gemm, collectives: Collectives::new(comm)?, sums, event })
+        Ok(Self {
+            gemm,
+            collectives: CollectivesOptions::new().concurrent(1).build(comm)?,
+            sums,
+            event,
+        })
     }
 
     /// Lets its products read B early.
@@ -60,11 +65,7 @@ impl Chunked {
     }
 
     /// Enqueues a product of so many parts: `stream` has all of it when it goes on.
-    ///
-    /// # Safety
-    ///
-    /// [`Gemm::launch_capturable`]'s contract.
-    pub(super) unsafe fn launch(
+    pub(super) fn launch(
         &self,
         stream: &Stream,
         [a, b]: [&DeviceSlice<bf16>; 2],
@@ -76,8 +77,7 @@ impl Chunked {
         while first < m {
             let end = m.min(first + rows);
             let (a, c) = (a.slice(first * k..end * k)?, c.slice(first * n..end * n)?);
-            // SAFETY: the caller's contract.
-            unsafe { self.gemm.launch_capturable(&a, b, &c, [end - first, n, k])? };
+            self.gemm.launch(&a, b, &c, [end - first, n, k])?;
             stream.record(&self.event)?;
             self.sums.wait_event(&self.event)?;
             self.collectives.all_reduce(&c, &c, ReduceOp::Sum, &self.sums)?;

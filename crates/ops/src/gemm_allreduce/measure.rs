@@ -60,8 +60,7 @@ impl GemmAllReduce {
                 |plan| self.set_plan(Some(plan)),
                 // Its workspace may be too small.
                 |plan| self.explain(shape).plan == plan,
-                // SAFETY: graphs end with the measurement, which owns or borrows the buffers.
-                || unsafe { self.enqueue(&a, &b, c, shape) },
+                || self.enqueue(&a, &b, c, shape),
             )
         };
         self.chosen.find(shape, measure)

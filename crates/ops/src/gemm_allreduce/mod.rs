@@ -13,7 +13,9 @@ mod wire;
 use std::cell::{OnceCell, RefCell};
 use std::collections::HashMap;
 
-use devcomm_host::{Buffer, Communicator, Context, DeviceSlice, ReduceOp, Result, Stream, Window};
+use devcomm_host::{
+    Buffer, Communicator, Context, DeviceSlice, ReduceOp, Result, Stream, StreamOrder, Window,
+};
 use devcomm_kernels::GemmForm;
 use half::bf16;
 
@@ -32,7 +34,7 @@ use crate::agree::agree_on;
 use crate::check::{check_buffer, check_shape, refuse, require_context};
 use crate::chosen::Chosen;
 use crate::gemm::{Matrices, Room, costs_little, exchanging, hides, measured, split_rounds};
-use crate::{Collectives, Explanation, Gemm, GemmPlan};
+use crate::{Collectives, CollectivesOptions, Explanation, Gemm, GemmPlan};
 
 /// `C = sum over the ranks of A x B^T`, on one communicator and one stream: owns the loaded kernels
 /// and their workspace, and launches them.
@@ -68,6 +70,7 @@ use crate::{Collectives, Explanation, Gemm, GemmPlan};
 /// ```
 pub struct GemmAllReduce {
     stream: Stream,
+    order: StreamOrder,
     communicator: Communicator,
     /// The largest product, `m x n`.
     most: [usize; 2],
@@ -118,6 +121,7 @@ impl GemmAllReduce {
         let Plan { exchanges, exchanges_by_default, .. } = plan;
         let gemm = Self {
             stream: stream.clone(),
+            order: StreamOrder::concurrent(comm.context(), 1)?,
             communicator: comm.clone(),
             most,
             exchanges,
@@ -396,7 +400,9 @@ impl GemmAllReduce {
                 // SAFETY: the contract of `with_constant_b`.
                 gemm = unsafe { gemm.with_constant_b() };
             }
-            let _ = self.unfused.set((gemm, Collectives::new(&self.communicator)?));
+            let _ = self
+                .unfused
+                .set((gemm, CollectivesOptions::new().concurrent(1).build(&self.communicator)?));
         }
         Ok(())
     }
@@ -430,51 +436,22 @@ impl GemmAllReduce {
     /// sees the whole result.
     ///
     /// Every rank calls it with the same shape and the same window, in the same order. Only work on
-    /// this stream may access `c` until the product has ended. Products of two `GemmAllReduce`s on
-    /// two streams deadlock if the ranks launch them in different orders.
+    /// this stream may access `c` until the product has ended. A product fills the GPU: operations
+    /// of other objects on other streams wait for it, or it for them, in the order of the host's
+    /// calls, which is the same on all ranks.
     ///
     /// # Errors
     ///
     /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a shape without elements, a
     /// `k` that is not a multiple of 8, buffers and windows that are too short, not aligned to 16
     /// bytes or of another context or communicator, or a product that is too large for this
-    /// workspace; [`StateError::Capturing`](devcomm_host::StateError::Capturing) during a stream
-    /// capture (use [`launch_capturable`](Self::launch_capturable)); errors of the launch.
+    /// workspace; errors of the launch.
     pub fn launch<A, B>(&self, a: &A, b: &B, c: &Window<bf16>, shape: [usize; 3]) -> Result<()>
     where
         A: Buffer<Element = bf16>,
         B: Buffer<Element = bf16>,
     {
-        self.context().refuse_capturing("GemmAllReduce::launch is called")?;
-        // SAFETY: no capture is active.
-        unsafe { self.enqueue(&a.device_slice(), &b.device_slice(), c, shape) }
-    }
-
-    /// As [`launch`](Self::launch), but also allowed during a stream capture.
-    ///
-    /// # Errors
-    ///
-    /// As [`launch`](Self::launch), except
-    /// [`StateError::Capturing`](devcomm_host::StateError::Capturing).
-    ///
-    /// # Safety
-    ///
-    /// In a capture: while the graph can be launched, `a`, `b`, `c` and this object are not
-    /// dropped, and `c` is open. The graph is launched on this object's stream, or events order it
-    /// with all other launches of this object.
-    pub unsafe fn launch_capturable<A, B>(
-        &self,
-        a: &A,
-        b: &B,
-        c: &Window<bf16>,
-        shape: [usize; 3],
-    ) -> Result<()>
-    where
-        A: Buffer<Element = bf16>,
-        B: Buffer<Element = bf16>,
-    {
-        // SAFETY: the caller's contract.
-        unsafe { self.enqueue(&a.device_slice(), &b.device_slice(), c, shape) }
+        self.enqueue(&a.device_slice(), &b.device_slice(), c, shape)
     }
 
     fn context(&self) -> &Context {
@@ -503,10 +480,7 @@ impl GemmAllReduce {
         Ok(Matrices::plain(addresses, [m, n, k]))
     }
 
-    /// # Safety
-    ///
-    /// As [`launch_capturable`](Self::launch_capturable).
-    unsafe fn enqueue(
+    fn enqueue(
         &self,
         a: &DeviceSlice<bf16>,
         b: &DeviceSlice<bf16>,
@@ -514,9 +488,10 @@ impl GemmAllReduce {
         shape: [usize; 3],
     ) -> Result<()> {
         let matrices = self.matrices(a, b, c, shape)?;
-        // SAFETY: the plan does the shape; the buffers are long enough, begin at multiples of 16
-        // bytes, and dropping one waits for the stream; the caller ensures what a graph needs.
-        // Launches on one stream are ordered.
+        let _turn = self.order.begin(&self.stream)?;
+        // SAFETY: the plan does the shape; the buffers are long enough and begin at multiples of 16
+        // bytes; memory that is dropped is freed after the work of the streams, and after the
+        // graphs. `order` lets launches follow each other.
         unsafe {
             let plan = self.explain(shape).plan;
             if let (GemmAllReducePlan::Wide, Some(wide)) = (plan, self.wide.get()) {
@@ -532,7 +507,7 @@ impl GemmAllReduce {
                 (plan, self.unfused.get())
             {
                 let c = c.slice(..shape[0] * shape[1])?;
-                gemm.launch_capturable(a, b, &c, shape)?;
+                gemm.launch(a, b, &c, shape)?;
                 return collectives.all_reduce(&c, &c, ReduceOp::Sum, &self.stream);
             }
             if let (GemmAllReducePlan::Chunked { parts }, Some(chunked)) =

@@ -1,13 +1,13 @@
 //! Stream capture and CUDA graphs.
 
 use std::cell::{Cell, RefCell};
-use std::ffi::c_ulonglong;
+use std::ffi::{c_uint, c_ulonglong, c_void};
 use std::rc::Rc;
 use std::task::Poll;
 
 use devcomm_sys::driver::{
-    CUgraph, CUgraphExec, CUgraphNode, CUresult, CUstream, CUstreamCaptureMode,
-    CUstreamCaptureStatus,
+    CUgraph, CUgraphEdgeData, CUgraphExec, CUgraphNode, CUhostFn, CUresult, CUstream,
+    CUstreamCaptureMode, CUstreamCaptureStatus, CUuserObject, cuuint64_t,
 };
 
 use super::stream::{Stream, StreamOp};
@@ -22,14 +22,19 @@ struct Node {
 }
 
 /// A graph. A node's dependencies have smaller indices.
-#[derive(Default)]
 pub(crate) struct Graph {
     nodes: Vec<Node>,
+    owned: Owned,
 }
 
+/// The user objects that a graph owns.
+type Owned = Rc<RefCell<Vec<Rc<UserObject>>>>;
+
 /// A capture in progress.
-#[derive(Default)]
 struct Capture {
+    /// The handle of its graph.
+    handle: u64,
+    owned: Owned,
     nodes: RefCell<Vec<Node>>,
     /// The error that invalidated the capture, if any.
     invalidated: Cell<Option<CUresult>>,
@@ -112,8 +117,13 @@ pub(super) unsafe fn begin_capture(stream: CUstream, _mode: CUstreamCaptureMode)
         if capturing.is_some() {
             return Err(CUresult::CUDA_ERROR_ILLEGAL_STATE.into());
         }
-        *capturing =
-            Some(StreamCapture { capture: Rc::default(), last: Vec::new(), is_origin: true });
+        let capture = Rc::new(Capture {
+            handle: cx.core.new_handle(),
+            owned: Rc::default(),
+            nodes: RefCell::default(),
+            invalidated: Cell::default(),
+        });
+        *capturing = Some(StreamCapture { capture, last: Vec::new(), is_origin: true });
         Ok(())
     })
 }
@@ -140,27 +150,116 @@ pub(super) unsafe fn end_capture(stream: CUstream, graph: *mut CUgraph) -> CUres
         if !all_joined(&nodes, &last) {
             return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNJOINED.into());
         }
-        let handle = cx.core.new_handle();
-        cx.core.graphs.borrow_mut().insert(handle, Rc::new(Graph { nodes }));
+        let (handle, owned) = (capture.handle, Rc::clone(&capture.owned));
+        cx.core.graphs.borrow_mut().insert(handle, Rc::new(Graph { nodes, owned }));
         // SAFETY: as above.
         unsafe { graph.write(handle as CUgraph) };
         Ok(())
     })
 }
 
-pub(super) unsafe fn is_capturing(
+/// Writes the status, the id and the graph: the other results must be NULL.
+pub(super) unsafe fn capture_info(
     stream: CUstream,
     status: *mut CUstreamCaptureStatus,
+    id: *mut cuuint64_t,
+    graph: *mut CUgraph,
+    dependencies: *mut *const CUgraphNode,
+    edge_data: *mut *const CUgraphEdgeData,
+    num_dependencies: *mut usize,
 ) -> CUresult {
-    call("cuStreamIsCapturing", |cx| {
-        let is_captured = !stream.is_null() && cx.stream(stream)?.capturing.borrow().is_some();
+    call("cuStreamGetCaptureInfo", |cx| {
+        let unsupported =
+            !(dependencies.is_null() && edge_data.is_null() && num_dependencies.is_null());
+        if unsupported {
+            return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED.into());
+        }
+        let handle = match stream.is_null() {
+            true => None,
+            false => cx.stream(stream)?.capturing.borrow().as_ref().map(|own| own.capture.handle),
+        };
         // SAFETY: the module's contract.
         unsafe {
-            status.write(match is_captured {
-                true => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE,
-                false => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE,
+            status.write(match handle {
+                Some(_) => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE,
+                None => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE,
             });
+            id.write(handle.unwrap_or(0));
+            graph.write(handle.unwrap_or(0) as CUgraph);
         }
+        Ok(())
+    })
+}
+
+/// Something that graphs own: the last of them destroys it.
+pub(crate) struct UserObject {
+    value: *mut c_void,
+    destroy: CUhostFn,
+}
+
+impl Drop for UserObject {
+    fn drop(&mut self) {
+        if let Some(destroy) = self.destroy {
+            // SAFETY: whoever created the object promises that the function can be called.
+            unsafe { destroy(self.value) };
+        }
+    }
+}
+
+pub(super) unsafe fn create_user_object(
+    object: *mut CUuserObject,
+    value: *mut c_void,
+    destroy: CUhostFn,
+    refcount: c_uint,
+    _flags: c_uint,
+) -> CUresult {
+    call("cuUserObjectCreate", |cx| {
+        if refcount != 1 {
+            return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED.into());
+        }
+        let handle = cx.core.new_handle();
+        let new = Rc::new(UserObject { value, destroy });
+        cx.core.user_objects.borrow_mut().insert(handle, new);
+        // SAFETY: the module's contract.
+        unsafe { object.write(handle as CUuserObject) };
+        Ok(())
+    })
+}
+
+pub(super) unsafe fn release_user_object(object: CUuserObject, _count: c_uint) -> CUresult {
+    call("cuUserObjectRelease", |cx| {
+        let released = cx.core.user_objects.borrow_mut().remove(&(object as u64));
+        released.map(drop).ok_or_else(|| CUresult::CUDA_ERROR_INVALID_VALUE.into())
+    })
+}
+
+/// Moves the one reference of an object to a graph, or to the graph of a capture in progress.
+pub(super) unsafe fn retain_user_object(
+    graph: CUgraph,
+    object: CUuserObject,
+    count: c_uint,
+    flags: c_uint,
+) -> CUresult {
+    /// `CU_GRAPH_USER_OBJECT_MOVE`.
+    const MOVE: c_uint = 1;
+    call("cuGraphRetainUserObject", |cx| {
+        if (count, flags) != (1, MOVE) {
+            return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED.into());
+        }
+        let owned = match cx.graph(graph) {
+            Ok(graph) => Rc::clone(&graph.owned),
+            Err(unknown) => {
+                let streams = cx.core.streams.borrow();
+                let capture = streams.values().find_map(|stream| {
+                    let capturing = stream.capturing.borrow();
+                    let own = capturing.as_ref().map(|own| Rc::clone(&own.capture))?;
+                    (own.handle == graph as u64).then(|| Rc::clone(&own.owned))
+                });
+                capture.ok_or(unknown)?
+            }
+        };
+        let object = cx.core.user_objects.borrow_mut().remove(&(object as u64));
+        owned.borrow_mut().push(object.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?);
         Ok(())
     })
 }

@@ -13,7 +13,7 @@ use super::baton::{EventCount, Shared};
 use super::fault::Faults;
 use crate::driver::event::Event;
 use crate::driver::function::Function;
-use crate::driver::graph::{Exec, Graph};
+use crate::driver::graph::{Exec, Graph, UserObject};
 use crate::driver::stream::{Stream, StreamOp};
 use crate::driver::{CudaError, CudaResult};
 use crate::error::{Error, Stall};
@@ -52,6 +52,8 @@ pub(crate) struct Core {
     pub(crate) streams: RefCell<LiteMap<u64, Rc<Stream>>>,
     pub(crate) events: RefCell<LiteMap<u64, Rc<Event>>>,
     pub(crate) graphs: RefCell<LiteMap<u64, Rc<Graph>>>,
+    /// The user objects that no graph owns yet.
+    pub(crate) user_objects: RefCell<LiteMap<u64, Rc<UserObject>>>,
     pub(crate) execs: RefCell<LiteMap<u64, Rc<Exec>>>,
     pub(crate) functions: RefCell<LiteMap<u64, Rc<Function>>>,
     /// Pinned host memory by address.
@@ -92,6 +94,7 @@ impl Core {
             streams,
             events: RefCell::default(),
             graphs: RefCell::default(),
+            user_objects: RefCell::default(),
             execs: RefCell::default(),
             functions: RefCell::default(),
             pinned: RefCell::default(),

@@ -30,7 +30,7 @@ use super::group::{CallState, SharedState};
 use crate::device::abort::AbortFlag;
 use crate::device::in_group::refuse_inside;
 use crate::device::issuer::Resource;
-use crate::device::{KernelAbortHandle, Lifecycle};
+use crate::device::{Birth, KernelAbortHandle, Lifecycle};
 use crate::error::{AbortCause, DevCommError, Error, Result, StateError, StuckWait};
 use crate::sys::nccl::call::{Addresses, Out};
 use crate::sys::nccl::calls;
@@ -70,6 +70,7 @@ struct Inner {
     requested: [u16; 2],
     lowered: Lowered,
     communicator: Communicator,
+    birth: Birth,
 }
 
 impl Communicator {
@@ -135,6 +136,7 @@ impl DevCommResource {
                 .map(|count| count.try_into().unwrap_or(u16::MAX)),
             lowered,
             communicator: communicator.clone(),
+            birth: communicator.context().birth(),
         });
         // A deferred call keeps `inner` alive until NCCL has written to `inner.out`.
         communicator.call_collective(&inner.state, Arc::clone(&inner) as _, |comm| {
@@ -283,6 +285,7 @@ impl Inner {
             requested: self.requested,
             lowered: self.lowered.clone(),
             communicator: self.communicator.clone(),
+            birth: self.birth,
         }
     }
 }
@@ -350,7 +353,7 @@ impl Drop for Inner {
         if !self.life.is_open() || context.health().is_lost() {
             return;
         }
-        if !context.can_free_or_keep("a device communicator", || self.moved()) {
+        if !context.can_free_or_hold("a device communicator", self.birth, || self.moved()) {
             return;
         }
         if let Err(error) = self.close() {

@@ -127,16 +127,14 @@ impl KernelsOn<'_> {
         }
         let name = interned(name);
         let kernel = KernelDesc::named(name, gin, &sizes, info.dev_comm.is_some());
+        let _enqueue = stream.begin_enqueue("a kernel launch")?;
         let checked = kernels.loaded().prepare(stream, &kernel, &config, info, false)?;
         let _launch = kernels.context.recorder().begin(Operation::launch(name, &config));
         let mut addresses: Vec<_> = args.iter().map(|arg| arg.0.address()).collect();
         // SAFETY: the addresses are those of values of the parameters' compiled sizes, in order,
         // which `prepare` has compared; it has made the context current. The rest is the caller's.
         unsafe { checked.entry.function.launch(stream.handle(), &checked.shape, &mut addresses)? };
-        if let Some(flag) = checked.flag {
-            stream.register_launch(name, flag);
-        }
-        Ok(())
+        stream.register_launch(name, checked.communicator, checked.flag)
     }
 }
 

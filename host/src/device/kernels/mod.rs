@@ -23,6 +23,7 @@ pub use self::sidecar::ParamInfo;
 use self::sidecar::check_params;
 use super::abort::AbortFlag;
 use super::context::Context;
+use super::holds::Birth;
 use super::launch::{FunctionInfo, check_communicating, check_dev_comm, check_safe};
 use super::recorder::Operation;
 use super::stream::Stream;
@@ -52,6 +53,7 @@ use crate::sys::cuda::module::Shape;
 pub struct Kernels {
     modules: [Arc<Modules>; 1],
     context: Context,
+    birth: Birth,
 }
 
 /// A stream as a launch target for the kernels of a [`Kernels`]: made by [`Kernels::on`].
@@ -67,6 +69,8 @@ struct CheckedLaunch {
     shape: Shape,
     /// The abort flag of its device communicator.
     flag: Option<Arc<AbortFlag>>,
+    /// The number of the communicator of its arguments.
+    communicator: Option<u64>,
 }
 
 impl Kernels {
@@ -77,7 +81,7 @@ impl Kernels {
     /// As [`Context::load`].
     pub fn load(context: &Context, set: &KernelSet) -> Result<Self> {
         let modules = [Arc::new(Modules::load(context, set)?)];
-        Ok(Self { modules, context: context.clone() })
+        Ok(Self { modules, context: context.clone(), birth: context.birth() })
     }
 
     /// Loads modules from files on the context's GPU: each a cubin, or anything else that the
@@ -95,7 +99,7 @@ impl Kernels {
             context.machine().refuse_simulated(what)?;
         }
         let modules = [Arc::new(Modules::load_files(context, files)?)];
-        Ok(Self { modules, context: context.clone() })
+        Ok(Self { modules, context: context.clone(), birth: context.birth() })
     }
 
     /// `stream` as the target of launches of these kernels.
@@ -278,7 +282,7 @@ impl Loaded<'_> {
         safe: bool,
     ) -> Result<()> {
         let kernel = KernelDesc::new::<K>();
-        let _enqueue = self.context.begin_enqueue()?;
+        let _enqueue = stream.begin_enqueue("a kernel launch")?;
         let checked = self.prepare(stream, &kernel, &config, args.info(), safe)?;
         let abi = args.into_abi();
         K::check(config.grid, config.block, &abi)
@@ -291,10 +295,7 @@ impl Loaded<'_> {
             // upholds the kernel's contract.
             unsafe { checked.entry.function.launch(stream.handle(), &checked.shape, addresses) }
         })?;
-        if let Some(flag) = checked.flag {
-            stream.register_launch(K::NAME, flag);
-        }
-        Ok(())
+        stream.register_launch(K::NAME, checked.communicator, checked.flag)
     }
 
     /// Checks a launch with these arguments.
@@ -341,7 +342,7 @@ impl Loaded<'_> {
             check_params(params, kernel.params).map_err(refuse)?;
         }
         let shape = shape_of(config, kernel.takes_dev_comm && config.cooperative);
-        Ok(CheckedLaunch { entry, shape, flag })
+        Ok(CheckedLaunch { entry, shape, flag, communicator: args.communicator })
     }
 }
 
@@ -353,7 +354,15 @@ fn shape_of(config: &LaunchConfig, cooperative: bool) -> Shape {
 
 impl Drop for Kernels {
     fn drop(&mut self) {
-        if self.modules[0].is_empty() || !self.context.can_free("a kernel module") {
+        if self.modules[0].is_empty() {
+            return;
+        }
+        let (context, birth) = (self.context.clone(), self.birth);
+        let moved = || {
+            let modules = std::mem::take(&mut self.modules);
+            Self { modules, context: context.clone(), birth }
+        };
+        if !context.can_free_or_hold("a kernel module", birth, moved) {
             return;
         }
         let _ = self.context.cuda().bind();

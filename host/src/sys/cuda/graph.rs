@@ -1,9 +1,10 @@
 //! Stream capture and CUDA graphs.
 
+use std::ffi::c_void;
 use std::ptr::null_mut;
 
 use devcomm_sys::driver::{
-    CUgraph, CUgraphExec, CUstreamCaptureMode, CUstreamCaptureStatus, Driver,
+    CUgraph, CUgraphExec, CUresult, CUstreamCaptureMode, CUstreamCaptureStatus, Driver,
 };
 
 use super::check;
@@ -21,13 +22,25 @@ impl StreamHandle {
         check(self.driver(), "cuStreamBeginCapture", begun)
     }
 
-    /// Whether the stream is captured, by whomever.
-    pub(crate) fn is_capturing(&self) -> Result<bool> {
+    /// The capture that the stream's work goes to, whoever began it.
+    pub(crate) fn capture(&self) -> Result<Option<CaptureInfo>> {
         let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-        // SAFETY: the stream is live; `status` is live.
-        let read = unsafe { self.driver().cuStreamIsCapturing(self.raw(), &raw mut status) };
-        check(self.driver(), "cuStreamIsCapturing", read)?;
-        Ok(status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+        let (mut id, mut graph) = (0, null_mut());
+        // SAFETY: the stream is live; the results are live, and NULL is allowed for the others.
+        let read = unsafe {
+            self.driver().cuStreamGetCaptureInfo_v3(
+                self.raw(),
+                &raw mut status,
+                &raw mut id,
+                &raw mut graph,
+                null_mut(),
+                null_mut(),
+                null_mut(),
+            )
+        };
+        check(self.driver(), "cuStreamGetCaptureInfo", read)?;
+        let is_captured = status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        Ok(is_captured.then(|| CaptureInfo { driver: self.driver(), id, graph }))
     }
 
     /// Ends the capture. Fails if a call during the capture has invalidated it.
@@ -40,6 +53,52 @@ impl StreamHandle {
             return Err(Error::invalid("cuStreamEndCapture returned no graph"));
         }
         Ok(GraphHandle { driver, raw })
+    }
+}
+
+/// A capture in progress.
+pub(crate) struct CaptureInfo {
+    driver: &'static Driver,
+    /// Differs from that of every other capture of the process.
+    pub(crate) id: u64,
+    /// Its graph; NULL if the capture has been invalidated.
+    graph: CUgraph,
+}
+
+impl CaptureInfo {
+    /// Makes the graph own `value`: it is dropped, by a thread of the driver, after the graph and
+    /// all executable graphs that were made of it are gone. Its destructor must not call the
+    /// driver.
+    pub(crate) fn give<T: Send>(&self, value: Box<T>) -> Result<()> {
+        unsafe extern "C" fn destroy<T>(value: *mut c_void) {
+            // SAFETY: `give` made it from a box, and the driver calls this once.
+            drop(unsafe { Box::from_raw(value.cast::<T>()) });
+        }
+        /// `CU_USER_OBJECT_NO_DESTRUCTOR_SYNC`, the only allowed flag.
+        const NO_DESTRUCTOR_SYNC: u32 = 1;
+        /// `CU_GRAPH_USER_OBJECT_MOVE`: the graph takes the one reference.
+        const MOVE: u32 = 1;
+        if self.graph.is_null() {
+            return Err(Error::invalid("the capture of the stream has been invalidated"));
+        }
+        let (driver, value, mut object) = (self.driver, Box::into_raw(value), null_mut());
+        // SAFETY: `destroy` takes the value, from any thread, as it is `Send`; `object` is live.
+        let made = unsafe {
+            let (value, destroy) = (value.cast(), Some(destroy::<T> as _));
+            driver.cuUserObjectCreate(&raw mut object, value, destroy, 1, NO_DESTRUCTOR_SYNC)
+        };
+        if made != CUresult::CUDA_SUCCESS {
+            // SAFETY: the driver has not taken it.
+            drop(unsafe { Box::from_raw(value) });
+        }
+        check(driver, "cuUserObjectCreate", made)?;
+        // SAFETY: both are live.
+        let given = unsafe { driver.cuGraphRetainUserObject(self.graph, object, 1, MOVE) };
+        if given != CUresult::CUDA_SUCCESS {
+            // SAFETY: the reference is still this function's.
+            let _ = unsafe { driver.cuUserObjectRelease(object, 1) };
+        }
+        check(driver, "cuGraphRetainUserObject", given)
     }
 }
 

@@ -1,0 +1,120 @@
+//! What graphs may still use.
+//!
+//! The arguments of a captured kernel are bytes: it is not known what they refer to. So a graph
+//! with kernels holds whatever existed when it was captured and is dropped later: memory, windows,
+//! device communicators and kernel modules are freed after the graph. What was made after the
+//! capture is freed as usual.
+
+use std::any::Any;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+
+use super::context::Context;
+use crate::error::Result;
+use crate::sys::cuda::graph::CaptureInfo;
+
+/// When something was made, in the order of a context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Birth(u64);
+
+/// The graphs of a context that have kernels.
+#[derive(Default)]
+pub(super) struct Holds {
+    births: AtomicU64,
+    live: Mutex<Vec<Arc<Hold>>>,
+    /// The capture by another library whose graph last got a hold.
+    foreign: Mutex<Option<u64>>,
+}
+
+/// What one graph holds.
+pub(super) struct Hold {
+    /// What was made before this can be used by the graph.
+    captured: Birth,
+    /// Whether the graph is gone.
+    is_over: AtomicBool,
+    held: Mutex<Vec<Box<dyn Any + Send>>>,
+}
+
+impl Hold {
+    fn new(captured: Birth) -> Self {
+        Self { captured, is_over: false.into(), held: Mutex::default() }
+    }
+}
+
+/// Owned by a graph of another library: ends the hold when it is dropped, which may be on a thread
+/// of the driver.
+struct EndOfGraph(Arc<Hold>);
+
+impl Drop for EndOfGraph {
+    fn drop(&mut self) {
+        self.0.is_over.store(true, Ordering::Release);
+    }
+}
+
+impl Context {
+    /// Now, in the order in which this context's memory, windows and graphs are made.
+    pub(crate) fn birth(&self) -> Birth {
+        Birth(self.holds().births.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Begins a hold for a graph that has been captured.
+    pub(super) fn begin_hold(&self) -> Arc<Hold> {
+        let hold = Arc::new(Hold::new(self.birth()));
+        self.holds().live.lock().push(Arc::clone(&hold));
+        hold
+    }
+
+    /// Begins a hold for the graph of a capture by another library, if it has none. It may also
+    /// use what is made during the capture. It ends with the graph.
+    pub(super) fn hold_for_capture(&self, capture: &CaptureInfo) -> Result<()> {
+        let mut last = self.holds().foreign.lock();
+        if *last == Some(capture.id) {
+            return Ok(());
+        }
+        let hold = Arc::new(Hold::new(Birth(u64::MAX)));
+        capture.give(Box::new(EndOfGraph(Arc::clone(&hold))))?;
+        self.holds().live.lock().push(hold);
+        *last = Some(capture.id);
+        Ok(())
+    }
+
+    /// Ends a hold: what it held is dropped.
+    pub(super) fn end_hold(&self, hold: &Hold) {
+        hold.is_over.store(true, Ordering::Release);
+        self.free_held();
+    }
+
+    /// Drops what graphs held that are gone.
+    pub(super) fn free_held(&self) {
+        let mut live = self.holds().live.lock();
+        if !live.iter().any(|hold| hold.is_over.load(Ordering::Acquire)) {
+            return;
+        }
+        let over = live.extract_if(.., |hold| hold.is_over.load(Ordering::Acquire));
+        let over: Vec<_> = over.collect();
+        // Without the lock, which destructors take.
+        drop(live);
+        for hold in over {
+            let mut held = std::mem::take(&mut *hold.held.lock());
+            // Newest first: a window before its memory.
+            while held.pop().is_some() {}
+        }
+    }
+
+    /// Gives the result of `moved` to a graph that may use what was made at `birth`, if there is
+    /// one.
+    pub(crate) fn hold<T: Any + Send>(&self, birth: Birth, moved: impl FnOnce() -> T) {
+        if let Some(holder) = self.holder(birth) {
+            holder.held.lock().push(Box::new(moved()));
+        }
+    }
+
+    fn holder(&self, birth: Birth) -> Option<Arc<Hold>> {
+        let live = self.holds().live.lock();
+        let may_use =
+            |hold: &&Arc<Hold>| birth < hold.captured && !hold.is_over.load(Ordering::Acquire);
+        live.iter().find(may_use).cloned()
+    }
+}

@@ -1,0 +1,291 @@
+//! The order of operations on a GPU that must not run at the same time.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::{self, ThreadId};
+
+use parking_lot::Mutex;
+
+use super::context::Context;
+use super::event::Event;
+use super::stream::Stream;
+use crate::error::{Error, Result, StateError};
+use crate::machine::{CallLock, Held};
+
+/// The whole GPU, in units that the numbers up to 10 divide.
+const GPU: u32 = 2520;
+
+/// Orders the operations of one object that has a workspace, on whatever streams they are: one ends
+/// before the next begins.
+///
+/// Operations that wait for other ranks also need room on the GPU, or they could wait for each
+/// other: a part of the GPU is reserved for those of each object. Where the parts of several
+/// objects are more than the GPU, their operations are ordered as the host calls them, which must
+/// be the same order on all ranks.
+///
+/// Captured operations are ordered with those of the same capture, and when their graph is
+/// launched, that launch is ordered as they would be. Launches of graphs of other libraries are not
+/// known here: the program orders them, with events. What the host has waited for is not waited for
+/// again.
+///
+/// ```no_run
+/// # use devcomm_host::{Context, Result, Stream, StreamOrder};
+/// # fn f(context: &Context, stream: &Stream) -> Result<()> {
+/// let order = StreamOrder::concurrent(context, 2)?;
+/// let turn = order.begin(stream)?;
+/// // Launches a kernel on `stream` with at most half of the GPU's blocks.
+/// drop(turn);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct StreamOrder {
+    inner: Arc<Inner>,
+    context: Context,
+}
+
+#[derive(Debug)]
+pub(super) struct Inner {
+    /// The part of the GPU that the operations take, of [`GPU`].
+    part: u32,
+}
+
+/// The right to enqueue an operation, until it is dropped: other threads wait for it.
+#[must_use = "the operation is enqueued while this lives"]
+pub struct Turn<'a> {
+    /// `None` within another turn of the thread.
+    orders: Option<&'a Orders>,
+    _held: Option<Held<'a>>,
+}
+
+impl std::fmt::Debug for Turn<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Turn")
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        if let Some(orders) = self.orders {
+            *orders.owner.lock() = None;
+            orders.turns.fetch_add(1, Ordering::Release);
+        }
+    }
+}
+
+/// The orders of a context's eager operations.
+#[derive(Default)]
+pub(super) struct Orders {
+    lock: CallLock,
+    owner: Mutex<Option<ThreadId>>,
+    /// How many turns have ended.
+    turns: AtomicU64,
+    eager: Mutex<Uses>,
+    /// The capture by another library that operations were last captured in.
+    foreign: Mutex<Option<(u64, Uses)>>,
+}
+
+/// The last operation of each object, oldest first.
+#[derive(Default)]
+pub(super) struct Uses(Vec<Use>);
+
+struct Use {
+    order: Arc<Inner>,
+    stream: Stream,
+    /// The number of turns that had ended before the operation.
+    turn: u64,
+    /// Recorded after the operation, if `is_recorded`.
+    event: Option<Event>,
+    is_recorded: bool,
+}
+
+impl StreamOrder {
+    /// For operations that wait for no other rank.
+    #[must_use]
+    pub fn local(context: &Context) -> Self {
+        Self::of(context, 0)
+    }
+
+    /// For operations that wait for other ranks, of which `objects` can run at the same time, each
+    /// with that part of the GPU: see [`part_of`](Self::part_of). With 1, an operation may fill it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`] unless there are 1 to 10 objects.
+    pub fn concurrent(context: &Context, objects: u32) -> Result<Self> {
+        if !(1..=10).contains(&objects) {
+            return Err(Error::invalid(format!(
+                "1 to 10 operations can be concurrent, not {objects}"
+            )));
+        }
+        Ok(Self::of(context, GPU / objects))
+    }
+
+    fn of(context: &Context, part: u32) -> Self {
+        Self { inner: Arc::new(Inner { part }), context: context.clone() }
+    }
+
+    /// Makes the next operation on `stream` wait for the last one of this object and, if the GPU
+    /// has no room for both, for operations of other objects. It is to be enqueued while the result
+    /// lives.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`] for a stream of another context; [`StateError::Capturing`] when an
+    /// operation to wait for is on a stream that is being captured; [`StateError::InGroup`] in a
+    /// group that has deferred operations on the stream; the driver's errors.
+    pub fn begin(&self, stream: &Stream) -> Result<Turn<'_>> {
+        if !stream.context().is(&self.context) {
+            return Err(Error::invalid("the stream is of another context than the operation"));
+        }
+        let _enqueue = stream.begin_enqueue("an operation")?;
+        let turn = self.context.turn()?;
+        self.context.take_turn(std::slice::from_ref(&self.inner), stream)?;
+        Ok(turn)
+    }
+}
+
+impl Drop for StreamOrder {
+    fn drop(&mut self) {
+        let orders = self.context.orders();
+        let removed = orders.eager.lock().remove(&self.inner);
+        // Without the lock: this may drop a stream.
+        drop(removed);
+    }
+}
+
+impl Context {
+    /// Waits until no other thread enqueues operations that are ordered.
+    pub(super) fn turn(&self) -> Result<Turn<'_>> {
+        let orders @ Orders { lock, owner, .. } = self.orders();
+        if *owner.lock() == Some(thread::current().id()) {
+            return Ok(Turn { orders: None, _held: None });
+        }
+        let held = lock.lock(self.machine(), self.health().deadline(), || self.health().check())?;
+        *owner.lock() = Some(thread::current().id());
+        Ok(Turn { orders: Some(orders), _held: Some(held) })
+    }
+
+    /// How many turns have ended.
+    pub(super) fn ended_turns(&self) -> u64 {
+        self.orders().turns.load(Ordering::Acquire)
+    }
+
+    /// Forgets the operations on the stream of the first so many turns: they have ended.
+    pub(super) fn forget_ended(&self, stream: *mut c_void, turns: u64) {
+        let has_ended = |used: &mut Use| used.turn < turns && used.stream.as_raw() == stream;
+        let ended: Vec<_> = self.orders().eager.lock().0.extract_if(.., has_ended).collect();
+        // Without the lock: this may drop a stream.
+        drop(ended);
+    }
+
+    /// Orders an operation of these objects on `stream`. The caller has the [turn](Self::turn).
+    pub(super) fn take_turn(&self, objects: &[Arc<Inner>], stream: &Stream) -> Result<()> {
+        let Orders { eager, foreign, turns, .. } = self.orders();
+        let turn = turns.load(Ordering::Acquire);
+        let mut own = self.with_capture(|capture| std::mem::take(&mut capture.uses));
+        if let Some(uses) = &mut own {
+            let taken = uses.take_turns(objects, stream, turn, true);
+            self.with_capture(|capture| capture.uses = own.unwrap_or_default());
+            return taken;
+        }
+        match stream.foreign_capture()? {
+            None => {
+                let mut uses = std::mem::take(&mut *eager.lock());
+                let taken = uses.take_turns(objects, stream, turn, false);
+                *eager.lock() = uses;
+                taken
+            }
+            Some(id) => {
+                let before = foreign.lock().take().filter(|(other, _)| *other == id);
+                let mut uses = before.map(|(_, uses)| uses).unwrap_or_default();
+                let taken = uses.take_turns(objects, stream, turn, true);
+                *foreign.lock() = Some((id, uses));
+                taken
+            }
+        }
+    }
+}
+
+impl Uses {
+    /// The objects whose operations were captured.
+    pub(super) fn objects(&self) -> Vec<Arc<Inner>> {
+        self.0.iter().map(|used| Arc::clone(&used.order)).collect()
+    }
+
+    fn remove(&mut self, order: &Arc<Inner>) -> Option<Use> {
+        let at = self.0.iter().position(|used| Arc::ptr_eq(&used.order, order))?;
+        Some(self.0.remove(at))
+    }
+
+    fn take_turns(
+        &mut self,
+        objects: &[Arc<Inner>],
+        stream: &Stream,
+        turn: u64,
+        captured: bool,
+    ) -> Result<()> {
+        // What the operation takes of the GPU: a graph may run those of all its objects at a time.
+        let part = objects.iter().map(|order| order.part).sum::<u32>().min(GPU);
+        let is_own = |used: &Use| objects.iter().any(|order| Arc::ptr_eq(order, &used.order));
+        let others = self.0.iter().filter(|used| !is_own(used)).map(|used| used.order.part);
+        let mut taken = others.sum::<u32>();
+        let mut at = 0;
+        while at < self.0.len() {
+            let used = &mut self.0[at];
+            let must_follow = match is_own(used) {
+                true => true,
+                false if used.order.part == 0 || taken + part <= GPU => false,
+                false => {
+                    taken -= used.order.part;
+                    true
+                }
+            };
+            if must_follow && used.stream.as_raw() != stream.as_raw() {
+                let has_ended = used.precede(stream, captured)?;
+                if has_ended && !is_own(used) {
+                    self.0.remove(at);
+                    continue;
+                }
+            }
+            at += 1;
+        }
+        for order in objects {
+            let (order, stream) = (Arc::clone(order), stream.clone());
+            let event = self.remove(&order).and_then(|used| used.event);
+            self.0.push(Use { order, stream, turn, event, is_recorded: false });
+        }
+        Ok(())
+    }
+}
+
+impl Use {
+    /// Makes later work of `stream` wait for this operation. Returns whether it has ended.
+    fn precede(&mut self, stream: &Stream, captured: bool) -> Result<bool> {
+        let context = stream.context();
+        if !self.is_recorded {
+            if !captured && self.stream.is_capturing()? {
+                return Err(StateError::Capturing {
+                    what: "an operation waits for another one on the captured stream",
+                }
+                .into());
+            }
+            // A new event for each capture: one that was recorded in it stays part of it.
+            let event = match self.event.take().filter(|_| !captured) {
+                Some(event) => event,
+                None => context.event_without_timing()?,
+            };
+            context.cuda().bind()?;
+            self.stream.handle().record(event.handle())?;
+            (self.event, self.is_recorded) = (Some(event), true);
+        }
+        let Some(event) = &self.event else { return Ok(false) };
+        if !captured && event.is_reached()? {
+            return Ok(true);
+        }
+        context.cuda().bind()?;
+        stream.handle().wait_for(event.handle())?;
+        Ok(false)
+    }
+}

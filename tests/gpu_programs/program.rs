@@ -1,0 +1,397 @@
+//! Programs that are generated: what all ranks do, and what the buffers then hold.
+
+use std::collections::BTreeMap;
+
+use fastrand::Rng;
+
+/// Streams, objects with a workspace, and buffers of a program.
+pub const STREAMS: usize = 4;
+pub const OBJECTS: usize = 3;
+pub const BUFFERS: usize = 6;
+
+/// What all ranks do.
+#[derive(Clone, Debug)]
+pub enum Step {
+    /// An operation on a stream.
+    Do(Work, usize),
+    /// Makes the second stream wait for the first.
+    Follow(usize, usize),
+    Synchronize(usize),
+    /// Captures the work from a stream; the graph replaces the one with this number.
+    Capture {
+        graph: usize,
+        work: Vec<Work>,
+        stream: usize,
+    },
+    Replay {
+        graph: usize,
+        stream: usize,
+    },
+    DropGraph(usize),
+    /// Drops a buffer, and allocates another one, of zeros.
+    Renew(usize),
+    /// Drops an object with a workspace, and makes another one in its place.
+    RenewObject(usize),
+    /// An all-reduce by NCCL in a group, and then this work on the same stream, which is refused.
+    Group {
+        buffer: usize,
+        refused: Work,
+        stream: usize,
+    },
+    /// All-reduces of two objects on two streams. Odd ranks call them in the other order.
+    Opposite([(usize, usize, usize); 2]),
+}
+
+/// Work on a stream; buffers are numbered.
+#[derive(Clone, Copy, Debug)]
+pub enum Work {
+    /// An all-reduce in place, by an object.
+    AllReduce {
+        object: usize,
+        buffer: usize,
+    },
+    /// The same by NCCL.
+    Nccl(usize),
+    Copy {
+        from: usize,
+        to: usize,
+    },
+    Fill {
+        buffer: usize,
+        value: f32,
+    },
+}
+
+/// What a program has of what is to be tested.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Feature {
+    /// An operation of an object on a third stream, after one on a first and a capture on a second.
+    AfterCapture,
+    /// An operation of an object after the replay of its graph on another stream.
+    AfterReplay,
+    /// A replay after a buffer of the graph was dropped.
+    DroppedBeforeReplay,
+    Grouped,
+    Opposite,
+}
+
+pub const FEATURES: [Feature; 5] = [
+    Feature::AfterCapture,
+    Feature::AfterReplay,
+    Feature::DroppedBeforeReplay,
+    Feature::Grouped,
+    Feature::Opposite,
+];
+
+/// A program and what it leads to.
+#[derive(Debug)]
+pub struct Program {
+    /// The elements of a buffer.
+    pub count: usize,
+    pub steps: Vec<Step>,
+    /// For each rank, what the buffers hold at the end, as factor and term: element `i` is
+    /// `factor * (1 + i % 3) + term`.
+    pub expected: Vec<[Value; BUFFERS]>,
+    pub features: Vec<Feature>,
+}
+
+/// An element is the first times `1 + i % 3` plus the second.
+pub type Value = [f32; 2];
+
+/// What a buffer holds in the beginning.
+pub fn initial(rank: usize, buffer: usize) -> Value {
+    [(1 + rank + buffer) as f32, 0.0]
+}
+
+/// Memory as a graph refers to it: a buffer that was dropped is not the one in its place.
+type Memory = usize;
+
+/// A captured graph.
+struct Graph {
+    work: Vec<(Work, Memory, Memory)>,
+    objects: Vec<usize>,
+    stream: usize,
+}
+
+/// Generates a program, and runs it in the order of the host's calls.
+struct Generator {
+    random: Rng,
+    ranks: usize,
+    steps: Vec<Step>,
+    features: Vec<Feature>,
+    /// What each memory holds, for each rank.
+    memory: Vec<Vec<Value>>,
+    /// The memory of each buffer.
+    buffers: [Memory; BUFFERS],
+    /// The stream that has last used a memory: the program orders its accesses.
+    last: BTreeMap<Memory, usize>,
+    graphs: [Option<Graph>; 2],
+    /// The stream of an object's last operation, and of the last capture and replay since.
+    eager: [Option<usize>; OBJECTS],
+    captured: [Option<usize>; OBJECTS],
+    replayed: [Option<usize>; OBJECTS],
+}
+
+impl Program {
+    pub fn generate(seed: u64, ranks: usize) -> Self {
+        let mut random = Rng::with_seed(seed);
+        let count = [1, 7, 300, 3000][random.usize(..4)];
+        let memory = (0..BUFFERS).map(|b| (0..ranks).map(|r| initial(r, b)).collect()).collect();
+        let mut generator = Generator {
+            random,
+            ranks,
+            steps: Vec::new(),
+            features: Vec::new(),
+            memory,
+            buffers: std::array::from_fn(|buffer| buffer),
+            last: BTreeMap::new(),
+            graphs: [None, None],
+            eager: [None; OBJECTS],
+            captured: [None; OBJECTS],
+            replayed: [None; OBJECTS],
+        };
+        for _ in 0..generator.random.usize(6..25) {
+            generator.step();
+        }
+        let Generator { steps, mut features, memory, buffers, .. } = generator;
+        let of_rank = |rank: usize| buffers.map(|at| memory[at][rank]);
+        features.sort();
+        features.dedup();
+        Self { count, steps, expected: (0..ranks).map(of_rank).collect(), features }
+    }
+}
+
+impl Generator {
+    fn step(&mut self) {
+        let stream = self.random.usize(..STREAMS);
+        match self.random.u32(..20) {
+            0..=8 => {
+                let work = self.work();
+                self.enqueue(work, stream);
+            }
+            9 => {
+                self.steps.push(Step::Synchronize(stream));
+            }
+            10..=12 => self.capture(stream),
+            13..=15 => self.replay(stream),
+            16 => self.renew(),
+            17 => self.group(stream),
+            // NCCL does the operations of three ranks, in one order.
+            18 if self.ranks != 3 => self.opposite(),
+            _ if self.random.bool() => {
+                let object = self.random.usize(..OBJECTS);
+                self.steps.push(Step::RenewObject(object));
+                self.eager[object] = None;
+                self.captured[object] = None;
+                self.replayed[object] = None;
+            }
+            _ => {
+                let graph = self.random.usize(..2);
+                self.graphs[graph] = None;
+                self.steps.push(Step::DropGraph(graph));
+            }
+        }
+    }
+
+    /// Any work whose result stays small enough to be exact.
+    fn work(&mut self) -> Work {
+        let buffer = self.random.usize(..BUFFERS);
+        let object = self.random.usize(..OBJECTS);
+        let large = self.memory[self.buffers[buffer]].iter().any(|[a, b]| a + b > 1e4);
+        match self.random.u32(..8) {
+            _ if large => Work::Fill { buffer, value: self.random.u8(..) as f32 },
+            0..=4 => Work::AllReduce { object, buffer },
+            5 => Work::Nccl(buffer),
+            6 => {
+                let to = (buffer + self.random.usize(1..BUFFERS)) % BUFFERS;
+                Work::Copy { from: buffer, to }
+            }
+            _ => Work::Fill { buffer, value: self.random.u8(..) as f32 },
+        }
+    }
+
+    /// The memory that work uses.
+    fn used(&self, work: Work) -> [Memory; 2] {
+        let [from, to] = match work {
+            Work::AllReduce { buffer, .. } | Work::Nccl(buffer) | Work::Fill { buffer, .. } => {
+                [buffer; 2]
+            }
+            Work::Copy { from, to } => [from, to],
+        };
+        [self.buffers[from], self.buffers[to]]
+    }
+
+    /// Makes `stream` wait for what was last done with the memory.
+    fn order(&mut self, memory: &[Memory], stream: usize) {
+        for memory in memory {
+            if let Some(last) = self.last.insert(*memory, stream)
+                && last != stream
+            {
+                self.steps.push(Step::Follow(last, stream));
+            }
+        }
+    }
+
+    fn perform(&mut self, work: Work, [from, to]: [Memory; 2]) {
+        match work {
+            Work::AllReduce { .. } | Work::Nccl(_) => {
+                let sum = |i: usize| self.memory[from].iter().map(|value| value[i]).sum::<f32>();
+                let sum = [sum(0), sum(1)];
+                self.memory[to] = vec![sum; self.ranks];
+            }
+            Work::Copy { .. } => self.memory[to] = self.memory[from].clone(),
+            Work::Fill { value, .. } => self.memory[to] = vec![[0.0, value]; self.ranks],
+        }
+    }
+
+    fn enqueue(&mut self, work: Work, stream: usize) {
+        let memory = self.used(work);
+        self.order(&memory, stream);
+        self.note_eager(work, stream);
+        self.steps.push(Step::Do(work, stream));
+        self.perform(work, memory);
+    }
+
+    fn note_eager(&mut self, work: Work, stream: usize) {
+        let Work::AllReduce { object, .. } = work else { return };
+        if let (Some(first), Some(second)) = (self.eager[object], self.captured[object].take())
+            && first != stream
+            && second != stream
+            && first != second
+        {
+            self.features.push(Feature::AfterCapture);
+        }
+        if self.replayed[object].take().is_some_and(|replayed| replayed != stream) {
+            self.features.push(Feature::AfterReplay);
+        }
+        self.eager[object] = Some(stream);
+    }
+
+    fn capture(&mut self, stream: usize) {
+        let graph = self.random.usize(..2);
+        let work: Vec<_> = (0..self.random.usize(1..4)).map(|_| self.work()).collect();
+        let objects: Vec<_> = work
+            .iter()
+            .filter_map(|work| match work {
+                Work::AllReduce { object, .. } => Some(*object),
+                _ => None,
+            })
+            .collect();
+        objects.iter().for_each(|object| self.captured[*object] = Some(stream));
+        let used = work.iter().map(|work| {
+            let [from, to] = self.used(*work);
+            (*work, from, to)
+        });
+        self.graphs[graph] = Some(Graph { work: used.collect(), objects, stream });
+        self.steps.push(Step::Capture { graph, work, stream });
+    }
+
+    fn replay(&mut self, stream: usize) {
+        let graph = self.random.usize(..2);
+        let Some(Graph { work, objects, stream: captured }) = self.graphs[graph].take() else {
+            return;
+        };
+        let all = work.iter().flat_map(|(_, from, to)| [*from, *to]);
+        let all: Vec<_> = all.collect();
+        let is_large = |memory: &Memory| self.memory[*memory].iter().any(|[a, b]| a + b > 1e4);
+        if all.iter().any(is_large) {
+            return;
+        }
+        if all.iter().any(|memory| !self.buffers.contains(memory)) {
+            self.features.push(Feature::DroppedBeforeReplay);
+        }
+        self.order(&all, stream);
+        for (work, from, to) in &work {
+            self.perform(*work, [*from, *to]);
+        }
+        objects.iter().for_each(|object| self.replayed[*object] = Some(stream));
+        self.steps.push(Step::Replay { graph, stream });
+        self.graphs[graph] = Some(Graph { work, objects: objects.clone(), stream: captured });
+        // Often something else of the same object at once.
+        if let Some(object) = objects.first()
+            && self.random.bool()
+        {
+            let unused = (0..BUFFERS).find(|buffer| !all.contains(&self.buffers[*buffer]));
+            let other = (stream + self.random.usize(1..STREAMS)) % STREAMS;
+            if let Some(buffer) = unused {
+                self.enqueue(Work::AllReduce { object: *object, buffer }, other);
+            }
+        }
+    }
+
+    fn renew(&mut self) {
+        // Often one that a graph uses, which is then launched.
+        let graph = self.random.usize(..2);
+        let used = self.graphs[graph].as_ref().map(|graph| graph.work[0].2);
+        let used = used.and_then(|memory| self.buffers.iter().position(|own| *own == memory));
+        let buffer = used.unwrap_or_else(|| self.random.usize(..BUFFERS));
+        let value = self.random.u8(..) as f32;
+        self.buffers[buffer] = self.memory.len();
+        self.memory.push(vec![[0.0; 2]; self.ranks]);
+        self.steps.push(Step::Renew(buffer));
+        let stream = self.random.usize(..STREAMS);
+        self.enqueue(Work::Fill { buffer, value }, stream);
+        if let Some(again) = used.map(|_| graph).and_then(|graph| self.graphs[graph].take()) {
+            self.graphs[graph] = Some(again);
+            self.replay_graph(graph, stream);
+        }
+    }
+
+    fn replay_graph(&mut self, graph: usize, stream: usize) {
+        // The random choice of `replay`, made here.
+        let others: Vec<_> = (0..2).filter(|other| *other != graph).collect();
+        let kept: Vec<_> = others.iter().map(|other| self.graphs[*other].take()).collect();
+        if self.graphs[graph].is_some() {
+            for _ in 0..8 {
+                let before = self.steps.len();
+                self.replay(stream);
+                if self.steps.len() != before {
+                    break;
+                }
+            }
+        }
+        others.into_iter().zip(kept).for_each(|(other, graph)| self.graphs[other] = graph);
+    }
+
+    fn group(&mut self, stream: usize) {
+        let buffer = self.random.usize(..BUFFERS);
+        let memory = self.buffers[buffer];
+        if self.memory[memory].iter().any(|[a, b]| a + b > 1e4) {
+            return;
+        }
+        self.order(&[memory], stream);
+        let refused = match self.random.u32(..3) {
+            0 => Work::Fill { buffer, value: 9.0 },
+            1 => Work::Copy { from: buffer, to: (buffer + 1) % BUFFERS },
+            _ if self.ranks == 3 => Work::Fill { buffer, value: 9.0 },
+            _ => Work::AllReduce { object: 0, buffer },
+        };
+        self.steps.push(Step::Group { buffer, refused, stream });
+        self.perform(Work::Nccl(buffer), [memory; 2]);
+        self.features.push(Feature::Grouped);
+    }
+
+    fn opposite(&mut self) {
+        let first = self.random.usize(..STREAMS);
+        let second = (first + self.random.usize(1..STREAMS)) % STREAMS;
+        let [a, b] = [self.random.usize(..3), self.random.usize(3..BUFFERS)];
+        let memory = [self.buffers[a], self.buffers[b]];
+        let is_large = |memory: &Memory| self.memory[*memory].iter().any(|[a, b]| a + b > 1e4);
+        if memory.iter().any(is_large) {
+            return;
+        }
+        // Nothing else is in flight.
+        (0..STREAMS).for_each(|stream| self.steps.push(Step::Synchronize(stream)));
+        let object = self.random.usize(..OBJECTS);
+        let other = (object + self.random.usize(1..OBJECTS)) % OBJECTS;
+        let pair = [(object, a, first), (other, b, second)];
+        self.steps.push(Step::Opposite(pair));
+        for (object, buffer, stream) in pair {
+            let work = Work::AllReduce { object, buffer };
+            self.last.insert(self.buffers[buffer], stream);
+            self.note_eager(work, stream);
+            self.perform(work, [self.buffers[buffer]; 2]);
+        }
+        self.features.push(Feature::Opposite);
+    }
+}
