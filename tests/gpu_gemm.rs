@@ -769,9 +769,6 @@ fn bad_products_are_refused_with_the_reason() {
         assert!(short.as_ref().is_some_and(|e| e.contains(reason)), "{short:?}");
         let none = gemm.set_plan([8, 9, 9], GemmPlan::Wide).err().map(|e| e.to_string());
         assert!(none.as_ref().is_some_and(|e| e.contains("the plan `wide` is none")), "{none:?}");
-        let product = gemm.product([64, 64, 64]).activation(Activation::Silu);
-        let graph = stream.capture(|| product.launch(&buffer, &buffer, &buffer));
-        assert!(matches!(graph, Err(Error::State(StateError::Capturing { .. }))), "{graph:?}");
         Ok(())
     });
 }

@@ -281,10 +281,6 @@ fn bad_grouped_products_are_refused_with_the_reason() {
             let error = error.map(|e| e.to_string());
             assert!(error.as_ref().is_some_and(|e| e.contains(reason)), "{shape:?}: {error:?}");
         }
-        let groups = groups(4, 4)?;
-        let launch = || gemm.launch(&matrix, &matrix, &matrix, &groups, [64, 8, 64], None);
-        let graph = stream.capture(launch);
-        assert!(matches!(graph, Err(Error::State(StateError::Capturing { .. }))), "{graph:?}");
         Ok(())
     });
 }

@@ -247,6 +247,7 @@ fn main() {
         trial("kernels_keep_everything_in_registers", true, keep_registers),
         trial("kernels_run_with_512_threads", true, run_with_512_threads),
         trial("products_of_tensor_cores_overlap", true, products_overlap),
+        trial("collectives_have_the_room_that_their_plans_count_on", true, have_room),
         trial("kernels_are_as_good_on_blackwell", true, as_good_on_blackwell),
     ];
     libtest_mimic::run(&Arguments::from_args(), tests).exit();
@@ -344,6 +345,30 @@ fn products_overlap(artifacts: &Artifacts) -> Result<(), Failed> {
     each_kernel(artifacts, |kernel, _| kernel.resources.is_some_and(|r| !r.serialized))
 }
 
+/// A multiprocessor of sm_90 has four parts, each with 16384 registers, which a warp takes in eights
+/// for each thread; and 228 KiB of shared memory, of which a block takes 1 KiB more than it asks for.
+fn have_room(artifacts: &Artifacts) -> Result<(), Failed> {
+    /// Launches on the GPU at a time: two of each of four objects.
+    const LAUNCHES: u32 = 8;
+    let mut found = BTreeSet::new();
+    each_kernel(artifacts, |kernel, _| {
+        let named = kernels::collectives::room::ALL;
+        let named = named.iter().find(|(name, _)| {
+            let types = kernel.name.strip_prefix(name);
+            types.is_some_and(|types| types.is_empty() || types.starts_with('_'))
+        });
+        let Some((name, room)) = named else { return true };
+        found.insert(*name);
+        kernel.resources.is_some_and(|resources| {
+            let warps = 16384 / (32 * resources.registers.next_multiple_of(8));
+            *room <= (4 * warps * 32).min(2048)
+                && LAUNCHES * (resources.static_shared + 1024) <= 228 << 10
+        })
+    })?;
+    let all = kernels::collectives::room::ALL.len();
+    ensure(found.len() == all, || format!("{} of {all} kernels: {found:?}", found.len()))
+}
+
 fn run_with_512_threads(artifacts: &Artifacts) -> Result<(), Failed> {
     each_kernel(artifacts, |kernel, _| runs_with_512_threads(kernel))
 }
@@ -395,7 +420,7 @@ fn as_good_on_blackwell(artifacts: &Artifacts) -> Result<(), Failed> {
 /// second argument of `good` is whether the kernel uses GIN.
 fn each_kernel(
     artifacts: &Artifacts,
-    good: impl Fn(&KernelReport, bool) -> bool,
+    good: impl FnMut(&KernelReport, bool) -> bool,
 ) -> Result<(), Failed> {
     let reports = artifacts.report()?;
     ensure(reports.len() == exported().len(), || format!("{} reports", reports.len()))?;
@@ -404,7 +429,7 @@ fn each_kernel(
 
 fn each_report(
     reports: &[KernelReport],
-    good: impl Fn(&KernelReport, bool) -> bool,
+    mut good: impl FnMut(&KernelReport, bool) -> bool,
 ) -> Result<(), Failed> {
     let exported = exported();
     let gin = |kernel: &KernelReport| exported.iter().any(|e| e.gin && e.name == kernel.name);

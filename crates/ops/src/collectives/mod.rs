@@ -191,7 +191,7 @@ impl CollectivesOptions {
     /// dependent ones. A block of each launch fits on each multiprocessor, and a launch has at most
     /// as many blocks as there are multiprocessors: so whichever blocks are there, there is room
     /// for the others.
-    fn threads(self, room: u32) -> u32 {
+    pub(super) fn threads(self, room: u32) -> u32 {
         match room / (2 * self.concurrent) {
             _ if self.concurrent == 1 => room.min(THREADS),
             all @ 128.. => (all / 128 * 128).min(THREADS),

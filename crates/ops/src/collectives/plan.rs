@@ -366,7 +366,10 @@ impl Table {
 
 #[cfg(test)]
 mod tests {
+    use devcomm_kernels::collectives::room;
+
     use super::*;
+    use crate::CollectivesOptions;
 
     /// A message of vectors, with kernels for long ones.
     fn request(vectors: u32) -> Request {
@@ -425,6 +428,47 @@ mod tests {
         let measured = request(300).candidates(Some(plan("lamport:2x256")));
         assert_eq!(measured[..2], [plan("lamport:2x256"), plan("lamport:3x128")]);
         assert_eq!(measured.len(), candidates.len());
+    }
+
+    /// For each of so many objects, two launches that follow each other.
+    #[test]
+    fn plans_of_several_objects_leave_room_for_each_other() {
+        const MULTIPROCESSORS: u32 = 132;
+        for (objects, (_, room)) in (2..=4).flat_map(|n| room::ALL.map(|kernel| (n, kernel))) {
+            let options = CollectivesOptions::new().concurrent(objects);
+            let most_threads = options.threads(room);
+            assert!(most_threads >= 64 && 2 * objects * most_threads <= room);
+            let blocks = options.blocks();
+            assert!(blocks <= MULTIPROCESSORS);
+            let grid = Grid { blocks, threads: most_threads, allowed: [1, blocks] };
+            let most_blocks = options.most_blocks(2, MULTIPROCESSORS);
+            assert_eq!(most_blocks, MULTIPROCESSORS);
+            let fits = |plan: &CollectivePlan| {
+                plan.blocks <= MULTIPROCESSORS && plan.threads <= most_threads
+            };
+            for slots in (0..24).map(|power| 1 << power) {
+                let bytes = 16 * slots as usize;
+                let request = Request {
+                    bytes,
+                    slots: Some(slots),
+                    most_blocks,
+                    most_threads,
+                    push: Some(grid),
+                    pull: Some(grid),
+                    ..Request::by_nccl(Operation::AllReduce, "")
+                };
+                for (_, table) in TABLES {
+                    for entry in table.lines().filter_map(Entry::parse) {
+                        let adapted = request.adapt(entry.plan);
+                        assert!(adapted.is_some_and(|plan| fits(&plan)), "{:?}", entry.plan);
+                    }
+                }
+                let candidates = request.candidates(None);
+                assert!(candidates.iter().all(fits), "{candidates:?}");
+                let long = Request { slots: None, ..request };
+                assert!(long.candidates(None).iter().all(fits));
+            }
+        }
     }
 
     #[test]
