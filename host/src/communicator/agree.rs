@@ -31,7 +31,8 @@ impl Communicator {
     }
 
     /// Makes a collective call of several steps, of which each rank can fail by itself. At its end
-    /// all ranks have come so far; if one has failed, all others get an error. *Collective*.
+    /// all ranks have come so far; if one has failed, all others get an error. Without a host
+    /// exchange it is the steps alone. *Collective*.
     ///
     /// # Errors
     ///
@@ -39,6 +40,9 @@ impl Communicator {
     /// has failed; as [`barrier`](Self::barrier).
     #[doc(hidden)]
     pub fn together<T>(&self, call: &str, steps: impl FnOnce() -> Result<T>) -> Result<T> {
+        if !self.has_peers() {
+            return steps();
+        }
         let failed = || self.inner.failed_exchanges.load(Ordering::Acquire);
         let before = failed();
         let own = steps();

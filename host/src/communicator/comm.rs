@@ -52,6 +52,8 @@ pub(super) struct Inner {
     pub(super) peers: Option<Arc<dyn Peers>>,
     /// How many exchanges have failed, on all ranks.
     pub(super) failed_exchanges: AtomicU64,
+    /// How many windows were registered, in all ranks in the same order.
+    pub(super) windows: AtomicU64,
     /// The context's default stream, once an operation was enqueued to it without naming it:
     /// dropping the last handle of a stream waits for its work.
     pub(super) default_stream: OnceLock<Stream>,

@@ -48,7 +48,7 @@ impl NewComm<'_> {
         let (nccl, health) = (Arc::clone(library.nccl()), context.health());
         let handle = Handle::new(nccl, slot, rank, blocking, health);
         let (context, library) = (context.clone(), library.clone());
-        let (failed_exchanges, default_stream, resources) = Default::default();
+        let (failed_exchanges, windows, default_stream, resources) = Default::default();
         let handle = Arc::new(handle);
         if end != End::Foreign {
             context.health().abort_on_loss(Arc::downgrade(&handle) as _);
@@ -64,6 +64,7 @@ impl NewComm<'_> {
             created,
             peers,
             failed_exchanges,
+            windows,
             default_stream,
             resources,
         };

@@ -155,6 +155,21 @@ impl Communicator {
         if self.compares() { self.compare(&collective()) } else { Ok(()) }
     }
 
+    /// As [`compare_kernel`](Self::compare_kernel), with numbers that may differ between ranks:
+    /// those of each rank in a checked world, and `None` elsewhere.
+    #[doc(hidden)]
+    pub fn compare_numbers(
+        &self,
+        collective: impl FnOnce() -> (String, Vec<u64>),
+    ) -> Result<Option<Vec<Vec<u64>>>> {
+        self.require_live()?;
+        if !self.compares() {
+            return Ok(None);
+        }
+        let (collective, numbers) = collective();
+        self.exchange(&*collective, &numbers).map(Some)
+    }
+
     fn start(
         &self,
         stream: &Stream,

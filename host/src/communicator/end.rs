@@ -153,7 +153,7 @@ impl Inner {
         let default_stream = self.default_stream.clone();
         let resources = Mutex::new(std::mem::take(&mut *self.resources.lock()));
         let (end, rank, n_ranks, created) = (self.end, self.rank, self.n_ranks, self.created);
-        let failed_exchanges = Default::default();
+        let (failed_exchanges, windows) = Default::default();
         Self {
             handle,
             end,
@@ -164,6 +164,7 @@ impl Inner {
             created,
             peers,
             failed_exchanges,
+            windows,
             default_stream,
             resources,
         }

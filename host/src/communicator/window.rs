@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 use std::marker::PhantomData;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use devcomm_types::nccl::{MultimemHandle, Team};
 use devcomm_types::{ArgInfo, Element, IntoArg, Window as DeviceWindow};
@@ -67,6 +68,8 @@ struct Inner {
     flags: WindowFlags,
     /// The window's size on each rank; `None` if the ranks have no host exchange.
     rank_bytes: Option<Vec<u64>>,
+    /// Its number among the windows of the communicator, the same on all ranks.
+    number: u64,
     /// Keeps the memory allocated; `None` for memory of another library.
     memory: Mutex<Option<Kept>>,
     communicator: Communicator,
@@ -149,6 +152,7 @@ impl Communicator {
             Ok(slice)
         });
         let (slice, rank_bytes) = self.gather_sizes(memory, flags)?;
+        let number = 1 + self.inner.windows.fetch_add(1, Ordering::AcqRel);
         let inner = Arc::new(Inner {
             handle: Out::new(0),
             state: SharedState::new(),
@@ -157,6 +161,7 @@ impl Communicator {
             bytes: slice.byte_len(),
             flags,
             rank_bytes,
+            number,
             memory: Mutex::new(slice.keep()),
             communicator: self.clone(),
         });
@@ -238,6 +243,13 @@ impl<T: Element> Window<T> {
     pub fn min_len(&self) -> usize {
         let ranks = 0..self.inner.communicator.n_ranks();
         ranks.filter_map(|rank| self.len_of(rank)).min().unwrap_or(self.len)
+    }
+
+    /// The number of the window among those of its communicator, from 1, the same on all ranks.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        self.inner.number
     }
 
     /// Size in bytes.
@@ -589,6 +601,7 @@ impl Inner {
             bytes: self.bytes,
             flags: self.flags,
             rank_bytes: None,
+            number: self.number,
             memory: Mutex::new(self.memory.lock().take()),
             communicator: self.communicator.clone(),
         }
