@@ -144,7 +144,8 @@ fn fails_on_rank_1(
 fn whatever_fails_on_one_rank_is_an_error_on_all_and_a_later_try_is_in_step() {
     for what in MAKE {
         // The memory of rank 1, one after the other, in checked worlds and others in turn.
-        let fails = |nth: &usize| fails_on_rank_1(what, "ncclMemAlloc", *nth, nth % 2 == 0);
+        let fails =
+            |nth: &usize| fails_on_rank_1(what, "ncclMemAlloc", *nth, nth.is_multiple_of(2));
         assert!((0..).take_while(fails).count() >= 3, "{}", what.0);
     }
     // NCCL does not say how many LSA teams there are.

@@ -103,7 +103,8 @@ impl CollectiveCall<'_> {
         self
     }
 
-    /// What this rank has prepared, and a value of each rank; or an error on all ranks. *Collective*.
+    /// What this rank has prepared, and a value of each rank; or an error on all ranks.
+    /// *Collective*.
     ///
     /// # Errors
     ///

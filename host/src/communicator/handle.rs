@@ -205,9 +205,9 @@ impl Handle {
         }
     }
 
-    /// Whether peers may use this rank's windows and device communicators for as long as the process
-    /// runs: a rank is lost, or an abort has ended a kernel while it waited for other ranks. Those
-    /// may count it as arrived when they come.
+    /// Whether peers may use this rank's windows and device communicators for as long as the
+    /// process runs: a rank is lost, or an abort has ended a kernel while it waited for other
+    /// ranks. Those may count it as arrived when they come.
     pub(crate) fn is_reachable_for_ever(&self) -> bool {
         if self.flags.have_ended_waits() {
             self.left_ranks_waiting.store(true, Ordering::Release);

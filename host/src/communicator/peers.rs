@@ -2,8 +2,8 @@
 //!
 //! With its bytes each rank sends the [terms](Terms) of its call: the call's name, its options, and
 //! whether the rank has failed. If a rank has failed, or these differ, the exchange fails on all
-//! ranks with the same error. In *checked* worlds each collective of NCCL is preceded by an exchange
-//! of a name alone, which contains its count, type, operator and root.
+//! ranks with the same error. In *checked* worlds each collective of NCCL is preceded by an
+//! exchange of a name alone, which contains its count, type, operator and root.
 
 use std::sync::Arc;
 

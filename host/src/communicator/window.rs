@@ -100,8 +100,8 @@ impl From<RawEndpoint> for LogicalEndpoint {
 
 impl Communicator {
     /// Allocates a symmetric window of `len` elements, zeroed, and registers it with every rank.
-    /// *Collective*; the ranks may pass different lengths, of which kernels get the smallest. If the
-    /// allocation fails on a rank, the call fails on all of them.
+    /// *Collective*; the ranks may pass different lengths, of which kernels get the smallest. If
+    /// the allocation fails on a rank, the call fails on all of them.
     ///
     /// NCCL: `ncclMemAlloc`, `ncclCommWindowRegister` with `NCCL_WIN_COLL_SYMMETRIC`.
     ///
@@ -130,8 +130,8 @@ impl Communicator {
     /// and for flags that exclude each other; [`StateError::Capturing`] while a stream is captured.
     /// After these, the other ranks get [`WorldError::CallFailed`](crate::WorldError::CallFailed).
     /// [`WorldError::OptionsDiffer`](crate::WorldError::OptionsDiffer) for other flags in another
-    /// rank, [`WorldError::RankLost`](crate::WorldError::RankLost), [`StateError::CommunicatorEnded`],
-    /// [`Error::Nccl`].
+    /// rank, [`WorldError::RankLost`](crate::WorldError::RankLost),
+    /// [`StateError::CommunicatorEnded`], [`Error::Nccl`].
     #[doc(alias = "ncclCommWindowRegister")]
     pub fn register_window<B>(&self, buffer: &B, flags: WindowFlags) -> Result<Window<B::Element>>
     where

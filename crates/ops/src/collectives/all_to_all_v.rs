@@ -53,8 +53,8 @@ impl Collectives {
     /// # Errors
     ///
     /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for parts that are not one for
-    /// each rank or not within the buffer, for buffers of other contexts, and in a checked world for
-    /// counts or windows that do not match; those of the launch; as
+    /// each rank or not within the buffer, for buffers of other contexts, and in a checked world
+    /// for counts or windows that do not match; those of the launch; as
     /// [`Communicator::send`](devcomm_host::Communicator::send).
     pub fn all_to_all_v<S, R>(
         &self,
@@ -163,8 +163,8 @@ impl Collectives {
         }
     }
 
-    /// In a checked world, fails on all ranks unless the counts match, and those that are longer than
-    /// so many bytes are received in one window or in none.
+    /// In a checked world, fails on all ranks unless the counts match, and messages of more than
+    /// `longest` bytes are received in one window or in none.
     fn compare_counts<T: Element>(
         &self,
         [sent, received]: [Parts<'_>; 2],

@@ -83,8 +83,8 @@ impl Communicator {
     /// [`NcclError::Unsupported`](crate::NcclError::Unsupported) from a library older than
     /// [`DEV_COMM_VERSION`](crate::DEV_COMM_VERSION),
     /// [`DevCommError::Refused`](crate::DevCommError::Refused) and, for a communicator of a
-    /// [`World`](crate::World), [`WorldError::CallFailed`](crate::WorldError::CallFailed) if another
-    /// rank refuses and [`WorldError::OptionsDiffer`](crate::WorldError::OptionsDiffer);
+    /// [`World`](crate::World), [`WorldError::CallFailed`](crate::WorldError::CallFailed) if
+    /// another rank refuses and [`WorldError::OptionsDiffer`](crate::WorldError::OptionsDiffer);
     /// [`StateError::Capturing`](crate::StateError::Capturing),
     /// [`WorldError::RankLost`](crate::WorldError::RankLost),
     /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded), [`Error::Nccl`].
