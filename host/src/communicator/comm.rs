@@ -175,7 +175,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded), [`Error::Nccl`].
+    /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded),
+    /// [`Error::Nccl`](crate::Error::Nccl).
     #[doc(alias = "ncclCommUserRank")]
     #[doc(alias = "ncclCommCount")]
     #[doc(alias = "ncclCommCuDevice")]
@@ -192,7 +193,8 @@ impl Communicator {
     /// # Errors
     ///
     /// [`NcclError::Unsupported`](crate::NcclError::Unsupported) from an older library,
-    /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded), [`Error::Nccl`].
+    /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded),
+    /// [`Error::Nccl`](crate::Error::Nccl).
     #[doc(alias = "ncclCommQueryProperties")]
     pub fn properties(&self) -> Result<Properties> {
         self.bind()?;
@@ -227,7 +229,8 @@ impl Communicator {
     /// # Errors
     ///
     /// [`NcclError::Unsupported`](crate::NcclError::Unsupported),
-    /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded), [`Error::Nccl`].
+    /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded),
+    /// [`Error::Nccl`](crate::Error::Nccl).
     #[doc(alias = "ncclCommMemStats")]
     pub fn memory_stat(&self, stat: MemoryStat) -> Result<u64> {
         self.bind()?;
@@ -242,7 +245,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded), [`Error::Nccl`].
+    /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded),
+    /// [`Error::Nccl`](crate::Error::Nccl).
     #[doc(alias = "ncclCommGetAsyncError")]
     pub fn async_error(&self) -> Result<()> {
         self.inner.handle.poll().map(drop)
@@ -279,8 +283,8 @@ impl Communicator {
     /// [`WorldError::RankLost`](crate::WorldError::RankLost);
     /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded);
     /// [`WorldError::CallsDiffer`](crate::WorldError::CallsDiffer) if the ranks make different
-    /// calls; [`Error::InvalidInput`] if the communicator was not created by a
-    /// [`World`](crate::World).
+    /// calls; [`Error::InvalidInput`](crate::Error::InvalidInput) if the communicator was not
+    /// created by a [`World`](crate::World).
     pub fn barrier(&self) -> Result<()> {
         self.exchange::<u8>("barrier", &[]).map(drop)
     }
@@ -291,8 +295,9 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// As [`barrier`](Self::barrier); [`Error::InvalidInput`] if all ranks together send more than
-    /// 64 MiB, or the bytes of a rank are not a multiple of the size of `T`.
+    /// As [`barrier`](Self::barrier); [`Error::InvalidInput`](crate::Error::InvalidInput) if all
+    /// ranks together send more than 64 MiB, or the bytes of a rank are not a multiple of the size
+    /// of `T`.
     pub fn host_all_gather<T: Pod>(&self, values: &[T]) -> Result<Vec<Vec<T>>> {
         self.exchange("all_gather", values)
     }

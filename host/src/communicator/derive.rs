@@ -161,7 +161,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`NcclError::Unsupported`],
+    /// [`NcclError::Unsupported`](crate::NcclError::Unsupported),
     /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded), [`Error::Nccl`].
     #[doc(alias = "ncclCommGetUniqueId")]
     pub fn unique_id(&self) -> Result<UniqueId> {
