@@ -3,8 +3,8 @@
 use devcomm::kernels::gemm::epilogue::FusedArgs;
 use devcomm::kernels::{self, gemm::gemm_mma as sizes};
 use devcomm::{
-    Activation, Buffer, DeviceSlice, Element, Error, F8E4M3, F8E5M2, Gemm, GemmElement, GemmOutput,
-    GemmPlan, KERNELS, LaunchConfig, Product, Rank, Result, ScaledElement, Simulation, StateError,
+    Activation, Buffer, DeviceSlice, Element, F8E4M3, F8E5M2, Gemm, GemmElement, GemmOutput,
+    GemmPlan, KERNELS, LaunchConfig, Product, Rank, Result, ScaledElement, Simulation,
 };
 use devcomm_testing::gemm::{Factor, Problem};
 use devcomm_testing::machines::{Gpus, on_gpus};

@@ -2,7 +2,7 @@
 
 use devcomm::{
     Activation, Buffer, DeviceSlice, Error, GroupedElement, GroupedGemm, Rank, Result, RowGroups,
-    StateError, Stream,
+    Stream,
 };
 use devcomm_testing::gemm::{Factor, Problem};
 use devcomm_testing::machines::on_gpus;

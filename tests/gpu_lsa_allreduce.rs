@@ -1,8 +1,10 @@
 //! Tests of the all-reduce kernel by load and store.
 
+use std::time::Duration;
+
 use devcomm::{
-    DevCommRequirements, Error, KERNELS, Kernel, LaunchConfig, Rank, ReduceOp, Safe, Simulation,
-    device, kernels,
+    DevCommRequirements, Error, KERNELS, Kernel, LaunchConfig, LaunchError, Rank, ReduceOp, Safe,
+    Simulation, device, kernels,
 };
 use devcomm_testing::machines::{Gpus, on_gpus};
 use devcomm_testing::numbers::{Number, checksum, count_wrong, inputs};
@@ -152,5 +154,36 @@ fn nccl_all_reduce_gives_the_same_sums() {
         // A sum of two numbers is rounded once, in either order.
         assert_eq!(checksum(&ours), checksum(&theirs));
         Ok(())
+    });
+}
+
+#[test]
+fn a_late_rank_finds_the_windows_of_one_that_a_deadline_has_ended() {
+    let name = "a_late_rank_finds_the_windows_of_one_that_a_deadline_has_ended";
+    on_gpus(name, 2, |rank| {
+        const COUNT: usize = 1000;
+        let comm = rank.communicator()?;
+        rank.load(&KERNELS)?;
+        let (send, recv) = (comm.window::<f32>(COUNT)?, comm.window::<f32>(COUNT)?);
+        let dev_comm = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(1))?;
+        let stream = rank.stream()?;
+        let late = || {
+            let sum = kernels::lsa_allreduce::args(&dev_comm, &send, &recv, COUNT);
+            sum.config(LaunchConfig::new(1, 32)).launch(&stream)?;
+            match stream.synchronize_within(Duration::from_millis(50)) {
+                Err(Error::Launch(LaunchError::KernelAborted { .. })) => Ok::<_, Error>(()),
+                other => panic!("{other:?}"),
+            }
+        };
+        // The arrival of rank 0 at the first barrier counts, although its kernel has left.
+        if rank.is_root() {
+            late()?;
+            drop((send, recv, dev_comm));
+            rank.barrier()?;
+        } else {
+            rank.barrier()?;
+            late()?;
+        }
+        rank.barrier()
     });
 }

@@ -83,6 +83,8 @@ mod machine;
 mod sys;
 mod world;
 
+#[doc(hidden)]
+pub use communicator::CollectiveCall;
 pub use communicator::{
     AbortHandle, BorrowedRegistration, CftTeamMode, CollectiveConfig, CommConfig, CommResource,
     Communicator, Configured, Counters, CtaPolicy, CustomReduceOp, DevCommRequirements,

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use devcomm::{
     CommConfig, Communicator, DevCommRequirements, Error, KERNELS, LaunchError, LaunchRefusal,
-    MemoryStat, Rank, ReduceOp, StateError, Stream, kernels,
+    MemoryStat, Rank, ReduceOp, StateError, Stream, SymmetricBuffer, kernels,
 };
 
 use devcomm_testing::machines::{Gpus, give_time, on_gpus};
@@ -23,7 +23,7 @@ fn require_state<T: std::fmt::Debug>(result: Result<T, Error>, state: &str) {
 
 /// Checks that operations on the communicator fail with this state.
 fn require_unusable(comm: &Communicator, stream: &Stream, state: &str) -> Result<(), Error> {
-    let memory = comm.mem_alloc::<f32>(8)?;
+    let memory = SymmetricBuffer::<f32>::new(comm.library(), comm.context(), 8)?;
     require_state(comm.all_reduce(&memory, &memory, ReduceOp::Sum, stream), state);
     require_state(comm.register_window(&memory, devcomm::WindowFlags::COLL_SYMMETRIC), state);
     require_state(comm.create_dev_comm(DevCommRequirements::new()), state);

@@ -220,7 +220,7 @@ fn what_several_teams_cannot_do_is_refused() {
             let error = options.build(comm).unwrap_err().to_string();
             assert!(error.contains(why), "{error}");
         };
-        refused(new().blocks(1 + rank.rank() as u32), "blocks of several LSA teams");
+        refused(new().blocks(1 + rank.rank() as u32), "blocks is 1 on rank 0 and 2 on rank 1");
         refused(ExpertParallelOptions::new(64, 40, experts + 1, 2), "each rank has as many");
         refused(new().throughput(100), "high throughput among several");
         let built = new().blocks(2).build(comm)?;

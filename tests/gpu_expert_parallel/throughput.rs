@@ -98,8 +98,8 @@ fn what_high_throughput_cannot_do_is_refused() {
         };
         let new = || ExpertParallelOptions::new(128, 4, 8, 2);
         refused(new().throughput(0), "room for 0 rows");
-        refused(new().throughput(5 + me), "rows and alignment for high throughput");
-        refused(new().throughput(5).alignment(1 + me), "rows and alignment for high throughput");
+        refused(new().throughput(5 + me), "rows for high throughput is 5 on rank 0 and 6 on");
+        refused(new().throughput(5).alignment(1 + me), "alignment is 1 on rank 0 and 2 on rank 1");
         let (plain, f8) = (new().throughput(6).build(comm)?, new().throughput(6).f8().build(comm)?);
         assert_eq!(format!("{plain:?}"), "ExpertParallel(2 ranks, room for 6 rows)");
         let refused = |error: devcomm::Error, why: &str| {

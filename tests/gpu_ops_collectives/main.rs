@@ -3,6 +3,7 @@
 mod any;
 mod checked;
 mod exchange;
+mod ranks;
 mod repeated;
 
 use devcomm::{

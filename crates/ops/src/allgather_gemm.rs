@@ -16,7 +16,7 @@ use devcomm_types::Kernel;
 use half::bf16;
 use nccl_device::TileExchange;
 
-use crate::agree::{agree_on, agree_on_same, are_hoppers};
+use crate::agree::is_single_lsa_team;
 use crate::check::{
     are_aligned, check_extents, refuse, require_aligned, require_context, rows_of_each,
 };
@@ -103,6 +103,9 @@ struct Fused {
     clusters: u32,
 }
 
+/// The call that all ranks make together.
+const NAME: &str = "AllGatherGemm::new";
+
 impl AllGatherGemm {
     /// For products with up to `m` rows and `m * k` elements of A, launched on `stream`.
     /// *Collective*, with the same `m` and `k` on every rank. The workspace takes `2 * m * k` bytes
@@ -114,19 +117,23 @@ impl AllGatherGemm {
     /// that is too large, and for a stream of another context; those of [`Gemm::new`] and
     /// [`Collectives::new`].
     pub fn new(comm: &Communicator, stream: &Stream, m: usize, k: usize) -> Result<Self> {
+        comm.together(NAME, || Self::new_on_all(comm, stream, [m, k]))
+    }
+
+    fn new_on_all(comm: &Communicator, stream: &Stream, [m, k]: [usize; 2]) -> Result<Self> {
         let own = || {
             require_context("the stream", stream.context(), comm.context())?;
             check_extents([m, 1, k])?;
             let Some(elements) = m.checked_mul(k) else {
                 return refuse(format!("{m} x {k} elements of A are too many"));
             };
-            Ok(((Gemm::new(stream)?, elements), [m as u32, k as u32]))
+            let gemm = Gemm::new(stream)?;
+            let overlaps = gemm.is_hopper() && is_single_lsa_team(comm)?;
+            Ok(((gemm, elements), u8::from(overlaps)))
         };
-        let ((gemm, elements), all) = agree_on(comm, own())?;
-        if all.iter().any(|sizes| *sizes != [m as u32, k as u32]) {
-            return refuse("the ranks ask for factors A of different sizes".to_owned());
-        }
-        let overlaps = are_hoppers(comm, &gemm)?;
+        let call = comm.collective(NAME).option("m", m).option("k", k);
+        let ((gemm, elements), all) = call.agree(own())?;
+        let overlaps = all.len() > 1 && all.iter().all(|can| *can == 1);
         let operation = Self {
             gemm,
             collectives: CollectivesOptions::new().concurrent(1).build(comm)?,
@@ -218,9 +225,10 @@ impl AllGatherGemm {
             let own = || {
                 comm.context().refuse_capturing("AllGatherGemm::measure is called")?;
                 let buffers = [&a.device_slice(), &b.device_slice(), &c.device_slice()];
-                Ok((self.matrices(buffers, shape)?.0, [m, k]))
+                Ok((self.matrices(buffers, shape)?.0, ()))
             };
-            let addresses = agree_on_same(comm, own(), "shapes to measure")?;
+            let call = comm.collective("AllGatherGemm::measure");
+            let (addresses, _) = call.option("m", m).option("k", k).agree(own())?;
             let plans = [AllGatherGemmPlan::Unfused, AllGatherGemmPlan::Fused];
             let plans = &plans[..1 + usize::from(self.overlaps)];
             let gemm = Some(&self.gemm);
@@ -386,22 +394,24 @@ impl Fused {
             if clusters == 0 {
                 return refuse("the GPU has no room for a block of the kernel".to_owned());
             }
-            Ok(((compiled, clusters), [0; 2]))
+            Ok(((compiled, clusters), ()))
         };
-        let ((compiled, clusters), _) = agree_on(comm, own())?;
-        // New windows are zeroed, as the flags must be.
-        let fused = Self {
-            compiled,
-            dev_comm: comm.create_dev_comm(DevCommRequirements::new())?,
-            banks: comm.window(2 * (m * k).next_multiple_of(ALIGNMENT))?,
-            flags: comm.window(gather_flags(m, comm.n_ranks()).max(1))?,
-            state: comm.mem_alloc(TileExchange::<bf16>::STATE)?,
-            clusters,
-        };
-        fused.state.fill_bytes(0)?;
-        // All ranks' flags are zeroed before any kernel sets one.
-        comm.barrier()?;
-        Ok(fused)
+        const NAME: &str = "AllGatherGemm: the plan fused";
+        // No kernel sets a flag before those of all ranks are zeroed, as new windows are.
+        comm.together(NAME, || {
+            let call = comm.collective(NAME).option("m", m).option("k", k);
+            let ((compiled, clusters), _) = call.agree(own())?;
+            let fused = Self {
+                compiled,
+                dev_comm: comm.create_dev_comm(DevCommRequirements::new())?,
+                banks: comm.window(2 * (m * k).next_multiple_of(ALIGNMENT))?,
+                flags: comm.window(gather_flags(m, comm.n_ranks()).max(1))?,
+                state: comm.mem_alloc(TileExchange::<bf16>::STATE)?,
+                clusters,
+            };
+            fused.state.fill_bytes(0)?;
+            Ok(fused)
+        })
     }
 
     /// Enqueues a product.

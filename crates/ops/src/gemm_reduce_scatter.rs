@@ -15,7 +15,7 @@ use devcomm_kernels::gemm_allreduce::gemm_reduce_scatter_wide::{ROWS, slots};
 use devcomm_types::Kernel;
 use half::bf16;
 
-use crate::agree::{agree_on, agree_on_same, are_hoppers};
+use crate::agree::is_single_lsa_team;
 use crate::check::{
     are_aligned, check_extents, refuse, require_aligned, require_context, rows_of_each,
 };
@@ -103,6 +103,9 @@ struct Wide {
     ranks: usize,
 }
 
+/// The call that all ranks make together.
+const NAME: &str = "GemmReduceScatter::new";
+
 impl GemmReduceScatter {
     /// For products of up to `m x n` elements, launched on `stream`. *Collective*, with the same
     /// `m` and `n` on every rank. The workspace takes `2 * m * n` bytes on each GPU, and for
@@ -114,19 +117,23 @@ impl GemmReduceScatter {
     /// one that is too large, and for a stream of another context; those of [`Gemm::new`] and
     /// [`Collectives::new`].
     pub fn new(comm: &Communicator, stream: &Stream, m: usize, n: usize) -> Result<Self> {
+        comm.together(NAME, || Self::new_on_all(comm, stream, [m, n]))
+    }
+
+    fn new_on_all(comm: &Communicator, stream: &Stream, [m, n]: [usize; 2]) -> Result<Self> {
         let own = || {
             require_context("the stream", stream.context(), comm.context())?;
             check_extents([m, n, 1])?;
             let Some(elements) = m.checked_mul(n) else {
                 return refuse(format!("a product of {m} x {n} elements is too large"));
             };
-            Ok(((Gemm::new(stream)?, elements), [m as u32, n as u32]))
+            let gemm = Gemm::new(stream)?;
+            let exchanges = gemm.is_hopper() && is_single_lsa_team(comm)?;
+            Ok(((gemm, elements), u8::from(exchanges)))
         };
-        let ((gemm, elements), all) = agree_on(comm, own())?;
-        if all.iter().any(|sizes| *sizes != [m as u32, n as u32]) {
-            return refuse("the ranks ask for products of different sizes".to_owned());
-        }
-        let exchanges = are_hoppers(comm, &gemm)? && RANKS.contains(&comm.n_ranks());
+        let call = comm.collective(NAME).option("m", m).option("n", n);
+        let ((gemm, elements), all) = call.agree(own())?;
+        let exchanges = all.iter().all(|can| *can == 1) && RANKS.contains(&comm.n_ranks());
         let operation = Self {
             gemm,
             collectives: CollectivesOptions::new().concurrent(1).build(comm)?,
@@ -233,9 +240,10 @@ impl GemmReduceScatter {
             let own = || {
                 comm.context().refuse_capturing("GemmReduceScatter::measure is called")?;
                 let buffers = [&a.device_slice(), &b.device_slice(), &c.device_slice()];
-                Ok((self.matrices(buffers, shape)?.0, shape))
+                Ok((self.matrices(buffers, shape)?.0, ()))
             };
-            let addresses = agree_on_same(comm, own(), "shapes to measure")?;
+            let call = comm.collective("GemmReduceScatter::measure");
+            let (addresses, _) = call.option("shape", format!("{shape:?}")).agree(own())?;
             let plans = [GemmReduceScatterPlan::Unfused, GemmReduceScatterPlan::Wide];
             let plans = &plans[..1 + usize::from(self.exchanges)];
             let gemm = Some(&self.gemm);
@@ -330,12 +338,16 @@ impl Wide {
             let Some(capacity) = slots(m.div_ceil(ranks), n) else {
                 return refuse(format!("a product of {m} x {n} elements is too large"));
             };
-            Ok(((compiled, capacity), [blocks, 0]))
+            Ok(((compiled, capacity), blocks))
         };
-        let ((compiled, capacity), all) = agree_on(comm, own())?;
-        // The same grid in all ranks.
-        let blocks = all.into_iter().map(|[blocks, _]| blocks).min().unwrap_or(0);
-        Ok(Self { compiled, messages: Messages::new(comm, capacity, 0)?, blocks, ranks })
+        const NAME: &str = "GemmReduceScatter: the plan wide";
+        comm.together(NAME, || {
+            let call = comm.collective(NAME).option("m", m).option("n", n);
+            let ((compiled, capacity), blocks) = call.agree(own())?;
+            // The same grid in all ranks.
+            let blocks = blocks.into_iter().min().unwrap_or(0);
+            Ok(Self { compiled, messages: Messages::new(comm, capacity, 0)?, blocks, ranks })
+        })
     }
 
     /// Enqueues a product.

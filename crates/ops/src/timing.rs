@@ -103,7 +103,8 @@ impl Together<'_> {
             Some(gemm) => Ok((gemm.plan(shape)?, gemm.likely(shape)?)),
             None => Ok((GemmPlan::Portable, Vec::new())),
         };
-        let ((before, likely), is_same) = is_same(comm, own().map(|own| (own.clone(), own.1)))?;
+        let ((before, likely), is_same) =
+            is_same(comm, "measure: the products", own().map(|own| (own.clone(), own.1)))?;
         let products = if is_same && !likely.is_empty() { likely } else { vec![before] };
         let select = |(plan, product)| {
             set(plan)?;
@@ -115,7 +116,7 @@ impl Together<'_> {
         let pairs: Vec<_> = pairs.collect();
         let chosen = || {
             let possible = pairs.iter().map(|pair| Ok(select(*pair)? && can(pair.0))).collect();
-            let possible = all_can(comm, possible)?;
+            let possible = all_can(comm, "measure: the plans", possible)?;
             let pairs = pairs.iter().zip(possible).filter(|(_, can)| *can);
             let pairs: Vec<_> = pairs.map(|(pair, _)| *pair).collect();
             let expected = (expected, products[0]);

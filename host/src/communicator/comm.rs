@@ -1,6 +1,7 @@
 //! The communicator: its identity, its properties, its state.
 
 use std::ffi::c_void;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -10,12 +11,12 @@ use devcomm_types::GinType;
 use parking_lot::Mutex;
 
 use super::handle::{Handle, Status};
-use super::peers::{Peers, all_gather};
+use super::peers::Peers;
 use super::{Library, Properties};
 use crate::device::issuer::{Issuer, Owner, Resource};
 use crate::device::recorder::Operation;
 use crate::device::{Context, Stream};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::sys::nccl::call::Out;
 use crate::sys::nccl::calls;
 
@@ -49,6 +50,10 @@ pub(super) struct Inner {
     pub(super) created: u64,
     /// The exchange with the other ranks on the host; only communicators of a `World` have one.
     pub(super) peers: Option<Arc<dyn Peers>>,
+    /// How many exchanges have failed, on all ranks.
+    pub(super) failed_exchanges: AtomicU64,
+    /// How many windows were registered, in all ranks in the same order.
+    pub(super) windows: AtomicU64,
     /// The context's default stream, once an operation was enqueued to it without naming it:
     /// dropping the last handle of a stream waits for its work.
     pub(super) default_stream: OnceLock<Stream>,
@@ -170,7 +175,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded), [`Error::Nccl`].
+    /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded),
+    /// [`Error::Nccl`](crate::Error::Nccl).
     #[doc(alias = "ncclCommUserRank")]
     #[doc(alias = "ncclCommCount")]
     #[doc(alias = "ncclCommCuDevice")]
@@ -187,7 +193,8 @@ impl Communicator {
     /// # Errors
     ///
     /// [`NcclError::Unsupported`](crate::NcclError::Unsupported) from an older library,
-    /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded), [`Error::Nccl`].
+    /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded),
+    /// [`Error::Nccl`](crate::Error::Nccl).
     #[doc(alias = "ncclCommQueryProperties")]
     pub fn properties(&self) -> Result<Properties> {
         self.bind()?;
@@ -222,7 +229,8 @@ impl Communicator {
     /// # Errors
     ///
     /// [`NcclError::Unsupported`](crate::NcclError::Unsupported),
-    /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded), [`Error::Nccl`].
+    /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded),
+    /// [`Error::Nccl`](crate::Error::Nccl).
     #[doc(alias = "ncclCommMemStats")]
     pub fn memory_stat(&self, stat: MemoryStat) -> Result<u64> {
         self.bind()?;
@@ -237,7 +245,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded), [`Error::Nccl`].
+    /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded),
+    /// [`Error::Nccl`](crate::Error::Nccl).
     #[doc(alias = "ncclCommGetAsyncError")]
     pub fn async_error(&self) -> Result<()> {
         self.inner.handle.poll().map(drop)
@@ -271,13 +280,13 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`WorldError::RankLost`](crate::WorldError::RankLost); [`Error::InvalidInput`] if the
-    /// communicator was not created by a [`World`](crate::World).
+    /// [`WorldError::RankLost`](crate::WorldError::RankLost);
+    /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded);
+    /// [`WorldError::CallsDiffer`](crate::WorldError::CallsDiffer) if the ranks make different
+    /// calls; [`Error::InvalidInput`](crate::Error::InvalidInput) if the communicator was not
+    /// created by a [`World`](crate::World).
     pub fn barrier(&self) -> Result<()> {
-        match &self.inner.peers {
-            Some(peers) => peers.all_gather("barrier", &[], &|| self.refuse_aborted()).map(drop),
-            None => Err(Error::invalid("a communicator without a World has no barrier")),
-        }
+        self.exchange::<u8>("barrier", &[]).map(drop)
     }
 
     /// Sends `values`, in host memory, to every rank and returns what each rank sent, in rank
@@ -286,13 +295,11 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// As [`barrier`](Self::barrier); [`Error::InvalidInput`] if all ranks together send more than
-    /// 64 MiB, or the bytes of a rank are not a multiple of the size of `T`.
+    /// As [`barrier`](Self::barrier); [`Error::InvalidInput`](crate::Error::InvalidInput) if all
+    /// ranks together send more than 64 MiB, or the bytes of a rank are not a multiple of the size
+    /// of `T`.
     pub fn host_all_gather<T: Pod>(&self, values: &[T]) -> Result<Vec<Vec<T>>> {
-        match &self.inner.peers {
-            Some(peers) => all_gather(&**peers, "all_gather", values, &|| self.refuse_aborted()),
-            None => Err(Error::invalid("a communicator without a World has no host exchange")),
-        }
+        self.exchange("all_gather", values)
     }
 }
 

@@ -61,7 +61,7 @@ impl Communicator {
 
     /// Fails unless the communicator is live.
     pub(super) fn require_live(&self) -> Result<()> {
-        self.inner.handle.enter(&[Status::Live]).map(drop)
+        self.inner.handle.require(&[Status::Live])
     }
 
     /// Fails once the communicator is aborted, as another thread may do.
@@ -147,11 +147,27 @@ impl Communicator {
         self.peers().is_some_and(|peers| peers.is_checked()) && !self.context().is_capturing()
     }
 
-    /// In a checked world, compares a collective that a kernel does, with its terms, with those
-    /// that the other ranks are about to start.
+    /// Fails unless the communicator is live. In a checked world, compares a collective that a
+    /// kernel does, with its terms, with those that the other ranks are about to start.
     #[doc(hidden)]
     pub fn compare_kernel(&self, collective: impl FnOnce() -> String) -> Result<()> {
+        self.require_live()?;
         if self.compares() { self.compare(&collective()) } else { Ok(()) }
+    }
+
+    /// As [`compare_kernel`](Self::compare_kernel), with numbers that may differ between ranks:
+    /// those of each rank in a checked world, and `None` elsewhere.
+    #[doc(hidden)]
+    pub fn compare_numbers(
+        &self,
+        collective: impl FnOnce() -> (String, Vec<u64>),
+    ) -> Result<Option<Vec<Vec<u64>>>> {
+        self.require_live()?;
+        if !self.compares() {
+            return Ok(None);
+        }
+        let (collective, numbers) = collective();
+        self.exchange(&*collective, &numbers).map(Some)
     }
 
     fn start(
@@ -188,8 +204,7 @@ impl Communicator {
 
     /// Compares a collective with those that the other ranks are about to start.
     pub(super) fn compare(&self, collective: &str) -> Result<()> {
-        let Some(peers) = self.peers() else { return Ok(()) };
-        peers.all_gather(collective, &[], &|| self.refuse_aborted()).map(drop)
+        self.exchange::<u8>(collective, &[]).map(drop)
     }
 
     /// Makes a call that waits for the other ranks, now or when the open group ends. `keep`, which

@@ -152,7 +152,22 @@ impl Inner {
         let (context, peers) = (self.context.clone(), None);
         let default_stream = self.default_stream.clone();
         let resources = Mutex::new(std::mem::take(&mut *self.resources.lock()));
-        Self { handle, context, library, peers, default_stream, resources, ..*self }
+        let (end, rank, n_ranks, created) = (self.end, self.rank, self.n_ranks, self.created);
+        let (failed_exchanges, windows) = Default::default();
+        Self {
+            handle,
+            end,
+            rank,
+            n_ranks,
+            context,
+            library,
+            created,
+            peers,
+            failed_exchanges,
+            windows,
+            default_stream,
+            resources,
+        }
     }
 
     /// Finalizes and destroys; aborts if resuming or finalizing fails.
@@ -167,7 +182,10 @@ impl Inner {
             return Ok(());
         }
         self.resume_to_end()?;
-        let finalized = matches!(self.handle.status(), Status::Finalized | Status::Revoked);
+        let status = self.handle.status();
+        let finalized = matches!(status, Status::Finalized | Status::Revoked);
+        // All ranks have come to the end, and the work of each has ended.
+        let is_together = self.end == End::Together && status != Status::Revoked;
         if !finalized
             && self.end == End::Together
             && let Err(error) = self.finalize_only()
@@ -184,7 +202,11 @@ impl Inner {
             nccl.check("ncclCommDestroy", code, Some(handle.rank()))
         };
         // There is nothing left to abort.
-        watched(&self.context, "ncclCommDestroy", work, || ())
+        watched(&self.context, "ncclCommDestroy", work, || ())?;
+        if is_together {
+            drop(self.handle.take_kept());
+        }
+        Ok(())
     }
 
     /// Resumes a suspended communicator, so that its resources can be closed.

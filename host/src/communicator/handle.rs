@@ -6,14 +6,14 @@
 //! its call.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use devcomm_sys::nccl::IN_PROGRESS;
 use parking_lot::Mutex;
 
-use crate::device::Health;
 use crate::device::abort::{AbortFlag, AbortFlags};
+use crate::device::{Health, Kept};
 use crate::error::{AbortCause, Error, Result, StateError};
 use crate::machine::{CallLock, Held, Machine, Task, Wakes};
 use crate::sys::nccl::Nccl;
@@ -73,6 +73,10 @@ pub(crate) struct Handle {
     health: Arc<Health>,
     /// The abort flags of its device communicators.
     flags: AbortFlags,
+    /// Whether an abort has ended a kernel while it waited for other ranks.
+    left_ranks_waiting: AtomicBool,
+    /// Memory that other ranks may use until the communicator has ended on all ranks.
+    kept: Mutex<Vec<Kept>>,
 }
 
 impl Handle {
@@ -85,7 +89,21 @@ impl Handle {
     ) -> Self {
         let status = AtomicU8::new(Status::Live as u8);
         let (busy, calls, aborting, flags) = Default::default();
-        Self { nccl, slot, status, busy, calls, aborting, rank, blocking, health, flags }
+        let (left_ranks_waiting, kept) = Default::default();
+        Self {
+            nccl,
+            slot,
+            status,
+            busy,
+            calls,
+            aborting,
+            rank,
+            blocking,
+            health,
+            flags,
+            left_ranks_waiting,
+            kept,
+        }
     }
 
     pub(crate) fn nccl(&self) -> &Arc<Nccl> {
@@ -144,7 +162,8 @@ impl Handle {
         busy.map(|busy| self.entered(allowed, busy)).transpose()
     }
 
-    fn require(&self, allowed: &[Status]) -> Result<()> {
+    /// Fails unless the status is one of `allowed`.
+    pub(crate) fn require(&self, allowed: &[Status]) -> Result<()> {
         if allowed.contains(&self.status()) { Ok(()) } else { Err(self.ended()) }
     }
 
@@ -161,7 +180,7 @@ impl Handle {
         Ok(self.set_status(Status::Destroyed).then(|| self.slot.take()).flatten())
     }
 
-    /// Fails while the communicator is suspended: its resources can be neither used nor closed.
+    /// Fails while the communicator is suspended: its resources cannot be closed.
     pub(crate) fn refuse_suspended(&self) -> Result<()> {
         if self.status() == Status::Suspended { Err(self.ended()) } else { Ok(()) }
     }
@@ -184,6 +203,26 @@ impl Handle {
         if self.is_aborted() {
             flag.raise(AbortCause::CommunicatorAborted);
         }
+    }
+
+    /// Whether peers may use this rank's windows and device communicators for as long as the
+    /// process runs: a rank is lost, or an abort has ended a kernel while it waited for other
+    /// ranks. Those may count it as arrived when they come.
+    pub(crate) fn is_reachable_for_ever(&self) -> bool {
+        if self.flags.have_ended_waits() {
+            self.left_ranks_waiting.store(true, Ordering::Release);
+        }
+        self.health.is_lost() || self.left_ranks_waiting.load(Ordering::Acquire)
+    }
+
+    /// Keeps memory until the communicator has ended on all ranks.
+    pub(crate) fn keep(&self, memory: Option<Kept>) {
+        self.kept.lock().extend(memory);
+    }
+
+    /// The memory that was kept until now.
+    pub(crate) fn take_kept(&self) -> Vec<Kept> {
+        std::mem::take(&mut *self.kept.lock())
     }
 
     /// Marks the communicator aborted, and asks its kernels and those who wait for other ranks on
@@ -230,6 +269,13 @@ impl Handle {
             Some(entered) => entered.poll(),
             None => Ok(self.blocking),
         }
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        // Other ranks may use it: the communicator has not ended together with them.
+        std::mem::forget(self.take_kept());
     }
 }
 

@@ -2,10 +2,12 @@
 //! collectives.
 
 mod abort;
+mod agree;
 mod collectives;
 mod comm;
 mod config;
 mod create;
+mod derive;
 mod dev_comm;
 mod dispatch;
 mod end;
@@ -26,12 +28,14 @@ mod watched;
 mod window;
 
 pub use self::abort::AbortHandle;
+#[doc(hidden)]
+pub use self::agree::CollectiveCall;
 pub use self::collectives::{Configured, SameElement};
 pub use self::comm::{Communicator, MemoryStat};
 pub use self::config::{
     CollectiveConfig, CommConfig, CtaPolicy, GraphUsageMode, HostCftMode, NvlsHostMode, VendorValue,
 };
-pub use self::create::ShrinkMode;
+pub use self::derive::ShrinkMode;
 pub use self::dev_comm::{
     Counters, DevCommRequirements, DevCommResource, GinBarriers, LlA2a, LsaBarriers,
     RequirementsRefusal, ResourceBuffer, ResourceKey, ResourceRequest, Signals, TeamMultimem,

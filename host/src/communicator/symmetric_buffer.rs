@@ -48,9 +48,11 @@ impl Communicator {
     /// # Errors
     ///
     /// [`Error::InvalidInput`] for a length of 0,
-    /// [`WorldError::RankLost`](crate::WorldError::RankLost), [`Error::Nccl`].
+    /// [`WorldError::RankLost`](crate::WorldError::RankLost),
+    /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded), [`Error::Nccl`].
     #[doc(alias = "ncclMemAlloc")]
     pub fn mem_alloc<T: Element>(&self, len: usize) -> Result<SymmetricBuffer<T>> {
+        self.refuse_ended()?;
         self.bind()?;
         SymmetricBuffer::new(self.library(), self.context(), len)
     }

@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 use std::marker::PhantomData;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use devcomm_types::nccl::{MultimemHandle, Team};
 use devcomm_types::{ArgInfo, Element, IntoArg, Window as DeviceWindow};
@@ -10,7 +11,6 @@ use parking_lot::Mutex;
 
 use super::Communicator;
 use super::group::{CallState, SharedState};
-use super::peers;
 use crate::device::in_group::refuse_inside;
 use crate::device::issuer::Resource;
 use crate::device::{Birth, Buffer, DeviceSlice, Kept, Lifecycle};
@@ -45,6 +45,8 @@ bitflags::bitflags! {
 /// The registration ends with [`close`](Self::close), with the communicator, or when the window is
 /// dropped. The memory is freed when nothing else uses it. Neither waits for other ranks: a barrier
 /// at the end of the kernels must ensure that those of *other* ranks no longer use this window.
+/// After an abort has ended kernels while they waited, as a deadline does, or a rank is lost, there
+/// was no such barrier: then windows stay registered, and their memory allocated.
 ///
 /// NCCL: `ncclCommWindowRegister`, `ncclCommWindowDeregister`.
 #[doc(alias = "ncclCommWindowRegister")]
@@ -66,6 +68,8 @@ struct Inner {
     flags: WindowFlags,
     /// The window's size on each rank; `None` if the ranks have no host exchange.
     rank_bytes: Option<Vec<u64>>,
+    /// Its number among the windows of the communicator, the same on all ranks.
+    number: u64,
     /// Keeps the memory allocated; `None` for memory of another library.
     memory: Mutex<Option<Kept>>,
     communicator: Communicator,
@@ -97,7 +101,8 @@ impl From<RawEndpoint> for LogicalEndpoint {
 
 impl Communicator {
     /// Allocates a symmetric window of `len` elements, zeroed, and registers it with every rank.
-    /// *Collective*; the ranks may pass different lengths, of which kernels get the smallest.
+    /// *Collective*; the ranks may pass different lengths, of which kernels get the smallest. If
+    /// the allocation fails on a rank, the call fails on all of them.
     ///
     /// NCCL: `ncclMemAlloc`, `ncclCommWindowRegister` with `NCCL_WIN_COLL_SYMMETRIC`.
     ///
@@ -106,7 +111,9 @@ impl Communicator {
     /// As [`mem_alloc`](Self::mem_alloc) and [`register_window`](Self::register_window).
     #[doc(alias = "ncclCommWindowRegister")]
     pub fn window<T: Element>(&self, len: usize) -> Result<Window<T>> {
-        self.register_window(&self.mem_alloc(len)?, WindowFlags::COLL_SYMMETRIC)
+        self.require_live()?;
+        let memory = self.mem_alloc(len).map(|memory| memory.device_slice());
+        self.register_memory(memory, WindowFlags::COLL_SYMMETRIC)
     }
 
     /// Registers memory as a window. *Collective*; the ranks' memory may differ in length, the
@@ -121,34 +128,32 @@ impl Communicator {
     ///
     /// [`DevCommError::NoWindow`] where the ranks have no symmetric memory, [`Error::InvalidInput`]
     /// for memory that does not begin at a multiple of 4096 bytes, is of another context or empty,
-    /// and for flags that exclude each other; [`StateError::Capturing`] while a stream is captured;
-    /// [`WorldError::RankLost`](crate::WorldError::RankLost), [`StateError::CommunicatorEnded`],
-    /// [`Error::Nccl`].
+    /// and for flags that exclude each other; [`StateError::Capturing`] while a stream is captured.
+    /// After these, the other ranks get [`WorldError::CallFailed`](crate::WorldError::CallFailed).
+    /// [`WorldError::OptionsDiffer`](crate::WorldError::OptionsDiffer) for other flags in another
+    /// rank, [`WorldError::RankLost`](crate::WorldError::RankLost),
+    /// [`StateError::CommunicatorEnded`], [`Error::Nccl`].
     #[doc(alias = "ncclCommWindowRegister")]
     pub fn register_window<B>(&self, buffer: &B, flags: WindowFlags) -> Result<Window<B::Element>>
     where
         B: Buffer<Element: Element>,
     {
-        const ALIGNMENT: u64 = 4096;
-        let slice = buffer.device_slice();
-        self.require_own(slice.context(), "memory for a window")?;
-        if slice.is_empty() || !slice.device_address().is_multiple_of(ALIGNMENT) {
-            return Err(Error::invalid(format!(
-                "a window over {} bytes at {:#x}: it needs at least one element and an address \
-                 that is a multiple of {ALIGNMENT}",
-                slice.byte_len(),
-                slice.device_address()
-            )));
-        }
-        if flags.contains(WindowFlags::COLL_SYMMETRIC)
-            && flags.intersects(WindowFlags::GIN_ONLY | WindowFlags::CFT_COUNTED)
-        {
-            return Err(Error::invalid(
-                "COLL_SYMMETRIC excludes GIN_ONLY and CFT_COUNTED in a window's flags",
-            ));
-        }
-        self.context().refuse_capturing("a window is registered")?;
-        let rank_bytes = self.gather_sizes(slice.byte_len(), flags)?;
+        self.require_live()?;
+        self.register_memory(Ok(buffer.device_slice()), flags)
+    }
+
+    /// Registers memory that this rank has, or tells the others why it has none.
+    fn register_memory<T: Element>(
+        &self,
+        memory: Result<DeviceSlice<T>>,
+        flags: WindowFlags,
+    ) -> Result<Window<T>> {
+        let memory = memory.and_then(|slice| {
+            self.check_memory(&slice, flags)?;
+            Ok(slice)
+        });
+        let (slice, rank_bytes) = self.gather_sizes(memory, flags)?;
+        let number = 1 + self.inner.windows.fetch_add(1, Ordering::AcqRel);
         let inner = Arc::new(Inner {
             handle: Out::new(0),
             state: SharedState::new(),
@@ -157,6 +162,7 @@ impl Communicator {
             bytes: slice.byte_len(),
             flags,
             rank_bytes,
+            number,
             memory: Mutex::new(slice.keep()),
             communicator: self.clone(),
             birth: self.context().birth(),
@@ -176,15 +182,44 @@ impl Communicator {
         Ok(window)
     }
 
-    /// The window's size on each rank; `bytes` on this one.
-    fn gather_sizes(&self, bytes: usize, flags: WindowFlags) -> Result<Option<Vec<u64>>> {
-        if self.n_ranks() == 1 {
-            return Ok(Some(vec![bytes as u64]));
+    /// Fails unless this rank can register the memory.
+    fn check_memory<T: Element>(&self, slice: &DeviceSlice<T>, flags: WindowFlags) -> Result<()> {
+        const ALIGNMENT: u64 = 4096;
+        self.require_own(slice.context(), "memory for a window")?;
+        if slice.is_empty() || !slice.device_address().is_multiple_of(ALIGNMENT) {
+            return Err(Error::invalid(format!(
+                "a window over {} bytes at {:#x}: it needs at least one element and an address \
+                 that is a multiple of {ALIGNMENT}",
+                slice.byte_len(),
+                slice.device_address()
+            )));
         }
-        let Some(peers) = self.peers() else { return Ok(None) };
-        let call = format!("register_window with {flags:?}");
-        let all = peers::all_gather(peers, &call, &[bytes as u64], &|| self.refuse_aborted())?;
-        Ok(Some(all.concat()))
+        if flags.contains(WindowFlags::COLL_SYMMETRIC)
+            && flags.intersects(WindowFlags::GIN_ONLY | WindowFlags::CFT_COUNTED)
+        {
+            return Err(Error::invalid(
+                "COLL_SYMMETRIC excludes GIN_ONLY and CFT_COUNTED in a window's flags",
+            ));
+        }
+        self.context().refuse_capturing("a window is registered")?;
+        self.bind()
+    }
+
+    /// The memory, and the window's size on each rank, if the ranks can exchange.
+    fn gather_sizes<T: Element>(
+        &self,
+        memory: Result<DeviceSlice<T>>,
+        flags: WindowFlags,
+    ) -> Result<(DeviceSlice<T>, Option<Vec<u64>>)> {
+        if !self.has_peers() {
+            return Ok((memory?, None));
+        }
+        let own = memory.map(|slice| {
+            let bytes = slice.byte_len() as u64;
+            (slice, bytes)
+        });
+        let call = self.collective("register_window").option("flags", format!("{flags:?}"));
+        call.agree(own).map(|(slice, all)| (slice, Some(all)))
     }
 }
 
@@ -210,6 +245,13 @@ impl<T: Element> Window<T> {
     pub fn min_len(&self) -> usize {
         let ranks = 0..self.inner.communicator.n_ranks();
         ranks.filter_map(|rank| self.len_of(rank)).min().unwrap_or(self.len)
+    }
+
+    /// The number of the window among those of its communicator, from 1, the same on all ranks.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        self.inner.number
     }
 
     /// Size in bytes.
@@ -512,11 +554,12 @@ impl<T: Element> Buffer for Window<T> {
 
 impl Inner {
     fn handle(&self) -> Result<u64> {
-        self.communicator.refuse_suspended()?;
-        self.registered()
+        let handle = self.registered()?;
+        self.communicator.require_live()?;
+        Ok(handle)
     }
 
-    /// The handle, also while the communicator is suspended.
+    /// The handle, also while the communicator is suspended or revoked.
     fn registered(&self) -> Result<u64> {
         let rank = self.communicator.rank();
         if !self.life.is_open() {
@@ -566,6 +609,7 @@ impl Inner {
             bytes: self.bytes,
             flags: self.flags,
             rank_bytes: None,
+            number: self.number,
             memory: Mutex::new(memory),
             communicator: self.communicator.clone(),
             birth: self.birth,
@@ -621,10 +665,9 @@ impl Resource for Inner {
                 return Ok(());
             }
         };
-        if context.health().is_lost() {
-            // A rank is lost: the registration cannot be ended any more.
+        if communicator.handle().is_reachable_for_ever() {
             ending.done();
-            self.leak();
+            communicator.handle().keep(self.memory.lock().take());
             return Ok(());
         }
         context.refuse_capturing("a window is closed")?;

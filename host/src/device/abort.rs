@@ -81,6 +81,12 @@ impl AbortFlag {
         }
     }
 
+    /// Whether an abort has ended kernels while they waited for other ranks, for which they had
+    /// perhaps arrived already.
+    fn has_ended_waits(&self) -> bool {
+        self.cause().is_some() && !self.stuck().is_empty()
+    }
+
     /// Why kernels cannot be launched with the device communicator, if it was aborted or closed.
     pub(crate) fn refusal(&self) -> Option<LaunchRefusal> {
         if let Some(cause) = self.cause() {
@@ -130,6 +136,12 @@ impl AbortFlags {
     pub(crate) fn raise(&self, cause: AbortCause) {
         let known: Vec<_> = self.known().iter().filter_map(Weak::upgrade).collect();
         known.iter().for_each(|flag| flag.raise(cause));
+    }
+
+    /// Whether an abort has ended a wait of a kernel.
+    pub(crate) fn have_ended_waits(&self) -> bool {
+        let known: Vec<_> = self.known().iter().filter_map(Weak::upgrade).collect();
+        known.iter().any(|flag| flag.has_ended_waits())
     }
 
     /// The flag at this device address. Blocks are reused: the latest flag is the one in use.

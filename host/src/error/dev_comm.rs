@@ -4,29 +4,14 @@
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DevCommError {
-    /// `ncclDevCommCreate` was not called, because a rank's check found that it would fail.
-    #[error("no device communicator: rank {rank}{} refuses: {why}", and_others(*others))]
+    /// `ncclDevCommCreate` was not called: this rank found that it would fail. The other ranks get
+    /// [`WorldError::CallFailed`](crate::WorldError::CallFailed) with this text.
+    #[error("no device communicator: rank {rank} refuses: {why}")]
     Refused {
-        /// The first rank that refuses.
+        /// The rank.
         rank: usize,
-        /// How many other ranks refuse too.
-        others: usize,
-        /// That rank's [`RequirementsRefusal`](crate::RequirementsRefusal).
+        /// Its [`RequirementsRefusal`](crate::RequirementsRefusal).
         why: String,
-    },
-    /// Ranks gave different requirements for a device communicator.
-    #[error(
-        "no device communicator: {field} is {} on rank {} but {} on rank {}; requirements must be \
-         the same on all ranks",
-        first.1, first.0, second.1, second.0
-    )]
-    RequirementsDiffer {
-        /// The requirement that differs.
-        field: String,
-        /// A rank and its value.
-        first: (usize, String),
-        /// Another rank and its value.
-        second: (usize, String),
     },
     /// NCCL registered the memory but returned no window.
     #[error(
@@ -48,12 +33,4 @@ pub enum DevCommError {
         /// Each domain: its ranks and their hosts.
         teams: Vec<String>,
     },
-}
-
-fn and_others(others: usize) -> String {
-    match others {
-        0 => String::new(),
-        1 => " (and 1 other)".to_owned(),
-        others => format!(" (and {others} others)"),
-    }
 }

@@ -67,7 +67,8 @@ impl Error {
             Self::Launch(error) => {
                 matches!(error, LaunchError::WrongArch { .. } | LaunchError::PtxTooNew { .. })
             }
-            Self::DevComm(error) => !matches!(error, DevCommError::RequirementsDiffer { .. }),
+            Self::World(WorldError::CallFailed { of_the_machine, .. }) => *of_the_machine,
+            Self::DevComm(_) => true,
             Self::Nccl(_) | Self::World(_) | Self::State(_) | Self::InvalidInput { .. } => false,
         }
     }
@@ -152,16 +153,24 @@ mod tests {
     #[test]
     fn the_machine_is_to_blame_for_what_another_one_could_do() {
         let of_the_machine = |error: Error| error.is_of_the_machine();
-        let (rank, bytes, others) = (0, 1, 0);
+        let (rank, bytes) = (0, 1);
         assert!(of_the_machine(DriverError::NoGpu.into()));
         assert!(of_the_machine(DriverError::NotSimulated { what: String::new() }.into()));
         assert!(of_the_machine(DevCommError::NoWindow { rank, bytes }.into()));
         let why = String::new();
-        assert!(of_the_machine(DevCommError::Refused { rank, others, why }.into()));
+        assert!(of_the_machine(DevCommError::Refused { rank, why }.into()));
         let (operation, code, name, text) = ("cuInit", 999, String::new(), String::new());
         assert!(!of_the_machine(DriverError::Failed { operation, code, name, text }.into()));
-        let (field, first, second) = (String::new(), (0, String::new()), (1, String::new()));
-        assert!(!of_the_machine(DevCommError::RequirementsDiffer { field, first, second }.into()));
+        for of_the_machine_there in [false, true] {
+            let failed = WorldError::CallFailed {
+                call: String::new(),
+                rank,
+                others: 0,
+                why: String::new(),
+                of_the_machine: of_the_machine_there,
+            };
+            assert_eq!(of_the_machine(failed.into()), of_the_machine_there);
+        }
         assert!(!of_the_machine(Error::invalid("no")));
     }
 

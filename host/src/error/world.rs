@@ -67,6 +67,37 @@ pub enum WorldError {
         /// What each rank calls, by rank of the communicator.
         calls: Vec<String>,
     },
+    /// A rank failed in a collective call, which therefore failed on all ranks: that rank returns
+    /// its own error, and the others this one. A later try is in step.
+    #[error("rank {rank}{} failed in {call}: {why}", and_others(*others))]
+    CallFailed {
+        /// The call of the rank that failed.
+        call: String,
+        /// The first rank that failed, a rank of the communicator.
+        rank: usize,
+        /// How many other ranks failed too.
+        others: usize,
+        /// That rank's error.
+        why: String,
+        /// Whether that error [is of the machine](crate::Error::is_of_the_machine).
+        of_the_machine: bool,
+    },
+    /// The ranks give different options to a collective call, which therefore failed on all
+    /// ranks.
+    #[error(
+        "{call}: {option} is {} on rank {} and {} on rank {}; pass the same on all ranks",
+        first.1, first.0, second.1, second.0
+    )]
+    OptionsDiffer {
+        /// The call.
+        call: String,
+        /// The option that differs.
+        option: String,
+        /// A rank of the communicator and its value.
+        first: (usize, String),
+        /// Another rank and its value.
+        second: (usize, String),
+    },
     /// Another rank died or is unreachable; the job cannot continue.
     #[error("rank {rank} is lost: {why}")]
     RankLost {
@@ -113,6 +144,14 @@ fn shown(value: &Option<String>) -> String {
 
 fn details(notes: &[String]) -> String {
     if notes.is_empty() { String::new() } else { format!(" ({})", notes.join("; ")) }
+}
+
+fn and_others(others: usize) -> String {
+    match others {
+        0 => String::new(),
+        1 => " (and 1 other)".to_owned(),
+        others => format!(" (and {others} others)"),
+    }
 }
 
 /// Which ranks make which call.

@@ -32,7 +32,9 @@ impl WorldBuilder {
     /// [`WorldError::CallsDiffer`]; without the comparison NCCL hangs, or writes beyond the end of
     /// a buffer. Default: yes in debug builds. Ranks compare only if all of them say so.
     ///
-    /// So are the operations of `devcomm::Collectives` that kernels do, but no other launches.
+    /// So are the operations of `devcomm::Collectives` and `devcomm::ExpertParallel` that kernels
+    /// do, but no other launches. Options of what ranks create together are compared in every
+    /// world.
     ///
     /// Then a collective waits, on the host, until all ranks have called it. Captured collectives,
     /// sends and receives are not compared.

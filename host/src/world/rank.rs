@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use bytemuck::Pod;
 
 use super::rendezvous::Rendezvous;
-use crate::communicator::peers::{self, NEVER, Peers};
+use crate::communicator::peers::{self, NEVER, Peers, Terms};
 use crate::communicator::{CommConfig, Communicator, Library, UniqueId};
 use crate::device::in_group::refuse_inside;
 use crate::device::{Context, KernelSet, PostponedDrops, Stream};
@@ -184,11 +184,20 @@ impl Rank {
     ///
     /// As [`Communicator::init_rank`].
     pub fn new_communicator(&self, config: &CommConfig) -> Result<Communicator> {
-        let own = if self.is_root() { Some(self.library.unique_id()?) } else { None };
-        let id = own.as_ref().map_or(&[][..], |id| &id.as_bytes()[..]);
+        let own = || {
+            config.lower(self.library.loaded())?;
+            if self.is_root() { self.library.unique_id().map(Some) } else { Ok(None) }
+        };
+        let own = own();
+        let id = own.as_ref().ok().and_then(Option::as_ref);
+        let id = id.map_or(&[][..], |id| &id.as_bytes()[..]);
         // NCCL waits for a missing rank forever: no rank calls NCCL before all have arrived here.
         let mine = [&[u8::from(self.checked)], id].concat();
-        let all = peers::all_gather(&self.rendezvous, "new_communicator", &mine, NEVER)?;
+        let (options, failure) = (config.describe(), own.as_ref().err());
+        let terms = Terms { call: "new_communicator", options: &options, failure };
+        let all = peers::all_gather(&self.rendezvous, terms, &mine, NEVER);
+        own?;
+        let all = all?;
         let id = all.first().and_then(|bytes| UniqueId::from_bytes(bytes.get(1..)?));
         let id = id.ok_or_else(|| Error::invalid("rank 0 sent no valid NCCL unique id"))?;
         let checked = all.iter().all(|bytes| bytes.first() == Some(&1));

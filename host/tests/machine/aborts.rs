@@ -129,7 +129,8 @@ fn kernels_leave_when_another_thread_says_so_and_the_wait_tells_what_they_waited
     });
     for gpu in 0..2 {
         let log = log_in(&ran.world, gpu);
-        assert_eq!(count(&log, "ncclDevCommDestroy"), 20, "{log:?}");
+        // The other rank may come to the barriers, where it would find this one.
+        assert_eq!(count(&log, "ncclDevCommDestroy"), 0, "{log:?}");
         // The pinned memory is reused, and freed at the end.
         let blocks = [count(&log, "cuMemHostAlloc"), count(&log, "cuMemFreeHost")];
         assert_eq!(blocks, [1, 1], "{log:?}");
@@ -178,7 +179,15 @@ fn a_deadline_ends_the_kernels_of_its_stream_and_no_others() {
         Ok(())
     });
     for gpu in 0..2 {
-        assert_eq!(count(&log_in(&ran.world, gpu), "ncclMemFree"), 1);
+        // Kernels left while they waited: the other rank may use the window until the end.
+        let log = log_in(&ran.world, gpu);
+        let ends = [count(&log, "ncclCommWindowDeregister"), count(&log, "ncclMemFree")];
+        assert_eq!(ends, [0, 1], "{log:?}");
+        assert!(
+            log.iter().position(|call| call == "ncclCommDestroy").is_some_and(|end| {
+                log[end..].iter().any(|call| call.starts_with("ncclMemFree"))
+            })
+        );
     }
 }
 

@@ -5,6 +5,7 @@
 #![cfg(feature = "simulator")]
 
 mod aborts;
+mod agreement;
 mod children;
 mod collectives;
 mod copies;

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use devcomm_host::{
-    CommConfig, Communicator, Context, DevCommError, DevCommRequirements, Error, Rank, ReduceOp,
-    Result, SideChannel, WorldError,
+    CommConfig, Communicator, Context, DevCommRequirements, Error, Rank, ReduceOp, Result,
+    SideChannel, WorldError,
 };
 use parking_lot::Mutex;
 
@@ -79,7 +79,7 @@ fn differ(rank: &Rank, comm: &Communicator) {
         comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(1 + rank.rank() as u32));
     let error = error.err().unwrap();
     assert!(
-        matches!(error, Error::DevComm(DevCommError::RequirementsDiffer { .. })),
+        matches!(error, Error::World(WorldError::OptionsDiffer { .. })),
         "rank {}: {error}",
         rank.rank()
     );
@@ -160,7 +160,7 @@ fn who_does_not_come_or_has_ended_is_a_lost_rank() {
             let why = if ends {
                 "its communicator had ended when others waited for it"
             } else {
-                "register_window with WindowFlags"
+                "in register_window"
             };
             is_lost(comm.window::<f32>(8), 2, why);
             rank.barrier()

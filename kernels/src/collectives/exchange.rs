@@ -58,6 +58,47 @@ impl Parts {
     pub const RANKS: usize = 8;
 }
 
+/// The window that a rank receives in.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Target {
+    /// The number of the window, by which ranks know that they mean the same one.
+    pub number: usize,
+    /// How many bytes it has in each rank.
+    pub bytes: [usize; Parts::RANKS],
+}
+
+impl Target {
+    /// The bits of an offset.
+    const BITS: u32 = 48;
+
+    /// What is offered for a message that goes to this place of the window, in bytes.
+    #[must_use]
+    pub const fn offer(number: usize, at: usize) -> usize {
+        at & ((1 << Self::BITS) - 1) | number << Self::BITS
+    }
+
+    /// The place that a peer offers for a message of this many bytes.
+    ///
+    /// # Panics
+    ///
+    /// If it is in another window, or the message does not fit in there.
+    #[inline(always)]
+    #[must_use]
+    pub fn place(&self, peer: usize, offer: usize, bytes: usize) -> usize {
+        let (at, len) = (Self::offer(0, offer), self.bytes[peer]);
+        let is_same = offer >> Self::BITS == Self::offer(self.number, 0) >> Self::BITS;
+        assert!(is_same, "a peer receives in another window: all ranks receive in the same one");
+        assert!(bytes <= len && at <= len - bytes, "a message does not fit in a peer's window");
+        at
+    }
+}
+
+// SAFETY: `Abi` is the type itself.
+unsafe impl devcomm_types::KernelParam for Target {
+    type Abi = Self;
+}
+
 // SAFETY: `Abi` is the type itself.
 unsafe impl devcomm_types::KernelParam for Parts {
     type Abi = Self;

@@ -22,8 +22,9 @@ const HEADER: usize = 16;
 /// Messages begin anywhere, best at a multiple of 16 bytes. A message to the own rank is copied.
 /// `slots` and `state` are the memory of [`Lamport`] messages, with `capacity` slots for vectors
 /// from each rank, of which the launch uses `used`: at least [`slots`] of the longest of these
-/// messages. `offers` gets two numbers from each peer: `first` plus where its part from this rank
-/// begins, and the length of that part.
+/// messages. `offers` gets two numbers from each peer: `first`, a
+/// [`Target::offer`](super::exchange::Target::offer), plus where its part from this rank begins,
+/// and the length of that part.
 ///
 /// Grid: any, also another one in each rank. Block: a multiple of 32 threads up to 512,
 /// one-dimensional. May be a dependent launch. What a rank sends is as long as what the peer

@@ -9,21 +9,23 @@ use cuda_std::{grid, mem};
 use devcomm_types::GridConstant;
 use nccl_device::{Coop, DevComm, Flag, Window};
 
-use super::exchange::Parts;
+use super::exchange::{Parts, Target};
 use super::push_exchange::Copy;
 
 /// Stores the messages `sent` of this rank to the ranks of the LSA team, and waits for those that
 /// it receives: the messages of more than `longest` bytes, to other ranks.
 ///
-/// `offers` has what `lamport_exchange_v` left there: where in its window, in bytes, a peer has
-/// room for the message of this rank, and for how many bytes. Traps if that is another length.
+/// `offers` has what `lamport_exchange_v` left there: where in the window `target` a peer has room
+/// for the message of this rank, and for how many bytes. Traps if that is another length, another
+/// window, or not within the peer's window.
 ///
 /// Grid: any, the same in every rank. Block: at most 512 threads, one-dimensional. May be a
 /// dependent launch. `longest` is the same in every rank.
 ///
 /// # Safety
 ///
-/// `input` has the parts that are sent, and `offers` two numbers for each rank. Nothing else
+/// `input` has the parts that are sent, and `offers` two numbers for each rank. `target` has what
+/// each rank has registered of the window `output`. Nothing else
 /// accesses these, and what is received, until the kernel has ended. `flags` has an element for
 /// each block and rank, 0 before the first launch; one launch at a time uses the window.
 #[kernel(max_threads = 512)]
@@ -31,6 +33,7 @@ pub unsafe fn push_exchange_v(
     comm: DevComm,
     input: *const u8,
     output: Window<u8>,
+    target: GridConstant<Target>,
     longest: usize,
     sent: GridConstant<Parts>,
     received: GridConstant<Parts>,
@@ -54,6 +57,7 @@ pub unsafe fn push_exchange_v(
             let [at, room] =
                 [0, 1].map(|i| unsafe { mem::load(offers.add(2 * to as usize + i)) } as usize);
             assert!(room == bytes, "a rank sends another length than the peer receives");
+            let at = target.place(to as usize, at, bytes);
             let from = input.wrapping_add(sent.at[to as usize]);
             let copy = Copy { from, into: output.lsa(to).as_ptr().wrapping_add(at), bytes };
             // SAFETY: the kernel's contract.

@@ -28,11 +28,12 @@ struct Side<'a, T> {
 
 impl Collectives {
     /// Every rank's part of `send` for rank `r` goes to `r`'s part of `recv` for that rank. Both
-    /// have the same count. The parts of `recv` do not overlap, with each other and with `send`.
-    /// Not in place.
+    /// have the same count, which a checked world compares: elsewhere what arrives is cut, or
+    /// missing, or a kernel traps. The parts of `recv` do not overlap, with each other and with
+    /// `send`. Not in place.
     ///
     /// Short messages are sent in one step; long ones are stored to the peers if `recv` is in a
-    /// window, in every rank or in none, and otherwise sent by NCCL.
+    /// window, in every rank in the same one or in none, and otherwise sent by NCCL.
     ///
     /// ```no_run
     /// # use devcomm::{Collectives, Parts, Result, Stream, Window};
@@ -51,8 +52,9 @@ impl Collectives {
     /// # Errors
     ///
     /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for parts that are not one for
-    /// each rank or not within the buffer, and for buffers of other contexts; those of the launch;
-    /// as [`Communicator::send`](devcomm_host::Communicator::send).
+    /// each rank or not within the buffer, for buffers of other contexts, and in a checked world
+    /// for counts or windows that do not match; those of the launch; as
+    /// [`Communicator::send`](devcomm_host::Communicator::send).
     pub fn all_to_all_v<S, R>(
         &self,
         send: &S,
@@ -78,10 +80,11 @@ impl Collectives {
         }
         self.require_own(Some(&send.slice), &recv.slice, stream)?;
         let Some(workspace) = &self.workspace else {
-            return match self.way(Request::by_nccl(Operation::Other, UNREACHED)) {
-                Way::None => Ok(()),
-                _ => self.send_by_nccl(&send, &recv, stream, |_, _| true),
-            };
+            if let Way::None = self.way(Request::by_nccl(Operation::Other, UNREACHED)) {
+                return Ok(());
+            }
+            self.compare_counts::<S::Element>([sent, received], None, usize::MAX)?;
+            return self.send_by_nccl(&send, &recv, stream, |_, _| true);
         };
         // Whether a message is short is known to its two ranks alone.
         let longest = lamport_exchange_v::longest(workspace.options.slots(ranks));
@@ -104,14 +107,17 @@ impl Collectives {
         if let Way::None = self.way(request) {
             return Ok(());
         }
-        // The ranks' counts and grids differ.
-        self.compare(None, || format!("all_to_all_v of {}", S::Element::NAME))?;
+        let number = window.as_ref().map(|(window, _)| window.number());
+        self.compare_counts::<S::Element>([sent, received], number, longest)?;
         let _turn = self.begin(stream)?;
         let Workspace { dev_comm, options, slots, slots_state, offers, arrived, .. } = workspace;
         let capacity = options.capacity(ranks) as u32;
         let [input, output] = [&send, &recv].map(|side| side.slice.device_address());
         let [sent_bytes, received_bytes] = [&send, &recv].map(Side::bytes);
-        let (first, target) = (window.as_ref().map_or(0, |(_, at)| *at), self.compiled.on(stream));
+        let offer = |(window, at): &(Window<u8>, usize)| {
+            exchange::Target::offer(window.number() as usize, *at)
+        };
+        let (first, target) = (window.as_ref().map_or(0, offer), self.compiled.on(stream));
         let launch = kernels::lamport_exchange_v::args(
             dev_comm,
             slots,
@@ -139,10 +145,13 @@ impl Collectives {
             _ if !counts().enumerate().any(others) => Ok(()),
             None => self.send_by_nccl(&send, &recv, stream, |peer, n| peer != me && is_long(n)),
             Some((output, _)) => {
+                let bytes = std::array::from_fn(|rank| output.len_of(rank).unwrap_or(0));
+                let room = exchange::Target { number: output.number() as usize, bytes };
                 let launch = kernels::push_exchange_v::args(
                     dev_comm,
                     input,
                     &output,
+                    room,
                     longest,
                     sent_bytes,
                     received_bytes,
@@ -155,6 +164,40 @@ impl Collectives {
                 unsafe { launch.config(config).launch(&target) }
             }
         }
+    }
+
+    /// In a checked world, fails on all ranks unless the counts match, and messages of more than
+    /// `longest` bytes are received in one window or in none.
+    fn compare_counts<T: Element>(
+        &self,
+        [sent, received]: [Parts<'_>; 2],
+        window: Option<u64>,
+        longest: usize,
+    ) -> Result<()> {
+        let all = self.communicator.compare_numbers(|| {
+            let counts = sent.counts.iter().chain(received.counts).map(|count| *count as u64);
+            let numbers = counts.chain([window.unwrap_or(0)]).collect();
+            (format!("all_to_all_v of {}", T::NAME), numbers)
+        })?;
+        let Some(all) = all else { return Ok(()) };
+        let ranks = all.len();
+        for (from, to) in (0..ranks).flat_map(|from| (0..ranks).map(move |to| (from, to))) {
+            let (sent, received) = (all[from][to], all[to][ranks + from]);
+            if sent != received {
+                return refuse(format!(
+                    "all_to_all_v: rank {from} sends rank {to} {sent} elements, and rank {to} \
+                     receives {received} from it"
+                ));
+            }
+            let is_long = sent as usize * size_of::<T>() > longest && from != to;
+            if is_long && all[from][2 * ranks] != all[to][2 * ranks] {
+                return refuse(format!(
+                    "all_to_all_v: ranks {from} and {to} receive in different windows: receive in \
+                     the same window on all ranks, or in none"
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// Sends and receives by NCCL the messages that are wanted, by rank and count.

@@ -23,8 +23,9 @@ use std::cell::Cell;
 use std::sync::LazyLock;
 
 use devcomm_host::{
-    Communicator, DevCommRequirements, DevCommResource, DeviceSlice, KernelSet, Kernels,
-    LaunchConfig, ModuleSource, Result, Stream, StreamOrder, SymmetricBuffer, Turn, Window,
+    CollectiveCall, Communicator, DevCommRequirements, DevCommResource, DeviceSlice, KernelSet,
+    Kernels, LaunchConfig, ModuleSource, Result, Stream, StreamOrder, SymmetricBuffer, Turn,
+    Window,
 };
 use devcomm_kernels as kernels;
 use devcomm_kernels::collectives::push_allreduce;
@@ -35,6 +36,7 @@ use self::all_reduce::most_pushed;
 pub use self::all_to_all_v::Parts;
 pub use self::plan::{Algorithm, CollectivePlan, Explanation, ParseCollectivePlanError};
 use self::plan::{Grid, Operation, Request, Table};
+use crate::agree::{hash, is_single_lsa_team, or_default};
 use crate::check::{refuse, require_context};
 use crate::slots::empty_slots;
 use crate::{KERNELS, modules};
@@ -149,35 +151,54 @@ impl CollectivesOptions {
     ///
     /// As there.
     pub fn build(self, comm: &Communicator) -> Result<Collectives> {
-        let set = KernelSet { modules: &MODULES, unavailable: KERNELS.unavailable };
-        let compiled = Kernels::load(comm.context(), &set)?;
-        let reaches = matches!(comm.n_ranks(), 2 | 4 | 8) && comm.require_single_lsa_team().is_ok();
-        let workspace = reaches.then(|| Workspace::new(comm, self.resolved(comm)?)).transpose()?;
-        let is_measured = reaches && Self { concurrent: 2, ..self } == Self::new();
-        let table = if is_measured { measured(comm)? } else { Table::default() };
+        comm.together(NAME, || self.build_on_all(comm))
+    }
+
+    fn build_on_all(self, comm: &Communicator) -> Result<Collectives> {
+        let own = || {
+            if !(1..=4).contains(&self.concurrent) {
+                let objects = self.concurrent;
+                return refuse(format!("Collectives of {objects} objects at a time: it is 1 to 4"));
+            }
+            let set = KernelSet { modules: &MODULES, unavailable: KERNELS.unavailable };
+            let compiled = Kernels::load(comm.context(), &set)?;
+            let reaches = matches!(comm.n_ranks(), 2 | 4 | 8) && is_single_lsa_team(comm)?;
+            let name = comm.context().device_name()?;
+            let multiprocessors = u64::from(comm.context().limits().multiprocessors);
+            let gpu = [multiprocessors, hash(&name)];
+            Ok(((compiled, reaches, name), gpu))
+        };
+        let ((compiled, reaches, name), gpus) = match own() {
+            Ok((own @ (_, false, _), gpu)) if !comm.has_peers() => (own, vec![gpu]),
+            own => self.call(comm).agree(own)?,
+        };
+        // A multiprocessor may have room for one block that pushes or loads long messages.
+        let fewest = gpus.iter().map(|[multiprocessors, _]| *multiprocessors as u32).min();
+        let blocks = fewest.map_or(PUSH_BLOCKS, |fewest| fewest.min(PUSH_BLOCKS));
+        let resolved = self.push_blocks(self.push_blocks.unwrap_or(blocks));
+        let workspace = reaches.then(|| Workspace::new(comm, resolved)).transpose()?;
+        // GPUs of several kinds have different tables.
+        let is_one_kind = gpus.iter().all(|[_, name]| *name == gpus[0][1]);
+        let is_measured = Self { concurrent: 2, ..self } == Self::new() && reaches && is_one_kind;
         Ok(Collectives {
             communicator: comm.clone(),
             compiled,
             workspace,
             order: StreamOrder::concurrent(comm.context(), self.concurrent)?,
-            table,
+            table: if is_measured { Table::of(&name, comm.n_ranks()) } else { Table::default() },
             plan: Cell::default(),
             asked: Cell::default(),
         })
     }
 
-    /// With the number of blocks that push or load long messages: a multiprocessor may have room
-    /// for one.
-    fn resolved(self, comm: &Communicator) -> Result<Self> {
-        if !(1..=4).contains(&self.concurrent) {
-            return refuse(format!(
-                "Collectives of {} objects at a time: it is 1 to 4",
-                self.concurrent
-            ));
-        }
-        let own = comm.context().limits().multiprocessors;
-        let fewest = comm.host_all_gather(&[own])?.concat().into_iter().min().unwrap_or(own);
-        Ok(self.push_blocks(self.push_blocks.unwrap_or(fewest.min(PUSH_BLOCKS))))
+    /// The call of all ranks, with the options.
+    fn call(self, comm: &Communicator) -> CollectiveCall<'_> {
+        // Destructured, so that a new option cannot be forgotten here.
+        let Self { lamport_bytes, push_blocks, concurrent } = self;
+        let call = comm.collective(NAME);
+        call.option("lamport_bytes", or_default(lamport_bytes))
+            .option("push_blocks", or_default(push_blocks))
+            .option("concurrent", concurrent)
     }
 
     fn blocks(self) -> u32 {
@@ -259,20 +280,18 @@ const INVALID: &str = "as there is nothing to send, or the lengths do not match"
 const UNREDUCED: &str = "as no kernel reduces this type by this operator";
 const PLAIN: &str = "as the message is too long for one step, and not aligned in a window";
 
-/// The table of the ranks' GPUs; empty if these are of several kinds, whose tables differ.
-fn measured(comm: &Communicator) -> Result<Table> {
-    let gpu = comm.context().device_name()?;
-    let all = comm.host_all_gather(gpu.as_bytes())?;
-    let is_one = all.iter().all(|other| other == gpu.as_bytes());
-    Ok(if is_one { Table::of(&gpu, comm.n_ranks()) } else { Table::default() })
-}
+/// The call that all ranks make together.
+const NAME: &str = "Collectives::new";
 
 impl Collectives {
-    /// For collectives of this communicator. *Collective*.
+    /// For collectives of this communicator. *Collective*: it fails on all ranks or on none.
     ///
     /// # Errors
     ///
-    /// Those of loading kernels, and of creating windows and a device communicator.
+    /// Those of loading kernels, and of creating windows and a device communicator;
+    /// [`WorldError::CallFailed`](devcomm_host::WorldError::CallFailed) if another rank has one;
+    /// [`WorldError::OptionsDiffer`](devcomm_host::WorldError::OptionsDiffer) for ranks with
+    /// different options.
     pub fn new(comm: &Communicator) -> Result<Self> {
         CollectivesOptions::new().build(comm)
     }
@@ -406,19 +425,17 @@ impl Workspace {
         let slots = empty_slots(comm, lamport_words(ranks.min(8), options.capacity(ranks)))?;
         let slots_state = comm.mem_alloc::<u32>(Lamport::<1>::STATE)?;
         slots_state.fill_bytes(0)?;
-        let workspace = Self {
+        // New windows are zeroed, as `arrived` must be. No rank sends before the slots of all are
+        // empty: the ranks meet at the end of `Collectives::new`.
+        Ok(Self {
             dev_comm: comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(blocks))?,
             options,
             slots,
             slots_state,
             inbox: comm.window(push_allreduce::inbox(ranks, blocks, most_pushed(ranks)))?,
             offers: comm.mem_alloc(2 * ranks)?,
-            // New windows are zeroed, as this must be.
             arrived: comm.window(ranks * blocks as usize)?,
-        };
-        // No rank sends before all slots are empty.
-        comm.barrier()?;
-        Ok(workspace)
+        })
     }
 }
 

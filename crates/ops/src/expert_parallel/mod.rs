@@ -28,6 +28,7 @@ pub use self::in_flight::{Returning, Sent};
 use self::lsa::Lsa;
 pub use self::options::{ExpertParallelMemory, ExpertParallelOptions};
 use self::throughput::Throughput;
+use crate::agree::or_default;
 use crate::check::{check_buffer, check_len, refuse, require_context};
 use crate::{KERNELS, modules};
 
@@ -155,6 +156,9 @@ const MANY_THREADS: u32 = 512;
 /// Blocks that receive, at least, as a peer may have many tokens.
 const FEWEST_BLOCKS: u32 = 32;
 
+/// The call that all ranks make together.
+const NAME: &str = "ExpertParallel::new";
+
 impl ExpertParallel {
     /// With these sizes. *Collective*. It allocates what
     /// [`ExpertParallelOptions::memory`] says, and [`most_rows`](Self::most_rows) words.
@@ -162,9 +166,15 @@ impl ExpertParallel {
     /// # Errors
     ///
     /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for sizes that the kernels do not
-    /// support, or that differ between ranks; those of loading kernels, and of creating windows and
-    /// a device communicator.
+    /// support; those of loading kernels, and of creating windows and a device communicator;
+    /// [`WorldError::CallFailed`](devcomm_host::WorldError::CallFailed) if another rank has one;
+    /// [`WorldError::OptionsDiffer`](devcomm_host::WorldError::OptionsDiffer) for ranks with
+    /// different options.
     pub fn new(comm: &Communicator, options: ExpertParallelOptions) -> Result<Self> {
+        comm.together(NAME, || Self::new_on_all(comm, options))
+    }
+
+    fn new_on_all(comm: &Communicator, options: ExpertParallelOptions) -> Result<Self> {
         let ranks = comm.n_ranks();
         let own = || {
             let teams = comm.properties()?.n_lsa_teams;
@@ -181,24 +191,12 @@ impl ExpertParallel {
             Ok::<_, Error>((shape, division, Kernels::load(comm.context(), &set)?))
         };
         let own = own();
-        // What is the same on every rank. Blocks of several LSA teams send to those of the same
-        // number.
-        let blocks = own.as_ref().ok().and_then(|own| own.1).map_or(0, |own| own.blocks as usize);
-        let ExpertParallelOptions { hidden, tokens, experts, top_k, f8, .. } = options;
-        // Of which the senders know where rows belong.
-        let [rows, alignment] = options.rows.map_or([0; 2], |rows| [rows, options.alignment]);
-        let bits = if f8 { 8 } else { 16 };
-        let sizes = [hidden, tokens, experts, top_k, bits, blocks, rows, alignment];
-        let all = comm.host_all_gather(if own.is_ok() { &sizes[..] } else { &[] })?;
-        let (shape, division, compiled) = own?;
-        if let Some(rank) = all.iter().position(|other| other[..] != sizes) {
-            let other = &all[rank];
-            return refuse(format!(
-                "rank {rank} has sizes {other:?} (hidden, tokens, experts, top-k, bits of an \
-                 element, blocks of several LSA teams, rows and alignment for high throughput) \
-                 and this rank {sizes:?}; none: its own error says why"
-            ));
-        }
+        // Blocks of several LSA teams send to those of the same number.
+        let blocks = own.as_ref().ok().and_then(|own| own.1).map(|division| division.blocks);
+        let call = options.call(comm.collective(NAME));
+        let call = call.option("blocks of several LSA teams", or_default(blocks));
+        let ((shape, division, compiled), _) = call.agree(own.map(|own| (own, ())))?;
+        let f8 = options.f8;
         let sent = options.sent(shape);
         let (form, dev_comm): (Box<dyn Form>, _) = match division {
             None => {
@@ -213,7 +211,8 @@ impl ExpertParallel {
                 (Box::new(hybrid), dev_comm)
             }
         };
-        let this = Self {
+        // No rank sends before the slots of all are empty: the ranks meet at the end of the call.
+        Ok(Self {
             communicator: comm.clone(),
             compiled,
             dev_comm,
@@ -230,10 +229,7 @@ impl ExpertParallel {
             absent: Cell::new(0),
             tokens: Cell::new(0),
             grouped: Cell::new(0),
-        };
-        // No rank sends before all slots are empty.
-        comm.barrier()?;
-        Ok(this)
+        })
     }
 
     /// Sends the tokens to the ranks of their experts, and receives those of all ranks.

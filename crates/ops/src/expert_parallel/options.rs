@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use devcomm_host::{Communicator, Result};
+use devcomm_host::{CollectiveCall, Communicator, Result};
 use devcomm_kernels::expert_parallel::{
     Counted, Faults, RANKS, Received, SCALED, Shape, ep_combine, ep_combine_hybrid, ep_dispatch,
     ep_layout, numbered_words,
@@ -11,6 +11,7 @@ use nccl_device::{Epoch, Lamport, lamport_words};
 
 use super::ExpertParallel;
 use super::hybrid::Division;
+use crate::agree::or_default;
 use crate::check::refuse;
 
 /// The sizes of an [`ExpertParallel`], the same on every rank.
@@ -183,6 +184,20 @@ impl ExpertParallelOptions {
             rows: word * experts,
             routing: word * (end - experts + all * ep_layout::RETURN_WORDS + relayed + words),
         })
+    }
+
+    /// Adds the options, which are the same on all ranks.
+    pub(super) fn call(self, call: CollectiveCall<'_>) -> CollectiveCall<'_> {
+        let Self { hidden, tokens, experts, top_k, alignment, f8, rows, blocks, threads } = self;
+        call.option("hidden", hidden)
+            .option("tokens", tokens)
+            .option("experts", experts)
+            .option("top_k", top_k)
+            .option("alignment", alignment)
+            .option("f8", f8)
+            .option("rows for high throughput", or_default(rows))
+            .option("blocks", or_default(blocks))
+            .option("threads", or_default(threads))
     }
 
     /// The sizes of tokens on their way to the experts, given those of results.

@@ -5,7 +5,6 @@ use devcomm_host::{Buffer, Communicator, DeviceSlice, Event, ReduceOp, Result, S
 use devcomm_kernels::gemm::gemm_wgmma::{CLUSTER, TILE_M};
 use half::bf16;
 
-use crate::agree::agree_on;
 use crate::{Collectives, CollectivesOptions, Gemm};
 
 /// Rows of a part are a multiple of these: those of a cluster's tile.
@@ -43,15 +42,12 @@ impl Chunked {
             // SAFETY: `GemmAllReduce::with_constant_b`'s contract.
             let gemm = if constant_b { unsafe { gemm.with_constant_b() } } else { gemm };
             let (sums, event) = (comm.context().stream()?, comm.context().event_without_timing()?);
-            Ok(((gemm, sums, event), [0; 2]))
+            Ok(((gemm, sums, event), ()))
         };
-        let ((gemm, sums, event), _) = agree_on(comm, own())?;
-        Ok(Self {
-            gemm,
-            collectives: CollectivesOptions::new().concurrent(1).build(comm)?,
-            sums,
-            event,
-        })
+        let call = comm.collective("GemmAllReduce: the plan chunked");
+        let ((gemm, sums, event), _) = call.agree(own())?;
+        let collectives = CollectivesOptions::new().concurrent(1).build(comm)?;
+        Ok(Self { gemm, collectives, sums, event })
     }
 
     /// Lets its products read B early.

@@ -4,7 +4,6 @@ use devcomm_host::{Buffer, Result, Window};
 use half::bf16;
 
 use super::{GemmAllReduce, GemmAllReducePlan};
-use crate::agree::agree_on_same;
 use crate::check::check_shape;
 use crate::gemm::likely;
 use crate::timing::Together;
@@ -46,10 +45,14 @@ impl GemmAllReduce {
                 self.matrices(&a, &b, c, shape)?;
                 let expected = self.choose(shape).plan;
                 let plans = self.plans_to_measure(shape, expected)?;
-                Ok(((plans.clone(), expected), (shape, plans)))
+                Ok(((plans, expected), ()))
             };
-            let what = "shapes or plans to measure";
-            let (plans, expected) = agree_on_same(&self.communicator, own(), what)?;
+            let own = own();
+            let listed =
+                own.as_ref().map_or(String::new(), |((plans, _), ())| format!("{plans:?}"));
+            let call = self.communicator.collective("GemmAllReduce::measure");
+            let call = call.option("shape", format!("{shape:?}")).option("plans", listed);
+            let ((plans, expected), _) = call.agree(own)?;
             if plans.contains(&GemmAllReducePlan::Unfused) {
                 self.prepare_unfused()?;
             }

@@ -16,15 +16,13 @@ pub(crate) struct Messages {
 }
 
 impl Messages {
-    /// This many slots for each rank's messages, and LSA barriers for as many blocks.
-    /// *Collective*.
+    /// This many slots for each rank's messages, and LSA barriers for as many blocks. *Collective*;
+    /// no rank may send before all ranks have returned.
     pub(crate) fn new(comm: &Communicator, capacity: u32, barriers: u32) -> Result<Self> {
         let slots = empty_slots(comm, lamport_words(comm.n_ranks(), capacity as usize))?;
         let state = comm.mem_alloc::<u32>(Lamport::<ANY_RANKS>::STATE)?;
         state.fill_bytes(0)?;
         let dev_comm = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(barriers))?;
-        // No rank sends before all slots are empty.
-        comm.barrier()?;
         Ok(Self { dev_comm, slots, state, capacity })
     }
 }

@@ -30,7 +30,6 @@ use self::strips::Strips;
 use self::swapped::{MOST_ROWS, Swapped};
 use self::wide::Wide;
 pub use self::wire::{ParseWireError, Wire};
-use crate::agree::agree_on;
 use crate::check::{check_buffer, check_shape, refuse, require_context};
 use crate::chosen::Chosen;
 use crate::gemm::{Matrices, Room, costs_little, exchanging, hides, measured, split_rounds};
@@ -394,8 +393,9 @@ impl GemmAllReduce {
     /// *Collective*, as are the following.
     fn prepare_unfused(&self) -> Result<()> {
         if self.unfused.get().is_none() {
-            let own = Gemm::new(&self.stream).map(|gemm| (gemm, [0; 2]));
-            let (mut gemm, _) = agree_on(&self.communicator, own)?;
+            let own = Gemm::new(&self.stream).map(|gemm| (gemm, ()));
+            let call = self.communicator.collective("GemmAllReduce: the plan unfused");
+            let (mut gemm, _) = call.agree(own)?;
             if self.constant_b {
                 // SAFETY: the contract of `with_constant_b`.
                 gemm = unsafe { gemm.with_constant_b() };

@@ -1,20 +1,20 @@
 //! The options, and what the ranks agree on before they allocate: the form of the kernel, its grid,
 //! its workspace.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::num::NonZeroU32;
-use std::slice;
 use std::sync::LazyLock;
 
 use bytemuck::{Pod, Zeroable};
-use devcomm_host::{Communicator, KernelSet, Kernels, ModuleSource, Result, Stream};
+use devcomm_host::{
+    CollectiveCall, Communicator, KernelSet, Kernels, ModuleSource, Result, Stream,
+};
 use devcomm_kernels::{self as kernels, GemmForm, GemmWorkspace};
 use devcomm_types::Kernel;
 use half::bf16;
 
 use super::GemmAllReduce;
 use super::wire::{Wire, by_wire};
-use crate::agree::cannot_take_part;
+use crate::agree::{hash, or_default};
 use crate::check::{refuse, require_context};
 use crate::{KERNELS, modules};
 
@@ -76,7 +76,19 @@ impl GemmOptions {
         m: usize,
         n: usize,
     ) -> Result<GemmAllReduce> {
-        GemmAllReduce::build(Plan::new(self, comm, stream, m, n)?, comm, stream, [m, n])
+        comm.together(NAME, || {
+            GemmAllReduce::build(Plan::new(self, comm, stream, m, n)?, comm, stream, [m, n])
+        })
+    }
+
+    /// The call of all ranks, with the options.
+    fn call(self, comm: &Communicator, m: usize, n: usize) -> CollectiveCall<'_> {
+        // Destructured, so that a new option cannot be forgotten here.
+        let Self { form, max_blocks, wire } = self;
+        let call = comm.collective(NAME).option("m", m).option("n", n);
+        call.option("form", or_default(form.map(|form| format!("{form:?}"))))
+            .option("max_blocks", or_default(max_blocks))
+            .option("wire", wire)
     }
 
     /// How many blocks of a form can be resident at once.
@@ -85,6 +97,9 @@ impl GemmOptions {
         Ok(self.max_blocks.map_or(resident, |most| resident.min(most.get())))
     }
 }
+
+/// The call that all ranks make together.
+const NAME: &str = "GemmAllReduce::new";
 
 static MODULES: LazyLock<Vec<ModuleSource>> = LazyLock::new(|| {
     modules(&[
@@ -120,16 +135,13 @@ impl Plan {
         m: usize,
         n: usize,
     ) -> Result<Self> {
-        let mine = Proposal::new(options, comm, stream, m, n);
-        // A rank with an error sends an empty list, so that the others do not wait for it.
-        let sent = mine.as_ref().map_or(&[][..], |(_, proposal)| slice::from_ref(proposal));
-        let all = comm.host_all_gather(sent)?;
-        let (compiled, _) = mine?;
-        let (form, blocks) = agree(&all)?;
+        let own = Offer::new(options, comm, stream, m, n);
+        let (compiled, all) = options.call(comm, m, n).agree(own)?;
+        let (form, blocks) = choose(options.form, &all);
         let wire = options.wire;
         let is_rounded = form == GemmForm::Wgmma && wire != Wire::F32;
         let exchanges = is_rounded && comm.n_ranks() >= 2;
-        let is_same = all.iter().flatten().all(|proposal| *proposal == all[0][0]);
+        let is_same = all.iter().all(|offer| *offer == all[0]);
         let exchanges_by_default = exchanges && options.form.is_none() && is_same;
         let workspace = by_wire!(wire, W => form.workspace::<W>(m, n, comm.n_ranks()));
         let Some(workspace) = workspace else {
@@ -139,14 +151,10 @@ impl Plan {
     }
 }
 
-/// What a rank asks for and supports. A rank with an error sends none.
+/// What a rank supports.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
-struct Proposal {
-    form: u64,
-    wire: u64,
-    m: u64,
-    n: u64,
+struct Offer {
     /// A hash of the GPU's name, by which tables have plans.
     gpu: u64,
     /// Resident blocks of the Hopper form and of the portable one; 0 for a form that is not asked
@@ -154,7 +162,7 @@ struct Proposal {
     blocks: [u32; 2],
 }
 
-impl Proposal {
+impl Offer {
     fn new(
         options: GemmOptions,
         comm: &Communicator,
@@ -182,47 +190,25 @@ impl Proposal {
                 options.blocks::<kernels::gemm_allreduce_mma<W>>(&compiled, GemmForm::Mma)?
             }),
         };
-        let mut gpu = DefaultHasher::new();
-        comm.context().device_name()?.hash(&mut gpu);
-        let (gpu, blocks) = (gpu.finish(), [wgmma, mma]);
-        let (form, wire) = (code(form), options.wire as u64);
-        let proposal = Self { form, wire, m: m as u64, n: n as u64, gpu, blocks };
-        Ok((compiled, proposal))
+        let gpu = hash(comm.context().device_name()?);
+        Ok((compiled, Self { gpu, blocks: [wgmma, mma] }))
     }
-}
-
-/// A form as a number in a [`Proposal`]; 0 is "any form".
-fn code(form: Option<GemmForm>) -> u64 {
-    form.map_or(0, |form| 1 + form as u64)
 }
 
 /// The form and the grid of all ranks: the Hopper form if all support it and none asks for another,
 /// and the minimum of the ranks' resident blocks.
-fn agree(all: &[Vec<Proposal>]) -> Result<(GemmForm, u32)> {
-    let first = all.first().and_then(|proposal| proposal.first());
-    let mut blocks = [u32::MAX; 2];
-    for (rank, proposal) in all.iter().enumerate() {
-        let [proposal] = proposal[..] else {
-            return cannot_take_part(rank);
-        };
-        let asked = |of: &Proposal| (of.form, of.wire, of.m, of.n);
-        if first.is_some_and(|first| asked(first) != asked(&proposal)) {
-            return refuse(format!(
-                "rank {rank} asks for another form, another type of partial sums or other sizes \
-                 than rank 0: they must not differ"
-            ));
-        }
-        blocks = [0, 1].map(|i| blocks[i].min(proposal.blocks[i]));
+fn choose(asked: Option<GemmForm>, all: &[Offer]) -> (GemmForm, u32) {
+    let least = |i: usize| all.iter().map(|offer| offer.blocks[i]).min().unwrap_or(0);
+    match asked {
+        Some(GemmForm::Mma) => (GemmForm::Mma, least(1)),
+        None if least(0) == 0 => (GemmForm::Mma, least(1)),
+        _ => (GemmForm::Wgmma, least(0)),
     }
-    let asked = first.map_or(code(None), |proposal| proposal.form);
-    let portable = asked == code(Some(GemmForm::Mma)) || asked == code(None) && blocks[0] == 0;
-    Ok(if portable { (GemmForm::Mma, blocks[1]) } else { (GemmForm::Wgmma, blocks[0]) })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::check::tests::message;
 
     #[test]
     fn both_forms_are_among_the_shipped_kernels_when_those_are_compiled() {
@@ -231,20 +217,12 @@ mod tests {
     }
 
     #[test]
-    fn ranks_agree_on_what_all_can_do_or_say_who_differs() {
-        let proposal =
-            |form, n, blocks| vec![Proposal { form: code(form), wire: 0, m: 7, n, gpu: 1, blocks }];
-        let hopper = proposal(None, 9, [132, 264]);
-        let other = proposal(None, 9, [0, 100]);
-        assert_eq!(agree(&[hopper.clone(), hopper.clone()]).unwrap(), (GemmForm::Wgmma, 132));
-        assert_eq!(agree(&[hopper.clone(), other]).unwrap(), (GemmForm::Mma, 100));
-        let mma = proposal(Some(GemmForm::Mma), 9, [0, 264]);
-        assert_eq!(agree(&[mma.clone(), mma.clone()]).unwrap(), (GemmForm::Mma, 264));
-        assert!(message(agree(&[hopper.clone(), mma])).contains("rank 1 asks for another form"));
-        let larger = proposal(None, 10, [132, 264]);
-        assert!(message(agree(&[hopper.clone(), larger])).contains("rank 1 asks"));
-        let in_f32 = vec![Proposal { wire: Wire::F32 as u64, ..hopper[0] }];
-        assert!(message(agree(&[hopper.clone(), in_f32])).contains("another type of partial sums"));
-        assert!(message(agree(&[vec![], hopper])).contains("rank 0 cannot take part"));
+    fn the_form_and_the_grid_are_those_that_all_ranks_can_have() {
+        let offer = |blocks| Offer { gpu: 1, blocks };
+        let (hopper, other) = (offer([132, 264]), offer([0, 100]));
+        assert_eq!(choose(None, &[hopper, hopper]), (GemmForm::Wgmma, 132));
+        assert_eq!(choose(None, &[hopper, other]), (GemmForm::Mma, 100));
+        let asked = Some(GemmForm::Mma);
+        assert_eq!(choose(asked, &[offer([0, 264]), offer([0, 200])]), (GemmForm::Mma, 200));
     }
 }

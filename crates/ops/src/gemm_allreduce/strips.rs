@@ -63,12 +63,15 @@ impl Strips {
             return Ok(());
         }
         let Plan { blocks, workspace, .. } = self.plan;
-        let dev_comm = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(blocks))?;
-        // New windows are zeroed, as the flags must be.
-        let (partials, flags) = (comm.window(workspace.partials)?, comm.window(workspace.flags)?);
-        // All ranks' flags are zeroed before any kernel sets one.
-        comm.barrier()?;
-        let _ = self.memory.set(Memory { dev_comm, partials, flags });
+        // No kernel sets a flag before those of all ranks are zeroed, as new windows are.
+        let memory = comm.together("GemmAllReduce: the plan strips", || {
+            let requirements = DevCommRequirements::new().lsa_barriers(blocks);
+            let dev_comm = comm.create_dev_comm(requirements)?;
+            let (partials, flags) =
+                (comm.window(workspace.partials)?, comm.window(workspace.flags)?);
+            Ok(Memory { dev_comm, partials, flags })
+        });
+        let _ = self.memory.set(memory?);
         Ok(())
     }
 

@@ -50,22 +50,20 @@ impl Swapped {
                 (form.resident)(&compiled, comm.context(), ranks, cluster.blocks())
             };
             let own = tiles().map(|(tile, form)| resident(tile, form)).collect::<Result<_>>()?;
-            Ok((compiled, capacity, own))
+            Ok(((compiled, capacity), own))
         };
-        let own: Result<(Kernels, u32, Vec<[u32; 2]>)> = own();
-        // A rank with an error sends an empty list, so that the others do not wait for it.
-        let all = comm.host_all_gather(own.as_ref().map_or(&[][..], |(.., own)| own))?;
-        let (compiled, capacity, own) = own?;
-        if all.iter().any(|theirs| theirs.len() != own.len()) {
-            return refuse("another rank cannot take part: its own error says why".to_owned());
-        }
-        // The same grids in all ranks.
-        let fewest = |i: usize| {
-            all.iter().fold(own[i], |[a, b], theirs| [a.min(theirs[i][0]), b.min(theirs[i][1])])
-        };
-        let resident = tiles().enumerate().map(|(i, (tile, _))| (tile, fewest(i))).collect();
-        let messages = Messages::new(comm, capacity, 0)?;
-        Ok(Self { compiled, messages, resident, ranks })
+        let own: Result<(_, Vec<[u32; 2]>)> = own();
+        const NAME: &str = "GemmAllReduce: the plan swapped";
+        comm.together(NAME, || {
+            let call = comm.collective(NAME).option("m", m).option("n", n);
+            let ((compiled, capacity), all) = call.exchange(own)?;
+            // The same grids in all ranks.
+            let least = |i: usize, which: usize| all.iter().map(|own| own[i][which]).min();
+            let fewest = |i| [0, 1].map(|which| least(i, which).unwrap_or(0));
+            let resident = tiles().enumerate().map(|(i, (tile, _))| (tile, fewest(i))).collect();
+            let messages = Messages::new(comm, capacity, 0)?;
+            Ok(Self { compiled, messages, resident, ranks })
+        })
     }
 
     /// The clusters that are resident on all GPUs.

@@ -16,7 +16,6 @@ use half::bf16;
 
 use super::messages::Messages;
 use super::wire::Wire;
-use crate::agree::agree_on;
 use crate::check::refuse;
 use crate::gemm::{Matrices, wide_maps};
 use crate::{KERNELS, modules};
@@ -83,18 +82,22 @@ impl Wide {
                 4 => compiled.resident_clusters::<OfFour>(CLUSTER, THREADS, SHARED)? * CLUSTER,
                 _ => compiled.resident_clusters::<OfEight>(CLUSTER, THREADS, SHARED)? * CLUSTER,
             };
-            Ok(((compiled, capacity), [blocks, 0]))
+            Ok(((compiled, capacity), blocks))
         };
-        let ((compiled, capacity), blocks) = agree_on(comm, own())?;
-        // The same grid in all ranks.
-        let blocks = blocks.into_iter().map(|[blocks, _]| blocks).min().unwrap_or(0);
-        let barriers = if ranks == 2 { 0 } else { blocks };
-        let messages = Messages::new(comm, capacity, barriers)?;
-        let own = match wire {
-            Wire::E4m3 => Some(comm.mem_alloc(4 * capacity as usize)?),
-            _ => None,
-        };
-        Ok(Self { compiled, messages, own, blocks, ranks })
+        const NAME: &str = "GemmAllReduce: the plan wide";
+        comm.together(NAME, || {
+            let call = comm.collective(NAME).option("m", m).option("n", n).option("wire", wire);
+            let ((compiled, capacity), blocks) = call.agree(own())?;
+            // The same grid in all ranks.
+            let blocks = blocks.into_iter().min().unwrap_or(0);
+            let barriers = if ranks == 2 { 0 } else { blocks };
+            let messages = Messages::new(comm, capacity, barriers)?;
+            let own = match wire {
+                Wire::E4m3 => Some(comm.mem_alloc(4 * capacity as usize)?),
+                _ => None,
+            };
+            Ok(Self { compiled, messages, own, blocks, ranks })
+        })
     }
 
     /// Enqueues a product.

@@ -165,6 +165,20 @@ macro_rules! settings {
                 }
             )*
 
+            /// Name and value of each setting that is set, but not of the label, which may differ
+            /// between ranks.
+            pub(crate) fn describe(&self) -> Vec<(String, String)> {
+                let numbers = [$((
+                    stringify!($name),
+                    self.$name.as_ref().map(|value| format!("{value:?}")),
+                )),*];
+                let texts = [$( (stringify!($text), self.$text.clone()) ),*];
+                let all = numbers.into_iter().chain(texts);
+                all.filter(|(name, _)| *name != "comm_name")
+                    .filter_map(|(name, value)| Some((name.to_owned(), value?)))
+                    .collect()
+            }
+
             /// Converts to NCCL's struct, for this library.
             ///
             /// # Errors

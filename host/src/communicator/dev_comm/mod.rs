@@ -1,6 +1,5 @@
 //! Device communicators: what a kernel needs in order to communicate.
 
-mod agree;
 mod check;
 mod facilities;
 mod lower;
@@ -16,7 +15,7 @@ use std::sync::{Arc, OnceLock};
 
 use devcomm_types::{ArgInfo, DevComm, IntoArg};
 
-use self::agree::{RankRequest, agree};
+use self::check::check;
 use self::facilities::Facilities;
 use self::lower::Lowered;
 pub use self::refusal::RequirementsRefusal;
@@ -45,8 +44,9 @@ use crate::sys::nccl::calls;
 /// ([`Stream::synchronize_within`](crate::Stream::synchronize_within)).
 ///
 /// The resources are freed by [`close`](Self::close), by the end of the communicator or when
-/// dropped, after waiting for this rank's streams. After the loss of a rank, they are kept until
-/// the process ends.
+/// dropped, after waiting for this rank's streams. After the loss of a rank, and after an abort has
+/// ended kernels while they waited for other ranks, which may still come, they are kept until the
+/// process ends.
 ///
 /// NCCL: `ncclDevComm`, `ncclDevCommCreate`, `ncclDevCommDestroy`.
 #[doc(alias = "ncclDevComm")]
@@ -84,44 +84,43 @@ impl Communicator {
     /// [`NcclError::Unsupported`](crate::NcclError::Unsupported) from a library older than
     /// [`DEV_COMM_VERSION`](crate::DEV_COMM_VERSION),
     /// [`DevCommError::Refused`](crate::DevCommError::Refused) and, for a communicator of a
-    /// [`World`](crate::World),
-    /// [`DevCommError::RequirementsDiffer`](crate::DevCommError::RequirementsDiffer), both on every
-    /// rank; [`StateError::Capturing`](crate::StateError::Capturing),
+    /// [`World`](crate::World), [`WorldError::CallFailed`](crate::WorldError::CallFailed) if
+    /// another rank refuses and [`WorldError::OptionsDiffer`](crate::WorldError::OptionsDiffer);
+    /// [`StateError::Capturing`](crate::StateError::Capturing),
     /// [`WorldError::RankLost`](crate::WorldError::RankLost),
     /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded), [`Error::Nccl`].
     #[doc(alias = "ncclDevCommCreate")]
     pub fn create_dev_comm(&self, requirements: DevCommRequirements) -> Result<DevCommResource> {
+        self.require_live()?;
+        let own = self.prepare(&requirements);
+        let lowered = if self.has_peers() {
+            let call = self.collective("create_dev_comm").options(requirements.describe());
+            call.agree(own.map(|lowered| (lowered, 0_u8)))?.0
+        } else {
+            own?
+        };
+        DevCommResource::new(self, &requirements, lowered)
+    }
+
+    /// Fails unless this rank can create the device communicator.
+    fn prepare(&self, requirements: &DevCommRequirements) -> Result<Lowered> {
         self.context().refuse_capturing("a device communicator is created")?;
-        let request = RankRequest::new(
-            &requirements,
-            &self.properties()?,
-            &Facilities::of(self.context().machine()),
-        );
-        match self.peers() {
-            Some(peers) => {
-                let all = peers.all_gather("create_dev_comm", &request.to_bytes()?, &|| {
-                    self.refuse_aborted()
-                })?;
-                let all = all.iter().enumerate();
-                let all = all.map(|(rank, bytes)| RankRequest::from_bytes(rank, bytes));
-                agree(&all.collect::<Result<Vec<_>>>()?)?;
-            }
-            None => request.check_local(self.rank())?,
-        }
-        DevCommResource::new(self, &requirements)
+        let facilities = Facilities::of(self.context().machine());
+        let refused = |why: RequirementsRefusal| {
+            Error::DevComm(DevCommError::Refused { rank: self.rank(), why: why.to_string() })
+        };
+        check(requirements, &self.properties()?, &facilities).map_err(refused)?;
+        requirements.lower().map_err(refused)
     }
 }
 
 impl DevCommResource {
     /// Creates a device communicator; the ranks have compared the requirements already.
-    pub(crate) fn new(
+    fn new(
         communicator: &Communicator,
         requirements: &DevCommRequirements,
+        lowered: Lowered,
     ) -> Result<Self> {
-        let rank = communicator.rank();
-        let lowered = requirements.lower().map_err(|why| {
-            Error::DevComm(DevCommError::Refused { rank, others: 0, why: why.to_string() })
-        })?;
         let issuer = communicator.owner().issuer();
         let flag = communicator.context().new_abort_flag(&issuer)?;
         communicator.handle().register_flag(&flag);
@@ -236,9 +235,10 @@ impl DevCommResource {
 
 impl Inner {
     fn dev_comm(&self) -> Result<&DevComm> {
-        self.communicator.refuse_suspended()?;
         self.require_open(self.communicator.rank())?;
-        self.made()
+        let dev_comm = self.made()?;
+        self.communicator.require_live()?;
+        Ok(dev_comm)
     }
 
     /// As [`dev_comm`](Self::dev_comm), also while another thread closes it.
@@ -318,6 +318,12 @@ impl Resource for Inner {
         }
         context.refuse_capturing("a device communicator is closed")?;
         context.drain()?;
+        if self.communicator.handle().is_reachable_for_ever() {
+            // Kernels of peers may use its barriers. The abort flag is this rank's own.
+            ending.done();
+            context.close_abort_flag(&self.flag);
+            return Ok(());
+        }
         let _ = context.cuda().bind();
         // NCCL's struct, without this crate's abort flag.
         let raw = Out::new(self.out.get());

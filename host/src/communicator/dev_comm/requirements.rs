@@ -230,3 +230,65 @@ impl DevCommRequirements {
         check(self, properties, &Facilities::here())
     }
 }
+
+impl DevCommRequirements {
+    /// Name and value of each requirement that must be the same on all ranks.
+    pub(crate) fn describe(&self) -> Vec<(String, String)> {
+        // Destructured, so that a new field cannot be forgotten here.
+        let Self {
+            lsa_multimem,
+            barriers,
+            lsa_barriers,
+            rail_gin_barriers,
+            world_gin_barriers,
+            lsa_ll_a2a_blocks,
+            lsa_ll_a2a_slots,
+            gin_force_enable: _,
+            gin_contexts,
+            gin_signals,
+            gin_counters,
+            gin_connection: _,
+            gin_exclusive_contexts,
+            gin_queue_depth,
+            gin_traffic_class,
+            gin_strong_signals,
+            gin_va_signals,
+            gin_custom_stride,
+            gin_type,
+            cft,
+            cft_multimem,
+            cft_barriers,
+            resources,
+        } = self;
+        let traffic_class =
+            gin_traffic_class.map_or_else(|| "the communicator's".to_owned(), |c| c.to_string());
+        let fields: [(&str, &dyn std::fmt::Display); 21] = [
+            ("lsa_multimem", lsa_multimem),
+            ("barriers", barriers),
+            ("lsa_barriers", lsa_barriers),
+            ("rail_gin_barriers", rail_gin_barriers),
+            ("world_gin_barriers", world_gin_barriers),
+            ("lsa_ll_a2a blocks", lsa_ll_a2a_blocks),
+            ("lsa_ll_a2a slots", lsa_ll_a2a_slots),
+            ("gin_contexts", gin_contexts),
+            ("gin_signals", gin_signals),
+            ("gin_counters", gin_counters),
+            ("gin_connection", &self.connection()),
+            ("gin_exclusive_contexts", gin_exclusive_contexts),
+            ("gin_queue_depth", gin_queue_depth),
+            ("gin_traffic_class", &traffic_class),
+            ("gin_strong_signals", gin_strong_signals),
+            ("gin_va_signals", gin_va_signals),
+            ("gin_custom_stride", gin_custom_stride),
+            ("gin_type", gin_type),
+            ("cft", cft),
+            ("cft_multimem", cft_multimem),
+            ("cft_barriers", cft_barriers),
+        ];
+        let fields = fields.into_iter().map(|(name, value)| (name.to_owned(), value.to_string()));
+        let resources = resources.iter().enumerate();
+        fields
+            .chain(resources.map(|(i, resource)| (format!("resource {i}"), resource.to_string())))
+            .collect()
+    }
+}

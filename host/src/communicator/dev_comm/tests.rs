@@ -3,10 +3,11 @@
 use devcomm_types::nccl::{GinBarrierHandle, LlA2aHandle, LsaBarrierHandle, MultimemHandle};
 use devcomm_types::{CounterRange, GinConnectionType, GinType, SignalRange, Team};
 
-use super::agree::{RankRequest, agree};
 use super::resources::{Node, Resource};
 use super::*;
-use crate::communicator::{Library, Properties};
+use crate::communicator::Library;
+use crate::communicator::peers::{Terms, contribution, same_call};
+use crate::error::WorldError;
 use crate::sys::nccl::lists::ResourceNode;
 use devcomm_sys::nccl::{Requirements, ResourceRequirements};
 
@@ -69,23 +70,27 @@ fn each_setter_changes_its_field_of_nccls_and_no_other() {
     }
 }
 
+/// Whether ranks with these requirements agree.
+fn agree(all: &[&DevCommRequirements]) -> Result<()> {
+    let all = all.iter().map(|requirements| {
+        contribution(Terms { options: &requirements.describe(), ..Terms::from("create") }, &[])
+    });
+    same_call(&all.collect::<Vec<_>>()).map(drop)
+}
+
 #[test]
 fn ranks_that_differ_in_any_field_are_told_which_and_how() {
-    let request = |requirements: &DevCommRequirements| RankRequest {
-        fields: requirements.describe(),
-        refusal: None,
-    };
-    let same = request(&DevCommRequirements::new());
-    agree(&[same.clone(), same.clone()]).unwrap();
+    let same = &DevCommRequirements::new();
+    agree(&[same, same]).unwrap();
     for (name, requirements, _) in every_setter() {
-        let other = request(&requirements);
-        match agree(&[same.clone(), same.clone(), other]).unwrap_err() {
-            Error::DevComm(DevCommError::RequirementsDiffer {
-                field,
+        match agree(&[same, same, &requirements]).unwrap_err() {
+            Error::World(WorldError::OptionsDiffer {
+                option,
                 first: (0, a),
                 second: (2, b),
+                ..
             }) => {
-                assert!(field == name && a != b, "{field} {a} {b}");
+                assert!(option == name && a != b, "{option} {a} {b}");
             }
             error => panic!("{error}"),
         }
@@ -94,47 +99,25 @@ fn ranks_that_differ_in_any_field_are_told_which_and_how() {
 
 #[test]
 fn resources_are_compared_in_their_order_and_teams_by_size_and_stride() {
-    let request = |team: Team, counts: [u32; 2]| {
+    let request = |team: Team, counts: &[u32]| {
         let mut requirements = DevCommRequirements::new();
         requirements.add(LsaBarriers { team, count: counts[0] });
         for count in &counts[1..] {
             requirements.add(Signals { count: *count });
         }
-        RankRequest { fields: requirements.describe(), refusal: None }
+        requirements
     };
+    let asked = request(TEAM, &[2, 3]);
     // A team's `rank` differs between ranks.
-    agree(&[request(TEAM, [2, 3]), request(Team { rank: 2, ..TEAM }, [2, 3])]).unwrap();
-    let error = agree(&[request(TEAM, [2, 3]), request(TEAM, [2, 4])]).unwrap_err();
+    agree(&[&asked, &request(Team { rank: 2, ..TEAM }, &[2, 3])]).unwrap();
+    let error = agree(&[&asked, &request(TEAM, &[2, 4])]).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "no device communicator: resource 1 is 3 signals on rank 0 but 4 signals on rank 1; \
-         requirements must be the same on all ranks"
+        "create: resource 1 is 3 signals on rank 0 and 4 signals on rank 1; pass the same on all \
+         ranks"
     );
-    let mut fewer = request(TEAM, [2, 3]);
-    fewer.fields.pop();
-    let error = agree(&[fewer, request(TEAM, [2, 3])]).unwrap_err().to_string();
-    assert!(error.contains("resource 1 is nothing on rank 0 but 3 signals on rank 1"), "{error}");
-}
-
-#[test]
-fn a_refusal_on_one_rank_is_the_same_error_on_all() {
-    let ok = RankRequest { fields: Vec::new(), refusal: None };
-    let no = |why: &str| RankRequest { refusal: Some(why.to_owned()), ..ok.clone() };
-    let all = [ok.clone(), no("no network"), ok.clone(), no("no multicast"), no("no network")];
-    // Encoded and decoded, as between ranks.
-    let all: Vec<_> = all
-        .iter()
-        .map(|request| request.to_bytes().unwrap())
-        .enumerate()
-        .map(|(rank, bytes)| RankRequest::from_bytes(rank, &bytes).unwrap())
-        .collect();
-    assert_eq!(
-        agree(&all).unwrap_err().to_string(),
-        "no device communicator: rank 1 (and 2 others) refuses: no network"
-    );
-    assert!(agree(&all[2..3]).is_ok() && agree(&[]).is_ok());
-    let error = RankRequest::from_bytes(7, b"a barrier").unwrap_err().to_string();
-    assert!(error.contains("rank 7"), "{error}");
+    let error = agree(&[&request(TEAM, &[2]), &asked]).unwrap_err().to_string();
+    assert!(error.contains("resource 1 is nothing on rank 0 and 3 signals on rank 1"), "{error}");
 }
 
 /// The node of a request in NCCL's resource list.
@@ -299,17 +282,4 @@ fn a_lowered_request_may_go_to_another_thread() {
     });
     let expected = SignalRange { first: 10, count: 1 };
     assert_eq!(answered.join().unwrap().get(key), Some(expected));
-}
-
-#[test]
-fn the_check_that_ranks_exchange_is_the_public_one() {
-    let properties = Properties { device_api: false, ..super::refusal_tests::one_node() };
-    let requirements = DevCommRequirements::new();
-    let why = requirements.check(&properties).unwrap_err();
-    let request = RankRequest::new(&requirements, &properties, &Facilities::here());
-    assert_eq!(request.refusal, Some(why.to_string()));
-    assert!(matches!(
-        request.check_local(3),
-        Err(Error::DevComm(DevCommError::Refused { rank: 3, others: 0, .. }))
-    ));
 }

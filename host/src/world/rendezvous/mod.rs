@@ -36,7 +36,9 @@ use self::subset::{Subset, SubsetIds};
 pub(super) use self::survivors::Joined;
 pub(super) use self::token::Token;
 pub(super) use self::wire::Peer;
-use crate::communicator::peers::{Cancelled, Gathered, NEVER, Peers, contribution, same_call};
+use crate::communicator::peers::{
+    Cancelled, Gathered, NEVER, Peers, Terms, contribution, same_call,
+};
 use crate::device::Health;
 use crate::device::recorder::{Operation, Recorder};
 use crate::error::{Error, Result};
@@ -211,7 +213,7 @@ impl Rendezvous {
     }
 
     pub(crate) fn barrier(&self) -> Result<()> {
-        Peers::all_gather(self, "barrier", &[], NEVER).map(drop)
+        Peers::all_gather(self, "barrier".into(), &[], NEVER).map(drop)
     }
 
     /// Returns the bytes of rank `root` on all ranks; those of other ranks are ignored.
@@ -222,7 +224,7 @@ impl Rendezvous {
         }
         let contribution = if self.rank == root { bytes } else { &[] };
         let call = format!("broadcast from rank {root}");
-        let all = Peers::all_gather(self, &call, contribution, NEVER)?;
+        let all = Peers::all_gather(self, call.as_str().into(), contribution, NEVER)?;
         all.get(root).cloned().ok_or_else(|| Error::invalid("an exchange without its root's bytes"))
     }
 
@@ -254,13 +256,13 @@ impl Peers for Rendezvous {
 
     fn all_gather(
         &self,
-        call: &str,
+        terms: Terms<'_>,
         bytes: &[u8],
         cancelled: Cancelled<'_>,
     ) -> Result<Vec<Vec<u8>>> {
-        let operation = Operation::Exchange(call.to_owned(), self.n_ranks());
+        let operation = Operation::Exchange(terms.call.to_owned(), self.n_ranks());
         let _exchange = self.recorder.begin(operation);
-        same_call(&self.gather(&contribution(call, bytes), cancelled)?)
+        same_call(&self.gather(&contribution(terms, bytes), cancelled)?)
     }
 
     fn subset(&self, members: &[usize]) -> Result<Arc<dyn Peers>> {

@@ -23,7 +23,7 @@ fn come(world: &Rendezvous, call: &str) {
             world.health().machine().sleep(Duration::from_millis(5));
         }
     }
-    let error = Peers::all_gather(world, call, &[], NEVER).unwrap_err();
+    let error = Peers::all_gather(world, call.into(), &[], NEVER).unwrap_err();
     let Error::World(WorldError::RankLost { rank: 1, why }) = &error else { panic!("{error}") };
     assert_eq!(*why, format!("after 0 s in {call}, ranks 0, 2 waited and rank 1 has not come"));
 }

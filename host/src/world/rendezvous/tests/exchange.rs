@@ -65,13 +65,13 @@ fn gives_up(world: &Rendezvous, who: usize) {
             true => Err(Error::invalid("given up")),
             false => Ok(()),
         };
-        let error = Peers::all_gather(world, "given up", &[1], &cancelled).unwrap_err();
+        let error = Peers::all_gather(world, "given up".into(), &[1], &cancelled).unwrap_err();
         assert_eq!(error.to_string(), Error::invalid("given up").to_string());
     } else {
         thread::sleep(Duration::from_millis(200));
     }
     for round in 0..3 {
-        let all = Peers::all_gather(world, "barrier", &[round], NEVER).unwrap();
+        let all = Peers::all_gather(world, "barrier".into(), &[round], NEVER).unwrap();
         assert_eq!(all, [[round]; 3]);
     }
     world.finish().unwrap();

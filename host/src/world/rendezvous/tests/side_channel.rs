@@ -67,14 +67,15 @@ fn ranks_and_their_groups_exchange_over_it() {
         assert_eq!(world.hosts(), vec![super::super::host_name(); 3]);
         let pair = (rank != 1).then(|| world.subset(&[2, 0]).unwrap());
         for round in 0..50 {
-            let all = world.all_gather("all", &[rank as u8, round], NEVER).unwrap();
+            let all = world.all_gather("all".into(), &[rank as u8, round], NEVER).unwrap();
             assert_eq!(all, [0, 1, 2].map(|rank| [rank, round]));
             if let Some(pair) = &pair {
-                let all = pair.all_gather("pair", &[rank as u8; 5], NEVER).unwrap();
+                let all = pair.all_gather("pair".into(), &[rank as u8; 5], NEVER).unwrap();
                 assert_eq!(all, [[2; 5], [0; 5]]);
             }
         }
-        let error = world.all_gather(&format!("call {}", rank / 2), &[], NEVER).unwrap_err();
+        let call = format!("call {}", rank / 2);
+        let error = world.all_gather(call.as_str().into(), &[], NEVER).unwrap_err();
         assert!(matches!(error, Error::World(WorldError::CallsDiffer { .. })), "{error}");
     });
 }
@@ -84,7 +85,7 @@ fn who_does_not_come_is_named_with_the_call() {
     let told = std::sync::Barrier::new(3);
     three(Duration::from_secs(2), |rank, world| {
         if rank > 0 {
-            let error = world.all_gather("split", &[], NEVER).unwrap_err().to_string();
+            let error = world.all_gather("split".into(), &[], NEVER).unwrap_err().to_string();
             let why =
                 "rank 0 is lost: after 2 s in split, ranks 1, 2 waited and rank 0 has not come";
             assert_eq!(error, why);

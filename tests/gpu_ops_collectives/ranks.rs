@@ -1,0 +1,258 @@
+//! Tests that operations whose ranks have different options, or of which one rank fails, are an
+//! error on all ranks, after which these are in step.
+
+use std::num::NonZeroU32;
+
+use devcomm::{
+    AllGatherGemm, Buffer, Collectives, CollectivesOptions, Communicator, Effect, Error,
+    ExpertParallelOptions, Fault, GemmAllReduce, GemmReduceScatter, Parts, Rank, ReduceOp, Result,
+    Simulation, StateError, Stream, World, WorldError,
+};
+use devcomm_testing::machines::{Gpus, on_gpus};
+
+/// Runs it in a checked world and in one that is not.
+fn in_both_worlds(name: &str, body: fn(&Rank) -> Result<()>) {
+    on_gpus(name, 2, body);
+    Gpus::new(2).unchecked().run(name, body);
+}
+
+/// That the ranks are told which option differs.
+#[track_caller]
+fn differs<T>(result: Result<T>, call: &str, option: &str, values: [&str; 2]) {
+    match result.map(drop) {
+        Err(Error::World(WorldError::OptionsDiffer {
+            call: told,
+            option: which,
+            first: (0, first),
+            second: (1, second),
+        })) => assert_eq!((&*told, &*which, [&*first, &*second]), (call, option, values)),
+        other => panic!("{call}, {option}: {other:?}"),
+    }
+}
+
+/// That the ranks are in step, and that kernels do this.
+fn sum(comm: &Communicator, stream: &Stream) -> Result<()> {
+    let collectives =
+        CollectivesOptions::new().lamport_bytes(1 << 10).push_blocks(2).build(comm)?;
+    let x = comm.mem_alloc::<f32>(100)?;
+    x.copy_from_host(&[1.0; 100])?;
+    collectives.all_reduce(&x, &x, ReduceOp::Sum, stream)?;
+    stream.synchronize()?;
+    let mut sums = [0.0; 100];
+    x.copy_to_host(&mut sums)?;
+    assert_eq!(sums, [comm.n_ranks() as f32; 100]);
+    Ok(())
+}
+
+#[test]
+fn options_of_collectives_that_differ_are_named_on_all_ranks() {
+    in_both_worlds("options_of_collectives_that_differ_are_named_on_all_ranks", |rank| {
+        let (comm, stream, me) = (rank.communicator()?, rank.stream()?, rank.rank());
+        let options = CollectivesOptions::new();
+        let call = "Collectives::new";
+        let lamport = options.lamport_bytes([4096, 64][me]).push_blocks(2).build(comm);
+        differs(lamport, call, "lamport_bytes", ["4096", "64"]);
+        // Plans of the one follow from measurements.
+        let default = if me == 0 { options } else { options.lamport_bytes(4 << 20) };
+        differs(default.build(comm), call, "lamport_bytes", ["the default", "4194304"]);
+        let blocks = options.lamport_bytes(64).push_blocks(2 + me as u32).build(comm);
+        differs(blocks, call, "push_blocks", ["2", "3"]);
+        sum(comm, &stream)
+    });
+}
+
+#[test]
+fn options_of_products_and_experts_that_differ_are_named_on_all_ranks() {
+    in_both_worlds("options_of_products_and_experts_that_differ_are_named_on_all_ranks", |rank| {
+        let (comm, stream, me) = (rank.communicator()?, rank.stream()?, rank.rank());
+        let size = 64 + 64 * me;
+        let sizes = ["64", "128"];
+        differs(GemmAllReduce::new(comm, &stream, size, 8), "GemmAllReduce::new", "m", sizes);
+        differs(GemmAllReduce::new(comm, &stream, 8, size), "GemmAllReduce::new", "n", sizes);
+        let blocks = NonZeroU32::MIN.saturating_add(me as u32);
+        let blocks = GemmAllReduce::options().max_blocks(blocks).build(comm, &stream, 8, 8);
+        differs(blocks, "GemmAllReduce::new", "max_blocks", ["1", "2"]);
+        let scatter = GemmReduceScatter::new(comm, &stream, 8, size);
+        differs(scatter, "GemmReduceScatter::new", "n", sizes);
+        differs(AllGatherGemm::new(comm, &stream, size, 8), "AllGatherGemm::new", "m", sizes);
+
+        let experts = |hidden, tokens| ExpertParallelOptions::new(hidden, tokens, 4, 2);
+        let call = "ExpertParallel::new";
+        differs(experts(size, 4).build(comm), call, "hidden", sizes);
+        differs(experts(64, 4 + me).build(comm), call, "tokens", ["4", "5"]);
+        let threads = experts(64, 4).threads(32 + 32 * me as u32).build(comm);
+        differs(threads, call, "threads", ["32", "64"]);
+        let rows = experts(64, 4).throughput(8 + me).build(comm);
+        differs(rows, call, "rows for high throughput", ["8", "9"]);
+        sum(comm, &stream)
+    });
+}
+
+/// Makes something of all ranks.
+type Make = fn(&Communicator, &Stream) -> Result<()>;
+
+const MAKE: [(&str, Make); 6] = [
+    ("Collectives", |comm, _| {
+        CollectivesOptions::new().lamport_bytes(1 << 10).build(comm).map(drop)
+    }),
+    ("ExpertParallel", |comm, _| ExpertParallelOptions::new(64, 4, 4, 2).build(comm).map(drop)),
+    ("ExpertParallel for throughput", |comm, _| {
+        ExpertParallelOptions::new(64, 4, 4, 2).throughput(8).build(comm).map(drop)
+    }),
+    ("GemmAllReduce", |comm, stream| GemmAllReduce::new(comm, stream, 64, 64).map(drop)),
+    ("GemmReduceScatter", |comm, stream| GemmReduceScatter::new(comm, stream, 64, 64).map(drop)),
+    ("AllGatherGemm", |comm, stream| AllGatherGemm::new(comm, stream, 64, 64).map(drop)),
+];
+
+/// Lets the `nth` call of a function fail on rank 1 while ranks make something; all ranks get an
+/// error, and a later try succeeds. Returns whether there was such a call.
+fn fails_on_rank_1(
+    (name, make): (&str, Make),
+    function: &'static str,
+    nth: usize,
+    checked: bool,
+) -> bool {
+    let simulation = Simulation::new(2).multiprocessors(2);
+    let world = World::builder().checked(checked).simulate(simulation).threads(2).unwrap();
+    let failed = world.run(|rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let machine = rank.simulated_machine().unwrap();
+        if rank.rank() == 1 {
+            let (nth, effect) = (Some(nth), Effect::Fail(1));
+            machine.inject(Fault { function, gpu: Some(1), nth, effect });
+        }
+        rank.barrier()?;
+        let made = make(comm, &stream);
+        match (rank.rank(), &made) {
+            (_, Ok(())) => return Ok(false),
+            (0, Err(Error::World(WorldError::CallFailed { rank: 1, why, .. }))) => {
+                assert!(why.contains(function), "{name}: {why}");
+            }
+            (1, Err(Error::Nccl(_) | Error::Driver(_))) => {}
+            (_, other) => panic!("{name}, {function} {nth}: {other:?}"),
+        }
+        make(comm, &stream)?;
+        sum(comm, &stream)?;
+        Ok::<_, Error>(true)
+    });
+    let failed = failed.unwrap_or_else(|error| panic!("{name}, {function} {nth}: {error}"));
+    assert_eq!(failed[0], failed[1], "{name}, {function} {nth}");
+    failed[0]
+}
+
+#[test]
+fn whatever_fails_on_one_rank_is_an_error_on_all_and_a_later_try_is_in_step() {
+    for what in MAKE {
+        // The memory of rank 1, one after the other, in checked worlds and others in turn.
+        let fails =
+            |nth: &usize| fails_on_rank_1(what, "ncclMemAlloc", *nth, nth.is_multiple_of(2));
+        assert!((0..).take_while(fails).count() >= 3, "{}", what.0);
+    }
+    // NCCL does not say how many LSA teams there are.
+    for what in &MAKE[..4] {
+        for checked in [false, true] {
+            assert!(fails_on_rank_1(*what, "ncclCommQueryProperties", 0, checked), "{}", what.0);
+        }
+    }
+}
+
+#[test]
+fn a_communicator_that_has_ended_is_refused_without_the_other_ranks() {
+    in_both_worlds("a_communicator_that_has_ended_is_refused_without_the_other_ranks", |rank| {
+        let stream = rank.stream()?;
+        for (name, make) in MAKE {
+            let comm = rank.new_communicator(&devcomm::CommConfig::new())?;
+            let collectives = Collectives::new(&comm)?;
+            let x = rank.communicator()?.mem_alloc::<f32>(8)?;
+            comm.destroy()?;
+            if rank.is_root() {
+                let sum = collectives.all_reduce(&x, &x, ReduceOp::Sum, &stream);
+                for refused in [make(&comm, &stream), sum] {
+                    let ended = StateError::CommunicatorEnded { rank: 0, how: "destroyed" };
+                    let ended = Error::State(ended).to_string();
+                    assert_eq!(refused.unwrap_err().to_string(), ended, "{name}");
+                }
+            }
+            rank.barrier()?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn a_revoked_communicator_launches_no_kernels() {
+    in_both_worlds("a_revoked_communicator_launches_no_kernels", |rank| {
+        let (comm, stream) = (rank.new_communicator(&devcomm::CommConfig::new())?, rank.stream()?);
+        let collectives = Collectives::new(&comm)?;
+        let window = comm.window::<f32>(8)?;
+        comm.revoke()?;
+        assert!(!window.is_valid());
+        let sum = collectives.all_reduce(&window, &window, ReduceOp::Sum, &stream);
+        let revoked = StateError::CommunicatorEnded { rank: rank.rank(), how: "revoked" };
+        assert_eq!(sum.unwrap_err().to_string(), Error::State(revoked).to_string());
+        rank.barrier()
+    });
+}
+
+/// Sends so many elements from rank 0 to rank 1, which expects others.
+fn send(rank: &Rank, team_size: usize, [sent, awaited]: [usize; 2]) -> Result<()> {
+    let (comm, stream, me) = (rank.communicator()?, rank.stream()?, rank.rank());
+    assert_eq!(comm.properties()?.lsa_size(), team_size);
+    let collectives = Collectives::new(comm)?;
+    let (x, y) = (comm.mem_alloc::<f32>(2000)?, comm.mem_alloc::<f32>(2000)?);
+    let counts = if me == 0 { ([0, sent], [0, 0]) } else { ([0, 0], [awaited, 0]) };
+    let parts = |counts| Parts { counts, offsets: &[0, 0] };
+    let result = collectives.all_to_all_v(&x, parts(&counts.0), &y, parts(&counts.1), &stream);
+    let text = format!(
+        "all_to_all_v: rank 0 sends rank 1 {sent} elements, and rank 1 receives {awaited} from it"
+    );
+    assert_eq!(result.unwrap_err().to_string(), text);
+    Ok(())
+}
+
+#[test]
+fn counts_that_do_not_match_are_an_error_in_a_checked_world() {
+    let name = "counts_that_do_not_match_are_an_error_in_a_checked_world";
+    for counts in [[1000, 3], [0, 5], [5, 0]] {
+        on_gpus(name, 2, |rank| send(rank, 2, counts));
+        let apart = Gpus::from(Simulation::new(2).team_size(1));
+        apart.run(name, |rank| send(rank, 1, counts));
+    }
+}
+
+/// Receives long messages at another place of each rank's window.
+fn receive(rank: &Rank, windows_differ: bool) -> Result<()> {
+    const LONG: usize = 3000;
+    let (comm, stream, me) = (rank.communicator()?, rank.stream()?, rank.rank());
+    let collectives = CollectivesOptions::new().lamport_bytes(256).push_blocks(2).build(comm)?;
+    let send = comm.mem_alloc::<f32>(2 * LONG)?;
+    send.copy_from_host(&[1.0; 2 * LONG])?;
+    // Rank 1 has more room, which only it knows of.
+    let small = comm.window::<f32>(2 * LONG)?;
+    let large = comm.window::<f32>(2 * LONG + 100_000 * me)?;
+    let recv = if windows_differ && me == 0 { &small } else { &large };
+    let recv = recv.slice(recv.len() - 2 * LONG..)?;
+    let parts = Parts { counts: &[LONG; 2], offsets: &[0, LONG] };
+    collectives.all_to_all_v(&send, parts, &recv, parts, &stream)?;
+    stream.synchronize()?;
+    let mut got = [0.0; 2 * LONG];
+    recv.copy_to_host(&mut got)?;
+    assert_eq!(got, [1.0; 2 * LONG]);
+    Ok(())
+}
+
+#[test]
+fn long_messages_go_to_any_place_of_one_window_and_to_no_other() {
+    let name = "long_messages_go_to_any_place_of_one_window_and_to_no_other";
+    in_both_worlds(name, |rank| receive(rank, false));
+    // Kernels trap, which ends the context on GPUs.
+    let world = |checked| {
+        let world = World::builder().checked(checked).simulate(Simulation::new(2));
+        let ran = world.threads(2).unwrap().run(|rank| receive(rank, true));
+        ran.unwrap_err().to_string()
+    };
+    let compared = world(true);
+    assert!(compared.contains("ranks 0 and 1 receive in different windows"), "{compared}");
+    let trapped = world(false);
+    assert!(trapped.contains("a peer receives in another window"), "{trapped}");
+}
