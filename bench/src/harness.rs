@@ -5,7 +5,7 @@ use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use devcomm::{Communicator, Event, Graph, Rank, Stream};
+use devcomm::{CollectivesOptions, Communicator, Event, Graph, Rank, Stream};
 use fastrand::Rng;
 
 use crate::contender::Contender;
@@ -53,6 +53,11 @@ impl<'a> Harness<'a> {
             limit: options.limit(),
             events: (rank.context().event()?, rank.context().event()?),
         })
+    }
+
+    /// The options of `Collectives`.
+    pub fn collectives(&self) -> CollectivesOptions {
+        CollectivesOptions::new().concurrent(self.run.concurrent)
     }
 
     /// `on_gpus` on GPUs, `simulated` on simulated GPUs, which are slower.

@@ -113,6 +113,10 @@ pub struct RunOptions {
     #[arg(long, conflicts_with = "graph")]
     pub host: bool,
 
+    /// Objects of `Collectives` that may run at the same time; with 1 an operation may fill the GPU
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    pub concurrent: u32,
+
     /// Rounds, each with one batch of every variant, in random order
     #[arg(long, value_name = "N", default_value_t = 21)]
     pub rounds: usize,

@@ -2,6 +2,7 @@
 
 mod any;
 mod checked;
+mod concurrent;
 mod exchange;
 mod ranks;
 mod repeated;

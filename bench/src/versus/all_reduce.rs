@@ -141,7 +141,7 @@ impl Benchmark for AllReduce {
         }
         job.harness.comm.require_single_lsa_team()?;
         let compiled = job.kernels(&KERNELS, "lsa_allreduce")?;
-        let collectives = Collectives::new(job.harness.comm)?;
+        let collectives = job.harness.collectives().build(job.harness.comm)?;
         job.begin()?;
         self.run_type::<f32, kernels::lsa_allreduce<f32>>(job, &compiled, &collectives)?;
         self.run_type::<f16, kernels::lsa_allreduce<f16>>(job, &compiled, &collectives)?;

@@ -6,8 +6,7 @@ use clap::Args;
 use devcomm::kernels::collectives::exchange::{Messages, MessagesArgs};
 use devcomm::kernels::push_exchange;
 use devcomm::{
-    Buffer, Collectives, CollectivesOptions, DevCommRequirements, DeviceSlice, KERNELS,
-    LaunchConfig, ReduceOp, Window,
+    Buffer, Collectives, DevCommRequirements, DeviceSlice, KERNELS, LaunchConfig, ReduceOp, Window,
 };
 use devcomm_testing::numbers::{Number, count_wrong_from, input, inputs};
 use half::{bf16, f16};
@@ -111,7 +110,7 @@ impl Benchmark for Launch {
         const COUNT: usize = 4;
         let (harness, ranks) = (job.harness, job.harness.rank.n_ranks());
         let compiled = job.kernels(&KERNELS, "push_exchange")?;
-        let collectives = Collectives::new(harness.comm)?;
+        let collectives = harness.collectives().build(harness.comm)?;
         let dev_comm = harness.comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(1))?;
         job.begin()?;
         let windows = [harness.comm.window(ranks * COUNT)?, harness.comm.window(ranks * COUNT)?];
@@ -224,7 +223,7 @@ impl Operation {
 
 impl Flags {
     fn run(&self, job: &mut Job<'_>, operation: Operation) -> Result<()> {
-        let mut options = CollectivesOptions::new();
+        let mut options = job.harness.collectives();
         if let Some(bytes) = self.lamport_bytes {
             options = options.lamport_bytes(bytes);
         }

@@ -144,7 +144,7 @@ impl Benchmark for Experts {
     fn run(&self, job: &mut Job<'_>) -> Result<()> {
         let harness = job.harness;
         let ranks = harness.rank.n_ranks();
-        let collectives = Collectives::new(harness.comm)?;
+        let collectives = harness.collectives().build(harness.comm)?;
         if ranks != 2 {
             job.selection.omit(Variant::Write, anyhow::anyhow!("it is for two ranks"))?;
         }

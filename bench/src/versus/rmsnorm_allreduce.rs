@@ -68,7 +68,7 @@ impl Benchmark for RmsNormAllReduce {
 
     fn run(&self, job: &mut Job<'_>) -> Result<()> {
         let harness = job.harness;
-        let collectives = Collectives::new(harness.comm)?;
+        let collectives = harness.collectives().build(harness.comm)?;
         let compiled = Kernels::load(harness.rank.context(), &KERNELS)?;
         job.begin()?;
         self.run_type::<f32, kernels::rmsnorm<f32>>(job, &compiled, &collectives)?;

@@ -426,7 +426,7 @@ pub(crate) static OPS: Ops = Ops {
         }
         if let Some(previous) = &grid.previous_clock {
             let races = &thread.gpus().memory.races;
-            races.learn(&mut thread.race.borrow_mut(), &races.end_of(previous));
+            races.learn_end(&mut thread.race.borrow_mut(), &races.end_of(previous));
         }
     },
     launch_next: |ctx| Thread::of(ctx).block().launch_next(),

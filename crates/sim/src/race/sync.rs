@@ -261,10 +261,18 @@ impl Races {
 
     /// A thread learns what `clock` knows.
     pub(crate) fn learn(&self, thread: &mut ThreadClock, clock: &Clock) {
-        if !self.on {
-            return;
+        if self.on {
+            self.acquire(thread, clock);
         }
-        self.acquire(thread, clock);
+    }
+
+    /// A thread has waited for the previous kernel of its stream, which knows `clock`. As at the
+    /// start of a kernel, that is visible to all, so each of the thread's atomic stores releases it.
+    pub(crate) fn learn_end(&self, thread: &mut ThreadClock, clock: &Clock) {
+        self.learn(thread, clock);
+        if self.on {
+            thread.released.push((Scope::Sys, clock.clone()));
+        }
     }
 }
 

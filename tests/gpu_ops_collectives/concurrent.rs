@@ -1,0 +1,97 @@
+//! Operations of several objects at the same time.
+
+use devcomm::{
+    Buffer, Collectives, CollectivesOptions, Error, Rank, ReduceOp, Result, Simulation, Stream,
+    Window,
+};
+use devcomm_testing::machines::Gpus;
+
+/// An object with a stream and windows of its own.
+struct Lane {
+    collectives: Collectives,
+    stream: Stream,
+    send: Window<f32>,
+    recv: Window<f32>,
+}
+
+impl Lane {
+    fn new(rank: &Rank, count: usize, objects: u32) -> Result<Self> {
+        let comm = rank.communicator()?;
+        // On simulated GPUs with little memory to zero, and long messages that are short.
+        let options = CollectivesOptions::new().concurrent(objects);
+        let options = if rank.is_simulated() { options.lamport_bytes(1024) } else { options };
+        let lane = Self {
+            collectives: options.build(comm)?,
+            stream: rank.stream()?,
+            send: comm.window(count)?,
+            recv: comm.window(count)?,
+        };
+        lane.stream.fill(&lane.send.slice(..)?, 1.0 + rank.rank() as f32)?;
+        lane.stream.synchronize()?;
+        Ok(lane)
+    }
+
+    /// All operations of so many elements: by Lamport messages, by pushes and by loads.
+    fn enqueue(&self, count: usize, ranks: usize) -> Result<()> {
+        let Self { collectives, stream, .. } = self;
+        let (send, recv) = (self.send.slice(..count)?, self.recv.slice(..count)?);
+        let part = count / ranks;
+        collectives.all_reduce(&send, &recv, ReduceOp::Sum, stream)?;
+        collectives.all_gather(&send.slice(..part)?, &recv, stream)?;
+        collectives.reduce_scatter(&send, &recv.slice(..part)?, ReduceOp::Sum, stream)?;
+        collectives.all_to_all(&send, &recv, stream)?;
+        collectives.all_reduce(&send, &recv, ReduceOp::Sum, stream)
+    }
+
+    fn require_sums(&self, count: usize, ranks: usize) -> Result<()> {
+        self.stream.synchronize()?;
+        let sum = (ranks * (ranks + 1) / 2) as f32;
+        let mut got = vec![0.0; count];
+        self.recv.slice(..count)?.copy_to_host(&mut got)?;
+        assert!(got.iter().all(|&value| value == sum), "{count} elements: {}", got[0]);
+        Ok(())
+    }
+}
+
+/// The ranks call the operations of all objects, each in another order.
+fn run_in_any_order(rank: &Rank, objects: u32, counts: &[usize]) -> Result<(), Error> {
+    let most = counts.iter().copied().max().unwrap_or(1);
+    let lanes = (0..objects).map(|_| Lane::new(rank, most, objects));
+    let mut lanes: Vec<_> = lanes.collect::<Result<_>>()?;
+    lanes.rotate_left(rank.rank() % objects as usize);
+    for &count in counts {
+        for _ in 0..3 {
+            lanes.iter().try_for_each(|lane| lane.enqueue(count, rank.n_ranks()))?;
+        }
+        lanes.iter().try_for_each(|lane| lane.require_sums(count, rank.n_ranks()))?;
+        rank.barrier()?;
+    }
+    Ok(())
+}
+
+#[test]
+fn operations_of_several_objects_end_in_whatever_order_they_are_called() {
+    for (ranks, objects, seed) in [(2, 2, 1), (2, 3, 2), (4, 2, 3), (2, 4, 4)] {
+        let simulation = Simulation::new(ranks).multiprocessors(2).seed(seed);
+        let gpus = Gpus::from(simulation).unchecked();
+        gpus.run("operations_of_several_objects_end", |rank| {
+            let counts = match rank.is_simulated() {
+                true => &[64, 2048][..],
+                false => &[256, 64 << 10, 1 << 20, 32 << 20],
+            };
+            run_in_any_order(rank, objects, counts)
+        });
+    }
+}
+
+#[test]
+fn a_number_of_objects_that_no_gpu_has_room_for_is_refused() {
+    Gpus::new(2).run("a_number_of_objects_is_refused", |rank| {
+        for objects in [0, 5] {
+            let refused = CollectivesOptions::new().concurrent(objects);
+            let error = refused.build(rank.communicator()?).unwrap_err().to_string();
+            assert!(error.contains("it is 1 to 4"), "{error}");
+        }
+        Ok(())
+    });
+}
