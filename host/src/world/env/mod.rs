@@ -8,14 +8,19 @@
 //! MASTER_ADDR and MASTER_PORT are the address of rank 0, for every launcher. They are optional for
 //! MPI's launchers and Slurm: rank 0 is on this host if all ranks are, or on the first host of
 //! Slurm's list, and its port is derived from the id of the job.
+//!
+//! The id of a job is DEVCOMM_JOB_ID, or consists of what its launcher sets or is, and of this
+//! user's number: no two jobs of a host have the same one.
 
 mod mpi;
 mod node_list;
 mod slurm;
+mod starter;
 mod torchrun;
 
 use std::fs::File;
 use std::io::Read;
+use std::net::Ipv4Addr;
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
@@ -47,8 +52,8 @@ pub(crate) struct Launched {
     pub listener: Option<i32>,
 }
 
-/// The values of one launcher's variables. Errors in `host` and `port` are ignored if other
-/// variables provide the address of rank 0.
+/// The values of one launcher's variables. Errors in `host`, `port` and `job` are ignored if other
+/// variables provide the address of rank 0 and the id of the job.
 struct LauncherVars {
     variable: &'static str,
     rank: usize,
@@ -57,7 +62,8 @@ struct LauncherVars {
     host: Result<String>,
     /// `None`: derived from the job's id.
     port: Result<Option<u16>>,
-    job: Option<String>,
+    /// What distinguishes the job from this user's other ones.
+    job: Result<String>,
 }
 
 /// The variable with the file descriptor that [`LocalJob`](super::LocalJob) passes to rank 0.
@@ -67,7 +73,6 @@ pub(crate) const LISTENER: &str = "DEVCOMM_LISTENER";
 pub(crate) const TOKEN: &str = "DEVCOMM_JOB_TOKEN";
 const TOKEN_FILE: &str = "DEVCOMM_JOB_TOKEN_FILE";
 
-const DEFAULT_JOB: &str = "devcomm";
 const MAX_JOB_ID: usize = 1024;
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 /// More ranks than any cluster has, so that a mistyped WORLD_SIZE does not use up the memory.
@@ -85,19 +90,20 @@ pub(crate) fn launched(var: Lookup<'_>) -> Result<Option<Launched>> {
     let Some(vars) = read(var)? else { return Ok(None) };
     let LauncherVars { variable, rank, n_ranks, local_rank, .. } = vars;
     let alone = n_ranks == 1;
+    let host = match text(var, "MASTER_ADDR")? {
+        Some(host) => host,
+        None if alone => Ipv4Addr::LOCALHOST.to_string(),
+        None => vars.host?,
+    };
     let job = match text(var, "DEVCOMM_JOB_ID")? {
         Some(job) => job,
-        None => vars.job.unwrap_or_else(|| DEFAULT_JOB.to_owned()),
+        None if alone => String::new(),
+        None => format!("{} of user {}", vars.job?, rustix::process::getuid().as_raw()),
     };
     if job.len() > MAX_JOB_ID {
         let why = format!("the job id has {} bytes, at most {MAX_JOB_ID} are allowed", job.len());
         return Err(WorldError::Environment { variable: "DEVCOMM_JOB_ID", value: None, why }.into());
     }
-    let host = match text(var, "MASTER_ADDR")? {
-        Some(host) => host,
-        None if alone => "localhost".to_owned(),
-        None => vars.host?,
-    };
     let port = match port(var, "DEVCOMM_PORT")? {
         Some(port) => port,
         None if alone => PORTS.start,

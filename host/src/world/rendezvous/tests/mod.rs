@@ -6,6 +6,7 @@ mod crowds;
 mod exchange;
 mod fuzz;
 mod kills;
+mod launchers;
 mod loss;
 mod meeting;
 mod processes;
