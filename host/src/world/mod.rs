@@ -105,8 +105,8 @@ impl World {
     ///   the launcher's id (TORCHELASTIC_RUN_ID, Slurm's job and step, ...), on one host that of the
     ///   process of MPI's launcher that started the ranks, and the number of the user. Jobs of
     ///   MPICH or MVAPICH2 on several hosts need it.
-    /// * `DEVCOMM_JOB_TOKEN`: a secret of the job's ranks, without which no process can join; or
-    ///   `DEVCOMM_JOB_TOKEN_FILE`, a file that has it and that only its owner can read.
+    /// * `DEVCOMM_JOB_TOKEN`: a secret of the job's ranks, of at least 16 characters, without which no
+    ///   process can join; or `DEVCOMM_JOB_TOKEN_FILE`, a file that has it and that only its owner can read.
     ///
     /// # Errors
     ///

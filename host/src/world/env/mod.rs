@@ -91,7 +91,7 @@ pub(crate) fn launched(var: Lookup<'_>) -> Result<Option<Launched>> {
     let LauncherVars { variable, rank, n_ranks, local_rank, .. } = vars;
     let alone = n_ranks == 1;
     let host = match text(var, "MASTER_ADDR")? {
-        Some(host) => host,
+        Some(host) => without_brackets(host),
         None if alone => Ipv4Addr::LOCALHOST.to_string(),
         None => vars.host?,
     };
@@ -145,6 +145,12 @@ fn read(var: Lookup<'_>) -> Result<Option<LauncherVars>> {
     slurm::read(var)
 }
 
+/// An IPv6 address without the brackets that it has beside a port.
+fn without_brackets(host: String) -> String {
+    let inner = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+    inner.map(str::to_owned).unwrap_or(host)
+}
+
 /// The port that is derived from a job's id, by an FNV-1a hash.
 fn port_of(job: &str) -> u16 {
     let mix = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
@@ -163,12 +169,18 @@ pub(crate) fn log_filter(var: Lookup<'_>) -> Result<Option<Targets>> {
     })
 }
 
-/// The job's token, itself or in a file that only its owner can read.
+/// The job's token, itself or in a file that only its owner can read. A variable that is set and
+/// empty, as by a command that failed, does not mean a job without a token.
 fn token(var: Lookup<'_>) -> Result<Option<Token>> {
-    if let Some(token) = text(var, TOKEN)? {
-        return Ok(Some(Token::new(&token)));
+    if var(TOKEN).is_some() {
+        let token = text(var, TOKEN)?.unwrap_or_default();
+        let refused = |why| WorldError::Environment { variable: TOKEN, value: None, why };
+        return Ok(Some(Token::new(&token).map_err(refused)?));
     }
-    let Some(path) = text(var, TOKEN_FILE)? else { return Ok(None) };
+    if var(TOKEN_FILE).is_none() {
+        return Ok(None);
+    }
+    let path = text(var, TOKEN_FILE)?.unwrap_or_default();
     let refused = |why: String| {
         let (variable, value) = (TOKEN_FILE, Some(path.clone()));
         WorldError::Environment { variable, value, why }
@@ -184,10 +196,7 @@ fn token(var: Lookup<'_>) -> Result<Option<Token>> {
         let mode = mode & 0o777;
         return Err(refused(format!("others may use it (mode {mode:o}): chmod 600 it")).into());
     }
-    if token.trim().is_empty() {
-        return Err(refused("it is empty".to_owned()).into());
-    }
-    Ok(Some(Token::new(&token)))
+    Ok(Some(Token::new(&token).map_err(refused)?))
 }
 
 #[cfg(test)]

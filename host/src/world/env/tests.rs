@@ -432,12 +432,34 @@ fn a_token_in_a_file_is_for_its_owner_only() {
         launched(&var).unwrap_err().to_string()
     };
     assert!(error(&file).contains("No such file"));
-    write("secret\n", 0o640);
+    write("a secret of ranks\n", 0o640);
     assert!(error(&file).contains("others may use it (mode 640): chmod 600 it"));
     write(" \n", 0o600);
-    assert!(error(&file).contains("it is empty"));
+    assert!(error(&file).contains("it is blank"));
     write("secret\n", 0o600);
+    assert!(error(&file).contains("it has 6 characters"));
+    write("a secret of ranks\n", 0o600);
     let token = with(&[TORCHRUN, &file]).token;
-    assert_eq!(token, with(&[TORCHRUN, &[("DEVCOMM_JOB_TOKEN", "secret")]]).token);
+    assert_eq!(token, with(&[TORCHRUN, &[("DEVCOMM_JOB_TOKEN", "a secret of ranks")]]).token);
     assert!(token.is_some());
+}
+
+#[test]
+fn a_token_that_is_blank_or_short_is_refused_and_not_shown() {
+    for (token, why) in [("", "it is blank"), (" ", "it is blank"), ("secret", "6 characters")] {
+        let error = error(&[TORCHRUN, &[("DEVCOMM_JOB_TOKEN", token)]]);
+        assert!(error.starts_with("DEVCOMM_JOB_TOKEN: ") && error.contains(why), "{error}");
+        assert!(!error.contains("secret"), "{error}");
+    }
+    assert!(error(&[TORCHRUN, &[("DEVCOMM_JOB_TOKEN_FILE", "")]]).contains("No such file"));
+}
+
+#[test]
+fn an_ipv6_address_may_have_brackets() {
+    let host = |host| with(&[TORCHRUN, &[("MASTER_ADDR", host)]]).host;
+    assert_eq!(
+        (host("[::1]"), host("::1"), host("node")),
+        ("::1".into(), "::1".into(), "node".into())
+    );
+    assert_eq!(host("[fe80::1%eth0]"), "fe80::1%eth0");
 }

@@ -2,12 +2,13 @@
 //! refused, or its timeout has passed.
 
 use std::io::{self, ErrorKind};
-use std::net::{TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use super::connection::Connection;
 use super::join::RendezvousConfig;
-use super::listen::listen_beside;
+use super::listen::{listen_beside, resolve};
+use super::relay::{Ends, RELAYED};
 use super::survivors::Members;
 use super::token::{Challenge, Prover, Token};
 use super::wire::{Hello, Kind, MAX_GREETING, MAX_PAYLOAD, bad, json, parse};
@@ -26,12 +27,17 @@ const MAX_ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// its host is considered dead.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(15);
 
+/// After this long a host that never had an address is an error: names of hosts that have just been
+/// started may be known a little later than the ranks.
+const RESOLVE_TIMEOUT: Duration = Duration::from_secs(5);
+
 const NO_TOKEN: &str = "what listens there does not have the job's token (DEVCOMM_JOB_TOKEN)";
 
 /// Joins the rendezvous of rank 0. Returns the members and the connection to rank 0.
 pub(super) fn join(config: &RendezvousConfig) -> Result<(Members, Connection)> {
     let start = Instant::now();
     let mut notes: Vec<String> = Vec::new();
+    let mut resolved = false;
     loop {
         let left = config.timeout.saturating_sub(start.elapsed());
         let last = match try_join(config, left) {
@@ -41,7 +47,16 @@ pub(super) fn join(config: &RendezvousConfig) -> Result<(Members, Connection)> {
                 return Err(config.error(format!("rank 0 has {welcomed} ranks, not {n_ranks}")));
             }
             Err(JoinError::Fatal(error)) => return Err(error),
-            Err(JoinError::Retry(error)) => error.to_string(),
+            Err(JoinError::Unresolved(error))
+                if !resolved && start.elapsed() >= RESOLVE_TIMEOUT.min(config.timeout) =>
+            {
+                return Err(config.unresolved(&error));
+            }
+            Err(JoinError::Unresolved(error)) => error.to_string(),
+            Err(JoinError::Retry(error)) => {
+                resolved = true;
+                error.to_string()
+            }
         };
         if !notes.contains(&last) && notes.len() < MAX_NOTES {
             notes.push(last);
@@ -72,19 +87,22 @@ pub(super) fn join_survivors(config: &RendezvousConfig) -> Result<Option<(Member
             Err(JoinError::Retry(error)) if error.kind() == ErrorKind::ConnectionRefused => {
                 return Ok(None);
             }
-            Err(JoinError::Retry(error)) if start.elapsed() + RETRY >= config.timeout => {
+            Err(JoinError::Retry(error) | JoinError::Unresolved(error))
+                if start.elapsed() + RETRY >= config.timeout =>
+            {
                 let why = format!("the ranks that are left did not meet in time: {error}");
                 return Err(config.error(why));
             }
-            Err(JoinError::Retry(_)) => std::thread::sleep(RETRY),
+            Err(_) => std::thread::sleep(RETRY),
         }
     }
 }
 
 fn try_join(config: &RendezvousConfig, left: Duration) -> Result<(Members, Connection), JoinError> {
-    let connection = Connection::new(connect(&config.host, config.port, left)?)?;
-    let listener = listen_beside(&config.host, connection.stream().local_addr()?.ip())?;
-    let hello = config.hello(listener.local_addr()?.port())?;
+    let addresses = resolve(&config.host, config.port).map_err(JoinError::Unresolved)?;
+    let connection = Connection::new(connect(&addresses, left)?)?;
+    let listeners = listen_beside(&config.host, connection.stream().local_addr()?)?;
+    let hello = config.hello(Ends::of_rank(connection.stream())?, listeners.port()?)?;
     connection.send(Kind::Hello, &[&json(&hello)])?;
     // Rank 0 may not run yet: it may inherit a socket that already accepts connections.
     let mut deadline = Instant::now() + left.clamp(MIN_ANSWER_TIMEOUT, MAX_ANSWER_TIMEOUT);
@@ -101,11 +119,12 @@ fn try_join(config: &RendezvousConfig, left: Duration) -> Result<(Members, Conne
                 continue;
             }
             Kind::Welcome => {
-                let members = Members::new(config, parse(&payload)?, listener);
+                let members = Members::new(config, parse(&payload)?, listeners);
                 members.map(|members| (members, connection)).map_err(JoinError::Fatal)
             }
             Kind::Missing => Err(JoinError::Fatal(config.missing(parse(&payload)?))),
             Kind::Refused => fatal(refused(&payload)),
+            Kind::Relayed => Err(bad(RELAYED).into()),
             other => fatal(format!("rank 0 answered with {other:?}")),
         };
     }
@@ -125,7 +144,10 @@ fn prove(
             if !token.verify(Prover::Root, hello, &nonce, &proof) {
                 return Err(bad(NO_TOKEN));
             }
-            connection.send(Kind::Proof, &[&token.proof(Prover::Other, hello, &nonce)]).map(drop)
+            connection.send(Kind::Proof, &[&token.proof(Prover::Other, hello, &nonce)])?;
+            let seal = |sender| token.seal(sender, hello, &nonce);
+            connection.seal(seal(Prover::Other), seal(Prover::Root));
+            Ok(())
         }
         (Kind::Refused, payload) => Err(bad(format!("{NO_TOKEN}: {}", refused(&payload)))),
         _ => Err(bad(NO_TOKEN)),
@@ -139,6 +161,8 @@ fn refused(why: &[u8]) -> String {
 /// Why an attempt to join failed.
 enum JoinError {
     Fatal(Error),
+    /// The host has no address.
+    Unresolved(io::Error),
     Retry(io::Error),
 }
 
@@ -148,12 +172,17 @@ impl From<io::Error> for JoinError {
     }
 }
 
-pub(super) fn connect(host: &str, port: u16, left: Duration) -> io::Result<TcpStream> {
+/// Connects to a host, at the first of its addresses that answers.
+pub(super) fn connect_to(host: &str, port: u16, left: Duration) -> io::Result<TcpStream> {
+    connect(&resolve(host, port)?, left)
+}
+
+fn connect(addresses: &[SocketAddr], left: Duration) -> io::Result<TcpStream> {
     // An address that does not answer must not use up the whole timeout.
     let timeout = left.clamp(Duration::from_millis(100), Duration::from_secs(2));
-    let mut last = io::Error::new(ErrorKind::NotFound, "the host name has no address");
-    for address in (host, port).to_socket_addrs()? {
-        match TcpStream::connect_timeout(&address, timeout) {
+    let mut last = ErrorKind::NotFound.into();
+    for address in addresses {
+        match TcpStream::connect_timeout(address, timeout) {
             // On a free port of this host, the system may connect a socket to itself.
             Ok(stream) if stream.local_addr()? == stream.peer_addr()? => {
                 last = ErrorKind::ConnectionRefused.into();

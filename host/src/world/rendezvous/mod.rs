@@ -18,6 +18,8 @@ mod heartbeat;
 mod hub;
 mod join;
 mod listen;
+mod relay;
+mod seal;
 mod service;
 mod side_channel;
 mod strangers;

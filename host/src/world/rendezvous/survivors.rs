@@ -7,11 +7,11 @@
 //! most as long as for the first rendezvous; who comes later is left behind. At least half of the
 //! ranks must be left, so that a world that falls apart does not go on twice.
 
-use std::net::TcpListener;
 use std::sync::Arc;
 
 use super::connection::Connection;
 use super::join::RendezvousConfig;
+use super::listen::Listeners;
 use super::tcp::{TcpClient, TcpRoot};
 use super::wire::{Member, Peer};
 use super::{Hub, ThreadTransport, Transport, acceptor, connect};
@@ -32,7 +32,7 @@ pub(super) struct Members {
     /// In order; `rank` is that of the world before.
     pub list: Vec<Member>,
     /// Where this process listens.
-    pub listener: TcpListener,
+    pub listeners: Listeners,
 }
 
 impl Members {
@@ -40,13 +40,13 @@ impl Members {
     pub(super) fn new(
         config: &RendezvousConfig,
         list: Vec<Member>,
-        listener: TcpListener,
+        listeners: Listeners,
     ) -> Result<Self> {
         let rank = list.iter().position(|member| member.rank == config.rank);
         let rank = rank.ok_or_else(|| config.error("this rank is not one of those that joined"))?;
         same_version(&list)?;
         let config = RendezvousConfig { rank, n_ranks: list.len(), ..config.clone() };
-        Ok(Self { config, list, listener })
+        Ok(Self { config, list, listeners })
     }
 
     /// The world whose rank 0 this is, with the connections to the others.
