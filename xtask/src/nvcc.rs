@@ -59,7 +59,7 @@ pub fn sources(folder: &str) -> Result<Vec<PathBuf>> {
 pub fn find() -> Result<Nvcc> {
     let path = match std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) {
         Some(named) => PathBuf::from(named),
-        None => cached(),
+        None => cached()?,
     };
     ensure!(
         path.is_file(),
@@ -74,16 +74,16 @@ pub fn find() -> Result<Nvcc> {
 
 /// As [`find`], but downloads missing wheels.
 pub fn find_or_fetch() -> Result<Nvcc> {
-    if std::env::var_os(VARIABLE).is_none_or(|value| value.is_empty()) && !cached().is_file() {
+    if std::env::var_os(VARIABLE).is_none_or(|value| value.is_empty()) && !cached()?.is_file() {
         // Checked before the download, which is useless without a host compiler.
         ensure_host_compiler()?;
-        fetch(FOLDER, VERSION, &PACKAGES, || cached().is_file())?;
+        fetch(FOLDER, VERSION, &PACKAGES, || cached().is_ok_and(|path| path.is_file()))?;
     }
     find()
 }
 
-fn cached() -> PathBuf {
-    wheel_dir(FOLDER, VERSION).join("nvidia/cu13/bin/nvcc")
+fn cached() -> Result<PathBuf> {
+    Ok(wheel_dir(FOLDER, VERSION)?.join("nvidia/cu13/bin/nvcc"))
 }
 
 fn version_of(path: &PathBuf) -> Result<String> {

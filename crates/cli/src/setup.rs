@@ -9,7 +9,7 @@
 
 use std::fs::{self, File, TryLockError};
 use std::io::IsTerminal;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -18,6 +18,7 @@ use cuda_builder::{KernelCompiler, TUNED_TOOLCHAIN, kernel_compiler};
 use devcomm_locate::{
     NcclPart, NcclTree, NcclVersion, NotFound, cache_dir, find_nccl, find_ptxas, wheel_dir,
 };
+use rustix::fs::OFlags;
 
 /// The NCCL version that devcomm is built and tested with; defined only here.
 pub const NCCL_VERSION: NcclVersion = NcclVersion { major: 2, minor: 32, patch: 3 };
@@ -171,12 +172,13 @@ pub fn fetch(
     packages: &[(&str, &str)],
     is_there: impl Fn() -> bool,
 ) -> Result<()> {
-    let target = wheel_dir(name, version);
+    // Absolute, as programs that are run below do not run in this folder.
+    let target = std::path::absolute(wheel_dir(name, version)?)?;
     let wheels = target.parent().context("the cache has no folder")?.to_owned();
     fs::create_dir_all(&wheels).with_context(|| {
         format!("cannot create {}; set DEVCOMM_CACHE to a writable folder", wheels.display())
     })?;
-    let _lock = lock(&cache_dir().join("setup.lock"))?;
+    let _lock = lock(&cache_dir()?.join("setup.lock"))?;
     if is_there() {
         return Ok(());
     }
@@ -191,8 +193,8 @@ pub fn fetch(
     let all = wanted.join(" ");
     eprintln!("downloading {all} into {} ...", wheels.display());
     let progress = if std::io::stderr().is_terminal() { "on" } else { "off" };
-    let mut pip = Command::new(python);
-    pip.args(["-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"])
+    let mut pip = module(python, "pip");
+    pip.args(["download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"])
         .args(["--disable-pip-version-check", "--quiet", "--progress-bar", progress, "--dest"])
         .arg(&download)
         .args(&wanted);
@@ -206,8 +208,8 @@ pub fn fetch(
     )?;
     for entry in fs::read_dir(&download)? {
         let wheel = entry?.path();
-        let mut unzip = Command::new(python);
-        unzip.args(["-m", "zipfile", "-e"]).arg(&wheel).arg(&tree);
+        let mut unzip = module(python, "zipfile");
+        unzip.arg("-e").arg(&wheel).arg(&tree);
         run(&mut unzip, &format!("{} does not unpack; is the disk full?", wheel.display()))?;
     }
     make_programs_executable(&tree)?;
@@ -226,7 +228,11 @@ const PARTIAL: &str = ".partial-";
 
 /// Acquires the cache's lock, held until the returned file is dropped.
 fn lock(path: &Path) -> Result<File> {
-    let file = File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
+    // Not what a link names.
+    let flags = OFlags::NOFOLLOW.bits().cast_signed();
+    let file =
+        File::options().write(true).create(true).truncate(false).custom_flags(flags).open(path);
+    let file = file.with_context(|| format!("cannot write {}", path.display()))?;
     match file.try_lock() {
         Ok(()) => return Ok(file),
         Err(TryLockError::WouldBlock) => {
@@ -252,8 +258,8 @@ fn remove_leftovers(wheels: &Path) -> Result<()> {
 /// A Python with pip; that of a virtual environment often has none.
 pub(crate) fn python_with_pip() -> Result<&'static str> {
     let has_pip = |python: &&str| {
-        let mut pip = Command::new(python);
-        pip.args(["-m", "pip", "--version"]).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut pip = module(python, "pip");
+        pip.arg("--version").stdout(Stdio::null()).stderr(Stdio::null());
         pip.status().is_ok_and(|status| status.success())
     };
     ["python3", "python", "/usr/bin/python3"].into_iter().find(has_pip).context(
@@ -261,6 +267,14 @@ pub(crate) fn python_with_pip() -> Result<&'static str> {
          and pip (`python3 -m ensurepip --user`, or your system's python3-pip), or set \
          DEVCOMM_NCCL_HOME to an unpacked NCCL",
     )
+}
+
+/// A program that runs a module of Python. Python looks for modules in the folder in which it runs
+/// first: the caller's may have any.
+fn module(python: &str, name: &str) -> Command {
+    let mut command = Command::new(python);
+    command.args(["-m", name]).current_dir("/");
+    command
 }
 
 /// Runs a command; `otherwise` is the error if it fails.
@@ -315,6 +329,40 @@ mod tests {
         assert!(matches!(File::create(&path).unwrap().try_lock(), Err(TryLockError::WouldBlock)));
         drop(held);
         lock(&path).unwrap();
+    }
+
+    #[test]
+    fn the_lock_does_not_write_to_what_a_link_names() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, path) = (folder.path().join("file"), folder.path().join("setup.lock"));
+        fs::write(&file, "contents").unwrap();
+        std::os::unix::fs::symlink(&file, &path).unwrap();
+        let error = lock(&path).unwrap_err().to_string();
+        assert!(error.contains("cannot write") && error.contains("setup.lock"), "{error}");
+        assert_eq!(fs::read_to_string(&file).unwrap(), "contents");
+    }
+
+    #[test]
+    fn python_takes_no_module_from_the_callers_folder() {
+        // In a process of its own, since the folder is that of a process.
+        const CHILD: &str = "DEVCOMM_TEST_CHILD";
+        if std::env::var_os(CHILD).is_some() {
+            return drop(module("python3", "pip").arg("--help").output());
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let mark = folder.path().join("mark");
+        let code = format!("open({:?}, 'w')", mark.to_str().unwrap());
+        fs::write(folder.path().join("pip.py"), code).unwrap();
+        let mut direct = Command::new("python3");
+        let direct = direct.args(["-m", "pip"]).current_dir(&folder).env_remove("PYTHONSAFEPATH");
+        if !direct.output().is_ok_and(|_| mark.exists()) {
+            return println!("left out: there is no python3 that runs modules of its folder");
+        }
+        fs::remove_file(&mark).unwrap();
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        child.args(["--exact", "setup::tests::python_takes_no_module_from_the_callers_folder"]);
+        assert!(child.env(CHILD, "1").current_dir(&folder).output().unwrap().status.success());
+        assert!(!mark.exists());
     }
 
     #[test]

@@ -61,9 +61,9 @@ impl Modules<'_> {
         let linked = cached.is_none();
         let (entry, info) = match cached {
             Some(cached) => cached,
-            None => self.cache.make(&key, |entry| {
-                self.link(&Module { source, arch, nccl, entry, folder })
-            })?,
+            None => self
+                .cache
+                .make(&key, |entry| self.link(&Module { source, arch, nccl, entry, folder }))?,
         };
         let output = |extension: &str| folder.join(format!("{}.{extension}", source.file));
         let (ptx, sidecar, cubin) = (output("ptx"), output("json"), output("cubin"));

@@ -52,7 +52,7 @@ mod pip;
 mod ptxas;
 mod version;
 
-pub use cache::{cache_dir, wheel_dir};
+pub use cache::{NoCache, cache_dir, wheel_dir};
 pub use env::run_by_python;
 pub use error::{Attempt, NotFound};
 pub use gin::{GinGpus, GinRoute, GinSupport, RdmaDevice, gin_support};

@@ -200,7 +200,10 @@ fn steps<'a>(env: &'a Env, explicit: Option<&'a Path>) -> Vec<(FoundBy, Step<'a>
     };
     steps.push((FoundBy::SitePackages, Box::new(site_packages)));
     let cache = move || {
-        let (folder, wheels) = cached_wheels(env, "nvidia-nccl-cu");
+        let (folder, wheels) = match cached_wheels(env, "nvidia-nccl-cu") {
+            Ok(found) => found,
+            Err(error) => return (none("devcomm's cache", &error.to_string()), Vec::new()),
+        };
         let place = format!("{} (devcomm's cache)", folder.display());
         let roots = wheels.into_iter().map(|wheel| wheel.join("nvidia/nccl")).collect();
         (none(&place, "it holds no nvidia-nccl wheel"), roots)

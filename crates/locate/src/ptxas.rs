@@ -30,9 +30,12 @@ pub fn find_ptxas() -> Result<PathBuf, NotFound> {
 fn find_ptxas_in(env: &Env) -> Result<PathBuf, NotFound> {
     let mut tried = Vec::new();
     for Step { place, if_empty, list } in steps(env) {
-        let candidates = list();
+        let (candidates, reason) = match list() {
+            Ok(candidates) => (candidates, if_empty.to_owned()),
+            Err(reason) => (Vec::new(), reason),
+        };
         if candidates.is_empty() {
-            tried.push(Attempt { place: place.to_owned(), reason: if_empty.to_owned() });
+            tried.push(Attempt { place: place.to_owned(), reason });
         }
         for path in candidates {
             match check(env, &path) {
@@ -51,7 +54,7 @@ struct Step<'a> {
     place: &'static str,
     /// The reason if the step has no candidate.
     if_empty: &'static str,
-    list: Box<dyn FnOnce() -> Vec<PathBuf> + 'a>,
+    list: Box<dyn FnOnce() -> Result<Vec<PathBuf>, String> + 'a>,
 }
 
 fn steps(env: &Env) -> [Step<'_>; 6] {
@@ -59,32 +62,35 @@ fn steps(env: &Env) -> [Step<'_>; 6] {
         place: name,
         if_empty: "not set",
         list: Box::new(move || {
-            env.path_var(name).map(|path| path.join(below)).into_iter().collect()
+            Ok(env.path_var(name).map(|path| path.join(below)).into_iter().collect())
         }),
     };
     let named = Step {
-        list: Box::new(|| env.path_var("DEVCOMM_PTXAS").into_iter().collect()),
+        list: Box::new(|| Ok(env.path_var("DEVCOMM_PTXAS").into_iter().collect())),
         ..variable("DEVCOMM_PTXAS", "")
     };
     let path = Step {
         place: "PATH",
         if_empty: "no folder in it has a ptxas",
-        list: Box::new(|| existing(&env.path_list("PATH"), &["ptxas"])),
+        list: Box::new(|| Ok(existing(&env.path_list("PATH"), &["ptxas"]))),
     };
     let site_packages = Step {
         place: "Python's site-packages",
         if_empty: "no CUDA wheel with ptxas is installed, or there is no python3",
-        list: Box::new(|| existing(&env.site_packages(), &IN_WHEEL)),
+        list: Box::new(|| Ok(existing(&env.site_packages(), &IN_WHEEL))),
     };
     let cache = Step {
         place: "devcomm's cache",
         if_empty: "it holds no nvidia-cuda-nvcc wheel",
-        list: Box::new(|| existing(&cached_wheels(env, "nvidia-cuda-nvcc").1, &IN_WHEEL)),
+        list: Box::new(|| {
+            let wheels = cached_wheels(env, "nvidia-cuda-nvcc");
+            wheels.map(|found| existing(&found.1, &IN_WHEEL)).map_err(|error| error.to_string())
+        }),
     };
     let system = Step {
         place: "the system",
         if_empty: "there is no /usr/local/cuda/bin/ptxas",
-        list: Box::new(|| existing(&env.prefixes, &["cuda/bin/ptxas"])),
+        list: Box::new(|| Ok(existing(&env.prefixes, &["cuda/bin/ptxas"]))),
     };
     [named, variable("CUDA_HOME", "bin/ptxas"), path, site_packages, cache, system]
 }
