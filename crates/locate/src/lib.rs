@@ -51,6 +51,7 @@ mod nccl;
 mod pip;
 mod ptxas;
 mod version;
+mod wheel;
 
 pub use cache::{NoCache, cache_dir, wheel_dir};
 pub use env::run_by_python;
@@ -61,3 +62,4 @@ pub use nccl::{FoundBy, NcclPart, NcclTree, find_nccl};
 pub use pip::{PipInstall, PipNccl};
 pub use ptxas::{PTXAS_MIN, find_ptxas};
 pub use version::NcclVersion;
+pub use wheel::{WheelFile, check_wheel, wheel_files, wheel_of};

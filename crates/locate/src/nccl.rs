@@ -7,6 +7,7 @@ use crate::cache::cached_wheels;
 use crate::env::Env;
 use crate::error::{Attempt, NotFound};
 use crate::version::NcclVersion;
+use crate::wheel::check_wheel;
 
 /// Library folders, relative to a tree's root: `lib` of wheels and toolkits, Red Hat's `lib64`,
 /// Debian's multiarch folders, and the root itself, for a path that names the library's folder.
@@ -171,6 +172,9 @@ fn check(
             NcclPart::Headers => "it has no include/nccl.h",
         }
         .to_owned());
+    }
+    if let (FoundBy::Cache, Some(wheel)) = (tree.found_by, tree.root.ancestors().nth(2)) {
+        check_wheel(wheel)?;
     }
     accept(&tree).map(|()| tree)
 }

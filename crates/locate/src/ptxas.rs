@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use crate::cache::cached_wheels;
 use crate::env::Env;
 use crate::error::{Attempt, NotFound};
+use crate::wheel::check_wheel;
 
 /// The oldest `ptxas` that [`find_ptxas`] accepts, as CUDA's major and minor version: the first
 /// with `sm_100`; it also reads PTX ISA 8.6, which devcomm emits.
@@ -12,6 +13,9 @@ pub const PTXAS_MIN: (u32, u32) = (12, 8);
 
 /// The path of `ptxas` in a Python wheel: of CUDA 13, then of CUDA 12.
 const IN_WHEEL: [&str; 2] = ["nvidia/cu13/bin/ptxas", "nvidia/cuda_nvcc/bin/ptxas"];
+
+/// The step of the search for which a wheel has its RECORD at a known place.
+const CACHE: &str = "devcomm's cache";
 
 const ADVICE: &str = "run `devcomm setup` (in a checkout of devcomm: `cargo xtask setup`), which \
                       downloads its wheel into the cache, or set DEVCOMM_PTXAS to a ptxas of CUDA \
@@ -38,7 +42,11 @@ fn find_ptxas_in(env: &Env) -> Result<PathBuf, NotFound> {
             tried.push(Attempt { place: place.to_owned(), reason });
         }
         for path in candidates {
-            match check(env, &path) {
+            let complete = match (place, path.ancestors().nth(4)) {
+                (CACHE, Some(wheel)) => check_wheel(wheel),
+                _ => Ok(()),
+            };
+            match complete.and_then(|()| check(env, &path)) {
                 Ok(()) => return Ok(path),
                 Err(reason) => {
                     tried.push(Attempt { place: format!("{} ({place})", path.display()), reason });
@@ -80,7 +88,7 @@ fn steps(env: &Env) -> [Step<'_>; 6] {
         list: Box::new(|| Ok(existing(&env.site_packages(), &IN_WHEEL))),
     };
     let cache = Step {
-        place: "devcomm's cache",
+        place: CACHE,
         if_empty: "it holds no nvidia-cuda-nvcc wheel",
         list: Box::new(|| {
             let wheels = cached_wheels(env, "nvidia-cuda-nvcc");
@@ -127,6 +135,7 @@ fn release(text: &str) -> Option<(u32, u32)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wheel::record;
     use std::ffi::OsString;
     use std::fs;
 
@@ -151,6 +160,9 @@ mod tests {
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(&path, format!("Cuda compilation tools, release {release}, V{release}.1\n"))
             .unwrap();
+        if path.components().any(|component| component.as_os_str() == "wheels") {
+            record(path.ancestors().nth(4).unwrap());
+        }
         path
     }
 
@@ -188,6 +200,20 @@ mod tests {
         ] {
             assert!(text.contains(place), "{place} is not in: {text}");
         }
+    }
+
+    #[test]
+    fn a_cached_ptxas_that_was_cut_is_not_run() {
+        let tree = tempfile::tempdir().unwrap();
+        let root = tree.path();
+        let path = "cache/wheels/nvidia-cuda-nvcc-13.5.37/nvidia/cu13/bin/ptxas";
+        let cached = put(root.join(path), "13.5");
+        let vars = [("DEVCOMM_CACHE", root.join("cache"))];
+        assert_eq!(find_ptxas_in(&env(root, &vars)).unwrap(), cached);
+        let contents = fs::read_to_string(&cached).unwrap();
+        fs::write(&cached, &contents[..contents.len() - 1]).unwrap();
+        let text = find_ptxas_in(&env(root, &vars)).unwrap_err().to_string();
+        assert!(text.contains("bytes: it was cut or changed"), "{text}");
     }
 
     #[test]
