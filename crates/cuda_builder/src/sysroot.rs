@@ -35,7 +35,8 @@ pub(crate) fn sysroot(compile: &Compile<'_>) -> Result<Sysroot, Error> {
     let folder = shared
         .filter(|shared| fs::create_dir_all(shared).is_ok())
         .unwrap_or_else(|| compile.target_dir.join("core"));
-    let cache = Cache { folder };
+    // By size only: it has 50 MB.
+    let cache = Cache { folder, hashes: false };
     let key = key(compile);
     let (entry, names) = cache.find_or_make::<Vec<String>>(&key, |entry| make(compile, entry))?;
     cache.remove_unused();
