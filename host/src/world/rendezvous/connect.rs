@@ -141,12 +141,12 @@ fn prove(
     match connection.receive(MAX_GREETING, deadline)? {
         (Kind::Challenge, payload) => {
             let Challenge { nonce, proof } = parse(&payload)?;
-            if !token.verify(Prover::Root, hello, &nonce, &proof) {
+            let handshake = token.handshake(hello, &nonce);
+            if !handshake.verify(Prover::Root, &proof) {
                 return Err(bad(NO_TOKEN));
             }
-            connection.send(Kind::Proof, &[&token.proof(Prover::Other, hello, &nonce)])?;
-            let seal = |sender| token.seal(sender, hello, &nonce);
-            connection.seal(seal(Prover::Other), seal(Prover::Root));
+            connection.send(Kind::Proof, &[&handshake.proof(Prover::Other)])?;
+            connection.seal(handshake.seal(Prover::Other), handshake.seal(Prover::Root));
             Ok(())
         }
         (Kind::Refused, payload) => Err(bad(format!("{NO_TOKEN}: {}", refused(&payload)))),

@@ -13,7 +13,7 @@ use rustix::event::{PollFd, PollFlags};
 use super::connection::{Connection, poll};
 use super::join::RendezvousConfig;
 use super::relay::{Ends, RELAYED};
-use super::token::{Challenge, Nonce, Prover, Token, nonce};
+use super::token::{Challenge, Handshake, Prover, nonce};
 use super::wire::{Hello, Kind, MAX_GREETING, PROTOCOL, bad, json, parse};
 
 /// How long a connection may take to say who it is.
@@ -34,7 +34,7 @@ struct Stranger {
     since: Instant,
     connection: Connection,
     /// Who it says it is, and what it is to prove that with.
-    challenged: Option<(Hello, Nonce)>,
+    challenged: Option<(Hello, Handshake)>,
 }
 
 /// Who a connection is from, or why it was closed.
@@ -183,12 +183,11 @@ impl Stranger {
     fn listen(&mut self, config: &RendezvousConfig) -> io::Result<Option<Hello>> {
         self.connection.read()?;
         while let Some((kind, payload)) = self.connection.next(MAX_GREETING)? {
-            if let Some((hello, nonce)) = self.challenged.take() {
-                let proved = |token: &&Token| token.verify(Prover::Other, &hello, &nonce, &payload);
-                let token = config.token.as_ref().filter(|_| kind == Kind::Proof).filter(proved);
-                let Some(token) = token else { return Err(self.refused(NO_TOKEN)) };
-                let seal = |sender| token.seal(sender, &hello, &nonce);
-                self.connection.seal(seal(Prover::Root), seal(Prover::Other));
+            if let Some((hello, handshake)) = self.challenged.take() {
+                if kind != Kind::Proof || !handshake.verify(Prover::Other, &payload) {
+                    return Err(self.refused(NO_TOKEN));
+                }
+                self.connection.seal(handshake.seal(Prover::Root), handshake.seal(Prover::Other));
                 if Ends::of_root(self.connection.stream())?.are_relayed(&hello.ends) {
                     // If this fails, the rank finds its connection closed.
                     let _ = self.connection.send(Kind::Relayed, &[]);
@@ -213,9 +212,10 @@ impl Stranger {
                 (Some(token), Some(_)) => token,
             };
             let nonce = nonce()?;
-            let proof = token.proof(Prover::Root, &hello, &nonce);
+            let handshake = token.handshake(&hello, &nonce);
+            let proof = handshake.proof(Prover::Root);
             self.connection.send(Kind::Challenge, &[&json(&Challenge { nonce, proof })])?;
-            self.challenged = Some((hello, nonce));
+            self.challenged = Some((hello, handshake));
         }
         Ok(None)
     }

@@ -62,37 +62,40 @@ impl Token {
         Ok(nonce()?.iter().map(|byte| format!("{byte:02x}")).collect())
     }
 
-    /// Proves to the rank that said `hello`, or as this rank, that the prover has the token.
-    pub(crate) fn proof(&self, prover: Prover, hello: &Hello, nonce: &Nonce) -> Hash {
-        self.hash(prover as u8, hello, nonce).finalize().into_bytes().into()
+    /// What depends on the token, on what a rank has said, and on rank 0's number.
+    pub(crate) fn handshake(&self, hello: &Hello, nonce: &Nonce) -> Handshake {
+        let mut hash =
+            Hmac::<Sha256>::new_from_slice(&self.0).expect("a key of HMAC may have any length");
+        hash.update(nonce);
+        // The hello has the other nonce, the job, the rank and the ends of the connection.
+        hash.update(&serde_json::to_vec(hello).unwrap_or_default());
+        Handshake(hash)
     }
+}
 
-    /// The seal of what `sender` sends after both have proved that they have the token.
-    pub(super) fn seal(&self, sender: Prover, hello: &Hello, nonce: &Nonce) -> Seal {
-        // Proofs have the first two numbers.
-        Seal::new(&self.hash(2 + sender as u8, hello, nonce).finalize().into_bytes().into())
+/// How both ends of a connection prove that they have the token, and seal what they say then.
+#[derive(Clone)]
+pub(crate) struct Handshake(Hmac<Sha256>);
+
+impl Handshake {
+    /// Proves that the prover has the token.
+    pub(crate) fn proof(&self, prover: Prover) -> Hash {
+        self.hash(prover as u8).finalize().into_bytes().into()
     }
 
     /// Whether this is the [`proof`](Self::proof), in a time that does not depend on it.
-    pub(crate) fn verify(
-        &self,
-        prover: Prover,
-        hello: &Hello,
-        nonce: &Nonce,
-        proof: &[u8],
-    ) -> bool {
-        self.hash(prover as u8, hello, nonce).verify_slice(proof).is_ok()
+    pub(crate) fn verify(&self, prover: Prover, proof: &[u8]) -> bool {
+        self.hash(prover as u8).verify_slice(proof).is_ok()
     }
 
-    /// A number that depends on the token, and on all that both have said.
-    fn hash(&self, purpose: u8, hello: &Hello, nonce: &Nonce) -> Hmac<Sha256> {
-        let mut hash =
-            Hmac::<Sha256>::new_from_slice(&self.0).expect("a key of HMAC may have any length");
-        hash.update(&[purpose]);
-        hash.update(nonce);
-        // The hello has the other nonce, the job and the rank.
-        hash.update(&serde_json::to_vec(hello).unwrap_or_default());
-        hash
+    /// The seal of what `sender` sends after both have proved that they have the token.
+    pub(super) fn seal(&self, sender: Prover) -> Seal {
+        // Proofs have the first two numbers.
+        Seal::new(&self.hash(2 + sender as u8).finalize().into_bytes().into())
+    }
+
+    fn hash(&self, purpose: u8) -> Hmac<Sha256> {
+        self.0.clone().chain_update([purpose])
     }
 }
 
@@ -120,19 +123,23 @@ mod tests {
         let (token, other) = (new("a secret of ranks\n"), new("A secret of ranks"));
         assert_eq!(token, new("a secret of ranks"));
         let (hello, nonce) = (Hello { nonce: Some([1; 32]), ..hello(1, 2) }, [2; 32]);
-        let proof = token.proof(Prover::Other, &hello, &nonce);
-        assert!(token.verify(Prover::Other, &hello, &nonce, &proof));
-        assert!(!other.verify(Prover::Other, &hello, &nonce, &proof));
-        assert!(!token.verify(Prover::Root, &hello, &nonce, &proof));
-        assert!(!token.verify(Prover::Other, &hello, &[3; 32], &proof));
-        assert!(!token.verify(Prover::Other, &hello, &nonce, &proof[1..]));
+        let valid = |token: &Token, prover, hello: &Hello, nonce: &Nonce, proof: &[u8]| {
+            token.handshake(hello, nonce).verify(prover, proof)
+        };
+        let proof = token.handshake(&hello, &nonce).proof(Prover::Other);
+        assert!(valid(&token, Prover::Other, &hello, &nonce, &proof));
+        assert!(!valid(&other, Prover::Other, &hello, &nonce, &proof));
+        assert!(!valid(&token, Prover::Root, &hello, &nonce, &proof));
+        assert!(!valid(&token, Prover::Other, &hello, &[3; 32], &proof));
+        assert!(!valid(&token, Prover::Other, &hello, &nonce, &proof[1..]));
         let changed = [
             Hello { rank: 2, ..hello.clone() },
             Hello { job: "another".into(), ..hello.clone() },
             Hello { nonce: Some([4; 32]), ..hello.clone() },
             Hello { ends: Ends { root: "[::1]:9".parse().unwrap(), ..hello.ends }, ..hello },
         ];
-        assert!(changed.iter().all(|hello| !token.verify(Prover::Other, hello, &nonce, &proof)));
+        let proves = |hello| valid(&token, Prover::Other, hello, &nonce, &proof);
+        assert!(!changed.iter().any(proves));
         assert_eq!(format!("{token:?}"), "Token");
         assert_ne!(Token::random().unwrap(), Token::random().unwrap());
     }

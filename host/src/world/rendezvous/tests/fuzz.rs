@@ -145,7 +145,7 @@ impl Receiver {
         match kind {
             Kind::Hello => {
                 let hello: Hello = parse(payload)?;
-                assert!(!token.verify(Prover::Other, &hello, &[1; 32], &[0; 32]));
+                assert!(!token.handshake(&hello, &[1; 32]).verify(Prover::Other, &[0; 32]));
             }
             Kind::Welcome => drop(parse::<Vec<Member>>(payload)?),
             Kind::Missing => {
@@ -170,12 +170,12 @@ impl Receiver {
             Kind::Lost => drop(parse::<LostRank>(payload)?),
             Kind::Challenge => {
                 let Challenge { nonce, proof } = parse(payload)?;
-                assert!(!token.verify(Prover::Root, &hello(1, N), &nonce, &proof));
+                assert!(!token.handshake(&hello(1, N), &nonce).verify(Prover::Root, &proof));
             }
             Kind::Waiting | Kind::Refused | Kind::Relayed => {}
             Kind::Finished | Kind::Failed | Kind::Alive => {}
             Kind::Proof => {
-                assert!(!token.verify(Prover::Other, &hello(1, N), &[1; 32], payload));
+                assert!(!token.handshake(&hello(1, N), &[1; 32]).verify(Prover::Other, payload));
             }
         }
         Ok(())

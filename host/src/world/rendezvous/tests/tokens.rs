@@ -140,9 +140,10 @@ pub(super) fn prove(config: &RendezvousConfig) -> (Connection, Seal) {
     let (kind, challenge) = receive(&mut stream, 4096).unwrap();
     assert_eq!(kind, Kind::Challenge);
     let Challenge { nonce, .. } = parse(&challenge).unwrap();
-    send(&mut stream, Kind::Proof, &token().proof(Prover::Other, &hello, &nonce)).unwrap();
+    let handshake = token().handshake(&hello, &nonce);
+    send(&mut stream, Kind::Proof, &handshake.proof(Prover::Other)).unwrap();
     let connection = Connection::new(stream).unwrap();
-    let seal = |sender| token().seal(sender, &hello, &nonce);
+    let seal = |sender| handshake.seal(sender);
     connection.seal(seal(Prover::Other), seal(Prover::Root));
     (connection, seal(Prover::Other))
 }
