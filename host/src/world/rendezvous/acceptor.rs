@@ -2,14 +2,13 @@
 //! hears who [connects](super::strangers), and waits until all ranks have joined or its timeout has
 //! passed.
 
-use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use super::connect::connect_to;
 use super::connection::Connection;
 use super::join::RendezvousConfig;
 use super::listen::{Listeners, listen, listen_at, resolve};
+use super::probe;
 use super::strangers::{Strangers, refuse};
 use super::survivors::Members;
 use super::wire::{Hello, Kind, Member, MissingRanks, PROTOCOL, Peer, json};
@@ -17,8 +16,10 @@ use crate::error::{Error, Result};
 
 /// How often a rank that has joined is sent [`Kind::Waiting`].
 const PING_INTERVAL: Duration = Duration::from_secs(1);
-/// How long a rank that is missing after a loss may take to accept a connection, or to refuse it.
+/// How long ranks that are missing after a loss may take to refuse a connection, and how many are
+/// asked at a time: meanwhile nobody joins.
 const PROBE_TIMEOUT: Duration = Duration::from_millis(200);
+const MAX_PROBES: usize = 64;
 /// The most notes about refused connections in an error.
 const MAX_NOTES: usize = 16;
 
@@ -49,12 +50,22 @@ pub(super) fn wait_for_survivors(
     let own = members.listeners.beside().map_err(|error| config.error(error))?;
     let mut acceptor = Acceptor::new(config);
     acceptor.gone[lost] = true;
+    let mut turns = 0;
     acceptor.wait(&members.listeners, |acceptor| {
-        for rank in acceptor.missing() {
-            let (host, port) = &members.list[rank].address;
-            let connected = connect_to(host, *port, PROBE_TIMEOUT);
-            acceptor.gone[rank] =
-                connected.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused);
+        let missing = acceptor.missing();
+        // Others in the next turn, if they are more than a turn has.
+        let first = turns * MAX_PROBES % missing.len().max(1);
+        turns += 1;
+        let chosen: Vec<usize> = missing
+            .iter()
+            .cycle()
+            .skip(first)
+            .take(missing.len().min(MAX_PROBES))
+            .copied()
+            .collect();
+        let address = |&rank: &usize| &members.list[rank].address;
+        for index in probe::refusing(chosen.iter().map(address), PROBE_TIMEOUT) {
+            acceptor.gone[chosen[index]] = true;
         }
     })?;
     let left = 1 + acceptor.joined.iter().flatten().count();
@@ -96,7 +107,7 @@ impl<'a> Acceptor<'a> {
     }
 
     /// Waits until no rank is missing; calls `check` at intervals. False after the timeout.
-    fn wait(&mut self, listeners: &Listeners, check: impl Fn(&mut Self)) -> Result<bool> {
+    fn wait(&mut self, listeners: &Listeners, mut check: impl FnMut(&mut Self)) -> Result<bool> {
         let listeners = listeners.as_slice();
         let nonblocking = listeners.iter().try_for_each(|one| one.set_nonblocking(true));
         nonblocking.map_err(|error| self.config.error(error))?;

@@ -18,6 +18,7 @@ mod heartbeat;
 mod hub;
 mod join;
 mod listen;
+mod probe;
 mod relay;
 mod seal;
 mod service;
