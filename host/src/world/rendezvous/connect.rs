@@ -31,6 +31,9 @@ const SILENCE_TIMEOUT: Duration = Duration::from_secs(15);
 /// started may be known a little later than the ranks.
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// So many attempts to connect to a rank that is left find that its host does not answer.
+const MAX_UNREACHABLE: usize = 2;
+
 const NO_TOKEN: &str = "what listens there does not have the job's token (DEVCOMM_JOB_TOKEN)";
 
 /// Joins the rendezvous of rank 0. Returns the members and the connection to rank 0.
@@ -53,7 +56,7 @@ pub(super) fn join(config: &RendezvousConfig) -> Result<(Members, Connection)> {
                 return Err(config.unresolved(&error));
             }
             Err(JoinError::Unresolved(error)) => error.to_string(),
-            Err(JoinError::Retry(error)) => {
+            Err(JoinError::Unconnected(error) | JoinError::Retry(error)) => {
                 resolved = true;
                 error.to_string()
             }
@@ -75,32 +78,36 @@ pub(super) fn join(config: &RendezvousConfig) -> Result<(Members, Connection)> {
     }
 }
 
-/// As [`join`], for the ranks that are left after a loss. `None` if the process of what would be
-/// rank 0 has ended.
-pub(super) fn join_survivors(config: &RendezvousConfig) -> Result<Option<(Members, Connection)>> {
-    let start = Instant::now();
+/// As [`join`], for the ranks that are left after a loss. `None` if what would be rank 0 does not let
+/// this rank in: its process has ended, its host does not answer, or it has said nothing for `patience`,
+/// as one that is stopped or does something else.
+pub(super) fn join_survivors(
+    config: &RendezvousConfig,
+    patience: Duration,
+) -> Result<Option<(Members, Connection)>> {
+    let (start, mut unreachable) = (Instant::now(), 0);
     loop {
-        let left = config.timeout.saturating_sub(start.elapsed());
+        let left = patience.saturating_sub(start.elapsed());
         match try_join(config, left) {
             Ok(joined) => return Ok(Some(joined)),
             Err(JoinError::Fatal(error)) => return Err(error),
-            Err(JoinError::Retry(error)) if error.kind() == ErrorKind::ConnectionRefused => {
+            Err(JoinError::Unconnected(error)) if error.kind() == ErrorKind::ConnectionRefused => {
                 return Ok(None);
             }
-            Err(JoinError::Retry(error) | JoinError::Unresolved(error))
-                if start.elapsed() + RETRY >= config.timeout =>
-            {
-                let why = format!("the ranks that are left did not meet in time: {error}");
-                return Err(config.error(why));
-            }
-            Err(_) => std::thread::sleep(RETRY),
+            Err(JoinError::Unconnected(_)) => unreachable += 1,
+            Err(_) => {}
         }
+        if unreachable == MAX_UNREACHABLE || start.elapsed() + RETRY >= patience {
+            return Ok(None);
+        }
+        std::thread::sleep(RETRY);
     }
 }
 
 fn try_join(config: &RendezvousConfig, left: Duration) -> Result<(Members, Connection), JoinError> {
     let addresses = resolve(&config.host, config.port).map_err(JoinError::Unresolved)?;
-    let connection = Connection::new(connect(&addresses, left)?)?;
+    let stream = connect(&addresses, left).map_err(JoinError::Unconnected)?;
+    let connection = Connection::new(stream)?;
     let listeners = listen_beside(&config.host, connection.stream().local_addr()?)?;
     let hello = config.hello(Ends::of_rank(connection.stream())?, listeners.port()?)?;
     connection.send(Kind::Hello, &[&json(&hello)])?;
@@ -163,6 +170,8 @@ enum JoinError {
     Fatal(Error),
     /// The host has no address.
     Unresolved(io::Error),
+    /// There is no connection.
+    Unconnected(io::Error),
     Retry(io::Error),
 }
 
@@ -170,11 +179,6 @@ impl From<io::Error> for JoinError {
     fn from(error: io::Error) -> Self {
         Self::Retry(error)
     }
-}
-
-/// Connects to a host, at the first of its addresses that answers.
-pub(super) fn connect_to(host: &str, port: u16, left: Duration) -> io::Result<TcpStream> {
-    connect(&resolve(host, port)?, left)
 }
 
 fn connect(addresses: &[SocketAddr], left: Duration) -> io::Result<TcpStream> {
