@@ -31,13 +31,14 @@ impl Wheel {
     }
 }
 
-/// Downloads wheels with pip and unpacks them into the folder `name`-`version` of the cache. Does nothing if another process has done so before this one
-/// gets the cache's lock: `is_there` is then true.
+/// Downloads wheels with pip and unpacks them into the folder `name`-`version` of the cache. Does
+/// nothing if another process has done so before this one gets the cache's lock: `is_there` is then
+/// true.
 ///
 /// # Errors
 ///
-/// If there is no pip, or it cannot download, or what it downloads has another SHA-256, or the cache
-/// cannot be written.
+/// If there is no pip, or it cannot download, or what it downloads has another SHA-256, or the
+/// cache cannot be written.
 pub fn fetch(
     name: &str,
     version: &str,
@@ -253,13 +254,14 @@ mod tests {
         let code = "import base64, hashlib, sys, zipfile\n\
             path, contents = sys.argv[1:]\n\
             info = 'devcomm_test-1.0.dist-info/'\n\
-            files = {'file': contents,\n\
-                info + 'METADATA': 'Metadata-Version: 2.1\\nName: devcomm-test\\nVersion: 1.0\\n',\n\
-                info + 'WHEEL': 'Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n'}\n\
+            lines = lambda *lines: ''.join(line + '\\n' for line in lines)\n\
+            named = lines('Metadata-Version: 2.1', 'Name: devcomm-test', 'Version: 1.0')\n\
+            kind = lines('Wheel-Version: 1.0', 'Root-Is-Purelib: true', 'Tag: py3-none-any')\n\
+            files = {'file': contents, info + 'METADATA': named, info + 'WHEEL': kind}\n\
             digest = lambda data: hashlib.sha256(data.encode()).digest()\n\
             text = lambda data: base64.urlsafe_b64encode(digest(data)).decode().rstrip('=')\n\
-            lines = [f'{n},sha256={text(d)},{len(d)}\\n' for n, d in files.items()]\n\
-            files[info + 'RECORD'] = ''.join(lines) + info + 'RECORD,,\\n'\n\
+            record = [f'{n},sha256={text(d)},{len(d)}' for n, d in files.items()]\n\
+            files[info + 'RECORD'] = lines(*record, info + 'RECORD,,')\n\
             with zipfile.ZipFile(path, 'w') as wheel:\n    \
                 [wheel.writestr(name, data) for name, data in files.items()]\n";
         let mut python = Command::new("python3");

@@ -11,7 +11,8 @@ use super::{LauncherVars, MAX_RANKS, node_list};
 use crate::error::{Result, WorldError};
 use crate::machine::variables::{Lookup, first, number, port, text, unset};
 
-const TOGETHER: &str = "srun sets SLURM_JOB_ID, SLURM_STEP_ID, SLURM_PROCID, SLURM_LOCALID and SLURM_STEP_NUM_TASKS together";
+const TOGETHER: &str = "srun sets SLURM_JOB_ID, SLURM_STEP_ID, SLURM_PROCID, SLURM_LOCALID and \
+                        SLURM_STEP_NUM_TASKS together";
 
 /// Steps with higher numbers are not srun's: they are of batch scripts, interactive shells, and
 /// external processes.

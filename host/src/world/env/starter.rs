@@ -3,8 +3,9 @@
 
 use std::path::Path;
 
-/// The launchers' processes that start ranks. A launcher that is itself started by a rank of another
-/// job has that rank's variables, and is known by its name alone. Linux cuts names after 15 bytes.
+/// The launchers' processes that start ranks. A launcher that is itself started by a rank of
+/// another job has that rank's variables, and is known by its name alone. Linux cuts names after 15
+/// bytes.
 const NAMES: [&str; 13] = [
     "hydra_pmi_proxy",
     "hydra_bstrap_pr",

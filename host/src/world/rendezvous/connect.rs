@@ -78,9 +78,9 @@ pub(super) fn join(config: &RendezvousConfig) -> Result<(Members, Connection)> {
     }
 }
 
-/// As [`join`], for the ranks that are left after a loss. `None` if what would be rank 0 does not let
-/// this rank in: its process has ended, its host does not answer, or it has said nothing for `patience`,
-/// as one that is stopped or does something else.
+/// As [`join`], for the ranks that are left after a loss. `None` if what would be rank 0 does not
+/// let this rank in: its process has ended, its host does not answer, or it has said nothing for
+/// `patience`, as one that is stopped or does something else.
 pub(super) fn join_survivors(
     config: &RendezvousConfig,
     patience: Duration,
